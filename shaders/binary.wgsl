@@ -1,13 +1,14 @@
 // Elementwise functions of two tensors, the second broadcast over the leading dimensions.
+// uses lib/elementwise
 // uses lib/span
 //
-//   add   y[i] = a[i] + b[i mod period]
-//   mul   y[i] = a[i] * b[i mod period]
+//   y[i] = f(a[i], b[i mod period])     f: sum, difference, product, quotient, maximum
+//   maximum_grad   da = dy where a > b, dy/2 where they are equal, else 0 (NaN where one is)
 //
 // One workgroup of 64 per 512 elements, 8 per invocation, because software adapters pay more for
 // an invocation than for an element; 8 bytes moved per element and 4 per element of b. Names that
 // end in 4: 4 vectors of 4 per invocation, where count and period are multiples of 4, or b is one
-// value (add_value4, mul_value4).
+// value (value4). Prepended (src/kernels/ops/binary.rs): f, and f4 of vectors.
 
 struct Params {
     count: u32,
@@ -38,7 +39,7 @@ fn next(j: u32) -> u32 {
 }
 
 @compute @workgroup_size(64)
-fn add(
+fn each(
     @builtin(workgroup_id) group: vec3u,
     @builtin(num_workgroups) groups: vec3u,
     @builtin(local_invocation_index) local: u32,
@@ -46,13 +47,17 @@ fn add(
     let start = first(group, groups, local);
     var j = start % p.period;
     for (var i = start; i < end(start); i += 64u) {
-        y[i] = a[i] + b[j];
+        y[i] = f(a[i], b[j]);
         j = next(j);
     }
 }
 
+// maximum_grad binds a, b, dy, da.
+@group(0) @binding(2) var<storage, read> dy: array<f32>;          // (count)
+@group(0) @binding(3) var<storage, read_write> da: array<f32>;    // (count)
+
 @compute @workgroup_size(64)
-fn mul(
+fn maximum_grad(
     @builtin(workgroup_id) group: vec3u,
     @builtin(num_workgroups) groups: vec3u,
     @builtin(local_invocation_index) local: u32,
@@ -60,7 +65,7 @@ fn mul(
     let start = first(group, groups, local);
     var j = start % p.period;
     for (var i = start; i < end(start); i += 64u) {
-        y[i] = a[i] * b[j];
+        da[i] = maximum_grad_of(a[i], b[j], dy[i]);
         j = next(j);
     }
 }
@@ -68,6 +73,8 @@ fn mul(
 @group(0) @binding(0) var<storage, read> a4: array<vec4f>;        // (count / 4)
 @group(0) @binding(1) var<storage, read> b4: array<vec4f>;        // (period / 4)
 @group(0) @binding(2) var<storage, read_write> y4: array<vec4f>;  // (count / 4)
+@group(0) @binding(2) var<storage, read> dy4: array<vec4f>;       // (count / 4)
+@group(0) @binding(3) var<storage, read_write> da4: array<vec4f>; // (count / 4)
 
 // The index into b4 for the vector that comes 64 after that of index j.
 fn next4(j: u32) -> u32 {
@@ -76,7 +83,7 @@ fn next4(j: u32) -> u32 {
 }
 
 @compute @workgroup_size(64)
-fn add4(
+fn each4(
     @builtin(workgroup_id) group: vec3u,
     @builtin(num_workgroups) groups: vec3u,
     @builtin(local_invocation_index) local: u32,
@@ -84,13 +91,29 @@ fn add4(
     let own = span(group, groups, local, 256u, p.count / 4u);
     var j = own.x % (p.period / 4u);
     for (var i = own.x; i < own.y; i += 64u) {
-        y4[i] = a4[i] + b4[j];
+        y4[i] = f4(a4[i], b4[j]);
         j = next4(j);
     }
 }
 
 @compute @workgroup_size(64)
-fn mul4(
+fn value4(
+    @builtin(workgroup_id) group: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let own = span(group, groups, local, 256u, p.count / 4u);
+    let value = vec4f(b[0]);
+    for (var i = own.x; i < own.y; i += 64u) { y4[i] = f4(a4[i], value); }
+}
+
+fn maximum_grad_of4(a: vec4f, b: vec4f, d: vec4f) -> vec4f {
+    let front = vec2f(maximum_grad_of(a.x, b.x, d.x), maximum_grad_of(a.y, b.y, d.y));
+    return vec4f(front, maximum_grad_of(a.z, b.z, d.z), maximum_grad_of(a.w, b.w, d.w));
+}
+
+@compute @workgroup_size(64)
+fn maximum_grad4(
     @builtin(workgroup_id) group: vec3u,
     @builtin(num_workgroups) groups: vec3u,
     @builtin(local_invocation_index) local: u32,
@@ -98,29 +121,18 @@ fn mul4(
     let own = span(group, groups, local, 256u, p.count / 4u);
     var j = own.x % (p.period / 4u);
     for (var i = own.x; i < own.y; i += 64u) {
-        y4[i] = a4[i] * b4[j];
+        da4[i] = maximum_grad_of4(a4[i], b4[j], dy4[i]);
         j = next4(j);
     }
 }
 
 @compute @workgroup_size(64)
-fn add_value4(
+fn maximum_grad_value4(
     @builtin(workgroup_id) group: vec3u,
     @builtin(num_workgroups) groups: vec3u,
     @builtin(local_invocation_index) local: u32,
 ) {
     let own = span(group, groups, local, 256u, p.count / 4u);
-    let value = b[0];
-    for (var i = own.x; i < own.y; i += 64u) { y4[i] = a4[i] + value; }
-}
-
-@compute @workgroup_size(64)
-fn mul_value4(
-    @builtin(workgroup_id) group: vec3u,
-    @builtin(num_workgroups) groups: vec3u,
-    @builtin(local_invocation_index) local: u32,
-) {
-    let own = span(group, groups, local, 256u, p.count / 4u);
-    let value = b[0];
-    for (var i = own.x; i < own.y; i += 64u) { y4[i] = a4[i] * value; }
+    let value = vec4f(b[0]);
+    for (var i = own.x; i < own.y; i += 64u) { da4[i] = maximum_grad_of4(a4[i], value, dy4[i]); }
 }

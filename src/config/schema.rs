@@ -112,6 +112,9 @@ words! {
         Unary::Gelu => "gelu",
         Unary::GeluTanh => "gelu_tanh",
         Unary::Relu => "relu",
+        Unary::Sigmoid => "sigmoid",
+        Unary::Silu => "silu",
+        Unary::Tanh => "tanh",
         _ => None,
     }
     DataKind {

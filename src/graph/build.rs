@@ -124,6 +124,22 @@ impl Builder {
         self.apply(Op::Binary(Binary::Add), &[a, b])
     }
 
+    /// Computes `a - b`, elementwise; `b` may be a suffix of `a`'s shape.
+    pub fn sub(&mut self, a: TensorId, b: TensorId) -> BuildResult {
+        self.apply(Op::Binary(Binary::Sub), &[a, b])
+    }
+
+    /// Computes `a / b`, elementwise; `b` may be a suffix of `a`'s shape.
+    pub fn div(&mut self, a: TensorId, b: TensorId) -> BuildResult {
+        self.apply(Op::Binary(Binary::Div), &[a, b])
+    }
+
+    /// Computes the larger of `a` and `b`, elementwise; `b` may be a suffix of `a`'s shape. Where
+    /// they are equal, each has half of the gradient, as in PyTorch.
+    pub fn maximum(&mut self, a: TensorId, b: TensorId) -> BuildResult {
+        self.apply(Op::Binary(Binary::Maximum), &[a, b])
+    }
+
     /// Computes `a * b`, elementwise; `b` may be a suffix of `a`'s shape.
     pub fn mul(&mut self, a: TensorId, b: TensorId) -> BuildResult {
         self.apply(Op::Binary(Binary::Mul), &[a, b])
@@ -131,6 +147,35 @@ impl Builder {
 
     pub fn scale(&mut self, x: TensorId, factor: f32) -> BuildResult {
         self.unary(x, Unary::Scale(factor))
+    }
+
+    pub fn relu(&mut self, x: TensorId) -> BuildResult {
+        self.unary(x, Unary::Relu)
+    }
+
+    pub fn sigmoid(&mut self, x: TensorId) -> BuildResult {
+        self.unary(x, Unary::Sigmoid)
+    }
+
+    pub fn tanh(&mut self, x: TensorId) -> BuildResult {
+        self.unary(x, Unary::Tanh)
+    }
+
+    pub fn silu(&mut self, x: TensorId) -> BuildResult {
+        self.unary(x, Unary::Silu)
+    }
+
+    pub fn exp(&mut self, x: TensorId) -> BuildResult {
+        self.unary(x, Unary::Exp)
+    }
+
+    /// Computes the natural logarithm.
+    pub fn log(&mut self, x: TensorId) -> BuildResult {
+        self.unary(x, Unary::Log)
+    }
+
+    pub fn sqrt(&mut self, x: TensorId) -> BuildResult {
+        self.unary(x, Unary::Sqrt)
     }
 
     pub fn unary(&mut self, x: TensorId, function: Unary) -> BuildResult {

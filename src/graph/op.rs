@@ -18,6 +18,18 @@ pub enum Unary {
     Gelu,
     /// GELU with `Phi` approximated by a tanh, as in GPT-2.
     GeluTanh,
+    /// `1 / (1 + exp(-x))`
+    Sigmoid,
+    Tanh,
+    /// `x / (1 + exp(-x))` (Elfwing, Uchibe, Doya 2017; also Swish).
+    Silu,
+    /// Not fused, as the next two: what they do to values that suit other functions is no test of
+    /// a kernel.
+    Exp,
+    /// The natural logarithm; NaN below 0.
+    Log,
+    /// NaN below 0.
+    Sqrt,
     /// `factor * x`
     Scale(f32),
 }
@@ -26,7 +38,18 @@ pub enum Unary {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Binary {
     Add,
+    Sub,
     Mul,
+    Div,
+    /// The larger of the two, and NaN if one is.
+    Maximum,
+}
+
+impl Binary {
+    /// Returns true if `f(a, b)` is `f(b, a)`.
+    pub fn commutes(self) -> bool {
+        matches!(self, Binary::Add | Binary::Mul | Binary::Maximum)
+    }
 }
 
 /// Epilogue step of a fused kernel, applied to each value before the kernel writes it to memory.
@@ -72,6 +95,9 @@ pub enum Op {
     UnaryGrad(Unary),
     /// `a, b -> y`, elementwise; `b` is broadcast over the leading dimensions of `a`.
     Binary(Binary),
+    /// `a, b, dy -> da`, the gradient of the maximum by its first side: `dy` where `a` is larger,
+    /// half of it where they are equal, NaN where one is. That by the second side is `dy - da`.
+    MaximumGrad,
     /// The same elements in the same order under another shape. Costs nothing: an alias.
     Reshape,
     /// Dimension `i` of the output is dimension `axes[i]` of the input; `axes[0] == 0` if batched.
@@ -200,6 +226,7 @@ impl fmt::Display for Op {
             Op::Unary(unary) => write!(f, "{}", format!("{unary:?}").to_lowercase()),
             Op::UnaryGrad(unary) => write!(f, "{}_grad", format!("{unary:?}").to_lowercase()),
             Op::Binary(binary) => write!(f, "{}", format!("{binary:?}").to_lowercase()),
+            Op::MaximumGrad => write!(f, "maximum_grad"),
             Op::Reshape => write!(f, "reshape"),
             Op::Permute { axes } => write!(f, "permute {axes:?}"),
             Op::Slice { axis, start, length } => {

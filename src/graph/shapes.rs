@@ -62,6 +62,7 @@ fn arity(op: &Op) -> (usize, usize) {
         Op::Pad { .. } | Op::Sum { .. } | Op::Broadcast { .. } => (1, 1),
         Op::Concat { .. } => (1, 7),
         Op::LayerNorm { .. } => (2, 3),
+        Op::MaximumGrad => (3, 3),
         Op::LayerNormGrad => (4, 4),
         Op::LayerNormWeightGrad | Op::LayerNormAffineGrad => (3, 3),
         Op::Attention { .. } => (1 + usize::from(op.is_random()), 1 + usize::from(op.is_random())),
@@ -113,6 +114,11 @@ fn rule(op: &Op, x: &[&Shape]) -> Result<Vec<Shape>, String> {
         }
         Op::Binary(_) => {
             require(x[1].is_suffix_of(x[0]), "the second must be a suffix of the first")?;
+            Ok(vec![x[0].clone()])
+        }
+        Op::MaximumGrad => {
+            require(x[1].is_suffix_of(x[0]), "the second must be a suffix of the first")?;
+            require(x[2] == x[0], "dy has the shape of the first")?;
             Ok(vec![x[0].clone()])
         }
         // The wanted shape is an argument of the builder, which checks it.

@@ -134,6 +134,29 @@ pub fn tanh<S: Simd>(x: f32) -> f32 {
     (m / (m + 2.0)).copysign(x)
 }
 
+/// Bits of the square root of 1/2.
+const SQRT_HALF: u32 = 0x3F35_04F3;
+
+/// The natural logarithm, relative error below 3e-7: `n ln 2 + 2 atanh((m - 1) / (m + 1))` with
+/// `x = 2^n m` and `m` from `sqrt(1/2)` to `sqrt(2)`. Minus infinity at 0, NaN below.
+#[inline(always)]
+pub fn ln<S: Simd>(x: f32) -> f32 {
+    let is_denormal = x < f32::MIN_POSITIVE;
+    let bits = if is_denormal { x * 8_388_608.0 } else { x }.to_bits().wrapping_sub(SQRT_HALF);
+    let n = ((bits as i32) >> 23) as f32 - if is_denormal { 23.0 } else { 0.0 };
+    let m = f32::from_bits((bits & 0x007F_FFFF) + SQRT_HALF);
+    let s = (m - 1.0) / (m + 1.0);
+    let mut series = 1.0 / 9.0;
+    for coefficient in [1.0 / 7.0, 0.2, 1.0 / 3.0] {
+        series = mul_add::<S>(series, s * s, coefficient);
+    }
+    let of_m = 2.0 * mul_add::<S>(series * s * s, s, s);
+    let y = mul_add::<S>(n, LN_2_HIGH, mul_add::<S>(n, LN_2_LOW, of_m));
+    let below = if x == 0.0 { f32::NEG_INFINITY } else { f32::NAN };
+    let positive = if x == f32::INFINITY { x } else { y };
+    if x > 0.0 { positive } else { below }
+}
+
 /// `-ln(1 - erf(a)) / a` on `0..=4`, fitted to `erf` by Lawson's algorithm (iteratively reweighted
 /// least squares; Lawson 1961) with a maximum error of 5.2e-8 relative to `erf(a)`.
 const ERF: [f32; 8] = [
@@ -167,6 +190,7 @@ mod tests {
         fn apply_exp<S>(x: &mut [f32]) { x.iter_mut().for_each(|x| *x = exp::<S>(*x)) }
         fn apply_tanh<S>(x: &mut [f32]) { x.iter_mut().for_each(|x| *x = tanh::<S>(*x)) }
         fn apply_erf<S>(x: &mut [f32]) { x.iter_mut().for_each(|x| *x = erf::<S>(*x)) }
+        fn apply_ln<S>(x: &mut [f32]) { x.iter_mut().for_each(|x| *x = ln::<S>(*x)) }
         fn sum<S>(x: &[f32]) -> f32 { sum_of(x.len(), |i| x[i]) }
     }
 
@@ -203,6 +227,25 @@ mod tests {
         assert!(error < 5e-7, "tanh {error:.2e}");
         let error = worst((apply_erf, erf::<Scalar>), libm::erf, 50.0);
         assert!(error < 5e-7, "erf {error:.2e}");
+    }
+
+    #[test]
+    fn logarithms_stay_within_their_error_bound() {
+        let near_one = (1..4000).map(|i| 1.0 + i as f32 * 1e-5);
+        let powers = (0..20_000).map(|i| (1e-44 * 10f64.powf(f64::from(i) / 243.0)) as f32);
+        let x: Vec<f32> = near_one.chain(powers).filter(|x| *x < f32::MAX).collect();
+        let mut y = x.clone();
+        apply_ln(&mut y);
+        let scalars = x.iter().map(|x| (*x, ln::<pulp::Scalar>(*x)));
+        for (x, y) in x.iter().copied().zip(y).chain(scalars) {
+            let exact = f64::from(x).ln();
+            let error = (f64::from(y) - exact).abs() / exact.abs().max(1e-30);
+            assert!(x == 1.0 || error < 3e-7, "{x}: {y} for {exact}");
+        }
+        let mut y = [0.0, -0.0, f32::INFINITY, 1.0, -1.0, f32::NEG_INFINITY, f32::NAN];
+        apply_ln(&mut y);
+        assert_eq!(y[..4], [f32::NEG_INFINITY, f32::NEG_INFINITY, f32::INFINITY, 0.0]);
+        assert!(y[4..].iter().all(|y| y.is_nan()), "{y:?}");
     }
 
     #[test]

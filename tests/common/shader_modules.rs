@@ -51,7 +51,11 @@ fn fused() -> Vec<(String, String)> {
         vec![add, EpilogueOp::Store, mul],
         vec![mul, mul, EpilogueOp::Store, EpilogueOp::Store],
     ];
-    for f in [Unary::Relu, Unary::Gelu, Unary::GeluTanh, Unary::Scale(-1e-7)] {
+    let binary = EpilogueOp::Binary;
+    chains.push(vec![binary(Binary::Sub), binary(Binary::Div), binary(Binary::Maximum)]);
+    let new = [Unary::Sigmoid, Unary::Tanh, Unary::Silu];
+    let functions = [Unary::Relu, Unary::Gelu, Unary::GeluTanh, Unary::Scale(-1e-7)];
+    for f in functions.into_iter().chain(new) {
         chains.push(vec![EpilogueOp::Unary(f)]);
         chains.push(vec![
             add,
@@ -87,6 +91,37 @@ fn fused_call<'a>(op: &'a Op, epilogue: &[EpilogueOp]) -> OpCall<'a> {
     let kept = epilogue.iter().filter(|step| **step == EpilogueOp::Store).count();
     let random = RandomContext { step_key: Key::new(1), training: true };
     OpCall { op, inputs, outputs: vec![vec![32, 32]; 1 + kept], accumulate: false, random }
+}
+
+/// The elementwise functions of one tensor and of two, as their dispatches put them in front.
+fn elementwise() -> Vec<(String, String)> {
+    let x = vec![vec![64, 8]];
+    let mut calls: Vec<(Op, Vec<Vec<usize>>)> = Vec::new();
+    for f in [
+        Unary::Relu,
+        Unary::Gelu,
+        Unary::GeluTanh,
+        Unary::Sigmoid,
+        Unary::Tanh,
+        Unary::Silu,
+        Unary::Exp,
+        Unary::Log,
+        Unary::Sqrt,
+        Unary::Scale(0.5),
+    ] {
+        calls.push((Op::Unary(f), x.clone()));
+    }
+    for f in [Binary::Add, Binary::Sub, Binary::Mul, Binary::Div, Binary::Maximum] {
+        calls.push((Op::Binary(f), vec![x[0].clone(); 2]));
+    }
+    let shader = |(op, inputs): (Op, Vec<Vec<usize>>)| {
+        let random = RandomContext { step_key: Key::new(1), training: true };
+        let owned_call = OwnedCall::new(op.clone(), inputs, random).unwrap();
+        let chosen = (twin(&op).unwrap().dispatch)(&owned_call.call(), &Caps::EVERY);
+        let shader = &chosen[0].shader;
+        (format!("{} {op}", shader.file), text(shader))
+    };
+    calls.into_iter().map(shader).collect()
 }
 
 /// The text of a file that needs something in front, as its dispatches put it there, for head
@@ -293,6 +328,7 @@ pub fn modules() -> Vec<(String, String)> {
     modules.extend(attention());
     modules.extend(products());
     modules.extend(fused());
+    modules.extend(elementwise());
     modules.extend(layer_norm_group());
     modules.extend(layer_norm_rows());
     modules.extend(embedding_rows());
@@ -300,6 +336,7 @@ pub fn modules() -> Vec<(String, String)> {
     let completed = [
         "attention",
         "attention_tiles",
+        "binary",
         "embedding_rows",
         "fused",
         "fused_vectors",
@@ -312,6 +349,7 @@ pub fn modules() -> Vec<(String, String)> {
         "matmul_vector",
         "row_blocks",
         "row_sums",
+        "unary",
     ];
     let alone = FILES.iter().filter(|(file, _)| !completed.contains(file));
     modules.extend(alone.map(|(file, _)| (file.to_string(), text(&Shader::new(file, "")))));

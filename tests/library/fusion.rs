@@ -377,7 +377,7 @@ fn random_graph(draws: &[Draw]) -> Graph {
             let (x, y) = (tensors[first % tensors.len()], tensors[second % tensors.len()]);
             let parameter =
                 |b: &mut Builder, dims: &[usize]| b.parameter(&format!("p{i}"), dims, Init::Zeros);
-            let made = match what % 10 {
+            let made = match what % 15 {
                 0 => b.add(x, y)?,
                 1 => b.mul(x, y)?,
                 2 => b.unary(x, Unary::Gelu)?,
@@ -396,6 +396,17 @@ fn random_graph(draws: &[Draw]) -> Graph {
                     let w = parameter(b, &[12, 12]);
                     let y = b.linear(flat, w, None)?;
                     b.reshape(y, &[1, 2, 6])?
+                }
+                8 => b.sub(x, y)?,
+                9 => b.maximum(x, y)?,
+                10 => b.silu(x)?,
+                11 => {
+                    let offset = parameter(b, &[6]);
+                    b.sub(x, offset)?
+                }
+                12 => {
+                    let positive = b.sigmoid(y)?;
+                    b.div(x, positive)?
                 }
                 _ => product(b, x, &format!("p{i}")),
             };
@@ -424,7 +435,7 @@ proptest! {
 
     #[test]
     fn random_graphs_compute_the_same_fused(
-        draws in prop::collection::vec((0u8..10, 0usize..8, 0usize..8), 1..14),
+        draws in prop::collection::vec((0u8..15, 0usize..8, 0usize..8), 1..14),
     ) {
         let graph = differentiate(random_graph(&draws)).unwrap();
         prop_assume!(results(graph.clone()).iter().all(|v| v.is_finite()));

@@ -4,7 +4,9 @@
 use potluck::base::{BucketId, TensorId};
 use potluck::exec::{BucketTensor, Cpu, Executor};
 use potluck::graph::build::BuildResult;
-use potluck::graph::{Builder, Graph, Init, Op, Plan, PlanOptions, Unary, differentiate, fuse};
+use potluck::graph::{
+    Binary, Builder, Graph, Init, Op, Plan, PlanOptions, Unary, differentiate, fuse,
+};
 
 const ROWS: usize = 3;
 /// Token ids and class numbers are below this.
@@ -116,10 +118,49 @@ fn matmul_without_and_over_the_batch() {
 
 #[test]
 fn elementwise_functions() {
-    for function in [Unary::Relu, Unary::Gelu, Unary::GeluTanh, Unary::Scale(-0.3)] {
+    let scale = Unary::Scale(-0.3);
+    let smooth = [Unary::Sigmoid, Unary::Tanh, Unary::Silu, Unary::Exp];
+    for function in [Unary::Relu, Unary::Gelu, Unary::GeluTanh, scale].into_iter().chain(smooth) {
         check(|b| {
             let x = source(b, "x", &[1, 7]);
             b.unary(x, function)
+        });
+    }
+    // Of positive arguments.
+    for function in [Unary::Log, Unary::Sqrt] {
+        check(|b| {
+            let x = source(b, "x", &[1, 7]);
+            let positive = b.exp(x)?;
+            b.unary(positive, function)
+        });
+    }
+}
+
+#[test]
+fn functions_of_two_tensors_with_broadcasting_and_reuse() {
+    for (batched, function) in [Binary::Sub, Binary::Div, Binary::Maximum]
+        .into_iter()
+        .flat_map(|function| [(true, function), (false, function)])
+    {
+        check(|b| {
+            let x = source(b, "x", &[1, 2, 3]);
+            let other = match batched {
+                true => source(b, "other", &[1, 2, 3]),
+                false => b.parameter("other", &[3], Init::Zeros),
+            };
+            // Away from 0, where a quotient would have no difference to compare with.
+            let other = b.exp(other)?;
+            let y = b.apply(Op::Binary(function), &[x, other])?;
+            b.mul(y, x)
+        });
+        // The sides are parameters themselves, of equal rank and not.
+        check(|b| {
+            let whole = b.parameter("whole", &[2, 3], Init::Ones);
+            let part = b.parameter("part", &[3], Init::Ones);
+            let y = b.apply(Op::Binary(function), &[whole, part])?;
+            let y = b.apply(Op::Binary(function), &[y, whole])?;
+            let x = source(b, "x", &[1, 3]);
+            b.matmul(x, y, false, true)
         });
     }
 }

@@ -59,6 +59,10 @@ fn cases() -> Vec<Case> {
             ],
         ),
         (
+            Op::MaximumGrad,
+            vec![batched(&[1, 4, 6]), (fixed(&[4, 6]).0, any_rank), batched(&[1, 4, 6])],
+        ),
+        (
             Op::Concat { axis: 1 },
             vec![free(batched(&[1, 4, 6]), &[1], false), free(batched(&[1, 3, 6]), &[1], false)],
         ),

@@ -81,6 +81,11 @@ pub const RULES: &[Rule] = &[
         applies: |pair| pair.is_product() && pair.epilogue == EpilogueOp::Binary(Binary::Mul),
     },
     Rule {
+        name: "matmul + function of two",
+        why: "a difference, a quotient or a maximum takes the values of a product",
+        applies: |pair| pair.is_product() && matches!(pair.epilogue, EpilogueOp::Binary(_)),
+    },
+    Rule {
         name: "matmul + scale",
         why: "a constant multiplies a product",
         applies: |pair| pair.is_product() && pair.scales(),
@@ -248,8 +253,8 @@ impl Fuser {
             (Op::Unary(function), 0) => Some((EpilogueOp::Unary(*function), None)),
             (Op::UnaryGrad(function), 1) => Some((EpilogueOp::UnaryGrad(*function), Some(x[0]))),
             (Op::Binary(function), 0) => Some((EpilogueOp::Binary(*function), Some(x[1]))),
-            // Sums and products commute; a smaller second input repeats, and cannot be the value.
-            (Op::Binary(function), 1) if self.same_elements(x[0], x[1]) => {
+            // A smaller second input repeats, and cannot be the value.
+            (Op::Binary(function), 1) if function.commutes() && self.same_elements(x[0], x[1]) => {
                 Some((EpilogueOp::Binary(*function), Some(x[0])))
             }
             _ => None,
@@ -397,7 +402,14 @@ impl Fuser {
     }
 }
 
-/// Returns true if the op has a factor that no shader can write as a constant.
+/// Returns true if the op has a factor that no shader can write as a constant, or overflows or is
+/// not defined on values that suit other ops, on which a fused kernel would be certified.
 fn is_wild(op: &Op) -> bool {
-    matches!(op, Op::Unary(Unary::Scale(f)) | Op::UnaryGrad(Unary::Scale(f)) if !f.is_finite())
+    match op {
+        Op::Unary(Unary::Scale(f)) | Op::UnaryGrad(Unary::Scale(f)) => !f.is_finite(),
+        Op::Unary(function) | Op::UnaryGrad(function) => {
+            matches!(function, Unary::Exp | Unary::Log | Unary::Sqrt)
+        }
+        _ => false,
+    }
 }

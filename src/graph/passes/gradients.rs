@@ -132,6 +132,7 @@ fn rule(b: &mut Backward, node: NodeId) -> Result<(), ShapeError> {
             let product = b.apply(Op::Binary(Binary::Mul), &[dy, x[0]], phase)?;
             b.accumulate_reduced(x[1], product)
         }
+        Op::Binary(function) => b.binary(function, x, node.outputs[0], dy),
         Op::Reshape => {
             let (shape, phase) = (b.graph.tensor(x[0]).shape.clone(), b.phase_towards(x[0]));
             if b.requires_grad[x[0].index()] {
@@ -197,6 +198,7 @@ fn rule(b: &mut Backward, node: NodeId) -> Result<(), ShapeError> {
         Op::CrossEntropy | Op::SquaredError => Ok(()),
         Op::Custom(ref op) => b.custom(op, &node, dy),
         Op::UnaryGrad(_)
+        | Op::MaximumGrad
         | Op::LayerNormGrad
         | Op::LayerNormWeightGrad
         | Op::LayerNormAffineGrad
@@ -335,6 +337,75 @@ impl Backward {
             }
         }
         Ok(())
+    }
+
+    /// Adds to the gradients of `a, b` of a function whose second side has a gradient that depends
+    /// on the first or is negative: `y = a - b`, `a / b` or the maximum.
+    fn binary(
+        &mut self,
+        function: Binary,
+        x: &[TensorId],
+        y: TensorId,
+        dy: TensorId,
+    ) -> Result<(), ShapeError> {
+        let (a, b) = (x[0], x[1]);
+        let (wants_a, wants_b) = (self.requires_grad[a.index()], self.requires_grad[b.index()]);
+        let towards_b = self.phase_towards(b);
+        match function {
+            Binary::Sub => {
+                self.accumulate_tensor(a, dy);
+                self.accumulate_negated(b, dy)
+            }
+            Binary::Div => {
+                self.accumulate_op(a, Op::Binary(Binary::Div), &[dy, b])?;
+                if !wants_b {
+                    return Ok(());
+                }
+                // -(sum of dy y) / b: b is constant over what is summed.
+                let product = self.apply(Op::Binary(Binary::Mul), &[dy, y], towards_b)?;
+                let sum = self.reduced(b, product, towards_b)?;
+                let quotient = self.apply(Op::Binary(Binary::Div), &[sum, b], towards_b)?;
+                self.accumulate_op(b, Op::Unary(Unary::Scale(-1.0)), &[quotient])
+            }
+            Binary::Maximum if wants_a || wants_b => {
+                let phases = [(a, wants_a), (b, wants_b)].into_iter().filter(|(_, wants)| *wants);
+                let first = phases.map(|(side, _)| self.phase_towards(side)).min();
+                let first = first.unwrap_or(PassKind::BackwardInput);
+                let da = self.apply(Op::MaximumGrad, &[a, b, dy], first)?;
+                self.accumulate_tensor(a, da);
+                if !wants_b {
+                    return Ok(());
+                }
+                let db = self.apply(Op::Binary(Binary::Sub), &[dy, da], towards_b)?;
+                self.accumulate_reduced(b, db)
+            }
+            Binary::Maximum => Ok(()),
+            Binary::Add | Binary::Mul => unreachable!("they have rules of their own"),
+        }
+    }
+
+    /// Subtracts from the gradient of a tensor that was broadcast over leading axes the sum of `dy`
+    /// over these axes.
+    fn accumulate_negated(&mut self, target: TensorId, dy: TensorId) -> Result<(), ShapeError> {
+        if !self.requires_grad[target.index()] {
+            return Ok(());
+        }
+        let sum = self.reduced(target, dy, self.phase_towards(target))?;
+        self.accumulate_op(target, Op::Unary(Unary::Scale(-1.0)), &[sum])
+    }
+
+    /// Returns the sum of `dy` over the leading axes over which `target` was broadcast.
+    fn reduced(
+        &mut self,
+        target: TensorId,
+        dy: TensorId,
+        phase: PassKind,
+    ) -> Result<TensorId, ShapeError> {
+        let (whole, part) = (self.rank(dy), self.rank(target));
+        if whole == part {
+            return Ok(dy);
+        }
+        self.apply(Op::Sum { first: 0, last: whole - part - 1 }, &[dy], phase)
     }
 
     /// Adds to the gradients of weight and bias of a normalization, given its `x, stats, dy`: from

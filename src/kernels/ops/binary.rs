@@ -5,6 +5,7 @@ use std::borrow::Cow;
 
 use rayon::prelude::*;
 
+use super::epilogue::{combined, combined4};
 use crate::base::HostTensorView;
 use crate::graph::{Binary, Op};
 use crate::kernels::call_shapes::{C, N, calls};
@@ -14,7 +15,7 @@ use crate::kernels::{
     CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant,
 };
 
-/// Twin of [`Op::Binary`].
+/// Twin of [`Op::Binary`] and [`Op::MaximumGrad`].
 pub static TWIN: Twin = Twin {
     name: "binary",
     reference_f32: reference::<f32>,
@@ -37,31 +38,60 @@ const TASK: usize = 16 * 1024;
 /// Minimum length of an inner loop of `fast`: shorter loops do not fill vector registers.
 const LOOP: usize = 256;
 
-/// Reference: `y[i] = a[i] + b[i mod b's length]`, or the product.
+/// Reference: `y[i] = f(a[i], b[i mod b's length])`, or the gradient of the maximum by `a`.
 pub fn reference<T: Float>(
     call: &OpCall,
     inputs: &[HostTensorView<'_, T>],
     outputs: &mut [&mut [T]],
 ) {
     let (a, b) = (inputs[0].floats(), inputs[1].floats());
+    if let Op::MaximumGrad = call.op {
+        for ((i, da), dy) in outputs[0].iter_mut().enumerate().zip(inputs[2].floats()) {
+            *da = maximum_grad(a[i], b[i % b.len()], *dy);
+        }
+        return;
+    }
     let function = function(call);
     for (i, y) in outputs[0].iter_mut().enumerate() {
         *y = value(function, a[i], b[i % b.len()]);
     }
 }
 
+/// Returns the gradient of the maximum of `a` and `b` by `a`.
+#[inline(always)]
+fn maximum_grad<T: Float>(a: T, b: T, dy: T) -> T {
+    let is_nan = a.is_nan() || b.is_nan();
+    let half = T::from_f64(0.5) * dy;
+    let passed = if a > b { dy } else { T::zero() };
+    let passed = if a == b { half } else { passed };
+    if is_nan { T::nan() } else { passed }
+}
+
 /// Returns `f(a, b)`.
 pub(super) fn value<T: Float>(function: Binary, a: T, b: T) -> T {
     match function {
         Binary::Add => a + b,
+        Binary::Sub => a - b,
         Binary::Mul => a * b,
+        Binary::Div => a / b,
+        Binary::Maximum => maximum(a, b),
     }
+}
+
+/// Returns the larger value, and NaN if one is.
+#[inline(always)]
+fn maximum<T: Float>(a: T, b: T) -> T {
+    let larger = if a > b { a } else { b };
+    if a.is_nan() { a } else { larger }
 }
 
 /// CPU kernel: parallel and without an integer division. `b` is repeated until inner loops are
 /// long enough, and task sizes are multiples of its repeated length.
 pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
     let (a, b) = (inputs[0].floats(), inputs[1].floats());
+    if let Op::MaximumGrad = call.op {
+        return maximum_grads(a, b, inputs[2].floats(), outputs[0]);
+    }
     if a.is_empty() {
         return;
     }
@@ -79,6 +109,21 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
     });
 }
 
+/// Computes the gradient of the maximum by `a`, as [`fast`] does the functions.
+fn maximum_grads(a: &[f32], b: &[f32], dy: &[f32], da: &mut [f32]) {
+    let period = repeated(b);
+    let task = period.len() * TASK.div_ceil(period.len().max(1));
+    let tasks = da.par_chunks_mut(task).zip(a.par_chunks(task)).zip(dy.par_chunks(task));
+    tasks.for_each(|((da, a), dy)| {
+        let whole = period.len();
+        let parts = da.chunks_mut(whole).zip(a.chunks(whole)).zip(dy.chunks(whole));
+        for ((da, a), dy) in parts {
+            let each = da.iter_mut().zip(a).zip(&*period).zip(dy);
+            each.for_each(|(((da, a), b), dy)| *da = maximum_grad(*a, *b, *dy));
+        }
+    });
+}
+
 /// Returns `b`, repeated until loops over it are long enough.
 pub(super) fn repeated(b: &[f32]) -> Cow<'_, [f32]> {
     match b.len() < LOOP && !b.is_empty() {
@@ -92,7 +137,10 @@ pub(super) fn combine(function: Binary, y: &mut [f32], a: &[f32], b: &[f32]) {
     let each = y.iter_mut().zip(a).zip(b);
     match function {
         Binary::Add => each.for_each(|((y, a), b)| *y = a + b),
+        Binary::Sub => each.for_each(|((y, a), b)| *y = a - b),
         Binary::Mul => each.for_each(|((y, a), b)| *y = a * b),
+        Binary::Div => each.for_each(|((y, a), b)| *y = a / b),
+        Binary::Maximum => each.for_each(|((y, a), b)| *y = maximum(*a, *b)),
     }
 }
 
@@ -110,10 +158,7 @@ fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
 
 /// Returns the baseline: one invocation per 8 elements.
 fn plain(call: &OpCall) -> Dispatch {
-    let entry = match function(call) {
-        Binary::Add => "add",
-        Binary::Mul => "mul",
-    };
+    let entry = if let Op::MaximumGrad = call.op { "maximum_grad" } else { "each" };
     one(call, entry, 512)
 }
 
@@ -121,11 +166,11 @@ fn plain(call: &OpCall) -> Dispatch {
 /// elements of two repetitions of `b`.
 fn vectors(call: &OpCall) -> Option<Dispatch> {
     let (count, period) = (call.output_len(0), call.input_len(1));
-    let entry = match (function(call), period) {
-        (Binary::Add, 1) => "add_value4",
-        (Binary::Mul, 1) => "mul_value4",
-        (Binary::Add, _) => "add4",
-        (Binary::Mul, _) => "mul4",
+    let entry = match (call.op, period) {
+        (Op::MaximumGrad, 1) => "maximum_grad_value4",
+        (Op::MaximumGrad, _) => "maximum_grad4",
+        (_, 1) => "value4",
+        (..) => "each4",
     };
     let fits = count.is_multiple_of(4) && (period == 1 || period.is_multiple_of(4));
     fits.then(|| one(call, entry, 1024))
@@ -136,12 +181,22 @@ fn one(call: &OpCall, entry: &'static str, size: u32) -> Dispatch {
     let (count, period) = (call.output_len(0), call.input_len(1));
     let strides = [64 % period, 64 % (period / 4).max(1)];
     let params = [count, period, strides[0], strides[1]];
+    let inputs = (0..call.inputs.len()).map(Operand::Input);
     Dispatch {
-        shader: Shader::new("binary", entry),
-        operands: vec![Operand::Input(0), Operand::Input(1), Operand::Output(0)],
+        shader: Shader::new("binary", entry).with_text(&text(function(call))),
+        operands: inputs.chain([Operand::Output(0)]).collect(),
         params: params.map(|word| word as u32).to_vec(),
         groups: grid(count, size),
     }
+}
+
+/// Returns the WGSL of the function, of values and of vectors of 4.
+fn text(function: Binary) -> String {
+    let (one, four) = (combined(function, "a", "b"), combined4(function, "a", "b"));
+    format!(
+        "fn f(a: f32, b: f32) -> f32 {{ return {one}; }}\n\
+         fn f4(a: vec4f, b: vec4f) -> vec4f {{ return {four}; }}\n"
+    )
 }
 
 /// Returns the cost: one FLOP per element.
@@ -152,6 +207,7 @@ pub fn cost(call: &OpCall) -> Cost {
 fn function(call: &OpCall) -> Binary {
     match call.op {
         Op::Binary(function) => *function,
+        Op::MaximumGrad => Binary::Maximum,
         other => panic!("{other} is not a function of two tensors"),
     }
 }
@@ -164,19 +220,25 @@ fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
         let first = vec![rows, width];
         let row = || if is_value { Vec::new() } else { vec![width] };
         let second = if inputs[0] == inputs[1] { first.clone() } else { row() };
-        vec![first, second]
+        let dy = matches!(op, Op::MaximumGrad).then(|| first.clone());
+        [first, second].into_iter().chain(dy).collect()
     };
     calls(op, [[9, 67], [67, 67], [9, 68], [67, 68]].map(operands))
 }
+
+/// All functions.
+const FUNCTIONS: [Binary; 5] =
+    [Binary::Add, Binary::Sub, Binary::Mul, Binary::Div, Binary::Maximum];
 
 /// See [`Twin::catalog`].
 fn catalog() -> Vec<CallShape> {
     let x = vec![N, C];
     let mut calls = Vec::new();
-    for function in [Binary::Add, Binary::Mul] {
-        calls.push((Op::Binary(function), vec![x.clone(); 2]));
-        calls.push((Op::Binary(function), vec![x.clone(), vec![C]]));
-        calls.push((Op::Binary(function), vec![x.clone(), vec![]]));
+    for b in [x.clone(), vec![C], vec![]] {
+        for function in FUNCTIONS {
+            calls.push((Op::Binary(function), vec![x.clone(), b.clone()]));
+        }
+        calls.push((Op::MaximumGrad, vec![x.clone(), b, x.clone()]));
     }
     calls
 }
@@ -184,15 +246,18 @@ fn catalog() -> Vec<CallShape> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::Shape;
+    use crate::base::{HostTensor, Shape};
     use crate::kernels::harness::InputFill;
-    use crate::kernels::testing::check;
+    use crate::kernels::testing::{check, for_each_result};
 
     fn check_both(a: Shape, b: Shape, rows: usize) {
-        for function in [Binary::Add, Binary::Mul] {
-            let inputs = [(a.clone(), InputFill::Normal), (b.clone(), InputFill::Scaled(2.0, 0.5))];
+        let inputs = [(a.clone(), InputFill::Normal), (b, InputFill::Scaled(2.0, 0.5))];
+        for function in FUNCTIONS {
             check(Op::Binary(function), &inputs, rows);
         }
+        let [a, b] = inputs;
+        let dy = (a.0.clone(), InputFill::Normal);
+        check(Op::MaximumGrad, &[a, b, dy], rows);
     }
 
     #[test]
@@ -229,5 +294,16 @@ mod tests {
     fn tasks_of_the_fast_version_start_at_a_period() {
         check_both(Shape::fixed(&[61, 701]), Shape::fixed(&[701]), 1);
         check_both(Shape::fixed(&[20_011, 3]), Shape::fixed(&[3]), 1);
+    }
+
+    /// Where both sides are equal each has half of the gradient, whatever comes back.
+    #[test]
+    fn ties_share_the_gradient() {
+        let floats = |values: &[f64]| (Shape::fixed(&[4]), HostTensor::Float(values.to_vec()));
+        let a = floats(&[1.0, 2.0, -0.0, 3.0]);
+        let (b, dy) = (floats(&[1.0, 1.0, 0.0, 4.0]), floats(&[3.0, 5.0, 7.0, f64::INFINITY]));
+        for_each_result(&Op::MaximumGrad, &[a, b, dy], 1, |who, da| {
+            assert_eq!(da[0], [1.5, 5.0, 3.5, 0.0], "by {who}");
+        });
     }
 }

@@ -85,7 +85,8 @@ pub fn of_steps(call: &OpCall, steps: &[EpilogueStep], first: usize) -> Epilogue
     }
     let calls = |step: &EpilogueStep| match step {
         EpilogueStep::Unary(f) | EpilogueStep::UnaryGrad(f, _) => named(*f),
-        EpilogueStep::Binary(..) | EpilogueStep::Store(_) => false,
+        EpilogueStep::Binary(f, _) => sign(*f).is_none(),
+        EpilogueStep::Store(_) => false,
     };
     let library = if steps.iter().any(calls) { source::snippet("elementwise") } else { "" };
     let store = format!("fn store(at: u32, total: f32) {{\n    var v = total;\n{body}");
@@ -108,7 +109,7 @@ fn binding(number: usize, operand: Operand) -> String {
 fn statement(call: &OpCall, step: EpilogueStep, name: &str) -> String {
     match step {
         EpilogueStep::Binary(function, input) => {
-            format!("v = v {} {name}[{}];", sign(function), index(call, input))
+            format!("v = {};", combined(function, "v", &format!("{name}[{}]", index(call, input))))
         }
         EpilogueStep::Unary(Unary::Scale(factor))
         | EpilogueStep::UnaryGrad(Unary::Scale(factor), _) => {
@@ -138,12 +139,33 @@ fn named(function: Unary) -> bool {
     !matches!(function, Unary::Scale(_))
 }
 
-/// Returns the operator of a function of two values.
-pub fn sign(function: Binary) -> &'static str {
+/// Returns the operator of a function of two values; `None` for the maximum, which is one of
+/// `shaders/lib/elementwise.wgsl`.
+pub fn sign(function: Binary) -> Option<&'static str> {
     match function {
-        Binary::Add => "+",
-        Binary::Mul => "*",
+        Binary::Add => Some("+"),
+        Binary::Sub => Some("-"),
+        Binary::Mul => Some("*"),
+        Binary::Div => Some("/"),
+        Binary::Maximum => None,
     }
+}
+
+/// Returns the WGSL of a function of two values.
+pub fn combined(function: Binary, a: &str, b: &str) -> String {
+    match sign(function) {
+        Some(sign) => format!("{a} {sign} {b}"),
+        None => format!("maximum_of({a}, {b})"),
+    }
+}
+
+/// Returns the WGSL of a function of two vectors of 4; both are names.
+pub fn combined4(function: Binary, a: &str, b: &str) -> String {
+    if sign(function).is_some() {
+        return combined(function, a, b);
+    }
+    let lane = |lane| combined(function, &format!("{a}.{lane}"), &format!("{b}.{lane}"));
+    format!("vec4f({})", ["x", "y", "z", "w"].map(lane).join(", "))
 }
 
 /// Returns the name of a function in `shaders/lib/elementwise.wgsl`.
@@ -152,6 +174,12 @@ pub fn word(function: Unary) -> &'static str {
         Unary::Relu => "relu",
         Unary::Gelu => "gelu",
         Unary::GeluTanh => "gelutanh",
+        Unary::Sigmoid => "sigmoid",
+        Unary::Tanh => "tanh",
+        Unary::Silu => "silu",
+        Unary::Exp => "exp",
+        Unary::Log => "log",
+        Unary::Sqrt => "sqrt",
         Unary::Scale(_) => panic!("a scale is written out"),
     }
 }

@@ -288,7 +288,25 @@ mod tests {
 
     /// Steps, and for each operand true if it is as large as the value: every kind of step, in
     /// kernels of up to 8 tensors.
-    const CHAINS: [(&[EpilogueOp], &[bool]); 4] = [
+    const CHAINS: [(&[EpilogueOp], &[bool]); 6] = [
+        (
+            &[
+                EpilogueOp::Binary(Binary::Sub),
+                EpilogueOp::Unary(Unary::Sigmoid),
+                EpilogueOp::Binary(Binary::Maximum),
+                EpilogueOp::Unary(Unary::Silu),
+            ],
+            &[true, false],
+        ),
+        (
+            &[
+                EpilogueOp::UnaryGrad(Unary::Tanh),
+                EpilogueOp::UnaryGrad(Unary::Silu),
+                EpilogueOp::Unary(Unary::Tanh),
+                EpilogueOp::Binary(Binary::Div),
+            ],
+            &[true, true, false],
+        ),
         (&[ADD, EpilogueOp::Store, EpilogueOp::Unary(Unary::Gelu), MUL], &[false, true]),
         (
             &[EpilogueOp::UnaryGrad(Unary::GeluTanh), ADD, EpilogueOp::Unary(Unary::Relu)],

@@ -3,7 +3,7 @@
 //! `shaders/fused_vectors.wgsl`, and a variant of [`super::fused`], which has the reference and the
 //! tests. Matrix products in workgroup memory use the same text.
 
-use super::epilogue::{Epilogue, EpilogueStep, sign, word};
+use super::epilogue::{Epilogue, EpilogueStep, combined4, sign, word};
 use crate::graph::Unary;
 use crate::kernels::{OpCall, Operand, source};
 
@@ -33,8 +33,11 @@ pub fn of_steps(call: &OpCall, steps: &[EpilogueStep], first: usize) -> Option<E
         }
         body += &format!("    {}\n", statement(call, *step, bound, number));
     }
-    let calls =
-        |step: &EpilogueStep| matches!(step, EpilogueStep::Unary(_) | EpilogueStep::UnaryGrad(..));
+    let calls = |step: &EpilogueStep| match step {
+        EpilogueStep::Unary(_) | EpilogueStep::UnaryGrad(..) => true,
+        EpilogueStep::Binary(function, _) => sign(*function).is_none(),
+        EpilogueStep::Store(_) => false,
+    };
     let library = if steps.iter().any(calls) { source::snippet("elementwise") } else { "" };
     let store = format!("fn store4(at: u32, total: vec4f) {{\n    var v = total;\n{body}");
     let assign = if call.accumulate { "+=" } else { "=" };
@@ -83,7 +86,15 @@ fn statement(call: &OpCall, step: EpilogueStep, bound: Bound, number: usize) -> 
                 // The period is a constant, so that compilers need no division instruction.
                 period => format!("at % {}u", period / 4),
             };
-            format!("v = v {} e{number}[{index}];", sign(function))
+            let operand = format!("e{number}[{index}]");
+            match sign(function) {
+                Some(sign) => format!("v = v {sign} {operand};"),
+                None => {
+                    let from = format!("from{number}");
+                    let value = combined4(function, "v", &from);
+                    format!("let {from} = vec4f({operand}); v = {value};")
+                }
+            }
         }
         EpilogueStep::Unary(Unary::Scale(factor))
         | EpilogueStep::UnaryGrad(Unary::Scale(factor), _) => {

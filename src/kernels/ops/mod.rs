@@ -47,7 +47,7 @@ macro_rules! table {
 table! {
     Op::MatMul { .. } => matmul::TWIN,
     Op::Unary(_) | Op::UnaryGrad(_) => unary::TWIN,
-    Op::Binary(_) => binary::TWIN,
+    Op::Binary(_) | Op::MaximumGrad => binary::TWIN,
     Op::Dropout { .. } => dropout::TWIN,
     Op::SquaredError | Op::SquaredErrorGrad => squared_error::TWIN,
     Op::Fused { .. } => fused::TWIN,

@@ -6,12 +6,14 @@ use std::f32::consts::FRAC_1_SQRT_2;
 use pulp::Simd;
 use rayon::prelude::*;
 
+use super::epilogue;
 use crate::base::HostTensorView;
 use crate::graph::{Op, Unary};
 use crate::kernels::call_shapes::{C, N, calls};
 use crate::kernels::dispatch::grid;
-use crate::kernels::simd::{erf, exp, mul_add, tanh, vectorized};
-use crate::kernels::twin::{no_forward, normal_inputs, short_loops};
+use crate::kernels::harness::InputFill;
+use crate::kernels::simd::{erf, exp, ln, mul_add, tanh, vectorized};
+use crate::kernels::twin::{InputSpec, no_forward, short_loops};
 use crate::kernels::{
     CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant,
 };
@@ -27,7 +29,7 @@ pub static TWIN: Twin = Twin {
     cost,
     counts_as_model_flops: false,
     iterations: short_loops,
-    inputs: normal_inputs,
+    inputs,
     forward: no_forward,
     probes,
     catalog,
@@ -79,8 +81,25 @@ pub(super) fn value<T: Float>(function: Unary, x: T) -> T {
             let u = T::from_f64(SQRT_2_OVER_PI) * (x + T::from_f64(CUBIC) * x * x * x);
             half * x * (T::one() + u.tanh())
         }
+        Unary::Sigmoid => sigmoid(x),
+        Unary::Tanh => x.tanh(),
+        Unary::Silu => x * sigmoid(x),
+        Unary::Exp => x.exp(),
+        Unary::Log => x.ln(),
+        Unary::Sqrt => x.sqrt(),
         Unary::Scale(factor) => T::from_f64(f64::from(factor)) * x,
     }
+}
+
+fn sigmoid<T: Float>(x: T) -> T {
+    let e = (-x.abs()).exp();
+    if x >= T::zero() { (T::one() + e).recip() } else { e / (T::one() + e) }
+}
+
+/// Returns the derivative of the sigmoid, which is that of both `x` and `-x`.
+fn sigmoid_slope<T: Float>(x: T) -> T {
+    let e = (-x.abs()).exp();
+    e / ((T::one() + e) * (T::one() + e))
 }
 
 /// Returns `f'(x) dy`. The gradient of an inactive ReLU is 0, whatever `dy` is.
@@ -123,6 +142,15 @@ fn derivative<T: Float>(function: Unary, x: T) -> T {
             let inner = T::from_f64(SQRT_2_OVER_PI) * (T::one() + T::from_f64(3.0 * CUBIC) * x * x);
             half * (T::one() + th) + half * x * (T::one() - th * th) * inner
         }
+        Unary::Sigmoid => sigmoid_slope(x),
+        Unary::Tanh => T::from_f64(4.0) * sigmoid_slope(x + x),
+        Unary::Silu => {
+            let x = bounded(x, 100.0);
+            sigmoid(x) + x * sigmoid_slope(x)
+        }
+        Unary::Exp => x.exp(),
+        Unary::Log => x.recip(),
+        Unary::Sqrt => half / x.sqrt(),
         Unary::Scale(factor) => T::from_f64(f64::from(factor)),
     }
 }
@@ -150,6 +178,12 @@ pub(super) fn values(function: Unary, x: &[f32], y: &mut [f32]) {
         Unary::Relu => relu(x, y),
         Unary::Gelu => gelu(x, y),
         Unary::GeluTanh => gelu_tanh(x, y),
+        Unary::Sigmoid => sigmoids(x, y),
+        Unary::Tanh => tanhs(x, y),
+        Unary::Silu => silu(x, y),
+        Unary::Exp => exps(x, y),
+        Unary::Log => lns(x, y),
+        Unary::Sqrt => sqrts(x, y),
         Unary::Scale(factor) => scale(factor, x, y),
     }
 }
@@ -160,6 +194,12 @@ pub(super) fn gradients(function: Unary, x: &[f32], dy: &[f32], dx: &mut [f32]) 
         Unary::Relu => relu_grad(x, dy, dx),
         Unary::Gelu => gelu_grad(x, dy, dx),
         Unary::GeluTanh => gelu_tanh_grad(x, dy, dx),
+        Unary::Sigmoid => sigmoid_grad(x, dy, dx),
+        Unary::Tanh => tanh_grad(x, dy, dx),
+        Unary::Silu => silu_grad(x, dy, dx),
+        Unary::Exp => exp_grad(x, dy, dx),
+        Unary::Log => ln_grad(x, dy, dx),
+        Unary::Sqrt => sqrt_grad(x, dy, dx),
         Unary::Scale(factor) => scale(factor, dy, dx),
     }
 }
@@ -185,6 +225,23 @@ fn map_grad(x: &[f32], dy: &[f32], dx: &mut [f32], slope: impl Fn(f32) -> f32) {
 fn inner<S: Simd>(x: f32) -> f32 {
     const LINEAR: f32 = SQRT_2_OVER_PI as f32;
     x * mul_add::<S>(x * x, LINEAR * CUBIC as f32, LINEAR)
+}
+
+/// Returns the sigmoid and its derivative.
+#[inline(always)]
+fn sigmoid_and_slope<S: Simd>(x: f32) -> (f32, f32) {
+    // What is left of `exp` beyond 87 would not vanish in a product with a large argument.
+    let e = if x.abs() > 87.0 { 0.0 } else { exp::<S>(-x.abs()) };
+    let larger = 1.0 / (1.0 + e);
+    (if x >= 0.0 { larger } else { e * larger }, e * larger * larger)
+}
+
+/// Returns `e^x`, infinite where it overflows.
+#[inline(always)]
+fn whole_exp<S: Simd>(x: f32) -> f32 {
+    // The factors do not overflow where the product does, so that they need no limits.
+    let root = exp::<S>(0.5 * x);
+    root * root
 }
 
 vectorized! {
@@ -229,6 +286,59 @@ vectorized! {
         });
     }
 
+    fn sigmoids<S>(x: &[f32], y: &mut [f32]) {
+        map(x, y, |x| sigmoid_and_slope::<S>(x).0);
+    }
+
+    fn sigmoid_grad<S>(x: &[f32], dy: &[f32], dx: &mut [f32]) {
+        map_grad(x, dy, dx, |x| sigmoid_and_slope::<S>(x).1);
+    }
+
+    fn tanhs<S>(x: &[f32], y: &mut [f32]) {
+        map(x, y, |x| tanh::<S>(x));
+    }
+
+    fn tanh_grad<S>(x: &[f32], dy: &[f32], dx: &mut [f32]) {
+        map_grad(x, dy, dx, |x| 4.0 * sigmoid_and_slope::<S>(2.0 * x).1);
+    }
+
+    fn silu<S>(x: &[f32], y: &mut [f32]) {
+        map(x, y, |x| x * sigmoid_and_slope::<S>(x).0);
+    }
+
+    fn silu_grad<S>(x: &[f32], dy: &[f32], dx: &mut [f32]) {
+        map_grad(x, dy, dx, |x| {
+            // Beyond 80 the slope of the sigmoid is less than 1e-34.
+            let x = x.clamp(-80.0, 80.0);
+            let (value, slope) = sigmoid_and_slope::<S>(x);
+            mul_add::<S>(x, slope, value)
+        });
+    }
+
+    fn exps<S>(x: &[f32], y: &mut [f32]) {
+        map(x, y, |x| whole_exp::<S>(x));
+    }
+
+    fn exp_grad<S>(x: &[f32], dy: &[f32], dx: &mut [f32]) {
+        map_grad(x, dy, dx, |x| whole_exp::<S>(x));
+    }
+
+    fn lns<S>(x: &[f32], y: &mut [f32]) {
+        map(x, y, |x| ln::<S>(x));
+    }
+
+    fn ln_grad<S>(x: &[f32], dy: &[f32], dx: &mut [f32]) {
+        map_grad(x, dy, dx, |x| 1.0 / x);
+    }
+
+    fn sqrts<S>(x: &[f32], y: &mut [f32]) {
+        map(x, y, |x| x.sqrt());
+    }
+
+    fn sqrt_grad<S>(x: &[f32], dy: &[f32], dx: &mut [f32]) {
+        map_grad(x, dy, dx, |x| 0.5 / x.sqrt());
+    }
+
     fn scale<S>(factor: f32, x: &[f32], y: &mut [f32]) {
         map(x, y, |x| factor * x);
     }
@@ -251,20 +361,19 @@ pub fn dispatch(call: &OpCall, _: &Caps) -> Vec<Dispatch> {
 /// Returns all GPU kernel variants of the call.
 pub fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
     let vectors = call.output_len(0).is_multiple_of(4).then(|| vectors(call));
-    let named = |way: Dispatch| Variant::new(way.shader.entry, vec![way]);
+    let named = |way: Dispatch| {
+        let lanes = if way.shader.entry.ends_with('4') { "4" } else { "" };
+        Variant::new(format!("{}{lanes}", name(call)), vec![way])
+    };
     std::iter::once(plain(call)).chain(vectors).map(named).collect()
 }
 
 /// Returns the baseline: one invocation per 8 elements.
 fn plain(call: &OpCall) -> Dispatch {
     let entry = match function(call) {
-        (Unary::Relu, false) => "relu",
-        (Unary::Relu, true) => "relu_grad",
-        (Unary::Gelu, false) => "gelu",
-        (Unary::Gelu, true) => "gelu_grad",
-        (Unary::GeluTanh, false) => "gelutanh",
-        (Unary::GeluTanh, true) => "gelutanh_grad",
         (Unary::Scale(_), _) => "scale",
+        (_, false) => "values",
+        (_, true) => "gradients",
     };
     one(call, entry, 512)
 }
@@ -272,13 +381,9 @@ fn plain(call: &OpCall) -> Dispatch {
 /// Returns the kernel with one invocation per 4 vectors of 4.
 fn vectors(call: &OpCall) -> Dispatch {
     let entry = match function(call) {
-        (Unary::Relu, false) => "relu4",
-        (Unary::Relu, true) => "relu_grad4",
-        (Unary::Gelu, false) => "gelu4",
-        (Unary::Gelu, true) => "gelu_grad4",
-        (Unary::GeluTanh, false) => "gelutanh4",
-        (Unary::GeluTanh, true) => "gelutanh_grad4",
         (Unary::Scale(_), _) => "scale4",
+        (_, false) => "values4",
+        (_, true) => "gradients4",
     };
     one(call, entry, 1024)
 }
@@ -302,11 +407,34 @@ fn one(call: &OpCall, entry: &'static str, size: u32) -> Dispatch {
     };
     let count = call.output_len(0);
     Dispatch {
-        shader: Shader::new("unary", entry),
+        shader: Shader::new("unary", entry).with_text(&text(function)),
         operands,
         params: vec![count as u32, factor.to_bits(), u32::from(call.accumulate)],
         groups: grid(count, size),
     }
+}
+
+/// Returns the name of the function, of a gradient with `_grad`.
+fn name(call: &OpCall) -> String {
+    match function(call) {
+        (Unary::Scale(_), _) => "scale".into(),
+        (function, false) => epilogue::word(function).into(),
+        (function, true) => format!("{}_grad", epilogue::word(function)),
+    }
+}
+
+/// Returns the WGSL of the function and its gradient.
+fn text(function: Unary) -> String {
+    if let Unary::Scale(_) = function {
+        return "fn f(x: f32) -> f32 { return x; }\n\
+            fn grad(x: f32, dy: f32) -> f32 { return dy; }\n"
+            .into();
+    }
+    let word = epilogue::word(function);
+    format!(
+        "fn f(x: f32) -> f32 {{ return {word}_of(x); }}\n\
+         fn grad(x: f32, dy: f32) -> f32 {{ return {word}_grad_of(x, dy); }}\n"
+    )
 }
 
 /// Returns the cost: few FLOPs per element. The kernels are bound by memory bandwidth.
@@ -319,10 +447,28 @@ pub fn cost(call: &OpCall) -> Cost {
     Cost::elementwise(call, flops)
 }
 
-/// Returns the FLOPs per element: about 20 for a GELU and for every derivative.
+/// Returns the FLOPs per element: about 20 for a GELU and the like, and for every derivative.
 pub(super) fn flops(function: Unary, gradient: bool) -> f64 {
-    if gradient || matches!(function, Unary::Gelu | Unary::GeluTanh) { 20.0 } else { 1.0 }
+    if gradient || !matches!(function, Unary::Relu | Unary::Sqrt | Unary::Scale(_)) {
+        20.0
+    } else {
+        1.0
+    }
 }
+
+/// See [`Twin::inputs`]: positive ones for functions that are not defined below 0.
+fn inputs(op: &Op, inputs: &[Dims]) -> InputSpec {
+    let spec = InputSpec::normal(inputs);
+    match op {
+        Op::Unary(Unary::Log | Unary::Sqrt) | Op::UnaryGrad(Unary::Log | Unary::Sqrt) => {
+            spec.with(0, POSITIVE)
+        }
+        _ => spec,
+    }
+}
+
+/// Values for functions that are not defined below 0.
+const POSITIVE: InputFill = InputFill::Uniform(0.05, 4.0);
 
 /// Element counts of probes: two that are not multiples of four, and two that are.
 const ELEMENTS: [usize; 4] = [1073, 1031, 1076, 1028];
@@ -332,11 +478,24 @@ pub fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     calls(op, ELEMENTS.map(|count| vec![vec![count]; inputs.len()]))
 }
 
+/// All functions but the scale, which has an attribute.
+pub(super) const FUNCTIONS: [Unary; 9] = [
+    Unary::Relu,
+    Unary::Gelu,
+    Unary::GeluTanh,
+    Unary::Sigmoid,
+    Unary::Tanh,
+    Unary::Silu,
+    Unary::Exp,
+    Unary::Log,
+    Unary::Sqrt,
+];
+
 /// See [`Twin::catalog`].
 fn catalog() -> Vec<CallShape> {
     let x = vec![N, C];
     let mut calls = vec![(Op::Unary(Unary::Scale(0.5)), vec![x.clone()])];
-    for function in [Unary::Relu, Unary::Gelu, Unary::GeluTanh] {
+    for function in FUNCTIONS {
         calls.push((Op::Unary(function), vec![x.clone()]));
         calls.push((Op::UnaryGrad(function), vec![x.clone(); 2]));
     }
@@ -346,9 +505,8 @@ fn catalog() -> Vec<CallShape> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::Shape;
-    use crate::kernels::harness::InputFill;
-    use crate::kernels::testing::check;
+    use crate::base::{HostTensor, Shape};
+    use crate::kernels::testing::{check, for_each_result};
 
     #[test]
     fn functions_and_slopes_agree_everywhere() {
@@ -361,8 +519,10 @@ mod tests {
     }
 
     fn agree(per_row: usize) {
-        let x = (Shape::batched(&[1, per_row]), InputFill::Scaled(3.0, 0.0));
-        for function in [Unary::Relu, Unary::Gelu, Unary::GeluTanh, Unary::Scale(-1.5)] {
+        for function in FUNCTIONS.into_iter().chain([Unary::Scale(-1.5)]) {
+            let is_positive = matches!(function, Unary::Log | Unary::Sqrt);
+            let fill = if is_positive { POSITIVE } else { InputFill::Scaled(3.0, 0.0) };
+            let x = (Shape::batched(&[1, per_row]), fill);
             check(Op::Unary(function), std::slice::from_ref(&x), 5);
             if !matches!(function, Unary::Scale(_)) {
                 let dy = (Shape::batched(&[1, per_row]), InputFill::Normal);
@@ -381,9 +541,55 @@ mod tests {
     #[test]
     fn large_arguments_stay_finite() {
         let x = (Shape::batched(&[1, 64]), InputFill::Scaled(40.0, 0.0));
-        for function in [Unary::Gelu, Unary::GeluTanh] {
+        for function in [Unary::Gelu, Unary::GeluTanh, Unary::Sigmoid, Unary::Tanh, Unary::Silu] {
             check(Op::Unary(function), std::slice::from_ref(&x), 2);
             check(Op::UnaryGrad(function), &[x.clone(), x.clone()], 2);
+        }
+    }
+
+    /// Arguments at which exponentials overflow or vanish, and where sums of them would lose all
+    /// digits.
+    #[test]
+    fn far_and_tiny_arguments_have_their_limits() {
+        let x = [200.0, -200.0, 1e30, -1e30, 1e-4, -1e-4, 30.0, -30.0];
+        let expected = |function: Unary| match function {
+            Unary::Sigmoid => [1.0, 0.0, 1.0, 0.0, 0.500025, 0.499975, 1.0, 9.357623e-14],
+            Unary::Tanh => [1.0, -1.0, 1.0, -1.0, 1e-4, -1e-4, 1.0, -1.0],
+            Unary::Silu => [200.0, 0.0, 1e30, 0.0, 5.00025e-5, -4.99975e-5, 30.0, -2.807287e-12],
+            _ => {
+                [f64::INFINITY, 0.0, f64::INFINITY, 0.0, 1.0001, 0.9999, 1.0686475e13, 9.357623e-14]
+            }
+        };
+        let input = (Shape::fixed(&[8]), HostTensor::Float(x.to_vec()));
+        for function in [Unary::Sigmoid, Unary::Tanh, Unary::Silu, Unary::Exp] {
+            let expected = expected(function);
+            for_each_result(&Op::Unary(function), std::slice::from_ref(&input), 1, |who, y| {
+                for ((y, expected), x) in y[0].iter().zip(expected).zip(x) {
+                    let (y, large) = (f64::from(*y), f64::from(f32::MAX));
+                    // A driver may give the largest number in place of infinity.
+                    let same = if expected > large {
+                        y >= 0.99 * large
+                    } else {
+                        (y - expected).abs() <= 2e-6 * expected.abs() + 1e-30
+                    };
+                    assert!(same, "{function:?} of {x} by {who}: {y} for {expected}");
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn outside_of_their_domain_functions_are_nan_and_infinite() {
+        let x = vec![0.0, -0.0, -1.0, f64::NEG_INFINITY, f64::INFINITY];
+        let input = (Shape::fixed(&[5]), HostTensor::Float(x));
+        let ends = [(Unary::Log, f32::NEG_INFINITY), (Unary::Sqrt, 0.0)];
+        for (function, at_zero) in ends {
+            for_each_result(&Op::Unary(function), std::slice::from_ref(&input), 1, |who, y| {
+                let y = &y[0];
+                assert_eq!(y[..2], [at_zero; 2], "{function:?} by {who}");
+                assert!(y[2].is_nan() && y[3].is_nan(), "{function:?} by {who}: {y:?}");
+                assert_eq!(y[4], f32::INFINITY, "{function:?} by {who}");
+            });
         }
     }
 }

@@ -39,6 +39,7 @@ fn elementwise() -> Vec<CallShape> {
         calls.push((Op::Unary(Unary::Relu), vec![vec![count]]));
         calls.push((Op::UnaryGrad(Unary::Gelu), vec![vec![count]; 2]));
         calls.push((Op::Binary(Binary::Add), vec![vec![count]; 2]));
+        calls.push((Op::MaximumGrad, vec![vec![count]; 3]));
     }
     calls.push((Op::Binary(Binary::Mul), vec![vec![1 << 20, 2047], vec![2047]]));
     for width in [2000, 1999] {

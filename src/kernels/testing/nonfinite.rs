@@ -50,7 +50,16 @@ fn extreme(which: usize) -> Input {
     with(normal(Shape::batched(&[1, 16]), 2, which), &values)
 }
 
-const FUNCTIONS: [Unary; 4] = [Unary::Relu, Unary::Gelu, Unary::GeluTanh, Unary::Scale(-0.5)];
+const FUNCTIONS: [Unary; 8] = [
+    Unary::Relu,
+    Unary::Gelu,
+    Unary::GeluTanh,
+    Unary::Sigmoid,
+    Unary::Tanh,
+    Unary::Silu,
+    Unary::Exp,
+    Unary::Scale(-0.5),
+];
 
 #[test]
 fn elementwise_functions_pass_nan_on() {
@@ -59,7 +68,7 @@ fn elementwise_functions_pass_nan_on() {
         assert_same_nans(&Op::Unary(function), std::slice::from_ref(&odd), 1);
         assert_same_nans(&Op::Unary(function), &[with(extreme(0), &[(14, -1.0)])], 2);
     }
-    for function in [Binary::Add, Binary::Mul] {
+    for function in [Binary::Add, Binary::Sub, Binary::Mul, Binary::Div, Binary::Maximum] {
         let b = normal(Shape::batched(&[1, 16]), 2, 1);
         assert_same_nans(&Op::Binary(function), &[extreme(0), b], 2);
     }
@@ -68,11 +77,25 @@ fn elementwise_functions_pass_nan_on() {
 #[test]
 fn elementwise_gradients_pass_nan_on() {
     let shape = || Shape::batched(&[1, 16]);
-    for function in [Unary::Relu, Unary::Gelu, Unary::GeluTanh] {
+    for function in FUNCTIONS.into_iter().filter(|f| !matches!(f, Unary::Scale(_))) {
         let op = Op::UnaryGrad(function);
         let x = with(normal(shape(), 2, 0), &[(1, NAN), (5, -NAN), (9, 2.0), (12, 3.0)]);
         let dy = with(normal(shape(), 2, 1), &[(9, NAN), (12, -NAN)]);
         assert_same_nans(&op, &[x, dy], 2);
+    }
+    let [a, b] = [0, 1].map(|which| with(normal(shape(), 2, which), &[(which + 3, NAN)]));
+    let dy = with(normal(shape(), 2, 2), &[(9, 2.0)]);
+    assert_same_nans(&Op::MaximumGrad, &[a, b, dy], 2);
+}
+
+/// A difference or quotient of what is fused is not the one of its sides in the other order.
+#[test]
+fn functions_of_two_pass_nan_on_in_chains() {
+    let b = with(normal(Shape::batched(&[1, 16]), 2, 1), &[(3, NAN)]);
+    for function in [Binary::Sub, Binary::Div, Binary::Maximum] {
+        let root = Box::new(Op::Unary(Unary::Tanh));
+        let op = Op::Fused { root, epilogue: vec![EpilogueOp::Binary(function)] };
+        assert_same_nans(&op, &[extreme(0), b.clone()], 2);
     }
 }
 
