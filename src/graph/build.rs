@@ -4,6 +4,7 @@
 
 use super::custom::CustomOp;
 use super::op::{Binary, Op, Unary};
+use super::pictures::{Conv2dOptions, Pool2dOptions};
 use super::shapes::{self, ShapeError, Typed};
 use super::{Graph, Init, Node, Parameter, PassKind, Role, Tensor};
 use crate::base::{DType, ParamId, Shape, Site, TensorId};
@@ -244,6 +245,47 @@ impl Builder {
         let samples = if op.is_random() { Some(self.samples()) } else { None };
         let inputs: Vec<TensorId> = [qkv].into_iter().chain(samples).collect();
         self.apply(op, &inputs)
+    }
+
+    /// Computes a 2D convolution of pictures `x (b, h, w, c)` with `weight (o, c/groups, kh, kw)`
+    /// and an optional `bias (o)`: `(b, oh, ow, o)`, with
+    /// `oh = (h + 2 padding - dilation (kh - 1) - 1) / stride + 1`, rounded down, and `ow` alike.
+    ///
+    /// # Errors
+    /// Returns [`ShapeError`] if the kernel is larger than the padded picture, the groups do not
+    /// divide the channels, or a stride is 0.
+    pub fn conv2d(
+        &mut self,
+        x: TensorId,
+        weight: TensorId,
+        bias: Option<TensorId>,
+        options: Conv2dOptions,
+    ) -> BuildResult {
+        let y = self.apply(Op::Conv2d(options), &[x, weight])?;
+        match bias {
+            Some(bias) => self.add(y, bias),
+            None => Ok(y),
+        }
+    }
+
+    /// Computes the maximum of each window of pictures `x (b, h, w, c)`: `(b, oh, ow, c)`, with
+    /// `oh = (h + 2 padding - kernel) / stride + 1`, rounded down, and `ow` alike. A window with a
+    /// NaN has the value NaN.
+    pub fn max_pool2d(&mut self, x: TensorId, options: Pool2dOptions) -> BuildResult {
+        self.apply(Op::MaxPool2d(options), &[x])
+    }
+
+    /// Computes the mean of each window of pictures `x (b, h, w, c)`, in which padding counts as
+    /// zeros: `(b, oh, ow, c)`, of the size that [`Builder::max_pool2d`] has.
+    pub fn avg_pool2d(&mut self, x: TensorId, options: Pool2dOptions) -> BuildResult {
+        self.apply(Op::AvgPool2d(options), &[x])
+    }
+
+    /// Computes the mean of each channel over all places of pictures `x (b, h, w, c)`: `(b, c)`.
+    pub fn global_avg_pool(&mut self, x: TensorId) -> BuildResult {
+        let places: usize = self.shape(x).dims().iter().skip(1).take(2).product();
+        let sum = self.apply(Op::Sum { first: 1, last: 2 }, &[x])?;
+        self.scale(sum, 1.0 / places as f32)
     }
 
     /// Looks up rows of `table (v, c)` by `ids`.

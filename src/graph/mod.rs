@@ -12,6 +12,7 @@ mod custom;
 pub mod op;
 mod part;
 pub mod passes;
+pub mod pictures;
 mod place;
 pub mod plan;
 pub mod print;
@@ -31,6 +32,7 @@ pub use passes::gradients::{OpGradients, differentiate, op_gradients};
 pub use op::{Binary, EpilogueOp, IGNORE_INDEX, LossCount, Op, Unary};
 
 pub use part::{PlanPart, PlannedPart};
+pub use pictures::{Conv2dOptions, Pool2dOptions};
 pub use place::Place;
 pub use plan::{Bucket, Plan, PlanOptions, Segment, Slot, SlotKind, TensorLocation};
 pub use replay::replay;

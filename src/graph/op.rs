@@ -4,6 +4,7 @@
 use std::fmt;
 
 use super::custom::{CustomOp, SharedCustomOp};
+use super::pictures::{Conv2dOptions, Pool2dOptions};
 use crate::base::Site;
 
 /// Ignored target: it counts neither in the loss, nor in its count, nor in the gradient.
@@ -135,6 +136,25 @@ pub enum Op {
     /// `x, samples (b) of u32 -> y`: zero with probability `p`, else divided by `1 - p`. It is
     /// its own gradient.
     Dropout { p: f32, site: Site },
+    /// `x (b, h, w, c), weight (o, c/groups, kh, kw) -> y (b, oh, ow, o)`: 2D convolution, without
+    /// mirroring the kernel.
+    Conv2d(Conv2dOptions),
+    /// `dy, weight -> dx (b, h, w, c)`, with the `size` `(h, w)` of the pictures.
+    Conv2dInputGrad { options: Conv2dOptions, size: [usize; 2] },
+    /// `x, dy -> dweight (o, c/groups, kh, kw)`, with the size `(kh, kw)` of the kernel. The bias
+    /// gradient is a [`Op::Sum`].
+    Conv2dWeightGrad { options: Conv2dOptions, kernel: [usize; 2] },
+    /// `x (b, h, w, c) -> y (b, oh, ow, c), places (b, oh, ow, c)`: the maximum of each window, and
+    /// the first place of it in the window, row by row, as a whole number in a float, which holds
+    /// those below 2^24 exactly. A NaN is larger than all numbers. Padding is never the maximum.
+    MaxPool2d(Pool2dOptions),
+    /// `places, dy -> dx (b, h, w, c)`, with the `size` `(h, w)` of the pictures.
+    MaxPool2dGrad { options: Pool2dOptions, size: [usize; 2] },
+    /// `x (b, h, w, c) -> y (b, oh, ow, c)`: the sum of each window, divided by the number of its
+    /// places, padding included.
+    AvgPool2d(Pool2dOptions),
+    /// `dy -> dx (b, h, w, c)`, with the `size` `(h, w)` of the pictures.
+    AvgPool2dGrad { options: Pool2dOptions, size: [usize; 2] },
     /// `logits (n, v), targets (n) of u32 -> parts (n, 2), lse (n)`: the loss and the count (1,
     /// or both 0 if the target is [`IGNORE_INDEX`]) of each row.
     CrossEntropy,
@@ -193,6 +213,7 @@ impl Op {
                 | Op::LayerNormWeightGrad
                 | Op::LayerNormAffineGrad
                 | Op::EmbeddingGrad { .. }
+                | Op::Conv2dWeightGrad { .. }
         )
     }
 
@@ -245,6 +266,13 @@ impl fmt::Display for Op {
             Op::Embedding => write!(f, "embedding"),
             Op::EmbeddingGrad { .. } => write!(f, "embedding_grad"),
             Op::Dropout { p, .. } => write!(f, "dropout {p}"),
+            Op::Conv2d(options) => write!(f, "conv2d{options}"),
+            Op::Conv2dInputGrad { options, .. } => write!(f, "conv2d_input_grad{options}"),
+            Op::Conv2dWeightGrad { options, .. } => write!(f, "conv2d_weight_grad{options}"),
+            Op::MaxPool2d(options) => write!(f, "max_pool2d{options}"),
+            Op::MaxPool2dGrad { options, .. } => write!(f, "max_pool2d_grad{options}"),
+            Op::AvgPool2d(options) => write!(f, "avg_pool2d{options}"),
+            Op::AvgPool2dGrad { options, .. } => write!(f, "avg_pool2d_grad{options}"),
             Op::CrossEntropy => write!(f, "cross_entropy"),
             Op::CrossEntropyGrad => write!(f, "cross_entropy_grad"),
             Op::SquaredError => write!(f, "squared_error"),

@@ -1,6 +1,8 @@
 //! Shape rule of each op: computes the shapes of the outputs from those of the inputs, or the
 //! reason why they do not fit.
 
+mod pictures;
+
 use super::custom;
 use super::op::{Binary, EpilogueOp, Op};
 use crate::base::{DType, Shape};
@@ -71,6 +73,9 @@ fn arity(op: &Op) -> (usize, usize) {
         }
         Op::Embedding | Op::EmbeddingGrad { .. } | Op::Dropout { .. } => (2, 2),
         Op::CrossEntropy | Op::SquaredError | Op::SquaredErrorGrad => (2, 2),
+        Op::Conv2d(_) | Op::Conv2dInputGrad { .. } | Op::Conv2dWeightGrad { .. } => (2, 2),
+        Op::MaxPool2dGrad { .. } => (2, 2),
+        Op::MaxPool2d(_) | Op::AvgPool2d(_) | Op::AvgPool2dGrad { .. } => (1, 1),
         Op::CrossEntropyGrad => (3, 3),
         Op::Custom(op) => (op.inputs().len(), op.inputs().len()),
         Op::Fused { root, epilogue } => {
@@ -221,6 +226,18 @@ fn rule(op: &Op, x: &[&Shape]) -> Result<Vec<Shape>, String> {
         Op::SquaredError => {
             require(x[0] == x[1] && x[0].rank() > 0, "the two shapes must be equal")?;
             Ok(vec![x[0].with_dims(&[x[0].dims()[0], 2])])
+        }
+        Op::Conv2d(options) => Ok(vec![pictures::conv2d(options, x[0], x[1])?]),
+        Op::Conv2dInputGrad { options, size } => {
+            Ok(vec![pictures::conv2d_input(options, *size, x[0], x[1])?])
+        }
+        Op::Conv2dWeightGrad { options, kernel } => {
+            Ok(vec![pictures::conv2d_weight(options, *kernel, x[0], x[1])?])
+        }
+        Op::MaxPool2d(options) => Ok(vec![pictures::pool2d(options, x[0])?; 2]),
+        Op::AvgPool2d(options) => Ok(vec![pictures::pool2d(options, x[0])?]),
+        Op::MaxPool2dGrad { options, size } | Op::AvgPool2dGrad { options, size } => {
+            Ok(vec![pictures::pool2d_input(options, *size, x)?])
         }
         Op::Custom(op) => custom::shape(op, x),
         Op::Fused { root, epilogue } => fused(root, epilogue, x),

@@ -36,6 +36,8 @@ pub enum InputFill {
     Scaled(f32, f32),
     /// Uniform floats from the first number to the second.
     Uniform(f32, f32),
+    /// Whole numbers below a bound, as floats.
+    Whole(u32),
     /// Integers below a bound.
     Ids(u32),
     /// Integers below a bound, about one in five replaced by [`IGNORE_INDEX`].
@@ -48,7 +50,7 @@ impl InputFill {
     /// Returns the element type of the input.
     pub fn dtype(self) -> DType {
         match self {
-            Self::Normal | Self::Scaled(..) | Self::Uniform(..) => DType::F32,
+            Self::Normal | Self::Scaled(..) | Self::Uniform(..) | Self::Whole(_) => DType::F32,
             Self::Ids(_) | Self::Targets(_) | Self::Samples => DType::U32,
         }
     }
@@ -70,6 +72,7 @@ pub fn generate(fill: InputFill, count: usize, which: usize) -> HostTensor<f64> 
                 .map(|i| f64::from((key.uniform(i as u64) as f32).mul_add(high - low, low)))
                 .collect(),
         ),
+        InputFill::Whole(bound) => HostTensor::Float(ids(bound).map(f64::from).collect()),
         InputFill::Ids(bound) => HostTensor::Int(ids(bound).collect()),
         InputFill::Targets(bound) => HostTensor::Int(
             ids(5 * bound).map(|id| if id % 5 == 0 { IGNORE_INDEX } else { id / 5 }).collect(),

@@ -309,6 +309,22 @@ fn row_sums() -> Vec<(String, String)> {
     texts
 }
 
+/// Convolutions as their dispatches complete them.
+fn conv() -> Vec<(String, String)> {
+    let shader = Shader::new("conv", "").with_text(snippet("store"));
+    vec![("conv".to_string(), text(&shader))]
+}
+
+/// Poolings of single channels and of four at a time.
+fn pool() -> Vec<(String, String)> {
+    let kinds = [
+        ("pool 1", "alias Value = f32;\nalias Bits = u32;\n"),
+        ("pool 4", "alias Value = vec4f;\nalias Bits = vec4u;\n"),
+    ];
+    let shader = |types| text(&Shader::new("pool", "").with_text(types));
+    kinds.map(|(name, types)| (name.to_string(), shader(types))).to_vec()
+}
+
 /// Modules that need more workgroup memory than every device has: `(name, text, bytes)`. Each
 /// variant declares how much, and is a candidate where that much is there.
 pub fn demanding_modules() -> Vec<(String, String, u32)> {
@@ -333,10 +349,13 @@ pub fn modules() -> Vec<(String, String)> {
     modules.extend(layer_norm_rows());
     modules.extend(embedding_rows());
     modules.extend(row_sums());
+    modules.extend(conv());
+    modules.extend(pool());
     let completed = [
         "attention",
         "attention_tiles",
         "binary",
+        "conv",
         "embedding_rows",
         "fused",
         "fused_vectors",
@@ -347,6 +366,7 @@ pub fn modules() -> Vec<(String, String)> {
         "matmul_split_k",
         "matmul_shared",
         "matmul_vector",
+        "pool",
         "row_blocks",
         "row_sums",
         "unary",

@@ -5,7 +5,8 @@ use potluck::base::{BucketId, TensorId};
 use potluck::exec::{BucketTensor, Cpu, Executor};
 use potluck::graph::build::BuildResult;
 use potluck::graph::{
-    Binary, Builder, Graph, Init, Op, Plan, PlanOptions, Unary, differentiate, fuse,
+    Binary, Builder, Conv2dOptions, Graph, Init, Op, Plan, PlanOptions, Pool2dOptions, Unary,
+    differentiate, fuse,
 };
 
 const ROWS: usize = 3;
@@ -291,6 +292,46 @@ fn a_tied_embedding_gets_both_gradients() {
     let targets = b.input_ids("targets", &[1, 3]);
     b.cross_entropy_loss(logits, targets).unwrap();
     check_graph(b);
+}
+
+#[test]
+fn convolutions_with_every_option() {
+    let conv = Conv2dOptions::default();
+    let layers = [
+        (conv, 2, [2, 2]),
+        (conv.with_padding(1).with_stride(2), 3, [3, 3]),
+        (conv.with_dilation(2).with_padding(2), 2, [3, 2]),
+        (conv.with_groups(2).with_stride(2), 4, [1, 3]),
+        (conv.with_groups(4).with_padding(1), 4, [3, 3]),
+    ];
+    for (options, o, [kh, kw]) in layers {
+        check(|b| {
+            let x = source(b, "x", &[1, 4, 3, 4]);
+            let weight = b.parameter("weight", &[o, 4 / options.groups, kh, kw], Init::Zeros);
+            let bias = b.parameter("bias", &[o], Init::Zeros);
+            let y = b.conv2d(x, weight, Some(bias), options)?;
+            b.unary(y, Unary::Gelu)
+        });
+    }
+}
+
+#[test]
+fn poolings_with_windows_that_overlap() {
+    let pool = Pool2dOptions::new(3).with_stride(2).with_padding(1);
+    for options in [Pool2dOptions::new(2), pool] {
+        check(|b| {
+            let x = source(b, "x", &[1, 4, 5, 3]);
+            b.max_pool2d(x, options)
+        });
+        check(|b| {
+            let x = source(b, "x", &[1, 4, 5, 3]);
+            b.avg_pool2d(x, options)
+        });
+    }
+    check(|b| {
+        let x = source(b, "x", &[1, 4, 5, 3]);
+        b.global_avg_pool(x)
+    });
 }
 
 /// A parameter that is reshaped before use, and one that is used by an op that cannot add to a

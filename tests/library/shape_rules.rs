@@ -3,7 +3,7 @@
 
 use potluck::base::{DType, Shape, Site};
 use potluck::graph::shapes::{Typed, outputs};
-use potluck::graph::{Binary, Builder, EpilogueOp, Op, Unary};
+use potluck::graph::{Binary, Builder, Conv2dOptions, EpilogueOp, Op, Pool2dOptions, Unary};
 
 /// An op, its inputs, and which changes of each input fit as well.
 type Case = (Op, Vec<(Typed, Free)>);
@@ -105,6 +105,32 @@ fn cases() -> Vec<Case> {
     ]
 }
 
+/// Convolutions, and the pooling of several inputs.
+fn cases_of_pictures() -> Vec<Case> {
+    let conv = Conv2dOptions::default().with_stride(2).with_padding(1).with_groups(2);
+    vec![
+        (
+            Op::Conv2d(conv),
+            vec![
+                (batched(&[1, 7, 6, 8]).0, Free { axes: &[0, 1, 2], batched: true, rank: false }),
+                free(fixed(&[4, 4, 3, 2]), &[2, 3], false),
+            ],
+        ),
+        (
+            Op::Conv2dInputGrad { options: conv, size: [7, 6] },
+            vec![free(batched(&[1, 4, 4, 4]), &[0], true), free(fixed(&[4, 4, 3, 2]), &[1], false)],
+        ),
+        (
+            Op::Conv2dWeightGrad { options: conv, kernel: [3, 2] },
+            vec![free(batched(&[1, 7, 7, 8]), &[1], false), batched(&[1, 4, 4, 4])],
+        ),
+        (
+            Op::MaxPool2dGrad { options: Pool2dOptions::new(2), size: [6, 8] },
+            vec![batched(&[1, 3, 4, 5]), batched(&[1, 3, 4, 5])],
+        ),
+    ]
+}
+
 fn shape_of(is_batched: bool, dims: &[usize]) -> Shape {
     if is_batched && !dims.is_empty() { Shape::batched(dims) } else { Shape::fixed(dims) }
 }
@@ -137,7 +163,7 @@ fn wrong_shapes(shape: &Shape, free: Free) -> Vec<Shape> {
 #[test]
 fn arguments_of_wrong_shapes_are_refused() {
     let mut accepted = Vec::new();
-    for (op, inputs) in cases() {
+    for (op, inputs) in cases().into_iter().chain(cases_of_pictures()) {
         let right: Vec<Typed> = inputs.iter().map(|(typed, _)| typed.clone()).collect();
         outputs(&op, &right).unwrap_or_else(|error| panic!("{error}"));
         for (index, ((shape, dtype), free)) in inputs.iter().enumerate() {
@@ -192,6 +218,40 @@ fn ops_of_one_input_refuse_what_does_not_exist() {
     let empty = [(Shape::batched(&[1, 0]), DType::F32)];
     let error = outputs(&Op::Unary(Unary::Relu), &empty).unwrap_err().to_string();
     assert!(error.contains("(b, 0) has a dimension of size 0"), "{error}");
+}
+
+#[test]
+fn convolutions_and_poolings_that_do_not_exist_are_refused() {
+    let mut b = Builder::new();
+    let x = b.input("x", &[1, 4, 6, 8]);
+    let conv = Conv2dOptions::default();
+    let weight = |b: &mut Builder, dims: &[usize]| {
+        b.parameter(&format!("{dims:?}"), dims, potluck::graph::Init::Zeros)
+    };
+    let large = weight(&mut b, &[2, 8, 5, 3]);
+    let error = b.conv2d(x, large, None, conv).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "conv2d of (b, 4, 6, 8), (2, 8, 5, 3): windows of 5x3 are larger than the padded picture \
+         of 4x6"
+    );
+    b.conv2d(x, large, None, conv.with_padding(1)).unwrap();
+    let error = b.conv2d(x, large, None, conv.with_stride(0)).unwrap_err().to_string();
+    assert!(error.contains("a stride of 0x0 does not exist"), "{error}");
+    let wide = weight(&mut b, &[6, 3, 1, 1]);
+    let error = b.conv2d(x, wide, None, conv.with_groups(3)).unwrap_err().to_string();
+    assert!(error.contains("3 groups do not divide 8 input channels"), "{error}");
+    assert!(b.conv2d(x, wide, None, conv.with_groups(0)).is_err());
+    let error = b.conv2d(x, wide, None, conv.with_groups(2)).unwrap_err().to_string();
+    assert!(error.contains("takes 3 channels per group, and the pictures have 4"), "{error}");
+    let pool = Pool2dOptions::new(5);
+    let error = b.max_pool2d(x, pool).unwrap_err().to_string();
+    assert!(error.contains("larger than the padded picture of 4x6"), "{error}");
+    assert!(b.avg_pool2d(x, Pool2dOptions::new(2).with_padding(2)).is_err());
+    assert!(b.max_pool2d(x, Pool2dOptions::new(0)).is_err());
+    let y = b.global_avg_pool(x).unwrap();
+    assert_eq!(b.shape(y).to_string(), "(b, 8)");
+    assert!(b.global_avg_pool(y).is_err());
 }
 
 #[test]

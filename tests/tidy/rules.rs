@@ -50,17 +50,21 @@ pub const OP_EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("src/exec/gpu/add.rs", "Binary", "adds chunks of gradients by the kernel of the op"),
     (
         "src/graph/passes/fuse.rs",
-        "MatMul Unary UnaryGrad Binary LayerNormGrad Reshape Fused",
+        "MatMul Unary UnaryGrad Binary LayerNormGrad Conv2d Conv2dInputGrad Reshape Fused",
         "the table of fusions",
     ),
     ("src/kernels/ops/epilogue.rs", "Unary UnaryGrad Binary Fused", "the steps of a fused op"),
     (
         "src/kernels/ops/fused.rs",
         "MatMul Unary UnaryGrad Binary LayerNorm LayerNormGrad LayerNormWeightGrad \
-         LayerNormAffineGrad",
+         LayerNormAffineGrad Conv2d Conv2dInputGrad Conv2dWeightGrad",
         "the roots of a fused op",
     ),
-    ("src/kernels/ops/fused/probes.rs", "MatMul Unary Binary LayerNormGrad", "the same"),
+    (
+        "src/kernels/ops/fused/probes.rs",
+        "MatMul Unary Binary LayerNormGrad Conv2d Conv2dInputGrad Conv2dWeightGrad",
+        "the same",
+    ),
 ];
 
 /// Rooms with their layer and what they may import, between spaces.
@@ -405,11 +409,10 @@ pub fn op_users(files: &[Source], exceptions: &[(&str, &str, &str)]) -> Vec<Stri
 
 /// The module of an op's twin, by the table: `a` in `Op::A | Op::AGrad => a::TWIN,`.
 fn twin_of(table: &str, op: &str) -> Option<String> {
-    let line = table.lines().find(|line| {
-        line.contains("::TWIN") && words(line, &format!("Op::{op}")).next().is_some()
-    })?;
-    let (_, twin) = line.split_once("=>")?;
-    twin.trim().split_once("::").map(|(module, _)| module.to_string())
+    let arm = &table[words(table, &format!("Op::{op}")).next()?..];
+    let (_, twin) = arm.split_once("=>")?;
+    let twin = twin.split(',').next()?.trim().strip_suffix("::TWIN")?;
+    Some(twin.to_string())
 }
 
 /// Returns true for a twin's own file: `a.rs`, `a_part.rs` or in the directory `a`.

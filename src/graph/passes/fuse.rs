@@ -41,8 +41,9 @@ struct Pair<'a> {
 }
 
 impl Pair<'_> {
+    /// Returns true for a matrix product or a convolution, which is one too.
     fn is_product(&self) -> bool {
-        matches!(self.root, Op::MatMul { .. })
+        matches!(self.root, Op::MatMul { .. } | Op::Conv2d(_) | Op::Conv2dInputGrad { .. })
     }
 
     fn is_chain(&self) -> bool {

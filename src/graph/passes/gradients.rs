@@ -194,6 +194,21 @@ fn rule(b: &mut Backward, node: NodeId) -> Result<(), ShapeError> {
             let rows = b.graph.tensor(x[1]).shape.dims()[0];
             b.accumulate_op(x[1], Op::EmbeddingGrad { rows }, &[x[0], dy])
         }
+        Op::Conv2d(options) => {
+            let (size, weight) = (b.picture_size(x[0]), b.graph.tensor(x[1]).shape.dims());
+            let kernel = [weight[2], weight[3]];
+            b.accumulate_op(x[0], Op::Conv2dInputGrad { options, size }, &[dy, x[1]])?;
+            b.accumulate_op(x[1], Op::Conv2dWeightGrad { options, kernel }, &[x[0], dy])
+        }
+        Op::MaxPool2d(options) => {
+            let size = b.picture_size(x[0]);
+            let inputs = [node.outputs[1], dy];
+            b.accumulate_op(x[0], Op::MaxPool2dGrad { options, size }, &inputs)
+        }
+        Op::AvgPool2d(options) => {
+            let size = b.picture_size(x[0]);
+            b.accumulate_op(x[0], Op::AvgPool2dGrad { options, size }, &[dy])
+        }
         Op::Dropout { p, site } => b.accumulate_op(x[0], Op::Dropout { p, site }, &[dy, x[1]]),
         Op::CrossEntropy | Op::SquaredError => Ok(()),
         Op::Custom(ref op) => b.custom(op, &node, dy),
@@ -204,6 +219,10 @@ fn rule(b: &mut Backward, node: NodeId) -> Result<(), ShapeError> {
         | Op::LayerNormAffineGrad
         | Op::AttentionGrad { .. }
         | Op::EmbeddingGrad { .. }
+        | Op::Conv2dInputGrad { .. }
+        | Op::Conv2dWeightGrad { .. }
+        | Op::MaxPool2dGrad { .. }
+        | Op::AvgPool2dGrad { .. }
         | Op::CrossEntropyGrad
         | Op::SquaredErrorGrad
         | Op::Fused { .. } => panic!("{} has no second derivative", node.op),
@@ -437,6 +456,12 @@ impl Backward {
             return Ok(());
         }
         self.accumulate_op(target, Op::Sum { first: 0, last: whole - part - 1 }, &[dy])
+    }
+
+    /// Returns the height and the width of pictures `(b, h, w, c)`.
+    fn picture_size(&self, tensor: TensorId) -> [usize; 2] {
+        let dims = self.graph.tensor(tensor).shape.dims();
+        [dims[1], dims[2]]
     }
 
     fn rank(&self, tensor: TensorId) -> usize {

@@ -10,7 +10,7 @@ use std::borrow::Cow;
 use rayon::prelude::*;
 
 use super::epilogue::{self, Epilogue, EpilogueStep};
-use super::{binary, fused_vectors, layer_norm, matmul, unary};
+use super::{binary, conv, fused_vectors, layer_norm, matmul, unary};
 use crate::base::{DType, HostTensorView, Shape};
 use crate::graph::{Binary, Op, shapes};
 use crate::kernels::dispatch::grid;
@@ -92,6 +92,7 @@ pub fn reference<T: Float>(
     let mut values = vec![T::zero(); call.output_len(0)];
     let reference = match root.op {
         Op::MatMul { .. } => matmul::reference::<T>,
+        Op::Conv2d(_) | Op::Conv2dInputGrad { .. } => conv::reference::<T>,
         Op::LayerNormGrad => layer_norm::reference::<T>,
         Op::Unary(_) | Op::UnaryGrad(_) => unary::reference::<T>,
         Op::Binary(_) => binary::reference::<T>,

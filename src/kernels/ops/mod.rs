@@ -3,6 +3,7 @@
 pub mod adamw;
 pub mod attention;
 pub mod binary;
+pub mod conv;
 pub mod copy;
 pub mod cross_entropy;
 pub mod cross_entropy_subgroups;
@@ -19,6 +20,7 @@ pub mod layer_norm_group;
 pub mod layer_norm_rows;
 pub mod matmul;
 pub mod norm;
+pub mod pool;
 pub mod row_blocks;
 pub mod row_sums;
 pub mod sgd;
@@ -57,6 +59,11 @@ table! {
     Op::LayerNorm { .. } | Op::LayerNormGrad => layer_norm::TWIN,
     Op::LayerNormWeightGrad | Op::LayerNormAffineGrad => layer_norm::TWIN,
     Op::CrossEntropy | Op::CrossEntropyGrad => cross_entropy::TWIN,
+    Op::Conv2d(_) | Op::Conv2dInputGrad { .. } | Op::Conv2dWeightGrad { .. } => conv::TWIN,
+    Op::MaxPool2d(_)
+    | Op::MaxPool2dGrad { .. }
+    | Op::AvgPool2d(_)
+    | Op::AvgPool2dGrad { .. } => pool::TWIN,
     Op::Attention { .. } | Op::AttentionGrad { .. } => attention::TWIN,
     Op::Custom(_) => custom::TWIN,
 }

@@ -2,9 +2,9 @@
 
 use super::epilogue;
 use crate::base::rng::Key;
-use crate::graph::{Binary, EpilogueOp, Op, Unary};
+use crate::graph::{Binary, Conv2dOptions, EpilogueOp, Op, Unary};
 use crate::kernels::call_shapes::{C, N, calls};
-use crate::kernels::ops::matmul;
+use crate::kernels::ops::{conv, matmul};
 use crate::kernels::{CallShape, Dims, OwnedCall, RandomContext, twin};
 
 /// See [`crate::kernels::Twin::probes`]: calls of the root op, with operands of the epilogue that
@@ -55,9 +55,12 @@ fn roots(root: &Op, own: &[Dims], output: &Dims, period: Option<usize>) -> Vec<C
             let many = 1100_usize.div_ceil(width).next_multiple_of(4);
             calls(root, [3, 9, many].map(sized))
         }
-        Some(period) if output.last() == Some(&period) => {
-            matmul::probes_with_columns(root, own, Some(period))
-        }
+        Some(period) if output.last() == Some(&period) => match root {
+            Op::Conv2d(_) | Op::Conv2dInputGrad { .. } => {
+                conv::probes_with_channels(root, own, Some(period))
+            }
+            _ => matmul::probes_with_columns(root, own, Some(period)),
+        },
         Some(_) => Vec::new(),
     }
 }
@@ -76,6 +79,11 @@ pub fn catalog() -> Vec<CallShape> {
         let root = Op::MatMul { transpose_a: false, transpose_b };
         fused(root, epilogue, vec![x.clone(), w, operand.clone()])
     };
+    let convolution = |epilogue: &[EpilogueOp], operand: &[usize]| {
+        let (x, w) = (vec![4, 16, 16, 32], vec![64, 32, 3, 3]);
+        let root = Op::Conv2d(Conv2dOptions::default().with_padding(1).with_stride(2));
+        fused(root, epilogue, vec![x, w, operand.to_vec()])
+    };
     let add = Op::Binary(Binary::Add);
     vec![
         product(true, &[sum], &y),
@@ -86,6 +94,8 @@ pub fn catalog() -> Vec<CallShape> {
             &[sum],
             vec![x.clone(), vec![C], vec![2 * N, 2], x.clone(), x.clone()],
         ),
+        convolution(&[bias, EpilogueOp::Store, EpilogueOp::Unary(gelu)], &[64]),
+        convolution(&[EpilogueOp::UnaryGrad(gelu)], &[4, 8, 8, 64]),
         fused(add, &[EpilogueOp::Unary(gelu)], vec![y.clone(), wide.clone()]),
         fused(Op::Unary(gelu), &[bias, sum], vec![y.clone(), wide, y]),
     ]

@@ -1,0 +1,137 @@
+// Pooling of pictures that are channels last, and the gradients.
+// uses lib/index
+//
+//   max_pool       y[b, i, j, c] = max of x[b, i sh + ky - ph, j sw + kx - pw, c] over the window,
+//                  places[b, i, j, c] = ky kw + kx of the first place that has it
+//   max_pool_grad  dx[b, y, x, c] = sum of dy over the windows whose maximum is at that place
+//   avg_pool       y[b, i, j, c] = sum of x over the window / (kh kw), with padding as zeros
+//   avg_pool_grad  dx[b, y, x, c] = sum of dy over the windows with that place / (kh kw)
+//
+// x (b, h, w, c), y (b, oh, ow, c). One invocation per Value of the result: per channel, or per
+// four neighbouring ones, which `Value` and `Bits` say (prepended: src/kernels/ops/pool.rs), and c
+// counts those. 4 bytes are read per channel and place of a window, 8 by max_pool_grad.
+
+struct Params {
+    count: u32,             // Values of the result
+    h: u32, w: u32, c: u32,
+    oh: u32, ow: u32,
+    kh: u32, kw: u32,
+    sh: u32, sw: u32,       // stride
+    ph: u32, pw: u32,       // padding
+}
+var<immediate> p: Params;
+
+@group(0) @binding(0) var<storage, read> x: array<Value>;               // x, or dy of avg_pool
+@group(0) @binding(1) var<storage, read_write> y: array<Value>;         // y, or dx of avg_pool
+@group(0) @binding(2) var<storage, read_write> places: array<Value>;
+// The gradient of the maximum binds places, dy, dx.
+@group(0) @binding(0) var<storage, read> known: array<Value>;
+@group(0) @binding(1) var<storage, read> dy: array<Value>;
+@group(0) @binding(2) var<storage, read_write> dx: array<Value>;
+
+// Whole numbers in the order of the values: -0 as 0, a NaN above all others.
+fn ranks(value: Value) -> Bits {
+    let given = bitcast<Bits>(value);
+    let bits = select(given, Bits(0u), given == Bits(0x80000000u));
+    let ranked = select(bits | Bits(0x80000000u), ~bits, bits >= Bits(0x80000000u));
+    return select(ranked, Bits(0xFFFFFFFFu), (bits & Bits(0x7FFFFFFFu)) > Bits(0x7F800000u));
+}
+
+@compute @workgroup_size(64)
+fn max_pool(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {
+    let at = index(id, groups);
+    if (at >= p.count) { return; }
+    let channel = at % p.c;
+    let place = at / p.c;
+    let picture = place / (p.oh * p.ow) * p.h;
+    // Places above and on the left are beyond 2^31, and not inside either.
+    let top = place / p.ow % p.oh * p.sh - p.ph;
+    let left = place % p.ow * p.sw - p.pw;
+    // No value has the rank 0, so that the first one is taken, whatever it is.
+    var highest = Bits(0u);
+    var best = Value(0.0);
+    var best_place = Value(0.0);
+    for (var ky = 0u; ky < p.kh; ky++) {
+        if (top + ky >= p.h) { continue; }
+        let line = (picture + top + ky) * p.w;
+        for (var kx = 0u; kx < p.kw; kx++) {
+            if (left + kx >= p.w) { continue; }
+            let value = x[(line + left + kx) * p.c + channel];
+            let rank = ranks(value);
+            let wins = rank > highest;
+            highest = select(highest, rank, wins);
+            best = select(best, value, wins);
+            best_place = select(best_place, Value(f32(ky * p.kw + kx)), wins);
+        }
+    }
+    y[at] = best;
+    places[at] = best_place;
+}
+
+// The windows with a place, along one axis: the first one, and the one behind the last.
+fn windows(at: u32, kernel: u32, stride: u32, padding: u32, count: u32) -> vec2u {
+    let place = at + padding;
+    let first = select(0u, (place - kernel) / stride + 1u, place >= kernel);
+    return vec2u(first, min(place / stride + 1u, count));
+}
+
+@compute @workgroup_size(64)
+fn max_pool_grad(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {
+    let at = index(id, groups);
+    if (at >= p.count) { return; }
+    let channel = at % p.c;
+    let place = at / p.c;
+    let picture = place / (p.h * p.w) * p.oh;
+    let down = place / p.w % p.h;
+    let across = place % p.w;
+    let rows = windows(down, p.kh, p.sh, p.ph, p.oh);
+    let columns = windows(across, p.kw, p.sw, p.pw, p.ow);
+    var total = Value(0.0);
+    for (var i = rows.x; i < rows.y; i++) {
+        let ky = down + p.ph - i * p.sh;
+        for (var j = columns.x; j < columns.y; j++) {
+            let kx = across + p.pw - j * p.sw;
+            let source = ((picture + i) * p.ow + j) * p.c + channel;
+            total += select(Value(0.0), dy[source], known[source] == Value(f32(ky * p.kw + kx)));
+        }
+    }
+    dx[at] = total;
+}
+
+@compute @workgroup_size(64)
+fn avg_pool(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {
+    let at = index(id, groups);
+    if (at >= p.count) { return; }
+    let channel = at % p.c;
+    let place = at / p.c;
+    let picture = place / (p.oh * p.ow) * p.h;
+    let top = place / p.ow % p.oh * p.sh - p.ph;
+    let left = place % p.ow * p.sw - p.pw;
+    var total = Value(0.0);
+    for (var ky = 0u; ky < p.kh; ky++) {
+        if (top + ky >= p.h) { continue; }
+        let line = (picture + top + ky) * p.w;
+        for (var kx = 0u; kx < p.kw; kx++) {
+            if (left + kx < p.w) { total += x[(line + left + kx) * p.c + channel]; }
+        }
+    }
+    y[at] = total / f32(p.kh * p.kw);
+}
+
+@compute @workgroup_size(64)
+fn avg_pool_grad(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {
+    let at = index(id, groups);
+    if (at >= p.count) { return; }
+    let channel = at % p.c;
+    let place = at / p.c;
+    let picture = place / (p.h * p.w) * p.oh;
+    let rows = windows(place / p.w % p.h, p.kh, p.sh, p.ph, p.oh);
+    let columns = windows(place % p.w, p.kw, p.sw, p.pw, p.ow);
+    var total = Value(0.0);
+    for (var i = rows.x; i < rows.y; i++) {
+        for (var j = columns.x; j < columns.y; j++) {
+            total += x[((picture + i) * p.ow + j) * p.c + channel];
+        }
+    }
+    y[at] = total / f32(p.kh * p.kw);
+}

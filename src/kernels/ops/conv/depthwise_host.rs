@@ -1,0 +1,286 @@
+//! CPU kernels of convolutions of single channels: sums of several channels at a time in registers,
+//! over padded pictures.
+
+use std::ops::Range;
+
+use pulp::Simd;
+use rayon::prelude::*;
+
+use super::geometry::{ConvKind, Gather, Geometry};
+use super::panel::{self, Panel};
+
+/// Places whose sums are in registers at a time.
+const PLACES: usize = 8;
+
+/// Taps whose sums of the gradient by the weight are in registers at a time.
+const TAPS: usize = 4;
+
+/// Partial sums of the gradient by the weight, if there are so many blocks of rows.
+const PARTS: usize = 16;
+
+/// Computes a call on all threads. Sums are in an order that does not depend on their number.
+pub fn fast(geometry: &Geometry, accumulate: bool, a: &[f32], b: &[f32], out: &mut [f32]) {
+    match geometry.kind {
+        ConvKind::Forward | ConvKind::InputGrad => gathered(geometry, a, b, out),
+        ConvKind::WeightGrad => weight_grad(geometry, accumulate, a, b, out),
+    }
+}
+
+/// Computes the forward pass or the gradient by the input, rows of pictures at a time.
+fn gathered(geometry: &Geometry, source: &[f32], weight: &[f32], out: &mut [f32]) {
+    let (c, all) = (geometry.c, Gather::all(geometry));
+    let weights: Vec<Vec<f32>> =
+        all.iter().map(|gather| by_taps(geometry, gather, weight)).collect();
+    let [height, width] = all[0].out_size;
+    let step = all[0].out_step[0];
+    let rows = all.iter().map(|gather| panel::rows_of(gather, c)).min().unwrap_or(1);
+    let lines = rows * step;
+    out.par_chunks_mut(height * width * c).enumerate().for_each(|(b, out)| {
+        out.par_chunks_mut(lines * width * c).enumerate().for_each(|(block, out)| {
+            for (gather, weights) in all.iter().zip(&weights) {
+                let end = gather.grid[0].min((block + 1) * rows);
+                let range = block * rows..end.max(block * rows);
+                compute_rows(gather, c, weights, source, (b, range), out);
+            }
+        });
+    });
+}
+
+/// Returns the weights `(c, 1, kh, kw)` as (taps of the product, c).
+fn by_taps(geometry: &Geometry, gather: &Gather, weight: &[f32]) -> Vec<f32> {
+    let [down, across] = gather.taps;
+    let taps = (0..down * across).map(|tap| gather.kernel_place([tap / across, tap % across]));
+    let each = taps.flat_map(|place| {
+        (0..geometry.c).map(move |channel| geometry.weight_at(channel, 0, place))
+    });
+    each.map(|at| weight[at]).collect()
+}
+
+/// Returns the places of taps in a panel.
+fn offsets(taps: [usize; 2], panel: &Panel) -> Vec<usize> {
+    let [down, across] = taps;
+    let tap = |at: usize| [at / across, at % across];
+    let offset = |[ky, kx]: [usize; 2]| ky * panel.tap_steps[0] + kx * panel.tap_steps[1];
+    (0..down * across).map(tap).map(offset).collect()
+}
+
+/// Computes rows of the grid of a product; `out` begins with the row of the picture in which the
+/// first of them would be without an offset.
+fn compute_rows(
+    gather: &Gather,
+    c: usize,
+    weights: &[f32],
+    source: &[f32],
+    (b, rows): (usize, Range<usize>),
+    out: &mut [f32],
+) {
+    if rows.is_empty() || gather.grid[1] == 0 {
+        return;
+    }
+    panel::with(gather, c, source, (b, rows.clone()), |panel| {
+        let offsets = offsets(gather.taps, panel);
+        for row in 0..rows.len() {
+            let y = gather.out_first[0] + row * gather.out_step[0];
+            let at = (y * gather.out_size[1] + gather.out_first[1]) * c;
+            pulp::Arch::new().dispatch(ChannelSums {
+                x: &panel.data[row * panel.steps[0]..],
+                step: panel.steps[1],
+                count: gather.grid[1],
+                offsets: &offsets,
+                weights,
+                c,
+                out: &mut out[at..],
+                out_step: gather.out_step[1] * c,
+            });
+        }
+    });
+}
+
+/// Sums over the taps for every channel of `count` places of a row, `step` elements apart in `x`
+/// and `out_step` in `out`.
+struct ChannelSums<'a> {
+    x: &'a [f32],
+    step: usize,
+    count: usize,
+    offsets: &'a [usize],
+    /// (taps, c)
+    weights: &'a [f32],
+    c: usize,
+    out: &'a mut [f32],
+    out_step: usize,
+}
+
+impl pulp::WithSimd for ChannelSums<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        let whole = self.count - self.count % PLACES;
+        for first in (0..self.c).step_by(S::F32_LANES) {
+            let is_whole = first + S::F32_LANES <= self.c;
+            for begin in (0..whole).step_by(PLACES) {
+                match is_whole {
+                    true => self.tile::<S, PLACES, true>(simd, first, begin),
+                    false => self.tile::<S, PLACES, false>(simd, first, begin),
+                }
+            }
+            for begin in whole..self.count {
+                match is_whole {
+                    true => self.tile::<S, 1, true>(simd, first, begin),
+                    false => self.tile::<S, 1, false>(simd, first, begin),
+                }
+            }
+        }
+    }
+}
+
+/// Returns a vector of what a slice begins with: of `lanes` elements, or of a whole vector.
+#[inline(always)]
+fn load<S: Simd, const WHOLE: bool>(simd: S, from: &[f32], lanes: usize) -> S::f32s {
+    match WHOLE {
+        true => S::as_simd_f32s(&from[..S::F32_LANES]).0[0],
+        false => simd.partial_load_f32s(&from[..lanes]),
+    }
+}
+
+/// Stores a vector as [`load`] reads it.
+#[inline(always)]
+fn store<S: Simd, const WHOLE: bool>(simd: S, to: &mut [f32], lanes: usize, value: S::f32s) {
+    match WHOLE {
+        true => S::as_mut_simd_f32s(&mut to[..S::F32_LANES]).0[0] = value,
+        false => simd.partial_store_f32s(&mut to[..lanes], value),
+    }
+}
+
+impl ChannelSums<'_> {
+    /// Computes a vector of channels, or what is left of them, of `P` places.
+    #[inline(always)]
+    fn tile<S: Simd, const P: usize, const WHOLE: bool>(
+        &mut self,
+        simd: S,
+        first: usize,
+        begin: usize,
+    ) {
+        let lanes = self.c - first;
+        let mut sums = [simd.splat_f32s(0.0); P];
+        for (tap, offset) in self.offsets.iter().enumerate() {
+            let by = load::<S, WHOLE>(simd, &self.weights[tap * self.c + first..], lanes);
+            for (place, sum) in sums.iter_mut().enumerate() {
+                let at = (begin + place) * self.step + offset + first;
+                *sum = simd.mul_add_e_f32s(load::<S, WHOLE>(simd, &self.x[at..], lanes), by, *sum);
+            }
+        }
+        for (place, sum) in sums.iter().enumerate() {
+            let to = &mut self.out[(begin + place) * self.out_step + first..];
+            store::<S, WHOLE>(simd, to, lanes, *sum);
+        }
+    }
+}
+
+/// Computes the gradient by the weight: partial sums over blocks of rows of outputs, added in
+/// order. The parts depend on the sizes alone.
+fn weight_grad(geometry: &Geometry, accumulate: bool, x: &[f32], dy: &[f32], out: &mut [f32]) {
+    let (taps, c) = (geometry.taps(), geometry.c);
+    let gather = Gather::forward(geometry);
+    let [height, width] = geometry.out;
+    let rows = panel::rows_of(&gather, c);
+    let per_picture = height.div_ceil(rows);
+    let blocks: Vec<usize> = (0..geometry.b * per_picture).collect();
+    let sum_of = |blocks: &[usize]| {
+        let mut sums = vec![0.0; taps * c];
+        for block in blocks {
+            let (b, first) = (block / per_picture, block % per_picture * rows);
+            let range = first..height.min(first + rows);
+            let dy = &dy[(b * height + first) * width * c..][..range.len() * width * c];
+            panel::with(&gather, c, x, (b, range.clone()), |panel| {
+                pulp::Arch::new().dispatch(TapSums {
+                    x: panel.data,
+                    steps: panel.steps,
+                    counts: [range.len(), width],
+                    offsets: &offsets(gather.taps, panel),
+                    dy,
+                    c,
+                    sums: &mut sums,
+                });
+            });
+        }
+        sums
+    };
+    let parts: Vec<Vec<f32>> =
+        blocks.par_chunks(blocks.len().div_ceil(PARTS)).map(sum_of).collect();
+    for (at, to) in out.iter_mut().enumerate() {
+        let (channel, tap) = (at / taps, at % taps);
+        let sum: f32 = parts.iter().map(|part| part[tap * c + channel]).sum();
+        *to = if accumulate { *to + sum } else { sum };
+    }
+}
+
+/// Adds to the sums (taps, c) the products of x and dy over rows of places.
+struct TapSums<'a> {
+    x: &'a [f32],
+    /// Elements from a row of places to the next, and from a place to the next.
+    steps: [usize; 2],
+    counts: [usize; 2],
+    offsets: &'a [usize],
+    /// (places, c)
+    dy: &'a [f32],
+    c: usize,
+    sums: &'a mut [f32],
+}
+
+impl pulp::WithSimd for TapSums<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        let taps = self.offsets.len();
+        let whole = taps - taps % TAPS;
+        for first in (0..self.c).step_by(S::F32_LANES) {
+            let is_whole = first + S::F32_LANES <= self.c;
+            for tap in (0..whole).step_by(TAPS) {
+                match is_whole {
+                    true => self.tile::<S, TAPS, true>(simd, first, tap),
+                    false => self.tile::<S, TAPS, false>(simd, first, tap),
+                }
+            }
+            for tap in whole..taps {
+                match is_whole {
+                    true => self.tile::<S, 1, true>(simd, first, tap),
+                    false => self.tile::<S, 1, false>(simd, first, tap),
+                }
+            }
+        }
+    }
+}
+
+impl TapSums<'_> {
+    /// Adds to the sums of `T` taps for a vector of channels, or what is left of them.
+    #[inline(always)]
+    fn tile<S: Simd, const T: usize, const WHOLE: bool>(
+        &mut self,
+        simd: S,
+        first: usize,
+        tap: usize,
+    ) {
+        let lanes = self.c - first;
+        let mut offsets = [0; T];
+        offsets.copy_from_slice(&self.offsets[tap..tap + T]);
+        let mut own = [simd.splat_f32s(0.0); T];
+        for row in 0..self.counts[0] {
+            for place in 0..self.counts[1] {
+                let from = (row * self.counts[1] + place) * self.c + first;
+                let dy = load::<S, WHOLE>(simd, &self.dy[from..], lanes);
+                let at = row * self.steps[0] + place * self.steps[1] + first;
+                for (sum, offset) in own.iter_mut().zip(offsets) {
+                    let x = load::<S, WHOLE>(simd, &self.x[at + offset..], lanes);
+                    *sum = simd.mul_add_e_f32s(x, dy, *sum);
+                }
+            }
+        }
+        for (at, own) in own.iter().enumerate() {
+            let to = &mut self.sums[(tap + at) * self.c + first..];
+            let sum = simd.add_f32s(*own, load::<S, WHOLE>(simd, to, lanes));
+            store::<S, WHOLE>(simd, to, lanes, sum);
+        }
+    }
+}

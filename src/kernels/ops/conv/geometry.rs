@@ -1,0 +1,300 @@
+//! Sizes of a convolution, derived from its call, and the places that its windows read.
+
+use crate::graph::{Conv2dOptions, Op};
+use crate::kernels::OpCall;
+
+/// What a call computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConvKind {
+    Forward,
+    InputGrad,
+    WeightGrad,
+}
+
+/// Sizes of a convolution of pictures `x (b, h, w, c)` to `y (b, oh, ow, o)`, or of one of its
+/// gradients.
+#[derive(Clone, Copy, Debug)]
+pub struct Geometry {
+    pub kind: ConvKind,
+    pub b: usize,
+    /// Height and width of the pictures.
+    pub size: [usize; 2],
+    pub c: usize,
+    /// Height and width of the output.
+    pub out: [usize; 2],
+    pub o: usize,
+    pub kernel: [usize; 2],
+    pub options: Conv2dOptions,
+}
+
+impl Geometry {
+    /// Returns the sizes of a call, whose outputs have the shape of the root op's.
+    ///
+    /// # Panics
+    /// Panics if the op is no convolution.
+    pub fn of(call: &OpCall) -> Self {
+        let (x, w, y) = (&call.inputs[0], &call.inputs[1], &call.outputs[0]);
+        let (kind, options, x, w, y) = match *call.op.root_op() {
+            Op::Conv2d(options) => (ConvKind::Forward, options, x, w, y),
+            Op::Conv2dInputGrad { options, .. } => (ConvKind::InputGrad, options, y, w, x),
+            Op::Conv2dWeightGrad { options, .. } => (ConvKind::WeightGrad, options, x, y, w),
+            ref other => panic!("{other} is no convolution"),
+        };
+        Self {
+            kind,
+            b: x[0],
+            size: [x[1], x[2]],
+            c: x[3],
+            out: [y[1], y[2]],
+            o: y[3],
+            kernel: [w[2], w[3]],
+            options,
+        }
+    }
+
+    pub fn groups(&self) -> usize {
+        self.options.groups
+    }
+
+    /// Returns the input channels of a group.
+    pub fn group_c(&self) -> usize {
+        self.c / self.groups()
+    }
+
+    /// Returns the output channels of a group.
+    pub fn group_o(&self) -> usize {
+        self.o / self.groups()
+    }
+
+    /// Returns the number of places of the kernel.
+    pub fn taps(&self) -> usize {
+        self.kernel[0] * self.kernel[1]
+    }
+
+    /// Returns the number of places of all outputs.
+    pub fn positions(&self) -> usize {
+        self.b * self.out[0] * self.out[1]
+    }
+
+    /// Returns the number of weights.
+    pub fn weights(&self) -> usize {
+        self.o * self.group_c() * self.taps()
+    }
+
+    /// Returns true if every channel is convolved with a kernel of its own.
+    pub fn is_depthwise(&self) -> bool {
+        self.groups() > 1 && self.group_c() == 1 && self.group_o() == 1
+    }
+
+    /// Returns the index in the weight `(o, c/groups, kh, kw)`.
+    pub fn weight_at(&self, o: usize, c: usize, [ky, kx]: [usize; 2]) -> usize {
+        ((o * self.group_c() + c) * self.kernel[0] + ky) * self.kernel[1] + kx
+    }
+
+    /// Calls `body` with the number of each place of an output, that of the place of `x` that it
+    /// reads, and the place of the kernel; not for padding.
+    pub fn for_each_pair(&self, mut body: impl FnMut(usize, usize, [usize; 2])) {
+        let gather = Gather::forward(self);
+        for at in 0..self.positions() {
+            let place = gather.place(at);
+            for ky in 0..self.kernel[0] {
+                for kx in 0..self.kernel[1] {
+                    if let Some(from) = gather.source(place, [ky, kx]) {
+                        body(at, from, [ky, kx]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A product whose rows are gathered from pictures: the forward pass, or the part of the gradient
+/// by the input whose places have the same remainder by the stride. Its terms are *taps* (places of
+/// the kernel) and channels. In each pair, the height comes first.
+#[derive(Clone, Copy, Debug)]
+pub struct Gather {
+    /// Rows of the product, a grid for each of `b` pictures.
+    pub grid: [usize; 2],
+    /// Places that the first tap reads, of the first row.
+    pub first: [isize; 2],
+    /// Places from one row of the grid to the next, and from a tap to the next.
+    pub step: [usize; 2],
+    pub tap_step: [usize; 2],
+    pub taps: [usize; 2],
+    /// Places of the kernel of the first tap, and those to the next tap's.
+    pub kernel_first: [usize; 2],
+    pub kernel_step: [isize; 2],
+    /// Size of the pictures that are read.
+    pub size: [usize; 2],
+    /// Places in the output of the first row, and those to the next row's.
+    pub out_first: [usize; 2],
+    pub out_step: [usize; 2],
+    pub out_size: [usize; 2],
+}
+
+impl Gather {
+    /// Returns the product of the forward pass.
+    pub fn forward(geometry: &Geometry) -> Self {
+        let Conv2dOptions { stride, padding, dilation, .. } = geometry.options;
+        Self {
+            grid: geometry.out,
+            first: padding.map(|padding| -(padding as isize)),
+            step: stride,
+            tap_step: dilation,
+            taps: geometry.kernel,
+            kernel_first: [0; 2],
+            kernel_step: [1; 2],
+            size: geometry.size,
+            out_first: [0; 2],
+            out_step: [1; 2],
+            out_size: geometry.out,
+        }
+    }
+
+    /// Returns the product of the gradient by the input for the places of this remainder. Taps are
+    /// in falling order of their places in the kernel, so that the places that they read rise.
+    pub fn input_grad(geometry: &Geometry, remainder: [usize; 2]) -> Self {
+        let axes = [0, 1].map(|axis| Phase::of(geometry, axis, remainder[axis]));
+        let each = |value: fn(&Phase) -> usize| axes.each_ref().map(value);
+        Self {
+            grid: each(|phase| phase.grid),
+            first: axes.each_ref().map(|phase| phase.first),
+            step: [1; 2],
+            tap_step: each(|phase| phase.tap_step),
+            taps: each(|phase| phase.taps),
+            kernel_first: each(|phase| phase.kernel_last),
+            kernel_step: axes.each_ref().map(|phase| -(phase.kernel_step as isize)),
+            size: geometry.out,
+            out_first: remainder,
+            out_step: geometry.options.stride,
+            out_size: geometry.size,
+        }
+    }
+
+    /// Returns the products that a call of these sizes consists of, by the remainders of the places
+    /// of their outputs, row by row.
+    pub fn all(geometry: &Geometry) -> Vec<Self> {
+        if geometry.kind != ConvKind::InputGrad {
+            return vec![Self::forward(geometry)];
+        }
+        let [down, across] =
+            [0, 1].map(|axis| geometry.options.stride[axis].min(geometry.size[axis]));
+        let remainders = (0..down * across).map(|at| [at / across, at % across]);
+        remainders.map(|remainder| Self::input_grad(geometry, remainder)).collect()
+    }
+
+    /// Returns picture, row and column in the grid of a row of the product.
+    pub fn place(&self, row: usize) -> [usize; 3] {
+        let [down, across] = self.grid;
+        [row / (down * across), row / across % down, row % across]
+    }
+
+    /// Returns the number of the place that a tap reads, `None` for padding.
+    pub fn source(&self, [b, i, j]: [usize; 3], tap: [usize; 2]) -> Option<usize> {
+        let y = self.read(0, i, tap[0])?;
+        Some((b * self.size[0] + y) * self.size[1] + self.read(1, j, tap[1])?)
+    }
+
+    /// Returns the row or column that a tap reads, `None` for padding.
+    pub fn read(&self, axis: usize, at: usize, tap: usize) -> Option<usize> {
+        let offset = (at * self.step[axis] + tap * self.tap_step[axis]) as isize;
+        usize::try_from(self.first[axis] + offset).ok().filter(|at| *at < self.size[axis])
+    }
+
+    /// Returns the place in the kernel of a tap.
+    pub fn kernel_place(&self, tap: [usize; 2]) -> [usize; 2] {
+        [0, 1].map(|axis| {
+            self.kernel_first[axis].wrapping_add_signed(tap[axis] as isize * self.kernel_step[axis])
+        })
+    }
+
+    /// Returns the number of the place in the output of a row of the product.
+    pub fn out_at(&self, [b, i, j]: [usize; 3]) -> usize {
+        let [y, x] = [0, 1].map(|axis| self.out_first[axis] + [i, j][axis] * self.out_step[axis]);
+        (b * self.out_size[0] + y) * self.out_size[1] + x
+    }
+
+    /// Returns true if the rows of the product are those of the output in order.
+    pub fn is_whole(&self) -> bool {
+        self.grid == self.out_size
+    }
+
+    /// Returns true if the rows of the product are the places that are read, in order.
+    pub fn is_plain(&self) -> bool {
+        let aligned = self.first == [0; 2] && self.step == [1; 2];
+        aligned && self.taps == [1; 2] && self.grid == self.size
+    }
+}
+
+/// One axis of [`Gather::input_grad`].
+struct Phase {
+    grid: usize,
+    first: isize,
+    taps: usize,
+    tap_step: usize,
+    kernel_last: usize,
+    kernel_step: usize,
+}
+
+impl Phase {
+    /// Place `i` of x is read by tap `k` of output `(i + padding - k dilation) / stride`, if that
+    /// is whole: for every `kernel_step`-th tap.
+    fn of(geometry: &Geometry, axis: usize, remainder: usize) -> Self {
+        let Conv2dOptions { stride, padding, dilation, .. } = geometry.options;
+        let (stride, padding, dilation) = (stride[axis], padding[axis], dilation[axis]);
+        let kernel_step = stride / greatest_common_divisor(stride, dilation);
+        let place = |k: usize| (remainder + padding) as isize - (k * dilation) as isize;
+        let is_whole = |k: &usize| place(*k).rem_euclid(stride as isize) == 0;
+        let size = geometry.size[axis];
+        let grid = size.saturating_sub(remainder).div_ceil(stride);
+        let tap_step = kernel_step * dilation / stride;
+        let taps: Vec<usize> = (0..geometry.kernel[axis]).filter(is_whole).collect();
+        let kernel_last = taps.last().copied().unwrap_or(0);
+        let first = place(kernel_last).div_euclid(stride as isize);
+        Self { grid, first, taps: taps.len(), tap_step, kernel_last, kernel_step }
+    }
+}
+
+fn greatest_common_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    /// The gradient by the input pairs the same places with the same taps as the forward pass.
+    #[test]
+    fn gathers_of_the_input_gradient_have_the_pairs_of_the_forward_pass() {
+        let sizes = [[7, 9], [5, 4]];
+        for (stride, padding, dilation) in [(1, 0, 1), (2, 1, 1), (3, 2, 2), (2, 0, 2), (4, 1, 3)] {
+            let options = Conv2dOptions::default()
+                .with_stride(stride)
+                .with_padding(padding)
+                .with_dilation(dilation);
+            for (size, kernel) in sizes.into_iter().zip([[3, 2], [2, 1]]) {
+                let Ok(out) = options.output_size(size, kernel) else { continue };
+                let kind = ConvKind::InputGrad;
+                let geometry = Geometry { kind, b: 2, size, c: 1, out, o: 1, kernel, options };
+                let mut wanted = BTreeSet::new();
+                geometry.for_each_pair(|y, x, tap| assert!(wanted.insert((x, y, tap))));
+                let (mut found, mut places) = (BTreeSet::new(), BTreeSet::new());
+                for gather in Gather::all(&geometry) {
+                    for row in 0..2 * gather.grid[0] * gather.grid[1] {
+                        let place = gather.place(row);
+                        let at = gather.out_at(place);
+                        assert!(places.insert(at));
+                        for tap in 0..gather.taps[0] * gather.taps[1] {
+                            let tap = [tap / gather.taps[1], tap % gather.taps[1]];
+                            let from = gather.source(place, tap);
+                            found.extend(from.map(|from| (at, from, gather.kernel_place(tap))));
+                        }
+                    }
+                }
+                assert_eq!(found, wanted, "{options} of {size:?} by {kernel:?}");
+                assert_eq!(places.len(), 2 * size[0] * size[1]);
+            }
+        }
+    }
+}

@@ -1,0 +1,396 @@
+//! CPU kernels of convolutions: blocks of rows are gathered into a small panel per thread and
+//! multiplied by the `gemm` crate; convolutions of single channels are computed directly, several
+//! channels at a time.
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+use gemm::Parallelism;
+use rayon::prelude::*;
+
+use super::geometry::{ConvKind, Gather, Geometry};
+use super::{depthwise_host, direct};
+use crate::base::HostTensorView;
+use crate::kernels::OpCall;
+
+/// Elements of a panel: 256 KiB, which stay in the second-level cache.
+const PANEL: usize = 64 * 1024;
+
+/// Rows of a panel at least, if there are so many: with fewer, packing the weights would cost as
+/// much as multiplying by them.
+const ROWS_MIN: usize = 128;
+
+/// Tasks of a call at least, if it has so many blocks of 16 rows.
+const TASKS_MIN: usize = 16;
+
+/// Elements of all partial sums of the gradient by the weight.
+const PARTIALS: usize = 1 << 21;
+
+/// Places that a partial sum of the gradient by the weight adds at least.
+const PART_MIN: usize = 256;
+
+thread_local! {
+    /// The panel of this thread, and the rows of a product before they are moved to their places.
+    static BUFFERS: RefCell<[Vec<f32>; 2]> = const { RefCell::new([Vec::new(), Vec::new()]) };
+}
+
+/// CPU kernel: on all threads. Sums are in an order that does not depend on their number.
+pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
+    let geometry = Geometry::of(call);
+    let (a, b, out) = (inputs[0].floats(), inputs[1].floats(), &mut *outputs[0]);
+    match geometry.kind {
+        _ if geometry.is_depthwise() => depthwise_host::fast(&geometry, call.accumulate, a, b, out),
+        ConvKind::WeightGrad if direct::fits(&geometry) => {
+            direct::weight_grad(&geometry, call.accumulate, a, b, out);
+        }
+        _ if direct::fits(&geometry) => direct::gathered(&geometry, a, b, out),
+        ConvKind::WeightGrad => weight_grad(&geometry, call.accumulate, a, b, out),
+        ConvKind::Forward | ConvKind::InputGrad => gathered(&geometry, a, b, out),
+    }
+}
+
+/// Channels of a product: those that are read and those that are written, of all groups and of one.
+#[derive(Clone, Copy)]
+pub struct Channels {
+    pub read: usize,
+    pub written: usize,
+    pub group_read: usize,
+    pub group_written: usize,
+}
+
+impl Channels {
+    pub fn of(geometry: &Geometry) -> Self {
+        let (c, o) = ([geometry.c, geometry.group_c()], [geometry.o, geometry.group_o()]);
+        let (read, written) = if geometry.kind == ConvKind::InputGrad { (o, c) } else { (c, o) };
+        let ([read, group_read], [written, group_written]) = (read, written);
+        Self { read, written, group_read, group_written }
+    }
+}
+
+/// Computes the forward pass or the gradient by the input.
+fn gathered(geometry: &Geometry, source: &[f32], weight: &[f32], out: &mut [f32]) {
+    let channels = Channels::of(geometry);
+    let all = Gather::all(geometry);
+    let products: Vec<Product> = all
+        .iter()
+        .map(|gather| Product { gather, channels, weights: permuted(geometry, gather, weight) })
+        .collect();
+    if let [product] = products.as_slice()
+        && product.gather.is_whole()
+    {
+        let rows = product.task_rows(geometry.positions_of(product.gather));
+        let tasks = out.par_chunks_mut(rows * channels.written).enumerate();
+        return tasks.for_each(|(task, out)| {
+            let first = task * rows;
+            product.compute(source, first..first + out.len() / channels.written, out);
+        });
+    }
+    // Products write to every few places: each task has a picture of its own.
+    let picture = geometry.size[0] * geometry.size[1] * geometry.c;
+    out.par_chunks_mut(picture).enumerate().for_each(|(b, out)| {
+        products.iter().for_each(|product| product.compute_picture(source, b, out));
+    });
+}
+
+impl Geometry {
+    /// Returns the number of rows of a product of this call.
+    fn positions_of(&self, gather: &Gather) -> usize {
+        self.b * gather.grid[0] * gather.grid[1]
+    }
+}
+
+/// Returns the weights of a product, (groups, taps, channels read, channels written), of which the
+/// last two are those of a group.
+fn permuted(geometry: &Geometry, gather: &Gather, weight: &[f32]) -> Vec<f32> {
+    let Channels { group_read, group_written, .. } = Channels::of(geometry);
+    let [down, across] = gather.taps;
+    let mut all =
+        Vec::with_capacity(geometry.groups() * down * across * group_read * group_written);
+    let group_o = geometry.group_o();
+    for group in 0..geometry.groups() {
+        for tap in 0..down * across {
+            let place = gather.kernel_place([tap / across, tap % across]);
+            for read in 0..group_read {
+                for written in 0..group_written {
+                    let (c, o) = match geometry.kind {
+                        ConvKind::InputGrad => (written, read),
+                        ConvKind::Forward | ConvKind::WeightGrad => (read, written),
+                    };
+                    all.push(weight[geometry.weight_at(group * group_o + o, c, place)]);
+                }
+            }
+        }
+    }
+    all
+}
+
+/// A gathered product with its weights.
+struct Product<'a> {
+    gather: &'a Gather,
+    channels: Channels,
+    weights: Vec<f32>,
+}
+
+impl Product<'_> {
+    fn taps(&self) -> usize {
+        self.gather.taps[0] * self.gather.taps[1]
+    }
+
+    /// Returns the number of terms of a sum.
+    fn terms(&self) -> usize {
+        self.taps() * self.channels.group_read
+    }
+
+    /// Returns the rows of a panel.
+    fn panel_rows(&self) -> usize {
+        (PANEL / self.terms().max(1)).max(ROWS_MIN)
+    }
+
+    /// Returns the rows of a task, of so many in all.
+    fn task_rows(&self, all: usize) -> usize {
+        all.div_ceil(TASKS_MIN).next_multiple_of(16).min(self.panel_rows())
+    }
+
+    /// Computes these rows of the product, one after the other in `out`.
+    fn compute(&self, source: &[f32], rows: Range<usize>, out: &mut [f32]) {
+        let Channels { read, written, group_read, group_written } = self.channels;
+        let taps = self.taps();
+        if taps == 0 {
+            return out.fill(0.0);
+        }
+        let slab = (PANEL / rows.len().max(1) / group_read).clamp(1, taps);
+        for group in 0..read / group_read {
+            let weights = &self.weights[group * self.terms() * group_written..];
+            for first in (0..taps).step_by(slab) {
+                let taps = first..taps.min(first + slab);
+                let k = taps.len() * group_read;
+                let b = &weights[first * group_read * group_written..][..k * group_written];
+                let columns = group * group_read..(group + 1) * group_read;
+                let block = Block { gather: self.gather, channels: read, columns, taps };
+                block.with(source, rows.clone(), |a| {
+                    let c = PanelMatrix { start: group * group_written, strides: [written, 1] };
+                    let b = (b, PanelMatrix { start: 0, strides: [group_written, 1] });
+                    multiply([rows.len(), group_written, k], first > 0, a, b, (&mut *out, c));
+                });
+            }
+        }
+    }
+
+    /// Computes the places of a picture that the product has.
+    fn compute_picture(&self, source: &[f32], b: usize, out: &mut [f32]) {
+        let written = self.channels.written;
+        let rows = self.gather.grid[0] * self.gather.grid[1];
+        let mut values = BUFFERS.with_borrow_mut(|[_, values]| std::mem::take(values));
+        for first in (0..rows).step_by(self.panel_rows()) {
+            let count = self.panel_rows().min(rows - first);
+            values.resize(count * written, 0.0);
+            let first = b * rows + first;
+            self.compute(source, first..first + count, &mut values);
+            for (row, values) in (first..).zip(values.chunks_exact(written)) {
+                let [_, i, j] = self.gather.place(row);
+                let at = self.gather.out_at([0, i, j]) * written;
+                out[at..at + written].copy_from_slice(values);
+            }
+        }
+        BUFFERS.with_borrow_mut(|buffers| buffers[1] = values);
+    }
+}
+
+/// The terms of a gathered product: some channels of the places that some taps read.
+struct Block<'a> {
+    gather: &'a Gather,
+    /// Channels of the pictures that are read.
+    channels: usize,
+    columns: Range<usize>,
+    taps: Range<usize>,
+}
+
+/// A matrix in a slice: its first element, and the elements to the next row and column.
+#[derive(Clone, Copy)]
+struct PanelMatrix {
+    start: usize,
+    strides: [usize; 2],
+}
+
+impl Block<'_> {
+    /// Calls `body` with the matrix of these rows: the pictures themselves if they are that, or
+    /// else the panel of this thread.
+    fn with(&self, source: &[f32], rows: Range<usize>, body: impl FnOnce((&[f32], PanelMatrix))) {
+        if self.gather.is_plain() {
+            let start = rows.start * self.channels + self.columns.start;
+            return body((source, PanelMatrix { start, strides: [self.channels, 1] }));
+        }
+        let width = self.taps.len() * self.columns.len();
+        BUFFERS.with_borrow_mut(|[panel, _]| {
+            if panel.len() < rows.len() * width {
+                panel.resize(rows.len() * width, 0.0);
+            }
+            let panel = &mut panel[..rows.len() * width];
+            rows.zip(panel.chunks_exact_mut(width))
+                .for_each(|(row, to)| self.fill(source, row, to));
+            body((panel, PanelMatrix { start: 0, strides: [width, 1] }));
+        });
+    }
+
+    /// Gathers the terms of a row.
+    fn fill(&self, source: &[f32], row: usize, to: &mut [f32]) {
+        let across = self.gather.taps[1];
+        let [b, i, j] = self.gather.place(row);
+        let (mut tap, mut to) = (self.taps.start, to);
+        while tap < self.taps.end {
+            let (ky, kx) = (tap / across, tap % across);
+            let end = self.taps.end.min(tap - kx + across);
+            let (line, rest) = to.split_at_mut((end - tap) * self.columns.len());
+            match self.gather.read(0, i, ky) {
+                Some(y) => {
+                    let width = self.gather.size[1] * self.channels;
+                    let row = (b * self.gather.size[0] + y) * width;
+                    self.fill_line(&source[row..row + width], j, kx..end - tap + kx, line);
+                }
+                None => line.fill(0.0),
+            }
+            (tap, to) = (end, rest);
+        }
+    }
+
+    /// Gathers what taps of one row of the kernel read of a row of a picture.
+    fn fill_line(&self, line: &[f32], j: usize, taps: Range<usize>, to: &mut [f32]) {
+        let (gather, wide) = (self.gather, self.columns.len());
+        let first =
+            gather.first[1] + (j * gather.step[1] + taps.start * gather.tap_step[1]) as isize;
+        if gather.tap_step[1] == 1 && wide == self.channels {
+            // Neighbouring taps read neighbouring places, all of their channels.
+            let before = first.min(0).unsigned_abs().min(taps.len());
+            let from = first.max(0).unsigned_abs();
+            let inside = (gather.size[1].saturating_sub(from)).min(taps.len() - before);
+            let (zeros, rest) = to.split_at_mut(before * wide);
+            let (values, behind) = rest.split_at_mut(inside * wide);
+            zeros.fill(0.0);
+            values.copy_from_slice(&line[(from * wide).min(line.len())..][..inside * wide]);
+            return behind.fill(0.0);
+        }
+        for (tap, to) in taps.zip(to.chunks_exact_mut(wide)) {
+            match gather.read(1, j, tap) {
+                Some(x) => {
+                    let at = x * self.channels + self.columns.start;
+                    to.copy_from_slice(&line[at..at + wide]);
+                }
+                None => to.fill(0.0),
+            }
+        }
+    }
+}
+
+/// Computes `c = a b`, or adds it to `c`, on this thread.
+fn multiply(
+    [m, n, k]: [usize; 3],
+    adds: bool,
+    (a, at_a): (&[f32], PanelMatrix),
+    (b, at_b): (&[f32], PanelMatrix),
+    (c, at_c): (&mut [f32], PanelMatrix),
+) {
+    let last = |rows: usize, columns: usize, at: PanelMatrix| {
+        at.start + (rows - 1) * at.strides[0] + (columns - 1) * at.strides[1]
+    };
+    assert!(m > 0 && n > 0 && k > 0, "{m} {n} {k}");
+    let fits = [last(m, k, at_a) < a.len(), last(k, n, at_b) < b.len(), last(m, n, at_c) < c.len()];
+    assert!(fits == [true; 3], "{fits:?}");
+    let [[a_row, a_column], [b_row, b_column], [c_row, c_column]] =
+        [at_a, at_b, at_c].map(|at| at.strides.map(|stride| stride as isize));
+    // SAFETY: the last elements of the matrices are inside the slices, as checked above, and `c` is
+    // borrowed mutably; it is read only if `adds`.
+    unsafe {
+        gemm::gemm(
+            m,
+            n,
+            k,
+            c.as_mut_ptr().add(at_c.start),
+            c_column,
+            c_row,
+            adds,
+            a.as_ptr().add(at_a.start),
+            a_column,
+            a_row,
+            b.as_ptr().add(at_b.start),
+            b_column,
+            b_row,
+            1.0,
+            1.0,
+            false,
+            false,
+            false,
+            Parallelism::None,
+        );
+    }
+}
+
+/// A part of the gradient by the weight: the sums over some places for some taps of a group.
+struct WeightPart {
+    group: usize,
+    taps: Range<usize>,
+    places: Range<usize>,
+}
+
+/// Computes the gradient by the weight: parts of it on all threads, whose sums are then added in
+/// order. The parts depend on the sizes alone.
+fn weight_grad(geometry: &Geometry, accumulate: bool, x: &[f32], dy: &[f32], out: &mut [f32]) {
+    let (taps, c, o) = (geometry.taps(), geometry.group_c(), geometry.group_o());
+    let positions = geometry.positions();
+    let parts = (PARTIALS / geometry.weights()).min(positions / PART_MIN).clamp(1, TASKS_MIN);
+    let terms = positions.div_ceil(parts);
+    // Few parts: each tap is a task too.
+    let slab = if parts * geometry.groups() < TASKS_MIN { 1 } else { taps };
+    let gather = Gather::forward(geometry);
+    let slabs = (0..taps).step_by(slab).map(|first| first..taps.min(first + slab));
+    let slabs: Vec<Range<usize>> = slabs.collect();
+    let mut all = Vec::new();
+    for group in 0..geometry.groups() {
+        for taps in &slabs {
+            for first in (0..positions).step_by(terms) {
+                let places = first..positions.min(first + terms);
+                all.push(WeightPart { group, taps: taps.clone(), places });
+            }
+        }
+    }
+    let compute = |part: &WeightPart| part.compute(geometry, &gather, x, dy);
+    let sums: Vec<Vec<f32>> = all.par_iter().map(compute).collect();
+    let mut is_first = vec![!accumulate; taps * geometry.groups()];
+    for (part, sums) in all.iter().zip(&sums) {
+        for (at, tap) in part.taps.clone().enumerate() {
+            let replaces = std::mem::take(&mut is_first[part.group * taps + tap]);
+            let place = [tap / geometry.kernel[1], tap % geometry.kernel[1]];
+            for channel in 0..c {
+                let sums = &sums[(at * c + channel) * o..][..o];
+                for (column, sum) in sums.iter().enumerate() {
+                    let to = &mut out[geometry.weight_at(part.group * o + column, channel, place)];
+                    *to = if replaces { *sum } else { *to + sum };
+                }
+            }
+        }
+    }
+}
+
+impl WeightPart {
+    /// Returns the sums of a part: (taps, input channels, output channels) of its group.
+    fn compute(&self, geometry: &Geometry, gather: &Gather, x: &[f32], dy: &[f32]) -> Vec<f32> {
+        let (c, o) = (geometry.group_c(), geometry.group_o());
+        let terms = self.taps.len() * c;
+        let columns = self.group * c..(self.group + 1) * c;
+        let block = Block { gather, channels: geometry.c, columns, taps: self.taps.clone() };
+        let mut sums = vec![0.0; terms * o];
+        let rows = (PANEL / terms).clamp(16, 4096);
+        for first in self.places.clone().step_by(rows) {
+            let rows = first..self.places.end.min(first + rows);
+            let count = rows.len();
+            block.with(x, rows, |(a, at)| {
+                let a =
+                    (a, PanelMatrix { start: at.start, strides: [at.strides[1], at.strides[0]] });
+                let start = first * geometry.o + self.group * o;
+                let b = (dy, PanelMatrix { start, strides: [geometry.o, 1] });
+                let c = (&mut sums[..], PanelMatrix { start: 0, strides: [o, 1] });
+                multiply([terms, o, count], first > self.places.start, a, b, c);
+            });
+        }
+        sums
+    }
+}

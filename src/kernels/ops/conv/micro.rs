@@ -1,0 +1,265 @@
+//! Innermost loops of the direct CPU kernels of convolutions: tiles of sums in registers, for each
+//! instruction set. A tile has `R` rows and `V` vectors of columns.
+
+use pulp::Simd;
+
+/// Rows of tiles, by which rows are cut: a number of rows has several tiles of one of these.
+const ROWS: [usize; 7] = [1, 2, 4, 6, 7, 8, 12];
+
+/// Runs of fewer terms than this have tiles of several runs.
+const SHORT: usize = 8;
+
+/// Returns the rows of the tiles that cut `count` rows at the least cost, where the last tile
+/// begins before the end of the one before it.
+fn tile_rows(count: usize) -> usize {
+    // A tile reads its vectors of weights whatever its rows.
+    let cost = |rows: &&usize| count.div_ceil(**rows) * (2 * **rows + 3);
+    ROWS.iter().filter(|rows| **rows <= count).min_by_key(cost).copied().unwrap_or(1)
+}
+
+/// Calls a method with a number of rows and of vectors as constants.
+macro_rules! with_tile {
+    ($rows:expr, $vectors:expr, $self:ident.$method:ident($($arg:expr),*)) => {
+        match ($rows, $vectors) {
+            (1, 1) => $self.$method::<S, 1, 1>($($arg),*),
+            (2, 1) => $self.$method::<S, 2, 1>($($arg),*),
+            (4, 1) => $self.$method::<S, 4, 1>($($arg),*),
+            (6, 1) => $self.$method::<S, 6, 1>($($arg),*),
+            (7, 1) => $self.$method::<S, 7, 1>($($arg),*),
+            (8, 1) => $self.$method::<S, 8, 1>($($arg),*),
+            (12, 1) => $self.$method::<S, 12, 1>($($arg),*),
+            (1, _) => $self.$method::<S, 1, 2>($($arg),*),
+            (2, _) => $self.$method::<S, 2, 2>($($arg),*),
+            (4, _) => $self.$method::<S, 4, 2>($($arg),*),
+            (6, _) => $self.$method::<S, 6, 2>($($arg),*),
+            (7, _) => $self.$method::<S, 7, 2>($($arg),*),
+            (8, _) => $self.$method::<S, 8, 2>($($arg),*),
+            (_, _) => $self.$method::<S, 12, 2>($($arg),*),
+        }
+    };
+}
+
+/// Returns the number of floats in a vector of this machine.
+pub fn lanes() -> usize {
+    struct Lanes;
+    impl pulp::WithSimd for Lanes {
+        type Output = usize;
+
+        fn with_simd<S: Simd>(self, _: S) -> usize {
+            S::F32_LANES
+        }
+    }
+    pulp::Arch::new().dispatch(Lanes)
+}
+
+/// Runs of terms: each begins at an offset in the panel and has `length` neighbouring elements.
+#[derive(Clone)]
+pub struct Runs {
+    pub offsets: Vec<usize>,
+    pub length: usize,
+}
+
+impl Runs {
+    /// Returns the number of terms.
+    pub fn terms(&self) -> usize {
+        self.offsets.len() * self.length
+    }
+
+    /// Returns the offset of each term.
+    fn each(&self) -> impl Iterator<Item = usize> {
+        self.offsets.iter().flat_map(|offset| *offset..offset + self.length)
+    }
+
+    /// Returns the end of what a place reads, from its own first element on.
+    fn end(&self) -> usize {
+        self.offsets.iter().max().map_or(0, |last| last + self.length)
+    }
+}
+
+/// Sums of places of one row of a grid: at each of `count` places, `step` elements apart in `x`,
+/// the sum over all terms of x times the weights of that term. `weights` is (terms, vectors), and
+/// the values of the first `columns` columns go to `out`, `out_step` elements apart.
+pub struct PlaceSums<'a> {
+    pub x: &'a [f32],
+    pub step: usize,
+    pub count: usize,
+    pub runs: &'a Runs,
+    pub weights: &'a [f32],
+    pub vectors: usize,
+    pub columns: usize,
+    pub out: &'a mut [f32],
+    pub out_step: usize,
+}
+
+impl pulp::WithSimd for PlaceSums<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        let rows = tile_rows(self.count);
+        let end = (self.count - 1) * self.step + self.runs.end();
+        assert!(end <= self.x.len(), "{end} of {}", self.x.len());
+        let wanted = self.runs.terms() * self.vectors * S::F32_LANES;
+        assert_eq!(self.weights.len(), wanted, "weights");
+        for first in (0..self.count).step_by(rows) {
+            let first = first.min(self.count - rows);
+            with_tile!(rows, self.vectors, self.tile(simd, first));
+        }
+    }
+}
+
+impl PlaceSums<'_> {
+    /// Computes the sums of `R` places.
+    #[inline(always)]
+    fn tile<S: Simd, const R: usize, const V: usize>(&mut self, simd: S, first: usize) {
+        let (weights, _) = S::as_simd_f32s(self.weights);
+        let mut sums = [[simd.splat_f32s(0.0); V]; R];
+        let mut weights = weights.chunks_exact(V);
+        for offset in &self.runs.offsets {
+            let start = first * self.step + offset;
+            for at in start..start + self.runs.length {
+                let Some(by) = weights.next() else { return };
+                for (row, sums) in sums.iter_mut().enumerate() {
+                    // SAFETY: `with_simd` has checked the end of the last run of the last place.
+                    let x = unsafe { *self.x.get_unchecked(at + row * self.step) };
+                    let x = simd.splat_f32s(x);
+                    for v in 0..V {
+                        sums[v] = simd.mul_add_e_f32s(x, by[v], sums[v]);
+                    }
+                }
+            }
+        }
+        for (row, sums) in sums.iter().enumerate() {
+            let out = &mut self.out[(first + row) * self.out_step..];
+            for (v, sum) in sums.iter().enumerate() {
+                let start = (v * S::F32_LANES).min(self.columns);
+                let end = (start + S::F32_LANES).min(self.columns);
+                simd.partial_store_f32s(&mut out[start..end], *sum);
+            }
+        }
+    }
+}
+
+/// Sums of the gradient by the weight: to each term and column, the products of x of the term and
+/// dy of the column at `count` places, `step` elements apart in `x`, are added. `dy` is (places,
+/// vectors), `sums` (terms, columns of all vectors of all calls), `sums_step` elements apart.
+pub struct TermSums<'a> {
+    pub x: &'a [f32],
+    /// Elements from a row of places to the next, and from a place to the next.
+    pub steps: [usize; 2],
+    /// Rows of places, and places in a row.
+    pub counts: [usize; 2],
+    pub runs: &'a Runs,
+    pub dy: &'a [f32],
+    /// Elements from a place to the next in `dy`.
+    pub dy_step: usize,
+    pub vectors: usize,
+    pub sums: &'a mut [f32],
+    pub sums_step: usize,
+}
+
+impl pulp::WithSimd for TermSums<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        let length = self.runs.length;
+        let rows = tile_rows(length);
+        let last = (self.counts[0] - 1) * self.steps[0] + (self.counts[1] - 1) * self.steps[1];
+        assert!(last + self.runs.end() <= self.x.len(), "x");
+        let places = self.counts[0] * self.counts[1];
+        let dy_end = (places - 1) * self.dy_step + self.vectors * S::F32_LANES;
+        assert!(dy_end <= self.dy.len(), "dy");
+        if length < SHORT {
+            let terms: Vec<usize> = self.runs.each().collect();
+            let rows = tile_rows(terms.len());
+            for begin in (0..terms.len()).step_by(rows) {
+                with_tile!(rows, self.vectors, self.scattered_tile(simd, &terms, begin));
+            }
+            return;
+        }
+        for run in 0..self.runs.offsets.len() {
+            for begin in (0..length).step_by(rows) {
+                with_tile!(rows, self.vectors, self.tile(simd, run, begin));
+            }
+        }
+    }
+}
+
+impl TermSums<'_> {
+    /// Does the same as [`TermSums::tile`] for `R` terms of any runs, which begin at these offsets.
+    #[inline(always)]
+    fn scattered_tile<S: Simd, const R: usize, const V: usize>(
+        &mut self,
+        simd: S,
+        terms: &[usize],
+        begin: usize,
+    ) {
+        let first = begin.min(terms.len() - R);
+        let mut offsets = [0; R];
+        offsets.copy_from_slice(&terms[first..first + R]);
+        let mut sums = [[simd.splat_f32s(0.0); V]; R];
+        let mut place = 0;
+        for row in 0..self.counts[0] {
+            let mut at = row * self.steps[0];
+            for _ in 0..self.counts[1] {
+                // SAFETY: `with_simd` has checked the ends of the last place in `x` and in `dy`.
+                let dy = unsafe { self.dy.get_unchecked(place..place + V * S::F32_LANES) };
+                let (dy, _) = S::as_simd_f32s(dy);
+                for (offset, sums) in offsets.iter().zip(&mut sums) {
+                    // SAFETY: as above.
+                    let x = simd.splat_f32s(unsafe { *self.x.get_unchecked(at + offset) });
+                    for v in 0..V {
+                        sums[v] = simd.mul_add_e_f32s(x, dy[v], sums[v]);
+                    }
+                }
+                at += self.steps[1];
+                place += self.dy_step;
+            }
+        }
+        for (row, own) in sums.iter().enumerate().skip(begin - first) {
+            self.add(simd, first + row, own);
+        }
+    }
+
+    /// Adds to the sums of a term.
+    #[inline(always)]
+    fn add<S: Simd, const V: usize>(&mut self, simd: S, term: usize, own: &[S::f32s; V]) {
+        for (v, own) in own.iter().enumerate() {
+            let at = term * self.sums_step + v * S::F32_LANES;
+            let to = &mut self.sums[at..at + S::F32_LANES];
+            let sum = simd.add_f32s(*own, simd.partial_load_f32s(to));
+            simd.partial_store_f32s(to, sum);
+        }
+    }
+
+    /// Adds to the sums of `R` terms of a run. The tile may begin before `begin`, where another one
+    /// has added already.
+    #[inline(always)]
+    fn tile<S: Simd, const R: usize, const V: usize>(&mut self, simd: S, run: usize, begin: usize) {
+        let first = begin.min(self.runs.length - R);
+        let mut sums = [[simd.splat_f32s(0.0); V]; R];
+        let mut place = 0;
+        for row in 0..self.counts[0] {
+            let mut at = self.runs.offsets[run] + first + row * self.steps[0];
+            for _ in 0..self.counts[1] {
+                // SAFETY: `with_simd` has checked the ends of the last place in `x` and in `dy`.
+                let (dy, x) = unsafe {
+                    let dy = self.dy.get_unchecked(place..place + V * S::F32_LANES);
+                    (S::as_simd_f32s(dy).0, self.x.get_unchecked(at..at + R))
+                };
+                for (x, sums) in x.iter().zip(&mut sums) {
+                    let x = simd.splat_f32s(*x);
+                    for v in 0..V {
+                        sums[v] = simd.mul_add_e_f32s(x, dy[v], sums[v]);
+                    }
+                }
+                at += self.steps[1];
+                place += self.dy_step;
+            }
+        }
+        for (row, own) in sums.iter().enumerate().skip(begin - first) {
+            self.add(simd, run * self.runs.length + first + row, own);
+        }
+    }
+}

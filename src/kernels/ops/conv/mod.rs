@@ -1,0 +1,163 @@
+//! 2D convolutions and their gradients, over pictures that are channels last. Twin of
+//! `shaders/conv.wgsl`, which has the formulas.
+
+mod depthwise_host;
+mod direct;
+pub mod geometry;
+mod host;
+mod micro;
+mod panel;
+pub mod parts;
+mod probes;
+
+use crate::base::HostTensorView;
+use crate::kernels::dispatch::{ITERATIONS_MAX, WORKSPACE_BYTES_MAX, grid};
+use crate::kernels::ops::epilogue::{self, Epilogue};
+use crate::kernels::twin::{no_forward, normal_inputs};
+use crate::kernels::{Caps, Cost, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
+use geometry::{ConvKind, Geometry};
+use host::fast;
+use parts::PartLayout;
+pub use probes::probes_with_channels;
+use probes::{catalog, probes};
+
+/// Twin of [`crate::graph::Op::Conv2d`] and its gradients.
+pub static TWIN: Twin = Twin {
+    name: "conv",
+    reference_f32: reference::<f32>,
+    reference_f64: reference::<f64>,
+    fast,
+    dispatch,
+    variants,
+    cost,
+    counts_as_model_flops: true,
+    iterations,
+    inputs: normal_inputs,
+    forward: no_forward,
+    probes,
+    catalog,
+};
+
+/// Operands of the kernels that read both inputs as they are.
+const OPERANDS: [Operand; 3] = [Operand::Input(0), Operand::Input(1), Operand::Output(0)];
+
+/// Places of a part of the plain gradient by the weight, and the invocations that are enough.
+const PART_MIN: usize = 64;
+const INVOCATIONS: usize = 4096;
+
+/// Reference: every pair of an output and a place that it reads, with every pair of their channels.
+pub fn reference<T: Float>(
+    call: &OpCall,
+    inputs: &[HostTensorView<'_, T>],
+    outputs: &mut [&mut [T]],
+) {
+    let geometry = Geometry::of(call);
+    let (a, b, out) = (inputs[0].floats(), inputs[1].floats(), &mut *outputs[0]);
+    if !call.accumulate {
+        out.fill(T::zero());
+    }
+    let (c, o) = (geometry.group_c(), geometry.group_o());
+    geometry.for_each_pair(|y, x, place| {
+        for channel in 0..geometry.o {
+            let y = y * geometry.o + channel;
+            for own in 0..c {
+                let x = x * geometry.c + channel / o * c + own;
+                let w = geometry.weight_at(channel, own, place);
+                match geometry.kind {
+                    ConvKind::Forward => out[y] += a[x] * b[w],
+                    ConvKind::InputGrad => out[x] += a[y] * b[w],
+                    ConvKind::WeightGrad => out[w] += a[x] * b[y],
+                }
+            }
+        }
+    });
+}
+
+/// Static choice: the plain kernel.
+pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
+    let variants = variants(call, caps);
+    variants.into_iter().next_back().map(|variant| variant.dispatches).unwrap_or_default()
+}
+
+/// Returns the GPU kernel variants of the call.
+pub fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
+    vec![Variant::new("conv_naive", naive(call))]
+}
+
+/// Returns the plain kernel: one invocation per output, or for the gradient by the weight one per
+/// weight and part of the places.
+fn naive(call: &OpCall) -> Vec<Dispatch> {
+    let geometry = Geometry::of(call);
+    let entry = match geometry.kind {
+        ConvKind::Forward => "forward",
+        ConvKind::InputGrad => "input_grad",
+        ConvKind::WeightGrad => "weight_grad",
+    };
+    let places = geometry.positions();
+    let parts = if geometry.kind == ConvKind::WeightGrad { naive_parts(&geometry) } else { 1 };
+    if parts == 1 {
+        let Epilogue { text, operands } = epilogue::of(call, OPERANDS.len());
+        let count = call.output_len(0);
+        let shader = Shader::new("conv", entry).with_text(&text);
+        let operands = [&OPERANDS[..], &operands].concat();
+        let params = params(&geometry, count, call.accumulate, places);
+        return vec![Dispatch { shader, operands, params, groups: grid(count, 64) }];
+    }
+    let count = parts * geometry.weights();
+    let workspace = Operand::Workspace { bytes: 4 * count };
+    let text = crate::kernels::source::snippet("store");
+    let first = Dispatch {
+        shader: Shader::new("conv", entry).with_text(text),
+        operands: vec![Operand::Input(0), Operand::Input(1), workspace],
+        params: params(&geometry, count, false, places.div_ceil(parts)),
+        groups: grid(count, 64),
+    };
+    vec![first, parts::add(call, parts, &PartLayout::of_weight(&geometry), workspace)]
+}
+
+/// Returns the number of parts of the plain gradient by the weight: enough invocations, and loops
+/// that end in time.
+fn naive_parts(geometry: &Geometry) -> usize {
+    let (places, weights) = (geometry.positions(), geometry.weights());
+    let least = places.div_ceil(ITERATIONS_MAX / 4);
+    let wanted = (INVOCATIONS / weights).min(places / PART_MIN);
+    least.max(wanted).clamp(1, (WORKSPACE_BYTES_MAX / 4 / weights).max(1))
+}
+
+/// Returns the parameters of `shaders/conv.wgsl`.
+fn params(geometry: &Geometry, count: usize, accumulate: bool, part: usize) -> Vec<u32> {
+    let Geometry { size: [h, w], c, out: [oh, ow], o, kernel: [kh, kw], options, .. } = *geometry;
+    let [[sh, sw], [ph, pw], [dh, dw]] = [options.stride, options.padding, options.dilation];
+    let (group_c, group_o) = (geometry.group_c(), geometry.group_o());
+    let (accumulate, places) = (usize::from(accumulate), geometry.positions());
+    let sizes = [count, h, w, c, oh, ow, o, kh, kw, sh, sw, ph, pw, dh, dw];
+    let more = [group_c, group_o, accumulate, places, part];
+    sizes.iter().chain(&more).map(|word| *word as u32).collect()
+}
+
+/// Returns the cost: a multiplication and an addition per output, tap and channel of its group, as
+/// if there were no padding.
+pub fn cost(call: &OpCall) -> Cost {
+    let geometry = Geometry::of(call);
+    let terms = geometry.group_c() as f64 * geometry.taps() as f64;
+    let flops = 2.0 * geometry.positions() as f64 * geometry.o as f64 * terms;
+    Cost { flops, bytes: Cost::moved(call) }
+}
+
+/// See [`Twin::iterations`]: the taps and channels of the longest sum, or the places of a part.
+pub fn iterations(call: &OpCall) -> usize {
+    let geometry = Geometry::of(call);
+    let [down, across] = geometry.kernel;
+    let of_taps = |channels: usize| down * (1 + across * (1 + channels));
+    match geometry.kind {
+        ConvKind::Forward => of_taps(geometry.group_c()),
+        ConvKind::InputGrad => of_taps(geometry.group_o()),
+        ConvKind::WeightGrad => {
+            let parts = naive_parts(&geometry);
+            geometry.positions().div_ceil(parts).max(parts)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

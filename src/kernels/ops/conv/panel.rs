@@ -1,0 +1,94 @@
+//! Panels of padded pictures, which the direct CPU kernels of convolutions read without tests.
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+use super::geometry::Gather;
+
+/// Elements of a panel of several rows: 256 KiB, which stay in the second-level cache.
+pub const PANEL: usize = 64 * 1024;
+
+thread_local! {
+    static PADDED: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Rows of the grid of a product, and the padded pictures that their taps read.
+pub struct Panel<'a> {
+    pub data: &'a [f32],
+    /// Elements from a row of the grid to the next, and from a place of a row to the next.
+    pub steps: [usize; 2],
+    /// Elements from a row of taps to the next, and from a tap to the next.
+    pub tap_steps: [usize; 2],
+}
+
+/// Returns the height and the width of what so many rows of the grid read.
+fn extent(gather: &Gather, rows: usize) -> [usize; 2] {
+    [rows, gather.grid[1]].map(|count| count.max(1) - 1).into_iter().enumerate().fold(
+        [0; 2],
+        |mut all, (axis, last)| {
+            let taps = gather.taps[axis].max(1) - 1;
+            all[axis] = last * gather.step[axis] + taps * gather.tap_step[axis] + 1;
+            all
+        },
+    )
+}
+
+/// Returns the number of elements that so many rows of the grid read.
+pub fn elements(gather: &Gather, rows: usize, channels: usize) -> usize {
+    let [height, width] = extent(gather, rows);
+    height * width * channels
+}
+
+/// Returns the most rows of the grid whose panel is not too large, at least one.
+pub fn rows_of(gather: &Gather, channels: usize) -> usize {
+    let fits = |rows: &usize| elements(gather, *rows, channels) <= PANEL;
+    (1..=gather.grid[0].max(1)).take_while(fits).last().unwrap_or(1)
+}
+
+/// Calls `body` with the panel of rows of the grid of picture `b`: the picture itself if no padding
+/// is read, or else a copy with its padding.
+pub fn with(
+    gather: &Gather,
+    channels: usize,
+    source: &[f32],
+    (b, rows): (usize, Range<usize>),
+    body: impl FnOnce(&Panel),
+) {
+    let ([height, width], size) = (extent(gather, rows.len()), gather.size);
+    let top = gather.first[0] + (rows.start * gather.step[0]) as isize;
+    let left = gather.first[1];
+    let picture = &source[b * size[0] * size[1] * channels..][..size[0] * size[1] * channels];
+    let panel = |data, width: usize| {
+        let by = |steps: [usize; 2]| [steps[0] * width * channels, steps[1] * channels];
+        Panel { data, steps: by(gather.step), tap_steps: by(gather.tap_step) }
+    };
+    let inside = |first: isize, count: usize, size: usize| {
+        usize::try_from(first).ok().filter(|first| first + count <= size)
+    };
+    if let (Some(y), Some(x)) = (inside(top, height, size[0]), inside(left, width, size[1])) {
+        return body(&panel(&picture[(y * size[1] + x) * channels..], size[1]));
+    }
+    let mut padded = PADDED.take();
+    if padded.len() < height * width * channels {
+        padded.resize(height * width * channels, 0.0);
+    }
+    let line = size[1] * channels;
+    for (y, to) in (top..).zip(padded.chunks_exact_mut(width * channels).take(height)) {
+        match usize::try_from(y).ok().filter(|y| *y < size[0]) {
+            Some(y) => copy_padded(&picture[y * line..][..line], left * channels as isize, to),
+            None => to.fill(0.0),
+        }
+    }
+    body(&panel(&padded[..height * width * channels], width));
+    PADDED.set(padded);
+}
+
+/// Copies the elements of a line from `first` on, with zeros in front of it and behind it.
+fn copy_padded(line: &[f32], first: isize, to: &mut [f32]) {
+    let before = first.min(0).unsigned_abs().min(to.len());
+    let start = first.max(0).unsigned_abs().min(line.len());
+    let count = (line.len() - start).min(to.len() - before);
+    to[..before].fill(0.0);
+    to[before..before + count].copy_from_slice(&line[start..start + count]);
+    to[before + count..].fill(0.0);
+}

@@ -1,0 +1,46 @@
+//! The gradient by the weight in parts, whose sums a second dispatch adds. Twin of
+//! `shaders/conv_parts.wgsl`.
+
+use super::geometry::Geometry;
+use crate::kernels::dispatch::grid;
+use crate::kernels::{Dispatch, OpCall, Operand, Shader};
+
+/// Memory layout of the parts: elements from a part, an output channel, an input channel and a tap
+/// to the next.
+#[derive(Clone, Copy, Debug)]
+pub struct PartLayout {
+    pub part: usize,
+    pub o: usize,
+    pub c: usize,
+    pub tap: usize,
+}
+
+impl PartLayout {
+    /// Returns the layout of parts that are as the weight is.
+    pub fn of_weight(geometry: &Geometry) -> Self {
+        let taps = geometry.taps();
+        Self { part: geometry.weights(), o: geometry.group_c() * taps, c: taps, tap: 1 }
+    }
+}
+
+/// Returns the dispatch that adds so many parts.
+pub fn add(call: &OpCall, parts: usize, layout: &PartLayout, workspace: Operand) -> Dispatch {
+    let geometry = Geometry::of(call);
+    let params = [
+        geometry.weights(),
+        parts,
+        usize::from(call.accumulate),
+        geometry.group_c(),
+        geometry.taps(),
+        layout.part,
+        layout.o,
+        layout.c,
+        layout.tap,
+    ];
+    Dispatch {
+        shader: Shader::new("conv_parts", "add_parts"),
+        operands: vec![workspace, Operand::Output(0)],
+        params: params.map(|word| word as u32).to_vec(),
+        groups: grid(geometry.weights(), 64),
+    }
+}

@@ -1,0 +1,407 @@
+//! Maximum and mean of windows over pictures that are channels last, and their gradients. Twin of
+//! `shaders/pool.wgsl`, which has the formulas.
+
+use rayon::prelude::*;
+
+use crate::base::HostTensorView;
+use crate::graph::{Op, Pool2dOptions};
+use crate::kernels::call_shapes::calls;
+use crate::kernels::dispatch::grid;
+use crate::kernels::harness::InputFill;
+use crate::kernels::simd::vectorized;
+use crate::kernels::twin::{InputSpec, no_forward};
+use crate::kernels::{
+    CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant,
+};
+
+/// Twin of [`Op::MaxPool2d`], [`Op::AvgPool2d`] and their gradients.
+pub static TWIN: Twin = Twin {
+    name: "pool",
+    reference_f32: reference::<f32>,
+    reference_f64: reference::<f64>,
+    fast,
+    dispatch,
+    variants,
+    cost,
+    counts_as_model_flops: false,
+    iterations,
+    inputs,
+    forward: no_forward,
+    probes,
+    catalog,
+};
+
+/// What a call computes.
+#[derive(Clone, Copy, PartialEq)]
+enum PoolKind {
+    Max,
+    MaxGrad,
+    Avg,
+    AvgGrad,
+}
+
+/// PoolSizes of a pooling of pictures `x (b, h, w, c)` to `y (b, oh, ow, c)`, or of its gradient.
+#[derive(Clone, Copy)]
+struct PoolSizes {
+    kind: PoolKind,
+    b: usize,
+    size: [usize; 2],
+    out: [usize; 2],
+    c: usize,
+    options: Pool2dOptions,
+}
+
+impl PoolSizes {
+    fn of(call: &OpCall) -> Self {
+        let (first, last) = (&call.inputs[0], &call.outputs[0]);
+        let (kind, options, x, y) = match *call.op {
+            Op::MaxPool2d(options) => (PoolKind::Max, options, first, last),
+            Op::AvgPool2d(options) => (PoolKind::Avg, options, first, last),
+            Op::MaxPool2dGrad { options, .. } => (PoolKind::MaxGrad, options, last, first),
+            Op::AvgPool2dGrad { options, .. } => (PoolKind::AvgGrad, options, last, first),
+            ref other => panic!("{other} is no pooling"),
+        };
+        let (size, out) = ([x[1], x[2]], [y[1], y[2]]);
+        Self { kind, b: x[0], size, out, c: x[3], options }
+    }
+
+    fn is_grad(&self) -> bool {
+        matches!(self.kind, PoolKind::MaxGrad | PoolKind::AvgGrad)
+    }
+
+    /// Returns the number of places in a window.
+    fn places(&self) -> usize {
+        self.options.kernel[0] * self.options.kernel[1]
+    }
+
+    /// Returns the size of the pictures of the result.
+    fn result(&self) -> [usize; 2] {
+        if self.is_grad() { self.size } else { self.out }
+    }
+
+    /// Calls `body` with the places that a result reads, by the numbers of the picture, row and
+    /// column: the number of each among those of the input, and its place in the window.
+    fn for_each_read(&self, [b, i, j]: [usize; 3], mut body: impl FnMut(usize, usize)) {
+        let [down, across] = if self.is_grad() {
+            [self.windows(0, i), self.windows(1, j)]
+        } else {
+            [self.inside(0, i), self.inside(1, j)]
+        };
+        let [height, width] = if self.is_grad() { self.out } else { self.size };
+        let tap = |axis: usize, at: usize, from: usize| {
+            let (inner, window) = if self.is_grad() { (at, from) } else { (from, at) };
+            inner + self.options.padding[axis] - window * self.options.stride[axis]
+        };
+        for y in down {
+            for x in across.clone() {
+                let place = tap(0, i, y) * self.options.kernel[1] + tap(1, j, x);
+                body((b * height + y) * width + x, place);
+            }
+        }
+    }
+
+    /// Returns the rows or columns of a window that are no padding.
+    fn inside(&self, axis: usize, window: usize) -> std::ops::Range<usize> {
+        let Pool2dOptions { kernel, stride, padding } = self.options;
+        let first = window * stride[axis];
+        let end = (first + kernel[axis]).saturating_sub(padding[axis]).min(self.size[axis]);
+        first.saturating_sub(padding[axis]).min(end)..end
+    }
+
+    /// Returns the windows with a row or column.
+    fn windows(&self, axis: usize, at: usize) -> std::ops::Range<usize> {
+        let Pool2dOptions { kernel, stride, padding } = self.options;
+        let place = at + padding[axis];
+        let end = (place / stride[axis] + 1).min(self.out[axis]);
+        let first =
+            if place < kernel[axis] { 0 } else { (place - kernel[axis]) / stride[axis] + 1 };
+        first.min(end)..end
+    }
+}
+
+/// Reference: the places of a window in their order; of equal values the first is the maximum, and
+/// a NaN is larger than all numbers.
+pub fn reference<T: Float>(
+    call: &OpCall,
+    inputs: &[HostTensorView<'_, T>],
+    outputs: &mut [&mut [T]],
+) {
+    let sizes = PoolSizes::of(call);
+    let (c, [height, width]) = (sizes.c, sizes.result());
+    let x = inputs[0].floats();
+    let count = T::from_f64(sizes.places() as f64);
+    for at in 0..call.output_len(0) {
+        let (row, channel) = (at / c, at % c);
+        let place = [row / (height * width), row / width % height, row % width];
+        let (mut total, mut best) = (T::zero(), None);
+        sizes.for_each_read(place, |from, place| {
+            let (from, place) = (from * c + channel, T::from_f64(place as f64));
+            match sizes.kind {
+                PoolKind::Max => {
+                    let wins = |(known, _): (T, T)| {
+                        x[from] > known || (x[from].is_nan() && !known.is_nan())
+                    };
+                    if best.is_none_or(wins) {
+                        best = Some((x[from], place));
+                    }
+                }
+                PoolKind::MaxGrad if x[from] == place => total += inputs[1].floats()[from],
+                PoolKind::MaxGrad => {}
+                PoolKind::Avg | PoolKind::AvgGrad => total += x[from] / count,
+            }
+        });
+        match (sizes.kind, best) {
+            (PoolKind::Max, Some((value, place))) => {
+                (outputs[0][at], outputs[1][at]) = (value, place)
+            }
+            _ => outputs[0][at] = total,
+        }
+    }
+}
+
+/// CPU kernel: parallel over rows of pictures, several channels at a time.
+pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
+    let sizes = PoolSizes::of(call);
+    let (c, [height, width], x) = (sizes.c, sizes.result(), inputs[0].floats());
+    let place = |row: usize, at: usize| [row / height, row % height, at];
+    let of = |at: usize| at * c..(at + 1) * c;
+    if let [y, places] = outputs {
+        let lines = y.par_chunks_mut(width * c).zip(places.par_chunks_mut(width * c)).enumerate();
+        return lines.for_each(|(row, (y, places))| {
+            let each = y.chunks_exact_mut(c).zip(places.chunks_exact_mut(c)).enumerate();
+            each.for_each(|(at, (y, places))| {
+                let mut is_first = true;
+                sizes.for_each_read(place(row, at), |from, place| {
+                    let is_first = std::mem::take(&mut is_first);
+                    take_larger(&x[of(from)], place as f32, is_first, y, places);
+                });
+            });
+        });
+    }
+    let share = 1.0 / sizes.places() as f32;
+    outputs[0].par_chunks_mut(width * c).enumerate().for_each(|(row, y)| {
+        for (at, y) in y.chunks_exact_mut(c).enumerate() {
+            y.fill(0.0);
+            sizes.for_each_read(place(row, at), |from, place| match sizes.kind {
+                PoolKind::MaxGrad => {
+                    add_where(&inputs[1].floats()[of(from)], &x[of(from)], place as f32, y);
+                }
+                _ => y.iter_mut().zip(&x[of(from)]).for_each(|(y, x)| *y += x),
+            });
+            if sizes.kind != PoolKind::MaxGrad {
+                y.iter_mut().for_each(|y| *y *= share);
+            }
+        }
+    });
+}
+
+vectorized! {
+    /// Takes the values that are larger than those so far, with their place in the window.
+    fn take_larger<S>(x: &[f32], place: f32, is_first: bool, y: &mut [f32], places: &mut [f32]) {
+        if is_first {
+            y.copy_from_slice(x);
+            return places.fill(place);
+        }
+        for ((x, y), known) in x.iter().zip(y).zip(places) {
+            let wins = (*x > *y) | (x.is_nan() & !y.is_nan());
+            *y = if wins { *x } else { *y };
+            *known = if wins { place } else { *known };
+        }
+    }
+
+    /// Adds the values whose maximum is at this place.
+    fn add_where<S>(dy: &[f32], known: &[f32], place: f32, dx: &mut [f32]) {
+        for ((dy, known), dx) in dy.iter().zip(known).zip(dx) {
+            *dx += if *known == place { *dy } else { 0.0 };
+        }
+    }
+}
+
+/// Static choice: four channels at a time where their number allows it.
+pub fn dispatch(call: &OpCall, _: &Caps) -> Vec<Dispatch> {
+    vec![kernel(call, if PoolSizes::of(call).c.is_multiple_of(4) { 4 } else { 1 })]
+}
+
+/// Returns the GPU kernel variants of the call.
+pub fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
+    let plain = kernel(call, 1);
+    let name = plain.shader.entry;
+    let vectors = PoolSizes::of(call).c.is_multiple_of(4);
+    let vectors = vectors.then(|| Variant::new(format!("{name}4"), vec![kernel(call, 4)]));
+    std::iter::once(Variant::new(name, vec![plain])).chain(vectors).collect()
+}
+
+/// Returns the dispatch with so many channels per invocation, 1 or 4.
+fn kernel(call: &OpCall, lanes: usize) -> Dispatch {
+    let sizes = PoolSizes::of(call);
+    let PoolSizes { kind, size: [h, w], out: [oh, ow], c, options, .. } = sizes;
+    let Pool2dOptions { kernel: [kh, kw], stride: [sh, sw], padding: [ph, pw] } = options;
+    let (entry, operands) = match kind {
+        PoolKind::Max => {
+            ("max_pool", vec![Operand::Input(0), Operand::Output(0), Operand::Output(1)])
+        }
+        PoolKind::MaxGrad => {
+            ("max_pool_grad", vec![Operand::Input(0), Operand::Input(1), Operand::Output(0)])
+        }
+        PoolKind::Avg => ("avg_pool", vec![Operand::Input(0), Operand::Output(0)]),
+        PoolKind::AvgGrad => ("avg_pool_grad", vec![Operand::Input(0), Operand::Output(0)]),
+    };
+    let types = match lanes {
+        4 => "alias Value = vec4f;\nalias Bits = vec4u;\n",
+        _ => "alias Value = f32;\nalias Bits = u32;\n",
+    };
+    let count = call.output_len(0) / lanes;
+    let params = [count, h, w, c / lanes, oh, ow, kh, kw, sh, sw, ph, pw];
+    Dispatch {
+        shader: Shader::new("pool", entry).with_text(types),
+        operands,
+        params: params.map(|word| word as u32).to_vec(),
+        groups: grid(count, 64),
+    }
+}
+
+/// Returns the cost: one operation per place of each window.
+pub fn cost(call: &OpCall) -> Cost {
+    let sizes = PoolSizes::of(call);
+    let windows = sizes.b * sizes.out[0] * sizes.out[1] * sizes.c;
+    Cost { flops: windows as f64 * sizes.places() as f64, bytes: Cost::moved(call) }
+}
+
+/// See [`Twin::iterations`]: the places of a window, or the windows with a place.
+pub fn iterations(call: &OpCall) -> usize {
+    let sizes = PoolSizes::of(call);
+    let Pool2dOptions { kernel, stride, .. } = sizes.options;
+    let most = |axis: usize| match sizes.is_grad() {
+        true => kernel[axis].div_ceil(stride[axis]),
+        false => kernel[axis],
+    };
+    most(0) * (1 + most(1))
+}
+
+/// See [`Twin::inputs`]: the places of maxima are whole numbers.
+pub fn inputs(op: &Op, inputs: &[Dims]) -> InputSpec {
+    let spec = InputSpec::normal(inputs);
+    match op {
+        Op::MaxPool2dGrad { options: Pool2dOptions { kernel, .. }, .. } => {
+            spec.with(0, InputFill::Whole((kernel[0] * kernel[1]) as u32))
+        }
+        _ => spec,
+    }
+}
+
+/// See [`Twin::probes`]: one window and several, with a few channels.
+pub fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
+    let Some(c) = inputs[0].last() else { return Vec::new() };
+    let c = [7, 12][usize::from(c.is_multiple_of(4))];
+    let small = |options: Pool2dOptions, out: [usize; 2]| {
+        let side = |axis: usize| {
+            let span = (out[axis] - 1) * options.stride[axis] + options.kernel[axis];
+            span.saturating_sub(2 * options.padding[axis]).max(1)
+        };
+        let size = [side(0), side(1)];
+        (size, vec![2, size[0], size[1], c], vec![2, out[0], out[1], c])
+    };
+    let probe = |out: [usize; 2]| match *op {
+        Op::MaxPool2d(options) | Op::AvgPool2d(options) => calls(op, [vec![small(options, out).1]]),
+        Op::MaxPool2dGrad { options, .. } => {
+            let (size, _, y) = small(options, out);
+            calls(&Op::MaxPool2dGrad { options, size }, [vec![y.clone(), y]])
+        }
+        Op::AvgPool2dGrad { options, .. } => {
+            let (size, _, y) = small(options, out);
+            calls(&Op::AvgPool2dGrad { options, size }, [vec![y]])
+        }
+        _ => Vec::new(),
+    };
+    [[1, 1], [3, 4], [9, 5]].into_iter().flat_map(probe).collect()
+}
+
+/// See [`Twin::catalog`].
+pub fn catalog() -> Vec<CallShape> {
+    let options = Pool2dOptions::new(3).with_stride(2).with_padding(1);
+    let size = [15, 15];
+    let (x, y) = (vec![4, 15, 15, 64], vec![4, 8, 8, 64]);
+    vec![
+        (Op::MaxPool2d(options), vec![x.clone()]),
+        (Op::MaxPool2dGrad { options, size }, vec![y.clone(), y.clone()]),
+        (Op::AvgPool2d(options), vec![x]),
+        (Op::AvgPool2dGrad { options, size }, vec![y]),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::{HostTensor, Shape};
+    use crate::kernels::testing::{check, check_with, for_each_result, reference as expected};
+
+    fn options() -> [Pool2dOptions; 5] {
+        let uneven = Pool2dOptions { kernel: [2, 5], stride: [3, 1], padding: [1, 2] };
+        let new = Pool2dOptions::new;
+        [new(2), new(3).with_stride(2).with_padding(1), new(3).with_stride(1), new(1), uneven]
+    }
+
+    #[test]
+    fn windows_of_every_kind_agree() {
+        for options in options() {
+            for (size, c) in [([7, 6], 3), ([5, 9], 8), ([8, 8], 40)] {
+                let [oh, ow] = options.output_size(size).unwrap();
+                let x = (Shape::batched(&[1, size[0], size[1], c]), InputFill::Normal);
+                let dy = (Shape::batched(&[1, oh, ow, c]), InputFill::Normal);
+                check(Op::MaxPool2d(options), std::slice::from_ref(&x), 2);
+                check(Op::AvgPool2d(options), std::slice::from_ref(&x), 2);
+                check(Op::AvgPool2dGrad { options, size }, std::slice::from_ref(&dy), 2);
+                let count = (options.kernel[0] * options.kernel[1]) as u32;
+                let places = (dy.0.clone(), InputFill::Whole(count));
+                check(Op::MaxPool2dGrad { options, size }, &[places, dy], 2);
+            }
+        }
+    }
+
+    /// Of equal values, the first is the maximum, in every window and on every device; a rectified
+    /// picture has many zeros.
+    #[test]
+    fn the_first_of_equal_values_is_the_maximum() {
+        let values: Vec<f64> = (0..2 * 6 * 6 * 4).map(|i| f64::from(i % 7 == 0)).collect();
+        let signed = |(i, v): (usize, &f64)| if i % 3 == 0 && *v == 0.0 { -0.0 } else { *v };
+        let values: Vec<f64> = values.iter().enumerate().map(signed).collect();
+        for options in options() {
+            let shape = Shape::batched(&[1, 6, 6, 4]);
+            let x = [(shape, HostTensor::Float(values.clone()))];
+            let places = expected(&Op::MaxPool2d(options), &x, 2).remove(1);
+            for_each_result(&Op::MaxPool2d(options), &x, 2, |who, outputs| {
+                let got = outputs[1].iter().map(|place| f64::from(*place));
+                assert!(got.eq(places.iter().copied()), "{options:?} by {who}");
+            });
+        }
+    }
+
+    /// Padding is lower than minus infinity: a window of that alone has its first place.
+    #[test]
+    fn windows_of_minus_infinity_have_a_place_in_the_picture() {
+        let options = Pool2dOptions::new(3).with_padding(1).with_stride(1);
+        let x = (Shape::batched(&[1, 3, 3, 4]), HostTensor::Float(vec![f64::NEG_INFINITY; 36]));
+        for_each_result(&Op::MaxPool2d(options), &[x], 1, |who, outputs| {
+            assert!(outputs[0].iter().all(|y| *y == f32::NEG_INFINITY), "{who}");
+            assert_eq!(outputs[1][0], 4.0, "{who}");
+            assert_eq!(outputs[1][4], 3.0, "{who}");
+            assert_eq!(outputs[1][16], 0.0, "{who}");
+        });
+    }
+
+    #[test]
+    fn gradients_go_where_the_maxima_were() {
+        let options = Pool2dOptions::new(2);
+        let x = vec![1.0, 5.0, 2.0, 3.0, 4.0, 6.0, 9.0, 7.0];
+        let x = (Shape::batched(&[1, 2, 4, 1]), HostTensor::Float(x));
+        let places = expected(&Op::MaxPool2d(options), &[x], 1).remove(1);
+        let shape = Shape::batched(&[1, 1, 2, 1]);
+        let inputs = [
+            (shape.clone(), HostTensor::Float(places)),
+            (shape, HostTensor::Float(vec![10.0, 20.0])),
+        ];
+        let op = Op::MaxPool2dGrad { options, size: [2, 4] };
+        assert_eq!(expected(&op, &inputs, 1)[0], [0.0, 0.0, 0.0, 0.0, 0.0, 10.0, 20.0, 0.0]);
+        check_with(op, &inputs, 1);
+    }
+}
