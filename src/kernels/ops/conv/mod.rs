@@ -9,10 +9,13 @@ mod micro;
 mod panel;
 pub mod parts;
 mod probes;
+pub mod tile;
+pub mod weights;
 
 use crate::base::HostTensorView;
 use crate::kernels::dispatch::{ITERATIONS_MAX, WORKSPACE_BYTES_MAX, grid};
 use crate::kernels::ops::epilogue::{self, Epilogue};
+use crate::kernels::ops::matmul::tile::RegisterTile;
 use crate::kernels::twin::{no_forward, normal_inputs};
 use crate::kernels::{Caps, Cost, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
 use geometry::{ConvKind, Geometry};
@@ -73,15 +76,28 @@ pub fn reference<T: Float>(
     });
 }
 
-/// Static choice: the plain kernel.
+/// Static choice: on adapters that run on a processor the largest register tile with enough
+/// invocations, or else one invocation per output.
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
-    let variants = variants(call, caps);
-    variants.into_iter().next_back().map(|variant| variant.dispatches).unwrap_or_default()
+    let geometry = Geometry::of(call);
+    let tile = register_tiles(&geometry, caps).find(|tile| tile::is_busy(&geometry, *tile));
+    tile.map_or_else(|| naive(call), |tile| tile::dispatches(call, &geometry, tile))
+}
+
+/// Returns the register tiles that are candidates: of two that fit, the larger one reads less.
+fn register_tiles(geometry: &Geometry, caps: &Caps) -> impl Iterator<Item = RegisterTile> {
+    let fits = move |tile: &RegisterTile| tile::fits(geometry, *tile);
+    let tiles: &[RegisterTile] = if caps.suits_software() { &tile::TILES } else { &[] };
+    tiles.iter().copied().filter(fits)
 }
 
 /// Returns the GPU kernel variants of the call.
-pub fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
-    vec![Variant::new("conv_naive", naive(call))]
+pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
+    let geometry = Geometry::of(call);
+    let naive = Variant::new("conv_naive", naive(call));
+    let tiled = register_tiles(&geometry, caps)
+        .map(|tile| Variant::new(tile.name, tile::dispatches(call, &geometry, tile)));
+    std::iter::once(naive).chain(tiled).collect()
 }
 
 /// Returns the plain kernel: one invocation per output, or for the gradient by the weight one per

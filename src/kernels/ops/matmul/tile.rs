@@ -110,7 +110,7 @@ fn tile(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) group
 }
 
 /// Returns the declarations of all sums, e.g. `var s1_2 = 0.0;` for row 1, column 2.
-fn sums(tile: RegisterTile) -> String {
+pub fn sums(tile: RegisterTile) -> String {
     lines(tile.m, |i, line| (0..tile.n).try_for_each(|j| write!(line, "    var s{i}_{j} = 0.0;")))
 }
 
@@ -124,7 +124,7 @@ fn loads(operand: &str, count: usize, stride: &str) -> String {
 }
 
 /// Returns the multiply-adds of all sums, e.g. `s1_2 += a1 * b2;`.
-fn products(tile: RegisterTile) -> String {
+pub fn products(tile: RegisterTile) -> String {
     lines(tile.m, |i, line| {
         (0..tile.n).try_for_each(|j| write!(line, "        s{i}_{j} += a{i} * b{j};"))
     })
@@ -138,13 +138,14 @@ fn stores(tile: RegisterTile) -> String {
 }
 
 /// Returns the moves of sums up by a row, e.g. `s0_2 = s1_2;`, for all rows but the last.
-fn moves(tile: RegisterTile) -> String {
+pub fn moves(tile: RegisterTile) -> String {
     lines(tile.m - 1, |i, line| {
         (0..tile.n).try_for_each(|j| write!(line, "        s{i}_{j} = s{}_{j};", i + 1))
     })
 }
 
-fn lines(
+/// Returns a line of text for each index below `count`.
+pub fn lines(
     count: usize,
     mut each: impl FnMut(usize, &mut String) -> Result<(), std::fmt::Error>,
 ) -> String {

@@ -1,0 +1,367 @@
+//! Generator of the WGSL of register tiles of convolutions, for software adapters: products as those
+//! of [`crate::kernels::ops::matmul::tile`], whose operands are gathered from pictures. An
+//! invocation computes a tile in named variables and reads its operands directly.
+//!
+//! A row of the tile of the forward pass, or of the gradient by the input, is a place of the
+//! result, a column one of its channels. The loops over taps are outside: a row then has one test
+//! and one address per tap, and the innermost loop reads neighbouring channels. Of the gradient by
+//! the input, places with the same remainder by the stride have tiles of their own, because all of
+//! them read the same taps.
+//!
+//! Of the gradient by the weight, a row is an output channel and a column a tap and input channel;
+//! the sum over places is in parts, which `shaders/conv_parts.wgsl` adds.
+
+use std::fmt::Write;
+
+use super::geometry::{ConvKind, Gather, Geometry};
+use super::host::Channels;
+use super::parts::{self, PartLayout};
+use super::weights::WeightLayout;
+use crate::kernels::dispatch::{ITERATIONS_MAX, WORKSPACE_BYTES_MAX, grid};
+use crate::kernels::ops::epilogue::{self, Epilogue};
+use crate::kernels::ops::matmul::tile::{RegisterTile, WORKGROUP, lines, moves, products, sums};
+use crate::kernels::{Dispatch, OpCall, Operand, Shader};
+
+/// Available tiles, the largest first.
+pub const TILES: [RegisterTile; 6] = [
+    RegisterTile { name: "conv_tile_16x16", m: 16, n: 16 },
+    RegisterTile { name: "conv_tile_16x8", m: 16, n: 8 },
+    RegisterTile { name: "conv_tile_8x8", m: 8, n: 8 },
+    RegisterTile { name: "conv_tile_4x16", m: 4, n: 16 },
+    RegisterTile { name: "conv_tile_8x4", m: 8, n: 4 },
+    RegisterTile { name: "conv_tile_8x1", m: 8, n: 1 },
+];
+
+/// Invocations that keep a software adapter busy.
+const INVOCATIONS: usize = 128;
+
+/// Sizes of a product in tiles.
+struct Sizes2d {
+    /// Rows and columns of a product.
+    m: usize,
+    n: usize,
+    /// Products: groups, times remainders.
+    count: usize,
+}
+
+impl Sizes2d {
+    fn of(geometry: &Geometry) -> Self {
+        let channels = Channels::of(geometry);
+        match geometry.kind {
+            ConvKind::WeightGrad => Self {
+                m: geometry.group_o(),
+                n: geometry.taps() * geometry.group_c(),
+                count: geometry.groups(),
+            },
+            ConvKind::Forward | ConvKind::InputGrad => {
+                let [down, across] = grid_of(geometry);
+                let remainders = divisor(geometry);
+                Self {
+                    m: geometry.b * down * across,
+                    n: channels.group_written,
+                    count: geometry.groups() * remainders[0] * remainders[1],
+                }
+            }
+        }
+    }
+
+    /// Returns the tiles of a product, and those in a row of them.
+    fn tiles(&self, tile: RegisterTile) -> [usize; 2] {
+        let across = self.n.div_ceil(tile.n);
+        [self.m.div_ceil(tile.m) * across, across]
+    }
+}
+
+/// Returns the stride of the gradient by the input, whose remainders have products of their own.
+fn divisor(geometry: &Geometry) -> [usize; 2] {
+    match geometry.kind {
+        ConvKind::InputGrad => geometry.options.stride,
+        ConvKind::Forward | ConvKind::WeightGrad => [1; 2],
+    }
+}
+
+/// Returns the rows and columns of places of the largest product of a picture.
+fn grid_of(geometry: &Geometry) -> [usize; 2] {
+    match geometry.kind {
+        ConvKind::InputGrad => Gather::input_grad(geometry, [0; 2]).grid,
+        ConvKind::Forward | ConvKind::WeightGrad => geometry.out,
+    }
+}
+
+/// Returns true if the call has a tile.
+pub fn fits(geometry: &Geometry, tile: RegisterTile) -> bool {
+    let sizes = Sizes2d::of(geometry);
+    // A stride beyond the picture has remainders without places.
+    let has_places = (0..2).all(|axis| divisor(geometry)[axis] <= geometry.size[axis]);
+    let layout = match geometry.kind {
+        ConvKind::WeightGrad => 4 * geometry.weights() <= WORKSPACE_BYTES_MAX,
+        _ => WeightLayout::new(geometry, [1, 1]).is_some(),
+    };
+    sizes.m >= tile.m && sizes.n >= tile.n && has_places && layout
+}
+
+/// Returns true if there are enough invocations to keep a software adapter busy.
+pub fn is_busy(geometry: &Geometry, tile: RegisterTile) -> bool {
+    let sizes = Sizes2d::of(geometry);
+    let parts = if geometry.kind == ConvKind::WeightGrad { part_count(geometry, tile) } else { 1 };
+    sizes.tiles(tile)[0] * sizes.count * parts >= INVOCATIONS
+}
+
+/// Returns the dispatches of a call.
+pub fn dispatches(call: &OpCall, geometry: &Geometry, tile: RegisterTile) -> Vec<Dispatch> {
+    match geometry.kind {
+        ConvKind::WeightGrad => weight_grad(call, geometry, tile),
+        ConvKind::Forward | ConvKind::InputGrad => gathered(call, geometry, tile),
+    }
+}
+
+/// Head of the WGSL of the forward pass and the gradient by the input.
+const GATHERED_HEAD: &str = "\
+struct Params {
+    tiles: u32,             // in all products
+    tiles_each: u32,        // in one
+    tiles_across: u32,      // in one row of tiles
+    m: u32,                 // places of a product
+    down: u32, across: u32, // rows and columns of them
+    step_y: u32, step_x: u32,   // places that are read, from a row or column to the next
+    h: u32, w: u32, c: u32,     // pictures that are read
+    group_c: u32,
+    kh: u32, kw: u32,
+    // Tap k reads (remainder + first + k tap) / divisor, if that is whole.
+    divisor_y: u32, divisor_x: u32,
+    first_y: i32, first_x: i32,
+    tap_y: i32, tap_x: i32,
+    oh: u32, ow: u32, o: u32,   // pictures that are written
+    group_o: u32,
+    groups: u32,
+    accumulate: u32,
+}
+var<immediate> p: Params;
+
+@group(0) @binding(0) var<storage, read> a: array<f32>;         // (b, h, w, c)
+@group(0) @binding(1) var<storage, read_write> b: array<f32>;   // (groups, kh, kw, group_c, group_o)
+@group(0) @binding(2) var<storage, read_write> c: array<f32>;   // (b, oh, ow, o)
+";
+
+fn gathered(call: &OpCall, geometry: &Geometry, tile: RegisterTile) -> Vec<Dispatch> {
+    let Some(layout) = WeightLayout::new(geometry, [1, 1]) else { return Vec::new() };
+    let Epilogue { text: store, operands } = epilogue::of(call, 3);
+    let own = [Operand::Input(0), layout.workspace(), Operand::Output(0)];
+    let sizes = Sizes2d::of(geometry);
+    let [each, across] = sizes.tiles(tile);
+    let product = Dispatch {
+        shader: Shader::emitted(tile.name, "tile", gathered_text(tile, &store)),
+        operands: [&own[..], &operands].concat(),
+        params: [&[each * sizes.count, each, across, sizes.m].map(|word| word as u32)[..]]
+            .concat()
+            .into_iter()
+            .chain(gathered_params(geometry))
+            .collect(),
+        groups: grid(each * sizes.count, WORKGROUP),
+    };
+    vec![layout.dispatch(geometry), product]
+}
+
+/// Returns the parameters behind the numbers of tiles and of places.
+fn gathered_params(geometry: &Geometry) -> Vec<u32> {
+    let Channels { read, written, group_read, group_written } = Channels::of(geometry);
+    let Geometry { size, out, kernel, options, .. } = *geometry;
+    let is_forward = geometry.kind == ConvKind::Forward;
+    let ([h, w], [oh, ow]) = if is_forward { (size, out) } else { (out, size) };
+    let [step_y, step_x] = if is_forward { options.stride } else { [1; 2] };
+    let sign = |value: usize| if is_forward { value as i32 } else { -(value as i32) };
+    let ([down, across], [divisor_y, divisor_x]) = (grid_of(geometry), divisor(geometry));
+    let unsigned = |words: &[usize]| words.iter().map(|word| *word as u32).collect::<Vec<_>>();
+    let signed = options.padding.map(|value| -sign(value)).into_iter();
+    let signed = signed.chain(options.dilation.map(sign)).map(|word| word as u32);
+    let [kh, kw] = kernel;
+    let front =
+        [down, across, step_y, step_x, h, w, read, group_read, kh, kw, divisor_y, divisor_x];
+    let behind = [oh, ow, written, group_written, geometry.groups(), 0];
+    [unsigned(&front), signed.collect(), unsigned(&behind)].concat()
+}
+
+/// Returns the WGSL of a tile, with the entry point `tile`. There must be at least as many places
+/// and channels of a group as it has rows and columns.
+fn gathered_text(tile: RegisterTile, store: &str) -> String {
+    let RegisterTile { m, n, .. } = tile;
+    let rows = lines(m, |i, line| {
+        write!(line, "    let place{i} = i + {i}u;")?;
+        write!(line, "let y{i} = place{i} / p.across % p.down * p.step_y; ")?;
+        write!(line, "let x{i} = place{i} % p.across * p.step_x; ")?;
+        write!(line, "let picture{i} = place{i} / (p.across * p.down) * p.h;")
+    });
+    let addresses = lines(m, |i, line| {
+        write!(line, "            let ok{i} = y{i} + y < p.h && x{i} + x < p.w; ")?;
+        write!(line, "let at{i} = select(first, ((picture{i} + y{i} + y) * p.w + x{i} + x) * p.c")?;
+        write!(line, " + first, ok{i});")
+    });
+    let loads =
+        lines(m, |i, line| {
+            write!(line, "                let a{i} = select(0.0, a[at{i} + q], ok{i});")
+        }) + &lines(n, |j, line| write!(line, "                let b{j} = b[b_at + {j}u];"));
+    let stores = lines(n, |j, line| {
+        write!(line, "            if (j + {j}u >= column) {{ store(at + {j}u, s0_{j}); }}")
+    });
+    let [sums, products, moves] = [sums(tile), products(tile), moves(tile)];
+    format!(
+        "{GATHERED_HEAD}{store}
+@compute @workgroup_size({WORKGROUP})
+fn tile(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {{
+    let index = invocation_of(id, groups, {WORKGROUP}u);
+    if (index >= p.tiles) {{ return; }}
+    let product = index / p.tiles_each;
+    let within = index % p.tiles_each;
+    let group = product % p.groups;
+    let remainder = product / p.groups;
+    let remainder_y = remainder / p.divisor_x;
+    let remainder_x = remainder % p.divisor_x;
+    // What this tile owns starts at (row, column), what it computes at (i, j).
+    let row = within / p.tiles_across * {m}u;
+    let column = within % p.tiles_across * {n}u;
+    let i = min(row, p.m - {m}u);
+    let j = min(column, p.group_o - {n}u);
+    let first = group * p.group_c;
+{rows}{sums}    for (var ky = 0u; ky < p.kh; ky++) {{
+        let down = i32(remainder_y) + p.first_y + i32(ky) * p.tap_y;
+        if (down % i32(p.divisor_y) != 0) {{ continue; }}
+        let y = u32(down / i32(p.divisor_y));
+        for (var kx = 0u; kx < p.kw; kx++) {{
+            let across = i32(remainder_x) + p.first_x + i32(kx) * p.tap_x;
+            if (across % i32(p.divisor_x) != 0) {{ continue; }}
+            let x = u32(across / i32(p.divisor_x));
+{addresses}            var b_at = ((group * p.kh + ky) * p.kw + kx) * p.group_c * p.group_o + j;
+            for (var q = 0u; q < p.group_c; q++) {{
+{loads}{products}                b_at += p.group_o;
+            }}
+        }}
+    }}
+    for (var r = 0u; r < {m}u; r++) {{
+        let place = i + r;
+        let y = place / p.across % p.down * p.divisor_y + remainder_y;
+        let x = place % p.across * p.divisor_x + remainder_x;
+        if (place >= row && y < p.oh && x < p.ow) {{
+            let picture = place / (p.across * p.down);
+            let at = ((picture * p.oh + y) * p.ow + x) * p.o + group * p.group_o + j;
+{stores}        }}
+{moves}    }}
+}}
+"
+    )
+}
+
+/// Head of the WGSL of the gradient by the weight.
+const WEIGHT_HEAD: &str = "\
+struct Params {
+    tiles: u32,             // in all products and parts
+    tiles_each: u32,        // in one
+    tiles_across: u32,      // in one row of tiles
+    groups: u32,
+    terms: u32,             // taps and input channels of a group
+    lines: u32,             // rows of outputs
+    part: u32,              // .. of a part
+    h: u32, w: u32, c: u32,
+    oh: u32, ow: u32, o: u32,
+    kw: u32,
+    sh: u32, sw: u32,       // stride
+    ph: u32, pw: u32,       // padding
+    dh: u32, dw: u32,       // dilation
+    group_c: u32, group_o: u32,
+}
+var<immediate> p: Params;
+
+@group(0) @binding(0) var<storage, read> x: array<f32>;         // (b, h, w, c)
+@group(0) @binding(1) var<storage, read> dy: array<f32>;        // (b, oh, ow, o)
+@group(0) @binding(2) var<storage, read_write> c: array<f32>;   // (parts, o, terms)
+";
+
+/// Returns the number of parts of the sums: enough to keep a software adapter busy, and loops that
+/// end in time.
+fn part_count(geometry: &Geometry, tile: RegisterTile) -> usize {
+    let sizes = Sizes2d::of(geometry);
+    let rows = geometry.b * geometry.out[0];
+    let wanted = (2 * INVOCATIONS).div_ceil(sizes.tiles(tile)[0] * sizes.count);
+    let least = (rows * (geometry.out[1] + 1)).div_ceil(ITERATIONS_MAX / 2);
+    let most = WORKSPACE_BYTES_MAX / 4 / geometry.weights();
+    wanted.max(least).min(rows).min(most).max(1)
+}
+
+fn weight_grad(call: &OpCall, geometry: &Geometry, tile: RegisterTile) -> Vec<Dispatch> {
+    let Geometry { size: [h, w], c, out: [oh, ow], o, kernel, options, .. } = *geometry;
+    let sizes = Sizes2d::of(geometry);
+    let rows = geometry.b * oh;
+    let part = rows.div_ceil(part_count(geometry, tile));
+    let parts = rows.div_ceil(part);
+    let [each, across] = sizes.tiles(tile);
+    let tiles = each * sizes.count * parts;
+    let workspace = Operand::Workspace { bytes: 4 * parts * geometry.weights() };
+    let [[sh, sw], [ph, pw], [dh, dw]] = [options.stride, options.padding, options.dilation];
+    let (group_c, group_o) = (geometry.group_c(), geometry.group_o());
+    let front = [tiles, each, across, geometry.groups(), sizes.n, rows, part, h, w, c, oh, ow, o];
+    let behind = [kernel[1], sh, sw, ph, pw, dh, dw, group_c, group_o];
+    let product = Dispatch {
+        shader: Shader::emitted(tile.name, "tile", weight_text(tile)),
+        operands: vec![Operand::Input(0), Operand::Input(1), workspace],
+        params: front.iter().chain(&behind).map(|word| *word as u32).collect(),
+        groups: grid(tiles, WORKGROUP),
+    };
+    let layout = PartLayout { part: geometry.weights(), o: sizes.n, c: 1, tap: group_c };
+    vec![product, parts::add(call, parts, &layout, workspace)]
+}
+
+/// Returns the WGSL of a tile of the gradient by the weight, with the entry point `tile`. There
+/// must be at least as many channels and terms as it has rows and columns.
+fn weight_text(tile: RegisterTile) -> String {
+    let RegisterTile { m, n, .. } = tile;
+    let columns = lines(n, |j, line| {
+        write!(line, "    let tap{j} = (j + {j}u) / p.group_c; ")?;
+        write!(line, "let y{j} = tap{j} / p.kw * p.dh - p.ph; ")?;
+        write!(line, "let x{j} = tap{j} % p.kw * p.dw - p.pw; ")?;
+        write!(line, "let at{j} = (y{j} * p.w + x{j}) * p.c + (j + {j}u) % p.group_c;")
+    });
+    let tests = lines(n, |j, line| write!(line, "        let ok{j} = top + y{j} < p.h;"));
+    let loads = lines(m, |i, line| write!(line, "            let a{i} = dy[dy_at + {i}u];"))
+        + &lines(n, |j, line| {
+            write!(line, "            let is{j} = ok{j} && left + x{j} < p.w; ")?;
+            write!(line, "let b{j} = select(0.0, x[select(0u, at + at{j}, is{j})], is{j});")
+        });
+    let stores = lines(n, |j, line| {
+        write!(line, "            if (j + {j}u >= column) {{ c[at + {j}u] = s0_{j}; }}")
+    });
+    let [sums, products, moves] = [sums(tile), products(tile), moves(tile)];
+    format!(
+        "{WEIGHT_HEAD}
+@compute @workgroup_size({WORKGROUP})
+fn tile(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {{
+    let index = invocation_of(id, groups, {WORKGROUP}u);
+    if (index >= p.tiles) {{ return; }}
+    let product = index / p.tiles_each;
+    let within = index % p.tiles_each;
+    let group = product % p.groups;
+    let part = product / p.groups;
+    // What this tile owns starts at (row, column), what it computes at (i, j).
+    let row = within / p.tiles_across * {m}u;
+    let column = within % p.tiles_across * {n}u;
+    let i = min(row, p.group_o - {m}u);
+    let j = min(column, p.terms - {n}u);
+{columns}{sums}    let end = min(p.lines, (part + 1u) * p.part);
+    for (var line = part * p.part; line < end; line++) {{
+        let top = line % p.oh * p.sh;
+        var at = (line / p.oh * p.h + top) * p.w * p.c + group * p.group_c;
+        var dy_at = line * p.ow * p.o + group * p.group_o + i;
+        var left = 0u;
+{tests}        for (var place = 0u; place < p.ow; place++) {{
+{loads}{products}            at += p.sw * p.c;
+            dy_at += p.o;
+            left += p.sw;
+        }}
+    }}
+    for (var r = 0u; r < {m}u; r++) {{
+        if (i + r >= row) {{
+            let at = ((part * p.groups + group) * p.group_o + i + r) * p.terms + j;
+{stores}        }}
+{moves}    }}
+}}
+"
+    )
+}
