@@ -1,4 +1,5 @@
-// Layer normalization of rows of c values, and its gradients (Ba, Kiros, Hinton 2016).
+// Layer normalization of rows of c values, and its gradient (Ba, Kiros, Hinton 2016); without a
+// mean, if CENTERED is 0, the root mean square normalization (Zhang and Sennrich 2019).
 // uses lib/index
 //
 //   forward   y = weight (x - mean) rstd + bias     rstd = 1 / sqrt(variance + eps)
@@ -14,7 +15,7 @@
 // forward4 and grad4 work on vectors of 4 neighbouring values, where c is a multiple of 4, because
 // a vector costs a software adapter little more than a value.
 
-// ADDS is prepended.
+// ADDS and CENTERED are prepended.
 
 struct Params { rows: u32, c: u32, eps: f32, flag: u32 }
 // `flag`: forward adds a bias.
@@ -41,13 +42,16 @@ fn forward(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) gr
     let start = row * p.c;
     let end = start + p.c;
 
-    var total = 0.0;
-    for (var block = start; block < end; block += BLOCK) {
-        var part = 0.0;
-        for (var i = block; i < min(block + BLOCK, end); i++) { part += x[i]; }
-        total += part;
+    var mean = 0.0;
+    if (CENTERED != 0u) {
+        var total = 0.0;
+        for (var block = start; block < end; block += BLOCK) {
+            var part = 0.0;
+            for (var i = block; i < min(block + BLOCK, end); i++) { part += x[i]; }
+            total += part;
+        }
+        mean = total / f32(p.c);
     }
-    let mean = total / f32(p.c);
 
     var squares = 0.0;
     for (var block = start; block < end; block += BLOCK) {
@@ -86,7 +90,8 @@ fn grad(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) group
         }
         sums += part;
     }
-    let means = sums / f32(p.c);
+    var means = sums / f32(p.c);
+    if (CENTERED == 0u) { means.x = 0.0; }
 
     for (var k = 0u; k < p.c; k++) {
         let xhat = (x[start + k] - mean) * rstd;
@@ -116,9 +121,12 @@ fn forward4(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) g
     let start = row * width;
     let end = start + width;
 
-    var totals = vec4f(0.0);
-    for (var i = start; i < end; i++) { totals += x4[i]; }
-    let mean = sum4(totals) / f32(p.c);
+    var mean = 0.0;
+    if (CENTERED != 0u) {
+        var totals = vec4f(0.0);
+        for (var i = start; i < end; i++) { totals += x4[i]; }
+        mean = sum4(totals) / f32(p.c);
+    }
 
     var squares = vec4f(0.0);
     for (var i = start; i < end; i++) {
@@ -156,7 +164,8 @@ fn grad4(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) grou
         sums += g;
         products += g * (x4[start + k] - mean) * rstd;
     }
-    let mean_g = sum4(sums) / f32(p.c);
+    var mean_g = 0.0;
+    if (CENTERED != 0u) { mean_g = sum4(sums) / f32(p.c); }
     let mean_g_xhat = sum4(products) / f32(p.c);
 
     for (var k = 0u; k < width; k++) {

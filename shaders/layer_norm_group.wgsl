@@ -5,8 +5,9 @@
 //   grad     keeps g = weight dy and xhat
 //
 // 8 bytes per element moved (12 by grad), each once. Prepended constants: GROUP; the width C, for
-// which a row must fit in workgroup memory; ADDS, which is not 0 if grad adds a residual. Sums are
-// over every GROUP-th element, then of halves, always in the same order.
+// which a row must fit in workgroup memory; ADDS, which is not 0 if grad adds a residual; CENTERED,
+// which is 0 if there is no mean. Sums are over every GROUP-th element, then of halves, always in
+// the same order.
 
 struct Params { rows: u32, c: u32, eps: f32, flag: u32 }
 // `flag`: forward adds a bias.
@@ -58,7 +59,8 @@ fn forward(
         kept[k] = value;
         part += value;
     }
-    let mean = all_of(vec2f(part, 0.0), local).x / f32(C);
+    var mean = 0.0;
+    if (CENTERED != 0u) { mean = all_of(vec2f(part, 0.0), local).x / f32(C); }
 
     part = 0.0;
     for (var k = local; k < C; k += GROUP) {
@@ -98,7 +100,8 @@ fn grad(
         kept_g[k] = g;
         part += vec2f(g, g * xhat);
     }
-    let means = all_of(part, local) / f32(C);
+    var means = all_of(part, local) / f32(C);
+    if (CENTERED == 0u) { means.x = 0.0; }
     for (var k = local; k < C; k += GROUP) {
         var value = rstd * (kept_g[k] - means.x - kept[k] * means.y);
         if (ADDS != 0u) { value += residual[start + k]; }

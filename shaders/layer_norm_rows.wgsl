@@ -10,7 +10,7 @@
 // two barriers.
 //
 // Prepended constants: GROUP; LANES, which divides it; INNER, which divides LANES; ITEMS; ADDS,
-// which is not 0 if grad adds a residual.
+// which is not 0 if grad adds a residual; CENTERED, which is 0 if there is no mean.
 
 struct Params { rows: u32, c: u32, eps: f32, flag: u32 }
 // `flag`: forward adds a bias.
@@ -85,7 +85,8 @@ fn forward(
     }
     var part = vec4f(0.0);
     for (var i = 0u; i < ITEMS; i++) { part += kept[i]; }
-    let mean = sum_of_row(vec2f(sum4(part), 0.0), local).x / f32(p.c);
+    var mean = 0.0;
+    if (CENTERED != 0u) { mean = sum_of_row(vec2f(sum4(part), 0.0), local).x / f32(p.c); }
 
     part = vec4f(0.0);
     for (var i = 0u; i < ITEMS; i++) {
@@ -133,7 +134,8 @@ fn grad(
         part += g[i];
         product += g[i] * xhat[i];
     }
-    let means = sum_of_row(vec2f(sum4(part), sum4(product)), local) / f32(p.c);
+    var means = sum_of_row(vec2f(sum4(part), sum4(product)), local) / f32(p.c);
+    if (CENTERED == 0u) { means.x = 0.0; }
     for (var i = 0u; i < ITEMS; i++) {
         let k = place.y + LANES * i;
         if (k < end) {

@@ -6,7 +6,8 @@
 //   totals    y[o, i] = sum over b of partials[o, b, i]  (+ y, if accumulating)
 //
 // Prepended (src/kernels/ops/row_sums.rs): COLUMNS, a power of two; Value, which is f32, or vec4f
-// for columns of vectors of 4; Sums, which is Value, or a vector or matrix of two of them;
+// for columns of vectors of 4; FLOATS, their number in a Value; Sums, which is Value, or a vector
+// or matrix of two;
 // `term(row, at) -> Sums` with the bindings that it reads, and `partials` behind them; and
 // `put(at, sums)`, which writes to the outputs, or adds if p.accumulate. Workgroups of 256 have
 // COLUMNS neighbouring columns of an o, in the first stage of a block. LANES = 256 / COLUMNS
@@ -14,7 +15,18 @@
 // sums. Nothing is added twice or in another order. Each term is read once, and 4 bytes per element
 // of the partial sums written and read.
 
-struct Params { outer: u32, middle: u32, width: u32, blocks: u32, strip: u32, accumulate: u32 }
+// `word0` and the next are parameters of the terms.
+struct Params {
+    outer: u32,
+    middle: u32,
+    width: u32,
+    blocks: u32,
+    strip: u32,
+    accumulate: u32,
+    word0: u32,
+    word1: u32,
+    word2: u32,
+}
 var<immediate> p: Params;
 
 // totals binds what blocks has written, and the outputs (outer, width).

@@ -6,11 +6,20 @@
 //
 // Prepended (src/kernels/ops/row_sums.rs): GROUP and COLUMNS; Value, which is f32, or vec4f for
 // columns of vectors of 4, because a vector costs a software adapter little more than a value;
-// Sums, which is Value, or a vector or matrix of two of them; `term(row, at) -> Sums` with the
-// bindings that it reads; and `put(at, sums)`, which writes to the outputs, or adds if
-// p.accumulate. Each term is read once: 8 bytes per element of the gradients of layer norm.
+// FLOATS, their number in a Value; Sums, which is Value, or a vector or matrix of two;
+// `term(row, at) -> Sums` with the bindings that it reads; and `put(at, sums)`, which writes to the
+// outputs, or adds if p.accumulate. Each term is read once: 8 bytes per element of the gradients of
+// layer norm.
 
-struct Params { middle: u32, width: u32, accumulate: u32 }
+// `word0` and the next are parameters of the terms.
+struct Params {
+    middle: u32,
+    width: u32,
+    accumulate: u32,
+    word0: u32,
+    word1: u32,
+    word2: u32,
+}
 var<immediate> p: Params;
 
 const BLOCK: u32 = 64u;

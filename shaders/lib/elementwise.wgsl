@@ -1,6 +1,6 @@
 // The elementwise functions of one value, and of two that are no operator of the language; with
-// `_grad`, their gradients. The formulas are in shaders/unary.wgsl and shaders/binary.wgsl. `kernels::ops::epilogue` calls them on values that are still in registers.
-// No bytes are moved.
+// `_grad`, their gradients. The formulas are in shaders/unary.wgsl and shaders/binary.wgsl.
+// `kernels::ops::epilogue` calls them on values that are still in registers. No bytes are moved.
 //
 // A NaN stays a NaN. Comparisons that decide about one are of bits, because a driver may compile
 // a shader as if no float were NaN.

@@ -474,8 +474,8 @@ mod tests {
         let all = |found: Vec<String>, part: &str| {
             assert!(found.iter().all(|why| why.contains(part)), "{found:?}");
         };
-        all(result("y[i] = relu_of(x[i])", "y[i] = relu_of(x[i]) + 0.01"), "NMSE");
-        all(result("y[i] = relu_of(x[i])", "y[i + 1u] = relu_of(x[i])"), "out of bounds");
+        all(result("y[i] = f(x[i])", "y[i] = f(x[i]) + 0.01"), "NMSE");
+        all(result("y[i] = f(x[i])", "y[i + 1u] = f(x[i])"), "out of bounds");
         all(result("var<immediate>", "var<nothing>"), "refused");
     }
 }

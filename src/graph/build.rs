@@ -227,6 +227,22 @@ impl Builder {
         Ok(x)
     }
 
+    /// Computes the mean over any set of axes, which are removed.
+    ///
+    /// # Errors
+    /// Returns [`ShapeError`] if there is no such axis, and for the batch, whose size differs from
+    /// one micro-batch to another.
+    pub fn mean(&mut self, x: TensorId, axes: &[usize]) -> BuildResult {
+        let shape = self.shape(x).clone();
+        if shape.is_batched() && axes.contains(&0) {
+            let (op, why) = ("mean".into(), "the batch has no fixed size".into());
+            return Err(ShapeError { op, inputs: shape.to_string(), why });
+        }
+        let sum = self.sum(x, axes)?;
+        let count = shape.per_row() / self.shape(sum).per_row();
+        self.scale(sum, 1.0 / count as f32)
+    }
+
     /// Computes layer normalization over the last dimension, with a weight `weight (c)` and an
     /// optional bias `(c)`.
     pub fn layer_norm(
@@ -237,6 +253,33 @@ impl Builder {
     ) -> BuildResult {
         let inputs: Vec<TensorId> = [x, weight].into_iter().chain(bias).collect();
         self.apply(Op::LayerNorm { eps: 1e-5 }, &inputs)
+    }
+
+    /// Computes the root mean square normalization over the last dimension, with a weight
+    /// `weight (c)`; PyTorch's `RMSNorm` has `eps = f32::EPSILON` unless told otherwise.
+    pub fn rms_norm(&mut self, x: TensorId, weight: TensorId, eps: f32) -> BuildResult {
+        self.apply(Op::RmsNorm { eps }, &[x, weight])
+    }
+
+    /// Computes group normalization of `x (b, .., c)`, the channels last, with weight and bias
+    /// `(c)`: over all positions of a sample and `c / groups` channels, with `eps = 1e-5`, as
+    /// PyTorch's `GroupNorm`.
+    ///
+    /// # Errors
+    /// Returns [`ShapeError`] if `groups` does not divide the channels, or the shapes do not fit.
+    pub fn group_norm(
+        &mut self,
+        x: TensorId,
+        groups: usize,
+        weight: TensorId,
+        bias: TensorId,
+    ) -> BuildResult {
+        self.apply(Op::GroupNorm { groups, eps: 1e-5 }, &[x, weight, bias])
+    }
+
+    /// Computes the softmax over the last dimension.
+    pub fn softmax(&mut self, x: TensorId) -> BuildResult {
+        self.apply(Op::Softmax, &[x])
     }
 
     /// Computes causal attention over `qkv (b, t, 3c)`; see [`Op::Attention`].

@@ -123,6 +123,23 @@ pub enum Op {
     LayerNormWeightGrad,
     /// `x, stats, dy -> dweight (c), dbias (c)`, both from one reading of `dy`.
     LayerNormAffineGrad,
+    /// `x (.., c), weight (c) -> y (.., c), stats (.., 2)`: each row of `c` divided by its root
+    /// mean square (Zhang and Sennrich 2019). `stats` has 0 in the place of a mean, and the
+    /// reciprocal of the root, so that the weight's gradient is [`Op::LayerNormWeightGrad`].
+    RmsNorm { eps: f32 },
+    /// `x, weight, stats, dy -> dx`
+    RmsNormGrad,
+    /// `x (b, .., c), weight (c), bias (c) -> y (b, .., c), stats (b, groups, 2)`, with mean and
+    /// rstd over all positions of a sample and `c / groups` neighbouring channels (Wu and He 2018).
+    GroupNorm { groups: usize, eps: f32 },
+    /// `x, weight, stats, dy -> dx`
+    GroupNormGrad { groups: usize },
+    /// `x, stats, dy -> dweight (c), dbias (c)`
+    GroupNormAffineGrad { groups: usize },
+    /// `x (.., c) -> y`: the exponentials of each row of `c`, divided by their sum.
+    Softmax,
+    /// `y, dy -> dx`
+    SoftmaxGrad,
     /// `qkv (b, t, 3c) [, samples (b)] -> y (b, t, c), lse (b, h, t)`: causal attention with
     /// scores scaled by `1/sqrt(c/heads)` and probabilities dropped with probability `dropout`.
     /// `lse` is the logarithm of the sum of exponentials of each row of scores.
@@ -212,6 +229,7 @@ impl Op {
                 | Op::Sum { .. }
                 | Op::LayerNormWeightGrad
                 | Op::LayerNormAffineGrad
+                | Op::GroupNormAffineGrad { .. }
                 | Op::EmbeddingGrad { .. }
                 | Op::Conv2dWeightGrad { .. }
         )
@@ -261,6 +279,15 @@ impl fmt::Display for Op {
             Op::LayerNormGrad => write!(f, "layer_norm_grad"),
             Op::LayerNormWeightGrad => write!(f, "layer_norm_weight_grad"),
             Op::LayerNormAffineGrad => write!(f, "layer_norm_affine_grad"),
+            Op::RmsNorm { .. } => write!(f, "rms_norm"),
+            Op::RmsNormGrad => write!(f, "rms_norm_grad"),
+            Op::GroupNorm { groups, .. } => write!(f, "group_norm {groups} groups"),
+            Op::GroupNormGrad { groups } => write!(f, "group_norm_grad {groups} groups"),
+            Op::GroupNormAffineGrad { groups } => {
+                write!(f, "group_norm_affine_grad {groups} groups")
+            }
+            Op::Softmax => write!(f, "softmax"),
+            Op::SoftmaxGrad => write!(f, "softmax_grad"),
             Op::Attention { heads, .. } => write!(f, "attention {heads} heads"),
             Op::AttentionGrad { heads, .. } => write!(f, "attention_grad {heads} heads"),
             Op::Embedding => write!(f, "embedding"),

@@ -1,6 +1,7 @@
 //! Shape rule of each op: computes the shapes of the outputs from those of the inputs, or the
 //! reason why they do not fit.
 
+mod norms;
 mod pictures;
 
 use super::custom;
@@ -65,7 +66,10 @@ fn arity(op: &Op) -> (usize, usize) {
         Op::Concat { .. } => (1, 7),
         Op::LayerNorm { .. } => (2, 3),
         Op::MaximumGrad => (3, 3),
-        Op::LayerNormGrad => (4, 4),
+        Op::LayerNormGrad | Op::RmsNormGrad | Op::GroupNormGrad { .. } => (4, 4),
+        Op::RmsNorm { .. } | Op::SoftmaxGrad => (2, 2),
+        Op::GroupNorm { .. } | Op::GroupNormAffineGrad { .. } => (3, 3),
+        Op::Softmax => (1, 1),
         Op::LayerNormWeightGrad | Op::LayerNormAffineGrad => (3, 3),
         Op::Attention { .. } => (1 + usize::from(op.is_random()), 1 + usize::from(op.is_random())),
         Op::AttentionGrad { .. } => {
@@ -164,13 +168,13 @@ fn rule(op: &Op, x: &[&Shape]) -> Result<Vec<Shape>, String> {
             let batched = *batched || x[0].is_batched();
             Ok(vec![if batched { Shape::batched(&all) } else { Shape::fixed(&all) }])
         }
-        Op::LayerNorm { eps } => {
+        Op::LayerNorm { eps } | Op::RmsNorm { eps } => {
             require(*eps >= 0.0 && eps.is_finite(), "eps must be finite and not negative")?;
             let (channels, stats) = normalized(x[0])?;
             require(x[1..].iter().all(|s| **s == channels), "weight and bias are (c)")?;
             Ok(vec![x[0].clone(), stats])
         }
-        Op::LayerNormGrad => {
+        Op::LayerNormGrad | Op::RmsNormGrad => {
             let (channels, stats) = normalized(x[0])?;
             let fits = *x[1] == channels && *x[2] == stats && x[3] == x[0];
             require(fits, "x and dy are (.., c), weight (c), stats (.., 2)")?;
@@ -181,6 +185,18 @@ fn rule(op: &Op, x: &[&Shape]) -> Result<Vec<Shape>, String> {
             require(*x[1] == stats && x[2] == x[0], "x and dy are (.., c), stats (.., 2)")?;
             let outputs = if *op == Op::LayerNormAffineGrad { 2 } else { 1 };
             Ok(vec![channels; outputs])
+        }
+        Op::GroupNorm { groups, eps } => norms::group_norm(*groups, *eps, x),
+        Op::GroupNormGrad { groups } => norms::group_norm_grad(*groups, x),
+        Op::GroupNormAffineGrad { groups } => norms::group_norm_affine_grad(*groups, x),
+        Op::Softmax => {
+            normalized(x[0])?;
+            Ok(vec![x[0].clone()])
+        }
+        Op::SoftmaxGrad => {
+            normalized(x[0])?;
+            require(x[0] == x[1], "the two shapes must be equal")?;
+            Ok(vec![x[0].clone()])
         }
         Op::Attention { heads, dropout, .. } => {
             is_probability(*dropout)?;
@@ -254,7 +270,7 @@ fn fused(root: &Op, epilogue: &[EpilogueOp], x: &[&Shape]) -> Result<Vec<Shape>,
     let [y] = outputs.as_slice() else {
         return Err(format!("{root} has {} outputs", outputs.len()));
     };
-    let is_summed = *root == Op::LayerNormGrad;
+    let is_summed = matches!(root, Op::LayerNormGrad | Op::RmsNormGrad);
     if is_summed && *epilogue != [EpilogueOp::Binary(Binary::Add)] {
         return Err(format!("only a sum is fused with {root}"));
     }

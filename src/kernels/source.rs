@@ -18,6 +18,8 @@ pub const LIBRARY: &[(&str, &str)] = &[
     ("run", include_str!("../../shaders/lib/run.wgsl")),
     ("span", include_str!("../../shaders/lib/span.wgsl")),
     ("rng", include_str!("../../shaders/lib/rng.wgsl")),
+    ("value", include_str!("../../shaders/lib/value.wgsl")),
+    ("value4", include_str!("../../shaders/lib/value4.wgsl")),
     ("store", include_str!("../../shaders/lib/store.wgsl")),
 ];
 

@@ -242,23 +242,26 @@ fn of_product(variant: &str, kind: &str, [m, k, n]: [usize; 3]) -> Vec<(String, 
 
 /// The same of the layer normalization by workgroups, for the widest rows of each size.
 fn layer_norm_group() -> Vec<(String, String)> {
-    let text = |group, c| {
+    let text = |group, c, centered| {
         let shader = Shader::new("layer_norm_group", "").with_const("ADDS", 1);
-        let shader = shader.with_const("GROUP", group);
-        (format!("layer_norm_group {group} {c}"), text(&shader.with_const("C", c)))
+        let shader = shader.with_const("GROUP", group).with_const("CENTERED", centered);
+        let what = if centered == 1 { "" } else { " rms" };
+        (format!("layer_norm_group {group} {c}{what}"), text(&shader.with_const("C", c)))
     };
-    vec![text(64, 1), text(64, 1984), text(256, 1792)]
+    vec![text(64, 1, 1), text(64, 1984, 1), text(256, 1792, 1), text(64, 768, 0)]
 }
 
 /// The same in registers, for widths of every kind, and by invocations that have a row each.
 fn layer_norm_rows() -> Vec<(String, String)> {
     let mut texts = Vec::new();
-    for (adds, what) in [(0, ""), (1, " + sum")] {
+    for (adds, centered, what) in [(0, 1, ""), (1, 1, " + sum"), (1, 0, " rms + sum")] {
+        let with_consts =
+            |shader: Shader| shader.with_const("ADDS", adds).with_const("CENTERED", centered);
         for c in [4, 128, 768, 1600, 3072, 8192] {
-            let shader = layer_norm_rows::shader("", c / 4).with_const("ADDS", adds);
+            let shader = with_consts(layer_norm_rows::shader("", c / 4));
             texts.push((format!("layer_norm_rows {c}{what}"), text(&shader)));
         }
-        let shader = Shader::new("layer_norm", "").with_const("ADDS", adds);
+        let shader = with_consts(Shader::new("layer_norm", ""));
         texts.push((format!("layer_norm{what}"), text(&shader)));
     }
     texts
@@ -279,16 +282,30 @@ fn embedding_rows() -> Vec<(String, String)> {
     texts
 }
 
+/// The softmax and group normalization, of values and of vectors, by workgroups of each size.
+fn values_and_vectors() -> Vec<(String, String)> {
+    let mut texts = Vec::new();
+    for file in ["softmax", "group_norm"] {
+        for (value, group) in [("value", 64), ("value4", 64), ("value4", 256)] {
+            let shader = Shader::new(file, "").with_text(snippet(value)).with_const("GROUP", group);
+            texts.push((format!("{file} {value} {group}"), text(&shader)));
+        }
+    }
+    texts
+}
+
 /// The sums over rows in one and in two stages, of each kind of terms.
 fn row_sums() -> Vec<(String, String)> {
     let mut texts = Vec::new();
     for c in [768, 65] {
         let (x, stats) = (vec![1000, c], vec![1000, 2]);
         let of_norm = vec![x.clone(), stats, x.clone()];
+        let of_groups = vec![x.clone(), vec![1000, 1, 2], x.clone()];
         let calls = [
             (Op::Sum { first: 0, last: 0 }, vec![x]),
             (Op::LayerNormWeightGrad, of_norm.clone()),
             (Op::LayerNormAffineGrad, of_norm),
+            (Op::GroupNormAffineGrad { groups: 1 }, of_groups),
         ];
         for (op, inputs) in calls {
             let name = format!("{op} of {c}");
@@ -351,6 +368,7 @@ pub fn modules() -> Vec<(String, String)> {
     modules.extend(row_sums());
     modules.extend(conv());
     modules.extend(pool());
+    modules.extend(values_and_vectors());
     let completed = [
         "attention",
         "attention_tiles",
@@ -359,6 +377,7 @@ pub fn modules() -> Vec<(String, String)> {
         "embedding_rows",
         "fused",
         "fused_vectors",
+        "group_norm",
         "layer_norm",
         "layer_norm_group",
         "layer_norm_rows",
@@ -369,6 +388,7 @@ pub fn modules() -> Vec<(String, String)> {
         "pool",
         "row_blocks",
         "row_sums",
+        "softmax",
         "unary",
     ];
     let alone = FILES.iter().filter(|(file, _)| !completed.contains(file));

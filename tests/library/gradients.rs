@@ -250,6 +250,57 @@ fn layer_norm_with_weights_that_are_computed_or_shared() {
 }
 
 #[test]
+fn rms_norm_and_softmax() {
+    check(|b| {
+        let x = source(b, "x", &[1, 2, 5]);
+        let gain = b.parameter("gain", &[5], Init::Zeros);
+        b.rms_norm(x, gain, f32::EPSILON)
+    });
+    // Added to what was normalized, which fuses.
+    check(|b| {
+        let x = source(b, "x", &[1, 2, 5]);
+        let gain = b.parameter("gain", &[5], Init::Zeros);
+        let y = b.rms_norm(x, gain, 1e-5)?;
+        b.add(y, x)
+    });
+    check(|b| {
+        let x = source(b, "x", &[1, 3, 4]);
+        let y = b.softmax(x)?;
+        b.mul(y, x)
+    });
+}
+
+#[test]
+fn group_norm_with_weights_that_are_parameters_computed_or_shared() {
+    for (weight, bias) in [(0, 1), (0, 0), (0, 2), (2, 1), (2, 3)] {
+        check(|b| {
+            let x = source(b, "x", &[1, 2, 3, 4]);
+            let parameters = ["w", "b"].map(|name| b.parameter(name, &[4], Init::Zeros));
+            let computed = [0.5, -2.0].map(|factor| b.scale(parameters[1], factor));
+            let computed = [computed[0].clone()?, computed[1].clone()?];
+            let sides = [parameters, computed].concat();
+            b.group_norm(x, 2, sides[weight], sides[bias])
+        });
+    }
+}
+
+#[test]
+fn means_over_any_axes_but_the_batch() {
+    for axes in [&[1][..], &[2, 3], &[1, 3]] {
+        check(|b| {
+            let x = source(b, "x", &[1, 2, 3, 2]);
+            b.mean(x, axes)
+        });
+    }
+    let mut b = Builder::new();
+    let x = b.input("x", &[2, 3]);
+    assert!(b.mean(x, &[0]).unwrap_err().to_string().contains("no fixed size"));
+    let y = b.parameter("y", &[2, 6], Init::Ones);
+    let mean = b.mean(y, &[0, 1]).unwrap();
+    assert_eq!(b.shape(mean).rank(), 0);
+}
+
+#[test]
 fn attention_with_and_without_dropout() {
     for dropout in [0.0, 0.3] {
         check(|b| {

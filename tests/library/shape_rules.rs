@@ -34,7 +34,50 @@ fn free((typed, _): (Typed, Free), axes: &'static [usize], batched: bool) -> (Ty
     (typed, Free { axes, batched, rank: false })
 }
 
-/// Every op of several inputs.
+/// Every normalization of several inputs, with its gradients.
+fn norms() -> Vec<Case> {
+    let groups = 2;
+    let norm = Op::GroupNorm { groups, eps: 1e-5 };
+    vec![
+        (
+            Op::LayerNorm { eps: 1e-5 },
+            vec![
+                (batched(&[3, 6]).0, Free { axes: &[0], batched: true, rank: true }),
+                fixed(&[6]),
+                fixed(&[6]),
+            ],
+        ),
+        (
+            Op::LayerNormGrad,
+            vec![batched(&[3, 6]), fixed(&[6]), batched(&[3, 2]), batched(&[3, 6])],
+        ),
+        (Op::LayerNormWeightGrad, vec![batched(&[3, 6]), batched(&[3, 2]), batched(&[3, 6])]),
+        (Op::LayerNormAffineGrad, vec![batched(&[3, 6]), batched(&[3, 2]), batched(&[3, 6])]),
+        (
+            Op::RmsNorm { eps: 1e-5 },
+            vec![(batched(&[3, 6]).0, Free { axes: &[0], batched: true, rank: true }), fixed(&[6])],
+        ),
+        (Op::RmsNormGrad, vec![batched(&[3, 6]), fixed(&[6]), batched(&[3, 2]), batched(&[3, 6])]),
+        (
+            norm,
+            vec![
+                (batched(&[1, 5, 6]).0, Free { axes: &[0, 1], batched: true, rank: true }),
+                fixed(&[6]),
+                fixed(&[6]),
+            ],
+        ),
+        (
+            Op::GroupNormGrad { groups },
+            vec![batched(&[1, 5, 6]), fixed(&[6]), batched(&[1, 2, 2]), batched(&[1, 5, 6])],
+        ),
+        (
+            Op::GroupNormAffineGrad { groups },
+            vec![batched(&[1, 5, 6]), batched(&[1, 2, 2]), batched(&[1, 5, 6])],
+        ),
+    ]
+}
+
+/// Every other op of several inputs.
 fn cases() -> Vec<Case> {
     let (heads, site) = (2, Site(1));
     let attention = |dropout| Op::Attention { heads, dropout, site };
@@ -66,20 +109,7 @@ fn cases() -> Vec<Case> {
             Op::Concat { axis: 1 },
             vec![free(batched(&[1, 4, 6]), &[1], false), free(batched(&[1, 3, 6]), &[1], false)],
         ),
-        (
-            Op::LayerNorm { eps: 1e-5 },
-            vec![
-                (batched(&[3, 6]).0, Free { axes: &[0], batched: true, rank: true }),
-                fixed(&[6]),
-                fixed(&[6]),
-            ],
-        ),
-        (
-            Op::LayerNormGrad,
-            vec![batched(&[3, 6]), fixed(&[6]), batched(&[3, 2]), batched(&[3, 6])],
-        ),
-        (Op::LayerNormWeightGrad, vec![batched(&[3, 6]), batched(&[3, 2]), batched(&[3, 6])]),
-        (Op::LayerNormAffineGrad, vec![batched(&[3, 6]), batched(&[3, 2]), batched(&[3, 6])]),
+        (Op::SoftmaxGrad, vec![batched(&[3, 4]), batched(&[3, 4])]),
         (attention(0.5), vec![free(qkv.clone(), &[1], false), ids(&[1])]),
         (attention_grad(0.0), vec![qkv.clone(), y.clone(), lse.clone(), y.clone()]),
         (attention_grad(0.5), vec![qkv, y.clone(), lse, y, ids(&[1])]),
@@ -163,7 +193,7 @@ fn wrong_shapes(shape: &Shape, free: Free) -> Vec<Shape> {
 #[test]
 fn arguments_of_wrong_shapes_are_refused() {
     let mut accepted = Vec::new();
-    for (op, inputs) in cases().into_iter().chain(cases_of_pictures()) {
+    for (op, inputs) in cases().into_iter().chain(norms()).chain(cases_of_pictures()) {
         let right: Vec<Typed> = inputs.iter().map(|(typed, _)| typed.clone()).collect();
         outputs(&op, &right).unwrap_or_else(|error| panic!("{error}"));
         for (index, ((shape, dtype), free)) in inputs.iter().enumerate() {

@@ -50,19 +50,21 @@ pub const OP_EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("src/exec/gpu/add.rs", "Binary", "adds chunks of gradients by the kernel of the op"),
     (
         "src/graph/passes/fuse.rs",
-        "MatMul Unary UnaryGrad Binary LayerNormGrad Conv2d Conv2dInputGrad Reshape Fused",
+        "MatMul Unary UnaryGrad Binary LayerNormGrad RmsNormGrad Conv2d Conv2dInputGrad Reshape \
+         Fused",
         "the table of fusions",
     ),
     ("src/kernels/ops/epilogue.rs", "Unary UnaryGrad Binary Fused", "the steps of a fused op"),
     (
         "src/kernels/ops/fused.rs",
         "MatMul Unary UnaryGrad Binary LayerNorm LayerNormGrad LayerNormWeightGrad \
-         LayerNormAffineGrad Conv2d Conv2dInputGrad Conv2dWeightGrad",
+         LayerNormAffineGrad RmsNorm RmsNormGrad MaximumGrad Conv2d Conv2dInputGrad \
+         Conv2dWeightGrad",
         "the roots of a fused op",
     ),
     (
         "src/kernels/ops/fused/probes.rs",
-        "MatMul Unary Binary LayerNormGrad Conv2d Conv2dInputGrad Conv2dWeightGrad",
+        "MatMul Unary Binary LayerNormGrad RmsNormGrad Conv2d Conv2dInputGrad Conv2dWeightGrad",
         "the same",
     ),
 ];

@@ -66,8 +66,8 @@ fn impossible_values_name_the_key_and_what_is_accepted() {
     assert_eq!(check(|c| c.train.micro_batch = 5), "fine");
     let lr = "optim.lr expects a number above 0, at most 1000, got NaN";
     assert_eq!(check(|c| c.optim.lr = f64::NAN), lr);
-    let scale = "model.activation expects \"gelu\", \"gelu_tanh\", \"relu\", \"sigmoid\", \"silu\" or \
-                 \"tanh\", got \"Scale(2.0)\"";
+    let scale = "model.activation expects \"gelu\", \"gelu_tanh\", \"relu\", \"sigmoid\", \
+                 \"silu\" or \"tanh\", got \"Scale(2.0)\"";
     assert_eq!(check(|c| c.model.activation = Unary::Scale(2.0)), scale);
     let min_lr = "schedule.min_lr expects at most optim.lr = 0.004, got 0.01";
     assert_eq!(check(|c| c.schedule.min_lr = 0.01), min_lr);

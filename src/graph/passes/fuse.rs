@@ -108,7 +108,7 @@ pub const RULES: &[Rule] = &[
         why: "a residual stream has two gradients, one of them that of its normalization",
         applies: |pair| {
             let adds = pair.adds() && !pair.repeats && pair.is_bare;
-            *pair.root == Op::LayerNormGrad && adds
+            matches!(pair.root, Op::LayerNormGrad | Op::RmsNormGrad) && adds
         },
     },
     Rule {

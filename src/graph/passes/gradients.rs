@@ -185,6 +185,17 @@ fn rule(b: &mut Backward, node: NodeId) -> Result<(), ShapeError> {
             b.accumulate_op(x[0], Op::LayerNormGrad, &[x[0], x[1], stats, dy])?;
             b.affine(x[1], x.get(2).copied(), &[x[0], stats, dy])
         }
+        Op::RmsNorm { .. } => {
+            let stats = node.outputs[1];
+            b.accumulate_op(x[0], Op::RmsNormGrad, &[x[0], x[1], stats, dy])?;
+            b.accumulate_op(x[1], Op::LayerNormWeightGrad, &[x[0], stats, dy])
+        }
+        Op::GroupNorm { groups, .. } => {
+            let stats = node.outputs[1];
+            b.accumulate_op(x[0], Op::GroupNormGrad { groups }, &[x[0], x[1], stats, dy])?;
+            b.accumulate_pair([x[1], x[2]], Op::GroupNormAffineGrad { groups }, &[x[0], stats, dy])
+        }
+        Op::Softmax => b.accumulate_op(x[0], Op::SoftmaxGrad, &[node.outputs[0], dy]),
         Op::Attention { heads, dropout, site } => {
             let mut inputs = vec![x[0], node.outputs[0], node.outputs[1], dy];
             inputs.extend(&x[1..]);
@@ -217,6 +228,10 @@ fn rule(b: &mut Backward, node: NodeId) -> Result<(), ShapeError> {
         | Op::LayerNormGrad
         | Op::LayerNormWeightGrad
         | Op::LayerNormAffineGrad
+        | Op::RmsNormGrad
+        | Op::GroupNormGrad { .. }
+        | Op::GroupNormAffineGrad { .. }
+        | Op::SoftmaxGrad
         | Op::AttentionGrad { .. }
         | Op::EmbeddingGrad { .. }
         | Op::Conv2dInputGrad { .. }
@@ -282,11 +297,20 @@ impl Backward {
         inputs: &[TensorId],
         phase: PassKind,
     ) -> Result<TensorId, ShapeError> {
+        Ok(self.apply_all(op, inputs, phase)?[0])
+    }
+
+    fn apply_all(
+        &mut self,
+        op: Op,
+        inputs: &[TensorId],
+        phase: PassKind,
+    ) -> Result<Vec<TensorId>, ShapeError> {
         let scope = self.graph.tensor(inputs[0]).name.clone();
         let scope = scope.rsplit_once('.').map_or("", |(scope, _)| scope);
         let outputs = self.graph.apply(op, inputs, phase, scope)?;
         self.requires_grad.extend(outputs.iter().map(|_| false));
-        Ok(outputs[0])
+        Ok(outputs)
     }
 
     /// Adds what a custom op gives for each input to the gradient of that input.
@@ -435,16 +459,40 @@ impl Backward {
         bias: Option<TensorId>,
         inputs: &[TensorId; 3],
     ) -> Result<(), ShapeError> {
-        let gradients = bias.filter(|bias| *bias != weight).and_then(|bias| {
-            Some(vec![self.parameter_gradient(weight)?, self.parameter_gradient(bias)?])
-        });
-        if let Some(gradients) = gradients {
-            let (op, phase) = (Op::LayerNormAffineGrad, PassKind::BackwardWeight);
-            self.graph.push_node(op, inputs, gradients, true, phase);
-            return Ok(());
+        if let Some(bias) = bias.filter(|bias| self.both_gradients([weight, *bias]).is_some()) {
+            return self.accumulate_pair([weight, bias], Op::LayerNormAffineGrad, inputs);
         }
         self.accumulate_op(weight, Op::LayerNormWeightGrad, inputs)?;
         bias.map_or(Ok(()), |bias| self.accumulate_reduced(bias, inputs[2]))
+    }
+
+    /// Returns the gradients of two parameters; `None` if one is none, or both are one.
+    fn both_gradients(&self, targets: [TensorId; 2]) -> Option<[TensorId; 2]> {
+        let [first, second] = targets.map(|target| self.parameter_gradient(target));
+        Some([first?, second?]).filter(|_| targets[0] != targets[1])
+    }
+
+    /// Adds the two results of an op to the gradients of two tensors: in place if both are
+    /// parameters, else as tensors of their own.
+    fn accumulate_pair(
+        &mut self,
+        targets: [TensorId; 2],
+        op: Op,
+        inputs: &[TensorId],
+    ) -> Result<(), ShapeError> {
+        if let Some(gradients) = self.both_gradients(targets) {
+            self.graph.push_node(op, inputs, gradients.to_vec(), true, PassKind::BackwardWeight);
+            return Ok(());
+        }
+        let wanted = targets.into_iter().filter(|target| self.requires_grad[target.index()]);
+        let Some(phase) = wanted.map(|target| self.phase_towards(target)).min() else {
+            return Ok(());
+        };
+        let contributions = self.apply_all(op, inputs, phase)?;
+        for (target, contribution) in targets.into_iter().zip(contributions) {
+            self.accumulate_tensor(target, contribution);
+        }
+        Ok(())
     }
 
     /// Adds to the gradient of a tensor that was broadcast over leading axes the sum of `dy` over

@@ -93,7 +93,7 @@ pub fn reference<T: Float>(
     let reference = match root.op {
         Op::MatMul { .. } => matmul::reference::<T>,
         Op::Conv2d(_) | Op::Conv2dInputGrad { .. } => conv::reference::<T>,
-        Op::LayerNormGrad => layer_norm::reference::<T>,
+        Op::LayerNormGrad | Op::RmsNormGrad => layer_norm::reference::<T>,
         Op::Unary(_) | Op::UnaryGrad(_) => unary::reference::<T>,
         Op::Binary(_) => binary::reference::<T>,
         other => panic!("nothing is fused behind {other}"),

@@ -1,5 +1,5 @@
-//! Layer normalization and its gradients. Twin of `shaders/layer_norm.wgsl`, which has the
-//! formulas.
+//! Layer normalization, root mean square normalization, and their gradients. Twin of
+//! `shaders/layer_norm.wgsl`, which has the formulas.
 
 use rayon::prelude::*;
 
@@ -15,7 +15,7 @@ use crate::kernels::{
     CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant,
 };
 
-/// Twin of [`Op::LayerNorm`] and its gradients.
+/// Twin of [`Op::LayerNorm`], [`Op::RmsNorm`] and their gradients.
 pub static TWIN: Twin = Twin {
     name: "layer_norm",
     reference_f32: reference::<f32>,
@@ -52,7 +52,7 @@ const TASK: usize = 16 * 1024;
 const CHUNK_ROWS: usize = 64;
 
 /// Reference: `x, weight [, bias] -> y, stats`, or `x, weight, stats, dy -> dx`, or
-/// `x, stats, dy -> dweight [, dbias]`.
+/// `x, stats, dy -> dweight [, dbias]`. Without centering the mean in `stats` is 0.
 pub fn reference<T: Float>(
     call: &OpCall,
     inputs: &[HostTensorView<'_, T>],
@@ -61,23 +61,27 @@ pub fn reference<T: Float>(
     let inputs: Vec<&[T]> = inputs.iter().map(|input| input.floats()).collect();
     let c = call.rows_and_last(0).1;
     match (call.op, inputs.as_slice(), outputs) {
-        (Op::LayerNorm { eps }, [x, weight, bias @ ..], [y, stats]) => {
+        (Op::LayerNorm { eps } | Op::RmsNorm { eps }, [x, weight, bias @ ..], [y, stats]) => {
             let rows = y.chunks_mut(c).zip(x.chunks(c)).zip(stats.chunks_mut(2));
             for ((y, x), stats) in rows {
-                (stats[0], stats[1]) = statistics(x, T::from_f64(f64::from(*eps)));
+                let eps = T::from_f64(f64::from(*eps));
+                (stats[0], stats[1]) = statistics(x, eps, is_centered(call.op));
                 for k in 0..c {
                     let bias = bias.first().map_or(T::zero(), |bias| bias[k]);
                     y[k] = (x[k] - stats[0]) * stats[1] * weight[k] + bias;
                 }
             }
         }
-        (Op::LayerNormGrad, [x, weight, stats, dy], [dx]) => {
+        (Op::LayerNormGrad | Op::RmsNormGrad, [x, weight, stats, dy], [dx]) => {
             let rows = dx.chunks_mut(c).zip(x.chunks(c)).zip(dy.chunks(c)).zip(stats.chunks(2));
             for (((dx, x), dy), stats) in rows {
                 let xhat = |k: usize| (x[k] - stats[0]) * stats[1];
                 let g = |k: usize| weight[k] * dy[k];
                 let count = T::from_f64(c as f64);
-                let mean_g = (0..c).map(g).sum::<T>() / count;
+                let mean_g = match is_centered(call.op) {
+                    true => (0..c).map(g).sum::<T>() / count,
+                    false => T::zero(),
+                };
                 let mean_g_xhat = (0..c).map(|k| g(k) * xhat(k)).sum::<T>() / count;
                 for (k, dx) in dx.iter_mut().enumerate() {
                     *dx = stats[1] * (g(k) - mean_g - xhat(k) * mean_g_xhat);
@@ -109,10 +113,22 @@ fn sums_of(op: &Op) -> Option<usize> {
     }
 }
 
-/// Returns the mean and the reciprocal standard deviation of a row.
-fn statistics<T: Float>(x: &[T], eps: T) -> (T, T) {
+/// Returns true if an op subtracts the mean: layer normalization and its gradient, also with a
+/// sum, but not root mean square normalization.
+fn is_centered(op: &Op) -> bool {
+    !matches!(op.root_op(), Op::RmsNorm { .. } | Op::RmsNormGrad)
+}
+
+/// Returns true if an op is the normalization itself.
+fn is_forward(op: &Op) -> bool {
+    matches!(op, Op::LayerNorm { .. } | Op::RmsNorm { .. })
+}
+
+/// Returns the mean and the reciprocal standard deviation of a row; 0 and the reciprocal root mean
+/// square without centering.
+fn statistics<T: Float>(x: &[T], eps: T, is_centered: bool) -> (T, T) {
     let count = T::from_f64(x.len() as f64);
-    let mean = x.iter().copied().sum::<T>() / count;
+    let mean = if is_centered { x.iter().copied().sum::<T>() / count } else { T::zero() };
     let variance = x.iter().map(|x| (*x - mean) * (*x - mean)).sum::<T>() / count;
     (mean, (variance + eps).sqrt().recip())
 }
@@ -123,17 +139,20 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
     let c = call.rows_and_last(0).1;
     let rows = (TASK / c).max(1);
     match (call.op, inputs.as_slice(), outputs) {
-        (Op::LayerNorm { eps }, [x, weight, bias @ ..], [y, stats]) => {
-            let bias = bias.first().copied();
+        (Op::LayerNorm { eps } | Op::RmsNorm { eps }, [x, weight, bias @ ..], [y, stats]) => {
+            let (bias, kind) = (bias.first().copied(), (*eps, is_centered(call.op)));
             let tasks = y.par_chunks_mut(rows * c).zip(stats.par_chunks_mut(rows * 2));
             tasks.zip(x.par_chunks(rows * c)).for_each(|((y, stats), x)| {
-                forward_rows(x, weight, bias, *eps, y, stats);
+                forward_rows(x, weight, bias, kind, y, stats);
             });
         }
-        (Op::LayerNormGrad, [x, weight, stats, dy], [dx]) => {
+        (Op::LayerNormGrad | Op::RmsNormGrad, [x, weight, stats, dy], [dx]) => {
+            let is_centered = is_centered(call.op);
             let tasks = dx.par_chunks_mut(rows * c).zip(stats.par_chunks(rows * 2));
             let tasks = tasks.zip(x.par_chunks(rows * c)).zip(dy.par_chunks(rows * c));
-            tasks.for_each(|(((dx, stats), x), dy)| grad_rows(x, weight, stats, dy, dx));
+            tasks.for_each(|(((dx, stats), x), dy)| {
+                grad_rows(x, weight, stats, dy, dx, is_centered);
+            });
         }
         (op, [x, stats, dy], outputs) if sums_of(op) == Some(outputs.len()) => {
             let chunks = x.par_chunks(CHUNK_ROWS * c).zip(dy.par_chunks(CHUNK_ROWS * c));
@@ -164,14 +183,15 @@ vectorized! {
         x: &[f32],
         weight: &[f32],
         bias: Option<&[f32]>,
-        eps: f32,
+        kind: (f32, bool),
         y: &mut [f32],
         stats: &mut [f32],
     ) {
+        let (eps, is_centered) = kind;
         let c = weight.len();
         let rows = x.chunks_exact(c).zip(y.chunks_exact_mut(c)).zip(stats.chunks_mut(2));
         for ((x, y), stats) in rows {
-            let mean = sum_of(c, |k| x[k]) / c as f32;
+            let mean = if is_centered { sum_of(c, |k| x[k]) / c as f32 } else { 0.0 };
             let variance = sum_of(c, |k| (x[k] - mean) * (x[k] - mean)) / c as f32;
             let rstd = 1.0 / (variance + eps).sqrt();
             for ((y, x), weight) in y.iter_mut().zip(x).zip(weight) {
@@ -184,12 +204,20 @@ vectorized! {
         }
     }
 
-    fn grad_rows<S>(x: &[f32], weight: &[f32], stats: &[f32], dy: &[f32], dx: &mut [f32]) {
+    fn grad_rows<S>(
+        x: &[f32],
+        weight: &[f32],
+        stats: &[f32],
+        dy: &[f32],
+        dx: &mut [f32],
+        is_centered: bool,
+    ) {
         let c = weight.len();
         let rows = x.chunks_exact(c).zip(dy.chunks_exact(c)).zip(dx.chunks_exact_mut(c));
         for (((x, dy), dx), stats) in rows.zip(stats.chunks_exact(2)) {
             let (mean, rstd) = (stats[0], stats[1]);
-            let mean_g = sum_of(c, |k| weight[k] * dy[k]) / c as f32;
+            let sum_g = if is_centered { sum_of(c, |k| weight[k] * dy[k]) } else { 0.0 };
+            let mean_g = sum_g / c as f32;
             let mean_g_xhat = sum_of(c, |k| weight[k] * dy[k] * (x[k] - mean)) * rstd / c as f32;
             for (((dx, x), dy), weight) in dx.iter_mut().zip(x).zip(dy).zip(weight) {
                 let xhat = (*x - mean) * rstd;
@@ -243,15 +271,17 @@ fn terms(call: &OpCall) -> Option<(&'static str, RowTerms)> {
     };
     let text = format!("{TERMS}    return {result};\n}}\n");
     let operands = [0, 1, 2].map(Operand::Input).to_vec();
-    Some((name, RowTerms { outer: 1, middle: rows, inner: c, operands, sums, text }))
+    let (vectors, words) = (true, [0; 3]);
+    let [outer, middle, inner] = [1, rows, c];
+    Some((name, RowTerms { outer, middle, inner, operands, sums, vectors, words, text }))
 }
 
 /// Returns the kernel with one invocation per row.
 fn by_rows(call: &OpCall) -> Dispatch {
     let (rows, c) = call.rows_and_last(0);
-    let entry = match (call.op.root_op(), c.is_multiple_of(4)) {
-        (Op::LayerNorm { .. }, true) => "forward4",
-        (Op::LayerNorm { .. }, false) => "forward",
+    let entry = match (is_forward(call.op), c.is_multiple_of(4)) {
+        (true, true) => "forward4",
+        (true, false) => "forward",
         (_, true) => "grad4",
         (_, false) => "grad",
     };
@@ -265,7 +295,7 @@ pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
         return row_sums::variants(name, &terms, call.accumulate, caps);
     }
     let (rows, _) = call.rows_and_last(0);
-    let entry = if let Op::LayerNorm { .. } = call.op.root_op() { "forward" } else { "grad" };
+    let entry = if is_forward(call.op) { "forward" } else { "grad" };
     let mut ways = vec![named(one(call, entry, grid(rows, 64)))];
     let is_of_hardware = |way: &Variant| way.dispatches[0].shader.file == "layer_norm_rows";
     let shared = by_workgroups(call).into_iter();
@@ -296,13 +326,13 @@ fn one(call: &OpCall, entry: &'static str, groups: [u32; 3]) -> Dispatch {
     use Operand::{Input, Output};
     let (rows, c) = call.rows_and_last(0);
     let (operands, eps, flag) = match call.op.root_op() {
-        Op::LayerNorm { eps } => {
+        Op::LayerNorm { eps } | Op::RmsNorm { eps } => {
             // Without a bias, the weight is bound in its place and not read.
             let has_bias = call.inputs.len() == 3;
             let bias = Input(if has_bias { 2 } else { 1 });
             (vec![Input(0), Input(1), bias, Output(0), Output(1)], *eps, has_bias)
         }
-        Op::LayerNormGrad => {
+        Op::LayerNormGrad | Op::RmsNormGrad => {
             let residual = Input(if adds(call) { 4 } else { 3 });
             let inputs = [0, 1, 2, 3].map(Input);
             ([&inputs[..], &[Output(0), residual]].concat(), 0.0, false)
@@ -310,7 +340,7 @@ fn one(call: &OpCall, entry: &'static str, groups: [u32; 3]) -> Dispatch {
         other => panic!("{other} is not a layer normalization"),
     };
     Dispatch {
-        shader: with_adds(Shader::new("layer_norm", entry), call),
+        shader: with_consts(Shader::new("layer_norm", entry), call),
         operands,
         params: vec![rows as u32, c as u32, eps.to_bits(), u32::from(flag)],
         groups,
@@ -322,15 +352,17 @@ fn adds(call: &OpCall) -> bool {
     call.op.root_op() != call.op
 }
 
-/// Returns a shader of this op with the constant that says whether a gradient adds a residual.
-pub(super) fn with_adds(shader: Shader, call: &OpCall) -> Shader {
-    shader.with_const("ADDS", u32::from(adds(call)))
+/// Returns a shader of this op with the constants that say whether a gradient adds a residual, and
+/// whether there is a mean.
+pub(super) fn with_consts(shader: Shader, call: &OpCall) -> Shader {
+    let centered = u32::from(is_centered(call.op));
+    shader.with_const("ADDS", u32::from(adds(call))).with_const("CENTERED", centered)
 }
 
 /// Returns the cost: a few FLOPs per element of `x`. The kernels are bound by memory bandwidth.
 pub fn cost(call: &OpCall) -> Cost {
     let flops = match call.op {
-        Op::LayerNormGrad => 11.0,
+        Op::LayerNormGrad | Op::RmsNormGrad => 11.0,
         Op::LayerNormWeightGrad => 4.0,
         Op::LayerNormAffineGrad => 5.0,
         _ => 8.0,
@@ -347,19 +379,19 @@ fn iterations(call: &OpCall) -> usize {
 
 /// See [`Twin::forward`].
 fn forward(op: &Op) -> Option<Forward> {
-    let norm = Op::LayerNorm { eps: 1e-5 };
-    matches!(op, Op::LayerNormGrad).then(|| Forward {
-        op: norm,
-        inputs: vec![0, 1],
-        outputs: vec![(1, 2)],
-    })
+    let norm = match op {
+        Op::LayerNormGrad => Op::LayerNorm { eps: 1e-5 },
+        Op::RmsNormGrad => Op::RmsNorm { eps: 1e-5 },
+        _ => return None,
+    };
+    Some(Forward { op: norm, inputs: vec![0, 1], outputs: vec![(1, 2)] })
 }
 
 /// See [`Twin::probes`].
 fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     let c = inputs[0].last().copied().unwrap_or(1);
     let sized = |rows| match op {
-        Op::LayerNormGrad => {
+        Op::LayerNormGrad | Op::RmsNormGrad => {
             // With one or two values, the gradient is nearly 0 and consists of rounding errors.
             let c = if c < 8 { c + 8 } else { c };
             vec![vec![rows, c], vec![c], vec![rows, 2], vec![rows, c]]
@@ -380,6 +412,8 @@ fn catalog() -> Vec<CallShape> {
     vec![
         (Op::LayerNorm { eps: 1e-5 }, vec![x.clone(), vec![C], vec![C]]),
         (Op::LayerNormGrad, vec![x.clone(), vec![C], stats.clone(), x.clone()]),
+        (Op::RmsNorm { eps: 1e-5 }, vec![x.clone(), vec![C]]),
+        (Op::RmsNormGrad, vec![x.clone(), vec![C], stats.clone(), x.clone()]),
         (Op::LayerNormWeightGrad, vec![x.clone(), stats.clone(), x.clone()]),
         (Op::LayerNormAffineGrad, vec![x.clone(), stats, x]),
     ]
@@ -432,6 +466,23 @@ mod tests {
         check_with(Op::LayerNormAffineGrad, inputs, rows);
     }
 
+    /// Checks root mean square normalization and its gradients.
+    fn check_rms(forward: &[(Shape, HostTensor<f64>)], rows: usize) {
+        let (op, inputs) = (Op::RmsNorm { eps: EPS }, &forward[..2]);
+        check_with(op.clone(), inputs, rows);
+        let (x, weight) = (inputs[0].clone(), inputs[1].clone());
+        let stats = testing::reference(&op, inputs, rows).remove(1);
+        let stats = (Shape::batched(&[x.0.dims()[0], 2]), HostTensor::Float(stats));
+        let dy = (x.0.clone(), testing::generate(InputFill::Normal, x.0.elements(rows), 3));
+        let grad = [x.clone(), weight, stats.clone(), dy.clone()];
+        check_with(Op::RmsNormGrad, &grad, rows);
+        let residual = testing::generate(InputFill::Normal, x.0.elements(rows), 4);
+        let epilogue = vec![EpilogueOp::Binary(Binary::Add)];
+        let with_sum = Op::Fused { root: Box::new(Op::RmsNormGrad), epilogue };
+        check_with(with_sum, &[&grad[..], &[(x.0.clone(), residual)]].concat(), rows);
+        check_sums(&[x, stats, dy], rows);
+    }
+
     fn with_sum() -> Op {
         let epilogue = vec![EpilogueOp::Binary(Binary::Add)];
         Op::Fused { root: Box::new(Op::LayerNormGrad), epilogue }
@@ -463,6 +514,7 @@ mod tests {
             let [grad, weight_grad] = gradient_inputs(&forward, rows);
             check_gradient(&grad, rows);
             check_sums(&weight_grad, rows);
+            check_rms(&forward, rows);
         }
     }
 
@@ -478,6 +530,7 @@ mod tests {
             let [grad, _] = gradient_inputs(&forward, rows);
             if c > 4 {
                 check_gradient(&grad, rows);
+                check_rms(&forward, rows);
             }
         }
     }

@@ -22,8 +22,8 @@ pub fn variant(call: &OpCall, operands: Vec<Operand>, params: Vec<u32>) -> Optio
     let (rows, c) = call.rows_and_last(0);
     let group = if c < WIDE { 64 } else { 256 };
     let (entry, arrays) = match call.op.root_op() {
-        Op::LayerNorm { .. } => ("forward", 1),
-        Op::LayerNormGrad => ("grad", 2),
+        Op::LayerNorm { .. } | Op::RmsNorm { .. } => ("forward", 1),
+        Op::LayerNormGrad | Op::RmsNormGrad => ("grad", 2),
         _ => return None,
     };
     if 4 * arrays * c + 8 * group > WORKGROUP_BYTES {
@@ -31,7 +31,7 @@ pub fn variant(call: &OpCall, operands: Vec<Operand>, params: Vec<u32>) -> Optio
     }
     let shader = Shader::new("layer_norm_group", entry);
     let shader = shader.with_const("GROUP", group as u32).with_const("C", c as u32);
-    let shader = layer_norm::with_adds(shader, call);
+    let shader = layer_norm::with_consts(shader, call);
     let dispatch = Dispatch { shader, operands, params, groups: grid(rows, 1) };
     Some(Variant::new("layer_norm_group", vec![dispatch]))
 }

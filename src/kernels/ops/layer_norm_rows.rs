@@ -20,15 +20,15 @@ const GROUP: [usize; 2] = [64, 256];
 pub fn variant(call: &OpCall, operands: Vec<Operand>, params: Vec<u32>) -> Option<Variant> {
     let (rows, c) = call.rows_and_last(0);
     let entry = match call.op.root_op() {
-        Op::LayerNorm { .. } => "forward",
-        Op::LayerNormGrad => "grad",
+        Op::LayerNorm { .. } | Op::RmsNorm { .. } => "forward",
+        Op::LayerNormGrad | Op::RmsNormGrad => "grad",
         _ => return None,
     };
     let width = c / 4;
     if !c.is_multiple_of(4) || width > GROUP[1] * ITEMS_MAX {
         return None;
     }
-    let shader = layer_norm::with_adds(shader(entry, width), call);
+    let shader = layer_norm::with_consts(shader(entry, width), call);
     let [group, lanes] = sizes(width);
     let groups = grid(rows.div_ceil(group / lanes), 1);
     let dispatch = Dispatch { shader, operands, params, groups };

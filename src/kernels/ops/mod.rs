@@ -14,6 +14,7 @@ pub mod embedding_rows;
 pub mod epilogue;
 pub mod fused;
 pub mod fused_vectors;
+pub mod group_norm;
 pub mod hash;
 pub mod layer_norm;
 pub mod layer_norm_group;
@@ -24,6 +25,7 @@ pub mod pool;
 pub mod row_blocks;
 pub mod row_sums;
 pub mod sgd;
+pub mod softmax;
 pub mod squared_error;
 pub mod sum;
 pub mod unary;
@@ -58,6 +60,10 @@ table! {
     Op::Embedding | Op::EmbeddingGrad { .. } => embedding::TWIN,
     Op::LayerNorm { .. } | Op::LayerNormGrad => layer_norm::TWIN,
     Op::LayerNormWeightGrad | Op::LayerNormAffineGrad => layer_norm::TWIN,
+    Op::RmsNorm { .. } | Op::RmsNormGrad => layer_norm::TWIN,
+    Op::GroupNorm { .. } | Op::GroupNormGrad { .. } => group_norm::TWIN,
+    Op::GroupNormAffineGrad { .. } => group_norm::TWIN,
+    Op::Softmax | Op::SoftmaxGrad => softmax::TWIN,
     Op::CrossEntropy | Op::CrossEntropyGrad => cross_entropy::TWIN,
     Op::Conv2d(_) | Op::Conv2dInputGrad { .. } | Op::Conv2dWeightGrad { .. } => conv::TWIN,
     Op::MaxPool2d(_)

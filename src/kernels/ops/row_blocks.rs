@@ -21,7 +21,7 @@ const TERMS: usize = 4;
 /// two blocks, or enough columns for one stage.
 pub fn variant(name: &str, terms: &RowTerms, accumulate: bool) -> Option<Variant> {
     let RowTerms { outer, middle, inner, .. } = *terms;
-    let (lanes, columns) = if inner.is_multiple_of(4) { (4, 16) } else { (1, 32) };
+    let (lanes, columns) = if terms.has_vectors() { (4, 16) } else { (1, 32) };
     let (width, share) = (inner / lanes, GROUP / columns);
     let tiles = outer * width.div_ceil(columns);
     let blocks = (WORKGROUPS / tiles.max(1)).min(middle / (share * TERMS));
@@ -45,9 +45,11 @@ pub fn variant(name: &str, terms: &RowTerms, accumulate: bool) -> Option<Variant
             .with_text(&partials)
             .with_text(&terms.put(1)),
         operands,
-        params: [outer, middle, width, blocks, strip, usize::from(accumulate)]
+        params: [&[outer, middle, width, blocks, strip, usize::from(accumulate)], &terms.words[..]]
+            .concat()
+            .into_iter()
             .map(|word| word as u32)
-            .to_vec(),
+            .collect(),
         groups: grid(workgroups, 1),
     };
     let first = stage("blocks", [&terms.operands[..], &[workspace]].concat(), blocks * tiles);

@@ -14,12 +14,21 @@ pub struct RowTerms {
     pub operands: Vec<Operand>,
     /// Number of sums of a column, 1 or 2: the outputs of the call.
     pub sums: usize,
+    /// True if 4 neighbouring columns may be taken as a vector, where `inner` is a multiple of 4.
+    pub vectors: bool,
+    /// Parameters `word0`, `word1` and `word2` of the terms.
+    pub words: [usize; 3],
     /// WGSL of the bindings of the operands and of `fn term(row: u32, at: u32) -> Sums`, the terms
     /// at index `at` of all in Values, which is in row `row`.
     pub text: String,
 }
 
 impl RowTerms {
+    /// Returns true if columns are taken as vectors of 4.
+    pub fn has_vectors(&self) -> bool {
+        self.vectors && self.inner.is_multiple_of(4)
+    }
+
     /// Returns WGSL of the types of a value in memory, of `lanes` floats, and of its sums.
     pub fn types(&self, lanes: usize) -> String {
         let (value, sums) = match (lanes, self.sums) {
@@ -28,7 +37,7 @@ impl RowTerms {
             (_, 1) => ("vec4f", "vec4f"),
             (..) => ("vec4f", "mat2x4f"),
         };
-        format!("alias Value = {value};\nalias Sums = {sums};\n")
+        format!("alias Value = {value};\nalias Sums = {sums};\nconst FLOATS: u32 = {lanes}u;\n")
     }
 
     /// Returns WGSL of `fn put(at: u32, sums: Sums)` and of the outputs, from this binding on.
@@ -75,7 +84,7 @@ enum Way {
 /// scalars. For both gradients of layer norm of (1024, 768), on two busy cores of an AMD EPYC, the
 /// vectors took 0.57 of the time of scalars on SwiftShader and 0.56 on llvmpipe.
 pub fn by_columns(name: &str, terms: &RowTerms, accumulate: bool) -> Variant {
-    let way = match terms.inner.is_multiple_of(4) {
+    let way = match terms.has_vectors() {
         true if terms.middle <= ITERATIONS_MAX => Way::Tile4,
         true => Way::Tall4,
         false if is_short(terms) => Way::Columns,
@@ -119,7 +128,7 @@ fn is_short(terms: &RowTerms) -> bool {
 }
 
 fn tall(name: &str, terms: &RowTerms, accumulate: bool) -> Variant {
-    let way = if terms.inner.is_multiple_of(4) { Way::Tall4 } else { Way::Tall };
+    let way = if terms.has_vectors() { Way::Tall4 } else { Way::Tall };
     one(name, terms, accumulate, way)
 }
 
@@ -140,7 +149,11 @@ fn one(name: &str, terms: &RowTerms, accumulate: bool, way: Way) -> Variant {
     let dispatch = Dispatch {
         shader,
         operands: [&terms.operands[..], &terms.outputs()].concat(),
-        params: [terms.middle, width, usize::from(accumulate)].map(|word| word as u32).to_vec(),
+        params: [&[terms.middle, width, usize::from(accumulate)][..], &terms.words]
+            .concat()
+            .into_iter()
+            .map(|word| word as u32)
+            .collect(),
         groups: grid(width.div_ceil(columns), 1),
     };
     Variant::new(format!("{name}_{suffix}"), vec![dispatch])

@@ -201,7 +201,8 @@ pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
 fn blocks(call: &OpCall) -> Option<Variant> {
     let View { outer, middle, inner } = View::of(call);
     let (operands, text) = (vec![Operand::Input(0)], TERMS.to_string());
-    let terms = RowTerms { outer, middle, inner, operands, sums: 1, text };
+    let (sums, vectors, words) = (1, true, [0; 3]);
+    let terms = RowTerms { outer, middle, inner, operands, sums, vectors, words, text };
     let is_wide = matches!(call.op, Op::Sum { .. }) && inner >= 16;
     is_wide.then(|| row_blocks::variant("sum_blocks", &terms, call.accumulate)).flatten()
 }

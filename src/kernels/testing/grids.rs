@@ -81,6 +81,17 @@ fn norms_and_losses() -> Vec<CallShape> {
         let sums = vec![x.clone(), stats, x.clone()];
         calls.push((Op::LayerNormWeightGrad, sums.clone()));
         calls.push((Op::LayerNormAffineGrad, sums));
+        calls.push((Op::RmsNorm { eps: 1e-5 }, vec![x.clone(), vec![c]]));
+        let of_rms = vec![x.clone(), vec![c], vec![n, 2], x.clone()];
+        calls.push((Op::RmsNormGrad, of_rms));
+        calls.push((Op::Softmax, vec![x.clone()]));
+        calls.push((Op::SoftmaxGrad, vec![x.clone(); 2]));
+        let (groups, stats) = (1, vec![n, 1, 2]);
+        let of_norm = vec![x.clone(), vec![c], vec![c]];
+        calls.push((Op::GroupNorm { groups, eps: 1e-5 }, of_norm));
+        let of_grad = vec![x.clone(), vec![c], stats.clone(), x.clone()];
+        calls.push((Op::GroupNormGrad { groups }, of_grad));
+        calls.push((Op::GroupNormAffineGrad { groups }, vec![x.clone(), stats, x.clone()]));
         calls.push((Op::SquaredError, vec![x.clone(); 2]));
         calls.push((Op::SquaredErrorGrad, vec![x.clone(); 2]));
         calls.push((Op::CrossEntropy, vec![x.clone(), vec![n]]));

@@ -85,15 +85,15 @@ pub fn catalog() -> Vec<CallShape> {
         fused(root, epilogue, vec![x, w, operand.to_vec()])
     };
     let add = Op::Binary(Binary::Add);
+    let of_norm = |grad: Op| {
+        fused(grad, &[sum], vec![x.clone(), vec![C], vec![2 * N, 2], x.clone(), x.clone()])
+    };
     vec![
         product(true, &[sum], &y),
         product(true, &[bias, EpilogueOp::Store, EpilogueOp::Unary(gelu)], &wide),
         product(false, &[EpilogueOp::UnaryGrad(gelu)], &y),
-        fused(
-            Op::LayerNormGrad,
-            &[sum],
-            vec![x.clone(), vec![C], vec![2 * N, 2], x.clone(), x.clone()],
-        ),
+        of_norm(Op::LayerNormGrad),
+        of_norm(Op::RmsNormGrad),
         convolution(&[bias, EpilogueOp::Store, EpilogueOp::Unary(gelu)], &[64]),
         convolution(&[EpilogueOp::UnaryGrad(gelu)], &[4, 8, 8, 64]),
         fused(add, &[EpilogueOp::Unary(gelu)], vec![y.clone(), wide.clone()]),

@@ -1,0 +1,150 @@
+// Softmax of rows of c values, and its gradient.
+// uses lib/index
+// uses lib/nan
+//
+//   forward  y = exp(x - m) / s      m = max_j x[j];  s = sum_j exp(x[j] - m)
+//   grad     dx = y (dy - sum_j y[j] dy[j])
+//
+// A value of minus infinity has the result 0; a row with NaN or plus infinity, or of minus infinity
+// alone, is NaN.
+//
+// forward and grad: one invocation per row, which is read twice and written twice, from the cache
+// but for the first reading. forward_group and grad_group: one workgroup of GROUP per row; 12 bytes
+// per element moved, 4 of them from the cache (20 and 8 by grad). Sums are of every GROUP-th value,
+// then of halves, always in the same order.
+//
+// Prepended (src/kernels/ops/softmax.rs): lib/value or lib/value4, of which a row has p.width, and
+// GROUP.
+
+struct Params { rows: u32, width: u32 }
+var<immediate> p: Params;
+
+@group(0) @binding(0) var<storage, read> x: array<Value>;             // (rows, width)
+@group(0) @binding(1) var<storage, read_write> y: array<Value>;       // (rows, width)
+// Gradients bind the softmax in the place of x, dy, dx.
+@group(0) @binding(1) var<storage, read> dy: array<Value>;            // (rows, width)
+@group(0) @binding(2) var<storage, read_write> dx: array<Value>;      // (rows, width)
+
+// The lowest f32. A maximum begins with it, as the difference of two masked values, which are minus
+// infinity, would be NaN.
+const LOWEST: f32 = -3.4028234e38;
+
+// The factor of a row's exponentials, of its largest value, their sum and its largest magnitude:
+// the latter is that of NaN or of plus infinity, unless all that is infinite is negative.
+fn factor_of(m: f32, s: f32, top: u32) -> f32 {
+    let is_nan = top > NAN_ABOVE || bitcast<u32>(m) == NAN_ABOVE || bitcast<u32>(s) == 0u;
+    return nan_where(is_nan, 1.0 / s);
+}
+
+@compute @workgroup_size(64)
+fn forward(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {
+    let row = index(id, groups);
+    if (row >= p.rows) { return; }
+    let first = row * p.width;
+    let end = first + p.width;
+    var m = LOWEST;
+    var top = 0u;
+    for (var i = first; i < end; i++) {
+        let value = x[i];
+        m = max(m, max_of_value(value));
+        top = max(top, top_of_value(value));
+    }
+    var s = 0.0;
+    for (var i = first; i < end; i++) {
+        let e = exp(x[i] - m);
+        s += sum_of_value(e);
+        y[i] = e;
+    }
+    let factor = factor_of(m, s, top);
+    for (var i = first; i < end; i++) { y[i] = y[i] * factor; }
+}
+
+@compute @workgroup_size(64)
+fn grad(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {
+    let row = index(id, groups);
+    if (row >= p.rows) { return; }
+    let first = row * p.width;
+    let end = first + p.width;
+    var sum = 0.0;
+    for (var i = first; i < end; i++) { sum += sum_of_value(x[i] * dy[i]); }
+    for (var i = first; i < end; i++) { dx[i] = x[i] * (dy[i] - sum); }
+}
+
+var<workgroup> partial: array<f32, GROUP>;
+var<workgroup> tops: array<u32, GROUP>;
+
+// The sum of `mine` over the workgroup.
+fn sum_of_all(mine: f32, local: u32) -> f32 {
+    partial[local] = mine;
+    workgroupBarrier();
+    for (var width = GROUP / 2u; width > 0u; width /= 2u) {
+        if (local < width) { partial[local] += partial[local + width]; }
+        workgroupBarrier();
+    }
+    return partial[0];
+}
+
+// The largest of `mine` over the workgroup.
+fn max_of_all(mine: f32, local: u32) -> f32 {
+    partial[local] = mine;
+    workgroupBarrier();
+    for (var width = GROUP / 2u; width > 0u; width /= 2u) {
+        if (local < width) { partial[local] = max(partial[local], partial[local + width]); }
+        workgroupBarrier();
+    }
+    let largest = partial[0];
+    // Before the next sum writes there.
+    workgroupBarrier();
+    return largest;
+}
+
+fn top_of_all(mine: u32, local: u32) -> u32 {
+    tops[local] = mine;
+    workgroupBarrier();
+    for (var width = GROUP / 2u; width > 0u; width /= 2u) {
+        if (local < width) { tops[local] = max(tops[local], tops[local + width]); }
+        workgroupBarrier();
+    }
+    return tops[0];
+}
+
+@compute @workgroup_size(GROUP)
+fn forward_group(
+    @builtin(workgroup_id) group: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let row = workgroup_of(group, groups);
+    if (row >= p.rows) { return; }
+    let first = row * p.width;
+    let end = first + p.width;
+    var own = LOWEST;
+    var own_top = 0u;
+    for (var i = first + local; i < end; i += GROUP) {
+        let value = x[i];
+        own = max(own, max_of_value(value));
+        own_top = max(own_top, top_of_value(value));
+    }
+    let m = max_of_all(own, local);
+    let top = top_of_all(own_top, local);
+    var part = 0.0;
+    for (var i = first + local; i < end; i += GROUP) { part += sum_of_value(exp(x[i] - m)); }
+    let factor = factor_of(m, sum_of_all(part, local), top);
+    for (var i = first + local; i < end; i += GROUP) { y[i] = exp(x[i] - m) * factor; }
+}
+
+@compute @workgroup_size(GROUP)
+fn grad_group(
+    @builtin(workgroup_id) group: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let row = workgroup_of(group, groups);
+    if (row >= p.rows) { return; }
+    let first = row * p.width;
+    let end = first + p.width;
+    var part = 0.0;
+    for (var i = first + local; i < end; i += GROUP) { part += sum_of_value(x[i] * dy[i]); }
+    let sum = sum_of_all(part, local);
+    for (var i = first + local; i < end; i += GROUP) { dx[i] = x[i] * (dy[i] - sum); }
+}

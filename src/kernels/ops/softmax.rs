@@ -1,0 +1,272 @@
+//! Softmax over the last dimension, and its gradient. Twin of `shaders/softmax.wgsl`, which has the
+//! formulas.
+
+use rayon::prelude::*;
+
+use crate::base::HostTensorView;
+use crate::graph::Op;
+use crate::kernels::call_shapes::{C, N, PROBE_ROWS, V, calls};
+use crate::kernels::dispatch::{ITERATIONS_MAX, grid};
+use crate::kernels::simd::{exp, sum_of, vectorized};
+use crate::kernels::twin::{Forward, normal_inputs};
+use crate::kernels::{
+    CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant, source,
+};
+
+/// Twin of [`Op::Softmax`] and its gradient.
+pub static TWIN: Twin = Twin {
+    name: "softmax",
+    reference_f32: reference::<f32>,
+    reference_f64: reference::<f64>,
+    fast,
+    dispatch,
+    variants,
+    cost,
+    counts_as_model_flops: false,
+    iterations,
+    inputs: normal_inputs,
+    forward,
+    probes,
+    catalog,
+};
+
+/// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
+const TASK: usize = 4 * 1024;
+
+/// Values of a row from which on workgroups of 256 invocations share it, and not of 64.
+const WIDE: usize = 512;
+
+/// Reference: `x -> y`, or `y, dy -> dx`.
+pub fn reference<T: Float>(
+    call: &OpCall,
+    inputs: &[HostTensorView<'_, T>],
+    outputs: &mut [&mut [T]],
+) {
+    let c = call.rows_and_last(0).1;
+    let rows = outputs[0].chunks_mut(c).zip(inputs[0].floats().chunks(c)).enumerate();
+    for (row, (out, x)) in rows {
+        if let Op::SoftmaxGrad = call.op {
+            let dy = &inputs[1].floats()[row * c..][..c];
+            let sum: T = x.iter().zip(dy).map(|(y, dy)| *y * *dy).sum();
+            out.iter_mut().zip(x).zip(dy).for_each(|((dx, y), dy)| *dx = *y * (*dy - sum));
+            continue;
+        }
+        let m = x.iter().copied().fold(x[0], T::max);
+        out.iter_mut().zip(x).for_each(|(y, x)| *y = (*x - m).exp());
+        let sum: T = out.iter().copied().sum();
+        out.iter_mut().for_each(|y| *y /= sum);
+    }
+}
+
+/// CPU kernel: parallel over tasks of whole rows, each row in vectorized loops.
+pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
+    let c = call.rows_and_last(0).1;
+    let task = (TASK / c).max(1) * c;
+    let tasks = outputs[0].par_chunks_mut(task).zip(inputs[0].floats().par_chunks(task));
+    match call.op {
+        Op::SoftmaxGrad => {
+            let tasks = tasks.zip(inputs[1].floats().par_chunks(task));
+            tasks.for_each(|((dx, y), dy)| grad_rows(y, dy, dx, c));
+        }
+        _ => tasks.for_each(|(y, x)| forward_rows(x, y, c)),
+    }
+}
+
+vectorized! {
+    fn forward_rows<S>(x: &[f32], y: &mut [f32], c: usize) {
+        for (x, y) in x.chunks_exact(c).zip(y.chunks_exact_mut(c)) {
+            let m = x.iter().fold(x[0], |m, x| if *x > m { *x } else { m });
+            y.iter_mut().zip(x).for_each(|(y, x)| {
+                let far = *x - m;
+                // What `exp` leaves of values far below would be larger than nothing.
+                *y = if far < -87.0 { 0.0 } else { exp::<S>(far) };
+            });
+            let sum = sum_of(c, |k| y[k]);
+            y.iter_mut().for_each(|y| *y /= sum);
+        }
+    }
+
+    fn grad_rows<S>(y: &[f32], dy: &[f32], dx: &mut [f32], c: usize) {
+        for ((y, dy), dx) in y.chunks_exact(c).zip(dy.chunks_exact(c)).zip(dx.chunks_exact_mut(c)) {
+            let sum = sum_of(c, |k| y[k] * dy[k]);
+            dx.iter_mut().zip(y).zip(dy).for_each(|((dx, y), dy)| *dx = y * (dy - sum));
+        }
+    }
+}
+
+/// Static choice: one workgroup per row on GPUs, and one invocation on software adapters; vectors
+/// of 4 if rows are whole ones.
+pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
+    let lanes = lanes(call);
+    vec![if caps.suits_hardware() { by_groups(call, lanes) } else { plain(call, lanes) }]
+}
+
+/// Returns all GPU kernel variants of the call.
+pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
+    let named = |way: Dispatch, lanes: usize| {
+        let suffix = if lanes == 4 { "4" } else { "" };
+        Variant::new(format!("softmax_{}{suffix}", way.shader.entry), vec![way])
+    };
+    let mut ways = vec![named(plain(call, 1), 1)];
+    let lanes = lanes(call);
+    let grouped = caps.suits_hardware().then(|| by_groups(call, lanes));
+    let others = [(lanes == 4).then(|| plain(call, 4)), grouped];
+    for way in others.into_iter().flatten() {
+        let way = named(way, lanes);
+        if ways.iter().all(|known| known.name != way.name) {
+            ways.push(way);
+        }
+    }
+    ways
+}
+
+/// Returns the floats of a value: 4 if rows are whole vectors.
+fn lanes(call: &OpCall) -> usize {
+    if call.rows_and_last(0).1.is_multiple_of(4) { 4 } else { 1 }
+}
+
+/// Returns the kernel with one invocation per row, or one workgroup if an invocation would exceed
+/// the iteration limit.
+fn plain(call: &OpCall, lanes: usize) -> Dispatch {
+    let (rows, c) = call.rows_and_last(0);
+    if 3 * c / lanes > ITERATIONS_MAX {
+        return by_groups(call, lanes);
+    }
+    let entry = if let Op::SoftmaxGrad = call.op { "grad" } else { "forward" };
+    one(call, entry, lanes, grid(rows, 64))
+}
+
+fn by_groups(call: &OpCall, lanes: usize) -> Dispatch {
+    let rows = call.rows_and_last(0).0;
+    let entry = if let Op::SoftmaxGrad = call.op { "grad_group" } else { "forward_group" };
+    one(call, entry, lanes, grid(rows, 1))
+}
+
+fn one(call: &OpCall, entry: &'static str, lanes: usize, groups: [u32; 3]) -> Dispatch {
+    let (rows, c) = call.rows_and_last(0);
+    let width = c / lanes;
+    let value = if lanes == 4 { "value4" } else { "value" };
+    let inputs = (0..call.inputs.len()).map(Operand::Input);
+    Dispatch {
+        shader: Shader::new("softmax", entry)
+            .with_text(source::snippet(value))
+            .with_const("GROUP", if width < WIDE { 64 } else { 256 }),
+        operands: inputs.chain([Operand::Output(0)]).collect(),
+        params: vec![rows as u32, width as u32],
+        groups,
+    }
+}
+
+/// See [`Twin::iterations`]: a row in three passes, by a workgroup if it is too long for one
+/// invocation.
+fn iterations(call: &OpCall) -> usize {
+    let c = call.rows_and_last(0).1;
+    if 3 * c > ITERATIONS_MAX { 3 * (c / 64) } else { 3 * c }
+}
+
+/// Returns the cost: one exponential per element, which is about 10 FLOPs, and three more FLOPs.
+pub fn cost(call: &OpCall) -> Cost {
+    Cost::elementwise(call, if let Op::SoftmaxGrad = call.op { 4.0 } else { 13.0 })
+}
+
+/// See [`Twin::forward`].
+fn forward(op: &Op) -> Option<Forward> {
+    let (inputs, outputs) = (vec![0], vec![(0, 0)]);
+    matches!(op, Op::SoftmaxGrad).then_some(Forward { op: Op::Softmax, inputs, outputs })
+}
+
+/// See [`Twin::probes`].
+fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
+    let c = inputs[0].last().copied().unwrap_or(1);
+    calls(op, PROBE_ROWS.map(|rows| vec![vec![rows, c]; inputs.len()]))
+}
+
+/// See [`Twin::catalog`].
+fn catalog() -> Vec<CallShape> {
+    let mut calls = Vec::new();
+    // Rows of values and of vectors, and those that larger workgroups share.
+    for c in [V, C, 16 * C + 1] {
+        let x = vec![N, c];
+        calls.push((Op::Softmax, vec![x.clone()]));
+        calls.push((Op::SoftmaxGrad, vec![x; 2]));
+    }
+    calls
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::{HostTensor, Shape};
+    use crate::kernels::harness::{InputFill, generate};
+    use crate::kernels::testing::gradient::check_gradient;
+    use crate::kernels::testing::{check, check_with, for_each_result, reference as expected};
+
+    type Input = (Shape, HostTensor<f64>);
+
+    fn logits(n: usize, c: usize, rows: usize, fill: InputFill) -> Input {
+        (Shape::batched(&[n, c]), generate(fill, rows * n * c, 0))
+    }
+
+    /// Returns the inputs of the gradient: the softmax, and a random `dy`.
+    fn gradient_inputs(x: &Input, rows: usize) -> [Input; 2] {
+        let y = expected(&Op::Softmax, std::slice::from_ref(x), rows).remove(0);
+        let dy = generate(InputFill::Normal, y.len(), 1);
+        [(x.0.clone(), HostTensor::Float(y)), (x.0.clone(), dy)]
+    }
+
+    #[test]
+    fn rows_of_every_width_agree() {
+        for (n, c, rows) in
+            [(1, 2, 3), (3, 7, 2), (64, 65, 3), (1, 8, 5), (2, 512, 1), (1, 777, 3), (1, 5004, 2)]
+        {
+            let x = logits(n, c, rows, InputFill::Scaled(2.0, 0.0));
+            check_with(Op::Softmax, std::slice::from_ref(&x), rows);
+            check_with(Op::SoftmaxGrad, &gradient_inputs(&x, rows), rows);
+        }
+        check(Op::Softmax, &[(Shape::batched(&[2, 3, 1]), InputFill::Normal)], 2);
+    }
+
+    #[test]
+    fn large_values_stay_stable() {
+        for offset in [1000.0, -1000.0] {
+            for c in [33, 600] {
+                let x = logits(5, c, 3, InputFill::Scaled(50.0, offset));
+                check_with(Op::Softmax, &[x], 3);
+            }
+        }
+    }
+
+    /// Rows of several widths with values that are not finite at their ends.
+    #[test]
+    fn masked_values_are_zero_and_other_infinities_nan() {
+        let (low, inf) = (f64::NEG_INFINITY, f64::INFINITY);
+        for c in [5, 8, 600] {
+            let row = |first: f64, others: f64| {
+                let mut row = vec![others; c];
+                (row[0], row[c - 1]) = (first, first);
+                row
+            };
+            let rows =
+                [row(low, 1.0), row(f64::NAN, 1.0), row(inf, 1.0), row(low, low), row(1.0, low)];
+            let x = (Shape::fixed(&[5, c]), HostTensor::Float(rows.concat()));
+            for_each_result(&Op::Softmax, &[x], 1, |who, outputs| {
+                let rows: Vec<&[f32]> = outputs[0].chunks(c).collect();
+                let (share, ends) = (1.0 / (c as f32 - 2.0), [0, c - 1]);
+                assert!(ends.iter().all(|end| rows[0][*end] == 0.0), "{c} by {who}");
+                assert!((rows[0][1] - share).abs() < 1e-5 * share, "{c} by {who}");
+                assert!(rows[1..4].concat().iter().all(|y| y.is_nan()), "{c} by {who}");
+                assert!((rows[4][0] - 0.5).abs() < 1e-6 && rows[4][1] == 0.0, "{c} by {who}");
+            });
+        }
+    }
+
+    #[test]
+    fn the_gradient_is_the_derivative() {
+        let x = logits(2, 5, 3, InputFill::Normal);
+        let [y, dy] = gradient_inputs(&x, 3);
+        let HostTensor::Float(weights) = &dy.1 else { panic!("floats") };
+        let weights = [weights.clone()];
+        let dx = expected(&Op::SoftmaxGrad, &[y, dy.clone()], 3);
+        check_gradient(&Op::Softmax, &[x], 3, 0, &weights, &dx[0]);
+    }
+}
