@@ -291,7 +291,7 @@ impl fmt::Display for Op {
             Op::Attention { heads, .. } => write!(f, "attention {heads} heads"),
             Op::AttentionGrad { heads, .. } => write!(f, "attention_grad {heads} heads"),
             Op::Embedding => write!(f, "embedding"),
-            Op::EmbeddingGrad { .. } => write!(f, "embedding_grad"),
+            Op::EmbeddingGrad { rows } => write!(f, "embedding_grad {rows} rows"),
             Op::Dropout { p, .. } => write!(f, "dropout {p}"),
             Op::Conv2d(options) => write!(f, "conv2d{options}"),
             Op::Conv2dInputGrad { options, .. } => write!(f, "conv2d_input_grad{options}"),

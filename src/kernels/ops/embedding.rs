@@ -195,13 +195,17 @@ fn one(
     }
 }
 
-/// Returns the cost: one addition per element of `dy` for the gradient; the lookup moves only the
-/// rows that it selects.
+/// Returns the cost: for the gradient, an addition per element of `dy` and, because each workgroup
+/// looks for its rows among all ids, a comparison per id and workgroup of the variant that has the
+/// most; the lookup moves only the rows that it selects.
 pub fn cost(call: &OpCall) -> Cost {
     let (ids, elements) = (call.input_len(0) as f64, call.output_len(0) as f64);
     match call.op {
         Op::Embedding => Cost { flops: 0.0, bytes: 4.0 * (ids + 2.0 * elements) },
-        _ => Cost { flops: call.input_len(1) as f64, bytes: Cost::moved(call) },
+        _ => {
+            let scanned = ids * embedding_rows::workgroups(table_size(call)) as f64;
+            Cost { flops: call.input_len(1) as f64 + scanned, bytes: Cost::moved(call) }
+        }
     }
 }
 
@@ -241,10 +245,12 @@ fn catalog() -> Vec<CallShape> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::rng::Key;
     use crate::base::{HostTensor, Shape};
     use crate::kernels::harness::{InputFill, generate};
     use crate::kernels::testing::gradient::check_gradient;
     use crate::kernels::testing::{check, check_with};
+    use crate::kernels::{OwnedCall, RandomContext};
 
     #[test]
     fn rows_are_found_and_their_gradients_added() {
@@ -285,6 +291,27 @@ mod tests {
             let ids = (Shape::batched(&[n]), HostTensor::Int(ids));
             let dy = (Shape::batched(&[n, c]), generate(InputFill::Normal, n * c, 2));
             check_with(Op::EmbeddingGrad { rows: v }, &[ids, dy], 1);
+        }
+    }
+
+    /// What is short at the nominal rates is not submitted in parts.
+    #[test]
+    fn the_cost_of_the_gradient_covers_the_search_for_ids() {
+        let random = RandomContext { step_key: Key::new(1), training: true };
+        for (n, v, c) in [(8192, 50_257, 768), (8192, 1000, 768), (70_001, 65, 4), (5, 3, 1)] {
+            let (op, inputs) = (Op::EmbeddingGrad { rows: v }, vec![vec![n], vec![n, c]]);
+            let owned_call = OwnedCall::new(op, inputs, random).unwrap();
+            let call = owned_call.call();
+            for variant in variants(&call, &Caps::EVERY) {
+                let of = |one: &Dispatch| {
+                    let groups: u64 = one.groups.iter().map(|groups| u64::from(*groups)).product();
+                    groups * u64::from(one.params[1] - one.params[0])
+                };
+                let scanned: u64 = variant.dispatches.iter().map(of).sum();
+                // The last row of a folded grid may have idle workgroups.
+                let scanned = scanned as f64 - (n * GRAD_WORKGROUPS) as f64;
+                assert!(cost(&call).flops >= scanned, "{} of {:?}", variant.name, (n, v, c));
+            }
         }
     }
 

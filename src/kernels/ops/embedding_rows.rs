@@ -21,11 +21,22 @@ const NOTED: usize = 2048;
 /// before.
 const ITERATIONS: [usize; 2] = [64 + NOTED / 4, 64 + 3 * NOTED];
 
+/// Returns the values of a row, and those of them in a workgroup.
+fn row(v: usize, c: usize) -> (usize, usize) {
+    let width = if c.is_multiple_of(4) { c / 4 } else { c };
+    // Of a table of few rows, rows are divided further, so that there are enough workgroups.
+    (width, width.next_power_of_two().clamp(4, if v <= OWNERS_MAX { 16 } else { 64 }))
+}
+
+/// Returns the number of workgroups for a table of `(v, c)`, each of which reads all ids.
+pub fn workgroups((v, c): (usize, usize)) -> usize {
+    let (width, columns) = row(v, c);
+    v.min(OWNERS_MAX) * width.div_ceil(columns)
+}
+
 /// Returns the variant for a gradient with a table of `(v, c)`.
 pub fn variant(call: &OpCall, (v, c): (usize, usize)) -> Variant {
-    let (value, width) = if c.is_multiple_of(4) { ("vec4f", c / 4) } else { ("f32", c) };
-    // Of a table of few rows, rows are divided further, so that there are enough workgroups.
-    let columns = width.next_power_of_two().clamp(4, if v <= OWNERS_MAX { 16 } else { 64 });
+    let (value, (width, columns)) = (if c.is_multiple_of(4) { "vec4f" } else { "f32" }, row(v, c));
     let shader = Shader::new("embedding_rows", "embedding_rows")
         .with_text(&format!("alias Value = {value};\n"))
         .with_const("COLUMNS", columns as u32);
@@ -39,7 +50,7 @@ pub fn variant(call: &OpCall, (v, c): (usize, usize)) -> Variant {
             shader: shader.clone(),
             operands: vec![Operand::Input(0), Operand::Input(1), Operand::Output(0)],
             params: params.map(|word| word as u32).to_vec(),
-            groups: grid(owners * width.div_ceil(columns), 1),
+            groups: grid(workgroups((v, c)), 1),
         }
     };
     Variant::new("embedding_grad_rows", (0..n.max(1)).step_by(tokens).map(part).collect())
