@@ -193,7 +193,9 @@ mod tests {
             right_held_out_sums: 1,
         };
         assert_eq!(record, expected);
-        assert!(record.to_string().starts_with("50 of 100 sentences are right (3 of 6 different"));
+        assert!(
+            record.to_string().starts_with("50 % of the sentences are right (3 of 6 different")
+        );
     }
 
     fn units(group: &WorkerGroup) -> ForwardUnits<'_> {

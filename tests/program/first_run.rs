@@ -54,7 +54,7 @@ fn the_share_of_right_sentences_is_that_of_the_sampled_text_and_training_raises_
     let (different, right) = measured(&desk, "run");
     assert!(right > different / 50, "{right} of {different}");
 
-    let share = format!("{} of 100 sentences are right ({right} of", 100 * right / different);
+    let share = format!("{} % of the sentences are right ({right} of", 100 * right / different);
     let evaluated = desk.run("eval run --devices cpu").ok();
     assert!(evaluated.out.contains(&share), "{share} in {}", evaluated.out);
     let json = desk.run("eval run --devices cpu --json").ok().out;
@@ -66,7 +66,7 @@ fn the_share_of_right_sentences_is_that_of_the_sampled_text_and_training_raises_
 fn a_run_shows_its_measure_and_a_run_on_another_text_has_none() {
     let desk = Desk::new();
     let run = desk.run(&format!("train --devices cpu*2 --steps 1 {SMALL} --out run")).ok();
-    assert!(run.err.contains("\n0 of 100 sentences are right (0 of "), "{}", run.err);
+    assert!(run.err.contains("\n0 % of the sentences are right (0 of "), "{}", run.err);
     let silent =
         format!("train --devices cpu --steps 1 {SMALL} --set train.sample_tokens=0 --out silent");
     assert!(!desk.run(&silent).ok().err.contains("sentences"));
