@@ -431,7 +431,7 @@ impl CommandStream {
         self.time_by_repeating(task)
     }
 
-    /// Measures as [`CommandStream::profile`] does, without the device's clock.
+    /// Measures as [`CommandStream::time`] does, without the device's clock.
     pub fn time_by_repeating(&mut self, task: &PreparedKernel) -> Result<f64, DeviceError> {
         /// Long compared with the cost of a submission, short compared with the timeout of a
         /// watchdog.
