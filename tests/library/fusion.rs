@@ -4,7 +4,7 @@
 use potluck::base::{BucketId, TensorId};
 use potluck::exec::{BucketTensor, Cpu, Executor};
 use potluck::graph::build::BuildResult;
-use potluck::graph::passes::fuse::{Fusion, RULES, fuse_listed};
+use potluck::graph::passes::fuse::{Fusion, PERIOD_MAX, RULES, fuse_listed};
 use potluck::graph::print::{MemoryUsage, fusion_table, graph_table};
 use potluck::graph::{
     Builder, EpilogueOp, Graph, Init, Op, PassKind, Plan, PlanOptions, Unary, differentiate, fuse,
@@ -321,6 +321,23 @@ fn values_that_are_needed_elsewhere_stay_apart() {
         let y = product(b, x, "w");
         b.layer_norm(y, gain, None)
     });
+}
+
+/// Kernels are certified on products with whole periods of an operand, which would be large.
+#[test]
+fn an_operand_that_repeats_after_many_values_is_not_fused_with_a_product() {
+    let fused_with = |rows: usize| {
+        let mut b = Builder::new();
+        let x = b.input("x", &[1, rows, 8]);
+        let (w, table) =
+            (b.parameter("w", &[8, 8], Init::Zeros), b.parameter("table", &[rows, 8], Init::Zeros));
+        let y = b.linear(x, w, None).unwrap();
+        let y = b.add(y, table).unwrap();
+        b.output("y", y);
+        fuse_listed(b.finish()).1
+    };
+    assert_eq!(count(&fused_with(PERIOD_MAX / 8), "matmul + bias"), 1);
+    assert_eq!(fused_with(PERIOD_MAX / 8 + 1), []);
 }
 
 /// The second reader of a value in between, an operand that the same kernel would compute, and

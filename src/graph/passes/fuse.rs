@@ -21,6 +21,11 @@ use crate::graph::{Graph, Node, Role};
 /// The most tensors that a kernel binds: the number that every device supports.
 const BINDINGS_MAX: usize = 8;
 
+/// The most values after which an operand of a product may repeat, enough for the positions of
+/// pictures in patches. The number is in the kernel's text, so the kernel is certified on products
+/// that are no smaller.
+pub const PERIOD_MAX: usize = 1 << 18;
+
 /// Fusion rule: a condition on the op of the producer and the epilogue step that the consumer
 /// becomes.
 pub struct Rule {
@@ -36,6 +41,8 @@ struct Pair<'a> {
     epilogue: EpilogueOp,
     /// True if the operand of `epilogue` is smaller than the value, and repeats.
     repeats: bool,
+    /// True if the operand does not repeat, or after few values, if `root` is a product.
+    repeats_soon: bool,
     /// True if nothing was fused with `root` before, and the value is not stored.
     is_bare: bool,
 }
@@ -43,7 +50,9 @@ struct Pair<'a> {
 impl Pair<'_> {
     /// Returns true for a matrix product or a convolution, which is one too.
     fn is_product(&self) -> bool {
-        matches!(self.root, Op::MatMul { .. } | Op::Conv2d(_) | Op::Conv2dInputGrad { .. })
+        let product =
+            matches!(self.root, Op::MatMul { .. } | Op::Conv2d(_) | Op::Conv2dInputGrad { .. });
+        product && self.repeats_soon
     }
 
     fn is_chain(&self) -> bool {
@@ -237,7 +246,8 @@ impl Fuser {
         let root = producer.op.root_op();
         let repeats = operand.is_some_and(|operand| !self.same_elements(operand, value));
         let is_bare = *root == producer.op && !keep;
-        let pair = Pair { root, epilogue, repeats, is_bare };
+        let repeats_soon = !repeats || operand.is_some_and(|id| self.repeats_soon(producer, id));
+        let pair = Pair { root, epilogue, repeats, repeats_soon, is_bare };
         let rule = RULES.iter().position(|rule| (rule.applies)(&pair))?;
         let bindings = producer.inputs.len() + producer.outputs.len();
         let more = usize::from(operand.is_some()) + usize::from(keep);
@@ -316,6 +326,24 @@ impl Fuser {
             self.nodes[from..=to].iter().flatten().map(|node| (node.phase, node.block));
         let first = places.next();
         places.all(|place| Some(place) == first)
+    }
+
+    /// Returns true if an operand repeats after no more than [`PERIOD_MAX`] values, and of several
+    /// products within each, of what a node computes; of a convolution after one value per channel.
+    fn repeats_soon(&self, product: &Node, operand: TensorId) -> bool {
+        let dims = |input: usize| self.graph.tensor(product.inputs[input]).shape.dims();
+        let length = self.graph.tensor(operand).shape.per_row();
+        let (transpose_a, transpose_b) = match *product.op.root_op() {
+            Op::MatMul { transpose_a, transpose_b } => (transpose_a, transpose_b),
+            Op::Conv2d(_) | Op::Conv2dInputGrad { .. } => {
+                return length == self.graph.tensor(product.outputs[0]).shape.last();
+            }
+            _ => return false,
+        };
+        let (a, b) = (dims(0), dims(1));
+        let rows = a[a.len() - if transpose_a { 1 } else { 2 }];
+        let columns = b[b.len() - if transpose_b { 2 } else { 1 }];
+        length <= PERIOD_MAX && (a.len() == 2 || length <= rows * columns)
     }
 
     fn same_elements(&self, a: TensorId, b: TensorId) -> bool {

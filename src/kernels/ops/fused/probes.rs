@@ -3,7 +3,7 @@
 use super::epilogue;
 use crate::base::rng::Key;
 use crate::graph::{Binary, Conv2dOptions, EpilogueOp, Op, Unary};
-use crate::kernels::call_shapes::{C, N, calls};
+use crate::kernels::call_shapes::{C, N, T, calls};
 use crate::kernels::ops::{conv, matmul};
 use crate::kernels::{CallShape, Dims, OwnedCall, RandomContext, twin};
 
@@ -44,6 +44,7 @@ fn roots(root: &Op, own: &[Dims], output: &Dims, period: Option<usize>) -> Vec<C
     let is_chain = epilogue::as_step(root).is_some();
     match period {
         None => twin(root).map_or_else(Vec::new, |twin| (twin.probes)(root, own)),
+        Some(1) if !is_chain => matmul::probes_with_columns(root, own, None),
         Some(period) if is_chain => {
             let short = own.iter().filter(|x| *x != output).map(|x| x.iter().product());
             let width = short.chain([period]).max().unwrap_or(period);
@@ -61,12 +62,40 @@ fn roots(root: &Op, own: &[Dims], output: &Dims, period: Option<usize>) -> Vec<C
             }
             _ => matmul::probes_with_columns(root, own, Some(period)),
         },
-        Some(_) => Vec::new(),
+        Some(period) => products_of_periods(root, own, period),
     }
 }
 
-/// See [`crate::kernels::Twin::catalog`]: products with the epilogues that they have in a GPT, the
-/// gradient of layer norm with a sum, and elementwise chains without a product.
+/// Returns small products with as many columns as the call, and as many rows as make whole periods
+/// of an operand that repeats over several rows, such as a table of positions.
+fn products_of_periods(root: &Op, own: &[Dims], period: usize) -> Vec<CallShape> {
+    let Op::MatMul { transpose_a, transpose_b } = *root else { return Vec::new() };
+    let row_axis = own[0].len() - if transpose_a { 1 } else { 2 };
+    let columns = own[1][own[1].len() - if transpose_b { 2 } else { 1 }];
+    let unit = period / gcd(period, columns);
+    let (is_vector, is_batched) = (own[0][row_axis].is_multiple_of(4), own[0].len() > 2);
+    let step = if is_vector { 4 * unit / gcd(4, unit) } else { unit };
+    let mut products = matmul::probes_with_columns(root, own, Some(columns));
+    for (_, dims) in &mut products {
+        // Two periods at least, so that the operand repeats.
+        let repeats = is_batched || unit * columns > period;
+        let rows = dims[0][row_axis].max(if repeats { unit } else { 2 * unit });
+        let rows = rows.next_multiple_of(step);
+        // Kernels test less where rows are a multiple of four.
+        let is_right = rows.is_multiple_of(4) == is_vector;
+        dims[0][row_axis] = if is_right { rows } else { rows + unit };
+    }
+    products
+}
+
+/// Returns the greatest common divisor.
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// See [`crate::kernels::Twin::catalog`]: products with the epilogues that they have in a GPT, a
+/// gain of one value and a table of positions, the gradient of layer norm with a sum, and
+/// elementwise chains without a product.
 pub fn catalog() -> Vec<CallShape> {
     let gelu = Unary::Gelu;
     let (bias, sum) = (EpilogueOp::Binary(Binary::Add), EpilogueOp::Binary(Binary::Add));
@@ -92,6 +121,8 @@ pub fn catalog() -> Vec<CallShape> {
         product(true, &[sum], &y),
         product(true, &[bias, EpilogueOp::Store, EpilogueOp::Unary(gelu)], &wide),
         product(false, &[EpilogueOp::UnaryGrad(gelu)], &y),
+        product(false, &[EpilogueOp::Binary(Binary::Mul)], &vec![1]),
+        product(false, &[bias], &vec![T, 3 * C]),
         of_norm(Op::LayerNormGrad),
         of_norm(Op::RmsNormGrad),
         convolution(&[bias, EpilogueOp::Store, EpilogueOp::Unary(gelu)], &[64]),
