@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use super::attempts::AttemptFile;
 use super::certify::CertificationResult;
 use crate::device::Adapter;
 use crate::files;
@@ -22,6 +23,9 @@ const FORMAT: u64 = 2;
 /// Attempts to take a lock that another process holds for writing, and the pause between them.
 const TRIES: u32 = 40;
 const PAUSE: Duration = Duration::from_millis(50);
+
+/// Why a kernel failed whose attempt did not end.
+const ENDED: &str = "the device was lost, or did not answer, when it was tried";
 
 /// Certification result of a kernel.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -66,8 +70,11 @@ pub struct Timing {
 pub struct Timings {
     /// Hash of all variants that could be selected.
     pub candidates: String,
-    /// Timings by kernel hash. Empty if the time budget did not reach this call.
+    /// Timings by kernel hash.
     pub measured: BTreeMap<String, Timing>,
+    /// True if the time budget was over before all variants were timed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_cut: bool,
 }
 
 /// Content of the cache file.
@@ -93,6 +100,20 @@ pub struct KernelCache {
     /// Keys of the certificates and of the timings that are not on disk yet.
     dirty: [BTreeSet<String>; 2],
     notes: Vec<String>,
+    /// True if a note says that nothing is kept.
+    is_lost: bool,
+    /// File of attempts, on a graphics card.
+    attempts: Option<AttemptFile>,
+    /// Kernels whose attempts did not end, and that may be tried again all the same.
+    forgotten: BTreeSet<String>,
+}
+
+/// Why a file is not a cache that can be used.
+enum Unusable {
+    /// It cannot be read, and may be right.
+    Unreadable(io::Error),
+    /// Its content is wrong.
+    Damaged(String),
 }
 
 /// Returns the name of a device in the cache, which includes the driver: another driver may be
@@ -119,7 +140,9 @@ impl KernelCache {
             certificates: BTreeMap::new(),
             timings: BTreeMap::new(),
         };
-        Self { path: None, content, dirty: Default::default(), notes: Vec::new() }
+        let (dirty, notes, is_lost) = (Default::default(), Vec::new(), false);
+        let (attempts, forgotten) = (None, BTreeSet::new());
+        Self { path: None, content, dirty, notes, is_lost, attempts, forgotten }
     }
 
     /// Returns the cache of an adapter in [`directory`]; in memory, with a note, if there is no
@@ -139,7 +162,7 @@ impl KernelCache {
     }
 
     /// Opens the cache of a device in a directory. A damaged or foreign file is reported by a
-    /// note, and set aside when this cache is saved.
+    /// note, and set aside when this cache is saved; one that cannot be read stays as it is.
     pub fn open(directory: &Path, device: &str) -> Self {
         let path = directory.join(file_name(device));
         let mut cache = Self::in_memory();
@@ -147,7 +170,8 @@ impl KernelCache {
         match read(&path, device) {
             Ok(Some(content)) => cache.content = content,
             Ok(None) => {}
-            Err(why) => cache.notes.push(format!(
+            Err(Unusable::Unreadable(why)) => cache.note_lost(&path, &why),
+            Err(Unusable::Damaged(why)) => cache.notes.push(format!(
                 "{} is no record of kernels ({why}): a new one replaces it, and it is kept as {}",
                 path.display(),
                 damaged(&path).display()
@@ -176,7 +200,45 @@ impl KernelCache {
 
     pub fn certify(&mut self, hash: String, certificate: Certificate) {
         self.dirty[0].insert(hash.clone());
+        self.forgotten.remove(&hash);
         self.content.certificates.insert(hash, certificate);
+    }
+
+    /// Opens the file of attempts. A kernel whose attempt did not end is switched off, with a note.
+    pub fn open_attempts(&mut self) {
+        let Some(path) = self.path.as_ref().filter(|_| self.attempts.is_none()) else { return };
+        // If the directory cannot be made, saving says so.
+        let _ = fs::create_dir_all(files::parent(path));
+        let Some((file, left)) = AttemptFile::open(&path.with_extension("attempt")) else { return };
+        self.attempts = Some(file);
+        if let Some(left) = left {
+            self.notes
+                .push(format!("{} is switched off: {ENDED}; --retune tries it again", left.kernel));
+            let failed = CertificationResult::Fail { why: ENDED.into() };
+            self.certify(left.hash, Certificate::new(left.kernel, failed));
+            self.save();
+        }
+    }
+
+    /// Notes on disk that a kernel is tried, until [`Self::end_attempt`].
+    pub fn begin_attempt(&mut self, hash: &str, kernel: &str) {
+        if let Some(file) = &mut self.attempts {
+            file.begin(hash, kernel);
+        }
+    }
+
+    /// Notes that the attempt is over, or that it lost the device.
+    pub fn end_attempt(&mut self, is_lost: bool) {
+        if let Some(file) = &mut self.attempts {
+            file.end(is_lost);
+        }
+    }
+
+    /// Forgets the kernels whose attempts did not end, here and on disk.
+    pub fn forget_attempts(&mut self) {
+        let ended = CertificationResult::Fail { why: ENDED.into() };
+        let removed = self.content.certificates.extract_if(.., |_, known| known.result == ended);
+        self.forgotten.extend(removed.map(|(hash, _)| hash));
     }
 
     /// Discards all certificates in memory; those on disk stay until the kernel is certified
@@ -206,12 +268,21 @@ impl KernelCache {
     }
 
     /// Writes the new entries, merged with those that other processes have written meanwhile. A
-    /// failure becomes a note, because a run does not depend on it.
+    /// failure becomes a note, once, because a run does not depend on it; the entries are written
+    /// with the next ones.
     pub fn save(&mut self) {
         let is_dirty = self.dirty.iter().any(|keys| !keys.is_empty());
         let Some(path) = self.path.clone().filter(|_| is_dirty) else { return };
         let dirty = std::mem::take(&mut self.dirty);
         if let Err(why) = self.merge_into(&path, &dirty) {
+            self.dirty = dirty;
+            self.note_lost(&path, &why);
+        }
+    }
+
+    /// Notes, once, that nothing is kept.
+    fn note_lost(&mut self, path: &Path, why: &io::Error) {
+        if !std::mem::replace(&mut self.is_lost, true) {
             self.notes.push(format!(
                 "what was found out about kernels is not kept: {}: {why}; name another directory \
                  with {CACHE_DIR_ENV}",
@@ -233,9 +304,12 @@ impl KernelCache {
                 self.content.certificates.extend(certificates);
                 let timings = own.timings.into_iter().filter(|(key, _)| is_fresh(&dirty[1], key));
                 self.content.timings.extend(timings);
+                let forgotten = &self.forgotten;
+                self.content.certificates.retain(|hash, _| !forgotten.contains(hash));
             }
             Ok(None) => {}
-            Err(_) => fs::rename(path, damaged(path))?,
+            Err(Unusable::Unreadable(why)) => return Err(why),
+            Err(Unusable::Damaged(_)) => fs::rename(path, damaged(path))?,
         }
         let mut json = serde_json::to_vec_pretty(&self.content)?;
         json.push(b'\n');
@@ -261,14 +335,18 @@ fn lock(path: &Path) -> io::Result<File> {
     Err(io::Error::new(io::ErrorKind::WouldBlock, "another process keeps it locked"))
 }
 
-/// Reads a cache file; `None` if there is no file, or the reason why the file is invalid.
-fn read(path: &Path, device: &str) -> Result<Option<CacheFile>, String> {
-    let bytes = match fs::read(path) {
-        Ok(bytes) => bytes,
-        Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(why) => return Err(why.to_string()),
-    };
-    let content: CacheFile = serde_json::from_slice(&bytes).map_err(|why| why.to_string())?;
+/// Reads a cache file; `None` if there is no file.
+fn read(path: &Path, device: &str) -> Result<Option<CacheFile>, Unusable> {
+    match fs::read(path) {
+        Ok(bytes) => parse(&bytes, device).map(Some).map_err(Unusable::Damaged),
+        Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(why) => Err(Unusable::Unreadable(why)),
+    }
+}
+
+/// Returns the content of a cache file, or the reason why it is not one of this device.
+fn parse(bytes: &[u8], device: &str) -> Result<CacheFile, String> {
+    let content: CacheFile = serde_json::from_slice(bytes).map_err(|why| why.to_string())?;
     if content.format != FORMAT {
         return Err(format!("its format is {}, not {FORMAT}", content.format));
     }
@@ -278,7 +356,7 @@ fn read(path: &Path, device: &str) -> Result<Option<CacheFile>, String> {
     let wrong = |timing: &Timing| !(timing.seconds.is_finite() && timing.seconds > 0.0);
     match content.timings.values().flat_map(|known| known.measured.values()).find(|t| wrong(t)) {
         Some(timing) => Err(format!("{} takes {} s", timing.variant, timing.seconds)),
-        None => Ok(Some(content)),
+        None => Ok(content),
     }
 }
 
@@ -327,7 +405,8 @@ mod tests {
 
     fn timings(seconds: f64) -> Timings {
         let timing = Timing { variant: "a".into(), seconds };
-        Timings { candidates: "all".into(), measured: [("hash".into(), timing)].into() }
+        let measured = [("hash".into(), timing)].into();
+        Timings { candidates: "all".into(), measured, is_cut: false }
     }
 
     #[test]
@@ -349,6 +428,34 @@ mod tests {
         assert_eq!(summary(&reopened), (1, vec![("two".into(), "NMSE 1".into())]));
         let other = KernelCache::open(&directory, "vulkan:A (2)");
         assert_eq!(summary(&other), (0, vec![]), "another driver knows nothing");
+    }
+
+    #[test]
+    fn a_kernel_whose_attempt_lost_the_device_is_off_until_it_is_forgotten() {
+        let directory = tempfile::tempdir().unwrap();
+        let open = || {
+            let mut cache = KernelCache::open(directory.path(), "device");
+            cache.open_attempts();
+            cache
+        };
+        let mut first = open();
+        first.begin_attempt("abc", "tile of matmul");
+        first.end_attempt(true);
+        drop(first);
+        let mut second = open();
+        let off = || (0, vec![("tile of matmul".to_string(), ENDED.to_string())]);
+        assert_eq!(summary(&second), off());
+        assert!(second.take_notes()[0].starts_with("tile of matmul is switched off: "));
+        // The attempt of another kernel takes the place of the name, and the result stays.
+        second.begin_attempt("other", "other");
+        second.end_attempt(false);
+        drop(second);
+        let mut third = open();
+        assert_eq!((summary(&third), third.take_notes()), (off(), Vec::new()));
+        third.forget_attempts();
+        third.certify("other".into(), certificate("other"));
+        third.save();
+        assert_eq!((summary(&third), summary(&open())), ((1, vec![]), (1, vec![])));
     }
 
     #[test]
@@ -411,12 +518,32 @@ mod tests {
         let file = directory.path().join("file");
         fs::write(&file, "").unwrap();
         let mut cache = KernelCache::open(&file.join("below"), "device");
-        cache.take_notes();
         cache.certify("one".into(), certificate("one"));
+        cache.save();
+        cache.certify("two".into(), certificate("two"));
         cache.save();
         let notes = cache.take_notes();
         assert!(notes.len() == 1 && notes[0].contains(CACHE_DIR_ENV), "{notes:?}");
         assert!(cache.certificate("one").is_some(), "the run goes on");
+        // What was not written is written once it can be.
+        fs::remove_file(&file).unwrap();
+        cache.save();
+        assert_eq!(summary(&KernelCache::open(&file.join("below"), "device")).0, 2);
+        assert_eq!(cache.take_notes(), [""; 0]);
+    }
+
+    /// A directory cannot be read as a file, whoever tries.
+    #[test]
+    fn what_cannot_be_read_is_not_set_aside() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(file_name("device"));
+        fs::create_dir(&path).unwrap();
+        let mut cache = KernelCache::open(directory.path(), "device");
+        cache.certify("one".into(), certificate("one"));
+        cache.save();
+        let notes = cache.take_notes();
+        assert!(notes.len() == 1 && notes[0].contains("is not kept"), "{notes:?}");
+        assert!(path.is_dir() && !damaged(&path).exists());
     }
 
     #[test]

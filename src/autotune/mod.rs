@@ -5,6 +5,7 @@
 //! and `catalog`, `plan_calls`, `cache` and `pipeline_cache`, `session`, `selector`,
 //! `kernel_check`.
 
+pub mod attempts;
 pub mod cache;
 pub mod catalog;
 pub mod certify;

@@ -17,18 +17,20 @@ use crate::graph::{Plan, Update, UpdateRange, VariantChoices};
 use crate::kernels::dispatch::WORKSPACE_BYTES_MAX;
 use crate::kernels::ops::norm::NormSlots;
 use crate::kernels::ops::{hash, norm};
-use crate::kernels::{BucketProbe, Caps, Dispatch, OpCall, Pipelines, Variant, twin, update_twin};
+use crate::kernels::{
+    BucketProbe, Caps, DeviceClass, Dispatch, OpCall, Pipelines, Variant, twin, update_twin,
+};
 
 /// Options of autotuning.
 #[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub struct TuneOptions {
-    /// Time budget for measuring, in seconds; 0: nothing is measured.
+    /// Time budget for measuring, in seconds; 0: nothing is measured, and the cache decides.
     pub seconds: f64,
-    /// True to measure again what is in the cache.
+    /// True to measure again what is in the cache, if there is time for it.
     pub retune: bool,
     /// Choices to keep: those of the run that is resumed.
     pub saved: VariantChoices,
-    /// Keys of the calls of `saved` that were chosen without timings.
+    /// Keys of the calls of `saved` that were chosen without timings of all variants.
     pub saved_untimed: Vec<String>,
     /// An update of the rule that will run, if there is one.
     pub update: Option<Update>,
@@ -43,7 +45,7 @@ pub struct TuneStats {
     pub certified: usize,
     /// Variants of calls timed.
     pub timed: usize,
-    /// Calls that the time budget did not reach.
+    /// Calls of which the time budget did not reach all variants.
     pub untimed: usize,
 }
 
@@ -55,7 +57,7 @@ pub struct KernelSelector {
     reference_cache: ReferenceCache,
     cache: KernelCache,
     choices: VariantChoices,
-    /// Keys of the calls whose variants were chosen without timings, in order of weight.
+    /// Keys of the calls whose variants were chosen without timings of all, in order of weight.
     untimed: Vec<String>,
     corrupted_kernels: Vec<String>,
     /// Variant that each (call, choice) runs.
@@ -94,7 +96,7 @@ impl KernelSelector {
         &self.choices
     }
 
-    /// Returns the keys of the calls whose variants were chosen without timings.
+    /// Returns the keys of the calls whose variants were chosen without timings of all.
     pub fn untimed(&self) -> &[String] {
         &self.untimed
     }
@@ -129,6 +131,12 @@ impl KernelSelector {
     ) -> Result<Vec<String>, DeviceError> {
         self.corrupted_kernels.clone_from(&tuning.corrupted_kernels);
         self.open_pipelines_file(gpu);
+        if Caps::of(gpu).class == DeviceClass::Hardware {
+            self.cache.open_attempts();
+        }
+        if tuning.retune {
+            self.cache.forget_attempts();
+        }
         let mut notes = Vec::new();
         let prepared =
             self.certify_needed(gpu, plan, tuning, report).and_then(|(calls, mut meter)| {
@@ -230,21 +238,25 @@ impl KernelSelector {
         calls.sort_by(|a, b| b.weight.total_cmp(&a.weight));
         let until = Instant::now() + Duration::from_secs_f64(tuning.seconds);
         let mut session = TimingSession { gpu, timer: None, until, meter, notes };
+        if tuning.retune && tuning.seconds == 0.0 && !calls.is_empty() {
+            session.notes.push("train.tune_s is 0: kernels are not timed again".into());
+        }
         for planned in &calls {
-            let name = match self.choose(gpu, planned, tuning, &mut session)? {
+            let (name, is_timed) = self.choose(gpu, planned, tuning, &mut session)?;
+            let name = match name {
                 Some(name) => name,
-                None => {
-                    self.untimed.push(planned.call_key.clone());
-                    self.fallback(gpu, planned)?
-                }
+                None => self.fallback(gpu, planned)?,
             };
+            if !is_timed {
+                self.untimed.push(planned.call_key.clone());
+            }
             self.choices.insert(planned.call_key.clone(), name);
         }
         if self.work.untimed > 0 {
             session.notes.push(format!(
-                "the kernels of {} of {} calls were not timed within {} s: they run as chosen \
-                 without measuring; the next run goes on timing, and a larger train.tune_s times \
-                 more at once",
+                "the kernels of {} of {} calls were not all timed within {} s: they run as timed \
+                 so far, or as chosen without measuring; the next run goes on timing, and a larger \
+                 train.tune_s times more at once",
                 self.work.untimed,
                 calls.len(),
                 tuning.seconds
@@ -254,14 +266,14 @@ impl KernelSelector {
     }
 
     /// Returns the variant to run: the saved one, else by cached timings, else by new ones; `None`
-    /// if nothing was measured.
+    /// if no two were compared. Returns also whether all were.
     fn choose(
         &mut self,
         gpu: &Gpu,
         planned: &PlanCall,
         tuning: &TuneOptions,
         session: &mut TimingSession,
-    ) -> Result<Option<String>, DeviceError> {
+    ) -> Result<(Option<String>, bool), DeviceError> {
         let PlanCall { owned_call, call_key, variants, .. } = planned;
         let call = owned_call.call();
         if let Some(name) = tuning.saved.get(call_key).filter(|_| !tuning.retune) {
@@ -269,30 +281,30 @@ impl KernelSelector {
             if let Some(variant) = saved
                 && self.is_certified(gpu, &call, variant)?
             {
-                self.untimed
-                    .extend(tuning.saved_untimed.iter().find(|key| *key == call_key).cloned());
-                return Ok(Some(name.to_string()));
+                return Ok((Some(name.to_string()), !tuning.saved_untimed.contains(call_key)));
             }
             let why = if saved.is_some() { "is switched off here" } else { "is not known" };
             session.notes.push(format!("{name}, which ran {call_key}, {why}: chosen again"));
         }
         let candidates = variant_set_hash(gpu, &call, variants);
-        let known = self.cache.timings(call_key, &candidates).filter(|_| !tuning.retune);
-        if let Some(known) = known {
-            let timings = known.measured.clone();
-            return self.fastest(gpu, &call, variants, &timings);
+        let is_measuring = tuning.seconds > 0.0;
+        let known = self.cache.timings(call_key, &candidates);
+        let known = known.filter(|_| !(tuning.retune && is_measuring)).cloned();
+        let mut known = known.unwrap_or(Timings { candidates, is_cut: true, ..Timings::default() });
+        if known.is_cut && is_measuring {
+            // What is not timed now is timed in the next run.
+            known.is_cut = self.measure(planned, &mut known.measured, session)?;
+            self.work.untimed += usize::from(known.is_cut);
+            if !known.measured.is_empty() {
+                self.cache.insert_timings(call_key.clone(), known.clone());
+            }
         }
-        if tuning.seconds == 0.0 {
-            return Ok(None);
-        }
-        let measured = self.measure(planned, session)?;
-        self.work.untimed += usize::from(measured.is_empty());
-        let fastest = self.fastest(gpu, &call, variants, &measured);
-        // What was not timed is timed in the next run.
-        if !measured.is_empty() {
-            self.cache.insert_timings(call_key.clone(), Timings { candidates, measured });
-        }
-        fastest
+        // A single timing allows no comparison.
+        let is_compared = !known.is_cut || known.measured.len() > 1;
+        let measured = if is_compared { known.measured } else { BTreeMap::new() };
+        let fastest = self.fastest(gpu, &call, variants, &measured)?;
+        let is_timed = fastest.is_some() && !known.is_cut;
+        Ok((fastest, is_timed))
     }
 
     /// Returns the certified variant that took the least time.
@@ -316,20 +328,27 @@ impl KernelSelector {
         Ok(None)
     }
 
-    /// Times the certified variants, as far as the time budget reaches. A variant on which the
-    /// device fails without being lost is left out.
+    /// Times the certified variants that are not in `measured`, as far as the time budget reaches;
+    /// returns true if it did not reach all. A variant on which the device fails without being lost
+    /// is left out.
     fn measure(
         &mut self,
         planned: &PlanCall,
+        measured: &mut BTreeMap<String, Timing>,
         session: &mut TimingSession,
-    ) -> Result<BTreeMap<String, Timing>, DeviceError> {
-        let (gpu, until) = (session.gpu, session.until);
-        let (call, mut measured) = (planned.owned_call.call(), BTreeMap::new());
-        // The plan, which has one such tensor at a time, may still fit.
-        if Instant::now() >= until || session.begin(planned)?.is_none() {
-            return Ok(measured);
+    ) -> Result<bool, DeviceError> {
+        let (gpu, until, call) = (session.gpu, session.until, planned.owned_call.call());
+        if Instant::now() >= until {
+            return Ok(true);
         }
-        let order = timing_order(&call, &planned.variants, &Caps::of(gpu));
+        // The plan, which has one such tensor at a time, may still fit.
+        if session.begin(planned)?.is_none() {
+            return Ok(false);
+        }
+        let mut order = timing_order(&call, &planned.variants, &Caps::of(gpu));
+        order.retain(|index| {
+            !measured.contains_key(&variant_hash(gpu.checks, &call, &planned.variants[*index]))
+        });
         let candidates = order.iter().map(|index| &planned.variants[*index]);
         let is_usable = |variant: &&Variant| {
             let known = self.cache.certificate(&variant_hash(gpu.checks, &call, variant));
@@ -337,11 +356,11 @@ impl KernelSelector {
         };
         let dispatches = candidates.filter(is_usable).flat_map(|variant| &variant.dispatches);
         self.pipelines.compile_all(gpu, dispatches);
-        let mut best: Option<f64> = None;
+        let mut best = measured.values().map(|timing| timing.seconds).reduce(f64::min);
         for index in order {
             let variant = &planned.variants[index];
             if Instant::now() >= until {
-                break;
+                return Ok(true);
             }
             let hash = variant_hash(gpu.checks, &call, variant);
             let timed = self.time(&call, variant, best, session);
@@ -352,13 +371,14 @@ impl KernelSelector {
                 let timing = Timing { variant: variant.name.clone(), seconds };
                 measured.insert(hash.clone(), timing);
             }
+            // The budget may be over before the end of the first run.
+            let is_cut = !measured.contains_key(&hash) && Instant::now() >= until;
             session.meter.passed(hash);
+            if is_cut {
+                return Ok(true);
+            }
         }
-        // A single timing allows no comparison, and would look like a choice.
-        if measured.len() < 2 && planned.variants.len() > 1 && Instant::now() >= until {
-            measured.clear();
-        }
-        Ok(measured)
+        Ok(false)
     }
 
     /// Returns the seconds of a variant; `None` if it is not certified, or if the time budget was
@@ -374,10 +394,12 @@ impl KernelSelector {
         if !self.is_certified(gpu, call, variant)? {
             return Ok(None);
         }
-        match &mut session.timer {
-            Some(timer) => timer.time(&mut self.pipelines, variant, best, until),
-            None => Ok(None),
-        }
+        let Some(timer) = &mut session.timer else { return Ok(None) };
+        let (hash, kernel) = (variant_hash(gpu.checks, call, variant), label(call, variant));
+        let attempt = (!is_plain(gpu, call, variant)).then_some((&hash, &kernel));
+        self.trying(gpu, attempt, |kernels| {
+            timer.time(&mut kernels.pipelines, variant, best, until)
+        })
     }
 
     /// Returns the variant that runs without measurements: the twin's own choice if it is
@@ -581,8 +603,32 @@ impl KernelSelector {
         if variant.is_foreign() {
             return self.is_foreign_certified(gpu, call, variant, &hash);
         }
+        // Of this call alone: the kernel may be right for others.
+        if beyond_limits(gpu, variant).is_some() {
+            return Ok(false);
+        }
         let kernel = label(call, variant);
-        self.certified(gpu, kernel, hash, |certifier| certifier.variant(call, variant))
+        // Without the plain variant the call cannot run, so it is tried each time.
+        let is_attempt = self.cache.certificate(&hash).is_none() && !is_plain(gpu, call, variant);
+        self.trying(gpu, is_attempt.then_some((&hash, &kernel)), |kernels| {
+            let attempt = |certifier: &mut Certifier| certifier.variant(call, variant);
+            kernels.certified(gpu, kernel.clone(), hash.clone(), attempt)
+        })
+    }
+
+    /// Runs `body`, in which a kernel of this hash and name runs for the first time, with a note on
+    /// disk as long as it lasts.
+    fn trying<T>(
+        &mut self,
+        gpu: &Gpu,
+        attempt: Option<(&String, &String)>,
+        body: impl FnOnce(&mut Self) -> Result<T, DeviceError>,
+    ) -> Result<T, DeviceError> {
+        let Some((hash, kernel)) = attempt else { return body(self) };
+        self.cache.begin_attempt(hash, kernel);
+        let result = body(self);
+        self.cache.end_attempt(result.is_err() && gpu.is_lost());
+        result
     }
 
     /// Returns true if a kernel from outside the crate is right for a call, by certifying it for
@@ -649,6 +695,10 @@ impl KernelSelector {
             let (adapter, op, why) = (gpu.name.clone(), call.op.to_string(), why.clone());
             return DeviceError::CustomKernel { adapter, op, why };
         }
+        if let Some(why) = beyond_limits(gpu, variant) {
+            let (adapter, kernel) = (gpu.name.clone(), label(call, variant));
+            return DeviceError::Uncertified { adapter, kernel, why };
+        }
         self.refusal(gpu, label(call, variant), &hash)
     }
 
@@ -664,6 +714,17 @@ impl KernelSelector {
 /// Returns the key of a kernel from outside the crate and the call on which it was certified.
 fn foreign_key(call: &OpCall, hash: &str) -> String {
     format!("{hash} {}", call_key(call))
+}
+
+/// Returns true if a variant is the plain one of a call.
+fn is_plain(gpu: &Gpu, call: &OpCall, variant: &Variant) -> bool {
+    let variants = twin(call.op).map(|twin| (twin.variants)(call, &Caps::of(gpu)));
+    variants.is_none_or(|all| all.first().is_none_or(|plain| plain.name == variant.name))
+}
+
+/// Returns what of a variant's parameters and grids is beyond the device's limits.
+fn beyond_limits(gpu: &Gpu, variant: &Variant) -> Option<String> {
+    variant.dispatches.iter().find_map(|one| one.check(&gpu.limits).err())
 }
 
 /// Returns the display name of a kernel.

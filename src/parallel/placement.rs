@@ -82,7 +82,7 @@ pub struct RankPlacement {
     pub reduce_site: ReduceSite,
     /// Selected kernel variant of each call that has several.
     pub kernels: VariantChoices,
-    /// Keys of those of these calls whose variants were chosen without timings.
+    /// Keys of those of these calls whose variants were chosen without timings of all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub untimed: Vec<String>,
 }

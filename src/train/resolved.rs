@@ -81,7 +81,7 @@ fn table_text(table: &str, entries: &BTreeMap<&str, String>) -> String {
         text += "\n# The variant of each call that has several.";
     }
     if table.ends_with("untimed") {
-        text += "\n# Those of them that were chosen without timing any.";
+        text += "\n# Those of them that were chosen without timing all variants.";
     }
     if !table.is_empty() {
         text += &format!("\n[{table}]\n");
@@ -133,7 +133,7 @@ mod tests {
                        \"matmul (2, 3)\" = \"tile\"\n";
         assert_eq!(resolved_toml(&placement, ("abc", &[]), "1"), format!("{expected}{kernels}"));
         placement.ranks[0].untimed = vec!["matmul (2, 3)".into()];
-        let untimed = "\n# Those of them that were chosen without timing any.\n[untimed]\n\
+        let untimed = "\n# Those of them that were chosen without timing all variants.\n[untimed]\n\
                        \"matmul (2, 3)\" = \"tile\"\n";
         let all = format!("{expected}{kernels}{untimed}");
         assert_eq!(resolved_toml(&placement, ("abc", &[]), "1"), all);

@@ -96,6 +96,12 @@ fn signatures_name_a_call() {
     let random = RandomContext { step_key: Key::new(0), training: true };
     let dropout = OwnedCall::new(dropout, vec![vec![2, 3], vec![2]], random).unwrap();
     assert_eq!(call_key(&dropout.call()), "dropout 0.1 (2, 3) (2) training");
+    // The table's size, which is not that of an input, decides which variant is the fastest.
+    let of_table = |rows| {
+        let op = Op::EmbeddingGrad { rows };
+        call_key(&OwnedCall::new(op, vec![vec![5], vec![5, 4]], random).unwrap().call())
+    };
+    assert_eq!(of_table(300), "embedding_grad 300 rows (5) (5, 4)");
 }
 
 #[test]
@@ -145,7 +151,7 @@ fn recorded_timings_decide_and_those_of_other_candidates_do_not() {
             let mut cache = KernelCache::in_memory();
             cache.insert_timings(
                 call_key.clone(),
-                Timings { candidates, measured: measured.clone() },
+                Timings { candidates, measured: measured.clone(), is_cut: false },
             );
             let (kernels, _) = prepared(gpu, cache, &TuneOptions::default());
             kernels.choices().get(&call_key).unwrap().to_string()
@@ -223,6 +229,65 @@ fn the_time_for_measuring_is_kept() {
         let (later, notes) = prepared(gpu, cache_in(cache.path()), &enough());
         assert_eq!((later.stats().untimed, notes.len()), (0, 0));
         assert!(later.stats().timed >= 2 * several(), "{:?}", later.stats());
+    });
+}
+
+/// Timings that end with the time budget are no comparison of all variants: the next run adds the
+/// others.
+#[test]
+fn timings_that_were_cut_off_are_gone_on_with() {
+    on_one_gpu(|gpu| {
+        let product = product(ROWS);
+        let (call, call_key) = (product.call(), call_key(&product.call()));
+        let variants = (twin(&product.op).unwrap().variants)(&call, &Caps::of(gpu));
+        let candidates = variant_set_hash(gpu, &call, &variants);
+        // Impossibly fast, the plain one most.
+        let timing = |index: usize| {
+            let (variant, seconds) = (variants[index].name.clone(), 1e-12 * (1 + index) as f64);
+            (variant_hash(gpu.checks, &call, &variants[index]), Timing { variant, seconds })
+        };
+        let after = |known: &[usize], is_cut: bool, tuning: &TuneOptions| {
+            let mut cache = KernelCache::in_memory();
+            let measured = known.iter().map(|index| timing(*index)).collect();
+            let timings = Timings { candidates: candidates.clone(), measured, is_cut };
+            cache.insert_timings(call_key.clone(), timings);
+            prepared(gpu, cache, tuning).0
+        };
+        let (none, all) = (TuneOptions::default(), variants.len());
+        let chosen = |kernels: &KernelSelector| {
+            let is_untimed = kernels.untimed().contains(&call_key);
+            (kernels.choices().get(&call_key).unwrap().to_string(), is_untimed)
+        };
+        // One is none to compare with; two are, of which the faster one runs.
+        let unmeasured = default_variant(&call, &variants, &Caps::of(gpu));
+        assert_eq!(chosen(&after(&[0], true, &none)), (variants[unmeasured].name.clone(), true));
+        assert_eq!(chosen(&after(&[0, 1], true, &none)), (variants[0].name.clone(), true));
+        assert_eq!(chosen(&after(&[0, 1], false, &none)), (variants[0].name.clone(), false));
+        let hurried = TuneOptions { seconds: 1e-9, ..enough() };
+        let first = after(&[0, 1], true, &hurried);
+        let known = first.cache().timings(&call_key, &candidates).unwrap();
+        assert_eq!(
+            (known.is_cut, known.measured.len(), first.untimed().len()),
+            (true, 2, several())
+        );
+        assert_eq!(first.stats().untimed, several());
+        let [cut, whole] = [true, false].map(|is_cut| after(&[0, 1], is_cut, &enough()));
+        let known = cut.cache().timings(&call_key, &candidates).unwrap();
+        assert_eq!((known.is_cut, known.measured.len()), (false, all));
+        assert_eq!(cut.stats().timed, whole.stats().timed + all - 2);
+        assert_eq!(chosen(&cut), (variants[0].name.clone(), false));
+    });
+}
+
+#[test]
+fn without_time_to_measure_recorded_timings_are_kept_and_a_note_says_so() {
+    on_one_gpu(|gpu| {
+        let cache = tempfile::tempdir().unwrap();
+        let (first, _) = prepared(gpu, cache_in(cache.path()), &enough());
+        let retune = TuneOptions { retune: true, ..TuneOptions::default() };
+        let (again, notes) = prepared(gpu, cache_in(cache.path()), &retune);
+        assert_eq!((again.stats().timed, again.choices()), (0, first.choices()));
+        assert_eq!(notes, ["train.tune_s is 0: kernels are not timed again"]);
     });
 }
 
@@ -472,11 +537,51 @@ fn a_fault_while_timing_drops_a_candidate_with_a_note() {
     });
 }
 
+/// More time would not help a call whose buffers do not fit.
+#[test]
+fn a_call_that_cannot_be_timed_is_not_said_to_lack_time() {
+    on_one_gpu(|gpu| {
+        let mut kernels = KernelSelector::new(KernelCache::in_memory());
+        let mut reports = 0;
+        let prepared = kernels.prepare(gpu, &plan(), &enough(), &mut |_| {
+            reports += 1;
+            if reports + 1 == reports_until_timing(gpu) {
+                let (adapter, what) = (gpu.name.clone(), "a buffer".to_string());
+                gpu.report_fault(DeviceError::OutOfMemory { adapter, what });
+            }
+        });
+        let notes = prepared.unwrap();
+        assert!(notes.len() == 1 && notes[0].contains(" are not timed: "), "{notes:?}");
+        assert_eq!((kernels.stats().untimed, kernels.untimed().len()), (0, 1));
+    });
+}
+
+/// The grid is that of a call, and the text is the same for all.
+#[test]
+fn a_call_beyond_the_limits_leaves_the_kernel_to_others() {
+    on_one_gpu(|gpu| {
+        let random = RandomContext { step_key: Key::new(0), training: true };
+        let relu = OwnedCall::new(Op::Unary(Unary::Relu), vec![vec![3, 5]], random).unwrap();
+        let call = relu.call();
+        let right = (twin(call.op).unwrap().variants)(&call, &Caps::EVERY).swap_remove(0);
+        let mut beyond = right.clone();
+        beyond.dispatches[0].groups[1] = gpu.limits.workgroups + 1;
+        let mut kernels = KernelSelector::new(KernelCache::in_memory());
+        assert!(!kernels.is_certified(gpu, &call, &beyond).unwrap());
+        let error = kernels.uncertified(gpu, &call, &beyond).to_string();
+        assert!(error.contains("is not of 1 to"), "{error}");
+        assert!(kernels.is_certified(gpu, &call, &right).unwrap());
+    });
+}
+
 #[test]
 fn a_lost_device_ends_timing() {
     let adapter = crate::kernels::testing::adapters().into_iter().next().unwrap();
     let gpu = Gpu::open_portable(&adapter, crate::device::ShaderChecks::Disabled).unwrap();
-    let mut kernels = KernelSelector::new(KernelCache::in_memory());
+    let directory = tempfile::tempdir().unwrap();
+    let mut kernels = KernelSelector::new(cache_in(directory.path()));
+    // As on a graphics card.
+    kernels.cache.open_attempts();
     let mut reports = 0;
     let error = kernels.prepare(&gpu, &plan(), &enough(), &mut |_| {
         reports += 1;
@@ -485,4 +590,12 @@ fn a_lost_device_ends_timing() {
         }
     });
     assert!(matches!(error, Err(DeviceError::Lost { .. })), "{error:?}");
+    drop(kernels);
+    // The next run does not try what lost the device.
+    let mut cache = cache_in(directory.path());
+    cache.open_attempts();
+    let notes = cache.take_notes();
+    assert!(notes.len() == 1 && notes[0].contains(" is switched off: the device was"), "{notes:?}");
+    let (_, wrong) = crate::autotune::cache::summary(&cache);
+    assert!(wrong.len() == 1 && wrong[0].0.starts_with("matmul"), "{wrong:?}");
 }

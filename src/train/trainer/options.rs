@@ -34,9 +34,11 @@ pub struct TrainerOptions {
     /// True to fuse neighbouring operations into one kernel.
     pub fuse: bool,
     /// Time budget in seconds for autotuning kernels that were not timed before on this machine;
-    /// 0: none. The selected kernels can change the last bits of results.
+    /// 0: none, and what was timed before is used. The selected kernels can change the last bits of
+    /// results.
     pub tune_s: f64,
-    /// True to measure shares and kernels again, ignoring what a save and the cache recorded.
+    /// True to measure shares and kernels again, ignoring what a save and the cache recorded; with
+    /// a `tune_s` of 0, the cache's timings of kernels are kept.
     pub retune: bool,
     /// The longest time for which a device may be silent before it counts as hung.
     pub device_timeout: Duration,
