@@ -1,7 +1,7 @@
 //! Unlike devices on several nodes: adapters on one, the CPU device on the other.
 
 use crate::node_processes::{desk, host_with, join, state};
-use crate::process::{adapter_selectors, finish, send_signal};
+use crate::process::{adapter_selectors, finish, send_signal, skip};
 
 const SETTINGS: &str = "train tiny.toml --data text.txt --steps 8 --set train.batch=12 \
      --set model.dropout=0.1 --set train.micro_batch=3 --set train.checkpoint_every=4 \
@@ -34,8 +34,7 @@ fn adapters_on_one_node_and_a_cpu_on_the_other_have_the_bits_of_one_process() {
 fn a_signal_while_devices_are_opened_ends_all_nodes() {
     let _turn = crate::common::turn();
     let Some(adapter) = adapter_selectors().into_iter().find(|one| one != "cpu") else {
-        println!("skipped: no adapter");
-        return;
+        return skip("no adapter");
     };
     for first in [true, false] {
         let desk = desk();
