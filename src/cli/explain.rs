@@ -186,7 +186,7 @@ fn memory(spec: &RunSpec, devices_of_run: &PlannedDevices, plans: &Plans) -> Str
     for (rank, (selection, plan)) in devices_of_run.selections.iter().zip(&plans).enumerate() {
         let moments = rank_moments(&spec.optimizer, &layout, rank);
         host = host.saturating_add(host_memory::of_device(selection, plan, &moments, world));
-        workspaces.push(runtime::memory::workspace(selection, plan));
+        workspaces.push(runtime::memory::workspace(selection, plan, &moments));
         limits.push(limit_line(spec, selection, plan, &moments));
         staging.push(host_memory::staging(selection, plan, world));
         owned.push(owned_elements(&moments));

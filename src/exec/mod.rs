@@ -21,7 +21,7 @@ pub use crate::graph::BucketTensor;
 pub use cpu::Cpu;
 pub use gpu::GpuExecutor;
 pub use shards::Shards;
-pub use staging::{host_staging_bytes, staging_bytes};
+pub use staging::{RING_BYTES, host_staging_bytes, staging_bytes};
 pub use timing::{KernelProfile, ProfileTarget};
 
 /// Default for the most elements of one readback: 1 MiB.

@@ -6,7 +6,7 @@ use crate::device::Selection;
 use crate::device::host::available_memory;
 use crate::exec::Moments;
 use crate::exec::cpu::host_extra_bytes;
-use crate::exec::gpu::workspace_bytes;
+use crate::exec::gpu::{adder_bytes, workspace_bytes};
 use crate::graph::Plan;
 use crate::graph::print::MemoryUsage;
 use crate::kernels::Caps;
@@ -41,7 +41,7 @@ pub fn require_of_host(
     plan: &Plan,
     moments: &Moments,
 ) -> Result<(), RuntimeError> {
-    let bytes = || device_bytes(plan, moments).saturating_add(workspace(selection, plan));
+    let bytes = || device_bytes(plan, moments).saturating_add(workspace(selection, plan, moments));
     if uses_host_memory(selection) { require(bytes()) } else { Ok(()) }
 }
 
@@ -59,16 +59,20 @@ pub fn uses_host_memory(selection: &Selection) -> bool {
 pub fn needed(selection: &Selection, plan: &Plan, moments: &Moments) -> usize {
     let apart = match selection {
         Selection::Cpu { .. } => host_extra_bytes(plan),
-        Selection::Adapter(_) | Selection::Offered(_) => workspace(selection, plan),
+        Selection::Adapter(_) | Selection::Offered(_) => workspace(selection, plan, moments),
     };
     memory(plan, moments).peak().saturating_add(apart)
 }
 
-/// Returns the bytes of an adapter's memory that the kernels of a plan use within one call; 0 for
-/// other devices.
-pub fn workspace(selection: &Selection, plan: &Plan) -> usize {
+/// Returns the bytes of an adapter's memory that the kernels of a plan use within one call and, for
+/// one of several devices, which have shards of the moments, in adding gradients to partial sums; 0
+/// for other devices.
+pub fn workspace(selection: &Selection, plan: &Plan, moments: &Moments) -> usize {
     match selection {
-        Selection::Adapter(adapter) => workspace_bytes(plan, &Caps::of_adapter(adapter)),
+        Selection::Adapter(adapter) => {
+            let sums = if moments.owned.is_some() { adder_bytes(plan) } else { 0 };
+            workspace_bytes(plan, &Caps::of_adapter(adapter)).saturating_add(sums)
+        }
         Selection::Cpu { .. } | Selection::Offered(_) => 0,
     }
 }

@@ -236,7 +236,7 @@ fn memory(pipelines: &ExplainedPipelines) -> String {
             name: &titles[rank],
             plan,
             owned: owned_elements(&laid_out.moments(request, rank)),
-            workspace: workspace(selection, plan),
+            workspace: workspace(selection, plan, &laid_out.moments(request, rank)),
             staging: Some(host_memory::staging(selection, plan, world)),
             pool: Some(ring_pool_bytes_max(&laid_out.layout, positions)),
             edges: Some(written.edges.bytes_from(Rank(rank as u32))),

@@ -9,11 +9,27 @@ use crate::autotune::KernelSelector;
 use crate::base::rng::Key;
 use crate::base::shape::ELEMENT_BYTES;
 use crate::device::{DeviceError, Gpu};
-use crate::graph::{Binary, Op};
+use crate::exec::staging::held_lengths;
+use crate::graph::{Binary, Op, Plan};
 use crate::kernels::{Binding, OpCall, Operand, RandomContext, Variant, twin};
 
 /// The most elements that are added, and read back, at a time.
 const ELEMENTS_MAX: usize = 1 << 20;
+
+/// Tensors of this length in the device's memory: a partial sum, gradients, and their sum.
+const TENSORS: usize = 3;
+
+/// Returns the most bytes of a device's memory that adding its gradients to partial sums takes.
+pub fn adder_bytes(plan: &Plan) -> usize {
+    let longest = held_lengths(plan).into_iter().max().unwrap_or(0);
+    TENSORS * ELEMENT_BYTES * scratch_elements(longest)
+}
+
+/// Returns the elements of each tensor of an adder for sums of about `elements` elements: whole
+/// vectors of 4, so that every part runs the variant of the full length.
+fn scratch_elements(elements: usize) -> usize {
+    elements.next_multiple_of(4).clamp(4, ELEMENTS_MAX)
+}
 
 /// Scratch buffers for sums of a bounded length, made once, and the prepared kernel that adds.
 pub struct PartialSumAdder {
@@ -36,8 +52,7 @@ impl PartialSumAdder {
         kernels: &mut KernelSelector,
         elements: usize,
     ) -> Result<Self, DeviceError> {
-        // Whole vectors of 4, so that every part runs the variant of the full length.
-        let elements = elements.next_multiple_of(4).clamp(4, ELEMENTS_MAX);
+        let elements = scratch_elements(elements);
         let bytes = (elements * ELEMENT_BYTES) as u64;
         let scratch = || gpu.storage("sums", bytes);
         let (partial, gradients, sum) = (scratch()?, scratch()?, scratch()?);
@@ -53,6 +68,12 @@ impl PartialSumAdder {
         let task =
             PreparedKernel::new(gpu, &mut kernels.pipelines, &variant.dispatches, &binding, cost)?;
         Ok(Self { gpu: gpu.clone(), elements, partial, gradients, sum, task })
+    }
+
+    /// Returns the bytes of the scratch buffers.
+    #[cfg(test)]
+    pub fn bytes(&self) -> u64 {
+        [&self.partial, &self.gradients, &self.sum].map(wgpu::Buffer::size).iter().sum()
     }
 
     /// Certifies and selects the kernels for sums of these lengths.

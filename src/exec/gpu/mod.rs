@@ -38,6 +38,7 @@ use crate::kernels::ops::hash;
 use crate::kernels::ops::norm::NormSlots;
 use crate::kernels::{BindGroups, Binding, Caps, Operand, Variant, twin};
 use add::PartialSumAdder;
+pub use add::adder_bytes;
 use banks::Banks;
 use prepare::PreparedKernel;
 use readbacks::{ReadbackQueue, ReadbackRequest};

@@ -231,6 +231,19 @@ fn staging_takes_what_is_said() {
     }
 }
 
+/// Of a device alone, whose readback slots are made when they are used.
+#[test]
+fn rings_and_sums_take_what_is_said() {
+    let plan = plan(128);
+    for mut device in executors(&plan) {
+        assert_eq!(device.stream.rings_bytes() as usize, crate::exec::RING_BYTES);
+        let longest = plan.buckets.iter().map(|bucket| bucket.length).max().unwrap();
+        device.prepare_add(&[longest]).unwrap();
+        let adder = device.adder.as_ref().unwrap();
+        assert_eq!(adder.bytes() as usize, adder_bytes(&plan));
+    }
+}
+
 #[test]
 fn what_is_prepared_for_sums_makes_nothing_later() {
     for mut device in executors(&plan(128)) {

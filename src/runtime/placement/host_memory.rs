@@ -6,7 +6,7 @@ use super::types::ParallelOptions;
 use crate::base::Position;
 use crate::comm::ring_pool_bytes_max;
 use crate::device::Selection;
-use crate::exec::{Moments, host_staging_bytes, staging_bytes};
+use crate::exec::{Moments, RING_BYTES, host_staging_bytes, staging_bytes};
 use crate::graph::Plan;
 use crate::graph::print::MemoryUsage;
 use crate::runtime::memory;
@@ -21,10 +21,11 @@ pub fn of_device(selection: &Selection, plan: &Plan, moments: &Moments, world: u
     tensors.saturating_add(staging(selection, plan, world))
 }
 
-/// Returns the bytes of the buffers through which a device's values move to and from other
-/// devices; a single device has none.
+/// Returns the bytes of the buffers through which a device's values move to and from the host and,
+/// of one of several, to and from other devices.
 pub fn staging(selection: &Selection, plan: &Plan, world: usize) -> usize {
     match selection {
+        Selection::Adapter(_) if world == 1 => RING_BYTES,
         _ if world == 1 => 0,
         Selection::Cpu { .. } => host_staging_bytes(plan),
         Selection::Adapter(_) => staging_bytes(plan),
@@ -50,4 +51,28 @@ pub fn shared(parallel: &ParallelOptions, plan: &Plan, world: usize, moments: us
     let pools = (1..=world).map(pools).max().unwrap_or(0);
     let MemoryUsage { parameters, moments, .. } = MemoryUsage::of(plan, moments);
     pools.saturating_add(parameters).saturating_add(moments)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::list_adapters;
+    use crate::exec::gpu::adder_bytes;
+
+    #[test]
+    fn an_adapter_alone_has_rings_and_one_of_several_adds_sums_too() {
+        let plan = crate::runtime::placement::shares::tests::plan(4);
+        assert_eq!(staging(&Selection::Cpu { reason: None }, &plan, 1), 0);
+        for adapter in list_adapters() {
+            let adapter = Selection::Adapter(Box::new(adapter));
+            assert_eq!(staging(&adapter, &plan, 1), RING_BYTES);
+            assert!(staging(&adapter, &plan, 2) > RING_BYTES);
+            let all = Moments { count: 2, owned: None };
+            let owned = plan.buckets.iter().map(|bucket| 0..bucket.length).collect();
+            let shard = Moments { count: 2, owned: Some(owned) };
+            let [alone, beside] =
+                [all, shard].map(|moments| memory::workspace(&adapter, &plan, &moments));
+            assert_eq!(beside - alone, adder_bytes(&plan));
+        }
+    }
 }
