@@ -1,8 +1,8 @@
 //! Everything that is to be known of this machine's graphics cards, in one folder: the kernel tests
 //! on each of them, certification, the benchmark suite, a training curve beside that of the CPU
-//! device, and one page that sums it up, written anew after each part. Each part is a process of its
-//! own with a limit of time, so that a driver that fails in one of them leaves the others. The exit
-//! code is 1 if a part failed.
+//! device, and one page that sums it up, written anew after each part. Each part is a process of
+//! its own with a limit of time, so that a driver that fails in one of them leaves the others. The
+//! exit code is 1 if a part failed.
 //!
 //!     ./x hardware [OUT] [PART-OF-AN-ADAPTER'S-NAME]
 

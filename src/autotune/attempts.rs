@@ -1,6 +1,6 @@
-//! Attempts at kernels on a graphics card. A file beside the kernel cache names the kernel that runs
-//! for the first time, until it has run. One that a process finds there has lost the device or kept
-//! it from answering, or somebody ended the process just then: that is told apart by a second time.
+//! Attempts at kernels on a graphics card. A file beside the kernel cache names the kernel that
+//! runs for the first time, until it has run. One that a process finds there has lost the device or
+//! kept it from answering, or somebody ended the process just then: a second time tells.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};

@@ -241,8 +241,8 @@ fn table(title: &str, compiled: &[Compiled]) -> String {
     text
 }
 
-/// Reports what a test could not test, in one line, which `./x test` counts; libtest counts the test
-/// as passed, and hides what it prints, but not what it writes.
+/// Reports what a test could not test, in one line, which `./x test` counts; libtest counts the
+/// test as passed, and hides what it prints, but not what it writes.
 fn skip(missing: &[String]) {
     if !missing.is_empty() {
         // Behind a line break, because libtest may have printed the test's name.
