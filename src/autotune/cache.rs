@@ -24,7 +24,7 @@ const FORMAT: u64 = 2;
 const TRIES: u32 = 40;
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Why a kernel failed whose attempt did not end.
+/// Reason of the failure of a kernel whose attempt did not end.
 const ENDED: &str = "the device was lost, or did not answer, when it was tried";
 
 /// Certification result of a kernel.
@@ -108,7 +108,7 @@ pub struct KernelCache {
     forgotten: BTreeSet<String>,
 }
 
-/// Why a file is not a cache that can be used.
+/// State of a file that is no cache that can be used.
 enum Unusable {
     /// It cannot be read, and may be right.
     Unreadable(io::Error),

@@ -184,9 +184,10 @@ impl fmt::Display for SentenceRecord {
         let (held_out, right_held_out) = (self.held_out_sums, self.right_held_out_sums);
         write!(
             f,
-            "{percent} % of the sentences are right ({right} of {distinct} different ones, {sampled} \
-             sampled at temperature {temperature}; {new} of the right ones are not in the corpus; \
-             sums {right_sums} of {sums}, held-out sums {right_held_out} of {held_out})"
+            "{percent} % of the sentences are right ({right} of {distinct} different ones, \
+             {sampled} sampled at temperature {temperature}; {new} of the right ones are not in \
+             the corpus; sums {right_sums} of {sums}, held-out sums {right_held_out} of \
+             {held_out})"
         )
     }
 }
