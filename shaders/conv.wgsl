@@ -7,8 +7,8 @@
 //   weight_grad  dw[o, q, ky, kx] = sum_b,i,j dy[b, i, j, o] x[b, y, x, q] (+ dw, if accumulating)
 //
 // x (b, h, w, c), w (o, c / groups, kh, kw), y (b, oh, ow, o); q counts the channels of the
-// group of o. Places outside of the picture are zeros. One invocation per output, in the order of the
-// formulas, 8 bytes per term. weight_grad: one per weight and part of the places; parts are
+// group of o. Places outside of the picture are zeros. One invocation per output, in the order of
+// the formulas, 8 bytes per term. weight_grad: one per weight and part of the places; parts are
 // (parts, o, c / groups, kh, kw), which shaders/conv_parts.wgsl adds. `store` is prepended:
 // src/kernels/ops/epilogue.rs.
 

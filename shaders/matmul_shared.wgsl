@@ -1,4 +1,5 @@
 // The product of two matrices, or of each pair in two batches of them, through workgroup memory.
+// uses lib/product_tile
 //
 //   c[z, i, j] = sum_q a[z, i, q] b[z, q, j]  (+ c, if accumulating)
 //
@@ -6,8 +7,8 @@
 // transposed (batch, n, k). A workgroup computes a tile of BM x BN outputs: it stages BK terms of
 // the sum at a time, and each of its invocations multiplies ROWS rows by COLUMNS columns of them
 // (4 or 8 each, in quads), while the next terms are prefetched from memory into registers.
-// With SPLIT > 1 as many invocations share each output: each sums its slice of the BK terms, and
-// the slices are added in order. 2 k FLOPs per output on 4 k (1 / BM + 1 / BN) bytes.
+// With SPLIT > 1 as many invocations share each output. 2 k FLOPs per output on
+// 4 k (1 / BM + 1 / BN) bytes.
 //
 // The last tiles down and across begin where a whole one ends at the matrix's edge, and store only
 // what no other tile owns; so nothing is tested where operands are read. EDGES = 1: the matrix is
@@ -32,45 +33,9 @@ struct Params {
 }
 var<immediate> p: Params;
 
-const ACROSS = BN / COLUMNS;            // invocations in a row of the tile
-const SLICE = BM / ROWS * ACROSS;       // invocations that each compute other outputs
-const SIZE = SLICE * SPLIT;
-const TERMS = BK / SPLIT;               // staged terms that an invocation adds
-const A_QUADS = BM / 4u;
-const B_QUADS = BN / 4u;
-const K_QUADS = BK / 4u;
-const A_BLOCKS = A_QUADS * K_QUADS;
-const B_BLOCKS = B_QUADS * K_QUADS;
-const ONE_BLOCK = A_BLOCKS + B_BLOCKS <= SIZE;  // an invocation copies a block of one operand only
-const_assert A_BLOCKS <= SIZE && B_BLOCKS <= SIZE;
-const_assert ACROSS % 8u == 0u && A_QUADS % 8u == 0u && (ROWS == 4u || A_QUADS % 16u == 0u);
-const_assert TERMS == 16u && BK % SPLIT == 0u;
-const_assert SPLIT == 1u || (ROWS == 4u && COLUMNS == 4u && BK >= BN);
-
 // Rows of tiles that are walked together, down first: workgroups that run at a time then share
 // rows of a and columns of b in the cache.
 const STRIP = 8u;
-
-// Four rows of a, four columns of b per element; see `swizzle` for their places.
-var<workgroup> a_tile: array<vec4f, BK * A_QUADS>;
-var<workgroup> b_tile: array<vec4f, BK * B_QUADS>;
-
-// Swizzle against bank conflicts: a quad's place within the terms q .. q + 3 is XORed with this
-// value, q a multiple of 4. So the writes of neighbouring invocations, which hold other terms of
-// the same quad, go to different banks.
-fn swizzle(q: u32) -> u32 {
-    return (q / 4u * max(8u / K_QUADS, 1u)) % 8u;
-}
-
-// Block of four rows or columns and four terms that invocation `t` copies: its place across the
-// terms, and its first term. Neighbouring invocations read neighbouring addresses.
-fn block(t: u32, quads: u32, terms_are_neighbours: bool) -> vec2u {
-    return 4u * select(
-        vec2u(t % quads, t / quads),
-        vec2u(t / K_QUADS, t % K_QUADS),
-        terms_are_neighbours,
-    );
-}
 
 // Row and column of a tile among those of its matrix.
 fn place(tile: u32) -> vec2u {
@@ -125,104 +90,12 @@ fn load_b(at: u32, q: u32, j: u32, is_whole: bool) -> mat4x4f {
     return transpose(lines);
 }
 
-fn put_a(at: u32, rows: mat4x4f) {
-    a_tile[at] = rows[0];
-    a_tile[at + A_QUADS] = rows[1];
-    a_tile[at + 2u * A_QUADS] = rows[2];
-    a_tile[at + 3u * A_QUADS] = rows[3];
-}
-
-fn put_b(at: u32, columns: mat4x4f) {
-    b_tile[at] = columns[0];
-    b_tile[at + B_QUADS] = columns[1];
-    b_tile[at + 2u * B_QUADS] = columns[2];
-    b_tile[at + 3u * B_QUADS] = columns[3];
-}
-
-// Adds the sums of all slices to those of the first one, in order, through a's tile.
-fn add_slices(local: u32, own: mat4x4f) -> mat4x4f {
-    let at = local % SLICE;
-    var sums = own;
-    for (var slice = 1u; slice < SPLIT; slice++) {
-        workgroupBarrier();
-        if (local / SLICE == slice) {
-            a_tile[at] = sums[0];
-            a_tile[at + SLICE] = sums[1];
-            a_tile[at + 2u * SLICE] = sums[2];
-            a_tile[at + 3u * SLICE] = sums[3];
-        }
-        workgroupBarrier();
-        if (local < SLICE) {
-            sums += mat4x4f(
-                a_tile[at], a_tile[at + SLICE], a_tile[at + 2u * SLICE], a_tile[at + 3u * SLICE],
-            );
-        }
-    }
-    return sums;
-}
-
-// Sums of an invocation: its rows y and, if it has 8, those half a tile below; columns x alike.
-struct Sums {
-    upper_left: mat4x4f,
-    upper_right: mat4x4f,
-    lower_left: mat4x4f,
-    lower_right: mat4x4f,
-}
-
-// Every row of the result is a's element of that row times the row b.
-fn outer(a: vec4f, b: vec4f) -> mat4x4f {
-    return mat4x4f(a.x * b, a.y * b, a.z * b, a.w * b);
-}
-
-// Adds the products of a term, whose first quads of the invocation are at these places. Those
-// half a tile further are not read if there are no such rows or columns.
-fn add_term(sums: ptr<function, Sums>, a_at: u32, b_at: u32) {
-    let a0 = a_tile[a_at];
-    let a1 = a_tile[a_at + select(0u, A_QUADS / 2u, ROWS == 8u)];
-    let b0 = b_tile[b_at];
-    let b1 = b_tile[b_at + select(0u, ACROSS, COLUMNS == 8u)];
-    (*sums).upper_left += outer(a0, b0);
-    if (COLUMNS == 8u) { (*sums).upper_right += outer(a0, b1); }
-    if (ROWS == 8u) { (*sums).lower_left += outer(a1, b0); }
-    if (ROWS == 8u && COLUMNS == 8u) { (*sums).lower_right += outer(a1, b1); }
-}
-
-// Adds the terms `s` .. `s` + 3 of the invocation's slice, a multiple of 4. They have one swizzle,
-// so that the places of the last three are constants away. `a_at` and `b_at` are the places of
-// the slice's first term, `y` and `x` the quads within it with its swizzle.
-fn add_terms(sums: ptr<function, Sums>, a_at: u32, y: u32, b_at: u32, x: u32, s: u32) {
-    let a_first = a_at + (y ^ swizzle(s)) + s * A_QUADS;
-    let b_first = b_at + (x ^ swizzle(s)) + s * B_QUADS;
-    add_term(sums, a_first, b_first);
-    add_term(sums, a_first + A_QUADS, b_first + B_QUADS);
-    add_term(sums, a_first + 2u * A_QUADS, b_first + 2u * B_QUADS);
-    add_term(sums, a_first + 3u * A_QUADS, b_first + 3u * B_QUADS);
-}
-
 // Stores four sums of row i of matrix z of c, as far as the tile owns them: what lies at `own` or
 // behind it.
 fn store_four(z: u32, i: u32, j: u32, own: vec2u, totals: vec4f) {
     if (i < own.x || (EDGES == 1u && i >= p.m)) { return; }
     let end = select(4u, min(4u, left(p.n, j)), EDGES == 1u);
     store_some((z * p.m + i) * p.n + j, left(own.y, j), end, totals);
-}
-
-// Stores an invocation's sums. Only one row has a store, and the other rows move up to it:
-// compilers are slow on long texts.
-fn store_all(z: u32, first: u32, j: u32, own: vec2u, sums: Sums) {
-    var ul = sums.upper_left;
-    var ur = sums.upper_right;
-    var ll = sums.lower_left;
-    var lr = sums.lower_right;
-    for (var r = 0u; r < ROWS; r++) {
-        let i = first + r % 4u + r / 4u * (BM / 2u);
-        store_four(z, i, j, own, ul[0]);
-        if (COLUMNS == 8u) { store_four(z, i, j + BN / 2u, own, ur[0]); }
-        ul = mat4x4f(ul[1], ul[2], ul[3], ll[0]);
-        ur = mat4x4f(ur[1], ur[2], ur[3], lr[0]);
-        ll = mat4x4f(ll[1], ll[2], ll[3], ll[3]);
-        lr = mat4x4f(lr[1], lr[2], lr[3], lr[3]);
-    }
 }
 
 @compute @workgroup_size(SIZE)

@@ -14,6 +14,7 @@ pub const LIBRARY: &[(&str, &str)] = &[
     ("grid", include_str!("../../shaders/lib/grid.wgsl")),
     ("elementwise", include_str!("../../shaders/lib/elementwise.wgsl")),
     ("nan", include_str!("../../shaders/lib/nan.wgsl")),
+    ("product_tile", include_str!("../../shaders/lib/product_tile.wgsl")),
     ("index", include_str!("../../shaders/lib/index.wgsl")),
     ("run", include_str!("../../shaders/lib/run.wgsl")),
     ("span", include_str!("../../shaders/lib/span.wgsl")),

@@ -7,7 +7,7 @@ use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
 use naga::{EntryPoint, Module};
 use potluck::base::Site;
 use potluck::base::rng::Key;
-use potluck::graph::{Binary, EpilogueOp, Op, Unary};
+use potluck::graph::{Binary, Conv2dOptions, EpilogueOp, Op, Unary};
 use potluck::kernels::ops::attention::tiles;
 use potluck::kernels::ops::matmul::{shared, tile};
 use potluck::kernels::ops::{embedding_rows, layer_norm_rows};
@@ -326,10 +326,46 @@ fn row_sums() -> Vec<(String, String)> {
     texts
 }
 
-/// Convolutions as their dispatches complete them.
+/// Convolutions as their dispatches complete them: every variant of layers of every kind.
 fn conv() -> Vec<(String, String)> {
-    let shader = Shader::new("conv", "").with_text(snippet("store"));
-    vec![("conv".to_string(), text(&shader))]
+    let conv = Conv2dOptions::default();
+    let same = conv.with_padding(1);
+    let layers = [
+        ("64 to 64", same, [2, 16, 16, 64], 64),
+        ("64 to 128 by 2", same.with_stride(2), [8, 16, 16, 64], 128),
+        ("3 to 64", conv, [2, 16, 16, 3], 64),
+        ("70 to 70", conv, [2, 16, 16, 70], 70),
+        ("groups of 12", same.with_groups(2), [2, 16, 16, 24], 24),
+    ];
+    let mut texts: Vec<(String, String)> = Vec::new();
+    for (name, options, x, o) in layers {
+        let [b, h, w, c] = x;
+        let [oh, ow] = options.output_size([h, w], [3, 3]).unwrap();
+        let (weight, y) = (vec![o, c / options.groups, 3, 3], vec![b, oh, ow, o]);
+        let (size, kernel) = ([h, w], [3, 3]);
+        let relu = vec![EpilogueOp::Unary(Unary::Relu)];
+        let fused = Op::Fused { root: Box::new(Op::Conv2d(options)), epilogue: relu };
+        let calls = [
+            ("forward", Op::Conv2d(options), vec![x.to_vec(), weight.clone()]),
+            ("forward + relu", fused, vec![x.to_vec(), weight.clone()]),
+            ("dx", Op::Conv2dInputGrad { options, size }, vec![y.clone(), weight]),
+            ("dw", Op::Conv2dWeightGrad { options, kernel }, vec![x.to_vec(), y]),
+        ];
+        for (what, op, inputs) in calls {
+            let random = RandomContext { step_key: Key::new(1), training: true };
+            let owned_call = OwnedCall::new(op, inputs, random).unwrap();
+            let call = owned_call.call();
+            for variant in (twin(call.op).unwrap().variants)(&call, &Caps::EVERY) {
+                for dispatch in variant.dispatches {
+                    let text = text(&dispatch.shader);
+                    if texts.iter().all(|(_, known)| *known != text) {
+                        texts.push((format!("{} {what} {name}", variant.name), text));
+                    }
+                }
+            }
+        }
+    }
+    texts
 }
 
 /// Poolings of single channels and of four at a time.
@@ -374,6 +410,8 @@ pub fn modules() -> Vec<(String, String)> {
         "attention_tiles",
         "binary",
         "conv",
+        "conv_shared",
+        "conv_shared_weight",
         "embedding_rows",
         "fused",
         "fused_vectors",

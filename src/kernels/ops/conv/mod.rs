@@ -9,12 +9,15 @@ mod micro;
 mod panel;
 pub mod parts;
 mod probes;
+pub mod shared;
+pub mod shared_weight;
 pub mod tile;
 pub mod weights;
 
 use crate::base::HostTensorView;
 use crate::kernels::dispatch::{ITERATIONS_MAX, WORKSPACE_BYTES_MAX, grid};
 use crate::kernels::ops::epilogue::{self, Epilogue};
+use crate::kernels::ops::matmul::shared::WorkgroupTile;
 use crate::kernels::ops::matmul::tile::RegisterTile;
 use crate::kernels::twin::{no_forward, normal_inputs};
 use crate::kernels::{Caps, Cost, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
@@ -43,6 +46,9 @@ pub static TWIN: Twin = Twin {
 
 /// Operands of the kernels that read both inputs as they are.
 const OPERANDS: [Operand; 3] = [Operand::Input(0), Operand::Input(1), Operand::Output(0)];
+
+/// Tiles that keep a large GPU busy: a workgroup for each of its cores.
+const WORKGROUPS_MIN: usize = 64;
 
 /// Places of a part of the plain gradient by the weight, and the invocations that are enough.
 const PART_MIN: usize = 64;
@@ -76,10 +82,20 @@ pub fn reference<T: Float>(
     });
 }
 
-/// Static choice: on adapters that run on a processor the largest register tile with enough
-/// invocations, or else one invocation per output.
+/// Static choice: on adapters that run on a processor the first register tile with enough
+/// invocations, on GPUs the largest tile in workgroup memory of which there are enough, or else
+/// the smallest one; one invocation per output if there is none.
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     let geometry = Geometry::of(call);
+    if caps.suits_hardware() {
+        let tiles: Vec<_> = workgroup_tiles(&geometry, caps).collect();
+        let is_busy = |(_, workgroups): &&(_, usize)| *workgroups >= WORKGROUPS_MIN;
+        let tile = tiles.iter().find(is_busy).or(tiles.last());
+        return match tile {
+            Some((tile, _)) => in_workgroup_memory(call, &geometry, *tile),
+            None => naive(call),
+        };
+    }
     let tile = register_tiles(&geometry, caps).find(|tile| tile::is_busy(&geometry, *tile));
     tile.map_or_else(|| naive(call), |tile| tile::dispatches(call, &geometry, tile))
 }
@@ -91,13 +107,35 @@ fn register_tiles(geometry: &Geometry, caps: &Caps) -> impl Iterator<Item = Regi
     tiles.iter().copied().filter(fits)
 }
 
+/// Returns the tiles in workgroup memory that are candidates, with their workgroups.
+fn workgroup_tiles(
+    geometry: &Geometry,
+    caps: &Caps,
+) -> impl Iterator<Item = (WorkgroupTile, usize)> {
+    let tiles: &[WorkgroupTile] = if caps.suits_hardware() { &shared::TILES } else { &[] };
+    let count = match geometry.kind {
+        ConvKind::WeightGrad => shared_weight::workgroups,
+        ConvKind::Forward | ConvKind::InputGrad => shared::workgroups,
+    };
+    tiles.iter().filter_map(move |tile| Some((*tile, count(geometry, *tile)?)))
+}
+
+fn in_workgroup_memory(call: &OpCall, geometry: &Geometry, tile: WorkgroupTile) -> Vec<Dispatch> {
+    match geometry.kind {
+        ConvKind::WeightGrad => shared_weight::dispatches(call, geometry, tile),
+        ConvKind::Forward | ConvKind::InputGrad => shared::dispatches(call, geometry, tile),
+    }
+}
+
 /// Returns the GPU kernel variants of the call.
 pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     let geometry = Geometry::of(call);
     let naive = Variant::new("conv_naive", naive(call));
     let tiled = register_tiles(&geometry, caps)
         .map(|tile| Variant::new(tile.name, tile::dispatches(call, &geometry, tile)));
-    std::iter::once(naive).chain(tiled).collect()
+    let shared = workgroup_tiles(&geometry, caps)
+        .map(|(tile, _)| Variant::new(tile.name, in_workgroup_memory(call, &geometry, tile)));
+    std::iter::once(naive).chain(tiled).chain(shared).collect()
 }
 
 /// Returns the plain kernel: one invocation per output, or for the gradient by the weight one per

@@ -1,5 +1,5 @@
-//! Generator of the WGSL of register tiles of convolutions, for software adapters: products as those
-//! of [`crate::kernels::ops::matmul::tile`], whose operands are gathered from pictures. An
+//! Generator of the WGSL of register tiles of convolutions, for software adapters: products as
+//! those of [`crate::kernels::ops::matmul::tile`], whose operands are gathered from pictures. An
 //! invocation computes a tile in named variables and reads its operands directly.
 //!
 //! A row of the tile of the forward pass, or of the gradient by the input, is a place of the
@@ -22,13 +22,15 @@ use crate::kernels::ops::epilogue::{self, Epilogue};
 use crate::kernels::ops::matmul::tile::{RegisterTile, WORKGROUP, lines, moves, products, sums};
 use crate::kernels::{Dispatch, OpCall, Operand, Shader};
 
-/// Available tiles, the largest first.
-pub const TILES: [RegisterTile; 6] = [
+/// Available tiles, of those that fit the fastest first. Few channels have tiles of their own,
+/// because tests and addresses of a tile's rows cost as much as its products there.
+pub const TILES: [RegisterTile; 7] = [
     RegisterTile { name: "conv_tile_16x16", m: 16, n: 16 },
     RegisterTile { name: "conv_tile_16x8", m: 16, n: 8 },
+    RegisterTile { name: "conv_tile_16x6", m: 16, n: 6 },
+    RegisterTile { name: "conv_tile_6x16", m: 6, n: 16 },
     RegisterTile { name: "conv_tile_8x8", m: 8, n: 8 },
-    RegisterTile { name: "conv_tile_4x16", m: 4, n: 16 },
-    RegisterTile { name: "conv_tile_8x4", m: 8, n: 4 },
+    RegisterTile { name: "conv_tile_4x4", m: 4, n: 4 },
     RegisterTile { name: "conv_tile_8x1", m: 8, n: 1 },
 ];
 
@@ -73,7 +75,7 @@ impl Sizes2d {
 }
 
 /// Returns the stride of the gradient by the input, whose remainders have products of their own.
-fn divisor(geometry: &Geometry) -> [usize; 2] {
+pub fn divisor(geometry: &Geometry) -> [usize; 2] {
     match geometry.kind {
         ConvKind::InputGrad => geometry.options.stride,
         ConvKind::Forward | ConvKind::WeightGrad => [1; 2],
@@ -81,7 +83,7 @@ fn divisor(geometry: &Geometry) -> [usize; 2] {
 }
 
 /// Returns the rows and columns of places of the largest product of a picture.
-fn grid_of(geometry: &Geometry) -> [usize; 2] {
+pub fn grid_of(geometry: &Geometry) -> [usize; 2] {
     match geometry.kind {
         ConvKind::InputGrad => Gather::input_grad(geometry, [0; 2]).grid,
         ConvKind::Forward | ConvKind::WeightGrad => geometry.out,
@@ -139,7 +141,7 @@ struct Params {
 var<immediate> p: Params;
 
 @group(0) @binding(0) var<storage, read> a: array<f32>;         // (b, h, w, c)
-@group(0) @binding(1) var<storage, read_write> b: array<f32>;   // (groups, kh, kw, group_c, group_o)
+@group(0) @binding(1) var<storage, read_write> b: array<f32>;   // (groups, kh, kw, q, o)
 @group(0) @binding(2) var<storage, read_write> c: array<f32>;   // (b, oh, ow, o)
 ";
 
@@ -191,10 +193,13 @@ fn gathered_text(tile: RegisterTile, store: &str) -> String {
         write!(line, "let x{i} = place{i} % p.across * p.step_x; ")?;
         write!(line, "let picture{i} = place{i} / (p.across * p.down) * p.h;")
     });
+    let rows_of_taps = lines(m, |i, line| {
+        write!(line, "        let is{i} = y{i} + y < p.h; ")?;
+        write!(line, "let row{i} = ((picture{i} + y{i} + y) * p.w + x{i}) * p.c + first;")
+    });
     let addresses = lines(m, |i, line| {
-        write!(line, "            let ok{i} = y{i} + y < p.h && x{i} + x < p.w; ")?;
-        write!(line, "let at{i} = select(first, ((picture{i} + y{i} + y) * p.w + x{i} + x) * p.c")?;
-        write!(line, " + first, ok{i});")
+        write!(line, "            let ok{i} = is{i} && x{i} + x < p.w; ")?;
+        write!(line, "let at{i} = select(first, row{i} + x_at, ok{i});")
     });
     let loads =
         lines(m, |i, line| {
@@ -226,10 +231,11 @@ fn tile(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) group
         let down = i32(remainder_y) + p.first_y + i32(ky) * p.tap_y;
         if (down % i32(p.divisor_y) != 0) {{ continue; }}
         let y = u32(down / i32(p.divisor_y));
-        for (var kx = 0u; kx < p.kw; kx++) {{
+{rows_of_taps}        for (var kx = 0u; kx < p.kw; kx++) {{
             let across = i32(remainder_x) + p.first_x + i32(kx) * p.tap_x;
             if (across % i32(p.divisor_x) != 0) {{ continue; }}
             let x = u32(across / i32(p.divisor_x));
+            let x_at = x * p.c;
 {addresses}            var b_at = ((group * p.kh + ky) * p.kw + kx) * p.group_c * p.group_o + j;
             for (var q = 0u; q < p.group_c; q++) {{
 {loads}{products}                b_at += p.group_o;

@@ -66,7 +66,8 @@ const SPLIT_TILES_MAX: usize = 512;
 /// Minimum number of stages (`WorkgroupTile::k` terms each) of a split sum.
 const SPLIT_STAGES_MIN: usize = 4;
 
-const fn tile(
+/// Returns a tile of m by n with stages of k terms.
+pub const fn tile(
     name: &'static str,
     [m, n, k]: [u32; 3],
     each: [u32; 2],
@@ -96,6 +97,20 @@ impl WorkgroupTile {
         filled && (self.split == 1 || (few && long))
     }
 
+    /// Returns the shader with the constants of `shaders/lib/product_tile.wgsl`.
+    pub fn constants(self, shader: Shader) -> Shader {
+        let Self { m, n, k, rows, columns, split, .. } = self;
+        let named = [
+            ("BM", m),
+            ("BN", n),
+            ("BK", k),
+            ("ROWS", rows),
+            ("COLUMNS", columns),
+            ("SPLIT", split),
+        ];
+        named.iter().fold(shader, |shader, (name, value)| shader.with_const(name, *value))
+    }
+
     /// Returns the number of tiles of all products.
     pub fn count(self, sizes: &Sizes) -> usize {
         let (down, across) = self.tiles(sizes);
@@ -111,23 +126,17 @@ impl WorkgroupTile {
 /// Returns the shader of a tile for a product of these sizes, with constants for what its text
 /// need not test.
 fn shader(tile: WorkgroupTile, sizes: &Sizes, output: &Output, is_split: bool) -> Shader {
-    let WorkgroupTile { m, n, k, rows, columns, split, .. } = tile;
+    let WorkgroupTile { m, n, k, .. } = tile;
     let [a, b] = layouts(sizes);
     let is_smaller = sizes.m < m as usize || sizes.n < n as usize;
     let constants = [
-        ("BM", m),
-        ("BN", n),
-        ("BK", k),
-        ("ROWS", rows),
-        ("COLUMNS", columns),
-        ("SPLIT", split),
         ("TRANSPOSE_A", u32::from(a.transposed)),
         ("TRANSPOSE_B", u32::from(b.transposed)),
         ("EDGES", u32::from(is_smaller)),
         ("EDGE_K", u32::from(!sizes.k.is_multiple_of(k as usize))),
         ("SPLIT_K", u32::from(is_split)),
     ];
-    let shader = Shader::new("matmul_shared", "shared_tile");
+    let shader = tile.constants(Shader::new("matmul_shared", "shared_tile"));
     let shader =
         constants.iter().fold(shader, |shader, (name, value)| shader.with_const(name, *value));
     let operands = [operand("a", 0, a.vectors), operand("b", 1, b.vectors)].concat();
@@ -203,7 +212,7 @@ impl Output {
 
 /// Returns the WGSL of the function that stores some of four adjacent values: all or none if they
 /// are vectors.
-fn store_some(vectors: bool) -> String {
+pub fn store_some(vectors: bool) -> String {
     let body: String = match vectors {
         true => "    if (begin == 0u && end == 4u) { store4(at / 4u, totals); }\n".to_string(),
         false => (0..4)

@@ -1,0 +1,219 @@
+// 2D convolution of pictures that are channels last, or its gradient by the input, as a product
+// through workgroup memory.
+// uses lib/product_tile
+//
+//   c[place, o] = sum_tap,q a[place + tap, q] b[tap, q, o], for the channels of each group
+//
+// a (b, h, w, channels), c (b, oh, ow, o); b is (groups, taps, rows, columns), the weight as
+// shaders/conv_weights.wgsl writes it, with zeros behind the channels of a group. A workgroup
+// computes a tile of BM places by BN channels of a group. What a tap reads of a picture is gathered
+// while the terms before it are multiplied; places outside are zeros. 2 FLOPs per term of an output
+// on 4 (1 / BM + 1 / BN) bytes.
+//
+// Of the gradient by the input, the places with the same remainder by the stride (`divisor`) are a
+// product of their own, because all of them read the same taps: every `tap_step`-th one. FLAT = 0:
+// a stage of BK terms is of one tap, and `rows` a multiple of BK. FLAT = 1: `rows` is a multiple of
+// 4, and a stage has several taps; there is one product then. EXACT = 1: `rows` are the channels of a
+// group, so that none is tested.
+//
+// Prepended (src/kernels/ops/conv/shared.rs): these constants and those of the tile, the operand
+// `a` with `a_some`, which returns zeros for elements from the `count`th on, and `store_some`
+// (with src/kernels/ops/epilogue.rs), which stores the elements `begin` .. `end` - 1 of four.
+
+struct Params {
+    tiles: u32,             // in all products
+    tiles_each: u32,        // in one
+    tiles_down: u32,
+    tiles_across: u32,      // in one row of tiles
+    m: u32,                 // places of a product
+    down: u32, across: u32, // rows and columns of them
+    step_y: u32, step_x: u32,   // places that are read, from a row or column to the next
+    h: u32, w: u32, c: u32,     // pictures that are read
+    group_c: u32,
+    kh: u32, kw: u32,
+    // Tap k reads (remainder + first + k tap) / divisor, if that is whole.
+    divisor_y: u32, divisor_x: u32,
+    first_y: i32, first_x: i32,
+    tap_y: i32, tap_x: i32,
+    // Of taps for which it is, from one to the next.
+    kernel_step_y: u32, kernel_step_x: u32,
+    oh: u32, ow: u32, o: u32,   // pictures that are written
+    group_o: u32,
+    groups: u32,
+    rows: u32,              // of b, per tap
+    columns: u32,
+}
+var<immediate> p: Params;
+
+@group(0) @binding(1) var<storage, read_write> b: array<vec4f>;
+
+// Rows of tiles that are walked together, down first: workgroups that run at a time then share
+// pictures and weights in the cache.
+const STRIP = 8u;
+
+// A row beyond the last place: far from any picture.
+const NOWHERE = 0x40000000u;
+
+// Row and column of a tile among those of its product.
+fn place(tile: u32) -> vec2u {
+    let first = tile / (STRIP * p.tiles_across) * STRIP;
+    let height = min(STRIP, p.tiles_down - first);
+    let within = tile - first * p.tiles_across;
+    return vec2u(first + within % height, within / height);
+}
+
+// Number of elements from `at` on, of `size`.
+fn left(size: u32, at: u32) -> u32 {
+    return size - min(size, at);
+}
+
+// A place of the product: row and column of what its taps read, without their offsets, and the
+// first element there.
+struct Reader { y: u32, x: u32, at: u32 }
+
+fn reader(row: u32, group: u32) -> Reader {
+    let y = row / p.across % p.down * p.step_y;
+    let x = row % p.across * p.step_x;
+    let picture = row / (p.across * p.down) * p.h;
+    let at = ((picture + y) * p.w + x) * p.c + group * p.group_c;
+    return Reader(select(NOWHERE, y, row < p.m), x, at);
+}
+
+// Four channels of a place; `offset` is that of the tap, `delta` the elements to it, and `count`
+// the channels from these on.
+fn channels(given: Reader, offset: vec2u, delta: u32, count: u32) -> vec4f {
+    let is_inside = given.y + offset.x < p.h && given.x + offset.y < p.w;
+    return a_some(given.at + delta, select(0u, count, is_inside));
+}
+
+// Taps along an axis that read whole places: the first one, and how many there are.
+fn taps(first: i32, tap: i32, divisor: u32, size: u32, step: u32) -> vec2u {
+    for (var k = 0u; k < min(step, size); k++) {
+        if ((first + i32(k) * tap) % i32(divisor) == 0) {
+            return vec2u(k, (size - k + step - 1u) / step);
+        }
+    }
+    return vec2u(0u);
+}
+
+// Stores four sums of a place, as far as there are such channels. `own` is the remainder of the
+// places.
+fn store_four(group: u32, i: u32, j: u32, own: vec2u, totals: vec4f) {
+    let y = i / p.across % p.down * p.divisor_y + own.x;
+    let x = i % p.across * p.divisor_x + own.y;
+    if (i >= p.m || y >= p.oh || x >= p.ow) { return; }
+    let picture = i / (p.across * p.down) * p.oh;
+    let at = ((picture + y) * p.ow + x) * p.o + group * p.group_o + j;
+    store_some(at, 0u, min(4u, left(p.group_o, j)), totals);
+}
+
+@compute @workgroup_size(SIZE)
+fn conv_tile(
+    @builtin(workgroup_id) group_id: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let index = workgroup_of(group_id, groups);
+    if (index >= p.tiles) { return; }
+    let product = index / p.tiles_each;
+    let group = product % p.groups;
+    let remainder = vec2u(product / p.groups / p.divisor_x, product / p.groups % p.divisor_x);
+    let own = place(index % p.tiles_each) * vec2u(BM, BN);
+    let first = vec2i(remainder) + vec2i(p.first_y, p.first_x);
+    let down = taps(first.x, p.tap_y, p.divisor_y, p.kh, p.kernel_step_y);
+    let across = taps(first.y, p.tap_x, p.divisor_x, p.kw, p.kernel_step_x);
+    let flat_terms = p.kh * p.kw * p.rows;
+    let end = select(down.y * across.y * p.rows, flat_terms, FLAT == 1u);
+
+    // The first invocations copy blocks of a, the last ones those of b.
+    let reversed = SIZE - 1u - local;
+    let a_block = block(local, A_QUADS, true);
+    let b_block = block(reversed, B_QUADS, false);
+    let a_put = a_block.y * A_QUADS + (a_block.x / 4u ^ swizzle(a_block.y));
+    let b_put = b_block.y * B_QUADS + (b_block.x / 4u ^ swizzle(b_block.y));
+    let copies_a = local < A_BLOCKS;
+    let copies_b = reversed < B_BLOCKS;
+    let readers = array<Reader, 4>(
+        reader(own.x + a_block.x, group),
+        reader(own.x + a_block.x + 1u, group),
+        reader(own.x + a_block.x + 2u, group),
+        reader(own.x + a_block.x + 3u, group),
+    );
+    let b_first = group * flat_terms;
+    let b_column = (own.y + b_block.x) / 4u;
+    var a_next: mat4x4f;
+    var b_next: mat4x4f;
+
+    // The tap of the stage and its first channel, and what the tap adds to a place.
+    var tap = vec2u(down.x, across.x);
+    var channel = 0u;
+    let begin = (first + vec2i(tap) * vec2i(p.tap_y, p.tap_x))
+        / vec2i(i32(p.divisor_y), i32(p.divisor_x));
+    let step = vec2i(i32(p.kernel_step_y), i32(p.kernel_step_x)) * vec2i(p.tap_y, p.tap_x)
+        / vec2i(i32(p.divisor_y), i32(p.divisor_x));
+    var offset = begin;
+
+    let y = local % SLICE / ACROSS;
+    let x = local % ACROSS;
+    var sums: Sums;
+    // A stage is read from memory while the one before it is added.
+    for (var q = 0u; ; q += BK) {
+        let is_last = q >= end;
+        if (!is_last) {
+            var at = vec2u(offset);
+            var own_channel = channel + a_block.y;
+            var line = (tap.x * p.kw + tap.y) * p.rows + channel + b_block.y;
+            if (FLAT == 1u) {
+                let term = q + a_block.y;
+                own_channel = term % p.rows;
+                let flat_tap = vec2u(term / p.rows / p.kw, term / p.rows % p.kw);
+                at = vec2u(first + vec2i(flat_tap) * vec2i(p.tap_y, p.tap_x));
+                at.x = select(at.x, NOWHERE, term >= end);
+                // Terms behind the last one are those of a place that is nowhere.
+                line = min(q + b_block.y, end - 4u);
+            }
+            let b_at = (b_first + line) * (p.columns / 4u) + b_column;
+            if (copies_a) {
+                let delta = (at.x * p.w + at.y) * p.c + own_channel;
+                let count = select(left(p.group_c, own_channel), 4u, EXACT == 1u);
+                a_next = transpose(mat4x4f(
+                    channels(readers[0], at, delta, count), channels(readers[1], at, delta, count),
+                    channels(readers[2], at, delta, count), channels(readers[3], at, delta, count),
+                ));
+            }
+            let width = p.columns / 4u;
+            if (copies_b && !ONE_BLOCK) {
+                b_next = mat4x4f(
+                    b[b_at], b[b_at + width], b[b_at + 2u * width], b[b_at + 3u * width]);
+            }
+            if (copies_b && ONE_BLOCK) {
+                a_next = mat4x4f(
+                    b[b_at], b[b_at + width], b[b_at + 2u * width], b[b_at + 3u * width]);
+            }
+            channel += BK;
+            if (channel >= p.rows) {
+                channel = 0u;
+                tap.y += p.kernel_step_x;
+                offset.y += step.y;
+                if (tap.y >= p.kw) {
+                    tap = vec2u(tap.x + p.kernel_step_y, across.x);
+                    offset = vec2i(offset.x + step.x, begin.y);
+                }
+            }
+        }
+        if (q > 0u) {
+            add_terms(&sums, 0u, y, 0u, x, 0u);
+            add_terms(&sums, 0u, y, 0u, x, 4u);
+            add_terms(&sums, 0u, y, 0u, x, 8u);
+            add_terms(&sums, 0u, y, 0u, x, 12u);
+            workgroupBarrier();
+        }
+        if (is_last) { break; }
+        if (copies_a) { put_a(a_put, a_next); }
+        if (copies_b && !ONE_BLOCK) { put_b(b_put, b_next); }
+        if (copies_b && ONE_BLOCK) { put_b(b_put, a_next); }
+        workgroupBarrier();
+    }
+    let at = own + 4u * vec2u(y, x);
+    store_all(group, at.x, at.y, remainder, sums);
+}

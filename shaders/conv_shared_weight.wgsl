@@ -1,0 +1,160 @@
+// The gradient of a 2D convolution by its weight as products through workgroup memory, in parts.
+// uses lib/product_tile
+//
+//   parts[part, o, tap, q] = sum_place a[place, o] b[place + tap, q], over the places of the part
+//
+// a (b, oh, ow, o) is dy and b (b, h, w, channels) x; parts are (parts, o, taps, channels of a
+// group rounded up to a multiple of 4), which shaders/conv_parts.wgsl adds. A
+// workgroup computes a tile of BM channels of a by BN taps and channels of b for a part of the
+// places. What a tap reads of a picture is gathered while the places before it are multiplied;
+// places outside are zeros. 2 FLOPs per place and output on 4 (1 / BM + 1 / BN) bytes.
+//
+// Prepended (src/kernels/ops/conv/shared_weight.rs): the constants of the tile, and the operands
+// with `a_some` and `b_some`, which return zeros for elements from the `count`th on.
+
+struct Params {
+    tiles: u32,             // in all products
+    tiles_each: u32,        // in one
+    tiles_across: u32,      // in one row of tiles
+    places: u32,            // b oh ow
+    part: u32,              // .. of a part, a multiple of BK
+    h: u32, w: u32, c: u32,
+    oh: u32, ow: u32, o: u32,
+    kw: u32,
+    sh: u32, sw: u32,       // stride
+    ph: u32, pw: u32,       // padding
+    dh: u32, dw: u32,       // dilation
+    group_c: u32, group_o: u32,
+    groups: u32,
+    width: u32,             // channels of a group of b, rounded up
+    terms: u32,             // taps times these
+}
+var<immediate> p: Params;
+
+@group(0) @binding(2) var<storage, read_write> parts: array<vec4f>;
+
+// Number of elements from `at` on, of `size`.
+fn left(size: u32, at: u32) -> u32 {
+    return size - min(size, at);
+}
+
+// A place of the output: its picture, row and column.
+struct Place { picture: u32, i: u32, j: u32 }
+
+fn place_of(number: u32) -> Place {
+    return Place(number / (p.oh * p.ow), number / p.ow % p.oh, number % p.ow);
+}
+
+// The place so many places further.
+fn moved(origin: Place, count: u32) -> Place {
+    var to = origin;
+    to.j += count;
+    while (to.j >= p.ow) {
+        to.j -= p.ow;
+        to.i += 1u;
+        if (to.i == p.oh) {
+            to.i = 0u;
+            to.picture += 1u;
+        }
+    }
+    return to;
+}
+
+// Four channels that a tap, at these places, reads for a place; `count` is 0 behind the last place.
+fn channels(to: Place, tap: vec2u, channel: u32, count: u32) -> vec4f {
+    let y = to.i * p.sh + tap.x;
+    let x = to.j * p.sw + tap.y;
+    let is_inside = y < p.h && x < p.w;
+    let at = ((to.picture * p.h + y) * p.w + x) * p.c + channel;
+    return b_some(at, select(0u, count, is_inside));
+}
+
+// Stores four sums of an output channel, as far as it is one. `own` is the part.
+fn store_four(group: u32, i: u32, j: u32, own: vec2u, totals: vec4f) {
+    if (i >= p.group_o || j >= p.terms) { return; }
+    parts[(((own.x * p.groups + group) * p.group_o + i) * p.terms + j) / 4u] = totals;
+}
+
+@compute @workgroup_size(SIZE)
+fn weight_tile(
+    @builtin(workgroup_id) group_id: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let index = workgroup_of(group_id, groups);
+    if (index >= p.tiles) { return; }
+    let product = index / p.tiles_each;
+    let within = index % p.tiles_each;
+    let group = product % p.groups;
+    let part = product / p.groups;
+    let own = vec2u(within / p.tiles_across, within % p.tiles_across) * vec2u(BM, BN);
+    let begin = part * p.part;
+    let end = min(p.places, begin + p.part);
+
+    // The first invocations copy blocks of a, the last ones those of b.
+    let reversed = SIZE - 1u - local;
+    let a_block = block(local, A_QUADS, false);
+    let b_block = block(reversed, B_QUADS, false);
+    let a_put = a_block.y * A_QUADS + (a_block.x / 4u ^ swizzle(a_block.y));
+    let b_put = b_block.y * B_QUADS + (b_block.x / 4u ^ swizzle(b_block.y));
+    let copies_a = local < A_BLOCKS;
+    let copies_b = reversed < B_BLOCKS;
+    let i = own.x + a_block.x;
+    let j = own.y + b_block.x;
+    let a_count = left(p.group_o, i);
+    let number = j / p.width;
+    let tap = vec2u(number / p.kw * p.dh - p.ph, number % p.kw * p.dw - p.pw);
+    let channel = group * p.group_c + j % p.width;
+    let b_count = select(left(p.group_c, j % p.width), 0u, j >= p.terms);
+    var at = place_of(begin + b_block.y);
+    var a_next: mat4x4f;
+    var b_next: mat4x4f;
+
+    let y = local % SLICE / ACROSS;
+    let x = local % ACROSS;
+    var sums: Sums;
+    // A stage is read from memory while the one before it is added.
+    for (var q = begin; ; q += BK) {
+        let is_last = q >= end;
+        if (!is_last) {
+            if (copies_a) {
+                let first = q + a_block.y;
+                let a_at = first * p.o + group * p.group_o + i;
+                a_next = mat4x4f(
+                    a_some(a_at, select(0u, a_count, first < end)),
+                    a_some(a_at + p.o, select(0u, a_count, first + 1u < end)),
+                    a_some(a_at + 2u * p.o, select(0u, a_count, first + 2u < end)),
+                    a_some(a_at + 3u * p.o, select(0u, a_count, first + 3u < end)),
+                );
+            }
+            if (copies_b) {
+                let first = q + b_block.y;
+                let second = moved(at, 1u);
+                let third = moved(second, 1u);
+                let columns = mat4x4f(
+                    channels(at, tap, channel, select(0u, b_count, first < end)),
+                    channels(second, tap, channel, select(0u, b_count, first + 1u < end)),
+                    channels(third, tap, channel, select(0u, b_count, first + 2u < end)),
+                    channels(moved(third, 1u), tap, channel,
+                        select(0u, b_count, first + 3u < end)),
+                );
+                if (ONE_BLOCK) { a_next = columns; } else { b_next = columns; }
+                at = moved(at, BK);
+            }
+        }
+        if (q > begin) {
+            add_terms(&sums, 0u, y, 0u, x, 0u);
+            add_terms(&sums, 0u, y, 0u, x, 4u);
+            add_terms(&sums, 0u, y, 0u, x, 8u);
+            add_terms(&sums, 0u, y, 0u, x, 12u);
+            workgroupBarrier();
+        }
+        if (is_last) { break; }
+        if (copies_a) { put_a(a_put, a_next); }
+        if (copies_b && !ONE_BLOCK) { put_b(b_put, b_next); }
+        if (copies_b && ONE_BLOCK) { put_b(b_put, a_next); }
+        workgroupBarrier();
+    }
+    let first = own + 4u * vec2u(y, x);
+    store_all(group, first.x, first.y, vec2u(part, 0u), sums);
+}

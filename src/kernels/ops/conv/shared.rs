@@ -1,0 +1,133 @@
+//! Convolutions and their gradients by the input through workgroup memory, for GPUs: the tiles of
+//! matrix products ([`crate::kernels::ops::matmul::shared`]), whose first operand is gathered from
+//! pictures. Twin of `shaders/conv_shared.wgsl`.
+//!
+//! Nothing of the size of the gathered matrix is ever in memory. The weight is: in the order of the
+//! product's terms and filled up with zeros to whole tiles, so that it is read in vectors without
+//! tests. Of the tiles, the loops over terms are those of matrix products.
+
+use super::geometry::{ConvKind, Gather, Geometry};
+use super::host::Channels;
+use super::tile::{divisor, grid_of};
+use super::weights::WeightLayout;
+use crate::kernels::ops::epilogue;
+use crate::kernels::ops::matmul::shared::{Output, WorkgroupTile, operand, store_some, tile};
+use crate::kernels::{Dispatch, OpCall, Operand, Shader, dispatch};
+
+/// Available tiles, the largest first.
+pub const TILES: [WorkgroupTile; 4] = [
+    tile("conv_shared_128x128", [128, 128, 16], [8, 8], 1),
+    tile("conv_shared_128x64", [128, 64, 16], [8, 8], 1),
+    tile("conv_shared_64x64", [64, 64, 16], [8, 4], 1),
+    tile("conv_shared_32x32", [32, 32, 16], [4, 4], 1),
+];
+
+/// Channels that are read, up to which a stage has several taps.
+const FLAT_MAX: usize = 12;
+
+/// A call in tiles of one size.
+struct Tiled<'a> {
+    geometry: &'a Geometry,
+    tile: WorkgroupTile,
+    channels: Channels,
+    layout: WeightLayout,
+    is_flat: bool,
+}
+
+impl<'a> Tiled<'a> {
+    /// Returns the call; `None` if its weights take too much memory, or if there are remainders
+    /// without places.
+    fn new(geometry: &'a Geometry, tile: WorkgroupTile) -> Option<Self> {
+        let channels = Channels::of(geometry);
+        let is_flat = channels.group_read <= FLAT_MAX && divisor(geometry) == [1; 2];
+        let rows = if is_flat { 4 } else { tile.k as usize };
+        let layout = WeightLayout::new(geometry, [rows, tile.n as usize])?;
+        let has_places = (0..2).all(|axis| divisor(geometry)[axis] <= geometry.size[axis]);
+        has_places.then_some(Self { geometry, tile, channels, layout, is_flat })
+    }
+
+    /// Returns the places of a product.
+    fn places(&self) -> usize {
+        let [down, across] = grid_of(self.geometry);
+        self.geometry.b * down * across
+    }
+
+    /// Returns the tiles down and across a product, and the products.
+    fn tiles(&self) -> [usize; 3] {
+        let [down, across] = divisor(self.geometry);
+        [
+            self.places().div_ceil(self.tile.m as usize),
+            self.channels.group_written.div_ceil(self.tile.n as usize),
+            self.geometry.groups() * down * across,
+        ]
+    }
+
+    /// Returns true if the tile is a candidate: all but the smallest one must be more than half
+    /// full down and across.
+    fn is_candidate(&self) -> bool {
+        let [m, n] = [self.tile.m, self.tile.n].map(|side| side as usize);
+        let is_smallest = self.tile == TILES[TILES.len() - 1];
+        is_smallest || (2 * self.places() > m && 2 * self.channels.group_written > n)
+    }
+}
+
+/// Returns the number of workgroups of a call; `None` if the tile is no candidate.
+pub fn workgroups(geometry: &Geometry, tile: WorkgroupTile) -> Option<usize> {
+    let tiled = Tiled::new(geometry, tile).filter(Tiled::is_candidate)?;
+    Some(tiled.tiles().iter().product())
+}
+
+/// Returns the dispatches of a call: the weights, and the product.
+pub fn dispatches(call: &OpCall, geometry: &Geometry, tile: WorkgroupTile) -> Vec<Dispatch> {
+    let Some(tiled) = Tiled::new(geometry, tile) else { return Vec::new() };
+    let Channels { read, written, group_read, group_written } = tiled.channels;
+    let width = if written.is_multiple_of(4) { group_written } else { 1 };
+    let output = Output::of(call, &epilogue::steps(call), width, 3);
+    let vectors = read.is_multiple_of(4) && group_read.is_multiple_of(4);
+    let shader = tile
+        .constants(Shader::new("conv_shared", "conv_tile"))
+        .with_const("FLAT", u32::from(tiled.is_flat))
+        .with_const("EXACT", u32::from(group_read == tiled.layout.rows))
+        .with_text(&operand("a", 0, vectors))
+        .with_text(&output.text)
+        .with_text(&store_some(output.vectors));
+    let own = [Operand::Input(0), tiled.layout.workspace(), Operand::Output(0)];
+    let product = Dispatch {
+        shader,
+        operands: [&own[..], &output.operands].concat(),
+        params: params(&tiled),
+        groups: dispatch::grid(tiled.tiles().iter().product(), 1),
+    };
+    vec![tiled.layout.dispatch(geometry), product]
+}
+
+fn params(tiled: &Tiled) -> Vec<u32> {
+    let Geometry { size, out, kernel: [kh, kw], options, .. } = *tiled.geometry;
+    let Channels { read, written, group_read, group_written } = tiled.channels;
+    let is_forward = tiled.geometry.kind == ConvKind::Forward;
+    let ([h, w], [oh, ow]) = if is_forward { (size, out) } else { (out, size) };
+    let [step_y, step_x] = if is_forward { options.stride } else { [1; 2] };
+    let sign = |value: usize| if is_forward { value as i32 } else { -(value as i32) };
+    let ([grid_down, grid_across], divisor) = (grid_of(tiled.geometry), divisor(tiled.geometry));
+    let [down, across, products] = tiled.tiles();
+    let kernel_step = match is_forward {
+        true => [1; 2],
+        false => Gather::input_grad(tiled.geometry, [0; 2]).kernel_step.map(isize::unsigned_abs),
+    };
+    let unsigned = |words: &[usize]| words.iter().map(|word| *word as u32).collect::<Vec<_>>();
+    let signed = options.padding.map(|value| -sign(value)).into_iter();
+    let signed = signed.chain(options.dilation.map(sign)).map(|word| word as u32);
+    let tiles = [down * across * products, down * across, down, across, tiled.places()];
+    let front = [grid_down, grid_across, step_y, step_x, h, w, read, group_read, kh, kw];
+    let groups = tiled.geometry.groups();
+    let behind = [oh, ow, written, group_written, groups, tiled.layout.rows, tiled.layout.columns];
+    [
+        unsigned(&tiles),
+        unsigned(&front),
+        unsigned(&divisor),
+        signed.collect(),
+        unsigned(&kernel_step),
+        unsigned(&behind),
+    ]
+    .concat()
+}
