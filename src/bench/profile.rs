@@ -172,6 +172,7 @@ fn inputs(
             micro_batches,
             run_key: Key::new(spec.seed),
             is_training: true,
+            samples: program.samples_end(),
             update: spec.optimizer.update(spec.schedule.lr, step),
             clip: spec.clip,
             faults: Faults::none(),

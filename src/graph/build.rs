@@ -6,7 +6,7 @@ use super::custom::CustomOp;
 use super::op::{Binary, Op, Unary};
 use super::pictures::{Conv2dOptions, Pool2dOptions};
 use super::shapes::{self, ShapeError, Typed};
-use super::{Graph, Init, Node, Parameter, PassKind, Role, Tensor};
+use super::{Graph, Init, Node, Parameter, ParameterKind, PassKind, Role, Tensor};
 use crate::base::{DType, ParamId, Shape, Site, TensorId};
 
 /// Result of the builder's methods: a tensor, or the reason why the shapes do not fit.
@@ -78,13 +78,28 @@ impl Builder {
     /// Adds a parameter with a unique name; weight decay applies if it has at least two
     /// dimensions.
     pub fn parameter(&mut self, name: &str, dims: &[usize], init: Init) -> TensorId {
+        self.add_parameter(name, dims, init, ParameterKind::Trained)
+    }
+
+    /// Adds a running average with a unique name; see [`ParameterKind::State`].
+    pub fn state(&mut self, name: &str, dims: &[usize], init: Init, momentum: f32) -> TensorId {
+        self.add_parameter(name, dims, init, ParameterKind::State { momentum })
+    }
+
+    fn add_parameter(
+        &mut self,
+        name: &str,
+        dims: &[usize],
+        init: Init,
+        kind: ParameterKind,
+    ) -> TensorId {
         let taken = self.graph.parameters.iter().any(|p| p.name == name);
         assert!(!taken, "two parameters are called {name}");
         let id = ParamId(self.graph.parameters.len() as u32);
         let typed = (Shape::fixed(dims), DType::F32);
         let tensor = self.add_tensor(name.to_string(), typed, Role::Parameter(id));
-        let decay = dims.len() >= 2;
-        let parameter = Parameter { name: name.into(), tensor, init, decay, gradient: None };
+        let decay = kind == ParameterKind::Trained && dims.len() >= 2;
+        let parameter = Parameter { name: name.into(), tensor, kind, init, decay, gradient: None };
         self.graph.parameters.push(parameter);
         tensor
     }

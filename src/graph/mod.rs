@@ -124,12 +124,25 @@ pub enum Init {
     },
 }
 
-/// A trained tensor.
+/// What changes a parameter from step to step.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum ParameterKind {
+    /// The optimizer, by the gradient of the loss.
+    #[default]
+    Trained,
+    /// A running average of statistics of the batch: `(1 - momentum) state + momentum s`, with `s`
+    /// the mean of what the micro-batches of a step have, weighted by their rows. Its gradient
+    /// tensor accumulates `-rows s`. It has no part in the gradient's norm.
+    State { momentum: f32 },
+}
+
+/// A tensor that lasts from step to step: trained, or a running average.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parameter {
     /// Unique; the name in checkpoints.
     pub name: String,
     pub tensor: TensorId,
+    pub kind: ParameterKind,
     pub init: Init,
     /// True if weight decay applies: by default to matrices, not to norm weights and biases.
     pub decay: bool,
@@ -208,7 +221,8 @@ impl Graph {
 
     /// Returns the number of trained values.
     pub fn parameter_count(&self) -> usize {
-        self.parameters.iter().map(|p| self.tensor(p.tensor).shape.per_row()).sum()
+        let trained = self.parameters.iter().filter(|p| p.kind == ParameterKind::Trained);
+        trained.map(|p| self.tensor(p.tensor).shape.per_row()).sum()
     }
 }
 

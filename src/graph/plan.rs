@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::slots::{Liveness, NodeOrder, assign};
-use super::{Graph, PassKind};
+use super::{Graph, ParameterKind, PassKind, Update};
 use crate::base::shape::ELEMENT_BYTES;
 use crate::base::{BucketId, ParamId, SegmentId, SlotId, TensorId};
 
@@ -85,15 +85,33 @@ pub enum TensorLocation {
     Unallocated,
 }
 
-/// A flat range of parameters, and of gradients and moments in the same order.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A flat range of parameters of one kind, and of gradients and moments in the same order.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Bucket {
+    pub kind: ParameterKind,
     /// Each parameter and its first element; those with weight decay come first.
     pub parameters: Vec<(ParamId, usize)>,
     /// Number of elements, including the gaps that alignment leaves (which stay zero).
     pub length: usize,
-    /// Elements before this one have weight decay.
+    /// Elements before this one have weight decay: all those of a running average, see
+    /// [`Bucket::update`].
     pub decay_end: usize,
+}
+
+impl Bucket {
+    /// Returns the rule that updates the bucket in a step with this rule of the optimizer.
+    ///
+    /// A running average is plain gradient descent on `(state - s)^2 / 2` per row, with the
+    /// momentum as learning rate: the state in the gradient is its weight decay of 1, and the rest
+    /// is what was accumulated.
+    pub fn update(&self, optimizer: &Update) -> Update {
+        match self.kind {
+            ParameterKind::Trained => *optimizer,
+            ParameterKind::State { momentum } => {
+                Update::Sgd { lr: momentum, momentum: 0.0, weight_decay: 1.0 }
+            }
+        }
+    }
 }
 
 /// Execution plan of a graph: its segments, slots and buckets.
@@ -224,17 +242,23 @@ pub(super) fn buckets(
 ) -> (Vec<Bucket>, Vec<Option<SegmentId>>) {
     let used = graph.users_of_parameters();
     // Keyed so that iteration is the order of completion: by the first block that uses it, from
-    // the last block; within one, the block's own parameters before tied ones.
-    let mut groups: BTreeMap<(std::cmp::Reverse<u32>, Option<u32>), Vec<ParamId>> = BTreeMap::new();
+    // the last block; within one, the block's own parameters before tied ones, each before running
+    // averages.
+    type Key = (std::cmp::Reverse<u32>, Option<u32>, Option<u32>);
+    let mut groups: BTreeMap<Key, Vec<ParamId>> = BTreeMap::new();
     for (index, blocks) in used.iter().enumerate() {
         let first = blocks.iter().min().copied().unwrap_or(0);
         let tied = blocks.iter().any(|&block| block != first);
-        let key = (std::cmp::Reverse(first), tied.then_some(index as u32));
+        let momentum = match graph.parameters[index].kind {
+            ParameterKind::Trained => None,
+            ParameterKind::State { momentum } => Some(momentum.to_bits()),
+        };
+        let key = (std::cmp::Reverse(first), tied.then_some(index as u32), momentum);
         groups.entry(key).or_default().push(ParamId(index as u32));
     }
     let mut buckets = Vec::new();
     let mut finished_by = Vec::new();
-    for ((std::cmp::Reverse(block), _), parameters) in groups {
+    for ((std::cmp::Reverse(block), ..), parameters) in groups {
         let last =
             segments.iter().rposition(|s| s.block == block && s.phase == PassKind::BackwardWeight);
         for bucket in pack(graph, parameters, bytes_max) {
@@ -247,9 +271,9 @@ pub(super) fn buckets(
 
 /// Packs parameters into one or more buckets of at most `bytes_max` (but at least a tensor) each.
 fn pack(graph: &Graph, parameters: Vec<ParamId>, bytes_max: usize) -> Vec<Bucket> {
+    let parameter = |id: &ParamId| &graph.parameters[id.index()];
     let padded = |id: &ParamId| {
-        let tensor = graph.parameters[id.index()].tensor;
-        graph.tensor(tensor).shape.per_row().next_multiple_of(ALIGNMENT)
+        graph.tensor(parameter(id).tensor).shape.per_row().next_multiple_of(ALIGNMENT)
     };
     let mut parts: Vec<Vec<ParamId>> = vec![Vec::new()];
     let mut length = 0;
@@ -264,12 +288,13 @@ fn pack(graph: &Graph, parameters: Vec<ParamId>, bytes_max: usize) -> Vec<Bucket
         }
     }
     let lay_out = |mut ids: Vec<ParamId>| {
-        ids.sort_by_key(|id| !graph.parameters[id.index()].decay);
-        let mut bucket = Bucket { parameters: Vec::new(), length: 0, decay_end: 0 };
+        ids.sort_by_key(|id| !parameter(id).decay);
+        let kind = ids.first().map_or_else(Default::default, |id| parameter(id).kind);
+        let mut bucket = Bucket { kind, parameters: Vec::new(), length: 0, decay_end: 0 };
         for id in ids {
             bucket.parameters.push((id, bucket.length));
             bucket.length += padded(&id);
-            if graph.parameters[id.index()].decay {
+            if parameter(&id).decay || kind != ParameterKind::Trained {
                 bucket.decay_end = bucket.length;
             }
         }

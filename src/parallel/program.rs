@@ -48,6 +48,11 @@ pub struct Program {
 }
 
 impl Program {
+    /// Returns the slot behind the program's last sample: over all ranks, the samples of a step.
+    pub fn samples_end(&self) -> usize {
+        self.micro_batches.iter().map(|part| (part.first + part.rows) as usize).max().unwrap_or(0)
+    }
+
     /// Returns true if the program updates parameters if its verdict is a commit.
     pub fn updates(&self) -> bool {
         let is_update =

@@ -1,6 +1,7 @@
 //! Votes of the ranks at the end of a step, and the verdict that follows from them.
 
 use crate::base::{BucketId, ChunkId, Position, Rank, Round};
+use crate::graph::{ParameterKind, Plan};
 
 /// Vote of one rank on its share of a step. Its values are sums, so that shares of any size add
 /// up.
@@ -13,6 +14,17 @@ pub struct Vote {
     pub count: f64,
     /// Squares of the gradient sums that this rank contributes to the norm.
     pub gradients: Vec<GradientSquares>,
+}
+
+impl Vote {
+    /// Removes the squares of running averages, which are no gradients of the loss; that one is not
+    /// finite still counts.
+    pub fn without_states(mut self, plan: &Plan) -> Self {
+        let is_state =
+            |of: &&mut GradientSquares| plan.buckets[of.bucket.index()].kind != ParameterKind::Trained;
+        self.gradients.iter_mut().filter(is_state).for_each(|of| of.squares = 0.0);
+        self
+    }
 }
 
 /// Sum of squares of gradient sums: of one chunk, or of a whole bucket, which counts as its first

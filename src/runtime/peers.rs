@@ -311,6 +311,7 @@ impl Peers for RingPeers {
     ) -> Result<(), DeviceError> {
         let vote =
             self.transfers.complete_vote(vote, updates).map_err(|error| defect(device, &error))?;
+        let vote = vote.without_states(device.plan());
         // The next wait reports a closed mailbox.
         let _ = self.coordinator.send(CoordinatorMsg::Vote(vote));
         Ok(())

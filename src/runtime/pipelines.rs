@@ -121,6 +121,7 @@ impl ModelPipelines {
                     micro_batches: inputs[pipeline].clone(),
                     run_key: Key::new(0),
                     is_training: false,
+                    samples: 0,
                     update: Update::Sgd { lr: 0.0, momentum: 0.0, weight_decay: 0.0 },
                     clip: 0.0,
                     faults: Faults::none(),

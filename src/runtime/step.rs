@@ -13,7 +13,7 @@ use crate::collective::{Collective, CollectiveKind};
 use crate::device::DeviceError;
 use crate::exec::{BucketTensor, Executor, PassContext};
 use crate::faults::{Fault, Faults, Point};
-use crate::graph::{PassKind, Plan, Update, UpdateRange};
+use crate::graph::{ParameterKind, PassKind, Plan, Update, UpdateRange};
 use crate::kernels::RandomContext;
 use crate::parallel::{
     Action, Event, GradientSquares, Interpreter, Operation, Outcome, Program, Token, Verdict, Vote,
@@ -35,6 +35,8 @@ pub struct StepInput {
     pub run_key: Key,
     /// False for a pass that changes nothing, without dropout.
     pub is_training: bool,
+    /// Samples of the step over all ranks, by which running averages weight their statistics.
+    pub samples: usize,
     /// Optimizer update that is applied if the verdict is commit.
     pub update: Update,
     /// Clipping threshold of the gradient norm; 0: no clipping.
@@ -166,8 +168,8 @@ impl Peers for NoPeers {
         Ok(())
     }
 
-    fn vote(&mut self, _: &mut dyn Executor, vote: Vote, _: bool) -> Result<(), DeviceError> {
-        self.vote = Some(vote);
+    fn vote(&mut self, device: &mut dyn Executor, vote: Vote, _: bool) -> Result<(), DeviceError> {
+        self.vote = Some(vote.without_states(device.plan()));
         Ok(())
     }
 
@@ -356,17 +358,25 @@ impl<'a> Performer<'a> {
         // A program updates only after its verdict.
         let Some(verdict) = &self.verdict else { return Ok(()) };
         let totals = verdict.totals();
-        let clip = crate::optim::clip_factor(totals.gradient_norm, self.input.clip);
+        let planned = &self.device.plan().buckets[bucket.index()];
+        let scale = match planned.kind {
+            ParameterKind::Trained => {
+                let clip = crate::optim::clip_factor(totals.gradient_norm, self.input.clip);
+                clip / totals.count
+            }
+            ParameterKind::State { .. } => 1.0 / self.input.samples as f64,
+        };
+        let (decay_end, update) = (planned.decay_end, planned.update(&self.input.update));
         let owned = self.device.owned(bucket);
         let range = UpdateRange {
             start: owned.start,
             length: owned.len(),
-            decay_end: self.device.plan().buckets[bucket.index()].decay_end,
-            gradient_scale: (clip / totals.count) as f32,
+            decay_end,
+            gradient_scale: scale as f32,
         };
         if range.length > 0 {
             let _span = self.tracks.driver.span(|| format!("update {bucket}"));
-            self.device.update(bucket, &self.input.update, &range)?;
+            self.device.update(bucket, &update, &range)?;
         }
         self.inject_fault(Point::Update)
     }

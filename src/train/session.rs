@@ -127,6 +127,8 @@ impl Session {
         let StepsTaken { steps, updates } = self.taken;
         let round = self.group.round().next(steps + 1);
         let update = self.options.optimizer.update(lr, updates + 1);
+        let ends = self.programs.iter().map(|program| program.samples_end());
+        let samples = ends.max().unwrap_or(0);
         let input = |(rank, micro_batches): (usize, Vec<Inputs>)| {
             Arc::new(StepInput {
                 round,
@@ -135,6 +137,7 @@ impl Session {
                 micro_batches,
                 run_key: Key::new(self.options.seed),
                 is_training: true,
+                samples,
                 update,
                 clip: self.options.clip,
                 faults: self.options.faults.clone(),

@@ -176,6 +176,7 @@ fn sum(group: &mut WorkerGroup, program: &Arc<Program>) -> Result<(), TrainError
             micro_batches: Vec::new(),
             run_key: Key::new(0),
             is_training: true,
+            samples: 1,
             update: Update::Sgd { lr: 0.0, momentum: 0.0, weight_decay: 0.0 },
             clip: 0.0,
             faults: Faults::default(),

@@ -103,6 +103,7 @@ fn train(request: &PlacementRequest, placed: &mut PlacedWorkers, steps: u64) {
                 program: program.clone(),
                 run_key: Key::new(1),
                 is_training: true,
+                samples: 8,
                 update: request.optimizer.update(0.01, step),
                 clip: 0.0,
                 faults: Faults::none(),

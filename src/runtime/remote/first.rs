@@ -595,6 +595,7 @@ impl RemoteSeat for SeatOnNode {
             micro_batches: input.micro_batches.iter().cloned().map(Into::into).collect(),
             run_key: input.run_key,
             is_training: input.is_training,
+            samples: input.samples,
             update: input.update,
             clip: input.clip,
         };

@@ -445,7 +445,7 @@ impl<'h> NodeServer<'h> {
                 return Err(format!("{has} inputs for a step of {needs} micro-batches"));
             }
             Ok(micro_batches) => {
-                let StepOrder { run_key, is_training, update, clip, .. } = order;
+                let StepOrder { run_key, is_training, samples, update, clip, .. } = order;
                 let input = Arc::new(StepInput {
                     round,
                     rank,
@@ -453,6 +453,7 @@ impl<'h> NodeServer<'h> {
                     micro_batches,
                     run_key,
                     is_training,
+                    samples,
                     update,
                     clip,
                     faults,

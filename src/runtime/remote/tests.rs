@@ -322,6 +322,7 @@ fn step(placed: &mut PlacedWorkers, step: u64) -> Result<Vec<StepReport>, Runtim
             program: program.clone(),
             run_key: Key::new(1),
             is_training: true,
+            samples: 6,
             update: ADAMW.update(0.01, step),
             clip: 1.0,
             faults: Faults::none(),

@@ -276,6 +276,7 @@ pub struct StepOrder {
     pub micro_batches: Vec<RawInputs>,
     pub run_key: Key,
     pub is_training: bool,
+    pub samples: usize,
     pub update: Update,
     pub clip: f64,
 }

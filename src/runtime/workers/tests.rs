@@ -59,6 +59,7 @@ fn inputs(step: u64, faults: &Faults) -> Vec<Arc<StepInput>> {
             micro_batches: vec![vec![(x, values)]],
             run_key: Key::new(7),
             is_training: true,
+            samples: 6,
             update: SGD.update(0.1, step),
             clip: 0.0,
             faults: faults.clone(),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use potluck::base::{BucketId, Rank};
 use potluck::collective::{ShardLayout, Topology};
 use potluck::graph::plan::{Bucket, Plan, PlanOptions, Segment};
-use potluck::graph::{Graph, PassKind};
+use potluck::graph::{Graph, ParameterKind, PassKind};
 use potluck::parallel::{Program, ReduceSite, Share, contiguous_shares, data_parallel};
 use potluck::sim::queue::Random;
 use potluck::sim::{
@@ -55,7 +55,12 @@ pub fn plan(blocks: u32, lengths: &[usize], leftover: bool) -> Plan {
         let index = blocks as usize + 2 * nth + 1;
         segments[index].completes.push(BucketId(bucket as u32));
     }
-    let bucket = |&length: &usize| Bucket { parameters: Vec::new(), length, decay_end: 0 };
+    let bucket = |&length: &usize| Bucket {
+        kind: ParameterKind::Trained,
+        parameters: Vec::new(),
+        length,
+        decay_end: 0,
+    };
     Plan {
         graph: Graph::default(),
         options: PlanOptions::new(8),
