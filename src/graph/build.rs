@@ -297,6 +297,22 @@ impl Builder {
         self.apply(Op::Softmax, &[x])
     }
 
+    /// Computes batch normalization of `x (b, .., c)` by channel, with PyTorch's parameters of
+    /// `BatchNorm2d`: `NAME.weight` and `NAME.bias (c)`, and the running averages
+    /// `NAME.running_mean` and `NAME.running_var (c)`, all of which it adds.
+    ///
+    /// # Errors
+    /// Returns [`ShapeError`] if `x` is not batched or has no channels.
+    pub fn batch_norm(&mut self, name: &str, x: TensorId) -> BuildResult {
+        const MOMENTUM: f32 = 0.1;
+        let c = [self.shape(x).last()];
+        let weight = self.parameter(&format!("{name}.weight"), &c, Init::Ones);
+        let bias = self.parameter(&format!("{name}.bias"), &c, Init::Zeros);
+        let mean = self.state(&format!("{name}.running_mean"), &c, Init::Zeros, MOMENTUM);
+        let variance = self.state(&format!("{name}.running_var"), &c, Init::Ones, MOMENTUM);
+        self.apply(Op::BatchNorm { eps: 1e-5 }, &[x, weight, bias, mean, variance])
+    }
+
     /// Computes causal attention over `qkv (b, t, 3c)`; see [`Op::Attention`].
     pub fn attention(&mut self, qkv: TensorId, heads: usize, dropout: f32) -> BuildResult {
         let op = Op::Attention { heads, dropout, site: self.next_site() };

@@ -140,6 +140,16 @@ pub enum Op {
     Softmax,
     /// `y, dy -> dx`
     SoftmaxGrad,
+    /// `x (b, .., c), weight (c), bias (c), mean (c), variance (c) -> y, stats (2, c), mean_sum (c),
+    /// variance_sum (c)`: each channel over all rows of a micro-batch, with its mean and rstd in
+    /// `stats` (Ioffe and Szegedy 2015). `mean` and `variance` are running averages
+    /// ([`super::ParameterKind::State`]), which take the place of the micro-batch's own outside of
+    /// training; the sums are `b` times the mean and the unbiased variance, for their update.
+    BatchNorm { eps: f32 },
+    /// `x, stats, dy -> dweight (c), dbias (c)`
+    BatchNormAffineGrad,
+    /// `x, weight, stats, dy, dweight, dbias -> dx`
+    BatchNormGrad,
     /// `qkv (b, t, 3c) [, samples (b)] -> y (b, t, c), lse (b, h, t)`: causal attention with
     /// scores scaled by `1/sqrt(c/heads)` and probabilities dropped with probability `dropout`.
     /// `lse` is the logarithm of the sum of exponentials of each row of scores.
@@ -288,6 +298,9 @@ impl fmt::Display for Op {
             }
             Op::Softmax => write!(f, "softmax"),
             Op::SoftmaxGrad => write!(f, "softmax_grad"),
+            Op::BatchNorm { .. } => write!(f, "batch_norm"),
+            Op::BatchNormAffineGrad => write!(f, "batch_norm_affine_grad"),
+            Op::BatchNormGrad => write!(f, "batch_norm_grad"),
             Op::Attention { heads, .. } => write!(f, "attention {heads} heads"),
             Op::AttentionGrad { heads, .. } => write!(f, "attention_grad {heads} heads"),
             Op::Embedding => write!(f, "embedding"),

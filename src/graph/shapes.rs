@@ -71,6 +71,9 @@ fn arity(op: &Op) -> (usize, usize) {
         Op::GroupNorm { .. } | Op::GroupNormAffineGrad { .. } => (3, 3),
         Op::Softmax => (1, 1),
         Op::LayerNormWeightGrad | Op::LayerNormAffineGrad => (3, 3),
+        Op::BatchNorm { .. } => (5, 5),
+        Op::BatchNormAffineGrad => (3, 3),
+        Op::BatchNormGrad => (6, 6),
         Op::Attention { .. } => (1 + usize::from(op.is_random()), 1 + usize::from(op.is_random())),
         Op::AttentionGrad { .. } => {
             (4 + usize::from(op.is_random()), 4 + usize::from(op.is_random()))
@@ -198,6 +201,24 @@ fn rule(op: &Op, x: &[&Shape]) -> Result<Vec<Shape>, String> {
             require(x[0] == x[1], "the two shapes must be equal")?;
             Ok(vec![x[0].clone()])
         }
+        Op::BatchNorm { eps } => {
+            require(*eps >= 0.0 && eps.is_finite(), "eps must be finite and not negative")?;
+            let (channels, stats) = batch_normalized(x[0])?;
+            require(x[1..].iter().all(|s| **s == channels), "all but x are (c)")?;
+            Ok(vec![x[0].clone(), stats, channels.clone(), channels])
+        }
+        Op::BatchNormAffineGrad => {
+            let (channels, stats) = batch_normalized(x[0])?;
+            require(*x[1] == stats && x[2] == x[0], "x and dy are (b, .., c), stats (2, c)")?;
+            Ok(vec![channels.clone(), channels])
+        }
+        Op::BatchNormGrad => {
+            let (channels, stats) = batch_normalized(x[0])?;
+            let fits = *x[2] == stats && x[3] == x[0];
+            let fits = fits && [x[1], x[4], x[5]].into_iter().all(|s| *s == channels);
+            require(fits, "x and dy are (b, .., c), stats (2, c), all others (c)")?;
+            Ok(vec![x[0].clone()])
+        }
         Op::Attention { heads, dropout, .. } => {
             is_probability(*dropout)?;
             are_samples(&x[1..])?;
@@ -294,6 +315,14 @@ fn normalized(x: &Shape) -> Result<(Shape, Shape), String> {
     }
     let leading = &x.dims()[..x.rank() - 1];
     Ok((Shape::fixed(&[x.last()]), x.with_dims(&[leading, &[2]].concat())))
+}
+
+/// Returns the shapes of a weight `(c)` and of the statistics `(2, c)` of `x (b, .., c)`.
+fn batch_normalized(x: &Shape) -> Result<(Shape, Shape), String> {
+    if x.rank() < 2 || x.is_batched() && x.dims()[0] != 1 {
+        return Err("x is (b, .., c)".into());
+    }
+    Ok((Shape::fixed(&[x.last()]), Shape::fixed(&[2, x.last()])))
 }
 
 fn is_probability(p: f32) -> Result<(), String> {

@@ -20,8 +20,9 @@ impl Vote {
     /// Removes the squares of running averages, which are no gradients of the loss; that one is not
     /// finite still counts.
     pub fn without_states(mut self, plan: &Plan) -> Self {
-        let is_state =
-            |of: &&mut GradientSquares| plan.buckets[of.bucket.index()].kind != ParameterKind::Trained;
+        let is_state = |of: &&mut GradientSquares| {
+            plan.buckets[of.bucket.index()].kind != ParameterKind::Trained
+        };
         self.gradients.iter_mut().filter(is_state).for_each(|of| of.squares = 0.0);
         self
     }

@@ -5,8 +5,7 @@ use potluck::base::{BucketId, TensorId};
 use potluck::exec::{BucketTensor, Cpu, Executor};
 use potluck::graph::build::BuildResult;
 use potluck::graph::{
-    Binary, Builder, Conv2dOptions, Graph, Init, Op, Plan, PlanOptions, Pool2dOptions, Unary,
-    differentiate, fuse,
+    Binary, Builder, Conv2dOptions, Graph, Init, Op, ParameterKind, Plan, PlanOptions, Pool2dOptions, Unary, differentiate, fuse,
 };
 
 const ROWS: usize = 3;
@@ -58,6 +57,10 @@ fn check_gradients(graph: Graph) {
             let known = &graph.parameters[parameter.index()];
             let count = graph.tensor(known.tensor).shape.per_row();
             let name = known.name.clone();
+            // A running average accumulates statistics, which are no gradient.
+            if known.kind != ParameterKind::Trained {
+                continue;
+            }
             for at in start..start + count {
                 let mut loss = |offset: f64| {
                     let value = parameters[at] + offset;
@@ -162,6 +165,17 @@ fn functions_of_two_tensors_with_broadcasting_and_reuse() {
             let y = b.apply(Op::Binary(function), &[y, whole])?;
             let x = source(b, "x", &[1, 3]);
             b.matmul(x, y, false, true)
+        });
+    }
+}
+
+#[test]
+fn batch_norm() {
+    for dims in [&[1, 4][..], &[1, 3, 2, 5]] {
+        check(|b| {
+            let x = source(b, "x", dims);
+            let y = b.batch_norm("norm", x)?;
+            b.unary(y, Unary::Gelu)
         });
     }
 }

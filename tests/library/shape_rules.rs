@@ -110,6 +110,26 @@ fn cases() -> Vec<Case> {
             vec![free(batched(&[1, 4, 6]), &[1], false), free(batched(&[1, 3, 6]), &[1], false)],
         ),
         (Op::SoftmaxGrad, vec![batched(&[3, 4]), batched(&[3, 4])]),
+        (
+            Op::BatchNorm { eps: 1e-5 },
+            [
+                vec![(batched(&[1, 3, 6]).0, Free { axes: &[1], batched: true, rank: true })],
+                vec![fixed(&[6]); 4],
+            ]
+            .concat(),
+        ),
+        (Op::BatchNormAffineGrad, vec![batched(&[1, 3, 6]), fixed(&[2, 6]), batched(&[1, 3, 6])]),
+        (
+            Op::BatchNormGrad,
+            vec![
+                batched(&[1, 3, 6]),
+                fixed(&[6]),
+                fixed(&[2, 6]),
+                batched(&[1, 3, 6]),
+                fixed(&[6]),
+                fixed(&[6]),
+            ],
+        ),
         (attention(0.5), vec![free(qkv.clone(), &[1], false), ids(&[1])]),
         (attention_grad(0.0), vec![qkv.clone(), y.clone(), lse.clone(), y.clone()]),
         (attention_grad(0.5), vec![qkv, y.clone(), lse, y, ids(&[1])]),

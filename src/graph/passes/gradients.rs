@@ -7,7 +7,9 @@ use std::cmp::Reverse;
 use crate::base::{DType, NodeId, Shape, TensorId};
 use crate::graph::op::{Binary, Op, Unary};
 use crate::graph::shapes::{self, ShapeError};
-use crate::graph::{Builder, CustomNode, Graph, Node, PassKind, Role, SharedCustomOp};
+use crate::graph::{
+    Builder, CustomNode, Graph, Node, ParameterKind, PassKind, Role, SharedCustomOp,
+};
 
 /// Appends to a forward graph the nodes that accumulate the gradient of its summed loss into one
 /// [`Role::Gradient`] tensor per parameter.
@@ -196,6 +198,7 @@ fn rule(b: &mut Backward, node: NodeId) -> Result<(), ShapeError> {
             b.accumulate_pair([x[1], x[2]], Op::GroupNormAffineGrad { groups }, &[x[0], stats, dy])
         }
         Op::Softmax => b.accumulate_op(x[0], Op::SoftmaxGrad, &[node.outputs[0], dy]),
+        Op::BatchNorm { .. } => b.batch_norm(&node, dy),
         Op::Attention { heads, dropout, site } => {
             let mut inputs = vec![x[0], node.outputs[0], node.outputs[1], dy];
             inputs.extend(&x[1..]);
@@ -232,6 +235,8 @@ fn rule(b: &mut Backward, node: NodeId) -> Result<(), ShapeError> {
         | Op::GroupNormGrad { .. }
         | Op::GroupNormAffineGrad { .. }
         | Op::SoftmaxGrad
+        | Op::BatchNormAffineGrad
+        | Op::BatchNormGrad
         | Op::AttentionGrad { .. }
         | Op::EmbeddingGrad { .. }
         | Op::Conv2dInputGrad { .. }
@@ -300,6 +305,7 @@ impl Backward {
         Ok(self.apply_all(op, inputs, phase)?[0])
     }
 
+    /// Adds an op and returns all its outputs.
     fn apply_all(
         &mut self,
         op: Op,
@@ -311,6 +317,32 @@ impl Backward {
         let outputs = self.graph.apply(op, inputs, phase, scope)?;
         self.requires_grad.extend(outputs.iter().map(|_| false));
         Ok(outputs)
+    }
+
+    /// Adds the gradients of a batch normalization. The sums for weight and bias come in the pass
+    /// of activations, because `dx` needs them. The gradient of a running average accumulates what
+    /// [`ParameterKind::State`] defines.
+    fn batch_norm(&mut self, node: &Node, dy: TensorId) -> Result<(), ShapeError> {
+        let (x, stats) = (&node.inputs, node.outputs[1]);
+        let sums = [x[0], stats, dy];
+        let sums = self.apply_all(Op::BatchNormAffineGrad, &sums, PassKind::BackwardInput)?;
+        let inputs = [x[0], x[1], stats, dy, sums[0], sums[1]];
+        self.accumulate_op(x[0], Op::BatchNormGrad, &inputs)?;
+        self.accumulate_tensor(x[1], sums[0]);
+        self.accumulate_tensor(x[2], sums[1]);
+        for (running, sum) in x[3..].iter().zip(&node.outputs[2..]) {
+            if self.is_state(*running) {
+                self.accumulate_op(*running, Op::Unary(Unary::Scale(-1.0)), &[*sum])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn is_state(&self, tensor: TensorId) -> bool {
+        match self.graph.tensor(tensor).role {
+            Role::Parameter(id) => self.graph.parameters[id.index()].kind != ParameterKind::Trained,
+            _ => false,
+        }
     }
 
     /// Adds what a custom op gives for each input to the gradient of that input.

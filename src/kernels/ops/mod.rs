@@ -2,6 +2,7 @@
 
 pub mod adamw;
 pub mod attention;
+pub mod batch_norm;
 pub mod binary;
 pub mod conv;
 pub mod copy;
@@ -64,6 +65,7 @@ table! {
     Op::GroupNorm { .. } | Op::GroupNormGrad { .. } => group_norm::TWIN,
     Op::GroupNormAffineGrad { .. } => group_norm::TWIN,
     Op::Softmax | Op::SoftmaxGrad => softmax::TWIN,
+    Op::BatchNorm { .. } | Op::BatchNormAffineGrad | Op::BatchNormGrad => batch_norm::TWIN,
     Op::CrossEntropy | Op::CrossEntropyGrad => cross_entropy::TWIN,
     Op::Conv2d(_) | Op::Conv2dInputGrad { .. } | Op::Conv2dWeightGrad { .. } => conv::TWIN,
     Op::MaxPool2d(_)
