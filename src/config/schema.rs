@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use super::key::{ConfigValue, Constraint, Key, Value, Words, words};
 use crate::collective::Topology;
 use crate::data::{SampleFormat, TargetKind, TokenizerKind, formats, tokens};
-use crate::graph::Unary;
+use crate::graph::{Cell, Unary};
 use crate::optim::Decay;
 use crate::parallel::{PipelineSchedule, ReduceSite};
 
@@ -17,6 +17,8 @@ use crate::parallel::{PipelineSchedule, ReduceSite};
 pub enum ModelKind {
     /// A decoder-only transformer.
     Gpt,
+    /// A recurrent language model.
+    Rnn,
     /// A multilayer perceptron.
     Mlp,
 }
@@ -106,7 +108,12 @@ pub enum OnLoss {
 }
 
 words! {
-    ModelKind { ModelKind::Gpt => "gpt", ModelKind::Mlp => "mlp", }
+    ModelKind {
+        ModelKind::Gpt => "gpt",
+        ModelKind::Rnn => "rnn",
+        ModelKind::Mlp => "mlp",
+    }
+    Cell { Cell::Lstm => "lstm", Cell::Gru => "gru", }
     // The others are no activations of a model.
     Unary {
         Unary::Gelu => "gelu",
@@ -173,6 +180,9 @@ const LR_MAX: f64 = 1000.0;
 const MODEL_KIND: &str = "model.kind";
 const DATA_KIND: &str = "data.kind";
 const GPT: &[&str] = &["gpt"];
+const RNN: &[&str] = &["rnn"];
+/// Models of texts and tokens.
+const OF_TOKENS: &[&str] = &["gpt", "rnn"];
 const MLP: &[&str] = &["mlp"];
 const TEXTS: &[&str] = &["text", "builtin"];
 const SAMPLES: &[&str] = &["idx", "cifar10", "csv", "npy", "images"];
@@ -238,14 +248,18 @@ sections! {
         /// Model architecture.
         kind: ModelKind = ModelKind::Gpt, Constraint::OneOf(ModelKind::WORDS),
             "\"gpt\" for texts and tokens, or else \"mlp\"";
-        /// Number of transformer blocks (attention and MLP).
-        layers: usize = 4, Constraint::Whole(1, 1024), if MODEL_KIND = GPT;
+        /// Number of transformer blocks (attention and MLP), or of recurrent layers; for an rnn 2
+        /// unless set.
+        layers: usize = 4, Constraint::Whole(1, 1024), if MODEL_KIND = OF_TOKENS;
+        /// Cell of the recurrent layers.
+        cell: Cell = Cell::Lstm, Constraint::OneOf(Cell::WORDS), if MODEL_KIND = RNN;
         /// Number of attention heads; must divide the width.
         heads: usize = 4, Constraint::Whole(1, 1024), if MODEL_KIND = GPT;
-        /// Channels of the residual stream: values per token between the blocks.
-        width: usize = 64, Constraint::Whole(1, 65_536), if MODEL_KIND = GPT;
+        /// Channels of the residual stream, or hidden values: values per token between the blocks;
+        /// for an rnn 128 unless set.
+        width: usize = 64, Constraint::Whole(1, 65_536), if MODEL_KIND = OF_TOKENS;
         /// Context length: tokens of a sample.
-        context: usize = 64, Constraint::Whole(1, 65_536), if MODEL_KIND = GPT;
+        context: usize = 64, Constraint::Whole(1, 65_536), if MODEL_KIND = OF_TOKENS;
         /// Widths of the hidden layers; empty for a linear model.
         hidden: Vec<u64> = vec![128], Constraint::IntList, if MODEL_KIND = MLP;
         /// Biases in linear layers and layer norms.
@@ -255,7 +269,8 @@ sections! {
         /// Weight tying: the output head shares the token embedding.
         tie: bool = true, Constraint::Flag, if MODEL_KIND = GPT;
         /// Activation function; for an mlp "relu" unless set.
-        activation: Unary = Unary::Gelu, Constraint::OneOf(Unary::WORDS);
+        activation: Unary = Unary::Gelu, Constraint::OneOf(Unary::WORDS),
+            if MODEL_KIND = &["gpt", "mlp"];
     }
     /// Data for training and validation.
     data: Data {
@@ -288,7 +303,8 @@ sections! {
     }
     /// The training run.
     train: Train {
-        /// Global batch size: samples per step over all devices; for an mlp 128 unless set.
+        /// Global batch size: samples per step over all devices; for an mlp 128, for an rnn 32
+        /// unless set.
         batch: usize = 12, Constraint::Whole(1, BATCH_MAX);
         /// Micro-batch: the most samples that a device runs in one pass.
         micro_batch: usize = 12, Constraint::Whole(1, BATCH_MAX),
@@ -359,7 +375,7 @@ sections! {
     optim: Optim {
         /// Update rule.
         kind: OptimKind = OptimKind::AdamW, Constraint::OneOf(OptimKind::WORDS);
-        /// Learning rate after the warm-up; for an mlp 1e-3 unless set.
+        /// Learning rate after the warm-up; for an mlp 1e-3, for an rnn 2e-3 unless set.
         lr: f64 = 4e-3, Constraint::Real(Excluded(0.0), Included(LR_MAX));
         /// Decay of AdamW's first moment, the mean of gradients.
         beta1: f64 = 0.9, FRACTION;
@@ -491,22 +507,30 @@ impl RunConfig {
         if !is_set("model.kind") && self.data.kind.sample_format().is_some() {
             self.model.kind = ModelKind::Mlp;
         }
-        if self.model.kind == ModelKind::Mlp {
-            let of_mlp = Self::of_mlp();
-            for name in ["model.activation", "train.batch", "optim.lr"] {
-                if let Some(key) = key(name).filter(|_| !is_set(name)) {
-                    (key.get)(&of_mlp).into_iter().for_each(|value| (key.set)(self, value));
-                }
+        let (of_kind, names) = Self::of_kind(self.model.kind);
+        for name in names {
+            if let Some(key) = key(name).filter(|_| !is_set(name)) {
+                (key.get)(&of_kind).into_iter().for_each(|value| (key.set)(self, value));
             }
         }
     }
 
-    /// Returns the defaults of an MLP, where they are others.
-    fn of_mlp() -> Self {
+    /// Returns the defaults of a kind of model and the keys in which they are others.
+    fn of_kind(kind: ModelKind) -> (Self, &'static [&'static str]) {
         let mut config = Self::default();
-        config.model.activation = Unary::Relu;
-        (config.train.batch, config.optim.lr) = (128, 1e-3);
-        config
+        match kind {
+            ModelKind::Gpt => (config, &[]),
+            ModelKind::Mlp => {
+                config.model.activation = Unary::Relu;
+                (config.train.batch, config.optim.lr) = (128, 1e-3);
+                (config, &["model.activation", "train.batch", "optim.lr"])
+            }
+            ModelKind::Rnn => {
+                (config.model.layers, config.model.width) = (2, 128);
+                (config.train.batch, config.optim.lr) = (32, 2e-3);
+                (config, &["model.layers", "model.width", "train.batch", "optim.lr"])
+            }
+        }
     }
 
     /// Returns the micro-batch of a run that sets none: the batch, or in a pipeline of K stages the
@@ -571,8 +595,8 @@ impl RunConfig {
         }
         let is_of_samples = self.data.kind.sample_format().is_some();
         let (wanted, of) = match self.model.kind {
-            ModelKind::Gpt if is_of_samples => ("\"mlp\"", "samples"),
-            ModelKind::Mlp if !is_of_samples => ("\"gpt\"", "texts and tokens"),
+            ModelKind::Gpt | ModelKind::Rnn if is_of_samples => ("\"mlp\"", "samples"),
+            ModelKind::Mlp if !is_of_samples => ("\"gpt\" or \"rnn\"", "texts and tokens"),
             _ => return Ok(()),
         };
         let data = self.data.kind.word().unwrap_or_default();
@@ -583,7 +607,7 @@ impl RunConfig {
     fn check_pairs(&self) -> Result<(), ConstraintError> {
         let fail = |keys: &[&'static str], why| Err(ConstraintError { keys: keys.to_vec(), why });
         let (model, train) = (&self.model, &self.train);
-        if !model.width.is_multiple_of(model.heads) {
+        if model.kind == ModelKind::Gpt && !model.width.is_multiple_of(model.heads) {
             let why = format!(
                 "expects a number that divides model.width = {}, got {}",
                 model.width, model.heads

@@ -3,7 +3,7 @@
 //! style.
 
 use super::custom::CustomOp;
-use super::op::{Binary, Op, Unary};
+use super::op::{Binary, Cell, Op, Unary};
 use super::pictures::{Conv2dOptions, Pool2dOptions};
 use super::shapes::{self, ShapeError, Typed};
 use super::{Graph, Init, Node, Parameter, ParameterKind, PassKind, Role, Tensor};
@@ -313,6 +313,33 @@ impl Builder {
         self.apply(Op::BatchNorm { eps: 1e-5 }, &[x, weight, bias, mean, variance])
     }
 
+    /// Computes a recurrent layer over `x (b, t, in)`, with PyTorch's parameters of `LSTM` and `GRU`:
+    /// `weight_ih (g h, in)`, `weight_hh (g h, h)`, and the biases `bias_ih` and `bias_hh (g h)` of
+    /// `g` gates. `state` is empty, for zeros, or has `h0 (b, h)` and, for an LSTM, `c0 (b, h)`.
+    /// Returns `y (b, t, h)` and the state behind the last time step, `(b, h)` each; only `y` has a
+    /// gradient.
+    ///
+    /// # Errors
+    /// Returns [`ShapeError`] if the shapes do not fit.
+    pub fn recurrent(
+        &mut self,
+        cell: Cell,
+        x: TensorId,
+        [weight_ih, weight_hh, bias_ih, bias_hh]: [TensorId; 4],
+        state: &[TensorId],
+    ) -> Result<(TensorId, Vec<TensorId>), ShapeError> {
+        let gates = self.linear(x, weight_ih, Some(bias_ih))?;
+        let inputs = [&[gates, weight_hh, bias_hh], state].concat();
+        let outputs = self.apply_all(Op::Recurrent { cell }, &inputs)?;
+        let [_, t, h] = *self.shape(outputs[0]).dims() else { return Ok((outputs[0], Vec::new())) };
+        let mut last = Vec::new();
+        for of in [Some(&outputs[0]), outputs.get(2)].into_iter().flatten() {
+            let step = self.slice(*of, 1, t - 1, 1)?;
+            last.push(self.reshape(step, &[1, h])?);
+        }
+        Ok((outputs[0], last))
+    }
+
     /// Computes causal attention over `qkv (b, t, 3c)`; see [`Op::Attention`].
     pub fn attention(&mut self, qkv: TensorId, heads: usize, dropout: f32) -> BuildResult {
         let op = Op::Attention { heads, dropout, site: self.next_site() };
@@ -430,6 +457,11 @@ impl Builder {
     /// elements, and for the two ops that have no kernel of their own: [`Op::Reshape`], which is
     /// [`Builder::reshape`], and [`Op::Fused`], which [`super::fuse()`] makes.
     pub fn apply(&mut self, op: Op, inputs: &[TensorId]) -> BuildResult {
+        Ok(self.apply_all(op, inputs)?[0])
+    }
+
+    /// Adds any op and returns all its outputs; see [`Builder::apply`].
+    fn apply_all(&mut self, op: Op, inputs: &[TensorId]) -> Result<Vec<TensorId>, ShapeError> {
         let why = match op {
             Op::Reshape => Some("is made by Builder::reshape"),
             Op::Fused { .. } => Some("is made by the fusion of a differentiated graph"),
@@ -443,7 +475,7 @@ impl Builder {
         let scope = std::mem::take(&mut self.scope);
         let outputs = self.graph.apply(op, inputs, self.phase, &scope);
         self.scope = scope;
-        Ok(outputs?[0])
+        outputs
     }
 
     fn add_tensor(&mut self, name: String, typed: Typed, role: Role) -> TensorId {

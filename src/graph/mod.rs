@@ -29,7 +29,7 @@ pub use custom::{CustomCall, CustomInput, CustomKernel, CustomNode, CustomOp, Sh
 pub use passes::fuse::fuse;
 pub use passes::gradients::{OpGradients, differentiate, op_gradients};
 
-pub use op::{Binary, EpilogueOp, IGNORE_INDEX, LossCount, Op, Unary};
+pub use op::{Binary, Cell, EpilogueOp, IGNORE_INDEX, LossCount, Op, Unary};
 
 pub use part::{PlanPart, PlannedPart};
 pub use pictures::{Conv2dOptions, Pool2dOptions};

@@ -83,6 +83,40 @@ pub enum LossCount {
     Targets,
 }
 
+/// Cell of a recurrent layer, in PyTorch's form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cell {
+    /// Gates i, f, g, o; the state is the hidden values and the cells.
+    Lstm,
+    /// Gates r, z, n, with the reset gate behind the product; the state is the hidden values.
+    Gru,
+}
+
+impl Cell {
+    /// Returns the number of gates, of which the weights have a block of rows each.
+    pub fn gates(self) -> usize {
+        match self {
+            Self::Lstm => 4,
+            Self::Gru => 3,
+        }
+    }
+
+    /// Returns the number of tensors of the state.
+    pub fn states(self) -> usize {
+        match self {
+            Self::Lstm => 2,
+            Self::Gru => 1,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Lstm => "lstm",
+            Self::Gru => "gru",
+        }
+    }
+}
+
 /// Operation of a node, from inputs to outputs, in this order. `(b*t, c)` and the like are shapes;
 /// an op whose name ends in `Grad` computes the gradient of the op of that name.
 #[derive(Clone, Debug, PartialEq)]
@@ -150,6 +184,14 @@ pub enum Op {
     BatchNormAffineGrad,
     /// `x, weight, stats, dy, dweight, dbias -> dx`
     BatchNormGrad,
+    /// `x (b, t, g h), weight (g h, h), bias (g h) [, h0 (b, h) [, c0 (b, h)]] -> y (b, t, h), gates
+    /// (b, t, 4h) [, cells (b, t, h)]`: a recurrent layer over time behind the product of its
+    /// inputs, with `g` gates; an LSTM has cells too. Without a state it starts from zeros. `gates`
+    /// are i, f, g, o, or r, z, n and the product for n; see `kernels::ops::recurrent`.
+    Recurrent { cell: Cell },
+    /// `gates, weight, cells, dy [, c0] -> dx, dh0, dc0` of an LSTM, and
+    /// `gates, weight, y, dy [, h0] -> dx, dproduct (b, t, g h), dh0` of a GRU.
+    RecurrentGrad { cell: Cell },
     /// `qkv (b, t, 3c) [, samples (b)] -> y (b, t, c), lse (b, h, t)`: causal attention with
     /// scores scaled by `1/sqrt(c/heads)` and probabilities dropped with probability `dropout`.
     /// `lse` is the logarithm of the sum of exponentials of each row of scores.
@@ -301,6 +343,8 @@ impl fmt::Display for Op {
             Op::BatchNorm { .. } => write!(f, "batch_norm"),
             Op::BatchNormAffineGrad => write!(f, "batch_norm_affine_grad"),
             Op::BatchNormGrad => write!(f, "batch_norm_grad"),
+            Op::Recurrent { cell } => write!(f, "{}", cell.name()),
+            Op::RecurrentGrad { cell } => write!(f, "{}_grad", cell.name()),
             Op::Attention { heads, .. } => write!(f, "attention {heads} heads"),
             Op::AttentionGrad { heads, .. } => write!(f, "attention_grad {heads} heads"),
             Op::Embedding => write!(f, "embedding"),

@@ -162,6 +162,13 @@ impl Plan {
         Self { graph, options, segments, slots, places, buckets, held, held_blocks, part: None }
     }
 
+    /// Returns the fewest samples that a micro-batch should have: 8 if statistics of micro-batches
+    /// are normalized by, which of fewer differ too much from those of the batch, or else 1.
+    pub fn rows_min(&self) -> u32 {
+        let is_state = |bucket: &Bucket| bucket.kind != ParameterKind::Trained;
+        if self.buckets.iter().any(is_state) { 8 } else { 1 }
+    }
+
     /// Returns true if a device that runs this plan holds a block.
     pub fn holds_block(&self, block: u32) -> bool {
         self.held_blocks[block as usize]

@@ -5,7 +5,7 @@ mod norms;
 mod pictures;
 
 use super::custom;
-use super::op::{Binary, EpilogueOp, Op};
+use super::op::{Binary, Cell, EpilogueOp, Op};
 use crate::base::{DType, Shape};
 
 /// Error of an op whose inputs do not fit.
@@ -74,6 +74,8 @@ fn arity(op: &Op) -> (usize, usize) {
         Op::BatchNorm { .. } => (5, 5),
         Op::BatchNormAffineGrad => (3, 3),
         Op::BatchNormGrad => (6, 6),
+        Op::Recurrent { cell } => (3, 3 + cell.states()),
+        Op::RecurrentGrad { .. } => (4, 5),
         Op::Attention { .. } => (1 + usize::from(op.is_random()), 1 + usize::from(op.is_random())),
         Op::AttentionGrad { .. } => {
             (4 + usize::from(op.is_random()), 4 + usize::from(op.is_random()))
@@ -219,6 +221,8 @@ fn rule(op: &Op, x: &[&Shape]) -> Result<Vec<Shape>, String> {
             require(fits, "x and dy are (b, .., c), stats (2, c), all others (c)")?;
             Ok(vec![x[0].clone()])
         }
+        Op::Recurrent { cell } => recurrent(*cell, x),
+        Op::RecurrentGrad { cell } => recurrent_grad(*cell, x),
         Op::Attention { heads, dropout, .. } => {
             is_probability(*dropout)?;
             are_samples(&x[1..])?;
@@ -323,6 +327,52 @@ fn batch_normalized(x: &Shape) -> Result<(Shape, Shape), String> {
         return Err("x is (b, .., c)".into());
     }
     Ok((Shape::fixed(&[x.last()]), Shape::fixed(&[2, x.last()])))
+}
+
+/// Returns the output shapes of a recurrent layer on `x, weight, bias` and a whole state or none.
+fn recurrent(cell: Cell, x: &[&Shape]) -> Result<Vec<Shape>, String> {
+    let gates = cell.gates();
+    let wanted = format!("x is (b, t, {gates}h), weight ({gates}h, h), bias ({gates}h)");
+    let [b, t, columns] = *x[0].dims() else { return Err(wanted) };
+    let h = columns / gates;
+    let is_weight = *x[1] == Shape::fixed(&[columns, h]) && *x[2] == Shape::fixed(&[columns]);
+    if h * gates != columns || !is_weight || x[0].is_batched() && b != 1 {
+        return Err(wanted);
+    }
+    let states = x.len() - 3;
+    if states != 0 && states != cell.states()
+        || x[3..].iter().any(|s| **s != x[0].with_dims(&[b, h]))
+    {
+        return Err(format!("the state is {} of (b, h)", cell.states()));
+    }
+    let (y, gates) = (x[0].with_dims(&[b, t, h]), x[0].with_dims(&[b, t, 4 * h]));
+    Ok(match cell {
+        Cell::Lstm => vec![y.clone(), gates, y],
+        Cell::Gru => vec![y, gates],
+    })
+}
+
+/// Returns the output shapes of the gradient of a recurrent layer.
+fn recurrent_grad(cell: Cell, x: &[&Shape]) -> Result<Vec<Shape>, String> {
+    let gates = cell.gates();
+    let wanted = format!(
+        "gates are (b, t, 4h), weight ({gates}h, h), hidden values and dy (b, t, h), the state (b, h)"
+    );
+    let [b, t, h] = *x[3].dims() else { return Err(wanted) };
+    let state = x[3].with_dims(&[b, h]);
+    let fits = *x[0] == x[3].with_dims(&[b, t, 4 * h])
+        && *x[1] == Shape::fixed(&[gates * h, h])
+        && x[2] == x[3]
+        && x[4..].iter().all(|s| **s == state)
+        && (b == 1 || !x[3].is_batched());
+    if !fits {
+        return Err(wanted);
+    }
+    let dx = x[3].with_dims(&[b, t, gates * h]);
+    Ok(match cell {
+        Cell::Lstm => vec![dx, state.clone(), state],
+        Cell::Gru => vec![dx.clone(), dx, state],
+    })
 }
 
 fn is_probability(p: f32) -> Result<(), String> {

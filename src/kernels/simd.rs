@@ -157,6 +157,12 @@ pub fn ln<S: Simd>(x: f32) -> f32 {
     if x > 0.0 { positive } else { below }
 }
 
+/// The logistic function, by the hyperbolic tangent of half its argument.
+#[inline(always)]
+pub fn sigmoid<S: Simd>(x: f32) -> f32 {
+    mul_add::<S>(0.5, tanh::<S>(0.5 * x), 0.5)
+}
+
 /// `-ln(1 - erf(a)) / a` on `0..=4`, fitted to `erf` by Lawson's algorithm (iteratively reweighted
 /// least squares; Lawson 1961) with a maximum error of 5.2e-8 relative to `erf(a)`.
 const ERF: [f32; 8] = [

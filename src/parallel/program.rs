@@ -185,9 +185,13 @@ pub fn gradient_all_reduce(plan: &Plan) -> Program {
 }
 
 /// Returns the program of a single rank without peers: each micro-batch forward and backward,
-/// then one update. Gradients accumulate over micro-batches; at most one is in flight.
+/// then one update. Gradients accumulate over micro-batches; at most one is in flight. Micro-batches
+/// are nearly equal if their statistics matter.
 pub fn single_rank(plan: &Plan, batch: u32, micro_batch: u32) -> Program {
-    let micro_batches = micro_batches(0, batch, micro_batch);
+    let micro_batches = match plan.rows_min() {
+        1 => micro_batches(0, batch, micro_batch),
+        _ => nearly_equal(Share { first: 0, count: batch, micro_batch }),
+    };
     let mut instructions = vec![Instruction::ZeroGradients];
     for index in 0..micro_batches.len() {
         instructions.push(Instruction::Load { micro_batch: index });

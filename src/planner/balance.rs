@@ -56,6 +56,26 @@ pub fn give_each_a_sample(counts: &mut [u32]) -> bool {
     is_enough
 }
 
+/// Moves samples so that each rank has at least `least` or none: from those that have the most, as
+/// long as these keep as many, or else to them.
+pub fn give_at_least(counts: &mut [u32], least: u32) {
+    while let Some(few) = counts.iter().position(|count| (1..least).contains(count)) {
+        let others = (0..counts.len()).filter(|rank| *rank != few && counts[*rank] > 0);
+        let Some(most) = others.max_by_key(|rank| (counts[*rank], std::cmp::Reverse(*rank))) else {
+            return;
+        };
+        let missing = least - counts[few];
+        let moved = if counts[most] >= least + missing { missing } else { 0 };
+        match moved {
+            0 => counts[most] += std::mem::take(&mut counts[few]),
+            moved => {
+                counts[most] -= moved;
+                counts[few] += moved;
+            }
+        }
+    }
+}
+
 /// Returns the makespan: the seconds until the slowest rank finishes.
 pub fn makespan(counts: &[u32], speeds: &[ThroughputModel]) -> f64 {
     let done = counts.iter().zip(speeds).map(|(&count, speed)| speed.seconds(count));
@@ -215,6 +235,21 @@ mod tests {
         let slow_to_start = ThroughputModel { fixed_s: 5.0, row_s: 0.0, micro_batch: 64 };
         assert_eq!(apportion(4, &[slow_to_start, at(1.0)]), [0, 4]);
         assert_eq!(apportion(20, &[slow_to_start, at(1.0)]), [16, 4]);
+    }
+
+    #[test]
+    fn each_rank_has_enough_samples_or_none() {
+        let given = |counts: &[u32]| {
+            let mut counts = counts.to_vec();
+            give_at_least(&mut counts, 8);
+            counts
+        };
+        assert_eq!(given(&[20, 3, 9]), [15, 8, 9]);
+        assert_eq!(given(&[13, 0, 3]), [8, 0, 8]);
+        assert_eq!(given(&[10, 3]), [13, 0]);
+        assert_eq!(given(&[5, 4, 3]), [12, 0, 0]);
+        assert_eq!(given(&[5]), [5]);
+        assert_eq!(given(&[8, 8]), [8, 8]);
     }
 
     #[test]

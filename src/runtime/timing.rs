@@ -20,8 +20,8 @@ use crate::graph::Place;
 use crate::kernels::RandomContext;
 use crate::parallel::ReduceSite;
 use crate::planner::balance::{
-    DeviceSelection, ExcludedDevice, ThroughputModel, apportion, give_each_a_sample, makespan,
-    select_devices,
+    DeviceSelection, ExcludedDevice, ThroughputModel, apportion, give_at_least, give_each_a_sample,
+    makespan, select_devices,
 };
 
 /// Timed repetitions of a micro-batch; the fastest counts for a device that runs alone, the mean
@@ -62,8 +62,8 @@ pub struct TimingFailure {
 }
 
 /// Times devices on micro-batches of `probe`, selects those that are worth using, and splits
-/// `batch` samples among them. `rows` are the most samples that each can run at a time. Concurrent
-/// timings take `timeout` at most. Only sets of devices that `hold` the moments of their shards
+/// `batch` samples among them. `rows` are the most samples that each can run at a time, and none is
+/// given fewer than `rows_min`. Concurrent timings take `timeout` at most. Only sets of devices that `hold` the moments of their shards
 /// are selected; returns `None` if none does.
 ///
 /// # Errors
@@ -72,14 +72,14 @@ pub fn split_by_speed(
     drivers: &[&DeviceThread],
     probe: &Probe,
     batch: u32,
-    rows: &[u32],
+    (rows, rows_min): (&[u32], u32),
     timeout: Duration,
     hold: &dyn Fn(&[usize]) -> bool,
 ) -> Result<Option<BatchSplit>, TimingFailure> {
     let mut solo = Vec::new();
     for (index, (driver, &rows)) in drivers.iter().zip(rows).enumerate() {
         let probe = Arc::clone(probe);
-        let timing = move |device: &mut dyn Executor| time_alone(device, &probe, rows);
+        let timing = move |device: &mut dyn Executor| time_alone(device, &probe, rows, rows_min);
         let timed = driver.run("timing micro-batches", timing);
         solo.push(timed.map_err(|error| TimingFailure { index, error })?);
     }
@@ -103,6 +103,7 @@ pub fn split_by_speed(
             },
         };
         let mut counts = apportion(batch, &speeds);
+        give_at_least(&mut counts, rows_min);
         // Devices without a sample leave the others with larger shards.
         let working = set.iter().zip(&counts).filter(|(_, count)| **count > 0);
         let is_enough = hold(&working.map(|(device, _)| *device).collect::<Vec<_>>());
@@ -170,10 +171,11 @@ fn time_alone(
     device: &mut dyn Executor,
     probe: &Probe,
     rows: u32,
+    rows_min: u32,
 ) -> Result<SoloTiming, DeviceError> {
     let full_s = run_timed(device, probe, rows, REPEATS)?;
     let half = rows.div_ceil(2);
-    if half == rows {
+    if half == rows || half < rows_min {
         let speed =
             ThroughputModel { fixed_s: 0.0, row_s: full_s / f64::from(rows), micro_batch: rows };
         return Ok(SoloTiming { speed, full_s, exchange_s: perform(device, TimeExchange)? });

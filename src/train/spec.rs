@@ -17,9 +17,10 @@ use crate::config::schema::{Balance, DataKind, Model, ModelKind, OnLoss, OnMisma
 use crate::data::{ReadOptions, SampleFormat, Sampler, Split, TokenizerKind};
 use crate::faults::Faults;
 use crate::graph::passes::fuse::{Fusion, fuse_listed};
-use crate::graph::{Graph, Plan, PlanOptions, differentiate, fuse};
+use crate::graph::{Cell, Graph, Plan, PlanOptions, differentiate, fuse};
 use crate::model::gpt::next_token_gpt;
-use crate::model::{GptConfig, LanguageModel, MlpConfig, MlpLoss, gpt, mlp};
+use crate::model::rnn::next_token_rnn;
+use crate::model::{GptConfig, LanguageModel, MlpConfig, MlpLoss, RnnConfig, gpt, mlp, rnn};
 use crate::optim::{Optimizer, Schedule};
 use crate::runtime::open::OpenOptions;
 use crate::runtime::placement::plans::Plans;
@@ -352,6 +353,20 @@ fn model(config: &RunConfig) -> ModelSpec {
             }),
             graph: Arc::new(move |data| Ok(gpt(&gpt_config(&model, data)?)?)),
         },
+        ModelKind::Rnn => ModelSpec {
+            context,
+            summary: format!(
+                "{} layers of {}, width {}, context {context}",
+                model.layers,
+                if model.cell == Cell::Lstm { "LSTM" } else { "GRU" },
+                model.width
+            ),
+            next_token: Some({
+                let model = model.clone();
+                Arc::new(move |data| Ok(next_token_rnn(&rnn_config(&model, data)?)?))
+            }),
+            graph: Arc::new(move |data| Ok(rnn(&rnn_config(&model, data)?)?)),
+        },
         ModelKind::Mlp => {
             let hidden: Vec<String> = model.hidden.iter().map(ToString::to_string).collect();
             let summary = match &hidden[..] {
@@ -365,13 +380,30 @@ fn model(config: &RunConfig) -> ModelSpec {
     }
 }
 
-fn gpt_config(model: &Model, data: &DataShape) -> Result<GptConfig, TrainError> {
+/// Returns the vocabulary of a model of tokens.
+fn vocabulary(kind: &str, data: &DataShape) -> Result<usize, TrainError> {
     let DataShape::Tokens { vocabulary } = *data else {
-        let why = "a gpt is trained on texts or tokens; set model.kind = \"mlp\" for samples";
-        return Err(TrainError::InvalidRequest(why.into()));
+        let why =
+            format!("{kind} is trained on texts or tokens; set model.kind = \"mlp\" for samples");
+        return Err(TrainError::InvalidRequest(why));
     };
+    Ok(vocabulary)
+}
+
+fn rnn_config(model: &Model, data: &DataShape) -> Result<RnnConfig, TrainError> {
+    Ok(RnnConfig {
+        vocabulary: vocabulary("an rnn", data)?,
+        context: model.context,
+        layers: model.layers,
+        width: model.width,
+        cell: model.cell,
+        dropout: model.dropout as f32,
+    })
+}
+
+fn gpt_config(model: &Model, data: &DataShape) -> Result<GptConfig, TrainError> {
     Ok(GptConfig {
-        vocabulary,
+        vocabulary: vocabulary("a gpt", data)?,
         context: model.context,
         layers: model.layers,
         heads: model.heads,

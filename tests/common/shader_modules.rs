@@ -5,6 +5,7 @@ use naga::back::{self, spv};
 use naga::proc::{BoundsCheckPolicies, BoundsCheckPolicy};
 use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
 use naga::{EntryPoint, Module};
+use potluck::autotune::catalog::catalog_calls;
 use potluck::base::Site;
 use potluck::base::rng::Key;
 use potluck::graph::{Binary, Conv2dOptions, EpilogueOp, Op, Unary};
@@ -378,6 +379,29 @@ fn pool() -> Vec<(String, String)> {
     kinds.map(|(name, types)| (name.to_string(), shader(types))).to_vec()
 }
 
+/// Every text of the ops whose dispatches put something in front of their files: of values and of
+/// vectors.
+fn of_catalog(ops: &[&str]) -> Vec<(String, String)> {
+    let calls = catalog_calls().into_iter().filter(|owned| {
+        let name = owned.op.to_string();
+        ops.iter().any(|op| name.starts_with(op))
+    });
+    let mut texts: Vec<(String, String)> = Vec::new();
+    for owned in calls {
+        let call = owned.call();
+        for way in (twin(call.op).unwrap().variants)(&call, &Caps::EVERY) {
+            for dispatch in &way.dispatches {
+                let text = text(&dispatch.shader);
+                if texts.iter().all(|(_, known)| *known != text) {
+                    let name = format!("{} {} {}", dispatch.shader.file, way.name, texts.len());
+                    texts.push((name, text));
+                }
+            }
+        }
+    }
+    texts
+}
+
 /// Modules that need more workgroup memory than every device has: `(name, text, bytes)`. Each
 /// variant declares how much, and is a candidate where that much is there.
 pub fn demanding_modules() -> Vec<(String, String, u32)> {
@@ -405,9 +429,11 @@ pub fn modules() -> Vec<(String, String)> {
     modules.extend(conv());
     modules.extend(pool());
     modules.extend(values_and_vectors());
+    modules.extend(of_catalog(&["batch_norm", "lstm", "gru"]));
     let completed = [
         "attention",
         "attention_tiles",
+        "batch_norm",
         "binary",
         "conv",
         "conv_shared",
@@ -416,9 +442,11 @@ pub fn modules() -> Vec<(String, String)> {
         "fused",
         "fused_vectors",
         "group_norm",
+        "gru",
         "layer_norm",
         "layer_norm_group",
         "layer_norm_rows",
+        "lstm",
         "matmul",
         "matmul_split_k",
         "matmul_shared",

@@ -5,7 +5,7 @@ use potluck::base::{BucketId, TensorId};
 use potluck::exec::{BucketTensor, Cpu, Executor};
 use potluck::graph::build::BuildResult;
 use potluck::graph::{
-    Binary, Builder, Conv2dOptions, Graph, Init, Op, ParameterKind, Plan, PlanOptions, Pool2dOptions, Unary, differentiate, fuse,
+    Binary, Builder, Cell, Conv2dOptions, Graph, Init, Op, ParameterKind, Plan, PlanOptions, Pool2dOptions, Unary, differentiate, fuse,
 };
 
 const ROWS: usize = 3;
@@ -177,6 +177,25 @@ fn batch_norm() {
             let y = b.batch_norm("norm", x)?;
             b.unary(y, Unary::Gelu)
         });
+    }
+}
+
+#[test]
+fn recurrent_layers() {
+    for cell in [Cell::Lstm, Cell::Gru] {
+        for (t, has_state) in [(4, false), (4, true), (1, false), (1, true)] {
+            check(|b| {
+                let (x, h, columns) = (source(b, "x", &[1, t, 2]), 3, cell.gates() * 3);
+                let mut add = |name: &str, dims: &[usize]| b.parameter(name, dims, Init::Zeros);
+                let weights = [add("ih", &[columns, 2]), add("hh", &[columns, h])];
+                let biases = [add("bias_ih", &[columns]), add("bias_hh", &[columns])];
+                let states = if has_state { cell.states() } else { 0 };
+                let state: Vec<TensorId> =
+                    (0..states).map(|i| source(b, &format!("state{i}"), &[1, h])).collect();
+                let parameters = [weights[0], weights[1], biases[0], biases[1]];
+                Ok(b.recurrent(cell, x, parameters, &state)?.0)
+            });
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 
 use potluck::base::{DType, Shape, Site};
 use potluck::graph::shapes::{Typed, outputs};
-use potluck::graph::{Binary, Builder, Conv2dOptions, EpilogueOp, Op, Pool2dOptions, Unary};
+use potluck::graph::{Binary, Builder, Cell, Conv2dOptions, EpilogueOp, Op, Pool2dOptions, Unary};
 
 /// An op, its inputs, and which changes of each input fit as well.
 type Case = (Op, Vec<(Typed, Free)>);
@@ -110,6 +110,26 @@ fn cases() -> Vec<Case> {
             vec![free(batched(&[1, 4, 6]), &[1], false), free(batched(&[1, 3, 6]), &[1], false)],
         ),
         (Op::SoftmaxGrad, vec![batched(&[3, 4]), batched(&[3, 4])]),
+        (
+            Op::Recurrent { cell: Cell::Lstm },
+            vec![
+                batched(&[1, 3, 8]),
+                fixed(&[8, 2]),
+                fixed(&[8]),
+                batched(&[1, 2]),
+                batched(&[1, 2]),
+            ],
+        ),
+        (
+            Op::RecurrentGrad { cell: Cell::Gru },
+            vec![
+                batched(&[1, 3, 8]),
+                fixed(&[6, 2]),
+                batched(&[1, 3, 2]),
+                batched(&[1, 3, 2]),
+                batched(&[1, 2]),
+            ],
+        ),
         (
             Op::BatchNorm { eps: 1e-5 },
             [

@@ -89,7 +89,8 @@ fn impossible_values_name_the_key_and_what_is_accepted() {
     assert_eq!(check(|c| (csv(c), c.data.crop = 2).1), crop);
     let model = "model.kind expects \"mlp\" for samples (data.kind = \"csv\")";
     assert_eq!(check(|c| (csv(c), c.model.kind = ModelKind::Gpt).1), model);
-    let model = "model.kind expects \"gpt\" for texts and tokens (data.kind = \"builtin\")";
+    let model =
+        "model.kind expects \"gpt\" or \"rnn\" for texts and tokens (data.kind = \"builtin\")";
     assert_eq!(check(|c| c.model.kind = ModelKind::Mlp), model);
     let hidden = |widths: &[u64]| check(|c| (csv(c), c.model.hidden = widths.to_vec()).1);
     assert_eq!(hidden(&[]), "fine");
@@ -105,6 +106,23 @@ fn impossible_values_name_the_key_and_what_is_accepted() {
     assert_eq!(check(|c| c.data.kind = DataKind::Text), kind);
     let path = "data.path conflicts with data.kind = \"builtin\"; leave one of them out";
     assert_eq!(check(|c| c.data.path = Some("x".into())), path);
+}
+
+#[test]
+fn a_recurrent_model_has_defaults_and_keys_of_its_own() {
+    let mut config = RunConfig::default();
+    (config.model.kind, config.model.width) = (ModelKind::Rnn, 48);
+    let now = ["model.kind", "model.width"].into();
+    config.apply_derived_defaults(&TypedKeys { now, before: None });
+    let model = &config.model;
+    assert_eq!((model.layers, model.width, config.train.batch), (2, 48, 32));
+    let text = config.to_toml();
+    assert!(text.contains("cell = \"lstm\"") && !text.contains("heads"), "{text}");
+    assert!(!text.contains("activation"), "{text}");
+    let mut config = RunConfig::default();
+    config.model.cell = Cell::Gru;
+    let error = config.check().unwrap_err().to_string();
+    assert!(error.contains("model.cell") && error.contains("only with \"rnn\""), "{error}");
 }
 
 #[test]

@@ -5,7 +5,7 @@
 use std::cmp::Reverse;
 
 use crate::base::{DType, NodeId, Shape, TensorId};
-use crate::graph::op::{Binary, Op, Unary};
+use crate::graph::op::{Binary, Cell, Op, Unary};
 use crate::graph::shapes::{self, ShapeError};
 use crate::graph::{
     Builder, CustomNode, Graph, Node, ParameterKind, PassKind, Role, SharedCustomOp,
@@ -199,6 +199,7 @@ fn rule(b: &mut Backward, node: NodeId) -> Result<(), ShapeError> {
         }
         Op::Softmax => b.accumulate_op(x[0], Op::SoftmaxGrad, &[node.outputs[0], dy]),
         Op::BatchNorm { .. } => b.batch_norm(&node, dy),
+        Op::Recurrent { cell } => b.recurrent(cell, &node, dy),
         Op::Attention { heads, dropout, site } => {
             let mut inputs = vec![x[0], node.outputs[0], node.outputs[1], dy];
             inputs.extend(&x[1..]);
@@ -237,6 +238,7 @@ fn rule(b: &mut Backward, node: NodeId) -> Result<(), ShapeError> {
         | Op::SoftmaxGrad
         | Op::BatchNormAffineGrad
         | Op::BatchNormGrad
+        | Op::RecurrentGrad { .. }
         | Op::AttentionGrad { .. }
         | Op::EmbeddingGrad { .. }
         | Op::Conv2dInputGrad { .. }
@@ -336,6 +338,70 @@ impl Backward {
             }
         }
         Ok(())
+    }
+
+    /// Adds the gradients of a recurrent layer. That of the weight is one product over all time
+    /// steps, with the hidden values of the step before each.
+    fn recurrent(&mut self, cell: Cell, node: &Node, dy: TensorId) -> Result<(), ShapeError> {
+        let (x, phase) = (&node.inputs, PassKind::BackwardInput);
+        let (hidden, state) = match cell {
+            Cell::Lstm => (node.outputs[2], x.get(4)),
+            Cell::Gru => (node.outputs[0], x.get(3)),
+        };
+        let inputs: Vec<TensorId> =
+            [node.outputs[1], x[1], hidden, dy].into_iter().chain(state.copied()).collect();
+        let gradients = self.apply_all(Op::RecurrentGrad { cell }, &inputs, phase)?;
+        let (dproduct, states) = match cell {
+            Cell::Lstm => (gradients[0], &gradients[1..]),
+            Cell::Gru => (gradients[1], &gradients[2..]),
+        };
+        self.accumulate_tensor(x[0], gradients[0]);
+        x[3..].iter().zip(states).for_each(|(state, d)| self.accumulate_tensor(*state, *d));
+        self.accumulate_reduced(x[2], dproduct)?;
+        if !self.requires_grad[x[1].index()] {
+            return Ok(());
+        }
+        let phase = self.phase_towards(x[1]);
+        let Some(before) = self.hidden_before(node.outputs[0], x.get(3).copied(), phase)? else {
+            return Ok(());
+        };
+        let flat = |b: &mut Self, tensor: TensorId| {
+            let shape = b.graph.tensor(tensor).shape.clone();
+            let [_, t, width] = *shape.dims() else { return tensor };
+            b.alias(tensor, shape.with_dims(&[t, width]), phase)
+        };
+        let (dproduct, before) = (flat(self, dproduct), flat(self, before));
+        let product = Op::MatMul { transpose_a: true, transpose_b: false };
+        self.accumulate_op(x[1], product, &[dproduct, before])
+    }
+
+    /// Returns the hidden values before each time step of `y (b, t, h)`; `None` if that is a single
+    /// one and all are zero.
+    fn hidden_before(
+        &mut self,
+        y: TensorId,
+        h0: Option<TensorId>,
+        phase: PassKind,
+    ) -> Result<Option<TensorId>, ShapeError> {
+        let shape = self.graph.tensor(y).shape.clone();
+        let [b, t, h] = *shape.dims() else { return Ok(None) };
+        let first = h0.map(|h0| self.alias(h0, shape.with_dims(&[b, 1, h]), phase));
+        if t == 1 {
+            return Ok(first);
+        }
+        let all_but_last = Op::Slice { axis: 1, start: 0, length: t - 1 };
+        let rest = self.apply(all_but_last, &[y], phase)?;
+        let before = match first {
+            Some(first) => self.apply(Op::Concat { axis: 1 }, &[first, rest], phase)?,
+            None => self.apply(Op::Pad { axis: 1, before: 1, after: 0 }, &[rest], phase)?,
+        };
+        Ok(Some(before))
+    }
+
+    fn alias(&mut self, tensor: TensorId, shape: Shape, phase: PassKind) -> TensorId {
+        let alias = self.graph.add_alias(tensor, shape, phase);
+        self.requires_grad.push(false);
+        alias
     }
 
     fn is_state(&self, tensor: TensorId) -> bool {

@@ -23,6 +23,7 @@ pub mod layer_norm_rows;
 pub mod matmul;
 pub mod norm;
 pub mod pool;
+pub mod recurrent;
 pub mod row_blocks;
 pub mod row_sums;
 pub mod sgd;
@@ -66,6 +67,7 @@ table! {
     Op::GroupNormAffineGrad { .. } => group_norm::TWIN,
     Op::Softmax | Op::SoftmaxGrad => softmax::TWIN,
     Op::BatchNorm { .. } | Op::BatchNormAffineGrad | Op::BatchNormGrad => batch_norm::TWIN,
+    Op::Recurrent { .. } | Op::RecurrentGrad { .. } => recurrent::TWIN,
     Op::CrossEntropy | Op::CrossEntropyGrad => cross_entropy::TWIN,
     Op::Conv2d(_) | Op::Conv2dInputGrad { .. } | Op::Conv2dWeightGrad { .. } => conv::TWIN,
     Op::MaxPool2d(_)

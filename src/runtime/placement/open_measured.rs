@@ -247,7 +247,8 @@ fn measure(
     let drivers: Vec<&DeviceThread> = opened.iter().map(|one| &one.device.driver).collect();
     let rows: Vec<u32> = opened.iter().map(|one| one.device.rows).collect();
     let timeout = request.opening.deadline;
-    timing::split_by_speed(&drivers, probe, request.batch, &rows, timeout, hold)
+    let rows = (&rows[..], request.plans.of_rows(1).rows_min());
+    timing::split_by_speed(&drivers, probe, request.batch, rows, timeout, hold)
         .map_err(|failed| failure(failed.index, failed.error))
 }
 

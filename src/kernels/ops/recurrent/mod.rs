@@ -1,0 +1,309 @@
+//! Recurrent layers over time, LSTM and GRU, and their gradients. Twin of `shaders/lstm.wgsl` and
+//! `shaders/gru.wgsl`, which have the formulas.
+//!
+//! A layer's product with its inputs is one [`Op::MatMul`] for all time steps. What is left for
+//! each step is the product with the hidden state and the gates, which is one dispatch of
+//! [`steps`] here, or one call of the `gemm` crate and a loop.
+
+mod gru;
+mod lstm;
+mod steps;
+
+use crate::base::HostTensorView;
+use crate::graph::{Cell, Op};
+use crate::kernels::call_shapes::{B, C, T, calls};
+use crate::kernels::harness::InputFill;
+use crate::kernels::twin::{InputSpec, no_forward};
+use crate::kernels::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Twin, Variant};
+
+/// Twin of [`Op::Recurrent`] and its gradient.
+pub static TWIN: Twin = Twin {
+    name: "recurrent",
+    reference_f32: reference::<f32>,
+    reference_f64: reference::<f64>,
+    fast,
+    dispatch,
+    variants,
+    cost,
+    counts_as_model_flops: true,
+    iterations,
+    inputs,
+    forward: no_forward,
+    probes,
+    catalog,
+};
+
+/// Sizes of a call: samples, time steps, hidden values, and the cell.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    b: usize,
+    t: usize,
+    h: usize,
+    cell: Cell,
+}
+
+impl Sizes {
+    fn of(call: &OpCall) -> Self {
+        let (cell, hidden) = match call.op {
+            Op::Recurrent { cell } => (*cell, &call.outputs[0]),
+            Op::RecurrentGrad { cell } => (*cell, &call.inputs[3]),
+            other => panic!("{other} is not recurrent"),
+        };
+        Self { b: hidden[0], t: hidden[1], h: hidden[2], cell }
+    }
+
+    /// Returns the columns of the product with the hidden state.
+    fn columns(&self) -> usize {
+        self.cell.gates() * self.h
+    }
+}
+
+/// Reference; see [`Op::Recurrent`] and [`Op::RecurrentGrad`].
+fn reference<T: Float>(call: &OpCall, inputs: &[HostTensorView<'_, T>], outputs: &mut [&mut [T]]) {
+    let inputs: Vec<&[T]> = inputs.iter().map(|input| input.floats()).collect();
+    let sizes = Sizes::of(call);
+    let is_forward = matches!(call.op, Op::Recurrent { .. });
+    for sample in 0..sizes.b {
+        match (sizes.cell, is_forward) {
+            (Cell::Lstm, true) => lstm::reference(sizes, sample, &inputs, outputs),
+            (Cell::Lstm, false) => lstm::reference_grad(sizes, sample, &inputs, outputs),
+            (Cell::Gru, true) => gru::reference(sizes, sample, &inputs, outputs),
+            (Cell::Gru, false) => gru::reference_grad(sizes, sample, &inputs, outputs),
+        }
+    }
+}
+
+/// CPU kernel: per time step one product by the `gemm` crate, and the gates of each sample in a
+/// vectorized loop.
+fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
+    let inputs: Vec<&[f32]> = inputs.iter().map(|input| input.floats()).collect();
+    let sizes = Sizes::of(call);
+    match (sizes.cell, matches!(call.op, Op::Recurrent { .. })) {
+        (Cell::Lstm, true) => lstm::fast(sizes, &inputs, outputs),
+        (Cell::Lstm, false) => lstm::fast_grad(sizes, &inputs, outputs),
+        (Cell::Gru, true) => gru::fast(sizes, &inputs, outputs),
+        (Cell::Gru, false) => gru::fast_grad(sizes, &inputs, outputs),
+    }
+}
+
+/// Static choice: on GPUs a row per invocation, so that there are enough of them.
+fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
+    let rows = if caps.suits_software() { steps::ROWS[1] } else { steps::ROWS[0] };
+    steps::dispatches(call, Sizes::of(call), rows, caps)
+}
+
+/// Returns the GPU kernel variants of the call.
+fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
+    let variant = |rows| {
+        let name = format!("{}_{rows}_rows", call.op);
+        Variant::new(name, steps::dispatches(call, Sizes::of(call), rows, caps))
+    };
+    steps::ROWS.map(variant).to_vec()
+}
+
+/// Returns the cost: the products with the hidden state, of which the first time step has none,
+/// and about 30 operations per value and gate.
+fn cost(call: &OpCall) -> Cost {
+    let sizes = Sizes::of(call);
+    let values = (sizes.b * sizes.t * sizes.columns()) as f64;
+    // The weight is read again in each time step.
+    let again = 4.0 * ((sizes.t - 1) * sizes.h * sizes.columns()) as f64;
+    let flops = (2.0 * sizes.h as f64 + 30.0) * values;
+    Cost { flops, bytes: Cost::moved(call) + again }
+}
+
+/// See [`Twin::iterations`].
+fn iterations(call: &OpCall) -> usize {
+    Sizes::of(call).columns()
+}
+
+/// See [`Twin::inputs`]. Sums over many hidden values stay where gates are neither open nor
+/// closed, and gates are from 0 to 1.
+fn inputs(op: &Op, inputs: &[Dims]) -> InputSpec {
+    let scale = (inputs[1].last().copied().unwrap_or(1) as f32).sqrt().recip();
+    let spec = InputSpec::normal(inputs).with(1, InputFill::Scaled(scale, 0.0));
+    match op {
+        Op::RecurrentGrad { .. } => spec.with(0, InputFill::Uniform(0.05, 0.95)),
+        _ => spec,
+    }
+}
+
+/// Returns the inputs of an op on `b` samples of `t` time steps and `h` hidden values.
+fn sized(op: &Op, [b, t, h]: [usize; 3], has_state: bool) -> Vec<Dims> {
+    let (hidden, state) = (vec![b, t, h], vec![b, h]);
+    let (Op::Recurrent { cell } | Op::RecurrentGrad { cell }) = op else { return Vec::new() };
+    let columns = cell.gates() * h;
+    let weight = vec![columns, h];
+    let (mut inputs, states) = match op {
+        Op::Recurrent { .. } => (vec![vec![b, t, columns], weight, vec![columns]], cell.states()),
+        _ => (vec![vec![b, t, 4 * h], weight, hidden.clone(), hidden], 1),
+    };
+    if has_state {
+        inputs.extend(vec![state; states]);
+    }
+    inputs
+}
+
+/// See [`Twin::probes`].
+fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
+    let least = if matches!(op, Op::Recurrent { .. }) { 3 } else { 4 };
+    let has_state = inputs.len() > least;
+    let h = if inputs[1].last().is_some_and(|h| h.is_multiple_of(4)) { 12 } else { 11 };
+    calls(op, [[5, 3, h], [3, 6, h]].map(|sizes| sized(op, sizes, has_state)))
+}
+
+/// See [`Twin::catalog`].
+fn catalog() -> Vec<CallShape> {
+    let ops = [Cell::Lstm, Cell::Gru]
+        .into_iter()
+        .flat_map(|cell| [Op::Recurrent { cell }, Op::RecurrentGrad { cell }]);
+    let of = |op: Op| {
+        let sizes = [(C, false), (C - 1, false), (C, true), (C - 1, true)];
+        sizes.map(|(h, has_state)| (op.clone(), sized(&op, [B, T / 8, h], has_state)))
+    };
+    ops.flat_map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::rng::Key;
+    use crate::base::{HostTensor, Shape};
+    use crate::kernels::testing::{self, check, check_with};
+    use crate::kernels::{OwnedCall, RandomContext};
+
+    const CELLS: [Cell; 2] = [Cell::Lstm, Cell::Gru];
+
+    type Values = Vec<(Shape, HostTensor<f64>)>;
+
+    /// Returns the inputs of a layer of `t` steps and `h` hidden values.
+    fn layer(cell: Cell, [b, t, h]: [usize; 3], has_state: bool) -> Values {
+        let columns = cell.gates() * h;
+        let mut shapes = vec![
+            (Shape::batched(&[1, t, columns]), 1.0),
+            (Shape::fixed(&[columns, h]), (h as f32).sqrt().recip()),
+            (Shape::fixed(&[columns]), 0.5),
+        ];
+        let states = if has_state { cell.states() } else { 0 };
+        shapes.extend(vec![(Shape::batched(&[1, h]), 0.7); states]);
+        let value = |(i, (shape, scale)): (usize, (Shape, f32))| {
+            let fill = InputFill::Scaled(scale, 0.0);
+            let values = testing::generate(fill, shape.elements(b), i);
+            (shape, values)
+        };
+        shapes.into_iter().enumerate().map(value).collect()
+    }
+
+    /// Returns the inputs of the gradient of a layer, with a random `dy`.
+    fn gradient_inputs(cell: Cell, forward: &Values, b: usize) -> Values {
+        let mut outputs = testing::reference(&Op::Recurrent { cell }, forward, b);
+        let h = forward[1].0.last();
+        let t = forward[0].0.dims()[1];
+        let hidden = Shape::batched(&[1, t, h]);
+        let floats = |values: &mut Vec<f64>| HostTensor::Float(std::mem::take(values));
+        let gates = (Shape::batched(&[1, t, 4 * h]), floats(&mut outputs[1]));
+        let values = match cell {
+            Cell::Lstm => floats(&mut outputs[2]),
+            Cell::Gru => floats(&mut outputs[0]),
+        };
+        let dy = testing::generate(InputFill::Normal, hidden.elements(b), 9);
+        let weight = forward[1].clone();
+        let mut inputs = vec![gates, weight, (hidden.clone(), values), (hidden, dy)];
+        inputs.extend(forward[3..].last().cloned());
+        inputs
+    }
+
+    fn check_layer(cell: Cell, [b, t, h]: [usize; 3], has_state: bool) {
+        let forward = layer(cell, [b, t, h], has_state);
+        check_with(Op::Recurrent { cell }, &forward, b);
+        check_with(Op::RecurrentGrad { cell }, &gradient_inputs(cell, &forward, b), b);
+    }
+
+    #[test]
+    fn every_size_agrees() {
+        for cell in CELLS {
+            for sizes in [[1, 1, 1], [3, 4, 5], [9, 3, 8], [2, 5, 20]] {
+                for has_state in [false, true] {
+                    check_layer(cell, sizes, has_state);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn more_samples_than_a_workgroup_agree() {
+        for cell in CELLS {
+            check_layer(cell, [70, 3, 33], true);
+            check_layer(cell, [70, 3, 36], false);
+        }
+    }
+
+    /// Saturated gates, where exponentials are 0 or infinite.
+    #[test]
+    fn far_arguments_agree() {
+        for cell in CELLS {
+            let mut inputs = layer(cell, [2, 3, 4], true);
+            if let HostTensor::Float(x) = &mut inputs[0].1 {
+                x.iter_mut().enumerate().for_each(|(i, x)| *x *= [1.0, 200.0][i % 2]);
+            }
+            check_with(Op::Recurrent { cell }, &inputs, 2);
+        }
+    }
+
+    /// A weight that is too large for the workspace is read as it is.
+    #[test]
+    fn a_weight_beyond_the_workspace_agrees() {
+        let h = 2052;
+        let inputs = layer(Cell::Lstm, [1, 2, h], false);
+        let op = Op::Recurrent { cell: Cell::Lstm };
+        let random = RandomContext { step_key: Key::new(1), training: true };
+        let owned = OwnedCall::new(
+            op,
+            sized(&Op::Recurrent { cell: Cell::Lstm }, [1, 2, h], false),
+            random,
+        );
+        let call = owned.unwrap();
+        assert_eq!(dispatch(&call.call(), &Caps::EVERY).len(), 2);
+        check_with(Op::Recurrent { cell: Cell::Lstm }, &inputs, 1);
+    }
+
+    #[test]
+    fn there_is_a_dispatch_per_time_step_and_one_or_two_more() {
+        for cell in CELLS {
+            for (op, more) in [(Op::Recurrent { cell }, 1), (Op::RecurrentGrad { cell }, 1)] {
+                let sizes = sized(&op, [4, 7, 8], false);
+                let random = RandomContext { step_key: Key::new(1), training: true };
+                let owned = OwnedCall::new(op, sizes, random).unwrap();
+                let call = owned.call();
+                for variant in variants(&call, &Caps::EVERY) {
+                    assert_eq!(variant.dispatches.len(), 7 + more, "{}", variant.name);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_state_that_is_all_zeros_is_none() {
+        let shapes = |state: bool| {
+            let mut inputs = vec![
+                (Shape::batched(&[1, 3, 8]), InputFill::Normal),
+                (Shape::fixed(&[8, 2]), InputFill::Normal),
+                (Shape::fixed(&[8]), InputFill::Normal),
+            ];
+            inputs.extend(vec![
+                (Shape::batched(&[1, 2]), InputFill::Scaled(0.0, 0.0));
+                2 * usize::from(state)
+            ]);
+            inputs
+        };
+        check(Op::Recurrent { cell: Cell::Lstm }, &shapes(true), 2);
+        let values = |state| -> Values {
+            let generate = |(i, (shape, fill)): (usize, (Shape, InputFill))| {
+                (shape.clone(), testing::generate(fill, shape.elements(2), i))
+            };
+            shapes(state).into_iter().enumerate().map(generate).collect()
+        };
+        let of = |state| testing::reference(&Op::Recurrent { cell: Cell::Lstm }, &values(state), 2);
+        assert_eq!(of(true), of(false));
+    }
+}
