@@ -9,6 +9,7 @@ use super::key::{ConfigValue, Constraint, Key, Value, Words, words};
 use crate::collective::Topology;
 use crate::data::{SampleFormat, TargetKind, TokenizerKind, formats, tokens};
 use crate::graph::{Cell, Unary};
+use crate::model::PictureNorm;
 use crate::optim::Decay;
 use crate::parallel::{PipelineSchedule, ReduceSite};
 
@@ -21,6 +22,10 @@ pub enum ModelKind {
     Rnn,
     /// A multilayer perceptron.
     Mlp,
+    /// A convolutional network.
+    Cnn,
+    /// A residual network.
+    Resnet,
 }
 
 /// Source of the samples.
@@ -112,7 +117,10 @@ words! {
         ModelKind::Gpt => "gpt",
         ModelKind::Rnn => "rnn",
         ModelKind::Mlp => "mlp",
+        ModelKind::Cnn => "cnn",
+        ModelKind::Resnet => "resnet",
     }
+    PictureNorm { PictureNorm::Batch => "batch", PictureNorm::Group => "group", }
     Cell { Cell::Lstm => "lstm", Cell::Gru => "gru", }
     // The others are no activations of a model.
     Unary {
@@ -183,7 +191,12 @@ const GPT: &[&str] = &["gpt"];
 const RNN: &[&str] = &["rnn"];
 /// Models of texts and tokens.
 const OF_TOKENS: &[&str] = &["gpt", "rnn"];
-const MLP: &[&str] = &["mlp"];
+/// Models of equal layers.
+const WITH_LAYERS: &[&str] = &["gpt", "rnn", "resnet"];
+const CNN: &[&str] = &["cnn"];
+const RESNET: &[&str] = &["resnet"];
+/// Models with hidden linear layers.
+const WITH_HIDDEN: &[&str] = &["mlp", "cnn"];
 const TEXTS: &[&str] = &["text", "builtin"];
 const SAMPLES: &[&str] = &["idx", "cifar10", "csv", "npy", "images"];
 const PICTURES: &[&str] = &["idx", "cifar10", "npy", "images"];
@@ -248,29 +261,34 @@ sections! {
         /// Model architecture.
         kind: ModelKind = ModelKind::Gpt, Constraint::OneOf(ModelKind::WORDS),
             "\"gpt\" for texts and tokens, or else \"mlp\"";
-        /// Number of transformer blocks (attention and MLP), or of recurrent layers; for an rnn 2
-        /// unless set.
-        layers: usize = 4, Constraint::Whole(1, 1024), if MODEL_KIND = OF_TOKENS;
+        /// Number of transformer blocks (attention and MLP), of recurrent layers (2 unless set), or
+        /// of residual blocks in each of the three stages of a resnet (1 unless set).
+        layers: usize = 4, Constraint::Whole(1, 1024), if MODEL_KIND = WITH_LAYERS;
         /// Cell of the recurrent layers.
         cell: Cell = Cell::Lstm, Constraint::OneOf(Cell::WORDS), if MODEL_KIND = RNN;
         /// Number of attention heads; must divide the width.
         heads: usize = 4, Constraint::Whole(1, 1024), if MODEL_KIND = GPT;
         /// Channels of the residual stream, or hidden values: values per token between the blocks;
-        /// for an rnn 128 unless set.
-        width: usize = 64, Constraint::Whole(1, 65_536), if MODEL_KIND = OF_TOKENS;
+        /// for an rnn 128 unless set. Of a resnet the channels of the first stage, 16 unless set.
+        width: usize = 64, Constraint::Whole(1, 65_536), if MODEL_KIND = WITH_LAYERS;
         /// Context length: tokens of a sample.
         context: usize = 64, Constraint::Whole(1, 65_536), if MODEL_KIND = OF_TOKENS;
-        /// Widths of the hidden layers; empty for a linear model.
-        hidden: Vec<u64> = vec![128], Constraint::IntList, if MODEL_KIND = MLP;
+        /// Output channels of the convolutions, behind each of which pictures have half the size.
+        channels: Vec<u64> = vec![6, 16], Constraint::IntList, if MODEL_KIND = CNN;
+        /// Normalization between the convolutions.
+        norm: PictureNorm = PictureNorm::Batch, Constraint::OneOf(PictureNorm::WORDS),
+            if MODEL_KIND = RESNET;
+        /// Widths of the hidden layers; empty for a linear model. For a cnn [120, 84] unless set.
+        hidden: Vec<u64> = vec![128], Constraint::IntList, if MODEL_KIND = WITH_HIDDEN;
         /// Biases in linear layers and layer norms.
         bias: bool = false, Constraint::Flag, if MODEL_KIND = GPT;
         /// Dropout probability: share of activations that training sets to zero.
-        dropout: f64 = 0.0, FRACTION;
+        dropout: f64 = 0.0, FRACTION, if MODEL_KIND = &["gpt", "rnn", "mlp", "cnn"];
         /// Weight tying: the output head shares the token embedding.
         tie: bool = true, Constraint::Flag, if MODEL_KIND = GPT;
-        /// Activation function; for an mlp "relu" unless set.
+        /// Activation function; for an mlp and a cnn "relu" unless set.
         activation: Unary = Unary::Gelu, Constraint::OneOf(Unary::WORDS),
-            if MODEL_KIND = &["gpt", "mlp"];
+            if MODEL_KIND = &["gpt", "mlp", "cnn"];
     }
     /// Data for training and validation.
     data: Data {
@@ -303,8 +321,8 @@ sections! {
     }
     /// The training run.
     train: Train {
-        /// Global batch size: samples per step over all devices; for an mlp 128, for an rnn 32
-        /// unless set.
+        /// Global batch size: samples per step over all devices; for an mlp 128, for an rnn 32,
+        /// for a cnn and a resnet 64 unless set.
         batch: usize = 12, Constraint::Whole(1, BATCH_MAX);
         /// Micro-batch: the most samples that a device runs in one pass.
         micro_batch: usize = 12, Constraint::Whole(1, BATCH_MAX),
@@ -375,7 +393,8 @@ sections! {
     optim: Optim {
         /// Update rule.
         kind: OptimKind = OptimKind::AdamW, Constraint::OneOf(OptimKind::WORDS);
-        /// Learning rate after the warm-up; for an mlp 1e-3, for an rnn 2e-3 unless set.
+        /// Learning rate after the warm-up; for an rnn 2e-3, for models of samples 1e-3 unless
+        /// set.
         lr: f64 = 4e-3, Constraint::Real(Excluded(0.0), Included(LR_MAX));
         /// Decay of AdamW's first moment, the mean of gradients.
         beta1: f64 = 0.9, FRACTION;
@@ -525,6 +544,17 @@ impl RunConfig {
                 (config.train.batch, config.optim.lr) = (128, 1e-3);
                 (config, &["model.activation", "train.batch", "optim.lr"])
             }
+            ModelKind::Cnn => {
+                config.model.activation = Unary::Relu;
+                config.model.hidden = vec![120, 84];
+                (config.train.batch, config.optim.lr) = (64, 1e-3);
+                (config, &["model.activation", "model.hidden", "train.batch", "optim.lr"])
+            }
+            ModelKind::Resnet => {
+                (config.model.layers, config.model.width) = (1, 16);
+                (config.train.batch, config.optim.lr) = (64, 1e-3);
+                (config, &["model.layers", "model.width", "train.batch", "optim.lr"])
+            }
             ModelKind::Rnn => {
                 (config.model.layers, config.model.width) = (2, 128);
                 (config.train.batch, config.optim.lr) = (32, 2e-3);
@@ -595,8 +625,15 @@ impl RunConfig {
         }
         let is_of_samples = self.data.kind.sample_format().is_some();
         let (wanted, of) = match self.model.kind {
-            ModelKind::Gpt | ModelKind::Rnn if is_of_samples => ("\"mlp\"", "samples"),
-            ModelKind::Mlp if !is_of_samples => ("\"gpt\" or \"rnn\"", "texts and tokens"),
+            ModelKind::Gpt | ModelKind::Rnn if is_of_samples => {
+                ("\"mlp\", or \"cnn\" or \"resnet\" for pictures,", "samples")
+            }
+            ModelKind::Mlp | ModelKind::Cnn | ModelKind::Resnet if !is_of_samples => {
+                ("\"gpt\" or \"rnn\"", "texts and tokens")
+            }
+            ModelKind::Cnn | ModelKind::Resnet if self.data.kind == DataKind::Csv => {
+                ("\"mlp\"", "tables")
+            }
             _ => return Ok(()),
         };
         let data = self.data.kind.word().unwrap_or_default();
@@ -627,14 +664,16 @@ impl RunConfig {
             let why = format!("expects at most optim.lr = {lr:?}, got {min_lr:?}");
             return fail(&["schedule.min_lr", "optim.lr"], why);
         }
-        let (hidden, wide) = (&model.hidden, model.hidden.iter().find(|width| **width > WIDTH_MAX));
-        if let Some(width) = wide {
-            let why = format!("expects widths from 1 to {WIDTH_MAX}, got {width}");
-            return fail(&["model.hidden"], why);
-        }
-        if hidden.len() > HIDDEN_MAX {
-            let why = format!("expects at most {HIDDEN_MAX} layers, got {}", hidden.len());
-            return fail(&["model.hidden"], why);
+        for (key, widths) in [("model.hidden", &model.hidden), ("model.channels", &model.channels)]
+        {
+            if let Some(width) = widths.iter().find(|width| !(1..=WIDTH_MAX).contains(*width)) {
+                let why = format!("expects widths from 1 to {WIDTH_MAX}, got {width}");
+                return fail(&[key], why);
+            }
+            if widths.len() > HIDDEN_MAX {
+                let why = format!("expects at most {HIDDEN_MAX} layers, got {}", widths.len());
+                return fail(&[key], why);
+            }
         }
         if !matches!(self.data.image_size.len(), 0 | 2) {
             let why = format!("expects [height, width], got {:?}", self.data.image_size);

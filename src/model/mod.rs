@@ -1,12 +1,18 @@
 //! Model definitions: functions that build a graph; one file each, read from top to bottom.
 
+pub mod cnn;
 pub mod gpt;
 pub mod init;
 pub mod language;
 pub mod mlp;
+mod pictures;
+pub mod resnet;
 pub mod rnn;
 
+pub use cnn::{CnnConfig, cnn};
 pub use gpt::{GptConfig, gpt};
 pub use language::LanguageModel;
 pub use mlp::{MlpConfig, MlpLoss, mlp};
+pub use pictures::PictureSizes;
+pub use resnet::{PictureNorm, ResnetConfig, resnet};
 pub use rnn::{RnnConfig, rnn};

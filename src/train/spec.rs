@@ -20,7 +20,10 @@ use crate::graph::passes::fuse::{Fusion, fuse_listed};
 use crate::graph::{Cell, Graph, Plan, PlanOptions, differentiate, fuse};
 use crate::model::gpt::next_token_gpt;
 use crate::model::rnn::next_token_rnn;
-use crate::model::{GptConfig, LanguageModel, MlpConfig, MlpLoss, RnnConfig, gpt, mlp, rnn};
+use crate::model::{
+    CnnConfig, GptConfig, LanguageModel, MlpConfig, MlpLoss, PictureNorm, PictureSizes,
+    ResnetConfig, RnnConfig, cnn, gpt, mlp, resnet, rnn,
+};
 use crate::optim::{Optimizer, Schedule};
 use crate::runtime::open::OpenOptions;
 use crate::runtime::placement::plans::Plans;
@@ -367,6 +370,27 @@ fn model(config: &RunConfig) -> ModelSpec {
             }),
             graph: Arc::new(move |data| Ok(rnn(&rnn_config(&model, data)?)?)),
         },
+        ModelKind::Cnn => ModelSpec {
+            context,
+            summary: format!(
+                "cnn with convolutions of {} channels and hidden layers of {}",
+                listed(&model.channels),
+                listed(&model.hidden)
+            ),
+            next_token: None,
+            graph: Arc::new(move |data| Ok(cnn(&cnn_config(&model, data)?)?)),
+        },
+        ModelKind::Resnet => ModelSpec {
+            context,
+            summary: format!(
+                "resnet of {} layers, {} channels at first, {} norm",
+                6 * model.layers + 2,
+                model.width,
+                if model.norm == PictureNorm::Batch { "batch" } else { "group" }
+            ),
+            next_token: None,
+            graph: Arc::new(move |data| Ok(resnet(&resnet_config(&model, data)?)?)),
+        },
         ModelKind::Mlp => {
             let hidden: Vec<String> = model.hidden.iter().map(ToString::to_string).collect();
             let summary = match &hidden[..] {
@@ -378,6 +402,51 @@ fn model(config: &RunConfig) -> ModelSpec {
             ModelSpec { context, summary, graph, next_token: None }
         }
     }
+}
+
+fn listed(counts: &[u64]) -> String {
+    counts.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// Returns the sizes of a model of pictures.
+fn picture_sizes(kind: &str, data: &DataShape) -> Result<PictureSizes, TrainError> {
+    let invalid = |why: String| Err(TrainError::InvalidRequest(why));
+    let DataShape::Samples { shape, outputs, has_classes } = data else {
+        let other = "set model.kind = \"gpt\" for texts and tokens";
+        return invalid(format!("a {kind} is trained on pictures; {other}"));
+    };
+    let picture = match shape[..] {
+        [channels, height, width] => [channels, height, width],
+        [height, width] => [1, height, width],
+        _ => {
+            return invalid(format!(
+                "a {kind} is trained on pictures of channels, height and width, not on samples of \
+                 {shape:?}; set model.kind = \"mlp\""
+            ));
+        }
+    };
+    let loss = if *has_classes { MlpLoss::CrossEntropy } else { MlpLoss::SquaredError };
+    Ok(PictureSizes { picture, outputs: *outputs, loss })
+}
+
+fn cnn_config(model: &Model, data: &DataShape) -> Result<CnnConfig, TrainError> {
+    let sizes = |list: &[u64]| list.iter().map(|size| *size as usize).collect();
+    Ok(CnnConfig {
+        sizes: picture_sizes("cnn", data)?,
+        channels: sizes(&model.channels),
+        hidden: sizes(&model.hidden),
+        activation: model.activation,
+        dropout: model.dropout as f32,
+    })
+}
+
+fn resnet_config(model: &Model, data: &DataShape) -> Result<ResnetConfig, TrainError> {
+    Ok(ResnetConfig {
+        sizes: picture_sizes("resnet", data)?,
+        blocks: model.layers,
+        width: model.width,
+        norm: model.norm,
+    })
 }
 
 /// Returns the vocabulary of a model of tokens.

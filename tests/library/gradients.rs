@@ -5,7 +5,8 @@ use potluck::base::{BucketId, TensorId};
 use potluck::exec::{BucketTensor, Cpu, Executor};
 use potluck::graph::build::BuildResult;
 use potluck::graph::{
-    Binary, Builder, Cell, Conv2dOptions, Graph, Init, Op, ParameterKind, Plan, PlanOptions, Pool2dOptions, Unary, differentiate, fuse,
+    Binary, Builder, Cell, Conv2dOptions, Graph, Init, Op, ParameterKind, Plan, PlanOptions,
+    Pool2dOptions, Unary, differentiate, fuse,
 };
 
 const ROWS: usize = 3;

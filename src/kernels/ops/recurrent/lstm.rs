@@ -8,8 +8,10 @@
 
 use rayon::prelude::*;
 
+use super::super::unary;
 use super::Sizes;
 use super::steps::{add_hidden, add_to_hidden};
+use crate::graph::Unary;
 use crate::kernels::Float;
 use crate::kernels::simd::{sigmoid, tanh, vectorized};
 
@@ -49,7 +51,7 @@ pub fn reference<T: Float>(
 
 /// Returns the logistic function.
 pub fn logistic<T: Float>(x: T) -> T {
-    (T::one() + (-x).exp()).recip()
+    unary::value(Unary::Sigmoid, x)
 }
 
 /// Reference of one sample: `gates, weight, cells, dy [, c0] -> dx, dh0, dc0`.
