@@ -237,8 +237,12 @@ impl KernelCache {
     /// Forgets the kernels whose attempts did not end, here and on disk.
     pub fn forget_attempts(&mut self) {
         let ended = CertificationResult::Fail { why: ENDED.into() };
-        let removed = self.content.certificates.extract_if(.., |_, known| known.result == ended);
-        self.forgotten.extend(removed.map(|(hash, _)| hash));
+        let forgotten = &mut self.forgotten;
+        self.content.certificates.retain(|hash, known| {
+            let is_over = known.result != ended;
+            forgotten.extend((!is_over).then(|| hash.clone()));
+            is_over
+        });
     }
 
     /// Discards all certificates in memory; those on disk stay until the kernel is certified

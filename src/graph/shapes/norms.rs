@@ -7,7 +7,7 @@ fn grouped(groups: usize, x: &Shape) -> Result<[Shape; 2], String> {
     if x.rank() < 2 {
         return Err("x is (b, .., c)".into());
     }
-    if groups == 0 || x.last() % groups != 0 {
+    if groups == 0 || !x.last().is_multiple_of(groups) {
         return Err(format!("{groups} groups do not divide {} channels", x.last()));
     }
     Ok([Shape::fixed(&[x.last()]), x.with_dims(&[x.dims()[0], groups, 2])])

@@ -97,11 +97,8 @@ pub fn reference<T: Float>(
 ) {
     let inputs: Vec<&[T]> = inputs.iter().map(|input| input.floats()).collect();
     let sizes = GroupedSizes::of(call);
-    if let (Op::GroupNormAffineGrad { .. }, [dweight, dbias]) = (call.op, &mut *outputs) {
-        if !call.accumulate {
-            dweight.fill(T::zero());
-            dbias.fill(T::zero());
-        }
+    if matches!(call.op, Op::GroupNormAffineGrad { .. }) && !call.accumulate {
+        outputs.iter_mut().for_each(|sum| sum.fill(T::zero()));
     }
     let whole = sizes.of_sample();
     for sample in 0..sizes.samples {

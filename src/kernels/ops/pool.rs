@@ -130,7 +130,9 @@ pub fn reference<T: Float>(
     let (c, [height, width]) = (sizes.c, sizes.result());
     let x = inputs[0].floats();
     let count = T::from_f64(sizes.places() as f64);
-    for at in 0..call.output_len(0) {
+    // A maximum writes its place to a second output.
+    let (values, places) = outputs.split_at_mut(1);
+    for (at, value) in values[0].iter_mut().enumerate() {
         let (row, channel) = (at / c, at % c);
         let place = [row / (height * width), row / width % height, row % width];
         let (mut total, mut best) = (T::zero(), None);
@@ -151,10 +153,10 @@ pub fn reference<T: Float>(
             }
         });
         match (sizes.kind, best) {
-            (PoolKind::Max, Some((value, place))) => {
-                (outputs[0][at], outputs[1][at]) = (value, place)
+            (PoolKind::Max, Some((largest, place))) => {
+                (*value, places[0][at]) = (largest, place);
             }
-            _ => outputs[0][at] = total,
+            _ => *value = total,
         }
     }
 }
