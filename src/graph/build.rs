@@ -313,11 +313,11 @@ impl Builder {
         self.apply(Op::BatchNorm { eps: 1e-5 }, &[x, weight, bias, mean, variance])
     }
 
-    /// Computes a recurrent layer over `x (b, t, in)`, with PyTorch's parameters of `LSTM` and `GRU`:
-    /// `weight_ih (g h, in)`, `weight_hh (g h, h)`, and the biases `bias_ih` and `bias_hh (g h)` of
-    /// `g` gates. `state` is empty, for zeros, or has `h0 (b, h)` and, for an LSTM, `c0 (b, h)`.
-    /// Returns `y (b, t, h)` and the state behind the last time step, `(b, h)` each; only `y` has a
-    /// gradient.
+    /// Computes a recurrent layer over `x (b, t, in)`, with the parameters of PyTorch's `LSTM` and
+    /// `GRU`: `weight_ih (g h, in)`, `weight_hh (g h, h)`, and the biases `bias_ih` and `bias_hh
+    /// (g h)` of `g` gates. `state` is empty, for zeros, or has `h0 (b, h)` and, for an LSTM, `c0
+    /// (b, h)`. Returns `y (b, t, h)` and the state behind the last time step, `(b, h)` each; only
+    /// `y` has a gradient.
     ///
     /// # Errors
     /// Returns [`ShapeError`] if the shapes do not fit.

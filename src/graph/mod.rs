@@ -124,7 +124,7 @@ pub enum Init {
     },
 }
 
-/// What changes a parameter from step to step.
+/// Kind of a parameter, by what changes it from step to step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum ParameterKind {
     /// The optimizer, by the gradient of the loss.

@@ -174,9 +174,9 @@ pub enum Op {
     Softmax,
     /// `y, dy -> dx`
     SoftmaxGrad,
-    /// `x (b, .., c), weight (c), bias (c), mean (c), variance (c) -> y, stats (2, c), mean_sum (c),
-    /// variance_sum (c)`: each channel over all rows of a micro-batch, with its mean and rstd in
-    /// `stats` (Ioffe and Szegedy 2015). `mean` and `variance` are running averages
+    /// `x (b, .., c), weight (c), bias (c), mean (c), variance (c) -> y, stats (2, c), mean_sum
+    /// (c), variance_sum (c)`: each channel over all rows of a micro-batch, with its mean and rstd
+    /// in `stats` (Ioffe and Szegedy 2015). `mean` and `variance` are running averages
     /// ([`super::ParameterKind::State`]), which take the place of the micro-batch's own outside of
     /// training; the sums are `b` times the mean and the unbiased variance, for their update.
     BatchNorm { eps: f32 },
@@ -184,8 +184,8 @@ pub enum Op {
     BatchNormAffineGrad,
     /// `x, weight, stats, dy, dweight, dbias -> dx`
     BatchNormGrad,
-    /// `x (b, t, g h), weight (g h, h), bias (g h) [, h0 (b, h) [, c0 (b, h)]] -> y (b, t, h), gates
-    /// (b, t, 4h) [, cells (b, t, h)]`: a recurrent layer over time behind the product of its
+    /// `x (b, t, g h), weight (g h, h), bias (g h) [, h0 (b, h) [, c0 (b, h)]] -> y (b, t, h),
+    /// gates (b, t, 4h) [, cells (b, t, h)]`: a recurrent layer over time behind the product of its
     /// inputs, with `g` gates; an LSTM has cells too. Without a state it starts from zeros. `gates`
     /// are i, f, g, o, or r, z, n and the product for n; see `kernels::ops::recurrent`.
     Recurrent { cell: Cell },

@@ -356,7 +356,7 @@ fn recurrent(cell: Cell, x: &[&Shape]) -> Result<Vec<Shape>, String> {
 fn recurrent_grad(cell: Cell, x: &[&Shape]) -> Result<Vec<Shape>, String> {
     let gates = cell.gates();
     let wanted = format!(
-        "gates are (b, t, 4h), weight ({gates}h, h), hidden values and dy (b, t, h), the state (b, h)"
+        "gates are (b, t, 4h), weight ({gates}h, h), hidden values and dy (b, t, h), a state (b, h)"
     );
     let [b, t, h] = *x[3].dims() else { return Err(wanted) };
     let state = x[3].with_dims(&[b, h]);

@@ -22,7 +22,7 @@ pub struct CnnConfig {
 
 /// Builds the graph of a convolutional network with inputs `inputs` (b, c, h, w) and `targets`, and
 /// the output `outputs` (b, o). Parameters are `convN.weight` (o, c, 5, 5) and `convN.bias`, and
-/// `fcN.weight` (o, i) and `fcN.bias`, N from 1, initialized as PyTorch's `Conv2d` and `Linear` are.
+/// `fcN.weight` (o, i) and `fcN.bias`, N from 1, initialized as PyTorch's `Conv2d` and `Linear`.
 /// Convolutions keep the size of pictures, and poolings halve it. Each layer is a block, at which
 /// pipelines are cut.
 ///

@@ -1,5 +1,5 @@
-//! What models of pictures share: their inputs, their loss, and layers with the initial values of
-//! PyTorch's `Conv2d` and `Linear`.
+//! Parts that models of pictures share: their inputs, their loss, and layers with the initial
+//! values of PyTorch's `Conv2d` and `Linear`.
 
 use super::MlpLoss;
 use crate::base::TensorId;

@@ -185,8 +185,8 @@ pub fn gradient_all_reduce(plan: &Plan) -> Program {
 }
 
 /// Returns the program of a single rank without peers: each micro-batch forward and backward,
-/// then one update. Gradients accumulate over micro-batches; at most one is in flight. Micro-batches
-/// are nearly equal if their statistics matter.
+/// then one update. Gradients accumulate over micro-batches; at most one is in flight.
+/// Micro-batches are nearly equal if their statistics matter.
 pub fn single_rank(plan: &Plan, batch: u32, micro_batch: u32) -> Program {
     let micro_batches = match plan.rows_min() {
         1 => micro_batches(0, batch, micro_batch),

@@ -63,8 +63,8 @@ pub struct TimingFailure {
 
 /// Times devices on micro-batches of `probe`, selects those that are worth using, and splits
 /// `batch` samples among them. `rows` are the most samples that each can run at a time, and none is
-/// given fewer than `rows_min`. Concurrent timings take `timeout` at most. Only sets of devices that `hold` the moments of their shards
-/// are selected; returns `None` if none does.
+/// given fewer than `rows_min`. Concurrent timings take `timeout` at most. Only sets of devices
+/// that `hold` the moments of their shards are selected; returns `None` if none does.
 ///
 /// # Errors
 /// Returns the first device that fails, with its error.

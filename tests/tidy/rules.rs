@@ -47,6 +47,11 @@ pub const TWIN_TABLE: &str = "src/kernels/ops/mod.rs";
 pub const OP_EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("src/autotune/cache.rs", "MatMul", "the hash of all kernels covers the emitted one"),
     ("src/bench/matmul.rs", "MatMul", "a benchmark of products"),
+    (
+        "src/kernels/ops/recurrent/steps.rs",
+        "Permute Slice Pad Concat",
+        "transposes a weight by the kernel of the op",
+    ),
     ("src/exec/gpu/add.rs", "Binary", "adds chunks of gradients by the kernel of the op"),
     (
         "src/graph/passes/fuse.rs",

@@ -244,7 +244,7 @@ vectorized! {
 
 /// Static choice: the only variant.
 pub fn dispatch(call: &OpCall, _: &Caps) -> Vec<Dispatch> {
-    Kernel::new(call).dispatches()
+    BatchNormCall::new(call).dispatches()
 }
 
 /// Returns the GPU kernel variant of the call.
@@ -253,7 +253,7 @@ pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
 }
 
 /// Sizes of a call on a GPU.
-struct Kernel<'a> {
+struct BatchNormCall<'a> {
     call: &'a OpCall<'a>,
     rows: usize,
     c: usize,
@@ -264,7 +264,7 @@ struct Kernel<'a> {
     strip: usize,
 }
 
-impl<'a> Kernel<'a> {
+impl<'a> BatchNormCall<'a> {
     fn new(call: &'a OpCall<'a>) -> Self {
         let (rows, c) = call.rows_and_last(0);
         let width = if c.is_multiple_of(4) { c / 4 } else { c };

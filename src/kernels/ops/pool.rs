@@ -31,7 +31,7 @@ pub static TWIN: Twin = Twin {
     catalog,
 };
 
-/// What a call computes.
+/// Kind of a pooling, or of its gradient.
 #[derive(Clone, Copy, PartialEq)]
 enum PoolKind {
     Max,

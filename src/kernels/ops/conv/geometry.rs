@@ -3,7 +3,7 @@
 use crate::graph::{Conv2dOptions, Op};
 use crate::kernels::OpCall;
 
-/// What a call computes.
+/// Result of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConvKind {
     Forward,

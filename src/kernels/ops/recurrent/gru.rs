@@ -9,7 +9,7 @@
 
 use rayon::prelude::*;
 
-use super::Sizes;
+use super::RecurrentSizes;
 use super::lstm::logistic;
 use super::steps::{add_hidden, add_to_hidden};
 use crate::kernels::Float;
@@ -17,7 +17,7 @@ use crate::kernels::simd::{sigmoid, tanh, vectorized};
 
 /// Reference of one sample: `x, weight, bias [, h0] -> y, gates` with r, z, n and p in `gates`.
 pub fn reference<T: Float>(
-    Sizes { t, h, .. }: Sizes,
+    RecurrentSizes { t, h, .. }: RecurrentSizes,
     sample: usize,
     inputs: &[&[T]],
     outputs: &mut [&mut [T]],
@@ -49,7 +49,7 @@ pub fn reference<T: Float>(
 
 /// Reference of one sample: `gates, weight, y, dy [, h0] -> dx, dproduct, dh0`.
 pub fn reference_grad<T: Float>(
-    Sizes { t, h, .. }: Sizes,
+    RecurrentSizes { t, h, .. }: RecurrentSizes,
     sample: usize,
     inputs: &[&[T]],
     outputs: &mut [&mut [T]],
@@ -84,8 +84,8 @@ pub fn reference_grad<T: Float>(
 }
 
 /// CPU kernel of `x, weight, bias [, h0] -> y, gates`.
-pub fn fast(sizes: Sizes, inputs: &[&[f32]], outputs: &mut [&mut [f32]]) {
-    let Sizes { t, h, .. } = sizes;
+pub fn fast(sizes: RecurrentSizes, inputs: &[&[f32]], outputs: &mut [&mut [f32]]) {
+    let RecurrentSizes { t, h, .. } = sizes;
     let [y, gates] = outputs else { panic!("a GRU has two outputs") };
     let (x, weight, bias) = (inputs[0], inputs[1], inputs[2]);
     // The product is computed where r, z and n will be.
@@ -107,8 +107,8 @@ pub fn fast(sizes: Sizes, inputs: &[&[f32]], outputs: &mut [&mut [f32]]) {
 }
 
 /// CPU kernel of `gates, weight, y, dy [, h0] -> dx, dproduct, dh0`.
-pub fn fast_grad(sizes: Sizes, inputs: &[&[f32]], outputs: &mut [&mut [f32]]) {
-    let Sizes { t, h, .. } = sizes;
+pub fn fast_grad(sizes: RecurrentSizes, inputs: &[&[f32]], outputs: &mut [&mut [f32]]) {
+    let RecurrentSizes { t, h, .. } = sizes;
     let [dx, dproduct, dhidden] = outputs else { panic!("a gradient of a GRU has three outputs") };
     let (gates, weight, y, dy) = (inputs[0], inputs[1], inputs[2], inputs[3]);
     dhidden.fill(0.0);

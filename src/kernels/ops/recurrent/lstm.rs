@@ -8,16 +8,14 @@
 
 use rayon::prelude::*;
 
-use super::super::unary;
-use super::Sizes;
+use super::RecurrentSizes;
 use super::steps::{add_hidden, add_to_hidden};
-use crate::graph::Unary;
 use crate::kernels::Float;
 use crate::kernels::simd::{sigmoid, tanh, vectorized};
 
 /// Reference of one sample: `x, weight, bias [, h0, c0] -> y, gates, cells`.
 pub fn reference<T: Float>(
-    Sizes { t, h, .. }: Sizes,
+    RecurrentSizes { t, h, .. }: RecurrentSizes,
     sample: usize,
     inputs: &[&[T]],
     outputs: &mut [&mut [T]],
@@ -51,12 +49,12 @@ pub fn reference<T: Float>(
 
 /// Returns the logistic function.
 pub fn logistic<T: Float>(x: T) -> T {
-    unary::value(Unary::Sigmoid, x)
+    (T::one() + (-x).exp()).recip()
 }
 
 /// Reference of one sample: `gates, weight, cells, dy [, c0] -> dx, dh0, dc0`.
 pub fn reference_grad<T: Float>(
-    Sizes { t, h, .. }: Sizes,
+    RecurrentSizes { t, h, .. }: RecurrentSizes,
     sample: usize,
     inputs: &[&[T]],
     outputs: &mut [&mut [T]],
@@ -90,8 +88,8 @@ pub fn reference_grad<T: Float>(
 }
 
 /// CPU kernel of `x, weight, bias [, h0, c0] -> y, gates, cells`.
-pub fn fast(sizes: Sizes, inputs: &[&[f32]], outputs: &mut [&mut [f32]]) {
-    let Sizes { t, h, .. } = sizes;
+pub fn fast(sizes: RecurrentSizes, inputs: &[&[f32]], outputs: &mut [&mut [f32]]) {
+    let RecurrentSizes { t, h, .. } = sizes;
     let [y, gates, cells] = outputs else { panic!("an LSTM has three outputs") };
     let (x, weight, bias) = (inputs[0], inputs[1], inputs[2]);
     gates.copy_from_slice(x);
@@ -112,8 +110,8 @@ pub fn fast(sizes: Sizes, inputs: &[&[f32]], outputs: &mut [&mut [f32]]) {
 }
 
 /// CPU kernel of `gates, weight, cells, dy [, c0] -> dx, dh0, dc0`.
-pub fn fast_grad(sizes: Sizes, inputs: &[&[f32]], outputs: &mut [&mut [f32]]) {
-    let Sizes { t, h, .. } = sizes;
+pub fn fast_grad(sizes: RecurrentSizes, inputs: &[&[f32]], outputs: &mut [&mut [f32]]) {
+    let RecurrentSizes { t, h, .. } = sizes;
     let [dx, dhidden, dcell] = outputs else { panic!("a gradient of an LSTM has three outputs") };
     let (gates, weight, cells, dy) = (inputs[0], inputs[1], inputs[2], inputs[3]);
     dhidden.fill(0.0);

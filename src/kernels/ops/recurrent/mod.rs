@@ -1,5 +1,5 @@
-//! Recurrent layers over time, LSTM and GRU, and their gradients. Twin of `shaders/lstm.wgsl` and
-//! `shaders/gru.wgsl`, which have the formulas.
+//! Recurrent layers over time, LSTM and GRU, and their gradients. Twin of
+//! `shaders/recurrent_lstm.wgsl` and `shaders/recurrent_gru.wgsl`, which have the formulas.
 //!
 //! A layer's product with its inputs is one [`Op::MatMul`] for all time steps. What is left for
 //! each step is the product with the hidden state and the gates, which is one dispatch of
@@ -33,16 +33,16 @@ pub static TWIN: Twin = Twin {
     catalog,
 };
 
-/// Sizes of a call: samples, time steps, hidden values, and the cell.
+/// RecurrentSizes of a call: samples, time steps, hidden values, and the cell.
 #[derive(Clone, Copy, Debug)]
-struct Sizes {
+struct RecurrentSizes {
     b: usize,
     t: usize,
     h: usize,
     cell: Cell,
 }
 
-impl Sizes {
+impl RecurrentSizes {
     fn of(call: &OpCall) -> Self {
         let (cell, hidden) = match call.op {
             Op::Recurrent { cell } => (*cell, &call.outputs[0]),
@@ -61,7 +61,7 @@ impl Sizes {
 /// Reference; see [`Op::Recurrent`] and [`Op::RecurrentGrad`].
 fn reference<T: Float>(call: &OpCall, inputs: &[HostTensorView<'_, T>], outputs: &mut [&mut [T]]) {
     let inputs: Vec<&[T]> = inputs.iter().map(|input| input.floats()).collect();
-    let sizes = Sizes::of(call);
+    let sizes = RecurrentSizes::of(call);
     let is_forward = matches!(call.op, Op::Recurrent { .. });
     for sample in 0..sizes.b {
         match (sizes.cell, is_forward) {
@@ -77,7 +77,7 @@ fn reference<T: Float>(call: &OpCall, inputs: &[HostTensorView<'_, T>], outputs:
 /// vectorized loop.
 fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
     let inputs: Vec<&[f32]> = inputs.iter().map(|input| input.floats()).collect();
-    let sizes = Sizes::of(call);
+    let sizes = RecurrentSizes::of(call);
     match (sizes.cell, matches!(call.op, Op::Recurrent { .. })) {
         (Cell::Lstm, true) => lstm::fast(sizes, &inputs, outputs),
         (Cell::Lstm, false) => lstm::fast_grad(sizes, &inputs, outputs),
@@ -89,14 +89,14 @@ fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [
 /// Static choice: on GPUs a row per invocation, so that there are enough of them.
 fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     let rows = if caps.suits_software() { steps::ROWS[1] } else { steps::ROWS[0] };
-    steps::dispatches(call, Sizes::of(call), rows, caps)
+    steps::dispatches(call, RecurrentSizes::of(call), rows, caps)
 }
 
 /// Returns the GPU kernel variants of the call.
 fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     let variant = |rows| {
         let name = format!("{}_{rows}_rows", call.op);
-        Variant::new(name, steps::dispatches(call, Sizes::of(call), rows, caps))
+        Variant::new(name, steps::dispatches(call, RecurrentSizes::of(call), rows, caps))
     };
     steps::ROWS.map(variant).to_vec()
 }
@@ -104,7 +104,7 @@ fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
 /// Returns the cost: the products with the hidden state, of which the first time step has none,
 /// and about 30 operations per value and gate.
 fn cost(call: &OpCall) -> Cost {
-    let sizes = Sizes::of(call);
+    let sizes = RecurrentSizes::of(call);
     let values = (sizes.b * sizes.t * sizes.columns()) as f64;
     // The weight is read again in each time step.
     let again = 4.0 * ((sizes.t - 1) * sizes.h * sizes.columns()) as f64;
@@ -114,7 +114,7 @@ fn cost(call: &OpCall) -> Cost {
 
 /// See [`Twin::iterations`].
 fn iterations(call: &OpCall) -> usize {
-    Sizes::of(call).columns()
+    RecurrentSizes::of(call).columns()
 }
 
 /// See [`Twin::inputs`]. Sums over many hidden values stay where gates are neither open nor

@@ -10,7 +10,7 @@ use std::fmt::Write;
 
 use gemm::Parallelism;
 
-use super::Sizes;
+use super::RecurrentSizes;
 use crate::graph::{Cell, Op};
 use crate::kernels::dispatch::{WORKSPACE_BYTES_MAX, grid};
 use crate::kernels::ops::copy;
@@ -21,9 +21,9 @@ pub const ROWS: [usize; 2] = [1, 4];
 
 const SIZE: u32 = 64;
 
-/// Product of a time step with the values of the step before it (or after it, in a gradient).
+/// HiddenProduct of a time step with the values of the step before it (or after it, in a gradient).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Product {
+enum HiddenProduct {
     /// There is none: it is the first step.
     None,
     /// With the initial state.
@@ -34,9 +34,9 @@ enum Product {
 
 /// Returns the dispatches of a call: where the weight is transposed, this one; then one per time
 /// step, and behind those of a gradient that of the initial state.
-pub fn dispatches(call: &OpCall, sizes: Sizes, rows: usize, caps: &Caps) -> Vec<Dispatch> {
+pub fn dispatches(call: &OpCall, sizes: RecurrentSizes, rows: usize, caps: &Caps) -> Vec<Dispatch> {
     let steps = 0..sizes.t;
-    let kernel = Kernel { call, sizes, rows };
+    let kernel = Steps { call, sizes, rows };
     match call.op {
         Op::Recurrent { .. } => {
             let transposition = kernel.transposition(caps);
@@ -44,29 +44,31 @@ pub fn dispatches(call: &OpCall, sizes: Sizes, rows: usize, caps: &Caps) -> Vec<
                 true => Operand::Input(1),
                 false => kernel.workspace(),
             };
-            let first = if call.inputs.len() > 3 { Product::State } else { Product::None };
-            let product = |step| if step == 0 { first } else { Product::Step };
+            let first =
+                if call.inputs.len() > 3 { HiddenProduct::State } else { HiddenProduct::None };
+            let product = |step| if step == 0 { first } else { HiddenProduct::Step };
             let step = |step| kernel.forward(step, product(step), matrix);
             transposition.into_iter().chain(steps.map(step)).collect()
         }
         _ => {
             let last = sizes.t - 1;
-            let product = |step| if step == last { Product::None } else { Product::Step };
+            let product =
+                |step| if step == last { HiddenProduct::None } else { HiddenProduct::Step };
             let step = |step: usize| kernel.backward(step as u32, product(step), false);
             // The step before the first one, of which only the hidden values have a gradient.
-            let state = kernel.backward(u32::MAX, Product::Step, true);
+            let state = kernel.backward(u32::MAX, HiddenProduct::Step, true);
             steps.rev().map(step).chain([state]).collect()
         }
     }
 }
 
-struct Kernel<'a> {
+struct Steps<'a> {
     call: &'a OpCall<'a>,
-    sizes: Sizes,
+    sizes: RecurrentSizes,
     rows: usize,
 }
 
-impl Kernel<'_> {
+impl Steps<'_> {
     fn lanes(&self) -> usize {
         if self.sizes.h.is_multiple_of(4) { 4 } else { 1 }
     }
@@ -101,7 +103,7 @@ impl Kernel<'_> {
         (copy::TWIN.dispatch)(&call, caps).into_iter().map(moved).collect()
     }
 
-    fn forward(&self, step: usize, product: Product, matrix: Operand) -> Dispatch {
+    fn forward(&self, step: usize, product: HiddenProduct, matrix: Operand) -> Dispatch {
         use Operand::{Input, Output};
         // Without a state, the inputs are bound in its place and not read.
         let has_state = self.call.inputs.len() > 3;
@@ -117,7 +119,7 @@ impl Kernel<'_> {
         self.step(shader, operands, step as u32, (self.sizes.h, has_state))
     }
 
-    fn backward(&self, step: u32, product: Product, is_state: bool) -> Dispatch {
+    fn backward(&self, step: u32, product: HiddenProduct, is_state: bool) -> Dispatch {
         use Operand::{Input, Output};
         let has_state = self.call.inputs.len() > 4;
         let state = Input(if has_state { 4 } else { 3 });
@@ -129,17 +131,17 @@ impl Kernel<'_> {
         self.step(shader, operands, step, (self.sizes.columns(), has_state))
     }
 
-    fn shader(&self, entry: &'static str, product: Product, matrix: (usize, bool)) -> Shader {
+    fn shader(&self, entry: &'static str, product: HiddenProduct, matrix: (usize, bool)) -> Shader {
         let file = match self.sizes.cell {
-            Cell::Lstm => "lstm",
-            Cell::Gru => "gru",
+            Cell::Lstm => "recurrent_lstm",
+            Cell::Gru => "recurrent_gru",
         };
         let lanes = self.lanes();
         let value = if lanes == 4 { "vec4f" } else { "f32" };
         let text = entry_point(entry, (self.rows, lanes), product, matrix);
         Shader::new(file, entry)
             .with_text(&format!("alias Value = {value};\n"))
-            .with_const("FROM_STATE", u32::from(product == Product::State))
+            .with_const("FROM_STATE", u32::from(product == HiddenProduct::State))
             .with_text(matrix_text(entry, lanes, matrix.1))
             .with_text(&text)
     }
@@ -151,7 +153,7 @@ impl Kernel<'_> {
         step: u32,
         (terms, has_state): (usize, bool),
     ) -> Dispatch {
-        let Sizes { b, t, h, .. } = self.sizes;
+        let RecurrentSizes { b, t, h, .. } = self.sizes;
         let (width, terms) = (h / self.lanes(), terms / self.lanes());
         let params = [b, t, width, terms].map(|size| size as u32);
         Dispatch {
@@ -195,7 +197,7 @@ fn weight_at(gate: u32, column: u32, k: u32) -> Value {
 fn entry_point(
     entry: &str,
     (rows, lanes): (usize, usize),
-    product: Product,
+    product: HiddenProduct,
     (gates, is_transposed): (usize, bool),
 ) -> String {
     let mut text = format!(
@@ -215,7 +217,7 @@ fn {entry}(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) gr
             let _ = writeln!(text, "    var a{row}_{gate} = Value();");
         }
     }
-    if product != Product::None {
+    if product != HiddenProduct::None {
         text += "    for (var q = 0u; q < p.terms; q++) {\n";
         let operand = if entry == "forward" { "hidden" } else { "slope" };
         for row in 0..rows {
@@ -263,13 +265,13 @@ fn add_term(
 /// Adds the product of the hidden values of the step before with the transposed weight to the first
 /// columns of each row (4 h) of a step of `gates`.
 pub fn add_hidden(
-    sizes: Sizes,
+    sizes: RecurrentSizes,
     step: usize,
     (weight, h0): (&[f32], Option<&[f32]>),
     y: &[f32],
     gates: &mut [f32],
 ) {
-    let Sizes { b, t, h, .. } = sizes;
+    let RecurrentSizes { b, t, h, .. } = sizes;
     let (hidden, stride) = match (step, h0) {
         (0, None) => return,
         (0, Some(h0)) => (h0, h),
@@ -280,8 +282,14 @@ pub fn add_hidden(
 }
 
 /// Adds the product of a step of `dz (b, t, gates h)` with the weight to `dhidden (b, h)`.
-pub fn add_to_hidden(sizes: Sizes, step: usize, weight: &[f32], dz: &[f32], dhidden: &mut [f32]) {
-    let Sizes { b, t, h, .. } = sizes;
+pub fn add_to_hidden(
+    sizes: RecurrentSizes,
+    step: usize,
+    weight: &[f32],
+    dz: &[f32],
+    dhidden: &mut [f32],
+) {
+    let RecurrentSizes { b, t, h, .. } = sizes;
     let columns = sizes.columns();
     let out = Strided { at: 0, row: h };
     let dz = &dz[step * columns..];

@@ -7,7 +7,8 @@
 //             dq: the same, with dn r for n;  and leaves dh z in dh0
 //   state     dh0 += W^T dq of the first step
 //
-// Prepended: see shaders/lstm.wgsl. 2 h FLOPs per gate on 4 h (1 + 1 / ROWS) bytes.
+// An invocation has a Value of hidden columns of some ROWS samples. Prepended: see
+// recurrent_lstm.wgsl. 2 h FLOPs per gate on 4 h (1 + 1 / ROWS) bytes.
 
 struct Params {
     b: u32,

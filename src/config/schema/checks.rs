@@ -1,0 +1,200 @@
+//! Checks of a configuration: of each key by itself, and between keys.
+
+use super::*;
+
+impl RunConfig {
+    /// Checks each key by itself, then the constraints between keys.
+    pub fn check(&self) -> Result<(), ConstraintError> {
+        for key in KEYS {
+            let Some(value) = (key.get)(self) else { continue };
+            if key.accepts.check(value.clone()).is_none() {
+                let why = format!("expects {}, got {value}", key.accepts);
+                return Err(ConstraintError { keys: vec![key.full_name], why });
+            }
+        }
+        self.check_scopes()?;
+        self.check_pairs()
+    }
+
+    /// Returns true if a key has an effect with the kinds of the model and the data.
+    pub(super) fn has_effect(&self, of: &Key<Self>) -> bool {
+        let Some((other, words)) = of.only else { return true };
+        let word = key(other).and_then(|other| (other.get)(self));
+        matches!(word, Some(Value::Text(word)) if words.contains(&&*word))
+    }
+
+    /// Checks that keys without an effect have their defaults, and that the model is one for the
+    /// data.
+    fn check_scopes(&self) -> Result<(), ConstraintError> {
+        let default = Self::default();
+        let is_set = |key: &&Key<Self>| (key.get)(self) != (key.get)(&default);
+        let useless = KEYS.iter().filter(is_set).find(|key| !self.has_effect(key));
+        if let Some(Key { full_name, only: Some((other, words)), .. }) = useless {
+            let now = key(other).and_then(|key| (key.get)(self));
+            let now = now.map_or_else(String::new, |now| now.to_string());
+            let why = format!(
+                "has no effect with {other} = {now}, only with {}; leave it out",
+                Constraint::OneOf(words)
+            );
+            return Err(ConstraintError { keys: vec![full_name, other], why });
+        }
+        let is_of_samples = self.data.kind.sample_format().is_some();
+        let (wanted, of) = match self.model.kind {
+            ModelKind::Gpt | ModelKind::Rnn if is_of_samples => {
+                ("\"mlp\", or \"cnn\" or \"resnet\" for pictures,", "samples")
+            }
+            ModelKind::Mlp | ModelKind::Cnn | ModelKind::Resnet if !is_of_samples => {
+                ("\"gpt\" or \"rnn\"", "texts and tokens")
+            }
+            ModelKind::Cnn | ModelKind::Resnet if self.data.kind == DataKind::Csv => {
+                ("\"mlp\"", "tables")
+            }
+            _ => return Ok(()),
+        };
+        let data = self.data.kind.word().unwrap_or_default();
+        let why = format!("expects {wanted} for {of} (data.kind = \"{data}\")");
+        Err(ConstraintError { keys: vec![MODEL_KIND, DATA_KIND], why })
+    }
+
+    fn check_pairs(&self) -> Result<(), ConstraintError> {
+        let fail = |keys: &[&'static str], why| Err(ConstraintError { keys: keys.to_vec(), why });
+        let (model, train) = (&self.model, &self.train);
+        if model.kind == ModelKind::Gpt && !model.width.is_multiple_of(model.heads) {
+            let why = format!(
+                "expects a number that divides model.width = {}, got {}",
+                model.width, model.heads
+            );
+            return fail(&["model.heads", "model.width"], why);
+        }
+        if train.micro_batch > train.batch {
+            let why =
+                format!("expects at most train.batch = {}, got {}", train.batch, train.micro_batch);
+            return fail(&["train.micro_batch", "train.batch"], why);
+        }
+        self.check_shares()?;
+        self.check_pipeline()?;
+        self.check_stages()?;
+        let (lr, min_lr) = (self.optim.lr, self.schedule.min_lr);
+        if self.schedule.kind != Decay::Constant && min_lr > lr {
+            let why = format!("expects at most optim.lr = {lr:?}, got {min_lr:?}");
+            return fail(&["schedule.min_lr", "optim.lr"], why);
+        }
+        for (key, widths) in [("model.hidden", &model.hidden), ("model.channels", &model.channels)]
+        {
+            if let Some(width) = widths.iter().find(|width| !(1..=WIDTH_MAX).contains(*width)) {
+                let why = format!("expects widths from 1 to {WIDTH_MAX}, got {width}");
+                return fail(&[key], why);
+            }
+            if widths.len() > HIDDEN_MAX {
+                let why = format!("expects at most {HIDDEN_MAX} layers, got {}", widths.len());
+                return fail(&[key], why);
+            }
+        }
+        if !matches!(self.data.image_size.len(), 0 | 2) {
+            let why = format!("expects [height, width], got {:?}", self.data.image_size);
+            return fail(&["data.image_size"], why);
+        }
+        match (self.data.kind, &self.data.path) {
+            (kind, None) if kind != DataKind::Builtin => {
+                let word = kind.word().unwrap_or_default();
+                let why = format!("= \"{word}\" expects a data.path; give --data PATH");
+                fail(&["data.kind"], why)
+            }
+            (DataKind::Builtin, Some(_)) => {
+                let why = "conflicts with data.kind = \"builtin\"; leave one of them out";
+                fail(&["data.path", "data.kind"], why.into())
+            }
+            (_, Some(path)) if path.to_str().is_none() => {
+                fail(&["data.path"], "expects a path in Unicode; rename the file".into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check_shares(&self) -> Result<(), ConstraintError> {
+        let (shares, batch) = (&self.parallel.shares, self.train.batch);
+        let fail = |other, why| Err(ConstraintError { keys: vec!["parallel.shares", other], why });
+        if shares.is_empty() {
+            return Ok(());
+        }
+        if self.parallel.balance == Balance::Measured {
+            let why = "conflicts with parallel.balance = \"measured\"; leave one of them out";
+            return fail("parallel.balance", why.into());
+        }
+        // Summed in u128: the sum of unchecked shares may exceed u64.
+        let sum: u128 = shares.iter().map(|share| u128::from(*share)).sum();
+        if sum != batch as u128 {
+            let why = format!(
+                "expects numbers with the sum train.batch = {batch}, got {shares:?}, whose sum is \
+                 {sum}"
+            );
+            return fail("train.batch", why);
+        }
+        Ok(())
+    }
+
+    fn check_pipeline(&self) -> Result<(), ConstraintError> {
+        let Parallel { pipeline, schedule, chunks, stages, .. } = &self.parallel;
+        let interleaved = *schedule == PipelineSchedule::Interleaved;
+        if *pipeline == 1 {
+            let default = Parallel::default();
+            let without_effect = [
+                ("parallel.schedule", *schedule != default.schedule, format!("\"{schedule}\"")),
+                ("parallel.chunks", *chunks != default.chunks, chunks.to_string()),
+                ("parallel.stages", *stages != default.stages, format!("{stages:?}")),
+            ];
+            let Some((key, _, given)) = without_effect.into_iter().find(|(_, set, _)| *set) else {
+                return Ok(());
+            };
+            let why = format!(
+                "= {given} has no effect without a pipeline; set parallel.pipeline to 2 or more, \
+                 or leave it out"
+            );
+            return Err(ConstraintError { keys: vec![key, "parallel.pipeline"], why });
+        }
+        if interleaved && *chunks < 2 {
+            let why = format!(
+                "= \"{schedule}\" needs several model chunks per device, got parallel.chunks = \
+                 {chunks}; set parallel.chunks to 2 or more, or leave it out"
+            );
+            let keys = vec!["parallel.schedule", "parallel.chunks"];
+            return Err(ConstraintError { keys, why });
+        }
+        if !interleaved && *chunks > 1 {
+            let why = format!(
+                "expects 1 with parallel.schedule = \"{schedule}\", got {chunks}; set \
+                 parallel.schedule to \"{}\", or leave it out",
+                PipelineSchedule::Interleaved
+            );
+            let keys = vec!["parallel.chunks", "parallel.schedule"];
+            return Err(ConstraintError { keys, why });
+        }
+        Ok(())
+    }
+
+    /// Checks that a cut names as many model chunks as there are. Their sum is compared with the
+    /// blocks of the model elsewhere.
+    fn check_stages(&self) -> Result<(), ConstraintError> {
+        let Parallel { pipeline, chunks, stages, .. } = &self.parallel;
+        let count = pipeline * chunks;
+        let why = if stages.is_empty() {
+            return Ok(());
+        } else if let Some(blocks) = stages.iter().find(|blocks| **blocks > BLOCKS_MAX) {
+            format!("expects numbers of blocks from 1 to {BLOCKS_MAX}, got {blocks}")
+        } else if stages.len() == count {
+            return Ok(());
+        } else if *chunks == 1 {
+            format!(
+                "expects {count} numbers of blocks, one for each stage of parallel.pipeline = \
+                 {pipeline}, got {stages:?}"
+            )
+        } else {
+            format!(
+                "expects {count} numbers of blocks, one for each model chunk of \
+                 parallel.pipeline = {pipeline} and parallel.chunks = {chunks}, got {stages:?}"
+            )
+        };
+        let keys = vec!["parallel.stages", "parallel.pipeline", "parallel.chunks"];
+        Err(ConstraintError { keys, why })
+    }
+}
