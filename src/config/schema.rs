@@ -352,7 +352,7 @@ sections! {
         /// Steps between progress lines if stderr is not a terminal.
         log_every: u64 = 10, Constraint::Whole(1, STEPS);
         /// Tokens of the sample text generated at the end; 0 = no sample, no measure.
-        sample_tokens: usize = 200, Constraint::Whole(0, 1_000_000), if MODEL_KIND = GPT;
+        sample_tokens: usize = 200, Constraint::Whole(0, 1_000_000), if MODEL_KIND = OF_TOKENS;
     }
     /// Data parallelism and pipelines over several devices.
     parallel: Parallel {
