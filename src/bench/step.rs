@@ -1,16 +1,19 @@
-//! Benchmark of training steps of GPTs, with the same trainer as a training run.
+//! Benchmark of training steps of models, with the same trainer as a training run.
 
 use std::time::{Duration, Instant};
 
 use super::report::{Direction, Figure, FigureRecorder, GFLOPS};
 use super::sample::SamplingPlan;
 use super::target::Target;
-use crate::base::HostTensor;
 use crate::base::rng::Key;
+use crate::base::{DType, HostTensor, TensorId};
 use crate::device::DeviceError;
-use crate::graph::{Graph, Unary, differentiate};
+use crate::graph::{Cell, Graph, Unary, differentiate};
 use crate::kernels::{OpCall, RandomContext, twin};
-use crate::model::{GptConfig, gpt};
+use crate::model::{
+    CnnConfig, GptConfig, MlpLoss, PictureNorm, PictureSizes, ResnetConfig, RnnConfig, cnn, gpt,
+    resnet, rnn,
+};
 use crate::optim::Optimizer;
 use crate::runtime::RuntimeError;
 use crate::train::{TrainError, Trainer, TrainerOptions};
@@ -54,6 +57,80 @@ pub fn gpt2() -> GptConfig {
     }
 }
 
+/// Model whose steps are measured, with its inputs.
+struct MeasuredModel {
+    /// Name in figures.
+    name: &'static str,
+    graph: Graph,
+    batch: usize,
+    /// Unit of what is counted, and the number of these in a sample.
+    unit: &'static str,
+    per_sample: usize,
+    /// Classes of targets, and of tokens.
+    classes: u32,
+    /// Sizes of the step, for the reader.
+    on: String,
+}
+
+impl MeasuredModel {
+    fn gpt(name: &'static str, config: &GptConfig, batch: usize) -> Result<Self, TrainError> {
+        let on = format!("batch {batch}, context {}, AdamW", config.context);
+        let (graph, classes) = (gpt(config)?, config.vocabulary as u32);
+        Ok(Self { name, graph, batch, unit: "tokens", per_sample: config.context, classes, on })
+    }
+
+    /// Returns a model of pictures of 28 x 28 in ten classes.
+    fn of_pictures(name: &'static str, graph: Graph, batch: usize) -> Self {
+        let on = format!("batch {batch}, 28 x 28, AdamW");
+        Self { name, graph, batch, unit: "samples", per_sample: 1, classes: 10, on }
+    }
+
+    /// Returns values of all inputs, the same every time.
+    fn inputs(&self) -> Vec<(&str, HostTensor)> {
+        let value = |id: TensorId| {
+            let tensor = self.graph.tensor(id);
+            let (count, key) = (tensor.shape.elements(self.batch), Key::new(id.0.into()));
+            match tensor.dtype {
+                DType::U32 => {
+                    let class = |i: u64| key.words([i as u32, 0])[0] % self.classes;
+                    HostTensor::Int((0..count as u64).map(class).collect())
+                }
+                DType::F32 => {
+                    HostTensor::Float((0..count as u64).map(|i| key.normal(i) as f32).collect())
+                }
+            }
+        };
+        self.graph.inputs.iter().map(|(name, id)| (name.as_str(), value(*id))).collect()
+    }
+}
+
+/// Returns the small models that are not GPTs, of the sizes of the examples.
+fn small_models() -> Result<Vec<MeasuredModel>, TrainError> {
+    let sizes = PictureSizes { picture: [1, 28, 28], outputs: 10, loss: MlpLoss::CrossEntropy };
+    let lenet = CnnConfig {
+        sizes: sizes.clone(),
+        channels: vec![6, 16],
+        hidden: vec![120, 84],
+        activation: Unary::Relu,
+        dropout: 0.0,
+    };
+    let residual = ResnetConfig { sizes, blocks: 1, width: 16, norm: PictureNorm::Batch };
+    let recurrent =
+        |cell| RnnConfig { vocabulary: 65, context: 64, layers: 2, width: 128, cell, dropout: 0.0 };
+    let of_cell = |name, cell| -> Result<MeasuredModel, TrainError> {
+        let on = "batch 32, context 64, AdamW".to_string();
+        let graph = rnn(&recurrent(cell))?;
+        let (unit, per_sample, classes) = ("tokens", 64, 65);
+        Ok(MeasuredModel { name, graph, batch: 32, unit, per_sample, classes, on })
+    };
+    Ok(vec![
+        MeasuredModel::of_pictures("lenet", cnn(&lenet)?, 64),
+        MeasuredModel::of_pictures("resnet", resnet(&residual)?, 64),
+        of_cell("lstm", Cell::Lstm)?,
+        of_cell("gru", Cell::Gru)?,
+    ])
+}
+
 /// Measures the steps of the small GPT and, with `full` on hardware, of GPT-2.
 pub fn measure(
     target: &Target,
@@ -62,9 +139,14 @@ pub fn measure(
     recorder: &mut FigureRecorder,
 ) -> Result<(), TrainError> {
     recorder.progress("the step of a small GPT");
-    measure_model("gpt_small", &small(), sampling_plan.batch, target, sampling_plan, recorder)?;
+    let of_gpt = MeasuredModel::gpt("gpt_small", &small(), sampling_plan.batch)?;
+    measure_model(&of_gpt, target, sampling_plan, recorder)?;
     if !full {
         return Ok(());
+    }
+    for model in small_models()? {
+        recorder.progress(&format!("the step of a {}", model.name));
+        measure_model(&model, target, sampling_plan, recorder)?;
     }
     if !target.is_hardware() {
         recorder.skip("step.gpt2", "it is for hardware GPUs");
@@ -72,7 +154,8 @@ pub fn measure(
     }
     for batch in BATCHES {
         recorder.progress(&format!("the step of GPT-2 124M, batch {batch}"));
-        match measure_model("gpt2", &gpt2(), batch, target, sampling_plan, recorder) {
+        let model = MeasuredModel::gpt("gpt2", &gpt2(), batch)?;
+        match measure_model(&model, target, sampling_plan, recorder) {
             Err(error) if does_not_fit(&error) => (),
             other => return other,
         }
@@ -95,47 +178,40 @@ fn does_not_fit(error: &TrainError) -> bool {
 }
 
 fn measure_model(
-    name: &str,
-    config: &GptConfig,
-    batch: usize,
+    model: &MeasuredModel,
     target: &Target,
     sampling_plan: &SamplingPlan,
     recorder: &mut FigureRecorder,
 ) -> Result<(), TrainError> {
-    let tokens = batch * config.context;
-    let flops = flops(config, batch)?;
-    let (first, seconds) = steps(config, batch, target, sampling_plan)?;
-    let rates: Vec<f64> = seconds.iter().map(|seconds| tokens as f64 / seconds).collect();
-    let on = format!("batch {batch}, context {}, AdamW", config.context);
+    let MeasuredModel { name, unit, .. } = model;
+    let units = (model.batch * model.per_sample) as f64;
+    let flops = flops_of(&differentiate(model.graph.clone())?, model.batch);
+    let (first, seconds) = steps(model, target, sampling_plan)?;
+    let rates: Vec<f64> = seconds.iter().map(|seconds| units / seconds).collect();
     let what = |what: &str| format!("step.{name}_{what}");
     let figures = [
         Figure::duration(&what("time"), "ms", 1e3, &seconds),
-        Figure::new(&what("tokens"), "tokens/s", Direction::Higher, &rates),
+        Figure::new(&what(unit), &format!("{unit}/s"), Direction::Higher, &rates),
         Figure::rate(&what("flops"), GFLOPS, flops, &seconds),
         Figure::duration(&what("first_step"), "ms", 1e3, &[first]),
     ];
-    figures.into_iter().for_each(|figure| recorder.add(figure.on(&on)));
+    figures.into_iter().for_each(|figure| recorder.add(figure.on(&model.on)));
     Ok(())
 }
 
 /// Returns the seconds from before the device is opened to the end of the first step, and those
 /// of each measured step.
 fn steps(
-    config: &GptConfig,
-    batch: usize,
+    model: &MeasuredModel,
     target: &Target,
     sampling_plan: &SamplingPlan,
 ) -> Result<(f64, Vec<f64>), TrainError> {
-    let ids = |factor: u32| {
-        let token = |i: u32| i.wrapping_mul(factor) % config.vocabulary as u32;
-        HostTensor::Int((0..(batch * config.context) as u32).map(token).collect())
-    };
-    let values = [("tokens", ids(7)), ("targets", ids(11))];
+    let (values, batch) = (model.inputs(), model.batch);
     let optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1 };
     let options =
         TrainerOptions { clip: 1.0, ..TrainerOptions::new(&target.selector, optimizer, batch) };
     let opened = Instant::now();
-    let mut trainer = Trainer::new(gpt(config)?, &options)?;
+    let mut trainer = Trainer::new(model.graph.clone(), &options)?;
     let mut step = || -> Result<f64, TrainError> {
         let begun = Instant::now();
         let step = trainer.step(&values, 1e-3)?;
@@ -161,12 +237,8 @@ fn steps(
     Ok((first, seconds))
 }
 
-/// Returns the floating-point operations of a step: matrix products and attention, forward and
-/// backward.
-fn flops(config: &GptConfig, batch: usize) -> Result<f64, TrainError> {
-    Ok(flops_of(&differentiate(gpt(config)?)?, batch))
-}
-
+/// Returns the floating-point operations of a step of a training graph: matrix products,
+/// convolutions and attention, forward and backward.
 fn flops_of(graph: &Graph, batch: usize) -> f64 {
     let dims = |ids: &[crate::base::TensorId]| -> Vec<Vec<usize>> {
         ids.iter().map(|id| graph.tensor(*id).shape.resolve(batch)).collect()
@@ -201,7 +273,7 @@ mod tests {
             // Two products forward and five backward, over half of the square.
             let attention = 7.0 * tokens * (config.context as f64 + 1.0) * c * layers;
             let expected = 6.0 * tokens * weights + attention;
-            let counted = flops(&config, batch).unwrap();
+            let counted = flops_of(&differentiate(gpt(&config).unwrap()).unwrap(), batch);
             assert!((counted / expected - 1.0).abs() < 0.02, "{counted:e}, not {expected:e}");
         }
     }

@@ -261,24 +261,22 @@ sections! {
         /// Model architecture.
         kind: ModelKind = ModelKind::Gpt, Constraint::OneOf(ModelKind::WORDS),
             "\"gpt\" for texts and tokens, or else \"mlp\"";
-        /// Number of transformer blocks (attention and MLP), of recurrent layers (2 unless set), or
-        /// of residual blocks in each of the three stages of a resnet (1 unless set).
+        /// Transformer blocks; recurrent layers (rnn: 2); residual blocks per stage (resnet: 1).
         layers: usize = 4, Constraint::Whole(1, 1024), if MODEL_KIND = WITH_LAYERS;
         /// Cell of the recurrent layers.
         cell: Cell = Cell::Lstm, Constraint::OneOf(Cell::WORDS), if MODEL_KIND = RNN;
         /// Number of attention heads; must divide the width.
         heads: usize = 4, Constraint::Whole(1, 1024), if MODEL_KIND = GPT;
-        /// Channels of the residual stream, or hidden values: values per token between the blocks;
-        /// for an rnn 128 unless set. Of a resnet the channels of the first stage, 16 unless set.
+        /// Channels of the residual stream (64); hidden values (rnn: 128); channels (resnet: 16).
         width: usize = 64, Constraint::Whole(1, 65_536), if MODEL_KIND = WITH_LAYERS;
         /// Context length: tokens of a sample.
         context: usize = 64, Constraint::Whole(1, 65_536), if MODEL_KIND = OF_TOKENS;
-        /// Output channels of the convolutions, behind each of which pictures have half the size.
+        /// Output channels of the convolutions; each is followed by a pooling by 2.
         channels: Vec<u64> = vec![6, 16], Constraint::IntList, if MODEL_KIND = CNN;
         /// Normalization between the convolutions.
         norm: PictureNorm = PictureNorm::Batch, Constraint::OneOf(PictureNorm::WORDS),
             if MODEL_KIND = RESNET;
-        /// Widths of the hidden layers; empty for a linear model. For a cnn [120, 84] unless set.
+        /// Widths of the hidden layers; empty for a linear model; for a cnn [120, 84].
         hidden: Vec<u64> = vec![128], Constraint::IntList, if MODEL_KIND = WITH_HIDDEN;
         /// Biases in linear layers and layer norms.
         bias: bool = false, Constraint::Flag, if MODEL_KIND = GPT;
@@ -321,8 +319,7 @@ sections! {
     }
     /// The training run.
     train: Train {
-        /// Global batch size: samples per step over all devices; for an mlp 128, for an rnn 32,
-        /// for a cnn and a resnet 64 unless set.
+        /// Global batch size: samples per step; mlp 128, rnn 32, cnn and resnet 64 unless set.
         batch: usize = 12, Constraint::Whole(1, BATCH_MAX);
         /// Micro-batch: the most samples that a device runs in one pass.
         micro_batch: usize = 12, Constraint::Whole(1, BATCH_MAX),
@@ -393,8 +390,7 @@ sections! {
     optim: Optim {
         /// Update rule.
         kind: OptimKind = OptimKind::AdamW, Constraint::OneOf(OptimKind::WORDS);
-        /// Learning rate after the warm-up; for an rnn 2e-3, for models of samples 1e-3 unless
-        /// set.
+        /// Learning rate after the warm-up; rnn 2e-3, models of samples 1e-3 unless set.
         lr: f64 = 4e-3, Constraint::Real(Excluded(0.0), Included(LR_MAX));
         /// Decay of AdamW's first moment, the mean of gradients.
         beta1: f64 = 0.9, FRACTION;

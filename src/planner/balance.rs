@@ -59,7 +59,11 @@ pub fn give_each_a_sample(counts: &mut [u32]) -> bool {
 /// Moves samples so that each rank has at least `least` or none: from those that have the most, as
 /// long as these keep as many, or else to them.
 pub fn give_at_least(counts: &mut [u32], least: u32) {
-    while let Some(few) = counts.iter().position(|count| (1..least).contains(count)) {
+    let fewest = |counts: &[u32]| {
+        let few = (0..counts.len()).filter(|rank| (1..least).contains(&counts[*rank]));
+        few.min_by_key(|rank| counts[*rank])
+    };
+    while let Some(few) = fewest(counts) {
         let others = (0..counts.len()).filter(|rank| *rank != few && counts[*rank] > 0);
         let Some(most) = others.max_by_key(|rank| (counts[*rank], std::cmp::Reverse(*rank))) else {
             return;

@@ -84,7 +84,7 @@ fn with_state() -> Vec<Case> {
         (
             Op::Recurrent { cell: Cell::Lstm },
             vec![
-                batched(&[1, 3, 8]),
+                free(batched(&[1, 3, 8]), &[1], false),
                 fixed(&[8, 2]),
                 fixed(&[8]),
                 batched(&[1, 2]),

@@ -40,8 +40,11 @@ impl RunConfig {
         }
         let is_of_samples = self.data.kind.sample_format().is_some();
         let (wanted, of) = match self.model.kind {
+            ModelKind::Gpt | ModelKind::Rnn if self.data.kind == DataKind::Csv => {
+                ("\"mlp\"", "tables")
+            }
             ModelKind::Gpt | ModelKind::Rnn if is_of_samples => {
-                ("\"mlp\", or \"cnn\" or \"resnet\" for pictures,", "samples")
+                ("\"mlp\", \"cnn\" or \"resnet\"", "samples")
             }
             ModelKind::Mlp | ModelKind::Cnn | ModelKind::Resnet if !is_of_samples => {
                 ("\"gpt\" or \"rnn\"", "texts and tokens")

@@ -87,8 +87,9 @@ fn impossible_values_name_the_key_and_what_is_accepted() {
     let crop = "data.crop has no effect with data.kind = \"csv\", only with \"idx\", \"cifar10\", \
                 \"npy\" or \"images\"; leave it out";
     assert_eq!(check(|c| (csv(c), c.data.crop = 2).1), crop);
-    let model = "model.kind expects \"mlp\" for samples (data.kind = \"csv\")";
+    let model = "model.kind expects \"mlp\" for tables (data.kind = \"csv\")";
     assert_eq!(check(|c| (csv(c), c.model.kind = ModelKind::Gpt).1), model);
+    assert_eq!(check(|c| (csv(c), c.model.kind = ModelKind::Cnn).1), model);
     let model =
         "model.kind expects \"gpt\" or \"rnn\" for texts and tokens (data.kind = \"builtin\")";
     assert_eq!(check(|c| c.model.kind = ModelKind::Mlp), model);
