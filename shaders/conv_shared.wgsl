@@ -13,8 +13,8 @@
 // Of the gradient by the input, the places with the same remainder by the stride (`divisor`) are a
 // product of their own, because all of them read the same taps: every `tap_step`-th one. FLAT = 0:
 // a stage of BK terms is of one tap, and `rows` a multiple of BK. FLAT = 1: `rows` is a multiple of
-// 4, and a stage has several taps; there is one product then. EXACT = 1: `rows` are the channels of a
-// group, so that none is tested.
+// 4, and a stage has several taps; there is one product then. EXACT = 1: `rows` are the channels
+// of a group, so that none is tested.
 //
 // Prepended (src/kernels/ops/conv/shared.rs): these constants and those of the tile, the operand
 // `a` with `a_some`, which returns zeros for elements from the `count`th on, and `store_some`
@@ -86,6 +86,24 @@ fn channels(given: Reader, offset: vec2u, delta: u32, count: u32) -> vec4f {
     return a_some(given.at + delta, select(0u, count, is_inside));
 }
 
+// Four places for each of four channels: those that a tap with an offset reads, x and y of `read`,
+// from the channel z on.
+fn load_a(readers: array<Reader, 4>, read: vec3u) -> mat4x4f {
+    let offset = read.xy;
+    let delta = (offset.x * p.w + offset.y) * p.c + read.z;
+    let count = select(left(p.group_c, read.z), 4u, EXACT == 1u);
+    return transpose(mat4x4f(
+        channels(readers[0], offset, delta, count), channels(readers[1], offset, delta, count),
+        channels(readers[2], offset, delta, count), channels(readers[3], offset, delta, count),
+    ));
+}
+
+// Four columns of b for each of four terms from the one at `at`.
+fn load_b(at: u32) -> mat4x4f {
+    let width = p.columns / 4u;
+    return mat4x4f(b[at], b[at + width], b[at + 2u * width], b[at + 3u * width]);
+}
+
 // Taps along an axis that read whole places: the first one, and how many there are.
 fn taps(first: i32, tap: i32, divisor: u32, size: u32, step: u32) -> vec2u {
     for (var k = 0u; k < min(step, size); k++) {
@@ -94,6 +112,57 @@ fn taps(first: i32, tap: i32, divisor: u32, size: u32, step: u32) -> vec2u {
         }
     }
     return vec2u(0u);
+}
+
+// The taps of a product, a stage at a time: the tap of the stage, its first channel, and what the
+// tap adds to a place. `begin` and `first` are those of the first tap, `count` the number of taps.
+struct Walk {
+    tap: vec2u,
+    offset: vec2i,
+    channel: u32,
+    first: vec2u,
+    begin: vec2i,
+    step: vec2i,            // from the offset of a tap to the next
+    count: u32,
+}
+
+fn walk_of(remainder: vec2u) -> Walk {
+    let begin = vec2i(remainder) + vec2i(p.first_y, p.first_x);
+    let tap = vec2i(p.tap_y, p.tap_x);
+    let divisor = vec2i(i32(p.divisor_y), i32(p.divisor_x));
+    let down = taps(begin.x, tap.x, p.divisor_y, p.kh, p.kernel_step_y);
+    let across = taps(begin.y, tap.y, p.divisor_x, p.kw, p.kernel_step_x);
+    let first = vec2u(down.x, across.x);
+    let offset = (begin + vec2i(first) * tap) / divisor;
+    let step = vec2i(i32(p.kernel_step_y), i32(p.kernel_step_x)) * tap / divisor;
+    return Walk(first, offset, 0u, first, offset, step, down.y * across.y);
+}
+
+// The stage behind one.
+fn further(walk: Walk) -> Walk {
+    var next = walk;
+    next.channel += BK;
+    if (next.channel >= p.rows) {
+        next.channel = 0u;
+        next.tap.y += p.kernel_step_x;
+        next.offset.y += next.step.y;
+        if (next.tap.y >= p.kw) {
+            next.tap = vec2u(next.tap.x + p.kernel_step_y, next.first.y);
+            next.offset = vec2i(next.offset.x + next.step.x, next.begin.y);
+        }
+    }
+    return next;
+}
+
+// What the terms `own` .. `own` + 3 of the stage from `q` on read: the offset of their tap, and the
+// first channel.
+fn source(walk: Walk, q: u32, own: u32, end: u32) -> vec3u {
+    if (FLAT == 0u) { return vec3u(vec2u(walk.offset), walk.channel + own); }
+    let term = q + own;
+    let number = term / p.rows;
+    let tap = vec2i(i32(number / p.kw), i32(number % p.kw)) * vec2i(p.tap_y, p.tap_x);
+    let offset = vec2u(vec2i(p.first_y, p.first_x) + tap);
+    return vec3u(select(offset.x, NOWHERE, term >= end), offset.y, term % p.rows);
 }
 
 // Stores four sums of a place, as far as there are such channels. `own` is the remainder of the
@@ -119,11 +188,9 @@ fn conv_tile(
     let group = product % p.groups;
     let remainder = vec2u(product / p.groups / p.divisor_x, product / p.groups % p.divisor_x);
     let own = place(index % p.tiles_each) * vec2u(BM, BN);
-    let first = vec2i(remainder) + vec2i(p.first_y, p.first_x);
-    let down = taps(first.x, p.tap_y, p.divisor_y, p.kh, p.kernel_step_y);
-    let across = taps(first.y, p.tap_x, p.divisor_x, p.kw, p.kernel_step_x);
+    var walk = walk_of(remainder);
     let flat_terms = p.kh * p.kw * p.rows;
-    let end = select(down.y * across.y * p.rows, flat_terms, FLAT == 1u);
+    let end = select(walk.count * p.rows, flat_terms, FLAT == 1u);
 
     // The first invocations copy blocks of a, the last ones those of b.
     let reversed = SIZE - 1u - local;
@@ -144,15 +211,6 @@ fn conv_tile(
     var a_next: mat4x4f;
     var b_next: mat4x4f;
 
-    // The tap of the stage and its first channel, and what the tap adds to a place.
-    var tap = vec2u(down.x, across.x);
-    var channel = 0u;
-    let begin = (first + vec2i(tap) * vec2i(p.tap_y, p.tap_x))
-        / vec2i(i32(p.divisor_y), i32(p.divisor_x));
-    let step = vec2i(i32(p.kernel_step_y), i32(p.kernel_step_x)) * vec2i(p.tap_y, p.tap_x)
-        / vec2i(i32(p.divisor_y), i32(p.divisor_x));
-    var offset = begin;
-
     let y = local % SLICE / ACROSS;
     let x = local % ACROSS;
     var sums: Sums;
@@ -160,46 +218,18 @@ fn conv_tile(
     for (var q = 0u; ; q += BK) {
         let is_last = q >= end;
         if (!is_last) {
-            var at = vec2u(offset);
-            var own_channel = channel + a_block.y;
-            var line = (tap.x * p.kw + tap.y) * p.rows + channel + b_block.y;
-            if (FLAT == 1u) {
-                let term = q + a_block.y;
-                own_channel = term % p.rows;
-                let flat_tap = vec2u(term / p.rows / p.kw, term / p.rows % p.kw);
-                at = vec2u(first + vec2i(flat_tap) * vec2i(p.tap_y, p.tap_x));
-                at.x = select(at.x, NOWHERE, term >= end);
-                // Terms behind the last one are those of a place that is nowhere.
-                line = min(q + b_block.y, end - 4u);
-            }
+            let read = source(walk, q, a_block.y, end);
+            // Terms behind the last one are those of a place that is nowhere.
+            let line = select(
+                (walk.tap.x * p.kw + walk.tap.y) * p.rows + walk.channel + b_block.y,
+                min(q + b_block.y, end - 4u),
+                FLAT == 1u,
+            );
+            if (copies_a) { a_next = load_a(readers, read); }
             let b_at = (b_first + line) * (p.columns / 4u) + b_column;
-            if (copies_a) {
-                let delta = (at.x * p.w + at.y) * p.c + own_channel;
-                let count = select(left(p.group_c, own_channel), 4u, EXACT == 1u);
-                a_next = transpose(mat4x4f(
-                    channels(readers[0], at, delta, count), channels(readers[1], at, delta, count),
-                    channels(readers[2], at, delta, count), channels(readers[3], at, delta, count),
-                ));
-            }
-            let width = p.columns / 4u;
-            if (copies_b && !ONE_BLOCK) {
-                b_next = mat4x4f(
-                    b[b_at], b[b_at + width], b[b_at + 2u * width], b[b_at + 3u * width]);
-            }
-            if (copies_b && ONE_BLOCK) {
-                a_next = mat4x4f(
-                    b[b_at], b[b_at + width], b[b_at + 2u * width], b[b_at + 3u * width]);
-            }
-            channel += BK;
-            if (channel >= p.rows) {
-                channel = 0u;
-                tap.y += p.kernel_step_x;
-                offset.y += step.y;
-                if (tap.y >= p.kw) {
-                    tap = vec2u(tap.x + p.kernel_step_y, across.x);
-                    offset = vec2i(offset.x + step.x, begin.y);
-                }
-            }
+            if (copies_b && !ONE_BLOCK) { b_next = load_b(b_at); }
+            if (copies_b && ONE_BLOCK) { a_next = load_b(b_at); }
+            walk = further(walk);
         }
         if (q > 0u) {
             add_terms(&sums, 0u, y, 0u, x, 0u);

@@ -69,6 +69,28 @@ fn channels(to: Place, tap: vec2u, channel: u32, count: u32) -> vec4f {
     return b_some(at, select(0u, count, is_inside));
 }
 
+// Four channels of dy for each of four places, as far as there are so many of both.
+fn load_a(at: u32, count: u32, places: u32) -> mat4x4f {
+    return mat4x4f(
+        a_some(at, select(0u, count, places > 0u)),
+        a_some(at + p.o, select(0u, count, places > 1u)),
+        a_some(at + 2u * p.o, select(0u, count, places > 2u)),
+        a_some(at + 3u * p.o, select(0u, count, places > 3u)),
+    );
+}
+
+// Four channels that a tap reads for each of four places, as far as there are so many of both.
+fn load_b(first: Place, tap: vec2u, channel: u32, count: u32, places: u32) -> mat4x4f {
+    let second = moved(first, 1u);
+    let third = moved(second, 1u);
+    return mat4x4f(
+        channels(first, tap, channel, select(0u, count, places > 0u)),
+        channels(second, tap, channel, select(0u, count, places > 1u)),
+        channels(third, tap, channel, select(0u, count, places > 2u)),
+        channels(moved(third, 1u), tap, channel, select(0u, count, places > 3u)),
+    );
+}
+
 // Stores four sums of an output channel, as far as it is one. `own` is the part.
 fn store_four(group: u32, i: u32, j: u32, own: vec2u, totals: vec4f) {
     if (i >= p.group_o || j >= p.terms) { return; }
@@ -119,25 +141,10 @@ fn weight_tile(
         if (!is_last) {
             if (copies_a) {
                 let first = q + a_block.y;
-                let a_at = first * p.o + group * p.group_o + i;
-                a_next = mat4x4f(
-                    a_some(a_at, select(0u, a_count, first < end)),
-                    a_some(a_at + p.o, select(0u, a_count, first + 1u < end)),
-                    a_some(a_at + 2u * p.o, select(0u, a_count, first + 2u < end)),
-                    a_some(a_at + 3u * p.o, select(0u, a_count, first + 3u < end)),
-                );
+                a_next = load_a(first * p.o + group * p.group_o + i, a_count, left(end, first));
             }
             if (copies_b) {
-                let first = q + b_block.y;
-                let second = moved(at, 1u);
-                let third = moved(second, 1u);
-                let columns = mat4x4f(
-                    channels(at, tap, channel, select(0u, b_count, first < end)),
-                    channels(second, tap, channel, select(0u, b_count, first + 1u < end)),
-                    channels(third, tap, channel, select(0u, b_count, first + 2u < end)),
-                    channels(moved(third, 1u), tap, channel,
-                        select(0u, b_count, first + 3u < end)),
-                );
+                let columns = load_b(at, tap, channel, b_count, left(end, q + b_block.y));
                 if (ONE_BLOCK) { a_next = columns; } else { b_next = columns; }
                 at = moved(at, BK);
             }

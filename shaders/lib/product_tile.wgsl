@@ -1,8 +1,8 @@
 // A tile of a product in workgroup memory, which a workgroup computes: stages of BK terms of BM
 // rows of a and of BN columns of b, and the sums of an invocation, ROWS rows by COLUMNS columns of
 // them (4 or 8 each, in quads). With SPLIT > 1 as many invocations share each output: each sums its
-// slice of the BK terms, and the slices are added in order. A file that uses it reads the stages, and has
-// `store_four`, which stores four sums of a row. No bytes of storage are moved.
+// slice of the BK terms, and the slices are added in order. A file that uses it reads the stages,
+// and has `store_four`, which stores four sums of a row. No bytes of storage are moved.
 
 const ACROSS = BN / COLUMNS;            // invocations in a row of the tile
 const SLICE = BM / ROWS * ACROSS;       // invocations that each compute other outputs

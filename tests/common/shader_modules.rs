@@ -337,6 +337,7 @@ fn conv() -> Vec<(String, String)> {
         ("3 to 64", conv, [2, 16, 16, 3], 64),
         ("70 to 70", conv, [2, 16, 16, 70], 70),
         ("groups of 12", same.with_groups(2), [2, 16, 16, 24], 24),
+        ("64 channels", same.with_groups(64), [2, 16, 16, 64], 64),
     ];
     let mut texts: Vec<(String, String)> = Vec::new();
     for (name, options, x, o) in layers {
@@ -436,6 +437,7 @@ pub fn modules() -> Vec<(String, String)> {
         "batch_norm",
         "binary",
         "conv",
+        "conv_depthwise",
         "conv_shared",
         "conv_shared_weight",
         "embedding_rows",

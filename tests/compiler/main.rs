@@ -28,7 +28,8 @@ const FAMILIES: [(&str, &[&str]); 2] =
     [("RDNA 3", &["gfx1100", "navi31"]), ("RDNA 2", &["navi21", "gfx1030"])];
 
 /// Kernels that are made for adapters that compute on a processor, by parts of their names.
-const OF_SOFTWARE: [&str; 3] = ["matmul_tile_16x16", "matmul_tile_16x8", "attention "];
+const OF_SOFTWARE: [&str; 4] =
+    ["matmul_tile_16x16", "matmul_tile_16x8", "attention ", "conv_tile_"];
 
 /// Waves that a SIMD must hold at a time, to hide the latency of memory, and those that are enough
 /// for products of large tiles, which hide it by what they compute.

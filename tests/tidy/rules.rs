@@ -52,6 +52,10 @@ pub const OP_EXCEPTIONS: &[(&str, &str, &str)] = &[
         "Permute Slice Pad Concat",
         "transposes a weight by the kernel of the op",
     ),
+    ("src/kernels/ops/conv/mod.rs", "MatMul", "tiles of products are those of convolutions"),
+    ("src/kernels/ops/conv/shared.rs", "MatMul", "the same"),
+    ("src/kernels/ops/conv/shared_weight.rs", "MatMul", "the same"),
+    ("src/kernels/ops/conv/tile.rs", "MatMul", "the same"),
     ("src/exec/gpu/add.rs", "Binary", "adds chunks of gradients by the kernel of the op"),
     (
         "src/graph/passes/fuse.rs",

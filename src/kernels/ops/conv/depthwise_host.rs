@@ -7,7 +7,7 @@ use pulp::Simd;
 use rayon::prelude::*;
 
 use super::geometry::{ConvKind, Gather, Geometry};
-use super::panel::{self, Panel};
+use super::panel::{self, PaddedPanel};
 
 /// Places whose sums are in registers at a time.
 const PLACES: usize = 8;
@@ -57,7 +57,7 @@ fn by_taps(geometry: &Geometry, gather: &Gather, weight: &[f32]) -> Vec<f32> {
 }
 
 /// Returns the places of taps in a panel.
-fn offsets(taps: [usize; 2], panel: &Panel) -> Vec<usize> {
+fn offsets(taps: [usize; 2], panel: &PaddedPanel) -> Vec<usize> {
     let [down, across] = taps;
     let tap = |at: usize| [at / across, at % across];
     let offset = |[ky, kx]: [usize; 2]| ky * panel.tap_steps[0] + kx * panel.tap_steps[1];

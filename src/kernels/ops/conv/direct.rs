@@ -7,8 +7,8 @@ use rayon::prelude::*;
 
 use super::geometry::{ConvKind, Gather, Geometry};
 use super::host::Channels;
-use super::micro::{self, PlaceSums, Runs, TermSums};
-use super::panel::{self, Panel};
+use super::micro::{self, PlaceSums, TermRuns, TermSums};
+use super::panel::{self, PaddedPanel};
 
 /// Weights at most: all that the tiles of a row of places read should stay in the cache.
 const WEIGHTS_MAX: usize = 1 << 18;
@@ -31,7 +31,7 @@ pub fn fits(geometry: &Geometry) -> bool {
 
 /// Returns the runs of terms of a group in a panel, and the order of its weights: for each run the
 /// taps in it.
-fn runs(gather: &Gather, panel: &Panel, channels: &Channels, group: usize) -> Runs {
+fn runs(gather: &Gather, panel: &PaddedPanel, channels: &Channels, group: usize) -> TermRuns {
     let Channels { read, group_read, .. } = *channels;
     let [down, across] = gather.taps;
     // Neighbouring taps that read all channels are one run.
@@ -43,7 +43,7 @@ fn runs(gather: &Gather, panel: &Panel, channels: &Channels, group: usize) -> Ru
         let (ky, kx) = (at / along, at % along);
         ky * panel.tap_steps[0] + kx * panel.tap_steps[1] + group * group_read
     };
-    Runs { offsets: (0..down * along).map(offset).collect(), length }
+    TermRuns { offsets: (0..down * along).map(offset).collect(), length }
 }
 
 /// Weights of a product, (groups, blocks of columns, taps, channels read, columns of a block), with
@@ -146,7 +146,7 @@ fn spread(geometry: &Geometry, dy: &[f32], weight: &[f32], out: &mut [f32]) {
             weights[at] = weight[geometry.weight_at(channel, own, [ky, kx])];
         }
     }
-    let runs = Runs { offsets: vec![0], length: o };
+    let runs = TermRuns { offsets: vec![0], length: o };
     let picture = geometry.size[0] * geometry.size[1] * c;
     let line = geometry.out[1] * o;
     out.par_chunks_mut(picture).enumerate().for_each_init(Vec::new, |values, (b, out)| {

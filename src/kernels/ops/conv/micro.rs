@@ -6,7 +6,7 @@ use pulp::Simd;
 /// Rows of tiles, by which rows are cut: a number of rows has several tiles of one of these.
 const ROWS: [usize; 7] = [1, 2, 4, 6, 7, 8, 12];
 
-/// Runs of fewer terms than this have tiles of several runs.
+/// TermRuns of fewer terms than this have tiles of several runs.
 const SHORT: usize = 8;
 
 /// Returns the rows of the tiles that cut `count` rows at the least cost, where the last tile
@@ -52,14 +52,14 @@ pub fn lanes() -> usize {
     pulp::Arch::new().dispatch(Lanes)
 }
 
-/// Runs of terms: each begins at an offset in the panel and has `length` neighbouring elements.
+/// TermRuns of terms: each begins at an offset in the panel and has `length` neighbouring elements.
 #[derive(Clone)]
-pub struct Runs {
+pub struct TermRuns {
     pub offsets: Vec<usize>,
     pub length: usize,
 }
 
-impl Runs {
+impl TermRuns {
     /// Returns the number of terms.
     pub fn terms(&self) -> usize {
         self.offsets.len() * self.length
@@ -83,7 +83,7 @@ pub struct PlaceSums<'a> {
     pub x: &'a [f32],
     pub step: usize,
     pub count: usize,
-    pub runs: &'a Runs,
+    pub runs: &'a TermRuns,
     pub weights: &'a [f32],
     pub vectors: usize,
     pub columns: usize,
@@ -149,7 +149,7 @@ pub struct TermSums<'a> {
     pub steps: [usize; 2],
     /// Rows of places, and places in a row.
     pub counts: [usize; 2],
-    pub runs: &'a Runs,
+    pub runs: &'a TermRuns,
     pub dy: &'a [f32],
     /// Elements from a place to the next in `dy`.
     pub dy_step: usize,

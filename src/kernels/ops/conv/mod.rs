@@ -1,6 +1,7 @@
 //! 2D convolutions and their gradients, over pictures that are channels last. Twin of
 //! `shaders/conv.wgsl`, which has the formulas.
 
+pub mod depthwise;
 mod depthwise_host;
 mod direct;
 pub mod geometry;
@@ -82,11 +83,14 @@ pub fn reference<T: Float>(
     });
 }
 
-/// Static choice: on adapters that run on a processor the first register tile with enough
-/// invocations, on GPUs the largest tile in workgroup memory of which there are enough, or else
-/// the smallest one; one invocation per output if there is none.
+/// Static choice: for single channels the kernel of its own; on adapters that run on a processor
+/// the first register tile with enough invocations, on GPUs the largest tile in workgroup memory of
+/// which there are enough, or else the smallest one; one invocation per output if there is none.
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     let geometry = Geometry::of(call);
+    if let Some(dispatches) = depthwise::dispatches(call, &geometry) {
+        return dispatches;
+    }
     if caps.suits_hardware() {
         let tiles: Vec<_> = workgroup_tiles(&geometry, caps).collect();
         let is_busy = |(_, workgroups): &&(_, usize)| *workgroups >= WORKGROUPS_MIN;
@@ -135,7 +139,9 @@ pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
         .map(|tile| Variant::new(tile.name, tile::dispatches(call, &geometry, tile)));
     let shared = workgroup_tiles(&geometry, caps)
         .map(|(tile, _)| Variant::new(tile.name, in_workgroup_memory(call, &geometry, tile)));
-    std::iter::once(naive).chain(tiled).chain(shared).collect()
+    let depthwise = depthwise::dispatches(call, &geometry)
+        .map(|dispatches| Variant::new("conv_depthwise", dispatches));
+    std::iter::once(naive).chain(tiled).chain(shared).chain(depthwise).collect()
 }
 
 /// Returns the plain kernel: one invocation per output, or for the gradient by the weight one per

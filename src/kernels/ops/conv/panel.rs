@@ -13,7 +13,7 @@ thread_local! {
 }
 
 /// Rows of the grid of a product, and the padded pictures that their taps read.
-pub struct Panel<'a> {
+pub struct PaddedPanel<'a> {
     pub data: &'a [f32],
     /// Elements from a row of the grid to the next, and from a place of a row to the next.
     pub steps: [usize; 2],
@@ -52,7 +52,7 @@ pub fn with(
     channels: usize,
     source: &[f32],
     (b, rows): (usize, Range<usize>),
-    body: impl FnOnce(&Panel),
+    body: impl FnOnce(&PaddedPanel),
 ) {
     let ([height, width], size) = (extent(gather, rows.len()), gather.size);
     let top = gather.first[0] + (rows.start * gather.step[0]) as isize;
@@ -60,7 +60,7 @@ pub fn with(
     let picture = &source[b * size[0] * size[1] * channels..][..size[0] * size[1] * channels];
     let panel = |data, width: usize| {
         let by = |steps: [usize; 2]| [steps[0] * width * channels, steps[1] * channels];
-        Panel { data, steps: by(gather.step), tap_steps: by(gather.tap_step) }
+        PaddedPanel { data, steps: by(gather.step), tap_steps: by(gather.tap_step) }
     };
     let inside = |first: isize, count: usize, size: usize| {
         usize::try_from(first).ok().filter(|first| first + count <= size)

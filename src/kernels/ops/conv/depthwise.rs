@@ -1,0 +1,85 @@
+//! Convolutions of every channel by itself and their gradients on GPUs, four channels at a time:
+//! as products they would be as many of one row or column. Twin of `shaders/conv_depthwise.wgsl`.
+
+use super::geometry::{ConvKind, Geometry};
+use super::parts::{self, PartLayout};
+use crate::kernels::dispatch::{ITERATIONS_MAX, WORKSPACE_BYTES_MAX, grid};
+use crate::kernels::ops::epilogue;
+use crate::kernels::ops::fused_vectors;
+use crate::kernels::{Dispatch, OpCall, Operand, Shader};
+
+/// Invocations of the gradient by the weight that keep a device busy, and its fewest rows of
+/// places per invocation.
+const INVOCATIONS: usize = 16_384;
+const LINES_MIN: usize = 4;
+
+/// Returns the dispatches of a call; `None` if it is none of single channels, of which there are a
+/// multiple of four.
+pub fn dispatches(call: &OpCall, geometry: &Geometry) -> Option<Vec<Dispatch>> {
+    let fits = geometry.is_depthwise() && geometry.c.is_multiple_of(4);
+    match geometry.kind {
+        _ if !fits || 4 * geometry.weights() > WORKSPACE_BYTES_MAX => None,
+        ConvKind::WeightGrad => Some(weight_grad(call, geometry)),
+        ConvKind::Forward | ConvKind::InputGrad => gathered(call, geometry),
+    }
+}
+
+fn gathered(call: &OpCall, geometry: &Geometry) -> Option<Vec<Dispatch>> {
+    let Geometry { c, kernel: [kh, kw], .. } = *geometry;
+    let epilogue = fused_vectors::of_steps(call, &epilogue::steps(call), 3)?;
+    let weights = Operand::Workspace { bytes: 4 * geometry.weights() };
+    // (c, taps) as one group with no channels that are read, to (taps, c).
+    let (count, taps) = (geometry.weights(), kh * kw);
+    let sizes = [count, 1, c, 1, c, taps, 0, taps, 0];
+    let permute = Dispatch {
+        shader: Shader::new("conv_weights", "permute"),
+        operands: vec![Operand::Input(1), weights],
+        params: sizes.map(|word| word as u32).to_vec(),
+        groups: grid(count, 64),
+    };
+    let vectors = call.output_len(0) / 4;
+    let own = [Operand::Input(0), weights, Operand::Output(0)];
+    let product = Dispatch {
+        shader: Shader::new("conv_depthwise", "gathered")
+            .with_text(&epilogue::output_binding(2, "vec4f"))
+            .with_text(&epilogue.text),
+        operands: [&own[..], &epilogue.operands].concat(),
+        params: params(geometry, vectors, [0; 2]),
+        groups: grid(vectors, 64),
+    };
+    Some(vec![permute, product])
+}
+
+fn weight_grad(call: &OpCall, geometry: &Geometry) -> Vec<Dispatch> {
+    let (lines, vectors) = (geometry.b * geometry.out[0], geometry.weights() / 4);
+    let wanted = INVOCATIONS.div_ceil(vectors).min(lines / LINES_MIN);
+    let least = (lines * (geometry.out[1] + 1)).div_ceil(ITERATIONS_MAX / 2);
+    let most = WORKSPACE_BYTES_MAX / (4 * geometry.weights());
+    let part = lines.div_ceil(wanted.max(least).min(most).max(1));
+    let count = lines.div_ceil(part);
+    let workspace = Operand::Workspace { bytes: 4 * count * geometry.weights() };
+    let product = Dispatch {
+        shader: Shader::new("conv_depthwise", "weight_parts")
+            .with_text(&epilogue::output_binding(2, "vec4f"))
+            .with_text("fn store4(at: u32, total: vec4f) { c[at] = total; }\n"),
+        operands: vec![Operand::Input(0), Operand::Input(1), workspace],
+        params: params(geometry, count * vectors, [lines, part]),
+        groups: grid(count * vectors, 64),
+    };
+    let layout = PartLayout { part: geometry.weights(), o: 1, c: 0, tap: geometry.c };
+    vec![product, parts::add(call, count, &layout, workspace)]
+}
+
+fn params(geometry: &Geometry, count: usize, [lines, part]: [usize; 2]) -> Vec<u32> {
+    let Geometry { size, out, kernel: [kh, kw], options, .. } = *geometry;
+    let is_grad = geometry.kind == ConvKind::InputGrad;
+    let ([h, w], [oh, ow]) = if is_grad { (out, size) } else { (size, out) };
+    let (step, divisor) = if is_grad { ([1; 2], options.stride) } else { (options.stride, [1; 2]) };
+    let sign = |value: usize| if is_grad { (value as u32).wrapping_neg() } else { value as u32 };
+    let first = options.padding.map(|padding| sign(padding).wrapping_neg());
+    let front = [count, h, w, geometry.c / 4, oh, ow, kh, kw].map(|word| word as u32);
+    let [step, divisor] = [step, divisor].map(|pair| pair.map(|word| word as u32));
+    let behind = [lines as u32, part as u32];
+    let tap = options.dilation.map(sign);
+    [&front[..], &step, &divisor, &first, &tap, &behind].concat()
+}
