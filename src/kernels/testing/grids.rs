@@ -3,7 +3,7 @@
 
 use crate::base::Site;
 use crate::base::rng::Key;
-use crate::graph::{Binary, EpilogueOp, Op, Unary};
+use crate::graph::{Binary, Conv2dOptions, EpilogueOp, Op, Pool2dOptions, Unary};
 use crate::kernels::dispatch::GROUPS_MAX;
 use crate::kernels::{CallShape, Caps, DeviceClass, OwnedCall, RandomContext, TWINS, twin};
 
@@ -116,6 +116,27 @@ fn lookups_and_attention() -> Vec<CallShape> {
     calls
 }
 
+fn pictures() -> Vec<CallShape> {
+    let (b, size) = (1 << 14, [64, 64]);
+    let mut calls = Vec::new();
+    for (c, groups) in [(16, 1), (24, 2), (16, 16), (1, 1)] {
+        let options = Conv2dOptions::default().with_padding(1).with_groups(groups);
+        let (x, w) = (vec![b, 64, 64, c], vec![c, c / groups, 3, 3]);
+        calls.push((Op::Conv2d(options), vec![x.clone(), w.clone()]));
+        calls.push((Op::Conv2dInputGrad { options, size }, vec![x.clone(), w]));
+        calls.push((Op::Conv2dWeightGrad { options, kernel: [3, 3] }, vec![x.clone(), x]));
+    }
+    for c in [28, 31] {
+        let options = Pool2dOptions::new(3).with_padding(1).with_stride(1);
+        let x = vec![b, 64, 64, c];
+        calls.push((Op::MaxPool2d(options), vec![x.clone()]));
+        calls.push((Op::AvgPool2d(options), vec![x.clone()]));
+        calls.push((Op::MaxPool2dGrad { options, size }, vec![x.clone(), x.clone()]));
+        calls.push((Op::AvgPool2dGrad { options, size }, vec![x]));
+    }
+    calls
+}
+
 fn owned((op, inputs): CallShape) -> OwnedCall {
     let name = format!("{op} of {inputs:?}");
     let random = RandomContext { step_key: Key::new(1), training: true };
@@ -123,7 +144,14 @@ fn owned((op, inputs): CallShape) -> OwnedCall {
 }
 
 fn huge() -> Vec<OwnedCall> {
-    let all = [products(), elementwise(), sums(), norms_and_losses(), lookups_and_attention()];
+    let all = [
+        products(),
+        elementwise(),
+        sums(),
+        norms_and_losses(),
+        lookups_and_attention(),
+        pictures(),
+    ];
     all.concat().into_iter().map(owned).collect()
 }
 

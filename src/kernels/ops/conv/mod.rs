@@ -154,8 +154,9 @@ fn naive(call: &OpCall) -> Vec<Dispatch> {
         ConvKind::WeightGrad => "weight_grad",
     };
     let places = geometry.positions();
-    let parts = if geometry.kind == ConvKind::WeightGrad { naive_parts(&geometry) } else { 1 };
-    if parts == 1 {
+    let parts = naive_parts(&geometry);
+    let has_room = 4 * parts * geometry.weights() <= WORKSPACE_BYTES_MAX;
+    if geometry.kind != ConvKind::WeightGrad || !has_room {
         let Epilogue { text, operands } = epilogue::of(call, OPERANDS.len());
         let count = call.output_len(0);
         let shader = Shader::new("conv", entry).with_text(&text);

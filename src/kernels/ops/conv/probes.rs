@@ -6,13 +6,14 @@ use crate::kernels::call_shapes::calls;
 use crate::kernels::{CallShape, Dims, OwnedCall, RandomContext};
 
 use super::geometry::{ConvKind, Geometry};
+use super::shared::FLAT_MAX;
 
-/// Pictures, and height and width of their output, of probes, the cheapest first: less than a tile
-/// of places, and more than one.
-const PLACES: [[usize; 3]; 4] = [[2, 3, 5], [1, 9, 8], [3, 7, 7], [2, 13, 11]];
+/// Pictures, height and width of their output, and channels of probes, the cheapest first: less than
+/// a tile of one size after the other, and more than one.
+const PLACES: [[usize; 4]; 4] = [[2, 3, 5, 21], [1, 9, 8, 21], [2, 7, 7, 37], [2, 9, 8, 69]];
 
 /// Channels of a group up to this are kept, because kernels for few of them depend on the number.
-const FEW: usize = 8;
+const FEW: usize = FLAT_MAX;
 
 /// See [`crate::kernels::Twin::probes`].
 pub fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
@@ -27,26 +28,34 @@ pub fn probes_with_channels(op: &Op, inputs: &[Dims], channels: Option<usize>) -
         return Vec::new();
     };
     let geometry = Geometry::of(&owned_call.call());
-    PLACES.iter().flat_map(|places| probe(&geometry, *places, channels)).collect()
+    PLACES.iter().flat_map(|sizes| probe(&geometry, *sizes, channels)).collect()
+}
+
+/// Returns the groups, the input and the output channels of a probe with about `size` channels per
+/// group.
+fn small_channels(
+    geometry: &Geometry,
+    size: usize,
+    channels: Option<usize>,
+) -> (usize, usize, usize) {
+    let (groups, is_depthwise) = (geometry.groups(), geometry.is_depthwise());
+    if groups > 1 && channels.is_some() {
+        return (groups, geometry.c, geometry.o);
+    }
+    let few = if is_depthwise { like(size, geometry.c) } else { groups.min(3) };
+    let of_group = |count: usize| few * like(size, count / groups);
+    let (c, o) = (of_group(geometry.c), of_group(geometry.o));
+    match (channels, geometry.kind) {
+        (None, _) => (few, c, o),
+        (Some(kept), ConvKind::InputGrad) => (few, kept, o),
+        (Some(kept), _) => (few, c, kept),
+    }
 }
 
 /// Returns the call for so many pictures with outputs of about this size.
-fn probe(geometry: &Geometry, [b, oh, ow]: [usize; 3], channels: Option<usize>) -> Vec<CallShape> {
-    let Geometry { kernel, options, .. } = *geometry;
-    let groups = geometry.groups().min(if geometry.is_depthwise() { usize::MAX } else { 3 });
-    let depthwise = geometry.is_depthwise().then(|| like(37, geometry.c));
-    let groups = depthwise.unwrap_or(groups);
-    let of_group = |count: usize| groups * like(21, count / geometry.groups());
-    let (mut c, mut o) = (of_group(geometry.c), of_group(geometry.o));
-    match (channels, geometry.kind) {
-        (None, _) => {}
-        (Some(kept), ConvKind::InputGrad) => c = kept,
-        (Some(kept), _) => o = kept,
-    }
-    let groups = if channels.is_some() { geometry.groups() } else { groups };
-    if channels.is_some() && groups > 1 {
-        (c, o) = (geometry.c, geometry.o);
-    }
+fn probe(geometry: &Geometry, sizes: [usize; 4], channels: Option<usize>) -> Vec<CallShape> {
+    let ([b, oh, ow, size], Geometry { kernel, options, .. }) = (sizes, *geometry);
+    let (groups, c, o) = small_channels(geometry, size, channels);
     // The smallest picture with such an output, or one of the padding's size.
     let side = |axis: usize, out: usize| {
         let span = options.dilation[axis] * (kernel[axis] - 1) + 1;
@@ -80,6 +89,7 @@ pub fn catalog() -> Vec<CallShape> {
     let layers = [
         (conv.with_padding(2), [4, 28, 28, 1], 6, 5),
         (same, [4, 16, 16, 64], 64, 3),
+        (same, [4, 8, 8, 128], 128, 3),
         (same.with_stride(2), [4, 16, 16, 32], 64, 3),
         (conv, [4, 16, 16, 32], 32, 1),
         (same.with_groups(4), [4, 8, 8, 32], 32, 3),
