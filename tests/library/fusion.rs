@@ -7,7 +7,8 @@ use potluck::graph::build::BuildResult;
 use potluck::graph::passes::fuse::{Fusion, PERIOD_MAX, RULES, fuse_listed};
 use potluck::graph::print::{MemoryUsage, fusion_table, graph_table};
 use potluck::graph::{
-    Builder, EpilogueOp, Graph, Init, Op, PassKind, Plan, PlanOptions, Unary, differentiate, fuse,
+    Builder, Conv2dOptions, EpilogueOp, Graph, Init, Op, PassKind, Plan, PlanOptions, Unary,
+    differentiate, fuse,
 };
 use potluck::model::{GptConfig, MlpConfig, MlpLoss, gpt, mlp};
 use proptest::prelude::*;
@@ -268,6 +269,34 @@ fn gradients_that_meet_are_added_by_a_product() {
     assert_eq!(of_backward.len(), 2, "{}", graph_table(&fused));
     assert!(of_backward[1].ends_with("+ add"), "{of_backward:?}");
     assert!(count(&done, "matmul + sum") >= 1);
+}
+
+/// A convolution is a product: its bias, activation and residual sum are computed with it, and so
+/// is the gradient of the activation in front of it.
+#[test]
+fn convolutions_fuse_as_products_do() {
+    let mut b = Builder::new();
+    b.block("pictures");
+    let x = b.input("x", &[1, 4, 5, 3]);
+    let same = Conv2dOptions::default().with_padding(1);
+    let layer = |b: &mut Builder, x: TensorId, name: &str, c: usize| {
+        let weight = b.parameter(&format!("{name}.weight"), &[4, c, 3, 3], Init::Zeros);
+        let bias = b.parameter(&format!("{name}.bias"), &[4], Init::Zeros);
+        b.conv2d(x, weight, Some(bias), same)
+    };
+    let y = layer(&mut b, x, "first", 3).unwrap();
+    let y = b.unary(y, Unary::Relu).unwrap();
+    let z = layer(&mut b, y, "second", 4).unwrap();
+    let z = b.add(z, y).unwrap();
+    let target = b.input("target", &[1, 4, 5, 4]);
+    b.squared_error_loss(z, target).unwrap();
+    let (fused, _) = check("convolutions", differentiate(b.finish()).unwrap());
+    let ops: Vec<String> = fused.nodes.iter().map(|node| node.op.to_string()).collect();
+    for wanted in ["conv2d padding 1x1 + add + store + relu", "conv2d padding 1x1 + add + add"] {
+        assert!(ops.iter().any(|op| op == wanted), "no {wanted} in {ops:?}");
+    }
+    let grad = ops.iter().find(|op| op.starts_with("conv2d_input_grad"));
+    assert!(grad.is_some_and(|op| op.ends_with("+ add + relu_grad")), "{ops:?}");
 }
 
 /// What must stay apart: forward graphs in which nothing may be fused behind the product.

@@ -4,7 +4,7 @@
 
 use super::{InputFill, for_each_result, generate, reference};
 use crate::base::{HostTensor, Shape, Site};
-use crate::graph::{Binary, EpilogueOp, IGNORE_INDEX, Op, Unary};
+use crate::graph::{Binary, Conv2dOptions, EpilogueOp, IGNORE_INDEX, Op, Pool2dOptions, Unary};
 
 type Input = (Shape, HostTensor<f64>);
 
@@ -163,6 +163,31 @@ fn norms_and_losses_pass_nan_on() {
         let y = normal(x.0.clone(), 2, 1);
         assert_same_nans(&Op::SquaredError, &[x.clone(), y.clone()], 2);
         assert_same_nans(&Op::SquaredErrorGrad, &[x, y], 2);
+    }
+}
+
+/// A NaN is the maximum of its windows, and part of the sums of the windows and kernels over it; of
+/// convolutions of every kind of kernel: products, with few channels and many, and single channels.
+#[test]
+fn pictures_pass_nan_on() {
+    let conv = Conv2dOptions::default().with_padding(1);
+    for (c, o, groups) in [(3, 5, 1), (16, 20, 1), (8, 8, 8)] {
+        let x = normal(Shape::batched(&[1, 5, 6, c]), 2, 0);
+        let x = with(x, &[(c + 2, NAN), (50 * c, -NAN)]);
+        let w = normal(Shape::fixed(&[o, c / groups, 3, 3]), 1, 1);
+        let op = Op::Conv2d(conv.with_groups(groups));
+        assert_same_nans(&op, &[x.clone(), w.clone()], 2);
+        let dy = normal(Shape::batched(&[1, 5, 6, o]), 2, 0);
+        let dy = with(dy, &[(o + 2, NAN), (50 * o, -NAN)]);
+        let options = conv.with_groups(groups);
+        assert_same_nans(&Op::Conv2dInputGrad { options, size: [5, 6] }, &[dy, w], 2);
+        let pool = Pool2dOptions::new(3).with_stride(2).with_padding(1);
+        assert_same_nans(&Op::AvgPool2d(pool), std::slice::from_ref(&x), 2);
+        let y = reference(&Op::MaxPool2d(pool), std::slice::from_ref(&x), 2).remove(0);
+        for_each_result(&Op::MaxPool2d(pool), std::slice::from_ref(&x), 2, |who, outputs| {
+            let same = outputs[0].iter().zip(&y).all(|(got, y)| is_nan(*got) == y.is_nan());
+            assert!(same && y.iter().any(|y| y.is_nan()), "by {who}");
+        });
     }
 }
 

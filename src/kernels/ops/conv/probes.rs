@@ -8,8 +8,8 @@ use crate::kernels::{CallShape, Dims, OwnedCall, RandomContext};
 use super::geometry::{ConvKind, Geometry};
 use super::shared::FLAT_MAX;
 
-/// Pictures, height and width of their output, and channels of probes, the cheapest first: less than
-/// a tile of one size after the other, and more than one.
+/// Pictures, height and width of their output, and channels of probes, the cheapest first: less
+/// than a tile of one size after the other, and more than one.
 const PLACES: [[usize; 4]; 4] = [[2, 3, 5, 21], [1, 9, 8, 21], [2, 7, 7, 37], [2, 9, 8, 69]];
 
 /// Channels of a group up to this are kept, because kernels for few of them depend on the number.

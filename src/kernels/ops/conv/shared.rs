@@ -14,8 +14,8 @@ use crate::kernels::ops::epilogue;
 use crate::kernels::ops::matmul::shared::{Output, WorkgroupTile, operand, store_some, tile};
 use crate::kernels::{Dispatch, OpCall, Operand, Shader, dispatch};
 
-/// Available tiles, the largest first. AMD's compiler spills registers for 128x64, which copies four
-/// rows and four columns in the same invocation.
+/// Available tiles, the largest first. AMD's compiler spills registers for 128x64, in which an
+/// invocation copies four rows and four columns.
 pub const TILES: [WorkgroupTile; 3] = [
     tile("conv_shared_128x128", [128, 128, 16], [8, 8], 1),
     tile("conv_shared_64x64", [64, 64, 16], [8, 4], 1),
