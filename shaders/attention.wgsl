@@ -1,9 +1,10 @@
-// Causal attention over packed queries, keys and values, and its gradient.
+// Attention over packed queries, keys and values, and its gradient.
 // uses lib/attention
 // uses lib/nan
 // uses lib/rng
 //
-//   s_ij = scale q_i . k_j for j <= i     p_ij = exp(s_ij - lse_i)     y_i = sum_j m_ij p_ij v_j
+//   s_ij = scale q_i . k_j for j <= i, or if CAUSAL is 0 for all j
+//   p_ij = exp(s_ij - lse_i)     y_i = sum_j m_ij p_ij v_j
 //   delta_i = dy_i . y_i                  ds_ij = scale p_ij (m_ij dy_i . v_j - delta_i)
 //   dq_i = sum_j ds_ij k_j                dk_j = sum_i ds_ij q_i     dv_j = sum_i m_ij p_ij dy_i
 //
@@ -80,6 +81,17 @@ fn four(first: u32) -> vec4u {
     return min(first + LANES, vec4u(p.t - 1u));
 }
 
+// The last block of keys that four queries from `first` on see, and the first one of queries that
+// see the four keys.
+
+fn last_key(first: u32) -> u32 {
+    return select(p.t - 1u, first, CAUSAL != 0u);
+}
+
+fn first_query(first: u32) -> u32 {
+    return select(0u, first, CAUSAL != 0u);
+}
+
 @compute @workgroup_size(32)
 fn forward(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {
     let index = index_of(id, groups);
@@ -96,7 +108,7 @@ fn forward(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) gr
     var highest = vec4f(LOWEST);
     var total = vec4f(0.0);
     var top = vec4u(0u);
-    for (var j = 0u; j <= first; j += 4u) {
+    for (var j = 0u; j <= last_key(first); j += 4u) {
         let k = task.qkv + c + four(j) * width;
         var s = mat4x4f();  // a column of four scores for each query
         for (var part = 0u; part < p.parts; part++) {
@@ -104,10 +116,10 @@ fn forward(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) gr
         }
         s *= p.scale;
         let at = j + LANES;
-        let counts_x = at <= vec4u(i.x);
-        let counts_y = at <= vec4u(i.y);
-        let counts_z = at <= vec4u(i.z);
-        let counts_w = at <= vec4u(i.w);
+        let counts_x = sees(i.x, at);
+        let counts_y = sees(i.y, at);
+        let counts_z = sees(i.z, at);
+        let counts_w = sees(i.w, at);
         let lowest = vec4f(LOWEST);
         let seen = mat4x4f(select(lowest, s[0], counts_x), select(lowest, s[1], counts_y),
             select(lowest, s[2], counts_z), select(lowest, s[3], counts_w));
@@ -184,7 +196,7 @@ fn grad_kv(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) gr
         dk[part] = mat4x4f();
         dv[part] = mat4x4f();
     }
-    for (var i = first; i < p.t; i += 4u) {
+    for (var i = first_query(first); i < p.t; i += 4u) {
         let rows = four(i);
         let q = task.qkv + rows * width;
         let d = task.y + rows * c;
@@ -235,7 +247,7 @@ fn grad_q(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) gro
     let deltas = deltas_of(own_y);
     var dq: array<mat4x4f, SLAB>;
     for (var part = 0u; part < task.parts; part++) { dq[part] = mat4x4f(); }
-    for (var j = 0u; j <= first; j += 4u) {
+    for (var j = 0u; j <= last_key(first); j += 4u) {
         let k = task.qkv + c + four(j) * width;
         var s = mat4x4f();   // a column of four keys for each query
         var dp = mat4x4f();

@@ -1,4 +1,4 @@
-// Causal attention and its gradient for GPUs with workgroup memory: the functions of
+// Attention and its gradient for GPUs with workgroup memory: the functions of
 // attention.wgsl, which has the formulas, by tiles (Dao 2023, FlashAttention-2).
 // uses lib/attention
 // uses lib/nan
@@ -302,6 +302,17 @@ fn highest_of_rows(values: vec4f, local: u32) -> vec4f {
     return highest;
 }
 
+// The end of the keys that a workgroup's queries from `first` on see, and the first query that sees
+// its keys.
+
+fn end_of_keys(first: u32) -> u32 {
+    return select(p.t, min(first + R, p.t), CAUSAL != 0u);
+}
+
+fn first_query(first: u32) -> u32 {
+    return select(0u, first, CAUSAL != 0u);
+}
+
 fn put_row_of_y(block: Block, i: u32, part: u32, left: vec4f, right: vec4f, logarithm: f32) {
     if (i >= p.t) { return; }
     if (part == 0u) { new_lse[block.lse + i] = logarithm; }
@@ -321,7 +332,7 @@ fn forward(
     let block = block_of(index, true);
     let c = p.heads * D;
     let i = block.first + local / X + Y * LANES;
-    let end = min(block.first + R, p.t);
+    let end = end_of_keys(block.first);
 
     var sums = Sums();
     var highest = vec4f(LOWEST);
@@ -330,10 +341,10 @@ fn forward(
     for (var first = 0u; first < end; first += W) {
         let s = p.scale * scores(block.qkv, block.first, block.qkv + c, first, local);
         let j = first + local % X + X * LANES;
-        let counts_x = j <= vec4u(i.x);
-        let counts_y = j <= vec4u(i.y);
-        let counts_z = j <= vec4u(i.z);
-        let counts_w = j <= vec4u(i.w);
+        let counts_x = sees(i.x, j);
+        let counts_y = sees(i.y, j);
+        let counts_z = sees(i.z, j);
+        let counts_w = sees(i.w, j);
         let lowest = vec4f(LOWEST);
         let seen = mat4x4f(select(lowest, s[0], counts_x), select(lowest, s[1], counts_y),
             select(lowest, s[2], counts_z), select(lowest, s[3], counts_w));
@@ -426,7 +437,7 @@ fn grad_q(
     let block = block_of(index, true);
     let c = p.heads * D;
     let i = block.first + local / X + Y * LANES;
-    let end = min(block.first + R, p.t);
+    let end = end_of_keys(block.first);
 
     let own_lse = lse_of(block.lse + min(i, vec4u(p.t - 1u)));
     let deltas = deltas_of(block, i, local);
@@ -458,7 +469,7 @@ fn grad_kv(
 
     var dk = Sums();
     var dv = Sums();
-    for (var first = block.first; first < p.t; first += W) {
+    for (var first = first_query(block.first); first < p.t; first += W) {
         let s = p.scale * scores(block.qkv + c, block.first, block.qkv, first, local);
         var dp = slopes_by_key(block.qkv + 2u * c, block.first, block.y, first, local);
         let i = first + local % X + X * LANES;

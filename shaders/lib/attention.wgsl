@@ -2,9 +2,10 @@
 // attention_tiles.wgsl): parameters, tensors, reading them by vectors, the softmax of four scores
 // and the dropout mask of four pairs. 16 bytes are moved per vector.
 //
-// Prepended: the constants D, columns per head, and DROPOUT, which is 1 if anything is dropped; and
-// the functions qkv_part, dy_part and y_part, which call qkv_vector, dy_vector and y_vector if D is
-// a multiple of 4, else qkv_scalars, dy_scalars and y_scalars.
+// Prepended: the constants D, columns per head, CAUSAL, which is 0 if queries see all keys, and
+// DROPOUT, which is 1 if anything is dropped; and the functions qkv_part, dy_part and y_part, which
+// call qkv_vector, dy_vector and y_vector if D is a multiple of 4, else qkv_scalars, dy_scalars and
+// y_scalars.
 
 struct Params {
     b: u32, heads: u32, t: u32, scale: f32,
@@ -31,6 +32,18 @@ const LANES: vec4u = vec4u(0u, 1u, 2u, 3u);
 @group(0) @binding(4) var<storage, read_write> dqkv: array<f32>;     // (b, t, 3c)
 @group(0) @binding(5) var<storage, read> y: array<f32>;              // (b, t, c)
 @group(0) @binding(5) var<storage, read> y_vectors: array<vec4f>;    // (b, t, c/4)
+
+// Which of four keys a query sees.
+fn sees(i: u32, j: vec4u) -> vec4<bool> {
+    if (CAUSAL != 0u) { return j <= vec4u(i); }
+    return j < vec4u(p.t);
+}
+
+// By which of four queries a key is seen.
+fn seen_by(i: vec4u, j: u32) -> vec4<bool> {
+    if (CAUSAL != 0u) { return (i < vec4u(p.t)) & (i >= vec4u(j)); }
+    return i < vec4u(p.t);
+}
 
 // Rows of D values are taken as vectors of 4, the last one filled up with zeros.
 
@@ -131,20 +144,19 @@ fn one_or_nan(v: vec4f) -> vec4f {
 // Weights of scores with a column of four keys for each of four queries, whose lse it takes.
 fn weights_by_query(s: mat4x4f, logs: vec4f, i: vec4u, j: vec4u) -> mat4x4f {
     return mat4x4f(
-        exp_where(s[0] - logs.x, j <= vec4u(i.x)), exp_where(s[1] - logs.y, j <= vec4u(i.y)),
-        exp_where(s[2] - logs.z, j <= vec4u(i.z)), exp_where(s[3] - logs.w, j <= vec4u(i.w)));
+        exp_where(s[0] - logs.x, sees(i.x, j)), exp_where(s[1] - logs.y, sees(i.y, j)),
+        exp_where(s[2] - logs.z, sees(i.z, j)), exp_where(s[3] - logs.w, sees(i.w, j)));
 }
 
 // Weights of scores with a column of four queries for each of four keys: none of queries behind the
 // last one, NaN where a query's lse is.
 fn weights_by_key(s: mat4x4f, logs: vec4f, i: vec4u, j: vec4u) -> mat4x4f {
-    let inside = i < vec4u(p.t);
     let one = one_or_nan(logs);
     return mat4x4f(
-        one * exp_where(s[0] - logs, inside & (i >= vec4u(j.x))),
-        one * exp_where(s[1] - logs, inside & (i >= vec4u(j.y))),
-        one * exp_where(s[2] - logs, inside & (i >= vec4u(j.z))),
-        one * exp_where(s[3] - logs, inside & (i >= vec4u(j.w))));
+        one * exp_where(s[0] - logs, seen_by(i, j.x)),
+        one * exp_where(s[1] - logs, seen_by(i, j.y)),
+        one * exp_where(s[2] - logs, seen_by(i, j.z)),
+        one * exp_where(s[3] - logs, seen_by(i, j.w)));
 }
 
 // Slopes of scores with a column for each of four queries, from those of the weights.

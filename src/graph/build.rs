@@ -342,7 +342,23 @@ impl Builder {
 
     /// Computes causal attention over `qkv (b, t, 3c)`; see [`Op::Attention`].
     pub fn attention(&mut self, qkv: TensorId, heads: usize, dropout: f32) -> BuildResult {
-        let op = Op::Attention { heads, dropout, site: self.next_site() };
+        self.attention_of(qkv, heads, true, dropout)
+    }
+
+    /// Computes attention over `qkv (b, t, 3c)` in which every query sees all keys; see
+    /// [`Op::Attention`].
+    pub fn full_attention(&mut self, qkv: TensorId, heads: usize, dropout: f32) -> BuildResult {
+        self.attention_of(qkv, heads, false, dropout)
+    }
+
+    fn attention_of(
+        &mut self,
+        qkv: TensorId,
+        heads: usize,
+        causal: bool,
+        dropout: f32,
+    ) -> BuildResult {
+        let op = Op::Attention { heads, causal, dropout, site: self.next_site() };
         let samples = if op.is_random() { Some(self.samples()) } else { None };
         let inputs: Vec<TensorId> = [qkv].into_iter().chain(samples).collect();
         self.apply(op, &inputs)

@@ -192,12 +192,13 @@ pub enum Op {
     /// `gates, weight, cells, dy [, c0] -> dx, dh0, dc0` of an LSTM, and
     /// `gates, weight, y, dy [, h0] -> dx, dproduct (b, t, g h), dh0` of a GRU.
     RecurrentGrad { cell: Cell },
-    /// `qkv (b, t, 3c) [, samples (b)] -> y (b, t, c), lse (b, h, t)`: causal attention with
-    /// scores scaled by `1/sqrt(c/heads)` and probabilities dropped with probability `dropout`.
-    /// `lse` is the logarithm of the sum of exponentials of each row of scores.
-    Attention { heads: usize, dropout: f32, site: Site },
+    /// `qkv (b, t, 3c) [, samples (b)] -> y (b, t, c), lse (b, h, t)`: attention with scores
+    /// scaled by `1/sqrt(c/heads)` and probabilities dropped with probability `dropout`. A query
+    /// sees the keys up to its own position if `causal`, else all. `lse` is the logarithm of the
+    /// sum of exponentials of each row of scores.
+    Attention { heads: usize, causal: bool, dropout: f32, site: Site },
     /// `qkv, y, lse, dy [, samples] -> dqkv`
-    AttentionGrad { heads: usize, dropout: f32, site: Site },
+    AttentionGrad { heads: usize, causal: bool, dropout: f32, site: Site },
     /// `ids (..) of u32, table (v, c) -> (.., c)`
     Embedding,
     /// `ids, dy -> dtable (v, c)`
@@ -345,8 +346,14 @@ impl fmt::Display for Op {
             Op::BatchNormGrad => write!(f, "batch_norm_grad"),
             Op::Recurrent { cell } => write!(f, "{}", cell.name()),
             Op::RecurrentGrad { cell } => write!(f, "{}_grad", cell.name()),
-            Op::Attention { heads, .. } => write!(f, "attention {heads} heads"),
-            Op::AttentionGrad { heads, .. } => write!(f, "attention_grad {heads} heads"),
+            Op::Attention { heads, causal, .. } => {
+                let of_all = if *causal { "" } else { ", not causal" };
+                write!(f, "attention {heads} heads{of_all}")
+            }
+            Op::AttentionGrad { heads, causal, .. } => {
+                let of_all = if *causal { "" } else { ", not causal" };
+                write!(f, "attention_grad {heads} heads{of_all}")
+            }
             Op::Embedding => write!(f, "embedding"),
             Op::EmbeddingGrad { rows } => write!(f, "embedding_grad {rows} rows"),
             Op::Dropout { p, .. } => write!(f, "dropout {p}"),

@@ -476,7 +476,8 @@ mod tests {
 
     #[test]
     fn attention_wants_whole_heads() {
-        let op = |heads| Op::Attention { heads, dropout: 0.0, site: Default::default() };
+        let (causal, dropout, site) = (true, 0.0, Default::default());
+        let op = |heads| Op::Attention { heads, causal, dropout, site };
         let qkv = Shape::batched(&[1, 8, 48]);
         assert_eq!(shape_of(op(4), std::slice::from_ref(&qkv)).unwrap(), "(b, 8, 16) (b, 4, 8)");
         assert!(shape_of(op(5), &[qkv]).is_err());

@@ -130,8 +130,8 @@ fn elementwise() -> Vec<(String, String)> {
 fn attention() -> Vec<(String, String)> {
     let mut texts = Vec::new();
     for d in [5, 16, 32, 64, 128, 256] {
-        for dropout in [0.0, 0.1] {
-            let op = Op::Attention { heads: 2, dropout, site: Site(1) };
+        for (causal, dropout) in [(true, 0.0), (true, 0.1), (false, 0.0)] {
+            let op = Op::Attention { heads: 2, causal, dropout, site: Site(1) };
             let call = OpCall {
                 op: &op,
                 inputs: vec![vec![3, 7, 6 * d], vec![3]],
@@ -142,7 +142,8 @@ fn attention() -> Vec<(String, String)> {
             let shader =
                 &(twin(&op).unwrap().variants)(&call, &Caps::EVERY)[0].dispatches[0].shader;
             assert_eq!(shader.file, "attention");
-            texts.push((format!("attention {d} {dropout}"), text(shader)));
+            let of_all = if causal { "" } else { " full" };
+            texts.push((format!("attention {d} {dropout}{of_all}"), text(shader)));
         }
     }
     texts
@@ -153,14 +154,14 @@ fn attention() -> Vec<(String, String)> {
 pub fn attention_tiles(name: &str) -> Vec<(String, String)> {
     let mut texts: Vec<(String, String)> = Vec::new();
     for d in [5, 20, 32, 64, 80, 256] {
-        for dropout in [0.0, 0.1] {
+        for (causal, dropout) in [(true, 0.0), (true, 0.1), (false, 0.0)] {
             let (b, t, heads, site) = (2, 128, 1, Site(1));
             let (qkv, y) = (vec![b, t, 3 * d], vec![b, t, d]);
             let samples = (dropout > 0.0).then(|| vec![b]);
             let inputs = vec![qkv.clone(), y.clone(), vec![b, heads, t], y];
             let calls = [
-                (Op::Attention { heads, dropout, site }, vec![qkv]),
-                (Op::AttentionGrad { heads, dropout, site }, inputs),
+                (Op::Attention { heads, causal, dropout, site }, vec![qkv]),
+                (Op::AttentionGrad { heads, causal, dropout, site }, inputs),
             ];
             for (op, mut inputs) in calls {
                 inputs.extend(samples.clone());

@@ -341,6 +341,10 @@ fn attention_with_and_without_dropout() {
             let qkv = source(b, "qkv", &[1, 4, 12]);
             b.attention(qkv, 2, dropout)
         });
+        check(|b| {
+            let qkv = source(b, "qkv", &[1, 4, 12]);
+            b.full_attention(qkv, 2, dropout)
+        });
     }
 }
 

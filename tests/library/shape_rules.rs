@@ -125,9 +125,9 @@ fn with_state() -> Vec<Case> {
 }
 
 fn cases() -> Vec<Case> {
-    let (heads, site) = (2, Site(1));
-    let attention = |dropout| Op::Attention { heads, dropout, site };
-    let attention_grad = |dropout| Op::AttentionGrad { heads, dropout, site };
+    let (heads, causal, site) = (2, true, Site(1));
+    let attention = |dropout| Op::Attention { heads, causal, dropout, site };
+    let attention_grad = |dropout| Op::AttentionGrad { heads, causal, dropout, site };
     let (qkv, y, lse) = (batched(&[1, 5, 24]), batched(&[1, 5, 8]), batched(&[1, 2, 5]));
     let any_rank = Free { axes: &[], batched: false, rank: true };
     vec![

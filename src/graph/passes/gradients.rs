@@ -200,10 +200,10 @@ fn rule(b: &mut Backward, node: NodeId) -> Result<(), ShapeError> {
         Op::Softmax => b.accumulate_op(x[0], Op::SoftmaxGrad, &[node.outputs[0], dy]),
         Op::BatchNorm { .. } => b.batch_norm(&node, dy),
         Op::Recurrent { cell } => b.recurrent(cell, &node, dy),
-        Op::Attention { heads, dropout, site } => {
+        Op::Attention { heads, causal, dropout, site } => {
             let mut inputs = vec![x[0], node.outputs[0], node.outputs[1], dy];
             inputs.extend(&x[1..]);
-            b.accumulate_op(x[0], Op::AttentionGrad { heads, dropout, site }, &inputs)
+            b.accumulate_op(x[0], Op::AttentionGrad { heads, causal, dropout, site }, &inputs)
         }
         Op::Embedding => {
             let rows = b.graph.tensor(x[1]).shape.dims()[0];

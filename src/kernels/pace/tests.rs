@@ -33,14 +33,17 @@ impl Device {
 fn calls() -> Vec<OwnedCall> {
     let product = |transpose_a, transpose_b| Op::MatMul { transpose_a, transpose_b };
     let (n, c, v, heads) = (8192, 768, 50_257, 12);
-    let (dropout, site) = (0.0, Site(1));
+    let (causal, dropout, site) = (true, 0.0, Site(1));
     let (qkv, y) = (vec![8, 1024, 3 * c], vec![8, 1024, c]);
     let shapes: Vec<CallShape> = vec![
         (product(false, true), vec![vec![n, c], vec![v, c]]),
         (product(true, false), vec![vec![n, v], vec![n, c]]),
         (product(true, false), vec![vec![n, c], vec![n, c]]),
-        (Op::Attention { heads, dropout, site }, vec![qkv.clone()]),
-        (Op::AttentionGrad { heads, dropout, site }, vec![qkv, y.clone(), vec![8, heads, 1024], y]),
+        (Op::Attention { heads, causal, dropout, site }, vec![qkv.clone()]),
+        (
+            Op::AttentionGrad { heads, causal, dropout, site },
+            vec![qkv, y.clone(), vec![8, heads, 1024], y],
+        ),
         (Op::CrossEntropy, vec![vec![n, v], vec![n]]),
         (Op::CrossEntropyGrad, vec![vec![n, v], vec![n], vec![n]]),
         (Op::LayerNorm { eps: 1e-5 }, vec![vec![n, c], vec![c], vec![c]]),

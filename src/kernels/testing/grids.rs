@@ -102,7 +102,7 @@ fn norms_and_losses() -> Vec<CallShape> {
 
 fn lookups_and_attention() -> Vec<CallShape> {
     let (ids, y) = (vec![1 << 21], vec![1 << 21, 1000]);
-    let (heads, dropout, site) = (8, 0.1, Site(1));
+    let (heads, causal, dropout, site) = (8, true, 0.1, Site(1));
     let (b, t, c) = (1 << 16, 1 << 10, 8);
     let (qkv, y_of_heads, lse) = (vec![b, t, 3 * c], vec![b, t, c], vec![b, heads, t]);
     let mut calls = vec![
@@ -110,9 +110,9 @@ fn lookups_and_attention() -> Vec<CallShape> {
         (Op::EmbeddingGrad { rows: 50_257 }, vec![ids, y]),
         (Op::EmbeddingGrad { rows: HUGE / 4 }, vec![vec![64], vec![64, 4]]),
     ];
-    calls.push((Op::Attention { heads, dropout, site }, vec![qkv.clone(), vec![b]]));
+    calls.push((Op::Attention { heads, causal, dropout, site }, vec![qkv.clone(), vec![b]]));
     let inputs = vec![qkv, y_of_heads.clone(), lse, y_of_heads, vec![b]];
-    calls.push((Op::AttentionGrad { heads, dropout, site }, inputs));
+    calls.push((Op::AttentionGrad { heads, causal, dropout, site }, inputs));
     calls
 }
 

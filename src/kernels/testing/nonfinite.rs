@@ -248,7 +248,7 @@ fn packed(values: &[(usize, f64)]) -> Input {
 }
 
 fn attention() -> Op {
-    Op::Attention { heads: HEADS, dropout: 0.0, site: Site(1) }
+    Op::Attention { heads: HEADS, causal: true, dropout: 0.0, site: Site(1) }
 }
 
 /// Values that make scores NaN or infinite, in a query, a key, or both.
@@ -268,6 +268,8 @@ fn bad_scores() -> Vec<Vec<(usize, f64)>> {
 fn attention_passes_scores_on_that_are_not_finite() {
     for values in bad_scores() {
         assert_same_nans(&attention(), &[packed(&values)], 2);
+        let op = Op::Attention { heads: HEADS, causal: false, dropout: 0.0, site: Site(1) };
+        assert_same_nans(&op, &[packed(&values)], 2);
     }
 }
 
@@ -290,7 +292,7 @@ fn attention_gives_no_weight_to_infinitely_low_scores() {
 fn attention_gradient_passes_nan_on() {
     let mut cases = bad_scores();
     cases.push(vec![(at(2, 4, 1), NAN)]);
-    let op = Op::AttentionGrad { heads: HEADS, dropout: 0.0, site: Site(1) };
+    let op = Op::AttentionGrad { heads: HEADS, causal: true, dropout: 0.0, site: Site(1) };
     for values in cases {
         let qkv = packed(&values);
         let [y, lse] = reference(&attention(), std::slice::from_ref(&qkv), 2).try_into().unwrap();

@@ -1,4 +1,4 @@
-//! Causal attention over packed queries, keys and values, and its gradient. Twin of
+//! Attention over packed queries, keys and values, and its gradient. Twin of
 //! `shaders/attention.wgsl`, which has the formulas. Faster variants on GPUs: [`tiles`].
 
 mod probes;
@@ -47,6 +47,8 @@ struct AttentionSizes {
     /// Columns per head.
     d: usize,
     scale: f64,
+    /// True if a query sees no key behind its own position.
+    causal: bool,
     /// Dropout of the probabilities; `None` if it is inactive in this pass.
     drop: Option<Dropout>,
 }
@@ -62,8 +64,8 @@ struct Dropout {
 
 impl AttentionSizes {
     fn of(call: &OpCall) -> Self {
-        let (Op::Attention { heads, dropout, site } | Op::AttentionGrad { heads, dropout, site }) =
-            call.op
+        let (Op::Attention { heads, causal, dropout, site }
+        | Op::AttentionGrad { heads, causal, dropout, site }) = call.op
         else {
             panic!("{} is not an attention", call.op);
         };
@@ -76,7 +78,13 @@ impl AttentionSizes {
             threshold: drop_threshold(*dropout),
             factor: kept_factor(*dropout),
         });
-        Self { b, t, c, heads: *heads, d, scale: 1.0 / (d as f64).sqrt(), drop }
+        let (heads, causal, scale) = (*heads, *causal, 1.0 / (d as f64).sqrt());
+        Self { b, t, c, heads, d, scale, causal, drop }
+    }
+
+    /// Returns the number of keys that query `i` sees, from the first on.
+    fn keys(&self, i: usize) -> usize {
+        if self.causal { i + 1 } else { self.t }
     }
 
     /// Returns the words of the shaders' `Params`.
@@ -183,7 +191,7 @@ impl Head {
 
 fn reference_forward<T: Float>(head: &Head, qkv: &[T], y: &mut [T], lse: &mut [T]) {
     for i in 0..head.sizes.t {
-        let scores: Vec<T> = (0..=i).map(|j| head.score(qkv, i, j)).collect();
+        let scores: Vec<T> = (0..head.sizes.keys(i)).map(|j| head.score(qkv, i, j)).collect();
         let highest = scores.iter().copied().fold(scores[0], T::max);
         let total: T = scores.iter().map(|s| (*s - highest).exp()).sum();
         lse[head.lse_at(i)] = highest + total.ln();
@@ -207,7 +215,7 @@ fn reference_grad<T: Float>(head: &Head, qkv: &[T], y: &[T], lse: &[T], dy: &[T]
     for i in 0..t {
         let dy = &dy[head.y_at(i)..head.y_at(i) + d];
         let delta: T = (0..d).map(|k| dy[k] * y[head.y_at(i) + k]).sum();
-        for j in 0..=i {
+        for j in 0..head.sizes.keys(i) {
             let [q, k, v] = [head.at(0, i), head.at(1, j), head.at(2, j)];
             let probability = (head.score(qkv, i, j) - lse[head.lse_at(i)]).exp();
             let kept = head.kept::<T>(i, j);
@@ -224,7 +232,7 @@ fn reference_grad<T: Float>(head: &Head, qkv: &[T], y: &[T], lse: &[T], dy: &[T]
 
 /// CPU kernel: parallel over heads, each in blocks of queries: scores by a matrix product, then
 /// the softmax or its gradient row by row, then the sums by matrix products. Every block stops at
-/// the key of its last query.
+/// the last key that its last query sees.
 pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
     let sizes = AttentionSizes::of(call);
     let AttentionSizes { t, c, heads, d, .. } = sizes;
@@ -281,17 +289,19 @@ fn forward_head(head: &Head, qkv: &[f32], lse: &mut [f32]) -> Vec<f32> {
     let mut weights = vec![0.0; BLOCK.min(t) * t];
     for first in (0..t).step_by(BLOCK) {
         let end = t.min(first + BLOCK);
-        let block = &mut weights[..(end - first) * end];
-        let scores = HeadProduct { m: end - first, n: end, k: d, factor: scale as f32, add: false };
-        scores.run(rows(0, first), rows(1, 0).transposed(), block, end);
-        for (i, row) in (first..end).zip(block.chunks_exact_mut(end)) {
-            let (seen, behind) = row.split_at_mut(i + 1);
+        let keys = head.sizes.keys(end - 1);
+        let block = &mut weights[..(end - first) * keys];
+        let factor = scale as f32;
+        let scores = HeadProduct { m: end - first, n: keys, k: d, factor, add: false };
+        scores.run(rows(0, first), rows(1, 0).transposed(), block, keys);
+        for (i, row) in (first..end).zip(block.chunks_exact_mut(keys)) {
+            let (seen, behind) = row.split_at_mut(head.sizes.keys(i));
             lse[i] = softmax(seen);
             behind.fill(0.0);
             drop_row(head, i, seen);
         }
-        let sums = HeadProduct { m: end - first, n: d, k: end, factor: 1.0, add: false };
-        sums.run(Matrix::rows(block, end), rows(2, 0), &mut y[first * d..], d);
+        let sums = HeadProduct { m: end - first, n: d, k: keys, factor: 1.0, add: false };
+        sums.run(Matrix::rows(block, keys), rows(2, 0), &mut y[first * d..], d);
     }
     y
 }
@@ -306,32 +316,34 @@ fn grad_head(head: &Head, qkv: &[f32], y: &[f32], lse: &[f32], dy: &[f32]) -> [V
     let mut kept = vec![1.0; t];
     for first in (0..t).step_by(BLOCK) {
         let end = t.min(first + BLOCK);
-        let size = (end - first) * end;
+        let keys = head.sizes.keys(end - 1);
+        let size = (end - first) * keys;
         let (p, ds) = (&mut weights[..size], &mut scratch[..size]);
         let dy_rows = Matrix::rows(&dy[head.y_at(first)..], c);
-        let scores = HeadProduct { m: end - first, n: end, k: d, factor: scale as f32, add: false };
-        scores.run(rows(0, first), rows(1, 0).transposed(), p, end);
+        let factor = scale as f32;
+        let scores = HeadProduct { m: end - first, n: keys, k: d, factor, add: false };
+        scores.run(rows(0, first), rows(1, 0).transposed(), p, keys);
         let slopes = HeadProduct { factor: 1.0, ..scores };
-        slopes.run(dy_rows, rows(2, 0).transposed(), ds, end);
-        for ((i, p), ds) in (first..end).zip(p.chunks_exact_mut(end)).zip(ds.chunks_exact_mut(end))
-        {
-            let at = head.y_at(i);
-            let (p, behind) = p.split_at_mut(i + 1);
+        slopes.run(dy_rows, rows(2, 0).transposed(), ds, keys);
+        let each = p.chunks_exact_mut(keys).zip(ds.chunks_exact_mut(keys));
+        for (i, (p, ds)) in (first..end).zip(each) {
+            let (at, seen) = (head.y_at(i), head.sizes.keys(i));
+            let (p, behind) = p.split_at_mut(seen);
             behind.fill(0.0);
-            let (ds, behind) = ds.split_at_mut(i + 1);
+            let (ds, behind) = ds.split_at_mut(seen);
             behind.fill(0.0);
             if head.sizes.drop.is_some() {
-                kept[..=i].fill(1.0);
-                drop_row(head, i, &mut kept[..=i]);
+                kept[..seen].fill(1.0);
+                drop_row(head, i, &mut kept[..seen]);
             }
             let row = HeadRow { lse: lse[i], y: &y[at..at + d], dy: &dy[at..at + d] };
-            grad_row(row, scale as f32, &kept[..=i], p, ds);
+            grad_row(row, factor, &kept[..seen], p, ds);
         }
-        let by_query = HeadProduct { m: end - first, n: d, k: end, factor: 1.0, add: false };
-        by_query.run(Matrix::rows(ds, end), rows(1, 0), &mut dq[first * d..], d);
-        let by_key = HeadProduct { m: end, n: d, k: end - first, factor: 1.0, add: true };
-        by_key.run(Matrix::rows(ds, end).transposed(), rows(0, first), &mut dk, d);
-        by_key.run(Matrix::rows(p, end).transposed(), dy_rows, &mut dv, d);
+        let by_query = HeadProduct { m: end - first, n: d, k: keys, factor: 1.0, add: false };
+        by_query.run(Matrix::rows(ds, keys), rows(1, 0), &mut dq[first * d..], d);
+        let by_key = HeadProduct { m: keys, n: d, k: end - first, factor: 1.0, add: true };
+        by_key.run(Matrix::rows(ds, keys).transposed(), rows(0, first), &mut dk, d);
+        by_key.run(Matrix::rows(p, keys).transposed(), dy_rows, &mut dv, d);
     }
     [dq, dk, dv]
 }
@@ -501,6 +513,7 @@ fn entries(call: &OpCall, sizes: &AttentionSizes) -> Vec<(&'static str, Vec<Oper
 fn shader(file: &'static str, sizes: &AttentionSizes, entry: &'static str) -> Shader {
     let mut shader = Shader::new(file, entry)
         .with_const("D", sizes.d as u32)
+        .with_const("CAUSAL", u32::from(sizes.causal))
         .with_const("DROPOUT", u32::from(sizes.drop.is_some()));
     // A binding has one type, so its accessor is chosen here and not by a condition in WGSL.
     let way = if sizes.d.is_multiple_of(4) { "vector" } else { "scalars" };
@@ -511,11 +524,13 @@ fn shader(file: &'static str, sizes: &AttentionSizes, entry: &'static str) -> Sh
     shader
 }
 
-/// Returns the cost: half of the pairs of positions count. The forward pass has 2 products of `d`
-/// columns for each pair, the gradient 5; an exponential counts as 10 FLOPs.
+/// Returns the cost: all pairs of positions count, or half of them if it is causal. The forward
+/// pass has 2 products of `d` columns for each pair, the gradient 5; an exponential counts as 10
+/// FLOPs.
 pub fn cost(call: &OpCall) -> Cost {
-    let AttentionSizes { b, t, heads, d, .. } = AttentionSizes::of(call);
-    let pairs = (b * heads * t * (t + 1) / 2) as f64;
+    let AttentionSizes { b, t, heads, d, causal, .. } = AttentionSizes::of(call);
+    let of_head = if causal { t * (t + 1) / 2 } else { t * t };
+    let pairs = (b * heads * of_head) as f64;
     let products = if matches!(call.op, Op::Attention { .. }) { 2.0 } else { 5.0 };
     Cost { flops: pairs * (2.0 * products * d as f64 + 10.0), bytes: Cost::moved(call) }
 }

@@ -19,10 +19,10 @@ pub fn inputs(op: &Op, inputs: &[Dims]) -> InputSpec {
 
 /// See [`crate::kernels::Twin::forward`].
 pub fn forward(op: &Op) -> Option<Forward> {
-    let &Op::AttentionGrad { heads, dropout, site } = op else { return None };
+    let &Op::AttentionGrad { heads, causal, dropout, site } = op else { return None };
     let mut inputs = vec![0];
     inputs.extend((dropout > 0.0).then_some(4));
-    let op = Op::Attention { heads, dropout, site };
+    let op = Op::Attention { heads, causal, dropout, site };
     Some(Forward { op, inputs, outputs: vec![(0, 1), (1, 2)] })
 }
 
@@ -47,14 +47,14 @@ pub fn catalog() -> Vec<CallShape> {
     let (qkv, y, lse) = (vec![B, T, 3 * C], vec![B, T, C], vec![B, HEADS, T]);
     let (heads, site) = (HEADS, Site(2));
     let mut calls = Vec::new();
-    for dropout in [0.0, 0.1] {
+    for (causal, dropout) in [(true, 0.0), (true, 0.1), (false, 0.0)] {
         let samples = (dropout > 0.0).then_some(vec![B]);
         let with_samples =
             |inputs: &[Dims]| inputs.iter().cloned().chain(samples.clone()).collect::<Vec<Dims>>();
         let inputs = with_samples(std::slice::from_ref(&qkv));
-        calls.push((Op::Attention { heads, dropout, site }, inputs));
+        calls.push((Op::Attention { heads, causal, dropout, site }, inputs));
         let inputs = with_samples(&[qkv.clone(), y.clone(), lse.clone(), y.clone()]);
-        calls.push((Op::AttentionGrad { heads, dropout, site }, inputs));
+        calls.push((Op::AttentionGrad { heads, causal, dropout, site }, inputs));
     }
     calls
 }

@@ -14,7 +14,15 @@ use crate::kernels::{DeviceClass, OwnedCall, Pipelines, RandomContext};
 const SITE: Site = Site(9);
 
 fn ops(heads: usize, dropout: f32) -> [Op; 2] {
-    [Op::Attention { heads, dropout, site: SITE }, Op::AttentionGrad { heads, dropout, site: SITE }]
+    ops_of(true, heads, dropout)
+}
+
+fn ops_of(causal: bool, heads: usize, dropout: f32) -> [Op; 2] {
+    let site = SITE;
+    [
+        Op::Attention { heads, causal, dropout, site },
+        Op::AttentionGrad { heads, causal, dropout, site },
+    ]
 }
 
 /// Returns `qkv [, samples]`.
@@ -55,10 +63,47 @@ fn grad_inputs(
 
 /// Checks both ops on random input of `rows` samples.
 fn agree(t: usize, c: usize, heads: usize, dropout: f32, rows: usize, fill: InputFill) {
-    let [forward, grad] = ops(heads, dropout);
     let inputs = inputs(t, c, dropout, rows, fill);
-    check_with(forward.clone(), &inputs, rows);
-    check_with(grad, &grad_inputs(&forward, &inputs, rows), rows);
+    both_agree(ops(heads, dropout), &inputs, rows);
+}
+
+fn both_agree([forward, grad]: [Op; 2], inputs: &[(Shape, HostTensor<f64>)], rows: usize) {
+    check_with(forward.clone(), inputs, rows);
+    check_with(grad, &grad_inputs(&forward, inputs, rows), rows);
+}
+
+/// Fewer tokens than a block has and more, heads of one slab and of two.
+#[test]
+fn full_attention_agrees() {
+    for (t, c, heads, dropout, rows) in
+        [(5, 12, 2, 0.3, 3), (67, 20, 1, 0.0, 2), (6, 66, 1, 0.0, 2)]
+    {
+        let inputs = inputs(t, c, dropout, rows, InputFill::Normal);
+        both_agree(ops_of(false, heads, dropout), &inputs, rows);
+    }
+}
+
+/// The last query sees what a causal one does, and the first one the mean of all values if its
+/// scores are equal.
+#[test]
+fn every_query_sees_all_keys_unless_it_is_causal() {
+    let (t, c) = (5, 4);
+    let mut given = inputs(t, c, 0.0, 1, InputFill::Normal);
+    let HostTensor::Float(values) = &mut given[0].1 else { panic!("qkv is of floats") };
+    values[..c].fill(0.0);
+    let values = values.clone();
+    let [causal, full] = [true, false].map(|causal| {
+        let [forward, _] = ops_of(causal, 2, 0.0);
+        testing::reference(&forward, &given, 1).remove(0)
+    });
+    for column in 0..c {
+        let of_keys = (0..t).map(|j| values[j * 3 * c + 2 * c + column]);
+        let mean = of_keys.sum::<f64>() / t as f64;
+        assert!((full[column] - mean).abs() < 1e-12);
+        assert!((causal[column] - values[2 * c + column]).abs() < 1e-12);
+        let last = (t - 1) * c + column;
+        assert!((full[last] - causal[last]).abs() < 1e-12);
+    }
 }
 
 #[test]
@@ -90,7 +135,8 @@ fn heads_draw_different_masks_at_any_length() {
     let key = Key::new(3).site(SITE);
     let drop = Some(Dropout { key, threshold: drop_threshold(0.5), factor: 2.0 });
     for t in [64, 65_536, 100_000] {
-        let sizes = AttentionSizes { b: 1, t, c: 4, heads: 4, d: 1, scale: 1.0, drop };
+        let sizes =
+            AttentionSizes { b: 1, t, c: 4, heads: 4, d: 1, scale: 1.0, causal: true, drop };
         let mask = |h: usize| -> Vec<bool> {
             let head = Head { sizes, sample: 0, id: 7, h };
             (0..64).map(|j| head.kept::<f64>(t - 1, j) > 0.0).collect()
@@ -145,9 +191,9 @@ fn nothing_is_dropped_outside_of_training() {
 
 #[test]
 fn gradients_are_finite_differences() {
-    for dropout in [0.0, 0.4] {
+    for (causal, dropout) in [(true, 0.0), (true, 0.4), (false, 0.0), (false, 0.4)] {
         let rows = 2;
-        let [forward, grad] = ops(2, dropout);
+        let [forward, grad] = ops_of(causal, 2, dropout);
         let inputs = inputs(5, 6, dropout, rows, InputFill::Normal);
         let given = grad_inputs(&forward, &inputs, rows);
         let HostTensor::Float(dy) = &given[3].1 else { panic!("dy is of floats") };
@@ -171,9 +217,14 @@ fn gradients_are_finite_differences() {
 
 /// Checks the tiles of both ops on a device: against the reference, twice, with equal bits, and in
 /// a folded grid.
-fn tiles_agree(gpu: &Gpu, pipelines: &mut Pipelines, part: &str, width: (usize, f32), t: usize) {
-    let (d, dropout) = width;
-    let [forward, grad] = ops(2, dropout);
+fn tiles_agree(
+    gpu: &Gpu,
+    pipelines: &mut Pipelines,
+    part: &str,
+    (d, dropout, causal): (usize, f32, bool),
+    t: usize,
+) {
+    let [forward, grad] = ops_of(causal, 2, dropout);
     let given = inputs(t, 2 * d, dropout, 1, InputFill::Normal);
     let grad_given = grad_inputs(&forward, &given, 1);
     for (op, given) in [(forward, given), (grad, grad_given)] {
@@ -205,13 +256,16 @@ fn tiles_agree(gpu: &Gpu, pipelines: &mut Pipelines, part: &str, width: (usize, 
 
 /// Head widths of one slice and of two, of whole stages and of parts of one, with the dropout and
 /// the tiles with which they are checked.
-const WIDTHS: [((usize, f32), &str); 6] = [
-    ((8, 0.3), "tiles_64"),
-    ((20, 0.0), "tiles_32"),
-    ((32, 0.3), "tiles"),
-    ((64, 0.3), "tiles"),
-    ((80, 0.0), "tiles_64"),
-    ((128, 0.0), "tiles_32"),
+const WIDTHS: [((usize, f32, bool), &str); 9] = [
+    ((8, 0.3, true), "tiles_64"),
+    ((20, 0.0, true), "tiles_32"),
+    ((32, 0.3, true), "tiles"),
+    ((64, 0.3, true), "tiles"),
+    ((80, 0.0, true), "tiles_64"),
+    ((128, 0.0, true), "tiles_32"),
+    ((20, 0.3, false), "tiles_32"),
+    ((64, 0.0, false), "tiles"),
+    ((80, 0.0, false), "tiles_32"),
 ];
 
 #[test]
@@ -233,7 +287,7 @@ fn tiles_agree_that_need_more_memory() {
         let gpu = Gpu::open(&adapter, ShaderChecks::Disabled).expect("the adapter opens");
         let largest = tiles::TILES[tiles::TILES.len() - 1];
         if gpu.limits.workgroup_bytes >= largest.workgroup_bytes {
-            for width in [(20, 0.3), (64, 0.0)] {
+            for width in [(20, 0.3, true), (64, 0.0, true), (64, 0.0, false)] {
                 tiles_agree(&gpu, &mut Pipelines::default(), largest.name, width, 150);
             }
         }
@@ -262,7 +316,7 @@ fn every_implementation_drops_the_same_pairs() {
 #[test]
 fn tiles_are_candidates_where_they_may_win() {
     let names = |t: usize, caps: Caps| -> Vec<String> {
-        let op = Op::Attention { heads: 2, dropout: 0.0, site: SITE };
+        let [op, _] = ops(2, 0.0);
         let random = RandomContext { step_key: Key::new(1), training: true };
         let owned_call = OwnedCall::new(op, vec![vec![2, t, 3 * 16]], random).expect("it fits");
         variants(&owned_call.call(), &caps).into_iter().map(|way| way.name).collect()
