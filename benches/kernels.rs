@@ -165,7 +165,10 @@ fn op_case(
 }
 
 fn cases(caps: &Caps) -> Vec<Case> {
-    let all = |sizes| op_cases(sizes, caps).into_iter().chain(bucket_cases(sizes, caps));
+    let all = |sizes| {
+        let of_pictures = picture_cases(sizes, caps);
+        [op_cases(sizes, caps), of_pictures, bucket_cases(sizes, caps)].into_iter().flatten()
+    };
     [&SMALL, &GPT2].into_iter().flat_map(all).collect()
 }
 
@@ -221,6 +224,35 @@ fn op_cases(sizes: &Sizes, caps: &Caps) -> Vec<Case> {
     };
     let by_width = by_width.into_iter().map(|each| case(each, tokens));
     by_width.chain(by_classes.into_iter().map(|each| case(each, logits))).collect()
+}
+
+/// Returns the cases of normalizations of 16 pictures of 32x32.
+fn picture_cases(sizes: &Sizes, caps: &Caps) -> Vec<Case> {
+    let c = sizes.width;
+    let rows = |dims: &[usize]| (Shape::batched(&[&[1], dims].concat()), DType::F32);
+    let fixed = |dims: &[usize]| (Shape::fixed(dims), DType::F32);
+    let (groups, channels) = (8, c / 2);
+    let picture = || rows(&[32, 32, channels]);
+    let of_picture = || fixed(&[channels]);
+    let of_groups = || rows(&[groups, 2]);
+    let norm = Op::GroupNorm { groups, eps: 1e-5 };
+    let by_picture = [
+        (norm, "group_norm", vec![picture(), of_picture(), of_picture()]),
+        (
+            Op::GroupNormGrad { groups },
+            "group_norm_grad",
+            vec![picture(), of_picture(), of_groups(), picture()],
+        ),
+        (
+            Op::GroupNormAffineGrad { groups },
+            "group_norm_affine_grad",
+            vec![picture(), of_groups(), picture()],
+        ),
+    ];
+    let case = |(op, what, inputs): (Op, &str, Vec<(Shape, DType)>)| {
+        op_case(format!("{} {what}", sizes.name), &op, 16, &inputs, 0, caps)
+    };
+    by_picture.into_iter().map(case).collect()
 }
 
 /// Returns the cases of kernels that work on buckets and belong to no op.

@@ -1,5 +1,6 @@
 // Group normalization of pictures or sequences with the channels last, and its gradient (Wu and He
 // 2018).
+// uses lib/index
 //
 //   forward  y = weight (x - mean) rstd + bias     rstd = 1 / sqrt(variance + eps)
 //   grad     dx = rstd (g - mean(g) - xhat mean(g xhat))
@@ -9,9 +10,10 @@
 // variance is taken around the mean in a second pass. The gradients of weight and bias are sums
 // over rows (shaders/row_sums.wgsl).
 //
-// One workgroup of GROUP per sample and group: 8 bytes per element moved (12 by grad) and as many
-// again from the cache. Sums are of every GROUP-th value of the group, then of halves, always in
-// the same order.
+// forward and grad: one workgroup of GROUP per sample and group; 8 bytes per element moved (12 by
+// grad) and as many again from the cache. Sums are of every GROUP-th value of the group, then of
+// halves, always in the same order. forward_each and grad_each: one invocation per sample and
+// group, for software adapters, where barriers are costly; sums are of sums over a position.
 //
 // Prepended (src/kernels/ops/group_norm.rs): lib/value or lib/value4, in which channels are
 // counted, and GROUP.
@@ -126,5 +128,81 @@ fn grad(
         let xhat = (x[i] - of_group.x) * of_group.y;
         let g = weight[channels + at.channel] * dy[i];
         dx[i] = of_group.y * (g - means.x - xhat * means.y);
+    }
+}
+
+// Where a group of a sample starts, and its first channel.
+struct Span { first: u32, channels: u32 }
+
+fn span_of(own: u32) -> Span {
+    let channels = own % p.groups * p.width;
+    return Span(own / p.groups * p.positions * p.groups * p.width + channels, channels);
+}
+
+@compute @workgroup_size(64)
+fn forward_each(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {
+    let own = index(id, groups);
+    if (own >= p.samples * p.groups) { return; }
+    let span = span_of(own);
+    let c = p.groups * p.width;
+    let end = span.first + p.positions * c;
+    let count = f32(p.positions * p.width * FLOATS);
+
+    var total = 0.0;
+    for (var row = span.first; row < end; row += c) {
+        var part = Value();
+        for (var k = 0u; k < p.width; k++) { part += x[row + k]; }
+        total += sum_of_value(part);
+    }
+    let mean = total / count;
+
+    total = 0.0;
+    for (var row = span.first; row < end; row += c) {
+        var part = Value();
+        for (var k = 0u; k < p.width; k++) {
+            let centered = x[row + k] - mean;
+            part += centered * centered;
+        }
+        total += sum_of_value(part);
+    }
+    let rstd = 1.0 / sqrt(total / count + p.eps);
+
+    for (var row = span.first; row < end; row += c) {
+        for (var k = 0u; k < p.width; k++) {
+            let channel = span.channels + k;
+            y[row + k] = (x[row + k] - mean) * rstd * weight[channel] + bias[channel];
+        }
+    }
+    new_stats[own] = vec2f(mean, rstd);
+}
+
+@compute @workgroup_size(64)
+fn grad_each(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {
+    let own = index(id, groups);
+    if (own >= p.samples * p.groups) { return; }
+    let span = span_of(own);
+    let c = p.groups * p.width;
+    let end = span.first + p.positions * c;
+    let of_group = stats[own];
+
+    var totals = vec2f(0.0);  // of g, and of g xhat
+    for (var row = span.first; row < end; row += c) {
+        var part = Value();
+        var product = Value();
+        for (var k = 0u; k < p.width; k++) {
+            let g = weight[span.channels + k] * dy[row + k];
+            part += g;
+            product += g * (x[row + k] - of_group.x);
+        }
+        totals += vec2f(sum_of_value(part), sum_of_value(product) * of_group.y);
+    }
+    let means = totals / f32(p.positions * p.width * FLOATS);
+
+    for (var row = span.first; row < end; row += c) {
+        for (var k = 0u; k < p.width; k++) {
+            let xhat = (x[row + k] - of_group.x) * of_group.y;
+            let g = weight[span.channels + k] * dy[row + k];
+            dx[row + k] = of_group.y * (g - means.x - xhat * means.y);
+        }
     }
 }

@@ -7,7 +7,7 @@ use super::row_sums::{self, RowTerms};
 use crate::base::HostTensorView;
 use crate::graph::Op;
 use crate::kernels::call_shapes::calls;
-use crate::kernels::dispatch::grid;
+use crate::kernels::dispatch::{ITERATIONS_MAX, grid};
 use crate::kernels::simd::{mul_add, vectorized};
 use crate::kernels::twin::{Forward, normal_inputs};
 use crate::kernels::{
@@ -330,13 +330,17 @@ vectorized! {
     }
 }
 
-/// Static choice: vectors of 4 where the channels of a group are whole ones; large workgroups on
-/// GPUs.
+/// Static choice: vectors of 4 where the channels of a group are whole ones; on GPUs a workgroup
+/// per group of a sample, on software adapters an invocation, if it need not take too many steps.
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     if let Some(terms) = terms(call) {
         return row_sums::chosen(NAME, &terms, call.accumulate, caps).dispatches;
     }
-    vec![one(call, lanes(call), GROUPS[usize::from(caps.suits_hardware())])]
+    let lanes = lanes(call);
+    if caps.suits_hardware() {
+        return vec![by_groups(call, lanes, GROUPS[1])];
+    }
+    vec![each(call, lanes).unwrap_or_else(|| by_groups(call, lanes, GROUPS[0]))]
 }
 
 /// Name of the kernels of the gradients of weight and bias.
@@ -363,18 +367,23 @@ pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     if let Some(terms) = terms(call) {
         return row_sums::variants(NAME, &terms, call.accumulate, caps);
     }
-    let named = |lanes: usize, group: u32| {
-        let way = one(call, lanes, group);
-        let suffix = if lanes == 4 { "4" } else { "" };
+    let lanes = lanes(call);
+    let suffix = if lanes == 4 { "4" } else { "" };
+    let grouped = |lanes: usize, suffix: &str, group: u32| {
+        let way = by_groups(call, lanes, group);
         Variant::new(format!("group_norm_{}{suffix}_{group}", way.shader.entry), vec![way])
     };
-    let mut ways = vec![named(1, GROUPS[0])];
-    if lanes(call) == 4 {
-        ways.push(named(4, GROUPS[0]));
+    let mut ways = vec![grouped(1, "", GROUPS[0])];
+    if lanes == 4 {
+        ways.push(grouped(4, suffix, GROUPS[0]));
     }
     if caps.suits_hardware() {
-        ways.push(named(lanes(call), GROUPS[1]));
+        ways.push(grouped(lanes, suffix, GROUPS[1]));
     }
+    let each = each(call, lanes).filter(|_| caps.suits_software());
+    ways.extend(
+        each.map(|way| Variant::new(format!("group_norm_{}{suffix}", way.shader.entry), vec![way])),
+    );
     ways
 }
 
@@ -383,11 +392,32 @@ fn lanes(call: &OpCall) -> usize {
     if GroupedSizes::of(call).width.is_multiple_of(4) { 4 } else { 1 }
 }
 
-fn one(call: &OpCall, lanes: usize, group: u32) -> Dispatch {
+/// Returns the kernel with one workgroup per group of a sample.
+fn by_groups(call: &OpCall, lanes: usize, group: u32) -> Dispatch {
+    let GroupedSizes { samples, groups, .. } = GroupedSizes::of(call);
+    one(call, ["forward", "grad"], lanes, (group, grid(samples * groups, 1)))
+}
+
+/// Returns the kernel with one invocation per group of a sample; `None` if it would exceed the
+/// iteration limit.
+fn each(call: &OpCall, lanes: usize) -> Option<Dispatch> {
+    let GroupedSizes { samples, positions, groups, width } = GroupedSizes::of(call);
+    let fits = 3 * positions * (width / lanes + 1) <= ITERATIONS_MAX;
+    let groups = grid(samples * groups, 64);
+    fits.then(|| one(call, ["forward_each", "grad_each"], lanes, (GROUPS[0], groups)))
+}
+
+/// Returns the dispatch of the entry point of the normalization, or of its gradient.
+fn one(
+    call: &OpCall,
+    entries: [&'static str; 2],
+    lanes: usize,
+    (group, workgroups): (u32, [u32; 3]),
+) -> Dispatch {
     let GroupedSizes { samples, positions, groups, width } = GroupedSizes::of(call);
     let (entry, eps, outputs) = match call.op {
-        Op::GroupNorm { eps, .. } => ("forward", *eps, 2),
-        _ => ("grad", 0.0, 1),
+        Op::GroupNorm { eps, .. } => (entries[0], *eps, 2),
+        _ => (entries[1], 0.0, 1),
     };
     let inputs = (0..call.inputs.len()).map(Operand::Input);
     let sizes = [samples, positions, groups, width / lanes].map(|word| word as u32);
@@ -397,7 +427,7 @@ fn one(call: &OpCall, lanes: usize, group: u32) -> Dispatch {
             .with_const("GROUP", group),
         operands: inputs.chain((0..outputs).map(Operand::Output)).collect(),
         params: [&sizes[..], &[eps.to_bits()]].concat(),
-        groups: grid(samples * groups, 1),
+        groups: workgroups,
     }
 }
 
@@ -411,11 +441,16 @@ pub fn cost(call: &OpCall) -> Cost {
     Cost { flops: flops * call.input_len(0) as f64, bytes: Cost::moved(call) }
 }
 
-/// See [`Twin::iterations`]: a group in three passes, by a workgroup.
+/// See [`Twin::iterations`]: a group in three passes, by a workgroup if it is too large for one
+/// invocation.
 fn iterations(call: &OpCall) -> usize {
     let sizes = GroupedSizes::of(call);
-    let each = (sizes.positions * sizes.width).div_ceil(GROUPS[0] as usize);
-    if let Op::GroupNormAffineGrad { .. } = call.op { 0 } else { 3 * each }
+    let whole = 3 * sizes.positions * (sizes.width + 1);
+    match call.op {
+        Op::GroupNormAffineGrad { .. } => 0,
+        _ if whole <= ITERATIONS_MAX => whole,
+        _ => 3 * (sizes.positions * sizes.width).div_ceil(GROUPS[0] as usize),
+    }
 }
 
 /// See [`Twin::forward`].
@@ -426,7 +461,7 @@ fn forward(op: &Op) -> Option<Forward> {
     Some(Forward { op, inputs: vec![0, 1, 1], outputs: vec![(1, 2)] })
 }
 
-/// See [`Twin::probes`]: few positions, more values of a group than a workgroup has invocations,
+/// See [`Twin::probes`]: many samples, more values of a group than a workgroup has invocations,
 /// and more channels than one has columns. Whether the channels of a group are whole vectors stays
 /// as it is.
 fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
@@ -445,7 +480,9 @@ fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
             _ => vec![x.clone(), stats, x],
         }
     };
-    calls(op, [[2, 11, c], [3, 67, wide], [2, 131, c]].map(sized))
+    // More groups than a workgroup has invocations, as software adapters give each of them one.
+    let many = 64 / groups + 1;
+    calls(op, [[many, 5, c], [3, 67, wide], [2, 131, c]].map(sized))
 }
 
 /// See [`Twin::catalog`].
