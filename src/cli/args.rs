@@ -338,7 +338,8 @@ pub struct BenchArgs {
     /// Smoke test: as little work as possible, to check that everything runs
     #[arg(long, hide = true, conflicts_with = "quick")]
     pub tiny: bool,
-    /// Also benchmark the training step of GPT-2 124M at context 1024, on hardware GPUs
+    /// Also benchmark the training steps of a LeNet, a ResNet, an LSTM and a GRU, and on hardware
+    /// GPUs that of GPT-2 124M at context 1024
     #[arg(long)]
     pub full: bool,
     /// Write the report as JSON to a file, or with - to stdout instead of the table
