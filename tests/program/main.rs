@@ -13,6 +13,7 @@ mod first_run;
 mod guide;
 mod interruptions;
 mod library;
+mod models;
 #[path = "../common/node_peers.rs"]
 mod node_peers;
 #[path = "../common/node_processes.rs"]

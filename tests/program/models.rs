@@ -1,0 +1,120 @@
+//! Convolutional, residual and recurrent models through the command line: trained, resumed to the
+//! same bits, evaluated, predicted and generated with, as pipelines and on several devices.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::process::{Desk, finish, skip};
+use crate::samples::write_idx;
+
+fn desk_with_images() -> Desk {
+    let desk = Desk::new();
+    write_idx(&desk.path("images"), "train", 0, 600);
+    write_idx(&desk.path("images"), "t10k", 600, 200);
+    desk
+}
+
+const CNN: &str = "train --data images --quiet --batch 32 --steps 40 --set model.kind=cnn \
+                   --set model.channels=4,8 --set model.hidden=16 --set train.eval_every=20 \
+                   --lr 0.01";
+const RESNET: &str = "train --data images --quiet --batch 32 --steps 12 --set model.kind=resnet \
+                      --set model.width=4 --set train.eval_every=6 --lr 0.02";
+const RNN: &str = "train --quiet --batch 8 --steps 12 --set model.kind=rnn --set model.width=16 \
+                   --set model.context=16 --set train.eval_every=6 --set train.sample_tokens=20";
+
+fn last_accuracy(desk: &Desk, run: &str) -> f64 {
+    let lines = desk.metrics(run).into_iter();
+    let last = lines.filter(|line| line.get("val_accuracy").is_some()).next_back().unwrap();
+    last["val_accuracy"].as_f64().unwrap()
+}
+
+fn parameters(desk: &Desk, run: &str, step: u64) -> Vec<u8> {
+    let file = format!("{run}/checkpoints/step-{step:08}/parameters.safetensors");
+    fs::read(desk.path(&file)).unwrap()
+}
+
+#[test]
+fn a_convolutional_network_learns_and_predicts_what_a_perceptron_may() {
+    let desk = desk_with_images();
+    desk.run(&format!("{CNN} --devices cpu --out run")).ok();
+    assert!(last_accuracy(&desk, "run") > 0.97);
+    let json: Value = serde_json::from_str(&desk.run("eval run --json").ok().out).unwrap();
+    assert_eq!(json["accuracy"].as_f64().unwrap(), last_accuracy(&desk, "run"));
+    let predicted = desk.run("predict run --devices cpu --data images").ok().out;
+    assert!(predicted.starts_with("sample,class,"), "{predicted}");
+    assert_eq!(predicted.lines().count(), 801);
+    let text = desk.run(&format!("{CNN} --devices cpu --explain memory")).ok().out;
+    assert!(text.contains("peak"), "{text}");
+}
+
+#[test]
+fn residual_networks_resume_to_the_same_bits_and_do_not_depend_on_the_cut() {
+    let desk = desk_with_images();
+    for norm in ["batch", "group"] {
+        let line = format!(
+            "{RESNET} --set model.norm={norm} --set train.checkpoint_every=6 \
+             --set schedule.kind=constant --set schedule.warmup=0"
+        );
+        let [whole, part, cut] = ["whole", "part", "cut"].map(|run| format!("{run}-{norm}"));
+        desk.run(&format!("{line} --devices cpu --out {whole}")).ok();
+        desk.run(&format!("{line} --devices cpu --out {part} --steps 6")).ok();
+        desk.run(&format!("train --resume {part} --quiet --devices cpu --steps 12")).ok();
+        let cut_line = format!("{line} --devices cpu*2 --pipeline 2 --micro-batch 32");
+        desk.run(&format!("{cut_line} --out {cut}")).ok();
+        assert_eq!(parameters(&desk, &whole, 12), parameters(&desk, &part, 12), "{norm}");
+        assert_eq!(parameters(&desk, &whole, 12), parameters(&desk, &cut, 12), "{norm}");
+        let text = String::from_utf8_lossy(&parameters(&desk, &whole, 12)).into_owned();
+        assert_eq!(text.contains("layer2.0.bn1.running_var"), norm == "batch", "{norm}");
+    }
+}
+
+#[test]
+fn recurrent_models_are_trained_on_several_devices_and_generate() {
+    let desk = Desk::new();
+    for cell in ["lstm", "gru"] {
+        let line = format!("{RNN} --set model.cell={cell}");
+        let [alone, shared] = ["alone", "shared"].map(|run| format!("{run}-{cell}"));
+        let sample = desk.run(&format!("{line} --devices cpu --out {alone}")).ok().out;
+        assert!(!sample.trim().is_empty());
+        let shares = "--set parallel.balance=fixed --set parallel.shares=5,3 --micro-batch 5";
+        desk.run(&format!("{line} --devices cpu*2 {shares} --out {shared}")).ok();
+        for (one, two) in desk.losses(&alone).into_iter().zip(desk.losses(&shared)) {
+            assert!((one - two).abs() < 1e-4 * one, "{cell}: {one} and {two}");
+        }
+        let text = desk.run(&format!("generate {alone} --prompt The --tokens 12")).ok().out;
+        assert!(text.starts_with("The"), "{text}");
+    }
+}
+
+#[test]
+fn models_of_other_data_are_refused_in_a_sentence() {
+    let desk = desk_with_images();
+    desk.write("t.csv", "a,b\n1,2\n3,4\n");
+    for (line, why) in [
+        ("--data t.csv --set model.kind=cnn", "model.kind expects \"mlp\" for tables"),
+        ("--set model.kind=resnet", "model.kind expects \"gpt\" or \"rnn\" for texts"),
+        ("--data images --set model.kind=rnn", "\"cnn\" or \"resnet\" for samples"),
+        ("--data images --set model.kind=cnn --set model.channels=2,2,2,2", "max_pool2d"),
+        ("--set model.cell=gru", "model.cell has no effect"),
+    ] {
+        let ran = desk.run(&format!("train --devices cpu --out no {line}"));
+        assert!(ran.code() != Some(0) && ran.err.contains(why), "{line}: {}", ran.err);
+    }
+}
+
+/// Trains on MNIST, for whoever has it.
+#[test]
+fn digits_are_recognized_by_convolutions() {
+    let Some(data) = std::env::var_os("POTLUCK_TEST_DATA") else {
+        return skip("POTLUCK_TEST_DATA names no directory with mnist/");
+    };
+    let data = Path::new(&data).join("mnist").canonicalize().expect("the images are there");
+    let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/configs/mnist.toml");
+    let desk = Desk::new();
+    let mut command = desk.command("train --devices cpu --quiet --out run");
+    command.arg("--data").arg(data).arg(config);
+    finish(command.spawn().unwrap(), "digits").ok();
+    assert!(last_accuracy(&desk, "run") > 0.975, "{}", last_accuracy(&desk, "run"));
+}
