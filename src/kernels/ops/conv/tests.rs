@@ -65,7 +65,7 @@ fn layers_of_every_kind_agree() {
 /// compute the gradient by few channels.
 #[test]
 fn layers_of_every_number_of_channels_agree() {
-    for (c, o) in [(1, 6), (2, 16), (6, 17), (8, 31), (9, 33), (24, 64), (40, 7)] {
+    for (c, o) in [(1, 6), (2, 16), (6, 17), (9, 33), (24, 40)] {
         check_layer((PLAIN.with_padding(1), [2, 6, 9, c], o, [3, 3]));
         check_layer((PLAIN.with_stride(2).with_padding(1), [1, 7, 13, c], o, [3, 2]));
     }
@@ -76,11 +76,11 @@ fn layers_of_every_number_of_channels_agree() {
 /// Blocks of several panels and tasks, taps in several slabs, and sums in several parts.
 #[test]
 fn layers_of_many_places_and_channels_agree() {
-    check_layer((PLAIN.with_padding(1), [3, 23, 21, 16], 16, [3, 3]));
-    check_layer((PLAIN.with_padding(1).with_stride(2), [2, 21, 20, 70], 33, [3, 3]));
-    check_layer((PLAIN.with_padding(1), [1, 5, 5, 600], 60, [3, 3]));
-    check_layer((PLAIN.with_padding(1).with_stride(2), [1, 6, 5, 520], 64, [3, 3]));
-    check_layer((PLAIN.with_padding(1).with_groups(72), [2, 17, 16, 72], 72, [3, 3]));
+    check_layer((PLAIN.with_padding(1), [2, 19, 17, 16], 16, [3, 3]));
+    check_layer((PLAIN.with_padding(1).with_stride(2), [2, 13, 12, 70], 33, [3, 3]));
+    check_layer((PLAIN, [1, 4, 4, 2000], 34, [2, 2]));
+    check_layer((PLAIN.with_stride(2), [1, 4, 3, 520], 257, [2, 1]));
+    check_layer((PLAIN.with_padding(1).with_groups(72), [2, 9, 11, 72], 72, [3, 3]));
 }
 
 #[test]
