@@ -360,6 +360,34 @@ mod tests {
         }
     }
 
+    /// The values that PyTorch 2 computes from these, of means times 9.
+    #[test]
+    fn values_are_those_of_pytorch() {
+        let options = Pool2dOptions::new(3).with_stride(2).with_padding(1);
+        let (size, small) = ([4, 4], Shape::fixed(&[1, 2, 2, 2]));
+        let values = (0..32).map(|i| f64::from(i * 5 % 11) - 4.0).collect();
+        let x = [(Shape::fixed(&[1, 4, 4, 2]), HostTensor::Float(values))];
+        let dy = (small.clone(), HostTensor::Float((1..9).map(f64::from).collect()));
+        let mut maxima = expected(&Op::MaxPool2d(options), &x, 1);
+        let places = (small, HostTensor::Float(maxima.remove(1)));
+        assert_eq!(maxima[0], [6, 1, 6, 6, 6, 4, 5, 6].map(f64::from));
+        let dx = expected(&Op::MaxPool2dGrad { options, size }, &[places, dy.clone()], 1);
+        let wanted = [(1, 2.0), (2, 4.0), (13, 12.0), (17, 6.0), (24, 5.0), (26, 7.0)];
+        let found: Vec<(usize, f64)> =
+            dx[0].iter().copied().enumerate().filter(|(_, value)| *value != 0.0).collect();
+        assert_eq!(found, wanted);
+        let nine = |values: Vec<f64>| values.into_iter().map(|v| (9.0 * v).round()).collect();
+        let means: Vec<f64> = nine(expected(&Op::AvgPool2d(options), &x, 1).remove(0));
+        assert_eq!(means, [7, -6, 18, 4, 13, -1, 6, 7].map(f64::from));
+        let op = Op::AvgPool2dGrad { options, size };
+        let dx: Vec<f64> = nine(expected(&op, &[dy], 1).remove(0));
+        let wanted = [
+            1, 2, 4, 6, 3, 4, 3, 4, 6, 8, 16, 20, 10, 12, 10, 12, 5, 6, 12, 14, 7, 8, 7, 8, 5, 6,
+            12, 14, 7, 8, 7, 8,
+        ];
+        assert_eq!(dx, wanted.map(f64::from));
+    }
+
     /// Of equal values, the first is the maximum, in every window and on every device; a rectified
     /// picture has many zeros.
     #[test]

@@ -1,11 +1,11 @@
 //! Tests of convolutions and their gradients.
 
 use super::*;
-use crate::base::Shape;
 use crate::base::rng::Key;
+use crate::base::{HostTensor, Shape};
 use crate::graph::{Binary, Conv2dOptions, EpilogueOp, Op, Unary};
 use crate::kernels::harness::InputFill;
-use crate::kernels::testing::check;
+use crate::kernels::testing::{check, reference};
 use crate::kernels::{OwnedCall, RandomContext};
 
 /// A layer: options, pictures, output channels, kernel.
@@ -59,6 +59,41 @@ fn check_layer(layer: Layer) {
 #[test]
 fn layers_of_every_kind_agree() {
     layers().into_iter().for_each(check_layer);
+}
+
+/// The values that PyTorch 2 computes from these: the order of weights, groups and channels.
+#[test]
+fn values_are_those_of_pytorch() {
+    let values = |count: usize, step: usize, of: usize, offset: f64| {
+        HostTensor::Float((0..count).map(|i| (i * step % of) as f64 - offset).collect())
+    };
+    let x = (Shape::fixed(&[1, 4, 4, 2]), values(32, 5, 11, 4.0));
+    let w = (Shape::fixed(&[4, 1, 2, 2]), values(16, 3, 7, 3.0));
+    let dy = (Shape::fixed(&[1, 3, 3, 4]), values(36, 7, 5, 2.0));
+    let options = PLAIN.with_stride(2).with_padding(1).with_groups(2);
+    let of = |op: Op, inputs: [&(Shape, HostTensor<f64>); 2]| {
+        reference(&op, &inputs.map(Clone::clone), 1).remove(0)
+    };
+    assert_eq!(
+        of(Op::Conv2d(options), [&x, &w]),
+        [
+            4, 12, 2, 0, 13, -9, -2, 0, 12, 4, 2, 6, 1, -3, -1, -3, -9, 9, 19, 5, -12, -4, -1, -13,
+            0, -12, 0, 0, -15, 2, -6, 0, -9, 6, 0, 6
+        ]
+        .map(f64::from)
+    );
+    assert_eq!(
+        of(Op::Conv2dInputGrad { options, size: [4, 4] }, [&dy, &w]),
+        [
+            2, 4, 1, -6, 5, 0, -2, 2, 2, 1, 4, -2, -4, -2, 6, 2, 1, 2, 2, -2, -6, -2, -6, 1, 4, 2,
+            5, 0, -2, -6, -8, 4
+        ]
+        .map(f64::from)
+    );
+    assert_eq!(
+        of(Op::Conv2dWeightGrad { options, kernel: [2, 2] }, [&x, &dy]),
+        [1, 8, 10, 11, 6, -9, -12, -15, 13, -5, 3, 4, -3, 12, 2, -9].map(f64::from)
+    );
 }
 
 /// Runs of terms of every length, channels that are no whole vectors or several, and both ways to
