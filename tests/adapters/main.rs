@@ -8,6 +8,7 @@ mod custom_ops;
 mod golden;
 mod hashes;
 mod nonfinite;
+mod norms;
 mod order;
 mod readbacks;
 mod stages;
