@@ -25,7 +25,7 @@ var<immediate> p: Params;
 @group(0) @binding(2) var<storage, read> bias: array<Value>;             // (3, width)
 @group(0) @binding(3) var<storage, read> h0: array<Value>;               // (b, width)
 @group(0) @binding(4) var<storage, read_write> y: array<Value>;          // (b, t, width)
-@group(0) @binding(5) var<storage, read_write> new_gates: array<Value>;  // (b, t, 4, width): r z n p
+@group(0) @binding(5) var<storage, read_write> new_gates: array<Value>;  // (b, t, 4, width)
 // Gradients bind gates, the matrix, y, dy, h0 or dy again, dx, dq, dh0.
 @group(0) @binding(0) var<storage, read> gates: array<Value>;            // (b, t, 4, width)
 @group(0) @binding(2) var<storage, read> finished: array<Value>;         // (b, t, width): y

@@ -1,5 +1,5 @@
-// One time step of an LSTM, and of its gradient, behind the product with its inputs. Gates are i, f,
-// g, o, and z = x + W h' + bias, with h' and c' those of the step before.
+// One time step of an LSTM, and of its gradient, behind the product with its inputs. Gates are i,
+// f, g, o, and z = x + W h' + bias, with h' and c' those of the step before.
 //
 //   forward   i, f, o = sigmoid(z), g = tanh(z);  c = f c' + i g;  y = o tanh(c)
 //   backward  dh = dy + W^T dx of the step after;  dc = dh o (1 - tanh(c)^2) + what that has left
@@ -8,8 +8,9 @@
 //   state     dh0 = W^T dx of the first step
 //
 // Prepended (src/kernels/ops/recurrent/steps.rs): Value, a vector of 4 hidden columns or one;
-// FROM_STATE, 1 if h' is the initial state; the matrix; and the entry point, which computes products
-// for some ROWS samples per invocation and calls one of the functions `finish`. 2 h FLOPs per gate on 4 h (1 + 1 / ROWS) bytes.
+// FROM_STATE, 1 if h' is the initial state; the matrix; and the entry point, which computes
+// products for some ROWS samples per invocation and calls one of the functions `finish`. 2 h FLOPs
+// per gate on 4 h (1 + 1 / ROWS) bytes.
 
 struct Params {
     b: u32,
