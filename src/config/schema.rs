@@ -261,13 +261,13 @@ sections! {
         /// Model architecture.
         kind: ModelKind = ModelKind::Gpt, Constraint::OneOf(ModelKind::WORDS),
             "\"gpt\" for texts and tokens, or else \"mlp\"";
-        /// Transformer blocks; recurrent layers (rnn: 2); residual blocks per stage (resnet: 1).
+        /// Transformer blocks; recurrent layers (rnn: 2); blocks per stage (resnet: 1).
         layers: usize = 4, Constraint::Whole(1, 1024), if MODEL_KIND = WITH_LAYERS;
         /// Cell of the recurrent layers.
         cell: Cell = Cell::Lstm, Constraint::OneOf(Cell::WORDS), if MODEL_KIND = RNN;
         /// Number of attention heads; must divide the width.
         heads: usize = 4, Constraint::Whole(1, 1024), if MODEL_KIND = GPT;
-        /// Channels of the residual stream (64); hidden values (rnn: 128); channels (resnet: 16).
+        /// Channels of the residual stream; hidden values (rnn: 128; resnet: 16).
         width: usize = 64, Constraint::Whole(1, 65_536), if MODEL_KIND = WITH_LAYERS;
         /// Context length: tokens of a sample.
         context: usize = 64, Constraint::Whole(1, 65_536), if MODEL_KIND = OF_TOKENS;
@@ -319,7 +319,7 @@ sections! {
     }
     /// The training run.
     train: Train {
-        /// Global batch size: samples per step; mlp 128, rnn 32, cnn and resnet 64 unless set.
+        /// Global batch size: samples per step; mlp 128, rnn 32, cnn and resnet 64.
         batch: usize = 12, Constraint::Whole(1, BATCH_MAX);
         /// Micro-batch: the most samples that a device runs in one pass.
         micro_batch: usize = 12, Constraint::Whole(1, BATCH_MAX),

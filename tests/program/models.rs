@@ -25,8 +25,8 @@ const RNN: &str = "train --quiet --batch 8 --steps 12 --set model.kind=rnn --set
                    --set model.context=16 --set train.eval_every=6 --set train.sample_tokens=20";
 
 fn last_accuracy(desk: &Desk, run: &str) -> f64 {
-    let lines = desk.metrics(run).into_iter();
-    let last = lines.filter(|line| line.get("val_accuracy").is_some()).next_back().unwrap();
+    let mut lines = desk.metrics(run).into_iter();
+    let last = lines.rfind(|line| line.get("val_accuracy").is_some()).unwrap();
     last["val_accuracy"].as_f64().unwrap()
 }
 

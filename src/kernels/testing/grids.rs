@@ -3,7 +3,7 @@
 
 use crate::base::Site;
 use crate::base::rng::Key;
-use crate::graph::{Binary, Conv2dOptions, EpilogueOp, Op, Pool2dOptions, Unary};
+use crate::graph::{Binary, Cell, Conv2dOptions, EpilogueOp, Op, Pool2dOptions, Unary};
 use crate::kernels::dispatch::GROUPS_MAX;
 use crate::kernels::{CallShape, Caps, DeviceClass, OwnedCall, RandomContext, TWINS, twin};
 
@@ -116,6 +116,29 @@ fn lookups_and_attention() -> Vec<CallShape> {
     calls
 }
 
+fn with_state() -> Vec<CallShape> {
+    let mut calls = Vec::new();
+    for [n, c] in [[1 << 25, 60], [1 << 25, 61], [4, 1 << 28]] {
+        let (x, column, stats) = (vec![n, c], vec![c], vec![2, c]);
+        let inputs = [vec![x.clone()], vec![column.clone(); 4]].concat();
+        calls.push((Op::BatchNorm { eps: 1e-5 }, inputs));
+        calls.push((Op::BatchNormAffineGrad, vec![x.clone(), stats.clone(), x.clone()]));
+        let inputs = vec![x.clone(), column.clone(), stats, x, column.clone(), column];
+        calls.push((Op::BatchNormGrad, inputs));
+    }
+    for [b, t, h] in [[1 << 26, 2, 4], [1 << 18, 2, 1023], [2, 2, 8000]] {
+        for cell in [Cell::Lstm, Cell::Gru] {
+            let columns = cell.gates() * h;
+            let (weight, hidden) = (vec![columns, h], vec![b, t, h]);
+            let inputs = vec![vec![b, t, columns], weight.clone(), vec![columns]];
+            calls.push((Op::Recurrent { cell }, inputs));
+            let inputs = vec![vec![b, t, 4 * h], weight, hidden.clone(), hidden];
+            calls.push((Op::RecurrentGrad { cell }, inputs));
+        }
+    }
+    calls
+}
+
 fn pictures() -> Vec<CallShape> {
     let (b, size) = (1 << 14, [64, 64]);
     let mut calls = Vec::new();
@@ -150,6 +173,7 @@ fn huge() -> Vec<OwnedCall> {
         sums(),
         norms_and_losses(),
         lookups_and_attention(),
+        with_state(),
         pictures(),
     ];
     all.concat().into_iter().map(owned).collect()
