@@ -8,28 +8,41 @@ use std::collections::HashMap;
 use potluck::base::{BucketId, HostTensor, HostTensorView};
 use potluck::checkpoint::NamedTensor;
 use potluck::exec::{BucketTensor, Executor, StepSums};
-use potluck::graph::{Graph, Plan, PlanOptions, Unary, UpdateRange, differentiate, fuse};
+use potluck::graph::{
+    Graph, Parameter, ParameterKind, Plan, PlanOptions, Unary, UpdateRange, differentiate, fuse,
+};
 use potluck::model::{GptConfig, MlpConfig, MlpLoss, gpt, mlp};
 use potluck::optim::Optimizer;
 use potluck::train::{PipelineOptions, Shares, Trainer, TrainerOptions};
 use safetensors::{Dtype, SafeTensors};
 
+/// The farthest that values may be from PyTorch's.
+#[derive(Clone, Copy)]
+pub(crate) struct Limits {
+    pub(crate) gradient_nmse: f64,
+    /// After the steps of SGD.
+    pub(crate) parameter_nmse: f64,
+    /// Relative, on every one of the losses.
+    pub(crate) loss_error: f64,
+}
+
 /// Swapping one GELU for the other moves a gradient by an NMSE of 2e-7, a wrong epsilon by 1e-8;
 /// PyTorch's own f32 is within 4e-13 of its f64.
-const GRADIENT_NMSE_MAX: f64 = 1e-9;
-/// After 10 steps of SGD.
-const PARAMETER_NMSE_MAX: f64 = 1e-9;
-/// Relative, on every one of the 50 losses.
-const LOSS_ERROR_MAX: f64 = 5e-5;
+const LIMITS: Limits = Limits { gradient_nmse: 1e-9, parameter_nmse: 1e-9, loss_error: 5e-5 };
 
-struct Golden {
-    floats: HashMap<String, Vec<f32>>,
-    ints: HashMap<String, Vec<u32>>,
-    settings: HashMap<String, String>,
+/// Optimizers of the two runs.
+const SGD: Optimizer = Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 };
+const ADAMW: Optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1 };
+
+/// Data of one case, by name.
+pub(crate) struct Golden {
+    pub(crate) floats: HashMap<String, Vec<f32>>,
+    pub(crate) ints: HashMap<String, Vec<u32>>,
+    pub(crate) settings: HashMap<String, String>,
 }
 
 impl Golden {
-    fn read(case: &str) -> Self {
+    pub(crate) fn read(case: &str) -> Self {
         let path = format!("{}/tests/golden/{case}.safetensors", env!("CARGO_MANIFEST_DIR"));
         let bytes = std::fs::read(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
         let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
@@ -50,8 +63,17 @@ impl Golden {
         Self { floats, ints, settings }
     }
 
-    fn number(&self, key: &str) -> usize {
+    pub(crate) fn number(&self, key: &str) -> usize {
         self.settings[key].parse().unwrap()
+    }
+
+    fn rate(&self, key: &str) -> f64 {
+        self.settings[key].parse().unwrap()
+    }
+
+    /// What SGD makes of a parameter.
+    fn after_sgd(&self, name: &str) -> &[f32] {
+        &self.floats[&format!("sgd{}/{name}", self.number("sgd_steps"))]
     }
 
     fn graph(&self) -> Graph {
@@ -136,25 +158,30 @@ impl Golden {
             losses.push(sums.loss / sums.count);
             for bucket in 0..device.plan().buckets.len() {
                 let layout = &device.plan().buckets[bucket];
+                let count = match layout.kind {
+                    ParameterKind::Trained => sums.count,
+                    ParameterKind::State { .. } => self.number("batch") as f64,
+                };
                 let range = UpdateRange {
                     start: 0,
                     length: layout.length,
                     decay_end: layout.decay_end,
-                    gradient_scale: (1.0 / sums.count) as f32,
+                    gradient_scale: (1.0 / count) as f32,
                 };
-                let update = optimizer.update(lr, step);
+                let update = layout.update(&optimizer.update(lr, step));
                 device.update(BucketId(bucket as u32), &update, &range).unwrap();
             }
         }
         losses
     }
 
-    /// The gradient of the mean loss on batch 0, by parameter.
+    /// The gradient of the mean loss on batch 0, by parameter; running averages have none.
     fn gradients(&self, device: &mut dyn Executor, rows: usize) -> Vec<(String, Vec<f32>)> {
         self.load(device);
         let sums = self.step(device, 0, rows);
-        let names: Vec<String> =
-            device.plan().graph.parameters.iter().map(|p| p.name.clone()).collect();
+        let trained = |p: &&Parameter| p.kind == ParameterKind::Trained;
+        let parameters = device.plan().graph.parameters.iter().filter(trained);
+        let names: Vec<String> = parameters.map(|p| p.name.clone()).collect();
         let mean = |name: String| {
             let sum = crate::common::parameter(device, BucketTensor::Gradients, &name);
             let mean = sum.iter().map(|g| (f64::from(*g) / sums.count) as f32).collect();
@@ -166,45 +193,111 @@ impl Golden {
 
 fn check(case: &str) {
     let golden = Golden::read(case);
-    let rows = golden.number("batch");
-    let plan = Plan::new(fuse(differentiate(golden.graph()).unwrap()), PlanOptions::new(rows));
-    for mut device in crate::common::devices(&plan, 2) {
-        let device = device.as_mut();
-        let who = format!("{case} on {}", device.name());
-        let gradients = golden.gradients(device, rows);
-        for (name, gradient) in &gradients {
-            let nmse = crate::common::nmse(gradient, &golden.floats[&format!("grad/{name}")]);
-            assert!(nmse <= GRADIENT_NMSE_MAX, "{who}: gradient of {name}, NMSE {nmse:.1e}");
-        }
-        let stored = golden.floats.keys().filter(|key| key.starts_with("grad/")).count();
-        assert_eq!(gradients.len(), stored, "{who}: parameters");
-
-        let sgd = Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 };
-        let lr = golden.settings["sgd_lr"].parse().unwrap();
-        golden.train(device, &sgd, lr, 10, rows);
-        for (name, _) in &gradients {
-            let got = crate::common::parameter(device, BucketTensor::Parameters, name);
-            let nmse = crate::common::nmse(&got, &golden.floats[&format!("sgd10/{name}")]);
-            assert!(nmse <= PARAMETER_NMSE_MAX, "{who}: {name} after SGD, NMSE {nmse:.1e}");
-        }
-        check_losses(&who, &golden, device, rows);
-    }
+    golden.check(case, golden.graph(), golden.number("batch"), LIMITS);
 }
 
-fn check_losses(who: &str, golden: &Golden, device: &mut dyn Executor, rows: usize) {
-    for bucket in 0..device.plan().buckets.len() as u32 {
-        let zeros = vec![0.0; device.plan().buckets[bucket as usize].length];
-        for moment in 0..2 {
-            device.write_bank(BucketTensor::Moment(moment), BucketId(bucket), &zeros).unwrap();
+impl Golden {
+    /// Compares a graph with PyTorch on every device, in micro-batches of `rows` samples.
+    pub(crate) fn check(&self, case: &str, graph: Graph, rows: usize, limits: Limits) {
+        let plan = Plan::new(fuse(differentiate(graph).unwrap()), PlanOptions::new(rows));
+        for mut device in crate::common::devices(&plan, 2) {
+            let device = device.as_mut();
+            let who = format!("{case} on {}", device.name());
+            let gradients = self.gradients(device, rows);
+            for (name, gradient) in &gradients {
+                let nmse = crate::common::nmse(gradient, &self.floats[&format!("grad/{name}")]);
+                let is_right = nmse <= limits.gradient_nmse;
+                assert!(is_right, "{who}: gradient of {name}, NMSE {nmse:.1e}");
+            }
+            let stored = self.floats.keys().filter(|key| key.starts_with("grad/")).count();
+            assert_eq!(gradients.len(), stored, "{who}: parameters");
+
+            self.train(device, &SGD, self.rate("sgd_lr"), self.number("sgd_steps") as u64, rows);
+            for parameter in &plan.graph.parameters {
+                let name = &parameter.name;
+                let got = crate::common::parameter(device, BucketTensor::Parameters, name);
+                let nmse = crate::common::nmse(&got, self.after_sgd(name));
+                let is_right = nmse <= limits.parameter_nmse;
+                assert!(is_right, "{who}: {name} after SGD, NMSE {nmse:.1e}");
+            }
+            self.check_losses(&who, device, rows, limits);
         }
     }
-    let adamw = Optimizer::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1 };
-    let losses = golden.train(device, &adamw, 1e-3, 50, rows);
-    for (step, (got, expected)) in losses.iter().zip(&golden.floats["adamw/losses"]).enumerate() {
-        let error = (got / f64::from(*expected) - 1.0).abs();
-        assert!(error <= LOSS_ERROR_MAX, "{who}: loss {got} of step {step}, expected {expected}");
+
+    fn check_losses(&self, who: &str, device: &mut dyn Executor, rows: usize, limits: Limits) {
+        for bucket in 0..device.plan().buckets.len() as u32 {
+            let zeros = vec![0.0; device.plan().buckets[bucket as usize].length];
+            for moment in 0..2 {
+                device.write_bank(BucketTensor::Moment(moment), BucketId(bucket), &zeros).unwrap();
+            }
+        }
+        let expected = &self.floats["adamw/losses"];
+        let steps = expected.len() as u64;
+        let losses = self.train(device, &ADAMW, self.rate("adamw_lr"), steps, rows);
+        for (step, (got, expected)) in losses.iter().zip(expected).enumerate() {
+            let error = (got / f64::from(*expected) - 1.0).abs();
+            let is_right = error <= limits.loss_error;
+            assert!(is_right, "{who}: loss {got} of step {step}, expected {expected}");
+        }
+        assert!(losses[losses.len() - 1] < 0.8 * losses[0], "{who}: the loss does not fall");
     }
-    assert!(losses[49] < 0.8 * losses[0], "{who}: the loss does not fall");
+
+    /// Inputs of a whole batch.
+    pub(crate) fn batch<'g>(&self, graph: &'g Graph, batch: usize) -> Vec<(&'g str, HostTensor)> {
+        let value = |(name, _): &'g (String, _)| {
+            let key = format!("batch/{batch}/{name}");
+            let floats = self.floats.get(&key).map(|values| HostTensor::Float(values.clone()));
+            (name.as_str(), floats.unwrap_or_else(|| HostTensor::Int(self.ints[&key].clone())))
+        };
+        graph.inputs.iter().map(value).collect()
+    }
+
+    /// A trainer with the initial parameters.
+    pub(crate) fn trainer(
+        &self,
+        graph: &Graph,
+        options: &TrainerOptions,
+        optimizer: Optimizer,
+    ) -> Trainer {
+        let options = TrainerOptions { optimizer, ..options.clone() };
+        let mut trainer = Trainer::new(graph.clone(), &options).unwrap();
+        let initial = |tensor: NamedTensor| {
+            let values = self.floats[&format!("init/{}", tensor.name)].clone();
+            NamedTensor { values, ..tensor }
+        };
+        let tensors: Vec<_> = trainer.parameters().unwrap().into_iter().map(initial).collect();
+        trainer.set_parameters(&tensors).unwrap();
+        trainer
+    }
+
+    /// Trains on several devices and compares with what PyTorch computes on one.
+    pub(crate) fn check_together(
+        &self,
+        case: &str,
+        graph: &Graph,
+        options: &TrainerOptions,
+        limits: Limits,
+    ) {
+        let mut trainer = self.trainer(graph, options, SGD);
+        for step in 0..self.number("sgd_steps") {
+            let taken = trainer.step(&self.batch(graph, step % 4), self.rate("sgd_lr")).unwrap();
+            assert!(taken.updated);
+        }
+        for got in trainer.parameters().unwrap() {
+            let nmse = crate::common::nmse(&got.values, self.after_sgd(&got.name));
+            let is_right = nmse <= limits.parameter_nmse;
+            assert!(is_right, "{case}: {} after SGD, NMSE {nmse:.1e}", got.name);
+        }
+        drop(trainer);
+        let mut trainer = self.trainer(graph, options, ADAMW);
+        for (step, expected) in self.floats["adamw/losses"].iter().enumerate() {
+            let batch = self.batch(graph, step % 4);
+            let loss = trainer.step(&batch, self.rate("adamw_lr")).unwrap().loss;
+            let error = (loss / f64::from(*expected) - 1.0).abs();
+            let is_right = error <= limits.loss_error;
+            assert!(is_right, "{case}: loss {loss} of step {step}, not {expected}");
+        }
+    }
 }
 
 #[test]
@@ -229,7 +322,7 @@ fn mlp_with_squared_error() {
 
 /// Selectors of two adapters and the CPU device; the CPU device several times if there are fewer
 /// adapters.
-fn three_devices() -> Vec<String> {
+pub(crate) fn three_devices() -> Vec<String> {
     let named = std::env::var("POTLUCK_TEST_ADAPTERS").unwrap_or_default();
     let mut selectors: Vec<String> = match named.as_str() {
         "" => (0..crate::common::adapters().len()).map(|index| index.to_string()).collect(),
@@ -240,52 +333,13 @@ fn three_devices() -> Vec<String> {
     selectors
 }
 
-/// Trains on several devices and compares with what PyTorch computes on one.
 fn check_together(case: &str, options: &TrainerOptions) {
     let golden = Golden::read(case);
-    let tensors = |kind: &str, trainer: &Trainer| -> Vec<NamedTensor> {
-        let known = trainer.parameters().unwrap().into_iter();
-        let stored = |tensor: NamedTensor| {
-            let values = golden.floats[&format!("{kind}/{}", tensor.name)].clone();
-            NamedTensor { values, ..tensor }
-        };
-        known.map(stored).collect()
-    };
-    let batch = |step: usize| -> Vec<(&str, HostTensor)> {
-        let value = |name| {
-            let key = format!("batch/{}/{name}", step % 4);
-            let floats = golden.floats.get(&key).map(|values| HostTensor::Float(values.clone()));
-            (name, floats.unwrap_or_else(|| HostTensor::Int(golden.ints[&key].clone())))
-        };
-        ["inputs", "targets"].map(value).to_vec()
-    };
-    let on = |optimizer| {
-        let options = TrainerOptions { optimizer, ..options.clone() };
-        let mut trainer = Trainer::new(golden.graph(), &options).unwrap();
-        trainer.set_parameters(&tensors("init", &trainer)).unwrap();
-        trainer
-    };
-    let mut trainer = on(Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 });
-    let lr = golden.settings["sgd_lr"].parse().unwrap();
-    (0..10).for_each(|step| assert!(trainer.step(&batch(step), lr).unwrap().updated));
-    let expected = tensors("sgd10", &trainer);
-    for (got, expected) in trainer.parameters().unwrap().iter().zip(&expected) {
-        let nmse = crate::common::nmse(&got.values, &expected.values);
-        assert!(nmse <= PARAMETER_NMSE_MAX, "{case}: {} after SGD, NMSE {nmse:.1e}", got.name);
-    }
-    drop(trainer);
-    let mut trainer =
-        on(Optimizer::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1 });
-    for (step, expected) in golden.floats["adamw/losses"].iter().enumerate() {
-        let loss = trainer.step(&batch(step), 1e-3).unwrap().loss;
-        let error = (loss / f64::from(*expected) - 1.0).abs();
-        assert!(error <= LOSS_ERROR_MAX, "{case}: loss {loss} of step {step}, not {expected}");
-    }
+    golden.check_together(case, &golden.graph(), options, LIMITS);
 }
 
-fn options_on(devices: &str) -> TrainerOptions {
-    let optimizer = Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 };
-    TrainerOptions { tune_s: 0.0, ..TrainerOptions::new(devices, optimizer, 16) }
+pub(crate) fn options_on(devices: &str, batch: usize) -> TrainerOptions {
+    TrainerOptions { tune_s: 0.0, ..TrainerOptions::new(devices, SGD, batch) }
 }
 
 #[test]
@@ -293,7 +347,7 @@ fn unlike_devices_with_uneven_shares_train_as_pytorch_does() {
     let _turn = crate::common::turn();
     let shares = Shares::Fixed(vec![10, 4, 2]);
     let options =
-        TrainerOptions { shares, micro_batch: 5, ..options_on(&three_devices().join(",")) };
+        TrainerOptions { shares, micro_batch: 5, ..options_on(&three_devices().join(","), 16) };
     ["mlp", "mlp_mse"].iter().for_each(|case| check_together(case, &options));
 }
 
@@ -302,7 +356,7 @@ fn a_pipeline_of_unlike_devices_trains_as_pytorch_does() {
     let _turn = crate::common::turn();
     let devices = three_devices()[..2].join(",").replace("*2", "");
     let pipeline = PipelineOptions { stages: 2, ..PipelineOptions::default() };
-    let options = TrainerOptions { pipeline, micro_batch: 4, ..options_on(&devices) };
+    let options = TrainerOptions { pipeline, micro_batch: 4, ..options_on(&devices, 16) };
     ["mlp", "mlp_mse"].iter().for_each(|case| check_together(case, &options));
 }
 
@@ -313,7 +367,7 @@ fn a_planted_wrong_gradient_is_refused() {
     let name = "h.0.attn.c_attn.weight";
     let wrong = &golden.floats[&format!("wrong/{name}")];
     let nmse = crate::common::nmse(wrong, &golden.floats[&format!("grad/{name}")]);
-    assert!(nmse > f64::max(1e-6, GRADIENT_NMSE_MAX), "NMSE {nmse:.1e}");
+    assert!(nmse > f64::max(1e-6, LIMITS.gradient_nmse), "NMSE {nmse:.1e}");
 }
 
 /// Micro-batches of 1 and 3 samples accumulate to the gradient of the batch of 4, although their
@@ -327,7 +381,7 @@ fn accumulated_gradients_are_those_of_the_whole_batch() {
             for (name, gradient) in golden.gradients(device.as_mut(), rows) {
                 let nmse = crate::common::nmse(&gradient, &golden.floats[&format!("grad/{name}")]);
                 let who = device.name();
-                assert!(nmse <= GRADIENT_NMSE_MAX, "{name} on {who} by {rows}: NMSE {nmse:.1e}");
+                assert!(nmse <= LIMITS.gradient_nmse, "{name} on {who} by {rows}: NMSE {nmse:.1e}");
             }
         }
     }

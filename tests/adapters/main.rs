@@ -6,6 +6,7 @@ mod common;
 mod counts;
 mod custom_ops;
 mod golden;
+mod golden_layers;
 mod hashes;
 mod nonfinite;
 mod norms;

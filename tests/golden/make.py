@@ -242,8 +242,8 @@ def adamw(case, start, batches, dtype):
         {"params": [v for v in p.values() if v.dim() < 2], "weight_decay": 0.0},
     ]
     betas = (ADAMW["beta1"], ADAMW["beta2"])
-    optimizer = torch.optim.AdamW(groups, lr=ADAMW["lr"], betas=betas, eps=ADAMW["eps"],
-                                  foreach=False)
+    lr = case.get("adamw_lr", ADAMW["lr"])
+    optimizer = torch.optim.AdamW(groups, lr=lr, betas=betas, eps=ADAMW["eps"], foreach=False)
     return train(case, p, batches, optimizer, ADAMW_STEPS)
 
 
@@ -256,7 +256,7 @@ def nmse(value, reference):
     return (((value - reference) ** 2).sum() / (reference**2).sum()).item()
 
 
-def check_gradients(case, start, batch, grads):
+def check_gradients(case, start, batch, grads, step=1e-5):
     """The step-1 gradients agree with central differences along a random direction per tensor,
     none is nearly zero, and f32 comes close to them."""
     random = np.random.RandomState(case["seed"] + 100)
@@ -264,7 +264,7 @@ def check_gradients(case, start, batch, grads):
     worst = 0.0
     for name, grad in grads.items():
         assert (grad**2).mean() > 1e-6, f"the gradient of {name} is nearly zero"
-        direction = torch.from_numpy(random.standard_normal(grad.shape)) * 1e-5
+        direction = torch.from_numpy(random.standard_normal(grad.shape)) * step
         high, low = (case["loss_of"](p | {name: p[name] + s * direction}, batch, case).item()
                      for s in (1, -1))
         error = abs((high - low) / 2 - (grad * direction).sum().item())
@@ -347,7 +347,7 @@ def metadata(name, case):
     entries = {"case": name, "batches": BATCHES, "sgd_steps": SGD_STEPS,
                "adamw_steps": ADAMW_STEPS}
     entries |= {k: v for k, v in case.items() if k != "loss_of"}
-    entries |= {f"adamw_{k}": v for k, v in ADAMW.items()}
+    entries |= {f"adamw_{k}": v for k, v in ADAMW.items() if f"adamw_{k}" not in case}
     return {k: v if isinstance(v, str) else json.dumps(v) for k, v in entries.items()}
 
 
