@@ -77,7 +77,7 @@ fn compute_rows(
     if rows.is_empty() || gather.grid[1] == 0 {
         return;
     }
-    panel::with(gather, c, source, (b, rows.clone()), |panel| {
+    panel::with(gather, c, source, (b..b + 1, rows.clone()), |panel| {
         let offsets = offsets(gather.taps, panel);
         for row in 0..rows.len() {
             let y = gather.out_first[0] + row * gather.out_step[0];
@@ -192,7 +192,7 @@ fn weight_grad(geometry: &Geometry, accumulate: bool, x: &[f32], dy: &[f32], out
             let (b, first) = (block / per_picture, block % per_picture * rows);
             let range = first..height.min(first + rows);
             let dy = &dy[(b * height + first) * width * c..][..range.len() * width * c];
-            panel::with(&gather, c, x, (b, range.clone()), |panel| {
+            panel::with(&gather, c, x, (b..b + 1, range.clone()), |panel| {
                 pulp::Arch::new().dispatch(TapSums {
                     x: panel.data,
                     steps: panel.steps,

@@ -218,7 +218,7 @@ fn compute_rows(
         }
         return;
     }
-    panel::with(gather, channels.read, source, (b, rows.clone()), |panel| {
+    panel::with(gather, channels.read, source, (b..b + 1, rows.clone()), |panel| {
         for group in 0..channels.read / channels.group_read {
             let runs = runs(gather, panel, channels, group);
             for block in 0..packed.blocks {
@@ -252,11 +252,18 @@ pub fn weight_grad(geometry: &Geometry, accumulate: bool, x: &[f32], dy: &[f32],
     let per_picture = gather.grid[0].div_ceil(rows);
     // Blocks of rows in even parts.
     let rows = gather.grid[0].div_ceil(per_picture);
-    let count = geometry.b * per_picture;
-    let blocks: Vec<(usize, Range<usize>)> = (0..count)
+    // Sums are read and written once per block, so small pictures are taken several at a time.
+    let whole = panel::elements(&gather, rows, geometry.c);
+    let several = match per_picture {
+        1 => (panel::PANEL / whole).clamp(1, geometry.b.div_ceil(PARTS)),
+        _ => 1,
+    };
+    let count = geometry.b.div_ceil(several) * per_picture;
+    let blocks: Vec<(Range<usize>, Range<usize>)> = (0..count)
         .map(|at| {
-            let first = at % per_picture * rows;
-            (at / per_picture, first.min(gather.grid[0])..gather.grid[0].min(first + rows))
+            let (first, row) = (at / per_picture * several, at % per_picture * rows);
+            let rows = row.min(gather.grid[0])..gather.grid[0].min(row + rows);
+            (first..geometry.b.min(first + several), rows)
         })
         .collect();
     let each = count.div_ceil(PARTS);
@@ -311,7 +318,7 @@ impl PartialSums {
         &mut self,
         geometry: &Geometry,
         gather: &Gather,
-        (b, rows): (usize, Range<usize>),
+        (pictures, rows): (Range<usize>, Range<usize>),
         x: &[f32],
         dy: &[f32],
     ) {
@@ -321,10 +328,12 @@ impl PartialSums {
         let (o, width) = (geometry.group_o(), geometry.out[1]);
         let (vectors, blocks) = blocks(o);
         let (padded, channels) = (Self::padded(o), Channels::of(geometry));
-        let first = (b * geometry.out[0] + rows.start) * width * geometry.o;
-        let dy = &dy[first..first + rows.len() * width * geometry.o];
+        // Blocks of several pictures have all of their rows.
+        let first = (pictures.start * geometry.out[0] + rows.start) * width * geometry.o;
+        let places = pictures.len() * rows.len() * width;
+        let dy = &dy[first..first + places * geometry.o];
         let Self { values, dy: copy } = self;
-        panel::with(gather, geometry.c, x, (b, rows.clone()), |panel| {
+        panel::with(gather, geometry.c, x, (pictures.clone(), rows.clone()), |panel| {
             for group in 0..geometry.groups() {
                 let (dy, dy_step) = if padded == o {
                     (&dy[group * o..], geometry.o)
@@ -343,8 +352,8 @@ impl PartialSums {
                     let column = block * padded / blocks;
                     pulp::Arch::new().dispatch(TermSums {
                         x: panel.data,
-                        steps: panel.steps,
-                        counts: [rows.len(), width],
+                        steps: [panel.picture_step, panel.steps[0], panel.steps[1]],
+                        counts: [pictures.len(), rows.len(), width],
                         runs: &runs,
                         dy: &dy[column..],
                         dy_step,

@@ -145,10 +145,10 @@ impl PlaceSums<'_> {
 /// vectors), `sums` (terms, columns of all vectors of all calls), `sums_step` elements apart.
 pub struct TermSums<'a> {
     pub x: &'a [f32],
-    /// Elements from a row of places to the next, and from a place to the next.
-    pub steps: [usize; 2],
-    /// Rows of places, and places in a row.
-    pub counts: [usize; 2],
+    /// Elements from a picture to the next, from a row of places, and from a place.
+    pub steps: [usize; 3],
+    /// Pictures, rows of places of each, and places in a row.
+    pub counts: [usize; 3],
     pub runs: &'a TermRuns,
     pub dy: &'a [f32],
     /// Elements from a place to the next in `dy`.
@@ -165,9 +165,10 @@ impl pulp::WithSimd for TermSums<'_> {
     fn with_simd<S: Simd>(mut self, simd: S) {
         let length = self.runs.length;
         let rows = tile_rows(length);
-        let last = (self.counts[0] - 1) * self.steps[0] + (self.counts[1] - 1) * self.steps[1];
+        let last: usize =
+            self.counts.iter().zip(self.steps).map(|(count, step)| (count - 1) * step).sum();
         assert!(last + self.runs.end() <= self.x.len(), "x");
-        let places = self.counts[0] * self.counts[1];
+        let places: usize = self.counts.iter().product();
         let dy_end = (places - 1) * self.dy_step + self.vectors * S::F32_LANES;
         assert!(dy_end <= self.dy.len(), "dy");
         if length < SHORT {
@@ -200,9 +201,9 @@ impl TermSums<'_> {
         offsets.copy_from_slice(&terms[first..first + R]);
         let mut sums = [[simd.splat_f32s(0.0); V]; R];
         let mut place = 0;
-        for row in 0..self.counts[0] {
-            let mut at = row * self.steps[0];
-            for _ in 0..self.counts[1] {
+        for row in 0..self.counts[0] * self.counts[1] {
+            let mut at = self.row(row);
+            for _ in 0..self.counts[2] {
                 // SAFETY: `with_simd` has checked the ends of the last place in `x` and in `dy`.
                 let dy = unsafe { self.dy.get_unchecked(place..place + V * S::F32_LANES) };
                 let (dy, _) = S::as_simd_f32s(dy);
@@ -213,13 +214,19 @@ impl TermSums<'_> {
                         sums[v] = simd.mul_add_e_f32s(x, dy[v], sums[v]);
                     }
                 }
-                at += self.steps[1];
+                at += self.steps[2];
                 place += self.dy_step;
             }
         }
         for (row, own) in sums.iter().enumerate().skip(begin - first) {
             self.add(simd, first + row, own);
         }
+    }
+
+    /// Returns where the first place of a row is, of those of all pictures.
+    #[inline(always)]
+    fn row(&self, row: usize) -> usize {
+        row / self.counts[1] * self.steps[0] + row % self.counts[1] * self.steps[1]
     }
 
     /// Adds to the sums of a term.
@@ -240,9 +247,9 @@ impl TermSums<'_> {
         let first = begin.min(self.runs.length - R);
         let mut sums = [[simd.splat_f32s(0.0); V]; R];
         let mut place = 0;
-        for row in 0..self.counts[0] {
-            let mut at = self.runs.offsets[run] + first + row * self.steps[0];
-            for _ in 0..self.counts[1] {
+        for row in 0..self.counts[0] * self.counts[1] {
+            let mut at = self.runs.offsets[run] + first + self.row(row);
+            for _ in 0..self.counts[2] {
                 // SAFETY: `with_simd` has checked the ends of the last place in `x` and in `dy`.
                 let (dy, x) = unsafe {
                     let dy = self.dy.get_unchecked(place..place + V * S::F32_LANES);
@@ -254,7 +261,7 @@ impl TermSums<'_> {
                         sums[v] = simd.mul_add_e_f32s(x, dy[v], sums[v]);
                     }
                 }
-                at += self.steps[1];
+                at += self.steps[2];
                 place += self.dy_step;
             }
         }

@@ -15,6 +15,8 @@ thread_local! {
 /// Rows of the grid of a product, and the padded pictures that their taps read.
 pub struct PaddedPanel<'a> {
     pub data: &'a [f32],
+    /// Elements from a picture to the next.
+    pub picture_step: usize,
     /// Elements from a row of the grid to the next, and from a place of a row to the next.
     pub steps: [usize; 2],
     /// Elements from a row of taps to the next, and from a tap to the next.
@@ -45,41 +47,46 @@ pub fn rows_of(gather: &Gather, channels: usize) -> usize {
     (1..=gather.grid[0].max(1)).take_while(fits).last().unwrap_or(1)
 }
 
-/// Calls `body` with the panel of rows of the grid of picture `b`: the picture itself if no padding
-/// is read, or else a copy with its padding.
+/// Calls `body` with the panel of rows of the grid of these pictures, one behind the other: the
+/// pictures themselves if no padding is read, or else a copy with their padding.
 pub fn with(
     gather: &Gather,
     channels: usize,
     source: &[f32],
-    (b, rows): (usize, Range<usize>),
+    (pictures, rows): (Range<usize>, Range<usize>),
     body: impl FnOnce(&PaddedPanel),
 ) {
     let ([height, width], size) = (extent(gather, rows.len()), gather.size);
     let top = gather.first[0] + (rows.start * gather.step[0]) as isize;
     let left = gather.first[1];
-    let picture = &source[b * size[0] * size[1] * channels..][..size[0] * size[1] * channels];
-    let panel = |data, width: usize| {
+    let one = size[0] * size[1] * channels;
+    let source = &source[pictures.start * one..pictures.end * one];
+    let panel = |data, picture_step: usize, width: usize| {
         let by = |steps: [usize; 2]| [steps[0] * width * channels, steps[1] * channels];
-        PaddedPanel { data, steps: by(gather.step), tap_steps: by(gather.tap_step) }
+        let (steps, tap_steps) = (by(gather.step), by(gather.tap_step));
+        PaddedPanel { data, picture_step, steps, tap_steps }
     };
     let inside = |first: isize, count: usize, size: usize| {
         usize::try_from(first).ok().filter(|first| first + count <= size)
     };
     if let (Some(y), Some(x)) = (inside(top, height, size[0]), inside(left, width, size[1])) {
-        return body(&panel(&picture[(y * size[1] + x) * channels..], size[1]));
+        return body(&panel(&source[(y * size[1] + x) * channels..], one, size[1]));
     }
     let mut padded = PADDED.take();
-    if padded.len() < height * width * channels {
-        padded.resize(height * width * channels, 0.0);
+    let step = height * width * channels;
+    if padded.len() < pictures.len() * step {
+        padded.resize(pictures.len() * step, 0.0);
     }
     let line = size[1] * channels;
-    for (y, to) in (top..).zip(padded.chunks_exact_mut(width * channels).take(height)) {
-        match usize::try_from(y).ok().filter(|y| *y < size[0]) {
-            Some(y) => copy_padded(&picture[y * line..][..line], left * channels as isize, to),
-            None => to.fill(0.0),
+    for (picture, padded) in source.chunks_exact(one).zip(padded.chunks_exact_mut(step)) {
+        for (y, to) in (top..).zip(padded.chunks_exact_mut(width * channels)) {
+            match usize::try_from(y).ok().filter(|y| *y < size[0]) {
+                Some(y) => copy_padded(&picture[y * line..][..line], left * channels as isize, to),
+                None => to.fill(0.0),
+            }
         }
     }
-    body(&panel(&padded[..height * width * channels], width));
+    body(&panel(&padded[..pictures.len() * step], step, width));
     PADDED.set(padded);
 }
 
