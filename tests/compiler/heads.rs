@@ -84,7 +84,7 @@ pub fn table(title: &str, compiled: &[Compiled]) -> String {
         "## Head of GPT-2 with a padded vocabulary, {title}\n\n\
          Cycles: the compiler's inverse throughput, in that of the product with the padded \
          vocabulary. Loops\ncount 8 times, and each way of a branch half: stores, and the last \
-         stage of a sum, for more than they take.\n\n\
+         stage of a sum, for more than\nthey take.\n\n\
          | product | registers | waves | code | hot loop | cycles |\n|---|---|---|---|---|---|\n"
     );
     let mut add = |one: &Compiled, cycles: String| {
