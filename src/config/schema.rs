@@ -338,7 +338,7 @@ sections! {
         checkpoint_every: u64 = 500, Constraint::Whole(0, STEPS);
         /// Number of newest checkpoints to keep; the best one is kept as well.
         checkpoint_keep: usize = 2, Constraint::Whole(2, 1_000_000);
-        /// Seconds for timing the kernels of a GPU before the first step; 0 = earlier timings only.
+        /// Seconds for timing kernels of a GPU before the first step; 0 = earlier timings.
         tune_s: f64 = 5.0, Constraint::Real(Included(0.0), Included(3600.0));
         /// Consecutive steps skipped for non-finite values after which the run stops.
         skipped_steps_max: u64 = 10, Constraint::Whole(1, STEPS);
