@@ -3,7 +3,7 @@
 //!
 //! A layer's product with its inputs is one [`Op::MatMul`] for all time steps. What is left for
 //! each step is the product with the hidden state and the gates, which is one dispatch of
-//! [`steps`] here, or one call of the `gemm` crate and a loop.
+//! `steps` here, or one call of the `gemm` crate and a loop.
 
 mod gru;
 mod lstm;
