@@ -87,7 +87,9 @@ impl Compiled {
     /// Returns the name without the list of entry points that run.
     fn shown_name(&self) -> &str {
         let is_listed = self.name.starts_with("attention_tiles");
-        let name = self.name.strip_prefix("matmul_shared_").unwrap_or(&self.name);
+        let families = ["matmul_shared_", "row_blocks "];
+        let short = families.iter().find_map(|family| self.name.strip_prefix(family));
+        let name = short.unwrap_or(&self.name);
         name.rsplit_once(' ').filter(|_| is_listed).map_or(name, |(name, _)| name)
     }
 
