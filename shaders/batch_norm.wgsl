@@ -32,9 +32,9 @@ var<immediate> p: Params;
 @group(0) @binding(0) var<storage, read> x: array<Value>;                 // (rows, width)
 // forward_blocks binds x, partials.
 @group(0) @binding(1) var<storage, read_write> partials: array<Value>;    // (blocks, 2, width)
-// statistics binds x, finished, new_stats, mean_sum, variance_sum.
-@group(0) @binding(0) var<storage, read> first_row: array<f32>;           // (c), of (rows, c)
-@group(0) @binding(1) var<storage, read_write> finished: array<f32>;      // (blocks, 2, c)
+// statistics binds finished, x, new_stats, mean_sum, variance_sum.
+@group(0) @binding(0) var<storage, read_write> finished: array<f32>;      // (blocks, 2, c)
+@group(0) @binding(1) var<storage, read> first_row: array<f32>;           // (c), of (rows, c)
 @group(0) @binding(2) var<storage, read_write> new_stats: array<f32>;     // (2, c): mean, rstd
 @group(0) @binding(3) var<storage, read_write> mean_sum: array<f32>;      // (c)
 @group(0) @binding(4) var<storage, read_write> variance_sum: array<f32>;  // (c)
@@ -50,8 +50,7 @@ var<immediate> p: Params;
 @group(0) @binding(1) var<storage, read> stats: array<Value>;             // (2, width)
 @group(0) @binding(2) var<storage, read> dy: array<Value>;                // (rows, width)
 @group(0) @binding(3) var<storage, read_write> affine_partials: array<Value>;  // (blocks, 2, width)
-// affine binds finished_affine, dweight, dbias.
-@group(0) @binding(0) var<storage, read_write> finished_affine: array<f32>;    // (blocks, 2, c)
+// affine binds finished, dweight, dbias.
 @group(0) @binding(1) var<storage, read_write> dweight: array<f32>;       // (c)
 @group(0) @binding(2) var<storage, read_write> dbias: array<f32>;         // (c)
 // grad binds x, stats, dy, old_weight, sum_weight, sum_bias, dx.
@@ -97,20 +96,11 @@ const LANES: u32 = 16u;
 var<workgroup> lane_sums: array<vec2f, 256>;
 
 // The two sums of a column over the blocks from `lane` on, every LANES-th.
-fn sum_forward(column: u32, lane: u32) -> vec2f {
+fn sum_of_blocks(column: u32, lane: u32) -> vec2f {
     var sums = vec2f(0.0);
     for (var block = lane; block < p.blocks; block += LANES) {
         let at = 2u * block * p.c + column;
         sums += vec2f(finished[at], finished[at + p.c]);
-    }
-    return sums;
-}
-
-fn sum_affine(column: u32, lane: u32) -> vec2f {
-    var sums = vec2f(0.0);
-    for (var block = lane; block < p.blocks; block += LANES) {
-        let at = 2u * block * p.c + column;
-        sums += vec2f(finished_affine[at], finished_affine[at + p.c]);
     }
     return sums;
 }
@@ -141,7 +131,7 @@ fn statistics(
 ) {
     let column = workgroup_of(group, groups) * LANES + local % LANES;
     var sums = vec2f(0.0);
-    if (column < p.c) { sums = sum_forward(column, local / LANES); }
+    if (column < p.c) { sums = sum_of_blocks(column, local / LANES); }
     sums = sum_of_lanes(sums, local);
     if (local >= LANES || column >= p.c) { return; }
     let count = f32(p.rows);
@@ -204,7 +194,7 @@ fn affine(
 ) {
     let column = workgroup_of(group, groups) * LANES + local % LANES;
     var sums = vec2f(0.0);
-    if (column < p.c) { sums = sum_affine(column, local / LANES); }
+    if (column < p.c) { sums = sum_of_blocks(column, local / LANES); }
     sums = sum_of_lanes(sums, local);
     if (local >= LANES || column >= p.c) { return; }
     dweight[column] = sums.x;

@@ -9,16 +9,7 @@
 //
 // An invocation has a Value of hidden columns of some ROWS samples. Prepended: see
 // recurrent_lstm.wgsl. 2 h FLOPs per gate on 4 h (1 + 1 / ROWS) bytes.
-
-struct Params {
-    b: u32,
-    t: u32,
-    width: u32,     // Values of hidden columns
-    terms: u32,     // of a product, in Values
-    step: u32,
-    has_state: u32,
-}
-var<immediate> p: Params;
+// uses lib/recurrent
 
 // forward binds x, the matrix, bias, h0, y, gates; x in place of a state that is not.
 @group(0) @binding(0) var<storage, read> x: array<Value>;                // (b, t, 3, width)
@@ -34,16 +25,6 @@ var<immediate> p: Params;
 @group(0) @binding(5) var<storage, read_write> dx: array<Value>;         // (b, t, 3, width)
 @group(0) @binding(6) var<storage, read_write> dq: array<Value>;         // (b, t, 3, width)
 @group(0) @binding(7) var<storage, read_write> dh0: array<Value>;        // (b, width)
-
-// Both functions are right at both ends, where the exponential is 0 or infinite.
-fn sigmoid(v: Value) -> Value {
-    return 1.0 / (1.0 + exp(-v));
-}
-
-// The hyperbolic tangent.
-fn squash(v: Value) -> Value {
-    return 1.0 - 2.0 / (1.0 + exp(2.0 * v));
-}
 
 // Values of a product: hidden ones of the step before, or gradients of the step after.
 fn hidden(sample: u32, q: u32) -> Value {

@@ -11,16 +11,7 @@
 // FROM_STATE, 1 if h' is the initial state; the matrix; and the entry point, which computes
 // products for some ROWS samples per invocation and calls one of the functions `finish`. 2 h FLOPs
 // per gate on 4 h (1 + 1 / ROWS) bytes.
-
-struct Params {
-    b: u32,
-    t: u32,
-    width: u32,     // Values of hidden columns
-    terms: u32,     // of a product, in Values
-    step: u32,
-    has_state: u32,
-}
-var<immediate> p: Params;
+// uses lib/recurrent
 
 // forward binds x, the matrix, bias, h0, c0, y, gates, cells; x in place of states that are not.
 @group(0) @binding(0) var<storage, read> x: array<Value>;                // (b, t, 4, width)
@@ -37,16 +28,6 @@ var<immediate> p: Params;
 @group(0) @binding(5) var<storage, read_write> dx: array<Value>;         // (b, t, 4, width)
 @group(0) @binding(6) var<storage, read_write> dh0: array<Value>;        // (b, width)
 @group(0) @binding(7) var<storage, read_write> dc0: array<Value>;        // (b, width)
-
-// Both functions are right at both ends, where the exponential is 0 or infinite.
-fn sigmoid(v: Value) -> Value {
-    return 1.0 / (1.0 + exp(-v));
-}
-
-// The hyperbolic tangent.
-fn squash(v: Value) -> Value {
-    return 1.0 - 2.0 / (1.0 + exp(2.0 * v));
-}
 
 // Values of a product: hidden ones of the step before, or gradients of the step after.
 fn hidden(sample: u32, q: u32) -> Value {

@@ -18,6 +18,7 @@ pub const LIBRARY: &[(&str, &str)] = &[
     ("index", include_str!("../../shaders/lib/index.wgsl")),
     ("run", include_str!("../../shaders/lib/run.wgsl")),
     ("span", include_str!("../../shaders/lib/span.wgsl")),
+    ("recurrent", include_str!("../../shaders/lib/recurrent.wgsl")),
     ("rng", include_str!("../../shaders/lib/rng.wgsl")),
     ("value", include_str!("../../shaders/lib/value.wgsl")),
     ("value4", include_str!("../../shaders/lib/value4.wgsl")),

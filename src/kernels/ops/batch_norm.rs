@@ -288,7 +288,7 @@ impl<'a> BatchNormCall<'a> {
                     let running = [&[Input(3), Input(4)], &outputs[..]].concat();
                     return vec![self.one("running", &running, grid(self.c, 64)), last];
                 }
-                let statistics = [&[Input(0), partials], &outputs[..]].concat();
+                let statistics = [&[partials, Input(0)], &outputs[..]].concat();
                 vec![
                     self.one("forward_blocks", &[Input(0), partials], blocks),
                     self.one("statistics", &statistics, columns),
