@@ -6,7 +6,7 @@ use pulp::Simd;
 /// Rows of tiles, by which rows are cut: a number of rows has several tiles of one of these.
 const ROWS: [usize; 7] = [1, 2, 4, 6, 7, 8, 12];
 
-/// TermRuns of fewer terms than this have tiles of several runs.
+/// Runs of fewer terms than this are put together in tiles of several.
 const SHORT: usize = 8;
 
 /// Returns the rows of the tiles that cut `count` rows at the least cost, where the last tile
@@ -39,6 +39,20 @@ macro_rules! with_tile {
     };
 }
 
+/// Repeats a block for each `$at` below a constant `$count`, of at most as many as the rows of a
+/// tile, with `$at` as a constant: sums in arrays with constant indices are registers.
+macro_rules! repeat {
+    ($count:expr, $at:ident, $body:block) => {
+        repeat!(@ $count, $at, $body, 0 1 2 3 4 5 6 7 8 9 10 11)
+    };
+    (@ $count:expr, $at:ident, $body:block, $($each:literal)*) => {
+        $({
+            const $at: usize = $each;
+            if $at < $count $body
+        })*
+    };
+}
+
 /// Returns the number of floats in a vector of this machine.
 pub fn lanes() -> usize {
     struct Lanes;
@@ -52,7 +66,7 @@ pub fn lanes() -> usize {
     pulp::Arch::new().dispatch(Lanes)
 }
 
-/// TermRuns of terms: each begins at an offset in the panel and has `length` neighbouring elements.
+/// Runs of terms: each begins at an offset in the panel and has `length` neighbouring elements.
 #[derive(Clone)]
 pub struct TermRuns {
     pub offsets: Vec<usize>,
@@ -112,31 +126,34 @@ impl PlaceSums<'_> {
     /// Computes the sums of `R` places.
     #[inline(always)]
     fn tile<S: Simd, const R: usize, const V: usize>(&mut self, simd: S, first: usize) {
+        let length = self.runs.length;
         let (weights, _) = S::as_simd_f32s(self.weights);
+        let (weights, _) = weights.as_chunks::<V>();
         let mut sums = [[simd.splat_f32s(0.0); V]; R];
-        let mut weights = weights.chunks_exact(V);
-        for offset in &self.runs.offsets {
+        for (offset, weights) in self.runs.offsets.iter().zip(weights.chunks_exact(length)) {
             let start = first * self.step + offset;
-            for at in start..start + self.runs.length {
-                let Some(by) = weights.next() else { return };
-                for (row, sums) in sums.iter_mut().enumerate() {
-                    // SAFETY: `with_simd` has checked the end of the last run of the last place.
-                    let x = unsafe { *self.x.get_unchecked(at + row * self.step) };
-                    let x = simd.splat_f32s(x);
-                    for v in 0..V {
-                        sums[v] = simd.mul_add_e_f32s(x, by[v], sums[v]);
-                    }
-                }
+            let mut rows: [&[f32]; R] = [&[]; R];
+            repeat!(R, ROW, {
+                rows[ROW] = &self.x[start + ROW * self.step..][..length];
+            });
+            for term in 0..length {
+                let by = &weights[term];
+                repeat!(R, ROW, {
+                    let x = simd.splat_f32s(rows[ROW][term]);
+                    repeat!(V, AT, {
+                        sums[ROW][AT] = simd.mul_add_e_f32s(x, by[AT], sums[ROW][AT]);
+                    });
+                });
             }
         }
-        for (row, sums) in sums.iter().enumerate() {
-            let out = &mut self.out[(first + row) * self.out_step..];
-            for (v, sum) in sums.iter().enumerate() {
-                let start = (v * S::F32_LANES).min(self.columns);
+        repeat!(R, ROW, {
+            let out = &mut self.out[(first + ROW) * self.out_step..];
+            repeat!(V, AT, {
+                let start = (AT * S::F32_LANES).min(self.columns);
                 let end = (start + S::F32_LANES).min(self.columns);
-                simd.partial_store_f32s(&mut out[start..end], *sum);
-            }
-        }
+                simd.partial_store_f32s(&mut out[start..end], sums[ROW][AT]);
+            });
+        });
     }
 }
 
@@ -199,28 +216,32 @@ impl TermSums<'_> {
         let first = begin.min(terms.len() - R);
         let mut offsets = [0; R];
         offsets.copy_from_slice(&terms[first..first + R]);
+        let [_, _, step] = self.steps;
         let mut sums = [[simd.splat_f32s(0.0); V]; R];
-        let mut place = 0;
         for row in 0..self.counts[0] * self.counts[1] {
-            let mut at = self.row(row);
-            for _ in 0..self.counts[2] {
-                // SAFETY: `with_simd` has checked the ends of the last place in `x` and in `dy`.
-                let dy = unsafe { self.dy.get_unchecked(place..place + V * S::F32_LANES) };
-                let (dy, _) = S::as_simd_f32s(dy);
-                for (offset, sums) in offsets.iter().zip(&mut sums) {
-                    // SAFETY: as above.
-                    let x = simd.splat_f32s(unsafe { *self.x.get_unchecked(at + offset) });
-                    for v in 0..V {
-                        sums[v] = simd.mul_add_e_f32s(x, dy[v], sums[v]);
-                    }
-                }
-                at += self.steps[2];
-                place += self.dy_step;
+            let at = self.row(row);
+            let mut dy = &self.dy[row * self.counts[2] * self.dy_step..];
+            let length = (self.counts[2] - 1) * step + 1;
+            let mut rows: [&[f32]; R] = [&[]; R];
+            repeat!(R, ROW, {
+                rows[ROW] = &self.x[at + offsets[ROW]..][..length];
+            });
+            for place in (0..length).step_by(step) {
+                let (by, _) = S::as_simd_f32s(&dy[..V * S::F32_LANES]);
+                repeat!(R, ROW, {
+                    let x = simd.splat_f32s(rows[ROW][place]);
+                    repeat!(V, AT, {
+                        sums[ROW][AT] = simd.mul_add_e_f32s(x, by[AT], sums[ROW][AT]);
+                    });
+                });
+                dy = dy.get(self.dy_step..).unwrap_or_default();
             }
         }
-        for (row, own) in sums.iter().enumerate().skip(begin - first) {
-            self.add(simd, first + row, own);
-        }
+        repeat!(R, ROW, {
+            if first + ROW >= begin {
+                self.add(simd, first + ROW, &sums[ROW]);
+            }
+        });
     }
 
     /// Returns where the first place of a row is, of those of all pictures.
@@ -245,28 +266,28 @@ impl TermSums<'_> {
     #[inline(always)]
     fn tile<S: Simd, const R: usize, const V: usize>(&mut self, simd: S, run: usize, begin: usize) {
         let first = begin.min(self.runs.length - R);
+        let [_, _, step] = self.steps;
         let mut sums = [[simd.splat_f32s(0.0); V]; R];
-        let mut place = 0;
         for row in 0..self.counts[0] * self.counts[1] {
-            let mut at = self.runs.offsets[run] + first + self.row(row);
+            let mut x = &self.x[self.runs.offsets[run] + first + self.row(row)..];
+            let mut dy = &self.dy[row * self.counts[2] * self.dy_step..];
             for _ in 0..self.counts[2] {
-                // SAFETY: `with_simd` has checked the ends of the last place in `x` and in `dy`.
-                let (dy, x) = unsafe {
-                    let dy = self.dy.get_unchecked(place..place + V * S::F32_LANES);
-                    (S::as_simd_f32s(dy).0, self.x.get_unchecked(at..at + R))
-                };
-                for (x, sums) in x.iter().zip(&mut sums) {
-                    let x = simd.splat_f32s(*x);
-                    for v in 0..V {
-                        sums[v] = simd.mul_add_e_f32s(x, dy[v], sums[v]);
-                    }
-                }
-                at += self.steps[2];
-                place += self.dy_step;
+                let (own, by) = (&x[..R], &dy[..V * S::F32_LANES]);
+                let (by, _) = S::as_simd_f32s(by);
+                repeat!(R, ROW, {
+                    let x = simd.splat_f32s(own[ROW]);
+                    repeat!(V, AT, {
+                        sums[ROW][AT] = simd.mul_add_e_f32s(x, by[AT], sums[ROW][AT]);
+                    });
+                });
+                x = x.get(step..).unwrap_or_default();
+                dy = dy.get(self.dy_step..).unwrap_or_default();
             }
         }
-        for (row, own) in sums.iter().enumerate().skip(begin - first) {
-            self.add(simd, run * self.runs.length + first + row, own);
-        }
+        repeat!(R, ROW, {
+            if first + ROW >= begin {
+                self.add(simd, run * self.runs.length + first + ROW, &sums[ROW]);
+            }
+        });
     }
 }
