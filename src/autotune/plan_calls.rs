@@ -19,7 +19,7 @@ pub fn call_key(call: &OpCall) -> String {
     if call.accumulate {
         text += " accumulating";
     }
-    if call.op.is_random() && call.random.training {
+    if call.op.depends_on_training() && call.random.training {
         text += " training";
     }
     text

@@ -297,6 +297,11 @@ impl Op {
         }
     }
 
+    /// Returns true if the op normalizes by statistics of the batch.
+    pub fn normalizes_over_batch(&self) -> bool {
+        matches!(self, Op::BatchNorm { .. })
+    }
+
     /// Returns true if the op draws random numbers, and so takes the sample ids as its last input.
     pub fn is_random(&self) -> bool {
         match self {
@@ -304,6 +309,11 @@ impl Op {
             Op::Attention { dropout, .. } | Op::AttentionGrad { dropout, .. } => *dropout > 0.0,
             _ => false,
         }
+    }
+
+    /// Returns true if the op computes something else in training than in evaluations.
+    pub fn depends_on_training(&self) -> bool {
+        self.is_random() || self.normalizes_over_batch()
     }
 }
 

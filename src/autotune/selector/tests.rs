@@ -104,6 +104,24 @@ fn signatures_name_a_call() {
     assert_eq!(of_table(300), "embedding_grad 300 rows (5) (5, 4)");
 }
 
+/// An evaluation of batch norm runs other shaders under the name of those of training.
+#[test]
+fn kernels_of_evaluations_are_certified_as_those_of_training() {
+    on_one_gpu(|gpu| {
+        let mut kernels = KernelSelector::new(KernelCache::in_memory());
+        for training in [true, false] {
+            let random = RandomContext { step_key: Key::new(0), training };
+            let dims = [vec![vec![ROWS, 8]], vec![vec![8]; 4]].concat();
+            let owned = OwnedCall::new(Op::BatchNorm { eps: 1e-5 }, dims, random).unwrap();
+            let call = owned.call();
+            assert_eq!(call_key(&call).ends_with(" training"), training);
+            let variant = kernels.variant(gpu, &call, &call).unwrap();
+            let hash = variant_hash(gpu.checks, &call, &variant);
+            assert!(kernels.cache().certificate(&hash).is_some(), "training: {training}");
+        }
+    });
+}
+
 #[test]
 fn everything_is_timed_once_and_remembered() {
     on_one_gpu(|gpu| {

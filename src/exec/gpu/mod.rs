@@ -228,8 +228,9 @@ impl GpuExecutor {
     }
 
     fn key(&self, index: usize, pass: &PassContext) -> NodeKey {
-        let random = self.plan.graph.nodes[index].op.is_random() && pass.random.training;
-        (index, self.copies_used(index, pass), pass.rows, random)
+        let op = &self.plan.graph.nodes[index].op;
+        let training = op.depends_on_training() && pass.random.training;
+        (index, self.copies_used(index, pass), pass.rows, training)
     }
 
     /// Returns a number that is the same for passes in which a node uses the same copies of slots.

@@ -7,7 +7,7 @@ use crate::autotune::KernelCache;
 use crate::base::HostTensorView;
 use crate::base::rng::Key;
 use crate::device::{Limits, ShaderChecks};
-use crate::graph::{Builder, Init, PassKind, PlanOptions, differentiate};
+use crate::graph::{Builder, Init, Node, Op, PassKind, PlanOptions, differentiate};
 use crate::kernels::RandomContext;
 use crate::kernels::testing::adapters;
 
@@ -215,6 +215,34 @@ fn an_input_written_twice_in_one_submission_serves_both_passes() {
         assert_eq!(device.stream.traffic.submissions, submissions, "{}", device.name());
         assert_eq!(device.read_range(&kept, 0, 2).unwrap(), [1.0; 2], "{}", device.name());
         assert_eq!(device.read(output, &evaluation).unwrap(), [2.0; 16], "{}", device.name());
+    }
+}
+
+#[test]
+fn an_evaluation_of_batch_norm_after_a_pass_of_training_takes_the_running_averages() {
+    let mut b = Builder::new();
+    let (x, target) = (b.input("x", &[1, 4]), b.input("target", &[1, 4]));
+    let y = b.batch_norm("norm", x).unwrap();
+    b.squared_error_loss(y, target).unwrap();
+    let plan = Plan::new(differentiate(b.finish()).unwrap(), PlanOptions::new(2));
+    let is_norm = |node: &Node| matches!(node.op, Op::BatchNorm { .. });
+    let node = plan.graph.nodes.iter().position(is_norm).unwrap();
+    for mut device in executors(&plan) {
+        for bucket in 0..plan.buckets.len() {
+            let ones = vec![1.0; plan.buckets[bucket].length];
+            device.write_bank(BucketTensor::Parameters, BucketId(bucket as u32), &ones).unwrap();
+        }
+        let values = [1.0, 2.0, 3.0, 4.0, 11.0, 12.0, 13.0, 14.0];
+        let output = plan.graph.nodes[node].outputs[0];
+        for (training, expected) in [(true, [0.0; 4]), (false, [1.0, 2.0, 3.0, 4.0])] {
+            let random = RandomContext { training, ..pass(1, 2).random };
+            let pass = PassContext { random, ..pass(1, 2) };
+            device.set_input(x, 0, HostTensorView::Float(&values)).unwrap();
+            device.run(node..node + 1, &pass).unwrap();
+            let y = device.read(output, &pass).unwrap();
+            let near = |(y, expected): (&f32, &f32)| (y - expected).abs() < 1e-3;
+            assert!(y.iter().zip(&expected).all(near), "{}: {y:?}", device.name());
+        }
     }
 }
 
