@@ -9,6 +9,7 @@
 //
 // An invocation has a Value of hidden columns of some ROWS samples. Prepended: see
 // recurrent_lstm.wgsl. 2 h FLOPs per gate on 4 h (1 + 1 / ROWS) bytes.
+// uses lib/elementwise
 // uses lib/recurrent
 
 // forward binds x, the matrix, bias, h0, y, gates; x in place of a state that is not.
@@ -26,12 +27,7 @@
 @group(0) @binding(6) var<storage, read_write> dq: array<Value>;         // (b, t, 3, width)
 @group(0) @binding(7) var<storage, read_write> dh0: array<Value>;        // (b, width)
 
-// Values of a product: hidden ones of the step before, or gradients of the step after.
-fn hidden(sample: u32, q: u32) -> Value {
-    if (FROM_STATE == 1u) { return h0[sample * p.width + q]; }
-    return y[(sample * p.t + p.step - 1u) * p.width + q];
-}
-
+// Values of the product of a gradient: those of the step after.
 fn slope(sample: u32, q: u32) -> Value {
     return dq[(sample * p.t + p.step + 1u) * 3u * p.width + q];
 }

@@ -7,10 +7,12 @@
 //             and leaves dc f in dc0, which is that of the initial state at the end
 //   state     dh0 = W^T dx of the first step
 //
-// Prepended (src/kernels/ops/recurrent/steps.rs): Value, a vector of 4 hidden columns or one;
-// FROM_STATE, 1 if h' is the initial state; the matrix; and the entry point, which computes
-// products for some ROWS samples per invocation and calls one of the functions `finish`. 2 h FLOPs
-// per gate on 4 h (1 + 1 / ROWS) bytes.
+// Prepended (src/kernels/ops/recurrent/steps.rs): Value, a vector of 4 hidden columns or one, and
+// its functions sigmoid and squash, the hyperbolic tangent; FROM_STATE, 1 if h' is the initial
+// state; the matrix; and the entry point, which computes products for some ROWS samples per
+// invocation and calls one of the functions `finish`. 2 h FLOPs per gate on 4 h (1 + 1 / ROWS)
+// bytes.
+// uses lib/elementwise
 // uses lib/recurrent
 
 // forward binds x, the matrix, bias, h0, c0, y, gates, cells; x in place of states that are not.
@@ -29,12 +31,7 @@
 @group(0) @binding(6) var<storage, read_write> dh0: array<Value>;        // (b, width)
 @group(0) @binding(7) var<storage, read_write> dc0: array<Value>;        // (b, width)
 
-// Values of a product: hidden ones of the step before, or gradients of the step after.
-fn hidden(sample: u32, q: u32) -> Value {
-    if (FROM_STATE == 1u) { return h0[sample * p.width + q]; }
-    return y[(sample * p.t + p.step - 1u) * p.width + q];
-}
-
+// Values of the product of a gradient: those of the step after.
 fn slope(sample: u32, q: u32) -> Value {
     return dx[(sample * p.t + p.step + 1u) * 4u * p.width + q];
 }

@@ -1,5 +1,6 @@
-// What the time steps of recurrent layers share (recurrent_lstm.wgsl, recurrent_gru.wgsl): their
-// parameters and the functions of gates. No bytes are moved. Prepended: Value.
+// What the time steps of recurrent layers share (recurrent_lstm.wgsl, recurrent_gru.wgsl, both with
+// bindings h0 and y): their parameters, and the values of a product. An element is read.
+// Prepended: Value, FROM_STATE.
 
 struct Params {
     b: u32,
@@ -11,12 +12,8 @@ struct Params {
 }
 var<immediate> p: Params;
 
-// Both functions are right at both ends, where the exponential is 0 or infinite.
-fn sigmoid(v: Value) -> Value {
-    return 1.0 / (1.0 + exp(-v));
-}
-
-// The hyperbolic tangent.
-fn squash(v: Value) -> Value {
-    return 1.0 - 2.0 / (1.0 + exp(2.0 * v));
+// Values of the product of a forward step: the hidden ones of the step before.
+fn hidden(sample: u32, q: u32) -> Value {
+    if (FROM_STATE == 1u) { return h0[sample * p.width + q]; }
+    return y[(sample * p.t + p.step - 1u) * p.width + q];
 }

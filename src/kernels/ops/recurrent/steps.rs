@@ -21,7 +21,7 @@ pub const ROWS: [usize; 2] = [1, 4];
 
 const SIZE: u32 = 64;
 
-/// HiddenProduct of a time step with the values of the step before it (or after it, in a gradient).
+/// Product of a time step with the values of the step before it (or after it, in a gradient).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HiddenProduct {
     /// There is none: it is the first step.
@@ -137,10 +137,9 @@ impl Steps<'_> {
             Cell::Gru => "recurrent_gru",
         };
         let lanes = self.lanes();
-        let value = if lanes == 4 { "vec4f" } else { "f32" };
         let text = entry_point(entry, (self.rows, lanes), product, matrix);
         Shader::new(file, entry)
-            .with_text(&format!("alias Value = {value};\n"))
+            .with_text(&value_text(lanes))
             .with_const("FROM_STATE", u32::from(product == HiddenProduct::State))
             .with_text(matrix_text(entry, lanes, matrix.1))
             .with_text(&text)
@@ -163,6 +162,23 @@ impl Steps<'_> {
             groups: grid(b.div_ceil(self.rows) * width, SIZE),
         }
     }
+}
+
+/// Returns the type of a Value, and the functions of gates, which are those of the elementwise ops.
+fn value_text(lanes: usize) -> String {
+    let value = if lanes == 4 { "vec4f" } else { "f32" };
+    let mut text = format!("alias Value = {value};\n");
+    for (name, of_float) in [("sigmoid", "sigmoid_of"), ("squash", "tanh_of")] {
+        let of_value = match lanes {
+            4 => format!(
+                "vec4f({})",
+                ["x", "y", "z", "w"].map(|lane| format!("{of_float}(v.{lane})")).join(", ")
+            ),
+            _ => format!("{of_float}(v)"),
+        };
+        let _ = writeln!(text, "fn {name}(v: Value) -> Value {{ return {of_value}; }}");
+    }
+    text
 }
 
 /// Returns the binding of the matrix.
