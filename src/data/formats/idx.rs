@@ -232,7 +232,7 @@ fn unpack(name: &str, packed: &[u8]) -> Result<Vec<u8>, DataError> {
     Ok(bytes)
 }
 
-/// IdxHead of an IDX file.
+/// Head of an IDX file.
 struct IdxHead {
     dims: Vec<usize>,
     /// Offset of the values.

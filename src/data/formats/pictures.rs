@@ -187,8 +187,8 @@ fn shape_of(
         let [found_height, found_width] = head.size();
         if request.options.image_size.is_none() && head.size() != [height, width] {
             let why = format!(
-                "is {found_width}x{found_height} pixels, and {first}, {width}x{height}; set the \
-                 size of images to resize all"
+                "is {found_width}x{found_height} pixels, and {first}, {width}x{height}; set \
+                 data.image_size=[H,W] to resize all"
             );
             return refuse(at, why);
         }

@@ -137,8 +137,8 @@ fn pictures_are_resized_if_a_size_is_given() {
     assert_eq!((&loaded.train.shape[..], bytes_of(&loaded.train)), (&[1, 1, 1][..], vec![150, 40]));
     assert_eq!(
         refusal(SampleFormat::Pictures, &files, ""),
-        "a/2.jpeg: is 8x8 pixels, and the first one, a/1.png, 2x1; set the size of images to \
-         resize all"
+        "a/2.jpeg: is 8x8 pixels, and the first one, a/1.png, 2x1; set \
+         data.image_size=[H,W] to resize all"
     );
     assert_eq!(
         refusal_with(SampleFormat::Pictures, &files, "", &sized(0, 3)),
@@ -194,7 +194,8 @@ fn pictures_that_a_model_cannot_take_are_refused() {
     );
     assert_eq!(
         refused(&[3, 2, 2], &["a", "b"]),
-        "a/x.png: is 2x1 pixels, and those of the model, 2x2; set the size of images to resize all"
+        "a/x.png: is 2x1 pixels, and those of the model, 2x2; set \
+         data.image_size=[H,W] to resize all"
     );
     assert_eq!(
         refused(&[4], &["a", "b"]),
