@@ -7,7 +7,7 @@ use tokio::sync::Notify;
 
 use crate::comm::Closed;
 
-/// RefusedPeer of an item, which is dropped.
+/// Refusal of an item, which is dropped.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Overflow {
     Closed(Closed),

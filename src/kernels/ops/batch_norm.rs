@@ -65,7 +65,7 @@ pub fn reference<T: Float>(
             for k in 0..c {
                 let values: Vec<T> = column(x, k);
                 let (mean, variance, unbiased) = match training {
-                    true => moments(&values),
+                    true => statistics(&values),
                     false => (mean[k], variance[k], variance[k]),
                 };
                 let rstd = (variance + eps).sqrt().recip();
@@ -98,7 +98,7 @@ pub fn reference<T: Float>(
 }
 
 /// Returns the mean, the variance and the unbiased variance, which of a single value is 0.
-fn moments<T: Float>(values: &[T]) -> (T, T, T) {
+fn statistics<T: Float>(values: &[T]) -> (T, T, T) {
     let count = T::from_f64(values.len() as f64);
     let mean = values.iter().copied().sum::<T>() / count;
     let squares = values.iter().map(|x| (*x - mean) * (*x - mean)).sum::<T>();

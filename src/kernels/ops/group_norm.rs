@@ -48,7 +48,7 @@ fn term(row: u32, at: u32) -> Sums {
 /// Invocations of a workgroup on software adapters, where barriers are costly, and on GPUs.
 const GROUPS: [u32; 2] = [64, 256];
 
-/// GroupedSizes of a call: `x (samples, positions, groups * width)`.
+/// Sizes of a call: `x (samples, positions, groups * width)`.
 #[derive(Clone, Copy)]
 struct GroupedSizes {
     samples: usize,

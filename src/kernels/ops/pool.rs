@@ -40,7 +40,7 @@ enum PoolKind {
     AvgGrad,
 }
 
-/// PoolSizes of a pooling of pictures `x (b, h, w, c)` to `y (b, oh, ow, c)`, or of its gradient.
+/// Sizes of a pooling of pictures `x (b, h, w, c)` to `y (b, oh, ow, c)`, or of its gradient.
 #[derive(Clone, Copy)]
 struct PoolSizes {
     kind: PoolKind,
