@@ -170,6 +170,7 @@ fn inputs(
             rank: Rank(0),
             program: program.clone(),
             micro_batches,
+            states: Vec::new(),
             run_key: Key::new(spec.seed),
             is_training: true,
             samples: program.samples_end(),

@@ -115,8 +115,10 @@ fn small_models() -> Result<Vec<MeasuredModel>, TrainError> {
         dropout: 0.0,
     };
     let residual = ResnetConfig { sizes, blocks: 1, width: 16, norm: PictureNorm::Batch };
-    let recurrent =
-        |cell| RnnConfig { vocabulary: 65, context: 64, layers: 2, width: 128, cell, dropout: 0.0 };
+    let recurrent = |cell| {
+        let (vocabulary, context, layers, width) = (65, 64, 2, 128);
+        RnnConfig { vocabulary, context, layers, width, cell, dropout: 0.0, stateful: false }
+    };
     let of_cell = |name, cell| -> Result<MeasuredModel, TrainError> {
         let on = "batch 32, context 64, AdamW".to_string();
         let graph = rnn(&recurrent(cell))?;

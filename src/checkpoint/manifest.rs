@@ -32,8 +32,8 @@ const BYTES_MAX: u64 = 64 << 20;
 pub struct Manifest {
     format: u64,
     pub meta: Meta,
-    /// One entry for each of [`FILES`], in that order.
-    files: Vec<FileEntry>,
+    /// One entry for each of [`FILES`], in that order, the last of which may be missing.
+    pub files: Vec<FileEntry>,
     /// Fields that this version does not know.
     #[serde(flatten)]
     unknown: BTreeMap<String, Value>,
@@ -106,8 +106,8 @@ impl Manifest {
             serde_json::from_slice(&bytes).map_err(|why| damaged(why.to_string()))?;
         manifest.unknown_names = unknown_names(&found, &manifest.known(), "");
         // Only the known names are ever opened: a path that leads elsewhere is not followed.
-        if !manifest.files.iter().map(|file| file.name.as_str()).eq(FILES) {
-            let names: Vec<&str> = manifest.files.iter().map(|file| file.name.as_str()).collect();
+        let names: Vec<&str> = manifest.files.iter().map(|file| file.name.as_str()).collect();
+        if names != FILES && names != FILES[..FILES.len() - 1] {
             return Err(damaged(format!("it names the files {names:?} instead of {FILES:?}")));
         }
         if step_of(directory).is_some_and(|step| step != manifest.meta.step) {
@@ -116,10 +116,9 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Returns the entry of one of [`FILES`].
-    pub fn file(&self, name: &str) -> &FileEntry {
-        let found = self.files.iter().find(|file| file.name == name);
-        found.expect("a manifest is made and read with all files")
+    /// Returns the entry of one of [`FILES`]; `None` if it is missing.
+    pub fn file(&self, name: &str) -> Option<&FileEntry> {
+        self.files.iter().find(|file| file.name == name)
     }
 
     /// Returns true if the file has exactly one line with the hash, and that of all other lines.

@@ -1,10 +1,11 @@
 //! Checkpoints: the complete state from which a run resumes as if it had never stopped.
 //!
-//! A checkpoint is a directory, `DIR/checkpoints/step-00001234/`, with two safetensors files and
-//! `manifest.json`, which is written last and has the length and the BLAKE3 hash of each file and
-//! of itself. The directory is written under a temporary name, synced to the disk and then
-//! renamed, so that a crash at any moment leaves the earlier checkpoints intact. Tensors are
-//! stored by name and never by rank, so that a run with other devices can load them.
+//! A checkpoint is a directory, `DIR/checkpoints/step-00001234/`, with two safetensors files,
+//! three of a model that carries its state from step to step, and `manifest.json`, which is
+//! written last and has the length and the BLAKE3 hash of each file and of itself. The directory
+//! is written under a temporary name, synced to the disk and then renamed, so that a crash at any
+//! moment leaves the earlier checkpoints intact. Tensors are stored by name and never by rank, so
+//! that a run with other devices can load them.
 //!
 //! The manifest has the number of its format, and another one is refused. The rule for a new
 //! field: one whose ignoring would change the meaning of a checkpoint raises that number; any
@@ -29,10 +30,12 @@ use crate::data::{DataDescription, DataFile, Tokenizer};
 use crate::parallel::Placement;
 use manifest::Manifest;
 
-/// The names of the tensor files, in the order in which they are written.
+/// The names of the tensor files, in the order in which they are written. The last is missing if
+/// nothing is carried from step to step.
 const PARAMETERS: &str = "parameters.safetensors";
 const MOMENTS: &str = "moments.safetensors";
-const FILES: [&str; 2] = [PARAMETERS, MOMENTS];
+const CARRIED: &str = "carried.safetensors";
+const FILES: [&str; 3] = [PARAMETERS, MOMENTS, CARRIED];
 
 /// State of a training run between two steps.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,6 +45,9 @@ pub struct Checkpoint {
     pub parameters: Vec<NamedTensor>,
     /// Optimizer state of parameter `NAME`, as `NAME.0`, `NAME.1`.
     pub moments: Vec<NamedTensor>,
+    /// States that the slots of the batch carry into the next step, by the names of their inputs:
+    /// the batch first.
+    pub carried: Vec<NamedTensor>,
 }
 
 /// Metadata of a run: its state and description besides the tensors.
@@ -120,9 +126,11 @@ impl Checkpoint {
     /// Like [`Checkpoint::load`], with a warning if the manifest has unknown fields.
     fn load_with_warnings(directory: &Path) -> Result<(Self, Vec<String>), CheckpointError> {
         let manifest = Manifest::read(directory)?;
-        let read = |name| tensors::read(&directory.join(name), manifest.file(name));
-        let parameters = read(PARAMETERS)?;
-        let moments = read(MOMENTS)?;
+        let read = |name| match manifest.file(name) {
+            Some(entry) => tensors::read(&directory.join(name), entry),
+            None => Ok(Vec::new()),
+        };
+        let [parameters, moments, carried] = [read(PARAMETERS)?, read(MOMENTS)?, read(CARRIED)?];
         let mut warnings = Vec::new();
         if !manifest.unknown_names.is_empty() {
             let (place, names) =
@@ -136,7 +144,7 @@ impl Checkpoint {
                 place.display()
             ));
         }
-        Ok((Self { meta: manifest.meta, parameters, moments }, warnings))
+        Ok((Self { meta: manifest.meta, parameters, moments, carried }, warnings))
     }
 
     /// Reads a checkpoint directory, or the newest good checkpoint of a run directory, in that

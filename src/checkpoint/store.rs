@@ -8,7 +8,7 @@ use std::{fs, io};
 
 use super::lock::{self, Lock};
 use super::manifest::{Manifest, directory_name, step_of};
-use super::{Checkpoint, CheckpointError, FILES, Meta, NamedTensor, PARAMETERS, tensors};
+use super::{CARRIED, Checkpoint, CheckpointError, FILES, MOMENTS, Meta, NamedTensor, tensors};
 use crate::faults::{Faults, Point};
 use crate::files;
 
@@ -109,6 +109,7 @@ impl Store {
         self.check_writable()?;
         tensors::check(&checkpoint.parameters)?;
         tensors::check(&checkpoint.moments)?;
+        tensors::check(&checkpoint.carried)?;
         let step = checkpoint.meta.step;
         let path = self.path(step);
         let temporary = files::beside(&path, TEMPORARY);
@@ -141,10 +142,11 @@ impl Store {
 
         let mut entries = Vec::new();
         for name in FILES {
-            let path = directory.join(name);
-            let written = tensors::write(&path, tensors_of(checkpoint, name), || {
-                at(Point::CheckpointTensors)
-            });
+            let (path, tensors) = (directory.join(name), tensors_of(checkpoint, name));
+            if name == CARRIED && tensors.is_empty() {
+                continue;
+            }
+            let written = tensors::write(&path, tensors, || at(Point::CheckpointTensors));
             entries.push(written.map_err(|why| error(&path, why))?);
         }
         let manifest = Manifest::new(checkpoint.meta.clone(), entries);
@@ -378,14 +380,18 @@ fn without(path: &Path, ending: &str) -> Option<PathBuf> {
 }
 
 fn tensors_of<'a>(checkpoint: &'a Checkpoint, file: &str) -> &'a [NamedTensor] {
-    if file == PARAMETERS { &checkpoint.parameters } else { &checkpoint.moments }
+    match file {
+        MOMENTS => &checkpoint.moments,
+        CARRIED => &checkpoint.carried,
+        _ => &checkpoint.parameters,
+    }
 }
 
 /// Verifies the manifest of a checkpoint directory and its files against the manifest.
 fn verify(directory: &Path) -> Result<Manifest, CheckpointError> {
     let manifest = Manifest::read(directory)?;
-    for name in FILES {
-        tensors::verify(&directory.join(name), manifest.file(name))?;
+    for entry in &manifest.files {
+        tensors::verify(&directory.join(&entry.name), entry)?;
     }
     Ok(manifest)
 }

@@ -45,7 +45,26 @@ fn checkpoint(step: u64) -> Checkpoint {
         },
         parameters: vec![tensor("wte", &[3, 4], at), tensor("bias", &[], at)],
         moments: vec![tensor("wte.0", &[3, 4], -at), tensor("wte.1", &[3, 4], at * at)],
+        carried: Vec::new(),
     }
+}
+
+#[test]
+fn states_have_a_file_of_their_own_if_there_are_any() {
+    let run = directory();
+    let mut store = Store::open(run.path()).unwrap();
+    let carried = vec![tensor("h_l0", &[2, 3], 0.5)];
+    let with_states = Checkpoint { carried, ..checkpoint(4) };
+    let path = store.save(&with_states).unwrap();
+    assert_eq!(Checkpoint::load(&path).unwrap(), with_states);
+    let file = path.join(CARRIED);
+    let mut bytes = fs::read(&file).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&file, bytes).unwrap();
+    refused(&path, CARRIED);
+    let without = store.save(&checkpoint(5)).unwrap();
+    assert!(!without.join(CARRIED).exists());
+    assert_eq!(Checkpoint::load(&without).unwrap(), checkpoint(5));
 }
 
 /// Creates a store with checkpoints at these steps.
@@ -443,7 +462,8 @@ fn the_golden_manifest_is_read() {
     let read = Manifest::read(&path).unwrap();
     assert_eq!(read.unknown_names, [""; 0]);
     assert_eq!(read.meta, checkpoint(7).meta);
-    assert_eq!((read.file(PARAMETERS).bytes, read.file(MOMENTS).bytes), (180, 232));
+    let bytes = |name| read.file(name).map(|file| file.bytes);
+    assert_eq!((bytes(PARAMETERS), bytes(MOMENTS), bytes(CARRIED)), (Some(180), Some(232), None));
     // One other blank is another content, although it is the same JSON.
     let text = fs::read_to_string(path.join(manifest::NAME)).unwrap();
     fs::write(path.join(manifest::NAME), text.replacen("\"format\": 3", "\"format\":  3", 1))

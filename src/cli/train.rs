@@ -11,8 +11,9 @@ use crate::autotune::catalog;
 use crate::checkpoint::Checkpoint;
 use crate::config::RunConfig;
 use crate::config::effect::require_effect;
+use crate::config::key::{Key, Value};
 use crate::config::read::{self, ConfigError, Override, Resolved};
-use crate::config::schema::{DataKind, Model, Parallel};
+use crate::config::schema::{DataKind, KEYS, Parallel};
 use crate::faults::Faults;
 use crate::metrics::{Sink, Sinks};
 use crate::train::error::TrainError;
@@ -298,29 +299,28 @@ fn saved_config(checkpoint: &Checkpoint) -> anyhow::Result<Resolved> {
 
 /// Refuses to resume with another model, another tokenizer, another kind of optimizer (for which
 /// the moments would have another meaning), or samples that are prepared in another way than those
-/// that the parameters were trained on; everything else may change, dropout too, which has no
-/// parameters.
+/// that the parameters were trained on; everything else may change, also what has no parameters in
+/// a model: dropout, and whether states are carried.
 fn refuse_another(saved: &RunConfig, config: &RunConfig) -> Result<(), TrainError> {
-    let model = Model { dropout: config.model.dropout, ..saved.model.clone() };
-    let (what, kept) = if model != config.model {
-        ("the configuration's [model]", "model")
-    } else if saved.optim.kind != config.optim.kind {
-        ("optim.kind", "optimizer")
-    } else if saved.data.tokenizer != config.data.tokenizer {
-        ("data.tokenizer", "tokenizer")
-    } else if saved.data.target != config.data.target {
-        ("data.target", "targets")
-    } else if saved.data.task != config.data.task {
-        ("data.task", "task")
-    } else if saved.data.normalize != config.data.normalize {
-        ("data.normalize", "normalization")
-    } else if saved.data.image_size != config.data.image_size {
-        ("data.image_size", "image size")
-    } else {
-        return Ok(());
+    const KEPT: [&str; 6] = [
+        "optim.kind",
+        "data.tokenizer",
+        "data.target",
+        "data.task",
+        "data.normalize",
+        "data.image_size",
+    ];
+    let is_kept = |key: &&Key<RunConfig>| match key.section {
+        "model" => !matches!(key.name, "dropout" | "stateful"),
+        _ => KEPT.contains(&key.full_name),
     };
-    let why = format!("a resumed run keeps its {kept}; start a new run for another one");
-    Err(TrainError::Mismatch { what: what.into(), why })
+    let differs = |key: &&Key<RunConfig>| (key.get)(saved) != (key.get)(config);
+    let Some(key) = KEYS.iter().filter(is_kept).find(differs) else { return Ok(()) };
+    let shown = |value: Option<Value>| value.map_or("not set".into(), |value| value.to_string());
+    let (there, got) = (shown((key.get)(saved)), shown((key.get)(config)));
+    let why =
+        format!("it is {there} there, and {got} here; leave it out, or start a new run with it");
+    Err(TrainError::Mismatch { what: key.full_name.into(), why })
 }
 
 /// Returns the directory of a new run with this name.
@@ -356,7 +356,10 @@ mod tests {
         };
         assert_eq!(resumed(|c| c.optim.lr = 0.5), Ok(()));
         assert_eq!(resumed(|c| c.model.dropout = 0.5), Ok(()));
-        assert!(resumed(|c| c.model.layers = 5).unwrap_err().contains("[model]"));
+        assert_eq!(resumed(|c| c.model.stateful = true), Ok(()));
+        let layers = resumed(|c| c.model.layers = 5).unwrap_err();
+        assert!(layers.starts_with("model.layers does not fit"), "{layers}");
+        assert!(layers.contains("it is 4 there, and 5 here"), "{layers}");
         let kind = resumed(|c| c.optim.kind = crate::config::schema::OptimKind::Sgd);
         assert!(kind.unwrap_err().starts_with("optim.kind does not fit"));
         for (key, edit) in [

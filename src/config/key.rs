@@ -120,7 +120,7 @@ impl fmt::Display for Constraint {
                 Ok(())
             }
             Constraint::IntList => {
-                f.write_str("a list of whole numbers from 1 on, such as [4, 4, 4]")
+                f.write_str("a list of whole numbers from 1 on, such as [32, 32]")
             }
             Constraint::Text => f.write_str("a string that is not empty"),
         }

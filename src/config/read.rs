@@ -643,7 +643,7 @@ mod tests {
 
     #[test]
     fn shares_that_cannot_be_are_refused_with_line_and_key() {
-        let list = "expects a list of whole numbers from 1 on, such as [4, 4, 4], got";
+        let list = "expects a list of whole numbers from 1 on, such as [32, 32], got";
         for (value, got) in [
             ("[4, 0, 8]", "[4, 0, 8]"),
             ("[4, 4.0, 4]", "[4, 4.0, 4]"),

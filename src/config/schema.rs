@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use super::key::{ConfigValue, Constraint, Key, Value, Words, words};
 use crate::collective::Topology;
 use crate::data::{SampleFormat, TargetKind, TokenizerKind, formats, tokens};
+use crate::graph::plan::STATISTICS_ROWS_MIN;
 use crate::graph::{Cell, Unary};
 use crate::model::PictureNorm;
 use crate::optim::Decay;
@@ -261,13 +262,15 @@ sections! {
         /// Model architecture.
         kind: ModelKind = ModelKind::Gpt, Constraint::OneOf(ModelKind::WORDS),
             "\"gpt\" for texts and tokens, or else \"mlp\"";
-        /// Transformer blocks; recurrent layers (rnn: 2); blocks per stage (resnet: 1).
+        /// Blocks; layers of an rnn, by default 2; blocks per stage of a resnet, 1.
         layers: usize = 4, Constraint::Whole(1, 1024), if MODEL_KIND = WITH_LAYERS;
         /// Cell of the recurrent layers.
         cell: Cell = Cell::Lstm, Constraint::OneOf(Cell::WORDS), if MODEL_KIND = RNN;
+        /// Carries states to the next step, whose samples then follow in the text.
+        stateful: bool = false, Constraint::Flag, if MODEL_KIND = RNN;
         /// Number of attention heads; must divide the width.
         heads: usize = 4, Constraint::Whole(1, 1024), if MODEL_KIND = GPT;
-        /// Channels of the residual stream; hidden values (rnn: 128; resnet: 16).
+        /// Channels; an rnn's hidden values, by default 128; of a resnet's 1st stage, 16.
         width: usize = 64, Constraint::Whole(1, 65_536), if MODEL_KIND = WITH_LAYERS;
         /// Context length: tokens of a sample.
         context: usize = 64, Constraint::Whole(1, 65_536), if MODEL_KIND = OF_TOKENS;
@@ -276,7 +279,7 @@ sections! {
         /// Normalization between the convolutions.
         norm: PictureNorm = PictureNorm::Batch, Constraint::OneOf(PictureNorm::WORDS),
             if MODEL_KIND = RESNET;
-        /// Widths of the hidden layers; empty for a linear model; for a cnn [120, 84].
+        /// Widths of the hidden layers; empty for none; by default [120, 84] of a cnn.
         hidden: Vec<u64> = vec![128], Constraint::IntList, if MODEL_KIND = WITH_HIDDEN;
         /// Biases in linear layers and layer norms.
         bias: bool = false, Constraint::Flag, if MODEL_KIND = GPT;
@@ -319,7 +322,7 @@ sections! {
     }
     /// The training run.
     train: Train {
-        /// Global batch size: samples per step; mlp 128, rnn 32, cnn and resnet 64.
+        /// Samples per step; by default 128 of an mlp, 32 of an rnn, 64 for pictures.
         batch: usize = 12, Constraint::Whole(1, BATCH_MAX);
         /// Micro-batch: the most samples that a device runs in one pass.
         micro_batch: usize = 12, Constraint::Whole(1, BATCH_MAX),
@@ -561,19 +564,23 @@ impl RunConfig {
 
     /// Returns the micro-batch of a run that sets none: the batch, or in a pipeline of K stages the
     /// most with which a pipeline of its own runs 4K micro-batches, so that its bubble is small, in
-    /// whole rounds of an interleaved schedule if there are such.
+    /// whole rounds of an interleaved schedule if there are such; no fewer samples than batch
+    /// normalization needs.
     fn default_micro_batch(&self) -> usize {
         let (batch, stages) = (self.train.batch, self.parallel.pipeline);
         if stages <= 1 {
             return batch;
         }
-        let most = (batch / (4 * stages)).max(1);
+        let has_statistics =
+            self.model.kind == ModelKind::Resnet && self.model.norm == PictureNorm::Batch;
+        let least = if has_statistics { STATISTICS_ROWS_MIN as usize } else { 1 };
+        let most = (batch / (4 * stages)).max(least).min(batch);
         let round = match self.parallel.schedule {
             PipelineSchedule::Interleaved => stages,
             _ => 1,
         };
         let fills = |rows: &usize| batch.div_ceil(*rows).is_multiple_of(round);
-        (1..=most).rev().find(fills).unwrap_or(most)
+        (least..=most).rev().find(fills).unwrap_or(most)
     }
 
     /// Sets the model chunks of a schedule that was set without them.

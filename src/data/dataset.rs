@@ -38,6 +38,12 @@ pub trait Dataset: Send + Sync {
     /// common.
     fn evaluation_samples(&self, split: Split) -> Vec<u64>;
 
+    /// Returns the distance from a sample to the one that goes on where it ends, of data that are a
+    /// sequence; `None` of others.
+    fn next_distance(&self) -> Option<u64> {
+        None
+    }
+
     /// Returns a hash of all samples, of how they are prepared and of the boundary of the splits,
     /// which a resumed run compares with the saved one.
     fn fingerprint(&self) -> String;
@@ -89,6 +95,10 @@ impl Dataset for TextWindows {
 
     fn evaluation_samples(&self, split: Split) -> Vec<u64> {
         self.text.evaluation_windows(split, self.context)
+    }
+
+    fn next_distance(&self) -> Option<u64> {
+        Some(self.context as u64)
     }
 
     fn fingerprint(&self) -> String {

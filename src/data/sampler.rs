@@ -6,6 +6,10 @@
 //! Feistel network over the smallest even number of bits that holds the population, walked along
 //! its cycle until it falls inside. Black and Rogaway, "Ciphers with arbitrary finite domains",
 //! CT-RSA 2002.
+//!
+//! Models that carry their state from step to step are given *streams* instead: the data are cut
+//! into as many parts of equal length as a batch has slots, and each slot goes through its part in
+//! order.
 
 use crate::base::Site;
 use crate::base::rng::Key;
@@ -17,7 +21,8 @@ const SITE: Site = Site(u32::MAX);
 /// more to mix.
 const ROUNDS: u32 = 8;
 
-/// Draws `batch` samples per step out of a population, without replacement in each epoch.
+/// Draws `batch` samples per step out of a population, without replacement in each epoch, or
+/// through streams in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sampler {
     seed: u64,
@@ -25,6 +30,16 @@ pub struct Sampler {
     batch: u32,
     /// Steps done and samples consumed when this batch size took effect.
     origin: (u64, u64),
+    streams: Option<Streams>,
+}
+
+/// Parts of the population that the slots go through in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Streams {
+    /// Distance from a sample to the next of the stream.
+    distance: u64,
+    /// Samples of a stream.
+    length: u64,
 }
 
 /// Sample drawn for a batch slot.
@@ -42,7 +57,41 @@ impl Sampler {
     pub fn new(seed: u64, population: u64, batch: u32) -> Self {
         assert!(population > 0, "there is a sample to draw");
         assert!(batch > 0, "a step draws samples");
-        Self { seed, population, batch, origin: (0, 0) }
+        Self { seed, population, batch, origin: (0, 0), streams: None }
+    }
+
+    /// Returns the sampler whose slots go through streams, in which a sample is followed by the one
+    /// at this distance; `None` if the population is too small for a sample in each. What is left
+    /// behind the last sample of a stream, less than a sample, is not drawn.
+    pub fn of_streams(self, distance: u64) -> Option<Self> {
+        let length = self.population / u64::from(self.batch) / distance.max(1);
+        (length > 0).then_some(Self { streams: Some(Streams { distance, length }), ..self })
+    }
+
+    /// Returns the samples of a batch.
+    pub fn batch(&self) -> u32 {
+        self.batch
+    }
+
+    /// Returns the samples of an epoch.
+    pub fn epoch_samples(&self) -> u64 {
+        self.streams.map_or(self.population, |streams| streams.length * u64::from(self.batch))
+    }
+
+    /// Returns true if each slot goes through a stream.
+    pub fn is_of_streams(&self) -> bool {
+        self.streams.is_some()
+    }
+
+    /// Returns true if streams begin in a step, so that nothing is carried from the step before.
+    pub fn begins_streams(&self, step: u64) -> bool {
+        self.streams.is_some_and(|streams| self.turn(step).is_multiple_of(streams.length))
+    }
+
+    /// Returns the batches consumed before a step. After a change of the batch size, these are as
+    /// many of the present size as give the samples consumed, rounded down.
+    fn turn(&self, step: u64) -> u64 {
+        self.consumed(step - 1) / u64::from(self.batch)
     }
 
     /// Returns the sampler for a run that resumes after `steps` steps which consumed `samples`
@@ -63,6 +112,11 @@ impl Sampler {
     pub fn sample(&self, step: u64, slot: u32) -> SampleIndex {
         assert!(step > self.origin.0, "steps count from 1, or from the resumed step");
         assert!(slot < self.batch, "slot {slot} is outside the batch of {}", self.batch);
+        if let Some(Streams { distance, length }) = self.streams {
+            let (turn, part) = (self.turn(step), self.population / u64::from(self.batch));
+            let index = u64::from(slot) * part + turn % length * distance;
+            return SampleIndex { epoch: turn / length, index };
+        }
         let counter = self.consumed(step - 1) + u64::from(slot);
         let epoch = counter / self.population;
         let key = Key::new(self.seed).site(SITE).step(epoch);
@@ -120,6 +174,25 @@ mod tests {
             (4..=7).flat_map(|s| (0..6).map(move |i| large.sample(s, i))).collect();
         assert_eq!(rest, all[12..]);
         assert_eq!(large.consumed(7), 36);
+    }
+
+    #[test]
+    fn streams_go_through_their_parts_in_order() {
+        // Two parts of 10 and a rest of 1: in each, three samples of 3 and a rest of 1.
+        let streams = Sampler::new(3, 21, 2).of_streams(3).unwrap();
+        let drawn = |step| [0, 1].map(|slot| streams.sample(step, slot).index);
+        assert_eq!((1..=4).map(drawn).collect::<Vec<_>>(), [[0, 10], [3, 13], [6, 16], [0, 10]]);
+        let begins: Vec<bool> = (1..=7).map(|step| streams.begins_streams(step)).collect();
+        assert_eq!(begins, [true, false, false, true, false, false, true]);
+        assert_eq!((streams.epoch_samples(), streams.sample(4, 0).epoch), (6, 1));
+        // A resumed run goes on where it was.
+        let resumed = streams.after(2, streams.consumed(2));
+        assert_eq!(resumed.sample(3, 1), streams.sample(3, 1));
+        assert!(!resumed.begins_streams(3) && resumed.begins_streams(4));
+        let random = Sampler::new(3, 21, 2);
+        assert!(!random.begins_streams(1) && random.epoch_samples() == 21);
+        assert_eq!(random.of_streams(11), None);
+        assert!(random.of_streams(10).is_some());
     }
 
     #[test]

@@ -283,6 +283,10 @@ impl Dataset for TokenWindows {
         (0..self.len(split)).step_by(self.context.max(1)).collect()
     }
 
+    fn next_distance(&self) -> Option<u64> {
+        Some(self.context as u64)
+    }
+
     fn fingerprint(&self) -> String {
         self.file.fingerprint()
     }

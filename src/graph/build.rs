@@ -6,7 +6,7 @@ use super::custom::CustomOp;
 use super::op::{Binary, Cell, Op, Unary};
 use super::pictures::{Conv2dOptions, Pool2dOptions};
 use super::shapes::{self, ShapeError, Typed};
-use super::{Graph, Init, Node, Parameter, ParameterKind, PassKind, Role, Tensor};
+use super::{Carried, Graph, Init, Node, Parameter, ParameterKind, PassKind, Role, Tensor};
 use crate::base::{DType, ParamId, Shape, Site, TensorId};
 
 /// Result of the builder's methods: a tensor, or the reason why the shapes do not fit.
@@ -107,6 +107,25 @@ impl Builder {
     /// Marks a tensor as read after the forward pass, and names it.
     pub fn output(&mut self, name: &str, x: TensorId) {
         self.graph.outputs.push((name.to_string(), x));
+    }
+
+    /// Makes an input the state that each slot of the batch carries from step to step: it is zeros
+    /// first, and then what `output` was one step before. Data give no values for it.
+    ///
+    /// # Errors
+    /// Returns [`ShapeError`] if the two are not floats of one shape.
+    pub fn carry(&mut self, input: TensorId, output: TensorId) -> Result<(), ShapeError> {
+        let typed = |id: TensorId| (self.shape(id), self.graph.tensor(id).dtype);
+        let is_input = self.graph.inputs.iter().any(|(_, id)| *id == input);
+        if !is_input || typed(input) != typed(output) || typed(input).1 != DType::F32 {
+            return Err(ShapeError {
+                op: "carry".into(),
+                inputs: format!("{} and {}", self.shape(input), self.shape(output)),
+                why: "a state is an input of floats, and its next value has the same shape".into(),
+            });
+        }
+        self.graph.carried.push(Carried { input, output });
+        Ok(())
     }
 
     /// Computes `a @ b`; see [`Op::MatMul`]. A right side without batch serves all leading
@@ -305,6 +324,11 @@ impl Builder {
     /// Returns [`ShapeError`] if `x` is not batched or has no channels.
     pub fn batch_norm(&mut self, name: &str, x: TensorId) -> BuildResult {
         const MOMENTUM: f32 = 0.1;
+        let shape = self.shape(x);
+        if !shape.is_batched() || shape.dims()[0] != 1 {
+            let (op, why) = (format!("batch_norm {name}"), "x is (b, .., c)".into());
+            return Err(ShapeError { op, inputs: shape.to_string(), why });
+        }
         let c = [self.shape(x).last()];
         let weight = self.parameter(&format!("{name}.weight"), &c, Init::Ones);
         let bias = self.parameter(&format!("{name}.bias"), &c, Init::Zeros);
@@ -316,8 +340,9 @@ impl Builder {
     /// Computes a recurrent layer over `x (b, t, in)`, with the parameters of PyTorch's `LSTM` and
     /// `GRU`: `weight_ih (g h, in)`, `weight_hh (g h, h)`, and the biases `bias_ih` and `bias_hh
     /// (g h)` of `g` gates. `state` is empty, for zeros, or has `h0 (b, h)` and, for an LSTM, `c0
-    /// (b, h)`. Returns `y (b, t, h)` and the state behind the last time step, `(b, h)` each; only
-    /// `y` has a gradient.
+    /// (b, h)`. Returns the hidden values `y (b, t, h)` and, of an LSTM, the cell values of the
+    /// same shape, which have no gradient: a loss must not depend on them. The state behind the
+    /// last time step is the [`Builder::last_step`] of each.
     ///
     /// # Errors
     /// Returns [`ShapeError`] if the shapes do not fit.
@@ -327,17 +352,27 @@ impl Builder {
         x: TensorId,
         [weight_ih, weight_hh, bias_ih, bias_hh]: [TensorId; 4],
         state: &[TensorId],
-    ) -> Result<(TensorId, Vec<TensorId>), ShapeError> {
+    ) -> Result<(TensorId, Option<TensorId>), ShapeError> {
         let gates = self.linear(x, weight_ih, Some(bias_ih))?;
         let inputs = [&[gates, weight_hh, bias_hh], state].concat();
         let outputs = self.apply_all(Op::Recurrent { cell }, &inputs)?;
-        let [_, t, h] = *self.shape(outputs[0]).dims() else { return Ok((outputs[0], Vec::new())) };
-        let mut last = Vec::new();
-        for of in [Some(&outputs[0]), outputs.get(2)].into_iter().flatten() {
-            let step = self.slice(*of, 1, t - 1, 1)?;
-            last.push(self.reshape(step, &[1, h])?);
-        }
-        Ok((outputs[0], last))
+        Ok((outputs[0], outputs.get(2).copied()))
+    }
+
+    /// Returns the last time step `(b, h)` of `x (b, t, h)`.
+    ///
+    /// # Errors
+    /// Returns [`ShapeError`] if `x` has another number of dimensions.
+    pub fn last_step(&mut self, x: TensorId) -> BuildResult {
+        let [_, t, h] = *self.shape(x).dims() else {
+            return Err(ShapeError {
+                op: "last_step".into(),
+                inputs: self.shape(x).to_string(),
+                why: "expects (b, t, h)".into(),
+            });
+        };
+        let step = self.slice(x, 1, t - 1, 1)?;
+        self.reshape(step, &[1, h])
     }
 
     /// Computes causal attention over `qkv (b, t, 3c)`; see [`Op::Attention`].

@@ -150,6 +150,17 @@ pub struct Parameter {
     pub gradient: Option<TensorId>,
 }
 
+/// State that each slot of the batch carries from one step to the next: the hidden state of a
+/// recurrent layer whose sequences are longer than a sample.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Carried {
+    /// Input of floats: zeros where a sequence begins, and then what `output` was in the slot one
+    /// step before.
+    pub input: TensorId,
+    /// Tensor of the forward pass, of the same shape.
+    pub output: TensorId,
+}
+
 /// Graph in execution order: every node comes after those that compute its inputs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Graph {
@@ -160,6 +171,8 @@ pub struct Graph {
     pub inputs: Vec<(String, TensorId)>,
     /// Tensors that the caller reads after the forward pass (logits, for example), by name.
     pub outputs: Vec<(String, TensorId)>,
+    /// State that is carried from step to step. No gradient passes from one step to another.
+    pub carried: Vec<Carried>,
     /// Names of the blocks, in forward order; a pipeline may be split between blocks.
     pub blocks: Vec<String>,
     /// The (sum, count) accumulator, if the graph has a loss.
@@ -212,6 +225,32 @@ impl Graph {
     /// Returns the output of this name.
     pub fn output(&self, name: &str) -> Option<TensorId> {
         find(&self.outputs, name)
+    }
+
+    /// Returns true if an input is carried from step to step.
+    pub fn is_carried(&self, input: TensorId) -> bool {
+        self.carried.iter().any(|carried| carried.input == input)
+    }
+
+    /// Returns the inputs that the caller fills, by name: all but those that are carried.
+    pub fn inputs_of_samples(&self) -> impl Iterator<Item = &(String, TensorId)> {
+        self.inputs.iter().filter(|(_, id)| !self.is_carried(*id))
+    }
+
+    /// Returns the inputs that are carried, with the number of their values per sample.
+    pub fn carried_sizes(&self) -> impl Iterator<Item = (TensorId, usize)> + '_ {
+        self.carried.iter().map(|of| (of.input, self.tensor(of.input).shape.per_row()))
+    }
+
+    /// Returns the fewest values of a channel that a sample has where it is normalized over the
+    /// batch; `None` if it nowhere is.
+    pub fn normalized_values_min(&self) -> Option<usize> {
+        let over_batch = self.nodes.iter().filter(|node| node.op.normalizes_over_batch());
+        let values = over_batch.map(|node| {
+            let shape = &self.tensor(node.inputs[0]).shape;
+            shape.per_row() / shape.last().max(1)
+        });
+        values.min()
     }
 
     /// Returns true if the graph was differentiated, so that its parameters have gradients.

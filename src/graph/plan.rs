@@ -15,6 +15,9 @@ use crate::base::{BucketId, ParamId, SegmentId, SlotId, TensorId};
 pub const ALIGNMENT_BYTES: usize = 256;
 const ALIGNMENT: usize = ALIGNMENT_BYTES / ELEMENT_BYTES;
 
+/// Fewest samples of which statistics should be taken to normalize by.
+pub const STATISTICS_ROWS_MIN: u32 = 8;
+
 /// Options of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct PlanOptions {
@@ -166,7 +169,7 @@ impl Plan {
     /// are normalized by, which of fewer differ too much from those of the batch, or else 1.
     pub fn rows_min(&self) -> u32 {
         let is_state = |bucket: &Bucket| bucket.kind != ParameterKind::Trained;
-        if self.buckets.iter().any(is_state) { 8 } else { 1 }
+        if self.buckets.iter().any(is_state) { STATISTICS_ROWS_MIN } else { 1 }
     }
 
     /// Returns true if a device that runs this plan holds a block.

@@ -34,6 +34,8 @@ struct Replay<'a> {
     /// Index of the last run of the forward pass of each micro-batch, after which the caller reads
     /// the outputs.
     forward_end: BTreeMap<usize, usize>,
+    /// Index of the last run of each micro-batch, after which the caller reads what is carried.
+    end: BTreeMap<usize, usize>,
 }
 
 impl<'a> Replay<'a> {
@@ -52,8 +54,10 @@ impl<'a> Replay<'a> {
             |segment: &SegmentId| plan.segments[segment.index()].phase == PassKind::Forward;
         let forward = runs.iter().enumerate().filter(|(_, (segment, _))| is_forward(segment));
         let forward_end = forward.map(|(index, (_, micro_batch))| (*micro_batch, index)).collect();
+        let end = runs.iter().enumerate().map(|(index, (_, micro_batch))| (*micro_batch, index));
+        let end = end.collect();
         let (holds, written) = (BTreeMap::new(), BTreeSet::new());
-        Self { plan, holds, written, own, needed_elsewhere, forward_end }
+        Self { plan, holds, written, own, needed_elsewhere, forward_end, end }
     }
 
     fn run(&mut self, index: usize, run: (SegmentId, usize)) -> Result<(), String> {
@@ -78,7 +82,13 @@ impl<'a> Replay<'a> {
         }
         self.send(segment, micro_batch)?;
         if self.forward_end.get(&micro_batch) == Some(&index) {
-            self.read_outputs(micro_batch)?;
+            let outputs = plan.graph.outputs.iter().map(|(name, output)| (name.as_str(), *output));
+            self.read_own(outputs, micro_batch)?;
+        }
+        if self.end.get(&micro_batch) == Some(&index) {
+            let carried =
+                plan.graph.carried.iter().map(|carried| ("the next step", carried.output));
+            self.read_own(carried, micro_batch)?;
         }
         Ok(())
     }
@@ -137,12 +147,16 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    /// Reads the outputs that this rank computed.
-    fn read_outputs(&self, micro_batch: usize) -> Result<(), String> {
-        for (name, output) in &self.plan.graph.outputs {
-            let root = self.plan.graph.root(*output);
+    /// Reads those of some tensors, with their uses, that this rank computed.
+    fn read_own<'t>(
+        &self,
+        tensors: impl Iterator<Item = (&'t str, TensorId)>,
+        micro_batch: usize,
+    ) -> Result<(), String> {
+        for (name, output) in tensors {
+            let root = self.plan.graph.root(output);
             if self.own[root.index()] && self.written.contains(&(root, micro_batch)) {
-                self.read(*output, micro_batch, &|| format!("the caller, for {name},"))?;
+                self.read(output, micro_batch, &|| format!("the caller, for {name},"))?;
             }
         }
         Ok(())

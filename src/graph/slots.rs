@@ -1,6 +1,8 @@
 //! Memory planning: the tensors that a device computes in a micro-batch, assigned to slots by
 //! liveness in the order in which the device runs their nodes.
 
+use std::collections::BTreeSet;
+
 use super::plan::{ALIGNMENT_BYTES, Segment, Slot, SlotKind, TensorLocation};
 use super::{Graph, PassKind, Role};
 use crate::base::shape::ELEMENT_BYTES;
@@ -48,7 +50,8 @@ impl NodeOrder {
     ///
     /// Inputs are live before the first node, what another device sends is live from the start of
     /// the first segment that reads it, what another device needs to the end of the segment that
-    /// computes it, and outputs to the end of the last segment of the forward pass.
+    /// computes it, outputs to the end of the last segment of the forward pass, and what is carried
+    /// to the next step to the end.
     pub(super) fn lifetimes(
         &self,
         graph: &Graph,
@@ -87,6 +90,7 @@ impl NodeOrder {
         }
         self.keep_what_is_sent(graph, held, &own, &mut lives);
         self.keep_outputs(graph, &own, &mut lives);
+        self.keep_carried(graph, &own, &mut lives);
         lives
     }
 
@@ -131,11 +135,26 @@ impl NodeOrder {
             |(index, _): &(usize, usize)| graph.nodes[*index].phase == PassKind::Forward;
         let forward_end = self.nodes.iter().rposition(is_forward).unwrap_or(0);
         for (_, output) in &graph.outputs {
-            let root = graph.root(*output).index();
-            if let Some(life) = lives[root].as_mut().filter(|_| own[root]) {
-                self.extend(life, forward_end);
-                life.kind = SlotKind::Stash;
-            }
+            self.keep(graph.root(*output), forward_end, own, lives);
+        }
+    }
+
+    /// Extends the lives of what the next step reads: the caller reads it when the micro-batch has
+    /// ended, so that the device does not wait between the forward and the backward pass.
+    fn keep_carried(&self, graph: &Graph, own: &[bool], lives: &mut [Option<Life>]) {
+        let end = self.nodes.len().saturating_sub(1);
+        for carried in &graph.carried {
+            self.keep(graph.root(carried.output), end, own, lives);
+        }
+    }
+
+    /// Extends the life of a tensor that this device computes, which the caller reads after the
+    /// node at a position.
+    fn keep(&self, tensor: TensorId, end: usize, own: &[bool], lives: &mut [Option<Life>]) {
+        let index = tensor.index();
+        if let Some(life) = lives[index].as_mut().filter(|_| own[index]) {
+            self.extend(life, end);
+            life.kind = SlotKind::Stash;
         }
     }
 }
@@ -152,7 +171,8 @@ struct Slots<F> {
     slots: Vec<Slot>,
     /// By slot: from the first to the last segment of any tensor in it.
     spans: Vec<SegmentSpan>,
-    free: Vec<usize>,
+    /// Free ones, by their bytes.
+    free: BTreeSet<(usize, usize)>,
     /// Copies that a slot kept over these segments needs.
     copies: F,
 }
@@ -176,7 +196,7 @@ pub(super) fn assign(
             ends[life.last].push(tensor);
         }
     }
-    let mut slots = Slots { slots: Vec::new(), spans: Vec::new(), free: Vec::new(), copies };
+    let mut slots = Slots { slots: Vec::new(), spans: Vec::new(), free: BTreeSet::new(), copies };
     for (starts, ends) in starts.iter().zip(&ends) {
         for &tensor in starts {
             let Some(life) = lives[tensor] else { continue };
@@ -188,7 +208,7 @@ pub(super) fn assign(
         }
         for &tensor in ends {
             if let TensorLocation::Slot(slot) = places[tensor] {
-                slots.free.push(slot.index());
+                slots.free.insert((slots.slots[slot.index()].bytes, slot.index()));
             }
         }
     }
@@ -198,48 +218,35 @@ pub(super) fn assign(
 impl<F: FnMut(SegmentSpan) -> usize> Slots<F> {
     /// Returns the free slot that fits a life best, or a new one.
     fn take(&mut self, life: &Life, bytes: usize) -> usize {
-        let copies = self.copies_over(life.kind, life.span);
-        let misfit = |has: usize| {
-            // The tightest that fits; else the largest, which grows least.
-            if has >= bytes { (false, has - bytes) } else { (true, bytes - has) }
+        let Self { slots, spans, free, copies: copies_over } = self;
+        let mut copies_over = |span| match life.kind {
+            SlotKind::Scratch => 1,
+            SlotKind::Stash => copies_over(span),
         };
-        let mut candidates: Vec<_> = (0..self.free.len())
-            .map(|position| {
-                (misfit(self.slots[self.free[position]].bytes), self.free[position], position)
-            })
-            .collect();
-        candidates.sort_unstable();
-        let found =
-            candidates.into_iter().find(|(_, slot, _)| self.may_share(*slot, life, bytes, copies));
-        match found {
-            Some((_, slot, position)) => {
-                self.free.swap_remove(position);
-                self.slots[slot].bytes = self.slots[slot].bytes.max(bytes);
-                self.spans[slot] = self.spans[slot].with(life.span);
+        let copies = copies_over(life.span);
+        // A tensor that alone needs `copies` copies shares a slot if that costs no further copy of
+        // anything, neither of what is in the slot nor, unless it fits into what is there, of the
+        // tensor.
+        let mut may_share = |slot: usize| {
+            let known = slots[slot];
+            known.kind == life.kind
+                && (copies == known.copies || (copies < known.copies && bytes <= known.bytes))
+                && copies_over(spans[slot].with(life.span)) == known.copies
+        };
+        // The tightest that fits; else the largest, which grows least.
+        let mut by_fit = free.range((bytes, 0)..).chain(free.range(..(bytes, 0)).rev());
+        match by_fit.find(|(_, slot)| may_share(*slot)).copied() {
+            Some((has, slot)) => {
+                free.remove(&(has, slot));
+                slots[slot].bytes = has.max(bytes);
+                spans[slot] = spans[slot].with(life.span);
                 slot
             }
             None => {
-                self.slots.push(Slot { kind: life.kind, bytes, copies });
-                self.spans.push(life.span);
-                self.slots.len() - 1
+                slots.push(Slot { kind: life.kind, bytes, copies });
+                spans.push(life.span);
+                slots.len() - 1
             }
-        }
-    }
-
-    /// Returns true if a free slot may hold a tensor that alone needs `copies` copies: if that
-    /// costs no further copy of anything, neither of what is in the slot nor, unless it fits into
-    /// what is there, of the tensor.
-    fn may_share(&mut self, slot: usize, life: &Life, bytes: usize, copies: usize) -> bool {
-        let known = self.slots[slot];
-        known.kind == life.kind
-            && (copies == known.copies || (copies < known.copies && bytes <= known.bytes))
-            && self.copies_over(life.kind, self.spans[slot].with(life.span)) == known.copies
-    }
-
-    fn copies_over(&mut self, kind: SlotKind, span: SegmentSpan) -> usize {
-        match kind {
-            SlotKind::Scratch => 1,
-            SlotKind::Stash => (self.copies)(span),
         }
     }
 }

@@ -13,6 +13,8 @@ pub struct LanguageModel {
     pub position: Option<TensorId>,
     pub logits: TensorId,
     pub context: usize,
+    /// True if a pass takes one token and carries the states that come of it to the next.
+    pub goes_by_token: bool,
     pub vocabulary: usize,
 }
 
@@ -23,12 +25,14 @@ impl LanguageModel {
     pub fn of(graph: &Graph) -> Option<Self> {
         let logits = graph.output("logits")?;
         let tokens = graph.input("tokens")?;
+        let context = graph.tensor(tokens).shape.last();
         Some(Self {
             tokens,
+            goes_by_token: context == 1 && !graph.carried.is_empty(),
             targets: graph.input("targets"),
             position: graph.input("position"),
             logits,
-            context: graph.tensor(tokens).shape.last(),
+            context,
             vocabulary: graph.tensor(logits).shape.last(),
         })
     }

@@ -53,6 +53,15 @@ impl Program {
         self.micro_batches.iter().map(|part| (part.first + part.rows) as usize).max().unwrap_or(0)
     }
 
+    /// Returns the segment with which each micro-batch ends: all run the same in the same order.
+    pub fn last_segment(&self) -> Option<SegmentId> {
+        let of_first = |instruction: &Instruction| match instruction {
+            Instruction::Run { segment, micro_batch: 0 } => Some(*segment),
+            _ => None,
+        };
+        self.instructions.iter().rev().find_map(of_first)
+    }
+
     /// Returns true if the program updates parameters if its verdict is a commit.
     pub fn updates(&self) -> bool {
         let is_update =

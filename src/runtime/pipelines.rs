@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::RuntimeError;
-use super::step::{Inputs, StepInput, load};
+use super::step::{Inputs, NextStates, StepInput, load, read_states};
 use super::workers::WorkerGroup;
 use crate::base::rng::Key;
 use crate::base::{Rank, SegmentId, TensorId};
@@ -49,8 +49,14 @@ pub struct ForwardUnits<'a> {
     pub pipelines: Option<&'a ModelPipelines>,
 }
 
-/// Sums of the losses of one pipeline in a forward pass, and the number of targets.
-pub type LossSums = (f64, f64);
+/// What came of the forward pass of one pipeline.
+#[derive(Clone, Debug, Default)]
+pub struct PipelinePass {
+    /// Sum of the losses, and the number of targets that it counts.
+    pub loss: (f64, f64),
+    /// States behind each micro-batch, of a model that carries them.
+    pub states: Vec<NextStates>,
+}
 
 impl ModelPipelines {
     /// Returns the pipelines of a worker group that hold the model of a plan in parts.
@@ -86,8 +92,8 @@ impl ModelPipelines {
     }
 
     /// Runs the forward pass without dropout of all pipelines on these micro-batches (rows and
-    /// inputs, at most [`forward_micro_batches_max`] per pipeline), and returns the sums of their
-    /// losses.
+    /// inputs, at most [`forward_micro_batches_max`] per pipeline), and returns what came of it by
+    /// pipeline.
     ///
     /// # Errors
     /// Returns the `RuntimeError` of a device that fails.
@@ -95,7 +101,7 @@ impl ModelPipelines {
         &self,
         group: &mut WorkerGroup,
         work: Vec<Vec<(u32, Inputs)>>,
-    ) -> Result<Vec<LossSums>, RuntimeError> {
+    ) -> Result<Vec<PipelinePass>, RuntimeError> {
         let batches: Vec<Vec<MicroBatch>> = work.iter().map(|of| rows_of(of)).collect();
         let request = PipelineRequest {
             plan: &self.whole,
@@ -119,6 +125,8 @@ impl ModelPipelines {
                     rank: *rank,
                     program: programs[rank.index()].clone(),
                     micro_batches: inputs[pipeline].clone(),
+                    // What is carried in is among the inputs; what is carried on is reported.
+                    states: vec![Inputs::new(); inputs[pipeline].len()],
                     run_key: Key::new(0),
                     is_training: false,
                     samples: 0,
@@ -131,11 +139,18 @@ impl ModelPipelines {
         }
         let inputs: Vec<Arc<StepInput>> = of_rank.into_iter().flatten().collect();
         let reports = group.step(&inputs)?;
-        let sums = |stages: &PipelineStages| {
-            let own = stages.ranks.iter().map(|rank| reports[rank.index()].loss);
-            own.fold((0.0, 0.0), |sum, own| (sum.0 + own.0, sum.1 + own.1))
+        let passed = |stages: &PipelineStages| {
+            let mut passed = PipelinePass::default();
+            for report in stages.ranks.iter().map(|rank| &reports[rank.index()]) {
+                let (loss, count) = passed.loss;
+                passed.loss = (loss + report.loss.0, count + report.loss.1);
+                passed.states.resize(report.states.len(), NextStates::new());
+                let of_rank = passed.states.iter_mut().zip(&report.states);
+                of_rank.for_each(|(all, own)| all.extend(own.iter().cloned()));
+            }
+            passed
         };
-        Ok(self.stages.iter().map(sums).collect())
+        Ok(self.stages.iter().map(passed).collect())
     }
 
     /// Runs the forward pass without dropout of one micro-batch on one pipeline, and returns the
@@ -151,11 +166,11 @@ impl ModelPipelines {
         output: TensorId,
     ) -> Result<Vec<f32>, RuntimeError> {
         let all = 0..self.whole.graph.tensor(output).shape.elements(rows);
-        self.output_parts(group, pipeline, (rows, inputs), (output, vec![all]))
+        Ok(self.output_parts(group, pipeline, (rows, inputs), (output, vec![all]))?.0)
     }
 
     /// Does the same as [`ModelPipelines::output`], and returns parts of the output, ranges of its
-    /// elements.
+    /// elements, with the states behind the micro-batch.
     ///
     /// # Errors
     /// Returns the `RuntimeError` of a device that fails.
@@ -165,7 +180,7 @@ impl ModelPipelines {
         pipeline: usize,
         (rows, inputs): (usize, &Inputs),
         (output, parts): (TensorId, Vec<Range<usize>>),
-    ) -> Result<Vec<f32>, RuntimeError> {
+    ) -> Result<(Vec<f32>, NextStates), RuntimeError> {
         let random = RandomContext { step_key: Key::new(0), training: false };
         let pass = PassContext { micro_batch: 0, rows, random };
         let segments: Vec<SegmentId> = self.whole.phase(PassKind::Forward).collect();
@@ -178,7 +193,15 @@ impl ModelPipelines {
             return Err(RuntimeError::Defect(why));
         };
         let read = move |device: &mut dyn Executor| device.read_parts(output, &parts, &pass);
-        group.run_on(rank, "reading an output", read)
+        let values = group.run_on(rank, "reading an output", read)?;
+        let mut states = NextStates::new();
+        if !self.whole.graph.carried.is_empty() {
+            for rank in &self.stages[pipeline].ranks {
+                let read = move |device: &mut dyn Executor| read_states(device, &pass);
+                states.extend(group.run_on(*rank, "reading the states", read)?);
+            }
+        }
+        Ok((values, states))
     }
 
     /// Runs segments of one micro-batch, one after the other, each on the stage that holds its

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::peers::{TraceTracks, defect};
+use super::remote::values::RawValues;
 use crate::base::rng::Key;
 use crate::base::{
     BucketId, ChunkId, EdgeId, HostTensor, Position, Rank, Round, SegmentId, TensorId,
@@ -13,7 +14,7 @@ use crate::collective::{Collective, CollectiveKind};
 use crate::device::DeviceError;
 use crate::exec::{BucketTensor, Executor, PassContext};
 use crate::faults::{Fault, Faults, Point};
-use crate::graph::{ParameterKind, PassKind, Plan, Update, UpdateRange};
+use crate::graph::{Carried, ParameterKind, PassKind, Plan, Update, UpdateRange};
 use crate::kernels::RandomContext;
 use crate::parallel::{
     Action, Event, GradientSquares, Interpreter, Operation, Outcome, Program, Token, Verdict, Vote,
@@ -21,6 +22,9 @@ use crate::parallel::{
 
 /// Inputs of one micro-batch.
 pub type Inputs = Vec<(TensorId, HostTensor)>;
+
+/// Inputs of [`StepInput::states`] of one micro-batch, with their values for the next step.
+pub type NextStates = Vec<(TensorId, RawValues<f32>)>;
 
 /// Input of one rank for one step.
 #[derive(Clone, Debug)]
@@ -31,6 +35,9 @@ pub struct StepInput {
     /// Inputs per micro-batch of the program; none if the rank's node reads them from its own copy
     /// of the data.
     pub micro_batches: Vec<Inputs>,
+    /// State that is carried into the step, per micro-batch: inputs that the rank's plan has. Empty
+    /// if the model carries none.
+    pub states: Vec<Inputs>,
     /// Random key of the run; the step's key is derived from it.
     pub run_key: Key,
     /// False for a pass that changes nothing, without dropout.
@@ -45,6 +52,23 @@ pub struct StepInput {
     pub faults: Faults,
 }
 
+impl StepInput {
+    /// Returns all inputs of a micro-batch.
+    pub fn inputs_of(&self, micro_batch: usize) -> Inputs {
+        let states = self.states.get(micro_batch).into_iter().flatten();
+        self.micro_batches[micro_batch].iter().chain(states).cloned().collect()
+    }
+
+    /// Writes all inputs of a micro-batch.
+    ///
+    /// # Errors
+    /// Returns [`DeviceError`] if the device fails.
+    pub fn load(&self, device: &mut dyn Executor, micro_batch: usize) -> Result<(), DeviceError> {
+        load(device, &self.micro_batches[micro_batch], micro_batch)?;
+        self.states.get(micro_batch).map_or(Ok(()), |states| load(device, states, micro_batch))
+    }
+}
+
 /// Result of a step on one rank.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct StepReport {
@@ -57,6 +81,8 @@ pub struct StepReport {
     /// Duration of the step; `waited` is the part of it spent waiting for other ranks.
     pub time: Duration,
     pub waited: Duration,
+    /// State that is carried into the next step, per micro-batch.
+    pub states: Vec<NextStates>,
 }
 
 impl StepReport {
@@ -234,6 +260,10 @@ struct Performer<'a> {
     busy: Option<f64>,
     started: Instant,
     waited: Duration,
+    /// Segment with which each micro-batch ends on this rank, if the model carries a state.
+    last_segment: Option<SegmentId>,
+    /// State behind the micro-batches that have ended.
+    states: Vec<NextStates>,
     /// Fault points that were passed; each applies once, though several actions reach it.
     passed: Vec<Point>,
 }
@@ -258,6 +288,8 @@ impl<'a> Performer<'a> {
             busy: None,
             started: Instant::now(),
             waited: Duration::ZERO,
+            last_segment: if input.states.is_empty() { None } else { input.program.last_segment() },
+            states: vec![NextStates::new(); input.states.len()],
             passed: Vec::new(),
         }
     }
@@ -265,9 +297,7 @@ impl<'a> Performer<'a> {
     fn perform(&mut self, action: Action) -> Result<(), DeviceError> {
         match action {
             Action::ZeroGradients => self.device.begin_step(),
-            Action::Load { micro_batch } => {
-                load(self.device, &self.input.micro_batches[micro_batch], micro_batch)
-            }
+            Action::Load { micro_batch } => self.input.load(self.device, micro_batch),
             Action::Run { segment, micro_batch } => self.run(segment, micro_batch),
             Action::Start(collective) => {
                 if collective.kind == CollectiveKind::ReduceScatter {
@@ -321,6 +351,9 @@ impl<'a> Performer<'a> {
         if of_device.is_on() {
             let name = name();
             self.device.on_queue_done(Box::new(move || of_device.record_since(|| name, begun)))?;
+        }
+        if self.last_segment == Some(segment) {
+            self.states[micro_batch] = read_states(self.device, &pass)?;
         }
         Ok(())
     }
@@ -406,7 +439,8 @@ impl<'a> Performer<'a> {
         }
         let verdict = self.verdict.take().unwrap_or_else(|| Verdict::from_votes(&[]));
         let (time, waited) = (self.started.elapsed(), self.waited);
-        Ok(StepReport { verdict, outcome, loss: self.loss, busy: self.busy, time, waited })
+        let states = std::mem::take(&mut self.states);
+        Ok(StepReport { verdict, outcome, loss: self.loss, busy: self.busy, time, waited, states })
     }
 
     fn fault_once(&mut self, point: Point) -> Result<(), DeviceError> {
@@ -445,6 +479,22 @@ pub fn load(
         device.set_input(*tensor, micro_batch, values.as_view())?;
     }
     Ok(())
+}
+
+/// Reads the states behind a micro-batch, of the tensors that the device computes. Waits for it.
+///
+/// # Errors
+/// Returns [`DeviceError`] if the device fails.
+pub fn read_states(
+    device: &mut dyn Executor,
+    pass: &PassContext,
+) -> Result<NextStates, DeviceError> {
+    let plan = device.plan();
+    let here = plan.graph.carried.iter().filter(|carried| plan.is_placed(carried.output));
+    let here: Vec<Carried> = here.copied().collect();
+    let read =
+        |carried: &Carried| Ok((carried.input, RawValues(device.read(carried.output, pass)?)));
+    here.iter().map(read).collect()
 }
 
 /// Returns the context of a forward pass of `rows` samples without dropout.
@@ -497,6 +547,7 @@ mod tests {
             busy,
             time: Duration::from_secs(4),
             waited: Duration::from_secs(3),
+            states: Vec::new(),
         };
         assert_eq!((report(None).idle(), report(Some(0.875)).idle()), (0.75, 0.125));
     }

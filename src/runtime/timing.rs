@@ -132,7 +132,7 @@ pub fn split_by_speed(
     let (counts, _) = tried.remove(&selection.taken).unwrap_or_default();
     let names: Vec<&str> = drivers.iter().map(|driver| driver.name()).collect();
     let micro_batches: Vec<u32> = solo.iter().map(|one| one.speed.micro_batch).collect();
-    Ok(Some(split_of(selection, counts, &names, &micro_batches)))
+    Ok(Some(split_of(selection, counts, &names, (&micro_batches, rows_min))))
 }
 
 /// Returns the split among the selected devices that have samples, of which `counts` has the
@@ -141,7 +141,7 @@ fn split_of(
     selection: DeviceSelection,
     counts: Vec<u32>,
     names: &[&str],
-    micro_batches: &[u32],
+    (micro_batches, rows_min): (&[u32], u32),
 ) -> BatchSplit {
     let sentence = |left: &ExcludedDevice| left.sentence(names[left.device]);
     let mut notes: Vec<String> = selection.excluded.iter().map(sentence).collect();
@@ -151,6 +151,10 @@ fn split_of(
     let idle = idle.iter().map(|(device, _)| names[*device]);
     notes.extend(idle.map(|name| format!("{name} is left out: no sample is left for it")));
     let (members, counts): (Vec<usize>, Vec<u32>) = working.into_iter().unzip();
+    if rows_min > 1 && members.len() < names.len() {
+        let why = "for the statistics of batch normalization";
+        notes.push(format!("a device takes at least {rows_min} samples of a step, {why}"));
+    }
     let micro_batches = members.iter().map(|device| micro_batches[*device]).collect();
     BatchSplit { members, counts, micro_batches, notes }
 }

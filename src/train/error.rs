@@ -10,6 +10,7 @@ use crate::checkpoint::CheckpointError;
 use crate::data::DataError;
 use crate::device::DeviceError;
 use crate::faults::FaultError;
+use crate::graph::ShapeError;
 use crate::metrics::MetricsError;
 use crate::runtime::RuntimeError;
 
@@ -62,7 +63,7 @@ pub enum TrainError {
     #[error("{what} cannot be started: {why}; raise the limits of this user (see ulimit -a)")]
     System { what: &'static str, why: std::io::Error },
     #[error("the model cannot be built: {0}")]
-    Model(#[from] crate::graph::ShapeError),
+    Model(ShapeError),
     #[error(
         "{out} holds a run already; continue it with: {}; or choose another directory with --out",
         ResumeCommand::of_run(out)
@@ -97,6 +98,13 @@ pub enum TrainError {
     NodesLost { why: String },
     #[error("{0}; this is a defect of potluck, please report it")]
     Defect(String),
+}
+
+/// The sentence has all of the cause, which is not printed again as the source.
+impl From<ShapeError> for TrainError {
+    fn from(error: ShapeError) -> Self {
+        Self::Model(error)
+    }
 }
 
 /// Error in the words of the library, also where it is printed for debugging.

@@ -4,6 +4,9 @@
 //! between the segments of a forward pass. The windows of each device, the micro-batches and the
 //! order in which losses are added depend only on the request, never on times, so a loss has the
 //! same bits every time.
+//!
+//! Of a model that carries its state from step to step, the windows are cut into as many runs of
+//! consecutive ones as a batch has samples, through each of which the state is carried.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,13 +16,14 @@ use super::error::TrainError;
 use super::loader::BatchSource;
 use super::signals::SignalFlags;
 use super::task::Task;
-use crate::base::{SegmentId, TensorId};
+use crate::base::{HostTensor, Rank, SegmentId, TensorId};
 use crate::data::{DataError, Split};
 use crate::device::DeviceError;
 use crate::exec::Executor;
 use crate::graph::{Graph, PassKind};
 use crate::runtime::pipelines::{ModelPipelines, forward_micro_batches_max};
-use crate::runtime::step::{Inputs, inference_pass, load};
+use crate::runtime::remote::values::RawValues;
+use crate::runtime::step::{Inputs, NextStates, inference_pass, load, read_states};
 use crate::runtime::workers::WorkerGroup;
 
 /// The most micro-batches whose losses a device sums in f32; the host sums those sums in f64.
@@ -66,7 +70,15 @@ pub struct Evaluation {
     pub sums: Vec<f64>,
 }
 
-/// Sums of one rank over its first `done` samples.
+/// Windows that a rank evaluates at once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct EvalBatch {
+    windows: Vec<u64>,
+    /// True if each window follows the one in its row of the batch before.
+    continues: bool,
+}
+
+/// Sums of one rank over its first `done` batches.
 #[derive(Clone, Debug, Default)]
 struct RankSums {
     done: usize,
@@ -74,6 +86,8 @@ struct RankSums {
     targets: f64,
     /// Sums of the task.
     scores: Vec<f64>,
+    /// States behind the last batch, of a model that carries them.
+    states: NextStates,
     /// Pace of the device at the end of its last job; decides only when it is waited for.
     pace: Pace,
 }
@@ -82,8 +96,8 @@ struct RankSums {
 struct EvalJob {
     source: BatchSource,
     split: Split,
-    /// Starts of the windows, and the most rows at a time, by rank.
-    parts: Vec<(Vec<u64>, usize)>,
+    /// Batches by rank.
+    parts: Vec<Vec<EvalBatch>>,
     signals: SignalFlags,
     scoring: Option<Scoring>,
 }
@@ -142,17 +156,20 @@ pub fn evaluate_split(
 ) -> Result<Option<Evaluation>, TrainError> {
     let EvalRequest { source, graph, task, pipelines, split, samples, rows, weights, signals } =
         *request;
-    let starts = source.data.evaluation_samples(split);
-    let starts = spread(&starts, samples);
-    let parts = share_out(&starts, weights).into_iter().zip(rows);
-    let parts = parts.map(|(part, rows)| (part, *rows as usize)).collect();
+    let windows = source.data.evaluation_samples(split);
+    let runs = match graph.carried.is_empty() {
+        true => spread(&windows, samples).into_iter().map(|window| vec![window]).collect(),
+        false => consecutive(&windows, samples, source.sampler.batch() as usize),
+    };
+    let total = runs.iter().map(Vec::len).sum::<usize>() as u64;
+    let parts = share_out(&runs, weights).into_iter().zip(rows);
+    let parts = parts.map(|(part, rows)| batches(part, (*rows).max(1) as usize)).collect();
     let scoring = Scoring::of(graph, task)?;
     let job = EvalJob { source: source.clone(), split, parts, signals: signals.clone(), scoring };
-    let (job, total) = (Arc::new(job), starts.len());
+    let job = Arc::new(job);
     let none = RankSums { scores: vec![0.0; task.sum_count()], ..RankSums::default() };
     let mut sums = vec![none; job.parts.len()];
-    let done = |sums: &[RankSums]| sums.iter().map(|sums| sums.done).sum::<usize>();
-    while done(&sums) < total {
+    while job.samples_done(&sums) < total {
         if signals.pending().is_some() {
             return Ok(None);
         }
@@ -160,7 +177,7 @@ pub fn evaluate_split(
             Some(pipelines) => run_pipelines(group, pipelines, &job, sums)?,
             None => run_jobs(group, &job, sums)?,
         };
-        progress(done(&sums) as u64, total as u64)?;
+        progress(job.samples_done(&sums), total)?;
     }
     let (mut loss, mut targets, mut scores) = (0.0, 0.0, vec![0.0; task.sum_count()]);
     for sums in &sums {
@@ -168,7 +185,7 @@ pub fn evaluate_split(
         targets += sums.targets;
         scores.iter_mut().zip(&sums.scores).for_each(|(all, of_rank)| *all += of_rank);
     }
-    let (loss, samples, targets) = (loss / targets, total as u64, targets as u64);
+    let (loss, samples, targets) = (loss / targets, total, targets as u64);
     Ok(Some(Evaluation { loss, samples, targets, sums: scores }))
 }
 
@@ -182,8 +199,7 @@ fn run_jobs(
     // Ranks whose first sum of this job is not finished.
     let first = Arc::new(AtomicUsize::new(begun.len()));
     let ended = group.run_on_all("an evaluation", move |rank, device| {
-        let (part, rows) = &job.parts[rank.index()];
-        match run_job(device, &job, (part, *rows), begun[rank.index()].clone(), &first) {
+        match run_job(device, &job, rank, begun[rank.index()].clone(), &first) {
             Err(EvalError::Device(error)) => Err(error),
             Err(EvalError::Data(error)) => Ok(Err(error)),
             Ok(sums) => Ok(Ok(sums)),
@@ -208,14 +224,17 @@ fn run_pipelines(
     job: &EvalJob,
     mut sums: Vec<RankSums>,
 ) -> Result<Vec<RankSums>, TrainError> {
-    let most = forward_micro_batches_max(pipelines.depth());
+    let most = match pipelines.whole.graph.carried.is_empty() {
+        true => forward_micro_batches_max(pipelines.depth()),
+        // Each begins with the states behind the one before.
+        false => 1,
+    };
     let mut work = Vec::with_capacity(sums.len());
-    for ((part, rows), sums) in job.parts.iter().zip(&mut sums) {
-        let rows = (*rows).max(1);
-        let end = part.len().min(sums.done + rows * most);
+    for (part, sums) in job.parts.iter().zip(&mut sums) {
+        let end = part.len().min(sums.done + most);
         let mut batches = Vec::new();
-        for batch in part[sums.done..end].chunks(rows) {
-            batches.push((batch.len() as u32, job.source.rows(job.split, batch)?));
+        for batch in &part[sums.done..end] {
+            batches.push((batch.windows.len() as u32, job.inputs(batch, &sums.states)?));
         }
         work.push(batches);
         sums.done = end;
@@ -229,9 +248,11 @@ fn run_pipelines(
             }
         }
     }
-    for (sums, (loss, targets)) in sums.iter_mut().zip(pipelines.forward(group, work)?) {
+    for (sums, passed) in sums.iter_mut().zip(pipelines.forward(group, work)?) {
+        let (loss, targets) = passed.loss;
         sums.loss += loss;
         sums.targets += targets;
+        sums.states = passed.states.into_iter().next_back().unwrap_or_default();
     }
     Ok(sums)
 }
@@ -239,20 +260,20 @@ fn run_pipelines(
 fn run_job(
     device: &mut dyn Executor,
     job: &EvalJob,
-    (part, rows): (&[u64], usize),
+    rank: Rank,
     mut sums: RankSums,
     first: &AtomicUsize,
 ) -> Result<RankSums, EvalError> {
+    let part = &job.parts[rank.index()];
     let mut turn = FirstSum(Some(first));
     let started = Instant::now();
     let mut pace = Pace { queued: 0, since: None, ..sums.pace };
     while sums.done < part.len() {
-        let end = part.len().min(sums.done + rows.max(1) * BATCHES_PER_SUM);
-        let batches = part[sums.done..end].chunks(rows.max(1));
-        let before = sums.scores.clone();
-        let Some((loss, targets)) = sum_batches(device, batches, job, &mut pace, &mut sums.scores)?
-        else {
-            sums.scores = before;
+        let end = part.len().min(sums.done + BATCHES_PER_SUM);
+        let before = (sums.scores.clone(), sums.states.clone());
+        let batches = &part[sums.done..end];
+        let Some((loss, targets)) = sum_batches(device, batches, job, &mut pace, &mut sums)? else {
+            (sums.scores, sums.states) = before;
             break;
         };
         (sums.loss, sums.targets) = (sums.loss + loss, sums.targets + targets);
@@ -283,21 +304,22 @@ impl Drop for FirstSum<'_> {
     }
 }
 
-/// Returns the summed loss of batches of samples and the number of targets it counts, and adds
-/// their scores to `scores`; `None` if a signal arrived.
-fn sum_batches<'a>(
+/// Returns the summed loss of batches and the number of targets it counts, adds their scores to
+/// those of `sums`, and leaves the states behind the last of them there; `None` if a signal
+/// arrived.
+fn sum_batches(
     device: &mut dyn Executor,
-    batches: impl Iterator<Item = &'a [u64]>,
+    batches: &[EvalBatch],
     job: &EvalJob,
     pace: &mut Pace,
-    scores: &mut [f64],
+    sums: &mut RankSums,
 ) -> Result<Option<(f64, f64)>, EvalError> {
     let segments: Vec<SegmentId> = device.plan().phase(PassKind::Forward).collect();
     device.begin_step()?;
     for batch in batches {
-        let inputs = job.source.rows(job.split, batch)?;
+        let inputs = job.inputs(batch, &sums.states)?;
         load(device, &inputs, 0)?;
-        let pass = inference_pass(batch.len());
+        let pass = inference_pass(batch.windows.len());
         for segment in &segments {
             if job.signals.pending().is_some() {
                 return Ok(None);
@@ -307,10 +329,34 @@ fn sum_batches<'a>(
             pace.queued(device)?;
         }
         if let Some(scoring) = &job.scoring {
-            scoring.add(&device.read(scoring.output, &pass)?, &inputs, scores);
+            scoring.add(&device.read(scoring.output, &pass)?, &inputs, &mut sums.scores);
         }
+        sums.states = read_states(device, &pass)?;
     }
     Ok(Some(device.loss()?))
+}
+
+impl EvalJob {
+    /// Returns the inputs of a batch, which may continue the one before, with the states behind it.
+    fn inputs(&self, batch: &EvalBatch, before: &NextStates) -> Result<Inputs, DataError> {
+        let mut inputs = self.source.rows(self.split, &batch.windows)?;
+        for (state, RawValues(values)) in before.iter().filter(|_| batch.continues) {
+            let zeros = inputs.iter_mut().find(|(id, _)| id == state);
+            if let Some((_, HostTensor::Float(zeros))) = zeros {
+                // The batch before may have more rows.
+                zeros.iter_mut().zip(values).for_each(|(zero, value)| *zero = *value);
+            }
+        }
+        Ok(inputs)
+    }
+
+    /// Returns the samples that all ranks have evaluated.
+    fn samples_done(&self, sums: &[RankSums]) -> u64 {
+        let of_rank = |(part, sums): (&Vec<EvalBatch>, &RankSums)| {
+            part[..sums.done].iter().map(|batch| batch.windows.len() as u64).sum::<u64>()
+        };
+        self.parts.iter().zip(sums).map(of_rank).sum()
+    }
 }
 
 /// Pace of a device: waits for it when the queued work may take longer than [`QUEUED_MAX_S`].
@@ -349,18 +395,46 @@ fn spread(starts: &[u64], samples: u64) -> Vec<u64> {
     (0..samples).map(|index| starts[(index * all / samples) as usize]).collect()
 }
 
-/// Cuts the windows into consecutive parts in proportion to weights.
-fn share_out(starts: &[u64], weights: &[u32]) -> Vec<Vec<u64>> {
+/// Returns `samples` of the windows (0: all) in at most `count` runs of consecutive ones, which
+/// begin at even distances and are of nearly equal length.
+fn consecutive(windows: &[u64], samples: u64, count: usize) -> Vec<Vec<u64>> {
+    let all = windows.len();
+    let samples = if samples == 0 { all } else { all.min(samples as usize) };
+    let count = count.min(samples);
+    let run = |index: usize| {
+        let first = index * all / count;
+        let length = (index + 1) * samples / count - index * samples / count;
+        windows[first..first + length].to_vec()
+    };
+    (0..count).map(run).collect()
+}
+
+/// Cuts runs of windows into consecutive parts in proportion to weights.
+fn share_out(runs: &[Vec<u64>], weights: &[u32]) -> Vec<Vec<Vec<u64>>> {
     let total: u64 = weights.iter().map(|weight| u64::from(*weight)).sum();
     let (mut seen, mut from) = (0, 0);
     let part = |weight: &u32| {
         seen += u64::from(*weight);
-        let to = (starts.len() as u64 * seen / total.max(1)) as usize;
-        let part = starts[from..to].to_vec();
+        let to = (runs.len() as u64 * seen / total.max(1)) as usize;
+        let part = runs[from..to].to_vec();
         from = to;
         part
     };
     weights.iter().map(part).collect()
+}
+
+/// Returns the batches of at most `rows` rows that go through runs of windows, a run in each row.
+fn batches(mut runs: Vec<Vec<u64>>, rows: usize) -> Vec<EvalBatch> {
+    let mut batches = Vec::new();
+    for rows in runs.chunks_mut(rows) {
+        // Those that end first are behind the others, so that a row is always of one run.
+        rows.sort_by_key(|run| std::cmp::Reverse(run.len()));
+        for index in 0..rows.first().map_or(0, Vec::len) {
+            let windows = rows.iter().filter_map(|run| run.get(index).copied()).collect();
+            batches.push(EvalBatch { windows, continues: index > 0 });
+        }
+    }
+    batches
 }
 
 #[cfg(test)]
@@ -369,12 +443,35 @@ mod tests {
 
     #[test]
     fn every_window_is_evaluated_once_by_someone() {
-        let starts: Vec<u64> = (0..10).collect();
-        let parts = share_out(&starts, &[7, 0, 3]);
+        let runs: Vec<Vec<u64>> = (0..10).map(|window| vec![window]).collect();
+        let parts = share_out(&runs, &[7, 0, 3]);
         assert_eq!(parts.iter().map(Vec::len).collect::<Vec<_>>(), [7, 0, 3]);
         for weights in [vec![1], vec![1, 1, 1], vec![5, 90, 1]] {
-            assert_eq!(share_out(&starts, &weights).concat(), starts, "{weights:?}");
+            assert_eq!(share_out(&runs, &weights).concat(), runs, "{weights:?}");
         }
+        let alone = batches(runs, 4);
+        assert_eq!(alone.iter().map(|batch| batch.windows.len()).collect::<Vec<_>>(), [4, 4, 2]);
+        assert!(alone.iter().all(|batch| !batch.continues));
+    }
+
+    #[test]
+    fn rows_go_through_consecutive_windows() {
+        let windows: Vec<u64> = (0..10).map(|index| 8 * index).collect();
+        let all = consecutive(&windows, 0, 4);
+        assert_eq!(all, [vec![0, 8], vec![16, 24, 32], vec![40, 48], vec![56, 64, 72]]);
+        assert_eq!(consecutive(&windows, 5, 2), [vec![0, 8], vec![40, 48, 56]]);
+        assert_eq!(consecutive(&windows, 2, 4), [[0], [40]]);
+        let batch = |windows: &[u64], continues| EvalBatch { windows: windows.into(), continues };
+        let expected = [
+            batch(&[16, 0, 40], false),
+            batch(&[24, 8, 48], true),
+            batch(&[32], true),
+            batch(&[56], false),
+            batch(&[64], true),
+            batch(&[72], true),
+        ];
+        assert_eq!(batches(all, 3), expected);
+        assert!(consecutive(&[], 0, 4).is_empty());
     }
 
     #[test]

@@ -8,6 +8,7 @@ use crate::data::Tokenizer;
 use crate::data::tokenizer::Decoder;
 use crate::model::LanguageModel;
 use crate::runtime::pipelines::ForwardUnits;
+use crate::runtime::step::NextStates;
 
 /// Returns the default prompt: a line break, or the first token if the vocabulary has none.
 pub fn default_prompt(tokenizer: &Tokenizer) -> String {
@@ -44,11 +45,23 @@ pub fn generate(
     let mut decoder = Decoder::new(tokenizer);
     let mut text = String::new();
     let key = Key::new(sampling.seed).site(Site(u32::MAX));
+    let mut states = NextStates::new();
+    let mut next_of = |tokens: &[u32], uniform: f64| {
+        if !model.goes_by_token {
+            states.clear();
+        }
+        let row = [Continuation::new(tokens, model.context, uniform)];
+        Ok::<u32, TrainError>(next_tokens_of(units, 0, &model, (&row, &mut states), &sampling)?[0])
+    };
+    if model.goes_by_token {
+        for end in 1..tokens.len() {
+            next_of(&tokens[..end], 0.0)?;
+        }
+    }
     for index in 0..count {
-        let row = [Continuation::new(&tokens, model.context, key.uniform(index))];
-        let next = next_tokens_of(units, 0, &model, &row, &sampling)?;
-        tokens.extend(&next);
-        let new = decoder.push(next[0]);
+        let next = next_of(&tokens, key.uniform(index))?;
+        tokens.push(next);
+        let new = decoder.push(next);
         text += &new;
         if !piece(&new) {
             return Ok(text);

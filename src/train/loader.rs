@@ -20,6 +20,37 @@ pub fn bytes(batch: usize, row_bytes: usize) -> usize {
     [batch, row_bytes].into_iter().fold(AHEAD + 2, usize::saturating_mul)
 }
 
+/// Creates the sampler of a model's data, with a seed and the samples of a batch: streams if the
+/// model carries its state from step to step.
+///
+/// # Errors
+/// Returns `TrainError::InvalidRequest` if the model does, and the data are no sequence, or one too
+/// short for a stream for each slot of the batch.
+pub fn sampler_of(
+    graph: &Graph,
+    data: &dyn Dataset,
+    (seed, batch): (u64, u32),
+) -> Result<Sampler, TrainError> {
+    let sampler = Sampler::new(seed, data.len(Split::Train), batch);
+    if graph.carried.is_empty() {
+        return Ok(sampler);
+    }
+    let fail = |why: String| Err(TrainError::InvalidRequest(why));
+    let Some(distance) = data.next_distance() else {
+        return fail(
+            "the model carries its state from step to step, and the data are no sequence".into(),
+        );
+    };
+    match sampler.of_streams(distance) {
+        Some(streams) => Ok(streams),
+        None => fail(format!(
+            "the model carries its state from step to step, so each of the {batch} samples of a \
+             batch goes through a part of the text of its own, which must have a sample of \
+             {distance} tokens: set train.batch or model.context lower"
+        )),
+    }
+}
+
 /// Source of the inputs of steps.
 #[derive(Clone)]
 pub struct BatchSource {
@@ -29,6 +60,8 @@ pub struct BatchSource {
     inputs: Vec<(DatasetInput, TensorId)>,
     /// Input tensor of sample ids, if anything in the model is random.
     samples: Option<TensorId>,
+    /// Inputs that are carried from step to step, with their values per sample.
+    carried: Vec<(TensorId, usize)>,
     /// Random changes of the samples that are trained on, with their seed.
     pub augmentation: Option<(Augmentation, u64)>,
 }
@@ -47,10 +80,12 @@ impl BatchSource {
         let with_tensor = |input| Ok((input, tensor_of(graph, input)?));
         let inputs: Result<_, TrainError> = data.inputs().into_iter().map(with_tensor).collect();
         let samples = graph.input("samples");
-        Ok(Self { data, sampler, inputs: inputs?, samples, augmentation: None })
+        let carried = graph.carried_sizes().collect();
+        Ok(Self { data, sampler, inputs: inputs?, samples, carried, augmentation: None })
     }
 
-    /// Returns the inputs of one micro-batch of a step.
+    /// Returns the inputs of one micro-batch of a step, without what is carried from the step
+    /// before.
     ///
     /// # Errors
     /// Returns `DataError` if a sample cannot be read.
@@ -58,7 +93,7 @@ impl BatchSource {
         let slots = micro_batch.first..micro_batch.first + micro_batch.rows;
         let indices = slots.clone().map(|slot| self.sampler.sample(step, slot).index);
         let indices: Vec<u64> = indices.collect();
-        let mut inputs = self.rows(Split::Train, &indices)?;
+        let mut inputs = self.data_rows(Split::Train, &indices)?;
         if let Some((changes, seed)) = &self.augmentation
             && let Some((_, HostTensor::Float(pictures))) = inputs.first_mut()
         {
@@ -83,15 +118,31 @@ impl BatchSource {
             let samples = self.samples.map(|id| (id, HostTensor::Int((0..rows).collect())));
             self.inputs.iter().map(zero).chain(samples).collect()
         };
-        self.micro_batch(step, &MicroBatch { first: 0, rows }).unwrap_or_else(zeros)
+        let read = self.micro_batch(step, &MicroBatch { first: 0, rows });
+        let mut inputs = read.unwrap_or_else(zeros);
+        inputs.extend(self.states_of_zeros(rows as usize));
+        inputs
     }
 
-    /// Returns the inputs of samples of a split, one row each.
+    /// Returns the inputs of samples of a split, one row each, with states of zeros.
     ///
     /// # Errors
     /// Returns `DataError` if a sample cannot be read, or if the data set does not give what its
     /// inputs announce.
     pub fn rows(&self, split: Split, indices: &[u64]) -> Result<Inputs, DataError> {
+        let mut inputs = self.data_rows(split, indices)?;
+        inputs.extend(self.states_of_zeros(indices.len()));
+        Ok(inputs)
+    }
+
+    /// Returns zeros for the inputs that are carried from step to step.
+    fn states_of_zeros(&self, rows: usize) -> impl Iterator<Item = (TensorId, HostTensor)> + '_ {
+        self.carried
+            .iter()
+            .map(move |(id, per_row)| (*id, HostTensor::zeros(DType::F32, per_row * rows)))
+    }
+
+    fn data_rows(&self, split: Split, indices: &[u64]) -> Result<Inputs, DataError> {
         let mut rows = self.data.rows(split, indices)?.into_iter();
         let mut inputs = Inputs::with_capacity(self.inputs.len());
         for (announced, id) in &self.inputs {

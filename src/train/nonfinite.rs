@@ -12,7 +12,7 @@ use crate::exec::{BucketTensor, Executor, PassContext};
 use crate::graph::{Role, TensorLocation};
 use crate::kernels::RandomContext;
 use crate::parallel::{Instruction, Program};
-use crate::runtime::step::{StepInput, load};
+use crate::runtime::step::StepInput;
 
 /// Cause that is reported if every single value is finite.
 pub const OVERFLOW_CAUSE: &str =
@@ -111,8 +111,8 @@ fn bad_activation(
 ) -> Result<Option<String>, DeviceError> {
     let random = RandomContext { step_key: input.run_key.step(input.round.step), training: true };
     device.begin_step()?;
-    for (index, inputs) in input.micro_batches.iter().enumerate() {
-        load(device, inputs, index)?;
+    for index in 0..input.micro_batches.len() {
+        input.load(device, index)?;
         let rows = input.program.micro_batches[index].rows as usize;
         let pass = PassContext { micro_batch: index, rows, random };
         let nodes = 0..device.plan().graph.nodes.len();

@@ -15,7 +15,7 @@ use super::trainer::Trainer;
 use crate::base::{HostTensor, Shape, TensorId};
 use crate::data::{Dataset, Sampler, Split};
 use crate::parallel::MicroBatch;
-use crate::runtime::pipelines::forward_micro_batches_max;
+use crate::runtime::pipelines::{PipelinePass, forward_micro_batches_max};
 use crate::runtime::step::{Inputs, forward, load};
 
 impl Trainer {
@@ -162,7 +162,8 @@ impl Trainer {
                 return Err(TrainError::InvalidRequest(why.into()));
             }
             // Nothing is drawn from the sampler.
-            let source = BatchSource::new(&self.graph, data.clone(), Sampler::new(0, 1, 1))?;
+            let sampler = Sampler::new(0, 1, self.options().batch as u32);
+            let source = BatchSource::new(&self.graph, data.clone(), sampler)?;
             self.evaluate_source((&source, task), split, samples, &mut |_, _| {})
         })();
         self.noting_failure(evaluated)
@@ -223,9 +224,9 @@ impl Trainer {
                 now.map(|(rows, inputs)| (*rows as u32, inputs.clone())).collect()
             };
             let now = work.iter().map(of_unit).collect();
-            for (sum, own) in sums.iter_mut().zip(pipelines.forward(&mut self.session.group, now)?)
-            {
-                *sum = (sum.0 + own.0, sum.1 + own.1);
+            let passed = pipelines.forward(&mut self.session.group, now)?;
+            for (sum, PipelinePass { loss, .. }) in sums.iter_mut().zip(passed) {
+                *sum = (sum.0 + loss.0, sum.1 + loss.1);
             }
         }
         Ok(sums)

@@ -3,13 +3,14 @@
 use std::ops::Range;
 
 use super::error::TrainError;
-use crate::base::{HostTensor, Rank};
+use crate::base::{HostTensor, Rank, TensorId};
 use crate::device::DeviceError;
 use crate::exec::Executor;
-use crate::graph::IGNORE_INDEX;
+use crate::graph::{Graph, IGNORE_INDEX};
 use crate::model::LanguageModel;
 use crate::runtime::pipelines::ForwardUnits;
-use crate::runtime::step::{Inputs, forward, load};
+use crate::runtime::remote::values::RawValues;
+use crate::runtime::step::{Inputs, NextStates, forward, load, read_states};
 
 /// Options for drawing tokens from logits.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,7 +44,8 @@ impl Continuation {
     }
 }
 
-/// Returns the next token of each row; there are at most as many rows as the plan holds.
+/// Returns the next token of each row; there are at most as many rows as the plan holds. A model
+/// that carries its states sees each text from states of zeros on.
 ///
 /// # Errors
 /// Returns `DeviceError` if the device fails.
@@ -56,14 +58,26 @@ pub fn next_tokens(
     if rows.is_empty() {
         return Ok(Vec::new());
     }
-    load(device, &inputs(model, rows), 0)?;
-    let pass = forward(device, rows.len())?;
-    let logits = device.read_parts(model.logits, &logits_of(model, rows), &pass)?;
+    let inputs = inputs(&device.plan().graph, model, rows, &NextStates::new());
+    let (logits, _) = pass(device, (rows.len(), &inputs), (model.logits, logits_of(model, rows)))?;
     Ok(draw_rows(&logits, model, rows, sampling))
 }
 
+/// Runs the forward pass of `rows` texts on their inputs; returns parts of the logits, and the
+/// states behind the texts.
+fn pass(
+    device: &mut dyn Executor,
+    (rows, inputs): (usize, &Inputs),
+    (logits, parts): (TensorId, Vec<Range<usize>>),
+) -> Result<(Vec<f32>, NextStates), DeviceError> {
+    load(device, inputs, 0)?;
+    let pass = forward(device, rows)?;
+    Ok((device.read_parts(logits, &parts, &pass)?, read_states(device, &pass)?))
+}
+
 /// Returns the next token of each row from one unit of a worker group: a device that holds the
-/// model, or a pipeline.
+/// model, or a pipeline. A model that carries its states begins with `states`, or with zeros if
+/// there are none, and leaves those behind the texts there.
 ///
 /// # Errors
 /// Returns `TrainError` if a device fails.
@@ -71,25 +85,38 @@ pub fn next_tokens_of(
     units: ForwardUnits,
     unit: usize,
     model: &LanguageModel,
-    rows: &[Continuation],
+    (rows, states): (&[Continuation], &mut NextStates),
     sampling: &Sampling,
 ) -> Result<Vec<u32>, TrainError> {
     if rows.is_empty() {
         return Ok(Vec::new());
     }
-    let Some(pipelines) = units.pipelines else {
-        let (rank, model, sampling, rows) = (Rank(unit as u32), *model, *sampling, rows.to_vec());
-        let job = move |device: &mut dyn Executor| next_tokens(device, &model, &rows, &sampling);
-        return Ok(units.group.run_on(rank, "a token", job)?);
+    let (count, output) = (rows.len(), (model.logits, logits_of(model, rows)));
+    let logits;
+    (logits, *states) = match units.pipelines {
+        Some(pipelines) => {
+            let inputs = inputs(&pipelines.whole.graph, model, rows, states);
+            pipelines.output_parts(units.group, unit, (count, &inputs), output)?
+        }
+        None => {
+            let (model, rows, states) = (*model, rows.to_vec(), states.clone());
+            let job = move |device: &mut dyn Executor| {
+                let inputs = inputs(&device.plan().graph, &model, &rows, &states);
+                pass(device, (count, &inputs), output)
+            };
+            units.group.run_on(Rank(unit as u32), "a token", job)?
+        }
     };
-    let micro_batch = (rows.len(), &inputs(model, rows));
-    let output = (model.logits, logits_of(model, rows));
-    let logits = pipelines.output_parts(units.group, unit, micro_batch, output)?;
     Ok(draw_rows(&logits, model, rows, sampling))
 }
 
-/// Returns the inputs of a forward pass over texts.
-fn inputs(model: &LanguageModel, rows: &[Continuation]) -> Inputs {
+/// Returns the inputs of a forward pass over texts that begin with these states, or with zeros.
+fn inputs(
+    graph: &Graph,
+    model: &LanguageModel,
+    rows: &[Continuation],
+    states: &NextStates,
+) -> Inputs {
     let mut tokens = vec![0; rows.len() * model.context];
     for (row, padded) in rows.iter().zip(tokens.chunks_mut(model.context)) {
         // The last token does not see the padding after it: attention is causal.
@@ -98,7 +125,14 @@ fn inputs(model: &LanguageModel, rows: &[Continuation]) -> Inputs {
     let targets = model.targets.map(|id| (id, HostTensor::Int(vec![IGNORE_INDEX; tokens.len()])));
     let position = model.position.map(|id| (id, HostTensor::Float(one_hot(model, rows))));
     let tokens = (model.tokens, HostTensor::Int(tokens));
-    [tokens].into_iter().chain(targets).chain(position).collect()
+    let state = |(id, per_row): (TensorId, usize)| {
+        let known = states.iter().find(|(known, _)| *known == id);
+        let zeros = || vec![0.0; per_row * rows.len()];
+        let values = known.map_or_else(zeros, |(_, RawValues(values))| values.clone());
+        (id, HostTensor::Float(values))
+    };
+    let states = graph.carried_sizes().map(state);
+    [tokens].into_iter().chain(targets).chain(position).chain(states).collect()
 }
 
 /// Returns `(rows, 1, context)` values: 1 at the last token of each text, 0 elsewhere.
@@ -161,7 +195,7 @@ mod tests {
     use super::*;
     use crate::base::rng::Key;
     use crate::exec::cpu::Cpu;
-    use crate::graph::{Graph, Plan, PlanOptions, Unary};
+    use crate::graph::{Plan, PlanOptions, Unary};
     use crate::model::gpt::next_token_gpt;
     use crate::model::{GptConfig, gpt};
     use crate::runtime::open::initialize;

@@ -13,6 +13,7 @@ use crate::exec::Executor;
 use crate::metrics::SentenceRecord;
 use crate::model::LanguageModel;
 use crate::runtime::pipelines::ForwardUnits;
+use crate::runtime::step::NextStates;
 
 /// Number of sentences that are sampled.
 const SAMPLES: usize = 200;
@@ -148,7 +149,7 @@ impl LineSampler<'_> {
             return Ok(self.units.group.run_on_all("tokens of sentences", job)?);
         }
         let of_unit = |(unit, rows): (usize, &Vec<Continuation>)| {
-            next_tokens_of(self.units, unit, &model, rows, &sampling)
+            next_tokens_of(self.units, unit, &model, (rows, &mut NextStates::new()), &sampling)
         };
         parts.iter().enumerate().map(of_unit).collect()
     }

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::carried::CarriedStates;
 use super::error::TrainError;
 use super::state;
 use crate::base::Rank;
@@ -70,6 +71,8 @@ pub struct Session {
     pub placement: Placement,
     pub taken: StepsTaken,
     options: SessionOptions,
+    /// States that the next step begins with.
+    states: CarriedStates,
 }
 
 impl Session {
@@ -78,7 +81,14 @@ impl Session {
     pub fn new(placed: PlacedWorkers, options: SessionOptions) -> Self {
         let PlacedWorkers { group, plan, programs, placement, pipelines, plans, .. } = placed;
         let taken = StepsTaken::default();
-        Self { group, plan, programs, rank_plans: plans, pipelines, placement, taken, options }
+        let states = CarriedStates::zeros(&plan.graph, batch_of(&programs));
+        let rank_plans = plans;
+        Self { group, plan, programs, rank_plans, pipelines, placement, taken, options, states }
+    }
+
+    /// Sets what is carried from step to step to zeros, where sequences begin.
+    pub fn reset_states(&mut self) {
+        self.states.reset();
     }
 
     /// Gives the parameters their initial values, which depend on the seed alone.
@@ -92,16 +102,18 @@ impl Session {
         Ok(())
     }
 
-    /// Brings parameters and moments of a step, by name, onto the devices.
+    /// Brings parameters and moments of a step, by name, onto the devices, and takes over what was
+    /// carried into the next one. Returns false if that is of another batch size or another kind,
+    /// and begins with zeros.
     ///
     /// # Errors
     /// Returns `TrainError` if they are not those of the model, or if a device fails.
     pub fn restore(
-        &self,
+        &mut self,
         step: u64,
         parameters: impl AsRef<[NamedTensor]> + Send + Sync + 'static,
-        moments: &[NamedTensor],
-    ) -> Result<(), TrainError> {
+        (moments, carried): (&[NamedTensor], &[NamedTensor]),
+    ) -> Result<bool, TrainError> {
         for rank in (0..self.group.world() as u32).map(Rank) {
             let planned = self.options.faults.at_rank(Point::Restore, step, rank);
             if let Some(fault) = planned.and_then(Fault::of_device) {
@@ -109,7 +121,8 @@ impl Session {
                 self.group.run_on(rank, "a fault", inject)?;
             }
         }
-        state::restore(&self.group, parameters, moments, self.options.optimizer.moments())
+        state::restore(&self.group, parameters, moments, self.options.optimizer.moments())?;
+        Ok(self.states.restore(carried))
     }
 
     /// Reads parameters and moments by name, in the model's order.
@@ -121,20 +134,28 @@ impl Session {
         state::save(&self.group, &self.plan, self.options.optimizer.moments())
     }
 
+    /// Returns what is carried into the next step, by name.
+    pub fn carried(&self) -> Vec<NamedTensor> {
+        self.states.named()
+    }
+
     /// Returns each rank's input for the next step, at this learning rate, from the inputs of its
     /// micro-batches.
     pub fn inputs(&self, ranks: Vec<Vec<Inputs>>, lr: f64) -> Vec<Arc<StepInput>> {
         let StepsTaken { steps, updates } = self.taken;
         let round = self.group.round().next(steps + 1);
         let update = self.options.optimizer.update(lr, updates + 1);
-        let ends = self.programs.iter().map(|program| program.samples_end());
-        let samples = ends.max().unwrap_or(0);
+        let samples = batch_of(&self.programs);
         let input = |(rank, micro_batches): (usize, Vec<Inputs>)| {
+            let parts =
+                self.programs[rank].micro_batches.iter().filter(|_| !self.states.is_empty());
+            let states = parts.map(|part| self.states.of(part, &self.rank_plans[rank])).collect();
             Arc::new(StepInput {
                 round,
                 rank: Rank(rank as u32),
                 program: self.programs[rank].clone(),
                 micro_batches,
+                states,
                 run_key: Key::new(self.options.seed),
                 is_training: true,
                 samples,
@@ -154,8 +175,23 @@ impl Session {
         let reports = self.group.step(inputs)?;
         self.taken.steps += 1;
         let is_update = |report: &StepReport| matches!(report.verdict, Verdict::Commit(_));
-        self.taken.updates += u64::from(reports.first().is_some_and(is_update));
+        let is_updated = reports.first().is_some_and(is_update);
+        self.taken.updates += u64::from(is_updated);
+        // A step that is skipped changes nothing: what it computed may not be finite.
+        if is_updated {
+            self.carry(&reports)?;
+        }
         Ok(reports)
+    }
+
+    /// Takes over the states behind a step.
+    fn carry(&mut self, reports: &[StepReport]) -> Result<(), TrainError> {
+        for (program, report) in self.programs.iter().zip(reports) {
+            for (part, next) in program.micro_batches.iter().zip(&report.states) {
+                self.states.take(part, next).map_err(TrainError::Defect)?;
+            }
+        }
+        Ok(())
     }
 
     /// Compares the parameters of all ranks that hold the same; returns what differs. With
@@ -256,4 +292,9 @@ impl Session {
     pub fn units(&self) -> ForwardUnits<'_> {
         ForwardUnits { group: &self.group, pipelines: self.pipelines.as_deref() }
     }
+}
+
+/// Returns the samples of a step of all ranks.
+fn batch_of(programs: &[Arc<Program>]) -> usize {
+    programs.iter().map(|program| program.samples_end()).max().unwrap_or(0)
 }

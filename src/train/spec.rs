@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use super::error::TrainError;
 use super::left_devices::LeftDevices;
-use super::loader::BatchSource;
+use super::loader::{BatchSource, sampler_of};
 use super::run_data::{DataShape, RunData};
 use super::session::SessionOptions;
 use crate::autotune::TuneOptions;
 use crate::config::RunConfig;
 use crate::config::read::{ConfigError, Override, Resolved, read};
 use crate::config::schema::{Balance, DataKind, Model, ModelKind, OnLoss, OnMismatch, OptimKind};
-use crate::data::{ReadOptions, SampleFormat, Sampler, Split, TokenizerKind};
+use crate::data::{ReadOptions, SampleFormat, TokenizerKind};
 use crate::faults::Faults;
 use crate::graph::passes::fuse::{Fusion, fuse_listed};
 use crate::graph::{Cell, Graph, Plan, PlanOptions, differentiate, fuse};
@@ -322,7 +322,7 @@ impl RunSpec {
         data: &RunData,
         (steps, samples): (u64, u64),
     ) -> Result<BatchSource, TrainError> {
-        let sampler = Sampler::new(self.seed, data.dataset.len(Split::Train), self.batch);
+        let sampler = sampler_of(graph, &*data.dataset, (self.seed, self.batch))?;
         let sampler = sampler.after(steps, samples);
         let augmentation = data.augmentation.clone().map(|changes| (changes, self.seed));
         let mut source = BatchSource::new(graph, data.dataset.clone(), sampler)?;
@@ -359,10 +359,11 @@ fn model(config: &RunConfig) -> ModelSpec {
         ModelKind::Rnn => ModelSpec {
             context,
             summary: format!(
-                "{} layers of {}, width {}, context {context}",
+                "{} layers of {}, width {}, context {context}{}",
                 model.layers,
                 if model.cell == Cell::Lstm { "LSTM" } else { "GRU" },
-                model.width
+                model.width,
+                if model.stateful { ", state carried from step to step" } else { "" }
             ),
             next_token: Some({
                 let model = model.clone();
@@ -372,11 +373,7 @@ fn model(config: &RunConfig) -> ModelSpec {
         },
         ModelKind::Cnn => ModelSpec {
             context,
-            summary: format!(
-                "cnn with convolutions of {} channels and hidden layers of {}",
-                listed(&model.channels),
-                listed(&model.hidden)
-            ),
+            summary: cnn_summary(&model),
             next_token: None,
             graph: Arc::new(move |data| Ok(cnn(&cnn_config(&model, data)?)?)),
         },
@@ -401,6 +398,18 @@ fn model(config: &RunConfig) -> ModelSpec {
             let graph = Arc::new(move |data: &DataShape| mlp_graph(&model, data));
             ModelSpec { context, summary, graph, next_token: None }
         }
+    }
+}
+
+fn cnn_summary(model: &Model) -> String {
+    let convolutions = match model.channels.len() {
+        0 => "no convolutions".into(),
+        _ => format!("convolutions of {} channels", listed(&model.channels)),
+    };
+    match model.hidden.len() {
+        0 => format!("cnn with {convolutions} and no hidden layer"),
+        1 => format!("cnn with {convolutions} and a hidden layer of {}", model.hidden[0]),
+        _ => format!("cnn with {convolutions} and hidden layers of {}", listed(&model.hidden)),
     }
 }
 
@@ -430,11 +439,21 @@ fn picture_sizes(kind: &str, data: &DataShape) -> Result<PictureSizes, TrainErro
 }
 
 fn cnn_config(model: &Model, data: &DataShape) -> Result<CnnConfig, TrainError> {
-    let sizes = |list: &[u64]| list.iter().map(|size| *size as usize).collect();
+    let lengths = |list: &[u64]| list.iter().map(|length| *length as usize).collect();
+    let sizes = picture_sizes("cnn", data)?;
+    let ([_, height, width], poolings) = (sizes.picture, model.channels.len());
+    let halvings = height.min(width).checked_ilog2().map_or(0, |halvings| halvings as usize);
+    if halvings < poolings {
+        return Err(TrainError::InvalidRequest(format!(
+            "pictures of {width}x{height} are too small for {poolings} pooling{}; shorten \
+             model.channels, or set data.image_size",
+            if poolings == 1 { "" } else { "s" }
+        )));
+    }
     Ok(CnnConfig {
-        sizes: picture_sizes("cnn", data)?,
-        channels: sizes(&model.channels),
-        hidden: sizes(&model.hidden),
+        sizes,
+        channels: lengths(&model.channels),
+        hidden: lengths(&model.hidden),
         activation: model.activation,
         dropout: model.dropout as f32,
     })
@@ -467,6 +486,7 @@ fn rnn_config(model: &Model, data: &DataShape) -> Result<RnnConfig, TrainError> 
         width: model.width,
         cell: model.cell,
         dropout: model.dropout as f32,
+        stateful: model.stateful,
     })
 }
 

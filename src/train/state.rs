@@ -7,7 +7,7 @@ use crate::base::{BucketId, ParamId, Position};
 use crate::checkpoint::{CheckpointError, NamedTensor};
 use crate::device::DeviceError;
 use crate::exec::{BucketTensor, Executor};
-use crate::graph::Plan;
+use crate::graph::{ParameterKind, Plan};
 use crate::kernels::ops::hash;
 use crate::runtime::workers::WorkerGroup;
 
@@ -56,6 +56,11 @@ pub fn parameters(group: &WorkerGroup, plan: &Plan) -> Result<Vec<NamedTensor>, 
     Ok(in_order(tensors))
 }
 
+/// Returns true if the optimizer updates a bucket, and keeps moments of it.
+fn is_trained(plan: &Plan, bucket: BucketId) -> bool {
+    plan.buckets[bucket.index()].kind == ParameterKind::Trained
+}
+
 /// Copies the parameters of a whole bucket out of its values.
 fn bucket_tensors(plan: &Plan, bucket: BucketId, values: &[f32]) -> Vec<(ParamId, NamedTensor)> {
     let tensor = |&(id, start): &(ParamId, usize)| {
@@ -91,7 +96,9 @@ pub fn save(
     let mut all = Vec::new();
     for moment in 0..moments {
         let mut tensors = Vec::new();
-        for bucket in (0..plan.buckets.len() as u32).map(BucketId) {
+        // The optimizer has no part in running averages.
+        for bucket in (0..plan.buckets.len() as u32).map(BucketId).filter(|b| is_trained(plan, *b))
+        {
             let values = whole_moment(group, plan, moment, bucket)?;
             tensors.extend(bucket_tensors(plan, bucket, &values));
         }
@@ -128,13 +135,16 @@ fn write(
     bank: BucketTensor,
     tensors: &[NamedTensor],
 ) -> Result<Result<(), CheckpointError>, DeviceError> {
-    let buckets = match lay_out(device.plan(), tensors) {
+    let is_moment = matches!(bank, BucketTensor::Moment(_));
+    let is_read =
+        |plan: &Plan, bucket| plan.holds(bucket) && (!is_moment || is_trained(plan, bucket));
+    let buckets = match lay_out(device.plan(), tensors, is_read) {
         Ok(buckets) => buckets,
         Err(error) => return Ok(Err(error)),
     };
     for (index, values) in buckets.iter().enumerate() {
         let bucket = BucketId(index as u32);
-        if !device.plan().holds(bucket) {
+        if !is_read(device.plan(), bucket) {
             continue;
         }
         let held = match bank {
@@ -146,11 +156,17 @@ fn write(
     Ok(Ok(()))
 }
 
-fn lay_out(plan: &Plan, tensors: &[NamedTensor]) -> Result<Vec<Vec<f32>>, CheckpointError> {
+/// Returns the values of the buckets that are read; others are empty.
+fn lay_out(
+    plan: &Plan,
+    tensors: &[NamedTensor],
+    is_read: impl Fn(&Plan, BucketId) -> bool,
+) -> Result<Vec<Vec<f32>>, CheckpointError> {
     let mut buckets = Vec::with_capacity(plan.buckets.len());
-    for (bucket, is_held) in plan.buckets.iter().zip(&plan.held) {
-        let mut values = vec![0.0; if *is_held { bucket.length } else { 0 }];
-        for &(id, start) in bucket.parameters.iter().filter(|_| *is_held) {
+    for (index, bucket) in (0..).map(BucketId).zip(&plan.buckets) {
+        let is_read = is_read(plan, index);
+        let mut values = vec![0.0; if is_read { bucket.length } else { 0 }];
+        for &(id, start) in bucket.parameters.iter().filter(|_| is_read) {
             let parameter = &plan.graph.parameters[id.index()];
             let wanted = plan.graph.tensor(parameter.tensor).shape.dims();
             let tensor = NamedTensor::find(tensors, &parameter.name, wanted)?;
@@ -202,6 +218,7 @@ pub fn check(
     for parameter in &plan.graph.parameters {
         let wanted = plan.graph.tensor(parameter.tensor).shape.dims();
         NamedTensor::find(parameters, &parameter.name, wanted)?;
+        let kept = if parameter.kind == ParameterKind::Trained { kept } else { 0 };
         for index in 0..restored(moments, kept) {
             NamedTensor::find(moments, &format!("{}.{index}", parameter.name), wanted)?;
         }

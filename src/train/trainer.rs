@@ -203,8 +203,14 @@ impl Trainer {
         finished.map_err(|error| TrainError::from(error).of_library())
     }
 
+    /// Sets what is carried from step to step to zeros: the next batch begins new sequences.
+    pub fn reset_states(&mut self) {
+        self.session.reset_states();
+    }
+
     /// Runs one step at this learning rate on a whole batch: the values of every input of the
-    /// graph by name, except `samples`, which numbers the batch.
+    /// graph by name, except `samples`, which numbers the batch, and what is carried from step to
+    /// step ([`Builder::carry`](crate::graph::Builder::carry)).
     ///
     /// # Errors
     /// Returns `TrainError` if an input is missing, unknown, or has another type or length, if a
@@ -287,10 +293,15 @@ impl Trainer {
     pub(super) fn require_known(&self, values: &[(&str, HostTensor)]) -> Result<(), TrainError> {
         let fail = |why: String| Err(TrainError::InvalidRequest(why));
         for (at, (name, _)) in values.iter().enumerate() {
-            let inputs = self.graph.inputs.iter().map(|(input, _)| &**input);
+            let inputs = self.graph.inputs_of_samples().map(|(input, _)| &**input);
             let inputs: Vec<&str> = inputs.filter(|input| *input != "samples").collect();
             if *name == "samples" {
                 return fail("the input 'samples' is numbered by the trainer; leave it out".into());
+            }
+            if !inputs.contains(name) && self.graph.input(name).is_some() {
+                return fail(format!(
+                    "the input '{name}' is carried from step to step by the trainer; leave it out"
+                ));
             }
             if !inputs.contains(name) {
                 let known = inputs.join(", ");
@@ -321,6 +332,12 @@ impl Trainer {
             }
             let tensor = self.graph.tensor(*id);
             let per_row = tensor.shape.per_row();
+            if self.graph.is_carried(*id) {
+                // A step writes what is carried over it.
+                let zeros = HostTensor::zeros(tensor.dtype, per_row * part.rows as usize);
+                inputs.push((*id, zeros));
+                continue;
+            }
             let range = slots.start as usize * per_row..slots.end as usize * per_row;
             let fits = |length: usize| length == rows * per_row;
             let wrong =

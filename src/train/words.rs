@@ -8,7 +8,11 @@ const WORDS: &[(&str, &str)] = &[
     (", model.context or model.width", " or the size of the model"),
     ("the model's width or its context", "the size of the model"),
     ("the model's width", "the size of the model"),
-    ("raise model.layers", "give the model more blocks"),
+    (
+        " (a longer model.channels or model.hidden of a cnn, a longer model.hidden of an mlp, else \
+         a larger model.layers)",
+        "",
+    ),
     ("try it again with potluck devices --certify", "delete its entry in the cache of kernels"),
     ("or name others with --data PATH", "or name others"),
     ("choose another directory with --out", "choose another directory"),
@@ -35,6 +39,7 @@ const WORDS: &[(&str, &str)] = &[
     ("train.device_timeout_s", "TrainerOptions::device_timeout"),
     ("train.tune_s", "TrainerOptions::tune_s"),
     ("optim.lr", "the learning rate"),
+    ("set model.norm to group", "normalize by group (Builder::group_norm)"),
     ("model.context", "the context"),
     ("data.held_out", "held_out"),
     ("data.normalize", "normalize"),

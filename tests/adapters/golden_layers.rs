@@ -46,6 +46,7 @@ fn graph(golden: &Golden) -> Graph {
             },
         }),
         _ => rnn(&RnnConfig {
+            stateful: false,
             vocabulary: golden.number("vocabulary"),
             context: golden.number("context"),
             layers: golden.number("layers"),

@@ -149,6 +149,11 @@ fn running_averages_are_saved_and_go_on_to_the_same_bits() {
     let mut first = trainer("cpu", Shares::Even, 6, 1);
     train(&mut first);
     first.save(place.path()).unwrap();
+    let steps = std::fs::read_dir(place.path().join("checkpoints")).unwrap();
+    let saved = steps.flatten().map(|entry| entry.path()).find(|path| path.is_dir()).unwrap();
+    let moments = std::fs::read(saved.join("moments.safetensors")).unwrap();
+    let moments = String::from_utf8_lossy(&moments).into_owned();
+    assert!(moments.contains("first.weight.0") && !moments.contains("running"), "{moments}");
     let optimizer = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.1 };
     let options = TrainerOptions::new("cpu", optimizer, BATCH);
     let options = TrainerOptions { micro_batch: 6, clip: 0.5, seed: 2, ..options };

@@ -17,3 +17,4 @@ mod shader_modules;
 mod shaders;
 mod shape_rules;
 mod sim;
+mod stateful;

@@ -67,6 +67,16 @@ fn the_spirals_are_told_apart_and_wrong_shapes_told() {
 }
 
 #[test]
+fn the_directions_of_bars_are_told_apart() {
+    for devices in DEVICES {
+        let out = run("convolution", &[devices]);
+        let (losses, accuracy) = (numbers(&out, "loss"), numbers(&out, "accuracy"));
+        assert!(losses.len() == 3 && losses[2] < losses[0], "{out}");
+        assert!(accuracy.len() == 1 && accuracy[0] >= 95.0, "{out}");
+    }
+}
+
+#[test]
 fn an_op_of_the_users_own_is_checked_and_trained_with() {
     for devices in DEVICES {
         let out = run("custom_op", &[devices]);

@@ -94,6 +94,28 @@ fn a_node_with_a_copy_of_the_data_reads_its_samples() {
     assert!(other.err.contains(why), "{}", other.err);
 }
 
+/// States go to the nodes and back with each step, also to one that reads its own samples.
+#[test]
+fn states_are_carried_over_nodes() {
+    let desk = desk();
+    desk.write("text.txt", "to be or not to be, that is the question\n".repeat(40));
+    let line = "train --data text.txt --set model.kind=rnn --set model.stateful=true --batch 4 \
+                --set model.width=8 --set model.context=8 --set train.sample_tokens=0 --steps 6 \
+                --set data.held_out=0 --set parallel.shares=2,2";
+    desk.run(&format!("{line} --devices cpu*2 --out one")).ok();
+    for (out, more) in [("sent", ""), ("read", "--data text.txt")] {
+        let line = format!("{line} --devices cpu --out {out}");
+        let mut host = host_with(&desk, 2, "", &line);
+        host.wait_for("1 of ");
+        let other = join(&desk, &host, "", &format!("--devices cpu {more}"));
+        host.finish().ok();
+        finish(other, "the node that joined").ok();
+        assert!(state(&desk, out, 6) == state(&desk, "one", 6), "{out}");
+        let states = |run: &str| desk.checkpoint(run, 6, "carried.safetensors");
+        assert_eq!(states(out), states("one"));
+    }
+}
+
 #[test]
 fn data_that_are_not_there_are_named_before_anybody_is_awaited() {
     let desk = desk();

@@ -263,14 +263,15 @@ fn what_does_not_fit_a_run() {
         "train tiny.toml --data text.txt --out run",
         &["run holds a run", "potluck train --resume run;"],
     );
-    refuses("train --resume run --set model.layers=2", &["[model] does not fit the checkpoint"]);
+    let layers = "model.layers does not fit the checkpoint: it is 1 there, and 2 here";
+    refuses("train --resume run --set model.layers=2", &[layers]);
     let kept = "data.tokenizer does not fit the checkpoint";
     refuses("train --resume run --set data.tokenizer=byte", &[kept]);
     refuses("train --resume run --set optim.kind=sgd", &["optim.kind does not fit"]);
     refuses("train --resume run --data other.txt --steps 9", &["other.txt", "'O' at byte 0"]);
     refuses("train --resume run --data empty.txt --steps 9", &["empty.txt: is empty"]);
     refuses("train --resume run --set train.stpes=9", &["did you mean train.steps?"]);
-    refuses("eval run --set model.layers=2", &["[model] does not fit the checkpoint"]);
+    refuses("eval run --set model.layers=2", &[layers]);
     refuses("generate run --set stpes=2", &["--set stpes=2: ", "did you mean train.steps?"]);
     for (set, instead) in [
         ("parallel.devices=cpu*2", "give --devices instead"),

@@ -174,6 +174,7 @@ fn sum(group: &mut WorkerGroup, program: &Arc<Program>) -> Result<(), TrainError
             rank: Rank(rank as u32),
             program: program.clone(),
             micro_batches: Vec::new(),
+            states: Vec::new(),
             run_key: Key::new(0),
             is_training: true,
             samples: 1,

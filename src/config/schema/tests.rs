@@ -158,8 +158,9 @@ fn check_pipeline(
 #[test]
 fn a_pipeline_has_four_micro_batches_per_stage_unless_they_are_given() {
     use PipelineSchedule::{Interleaved, OneFOneB};
-    let of = |batch, pipeline, schedule| {
+    let of_model = |kind, batch, pipeline, schedule| {
         let mut config = RunConfig::default();
+        config.model.kind = kind;
         (config.train.batch, config.parallel.pipeline) = (batch, pipeline);
         config.parallel.schedule = schedule;
         let now = ["train.batch", "parallel.pipeline"].into();
@@ -172,12 +173,16 @@ fn a_pipeline_has_four_micro_batches_per_stage_unless_they_are_given() {
         assert_eq!(config.train.micro_batch, 5);
         derived
     };
+    let of = |batch, pipeline, schedule| of_model(ModelKind::Gpt, batch, pipeline, schedule);
     assert_eq!([of(64, 1, OneFOneB), of(64, 2, OneFOneB), of(64, 4, OneFOneB)], [64, 8, 4]);
     assert_eq!([of(12, 2, OneFOneB), of(7, 2, OneFOneB), of(100, 3, OneFOneB)], [1, 1, 8]);
     // 50 samples in micro-batches of 6 are 9; of 5 they are 10, a multiple of 2.
     assert_eq!([of(50, 2, OneFOneB), of(50, 2, Interleaved)], [6, 5]);
     // No micro-batches of 7 samples are a multiple of 4 but 4 of 2, which are too long.
     assert_eq!(of(7, 4, Interleaved), 1);
+    // Batch normalization needs 8 samples, if there are as many.
+    let resnet = |batch| of_model(ModelKind::Resnet, batch, 2, OneFOneB);
+    assert_eq!([resnet(128), resnet(32), resnet(6)], [16, 8, 6]);
 }
 
 #[test]

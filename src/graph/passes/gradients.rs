@@ -20,8 +20,8 @@ use crate::graph::{
 /// used twice has two nodes that add to its gradient.
 ///
 /// # Errors
-/// Returns [`ShapeError`] if a shape rule refuses a backward node, which does not happen for
-/// graphs made by the builder.
+/// Returns [`ShapeError`] if the loss depends on an output of an op through which no gradient is
+/// computed: the cell values of an LSTM.
 ///
 /// # Panics
 /// If the graph has no loss, or already has backward nodes.
@@ -101,6 +101,13 @@ fn rule(b: &mut Backward, node: NodeId) -> Result<(), ShapeError> {
             return b.accumulate_op(x[1], Op::SquaredErrorGrad, &[x[1], x[0]]);
         }
         _ => {}
+    }
+    if let Some(index) = (1..node.outputs.len()).find(|i| b.gradient_of(node.outputs[*i]).is_some())
+    {
+        let shapes = x.iter().map(|input| b.graph.tensor(*input).shape.to_string());
+        let why = format!("the loss depends on its output {index}, which has no gradient");
+        let inputs = shapes.collect::<Vec<_>>().join(", ");
+        return Err(ShapeError { op: node.op.to_string(), inputs, why });
     }
     let Some(dy) = b.gradient_of(node.outputs[0]) else {
         return Ok(());
@@ -681,6 +688,32 @@ mod tests {
         let blocks: Vec<u32> =
             graph.nodes.iter().filter(|n| n.phase != PassKind::Forward).map(|n| n.block).collect();
         assert!(blocks.is_sorted_by_key(|&block| Reverse(block)), "{blocks:?}");
+    }
+
+    /// A loss on the last cell state of an LSTM would have gradients of zeros.
+    #[test]
+    fn a_loss_on_what_has_no_gradient_is_refused() {
+        let differentiated = |of_cells: bool| {
+            let mut b = Builder::new();
+            let (x, target) = (b.input("x", &[1, 3, 2]), b.input("target", &[1, 4]));
+            let mut add = |name: &str, dims: &[usize]| b.parameter(name, dims, Init::Zeros);
+            let (ih, hh) = (add("ih", &[16, 2]), add("hh", &[16, 4]));
+            let parameters = [ih, hh, add("bias_ih", &[16]), add("bias_hh", &[16])];
+            let (y, cells) = b.recurrent(Cell::Lstm, x, parameters, &[]).unwrap();
+            let last = b.last_step(if of_cells { cells.unwrap() } else { y }).unwrap();
+            b.squared_error_loss(last, target).unwrap();
+            differentiate(b.finish()).map(|_| ()).map_err(|error| error.to_string())
+        };
+        assert_eq!(differentiated(false), Ok(()));
+        let error = differentiated(true).unwrap_err();
+        assert!(error.contains("its output 2, which has no gradient"), "{error}");
+    }
+
+    #[test]
+    fn statistics_of_a_batch_need_a_batch() {
+        let mut b = Builder::new();
+        let fixed = b.parameter("fixed", &[5, 4], Init::Zeros);
+        assert!(b.batch_norm("norm", fixed).is_err());
     }
 
     #[test]

@@ -8,6 +8,7 @@ use super::names::display_names;
 use super::open_ranks::{RequestedDevices, open_new, open_recorded};
 use super::pipeline::{advised, assemble_pipelines};
 use super::shares::layout_of;
+use super::statistics::require_statistics;
 use super::types::{OpenedRanks, PlacedWorkers, PlacementRequest};
 use crate::autotune::{self, cache};
 use crate::collective::BucketGroups;
@@ -160,6 +161,7 @@ fn start_workers(
     let layout = layout_of(request.parallel, &plan, world);
     let shares = shares(&members);
     let programs = programs(request, &plan, &shares);
+    notes.extend(require_statistics(&plan, programs.iter().map(|program| &**program))?);
     let plans = members.iter().map(|(one, ..)| request.plans.of_rows(one.rows)).collect();
     let mut ranks = Vec::new();
     for (rank, (one, ..)) in members.iter().enumerate() {

@@ -11,6 +11,7 @@ pub mod pipeline;
 pub mod plans;
 pub mod reduce_sites;
 pub mod shares;
+mod statistics;
 #[cfg(test)]
 mod tests;
 pub mod types;

@@ -101,6 +101,7 @@ fn train(request: &PlacementRequest, placed: &mut PlacedWorkers, steps: u64) {
                 rank: Rank(rank as u32),
                 micro_batches: parts.map(|p| inputs(request.plans, p.rows as usize)).collect(),
                 program: program.clone(),
+                states: Vec::new(),
                 run_key: Key::new(1),
                 is_training: true,
                 samples: 8,

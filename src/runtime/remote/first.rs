@@ -593,6 +593,7 @@ impl RemoteSeat for SeatOnNode {
             round: input.round,
             program: is_new.then(|| Program::clone(&input.program)),
             micro_batches: input.micro_batches.iter().cloned().map(Into::into).collect(),
+            states: input.states.iter().cloned().map(Into::into).collect(),
             run_key: input.run_key,
             is_training: input.is_training,
             samples: input.samples,

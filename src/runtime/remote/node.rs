@@ -432,6 +432,11 @@ impl<'h> NodeServer<'h> {
             here.program = Some(Arc::new(program));
         }
         let program = here.program.clone().ok_or("a step without a program")?;
+        let states = order.states.len();
+        if states > 0 && states != program.micro_batches.len() {
+            let needs = program.micro_batches.len();
+            return Err(format!("states of {states} of {needs} micro-batches"));
+        }
         let (round, given) = (order.round, order.micro_batches);
         let micro_batches: Result<Vec<Inputs>, String> = match &mut self.own_inputs {
             Some(own) if given.is_empty() => {
@@ -445,12 +450,14 @@ impl<'h> NodeServer<'h> {
                 return Err(format!("{has} inputs for a step of {needs} micro-batches"));
             }
             Ok(micro_batches) => {
-                let StepOrder { run_key, is_training, samples, update, clip, .. } = order;
+                let StepOrder { states, run_key, is_training, samples, update, clip, .. } = order;
+                let states = states.into_iter().map(Into::into).collect();
                 let input = Arc::new(StepInput {
                     round,
                     rank,
                     program,
                     micro_batches,
+                    states,
                     run_key,
                     is_training,
                     samples,

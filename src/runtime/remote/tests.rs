@@ -320,6 +320,7 @@ fn step(placed: &mut PlacedWorkers, step: u64) -> Result<Vec<StepReport>, Runtim
                 false => program.micro_batches.iter().map(of).collect(),
             },
             program: program.clone(),
+            states: Vec::new(),
             run_key: Key::new(1),
             is_training: true,
             samples: 6,

@@ -274,6 +274,8 @@ pub struct StepOrder {
     pub program: Option<Program>,
     /// Inputs per micro-batch of the program; none if the node reads them.
     pub micro_batches: Vec<RawInputs>,
+    /// State that is carried into the step, per micro-batch; none if the model carries none.
+    pub states: Vec<RawInputs>,
     pub run_key: Key,
     pub is_training: bool,
     pub samples: usize,

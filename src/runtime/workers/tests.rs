@@ -57,6 +57,7 @@ fn inputs(step: u64, faults: &Faults) -> Vec<Arc<StepInput>> {
             rank: Rank(rank),
             program: Arc::new(data_parallel(&plan, share, true)),
             micro_batches: vec![vec![(x, values)]],
+            states: Vec::new(),
             run_key: Key::new(7),
             is_training: true,
             samples: 6,

@@ -223,6 +223,9 @@ impl Run {
     fn next_step(&mut self) -> Result<Vec<Arc<StepInput>>, TrainError> {
         let ended = || TrainError::Defect("the loader ended before the last step".into());
         let ranks = self.loader.next_step().ok_or_else(ended)??;
+        if self.source.sampler.begins_streams(self.step() + 1) {
+            self.session.reset_states();
+        }
         Ok(self.session.inputs(ranks, self.spec.schedule.lr(self.step() + 1)))
     }
 

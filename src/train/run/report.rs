@@ -2,7 +2,6 @@
 
 use super::Run;
 use crate::base::format::thousands;
-use crate::data::Split;
 use crate::metrics::Unit;
 use crate::optim::Decay;
 use crate::parallel::RankPlacement;
@@ -40,14 +39,18 @@ impl Run {
 
     /// Formats the size of an epoch, in which as many tokens or samples are trained as there are.
     fn epoch_text(&self) -> String {
-        let (data, unit) = (&self.source.data, self.task.unit());
-        let samples = data.len(Split::Train);
+        let (sampler, unit) = (&self.source.sampler, self.task.unit());
+        let samples = sampler.epoch_samples();
         let per_sample = match unit {
             Unit::Samples => 1,
             Unit::Tokens => self.spec.model.context as u64,
         };
-        // A sample starts at every token but the last ones.
-        let count = if unit == Unit::Tokens { samples + per_sample } else { samples };
+        let count = match unit {
+            Unit::Samples => samples,
+            Unit::Tokens if sampler.is_of_streams() => samples * per_sample,
+            // A sample starts at every token but the last ones.
+            Unit::Tokens => samples + per_sample,
+        };
         let per_step = u64::from(self.spec.batch) * per_sample;
         let steps = count.div_ceil(per_step);
         let [count, per_step, steps] =

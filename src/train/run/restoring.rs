@@ -8,6 +8,7 @@ use super::stopping::with_command;
 use crate::checkpoint::{Checkpoint, CheckpointError, Meta};
 use crate::metrics::{Recorder, TensorBoard, aside};
 use crate::parallel::{Placement, PlacementChange};
+use crate::train::carried::STATES_OF_ZEROS;
 use crate::train::continuation::ResumeCommand;
 use crate::train::error::TrainError;
 use crate::train::left_devices::LeftDevices;
@@ -35,12 +36,14 @@ impl Run {
 
     /// Brings the state of a checkpoint onto the devices, and sets a later course of the run aside.
     pub(super) fn restore(&mut self, checkpoint: Checkpoint) -> Result<(), TrainError> {
-        let Checkpoint { meta, parameters, moments } = checkpoint;
+        let Checkpoint { meta, parameters, moments, carried } = checkpoint;
         self.saved = Some(meta.step).filter(|step| self.store.path(*step).is_dir());
         self.found = self.saved;
         self.unknown = meta.unknown.clone();
         self.warn_if_changed(&meta.placement)?;
-        self.session.restore(meta.step, parameters, &moments)?;
+        if !self.session.restore(meta.step, parameters, (&moments, &carried))? {
+            self.note(STATES_OF_ZEROS.into())?;
+        }
         self.compare_parameters()?;
         // Only now, with the state on the devices, does the run replace its other course.
         match self.options.continued {

@@ -66,7 +66,8 @@ impl Run {
             version: VERSION.into(),
             unknown: self.unknown.clone(),
         };
-        let checkpoint = Checkpoint { meta, parameters, moments };
+        let carried = self.session.carried();
+        let checkpoint = Checkpoint { meta, parameters, moments, carried };
         let now = self.step();
         let kept = match self.found.take_if(|step| *step == now) {
             Some(_) => self.store.save_and_keep(&checkpoint)?,

@@ -131,7 +131,7 @@ impl Run {
             let step_key = first.run_key.step(first.round.step);
             let random = RandomContext { step_key, training: true };
             for (micro_batch, of_batch) in first.program.micro_batches.iter().enumerate() {
-                let loaded = |rank: Rank| inputs[rank.index()].micro_batches[micro_batch].clone();
+                let loaded = |rank: Rank| inputs[rank.index()].inputs_of(micro_batch);
                 let pass = PassContext { micro_batch, rows: of_batch.rows as usize, random };
                 let walk = (&segments[..], &loaded as &dyn Fn(Rank) -> Inputs);
                 let found =

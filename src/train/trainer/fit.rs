@@ -240,11 +240,12 @@ impl Trainer {
     ) -> Result<Fit<'a>, TrainError> {
         options.check(data)?;
         let source = self.source_of(data, options)?;
-        let (population, batch) = (data.len(Split::Train), self.options.batch as u64);
+        let batch = self.options.batch as u64;
         let last = match options.length {
             FitLength::Steps(steps) => steps,
             FitLength::Epochs(epochs) => {
-                let left = epochs.saturating_mul(population).saturating_sub(self.samples);
+                let samples = source.sampler.epoch_samples();
+                let left = epochs.saturating_mul(samples).saturating_sub(self.samples);
                 self.steps() + left.div_ceil(batch)
             }
         };
@@ -379,6 +380,9 @@ impl Trainer {
         let (lr, started) = (fit.options.schedule.lr(self.steps() + 1), Instant::now());
         let ended = || TrainError::Defect("the loader ended before the last step".into());
         let ranks = loader.next_step().ok_or_else(ended)??;
+        if fit.source.sampler.begins_streams(self.steps() + 1) {
+            self.session.reset_states();
+        }
         let reports = self.take_step(ranks, lr)?;
         let (unit, batch) = (fit.options.task.unit(), self.options.batch as u64);
         let record = self.session.step_record(&reports, &StepTiming { lr, unit, batch, started });

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::TrainerOptions;
 use crate::autotune::TuneOptions;
 use crate::base::{HostTensor, TensorId};
-use crate::data::{Dataset, Sampler, Split};
+use crate::data::{Dataset, Split};
 use crate::graph::{Graph, differentiate, fuse};
 use crate::metrics::Trace;
 use crate::parallel::Placement;
@@ -18,7 +18,7 @@ use crate::runtime::remote::NO_NODES;
 use crate::runtime::step::Inputs;
 use crate::runtime::timing::Probe;
 use crate::train::error::TrainError;
-use crate::train::loader::BatchSource;
+use crate::train::loader::{BatchSource, sampler_of};
 use crate::train::session::{Session, SessionOptions};
 
 /// Session on opened devices, which hold no values yet.
@@ -101,11 +101,11 @@ pub(super) fn source(
     if data.is_empty(Split::Train) {
         return Err(TrainError::InvalidRequest("the data have no sample to train on".into()));
     }
-    let sampler = Sampler::new(options.seed, data.len(Split::Train), options.batch as u32);
+    let sampler = sampler_of(graph, &*data, (options.seed, options.batch as u32))?;
     let source = BatchSource::new(graph, data, sampler.after(steps, samples))?;
     let filled = source.data.inputs();
     let is_filled = |name: &str| name == "samples" || filled.iter().any(|one| one.name == name);
-    match graph.inputs.iter().find(|(name, _)| !is_filled(name)) {
+    match graph.inputs_of_samples().find(|(name, _)| !is_filled(name)) {
         None => Ok(source),
         Some((name, _)) => Err(TrainError::InvalidRequest(format!(
             "the graph has the input '{name}', for which the data have no values"

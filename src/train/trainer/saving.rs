@@ -9,6 +9,7 @@ use super::opening::{open, training_graph};
 use super::{Trainer, TrainerOptions};
 use crate::checkpoint::{Checkpoint, Meta, NamedTensor, Store};
 use crate::graph::Graph;
+use crate::train::carried::STATES_OF_ZEROS;
 use crate::train::error::TrainError;
 use crate::train::session::StepsTaken;
 use crate::train::state;
@@ -135,7 +136,7 @@ impl Trainer {
             version: env!("CARGO_PKG_VERSION").into(),
             unknown: BTreeMap::new(),
         };
-        Ok(Checkpoint { meta, parameters, moments })
+        Ok(Checkpoint { meta, parameters, moments, carried: self.session.carried() })
     }
 
     /// Forgets the states that were kept to recover from: they are not those of the parameters that
@@ -153,7 +154,10 @@ impl Trainer {
             false => Vec::new(),
         };
         let moments = if zeros.is_empty() { &state.moments } else { &zeros };
-        self.session.restore(meta.step, SharedParameters(state.clone()), moments)?;
+        let tensors = (&moments[..], &state.carried[..]);
+        if !self.session.restore(meta.step, SharedParameters(state.clone()), tensors)? {
+            self.notes.push(STATES_OF_ZEROS.into());
+        }
         let (steps, updates) = (meta.step, meta.optimizer_step);
         self.session.taken = StepsTaken { steps, updates };
         (self.samples, self.best, self.data) = (meta.samples, meta.best, meta.data);

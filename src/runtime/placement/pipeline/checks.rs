@@ -64,22 +64,26 @@ pub fn require_model(
     checked.map(drop).or_else(|error| refused(error.to_string()))
 }
 
+/// Advice for every kind of model: what its blocks are.
+const MORE_BLOCKS: &str = "or give the model more blocks (a longer model.channels or model.hidden \
+                           of a cnn, a longer model.hidden of an mlp, else a larger model.layers)";
+
 /// Returns the error of a model of `count` blocks, which has too few for the requested stages, with
 /// the nearest numbers that fit.
 fn too_many_parts(requested: &RequestedPipelines, count: usize) -> String {
     let RequestedPipelines { stages, chunks, .. } = *requested;
     let cannot = format!("a model of {count} blocks cannot be cut into {stages} stages");
     if chunks == 1 {
-        return format!("{cannot}: lower --pipeline to at most {count}, or raise model.layers");
+        return format!("{cannot}: lower --pipeline to at most {count}, {MORE_BLOCKS}");
     }
     let cannot = format!("{cannot} of {chunks} model chunks");
     // As many chunks of fewer stages, and fewer chunks of as many stages.
     match (count / chunks, count / stages) {
-        (_, fewer @ 2..) => format!("{cannot}: give --set chunks={fewer}, or raise model.layers"),
+        (_, fewer @ 2..) => format!("{cannot}: give --set chunks={fewer}, {MORE_BLOCKS}"),
         (fewer @ 2.., _) => {
-            format!("{cannot}: lower --pipeline to at most {fewer}, or raise model.layers")
+            format!("{cannot}: lower --pipeline to at most {fewer}, {MORE_BLOCKS}")
         }
-        _ => format!("{cannot}: choose another --schedule, or raise model.layers"),
+        _ => format!("{cannot}: choose another --schedule, {MORE_BLOCKS}"),
     }
 }
 
@@ -202,10 +206,15 @@ mod tests {
         };
         assert!(error(requested(2, 1), 1, &[]).contains("no blocks"));
         for (stages, chunks, blocks, advice) in [
-            (7, 1, 6, "7 stages: lower --pipeline to at most 6, or raise model.layers"),
-            (2, 4, 6, "2 stages of 4 model chunks: give --set chunks=3, or raise model.layers"),
-            (4, 2, 6, "4 stages of 2 model chunks: lower --pipeline to at most 3, or raise"),
-            (2, 2, 3, "2 stages of 2 model chunks: choose another --schedule, or raise"),
+            (
+                7,
+                1,
+                6,
+                "7 stages: lower --pipeline to at most 6, or give the model more blocks (a longer",
+            ),
+            (2, 4, 6, "2 stages of 4 model chunks: give --set chunks=3, or give the model"),
+            (4, 2, 6, "4 stages of 2 model chunks: lower --pipeline to at most 3, or give"),
+            (2, 2, 3, "2 stages of 2 model chunks: choose another --schedule, or give"),
         ] {
             let error = error(requested(stages, chunks), blocks, &[]);
             let expected = format!("a model of {blocks} blocks cannot be cut into {advice}");

@@ -27,6 +27,7 @@ use crate::runtime::placement::host_memory;
 use crate::runtime::placement::open_ranks::{RequestedDevices, open_one};
 use crate::runtime::placement::reduce_sites::reduce_sites;
 use crate::runtime::placement::shares::owned;
+use crate::runtime::placement::statistics::require_statistics;
 use crate::runtime::placement::types::{ParallelOptions, PlacedWorkers, PlacementRequest};
 use crate::runtime::trace_labels::TraceLabels;
 use crate::runtime::workers::{WorkerGroup, WorkerGroupOptions};
@@ -119,6 +120,7 @@ pub fn assemble_pipelines(
     };
     notes.extend(require_micro_batches(&requested, &planned)?);
     let laid_out = LaidOutPipelines::of(request, &planned);
+    notes.extend(require_statistics(&laid_out.whole, laid_out.written.programs.iter())?);
     require_host_memory(request, devices, &planned, &laid_out)?;
     require_shared_memory(request, devices, &planned, &laid_out)?;
     let mut members = Vec::new();

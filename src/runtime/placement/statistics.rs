@@ -1,0 +1,67 @@
+//! Check of the micro-batches from which batch normalization takes its statistics.
+
+use crate::graph::Plan;
+use crate::parallel::Program;
+use crate::runtime::RuntimeError;
+
+/// Checks that the micro-batches of a model with batch normalization have statistics. Returns a
+/// note if some have fewer samples than [`Plan::rows_min`].
+///
+/// # Errors
+/// Returns `RuntimeError::InvalidRequest` if a micro-batch would normalize one value per channel,
+/// whose variance is zero: PyTorch refuses that, too.
+pub fn require_statistics<'p>(
+    plan: &Plan,
+    programs: impl Iterator<Item = &'p Program>,
+) -> Result<Option<String>, RuntimeError> {
+    let Some(values) = plan.graph.normalized_values_min() else { return Ok(None) };
+    let micro_batches = programs.flat_map(|program| &program.micro_batches);
+    let Some(rows) = micro_batches.map(|micro_batch| micro_batch.rows).min() else {
+        return Ok(None);
+    };
+    let advice =
+        "raise train.micro_batch or train.batch, take fewer devices, or set model.norm to group";
+    if rows == 1 && values == 1 {
+        return Err(RuntimeError::InvalidRequest(format!(
+            "batch normalization of a micro-batch of 1 sample would have one value per channel, \
+             whose variance is zero; {advice}"
+        )));
+    }
+    let least = plan.rows_min();
+    Ok((rows < least).then(|| {
+        format!(
+            "batch normalization takes its statistics from micro-batches of as few as {rows} \
+             samples, and those of fewer than {least} are noisy; {advice}"
+        )
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{Builder, PlanOptions};
+    use crate::parallel::{Share, data_parallel};
+
+    fn required(places: usize, counts: &[u32], micro_batch: u32) -> Result<Option<String>, String> {
+        let mut b = Builder::new();
+        let x = b.input("x", &[1, places, 3]);
+        let y = b.batch_norm("norm", x).unwrap();
+        b.output("y", y);
+        let plan = Plan::new(b.finish(), PlanOptions::new(8));
+        let share = |count: &u32| Share { first: 0, count: *count, micro_batch };
+        let programs = counts.iter().map(|count| data_parallel(&plan, share(count), true));
+        let programs: Vec<_> = programs.collect();
+        require_statistics(&plan, programs.iter()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn one_value_is_refused_and_few_are_noted() {
+        assert_eq!(required(4, &[8, 16], 8), Ok(None));
+        let note = required(4, &[8, 2], 8).unwrap().unwrap();
+        assert!(note.contains("as few as 2 samples"), "{note}");
+        assert!(required(1, &[8, 2], 8).unwrap().is_some());
+        assert!(required(2, &[9], 1).unwrap().is_some());
+        let error = required(1, &[9], 1).unwrap_err();
+        assert!(error.contains("one value per channel"), "{error}");
+    }
+}
