@@ -175,6 +175,7 @@ impl FirstNode {
                 if let Some(index) = self.index(connection) {
                     self.joiners[index].is_closed = true;
                     self.depart(index, &format!("its link closed: {why}"));
+                    self.end_if_all_left();
                 }
                 Ok(())
             }
@@ -449,7 +450,14 @@ impl FirstNode {
         self.suspicions.retain(|of| of.from != node && of.to != node);
         self.send_to_all(|_| ClusterMsg::Left { generation, node, why: why.clone() });
         self.outbox.push(Action::Left { node, why });
-        if self.joiners.iter().all(|joiner| joiner.has_left) {
+        self.end_if_all_left();
+    }
+
+    /// Ends the run once all others have left and have closed their links, behind all that they
+    /// have sent.
+    fn end_if_all_left(&mut self) {
+        let is_gone = |joiner: &Joiner| joiner.has_left && joiner.is_closed;
+        if matches!(self.phase, FirstPhase::Running) && self.joiners.iter().all(is_gone) {
             self.end(ClusterEnd::Left { why: "all other nodes have left".into() });
         }
     }

@@ -82,6 +82,8 @@ pub struct JoiningNode {
     generation: Generation,
     /// From the roster on, this node's number with it.
     roster: Option<(NodeRank, Roster)>,
+    /// Set once the first node has left a run that had started, with its reason.
+    first_left: Option<String>,
     pairs: Vec<PairLink>,
     guests: Guests,
     early: Vec<EarlyPair>,
@@ -113,6 +115,7 @@ impl JoiningNode {
             first: None,
             generation: Generation(0),
             roster: None,
+            first_left: None,
             pairs: Vec::new(),
             guests: Guests::default(),
             early: Vec::new(),
@@ -317,6 +320,12 @@ impl JoiningNode {
                 self.end(ClusterEnd::Refused { why });
                 Ok(())
             }
+            (JoinPhase::Running, ClusterMsg::Leave { why }) => {
+                // The run ends with the link to the first node, which closes it behind all that it
+                // has sent. If this side closed it, it would lose what is still on its way.
+                self.first_left.get_or_insert(why);
+                Ok(())
+            }
             (_, ClusterMsg::Leave { why }) => {
                 self.end(ClusterEnd::Left { why });
                 Ok(())
@@ -393,14 +402,13 @@ impl JoiningNode {
         self.close_early_pairs_before(generation);
     }
 
+    /// Takes the orderly leave of another joined node, which closes the link to it behind all that
+    /// it has sent. If this side closed the link, it would lose what is still on its way.
     fn note_left(&mut self, node: NodeRank, why: String) -> Result<(), ClusterError> {
         let Some(pair) = self.pairs.iter_mut().find(|pair| pair.node == node) else {
             return Err(ClusterError::UnknownNode { who: self.name(FIRST), node });
         };
         if pair.state != PairState::Left {
-            if let Some(connection) = pair.connection() {
-                self.outbox.close(connection, "it leaves");
-            }
             pair.state = PairState::Left;
             self.outbox.push(Action::Left { node, why });
         }
@@ -423,6 +431,9 @@ impl JoiningNode {
     }
 
     fn lose_first(&mut self, why: &str) {
+        if let Some(why) = self.first_left.take() {
+            return self.end(ClusterEnd::Left { why });
+        }
         let why = shown_text(why, WHY_BYTES_MAX);
         match (self.phase, &self.roster) {
             (JoinPhase::Running, Some((_, roster))) => {

@@ -440,6 +440,9 @@ fn leaves_after_the_start_are_told_to_the_others_and_the_last_one_ends_the_run()
     };
     assert_eq!(bench.say(1, failed), Ok(()), "its link had to close");
     bench.say(1, ClusterMsg::Leave { why: why() }).unwrap();
+    let left = Action::Left { node: NodeRank(1), why: why() };
+    assert_eq!(bench.actions(), [left], "what it sent before may still be on its way");
+    bench.close(1);
     assert_eq!(bench.end(), ClusterEnd::Left { why: "all other nodes have left".into() });
 }
 

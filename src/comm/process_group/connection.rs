@@ -472,7 +472,8 @@ impl PeerChannels {
                 Ok(())
             }
             PacketKind::Left { panicked } => {
-                peer.left = Some(panicked);
+                // The leave of its process may follow that of the rank.
+                peer.left.get_or_insert(panicked);
                 Ok(())
             }
         }

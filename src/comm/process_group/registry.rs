@@ -2,10 +2,11 @@
 //! new group, and ends all groups of a rank that fails.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use super::connection::{CREDITS, WINDOW};
-use super::packet::{Packet, Pools};
+use super::packet::{Packet, PacketKind, Pools};
 use super::remote::RemoteProcess;
 use crate::base::rng::threefry2x32;
 use crate::base::{Position, Rank};
@@ -155,6 +156,16 @@ impl GroupRegistry {
         }
     }
 
+    /// Ends all groups to which a rank of another process belongs, which that process reports, and
+    /// passes this on. The others come first: a rank of this process that learns of it may end the
+    /// process, and with it the links.
+    pub fn fail_elsewhere(&self, rank: Rank, why: &str) {
+        if self.lock().failed.iter().all(|(failed, _)| *failed != rank) {
+            self.others.iter().for_each(|other| other.send_abort(rank, why));
+            self.fail_here(rank, why);
+        }
+    }
+
     /// Ends all groups of this process with a rank as member; returns false if that is known.
     pub fn fail_here(&self, rank: Rank, why: &str) -> bool {
         let mut table = self.lock();
@@ -168,6 +179,21 @@ impl GroupRegistry {
             .filter(|context| context.members.position(rank).is_some())
             .for_each(|context| context.close(why));
         is_new
+    }
+
+    /// Reports the leave of all ranks of another process to the members of this one.
+    pub fn process_left(&self, ranks: &Range<u32>) {
+        // Sent outside the lock, as all packets are.
+        let groups: Vec<_> = self.lock().groups.iter().filter_map(Weak::upgrade).collect();
+        for context in &groups {
+            let gone = context.members.iter().filter(|(_, rank)| ranks.contains(&rank.0));
+            for (from, _) in gone {
+                let left = || Packet { from, kind: PacketKind::Left { panicked: false } };
+                // One that is closed needs no news; one that is full is closed by it, which its
+                // rank reports.
+                context.mailboxes().for_each(|mailbox| drop(mailbox.send(left())));
+            }
+        }
     }
 
     /// Ends all groups of this process, also those that begin later.
@@ -195,9 +221,9 @@ impl GroupTable {
     ) -> Arc<GroupContext> {
         let size = members.size() as usize;
         // Per sender: its packets of both kinds, the credits that it returns, and control packets:
-        // a waiting notice, an acknowledgement and a leave.
+        // a waiting notice, an acknowledgement, and a leave of the rank and one of its process.
         let [collective, direct] = packets_max(size);
-        let items_max = size * (collective + direct + 2 * CREDITS as usize + 3);
+        let items_max = size * (collective + direct + 2 * CREDITS as usize + 4);
         let address = |(_, rank): (Position, Rank)| match others
             .iter()
             .find(|other| other.ranks.contains(&rank.0))

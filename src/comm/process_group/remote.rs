@@ -192,6 +192,14 @@ impl PacketReceiver {
         Ok(ArrivingPacket { header, place: ValuesPlace::Values(payload), registry: Some(registry) })
     }
 
+    /// Reports to all groups of this process that another one has left in order, and that nothing
+    /// more comes from its ranks: a leave of theirs that never arrived is made good.
+    pub fn process_left(&self, ranks: &Range<u32>) {
+        if let Some(registry) = self.0.upgrade() {
+            registry.process_left(ranks);
+        }
+    }
+
     /// Ends all groups of this process, with the reason.
     pub fn end(&self, why: &str) {
         if let Some(registry) = self.0.upgrade() {
@@ -262,7 +270,7 @@ fn arrive_abort(
     }
     // Passed on: who reports it may end, and close its links, before the message of the rank's own
     // process arrives everywhere.
-    registry.fail(rank, &why);
+    registry.fail_elsewhere(rank, &why);
     Ok(())
 }
 

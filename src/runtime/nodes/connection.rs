@@ -90,7 +90,13 @@ struct LinkReceiver {
     /// Set when the link is given to the layer above.
     receiver: OnceLock<MessageReceiver>,
     /// Takes all values in place of `frames`, once there is one.
-    values: RwLock<Option<Arc<dyn ValueReceiver>>>,
+    values: RwLock<SetReceiver>,
+}
+
+#[derive(Default)]
+struct SetReceiver {
+    receiver: Option<Arc<dyn ValueReceiver>>,
+    is_closed: bool,
 }
 
 #[derive(Default)]
@@ -134,11 +140,10 @@ impl NodeLink {
         }
     }
 
-    /// Sets the receiver of all values that come from now on, in place of the one before.
+    /// Sets the receiver of all values that come from now on, in place of the one before; a link
+    /// that has ended is reported to it at once.
     pub fn receive_values_with(&self, receiver: Arc<dyn ValueReceiver>) {
-        // Only whole receivers are moved under the lock.
-        let mut values = self.incoming.values.write().unwrap_or_else(PoisonError::into_inner);
-        *values = Some(receiver);
+        self.incoming.set_values(receiver);
     }
 
     /// Sends bytes to the peer's receiver of values; waits while the queue of the link is full.
@@ -252,7 +257,18 @@ impl LinkReceiver {
     }
 
     fn values(&self) -> Option<Arc<dyn ValueReceiver>> {
-        self.values.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.values.read().unwrap_or_else(PoisonError::into_inner).receiver.clone()
+    }
+
+    fn set_values(&self, receiver: Arc<dyn ValueReceiver>) {
+        // Only whole receivers are moved under the lock.
+        let mut values = self.values.write().unwrap_or_else(PoisonError::into_inner);
+        values.receiver = Some(receiver.clone());
+        let is_closed = values.is_closed;
+        drop(values);
+        if is_closed {
+            receiver.closed();
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Messages> {
@@ -354,8 +370,12 @@ impl Receiver for LinkReceiver {
     }
 
     fn closed(&self, why: &CloseReason) {
-        if let Some(values) = self.values() {
-            values.closed();
+        let mut values = self.values.write().unwrap_or_else(PoisonError::into_inner);
+        values.is_closed = true;
+        let receiver = values.receiver.clone();
+        drop(values);
+        if let Some(receiver) = receiver {
+            receiver.closed();
         }
         (self.events)(LinkEvent::Closed(self.connection, why.clone()));
     }
@@ -456,6 +476,31 @@ mod tests {
         drop(events.lock().unwrap().pop());
         assert_eq!(incoming.control(start()), Ok(()));
         assert!(incoming.control(start()).is_err());
+    }
+
+    /// Receiver that counts the ends of its link.
+    #[derive(Default)]
+    struct CountsEnds(AtomicUsize);
+
+    impl ValueReceiver for CountsEnds {
+        fn landing(&self, _: &[u8; TAG_BYTES], _: usize) -> Result<Box<dyn Landing>, String> {
+            Err("nothing is due".into())
+        }
+
+        fn closed(&self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_link_reaches_a_receiver_that_was_set_before_or_after_it() {
+        let (incoming, events) = incoming();
+        let receivers = [(); 2].map(|()| Arc::new(CountsEnds::default()));
+        incoming.set_values(receivers[0].clone());
+        Receiver::closed(&incoming, &CloseReason::Here("it is over".into()));
+        incoming.set_values(receivers[1].clone());
+        assert_eq!(receivers.map(|receiver| receiver.0.load(Ordering::Relaxed)), [1, 1]);
+        assert!(matches!(events.lock().unwrap()[..], [LinkEvent::Closed(ConnectionId(3), _)]));
     }
 
     /// Random control messages, half of them like announcements of blobs.

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use crate::base::format::counted;
 use crate::base::{Generation, NodeRank};
 use crate::cluster::{
     ClusterEnd, DEVICES_MAX, FirstNodeOptions, Hello, JoiningNodeOptions, Loss, NodeDevice,
-    PROTOCOL, Presence, Roster,
+    PROTOCOL, Presence, Roster, RosterNode,
 };
 use crate::comm::{
     ArrivingPacket, GroupError, Mailbox, PacketReceiver, ProcessGroup, RecvError, RemoteProcess,
@@ -35,8 +36,6 @@ const PURPOSE: &str = "process group";
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Default of [`ClusterOptions::deadline`], that of [`crate::comm::init`].
 const DEADLINE: Duration = Duration::from_secs(300);
-/// Longest time for which packets of a first process that has left may still arrive.
-const LINGER: Duration = Duration::from_secs(5);
 /// Message by which a process says that it takes packets.
 const READY: &[u8] = b"ready";
 
@@ -349,15 +348,17 @@ impl GroupSession {
         until: Option<Instant>,
     ) -> Result<Vec<ProcessGroup>, GroupError> {
         let StartedCluster { roster, you, links } = started;
-        if links.len() + 1 != roster.nodes.len() {
-            return Err(failed("a process left while the group started"));
+        let is_here = |node| node == you || links.iter().any(|(number, _)| *number == node);
+        if let Some(gone) = roster.nodes.iter().map(|of| of.node).find(|node| !is_here(*node)) {
+            let name = process_name(&roster.ranks(gone), &name_of(&roster, gone));
+            return Err(failed(format!("{name} is lost: it left while the group started")));
         }
         let others = links.iter().map(|(number, link)| RemoteProcess {
             ranks: roster.ranks(*number),
             host: name_of(&roster, *number),
             link: link.packets(),
         });
-        let (news, over, first_closed) = (meeting.news.clone(), Mailbox::new(1), Mailbox::new(1));
+        let (news, over) = (meeting.news.clone(), Mailbox::new(1));
         let session = Arc::new(Self {
             meeting: Mutex::new(meeting),
             packets: OnceLock::new(),
@@ -372,6 +373,7 @@ impl GroupSession {
         // The handles keep it from now on.
         drop(session);
         let ready = Mailbox::new(links.len());
+        let departures = Departures::new(&roster, &packets);
         let watch = Watch {
             news,
             packets: packets.clone(),
@@ -379,12 +381,11 @@ impl GroupSession {
             you,
             over,
             ready: ready.clone(),
-            first_closed: first_closed.clone(),
+            departures: departures.clone(),
         };
         let receivers = Receivers { you, roster: &roster, packets: &packets, ready: &ready };
         let set = |(number, link): &(NodeRank, Arc<NodeLink>)| {
-            let closed = if number.0 == 0 { first_closed.clone() } else { Mailbox::new(1) };
-            receivers.set(*number, link, closed);
+            receivers.set(*number, link, departures.clone());
         };
         let met = watch.start().and_then(|()| {
             links.iter().for_each(set);
@@ -433,10 +434,11 @@ struct Receivers<'a> {
 }
 
 impl Receivers<'_> {
-    fn set(&self, number: NodeRank, link: &NodeLink, closed: Mailbox<()>) {
+    fn set(&self, number: NodeRank, link: &NodeLink, departures: Departures) {
         let (ranks, host) = (self.roster.ranks(number), name_of(self.roster, number));
         let packets = self.packets.clone();
-        link.receive_values_with(Arc::new(GroupValues { packets, ranks, host, closed }));
+        let values = GroupValues { packets, ranks, host, number, departures };
+        link.receive_values_with(Arc::new(values));
         let ready = self.ready.clone();
         // Processes that joined tell only the first one.
         let is_due = self.you == FIRST || number == FIRST;
@@ -469,8 +471,8 @@ struct GroupValues {
     packets: PacketReceiver,
     ranks: Range<u32>,
     host: String,
-    /// Closed with the link.
-    closed: Mailbox<()>,
+    number: NodeRank,
+    departures: Departures,
 }
 
 impl GroupValues {
@@ -489,7 +491,33 @@ impl ValueReceiver for GroupValues {
     }
 
     fn closed(&self) {
-        self.closed.close("closed");
+        self.departures.advance(self.number);
+    }
+}
+
+/// Orderly ends of other processes, in two steps that come in any order: the cluster reports that
+/// a process has left, and its link is closed, behind all that it has sent. Its ranks have said
+/// that they leave before; if that was lost, because a link that ends is flushed for a bounded time
+/// only, calls that wait for them would wait until their deadline.
+#[derive(Clone)]
+struct Departures {
+    packets: PacketReceiver,
+    /// By node: its ranks, and the steps that have come.
+    nodes: Arc<[(Range<u32>, AtomicU32)]>,
+}
+
+impl Departures {
+    fn new(roster: &Roster, packets: &PacketReceiver) -> Self {
+        let node = |of: &RosterNode| (roster.ranks(of.node), AtomicU32::new(0));
+        Self { packets: packets.clone(), nodes: roster.nodes.iter().map(node).collect() }
+    }
+
+    /// Takes a step of a process; each comes once.
+    fn advance(&self, number: NodeRank) {
+        let Some((ranks, steps)) = self.nodes.get(number.0 as usize) else { return };
+        if steps.fetch_add(1, Ordering::SeqCst) == 1 {
+            self.packets.process_left(ranks);
+        }
     }
 }
 
@@ -514,7 +542,7 @@ struct Watch {
     you: NodeRank,
     over: Mailbox<()>,
     ready: Mailbox<()>,
-    first_closed: Mailbox<()>,
+    departures: Departures,
 }
 
 impl Watch {
@@ -527,7 +555,7 @@ impl Watch {
         let end = loop {
             match self.news.recv(None) {
                 Ok(ClusterNews::Ended(end)) => break Some(end),
-                // Its ranks have said so, behind what they sent before.
+                Ok(ClusterNews::Left { node, .. }) => self.departures.advance(node),
                 Ok(_) => {}
                 Err(_) => break None,
             }
@@ -537,10 +565,7 @@ impl Watch {
             Some(ClusterEnd::Lost { loss, .. }) => Some(self.loss(loss)),
             Some(ClusterEnd::Left { .. }) if is_first => None,
             Some(ClusterEnd::Left { why }) => {
-                // What the first process sent before its end is still taken.
-                let limit = LINGER;
-                let _ = self.first_closed.recv(Instant::now().checked_add(limit));
-                Some(format!("{} left all groups: {why}", self.name(NodeRank(0))))
+                Some(format!("{} left all groups: {why}", self.name(FIRST)))
             }
             Some(other) => Some(other.to_string()),
             None => None,
@@ -609,8 +634,28 @@ mod tests {
     }
 
     /// Connects some processes that keep to the rules with one that greets as such a process does
-    /// and then does what it likes with its links; returns how a barrier of the others ends.
+    /// and then does what it likes with its links, and leaves in order; returns how a barrier of the
+    /// others ends.
     fn beside(others: u32, act: impl Fn(NodeRank, &NodeLink)) -> Vec<Result<(), GroupError>> {
+        beside_leaving(others, act, |threads, mut meeting| {
+            let ended = ended(threads);
+            meeting.leave("it is over");
+            ended
+        })
+    }
+
+    type Barrier = thread::JoinHandle<Result<(), GroupError>>;
+
+    fn ended(threads: Vec<Barrier>) -> Vec<Result<(), GroupError>> {
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    }
+
+    /// [`beside`] with a process that leaves when it likes.
+    fn beside_leaving<R>(
+        others: u32,
+        act: impl Fn(NodeRank, &NodeLink),
+        leave: impl FnOnce(Vec<Barrier>, Meeting) -> R,
+    ) -> R {
         let code = Secret::generate().unwrap().code().unwrap();
         let secret = || Secret::parse(&code).unwrap();
         let (tell, told) = mpsc::channel();
@@ -627,16 +672,14 @@ mod tests {
         threads.extend((1..others).map(|_| barrier(joins())));
         // The last one to come has the last rank.
         while told.recv().unwrap() != others.to_string() {}
-        let mut meeting = meet(joins()).unwrap();
+        let meeting = meet(joins()).unwrap();
         let started = wait_for_all(&meeting, None, &mut |_| {}).unwrap();
         for (number, link) in &started.links {
             // What the others send is not what a training run would.
             link.receive_values_with(Arc::new(KeepsNothing));
             act(*number, link);
         }
-        let ended = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
-        meeting.leave("it is over");
-        ended
+        leave(threads, meeting)
     }
 
     /// Returns the error of the only other process.
@@ -658,6 +701,31 @@ mod tests {
             let is_named = error.contains("rank 2 (") || error.contains("node 2 (");
             let is_lost = error.contains(") is lost: ") || error.contains(") cannot be reached: ");
             assert!(is_named && is_lost, "{error}");
+        }
+    }
+
+    /// So it is if the last packets of a link are lost because it takes too long to flush it.
+    #[test]
+    fn the_ranks_of_a_process_that_leaves_have_left_even_if_they_never_said_so() {
+        let (begin, begun) = mpsc::channel();
+        let act = |number: NodeRank, link: &NodeLink| {
+            if number == FIRST {
+                let begin = begin.clone();
+                link.receive_with(Arc::new(move |_| begin.send(()).map_err(|why| why.to_string())));
+                link.send(READY.to_vec()).unwrap();
+            }
+        };
+        let ends = beside_leaving(2, act, |threads, mut meeting| {
+            begun.recv().unwrap();
+            let began = Instant::now();
+            meeting.leave("it is over");
+            let ends = ended(threads);
+            assert!(began.elapsed() < TIMEOUT, "{:?}", began.elapsed());
+            ends
+        });
+        for end in ends {
+            let error = end.unwrap_err().to_string();
+            assert!(error.contains("rank 2 left the group"), "{error}");
         }
     }
 
