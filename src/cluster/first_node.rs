@@ -514,8 +514,12 @@ impl FirstNode {
         if self.is_over() {
             return None;
         }
-        let present = self.joiners.iter().filter(|joiner| !joiner.has_left);
-        let pulses = present.map(|joiner| joiner.pulse.deadline()).min();
+        let open = self.joiners.iter().filter(|joiner| !joiner.is_closed);
+        let deadline = |joiner: &Joiner| match joiner.has_left {
+            true => joiner.pulse.silent_at(),
+            false => joiner.pulse.deadline(),
+        };
+        let pulses = open.map(deadline).min();
         let pairing = match self.phase {
             FirstPhase::Pairing { until, .. } => Some(until),
             _ => None,
@@ -530,6 +534,10 @@ impl FirstNode {
             return;
         }
         self.guests.handle_timeout(now, &mut self.outbox);
+        self.close_after_leaves(now);
+        if self.is_over() {
+            return;
+        }
         let is_silent = |joiner: &Joiner| !joiner.has_left && joiner.pulse.is_silent(now);
         while let Some(index) = self.joiners.iter().position(is_silent) {
             let timeout = seconds(self.options.node_timeout);
@@ -550,6 +558,18 @@ impl FirstNode {
                 self.outbox.send(joiner.connection, message);
             }
         }
+    }
+
+    /// Closes the links to nodes that have left and have not closed them in time.
+    fn close_after_leaves(&mut self, now: Nanos) {
+        let is_late = |joiner: &&mut Joiner| {
+            joiner.has_left && !joiner.is_closed && joiner.pulse.is_silent(now)
+        };
+        for joiner in self.joiners.iter_mut().filter(is_late) {
+            joiner.is_closed = true;
+            self.outbox.close(joiner.connection, "it has left");
+        }
+        self.end_if_all_left();
     }
 
     // ---- Helpers ----

@@ -65,7 +65,8 @@ impl Pulse {
         now >= self.silent_at()
     }
 
-    fn silent_at(&self) -> Nanos {
+    /// Returns the time from which on the peer counts as silent.
+    pub fn silent_at(&self) -> Nanos {
         self.heard_at.saturating_add(self.timeout)
     }
 

@@ -363,9 +363,10 @@ async fn serve(
             })
             .clone()
     };
-    shared.close_queues(&reason.to_string());
-    // What has arrived before the end is still handed over.
+    // What has arrived before the end is still handed over. Only then do sends fail: the peer may
+    // have said why it ended.
     while readers.join_next().await.is_some() {}
+    shared.close_queues(&reason.to_string());
     // A task that panicked has closed the connection, which is what is done about it.
     let _ = written.await;
     receiver.closed(&reason);

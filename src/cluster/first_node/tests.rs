@@ -444,6 +444,20 @@ fn leaves_after_the_start_are_told_to_the_others_and_the_last_one_ends_the_run()
     assert_eq!(bench.actions(), [left], "what it sent before may still be on its way");
     bench.close(1);
     assert_eq!(bench.end(), ClusterEnd::Left { why: "all other nodes have left".into() });
+    // One that leaves and does not close its link is waited for as long as for a silent one.
+    let mut bench = Bench::running();
+    bench.say(1, ClusterMsg::Leave { why: why() }).unwrap();
+    bench.say(2, ClusterMsg::Leave { why: why() }).unwrap();
+    bench.close(2);
+    bench.actions();
+    let silent_at = bench.first.poll_timeout().unwrap();
+    bench.wait_until(silent_at - 1);
+    assert!(!bench.first.is_over());
+    bench.wait_until(silent_at);
+    let actions = bench.actions();
+    let (connection, why) = (ConnectionId(1), "it has left".to_owned());
+    assert_eq!(actions[0], Action::Close { connection, why });
+    assert!(bench.first.is_over() && matches!(actions[1], Action::Ended(_)));
 }
 
 #[test]

@@ -277,7 +277,11 @@ impl PeerChannels {
         self.dispatch_arrived()?;
         match self.peers[to.index()].left {
             Some(panicked) => Err(self.peer_left(to, panicked)),
-            None => Err(aborted(&format!("{process} cannot be reached: {closed}"))),
+            None => {
+                let why = format!("{process} cannot be reached: {closed}");
+                self.abort(&why);
+                Err(aborted(&why))
+            }
         }
     }
 

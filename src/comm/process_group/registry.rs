@@ -156,12 +156,13 @@ impl GroupRegistry {
         }
     }
 
-    /// Ends all groups to which a rank of another process belongs, which that process reports, and
-    /// passes this on. The others come first: a rank of this process that learns of it may end the
-    /// process, and with it the links.
+    /// Ends all groups to which a rank of another process belongs, which was reported, and passes
+    /// this on to the processes of other ranks. They come first: a rank of this process that learns
+    /// of it may end the process, and with it the links.
     pub fn fail_elsewhere(&self, rank: Rank, why: &str) {
         if self.lock().failed.iter().all(|(failed, _)| *failed != rank) {
-            self.others.iter().for_each(|other| other.send_abort(rank, why));
+            let others = self.others.iter().filter(|other| !other.ranks.contains(&rank.0));
+            others.for_each(|other| other.send_abort(rank, why));
             self.fail_here(rank, why);
         }
     }

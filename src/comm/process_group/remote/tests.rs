@@ -115,11 +115,13 @@ fn ranks_of_two_processes_get_what_those_of_one_get() {
 #[test]
 fn a_rank_that_fails_leaves_or_panics_is_named_in_the_other_process() {
     let ends = |act: fn(ProcessGroup) -> Result<(), GroupError>| {
-        let (groups, _) = processes([0..1, 1..3], |sent| sent);
+        let (groups, wire) = processes([0..1, 1..3], |sent| sent);
         let mut ends = run(groups, |mut group| match group.rank() {
             Rank(2) => act(group),
             _ => group.all_reduce(&mut [1f32], ReduceOp::Sum).and_then(|()| group.barrier()),
         });
+        // What a process passes on does not come back to the one that reported it.
+        assert_eq!(*wire.refused.lock().unwrap(), [""; 0]);
         ends.truncate(2);
         ends.into_iter().map(|end| end.unwrap_err().to_string()).collect::<Vec<_>>()
     };
