@@ -8,7 +8,7 @@
 
 use super::geometry::{ConvKind, Gather, Geometry};
 use super::host::Channels;
-use super::tile::{divisor, grid_of};
+use super::tile::{divisor, gather_params, grid_of};
 use super::weights::WeightLayout;
 use crate::kernels::ops::epilogue;
 use crate::kernels::ops::matmul::shared::{Output, WorkgroupTile, operand, store_some, tile};
@@ -102,32 +102,14 @@ pub fn dispatches(call: &OpCall, geometry: &Geometry, tile: WorkgroupTile) -> Ve
 }
 
 fn params(tiled: &Tiled) -> Vec<u32> {
-    let Geometry { size, out, kernel: [kh, kw], options, .. } = *tiled.geometry;
-    let Channels { read, written, group_read, group_written } = tiled.channels;
-    let is_forward = tiled.geometry.kind == ConvKind::Forward;
-    let ([h, w], [oh, ow]) = if is_forward { (size, out) } else { (out, size) };
-    let [step_y, step_x] = if is_forward { options.stride } else { [1; 2] };
-    let sign = |value: usize| if is_forward { value as i32 } else { -(value as i32) };
-    let ([grid_down, grid_across], divisor) = (grid_of(tiled.geometry), divisor(tiled.geometry));
     let [down, across, products] = tiled.tiles();
-    let kernel_step = match is_forward {
-        true => [1; 2],
-        false => Gather::input_grad(tiled.geometry, [0; 2]).kernel_step.map(isize::unsigned_abs),
+    let kernel_step = match tiled.geometry.kind {
+        ConvKind::Forward => [1; 2],
+        _ => Gather::input_grad(tiled.geometry, [0; 2]).kernel_step.map(isize::unsigned_abs),
     };
     let unsigned = |words: &[usize]| words.iter().map(|word| *word as u32).collect::<Vec<_>>();
-    let signed = options.padding.map(|value| -sign(value)).into_iter();
-    let signed = signed.chain(options.dilation.map(sign)).map(|word| word as u32);
     let tiles = [down * across * products, down * across, down, across, tiled.places()];
-    let front = [grid_down, grid_across, step_y, step_x, h, w, read, group_read, kh, kw];
-    let groups = tiled.geometry.groups();
-    let behind = [oh, ow, written, group_written, groups, tiled.layout.rows, tiled.layout.columns];
-    [
-        unsigned(&tiles),
-        unsigned(&front),
-        unsigned(&divisor),
-        signed.collect(),
-        unsigned(&kernel_step),
-        unsigned(&behind),
-    ]
-    .concat()
+    let [read, written] = gather_params(tiled.geometry);
+    let weights = [tiled.layout.rows, tiled.layout.columns];
+    [unsigned(&tiles), read, unsigned(&kernel_step), written, unsigned(&weights)].concat()
 }

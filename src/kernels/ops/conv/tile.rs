@@ -150,24 +150,27 @@ fn gathered(call: &OpCall, geometry: &Geometry, tile: RegisterTile) -> Vec<Dispa
     let Epilogue { text: store, operands } = epilogue::of(call, 3);
     let own = [Operand::Input(0), layout.workspace(), Operand::Output(0)];
     let sizes = Sizes2d::of(geometry);
-    let [each, across] = sizes.tiles(tile);
+    let ([each, across], [read, written]) = (sizes.tiles(tile), gather_params(geometry));
     let product = Dispatch {
         shader: Shader::emitted(tile.name, "tile", gathered_text(tile, &store)),
         operands: [&own[..], &operands].concat(),
-        params: [&[each * sizes.count, each, across, sizes.m].map(|word| word as u32)[..]]
-            .concat()
-            .into_iter()
-            .chain(gathered_params(geometry))
-            .collect(),
+        params: [
+            &[each * sizes.count, each, across, sizes.m].map(|word| word as u32)[..],
+            &read,
+            &written,
+            &[0],
+        ]
+        .concat(),
         groups: grid(each * sizes.count, WORKGROUP),
     };
     vec![layout.dispatch(geometry), product]
 }
 
-/// Returns the parameters behind the numbers of tiles and of places.
-fn gathered_params(geometry: &Geometry) -> Vec<u32> {
+/// Returns the parameters of a gathered product: of what is read, from the rows and columns of
+/// places to the distance of taps, and of the pictures that are written, with the groups.
+pub fn gather_params(geometry: &Geometry) -> [Vec<u32>; 2] {
     let Channels { read, written, group_read, group_written } = Channels::of(geometry);
-    let Geometry { size, out, kernel, options, .. } = *geometry;
+    let Geometry { size, out, kernel: [kh, kw], options, .. } = *geometry;
     let is_forward = geometry.kind == ConvKind::Forward;
     let ([h, w], [oh, ow]) = if is_forward { (size, out) } else { (out, size) };
     let [step_y, step_x] = if is_forward { options.stride } else { [1; 2] };
@@ -176,11 +179,10 @@ fn gathered_params(geometry: &Geometry) -> Vec<u32> {
     let unsigned = |words: &[usize]| words.iter().map(|word| *word as u32).collect::<Vec<_>>();
     let signed = options.padding.map(|value| -sign(value)).into_iter();
     let signed = signed.chain(options.dilation.map(sign)).map(|word| word as u32);
-    let [kh, kw] = kernel;
     let front =
         [down, across, step_y, step_x, h, w, read, group_read, kh, kw, divisor_y, divisor_x];
-    let behind = [oh, ow, written, group_written, geometry.groups(), 0];
-    [unsigned(&front), signed.collect(), unsigned(&behind)].concat()
+    let behind = [oh, ow, written, group_written, geometry.groups()];
+    [unsigned(&front).into_iter().chain(signed).collect(), unsigned(&behind)]
 }
 
 /// Returns the WGSL of a tile, with the entry point `tile`. There must be at least as many places
