@@ -103,6 +103,10 @@ pub struct Best {
     pub val_loss: f64,
     /// Samples that were evaluated; losses on other numbers of samples are not comparable.
     pub samples: u64,
+    /// Runs of consecutive samples through which the states of a model were carried; 0 of one that
+    /// carries none.
+    #[serde(default)]
+    pub runs: u64,
 }
 
 /// A tensor with its name.

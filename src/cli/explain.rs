@@ -10,17 +10,18 @@ use std::sync::Arc;
 
 use super::args::Explain;
 use super::schedule_chart;
+use crate::base::shape::ELEMENT_BYTES;
 use crate::base::{BucketId, Position, Rank};
 use crate::bench::profile::Profile;
 use crate::collective::{CollectiveKind, CommCost, RankGroup, ShardLayout, Topology, cost};
 use crate::device::Selection;
 use crate::device::host::available_memory;
 use crate::exec::Moments;
-use crate::graph::Plan;
 use crate::graph::passes::fuse::Fusion;
 use crate::graph::print::{
     RankMemoryUsage, fusion_table, graph_dot, graph_table, memory_table, memory_tables, size_text,
 };
+use crate::graph::{Graph, Plan};
 use crate::parallel::{Placement, Share, contiguous_shares, data_parallel, single_rank};
 use crate::runtime::memory::{comparison, gibibytes, limit};
 use crate::runtime::placement::assemble::selections;
@@ -34,6 +35,7 @@ use crate::runtime::{self, timing};
 use crate::train::error::TrainError;
 use crate::train::run_data::{DataShape, SavedData};
 use crate::train::spec::RunSpec;
+use crate::train::{carried, loader};
 use instructions::InstructionNames;
 use pipelines::{PipelineTable, with_pipelines};
 
@@ -181,6 +183,7 @@ fn memory(spec: &RunSpec, devices_of_run: &PlannedDevices, plans: &Plans) -> Str
     let layout = layout_of(&spec.parallel, &plans[0], world);
     let pools = host_memory::pools(&spec.parallel, &plans[0], world);
     let mut host = host_memory::shared(&spec.parallel, &plans[0], world, moments);
+    host = host.saturating_add(batches_bytes(&plans[0].graph, spec.batch as usize));
     let (mut limits, mut staging, mut owned) = (Vec::new(), Vec::new(), Vec::new());
     let mut workspaces = Vec::new();
     for (rank, (selection, plan)) in devices_of_run.selections.iter().zip(&plans).enumerate() {
@@ -208,6 +211,13 @@ fn memory(spec: &RunSpec, devices_of_run: &PlannedDevices, plans: &Plans) -> Str
         limit: &limits[rank],
     });
     memory_tables(&ranks.collect::<Vec<_>>(), moments) + &host
+}
+
+/// Returns the bytes of host memory that batches take: prefetched inputs, and carried states.
+fn batches_bytes(graph: &Graph, batch: usize) -> usize {
+    let values: usize =
+        graph.inputs_of_samples().map(|(_, id)| graph.tensor(*id).shape.per_row()).sum();
+    loader::bytes(batch, values * ELEMENT_BYTES).saturating_add(carried::bytes(graph, batch))
 }
 
 /// Returns a line that compares what a device needs with the memory that it has.

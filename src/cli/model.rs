@@ -9,7 +9,7 @@ use super::resume::find_data;
 use super::train::saved_spec;
 use crate::checkpoint::{Checkpoint, CheckpointError, Store, is_checkpoint};
 use crate::collective::{BucketGroups, Topology};
-use crate::data::{DataDescription, Split};
+use crate::data::{DataDescription, Sampler, Split};
 use crate::device::{AdapterKind, Selection};
 use crate::graph::Plan;
 use crate::metrics::{Event, SentenceRecord, Sink, Unit};
@@ -21,6 +21,7 @@ use crate::runtime::placement::pipeline::{ForwardPipelines, open_forward_pipelin
 use crate::runtime::workers::{WorkerGroup, WorkerGroupOptions, layout};
 use crate::train::error::TrainError;
 use crate::train::evaluate::{EvalRequest, Evaluation, evaluate_split};
+use crate::train::loader::BatchSource;
 use crate::train::run_data::{DataShape, RunData, SavedData};
 use crate::train::sampling::Sampling;
 use crate::train::signals::SignalFlags;
@@ -50,7 +51,10 @@ pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
     }
     let plan = spec.forward_plan(&data.shape, spec.micro_batch)?;
     let graph = plan.graph.clone();
-    let (source, task) = (spec.batch_source(&graph, &data, (0, 0))?, data.task(&graph)?);
+    // Nothing is drawn from the sampler, so that the text may be shorter than one to train on.
+    let sampler = Sampler::new(spec.seed, 1, spec.batch);
+    let source = BatchSource::new(&graph, data.dataset.clone(), sampler)?;
+    let task = data.task(&graph)?;
     let devices = &args.checkpoint.devices;
     let EvalDevices { mut group, pipelines, weights } =
         open_for_eval(devices, &spec, checkpoint, plan)?;

@@ -39,7 +39,8 @@ pub trait Dataset: Send + Sync {
     fn evaluation_samples(&self, split: Split) -> Vec<u64>;
 
     /// Returns the distance from a sample to the one that goes on where it ends, of data that are a
-    /// sequence; `None` of others.
+    /// sequence; `None` of others. Samples of an evaluation must then be at this distance from each
+    /// other: states are carried from each to the next.
     fn next_distance(&self) -> Option<u64> {
         None
     }

@@ -96,7 +96,7 @@ impl Sampler {
 
     /// Returns the sampler for a run that resumes after `steps` steps which consumed `samples`
     /// samples, perhaps with another batch size than now: no sample is skipped, none is drawn
-    /// twice.
+    /// twice; except for streams, which another batch size cuts at other places.
     pub fn after(self, steps: u64, samples: u64) -> Self {
         Self { origin: (steps, samples), ..self }
     }

@@ -110,22 +110,28 @@ impl Builder {
     }
 
     /// Makes an input the state that each slot of the batch carries from step to step: it is zeros
-    /// first, and then what `output` was one step before. Data give no values for it.
+    /// first, and then what `output` was one step before; zeros again in a slot where that is not
+    /// finite. Data give no values for it.
     ///
     /// # Errors
-    /// Returns [`ShapeError`] if the two are not floats of one shape.
+    /// Returns [`ShapeError`] if the two are not floats of one shape, if the input is carried
+    /// already, and if `output` is an input itself.
     pub fn carry(&mut self, input: TensorId, output: TensorId) -> Result<(), ShapeError> {
         let typed = |id: TensorId| (self.shape(id), self.graph.tensor(id).dtype);
-        let is_input = self.graph.inputs.iter().any(|(_, id)| *id == input);
-        if !is_input || typed(input) != typed(output) || typed(input).1 != DType::F32 {
-            return Err(ShapeError {
-                op: "carry".into(),
-                inputs: format!("{} and {}", self.shape(input), self.shape(output)),
-                why: "a state is an input of floats, and its next value has the same shape".into(),
-            });
-        }
-        self.graph.carried.push(Carried { input, output });
-        Ok(())
+        let is_input = |of: TensorId| self.graph.inputs.iter().any(|(_, id)| *id == of);
+        let are_alike = typed(input) == typed(output) && typed(input).1 == DType::F32;
+        let why = if !is_input(input) || !are_alike {
+            "a state is an input of floats, and its next value has the same shape"
+        } else if self.graph.is_carried(input) {
+            "the input is carried already, and has one next value"
+        } else if is_input(self.graph.root(output)) {
+            "the next value of a state is computed, and not an input"
+        } else {
+            self.graph.carried.push(Carried { input, output });
+            return Ok(());
+        };
+        let inputs = format!("{} and {}", self.shape(input), self.shape(output));
+        Err(ShapeError { op: "carry".into(), inputs, why: why.into() })
     }
 
     /// Computes `a @ b`; see [`Op::MatMul`]. A right side without batch serves all leading

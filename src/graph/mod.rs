@@ -232,6 +232,13 @@ impl Graph {
         self.carried.iter().any(|carried| carried.input == input)
     }
 
+    /// Returns the tensors that the caller reads: the outputs, and what is carried to the next
+    /// step.
+    pub fn read_by_caller(&self) -> impl Iterator<Item = TensorId> + '_ {
+        let outputs = self.outputs.iter().map(|(_, output)| *output);
+        outputs.chain(self.carried.iter().map(|carried| carried.output))
+    }
+
     /// Returns the inputs that the caller fills, by name: all but those that are carried.
     pub fn inputs_of_samples(&self) -> impl Iterator<Item = &(String, TensorId)> {
         self.inputs.iter().filter(|(_, id)| !self.is_carried(*id))

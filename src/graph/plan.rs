@@ -192,6 +192,13 @@ impl Plan {
         self.place(tensor) != TensorLocation::Unallocated
     }
 
+    /// Returns true if a device that runs this plan computes a tensor, and does not receive it.
+    pub fn computes(&self, tensor: TensorId) -> bool {
+        let root = self.graph.root(tensor);
+        let held = self.graph.nodes.iter().filter(|node| self.holds_block(node.block));
+        held.flat_map(|node| &node.outputs).any(|output| *output == root)
+    }
+
     /// Returns the location of a tensor's elements, through aliases.
     pub fn place(&self, tensor: TensorId) -> TensorLocation {
         self.places[self.graph.root(tensor).index()]

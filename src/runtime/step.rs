@@ -490,7 +490,7 @@ pub fn read_states(
     pass: &PassContext,
 ) -> Result<NextStates, DeviceError> {
     let plan = device.plan();
-    let here = plan.graph.carried.iter().filter(|carried| plan.is_placed(carried.output));
+    let here = plan.graph.carried.iter().filter(|carried| plan.computes(carried.output));
     let here: Vec<Carried> = here.copied().collect();
     let read =
         |carried: &Carried| Ok((carried.input, RawValues(device.read(carried.output, pass)?)));

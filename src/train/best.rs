@@ -15,28 +15,43 @@ pub enum Incomparable {
     Data,
     /// Evaluations take another number of samples.
     Samples { was: u64, is: u64 },
+    /// Evaluations carry states through another number of runs of samples.
+    Runs { was: u64, is: u64 },
 }
 
-/// Returns the reason for which evaluations of `samples` samples cannot be compared with earlier
-/// ones, if there is one; `None` for `samples` if there will be no evaluation. `data` are the
-/// fingerprints of the data earlier and now.
+/// Samples of an evaluation, and the runs of consecutive ones through which states are carried, as
+/// in [`Best`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EvalExtent {
+    pub samples: u64,
+    pub runs: u64,
+}
+
+/// Returns the reason for which evaluations of this extent cannot be compared with earlier ones, if
+/// there is one; `None` for `extent` if there will be no evaluation. `data` are the fingerprints of
+/// the data earlier and now.
 pub fn incomparable(
     best: Option<Best>,
     data: (&str, &str),
-    samples: Option<u64>,
+    extent: Option<EvalExtent>,
 ) -> Option<Incomparable> {
     if data.0 != data.1 {
         return Some(Incomparable::Data);
     }
-    let (was, is) = (best?.samples, samples?);
-    (was != is).then_some(Incomparable::Samples { was, is })
+    let (best, extent) = (best?, extent?);
+    let (was, is) = (best.samples, extent.samples);
+    if was != is {
+        return Some(Incomparable::Samples { was, is });
+    }
+    let (was, is) = (best.runs, extent.runs);
+    (was != is).then_some(Incomparable::Runs { was, is })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const BEST: Option<Best> = Some(Best { step: 4, val_loss: 0.5, samples: 8 });
+    const BEST: Option<Best> = Some(Best { step: 4, val_loss: 0.5, samples: 8, runs: 2 });
 
     #[test]
     fn a_lower_finite_loss_is_better() {
@@ -46,13 +61,16 @@ mod tests {
     }
 
     #[test]
-    fn other_data_and_another_number_of_samples_are_not_compared() {
+    fn other_data_and_another_extent_are_not_compared() {
+        let of = |samples, runs| Some(EvalExtent { samples, runs });
         let same = ("a", "a");
-        assert_eq!(incomparable(BEST, same, Some(8)), None);
+        assert_eq!(incomparable(BEST, same, of(8, 2)), None);
         let samples = Incomparable::Samples { was: 8, is: 3 };
-        assert_eq!(incomparable(BEST, same, Some(3)), Some(samples));
+        assert_eq!(incomparable(BEST, same, of(3, 2)), Some(samples));
+        let runs = Incomparable::Runs { was: 2, is: 4 };
+        assert_eq!(incomparable(BEST, same, of(8, 4)), Some(runs));
         assert_eq!(incomparable(BEST, same, None), None);
-        assert_eq!(incomparable(None, same, Some(3)), None);
+        assert_eq!(incomparable(None, same, of(3, 2)), None);
         for best in [BEST, None] {
             assert_eq!(incomparable(best, ("a", "b"), None), Some(Incomparable::Data));
         }

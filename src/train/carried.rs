@@ -2,6 +2,7 @@
 //! they do not depend on the devices that compute a slot, a step that is repeated begins with the
 //! same ones, and a checkpoint has them.
 
+use crate::base::shape::{ELEMENT_BYTES, Shape};
 use crate::base::{HostTensor, TensorId};
 use crate::checkpoint::NamedTensor;
 use crate::graph::{Graph, Plan};
@@ -11,7 +12,17 @@ use crate::runtime::step::{Inputs, NextStates};
 
 /// Note to the user if the states of a checkpoint do not fit.
 pub const STATES_OF_ZEROS: &str = "what the model carries from step to step begins with zeros: \
-                                   the checkpoint has none of this batch size";
+                                   the checkpoint has none of these data and this batch size";
+
+/// Copies of the states that a run holds at most: those of the session, those that go out with a
+/// step and come back with its reports, and those that are saved.
+const COPIES: usize = 4;
+
+/// Returns the most bytes of host memory that the states of a batch take.
+pub fn bytes(graph: &Graph, batch: usize) -> usize {
+    let per_slot: usize = graph.carried_sizes().map(|(_, values)| values).sum();
+    [per_slot, batch, ELEMENT_BYTES].into_iter().fold(COPIES, usize::saturating_mul)
+}
 
 /// States of all slots of the batch.
 #[derive(Clone, Debug, Default)]
@@ -24,16 +35,20 @@ pub struct CarriedStates {
 struct SlotStates {
     name: String,
     input: TensorId,
-    /// Dimensions of one slot.
-    dims: Vec<usize>,
-    /// `(batch, dims)`.
+    /// Shape by the slots of the batch.
+    shape: Shape,
     values: Vec<f32>,
 }
 
 impl SlotStates {
     /// Returns the values of a slot.
     fn per_slot(&self) -> usize {
-        self.dims.iter().product()
+        self.shape.per_row()
+    }
+
+    /// Returns the slots of the batch.
+    fn slots(&self) -> usize {
+        self.values.len() / self.per_slot().max(1)
     }
 
     fn range(&self, part: &MicroBatch) -> std::ops::Range<usize> {
@@ -41,10 +56,27 @@ impl SlotStates {
         first * self.per_slot()..(first + rows) * self.per_slot()
     }
 
-    /// Returns the shape with the batch.
-    fn shape(&self) -> Vec<usize> {
-        let batch = self.values.len() / self.per_slot().max(1);
-        [batch].into_iter().chain(self.dims.iter().copied()).collect()
+    /// Returns the dimensions with the batch.
+    fn dims(&self) -> Vec<usize> {
+        self.shape.resolve(self.slots())
+    }
+
+    /// Takes over the states behind a micro-batch; a slot whose new ones are not all finite begins
+    /// anew.
+    fn take(&mut self, part: &MicroBatch, next: &[f32]) -> Result<(), String> {
+        let (range, per_slot) = (self.range(part), self.per_slot().max(1));
+        let wanted = range.len();
+        let of_part = self.values.get_mut(range).filter(|_| wanted == next.len());
+        let Some(of_part) = of_part else {
+            return Err(format!("{} values for {wanted} of {}", next.len(), self.name));
+        };
+        for (slot, next) in of_part.chunks_mut(per_slot).zip(next.chunks(per_slot)) {
+            match next.iter().all(|value| value.is_finite()) {
+                true => slot.copy_from_slice(next),
+                false => slot.fill(0.0),
+            }
+        }
+        Ok(())
     }
 }
 
@@ -54,8 +86,8 @@ impl CarriedStates {
         let states = graph.carried.iter().filter_map(|carried| {
             let (name, input) = graph.inputs.iter().find(|(_, id)| *id == carried.input)?;
             let shape = &graph.tensor(*input).shape;
-            let (name, dims) = (name.clone(), shape.dims()[1..].to_vec());
-            Some(SlotStates { name, input: *input, dims, values: vec![0.0; shape.elements(batch)] })
+            let values = vec![0.0; shape.elements(batch)];
+            Some(SlotStates { name: name.clone(), input: *input, shape: shape.clone(), values })
         });
         Self { states: states.collect() }
     }
@@ -77,32 +109,39 @@ impl CarriedStates {
             .collect()
     }
 
-    /// Takes over the states behind a micro-batch.
+    /// Takes over the states behind all micro-batches of a step. A slot whose new ones are not all
+    /// finite begins anew: it would make all further steps not finite either.
     ///
     /// # Errors
-    /// Returns a sentence if they are not those of the model, as a defective device may report.
-    pub fn take(&mut self, part: &MicroBatch, next: &NextStates) -> Result<(), String> {
-        for (input, RawValues(values)) in next {
-            let state = self.states.iter_mut().find(|state| state.input == *input);
-            let state = state.ok_or_else(|| format!("{input} is carried by no slot"))?;
-            let range = state.range(part);
-            let wanted = range.len();
-            match state.values.get_mut(range) {
-                Some(of_part) if wanted == values.len() => of_part.copy_from_slice(values),
-                _ => {
-                    let (name, got) = (&state.name, values.len());
-                    return Err(format!("{got} values for {wanted} of {name}"));
-                }
+    /// Returns a sentence if they are not those of all slots of the model, as a defective device
+    /// may report.
+    pub fn take<'a>(
+        &mut self,
+        parts: impl Iterator<Item = (&'a MicroBatch, &'a NextStates)>,
+    ) -> Result<(), String> {
+        let mut taken = vec![0; self.states.len()];
+        for (part, next) in parts {
+            for (input, RawValues(values)) in next {
+                let found = self.states.iter().position(|state| state.input == *input);
+                let index = found.ok_or_else(|| format!("{input} is carried by no slot"))?;
+                self.states[index].take(part, values)?;
+                taken[index] += part.rows as usize;
             }
         }
-        Ok(())
+        let wrong = self.states.iter().zip(taken).find(|(state, taken)| state.slots() != *taken);
+        match wrong {
+            None => Ok(()),
+            Some((state, taken)) => {
+                Err(format!("{} of {taken} samples in place of {}", state.name, state.slots()))
+            }
+        }
     }
 
     /// Returns the states by name, as checkpoints have them.
     pub fn named(&self) -> Vec<NamedTensor> {
         let named = |state: &SlotStates| NamedTensor {
             name: state.name.clone(),
-            shape: state.shape(),
+            shape: state.dims(),
             values: state.values.clone(),
         };
         self.states.iter().map(named).collect()
@@ -113,7 +152,7 @@ impl CarriedStates {
     #[must_use]
     pub fn restore(&mut self, saved: &[NamedTensor]) -> bool {
         let find = |state: &SlotStates| {
-            NamedTensor::find(saved, &state.name, &state.shape()).map(|found| found.values.clone())
+            NamedTensor::find(saved, &state.name, &state.dims()).map(|found| found.values.clone())
         };
         match self.states.iter().map(find).collect::<Result<Vec<_>, _>>() {
             Ok(all) => {
@@ -148,7 +187,7 @@ mod tests {
         let mut states = CarriedStates::zeros(&plan.graph, 4);
         let (input, part) = (plan.graph.carried[1].input, MicroBatch { first: 1, rows: 2 });
         let values: Vec<f32> = (0..6).map(|value| value as f32).collect();
-        states.take(&part, &vec![(input, RawValues(values.clone()))]).unwrap();
+        states.states[1].take(&part, &values).unwrap();
         let of = |states: &CarriedStates, first| states.of(&MicroBatch { first, rows: 2 }, &plan);
         assert_eq!(of(&states, 1)[1], (input, HostTensor::Float(values)));
         let shifted = vec![3.0, 4.0, 5.0, 0.0, 0.0, 0.0];
@@ -168,17 +207,49 @@ mod tests {
     }
 
     #[test]
+    fn a_slot_whose_state_is_not_finite_begins_anew() {
+        let mut states = CarriedStates::zeros(&plan().graph, 4);
+        let part = MicroBatch { first: 1, rows: 2 };
+        states.states[0].take(&part, &[1.0; 6]).unwrap();
+        let bad = [1.0, f32::INFINITY, 2.0, 3.0, 4.0, 5.0];
+        states.states[0].take(&part, &bad).unwrap();
+        assert_eq!(states.states[0].values[3..9], [0.0, 0.0, 0.0, 3.0, 4.0, 5.0]);
+    }
+
+    #[test]
+    fn states_of_several_rows_per_sample_have_their_shape() {
+        let mut b = Builder::new();
+        let (x, h) = (b.input("x", &[2, 3]), b.input("h", &[2, 3]));
+        let next = b.add(h, x).unwrap();
+        b.carry(h, next).unwrap();
+        let plan = Plan::new(b.finish(), PlanOptions::new(4));
+        let mut states = CarriedStates::zeros(&plan.graph, 4);
+        let part = MicroBatch { first: 3, rows: 1 };
+        let next = vec![(h, RawValues((0..6).map(|value| value as f32).collect()))];
+        let all = [MicroBatch { first: 0, rows: 3 }, part];
+        let none = vec![(h, RawValues(vec![0.0; 18]))];
+        states.take(all.iter().zip([&none, &next])).unwrap();
+        assert_eq!(states.of(&part, &plan)[0].1, HostTensor::Float(next[0].1.0.clone()));
+        assert_eq!(states.named()[0].shape, [8, 3]);
+        assert_eq!(bytes(&plan.graph, 4), COPIES * 4 * 6 * 4);
+    }
+
+    #[test]
     fn states_that_do_not_fit_are_refused() {
         let plan = plan();
-        let mut states = CarriedStates::zeros(&plan.graph, 4);
-        let input = plan.graph.carried[0].input;
-        let mut take = |input, first, count| {
-            let next = vec![(input, RawValues(vec![1.0; count]))];
-            states.take(&MicroBatch { first, rows: 2 }, &next)
+        let inputs: Vec<_> = plan.graph.carried.iter().map(|carried| carried.input).collect();
+        let take = |input, first, count| {
+            let mut states = CarriedStates::zeros(&plan.graph, 4);
+            let all = [MicroBatch { first: 0, rows: 2 }, MicroBatch { first, rows: 2 }];
+            let of = |input, count| (input, RawValues(vec![1.0; count]));
+            let both = vec![of(inputs[0], 6), of(inputs[1], 6)];
+            states.take(all.iter().zip([&both, &vec![of(inputs[0], 6), of(input, count)]]))
         };
-        assert_eq!(take(input, 0, 6), Ok(()));
-        assert_eq!(take(input, 0, 5), Err("5 values for 6 of h_l0".into()));
-        assert_eq!(take(input, 3, 6), Err("6 values for 6 of h_l0".into()));
-        assert!(take(plan.graph.input("tokens").unwrap(), 0, 6).is_err());
+        assert_eq!(take(inputs[1], 2, 6), Ok(()));
+        assert_eq!(take(inputs[1], 2, 5), Err("5 values for 6 of h_l1".into()));
+        assert_eq!(take(inputs[1], 3, 6), Err("6 values for 6 of h_l0".into()));
+        // One state comes back twice, and another one not at all.
+        assert_eq!(take(inputs[0], 2, 6), Err("h_l0 of 6 samples in place of 4".into()));
+        assert!(take(plan.graph.input("tokens").unwrap(), 2, 6).is_err());
     }
 }

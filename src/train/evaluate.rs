@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use super::best::EvalExtent;
 use super::error::TrainError;
 use super::loader::BatchSource;
 use super::signals::SignalFlags;
@@ -138,10 +139,12 @@ impl Scoring {
     }
 }
 
-/// Returns the number of samples that an evaluation of `samples` evaluates; 0: all that there are.
-pub fn samples_of(source: &BatchSource, split: Split, samples: u64) -> u64 {
+/// Returns the extent of an evaluation of `samples` samples; 0: of all that there are.
+pub fn extent_of(source: &BatchSource, split: Split, samples: u64) -> EvalExtent {
     let all = source.data.evaluation_samples(split).len() as u64;
-    if samples == 0 { all } else { samples.min(all) }
+    let samples = if samples == 0 { all } else { samples.min(all) };
+    let runs = u64::from(source.sampler.batch()).min(samples);
+    EvalExtent { samples, runs: if source.carries() { runs } else { 0 } }
 }
 
 /// Evaluates windows of a split that do not overlap, divided among ranks or pipelines. `progress`
@@ -396,15 +399,15 @@ fn spread(starts: &[u64], samples: u64) -> Vec<u64> {
 }
 
 /// Returns `samples` of the windows (0: all) in at most `count` runs of consecutive ones, which
-/// begin at even distances and are of nearly equal length.
+/// are of nearly equal length, with nearly equally many windows that are left out between them.
 fn consecutive(windows: &[u64], samples: u64, count: usize) -> Vec<Vec<u64>> {
     let all = windows.len();
     let samples = if samples == 0 { all } else { all.min(samples as usize) };
     let count = count.min(samples);
     let run = |index: usize| {
-        let first = index * all / count;
-        let length = (index + 1) * samples / count - index * samples / count;
-        windows[first..first + length].to_vec()
+        let [taken, next] = [index, index + 1].map(|index| index * samples / count);
+        let first = taken + index * (all - samples) / count;
+        windows[first..first + next - taken].to_vec()
     };
     (0..count).map(run).collect()
 }
@@ -459,7 +462,7 @@ mod tests {
         let windows: Vec<u64> = (0..10).map(|index| 8 * index).collect();
         let all = consecutive(&windows, 0, 4);
         assert_eq!(all, [vec![0, 8], vec![16, 24, 32], vec![40, 48], vec![56, 64, 72]]);
-        assert_eq!(consecutive(&windows, 5, 2), [vec![0, 8], vec![40, 48, 56]]);
+        assert_eq!(consecutive(&windows, 5, 2), [vec![0, 8], vec![32, 40, 48]]);
         assert_eq!(consecutive(&windows, 2, 4), [[0], [40]]);
         let batch = |windows: &[u64], continues| EvalBatch { windows: windows.into(), continues };
         let expected = [
@@ -472,6 +475,17 @@ mod tests {
         ];
         assert_eq!(batches(all, 3), expected);
         assert!(consecutive(&[], 0, 4).is_empty());
+        // No window twice, and none too few, whatever the numbers.
+        for all in 1..=16 {
+            let windows: Vec<u64> = (0..all).collect();
+            for (samples, count) in (1..=all).flat_map(|some| (1..=6).map(move |runs| (some, runs)))
+            {
+                let runs = consecutive(&windows, samples, count);
+                let taken: Vec<u64> = runs.concat();
+                assert!(taken.is_sorted_by(|one, next| one < next), "{runs:?}");
+                assert_eq!(taken.len() as u64, samples, "{runs:?}");
+            }
+        }
     }
 
     #[test]

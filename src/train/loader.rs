@@ -84,6 +84,11 @@ impl BatchSource {
         Ok(Self { data, sampler, inputs: inputs?, samples, carried, augmentation: None })
     }
 
+    /// Returns true if the model carries states from step to step.
+    pub fn carries(&self) -> bool {
+        !self.carried.is_empty()
+    }
+
     /// Returns the inputs of one micro-batch of a step, without what is carried from the step
     /// before.
     ///

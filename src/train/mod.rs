@@ -4,7 +4,7 @@
 //! have a [`session::Session`].
 
 mod best;
-mod carried;
+pub mod carried;
 pub mod continuation;
 pub mod error;
 pub mod evaluate;

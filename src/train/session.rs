@@ -11,6 +11,7 @@ use super::state;
 use crate::base::Rank;
 use crate::base::rng::Key;
 use crate::checkpoint::NamedTensor;
+use crate::data::Sampler;
 use crate::exec::Executor;
 use crate::faults::{Fault, Faults, Point};
 use crate::graph::Plan;
@@ -89,6 +90,13 @@ impl Session {
     /// Sets what is carried from step to step to zeros, where sequences begin.
     pub fn reset_states(&mut self) {
         self.states.reset();
+    }
+
+    /// Sets what is carried to zeros if the streams of a sampler begin in the next step.
+    pub fn reset_states_at_beginnings(&mut self, sampler: &Sampler) {
+        if sampler.begins_streams(self.taken.steps + 1) {
+            self.states.reset();
+        }
     }
 
     /// Gives the parameters their initial values, which depend on the seed alone.
@@ -186,12 +194,12 @@ impl Session {
 
     /// Takes over the states behind a step.
     fn carry(&mut self, reports: &[StepReport]) -> Result<(), TrainError> {
-        for (program, report) in self.programs.iter().zip(reports) {
-            for (part, next) in program.micro_batches.iter().zip(&report.states) {
-                self.states.take(part, next).map_err(TrainError::Defect)?;
-            }
-        }
-        Ok(())
+        let parts = self
+            .programs
+            .iter()
+            .zip(reports)
+            .flat_map(|(program, report)| program.micro_batches.iter().zip(&report.states));
+        self.states.take(parts).map_err(TrainError::Defect)
     }
 
     /// Compares the parameters of all ranks that hold the same; returns what differs. With

@@ -13,3 +13,4 @@ mod norms;
 mod order;
 mod readbacks;
 mod stages;
+mod states;

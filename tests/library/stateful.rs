@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use potluck::base::HostTensor;
 use potluck::data::{Dataset, Split, TextData, TextWindows, TokenizerKind};
-use potluck::graph::{Cell, Graph};
+use potluck::graph::{Builder, Cell, Graph, Init, ShapeError};
 use potluck::model::{RnnConfig, rnn};
 use potluck::optim::Optimizer;
 use potluck::train::{
@@ -181,4 +181,89 @@ fn an_evaluation_carries_states_through_the_text() {
     {
         assert!((other - two_runs).abs() < 1e-6, "{other}, not {two_runs}");
     }
+}
+
+/// A model of two blocks that carries the sum of its inputs, of two rows per sample.
+fn sums() -> Builder {
+    let mut b = Builder::new();
+    b.block("sum");
+    let (x, before) = (b.input("x", &[2, 3]), b.input("before", &[2, 3]));
+    let sum = b.add(before, x).unwrap();
+    b.carry(before, sum).unwrap();
+    b.block("head");
+    let target = b.input("target", &[2, 3]);
+    let weight = b.parameter("weight", &[3], Init::Zeros);
+    let y = b.add(sum, weight).unwrap();
+    b.squared_error_loss(y, target).unwrap();
+    b
+}
+
+#[test]
+fn any_input_is_carried_on_any_devices() {
+    let stages = PipelineOptions { stages: 2, ..PipelineOptions::default() };
+    let cases = [
+        options("cpu"),
+        TrainerOptions { micro_batch: 1, ..options("cpu") },
+        TrainerOptions { shares: Shares::Fixed(vec![1, 3]), ..options("cpu*2") },
+        TrainerOptions { pipeline: stages, micro_batch: 2, ..options("cpu*2") },
+    ];
+    for options in cases {
+        let mut trainer = Trainer::new(sums().finish(), &options).unwrap();
+        let rows = |value: f32| HostTensor::Float(vec![value; 6 * BATCH]);
+        let mut loss = |x| {
+            let inputs = [("x", rows(x)), ("target", rows(0.0))];
+            trainer.step(&inputs, 0.0).unwrap().loss
+        };
+        let losses = [1.0, 2.0, -1.0].map(&mut loss);
+        // Mean squares of the running sums 1, 3 and 2.
+        assert_eq!(losses, [1.0, 9.0, 4.0], "{}", options.devices);
+    }
+}
+
+#[test]
+fn an_input_has_one_next_value_which_is_computed() {
+    let mut b = sums();
+    let graph = sums().finish();
+    let (x, before) = (graph.input("x").unwrap(), graph.input("before").unwrap());
+    let refused = |result: Result<(), ShapeError>| result.unwrap_err().to_string();
+    let sum = graph.carried[0].output;
+    assert!(refused(b.carry(before, sum)).contains("is carried already"));
+    assert!(refused(b.carry(x, before)).contains("is computed, and not an input"));
+    assert!(refused(b.carry(sum, sum)).contains("a state is an input of floats"));
+}
+
+#[test]
+fn a_fit_on_another_text_begins_with_zeros() {
+    let other = || {
+        let characters: Vec<u8> = (0..90).map(|time| b'a' + token(2, time) as u8).collect();
+        let text = TextData::from_bytes("other", &characters, TokenizerKind::Char, 0.0, CONTEXT);
+        Arc::new(TextWindows { text: Arc::new(text.unwrap()), context: CONTEXT })
+            as Arc<dyn Dataset>
+    };
+    // Of 4 slots, each goes through 3 samples.
+    let first = text(61 + CONTEXT, CONTEXT);
+    let steps = |steps| FitOptions::constant(FitLength::Steps(steps), 0.1);
+    let second_loss = |data: &Arc<dyn Dataset>, resets: bool| {
+        let mut trainer = trainer(Cell::Lstm, &options("cpu"));
+        trainer.fit(&first, &steps(1)).unwrap();
+        if resets {
+            trainer.reset_states();
+        }
+        trainer.fit(data, &steps(2)).unwrap().loss.unwrap()
+    };
+    assert_eq!(second_loss(&other(), false), second_loss(&other(), true));
+    assert_ne!(second_loss(&first, false), second_loss(&first, true));
+}
+
+/// A step that is skipped leaves the states of the step before, which the next one begins with.
+#[test]
+fn a_skipped_step_carries_nothing() {
+    let mut trainer = Trainer::new(sums().finish(), &options("cpu")).unwrap();
+    let mut step = |x: f32| {
+        let rows = |value| HostTensor::Float(vec![value; 6 * BATCH]);
+        trainer.step(&[("x", rows(x)), ("target", rows(0.0))], 0.0).unwrap()
+    };
+    assert_eq!(step(1.0).loss, 1.0);
+    assert!(!step(f32::NAN).updated);
+    assert_eq!(step(2.0).loss, 9.0);
 }

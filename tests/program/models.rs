@@ -111,13 +111,39 @@ fn states_are_carried_over_a_resume_and_on_any_devices() {
     let forgetful = line.replace("stateful=true", "stateful=false");
     desk.run(&format!("{forgetful} --devices cpu --out forgetful")).ok();
     assert_ne!(desk.losses("whole")[11], desk.losses("forgetful")[11]);
-    let line = "train --resume forgetful --devices cpu --set model.stateful=true --steps 13";
-    let began = desk.run(line).ok();
+    let resume = "train --resume forgetful --devices cpu --set model.stateful=true --steps 13";
+    let began = desk.run(resume).ok();
     assert!(began.err.contains("carries from step to step begins with zeros"), "{}", began.err);
-    let text = desk.run("eval whole --devices cpu").ok().out;
-    assert!(text.contains("loss"), "{text}");
-    let text = desk.run("generate whole --prompt The --tokens 12").ok().out;
-    assert!(text.starts_with("The"), "{text}");
+    // Evaluations between the steps change nothing.
+    let watched = line.replace("eval_every=6", "eval_every=5");
+    desk.run(&format!("{watched} --devices cpu --out watched")).ok();
+    assert_eq!(parameters(&desk, "whole", 12), parameters(&desk, "watched", 12));
+    // Slots of the batch go through other texts in other data.
+    desk.write("other.txt", "the cat sees the dog. ".repeat(40).as_bytes());
+    let resume = "train --resume whole --devices cpu --data other.txt --steps 13 --out moved";
+    let began = desk.run(resume).ok();
+    assert!(began.err.contains("carries from step to step begins with zeros"), "{}", began.err);
+}
+
+#[test]
+fn a_model_that_carries_states_evaluates_short_texts_and_generates() {
+    let desk = Desk::new();
+    desk.run(&format!("{RNN} --set model.stateful=true --devices cpu --out run")).ok();
+    // Too short for a part for each slot of the batch.
+    desk.write("short.txt", "the cat sees the dog. ".repeat(5).as_bytes());
+    let evaluated = desk.run("eval run --devices cpu --data short.txt --json").ok().out;
+    let line: serde_json::Value = serde_json::from_str(&evaluated).unwrap();
+    assert_eq!(line["samples"], 6, "{line}");
+    // The same parameters without states: each token is computed from the whole text before it.
+    let line = "train --resume run --devices cpu --set model.stateful=false --out whole";
+    desk.run(&format!("{line} --quiet")).ok();
+    assert_eq!(parameters(&desk, "run", 12), parameters(&desk, "whole", 12));
+    let texts = ["run", "whole"].map(|run| {
+        let line = format!("generate {run} --devices cpu --prompt The --tokens 12 --seed 5");
+        desk.run(&line).ok().out
+    });
+    assert_eq!(texts[0], texts[1]);
+    assert!(texts[0].starts_with("The") && texts[0].trim_end().len() > 10, "{texts:?}");
 }
 
 #[test]

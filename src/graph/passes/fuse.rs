@@ -220,11 +220,8 @@ impl Fuser {
                 }
             }
         }
-        for (_, output) in &fuser.graph.outputs {
+        for output in fuser.graph.read_by_caller() {
             fuser.uses[output.index()] += 1;
-        }
-        for carried in &fuser.graph.carried {
-            fuser.uses[carried.output.index()] += 1;
         }
         fuser.nodes = nodes.into_iter().map(Some).collect();
         fuser
@@ -291,9 +288,7 @@ impl Fuser {
         let is_last = producer.outputs[0] == value;
         let overwrites = producer.accumulate || is_wild(&producer.op);
         let is_activation = |id: &TensorId| self.graph.tensor(*id).role == Role::Activation;
-        let outputs = self.graph.outputs.iter().map(|(_, output)| output);
-        let carried = self.graph.carried.iter().map(|carried| &carried.output);
-        let named = outputs.chain(carried).any(|output| root(*output) == value);
+        let named = self.graph.read_by_caller().any(|output| root(output) == value);
         // An operand that the same node computes is not in memory yet.
         let is_own = operand.is_some_and(|id| producer.outputs.contains(&root(id)));
         let only_later = |id: &TensorId| self.readers[id.index()].iter().all(|&r| r >= at);

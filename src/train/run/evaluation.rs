@@ -6,9 +6,9 @@ use super::Run;
 use crate::checkpoint::{Best, Meta};
 use crate::data::Split;
 use crate::metrics::{EvalRecord, Event, Sink};
-use crate::train::best::{Incomparable, incomparable, is_better};
+use crate::train::best::{EvalExtent, Incomparable, incomparable, is_better};
 use crate::train::error::TrainError;
-use crate::train::evaluate::{EvalRequest, Evaluation, evaluate_split, samples_of};
+use crate::train::evaluate::{EvalRequest, Evaluation, evaluate_split, extent_of};
 
 impl Run {
     /// Returns the loss on the validation split; `None` if there is none or a signal is pending,
@@ -19,7 +19,7 @@ impl Run {
         {
             return Ok(Some(loss));
         }
-        if self.eval_samples() == 0 {
+        if self.eval_extent().samples == 0 {
             return Ok(None);
         }
         let Some(evaluation) = self.measure()? else { return Ok(None) };
@@ -31,7 +31,7 @@ impl Run {
         let record = EvalRecord { step, val_loss, metrics, samples, targets, is_best };
         self.emit(Event::Evaluation(record))?;
         if is_best {
-            self.best = Some(Best { step, val_loss, samples });
+            self.best = Some(Best { step, val_loss, samples, runs: self.eval_extent().runs });
             // Saved again if it was saved before it was known to be the best.
             self.saved = self.saved.filter(|saved| *saved != step);
             self.save_or_warn()?;
@@ -50,23 +50,27 @@ impl Run {
     }
 
     /// Returns the reason for which later evaluations cannot be compared with those of a
-    /// checkpoint, if there is one: other data, or another number of samples.
+    /// checkpoint, if there is one: other data, or another extent.
     pub(super) fn incomparable(&self, meta: &Meta) -> Option<String> {
         // The fingerprint covers the data and their split.
         let data = (&*meta.data, &*self.fingerprint);
-        Some(match incomparable(meta.best, data, Some(self.eval_samples()))? {
+        Some(match incomparable(meta.best, data, Some(self.eval_extent()))? {
             Incomparable::Data => {
                 "the data are not those that the checkpoint was trained on".into()
             }
             Incomparable::Samples { was, is } => {
                 format!("evaluations now take {is} samples instead of {was} (train.eval_samples)")
             }
+            Incomparable::Runs { was, is } => format!(
+                "evaluations now carry states through {is} parts of the data instead of {was} \
+                 (model.stateful, train.batch)"
+            ),
         })
     }
 
-    /// Returns the samples of an evaluation; 0 if nothing is held out.
-    fn eval_samples(&self) -> u64 {
-        samples_of(&self.source, Split::Validation, self.spec.eval_samples)
+    /// Returns the extent of an evaluation; no samples if nothing is held out.
+    fn eval_extent(&self) -> EvalExtent {
+        extent_of(&self.source, Split::Validation, self.spec.eval_samples)
     }
 
     fn measure(&mut self) -> Result<Option<Evaluation>, TrainError> {

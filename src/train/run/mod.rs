@@ -23,6 +23,7 @@ use crate::metrics::{Event, SentenceRecord, Sink, Sinks, Trace};
 use crate::runtime::memory;
 use crate::runtime::placement::plans::Plans;
 use crate::runtime::step::{StepInput, StepReport};
+use crate::train::carried;
 use crate::train::error::TrainError;
 use crate::train::loader::{self, BatchSource, Loader};
 use crate::train::nodes::RunNodes;
@@ -223,9 +224,7 @@ impl Run {
     fn next_step(&mut self) -> Result<Vec<Arc<StepInput>>, TrainError> {
         let ended = || TrainError::Defect("the loader ended before the last step".into());
         let ranks = self.loader.next_step().ok_or_else(ended)??;
-        if self.source.sampler.begins_streams(self.step() + 1) {
-            self.session.reset_states();
-        }
+        self.session.reset_states_at_beginnings(&self.source.sampler);
         Ok(self.session.inputs(ranks, self.spec.schedule.lr(self.step() + 1)))
     }
 
@@ -324,7 +323,7 @@ fn check(
     if let Some(Checkpoint { parameters, moments, .. }) = resumed {
         state::check(&plan, parameters, moments, spec.optimizer.moments())?;
     }
-    let loaded = loader::bytes(batch, row_bytes);
+    let loaded = loader::bytes(batch, row_bytes).saturating_add(carried::bytes(&plan.graph, batch));
     Ok(memory::require(memory::run_bytes(&plan, batch, rows, loaded))?)
 }
 

@@ -14,7 +14,7 @@ use crate::metrics::{EvalRecord, Event};
 use crate::optim::{Decay, Schedule};
 use crate::train::best::{incomparable, is_better};
 use crate::train::error::TrainError;
-use crate::train::evaluate::{Evaluation, samples_of};
+use crate::train::evaluate::{Evaluation, extent_of};
 use crate::train::loader::{BatchSource, LoadedRanks, Loader};
 use crate::train::session::StepTiming;
 use crate::train::task::{LossTask, Task};
@@ -187,7 +187,9 @@ impl Fit<'_> {
 
 impl Trainer {
     /// Trains on a data set: each step draws its samples by the trainer's seed, its number and the
-    /// samples consumed before it, without replacement in each epoch. So a call in two parts, also
+    /// samples consumed before it, without replacement in each epoch; if the graph carries states
+    /// from step to step, each slot of the batch goes through a part of the data in order, and
+    /// begins with zeros on other data than those before. So a call in two parts, also
     /// over a save, ends in the bits of one call, which are those of `potluck train` with the same
     /// graph, data, seed, batch and devices.
     ///
@@ -249,7 +251,7 @@ impl Trainer {
                 self.steps() + left.div_ceil(batch)
             }
         };
-        self.drop_incomparable_best(&source, options);
+        self.begin_on(&source, options);
         let store = options.directory.as_deref().map(|path| self.open_store(path)).transpose()?;
         Ok(Fit {
             options,
@@ -277,14 +279,17 @@ impl Trainer {
         Ok(source)
     }
 
-    /// Forgets the best evaluation if it was one of other data, or of another number of samples
-    /// than those of this call.
-    fn drop_incomparable_best(&mut self, source: &BatchSource, options: &FitOptions) {
+    /// Notes the data of this call. Forgets the best evaluation if it was one of other data, or of
+    /// another extent than those of this call, and states that were carried through other data.
+    fn begin_on(&mut self, source: &BatchSource, options: &FitOptions) {
         let data = source.data.fingerprint();
-        let samples = || samples_of(source, Split::Validation, options.eval_samples);
-        let samples = (options.eval_every > 0).then(samples);
-        let is_comparable = incomparable(self.best, (&self.data, &data), samples).is_none();
+        let extent = || extent_of(source, Split::Validation, options.eval_samples);
+        let extent = (options.eval_every > 0).then(extent);
+        let is_comparable = incomparable(self.best, (&self.data, &data), extent).is_none();
         self.best = self.best.filter(|_| is_comparable);
+        if self.data != data {
+            self.session.reset_states();
+        }
         self.data = data;
         self.description = source.data.description();
         self.files = DataFile::recorded(source.data.files());
@@ -317,7 +322,7 @@ impl Trainer {
                 Ok(step) => {
                     let data = fit.source.data.clone();
                     fit.source = self.source_of(&data, fit.options)?;
-                    self.drop_incomparable_best(&fit.source, fit.options);
+                    self.begin_on(&fit.source, fit.options);
                     (fit.skipped, fit.evaluated) = (0, None);
                     fit.warn(&format!(
                         "training goes on from step {step} on {}, without a device that failed: \
@@ -380,9 +385,7 @@ impl Trainer {
         let (lr, started) = (fit.options.schedule.lr(self.steps() + 1), Instant::now());
         let ended = || TrainError::Defect("the loader ended before the last step".into());
         let ranks = loader.next_step().ok_or_else(ended)??;
-        if fit.source.sampler.begins_streams(self.steps() + 1) {
-            self.session.reset_states();
-        }
+        self.session.reset_states_at_beginnings(&fit.source.sampler);
         let reports = self.take_step(ranks, lr)?;
         let (unit, batch) = (fit.options.task.unit(), self.options.batch as u64);
         let record = self.session.step_record(&reports, &StepTiming { lr, unit, batch, started });
@@ -426,13 +429,14 @@ impl Trainer {
                 fit.emit(Event::Evaluating { done: d, total: t, elapsed: started.elapsed() });
             })?;
         let Evaluation { loss: val_loss, samples, targets, sums } = evaluation;
+        let runs = extent_of(&source, Split::Validation, samples).runs;
         fit.evaluated = Some((step, val_loss));
         let is_best = is_better(val_loss, self.best);
         let metrics = fit.options.task.metrics(&sums);
         let record = EvalRecord { step, val_loss, metrics, samples, targets, is_best };
         fit.emit(Event::Evaluation(record));
         if is_best {
-            self.best = Some(Best { step, val_loss, samples });
+            self.best = Some(Best { step, val_loss, samples, runs });
             if fit.options.keep_best {
                 fit.best_parameters = Some(self.parameters()?);
             }

@@ -16,8 +16,9 @@ use crate::train::state;
 
 impl Trainer {
     /// Saves the state below a directory, as `checkpoints/step-00001234`: parameters, moments,
-    /// steps, the position in the data, and what was decided about the devices. A crash leaves the
-    /// earlier saves there intact; saves of later steps are set aside under other names.
+    /// what is carried from step to step, steps, the position in the data, and what was decided
+    /// about the devices. A crash leaves the earlier saves there intact; saves of later steps are
+    /// set aside under other names.
     ///
     /// # Errors
     /// Returns `TrainError` if the directory cannot be written or another process writes there, if
