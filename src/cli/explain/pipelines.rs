@@ -1,7 +1,7 @@
 //! Tables that describe a run of pipelines: programs, memory, and what the schedule chart shows.
 
 use super::instructions::InstructionNames;
-use super::{data_shape, edges, limit_line};
+use super::{batches_bytes, data_shape, edges, limit_line};
 use crate::autotune::TuneOptions;
 use crate::base::Rank;
 use crate::base::format::counted;
@@ -245,7 +245,8 @@ fn memory(pipelines: &ExplainedPipelines) -> String {
         }
     };
     let usages: Vec<RankMemoryUsage> = ranks().map(usage).collect();
-    let needed = host_bytes(request, selections, planned, laid_out);
+    let needed = host_bytes(request, selections, planned, laid_out)
+        .saturating_add(batches_bytes(&laid_out.whole.graph, spec.batch as usize));
     let available = available_memory().map(|bytes| (bytes, "which are available"));
     let host = format!("memory of the host: {}\n", comparison(needed, available));
     memory_tables(&usages, request.optimizer.moments()) + &host
