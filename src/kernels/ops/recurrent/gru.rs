@@ -7,11 +7,9 @@
 //! h_t  = (1 - z) n + z h_(t-1)
 //! ```
 
-use rayon::prelude::*;
-
 use super::RecurrentSizes;
+use super::host::TimeSteps;
 use super::lstm::logistic;
-use super::steps::{add_hidden, add_to_hidden};
 use crate::kernels::Float;
 use crate::kernels::simd::{sigmoid, tanh, vectorized};
 
@@ -83,50 +81,48 @@ pub fn reference_grad<T: Float>(
     outputs[2][sample * h..][..h].copy_from_slice(&dhidden);
 }
 
-/// CPU kernel of `x, weight, bias [, h0] -> y, gates`.
-pub fn fast(sizes: RecurrentSizes, inputs: &[&[f32]], outputs: &mut [&mut [f32]]) {
-    let RecurrentSizes { t, h, .. } = sizes;
+/// CPU kernel of `x, weight, bias [, h0] -> y, gates`, with the weight transposed.
+pub fn fast(steps: &TimeSteps, inputs: &[&[f32]], outputs: &mut [&mut [f32]]) {
+    let RecurrentSizes { b, t, h, .. } = steps.sizes;
     let [y, gates] = outputs else { panic!("a GRU has two outputs") };
     let (x, weight, bias) = (inputs[0], inputs[1], inputs[2]);
     // The product is computed where r, z and n will be.
+    gates.fill(0.0);
     for step in 0..t {
-        gates.chunks_mut(4 * h).skip(step).step_by(t).for_each(|row| row.fill(0.0));
-        add_hidden(sizes, step, (weight, inputs.get(3).copied()), y, gates);
-        let samples = y.par_chunks_mut(t * h).zip(x.par_chunks(t * 3 * h));
-        let samples = samples.zip(gates.par_chunks_mut(t * 4 * h)).enumerate();
-        samples.for_each(|(sample, ((y, x), gates))| {
-            let (before, hidden) = y.split_at_mut(step * h);
+        steps.add_hidden(step, (weight, inputs.get(3).copied()), y, gates);
+        for sample in 0..b {
+            let row = sample * t + step;
+            let (before, hidden) = y.split_at_mut(row * h);
             let before = match step {
                 0 => inputs.get(3).map(|h0| &h0[sample * h..][..h]),
-                _ => Some(&before[(step - 1) * h..]),
+                _ => Some(&before[(row - 1) * h..]),
             };
-            let gates = &mut gates[step * 4 * h..][..4 * h];
-            cell(&x[step * 3 * h..][..3 * h], bias, before, gates, &mut hidden[..h]);
-        });
+            let (x, gates) = (&x[row * 3 * h..][..3 * h], &mut gates[row * 4 * h..][..4 * h]);
+            cell(x, bias, before, gates, &mut hidden[..h]);
+        }
     }
 }
 
 /// CPU kernel of `gates, weight, y, dy [, h0] -> dx, dproduct, dh0`.
-pub fn fast_grad(sizes: RecurrentSizes, inputs: &[&[f32]], outputs: &mut [&mut [f32]]) {
-    let RecurrentSizes { t, h, .. } = sizes;
+pub fn fast_grad(steps: &TimeSteps, inputs: &[&[f32]], outputs: &mut [&mut [f32]]) {
+    let RecurrentSizes { b, t, h, .. } = steps.sizes;
     let [dx, dproduct, dhidden] = outputs else { panic!("a gradient of a GRU has three outputs") };
     let (gates, weight, y, dy) = (inputs[0], inputs[1], inputs[2], inputs[3]);
     dhidden.fill(0.0);
     for step in (0..t).rev() {
-        let samples = dx.par_chunks_mut(t * 3 * h).zip(dproduct.par_chunks_mut(t * 3 * h));
-        let samples = samples.zip(dhidden.par_chunks_mut(h)).enumerate();
-        samples.for_each(|(sample, ((dx, dproduct), dhidden))| {
+        for sample in 0..b {
             let row = sample * t + step;
             let before = match step {
                 0 => inputs.get(4).map(|h0| &h0[sample * h..][..h]),
                 _ => Some(&y[(row - 1) * h..][..h]),
             };
+            let dhidden = &mut dhidden[sample * h..][..h];
             dhidden.iter_mut().zip(&dy[row * h..][..h]).for_each(|(dh, dy)| *dh += dy);
-            let (dx, dproduct) =
-                (&mut dx[step * 3 * h..][..3 * h], &mut dproduct[step * 3 * h..][..3 * h]);
+            let columns = row * 3 * h..(row + 1) * 3 * h;
+            let (dx, dproduct) = (&mut dx[columns.clone()], &mut dproduct[columns]);
             cell_grad(&gates[row * 4 * h..][..4 * h], before, dhidden, dx, dproduct);
-        });
-        add_to_hidden(sizes, step, weight, dproduct, dhidden);
+        }
+        steps.add_to_hidden(step, weight, dproduct, dhidden);
     }
 }
 

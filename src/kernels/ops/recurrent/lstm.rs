@@ -6,10 +6,8 @@
 //! c_t = f c_(t-1) + i g,  h_t = o tanh(c_t)
 //! ```
 
-use rayon::prelude::*;
-
 use super::RecurrentSizes;
-use super::steps::{add_hidden, add_to_hidden};
+use super::host::TimeSteps;
 use crate::kernels::Float;
 use crate::kernels::simd::{sigmoid, tanh, vectorized};
 
@@ -87,52 +85,48 @@ pub fn reference_grad<T: Float>(
     outputs[2][sample * h..][..h].copy_from_slice(&dcell);
 }
 
-/// CPU kernel of `x, weight, bias [, h0, c0] -> y, gates, cells`.
-pub fn fast(sizes: RecurrentSizes, inputs: &[&[f32]], outputs: &mut [&mut [f32]]) {
-    let RecurrentSizes { t, h, .. } = sizes;
+/// CPU kernel of `x, weight, bias [, h0, c0] -> y, gates, cells`, with the weight transposed.
+pub fn fast(steps: &TimeSteps, inputs: &[&[f32]], outputs: &mut [&mut [f32]]) {
+    let RecurrentSizes { b, t, h, .. } = steps.sizes;
     let [y, gates, cells] = outputs else { panic!("an LSTM has three outputs") };
     let (x, weight, bias) = (inputs[0], inputs[1], inputs[2]);
     gates.copy_from_slice(x);
     for step in 0..t {
-        add_hidden(sizes, step, (weight, inputs.get(3).copied()), y, gates);
-        let samples = y.par_chunks_mut(t * h).zip(cells.par_chunks_mut(t * h));
-        let samples = samples.zip(gates.par_chunks_mut(t * 4 * h)).enumerate();
-        samples.for_each(|(sample, ((y, cells), gates))| {
-            let (before, cells) = cells.split_at_mut(step * h);
+        steps.add_hidden(step, (weight, inputs.get(3).copied()), y, gates);
+        for sample in 0..b {
+            let row = sample * t + step;
+            let (before, cells) = cells.split_at_mut(row * h);
             let before = match step {
                 0 => inputs.get(4).map(|c0| &c0[sample * h..][..h]),
-                _ => Some(&before[(step - 1) * h..]),
+                _ => Some(&before[(row - 1) * h..]),
             };
-            let gates = &mut gates[step * 4 * h..][..4 * h];
-            cell(bias, before, gates, &mut cells[..h], &mut y[step * h..][..h]);
-        });
+            let gates = &mut gates[row * 4 * h..][..4 * h];
+            cell(bias, before, gates, &mut cells[..h], &mut y[row * h..][..h]);
+        }
     }
 }
 
 /// CPU kernel of `gates, weight, cells, dy [, c0] -> dx, dh0, dc0`.
-pub fn fast_grad(sizes: RecurrentSizes, inputs: &[&[f32]], outputs: &mut [&mut [f32]]) {
-    let RecurrentSizes { t, h, .. } = sizes;
+pub fn fast_grad(steps: &TimeSteps, inputs: &[&[f32]], outputs: &mut [&mut [f32]]) {
+    let RecurrentSizes { b, t, h, .. } = steps.sizes;
     let [dx, dhidden, dcell] = outputs else { panic!("a gradient of an LSTM has three outputs") };
     let (gates, weight, cells, dy) = (inputs[0], inputs[1], inputs[2], inputs[3]);
     dhidden.fill(0.0);
     dcell.fill(0.0);
     for step in (0..t).rev() {
-        let samples = dx.par_chunks_mut(t * 4 * h).zip(dcell.par_chunks_mut(h));
-        let samples = samples.zip(dhidden.par_chunks(h)).enumerate();
-        samples.for_each(|(sample, ((dx, dcell), dhidden))| {
+        for sample in 0..b {
             let row = sample * t + step;
             let before = match step {
                 0 => inputs.get(4).map(|c0| &c0[sample * h..][..h]),
                 _ => Some(&cells[(row - 1) * h..][..h]),
             };
-            let of_row = |values: &'_ [f32], width: usize| values[row * width..][..width].to_vec();
-            let (gates, cell) = (of_row(gates, 4 * h), of_row(cells, h));
-            let mut dh = of_row(dy, h);
-            dh.iter_mut().zip(dhidden).for_each(|(dh, more)| *dh += more);
-            cell_grad(&gates, (&cell, before), &dh, dcell, &mut dx[step * 4 * h..][..4 * h]);
-        });
+            let (dhidden, dcell) = (&mut dhidden[sample * h..][..h], &mut dcell[sample * h..][..h]);
+            dhidden.iter_mut().zip(&dy[row * h..][..h]).for_each(|(dh, dy)| *dh += dy);
+            let (gates, cell) = (&gates[row * 4 * h..][..4 * h], &cells[row * h..][..h]);
+            cell_grad(gates, (cell, before), dhidden, dcell, &mut dx[row * 4 * h..][..4 * h]);
+        }
         dhidden.fill(0.0);
-        add_to_hidden(sizes, step, weight, dx, dhidden);
+        steps.add_to_hidden(step, weight, dx, dhidden);
     }
 }
 

@@ -3,9 +3,10 @@
 //!
 //! A layer's product with its inputs is one [`Op::MatMul`] for all time steps. What is left for
 //! each step is the product with the hidden state and the gates, which is one dispatch of
-//! `steps` here, or one call of the `gemm` crate and a loop.
+//! `steps` here, or one call of the `gemm` crate and a loop of `host`.
 
 mod gru;
+mod host;
 mod lstm;
 mod steps;
 
@@ -77,13 +78,8 @@ fn reference<T: Float>(call: &OpCall, inputs: &[HostTensorView<'_, T>], outputs:
 /// vectorized loop.
 fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
     let inputs: Vec<&[f32]> = inputs.iter().map(|input| input.floats()).collect();
-    let sizes = RecurrentSizes::of(call);
-    match (sizes.cell, matches!(call.op, Op::Recurrent { .. })) {
-        (Cell::Lstm, true) => lstm::fast(sizes, &inputs, outputs),
-        (Cell::Lstm, false) => lstm::fast_grad(sizes, &inputs, outputs),
-        (Cell::Gru, true) => gru::fast(sizes, &inputs, outputs),
-        (Cell::Gru, false) => gru::fast_grad(sizes, &inputs, outputs),
-    }
+    let is_forward = matches!(call.op, Op::Recurrent { .. });
+    host::compute(RecurrentSizes::of(call), is_forward, &inputs, outputs);
 }
 
 /// Static choice: on GPUs a row per invocation, so that there are enough of them.
@@ -244,7 +240,7 @@ mod tests {
     #[test]
     fn every_size_agrees() {
         for cell in CELLS {
-            for sizes in [[1, 1, 1], [3, 4, 5], [9, 3, 8], [2, 5, 20]] {
+            for sizes in [[1, 1, 1], [3, 4, 5], [9, 3, 8], [2, 5, 20], [19, 3, 4]] {
                 for has_state in [false, true] {
                     check_layer(cell, sizes, has_state);
                 }

@@ -1,5 +1,4 @@
-//! The time steps of recurrent layers: a dispatch per step on GPUs, and the products of a step on
-//! the CPU.
+//! The time steps of recurrent layers on GPUs: a dispatch per step.
 //!
 //! An invocation has one Value of hidden columns (a vector of 4, or one where their number is no
 //! multiple of 4) of a few samples: it reads each column of the matrix once for all of these. The
@@ -7,8 +6,6 @@
 //! registers. Forward, the weight is transposed first, so that neighbours read neighbours.
 
 use std::fmt::Write;
-
-use gemm::Parallelism;
 
 use super::RecurrentSizes;
 use crate::graph::{Cell, Op};
@@ -276,84 +273,4 @@ fn add_term(
         }
     }
     text.push_str("        }\n");
-}
-
-/// Adds the product of the hidden values of the step before with the transposed weight to the first
-/// columns of each row (4 h) of a step of `gates`.
-pub fn add_hidden(
-    sizes: RecurrentSizes,
-    step: usize,
-    (weight, h0): (&[f32], Option<&[f32]>),
-    y: &[f32],
-    gates: &mut [f32],
-) {
-    let RecurrentSizes { b, t, h, .. } = sizes;
-    let (hidden, stride) = match (step, h0) {
-        (0, None) => return,
-        (0, Some(h0)) => (h0, h),
-        _ => (&y[(step - 1) * h..], t * h),
-    };
-    let out = Strided { at: step * 4 * h, row: t * 4 * h };
-    multiply((b, sizes.columns(), h), (hidden, stride), (weight, h, 1), gates, out);
-}
-
-/// Adds the product of a step of `dz (b, t, gates h)` with the weight to `dhidden (b, h)`.
-pub fn add_to_hidden(
-    sizes: RecurrentSizes,
-    step: usize,
-    weight: &[f32],
-    dz: &[f32],
-    dhidden: &mut [f32],
-) {
-    let RecurrentSizes { b, t, h, .. } = sizes;
-    let columns = sizes.columns();
-    let out = Strided { at: 0, row: h };
-    let dz = &dz[step * columns..];
-    multiply((b, h, columns), (dz, t * columns), (weight, 1, h), dhidden, out);
-}
-
-/// Rows of a matrix in a longer list: the first element, and the distance of rows.
-struct Strided {
-    at: usize,
-    row: usize,
-}
-
-/// Computes `c += a b` for `a (m, k)`, `b (k, n)`, whose strides are given.
-fn multiply(
-    (m, n, k): (usize, usize, usize),
-    (a, a_row): (&[f32], usize),
-    (b, b_column, b_row): (&[f32], usize, usize),
-    c: &mut [f32],
-    out: Strided,
-) {
-    let last = |rows: usize, row: usize, columns: usize, column: usize| {
-        (rows - 1) * row + (columns - 1) * column
-    };
-    assert!(last(m, a_row, k, 1) < a.len() && last(k, b_row, n, b_column) < b.len());
-    assert!(out.at + last(m, out.row, n, 1) < c.len() && out.row >= n);
-    // SAFETY: all indices below (m, k), (k, n) and (m, n) are at most those of the last elements,
-    // which are inside the slices; `c` is borrowed mutably, and its rows do not overlap.
-    unsafe {
-        gemm::gemm(
-            m,
-            n,
-            k,
-            c.as_mut_ptr().add(out.at),
-            1,
-            out.row as isize,
-            true,
-            a.as_ptr(),
-            1,
-            a_row as isize,
-            b.as_ptr(),
-            b_column as isize,
-            b_row as isize,
-            1.0,
-            1.0,
-            false,
-            false,
-            false,
-            Parallelism::Rayon(0),
-        );
-    }
 }
