@@ -142,8 +142,9 @@ impl fmt::Display for ConnectNews {
 /// **Failures.** A process that is lost, because it was killed, is silent for
 /// [`ClusterOptions::timeout`], or cannot be reached by one of the others, ends every call of every
 /// process, with an error that names its ranks and its host. A process leaves in order when its
-/// last handle is dropped; that waits until what was sent has arrived, and in the first process,
-/// on which the others depend, until they have left, for at most the timeout.
+/// last handle is dropped; that waits until what was sent has arrived, for at most two seconds,
+/// and in the first process, on which the others depend, until they have left, for at most the
+/// timeout.
 ///
 /// ```
 /// use std::sync::mpsc;

@@ -102,10 +102,13 @@ fn overtaken() -> (usize, usize) {
 /// What is on its way already comes first, and that is much less than what waits.
 #[test]
 fn control_messages_overtake_payloads() {
-    // On a busy machine nearly all may have arrived before the message is sent.
-    let tries: Vec<(usize, usize)> = (0..10).map(|_| overtaken()).collect();
-    let telling: Vec<_> = tries.iter().filter(|(sent, _)| *sent < 28).collect();
-    assert!(!telling.is_empty() && telling.iter().all(|(sent, at)| at < &(sent + 19)), "{tries:?}");
+    // On a busy machine nearly all may have arrived before the message is sent, and now and then
+    // the thread that sends the message is stopped while that of the payloads goes on.
+    let tries: Vec<(usize, usize)> = (0..15).map(|_| overtaken()).collect();
+    let telling = tries.iter().filter(|(sent, _)| *sent < 28);
+    let mut between: Vec<usize> = telling.map(|(sent, at)| at.saturating_sub(*sent)).collect();
+    between.sort_unstable();
+    assert!(between.get(between.len() / 2).is_some_and(|median| *median < 19), "{tries:?}");
 }
 
 #[test]
