@@ -176,7 +176,7 @@ fn what_is_measured_is_recorded_kept_and_repeated_by_flags() {
     let cut = cut_of(&placed.placement).concat();
     let flags = format!("; to repeat this, add --set parallel.stages='{cut:?}'");
     assert!(note("stages: ").ends_with(&flags), "{:?}", placed.notes);
-    // Another cut than any measurement finds shows that it is kept.
+    // A cut and an order that measurements of equal devices hardly find show that it is kept.
     let mut saved = placed.placement.clone();
     saved.ranks[0].blocks[0] = 0..1;
     saved.ranks[1].blocks[0] = 1..6;
@@ -185,12 +185,16 @@ fn what_is_measured_is_recorded_kept_and_repeated_by_flags() {
     let again = Asked { saved: Some(saved), ..Asked::of("cpu*2", 2) };
     let kept = again.placed().unwrap();
     assert_eq!((again.measures(), cut_of(&kept.placement)), (0, vec![vec![1], vec![5]]));
-    let positions: Vec<usize> = kept.placement.ranks.iter().map(|rank| rank.position).collect();
-    assert_eq!(positions, [1, 0]);
+    let positions = |placement: &Placement| {
+        placement.ranks.iter().map(|rank| rank.position).collect::<Vec<_>>()
+    };
+    assert_eq!(positions(&kept.placement), [1, 0]);
     assert!(!kept.notes.iter().any(|note| note.contains("to repeat")), "{:?}", kept.notes);
     let retuned = Asked { retune: true, ..again.clone() };
-    assert_ne!(cut_of(&retuned.placed().unwrap().placement), [[1], [5]]);
-    assert_eq!(retuned.measures(), 1);
+    // Times that other work disturbs may give any cut; equal devices keep their order.
+    let measured = retuned.placed().unwrap();
+    assert_eq!((retuned.measures(), positions(&measured.placement)), (1, vec![0, 1]));
+    assert!(measured.notes.iter().any(|note| note.contains("to repeat")), "{:?}", measured.notes);
     // What is given now is not what was recorded.
     let given = Asked::of("cpu*2", 2).with_cut(&[2, 4]);
     let given = Asked { saved: again.saved.clone(), ..given };
