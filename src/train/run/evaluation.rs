@@ -19,7 +19,8 @@ impl Run {
         {
             return Ok(Some(loss));
         }
-        if self.eval_extent().samples == 0 {
+        let extent = self.eval_extent();
+        if extent.samples == 0 {
             return Ok(None);
         }
         let Some(evaluation) = self.measure()? else { return Ok(None) };
@@ -31,7 +32,7 @@ impl Run {
         let record = EvalRecord { step, val_loss, metrics, samples, targets, is_best };
         self.emit(Event::Evaluation(record))?;
         if is_best {
-            self.best = Some(Best { step, val_loss, samples, runs: self.eval_extent().runs });
+            self.best = Some(Best { step, val_loss, samples, runs: extent.runs });
             // Saved again if it was saved before it was known to be the best.
             self.saved = self.saved.filter(|saved| *saved != step);
             self.save_or_warn()?;

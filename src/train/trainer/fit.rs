@@ -429,13 +429,13 @@ impl Trainer {
                 fit.emit(Event::Evaluating { done: d, total: t, elapsed: started.elapsed() });
             })?;
         let Evaluation { loss: val_loss, samples, targets, sums } = evaluation;
-        let runs = extent_of(&source, Split::Validation, samples).runs;
         fit.evaluated = Some((step, val_loss));
         let is_best = is_better(val_loss, self.best);
         let metrics = fit.options.task.metrics(&sums);
         let record = EvalRecord { step, val_loss, metrics, samples, targets, is_best };
         fit.emit(Event::Evaluation(record));
         if is_best {
+            let runs = extent_of(&source, Split::Validation, samples).runs;
             self.best = Some(Best { step, val_loss, samples, runs });
             if fit.options.keep_best {
                 fit.best_parameters = Some(self.parameters()?);
