@@ -85,7 +85,31 @@ impl<T> Mailbox<T> {
     /// Returns [`SendError::Closed`] if the mailbox is closed, and [`SendError::Full`] if it holds
     /// its maximum number of items, which also closes it.
     pub fn send(&self, item: T) -> Result<(), SendError> {
+        self.send_into(self.lock(), item)
+    }
+
+    /// Removes the items that `item` makes obsolete, and adds it to the queue; never blocks. The
+    /// receiver sees both at once. `is_obsolete` must not panic.
+    ///
+    /// # Errors
+    ///
+    /// Returns the same errors as [`Mailbox::send`].
+    pub fn send_and_remove(
+        &self,
+        item: T,
+        is_obsolete: impl Fn(&T) -> bool,
+    ) -> Result<(), SendError> {
         let mut queue = self.lock();
+        let items = std::mem::take(&mut queue.items).into_iter();
+        let (removed, kept): (VecDeque<T>, VecDeque<T>) = items.partition(is_obsolete);
+        queue.items = kept;
+        let sent = self.send_into(queue, item);
+        // Outside the lock: dropping an item may run arbitrary code.
+        drop(removed);
+        sent
+    }
+
+    fn send_into(&self, mut queue: MutexGuard<'_, Queue<T>>, item: T) -> Result<(), SendError> {
         if let Some(closed) = &queue.closed {
             return Err(SendError::Closed(closed.clone()));
         }

@@ -30,7 +30,9 @@ pub use process_group::remote::{
 };
 pub use process_group::wire::PACKET_HEADER_BYTES;
 pub use process_group::{ProcessGroup, init};
-pub use ring::{HostWork, RingMsg, RingOutput, RingWorker, ring_inbox_max, ring_pool_bytes_max};
+pub use ring::{
+    HostWork, RingMsg, RingOutput, RingWorker, ring_inbox_max, ring_pool_bytes_max, send_restart,
+};
 
 /// Synchronization primitives of [`mailbox`]; `tests/library/loom_mailbox.rs` substitutes loom's.
 mod sync {

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use super::add::add_assign;
 use super::{
-    Addition, BufferPool, Closed, ExchangeDriver, ExchangeIo, Message, PooledBuffer, SharedBuffer,
+    Addition, BufferPool, Closed, ExchangeDriver, ExchangeIo, Mailbox, Message, PooledBuffer,
+    SendError, SharedBuffer,
 };
 use crate::base::{BucketId, ChunkId, EdgePiece, Nanos, Position, Round};
 use crate::collective::{Chunk, Collective, CollectiveKind, ExchangeError, Positions, ShardLayout};
@@ -22,7 +23,8 @@ impl From<ExchangeError> for Closed {
 /// Message to a ring thread. `R` is a readback of the rank's own values of a chunk.
 #[derive(Debug)]
 pub enum RingMsg<R> {
-    /// A round begins. The coordinator sends this to all ring threads before any rank runs.
+    /// A round begins. The coordinator sends this to all ring threads before any rank runs, with
+    /// [`send_restart`].
     Restart(Round),
     /// The rank's own values of a chunk are available: in `readback`, or without one on the
     /// device only, which then adds them itself.
@@ -35,10 +37,32 @@ pub enum RingMsg<R> {
     Message(Message),
 }
 
+impl<R> RingMsg<R> {
+    fn round(&self) -> Round {
+        match self {
+            Self::Restart(round)
+            | Self::Ready { round, .. }
+            | Self::Added { round, .. }
+            | Self::Send { round, .. } => *round,
+            Self::Message(message) => message.round,
+        }
+    }
+}
+
+/// Begins a round in a ring thread, and removes from its mailbox what was sent in earlier rounds,
+/// which all ranks have ended. In rounds in which a ring thread has nothing to do, no rank waits for
+/// it: without the removal, it could find its mailbox full of restarts.
+///
+/// # Errors
+/// Returns the errors of [`Mailbox::send`].
+pub fn send_restart<R>(ring: &Mailbox<RingMsg<R>>, round: Round) -> Result<(), SendError> {
+    ring.send_and_remove(RingMsg::Restart(round), |earlier| earlier.round() < round)
+}
+
 /// Returns the most messages that are in the mailbox of a ring thread at a time: those of other
 /// ranks in one round, because all ranks have ended a round before the next one begins; the rank's
 /// own values, twice because there are two collectives; a sum that the device has added; and the
-/// restart.
+/// restart, which removes what is left of earlier rounds.
 pub fn ring_inbox_max(layout: &ShardLayout, positions: impl Into<Positions>) -> usize {
     layout.messages_max(positions) + 2 * layout.chunks.len() + 2
 }
@@ -447,6 +471,28 @@ mod tests {
         sum.iter_mut().for_each(|value| *value += 5.0);
         worker.handle(RingMsg::Added { round, chunk, partial: sum }, &mut output).unwrap();
         assert_eq!(output.reduced, [vec![7.0; 2]]);
+    }
+
+    #[test]
+    fn restarts_that_a_ring_thread_has_not_seen_fill_no_mailbox() {
+        let inbox: Mailbox<RingMsg<Vec<f32>>> = Mailbox::new(3);
+        let at = |step| Round { generation: 0, step };
+        for step in 1..100 {
+            send_restart(&inbox, at(step)).unwrap();
+        }
+        // Values of a round that was discarded, and those of a rank that has begun the next one.
+        inbox.send(kept_on_device(at(99))).unwrap();
+        inbox.send(partial(at(100), 1.0)).unwrap();
+        send_restart(&inbox, at(100)).unwrap();
+        let (mut worker, mut output) = worker(0);
+        let mut handled = Vec::new();
+        while let Some(message) = inbox.try_recv().unwrap() {
+            handled.push(message.round());
+            worker.handle(message, &mut output).unwrap();
+        }
+        assert_eq!(handled, [at(100), at(100)]);
+        worker.handle(kept_on_device(at(100)), &mut output).unwrap();
+        assert_eq!(output.requested.len(), 1, "the partial sum that came early is lost");
     }
 
     #[test]

@@ -176,7 +176,7 @@ impl<'a> Simulation<'a> {
                 driver.transfers.restart(round);
                 driver.kept.clear();
                 if self.scenario.seeded_bug == Some(SeededBug::RestartsApart) {
-                    self.hand_to_ring(rank, RingMsg::Restart(round));
+                    self.restart_ring(rank, round);
                 }
                 true
             }

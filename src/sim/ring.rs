@@ -11,6 +11,7 @@ use crate::base::{ChunkId, EdgePiece, Nanos, Position, Rank, Round};
 use crate::collective::{Chunk, Collective, CollectiveKind, ExchangeError, Topology};
 use crate::comm::{
     HostWork, Mailbox, Message, PooledBuffer, RingMsg, RingOutput, RingWorker, SharedBuffer,
+    send_restart,
 };
 use crate::parallel::transfers::DeviceMsg;
 
@@ -122,6 +123,16 @@ impl RingOutput for Work {
 }
 
 impl Simulation<'_> {
+    /// Begins a round in the ring thread of a rank.
+    pub(super) fn restart_ring(&mut self, rank: Rank, round: Round) {
+        let ring = &mut self.virtual_ranks[rank.index()].ring;
+        // Those of earlier rounds are removed.
+        ring.pieces = 0;
+        let sent = send_restart(&ring.inbox, round);
+        self.check_bound(rank, "ring thread", sent);
+        self.wake_ring(rank);
+    }
+
     /// Puts a message into the mailbox of a ring thread. A closed one drops it.
     pub(super) fn hand_to_ring(&mut self, rank: Rank, message: RingMsg<VirtualRead>) {
         let message = self.in_arrival_order(message);

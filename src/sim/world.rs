@@ -283,7 +283,7 @@ impl<'a> Simulation<'a> {
         {
             // Before any rank runs, as in a worker group: no message of the step arrives earlier.
             for rank in (0..self.scenario.world() as u32).map(Rank) {
-                self.hand_to_ring(rank, RingMsg::Restart(round));
+                self.restart_ring(rank, round);
             }
         }
         for (to, message) in messages {

@@ -145,3 +145,22 @@ fn one_item_more_than_a_mailbox_holds_is_refused_and_closes_it() {
         assert_eq!(mailbox.send(3), Err(SendError::Closed(why)));
     });
 }
+
+/// A newer item takes the place of an older one; the receiver sees the older one, the newer one or
+/// both, in order, and the queue never holds both.
+#[test]
+fn an_item_that_replaces_another_needs_no_room_of_its_own() {
+    loom::model(|| {
+        let mailbox = Mailbox::new(1);
+        let sender = {
+            let mailbox = mailbox.clone();
+            thread::spawn(move || {
+                (1..3).try_for_each(|item| mailbox.send_and_remove(item, |old| *old < item))
+            })
+        };
+        let first: i32 = mailbox.recv(None).unwrap();
+        sender.join().unwrap().unwrap();
+        let then = mailbox.try_recv().unwrap();
+        assert_eq!(then, if first == 1 { Some(2) } else { None });
+    });
+}

@@ -9,7 +9,7 @@ use super::round::FinishOnDrop;
 use super::{WorkerGroupOptions, lock};
 use crate::base::{Rank, Round};
 use crate::collective::{BucketGroups, ShardLayout};
-use crate::comm::{BufferPool, Mailbox, RingMsg, ring_inbox_max};
+use crate::comm::{BufferPool, Mailbox, ring_inbox_max, send_restart};
 use crate::device::DeviceError;
 use crate::exec::BucketTensor;
 use crate::parallel::coordinator::RankActivity;
@@ -155,7 +155,7 @@ impl LocalSeat {
     pub fn restart(&self, round: Round) {
         if self.thread.is_some() {
             // The step reports a closed mailbox.
-            let _ = self.ring.send(RingMsg::Restart(round));
+            let _ = send_restart(&self.ring, round);
         }
     }
 
