@@ -9,9 +9,10 @@ use crate::process::{Desk, Ran};
 const POINTS: [&str; 8] =
     ["forward", "send", "recv", "backward", "reduce", "verdict", "update", "gather"];
 const PIPELINE: &str = "--devices cpu*2 --pipeline 2";
-/// Two pipelines beside each other, whose parameters are compared after every second step.
-const BESIDE: &str =
-    "--devices cpu*4 --pipeline 2 --set parallel.shares=7,5 --set parallel.hash_every=2";
+/// Two pipelines beside each other, cut alike at any time, whose parameters are compared after every
+/// second step.
+const BESIDE: &str = "--devices cpu*4 --pipeline 2 --set parallel.stages=2,2 \
+                      --set parallel.shares=7,5 --set parallel.hash_every=2";
 
 /// The untied model as a pipeline, to which nothing happens.
 static WHOLE: LazyLock<Desk> = LazyLock::new(|| {
