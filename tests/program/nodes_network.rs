@@ -129,7 +129,9 @@ fn a_cut_between_two_joined_nodes_is_named_by_the_first_one_as_the_link_of_both(
     let between = UdpProxy::between(front, "127.0.0.3", at.parse().unwrap(), Weather::default());
     let to_first = UdpSocket::bind("127.0.0.1:0").unwrap();
     let first = host.address.parse().unwrap();
-    let to_first = UdpProxy::between(to_first, "127.0.0.3", first, Weather::default());
+    // The other node dials it before the first one's welcome arrives.
+    let slow = Weather { delay: Duration::from_millis(25), ..Weather::default() };
+    let to_first = UdpProxy::between(to_first, "127.0.0.3", first, slow);
     let line = format!("--devices cpu --listen {at}");
     let two = join_at(&desk, &to_first.address.to_string(), "", &line);
     host.wait_for("step 5/100000");

@@ -251,10 +251,10 @@ impl ClusterDriver {
                 Event::DialFailed { dial, why, is_silent }
             }
             DriverEvent::Link(LinkEvent::Message(connection, message, _place)) => {
-                if let (ClusterMsg::Welcome(welcome), Some(link)) =
-                    (&message, self.links.get(&connection))
-                {
-                    link.set_peer_idle_timeout(Duration::from_nanos(welcome.node_timeout));
+                if let ClusterMsg::Welcome(welcome) = &message {
+                    // Another node may have dialed before this message of the first one came.
+                    let timeout = Duration::from_nanos(welcome.node_timeout);
+                    self.links.values().for_each(|link| link.set_peer_idle_timeout(timeout));
                 }
                 self.inject(&message);
                 Event::Received { connection, message }
