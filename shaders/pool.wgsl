@@ -10,9 +10,13 @@
 // x (b, h, w, c), y (b, oh, ow, c). One invocation per Value of the result: per channel, or per
 // four neighbouring ones, which `Value` and `Bits` say (prepended: src/kernels/ops/pool.rs), and c
 // counts those. 4 bytes are read per channel and place of a window, 8 by max_pool_grad.
+//
+// Where windows do not overlap and there is no padding, max_pool_grad_cells has one invocation per
+// Value of dy, which writes all of dx from its window to the next ones: 8 bytes are read per window
+// and channel, and the numbers of a place are divided once for all places of a window.
 
 struct Params {
-    count: u32,             // Values of the result
+    count: u32,             // Values of the result, or of dy of max_pool_grad_cells
     h: u32, w: u32, c: u32,
     oh: u32, ow: u32,
     kh: u32, kw: u32,
@@ -96,6 +100,38 @@ fn max_pool_grad(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgrou
         }
     }
     dx[at] = total;
+}
+
+@compute @workgroup_size(64)
+fn max_pool_grad_cells(
+    @builtin(global_invocation_id) id: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+) {
+    let at = index(id, groups);
+    if (at >= p.count) { return; }
+    let channel = at % p.c;
+    let place = at / p.c;
+    let picture = place / (p.oh * p.ow) * p.h;
+    let i = place / p.ow % p.oh;
+    let j = place % p.ow;
+    let top = i * p.sh;
+    let left = j * p.sw;
+    // The last cells end with the picture.
+    let bottom = select(top + p.sh, p.h, i + 1u == p.oh);
+    let right = select(left + p.sw, p.w, j + 1u == p.ow);
+    let best_place = known[at];
+    let gradient = dy[at];
+    for (var down = top; down < bottom; down++) {
+        let line = (picture + down) * p.w;
+        for (var across = left; across < right; across++) {
+            let ky = down - top;
+            let kx = across - left;
+            // Between windows is the place of no maximum.
+            let tap = select(-1.0, f32(ky * p.kw + kx), ky < p.kh && kx < p.kw);
+            dx[(line + across) * p.c + channel] =
+                select(Value(0.0), gradient, best_place == Value(tap));
+        }
+    }
 }
 
 @compute @workgroup_size(64)

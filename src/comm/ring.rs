@@ -50,8 +50,8 @@ impl<R> RingMsg<R> {
 }
 
 /// Begins a round in a ring thread, and removes from its mailbox what was sent in earlier rounds,
-/// which all ranks have ended. In rounds in which a ring thread has nothing to do, no rank waits for
-/// it: without the removal, it could find its mailbox full of restarts.
+/// which all ranks have ended. In rounds in which a ring thread has nothing to do, no rank waits
+/// for it: without the removal, restarts could fill its mailbox before it runs.
 ///
 /// # Errors
 /// Returns the errors of [`Mailbox::send`].

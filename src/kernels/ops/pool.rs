@@ -31,6 +31,9 @@ pub static TWIN: Twin = Twin {
     catalog,
 };
 
+/// Entry point for the gradient of maxima of windows that do not overlap.
+const CELLS: &str = "max_pool_grad_cells";
+
 /// Kind of a pooling, or of its gradient.
 #[derive(Clone, Copy, PartialEq)]
 enum PoolKind {
@@ -67,6 +70,23 @@ impl PoolSizes {
 
     fn is_grad(&self) -> bool {
         matches!(self.kind, PoolKind::MaxGrad | PoolKind::AvgGrad)
+    }
+
+    /// Returns the entry points of the shader that compute the result, the best one first.
+    fn entries(&self) -> &'static [&'static str] {
+        match self.kind {
+            PoolKind::Max => &["max_pool"],
+            PoolKind::MaxGrad if self.is_disjoint() => &[CELLS, "max_pool_grad"],
+            PoolKind::MaxGrad => &["max_pool_grad"],
+            PoolKind::Avg => &["avg_pool"],
+            PoolKind::AvgGrad => &["avg_pool_grad"],
+        }
+    }
+
+    /// Returns true if no windows overlap, and none has padding.
+    fn is_disjoint(&self) -> bool {
+        let Pool2dOptions { kernel, stride, padding } = self.options;
+        (0..2).all(|axis| kernel[axis] <= stride[axis] && padding[axis] == 0)
     }
 
     /// Returns the number of places in a window.
@@ -219,40 +239,48 @@ vectorized! {
     }
 }
 
-/// Static choice: four channels at a time where their number allows it.
+/// Static choice: four channels at a time where their number allows it, and all places of a window
+/// where none overlap.
 pub fn dispatch(call: &OpCall, _: &Caps) -> Vec<Dispatch> {
-    vec![kernel(call, if PoolSizes::of(call).c.is_multiple_of(4) { 4 } else { 1 })]
+    let sizes = PoolSizes::of(call);
+    let lanes = if sizes.c.is_multiple_of(4) { 4 } else { 1 };
+    vec![kernel(call, sizes.entries()[0], lanes)]
 }
 
 /// Returns the GPU kernel variants of the call.
 pub fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
-    let plain = kernel(call, 1);
-    let name = plain.shader.entry;
-    let vectors = PoolSizes::of(call).c.is_multiple_of(4);
-    let vectors = vectors.then(|| Variant::new(format!("{name}4"), vec![kernel(call, 4)]));
-    std::iter::once(Variant::new(name, vec![plain])).chain(vectors).collect()
+    let sizes = PoolSizes::of(call);
+    let entries = sizes.entries().iter().rev();
+    let of_entry = |entry: &&'static str| {
+        let entry = *entry;
+        let plain = Variant::new(entry, vec![kernel(call, entry, 1)]);
+        let vectors = sizes.c.is_multiple_of(4);
+        let vectors =
+            vectors.then(|| Variant::new(format!("{entry}4"), vec![kernel(call, entry, 4)]));
+        std::iter::once(plain).chain(vectors)
+    };
+    entries.flat_map(of_entry).collect()
 }
 
 /// Returns the dispatch with so many channels per invocation, 1 or 4.
-fn kernel(call: &OpCall, lanes: usize) -> Dispatch {
+fn kernel(call: &OpCall, entry: &'static str, lanes: usize) -> Dispatch {
     let sizes = PoolSizes::of(call);
     let PoolSizes { kind, size: [h, w], out: [oh, ow], c, options, .. } = sizes;
     let Pool2dOptions { kernel: [kh, kw], stride: [sh, sw], padding: [ph, pw] } = options;
-    let (entry, operands) = match kind {
-        PoolKind::Max => {
-            ("max_pool", vec![Operand::Input(0), Operand::Output(0), Operand::Output(1)])
-        }
-        PoolKind::MaxGrad => {
-            ("max_pool_grad", vec![Operand::Input(0), Operand::Input(1), Operand::Output(0)])
-        }
-        PoolKind::Avg => ("avg_pool", vec![Operand::Input(0), Operand::Output(0)]),
-        PoolKind::AvgGrad => ("avg_pool_grad", vec![Operand::Input(0), Operand::Output(0)]),
+    let operands = match kind {
+        PoolKind::Max => vec![Operand::Input(0), Operand::Output(0), Operand::Output(1)],
+        PoolKind::MaxGrad => vec![Operand::Input(0), Operand::Input(1), Operand::Output(0)],
+        PoolKind::Avg | PoolKind::AvgGrad => vec![Operand::Input(0), Operand::Output(0)],
     };
     let types = match lanes {
         4 => "alias Value = vec4f;\nalias Bits = vec4u;\n",
         _ => "alias Value = f32;\nalias Bits = u32;\n",
     };
-    let count = call.output_len(0) / lanes;
+    let count = match entry {
+        CELLS => call.input_len(1),
+        _ => call.output_len(0),
+    };
+    let count = count / lanes;
     let params = [count, h, w, c / lanes, oh, ow, kh, kw, sh, sw, ph, pw];
     Dispatch {
         shader: Shader::new("pool", entry).with_text(types),
@@ -269,13 +297,17 @@ pub fn cost(call: &OpCall) -> Cost {
     Cost { flops: windows as f64 * sizes.places() as f64, bytes: Cost::moved(call) }
 }
 
-/// See [`Twin::iterations`]: the places of a window, or the windows with a place.
+/// See [`Twin::iterations`]: the places of a window, the windows with a place, or the places from a
+/// window to the next one or to the edge.
 pub fn iterations(call: &OpCall) -> usize {
     let sizes = PoolSizes::of(call);
     let Pool2dOptions { kernel, stride, .. } = sizes.options;
-    let most = |axis: usize| match sizes.is_grad() {
-        true => kernel[axis].div_ceil(stride[axis]),
-        false => kernel[axis],
+    let most = |axis: usize| match sizes.kind {
+        PoolKind::MaxGrad if sizes.is_disjoint() => {
+            (sizes.size[axis] - (sizes.out[axis] - 1) * stride[axis]).max(stride[axis])
+        }
+        PoolKind::MaxGrad | PoolKind::AvgGrad => kernel[axis].div_ceil(stride[axis]),
+        PoolKind::Max | PoolKind::Avg => kernel[axis],
     };
     most(0) * (1 + most(1))
 }
@@ -327,7 +359,8 @@ pub fn catalog() -> Vec<CallShape> {
         (Op::MaxPool2d(options), vec![x.clone()]),
         (Op::MaxPool2dGrad { options, size }, vec![y.clone(), y.clone()]),
         (Op::AvgPool2d(options), vec![x]),
-        (Op::AvgPool2dGrad { options, size }, vec![y]),
+        (Op::AvgPool2dGrad { options, size }, vec![y.clone()]),
+        (Op::MaxPool2dGrad { options: Pool2dOptions::new(2), size: [17, 16] }, vec![y.clone(), y]),
     ]
 }
 
@@ -337,10 +370,18 @@ mod tests {
     use crate::base::{HostTensor, Shape};
     use crate::kernels::testing::{check, check_with, for_each_result, reference as expected};
 
-    fn options() -> [Pool2dOptions; 5] {
+    fn options() -> [Pool2dOptions; 6] {
+        let apart = Pool2dOptions { kernel: [1, 2], stride: [2, 3], padding: [0, 0] };
         let uneven = Pool2dOptions { kernel: [2, 5], stride: [3, 1], padding: [1, 2] };
         let new = Pool2dOptions::new;
-        [new(2), new(3).with_stride(2).with_padding(1), new(3).with_stride(1), new(1), uneven]
+        [
+            new(2),
+            new(3).with_stride(2).with_padding(1),
+            new(3).with_stride(1),
+            new(1),
+            apart,
+            uneven,
+        ]
     }
 
     #[test]
