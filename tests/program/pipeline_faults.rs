@@ -9,8 +9,8 @@ use crate::process::{Desk, Ran};
 const POINTS: [&str; 8] =
     ["forward", "send", "recv", "backward", "reduce", "verdict", "update", "gather"];
 const PIPELINE: &str = "--devices cpu*2 --pipeline 2";
-/// Two pipelines beside each other, cut alike at any time, whose parameters are compared after every
-/// second step.
+/// Two pipelines beside each other, cut alike whatever the blocks take, whose parameters are
+/// compared after every second step.
 const BESIDE: &str = "--devices cpu*4 --pipeline 2 --set parallel.stages=2,2 \
                       --set parallel.shares=7,5 --set parallel.hash_every=2";
 
