@@ -12,8 +12,8 @@
 // counts those. 4 bytes are read per channel and place of a window, 8 by max_pool_grad.
 //
 // Where windows do not overlap and there is no padding, max_pool_grad_cells has one invocation per
-// Value of dy, which writes all of dx from its window to the next ones: 8 bytes are read per window
-// and channel, and the numbers of a place are divided once for all places of a window.
+// Value of dy, which writes its cell of dx, from its window to the next ones or to the edge: 8
+// bytes are read per window and channel, and its picture, row and column are computed once.
 
 struct Params {
     count: u32,             // Values of the result, or of dy of max_pool_grad_cells
@@ -126,7 +126,7 @@ fn max_pool_grad_cells(
         for (var across = left; across < right; across++) {
             let ky = down - top;
             let kx = across - left;
-            // Between windows is the place of no maximum.
+            // Outside of the window, -1 is the place of no maximum.
             let tap = select(-1.0, f32(ky * p.kw + kx), ky < p.kh && kx < p.kw);
             dx[(line + across) * p.c + channel] =
                 select(Value(0.0), gradient, best_place == Value(tap));

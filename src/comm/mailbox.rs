@@ -74,7 +74,7 @@ impl<T> Mailbox<T> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue<T>> {
-        // No foreign code runs under the lock, so a panic cannot leave the queue inconsistent.
+        // What runs under the lock does not panic, so the queue is never inconsistent.
         self.0.queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
@@ -88,30 +88,37 @@ impl<T> Mailbox<T> {
         self.send_into(self.lock(), item)
     }
 
-    /// Removes the items that `item` makes obsolete, and adds it to the queue; never blocks. The
-    /// receiver sees both at once. `is_obsolete` must not panic.
+    /// Adds an item to the queue in place of those that it makes obsolete; never blocks. The
+    /// receiver sees both changes at once. `is_obsolete` must not panic.
     ///
     /// # Errors
     ///
     /// Returns the same errors as [`Mailbox::send`].
-    pub fn send_and_remove(
+    pub fn send_in_place_of(
         &self,
         item: T,
         is_obsolete: impl Fn(&T) -> bool,
     ) -> Result<(), SendError> {
         let mut queue = self.lock();
-        let items = std::mem::take(&mut queue.items).into_iter();
-        let (removed, kept): (VecDeque<T>, VecDeque<T>) = items.partition(is_obsolete);
-        queue.items = kept;
+        let mut removed = Vec::new();
+        for _ in 0..queue.items.len() {
+            let Some(earlier) = queue.items.pop_front() else { break };
+            match is_obsolete(&earlier) {
+                true => removed.push(earlier),
+                false => queue.items.push_back(earlier),
+            }
+        }
         let sent = self.send_into(queue, item);
         // Outside the lock: dropping an item may run arbitrary code.
         drop(removed);
         sent
     }
 
+    /// Adds an item to the locked queue. An item that is refused is dropped outside the lock.
     fn send_into(&self, mut queue: MutexGuard<'_, Queue<T>>, item: T) -> Result<(), SendError> {
-        if let Some(closed) = &queue.closed {
-            return Err(SendError::Closed(closed.clone()));
+        if let Some(closed) = queue.closed.clone() {
+            drop(queue);
+            return Err(SendError::Closed(closed));
         }
         let items_max = self.0.items_max;
         if queue.items.len() >= items_max {

@@ -23,8 +23,8 @@ impl From<ExchangeError> for Closed {
 /// Message to a ring thread. `R` is a readback of the rank's own values of a chunk.
 #[derive(Debug)]
 pub enum RingMsg<R> {
-    /// A round begins. The coordinator sends this to all ring threads before any rank runs, with
-    /// [`send_restart`].
+    /// A round begins: sent by [`send_restart`] before the rank runs. In one process it is sent to
+    /// all ring threads before any rank runs; messages of nodes that began earlier wait for it.
     Restart(Round),
     /// The rank's own values of a chunk are available: in `readback`, or without one on the
     /// device only, which then adds them itself.
@@ -56,13 +56,14 @@ impl<R> RingMsg<R> {
 /// # Errors
 /// Returns the errors of [`Mailbox::send`].
 pub fn send_restart<R>(ring: &Mailbox<RingMsg<R>>, round: Round) -> Result<(), SendError> {
-    ring.send_and_remove(RingMsg::Restart(round), |earlier| earlier.round() < round)
+    ring.send_in_place_of(RingMsg::Restart(round), |earlier| earlier.round() < round)
 }
 
 /// Returns the most messages that are in the mailbox of a ring thread at a time: those of other
 /// ranks in one round, because all ranks have ended a round before the next one begins; the rank's
 /// own values, twice because there are two collectives; a sum that the device has added; and the
-/// restart, which removes what is left of earlier rounds.
+/// restart, which removes what is left of earlier rounds: until then, the restart before it may be
+/// there with the messages of nodes that began earlier.
 pub fn ring_inbox_max(layout: &ShardLayout, positions: impl Into<Positions>) -> usize {
     layout.messages_max(positions) + 2 * layout.chunks.len() + 2
 }
@@ -475,7 +476,8 @@ mod tests {
 
     #[test]
     fn restarts_that_a_ring_thread_has_not_seen_fill_no_mailbox() {
-        let inbox: Mailbox<RingMsg<Vec<f32>>> = Mailbox::new(3);
+        let layout = ShardLayout::new(Topology::Ring, 2, &[4], 2, 2);
+        let inbox: Mailbox<RingMsg<Vec<f32>>> = Mailbox::new(ring_inbox_max(&layout, Position(0)));
         let at = |step| Round { generation: 0, step };
         for step in 1..100 {
             send_restart(&inbox, at(step)).unwrap();
@@ -484,14 +486,14 @@ mod tests {
         inbox.send(kept_on_device(at(99))).unwrap();
         inbox.send(partial(at(100), 1.0)).unwrap();
         send_restart(&inbox, at(100)).unwrap();
+        inbox.send(kept_on_device(at(100))).unwrap();
         let (mut worker, mut output) = worker(0);
         let mut handled = Vec::new();
         while let Some(message) = inbox.try_recv().unwrap() {
             handled.push(message.round());
             worker.handle(message, &mut output).unwrap();
         }
-        assert_eq!(handled, [at(100), at(100)]);
-        worker.handle(kept_on_device(at(100)), &mut output).unwrap();
+        assert_eq!(handled, [at(100); 3]);
         assert_eq!(output.requested.len(), 1, "the partial sum that came early is lost");
     }
 

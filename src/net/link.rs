@@ -101,10 +101,9 @@ pub struct Shared {
     pub blobs: SendQueue<(BlobHead, Bytes)>,
     /// Set once the data stream of the peer is known; there is one.
     pub has_data_stream: AtomicBool,
-    /// Time without progress after which something that has begun to arrive is given up.
-    pub stall: Duration,
     /// Idle timeout of the connection, which is the shorter one of both sides, as far as it is
-    /// known.
+    /// known; and time without progress after which something that has begun to arrive is given
+    /// up.
     idle_timeout: Mutex<Duration>,
     /// Bytes of blobs that have arrived.
     pub blob_bytes: AtomicU64,
@@ -130,7 +129,7 @@ impl Shared {
         }
     }
 
-    fn idle_timeout(&self) -> Duration {
+    pub fn idle_timeout(&self) -> Duration {
         *self.idle_timeout.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -203,7 +202,6 @@ impl Link {
             payloads: SendQueue::new(PAYLOADS_MAX, options.queue_bytes),
             blobs: SendQueue::new(PAYLOADS_MAX, options.queue_bytes),
             has_data_stream: AtomicBool::new(false),
-            stall: options.idle_timeout,
             idle_timeout: Mutex::new(options.idle_timeout),
             blob_bytes: AtomicU64::new(0),
             is_broken: AtomicBool::new(false),

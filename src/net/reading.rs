@@ -88,9 +88,9 @@ async fn controls(
     mut stream: RecvStream,
 ) -> Result<(), Stop> {
     let mut head = [0; CONTROL_HEAD_BYTES];
-    while read_head(&mut stream, &mut head, shared.stall).await? {
+    while read_head(&mut stream, &mut head, shared.idle_timeout()).await? {
         let mut message = vec![0; wire::control_length(&head).map_err(Stop::Violation)?];
-        read_full(&mut stream, &mut message, Some(shared.stall)).await?;
+        read_full(&mut stream, &mut message, Some(shared.idle_timeout())).await?;
         go_on(shared)?;
         receiver.control(message).map_err(Stop::Violation)?;
     }
@@ -116,7 +116,7 @@ async fn read_stream(shared: Arc<Shared>, receiver: Arc<dyn Receiver>, mut strea
     let _guard = PanicGuard(shared.clone());
     let result = async {
         let mut kind = [0];
-        read_full(&mut stream, &mut kind, Some(shared.stall)).await?;
+        read_full(&mut stream, &mut kind, Some(shared.idle_timeout())).await?;
         match StreamKind::decode(kind[0]).map_err(Stop::Violation)? {
             StreamKind::Data => payloads(&shared, &*receiver, &mut stream).await,
             StreamKind::Blob => blob(&shared, &*receiver, &mut stream).await,
@@ -135,7 +135,7 @@ async fn payloads(
         return Err(Stop::Violation("a second stream of payloads was opened".into()));
     }
     let mut head = [0; DATA_HEAD_BYTES];
-    while read_head(stream, &mut head, shared.stall).await? {
+    while read_head(stream, &mut head, shared.idle_timeout()).await? {
         let DataHead { tag, bytes } = DataHead::decode(&head).map_err(Stop::Violation)?;
         go_on(shared)?;
         let mut landing = receiver.data(&tag, bytes).map_err(Stop::Violation)?;
@@ -145,7 +145,7 @@ async fn payloads(
             let why = format!("a payload has {bytes} bytes, and {due} are due");
             return Err(Stop::Violation(why));
         }
-        read_full(stream, place, Some(shared.stall)).await?;
+        read_full(stream, place, Some(shared.idle_timeout())).await?;
         go_on(shared)?;
         landing.arrived().map_err(Stop::Violation)?;
     }
@@ -158,7 +158,7 @@ async fn blob(
     stream: &mut RecvStream,
 ) -> Result<(), Stop> {
     let mut head = [0; BLOB_HEAD_BYTES];
-    read_full(stream, &mut head, Some(shared.stall)).await?;
+    read_full(stream, &mut head, Some(shared.idle_timeout())).await?;
     let BlobHead { id, bytes, hash } = BlobHead::decode(&head).map_err(Stop::Violation)?;
     go_on(shared)?;
     receiver.blob_begins(id, bytes).map_err(Stop::Violation)?;
@@ -166,7 +166,7 @@ async fn blob(
     let mut hasher = blake3::Hasher::new();
     // In parts, so that the hash is computed while the rest arrives.
     for part in blob.chunks_mut(HASHED_BYTES) {
-        read_full(stream, part, Some(shared.stall)).await?;
+        read_full(stream, part, Some(shared.idle_timeout())).await?;
         shared.blob_bytes.fetch_add(part.len() as u64, Ordering::Relaxed);
         hasher.update(part);
     }

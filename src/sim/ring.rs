@@ -126,7 +126,7 @@ impl Simulation<'_> {
     /// Begins a round in the ring thread of a rank.
     pub(super) fn restart_ring(&mut self, rank: Rank, round: Round) {
         let ring = &mut self.virtual_ranks[rank.index()].ring;
-        // Those of earlier rounds are removed.
+        // The restart removes those of earlier rounds.
         ring.pieces = 0;
         let sent = send_restart(&ring.inbox, round);
         self.check_bound(rank, "ring thread", sent);

@@ -146,8 +146,8 @@ fn one_item_more_than_a_mailbox_holds_is_refused_and_closes_it() {
     });
 }
 
-/// A newer item takes the place of an older one; the receiver sees the older one, the newer one or
-/// both, in order, and the queue never holds both.
+/// A newer item takes the place of an older one: the receiver sees the newer one, or both in order,
+/// and the queue never holds both.
 #[test]
 fn an_item_that_replaces_another_needs_no_room_of_its_own() {
     loom::model(|| {
@@ -155,12 +155,35 @@ fn an_item_that_replaces_another_needs_no_room_of_its_own() {
         let sender = {
             let mailbox = mailbox.clone();
             thread::spawn(move || {
-                (1..3).try_for_each(|item| mailbox.send_and_remove(item, |old| *old < item))
+                (1..3).try_for_each(|item| mailbox.send_in_place_of(item, |old| *old < item))
             })
         };
         let first: i32 = mailbox.recv(None).unwrap();
         sender.join().unwrap().unwrap();
         let then = mailbox.try_recv().unwrap();
         assert_eq!(then, if first == 1 { Some(2) } else { None });
+    });
+}
+
+/// Asks the mailbox in which it lay, when it is dropped.
+struct AsksWhenDropped(Mailbox<AsksWhenDropped>);
+
+impl Drop for AsksWhenDropped {
+    fn drop(&mut self) {
+        self.0.closed();
+    }
+}
+
+/// An item that is refused or replaced is dropped without the lock, which its drop may need.
+#[test]
+fn items_are_dropped_outside_of_the_lock() {
+    loom::model(|| {
+        let mailbox = Mailbox::new(1);
+        let item = || AsksWhenDropped(mailbox.clone());
+        mailbox.send(item()).unwrap();
+        mailbox.send_in_place_of(item(), |_| true).unwrap();
+        assert!(matches!(mailbox.send(item()), Err(SendError::Full { .. })));
+        assert!(matches!(mailbox.send(item()), Err(SendError::Closed(_))));
+        assert!(matches!(mailbox.send_in_place_of(item(), |_| true), Err(SendError::Closed(_))));
     });
 }

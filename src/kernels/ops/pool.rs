@@ -31,8 +31,9 @@ pub static TWIN: Twin = Twin {
     catalog,
 };
 
-/// Entry point for the gradient of maxima of windows that do not overlap.
-const CELLS: &str = "max_pool_grad_cells";
+/// The most places of a cell that one invocation writes; with larger ones, there would be few
+/// invocations.
+const CELL_PLACES_MAX: usize = 64;
 
 /// Kind of a pooling, or of its gradient.
 #[derive(Clone, Copy, PartialEq)]
@@ -72,21 +73,30 @@ impl PoolSizes {
         matches!(self.kind, PoolKind::MaxGrad | PoolKind::AvgGrad)
     }
 
-    /// Returns the entry points of the shader that compute the result, the best one first.
-    fn entries(&self) -> &'static [&'static str] {
-        match self.kind {
-            PoolKind::Max => &["max_pool"],
-            PoolKind::MaxGrad if self.is_disjoint() => &[CELLS, "max_pool_grad"],
-            PoolKind::MaxGrad => &["max_pool_grad"],
-            PoolKind::Avg => &["avg_pool"],
-            PoolKind::AvgGrad => &["avg_pool_grad"],
-        }
+    /// Returns true if an invocation may write the gradient of a maximum to all places of its cell,
+    /// from its window to the next ones or to the edge: no windows overlap, and cells are small.
+    fn has_cells(&self) -> bool {
+        let Pool2dOptions { kernel, stride, padding } = self.options;
+        self.kind == PoolKind::MaxGrad
+            && (0..2).all(|axis| kernel[axis] <= stride[axis] && padding[axis] == 0)
+            && self.cell(0) * self.cell(1) <= CELL_PLACES_MAX
     }
 
-    /// Returns true if no windows overlap, and none has padding.
-    fn is_disjoint(&self) -> bool {
-        let Pool2dOptions { kernel, stride, padding } = self.options;
-        (0..2).all(|axis| kernel[axis] <= stride[axis] && padding[axis] == 0)
+    /// Returns the most rows or columns of a cell.
+    fn cell(&self, axis: usize) -> usize {
+        let stride = self.options.stride[axis];
+        stride.max(self.size[axis] - (self.out[axis] - 1) * stride)
+    }
+
+    /// Returns the entry point of the shader, for an invocation per result or per cell.
+    fn entry(&self, by_cells: bool) -> &'static str {
+        match self.kind {
+            PoolKind::Max => "max_pool",
+            PoolKind::MaxGrad if by_cells => "max_pool_grad_cells",
+            PoolKind::MaxGrad => "max_pool_grad",
+            PoolKind::Avg => "avg_pool",
+            PoolKind::AvgGrad => "avg_pool_grad",
+        }
     }
 
     /// Returns the number of places in a window.
@@ -239,31 +249,30 @@ vectorized! {
     }
 }
 
-/// Static choice: four channels at a time where their number allows it, and all places of a window
-/// where none overlap.
+/// Static choice: four channels at a time where their number allows it, and whole cells where there
+/// are some.
 pub fn dispatch(call: &OpCall, _: &Caps) -> Vec<Dispatch> {
     let sizes = PoolSizes::of(call);
     let lanes = if sizes.c.is_multiple_of(4) { 4 } else { 1 };
-    vec![kernel(call, sizes.entries()[0], lanes)]
+    vec![kernel(call, lanes, sizes.has_cells())]
 }
 
 /// Returns the GPU kernel variants of the call.
 pub fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
     let sizes = PoolSizes::of(call);
-    let entries = sizes.entries().iter().rev();
-    let of_entry = |entry: &&'static str| {
-        let entry = *entry;
-        let plain = Variant::new(entry, vec![kernel(call, entry, 1)]);
-        let vectors = sizes.c.is_multiple_of(4);
-        let vectors =
-            vectors.then(|| Variant::new(format!("{entry}4"), vec![kernel(call, entry, 4)]));
-        std::iter::once(plain).chain(vectors)
-    };
-    entries.flat_map(of_entry).collect()
+    let mut variants = Vec::new();
+    for by_cells in [false, true].into_iter().filter(|by_cells| !by_cells || sizes.has_cells()) {
+        let name = sizes.entry(by_cells);
+        variants.push(Variant::new(name, vec![kernel(call, 1, by_cells)]));
+        if sizes.c.is_multiple_of(4) {
+            variants.push(Variant::new(format!("{name}4"), vec![kernel(call, 4, by_cells)]));
+        }
+    }
+    variants
 }
 
 /// Returns the dispatch with so many channels per invocation, 1 or 4.
-fn kernel(call: &OpCall, entry: &'static str, lanes: usize) -> Dispatch {
+fn kernel(call: &OpCall, lanes: usize, by_cells: bool) -> Dispatch {
     let sizes = PoolSizes::of(call);
     let PoolSizes { kind, size: [h, w], out: [oh, ow], c, options, .. } = sizes;
     let Pool2dOptions { kernel: [kh, kw], stride: [sh, sw], padding: [ph, pw] } = options;
@@ -276,14 +285,10 @@ fn kernel(call: &OpCall, entry: &'static str, lanes: usize) -> Dispatch {
         4 => "alias Value = vec4f;\nalias Bits = vec4u;\n",
         _ => "alias Value = f32;\nalias Bits = u32;\n",
     };
-    let count = match entry {
-        CELLS => call.input_len(1),
-        _ => call.output_len(0),
-    };
-    let count = count / lanes;
+    let count = if by_cells { call.input_len(1) } else { call.output_len(0) } / lanes;
     let params = [count, h, w, c / lanes, oh, ow, kh, kw, sh, sw, ph, pw];
     Dispatch {
-        shader: Shader::new("pool", entry).with_text(types),
+        shader: Shader::new("pool", sizes.entry(by_cells)).with_text(types),
         operands,
         params: params.map(|word| word as u32).to_vec(),
         groups: grid(count, 64),
@@ -297,17 +302,14 @@ pub fn cost(call: &OpCall) -> Cost {
     Cost { flops: windows as f64 * sizes.places() as f64, bytes: Cost::moved(call) }
 }
 
-/// See [`Twin::iterations`]: the places of a window, the windows with a place, or the places from a
-/// window to the next one or to the edge.
+/// See [`Twin::iterations`]: the places of a window or of a cell, or the windows with a place.
 pub fn iterations(call: &OpCall) -> usize {
     let sizes = PoolSizes::of(call);
     let Pool2dOptions { kernel, stride, .. } = sizes.options;
-    let most = |axis: usize| match sizes.kind {
-        PoolKind::MaxGrad if sizes.is_disjoint() => {
-            (sizes.size[axis] - (sizes.out[axis] - 1) * stride[axis]).max(stride[axis])
-        }
-        PoolKind::MaxGrad | PoolKind::AvgGrad => kernel[axis].div_ceil(stride[axis]),
-        PoolKind::Max | PoolKind::Avg => kernel[axis],
+    let most = |axis: usize| match sizes.is_grad() {
+        true if sizes.has_cells() => sizes.cell(axis),
+        true => kernel[axis].div_ceil(stride[axis]),
+        false => kernel[axis],
     };
     most(0) * (1 + most(1))
 }
@@ -323,19 +325,21 @@ pub fn inputs(op: &Op, inputs: &[Dims]) -> InputSpec {
     }
 }
 
-/// See [`Twin::probes`]: one window and several, with a few channels.
+/// See [`Twin::probes`]: one window and several, with a few channels; of a gradient also with rows
+/// and columns behind the last window.
 pub fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     let Some(c) = inputs[0].last() else { return Vec::new() };
     let c = [7, 12][usize::from(c.is_multiple_of(4))];
-    let small = |options: Pool2dOptions, out: [usize; 2]| {
+    let small = |options: Pool2dOptions, (out, has_rest): ([usize; 2], bool)| {
         let side = |axis: usize| {
             let span = (out[axis] - 1) * options.stride[axis] + options.kernel[axis];
-            span.saturating_sub(2 * options.padding[axis]).max(1)
+            let rest = if has_rest { options.stride[axis] - 1 } else { 0 };
+            span.saturating_sub(2 * options.padding[axis]).max(1) + rest
         };
         let size = [side(0), side(1)];
         (size, vec![2, size[0], size[1], c], vec![2, out[0], out[1], c])
     };
-    let probe = |out: [usize; 2]| match *op {
+    let probe = |out: ([usize; 2], bool)| match *op {
         Op::MaxPool2d(options) | Op::AvgPool2d(options) => calls(op, [vec![small(options, out).1]]),
         Op::MaxPool2dGrad { options, .. } => {
             let (size, _, y) = small(options, out);
@@ -347,7 +351,7 @@ pub fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
         }
         _ => Vec::new(),
     };
-    [[1, 1], [3, 4], [9, 5]].into_iter().flat_map(probe).collect()
+    [([1, 1], false), ([3, 4], true), ([9, 5], false)].into_iter().flat_map(probe).collect()
 }
 
 /// See [`Twin::catalog`].

@@ -251,11 +251,6 @@ impl ClusterDriver {
                 Event::DialFailed { dial, why, is_silent }
             }
             DriverEvent::Link(LinkEvent::Message(connection, message, _place)) => {
-                if let ClusterMsg::Welcome(welcome) = &message {
-                    // Another node may have dialed before this message of the first one came.
-                    let timeout = Duration::from_nanos(welcome.node_timeout);
-                    self.links.values().for_each(|link| link.set_peer_idle_timeout(timeout));
-                }
                 self.inject(&message);
                 Event::Received { connection, message }
             }
@@ -286,11 +281,16 @@ impl ClusterDriver {
             }
         };
         let now = self.now();
-        // An event that a peer is to blame for has closed its connection; others are late ones.
-        let _ = match &mut self.machine {
+        let is_welcome = matches!(&event, Event::Received { message: ClusterMsg::Welcome(_), .. });
+        let handled = match &mut self.machine {
             Machine::First(machine) => machine.handle(now, event),
             Machine::Joining(machine) => machine.handle(now, event),
         };
+        // An event that a peer is to blame for has closed its connection; others are late ones.
+        if let (Ok(_), true, Some(silence)) = (handled, is_welcome, self.silence()) {
+            // Another node may have dialed before the welcome of the first one arrived.
+            self.links.values().for_each(|link| link.set_peer_idle_timeout(silence));
+        }
     }
 
     /// Injects the fault that is planned for the time before this message is taken.
@@ -320,8 +320,8 @@ impl ClusterDriver {
         connection
     }
 
-    /// Returns the longest silence on a link between joined nodes, which no heartbeats watch: that
-    /// of the run.
+    /// Returns the longest silence on a link of a joined node, of which those to other joined ones
+    /// are watched by no heartbeats: that of the run.
     fn silence(&self) -> Option<Duration> {
         match &self.machine {
             Machine::First(_) => None,
