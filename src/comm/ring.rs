@@ -230,6 +230,7 @@ impl<R: AsRef<[f32]>> RingWorker<R> {
         let Self { exchange, readbacks, pieces } = self;
         let pool = exchange.pool().clone();
         let mut io = RingIo { readbacks, output, round: exchange.round(), pool };
+        let found = message.round();
         match message {
             RingMsg::Restart(round) => {
                 io.readbacks.clear();
@@ -237,19 +238,10 @@ impl<R: AsRef<[f32]>> RingWorker<R> {
                 exchange.restart(round);
                 exchange.start(&mut io)
             }
-            // Values of a discarded step.
-            RingMsg::Ready { round, .. }
-            | RingMsg::Added { round, .. }
-            | RingMsg::Send { round, .. }
-                if round < exchange.round() =>
-            {
-                Ok(())
-            }
-            RingMsg::Ready { round: found, .. }
-            | RingMsg::Added { round: found, .. }
-            | RingMsg::Send { round: found, .. }
-                if found > exchange.round() =>
-            {
+            RingMsg::Message(message) => exchange.on_message(message, &mut io),
+            // Own values of a discarded step.
+            _ if found < exchange.round() => Ok(()),
+            _ if found > exchange.round() => {
                 Err(ExchangeError::LaterRound { found, current: exchange.round() }.into())
             }
             RingMsg::Ready { kind, chunk, readback, .. } => {
@@ -267,7 +259,6 @@ impl<R: AsRef<[f32]>> RingWorker<R> {
                 io.output.send_piece(round, piece, values.share())
             }
             RingMsg::Added { chunk, partial, .. } => exchange.on_added(chunk, partial, &mut io),
-            RingMsg::Message(message) => exchange.on_message(message, &mut io),
         }
     }
 }
