@@ -33,6 +33,14 @@ var<immediate> p: Params;
 @group(0) @binding(1) var<storage, read> dy: array<Value>;
 @group(0) @binding(2) var<storage, read_write> dx: array<Value>;
 
+struct Place { picture: u32, row: u32, column: u32, channel: u32 }
+
+// The place of a Value in pictures of so many rows and columns.
+fn place_of(at: u32, rows: u32, columns: u32) -> Place {
+    let place = at / p.c;
+    return Place(place / (rows * columns), place / columns % rows, place % columns, at % p.c);
+}
+
 // Whole numbers in the order of the values: -0 as 0, a NaN above all others.
 fn ranks(value: Value) -> Bits {
     let given = bitcast<Bits>(value);
@@ -45,12 +53,11 @@ fn ranks(value: Value) -> Bits {
 fn max_pool(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {
     let at = index(id, groups);
     if (at >= p.count) { return; }
-    let channel = at % p.c;
-    let place = at / p.c;
-    let picture = place / (p.oh * p.ow) * p.h;
+    let own = place_of(at, p.oh, p.ow);
+    let picture = own.picture * p.h;
     // Places above and on the left are beyond 2^31, and not inside either.
-    let top = place / p.ow % p.oh * p.sh - p.ph;
-    let left = place % p.ow * p.sw - p.pw;
+    let top = own.row * p.sh - p.ph;
+    let left = own.column * p.sw - p.pw;
     // No value has the rank 0, so that the first one is taken, whatever it is.
     var highest = Bits(0u);
     var best = Value(0.0);
@@ -60,7 +67,7 @@ fn max_pool(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) g
         let line = (picture + top + ky) * p.w;
         for (var kx = 0u; kx < p.kw; kx++) {
             if (left + kx >= p.w) { continue; }
-            let value = x[(line + left + kx) * p.c + channel];
+            let value = x[(line + left + kx) * p.c + own.channel];
             let rank = ranks(value);
             let wins = rank > highest;
             highest = select(highest, rank, wins);
@@ -83,19 +90,16 @@ fn windows(at: u32, kernel: u32, stride: u32, padding: u32, count: u32) -> vec2u
 fn max_pool_grad(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {
     let at = index(id, groups);
     if (at >= p.count) { return; }
-    let channel = at % p.c;
-    let place = at / p.c;
-    let picture = place / (p.h * p.w) * p.oh;
-    let down = place / p.w % p.h;
-    let across = place % p.w;
-    let rows = windows(down, p.kh, p.sh, p.ph, p.oh);
-    let columns = windows(across, p.kw, p.sw, p.pw, p.ow);
+    let own = place_of(at, p.h, p.w);
+    let picture = own.picture * p.oh;
+    let rows = windows(own.row, p.kh, p.sh, p.ph, p.oh);
+    let columns = windows(own.column, p.kw, p.sw, p.pw, p.ow);
     var total = Value(0.0);
     for (var i = rows.x; i < rows.y; i++) {
-        let ky = down + p.ph - i * p.sh;
+        let ky = own.row + p.ph - i * p.sh;
         for (var j = columns.x; j < columns.y; j++) {
-            let kx = across + p.pw - j * p.sw;
-            let source = ((picture + i) * p.ow + j) * p.c + channel;
+            let kx = own.column + p.pw - j * p.sw;
+            let source = ((picture + i) * p.ow + j) * p.c + own.channel;
             total += select(Value(0.0), dy[source], known[source] == Value(f32(ky * p.kw + kx)));
         }
     }
@@ -109,16 +113,13 @@ fn max_pool_grad_cells(
 ) {
     let at = index(id, groups);
     if (at >= p.count) { return; }
-    let channel = at % p.c;
-    let place = at / p.c;
-    let picture = place / (p.oh * p.ow) * p.h;
-    let i = place / p.ow % p.oh;
-    let j = place % p.ow;
-    let top = i * p.sh;
-    let left = j * p.sw;
+    let own = place_of(at, p.oh, p.ow);
+    let picture = own.picture * p.h;
+    let top = own.row * p.sh;
+    let left = own.column * p.sw;
     // The last cells end with the picture.
-    let bottom = select(top + p.sh, p.h, i + 1u == p.oh);
-    let right = select(left + p.sw, p.w, j + 1u == p.ow);
+    let bottom = select(top + p.sh, p.h, own.row + 1u == p.oh);
+    let right = select(left + p.sw, p.w, own.column + 1u == p.ow);
     let best_place = known[at];
     let gradient = dy[at];
     for (var down = top; down < bottom; down++) {
@@ -128,7 +129,7 @@ fn max_pool_grad_cells(
             let kx = across - left;
             // Outside of the window, -1 is the place of no maximum.
             let tap = select(-1.0, f32(ky * p.kw + kx), ky < p.kh && kx < p.kw);
-            dx[(line + across) * p.c + channel] =
+            dx[(line + across) * p.c + own.channel] =
                 select(Value(0.0), gradient, best_place == Value(tap));
         }
     }
@@ -138,17 +139,16 @@ fn max_pool_grad_cells(
 fn avg_pool(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {
     let at = index(id, groups);
     if (at >= p.count) { return; }
-    let channel = at % p.c;
-    let place = at / p.c;
-    let picture = place / (p.oh * p.ow) * p.h;
-    let top = place / p.ow % p.oh * p.sh - p.ph;
-    let left = place % p.ow * p.sw - p.pw;
+    let own = place_of(at, p.oh, p.ow);
+    let picture = own.picture * p.h;
+    let top = own.row * p.sh - p.ph;
+    let left = own.column * p.sw - p.pw;
     var total = Value(0.0);
     for (var ky = 0u; ky < p.kh; ky++) {
         if (top + ky >= p.h) { continue; }
         let line = (picture + top + ky) * p.w;
         for (var kx = 0u; kx < p.kw; kx++) {
-            if (left + kx < p.w) { total += x[(line + left + kx) * p.c + channel]; }
+            if (left + kx < p.w) { total += x[(line + left + kx) * p.c + own.channel]; }
         }
     }
     y[at] = total / f32(p.kh * p.kw);
@@ -158,15 +158,14 @@ fn avg_pool(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) g
 fn avg_pool_grad(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {
     let at = index(id, groups);
     if (at >= p.count) { return; }
-    let channel = at % p.c;
-    let place = at / p.c;
-    let picture = place / (p.h * p.w) * p.oh;
-    let rows = windows(place / p.w % p.h, p.kh, p.sh, p.ph, p.oh);
-    let columns = windows(place % p.w, p.kw, p.sw, p.pw, p.ow);
+    let own = place_of(at, p.h, p.w);
+    let picture = own.picture * p.oh;
+    let rows = windows(own.row, p.kh, p.sh, p.ph, p.oh);
+    let columns = windows(own.column, p.kw, p.sw, p.pw, p.ow);
     var total = Value(0.0);
     for (var i = rows.x; i < rows.y; i++) {
         for (var j = columns.x; j < columns.y; j++) {
-            total += x[((picture + i) * p.ow + j) * p.c + channel];
+            total += x[((picture + i) * p.ow + j) * p.c + own.channel];
         }
     }
     y[at] = total / f32(p.kh * p.kw);
