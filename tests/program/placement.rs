@@ -31,13 +31,14 @@ fn measured_shares_are_repeated_by_the_flags_that_are_printed() {
     let desk = Desk::new();
     // In micro-batches of one sample: larger ones are halved where that measures clearly faster,
     // which a busy machine makes differ between the devices, and no flag repeats that.
-    let ran = train(&desk, "--devices cpu*2 --micro-batch 1 --out measured").ok();
+    let one = "--devices cpu*2 --set train.micro_batch=1";
+    let ran = train(&desk, &format!("{one} --out measured")).ok();
     let line = ran.err.lines().find(|line| line.contains("samples per step")).unwrap();
     let (_, flags) = line.split_once("; to repeat this, add ").unwrap();
     assert!(!flags.contains("in other bits"), "{line}");
     // The flags come last, so that they count; a shell would take the quotes away.
     let flags = flags.replace(", ", ",").replace('\'', "");
-    train(&desk, &format!("--devices cpu*2 --micro-batch 1 --out repeated {flags}")).ok();
+    train(&desk, &format!("{one} --out repeated {flags}")).ok();
     let losses = desk.losses("repeated");
     assert_eq!((losses.len(), losses), (3, desk.losses("measured")), "{flags}");
     let kept = desk.run("train --resume measured --steps 4").ok();

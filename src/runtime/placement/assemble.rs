@@ -77,7 +77,7 @@ fn shares_note(placement: &Placement, repeated: Option<String>) -> Option<String
 
 /// Returns the flags with which another run gets these measured shares, in words for a shell;
 /// `None` if the shares were not measured.
-fn repeated_by(
+pub fn repeated_by(
     request: &PlacementRequest,
     adapters: &[Adapter],
     placement: &Placement,

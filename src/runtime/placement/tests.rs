@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::admission::{admit, reserves_hold};
-use super::assemble::assemble;
+use super::assemble::{assemble, repeated_by};
 use super::names::display_names;
 use super::open_measured::open_measured;
 use super::open_ranks::{RequestedDevices, open_new};
@@ -21,6 +21,7 @@ use crate::device::Selection;
 use crate::exec::host_staging_bytes;
 use crate::faults::Faults;
 use crate::optim::Optimizer;
+use crate::parallel::{Placement, RankPlacement};
 use crate::runtime::RuntimeError;
 use crate::runtime::open::OpenOptions;
 use crate::runtime::remote::NO_NODES;
@@ -307,4 +308,30 @@ fn devices_without_a_sample_are_left_out_unless_they_are_named() {
     assert!(note.starts_with("cpu 5 (") && note.contains(", cpu 6 (") && note.ends_with(ends));
     let error = with_request(&options("cpu*6"), |request| place(request).map(|_| ())).unwrap_err();
     assert!(error.to_string().contains("no sample for each of 6 devices"), "{error}");
+}
+
+#[test]
+fn measured_shares_are_repeated_by_flags_or_said_to_end_in_other_bits() {
+    let shares = Some(vec![2, 2]);
+    let parallel = ParallelOptions { shares, ..ParallelOptions::default() };
+    let placed = with_request(&Options { parallel, ..Options::new("cpu*2") }, place).unwrap();
+    let flags = |change: &dyn Fn(&mut Placement)| {
+        let mut placement = placed.placement.clone();
+        change(&mut placement);
+        with_request(&Options::new("cpu*2"), |request| {
+            repeated_by(request, &[], &placement, &placed.plan)
+        })
+    };
+    let halve = |rank: &mut RankPlacement| {
+        (rank.micro_batch, rank.micro_batches) = (1, vec![1, 1]);
+    };
+    let as_given = "--set parallel.shares='[2, 2]'";
+    assert_eq!(flags(&|_| {}).unwrap(), as_given);
+    let halved = flags(&|placement| placement.ranks.iter_mut().for_each(halve)).unwrap();
+    assert_eq!(halved, format!("{as_given} --set train.micro_batch=1"));
+    let unlike = flags(&|placement| halve(&mut placement.ranks[1])).unwrap();
+    assert_eq!(unlike, format!("{as_given} (but in other micro-batches, so in other bits)"));
+    let alone = flags(&|placement| placement.ranks.truncate(1)).unwrap();
+    assert_eq!(alone, "--devices 'cpu'");
+    assert_eq!(flags(&|placement| placement.candidates.truncate(1)), None, "nothing was measured");
 }
