@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use quinn::{Connection, SendStream};
 
 use super::link::Control;
-use super::test_peer::{Peer, Sink, TEST_TIMEOUT, node, secret};
+use super::test_peer::{IDLE_TIMEOUT, Peer, Sink, TEST_TIMEOUT, node, secret};
 use super::wire::{BlobHead, DataHead, StreamKind, control_head, greeting};
 use super::*;
 
@@ -167,35 +167,41 @@ fn a_peer_without_a_greeting_or_with_a_wrong_one_is_refused() {
         why
     };
     assert_says(&refusals(None), "it sent no greeting within 0.3 s");
-    assert_says(&refusals(Some(greeting(b"hello")[..8].to_vec())), "no greeting within 0.3 s");
+    assert_says(
+        &refusals(Some(greeting(b"hello", IDLE_TIMEOUT)[..16].to_vec())),
+        "no greeting within 0.3 s",
+    );
     assert_says(&refusals(Some(b"GET / HTTP".to_vec())), "does not begin as one");
-    assert_says(&refusals(Some([&greeting(b"")[..4], &[255; 2]].concat())), "65535 bytes");
+    assert_says(
+        &refusals(Some([&greeting(b"", IDLE_TIMEOUT)[..4], &[255; 2]].concat())),
+        "65535 bytes",
+    );
     assert_eq!(node.refused_count(), 4);
     assert!(node.accepted().try_recv().unwrap().is_none());
 }
 
 #[test]
 fn a_peer_that_dies_without_a_word_is_found_within_the_idle_timeout() {
-    let secret = secret();
-    let (node, peer) = (node(&secret), Peer::new());
-    let (connection, control, pending) = peer.join(&node, &secret);
-    let sink = Arc::new(Sink::default());
-    let link = pending.open(sink.clone());
-    // It lives for longer than the timeout: each side keeps the link alive.
-    std::thread::sleep(Duration::from_millis(700));
-    link.send_control(vec![1]).unwrap();
-    assert_eq!(sink.count(), 0);
-    // The process is gone: its threads end without a packet.
-    let started = Instant::now();
-    peer.runtime.shutdown_background();
-    let why = sink.closed();
-    let after = started.elapsed();
-    assert_eq!(why, CloseReason::TimedOut(Duration::from_millis(600)));
-    assert!(
-        (Duration::from_millis(300)..Duration::from_millis(1500)).contains(&after),
-        "{after:?}"
-    );
-    drop((connection, control));
+    for (theirs, shorter) in [(IDLE_TIMEOUT, 600), (Duration::from_millis(400), 400)] {
+        let secret = secret();
+        let (node, peer) = (node(&secret), Peer { idle_timeout: theirs, ..Peer::new() });
+        let (connection, control, pending) = peer.join(&node, &secret);
+        let sink = Arc::new(Sink::default());
+        let link = pending.open(sink.clone());
+        // It lives for longer than the timeout: each side keeps the link alive.
+        std::thread::sleep(Duration::from_millis(700));
+        link.send_control(vec![1]).unwrap();
+        assert_eq!(sink.count(), 0);
+        // The process is gone: its threads end without a packet.
+        let started = Instant::now();
+        peer.runtime.shutdown_background();
+        let why = sink.closed();
+        let after = started.elapsed();
+        assert_eq!(why, CloseReason::TimedOut(Duration::from_millis(shorter)));
+        let expected = Duration::from_millis(shorter / 2)..Duration::from_millis(shorter + 900);
+        assert!(expected.contains(&after), "{after:?}");
+        drop((connection, control));
+    }
 }
 
 #[test]

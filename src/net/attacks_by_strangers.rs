@@ -10,7 +10,7 @@ use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{ClientConfig, SignatureScheme};
 
 use super::identity::{Authority, Identity, NODE_NAME};
-use super::test_peer::{Peer, Sink, TEST_TIMEOUT, node, secret, wait};
+use super::test_peer::{IDLE_TIMEOUT, Peer, Sink, TEST_TIMEOUT, node, secret, wait};
 use super::*;
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -163,7 +163,7 @@ fn a_server_must_send_a_greeting() {
 fn another_protocol_is_refused() {
     let secret = secret();
     let mut tls = identity(&secret).client().unwrap();
-    tls.alpn_protocols = vec![b"potluck/2".to_vec()];
+    tls.alpn_protocols = vec![b"potluck/1".to_vec()];
     assert_eq!(refusal(&secret, tls), "it does not speak the protocol of this version");
 }
 
@@ -178,7 +178,7 @@ fn no_connection_is_resumed_and_none_sends_early_data() {
     // Time for tickets to come, if there were any.
     peer.runtime.block_on(async {
         let (mut send, mut receive) = first.open_bi().await.unwrap();
-        send.write_all(&wire::greeting(b"peer")).await.unwrap();
+        send.write_all(&wire::greeting(b"peer", IDLE_TIMEOUT)).await.unwrap();
         receive.read_exact(&mut [0; 4]).await.unwrap();
     });
     let tls = quinn::crypto::rustls::QuicClientConfig::try_from(tls).unwrap();

@@ -17,7 +17,7 @@ use super::link::{Control, Link, LinkParts, Receiver, Shared};
 use super::reading::{Stop, read_full};
 use super::secret::Secret;
 use super::transport::{self, Transport};
-use super::wire::{self, CloseCode, GREETING_BYTES, HELLO_MAX};
+use super::wire::{self, CloseCode, GREETING_HEAD_BYTES, HELLO_MAX, IDLE_TIMEOUT_BYTES};
 use crate::comm::Mailbox;
 
 /// Priority of the control stream; all others have 0.
@@ -79,7 +79,8 @@ struct EndpointCore {
     endpoint: quinn::Endpoint,
     client: quinn::ClientConfig,
     options: EndpointOptions,
-    greeting: Vec<u8>,
+    /// What peers get right after authentication.
+    hello: Vec<u8>,
     handle: Handle,
     places: Arc<Semaphore>,
     gate: Arc<Gate>,
@@ -118,7 +119,7 @@ impl Endpoint {
         let core = Arc::new(EndpointCore {
             endpoint,
             client,
-            greeting: wire::greeting(hello),
+            hello: hello.to_vec(),
             handle: runtime.handle().clone(),
             places: Arc::new(Semaphore::new(options.links_max.min(LINKS_LIMIT))),
             gate: Arc::new(Gate::default()),
@@ -263,27 +264,34 @@ impl EndpointCore {
             Err(_) => refuse(&format!("it sent no greeting within {} s", limit.as_secs_f32())),
             Ok(Err(Stop::Violation(why))) => refuse(&why),
             Ok(Err(Stop::Ended)) => Err("its connection ended before its greeting".into()),
-            Ok(Ok((hello, control))) => {
+            Ok(Ok((greeting, control))) => {
                 let options = self.options.clone();
-                let pending = self.pending((connection, address), control, hello, place, options);
+                let pending =
+                    self.pending((connection, address), control, greeting, place, options);
                 // Closed only while the endpoint closes.
                 self.accepted.send(pending).map_err(|closed| closed.to_string())
             }
         }
     }
 
-    async fn greet_client(&self, connection: &Connection) -> Result<(Vec<u8>, Control), Stop> {
+    async fn greet_client(&self, connection: &Connection) -> Result<(Greeting, Control), Stop> {
         let (mut send, mut receive) = connection.accept_bi().await.map_err(|_| Stop::Ended)?;
-        let hello = read_hello(&mut receive).await?;
-        send.write_all(&self.greeting).await.map_err(|_| Stop::Ended)?;
-        Ok((hello, (send, receive)))
+        let theirs = read_greeting(&mut receive).await?;
+        let own = wire::greeting(&self.hello, self.options.idle_timeout);
+        send.write_all(&own).await.map_err(|_| Stop::Ended)?;
+        Ok((theirs, (send, receive)))
     }
 
-    async fn greet_server(&self, connection: &Connection) -> Result<(Vec<u8>, Control), Stop> {
+    async fn greet_server(
+        &self,
+        connection: &Connection,
+        idle_timeout: Duration,
+    ) -> Result<(Greeting, Control), Stop> {
         let (mut send, mut receive) = connection.open_bi().await.map_err(|_| Stop::Ended)?;
-        send.write_all(&self.greeting).await.map_err(|_| Stop::Ended)?;
-        let hello = read_hello(&mut receive).await?;
-        Ok((hello, (send, receive)))
+        let own = wire::greeting(&self.hello, idle_timeout);
+        send.write_all(&own).await.map_err(|_| Stop::Ended)?;
+        let theirs = read_greeting(&mut receive).await?;
+        Ok((theirs, (send, receive)))
     }
 
     async fn dial(
@@ -306,12 +314,12 @@ impl EndpointCore {
             .await
             .map_err(|_| NetError::NoAnswer { address, after: limit })?
             .map_err(|error| failed(&error))?;
-        let greeted = timeout_at(deadline, self.greet_server(&connection))
+        let greeted = timeout_at(deadline, self.greet_server(&connection, options.idle_timeout))
             .await
             .map_err(|_| NetError::NoHello { address, after: limit })?;
         match greeted {
-            Ok((hello, control)) => {
-                Ok(self.pending((connection, address), control, hello, place, options))
+            Ok((greeting, control)) => {
+                Ok(self.pending((connection, address), control, greeting, place, options))
             }
             Err(Stop::Violation(why)) => {
                 close(&connection, CloseCode::Violation, &why);
@@ -325,10 +333,13 @@ impl EndpointCore {
         self: &Arc<Self>,
         (connection, address): (Connection, SocketAddr),
         control: Control,
-        hello: Vec<u8>,
+        greeting: Greeting,
         place: OwnedSemaphorePermit,
-        options: EndpointOptions,
+        mut options: EndpointOptions,
     ) -> PendingPeer {
+        let Greeting { hello, idle_timeout } = greeting;
+        // QUIC closes a connection after the shorter one of both (RFC 9000, section 10.1).
+        options.idle_timeout = options.idle_timeout.min(idle_timeout);
         // A stream that is still open has a priority, so this cannot fail here.
         let _ = control.0.set_priority(CONTROL_PRIORITY);
         let handle = self.handle.clone();
@@ -365,12 +376,21 @@ pub fn close(connection: &Connection, code: CloseCode, why: &str) {
     connection.close(VarInt::from_u32(code as u32), wire::reason_bytes(why));
 }
 
-async fn read_hello(receive: &mut RecvStream) -> Result<Vec<u8>, Stop> {
-    let mut head = [0; GREETING_BYTES];
+/// What each side sends first.
+struct Greeting {
+    hello: Vec<u8>,
+    idle_timeout: Duration,
+}
+
+async fn read_greeting(receive: &mut RecvStream) -> Result<Greeting, Stop> {
+    let mut head = [0; GREETING_HEAD_BYTES];
+    // Read alone: another protocol is refused by it, and may send less than a greeting has.
     read_full(receive, &mut head, None).await?;
     let mut hello = vec![0; wire::greeting_length(&head).map_err(Stop::Violation)?];
+    let mut milliseconds = [0; IDLE_TIMEOUT_BYTES];
+    read_full(receive, &mut milliseconds, None).await?;
     read_full(receive, &mut hello, None).await?;
-    Ok(hello)
+    Ok(Greeting { hello, idle_timeout: wire::idle_timeout(milliseconds) })
 }
 
 /// Returns the reason for which a handshake ended, for the side that accepts.
@@ -429,14 +449,6 @@ impl PendingPeer {
         if let Some(parts) = self.parts.take() {
             close(&parts.connection, CloseCode::Refused, why);
         }
-    }
-
-    /// Sets the idle timeout that was agreed on, where the peer is known to have a shorter one.
-    pub fn with_idle_timeout(mut self, idle_timeout: Duration) -> Self {
-        if let Some(parts) = &mut self.parts {
-            parts.options.idle_timeout = parts.options.idle_timeout.min(idle_timeout);
-        }
-        self
     }
 
     /// Accepts the peer: from now on the receiver is called.

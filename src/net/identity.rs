@@ -32,7 +32,7 @@ use super::error::NetError;
 use super::secret::Secret;
 
 /// Protocol of the links (ALPN, RFC 7301): its version is that of `wire`.
-pub const PROTOCOL: &[u8] = b"potluck/1";
+pub const PROTOCOL: &[u8] = b"potluck/2";
 /// Role in a certificate, as the name of a server. Names under `internal` are never in public DNS.
 pub const NODE_NAME: &str = "node.potluck.internal";
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);

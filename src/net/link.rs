@@ -104,7 +104,6 @@ pub struct Shared {
     /// Idle timeout of the connection, which is the shorter one of both sides, as far as it is
     /// known; and time without progress after which something that has begun to arrive is given
     /// up.
-    idle_timeout: Mutex<Duration>,
     /// Bytes of blobs that have arrived.
     pub blob_bytes: AtomicU64,
     /// Set once nothing is to be handed to the receiver any more.
@@ -129,8 +128,9 @@ impl Shared {
         }
     }
 
+    /// Returns the idle timeout of the link: the shorter one of both sides.
     pub fn idle_timeout(&self) -> Duration {
-        *self.idle_timeout.lock().unwrap_or_else(PoisonError::into_inner)
+        self.options.idle_timeout
     }
 
     /// Returns true once nothing more is handed to the receiver.
@@ -202,7 +202,6 @@ impl Link {
             payloads: SendQueue::new(PAYLOADS_MAX, options.queue_bytes),
             blobs: SendQueue::new(PAYLOADS_MAX, options.queue_bytes),
             has_data_stream: AtomicBool::new(false),
-            idle_timeout: Mutex::new(options.idle_timeout),
             blob_bytes: AtomicU64::new(0),
             is_broken: AtomicBool::new(false),
             reason: Mutex::new(None),
@@ -296,19 +295,6 @@ impl Link {
     /// Returns the address of the peer.
     pub fn address(&self) -> SocketAddr {
         self.0.0.address
-    }
-
-    /// Tells the idle timeout of the peer: QUIC closes the connection after the shorter one of both
-    /// (RFC 9000, section 10.1), which a reason then names.
-    pub fn peer_idle_timeout(&self, theirs: Duration) {
-        let shared = &self.0.0;
-        let mut idle = shared.idle_timeout.lock().unwrap_or_else(PoisonError::into_inner);
-        *idle = theirs.min(*idle);
-    }
-
-    /// Returns the idle timeout, the shorter one of both sides as far as that of the peer is known.
-    pub fn idle_timeout(&self) -> Duration {
-        self.0.0.idle_timeout()
     }
 
     /// Returns the bytes of blobs that have arrived, also of those that are not complete.

@@ -12,6 +12,8 @@ use super::identity::{Identity, NODE_NAME};
 use super::link::Control;
 use super::*;
 
+/// Usual idle timeout of a peer.
+pub const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest wait for something that must happen.
 pub const TEST_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -47,6 +49,8 @@ pub fn wait(what: &str, mut holds: impl FnMut() -> bool) {
 pub struct Peer {
     pub runtime: Runtime,
     pub endpoint: quinn::Endpoint,
+    /// That of its connections, and of its greeting.
+    pub idle_timeout: Duration,
 }
 
 impl Peer {
@@ -71,7 +75,7 @@ impl Peer {
             let adapter = Arc::new(quinn::TokioRuntime);
             quinn::Endpoint::new(quinn::EndpointConfig::default(), server, socket, adapter)
         });
-        Self { runtime, endpoint: endpoint.unwrap() }
+        Self { runtime, endpoint: endpoint.unwrap(), idle_timeout: IDLE_TIMEOUT }
     }
 
     pub fn connect(
@@ -80,7 +84,10 @@ impl Peer {
         tls: rustls::ClientConfig,
     ) -> Result<Connection, ConnectionError> {
         let tls = QuicClientConfig::try_from(tls).unwrap();
-        let config = quinn::ClientConfig::new(Arc::new(tls));
+        let mut transport = quinn::TransportConfig::default();
+        transport.max_idle_timeout(Some(self.idle_timeout.try_into().unwrap()));
+        let mut config = quinn::ClientConfig::new(Arc::new(tls));
+        config.transport_config(Arc::new(transport));
         let _guard = self.runtime.enter();
         let connecting = self.endpoint.connect_with(config, address, NODE_NAME).unwrap();
         self.runtime.block_on(connecting)
@@ -97,10 +104,10 @@ impl Peer {
         let connection = self.connect_as_node(node, secret);
         let control = self.runtime.block_on(async {
             let (mut send, mut receive) = connection.open_bi().await.unwrap();
-            send.write_all(&wire::greeting(b"peer")).await.unwrap();
-            let mut greeting = [0; wire::GREETING_BYTES + 4];
+            send.write_all(&wire::greeting(b"peer", self.idle_timeout)).await.unwrap();
+            let mut greeting = wire::greeting(b"node", Duration::ZERO);
             receive.read_exact(&mut greeting).await.unwrap();
-            assert_eq!(greeting[wire::GREETING_BYTES..], *b"node");
+            assert_eq!(greeting[greeting.len() - 4..], *b"node");
             (send, receive)
         });
         let deadline = Some(Instant::now() + TEST_TIMEOUT);

@@ -16,6 +16,7 @@ use super::endpoint::EndpointOptions;
 use super::error::NetError;
 use super::gate::HANDSHAKES_MAX;
 use super::identity::{self, Identity};
+use super::wire::IDLE_TIMEOUT_MIN;
 
 /// Blobs that are on their way at a time, per direction.
 pub const BLOBS_MAX: usize = 4;
@@ -73,7 +74,7 @@ pub fn set_up_dial(client: &mut ClientConfig, options: &EndpointOptions) {
 /// Returns the settings of a connection. Only the side that dials opens a stream of two
 /// directions, one.
 fn settings(options: &EndpointOptions, is_client: bool) -> TransportConfig {
-    let idle = options.idle_timeout.max(Duration::from_millis(1));
+    let idle = options.idle_timeout.max(IDLE_TIMEOUT_MIN);
     let window = options.window_bytes.clamp(WINDOW_MIN, WINDOW_MAX);
     // All streams together: so payloads and blobs that are not taken, or not sent yet, leave room
     // for control messages.

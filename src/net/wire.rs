@@ -3,16 +3,18 @@
 //!
 //! ```text
 //! the dialing side opens one bidirectional stream; each side sends on it
-//!   greeting   magic (4)  bytes (2)  hello
+//!   greeting   magic (4)  bytes of the hello (2)  idle timeout in milliseconds (8)  hello
 //!   control    bytes (4)  message                           any number of times
 //! each side opens unidirectional streams
 //!   data       1  then, any number of times,  version (1)  tag (40)  bytes (4)  payload
 //!   blob       2  version (1)  id (8)  bytes (4)  BLAKE3 (32)  payload, and the end of the stream
 //! ```
 
+use std::time::Duration;
+
 /// Bytes of the tag of a payload, which mean something to the layer above only.
 pub const TAG_BYTES: usize = 40;
-/// Most bytes of a node's greeting.
+/// Most bytes of the hello in a node's greeting.
 pub const HELLO_MAX: usize = 4 << 10;
 /// Most bytes of a control message.
 pub const CONTROL_MAX: usize = 64 << 10;
@@ -23,10 +25,13 @@ const REASON_CHARACTERS: usize = 300;
 /// Most bytes of a reason that are sent: it must fit into one packet of the smallest size.
 const REASON_BYTES: usize = 900;
 
-pub const GREETING_BYTES: usize = 6;
+pub const GREETING_HEAD_BYTES: usize = 6;
+pub const IDLE_TIMEOUT_BYTES: usize = 8;
 pub const CONTROL_HEAD_BYTES: usize = 4;
 pub const DATA_HEAD_BYTES: usize = 1 + TAG_BYTES + 4;
 pub const BLOB_HEAD_BYTES: usize = 1 + 8 + 4 + 32;
+/// Shortest idle timeout of a connection.
+pub const IDLE_TIMEOUT_MIN: Duration = Duration::from_millis(1);
 const MAGIC: [u8; 4] = *b"PTL1";
 const VERSION: u8 = 1;
 
@@ -64,21 +69,29 @@ impl StreamKind {
     }
 }
 
-/// Returns a greeting; its length was checked when the endpoint was made.
-pub fn greeting(hello: &[u8]) -> Vec<u8> {
+/// Returns a greeting of a side that closes its connection after this time without a packet; the
+/// length of the hello was checked when the endpoint was made.
+pub fn greeting(hello: &[u8], idle_timeout: Duration) -> Vec<u8> {
+    let milliseconds = u64::try_from(idle_timeout.as_millis()).unwrap_or(u64::MAX);
     let mut bytes = MAGIC.to_vec();
     bytes.extend((hello.len() as u16).to_be_bytes());
+    bytes.extend(milliseconds.to_be_bytes());
     bytes.extend(hello);
     bytes
 }
 
-/// Returns the number of bytes of the hello behind this head.
-pub fn greeting_length(head: &[u8; GREETING_BYTES]) -> Result<usize, String> {
+/// Returns the number of bytes of the hello in a greeting with this head.
+pub fn greeting_length(head: &[u8; GREETING_HEAD_BYTES]) -> Result<usize, String> {
     if head[..4] != MAGIC {
         return Err("a greeting does not begin as one".into());
     }
     let bytes = usize::from(u16::from_be_bytes([head[4], head[5]]));
     within("a greeting", bytes, HELLO_MAX)
+}
+
+/// Returns the idle timeout in a greeting: at least 1 ms, as that of the connection.
+pub fn idle_timeout(milliseconds: [u8; IDLE_TIMEOUT_BYTES]) -> Duration {
+    Duration::from_millis(u64::from_be_bytes(milliseconds)).max(IDLE_TIMEOUT_MIN)
 }
 
 pub fn control_head(bytes: usize) -> [u8; CONTROL_HEAD_BYTES] {
@@ -226,8 +239,15 @@ mod tests {
         let blob = BlobHead { id: u64::MAX - 5, bytes: PAYLOAD_MAX, hash: [7; 32] };
         assert_eq!(BlobHead::decode(&blob.encode()), Ok(blob));
         assert_eq!(control_length(&control_head(CONTROL_MAX)), Ok(CONTROL_MAX));
-        let greeted = greeting(b"hello");
-        assert_eq!(greeting_length(greeted[..GREETING_BYTES].try_into().unwrap()), Ok(5));
+        for idle in [IDLE_TIMEOUT_MIN, Duration::from_millis(1500), Duration::from_secs(1 << 30)] {
+            let greeted = greeting(b"hello", idle);
+            let (head, rest) = greeted.split_first_chunk().unwrap();
+            let (milliseconds, hello) = rest.split_first_chunk().unwrap();
+            assert_eq!((greeting_length(head), hello), (Ok(5), &b"hello"[..]));
+            assert_eq!(idle_timeout(*milliseconds), idle);
+        }
+        assert_eq!(idle_timeout([0; IDLE_TIMEOUT_BYTES]), IDLE_TIMEOUT_MIN);
+        assert_eq!(greeting(b"", Duration::MAX)[GREETING_HEAD_BYTES..], [255; 8]);
         for kind in [StreamKind::Data, StreamKind::Blob] {
             assert_eq!(StreamKind::decode(kind as u8), Ok(kind));
         }
@@ -237,7 +257,7 @@ mod tests {
     fn mutated_heads_are_refused_or_are_within_the_limits() {
         let data = DataHead { tag: [3; TAG_BYTES], bytes: 1000 }.encode();
         let blob = BlobHead { id: 3, bytes: 1000, hash: [3; 32] }.encode();
-        let greeted = greeting(&[0; 100])[..GREETING_BYTES].try_into().unwrap();
+        let greeted = *greeting(&[0; 100], IDLE_TIMEOUT_MIN).first_chunk().unwrap();
         let mut refused = [0; 4];
         for seed in 0..MUTATIONS {
             let lengths = [

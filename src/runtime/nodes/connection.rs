@@ -3,7 +3,6 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
-use std::time::Duration;
 
 use crate::cluster::{ClusterMsg, ConnectionId};
 use crate::comm::{
@@ -157,16 +156,6 @@ impl NodeLink {
     /// Returns the link as one for the packets of a process group.
     pub fn packets(&self) -> Arc<dyn PacketLink> {
         Arc::new(LinkCarrier(self.link.clone()))
-    }
-
-    /// Sets the idle timeout of the peer, which it has announced.
-    pub fn set_peer_idle_timeout(&self, timeout: Duration) {
-        self.link.peer_idle_timeout(timeout);
-    }
-
-    /// Returns the idle timeout of the link, the shorter one of both sides as far as it is known.
-    pub fn idle_timeout(&self) -> Duration {
-        self.link.idle_timeout()
     }
 
     /// Sends a message of the cluster.

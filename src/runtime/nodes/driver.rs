@@ -15,7 +15,7 @@ use crate::cluster::{
 };
 use crate::comm::{Mailbox, RecvError};
 use crate::faults::{Faults, Point};
-use crate::net::{CloseReason, Endpoint, EndpointOptions, NetError, PendingPeer, Secret};
+use crate::net::{Endpoint, EndpointOptions, NetError, PendingPeer, Secret};
 use crate::runtime::RuntimeError;
 use crate::runtime::device_thread::nanos;
 use crate::runtime::remote::first::FrameReceiver;
@@ -255,14 +255,7 @@ impl ClusterDriver {
                 Event::Received { connection, message }
             }
             DriverEvent::Link(LinkEvent::Closed(connection, why)) => {
-                // Its end may have been noticed before a message that came earlier was processed,
-                // with which the peer announced its idle timeout.
-                let why = match (why, self.links.remove(&connection)) {
-                    (CloseReason::TimedOut(_), Some(link)) => {
-                        CloseReason::TimedOut(link.idle_timeout())
-                    }
-                    (why, _) => why,
-                };
+                self.links.remove(&connection);
                 Event::Closed { connection, why: why.to_string() }
             }
             DriverEvent::GiveUp(node, why) => {
@@ -281,16 +274,11 @@ impl ClusterDriver {
             }
         };
         let now = self.now();
-        let is_welcome = matches!(&event, Event::Received { message: ClusterMsg::Welcome(_), .. });
-        let handled = match &mut self.machine {
+        // An event that a peer is to blame for has closed its connection; others are late ones.
+        let _ = match &mut self.machine {
             Machine::First(machine) => machine.handle(now, event),
             Machine::Joining(machine) => machine.handle(now, event),
         };
-        // An event that a peer is to blame for has closed its connection; others are late ones.
-        if let (Ok(_), true, Some(silence)) = (handled, is_welcome, self.silence()) {
-            // Another node may have dialed before the welcome of the first one arrived.
-            self.links.values().for_each(|link| link.set_peer_idle_timeout(silence));
-        }
     }
 
     /// Injects the fault that is planned for the time before this message is taken.
@@ -311,10 +299,6 @@ impl ClusterDriver {
             // The thread has ended if the mailbox is closed.
             let _ = events.send(DriverEvent::Link(event));
         });
-        let pending = match self.silence() {
-            Some(silence) => pending.with_idle_timeout(silence),
-            None => pending,
-        };
         let link = NodeLink::open(pending, connection, self.frames.clone(), report);
         self.links.insert(connection, Arc::new(link));
         connection
