@@ -79,7 +79,7 @@ struct EndpointCore {
     endpoint: quinn::Endpoint,
     client: quinn::ClientConfig,
     options: EndpointOptions,
-    /// What peers get right after authentication.
+    /// Bytes that peers get right after authentication.
     hello: Vec<u8>,
     handle: Handle,
     places: Arc<Semaphore>,
@@ -376,7 +376,7 @@ pub fn close(connection: &Connection, code: CloseCode, why: &str) {
     connection.close(VarInt::from_u32(code as u32), wire::reason_bytes(why));
 }
 
-/// What each side sends first.
+/// First message of each side.
 struct Greeting {
     hello: Vec<u8>,
     idle_timeout: Duration,
