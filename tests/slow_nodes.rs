@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use node_peers::{Treason, betray};
-use node_processes::{Host, SILENCE_S, desk, host_with, join_at, state};
+use node_processes::{END_S, Host, SILENCE_S, desk, host_with, join_at, state};
 use potluck::base::decode;
 use potluck::base::rng::Key;
 use potluck::comm::FrameHeader;
@@ -125,7 +125,7 @@ fn a_run_that_is_disturbed_20_times_ends_in_the_same_bits() {
         let (what, wait, codes) = (format!("{fault:?}"), wait.as_millis(), [&first, &other]);
         let codes = codes.map(code).join(" and ");
         eprintln!("{round:>2}  {what:<20} after {wait:>4} ms: {seconds:>4.1} s, {codes}, {saved}");
-        assert!(seconds < 3.0 * SILENCE_S + 3.0, "{seconds}");
+        assert!(seconds < END_S, "{seconds}");
     }
     assert!(saved > 0 && saved < STEPS, "the run is at step {saved}");
     let end = saved + 10;

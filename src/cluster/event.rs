@@ -6,10 +6,10 @@ use std::fmt;
 use core::net::SocketAddr;
 
 use super::error::ClusterError;
-use super::message::{ClusterMsg, Loss, Presence};
+use super::message::{ClusterMsg, Loss, Presence, silent_for};
 use super::roster::Roster;
 use super::text::{WHY_BYTES_MAX, shown_text};
-use crate::base::NodeRank;
+use crate::base::{Nanos, NodeRank};
 
 /// Connection, by a number that the driver assigns and never uses again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -51,12 +51,34 @@ pub enum Event {
         connection: ConnectionId,
         message: ClusterMsg,
     },
-    /// A connection ended, by the peer or because it was silent. After [`Action::Close`] it may
-    /// come or not.
+    /// A connection ended. After [`Action::Close`] it may come or not.
     Closed {
         connection: ConnectionId,
-        why: String,
+        end: ConnectionEnd,
     },
+}
+
+/// End of a connection that the machine did not close.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ConnectionEnd {
+    /// The peer closed it, with a sentence.
+    Peer(String),
+    /// Nothing came from the peer for this long.
+    Silent(Nanos),
+    /// It broke, for the reason in this sentence.
+    Broken(String),
+}
+
+impl ConnectionEnd {
+    /// Returns the reason of a loss of what was reached by this connection, as a sentence: `link`
+    /// names the connection.
+    pub(super) fn loss(&self, link: &str) -> String {
+        match self {
+            Self::Peer(why) => format!("the peer closed {link}: {why}"),
+            Self::Silent(nanos) => silent_for(*nanos),
+            Self::Broken(why) => format!("{link} closed: {why}"),
+        }
+    }
 }
 
 /// Action for the driver, in order.

@@ -9,13 +9,13 @@ use std::collections::BTreeSet;
 
 use core::net::SocketAddr;
 
-use super::error::{ClusterError, seconds};
-use super::event::{Action, ClusterEnd, ConnectionId, Event, Outbox};
+use super::error::ClusterError;
+use super::event::{Action, ClusterEnd, ConnectionEnd, ConnectionId, Event, Outbox};
 use super::guests::Guests;
 use super::hello::Hello;
 use super::message::{
-    ACTIVITY_BYTES_MAX, ClusterMsg, Loss, MESSAGE_BYTES_MAX, Presence, PresentNode, SILENT_FOR,
-    Welcome,
+    ACTIVITY_BYTES_MAX, ClusterMsg, Loss, MESSAGE_BYTES_MAX, Presence, PresentNode, Welcome,
+    silent_for,
 };
 use super::pulse::Pulse;
 use super::refusal::Refusal;
@@ -170,11 +170,16 @@ impl FirstNode {
                 }
                 received
             }
-            Event::Closed { connection, why } => {
+            Event::Closed { connection, end } => {
                 self.guests.leave(connection);
                 if let Some(index) = self.index(connection) {
                     self.joiners[index].is_closed = true;
-                    self.depart(index, &format!("its link closed: {why}"));
+                    let why = match end {
+                        // Heartbeats are what measures the silence of a node.
+                        ConnectionEnd::Silent(_) => silent_for(self.options.node_timeout),
+                        end => end.loss("its link"),
+                    };
+                    self.depart(index, &why);
                     self.end_if_all_left();
                 }
                 Ok(())
@@ -540,8 +545,7 @@ impl FirstNode {
         }
         let is_silent = |joiner: &Joiner| !joiner.has_left && joiner.pulse.is_silent(now);
         while let Some(index) = self.joiners.iter().position(is_silent) {
-            let timeout = seconds(self.options.node_timeout);
-            let why = format!("{SILENT_FOR} {timeout}");
+            let why = silent_for(self.options.node_timeout);
             if !matches!(self.phase, FirstPhase::Running) {
                 self.outbox.close(self.joiners[index].connection, &why);
             }

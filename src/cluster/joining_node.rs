@@ -7,11 +7,11 @@ mod tests;
 
 use core::net::SocketAddr;
 
-use super::error::{ClusterError, seconds};
-use super::event::{Action, ClusterEnd, ConnectionId, DialId, Event, Outbox};
+use super::error::ClusterError;
+use super::event::{Action, ClusterEnd, ConnectionEnd, ConnectionId, DialId, Event, Outbox};
 use super::guests::Guests;
 use super::hello::Hello;
-use super::message::{ACTIVITY_BYTES_MAX, ClusterMsg, Loss, SILENT_FOR, Welcome};
+use super::message::{ACTIVITY_BYTES_MAX, ClusterMsg, Loss, Welcome, silent_for};
 use super::pairs::{PairLink, PairState};
 use super::pulse::Pulse;
 use super::roster::{Roster, can_be_dialed};
@@ -158,8 +158,8 @@ impl JoiningNode {
                 Ok(())
             }
             Event::Received { connection, message } => self.receive(now, connection, message),
-            Event::Closed { connection, why } => {
-                self.closed(connection, &why);
+            Event::Closed { connection, end } => {
+                self.closed(connection, end);
                 Ok(())
             }
         }
@@ -245,15 +245,22 @@ impl JoiningNode {
         self.end(ClusterEnd::Failed(ClusterError::NoFirstNode { tried, why }));
     }
 
-    fn closed(&mut self, connection: ConnectionId, why: &str) {
+    fn closed(&mut self, connection: ConnectionId, end: ConnectionEnd) {
         self.guests.leave(connection);
         self.early.retain(|early| early.connection != connection);
         if let Some(first) = self.first.as_mut().filter(|first| first.connection == connection) {
             first.is_closed = true;
-            return self.lose_first(&format!("its link closed: {why}"));
+            let node_timeout = first.welcome.as_ref().map(|welcome| welcome.node_timeout);
+            return match (end, node_timeout) {
+                // A run that is full or over, of which this node is no part.
+                (ConnectionEnd::Peer(why), None) => self.end(ClusterEnd::Refused { why }),
+                // Heartbeats are what measures the silence of a node.
+                (ConnectionEnd::Silent(_), Some(timeout)) => self.lose_first(&silent_for(timeout)),
+                (end, _) => self.lose_first(&end.loss("its link")),
+            };
         }
         if let Some(index) = self.pair_index(connection) {
-            self.fail_pair(index, &format!("the link closed: {why}"));
+            self.fail_pair(index, &end.loss("the link"));
         }
     }
 
@@ -512,7 +519,7 @@ impl JoiningNode {
         let Some(first) = self.first.as_mut() else { return };
         let Some(welcome) = &first.welcome else { return };
         if first.pulse.is_silent(now) {
-            let why = format!("{SILENT_FOR} {}", seconds(welcome.node_timeout));
+            let why = silent_for(welcome.node_timeout);
             return self.lose_first(&why);
         }
         if let Some(sequence) = first.pulse.beat(now) {

@@ -3,6 +3,7 @@
 use core::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 
+use super::error::seconds;
 use super::hello::{Hello, HelloError, NodeDevice, VERSION_BYTES_MAX, check_host_and_devices};
 use super::roster::{ADDRESSES_MAX, Roster, RosterError};
 use super::text::{TextError, WHY_BYTES_MAX, check_name, check_text};
@@ -15,7 +16,12 @@ pub const MESSAGE_BYTES_MAX: usize = 64 << 10;
 pub const ACTIVITY_BYTES_MAX: usize = 4096;
 
 /// Beginning of the reason of a loss by silence, which is followed by the time.
-pub const SILENT_FOR: &str = "it has been silent for";
+const SILENT_FOR: &str = "it has been silent for";
+
+/// Returns the reason of a loss by a silence of this long.
+pub fn silent_for(silence: Nanos) -> String {
+    format!("{SILENT_FOR} {}", seconds(silence))
+}
 
 /// Node that is here before the start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

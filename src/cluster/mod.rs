@@ -41,7 +41,7 @@ mod testing;
 mod text;
 
 pub use error::{ClusterError, seconds};
-pub use event::{Action, ClusterEnd, ConnectionId, DialId, Event};
+pub use event::{Action, ClusterEnd, ConnectionEnd, ConnectionId, DialId, Event};
 pub use first_node::{FirstNode, FirstNodeOptions};
 pub use guests::GUESTS_MAX;
 pub use hello::{

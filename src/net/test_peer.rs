@@ -25,14 +25,21 @@ pub fn secret() -> Secret {
     Secret::generate().unwrap()
 }
 
-/// Returns an endpoint with short times.
+/// Returns an endpoint whose timeouts are passed by nothing that succeeds, but for the flush: no
+/// test expects what is sent before an end to arrive.
 pub fn node(secret: &Secret) -> Endpoint {
-    let options = EndpointOptions {
-        handshake_timeout: Duration::from_millis(300),
-        idle_timeout: Duration::from_millis(600),
+    node_with(secret, |_| {})
+}
+
+/// Returns an endpoint with timeouts of its own, for what passes them.
+pub fn node_with(secret: &Secret, change: impl FnOnce(&mut EndpointOptions)) -> Endpoint {
+    let mut options = EndpointOptions {
+        handshake_timeout: TEST_TIMEOUT,
+        idle_timeout: IDLE_TIMEOUT,
         flush_timeout: Duration::from_millis(300),
         ..EndpointOptions::new(any_port())
     };
+    change(&mut options);
     Endpoint::bind(options, secret, b"node").unwrap()
 }
 

@@ -294,22 +294,25 @@ mod tests {
     #[test]
     fn a_long_job_of_a_device_that_lives_is_waited_for() {
         let plan = Plan::new(Builder::new().finish(), PlanOptions::new(1));
-        let deadline = Duration::from_millis(400);
+        let deadline = Duration::from_secs(2);
         let driver = DeviceThread::start(Box::new(Cpu::reference(plan, 0)), deadline).unwrap();
         let step = Duration::from_millis(50);
         let beating = driver.run("a long job", move |device| {
-            for _ in 0..20 {
+            for _ in 0..50 {
                 thread::sleep(step);
                 device.heartbeat().tick();
             }
             Ok(7)
         });
         assert_eq!(beating.unwrap(), 7);
+        let (release, blocked) = mpsc::channel::<()>();
         let silent = driver.run("a silent job", move |_| {
-            thread::sleep(20 * step);
+            // Blocks until the test ends.
+            let _ = blocked.recv();
             Ok(7)
         });
-        assert!(matches!(silent, Err(DeviceError::Timeout { seconds: 0.4, .. })));
+        assert!(matches!(silent, Err(DeviceError::Timeout { seconds: 2.0, .. })));
+        drop(release);
     }
 
     #[test]

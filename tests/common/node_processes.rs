@@ -3,15 +3,38 @@
 #![allow(dead_code, reason = "each test binary uses a part of this file")]
 
 use std::io::{BufRead, BufReader};
+use std::net::UdpSocket;
 use std::process::Child;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use crate::process::{Desk, Ran, finish};
 
-/// Longest silence of a node, in seconds.
-pub const SILENCE_S: f64 = 1.5;
+/// Longest silence of a node, in seconds: longer than a busy machine keeps one that lives from
+/// running.
+pub const SILENCE_S: f64 = 3.0;
+/// Longest time from a fault to the end of all nodes, in seconds: much less than without what finds
+/// the fault.
+pub const END_S: f64 = 30.0;
+
+/// Returns a UDP port at which a process may listen later: below those that a system hands out, so
+/// that no other test gets it meanwhile.
+pub fn later_port() -> u16 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let candidates = (0..10_000).map(|_| {
+        let next = std::process::id().wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+        20_000 + (next.wrapping_mul(7) % 10_000) as u16
+    });
+    let is_free = |port: &u16| UdpSocket::bind(("0.0.0.0", *port)).is_ok();
+    candidates.into_iter().find(is_free).expect("a port is free")
+}
+
+/// Returns whether an error or a line tells of a silence that was too long.
+pub fn tells_silence(text: &str) -> bool {
+    text.contains(&format!("it has been silent for {SILENCE_S} seconds"))
+}
 
 pub const LINE: &str = "train tiny.toml --data text.txt --set train.sample_tokens=0 \
      --set data.held_out=0 --set train.checkpoint_every=0 --set schedule.decay_steps=12 \

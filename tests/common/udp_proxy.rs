@@ -16,6 +16,7 @@ use potluck::base::rng::Key;
 const LOOK: Duration = Duration::from_millis(20);
 /// Longest queue of a rate limit; what would wait for longer is lost, as in a router.
 const QUEUE_MAX: Duration = Duration::from_millis(200);
+const NONE: Duration = Duration::ZERO;
 
 /// Treatment of datagrams. Decisions on the datagrams of a direction follow from the seed and
 /// their number alone.
@@ -62,6 +63,7 @@ pub struct UdpProxy {
 struct Shared {
     weather: Weather,
     is_cut: [AtomicBool; 2],
+    is_clear: AtomicBool,
     is_over: AtomicBool,
     /// Datagrams that have come, by direction.
     numbers: [AtomicU32; 2],
@@ -112,6 +114,7 @@ impl UdpProxy {
         let shared = Arc::new(Shared {
             weather,
             is_cut: Default::default(),
+            is_clear: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
             numbers: Default::default(),
             busy_until: Default::default(),
@@ -133,6 +136,11 @@ impl UdpProxy {
         for way in ways {
             self.shared.is_cut[*way as usize].store(is_cut, Ordering::SeqCst);
         }
+    }
+
+    /// Ends the delays: what comes from now on goes on at once.
+    pub fn clear(&self) {
+        self.shared.is_clear.store(true, Ordering::SeqCst);
     }
 
     pub fn counts(&self) -> Counts {
@@ -206,7 +214,8 @@ impl Shared {
         let mut queue = self.queue.lock().unwrap();
         for copy in 0..copies {
             let part = f64::from(draw(2 + copy as u32)) / f64::from(u32::MAX);
-            let due = queued + self.weather.delay + self.weather.jitter.mul_f64(part);
+            let most = self.weather.delay + self.weather.jitter.mul_f64(part);
+            let due = queued + if self.is_clear.load(Ordering::SeqCst) { NONE } else { most };
             if queue.iter().any(|Reverse((at, ..))| *at > due) {
                 self.count(3);
             }

@@ -152,7 +152,7 @@ fn killed(victim: usize) -> String {
     let killed = Instant::now();
     send_signal(processes[victim].id(), "KILL");
     let ended = processes.map(|process| process.wait_with_output().unwrap());
-    assert!(killed.elapsed() < Duration::from_secs(6), "{:?}", killed.elapsed());
+    assert!(killed.elapsed() < Duration::from_secs(30), "{:?}", killed.elapsed());
     let other = &ended[1 - victim];
     assert_eq!(other.status.code(), Some(1));
     String::from_utf8(other.stderr.clone()).unwrap()

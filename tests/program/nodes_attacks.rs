@@ -18,20 +18,22 @@ use potluck::comm::{FrameContent, FrameHeader};
 use potluck::net::Payload;
 
 use crate::node_peers::{Talk, cluster, endpoint, hello, whole};
-use crate::node_processes::{Host, LINE, desk, host_with, join_at, state, write_secret};
+use crate::node_processes::{
+    Host, LINE, desk, host_with, join_at, later_port, state, write_secret,
+};
 use crate::process::{Desk, finish, send_signal};
 use crate::udp_proxy::{UdpProxy, Way, Weather};
 
-const STEPS: &str = "--steps 40 --set parallel.shares=2,2 --set schedule.decay_steps=40";
+const STEPS: &str = "--steps 300 --set parallel.shares=2,2 --set schedule.decay_steps=300";
 
-/// Run of two nodes that takes a second or two, so that it is under way while it is attacked.
+/// Run of two nodes on a slow network, so that it is under way while it is attacked.
 struct Attacked {
     desk: Desk,
     host: Host,
     other: Child,
     first: SocketAddr,
     second: SocketAddr,
-    _proxy: UdpProxy,
+    proxy: UdpProxy,
 }
 
 impl Attacked {
@@ -43,21 +45,22 @@ impl Attacked {
         let first = host.address.parse().unwrap();
         let weather = Weather { delay: Duration::from_millis(10), ..Weather::default() };
         let proxy = UdpProxy::start(first, weather);
-        let second = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let second = SocketAddr::from(([127, 0, 0, 1], later_port()));
         let more = format!("--devices cpu --listen {second}");
         let other = join_at(&desk, &proxy.address.to_string(), "", &more);
-        host.wait_for("step 1/40");
-        Self { desk, host, other, first, second, _proxy: proxy }
+        host.wait_for("step 1/300");
+        Self { desk, host, other, first, second, proxy }
     }
 
     /// Checks that the run is still under way, and that it ends in the bits of an undisturbed one.
     fn check_unharmed(self) {
-        let Self { desk, host, other, .. } = self;
+        let Self { desk, host, other, proxy, .. } = self;
         let printed = host.lines.lock().unwrap().clone();
-        assert!(!printed.contains("step 40/40"), "the run was over before the attacks were");
+        assert!(!printed.contains("step 300/300"), "the run was over before the attacks were");
+        proxy.clear();
         let first = host.finish().ok();
         let other = finish(other, "the node that joined").ok();
-        assert!(state(&desk, "run", 40) == state(&desk, "one", 40), "other bits by an attack");
+        assert!(state(&desk, "run", 300) == state(&desk, "one", 300), "other bits by an attack");
         assert_eq!(desk.losses("run"), desk.losses("one"));
         for ran in [&first, &other] {
             assert!(!ran.err.contains("panicked"), "{}", ran.err);

@@ -270,33 +270,46 @@ fn a_device_lost_in_the_middle_of_work_says_lost() {
     });
 }
 
+/// Waits for groups with a short deadline, and then until they are done; returns false if they were
+/// done in time.
+fn times_out(gpu: &mut Gpu, spin: &Spin, groups: u32) -> bool {
+    gpu.deadline = Duration::from_millis(200);
+    let (started, many) = (Instant::now(), spin.submit(gpu, groups));
+    let submitted = started.elapsed();
+    let waited = gpu.wait("many groups", Some(many.clone()));
+    let after = started.elapsed() - submitted;
+    gpu.deadline = Duration::from_secs(120);
+    gpu.wait("many groups", Some(many)).unwrap();
+    let Err(error) = waited else {
+        // GL's llvmpipe is done with a submission before it says that it took it.
+        return gpu.api == "gl" && submitted >= Duration::from_millis(200);
+    };
+    let text = error.to_string();
+    assert!(matches!(error, DeviceError::Timeout { .. }), "{text}");
+    for part in [gpu.name.as_str(), "many groups", "0.2 s", "train.device_timeout_s"] {
+        assert!(text.contains(part), "'{part}' is missing in: {text}");
+    }
+    assert!(after < Duration::from_secs(20), "{after:?}");
+    true
+}
+
 #[test]
 fn a_submission_that_takes_too_long_is_a_timeout_and_the_device_lives_on() {
     each_gpu(|gpu| {
         let spin = Spin::new(gpu, &mut Pipelines::default()).unwrap();
-        let started = Instant::now();
-        let few = spin.submit(gpu, 64);
-        gpu.wait("a few groups", Some(few)).unwrap();
-        // As many as take about three seconds: the device is slow, not hung.
-        let groups = 64.0 * 3.0 / started.elapsed().as_secs_f64();
-        let groups = (groups as u32).clamp(64, GROUPS_MAX);
-        gpu.deadline = Duration::from_millis(200);
-        // GL's llvmpipe is done with a submission before it says that it took it.
-        let (started, many) = (Instant::now(), spin.submit(gpu, groups));
-        let submitted = started.elapsed();
-        let waited = gpu.wait("many groups", Some(many.clone()));
-        if submitted < gpu.deadline {
-            let error = waited.unwrap_err();
-            let text = error.to_string();
-            assert!(matches!(error, DeviceError::Timeout { .. }), "{text}");
-            for part in [gpu.name.as_str(), "many groups", "0.2 s", "train.device_timeout_s"] {
-                assert!(text.contains(part), "'{part}' is missing in: {text}");
-            }
-            assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
-        } else {
-            assert_eq!(gpu.api, "gl", "{}: {groups} groups took {submitted:?}", gpu.name);
+        let few_take = |_| {
+            let started = Instant::now();
+            let few = spin.submit(gpu, 64);
+            gpu.wait("a few groups", Some(few)).unwrap();
+            started.elapsed().as_secs_f64()
+        };
+        // As many as take about three seconds: the device is slow, not hung. A busy machine may
+        // have measured too much.
+        let few_take = (0..3).map(few_take).fold(f64::INFINITY, f64::min);
+        let mut groups = ((64.0 * 3.0 / few_take) as u32).clamp(64, GROUPS_MAX);
+        while !times_out(gpu, &spin, groups) {
+            assert!(groups < GROUPS_MAX, "{}: {groups} groups do not time out", gpu.name);
+            groups = (2 * groups).min(GROUPS_MAX);
         }
-        gpu.deadline = Duration::from_secs(120);
-        gpu.wait("many groups", Some(many)).unwrap();
     });
 }

@@ -70,8 +70,12 @@ impl Bench {
     }
 
     fn close(&mut self, connection: u64) {
-        let (connection, why) = (ConnectionId(connection), "reset".into());
-        self.first.handle(self.now, Event::Closed { connection, why }).unwrap();
+        self.end_connection(connection, ConnectionEnd::Broken("reset".into()));
+    }
+
+    fn end_connection(&mut self, connection: u64, end: ConnectionEnd) {
+        let connection = ConnectionId(connection);
+        self.first.handle(self.now, Event::Closed { connection, end }).unwrap();
     }
 
     fn beat(&mut self, connection: u64, sequence: u64) -> Result<(), ClusterError> {
@@ -402,6 +406,10 @@ fn a_silent_node_is_lost_at_the_timeout_and_is_told_as_well() {
     bench.close(1);
     assert_eq!(bench.beat(1, 2), Ok(()), "it is over");
     assert_eq!((bench.actions(), bench.first.poll_timeout()), (Vec::new(), None));
+    // The idle timeout of a link is longer than the silence that heartbeats allow.
+    let mut bench = Bench::running();
+    bench.end_connection(2, ConnectionEnd::Silent(2 * TIMEOUT));
+    assert_eq!(bench.end().to_string(), why);
 }
 
 #[test]

@@ -78,8 +78,12 @@ impl Bench {
     }
 
     fn close(&mut self, connection: u64) {
-        let (connection, why) = (ConnectionId(connection), "reset".into());
-        self.node.handle(self.now, Event::Closed { connection, why }).unwrap();
+        self.end_connection(connection, ConnectionEnd::Broken("reset".into()));
+    }
+
+    fn end_connection(&mut self, connection: u64, end: ConnectionEnd) {
+        let connection = ConnectionId(connection);
+        self.node.handle(self.now, Event::Closed { connection, end }).unwrap();
     }
 
     fn wait_until(&mut self, now: Nanos) {
@@ -382,6 +386,28 @@ fn a_first_node_that_is_silent_or_gone_ends_the_node_by_its_name() {
     let expected = "the first node, alpha (10.0.0.0:7000), is lost before the start: its link \
                     closed: reset";
     assert_eq!(bench.end().to_string(), expected);
+    // The idle timeout of a link is longer than the silence that heartbeats allow.
+    for mut bench in [Bench::running(), Bench::waiting()] {
+        bench.end_connection(LINK, ConnectionEnd::Silent(2 * TIMEOUT));
+        let end = bench.end();
+        assert!(end.is_loss() && end.to_string().ends_with(why), "{end}");
+    }
+}
+
+#[test]
+fn a_first_node_that_closes_before_its_welcome_does_not_take_this_node_in() {
+    let closed = || ConnectionEnd::Peer("the cluster is over".into());
+    let mut bench = Bench::greeting();
+    bench.end_connection(LINK, closed());
+    assert_eq!(bench.end(), ClusterEnd::Refused { why: "the cluster is over".into() });
+    let mut bench = Bench::waiting();
+    bench.end_connection(LINK, closed());
+    let end = bench.end();
+    let expected = "is lost before the start: the peer closed its link: the cluster is over";
+    assert!(end.is_loss() && end.to_string().ends_with(expected), "{end}");
+    let mut bench = Bench::greeting();
+    bench.end_connection(LINK, ConnectionEnd::Silent(3600 * SECOND));
+    assert!(bench.end().to_string().ends_with("it has been silent for 3600 seconds"));
 }
 
 #[test]

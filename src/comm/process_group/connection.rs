@@ -367,18 +367,16 @@ impl PeerChannels {
         let tells = !self.is_late && !self.is_direct();
         let notice = tells.then(|| self.began + WAIT_NOTICE_DELAY);
         let until = deadline.into_iter().chain(notice).min();
-        match self.mailbox().recv(until) {
-            Ok(packet) => {
-                if tells && until.is_some_and(|until| Instant::now() > until) {
-                    self.notify_all();
-                }
-                self.dispatch(packet)
-            }
+        let received = self.mailbox().recv(until);
+        // A thread that wakes late may find both times passed: peers get their notice first.
+        let is_notice_due = notice.is_some_and(|at| Instant::now() >= at);
+        if is_notice_due && !matches!(received, Err(RecvError::Closed(_))) {
+            self.notify_all();
+        }
+        match received {
+            Ok(packet) => self.dispatch(packet),
             Err(RecvError::Closed(closed)) => Err(aborted(&closed.0)),
-            Err(RecvError::TimedOut) if deadline.is_none_or(|at| Instant::now() < at) => {
-                self.notify_all();
-                Ok(())
-            }
+            Err(RecvError::TimedOut) if deadline.is_none_or(|at| Instant::now() < at) => Ok(()),
             Err(RecvError::TimedOut) => Err(self.timed_out(whom)),
         }
     }

@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use super::connection::{LinkEvent, NodeLink};
 use crate::base::{Nanos, NodeRank};
 use crate::cluster::{
-    Action, ClusterEnd, ClusterError, ClusterMsg, ConnectionId, DialId, Event, FirstNode,
-    FirstNodeOptions, JoiningNode, JoiningNodeOptions, Presence, REPLY_TIMEOUT, Roster,
+    Action, ClusterEnd, ClusterError, ClusterMsg, ConnectionEnd, ConnectionId, DialId, Event,
+    FirstNode, FirstNodeOptions, JoiningNode, JoiningNodeOptions, Presence, REPLY_TIMEOUT, Roster,
 };
 use crate::comm::{Mailbox, RecvError};
 use crate::faults::{Faults, Point};
-use crate::net::{Endpoint, EndpointOptions, NetError, PendingPeer, Secret};
+use crate::net::{CloseReason, Endpoint, EndpointOptions, NetError, PendingPeer, Secret};
 use crate::runtime::RuntimeError;
 use crate::runtime::device_thread::nanos;
 use crate::runtime::remote::first::FrameReceiver;
@@ -47,7 +47,8 @@ pub enum ClusterNews {
 pub struct MeetingOptions {
     pub listen: SocketAddr,
     pub secret: Secret,
-    /// Longest silence of a node.
+    /// Longest silence of a node; of the links of a node that joins, until it knows that of the
+    /// run.
     pub node_timeout: Duration,
     /// Receiver of frames from all nodes.
     pub frames: FrameReceiver,
@@ -175,10 +176,21 @@ impl Drop for Meeting {
 }
 
 fn bind(options: &MeetingOptions) -> Result<Endpoint, RuntimeError> {
-    let mut endpoint = EndpointOptions::new(options.listen);
-    // A link that is silent for longer than the cluster allows a node to be is closed anyway.
-    endpoint.idle_timeout = options.node_timeout;
+    // Heartbeats watch the links of the first node: who is silent on one of them for the node
+    // timeout is lost, and is told so if it still hears. The link must not end before that.
+    let idle_timeout = 2 * options.node_timeout;
+    let endpoint = EndpointOptions { idle_timeout, ..EndpointOptions::new(options.listen) };
     Ok(Endpoint::bind(endpoint, &options.secret, b"")?)
+}
+
+impl From<CloseReason> for ConnectionEnd {
+    fn from(reason: CloseReason) -> Self {
+        match reason {
+            CloseReason::Peer(why) | CloseReason::Refused(why) => Self::Peer(why),
+            CloseReason::TimedOut(silence) => Self::Silent(nanos(silence)),
+            other => Self::Broken(other.to_string()),
+        }
+    }
 }
 
 fn spawn(
@@ -256,7 +268,7 @@ impl ClusterDriver {
             }
             DriverEvent::Link(LinkEvent::Closed(connection, why)) => {
                 self.links.remove(&connection);
-                Event::Closed { connection, why: why.to_string() }
+                Event::Closed { connection, end: why.into() }
             }
             DriverEvent::GiveUp(node, why) => {
                 if let Machine::First(machine) = &mut self.machine {
@@ -304,8 +316,8 @@ impl ClusterDriver {
         connection
     }
 
-    /// Returns the longest silence on a link of a joined node, of which those to other joined ones
-    /// are watched by no heartbeats: that of the run.
+    /// Returns the idle timeout of a link that a joined node dials. Those to other joined ones are
+    /// watched by no heartbeats: their idle timeout is the longest silence of a node of the run.
     fn silence(&self) -> Option<Duration> {
         match &self.machine {
             Machine::First(_) => None,

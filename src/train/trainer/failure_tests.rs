@@ -159,15 +159,15 @@ fn a_stage_that_is_lost_takes_its_parameters_along() {
 
 #[test]
 fn a_device_that_hangs_is_given_up_after_the_deadline() {
-    let device_timeout = Duration::from_millis(300);
+    let device_timeout = Duration::from_secs(3);
     let hanging =
         TrainerOptions { device_timeout, snapshot_every: 1, ..faulty("cpu*2", "hang@forward:2/1") };
     let mut trainer = Trainer::new(wave_model(), &hanging).unwrap();
     let started = Instant::now();
     let error = trainer.fit(&waves(), &steps(4)).unwrap_err();
-    assert!(started.elapsed() < Duration::from_secs(10));
+    assert!(started.elapsed() < Duration::from_secs(30));
     let text = error.to_string();
-    assert!(text.contains("did not finish within 0.3 s"), "{text}");
+    assert!(text.contains("did not finish within 3 s"), "{text}");
     assert!(text.contains("a larger TrainerOptions::device_timeout"), "{text}");
     assert!(matches!(error.cause(), TrainError::Runtime(_)));
     assert_eq!(bits(&trainer), undisturbed("cpu*2", 1));

@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 
 use potluck::base::{Nanos, NodeRank};
 use potluck::cluster::{
-    Action, ClusterEnd, ClusterError, ClusterMsg, ConnectionId, DialId, Event, FirstNode,
-    FirstNodeOptions, Hello, JoiningNode, JoiningNodeOptions, NodeDevice, PROTOCOL, Presence,
-    Roster, heartbeat_interval,
+    Action, ClusterEnd, ClusterError, ClusterMsg, ConnectionEnd, ConnectionId, DialId, Event,
+    FirstNode, FirstNodeOptions, Hello, JoiningNode, JoiningNodeOptions, NodeDevice, PROTOCOL,
+    Presence, Roster, heartbeat_interval,
 };
 use potluck::sim::queue::Random;
 
@@ -284,7 +284,8 @@ impl Network {
                         if self.links[link].hosts[side] == host && self.links[link].open[side] {
                             self.links[link].open[side] = false;
                             let idle = if is_seen { 0 } else { self.node_timeout / 2 };
-                            self.close_other(link, side, "reset", idle);
+                            let end = ConnectionEnd::Broken("reset".into());
+                            self.close_other(link, side, end, idle);
                         }
                     }
                 }
@@ -303,8 +304,9 @@ impl Network {
                 for link in 0..self.links.len() {
                     let hosts = self.links[link].hosts;
                     if hosts == [host, other] || hosts == [other, host] {
-                        self.close_other(link, 0, "timed out", 0);
-                        self.close_other(link, 1, "timed out", 0);
+                        let end = ConnectionEnd::Silent(self.node_timeout);
+                        self.close_other(link, 0, end.clone(), 0);
+                        self.close_other(link, 1, end, 0);
                     }
                 }
             }
@@ -313,9 +315,9 @@ impl Network {
     }
 
     /// Tells the other side of a link that it closed.
-    fn close_other(&mut self, link: usize, side: usize, why: &str, idle: Nanos) {
+    fn close_other(&mut self, link: usize, side: usize, end: ConnectionEnd, idle: Nanos) {
         let connection = connection(link, 1 - side);
-        let event = Event::Closed { connection, why: why.into() };
+        let event = Event::Closed { connection, end };
         self.transmit(link, 1 - side, event, idle);
     }
 
@@ -365,7 +367,7 @@ impl Network {
                 let (link, side) = end_of(connection);
                 let was_open = std::mem::replace(&mut self.links[link].open[side], false);
                 assert!(was_open, "{} closes a closed link", name(host));
-                self.close_other(link, side, &why, 0);
+                self.close_other(link, side, ConnectionEnd::Peer(why), 0);
             }
             Action::Dial { dial, addresses, .. } => self.dial(host, dial, &addresses),
             Action::Show(presence) => of.shown = Some(presence),

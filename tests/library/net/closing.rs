@@ -1,5 +1,7 @@
 //! Ends of links: who learns what.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use potluck::net::{CONTROL_MAX, PAYLOAD_MAX, Payload};
 
 use super::*;
@@ -178,18 +180,25 @@ fn a_sender_waits_while_the_peer_takes_nothing_and_wakes_at_the_end() {
     let slow = Arc::new(Slow(Log::default(), Mutex::new(Some(wait))));
     let (link, _kept) = (dialed.open(Arc::new(Log::default())), accepted.open(slow.clone()));
     let payload = || Payload::from(vec![0; 256 << 10]);
-    let sending = link.clone();
+    let (sending, sent) = (link.clone(), Arc::new(AtomicUsize::new(0)));
+    let counted = sent.clone();
     let sender = std::thread::spawn(move || {
-        let mut sent = 0;
-        while sent < 200 && sending.send_data([0; TAG_BYTES], payload()).is_ok() {
-            sent += 1;
+        while counted.load(Ordering::SeqCst) < 200
+            && sending.send_data([0; TAG_BYTES], payload()).is_ok()
+        {
+            counted.fetch_add(1, Ordering::SeqCst);
         }
-        sent
     });
+    let deadline = Instant::now() + PATIENCE;
+    while sent.load(Ordering::SeqCst) < 4 {
+        assert!(Instant::now() < deadline, "the queue does not fill");
+        std::thread::sleep(Duration::from_millis(1));
+    }
     std::thread::sleep(Duration::from_millis(100));
     assert!(!sender.is_finished(), "nothing bounds what is queued");
     link.close("enough");
-    let sent = sender.join().unwrap();
+    sender.join().unwrap();
+    let sent = sent.load(Ordering::SeqCst);
     release.send(()).unwrap();
     // The queue, the window, and what is about to be written.
     assert!((4..=16).contains(&sent), "{sent}");

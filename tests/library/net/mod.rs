@@ -21,7 +21,7 @@ fn any_port() -> SocketAddr {
 }
 
 fn options() -> EndpointOptions {
-    EndpointOptions { flush_timeout: Duration::from_secs(1), ..EndpointOptions::new(any_port()) }
+    EndpointOptions { flush_timeout: PATIENCE, ..EndpointOptions::new(any_port()) }
 }
 
 fn endpoint(secret: &Secret, hello: &[u8]) -> Endpoint {

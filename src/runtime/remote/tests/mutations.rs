@@ -12,7 +12,7 @@ use crate::runtime::remote::wire::{SlotActivity, ToFirst, ToNode};
 
 /// Mutations of the messages of each direction. `POTLUCK_MUTATIONS` sets another number.
 const MUTATIONS: u32 = 100_000;
-const LIMIT: Duration = Duration::from_secs(2);
+const LIMIT: Duration = Duration::from_secs(20);
 /// Messages of each kind that are mutated.
 const PER_KIND: usize = 4;
 
