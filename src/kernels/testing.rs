@@ -193,8 +193,9 @@ pub fn compare(what: &str, got: &[Vec<f64>], expected: &[Vec<f64>]) {
     }
 }
 
-/// Calls `body` for every adapter under test, opened with the portable limits, once with checked
-/// and once with trusted shader modules. An adapter that two APIs list is tested through both.
+/// Calls `body` for every adapter under test, opened with the portable limits, in each of its
+/// [`modes`]: with checked and with trusted shader modules. An adapter that two APIs list is tested
+/// through both.
 pub fn for_each_gpu(mut body: impl FnMut(&Gpu, &mut Pipelines)) {
     for opened in gpus() {
         let mut opened = lock(opened);
@@ -242,7 +243,7 @@ fn gpus() -> &'static [Opened] {
     GPUS.get_or_init(|| {
         let mut opened = Vec::new();
         for adapter in &adapters() {
-            for checks in modes(adapter.api) {
+            for checks in modes(adapter) {
                 let gpu = Gpu::open_portable(adapter, *checks).unwrap_or_else(|e| panic!("{e}"));
                 opened.push(Mutex::new((gpu, Pipelines::default())));
             }
@@ -254,10 +255,13 @@ fn gpus() -> &'static [Opened] {
 /// Shader checks with which kernels are tested through an API. On GL they are off, as in runs:
 /// wgpu's GL backend bounds neither indices nor loops in any case, and with checks it only zeroes
 /// workgroup memory (wgpu-hal 30, `gles/device.rs`), while GL compiles each text for seconds. Whole
-/// plans run on GL with checks on in `tests/adapters`.
-fn modes(api: &str) -> &'static [ShaderChecks] {
-    match api {
+/// plans run on GL with checks on in `tests/adapters`. On SwiftShader, which compiles each text in
+/// every process, they are off too: in runs only foreign kernels have checks, and their tests check
+/// them on every adapter.
+fn modes(adapter: &Adapter) -> &'static [ShaderChecks] {
+    match adapter.api {
         "gl" => &[ShaderChecks::Disabled],
+        _ if adapter.name.contains("SwiftShader") => &[ShaderChecks::Disabled],
         _ => &[ShaderChecks::Enabled, ShaderChecks::Disabled],
     }
 }

@@ -3,11 +3,11 @@
 
 use std::collections::HashMap;
 
-use crate::common::{adapters, fill_inputs, fill_parameters, nmse, pass, turn};
+use crate::common::{adapters, checks, fill_inputs, fill_parameters, nmse, pass, turn};
 use potluck::autotune::cache::device_key;
 use potluck::autotune::{KernelCache, KernelSelector};
 use potluck::base::{BucketId, EdgeId, Rank};
-use potluck::device::{Adapter, Gpu, ShaderChecks};
+use potluck::device::{Adapter, Gpu};
 use potluck::exec::{
     BucketTensor, Cpu, Executor, GpuExecutor, Moments, PassContext, staging_bytes,
 };
@@ -186,7 +186,7 @@ impl Opener {
         cpu.set_readback_elements_max(PIECE);
         let cpu: Box<dyn Executor> = Box::new(cpu);
         let others = adapters().into_iter().map(|adapter| {
-            let gpu = Gpu::open(&adapter, ShaderChecks::Enabled).unwrap();
+            let gpu = Gpu::open(&adapter, checks(&adapter)).unwrap();
             let mut device = self.open(&adapter, gpu, plan, 0);
             device.set_readback_elements_max(PIECE).unwrap();
             let device: Box<dyn Executor> = Box::new(device);
@@ -331,7 +331,7 @@ fn a_stage_takes_the_memory_of_what_it_holds() {
     let needed = MemoryUsage::of(plan, 2).peak();
     assert!(needed > 4 << 20, "{needed} bytes are too few to compare");
     for adapter in adapters() {
-        let gpu = Gpu::open(&adapter, ShaderChecks::Enabled).unwrap();
+        let gpu = Gpu::open(&adapter, checks(&adapter)).unwrap();
         let device = gpu.device.clone();
         let Some(before) = allocated(&device) else {
             assert_eq!(adapter.api, "gl", "only GL has no allocator of wgpu's");

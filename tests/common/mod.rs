@@ -48,7 +48,7 @@ pub fn devices_with(
     readback_elements_max.iter().for_each(|elements| cpu.set_readback_elements_max(*elements));
     let mut devices: Vec<Box<dyn Executor>> = vec![Box::new(cpu)];
     for adapter in adapters() {
-        let gpu = Gpu::open(&adapter, ShaderChecks::Enabled).unwrap_or_else(|e| panic!("{e}"));
+        let gpu = Gpu::open(&adapter, checks(&adapter)).unwrap_or_else(|e| panic!("{e}"));
         let kernels = KernelSelector::new(KernelCache::in_memory());
         let mut gpu = GpuExecutor::new(gpu, plan.clone(), moments.clone(), kernels).unwrap();
         readback_elements_max
@@ -57,6 +57,15 @@ pub fn devices_with(
         devices.push(Box::new(gpu));
     }
     Devices { devices: devices.into_iter(), _turn: turn }
+}
+
+/// Shader checks with which an adapter is tested: on, but for SwiftShader, which compiles each text
+/// in every process. There they are off, as in runs.
+pub fn checks(adapter: &Adapter) -> ShaderChecks {
+    match adapter.name.contains("SwiftShader") {
+        true => ShaderChecks::Disabled,
+        false => ShaderChecks::Enabled,
+    }
 }
 
 /// Adapters to test on: those that `POTLUCK_TEST_ADAPTERS` selects, or all that are found if it is

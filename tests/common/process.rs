@@ -5,7 +5,7 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 use std::{fs, thread};
 
@@ -71,6 +71,15 @@ pub struct Ran {
 impl Desk {
     pub fn new() -> Self {
         Self::with_cache(Arc::new(tempfile::tempdir().unwrap()))
+    }
+
+    /// A desk with the one kernel cache that all such desks of this process have: what a test has
+    /// certified is certified for those after it.
+    pub fn certified() -> Self {
+        static CACHE: OnceLock<Arc<tempfile::TempDir>> = OnceLock::new();
+        // Nothing drops it, so it is where cargo's own files are.
+        let make = || Arc::new(tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap());
+        Self::with_cache(CACHE.get_or_init(make).clone())
     }
 
     /// A desk with the kernel cache of another one: its runs choose the same kernels, and do not

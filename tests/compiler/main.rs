@@ -6,6 +6,7 @@
 
 mod assembly;
 mod heads;
+mod kept;
 mod radv;
 mod roofline;
 #[path = "../common/shader_modules.rs"]
@@ -66,6 +67,9 @@ struct Kernel {
     entry_point: String,
     words: Vec<u32>,
 }
+
+/// Figures of the compiler for a kernel, and those of its hot loop as in [`Compiled`].
+type Figures = (BTreeMap<String, u64>, [usize; 5]);
 
 /// What became of a kernel.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -203,15 +207,23 @@ fn compile_all(directory: &Path) {
     };
     let kernels = fs::read(directory.join("kernels.json")).unwrap();
     let kernels: Vec<Kernel> = serde_json::from_slice(&kernels).unwrap();
-    let compile = |Kernel { name, entry_point, words }: Kernel| {
-        let report = compiler.compile(&words, &entry_point);
-        let Report { figures, assembly } = report.unwrap_or_else(|why| panic!("{name}: {why}"));
-        let HotLoop { instructions, multiply_adds, workgroup, memory, scratch } =
-            HotLoop::of(&assembly);
-        let hot_loop = [instructions, multiply_adds, workgroup, memory, scratch];
+    let compile = |kernel: Kernel| {
+        let (figures, hot_loop) =
+            kept::or_made(&compiler, &kernel, || measured(&compiler, &kernel));
+        let Kernel { name, entry_point, .. } = kernel;
         Compiled { name, entry_point, figures, hot_loop }
     };
     write(&Ok(kernels.into_iter().map(compile).collect()));
+}
+
+/// Compiles a kernel, and returns its figures and what its hot loop has.
+fn measured(compiler: &Compiler, kernel: &Kernel) -> Figures {
+    let report = compiler.compile(&kernel.words, &kernel.entry_point);
+    let Report { figures, assembly } =
+        report.unwrap_or_else(|why| panic!("{}: {why}", kernel.name));
+    let HotLoop { instructions, multiply_adds, workgroup, memory, scratch } =
+        HotLoop::of(&assembly);
+    (figures, [instructions, multiply_adds, workgroup, memory, scratch])
 }
 
 /// Returns a table of kernels in Markdown.

@@ -29,6 +29,8 @@ pub struct Compiler {
     layout: vk::PipelineLayout,
     /// Name of the device.
     pub name: String,
+    /// Identity of the driver's build and of the device: another one may compile otherwise.
+    pub build: [u8; vk::UUID_SIZE],
 }
 
 fn text(chars: &[c_char]) -> String {
@@ -49,11 +51,20 @@ impl Compiler {
             let instance = entry.create_instance(&create, None).map_err(|why| why.to_string())?;
             let found = instance.enumerate_physical_devices().map_err(|why| why.to_string())?;
             let physical = *found.first().ok_or("the driver shows no device")?;
-            let name = text(&instance.get_physical_device_properties(physical).device_name);
+            let properties = instance.get_physical_device_properties(physical);
+            let (name, build) = (text(&properties.device_name), properties.pipeline_cache_uuid);
             let device = device(&instance, physical).map_err(|why| format!("{name}: {why}"))?;
             let executables = executables::Device::new(&instance, &device);
             let layout = layout(&device).map_err(|why| why.to_string())?;
-            Ok(Self { _entry: entry, _instance: instance, device, executables, layout, name })
+            Ok(Self {
+                _entry: entry,
+                _instance: instance,
+                device,
+                executables,
+                layout,
+                name,
+                build,
+            })
         }
     }
 

@@ -2,6 +2,7 @@
 //! stay equal, schedules that change no bit, faults while a stage sends, resuming.
 
 use crate::process::{Desk, Ran, adapter_selectors};
+use crate::several_devices::warm;
 use safetensors::SafeTensors;
 
 /// Two adapters of unlike makers and so many CPU devices, or CPU devices instead of adapters.
@@ -93,18 +94,18 @@ fn a_pipeline_of_three_unlike_devices_is_the_cpu_device_in_every_schedule() {
     let _turn = crate::common::turn();
     let (curve, step) = alone(UNTIED);
     let devices = format!("--devices {} {CUT} {UNTIED}", unlike(1));
-    let first = Desk::new();
+    let first = Desk::certified();
     train(&first, "", &format!("--steps {STEPS} {devices}")).ok();
     assert_losses_near(&first, &curve);
     assert!(state(&first) != state(&curve), "the pipeline was not on the adapters");
 
-    let gradients = Desk::with_cache_of(&first);
+    let gradients = Desk::certified();
     train(&gradients, "", &format!("{GRADIENTS} {devices}")).ok();
     assert_same_gradients(&gradients, &step);
 
     // Each device computes its micro-batches in the same order, whatever is in between.
     for schedule in ["gpipe", "zero-bubble"] {
-        let other = Desk::with_cache_of(&first);
+        let other = Desk::certified();
         train(&other, "", &format!("--steps {STEPS} {devices} --schedule {schedule}")).ok();
         assert_eq!(other.losses("run"), first.losses("run"), "{schedule}");
         assert!(state(&other) == state(&first), "{schedule}: other bits");
@@ -117,10 +118,10 @@ fn two_pipelines_of_two_unlike_stages_are_the_cpu_device() {
     let _turn = crate::common::turn();
     let (curve, step) = alone("");
     let devices = format!("--devices {} --pipeline 2", unlike(2));
-    let desk = Desk::new();
+    let desk = Desk::certified();
     train(&desk, "", &format!("--steps {STEPS} {devices}")).ok();
     assert_losses_near(&desk, &curve);
-    let gradients = Desk::with_cache_of(&desk);
+    let gradients = Desk::certified();
     train(&gradients, "", &format!("{GRADIENTS} {devices}")).ok();
     let largest = assert_same_gradients(&gradients, &step);
     assert!(largest > 0.0, "the pipelines were not on the adapters");
@@ -129,11 +130,10 @@ fn two_pipelines_of_two_unlike_stages_are_the_cpu_device() {
 #[test]
 fn a_fault_while_a_stage_sends_ends_with_75_and_resumes_to_the_same_bits() {
     let _turn = crate::common::turn();
-    let devices = unlike(1);
+    let devices = warm();
     let pipeline = format!("--devices {devices} {CUT} {UNTIED}");
-    let whole = Desk::new();
+    let (whole, desk) = (Desk::certified(), Desk::certified());
     train(&whole, "", &format!("--steps {STEPS} {pipeline}")).ok();
-    let desk = Desk::with_cache_of(&whole);
     let resume = format!("train --quiet --resume run --devices {devices}");
     for (nth, fault) in
         ["lost@send:6/0", "out-of-memory@send:7/1", "lost@recv:7/1"].into_iter().enumerate()

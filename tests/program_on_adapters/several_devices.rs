@@ -1,9 +1,10 @@
 //! Several devices in one run: shares, sums, order, equal parameters, faults, and checkpoints, on
 //! CPU devices and on the adapters that are found.
 
+use std::sync::OnceLock;
 use std::time::Instant;
 
-use crate::process::{Desk, Ran};
+use crate::process::{Desk, Ran, finish};
 use ndarray::{Array1, Array2};
 use potluck::base::HostTensor;
 use potluck::base::rng::Key;
@@ -17,7 +18,22 @@ use potluck::train::{Shares, Trainer, TrainerOptions};
 
 /// The CPU device and two adapters of unlike makers, or as many as there are.
 pub fn unlike() -> String {
+    named(crate::process::adapter_selectors())
+}
+
+/// Devices as [`unlike`], for tests of many processes: SwiftShader, which compiles every kernel
+/// again in each, only where there is nothing else.
+pub fn warm() -> String {
     let mut names = crate::process::adapter_selectors();
+    let is_slow = |name: &String| name.contains("SwiftShader");
+    if !names.iter().all(is_slow) {
+        names.retain(|name| !is_slow(name));
+    }
+    named(names)
+}
+
+/// The first two of some adapters, and CPU devices up to three.
+fn named(mut names: Vec<String>) -> String {
     names.truncate(2);
     while names.len() < 3 {
         names.push(if names.contains(&"cpu".to_string()) { "cpu*2" } else { "cpu" }.into());
@@ -128,10 +144,22 @@ const SETTINGS: &str = "--quiet --steps 12 --set train.batch=12 --set model.drop
      --set parallel.shares=7,3,2 --set parallel.hash_every=1 --set train.device_timeout_s=10";
 const STEPS: u64 = 12;
 
+fn line(devices: &str, more: &str) -> String {
+    format!("train tiny.toml --data text.txt --out run {SETTINGS} --devices {devices} {more}")
+}
+
 fn train(desk: &Desk, fault: &str, devices: &str, more: &str) -> Ran {
-    let line =
-        format!("train tiny.toml --data text.txt --out run {SETTINGS} --devices {devices} {more}");
-    desk.run_with(fault, &line)
+    desk.run_with(fault, &line(devices, more))
+}
+
+/// The run on [`warm`] devices that nothing happens to, which is made once.
+fn undisturbed() -> &'static Desk {
+    static UNDISTURBED: OnceLock<Desk> = OnceLock::new();
+    UNDISTURBED.get_or_init(|| {
+        let desk = Desk::certified();
+        train(&desk, "", &warm(), "").ok();
+        desk
+    })
 }
 
 fn state(desk: &Desk) -> [Vec<u8>; 2] {
@@ -142,12 +170,10 @@ fn state(desk: &Desk) -> [Vec<u8>; 2] {
 #[test]
 fn overlap_chunks_and_resuming_change_no_bit_and_the_star_only_the_order() {
     let _turn = crate::common::turn();
-    let devices = unlike();
-    let desk = Desk::new();
-    train(&desk, "", &devices, "").ok();
-    let whole = state(&desk);
+    let (devices, desk) = (warm(), undisturbed());
+    let whole = state(desk);
     let same = |more: &str| {
-        let other = Desk::with_cache_of(&desk);
+        let other = Desk::certified();
         train(&other, "", &devices, more).ok();
         state(&other) == whole
     };
@@ -156,19 +182,19 @@ fn overlap_chunks_and_resuming_change_no_bit_and_the_star_only_the_order() {
     assert!(same("--set parallel.reduce_site=device"), "addition is exact on every device");
     // Norms are added up by chunk, so clipping would see other last bits. There are more chunks
     // than places to read them back to.
-    let unclipped = Desk::with_cache_of(&desk);
+    let unclipped = Desk::certified();
     train(&unclipped, "", &devices, "--set optim.clip=0").ok();
-    let small = Desk::with_cache_of(&desk);
+    let small = Desk::certified();
     train(&small, "", &devices, "--set optim.clip=0 --set parallel.chunk_kib=1").ok();
     assert!(state(&small) == state(&unclipped), "smaller chunks change a sum");
 
-    let resumed = Desk::with_cache_of(&desk);
+    let resumed = Desk::certified();
     train(&resumed, "lost@backward:7/1", &devices, "").ended(75);
     resumed.run(&format!("train --quiet --resume run --devices {devices}")).ok();
     assert!(state(&resumed) == whole, "a resumed run ends in other bits");
     assert_eq!(resumed.losses("run"), desk.losses("run"));
 
-    let star = Desk::with_cache_of(&desk);
+    let star = Desk::certified();
     train(&star, "", &devices, "--set parallel.collective=star").ok();
     for (a, b) in star.losses("run").iter().zip(desk.losses("run")) {
         assert!((a - b).abs() < 1e-4, "star {a}, ring {b}");
@@ -179,7 +205,7 @@ fn overlap_chunks_and_resuming_change_no_bit_and_the_star_only_the_order() {
 fn a_checkpoint_of_three_devices_goes_on_with_one_or_two_and_back() {
     let _turn = crate::common::turn();
     let three = unlike();
-    let desk = Desk::new();
+    let desk = Desk::certified();
     train(&desk, "", &three, "").ok();
     let mut before = "run".to_string();
     // Nothing is left to train, so what is saved is what was restored and gathered.
@@ -201,11 +227,9 @@ fn a_checkpoint_of_three_devices_goes_on_with_one_or_two_and_back() {
 #[test]
 fn a_flipped_bit_is_named_with_its_device_and_stops_the_run_or_is_repaired() {
     let _turn = crate::common::turn();
-    let devices = unlike();
-    let undisturbed = Desk::new();
-    train(&undisturbed, "", &devices, "").ok();
+    let devices = warm();
     for rank in [0, 2] {
-        let desk = Desk::with_cache_of(&undisturbed);
+        let desk = Desk::certified();
         let ran = train(&desk, &format!("flip@gather:6/{rank}"), &devices, "").ended(75);
         let error = ran.line("error:");
         assert!(error.contains(&format!("(rank {rank})")), "{error}");
@@ -213,25 +237,22 @@ fn a_flipped_bit_is_named_with_its_device_and_stops_the_run_or_is_repaired() {
         assert!(error.contains("1 of "), "{error}");
     }
     // Where only checkpoints compare, too: the one of step 8 is not written.
-    let desk = Desk::with_cache_of(&undisturbed);
+    let desk = Desk::certified();
     let rarely = "--set parallel.hash_every=0";
     let ran = train(&desk, "flip@gather:8/1", &devices, rarely).ended(75);
     assert!(ran.line("error:").contains("after step 8"), "{}", ran.err);
     assert!(!desk.path("run/checkpoints/step-00000008").exists());
-    let desk = Desk::with_cache_of(&undisturbed);
+    let desk = Desk::certified();
     let repair = "--set parallel.on_mismatch=repair";
     let ran = train(&desk, "flip@gather:6/1", &devices, repair).ok();
     assert!(ran.line("warning:").contains("were repaired"), "{}", ran.err);
-    assert!(state(&desk) == state(&undisturbed), "a repaired run has other bits");
+    assert!(state(&desk) == state(undisturbed()), "a repaired run has other bits");
 }
 
 #[test]
 fn a_fault_of_any_device_at_any_point_ends_the_run_for_all_and_names_it() {
     let _turn = crate::common::turn();
-    let devices = unlike();
-    let undisturbed = Desk::new();
-    train(&undisturbed, "", &devices, "").ok();
-    let desk = Desk::with_cache_of(&undisturbed);
+    let (devices, desk) = (warm(), Desk::certified());
     let resume = format!("train --quiet --resume run --devices {devices}");
     // Each fault ends the run that resumed after the one before it, from the checkpoint of step 4.
     let mut is_first = true;
@@ -251,7 +272,7 @@ fn a_fault_of_any_device_at_any_point_ends_the_run_for_all_and_names_it() {
         }
     }
     desk.run(&resume).ok();
-    assert!(state(&desk) == state(&undisturbed), "other bits after resuming");
+    assert!(state(&desk) == state(undisturbed()), "other bits after resuming");
 }
 
 #[test]
@@ -259,7 +280,7 @@ fn the_command_after_a_fault_leaves_the_device_out() {
     let _turn = crate::common::turn();
     let devices = unlike();
     for rank in [0, 2] {
-        let desk = Desk::new();
+        let desk = Desk::certified();
         let ran = train(&desk, &format!("lost@backward:7/{rank}"), &devices, "").ended(75);
         let error = ran.line("error:");
         let words = "step-00000006; continue without that device with: potluck train --resume run \
@@ -286,12 +307,12 @@ fn a_run_goes_on_by_itself_as_it_would_by_hand() {
         desk.run_with(fault, &format!("{head} {settings} --devices {devices} {more}"))
     };
     let (first, second) = ("lost@backward:5/1", "out-of-memory@update:11/1");
-    let by_hand = Desk::new();
+    let by_hand = Desk::certified();
     let ran = train(&by_hand, first, "").ended(75);
     let ran = by_hand.run_suggested_with(second, ran.line("error:")).ended(75);
     by_hand.run_suggested(ran.line("error:")).ok();
 
-    let desk = Desk::with_cache_of(&by_hand);
+    let desk = Desk::certified();
     let on_loss = "--set parallel.on_loss=continue --set tensorboard=true --trace trace.json";
     let ran = train(&desk, &format!("{first},{second}"), on_loss).ok();
     let going_on: Vec<&str> = ran.err.lines().filter(|line| line.contains("goes on")).collect();
@@ -318,11 +339,17 @@ fn a_run_goes_on_by_itself_as_it_would_by_hand() {
 #[test]
 fn a_device_that_hangs_ends_the_run_for_all_at_its_deadline() {
     let _turn = crate::common::turn();
-    for (point, adding) in [("reduce", "host"), ("reduce", "device")] {
-        let desk = Desk::new();
-        let started = Instant::now();
+    // What the runs need is certified before, because they run at the same time.
+    undisturbed();
+    let started = Instant::now();
+    let runs = ["host", "device"].map(|adding| {
+        let desk = Desk::certified();
         let adding = format!("--set parallel.reduce_site={adding}");
-        let ran = train(&desk, &format!("hang@{point}:7/1"), &unlike(), &adding).ended(75);
+        let mut command = desk.command(&line(&warm(), &adding));
+        (command.env("POTLUCK_FAULT", "hang@reduce:7/1").spawn().unwrap(), desk)
+    });
+    for (child, _desk) in runs {
+        let ran = finish(child, "a hang").ended(75);
         let error = ran.line("error:");
         assert!(error.contains("rank 1: "), "{error}");
         assert!(error.contains("did not finish within 10 s"), "{error}");
@@ -333,7 +360,7 @@ fn a_device_that_hangs_ends_the_run_for_all_at_its_deadline() {
 #[test]
 fn a_value_that_is_not_finite_skips_the_step_everywhere() {
     let _turn = crate::common::turn();
-    let desk = Desk::new();
+    let desk = Desk::certified();
     let ran = train(&desk, "nan@backward:7/1", &unlike(), "").ok();
     let warning = ran.line("warning:");
     assert!(warning.contains("step 7 was skipped"), "{warning}");
