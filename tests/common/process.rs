@@ -9,6 +9,7 @@ use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 use std::{fs, thread};
 
+use potluck::device::{Selection, list_adapters, select};
 use serde_json::Value;
 
 /// The longest that one run of the program may take: most take a fraction of a second, and none
@@ -40,11 +41,19 @@ warmup = 5
 pub fn adapter_selectors() -> Vec<String> {
     let named = std::env::var("POTLUCK_TEST_ADAPTERS").unwrap_or_default();
     let selectors: Vec<String> = match named.as_str() {
-        "" => (0..potluck::device::list_adapters().len()).map(|index| index.to_string()).collect(),
+        "" => (0..list_adapters().len()).map(|index| index.to_string()).collect(),
         named => named.split(',').map(str::to_string).collect(),
     };
     assert!(!selectors.is_empty(), "no adapter to test on: ./x test installs software ones");
     selectors
+}
+
+/// Name of the adapter that a selector of [`adapter_selectors`] selects.
+pub fn adapter_name(selector: &str) -> String {
+    match select(selector, &list_adapters()).unwrap_or_else(|e| panic!("{e}")) {
+        Selection::Adapter(adapter) => adapter.name,
+        other => panic!("{selector} selects {other:?}"),
+    }
 }
 
 /// Reports that a test tests nothing here. `./x test` counts these lines, and lists them; libtest

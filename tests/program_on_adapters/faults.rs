@@ -6,7 +6,7 @@ use std::process::Child;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::process::{Desk, Ran};
+use crate::process::{Desk, Ran, adapter_name, adapter_selectors};
 use potluck::device::injected::INJECTED_HANG_MAX;
 use potluck::device::{DeviceError, Gpu, ShaderChecks};
 use potluck::kernels::Pipelines;
@@ -19,7 +19,7 @@ const SETTINGS: &str = "--quiet --steps 14 --set model.dropout=0.1 --set train.m
 
 /// The CPU device, and the adapters under test.
 fn selectors() -> Vec<String> {
-    std::iter::once("cpu".to_string()).chain(crate::process::adapter_selectors()).collect()
+    std::iter::once("cpu".to_string()).chain(adapter_selectors()).collect()
 }
 
 fn train_line(devices: &str) -> String {
@@ -52,9 +52,9 @@ fn start(desk: &Desk, fault: &str, devices: &str, is_first: bool) -> Child {
 /// Asserts that a run ended with its fault, told as such.
 fn assert_failed(ran: &Ran, (fault, says): Fault, devices: &str) {
     let error = ran.line("error:");
-    let name = match devices.rsplit(':').next().unwrap() {
-        "cpu" => "cpu (",
-        name => name,
+    let name = match devices {
+        "cpu" => "cpu (".to_string(),
+        adapter => format!("{}: ", adapter_name(adapter)),
     };
     assert!(error.starts_with(&format!("error: {name}")), "{fault} on {devices}: {error}");
     assert!(error.contains(says), "{fault} on {devices}: {error}");
@@ -184,9 +184,10 @@ fn a_run_that_the_memory_of_its_device_does_not_hold_is_refused_with_the_figures
 /// the logits of 131,072 samples of 8 tokens with 256 values.
 #[test]
 fn a_driver_that_refuses_memory_at_the_start_is_a_matter_of_the_configuration() {
-    let swiftshader = selectors().into_iter().find(|name| name.contains("SwiftShader"));
+    let is_swiftshader = |adapter: &String| adapter_name(adapter).contains("SwiftShader");
+    let swiftshader = adapter_selectors().into_iter().find(is_swiftshader);
     let Some(swiftshader) = swiftshader else {
-        return crate::process::skip("POTLUCK_TEST_ADAPTERS does not name SwiftShader");
+        return crate::process::skip("SwiftShader is not among the adapters under test");
     };
     let desk = Desk::new();
     let before = desk.files();

@@ -4,7 +4,7 @@
 use std::sync::OnceLock;
 use std::time::Instant;
 
-use crate::process::{Desk, Ran, finish};
+use crate::process::{Desk, Ran, adapter_name, adapter_selectors, finish};
 use ndarray::{Array1, Array2};
 use potluck::base::HostTensor;
 use potluck::base::rng::Key;
@@ -18,14 +18,14 @@ use potluck::train::{Shares, Trainer, TrainerOptions};
 
 /// The CPU device and two adapters of unlike makers, or as many as there are.
 pub fn unlike() -> String {
-    named(crate::process::adapter_selectors())
+    named(adapter_selectors())
 }
 
 /// Devices as [`unlike`], for tests of many processes: SwiftShader, which compiles every kernel
 /// again in each, only where there is nothing else.
 pub fn warm() -> String {
-    let mut names = crate::process::adapter_selectors();
-    let is_slow = |name: &String| name.contains("SwiftShader");
+    let mut names = adapter_selectors();
+    let is_slow = |name: &String| adapter_name(name).contains("SwiftShader");
     if !names.iter().all(is_slow) {
         names.retain(|name| !is_slow(name));
     }
