@@ -87,7 +87,11 @@ impl Desk {
     pub fn certified() -> Self {
         static CACHE: OnceLock<Arc<tempfile::TempDir>> = OnceLock::new();
         // Nothing drops it, so it is where cargo's own files are.
-        let make = || Arc::new(tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap());
+        let make = || {
+            let directory = env!("CARGO_TARGET_TMPDIR");
+            fs::create_dir_all(directory).unwrap();
+            Arc::new(tempfile::tempdir_in(directory).unwrap())
+        };
         Self::with_cache(CACHE.get_or_init(make).clone())
     }
 
