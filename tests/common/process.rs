@@ -48,6 +48,12 @@ pub fn adapter_selectors() -> Vec<String> {
     selectors
 }
 
+/// True if a selector of [`adapter_selectors`] selects SwiftShader, which compiles every kernel
+/// again in each process.
+pub fn is_swiftshader(selector: &str) -> bool {
+    adapter_name(selector).contains("SwiftShader")
+}
+
 /// Name of the adapter that a selector of [`adapter_selectors`] selects.
 pub fn adapter_name(selector: &str) -> String {
     match select(selector, &list_adapters()).unwrap_or_else(|e| panic!("{e}")) {
@@ -83,7 +89,8 @@ impl Desk {
     }
 
     /// A desk with the one kernel cache that all such desks of this process have: what a test has
-    /// certified is certified for those after it.
+    /// certified is certified for those after it. For runs with `train.tune_s=0` only: what others
+    /// time would choose the kernels of the next run.
     pub fn certified() -> Self {
         static CACHE: OnceLock<Arc<tempfile::TempDir>> = OnceLock::new();
         // Nothing drops it, so it is where cargo's own files are.

@@ -1,7 +1,9 @@
 //! Assembly of AMD GPUs, as the driver prints it: basic blocks, and what their instructions do.
 
+use serde::{Deserialize, Serialize};
+
 /// Basic block with the most multiply-adds: the hot loop of a kernel that computes products.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HotLoop {
     pub instructions: usize,
     pub multiply_adds: usize,

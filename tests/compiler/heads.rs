@@ -37,7 +37,7 @@ impl Pair<'_> {
 
     /// Returns the instructions of the product's hot loop in those of the padded one.
     pub fn hot_loop(&self) -> f64 {
-        let [own, padded] = [self.own, self.padded].map(|one| one.hot_loop[0]);
+        let [own, padded] = [self.own, self.padded].map(|one| one.hot_loop.instructions);
         own as f64 / padded as f64
     }
 }
@@ -90,7 +90,7 @@ pub fn table(title: &str, compiled: &[Compiled]) -> String {
     let mut add = |one: &Compiled, cycles: String| {
         let [registers, waves, code] =
             ["vgprs", "subgroups per simd", "instructions"].map(|name| one.figure(name));
-        let (name, hot) = (&one.name, one.hot_loop[0]);
+        let (name, hot) = (&one.name, one.hot_loop.instructions);
         let _ = writeln!(text, "| {name} | {registers} | {waves} | {code} | {hot} | {cycles} |");
     };
     for pair in pairs(compiled) {

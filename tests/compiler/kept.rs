@@ -6,6 +6,7 @@ use std::path::Path;
 
 use super::radv::Compiler;
 use super::{Figures, Kernel};
+use potluck::files::replace;
 
 /// Returns the figures of a kernel: those that were kept, or those that are made and then kept. A
 /// file that cannot be read or written costs the time to make them.
@@ -15,12 +16,8 @@ pub fn or_made(compiler: &Compiler, kernel: &Kernel, make: impl FnOnce() -> Figu
     let kept = fs::read(&path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
     kept.unwrap_or_else(|| {
         let made = make();
-        // Renamed, so that another process never reads a part of it.
-        let new = path.with_extension(std::process::id().to_string());
         let bytes = serde_json::to_vec(&made).unwrap();
-        let _ = fs::create_dir_all(&directory)
-            .and_then(|()| fs::write(&new, bytes))
-            .and_then(|()| fs::rename(&new, &path));
+        let _ = fs::create_dir_all(&directory).and_then(|()| replace(&path, &bytes));
         made
     })
 }

@@ -68,8 +68,8 @@ struct Kernel {
     words: Vec<u32>,
 }
 
-/// Figures of the compiler for a kernel, and those of its hot loop as in [`Compiled`].
-type Figures = (BTreeMap<String, u64>, [usize; 5]);
+/// Figures of the compiler for a kernel, and its hot loop.
+type Figures = (BTreeMap<String, u64>, HotLoop);
 
 /// What became of a kernel.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -77,9 +77,7 @@ struct Compiled {
     name: String,
     entry_point: String,
     figures: BTreeMap<String, u64>,
-    /// Instructions of the hot loop, multiply-adds, and accesses of workgroup memory, memory and
-    /// scratch memory.
-    hot_loop: [usize; 5],
+    hot_loop: HotLoop,
 }
 
 impl Compiled {
@@ -221,9 +219,7 @@ fn measured(compiler: &Compiler, kernel: &Kernel) -> Figures {
     let report = compiler.compile(&kernel.words, &kernel.entry_point);
     let Report { figures, assembly } =
         report.unwrap_or_else(|why| panic!("{}: {why}", kernel.name));
-    let HotLoop { instructions, multiply_adds, workgroup, memory, scratch } =
-        HotLoop::of(&assembly);
-    (figures, [instructions, multiply_adds, workgroup, memory, scratch])
+    (figures, HotLoop::of(&assembly))
 }
 
 /// Returns a table of kernels in Markdown.
@@ -236,7 +232,7 @@ fn table(title: &str, compiled: &[Compiled]) -> String {
     );
     // A fused product differs from its tile by what follows the loop.
     for one in compiled.iter().filter(|one| !one.name.contains(" by ")) {
-        let [hot, products, ..] = one.hot_loop;
+        let HotLoop { instructions: hot, multiply_adds: products, .. } = one.hot_loop;
         let share =
             if products > 0 { format!("{} %", 100 * products / hot) } else { String::new() };
         let figure = |name| one.figure(name);
@@ -305,8 +301,9 @@ fn the_kernels_of_a_large_model_keep_the_rules_and_fill_a_roofline() {
     let share_of = |title: &str, entry: &str| {
         let name = format!("{title} {entry}");
         let found = compiled.iter().find(|one| one.name == name && one.entry_point == entry);
-        let [hot, products, ..] = found.unwrap_or_else(|| panic!("{name} was compiled")).hot_loop;
-        products as f64 / hot.max(1) as f64
+        let HotLoop { instructions, multiply_adds, .. } =
+            found.unwrap_or_else(|| panic!("{name} was compiled")).hot_loop;
+        multiply_adds as f64 / instructions.max(1) as f64
     };
     let table = roofline::table(&share_of);
     if let Some(path) = env::var_os(ROOFLINE) {

@@ -6,7 +6,7 @@ use std::process::Child;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::process::{Desk, Ran, adapter_name, adapter_selectors};
+use crate::process::{Desk, Ran, adapter_name, adapter_selectors, is_swiftshader};
 use potluck::device::injected::INJECTED_HANG_MAX;
 use potluck::device::{DeviceError, Gpu, ShaderChecks};
 use potluck::kernels::Pipelines;
@@ -184,8 +184,7 @@ fn a_run_that_the_memory_of_its_device_does_not_hold_is_refused_with_the_figures
 /// the logits of 131,072 samples of 8 tokens with 256 values.
 #[test]
 fn a_driver_that_refuses_memory_at_the_start_is_a_matter_of_the_configuration() {
-    let is_swiftshader = |adapter: &String| adapter_name(adapter).contains("SwiftShader");
-    let swiftshader = adapter_selectors().into_iter().find(is_swiftshader);
+    let swiftshader = adapter_selectors().into_iter().find(|adapter| is_swiftshader(adapter));
     let Some(swiftshader) = swiftshader else {
         return crate::process::skip("SwiftShader is not among the adapters under test");
     };

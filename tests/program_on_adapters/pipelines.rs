@@ -2,16 +2,8 @@
 //! stay equal, schedules that change no bit, faults while a stage sends, resuming.
 
 use crate::process::{Desk, Ran, adapter_selectors};
-use crate::several_devices::warm;
+use crate::several_devices::{unlike, warm, with_cpus};
 use safetensors::SafeTensors;
-
-/// Two adapters of unlike makers and so many CPU devices, or CPU devices instead of adapters.
-fn unlike(cpus: usize) -> String {
-    let mut names = adapter_selectors();
-    names.truncate(2);
-    names.push(format!("cpu*{}", cpus + 2 - names.len()));
-    names.join(",")
-}
 
 const STEPS: u64 = 8;
 
@@ -93,7 +85,7 @@ const CUT: &str = "--pipeline 3 --set parallel.stages=[1,2,2]";
 fn a_pipeline_of_three_unlike_devices_is_the_cpu_device_in_every_schedule() {
     let _turn = crate::common::turn();
     let (curve, step) = alone(UNTIED);
-    let devices = format!("--devices {} {CUT} {UNTIED}", unlike(1));
+    let devices = format!("--devices {} {CUT} {UNTIED}", unlike());
     let first = Desk::certified();
     train(&first, "", &format!("--steps {STEPS} {devices}")).ok();
     assert_losses_near(&first, &curve);
@@ -117,7 +109,7 @@ fn a_pipeline_of_three_unlike_devices_is_the_cpu_device_in_every_schedule() {
 fn two_pipelines_of_two_unlike_stages_are_the_cpu_device() {
     let _turn = crate::common::turn();
     let (curve, step) = alone("");
-    let devices = format!("--devices {} --pipeline 2", unlike(2));
+    let devices = format!("--devices {} --pipeline 2", with_cpus(adapter_selectors(), 2));
     let desk = Desk::certified();
     train(&desk, "", &format!("--steps {STEPS} {devices}")).ok();
     assert_losses_near(&desk, &curve);

@@ -4,7 +4,7 @@
 use std::sync::OnceLock;
 use std::time::Instant;
 
-use crate::process::{Desk, Ran, adapter_name, adapter_selectors, finish};
+use crate::process::{Desk, Ran, adapter_selectors, finish, is_swiftshader};
 use ndarray::{Array1, Array2};
 use potluck::base::HostTensor;
 use potluck::base::rng::Key;
@@ -18,27 +18,27 @@ use potluck::train::{Shares, Trainer, TrainerOptions};
 
 /// The CPU device and two adapters of unlike makers, or as many as there are.
 pub fn unlike() -> String {
-    named(adapter_selectors())
+    with_cpus(adapter_selectors(), 1)
 }
 
-/// Devices as [`unlike`], for tests of many processes: SwiftShader, which compiles every kernel
-/// again in each, only where there is nothing else.
+/// Devices as [`unlike`], for tests of many processes: SwiftShader only where there is no other
+/// adapter.
 pub fn warm() -> String {
     let mut names = adapter_selectors();
-    let is_slow = |name: &String| adapter_name(name).contains("SwiftShader");
-    if !names.iter().all(is_slow) {
-        names.retain(|name| !is_slow(name));
+    if !names.iter().all(|name| is_swiftshader(name)) {
+        names.retain(|name| !is_swiftshader(name));
     }
-    named(names)
+    with_cpus(names, 1)
 }
 
-/// The first two of some adapters, and CPU devices up to three.
-fn named(mut names: Vec<String>) -> String {
+/// The first two of some adapters and so many CPU devices, or CPU devices instead of adapters.
+pub fn with_cpus(mut names: Vec<String>, cpus: usize) -> String {
     names.truncate(2);
-    while names.len() < 3 {
-        names.push(if names.contains(&"cpu".to_string()) { "cpu*2" } else { "cpu" }.into());
-    }
-    names.join(",").replace("cpu,cpu*2", "cpu*2")
+    names.push(match cpus + 2 - names.len() {
+        1 => "cpu".into(),
+        cpus => format!("cpu*{cpus}"),
+    });
+    names.join(",")
 }
 
 const CLASSES: u32 = 5;
