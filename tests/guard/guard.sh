@@ -6,10 +6,13 @@
 #   tests/guard/guard.sh compare OLD NEW       equal byte by byte, or the first differences
 #   tests/guard/guard.sh compare OLD NEW TABLE equal once the renames of TABLE are applied to OLD
 #
-# A record holds the text of every shader and, for runs of 20 steps on the CPU device with 1 and 3
-# ranks and on llvmpipe: the output of --explain, losses, gradient norms, resolved.toml, the sample,
-# and hashes of the checkpoints at steps 10 and 20. Autotuning is off and the cache is empty.
-# Figures depend on the processor: compare records of one machine.
+# A record holds the text of every shader and, for runs of 20 steps, files by the first word of their
+# name: the output of --explain, what was decided (decided-), the sample, and the bits (bits-): losses,
+# gradient norms and hashes of the tensors of the checkpoints at steps 10 and 20. The runs are on the
+# CPU device with 1 and 3 ranks, on llvmpipe and SwiftShader, a pipeline of 2, 2 nodes, a star, a CNN
+# and a GRU; each is recorded once more (-resumed) after it lost its last checkpoint and went on from
+# step 10. Autotuning is off and the cache is empty. Figures depend on the processor: compare records
+# of one machine. SwiftShader is left out where it is not installed.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd -P)"
@@ -51,6 +54,37 @@ sample_tokens = 40
 TOML
 }
 
+# 600 pictures of 12 x 12 pixels in 3 classes, as MNIST has them: a brighter bar at a place that the
+# class decides, and noise. No byte is 0 or above 127, which not every awk writes.
+write_pictures() {
+    local directory="$1" count=600
+    mkdir -p "$directory"
+    {
+        printf '\0\0\10\3\0\0\2\130\0\0\0\14\0\0\0\14'
+        LC_ALL=C awk -v count="$count" 'BEGIN {
+            noise = 1
+            for (i = 0; i < count; i++)
+                for (p = 0; p < 144; p++) {
+                    noise = (noise * 137 + 71) % 8191
+                    bar = int(p / 12) == 2 + 3 * (i % 3) ? 70 : 0
+                    printf "%c", 1 + noise % 50 + bar
+                }
+        }'
+    } >"$directory/train-images-idx3-ubyte"
+    {
+        printf '\0\0\10\1\0\0\2\130'
+        for ((i = 0; i < count; i++)); do
+            printf "\\$((i % 3))"
+        done
+    } >"$directory/train-labels-idx1-ubyte"
+}
+
+write_configuration_of() {
+    local kind="$1" more="$2"
+    printf '[model]\nkind = "%s"\n%s\n[train]\nbatch = 9\nsteps = 20\nlog_every = 5\n' "$kind" "$more"
+    printf 'eval_every = 10\ncheckpoint_every = 10\n'
+}
+
 # Keys whose value would otherwise be measured.
 fixed=(--set train.tune_s=0)
 fixed_for_ranks=("${fixed[@]}" --set parallel.shares=4,3,2 --set parallel.hash_every=5)
@@ -62,19 +96,49 @@ without_times() {
         | paste -sd' ' | sed 's/ "step"/\n"step"/g'
 }
 
-# One run of 20 steps: what it computed, and what it printed at its end.
+# What a run computed and decided, once as it was and once resumed from step 10. What follows the
+# name are arguments, CONFIG among them.
 record_run() {
-    local name="$1" run="$work/$1" file
+    local name="$1" run="$work/$1"
     shift
-    (cd "$work" && "$program" train small.toml "$@" --out "$run") \
-        >"$out/sample-$name.txt" 2>"$work/log"
+    (cd "$work" && "$program" train "$@" --out "$run") >"$out/sample-$name.txt" 2>"$work/log"
+    record_outcome "$name" "$run"
+    rm -r "$run"/checkpoints/step-*20
+    (cd "$work" && "$program" train --resume "$run") >"$out/sample-$name-resumed.txt" 2>"$work/log"
+    record_outcome "$name-resumed" "$run"
+}
+
+record_outcome() {
+    local name="$1" run="$2" file
     {
         without_times "$run/metrics.jsonl"
         for file in "$run"/checkpoints/step-*/*.safetensors; do
             printf '%s  %s\n' "$(sha256sum <"$file" | cut -d' ' -f1)" "${file#"$run/checkpoints/"}"
         done
-        cat "$run/resolved.toml"
-    } >"$out/run-$name.txt"
+    } >"$out/bits-$name.txt"
+    cp "$run/resolved.toml" "$out/decided-$name.txt"
+}
+
+# A run of two nodes with one CPU device each, on this machine.
+record_nodes() {
+    local name="$1" run="$work/$1"
+    shift
+    (umask 077 && "$program" secret >"$work/code")
+    train_on_nodes "$@" --out "$run" >"$out/sample-$name.txt"
+    record_outcome "$name" "$run"
+    rm -r "$run"/checkpoints/step-*20
+    train_on_nodes --resume "$run" >"$out/sample-$name-resumed.txt"
+    record_outcome "$name-resumed" "$run"
+}
+
+train_on_nodes() {
+    local port=$((20000 + RANDOM % 20000)) joined
+    (cd "$work" && exec "$program" join "127.0.0.1:$port" --devices cpu --secret-file "$work/code" \
+        --wait 60) >"$work/joined" 2>&1 &
+    joined=$!
+    (cd "$work" && "$program" train "$@" --nodes 2 --listen "127.0.0.1:$port" \
+        --secret-file "$work/code") 2>"$work/log"
+    wait "$joined"
 }
 
 record_explanations() {
@@ -90,7 +154,7 @@ record_all() {
     local name="$1"
     shift
     record_explanations "$name" "$@"
-    record_run "$name" "$@"
+    record_run "$name" small.toml "$@"
 }
 
 # A file per first word of a shader's title.
@@ -114,11 +178,26 @@ record() {
     POTLUCK_WRITE_SHADERS="$work/shaders.txt" \
         cargo test --quiet --test library -- every_shader_is_portable >"$work/log" 2>&1
     split_shaders "$work/shaders.txt" "$out"
+    write_pictures "$work/pictures"
+    write_configuration_of cnn $'channels = [4, 8]\nhidden = [16]\n[data]\npath = "pictures"' \
+        >"$work/cnn.toml"
+    write_configuration_of rnn $'cell = "gru"\nwidth = 32\ncontext = 24\n[data]\npath = "text.txt"' \
+        >"$work/gru.toml"
     record_all cpu-1 --devices cpu "${fixed[@]}"
     record_all cpu-3 --devices 'cpu*3' "${fixed_for_ranks[@]}" --set parallel.reduce_site=host
     fixed_for_ranks+=(--set parallel.reduce_site=device)
-    record_run cpu-3-on-device --devices 'cpu*3' "${fixed_for_ranks[@]}"
+    record_run cpu-3-on-device small.toml --devices 'cpu*3' "${fixed_for_ranks[@]}"
+    record_run star small.toml --devices 'cpu*3' "${fixed_for_ranks[@]}" \
+        --set parallel.collective=star
+    record_all pipeline-2 --devices 'cpu*2' "${fixed[@]}" --pipeline 2 --set parallel.stages=2,2
+    record_nodes nodes-2 small.toml --devices cpu "${fixed[@]}" --set parallel.shares=5,4 \
+        --set parallel.reduce_site=host
+    record_run cnn cnn.toml --devices cpu "${fixed[@]}"
+    record_run gru gru.toml --devices cpu "${fixed[@]}"
     record_all llvmpipe --devices vulkan:llvmpipe "${fixed[@]}"
+    if [[ "$("$program" devices 2>/dev/null)" == *SwiftShader* ]]; then
+        record_run swiftshader small.toml --devices vulkan:swiftshader "${fixed[@]}"
+    fi
     printf 'recorded %s files in %s\n' "$(find "$out" -type f | wc -l)" "$out"
 }
 
