@@ -54,7 +54,7 @@ fn train(devices: &str, stages: u32) -> anyhow::Result<(f64, Vec<f32>)> {
     let pipeline =
         PipelineOptions { stages, schedule: PipelineSchedule::OneFOneB, ..Default::default() };
     let options = TrainerOptions {
-        micro_batch: 4,
+        micro_batch_size: 4,
         pipeline,
         ..TrainerOptions::new(devices, optimizer, BATCH)
     };

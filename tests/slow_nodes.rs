@@ -100,7 +100,7 @@ fn a_run_that_is_disturbed_20_times_ends_in_the_same_bits() {
     let seed = std::env::var("POTLUCK_SOAK_SEED").map_or(1, |seed| seed.parse().unwrap());
     let setting =
         "--set parallel.shares=2,2 --set train.checkpoint_every=2 --set schedule.decay_steps=500";
-    let line = format!("{MODEL} {setting} --set parallel.node_timeout_s={SILENCE_S} --out run");
+    let line = format!("{MODEL} {setting} --set faults.node_timeout_s={SILENCE_S} --out run");
     eprintln!("seed {seed}: fault, seconds to the end of both, exit codes, step saved");
     let mut saved = 0;
     for round in 0..ROUNDS {

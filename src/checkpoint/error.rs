@@ -17,10 +17,17 @@ pub enum CheckpointError {
     Damaged { path: PathBuf, why: String },
     #[error(
         "{}: has format {found}, and this version of potluck reads format {known}; \
-         use the version that wrote it",
-        path.display()
+         use the version that wrote it{}",
+        path.display(),
+        reader.map_or_else(String::new, |commit| format!(", that of commit {commit}"))
     )]
-    Format { path: PathBuf, found: u64, known: u64 },
+    Format {
+        path: PathBuf,
+        found: u64,
+        known: u64,
+        /// The last commit whose program reads the format that was found.
+        reader: Option<&'static str>,
+    },
     #[error(
         "{}: there is no checkpoint; give a run directory or a checkpoint directory",
         path.display()

@@ -18,7 +18,10 @@ use crate::files;
 
 pub const NAME: &str = "manifest.json";
 
-const FORMAT: u64 = 3;
+const FORMAT: u64 = 4;
+
+/// Former formats, each with the last commit of the program that reads it.
+const READERS: [(u64, &str); 1] = [(3, "a3fe4cf")];
 
 /// Beginning of the one line that the hash does not cover. Lines of nested objects are indented
 /// further.
@@ -95,7 +98,9 @@ impl Manifest {
         let Format { format } =
             serde_json::from_slice(&bytes).map_err(|why| damaged(why.to_string()))?;
         if format != FORMAT {
-            return Err(CheckpointError::Format { path, found: format, known: FORMAT });
+            let reader = READERS.iter().find(|(former, _)| *former == format);
+            let reader = reader.map(|(_, commit)| *commit);
+            return Err(CheckpointError::Format { path, found: format, known: FORMAT, reader });
         }
         let mut manifest: Self =
             serde_json::from_slice(&bytes).map_err(|why| damaged(why.to_string()))?;

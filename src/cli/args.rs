@@ -86,7 +86,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "N", value_parser = whole::<u64>)]
     pub batch: Option<u64>,
     /// The most samples that a device runs at a time: less memory, the same gradient
-    /// (train.micro_batch)
+    /// (train.micro_batch_size)
     #[arg(long, value_name = "N", value_parser = whole::<u64>)]
     pub micro_batch: Option<u64>,
     /// Learning rate after the warm-up (optim.lr)
@@ -103,11 +103,11 @@ pub struct TrainArgs {
     #[arg(long, value_name = "SELECTOR,..")]
     pub devices: Option<String>,
     /// Cut the model into the K stages of a pipeline, one per device; n devices make n/K pipelines
-    /// (parallel.pipeline)
+    /// (parallel.pipeline_stages)
     #[arg(long, value_name = "K", value_parser = stages, allow_negative_numbers = true)]
     pub pipeline: Option<u64>,
     /// Schedule of a pipeline: 1f1b, gpipe, interleaved (with 2 model chunks per device, or
-    /// parallel.chunks) or zero-bubble (parallel.schedule)
+    /// parallel.virtual_stages) or zero-bubble (parallel.schedule)
     #[arg(long, value_name = "S")]
     pub schedule: Option<String>,
     /// Machines of the run, this one included: it waits until the others have typed the line that
@@ -233,7 +233,7 @@ pub struct CheckpointArgs {
     #[arg(long, value_name = "K", value_parser = stages, allow_negative_numbers = true)]
     pub pipeline: Option<u64>,
     /// Schedule of the pipeline: 1f1b, gpipe, interleaved (with 2 model chunks per device, or
-    /// --set chunks=V) or zero-bubble
+    /// --set virtual_stages=V) or zero-bubble
     #[arg(long, value_name = "S")]
     pub schedule: Option<String>,
     /// The most samples that a device runs at a time, if not as in the run

@@ -118,8 +118,8 @@ fn locate(
         }
     }
     if !typed.now.contains("parallel.devices") {
-        let Parallel { devices, pipeline, .. } = &config.parallel;
-        point.require_devices((devices, *pipeline), out, settings.to_vec())?;
+        let Parallel { devices, pipeline_stages, .. } = &config.parallel;
+        point.require_devices((devices, *pipeline_stages), out, settings.to_vec())?;
     }
     Ok(())
 }
@@ -140,21 +140,25 @@ fn dropped_shares(saved: &Resolved, resolved: &Resolved) -> Option<String> {
 /// were set. A run without a pipeline needs none.
 fn dropped_stages(saved: &Resolved, resolved: &Resolved) -> Option<String> {
     let (before, now) = (&saved.config.parallel, &resolved.config.parallel);
-    let is_asked = resolved.typed.now.contains("parallel.stages") || now.pipeline == 1;
-    let is_dropped = !before.stages.is_empty() && now.stages.is_empty() && !is_asked;
+    let is_asked =
+        resolved.typed.now.contains("parallel.blocks_per_stage") || now.pipeline_stages == 1;
+    let is_dropped =
+        !before.blocks_per_stage.is_empty() && now.blocks_per_stage.is_empty() && !is_asked;
     is_dropped.then(|| {
-        let (stages, devices) = (&before.stages, devices_of(before));
-        format!("parallel.stages = {stages:?} were those of {devices}; the cut is measured now")
+        let (stages, devices) = (&before.blocks_per_stage, devices_of(before));
+        format!("parallel.blocks_per_stage = {stages:?} were those of {devices}; the cut is measured now")
     })
 }
 
 /// Returns the devices of a run with their pipelines, for messages.
 fn devices_of(parallel: &Parallel) -> String {
-    let Parallel { devices, pipeline, chunks, .. } = parallel;
-    match (pipeline, chunks) {
+    let Parallel { devices, pipeline_stages, virtual_stages, .. } = parallel;
+    match (pipeline_stages, virtual_stages) {
         (1, _) => devices.clone(),
-        (_, 1) => format!("{devices} with parallel.pipeline = {pipeline}"),
-        _ => format!("{devices} with parallel.pipeline = {pipeline} and chunks = {chunks}"),
+        (_, 1) => format!("{devices} with parallel.pipeline_stages = {pipeline_stages}"),
+        _ => format!(
+            "{devices} with parallel.pipeline_stages = {pipeline_stages} and virtual_stages = {virtual_stages}"
+        ),
     }
 }
 
@@ -207,12 +211,12 @@ fn configuration(args: &TrainArgs, saved: Option<&Resolved>) -> anyhow::Result<R
     let named = [
         ("--steps", "train.steps", whole(args.steps)),
         ("--batch", "train.batch", whole(args.batch)),
-        ("--micro-batch", "train.micro_batch", whole(args.micro_batch)),
+        ("--micro-batch", "train.micro_batch_size", whole(args.micro_batch)),
         ("--lr", "optim.lr", args.lr.map(|lr| format!("{lr:?}"))),
         ("--eval-every", "train.eval_every", whole(args.eval_every)),
         ("--seed", "train.seed", whole(args.seed)),
         ("--log-every", "train.log_every", whole(args.log_every)),
-        ("--pipeline", "parallel.pipeline", whole(args.pipeline)),
+        ("--pipeline", "parallel.pipeline_stages", whole(args.pipeline)),
         ("--schedule", "parallel.schedule", args.schedule.clone()),
     ];
     for (flag, key, value) in named {
@@ -255,12 +259,18 @@ pub fn saved_spec(
     args: Option<&CheckpointArgs>,
 ) -> anyhow::Result<RunSpec> {
     let mut saved = saved_config(checkpoint)?;
-    for key in ["pipeline", "schedule", "chunks", "stages"] {
+    for key in ["pipeline_stages", "schedule", "virtual_stages", "blocks_per_stage"] {
         saved.typed.now.remove(&*format!("parallel.{key}"));
     }
-    let Parallel { pipeline, schedule, chunks, stages, .. } = Parallel::default();
-    saved.config.parallel =
-        Parallel { pipeline, schedule, chunks, stages, ..saved.config.parallel };
+    let Parallel { pipeline_stages, schedule, virtual_stages, blocks_per_stage, .. } =
+        Parallel::default();
+    saved.config.parallel = Parallel {
+        pipeline_stages,
+        schedule,
+        virtual_stages,
+        blocks_per_stage,
+        ..saved.config.parallel
+    };
     let overrides = args.map(overrides_of).transpose()?.unwrap_or_default();
     require_effect(&overrides)?;
     let resolved = read::read(Some(&saved), None, &overrides)?;
@@ -272,7 +282,7 @@ pub fn saved_spec(
 
 fn overrides_of(args: &CheckpointArgs) -> Result<Vec<Override>, ConfigError> {
     let pipeline =
-        args.pipeline.map(|stages| ("--pipeline", "parallel.pipeline", stages.to_string()));
+        args.pipeline.map(|stages| ("--pipeline", "parallel.pipeline_stages", stages.to_string()));
     let schedule = args.schedule.clone().map(|word| ("--schedule", "parallel.schedule", word));
     let named = [pipeline, schedule].into_iter().flatten();
     let named = named.map(|(flag, key, value)| Ok(Override::named(flag, key, value)));

@@ -9,13 +9,13 @@ const EFFECTIVE: &[&str] = &[
     "data.",
     "model.",
     "optim.kind",
-    "parallel.chunk_kib",
-    "parallel.chunks",
-    "parallel.pipeline",
+    "parallel.message_kib",
+    "parallel.virtual_stages",
+    "parallel.pipeline_stages",
     "parallel.schedule",
-    "parallel.stages",
+    "parallel.blocks_per_stage",
     "train.device_memory_mib",
-    "train.device_timeout_s",
+    "faults.device_timeout_s",
     "train.fuse",
     "train.seed",
 ];
@@ -24,7 +24,7 @@ const EFFECTIVE: &[&str] = &[
 const FLAGS: [(&str, &str); 3] = [
     ("parallel.devices", "give --devices instead"),
     ("train.eval_samples", "give --samples of eval instead"),
-    ("train.micro_batch", "give --micro-batch instead"),
+    ("train.micro_batch_size", "give --micro-batch instead"),
 ];
 
 /// Checks that the keys that `overrides` set have an effect on `eval` and `generate`. Names that

@@ -358,6 +358,28 @@ pub(super) fn with_section<'a>(origin: &Origin, name: &'a str) -> Result<&'a str
     }
 }
 
+/// Former names of keys, each with today's. No key may have a name of this list.
+const RENAMED: [(&str, &str); 10] = [
+    ("train.micro_batch", "train.micro_batch_size"),
+    ("train.device_timeout_s", "faults.device_timeout_s"),
+    ("parallel.pipeline", "parallel.pipeline_stages"),
+    ("parallel.stages", "parallel.blocks_per_stage"),
+    ("parallel.chunks", "parallel.virtual_stages"),
+    ("parallel.chunk_kib", "parallel.message_kib"),
+    ("parallel.hash_every", "faults.hash_every"),
+    ("parallel.on_mismatch", "faults.on_mismatch"),
+    ("parallel.on_loss", "faults.on_loss"),
+    ("parallel.node_timeout_s", "faults.node_timeout_s"),
+];
+
+/// Returns today's name of a key by its former one, with its section or without.
+fn renamed(name: &str) -> Option<&'static str> {
+    let (_, now) = RENAMED.iter().find(|(before, _)| {
+        *before == name || before.split_once('.').is_some_and(|(_, key)| key == name)
+    })?;
+    Some(now)
+}
+
 fn unknown_section(origin: Origin, name: &str) -> ConfigError {
     let sections = SECTIONS.iter().map(|(section, _)| *section);
     let hint = match nearest(name, sections.clone().map(|section| (section, section))) {
@@ -371,6 +393,10 @@ fn unknown_section(origin: Origin, name: &str) -> ConfigError {
 }
 
 fn unknown_key(origin: Origin, name: &str) -> ConfigError {
+    if let Some(now) = renamed(name) {
+        let hint = format!("it is called {now} now");
+        return ConfigError::Unknown { origin, name: format!("key {name}"), hint };
+    }
     let key_name = name.rsplit('.').next().unwrap_or(name);
     let is_section = |name: &str| SECTIONS.iter().any(|(section, _)| *section == name);
     let section = name.split('.').next().filter(|section| is_section(section));
@@ -457,6 +483,25 @@ mod tests {
     }
 
     #[test]
+    fn former_names_are_refused_with_the_present_one() {
+        for (before, now) in RENAMED {
+            assert_eq!(key(before), None, "{before}");
+            assert!(key(now).is_some(), "{now}");
+            let hint = format!("there is no key {before}; it is called {now} now");
+            refused("", &[&format!("{before}=1")], &format!("--set {before}=1: {hint}"));
+            let (section, name) = before.split_once('.').unwrap();
+            refused(&format!("[{section}]\n{name} = 1"), &[], &format!("run.toml:2: {hint}"));
+        }
+        // A short name that is still one belongs to another section now.
+        assert_eq!(config("", &["hash_every=7"]).faults.hash_every, 7);
+        refused(
+            "",
+            &["chunks=2"],
+            "--set chunks=2: there is no key chunks; it is called parallel.virtual_stages now",
+        );
+    }
+
+    #[test]
     fn a_flag_may_leave_out_the_section_where_only_one_has_the_key() {
         assert_eq!(config("", &["lr=0.5", "min_lr=0"]).optim.lr, 0.5);
         assert_eq!(typed("", &["batch = 7"]).unwrap().typed.now, ["train.batch"].into());
@@ -500,7 +545,7 @@ mod tests {
         unknown("\ntrain.stpes = 5", "key train.stpes; did you mean train.steps?");
         unknown(
             "\ntrain.micro-batch = 5",
-            "key train.micro-batch; did you mean train.micro_batch?",
+            "key train.micro-batch; did you mean train.micro_batch_size?",
         );
         unknown("\ntrain.lr = 5", "key train.lr; did you mean optim.lr?");
         unknown("\nlr = 5", "key lr; did you mean optim.lr?");
@@ -581,21 +626,21 @@ mod tests {
         let heads = "model.heads expects a number that divides model.width = 130, got 4";
         refused("[model]\nheads = 4\nwidth = 130", &[], &format!("run.toml:3: {heads}"));
         refused("model.width = 130", &["model.heads=4"], &format!("--set model.heads=4: {heads}"));
-        let micro = "train.micro_batch expects at most train.batch = 4, got 8";
+        let micro = "train.micro_batch_size expects at most train.batch = 4, got 8";
         let sets = ["train.batch=4"];
-        refused("train.micro_batch = 8", &sets, &format!("--set train.batch=4: {micro}"));
+        refused("train.micro_batch_size = 8", &sets, &format!("--set train.batch=4: {micro}"));
     }
 
     #[test]
     fn keys_that_follow_others_do_so_until_they_are_typed() {
         let follow = config("", &["train.batch=7", "train.steps=30", "optim.lr=0.5"]);
-        assert_eq!(follow.train.micro_batch, 7);
+        assert_eq!(follow.train.micro_batch_size, 7);
         assert_eq!(follow.schedule.decay_steps, 30);
         assert_eq!(follow.schedule.warmup, 3);
         assert_eq!(follow.schedule.min_lr, 0.05);
         let typed = "[train]\nbatch = 7\nmicro_batch = 3\n[schedule]\ndecay_steps = 9\nwarmup = 90";
         let typed = config(typed, &["train.steps=30"]);
-        assert_eq!((typed.train.micro_batch, typed.schedule.decay_steps), (3, 9));
+        assert_eq!((typed.train.micro_batch_size, typed.schedule.decay_steps), (3, 9));
         assert_eq!(typed.schedule.warmup, 90);
         let constant = config("schedule.kind = 'constant'\nschedule.min_lr = 1", &[]);
         assert_eq!(constant.schedule.kind, Decay::Constant);
@@ -724,22 +769,22 @@ mod tests {
                 let Some(value) = pick(key, fraction) else { continue };
                 let mut changed = config.clone();
                 (key.set)(&mut changed, value);
-                changed.train.batch = changed.train.batch.max(changed.train.micro_batch);
+                changed.train.batch = changed.train.batch.max(changed.train.micro_batch_size);
                 changed.model.width = changed.model.width.next_multiple_of(changed.model.heads);
                 if !changed.parallel.shares.is_empty() {
                     let batch = changed.parallel.shares.iter().sum::<u64>() as usize;
                     changed.parallel.balance = Balance::Fixed;
                     changed.train.batch = batch;
-                    changed.train.micro_batch = changed.train.micro_batch.min(batch);
+                    changed.train.micro_batch_size = changed.train.micro_batch_size.min(batch);
                 }
                 let parallel = &mut changed.parallel;
                 match parallel.schedule {
-                    PipelineSchedule::Interleaved => parallel.chunks = parallel.chunks.max(2),
-                    _ => parallel.chunks = 1,
+                    PipelineSchedule::Interleaved => parallel.virtual_stages = parallel.virtual_stages.max(2),
+                    _ => parallel.virtual_stages = 1,
                 }
-                let chunks = parallel.pipeline * parallel.chunks;
-                parallel.stages = parallel.stages.repeat(chunks);
-                parallel.stages.truncate(chunks);
+                let chunks = parallel.pipeline_stages * parallel.virtual_stages;
+                parallel.blocks_per_stage = parallel.blocks_per_stage.repeat(chunks);
+                parallel.blocks_per_stage.truncate(chunks);
                 if changed.data.path.is_some() {
                     changed.data.kind = DataKind::Text;
                 }

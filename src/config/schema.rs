@@ -324,8 +324,8 @@ sections! {
     train: Train {
         /// Samples per step; by default 128 of an mlp, 32 of an rnn, 64 for pictures.
         batch: usize = 12, Constraint::Whole(1, BATCH_MAX);
-        /// Micro-batch: the most samples that a device runs in one pass.
-        micro_batch: usize = 12, Constraint::Whole(1, BATCH_MAX),
+        /// Micro-batch size: the most samples that a device runs in one pass.
+        micro_batch_size: usize = 12, Constraint::Whole(1, BATCH_MAX),
             "as train.batch; 1/4K in K stages";
         /// Operator fusion: neighbouring operations become one kernel.
         fuse: bool = true, Constraint::Flag;
@@ -345,8 +345,6 @@ sections! {
         tune_s: f64 = 5.0, Constraint::Real(Included(0.0), Included(3600.0));
         /// Consecutive steps skipped for non-finite values after which the run stops.
         skipped_steps_max: u64 = 10, Constraint::Whole(1, STEPS);
-        /// Device timeout: seconds without a heartbeat after which a device counts as hung.
-        device_timeout_s: f64 = 300.0, Constraint::Real(Excluded(0.0), Included(86_400.0));
         /// Memory limit of each device in MiB; 0 = as much as the device reports.
         device_memory_mib: u64 = 0, Constraint::Whole(0, 1 << 30);
         /// Steps between progress lines if stderr is not a terminal.
@@ -363,14 +361,14 @@ sections! {
         /// Samples per device, or per pipeline, in device order; for balance = "fixed".
         shares: Vec<u64> = Vec::new(), Constraint::IntList, "evenly";
         /// Pipeline stages: devices over which a model is cut; 1 = none.
-        pipeline: usize = 1, Constraint::Whole(1, 64);
+        pipeline_stages: usize = 1, Constraint::Whole(1, 64);
         /// Schedule of a pipeline: order of the passes of its micro-batches.
         schedule: PipelineSchedule = PipelineSchedule::OneFOneB,
             Constraint::OneOf(PipelineSchedule::WORDS);
-        /// Model chunks per device of a pipeline; for schedule = "interleaved".
-        chunks: usize = 1, Constraint::Whole(1, 16), "2 for interleaved, or else 1";
+        /// Virtual stages: model chunks per device of a pipeline; for schedule = "interleaved".
+        virtual_stages: usize = 1, Constraint::Whole(1, 16), "2 for interleaved, or else 1";
         /// Blocks of each model chunk of a pipeline, in forward order.
-        stages: Vec<u64> = Vec::new(), Constraint::IntList, "by measurement";
+        blocks_per_stage: Vec<u64> = Vec::new(), Constraint::IntList, "by measurement";
         /// Topology of the collectives: a ring, or a star over the first device.
         collective: Topology = Topology::Ring, Constraint::OneOf(Topology::WORDS);
         /// Overlap of gradient communication with the backward pass.
@@ -378,8 +376,11 @@ sections! {
         /// Site at which the gradients of several devices are summed.
         reduce_site: Option<ReduceSite> = None,
             Constraint::OneOf(<Option<ReduceSite>>::WORDS);
-        /// Chunk size: KiB per message between devices.
-        chunk_kib: usize = 1024, Constraint::Whole(1, 1024);
+        /// Message size: KiB per message between devices.
+        message_kib: usize = 1024, Constraint::Whole(1, 1024);
+    }
+    /// Policy on faults: what a run does when something fails, and when it counts as failed.
+    faults: FaultPolicy {
         /// Steps between comparisons of all devices' parameters; 0 = with checkpoints only.
         hash_every: u64 = 100, Constraint::Whole(0, STEPS);
         /// Reaction to devices whose parameters differ.
@@ -388,6 +389,8 @@ sections! {
         on_loss: OnLoss = OnLoss::Stop, Constraint::OneOf(OnLoss::WORDS);
         /// Seconds of silence after which a node of a run over several machines is lost.
         node_timeout_s: f64 = 30.0, Constraint::Real(Included(0.1), Included(3600.0));
+        /// Device timeout: seconds without a heartbeat after which a device counts as hung.
+        device_timeout_s: f64 = 300.0, Constraint::Real(Excluded(0.0), Included(86_400.0));
     }
     /// The optimizer.
     optim: Optim {
@@ -440,8 +443,8 @@ pub struct ConstraintError {
 /// Keys whose default is derived from another key, which [`RunConfig::to_run_toml`] leaves to be
 /// derived again.
 const DERIVED: [&str; 5] = [
-    "train.micro_batch",
-    "parallel.chunks",
+    "train.micro_batch_size",
+    "parallel.virtual_stages",
     "schedule.warmup",
     "schedule.min_lr",
     "schedule.decay_steps",
@@ -489,10 +492,10 @@ impl RunConfig {
             self.parallel.shares.clear();
         }
         self.derive_chunks(typed);
-        if typed.follows("train.micro_batch", "train.batch") {
-            self.train.micro_batch = self.default_micro_batch();
-        } else if !is_set("train.micro_batch") {
-            self.train.micro_batch = self.train.micro_batch.min(self.train.batch);
+        if typed.follows("train.micro_batch_size", "train.batch") {
+            self.train.micro_batch_size = self.default_micro_batch();
+        } else if !is_set("train.micro_batch_size") {
+            self.train.micro_batch_size = self.train.micro_batch_size.min(self.train.batch);
         }
         if typed.follows("schedule.min_lr", "optim.lr") {
             self.schedule.min_lr = self.optim.lr / 10.0;
@@ -567,7 +570,7 @@ impl RunConfig {
     /// whole rounds of an interleaved schedule if there are such; no fewer samples than batch
     /// normalization needs.
     fn default_micro_batch(&self) -> usize {
-        let (batch, stages) = (self.train.batch, self.parallel.pipeline);
+        let (batch, stages) = (self.train.batch, self.parallel.pipeline_stages);
         if stages <= 1 {
             return batch;
         }
@@ -585,9 +588,9 @@ impl RunConfig {
 
     /// Sets the model chunks of a schedule that was set without them.
     pub fn derive_chunks(&mut self, typed: &TypedKeys) {
-        if typed.follows("parallel.chunks", "parallel.schedule") {
+        if typed.follows("parallel.virtual_stages", "parallel.schedule") {
             let is_interleaved = self.parallel.schedule == PipelineSchedule::Interleaved;
-            self.parallel.chunks = if is_interleaved { 2 } else { 1 };
+            self.parallel.virtual_stages = if is_interleaved { 2 } else { 1 };
         }
     }
 

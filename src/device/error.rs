@@ -21,15 +21,15 @@ pub enum DeviceError {
     Open { adapter: String, why: String },
     #[error(
         "{adapter}: a buffer of {bytes} bytes is over its limit of {limit}; \
-         lower train.micro_batch or the model's width"
+         lower train.micro_batch_size or the model's width"
     )]
     TooLarge { adapter: String, bytes: u64, limit: u64 },
     #[error(
         "{adapter}: {what} would loop {iterations} times, and this driver ends loops silently \
-         after {limit}; lower train.micro_batch, the model's width or its context"
+         after {limit}; lower train.micro_batch_size, the model's width or its context"
     )]
     LoopTooLong { adapter: String, what: String, iterations: usize, limit: usize },
-    #[error("{adapter}: out of memory at {what}; lower train.micro_batch")]
+    #[error("{adapter}: out of memory at {what}; lower train.micro_batch_size")]
     OutOfMemory { adapter: String, what: String },
     #[error(
         "{adapter}: the device was lost ({why}); start again, with another device if that fails too"
@@ -40,7 +40,7 @@ pub enum DeviceError {
     NodeLost { adapter: String, why: String },
     #[error(
         "{adapter}: {what} did not finish within {seconds} s, so the device counts as hung; start \
-         again with another device, a smaller micro-batch or a larger train.device_timeout_s"
+         again with another device, a smaller micro-batch or a larger faults.device_timeout_s"
     )]
     Timeout { adapter: String, what: String, seconds: f64 },
     #[error(

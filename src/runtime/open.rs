@@ -35,7 +35,7 @@ pub struct OpenDevice {
 /// Options for opening a device, besides its plan.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OpenOptions {
-    /// Deadline of the watchdog: the longest time without a heartbeat (`train.device_timeout_s`).
+    /// Deadline of the watchdog: the longest time without a heartbeat (`faults.device_timeout_s`).
     pub deadline: Duration,
     /// The device's memory in MiB; 0: the amount that it reports (`train.device_memory_mib`).
     pub device_memory_mib: u64,

@@ -8,10 +8,11 @@ use crate::runtime::placement::types::PipelineOptions;
 
 /// Keys that belong to the devices, which have a flag of their own.
 const OF_DEVICES: [&str; 4] =
-    ["parallel.devices", "parallel.shares", "parallel.balance", "parallel.stages"];
+    ["parallel.devices", "parallel.shares", "parallel.balance", "parallel.blocks_per_stage"];
 
 /// Keys of the pipelines, which have no effect without one; the first has a flag of its own.
-const OF_PIPELINES: [&str; 3] = ["parallel.pipeline", "parallel.schedule", "parallel.chunks"];
+const OF_PIPELINES: [&str; 3] =
+    ["parallel.pipeline_stages", "parallel.schedule", "parallel.virtual_stages"];
 
 /// Command line that continues a run, or starts one from a checkpoint. Displayed as text for a
 /// POSIX shell.
@@ -125,12 +126,12 @@ mod tests {
             ("parallel.devices", "\"cpu*2\"".to_string()),
             ("parallel.balance", "\"fixed\"".to_string()),
             ("parallel.shares", "[3, 1]".to_string()),
-            ("parallel.stages", "[2, 4]".to_string()),
+            ("parallel.blocks_per_stage", "[2, 4]".to_string()),
         ];
         let command = ResumeCommand { settings, ..of("run") };
         let expected = "potluck train --resume run --set train.steps=9 --set \
                         'parallel.devices=\"cpu*2\"' --set 'parallel.balance=\"fixed\"' --set \
-                        'parallel.shares=[3, 1]' --set 'parallel.stages=[2, 4]'";
+                        'parallel.shares=[3, 1]' --set 'parallel.blocks_per_stage=[2, 4]'";
         assert_eq!(command.to_string(), expected);
         let (devices, out) = (Some("cpu*3".to_string()), Some("new".into()));
         let command = ResumeCommand { devices, out, ..command };
@@ -156,9 +157,9 @@ mod tests {
     #[test]
     fn another_pipeline_replaces_that_of_the_settings() {
         let settings = vec![
-            ("parallel.pipeline", "3".to_string()),
+            ("parallel.pipeline_stages", "3".to_string()),
             ("parallel.schedule", "\"gpipe\"".to_string()),
-            ("parallel.stages", "[2, 2, 2]".to_string()),
+            ("parallel.blocks_per_stage", "[2, 2, 2]".to_string()),
         ];
         let devices = Some("auto".to_string());
         let mut command = ResumeCommand { devices, settings, pipeline: Some(1), ..of("run") };

@@ -27,7 +27,7 @@ pub enum TrainError {
     Runtime(#[from] RuntimeError),
     #[error(
         "{device} ({rank}) does not hold the same parameters as the other ranks after step {step}: \
-         {what}; set parallel.on_mismatch=repair to repair them"
+         {what}; set faults.on_mismatch=repair to repair them"
     )]
     ReplicaMismatch { rank: Rank, device: String, step: u64, what: String },
     /// End of a run that can be continued.

@@ -35,9 +35,9 @@ pub fn resolved_toml(
         run.insert("micro_batch_max", placement.micro_batch_max.to_string());
     }
     if let Some(record) = &placement.pipeline {
-        run.insert("pipeline", record.stages.to_string());
+        run.insert("pipeline_stages", record.stages.to_string());
         run.insert("schedule", record.schedule.to_string());
-        run.insert("chunks", record.chunks.to_string());
+        run.insert("virtual_stages", record.chunks.to_string());
     }
     let described = |file: &DataFile| format!("{} bytes, BLAKE3 {}", file.bytes, file.blake3);
     let file_entries = files.iter().map(|file| (&*file.name, described(file)));

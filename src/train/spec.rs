@@ -166,13 +166,15 @@ impl RunSpec {
 
     /// Derives the specification from a checked configuration, as if no key had been set.
     pub fn new(config: &RunConfig) -> Self {
-        let (train, parallel) = (&config.train, &config.parallel);
+        let train = &config.train;
+        let parallel = &config.parallel;
+        let faults = &config.faults;
         Self {
             model: model(config),
             data: data(config),
             seed: train.seed,
             batch: train.batch as u32,
-            micro_batch: train.micro_batch as u32,
+            micro_batch: train.micro_batch_size as u32,
             steps: train.steps,
             fuse: train.fuse,
             optimizer: optimizer(config),
@@ -181,15 +183,15 @@ impl RunSpec {
             every: Intervals {
                 evaluation: train.eval_every,
                 checkpoint: train.checkpoint_every,
-                replica_check: parallel.hash_every,
+                replica_check: faults.hash_every,
                 progress: train.log_every,
             },
             eval_samples: train.eval_samples,
             checkpoints_kept: train.checkpoint_keep,
             skipped_steps_max: train.skipped_steps_max,
-            repairs_replicas: parallel.on_mismatch == OnMismatch::Repair,
-            continues_after_loss: parallel.on_loss == OnLoss::Continue,
-            node_timeout: Duration::from_secs_f64(parallel.node_timeout_s),
+            repairs_replicas: faults.on_mismatch == OnMismatch::Repair,
+            continues_after_loss: faults.on_loss == OnLoss::Continue,
+            node_timeout: Duration::from_secs_f64(faults.node_timeout_s),
             sample_tokens: train.sample_tokens as u64,
             tensorboard: config.metrics.tensorboard,
             devices: parallel.devices.clone(),
@@ -198,11 +200,11 @@ impl RunSpec {
                 topology: parallel.collective,
                 overlap: parallel.overlap,
                 reduce_site: parallel.reduce_site,
-                chunk_bytes: parallel.chunk_kib << 10,
+                chunk_bytes: parallel.message_kib << 10,
                 pipeline: pipeline(config),
             },
             opening: OpenOptions {
-                deadline: Duration::from_secs_f64(train.device_timeout_s),
+                deadline: Duration::from_secs_f64(faults.device_timeout_s),
                 device_memory_mib: train.device_memory_mib,
                 tune_s: train.tune_s,
             },
@@ -233,7 +235,7 @@ impl RunSpec {
         let invalid = |error: ConfigError| TrainError::InvalidRequest(error.to_string());
         let saved = Resolved::saved(&self.saved_toml, &self.typed).map_err(invalid)?;
         let pipeline =
-            stages.map(|stages| Override::named("--pipeline", "parallel.pipeline", stages));
+            stages.map(|stages| Override::named("--pipeline", "parallel.pipeline_stages", stages));
         // Shares go with other devices on this node, and are those of all nodes.
         let has_shares = self.parallel.shares.as_ref().is_some_and(|shares| !shares.is_empty());
         let measured = (*are_as_typed && has_shares)
@@ -569,10 +571,10 @@ fn optimizer(config: &RunConfig) -> Optimizer {
 fn pipeline(config: &RunConfig) -> PipelineOptions {
     let parallel = &config.parallel;
     PipelineOptions {
-        stages: parallel.pipeline as u32,
+        stages: parallel.pipeline_stages as u32,
         schedule: parallel.schedule,
-        chunks: parallel.chunks as u32,
-        blocks: parallel.stages.iter().map(|blocks| *blocks as u32).collect(),
+        virtual_stages: parallel.virtual_stages as u32,
+        blocks_per_stage: parallel.blocks_per_stage.iter().map(|blocks| *blocks as u32).collect(),
     }
 }
 
@@ -612,13 +614,14 @@ mod tests {
         use crate::parallel::PipelineSchedule::Interleaved;
         let mut config = RunConfig::default();
         let parallel = &mut config.parallel;
-        (parallel.pipeline, parallel.schedule, parallel.chunks) = (2, Interleaved, 3);
-        parallel.stages = vec![1, 2, 3, 4, 5, 6];
+        (parallel.pipeline_stages, parallel.schedule, parallel.virtual_stages) =
+            (2, Interleaved, 3);
+        parallel.blocks_per_stage = vec![1, 2, 3, 4, 5, 6];
         let expected = PipelineOptions {
             stages: 2,
             schedule: Interleaved,
-            chunks: 3,
-            blocks: vec![1, 2, 3, 4, 5, 6],
+            virtual_stages: 3,
+            blocks_per_stage: vec![1, 2, 3, 4, 5, 6],
         };
         assert_eq!(RunSpec::new(&config).parallel.pipeline, expected);
     }

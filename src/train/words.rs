@@ -23,20 +23,20 @@ const WORDS: &[(&str, &str)] = &[
     ("lower model.context or change data.held_out", "a shorter context or another held-out part"),
     ("set optim.clip", "set TrainerOptions::clip"),
     ("--devices '", "TrainerOptions::devices = '"),
-    ("--set chunks=", "PipelineOptions::chunks = "),
-    ("--set train.micro_batch=", "TrainerOptions::micro_batch = "),
+    ("--set virtual_stages=", "PipelineOptions::virtual_stages = "),
+    ("--set train.micro_batch_size=", "TrainerOptions::micro_batch_size = "),
     ("--set parallel.shares=", "TrainerOptions::shares = "),
-    ("--set parallel.stages=", "PipelineOptions::blocks = "),
-    ("parallel.on_mismatch=repair", "TrainerOptions::on_mismatch to MismatchAction::Repair"),
+    ("--set parallel.blocks_per_stage=", "PipelineOptions::blocks_per_stage = "),
+    ("faults.on_mismatch=repair", "TrainerOptions::on_mismatch to MismatchAction::Repair"),
     ("parallel.shares", "TrainerOptions::shares"),
-    ("parallel.pipeline", "PipelineOptions::stages"),
-    ("parallel.stages", "PipelineOptions::blocks"),
-    ("parallel.chunks", "PipelineOptions::chunks"),
+    ("parallel.pipeline_stages", "PipelineOptions::stages"),
+    ("parallel.blocks_per_stage", "PipelineOptions::blocks_per_stage"),
+    ("parallel.virtual_stages", "PipelineOptions::virtual_stages"),
     ("parallel.schedule", "PipelineOptions::schedule"),
     ("train.batch", "TrainerOptions::batch"),
-    ("train.micro_batch", "TrainerOptions::micro_batch"),
+    ("train.micro_batch_size", "TrainerOptions::micro_batch_size"),
     ("train.device_memory_mib", "TrainerOptions::device_memory_mib"),
-    ("train.device_timeout_s", "TrainerOptions::device_timeout"),
+    ("faults.device_timeout_s", "TrainerOptions::device_timeout"),
     ("train.tune_s", "TrainerOptions::tune_s"),
     ("optim.lr", "the learning rate"),
     ("set model.norm to group", "normalize by group (Builder::group_norm)"),
@@ -52,7 +52,7 @@ const WORDS: &[(&str, &str)] = &[
     ("--devices", "TrainerOptions::devices"),
     ("--pipeline", "PipelineOptions::stages"),
     ("--schedule", "PipelineOptions::schedule"),
-    ("--micro-batch", "TrainerOptions::micro_batch"),
+    ("--micro-batch", "TrainerOptions::micro_batch_size"),
     ("--batch", "TrainerOptions::batch"),
     ("--retune", "TrainerOptions::retune"),
 ];
@@ -178,7 +178,8 @@ mod tests {
         for text in ["'train.batch'", "runs/--devices", "pretrain.batch", "train.batch.0.weight"] {
             assert_eq!(in_library_words(text), text);
         }
-        let text = "train.batch = 4 (train.micro_batch); choose --devices, or lower train.batch.";
+        let text =
+            "train.batch = 4 (train.micro_batch_size); choose --devices, or lower train.batch.";
         let expected = "TrainerOptions::batch = 4 (TrainerOptions::micro_batch); choose \
                         TrainerOptions::devices, or lower TrainerOptions::batch.";
         assert_eq!(in_library_words(text), expected);
@@ -187,7 +188,7 @@ mod tests {
         let text = "name the column with data.target, or change data.held_out";
         let expected = "name the column with ReadOptions::target, or change held_out";
         assert_eq!(in_library_words(text), expected);
-        let text = "lower train.micro_batch, train.batch, model.context, model.width, \
+        let text = "lower train.micro_batch_size, train.batch, model.context, model.width, \
                     model.layers or model.hidden";
         let expected = "lower TrainerOptions::micro_batch, TrainerOptions::batch or the size of \
                         the model";

@@ -346,8 +346,11 @@ pub(crate) fn options_on(devices: &str, batch: usize) -> TrainerOptions {
 fn unlike_devices_with_uneven_shares_train_as_pytorch_does() {
     let _turn = crate::common::turn();
     let shares = Shares::Fixed(vec![10, 4, 2]);
-    let options =
-        TrainerOptions { shares, micro_batch: 5, ..options_on(&three_devices().join(","), 16) };
+    let options = TrainerOptions {
+        shares,
+        micro_batch_size: 5,
+        ..options_on(&three_devices().join(","), 16)
+    };
     ["mlp", "mlp_mse"].iter().for_each(|case| check_together(case, &options));
 }
 
@@ -356,7 +359,7 @@ fn a_pipeline_of_unlike_devices_trains_as_pytorch_does() {
     let _turn = crate::common::turn();
     let devices = three_devices()[..2].join(",").replace("*2", "");
     let pipeline = PipelineOptions { stages: 2, ..PipelineOptions::default() };
-    let options = TrainerOptions { pipeline, micro_batch: 4, ..options_on(&devices, 16) };
+    let options = TrainerOptions { pipeline, micro_batch_size: 4, ..options_on(&devices, 16) };
     ["mlp", "mlp_mse"].iter().for_each(|case| check_together(case, &options));
 }
 

@@ -167,7 +167,7 @@ fn evaluation_normalizes_by_running_averages_as_pytorch_does() {
     let sgd = Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 };
     for devices in [vec!["cpu".into()], three_devices()] {
         let options = options_on(&devices.join(","), 32);
-        let options = TrainerOptions { shares: Shares::Even, micro_batch: 8, ..options };
+        let options = TrainerOptions { shares: Shares::Even, micro_batch_size: 8, ..options };
         let graph = graph(&golden);
         let mut trainer = golden.trainer(&graph, &options, sgd);
         let loss = trainer.evaluate_rows(16, &golden.batch(&graph, 0)).unwrap().loss;

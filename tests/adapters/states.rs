@@ -51,7 +51,7 @@ fn states_are_carried_as_on_the_cpu_device() {
         let alone = losses(cell, options_on("cpu", BATCH));
         let shares = Shares::Fixed(vec![3, 1]);
         let pipeline = PipelineOptions { stages: 2, ..PipelineOptions::default() };
-        let options = || TrainerOptions { micro_batch: 2, ..options_on(&both, BATCH) };
+        let options = || TrainerOptions { micro_batch_size: 2, ..options_on(&both, BATCH) };
         let cases = [
             options_on(adapter, BATCH),
             TrainerOptions { shares, ..options() },

@@ -45,7 +45,7 @@ dropout = 0.1
 path = "text.txt"
 [train]
 batch = 9
-micro_batch = 2
+micro_batch_size = 2
 steps = 20
 log_every = 5
 eval_every = 10
@@ -87,8 +87,8 @@ write_configuration_of() {
 
 # Keys whose value would otherwise be measured.
 fixed=(--set train.tune_s=0)
-fixed_for_ranks=("${fixed[@]}" --set parallel.shares=4,3,2 --set parallel.hash_every=5)
-fixed_for_ranks+=(--set parallel.chunk_kib=4)
+fixed_for_ranks=("${fixed[@]}" --set parallel.shares=4,3,2 --set faults.hash_every=5)
+fixed_for_ranks+=(--set parallel.message_kib=4)
 
 # The lines of metrics.jsonl without what depends on the clock.
 without_times() {
@@ -189,7 +189,7 @@ record() {
     record_run cpu-3-on-device small.toml --devices 'cpu*3' "${fixed_for_ranks[@]}"
     record_run star small.toml --devices 'cpu*3' "${fixed_for_ranks[@]}" \
         --set parallel.collective=star
-    record_all pipeline-2 --devices 'cpu*2' "${fixed[@]}" --pipeline 2 --set parallel.stages=2,2
+    record_all pipeline-2 --devices 'cpu*2' "${fixed[@]}" --pipeline 2 --set parallel.blocks_per_stage=2,2
     record_nodes nodes-2 small.toml --devices cpu "${fixed[@]}" --set parallel.shares=5,4 \
         --set parallel.reduce_site=host
     record_run cnn cnn.toml --devices cpu "${fixed[@]}"

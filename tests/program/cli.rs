@@ -192,7 +192,7 @@ fn flags_of_common_keys_and_keys_without_their_section() {
     let config = desk.run(&format!("train tiny.toml --explain config {flags}")).ok().out;
     for line in [
         "batch = 8",
-        "micro_batch = 2",
+        "micro_batch_size = 2",
         "lr = 0.5",
         "eval_every = 3",
         "eval_samples = 5",
@@ -234,7 +234,7 @@ fn micro_batches_change_rounding_only() {
     desk.train("--quiet --out whole").ok();
     for rows in [1, 3] {
         let out = format!("rows{rows}");
-        desk.train(&format!("--quiet --out {out} --set train.micro_batch={rows}")).ok();
+        desk.train(&format!("--quiet --out {out} --set train.micro_batch_size={rows}")).ok();
         let (losses, whole) = (desk.losses(&out), desk.losses("whole"));
         assert!((losses[0] - whole[0]).abs() < 1e-5, "{} and {}", losses[0], whole[0]);
         assert!((losses[29] - whole[29]).abs() < 1e-3, "{} and {}", losses[29], whole[29]);
@@ -356,7 +356,7 @@ fn explaining_prints_and_writes_nothing() {
     for part in ["parameters", "gradients", "moments", "peak"] {
         assert!(memory.contains(&format!("\n  {part}")), "{part} is missing in:\n{memory}");
     }
-    let program = explain("program --set train.micro_batch=3");
+    let program = explain("program --set train.micro_batch_size=3");
     for part in
         ["micro-batch 0: 3 samples", "micro-batch 1: 1 samples", "load", "verdict", "(F h.0)"]
     {
@@ -441,7 +441,8 @@ fn explaining_kernels_times_every_part_of_a_step() {
     let desk = Desk::new();
     let before = desk.files();
     for device in ["cpu", "0"] {
-        let line = "train tiny.toml --data text.txt --set train.micro_batch=3 --explain kernels";
+        let line =
+            "train tiny.toml --data text.txt --set train.micro_batch_size=3 --explain kernels";
         let table = desk.run(&format!("{line} --devices {device}")).ok().out;
         let lines: Vec<&str> = table.lines().collect();
         let head: Vec<&str> = lines[2].split_whitespace().collect();

@@ -58,7 +58,7 @@ fn described(desk: &Desk, devices: &str, step: u64) -> Described {
     Described { checkpoint, graph: graph.unwrap(), data, options, fit }
 }
 
-const LINE: &str = "--out run --steps 12 --set model.dropout=0.1 --set train.micro_batch=2 \
+const LINE: &str = "--out run --steps 12 --set model.dropout=0.1 --set train.micro_batch_size=2 \
     --set train.checkpoint_every=6 --set train.checkpoint_keep=9 --set train.eval_every=5";
 
 #[test]

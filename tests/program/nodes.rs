@@ -28,7 +28,7 @@ fn runs_over_nodes_have_the_bits_of_one_process() {
     for (name, more) in [
         ("ring", "--set parallel.shares=1,1,1,1"),
         ("star", "--set parallel.shares=1,1,1,1 --set parallel.collective=star"),
-        ("stages", "--pipeline 2 --set parallel.stages=1,2 --set parallel.shares=3,1"),
+        ("stages", "--pipeline 2 --set parallel.blocks_per_stage=1,2 --set parallel.shares=3,1"),
     ] {
         desk.run(&format!("{LINE} {more} --devices cpu*4 --out {name}")).ok();
         let over: [&[&str]; 3] =
@@ -54,7 +54,7 @@ fn runs_over_nodes_have_the_bits_of_one_process() {
 #[test]
 fn devices_of_all_nodes_are_measured_checked_and_evaluated() {
     let desk = desk();
-    let line = "--out run --set parallel.hash_every=2 --set data.held_out=0.2 \
+    let line = "--out run --set faults.hash_every=2 --set data.held_out=0.2 \
                 --set train.eval_every=3";
     let (first, _) = train(&desk, line, &["cpu", "cpu"]);
     let first = first.ok();
@@ -160,7 +160,7 @@ fn a_trace_has_the_tracks_of_all_nodes_in_one_time() {
     let desk = desk();
     let (first, _) = train(
         &desk,
-        "--out run --trace trace.json --pipeline 2 --set parallel.stages=1,2 --micro-batch 1",
+        "--out run --trace trace.json --pipeline 2 --set parallel.blocks_per_stage=1,2 --micro-batch 1",
         &["cpu", "cpu"],
     );
     first.ok();
@@ -197,7 +197,7 @@ fn a_trace_has_the_tracks_of_all_nodes_in_one_time() {
 fn disturbed(desk: &Desk, faults: [&str; 2], act: impl Fn(u32, u32)) -> ([Ran; 2], f64) {
     let line = format!(
         "{LINE} --devices cpu --out run --steps 100000 --set train.checkpoint_every=2 \
-         --set parallel.shares=2,2 --set parallel.node_timeout_s={SILENCE_S} --log-every 1"
+         --set parallel.shares=2,2 --set faults.node_timeout_s={SILENCE_S} --log-every 1"
     );
     let mut host = host_with(desk, 2, faults[0], &line);
     let other = join(desk, &host, faults[1], "--devices cpu");
@@ -280,8 +280,8 @@ fn a_run_goes_on_by_itself_without_what_was_lost_of_other_nodes() {
     ] {
         let desk = desk();
         let line = format!(
-            "{LINE} --devices cpu --out run --set parallel.on_loss=continue \
-             --set train.checkpoint_every=2 --set parallel.node_timeout_s={SILENCE_S} \
+            "{LINE} --devices cpu --out run --set faults.on_loss=continue \
+             --set train.checkpoint_every=2 --set faults.node_timeout_s={SILENCE_S} \
              --set {shares}"
         );
         let mut host = host_with(&desk, 3, "", &line);

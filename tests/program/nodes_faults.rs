@@ -11,7 +11,7 @@ fn first(desk: &Desk, nodes: usize) -> Host {
     let shares = vec!["1"; nodes].join(",");
     let line = format!(
         "{LINE} --devices cpu --out run --set parallel.shares={shares} --batch {nodes} \
-         --set parallel.node_timeout_s={SILENCE_S}"
+         --set faults.node_timeout_s={SILENCE_S}"
     );
     desk.run(&format!("{line} --devices cpu*{nodes} --out one")).ok();
     host_with(desk, nodes, "", &line)

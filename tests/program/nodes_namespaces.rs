@@ -128,7 +128,7 @@ fn a_cable_that_is_pulled_ends_both_machines_which_name_each_other() {
     let desk = desk();
     let line = format!(
         "{LINE} --out run --steps 100000 --set train.checkpoint_every=2 --devices cpu \
-         --set parallel.shares=2,2 --set parallel.node_timeout_s={SILENCE_S} --log-every 1"
+         --set parallel.shares=2,2 --set faults.node_timeout_s={SILENCE_S} --log-every 1"
     );
     let mut host = machines.host(&desk, &line);
     let other = machines.join(1, &desk, &host);

@@ -16,7 +16,7 @@ use crate::udp_proxy::{UdpProxy, Way, Weather};
 fn long_line() -> String {
     format!(
         "{LINE} --out run --steps 100000 --set train.checkpoint_every=2 \
-         --set parallel.node_timeout_s={SILENCE_S} --log-every 1"
+         --set faults.node_timeout_s={SILENCE_S} --log-every 1"
     )
 }
 
@@ -99,7 +99,7 @@ fn a_short_cut_is_survived() {
     let desk = desk();
     let line = format!("{LINE} --set parallel.shares=2,2 --steps 12 --log-every 1");
     desk.run(&format!("{line} --devices cpu*2 --out one")).ok();
-    let timeout = "--set parallel.node_timeout_s=5";
+    let timeout = "--set faults.node_timeout_s=5";
     let mut host = host_with(&desk, 2, "", &format!("{line} --devices cpu --out run {timeout}"));
     let weather = Weather { delay: Duration::from_millis(5), ..Weather::default() };
     let proxy = before(&host, weather);

@@ -11,13 +11,13 @@ use crate::process::{Desk, Ran};
 /// Dropout, clipping, and micro-batches of 3 samples; 4 blocks with 2 layers.
 pub const SMALL: &str = "train tiny.toml --data text.txt --quiet --steps 12 \
      --set model.layers=2 --set model.width=32 --set model.context=16 --set model.dropout=0.1 \
-     --set model.tie=false --set train.batch=12 --set train.micro_batch=3 \
+     --set model.tie=false --set train.batch=12 --set train.micro_batch_size=3 \
      --set train.sample_tokens=0 --set train.checkpoint_every=4 --set train.checkpoint_keep=9 \
      --set optim.clip=0.5 --set schedule.decay_steps=12 --set parallel.balance=fixed";
 
 const STEPS: u64 = 12;
 const SCHEDULES: [&str; 3] = ["gpipe", "1f1b", "zero-bubble"];
-const INTERLEAVED: &str = "--schedule interleaved --set chunks=2";
+const INTERLEAVED: &str = "--schedule interleaved --set virtual_stages=2";
 const FILES: [&str; 2] = ["parameters.safetensors", "moments.safetensors"];
 
 /// The untied model on one device.
@@ -72,9 +72,9 @@ fn an_untied_pipeline_has_the_bits_of_one_device() {
     }
     for line in [
         &format!("{INTERLEAVED} --devices cpu*2 --pipeline 2"),
-        "--devices cpu*2 --pipeline 2 --set parallel.stages=1,3",
-        "--devices cpu*2 --pipeline 2 --set parallel.stages=3,1 --schedule zero-bubble",
-        "--devices cpu*2 --pipeline 2 --set chunk_kib=1",
+        "--devices cpu*2 --pipeline 2 --set parallel.blocks_per_stage=1,3",
+        "--devices cpu*2 --pipeline 2 --set parallel.blocks_per_stage=3,1 --schedule zero-bubble",
+        "--devices cpu*2 --pipeline 2 --set message_kib=1",
         "--devices cpu*2 --pipeline 2 --set overlap=false --schedule gpipe",
     ] {
         train(&desk, "other", line);
@@ -89,7 +89,7 @@ fn an_untied_pipeline_has_the_bits_of_one_device() {
 fn other_runs_have_other_bits() {
     let desk = Desk::new();
     for (out, line) in
-        [("a", "--seed 5"), ("b", "--set model.dropout=0"), ("c", "--set train.micro_batch=6")]
+        [("a", "--seed 5"), ("b", "--set model.dropout=0"), ("c", "--set train.micro_batch_size=6")]
     {
         train(&desk, out, &format!("--devices cpu*2 --pipeline 2 {line}"));
         assert_ne!(course(&desk, out), course(&ONE, "one"), "{line}");
@@ -119,8 +119,8 @@ fn tied_pipelines_agree_and_are_close_to_one_device() {
     train(&desk, "first", &format!("{tied} --devices cpu*2 --pipeline 2"));
     let mut lines = vec![
         format!("{INTERLEAVED} --devices cpu*2 --pipeline 2"),
-        "--devices cpu*2 --pipeline 2 --set parallel.stages=1,3".into(),
-        "--devices cpu*2 --pipeline 2 --set parallel.stages=3,1 --schedule gpipe".into(),
+        "--devices cpu*2 --pipeline 2 --set parallel.blocks_per_stage=1,3".into(),
+        "--devices cpu*2 --pipeline 2 --set parallel.blocks_per_stage=3,1 --schedule gpipe".into(),
         "--devices cpu*2 --pipeline 2 --set collective=star".into(),
     ];
     for (stages, schedule) in [(2, "gpipe"), (2, "zero-bubble"), (3, "1f1b"), (4, "zero-bubble")] {
@@ -155,7 +155,7 @@ fn pipelines_beside_each_other_have_the_bits_of_data_parallelism() {
         }
         fs::remove_dir_all(desk.path("both")).unwrap();
     }
-    let shares = "--set parallel.shares=6,6 --set train.micro_batch=3";
+    let shares = "--set parallel.shares=6,6 --set train.micro_batch_size=3";
     train(&desk, "both", &format!("{shares} --devices cpu*2"));
     train(&desk, "other", &format!("{shares} {INTERLEAVED} --devices cpu*4 --pipeline 2"));
     assert_same_bits(&desk, "other", (&desk, "both"), "interleaved");
@@ -181,9 +181,9 @@ fn a_run_goes_on_with_other_pipelines_one_device_and_back() {
     train(&desk, "run", "--devices cpu*2 --pipeline 2 --schedule gpipe --steps 2");
     for (steps, line) in [
         (4, "--devices cpu --pipeline 1"),
-        (5, "--devices cpu*2 --pipeline 2 --set parallel.stages=1,3"),
+        (5, "--devices cpu*2 --pipeline 2 --set parallel.blocks_per_stage=1,3"),
         (6, "--devices cpu*3 --pipeline 3 --schedule zero-bubble"),
-        (8, "--devices cpu*2 --pipeline 2 --schedule interleaved --set chunks=2"),
+        (8, "--devices cpu*2 --pipeline 2 --schedule interleaved --set virtual_stages=2"),
         (9, "--devices cpu*4 --pipeline 4 --schedule 1f1b"),
         (12, "--devices cpu*2 --pipeline 2 --schedule gpipe"),
     ] {
@@ -209,8 +209,8 @@ fn a_run_that_goes_on_warns_of_other_bits_only() {
     train(&desk, "run", "--devices cpu*2 --pipeline 2 --steps 1");
     for (steps, line) in [
         (2, "--schedule zero-bubble"),
-        (3, "--set stages=1,3 --schedule 1f1b"),
-        (4, "--retune --set stages=3,1"),
+        (3, "--set blocks_per_stage=1,3 --schedule 1f1b"),
+        (4, "--retune --set blocks_per_stage=3,1"),
         (5, "--devices cpu*3 --pipeline 3"),
         (6, "--devices cpu --pipeline 1"),
         (7, "--devices cpu*2 --pipeline 2 --schedule interleaved"),
@@ -266,7 +266,7 @@ fn evaluations_and_texts_are_those_of_one_device() {
     assert!(text.chars().count() >= 30 && loss["samples"] == 40, "{text} {loss}");
     for line in [
         "--devices cpu*2 --pipeline 2",
-        "--devices cpu*2 --pipeline 2 --schedule gpipe --set parallel.stages=1,3",
+        "--devices cpu*2 --pipeline 2 --schedule gpipe --set parallel.blocks_per_stage=1,3",
         "--devices cpu*3 --pipeline 3",
         "--devices cpu*4 --pipeline 4 --schedule zero-bubble",
         "--devices cpu*2 --pipeline 2 --schedule interleaved",
@@ -300,7 +300,7 @@ fn evaluations_and_texts_are_those_of_one_device() {
 fn a_pipeline_is_recorded_and_kept() {
     let desk = Desk::new();
     let line = "--devices cpu*4 --pipeline 2 --schedule zero-bubble --set parallel.shares=7,5 \
-                --set parallel.stages=1,3 --steps 2";
+                --set parallel.blocks_per_stage=1,3 --steps 2";
     let ran = train(&desk, "run", line);
     assert_eq!(ran.err, "", "nothing is said with --quiet");
     let recorded = |step: u64| desk.manifest("run", step)["meta"]["placement"].clone();
@@ -317,9 +317,9 @@ fn a_pipeline_is_recorded_and_kept() {
     let resolved = || fs::read_to_string(desk.path("run/resolved.toml")).unwrap();
     let first = resolved();
     for part in [
-        "pipeline = \"2\"\n",
+        "pipeline_stages = \"2\"\n",
         "schedule = \"zero-bubble\"\n",
-        "chunks = \"1\"\n",
+        "virtual_stages = \"1\"\n",
         "\n[rank2]\nblocks = \"0..1\"\n",
         "\n[rank3]\nblocks = \"1..4\"\n",
     ] {
@@ -327,14 +327,14 @@ fn a_pipeline_is_recorded_and_kept() {
     }
     resume(&desk, "run", "--steps 4");
     assert_eq!((recorded(4), resolved()), (placement, first));
-    // Without parallel.chunks: two of them.
+    // Without parallel.virtual_stages: two of them.
     train(&desk, "other", "--schedule interleaved --devices cpu*2 --pipeline 2 --steps 1");
     // What the run has set of its pipeline is not that of an evaluation.
     train(&desk, "typed", &format!("{INTERLEAVED} --devices cpu*2 --pipeline 2 --steps 1"));
     let eval = "eval typed --devices cpu*2 --pipeline 2 --schedule interleaved --samples 2";
     desk.run(&format!("{eval} --split train")).ok();
     let other = fs::read_to_string(desk.path("other/resolved.toml")).unwrap();
-    assert!(other.contains("chunks = \"2\"\n"), "{other}");
+    assert!(other.contains("virtual_stages = \"2\"\n"), "{other}");
     assert!(other.contains("\n[rank1]\nblocks = \"1..2 3..4\"\n"), "{other}");
 }
 
@@ -344,7 +344,9 @@ fn a_run_says_who_has_which_blocks() {
     let desk = Desk::new();
     let line = SMALL.replace("--quiet", "");
     let ran = desk
-        .run(&format!("{line} --out run --steps 1 --devices cpu*3 --pipeline 3 --set stages=2,1,1"))
+        .run(&format!(
+            "{line} --out run --steps 1 --devices cpu*3 --pipeline 3 --set blocks_per_stage=2,1,1"
+        ))
         .ok();
     let stages = ran.line("stages: ");
     for part in ["cpu (", "embed to h.0, ", "cpu 2 (", "h.1", "cpu 3 (", "head", "(12 samples"] {
@@ -372,18 +374,21 @@ fn refuses(line: &str, parts: &[&str]) {
 fn models_that_cannot_be_cut_so() {
     let few = ["a model of 4 blocks cannot be cut into 5 stages: lower --pipeline to at most 4, "];
     refuses("--devices cpu*5 --pipeline 5", &few);
-    let chunks =
-        ["a model of 4 blocks cannot be cut into 2 stages of 3 model chunks: give --set chunks=2"];
-    let line = "--devices cpu*2 --pipeline 2 --schedule interleaved --set chunks=3";
+    let chunks = [
+        "a model of 4 blocks cannot be cut into 2 stages of 3 model chunks: give --set virtual_stages=2",
+    ];
+    let line = "--devices cpu*2 --pipeline 2 --schedule interleaved --set virtual_stages=3";
     refuses(line, &chunks);
     for (stages, sum) in [("3,2", 5), ("1,1", 2), ("1,65536", 65_537)] {
         let list = stages.replace(',', ", ");
-        let has =
-            format!("parallel.stages = [{list}] has {sum} blocks and the model has 4; give 2");
-        let line = format!("--devices cpu*2 --pipeline 2 --set parallel.stages={stages}");
+        let has = format!(
+            "parallel.blocks_per_stage = [{list}] has {sum} blocks and the model has 4; give 2"
+        );
+        let line = format!("--devices cpu*2 --pipeline 2 --set parallel.blocks_per_stage={stages}");
         refuses(&line, &[&has, "that add up to 4"]);
     }
-    let line = "--schedule interleaved --set chunks=2 --set parallel.stages=1,1,1,2";
+    let line =
+        "--schedule interleaved --set virtual_stages=2 --set parallel.blocks_per_stage=1,1,1,2";
     refuses(&format!("--devices cpu*2 --pipeline 2 {line}"), &["give 4 numbers, each at least 1"]);
 }
 
@@ -395,7 +400,7 @@ fn devices_that_make_no_whole_pipelines() {
         ("cpu*4", 3, "a multiple of 3 devices, and there are 4 devices: choose 3 or 6 with"),
         ("cpu*2", 4, "a multiple of 4 devices, and there are 2 devices: choose 4 with"),
     ] {
-        let needs = format!("parallel.pipeline = {stages} needs {parts}");
+        let needs = format!("parallel.pipeline_stages = {stages} needs {parts}");
         refuses(&format!("--devices {devices} --pipeline {stages}"), &[&needs]);
     }
 }
@@ -405,12 +410,13 @@ fn batches_that_do_not_fit_the_pipelines() {
     let interleaved = format!("--devices cpu*2 --pipeline 2 {INTERLEAVED}");
     let three = "12 samples in micro-batches of 4 make 3 micro-batches, and interleaved needs a \
                  multiple of the 2 stages: --micro-batch 3 gives 4, --micro-batch 6 gives 2";
-    refuses(&format!("{interleaved} --set train.micro_batch=4"), &[three]);
+    refuses(&format!("{interleaved} --set train.micro_batch_size=4"), &[three]);
     refuses(
-        &format!("{interleaved} --set train.micro_batch=12"),
+        &format!("{interleaved} --set train.micro_batch_size=12"),
         &["of 12 make 1 micro-batch, and", "a multiple of the 2 stages: --micro-batch 6 gives 2"],
     );
-    let beside = format!("--devices cpu*4 --pipeline 2 {INTERLEAVED} --set train.micro_batch=2");
+    let beside =
+        format!("--devices cpu*4 --pipeline 2 {INTERLEAVED} --set train.micro_batch_size=2");
     let three = "6 samples in micro-batches of 2 make 3 micro-batches, and interleaved needs a \
                  multiple of the 2 stages: --micro-batch 1 gives 6, --micro-batch 3 gives 2";
     refuses(&format!("{beside} --set parallel.shares=6,6"), &[three]);
@@ -425,6 +431,6 @@ fn batches_that_do_not_fit_the_pipelines() {
     }
     let sum = ["numbers with the sum train.batch = 12, got [6, 5], whose sum is 11"];
     refuses("--devices cpu*4 --pipeline 2 --set parallel.shares=6,5", &sum);
-    let line = "--devices cpu*4 --pipeline 2 --set train.batch=1 --set train.micro_batch=1";
+    let line = "--devices cpu*4 --pipeline 2 --set train.batch=1 --set train.micro_batch_size=1";
     refuses(line, &["train.batch = 1 has no sample for each of 2 pipelines; raise it"]);
 }

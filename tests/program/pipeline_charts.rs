@@ -12,7 +12,7 @@ const LINE: &str = "train tiny.toml --data text.txt --set model.layers=2 --devic
                     --pipeline 2 --micro-batch 1 --set parallel.balance=fixed --steps 4";
 
 /// Each stage gets two blocks.
-const EVEN: &str = "--set parallel.stages=2,2";
+const EVEN: &str = "--set parallel.blocks_per_stage=2,2";
 
 fn explain(desk: &Desk, what: &str) -> String {
     let ran = desk.run(&format!("{LINE} --explain {what}")).ok();
@@ -99,7 +99,7 @@ fn progress_and_records_have_the_stage_its_idle_share_and_the_bubble() {
 fn programs_and_memory_of_stages_are_explained() {
     let desk = Desk::new();
     let before = desk.files();
-    let program = explain(&desk, "program --set parallel.stages=1,3");
+    let program = explain(&desk, "program --set parallel.blocks_per_stage=1,3");
     let parts: Vec<&str> = program.split("\n\n").collect();
     let titles = [
         "rank 0: cpu, stage 0 of pipeline 0, embed, 4 samples\nmicro-batch 0: 1 samples from",
@@ -144,7 +144,7 @@ fn programs_and_memory_of_stages_are_explained() {
     assert!(parts >= whole - 0.05 && parts < 1.5 * whole, "{parts} {whole}");
     let gpipe = explain(&desk, "memory --schedule gpipe");
     assert_eq!(gpipe.matches("stashes in flight: 4 of 4 micro-batches (gpipe)").count(), 2);
-    let interleaved = "memory --schedule interleaved --set parallel.chunks=2";
+    let interleaved = "memory --schedule interleaved --set parallel.virtual_stages=2";
     let interleaved = explain(&desk, interleaved);
     assert!(interleaved.contains("embed and h.1, micro-batches"), "{interleaved}");
     let chunks = "of 8, one per micro-batch and model chunk (interleaved)";
@@ -186,7 +186,7 @@ fn communication_of_stages_is_explained() {
     let measured = "train tiny.toml --data text.txt --devices cpu*2 --pipeline 2 --micro-batch 4 \
                     --explain";
     let caveat = "stages and shares are measured when the run starts, and devices may change \
-                  places; here blocks and shares are even (--set stages=.. shows the cut of a run, \
+                  places; here blocks and shares are even (--set blocks_per_stage=.. shows the cut of a run, \
                   and --explain schedule measures it)\n";
     for what in ["program", "memory", "communication", "schedule"] {
         let ran = desk.run(&format!("{measured} {what}")).ok();

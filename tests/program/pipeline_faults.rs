@@ -11,8 +11,8 @@ const POINTS: [&str; 8] =
 const PIPELINE: &str = "--devices cpu*2 --pipeline 2";
 /// Two pipelines beside each other, cut alike whatever the blocks take, whose parameters are
 /// compared after every second step.
-const BESIDE: &str = "--devices cpu*4 --pipeline 2 --set parallel.stages=2,2 \
-                      --set parallel.shares=7,5 --set parallel.hash_every=2";
+const BESIDE: &str = "--devices cpu*4 --pipeline 2 --set parallel.blocks_per_stage=2,2 \
+                      --set parallel.shares=7,5 --set faults.hash_every=2";
 
 /// The untied model as a pipeline, to which nothing happens.
 static WHOLE: LazyLock<Desk> = LazyLock::new(|| {
@@ -78,7 +78,7 @@ fn signals_at_transfers_save_the_step() {
 fn a_stage_that_hangs_is_named() {
     for fault in ["hang@recv:6/1", "hang@send:6/0"] {
         let desk = Desk::new();
-        let limit = "--set train.device_timeout_s=2";
+        let limit = "--set faults.device_timeout_s=2";
         let ran = train_with(&desk, fault, &format!("{PIPELINE} {limit}")).ended(75);
         let rank = fault.rsplit('/').next().unwrap();
         let error = ran.line("error: ");
@@ -115,7 +115,7 @@ fn all_stages_end_with_the_one_that_fails() {
     for line in [
         "--devices cpu*3 --pipeline 3 --schedule gpipe",
         "--devices cpu*3 --pipeline 3 --schedule zero-bubble",
-        "--devices cpu*2 --pipeline 2 --schedule interleaved --set chunks=2",
+        "--devices cpu*2 --pipeline 2 --schedule interleaved --set virtual_stages=2",
         "--devices cpu*2 --pipeline 2 --set model.tie=true",
         BESIDE,
     ] {
@@ -133,7 +133,11 @@ fn all_stages_end_with_the_one_that_fails() {
 /// The devices that are left make no pipeline of as many stages.
 #[test]
 fn the_suggested_command_goes_on_without_a_pipeline() {
-    for line in ["--schedule gpipe", "--schedule interleaved --set chunks=2", "--set stages=1,3"] {
+    for line in [
+        "--schedule gpipe",
+        "--schedule interleaved --set virtual_stages=2",
+        "--set blocks_per_stage=1,3",
+    ] {
         let desk = Desk::new();
         let ran = train_with(&desk, "lost@backward:6/1", &format!("{PIPELINE} {line}")).ended(75);
         let error = ran.line("error: ");
@@ -174,13 +178,13 @@ fn a_flipped_bit_is_found_among_the_holders_of_a_bucket() {
         let ran = train_with(&desk, &fault, BESIDE).ended(75);
         let error = ran.line("error: ");
         let named = format!("(rank {rank}) does not hold the same parameters as the other ranks ");
-        for part in [&named, "after step 4: 1 of ", tensor, "parallel.on_mismatch=repair"] {
+        for part in [&named, "after step 4: 1 of ", tensor, "faults.on_mismatch=repair"] {
             assert!(error.contains(part), "'{part}' is missing in: {error}");
         }
         assert_eq!(loadable(&desk), 0, "nothing that differs is saved");
 
         let desk = Desk::new();
-        let repair = format!("{BESIDE} --set parallel.on_mismatch=repair");
+        let repair = format!("{BESIDE} --set faults.on_mismatch=repair");
         let ran = train_with(&desk, &fault, &repair).ok();
         let warning = ran.line("warning: ");
         assert!(warning.contains(tensor) && warning.ends_with("they were repaired"), "{warning}");
@@ -193,7 +197,7 @@ fn a_flipped_bit_is_found_among_the_holders_of_a_bucket() {
 #[test]
 fn a_flipped_bit_of_a_single_pipeline_is_its_own() {
     let desk = Desk::new();
-    train_with(&desk, "flip@gather:4/1", &format!("{PIPELINE} --set parallel.hash_every=2")).ok();
+    train_with(&desk, "flip@gather:4/1", &format!("{PIPELINE} --set faults.hash_every=2")).ok();
     let parameters = |desk: &Desk| desk.checkpoint("run", 4, "parameters.safetensors");
     assert_ne!(parameters(&desk), parameters(&WHOLE));
 }

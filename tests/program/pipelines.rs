@@ -3,7 +3,7 @@
 use crate::process::{Desk, Ran};
 
 const TINY: &str = "train tiny.toml --data text.txt --steps 3 --set train.batch=12 \
-     --set train.micro_batch=3 --set train.sample_tokens=0 --set train.checkpoint_every=0 \
+     --set train.micro_batch_size=3 --set train.sample_tokens=0 --set train.checkpoint_every=0 \
      --set data.held_out=0 --set model.layers=4";
 
 fn train(desk: &Desk, more: &str) -> Ran {
@@ -42,7 +42,7 @@ fn a_pipeline_that_does_not_fit_names_the_micro_batch_with_which_it_does() {
     let mut trained = 0;
     for mib in [3, 4, 6, 8, 12] {
         let line = format!("{line}{mib} --out run{mib}");
-        let ran = train(&desk, &format!("{line} --set train.micro_batch=24"));
+        let ran = train(&desk, &format!("{line} --set train.micro_batch_size=24"));
         if ran.code() == Some(0) {
             continue;
         }
@@ -50,7 +50,7 @@ fn a_pipeline_that_does_not_fit_names_the_micro_batch_with_which_it_does() {
         let error = refused.line("error:");
         let Some((_, advice)) = error.split_once("; with --micro-batch ") else { continue };
         let rows = advice.strip_suffix(" it fits").unwrap();
-        train(&desk, &format!("{line} --set train.micro_batch={rows}")).ok();
+        train(&desk, &format!("{line} --set train.micro_batch_size={rows}")).ok();
         trained += 1;
     }
     assert!(trained > 0, "no limit of memory is too small for the long micro-batch only");

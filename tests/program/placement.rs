@@ -3,7 +3,7 @@
 use crate::process::{Desk, Ran};
 
 const TINY: &str = "train tiny.toml --data text.txt --steps 3 --set train.batch=12 \
-     --set train.micro_batch=3 --set train.sample_tokens=0 --set train.checkpoint_every=0";
+     --set train.micro_batch_size=3 --set train.sample_tokens=0 --set train.checkpoint_every=0";
 
 fn train(desk: &Desk, more: &str) -> Ran {
     desk.run(&format!("{TINY} {more}"))
@@ -31,7 +31,7 @@ fn measured_shares_are_repeated_by_the_flags_that_are_printed() {
     let desk = Desk::new();
     // In micro-batches of one sample: larger ones are halved where that measures clearly faster,
     // which a busy machine makes differ between the devices, and no flag repeats that.
-    let one = "--devices cpu*2 --set train.micro_batch=1";
+    let one = "--devices cpu*2 --set train.micro_batch_size=1";
     let ran = train(&desk, &format!("{one} --out measured")).ok();
     let line = ran.err.lines().find(|line| line.contains("samples per step")).unwrap();
     let (_, flags) = line.split_once("; to repeat this, add ").unwrap();

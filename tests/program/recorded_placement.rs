@@ -15,7 +15,7 @@ const STEPS: u64 = 2;
 fn measured() -> Desk {
     let desk = Desk::new();
     let line = "train tiny.toml --data text.txt --devices cpu*2 --out run --steps 2 \
-         --set train.batch=12 --set train.micro_batch=3 --set train.sample_tokens=0";
+         --set train.batch=12 --set train.micro_batch_size=3 --set train.sample_tokens=0";
     let ran = desk.run(line).ok();
     assert!(ran.err.contains("measuring 2 devices"), "{}", ran.err);
     desk

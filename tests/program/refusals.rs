@@ -85,7 +85,11 @@ fn configurations_that_cannot_be_run() {
     refuses(&[], &format!("{set} model.dropout=1"), &["--set model.dropout=1: ", "got 1"]);
     refuses(&[], &format!("{set} model.heads=3"), &["--set model.heads=3: ", "divides"]);
     refuses(&[], &format!("{set} steps"), &["expects key=value"]);
-    refuses(&[], &format!("{set} train.micro_batch=5"), &["train.micro_batch", "train.batch = 4"]);
+    refuses(
+        &[],
+        &format!("{set} train.micro_batch_size=5"),
+        &["train.micro_batch_size", "train.batch = 4"],
+    );
 }
 
 #[test]
@@ -172,33 +176,49 @@ fn shares_that_do_not_fit() {
 
 #[test]
 fn pipelines_that_do_not_fit() {
-    let place = "typed.toml:4: parallel.stages ";
+    let place = "typed.toml:4: parallel.blocks_per_stage ";
     let cut = |stages: &str| format!("[parallel]\npipeline = 2\n\nstages = {stages}\n");
-    let count = "expects 2 numbers of blocks, one for each stage of parallel.pipeline = 2";
+    let count = "expects 2 numbers of blocks, one for each stage of parallel.pipeline_stages = 2";
     refuses_config(&cut("[1, 1, 1]"), &[place, count, "got [1, 1, 1]"]);
     let list = "expects a list of whole numbers from 1 on";
     refuses_config(&cut("[3, 0]"), &[place, list, "got [3, 0]"]);
 
     let train = "train tiny.toml --data text.txt --devices cpu*2";
     let refuses = |line: &str, parts: &[&str]| refuses(&[], &format!("{train} {line}"), parts);
-    let each = "expects 4 numbers of blocks, one for each model chunk of parallel.pipeline = 2 and \
-                parallel.chunks = 2, got [1, 2]";
+    let each = "expects 4 numbers of blocks, one for each model chunk of parallel.pipeline_stages = 2 and \
+                parallel.virtual_stages = 2, got [1, 2]";
     let interleaved = "--pipeline 2 --schedule interleaved";
-    refuses(&format!("{interleaved} --set chunks=2 --set stages=1,2"), &["stages=1,2: ", each]);
-    let chunks = "parallel.chunks expects 1 with parallel.schedule = \"1f1b\", got 2";
-    refuses("--pipeline 2 --set chunks=2", &["--set chunks=2: ", chunks, "\"interleaved\""]);
-    let several = ["--set chunks=1: ", "set parallel.chunks to 2 or more, or leave it out"];
-    refuses(&format!("{interleaved} --set chunks=1"), &several);
+    refuses(
+        &format!("{interleaved} --set virtual_stages=2 --set blocks_per_stage=1,2"),
+        &["blocks_per_stage=1,2: ", each],
+    );
+    let chunks = "parallel.virtual_stages expects 1 with parallel.schedule = \"1f1b\", got 2";
+    refuses(
+        "--pipeline 2 --set virtual_stages=2",
+        &["--set virtual_stages=2: ", chunks, "\"interleaved\""],
+    );
+    let several =
+        ["--set virtual_stages=1: ", "set parallel.virtual_stages to 2 or more, or leave it out"];
+    refuses(&format!("{interleaved} --set virtual_stages=1"), &several);
     let words = "expects \"1f1b\", \"gpipe\", \"interleaved\" or \"zero-bubble\", got pipedream";
     refuses("--pipeline 2 --schedule pipedream", &["--schedule pipedream: ", words]);
-    let range = "parallel.pipeline expects a whole number from 1 to 64, got";
+    let range = "parallel.pipeline_stages expects a whole number from 1 to 64, got";
     refuses("--pipeline 0", &["--pipeline 0: ", range]);
     refuses("--pipeline 65", &["--pipeline 65: ", range]);
-    let alone = "has no effect without a pipeline; set parallel.pipeline to 2 or more";
+    let alone = "has no effect without a pipeline; set parallel.pipeline_stages to 2 or more";
     refuses("--schedule gpipe", &["--schedule gpipe: parallel.schedule = \"gpipe\" ", alone]);
-    refuses("--set chunks=2", &["--set chunks=2: parallel.chunks = 2 ", alone]);
-    refuses("--set stages=3", &["--set stages=3: parallel.stages = [3] ", alone]);
-    refuses("--explain schedule", &["--explain schedule needs parallel.pipeline of 2 or more"]);
+    refuses(
+        "--set virtual_stages=2",
+        &["--set virtual_stages=2: parallel.virtual_stages = 2 ", alone],
+    );
+    refuses(
+        "--set blocks_per_stage=3",
+        &["--set blocks_per_stage=3: parallel.blocks_per_stage = [3] ", alone],
+    );
+    refuses(
+        "--explain schedule",
+        &["--explain schedule needs parallel.pipeline_stages of 2 or more"],
+    );
 }
 
 #[test]
@@ -277,7 +297,7 @@ fn what_does_not_fit_a_run() {
         ("parallel.devices=cpu*2", "give --devices instead"),
         ("devices=cpu", "give --devices instead"),
         ("train.eval_samples=3", "give --samples of eval instead"),
-        ("train.micro_batch=64", "give --micro-batch instead"),
+        ("train.micro_batch_size=64", "give --micro-batch instead"),
         ("train.steps=3", "leave it out"),
         ("optim.lr=0.1", "leave it out"),
     ] {
@@ -292,7 +312,10 @@ fn what_does_not_fit_a_run() {
     let alone = "parallel.schedule = \"gpipe\" has no effect without a pipeline";
     refuses("eval run --schedule gpipe", &["--schedule gpipe: ", alone]);
     refuses("generate run --pipeline 65", &["--pipeline 65: ", "from 1 to 64"]);
-    refuses("generate run --pipeline 2 --set stages=1", &["parallel.stages expects 2 numbers"]);
+    refuses(
+        "generate run --pipeline 2 --set blocks_per_stage=1",
+        &["parallel.blocks_per_stage expects 2 numbers"],
+    );
     refuses("eval run --data other.txt", &["other.txt", "'O' at byte 0", "vocabulary"]);
     refuses("eval run --data missing.txt", &["missing.txt: cannot be read"]);
     refuses("generate run --prompt the~cook", &["'~' at byte 3", "vocabulary"]);

@@ -10,7 +10,7 @@ use serde_json::Value;
 const STEPS: u64 = 30;
 /// Dropout, micro-batches that do not divide the batch, evaluations between the checkpoints (and
 /// a checkpoint where the loss is the best so far), and a text of less than one epoch.
-const SETTINGS: &str = "--quiet --set model.dropout=0.1 --set train.micro_batch=3 \
+const SETTINGS: &str = "--quiet --set model.dropout=0.1 --set train.micro_batch_size=3 \
      --set train.checkpoint_every=6 --set train.eval_every=7";
 
 /// The run that nothing happens to.
@@ -275,7 +275,7 @@ fn another_batch_size_goes_on_with_the_next_sample() {
     let desk = Desk::new();
     desk.train("--out run --quiet --steps 5").ok();
     assert_eq!(desk.manifest("run", 5)["meta"]["samples"], 20);
-    desk.resume("run", "--quiet --steps 8 --set train.batch=6 --set train.micro_batch=6").ok();
+    desk.resume("run", "--quiet --steps 8 --set train.batch=6 --set train.micro_batch_size=6").ok();
     assert_eq!(desk.manifest("run", 8)["meta"]["samples"], 38);
     desk.resume("run", "--quiet --steps 10").ok();
     assert_eq!(desk.manifest("run", 10)["meta"]["samples"], 50);

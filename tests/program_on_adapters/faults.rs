@@ -13,8 +13,8 @@ use potluck::kernels::Pipelines;
 use potluck::kernels::bench::spin::{GROUPS_MAX, Spin};
 
 const STEPS: u64 = 14;
-const SETTINGS: &str = "--quiet --steps 14 --set model.dropout=0.1 --set train.micro_batch=3 \
-     --set train.checkpoint_every=5 --set train.eval_every=7 --set train.device_timeout_s=10 \
+const SETTINGS: &str = "--quiet --steps 14 --set model.dropout=0.1 --set train.micro_batch_size=3 \
+     --set train.checkpoint_every=5 --set train.eval_every=7 --set faults.device_timeout_s=10 \
      --set train.tune_s=0";
 
 /// The CPU device, and the adapters under test.
@@ -287,7 +287,7 @@ fn times_out(gpu: &mut Gpu, spin: &Spin, groups: u32) -> bool {
     };
     let text = error.to_string();
     assert!(matches!(error, DeviceError::Timeout { .. }), "{text}");
-    for part in [gpu.name.as_str(), "many groups", "0.2 s", "train.device_timeout_s"] {
+    for part in [gpu.name.as_str(), "many groups", "0.2 s", "faults.device_timeout_s"] {
         assert!(text.contains(part), "'{part}' is missing in: {text}");
     }
     assert!(after < Duration::from_secs(20), "{after:?}");

@@ -4,9 +4,9 @@ use crate::node_processes::{desk, host_with, join, state};
 use crate::process::{adapter_selectors, finish, send_signal, skip};
 
 const SETTINGS: &str = "train tiny.toml --data text.txt --steps 8 --set train.batch=12 \
-     --set model.dropout=0.1 --set train.micro_batch=3 --set train.checkpoint_every=4 \
-     --set train.eval_every=4 --set train.tune_s=0 --set parallel.hash_every=1 \
-     --set train.device_timeout_s=30";
+     --set model.dropout=0.1 --set train.micro_batch_size=3 --set train.checkpoint_every=4 \
+     --set train.eval_every=4 --set train.tune_s=0 --set faults.hash_every=1 \
+     --set faults.device_timeout_s=30";
 
 /// Parameters are compared after each step, so that the run would end if nodes drifted apart.
 #[test]

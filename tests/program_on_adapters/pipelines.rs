@@ -9,9 +9,9 @@ const STEPS: u64 = 8;
 
 /// Starts from a model of five blocks, of which most stages hold several.
 const SETTINGS: &str = "--quiet --set model.layers=3 --set model.dropout=0.1 --set train.tune_s=0 \
-     --set train.batch=12 --set train.micro_batch=3 --set train.sample_tokens=0 \
+     --set train.batch=12 --set train.micro_batch_size=3 --set train.sample_tokens=0 \
      --set train.eval_samples=9 --set train.checkpoint_every=4 --set parallel.balance=fixed \
-     --set parallel.hash_every=1 --set train.device_timeout_s=30";
+     --set faults.hash_every=1 --set faults.device_timeout_s=30";
 
 fn train(desk: &Desk, fault: &str, more: &str) -> Ran {
     let line = format!("train tiny.toml --data text.txt --out run {SETTINGS} {more}");
@@ -79,7 +79,7 @@ const UNTIED: &str = "--set model.tie=false";
 
 /// Pipelines of unlike devices have the same bits only if they are cut alike; a measured cut
 /// depends on how busy the machine is.
-const CUT: &str = "--pipeline 3 --set parallel.stages=[1,2,2]";
+const CUT: &str = "--pipeline 3 --set parallel.blocks_per_stage=[1,2,2]";
 
 #[test]
 fn a_pipeline_of_three_unlike_devices_is_the_cpu_device_in_every_schedule() {
@@ -150,7 +150,7 @@ fn ranks_on_one_adapter_share_its_memory() {
     let Some(adapter) = adapter_selectors().into_iter().next() else {
         return crate::process::skip("there is no adapter");
     };
-    let pipeline = "--pipeline 2 --set parallel.stages=[2,3] --set model.width=128 \
+    let pipeline = "--pipeline 2 --set parallel.blocks_per_stage=[2,3] --set model.width=128 \
                     --set train.device_memory_mib=8 --steps 1";
     train(&Desk::new(), "", &format!("--devices {adapter},cpu {pipeline}")).ok();
     let desk = Desk::new();

@@ -139,9 +139,9 @@ fn two_runs_of_unlike_devices_end_in_the_same_bits() {
 }
 
 const SETTINGS: &str = "--quiet --steps 12 --set train.batch=12 --set model.dropout=0.1 \
-     --set train.micro_batch=3 --set train.checkpoint_every=4 --set train.eval_every=6 \
+     --set train.micro_batch_size=3 --set train.checkpoint_every=4 --set train.eval_every=6 \
      --set train.tune_s=0 \
-     --set parallel.shares=7,3,2 --set parallel.hash_every=1 --set train.device_timeout_s=10";
+     --set parallel.shares=7,3,2 --set faults.hash_every=1 --set faults.device_timeout_s=10";
 const STEPS: u64 = 12;
 
 fn line(devices: &str, more: &str) -> String {
@@ -185,7 +185,7 @@ fn overlap_chunks_and_resuming_change_no_bit_and_the_star_only_the_order() {
     let unclipped = Desk::certified();
     train(&unclipped, "", &devices, "--set optim.clip=0").ok();
     let small = Desk::certified();
-    train(&small, "", &devices, "--set optim.clip=0 --set parallel.chunk_kib=1").ok();
+    train(&small, "", &devices, "--set optim.clip=0 --set parallel.message_kib=1").ok();
     assert!(state(&small) == state(&unclipped), "smaller chunks change a sum");
 
     let resumed = Desk::certified();
@@ -238,12 +238,12 @@ fn a_flipped_bit_is_named_with_its_device_and_stops_the_run_or_is_repaired() {
     }
     // Where only checkpoints compare, too: the one of step 8 is not written.
     let desk = Desk::certified();
-    let rarely = "--set parallel.hash_every=0";
+    let rarely = "--set faults.hash_every=0";
     let ran = train(&desk, "flip@gather:8/1", &devices, rarely).ended(75);
     assert!(ran.line("error:").contains("after step 8"), "{}", ran.err);
     assert!(!desk.path("run/checkpoints/step-00000008").exists());
     let desk = Desk::certified();
-    let repair = "--set parallel.on_mismatch=repair";
+    let repair = "--set faults.on_mismatch=repair";
     let ran = train(&desk, "flip@gather:6/1", &devices, repair).ok();
     assert!(ran.line("warning:").contains("were repaired"), "{}", ran.err);
     assert!(state(&desk) == state(undisturbed()), "a repaired run has other bits");
@@ -313,7 +313,7 @@ fn a_run_goes_on_by_itself_as_it_would_by_hand() {
     by_hand.run_suggested(ran.line("error:")).ok();
 
     let desk = Desk::certified();
-    let on_loss = "--set parallel.on_loss=continue --set tensorboard=true --trace trace.json";
+    let on_loss = "--set faults.on_loss=continue --set tensorboard=true --trace trace.json";
     let ran = train(&desk, &format!("{first},{second}"), on_loss).ok();
     let going_on: Vec<&str> = ran.err.lines().filter(|line| line.contains("goes on")).collect();
     let [to_two, to_one] = going_on[..] else { panic!("{}", ran.err) };
@@ -426,7 +426,7 @@ fn measured_shares_are_recorded_and_kept_and_a_device_may_be_left_out() {
     let _turn = crate::common::turn();
     let desk = Desk::new();
     let line = "train tiny.toml --data text.txt --out run --steps 3 --devices cpu*2 \
-         --set train.batch=12 --set train.micro_batch=3 --set train.sample_tokens=0";
+         --set train.batch=12 --set train.micro_batch_size=3 --set train.sample_tokens=0";
     let first = desk.run(line).ok();
     assert!(first.err.contains("measuring 2 devices, alone and together"), "{}", first.err);
     let resolved = || std::fs::read_to_string(desk.path("run/resolved.toml")).unwrap();
@@ -446,7 +446,7 @@ fn a_resumed_run_with_measured_shares_ends_in_the_same_bits() {
     let _turn = crate::common::turn();
     let devices = unlike();
     let desk = Desk::new();
-    let more = "--set train.batch=24 --set train.micro_batch=6 --set train.checkpoint_every=4 \
+    let more = "--set train.batch=24 --set train.micro_batch_size=6 --set train.checkpoint_every=4 \
          --set train.checkpoint_keep=9 --set train.tune_s=1 --set train.sample_tokens=0";
     let line = format!("train tiny.toml --data text.txt --out run --devices {devices} {more}");
     desk.run(&format!("{line} --steps 12")).ok();

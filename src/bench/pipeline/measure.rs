@@ -142,8 +142,8 @@ impl PipelineWorkload {
             pipeline: PipelineOptions {
                 stages: case.shape.stages as u32,
                 schedule: case.schedule,
-                chunks: case.shape.chunks as u32,
-                blocks,
+                virtual_stages: case.shape.chunks as u32,
+                blocks_per_stage: blocks,
             },
             ..ParallelOptions::default()
         }

@@ -34,7 +34,7 @@ use crate::train::spec::RunSpec;
 
 /// Note on the stages of a run that measures them at its start.
 const CAVEAT: &str = "stages and shares are measured when the run starts, and devices may change \
-                      places; here blocks and shares are even (--set stages=.. shows the cut of a \
+                      places; here blocks and shares are even (--set blocks_per_stage=.. shows the cut of a \
                       run, and --explain schedule measures it)\n";
 
 /// Pipelines of a run as far as they are known without opening a device.
@@ -105,14 +105,14 @@ impl<'a> ExplainedPipelines<'a> {
         let requested = RequestedPipelines::of(request);
         let options = &spec.parallel.pipeline;
         require_devices(&requested, chosen.len())?;
-        require_model(&requested, &request.plans.of_rows(1).graph, &options.blocks)?;
+        require_model(&requested, &request.plans.of_rows(1).graph, &options.blocks_per_stage)?;
         let candidates = candidates(&chosen);
         let saved = request.saved.filter(|saved| saved.is_of(&candidates, true));
         let recorded = kept(request, saved);
         let pipelines = chosen.len() / requested.stages;
         let is_measured = request.probe.is_none()
             && spec.parallel.shares.is_none()
-            && (options.blocks.is_empty() || pipelines > 1);
+            && (options.blocks_per_stage.is_empty() || pipelines > 1);
         let caveat = if is_measured && recorded.is_none() { CAVEAT } else { "" };
         let mut notes = Vec::new();
         let known = match recorded {

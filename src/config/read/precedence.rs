@@ -45,18 +45,19 @@ impl ConfigReader {
     }
 
     /// Drops the keys of a pipeline that were set before one that leaves them without effect:
-    /// `parallel.pipeline = 1`, or a schedule with one model chunk per device.
+    /// `parallel.pipeline_stages = 1`, or a schedule with one model chunk per device.
     fn drop_keys_of_other_schedule(&mut self) {
-        if self.config.parallel.pipeline == 1 {
-            for key in ["parallel.schedule", "parallel.chunks", "parallel.stages"] {
-                if self.overrules("parallel.pipeline", key) {
+        if self.config.parallel.pipeline_stages == 1 {
+            for key in ["parallel.schedule", "parallel.virtual_stages", "parallel.blocks_per_stage"]
+            {
+                if self.overrules("parallel.pipeline_stages", key) {
                     self.reset(key);
                 }
             }
         }
         let is_interleaved = self.config.parallel.schedule == PipelineSchedule::Interleaved;
-        if !is_interleaved && self.overrules("parallel.schedule", "parallel.chunks") {
-            self.reset("parallel.chunks");
+        if !is_interleaved && self.overrules("parallel.schedule", "parallel.virtual_stages") {
+            self.reset("parallel.virtual_stages");
         }
     }
 
@@ -65,7 +66,7 @@ impl ConfigReader {
     fn drop_shares_of_other_devices(&mut self, saved: Option<&Resolved>) {
         let is_other = |saved: &Resolved| {
             normalized_devices(&saved.config) != normalized_devices(&self.config)
-                || saved.config.parallel.pipeline != self.config.parallel.pipeline
+                || saved.config.parallel.pipeline_stages != self.config.parallel.pipeline_stages
         };
         let is_set = ["parallel.shares", "parallel.balance"]
             .iter()
@@ -77,16 +78,17 @@ impl ConfigReader {
         }
     }
 
-    /// Drops the saved `parallel.stages`, which are those of the saved devices and model chunks,
+    /// Drops the saved `parallel.blocks_per_stage`, which are those of the saved devices and model chunks,
     /// if others are set now.
     fn drop_stages_of_other_devices(&mut self, saved: Option<&Resolved>) {
-        let chunks = |config: &RunConfig| (config.parallel.pipeline, config.parallel.chunks);
+        let chunks =
+            |config: &RunConfig| (config.parallel.pipeline_stages, config.parallel.virtual_stages);
         let is_other = |saved: &Resolved| {
             normalized_devices(&saved.config) != normalized_devices(&self.config)
                 || chunks(&saved.config) != chunks(&self.config)
         };
-        if saved.is_some_and(is_other) && !self.origins.contains_key("parallel.stages") {
-            self.reset("parallel.stages");
+        if saved.is_some_and(is_other) && !self.origins.contains_key("parallel.blocks_per_stage") {
+            self.reset("parallel.blocks_per_stage");
         }
     }
 

@@ -30,7 +30,7 @@ fn resumed(saved: &Resolved, sets: &[&str]) -> Resolved {
 
 #[test]
 fn resuming_replaces_only_what_is_typed() {
-    let saved = new(&["train.batch=8", "train.micro_batch=4", "optim.lr=0.5"]);
+    let saved = new(&["train.batch=8", "train.micro_batch_size=4", "optim.lr=0.5"]);
     assert_eq!(resumed(&saved, &[]).config, saved.config);
     let mut longer = saved.config.clone();
     longer.train.steps = 900;
@@ -39,8 +39,8 @@ fn resuming_replaces_only_what_is_typed() {
     longer.schedule.decay_steps = 900;
     let stretched = ["train.steps=900", "schedule.decay_steps=900"];
     assert_eq!(resumed(&saved, &stretched).config, longer);
-    assert_eq!(resumed(&saved, &["train.batch=2"]).config.train.micro_batch, 2);
-    assert_eq!(resumed(&saved, &["train.batch=16"]).config.train.micro_batch, 4);
+    assert_eq!(resumed(&saved, &["train.batch=2"]).config.train.micro_batch_size, 2);
+    assert_eq!(resumed(&saved, &["train.batch=16"]).config.train.micro_batch_size, 4);
     let heads = try_resumed(&saved, &["model.heads=3"]).unwrap_err();
     let expected = "--set model.heads=3: model.heads expects a number that divides \
                     model.width = 64, got 3";
@@ -83,8 +83,8 @@ fn min_lr_follows_lr_until_it_is_typed() {
 #[test]
 fn the_micro_batch_follows_the_batch_until_it_is_typed() {
     let saved = new(&["train.batch=8"]);
-    assert_eq!(resumed(&saved, &["train.batch=16"]).config.train.micro_batch, 16);
-    assert_eq!(resumed(&saved, &["optim.lr=0.5"]).config.train.micro_batch, 8);
+    assert_eq!(resumed(&saved, &["train.batch=16"]).config.train.micro_batch_size, 16);
+    assert_eq!(resumed(&saved, &["optim.lr=0.5"]).config.train.micro_batch_size, 8);
 }
 
 #[test]
@@ -115,8 +115,8 @@ fn saved_shares_are_those_of_the_saved_devices() {
     assert_eq!(shares(&["parallel.devices=cpu*2"]), (Balance::Measured, vec![]));
     let both = ["parallel.devices=cpu*2", "parallel.shares=8,4"];
     assert_eq!(shares(&both), (Balance::Fixed, vec![8, 4]));
-    assert_eq!(shares(&["parallel.pipeline=3"]), (Balance::Measured, vec![]));
-    let both = ["parallel.pipeline=3", "parallel.shares=12"];
+    assert_eq!(shares(&["parallel.pipeline_stages=3"]), (Balance::Measured, vec![]));
+    let both = ["parallel.pipeline_stages=3", "parallel.shares=12"];
     assert_eq!(shares(&both), (Balance::Fixed, vec![12]));
 }
 
@@ -124,82 +124,91 @@ fn saved_shares_are_those_of_the_saved_devices() {
 fn saved_stages_are_those_of_the_saved_devices_and_model_chunks() {
     let saved = new(&[
         "parallel.devices=cpu*2",
-        "parallel.pipeline=2",
+        "parallel.pipeline_stages=2",
         "parallel.schedule=interleaved",
-        "parallel.chunks=2",
-        "parallel.stages=1,2,2,1",
+        "parallel.virtual_stages=2",
+        "parallel.blocks_per_stage=1,2,2,1",
     ]);
     let stages = |sets: &[&str]| {
         let resumed = resumed(&saved, sets);
-        let is_typed = resumed.typed.contains("parallel.stages");
-        assert_eq!(is_typed, !resumed.config.parallel.stages.is_empty(), "{sets:?}");
-        resumed.config.parallel.stages
+        let is_typed = resumed.typed.contains("parallel.blocks_per_stage");
+        assert_eq!(is_typed, !resumed.config.parallel.blocks_per_stage.is_empty(), "{sets:?}");
+        resumed.config.parallel.blocks_per_stage
     };
     let kept = vec![1, 2, 2, 1];
     assert_eq!(stages(&[]), kept);
-    assert_eq!(stages(&["parallel.devices=CPU * 2", "parallel.chunks=2"]), kept);
-    assert_eq!(stages(&["parallel.pipeline=2", "train.steps=9"]), kept);
+    assert_eq!(stages(&["parallel.devices=CPU * 2", "parallel.virtual_stages=2"]), kept);
+    assert_eq!(stages(&["parallel.pipeline_stages=2", "train.steps=9"]), kept);
     let none: Vec<u64> = Vec::new();
     for other in [
         "parallel.devices=cpu,0",
-        "parallel.pipeline=3",
-        "parallel.pipeline=1",
-        "parallel.chunks=3",
+        "parallel.pipeline_stages=3",
+        "parallel.pipeline_stages=1",
+        "parallel.virtual_stages=3",
         "parallel.schedule=gpipe",
     ] {
         assert_eq!(stages(&[other]), none, "{other}");
     }
-    assert_eq!(stages(&["parallel.schedule=gpipe", "parallel.stages=2,4"]), [2, 4]);
+    assert_eq!(stages(&["parallel.schedule=gpipe", "parallel.blocks_per_stage=2,4"]), [2, 4]);
 }
 
 #[test]
 fn a_run_goes_on_without_a_pipeline_and_back() {
-    let saved = new(&["parallel.pipeline=3", "parallel.schedule=gpipe", "parallel.stages=2,2,2"]);
-    let alone = resumed(&saved, &["parallel.pipeline=1"]);
+    let saved = new(&[
+        "parallel.pipeline_stages=3",
+        "parallel.schedule=gpipe",
+        "parallel.blocks_per_stage=2,2,2",
+    ]);
+    let alone = resumed(&saved, &["parallel.pipeline_stages=1"]);
     assert_eq!(alone.config.parallel, RunConfig::default().parallel);
-    assert_eq!(alone.typed.all(), BTreeSet::from(["parallel.pipeline"]));
-    let back = resumed(&alone, &["parallel.pipeline=2", "parallel.stages=1,5"]).config.parallel;
+    assert_eq!(alone.typed.all(), BTreeSet::from(["parallel.pipeline_stages"]));
+    let back = resumed(&alone, &["parallel.pipeline_stages=2", "parallel.blocks_per_stage=1,5"])
+        .config
+        .parallel;
     assert_eq!(
         (back.pipeline, back.schedule, back.stages),
         (2, PipelineSchedule::OneFOneB, vec![1, 5])
     );
     // One schedule follows another; the model chunks of the interleaved one are dropped.
-    let interleaved = ["parallel.schedule=interleaved", "parallel.chunks=2"];
+    let interleaved = ["parallel.schedule=interleaved", "parallel.virtual_stages=2"];
     let interleaved = resumed(&saved, &interleaved);
-    assert_eq!(interleaved.config.parallel.chunks, 2);
+    assert_eq!(interleaved.config.parallel.virtual_stages, 2);
     let bubble = resumed(&interleaved, &["parallel.schedule=zero-bubble"]).config.parallel;
     assert_eq!((bubble.pipeline, bubble.chunks), (3, 1));
-    let one = ["parallel.schedule=interleaved", "parallel.chunks=1"];
+    let one = ["parallel.schedule=interleaved", "parallel.virtual_stages=1"];
     let error = try_resumed(&saved, &one).unwrap_err().to_string();
-    assert!(error.ends_with("set parallel.chunks to 2 or more, or leave it out"), "{error}");
+    assert!(
+        error.ends_with("set parallel.virtual_stages to 2 or more, or leave it out"),
+        "{error}"
+    );
 }
 
 #[test]
 fn the_interleaved_schedule_has_two_model_chunks_unless_they_are_typed() {
-    let saved = new(&["pipeline=2", "parallel.schedule=interleaved"]);
-    assert_eq!(saved.config.parallel.chunks, 2);
-    assert!(!saved.typed.contains("parallel.chunks"));
+    let saved = new(&["pipeline_stages=2", "parallel.schedule=interleaved"]);
+    assert_eq!(saved.config.parallel.virtual_stages, 2);
+    assert!(!saved.typed.contains("parallel.virtual_stages"));
     let parallel = |saved: &Resolved, sets: &[&str]| {
         let parallel = resumed(saved, sets).config.parallel;
-        (parallel.chunks, parallel.stages)
+        (parallel.virtual_stages, parallel.blocks_per_stage)
     };
     assert_eq!(parallel(&saved, &["train.steps=9"]), (2, vec![]), "a run keeps its own");
     assert_eq!(parallel(&saved, &["parallel.schedule=gpipe"]), (1, vec![]));
-    assert_eq!(parallel(&saved, &["parallel.pipeline=1"]), (1, vec![]));
-    assert_eq!(parallel(&saved, &["chunks=3"]), (3, vec![]));
-    let typed = new(&["pipeline=2", "parallel.schedule=interleaved", "chunks=3"]);
+    assert_eq!(parallel(&saved, &["parallel.pipeline_stages=1"]), (1, vec![]));
+    assert_eq!(parallel(&saved, &["virtual_stages=3"]), (3, vec![]));
+    let typed = new(&["pipeline_stages=2", "parallel.schedule=interleaved", "virtual_stages=3"]);
     assert_eq!(parallel(&typed, &["parallel.schedule=interleaved"]), (3, vec![]));
     // The cut of another number of chunks is dropped.
-    let cut = new(&["pipeline=2", "stages=3,3"]);
+    let cut = new(&["pipeline_stages=2", "blocks_per_stage=3,3"]);
     assert_eq!(parallel(&cut, &["parallel.schedule=interleaved"]), (2, vec![]));
     assert_eq!(parallel(&cut, &["parallel.schedule=gpipe"]), (1, vec![3, 3]));
 
     let text = saved.config.to_run_toml(&saved.typed.all());
-    assert!(text.contains("\n# chunks = 2  # 2 for interleaved, or else 1\n"), "{text}");
+    assert!(text.contains("\n# virtual_stages = 2  # 2 for interleaved, or else 1\n"), "{text}");
     let path = Path::new("run.toml");
     let file = |sets: &[&str]| read(None, Some((path, &text)), &overrides(sets)).unwrap().config;
     assert_eq!(file(&[]), saved.config);
-    assert_eq!(file(&["parallel.schedule=gpipe"]).parallel.chunks, 1);
+    assert_eq!(file(&["parallel.schedule=gpipe"]).parallel.virtual_stages, 1);
 }
 
 #[test]
@@ -207,12 +216,12 @@ fn a_flag_supersedes_the_pipeline_of_a_file_but_not_another_flag() {
     let path = Path::new("run.toml");
     let text = "[parallel]\npipeline = 2\nschedule = 'interleaved'\nchunks = 2";
     let read = |text: &str, sets: &[&str]| read(None, Some((path, text)), &overrides(sets));
-    let alone = read(text, &["parallel.pipeline=1"]).unwrap();
+    let alone = read(text, &["parallel.pipeline_stages=1"]).unwrap();
     assert_eq!(alone.config, RunConfig::default());
     let gpipe = read(text, &["parallel.schedule=gpipe"]).unwrap().config.parallel;
     assert_eq!((gpipe.pipeline, gpipe.chunks), (2, 1));
     for (text, sets) in [
-        ("", &["pipeline=1", "schedule=gpipe"][..]),
+        ("", &["pipeline_stages=1", "schedule=gpipe"][..]),
         ("", &["schedule=gpipe"]),
         ("[parallel]\nschedule = 'gpipe'\npipeline = 1", &[]),
     ] {
@@ -228,7 +237,8 @@ fn a_run_file_reads_back_and_its_derived_keys_still_follow() {
         |text: &str, sets: &[&str]| read(None, Some((path, text)), &overrides(sets)).unwrap();
     let resolved = new(&["train.batch=8", "schedule.warmup=7"]);
     let text = resolved.config.to_run_toml(&resolved.typed.all());
-    for line in ["# min_lr = 0.0004  # a tenth of optim.lr", "warmup = 7", "# micro_batch = 8"] {
+    for line in ["# min_lr = 0.0004  # a tenth of optim.lr", "warmup = 7", "# micro_batch_size = 8"]
+    {
         assert!(text.lines().any(|found| found.starts_with(line)), "'{line}' is missing: {text}");
     }
     assert_eq!(file(&text, &[]).config, resolved.config);

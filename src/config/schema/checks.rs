@@ -69,10 +69,12 @@ impl RunConfig {
             );
             return fail(&["model.heads", "model.width"], why);
         }
-        if train.micro_batch > train.batch {
-            let why =
-                format!("expects at most train.batch = {}, got {}", train.batch, train.micro_batch);
-            return fail(&["train.micro_batch", "train.batch"], why);
+        if train.micro_batch_size > train.batch {
+            let why = format!(
+                "expects at most train.batch = {}, got {}",
+                train.batch, train.micro_batch_size
+            );
+            return fail(&["train.micro_batch_size", "train.batch"], why);
         }
         self.check_shares()?;
         self.check_pipeline()?;
@@ -137,39 +139,48 @@ impl RunConfig {
     }
 
     fn check_pipeline(&self) -> Result<(), ConstraintError> {
-        let Parallel { pipeline, schedule, chunks, stages, .. } = &self.parallel;
+        let Parallel { pipeline_stages, schedule, virtual_stages, blocks_per_stage, .. } =
+            &self.parallel;
         let interleaved = *schedule == PipelineSchedule::Interleaved;
-        if *pipeline == 1 {
+        if *pipeline_stages == 1 {
             let default = Parallel::default();
             let without_effect = [
                 ("parallel.schedule", *schedule != default.schedule, format!("\"{schedule}\"")),
-                ("parallel.chunks", *chunks != default.chunks, chunks.to_string()),
-                ("parallel.stages", *stages != default.stages, format!("{stages:?}")),
+                (
+                    "parallel.virtual_stages",
+                    *virtual_stages != default.virtual_stages,
+                    virtual_stages.to_string(),
+                ),
+                (
+                    "parallel.blocks_per_stage",
+                    *blocks_per_stage != default.blocks_per_stage,
+                    format!("{blocks_per_stage:?}"),
+                ),
             ];
             let Some((key, _, given)) = without_effect.into_iter().find(|(_, set, _)| *set) else {
                 return Ok(());
             };
             let why = format!(
-                "= {given} has no effect without a pipeline; set parallel.pipeline to 2 or more, \
+                "= {given} has no effect without a pipeline; set parallel.pipeline_stages to 2 or more, \
                  or leave it out"
             );
-            return Err(ConstraintError { keys: vec![key, "parallel.pipeline"], why });
+            return Err(ConstraintError { keys: vec![key, "parallel.pipeline_stages"], why });
         }
-        if interleaved && *chunks < 2 {
+        if interleaved && *virtual_stages < 2 {
             let why = format!(
-                "= \"{schedule}\" needs several model chunks per device, got parallel.chunks = \
-                 {chunks}; set parallel.chunks to 2 or more, or leave it out"
+                "= \"{schedule}\" needs several model chunks per device, got parallel.virtual_stages = \
+                 {virtual_stages}; set parallel.virtual_stages to 2 or more, or leave it out"
             );
-            let keys = vec!["parallel.schedule", "parallel.chunks"];
+            let keys = vec!["parallel.schedule", "parallel.virtual_stages"];
             return Err(ConstraintError { keys, why });
         }
-        if !interleaved && *chunks > 1 {
+        if !interleaved && *virtual_stages > 1 {
             let why = format!(
-                "expects 1 with parallel.schedule = \"{schedule}\", got {chunks}; set \
+                "expects 1 with parallel.schedule = \"{schedule}\", got {virtual_stages}; set \
                  parallel.schedule to \"{}\", or leave it out",
                 PipelineSchedule::Interleaved
             );
-            let keys = vec!["parallel.chunks", "parallel.schedule"];
+            let keys = vec!["parallel.virtual_stages", "parallel.schedule"];
             return Err(ConstraintError { keys, why });
         }
         Ok(())
@@ -178,26 +189,30 @@ impl RunConfig {
     /// Checks that a cut names as many model chunks as there are. Their sum is compared with the
     /// blocks of the model elsewhere.
     fn check_stages(&self) -> Result<(), ConstraintError> {
-        let Parallel { pipeline, chunks, stages, .. } = &self.parallel;
-        let count = pipeline * chunks;
-        let why = if stages.is_empty() {
+        let Parallel { pipeline_stages, virtual_stages, blocks_per_stage, .. } = &self.parallel;
+        let count = pipeline_stages * virtual_stages;
+        let why = if blocks_per_stage.is_empty() {
             return Ok(());
-        } else if let Some(blocks) = stages.iter().find(|blocks| **blocks > BLOCKS_MAX) {
+        } else if let Some(blocks) = blocks_per_stage.iter().find(|blocks| **blocks > BLOCKS_MAX) {
             format!("expects numbers of blocks from 1 to {BLOCKS_MAX}, got {blocks}")
-        } else if stages.len() == count {
+        } else if blocks_per_stage.len() == count {
             return Ok(());
-        } else if *chunks == 1 {
+        } else if *virtual_stages == 1 {
             format!(
-                "expects {count} numbers of blocks, one for each stage of parallel.pipeline = \
-                 {pipeline}, got {stages:?}"
+                "expects {count} numbers of blocks, one for each stage of parallel.pipeline_stages = \
+                 {pipeline_stages}, got {blocks_per_stage:?}"
             )
         } else {
             format!(
                 "expects {count} numbers of blocks, one for each model chunk of \
-                 parallel.pipeline = {pipeline} and parallel.chunks = {chunks}, got {stages:?}"
+                 parallel.pipeline_stages = {pipeline_stages} and parallel.virtual_stages = {virtual_stages}, got {blocks_per_stage:?}"
             )
         };
-        let keys = vec!["parallel.stages", "parallel.pipeline", "parallel.chunks"];
+        let keys = vec![
+            "parallel.blocks_per_stage",
+            "parallel.pipeline_stages",
+            "parallel.virtual_stages",
+        ];
         Err(ConstraintError { keys, why })
     }
 }

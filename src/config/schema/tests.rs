@@ -61,9 +61,9 @@ fn impossible_values_name_the_key_and_what_is_accepted() {
     let layers = "model.layers expects a whole number from 1 to 1024, got 1000000000000";
     assert_eq!(check(|c| c.model.layers = 1_000_000_000_000), layers);
     assert!(check(|c| c.train.seed = u64::MAX).ends_with("got 18446744073709551615"));
-    let micro = "train.micro_batch expects at most train.batch = 12, got 13";
-    assert_eq!(check(|c| c.train.micro_batch = 13), micro);
-    assert_eq!(check(|c| c.train.micro_batch = 5), "fine");
+    let micro = "train.micro_batch_size expects at most train.batch = 12, got 13";
+    assert_eq!(check(|c| c.train.micro_batch_size = 13), micro);
+    assert_eq!(check(|c| c.train.micro_batch_size = 5), "fine");
     let lr = "optim.lr expects a number above 0, at most 1000, got NaN";
     assert_eq!(check(|c| c.optim.lr = f64::NAN), lr);
     let scale = "model.activation expects \"gelu\", \"gelu_tanh\", \"relu\", \"sigmoid\", \
@@ -135,7 +135,7 @@ fn a_model_of_samples_has_defaults_of_its_own_unless_they_are_set() {
     config.apply_derived_defaults(&TypedKeys { now, before: None });
     assert_eq!(config.model.kind, ModelKind::Mlp);
     assert_eq!((config.model.activation, config.train.batch), (Unary::Relu, 128));
-    assert_eq!((config.train.micro_batch, config.optim.lr), (128, 0.5));
+    assert_eq!((config.train.micro_batch_size, config.optim.lr), (128, 0.5));
     let text = config.to_toml();
     assert!(text.contains("hidden = [128]") && !text.contains("heads"), "{text}");
     let text = RunConfig::default().to_toml();
@@ -161,16 +161,16 @@ fn a_pipeline_has_four_micro_batches_per_stage_unless_they_are_given() {
     let of_model = |kind, batch, pipeline, schedule| {
         let mut config = RunConfig::default();
         config.model.kind = kind;
-        (config.train.batch, config.parallel.pipeline) = (batch, pipeline);
+        (config.train.batch, config.parallel.pipeline_stages) = (batch, pipeline);
         config.parallel.schedule = schedule;
-        let now = ["train.batch", "parallel.pipeline"].into();
+        let now = ["train.batch", "parallel.pipeline_stages"].into();
         let mut typed = TypedKeys { now, before: None };
         config.apply_derived_defaults(&typed);
-        let derived = config.train.micro_batch;
-        typed.now.insert("train.micro_batch");
-        config.train.micro_batch = 5;
+        let derived = config.train.micro_batch_size;
+        typed.now.insert("train.micro_batch_size");
+        config.train.micro_batch_size = 5;
         config.apply_derived_defaults(&typed);
-        assert_eq!(config.train.micro_batch, 5);
+        assert_eq!(config.train.micro_batch_size, 5);
         derived
     };
     let of = |batch, pipeline, schedule| of_model(ModelKind::Gpt, batch, pipeline, schedule);
@@ -200,30 +200,30 @@ fn pipelines_that_fit_are_fine() {
 #[test]
 fn keys_of_a_pipeline_that_contradict_each_other_are_refused() {
     use PipelineSchedule::{GPipe, Interleaved, OneFOneB};
-    let alone = "has no effect without a pipeline; set parallel.pipeline to 2 or more, or \
+    let alone = "has no effect without a pipeline; set parallel.pipeline_stages to 2 or more, or \
                  leave it out";
     let refused = |given: &str| format!("{given} {alone}");
     let schedule = refused("parallel.schedule = \"gpipe\"");
     assert_eq!(check_pipeline(1, GPipe, 1, &[]), schedule);
-    assert_eq!(check_pipeline(1, OneFOneB, 2, &[]), refused("parallel.chunks = 2"));
-    assert_eq!(check_pipeline(1, OneFOneB, 1, &[6]), refused("parallel.stages = [6]"));
+    assert_eq!(check_pipeline(1, OneFOneB, 2, &[]), refused("parallel.virtual_stages = 2"));
+    assert_eq!(check_pipeline(1, OneFOneB, 1, &[6]), refused("parallel.blocks_per_stage = [6]"));
     let chunks = "parallel.schedule = \"interleaved\" needs several model chunks per device, \
-                  got parallel.chunks = 1; set parallel.chunks to 2 or more, or leave it out";
+                  got parallel.virtual_stages = 1; set parallel.virtual_stages to 2 or more, or leave it out";
     assert_eq!(check_pipeline(2, Interleaved, 1, &[]), chunks);
-    let interleaved = "parallel.chunks expects 1 with parallel.schedule = \"1f1b\", got 2; \
+    let interleaved = "parallel.virtual_stages expects 1 with parallel.schedule = \"1f1b\", got 2; \
                        set parallel.schedule to \"interleaved\", or leave it out";
     assert_eq!(check_pipeline(2, OneFOneB, 2, &[]), interleaved);
-    let stages = "parallel.stages expects 2 numbers of blocks, one for each stage of \
-                  parallel.pipeline = 2, got [3, 2, 1]";
+    let stages = "parallel.blocks_per_stage expects 2 numbers of blocks, one for each stage of \
+                  parallel.pipeline_stages = 2, got [3, 2, 1]";
     assert_eq!(check_pipeline(2, GPipe, 1, &[3, 2, 1]), stages);
-    let each = "parallel.stages expects 4 numbers of blocks, one for each model chunk of \
-                parallel.pipeline = 2 and parallel.chunks = 2, got [3, 3]";
+    let each = "parallel.blocks_per_stage expects 4 numbers of blocks, one for each model chunk of \
+                parallel.pipeline_stages = 2 and parallel.virtual_stages = 2, got [3, 3]";
     assert_eq!(check_pipeline(2, Interleaved, 2, &[3, 3]), each);
-    let large = "parallel.stages expects numbers of blocks from 1 to 65536, got 65537";
+    let large = "parallel.blocks_per_stage expects numbers of blocks from 1 to 65536, got 65537";
     assert_eq!(check_pipeline(2, GPipe, 1, &[65_537, 1]), large);
     assert!(check_pipeline(2, GPipe, 1, &[3, 0]).contains("from 1 on"));
-    let range = "parallel.pipeline expects a whole number from 1 to 64, got 65";
+    let range = "parallel.pipeline_stages expects a whole number from 1 to 64, got 65";
     assert_eq!(check_pipeline(65, GPipe, 1, &[]), range);
-    let range = "parallel.chunks expects a whole number from 1 to 16, got 17";
+    let range = "parallel.virtual_stages expects a whole number from 1 to 16, got 17";
     assert_eq!(check_pipeline(2, Interleaved, 17, &[]), range);
 }

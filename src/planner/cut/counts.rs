@@ -33,7 +33,7 @@ pub fn by_stage(chunks: &[Range<u32>], stages: usize) -> Vec<Vec<Range<u32>>> {
     (0..stages).map(|stage| chunks_of_stage(chunks, stages, stage).cloned().collect()).collect()
 }
 
-/// Returns the `parts` runs that the user gave as `parallel.stages`, the lengths of the model
+/// Returns the `parts` runs that the user gave as `parallel.blocks_per_stage`, the lengths of the model
 /// chunks in the order of the model, for a model of `blocks` blocks.
 ///
 /// # Errors
@@ -57,5 +57,7 @@ pub fn of_counts(counts: &[u32], blocks: u32, parts: usize) -> Result<Vec<Range<
         1 => format!("give the one number {blocks}"),
         _ => format!("give {parts} numbers, each at least 1, that add up to {blocks}"),
     };
-    Err(CutError::Counts { sentence: format!("parallel.stages = {counts:?} {wrong}; {advice}") })
+    Err(CutError::Counts {
+        sentence: format!("parallel.blocks_per_stage = {counts:?} {wrong}; {advice}"),
+    })
 }

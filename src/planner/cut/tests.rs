@@ -451,7 +451,7 @@ fn counts_of_the_user_cut_the_model_or_a_sentence_tells_why_not() {
     let sentence =
         |counts: &[u32], blocks, parts| of_counts(counts, blocks, parts).unwrap_err().to_string();
     let advice = "give 2 numbers, each at least 1, that add up to 6";
-    let of = |wrong: &str| format!("parallel.stages = {wrong}; {advice}");
+    let of = |wrong: &str| format!("parallel.blocks_per_stage = {wrong}; {advice}");
     assert_eq!(sentence(&[3, 2], 6, 2), of("[3, 2] has 5 blocks and the model has 6"));
     assert_eq!(sentence(&[6], 6, 2), of("[6] has 1 number"));
     assert_eq!(sentence(&[6, 0], 6, 2), of("[6, 0] has a part without blocks"));
@@ -459,7 +459,7 @@ fn counts_of_the_user_cut_the_model_or_a_sentence_tells_why_not() {
     assert!(sentence(&[most, most], 6, 2).contains("has 8589934590 blocks"));
     assert_eq!(
         sentence(&[2], 6, 1),
-        "parallel.stages = [2] has 2 blocks and the model has 6; give the one number 6"
+        "parallel.blocks_per_stage = [2] has 2 blocks and the model has 6; give the one number 6"
     );
     assert!(sentence(&[1, 1], 1, 2).starts_with("the model has 1 block, too few"));
 }

@@ -111,7 +111,7 @@ pub fn repeated_by(
     let largest = ranks.iter().map(|rank| rank.micro_batch).max().unwrap_or(request.micro_batch);
     if !repeats(request.micro_batch) {
         flags.push(match repeats(largest) {
-            true => format!("--set train.micro_batch={largest}"),
+            true => format!("--set train.micro_batch_size={largest}"),
             false => "(but in other micro-batches, so in other bits)".into(),
         });
     }

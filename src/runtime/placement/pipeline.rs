@@ -62,8 +62,8 @@ impl RequestedPipelines {
 
 impl From<&PipelineOptions> for RequestedPipelines {
     fn from(options: &PipelineOptions) -> Self {
-        let PipelineOptions { stages, schedule, chunks, .. } = *options;
-        Self { stages: stages as usize, chunks: chunks as usize, schedule }
+        let PipelineOptions { stages, schedule, virtual_stages, .. } = *options;
+        Self { stages: stages as usize, chunks: virtual_stages as usize, schedule }
     }
 }
 
@@ -134,10 +134,10 @@ pub fn given(
     let count = devices / pipelines.stages;
     let options = &request.parallel.pipeline;
     let has_shares = request.parallel.shares.is_some() || count == 1;
-    if request.probe.is_some() && (options.blocks.is_empty() || !has_shares) {
+    if request.probe.is_some() && (options.blocks_per_stage.is_empty() || !has_shares) {
         return Ok(None);
     }
-    let chunks = pipelines.model_chunks(blocks, &options.blocks);
+    let chunks = pipelines.model_chunks(blocks, &options.blocks_per_stage);
     let counts = fixed_counts(request.parallel, request.batch, count)?;
     let positions = (0..devices).collect();
     let planned =
@@ -158,14 +158,15 @@ pub fn kept(request: &PlacementRequest, saved: Option<&Placement>) -> Option<Pla
 /// their order if it gives any.
 pub fn is_as_given(request: &PlacementRequest, planned: &PlannedPipelines) -> bool {
     let ParallelOptions { shares, pipeline, .. } = request.parallel;
-    let chunks = chunks_of_counts(&pipeline.blocks);
-    let has_cut = pipeline.blocks.is_empty() || planned.stages.iter().all(|of| of.chunks == chunks);
+    let chunks = chunks_of_counts(&pipeline.blocks_per_stage);
+    let has_cut =
+        pipeline.blocks_per_stage.is_empty() || planned.stages.iter().all(|of| of.chunks == chunks);
     let has_shares = shares.is_none() || {
         let counts = fixed_counts(request.parallel, request.batch, planned.stages.len());
         let now = planned.shares.iter().map(|share| share.count);
         counts.is_ok_and(|counts| counts.into_iter().eq(now))
     };
-    let is_free = pipeline.blocks.is_empty() && shares.is_none();
+    let is_free = pipeline.blocks_per_stage.is_empty() && shares.is_none();
     let in_order = planned.positions.iter().copied().eq(0..planned.positions.len());
     has_cut && has_shares && (is_free || in_order)
 }

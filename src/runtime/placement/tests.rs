@@ -328,7 +328,7 @@ fn measured_shares_are_repeated_by_flags_or_said_to_end_in_other_bits() {
     let as_given = "--set parallel.shares='[2, 2]'";
     assert_eq!(flags(&|_| {}).unwrap(), as_given);
     let halved = flags(&|placement| placement.ranks.iter_mut().for_each(halve)).unwrap();
-    assert_eq!(halved, format!("{as_given} --set train.micro_batch=1"));
+    assert_eq!(halved, format!("{as_given} --set train.micro_batch_size=1"));
     let unlike = flags(&|placement| halve(&mut placement.ranks[1])).unwrap();
     assert_eq!(unlike, format!("{as_given} (but in other micro-batches, so in other bits)"));
     let alone = flags(&|placement| placement.ranks.truncate(1)).unwrap();

@@ -54,14 +54,19 @@ pub struct PipelineOptions {
     pub stages: u32,
     pub schedule: PipelineSchedule,
     /// Model chunks per stage; 2 or more if the schedule is interleaved, or else 1.
-    pub chunks: u32,
+    pub virtual_stages: u32,
     /// Blocks of each model chunk, in forward order; empty: cut by measured times.
-    pub blocks: Vec<u32>,
+    pub blocks_per_stage: Vec<u32>,
 }
 
 impl Default for PipelineOptions {
     fn default() -> Self {
-        Self { stages: 1, schedule: PipelineSchedule::OneFOneB, chunks: 1, blocks: Vec::new() }
+        Self {
+            stages: 1,
+            schedule: PipelineSchedule::OneFOneB,
+            virtual_stages: 1,
+            blocks_per_stage: Vec::new(),
+        }
     }
 }
 

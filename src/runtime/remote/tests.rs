@@ -380,7 +380,8 @@ fn pipelines_over_nodes_have_the_bits_of_one_process() {
     for (tie, stages, shares) in [(false, 4, &[12][..]), (true, 2, &[5, 7])] {
         let graph = graph(tie);
         let blocks = if stages == 4 { vec![1; 4] } else { vec![1, 3] };
-        let pipeline = PipelineOptions { stages, blocks, ..PipelineOptions::default() };
+        let pipeline =
+            PipelineOptions { stages, blocks_per_stage: blocks, ..PipelineOptions::default() };
         let parallel = ParallelOptions { pipeline, ..fixed(shares) };
         let expected = with_request(&graph, ("cpu*4", &NO_NODES), &parallel, train);
         for (selector, devices) in [("cpu*2", &[2][..]), ("cpu", &[1, 2])] {
@@ -439,7 +440,8 @@ fn nodes_with_the_data_read_their_inputs_and_have_the_same_bits() {
 #[test]
 fn stages_read_only_the_inputs_that_they_use() {
     let graph = graph(false);
-    let pipeline = PipelineOptions { stages: 2, blocks: vec![2, 2], ..PipelineOptions::default() };
+    let pipeline =
+        PipelineOptions { stages: 2, blocks_per_stage: vec![2, 2], ..PipelineOptions::default() };
     let parallel = ParallelOptions { pipeline, ..fixed(&[12]) };
     let expected = with_request(&graph, ("cpu*2", &NO_NODES), &parallel, train);
     let copy = Copy::new(&graph, 7);

@@ -253,7 +253,7 @@ impl Run {
     }
 
     /// Compares the parameters of all devices, and makes them equal again or ends the run, as
-    /// parallel.on_mismatch requires.
+    /// faults.on_mismatch requires.
     fn compare_parameters(&mut self) -> Result<(), TrainError> {
         let (session, sinks) = (&self.session, &mut self.sinks);
         session.require_equal(self.spec.repairs_replicas, &mut |text| {

@@ -65,7 +65,7 @@ pub fn wave_model() -> Graph {
 pub fn options(devices: &str) -> TrainerOptions {
     let optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.01 };
     TrainerOptions {
-        micro_batch: 2,
+        micro_batch_size: 2,
         shares: Shares::Even,
         clip: 1.0,
         seed: 5,

@@ -63,7 +63,7 @@ pub(super) fn open(
         selector: &options.devices,
         parallel: &options.parallel(),
         batch: options.batch as u32,
-        micro_batch: options.micro_batch as u32,
+        micro_batch: options.micro_batch_size as u32,
         optimizer: &options.optimizer,
         plans: &Plans::new(graph),
         probe: options.is_measured().then_some(probe),

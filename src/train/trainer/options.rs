@@ -26,7 +26,7 @@ pub struct TrainerOptions {
     /// Samples per step, over all devices.
     pub batch: usize,
     /// The most samples that a device runs at a time.
-    pub micro_batch: usize,
+    pub micro_batch_size: usize,
     /// Gradient norm above which gradients are scaled down to it; 0: off. Finite, not negative.
     pub clip: f64,
     /// Seed of initial values, dropout, and the order of a data set's samples.
@@ -116,7 +116,7 @@ impl TrainerOptions {
             pipeline: PipelineOptions::default(),
             optimizer,
             batch,
-            micro_batch: batch,
+            micro_batch_size: batch,
             clip: 0.0,
             seed: 0,
             fuse: true,
@@ -143,8 +143,8 @@ impl TrainerOptions {
         if forward.loss.is_none() {
             return fail("the graph has no loss; end it with one of the builder's losses");
         }
-        if !fits(self.batch) || !fits(self.micro_batch) {
-            return fail("batch and micro_batch must be at least 1, and below 2^32");
+        if !fits(self.batch) || !fits(self.micro_batch_size) {
+            return fail("batch and micro_batch_size must be at least 1, and below 2^32");
         }
         if matches!(&self.shares, Shares::Fixed(shares) if shares.contains(&0)) {
             return fail("shares must each be at least 1: name only the devices that take part");
@@ -199,7 +199,8 @@ impl TrainerOptions {
             options.shares = Shares::Measured;
         }
         if let Some(stages) = left.stages {
-            options.pipeline = PipelineOptions { blocks: Vec::new(), ..self.pipeline.clone() };
+            options.pipeline =
+                PipelineOptions { blocks_per_stage: Vec::new(), ..self.pipeline.clone() };
             options.pipeline.stages = stages as u32;
         }
         if options.pipeline.stages <= 1 {

@@ -38,7 +38,7 @@ fn a_pipeline_gives_the_bits_of_one_device_and_predicts_on_every_stage() {
     let trained = |devices: &str, stages: u32| {
         let pipeline = PipelineOptions { stages, ..PipelineOptions::default() };
         let options = TrainerOptions::new(devices, optimizer, 6);
-        let options = TrainerOptions { micro_batch: 2, clip: 0.1, pipeline, ..options };
+        let options = TrainerOptions { micro_batch_size: 2, clip: 0.1, pipeline, ..options };
         let mut trainer = Trainer::new(blocks(), &options).unwrap();
         let values: Vec<f32> = (0..12).map(|i| (i as f32 * 0.7).sin()).collect();
         let x = HostTensor::Float(values);
@@ -71,7 +71,7 @@ fn what_cannot_be_trained_is_an_error() {
     };
     let options = |batch| TrainerOptions::new("cpu*2", optimizer, batch);
     let refused = |graph: Graph, batch: usize, micro_batch: usize| {
-        outcome(graph, TrainerOptions { micro_batch, ..options(batch) })
+        outcome(graph, TrainerOptions { micro_batch_size: micro_batch, ..options(batch) })
     };
     assert_eq!(refused(graph(true), 4, 2), "trains");
     assert!(refused(graph(false), 4, 2).contains("no loss"));

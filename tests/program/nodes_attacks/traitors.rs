@@ -135,8 +135,8 @@ impl Treason for Messages {
 fn betrayed(treason: impl Treason) -> Ran {
     let desk = desk();
     let more = "--devices cpu --out run --set parallel.shares=2,2 --steps 30 \
-                --set train.device_timeout_s=4 --set parallel.hash_every=2 \
-                --set parallel.node_timeout_s=3";
+                --set faults.device_timeout_s=4 --set faults.hash_every=2 \
+                --set faults.node_timeout_s=3";
     let host = host_with(&desk, 2, "", &format!("{LINE} {more}"));
     let (address, code) = (host.address.clone(), desk.path("code"));
     let traitor = thread::spawn(move || betray(&code, &address, treason));

@@ -29,13 +29,13 @@ pub fn require_devices(requested: &RequestedPipelines, devices: usize) -> Result
     let are =
         if devices == 1 { "there is 1 device" } else { &format!("there are {devices} devices") };
     refused(format!(
-        "parallel.pipeline = {stages} needs a multiple of {stages} devices, and {are}: {others} \
+        "parallel.pipeline_stages = {stages} needs a multiple of {stages} devices, and {are}: {others} \
          with --devices (NAME*N is N ranks on one device), another --pipeline, or --pipeline 1 \
          to run without a pipeline"
     ))
 }
 
-/// Checks that a model can be cut as requested; `blocks` is `parallel.stages`.
+/// Checks that a model can be cut as requested; `blocks` is `parallel.blocks_per_stage`.
 ///
 /// # Errors
 /// Returns `RuntimeError::InvalidRequest` if the model has no blocks or too few, or if `blocks` do
@@ -50,7 +50,7 @@ pub fn require_model(
     if count < 2 {
         return refused(
             "this model has no blocks, so it cannot be cut into the stages of a pipeline; leave \
-             parallel.pipeline at 1"
+             parallel.pipeline_stages at 1"
                 .into(),
         );
     }
@@ -79,7 +79,7 @@ fn too_many_parts(requested: &RequestedPipelines, count: usize) -> String {
     let cannot = format!("{cannot} of {chunks} model chunks");
     // As many chunks of fewer stages, and fewer chunks of as many stages.
     match (count / chunks, count / stages) {
-        (_, fewer @ 2..) => format!("{cannot}: give --set chunks={fewer}, {MORE_BLOCKS}"),
+        (_, fewer @ 2..) => format!("{cannot}: give --set virtual_stages={fewer}, {MORE_BLOCKS}"),
         (fewer @ 2.., _) => {
             format!("{cannot}: lower --pipeline to at most {fewer}, {MORE_BLOCKS}")
         }
@@ -212,7 +212,7 @@ mod tests {
                 6,
                 "7 stages: lower --pipeline to at most 6, or give the model more blocks (a longer",
             ),
-            (2, 4, 6, "2 stages of 4 model chunks: give --set chunks=3, or give the model"),
+            (2, 4, 6, "2 stages of 4 model chunks: give --set virtual_stages=3, or give the model"),
             (4, 2, 6, "4 stages of 2 model chunks: lower --pipeline to at most 3, or give"),
             (2, 2, 3, "2 stages of 2 model chunks: choose another --schedule, or give"),
         ] {

@@ -28,7 +28,7 @@ pub struct ForwardPipelines {
 }
 
 /// Opens devices as pipelines of the forward graph `plan`, in their order. The model is
-/// cut as `parallel.stages` says, or else into nearly equal numbers of blocks: blocks are not
+/// cut as `parallel.blocks_per_stage` says, or else into nearly equal numbers of blocks: blocks are not
 /// measured for passes that run once.
 ///
 /// # Errors
@@ -42,9 +42,9 @@ pub fn open_forward_pipelines(
 ) -> Result<ForwardPipelines, RuntimeError> {
     let requested = RequestedPipelines::from(&parallel.pipeline);
     require_devices(&requested, selections.len())?;
-    require_model(&requested, &plan.graph, &parallel.pipeline.blocks)?;
+    require_model(&requested, &plan.graph, &parallel.pipeline.blocks_per_stage)?;
     let blocks = plan.graph.blocks.len() as u32;
-    let chunks = requested.model_chunks(blocks, &parallel.pipeline.blocks);
+    let chunks = requested.model_chunks(blocks, &parallel.pipeline.blocks_per_stage);
     let count = selections.len() / requested.stages;
     let stages = pipelines_of(&vec![chunks; count], requested.stages);
     let rows = plan.options.rows as u32;

@@ -107,7 +107,7 @@ pub fn assemble_pipelines(
     let requested = RequestedPipelines::of(request);
     let options = &request.parallel.pipeline;
     require_devices(&requested, devices.selections.len())?;
-    require_model(&requested, &request.plans.of_rows(1).graph, &options.blocks)?;
+    require_model(&requested, &request.plans.of_rows(1).graph, &options.blocks_per_stage)?;
     let mut notes = Vec::new();
     let kept = kept(request, saved);
     let is_new = kept.is_none();

@@ -14,7 +14,7 @@ pub fn repeated_by(
     let ranks: Vec<&[RankPlacement]> = placement.ranks.chunks(placement.depth()).collect();
     let options = request.parallel;
     let has_shares = ranks.len() > 1 && options.shares.is_none();
-    let is_measured = options.pipeline.blocks.is_empty() || has_shares;
+    let is_measured = options.pipeline.blocks_per_stage.is_empty() || has_shares;
     if request.probe.is_none() || !is_measured {
         return None;
     }
@@ -25,7 +25,7 @@ pub fn repeated_by(
     }
     let cuts: Vec<Vec<usize>> = ranks.iter().map(|pipeline| blocks_of_chunks(pipeline)).collect();
     match cuts.iter().all(|cut| *cut == cuts[0]) {
-        true => flags.push(format!("--set parallel.stages='{:?}'", cuts[0])),
+        true => flags.push(format!("--set parallel.blocks_per_stage='{:?}'", cuts[0])),
         false => flags.push("(but with one cut for all pipelines)".into()),
     }
     if has_shares {

@@ -38,7 +38,7 @@ pub fn by_measurement(
     let counts = expected_counts(request, pipelines)?;
     let rows = request.micro_batch.min(counts.iter().copied().max().unwrap_or(1)).max(1);
     let measured = measure_blocks(request, devices, rows, report)?;
-    let mut division = match request.parallel.pipeline.blocks.is_empty() {
+    let mut division = match request.parallel.pipeline.blocks_per_stage.is_empty() {
         true => searched(request, devices, &requested, &measured, &counts),
         false => Ok(with_given_cut(request, &requested, &measured)),
     }
@@ -155,7 +155,7 @@ fn with_given_cut(
     requested: &RequestedPipelines,
     measured: &MeasuredBlocks,
 ) -> PipelineDivision {
-    let chunks = chunks_of_counts(&request.parallel.pipeline.blocks);
+    let chunks = chunks_of_counts(&request.parallel.pipeline.blocks_per_stage);
     let all: Vec<usize> = (0..measured.times.len()).collect();
     let cut = |devices: &[usize]| {
         let seconds = stage_seconds(&measured.times, &measured.cut_s, devices, &chunks);
@@ -241,7 +241,7 @@ fn no_cut(
     let deeper =
         if is_refused_alone { "" } else { "cut the model into more stages (--pipeline), " };
     RuntimeError::InvalidRequest(format!(
-        "{why}; {deeper}lower train.micro_batch, model.context or model.width, or choose other \
+        "{why}; {deeper}lower train.micro_batch_size, model.context or model.width, or choose other \
          devices"
     ))
 }

@@ -62,13 +62,13 @@ impl Asked {
     }
 
     fn with_cut(mut self, blocks: &[u32]) -> Self {
-        self.parallel.pipeline.blocks = blocks.to_vec();
+        self.parallel.pipeline.blocks_per_stage = blocks.to_vec();
         self
     }
 
     fn with_schedule(mut self, schedule: PipelineSchedule) -> Self {
         self.parallel.pipeline.schedule = schedule;
-        self.parallel.pipeline.chunks =
+        self.parallel.pipeline.virtual_stages =
             if schedule == PipelineSchedule::Interleaved { 2 } else { 1 };
         self
     }
@@ -174,7 +174,7 @@ fn what_is_measured_is_recorded_kept_and_repeated_by_flags() {
     let note = |start: &str| placed.notes.iter().find(|note| note.starts_with(start)).unwrap();
     assert!(note("predicted ").contains(" ms per micro-batch on the slowest stage, cpu"));
     let cut = cut_of(&placed.placement).concat();
-    let flags = format!("; to repeat this, add --set parallel.stages='{cut:?}'");
+    let flags = format!("; to repeat this, add --set parallel.blocks_per_stage='{cut:?}'");
     assert!(note("stages: ").ends_with(&flags), "{:?}", placed.notes);
     // A cut and an order that measurements of equal devices hardly find show that it is kept.
     let mut saved = placed.placement.clone();
@@ -256,7 +256,7 @@ fn a_block_that_no_device_can_run_is_named_with_the_reason() {
     assert!(text.starts_with(start) && text.contains(reason), "{text}");
     assert!(text.contains("an injected allocation, of ") && text.contains("MiB that it"), "{text}");
     let advice =
-        "); lower train.micro_batch, model.context or model.width, or choose other devices";
+        "); lower train.micro_batch_size, model.context or model.width, or choose other devices";
     assert!(text.ends_with(advice), "{text}");
 }
 

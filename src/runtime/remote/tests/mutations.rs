@@ -40,7 +40,8 @@ fn mutate(bytes: &mut Vec<u8>, seed: u32) {
 /// first one.
 fn recorded() -> [Vec<Vec<u8>>; 2] {
     let mut heard = [Vec::new(), Vec::new()];
-    let pipeline = PipelineOptions { stages: 2, blocks: vec![1, 3], ..PipelineOptions::default() };
+    let pipeline =
+        PipelineOptions { stages: 2, blocks_per_stage: vec![1, 3], ..PipelineOptions::default() };
     let piped = ParallelOptions { pipeline, ..fixed(&[5, 7]) };
     for (tie, parallel, faults) in [
         (true, fixed(&[4, 4, 4]), ""),
