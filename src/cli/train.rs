@@ -13,14 +13,14 @@ use crate::config::RunConfig;
 use crate::config::effect::require_effect;
 use crate::config::key::{Key, Value};
 use crate::config::read::{self, ConfigError, Override, Resolved};
-use crate::config::schema::{DataKind, KEYS, Parallel};
+use crate::config::schema::{DataKind, KEYS, Parallel, is_of_placement};
 use crate::faults::Faults;
 use crate::metrics::{Sink, Sinks};
 use crate::train::error::TrainError;
 use crate::train::nodes::{NodeOutcome, NodesSink};
 use crate::train::run::{Run, RunOptions, RunOutcome, train};
 use crate::train::run_data::SavedData;
-use crate::train::spec::RunSpec;
+use crate::train::spec::{RunSpec, section_asked};
 use crate::ui::curves::CurveDrawing;
 use crate::ui::terminal::{Terminal, print_line};
 
@@ -37,7 +37,7 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
     }
     let point = args.resume.as_deref().map(|from| ResumePoint::find(from, args.out.as_deref()));
     let point = point.transpose()?;
-    let saved = point.as_ref().map(|point| saved_config(&point.checkpoint)).transpose()?;
+    let saved = point.as_ref().map(|point| resumed_config(&point.checkpoint)).transpose()?;
     let mut resolved = configuration(args, saved.as_ref())?;
     let named = args.name.as_deref().map(named_run).transpose()?;
     let typed_out = named.as_deref().or(args.out.as_deref());
@@ -45,7 +45,7 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
         let meta = point.map(|point| point.checkpoint.meta);
         let resumed = meta.map_or_else(ResumedParts::default, |meta| ResumedParts {
             data: SavedData::of(&meta),
-            placement: Some(meta.placement),
+            placement: Some(meta.placement).filter(|_| !resolved.typed.decide_placement()),
         });
         let (spec, svg) = (RunSpec::resolved(&resolved), args.svg.as_deref());
         super::print(&explanation(explain, &spec, resumed, svg)?);
@@ -63,8 +63,9 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
     if let Some((point, saved)) = point.as_ref().zip(saved.as_ref()) {
         unsaved = resolved.changes(&saved.config);
         locate(&mut resolved, point, typed_out, &unsaved)?;
-        let notes = [dropped_shares(saved, &resolved), dropped_stages(saved, &resolved)];
-        notes.iter().flatten().filter(|_| !args.quiet).for_each(|note| print_line(note));
+        if let Some(note) = placement_note(saved, &resolved).filter(|_| !args.quiet) {
+            print_line(&note);
+        }
         if point.run.is_none() && typed_out.is_none() && !args.quiet {
             let (from, out) = (point.from.display(), out.display());
             print_line(&format!("{from} is a checkpoint outside a run; a new run starts in {out}"));
@@ -124,42 +125,15 @@ fn locate(
     Ok(())
 }
 
-/// Returns a note if saved shares were dropped because other devices were set.
-fn dropped_shares(saved: &Resolved, resolved: &Resolved) -> Option<String> {
-    let (before, now) = (&saved.config.parallel, &resolved.config.parallel);
-    let is_set = |key| resolved.typed.now.contains(key);
-    let is_asked = is_set("parallel.shares") || is_set("parallel.balance");
-    let is_dropped = !before.shares.is_empty() && now.shares.is_empty() && !is_asked;
-    is_dropped.then(|| {
-        let (shares, devices) = (&before.shares, devices_of(before));
-        format!("parallel.shares = {shares:?} were those of {devices}; shares are measured now")
-    })
-}
-
-/// Returns a note if a saved cut of the model was dropped because other devices or another pipeline
-/// were set. A run without a pipeline needs none.
-fn dropped_stages(saved: &Resolved, resolved: &Resolved) -> Option<String> {
-    let (before, now) = (&saved.config.parallel, &resolved.config.parallel);
-    let is_asked =
-        resolved.typed.now.contains("parallel.blocks_per_stage") || now.pipeline_stages == 1;
-    let is_dropped =
-        !before.blocks_per_stage.is_empty() && now.blocks_per_stage.is_empty() && !is_asked;
-    is_dropped.then(|| {
-        let (stages, devices) = (&before.blocks_per_stage, devices_of(before));
-        format!("parallel.blocks_per_stage = {stages:?} were those of {devices}; the cut is measured now")
-    })
-}
-
-/// Returns the devices of a run with their pipelines, for messages.
-fn devices_of(parallel: &Parallel) -> String {
-    let Parallel { devices, pipeline_stages, virtual_stages, .. } = parallel;
-    match (pipeline_stages, virtual_stages) {
-        (1, _) => devices.clone(),
-        (_, 1) => format!("{devices} with parallel.pipeline_stages = {pipeline_stages}"),
-        _ => format!(
-            "{devices} with parallel.pipeline_stages = {pipeline_stages} and virtual_stages = {virtual_stages}"
-        ),
-    }
+/// Returns a note if a key of the placement is set, so that the saved placement does not count.
+fn placement_note(saved: &Resolved, resolved: &Resolved) -> Option<String> {
+    let key = resolved.typed.now.iter().find(|key| is_of_placement(key))?;
+    let Parallel { devices, pipeline_stages, .. } = &saved.config.parallel;
+    let stages = match pipeline_stages {
+        1 => String::new(),
+        stages => format!(" with parallel.pipeline_stages = {stages}"),
+    };
+    Some(format!("{key} is set: the placement, which was {devices}{stages}, is decided anew"))
 }
 
 fn execute(
@@ -259,18 +233,6 @@ pub fn saved_spec(
     args: Option<&CheckpointArgs>,
 ) -> anyhow::Result<RunSpec> {
     let mut saved = saved_config(checkpoint)?;
-    for key in ["pipeline_stages", "schedule", "virtual_stages", "blocks_per_stage"] {
-        saved.typed.now.remove(&*format!("parallel.{key}"));
-    }
-    let Parallel { pipeline_stages, schedule, virtual_stages, blocks_per_stage, .. } =
-        Parallel::default();
-    saved.config.parallel = Parallel {
-        pipeline_stages,
-        schedule,
-        virtual_stages,
-        blocks_per_stage,
-        ..saved.config.parallel
-    };
     let overrides = args.map(overrides_of).transpose()?.unwrap_or_default();
     require_effect(&overrides)?;
     let resolved = read::read(Some(&saved), None, &overrides)?;
@@ -295,6 +257,14 @@ fn overrides_of(args: &CheckpointArgs) -> Result<Vec<Override>, ConfigError> {
 /// Returns `ConfigError` if that is no configuration.
 pub fn steps_of(path: &Path, run_toml: &str) -> Result<u64, ConfigError> {
     Ok(read::read(None, Some((path, run_toml)), &[])?.config.train.steps)
+}
+
+/// Reads the configuration stored in a checkpoint, with what was asked for its placement.
+fn resumed_config(checkpoint: &Checkpoint) -> anyhow::Result<Resolved> {
+    let mut saved = saved_config(checkpoint)?;
+    let overlap = saved.config.parallel.overlap;
+    saved.config.parallel = section_asked(&checkpoint.meta.placement, overlap);
+    Ok(saved)
 }
 
 /// Reads the configuration stored in a checkpoint.

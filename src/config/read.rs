@@ -12,8 +12,6 @@ use super::RunConfig;
 use super::key::{Constraint, Key, Value, Words};
 use super::schema::{ConstraintError, DataKind, KEYS, SECTIONS, TypedKeys, key};
 
-mod precedence;
-
 /// A configuration that cannot be run: exit code 78.
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub enum ConfigError {
@@ -135,7 +133,8 @@ impl Resolved {
 
 /// Resolves a configuration, in rising precedence: the saved one of a checkpoint (or the
 /// defaults), the file's keys, the flags' keys, of which later ones win. Keys that are not set
-/// are derived from those they depend on, see [`RunConfig::apply_derived_defaults`].
+/// are derived from those they depend on, see [`RunConfig::apply_derived_defaults`]. If a key of the
+/// placement is set, saved values of the others do not count, but for that of the devices.
 pub fn read(
     saved: Option<&Resolved>,
     file: Option<(&Path, &str)>,
@@ -152,8 +151,10 @@ pub fn read(
     for (index, one) in overrides.iter().enumerate() {
         reader.apply(index, one)?;
     }
-    reader.drop_superseded(saved);
     let typed = reader.typed();
+    if saved.is_some() && typed.decide_placement() {
+        reader.config.forget_placement(&typed);
+    }
     reader.config.apply_derived_defaults(&typed);
     reader.config.check().map_err(|invalid| reader.attribute(invalid))?;
     Ok(Resolved { config: reader.config, typed })

@@ -450,6 +450,26 @@ const DERIVED: [&str; 5] = [
     "schedule.decay_steps",
 ];
 
+/// Keys whose result is the placement of a run. A checkpoint saves the placement instead of them, and
+/// one of them that is set at a resume decides all of them anew.
+const DECIDED_BY_PLACEMENT: [&str; 10] = [
+    "parallel.devices",
+    "parallel.balance",
+    "parallel.shares",
+    "parallel.pipeline_stages",
+    "parallel.blocks_per_stage",
+    "parallel.virtual_stages",
+    "parallel.schedule",
+    "parallel.collective",
+    "parallel.reduce_site",
+    "parallel.message_kib",
+];
+
+/// Returns true for a key whose result is part of the placement of a run.
+pub fn is_of_placement(key: &str) -> bool {
+    DECIDED_BY_PLACEMENT.contains(&key)
+}
+
 /// Keys that the user has set, as opposed to those that have their default.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TypedKeys {
@@ -471,6 +491,11 @@ impl TypedKeys {
         !self.contains(key) && (self.before.is_none() || self.now.contains(other))
     }
 
+    /// Returns true if a key of the placement is set now.
+    pub fn decide_placement(&self) -> bool {
+        self.now.iter().any(|key| is_of_placement(key))
+    }
+
     /// Returns the keys set now or before, in alphabetical order.
     pub fn all(&self) -> BTreeSet<&'static str> {
         self.before.iter().flatten().chain(&self.now).copied().collect()
@@ -487,9 +512,6 @@ impl RunConfig {
         self.derive_kinds(typed);
         if is_set("parallel.shares") && !is_set("parallel.balance") {
             self.parallel.balance = Balance::Fixed;
-        } else if self.parallel.balance == Balance::Measured && !is_set("parallel.shares") {
-            // Shares saved in a checkpoint do not apply to a balance that is measured now.
-            self.parallel.shares.clear();
         }
         self.derive_chunks(typed);
         if typed.follows("train.micro_batch_size", "train.batch") {
@@ -586,8 +608,26 @@ impl RunConfig {
         (least..=most).rev().find(fills).unwrap_or(most)
     }
 
+    /// Gives the keys of the placement that are not set now the defaults of a new run, except for
+    /// the devices.
+    pub fn forget_placement(&mut self, typed: &TypedKeys) {
+        let Parallel { devices, overlap, .. } = self.parallel.clone();
+        let before = std::mem::replace(
+            &mut self.parallel,
+            Parallel { devices, overlap, ..Parallel::default() },
+        );
+        let before = Self { parallel: before, ..Self::default() };
+        for key in KEYS.iter().filter(|key| is_of_placement(key.full_name)) {
+            if typed.now.contains(key.full_name)
+                && let Some(value) = (key.get)(&before)
+            {
+                (key.set)(self, value);
+            }
+        }
+    }
+
     /// Sets the model chunks of a schedule that was set without them.
-    pub fn derive_chunks(&mut self, typed: &TypedKeys) {
+    fn derive_chunks(&mut self, typed: &TypedKeys) {
         if typed.follows("parallel.virtual_stages", "parallel.schedule") {
             let is_interleaved = self.parallel.schedule == PipelineSchedule::Interleaved;
             self.parallel.virtual_stages = if is_interleaved { 2 } else { 1 };
@@ -596,7 +636,13 @@ impl RunConfig {
 
     /// Formats every key with its value as TOML; reading it gives this configuration again.
     pub fn to_toml(&self) -> String {
-        self.sections_toml(&[])
+        self.sections_toml(&|_| Line::Value)
+    }
+
+    /// Formats what a checkpoint saves of the configuration: all keys but those whose result is in
+    /// the placement, which it saves instead.
+    pub fn to_saved_toml(&self) -> String {
+        self.sections_toml(&|key| if is_of_placement(key) { Line::None } else { Line::Value })
     }
 
     /// Formats the configuration as TOML that is to be read, and edited, as that of a new run.
@@ -619,31 +665,44 @@ impl RunConfig {
         fresh.apply_derived_defaults(&TypedKeys { now, before: None });
         let is_derived = |key: &&Key<Self>| !is_given(key) && (key.get)(self) == (key.get)(&fresh);
         let derived: Vec<&str> = KEYS.iter().filter(is_derived).map(|key| key.full_name).collect();
-        self.sections_toml(&derived)
+        self.sections_toml(&|key| if derived.contains(&key) { Line::Comment } else { Line::Value })
     }
 
-    fn sections_toml(&self, derived: &[&str]) -> String {
-        let section = |(section, _): &(&str, _)| self.section_lines(section, derived);
-        SECTIONS.iter().map(section).collect::<Vec<_>>().join("\n")
+    fn sections_toml(&self, line_of: &dyn Fn(&str) -> Line) -> String {
+        let sections: Vec<String> =
+            SECTIONS.iter().map(|(section, _)| self.section_lines(section, line_of)).collect();
+        sections.join("\n")
     }
 
     /// Formats one section as in [`RunConfig::to_toml`].
     pub fn section_toml(&self, section: &str) -> String {
-        self.section_lines(section, &[])
+        self.section_lines(section, &|_| Line::Value)
     }
 
-    fn section_lines(&self, section: &str, derived: &[&str]) -> String {
+    fn section_lines(&self, section: &str, line_of: &dyn Fn(&str) -> Line) -> String {
         let mut text = format!("[{section}]\n");
-        let of_section = |key: &&Key<Self>| key.section == section && self.has_effect(key);
-        for key in KEYS.iter().filter(of_section) {
+        for key in KEYS.iter().filter(|key| key.section == section && self.has_effect(key)) {
             let Some(value) = (key.get)(self) else { continue };
-            text.push_str(&match key.follows.filter(|_| derived.contains(&key.full_name)) {
-                Some(follows) => format!("# {} = {value}  # {follows}\n", key.name),
-                None => format!("{} = {value}\n", key.name),
-            });
+            match (line_of(key.full_name), key.follows) {
+                (Line::None, _) => {}
+                (Line::Comment, Some(follows)) => {
+                    text.push_str(&format!("# {} = {value}  # {follows}\n", key.name));
+                }
+                (Line::Comment | Line::Value, _) => {
+                    text.push_str(&format!("{} = {value}\n", key.name));
+                }
+            }
         }
         text
     }
+}
+
+/// What the text of a configuration says of a key.
+enum Line {
+    Value,
+    /// A comment, if the default follows another key.
+    Comment,
+    None,
 }
 
 /// Returns the key of this name, `section.key_name`.

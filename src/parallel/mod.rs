@@ -8,6 +8,7 @@ mod edge;
 mod edge_transfers;
 mod error;
 pub mod interpreter;
+mod options;
 pub mod pipeline;
 pub mod placement;
 pub mod program;
@@ -21,6 +22,7 @@ pub use edge::Edge;
 pub use edge_transfers::EdgeLayout;
 pub use error::StepError;
 pub use interpreter::{Action, Event, Interpreter, Outcome};
+pub use options::{ParallelOptions, PipelineOptions};
 pub use pipeline::{PipelinePrograms, PipelineRequest, PipelineStages};
 pub use placement::{Placement, PlacementChange, RankPlacement, ReduceSite};
 pub use program::{

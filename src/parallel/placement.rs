@@ -8,7 +8,7 @@ pub use change::PlacementChange;
 use std::fmt;
 use std::ops::Range;
 
-use super::PipelineSchedule;
+use super::{ParallelOptions, PipelineSchedule};
 
 use crate::graph::VariantChoices;
 
@@ -41,6 +41,9 @@ impl fmt::Display for ReduceSite {
 /// Devices of a run, with the decisions about each.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Placement {
+    /// Device selector and options that were asked for: what a run that resumes asks for again.
+    pub devices_asked: String,
+    pub options: ParallelOptions,
     /// Identities of all requested devices, in the order of the request.
     pub candidates: Vec<String>,
     /// The most samples that any device was allowed to run at a time.
@@ -203,6 +206,8 @@ pub(crate) mod tests {
             untimed: Vec::new(),
         };
         Placement {
+            devices_asked: "all".into(),
+            options: ParallelOptions::default(),
             candidates: ["A", "B", "C"].map(|name| format!("{name} identity")).into(),
             micro_batch_max: 4,
             pipeline: None,

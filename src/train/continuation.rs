@@ -3,16 +3,9 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use crate::config::schema::is_of_placement;
+use crate::parallel::PipelineOptions;
 use crate::parallel::PipelineSchedule;
-use crate::runtime::placement::types::PipelineOptions;
-
-/// Keys that belong to the devices, which have a flag of their own.
-const OF_DEVICES: [&str; 4] =
-    ["parallel.devices", "parallel.shares", "parallel.balance", "parallel.blocks_per_stage"];
-
-/// Keys of the pipelines, which have no effect without one; the first has a flag of its own.
-const OF_PIPELINES: [&str; 3] =
-    ["parallel.pipeline_stages", "parallel.schedule", "parallel.virtual_stages"];
 
 /// Command line that continues a run, or starts one from a checkpoint. Displayed as text for a
 /// POSIX shell.
@@ -22,7 +15,8 @@ pub struct ResumeCommand {
     pub from: PathBuf,
     /// Directory of the new run, if it is another one.
     pub out: Option<PathBuf>,
-    /// Devices to continue on, if not those of the run; their shares are not those of `settings`.
+    /// Devices to continue on, if not those of the run; the keys of the placement in `settings` are
+    /// not theirs.
     pub devices: Option<String>,
     /// Stages of the pipelines on those devices, if the run has pipelines.
     pub pipeline: Option<usize>,
@@ -55,15 +49,12 @@ impl fmt::Display for ResumeCommand {
         if let Some(nodes) = self.nodes {
             write!(f, " --nodes {nodes}")?;
         }
-        let replaced = match self.pipeline {
-            None => &[][..],
-            Some(1) => &OF_PIPELINES,
-            Some(_) => &OF_PIPELINES[..1],
-        };
-        let of_devices = |key: &str| self.devices.is_some() && OF_DEVICES.contains(&key);
-        let is_replaced = |key: &str| of_devices(key) || replaced.contains(&key);
-        for (key, value) in self.settings.iter().filter(|(key, _)| !is_replaced(key)) {
-            write!(f, " --set {}", quoted(&format!("{key}={value}")))?;
+        // Other devices are placed anew, and the keys of the placement with them.
+        let is_placed = self.devices.is_some() || self.pipeline.is_some();
+        for (key, value) in &self.settings {
+            if !(is_placed && is_of_placement(key)) {
+                write!(f, " --set {}", quoted(&format!("{key}={value}")))?;
+            }
         }
         Ok(())
     }
@@ -166,8 +157,7 @@ mod tests {
         let expected = "potluck train --resume run --devices auto --pipeline 1";
         assert_eq!(command.to_string(), expected);
         command.pipeline = Some(2);
-        let expected = "potluck train --resume run --devices auto --pipeline 2 --set \
-                        'parallel.schedule=\"gpipe\"'";
+        let expected = "potluck train --resume run --devices auto --pipeline 2";
         assert_eq!(command.to_string(), expected);
     }
 }

@@ -2,8 +2,8 @@
 
 use super::continuation::pipelines_on;
 use crate::device::{selector_of, selector_without};
+use crate::parallel::PipelineOptions;
 use crate::runtime::placement::assemble::{adapters_for, selections};
-use crate::runtime::placement::types::PipelineOptions;
 
 /// Devices to go on with.
 #[derive(Debug, PartialEq)]

@@ -28,8 +28,8 @@ pub mod task;
 pub mod trainer;
 mod words;
 
+pub use crate::parallel::PipelineOptions;
 pub use crate::parallel::PipelineSchedule;
-pub use crate::runtime::placement::types::PipelineOptions;
 pub use error::TrainError;
 pub use trainer::{
     DeviceLoss, FitEnd, FitLength, FitOptions, FitReport, MismatchAction, Shares, Step, Trainer,

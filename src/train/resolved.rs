@@ -34,6 +34,10 @@ pub fn resolved_toml(
         run.insert("devices", placement.candidates.join(" | "));
         run.insert("micro_batch_max", placement.micro_batch_max.to_string());
     }
+    if placement.ranks.len() > 1 {
+        run.insert("collective", placement.options.topology.name().to_string());
+        run.insert("message_kib", (placement.options.chunk_bytes >> 10).to_string());
+    }
     if let Some(record) = &placement.pipeline {
         run.insert("pipeline_stages", record.stages.to_string());
         run.insert("schedule", record.schedule.to_string());
@@ -124,8 +128,8 @@ mod tests {
         let mut placement = Placement {
             candidates: vec!["A".into()],
             micro_batch_max: 4,
-            pipeline: None,
             ranks: vec![rank("A", 3)],
+            ..Placement::default()
         };
         let expected = "# What this run decided before its first step.\n\
                         data = \"abc\"\ndevice = \"A\"\nmicro_batches = \"2 1\"\nversion = \"1\"\n";
@@ -152,8 +156,8 @@ mod tests {
         let placement = Placement {
             candidates: vec!["A".into(), "B".into()],
             micro_batch_max: 4,
-            pipeline: None,
             ranks: vec![rank("A", 4); 11],
+            ..Placement::default()
         };
         let text = resolved_toml(&placement, ("abc", &[]), "1");
         let is_table = |line: &&str| line.starts_with('[');
@@ -162,6 +166,8 @@ mod tests {
         assert_eq!(tables[4..6], ["[rank10]", "[rank10.kernels]"]);
         let table: toml::Table = text.parse().unwrap();
         assert_eq!(table["devices"].as_str(), Some("A | B"));
+        assert_eq!(table["collective"].as_str(), Some("ring"));
+        assert_eq!(table["message_kib"].as_str(), Some("1024"));
         assert_eq!(table["rank10"]["name"].as_str(), Some("a name"));
         assert_eq!(table["rank10"]["reduce_site"].as_str(), Some("host"));
         assert_eq!(table["rank10"]["share"].as_str(), Some("4"));

@@ -1,6 +1,7 @@
 //! `RunSpec`: the meaning of a configuration in the types of the rooms below. Built once; no other
 //! code of the trainer reads a key.
 
+use crate::parallel::{ParallelOptions, PipelineOptions, Placement};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +14,9 @@ use super::session::SessionOptions;
 use crate::autotune::TuneOptions;
 use crate::config::RunConfig;
 use crate::config::read::{ConfigError, Override, Resolved, read};
-use crate::config::schema::{Balance, DataKind, Model, ModelKind, OnLoss, OnMismatch, OptimKind};
+use crate::config::schema::{
+    Balance, DataKind, Model, ModelKind, OnLoss, OnMismatch, OptimKind, Parallel, is_of_placement,
+};
 use crate::data::{ReadOptions, SampleFormat, TokenizerKind};
 use crate::faults::Faults;
 use crate::graph::passes::fuse::{Fusion, fuse_listed};
@@ -27,7 +30,7 @@ use crate::model::{
 use crate::optim::{Optimizer, Schedule};
 use crate::runtime::open::OpenOptions;
 use crate::runtime::placement::plans::Plans;
-use crate::runtime::placement::types::{ParallelOptions, PipelineOptions, PlacementRequest};
+use crate::runtime::placement::types::PlacementRequest;
 use crate::runtime::remote::NO_NODES;
 
 /// Specification of a run: everything that its configuration decides.
@@ -72,8 +75,12 @@ pub struct RunSpec {
     pub opening: OpenOptions,
     /// The configuration as TOML, for `run.toml`: derived defaults are comments.
     pub run_toml: String,
-    /// The same with all values, which a resumed run reads.
+    /// The same with all values, which other nodes read.
+    pub whole_toml: String,
+    /// What a checkpoint saves of it: without what the placement has.
     pub saved_toml: String,
+    /// True if a resume sets a key of the placement, which is then decided anew.
+    pub decides_placement: bool,
     /// Names of the keys that the user has set.
     pub typed: Vec<String>,
     /// Its section on the model.
@@ -160,6 +167,7 @@ impl RunSpec {
         Self {
             run_toml: resolved.config.to_run_toml(&typed),
             typed: typed.into_iter().map(String::from).collect(),
+            decides_placement: resolved.typed.decide_placement(),
             ..Self::new(&resolved.config)
         }
     }
@@ -195,21 +203,16 @@ impl RunSpec {
             sample_tokens: train.sample_tokens as u64,
             tensorboard: config.metrics.tensorboard,
             devices: parallel.devices.clone(),
-            parallel: ParallelOptions {
-                shares: (parallel.balance == Balance::Fixed).then(|| parallel.shares.clone()),
-                topology: parallel.collective,
-                overlap: parallel.overlap,
-                reduce_site: parallel.reduce_site,
-                chunk_bytes: parallel.message_kib << 10,
-                pipeline: pipeline(config),
-            },
+            parallel: parallel_options(parallel),
             opening: OpenOptions {
                 deadline: Duration::from_secs_f64(faults.device_timeout_s),
                 device_memory_mib: train.device_memory_mib,
                 tune_s: train.tune_s,
             },
             run_toml: config.to_toml(),
-            saved_toml: config.to_toml(),
+            whole_toml: config.to_toml(),
+            saved_toml: config.to_saved_toml(),
+            decides_placement: false,
             typed: Vec::new(),
             model_toml: config.section_toml("model"),
         }
@@ -225,24 +228,40 @@ impl RunSpec {
         Ok(Self::resolved(&read(None, Some(file), overrides)?))
     }
 
+    /// Returns the names of the keys that the user has set, of those that a checkpoint saves.
+    pub fn saved_keys(&self) -> Vec<String> {
+        self.typed.iter().filter(|key| !is_of_placement(key)).cloned().collect()
+    }
+
     /// Returns the specification of the run on the devices that are left and, if they make other
-    /// pipelines, with those: that of a resume by hand.
+    /// pipelines, with those. Shares and cuts of other devices are measured.
     ///
     /// # Errors
     /// Returns `TrainError::InvalidRequest` if the configuration cannot have these values.
     pub fn on_devices(&self, left: &LeftDevices) -> Result<Self, TrainError> {
-        let LeftDevices { devices, stages, are_as_typed, .. } = left;
-        let invalid = |error: ConfigError| TrainError::InvalidRequest(error.to_string());
-        let saved = Resolved::saved(&self.saved_toml, &self.typed).map_err(invalid)?;
-        let pipeline =
-            stages.map(|stages| Override::named("--pipeline", "parallel.pipeline_stages", stages));
-        // Shares go with other devices on this node, and are those of all nodes.
-        let has_shares = self.parallel.shares.as_ref().is_some_and(|shares| !shares.is_empty());
-        let measured = (*are_as_typed && has_shares)
-            .then(|| Override::named("--set", "parallel.balance", "measured"));
-        let overrides: Vec<Override> =
-            [Override::devices(devices)].into_iter().chain(pipeline).chain(measured).collect();
-        Ok(Self::resolved(&read(Some(&saved), None, &overrides).map_err(invalid)?))
+        let mut resolved = Resolved::saved(&self.whole_toml, &self.typed)
+            .map_err(|error| TrainError::InvalidRequest(error.to_string()))?;
+        let parallel = &mut resolved.config.parallel;
+        parallel.devices.clone_from(&left.devices);
+        if !parallel.shares.is_empty() {
+            parallel.shares.clear();
+            parallel.balance = Balance::Measured;
+        }
+        let stages = left.stages.unwrap_or(parallel.pipeline_stages);
+        if !left.are_as_typed || stages != parallel.pipeline_stages {
+            parallel.blocks_per_stage.clear();
+        }
+        if stages == 1 {
+            let default = Parallel::default();
+            parallel.schedule = default.schedule;
+            parallel.virtual_stages = default.virtual_stages;
+        }
+        parallel.pipeline_stages = stages;
+        resolved
+            .config
+            .check()
+            .map_err(|invalid| TrainError::InvalidRequest(invalid.to_string()))?;
+        Ok(Self { decides_placement: false, ..Self::resolved(&resolved) })
     }
 
     /// Returns the request for the devices of the run as of a new one, without inputs to measure
@@ -568,13 +587,40 @@ fn optimizer(config: &RunConfig) -> Optimizer {
     }
 }
 
-fn pipeline(config: &RunConfig) -> PipelineOptions {
-    let parallel = &config.parallel;
-    PipelineOptions {
-        stages: parallel.pipeline_stages as u32,
-        schedule: parallel.schedule,
-        virtual_stages: parallel.virtual_stages as u32,
-        blocks_per_stage: parallel.blocks_per_stage.iter().map(|blocks| *blocks as u32).collect(),
+/// Returns the options of a section `[parallel]`.
+fn parallel_options(parallel: &Parallel) -> ParallelOptions {
+    ParallelOptions {
+        shares: (parallel.balance == Balance::Fixed).then(|| parallel.shares.clone()),
+        topology: parallel.collective,
+        overlap: parallel.overlap,
+        reduce_site: parallel.reduce_site,
+        chunk_bytes: parallel.message_kib << 10,
+        pipeline: PipelineOptions {
+            stages: parallel.pipeline_stages as u32,
+            schedule: parallel.schedule,
+            virtual_stages: parallel.virtual_stages as u32,
+            blocks_per_stage: parallel.blocks_per_stage.iter().map(|n| *n as u32).collect(),
+        },
+    }
+}
+
+/// Returns the section `[parallel]` that was asked for when a placement was decided, the inverse of
+/// the options of a section. `overlap` is that of the run.
+pub fn section_asked(placement: &Placement, overlap: bool) -> Parallel {
+    let ParallelOptions { shares, topology, reduce_site, chunk_bytes, pipeline, .. } =
+        &placement.options;
+    Parallel {
+        devices: placement.devices_asked.clone(),
+        balance: if shares.is_some() { Balance::Fixed } else { Balance::Measured },
+        shares: shares.clone().unwrap_or_default(),
+        pipeline_stages: pipeline.stages as usize,
+        schedule: pipeline.schedule,
+        virtual_stages: pipeline.virtual_stages as usize,
+        blocks_per_stage: pipeline.blocks_per_stage.iter().map(|n| u64::from(*n)).collect(),
+        collective: *topology,
+        overlap,
+        reduce_site: *reduce_site,
+        message_kib: chunk_bytes >> 10,
     }
 }
 
@@ -592,6 +638,8 @@ fn schedule(config: &RunConfig) -> Schedule {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::collective::Topology;
+    use crate::parallel::ReduceSite;
     use crate::runtime::error::EXIT_CONFIGURATION;
     use crate::runtime::{memory, open};
     use crate::train::loader;
@@ -624,6 +672,34 @@ mod tests {
             blocks_per_stage: vec![1, 2, 3, 4, 5, 6],
         };
         assert_eq!(RunSpec::new(&config).parallel.pipeline, expected);
+    }
+
+    #[test]
+    fn a_placement_gives_the_section_back_that_was_asked_for() {
+        use crate::parallel::PipelineSchedule::Interleaved;
+        let section = Parallel {
+            devices: "cpu*4".into(),
+            balance: Balance::Fixed,
+            shares: vec![5, 7],
+            pipeline_stages: 2,
+            schedule: Interleaved,
+            virtual_stages: 2,
+            blocks_per_stage: vec![1, 2, 2, 1],
+            collective: Topology::Star,
+            overlap: false,
+            reduce_site: Some(ReduceSite::Host),
+            message_kib: 4,
+        };
+        for section in [section, Parallel::default()] {
+            let placement = Placement {
+                devices_asked: section.devices.clone(),
+                options: parallel_options(&section),
+                ..Placement::default()
+            };
+            let json = serde_json::to_string(&placement).unwrap();
+            let placement: Placement = serde_json::from_str(&json).unwrap();
+            assert_eq!(section_asked(&placement, section.overlap), section);
+        }
     }
 
     #[test]

@@ -189,8 +189,14 @@ fn start_workers(
     let drivers = members.into_iter().map(|(one, ..)| one.driver).collect();
     let groups = BucketGroups::all(layout.size, layout.buckets());
     let group = WorkerGroup::start(drivers, layout, groups, &options)?;
-    let micro_batch_max = request.micro_batch;
-    let placement = Placement { candidates, micro_batch_max, pipeline: None, ranks };
+    let placement = Placement {
+        devices_asked: request.selector.into(),
+        options: request.parallel.clone(),
+        candidates,
+        micro_batch_max: request.micro_batch,
+        pipeline: None,
+        ranks,
+    };
     let pipelines = None;
     Ok(PlacedWorkers { group, plan, programs, placement, pipelines, plans, notes, trace })
 }

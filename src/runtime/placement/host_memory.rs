@@ -2,13 +2,13 @@
 //! and for the copy of the state that saving a checkpoint makes.
 
 use super::shares::layout_of;
-use super::types::ParallelOptions;
 use crate::base::Position;
 use crate::comm::ring_pool_bytes_max;
 use crate::device::Selection;
 use crate::exec::{Moments, RING_BYTES, host_staging_bytes, staging_bytes};
 use crate::graph::Plan;
 use crate::graph::print::MemoryUsage;
+use crate::parallel::ParallelOptions;
 use crate::runtime::memory;
 
 /// Returns the bytes of host memory that a device takes as one of `world`: its tensors, if it

@@ -24,10 +24,11 @@ pub use shared_memory::require_shared_memory;
 use std::ops::Range;
 
 use super::shares::fixed_counts;
-use super::types::{ParallelOptions, PipelineOptions, PlacementRequest};
+use super::types::PlacementRequest;
 use crate::base::Rank;
 use crate::parallel::{
-    PipelineSchedule, PipelineStages, Placement, RankPlacement, Share, contiguous_shares,
+    ParallelOptions, PipelineOptions, PipelineSchedule, PipelineStages, Placement, RankPlacement,
+    Share, contiguous_shares,
 };
 use crate::planner::cut::{chunks_of_counts, even};
 use crate::runtime::RuntimeError;

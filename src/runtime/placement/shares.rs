@@ -1,8 +1,8 @@
 //! Splits of buckets, moments and samples among ranks.
 
+use crate::parallel::ParallelOptions;
 use std::ops::Range;
 
-use super::types::ParallelOptions;
 use crate::base::format::counted;
 use crate::base::{BucketId, Position, Rank};
 use crate::collective::{BucketGroups, ShardLayout};

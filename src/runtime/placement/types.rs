@@ -5,70 +5,16 @@ use std::sync::Arc;
 
 use super::plans::Plans;
 use crate::autotune::TuneOptions;
-use crate::collective::Topology;
 use crate::faults::Faults;
 use crate::graph::Plan;
 use crate::metrics::Trace;
 use crate::optim::Optimizer;
-use crate::parallel::{PipelineSchedule, Placement, Program, ReduceSite};
+use crate::parallel::{ParallelOptions, Placement, Program, ReduceSite};
 use crate::runtime::open::{OpenDevice, OpenOptions};
 use crate::runtime::pipelines::ModelPipelines;
 use crate::runtime::remote::RemoteNodes;
 use crate::runtime::timing::Probe;
 use crate::runtime::workers::WorkerGroup;
-
-/// Options for sharing the work of a step among devices.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ParallelOptions {
-    /// Samples per device, or per pipeline, in the order of devices; empty: evenly. `None`: by
-    /// measured speed.
-    pub shares: Option<Vec<u64>>,
-    pub topology: Topology,
-    /// True if reductions start while the backward pass still runs.
-    pub overlap: bool,
-    /// `None`: the faster site of each device, by measurement.
-    pub reduce_site: Option<ReduceSite>,
-    /// The most bytes of one message.
-    pub chunk_bytes: usize,
-    pub pipeline: PipelineOptions,
-}
-
-impl Default for ParallelOptions {
-    fn default() -> Self {
-        let (topology, chunk_bytes) = (Topology::Ring, 1 << 20);
-        Self {
-            shares: None,
-            topology,
-            overlap: true,
-            reduce_site: None,
-            chunk_bytes,
-            pipeline: PipelineOptions::default(),
-        }
-    }
-}
-
-/// Options for cutting a model into the stages of pipelines.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PipelineOptions {
-    /// Stages of each pipeline; 1: none.
-    pub stages: u32,
-    pub schedule: PipelineSchedule,
-    /// Model chunks per stage; 2 or more if the schedule is interleaved, or else 1.
-    pub virtual_stages: u32,
-    /// Blocks of each model chunk, in forward order; empty: cut by measured times.
-    pub blocks_per_stage: Vec<u32>,
-}
-
-impl Default for PipelineOptions {
-    fn default() -> Self {
-        Self {
-            stages: 1,
-            schedule: PipelineSchedule::OneFOneB,
-            virtual_stages: 1,
-            blocks_per_stage: Vec::new(),
-        }
-    }
-}
 
 /// Request for the worker group of a run.
 #[derive(Clone)]

@@ -25,14 +25,12 @@ use crate::faults::Faults;
 use crate::graph::{Graph, Unary, differentiate, fuse};
 use crate::model::gpt::{GptConfig, gpt};
 use crate::optim::Optimizer;
-use crate::parallel::MicroBatch;
+use crate::parallel::{MicroBatch, ParallelOptions, PipelineOptions};
 use crate::runtime::RuntimeError;
 use crate::runtime::open::OpenOptions;
 use crate::runtime::placement::assemble::assemble;
 use crate::runtime::placement::plans::Plans;
-use crate::runtime::placement::types::{
-    ParallelOptions, PipelineOptions, PlacedWorkers, PlacementRequest,
-};
+use crate::runtime::placement::types::{PlacedWorkers, PlacementRequest};
 use crate::runtime::replica_check::compare;
 use crate::runtime::step::{Inputs, StepInput, StepReport};
 use crate::runtime::tasks::{Initialize, perform};

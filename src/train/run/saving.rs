@@ -56,7 +56,7 @@ impl Run {
             model: self.spec.model_toml.clone(),
             samples: self.source.sampler.consumed(self.step()),
             run: self.spec.saved_toml.clone(),
-            typed: self.spec.typed.clone(),
+            typed: self.spec.saved_keys(),
             tokenizer,
             description,
             files: self.files.clone(),

@@ -47,7 +47,9 @@ fn assembled(
     let request = PlacementRequest {
         nodes: &remote,
         probe: Some(probe),
-        saved: resumed.map(|checkpoint| &checkpoint.meta.placement),
+        saved: resumed
+            .filter(|_| !spec.decides_placement)
+            .map(|checkpoint| &checkpoint.meta.placement),
         retune: options.retune,
         notify: &note,
         trace: options.trace.clone(),

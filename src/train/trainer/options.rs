@@ -7,9 +7,8 @@ use crate::collective::Topology;
 use crate::faults::Faults;
 use crate::graph::Graph;
 use crate::optim::Optimizer;
-use crate::parallel::ReduceSite;
+use crate::parallel::{ParallelOptions, PipelineOptions, ReduceSite};
 use crate::runtime::open::OpenOptions;
-use crate::runtime::placement::types::{ParallelOptions, PipelineOptions};
 use crate::train::error::TrainError;
 use crate::train::left_devices::LeftDevices;
 

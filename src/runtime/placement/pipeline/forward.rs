@@ -9,12 +9,11 @@ use super::{RequestedPipelines, pipelines_of};
 use crate::device::Selection;
 use crate::graph::Plan;
 use crate::parallel::pipeline::{bucket_groups, edge_layout};
-use crate::parallel::{PipelinePrograms, PipelineRequest, Share};
+use crate::parallel::{ParallelOptions, PipelinePrograms, PipelineRequest, Share};
 use crate::runtime::RuntimeError;
 use crate::runtime::open::{OpenOptions, open_named};
 use crate::runtime::pipelines::{ModelPipelines, forward_micro_batches_max};
 use crate::runtime::placement::names::display_names;
-use crate::runtime::placement::types::ParallelOptions;
 use crate::runtime::workers::{WorkerGroup, WorkerGroupOptions};
 
 const ELEMENT_BYTES: usize = crate::base::shape::ELEMENT_BYTES;

@@ -19,7 +19,8 @@ use crate::graph::{Graph, Plan};
 use crate::metrics::Trace;
 use crate::parallel::placement::PipelineRecord;
 use crate::parallel::{
-    PipelinePrograms, PipelineRequest, Placement, Program, RankPlacement, ReduceSite,
+    ParallelOptions, PipelinePrograms, PipelineRequest, Placement, Program, RankPlacement,
+    ReduceSite,
 };
 use crate::runtime::open::OpenDevice;
 use crate::runtime::pipelines::{ModelPipelines, forward_micro_batches_max};
@@ -28,7 +29,7 @@ use crate::runtime::placement::open_ranks::{RequestedDevices, open_one};
 use crate::runtime::placement::reduce_sites::reduce_sites;
 use crate::runtime::placement::shares::owned;
 use crate::runtime::placement::statistics::require_statistics;
-use crate::runtime::placement::types::{ParallelOptions, PlacedWorkers, PlacementRequest};
+use crate::runtime::placement::types::{PlacedWorkers, PlacementRequest};
 use crate::runtime::trace_labels::TraceLabels;
 use crate::runtime::workers::{WorkerGroup, WorkerGroupOptions};
 use crate::runtime::{RuntimeError, memory};
@@ -179,6 +180,8 @@ fn placement(
         chunks: requested.chunks as u32,
     };
     Placement {
+        devices_asked: request.selector.into(),
+        options: request.parallel.clone(),
         candidates,
         micro_batch_max: request.micro_batch,
         pipeline: Some(record),

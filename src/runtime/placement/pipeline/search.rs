@@ -10,7 +10,7 @@ use super::{PlannedPipelines, RequestedPipelines, pipelines_of};
 use crate::autotune;
 use crate::graph::Graph;
 use crate::parallel::pipeline::micro_batch_counts;
-use crate::parallel::{PipelineSchedule, contiguous_shares};
+use crate::parallel::{ParallelOptions, PipelineSchedule, contiguous_shares};
 use crate::planner::balance::milliseconds;
 use crate::planner::cut::{Cut, CutError, CutStage, by_stage, chunks_of_counts};
 use crate::planner::division::{
@@ -19,7 +19,7 @@ use crate::planner::division::{
 use crate::runtime::RuntimeError;
 use crate::runtime::placement::open_ranks::RequestedDevices;
 use crate::runtime::placement::shares::fixed_counts;
-use crate::runtime::placement::types::{ParallelOptions, PlacementRequest};
+use crate::runtime::placement::types::PlacementRequest;
 
 /// Measures the blocks of the model on each device, and returns the pipelines that are predicted
 /// to be the fastest, with what was measured and a note on the slowest stage. What the request

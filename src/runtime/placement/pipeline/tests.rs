@@ -15,16 +15,14 @@ use crate::faults::Faults;
 use crate::graph::{Graph, Unary, differentiate, fuse};
 use crate::model::gpt::{GptConfig, gpt};
 use crate::optim::Optimizer;
-use crate::parallel::{PipelineSchedule, Placement};
+use crate::parallel::{ParallelOptions, PipelineOptions, PipelineSchedule, Placement};
 use crate::planner::cut::{even, of_counts};
 use crate::runtime::open::OpenOptions;
 use crate::runtime::placement::assemble::assemble;
 use crate::runtime::placement::names::display_names;
 use crate::runtime::placement::open_ranks::RequestedDevices;
 use crate::runtime::placement::plans::Plans;
-use crate::runtime::placement::types::{
-    ParallelOptions, PipelineOptions, PlacedWorkers, PlacementRequest,
-};
+use crate::runtime::placement::types::{PlacedWorkers, PlacementRequest};
 use crate::runtime::remote::NO_NODES;
 use crate::runtime::timing::Probe;
 use crate::runtime::{RuntimeError, memory};

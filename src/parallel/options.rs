@@ -1,0 +1,63 @@
+//! Options by which the work of a step is shared among devices: what decides a bit of the result.
+
+use super::{PipelineSchedule, ReduceSite};
+use crate::collective::Topology;
+
+/// Options for sharing the work of a step among devices.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct ParallelOptions {
+    /// Samples per device, or per pipeline, in the order of devices; empty: evenly. `None`: by
+    /// measured speed.
+    pub shares: Option<Vec<u64>>,
+    pub topology: Topology,
+    /// True if reductions start while the backward pass still runs. It decides no bit, so a
+    /// placement does not record it.
+    #[serde(skip, default = "overlaps_by_default")]
+    pub overlap: bool,
+    /// `None`: the faster site of each device, by measurement.
+    pub reduce_site: Option<ReduceSite>,
+    /// The most bytes of one message.
+    pub chunk_bytes: usize,
+    pub pipeline: PipelineOptions,
+}
+
+impl Default for ParallelOptions {
+    fn default() -> Self {
+        Self {
+            shares: None,
+            topology: Topology::Ring,
+            overlap: overlaps_by_default(),
+            reduce_site: None,
+            chunk_bytes: 1 << 20,
+            pipeline: PipelineOptions::default(),
+        }
+    }
+}
+
+/// Options for cutting a model into the stages of pipelines.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct PipelineOptions {
+    /// Stages of each pipeline; 1: none.
+    pub stages: u32,
+    pub schedule: PipelineSchedule,
+    /// Model chunks per stage; 2 or more if the schedule is interleaved, or else 1.
+    pub virtual_stages: u32,
+    /// Blocks of each model chunk, in forward order; empty: cut by measured times.
+    pub blocks_per_stage: Vec<u32>,
+}
+
+impl Default for PipelineOptions {
+    fn default() -> Self {
+        Self {
+            stages: 1,
+            schedule: PipelineSchedule::OneFOneB,
+            virtual_stages: 1,
+            blocks_per_stage: Vec::new(),
+        }
+    }
+}
+
+/// Default of [`ParallelOptions::overlap`].
+const fn overlaps_by_default() -> bool {
+    true
+}
