@@ -3,12 +3,15 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::files::is_disk_full;
+
 /// A checkpoint that cannot be written, read or trusted.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
     #[error(
-        "{}: the checkpoint cannot be written ({why}); free space there or set another --out",
-        path.display()
+        "{}: the checkpoint cannot be written ({why}); {}set another --out",
+        path.display(),
+        if is_disk_full(why) { "free space there or " } else { "" }
     )]
     Write { path: PathBuf, why: io::Error },
     #[error("{}: cannot be read ({why}); resume from another checkpoint", path.display())]
@@ -42,8 +45,25 @@ pub enum CheckpointError {
     #[error("{}: does not name the best checkpoint ({why}); name a checkpoint directory",
         path.display())]
     Best { path: PathBuf, why: String },
-    #[error("{}: no checkpoint is good; start a new run: {}", path.display(), reasons.join("; "))]
-    NoneGood { path: PathBuf, reasons: Vec<String> },
+    #[error(
+        "{}: {}: {}",
+        path.display(),
+        match older {
+            Some(older) => format!(
+                "the two newest checkpoints are damaged; to go back further, name an older one, such \
+                 as {}",
+                older.display()
+            ),
+            None => "no checkpoint is good; start a new run".into(),
+        },
+        reasons.join("; ")
+    )]
+    NoneGood {
+        path: PathBuf,
+        reasons: Vec<String>,
+        /// An older checkpoint, which was not tried.
+        older: Option<PathBuf>,
+    },
     #[error(
         "{}: the run is in use by {by}; wait until it ends or set another --out",
         path.display()

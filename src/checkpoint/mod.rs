@@ -129,12 +129,27 @@ impl Checkpoint {
 
     /// Like [`Checkpoint::load`], with a warning if the manifest has unknown fields.
     fn load_with_warnings(directory: &Path) -> Result<(Self, Vec<String>), CheckpointError> {
+        Self::load_files(directory, true)
+    }
+
+    /// Like [`Checkpoint::load`] without the moments, which only training needs, with a warning if
+    /// the manifest has unknown fields.
+    fn load_parameters(directory: &Path) -> Result<(Self, Vec<String>), CheckpointError> {
+        Self::load_files(directory, false)
+    }
+
+    fn load_files(
+        directory: &Path,
+        with_moments: bool,
+    ) -> Result<(Self, Vec<String>), CheckpointError> {
         let manifest = Manifest::read(directory)?;
         let read = |name| match manifest.file(name) {
             Some(entry) => tensors::read(&directory.join(name), entry),
             None => Ok(Vec::new()),
         };
-        let [parameters, moments, carried] = [read(PARAMETERS)?, read(MOMENTS)?, read(CARRIED)?];
+        let parameters = read(PARAMETERS)?;
+        let moments = if with_moments { read(MOMENTS)? } else { Vec::new() };
+        let carried = read(CARRIED)?;
         let mut warnings = Vec::new();
         if !manifest.unknown_names.is_empty() {
             let (place, names) =
@@ -152,18 +167,41 @@ impl Checkpoint {
     }
 
     /// Reads a checkpoint directory, or the newest good checkpoint of a run directory, in that
-    /// case with a warning for each newer one that is damaged.
+    /// case with a warning if that is the one before the newest, which is damaged.
     ///
     /// # Errors
     /// Returns the errors of [`Checkpoint::load`] and [`Store::load_latest`], and
     /// `CheckpointError::Ambiguous` for a directory that is both.
     pub fn load_path(path: &Path) -> Result<(Self, Vec<String>), CheckpointError> {
-        match (is_checkpoint(path), store::directory(path).exists()) {
-            (true, true) => Err(CheckpointError::Ambiguous { path: path.into() }),
-            (true, false) => Self::load_with_warnings(path),
-            (false, _) => Store::open_to_read(path).load_latest(),
+        if is_one_checkpoint(path)? {
+            Self::load_with_warnings(path)
+        } else {
+            Store::open_to_read(path).load_latest()
         }
     }
+
+    /// Reads the parameters and states of a checkpoint directory, or of the newest checkpoint of a
+    /// run directory.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Checkpoint::load`], also if an older checkpoint is good, and
+    /// `CheckpointError::Ambiguous` for a directory that is both.
+    pub fn parameters_of_path(path: &Path) -> Result<(Self, Vec<String>), CheckpointError> {
+        if is_one_checkpoint(path)? {
+            Self::load_parameters(path)
+        } else {
+            Store::open_to_read(path).load_newest_parameters()
+        }
+    }
+}
+
+/// Returns true for a checkpoint directory, and false for that of a run.
+fn is_one_checkpoint(path: &Path) -> Result<bool, CheckpointError> {
+    let is_checkpoint = is_checkpoint(path);
+    if is_checkpoint && store::directory(path).exists() {
+        return Err(CheckpointError::Ambiguous { path: path.into() });
+    }
+    Ok(is_checkpoint)
 }
 
 /// Returns true if the directory is a checkpoint, good or bad, as opposed to that of a run.

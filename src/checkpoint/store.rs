@@ -28,6 +28,9 @@ const GONE: &str = ".gone";
 /// Smallest number of checkpoints that pruning keeps: the newest one may turn out to be bad.
 const KEEP_MIN: usize = 2;
 
+/// Newest checkpoints of which a resume takes the first good one.
+const FALL_BACK_MAX: usize = 2;
+
 /// The checkpoints in `DIR/checkpoints`.
 #[derive(Debug)]
 pub struct Store {
@@ -186,18 +189,21 @@ impl Store {
         Ok(())
     }
 
-    /// Loads the newest good checkpoint, with a warning for each newer one that is damaged.
+    /// Loads the newest checkpoint or, if that is damaged, the one before, with a warning: going back
+    /// further loses more than a run should lose without being told to.
     ///
     /// # Errors
     /// Returns `CheckpointError::None` if there is no checkpoint, the newest one's
-    /// `CheckpointError::Format` if all are of other formats, and `CheckpointError::NoneGood` if
-    /// none is good for other reasons.
+    /// `CheckpointError::Format` if all that were tried are of other formats, and
+    /// `CheckpointError::NoneGood`, with an older one that is left, if none of these is good for
+    /// other reasons.
     pub fn load_latest(&self) -> Result<(Checkpoint, Vec<String>), CheckpointError> {
         let mut errors = Vec::new();
         let texts = |errors: &[CheckpointError]| -> Vec<String> {
             errors.iter().map(ToString::to_string).collect()
         };
-        for step in self.steps()?.into_iter().rev() {
+        let mut steps = self.steps()?.into_iter().rev();
+        for step in steps.by_ref().take(FALL_BACK_MAX) {
             match Checkpoint::load_with_warnings(&self.path(step)) {
                 Ok((checkpoint, warnings)) => {
                     return Ok((checkpoint, [texts(&errors), warnings].concat()));
@@ -213,7 +219,19 @@ impl Store {
         if errors.iter().all(|error| matches!(error, CheckpointError::Format { .. })) {
             return Err(errors.swap_remove(0));
         }
-        Err(CheckpointError::NoneGood { path, reasons: texts(&errors) })
+        let older = steps.next().map(|step| self.path(step));
+        Err(CheckpointError::NoneGood { path, reasons: texts(&errors), older })
+    }
+
+    /// Loads the newest checkpoint for use without training: its moments are neither read nor needed.
+    ///
+    /// # Errors
+    /// Returns `CheckpointError::None` if there is no checkpoint, and the errors of
+    /// [`Checkpoint::load`] for its other files: an older one has other parameters.
+    pub fn load_newest_parameters(&self) -> Result<(Checkpoint, Vec<String>), CheckpointError> {
+        let newest = self.steps()?.last().copied();
+        let none = || CheckpointError::None { path: self.directory.clone() };
+        Checkpoint::load_parameters(&self.path(newest.ok_or_else(none)?))
     }
 
     /// Returns the metadata of the newest checkpoint whose manifest is good, without reading its
@@ -245,8 +263,8 @@ impl Store {
         self.directory.parent().is_some_and(lock::is_held)
     }
 
-    /// Loads the checkpoint that was marked as the best one, with a warning if its manifest has
-    /// unknown fields.
+    /// Loads the checkpoint that was marked as the best one, without its moments, with a warning if
+    /// its manifest has unknown fields.
     ///
     /// # Errors
     /// Returns `CheckpointError::None` if none was marked, `CheckpointError::Best` if the mark is
@@ -254,7 +272,7 @@ impl Store {
     pub fn load_best(&self) -> Result<(Checkpoint, Vec<String>), CheckpointError> {
         let none = || CheckpointError::None { path: self.directory.join(BEST) };
         let step = self.best()?.ok_or_else(none)?;
-        Checkpoint::load_with_warnings(&self.path(step))
+        Checkpoint::load_parameters(&self.path(step))
     }
 
     /// Removes old checkpoints and returns their steps. Kept are the newest `keep` (at least 2)

@@ -205,7 +205,7 @@ pub(super) fn load(args: &CheckpointArgs) -> anyhow::Result<(Checkpoint, RunSpec
         true => Store::open_to_read(&args.checkpoint)
             .load_best()
             .map_err(|error| without_best(&args.checkpoint, error))?,
-        false => Checkpoint::load_path(&args.checkpoint).map_err(TrainError::from)?,
+        false => Checkpoint::parameters_of_path(&args.checkpoint).map_err(TrainError::from)?,
     };
     warnings.iter().for_each(|warning| print_line(&format!("warning: {warning}")));
     let mut spec = saved_spec(&checkpoint, Some(args))?;
@@ -225,7 +225,7 @@ fn without_best(path: &Path, error: CheckpointError) -> anyhow::Error {
         );
         return TrainError::InvalidRequest(text).into();
     }
-    let newest = Checkpoint::load_path(path).map_err(TrainError::from);
+    let newest = Checkpoint::parameters_of_path(path).map_err(TrainError::from);
     let why = match newest.map_err(Into::into).and_then(|(newest, _)| saved_spec(&newest, None)) {
         Ok(spec) if spec.data.held_out == 0.0 => "the run held nothing out, so it has no best",
         Ok(_) => "no checkpoint is marked as the best",

@@ -55,6 +55,33 @@ impl ResumePoint {
         Ok((Self { checkpoint, from: from.into(), run, newest }, warnings))
     }
 
+    /// Returns the directory of the checkpoint that was loaded.
+    pub fn loaded(&self) -> PathBuf {
+        match &self.run {
+            Some(run) if !checkpoint::is_checkpoint(&self.from) => {
+                Store::open_to_read(run).path(self.checkpoint.meta.step)
+            }
+            _ => self.from.clone(),
+        }
+    }
+
+    /// Checks that the steps that were set now do not end before the checkpoint: the record of the
+    /// run would say that it ended before it was where it is.
+    ///
+    /// # Errors
+    /// Returns `UsageError` if they do.
+    pub fn require_steps(&self, steps: u64) -> Result<(), UsageError> {
+        let done = self.checkpoint.meta.step;
+        if steps >= done {
+            return Ok(());
+        }
+        Err(UsageError(format!(
+            "train.steps = {steps} is below the {done} steps of {}; set more steps, or resume from \
+             an earlier checkpoint with another --out",
+            self.loaded().display()
+        )))
+    }
+
     /// Returns the newest step of the run that a run in `out` continues; `None` if it is a new
     /// one.
     pub fn continued(&self, out: &Path) -> Option<u64> {

@@ -73,8 +73,11 @@ impl RunState {
 struct ListedRun {
     name: String,
     path: PathBuf,
-    /// Steps done, and the step after which the run ends.
+    /// Steps done.
     step: Option<u64>,
+    /// Step of the newest checkpoint, at which a resume goes on.
+    saved: Option<u64>,
+    /// Step after which the run ends.
     steps: Option<u64>,
     /// Loss of the last step; NaN if it was not finite.
     loss: Option<f64>,
@@ -179,6 +182,7 @@ impl ListedRun {
             name: name.to_string_lossy().into_owned(),
             path: path.into(),
             step: last.map(|(step, _)| step).max(saved),
+            saved,
             steps: steps.ok(),
             loss: last.map(|(_, loss)| loss),
             best: meta.as_ref().and_then(|meta| meta.best).map(|best| best.val_loss),
@@ -195,18 +199,19 @@ impl ListedRun {
         };
         json!({
             "name": self.name, "path": self.path.to_string_lossy(), "step": self.step,
-            "steps": self.steps, "loss": self.loss, "best_val_loss": self.best,
+            "steps": self.steps, "saved_step": self.saved, "loss": self.loss, "best_val_loss": self.best,
             "devices": self.devices, "state": self.state.word(), "problem": problem,
         })
     }
 
-    fn cells(&self) -> [String; 6] {
+    fn cells(&self) -> [String; 7] {
         let number = |value: Option<u64>| value.map_or("?".into(), |value| value.to_string());
         let loss = |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.4}"));
         let devices = if self.devices.is_empty() { "-".into() } else { self.devices.join(", ") };
         [
             self.name.clone(),
             format!("{}/{}", number(self.step), number(self.steps)),
+            self.saved.map_or("-".into(), |step| step.to_string()),
             loss(self.loss),
             loss(self.best),
             devices,
@@ -247,20 +252,20 @@ fn last_step(path: &Path) -> Option<(u64, f64)> {
 }
 
 fn table(runs: &[ListedRun]) -> String {
-    let head = ["name", "step", "loss", "best val", "devices", "state"].map(String::from);
-    let rows: Vec<[String; 6]> =
+    let head = ["name", "step", "saved", "loss", "best val", "devices", "state"].map(String::from);
+    let rows: Vec<[String; 7]> =
         [head].into_iter().chain(runs.iter().map(ListedRun::cells)).collect();
     let width = |column: usize| {
         rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default()
     };
-    let widths: [usize; 5] = std::array::from_fn(width);
+    let widths: [usize; 6] = std::array::from_fn(width);
     let mut text = String::new();
-    for [name, step, loss, best, devices, state] in &rows {
-        let [n, s, l, b, d] = widths;
+    for [name, step, saved, loss, best, devices, state] in &rows {
+        let [n, s, v, l, b, d] = widths;
         // Writing to a string cannot fail.
         let _ = writeln!(
             text,
-            "{name:<n$}  {step:>s$}  {loss:>l$}  {best:>b$}  {devices:<d$}  {state}"
+            "{name:<n$}  {step:>s$}  {saved:>v$}  {loss:>l$}  {best:>b$}  {devices:<d$}  {state}"
         );
     }
     text

@@ -62,9 +62,22 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
     let mut unsaved = Vec::new();
     if let Some((point, saved)) = point.as_ref().zip(saved.as_ref()) {
         unsaved = resolved.changes(&saved.config);
+        if resolved.typed.now.contains("train.steps") {
+            point.require_steps(resolved.config.train.steps)?;
+        }
         locate(&mut resolved, point, typed_out, &unsaved)?;
         if let Some(note) = placement_note(saved, &resolved).filter(|_| !args.quiet) {
             print_line(&note);
+        }
+        let step = point.checkpoint.meta.step;
+        if step >= resolved.config.train.steps {
+            // Also of a quiet start: a script must not take this for training.
+            print_line(&format!(
+                "nothing to train: {} has all {step} steps; set more with --steps",
+                point.loaded().display()
+            ));
+        } else if !args.quiet {
+            print_line(&format!("continuing at step {step}, from {}", point.loaded().display()));
         }
         if point.run.is_none() && typed_out.is_none() && !args.quiet {
             let (from, out) = (point.from.display(), out.display());

@@ -486,7 +486,7 @@ mod tests {
     #[test]
     fn former_names_are_refused_with_the_present_one() {
         for (before, now) in RENAMED {
-            assert_eq!(key(before), None, "{before}");
+            assert!(key(before).is_none(), "{before}");
             assert!(key(now).is_some(), "{now}");
             let hint = format!("there is no key {before}; it is called {now} now");
             refused("", &[&format!("{before}=1")], &format!("--set {before}=1: {hint}"));
@@ -639,7 +639,8 @@ mod tests {
         assert_eq!(follow.schedule.decay_steps, 30);
         assert_eq!(follow.schedule.warmup, 3);
         assert_eq!(follow.schedule.min_lr, 0.05);
-        let typed = "[train]\nbatch = 7\nmicro_batch = 3\n[schedule]\ndecay_steps = 9\nwarmup = 90";
+        let typed =
+            "[train]\nbatch = 7\nmicro_batch_size = 3\n[schedule]\ndecay_steps = 9\nwarmup = 90";
         let typed = config(typed, &["train.steps=30"]);
         assert_eq!((typed.train.micro_batch_size, typed.schedule.decay_steps), (3, 9));
         assert_eq!(typed.schedule.warmup, 90);
@@ -656,11 +657,11 @@ mod tests {
             let read = read(None, file, &data(path)).unwrap().config;
             assert_eq!((read.data.kind, read.data.path), (DataKind::Text, Some(path.into())));
         }
-        let back = config("data.path = 'a.txt'", &["data.kind=builtin"]);
-        assert_eq!((back.data.kind, back.data.path), (DataKind::Builtin, None));
         let both = "data.path conflicts with data.kind = \"builtin\"; leave one of them out";
         let text = "[data]\npath = 'a'\nkind = 'builtin'";
         refused(text, &[], &format!("run.toml:3: {both}"));
+        let flag = "data.kind=builtin";
+        refused("data.path = 'a.txt'", &[flag], &format!("--set {flag}: {both}"));
         let none = "run.toml:1: data.kind = \"text\" expects a data.path; give --data PATH";
         refused("data.kind = 'text'", &[], none);
     }
@@ -679,12 +680,6 @@ mod tests {
         assert_eq!(shares("", &["parallel.shares=12"]), Some(vec![12]));
         assert_eq!(shares(file, &["parallel.shares=[]"]), Some(vec![]), "evenly");
         assert_eq!(shares("", &[]), None);
-        // A later flag drops the shares of a file and of a checkpoint.
-        assert_eq!(shares(file, &["parallel.balance=measured"]), None);
-        let saved = typed(file, &[]).unwrap();
-        let back = read(Some(&saved), None, &overrides(&["parallel.balance=measured"])).unwrap();
-        assert_eq!(back.config, RunConfig::default());
-        assert!(!back.typed.contains("parallel.shares"));
     }
 
     #[test]
@@ -716,6 +711,8 @@ mod tests {
                     them out";
         let text = "[parallel]\nshares = [12]\nbalance = 'measured'";
         refused(text, &[], &format!("run.toml:3: {both}"));
+        let flag = "parallel.balance=measured";
+        refused("parallel.shares = [12]", &[flag], &format!("--set {flag}: {both}"));
     }
 
     #[test]

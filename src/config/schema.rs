@@ -170,6 +170,9 @@ words! {
     OnLoss { OnLoss::Stop => "stop", OnLoss::Continue => "continue", }
 }
 
+/// The most samples and tokens of an evaluation by default.
+const EVAL_SAMPLES: u64 = 1024;
+const EVAL_TOKENS: u64 = 65_536;
 /// Largest count of steps: a billion steps take years on any device.
 const STEPS: i64 = 1_000_000_000;
 /// Largest number of samples in a batch.
@@ -333,10 +336,11 @@ sections! {
         steps: u64 = 3500, Constraint::Whole(0, STEPS);
         /// Seed of all random numbers.
         seed: u64 = 1337, Constraint::Whole(0, i64::MAX);
-        /// Steps between evaluations on the validation split; 0 = at the end only.
+        /// Steps between evaluations on the validation split, the last of which is at the end; 0 = none.
         eval_every: u64 = 500, Constraint::Whole(0, STEPS);
         /// Samples of the validation split per evaluation, spread evenly over it; 0 = all.
-        eval_samples: u64 = 1024, Constraint::Whole(0, STEPS);
+        eval_samples: u64 = 1024, Constraint::Whole(0, STEPS),
+            "the fewer of 1,024 samples and 65,536 tokens";
         /// Steps between checkpoints; 0 = only at the start, at the end and at a new best.
         checkpoint_every: u64 = 500, Constraint::Whole(0, STEPS);
         /// Number of newest checkpoints to keep; the best one is kept as well.
@@ -396,8 +400,9 @@ sections! {
     optim: Optim {
         /// Update rule.
         kind: OptimKind = OptimKind::AdamW, Constraint::OneOf(OptimKind::WORDS);
-        /// Learning rate after the warm-up; rnn 2e-3, models of samples 1e-3 unless set.
-        lr: f64 = 4e-3, Constraint::Real(Excluded(0.0), Included(LR_MAX));
+        /// Learning rate after the warm-up.
+        lr: f64 = 4e-3, Constraint::Real(Excluded(0.0), Included(LR_MAX)),
+            "gpt 4e-3 * (64 / model.width)^0.75; rnn 2e-3; of samples 1e-3";
         /// Decay of AdamW's first moment, the mean of gradients.
         beta1: f64 = 0.9, FRACTION;
         /// Decay of AdamW's second moment, the mean of squared gradients.
@@ -442,7 +447,9 @@ pub struct ConstraintError {
 
 /// Keys whose default is derived from another key, which [`RunConfig::to_run_toml`] leaves to be
 /// derived again.
-const DERIVED: [&str; 5] = [
+const DERIVED: [&str; 7] = [
+    "train.eval_samples",
+    "optim.lr",
     "train.micro_batch_size",
     "parallel.virtual_stages",
     "schedule.warmup",
@@ -518,6 +525,13 @@ impl RunConfig {
             self.train.micro_batch_size = self.default_micro_batch();
         } else if !is_set("train.micro_batch_size") {
             self.train.micro_batch_size = self.train.micro_batch_size.min(self.train.batch);
+        }
+        if is_new && self.model.kind == ModelKind::Gpt && !is_set("optim.lr") {
+            self.optim.lr = default_gpt_lr(self.model.width);
+        }
+        if is_new && !is_set("train.eval_samples") && self.data.kind.sample_format().is_none() {
+            let samples = EVAL_TOKENS / self.model.context.max(1) as u64;
+            self.train.eval_samples = samples.clamp(1, EVAL_SAMPLES);
         }
         if typed.follows("schedule.min_lr", "optim.lr") {
             self.schedule.min_lr = self.optim.lr / 10.0;
@@ -703,6 +717,16 @@ enum Line {
     /// A comment, if the default follows another key.
     Comment,
     None,
+}
+
+/// Returns the learning rate of a GPT of this width that sets none: 4e-3 at width 64, and less for
+/// wider ones, 6.2e-4 at 768, to two digits, so that it is the number that is printed.
+fn default_gpt_lr(width: usize) -> f64 {
+    let lr = 4e-3 * (64.0 / width.max(1) as f64).powf(0.75);
+    let exponent = lr.log10().floor() - 1.0;
+    let digits = (lr / 10f64.powf(exponent)).round();
+    // Through decimal digits, which give the nearest number to what is printed.
+    format!("{digits}e{exponent}").parse().unwrap_or(lr)
 }
 
 /// Returns the key of this name, `section.key_name`.

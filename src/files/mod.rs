@@ -9,6 +9,12 @@ use std::path::{Path, PathBuf};
 /// Ending of what was set aside for the user.
 const ASIDE: &str = ".aside";
 
+/// Returns true for the errors of a disk or a quota that is full: the only ones of writing that end
+/// by themselves, so that the same start may succeed later.
+pub fn is_disk_full(why: &io::Error) -> bool {
+    matches!(why.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
 /// Replaces the file at `path` with `bytes` atomically: a reader, also after a crash or a loss of
 /// power, finds either the old content or the new one.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {

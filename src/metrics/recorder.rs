@@ -8,12 +8,16 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use super::{Event, Sink};
-use crate::files;
+use crate::files::{self, is_disk_full};
 
 /// Failure to read or write the record, the trace or a chart.
 #[derive(Debug, thiserror::Error)]
 pub enum MetricsError {
-    #[error("{}: cannot be written ({why}); free space there or set another --out", path.display())]
+    #[error(
+        "{}: cannot be written ({why}); {}set another --out",
+        path.display(),
+        if is_disk_full(why) { "free space there or " } else { "" }
+    )]
     Write { path: PathBuf, why: io::Error },
     #[error("{}: cannot be read ({why}); move it away or set another --out", path.display())]
     Read { path: PathBuf, why: io::Error },
@@ -23,6 +27,18 @@ pub enum MetricsError {
     #[error("{}: cannot be written ({why}); the run goes on without it; free space there",
         path.display())]
     Chart { path: PathBuf, why: io::Error },
+}
+
+impl MetricsError {
+    /// Returns true if the disk or the user's quota is full.
+    pub fn is_disk_full(&self) -> bool {
+        match self {
+            Self::Write { why, .. } | Self::Trace { why, .. } | Self::Chart { why, .. } => {
+                is_disk_full(why)
+            }
+            Self::Read { .. } => false,
+        }
+    }
 }
 
 /// Appends steps, evaluations and measures to a file; each is written to the file (though not yet

@@ -10,6 +10,7 @@ use crate::checkpoint::CheckpointError;
 use crate::data::DataError;
 use crate::device::DeviceError;
 use crate::faults::FaultError;
+use crate::files::is_disk_full;
 use crate::graph::ShapeError;
 use crate::metrics::MetricsError;
 use crate::runtime::RuntimeError;
@@ -58,7 +59,10 @@ pub enum TrainError {
     Checkpoint(#[from] CheckpointError),
     #[error(transparent)]
     Metrics(#[from] MetricsError),
-    #[error("{path}: {why}; free space there or choose another --out")]
+    #[error(
+        "{path}: {why}; {}choose another --out",
+        if is_disk_full(why) { "free space there or " } else { "" }
+    )]
     Io { path: PathBuf, why: std::io::Error },
     #[error("{what} cannot be started: {why}; raise the limits of this user (see ulimit -a)")]
     System { what: &'static str, why: std::io::Error },
@@ -147,9 +151,22 @@ impl TrainError {
             Self::Library(error) => error.cause.exit_code(),
             Self::Runtime(error) => error.exit_code(),
             Self::Stopped { cause, .. } => cause.exit_code(),
-            // The disk is full or gone, but the run itself is sound.
-            Self::Checkpoint(CheckpointError::Write { .. }) => EXIT_RESTART,
-            Self::ReplicaMismatch { .. } | Self::Metrics(_) | Self::Io { .. } => EXIT_RESTART,
+            // Space may be there later; a path that cannot be written never becomes one that can.
+            Self::Checkpoint(CheckpointError::Write { why, .. }) | Self::Io { why, .. } => {
+                if is_disk_full(why) {
+                    EXIT_RESTART
+                } else {
+                    EXIT_CONFIGURATION
+                }
+            }
+            Self::Metrics(error) => {
+                if error.is_disk_full() {
+                    EXIT_RESTART
+                } else {
+                    EXIT_CONFIGURATION
+                }
+            }
+            Self::ReplicaMismatch { .. } => EXIT_RESTART,
             Self::NodesLost { .. } => EXIT_RESTART,
             Self::Defect(_) => EXIT_DEFECT,
             _ => EXIT_CONFIGURATION,
@@ -161,6 +178,10 @@ impl TrainError {
         match self {
             Self::Runtime(error) => error.can_go_on(),
             Self::Library(error) => error.cause.can_go_on(),
+            // The run itself is sound.
+            Self::Checkpoint(CheckpointError::Write { .. })
+            | Self::Io { .. }
+            | Self::Metrics(_) => true,
             other => other.exit_code() == EXIT_RESTART,
         }
     }

@@ -28,6 +28,7 @@ use crate::model::{
     ResnetConfig, RnnConfig, cnn, gpt, mlp, resnet, rnn,
 };
 use crate::optim::{Optimizer, Schedule};
+use crate::runtime::memory;
 use crate::runtime::open::OpenOptions;
 use crate::runtime::placement::plans::Plans;
 use crate::runtime::placement::types::PlacementRequest;
@@ -97,6 +98,8 @@ pub struct ModelSpec {
     pub context: usize,
     /// Sizes of the model, for the user.
     pub summary: String,
+    /// A number of parameters below that of the model, known before it is built.
+    parameters_at_least: u64,
     /// Builds the forward graph with its loss for data of these sizes.
     graph: Arc<ModelBuilder>,
     /// Builds the graph that generation runs, with the logits of one position; `None` of models
@@ -306,8 +309,19 @@ impl RunSpec {
     /// # Errors
     /// Returns `TrainError::Model` if the sizes of the model contradict each other.
     pub fn training_graph(&self, data: &DataShape) -> Result<(Graph, Vec<Fusion>), TrainError> {
-        let training = differentiate((self.model.graph)(data)?)?;
+        let training = differentiate(self.model_graph(data)?)?;
         Ok(if self.fuse { fuse_listed(training) } else { (training, Vec::new()) })
+    }
+
+    /// Builds the forward graph of the model with its loss.
+    ///
+    /// # Errors
+    /// Returns `TrainError::Runtime` before anything is built if the host has no memory for the
+    /// parameters, and `TrainError::Model` if the sizes of the model contradict each other.
+    fn model_graph(&self, data: &DataShape) -> Result<Graph, TrainError> {
+        let bytes = self.model.parameters_at_least.saturating_mul(size_of::<f32>() as u64);
+        memory::require(usize::try_from(bytes).unwrap_or(usize::MAX))?;
+        (self.model.graph)(data)
     }
 
     /// Builds the plan of the forward pass only, for up to `rows` samples at a time.
@@ -315,7 +329,7 @@ impl RunSpec {
     /// # Errors
     /// Returns `TrainError::Model` if the sizes of the model contradict each other.
     pub fn forward_plan(&self, data: &DataShape, rows: u32) -> Result<Plan, TrainError> {
-        let forward = (self.model.graph)(data)?;
+        let forward = self.model_graph(data)?;
         let forward = if self.fuse { fuse(forward) } else { forward };
         Ok(Plan::new(forward, PlanOptions::new(rows as usize)))
     }
@@ -364,9 +378,11 @@ pub fn language_model(graph: &Graph) -> Result<LanguageModel, TrainError> {
 fn model(config: &RunConfig) -> ModelSpec {
     let model = config.model.clone();
     let context = model.context;
+    let parameters_at_least = parameters_at_least(&model);
     match model.kind {
         ModelKind::Gpt => ModelSpec {
             context,
+            parameters_at_least,
             summary: format!(
                 "{} layers, {} heads, width {}, context {context}",
                 model.layers, model.heads, model.width
@@ -379,6 +395,7 @@ fn model(config: &RunConfig) -> ModelSpec {
         },
         ModelKind::Rnn => ModelSpec {
             context,
+            parameters_at_least,
             summary: format!(
                 "{} layers of {}, width {}, context {context}{}",
                 model.layers,
@@ -394,12 +411,14 @@ fn model(config: &RunConfig) -> ModelSpec {
         },
         ModelKind::Cnn => ModelSpec {
             context,
+            parameters_at_least,
             summary: cnn_summary(&model),
             next_token: None,
             graph: Arc::new(move |data| Ok(cnn(&cnn_config(&model, data)?)?)),
         },
         ModelKind::Resnet => ModelSpec {
             context,
+            parameters_at_least,
             summary: format!(
                 "resnet of {} layers, {} channels at first, {} norm",
                 6 * model.layers + 2,
@@ -417,7 +436,33 @@ fn model(config: &RunConfig) -> ModelSpec {
                 several => format!("mlp with hidden layers of {}", several.join(", ")),
             };
             let graph = Arc::new(move |data: &DataShape| mlp_graph(&model, data));
-            ModelSpec { context, summary, graph, next_token: None }
+            ModelSpec { context, summary, parameters_at_least, graph, next_token: None }
+        }
+    }
+}
+
+/// Returns a number of parameters below that of a model: those of the products in its blocks, without
+/// what depends on the data.
+fn parameters_at_least(model: &Model) -> u64 {
+    let width = model.width as u64;
+    let layers = model.layers as u64;
+    // No product of these wraps: widths are at most 65,536 and layers 1,024.
+    let square = width * width;
+    match model.kind {
+        // Queries, keys, values and projection, and two matrices of 4 widths.
+        ModelKind::Gpt => 12 * layers * square,
+        // Of each gate the matrices of the input and of the state.
+        ModelKind::Rnn => {
+            let gates = match model.cell {
+                Cell::Lstm => 4,
+                Cell::Gru => 3,
+            };
+            2 * gates * layers * square
+        }
+        // The first stage: two convolutions of 3 x 3 per block.
+        ModelKind::Resnet => 18 * layers * square,
+        ModelKind::Mlp | ModelKind::Cnn => {
+            model.hidden.windows(2).map(|pair| pair[0].saturating_mul(pair[1])).sum()
         }
     }
 }
@@ -641,7 +686,6 @@ mod tests {
     use crate::collective::Topology;
     use crate::parallel::ReduceSite;
     use crate::runtime::error::EXIT_CONFIGURATION;
-    use crate::runtime::{memory, open};
     use crate::train::loader;
 
     fn plan(config: &RunConfig) -> Plan {
@@ -708,12 +752,32 @@ mod tests {
         let mut config = RunConfig::default();
         (config.model.width, config.model.layers) = (65_536, 1024);
         config.check().unwrap();
-        let Err(error) = open::open("cpu", plan(&config), 2, &OpenOptions::default()) else {
+        let started = std::time::Instant::now();
+        let spec = RunSpec::new(&config);
+        let Err(error) = spec.training_graph(&DataShape::Tokens { vocabulary: 65 }) else {
             panic!("no host has this")
         };
+        assert!(started.elapsed() < Duration::from_secs(1), "nothing is built");
         let text = error.to_string();
         assert!(text.contains("GiB") && text.contains("model.width"), "{text}");
         assert_eq!(error.exit_code(), EXIT_CONFIGURATION);
+    }
+
+    #[test]
+    fn parameters_are_counted_from_below() {
+        let mut config = RunConfig::default();
+        config.model.hidden = vec![64, 32, 16];
+        for kind in [ModelKind::Gpt, ModelKind::Rnn] {
+            config.model.kind = kind;
+            let spec = RunSpec::new(&config);
+            let (graph, _) = spec.training_graph(&DataShape::Tokens { vocabulary: 65 }).unwrap();
+            let all: usize =
+                graph.parameters.iter().map(|p| graph.tensor(p.tensor).shape.elements(1)).sum();
+            let bound = spec.model.parameters_at_least;
+            assert!(bound <= all as u64 && bound * 2 > all as u64, "{kind:?}: {bound} of {all}");
+        }
+        config.model.kind = ModelKind::Mlp;
+        assert_eq!(RunSpec::new(&config).model.parameters_at_least, 64 * 32 + 32 * 16);
     }
 
     #[test]

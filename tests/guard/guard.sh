@@ -51,6 +51,8 @@ log_every = 5
 eval_every = 10
 checkpoint_every = 10
 sample_tokens = 40
+[optim]
+lr = 4e-3
 TOML
 }
 

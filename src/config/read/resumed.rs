@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::*;
-use crate::config::schema::Balance;
+use crate::config::schema::{Balance, Parallel, is_of_placement};
 use crate::parallel::PipelineSchedule;
 
 /// Resolves the configuration of a new run with these flags.
@@ -19,8 +19,13 @@ fn overrides(sets: &[&str]) -> Vec<Override> {
 /// Resolves the configuration of a run that resumes with these flags from a checkpoint that
 /// stores `saved`.
 fn try_resumed(saved: &Resolved, sets: &[&str]) -> Result<Resolved, ConfigError> {
-    let typed: Vec<String> = saved.typed.all().into_iter().map(String::from).collect();
-    let saved = Resolved::saved(&saved.config.to_toml(), &typed).unwrap();
+    let keys = saved.typed.all().into_iter().filter(|key| !is_of_placement(key));
+    let typed: Vec<String> = keys.map(String::from).collect();
+    let section = saved.config.parallel.clone();
+    let mut saved = Resolved::saved(&saved.config.to_saved_toml(), &typed).unwrap();
+    assert_eq!(saved.config.parallel, Parallel { overlap: section.overlap, ..Parallel::default() });
+    // As the placement has it.
+    saved.config.parallel = section;
     read(Some(&saved), None, &overrides(sets))
 }
 
@@ -102,85 +107,63 @@ fn devices_are_saved_as_they_were_typed() {
     assert_eq!(devices(&other.unwrap()), "auto");
 }
 
-#[test]
-fn saved_shares_are_those_of_the_saved_devices() {
-    let saved = new(&["parallel.devices=cpu*3", "parallel.shares=4,4,4"]);
-    let shares = |sets: &[&str]| {
-        let parallel = resumed(&saved, sets).config.parallel;
-        (parallel.balance, parallel.shares)
-    };
-    let kept = (Balance::Fixed, vec![4, 4, 4]);
-    assert_eq!(shares(&[]), kept);
-    assert_eq!(shares(&["parallel.devices=CPU * 3"]), kept);
-    assert_eq!(shares(&["parallel.devices=cpu*2"]), (Balance::Measured, vec![]));
-    let both = ["parallel.devices=cpu*2", "parallel.shares=8,4"];
-    assert_eq!(shares(&both), (Balance::Fixed, vec![8, 4]));
-    assert_eq!(shares(&["parallel.pipeline_stages=3"]), (Balance::Measured, vec![]));
-    let both = ["parallel.pipeline_stages=3", "parallel.shares=12"];
-    assert_eq!(shares(&both), (Balance::Fixed, vec![12]));
-}
-
-#[test]
-fn saved_stages_are_those_of_the_saved_devices_and_model_chunks() {
-    let saved = new(&[
-        "parallel.devices=cpu*2",
+/// A run on two pipelines of two devices, with every key of the placement set.
+fn run_with_placement() -> Resolved {
+    new(&[
+        "parallel.devices=cpu*4",
+        "parallel.shares=5,7",
         "parallel.pipeline_stages=2",
         "parallel.schedule=interleaved",
         "parallel.virtual_stages=2",
         "parallel.blocks_per_stage=1,2,2,1",
-    ]);
-    let stages = |sets: &[&str]| {
-        let resumed = resumed(&saved, sets);
-        let is_typed = resumed.typed.contains("parallel.blocks_per_stage");
-        assert_eq!(is_typed, !resumed.config.parallel.blocks_per_stage.is_empty(), "{sets:?}");
-        resumed.config.parallel.blocks_per_stage
-    };
-    let kept = vec![1, 2, 2, 1];
-    assert_eq!(stages(&[]), kept);
-    assert_eq!(stages(&["parallel.devices=CPU * 2", "parallel.virtual_stages=2"]), kept);
-    assert_eq!(stages(&["parallel.pipeline_stages=2", "train.steps=9"]), kept);
-    let none: Vec<u64> = Vec::new();
-    for other in [
-        "parallel.devices=cpu,0",
-        "parallel.pipeline_stages=3",
-        "parallel.pipeline_stages=1",
-        "parallel.virtual_stages=3",
-        "parallel.schedule=gpipe",
-    ] {
-        assert_eq!(stages(&[other]), none, "{other}");
-    }
-    assert_eq!(stages(&["parallel.schedule=gpipe", "parallel.blocks_per_stage=2,4"]), [2, 4]);
+        "parallel.collective=star",
+        "parallel.reduce_site=host",
+        "parallel.message_kib=4",
+        "parallel.overlap=false",
+    ])
 }
 
 #[test]
-fn a_run_goes_on_without_a_pipeline_and_back() {
-    let saved = new(&[
-        "parallel.pipeline_stages=3",
-        "parallel.schedule=gpipe",
-        "parallel.blocks_per_stage=2,2,2",
-    ]);
-    let alone = resumed(&saved, &["parallel.pipeline_stages=1"]);
-    assert_eq!(alone.config.parallel, RunConfig::default().parallel);
-    assert_eq!(alone.typed.all(), BTreeSet::from(["parallel.pipeline_stages"]));
-    let back = resumed(&alone, &["parallel.pipeline_stages=2", "parallel.blocks_per_stage=1,5"])
-        .config
-        .parallel;
+fn other_keys_leave_the_placement_as_it_is() {
+    let saved = run_with_placement();
+    for sets in [&[][..], &["train.steps=9"], &["optim.lr=1e-3", "faults.on_loss=continue"]] {
+        assert_eq!(resumed(&saved, sets).config.parallel, saved.config.parallel, "{sets:?}");
+    }
+    let overlapping = resumed(&saved, &["parallel.overlap=true"]).config.parallel;
+    assert_eq!(overlapping, Parallel { overlap: true, ..saved.config.parallel });
+}
+
+#[test]
+fn a_key_of_the_placement_decides_all_of_it_anew() {
+    let saved = run_with_placement();
+    let fresh =
+        Parallel { devices: "cpu*4".into(), overlap: false, ..RunConfig::default().parallel };
+    let parallel = |sets: &[&str]| {
+        let resumed = resumed(&saved, sets);
+        assert!(resumed.typed.decide_placement(), "{sets:?}");
+        resumed.config.parallel
+    };
     assert_eq!(
-        (back.pipeline, back.schedule, back.stages),
-        (2, PipelineSchedule::OneFOneB, vec![1, 5])
+        parallel(&["parallel.devices=cpu*3"]),
+        Parallel { devices: "cpu*3".into(), ..fresh.clone() }
     );
-    // One schedule follows another; the model chunks of the interleaved one are dropped.
-    let interleaved = ["parallel.schedule=interleaved", "parallel.virtual_stages=2"];
-    let interleaved = resumed(&saved, &interleaved);
-    assert_eq!(interleaved.config.parallel.virtual_stages, 2);
-    let bubble = resumed(&interleaved, &["parallel.schedule=zero-bubble"]).config.parallel;
-    assert_eq!((bubble.pipeline, bubble.chunks), (3, 1));
-    let one = ["parallel.schedule=interleaved", "parallel.virtual_stages=1"];
-    let error = try_resumed(&saved, &one).unwrap_err().to_string();
-    assert!(
-        error.ends_with("set parallel.virtual_stages to 2 or more, or leave it out"),
-        "{error}"
+    assert_eq!(parallel(&["parallel.balance=measured"]), fresh);
+    assert_eq!(
+        parallel(&["parallel.shares=3,3,3,3"]),
+        Parallel { balance: Balance::Fixed, shares: vec![3; 4], ..fresh.clone() }
     );
+    assert_eq!(
+        parallel(&["parallel.pipeline_stages=4"]),
+        Parallel { pipeline_stages: 4, ..fresh.clone() }
+    );
+    assert_eq!(parallel(&["parallel.message_kib=8"]), Parallel { message_kib: 8, ..fresh.clone() });
+    let schedule = PipelineSchedule::Interleaved;
+    assert_eq!(
+        parallel(&["parallel.pipeline_stages=2", "parallel.schedule=interleaved"]),
+        Parallel { pipeline_stages: 2, schedule, virtual_stages: 2, ..fresh }
+    );
+    let alone = try_resumed(&saved, &["parallel.schedule=gpipe"]).unwrap_err().to_string();
+    assert!(alone.contains("schedule = \"gpipe\" has no effect without a pipeline"), "{alone}");
 }
 
 #[test]
@@ -188,20 +171,7 @@ fn the_interleaved_schedule_has_two_model_chunks_unless_they_are_typed() {
     let saved = new(&["pipeline_stages=2", "parallel.schedule=interleaved"]);
     assert_eq!(saved.config.parallel.virtual_stages, 2);
     assert!(!saved.typed.contains("parallel.virtual_stages"));
-    let parallel = |saved: &Resolved, sets: &[&str]| {
-        let parallel = resumed(saved, sets).config.parallel;
-        (parallel.virtual_stages, parallel.blocks_per_stage)
-    };
-    assert_eq!(parallel(&saved, &["train.steps=9"]), (2, vec![]), "a run keeps its own");
-    assert_eq!(parallel(&saved, &["parallel.schedule=gpipe"]), (1, vec![]));
-    assert_eq!(parallel(&saved, &["parallel.pipeline_stages=1"]), (1, vec![]));
-    assert_eq!(parallel(&saved, &["virtual_stages=3"]), (3, vec![]));
-    let typed = new(&["pipeline_stages=2", "parallel.schedule=interleaved", "virtual_stages=3"]);
-    assert_eq!(parallel(&typed, &["parallel.schedule=interleaved"]), (3, vec![]));
-    // The cut of another number of chunks is dropped.
-    let cut = new(&["pipeline_stages=2", "blocks_per_stage=3,3"]);
-    assert_eq!(parallel(&cut, &["parallel.schedule=interleaved"]), (2, vec![]));
-    assert_eq!(parallel(&cut, &["parallel.schedule=gpipe"]), (1, vec![3, 3]));
+    assert_eq!(resumed(&saved, &["train.steps=9"]).config.parallel.virtual_stages, 2);
 
     let text = saved.config.to_run_toml(&saved.typed.all());
     assert!(text.contains("\n# virtual_stages = 2  # 2 for interleaved, or else 1\n"), "{text}");
@@ -212,22 +182,44 @@ fn the_interleaved_schedule_has_two_model_chunks_unless_they_are_typed() {
 }
 
 #[test]
-fn a_flag_supersedes_the_pipeline_of_a_file_but_not_another_flag() {
+fn keys_of_a_file_that_a_flag_contradicts_are_refused_with_their_line() {
     let path = Path::new("run.toml");
-    let text = "[parallel]\npipeline = 2\nschedule = 'interleaved'\nchunks = 2";
-    let read = |text: &str, sets: &[&str]| read(None, Some((path, text)), &overrides(sets));
-    let alone = read(text, &["parallel.pipeline_stages=1"]).unwrap();
-    assert_eq!(alone.config, RunConfig::default());
-    let gpipe = read(text, &["parallel.schedule=gpipe"]).unwrap().config.parallel;
-    assert_eq!((gpipe.pipeline, gpipe.chunks), (2, 1));
+    let error = |text: &str, sets: &[&str]| {
+        read(None, Some((path, text)), &overrides(sets)).unwrap_err().to_string()
+    };
+    let pipeline = "[parallel]\npipeline_stages = 2\nschedule = 'gpipe'";
+    assert_eq!(
+        error(pipeline, &["parallel.pipeline_stages=1"]),
+        "--set parallel.pipeline_stages=1: parallel.schedule = \"gpipe\" has no effect without a \
+         pipeline; set parallel.pipeline_stages to 2 or more, or leave it out"
+    );
     for (text, sets) in [
         ("", &["pipeline_stages=1", "schedule=gpipe"][..]),
         ("", &["schedule=gpipe"]),
-        ("[parallel]\nschedule = 'gpipe'\npipeline = 1", &[]),
+        ("[parallel]\nschedule = 'gpipe'\npipeline_stages = 1", &[]),
     ] {
-        let error = read(text, sets).unwrap_err().to_string();
+        let error = error(text, sets);
         assert!(error.contains("schedule = \"gpipe\" has no effect without a pipeline"), "{error}");
     }
+}
+
+#[test]
+fn the_defaults_of_a_gpt_follow_its_width_and_context() {
+    let lr = |width: usize| new(&[&format!("model.width={width}")]).config.optim.lr;
+    assert_eq!([lr(64), lr(128), lr(768)], [4e-3, 2.4e-3, 6.2e-4]);
+    assert_eq!(new(&["model.width=768", "optim.lr=1e-3"]).config.optim.lr, 1e-3);
+    assert_eq!(new(&["model.width=768"]).config.schedule.min_lr, 6.2e-5);
+    let samples = |sets: &[&str]| new(sets).config.train.eval_samples;
+    assert_eq!(samples(&[]), 1024);
+    assert_eq!(samples(&["model.context=1024"]), 64);
+    assert_eq!(samples(&["model.context=65536"]), 1);
+    assert_eq!(samples(&["model.context=1024", "train.eval_samples=1024"]), 1024);
+    // A resume keeps what the run had.
+    let typed = new(&["model.width=768", "optim.lr=1e-3", "train.eval_samples=7"]);
+    let kept = resumed(&typed, &[]).config;
+    assert_eq!((kept.optim.lr, kept.train.eval_samples), (1e-3, 7));
+    let text = new(&["model.width=768"]).config.to_run_toml(&["model.width"].into());
+    assert!(text.contains("\n# lr = 0.00062  # gpt 4e-3 * (64 / model.width)^0.75; "), "{text}");
 }
 
 #[test]

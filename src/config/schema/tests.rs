@@ -150,8 +150,13 @@ fn check_pipeline(
     stages: &[u64],
 ) -> String {
     check(|c| {
-        let stages = stages.to_vec();
-        c.parallel = Parallel { pipeline, schedule, chunks, stages, ..Parallel::default() };
+        c.parallel = Parallel {
+            pipeline_stages: pipeline,
+            schedule,
+            virtual_stages: chunks,
+            blocks_per_stage: stages.to_vec(),
+            ..Parallel::default()
+        };
     })
 }
 

@@ -12,7 +12,7 @@ use crate::train::evaluate::{EvalRequest, Evaluation, evaluate_split, extent_of}
 
 impl Run {
     /// Returns the loss on the validation split; `None` if there is none or a signal is pending,
-    /// which drops an evaluation in progress. Saves a new best.
+    /// which drops an evaluation in progress, or if the run makes none. Saves a new best.
     pub(super) fn evaluate(&mut self) -> Result<Option<f64>, TrainError> {
         if let Some((step, loss)) = self.evaluated
             && step == self.step()
@@ -20,7 +20,7 @@ impl Run {
             return Ok(Some(loss));
         }
         let extent = self.eval_extent();
-        if extent.samples == 0 {
+        if extent.samples == 0 || self.spec.every.evaluation == 0 {
             return Ok(None);
         }
         let Some(evaluation) = self.measure()? else { return Ok(None) };
