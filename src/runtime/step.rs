@@ -5,10 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::peers::{TraceTracks, defect};
-use super::remote::values::RawValues;
 use crate::base::rng::Key;
 use crate::base::{
-    BucketId, ChunkId, EdgeId, HostTensor, Position, Rank, Round, SegmentId, TensorId,
+    BucketId, ChunkId, EdgeId, HostTensor, Position, Rank, Round, SegmentId, TensorId, raw,
 };
 use crate::collective::{Collective, CollectiveKind};
 use crate::device::DeviceError;
@@ -23,8 +22,16 @@ use crate::parallel::{
 /// Inputs of one micro-batch.
 pub type Inputs = Vec<(TensorId, HostTensor)>;
 
-/// Inputs of [`StepInput::states`] of one micro-batch, with their values for the next step.
-pub type NextStates = Vec<(TensorId, RawValues<f32>)>;
+/// One of [`StepInput::states`] of a micro-batch, with its values for the next step.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct NextState {
+    pub input: TensorId,
+    #[serde(with = "raw")]
+    pub values: Vec<f32>,
+}
+
+/// Values of all [`StepInput::states`] of one micro-batch for the next step.
+pub type NextStates = Vec<NextState>;
 
 /// Input of one rank for one step.
 #[derive(Clone, Debug)]
@@ -492,9 +499,11 @@ pub fn read_states(
     let plan = device.plan();
     let here = plan.graph.carried.iter().filter(|carried| plan.computes(carried.output));
     let here: Vec<Carried> = here.copied().collect();
-    let read =
-        |carried: &Carried| Ok((carried.input, RawValues(device.read(carried.output, pass)?)));
-    here.iter().map(read).collect()
+    let mut states = NextStates::new();
+    for Carried { input, output } in here {
+        states.push(NextState { input, values: device.read(output, pass)? });
+    }
+    Ok(states)
 }
 
 /// Returns the context of a forward pass of `rows` samples without dropout.

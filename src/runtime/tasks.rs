@@ -7,7 +7,6 @@ use serde::de::DeserializeOwned;
 
 use super::block_timing::{BlockTiming, time_block};
 use super::open::initialize;
-use super::remote::values::RawInputs;
 use super::step::Inputs;
 use super::timing;
 use crate::base::decode;
@@ -88,7 +87,7 @@ impl DeviceTask for Initialize {
 /// `repeats` repetitions, before which there is a warm-up if there are several.
 #[derive(Clone, Debug, Serialize, serde::Deserialize)]
 pub struct TimeMicroBatch {
-    inputs: RawInputs,
+    inputs: Inputs,
     rows: u32,
     repeats: u32,
 }
@@ -96,7 +95,7 @@ pub struct TimeMicroBatch {
 impl TimeMicroBatch {
     /// Creates the task for these inputs of `rows` samples.
     pub fn new(inputs: Inputs, rows: u32, repeats: u32) -> Self {
-        Self { inputs: inputs.into(), rows, repeats }
+        Self { inputs, rows, repeats }
     }
 }
 
@@ -105,7 +104,7 @@ impl DeviceTask for TimeMicroBatch {
     type Reply = f64;
 
     fn perform(self, device: &mut dyn Executor) -> Result<f64, DeviceError> {
-        timing::fastest(device, &self.inputs.into(), self.rows, self.repeats)
+        timing::fastest(device, &self.inputs, self.rows, self.repeats)
     }
 }
 
@@ -125,14 +124,14 @@ impl DeviceTask for TimeExchange {
 /// Times the block that the device holds.
 #[derive(Clone, Debug, Serialize, serde::Deserialize)]
 pub struct TimeBlock {
-    inputs: RawInputs,
+    inputs: Inputs,
     rows: usize,
 }
 
 impl TimeBlock {
     /// Creates the task for these inputs of `rows` samples.
     pub fn new(inputs: Inputs, rows: usize) -> Self {
-        Self { inputs: inputs.into(), rows }
+        Self { inputs, rows }
     }
 }
 
@@ -141,7 +140,7 @@ impl DeviceTask for TimeBlock {
     type Reply = BlockTiming;
 
     fn perform(self, device: &mut dyn Executor) -> Result<BlockTiming, DeviceError> {
-        time_block(device, &self.inputs.into(), self.rows)
+        time_block(device, &self.inputs, self.rows)
     }
 }
 

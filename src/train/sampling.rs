@@ -9,7 +9,6 @@ use crate::exec::Executor;
 use crate::graph::{Graph, IGNORE_INDEX};
 use crate::model::LanguageModel;
 use crate::runtime::pipelines::ForwardUnits;
-use crate::runtime::remote::values::RawValues;
 use crate::runtime::step::{Inputs, NextStates, forward, load, read_states};
 
 /// Options for drawing tokens from logits.
@@ -126,9 +125,9 @@ fn inputs(
     let position = model.position.map(|id| (id, HostTensor::Float(one_hot(model, rows))));
     let tokens = (model.tokens, HostTensor::Int(tokens));
     let state = |(id, per_row): (TensorId, usize)| {
-        let known = states.iter().find(|(known, _)| *known == id);
+        let known = states.iter().find(|known| known.input == id);
         let zeros = || vec![0.0; per_row * rows.len()];
-        let values = known.map_or_else(zeros, |(_, RawValues(values))| values.clone());
+        let values = known.map_or_else(zeros, |known| known.values.clone());
         (id, HostTensor::Float(values))
     };
     let states = graph.carried_sizes().map(state);

@@ -5,7 +5,6 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use super::first::RemoteSlot;
-use super::values::RawValues;
 use super::wire::{CallReply, DeviceCall};
 use crate::base::{BucketId, HostTensor, HostTensorView, TensorId};
 use crate::device::{DeviceError, Heartbeat, InjectedFault};
@@ -68,7 +67,7 @@ impl RemoteExecutor {
 
     fn values(&mut self, call: DeviceCall) -> Result<Vec<f32>, DeviceError> {
         match self.call(call)? {
-            CallReply::Values(RawValues(values)) => Ok(values),
+            CallReply::Values(values) => Ok(values),
             other => Err(self.unexpected(&other)),
         }
     }
@@ -96,8 +95,8 @@ impl Drop for RemoteExecutor {
 
 impl RemoteDevice for RemoteExecutor {
     fn perform(&mut self, name: &str, task: Vec<u8>) -> Result<Vec<u8>, DeviceError> {
-        match self.call(DeviceCall::Task { name: name.into(), task: RawValues(task) })? {
-            CallReply::Task(RawValues(reply)) => Ok(reply),
+        match self.call(DeviceCall::Task { name: name.into(), task })? {
+            CallReply::Task(reply) => Ok(reply),
             other => Err(self.unexpected(&other)),
         }
     }
@@ -134,7 +133,7 @@ impl Executor for RemoteExecutor {
             HostTensorView::Float(values) => HostTensor::Float(values.to_vec()),
             HostTensorView::Int(values) => HostTensor::Int(values.to_vec()),
         };
-        self.post(DeviceCall::SetInput { tensor, micro_batch, values: values.into() })
+        self.post(DeviceCall::SetInput { tensor, micro_batch, values })
     }
 
     fn begin_step(&mut self) -> Result<(), DeviceError> {
@@ -198,7 +197,7 @@ impl Executor for RemoteExecutor {
         bucket: BucketId,
         values: &[f32],
     ) -> Result<(), DeviceError> {
-        self.done(DeviceCall::WriteBank { bank, bucket, values: RawValues(values.to_vec()) })
+        self.done(DeviceCall::WriteBank { bank, bucket, values: values.to_vec() })
     }
 
     fn set_moments(&mut self, moments: Moments) -> Result<(), DeviceError> {
@@ -233,8 +232,7 @@ impl Executor for RemoteExecutor {
     }
 
     fn write_place(&mut self, place: &Place, values: &[f32]) -> Result<(), DeviceError> {
-        let (place, values) = (place.clone(), RawValues(values.to_vec()));
-        self.done(DeviceCall::WritePlace { place, values })
+        self.done(DeviceCall::WritePlace { place: place.clone(), values: values.to_vec() })
     }
 
     fn prepare_add(&mut self, lengths: &[usize]) -> Result<(), DeviceError> {
@@ -247,10 +245,9 @@ impl Executor for RemoteExecutor {
         start: usize,
         partial: &mut [f32],
     ) -> Result<(), DeviceError> {
-        let sent = RawValues(partial.to_vec());
-        let sum = self.values(DeviceCall::Add { bucket, start, partial: sent })?;
+        let sum = self.values(DeviceCall::Add { bucket, start, partial: partial.to_vec() })?;
         if sum.len() != partial.len() {
-            return Err(self.unexpected(&CallReply::Values(RawValues(sum))));
+            return Err(self.unexpected(&CallReply::Values(sum)));
         }
         partial.copy_from_slice(&sum);
         Ok(())

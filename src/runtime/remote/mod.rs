@@ -9,7 +9,6 @@ pub mod node;
 pub mod own_inputs;
 mod perform;
 mod texts;
-pub mod values;
 pub mod waiting;
 pub mod wire;
 

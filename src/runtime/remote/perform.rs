@@ -1,8 +1,6 @@
 //! Calls of the first node on a device of this one.
 
-use super::values::RawValues;
 use super::wire::{CallReply, DeviceCall, PlanRecipe};
-use crate::base::HostTensor;
 use crate::device::DeviceError;
 use crate::exec::Executor;
 use crate::graph::{Graph, Plan, PlanPart, PlannedPart};
@@ -13,15 +11,13 @@ use crate::runtime::tasks::perform_named;
 /// # Errors
 /// Returns `DeviceError` if the device fails.
 pub fn perform_call(device: &mut dyn Executor, call: DeviceCall) -> Result<CallReply, DeviceError> {
-    let values = |values: Vec<f32>| CallReply::Values(RawValues(values));
     let done = |()| CallReply::Done;
     match call {
         DeviceCall::Task { name, task } => {
-            Ok(CallReply::Task(RawValues(perform_named(device, &name, &task.0)?)))
+            Ok(CallReply::Task(perform_named(device, &name, &task)?))
         }
         DeviceCall::InjectFault(fault) => device.inject_fault(fault).map(done),
         DeviceCall::SetInput { tensor, micro_batch, values } => {
-            let values: HostTensor = values.into();
             device.set_input(tensor, micro_batch, values.as_view()).map(done)
         }
         DeviceCall::BeginStep => device.begin_step().map(done),
@@ -33,23 +29,25 @@ pub fn perform_call(device: &mut dyn Executor, call: DeviceCall) -> Result<CallR
         }
         DeviceCall::Flush => device.flush().map(done),
         DeviceCall::Read { tensor, parts, pass } => {
-            device.read_parts(tensor, &parts, &pass).map(values)
+            device.read_parts(tensor, &parts, &pass).map(CallReply::Values)
         }
-        DeviceCall::ReadBank { bank, bucket } => device.read_bank(bank, bucket).map(values),
+        DeviceCall::ReadBank { bank, bucket } => {
+            device.read_bank(bank, bucket).map(CallReply::Values)
+        }
         DeviceCall::Hash { bank, bucket } => device.hash(bank, bucket).map(CallReply::Hash),
         DeviceCall::WriteBank { bank, bucket, values } => {
-            device.write_bank(bank, bucket, &values.0).map(done)
+            device.write_bank(bank, bucket, &values).map(done)
         }
         DeviceCall::SetMoments(moments) => device.set_moments(moments).map(done),
         DeviceCall::ReadPlace(place) => {
             device.start_readback(place)?;
             let read = device.next_readback(true)?;
-            Ok(values(read.map(|read| read.values().to_vec()).unwrap_or_default()))
+            Ok(CallReply::Values(read.map(|read| read.values().to_vec()).unwrap_or_default()))
         }
-        DeviceCall::WritePlace { place, values } => device.write_place(&place, &values.0).map(done),
+        DeviceCall::WritePlace { place, values } => device.write_place(&place, &values).map(done),
         DeviceCall::PrepareAdd { lengths } => device.prepare_add(&lengths).map(done),
         DeviceCall::Add { bucket, start, mut partial } => {
-            device.add(bucket, start, &mut partial.0)?;
+            device.add(bucket, start, &mut partial)?;
             Ok(CallReply::Values(partial))
         }
     }

@@ -4,27 +4,26 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use super::values::{RawInputs, RawTensor, RawValues};
 use crate::autotune::TuneOptions;
 use crate::base::rng::Key;
-use crate::base::{BucketId, Rank, Round, TensorId};
+use crate::base::{BucketId, HostTensor, Rank, Round, TensorId, raw};
 use crate::collective::{BucketGroups, ShardLayout};
 use crate::device::{DeviceError, InjectedFault};
 use crate::exec::{BucketTensor, Moments, PassContext, StepSums};
 use crate::graph::{Place, PlanOptions, PlannedPart, Update, UpdateRange, VariantChoices};
 use crate::parallel::{EdgeLayout, Program, ReduceSite, Verdict, Vote};
-use crate::runtime::step::StepReport;
+use crate::runtime::step::{Inputs, StepReport};
 use crate::runtime::trace_labels::TraceLabels;
 
 /// Message from the first node to another one.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum ToNode {
     /// Description of the run for the layer above; [`ToFirst::Offer`] answers.
-    Begin(RawValues<u8>),
+    Begin(#[serde(with = "raw")] Vec<u8>),
     /// News of the run, for the layer above.
-    Show(RawValues<u8>),
+    Show(#[serde(with = "raw")] Vec<u8>),
     /// The run is over, for the layer above.
-    End(RawValues<u8>),
+    End(#[serde(with = "raw")] Vec<u8>),
     /// Opens a device under a number; [`ToFirst::Opened`] answers.
     Open { slot: u32, order: OpenOrder },
     /// Closes a device.
@@ -80,7 +79,7 @@ pub enum ToFirst {
     /// Nanoseconds since the node's server was created.
     Clock(u64),
     /// Lines of the trace.
-    Trace(RawValues<u8>),
+    Trace(#[serde(with = "raw")] Vec<u8>),
     Flushed,
 }
 
@@ -155,13 +154,14 @@ pub enum DeviceCall {
     /// A [`crate::runtime::tasks::DeviceTask`], by its name.
     Task {
         name: String,
-        task: RawValues<u8>,
+        #[serde(with = "raw")]
+        task: Vec<u8>,
     },
     InjectFault(InjectedFault),
     SetInput {
         tensor: TensorId,
         micro_batch: usize,
-        values: RawTensor,
+        values: HostTensor,
     },
     BeginStep,
     Run {
@@ -194,13 +194,15 @@ pub enum DeviceCall {
     WriteBank {
         bank: BucketTensor,
         bucket: BucketId,
-        values: RawValues<f32>,
+        #[serde(with = "raw")]
+        values: Vec<f32>,
     },
     SetMoments(Moments),
     ReadPlace(Place),
     WritePlace {
         place: Place,
-        values: RawValues<f32>,
+        #[serde(with = "raw")]
+        values: Vec<f32>,
     },
     PrepareAdd {
         lengths: Vec<usize>,
@@ -208,7 +210,8 @@ pub enum DeviceCall {
     Add {
         bucket: BucketId,
         start: usize,
-        partial: RawValues<f32>,
+        #[serde(with = "raw")]
+        partial: Vec<f32>,
     },
 }
 
@@ -238,11 +241,11 @@ impl DeviceCall {
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub enum CallReply {
     Done,
-    Task(RawValues<u8>),
+    Task(#[serde(with = "raw")] Vec<u8>),
     Sums(StepSums),
     Loss(f64, f64),
     Hash(u64),
-    Values(RawValues<f32>),
+    Values(#[serde(with = "raw")] Vec<f32>),
 }
 
 /// Order to seat devices of a node as ranks of a group.
@@ -273,9 +276,9 @@ pub struct StepOrder {
     /// `None`: the program of the rank's last step.
     pub program: Option<Program>,
     /// Inputs per micro-batch of the program; none if the node reads them.
-    pub micro_batches: Vec<RawInputs>,
+    pub micro_batches: Vec<Inputs>,
     /// State that is carried into the step, per micro-batch; none if the model carries none.
-    pub states: Vec<RawInputs>,
+    pub states: Vec<Inputs>,
     pub run_key: Key,
     pub is_training: bool,
     pub samples: usize,
