@@ -8,7 +8,6 @@ use crate::base::rng::Key;
 use crate::base::{BucketId, Rank, Round, TensorId};
 use crate::device::{DeviceError, Selection};
 use crate::exec::{Executor, KernelProfile, PassContext, ProfileTarget};
-use crate::faults::Faults;
 use crate::graph::{Plan, PlanOptions, UpdateRange};
 use crate::kernels::{Cost, RandomContext};
 use crate::parallel::pipeline::used_inputs;
@@ -165,18 +164,12 @@ fn inputs(
     let input = |step| {
         let ranks = loader.next_step().ok_or_else(ended)??;
         let micro_batches = ranks.into_iter().next().ok_or_else(ended)?;
+        let round = Round { generation: 0, step };
         Ok(Arc::new(StepInput {
-            round: Round { generation: 0, step },
-            rank: Rank(0),
-            program: program.clone(),
-            micro_batches,
-            states: Vec::new(),
             run_key: Key::new(spec.seed),
-            is_training: true,
-            samples: program.samples_end(),
             update: spec.optimizer.update(spec.schedule.lr, step),
             clip: spec.clip,
-            faults: Faults::none(),
+            ..StepInput::new(round, Rank(0), program.clone(), micro_batches)
         }))
     };
     (1..=count).map(input).collect()

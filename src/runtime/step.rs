@@ -60,6 +60,30 @@ pub struct StepInput {
 }
 
 impl StepInput {
+    /// Creates the input of a training step of a rank whose samples are all those of the step. No
+    /// state is carried into it, nothing is clipped, the update changes nothing, and no fault is
+    /// injected.
+    pub fn new(
+        round: Round,
+        rank: Rank,
+        program: Arc<Program>,
+        micro_batches: Vec<Inputs>,
+    ) -> Self {
+        Self {
+            round,
+            rank,
+            samples: program.samples_end(),
+            program,
+            micro_batches,
+            states: Vec::new(),
+            run_key: Key::new(0),
+            is_training: true,
+            update: Update::Sgd { lr: 0.0, momentum: 0.0, weight_decay: 0.0 },
+            clip: 0.0,
+            faults: Faults::none(),
+        }
+    }
+
     /// Returns all inputs of a micro-batch.
     pub fn inputs_of(&self, micro_batch: usize) -> Inputs {
         let states = self.states.get(micro_batch).into_iter().flatten();

@@ -158,18 +158,15 @@ impl Session {
             let parts =
                 self.programs[rank].micro_batches.iter().filter(|_| !self.states.is_empty());
             let states = parts.map(|part| self.states.of(part, &self.rank_plans[rank])).collect();
+            let program = self.programs[rank].clone();
             Arc::new(StepInput {
-                round,
-                rank: Rank(rank as u32),
-                program: self.programs[rank].clone(),
-                micro_batches,
                 states,
                 run_key: Key::new(self.options.seed),
-                is_training: true,
                 samples,
                 update,
                 clip: self.options.clip,
                 faults: self.options.faults.clone(),
+                ..StepInput::new(round, Rank(rank as u32), program, micro_batches)
             })
         };
         ranks.into_iter().enumerate().map(input).collect()

@@ -451,10 +451,6 @@ impl<'h> NodeServer<'h> {
             Ok(micro_batches) => {
                 let StepOrder { states, run_key, is_training, samples, update, clip, .. } = order;
                 let input = Arc::new(StepInput {
-                    round,
-                    rank,
-                    program,
-                    micro_batches,
                     states,
                     run_key,
                     is_training,
@@ -462,6 +458,7 @@ impl<'h> NodeServer<'h> {
                     update,
                     clip,
                     faults,
+                    ..StepInput::new(round, rank, program, micro_batches)
                 });
                 here.seat.restart(round);
                 here.seat.submit(&here.driver, &input, &group.coordinator)

@@ -312,21 +312,16 @@ fn step(placed: &mut PlacedWorkers, step: u64) -> Result<Vec<StepReport>, Runtim
         let of = |part: &crate::parallel::MicroBatch| {
             inputs(&graph, part.first + 100 * step as u32, part.rows as usize)
         };
+        let micro_batches = match placed.group.reads_inputs(Rank(rank)) {
+            true => Vec::new(),
+            false => program.micro_batches.iter().map(of).collect(),
+        };
         Arc::new(StepInput {
-            round,
-            rank: Rank(rank),
-            micro_batches: match placed.group.reads_inputs(Rank(rank)) {
-                true => Vec::new(),
-                false => program.micro_batches.iter().map(of).collect(),
-            },
-            program: program.clone(),
-            states: Vec::new(),
             run_key: Key::new(1),
-            is_training: true,
             samples: 6,
             update: ADAMW.update(0.01, step),
             clip: 1.0,
-            faults: Faults::none(),
+            ..StepInput::new(round, Rank(rank), program.clone(), micro_batches)
         })
     };
     let inputs: Vec<_> = (0..).zip(&placed.programs).map(input).collect();

@@ -52,18 +52,13 @@ fn inputs(step: u64, faults: &Faults) -> Vec<Arc<StepInput>> {
         let share = Share { first: 2 * rank, count: 2, micro_batch: 2 };
         let values = (0..80).map(|i| Key::new(3).step(step).normal(i + 80 * u64::from(rank)));
         let values = HostTensor::Float(values.map(|value| value as f32).collect());
+        let (round, program) = (Round { generation: 0, step }, data_parallel(&plan, share, true));
         Arc::new(StepInput {
-            round: Round { generation: 0, step },
-            rank: Rank(rank),
-            program: Arc::new(data_parallel(&plan, share, true)),
-            micro_batches: vec![vec![(x, values)]],
-            states: Vec::new(),
             run_key: Key::new(7),
-            is_training: true,
             samples: 6,
             update: SGD.update(0.1, step),
-            clip: 0.0,
             faults: faults.clone(),
+            ..StepInput::new(round, Rank(rank), Arc::new(program), vec![vec![(x, values)]])
         })
     };
     (0..WORLD).map(input).collect()
