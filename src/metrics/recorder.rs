@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use super::event::Line;
 use super::{Event, Sink};
 use crate::files;
 
@@ -80,8 +81,8 @@ impl Recorder {
 impl Sink for Recorder {
     fn event(&mut self, event: &Event) -> Result<(), MetricsError> {
         match event {
-            Event::Step(record) => self.record(record),
-            Event::Evaluation(record) => self.record(record),
+            Event::Step(record) => self.record(&Line(record)),
+            Event::Evaluation(record) => self.record(&Line(record)),
             Event::Sentences(record) => self.record(record),
             Event::Note(_)
             | Event::Warning(_)
