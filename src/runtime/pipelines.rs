@@ -5,12 +5,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::RuntimeError;
-use super::step::{Inputs, NextStates, StepInput, load, read_states};
+use super::step::{Inputs, NextStates, StepInput, read_states};
 use super::workers::WorkerGroup;
 use crate::base::rng::Key;
 use crate::base::{Rank, SegmentId, TensorId};
 use crate::device::DeviceError;
-use crate::exec::{Executor, PassContext};
+use crate::exec::{Executor, PassContext, load};
 use crate::graph::{Graph, PassKind, Place, Plan, TensorLocation};
 use crate::kernels::RandomContext;
 use crate::parallel::{

@@ -11,7 +11,7 @@ use crate::base::{
 };
 use crate::collective::{Collective, CollectiveKind};
 use crate::device::DeviceError;
-use crate::exec::{BucketTensor, Executor, PassContext};
+use crate::exec::{BucketTensor, Executor, PassContext, load};
 use crate::faults::{Fault, Faults, Point};
 use crate::graph::{Carried, ParameterKind, PassKind, Plan, Update, UpdateRange};
 use crate::kernels::RandomContext;
@@ -498,18 +498,6 @@ impl<'a> Performer<'a> {
             None => Ok(()),
         }
     }
-}
-
-/// Writes the inputs of a micro-batch, by its number in the step.
-pub fn load(
-    device: &mut dyn Executor,
-    inputs: &Inputs,
-    micro_batch: usize,
-) -> Result<(), DeviceError> {
-    for (tensor, values) in inputs {
-        device.set_input(*tensor, micro_batch, values.as_view())?;
-    }
-    Ok(())
 }
 
 /// Reads the states behind a micro-batch, of the tensors that the device computes. Waits for it.

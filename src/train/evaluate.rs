@@ -20,10 +20,10 @@ use super::task::Task;
 use crate::base::{HostTensor, Rank, SegmentId, TensorId};
 use crate::data::{DataError, Split};
 use crate::device::DeviceError;
-use crate::exec::Executor;
+use crate::exec::{Executor, load};
 use crate::graph::{Graph, PassKind};
 use crate::runtime::pipelines::{ModelPipelines, forward_micro_batches_max};
-use crate::runtime::step::{Inputs, NextState, NextStates, inference_pass, load, read_states};
+use crate::runtime::step::{Inputs, NextState, NextStates, inference_pass, read_states};
 use crate::runtime::workers::WorkerGroup;
 
 /// The most micro-batches whose losses a device sums in f32; the host sums those sums in f64.

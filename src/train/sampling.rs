@@ -5,11 +5,11 @@ use std::ops::Range;
 use super::error::TrainError;
 use crate::base::{HostTensor, Rank, TensorId};
 use crate::device::DeviceError;
-use crate::exec::Executor;
+use crate::exec::{Executor, load};
 use crate::graph::{Graph, IGNORE_INDEX};
 use crate::model::LanguageModel;
 use crate::runtime::pipelines::ForwardUnits;
-use crate::runtime::step::{Inputs, NextStates, forward, load, read_states};
+use crate::runtime::step::{Inputs, NextStates, forward, read_states};
 
 /// Options for drawing tokens from logits.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -197,13 +197,12 @@ mod tests {
     use crate::graph::{Plan, PlanOptions, Unary};
     use crate::model::gpt::next_token_gpt;
     use crate::model::{GptConfig, gpt};
-    use crate::runtime::open::initialize;
 
     /// Returns the tokens that a graph with initial parameters gives for texts of several lengths.
     fn next_of(graph: Graph, rows: &[Continuation]) -> Vec<u32> {
         let model = LanguageModel::of(&graph).unwrap();
         let mut device = Cpu::fast(Plan::new(graph, PlanOptions::new(rows.len())), 0);
-        initialize(&mut device, 3).unwrap();
+        device.initialize(3).unwrap();
         next_tokens(&mut device, &model, rows, &sampling(0.0, 0)).unwrap()
     }
 

@@ -24,7 +24,6 @@ use crate::runtime::placement::shares::held_moments;
 use crate::runtime::placement::types::PlacedWorkers;
 use crate::runtime::replica_check::{ReplicaMismatch, compare};
 use crate::runtime::step::{Inputs, StepInput, StepReport};
-use crate::runtime::tasks::{Initialize, perform};
 use crate::runtime::workers::WorkerGroup;
 
 /// Options of a session.
@@ -105,8 +104,7 @@ impl Session {
     /// Returns `TrainError` if a device fails.
     pub fn initialize(&self) -> Result<(), TrainError> {
         let seed = self.options.seed;
-        let task = Initialize { seed };
-        self.group.run_on_all("initialization", move |_, device| perform(device, task))?;
+        self.group.run_on_all("initialization", move |_, device| device.initialize(seed))?;
         Ok(())
     }
 

@@ -8,7 +8,6 @@ use crate::faults::{Fault, Point};
 use crate::parallel::{Placement, ReduceSite};
 use crate::runtime::RuntimeError;
 use crate::runtime::open::{OpenDevice, no_room};
-use crate::runtime::tasks::{FasterReduceSite, perform};
 
 /// Device, by its rank, that failed, with its error.
 pub struct ReduceSiteFailure {
@@ -77,8 +76,8 @@ fn reduce_site(
             Ok(ReduceSite::Device)
         }
         None => {
-            let task = FasterReduceSite { chunks, lengths };
-            let timing = move |device: &mut dyn Executor| perform(device, task);
+            let timing =
+                move |device: &mut dyn Executor| device.faster_reduce_site(&chunks, &lengths);
             one.driver.run(what, timing).map_err(|error| no_room(error, bytes))
         }
     }

@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
+use super::calls::{CallReply, DeviceCall};
 use super::waiting::{NoAnswer, NodeWatch, wait_for};
 use super::wire::{
-    Assembly, CallReply, DeviceCall, OfferedHere, Offering, OpenFailure, OpenOrder, Opened,
-    SlotActivity, StepOrder, ToFirst, ToNode,
+    Assembly, OfferedHere, Offering, OpenFailure, OpenOrder, Opened, SlotActivity, StepOrder,
+    ToFirst, ToNode,
 };
 use crate::autotune::TuneProgress;
 use crate::base::{Rank, Round};

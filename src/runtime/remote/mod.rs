@@ -2,6 +2,7 @@
 //! of another node, which sends every call; the others serve them ([`node::NodeServer`]). A step
 //! is an order to the node, whose ranks exchange values with those of all nodes directly.
 
+pub mod calls;
 mod duties;
 pub mod executor;
 pub mod first;

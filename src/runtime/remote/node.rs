@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::calls::{CallReply, DeviceCall};
 use super::duties::{Duties, Duty};
 use super::first::{FrameReceiver, NodeConnection};
 use super::own_inputs::{InputSource, OwnInputs};
 use super::perform::{perform_call, plan_hash as hash_of};
 use super::wire::{
-    Assembly, CallReply, DeviceCall, OfferedHere, Offering, OpenFailure, OpenOrder, Opened,
-    SlotActivity, StepOrder, ToFirst, ToNode,
+    Assembly, OfferedHere, Offering, OpenFailure, OpenOrder, Opened, SlotActivity, StepOrder,
+    ToFirst, ToNode,
 };
 use crate::autotune::TuneOptions;
 use crate::base::{Rank, TensorId, decode};

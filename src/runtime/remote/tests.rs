@@ -8,11 +8,12 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use super::calls::DeviceCall;
 use super::first::{FrameReceiver, NodeConnection, RemoteNode};
 use super::node::{NodeEnd, NodeHost, NodeInput, NodeOffer, NodeServer};
 use super::own_inputs::InputSource;
 use super::waiting::NodeWatch;
-use super::wire::{DeviceCall, ToNode};
+use super::wire::ToNode;
 use super::{NO_NODES, RemoteNodes};
 use crate::autotune::TuneOptions;
 use crate::base::rng::Key;
@@ -35,7 +36,6 @@ use crate::runtime::placement::types::{
 };
 use crate::runtime::replica_check::compare;
 use crate::runtime::step::{Inputs, StepInput, StepReport};
-use crate::runtime::tasks::{Initialize, perform};
 use crate::runtime::timing::Probe;
 
 const BATCH: u32 = 12;
@@ -333,7 +333,7 @@ type Trained = (Vec<f64>, Vec<Vec<u32>>, Vec<String>);
 
 fn train(request: &PlacementRequest) -> Trained {
     let mut placed = assemble(request, &mut |_, _| {}).unwrap();
-    let initialize = |_: Rank, device: &mut dyn Executor| perform(device, Initialize { seed: 5 });
+    let initialize = |_: Rank, device: &mut dyn Executor| device.initialize(5);
     placed.group.run_on_all("initialization", initialize).unwrap();
     let mut losses = Vec::new();
     for number in 1..=6 {
@@ -466,12 +466,21 @@ fn a_sample_that_a_node_cannot_read_ends_the_step_and_is_named() {
 #[test]
 fn devices_of_other_nodes_are_measured_there() {
     let graph = graph(false);
-    for stages in [1, 2] {
+    let one = ["initialize", "time a micro-batch", "time an exchange"];
+    for (stages, expected) in [(1, &one[..]), (2, &["initialize", "time a block"])] {
         let pipeline = PipelineOptions { stages, ..PipelineOptions::default() };
         let parallel = ParallelOptions { pipeline, ..ParallelOptions::default() };
         let nodes = Nodes::start(&graph, &[1], "");
         let (losses, ..) = with_request(&graph, ("cpu", &nodes.remote), &parallel, train);
         assert!(losses.iter().all(|loss| loss.is_finite()), "{losses:?}");
+        let heard = nodes.ends[1].heard.lock().unwrap().clone();
+        let name = |message: &Vec<u8>| match decode(message).unwrap() {
+            ToNode::Call { call, .. } => Some(call.name()),
+            _ => None,
+        };
+        let called: Vec<&str> = heard.iter().filter_map(name).collect();
+        let missing: Vec<_> = expected.iter().filter(|name| !called.contains(name)).collect();
+        assert!(missing.is_empty(), "{missing:?} are not among {called:?}");
         nodes.end();
     }
 }
@@ -576,7 +585,7 @@ fn a_node_that_does_not_answer_is_lost_and_what_it_did_not_answer_is_named() {
         ("the order to open b cpu", |of| matches!(of, ToNode::Open { .. })),
         ("the order to seat its ranks", |of| matches!(of, ToNode::Assemble(_))),
         ("the question for its time", |of| matches!(of, ToNode::Clock)),
-        ("a call of b cpu", |of| matches!(of, ToNode::Call { call: DeviceCall::Loss, .. })),
+        ("a call of b cpu", |of| matches!(of, ToNode::Call { call: DeviceCall::Loss { .. }, .. })),
     ];
     let check = |(what, deaf): &(&str, Deafness)| {
         let directory = tempfile::tempdir().unwrap();

@@ -1,16 +1,15 @@
 //! Messages between the first node of a run and the others, about the devices of the others.
 
-use std::ops::Range;
-
 use serde::{Deserialize, Serialize};
 
+use super::calls::{CallReply, DeviceCall};
 use crate::autotune::TuneOptions;
 use crate::base::rng::Key;
-use crate::base::{BucketId, HostTensor, Rank, Round, TensorId, raw};
+use crate::base::{Rank, Round, raw};
 use crate::collective::{BucketGroups, ShardLayout};
-use crate::device::{DeviceError, InjectedFault};
-use crate::exec::{BucketTensor, Moments, PassContext, StepSums};
-use crate::graph::{Place, PlanOptions, PlannedPart, Update, UpdateRange, VariantChoices};
+use crate::device::DeviceError;
+use crate::exec::Moments;
+use crate::graph::{PlanOptions, PlannedPart, Update, VariantChoices};
 use crate::parallel::{EdgeLayout, Program, ReduceSite, Verdict, Vote};
 use crate::runtime::step::{Inputs, StepReport};
 use crate::runtime::trace_labels::TraceLabels;
@@ -146,106 +145,6 @@ pub enum OpenFailure {
         needed: String,
     },
     Other(String),
-}
-
-/// Call of a device, as of [`crate::exec::Executor`].
-#[derive(Debug, Serialize, Deserialize)]
-pub enum DeviceCall {
-    /// A [`crate::runtime::tasks::DeviceTask`], by its name.
-    Task {
-        name: String,
-        #[serde(with = "raw")]
-        task: Vec<u8>,
-    },
-    InjectFault(InjectedFault),
-    SetInput {
-        tensor: TensorId,
-        micro_batch: usize,
-        values: HostTensor,
-    },
-    BeginStep,
-    Run {
-        nodes: Range<usize>,
-        pass: PassContext,
-    },
-    FinishStep {
-        norms: Vec<BucketId>,
-    },
-    Loss,
-    Update {
-        bucket: BucketId,
-        update: Update,
-        range: UpdateRange,
-    },
-    Flush,
-    Read {
-        tensor: TensorId,
-        parts: Vec<Range<usize>>,
-        pass: PassContext,
-    },
-    ReadBank {
-        bank: BucketTensor,
-        bucket: BucketId,
-    },
-    Hash {
-        bank: BucketTensor,
-        bucket: BucketId,
-    },
-    WriteBank {
-        bank: BucketTensor,
-        bucket: BucketId,
-        #[serde(with = "raw")]
-        values: Vec<f32>,
-    },
-    SetMoments(Moments),
-    ReadPlace(Place),
-    WritePlace {
-        place: Place,
-        #[serde(with = "raw")]
-        values: Vec<f32>,
-    },
-    PrepareAdd {
-        lengths: Vec<usize>,
-    },
-    Add {
-        bucket: BucketId,
-        start: usize,
-        #[serde(with = "raw")]
-        partial: Vec<f32>,
-    },
-}
-
-impl DeviceCall {
-    /// Returns what the call is about, for messages to people.
-    pub fn name(&self) -> &str {
-        match self {
-            Self::Task { name, .. } => name,
-            Self::InjectFault(_) => "inject a fault",
-            Self::SetInput { .. } => "set an input",
-            Self::BeginStep => "begin a step",
-            Self::Run { .. } => "run a pass",
-            Self::FinishStep { .. } => "end a step",
-            Self::Loss => "read the loss",
-            Self::Update { .. } => "update parameters",
-            Self::Flush => "submit what is queued",
-            Self::Read { .. } | Self::ReadBank { .. } | Self::ReadPlace(_) => "read values",
-            Self::Hash { .. } => "hash values",
-            Self::WriteBank { .. } | Self::WritePlace { .. } => "write values",
-            Self::SetMoments(_) => "set the moments",
-            Self::PrepareAdd { .. } | Self::Add { .. } => "add values",
-        }
-    }
-}
-
-/// Reply to a call.
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
-pub enum CallReply {
-    Done,
-    Task(#[serde(with = "raw")] Vec<u8>),
-    Sums(StepSums),
-    Loss(f64, f64),
-    Hash(u64),
-    Values(#[serde(with = "raw")] Vec<f32>),
 }
 
 /// Order to seat devices of a node as ranks of a group.

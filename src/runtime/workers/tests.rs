@@ -14,7 +14,6 @@ use crate::faults::Faults;
 use crate::graph::{Builder, Init, PlanOptions, differentiate};
 use crate::optim::Optimizer;
 use crate::parallel::{ReduceSite, Share, Vote, data_parallel};
-use crate::runtime::open::initialize;
 
 const WORLD: u32 = 3;
 const SGD: Optimizer = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.0 };
@@ -41,7 +40,7 @@ fn group(reduce_site: ReduceSite) -> WorkerGroup {
     let options = WorkerGroupOptions { reduce_site, ..WorkerGroupOptions::default() };
     let groups = BucketGroups::all(WORLD, 1);
     let group = WorkerGroup::start(drivers.collect(), layout.clone(), groups, &options).unwrap();
-    group.run_on_all("initialization", |_, device| initialize(device, 5)).unwrap();
+    group.run_on_all("initialization", |_, device| device.initialize(5)).unwrap();
     group
 }
 
