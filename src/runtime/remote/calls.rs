@@ -1,5 +1,5 @@
 //! Calls of a device on another node. The list of them is written once; the messages, their names
-//! for people, the client ([`super::executor`]) and the server ([`super::perform`]) are made of it.
+//! for people, the client (`executor`) and the server (`perform`) are made of it.
 
 use std::ops::Range;
 
@@ -18,9 +18,9 @@ use crate::parallel::ReduceSite;
 /// Message "name for people": client method(argument: Type, &borrowed: Type) -> Reply;
 /// ```
 ///
-/// where `method` is one of [`crate::exec::Executor`] or of [`super::perform::OnNode`], and the
-/// client `posts` the call without waiting for it, `calls` and waits for the reply, or has a
-/// method that is written `by_hand`. Attributes are those of the fields of the messages.
+/// where `method` is one of `Executor` or of `OnNode`, and the client `posts` the call without
+/// waiting for it, `calls` and waits for the reply, or has a method that is written `by_hand`.
+/// Attributes are those of the fields of the messages.
 macro_rules! device_calls {
     ($make:ident) => {
         $make! {
