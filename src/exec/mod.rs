@@ -15,12 +15,9 @@ mod work_timing;
 use std::ops::Range;
 
 use crate::base::{BucketId, DType, HostTensor, HostTensorView, SlotId, TensorId};
-use crate::collective::Chunk;
 use crate::device::{DeviceError, Heartbeat, InjectedFault};
-use crate::graph::{Graph, Node, Place, Plan, TensorLocation, Update, UpdateRange};
+use crate::graph::{Graph, Node, Place, Plan, TensorLocation, Update, UpdateRange, init};
 use crate::kernels::{Cost, OpCall, RandomContext, twin};
-use crate::model;
-use crate::parallel::ReduceSite;
 
 pub use crate::graph::BucketTensor;
 pub use block_timing::BlockTiming;
@@ -29,7 +26,6 @@ pub use gpu::GpuExecutor;
 pub use shards::Shards;
 pub use staging::{RING_BYTES, host_staging_bytes, staging_bytes};
 pub use timing::{KernelProfile, ProfileTarget};
-pub use work_timing::CLEARLY;
 
 /// Default for the most elements of one readback: 1 MiB.
 const READBACK_ELEMENTS_MAX: usize = 1 << 18;
@@ -356,7 +352,7 @@ pub trait Executor: Send {
             }
             let mut values = vec![0.0; plan.buckets[bucket].length];
             for &(id, start) in &plan.buckets[bucket].parameters {
-                let initial = model::init::values(&plan.graph, id, seed);
+                let initial = init::values(&plan.graph, id, seed);
                 values[start..start + initial.len()].copy_from_slice(&initial);
             }
             self.write_bank(BucketTensor::Parameters, BucketId(bucket as u32), &values)?;
@@ -393,18 +389,13 @@ pub trait Executor: Send {
         block_timing::time_block(self, inputs, rows)
     }
 
-    /// [Prepares](Executor::prepare_add) the addition of gradients to partial sums of these
-    /// lengths, times that of these chunks on the host and on the device, and returns the faster
-    /// site.
-    ///
-    /// # Errors
-    /// Returns [`DeviceError`] as [`Executor::prepare_add`] does.
-    fn faster_reduce_site(
+    /// Returns the seconds to add gradients of a bucket to partial sums on the host and on the
+    /// device, for which [`Executor::prepare_add`] has prepared it.
+    fn time_addition(
         &mut self,
-        chunks: &[Chunk],
-        lengths: &[usize],
-    ) -> Result<ReduceSite, DeviceError> {
-        self.prepare_add(lengths)?;
-        work_timing::faster_reduce_site(self, chunks)
+        bucket: BucketId,
+        range: Range<usize>,
+    ) -> Result<(f64, f64), DeviceError> {
+        work_timing::addition(self, bucket, range)
     }
 }

@@ -1,22 +1,17 @@
 //! Timings of work on a device, performed where it is: none of them has the network in it.
 
+use std::ops::Range;
 use std::time::Instant;
 
 use super::{BucketTensor, Executor, PassContext, load};
 use crate::base::rng::Key;
 use crate::base::{BucketId, HostTensor, TensorId};
-use crate::collective::Chunk;
-use crate::comm::add::add_assign;
 use crate::device::DeviceError;
 use crate::graph::Place;
 use crate::kernels::RandomContext;
-use crate::parallel::ReduceSite;
 
 /// Timed repetitions, of which the fastest counts.
 const REPEATS: u32 = 3;
-
-/// Threshold of a clear speedup: a time below this fraction of the other time.
-pub const CLEARLY: f64 = 0.9;
 
 /// Returns the seconds of the fastest of `repeats` repetitions of forward and backward on `rows`
 /// rows, including the wait for their end. If there are several, one more comes before as a
@@ -91,35 +86,35 @@ pub(super) fn exchange(device: &mut (impl Executor + ?Sized)) -> Result<f64, Dev
     Ok(best)
 }
 
-/// Times the addition of a device's gradients to partial sums of these chunks on the host and on
-/// the device, and returns the faster site.
+/// Returns the seconds to add gradients of a bucket to partial sums on the host and on the device,
+/// the readback and the upload included.
 ///
 /// # Errors
 /// Returns `DeviceError` if the device fails.
-pub(super) fn faster_reduce_site(
+pub(super) fn addition(
     device: &mut (impl Executor + ?Sized),
-    chunks: &[Chunk],
-) -> Result<ReduceSite, DeviceError> {
-    let longest = chunks.iter().max_by_key(|chunk| chunk.range.len());
-    let Some(chunk) = longest.cloned() else { return Ok(ReduceSite::Host) };
-    let mut partial = vec![0.0; chunk.range.len()];
+    bucket: BucketId,
+    range: Range<usize>,
+) -> Result<(f64, f64), DeviceError> {
+    let mut partial = vec![0.0; range.len()];
     let (mut on_host, mut on_device) = (f64::INFINITY, f64::INFINITY);
     // The first repetition is a warm-up.
     for repeat in 0..=REPEATS {
         let started = Instant::now();
-        let range = chunk.range.clone();
-        device.start_readback(Place::bank(BucketTensor::Gradients, chunk.bucket, range))?;
+        device.start_readback(Place::bank(BucketTensor::Gradients, bucket, range.clone()))?;
         if let Some(piece) = device.next_readback(true)? {
-            add_assign(&mut partial, piece.values());
+            // The loop by which ring threads add.
+            for (sum, gradient) in partial.iter_mut().zip(piece.values()) {
+                *sum += gradient;
+            }
         }
         let host = started.elapsed().as_secs_f64();
         let started = Instant::now();
-        device.add(chunk.bucket, chunk.range.start, &mut partial)?;
+        device.add(bucket, range.start, &mut partial)?;
         let device = started.elapsed().as_secs_f64();
         if repeat > 0 {
             (on_host, on_device) = (on_host.min(host), on_device.min(device));
         }
     }
-    let is_device = on_device < CLEARLY * on_host;
-    Ok(if is_device { ReduceSite::Device } else { ReduceSite::Host })
+    Ok((on_host, on_device))
 }

@@ -108,11 +108,11 @@ fn rounded(share: f64) -> f64 {
 
 /// Record as a line of the run's record: keys of JSON that depend on what the record holds, unlike
 /// the fields that go to other nodes.
-pub(super) struct Line<'a, T>(pub &'a T);
+pub(super) struct JsonLine<'a, T>(pub &'a T);
 
 /// Written as the share, and the milliseconds of work and of waiting; in a pipeline also the stage
 /// and its idle share.
-impl Serialize for Line<'_, RankRecord> {
+impl Serialize for JsonLine<'_, RankRecord> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Self(record) = self;
         // Rounded to the microsecond: finer digits are noise.
@@ -147,7 +147,7 @@ pub struct EvalRecord {
     pub is_best: bool,
 }
 
-impl Serialize for Line<'_, EvalRecord> {
+impl Serialize for JsonLine<'_, EvalRecord> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Self(record) = self;
         let mut map = serializer.serialize_map(None)?;
@@ -243,7 +243,7 @@ pub enum Event {
     Ended,
 }
 
-impl Serialize for Line<'_, StepRecord> {
+impl Serialize for JsonLine<'_, StepRecord> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Self(record) = self;
         let mut map = serializer.serialize_map(None)?;
@@ -262,7 +262,7 @@ impl Serialize for Line<'_, StepRecord> {
             map.serialize_entry("bubble", &rounded(bubble))?;
         }
         if !record.ranks.is_empty() {
-            let ranks: Vec<_> = record.ranks.iter().map(Line).collect();
+            let ranks: Vec<_> = record.ranks.iter().map(JsonLine).collect();
             map.serialize_entry("ranks", &ranks)?;
         }
         if let Some(reason) = &record.skipped {
@@ -295,9 +295,9 @@ pub(super) mod tests {
 
     fn json<T>(record: T) -> String
     where
-        for<'a> Line<'a, T>: Serialize,
+        for<'a> JsonLine<'a, T>: Serialize,
     {
-        serde_json::to_string(&Line(&record)).unwrap()
+        serde_json::to_string(&JsonLine(&record)).unwrap()
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::event::Line;
+use super::event::JsonLine;
 use super::{Event, Sink};
 use crate::files;
 
@@ -81,8 +81,8 @@ impl Recorder {
 impl Sink for Recorder {
     fn event(&mut self, event: &Event) -> Result<(), MetricsError> {
         match event {
-            Event::Step(record) => self.record(&Line(record)),
-            Event::Evaluation(record) => self.record(&Line(record)),
+            Event::Step(record) => self.record(&JsonLine(record)),
+            Event::Evaluation(record) => self.record(&JsonLine(record)),
             Event::Sentences(record) => self.record(record),
             Event::Note(_)
             | Event::Warning(_)

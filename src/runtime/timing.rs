@@ -9,8 +9,10 @@ use std::time::{Duration, Instant};
 
 use super::device_thread::{DeviceThread, PendingJob};
 use super::step::Inputs;
+use crate::collective::Chunk;
 use crate::device::DeviceError;
-use crate::exec::{CLEARLY, Executor};
+use crate::exec::Executor;
+use crate::parallel::ReduceSite;
 use crate::planner::balance::{
     DeviceSelection, ExcludedDevice, ThroughputModel, apportion, give_at_least, give_each_a_sample,
     makespan, select_devices,
@@ -19,6 +21,9 @@ use crate::planner::balance::{
 /// Timed repetitions of a micro-batch; the fastest counts for a device that runs alone, the mean
 /// for devices that run concurrently.
 const REPEATS: u32 = 3;
+
+/// Threshold of a clear speedup: a time below this fraction of the other time.
+const CLEARLY: f64 = 0.9;
 
 /// Returns the inputs of a micro-batch of this many rows.
 pub type Probe = Arc<dyn Fn(usize) -> Inputs + Send + Sync>;
@@ -257,6 +262,22 @@ fn contended(
         }
     }
     Ok(sum / f64::from(count))
+}
+
+/// Times the addition of a device's gradients to partial sums of these chunks on the host and on
+/// the device, and returns the faster site.
+///
+/// # Errors
+/// Returns `DeviceError` if the device fails.
+pub fn faster_reduce_site(
+    device: &mut dyn Executor,
+    chunks: &[Chunk],
+) -> Result<ReduceSite, DeviceError> {
+    let longest = chunks.iter().max_by_key(|chunk| chunk.range.len());
+    let Some(chunk) = longest else { return Ok(ReduceSite::Host) };
+    let (on_host, on_device) = device.time_addition(chunk.bucket, chunk.range.clone())?;
+    let is_device = on_device < CLEARLY * on_host;
+    Ok(if is_device { ReduceSite::Device } else { ReduceSite::Host })
 }
 
 /// Splits a batch evenly; the first ranks get one sample more if there is a remainder.

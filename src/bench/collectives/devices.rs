@@ -23,7 +23,7 @@ use crate::runtime::open::{OpenDevice, OpenOptions, display_name, open_selected}
 use crate::runtime::placement::types::ParallelOptions;
 use crate::runtime::step::StepInput;
 use crate::runtime::workers::{WorkerGroup, WorkerGroupOptions, layout};
-use crate::runtime::{RuntimeError, memory};
+use crate::runtime::{RuntimeError, memory, timing};
 use crate::train::TrainError;
 
 /// Only bucket of the plan.
@@ -139,7 +139,7 @@ fn start(world: &World, plan: &Plan) -> Result<WorkerGroup, RuntimeError> {
             false => {
                 let chunks = layout.chunks.clone();
                 let timing =
-                    move |device: &mut dyn Executor| device.faster_reduce_site(&chunks, &[]);
+                    move |device: &mut dyn Executor| timing::faster_reduce_site(device, &chunks);
                 opened.driver.run("timing the addition of gradients", timing)?
             }
         });

@@ -6,11 +6,9 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use crate::base::{BucketId, HostTensor, TensorId, raw};
-use crate::collective::Chunk;
 use crate::device::InjectedFault;
 use crate::exec::{BlockTiming, BucketTensor, Moments, PassContext, StepSums};
 use crate::graph::{Place, Update, UpdateRange};
-use crate::parallel::ReduceSite;
 
 /// Expands the macro `$make` with the list of all calls. A call is
 ///
@@ -69,8 +67,8 @@ macro_rules! device_calls {
             TimeExchange "time an exchange": calls time_exchange() -> f64;
             TimeBlock "time a block":
                 calls time_block(&inputs: [(TensorId, HostTensor)], rows: usize) -> BlockTiming;
-            FasterReduceSite "time the addition of gradients":
-                calls faster_reduce_site(&chunks: [Chunk], &lengths: [usize]) -> ReduceSite;
+            TimeAddition "time the addition of gradients":
+                calls time_addition(bucket: BucketId, range: Range<usize>) -> (f64, f64);
         }
     };
 }

@@ -7,14 +7,12 @@ use std::ops::Range;
 use super::calls::{CallReply, DeviceCall, device_calls};
 use super::first::RemoteSlot;
 use crate::base::{BucketId, HostTensor, HostTensorView, TensorId};
-use crate::collective::Chunk;
 use crate::device::{DeviceError, Heartbeat, InjectedFault};
 use crate::exec::{
     BlockTiming, BucketTensor, Executor, KernelProfile, Moments, PassContext, ProfileTarget,
     Readback, Shards, StepSums,
 };
 use crate::graph::{Place, Plan, Update, UpdateRange};
-use crate::parallel::ReduceSite;
 
 /// Calls that are sent before one is waited for, which bounds what is queued on the node.
 const UNANSWERED_MAX: usize = 64;

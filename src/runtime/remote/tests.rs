@@ -486,10 +486,11 @@ fn work_of_many_calls_is_one_call_of_a_device_on_another_node() {
         let values = inputs(&graph, 0, 3);
         let timing = move |device: &mut dyn Executor| {
             device.initialize(5)?;
-            device.faster_reduce_site(&[], &[])?;
+            let (host_s, device_s) = device.time_addition(BucketId(0), 0..64)?;
             let block = device.time_block(&values, 3)?;
             let micro_batch_s = device.time_micro_batch(&values, 3, 2)?;
-            Ok([block.forward_s, block.read_s, micro_batch_s, device.time_exchange()?])
+            let exchange_s = device.time_exchange()?;
+            Ok([host_s, device_s, block.forward_s, block.read_s, micro_batch_s, exchange_s])
         };
         let seconds = placed.group.run_on(Rank(1), "timing", timing).unwrap();
         let name = |message: &Vec<u8>| match decode(message).unwrap() {
