@@ -1,13 +1,18 @@
 //! Values of a tensor in host memory, owned and borrowed.
 
-use super::DType;
+use bytemuck::Pod;
+use serde::{Deserialize, Serialize};
+
+use super::{DType, raw};
 
 /// Values of a tensor in host memory, in row-major order. Floats are of type `T`: f32 as devices
-/// hold them, f64 in tests and in the certification of kernels.
-#[derive(Clone, Debug, PartialEq)]
+/// hold them, f64 in tests and in the certification of kernels. On the wire they are bytes, as in
+/// memory.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(bound(serialize = "T: Pod", deserialize = "T: Pod"))]
 pub enum HostTensor<T = f32> {
-    Float(Vec<T>),
-    Int(Vec<u32>),
+    Float(#[serde(with = "raw")] Vec<T>),
+    Int(#[serde(with = "raw")] Vec<u32>),
 }
 
 impl HostTensor {
@@ -104,6 +109,26 @@ impl<'a> HostTensorView<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::{TensorId, decode};
+
+    #[test]
+    fn values_come_back_to_the_bit_and_cut_ones_are_refused() {
+        let floats = vec![1.5, -0.0, f32::NAN, f32::INFINITY, f32::MIN_POSITIVE / 2.0];
+        let inputs: Vec<(TensorId, HostTensor)> = vec![
+            (TensorId(3), HostTensor::Float(floats.clone())),
+            (TensorId(9), HostTensor::Int(vec![7, u32::MAX])),
+        ];
+        let bytes = postcard::to_allocvec(&inputs).unwrap();
+        assert!(bytes.len() < 4 * 7 + 10, "{}", bytes.len());
+        let back: Vec<(TensorId, HostTensor)> = decode(&bytes).unwrap();
+        let HostTensor::Float(found) = &back[0].1 else { panic!("{back:?}") };
+        let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+        assert_eq!((back[0].0, bits(found)), (TensorId(3), bits(&floats)));
+        assert_eq!(back[1], (TensorId(9), HostTensor::Int(vec![7, u32::MAX])));
+        // Of a float tensor, the tag and the length come before the bytes.
+        assert!(decode::<HostTensor>(&[0, 4, 0, 0, 128, 63]).is_ok());
+        assert!(decode::<HostTensor>(&[0, 3, 0, 0, 128]).is_err());
+    }
 
     #[test]
     fn an_array_is_copied_in_the_order_of_its_dimensions() {

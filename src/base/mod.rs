@@ -6,6 +6,7 @@ mod edge_piece;
 pub mod format;
 pub mod host_tensor;
 pub mod ids;
+pub mod raw;
 pub mod rng;
 pub mod round;
 pub mod shape;

@@ -7,8 +7,7 @@ use std::time::Instant;
 use crate::base::rng::Key;
 use crate::base::{BucketId, Rank, Round, TensorId};
 use crate::device::{DeviceError, Selection};
-use crate::exec::{Executor, KernelProfile, PassContext, ProfileTarget};
-use crate::faults::Faults;
+use crate::exec::{Executor, KernelProfile, PassContext, ProfileTarget, load};
 use crate::graph::{Plan, PlanOptions, UpdateRange};
 use crate::kernels::{Cost, RandomContext};
 use crate::parallel::pipeline::used_inputs;
@@ -16,7 +15,7 @@ use crate::parallel::{Instruction, Program, single_rank};
 use crate::runtime::device_thread::DeviceThread;
 use crate::runtime::open::{self, OpenDevice};
 use crate::runtime::peers::TraceTracks;
-use crate::runtime::step::{NoPeers, StepInput, load, run_step};
+use crate::runtime::step::{NoPeers, StepInput, run_step};
 use crate::train::error::TrainError;
 use crate::train::loader::{BatchSource, LoadedRanks, Loader};
 use crate::train::run_data::SavedData;
@@ -76,7 +75,7 @@ impl Profile {
         let opened = open::open_alone(selection, plan, moments, &spec.opening)?;
         let OpenDevice { driver, identity, .. } = opened;
         let seed = spec.seed;
-        driver.run("initialization", move |device| open::initialize(device, seed))?;
+        driver.run("initialization", move |device| device.initialize(seed))?;
         let (mut seconds, mut busy) = (Vec::new(), Vec::new());
         for input in &inputs {
             let (share, took) = timed_step(&driver, input)?;
@@ -165,18 +164,12 @@ fn inputs(
     let input = |step| {
         let ranks = loader.next_step().ok_or_else(ended)??;
         let micro_batches = ranks.into_iter().next().ok_or_else(ended)?;
+        let round = Round { generation: 0, step };
         Ok(Arc::new(StepInput {
-            round: Round { generation: 0, step },
-            rank: Rank(0),
-            program: program.clone(),
-            micro_batches,
-            states: Vec::new(),
             run_key: Key::new(spec.seed),
-            is_training: true,
-            samples: program.samples_end(),
             update: spec.optimizer.update(spec.schedule.lr, step),
             clip: spec.clip,
-            faults: Faults::none(),
+            ..StepInput::new(round, Rank(0), program.clone(), micro_batches)
         }))
     };
     (1..=count).map(input).collect()

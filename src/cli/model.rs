@@ -122,8 +122,9 @@ fn report(
     let &Evaluation { loss, samples, targets, ref sums } = evaluation;
     let perplexity = (task.unit() == Unit::Tokens).then(|| loss.exp());
     // The data may be another split than the one after which a run names them.
-    let metrics = task.metrics(sums).into_iter();
-    let metrics = metrics.map(|(name, value)| (name.strip_prefix("val_").unwrap_or(name), value));
+    let metrics = task.metrics(sums);
+    let metrics = metrics.iter();
+    let metrics = metrics.map(|(name, value)| (name.strip_prefix("val_").unwrap_or(name), *value));
     if json {
         let mut line = serde_json::json!({ "step": step, "loss": loss });
         perplexity.into_iter().for_each(|value| line["perplexity"] = value.into());

@@ -32,7 +32,8 @@ use crate::runtime::placement::assemble::selections;
 use crate::runtime::placement::names::display_names;
 use crate::runtime::remote::first::FrameReceiver;
 use crate::train::error::TrainError;
-use crate::train::nodes::{JoinedNode, NodeOutcome, RunNodes, serve};
+use crate::train::nodes::{JoinedNode, NodeOutcome, RunFailure, RunNodes, serve};
+use crate::train::run::RunOutcome;
 use crate::train::run_data::require_there;
 use crate::train::signals::{Interruption, Signals, leave};
 use crate::train::spec::RunSpec;
@@ -220,7 +221,7 @@ fn end_by_signal(
     let end = move |signal: Interruption| {
         let why = InterruptedError(signal).to_string();
         print_line(&why);
-        nodes.end(&NodeOutcome::Failed { why, exit_code: signal.exit_code() });
+        nodes.end(&Err(RunFailure { why, exit_code: signal.exit_code() }));
         for directory in &created {
             // Fails if there is something in it.
             let _ = fs::remove_dir(directory);
@@ -455,19 +456,17 @@ pub fn join(args: &JoinArgs) -> anyhow::Result<i32> {
 /// Prints the end of the run and returns the exit code.
 fn report(outcome: &NodeOutcome, quiet: bool) -> i32 {
     match outcome {
-        NodeOutcome::Done => {
+        Ok(RunOutcome::Done { .. }) => {
             if !quiet {
                 print_line("done; the model is on the first node");
             }
             0
         }
-        NodeOutcome::Interrupted(number) => {
-            let signal = Interruption::ALL.get(usize::from(*number));
-            let signal = signal.copied().unwrap_or(Interruption::Terminate);
+        Ok(RunOutcome::Interrupted(signal)) => {
             print_line(&format!("{signal}; the run is saved on the first node"));
             signal.exit_code()
         }
-        NodeOutcome::Failed { why, exit_code } => {
+        Err(RunFailure { why, exit_code }) => {
             print_line(&format!("error: the run ended on the first node: {why}"));
             *exit_code
         }

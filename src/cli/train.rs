@@ -17,7 +17,7 @@ use crate::config::schema::{DataKind, KEYS, Parallel, is_of_placement};
 use crate::faults::Faults;
 use crate::metrics::{Sink, Sinks};
 use crate::train::error::TrainError;
-use crate::train::nodes::{NodeOutcome, NodesSink};
+use crate::train::nodes::{NodesSink, RunFailure};
 use crate::train::run::{Run, RunOptions, RunOutcome, train};
 use crate::train::run_data::SavedData;
 use crate::train::spec::{RunSpec, section_asked};
@@ -93,10 +93,9 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
     let ended = execute(spec, options, checkpoint, args.quiet);
     if let Some(nodes) = nodes {
         nodes.end(&match &ended {
-            Ok((RunOutcome::Done { .. }, _)) => NodeOutcome::Done,
-            Ok((RunOutcome::Interrupted(signal), _)) => NodeOutcome::Interrupted(signal.number()),
+            Ok((outcome, _)) => Ok(*outcome),
             Err(error) => {
-                NodeOutcome::Failed { why: format!("{error:#}"), exit_code: exit_code(error) }
+                Err(RunFailure { why: format!("{error:#}"), exit_code: exit_code(error) })
             }
         });
     }

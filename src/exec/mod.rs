@@ -2,6 +2,7 @@
 //! functions. Both implement [`Executor`], the interface that a worker calls; the worker decides
 //! the order of the calls.
 
+mod block_timing;
 pub mod cpu;
 mod fault;
 pub mod gpu;
@@ -9,15 +10,17 @@ mod loss_count;
 mod shards;
 mod staging;
 pub mod timing;
+mod work_timing;
 
 use std::ops::Range;
 
-use crate::base::{BucketId, DType, HostTensorView, SlotId, TensorId};
+use crate::base::{BucketId, DType, HostTensor, HostTensorView, SlotId, TensorId};
 use crate::device::{DeviceError, Heartbeat, InjectedFault};
-use crate::graph::{Graph, Node, Place, Plan, TensorLocation, Update, UpdateRange};
+use crate::graph::{Graph, Node, Place, Plan, TensorLocation, Update, UpdateRange, init};
 use crate::kernels::{Cost, OpCall, RandomContext, twin};
 
 pub use crate::graph::BucketTensor;
+pub use block_timing::BlockTiming;
 pub use cpu::Cpu;
 pub use gpu::GpuExecutor;
 pub use shards::Shards;
@@ -144,6 +147,21 @@ pub struct AllocatedBytes {
     pub staging_peak: usize,
 }
 
+/// Writes the inputs of a micro-batch, by its number in the step.
+///
+/// # Errors
+/// Returns [`DeviceError`] if the device fails.
+pub fn load(
+    device: &mut (impl Executor + ?Sized),
+    inputs: &[(TensorId, HostTensor)],
+    micro_batch: usize,
+) -> Result<(), DeviceError> {
+    for (tensor, values) in inputs {
+        device.set_input(*tensor, micro_batch, values.as_view())?;
+    }
+    Ok(())
+}
+
 /// Executor of a plan on one device, which holds the parameters, gradients, moments and
 /// activations.
 ///
@@ -152,26 +170,11 @@ pub struct AllocatedBytes {
 /// Of a bucket that the plan does not hold ([`Plan::holds`]) the device has nothing: it is empty as
 /// a whole, no elements of it are owned, and only a caller with a defect asks for some of them or
 /// for their norm, which panics.
-/// Device on another node.
-pub trait RemoteDevice {
-    /// Performs a task, given by its name and as bytes, where the device is; returns the reply as
-    /// bytes.
-    ///
-    /// # Errors
-    /// Returns [`DeviceError`] if the device or its node fails.
-    fn perform(&mut self, name: &str, task: Vec<u8>) -> Result<Vec<u8>, DeviceError>;
-}
-
 pub trait Executor: Send {
     /// Returns the display name of the device.
     fn name(&self) -> &str;
 
     fn plan(&self) -> &Plan;
-
-    /// Returns the device as one on another node, if it is.
-    fn remote(&mut self) -> Option<&mut dyn RemoteDevice> {
-        None
-    }
 
     /// Returns the heartbeat of the device, for a watchdog in another thread.
     fn heartbeat(&self) -> Heartbeat;
@@ -337,4 +340,62 @@ pub trait Executor: Send {
         work: &ProfileTarget,
         pass: &PassContext,
     ) -> Result<Option<KernelProfile>, DeviceError>;
+
+    // ---- Work of many calls, which is performed where the device is ----
+
+    /// Writes the initial parameters of a seed; moments start as zeros.
+    fn initialize(&mut self, seed: u64) -> Result<(), DeviceError> {
+        for bucket in 0..self.plan().buckets.len() {
+            let plan = self.plan();
+            if !plan.held[bucket] {
+                continue;
+            }
+            let mut values = vec![0.0; plan.buckets[bucket].length];
+            for &(id, start) in &plan.buckets[bucket].parameters {
+                let initial = init::values(&plan.graph, id, seed);
+                values[start..start + initial.len()].copy_from_slice(&initial);
+            }
+            self.write_bank(BucketTensor::Parameters, BucketId(bucket as u32), &values)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the seconds of the fastest of `repeats` repetitions of forward and backward on
+    /// these inputs of `rows` samples, including the wait for their end. If there are several, one
+    /// more comes before as a warm-up.
+    fn time_micro_batch(
+        &mut self,
+        inputs: &[(TensorId, HostTensor)],
+        rows: u32,
+        repeats: u32,
+    ) -> Result<f64, DeviceError> {
+        work_timing::fastest(self, inputs, rows, repeats)
+    }
+
+    /// Returns the seconds to read all gradients back to the host and to upload all parameters;
+    /// their values do not change.
+    fn time_exchange(&mut self) -> Result<f64, DeviceError> {
+        work_timing::exchange(self)
+    }
+
+    /// Times the passes of the blocks that the device holds for a micro-batch of these inputs of
+    /// `rows` samples, and the transfers of what they get from other blocks: the fastest of several
+    /// repetitions after one warm-up. The time that a wait for an idle device takes is subtracted.
+    fn time_block(
+        &mut self,
+        inputs: &[(TensorId, HostTensor)],
+        rows: usize,
+    ) -> Result<BlockTiming, DeviceError> {
+        block_timing::time_block(self, inputs, rows)
+    }
+
+    /// Returns the seconds to add gradients of a bucket to partial sums on the host and on the
+    /// device, for which [`Executor::prepare_add`] has prepared it.
+    fn time_addition(
+        &mut self,
+        bucket: BucketId,
+        range: Range<usize>,
+    ) -> Result<(f64, f64), DeviceError> {
+        work_timing::addition(self, bucket, range)
+    }
 }

@@ -8,6 +8,7 @@
 pub mod build;
 mod crossing;
 mod custom;
+pub mod init;
 
 pub mod op;
 mod part;

@@ -1,13 +1,15 @@
-//! Events of a run, and the form as lines of JSON of those that are recorded. Numbers that are not
-//! finite become `null`, because JSON has no such numbers.
+//! Events of a run, as they also go to other nodes, and the form as lines of JSON of those that are
+//! recorded. Numbers that are not finite become `null` there, because JSON has no such numbers.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
 
-use serde::ser::{Serialize, SerializeMap, Serializer};
+use serde::ser::{SerializeMap, Serializer};
+use serde::{Deserialize, Serialize};
 
 /// What a run counts in its steps and evaluations.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Unit {
     #[default]
     Tokens,
@@ -25,7 +27,7 @@ impl Unit {
 }
 
 /// Metrics of one optimizer step.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepRecord {
     /// Number of the step, counted from 1.
     pub step: u64,
@@ -64,7 +66,7 @@ impl StepRecord {
 }
 
 /// Metrics of one of several ranks in a step.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RankRecord {
     /// Display name of the rank's device; left out of the line.
     pub name: String,
@@ -81,7 +83,7 @@ pub struct RankRecord {
 }
 
 /// Place of a rank in the pipelines of a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageRecord {
     pub pipeline: u64,
     pub stage: u64,
@@ -104,34 +106,39 @@ fn rounded(share: f64) -> f64 {
     (share * 1e4).round() / 1e4
 }
 
+/// Record as a line of the run's record: keys of JSON that depend on what the record holds, unlike
+/// the fields that go to other nodes.
+pub(super) struct JsonLine<'a, T>(pub &'a T);
+
 /// Written as the share, and the milliseconds of work and of waiting; in a pipeline also the stage
 /// and its idle share.
-impl Serialize for RankRecord {
+impl Serialize for JsonLine<'_, RankRecord> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self(record) = self;
         // Rounded to the microsecond: finer digits are noise.
         let ms = |time: Duration| (1e3 * time.as_secs_f64() * 1e3).round() / 1e3;
         let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry("share", &self.share)?;
-        map.serialize_entry("work_ms", &ms(self.time.saturating_sub(self.waited)))?;
-        map.serialize_entry("wait_ms", &ms(self.waited))?;
-        if let Some(StageRecord { pipeline, stage }) = self.stage {
+        map.serialize_entry("share", &record.share)?;
+        map.serialize_entry("work_ms", &ms(record.time.saturating_sub(record.waited)))?;
+        map.serialize_entry("wait_ms", &ms(record.waited))?;
+        if let Some(StageRecord { pipeline, stage }) = record.stage {
             map.serialize_entry("pipeline", &pipeline)?;
             map.serialize_entry("stage", &stage)?;
-            map.serialize_entry("idle", &rounded(self.idle))?;
+            map.serialize_entry("idle", &rounded(record.idle))?;
         }
         map.end()
     }
 }
 
 /// One evaluation on the validation split.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EvalRecord {
     /// Number of steps done before the evaluation; 0 is the initial model.
     pub step: u64,
     /// Mean loss over the evaluated samples of the validation split.
     pub val_loss: f64,
     /// Other metrics by name, such as `val_accuracy`.
-    pub metrics: Vec<(&'static str, f64)>,
+    pub metrics: Vec<(Cow<'static, str>, f64)>,
     /// Samples that were evaluated, and the targets in them.
     pub samples: u64,
     pub targets: u64,
@@ -140,22 +147,23 @@ pub struct EvalRecord {
     pub is_best: bool,
 }
 
-impl Serialize for EvalRecord {
+impl Serialize for JsonLine<'_, EvalRecord> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self(record) = self;
         let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry("step", &self.step)?;
-        map.serialize_entry("val_loss", &self.val_loss)?;
-        for (name, value) in &self.metrics {
+        map.serialize_entry("step", &record.step)?;
+        map.serialize_entry("val_loss", &record.val_loss)?;
+        for (name, value) in &record.metrics {
             map.serialize_entry(name, value)?;
         }
-        map.serialize_entry("samples", &self.samples)?;
-        map.serialize_entry("targets", &self.targets)?;
+        map.serialize_entry("samples", &record.samples)?;
+        map.serialize_entry("targets", &record.targets)?;
         map.end()
     }
 }
 
 /// Measure of a model of the built-in corpus: counts of sampled sentences.
-#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SentenceRecord {
     /// Number of steps done before the measure.
     pub step: u64,
@@ -195,7 +203,7 @@ impl fmt::Display for SentenceRecord {
 /// Event of a run; a [`Sink`](super::Sink) gets the events in the order in which they happen.
 /// Notes and warnings may come at any time, [`Tuning`](Event::Tuning) before
 /// [`Started`](Event::Started), and all others after it.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Event {
     /// Message for the user.
     Note(String),
@@ -235,27 +243,29 @@ pub enum Event {
     Ended,
 }
 
-impl Serialize for StepRecord {
+impl Serialize for JsonLine<'_, StepRecord> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self(record) = self;
         let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry("step", &self.step)?;
-        map.serialize_entry("loss", &self.loss)?;
-        map.serialize_entry("lr", &self.lr)?;
-        map.serialize_entry("grad_norm", &self.grad_norm)?;
-        let unit = self.unit.name();
-        map.serialize_entry(unit, &self.count)?;
-        map.serialize_entry("ms", &self.ms)?;
-        map.serialize_entry(&format!("{unit}_per_s"), &self.per_s)?;
-        if let Some(busy) = &self.busy {
+        map.serialize_entry("step", &record.step)?;
+        map.serialize_entry("loss", &record.loss)?;
+        map.serialize_entry("lr", &record.lr)?;
+        map.serialize_entry("grad_norm", &record.grad_norm)?;
+        let unit = record.unit.name();
+        map.serialize_entry(unit, &record.count)?;
+        map.serialize_entry("ms", &record.ms)?;
+        map.serialize_entry(&format!("{unit}_per_s"), &record.per_s)?;
+        if let Some(busy) = &record.busy {
             map.serialize_entry("busy", busy)?;
         }
-        if let Some(bubble) = self.bubble() {
+        if let Some(bubble) = record.bubble() {
             map.serialize_entry("bubble", &rounded(bubble))?;
         }
-        if !self.ranks.is_empty() {
-            map.serialize_entry("ranks", &self.ranks)?;
+        if !record.ranks.is_empty() {
+            let ranks: Vec<_> = record.ranks.iter().map(JsonLine).collect();
+            map.serialize_entry("ranks", &ranks)?;
         }
-        if let Some(reason) = &self.skipped {
+        if let Some(reason) = &record.skipped {
             map.serialize_entry("skipped", &true)?;
             map.serialize_entry("reason", reason)?;
         }
@@ -283,8 +293,11 @@ pub(super) mod tests {
         }
     }
 
-    fn json(record: impl Serialize) -> String {
-        serde_json::to_string(&record).unwrap()
+    fn json<T>(record: T) -> String
+    where
+        for<'a> JsonLine<'a, T>: Serialize,
+    {
+        serde_json::to_string(&JsonLine(&record)).unwrap()
     }
 
     #[test]
@@ -310,7 +323,7 @@ pub(super) mod tests {
             json(evaluation.clone()),
             r#"{"step":7,"val_loss":1.5,"samples":3,"targets":24}"#
         );
-        let metrics = vec![("val_accuracy", 0.75)];
+        let metrics = vec![("val_accuracy".into(), 0.75)];
         assert_eq!(
             json(EvalRecord { metrics, ..evaluation }),
             r#"{"step":7,"val_loss":1.5,"val_accuracy":0.75,"samples":3,"targets":24}"#

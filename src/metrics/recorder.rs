@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use super::event::JsonLine;
 use super::{Event, Sink};
 use crate::files::{self, is_disk_full};
 
@@ -96,8 +97,8 @@ impl Recorder {
 impl Sink for Recorder {
     fn event(&mut self, event: &Event) -> Result<(), MetricsError> {
         match event {
-            Event::Step(record) => self.record(record),
-            Event::Evaluation(record) => self.record(record),
+            Event::Step(record) => self.record(&JsonLine(record)),
+            Event::Evaluation(record) => self.record(&JsonLine(record)),
             Event::Sentences(record) => self.record(record),
             Event::Note(_)
             | Event::Warning(_)

@@ -2,6 +2,7 @@
 
 pub mod format;
 
+use std::borrow::Cow;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -106,7 +107,7 @@ fn step_scalars(step: &StepRecord) -> Vec<(String, f64)> {
 
 /// Returns the values of an evaluation: `val_accuracy` becomes `val/accuracy`.
 fn evaluation_scalars(evaluation: &EvalRecord) -> Vec<(String, f64)> {
-    let metric = |(name, value): &(&str, f64)| {
+    let metric = |(name, value): &(Cow<str>, f64)| {
         (format!("val/{}", name.strip_prefix("val_").unwrap_or(name)), *value)
     };
     let loss = ("val/loss".into(), evaluation.val_loss);
@@ -178,7 +179,7 @@ mod tests {
         let evaluation = EvalRecord {
             step: 1,
             val_loss: 1.5,
-            metrics: vec![("val_accuracy", 0.5), ("other", 2.0)],
+            metrics: vec![("val_accuracy".into(), 0.5), ("other".into(), 2.0)],
             samples: 2,
             targets: 16,
             is_best: true,

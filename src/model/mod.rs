@@ -2,7 +2,6 @@
 
 pub mod cnn;
 pub mod gpt;
-pub mod init;
 pub mod language;
 pub mod mlp;
 mod pictures;

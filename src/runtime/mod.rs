@@ -2,7 +2,6 @@
 //! that they run, and the placement that is decided before the first step.
 
 pub mod addresses;
-pub mod block_timing;
 pub mod blocks;
 pub mod device_thread;
 pub mod error;
@@ -17,7 +16,6 @@ pub mod remote;
 pub mod replica_check;
 pub mod ring;
 pub mod step;
-pub mod tasks;
 pub mod timing;
 pub mod trace_labels;
 pub mod workers;

@@ -6,12 +6,10 @@ use std::time::Duration;
 use super::device_thread::DeviceThread;
 use super::{RuntimeError, memory};
 use crate::autotune::{self, KernelCache, KernelSelector, TuneOptions, cache};
-use crate::base::BucketId;
 use crate::device::{DeviceError, Gpu, Selection, ShaderChecks, list_adapters, select};
 use crate::exec::cpu::host_name;
-use crate::exec::{BucketTensor, Cpu, Executor, GpuExecutor, Moments};
+use crate::exec::{Cpu, Executor, GpuExecutor, Moments};
 use crate::graph::{Plan, VariantChoices};
-use crate::model;
 use crate::parallel::RankPlacement;
 
 /// Opened device on its own thread.
@@ -181,21 +179,4 @@ pub fn no_room(error: DeviceError, needed: usize) -> RuntimeError {
         }
         other => other.into(),
     }
-}
-
-/// Writes the initial parameters of a seed to the device; moments start as zeros.
-pub fn initialize(device: &mut dyn Executor, seed: u64) -> Result<(), DeviceError> {
-    for bucket in 0..device.plan().buckets.len() {
-        let plan = device.plan();
-        if !plan.held[bucket] {
-            continue;
-        }
-        let mut values = vec![0.0; plan.buckets[bucket].length];
-        for &(id, start) in &plan.buckets[bucket].parameters {
-            let initial = model::init::values(&plan.graph, id, seed);
-            values[start..start + initial.len()].copy_from_slice(&initial);
-        }
-        device.write_bank(BucketTensor::Parameters, BucketId(bucket as u32), &values)?;
-    }
-    Ok(())
 }

@@ -5,14 +5,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::RuntimeError;
-use super::step::{Inputs, NextStates, StepInput, load, read_states};
+use super::step::{Inputs, NextStates, StepInput, read_states};
 use super::workers::WorkerGroup;
 use crate::base::rng::Key;
 use crate::base::{Rank, SegmentId, TensorId};
 use crate::device::DeviceError;
-use crate::exec::{Executor, PassContext};
-use crate::faults::Faults;
-use crate::graph::{Graph, PassKind, Place, Plan, TensorLocation, Update};
+use crate::exec::{Executor, PassContext, load};
+use crate::graph::{Graph, PassKind, Place, Plan, TensorLocation};
 use crate::kernels::RandomContext;
 use crate::parallel::{
     EdgeLayout, MicroBatch, PipelinePrograms, PipelineRequest, PipelineSchedule, PipelineStages,
@@ -120,19 +119,12 @@ impl ModelPipelines {
         let mut of_rank = vec![None; programs.len()];
         for (pipeline, stages) in self.stages.iter().enumerate() {
             for rank in &stages.ranks {
+                let program = programs[rank.index()].clone();
                 let input = StepInput {
-                    round,
-                    rank: *rank,
-                    program: programs[rank.index()].clone(),
-                    micro_batches: inputs[pipeline].clone(),
                     // What is carried in is among the inputs; what is carried on is reported.
                     states: vec![Inputs::new(); inputs[pipeline].len()],
-                    run_key: Key::new(0),
                     is_training: false,
-                    samples: 0,
-                    update: Update::Sgd { lr: 0.0, momentum: 0.0, weight_decay: 0.0 },
-                    clip: 0.0,
-                    faults: Faults::none(),
+                    ..StepInput::new(round, *rank, program, inputs[pipeline].clone())
                 };
                 of_rank[rank.index()] = Some(Arc::new(input));
             }

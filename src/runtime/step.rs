@@ -5,14 +5,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::peers::{TraceTracks, defect};
-use super::remote::values::RawValues;
 use crate::base::rng::Key;
 use crate::base::{
-    BucketId, ChunkId, EdgeId, HostTensor, Position, Rank, Round, SegmentId, TensorId,
+    BucketId, ChunkId, EdgeId, HostTensor, Position, Rank, Round, SegmentId, TensorId, raw,
 };
 use crate::collective::{Collective, CollectiveKind};
 use crate::device::DeviceError;
-use crate::exec::{BucketTensor, Executor, PassContext};
+use crate::exec::{BucketTensor, Executor, PassContext, load};
 use crate::faults::{Fault, Faults, Point};
 use crate::graph::{Carried, ParameterKind, PassKind, Plan, Update, UpdateRange};
 use crate::kernels::RandomContext;
@@ -23,8 +22,16 @@ use crate::parallel::{
 /// Inputs of one micro-batch.
 pub type Inputs = Vec<(TensorId, HostTensor)>;
 
-/// Inputs of [`StepInput::states`] of one micro-batch, with their values for the next step.
-pub type NextStates = Vec<(TensorId, RawValues<f32>)>;
+/// One of [`StepInput::states`] of a micro-batch, with its values for the next step.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct NextState {
+    pub input: TensorId,
+    #[serde(with = "raw")]
+    pub values: Vec<f32>,
+}
+
+/// Values of all [`StepInput::states`] of one micro-batch for the next step.
+pub type NextStates = Vec<NextState>;
 
 /// Input of one rank for one step.
 #[derive(Clone, Debug)]
@@ -53,6 +60,30 @@ pub struct StepInput {
 }
 
 impl StepInput {
+    /// Creates the input of a training step of a rank whose samples are all those of the step. No
+    /// state is carried into it, nothing is clipped, the update changes nothing, and no fault is
+    /// injected.
+    pub fn new(
+        round: Round,
+        rank: Rank,
+        program: Arc<Program>,
+        micro_batches: Vec<Inputs>,
+    ) -> Self {
+        Self {
+            round,
+            rank,
+            samples: program.samples_end(),
+            program,
+            micro_batches,
+            states: Vec::new(),
+            run_key: Key::new(0),
+            is_training: true,
+            update: Update::Sgd { lr: 0.0, momentum: 0.0, weight_decay: 0.0 },
+            clip: 0.0,
+            faults: Faults::none(),
+        }
+    }
+
     /// Returns all inputs of a micro-batch.
     pub fn inputs_of(&self, micro_batch: usize) -> Inputs {
         let states = self.states.get(micro_batch).into_iter().flatten();
@@ -469,18 +500,6 @@ impl<'a> Performer<'a> {
     }
 }
 
-/// Writes the inputs of a micro-batch, by its number in the step.
-pub fn load(
-    device: &mut dyn Executor,
-    inputs: &Inputs,
-    micro_batch: usize,
-) -> Result<(), DeviceError> {
-    for (tensor, values) in inputs {
-        device.set_input(*tensor, micro_batch, values.as_view())?;
-    }
-    Ok(())
-}
-
 /// Reads the states behind a micro-batch, of the tensors that the device computes. Waits for it.
 ///
 /// # Errors
@@ -492,9 +511,11 @@ pub fn read_states(
     let plan = device.plan();
     let here = plan.graph.carried.iter().filter(|carried| plan.computes(carried.output));
     let here: Vec<Carried> = here.copied().collect();
-    let read =
-        |carried: &Carried| Ok((carried.input, RawValues(device.read(carried.output, pass)?)));
-    here.iter().map(read).collect()
+    let mut states = NextStates::new();
+    for Carried { input, output } in here {
+        states.push(NextState { input, values: device.read(output, pass)? });
+    }
+    Ok(states)
 }
 
 /// Returns the context of a forward pass of `rows` samples without dropout.

@@ -8,16 +8,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::device_thread::{DeviceThread, PendingJob};
-use super::step::{Inputs, load};
-use super::tasks::{TimeExchange, TimeMicroBatch, perform};
-use crate::base::BucketId;
-use crate::base::rng::Key;
+use super::step::Inputs;
 use crate::collective::Chunk;
-use crate::comm::add::add_assign;
 use crate::device::DeviceError;
-use crate::exec::{BucketTensor, Executor, PassContext};
-use crate::graph::Place;
-use crate::kernels::RandomContext;
+use crate::exec::Executor;
 use crate::parallel::ReduceSite;
 use crate::planner::balance::{
     DeviceSelection, ExcludedDevice, ThroughputModel, apportion, give_at_least, give_each_a_sample,
@@ -182,102 +176,29 @@ fn time_alone(
     if half == rows || half < rows_min {
         let speed =
             ThroughputModel { fixed_s: 0.0, row_s: full_s / f64::from(rows), micro_batch: rows };
-        return Ok(SoloTiming { speed, full_s, exchange_s: perform(device, TimeExchange)? });
+        return Ok(SoloTiming { speed, full_s, exchange_s: device.time_exchange()? });
     }
     let half_s = run_timed(device, probe, half, REPEATS)?;
     let (per_row, per_row_of_half) = (full_s / f64::from(rows), half_s / f64::from(half));
     if per_row_of_half < CLEARLY * per_row {
         let speed = ThroughputModel { fixed_s: 0.0, row_s: per_row_of_half, micro_batch: half };
-        return Ok(SoloTiming {
-            speed,
-            full_s: half_s,
-            exchange_s: perform(device, TimeExchange)?,
-        });
+        return Ok(SoloTiming { speed, full_s: half_s, exchange_s: device.time_exchange()? });
     }
     // Noise may make the half slower than the whole, or faster than half of it.
     let row_s = ((full_s - half_s) / f64::from(rows - half)).clamp(0.5 * per_row, per_row);
     let fixed_s = full_s - row_s * f64::from(rows);
     let speed = ThroughputModel { fixed_s, row_s, micro_batch: rows };
-    Ok(SoloTiming { speed, full_s, exchange_s: perform(device, TimeExchange)? })
+    Ok(SoloTiming { speed, full_s, exchange_s: device.time_exchange()? })
 }
 
-/// Returns the seconds of forward and backward on `rows` rows, by [`fastest`].
+/// Returns the seconds of forward and backward on `rows` rows, by [`Executor::time_micro_batch`].
 fn run_timed(
     device: &mut dyn Executor,
     probe: &Probe,
     rows: u32,
     repeats: u32,
 ) -> Result<f64, DeviceError> {
-    perform(device, TimeMicroBatch::new(probe(rows as usize), rows, repeats))
-}
-
-/// Returns the seconds of the fastest of `repeats` repetitions of forward and backward on `rows`
-/// rows, including the wait for their end. If there are several, one more comes before as a
-/// warm-up.
-///
-/// # Errors
-/// Returns `DeviceError` if the device fails.
-pub fn fastest(
-    device: &mut dyn Executor,
-    inputs: &Inputs,
-    rows: u32,
-    repeats: u32,
-) -> Result<f64, DeviceError> {
-    if repeats > 1 {
-        micro_batch(device, inputs, rows)?;
-    }
-    let mut best = f64::INFINITY;
-    for _ in 0..repeats {
-        best = best.min(micro_batch(device, inputs, rows)?);
-    }
-    Ok(best)
-}
-
-fn micro_batch(device: &mut dyn Executor, inputs: &Inputs, rows: u32) -> Result<f64, DeviceError> {
-    let random = RandomContext { step_key: Key::new(0), training: true };
-    let started = Instant::now();
-    device.begin_step()?;
-    load(device, inputs, 0)?;
-    let segments: Vec<_> = device.plan().segments.iter().map(|s| s.nodes.clone()).collect();
-    for nodes in segments {
-        device.run(nodes, &PassContext { micro_batch: 0, rows: rows as usize, random })?;
-    }
-    device.finish_step(&[])?;
-    Ok(started.elapsed().as_secs_f64())
-}
-
-/// Returns the seconds to read all gradients back to the host and to upload all parameters; their
-/// values do not change.
-///
-/// # Errors
-/// Returns `DeviceError` if the device fails.
-pub fn exchange(device: &mut dyn Executor) -> Result<f64, DeviceError> {
-    let plan = device.plan();
-    let all = (0..plan.buckets.len() as u32).map(BucketId).filter(|bucket| plan.holds(*bucket));
-    let mut buckets = Vec::new();
-    for bucket in all.collect::<Vec<_>>() {
-        buckets.push((bucket, device.read_bank(BucketTensor::Parameters, bucket)?));
-    }
-    let piece = device.readback_elements_max();
-    let mut best = f64::INFINITY;
-    for _ in 0..REPEATS {
-        let started = Instant::now();
-        for (bucket, parameters) in &buckets {
-            let length = parameters.len();
-            for start in (0..length).step_by(piece) {
-                let range = start..(start + piece).min(length);
-                device.start_readback(Place::bank(BucketTensor::Gradients, *bucket, range))?;
-            }
-        }
-        while device.next_readback(true)?.is_some() {}
-        for (bucket, values) in &buckets {
-            let range = 0..values.len();
-            device.write_place(&Place::bank(BucketTensor::Parameters, *bucket, range), values)?;
-        }
-        device.finish_step(&[])?;
-        best = best.min(started.elapsed().as_secs_f64());
-    }
-    Ok(best)
+    device.time_micro_batch(&probe(rows as usize), rows, repeats)
 }
 
 /// Times devices that run concurrently. Returns their speeds when alone, scaled by the measured
@@ -353,25 +274,8 @@ pub fn faster_reduce_site(
     chunks: &[Chunk],
 ) -> Result<ReduceSite, DeviceError> {
     let longest = chunks.iter().max_by_key(|chunk| chunk.range.len());
-    let Some(chunk) = longest.cloned() else { return Ok(ReduceSite::Host) };
-    let mut partial = vec![0.0; chunk.range.len()];
-    let (mut on_host, mut on_device) = (f64::INFINITY, f64::INFINITY);
-    // The first repetition is a warm-up.
-    for repeat in 0..=REPEATS {
-        let started = Instant::now();
-        let range = chunk.range.clone();
-        device.start_readback(Place::bank(BucketTensor::Gradients, chunk.bucket, range))?;
-        if let Some(piece) = device.next_readback(true)? {
-            add_assign(&mut partial, piece.values());
-        }
-        let host = started.elapsed().as_secs_f64();
-        let started = Instant::now();
-        device.add(chunk.bucket, chunk.range.start, &mut partial)?;
-        let device = started.elapsed().as_secs_f64();
-        if repeat > 0 {
-            (on_host, on_device) = (on_host.min(host), on_device.min(device));
-        }
-    }
+    let Some(chunk) = longest else { return Ok(ReduceSite::Host) };
+    let (on_host, on_device) = device.time_addition(chunk.bucket, chunk.range.clone())?;
     let is_device = on_device < CLEARLY * on_host;
     Ok(if is_device { ReduceSite::Device } else { ReduceSite::Host })
 }

@@ -7,8 +7,7 @@ use crate::base::{HostTensor, TensorId};
 use crate::checkpoint::NamedTensor;
 use crate::graph::{Graph, Plan};
 use crate::parallel::MicroBatch;
-use crate::runtime::remote::values::RawValues;
-use crate::runtime::step::{Inputs, NextStates};
+use crate::runtime::step::{Inputs, NextState, NextStates};
 
 /// Note to the user if the states of a checkpoint do not fit.
 pub const STATES_OF_ZEROS: &str = "what the model carries from step to step begins with zeros: \
@@ -121,7 +120,7 @@ impl CarriedStates {
     ) -> Result<(), String> {
         let mut taken = vec![0; self.states.len()];
         for (part, next) in parts {
-            for (input, RawValues(values)) in next {
+            for NextState { input, values } in next {
                 let found = self.states.iter().position(|state| state.input == *input);
                 let index = found.ok_or_else(|| format!("{input} is carried by no slot"))?;
                 self.states[index].take(part, values)?;
@@ -225,11 +224,12 @@ mod tests {
         let plan = Plan::new(b.finish(), PlanOptions::new(4));
         let mut states = CarriedStates::zeros(&plan.graph, 4);
         let part = MicroBatch { first: 3, rows: 1 };
-        let next = vec![(h, RawValues((0..6).map(|value| value as f32).collect()))];
+        let of = |values| vec![NextState { input: h, values }];
+        let next = of((0..6).map(|value| value as f32).collect());
         let all = [MicroBatch { first: 0, rows: 3 }, part];
-        let none = vec![(h, RawValues(vec![0.0; 18]))];
+        let none = of(vec![0.0; 18]);
         states.take(all.iter().zip([&none, &next])).unwrap();
-        assert_eq!(states.of(&part, &plan)[0].1, HostTensor::Float(next[0].1.0.clone()));
+        assert_eq!(states.of(&part, &plan)[0].1, HostTensor::Float(next[0].values.clone()));
         assert_eq!(states.named()[0].shape, [8, 3]);
         assert_eq!(bytes(&plan.graph, 4), COPIES * 4 * 6 * 4);
     }
@@ -241,7 +241,7 @@ mod tests {
         let take = |input, first, count| {
             let mut states = CarriedStates::zeros(&plan.graph, 4);
             let all = [MicroBatch { first: 0, rows: 2 }, MicroBatch { first, rows: 2 }];
-            let of = |input, count| (input, RawValues(vec![1.0; count]));
+            let of = |input, count| NextState { input, values: vec![1.0; count] };
             let both = vec![of(inputs[0], 6), of(inputs[1], 6)];
             states.take(all.iter().zip([&both, &vec![of(inputs[0], 6), of(input, count)]]))
         };

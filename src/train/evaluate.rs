@@ -20,11 +20,10 @@ use super::task::Task;
 use crate::base::{HostTensor, Rank, SegmentId, TensorId};
 use crate::data::{DataError, Split};
 use crate::device::DeviceError;
-use crate::exec::Executor;
+use crate::exec::{Executor, load};
 use crate::graph::{Graph, PassKind};
 use crate::runtime::pipelines::{ModelPipelines, forward_micro_batches_max};
-use crate::runtime::remote::values::RawValues;
-use crate::runtime::step::{Inputs, NextStates, inference_pass, load, read_states};
+use crate::runtime::step::{Inputs, NextState, NextStates, inference_pass, read_states};
 use crate::runtime::workers::WorkerGroup;
 
 /// The most micro-batches whose losses a device sums in f32; the host sums those sums in f64.
@@ -343,8 +342,8 @@ impl EvalJob {
     /// Returns the inputs of a batch, which may continue the one before, with the states behind it.
     fn inputs(&self, batch: &EvalBatch, before: &NextStates) -> Result<Inputs, DataError> {
         let mut inputs = self.source.rows(self.split, &batch.windows)?;
-        for (state, RawValues(values)) in before.iter().filter(|_| batch.continues) {
-            let zeros = inputs.iter_mut().find(|(id, _)| id == state);
+        for NextState { input, values } in before.iter().filter(|_| batch.continues) {
+            let zeros = inputs.iter_mut().find(|(id, _)| id == input);
             if let Some((_, HostTensor::Float(zeros))) = zeros {
                 // The batch before may have more rows.
                 zeros.iter_mut().zip(values).for_each(|(zero, value)| *zero = *value);

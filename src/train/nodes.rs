@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::TrainError;
 use super::loader::BatchSource;
+use super::run::RunOutcome;
 use super::run_data::{DataShape, RunData, SavedData};
 use super::signals::{Interruption, SignalFlags, Signals, leave};
 use super::spec::RunSpec;
@@ -21,7 +22,7 @@ use crate::cluster::{ClusterEnd, Loss, Roster, SENTENCE_BYTES_MAX, shown_text};
 use crate::comm::Mailbox;
 use crate::faults::Faults;
 use crate::graph::Graph;
-use crate::metrics::{EvalRecord, Event, MetricsError, Sink, StepRecord, Unit};
+use crate::metrics::{EvalRecord, Event, MetricsError, Sink, StepRecord};
 use crate::parallel::MicroBatch;
 use crate::runtime::RuntimeError;
 use crate::runtime::nodes::{ClusterNews, Meeting, NodeLink};
@@ -59,52 +60,20 @@ struct DataBrief {
     done: (u64, u64),
 }
 
-/// News of a run for the users of other nodes.
-#[derive(Debug, Serialize, Deserialize)]
-enum RunNews {
-    Note(String),
-    Warning(String),
-    Started { done: u64, steps: u64, device: String },
-    Step(StepNews),
-    Evaluation { step: u64, val_loss: f64, samples: u64, targets: u64, is_best: bool },
-    Checkpoint(u64),
-    Ended,
-}
-
-/// News of a step.
-#[derive(Debug, Serialize, Deserialize)]
-struct StepNews {
-    step: u64,
-    loss: f64,
-    lr: f64,
-    grad_norm: f64,
-    is_tokens: bool,
-    count: u64,
-    ms: f64,
-    per_s: f64,
+/// Failure of a run, for the users of other nodes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunFailure {
+    pub why: String,
+    pub exit_code: i32,
 }
 
 /// End of a run, for the users of other nodes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum NodeOutcome {
-    Done,
-    /// A signal ended the run, by its number among `Interruption::ALL`; its state is saved.
-    Interrupted(u8),
-    /// The run failed with this exit code.
-    Failed {
-        why: String,
-        exit_code: i32,
-    },
-}
+pub type NodeOutcome = Result<RunOutcome, RunFailure>;
 
-impl NodeOutcome {
-    fn decode(bytes: &[u8]) -> Result<Self, TrainError> {
-        let no_outcome = |why| TrainError::Defect(format!("the run ended with no outcome: {why}"));
-        Ok(match decode(bytes).map_err(no_outcome)? {
-            Self::Failed { why, exit_code } => Self::Failed { why: shown(&why), exit_code },
-            other => other,
-        })
-    }
+fn decode_outcome(bytes: &[u8]) -> Result<NodeOutcome, TrainError> {
+    let outcome: NodeOutcome = decode(bytes)
+        .map_err(|why| TrainError::Defect(format!("the run ended with no outcome: {why}")))?;
+    Ok(outcome.map_err(|failure| RunFailure { why: shown(&failure.why), ..failure }))
 }
 
 // ---- The first node ----
@@ -251,8 +220,8 @@ impl RunNodes {
         self.meeting.lock().unwrap_or_else(PoisonError::into_inner).leave("the run is over");
     }
 
-    fn show(&self, news: &RunNews) {
-        let bytes = encode(news);
+    fn show(&self, event: &Event) {
+        let bytes = encode(event);
         self.nodes.iter().for_each(|node| node.show(bytes.clone()));
     }
 }
@@ -298,71 +267,31 @@ pub struct NodesSink {
 
 impl Sink for NodesSink {
     fn event(&mut self, event: &Event) -> Result<(), MetricsError> {
-        if let Some(news) = RunNews::of(event) {
-            self.nodes.show(&news);
+        if let Some(told) = told(event.clone()) {
+            self.nodes.show(&told);
         }
         self.shown.event(event)
     }
 }
 
-impl RunNews {
-    fn of(event: &Event) -> Option<Self> {
-        Some(match event {
-            Event::Note(text) => Self::Note(text.clone()),
-            Event::Warning(text) => Self::Warning(text.clone()),
-            Event::Started { done, steps, device } => {
-                Self::Started { done: *done, steps: *steps, device: device.clone() }
-            }
-            Event::Step(record) => {
-                let StepRecord { step, loss, lr, grad_norm, unit, count, ms, per_s, .. } = *record;
-                let is_tokens = unit == Unit::Tokens;
-                Self::Step(StepNews { step, loss, lr, grad_norm, is_tokens, count, ms, per_s })
-            }
-            Event::Evaluation(record) => {
-                let EvalRecord { step, val_loss, samples, targets, is_best, .. } = *record;
-                Self::Evaluation { step, val_loss, samples, targets, is_best }
-            }
-            Event::Checkpoint { step } => Self::Checkpoint(*step),
-            Event::Ended => Self::Ended,
-            Event::Tuning { .. } | Event::Evaluating { .. } | Event::Sentences(_) => return None,
-        })
-    }
-
-    /// Returns the news as an event to be shown, with texts that are harmless.
-    fn into_event(self) -> Event {
-        match self {
-            Self::Note(text) => Event::Note(shown(&text)),
-            Self::Warning(text) => Event::Warning(shown(&text)),
-            Self::Started { done, steps, device } => {
-                Event::Started { done, steps, device: shown(&device) }
-            }
-            Self::Step(StepNews { step, loss, lr, grad_norm, is_tokens, count, ms, per_s }) => {
-                let unit = if is_tokens { Unit::Tokens } else { Unit::Samples };
-                let ranks = Vec::new();
-                let (busy, skipped) = (None, None);
-                let record = StepRecord {
-                    step,
-                    loss,
-                    lr,
-                    grad_norm,
-                    unit,
-                    count,
-                    ms,
-                    per_s,
-                    busy,
-                    ranks,
-                    skipped,
-                };
-                Event::Step(record)
-            }
-            Self::Evaluation { step, val_loss, samples, targets, is_best } => {
-                let metrics = Vec::new();
-                Event::Evaluation(EvalRecord { step, val_loss, metrics, samples, targets, is_best })
-            }
-            Self::Checkpoint(step) => Event::Checkpoint { step },
-            Self::Ended => Event::Ended,
+/// Returns what users of other nodes are shown of an event, with texts that are harmless; `None` if
+/// it is nothing. What the devices do is shown at the first node alone.
+fn told(event: Event) -> Option<Event> {
+    Some(match event {
+        Event::Note(text) => Event::Note(shown(&text)),
+        Event::Warning(text) => Event::Warning(shown(&text)),
+        Event::Started { done, steps, device } => {
+            Event::Started { done, steps, device: shown(&device) }
         }
-    }
+        Event::Step(record) => {
+            Event::Step(StepRecord { busy: None, ranks: Vec::new(), skipped: None, ..record })
+        }
+        Event::Evaluation(record) => {
+            Event::Evaluation(EvalRecord { metrics: Vec::new(), ..record })
+        }
+        Event::Checkpoint { .. } | Event::Ended => event,
+        Event::Tuning { .. } | Event::Evaluating { .. } | Event::Sentences(_) => return None,
+    })
 }
 
 /// Returns a text of another node as it may be shown.
@@ -408,9 +337,10 @@ impl NodeHost for JoinedNode {
     }
 
     fn show(&mut self, news: &[u8]) {
-        if let Ok(news) = decode::<RunNews>(news) {
+        // Here too, because the first node may send anything.
+        if let Some(event) = decode(news).ok().and_then(told) {
             // A terminal never fails.
-            let _ = self.sink.event(&news.into_event());
+            let _ = self.sink.event(&event);
         }
     }
 }
@@ -530,7 +460,7 @@ pub fn serve(
     let mut meeting = meeting;
     meeting.leave("the node has ended");
     match ended {
-        Ok(NodeEnd::Over(outcome)) => NodeOutcome::decode(&outcome),
+        Ok(NodeEnd::Over(outcome)) => decode_outcome(&outcome),
         Ok(NodeEnd::Lost(why)) => Err(TrainError::NodesLost { why }),
         Err(why) => Err(TrainError::NodesLost { why: format!("the first node sent {why}") }),
     }
@@ -539,17 +469,18 @@ pub fn serve(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::{RankRecord, Unit};
 
     #[test]
     fn texts_of_the_first_node_are_shown_without_control_characters() {
         let bad = || String::from("\u{1b}[2Jno\n") + &"x".repeat(2 * SENTENCE_BYTES_MAX);
-        let news = [
-            RunNews::Note(bad()),
-            RunNews::Warning(bad()),
-            RunNews::Started { done: 0, steps: 1, device: bad() },
+        let events = [
+            Event::Note(bad()),
+            Event::Warning(bad()),
+            Event::Started { done: 0, steps: 1, device: bad() },
         ];
-        for news in news {
-            let event = news.into_event();
+        for event in events {
+            let event = told(event).unwrap();
             let (Event::Note(text) | Event::Warning(text) | Event::Started { device: text, .. }) =
                 &event
             else {
@@ -558,10 +489,86 @@ mod tests {
             assert!(text.starts_with(" [2Jno x"), "{text}");
             assert_eq!(text.len(), SENTENCE_BYTES_MAX);
         }
-        let failed = NodeOutcome::Failed { why: bad(), exit_code: 75 };
-        let Ok(NodeOutcome::Failed { why, .. }) = NodeOutcome::decode(&encode(&failed)) else {
+        let failed: NodeOutcome = Err(RunFailure { why: bad(), exit_code: 75 });
+        let Ok(Err(RunFailure { why, .. })) = decode_outcome(&encode(&failed)) else {
             panic!("it failed");
         };
         assert!(why.starts_with(" [2Jno x") && why.len() == SENTENCE_BYTES_MAX, "{why}");
+    }
+
+    /// Sink that keeps what it is given.
+    struct Kept(Arc<Mutex<Vec<Event>>>);
+
+    impl Sink for Kept {
+        fn event(&mut self, event: &Event) -> Result<(), MetricsError> {
+            self.0.lock().unwrap().push(event.clone());
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn events_of_the_first_node_are_shown_to_the_bit_without_what_its_devices_do() {
+        let shown = Arc::new(Mutex::new(Vec::new()));
+        let mut node = JoinedNode {
+            devices: "cpu".into(),
+            configure: Box::new(|_| Err("there is no run".into())),
+            data: None,
+            faults: Faults::none(),
+            sink: Box::new(Kept(shown.clone())),
+        };
+        let nan = f64::from_bits(0x7ff8_0000_dead_beef);
+        let rank = RankRecord {
+            name: "\u{1b}[2J".into(),
+            share: 1,
+            time: Duration::from_secs(2),
+            waited: Duration::ZERO,
+            idle: 0.5,
+            stage: None,
+        };
+        let step = StepRecord {
+            step: 7,
+            loss: nan,
+            lr: -0.0,
+            grad_norm: f64::INFINITY,
+            unit: Unit::Samples,
+            count: u64::MAX,
+            ms: f64::MIN_POSITIVE / 2.0,
+            per_s: 0.1,
+            busy: Some(0.5),
+            ranks: vec![rank],
+            skipped: Some("\u{1b}[2J".into()),
+        };
+        let evaluation = EvalRecord {
+            step: 7,
+            val_loss: nan,
+            metrics: vec![("\u{1b}[2J".into(), 0.5)],
+            samples: 3,
+            targets: 4,
+            is_best: true,
+        };
+        let (device, elapsed) = ("cpu".into(), Duration::from_secs(1));
+        for event in [
+            Event::Step(step.clone()),
+            Event::Evaluation(evaluation.clone()),
+            Event::Checkpoint { step: 7 },
+            Event::Ended,
+            Event::Tuning { device, done: 1, total: 0, elapsed },
+            Event::Evaluating { done: 1, total: 0, elapsed },
+        ] {
+            node.show(&encode(&event));
+        }
+        let bytes = encode(&Event::Ended);
+        node.show(&[&bytes[..], &[0]].concat());
+        let shown = shown.lock().unwrap();
+        let [Event::Step(one), Event::Evaluation(other), rest @ ..] = &shown[..] else {
+            panic!("{shown:?}")
+        };
+        assert_eq!(rest, [Event::Checkpoint { step: 7 }, Event::Ended]);
+        let expected = StepRecord { busy: None, ranks: Vec::new(), skipped: None, ..step };
+        // Bytes, because what is not a number is not equal to itself.
+        assert_eq!(encode(one), encode(&expected));
+        assert_eq!(encode(other), encode(&EvalRecord { metrics: Vec::new(), ..evaluation }));
+        assert_eq!(one.loss.to_bits(), nan.to_bits());
+        assert_eq!(other.val_loss.to_bits(), nan.to_bits());
     }
 }

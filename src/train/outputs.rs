@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use super::error::TrainError;
 use crate::base::{DType, HostTensor, TensorId};
+use crate::exec::load;
 use crate::graph::Graph;
 use crate::parallel::MicroBatch;
 use crate::runtime::pipelines::ForwardUnits;
-use crate::runtime::step::{Inputs, forward, load};
+use crate::runtime::step::{Inputs, forward};
 
 /// Request for an output.
 pub struct OutputRequest<'a> {

@@ -14,9 +14,10 @@ use super::task::{LossTask, Task};
 use super::trainer::Trainer;
 use crate::base::{HostTensor, Shape, TensorId};
 use crate::data::{Dataset, Sampler, Split};
+use crate::exec::load;
 use crate::parallel::MicroBatch;
 use crate::runtime::pipelines::{PipelinePass, forward_micro_batches_max};
-use crate::runtime::step::{Inputs, forward, load};
+use crate::runtime::step::{Inputs, forward};
 
 impl Trainer {
     /// Computes an output of the graph for `rows` samples, without dropout, in the output's shape

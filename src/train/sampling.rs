@@ -5,12 +5,11 @@ use std::ops::Range;
 use super::error::TrainError;
 use crate::base::{HostTensor, Rank, TensorId};
 use crate::device::DeviceError;
-use crate::exec::Executor;
+use crate::exec::{Executor, load};
 use crate::graph::{Graph, IGNORE_INDEX};
 use crate::model::LanguageModel;
 use crate::runtime::pipelines::ForwardUnits;
-use crate::runtime::remote::values::RawValues;
-use crate::runtime::step::{Inputs, NextStates, forward, load, read_states};
+use crate::runtime::step::{Inputs, NextStates, forward, read_states};
 
 /// Options for drawing tokens from logits.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -126,9 +125,9 @@ fn inputs(
     let position = model.position.map(|id| (id, HostTensor::Float(one_hot(model, rows))));
     let tokens = (model.tokens, HostTensor::Int(tokens));
     let state = |(id, per_row): (TensorId, usize)| {
-        let known = states.iter().find(|(known, _)| *known == id);
+        let known = states.iter().find(|known| known.input == id);
         let zeros = || vec![0.0; per_row * rows.len()];
-        let values = known.map_or_else(zeros, |(_, RawValues(values))| values.clone());
+        let values = known.map_or_else(zeros, |known| known.values.clone());
         (id, HostTensor::Float(values))
     };
     let states = graph.carried_sizes().map(state);
@@ -198,13 +197,12 @@ mod tests {
     use crate::graph::{Plan, PlanOptions, Unary};
     use crate::model::gpt::next_token_gpt;
     use crate::model::{GptConfig, gpt};
-    use crate::runtime::open::initialize;
 
     /// Returns the tokens that a graph with initial parameters gives for texts of several lengths.
     fn next_of(graph: Graph, rows: &[Continuation]) -> Vec<u32> {
         let model = LanguageModel::of(&graph).unwrap();
         let mut device = Cpu::fast(Plan::new(graph, PlanOptions::new(rows.len())), 0);
-        initialize(&mut device, 3).unwrap();
+        device.initialize(3).unwrap();
         next_tokens(&mut device, &model, rows, &sampling(0.0, 0)).unwrap()
     }
 

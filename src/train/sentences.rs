@@ -161,7 +161,7 @@ mod tests {
     use crate::data::TokenizerKind;
     use crate::graph::{Plan, PlanOptions};
     use crate::model::{GptConfig, gpt};
-    use crate::runtime::open::{self, OpenOptions, initialize};
+    use crate::runtime::open::{self, OpenOptions};
     use crate::runtime::workers::WorkerGroup;
 
     #[test]
@@ -221,7 +221,7 @@ mod tests {
         let model = LanguageModel::of(&plan.graph).unwrap();
         let opened = open::open("cpu", plan, 0, &OpenOptions::default()).unwrap();
         let group = WorkerGroup::single(opened.driver).unwrap();
-        group.run_on_all("initialization", |_, device| initialize(device, 3)).unwrap();
+        group.run_on_all("initialization", |_, device| device.initialize(3)).unwrap();
         (group, tokenizer, model)
     }
 

@@ -24,7 +24,6 @@ use crate::runtime::placement::shares::held_moments;
 use crate::runtime::placement::types::PlacedWorkers;
 use crate::runtime::replica_check::{ReplicaMismatch, compare};
 use crate::runtime::step::{Inputs, StepInput, StepReport};
-use crate::runtime::tasks::{Initialize, perform};
 use crate::runtime::workers::WorkerGroup;
 
 /// Options of a session.
@@ -105,8 +104,7 @@ impl Session {
     /// Returns `TrainError` if a device fails.
     pub fn initialize(&self) -> Result<(), TrainError> {
         let seed = self.options.seed;
-        let task = Initialize { seed };
-        self.group.run_on_all("initialization", move |_, device| perform(device, task))?;
+        self.group.run_on_all("initialization", move |_, device| device.initialize(seed))?;
         Ok(())
     }
 
@@ -158,18 +156,15 @@ impl Session {
             let parts =
                 self.programs[rank].micro_batches.iter().filter(|_| !self.states.is_empty());
             let states = parts.map(|part| self.states.of(part, &self.rank_plans[rank])).collect();
+            let program = self.programs[rank].clone();
             Arc::new(StepInput {
-                round,
-                rank: Rank(rank as u32),
-                program: self.programs[rank].clone(),
-                micro_batches,
                 states,
                 run_key: Key::new(self.options.seed),
-                is_training: true,
                 samples,
                 update,
                 clip: self.options.clip,
                 faults: self.options.faults.clone(),
+                ..StepInput::new(round, Rank(rank as u32), program, micro_batches)
             })
         };
         ranks.into_iter().enumerate().map(input).collect()

@@ -42,7 +42,7 @@ pub fn leave(code: i32) -> ! {
 }
 
 /// Signal that asked the run to end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Interruption {
     /// SIGINT, from Ctrl-C.
     Interrupt,

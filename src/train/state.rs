@@ -261,7 +261,6 @@ mod tests {
     use crate::device::{Heartbeat, InjectedFault};
     use crate::exec::{Cpu, KernelProfile, PassContext, ProfileTarget, Readback, StepSums};
     use crate::graph::{Builder, Init, Place, PlanOptions, Update, UpdateRange};
-    use crate::runtime::open::initialize;
 
     type Done = Result<(), DeviceError>;
 
@@ -386,7 +385,7 @@ mod tests {
         b.parameter("w", &[20, 3], Init::Normal { std: 1.0 });
         let plan = Plan::new(b.finish(), PlanOptions::new(1));
         let mut device = Flipping { cpu: Cpu::fast(plan, 2), flips: None };
-        initialize(&mut device, 5).unwrap();
+        device.initialize(5).unwrap();
         let read = |device: &mut Flipping, bank| read_bucket(device, bank, BucketId(0));
         let sound = read(&mut device, BucketTensor::Parameters).unwrap();
         for at in [0, 31, 59] {

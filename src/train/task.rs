@@ -6,6 +6,7 @@ mod classification;
 mod regression;
 mod text;
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -61,7 +62,7 @@ pub trait Task: fmt::Debug + Send + Sync {
     fn score(&self, _outputs: &[f32], _targets: &HostTensor, _sums: &mut [f64]) {}
 
     /// Returns metrics by name, from the sums over the rows of a validation split.
-    fn metrics(&self, _sums: &[f64]) -> Vec<(&'static str, f64)> {
+    fn metrics(&self, _sums: &[f64]) -> Vec<(Cow<'static, str>, f64)> {
         Vec::new()
     }
 

@@ -3,6 +3,7 @@
 
 mod format;
 
+use std::borrow::Cow;
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
@@ -142,7 +143,7 @@ impl Terminal {
         let EvalRecord { step, val_loss, metrics, samples, is_best, .. } = record;
         let mark = if *is_best { ", the best so far" } else { "" };
         let samples = thousands(*samples as f64);
-        let metric = |(name, value): &(&str, f64)| format!("  {name} {value:.4}");
+        let metric = |(name, value): &(Cow<str>, f64)| format!("  {name} {value:.4}");
         let metrics: String = metrics.iter().map(metric).collect();
         self.note(&format!(
             "step {step}  val_loss {val_loss:.4}{metrics} on {samples} samples{mark}"

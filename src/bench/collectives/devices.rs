@@ -9,7 +9,6 @@ use std::time::Instant;
 use super::host::{fill, is_filled, value};
 use super::{GIB, GIBS, Kind};
 use crate::autotune::TuneOptions;
-use crate::base::rng::Key;
 use crate::base::shape::ELEMENT_BYTES;
 use crate::base::{BucketId, Rank};
 use crate::bench::report::{CollectiveFigure, DeviceReport, Direction, Figure, FigureRecorder};
@@ -18,8 +17,7 @@ use crate::bench::units::size;
 use crate::collective::{BucketGroups, Topology};
 use crate::device::{DeviceError, Selection, list_adapters, select_all};
 use crate::exec::{BucketTensor, Executor, Moments};
-use crate::faults::Faults;
-use crate::graph::{Builder, Init, Place, Plan, PlanOptions, Update, differentiate};
+use crate::graph::{Builder, Init, Place, Plan, PlanOptions, differentiate};
 use crate::parallel::{ParallelOptions, Program, ReduceSite, gradient_all_reduce};
 use crate::runtime::open::{OpenDevice, OpenOptions, display_name, open_selected};
 use crate::runtime::step::StepInput;
@@ -168,19 +166,8 @@ fn open(selection: &Selection, plan: &Plan) -> Result<OpenDevice, RuntimeError> 
 fn sum(group: &mut WorkerGroup, program: &Arc<Program>) -> Result<(), TrainError> {
     let round = group.round().next(1);
     let input = |rank: usize| {
-        Arc::new(StepInput {
-            round,
-            rank: Rank(rank as u32),
-            program: program.clone(),
-            micro_batches: Vec::new(),
-            states: Vec::new(),
-            run_key: Key::new(0),
-            is_training: true,
-            samples: 1,
-            update: Update::Sgd { lr: 0.0, momentum: 0.0, weight_decay: 0.0 },
-            clip: 0.0,
-            faults: Faults::default(),
-        })
+        let input = StepInput::new(round, Rank(rank as u32), program.clone(), Vec::new());
+        Arc::new(StepInput { samples: 1, ..input })
     };
     let inputs: Vec<Arc<StepInput>> = (0..group.world()).map(input).collect();
     Ok(group.step(&inputs).map(drop)?)

@@ -20,7 +20,6 @@ use crate::parallel::{Placement, ReduceSite};
 use crate::runtime::RuntimeError;
 use crate::runtime::device_thread::DeviceThread;
 use crate::runtime::open::{OpenDevice, no_room};
-use crate::runtime::tasks::{Initialize, perform};
 use crate::runtime::timing::{self, BatchSplit, Probe};
 
 /// Device that is open, with the memory reserved for its moments.
@@ -136,7 +135,7 @@ fn open_reserved(
         let plan = Plan::clone(&request.plans.of_rows(now.rows));
         let opened = open_one(request, (&selection, &name), plan, reserve, None, report);
         let seed = request.seed;
-        let job = move |device: &mut dyn Executor| perform(device, Initialize { seed });
+        let job = move |device: &mut dyn Executor| device.initialize(seed);
         let opened = opened.and_then(|one| match one.driver.run("initialization", job) {
             Ok(()) => Ok(one),
             Err(error) => Err(no_room(error, now.bytes)),

@@ -8,7 +8,7 @@ use crate::faults::{Fault, Point};
 use crate::parallel::{Placement, ReduceSite};
 use crate::runtime::RuntimeError;
 use crate::runtime::open::{OpenDevice, no_room};
-use crate::runtime::tasks::{FasterReduceSite, perform};
+use crate::runtime::timing::faster_reduce_site;
 
 /// Device, by its rank, that failed, with its error.
 pub struct ReduceSiteFailure {
@@ -77,8 +77,10 @@ fn reduce_site(
             Ok(ReduceSite::Device)
         }
         None => {
-            let task = FasterReduceSite { chunks, lengths };
-            let timing = move |device: &mut dyn Executor| perform(device, task);
+            let timing = move |device: &mut dyn Executor| {
+                device.prepare_add(&lengths)?;
+                faster_reduce_site(device, &chunks)
+            };
             one.driver.run(what, timing).map_err(|error| no_room(error, bytes))
         }
     }

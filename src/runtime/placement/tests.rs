@@ -19,7 +19,6 @@ use crate::base::{HostTensor, Rank, TensorId};
 use crate::collective::Topology;
 use crate::device::Selection;
 use crate::exec::host_staging_bytes;
-use crate::faults::Faults;
 use crate::optim::Optimizer;
 use crate::parallel::{ParallelOptions, Placement, RankPlacement};
 use crate::runtime::RuntimeError;
@@ -97,18 +96,12 @@ fn train(request: &PlacementRequest, placed: &mut PlacedWorkers, steps: u64) {
         let input = |(rank, program): (usize, &Arc<_>)| {
             let program: Arc<crate::parallel::Program> = Arc::clone(program);
             let parts = program.micro_batches.iter();
+            let inputs = parts.map(|p| inputs(request.plans, p.rows as usize)).collect();
             Arc::new(StepInput {
-                round,
-                rank: Rank(rank as u32),
-                micro_batches: parts.map(|p| inputs(request.plans, p.rows as usize)).collect(),
-                program: program.clone(),
-                states: Vec::new(),
                 run_key: Key::new(1),
-                is_training: true,
                 samples: 8,
                 update: request.optimizer.update(0.01, step),
-                clip: 0.0,
-                faults: Faults::none(),
+                ..StepInput::new(round, Rank(rank as u32), program.clone(), inputs)
             })
         };
         let inputs: Vec<_> = placed.programs.iter().enumerate().map(input).collect();

@@ -4,14 +4,13 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
+use super::calls::{CallReply, DeviceCall, device_calls};
 use super::first::RemoteSlot;
-use super::values::RawValues;
-use super::wire::{CallReply, DeviceCall};
 use crate::base::{BucketId, HostTensor, HostTensorView, TensorId};
 use crate::device::{DeviceError, Heartbeat, InjectedFault};
 use crate::exec::{
-    BucketTensor, Executor, KernelProfile, Moments, PassContext, ProfileTarget, Readback,
-    RemoteDevice, Shards, StepSums,
+    BlockTiming, BucketTensor, Executor, KernelProfile, Moments, PassContext, ProfileTarget,
+    Readback, Shards, StepSums,
 };
 use crate::graph::{Place, Plan, Update, UpdateRange};
 
@@ -48,7 +47,7 @@ impl RemoteExecutor {
 
     fn post(&mut self, call: DeviceCall) -> Result<(), DeviceError> {
         if self.unanswered == UNANSWERED_MAX {
-            self.call(DeviceCall::Flush)?;
+            self.call(DeviceCall::Flush {})?;
         }
         self.unanswered += 1;
         self.slot.post(&self.name, call)
@@ -59,31 +58,11 @@ impl RemoteExecutor {
         self.slot.call(&self.name, call)
     }
 
-    fn done(&mut self, call: DeviceCall) -> Result<(), DeviceError> {
-        match self.call(call)? {
-            CallReply::Done => Ok(()),
-            other => Err(self.unexpected(&other)),
-        }
-    }
-
-    fn values(&mut self, call: DeviceCall) -> Result<Vec<f32>, DeviceError> {
-        match self.call(call)? {
-            CallReply::Values(RawValues(values)) => Ok(values),
-            other => Err(self.unexpected(&other)),
-        }
-    }
-
     fn unexpected(&self, reply: &CallReply) -> DeviceError {
-        let kind = match reply {
-            CallReply::Done => "no value",
-            CallReply::Task(_) => "the reply of a task",
-            CallReply::Sums(_) => "sums",
-            CallReply::Loss(..) => "a loss",
-            CallReply::Hash(_) => "a hash",
-            CallReply::Values(_) => "values",
-        };
-        let why =
-            format!("its node replied {kind}, which is a defect of potluck; please report it");
+        let why = format!(
+            "its node replied to another call ({}), which is a defect of potluck; please report it",
+            reply.name()
+        );
         DeviceError::Refused { adapter: self.name.clone(), what: "a call".into(), why }
     }
 }
@@ -94,16 +73,45 @@ impl Drop for RemoteExecutor {
     }
 }
 
-impl RemoteDevice for RemoteExecutor {
-    fn perform(&mut self, name: &str, task: Vec<u8>) -> Result<Vec<u8>, DeviceError> {
-        match self.call(DeviceCall::Task { name: name.into(), task: RawValues(task) })? {
-            CallReply::Task(RawValues(reply)) => Ok(reply),
-            other => Err(self.unexpected(&other)),
+macro_rules! client {
+    ($($call:ident $name:literal: $client:ident $method:ident(
+        $($(#[$field:meta])* $(&$borrowed:ident)? $($owned:ident)?: $type:ty),*
+    ) -> $(#[$result:meta])* $reply:ty;)*) => {
+        $(client! {
+            @$client $call $method(
+                $($(&$borrowed)? $($owned)?: $type = $($borrowed.to_owned())? $($owned)?),*
+            ) -> $reply
+        })*
+    };
+    (@posts $call:ident $method:ident(
+        $($(&$borrowed:ident)? $($owned:ident)?: $type:ty = $value:expr),*
+    ) -> $reply:ty) => {
+        fn $method(
+            &mut self,
+            $($($borrowed: &$type)? $($owned: $type)?),*
+        ) -> Result<$reply, DeviceError> {
+            self.post(DeviceCall::$call { $($($borrowed)? $($owned)?: $value),* })
         }
-    }
+    };
+    (@calls $call:ident $method:ident(
+        $($(&$borrowed:ident)? $($owned:ident)?: $type:ty = $value:expr),*
+    ) -> $reply:ty) => {
+        fn $method(
+            &mut self,
+            $($($borrowed: &$type)? $($owned: $type)?),*
+        ) -> Result<$reply, DeviceError> {
+            match self.call(DeviceCall::$call { $($($borrowed)? $($owned)?: $value),* })? {
+                CallReply::$call(reply) => Ok(reply),
+                other => Err(self.unexpected(&other)),
+            }
+        }
+    };
+    (@by_hand $($rest:tt)*) => {};
 }
 
 impl Executor for RemoteExecutor {
+    device_calls!(client);
+
     fn name(&self) -> &str {
         &self.name
     }
@@ -112,16 +120,8 @@ impl Executor for RemoteExecutor {
         &self.plan
     }
 
-    fn remote(&mut self) -> Option<&mut dyn RemoteDevice> {
-        Some(self)
-    }
-
     fn heartbeat(&self) -> Heartbeat {
         self.heartbeat.clone()
-    }
-
-    fn inject_fault(&mut self, fault: InjectedFault) -> Result<(), DeviceError> {
-        self.done(DeviceCall::InjectFault(fault))
     }
 
     fn set_input(
@@ -134,76 +134,15 @@ impl Executor for RemoteExecutor {
             HostTensorView::Float(values) => HostTensor::Float(values.to_vec()),
             HostTensorView::Int(values) => HostTensor::Int(values.to_vec()),
         };
-        self.post(DeviceCall::SetInput { tensor, micro_batch, values: values.into() })
-    }
-
-    fn begin_step(&mut self) -> Result<(), DeviceError> {
-        self.post(DeviceCall::BeginStep)
-    }
-
-    fn run(&mut self, nodes: Range<usize>, pass: &PassContext) -> Result<(), DeviceError> {
-        self.post(DeviceCall::Run { nodes, pass: *pass })
-    }
-
-    fn finish_step(&mut self, norms: &[BucketId]) -> Result<StepSums, DeviceError> {
-        match self.call(DeviceCall::FinishStep { norms: norms.to_vec() })? {
-            CallReply::Sums(sums) => Ok(sums),
-            other => Err(self.unexpected(&other)),
-        }
-    }
-
-    fn loss(&mut self) -> Result<(f64, f64), DeviceError> {
-        match self.call(DeviceCall::Loss)? {
-            CallReply::Loss(sum, count) => Ok((sum, count)),
-            other => Err(self.unexpected(&other)),
-        }
-    }
-
-    fn update(
-        &mut self,
-        bucket: BucketId,
-        update: &Update,
-        range: &UpdateRange,
-    ) -> Result<(), DeviceError> {
-        self.post(DeviceCall::Update { bucket, update: *update, range: *range })
-    }
-
-    fn flush(&mut self) -> Result<(), DeviceError> {
-        self.post(DeviceCall::Flush)
-    }
-
-    fn read_parts(
-        &mut self,
-        tensor: TensorId,
-        parts: &[Range<usize>],
-        pass: &PassContext,
-    ) -> Result<Vec<f32>, DeviceError> {
-        self.values(DeviceCall::Read { tensor, parts: parts.to_vec(), pass: *pass })
-    }
-
-    fn read_bank(&mut self, bank: BucketTensor, bucket: BucketId) -> Result<Vec<f32>, DeviceError> {
-        self.values(DeviceCall::ReadBank { bank, bucket })
-    }
-
-    fn hash(&mut self, bank: BucketTensor, bucket: BucketId) -> Result<u64, DeviceError> {
-        match self.call(DeviceCall::Hash { bank, bucket })? {
-            CallReply::Hash(hash) => Ok(hash),
-            other => Err(self.unexpected(&other)),
-        }
-    }
-
-    fn write_bank(
-        &mut self,
-        bank: BucketTensor,
-        bucket: BucketId,
-        values: &[f32],
-    ) -> Result<(), DeviceError> {
-        self.done(DeviceCall::WriteBank { bank, bucket, values: RawValues(values.to_vec()) })
+        self.post(DeviceCall::SetInput { tensor, micro_batch, values })
     }
 
     fn set_moments(&mut self, moments: Moments) -> Result<(), DeviceError> {
         self.shards = Shards::new(&self.plan, &moments);
-        self.done(DeviceCall::SetMoments(moments))
+        match self.call(DeviceCall::SetMoments { moments })? {
+            CallReply::SetMoments(()) => Ok(()),
+            other => Err(self.unexpected(&other)),
+        }
     }
 
     fn owned(&self, bucket: BucketId) -> Range<usize> {
@@ -220,8 +159,10 @@ impl Executor for RemoteExecutor {
     fn next_readback(&mut self, wait: bool) -> Result<Option<Readback>, DeviceError> {
         let Some(place) = self.reads.front().filter(|_| wait).cloned() else { return Ok(None) };
         self.reads.pop_front();
-        let values = self.values(DeviceCall::ReadPlace(place.clone()))?;
-        Ok(Some(Readback::new(place, values)))
+        match self.call(DeviceCall::ReadPlace { place: place.clone() })? {
+            CallReply::ReadPlace(values) => Ok(Some(Readback::new(place, values))),
+            other => Err(self.unexpected(&other)),
+        }
     }
 
     fn has_readbacks(&self) -> bool {
@@ -232,33 +173,24 @@ impl Executor for RemoteExecutor {
         self.readback_elements_max
     }
 
-    fn write_place(&mut self, place: &Place, values: &[f32]) -> Result<(), DeviceError> {
-        let (place, values) = (place.clone(), RawValues(values.to_vec()));
-        self.done(DeviceCall::WritePlace { place, values })
-    }
-
-    fn prepare_add(&mut self, lengths: &[usize]) -> Result<(), DeviceError> {
-        self.done(DeviceCall::PrepareAdd { lengths: lengths.to_vec() })
-    }
-
     fn add(
         &mut self,
         bucket: BucketId,
         start: usize,
         partial: &mut [f32],
     ) -> Result<(), DeviceError> {
-        let sent = RawValues(partial.to_vec());
-        let sum = self.values(DeviceCall::Add { bucket, start, partial: sent })?;
-        if sum.len() != partial.len() {
-            return Err(self.unexpected(&CallReply::Values(RawValues(sum))));
+        match self.call(DeviceCall::Add { bucket, start, partial: partial.to_vec() })? {
+            CallReply::Add(sum) if sum.len() == partial.len() => partial.copy_from_slice(&sum),
+            other => return Err(self.unexpected(&other)),
         }
-        partial.copy_from_slice(&sum);
         Ok(())
     }
 
     fn on_queue_done(&mut self, then: Box<dyn FnOnce() + Send>) -> Result<(), DeviceError> {
-        self.done(DeviceCall::Flush)?;
-        then();
+        match self.call(DeviceCall::Flush {})? {
+            CallReply::Flush(()) => then(),
+            other => return Err(self.unexpected(&other)),
+        }
         Ok(())
     }
 

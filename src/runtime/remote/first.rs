@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-use super::values::RawValues;
+use super::calls::{CallReply, DeviceCall};
 use super::waiting::{NoAnswer, NodeWatch, wait_for};
 use super::wire::{
-    Assembly, CallReply, DeviceCall, OfferedHere, Offering, OpenFailure, OpenOrder, Opened,
-    SlotActivity, StepOrder, ToFirst, ToNode,
+    Assembly, OfferedHere, Offering, OpenFailure, OpenOrder, Opened, SlotActivity, StepOrder,
+    ToFirst, ToNode,
 };
 use crate::autotune::TuneProgress;
 use crate::base::{Rank, Round};
@@ -235,7 +235,7 @@ impl RemoteNode {
     pub fn begin(&self, run: Vec<u8>) -> Result<Vec<OfferedDevice>, RuntimeError> {
         let (sender, answer) = mpsc::channel();
         self.register("its devices", |state| state.beginning = Some(sender))?;
-        self.send("its devices", &ToNode::Begin(RawValues(run)))?;
+        self.send("its devices", &ToNode::Begin(run))?;
         let offered = self.answer("its devices", "the description of the run", &answer)?;
         let Offering { devices: offered, has_data } = offered.map_err(|why| {
             RuntimeError::InvalidRequest(format!(
@@ -253,12 +253,12 @@ impl RemoteNode {
 
     /// Sends news of the run; a node that is lost gets none.
     pub fn show(&self, news: Vec<u8>) {
-        let _ = self.send("its user", &ToNode::Show(RawValues(news)));
+        let _ = self.send("its user", &ToNode::Show(news));
     }
 
     /// Ends the node, because the run is over.
     pub fn end(&self, why: Vec<u8>) {
-        let _ = self.send("its user", &ToNode::End(RawValues(why)));
+        let _ = self.send("its user", &ToNode::End(why));
     }
 
     /// Opens one of the node's devices. `report` receives the progress of autotuning.
@@ -416,7 +416,7 @@ impl RemoteNode {
             ToFirst::Trace(lines) => {
                 let trace = state.trace.clone();
                 drop(state);
-                let lines = String::from_utf8(lines.0).map_err(|_| "a trace that is no text")?;
+                let lines = String::from_utf8(lines).map_err(|_| "a trace that is no text")?;
                 trace.iter().for_each(|trace| trace.append_lines(&lines));
             }
             ToFirst::Flushed => drop(state.flushing.take()),
@@ -592,8 +592,8 @@ impl RemoteSeat for SeatOnNode {
         let order = StepOrder {
             round: input.round,
             program: is_new.then(|| Program::clone(&input.program)),
-            micro_batches: input.micro_batches.iter().cloned().map(Into::into).collect(),
-            states: input.states.iter().cloned().map(Into::into).collect(),
+            micro_batches: input.micro_batches.clone(),
+            states: input.states.clone(),
             run_key: input.run_key,
             is_training: input.is_training,
             samples: input.samples,

@@ -2,6 +2,7 @@
 //! of another node, which sends every call; the others serve them ([`node::NodeServer`]). A step
 //! is an order to the node, whose ranks exchange values with those of all nodes directly.
 
+pub mod calls;
 mod duties;
 pub mod executor;
 pub mod first;
@@ -9,7 +10,6 @@ pub mod node;
 pub mod own_inputs;
 mod perform;
 mod texts;
-pub mod values;
 pub mod waiting;
 pub mod wire;
 

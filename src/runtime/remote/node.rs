@@ -6,14 +6,14 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::calls::{CallReply, DeviceCall};
 use super::duties::{Duties, Duty};
 use super::first::{FrameReceiver, NodeConnection};
 use super::own_inputs::{InputSource, OwnInputs};
 use super::perform::{perform_call, plan_hash as hash_of};
-use super::values::RawValues;
 use super::wire::{
-    Assembly, CallReply, DeviceCall, OfferedHere, Offering, OpenFailure, OpenOrder, Opened,
-    SlotActivity, StepOrder, ToFirst, ToNode,
+    Assembly, OfferedHere, Offering, OpenFailure, OpenOrder, Opened, SlotActivity, StepOrder,
+    ToFirst, ToNode,
 };
 use crate::autotune::TuneOptions;
 use crate::base::{Rank, TensorId, decode};
@@ -227,11 +227,11 @@ impl<'h> NodeServer<'h> {
     fn receive(&mut self, message: &[u8], duty: &Duty) -> Result<Option<Vec<u8>>, String> {
         match decode(message).map_err(|why| format!("bytes that are no message: {why}"))? {
             ToNode::Begin(run) => {
-                let offering = self.begin(&run.0);
+                let offering = self.begin(&run);
                 self.reply(&ToFirst::Offer(offering));
             }
-            ToNode::Show(news) => self.host.show(&news.0),
-            ToNode::End(why) => return Ok(Some(why.0)),
+            ToNode::Show(news) => self.host.show(&news),
+            ToNode::End(why) => return Ok(Some(why)),
             ToNode::Open { slot, order } => {
                 let opened = self.open(slot, order, duty).map_err(OpenFailure::from);
                 self.reply(&ToFirst::Opened { slot, opened });
@@ -420,7 +420,7 @@ impl<'h> NodeServer<'h> {
             false => self.started.checked_add(distance),
         };
         let first = self.first.clone();
-        let send_lines = move |lines| send(&*first, &ToFirst::Trace(RawValues(lines)));
+        let send_lines = move |lines| send(&*first, &ToFirst::Trace(lines));
         Some(Trace::sent(epoch?, send_lines))
     }
 
@@ -442,7 +442,7 @@ impl<'h> NodeServer<'h> {
             Some(own) if given.is_empty() => {
                 own.of_step(rank, round.step, (&program, &here.inputs))
             }
-            _ => Ok(given.into_iter().map(Into::into).collect()),
+            _ => Ok(given),
         };
         let submitted = match micro_batches {
             Ok(inputs) if inputs.len() != program.micro_batches.len() => {
@@ -451,12 +451,7 @@ impl<'h> NodeServer<'h> {
             }
             Ok(micro_batches) => {
                 let StepOrder { states, run_key, is_training, samples, update, clip, .. } = order;
-                let states = states.into_iter().map(Into::into).collect();
                 let input = Arc::new(StepInput {
-                    round,
-                    rank,
-                    program,
-                    micro_batches,
                     states,
                     run_key,
                     is_training,
@@ -464,6 +459,7 @@ impl<'h> NodeServer<'h> {
                     update,
                     clip,
                     faults,
+                    ..StepInput::new(round, rank, program, micro_batches)
                 });
                 here.seat.restart(round);
                 here.seat.submit(&here.driver, &input, &group.coordinator)

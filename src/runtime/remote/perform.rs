@@ -1,59 +1,66 @@
 //! Calls of the first node on a device of this one.
 
-use super::values::RawValues;
-use super::wire::{CallReply, DeviceCall, PlanRecipe};
-use crate::base::HostTensor;
+use super::calls::{CallReply, DeviceCall, device_calls};
+use super::wire::PlanRecipe;
+use crate::base::{BucketId, HostTensor, TensorId};
 use crate::device::DeviceError;
 use crate::exec::Executor;
-use crate::graph::{Graph, Plan, PlanPart, PlannedPart};
-use crate::runtime::tasks::perform_named;
+use crate::graph::{Graph, Place, Plan, PlanPart, PlannedPart};
 
-/// Performs a call on a device.
-///
-/// # Errors
-/// Returns `DeviceError` if the device fails.
-pub fn perform_call(device: &mut dyn Executor, call: DeviceCall) -> Result<CallReply, DeviceError> {
-    let values = |values: Vec<f32>| CallReply::Values(RawValues(values));
-    let done = |()| CallReply::Done;
-    match call {
-        DeviceCall::Task { name, task } => {
-            Ok(CallReply::Task(RawValues(perform_named(device, &name, &task.0)?)))
-        }
-        DeviceCall::InjectFault(fault) => device.inject_fault(fault).map(done),
-        DeviceCall::SetInput { tensor, micro_batch, values } => {
-            let values: HostTensor = values.into();
-            device.set_input(tensor, micro_batch, values.as_view()).map(done)
-        }
-        DeviceCall::BeginStep => device.begin_step().map(done),
-        DeviceCall::Run { nodes, pass } => device.run(nodes, &pass).map(done),
-        DeviceCall::FinishStep { norms } => device.finish_step(&norms).map(CallReply::Sums),
-        DeviceCall::Loss => device.loss().map(|(sum, count)| CallReply::Loss(sum, count)),
-        DeviceCall::Update { bucket, update, range } => {
-            device.update(bucket, &update, &range).map(done)
-        }
-        DeviceCall::Flush => device.flush().map(done),
-        DeviceCall::Read { tensor, parts, pass } => {
-            device.read_parts(tensor, &parts, &pass).map(values)
-        }
-        DeviceCall::ReadBank { bank, bucket } => device.read_bank(bank, bucket).map(values),
-        DeviceCall::Hash { bank, bucket } => device.hash(bank, bucket).map(CallReply::Hash),
-        DeviceCall::WriteBank { bank, bucket, values } => {
-            device.write_bank(bank, bucket, &values.0).map(done)
-        }
-        DeviceCall::SetMoments(moments) => device.set_moments(moments).map(done),
-        DeviceCall::ReadPlace(place) => {
-            device.start_readback(place)?;
-            let read = device.next_readback(true)?;
-            Ok(values(read.map(|read| read.values().to_vec()).unwrap_or_default()))
-        }
-        DeviceCall::WritePlace { place, values } => device.write_place(&place, &values.0).map(done),
-        DeviceCall::PrepareAdd { lengths } => device.prepare_add(&lengths).map(done),
-        DeviceCall::Add { bucket, start, mut partial } => {
-            device.add(bucket, start, &mut partial.0)?;
-            Ok(CallReply::Values(partial))
-        }
+/// Calls of which the arguments or the results are other ones on the wire.
+pub(super) trait OnNode: Executor {
+    /// Writes the first rows of an input tensor.
+    fn set_owned(
+        &mut self,
+        tensor: TensorId,
+        micro_batch: usize,
+        values: HostTensor,
+    ) -> Result<(), DeviceError> {
+        self.set_input(tensor, micro_batch, values.as_view())
+    }
+
+    /// Reads a place, and waits for that.
+    fn read_place(&mut self, place: Place) -> Result<Vec<f32>, DeviceError> {
+        self.start_readback(place)?;
+        let read = self.next_readback(true)?;
+        Ok(read.map(|read| read.values().to_vec()).unwrap_or_default())
+    }
+
+    /// Returns `partial + gradients[start..]`.
+    fn sum(
+        &mut self,
+        bucket: BucketId,
+        start: usize,
+        mut partial: Vec<f32>,
+    ) -> Result<Vec<f32>, DeviceError> {
+        self.add(bucket, start, &mut partial)?;
+        Ok(partial)
     }
 }
+
+impl<E: Executor + ?Sized> OnNode for E {}
+
+macro_rules! server {
+    ($($call:ident $name:literal: $client:ident $method:ident(
+        $($(#[$field:meta])* $(&$borrowed:ident)? $($owned:ident)?: $type:ty),*
+    ) -> $(#[$result:meta])* $reply:ty;)*) => {
+        /// Performs a call on a device.
+        ///
+        /// # Errors
+        /// Returns `DeviceError` if the device fails.
+        pub fn perform_call(
+            device: &mut dyn Executor,
+            call: DeviceCall,
+        ) -> Result<CallReply, DeviceError> {
+            match call {
+                $(DeviceCall::$call { $($($borrowed)? $($owned)?),* } => {
+                    device.$method($($(&$borrowed)? $($owned)?),*).map(CallReply::$call)
+                })*
+            }
+        }
+    };
+}
+device_calls!(server);
 
 impl PlanRecipe {
     /// Returns the recipe of a plan.

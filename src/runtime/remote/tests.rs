@@ -8,11 +8,12 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use super::calls::DeviceCall;
 use super::first::{FrameReceiver, NodeConnection, RemoteNode};
 use super::node::{NodeEnd, NodeHost, NodeInput, NodeOffer, NodeServer};
 use super::own_inputs::InputSource;
 use super::waiting::NodeWatch;
-use super::wire::{DeviceCall, ToNode};
+use super::wire::ToNode;
 use super::{NO_NODES, RemoteNodes};
 use crate::autotune::TuneOptions;
 use crate::base::rng::Key;
@@ -33,7 +34,6 @@ use crate::runtime::placement::plans::Plans;
 use crate::runtime::placement::types::{PlacedWorkers, PlacementRequest};
 use crate::runtime::replica_check::compare;
 use crate::runtime::step::{Inputs, StepInput, StepReport};
-use crate::runtime::tasks::{Initialize, perform};
 use crate::runtime::timing::Probe;
 
 const BATCH: u32 = 12;
@@ -310,21 +310,16 @@ fn step(placed: &mut PlacedWorkers, step: u64) -> Result<Vec<StepReport>, Runtim
         let of = |part: &crate::parallel::MicroBatch| {
             inputs(&graph, part.first + 100 * step as u32, part.rows as usize)
         };
+        let micro_batches = match placed.group.reads_inputs(Rank(rank)) {
+            true => Vec::new(),
+            false => program.micro_batches.iter().map(of).collect(),
+        };
         Arc::new(StepInput {
-            round,
-            rank: Rank(rank),
-            micro_batches: match placed.group.reads_inputs(Rank(rank)) {
-                true => Vec::new(),
-                false => program.micro_batches.iter().map(of).collect(),
-            },
-            program: program.clone(),
-            states: Vec::new(),
             run_key: Key::new(1),
-            is_training: true,
             samples: 6,
             update: ADAMW.update(0.01, step),
             clip: 1.0,
-            faults: Faults::none(),
+            ..StepInput::new(round, Rank(rank), program.clone(), micro_batches)
         })
     };
     let inputs: Vec<_> = (0..).zip(&placed.programs).map(input).collect();
@@ -336,7 +331,7 @@ type Trained = (Vec<f64>, Vec<Vec<u32>>, Vec<String>);
 
 fn train(request: &PlacementRequest) -> Trained {
     let mut placed = assemble(request, &mut |_, _| {}).unwrap();
-    let initialize = |_: Rank, device: &mut dyn Executor| perform(device, Initialize { seed: 5 });
+    let initialize = |_: Rank, device: &mut dyn Executor| device.initialize(5);
     placed.group.run_on_all("initialization", initialize).unwrap();
     let mut losses = Vec::new();
     for number in 1..=6 {
@@ -482,6 +477,43 @@ fn devices_of_other_nodes_are_measured_there() {
 }
 
 #[test]
+fn work_of_many_calls_is_one_call_of_a_device_on_another_node() {
+    let (graph, shares) = (graph(true), fixed(&[6, 6]));
+    let nodes = Nodes::start(&graph, &[1], "");
+    let seconds = with_request(&graph, ("cpu", &nodes.remote), &shares, |request| {
+        let placed = assemble(request, &mut |_, _| {}).unwrap();
+        nodes.ends[1].heard.lock().unwrap().clear();
+        let values = inputs(&graph, 0, 3);
+        let timing = move |device: &mut dyn Executor| {
+            device.initialize(5)?;
+            let (host_s, device_s) = device.time_addition(BucketId(0), 0..64)?;
+            let block = device.time_block(&values, 3)?;
+            let micro_batch_s = device.time_micro_batch(&values, 3, 2)?;
+            let exchange_s = device.time_exchange()?;
+            Ok([host_s, device_s, block.forward_s, block.read_s, micro_batch_s, exchange_s])
+        };
+        let seconds = placed.group.run_on(Rank(1), "timing", timing).unwrap();
+        let name = |message: &Vec<u8>| match decode(message).unwrap() {
+            ToNode::Call { call, .. } => Some(call.name()),
+            _ => None,
+        };
+        let heard = nodes.ends[1].heard.lock().unwrap();
+        let called: Vec<&str> = heard.iter().filter_map(name).collect();
+        let expected = [
+            "initialize",
+            "time the addition of gradients",
+            "time a block",
+            "time a micro-batch",
+            "time an exchange",
+        ];
+        assert_eq!(called, expected);
+        seconds
+    });
+    assert!(seconds.iter().all(|seconds| seconds.is_finite() && *seconds >= 0.0), "{seconds:?}");
+    nodes.end();
+}
+
+#[test]
 fn a_fault_on_another_node_ends_the_step_for_all_and_names_the_device() {
     let (graph, shares) = (graph(true), fixed(&[4, 4, 4]));
     for point in ["forward", "reduce", "verdict", "gather"] {
@@ -581,7 +613,7 @@ fn a_node_that_does_not_answer_is_lost_and_what_it_did_not_answer_is_named() {
         ("the order to open b cpu", |of| matches!(of, ToNode::Open { .. })),
         ("the order to seat its ranks", |of| matches!(of, ToNode::Assemble(_))),
         ("the question for its time", |of| matches!(of, ToNode::Clock)),
-        ("a call of b cpu", |of| matches!(of, ToNode::Call { call: DeviceCall::Loss, .. })),
+        ("a call of b cpu", |of| matches!(of, ToNode::Call { call: DeviceCall::Loss { .. }, .. })),
     ];
     let check = |(what, deaf): &(&str, Deafness)| {
         let directory = tempfile::tempdir().unwrap();

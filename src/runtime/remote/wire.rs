@@ -1,30 +1,28 @@
 //! Messages between the first node of a run and the others, about the devices of the others.
 
-use std::ops::Range;
-
 use serde::{Deserialize, Serialize};
 
-use super::values::{RawInputs, RawTensor, RawValues};
+use super::calls::{CallReply, DeviceCall};
 use crate::autotune::TuneOptions;
 use crate::base::rng::Key;
-use crate::base::{BucketId, Rank, Round, TensorId};
+use crate::base::{Rank, Round, raw};
 use crate::collective::{BucketGroups, ShardLayout};
-use crate::device::{DeviceError, InjectedFault};
-use crate::exec::{BucketTensor, Moments, PassContext, StepSums};
-use crate::graph::{Place, PlanOptions, PlannedPart, Update, UpdateRange, VariantChoices};
+use crate::device::DeviceError;
+use crate::exec::Moments;
+use crate::graph::{PlanOptions, PlannedPart, Update, VariantChoices};
 use crate::parallel::{EdgeLayout, Program, ReduceSite, Verdict, Vote};
-use crate::runtime::step::StepReport;
+use crate::runtime::step::{Inputs, StepReport};
 use crate::runtime::trace_labels::TraceLabels;
 
 /// Message from the first node to another one.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum ToNode {
     /// Description of the run for the layer above; [`ToFirst::Offer`] answers.
-    Begin(RawValues<u8>),
+    Begin(#[serde(with = "raw")] Vec<u8>),
     /// News of the run, for the layer above.
-    Show(RawValues<u8>),
+    Show(#[serde(with = "raw")] Vec<u8>),
     /// The run is over, for the layer above.
-    End(RawValues<u8>),
+    End(#[serde(with = "raw")] Vec<u8>),
     /// Opens a device under a number; [`ToFirst::Opened`] answers.
     Open { slot: u32, order: OpenOrder },
     /// Closes a device.
@@ -80,7 +78,7 @@ pub enum ToFirst {
     /// Nanoseconds since the node's server was created.
     Clock(u64),
     /// Lines of the trace.
-    Trace(RawValues<u8>),
+    Trace(#[serde(with = "raw")] Vec<u8>),
     Flushed,
 }
 
@@ -149,102 +147,6 @@ pub enum OpenFailure {
     Other(String),
 }
 
-/// Call of a device, as of [`crate::exec::Executor`].
-#[derive(Debug, Serialize, Deserialize)]
-pub enum DeviceCall {
-    /// A [`crate::runtime::tasks::DeviceTask`], by its name.
-    Task {
-        name: String,
-        task: RawValues<u8>,
-    },
-    InjectFault(InjectedFault),
-    SetInput {
-        tensor: TensorId,
-        micro_batch: usize,
-        values: RawTensor,
-    },
-    BeginStep,
-    Run {
-        nodes: Range<usize>,
-        pass: PassContext,
-    },
-    FinishStep {
-        norms: Vec<BucketId>,
-    },
-    Loss,
-    Update {
-        bucket: BucketId,
-        update: Update,
-        range: UpdateRange,
-    },
-    Flush,
-    Read {
-        tensor: TensorId,
-        parts: Vec<Range<usize>>,
-        pass: PassContext,
-    },
-    ReadBank {
-        bank: BucketTensor,
-        bucket: BucketId,
-    },
-    Hash {
-        bank: BucketTensor,
-        bucket: BucketId,
-    },
-    WriteBank {
-        bank: BucketTensor,
-        bucket: BucketId,
-        values: RawValues<f32>,
-    },
-    SetMoments(Moments),
-    ReadPlace(Place),
-    WritePlace {
-        place: Place,
-        values: RawValues<f32>,
-    },
-    PrepareAdd {
-        lengths: Vec<usize>,
-    },
-    Add {
-        bucket: BucketId,
-        start: usize,
-        partial: RawValues<f32>,
-    },
-}
-
-impl DeviceCall {
-    /// Returns what the call is about, for messages to people.
-    pub fn name(&self) -> &str {
-        match self {
-            Self::Task { name, .. } => name,
-            Self::InjectFault(_) => "inject a fault",
-            Self::SetInput { .. } => "set an input",
-            Self::BeginStep => "begin a step",
-            Self::Run { .. } => "run a pass",
-            Self::FinishStep { .. } => "end a step",
-            Self::Loss => "read the loss",
-            Self::Update { .. } => "update parameters",
-            Self::Flush => "submit what is queued",
-            Self::Read { .. } | Self::ReadBank { .. } | Self::ReadPlace(_) => "read values",
-            Self::Hash { .. } => "hash values",
-            Self::WriteBank { .. } | Self::WritePlace { .. } => "write values",
-            Self::SetMoments(_) => "set the moments",
-            Self::PrepareAdd { .. } | Self::Add { .. } => "add values",
-        }
-    }
-}
-
-/// Reply to a call.
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
-pub enum CallReply {
-    Done,
-    Task(RawValues<u8>),
-    Sums(StepSums),
-    Loss(f64, f64),
-    Hash(u64),
-    Values(RawValues<f32>),
-}
-
 /// Order to seat devices of a node as ranks of a group.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Assembly {
@@ -273,9 +175,9 @@ pub struct StepOrder {
     /// `None`: the program of the rank's last step.
     pub program: Option<Program>,
     /// Inputs per micro-batch of the program; none if the node reads them.
-    pub micro_batches: Vec<RawInputs>,
+    pub micro_batches: Vec<Inputs>,
     /// State that is carried into the step, per micro-batch; none if the model carries none.
-    pub states: Vec<RawInputs>,
+    pub states: Vec<Inputs>,
     pub run_key: Key,
     pub is_training: bool,
     pub samples: usize,

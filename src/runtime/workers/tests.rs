@@ -14,7 +14,6 @@ use crate::faults::Faults;
 use crate::graph::{Builder, Init, PlanOptions, differentiate};
 use crate::optim::Optimizer;
 use crate::parallel::{ReduceSite, Share, Vote, data_parallel};
-use crate::runtime::open::initialize;
 
 const WORLD: u32 = 3;
 const SGD: Optimizer = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.0 };
@@ -41,7 +40,7 @@ fn group(reduce_site: ReduceSite) -> WorkerGroup {
     let options = WorkerGroupOptions { reduce_site, ..WorkerGroupOptions::default() };
     let groups = BucketGroups::all(WORLD, 1);
     let group = WorkerGroup::start(drivers.collect(), layout.clone(), groups, &options).unwrap();
-    group.run_on_all("initialization", |_, device| initialize(device, 5)).unwrap();
+    group.run_on_all("initialization", |_, device| device.initialize(5)).unwrap();
     group
 }
 
@@ -52,18 +51,13 @@ fn inputs(step: u64, faults: &Faults) -> Vec<Arc<StepInput>> {
         let share = Share { first: 2 * rank, count: 2, micro_batch: 2 };
         let values = (0..80).map(|i| Key::new(3).step(step).normal(i + 80 * u64::from(rank)));
         let values = HostTensor::Float(values.map(|value| value as f32).collect());
+        let (round, program) = (Round { generation: 0, step }, data_parallel(&plan, share, true));
         Arc::new(StepInput {
-            round: Round { generation: 0, step },
-            rank: Rank(rank),
-            program: Arc::new(data_parallel(&plan, share, true)),
-            micro_batches: vec![vec![(x, values)]],
-            states: Vec::new(),
             run_key: Key::new(7),
-            is_training: true,
             samples: 6,
             update: SGD.update(0.1, step),
-            clip: 0.0,
             faults: faults.clone(),
+            ..StepInput::new(round, Rank(rank), Arc::new(program), vec![vec![(x, values)]])
         })
     };
     (0..WORLD).map(input).collect()

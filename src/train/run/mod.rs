@@ -59,7 +59,7 @@ pub struct RunOptions {
 }
 
 /// Result of a run that ended without an error.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub enum RunOutcome {
     /// All steps are done.
     Done {

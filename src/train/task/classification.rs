@@ -1,5 +1,7 @@
 //! Classification: accuracy, top-5 accuracy, and the table of confusions.
 
+use std::borrow::Cow;
+
 use super::Task;
 use crate::base::format::dims_text;
 use crate::base::{DType, HostTensor};
@@ -100,12 +102,12 @@ impl Task for Classification {
         }
     }
 
-    fn metrics(&self, sums: &[f64]) -> Vec<(&'static str, f64)> {
+    fn metrics(&self, sums: &[f64]) -> Vec<(Cow<'static, str>, f64)> {
         let share = |right: u64, all: u64| right as f64 / all.max(1) as f64;
         let report = self.report(sums);
-        let mut metrics = vec![("val_accuracy", share(report.right, report.samples))];
+        let mut metrics = vec![("val_accuracy".into(), share(report.right, report.samples))];
         if self.classes.len() > TOP {
-            metrics.push(("val_top5_accuracy", share(report.right_in_top, report.samples)));
+            metrics.push(("val_top5_accuracy".into(), share(report.right_in_top, report.samples)));
         }
         metrics
     }
@@ -221,7 +223,7 @@ mod tests {
         for (target, count) in [(0, 0), (1, 1), (2, 1), (5, 1), (6, 1)] {
             assert_eq!(report.confusion[target][1], count, "{target}");
         }
-        let metrics = [("val_accuracy", 0.25), ("val_top5_accuracy", 0.75)];
+        let metrics = [("val_accuracy".into(), 0.25), ("val_top5_accuracy".into(), 0.75)];
         assert_eq!(task.metrics(&sums), metrics);
     }
 

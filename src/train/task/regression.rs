@@ -1,5 +1,7 @@
 //! Regression: the root of the mean squared error, in the units of the targets.
 
+use std::borrow::Cow;
+
 use super::Task;
 use crate::base::format::dims_text;
 use crate::base::{DType, HostTensor};
@@ -62,9 +64,9 @@ impl Task for Regression {
         }
     }
 
-    fn metrics(&self, sums: &[f64]) -> Vec<(&'static str, f64)> {
+    fn metrics(&self, sums: &[f64]) -> Vec<(Cow<'static, str>, f64)> {
         let values = sums[0] * self.names.len() as f64;
-        vec![("val_rmse", (sums[1..].iter().sum::<f64>() / values).sqrt())]
+        vec![("val_rmse".into(), (sums[1..].iter().sum::<f64>() / values).sqrt())]
     }
 
     fn tables(&self, sums: &[f64]) -> String {
@@ -106,7 +108,7 @@ mod tests {
         let mut sums = vec![0.0; task.sum_count()];
         task.score(&[1.0, 0.0, 0.0, 0.5], &HostTensor::Float(vec![0.0; 4]), &mut sums);
         assert_eq!(sums, [2.0, 4.0, 25.0]);
-        assert_eq!(task.metrics(&sums), [("val_rmse", (29.0f64 / 4.0).sqrt())]);
+        assert_eq!(task.metrics(&sums), [("val_rmse".into(), (29.0f64 / 4.0).sqrt())]);
         let json = task.tables_json(&sums);
         assert_eq!(json[0].1["a"], 2.0f64.sqrt());
         assert!(task.tables(&sums).contains("rmse of b: 3.535534"));

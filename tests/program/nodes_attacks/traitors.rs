@@ -9,7 +9,8 @@ use potluck::comm::{BufferPool, FrameContent, FrameHeader, FrameValues};
 use potluck::device::DeviceError;
 use potluck::net::Payload;
 use potluck::parallel::Vote;
-use potluck::runtime::remote::wire::{CallReply, ToFirst};
+use potluck::runtime::remote::calls::CallReply;
+use potluck::runtime::remote::wire::ToFirst;
 
 use crate::node_peers::{Talk, Treason, betray, cluster, endpoint, hello, whole};
 use crate::node_processes::{LINE, desk, host_with};
@@ -76,7 +77,7 @@ fn a_node_that_speaks_out_of_turn_is_lost() {
         ("a byte behind a message", whole(&[encoded(&ToFirst::Working), vec![0]].concat())),
         (
             "a reply to no call",
-            whole(&encoded(&ToFirst::Reply { id: 7, reply: Ok(CallReply::Done) })),
+            whole(&encoded(&ToFirst::Reply { id: 7, reply: Ok(CallReply::Flush(())) })),
         ),
         ("a vote without a group", whole(&encoded(&vote(1, 1)))),
         ("an assembly that was not asked for", whole(&encoded(&ToFirst::Assembled(Ok(()))))),
@@ -211,9 +212,15 @@ fn a_node_whose_messages_are_not_those_of_a_rank_is_found_out() {
             other => Err(Box::new(other)),
         }),
         ("too few values", 0, |of| match of {
-            ToFirst::Reply { id, reply: Ok(CallReply::Values(mut values)) } => {
-                values.0.pop();
-                Ok(vec![ToFirst::Reply { id, reply: Ok(CallReply::Values(values)) }])
+            ToFirst::Reply { id, reply: Ok(mut reply) } => {
+                if let CallReply::Read(values)
+                | CallReply::ReadBank(values)
+                | CallReply::ReadPlace(values)
+                | CallReply::Add(values) = &mut reply
+                {
+                    values.pop();
+                }
+                Ok(vec![ToFirst::Reply { id, reply: Ok(reply) }])
             }
             other => Err(Box::new(other)),
         }),

@@ -4,17 +4,15 @@
 use crate::autotune;
 use crate::base::Rank;
 use crate::device::InjectedFault;
-use crate::exec::{Executor, Moments};
+use crate::exec::{BlockTiming, Executor, Moments};
 use crate::faults::{Fault, Point};
 use crate::graph::{Plan, PlanPart, crossings};
 use crate::planner::cut::BlockTimes;
-use crate::runtime::block_timing::BlockTiming;
 use crate::runtime::blocks::BlockKinds;
 use crate::runtime::open::no_room;
 use crate::runtime::placement::assemble::identity;
 use crate::runtime::placement::open_ranks::{RequestedDevices, open_one};
 use crate::runtime::placement::types::PlacementRequest;
-use crate::runtime::tasks::{Initialize, TimeBlock, perform};
 use crate::runtime::{RuntimeError, memory};
 
 /// Measured times of blocks.
@@ -80,7 +78,12 @@ pub fn measure_blocks(
         }
         let of_block = |block: usize| timings[blocks.of_block[block]];
         let all = 0..whole.graph.blocks.len();
-        measured.times.push(all.clone().map(|block| of_block(block).times).collect());
+        let times = |block: usize| {
+            let BlockTiming { forward_s, backward_input_s, backward_weight_s, .. } =
+                of_block(block);
+            BlockTimes { forward_s, backward_input_s, backward_weight_s }
+        };
+        measured.times.push(all.clone().map(times).collect());
         let refusal = |block: usize| refusals[blocks.of_block[block]].clone();
         measured.refusals.push(all.clone().map(refusal).collect());
         // The mean of both sides: one writes what the other reads back.
@@ -163,8 +166,8 @@ fn time_on(
     let (seed, failing) = (request.seed, fault.map_or(position, |(position, _)| position));
     let job = move |device: &mut dyn Executor| {
         fault.map_or(Ok(()), |(_, fault)| device.inject_fault(fault))?;
-        perform(device, Initialize { seed })?;
-        perform(device, TimeBlock::new(inputs, rows))
+        device.initialize(seed)?;
+        device.time_block(&inputs, rows)
     };
     let timed = opened.driver.run("the timing of a block", job);
     match timed.map_err(|error| no_room(error, needed)) {

@@ -7,7 +7,6 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::*;
-use crate::runtime::remote::values::RawValues;
 use crate::runtime::remote::wire::{SlotActivity, ToFirst, ToNode};
 
 /// Mutations of the messages of each direction. `POTLUCK_MUTATIONS` sets another number.
@@ -130,7 +129,7 @@ fn mutated_messages_between_nodes_are_refused_or_hold_no_more_than_their_bytes()
         "clock",
         "flush the trace",
     ];
-    let more = [ToNode::End(RawValues(b"over".into())), ToNode::Clock, ToNode::FlushTrace];
+    let more = [ToNode::End(b"over".into()), ToNode::Clock, ToNode::FlushTrace];
     let more = more.iter().map(|message| postcard::to_allocvec(message).unwrap());
     let to_node = [to_node, more.collect()].concat();
     survive::<ToNode>(&to_node, &names);
@@ -141,7 +140,7 @@ fn mutated_messages_between_nodes_are_refused_or_hold_no_more_than_their_bytes()
         // A run may be over before the first report.
         ToFirst::Activity(vec![activity(0), activity(1)]),
         ToFirst::Clock(1 << 40),
-        ToFirst::Trace(RawValues(b"{}".into())),
+        ToFirst::Trace(b"{}".into()),
         ToFirst::Flushed,
         ToFirst::Working,
     ];

@@ -3,14 +3,12 @@
 
 use std::time::Instant;
 
-use super::step::{Inputs, load};
+use super::{Executor, PassContext, load};
 use crate::base::rng::Key;
-use crate::base::{DType, SegmentId, TensorId};
+use crate::base::{DType, HostTensor, SegmentId, TensorId};
 use crate::device::DeviceError;
-use crate::exec::{Executor, PassContext};
 use crate::graph::{PassKind, Place, Plan, Role};
 use crate::kernels::RandomContext;
-use crate::planner::cut::BlockTimes;
 
 /// Timed repetitions, of which the fastest counts.
 const REPEATS: usize = 3;
@@ -22,11 +20,13 @@ const DEVIATION: f64 = 0.1;
 /// Different values in such a tensor; they repeat.
 const VALUES: usize = 1 << 12;
 
-/// Measured times of a block.
+/// Measured seconds of a block: of its passes for one micro-batch, and per element to read back or
+/// to write a tensor of another block.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct BlockTiming {
-    pub times: BlockTimes,
-    /// Seconds per element to read back or to write a tensor of another block.
+    pub forward_s: f64,
+    pub backward_input_s: f64,
+    pub backward_weight_s: f64,
     pub read_s: f64,
     pub write_s: f64,
 }
@@ -35,26 +35,24 @@ impl BlockTiming {
     /// Returns the timing of a block that a device cannot run.
     pub fn impossible() -> Self {
         let [forward_s, backward_input_s, backward_weight_s] = [f64::INFINITY; 3];
-        let times = BlockTimes { forward_s, backward_input_s, backward_weight_s };
-        Self { times, read_s: 0.0, write_s: 0.0 }
+        Self { forward_s, backward_input_s, backward_weight_s, read_s: 0.0, write_s: 0.0 }
     }
 
     /// Returns the timing with the lesser of each two times.
     fn fastest(self, other: Self) -> Self {
-        let (a, b) = (self.times, other.times);
-        let times = BlockTimes {
-            forward_s: a.forward_s.min(b.forward_s),
-            backward_input_s: a.backward_input_s.min(b.backward_input_s),
-            backward_weight_s: a.backward_weight_s.min(b.backward_weight_s),
-        };
-        let (read_s, write_s) = (self.read_s.min(other.read_s), self.write_s.min(other.write_s));
-        Self { times, read_s, write_s }
+        Self {
+            forward_s: self.forward_s.min(other.forward_s),
+            backward_input_s: self.backward_input_s.min(other.backward_input_s),
+            backward_weight_s: self.backward_weight_s.min(other.backward_weight_s),
+            read_s: self.read_s.min(other.read_s),
+            write_s: self.write_s.min(other.write_s),
+        }
     }
 }
 
 /// Returns for each segment that a device with a part of a plan runs, in order, the tensors of
 /// other blocks that it is the first to read.
-pub fn arrivals(plan: &Plan) -> Vec<(SegmentId, Vec<TensorId>)> {
+fn arrivals(plan: &Plan) -> Vec<(SegmentId, Vec<TensorId>)> {
     let mut known = vec![false; plan.graph.tensors.len()];
     let mut arrivals = Vec::new();
     let all = (0..plan.segments.len() as u32).map(SegmentId);
@@ -81,9 +79,9 @@ pub fn arrivals(plan: &Plan) -> Vec<(SegmentId, Vec<TensorId>)> {
 ///
 /// # Errors
 /// Returns `DeviceError` if the device fails.
-pub fn time_block(
-    device: &mut dyn Executor,
-    inputs: &Inputs,
+pub(super) fn time_block<E: Executor + ?Sized>(
+    device: &mut E,
+    inputs: &[(TensorId, HostTensor)],
     rows: usize,
 ) -> Result<BlockTiming, DeviceError> {
     let arrivals = arrivals(device.plan());
@@ -131,8 +129,8 @@ impl Filling {
 }
 
 /// Runs the segments of the device once, and returns their times.
-fn repetition(
-    device: &mut dyn Executor,
+fn repetition<E: Executor + ?Sized>(
+    device: &mut E,
     arrivals: &[(SegmentId, Vec<TensorId>)],
     filling: &Filling,
     idle_s: f64,
@@ -155,9 +153,9 @@ fn repetition(
     }
     let read_s = read_seconds(device, arrivals, filling)?;
     let [forward_s, backward_input_s, backward_weight_s] = by_phase;
-    let times = BlockTimes { forward_s, backward_input_s, backward_weight_s };
     let elements = elements.max(1) as f64;
-    Ok(BlockTiming { times, read_s: read_s / elements, write_s: write_s / elements })
+    let (read_s, write_s) = (read_s / elements, write_s / elements);
+    Ok(BlockTiming { forward_s, backward_input_s, backward_weight_s, read_s, write_s })
 }
 
 fn phase_index(phase: PassKind) -> usize {
@@ -169,8 +167,8 @@ fn phase_index(phase: PassKind) -> usize {
 }
 
 /// Returns the seconds to read back the tensors of other blocks, whatever they hold by now.
-fn read_seconds(
-    device: &mut dyn Executor,
+fn read_seconds<E: Executor + ?Sized>(
+    device: &mut E,
     arrivals: &[(SegmentId, Vec<TensorId>)],
     filling: &Filling,
 ) -> Result<f64, DeviceError> {
@@ -188,9 +186,9 @@ fn read_seconds(
 }
 
 /// Returns the seconds of some work, and of the wait for its end.
-fn seconds(
-    device: &mut dyn Executor,
-    work: impl FnOnce(&mut dyn Executor) -> Result<(), DeviceError>,
+fn seconds<E: Executor + ?Sized>(
+    device: &mut E,
+    work: impl FnOnce(&mut E) -> Result<(), DeviceError>,
 ) -> Result<f64, DeviceError> {
     let started = Instant::now();
     work(device)?;

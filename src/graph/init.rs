@@ -1,9 +1,9 @@
 //! Initial values of parameters: a pure function of the seed and the parameter's number, computed
 //! on the host, so that every device starts from the same bits.
 
+use super::{Graph, Init};
 use crate::base::rng::Key;
 use crate::base::{ParamId, Site};
-use crate::graph::{Graph, Init};
 
 /// Random-number site of parameter 0; each parameter has its own, far from those of dropouts.
 const FIRST_SITE: u32 = 1 << 20;
