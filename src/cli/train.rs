@@ -13,7 +13,7 @@ use crate::config::RunConfig;
 use crate::config::effect::require_effect;
 use crate::config::key::{Key, Value};
 use crate::config::read::{self, ConfigError, Override, Resolved};
-use crate::config::schema::{DataKind, KEYS, Parallel, is_of_placement};
+use crate::config::schema::{DataKind, KEYS, Parallel};
 use crate::faults::Faults;
 use crate::metrics::{Sink, Sinks};
 use crate::train::error::TrainError;
@@ -45,7 +45,7 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
         let meta = point.map(|point| point.checkpoint.meta);
         let resumed = meta.map_or_else(ResumedParts::default, |meta| ResumedParts {
             data: SavedData::of(&meta),
-            placement: Some(meta.placement).filter(|_| !resolved.typed.decide_placement()),
+            placement: Some(meta.placement).filter(|_| resolved.other_placement.is_none()),
         });
         let (spec, svg) = (RunSpec::resolved(&resolved), args.svg.as_deref());
         super::print(&explanation(explain, &spec, resumed, svg)?);
@@ -137,9 +137,10 @@ fn locate(
     Ok(())
 }
 
-/// Returns a note if a key of the placement is set, so that the saved placement does not count.
+/// Returns a note if a key of the placement is set to another value, so that the saved placement
+/// does not count.
 fn placement_note(saved: &Resolved, resolved: &Resolved) -> Option<String> {
-    let key = resolved.typed.now.iter().find(|key| is_of_placement(key))?;
+    let key = resolved.other_placement?;
     let Parallel { devices, pipeline_stages, .. } = &saved.config.parallel;
     let stages = match pipeline_stages {
         1 => String::new(),

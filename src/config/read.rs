@@ -106,6 +106,9 @@ impl Override {
 pub struct Resolved {
     pub config: RunConfig,
     pub typed: TypedKeys,
+    /// At a resume: the key by which the placement is decided anew, because it is set to another
+    /// value than the run had.
+    pub other_placement: Option<&'static str>,
 }
 
 impl Resolved {
@@ -118,7 +121,7 @@ impl Resolved {
         let place = Path::new("the checkpoint's configuration");
         let config = read(None, Some((place, text)), &[])?.config;
         let now = typed.iter().filter_map(|name| Some(key(name)?.full_name)).collect();
-        Ok(Self { config, typed: TypedKeys { now, before: None } })
+        Ok(Self { config, typed: TypedKeys { now, before: None }, other_placement: None })
     }
 
     /// Returns the keys that were set now to other values than those of `saved`, with the values
@@ -134,7 +137,8 @@ impl Resolved {
 /// Resolves a configuration, in rising precedence: the saved one of a checkpoint (or the
 /// defaults), the file's keys, the flags' keys, of which later ones win. Keys that are not set
 /// are derived from those they depend on, see [`RunConfig::apply_derived_defaults`]. If a key of the
-/// placement is set, saved values of the others do not count, but for that of the devices.
+/// placement is set to another value than the saved one, the saved values of the others do not count,
+/// but for that of the devices.
 pub fn read(
     saved: Option<&Resolved>,
     file: Option<(&Path, &str)>,
@@ -152,12 +156,14 @@ pub fn read(
         reader.apply(index, one)?;
     }
     let typed = reader.typed();
-    if saved.is_some() && typed.decide_placement() {
+    let other_placement =
+        saved.and_then(|saved| reader.config.other_placement(&saved.config, &typed));
+    if other_placement.is_some() {
         reader.config.forget_placement(&typed);
     }
     reader.config.apply_derived_defaults(&typed);
     reader.config.check().map_err(|invalid| reader.attribute(invalid))?;
-    Ok(Resolved { config: reader.config, typed })
+    Ok(Resolved { config: reader.config, typed, other_placement })
 }
 
 /// Reads the text of a configuration file.

@@ -498,11 +498,6 @@ impl TypedKeys {
         !self.contains(key) && (self.before.is_none() || self.now.contains(other))
     }
 
-    /// Returns true if a key of the placement is set now.
-    pub fn decide_placement(&self) -> bool {
-        self.now.iter().any(|key| is_of_placement(key))
-    }
-
     /// Returns the keys set now or before, in alphabetical order.
     pub fn all(&self) -> BTreeSet<&'static str> {
         self.before.iter().flatten().chain(&self.now).copied().collect()
@@ -622,6 +617,21 @@ impl RunConfig {
         (least..=most).rev().find(fills).unwrap_or(most)
     }
 
+    /// Returns the first key of the placement, of those set now, with another value than in `saved`.
+    pub fn other_placement(&self, saved: &Self, typed: &TypedKeys) -> Option<&'static str> {
+        for key in KEYS.iter().filter(|key| is_of_placement(key.full_name)) {
+            let is_other = if key.full_name == "parallel.devices" {
+                normalized(&self.parallel.devices) != normalized(&saved.parallel.devices)
+            } else {
+                (key.get)(self) != (key.get)(saved)
+            };
+            if is_other && typed.now.contains(key.full_name) {
+                return Some(key.full_name);
+            }
+        }
+        None
+    }
+
     /// Gives the keys of the placement that are not set now the defaults of a new run, except for
     /// the devices.
     pub fn forget_placement(&mut self, typed: &TypedKeys) {
@@ -709,6 +719,11 @@ impl RunConfig {
         }
         text
     }
+}
+
+/// Returns a device selector in the spelling in which equal ones are compared.
+fn normalized(selector: &str) -> String {
+    selector.replace(' ', "").to_lowercase()
 }
 
 /// What the text of a configuration says of a key.

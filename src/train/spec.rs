@@ -170,7 +170,7 @@ impl RunSpec {
         Self {
             run_toml: resolved.config.to_run_toml(&typed),
             typed: typed.into_iter().map(String::from).collect(),
-            decides_placement: resolved.typed.decide_placement(),
+            decides_placement: resolved.other_placement.is_some(),
             ..Self::new(&resolved.config)
         }
     }

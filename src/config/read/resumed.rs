@@ -129,6 +129,11 @@ fn other_keys_leave_the_placement_as_it_is() {
     for sets in [&[][..], &["train.steps=9"], &["optim.lr=1e-3", "faults.on_loss=continue"]] {
         assert_eq!(resumed(&saved, sets).config.parallel, saved.config.parallel, "{sets:?}");
     }
+    for same in ["parallel.devices=CPU * 4", "parallel.shares=5,7", "parallel.collective=star"] {
+        let resumed = resumed(&saved, &[same]);
+        assert_eq!(resumed.other_placement, None, "{same}");
+        assert_eq!(resumed.config.parallel.shares, saved.config.parallel.shares, "{same}");
+    }
     let overlapping = resumed(&saved, &["parallel.overlap=true"]).config.parallel;
     assert_eq!(overlapping, Parallel { overlap: true, ..saved.config.parallel });
 }
@@ -140,7 +145,7 @@ fn a_key_of_the_placement_decides_all_of_it_anew() {
         Parallel { devices: "cpu*4".into(), overlap: false, ..RunConfig::default().parallel };
     let parallel = |sets: &[&str]| {
         let resumed = resumed(&saved, sets);
-        assert!(resumed.typed.decide_placement(), "{sets:?}");
+        assert!(resumed.other_placement.is_some_and(is_of_placement), "{sets:?}");
         resumed.config.parallel
     };
     assert_eq!(
