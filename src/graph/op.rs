@@ -89,8 +89,8 @@ pub enum LossCount {
 pub enum Numbered {
     /// Rows of the table, the second input: the first input does.
     Rows,
-    /// Classes, the last dimension of the first input: the second input does. [`IGNORE_INDEX`] is no
-    /// class, and a target that does not count.
+    /// Classes, the last dimension of the first input: the second input does. [`IGNORE_INDEX`] is
+    /// no class, and a target that does not count.
     Classes,
 }
 

@@ -213,8 +213,8 @@ impl Trainer {
     /// step ([`Builder::carry`](crate::graph::Builder::carry)).
     ///
     /// # Errors
-    /// Returns `TrainError` if an input is missing, unknown, or has another type or length, if an id
-    /// is no row of its table or a target no class and not
+    /// Returns `TrainError` if an input is missing, unknown, or has another type or length, if an
+    /// id is no row of its table or a target no class and not
     /// [`IGNORE_INDEX`](crate::graph::IGNORE_INDEX), if a device fails, or if parameters differ
     /// between devices.
     pub fn step(&mut self, batch: &[(&str, HostTensor)], lr: f64) -> Result<Step, TrainError> {

@@ -1,4 +1,4 @@
-//! What a trainer refuses before it computes: graphs without a gradient, and values of inputs that
+//! Refusals of a trainer before it computes: graphs without a gradient, and values of inputs that
 //! its graph does not know.
 
 use std::sync::Arc;

@@ -699,8 +699,8 @@ impl Backward {
     }
 }
 
-/// Returns, for each input of floats of an op with the outputs of a loss, the op and the inputs that
-/// give the gradient of the sum of the op's parts by it.
+/// Returns, for each input of floats of an op with the outputs of a loss, the op and the inputs
+/// that give the gradient of the sum of the op's parts by it.
 fn gradients_of_sum(node: &Node) -> Vec<(TensorId, Op, Vec<TensorId>)> {
     let x = &node.inputs;
     match node.op {
