@@ -37,7 +37,12 @@ pub struct PlanCall {
 /// Returns the distinct calls of a plan at full capacity, with their variants on a device with
 /// these capabilities.
 pub fn distinct_calls(plan: &Plan, caps: Caps) -> Vec<PlanCall> {
-    let random = RandomContext { step_key: Key::new(1), training: plan.graph.is_trained() };
+    distinct_calls_of(plan, caps, plan.graph.is_trained())
+}
+
+/// Returns the distinct calls of a plan like [`distinct_calls`], in training or not.
+pub fn distinct_calls_of(plan: &Plan, caps: Caps, training: bool) -> Vec<PlanCall> {
+    let random = RandomContext { step_key: Key::new(1), training };
     let dims = |ids: &[TensorId]| -> Vec<Vec<usize>> {
         ids.iter().map(|id| plan.graph.tensor(*id).shape.resolve(plan.options.rows)).collect()
     };

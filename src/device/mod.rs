@@ -5,6 +5,7 @@
 pub mod adapter_kind;
 pub mod adapters;
 pub mod error;
+mod exit;
 pub mod features;
 pub mod gpu;
 pub mod heartbeat;
@@ -20,6 +21,7 @@ pub mod timestamps;
 pub use adapter_kind::AdapterKind;
 pub use adapters::{Adapter, list_adapters};
 pub use error::{DeviceError, driver_hint};
+pub use exit::skip_exit_handlers;
 pub use features::Features;
 pub use gpu::{Gpu, ShaderChecks};
 pub use heartbeat::Heartbeat;

@@ -50,13 +50,19 @@ impl Builder {
     }
 
     /// Adds a batched float input with `dims[0]` entries of the leading dimension per sample.
+    ///
+    /// # Panics
+    /// If `dims` is empty, or another input has the name.
     pub fn input(&mut self, name: &str, dims: &[usize]) -> TensorId {
-        self.add_input(name, Shape::batched(dims), DType::F32)
+        self.add_input(name, batched(name, dims), DType::F32)
     }
 
     /// Adds a batched integer input: token ids, class targets.
+    ///
+    /// # Panics
+    /// Like [`Builder::input`].
     pub fn input_ids(&mut self, name: &str, dims: &[usize]) -> TensorId {
-        self.add_input(name, Shape::batched(dims), DType::U32)
+        self.add_input(name, batched(name, dims), DType::U32)
     }
 
     pub(super) fn add_input(&mut self, name: &str, shape: Shape, dtype: DType) -> TensorId {
@@ -368,17 +374,17 @@ impl Builder {
     /// Returns the last time step `(b, h)` of `x (b, t, h)`.
     ///
     /// # Errors
-    /// Returns [`ShapeError`] if `x` has another number of dimensions.
+    /// Returns [`ShapeError`] if `x` has another number of dimensions, or no time step.
     pub fn last_step(&mut self, x: TensorId) -> BuildResult {
-        let [_, t, h] = *self.shape(x).dims() else {
+        let [b, t, h] = *self.shape(x).dims() else {
             return Err(ShapeError {
                 op: "last_step".into(),
                 inputs: self.shape(x).to_string(),
                 why: "expects (b, t, h)".into(),
             });
         };
-        let step = self.slice(x, 1, t - 1, 1)?;
-        self.reshape(step, &[1, h])
+        let step = self.slice(x, 1, t.saturating_sub(1), 1)?;
+        self.reshape(step, &[b, h])
     }
 
     /// Computes causal attention over `qkv (b, t, 3c)`; see [`Op::Attention`].
@@ -467,30 +473,62 @@ impl Builder {
 
     /// Makes the cross-entropy of `logits (.., v)` with integer targets the loss of the graph.
     /// Targets equal to [`super::IGNORE_INDEX`] count neither in the sum nor in the count.
+    ///
+    /// # Errors
+    /// Returns [`ShapeError`] if the graph has a loss already, or there is not one target per row
+    /// of the logits.
     pub fn cross_entropy_loss(&mut self, logits: TensorId, targets: TensorId) -> BuildResult {
-        let (shape, classes) = (self.shape(logits).clone(), self.shape(logits).last());
+        self.require_no_loss("cross_entropy_loss", [logits, targets])?;
+        let (shape, wanted) = (self.shape(logits).clone(), self.shape(targets).clone());
+        let classes = shape.last();
+        if classes > 0 {
+            let rows = shape.with_dims(&[shape.per_row() / classes]);
+            if wanted.with_dims(&[wanted.per_row()]) != rows {
+                let why = format!(
+                    "the logits have {rows} rows of {classes} classes, and the targets are \
+                     {wanted}; give one target per row"
+                );
+                return Err(self.refused("cross_entropy_loss", [logits, targets], why));
+            }
+        }
         let rows = shape.per_row() / classes.max(1);
         let flat = self.reshape(logits, &[rows, classes])?;
         let targets = self.reshape(targets, &[rows])?;
         let parts = self.apply(Op::CrossEntropy, &[flat, targets])?;
-        self.add_loss(parts)
+        Ok(self.add_loss(parts))
     }
 
     /// Makes the squared error, averaged over all elements, the loss of the graph.
+    ///
+    /// # Errors
+    /// Returns [`ShapeError`] if the graph has a loss already, or the two have not one shape.
     pub fn squared_error_loss(&mut self, x: TensorId, target: TensorId) -> BuildResult {
+        self.require_no_loss("squared_error_loss", [x, target])?;
         let parts = self.apply(Op::SquaredError, &[x, target])?;
-        self.add_loss(parts)
+        Ok(self.add_loss(parts))
+    }
+
+    fn require_no_loss(&self, op: &str, inputs: [TensorId; 2]) -> Result<(), ShapeError> {
+        if self.graph.loss.is_none() {
+            return Ok(());
+        }
+        let why = "the graph has a loss already, and can have one; make other values outputs";
+        Err(self.refused(op, inputs, why.into()))
+    }
+
+    fn refused(&self, op: &str, inputs: [TensorId; 2], why: String) -> ShapeError {
+        let [first, second] = inputs.map(|input| self.shape(input));
+        ShapeError { op: op.into(), inputs: format!("{first}, {second}"), why }
     }
 
     /// Sums `parts (n, 2)` into the (sum, count) accumulator.
-    fn add_loss(&mut self, parts: TensorId) -> BuildResult {
-        assert!(self.graph.loss.is_none(), "a graph has one loss");
+    fn add_loss(&mut self, parts: TensorId) -> TensorId {
         let typed = (Shape::fixed(&[2]), DType::F32);
         let loss = self.add_tensor("loss".into(), typed, Role::Loss);
         let op = Op::Sum { first: 0, last: 0 };
         self.graph.push_node(op, &[parts], vec![loss], true, PassKind::Forward);
         self.graph.loss = Some(loss);
-        Ok(loss)
+        loss
     }
 
     /// Adds an op that is defined outside the crate.
@@ -538,6 +576,15 @@ impl Builder {
     fn add_tensor(&mut self, name: String, typed: Typed, role: Role) -> TensorId {
         self.graph.add_tensor(name, typed, role)
     }
+}
+
+/// Returns the shape of an input with the batch in front.
+fn batched(name: &str, dims: &[usize]) -> Shape {
+    assert!(
+        !dims.is_empty(),
+        "the input '{name}' has no dimension for the batch; one value per sample is &[1]"
+    );
+    Shape::batched(dims)
 }
 
 impl Graph {

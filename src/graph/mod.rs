@@ -8,6 +8,7 @@
 pub mod build;
 mod crossing;
 mod custom;
+mod ids;
 pub mod init;
 
 pub mod op;
@@ -27,10 +28,11 @@ pub mod variant_choices;
 pub use build::Builder;
 pub use crossing::{Crossing, crossings};
 pub use custom::{CustomCall, CustomInput, CustomKernel, CustomNode, CustomOp, SharedCustomOp};
+pub use ids::{IdError, IdRange};
 pub use passes::fuse::fuse;
 pub use passes::gradients::{OpGradients, differentiate, op_gradients};
 
-pub use op::{Binary, Cell, EpilogueOp, IGNORE_INDEX, LossCount, Op, Unary};
+pub use op::{Binary, Cell, EpilogueOp, IGNORE_INDEX, LossCount, Numbered, Op, Unary};
 
 pub use part::{PlanPart, PlannedPart};
 pub use pictures::{Conv2dOptions, Pool2dOptions};

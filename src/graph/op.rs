@@ -7,7 +7,8 @@ use super::custom::{CustomOp, SharedCustomOp};
 use super::pictures::{Conv2dOptions, Pool2dOptions};
 use crate::base::Site;
 
-/// Ignored target: it counts neither in the loss, nor in its count, nor in the gradient.
+/// Ignored target, the one beside the classes: it counts neither in the loss, nor in its count, nor
+/// in the gradient.
 pub const IGNORE_INDEX: u32 = u32::MAX;
 
 /// Elementwise functions of one tensor.
@@ -81,6 +82,16 @@ pub enum LossCount {
     Elements,
     /// Targets, the second input, that are less than the last dimension of the first.
     Targets,
+}
+
+/// Things that the integers that an op takes number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Numbered {
+    /// Rows of the table, the second input: the first input does.
+    Rows,
+    /// Classes, the last dimension of the first input: the second input does. [`IGNORE_INDEX`] is
+    /// no class, and a target that does not count.
+    Classes,
 }
 
 /// Cell of a recurrent layer, in PyTorch's form.
@@ -293,6 +304,15 @@ impl Op {
         match self {
             Op::SquaredError => Some(LossCount::Elements),
             Op::CrossEntropy => Some(LossCount::Targets),
+            _ => None,
+        }
+    }
+
+    /// Returns what the integers number that the op looks up; kernels do not check them.
+    pub fn numbered(&self) -> Option<Numbered> {
+        match self {
+            Op::Embedding => Some(Numbered::Rows),
+            Op::CrossEntropy => Some(Numbered::Classes),
             _ => None,
         }
     }

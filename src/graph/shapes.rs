@@ -255,7 +255,10 @@ fn rule(op: &Op, x: &[&Shape]) -> Result<Vec<Shape>, String> {
             Ok(vec![x[0].clone()])
         }
         Op::CrossEntropy | Op::CrossEntropyGrad => {
-            let wanted = "logits are (n, v), targets and lse (n)";
+            let wanted = match op {
+                Op::CrossEntropy => "logits are (n, v), targets (n)",
+                _ => "logits are (n, v), targets and lse (n)",
+            };
             require(x[0].rank() == 2, wanted)?;
             let rows = x[0].with_dims(&x[0].dims()[..1]);
             require(x[1..].iter().all(|s| **s == rows), wanted)?;
@@ -265,7 +268,8 @@ fn rule(op: &Op, x: &[&Shape]) -> Result<Vec<Shape>, String> {
             }
         }
         Op::SquaredError => {
-            require(x[0] == x[1] && x[0].rank() > 0, "the two shapes must be equal")?;
+            require(x[0] == x[1], "the two shapes must be equal")?;
+            require(x[0].rank() > 0, "scalars have no rows to sum over; reshape them to (1)")?;
             Ok(vec![x[0].with_dims(&[x[0].dims()[0], 2])])
         }
         Op::Conv2d(options) => Ok(vec![pictures::conv2d(options, x[0], x[1])?]),
@@ -426,10 +430,19 @@ fn permute(x: &Shape, axes: &[usize]) -> Result<Vec<Shape>, String> {
 }
 
 fn attention(qkv: &Shape, heads: usize) -> Result<Vec<Shape>, String> {
-    let [1, t, width] = *qkv.dims() else {
+    let [b, t, width] = *qkv.dims() else {
         return Err("qkv is (b, t, 3c)".into());
     };
-    if !qkv.is_batched() || heads == 0 || width % (3 * heads) != 0 {
+    if !qkv.is_batched() {
+        return Err("qkv is (b, t, 3c) with the batch b, which inputs have; this has none".into());
+    }
+    if b != 1 {
+        return Err(format!("qkv is (b, t, 3c), one sequence per sample, and has {b}"));
+    }
+    if heads == 0 {
+        return Err("needs at least 1 head".into());
+    }
+    if !width.is_multiple_of(3) || !(width / 3).is_multiple_of(heads) {
         return Err(format!("3c = {width} must be a multiple of 3 * {heads} heads"));
     }
     Ok(vec![Shape::batched(&[1, t, width / 3]), Shape::batched(&[1, heads, t])])

@@ -21,6 +21,7 @@ use crate::base::rng::Key;
 use crate::base::{HostTensor, Shape};
 use crate::device::{
     Adapter, AdapterKind, Gpu, Selection, ShaderChecks, list_adapters, select_all,
+    skip_exit_handlers,
 };
 use crate::graph::{Op, shapes};
 
@@ -202,6 +203,7 @@ pub fn for_each_gpu(mut body: impl FnMut(&Gpu, &mut Pipelines)) {
         let (gpu, pipelines) = &mut *opened;
         body(gpu, pipelines);
     }
+    skip_exit_handlers();
 }
 
 /// One opened device with the pipelines compiled on it so far, shared by all tests of the process.
@@ -235,6 +237,8 @@ pub fn adapters() -> Vec<Adapter> {
         }
     };
     assert!(!adapters.is_empty(), "no adapter to test on: ./x test installs software ones");
+    // Their drivers are loaded, whatever the test does with them.
+    skip_exit_handlers();
     adapters
 }
 

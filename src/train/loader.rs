@@ -5,7 +5,7 @@ use std::thread;
 
 use crate::base::{DType, HostTensor, Rank, TensorId};
 use crate::data::{Augmentation, DataError, Dataset, DatasetInput, Sampler, Split};
-use crate::graph::{Graph, Plan};
+use crate::graph::{Graph, IdError, IdRange, Plan};
 use crate::parallel::pipeline::used_inputs;
 use crate::parallel::{MicroBatch, Program};
 use crate::runtime::step::Inputs;
@@ -58,6 +58,8 @@ pub struct BatchSource {
     pub sampler: Sampler,
     /// Inputs that the data set fills, in its order, with their tensors.
     inputs: Vec<(DatasetInput, TensorId)>,
+    /// Ranges of the ids and targets among the inputs.
+    ranges: Vec<IdRange>,
     /// Input tensor of sample ids, if anything in the model is random.
     samples: Option<TensorId>,
     /// Inputs that are carried from step to step, with their values per sample.
@@ -81,7 +83,8 @@ impl BatchSource {
         let inputs: Result<_, TrainError> = data.inputs().into_iter().map(with_tensor).collect();
         let samples = graph.input("samples");
         let carried = graph.carried_sizes().collect();
-        Ok(Self { data, sampler, inputs: inputs?, samples, carried, augmentation: None })
+        let ranges = graph.id_ranges();
+        Ok(Self { data, sampler, inputs: inputs?, ranges, samples, carried, augmentation: None })
     }
 
     /// Returns true if the model carries states from step to step.
@@ -155,12 +158,32 @@ impl BatchSource {
             let elements = announced.elements * indices.len();
             match given {
                 Some((name, values)) if is_of(announced, elements, name, &values) => {
+                    self.require_ids(announced, &values, indices)?;
                     inputs.push((*id, values));
                 }
                 given => return Err(unannounced(announced, elements, given)),
             }
         }
         Ok(inputs)
+    }
+
+    /// Checks that the ids and targets of samples are those that the model knows.
+    fn require_ids(
+        &self,
+        input: &DatasetInput,
+        values: &HostTensor,
+        indices: &[u64],
+    ) -> Result<(), DataError> {
+        let HostTensor::Int(values) = values else { return Ok(()) };
+        for range in self.ranges.iter().filter(|range| range.name == input.name) {
+            let invalid = |error: IdError| DataError::Invalid {
+                name: format!("the data set's {}", error.name),
+                place: error.place(),
+                why: error.why(),
+            };
+            range.check(values, |row| indices[row]).map_err(invalid)?;
+        }
+        Ok(())
     }
 }
 

@@ -28,7 +28,8 @@ impl Trainer {
     /// # Errors
     /// Returns `TrainError` if there is no such output, if `rows` is 0 or 2^32 and more, if there
     /// are more rows than a micro-batch and the output has no dimension for them, if an input is
-    /// unknown or has another type or length, or if a device fails.
+    /// unknown or has another type or length, if an id or a target is none that [`Trainer::step`]
+    /// takes, or if a device fails.
     pub fn predict(
         &mut self,
         output: &str,
@@ -47,6 +48,7 @@ impl Trainer {
     ) -> Result<ArrayD<f32>, TrainError> {
         self.require_known(inputs)?;
         let tensor = self.output(output)?;
+        self.require_ids(inputs, 0)?;
         let values = self.values_of(tensor, output, rows, inputs)?;
         array(&self.graph.tensor(tensor).shape, rows, values)
     }
@@ -98,6 +100,7 @@ impl Trainer {
         for first in (0..count).step_by(self.options().batch) {
             let indices: Vec<u64> = (first..count.min(first + batch)).collect();
             let rows = data.rows(split, &indices)?;
+            self.require_ids(&rows, first)?;
             values.extend(self.values_of(tensor, output, indices.len(), &rows)?);
         }
         array(&shape, count as usize, values)
@@ -175,7 +178,8 @@ impl Trainer {
     ///
     /// # Errors
     /// Returns `TrainError` if `rows` is 0 or 2^32 and more, if an input is missing, unknown or has
-    /// another type or length, or if a device fails.
+    /// another type or length, if an id or a target is none that [`Trainer::step`] takes, or if a
+    /// device fails.
     pub fn evaluate_rows(
         &mut self,
         rows: usize,
@@ -198,6 +202,7 @@ impl Trainer {
         inputs: &[(&str, HostTensor)],
     ) -> Result<Vec<(f64, f64)>, TrainError> {
         self.require_known(inputs)?;
+        self.require_ids(inputs, 0)?;
         if rows == 0 || u32::try_from(rows).is_err() {
             let why = format!("{rows} rows given; give at least 1 and fewer than 2^32");
             return Err(TrainError::InvalidRequest(why));

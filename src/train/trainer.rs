@@ -213,8 +213,10 @@ impl Trainer {
     /// step ([`Builder::carry`](crate::graph::Builder::carry)).
     ///
     /// # Errors
-    /// Returns `TrainError` if an input is missing, unknown, or has another type or length, if a
-    /// device fails, or if parameters differ between devices.
+    /// Returns `TrainError` if an input is missing, unknown, or has another type or length, if an
+    /// id is no row of its table or a target no class and not
+    /// [`IGNORE_INDEX`](crate::graph::IGNORE_INDEX), if a device fails, or if parameters differ
+    /// between devices.
     pub fn step(&mut self, batch: &[(&str, HostTensor)], lr: f64) -> Result<Step, TrainError> {
         let reports = self.cut_batch(batch).and_then(|ranks| self.advance(ranks, lr));
         let report = self.noting_failure(reports)?.swap_remove(0);
@@ -281,6 +283,7 @@ impl Trainer {
     /// Cuts the values of a batch into the inputs of each rank's micro-batches.
     fn cut_batch(&self, batch: &[(&str, HostTensor)]) -> Result<Vec<Vec<Inputs>>, TrainError> {
         self.require_known(batch)?;
+        self.require_ids(batch, 0)?;
         let of_rank = |program: &Arc<Program>| -> Result<Vec<Inputs>, TrainError> {
             let parts = program.micro_batches.iter();
             let cut = |part| self.cut(&self.graph.inputs, batch, self.options.batch, part);
@@ -309,6 +312,26 @@ impl Trainer {
             }
             if values[..at].iter().any(|(earlier, _)| earlier == name) {
                 return fail(format!("input {name} is given twice"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that each id and each target is one that the graph knows; `first` is the number of
+    /// the first sample.
+    pub(super) fn require_ids(
+        &self,
+        values: &[(&str, HostTensor)],
+        first: u64,
+    ) -> Result<(), TrainError> {
+        for range in self.graph.id_ranges() {
+            for (name, values) in values {
+                if let HostTensor::Int(values) = values
+                    && *name == range.name
+                {
+                    let checked = range.check(values, |row| first + row as u64);
+                    checked.map_err(|error| TrainError::InvalidRequest(error.to_string()))?;
+                }
             }
         }
         Ok(())

@@ -5,6 +5,7 @@
 mod common;
 mod counts;
 mod custom_ops;
+mod exit;
 mod golden;
 mod golden_layers;
 mod hashes;

@@ -2,7 +2,7 @@
 //! rows: every adapter against the CPU device, and a pipeline against one device.
 
 use potluck::base::rng::Key;
-use potluck::base::{HostTensor, TensorId};
+use potluck::base::{BucketId, HostTensor, TensorId};
 use potluck::exec::BucketTensor;
 use potluck::graph::build::BuildResult;
 use potluck::graph::{Builder, Graph, Init, Plan, PlanOptions, differentiate, fuse};
@@ -91,6 +91,39 @@ fn gradients_are_those_of_the_cpu_with_any_number_of_rows() {
         }
     }
     assert!(!expected.is_empty());
+}
+
+/// Without gradients, too, a pass of training normalizes by the statistics of the batch.
+#[test]
+fn batch_norm_without_gradients_runs_as_in_training_and_as_in_evaluations() {
+    let mut b = Builder::new();
+    let x = b.input("x", &[1, SIZE, SIZE, CHANNELS]);
+    let y = b.batch_norm("norm", x).unwrap();
+    b.output("y", y);
+    let plan = Plan::new(b.finish(), PlanOptions::new(ROWS));
+    let mut expected: Vec<Vec<f32>> = Vec::new();
+    for mut device in devices(&plan, 0) {
+        let device = device.as_mut();
+        for (bucket, id) in plan.buckets.iter().zip((0..).map(BucketId)) {
+            let ones = vec![1.0; bucket.length];
+            device.write_bank(BucketTensor::Parameters, id, &ones).unwrap();
+        }
+        let results = [(true, ROWS), (false, ROWS), (true, 2)].map(|(training, rows)| {
+            fill_inputs(device, 0, rows, 3, 2);
+            let mut pass = pass(0, rows);
+            pass.random.training = training;
+            device.run(0..plan.graph.nodes.len(), &pass).unwrap();
+            device.read(y, &pass).unwrap()
+        });
+        if expected.is_empty() {
+            assert!(nmse(&results[0], &results[1]) > 1e-3, "the statistics differ");
+            expected = results.into();
+            continue;
+        }
+        for (got, wanted) in results.iter().zip(&expected) {
+            assert!(nmse(got, wanted) <= 1e-6, "{}", device.name());
+        }
+    }
 }
 
 #[test]

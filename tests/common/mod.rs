@@ -5,23 +5,36 @@ use std::sync::{Mutex, MutexGuard};
 
 use potluck::autotune::{KernelCache, KernelSelector};
 use potluck::base::{BucketId, DType, HostTensorView, rng::Key};
-use potluck::device::{Adapter, Gpu, Selection, ShaderChecks, list_adapters, select_all};
+use potluck::device::{
+    Adapter, Gpu, Selection, ShaderChecks, list_adapters, select_all, skip_exit_handlers,
+};
 use potluck::exec::{BucketTensor, Cpu, Executor, GpuExecutor, Moments, PassContext, StepSums};
 use potluck::graph::{PassKind, Plan};
 use potluck::kernels::RandomContext;
 
 /// Held by a test while it uses adapters. Software adapters use every core, so that one test at
 /// a time is as fast as several; and GL's context is on one thread at a time.
-pub fn turn() -> MutexGuard<'static, ()> {
+pub fn turn() -> Turn {
     static TURN: Mutex<()> = Mutex::new(());
     // A test that failed leaves nothing behind that the next one relies on.
-    TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    Turn { _lock: TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) }
+}
+
+/// Turn of a test, behind which the process may end: without the exit handlers of drivers.
+pub struct Turn {
+    _lock: MutexGuard<'static, ()>,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        skip_exit_handlers();
+    }
 }
 
 /// Devices for one test, which has its turn until they are dropped.
 pub struct Devices {
     devices: std::vec::IntoIter<Box<dyn Executor>>,
-    _turn: MutexGuard<'static, ()>,
+    _turn: Turn,
 }
 
 impl Iterator for Devices {

@@ -247,6 +247,110 @@ fn sums_over_any_axes() {
     });
 }
 
+/// Per-row losses in the loss of the graph: each has a gradient of its own.
+#[test]
+fn losses_of_rows_as_ops() {
+    for dims in [&[2][..], &[2, 3], &[1, 2, 3]] {
+        check(|b| {
+            let x = source(b, "x", dims);
+            let y = source(b, "y", dims);
+            let parts = b.apply(Op::SquaredError, &[x, y])?;
+            b.mul(parts, parts)
+        });
+    }
+    check(|b| {
+        let logits = source(b, "logits", &[2, IDS as usize]);
+        let targets = b.input_ids("classes", &[2]);
+        let parts = b.apply(Op::CrossEntropy, &[logits, targets])?;
+        b.mul(parts, parts)
+    });
+}
+
+/// Beside the loss, a loss op whose parts are a mere output adds nothing to a gradient.
+#[test]
+fn what_the_loss_does_not_depend_on_has_no_part_in_gradients() {
+    let gradients = |with: Option<Op>| {
+        let mut b = Builder::new();
+        let (x, w) = (b.input("x", &[1, 3]), b.parameter("w", &[4, 3], Init::Zeros));
+        let logits = b.linear(x, w, None).unwrap();
+        let target = b.input("target", &[1, 4]);
+        let classes = b.input_ids("classes", &[1]);
+        match &with {
+            Some(Op::SquaredError) => {
+                let parts = b.apply(Op::SquaredError, &[logits, target]).unwrap();
+                b.output("parts", parts);
+            }
+            Some(op) => {
+                let parts = b.apply(op.clone(), &[logits, classes]).unwrap();
+                b.output("parts", parts);
+            }
+            None => {}
+        }
+        b.squared_error_loss(logits, target).unwrap();
+        let graph = differentiate(b.finish()).unwrap();
+        let mut device = Cpu::oracle(Plan::new(graph, PlanOptions::new(ROWS)), 0);
+        crate::common::fill_parameters(&mut device, 0.7);
+        crate::common::fill_inputs(&mut device, 0, ROWS, 11, IDS - 1);
+        crate::common::run_step(&mut device, &crate::common::pass(0, ROWS));
+        device.bank_values(BucketTensor::Gradients, BucketId(0)).to_vec()
+    };
+    let alone = gradients(None);
+    assert_eq!(gradients(Some(Op::CrossEntropy)), alone);
+    assert_eq!(gradients(Some(Op::SquaredError)), alone);
+}
+
+/// Gradients as ops of the forward pass: they are computed, and refused where the loss depends on
+/// a parameter by them.
+#[test]
+fn a_gradient_in_the_forward_pass_is_computed_and_has_none_itself() {
+    let options = Conv2dOptions::default();
+    let pool = Pool2dOptions::new(2);
+    let cases: [(Op, &[&[usize]]); 13] = [
+        (Op::UnaryGrad(Unary::Gelu), &[&[1, 4], &[1, 4]]),
+        (Op::MaximumGrad, &[&[1, 4], &[1, 4], &[1, 4]]),
+        (Op::LayerNormGrad, &[&[1, 4], &[4], &[1, 2], &[1, 4]]),
+        (Op::LayerNormWeightGrad, &[&[1, 4], &[1, 2], &[1, 4]]),
+        (Op::LayerNormAffineGrad, &[&[1, 4], &[1, 2], &[1, 4]]),
+        (Op::RmsNormGrad, &[&[1, 4], &[4], &[1, 2], &[1, 4]]),
+        (Op::SoftmaxGrad, &[&[1, 4], &[1, 4]]),
+        (Op::SquaredErrorGrad, &[&[1, 4], &[1, 4]]),
+        (Op::Conv2dInputGrad { options, size: [4, 4] }, &[&[1, 2, 2, 5], &[5, 3, 3, 3]]),
+        (Op::Conv2dWeightGrad { options, kernel: [3, 3] }, &[&[1, 4, 4, 3], &[1, 2, 2, 5]]),
+        (Op::AvgPool2dGrad { options: pool, size: [4, 4] }, &[&[1, 2, 2, 5]]),
+        (Op::MaxPool2dGrad { options: pool, size: [4, 4] }, &[&[1, 2, 2, 5], &[1, 2, 2, 5]]),
+        (Op::GroupNormAffineGrad { groups: 2 }, &[&[1, 4], &[1, 2, 2], &[1, 4]]),
+    ];
+    for (op, inputs) in cases {
+        let differentiated = |in_loss: bool| {
+            let mut b = Builder::new();
+            let scale = b.parameter("scale", &[1], Init::Ones);
+            let inputs: Vec<TensorId> = inputs
+                .iter()
+                .enumerate()
+                .map(|(index, dims)| {
+                    if dims[0] != 1 {
+                        return b.parameter(&format!("p{index}"), dims, Init::Ones);
+                    }
+                    let count = dims.iter().product();
+                    let x = b.input(&format!("x{index}"), &[count, 1]);
+                    let x = b.mul(x, scale).unwrap();
+                    b.reshape(x, dims).unwrap()
+                })
+                .collect();
+            let y = b.apply(op.clone(), &inputs).unwrap();
+            b.output("y", y);
+            let of_loss = if in_loss { y } else { inputs[0] };
+            b.squared_error_loss(of_loss, of_loss).unwrap();
+            differentiate(b.finish()).map(|_| ()).map_err(|error| error.to_string())
+        };
+        assert_eq!(differentiated(false), Ok(()), "{op}");
+        let error = differentiated(true).unwrap_err();
+        assert!(error.starts_with(&op.to_string()), "{error}");
+        assert!(error.contains("has no gradient, being one itself"), "{error}");
+        assert!(error.contains("node "), "{error}");
+    }
+}
+
 #[test]
 fn layer_norm_with_and_without_bias() {
     for bias in [false, true] {

@@ -12,6 +12,7 @@ mod gradients;
 mod loom_mailbox;
 mod net;
 mod parts;
+mod refused_values;
 #[path = "../common/shader_modules.rs"]
 mod shader_modules;
 mod shaders;

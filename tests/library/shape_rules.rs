@@ -2,8 +2,11 @@
 //! shape or type, tensors without elements, probabilities outside of 0 to 1.
 
 use potluck::base::{DType, Shape, Site};
+use potluck::graph::build::BuildResult;
 use potluck::graph::shapes::{Typed, outputs};
-use potluck::graph::{Binary, Builder, Cell, Conv2dOptions, EpilogueOp, Op, Pool2dOptions, Unary};
+use potluck::graph::{
+    Binary, Builder, Cell, Conv2dOptions, EpilogueOp, Init, Op, Pool2dOptions, Unary,
+};
 
 /// An op, its inputs, and which changes of each input fit as well.
 type Case = (Op, Vec<(Typed, Free)>);
@@ -362,4 +365,69 @@ fn ops_without_a_kernel_are_not_applied() {
     let epilogue = vec![EpilogueOp::Unary(Unary::Relu)];
     let fused = Op::Fused { root: Box::new(Op::Unary(Unary::Gelu)), epilogue };
     assert!(b.apply(fused, &[x]).unwrap_err().to_string().contains("fusion"));
+}
+
+/// Refusals of the builder name what is wrong, and not what follows from it.
+#[test]
+fn refusals_name_what_is_wrong() {
+    let refused = |build: &dyn Fn(&mut Builder) -> BuildResult| {
+        build(&mut Builder::new()).unwrap_err().to_string()
+    };
+    let told = refused(&|b| {
+        let qkv = b.parameter("qkv", &[1, 4, 12], Init::Zeros);
+        b.attention(qkv, 2, 0.0)
+    });
+    assert!(told.contains("with the batch b, which inputs have; this has none"), "{told}");
+    let told = refused(&|b| {
+        let qkv = b.input("qkv", &[1, 4, 12]);
+        b.attention(qkv, 0, 0.0)
+    });
+    assert!(told.contains("at least 1 head"), "{told}");
+    let told = refused(&|b| {
+        let qkv = b.input("qkv", &[2, 4, 12]);
+        b.attention(qkv, 2, 0.0)
+    });
+    assert!(told.contains("one sequence per sample, and has 2"), "{told}");
+    let told = refused(&|b| {
+        let [x, y] = ["x", "y"].map(|name| b.parameter(name, &[], Init::Zeros));
+        b.squared_error_loss(x, y)
+    });
+    assert!(told.contains("scalars have no rows to sum over"), "{told}");
+    for targets in [&[5][..], &[1, 3], &[1]] {
+        let told = refused(&|b| {
+            let logits = b.input("logits", &[1, 4, 7]);
+            let targets = b.input_ids("targets", targets);
+            b.cross_entropy_loss(logits, targets)
+        });
+        let wanted = "the logits have (b*4) rows of 7 classes";
+        assert!(told.contains(wanted) && told.contains("one target per row"), "{told}");
+    }
+    for first in [true, false] {
+        let told = refused(&|b| {
+            let x = b.input("x", &[1, 3]);
+            let classes = b.input_ids("classes", &[1]);
+            b.squared_error_loss(x, x)?;
+            if first { b.squared_error_loss(x, x) } else { b.cross_entropy_loss(x, classes) }
+        });
+        assert!(told.contains("the graph has a loss already"), "{told}");
+    }
+}
+
+#[test]
+#[should_panic(expected = "the input 'x' has no dimension for the batch")]
+fn an_input_without_a_dimension_is_named() {
+    Builder::new().input("x", &[]);
+}
+
+#[test]
+fn the_last_step_of_any_sequence_is_there() {
+    let mut b = Builder::new();
+    let fixed = b.parameter("fixed", &[5, 3, 2], Init::Zeros);
+    let last = b.last_step(fixed).unwrap();
+    assert_eq!(b.shape(last), &Shape::fixed(&[5, 2]));
+    let several = b.input("several", &[4, 3, 2]);
+    let last = b.last_step(several).unwrap();
+    assert_eq!(b.shape(last), &Shape::batched(&[4, 2]));
+    let empty = b.parameter("empty", &[5, 0, 2], Init::Zeros);
+    assert!(b.last_step(empty).unwrap_err().to_string().contains("dimension of size 0"));
 }

@@ -20,17 +20,21 @@ use crate::graph::{
 /// used twice has two nodes that add to its gradient.
 ///
 /// # Errors
-/// Returns [`ShapeError`] if the loss depends on an output of an op through which no gradient is
-/// computed: the cell values of an LSTM.
-///
-/// # Panics
-/// If the graph has no loss, or already has backward nodes.
+/// Returns [`ShapeError`] if the graph has no loss or is differentiated already, or if the loss
+/// depends by a parameter on what has no gradient: the cell values of an LSTM, and ops that are
+/// gradients themselves.
 pub fn differentiate(graph: Graph) -> Result<Graph, ShapeError> {
-    assert!(graph.loss.is_some(), "differentiate needs a graph with a loss");
-    assert!(
-        graph.nodes.iter().all(|n| n.phase == PassKind::Forward),
-        "the graph is differentiated already"
-    );
+    let why = if graph.loss.is_none() {
+        Some("it has no loss; end it with one of the builder's losses")
+    } else if graph.nodes.iter().any(|node| node.phase != PassKind::Forward) {
+        Some("it is differentiated already; give the forward graph")
+    } else {
+        None
+    };
+    if let Some(why) = why {
+        let inputs = format!("a graph of {} nodes", graph.nodes.len());
+        return Err(ShapeError { op: "differentiation".into(), inputs, why: why.into() });
+    }
     let mut backward = Backward::new(graph);
     let forward = backward.graph.nodes.len();
     for index in (0..forward).rev() {
@@ -88,26 +92,16 @@ pub fn op_gradients(op: &Op, inputs: &[Shape]) -> Result<OpGradients, ShapeError
 
 /// Applies the gradient rule of an op: adds the nodes that compute what each input of `node`
 /// receives, given the gradient `dy` of its first output.
-fn rule(b: &mut Backward, node: NodeId) -> Result<(), ShapeError> {
-    let node = b.graph.node(node).clone();
+fn rule(b: &mut Backward, id: NodeId) -> Result<(), ShapeError> {
+    let node = b.graph.node(id).clone();
     let x = &node.inputs;
-    // Losses are roots: their gradient is that of the sum, and needs no `dy`.
-    match node.op {
-        Op::CrossEntropy => {
-            return b.accumulate_op(x[0], Op::CrossEntropyGrad, &[x[0], x[1], node.outputs[1]]);
-        }
-        Op::SquaredError => {
-            b.accumulate_op(x[0], Op::SquaredErrorGrad, &[x[0], x[1]])?;
-            return b.accumulate_op(x[1], Op::SquaredErrorGrad, &[x[1], x[0]]);
-        }
-        _ => {}
-    }
     if let Some(index) = (1..node.outputs.len()).find(|i| b.gradient_of(node.outputs[*i]).is_some())
     {
-        let shapes = x.iter().map(|input| b.graph.tensor(*input).shape.to_string());
         let why = format!("the loss depends on its output {index}, which has no gradient");
-        let inputs = shapes.collect::<Vec<_>>().join(", ");
-        return Err(ShapeError { op: node.op.to_string(), inputs, why });
+        return Err(b.refused(&node, why));
+    }
+    if b.loss_parts == Some(node.outputs[0]) {
+        b.root(&node)?;
     }
     let Some(dy) = b.gradient_of(node.outputs[0]) else {
         return Ok(());
@@ -232,7 +226,7 @@ fn rule(b: &mut Backward, node: NodeId) -> Result<(), ShapeError> {
             b.accumulate_op(x[0], Op::AvgPool2dGrad { options, size }, &[dy])
         }
         Op::Dropout { p, site } => b.accumulate_op(x[0], Op::Dropout { p, site }, &[dy, x[1]]),
-        Op::CrossEntropy | Op::SquaredError => Ok(()),
+        Op::CrossEntropy | Op::SquaredError => b.parts(&node, dy),
         Op::Custom(ref op) => b.custom(op, &node, dy),
         Op::UnaryGrad(_)
         | Op::MaximumGrad
@@ -254,7 +248,15 @@ fn rule(b: &mut Backward, node: NodeId) -> Result<(), ShapeError> {
         | Op::AvgPool2dGrad { .. }
         | Op::CrossEntropyGrad
         | Op::SquaredErrorGrad
-        | Op::Fused { .. } => panic!("{} has no second derivative", node.op),
+        | Op::Fused { .. } => {
+            let name = &b.graph.tensor(node.outputs[0]).name;
+            let why = format!(
+                "node {} ({name}) has no gradient, being one itself, and the loss depends on a \
+                 parameter by it; compute the same of the builder's other ops",
+                id.index()
+            );
+            Err(b.refused(&node, why))
+        }
     }
 }
 
@@ -265,6 +267,8 @@ struct Backward {
     adjoint: Vec<Option<TensorId>>,
     /// Per tensor: true if it is a parameter or is computed from one.
     requires_grad: Vec<bool>,
+    /// Tensor `(n, 2)` that the loss sums.
+    loss_parts: Option<TensorId>,
 }
 
 impl Backward {
@@ -290,7 +294,48 @@ impl Backward {
             graph.parameters[index].gradient = Some(gradient);
             requires_grad.push(false);
         }
-        Self { graph, adjoint, requires_grad }
+        let loss = graph.loss;
+        let sum = graph.nodes.iter().find(|node| loss.is_some_and(|id| node.outputs.contains(&id)));
+        let loss_parts = sum.map(|node| node.inputs[0]);
+        Self { graph, adjoint, requires_grad, loss_parts }
+    }
+
+    fn refused(&self, node: &Node, why: String) -> ShapeError {
+        let shapes = node.inputs.iter().map(|input| self.graph.tensor(*input).shape.to_string());
+        ShapeError { op: node.op.to_string(), inputs: shapes.collect::<Vec<_>>().join(", "), why }
+    }
+
+    /// Adds the gradients of the op whose parts are the loss, which is their sum.
+    fn root(&mut self, node: &Node) -> Result<(), ShapeError> {
+        for (target, op, inputs) in gradients_of_sum(node) {
+            self.accumulate_op(target, op, &inputs)?;
+        }
+        Ok(())
+    }
+
+    /// Adds the gradients of an op with the outputs of a loss, of whose parts `(n, 2)` the loss
+    /// depends otherwise than by their sum: those of the sum, times the gradient of each part. The
+    /// counts are constant.
+    fn parts(&mut self, node: &Node, dparts: TensorId) -> Result<(), ShapeError> {
+        for (target, op, inputs) in gradients_of_sum(node) {
+            if !self.requires_grad[target.index()] {
+                continue;
+            }
+            let phase = self.phase_towards(target);
+            let of_sum = self.apply(op, &inputs, phase)?;
+            let shape = self.graph.tensor(target).shape.clone();
+            let (rows, of_row) = shape.dims().split_at(1);
+            let factors = Op::Slice { axis: 1, start: 0, length: 1 };
+            let factors = self.apply(factors, &[dparts], phase)?;
+            let mut factors = self.alias(factors, shape.with_dims(rows), phase);
+            if !of_row.is_empty() {
+                let wide = Op::Broadcast { first: 1, dims: of_row.to_vec(), batched: false };
+                factors = self.apply(wide, &[factors], phase)?;
+            }
+            let product = self.apply(Op::Binary(Binary::Mul), &[of_sum, factors], phase)?;
+            self.accumulate_tensor(target, product);
+        }
+        Ok(())
     }
 
     fn gradient_of(&self, tensor: TensorId) -> Option<TensorId> {
@@ -437,10 +482,7 @@ impl Backward {
             let is_random = self.graph.nodes[first..].iter().any(|node| node.op.is_random());
             let is_more = fixed_parts(&self.graph) != before || is_random;
             if let Some(why) = self.wrong_gradient(target, gradient, is_more) {
-                let inputs = node.inputs.iter().map(|x| self.graph.tensor(*x).shape.to_string());
-                let inputs = inputs.collect::<Vec<_>>().join(", ");
-                let why = format!("its gradient by input {index} {why}");
-                return Err(ShapeError { op: op.name(), inputs, why });
+                return Err(self.refused(node, format!("its gradient by input {index} {why}")));
             }
             self.accumulate_tensor(target, gradient);
         }
@@ -654,6 +696,22 @@ impl Backward {
             Role::Parameter(id) => self.graph.parameters[id.index()].gradient,
             _ => None,
         }
+    }
+}
+
+/// Returns, for each input of floats of an op with the outputs of a loss, the op and the inputs
+/// that give the gradient of the sum of the op's parts by it.
+fn gradients_of_sum(node: &Node) -> Vec<(TensorId, Op, Vec<TensorId>)> {
+    let x = &node.inputs;
+    match node.op {
+        Op::CrossEntropy => {
+            vec![(x[0], Op::CrossEntropyGrad, vec![x[0], x[1], node.outputs[1]])]
+        }
+        Op::SquaredError => vec![
+            (x[0], Op::SquaredErrorGrad, vec![x[0], x[1]]),
+            (x[1], Op::SquaredErrorGrad, vec![x[1], x[0]]),
+        ],
+        _ => Vec::new(),
     }
 }
 

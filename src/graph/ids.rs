@@ -1,0 +1,152 @@
+//! Inputs of integers that number the rows of a table or the classes of a loss, and the check of
+//! their values on the host. Kernels do not check them: an id beyond a table is taken for its last
+//! row, and a target that is no class counts for nothing.
+
+use super::{Graph, IGNORE_INDEX, Numbered};
+use crate::base::TensorId;
+
+/// Range of the values of an input of integers: those less than `below`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IdRange {
+    /// Name of the input.
+    pub name: String,
+    pub numbered: Numbered,
+    pub below: u32,
+    /// Values per sample.
+    pub per_sample: usize,
+}
+
+/// First value of an input that is out of its range.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("input {name}: {}: {}", self.place(), self.why())]
+pub struct IdError {
+    pub name: String,
+    pub sample: u64,
+    /// Index of the value in the sample; `None` if a sample has one.
+    pub position: Option<usize>,
+    pub value: u32,
+    pub numbered: Numbered,
+    pub below: u32,
+}
+
+impl IdError {
+    /// Returns the place, such as "sample 3, position 7".
+    pub fn place(&self) -> String {
+        match self.position {
+            Some(position) => format!("sample {}, position {position}", self.sample),
+            None => format!("sample {}", self.sample),
+        }
+    }
+
+    /// Returns what is wrong and what would be right.
+    pub fn why(&self) -> String {
+        let Self { value, below, .. } = self;
+        match self.numbered {
+            Numbered::Rows => format!(
+                "{value} is no row of its table, which has {below}; give ids less than {below}"
+            ),
+            Numbered::Classes => format!(
+                "{value} is none of the {below} classes; give a target less than {below}, or \
+                 {IGNORE_INDEX} (graph::IGNORE_INDEX) for one that does not count"
+            ),
+        }
+    }
+}
+
+impl IdRange {
+    fn has(&self, value: u32) -> bool {
+        let is_ignored = self.numbered == Numbered::Classes && value == IGNORE_INDEX;
+        value < self.below || is_ignored
+    }
+
+    /// Checks the values of some samples; `sample` returns the number of the sample at an index.
+    ///
+    /// # Errors
+    /// Returns [`IdError`] with the first value that is out of the range.
+    pub fn check(&self, values: &[u32], sample: impl Fn(usize) -> u64) -> Result<(), IdError> {
+        let Some(at) = values.iter().position(|value| !self.has(*value)) else { return Ok(()) };
+        let (row, position) = (at / self.per_sample, at % self.per_sample);
+        Err(IdError {
+            name: self.name.clone(),
+            sample: sample(row),
+            position: (self.per_sample > 1).then_some(position),
+            value: values[at],
+            numbered: self.numbered,
+            below: self.below,
+        })
+    }
+}
+
+impl Graph {
+    /// Returns the ranges of the inputs of integers, several of one that is used in several ways.
+    pub fn id_ranges(&self) -> Vec<IdRange> {
+        let mut ranges = Vec::new();
+        for node in &self.nodes {
+            let Some(numbered) = node.op.root_op().numbered() else { continue };
+            let shape = |input: usize| &self.tensor(node.inputs[input]).shape;
+            let (ids, below) = match numbered {
+                Numbered::Rows => (0, shape(1).dims()[0]),
+                Numbered::Classes => (1, shape(0).last()),
+            };
+            let input = self.root(node.inputs[ids]);
+            let Some(name) = self.name_of_input(input) else { continue };
+            let below = u32::try_from(below).unwrap_or(u32::MAX);
+            let per_sample = self.tensor(input).shape.per_row();
+            let range = IdRange { name: name.to_string(), numbered, below, per_sample };
+            if !ranges.contains(&range) {
+                ranges.push(range);
+            }
+        }
+        ranges
+    }
+
+    fn name_of_input(&self, input: TensorId) -> Option<&str> {
+        self.inputs.iter().find(|(_, id)| *id == input).map(|(name, _)| &**name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{Builder, Init, differentiate, fuse};
+
+    #[test]
+    fn ids_and_targets_have_the_ranges_of_their_uses() {
+        let mut b = Builder::new();
+        let table = b.parameter("table", &[9, 4], Init::Zeros);
+        let tokens = b.input_ids("tokens", &[1, 3]);
+        let x = b.embedding(tokens, table).unwrap();
+        let again = b.embedding(tokens, table).unwrap();
+        let x = b.add(x, again).unwrap();
+        let head = b.parameter("head", &[7, 4], Init::Zeros);
+        let logits = b.linear(x, head, None).unwrap();
+        let targets = b.input_ids("targets", &[1, 3]);
+        b.cross_entropy_loss(logits, targets).unwrap();
+        let forward = b.finish();
+        let ranges = forward.id_ranges();
+        let range = |name: &str, numbered, below| IdRange {
+            name: name.into(),
+            numbered,
+            below,
+            per_sample: 3,
+        };
+        let expected = [range("tokens", Numbered::Rows, 9), range("targets", Numbered::Classes, 7)];
+        assert_eq!(ranges, expected);
+        assert_eq!(fuse(differentiate(forward).unwrap()).id_ranges(), expected);
+
+        let [rows, classes] = ranges.try_into().unwrap();
+        let told = |range: &IdRange, values: &[u32]| {
+            range.check(values, |row| row as u64 + 10).map_err(|error| error.to_string())
+        };
+        assert_eq!(told(&rows, &[0, 8, 3]), Ok(()));
+        let error = "input tokens: sample 11, position 1: 9 is no row of its table, which has 9; \
+                     give ids less than 9";
+        assert_eq!(told(&rows, &[0, 1, 2, 3, 9, 5]), Err(error.into()));
+        assert!(told(&rows, &[IGNORE_INDEX]).is_err());
+        assert_eq!(told(&classes, &[0, 6, IGNORE_INDEX]), Ok(()));
+        let error = "input targets: sample 10, position 2: 7 is none of the 7 classes; give a \
+                     target less than 7, or 4294967295 (graph::IGNORE_INDEX) for one that does not \
+                     count";
+        assert_eq!(told(&classes, &[0, 6, 7]), Err(error.into()));
+    }
+}
