@@ -328,7 +328,7 @@ mod tests {
         let optimizer = Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 };
         let options = TrainerOptions {
             shares: shares.clone(),
-            micro_batch: 2,
+            micro_batch_size: 2,
             ..TrainerOptions::new(devices, optimizer, 4)
         };
         let mut trainer = Trainer::new(graph, &options).unwrap();

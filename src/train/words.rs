@@ -180,7 +180,7 @@ mod tests {
         }
         let text =
             "train.batch = 4 (train.micro_batch_size); choose --devices, or lower train.batch.";
-        let expected = "TrainerOptions::batch = 4 (TrainerOptions::micro_batch); choose \
+        let expected = "TrainerOptions::batch = 4 (TrainerOptions::micro_batch_size); choose \
                         TrainerOptions::devices, or lower TrainerOptions::batch.";
         assert_eq!(in_library_words(text), expected);
         let text = "points.csv: is empty; give a file with data in it as --data or data.path";
@@ -190,7 +190,7 @@ mod tests {
         assert_eq!(in_library_words(text), expected);
         let text = "lower train.micro_batch_size, train.batch, model.context, model.width, \
                     model.layers or model.hidden";
-        let expected = "lower TrainerOptions::micro_batch, TrainerOptions::batch or the size of \
+        let expected = "lower TrainerOptions::micro_batch_size, TrainerOptions::batch or the size of \
                         the model";
         assert_eq!(in_library_words(text), expected);
     }
