@@ -1,6 +1,25 @@
 //! Words of messages: the rooms below speak of keys and flags of the program, and users of the
 //! library set fields.
 
+/// Reader of messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Audience {
+    /// A user of the program, who sets keys and flags.
+    Program,
+    /// A user of the library, who sets fields.
+    Library,
+}
+
+impl Audience {
+    /// Returns a message in the words of the reader.
+    pub fn words(self, message: &str) -> String {
+        match self {
+            Self::Program => message.into(),
+            Self::Library => in_library_words(message),
+        }
+    }
+}
+
 /// Parts of messages of the program and what they are called in the library. A part is replaced
 /// where it stands as words of its own; the first that fits counts.
 const WORDS: &[(&str, &str)] = &[
