@@ -123,7 +123,7 @@ fn locate(
     out: Option<&Path>,
     settings: &[(&'static str, String)],
 ) -> Result<(), TrainError> {
-    let Resolved { config, typed } = resolved;
+    let Resolved { config, typed, .. } = resolved;
     let data = &mut config.data;
     for (name, path) in [("data.path", &mut data.path), ("data.val_path", &mut data.val_path)] {
         if let Some(saved) = path.as_mut().filter(|_| !typed.now.contains(name)) {

@@ -19,6 +19,18 @@ use crate::parallel::MicroBatch;
 use crate::runtime::pipelines::{PipelinePass, forward_micro_batches_max};
 use crate::runtime::step::{Inputs, forward};
 
+/// Part of a split that is evaluated.
+pub(super) struct EvaluatedPart<'a> {
+    pub source: &'a BatchSource,
+    /// Task whose sums are added up.
+    pub task: &'a Arc<dyn Task>,
+    pub split: Split,
+    /// Samples, spread over the split; 0: all.
+    pub samples: u64,
+    /// Signals that end the evaluation early.
+    pub signals: &'a SignalFlags,
+}
+
 impl Trainer {
     /// Computes an output of the graph for `rows` samples, without dropout, in the output's shape
     /// with the samples in their order. The samples are divided among the devices like a batch,
@@ -168,7 +180,11 @@ impl Trainer {
             // Nothing is drawn from the sampler.
             let sampler = Sampler::new(0, 1, self.options().batch as u32);
             let source = BatchSource::new(&self.graph, data.clone(), sampler)?;
-            self.evaluate_source((&source, task), split, samples, &mut |_, _| {})
+            let signals = &SignalFlags::default();
+            let part = EvaluatedPart { source: &source, task, split, samples, signals };
+            let evaluation = self.evaluate_part(&part, &mut |_, _| Ok(()))?;
+            let ended = || TrainError::Defect("an evaluation ended without a signal".into());
+            evaluation.ok_or_else(ended)
         })();
         self.noting_failure(evaluated)
     }
@@ -238,14 +254,14 @@ impl Trainer {
         Ok(sums)
     }
 
-    /// Computes the loss on a split of a source; `progress` gets the samples done and their number.
-    pub(super) fn evaluate_source(
+    /// Computes the loss on a part of a split; `progress` gets the samples done and their number.
+    /// Returns `None` if a signal arrived.
+    pub(super) fn evaluate_part(
         &mut self,
-        (source, task): (&BatchSource, &Arc<dyn Task>),
-        split: Split,
-        samples: u64,
-        progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<Evaluation, TrainError> {
+        part: &EvaluatedPart,
+        progress: &mut dyn FnMut(u64, u64) -> Result<(), TrainError>,
+    ) -> Result<Option<Evaluation>, TrainError> {
+        let EvaluatedPart { source, task, split, samples, signals } = *part;
         let units = self.session.placement.units();
         let (rows, weights): (Vec<u32>, Vec<u32>) =
             units.map(|rank| (rank.micro_batch, rank.share)).unzip();
@@ -258,14 +274,9 @@ impl Trainer {
             samples,
             rows: &rows,
             weights: &weights,
-            signals: &SignalFlags::default(),
+            signals,
         };
-        let evaluation = evaluate_split(&mut self.session.group, &request, &mut |done, total| {
-            progress(done, total);
-            Ok(())
-        })?;
-        let ended = || TrainError::Defect("an evaluation ended without a signal".into());
-        evaluation.ok_or_else(ended)
+        evaluate_split(&mut self.session.group, &request, progress)
     }
 
     /// Returns the micro-batches of each rank or pipeline for `rows` samples, which are divided in

@@ -7,10 +7,11 @@ use std::time::Instant;
 
 use super::carried::CarriedStates;
 use super::error::TrainError;
+use super::loader::LoadedRanks;
 use super::state;
 use crate::base::Rank;
 use crate::base::rng::Key;
-use crate::checkpoint::NamedTensor;
+use crate::checkpoint::{Meta, NamedTensor};
 use crate::data::Sampler;
 use crate::exec::Executor;
 use crate::faults::{Fault, Faults, Point};
@@ -43,6 +44,13 @@ pub struct StepsTaken {
     pub steps: u64,
     /// Steps that updated parameters; skipped ones do not.
     pub updates: u64,
+}
+
+impl StepsTaken {
+    /// Returns the steps behind a checkpoint.
+    pub fn of(meta: &Meta) -> Self {
+        Self { steps: meta.step, updates: meta.optimizer_step }
+    }
 }
 
 /// What the record of a step has from outside of the session.
@@ -289,6 +297,12 @@ impl Session {
         let several = self.placement.ranks.len() > 1;
         let ranks = self.placement.ranks.iter().zip(reports).filter(|_| several);
         ranks.enumerate().map(record).collect()
+    }
+
+    /// Returns the inputs of steps that are loaded here; nodes may read those of their own ranks.
+    pub fn loaded_ranks(&self) -> LoadedRanks {
+        LoadedRanks::of(&self.programs, &self.rank_plans)
+            .without(|rank| self.group.reads_inputs(rank))
     }
 
     /// Returns the units of the devices that compute forward passes.

@@ -1,7 +1,7 @@
 //! `RunSpec`: the meaning of a configuration in the types of the rooms below. Built once; no other
 //! code of the trainer reads a key.
 
-use crate::parallel::{ParallelOptions, PipelineOptions, Placement};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,8 +10,10 @@ use super::error::TrainError;
 use super::left_devices::LeftDevices;
 use super::loader::{BatchSource, sampler_of};
 use super::run_data::{DataShape, RunData};
-use super::session::SessionOptions;
-use crate::autotune::TuneOptions;
+use super::task::Task;
+use super::trainer::{
+    DeviceLoss, FitLength, FitOptions, MismatchAction, SavedRun, Shares, TrainerOptions,
+};
 use crate::config::RunConfig;
 use crate::config::read::{ConfigError, Override, Resolved, read};
 use crate::config::schema::{
@@ -28,11 +30,9 @@ use crate::model::{
     ResnetConfig, RnnConfig, cnn, gpt, mlp, resnet, rnn,
 };
 use crate::optim::{Optimizer, Schedule};
+use crate::parallel::{ParallelOptions, PipelineOptions, Placement};
 use crate::runtime::memory;
 use crate::runtime::open::OpenOptions;
-use crate::runtime::placement::plans::Plans;
-use crate::runtime::placement::types::PlacementRequest;
-use crate::runtime::remote::NO_NODES;
 
 /// Specification of a run: everything that its configuration decides.
 #[derive(Clone)]
@@ -267,40 +267,69 @@ impl RunSpec {
         Ok(Self { decides_placement: false, ..Self::resolved(&resolved) })
     }
 
-    /// Returns the request for the devices of the run as of a new one, without inputs to measure
-    /// them with.
-    pub fn placement_request<'a>(
-        &'a self,
-        plans: &'a Plans,
-        tuning: &'a TuneOptions,
-    ) -> PlacementRequest<'a> {
-        PlacementRequest {
-            nodes: &NO_NODES,
-            selector: &self.devices,
-            parallel: &self.parallel,
-            batch: self.batch,
-            micro_batch: self.micro_batch,
-            optimizer: &self.optimizer,
-            plans,
-            probe: None,
+    /// Returns the options of the trainer of the run, without a trace and faults.
+    pub fn trainer_options(&self) -> TrainerOptions {
+        let shares = match self.parallel.shares.as_deref() {
+            None => Shares::Measured,
+            Some([]) => Shares::Even,
+            Some(given) => Shares::Fixed(given.iter().map(|share| *share as usize).collect()),
+        };
+        TrainerOptions {
+            devices: self.devices.clone(),
+            shares,
+            pipeline: self.parallel.pipeline.clone(),
+            optimizer: self.optimizer,
+            batch: self.batch as usize,
+            micro_batch_size: self.micro_batch as usize,
+            clip: self.clip,
             seed: self.seed,
-            opening: self.opening,
-            tuning,
-            saved: None,
+            fuse: self.fuse,
+            tune_s: self.opening.tune_s,
             retune: false,
-            notify: &|_| {},
+            device_timeout: self.opening.deadline,
+            device_memory_mib: self.opening.device_memory_mib,
+            topology: self.parallel.topology,
+            overlap: self.parallel.overlap,
+            reduce_site: self.parallel.reduce_site,
             trace: None,
+            hash_every: self.every.replica_check,
+            on_mismatch: match self.repairs_replicas {
+                true => MismatchAction::Repair,
+                false => MismatchAction::Stop,
+            },
+            on_loss: match self.continues_after_loss {
+                true => DeviceLoss::Continue,
+                false => DeviceLoss::Stop,
+            },
+            snapshot_every: 0,
             faults: Faults::none(),
+            message_bytes: self.parallel.chunk_bytes,
+            measures_pipelines: true,
         }
     }
 
-    /// Returns the options of the run's session, with these faults.
-    pub fn session_options(&self, faults: &Faults) -> SessionOptions {
-        SessionOptions {
-            optimizer: self.optimizer,
-            clip: self.clip,
-            seed: self.seed,
-            faults: faults.clone(),
+    /// Returns what saves keep of the run, which is on these data.
+    pub(super) fn saved_run(&self, data: &RunData) -> SavedRun {
+        SavedRun {
+            model: self.model_toml.clone(),
+            config: self.saved_toml.clone(),
+            typed: self.saved_keys(),
+            tokenizer: data.saved().tokenizer,
+            unknown: BTreeMap::new(),
+        }
+    }
+
+    /// Returns the options of the steps of the run, which have this task, in its directory.
+    pub fn fit_options(&self, task: Arc<dyn Task>, directory: &Path) -> FitOptions {
+        FitOptions {
+            eval_every: self.every.evaluation,
+            eval_samples: self.eval_samples,
+            task,
+            directory: Some(directory.into()),
+            save_every: self.every.checkpoint,
+            saves_kept: self.checkpoints_kept,
+            skipped_steps_max: self.skipped_steps_max,
+            ..FitOptions::new(FitLength::Steps(self.steps), self.schedule)
         }
     }
 
@@ -699,6 +728,19 @@ mod tests {
         let spec = RunSpec::new(&RunConfig::default());
         assert_eq!(spec.opening, OpenOptions::default());
         assert_eq!(spec.parallel, ParallelOptions::default());
+    }
+
+    #[test]
+    fn a_trainer_shares_its_work_as_the_run_does() {
+        let mut spec = RunSpec::new(&RunConfig::default());
+        for shares in [None, Some(vec![]), Some(vec![3, 1])] {
+            for stages in [1, 2] {
+                spec.parallel.shares = shares.clone();
+                spec.parallel.chunk_bytes = 7 << 10;
+                spec.parallel.pipeline.stages = stages;
+                assert_eq!(spec.trainer_options().parallel(), spec.parallel);
+            }
+        }
     }
 
     #[test]

@@ -30,16 +30,18 @@ mod failure_tests;
 mod fit;
 #[cfg(test)]
 mod fit_tests;
-mod opening;
+pub(super) mod opening;
 mod options;
 mod parameters;
 mod recovery;
 mod saving;
 #[cfg(test)]
 mod state_tests;
+pub(super) mod steps;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -48,15 +50,15 @@ pub use options::{DeviceLoss, MismatchAction, Shares, TrainerOptions};
 
 use super::error::TrainError;
 use super::session::Session;
-use super::words::in_library_words;
+use super::words::Audience;
 use crate::base::{DType, HostTensor, TensorId};
 use crate::checkpoint::{Best, Checkpoint};
-use crate::data::{DataDescription, DataFile, Dataset};
+use crate::data::{DataDescription, DataFile, Dataset, Tokenizer};
 use crate::graph::Graph;
 use crate::metrics::Trace;
 use crate::parallel::{MicroBatch, Outcome, Placement, Program};
-use crate::runtime::step::{Inputs, StepReport};
-use opening::{OpenedSession, open, training_graph};
+use crate::runtime::step::{Inputs, StepInput, StepReport};
+use opening::{OpenedSession, open_on, training_graph};
 
 /// Report of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -82,22 +84,42 @@ pub struct Trainer {
     pub(super) session: Session,
     pub(super) graph: Graph,
     /// Options of the devices that are open.
-    options: TrainerOptions,
-    notes: Vec<String>,
-    trace: Option<Trace>,
+    pub(super) options: TrainerOptions,
+    /// Reader of the messages.
+    audience: Audience,
+    pub(super) notes: Vec<String>,
+    pub(super) trace: Option<Trace>,
     /// Samples that all steps so far have consumed.
     samples: u64,
-    /// Best evaluation of [`Trainer::fit`] so far, and the fingerprint of its data.
-    best: Option<Best>,
-    data: String,
+    /// Best evaluation of the steps so far, and the fingerprint of its data.
+    pub(super) best: Option<Best>,
+    pub(super) data: String,
     /// Description and files of the data, which saves keep.
-    description: Option<DataDescription>,
-    files: Vec<DataFile>,
+    pub(super) description: Option<DataDescription>,
+    pub(super) files: Vec<DataFile>,
+    /// What saves keep of a run of the program.
+    pub(super) of_run: SavedRun,
     /// Index of the device that has failed.
     failed: Option<usize>,
     /// Last state in host memory, and the step and the place of the last save.
     snapshot: Option<Arc<Checkpoint>>,
-    saved: Option<(u64, PathBuf)>,
+    pub(super) saved: Option<(u64, PathBuf)>,
+}
+
+/// What saves keep of a run of the program; nothing of a trainer of the library, whose model and
+/// options are code.
+#[derive(Clone, Debug, Default)]
+pub(super) struct SavedRun {
+    /// Configuration of the model, as TOML.
+    pub model: String,
+    /// The whole configuration, as TOML.
+    pub config: String,
+    /// Names of the keys that the user has set.
+    pub typed: Vec<String>,
+    /// Tokenizer of a text.
+    pub tokenizer: Option<Tokenizer>,
+    /// Fields of a resumed checkpoint that this version does not know.
+    pub unknown: BTreeMap<String, serde_json::Value>,
 }
 
 impl Trainer {
@@ -130,25 +152,30 @@ impl Trainer {
         data: Option<&Arc<dyn Dataset>>,
     ) -> Result<Self, TrainError> {
         options.check(&forward)?;
-        let opened = open(training_graph(forward, options)?, options, None, data)?;
-        let trainer = Self::of(opened, options.clone());
+        let opened = open_on(training_graph(forward, options)?, options, None, data)?;
+        let trainer = Self::of(opened, options.clone(), Audience::Library);
         trainer.session.initialize()?;
         Ok(trainer)
     }
 
-    fn of(OpenedSession { session, notes, trace }: OpenedSession, options: TrainerOptions) -> Self {
-        let notes = notes.iter().map(|note| in_library_words(note)).collect();
+    pub(super) fn of(
+        OpenedSession { session, notes, trace }: OpenedSession,
+        options: TrainerOptions,
+        audience: Audience,
+    ) -> Self {
         Self {
             graph: session.plan.graph.clone(),
             session,
             options,
-            notes,
+            audience,
+            notes: notes.iter().map(|note| audience.words(note)).collect(),
             trace,
             samples: 0,
             best: None,
             data: String::new(),
             description: None,
             files: Vec::new(),
+            of_run: SavedRun::default(),
             failed: None,
             snapshot: None,
             saved: None,
@@ -229,29 +256,22 @@ impl Trainer {
     /// Takes a step on the inputs of each rank's micro-batches.
     fn advance(&mut self, ranks: Vec<Vec<Inputs>>, lr: f64) -> Result<Vec<StepReport>, TrainError> {
         self.take_snapshot_if_due()?;
-        let reports = self.take_step(ranks, lr)?;
-        self.compare_parameters_if_due()?;
+        let inputs = self.session.inputs(ranks, lr);
+        let reports = self.take_step(&inputs)?;
+        if self.is_due(self.options.hash_every) {
+            self.compare_parameters()?;
+        }
         Ok(reports)
     }
 
-    fn take_step(
-        &mut self,
-        ranks: Vec<Vec<Inputs>>,
-        lr: f64,
-    ) -> Result<Vec<StepReport>, TrainError> {
-        let reports = self.session.step(&self.session.inputs(ranks, lr))?;
+    fn take_step(&mut self, inputs: &[Arc<StepInput>]) -> Result<Vec<StepReport>, TrainError> {
+        let reports = self.session.step(inputs)?;
         self.samples += self.options.batch as u64;
         Ok(reports)
     }
 
-    fn compare_parameters_if_due(&mut self) -> Result<(), TrainError> {
-        let every = self.options.hash_every;
-        let is_due = every > 0 && self.steps().is_multiple_of(every);
-        if is_due { self.compare_parameters() } else { Ok(()) }
-    }
-
     /// Compares the parameters of all devices; repairs them with a note, if so requested.
-    fn compare_parameters(&mut self) -> Result<(), TrainError> {
+    pub(super) fn compare_parameters(&mut self) -> Result<(), TrainError> {
         let repair = self.options.on_mismatch == MismatchAction::Repair;
         let notes = &mut self.notes;
         self.session.require_equal(repair, &mut |text| {

@@ -1,6 +1,25 @@
 //! Words of messages: the rooms below speak of keys and flags of the program, and users of the
 //! library set fields.
 
+/// Reader of messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Audience {
+    /// A user of the program, who sets keys and flags.
+    Program,
+    /// A user of the library, who sets fields.
+    Library,
+}
+
+impl Audience {
+    /// Returns a message in the words of the reader.
+    pub fn words(self, message: &str) -> String {
+        match self {
+            Self::Program => message.into(),
+            Self::Library => in_library_words(message),
+        }
+    }
+}
+
 /// Parts of messages of the program and what they are called in the library. A part is replaced
 /// where it stands as words of its own; the first that fits counts.
 const WORDS: &[(&str, &str)] = &[
@@ -180,7 +199,7 @@ mod tests {
         }
         let text =
             "train.batch = 4 (train.micro_batch_size); choose --devices, or lower train.batch.";
-        let expected = "TrainerOptions::batch = 4 (TrainerOptions::micro_batch); choose \
+        let expected = "TrainerOptions::batch = 4 (TrainerOptions::micro_batch_size); choose \
                         TrainerOptions::devices, or lower TrainerOptions::batch.";
         assert_eq!(in_library_words(text), expected);
         let text = "points.csv: is empty; give a file with data in it as --data or data.path";
@@ -190,7 +209,7 @@ mod tests {
         assert_eq!(in_library_words(text), expected);
         let text = "lower train.micro_batch_size, train.batch, model.context, model.width, \
                     model.layers or model.hidden";
-        let expected = "lower TrainerOptions::micro_batch, TrainerOptions::batch or the size of \
+        let expected = "lower TrainerOptions::micro_batch_size, TrainerOptions::batch or the size of \
                         the model";
         assert_eq!(in_library_words(text), expected);
     }

@@ -109,7 +109,7 @@ fn training_on_adapters_alone_and_beside_the_cpu_has_the_losses_of_the_cpu() {
     let trained = |selector: &str, stages: u32| -> Vec<f64> {
         let optimizer = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.0 };
         let mut options = TrainerOptions::new(selector, optimizer, 12);
-        (options.micro_batch, options.tune_s, options.pipeline.stages) = (4, 0.0, stages);
+        (options.micro_batch_size, options.tune_s, options.pipeline.stages) = (4, 0.0, stages);
         let mut trainer = Trainer::new(model(), &options).unwrap();
         (0..10).map(|step| trainer.step(&batch(step % 2), 0.05).unwrap().loss).collect()
     };

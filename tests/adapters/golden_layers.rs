@@ -140,7 +140,7 @@ fn unlike_devices_with_uneven_shares_train_as_pytorch_does() {
         let shares = if batch == 64 { vec![40, 16, 8] } else { vec![10, 4, 2] };
         let shares = Shares::Fixed(shares);
         let options = options_on(&three_devices().join(","), batch);
-        let options = TrainerOptions { shares, micro_batch, ..options };
+        let options = TrainerOptions { shares, micro_batch_size: micro_batch, ..options };
         golden.check_together(case, &graph(golden), &options, LIMITS);
     });
 }
@@ -152,7 +152,7 @@ fn a_pipeline_of_unlike_devices_trains_as_pytorch_does() {
     for_each_case(4, |case, golden, micro_batch| {
         let pipeline = PipelineOptions { stages: 2, ..PipelineOptions::default() };
         let options = options_on(&devices, golden.number("batch"));
-        let options = TrainerOptions { pipeline, micro_batch, ..options };
+        let options = TrainerOptions { pipeline, micro_batch_size: micro_batch, ..options };
         golden.check_together(case, &graph(golden), &options, LIMITS);
     });
 }

@@ -139,7 +139,7 @@ fn a_pipeline_has_the_losses_of_one_device() {
         let optimizer = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.0 };
         let devices = if stages > 1 { "cpu*2" } else { "cpu" };
         let mut options = TrainerOptions::new(devices, optimizer, 8);
-        (options.micro_batch, options.tune_s, options.pipeline.stages) = (2, 0.0, stages);
+        (options.micro_batch_size, options.tune_s, options.pipeline.stages) = (2, 0.0, stages);
         let mut trainer = Trainer::new(model(), &options).unwrap();
         (0..6).map(|step| trainer.step(&batch(step % 2), 0.05).unwrap().loss).collect()
     };

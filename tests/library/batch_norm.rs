@@ -32,11 +32,12 @@ fn inputs(step: usize) -> Vec<f32> {
     (0..BATCH * WIDTH).map(|i| ((i + 36 * step) as f32 * 0.7).sin() * 2.0 + 1.0).collect()
 }
 
-fn trainer(devices: &str, shares: Shares, micro_batch: usize, stages: u32) -> Trainer {
+fn trainer(devices: &str, shares: Shares, micro_batch_size: usize, stages: u32) -> Trainer {
     let optimizer = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.1 };
     let pipeline = PipelineOptions { stages, ..PipelineOptions::default() };
     let options = TrainerOptions::new(devices, optimizer, BATCH);
-    let options = TrainerOptions { micro_batch, shares, pipeline, clip: 0.5, seed: 2, ..options };
+    let options =
+        TrainerOptions { micro_batch_size, shares, pipeline, clip: 0.5, seed: 2, ..options };
     Trainer::new(model(), &options).unwrap()
 }
 
@@ -156,7 +157,7 @@ fn running_averages_are_saved_and_go_on_to_the_same_bits() {
     assert!(moments.contains("first.weight.0") && !moments.contains("running"), "{moments}");
     let optimizer = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.1 };
     let options = TrainerOptions::new("cpu", optimizer, BATCH);
-    let options = TrainerOptions { micro_batch: 6, clip: 0.5, seed: 2, ..options };
+    let options = TrainerOptions { micro_batch_size: 6, clip: 0.5, seed: 2, ..options };
     let mut loaded = Trainer::load(model(), &options, place.path()).unwrap();
     assert_eq!(train(&mut loaded), train(&mut first));
     for name in ["first.norm.running_mean", "second.norm.running_var"] {

@@ -184,7 +184,7 @@ fn trained(devices: &str, stages: u32) -> (Vec<f64>, Vec<f32>) {
     const BATCH: usize = 6;
     let optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1 };
     let mut options = TrainerOptions::new(devices, optimizer, BATCH);
-    options.micro_batch = 2;
+    options.micro_batch_size = 2;
     options.pipeline.stages = stages;
     let mut trainer = Trainer::new(model(), &options).unwrap();
     let key = Key::new(5);

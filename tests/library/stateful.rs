@@ -72,14 +72,14 @@ fn states_follow_their_slots_on_any_devices() {
     let alone = steps(&mut trainer(Cell::Lstm, &options("cpu")), 0, 6, 0.2);
     let stages = |stages| PipelineOptions { stages, ..PipelineOptions::default() };
     let of_schedule = |schedule, chunks| {
-        let pipeline = PipelineOptions { schedule, chunks, ..stages(2) };
-        TrainerOptions { pipeline, micro_batch: 1, ..options("cpu*2") }
+        let pipeline = PipelineOptions { schedule, virtual_stages: chunks, ..stages(2) };
+        TrainerOptions { pipeline, micro_batch_size: 1, ..options("cpu*2") }
     };
     let others = [
-        TrainerOptions { micro_batch: 3, ..options("cpu") },
+        TrainerOptions { micro_batch_size: 3, ..options("cpu") },
         TrainerOptions { shares: Shares::Fixed(vec![1, 3]), ..options("cpu*2") },
-        TrainerOptions { pipeline: stages(2), micro_batch: 1, ..options("cpu*2") },
-        TrainerOptions { pipeline: stages(2), micro_batch: 1, ..options("cpu*4") },
+        TrainerOptions { pipeline: stages(2), micro_batch_size: 1, ..options("cpu*2") },
+        TrainerOptions { pipeline: stages(2), micro_batch_size: 1, ..options("cpu*4") },
         of_schedule(PipelineSchedule::GPipe, 1),
         of_schedule(PipelineSchedule::ZeroBubble, 1),
         of_schedule(PipelineSchedule::Interleaved, 2),
@@ -109,7 +109,8 @@ fn a_save_has_the_states() {
     loaded.restore(directory.path()).unwrap();
     assert_eq!(steps(&mut loaded, 3, 3, 0.2), after);
     assert!(before != after);
-    let larger = TrainerOptions { batch: BATCH + 1, micro_batch: BATCH + 1, ..options.clone() };
+    let larger =
+        TrainerOptions { batch: BATCH + 1, micro_batch_size: BATCH + 1, ..options.clone() };
     let larger = load(&larger);
     let notes = larger.notes().join("\n");
     assert!(notes.contains("carries from step to step begins with zeros"), "{notes}");
@@ -164,7 +165,8 @@ fn fit_goes_through_the_text_in_order_and_begins_again() {
 fn an_evaluation_carries_states_through_the_text() {
     let stateful = |devices, batch, micro_batch, stages| {
         let pipeline = PipelineOptions { stages, ..PipelineOptions::default() };
-        let options = TrainerOptions { batch, micro_batch, pipeline, ..options(devices) };
+        let options =
+            TrainerOptions { batch, micro_batch_size: micro_batch, pipeline, ..options(devices) };
         let mut trainer = trainer(Cell::Lstm, &options);
         trainer.evaluate(&text(6 * CONTEXT + 1, CONTEXT), Split::Train, 0).unwrap().loss
     };
@@ -203,9 +205,9 @@ fn any_input_is_carried_on_any_devices() {
     let stages = PipelineOptions { stages: 2, ..PipelineOptions::default() };
     let cases = [
         options("cpu"),
-        TrainerOptions { micro_batch: 1, ..options("cpu") },
+        TrainerOptions { micro_batch_size: 1, ..options("cpu") },
         TrainerOptions { shares: Shares::Fixed(vec![1, 3]), ..options("cpu*2") },
-        TrainerOptions { pipeline: stages, micro_batch: 2, ..options("cpu*2") },
+        TrainerOptions { pipeline: stages, micro_batch_size: 2, ..options("cpu*2") },
     ];
     for options in cases {
         let mut trainer = Trainer::new(sums().finish(), &options).unwrap();

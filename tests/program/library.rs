@@ -44,7 +44,7 @@ fn described(desk: &Desk, devices: &str, step: u64) -> Described {
     let shares = checkpoint.meta.placement.ranks.iter().map(|rank| rank.share as usize);
     let options = TrainerOptions {
         shares: Shares::Fixed(shares.collect()),
-        micro_batch: spec.micro_batch as usize,
+        micro_batch_size: spec.micro_batch as usize,
         clip: spec.clip,
         seed: spec.seed,
         ..TrainerOptions::new(devices, spec.optimizer, spec.batch as usize)

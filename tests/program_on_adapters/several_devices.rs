@@ -71,7 +71,7 @@ fn trained(devices: &str, shares: &[usize], micro_batch: usize) -> (Vec<f64>, Ve
     let options = TrainerOptions {
         shares: if shares.is_empty() { Shares::Even } else { Shares::Fixed(shares.to_vec()) },
         reduce_site: Some(ReduceSite::Host),
-        micro_batch,
+        micro_batch_size: micro_batch,
         clip: 0.5,
         tune_s: 0.0,
         ..TrainerOptions::new(devices, optimizer, BATCH)

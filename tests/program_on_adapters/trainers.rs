@@ -65,7 +65,7 @@ fn options(devices: &str, faults: &str) -> TrainerOptions {
     TrainerOptions {
         shares: Shares::Even,
         reduce_site: Some(potluck::parallel::ReduceSite::Host),
-        micro_batch: 2,
+        micro_batch_size: 2,
         tune_s: 0.0,
         seed: 3,
         faults: faults.parse().unwrap(),

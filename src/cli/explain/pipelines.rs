@@ -95,7 +95,10 @@ pub fn with_pipelines<R>(
     let (training, _) = spec.training_graph(&data_shape(spec, saved_data)?)?;
     let (plans, tuning) = (Plans::new(training), TuneOptions::default());
     // Without a probe, shares and blocks are even if they are not given.
-    let request = PlacementRequest { probe, saved, ..spec.placement_request(&plans, &tuning) };
+    let options = spec.trainer_options();
+    let parallel = options.parallel();
+    let request = options.placement_request(&parallel, &plans, &tuning);
+    let request = PlacementRequest { probe, saved, ..request };
     explain(&ExplainedPipelines::of(spec, &request)?)
 }
 

@@ -1,51 +1,20 @@
-//! Evaluations of a run: on a bounded part of the validation split, interruptible by signals.
-
-use std::time::Instant;
+//! Evaluations of a run: one that a signal dropped, and those with which later ones cannot be
+//! compared.
 
 use super::Run;
-use crate::checkpoint::{Best, Meta};
+use crate::checkpoint::Meta;
 use crate::data::Split;
-use crate::metrics::{EvalRecord, Event, Sink};
-use crate::train::best::{EvalExtent, Incomparable, incomparable, is_better};
+use crate::train::best::{EvalExtent, Incomparable, incomparable};
 use crate::train::error::TrainError;
-use crate::train::evaluate::{EvalRequest, Evaluation, evaluate_split, extent_of};
+use crate::train::evaluate::extent_of;
 
 impl Run {
-    /// Returns the loss on the validation split; `None` if there is none or a signal is pending,
-    /// which drops an evaluation in progress, or if the run makes none. Saves a new best.
-    pub(super) fn evaluate(&mut self) -> Result<Option<f64>, TrainError> {
-        if let Some((step, loss)) = self.evaluated
-            && step == self.step()
-        {
-            return Ok(Some(loss));
-        }
-        let extent = self.eval_extent();
-        if extent.samples == 0 || self.spec.every.evaluation == 0 {
-            return Ok(None);
-        }
-        let Some(evaluation) = self.measure()? else { return Ok(None) };
-        let Evaluation { loss: val_loss, samples, targets, sums } = evaluation;
-        let step = self.step();
-        self.evaluated = Some((step, val_loss));
-        let is_best = is_better(val_loss, self.best);
-        let metrics = self.task.metrics(&sums);
-        let record = EvalRecord { step, val_loss, metrics, samples, targets, is_best };
-        self.emit(Event::Evaluation(record))?;
-        if is_best {
-            self.best = Some(Best { step, val_loss, samples, runs: extent.runs });
-            // Saved again if it was saved before it was known to be the best.
-            self.saved = self.saved.filter(|saved| *saved != step);
-            self.save_or_warn()?;
-        }
-        Ok(Some(val_loss))
-    }
-
     /// Repeats the evaluation that was due at the step from which the run resumes, if the record
     /// does not have it: a signal dropped it.
     pub(super) fn evaluate_dropped(&mut self) -> Result<(), TrainError> {
-        if self.step() > 0 && self.step() < self.spec.steps && self.due(self.spec.every.evaluation)
-        {
-            self.evaluate()?;
+        let is_between = self.step() > 0 && self.step() < self.spec.steps;
+        if is_between && self.trainer.is_due(self.spec.every.evaluation) {
+            self.trainer.evaluate_fit(&mut self.fit, &mut self.host)?;
         }
         Ok(())
     }
@@ -54,7 +23,7 @@ impl Run {
     /// checkpoint, if there is one: other data, or another extent.
     pub(super) fn incomparable(&self, meta: &Meta) -> Option<String> {
         // The fingerprint covers the data and their split.
-        let data = (&*meta.data, &*self.fingerprint);
+        let data = (&*meta.data, &*self.trainer.data);
         Some(match incomparable(meta.best, data, Some(self.eval_extent()))? {
             Incomparable::Data => {
                 "the data are not those that the checkpoint was trained on".into()
@@ -71,27 +40,6 @@ impl Run {
 
     /// Returns the extent of an evaluation; no samples if nothing is held out.
     fn eval_extent(&self) -> EvalExtent {
-        extent_of(&self.source, Split::Validation, self.spec.eval_samples)
-    }
-
-    fn measure(&mut self) -> Result<Option<Evaluation>, TrainError> {
-        let units = self.session.placement.units();
-        let (rows, weights): (Vec<u32>, Vec<u32>) =
-            units.map(|rank| (rank.micro_batch, rank.share)).unzip();
-        let request = EvalRequest {
-            source: &self.source,
-            graph: &self.session.plan.graph,
-            task: &self.task,
-            pipelines: self.session.pipelines.as_deref(),
-            split: Split::Validation,
-            samples: self.spec.eval_samples,
-            rows: &rows,
-            weights: &weights,
-            signals: &self.signals.flags(),
-        };
-        let (sinks, started) = (&mut self.sinks, Instant::now());
-        evaluate_split(&mut self.session.group, &request, &mut |done, total| {
-            Ok(sinks.event(&Event::Evaluating { done, total, elapsed: started.elapsed() })?)
-        })
+        extent_of(&self.fit.source, Split::Validation, self.spec.eval_samples)
     }
 }

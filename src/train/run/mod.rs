@@ -1,6 +1,7 @@
 //! Training run: start or resume, steps, evaluation, checkpoints.
 
 mod evaluation;
+mod host;
 mod recovery;
 mod report;
 mod restoring;
@@ -10,32 +11,29 @@ mod skipped;
 mod startup;
 mod stopping;
 
-use std::collections::BTreeMap;
+use std::mem;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
 
-use crate::base::Rank;
-use crate::checkpoint::{Best, Checkpoint, Store};
+use crate::checkpoint::{Checkpoint, Store};
 use crate::data::DataFile;
-use crate::faults::{Faults, Point};
+use crate::faults::Faults;
 use crate::metrics::{Event, SentenceRecord, Sink, Sinks, Trace};
 use crate::runtime::memory;
 use crate::runtime::placement::plans::Plans;
-use crate::runtime::step::{StepInput, StepReport};
 use crate::train::carried;
 use crate::train::error::TrainError;
-use crate::train::loader::{self, BatchSource, Loader};
+use crate::train::loader;
 use crate::train::nodes::RunNodes;
 use crate::train::run_data::{RunData, SavedData};
-use crate::train::session::{Session, StepTiming};
 use crate::train::signals::{Interruption, Signals};
 use crate::train::spec::RunSpec;
 use crate::train::state;
-use crate::train::task::{Ending, Task};
+use crate::train::task::Ending;
+use crate::train::trainer::Trainer;
+use crate::train::trainer::steps::Fit;
 
-use skipped::SkippedSteps;
-use startup::OpenedRun;
+use host::RunHost;
 
 /// Options of a run besides its specification.
 #[derive(Clone, Debug)]
@@ -72,33 +70,13 @@ pub enum RunOutcome {
     Interrupted(Interruption),
 }
 
-/// State of a run in progress.
+/// Run in progress: a trainer, its steps, and the directory, record and signals around them.
 pub struct Run {
     spec: RunSpec,
-    options: RunOptions,
-    store: Store,
-    /// The record on disk first, then what the caller gave.
-    sinks: Sinks,
-    signals: Signals,
-    session: Session,
     data: RunData,
-    task: Arc<dyn Task>,
-    source: BatchSource,
-    loader: Loader,
-    trace: Option<Trace>,
-    /// Hash of all the data, computed once.
-    fingerprint: String,
-    /// Files of the data.
-    files: Vec<DataFile>,
-    skipped: SkippedSteps,
-    best: Option<Best>,
-    /// Step and loss of the last evaluation; `saved` is the last step saved.
-    evaluated: Option<(u64, f64)>,
-    saved: Option<u64>,
-    /// Step of this start whose checkpoint was in the directory before.
-    found: Option<u64>,
-    /// Fields of the resumed checkpoint that this version does not know.
-    unknown: BTreeMap<String, serde_json::Value>,
+    trainer: Trainer,
+    fit: Fit,
+    host: RunHost,
 }
 
 /// Runs until the configured number of steps or a signal.
@@ -125,32 +103,16 @@ pub fn train(run: &mut Run) -> Result<RunOutcome, TrainError> {
     shown.and(traced).map(|()| ending)
 }
 
-/// Complete training loop.
+/// Takes the steps that are left, and measures the sentences of the model.
 fn steps(run: &mut Run) -> Result<RunOutcome, TrainError> {
     run.evaluate_dropped()?;
-    while run.step() < run.spec.steps && run.signals.pending().is_none() {
-        let started = Instant::now();
-        let inputs = run.next_step()?;
-        let reports = run.session.step(&inputs)?;
-        run.record(&inputs, &reports, started)?;
-        if run.due(run.spec.every.replica_check) {
-            run.compare_parameters()?;
-        }
-        if run.due(run.spec.every.evaluation) {
-            run.evaluate()?;
-        }
-        if run.due(run.spec.every.checkpoint) {
-            run.save_or_warn()?;
-        }
-    }
-    // A signal drops it.
-    let val_loss = run.evaluate()?;
-    run.save()?;
+    run.trainer.run_steps(&mut run.fit, &mut run.host)?;
     let sentences = run.measure_sentences()?;
-    Ok(match run.signals.pending() {
-        Some(signal) => RunOutcome::Interrupted(signal),
-        None => RunOutcome::Done { val_loss, sentences },
-    })
+    if let Some(signal) = run.host.signals.pending() {
+        return Ok(RunOutcome::Interrupted(signal));
+    }
+    let evaluated = run.fit.evaluated.filter(|(step, _)| *step == run.step());
+    Ok(RunOutcome::Done { val_loss: evaluated.map(|(_, loss)| loss), sentences })
 }
 
 impl Run {
@@ -174,119 +136,74 @@ impl Run {
         let source = spec.batch_source(&training, &data, done)?;
         let task = data.task(&training)?;
         let plans = Plans::new(training);
-        options.nodes.as_ref().map_or(Ok(()), |nodes| nodes.begin(&spec, &data, done))?;
-        check(&spec, (&plans, source.data.row_bytes()), resumed.as_ref())?;
+        if let Some(nodes) = &options.nodes {
+            nodes.begin(&spec, &data, done)?;
+        }
+        check(&spec, &plans, source.data.row_bytes(), resumed.as_ref())?;
         Store::open_to_read(&options.out).wait_until_free()?;
         // Devices are opened first: if that fails, nothing is written.
-        let opened = startup::open(&spec, &options, resumed.as_ref(), (&plans, source), &mut sinks);
-        let OpenedRun { session, source, loader, notes, trace } =
+        let opened = startup::open(&spec, &options, resumed.as_ref(), &plans, &source, &mut sinks);
+        let mut trainer =
             opened.map_err(|error| stopping::at_start(error, &spec, &options, resumed.as_ref()))?;
+        let loader = trainer.loader(&source, spec.steps)?;
         let store = startup::open_store(&options)?;
-        let (done, device) = (session.taken.steps, session.group.name(Rank(0)).to_string());
+        let (done, device) = (trainer.steps(), trainer.device().to_string());
         sinks.event(&Event::Started { done, steps: spec.steps, device })?;
-        let signals = Signals::caught()?;
-        let signals = match &options.nodes {
-            Some(nodes) => {
-                nodes.begun();
-                signals.with(nodes.signals())
-            }
-            None => signals,
-        };
-        let mut run = Self {
-            signals,
-            session,
-            trace,
-            fingerprint: source.data.fingerprint(),
-            files: DataFile::recorded(source.data.files()),
-            skipped: SkippedSteps::default(),
-            best: None,
-            evaluated: None,
-            saved: None,
-            found: None,
-            unknown: BTreeMap::new(),
-            spec,
-            options,
-            store,
-            sinks,
-            data,
-            task,
-            source,
-            loader,
-        };
-        notes.into_iter().try_for_each(|note| run.note(note))?;
+        let mut signals = Signals::caught()?;
+        if let Some(nodes) = &options.nodes {
+            nodes.begun();
+            signals = signals.with(nodes.signals());
+        }
+        trainer.data = source.data.fingerprint();
+        trainer.description = data.saved().description;
+        trainer.files = DataFile::recorded(source.data.files());
+        trainer.of_run = spec.saved_run(&data);
+        let mut fit = Fit::new(spec.fit_options(task, &options.out), source, loader, spec.steps);
+        fit.signals = signals.flags();
+        let host = RunHost { options, store, sinks, signals, began: String::new() };
+        let mut run = Self { spec, data, trainer, fit, host };
+        run.tell_notes()?;
         match run.begin(resumed) {
             Ok(()) => Ok(run),
             Err(error) => Err(run.stopped(error)),
         }
     }
 
-    /// Returns each rank's input for the next step.
-    fn next_step(&mut self) -> Result<Vec<Arc<StepInput>>, TrainError> {
-        let ended = || TrainError::Defect("the loader ended before the last step".into());
-        let ranks = self.loader.next_step().ok_or_else(ended)??;
-        self.session.reset_states_at_beginnings(&self.source.sampler);
-        Ok(self.session.inputs(ranks, self.spec.schedule.lr(self.step() + 1)))
-    }
-
-    fn record(
-        &mut self,
-        inputs: &[Arc<StepInput>],
-        reports: &[StepReport],
-        started: Instant,
-    ) -> Result<(), TrainError> {
-        let (step, batch) = (self.step(), u64::from(self.spec.batch));
-        let (lr, unit) = (self.spec.schedule.lr(step), self.task.unit());
-        let record = self.session.step_record(reports, &StepTiming { lr, unit, batch, started });
-        let skipped = record.skipped.clone();
-        self.options
-            .faults
-            .at_write(Point::Metrics, step)
-            .map_err(|why| io(&self.options.out, why))?;
-        self.emit(Event::Step(record))?;
-        match skipped {
-            None => {
-                self.skipped.count = 0;
-                Ok(())
-            }
-            Some(reason) => self.handle_skipped(inputs, reason),
-        }
-    }
-
-    /// Compares the parameters of all devices, and makes them equal again or ends the run, as
-    /// faults.on_mismatch requires.
+    /// Compares the parameters of all devices, and makes them equal again, with a warning, or ends
+    /// the run, as faults.on_mismatch requires.
     fn compare_parameters(&mut self) -> Result<(), TrainError> {
-        let (session, sinks) = (&self.session, &mut self.sinks);
-        session.require_equal(self.spec.repairs_replicas, &mut |text| {
-            Ok(sinks.event(&Event::Warning(text))?)
-        })
+        let compared = self.trainer.compare_parameters();
+        mem::take(&mut self.trainer.notes).into_iter().try_for_each(|text| self.warn(text))?;
+        compared
+    }
+
+    /// Tells the user what the trainer has noted about its devices and its state.
+    fn tell_notes(&mut self) -> Result<(), TrainError> {
+        mem::take(&mut self.trainer.notes).into_iter().try_for_each(|text| self.note(text))
     }
 
     fn emit(&mut self, event: Event) -> Result<(), TrainError> {
-        Ok(self.sinks.event(&event)?)
+        Ok(self.host.sinks.event(&event)?)
     }
 
     fn note(&mut self, text: String) -> Result<(), TrainError> {
-        self.emit(Event::Note(text))
+        self.host.note(text)
     }
 
     fn warn(&mut self, text: String) -> Result<(), TrainError> {
-        self.emit(Event::Warning(text))
+        self.host.warn(text)
     }
 
     fn finish_trace(&self) -> Result<(), TrainError> {
-        if let Some(nodes) = &self.options.nodes {
+        if let Some(nodes) = &self.host.options.nodes {
             nodes.flush_traces();
         }
-        self.trace.as_ref().map_or(Ok(()), |trace| Ok(trace.finish()?))
-    }
-
-    fn due(&self, every: u64) -> bool {
-        every > 0 && self.step().is_multiple_of(every)
+        Ok(self.trainer.trace.as_ref().map_or(Ok(()), Trace::finish)?)
     }
 
     /// Returns the number of steps done.
     fn step(&self) -> u64 {
-        self.session.taken.steps
+        self.trainer.steps()
     }
 
     /// Generates `train.sample_tokens` tokens of text, if the model is one of text.
@@ -294,19 +211,19 @@ impl Run {
     /// # Errors
     /// Returns `TrainError` if a device fails.
     pub fn sample(&self) -> Result<String, TrainError> {
-        self.at_end(|ending| self.task.sample(ending, self.spec.sample_tokens))
+        self.at_end(|ending| self.fit.options.task.sample(ending, self.spec.sample_tokens))
     }
 
     /// Calls a function with what a task needs at the end of a run.
     fn at_end<R>(&self, function: impl FnOnce(&Ending) -> R) -> R {
-        let units = self.session.placement.units();
+        let units = self.trainer.session.placement.units();
         let rows: Vec<u32> = units.map(|rank| rank.micro_batch.min(rank.share)).collect();
         function(&Ending {
-            units: self.session.units(),
+            units: self.trainer.session.units(),
             rows: &rows,
             step: self.step(),
             seed: self.spec.seed,
-            stop: &|| self.signals.pending().is_some(),
+            stop: &|| self.host.signals.pending().is_some(),
         })
     }
 }
@@ -315,7 +232,8 @@ impl Run {
 /// and that the run fits the host's memory.
 fn check(
     spec: &RunSpec,
-    (plans, row_bytes): (&Plans, usize),
+    plans: &Plans,
+    row_bytes: usize,
     resumed: Option<&Checkpoint>,
 ) -> Result<(), TrainError> {
     let plan = plans.of_rows(spec.micro_batch);
@@ -325,8 +243,4 @@ fn check(
     }
     let loaded = loader::bytes(batch, row_bytes).saturating_add(carried::bytes(&plan.graph, batch));
     Ok(memory::require(memory::run_bytes(&plan, batch, rows, loaded))?)
-}
-
-fn io(out: &std::path::Path, why: std::io::Error) -> TrainError {
-    TrainError::Io { path: out.to_path_buf(), why }
 }

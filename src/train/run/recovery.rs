@@ -1,11 +1,11 @@
 //! Recovery: after the loss of a device a run goes on in its process, from its last checkpoint and
 //! with the devices that are left, to the bits of a resume by hand.
 
-use super::skipped::SkippedSteps;
-use super::startup::{self, OpenedRun};
+use std::mem;
+
+use super::startup;
 use super::stopping::devices_without;
 use super::{Run, RunOptions, RunOutcome, steps};
-use crate::base::Rank;
 use crate::checkpoint::Checkpoint;
 use crate::files;
 use crate::metrics::Event;
@@ -14,6 +14,7 @@ use crate::runtime::placement::plans::Plans;
 use crate::train::error::TrainError;
 use crate::train::left_devices::LeftDevices;
 use crate::train::spec::RunSpec;
+use crate::train::trainer::Trainer;
 
 impl Run {
     /// Opens the session again after the loss of a device, with those that are left, if the run is
@@ -22,9 +23,9 @@ impl Run {
     /// # Errors
     /// Returns the error if the run ends with it.
     pub(super) fn recover(&mut self, cause: TrainError) -> Result<Checkpoint, TrainError> {
-        let is_over = !self.spec.continues_after_loss || self.signals.pending().is_some();
+        let is_over = !self.spec.continues_after_loss || self.host.signals.pending().is_some();
         let lost = cause.lost_rank().filter(|_| !is_over);
-        let lost = lost.and_then(|rank| self.session.placement.ranks.get(rank.index()));
+        let lost = lost.and_then(|rank| self.trainer.session.placement.ranks.get(rank.index()));
         let (Some(lost), Some(step)) = (lost, self.last_saved()) else { return Err(cause) };
         let Some(left) = self.devices_left(&cause, lost.position) else { return Err(cause) };
         match self.reopen(&cause, left, step) {
@@ -41,10 +42,11 @@ impl Run {
     /// A run of pipelines over several nodes does not go on by itself.
     fn devices_left(&self, cause: &TrainError, position: usize) -> Option<LeftDevices> {
         let own = self.own_devices();
-        let Some(nodes) = self.options.nodes.as_ref().filter(|nodes| nodes.offered() > 0) else {
+        let Some(nodes) = self.host.options.nodes.as_ref().filter(|nodes| nodes.offered() > 0)
+        else {
             return devices_without(&self.spec, position);
         };
-        if self.session.pipelines.is_some() {
+        if self.trainer.session.pipelines.is_some() {
             return None;
         }
         let devices = self.spec.devices.clone();
@@ -58,9 +60,9 @@ impl Run {
 
     /// Returns the number of requested devices that are on this node.
     pub(super) fn own_devices(&self) -> usize {
-        match self.options.nodes {
+        match self.host.options.nodes {
             Some(_) => selections(&self.spec.devices).map_or(0, |own| own.len()),
-            None => self.session.placement.candidates.len(),
+            None => self.trainer.session.placement.candidates.len(),
         }
     }
 
@@ -74,7 +76,8 @@ impl Run {
     /// Returns the step of the last checkpoint.
     pub(super) fn last_saved(&self) -> Option<u64> {
         // A checkpoint that failed to be replaced is still there.
-        self.saved.or_else(|| self.store.steps().ok()?.last().copied())
+        let saved = self.trainer.saved.as_ref().map(|(step, _)| *step);
+        saved.or_else(|| self.host.store.steps().ok()?.last().copied())
     }
 
     /// Opens the session on devices that are left. One that fails then is left out, too.
@@ -84,13 +87,14 @@ impl Run {
         mut left: LeftDevices,
         step: u64,
     ) -> Result<Checkpoint, TrainError> {
-        let checkpoint = Checkpoint::load(&self.store.path(step))?;
+        let checkpoint = Checkpoint::load(&self.host.store.path(step))?;
         // What is on the devices is freed before they are opened again.
-        self.session.group.close();
+        self.trainer.session.group.close();
         self.finish_trace()?;
         let (mut why, mut is_first) = (cause.to_string(), true);
         loop {
-            let devices = match self.options.nodes.as_ref().map_or(0, |nodes| nodes.offered()) {
+            let devices = match self.host.options.nodes.as_ref().map_or(0, |nodes| nodes.offered())
+            {
                 0 => left.devices.clone(),
                 count => format!("{} and {count} of other nodes", left.devices),
             };
@@ -118,26 +122,29 @@ impl Run {
     /// Opens the session of a specification at a checkpoint, instead of the present one.
     fn open_on(&mut self, spec: &RunSpec, checkpoint: &Checkpoint) -> Result<(), TrainError> {
         let options = self.recovery_options(checkpoint.meta.step);
-        let graph = self.session.plan.graph.clone();
+        let graph = self.trainer.session.plan.graph.clone();
         let done = (checkpoint.meta.step, checkpoint.meta.samples);
         let source = spec.batch_source(&graph, &self.data, done)?;
         let plans = Plans::new(graph);
-        let opened =
-            startup::open(spec, &options, Some(checkpoint), (&plans, source), &mut self.sinks)?;
-        let OpenedRun { session, source, loader, notes, trace } = opened;
-        (self.session, self.source, self.loader, self.trace) = (session, source, loader, trace);
-        self.options = RunOptions { trace: self.options.trace.clone(), ..options };
-        (self.spec, self.skipped) = (spec.clone(), SkippedSteps::default());
-        notes.into_iter().try_for_each(|note| self.note(note))?;
-        let (done, device) = (self.step(), self.session.group.name(Rank(0)).to_string());
+        let sinks = &mut self.host.sinks;
+        let opened = startup::open(spec, &options, Some(checkpoint), &plans, &source, sinks)?;
+        let loader = opened.loader(&source, spec.steps)?;
+        self.fit.go_on(source, loader);
+        let Trainer { data, description, files, .. } = mem::replace(&mut self.trainer, opened);
+        (self.trainer.data, self.trainer.description) = (data, description);
+        (self.trainer.files, self.trainer.of_run) = (files, spec.saved_run(&self.data));
+        self.host.options = RunOptions { trace: self.host.options.trace.clone(), ..options };
+        self.spec = spec.clone();
+        self.tell_notes()?;
+        let (done, device) = (self.step(), self.trainer.device().to_string());
         self.emit(Event::Started { done, steps: self.spec.steps, device })
     }
 
     /// Returns the options of the run from a step of its own on.
     fn recovery_options(&self, step: u64) -> RunOptions {
         // The trace of what was before stays.
-        let trace = self.options.trace.as_deref();
+        let trace = self.host.options.trace.as_deref();
         let trace = trace.map(|path| files::beside(path, &format!(".from-{step}")));
-        RunOptions { continued: Some(step), retune: false, trace, ..self.options.clone() }
+        RunOptions { continued: Some(step), retune: false, trace, ..self.host.options.clone() }
     }
 }

@@ -14,22 +14,22 @@ impl Run {
     /// # Errors
     /// Returns `TrainError::Metrics` if a sink fails.
     pub fn emit_summary(&mut self) -> Result<(), TrainError> {
-        let micro_batches = match self.session.programs[0].micro_batches.len() {
-            count if count > 1 && self.session.placement.ranks.len() == 1 => {
+        let micro_batches = match self.trainer.session.programs[0].micro_batches.len() {
+            count if count > 1 && self.trainer.session.placement.ranks.len() == 1 => {
                 format!(" in {count} micro-batches")
             }
             _ => String::new(),
         };
         let names: Vec<&str> =
-            self.session.placement.ranks.iter().map(|rank| &*rank.name).collect();
+            self.trainer.session.placement.ranks.iter().map(|rank| &*rank.name).collect();
         let summary = format!(
             "{}; {} parameters; {}; batch {}{micro_batches}; on {}; in {}",
             self.spec.model.summary,
-            thousands(self.session.plan.graph.parameter_count() as f64),
-            self.task.summary(),
+            thousands(self.trainer.session.plan.graph.parameter_count() as f64),
+            self.fit.options.task.summary(),
             self.spec.batch,
             names.join(", "),
-            self.options.out.display()
+            self.host.options.out.display()
         );
         let figures = format!("{}; {}", self.epoch_text(), self.memory_text());
         self.note(summary)?;
@@ -39,7 +39,7 @@ impl Run {
 
     /// Formats the size of an epoch, in which as many tokens or samples are trained as there are.
     fn epoch_text(&self) -> String {
-        let (sampler, unit) = (&self.source.sampler, self.task.unit());
+        let (sampler, unit) = (&self.fit.source.sampler, self.fit.options.task.unit());
         let samples = sampler.epoch_samples();
         let per_sample = match unit {
             Unit::Samples => 1,
@@ -60,12 +60,12 @@ impl Run {
 
     /// Formats the memory that the run takes on each device.
     fn memory_text(&self) -> String {
-        let placed = &self.session.placement.ranks;
+        let placed = &self.trainer.session.placement.ranks;
         let of_rank = |(placed_on, bytes): (&RankPlacement, u64)| match placed.len() {
             1 => gibibytes(bytes),
             _ => format!("{} on {}", gibibytes(bytes), placed_on.name),
         };
-        let ranks = placed.iter().zip(self.session.device_bytes());
+        let ranks = placed.iter().zip(self.trainer.session.device_bytes());
         format!("device memory {}", ranks.map(of_rank).collect::<Vec<_>>().join(", "))
     }
 

@@ -2,13 +2,13 @@
 //! continues the run after its end.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::Run;
 use super::stopping::with_command;
 use crate::checkpoint::{Checkpoint, CheckpointError, Meta};
 use crate::metrics::{Recorder, TensorBoard, aside};
 use crate::parallel::{Placement, PlacementChange};
-use crate::train::carried::STATES_OF_ZEROS;
 use crate::train::continuation::ResumeCommand;
 use crate::train::error::TrainError;
 use crate::train::left_devices::LeftDevices;
@@ -23,32 +23,33 @@ impl Run {
         }
         // Before the first checkpoint this compares the parameters of all devices, as every save
         // does.
-        if self.saved.is_none() {
-            self.save()?;
+        if self.trainer.saved.is_none() {
+            self.trainer.save_fit(&mut self.fit, &mut self.host)?;
         }
         self.write_files()
     }
 
     fn initialize(&mut self) -> Result<(), TrainError> {
         self.create_record()?;
-        self.session.initialize()
+        self.trainer.session.initialize()
     }
 
     /// Brings the state of a checkpoint onto the devices, and sets a later course of the run aside.
-    pub(super) fn restore(&mut self, checkpoint: Checkpoint) -> Result<(), TrainError> {
-        let Checkpoint { meta, parameters, moments, carried } = checkpoint;
-        self.saved = Some(meta.step).filter(|step| self.store.path(*step).is_dir());
-        self.found = self.saved;
-        self.unknown = meta.unknown.clone();
+    pub(super) fn restore(&mut self, mut checkpoint: Checkpoint) -> Result<(), TrainError> {
+        let meta = checkpoint.meta.clone();
+        self.fit.found = Some(meta.step).filter(|step| self.host.store.path(*step).is_dir());
+        self.trainer.saved = self.fit.found.map(|step| (step, self.host.options.out.clone()));
+        self.trainer.of_run.unknown = meta.unknown.clone();
         self.warn_if_changed(&meta.placement)?;
         // Slots of a batch go through other texts in other data.
-        let carried = if meta.data == self.fingerprint { &carried[..] } else { &[] };
-        if !self.session.restore(meta.step, parameters, (&moments, carried))? {
-            self.note(STATES_OF_ZEROS.into())?;
+        if meta.data != self.trainer.data {
+            checkpoint.carried.clear();
         }
+        self.trainer.bring(&Arc::new(checkpoint))?;
+        self.tell_notes()?;
         self.compare_parameters()?;
         // Only now, with the state on the devices, does the run replace its other course.
-        match self.options.continued {
+        match self.host.options.continued {
             Some(_) => self.set_later_aside()?,
             None => self.create_record()?,
         }
@@ -59,14 +60,14 @@ impl Run {
     }
 
     fn metrics_path(&self) -> PathBuf {
-        self.options.out.join("metrics.jsonl")
+        self.host.options.out.join("metrics.jsonl")
     }
 
     /// Creates the record of a new run. That of another run whose checkpoints are gone is kept.
     fn create_record(&mut self) -> Result<(), TrainError> {
         let metrics = self.metrics_path();
         let (recorder, moved) = Recorder::create(&metrics)?;
-        self.sinks.set_record(recorder);
+        self.host.sinks.set_record(recorder);
         self.open_tensorboard(0)?;
         match moved {
             0 => Ok(()),
@@ -80,8 +81,8 @@ impl Run {
         if !self.spec.tensorboard {
             return Ok(());
         }
-        match TensorBoard::create(&self.options.out.join("tensorboard"), first) {
-            Ok(chart) => self.sinks.set_chart(chart),
+        match TensorBoard::create(&self.host.options.out.join("tensorboard"), first) {
+            Ok(chart) => self.host.sinks.set_chart(chart),
             Err(error) => self.warn(error.to_string())?,
         }
         Ok(())
@@ -91,13 +92,13 @@ impl Run {
     /// start, and opens the record.
     fn set_later_aside(&mut self) -> Result<(), TrainError> {
         let metrics = self.metrics_path();
-        let checkpoints = self.store.set_aside_after(self.step())?;
+        let checkpoints = self.host.store.set_aside_after(self.step())?;
         // The file is replaced, which some systems refuse while it is open.
-        self.sinks.close_record();
+        self.host.sinks.close_record();
         let (recorder, cut) = Recorder::resume(&metrics, self.step())?;
-        self.sinks.set_record(recorder);
+        self.host.sinks.set_record(recorder);
         self.open_tensorboard(self.step() + 1)?;
-        self.evaluated = cut.val_loss.map(|val_loss| (self.step(), val_loss));
+        self.fit.evaluated = cut.val_loss.map(|val_loss| (self.step(), val_loss));
         let mut what = Vec::new();
         if let (Some(first), Some(last)) = (checkpoints.first(), checkpoints.last()) {
             let to = if first == last { String::new() } else { format!(" to {}", last.display()) };
@@ -122,10 +123,11 @@ impl Run {
         // A best checkpoint that is gone (pruned after a later one, or of another directory) must
         // not keep the next from being marked; one that exists may not have been marked yet.
         // The checkpoint of this start is saved, and marked then, if it is not there yet.
-        let is_there = |step| self.store.path(step).is_dir();
-        self.best = meta.best.filter(|best| best.step == self.step() || is_there(best.step));
-        if let Err(damage) = self.store.best() {
-            let now = match self.best {
+        let is_there = |step| self.host.store.path(step).is_dir();
+        self.trainer.best =
+            meta.best.filter(|best| best.step == self.step() || is_there(best.step));
+        if let Err(damage) = self.host.store.best() {
+            let now = match self.trainer.best {
                 Some(best) => format!("that of step {} is marked again", best.step),
                 None => "none is marked until the next evaluation".into(),
             };
@@ -136,12 +138,12 @@ impl Run {
                 other => other.to_string(),
             };
             self.warn(format!("{damage}; {now}"))?;
-            if let Err(error) = self.store.unmark_best() {
+            if let Err(error) = self.host.store.unmark_best() {
                 self.warn(error.to_string())?;
             }
         }
-        let best = self.best.filter(|best| self.store.path(best.step).is_dir());
-        match best.map(|best| self.store.mark_best(best.step)) {
+        let best = self.trainer.best.filter(|best| self.host.store.path(best.step).is_dir());
+        match best.map(|best| self.host.store.mark_best(best.step)) {
             Some(Err(error)) => self.warn(error.to_string()),
             _ => Ok(()),
         }
@@ -150,12 +152,12 @@ impl Run {
     /// Forgets the best and the last evaluation of a checkpoint, with which later ones cannot be
     /// compared. The best checkpoint is set aside, because pruning no longer keeps it.
     fn forget_evaluations(&mut self, meta: &Meta, why: String) -> Result<(), TrainError> {
-        (self.best, self.evaluated) = (None, None);
-        self.store.unmark_best()?;
-        let best = meta.best.filter(|best| self.store.path(best.step).is_dir());
+        (self.trainer.best, self.fit.evaluated) = (None, None);
+        self.host.store.unmark_best()?;
+        let best = meta.best.filter(|best| self.host.store.path(best.step).is_dir());
         let forgotten = match best.map(|best| best.step) {
             Some(step) if step != self.step() => {
-                let aside = self.store.set_aside(step)?;
+                let aside = self.host.store.set_aside(step)?;
                 format!("; the best one so far, of step {step}, is now {}", aside.display())
             }
             _ => String::new(),
@@ -163,19 +165,20 @@ impl Run {
         let text =
             format!("{why}: earlier evaluations are not compared with later ones{forgotten}");
         // Other data may be a mistake; another number of samples was set.
-        if meta.data == self.fingerprint { self.note(text) } else { self.warn(text) }
+        if meta.data == self.trainer.data { self.note(text) } else { self.warn(text) }
     }
 
     /// Reports that a resumed run decided otherwise than before, if that changes bits.
     fn warn_if_changed(&mut self, before: &Placement) -> Result<(), TrainError> {
         let changes = self
+            .trainer
             .session
             .placement
-            .changes_since(before, self.session.plan.graph.has_tied_parameters());
+            .changes_since(before, self.trainer.session.plan.graph.has_tied_parameters());
         let what = match changes[..] {
             [] => return Ok(()),
             [PlacementChange::Devices] => {
-                let (was, is) = (before.devices(), self.session.placement.devices());
+                let (was, is) = (before.devices(), self.trainer.session.placement.devices());
                 format!("the run was on {was} and continues on {is}")
             }
             _ => {
@@ -184,19 +187,20 @@ impl Run {
             }
         };
         // Some changes of pipelines have no effect on the bits.
-        let verb = match self.session.placement.pipeline.is_some() || before.pipeline.is_some() {
-            true => "may",
-            false => "will",
-        };
+        let verb =
+            match self.trainer.session.placement.pipeline.is_some() || before.pipeline.is_some() {
+                true => "may",
+                false => "will",
+            };
         self.note(format!("{what}: its bits {verb} differ from those of an uninterrupted run"))
     }
 
     /// Returns the command that continues the run from its last checkpoint, on all of its nodes.
     pub fn resume_command(&self) -> ResumeCommand {
-        let settings = self.options.unsaved.clone();
-        let nodes = self.options.nodes.as_ref().filter(|nodes| nodes.offered() > 0);
+        let settings = self.host.options.unsaved.clone();
+        let nodes = self.host.options.nodes.as_ref().filter(|nodes| nodes.offered() > 0);
         let nodes = nodes.map(|nodes| nodes.count());
-        ResumeCommand { settings, nodes, ..ResumeCommand::of_run(&self.options.out) }
+        ResumeCommand { settings, nodes, ..ResumeCommand::of_run(&self.host.options.out) }
     }
 
     /// Returns a command that continues a run over several nodes on the devices of this one.
@@ -215,11 +219,12 @@ impl Run {
     /// it can be continued. If one of several devices failed, the command leaves it out.
     pub(super) fn stopped(&self, cause: TrainError) -> TrainError {
         let Some(step) = self.last_saved().filter(|_| cause.can_go_on()) else { return cause };
-        let failed = cause.failed_rank().filter(|_| self.session.placement.ranks.len() > 1);
-        let position = failed.map(|rank| self.session.placement.ranks[rank.index()].position);
+        let failed = cause.failed_rank().filter(|_| self.trainer.session.placement.ranks.len() > 1);
+        let position =
+            failed.map(|rank| self.trainer.session.placement.ranks[rank.index()].position);
         // A device of another node is none of those that the command could leave out.
         let position = position.filter(|position| *position < self.own_devices());
-        let (checkpoint, mut command) = (self.store.path(step), self.resume_command());
+        let (checkpoint, mut command) = (self.host.store.path(step), self.resume_command());
         let command = match command.nodes.take() {
             Some(_) => self.on_this_node(command),
             None => command,

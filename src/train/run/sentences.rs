@@ -23,11 +23,11 @@ impl Run {
         if self.spec.sample_tokens == 0 {
             return Ok(None);
         }
-        let sampled = self.at_end(|ending| self.task.sentences(ending))?;
+        let sampled = self.at_end(|ending| self.fit.options.task.sentences(ending))?;
         let Some(SampledSentences { lines, held_out_sums, record }) = sampled else {
             return Ok(None);
         };
-        let path = self.options.out.join(format!("{PREFIX}{:08}{ENDING}", self.step()));
+        let path = self.host.options.out.join(format!("{PREFIX}{:08}{ENDING}", self.step()));
         let text: String = lines.iter().chain(&held_out_sums).map(|l| format!("{l}\n")).collect();
         self.keep_other_sentences(&path, &text)?;
         files::replace(&path, text.as_bytes()).map_err(|why| TrainError::Io { path, why })?;
@@ -48,7 +48,7 @@ impl Run {
 
     /// Sets the files of steps after this start's aside and returns their new paths, oldest first.
     pub(super) fn set_later_sentences_aside(&self) -> Result<Vec<PathBuf>, TrainError> {
-        let out = &self.options.out;
+        let out = &self.host.options.out;
         let error = |path: &Path, why| TrainError::Io { path: path.into(), why };
         let mut later = Vec::new();
         for entry in fs::read_dir(out).map_err(|why| error(out, why))? {

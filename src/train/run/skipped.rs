@@ -2,33 +2,30 @@
 
 use std::sync::Arc;
 
-use super::Run;
+use super::RunHost;
 use crate::base::{Rank, SegmentId};
 use crate::exec::PassContext;
 use crate::kernels::RandomContext;
 use crate::runtime::pipelines::ModelPipelines;
 use crate::runtime::step::{Inputs, StepInput};
 use crate::train::error::TrainError;
+use crate::train::loader::BatchSource;
 use crate::train::nonfinite::{NotFinite, OVERFLOW_CAUSE, bad_output, bad_state, first_not_finite};
+use crate::train::session::Session;
+use crate::train::trainer::Trainer;
+use crate::train::trainer::steps::SkippedStep;
 
-/// Steps in a row that were skipped.
-#[derive(Debug, Default)]
-pub(super) struct SkippedSteps {
-    pub(super) count: u64,
-    /// Tensor in which the first of them was not finite.
-    began: String,
-}
-
-impl Run {
+impl RunHost {
     /// Reports a skipped step, the first of a row with the tensor in which the non-finite value
     /// arose, and ends the run after too many in a row.
     pub(super) fn handle_skipped(
         &mut self,
-        inputs: &[Arc<StepInput>],
-        reason: String,
+        trainer: &Trainer,
+        source: &BatchSource,
+        skipped: SkippedStep,
     ) -> Result<(), TrainError> {
-        self.skipped.count += 1;
-        let (step, count, limit) = (self.step(), self.skipped.count, self.spec.skipped_steps_max);
+        let SkippedStep { inputs, reason, count, limit } = skipped;
+        let step = trainer.steps();
         let mut text = format!(
             "step {step} was skipped ({count} in a row, the run ends at {limit}): {reason}"
         );
@@ -37,18 +34,25 @@ impl Run {
                 "step {step} is not finite: it runs again, operation by operation, to find the \
                  first tensor that is not; that may take a while"
             ))?;
-            self.skipped.began = self.diagnose(inputs)?;
-            text += &format!("; it began at {}", self.skipped.began);
+            self.began = Diagnosis { session: &trainer.session, source }.diagnose(inputs)?;
+            text += &format!("; it began at {}", self.began);
         }
         self.warn(text)?;
         if count < limit {
             return Ok(());
         }
-        let checkpoint = self.store.path(self.saved.unwrap_or(0));
-        let began = self.skipped.began.clone();
-        Err(TrainError::Diverged { count, reason, began, checkpoint })
+        let checkpoint = trainer.last_save_in(&self.options.out);
+        Err(TrainError::Diverged { count, reason, began: self.began.clone(), checkpoint })
     }
+}
 
+/// Search for the first tensor of a skipped step that is not finite.
+struct Diagnosis<'a> {
+    session: &'a Session,
+    source: &'a BatchSource,
+}
+
+impl Diagnosis<'_> {
     /// Runs a skipped step again on all devices. Returns the first non-finite tensor in the order
     /// of a step, and of equal ones that of the lowest rank; names the device if there are several.
     fn diagnose(&self, inputs: &[Arc<StepInput>]) -> Result<String, TrainError> {

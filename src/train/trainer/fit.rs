@@ -1,22 +1,21 @@
 //! Training of a [`Trainer`] on a data set: many steps, with evaluations, saves and an early end.
 
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
 
 use super::opening::source;
+use super::steps::{Fit, FitHooks, SkippedStep};
 use super::{DeviceLoss, Trainer};
 use crate::base::DType;
-use crate::checkpoint::{Best, CheckpointError, NamedTensor, Store};
+use crate::checkpoint::{Best, NamedTensor, Store};
 use crate::data::{Augmentation, DataFile, Dataset, Split};
-use crate::metrics::{EvalRecord, Event};
+use crate::metrics::Event;
 use crate::optim::{Decay, Schedule};
-use crate::train::best::{incomparable, is_better};
+use crate::train::best::incomparable;
 use crate::train::error::TrainError;
-use crate::train::evaluate::{Evaluation, extent_of};
-use crate::train::loader::{BatchSource, LoadedRanks, Loader};
-use crate::train::session::StepTiming;
+use crate::train::evaluate::extent_of;
+use crate::train::loader::BatchSource;
 use crate::train::task::{LossTask, Task};
 use crate::train::words::in_library_words;
 
@@ -159,29 +158,35 @@ fn check_pictures(changes: &Augmentation, data: &Arc<dyn Dataset>) -> Result<(),
     Ok(())
 }
 
-/// State of a call of [`Trainer::fit`].
-struct Fit<'a> {
-    options: &'a FitOptions,
-    source: BatchSource,
+/// Hooks of a call of [`Trainer::fit`].
+struct CallHooks<'a> {
     watch: &'a mut dyn FnMut(&Event) -> ControlFlow<()>,
     store: Option<Store>,
-    /// Step after which the call ends.
-    last: u64,
-    is_stopped: bool,
-    skipped: u64,
-    loss: Option<f64>,
-    /// Step and loss of the last evaluation.
-    evaluated: Option<(u64, f64)>,
-    best_parameters: Option<Vec<NamedTensor>>,
 }
 
-impl Fit<'_> {
-    fn emit(&mut self, event: Event) {
-        self.is_stopped |= (self.watch)(&event).is_break();
+impl FitHooks for CallHooks<'_> {
+    fn event(&mut self, event: Event) -> Result<ControlFlow<()>, TrainError> {
+        Ok((self.watch)(&match event {
+            Event::Warning(text) => Event::Warning(in_library_words(&text)),
+            other => other,
+        }))
     }
 
-    fn warn(&mut self, text: &str) {
-        self.emit(Event::Warning(in_library_words(text)));
+    fn skipped(
+        &mut self,
+        trainer: &Trainer,
+        _: &Fit,
+        SkippedStep { reason, count, limit, .. }: SkippedStep,
+    ) -> Result<ControlFlow<()>, TrainError> {
+        let told = self.event(Event::Warning(format!(
+            "step {} was skipped ({count} in a row, training ends at {limit}): {reason}",
+            trainer.steps()
+        )))?;
+        if count < limit { Ok(told) } else { Err(TrainError::NotFinite { count, reason }) }
+    }
+
+    fn store(&mut self) -> Option<&mut Store> {
+        self.store.as_mut()
     }
 }
 
@@ -219,51 +224,40 @@ impl Trainer {
         options: &FitOptions,
         watch: &mut dyn FnMut(&Event) -> ControlFlow<()>,
     ) -> Result<FitReport, TrainError> {
-        let fitted = self.begin_fit(data, options, watch).and_then(|mut fit| {
-            let end = self.run_fit(&mut fit);
-            fit.emit(Event::Ended);
-            Ok(FitReport {
-                end: end?,
-                steps: self.steps(),
-                loss: fit.loss,
-                val_loss: fit.evaluated.map(|(_, loss)| loss),
-                best: self.best,
-                best_parameters: fit.best_parameters,
-            })
-        });
+        let fitted = self.fit_data(data, options, watch);
         self.noting_failure(fitted)
     }
 
-    fn begin_fit<'a>(
+    fn fit_data(
         &mut self,
         data: &Arc<dyn Dataset>,
-        options: &'a FitOptions,
-        watch: &'a mut dyn FnMut(&Event) -> ControlFlow<()>,
-    ) -> Result<Fit<'a>, TrainError> {
+        options: &FitOptions,
+        watch: &mut dyn FnMut(&Event) -> ControlFlow<()>,
+    ) -> Result<FitReport, TrainError> {
         options.check(data)?;
         let source = self.source_of(data, options)?;
-        let batch = self.options.batch as u64;
         let last = match options.length {
             FitLength::Steps(steps) => steps,
             FitLength::Epochs(epochs) => {
                 let samples = source.sampler.epoch_samples();
                 let left = epochs.saturating_mul(samples).saturating_sub(self.samples);
-                self.steps() + left.div_ceil(batch)
+                self.steps() + left.div_ceil(self.options.batch as u64)
             }
         };
         self.begin_on(&source, options);
         let store = options.directory.as_deref().map(|path| self.open_store(path)).transpose()?;
-        Ok(Fit {
-            options,
-            source,
-            watch,
-            store,
-            last,
-            is_stopped: false,
-            skipped: 0,
-            loss: None,
-            evaluated: None,
-            best_parameters: None,
+        let loader = self.loader(&source, last)?;
+        let mut fit = Fit::new(options.clone(), source, loader, last);
+        let mut hooks = CallHooks { watch, store };
+        let end = self.run_fit(&mut fit, &mut hooks);
+        fit.emit(&mut hooks, Event::Ended)?;
+        Ok(FitReport {
+            end: end?,
+            steps: self.steps(),
+            loss: fit.loss,
+            val_loss: fit.evaluated.map(|(_, loss)| loss),
+            best: self.best,
+            best_parameters: fit.best_parameters,
         })
     }
 
@@ -296,20 +290,23 @@ impl Trainer {
     }
 
     /// Runs the steps, and goes on after the loss of a device if that is requested.
-    fn run_fit(&mut self, fit: &mut Fit) -> Result<FitEnd, TrainError> {
+    fn run_fit(&mut self, fit: &mut Fit, hooks: &mut CallHooks) -> Result<FitEnd, TrainError> {
         if self.steps() < fit.last {
-            self.save_fit(fit, false)?;
+            self.save_fit(fit, hooks)?;
             self.keep_start()?;
         } else {
-            fit.emit(Event::Note(format!(
+            let text = format!(
                 "nothing is left to train: lengths count from the trainer's first step, this one \
                  ends with step {}, and {} are taken already",
                 fit.last,
                 self.steps()
-            )));
+            );
+            fit.emit(hooks, Event::Note(text))?;
         }
         loop {
-            let error = match self.run_steps(fit) {
+            let (done, device) = (self.steps(), self.device().to_string());
+            fit.emit(hooks, Event::Started { done, steps: fit.last, device })?;
+            let error = match self.run_steps(fit, hooks) {
                 Ok(end) => return Ok(end),
                 Err(error) => error,
             };
@@ -321,17 +318,19 @@ impl Trainer {
             match self.reopen() {
                 Ok(step) => {
                     let data = fit.source.data.clone();
-                    fit.source = self.source_of(&data, fit.options)?;
-                    self.begin_on(&fit.source, fit.options);
-                    (fit.skipped, fit.evaluated) = (0, None);
-                    fit.warn(&format!(
+                    let source = self.source_of(&data, &fit.options)?;
+                    self.begin_on(&source, &fit.options);
+                    let loader = self.loader(&source, fit.last)?;
+                    fit.go_on(source, loader);
+                    let text = format!(
                         "training goes on from step {step} on {}, without a device that failed: \
                          {error}",
                         self.options.devices
-                    ));
+                    );
+                    fit.warn(hooks, text)?;
                 }
                 Err(why) => {
-                    fit.warn(&format!("training does not go on by itself: {why}"));
+                    fit.warn(hooks, format!("training does not go on by itself: {why}"))?;
                     return Err(error);
                 }
             }
@@ -346,157 +345,5 @@ impl Trainer {
             self.snapshot = Some(Arc::new(self.checkpoint()?));
         }
         Ok(())
-    }
-
-    fn run_steps(&mut self, fit: &mut Fit) -> Result<FitEnd, TrainError> {
-        let ranks = LoadedRanks::of(&self.session.programs, &self.session.rank_plans);
-        let loader = Loader::start(fit.source.clone(), ranks, self.steps() + 1, fit.last)
-            .map_err(|why| TrainError::System { what: "the loader's thread", why })?;
-        let (done, device) = (self.steps(), self.device().to_string());
-        fit.emit(Event::Started { done, steps: fit.last, device });
-        let due = |every: u64, step: u64| every > 0 && step.is_multiple_of(every);
-        let mut end = FitEnd::Done;
-        while self.steps() < fit.last {
-            self.take_fit_step(fit, &loader)?;
-            if due(fit.options.eval_every, self.steps()) {
-                self.evaluate_fit(fit)?;
-            }
-            if due(fit.options.save_every, self.steps()) {
-                self.save_fit_or_warn(fit, false)?;
-            }
-            if fit.is_stopped {
-                end = FitEnd::Stopped;
-                break;
-            }
-            if self.has_lost_patience(fit) {
-                end = FitEnd::NoImprovement;
-                break;
-            }
-        }
-        if fit.options.eval_every > 0 {
-            self.evaluate_fit(fit)?;
-        }
-        self.save_fit(fit, false)?;
-        Ok(end)
-    }
-
-    fn take_fit_step(&mut self, fit: &mut Fit, loader: &Loader) -> Result<(), TrainError> {
-        self.take_snapshot_if_due()?;
-        let (lr, started) = (fit.options.schedule.lr(self.steps() + 1), Instant::now());
-        let ended = || TrainError::Defect("the loader ended before the last step".into());
-        let ranks = loader.next_step().ok_or_else(ended)??;
-        self.session.reset_states_at_beginnings(&fit.source.sampler);
-        let reports = self.take_step(ranks, lr)?;
-        let (unit, batch) = (fit.options.task.unit(), self.options.batch as u64);
-        let record = self.session.step_record(&reports, &StepTiming { lr, unit, batch, started });
-        let skipped = record.skipped.clone();
-        fit.loss = Some(record.loss);
-        fit.emit(Event::Step(record));
-        match skipped {
-            None => fit.skipped = 0,
-            Some(reason) => self.count_skipped(fit, reason)?,
-        }
-        let notes = self.notes.len();
-        let compared = self.compare_parameters_if_due();
-        // Repairs of differing parameters are told as they happen.
-        self.notes[notes..].iter().for_each(|note| fit.warn(note));
-        compared
-    }
-
-    /// Counts a step that updated nothing; too many in a row are an error.
-    fn count_skipped(&self, fit: &mut Fit, reason: String) -> Result<(), TrainError> {
-        fit.skipped += 1;
-        let (count, limit) = (fit.skipped, fit.options.skipped_steps_max);
-        fit.warn(&format!(
-            "step {} was skipped ({count} in a row, training ends at {limit}): {reason}",
-            self.steps()
-        ));
-        if count < limit { Ok(()) } else { Err(TrainError::NotFinite { count, reason }) }
-    }
-
-    /// Evaluates on the validation split, unless that was done after this step; keeps and saves the
-    /// best.
-    fn evaluate_fit(&mut self, fit: &mut Fit) -> Result<(), TrainError> {
-        let step = self.steps();
-        if fit.evaluated.is_some_and(|(at, _)| at == step) {
-            return Ok(());
-        }
-        let (source, samples) = (fit.source.clone(), fit.options.eval_samples);
-        let task = fit.options.task.clone();
-        let started = Instant::now();
-        let evaluation =
-            self.evaluate_source((&source, &task), Split::Validation, samples, &mut |d, t| {
-                fit.emit(Event::Evaluating { done: d, total: t, elapsed: started.elapsed() });
-            })?;
-        let Evaluation { loss: val_loss, samples, targets, sums } = evaluation;
-        fit.evaluated = Some((step, val_loss));
-        let is_best = is_better(val_loss, self.best);
-        let metrics = fit.options.task.metrics(&sums);
-        let record = EvalRecord { step, val_loss, metrics, samples, targets, is_best };
-        fit.emit(Event::Evaluation(record));
-        if is_best {
-            let runs = extent_of(&source, Split::Validation, samples).runs;
-            self.best = Some(Best { step, val_loss, samples, runs });
-            if fit.options.keep_best {
-                fit.best_parameters = Some(self.parameters()?);
-            }
-            // Saved again if it was saved before it was known to be the best.
-            self.save_fit_or_warn(fit, true)?;
-        }
-        Ok(())
-    }
-
-    /// Returns true if as many evaluations as the patience have passed since the best one: by the
-    /// numbers of steps alone, so that a call that goes on ends where one in a piece does.
-    fn has_lost_patience(&self, fit: &Fit) -> bool {
-        let FitOptions { patience, eval_every, .. } = *fit.options;
-        let evaluations = |step: u64| step.checked_div(eval_every).unwrap_or(0);
-        let best = self.best.map_or(0, |best| evaluations(best.step));
-        let is_fresh = fit.evaluated.is_some_and(|(step, _)| step == self.steps());
-        patience > 0 && is_fresh && evaluations(self.steps()).saturating_sub(best) >= patience
-    }
-
-    /// Saves to the directory of the call, unless this step is saved there and not to be saved
-    /// `again`.
-    fn save_fit(&mut self, fit: &mut Fit, again: bool) -> Result<(), TrainError> {
-        let (Some(directory), Some(mut store)) = (&fit.options.directory, fit.store.take()) else {
-            return Ok(());
-        };
-        let is_there = |(step, place): &(u64, PathBuf)| *step == self.steps() && place == directory;
-        let saved = match self.saved.as_ref().is_some_and(is_there) && !again {
-            true => Ok(()),
-            false => self.save_fit_to(fit, &mut store, directory),
-        };
-        fit.store = Some(store);
-        saved
-    }
-
-    fn save_fit_to(
-        &mut self,
-        fit: &mut Fit,
-        store: &mut Store,
-        directory: &Path,
-    ) -> Result<(), TrainError> {
-        let checkpoint = self.saveable()?;
-        self.save_to(store, directory, &checkpoint)?;
-        if let Err(error) = store.prune(fit.options.saves_kept) {
-            // This state is saved; the next save tries again.
-            fit.warn(&format!("old saves were not removed: {error}"));
-        }
-        fit.emit(Event::Checkpoint { step: self.steps() });
-        Ok(())
-    }
-
-    /// Saves like [`Trainer::save_fit`]; a failing disk and parameters that are not finite are only
-    /// warned of: earlier saves are unchanged, and the next one may succeed.
-    fn save_fit_or_warn(&mut self, fit: &mut Fit, again: bool) -> Result<(), TrainError> {
-        use TrainError::{Checkpoint, InvalidRequest};
-        match self.save_fit(fit, again) {
-            Err(error @ (Checkpoint(CheckpointError::Write { .. }) | InvalidRequest(_))) => {
-                fit.warn(&format!("step {} was not saved: {error}", self.steps()));
-                Ok(())
-            }
-            saved => saved,
-        }
     }
 }

@@ -5,7 +5,7 @@ use std::mem;
 use std::sync::Arc;
 
 use super::TrainerOptions;
-use crate::autotune::TuneOptions;
+use crate::autotune::{TuneOptions, TuneProgress};
 use crate::base::{HostTensor, TensorId};
 use crate::data::{Dataset, Split};
 use crate::graph::{Graph, differentiate, fuse};
@@ -14,7 +14,7 @@ use crate::parallel::Placement;
 use crate::runtime::placement::assemble::assemble;
 use crate::runtime::placement::plans::Plans;
 use crate::runtime::placement::types::PlacementRequest;
-use crate::runtime::remote::NO_NODES;
+use crate::runtime::remote::{NO_NODES, RemoteNodes};
 use crate::runtime::step::Inputs;
 use crate::runtime::timing::Probe;
 use crate::train::error::TrainError;
@@ -22,11 +22,91 @@ use crate::train::loader::{BatchSource, sampler_of};
 use crate::train::session::{Session, SessionOptions};
 
 /// Session on opened devices, which hold no values yet.
-pub(super) struct OpenedSession {
+pub(in crate::train) struct OpenedSession {
     pub session: Session,
     /// Messages for the user.
     pub notes: Vec<String>,
     pub trace: Option<Trace>,
+}
+
+/// What devices are opened with besides the options of a trainer.
+pub(in crate::train) struct Opening<'a> {
+    /// Other nodes, whose devices come behind those of the options.
+    pub nodes: &'a RemoteNodes,
+    /// Inputs of a micro-batch, with which devices are timed.
+    pub probe: Probe,
+    /// Learning rate of the updates that are timed.
+    pub lr: f64,
+    /// Placement of a save, which is kept if its devices are the same.
+    pub saved: Option<&'a Placement>,
+    /// Receives messages for the user about slow operations.
+    pub notify: &'a dyn Fn(&str),
+    /// Receives the progress of tuning, with the device.
+    pub report: &'a mut dyn FnMut(&str, TuneProgress),
+}
+
+/// Opens the devices of a trainer for the plans of its training graph.
+///
+/// # Errors
+/// Returns `TrainError` if the devices do not fit the options, or if one fails.
+pub(in crate::train) fn open(
+    plans: &Plans,
+    options: &TrainerOptions,
+    opening: Opening,
+) -> Result<OpenedSession, TrainError> {
+    let tuning = TuneOptions {
+        seconds: options.tune_s,
+        retune: options.retune,
+        update: Some(options.optimizer.update(opening.lr, 1)),
+        corrupted_kernels: options.faults.wrong_kernels().to_vec(),
+        ..TuneOptions::default()
+    };
+    let parallel = options.parallel();
+    let request = PlacementRequest {
+        nodes: opening.nodes,
+        probe: options.times_devices().then_some(opening.probe),
+        saved: opening.saved,
+        notify: opening.notify,
+        ..options.placement_request(&parallel, plans, &tuning)
+    };
+    let mut placed = assemble(&request, opening.report)?;
+    let (notes, trace) = (mem::take(&mut placed.notes), placed.trace.take());
+    let session = Session::new(
+        placed,
+        SessionOptions {
+            optimizer: options.optimizer,
+            clip: options.clip,
+            seed: options.seed,
+            faults: options.faults.clone(),
+        },
+    );
+    Ok(OpenedSession { session, notes, trace })
+}
+
+/// Opens the devices of a trainer of the library for a training graph, as `saved` has it if its
+/// devices are the same. Devices are timed on samples of `data` if given, or else on zeros.
+pub(super) fn open_on(
+    graph: Graph,
+    options: &TrainerOptions,
+    saved: Option<&Placement>,
+    data: Option<&Arc<dyn Dataset>>,
+) -> Result<OpenedSession, TrainError> {
+    let probe = match data {
+        Some(data) => probe_of(source(&graph, data.clone(), options, (0, 0))?, 1),
+        None => probe_of_zeros(&graph),
+    };
+    let notes = RefCell::new(Vec::new());
+    let opening = Opening {
+        nodes: &NO_NODES,
+        probe,
+        lr: 1e-3,
+        saved,
+        notify: &|note| notes.borrow_mut().push(note.to_string()),
+        report: &mut |_, _| {},
+    };
+    let mut opened = open(&Plans::new(graph), options, opening)?;
+    opened.notes.splice(0..0, notes.take());
+    Ok(opened)
 }
 
 /// Returns the graph that trains a forward graph.
@@ -36,55 +116,6 @@ pub(super) fn training_graph(
 ) -> Result<Graph, TrainError> {
     let training = differentiate(forward)?;
     Ok(if options.fuse { fuse(training) } else { training })
-}
-
-/// Opens the devices for a training graph, as `saved` has it if its devices are the same. Devices
-/// are timed on samples of `data` if given, or else on zeros.
-pub(super) fn open(
-    graph: Graph,
-    options: &TrainerOptions,
-    saved: Option<&Placement>,
-    data: Option<&Arc<dyn Dataset>>,
-) -> Result<OpenedSession, TrainError> {
-    let probe = match data {
-        Some(data) => probe_of(source(&graph, data.clone(), options, (0, 0))?),
-        None => zeros(&graph),
-    };
-    let tuning = TuneOptions {
-        seconds: options.tune_s,
-        retune: options.retune,
-        update: Some(options.optimizer.update(1e-3, 1)),
-        corrupted_kernels: options.faults.wrong_kernels().to_vec(),
-        ..TuneOptions::default()
-    };
-    let notes = RefCell::new(Vec::new());
-    let request = PlacementRequest {
-        nodes: &NO_NODES,
-        selector: &options.devices,
-        parallel: &options.parallel(),
-        batch: options.batch as u32,
-        micro_batch: options.micro_batch_size as u32,
-        optimizer: &options.optimizer,
-        plans: &Plans::new(graph),
-        probe: options.is_measured().then_some(probe),
-        seed: options.seed,
-        opening: options.opening(),
-        tuning: &tuning,
-        saved,
-        retune: options.retune,
-        notify: &|note| notes.borrow_mut().push(note.to_string()),
-        trace: options.trace.clone(),
-        faults: options.faults.clone(),
-    };
-    let mut placed = assemble(&request, &mut |_, _| {})?;
-    let trace = placed.trace.take();
-    let placing = mem::take(&mut placed.notes);
-    let TrainerOptions { optimizer, clip, seed, .. } = *options;
-    let faults = options.faults.clone();
-    let session = Session::new(placed, SessionOptions { optimizer, clip, seed, faults });
-    let mut notes = notes.into_inner();
-    notes.extend(placing);
-    Ok(OpenedSession { session, notes, trace })
 }
 
 /// Creates the source of the inputs of a graph; `done` are the steps and samples so far.
@@ -113,12 +144,13 @@ pub(super) fn source(
     }
 }
 
-fn probe_of(source: BatchSource) -> Probe {
-    Arc::new(move |rows| source.probe(1, rows as u32))
+/// Returns the probe of a source at a step: inputs of its first samples.
+pub(in crate::train) fn probe_of(source: BatchSource, step: u64) -> Probe {
+    Arc::new(move |rows| source.probe(step, rows as u32))
 }
 
-/// Returns inputs of zeros, and samples that are numbered.
-fn zeros(graph: &Graph) -> Probe {
+/// Returns the probe of inputs of zeros, with samples that are numbered.
+fn probe_of_zeros(graph: &Graph) -> Probe {
     let input = |(name, id): &(String, TensorId)| {
         let tensor = graph.tensor(*id);
         (*id, tensor.dtype, tensor.shape.clone(), name == "samples")

@@ -3,12 +3,16 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::autotune::TuneOptions;
 use crate::collective::Topology;
 use crate::faults::Faults;
 use crate::graph::Graph;
 use crate::optim::Optimizer;
 use crate::parallel::{ParallelOptions, PipelineOptions, ReduceSite};
 use crate::runtime::open::OpenOptions;
+use crate::runtime::placement::plans::Plans;
+use crate::runtime::placement::types::PlacementRequest;
+use crate::runtime::remote::NO_NODES;
 use crate::train::error::TrainError;
 use crate::train::left_devices::LeftDevices;
 
@@ -66,6 +70,13 @@ pub struct TrainerOptions {
     /// Faults to inject, for tests.
     #[doc(hidden)]
     pub faults: Faults,
+    /// The most bytes of one message between devices.
+    #[doc(hidden)]
+    pub message_bytes: usize,
+    /// True to measure the shares and the cuts of pipelines that were not given, too, as a run of
+    /// the program does.
+    #[doc(hidden)]
+    pub measures_pipelines: bool,
 }
 
 /// Samples of each device per step, or of each pipeline, if there are several.
@@ -132,6 +143,8 @@ impl TrainerOptions {
             on_loss: DeviceLoss::default(),
             snapshot_every: 0,
             faults: Faults::none(),
+            message_bytes: parallel.chunk_bytes,
+            measures_pipelines: false,
         }
     }
 
@@ -162,12 +175,17 @@ impl TrainerOptions {
     }
 
     /// Returns true if the shares are measured.
-    pub(super) fn is_measured(&self) -> bool {
-        self.shares == Shares::Measured && self.pipeline.stages <= 1
+    fn is_measured(&self) -> bool {
+        self.shares == Shares::Measured && (self.pipeline.stages <= 1 || self.measures_pipelines)
+    }
+
+    /// Returns true if devices are timed for what was not given.
+    pub(super) fn times_devices(&self) -> bool {
+        self.is_measured() || self.measures_pipelines
     }
 
     /// Returns how the work of a step is shared.
-    pub(super) fn parallel(&self) -> ParallelOptions {
+    pub(crate) fn parallel(&self) -> ParallelOptions {
         let given = match &self.shares {
             Shares::Fixed(shares) => shares.iter().map(|share| *share as u64).collect(),
             Shares::Measured | Shares::Even => Vec::new(),
@@ -177,16 +195,40 @@ impl TrainerOptions {
             topology: self.topology,
             overlap: self.overlap,
             reduce_site: self.reduce_site,
+            chunk_bytes: self.message_bytes,
             pipeline: self.pipeline.clone(),
-            ..ParallelOptions::default()
         }
     }
 
-    pub(super) fn opening(&self) -> OpenOptions {
-        OpenOptions {
-            deadline: self.device_timeout,
-            device_memory_mib: self.device_memory_mib,
-            tune_s: self.tune_s,
+    /// Returns the request for the devices of a new trainer, without inputs to time them with;
+    /// `parallel` is that of [`TrainerOptions::parallel`].
+    pub(crate) fn placement_request<'a>(
+        &'a self,
+        parallel: &'a ParallelOptions,
+        plans: &'a Plans,
+        tuning: &'a TuneOptions,
+    ) -> PlacementRequest<'a> {
+        PlacementRequest {
+            nodes: &NO_NODES,
+            selector: &self.devices,
+            parallel,
+            batch: self.batch as u32,
+            micro_batch: self.micro_batch_size as u32,
+            optimizer: &self.optimizer,
+            plans,
+            probe: None,
+            seed: self.seed,
+            opening: OpenOptions {
+                deadline: self.device_timeout,
+                device_memory_mib: self.device_memory_mib,
+                tune_s: self.tune_s,
+            },
+            tuning,
+            saved: None,
+            retune: self.retune,
+            notify: &|_| {},
+            trace: self.trace.clone(),
+            faults: self.faults.clone(),
         }
     }
 

@@ -58,7 +58,7 @@ impl Trainer {
         self.noting_failure(set)
     }
 
-    fn read_parameters(&self) -> Result<Vec<NamedTensor>, TrainError> {
+    pub(super) fn read_parameters(&self) -> Result<Vec<NamedTensor>, TrainError> {
         state::parameters(&self.session.group, &self.session.plan)
     }
 

@@ -4,13 +4,13 @@
 use std::mem;
 use std::sync::Arc;
 
-use super::opening::open;
+use super::opening::open_on;
 use super::{Trainer, TrainerOptions};
 use crate::checkpoint::Checkpoint;
 use crate::files;
 use crate::train::error::TrainError;
 use crate::train::left_devices::LeftDevices;
-use crate::train::words::in_library_words;
+use crate::train::words::{Audience, in_library_words};
 
 impl Trainer {
     /// Opens the devices again without one that failed, and goes on from the last saved state: the
@@ -76,13 +76,13 @@ impl Trainer {
         let trace = self.options.trace.as_deref().map(|path| files::beside(path, &ending));
         let traced = TrainerOptions { trace, ..options.clone() };
         let before = Some(&state.meta.placement);
-        let opened = open(self.graph.clone(), &traced, before, None).map_err(|error| {
+        let opened = open_on(self.graph.clone(), &traced, before, None).map_err(|error| {
             // Before there is a placement, ranks are positions.
             let position = error.failed_rank().map(|rank| rank.index());
             (error, position)
         })?;
-        let mut opened = Self::of(opened, options.clone());
-        match opened.restore_checkpoint(state.clone()) {
+        let mut opened = Self::of(opened, options.clone(), Audience::Library);
+        match opened.restore_checkpoint(state) {
             Ok(()) => Ok(opened),
             Err(error) => {
                 let position = opened.failed_position(&error);

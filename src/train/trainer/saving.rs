@@ -1,18 +1,18 @@
 //! Saved states of a [`Trainer`]: directories of checkpoints, and copies in host memory.
 
-use std::collections::BTreeMap;
 use std::mem;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::opening::{open, training_graph};
-use super::{Trainer, TrainerOptions};
+use super::opening::{open_on, training_graph};
+use super::{SavedRun, Trainer, TrainerOptions};
 use crate::checkpoint::{Checkpoint, Meta, NamedTensor, Store};
 use crate::graph::Graph;
 use crate::train::carried::STATES_OF_ZEROS;
 use crate::train::error::TrainError;
 use crate::train::session::StepsTaken;
 use crate::train::state;
+use crate::train::words::Audience;
 
 impl Trainer {
     /// Saves the state below a directory, as `checkpoints/step-00001234`: parameters, moments,
@@ -25,11 +25,11 @@ impl Trainer {
     /// a parameter is not finite, if devices hold different parameters, or if a device fails.
     pub fn save(&mut self, directory: &Path) -> Result<(), TrainError> {
         let saved = (|| {
-            let checkpoint = self.saveable()?;
+            let checkpoint = self.saveable(directory)?;
             let mut store = self.open_store(directory)?;
-            self.save_to(&mut store, directory, &checkpoint)
+            self.save_to(&mut store, directory, &checkpoint, None)
         })();
-        self.noting_failure(saved)
+        self.noting_failure(saved.map(drop))
     }
 
     /// Opens the devices for a forward graph and goes on from a save: to the bits of a trainer that
@@ -52,10 +52,12 @@ impl Trainer {
             let (checkpoint, warnings) = Checkpoint::load_path(directory)?;
             let graph = training_graph(forward, options)?;
             check(&graph, &checkpoint)?;
-            let opened = open(graph, options, Some(&checkpoint.meta.placement), None)?;
-            let mut trainer = Self::of(opened, options.clone());
+            let opened = open_on(graph, options, Some(&checkpoint.meta.placement), None)?;
+            let mut trainer = Self::of(opened, options.clone(), Audience::Library);
             trainer.notes.extend(warnings);
-            trainer.restore_checkpoint(Arc::new(checkpoint))?;
+            let checkpoint = Arc::new(checkpoint);
+            trainer.restore_checkpoint(&checkpoint)?;
+            trainer.note_other_seed(checkpoint.meta.seed);
             Ok(trainer)
         })();
         loaded.map_err(TrainError::of_library)
@@ -72,7 +74,9 @@ impl Trainer {
             let (checkpoint, warnings) = Checkpoint::load_path(directory)?;
             check(&self.graph, &checkpoint)?;
             self.notes.extend(warnings);
-            self.restore_checkpoint(Arc::new(checkpoint))?;
+            let checkpoint = Arc::new(checkpoint);
+            self.restore_checkpoint(&checkpoint)?;
+            self.note_other_seed(checkpoint.meta.seed);
             self.forget_kept_states();
             Ok(())
         })();
@@ -84,58 +88,82 @@ impl Trainer {
         Ok(Store::open(directory)?.with_faults(self.options.faults.clone()))
     }
 
-    /// Returns the state, which was checked to be worth saving.
-    pub(super) fn saveable(&mut self) -> Result<Checkpoint, TrainError> {
+    /// Returns the state, which was checked to be worth saving: parameters that are not finite
+    /// cannot be trained further, and saving them would prune the good saves of a directory.
+    pub(in crate::train) fn saveable(
+        &mut self,
+        directory: &Path,
+    ) -> Result<Checkpoint, TrainError> {
         self.compare_parameters()?;
         let checkpoint = self.checkpoint()?;
-        match checkpoint.parameters.iter().find(|tensor| !tensor.is_finite()) {
-            None => Ok(checkpoint),
-            Some(bad) => Err(TrainError::InvalidRequest(format!(
-                "the parameter '{}' is not finite after step {}, which is not worth saving; lower \
-                 the learning rate or set TrainerOptions::clip, and go on from an earlier save",
-                bad.name, checkpoint.meta.step
-            ))),
-        }
+        let bad = checkpoint.parameters.iter().find(|tensor| !tensor.is_finite());
+        let Some(NamedTensor { name, .. }) = bad else { return Ok(checkpoint) };
+        let step = checkpoint.meta.step;
+        Err(TrainError::InvalidRequest(match self.audience {
+            Audience::Program => format!(
+                "the parameter {name} is not finite after step {step}, which is not worth saving; \
+                 lower optim.lr or set optim.clip, then resume from {}",
+                self.last_save_in(directory).display()
+            ),
+            Audience::Library => format!(
+                "the parameter '{name}' is not finite after step {step}, which is not worth \
+                 saving; lower the learning rate or set TrainerOptions::clip, and go on from an \
+                 earlier save"
+            ),
+        }))
     }
 
-    /// Writes a state, and sets later ones there aside.
-    pub(super) fn save_to(
+    /// Returns the place of the last save in a directory, or that of its first one.
+    pub(in crate::train) fn last_save_in(&self, directory: &Path) -> PathBuf {
+        let step = self.saved.as_ref().map_or(0, |(step, _)| *step);
+        Store::open_to_read(directory).path(step)
+    }
+
+    /// Writes a state, and sets later ones there aside; if `found` is its step, also another one of
+    /// that step, whose new path is returned then.
+    pub(in crate::train) fn save_to(
         &mut self,
         store: &mut Store,
         directory: &Path,
         checkpoint: &Checkpoint,
-    ) -> Result<(), TrainError> {
+        found: Option<u64>,
+    ) -> Result<Option<PathBuf>, TrainError> {
         let step = checkpoint.meta.step;
         store.set_aside_after(step)?;
-        store.save(checkpoint)?;
+        let kept = if found == Some(step) {
+            store.save_and_keep(checkpoint)?
+        } else {
+            store.save(checkpoint)?;
+            None
+        };
         if checkpoint.meta.best.is_some_and(|best| best.step == step) {
             store.mark_best(step)?;
         }
         self.saved = Some((step, directory.to_path_buf()));
-        Ok(())
+        Ok(kept)
     }
 
     /// Returns the state between two steps.
     pub(super) fn checkpoint(&self) -> Result<Checkpoint, TrainError> {
         let (parameters, moments) = self.session.state()?;
         let StepsTaken { steps, updates } = self.session.taken;
+        let SavedRun { model, config, typed, tokenizer, unknown } = self.of_run.clone();
         let meta = Meta {
             step: steps,
             optimizer_step: updates,
             seed: self.options.seed,
             samples: self.samples,
-            // The model and the options are code.
-            model: String::new(),
-            run: String::new(),
-            typed: Vec::new(),
-            tokenizer: None,
+            model,
+            run: config,
+            typed,
+            tokenizer,
             description: self.description.clone(),
             files: self.files.clone(),
             best: self.best,
             placement: self.session.placement.clone(),
             data: self.data.clone(),
             version: env!("CARGO_PKG_VERSION").into(),
-            unknown: BTreeMap::new(),
+            unknown,
         };
         Ok(Checkpoint { meta, parameters, moments, carried: self.session.carried() })
     }
@@ -146,31 +174,42 @@ impl Trainer {
         (self.saved, self.snapshot) = (None, None);
     }
 
-    /// Brings a state that was checked onto the devices.
-    pub(super) fn restore_checkpoint(&mut self, state: Arc<Checkpoint>) -> Result<(), TrainError> {
+    /// Brings a state that was checked onto the devices, and takes over what it knows of its data.
+    pub(super) fn restore_checkpoint(&mut self, state: &Arc<Checkpoint>) -> Result<(), TrainError> {
+        self.bring(state)?;
         let meta = state.meta.clone();
+        (self.best, self.data) = (meta.best, meta.data);
+        (self.description, self.files) = (meta.description, meta.files);
+        Ok(())
+    }
+
+    /// Brings a state that was checked onto the devices.
+    pub(in crate::train) fn bring(&mut self, state: &Arc<Checkpoint>) -> Result<(), TrainError> {
         // The devices may hold moments of other steps.
         let zeros = match state.moments.is_empty() {
             true => self.zero_moments(&state.parameters),
             false => Vec::new(),
         };
         let moments = if zeros.is_empty() { &state.moments } else { &zeros };
+        let meta = &state.meta;
         let tensors = (&moments[..], &state.carried[..]);
         if !self.session.restore(meta.step, SharedParameters(state.clone()), tensors)? {
             self.notes.push(STATES_OF_ZEROS.into());
         }
-        let (steps, updates) = (meta.step, meta.optimizer_step);
-        self.session.taken = StepsTaken { steps, updates };
-        (self.samples, self.best, self.data) = (meta.samples, meta.best, meta.data);
-        (self.description, self.files) = (meta.description, meta.files);
-        if meta.seed != self.options.seed {
+        self.session.taken = StepsTaken::of(meta);
+        self.samples = meta.samples;
+        Ok(())
+    }
+
+    /// Notes that the seed of a save is another one.
+    fn note_other_seed(&mut self, saved: u64) {
+        let seed = self.options.seed;
+        if saved != seed {
             self.notes.push(format!(
-                "the save was made with seed {}, and training goes on with seed {}: dropout and \
-                 the order of samples are others",
-                meta.seed, self.options.seed
+                "the save was made with seed {saved}, and training goes on with seed {seed}: \
+                 dropout and the order of samples are others"
             ));
         }
-        Ok(())
     }
 
     fn zero_moments(&self, parameters: &[NamedTensor]) -> Vec<NamedTensor> {

@@ -1,0 +1,65 @@
+//! What a run adds to the steps of its trainer: its record, its checkpoints and its signals.
+
+use std::ops::ControlFlow;
+
+use super::RunOptions;
+use crate::checkpoint::Store;
+use crate::faults::Point;
+use crate::metrics::{Event, Sink, Sinks};
+use crate::train::error::TrainError;
+use crate::train::signals::Signals;
+use crate::train::trainer::Trainer;
+use crate::train::trainer::steps::{Fit, FitHooks, SkippedStep};
+
+/// Surroundings of the trainer of a run.
+pub(super) struct RunHost {
+    pub options: RunOptions,
+    pub store: Store,
+    /// The record on disk first, then what the caller gave.
+    pub sinks: Sinks,
+    pub signals: Signals,
+    /// Tensor in which the first of the skipped steps in a row was not finite.
+    pub began: String,
+}
+
+impl RunHost {
+    pub fn note(&mut self, text: String) -> Result<(), TrainError> {
+        Ok(self.sinks.event(&Event::Note(text))?)
+    }
+
+    pub fn warn(&mut self, text: String) -> Result<(), TrainError> {
+        Ok(self.sinks.event(&Event::Warning(text))?)
+    }
+}
+
+impl FitHooks for RunHost {
+    fn event(&mut self, event: Event) -> Result<ControlFlow<()>, TrainError> {
+        if let Event::Step(record) = &event {
+            let RunOptions { faults, out, .. } = &self.options;
+            faults
+                .at_write(Point::Metrics, record.step)
+                .map_err(|why| TrainError::Io { path: out.clone(), why })?;
+        }
+        self.sinks.event(&event)?;
+        Ok(ControlFlow::Continue(()))
+    }
+
+    fn skipped(
+        &mut self,
+        trainer: &Trainer,
+        fit: &Fit,
+        step: SkippedStep,
+    ) -> Result<ControlFlow<()>, TrainError> {
+        self.handle_skipped(trainer, &fit.source, step)?;
+        Ok(ControlFlow::Continue(()))
+    }
+
+    fn store(&mut self) -> Option<&mut Store> {
+        Some(&mut self.store)
+    }
+
+    fn saved(&mut self) {
+        // The checkpoint has them.
+        self.options.unsaved.clear();
+    }
+}

@@ -1,0 +1,337 @@
+//! Steps of a [`Trainer`] on a data set, with comparisons, evaluations and saves: the loop of
+//! [`Trainer::fit`] and of a run of the program.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::fit::{FitEnd, FitOptions};
+use super::{Audience, Trainer};
+use crate::checkpoint::{Best, CheckpointError, NamedTensor, Store};
+use crate::data::Split;
+use crate::metrics::{EvalRecord, Event};
+use crate::runtime::step::StepInput;
+use crate::train::best::is_better;
+use crate::train::error::TrainError;
+use crate::train::evaluate::{Evaluation, extent_of};
+use crate::train::loader::{BatchSource, Loader};
+use crate::train::predict::EvaluatedPart;
+use crate::train::session::StepTiming;
+use crate::train::signals::SignalFlags;
+
+/// What a call of the library or a run of the program adds to the steps.
+pub(in crate::train) trait FitHooks {
+    /// Tells of an event; [`ControlFlow::Break`] ends the steps after the present one.
+    ///
+    /// # Errors
+    /// Returns the error that ends the steps.
+    fn event(&mut self, event: Event) -> Result<ControlFlow<()>, TrainError>;
+
+    /// Tells of a step that updated nothing, like [`FitHooks::event`].
+    ///
+    /// # Errors
+    /// Returns the error that ends the steps, if there were too many in a row.
+    fn skipped(
+        &mut self,
+        trainer: &Trainer,
+        fit: &Fit,
+        step: SkippedStep,
+    ) -> Result<ControlFlow<()>, TrainError>;
+
+    /// Returns the saves of the directory, if there is one.
+    fn store(&mut self) -> Option<&mut Store>;
+
+    /// Takes note that the state was saved.
+    fn saved(&mut self) {}
+}
+
+/// Step that updated nothing, because a value was not finite.
+pub(in crate::train) struct SkippedStep<'a> {
+    /// Inputs of the ranks.
+    pub inputs: &'a [Arc<StepInput>],
+    pub reason: String,
+    /// Number of skipped steps in a row, with this one.
+    pub count: u64,
+    /// Number of them at which the steps end with an error.
+    pub limit: u64,
+}
+
+/// Steps in progress.
+pub(in crate::train) struct Fit {
+    pub options: FitOptions,
+    pub source: BatchSource,
+    /// Inputs of the next steps.
+    pub loader: Loader,
+    /// Step after which the steps end.
+    pub last: u64,
+    /// Signals that end the steps before the next one, and an evaluation in progress.
+    pub signals: SignalFlags,
+    /// Step of this start whose save was in the directory before.
+    pub found: Option<u64>,
+    /// Mean loss of the last step.
+    pub loss: Option<f64>,
+    /// Step and loss of the last evaluation.
+    pub evaluated: Option<(u64, f64)>,
+    /// Parameters of the best evaluation, if they are kept.
+    pub best_parameters: Option<Vec<NamedTensor>>,
+    /// True if the present step became the best one, which its save, if it has one, does not know.
+    is_unsaved_best: bool,
+    /// True if a hook asked for the end.
+    is_stopped: bool,
+    /// Steps in a row that were skipped.
+    skipped: u64,
+}
+
+impl Fit {
+    pub fn new(options: FitOptions, source: BatchSource, loader: Loader, last: u64) -> Self {
+        Self {
+            options,
+            source,
+            loader,
+            last,
+            signals: SignalFlags::default(),
+            found: None,
+            loss: None,
+            evaluated: None,
+            best_parameters: None,
+            is_unsaved_best: false,
+            is_stopped: false,
+            skipped: 0,
+        }
+    }
+
+    /// Goes on with other inputs, after the loss of a device.
+    pub fn go_on(&mut self, source: BatchSource, loader: Loader) {
+        (self.source, self.loader) = (source, loader);
+        self.skipped = 0;
+        (self.evaluated, self.is_unsaved_best) = (None, false);
+    }
+
+    pub fn emit(&mut self, hooks: &mut dyn FitHooks, event: Event) -> Result<(), TrainError> {
+        self.is_stopped |= hooks.event(event)?.is_break();
+        Ok(())
+    }
+
+    pub fn warn(&mut self, hooks: &mut dyn FitHooks, text: String) -> Result<(), TrainError> {
+        self.emit(hooks, Event::Warning(text))
+    }
+}
+
+impl Trainer {
+    /// Starts to load the inputs of the next steps up to `last`, except for those that other nodes
+    /// read.
+    pub(in crate::train) fn loader(
+        &self,
+        source: &BatchSource,
+        last: u64,
+    ) -> Result<Loader, TrainError> {
+        let ranks = self.session.loaded_ranks();
+        Loader::start(source.clone(), ranks, self.steps() + 1, last)
+            .map_err(|why| TrainError::System { what: "the loader's thread", why })
+    }
+
+    /// Returns true if the present step is one of those with this interval; 0: none.
+    pub(in crate::train) fn is_due(&self, every: u64) -> bool {
+        every > 0 && self.steps().is_multiple_of(every)
+    }
+
+    /// Takes the steps that are left, evaluates, and saves.
+    pub(in crate::train) fn run_steps(
+        &mut self,
+        fit: &mut Fit,
+        hooks: &mut dyn FitHooks,
+    ) -> Result<FitEnd, TrainError> {
+        let mut end = FitEnd::Done;
+        while self.steps() < fit.last {
+            if fit.signals.pending().is_some() {
+                end = FitEnd::Stopped;
+                break;
+            }
+            self.take_fit_step(fit, hooks)?;
+            if self.is_due(self.options.hash_every) {
+                let told = self.notes.len();
+                let compared = self.compare_parameters();
+                self.warn_of_notes(told, fit, hooks)?;
+                compared?;
+            }
+            if self.is_due(fit.options.eval_every) {
+                self.evaluate_fit(fit, hooks)?;
+            }
+            if self.is_due(fit.options.save_every) {
+                self.save_fit_or_warn(fit, hooks)?;
+            }
+            if fit.is_stopped {
+                end = FitEnd::Stopped;
+                break;
+            }
+            if self.has_lost_patience(fit) {
+                end = FitEnd::NoImprovement;
+                break;
+            }
+        }
+        if fit.options.eval_every > 0 {
+            // A signal drops it.
+            self.evaluate_fit(fit, hooks)?;
+        }
+        self.save_fit(fit, hooks)?;
+        Ok(end)
+    }
+
+    fn take_fit_step(&mut self, fit: &mut Fit, hooks: &mut dyn FitHooks) -> Result<(), TrainError> {
+        self.take_snapshot_if_due()?;
+        let (lr, started) = (fit.options.schedule.lr(self.steps() + 1), Instant::now());
+        let ended = || TrainError::Defect("the loader ended before the last step".into());
+        let ranks = fit.loader.next_step().ok_or_else(ended)??;
+        self.session.reset_states_at_beginnings(&fit.source.sampler);
+        let inputs = self.session.inputs(ranks, lr);
+        let reports = self.take_step(&inputs)?;
+        let (unit, batch) = (fit.options.task.unit(), self.options.batch as u64);
+        let record = self.session.step_record(&reports, &StepTiming { lr, unit, batch, started });
+        let skipped = record.skipped.clone();
+        fit.loss = Some(record.loss);
+        fit.emit(hooks, Event::Step(record))?;
+        let Some(reason) = skipped else {
+            fit.skipped = 0;
+            return Ok(());
+        };
+        fit.skipped += 1;
+        let (count, limit) = (fit.skipped, fit.options.skipped_steps_max);
+        let step = SkippedStep { inputs: &inputs, reason, count, limit };
+        fit.is_stopped |= hooks.skipped(self, fit, step)?.is_break();
+        Ok(())
+    }
+
+    /// Warns of repairs of differing parameters, of which there are notes, as they happen.
+    fn warn_of_notes(
+        &self,
+        told: usize,
+        fit: &mut Fit,
+        hooks: &mut dyn FitHooks,
+    ) -> Result<(), TrainError> {
+        self.notes[told..].iter().try_for_each(|note| fit.warn(hooks, note.clone()))
+    }
+
+    /// Evaluates on the validation split, unless that was done after this step; keeps and saves the
+    /// best. Returns the loss; `None` if nothing is held out, or if a signal is pending, which
+    /// drops an evaluation in progress.
+    pub(in crate::train) fn evaluate_fit(
+        &mut self,
+        fit: &mut Fit,
+        hooks: &mut dyn FitHooks,
+    ) -> Result<Option<f64>, TrainError> {
+        let step = self.steps();
+        if let Some((evaluated, loss)) = fit.evaluated
+            && evaluated == step
+        {
+            return Ok(Some(loss));
+        }
+        let extent = extent_of(&fit.source, Split::Validation, fit.options.eval_samples);
+        if extent.samples == 0 {
+            return Ok(None);
+        }
+        let Some(evaluation) = self.measure_fit(fit, hooks)? else { return Ok(None) };
+        let Evaluation { loss: val_loss, samples, targets, sums } = evaluation;
+        fit.evaluated = Some((step, val_loss));
+        let is_best = is_better(val_loss, self.best);
+        let metrics = fit.options.task.metrics(&sums);
+        let record = EvalRecord { step, val_loss, metrics, samples, targets, is_best };
+        fit.emit(hooks, Event::Evaluation(record))?;
+        if is_best {
+            self.best = Some(Best { step, val_loss, samples, runs: extent.runs });
+            if fit.options.keep_best {
+                fit.best_parameters = Some(self.read_parameters()?);
+            }
+            // Saved again if it was saved before it was known to be the best.
+            fit.is_unsaved_best = true;
+            self.save_fit_or_warn(fit, hooks)?;
+        }
+        Ok(Some(val_loss))
+    }
+
+    fn measure_fit(
+        &mut self,
+        fit: &mut Fit,
+        hooks: &mut dyn FitHooks,
+    ) -> Result<Option<Evaluation>, TrainError> {
+        let started = Instant::now();
+        let part = EvaluatedPart {
+            source: &fit.source,
+            task: &fit.options.task,
+            split: Split::Validation,
+            samples: fit.options.eval_samples,
+            signals: &fit.signals,
+        };
+        let is_stopped = &mut fit.is_stopped;
+        self.evaluate_part(&part, &mut |done, total| {
+            let elapsed = started.elapsed();
+            *is_stopped |= hooks.event(Event::Evaluating { done, total, elapsed })?.is_break();
+            Ok(())
+        })
+    }
+
+    /// Returns true if as many evaluations as the patience have passed since the best one: by the
+    /// numbers of steps alone, so that a call that goes on ends where one in a piece does.
+    fn has_lost_patience(&self, fit: &Fit) -> bool {
+        let FitOptions { patience, eval_every, .. } = fit.options;
+        let evaluations = |step: u64| step.checked_div(eval_every).unwrap_or(0);
+        let best = self.best.map_or(0, |best| evaluations(best.step));
+        let is_fresh = fit.evaluated.is_some_and(|(step, _)| step == self.steps());
+        patience > 0 && is_fresh && evaluations(self.steps()).saturating_sub(best) >= patience
+    }
+
+    /// Saves to the directory, unless this step is saved there as it is now.
+    pub(in crate::train) fn save_fit(
+        &mut self,
+        fit: &mut Fit,
+        hooks: &mut dyn FitHooks,
+    ) -> Result<(), TrainError> {
+        let Some(directory) = fit.options.directory.clone() else { return Ok(()) };
+        let step = self.steps();
+        let is_there =
+            self.saved.as_ref().is_some_and(|(saved, place)| *saved == step && *place == directory);
+        if is_there && !fit.is_unsaved_best {
+            return Ok(());
+        }
+        let told = self.notes.len();
+        let checkpoint = self.saveable(&directory);
+        self.warn_of_notes(told, fit, hooks)?;
+        let checkpoint = checkpoint?;
+        let Some(store) = hooks.store() else { return Ok(()) };
+        let found = fit.found.take_if(|found| *found == step);
+        let kept = self.save_to(store, &directory, &checkpoint, found)?;
+        let pruned = store.prune(fit.options.saves_kept);
+        fit.is_unsaved_best = false;
+        hooks.saved();
+        if let Err(error) = pruned {
+            // This state is saved; the next save tries again.
+            let what = match self.audience {
+                Audience::Program => "checkpoints",
+                Audience::Library => "saves",
+            };
+            fit.warn(hooks, format!("old {what} were not removed: {error}"))?;
+        }
+        if let Some(path) = kept {
+            let path = path.display();
+            let text = format!("set aside: the checkpoint of step {step} as {path}");
+            fit.emit(hooks, Event::Note(text))?;
+        }
+        fit.emit(hooks, Event::Checkpoint { step })
+    }
+
+    /// Saves like [`Trainer::save_fit`]; a failing disk and parameters that are not finite are only
+    /// warned of, and training goes on from memory: earlier saves are unchanged, and the next one
+    /// may succeed.
+    fn save_fit_or_warn(
+        &mut self,
+        fit: &mut Fit,
+        hooks: &mut dyn FitHooks,
+    ) -> Result<(), TrainError> {
+        use TrainError::{Checkpoint, InvalidRequest, Io};
+        match self.save_fit(fit, hooks) {
+            Err(
+                error @ (Checkpoint(CheckpointError::Write { .. }) | Io { .. } | InvalidRequest(_)),
+            ) => fit.warn(hooks, format!("step {} was not saved: {error}", self.steps())),
+            saved => saved,
+        }
+    }
+}
