@@ -7,7 +7,6 @@ const CHILD: &str = "POTLUCK_TEST_EXIT";
 
 /// As drivers do, the child has a handler that ends it with a fault.
 #[test]
-#[cfg(all(target_os = "linux", target_env = "gnu"))]
 fn a_process_of_tests_ends_without_the_exit_handlers_of_drivers() {
     unsafe extern "C" {
         fn atexit(handler: extern "C" fn()) -> std::ffi::c_int;

@@ -5,6 +5,7 @@
 mod common;
 mod counts;
 mod custom_ops;
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
 mod exit;
 mod golden;
 mod golden_layers;
