@@ -8,6 +8,7 @@ mod edge;
 mod edge_transfers;
 mod error;
 pub mod interpreter;
+pub mod mesh;
 pub mod pipeline;
 pub mod placement;
 pub mod program;
@@ -21,6 +22,7 @@ pub use edge::Edge;
 pub use edge_transfers::EdgeLayout;
 pub use error::StepError;
 pub use interpreter::{Action, Event, Interpreter, Outcome};
+pub use mesh::{Axis, Coordinates, Mesh};
 pub use pipeline::{PipelinePrograms, PipelineRequest, PipelineStages};
 pub use placement::{Placement, PlacementChange, RankPlacement, ReduceSite};
 pub use program::{

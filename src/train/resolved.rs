@@ -34,10 +34,10 @@ pub fn resolved_toml(
         run.insert("devices", placement.candidates.join(" | "));
         run.insert("micro_batch_max", placement.micro_batch_max.to_string());
     }
-    if let Some(record) = &placement.pipeline {
-        run.insert("pipeline_stages", record.stages.to_string());
-        run.insert("schedule", record.schedule.to_string());
-        run.insert("virtual_stages", record.chunks.to_string());
+    if placement.mesh.has_stages() {
+        run.insert("pipeline_stages", placement.mesh.pipeline.to_string());
+        run.insert("schedule", placement.schedule.to_string());
+        run.insert("virtual_stages", placement.virtual_stages.to_string());
     }
     let described = |file: &DataFile| format!("{} bytes, BLAKE3 {}", file.bytes, file.blake3);
     let file_entries = files.iter().map(|file| (&*file.name, described(file)));
@@ -101,7 +101,7 @@ fn quoted(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::parallel::ReduceSite;
+    use crate::parallel::{Mesh, PipelineSchedule, ReduceSite};
 
     fn rank(identity: &str, share: u32) -> RankPlacement {
         RankPlacement {
@@ -124,7 +124,9 @@ mod tests {
         let mut placement = Placement {
             candidates: vec!["A".into()],
             micro_batch_max: 4,
-            pipeline: None,
+            mesh: Mesh::default(),
+            schedule: PipelineSchedule::OneFOneB,
+            virtual_stages: 1,
             ranks: vec![rank("A", 3)],
         };
         let expected = "# What this run decided before its first step.\n\
@@ -152,7 +154,9 @@ mod tests {
         let placement = Placement {
             candidates: vec!["A".into(), "B".into()],
             micro_batch_max: 4,
-            pipeline: None,
+            mesh: Mesh::of_pipelines(11, 1),
+            schedule: PipelineSchedule::OneFOneB,
+            virtual_stages: 1,
             ranks: vec![rank("A", 4); 11],
         };
         let text = resolved_toml(&placement, ("abc", &[]), "1");

@@ -17,7 +17,7 @@ use crate::faults::{Fault, Faults, Point};
 use crate::graph::Plan;
 use crate::metrics::{RankRecord, StageRecord, StepRecord, Unit};
 use crate::optim::Optimizer;
-use crate::parallel::{Placement, Program, RankPlacement, Verdict};
+use crate::parallel::{Coordinates, Placement, Program, Verdict};
 use crate::runtime::memory;
 use crate::runtime::pipelines::{ForwardUnits, ModelPipelines};
 use crate::runtime::placement::shares::held_moments;
@@ -278,22 +278,24 @@ impl Session {
 
     /// Returns the metrics of each rank in a step; empty for a single rank.
     fn rank_records(&self, reports: &[StepReport]) -> Vec<RankRecord> {
-        let stage = |rank: usize| {
-            let (pipeline, stage) = self.placement.stage_of(rank)?;
-            Some(StageRecord { pipeline: pipeline as u64, stage: stage as u64 })
-        };
-        type Ranked<'a> = (usize, (&'a RankPlacement, &'a StepReport));
-        let record = |(rank, (placed, report)): Ranked| RankRecord {
-            name: placed.name.clone(),
-            share: u64::from(placed.share),
-            time: report.time,
-            waited: report.waited,
-            idle: report.idle(),
-            stage: stage(rank),
-        };
-        let several = self.placement.ranks.len() > 1;
-        let ranks = self.placement.ranks.iter().zip(reports).filter(|_| several);
-        ranks.enumerate().map(record).collect()
+        let Placement { mesh, ranks, .. } = &self.placement;
+        let mut records = Vec::new();
+        if ranks.len() == 1 {
+            return records;
+        }
+        for ((rank, placed), report) in mesh.ranks().zip(ranks).zip(reports) {
+            let Coordinates { data, pipeline, .. } = mesh.coordinates(rank);
+            let stage = StageRecord { pipeline: data as u64, stage: pipeline as u64 };
+            records.push(RankRecord {
+                name: placed.name.clone(),
+                share: u64::from(placed.share),
+                time: report.time,
+                waited: report.waited,
+                idle: report.idle(),
+                stage: mesh.has_stages().then_some(stage),
+            });
+        }
+        records
     }
 
     /// Returns the units of the devices that compute forward passes.

@@ -39,6 +39,7 @@ pub(super) fn predict(
     let links = links(&positions, measured, &crossing_elements(&pipelines.whole));
     let planned = PlannedPipelines {
         positions,
+        mesh: placed.placement.mesh,
         stages: pipelines.stages.clone(),
         shares: pipelines.shares.clone(),
         schedule: pipelines.schedule,

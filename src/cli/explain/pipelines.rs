@@ -11,7 +11,7 @@ use crate::device::Selection;
 use crate::device::host::available_memory;
 use crate::graph::print::{RankMemoryUsage, memory_tables};
 use crate::parallel::schedule::in_flight;
-use crate::parallel::{PipelineSchedule, PipelineShape, Placement};
+use crate::parallel::{Coordinates, PipelineSchedule, PipelineShape, Placement};
 use crate::planner::cut::BlockTimes;
 use crate::runtime::RuntimeError;
 use crate::runtime::memory::{comparison, workspace};
@@ -109,7 +109,7 @@ impl<'a> ExplainedPipelines<'a> {
         let candidates = candidates(&chosen);
         let saved = request.saved.filter(|saved| saved.is_of(&candidates, true));
         let recorded = kept(request, saved);
-        let pipelines = chosen.len() / requested.stages;
+        let pipelines = requested.mesh(chosen.len()).data;
         let is_measured = request.probe.is_none()
             && spec.parallel.shares.is_none()
             && (options.blocks_per_stage.is_empty() || pipelines > 1);
@@ -166,16 +166,21 @@ impl<'a> ExplainedPipelines<'a> {
         &self.names[rank]
     }
 
+    /// Returns the coordinates of a rank.
+    pub fn coordinates(&self, rank: usize) -> Coordinates {
+        self.planned.mesh.coordinates(Rank(rank as u32))
+    }
+
     /// Returns the place of a rank: `stage 1 of pipeline 0`.
     pub fn place(&self, rank: usize) -> String {
-        let (pipeline, stage) = self.planned.stage_of(rank);
-        format!("stage {stage} of pipeline {pipeline}")
+        let Coordinates { data, pipeline, .. } = self.coordinates(rank);
+        format!("stage {pipeline} of pipeline {data}")
     }
 
     /// Returns the blocks that a rank holds: `h.2 to head`.
     pub fn blocks(&self, rank: usize) -> String {
-        let (pipeline, stage) = self.planned.stage_of(rank);
-        let chunks = self.planned.stages[pipeline].chunks_of(stage);
+        let at = self.coordinates(rank);
+        let chunks = self.planned.stages[at.data].chunks_of(at.pipeline);
         let graph = &self.laid_out.whole.graph;
         names_of_runs(graph, &chunks)
     }
@@ -187,11 +192,13 @@ impl<'a> ExplainedPipelines<'a> {
 
     /// Returns the sentence on the stashes that the schedule lets a rank hold at a time.
     fn stashes(&self, rank: usize) -> String {
-        let (pipeline, stage) = self.planned.stage_of(rank);
-        let (stages, schedule) = (self.planned.depth(), self.planned.schedule);
-        let chunks = self.planned.stages[pipeline].chunks.len() / stages;
+        let at = self.coordinates(rank);
+        let stages = self.planned.mesh.pipeline;
+        let schedule = self.planned.schedule;
+        let chunks = self.planned.stages[at.data].chunks.len() / stages;
         let micro_batches = self.micro_batches(rank);
-        let most = in_flight(schedule, PipelineShape { stages, chunks, micro_batches }, stage);
+        let shape = PipelineShape { stages, chunks, micro_batches };
+        let most = in_flight(schedule, shape, at.pipeline);
         match schedule {
             PipelineSchedule::Interleaved => format!(
                 "stashes in flight: {most} of {}, one per micro-batch and model chunk ({schedule})",
@@ -209,9 +216,9 @@ fn program(pipelines: &ExplainedPipelines) -> String {
     let LaidOutPipelines { written, whole, .. } = &pipelines.laid_out;
     let names = InstructionNames { plan: whole, edges: &written.edges.edges };
     let of_rank = |rank: usize| {
-        let (pipeline, _) = pipelines.planned.stage_of(rank);
         let (name, place) = (pipelines.name(rank), pipelines.place(rank));
-        let (blocks, samples) = (pipelines.blocks(rank), pipelines.planned.shares[pipeline].count);
+        let blocks = pipelines.blocks(rank);
+        let samples = pipelines.planned.shares[pipelines.coordinates(rank).data].count;
         let program = names.program(&written.programs[rank]);
         format!("rank {rank}: {name}, {place}, {blocks}, {samples} samples\n{program}")
     };

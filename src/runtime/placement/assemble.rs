@@ -17,7 +17,7 @@ use crate::exec::cpu::host_name;
 use crate::graph::Plan;
 use crate::metrics::Trace;
 use crate::parallel::{
-    Placement, Program, RankPlacement, Share, contiguous_shares, data_parallel, single_rank,
+    Mesh, Placement, Program, RankPlacement, Share, contiguous_shares, data_parallel, single_rank,
 };
 use crate::runtime::RuntimeError;
 use crate::runtime::open::OpenDevice;
@@ -38,9 +38,9 @@ pub fn assemble(
     let names = display_names(&selections);
     let devices = RequestedDevices { selections: &selections, names: &names };
     let candidates = candidates(&selections);
-    let has_pipelines = request.parallel.pipeline.stages > 1;
-    let saved = request.saved.filter(|saved| saved.is_of(&candidates, has_pipelines));
-    if has_pipelines {
+    let has_stages = request.parallel.pipeline.stages > 1;
+    let saved = request.saved.filter(|saved| saved.is_of(&candidates, has_stages));
+    if has_stages {
         return assemble_pipelines(request, devices, (candidates, &adapters), saved, report);
     }
     let is_kept = |saved: &&Placement| {
@@ -189,8 +189,14 @@ fn start_workers(
     let drivers = members.into_iter().map(|(one, ..)| one.driver).collect();
     let groups = BucketGroups::all(layout.size, layout.buckets());
     let group = WorkerGroup::start(drivers, layout, groups, &options)?;
-    let micro_batch_max = request.micro_batch;
-    let placement = Placement { candidates, micro_batch_max, pipeline: None, ranks };
+    let placement = Placement {
+        candidates,
+        micro_batch_max: request.micro_batch,
+        mesh: Mesh::of_pipelines(world, 1),
+        schedule: request.parallel.pipeline.schedule,
+        virtual_stages: request.parallel.pipeline.virtual_stages,
+        ranks,
+    };
     let pipelines = None;
     Ok(PlacedWorkers { group, plan, programs, placement, pipelines, plans, notes, trace })
 }

@@ -25,9 +25,8 @@ use std::ops::Range;
 
 use super::shares::fixed_counts;
 use super::types::{ParallelOptions, PipelineOptions, PlacementRequest};
-use crate::base::Rank;
 use crate::parallel::{
-    PipelineSchedule, PipelineStages, Placement, RankPlacement, Share, contiguous_shares,
+    Mesh, PipelineSchedule, PipelineStages, Placement, Share, contiguous_shares,
 };
 use crate::planner::cut::{chunks_of_counts, even};
 use crate::runtime::RuntimeError;
@@ -48,6 +47,11 @@ impl RequestedPipelines {
     /// Returns the pipelines that a request asks for.
     pub fn of(request: &PlacementRequest) -> Self {
         Self::from(&request.parallel.pipeline)
+    }
+
+    /// Returns the mesh of so many devices: as many whole pipelines as they make.
+    pub fn mesh(&self, devices: usize) -> Mesh {
+        Mesh::of_pipelines(devices / self.stages.max(1), self.stages)
     }
 
     /// Returns the model chunks of a model of `blocks` blocks: of these numbers of blocks or, if
@@ -72,7 +76,7 @@ impl From<&PipelineOptions> for RequestedPipelines {
 pub struct PlannedPipelines {
     /// By rank: the index of its device among the requested ones.
     pub positions: Vec<usize>,
-    /// Pipeline `d` has the ranks from `d * stages` on.
+    pub mesh: Mesh,
     pub stages: Vec<PipelineStages>,
     /// Samples of each pipeline.
     pub shares: Vec<Share>,
@@ -88,20 +92,11 @@ impl PlannedPipelines {
         counts: &[u32],
         micro_batch: u32,
     ) -> Self {
-        let stages = pipelines_of(&vec![chunks.to_vec(); counts.len()], request.stages);
+        let mesh = Mesh::of_pipelines(counts.len(), request.stages);
+        let stages = pipelines_of(mesh, &vec![chunks.to_vec(); counts.len()]);
         let micro_batches: Vec<u32> = counts.iter().map(|count| micro_batch.min(*count)).collect();
         let shares = contiguous_shares(counts, &micro_batches);
-        Self { positions, stages, shares, schedule: request.schedule }
-    }
-
-    /// Returns the number of stages of each pipeline.
-    pub fn depth(&self) -> usize {
-        self.stages.first().map_or(1, |pipeline| pipeline.ranks.len())
-    }
-
-    /// Returns the pipeline and the stage of a rank.
-    pub fn stage_of(&self, rank: usize) -> (usize, usize) {
-        (rank / self.depth(), rank % self.depth())
+        Self { positions, mesh, stages, shares, schedule: request.schedule }
     }
 
     /// Returns the most rows of a micro-batch.
@@ -111,13 +106,10 @@ impl PlannedPipelines {
     }
 }
 
-/// Returns pipelines of `stages` ranks each, in the order of ranks, cut into these model chunks.
-pub fn pipelines_of(chunks: &[Vec<Range<u32>>], stages: usize) -> Vec<PipelineStages> {
-    let of = |(pipeline, chunks): (usize, &Vec<Range<u32>>)| PipelineStages {
-        ranks: (0..stages).map(|stage| Rank((pipeline * stages + stage) as u32)).collect(),
-        chunks: chunks.clone(),
-    };
-    chunks.iter().enumerate().map(of).collect()
+/// Returns the pipelines of a mesh, each cut into its model chunks.
+pub fn pipelines_of(mesh: Mesh, chunks: &[Vec<Range<u32>>]) -> Vec<PipelineStages> {
+    let cut = mesh.pipelines().zip(chunks);
+    cut.map(|(ranks, chunks)| PipelineStages { ranks, chunks: chunks.clone() }).collect()
 }
 
 /// Returns the pipelines of a request whose cut and shares are given or, if nothing can be
@@ -131,7 +123,7 @@ pub fn given(
 ) -> Result<Option<PlannedPipelines>, RuntimeError> {
     let pipelines = RequestedPipelines::of(request);
     let blocks = request.plans.of_rows(1).graph.blocks.len() as u32;
-    let count = devices / pipelines.stages;
+    let count = pipelines.mesh(devices).data;
     let options = &request.parallel.pipeline;
     let has_shares = request.parallel.shares.is_some() || count == 1;
     if request.probe.is_some() && (options.blocks_per_stage.is_empty() || !has_shares) {
@@ -174,26 +166,23 @@ pub fn is_as_given(request: &PlacementRequest, planned: &PlannedPipelines) -> bo
 /// Returns the pipelines of a checkpoint, if they were placed as this request asks; `None` if not.
 pub fn recorded(request: &PlacementRequest, saved: &Placement) -> Option<PlannedPipelines> {
     let pipelines = RequestedPipelines::of(request);
-    let record = saved.pipeline.as_ref()?;
-    let is_same = record.stages as usize == pipelines.stages
-        && record.schedule == pipelines.schedule
-        && record.chunks as usize == pipelines.chunks;
+    let is_same = saved.mesh.pipeline == pipelines.stages
+        && saved.schedule == pipelines.schedule
+        && saved.virtual_stages as usize == pipelines.chunks;
     if !is_same || !saved.is_consistent() {
         return None;
     }
-    let of_pipeline = |ranks: &[RankPlacement]| -> Option<Vec<Range<u32>>> {
-        let chunk =
-            |index: usize| ranks[index % ranks.len()].blocks.get(index / ranks.len()).cloned();
-        (0..pipelines.stages * pipelines.chunks).map(chunk).collect()
-    };
-    let ranks = saved.ranks.chunks(pipelines.stages);
-    let chunks: Option<Vec<_>> = ranks.map(of_pipeline).collect();
-    let first = saved.ranks.iter().step_by(pipelines.stages);
-    let (counts, micro_batches): (Vec<u32>, Vec<u32>) =
-        first.map(|rank| (rank.share, rank.micro_batch)).unzip();
+    let mut chunks = Vec::new();
+    for ranks in saved.pipelines() {
+        let of_chunk = |index: usize| ranks.iter().map(move |rank| rank.blocks[index].clone());
+        chunks.push((0..pipelines.chunks).flat_map(of_chunk).collect());
+    }
+    let counts: Vec<u32> = saved.units().map(|rank| rank.share).collect();
+    let micro_batches: Vec<u32> = saved.units().map(|rank| rank.micro_batch).collect();
     Some(PlannedPipelines {
         positions: saved.ranks.iter().map(|rank| rank.position).collect(),
-        stages: pipelines_of(&chunks?, pipelines.stages),
+        mesh: saved.mesh,
+        stages: pipelines_of(saved.mesh, &chunks),
         shares: contiguous_shares(&counts, &micro_batches),
         schedule: pipelines.schedule,
     })

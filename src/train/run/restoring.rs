@@ -184,7 +184,7 @@ impl Run {
             }
         };
         // Some changes of pipelines have no effect on the bits.
-        let verb = match self.session.placement.pipeline.is_some() || before.pipeline.is_some() {
+        let verb = match self.session.placement.mesh.has_stages() || before.mesh.has_stages() {
             true => "may",
             false => "will",
         };

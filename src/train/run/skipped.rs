@@ -108,10 +108,9 @@ impl Run {
         };
         Ok(match found {
             Some((what, rank)) => {
-                let (stage, name) = (
-                    rank.index() % pipelines.depth(),
-                    &self.session.placement.ranks[rank.index()].name,
-                );
+                let placement = &self.session.placement;
+                let stage = placement.mesh.coordinates(rank).pipeline;
+                let name = &placement.ranks[rank.index()].name;
                 format!("{what} on stage {stage} ({rank}, {name})")
             }
             None => OVERFLOW_CAUSE.into(),

@@ -85,7 +85,8 @@ fn would_fit(
     }
     let requested = RequestedPipelines { stages, ..RequestedPipelines::of(request) };
     let blocks = request.plans.of_rows(1).graph.blocks.len();
-    let Ok(counts) = expected_counts(request, selections.len() / stages) else { return false };
+    let pipelines = requested.mesh(selections.len()).data;
+    let Ok(counts) = expected_counts(request, pipelines) else { return false };
     if blocks < stages * requested.chunks {
         return false;
     }

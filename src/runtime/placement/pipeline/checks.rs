@@ -163,7 +163,7 @@ fn noun(count: u32, one: &str, several: &str) -> String {
 mod tests {
     use super::*;
     use crate::graph::{Builder, Init};
-    use crate::parallel::contiguous_shares;
+    use crate::parallel::{Mesh, contiguous_shares};
     use crate::runtime::placement::pipeline::pipelines_of;
 
     fn requested(stages: usize, chunks: usize) -> RequestedPipelines {
@@ -227,7 +227,8 @@ mod tests {
     fn interleaved_pipelines_have_whole_rounds_and_few_micro_batches_are_noted() {
         let planned = |samples: u32, rows: u32| PlannedPipelines {
             positions: vec![0, 1],
-            stages: pipelines_of(&[vec![0..1, 1..2]], 2),
+            mesh: Mesh::of_pipelines(1, 2),
+            stages: pipelines_of(Mesh::of_pipelines(1, 2), &[vec![0..1, 1..2]]),
             shares: contiguous_shares(&[samples], &[rows]),
             schedule: PipelineSchedule::OneFOneB,
         };

@@ -17,7 +17,6 @@ use crate::graph::plan::ALIGNMENT_BYTES;
 use crate::graph::print::MemoryUsage;
 use crate::graph::{Graph, Plan};
 use crate::metrics::Trace;
-use crate::parallel::placement::PipelineRecord;
 use crate::parallel::{
     PipelinePrograms, PipelineRequest, Placement, Program, RankPlacement, ReduceSite,
 };
@@ -53,7 +52,7 @@ impl LaidOutPipelines {
             schedule: planned.schedule,
             overlap: request.parallel.overlap,
             piece_max: request.parallel.chunk_bytes / ELEMENT_BYTES,
-            in_flight_min: forward_micro_batches_max(planned.depth()),
+            in_flight_min: forward_micro_batches_max(planned.mesh.pipeline),
         });
         let groups = &written.groups;
         let layout = layout_of_groups(request.parallel, &whole, groups, planned.stages.len());
@@ -156,8 +155,8 @@ fn placement(
 ) -> Placement {
     let requested = RequestedPipelines::of(request);
     let rank = |(rank, one): (usize, &OpenDevice)| {
-        let (pipeline, stage) = planned.stage_of(rank);
-        let share = planned.shares[pipeline];
+        let at = planned.mesh.coordinates(Rank(rank as u32));
+        let share = planned.shares[at.data];
         let micro_batches = &laid_out.written.programs[rank].micro_batches;
         RankPlacement {
             name: one.driver.name().to_string(),
@@ -167,21 +166,18 @@ fn placement(
             micro_batch: share.micro_batch,
             rows: one.rows,
             micro_batches: micro_batches.iter().map(|m| m.rows).collect(),
-            blocks: planned.stages[pipeline].chunks_of(stage),
+            blocks: planned.stages[at.data].chunks_of(at.pipeline),
             reduce_site: reduce_sites[rank],
             kernels: one.choices.clone(),
             untimed: one.untimed.clone(),
         }
     };
-    let record = PipelineRecord {
-        stages: requested.stages as u32,
-        schedule: requested.schedule,
-        chunks: requested.chunks as u32,
-    };
     Placement {
         candidates,
         micro_batch_max: request.micro_batch,
-        pipeline: Some(record),
+        mesh: planned.mesh,
+        schedule: requested.schedule,
+        virtual_stages: requested.chunks as u32,
         ranks: members.iter().enumerate().map(rank).collect(),
     }
 }
@@ -259,11 +255,11 @@ pub fn travelling_bytes(laid_out: &LaidOutPipelines, rank: usize) -> usize {
 fn stages_note(placement: &Placement, graph: &Graph) -> String {
     let stage =
         |rank: &RankPlacement| format!("{}: {}", rank.name, names_of_runs(graph, &rank.blocks));
-    let pipeline = |ranks: &[RankPlacement]| {
-        let stages: Vec<String> = ranks.iter().map(stage).collect();
+    let pipeline = |ranks: Vec<&RankPlacement>| {
+        let stages: Vec<String> = ranks.iter().map(|rank| stage(rank)).collect();
         format!("{} ({} samples per step)", stages.join(", "), ranks[0].share)
     };
-    let pipelines: Vec<String> = placement.ranks.chunks(placement.depth()).map(pipeline).collect();
+    let pipelines: Vec<String> = placement.pipelines().map(pipeline).collect();
     format!("stages: {}", pipelines.join("; "))
 }
 

@@ -11,7 +11,7 @@ pub fn repeated_by(
     adapters: &[Adapter],
     placement: &Placement,
 ) -> Option<String> {
-    let ranks: Vec<&[RankPlacement]> = placement.ranks.chunks(placement.depth()).collect();
+    let ranks: Vec<Vec<&RankPlacement>> = placement.pipelines().collect();
     let options = request.parallel;
     let has_shares = ranks.len() > 1 && options.shares.is_none();
     let is_measured = options.pipeline.blocks_per_stage.is_empty() || has_shares;
@@ -36,7 +36,7 @@ pub fn repeated_by(
 }
 
 /// Returns the numbers of blocks of a pipeline's model chunks, in the order of the model.
-fn blocks_of_chunks(pipeline: &[RankPlacement]) -> Vec<usize> {
+fn blocks_of_chunks(pipeline: &[&RankPlacement]) -> Vec<usize> {
     let chunks = pipeline.first().map_or(0, |rank| rank.blocks.len());
     let blocks = |chunk: usize| pipeline.iter().map(move |rank| rank.blocks[chunk].len());
     (0..chunks).flat_map(blocks).collect()

@@ -9,7 +9,7 @@ use super::open::LaidOutPipelines;
 use super::stage_memory::StageMemory;
 use super::{PlannedPipelines, RequestedPipelines};
 use crate::autotune::TuneOptions;
-use crate::base::{DType, HostTensor, TensorId};
+use crate::base::{DType, HostTensor, Rank, TensorId};
 use crate::device::Selection;
 use crate::faults::Faults;
 use crate::graph::{Graph, Unary, differentiate, fuse};
@@ -283,8 +283,9 @@ fn the_memory_of_stages_is_that_of_their_plans_and_within_the_bounds() {
                     StageMemory::of(request, &requested, pipelines as usize, (micro_batches, 3));
                 let cpu = Selection::Cpu { reason: None };
                 for (rank, plan) in laid_out.written.plans.iter().enumerate() {
-                    let (pipeline, stage) = planned.stage_of(rank);
-                    let blocks = planned.stages[pipeline].chunks_of(stage);
+                    let at = planned.mesh.coordinates(Rank(rank as u32));
+                    let stage = at.pipeline;
+                    let blocks = planned.stages[at.data].chunks_of(stage);
                     let moments = laid_out.moments(request, rank);
                     let needed = memory::needed(&cpu, plan, &moments);
                     let found = of_stages.needed(stage, &blocks);
