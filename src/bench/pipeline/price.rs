@@ -7,9 +7,9 @@ use crate::parallel::schedule::{StageTimes, ideal_bubble};
 use crate::planner::cut::BlockTimes;
 use crate::planner::price::{LinkModel, price};
 use crate::runtime::RuntimeError;
-use crate::runtime::placement::pipeline::{
-    LaidOutPipelines, MeasuredBlocks, PlannedPipelines, crossing_elements,
-};
+use crate::runtime::placement::arrangement::Arrangement;
+use crate::runtime::placement::laid_out::LaidOut;
+use crate::runtime::placement::pipeline::{MeasuredBlocks, crossing_elements};
 use crate::runtime::placement::types::{PlacedWorkers, PlacementRequest};
 use crate::train::TrainError;
 
@@ -37,14 +37,10 @@ pub(super) fn predict(
         positions.iter().map(|position| measured.times[*position].clone()).collect();
     let stage = mean_stage(placed, &times, case.shape.stages);
     let links = links(&positions, measured, &crossing_elements(&pipelines.whole));
-    let planned = PlannedPipelines {
-        positions,
-        mesh: placed.placement.mesh,
-        stages: pipelines.stages.clone(),
-        shares: pipelines.shares.clone(),
-        schedule: pipelines.schedule,
-    };
-    let laid_out = LaidOutPipelines::of(request, &planned);
+    let chunks: Vec<_> = pipelines.stages.iter().map(|of| of.chunks.clone()).collect();
+    let (mesh, shares) = (placed.placement.mesh, pipelines.shares.clone());
+    let planned = Arrangement::of(mesh, positions, &chunks, shares, pipelines.schedule);
+    let laid_out = LaidOut::of(request, &planned);
     let found = price(&laid_out.written, &laid_out.whole, &times, &links)
         .map_err(|error| RuntimeError::InvalidRequest(error.to_string()))?;
     let formula = ideal_bubble(case.schedule, case.shape, stage);

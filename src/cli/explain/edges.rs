@@ -23,7 +23,7 @@ fn head(pipelines: &ExplainedPipelines) -> String {
     let counts = || planned.mesh.first_ranks().map(|rank| pipelines.micro_batches(rank.index()));
     let batches = counts().map(|count| count.to_string()).collect::<Vec<_>>().join(" and ");
     let all = if counts().eq([1]) { "micro-batch" } else { "micro-batches" };
-    let (rows, kib) = (planned.rows(), pipelines.spec.parallel.chunk_bytes >> 10);
+    let (rows, kib) = (planned.rows_max(), pipelines.spec.parallel.chunk_bytes >> 10);
     let what = if count == 1 { "pipeline" } else { "pipelines" };
     format!(
         "{count} {what} of {depth} stages ({schedule}), {batches} {all} of up to {rows} rows, \

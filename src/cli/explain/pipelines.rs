@@ -15,15 +15,16 @@ use crate::parallel::{Coordinates, PipelineSchedule, PipelineShape, Placement};
 use crate::planner::cut::BlockTimes;
 use crate::runtime::RuntimeError;
 use crate::runtime::memory::{comparison, workspace};
+use crate::runtime::placement::arrangement::Arrangement;
 use crate::runtime::placement::assemble::{candidates, selections};
 use crate::runtime::placement::host_memory;
+use crate::runtime::placement::laid_out::LaidOut;
 use crate::runtime::placement::names::display_names;
 use crate::runtime::placement::names::distinct;
 use crate::runtime::placement::open_ranks::RequestedDevices;
 use crate::runtime::placement::pipeline::{
-    LaidOutPipelines, MeasuredBlocks, PlannedPipelines, RequestedPipelines, by_measurement, given,
-    host_bytes, kept, measure_blocks, names_of_runs, require_devices, require_micro_batches,
-    require_model,
+    MeasuredBlocks, RequestedPipelines, by_measurement, given, host_bytes, kept, measure_blocks,
+    names_of_runs, require_devices, require_micro_batches, require_model,
 };
 use crate::runtime::placement::plans::Plans;
 use crate::runtime::placement::shares::owned_elements;
@@ -44,8 +45,8 @@ pub struct ExplainedPipelines<'a> {
     selections: Vec<Selection>,
     /// Names of the ranks' devices.
     names: Vec<String>,
-    pub planned: PlannedPipelines,
-    pub laid_out: LaidOutPipelines,
+    pub planned: Arrangement,
+    pub laid_out: LaidOut,
     /// Times of blocks by which the stages were chosen, if they were.
     measured: Option<MeasuredBlocks>,
     /// Note that the stages are not known before the devices are measured, or an empty text.
@@ -130,7 +131,7 @@ impl<'a> ExplainedPipelines<'a> {
             }
         };
         notes.extend(require_micro_batches(&requested, &planned)?);
-        let laid_out = LaidOutPipelines::of(request, &planned);
+        let laid_out = LaidOut::of(request, &planned);
         let all = distinct(chosen.iter().map(|one| one.name().to_string()).collect());
         let names = planned.positions.iter().map(|position| all[*position].clone()).collect();
         let selections = chosen;
@@ -143,7 +144,7 @@ impl<'a> ExplainedPipelines<'a> {
     /// # Errors
     /// Returns `RuntimeError` if a device fails, or if there is no probe.
     pub fn measured_times(&self) -> Result<Vec<Vec<BlockTimes>>, RuntimeError> {
-        let rows = self.planned.rows();
+        let rows = self.planned.rows_max();
         let measured = match self.measured.as_ref().filter(|measured| measured.rows == rows) {
             Some(measured) => &measured.times,
             None => {
@@ -180,7 +181,7 @@ impl<'a> ExplainedPipelines<'a> {
     /// Returns the blocks that a rank holds: `h.2 to head`.
     pub fn blocks(&self, rank: usize) -> String {
         let at = self.coordinates(rank);
-        let chunks = self.planned.stages[at.data].chunks_of(at.pipeline);
+        let chunks = self.planned.pipelines[at.data].chunks_of(at.pipeline);
         let graph = &self.laid_out.whole.graph;
         names_of_runs(graph, &chunks)
     }
@@ -195,7 +196,7 @@ impl<'a> ExplainedPipelines<'a> {
         let at = self.coordinates(rank);
         let stages = self.planned.mesh.pipeline;
         let schedule = self.planned.schedule;
-        let chunks = self.planned.stages[at.data].chunks.len() / stages;
+        let chunks = self.planned.pipelines[at.data].chunks.len() / stages;
         let micro_batches = self.micro_batches(rank);
         let shape = PipelineShape { stages, chunks, micro_batches };
         let most = in_flight(schedule, shape, at.pipeline);
@@ -213,7 +214,7 @@ impl<'a> ExplainedPipelines<'a> {
 }
 
 fn program(pipelines: &ExplainedPipelines) -> String {
-    let LaidOutPipelines { written, whole, .. } = &pipelines.laid_out;
+    let LaidOut { written, whole, .. } = &pipelines.laid_out;
     let names = InstructionNames { plan: whole, edges: &written.edges.edges };
     let of_rank = |rank: usize| {
         let (name, place) = (pipelines.name(rank), pipelines.place(rank));

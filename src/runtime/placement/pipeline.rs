@@ -6,7 +6,6 @@ mod checks;
 mod forward;
 mod measure;
 mod open;
-mod repeat;
 mod search;
 mod shared_memory;
 mod stage_memory;
@@ -17,17 +16,16 @@ pub use advice::advised;
 pub use checks::{require_devices, require_micro_batches, require_model};
 pub use forward::{ForwardPipelines, open_forward_pipelines};
 pub use measure::{MeasuredBlocks, crossing_elements, measure_blocks};
-pub use open::{LaidOutPipelines, assemble_pipelines, host_bytes, names_of_runs};
+pub use open::{host_bytes, names_of_runs, open_pipelines};
 pub use search::by_measurement;
 pub use shared_memory::require_shared_memory;
 
 use std::ops::Range;
 
+use super::arrangement::Arrangement;
 use super::shares::fixed_counts;
 use super::types::{ParallelOptions, PipelineOptions, PlacementRequest};
-use crate::parallel::{
-    Mesh, PipelineSchedule, PipelineStages, Placement, Share, contiguous_shares,
-};
+use crate::parallel::{Mesh, PipelineSchedule, Placement, contiguous_shares};
 use crate::planner::cut::{chunks_of_counts, even};
 use crate::runtime::RuntimeError;
 
@@ -71,45 +69,19 @@ impl From<&PipelineOptions> for RequestedPipelines {
     }
 }
 
-/// Decision about the pipelines of a run.
-#[derive(Clone, Debug, PartialEq)]
-pub struct PlannedPipelines {
-    /// By rank: the index of its device among the requested ones.
-    pub positions: Vec<usize>,
-    pub mesh: Mesh,
-    pub stages: Vec<PipelineStages>,
-    /// Samples of each pipeline.
-    pub shares: Vec<Share>,
-    pub schedule: PipelineSchedule,
-}
-
-impl PlannedPipelines {
-    /// Returns the pipelines of devices in this order, all cut into the same model chunks.
-    pub fn in_order(
-        request: &RequestedPipelines,
-        positions: Vec<usize>,
-        chunks: &[Range<u32>],
-        counts: &[u32],
-        micro_batch: u32,
-    ) -> Self {
-        let mesh = Mesh::of_pipelines(counts.len(), request.stages);
-        let stages = pipelines_of(mesh, &vec![chunks.to_vec(); counts.len()]);
-        let micro_batches: Vec<u32> = counts.iter().map(|count| micro_batch.min(*count)).collect();
-        let shares = contiguous_shares(counts, &micro_batches);
-        Self { positions, mesh, stages, shares, schedule: request.schedule }
-    }
-
-    /// Returns the most rows of a micro-batch.
-    pub fn rows(&self) -> u32 {
-        let rows = self.shares.iter().map(|share| share.micro_batch.min(share.count));
-        rows.max().unwrap_or(1).max(1)
-    }
-}
-
-/// Returns the pipelines of a mesh, each cut into its model chunks.
-pub fn pipelines_of(mesh: Mesh, chunks: &[Vec<Range<u32>>]) -> Vec<PipelineStages> {
-    let cut = mesh.pipelines().zip(chunks);
-    cut.map(|(ranks, chunks)| PipelineStages { ranks, chunks: chunks.clone() }).collect()
+/// Returns the pipelines of devices in this order, all cut into the same model chunks.
+pub fn in_order(
+    request: &RequestedPipelines,
+    positions: Vec<usize>,
+    chunks: &[Range<u32>],
+    counts: &[u32],
+    micro_batch: u32,
+) -> Arrangement {
+    let mesh = request.mesh(positions.len());
+    let micro_batches: Vec<u32> = counts.iter().map(|count| micro_batch.min(*count)).collect();
+    let shares = contiguous_shares(counts, &micro_batches);
+    let chunks = vec![chunks.to_vec(); counts.len()];
+    Arrangement::of(mesh, positions, &chunks, shares, request.schedule)
 }
 
 /// Returns the pipelines of a request whose cut and shares are given or, if nothing can be
@@ -120,7 +92,7 @@ pub fn pipelines_of(mesh: Mesh, chunks: &[Vec<Range<u32>>]) -> Vec<PipelineStage
 pub fn given(
     request: &PlacementRequest,
     devices: usize,
-) -> Result<Option<PlannedPipelines>, RuntimeError> {
+) -> Result<Option<Arrangement>, RuntimeError> {
     let pipelines = RequestedPipelines::of(request);
     let blocks = request.plans.of_rows(1).graph.blocks.len() as u32;
     let count = pipelines.mesh(devices).data;
@@ -132,13 +104,12 @@ pub fn given(
     let chunks = pipelines.model_chunks(blocks, &options.blocks_per_stage);
     let counts = fixed_counts(request.parallel, request.batch, count)?;
     let positions = (0..devices).collect();
-    let planned =
-        PlannedPipelines::in_order(&pipelines, positions, &chunks, &counts, request.micro_batch);
+    let planned = in_order(&pipelines, positions, &chunks, &counts, request.micro_batch);
     Ok(Some(planned))
 }
 
 /// Returns the pipelines of a checkpoint that a run keeps; `None` if it decides anew.
-pub fn kept(request: &PlacementRequest, saved: Option<&Placement>) -> Option<PlannedPipelines> {
+pub fn kept(request: &PlacementRequest, saved: Option<&Placement>) -> Option<Arrangement> {
     let is_kept = |saved: &&Placement| {
         !request.retune && saved.shares_fit(request.batch, request.micro_batch)
     };
@@ -148,13 +119,13 @@ pub fn kept(request: &PlacementRequest, saved: Option<&Placement>) -> Option<Pla
 
 /// Returns true if pipelines have the cut and the shares that a request gives, and the devices in
 /// their order if it gives any.
-pub fn is_as_given(request: &PlacementRequest, planned: &PlannedPipelines) -> bool {
+pub fn is_as_given(request: &PlacementRequest, planned: &Arrangement) -> bool {
     let ParallelOptions { shares, pipeline, .. } = request.parallel;
     let chunks = chunks_of_counts(&pipeline.blocks_per_stage);
-    let has_cut =
-        pipeline.blocks_per_stage.is_empty() || planned.stages.iter().all(|of| of.chunks == chunks);
+    let has_cut = pipeline.blocks_per_stage.is_empty()
+        || planned.pipelines.iter().all(|of| of.chunks == chunks);
     let has_shares = shares.is_none() || {
-        let counts = fixed_counts(request.parallel, request.batch, planned.stages.len());
+        let counts = fixed_counts(request.parallel, request.batch, planned.mesh.data);
         let now = planned.shares.iter().map(|share| share.count);
         counts.is_ok_and(|counts| counts.into_iter().eq(now))
     };
@@ -164,7 +135,7 @@ pub fn is_as_given(request: &PlacementRequest, planned: &PlannedPipelines) -> bo
 }
 
 /// Returns the pipelines of a checkpoint, if they were placed as this request asks; `None` if not.
-pub fn recorded(request: &PlacementRequest, saved: &Placement) -> Option<PlannedPipelines> {
+pub fn recorded(request: &PlacementRequest, saved: &Placement) -> Option<Arrangement> {
     let pipelines = RequestedPipelines::of(request);
     let is_same = saved.mesh.pipeline == pipelines.stages
         && saved.schedule == pipelines.schedule
@@ -179,11 +150,7 @@ pub fn recorded(request: &PlacementRequest, saved: &Placement) -> Option<Planned
     }
     let counts: Vec<u32> = saved.units().map(|rank| rank.share).collect();
     let micro_batches: Vec<u32> = saved.units().map(|rank| rank.micro_batch).collect();
-    Some(PlannedPipelines {
-        positions: saved.ranks.iter().map(|rank| rank.position).collect(),
-        mesh: saved.mesh,
-        stages: pipelines_of(saved.mesh, &chunks),
-        shares: contiguous_shares(&counts, &micro_batches),
-        schedule: pipelines.schedule,
-    })
+    let positions = saved.ranks.iter().map(|rank| rank.position).collect();
+    let shares = contiguous_shares(&counts, &micro_batches);
+    Some(Arrangement::of(saved.mesh, positions, &chunks, shares, pipelines.schedule))
 }

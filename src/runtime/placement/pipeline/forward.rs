@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
+use super::RequestedPipelines;
 use super::checks::{require_devices, require_model};
-use super::open::{layout_of_groups, names_of_runs};
-use super::{RequestedPipelines, pipelines_of};
+use super::open::names_of_runs;
 use crate::device::Selection;
 use crate::graph::Plan;
 use crate::parallel::pipeline::{bucket_groups, edge_layout};
@@ -13,6 +13,8 @@ use crate::parallel::{Coordinates, PipelinePrograms, PipelineRequest, Share};
 use crate::runtime::RuntimeError;
 use crate::runtime::open::{OpenOptions, open_named};
 use crate::runtime::pipelines::{ModelPipelines, forward_micro_batches_max};
+use crate::runtime::placement::arrangement::pipelines_of;
+use crate::runtime::placement::laid_out::layout_of_groups;
 use crate::runtime::placement::names::display_names;
 use crate::runtime::placement::types::ParallelOptions;
 use crate::runtime::workers::{WorkerGroup, WorkerGroupOptions};

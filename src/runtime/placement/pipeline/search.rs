@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
+use super::RequestedPipelines;
 use super::advice::micro_batch_that_fits;
 use super::measure::{MeasuredBlocks, measure_blocks};
 use super::shared_memory::overfull;
 use super::stage_memory::StageMemory;
-use super::{PlannedPipelines, RequestedPipelines, pipelines_of};
 use crate::autotune;
 use crate::graph::Graph;
 use crate::parallel::pipeline::micro_batch_counts;
@@ -17,6 +17,7 @@ use crate::planner::division::{
     DivisionRequest, PipelineDivision, SampleCounts, divide, stage_seconds,
 };
 use crate::runtime::RuntimeError;
+use crate::runtime::placement::arrangement::Arrangement;
 use crate::runtime::placement::open_ranks::RequestedDevices;
 use crate::runtime::placement::shares::fixed_counts;
 use crate::runtime::placement::types::{ParallelOptions, PlacementRequest};
@@ -32,7 +33,7 @@ pub fn by_measurement(
     devices: RequestedDevices,
     notes: &mut Vec<String>,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
-) -> Result<(PlannedPipelines, MeasuredBlocks), RuntimeError> {
+) -> Result<(Arrangement, MeasuredBlocks), RuntimeError> {
     let requested = RequestedPipelines::of(request);
     let pipelines = requested.mesh(devices.selections.len()).data;
     let counts = expected_counts(request, pipelines)?;
@@ -178,18 +179,14 @@ pub fn planned(
     request: &PlacementRequest,
     requested: &RequestedPipelines,
     division: &PipelineDivision,
-) -> PlannedPipelines {
+) -> Arrangement {
     let chunks: Vec<_> = division.pipelines.iter().map(chunks_of).collect();
     let micro_batches: Vec<u32> =
         division.counts.iter().map(|count| request.micro_batch.min(*count)).collect();
     let mesh = Mesh::of_pipelines(chunks.len(), requested.stages);
-    PlannedPipelines {
-        mesh,
-        positions: division.pipelines.iter().flat_map(|cut| cut.devices.clone()).collect(),
-        stages: pipelines_of(mesh, &chunks),
-        shares: contiguous_shares(&division.counts, &micro_batches),
-        schedule: requested.schedule,
-    }
+    let positions = division.pipelines.iter().flat_map(|cut| cut.devices.clone()).collect();
+    let shares = contiguous_shares(&division.counts, &micro_batches);
+    Arrangement::of(mesh, positions, &chunks, shares, requested.schedule)
 }
 
 /// Returns a note on the slowest stage of all.
