@@ -67,8 +67,8 @@ pub struct Session {
     pub programs: Vec<Arc<Program>>,
     /// By rank: the plan of what its device holds.
     pub rank_plans: Vec<Arc<Plan>>,
-    /// Pipelines of the devices; `None` if every rank holds the whole model.
-    pub pipelines: Option<Arc<ModelPipelines>>,
+    /// Pipelines of the devices, of one stage each if every rank holds the whole model.
+    pub pipelines: Arc<ModelPipelines>,
     pub placement: Placement,
     pub taken: StepsTaken,
     options: SessionOptions,
@@ -300,7 +300,7 @@ impl Session {
 
     /// Returns the units of the devices that compute forward passes.
     pub fn units(&self) -> ForwardUnits<'_> {
-        ForwardUnits { group: &self.group, pipelines: self.pipelines.as_deref() }
+        ForwardUnits { group: &self.group, pipelines: &self.pipelines }
     }
 }
 

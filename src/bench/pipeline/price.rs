@@ -30,8 +30,7 @@ pub(super) fn predict(
     measured: &MeasuredBlocks,
     case: &PipelineCase,
 ) -> Result<PredictedStep, TrainError> {
-    let none = || TrainError::Defect("a request for pipelines gave none".into());
-    let pipelines = placed.pipelines.as_ref().ok_or_else(none)?;
+    let pipelines = &placed.pipelines;
     let positions: Vec<usize> = placed.placement.ranks.iter().map(|rank| rank.position).collect();
     let times: Vec<Vec<BlockTimes>> =
         positions.iter().map(|position| measured.times[*position].clone()).collect();

@@ -55,9 +55,9 @@ pub fn start(
     }
     let group = WorkerGroup::start(drivers, layout, groups, &options)?;
     let programs = programs.into_iter().map(Arc::new).collect();
-    let Arrangement { mesh, pipelines, shares, schedule, .. } = arrangement;
+    let Arrangement { pipelines, shares, schedule, .. } = arrangement;
     let pipelines = ModelPipelines::new(whole.clone(), pipelines, shares, schedule, edges);
-    let pipelines = mesh.has_stages().then(|| Arc::new(pipelines));
+    let pipelines = Arc::new(pipelines);
     Ok(PlacedWorkers { group, plan: whole, programs, placement, pipelines, plans, notes, trace })
 }
 

@@ -82,7 +82,7 @@ impl Run {
             source: &self.source,
             graph: &self.session.plan.graph,
             task: &self.task,
-            pipelines: self.session.pipelines.as_deref(),
+            pipelines: &self.session.pipelines,
             split: Split::Validation,
             samples: self.spec.eval_samples,
             rows: &rows,

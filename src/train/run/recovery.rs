@@ -44,7 +44,7 @@ impl Run {
         let Some(nodes) = self.options.nodes.as_ref().filter(|nodes| nodes.offered() > 0) else {
             return devices_without(&self.spec, position);
         };
-        if self.session.pipelines.is_some() {
+        if self.session.placement.mesh.has_stages() {
             return None;
         }
         let devices = self.spec.devices.clone();
