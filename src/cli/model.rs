@@ -2,6 +2,7 @@
 //! it.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::args::{CheckpointArgs, EvalArgs, EvalSplit, GenerateArgs};
@@ -59,12 +60,11 @@ pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
     let EvalDevices { mut group, pipelines, weights } =
         open_for_eval(devices, &spec, checkpoint, plan)?;
     let rows = vec![spec.micro_batch; weights.len()];
-    let pipelines = pipelines.as_ref();
     let request = EvalRequest {
         source: &source,
         graph: &graph,
         task: &task,
-        pipelines,
+        pipelines: &pipelines,
         split,
         samples: args.samples,
         rows: &rows,
@@ -72,7 +72,7 @@ pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
         signals: &SignalFlags::default(),
     };
     let evaluation = evaluate(&mut group, &request)?;
-    let units = ForwardUnits { group: &group, pipelines };
+    let units = ForwardUnits { group: &group, pipelines: &pipelines };
     let ending = Ending { units, rows: &rows, step, seed: spec.seed, stop: &|| false };
     let sentences = match args.data {
         None => task.sentences(&ending)?.map(|sampled| sampled.record),
@@ -170,7 +170,7 @@ pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
     let model = language_model(&plan.graph)?;
     let devices = &args.checkpoint.devices;
     let EvalDevices { group, pipelines, .. } = match spec.parallel.pipeline.stages {
-        1 => EvalDevices::alone(open_model(first_device(devices)?, &spec, checkpoint, plan)?),
+        1 => EvalDevices::alone(first_device(devices)?, &spec, checkpoint, plan)?,
         stages => {
             let first = first_devices(devices, stages as usize)?;
             open_pipelines(first, &spec, checkpoint, plan)?
@@ -179,7 +179,7 @@ pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
     let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, seed: args.seed };
     super::print(args.prompt.as_deref().unwrap_or_default());
     generate::generate(
-        ForwardUnits { group: &group, pipelines: pipelines.as_ref() },
+        ForwardUnits { group: &group, pipelines: &pipelines },
         &tokenizer,
         model,
         &prompt,
@@ -239,16 +239,23 @@ fn without_best(path: &Path, error: CheckpointError) -> anyhow::Error {
 /// Devices with the parameters of a checkpoint on them.
 pub(super) struct EvalDevices {
     pub group: WorkerGroup,
-    /// Pipelines that hold the model in parts.
-    pub pipelines: Option<ModelPipelines>,
+    /// Pipelines of the devices, of one stage each if every device holds the whole model.
+    pub pipelines: ModelPipelines,
     /// Weights by which samples are divided among the devices or pipelines.
     pub weights: Vec<u32>,
 }
 
 impl EvalDevices {
-    /// Returns one device that works alone.
-    fn alone(group: WorkerGroup) -> Self {
-        Self { group, pipelines: None, weights: vec![1] }
+    /// Opens one device that works alone.
+    fn alone(
+        device: Selection,
+        spec: &RunSpec,
+        checkpoint: Checkpoint,
+        plan: Plan,
+    ) -> anyhow::Result<Self> {
+        let pipelines = ModelPipelines::of_replicas(Arc::new(plan.clone()), 1);
+        let group = open_model(device, spec, checkpoint, plan)?;
+        Ok(Self { group, pipelines, weights: vec![1] })
     }
 }
 
@@ -263,8 +270,7 @@ pub(super) fn open_for_eval(
         return open_pipelines(selections(devices)?, spec, checkpoint, plan);
     }
     if is_auto(devices) {
-        let group = open_model(first_device(devices)?, spec, checkpoint, plan)?;
-        return Ok(EvalDevices::alone(group));
+        return EvalDevices::alone(first_device(devices)?, spec, checkpoint, plan);
     }
     let mut opened = Vec::new();
     let selections = selections(devices)?;
@@ -293,7 +299,8 @@ pub(super) fn open_for_eval(
     let groups = BucketGroups::all(layout.size, layout.buckets());
     let group = WorkerGroup::start(drivers, layout, groups, &WorkerGroupOptions::default())?;
     state::restore(&group, checkpoint.parameters, &[], 0)?;
-    Ok(EvalDevices { group, pipelines: None, weights })
+    let pipelines = ModelPipelines::of_replicas(Arc::new(plan), weights.len());
+    Ok(EvalDevices { group, pipelines, weights })
 }
 
 /// Opens devices as pipelines, with the checkpoint's parameters on them.
@@ -309,7 +316,7 @@ fn open_pipelines(
     let ForwardPipelines { group, pipelines, .. } = opened;
     state::restore(&group, checkpoint.parameters, &[], 0)?;
     let weights = vec![1; pipelines.stages.len()];
-    Ok(EvalDevices { group, pipelines: Some(pipelines), weights })
+    Ok(EvalDevices { group, pipelines, weights })
 }
 
 fn is_auto(devices: &str) -> bool {

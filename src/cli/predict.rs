@@ -59,7 +59,7 @@ pub fn predict(args: &PredictArgs) -> anyhow::Result<()> {
         let inputs = features(&samples, rows.clone(), &description)?;
         let EvalDevices { group, pipelines, weights } = &opened;
         let outputs = model_outputs(&OutputRequest {
-            units: ForwardUnits { group, pipelines: pipelines.as_ref() },
+            units: ForwardUnits { group, pipelines },
             graph: &graph,
             output: "outputs",
             rows: rows.len() as u32,

@@ -7,7 +7,7 @@ use super::explain::pipelines::{ExplainedPipelines, with_pipelines};
 use super::write_named;
 use crate::base::format::counted;
 use crate::graph::PassKind;
-use crate::parallel::Placement;
+use crate::parallel::{Coordinates, Placement};
 use crate::planner::price::{LinkModel, PricedSpan, UnknownTime, price};
 use crate::runtime::RuntimeError;
 use crate::runtime::timing::Probe;
@@ -87,16 +87,13 @@ fn run(span: &PricedSpan) -> SegmentRun {
 fn chart(pipelines: &ExplainedPipelines, rows: Vec<Vec<SegmentRun>>) -> Chart {
     let planned = &pipelines.planned;
     let row = |(rank, runs): (usize, Vec<SegmentRun>)| {
-        let (pipeline, stage) = planned.stage_of(rank);
-        let of = match planned.stages.len() {
-            1 => String::new(),
-            _ => format!("pipeline {pipeline} "),
-        };
+        let Coordinates { data, pipeline: stage, .. } = pipelines.coordinates(rank);
+        let of = if planned.mesh.data == 1 { String::new() } else { format!("pipeline {data} ") };
         let (name, blocks) = (pipelines.name(rank), pipelines.blocks(rank));
         RunsOfRow { label: format!("{of}stage {stage}: {name}, {blocks}"), runs }
     };
     let rows: Vec<RunsOfRow> = rows.into_iter().enumerate().map(row).collect();
-    let (depth, schedule) = (planned.depth(), planned.schedule);
+    let (depth, schedule) = (planned.mesh.pipeline, planned.schedule);
     let micro_batches = counted(pipelines.micro_batches(0), "micro-batch", "micro-batches");
     let title = format!("{schedule}, {depth} stages, {micro_batches}");
     chart_of_runs(title, &rows)

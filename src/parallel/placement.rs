@@ -8,8 +8,9 @@ pub use change::PlacementChange;
 use std::fmt;
 use std::ops::Range;
 
-use super::{ParallelOptions, PipelineSchedule};
+use super::{Mesh, ParallelOptions, PipelineSchedule};
 
+use crate::base::Rank;
 use crate::graph::VariantChoices;
 
 /// Site at which a rank's gradients are added to partial sums of other ranks.
@@ -48,19 +49,12 @@ pub struct Placement {
     pub candidates: Vec<String>,
     /// The most samples that any device was allowed to run at a time.
     pub micro_batch_max: u32,
-    /// Pipelines of the run; `None` if every rank holds the whole model.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pipeline: Option<PipelineRecord>,
-    pub ranks: Vec<RankPlacement>,
-}
-
-/// Pipelines that were asked for; pipeline `d` has the ranks from `d * stages` on.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct PipelineRecord {
-    pub stages: u32,
+    pub mesh: Mesh,
+    /// Schedule of the stages of a pipeline.
     pub schedule: PipelineSchedule,
     /// Model chunks of each stage.
-    pub chunks: u32,
+    pub virtual_stages: u32,
+    pub ranks: Vec<RankPlacement>,
 }
 
 /// Device of one rank, its share, and its resolved options.
@@ -111,10 +105,10 @@ impl Placement {
         identities.join(", ")
     }
 
-    /// Returns true if these are decisions about a run on such candidates, with pipelines or
-    /// without: what was chosen for a whole model is not for a part.
-    pub fn is_of(&self, candidates: &[String], has_pipelines: bool) -> bool {
-        self.candidates == candidates && self.pipeline.is_some() == has_pipelines
+    /// Returns true if these are decisions about a run on such candidates, whose pipelines have
+    /// several stages or one: what was chosen for a whole model is not for a part.
+    pub fn is_of(&self, candidates: &[String], has_stages: bool) -> bool {
+        self.candidates == candidates && self.mesh.has_stages() == has_stages
     }
 
     /// Returns the decisions about the device at a position among the candidates, for a run with
@@ -125,20 +119,16 @@ impl Placement {
         rank.filter(|_| (self.ranks.len() == 1) == (world == 1))
     }
 
-    /// Returns the number of ranks that share each sample: the stages of a pipeline.
-    pub fn depth(&self) -> usize {
-        self.pipeline.as_ref().map_or(1, |record| record.stages.max(1) as usize)
-    }
-
-    /// Returns the first rank of each pipeline, or every rank that holds the whole model: its share
-    /// is that of all stages.
+    /// Returns the first rank of each pipeline, whose share is that of all stages.
     pub fn units(&self) -> impl Iterator<Item = &RankPlacement> + Clone {
-        self.ranks.iter().step_by(self.depth())
+        self.mesh.first_ranks().map_while(|rank| self.ranks.get(rank.index()))
     }
 
-    /// Returns the pipeline and the stage of a rank; `None` without pipelines.
-    pub fn stage_of(&self, rank: usize) -> Option<(usize, usize)> {
-        self.pipeline.as_ref().map(|_| (rank / self.depth(), rank % self.depth()))
+    /// Returns the ranks of each pipeline, by stage; of a damaged record as many as there are.
+    pub fn pipelines(&self) -> impl Iterator<Item = Vec<&RankPlacement>> + Clone {
+        let of =
+            |ranks: Vec<Rank>| ranks.iter().filter_map(|r| self.ranks.get(r.index())).collect();
+        self.mesh.pipelines().map(of)
     }
 
     /// Returns true if these shares were decided for batches of `batch` samples, in micro-batches
@@ -161,28 +151,30 @@ impl Placement {
                 && sizes.contains(&rank.rows)
                 && rank.has_its_share()
         };
-        self.ranks.iter().all(is_sound) && self.has_sound_order()
+        self.mesh.world_size() == self.ranks.len()
+            && self.ranks.iter().all(is_sound)
+            && self.has_sound_order()
     }
 
     /// Returns true if no device has two ranks, and if the ranks are in the order of the devices
-    /// or make whole pipelines, each of whose ranks has blocks and the share of the pipeline.
+    /// or make pipelines of several stages, each of which has blocks and the share of the pipeline.
     fn has_sound_order(&self) -> bool {
-        let Some(record) = &self.pipeline else {
+        if !self.mesh.has_stages() {
             return self.ranks.is_sorted_by(|one, next| one.position < next.position);
-        };
+        }
         let mut positions: Vec<usize> = self.ranks.iter().map(|rank| rank.position).collect();
         positions.sort_unstable();
-        let is_sound = |pipeline: &[RankPlacement]| {
-            let first = &pipeline[0];
-            let is_stage = |rank: &RankPlacement| {
-                rank.blocks.len() == record.chunks as usize
-                    && rank.blocks.iter().all(|run| run.start < run.end)
-                    && rank.micro_batches == first.micro_batches
-            };
-            pipeline.len() == self.depth() && pipeline.iter().all(is_stage)
-        };
         positions.is_sorted_by(|one, next| one < next)
-            && self.ranks.chunks(self.depth()).all(is_sound)
+            && self
+                .pipelines()
+                .all(|stages| stages.iter().all(|stage| self.is_stage(stage, stages[0])))
+    }
+
+    /// Returns true if a rank has the blocks of a stage, and the micro-batches of the first one.
+    fn is_stage(&self, rank: &RankPlacement, first: &RankPlacement) -> bool {
+        rank.blocks.len() == self.virtual_stages as usize
+            && rank.blocks.iter().all(|run| run.start < run.end)
+            && rank.micro_batches == first.micro_batches
     }
 }
 
@@ -210,7 +202,9 @@ pub(crate) mod tests {
             options: ParallelOptions::default(),
             candidates: ["A", "B", "C"].map(|name| format!("{name} identity")).into(),
             micro_batch_max: 4,
-            pipeline: None,
+            mesh: Mesh::of_pipelines(2, 1),
+            schedule: PipelineSchedule::OneFOneB,
+            virtual_stages: 1,
             ranks: vec![rank("B", 1, 3), rank("C", 2, 9)],
         }
     }
@@ -268,6 +262,10 @@ pub(crate) mod tests {
             edit(&mut placement.ranks[0]);
             assert!(!placement.is_consistent(), "edit {index}");
         }
+        for mesh in [Mesh::of_pipelines(3, 1), Mesh { pipeline: 0, ..placement().mesh }] {
+            let damaged = Placement { mesh, ..placement() };
+            assert!(!damaged.is_consistent() && !damaged.shares_fit(13, 4), "{mesh:?}");
+        }
     }
 
     #[test]
@@ -285,12 +283,10 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn records_of_other_devices_or_of_no_pipeline_are_those_of_another_run() {
+    fn records_of_other_devices_or_without_stages_are_those_of_another_run() {
         let (record, mut candidates) = (placement(), placement().candidates);
         assert!(record.is_of(&candidates, false) && !record.is_of(&candidates, true));
-        let schedule = PipelineSchedule::GPipe;
-        let pipeline = Some(PipelineRecord { stages: 2, schedule, chunks: 1 });
-        let cut = Placement { pipeline, ..placement() };
+        let cut = Placement { mesh: Mesh::of_pipelines(1, 2), ..placement() };
         assert!(cut.is_of(&candidates, true) && !cut.is_of(&candidates, false));
         candidates.reverse();
         assert!(!record.is_of(&candidates, false));

@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use super::balance::{ThroughputModel, apportion, give_each_a_sample};
 use super::cut::{BlockTimes, Cut, CutError, CutRequest, CutStage, EXACT_DEVICES, cut};
+use crate::parallel::Mesh;
 use crate::parallel::pipeline::chunks_of_stage;
 
 /// Everything that decides a division. All devices take part: a multiple of the stages.
@@ -21,7 +22,7 @@ pub struct DivisionRequest<'a> {
     pub stages: usize,
     /// Model chunks per stage.
     pub chunks: usize,
-    /// True if pipeline d is the devices from `d * stages` on, and stage s of it the s-th of them.
+    /// True if each device is the rank of its number in the mesh of the pipelines.
     pub is_ordered: bool,
     pub samples: SampleCounts,
     /// Returns true if a device has memory for these chunks as that stage, as
@@ -185,8 +186,8 @@ fn of_all(cut: Result<Cut, CutError>, group: &[usize]) -> Result<Cut, CutError> 
 }
 
 fn consecutive(devices: usize, stages: usize) -> Vec<Vec<usize>> {
-    let all: Vec<usize> = (0..devices).collect();
-    all.chunks(stages).map(<[usize]>::to_vec).collect()
+    let pipelines = Mesh::of_pipelines(devices / stages, stages).pipelines();
+    pipelines.map(|ranks| ranks.iter().map(|rank| rank.index()).collect()).collect()
 }
 
 /// Returns all ways to divide devices, given in ascending order, into groups of `size`, which are

@@ -1,11 +1,13 @@
 //! Pipelines of a worker group: forward passes of many micro-batches, which the stages run at the
-//! same time, and passes of one micro-batch, segment by segment through the stages.
+//! same time, and passes of one micro-batch, segment by segment through the stages. Devices that
+//! hold the whole model are pipelines of one stage: each runs its passes by itself.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::RuntimeError;
-use super::step::{Inputs, NextStates, StepInput, read_states};
+use super::placement::arrangement::pipelines_of;
+use super::step::{Inputs, NextStates, StepInput, forward, read_states};
 use super::workers::WorkerGroup;
 use crate::base::rng::Key;
 use crate::base::{Rank, SegmentId, TensorId};
@@ -14,11 +16,11 @@ use crate::exec::{Executor, PassContext, load};
 use crate::graph::{Graph, PassKind, Place, Plan, TensorLocation};
 use crate::kernels::RandomContext;
 use crate::parallel::{
-    EdgeLayout, MicroBatch, PipelinePrograms, PipelineRequest, PipelineSchedule, PipelineStages,
-    Program, Share,
+    EdgeLayout, Mesh, MicroBatch, PipelinePrograms, PipelineRequest, PipelineSchedule,
+    PipelineStages, Program, Share,
 };
 
-/// Pipelines of a worker group, which hold a model in parts.
+/// Pipelines of a worker group, which hold a model in parts or, with one stage each, whole.
 #[derive(Clone, Debug)]
 pub struct ModelPipelines {
     /// Plan of the whole graph.
@@ -45,7 +47,111 @@ pub fn forward_micro_batches_max(stages: usize) -> usize {
 #[derive(Clone, Copy)]
 pub struct ForwardUnits<'a> {
     pub group: &'a WorkerGroup,
-    pub pipelines: Option<&'a ModelPipelines>,
+    pub pipelines: &'a ModelPipelines,
+}
+
+/// Forward pass without dropout of one micro-batch, of which parts of an output are read.
+#[derive(Clone, Debug)]
+pub struct OutputPass {
+    pub rows: usize,
+    pub inputs: Inputs,
+    pub output: TensorId,
+    /// Ranges of the elements of the output.
+    pub parts: Vec<Range<usize>>,
+}
+
+impl OutputPass {
+    /// Runs the pass on a device that holds the whole model; returns the parts of the output, and
+    /// the states behind the micro-batch.
+    fn run(&self, device: &mut dyn Executor) -> Result<(Vec<f32>, NextStates), DeviceError> {
+        load(device, &self.inputs, 0)?;
+        let pass = forward(device, self.rows)?;
+        let values = device.read_parts(self.output, &self.parts, &pass)?;
+        Ok((values, read_states(device, &pass)?))
+    }
+}
+
+impl ForwardUnits<'_> {
+    /// Returns the values of a tensor for the micro-batches of each unit, (rows, inputs), one behind
+    /// the other.
+    ///
+    /// # Errors
+    /// Returns the `RuntimeError` of a device that fails.
+    pub fn outputs(
+        self,
+        tensor: TensorId,
+        work: Vec<Vec<(usize, Inputs)>>,
+    ) -> Result<Vec<f32>, RuntimeError> {
+        if self.pipelines.has_stages() {
+            let mut values = Vec::new();
+            for (pipeline, parts) in work.iter().enumerate() {
+                for (rows, inputs) in parts {
+                    let micro_batch = (*rows, inputs);
+                    values.extend(self.pipelines.output(
+                        self.group,
+                        pipeline,
+                        micro_batch,
+                        tensor,
+                    )?);
+                }
+            }
+            return Ok(values);
+        }
+        let values = self.group.run_on_all("a prediction", move |rank, device| {
+            let mut values = Vec::new();
+            for (rows, inputs) in &work[rank.index()] {
+                load(device, inputs, 0)?;
+                let pass = forward(device, *rows)?;
+                values.extend(device.read(tensor, &pass)?);
+            }
+            Ok(values)
+        })?;
+        Ok(values.concat())
+    }
+
+    /// Runs a pass on one unit; returns the parts of the output, and the states behind the
+    /// micro-batch. `what` names the pass in errors.
+    ///
+    /// # Errors
+    /// Returns the `RuntimeError` of a device that fails.
+    pub fn output_parts(
+        self,
+        what: &str,
+        unit: usize,
+        pass: OutputPass,
+    ) -> Result<(Vec<f32>, NextStates), RuntimeError> {
+        if self.pipelines.has_stages() {
+            return self.pipelines.output_parts(self.group, unit, pass);
+        }
+        let rank = self.pipelines.stages[unit].ranks[0];
+        self.group.run_on(rank, what, move |device: &mut dyn Executor| pass.run(device))
+    }
+
+    /// Runs a pass on each unit that has one, and returns what [`ForwardUnits::output_parts`] does,
+    /// nothing for the others: devices work at the same time, pipelines one after the other.
+    ///
+    /// # Errors
+    /// Returns the `RuntimeError` of a device that fails.
+    pub fn output_parts_of_all(
+        self,
+        what: &str,
+        passes: Vec<Option<OutputPass>>,
+    ) -> Result<Vec<(Vec<f32>, NextStates)>, RuntimeError> {
+        if self.pipelines.has_stages() {
+            let mut found = Vec::new();
+            for (unit, pass) in passes.into_iter().enumerate() {
+                found.push(match pass {
+                    Some(pass) => self.pipelines.output_parts(self.group, unit, pass)?,
+                    None => Default::default(),
+                });
+            }
+            return Ok(found);
+        }
+        self.group.run_on_all(what, move |rank, device| match &passes[rank.index()] {
+            Some(pass) => pass.run(device),
+            None => Ok(Default::default()),
+        })
+    }
 }
 
 /// What came of the forward pass of one pipeline.
@@ -72,6 +178,21 @@ impl ModelPipelines {
         let rank_of_block = stages.iter().map(ranks).collect();
         let block_of_tensor = writers(&whole.graph);
         Self { whole, stages, shares, schedule, edges, rank_of_block, block_of_tensor }
+    }
+
+    /// Returns the pipelines of one stage each of so many ranks, which all hold the model of a plan.
+    pub fn of_replicas(whole: Arc<Plan>, ranks: usize) -> Self {
+        let blocks = whole.graph.blocks.len() as u32;
+        let chunks = vec![std::iter::once(0..blocks).collect(); ranks];
+        let stages = pipelines_of(Mesh::of_pipelines(ranks, 1), &chunks);
+        let rows = whole.options.rows as u32;
+        let shares = vec![Share { first: 0, count: rows, micro_batch: rows }; ranks];
+        Self::new(whole, stages, shares, PipelineSchedule::default(), EdgeLayout::default())
+    }
+
+    /// Returns true if a pipeline has several stages, so that no rank holds the whole model.
+    pub fn has_stages(&self) -> bool {
+        self.depth() > 1
     }
 
     /// Returns the number of stages of each pipeline.
@@ -145,6 +266,43 @@ impl ModelPipelines {
         Ok(self.stages.iter().map(passed).collect())
     }
 
+    /// Returns the sums of the losses of these micro-batches of each pipeline, (rows, inputs),
+    /// without dropout, and the numbers of targets.
+    ///
+    /// # Errors
+    /// Returns the `RuntimeError` of a device that fails.
+    pub fn losses(
+        &self,
+        group: &mut WorkerGroup,
+        work: Vec<Vec<(usize, Inputs)>>,
+    ) -> Result<Vec<(f64, f64)>, RuntimeError> {
+        if !self.has_stages() {
+            return group.run_on_all("an evaluation", move |rank, device| {
+                device.begin_step()?;
+                for (rows, inputs) in &work[rank.index()] {
+                    load(device, inputs, 0)?;
+                    forward(device, *rows)?;
+                }
+                device.loss()
+            });
+        }
+        let most = forward_micro_batches_max(self.depth());
+        let longest = work.iter().map(Vec::len).max().unwrap_or(0);
+        let mut sums = vec![(0.0, 0.0); work.len()];
+        for first in (0..longest).step_by(most) {
+            let mut now = Vec::new();
+            for of_pipeline in &work {
+                let batches = of_pipeline.iter().skip(first).take(most);
+                now.push(batches.map(|(rows, inputs)| (*rows as u32, inputs.clone())).collect());
+            }
+            let passed = self.forward(group, now)?;
+            for (sum, PipelinePass { loss, .. }) in sums.iter_mut().zip(passed) {
+                *sum = (sum.0 + loss.0, sum.1 + loss.1);
+            }
+        }
+        Ok(sums)
+    }
+
     /// Runs the forward pass without dropout of one micro-batch on one pipeline, and returns the
     /// values of an output.
     ///
@@ -158,21 +316,23 @@ impl ModelPipelines {
         output: TensorId,
     ) -> Result<Vec<f32>, RuntimeError> {
         let all = 0..self.whole.graph.tensor(output).shape.elements(rows);
-        Ok(self.output_parts(group, pipeline, (rows, inputs), (output, vec![all]))?.0)
+        let parts = std::iter::once(all).collect();
+        let pass = OutputPass { rows, inputs: inputs.clone(), output, parts };
+        Ok(self.output_parts(group, pipeline, pass)?.0)
     }
 
-    /// Does the same as [`ModelPipelines::output`], and returns parts of the output, ranges of its
-    /// elements, with the states behind the micro-batch.
+    /// Does the same as [`ModelPipelines::output`], and returns parts of the output with the states
+    /// behind the micro-batch.
     ///
     /// # Errors
     /// Returns the `RuntimeError` of a device that fails.
-    pub fn output_parts(
+    fn output_parts(
         &self,
         group: &WorkerGroup,
         pipeline: usize,
-        (rows, inputs): (usize, &Inputs),
-        (output, parts): (TensorId, Vec<Range<usize>>),
+        pass: OutputPass,
     ) -> Result<(Vec<f32>, NextStates), RuntimeError> {
+        let OutputPass { rows, inputs, output, parts } = pass;
         let random = RandomContext { step_key: Key::new(0), training: false };
         let pass = PassContext { micro_batch: 0, rows, random };
         let segments: Vec<SegmentId> = self.whole.phase(PassKind::Forward).collect();

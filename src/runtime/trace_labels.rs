@@ -6,7 +6,7 @@ use crate::base::{EdgeId, Rank};
 use crate::graph::{Graph, PassKind};
 use crate::parallel::{Edge, EdgeLayout, Operation, PipelineStages, Token};
 
-/// Names of stages and edges; empty without pipelines.
+/// Names of stages and edges; empty if pipelines have one stage each.
 #[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub struct TraceLabels {
     /// By rank: `stage 1`, or `stage 1 of pipeline 0` if there are several.
@@ -18,6 +18,9 @@ pub struct TraceLabels {
 impl TraceLabels {
     /// Creates the names of these pipelines of a graph.
     pub fn of(graph: &Graph, pipelines: &[PipelineStages], edges: &EdgeLayout) -> Self {
+        if pipelines.iter().all(|pipeline| pipeline.ranks.len() == 1) {
+            return Self::default();
+        }
         let all = || pipelines.iter().enumerate();
         let several = pipelines.len() > 1;
         let stages = all().flat_map(|(pipeline, stages)| {

@@ -44,8 +44,8 @@ pub struct EvalRequest<'a> {
     pub graph: &'a Graph,
     /// Task whose metrics are computed.
     pub task: &'a Arc<dyn Task>,
-    /// Pipelines of the group; `None` if each rank holds the whole model.
-    pub pipelines: Option<&'a ModelPipelines>,
+    /// Pipelines of the group, of one stage each if every rank holds the whole model.
+    pub pipelines: &'a ModelPipelines,
     pub split: Split,
     /// Samples (windows) to evaluate, spread evenly over the split; 0: all.
     pub samples: u64,
@@ -175,9 +175,9 @@ pub fn evaluate_split(
         if signals.pending().is_some() {
             return Ok(None);
         }
-        sums = match pipelines {
-            Some(pipelines) => run_pipelines(group, pipelines, &job, sums)?,
-            None => run_jobs(group, &job, sums)?,
+        sums = match pipelines.has_stages() {
+            true => run_pipelines(group, pipelines, &job, sums)?,
+            false => run_jobs(group, &job, sums)?,
         };
         progress(job.samples_done(&sums), total)?;
     }

@@ -1,14 +1,11 @@
 //! Outputs of a model for any number of samples, computed on all devices.
 
-use std::sync::Arc;
-
 use super::error::TrainError;
 use crate::base::{DType, HostTensor, TensorId};
-use crate::exec::load;
 use crate::graph::Graph;
 use crate::parallel::MicroBatch;
 use crate::runtime::pipelines::ForwardUnits;
-use crate::runtime::step::{Inputs, forward};
+use crate::runtime::step::Inputs;
 
 /// Request for an output.
 pub struct OutputRequest<'a> {
@@ -40,39 +37,7 @@ pub fn model_outputs(request: &OutputRequest) -> Result<Vec<f32>, TrainError> {
         (range.len(), inputs(request, range))
     };
     let work = parts.iter().map(|parts| parts.iter().map(part).collect()).collect();
-    outputs_of(units, tensor, work)
-}
-
-/// Returns the values of a tensor for the micro-batches of each unit, (rows, inputs), one behind
-/// the other.
-///
-/// # Errors
-/// Returns `TrainError` if a device fails.
-pub fn outputs_of(
-    units: ForwardUnits,
-    tensor: TensorId,
-    work: Vec<Vec<(usize, Inputs)>>,
-) -> Result<Vec<f32>, TrainError> {
-    if let Some(pipelines) = units.pipelines {
-        let mut values = Vec::new();
-        for (pipeline, parts) in work.iter().enumerate() {
-            for (rows, inputs) in parts {
-                values.extend(pipelines.output(units.group, pipeline, (*rows, inputs), tensor)?);
-            }
-        }
-        return Ok(values);
-    }
-    let work = Arc::new(work);
-    let values = units.group.run_on_all("a prediction", move |rank, device| {
-        let mut values = Vec::new();
-        for (rows, inputs) in &work[rank.index()] {
-            load(device, inputs, 0)?;
-            let pass = forward(device, *rows)?;
-            values.extend(device.read(tensor, &pass)?);
-        }
-        Ok(values)
-    })?;
-    Ok(values.concat())
+    Ok(units.outputs(tensor, work)?)
 }
 
 /// Returns the micro-batches of each unit for `rows` samples, which are divided in proportion to

@@ -8,16 +8,14 @@ use ndarray::ArrayD;
 use super::error::TrainError;
 use super::evaluate::{EvalRequest, Evaluation, evaluate_split};
 use super::loader::BatchSource;
-use super::outputs::{divided, outputs_of};
+use super::outputs::divided;
 use super::signals::SignalFlags;
 use super::task::{LossTask, Task};
 use super::trainer::Trainer;
 use crate::base::{HostTensor, Shape, TensorId};
 use crate::data::{Dataset, Sampler, Split};
-use crate::exec::load;
 use crate::parallel::MicroBatch;
-use crate::runtime::pipelines::{PipelinePass, forward_micro_batches_max};
-use crate::runtime::step::{Inputs, forward};
+use crate::runtime::step::Inputs;
 
 /// Part of a split that is evaluated.
 pub(super) struct EvaluatedPart<'a> {
@@ -139,7 +137,7 @@ impl Trainer {
             ));
         }
         let cut = |part: &MicroBatch| self.cut_or_zero(inputs, rows, part);
-        outputs_of(self.session.units(), tensor, work_of(&parts, &cut)?)
+        Ok(self.session.units().outputs(tensor, work_of(&parts, &cut)?)?)
     }
 
     /// Computes the loss on samples of a split of a data set that have nothing in common, without
@@ -226,32 +224,8 @@ impl Trainer {
         let parts = self.parts(rows as u32);
         let cut = |part: &MicroBatch| self.cut(&self.graph.inputs, inputs, rows, part);
         let work = work_of(&parts, &cut)?;
-        let Some(pipelines) = self.session.pipelines.clone() else {
-            let work = Arc::new(work);
-            return Ok(self.session.group.run_on_all("an evaluation", move |rank, device| {
-                device.begin_step()?;
-                for (rows, inputs) in &work[rank.index()] {
-                    load(device, inputs, 0)?;
-                    forward(device, *rows)?;
-                }
-                device.loss()
-            })?);
-        };
-        let most = forward_micro_batches_max(pipelines.depth());
-        let longest = work.iter().map(Vec::len).max().unwrap_or(0);
-        let mut sums = vec![(0.0, 0.0); work.len()];
-        for first in (0..longest).step_by(most) {
-            let of_unit = |work: &Vec<(usize, Inputs)>| {
-                let now = work.iter().skip(first).take(most);
-                now.map(|(rows, inputs)| (*rows as u32, inputs.clone())).collect()
-            };
-            let now = work.iter().map(of_unit).collect();
-            let passed = pipelines.forward(&mut self.session.group, now)?;
-            for (sum, PipelinePass { loss, .. }) in sums.iter_mut().zip(passed) {
-                *sum = (sum.0 + loss.0, sum.1 + loss.1);
-            }
-        }
-        Ok(sums)
+        let session = &mut self.session;
+        Ok(session.pipelines.losses(&mut session.group, work)?)
     }
 
     /// Computes the loss on a part of a split; `progress` gets the samples done and their number.
@@ -269,7 +243,7 @@ impl Trainer {
             source,
             graph: &self.graph,
             task,
-            pipelines: self.session.pipelines.as_deref(),
+            pipelines: &self.session.pipelines,
             split,
             samples,
             rows: &rows,

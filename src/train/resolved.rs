@@ -38,10 +38,10 @@ pub fn resolved_toml(
         run.insert("collective", placement.options.topology.name().to_string());
         run.insert("message_kib", (placement.options.chunk_bytes >> 10).to_string());
     }
-    if let Some(record) = &placement.pipeline {
-        run.insert("pipeline_stages", record.stages.to_string());
-        run.insert("schedule", record.schedule.to_string());
-        run.insert("virtual_stages", record.chunks.to_string());
+    if placement.mesh.has_stages() {
+        run.insert("pipeline_stages", placement.mesh.pipeline.to_string());
+        run.insert("schedule", placement.schedule.to_string());
+        run.insert("virtual_stages", placement.virtual_stages.to_string());
     }
     let described = |file: &DataFile| format!("{} bytes, BLAKE3 {}", file.bytes, file.blake3);
     let file_entries = files.iter().map(|file| (&*file.name, described(file)));
@@ -105,7 +105,7 @@ fn quoted(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::parallel::ReduceSite;
+    use crate::parallel::{Mesh, PipelineSchedule, ReduceSite};
 
     fn rank(identity: &str, share: u32) -> RankPlacement {
         RankPlacement {
@@ -128,6 +128,9 @@ mod tests {
         let mut placement = Placement {
             candidates: vec!["A".into()],
             micro_batch_max: 4,
+            mesh: Mesh::default(),
+            schedule: PipelineSchedule::OneFOneB,
+            virtual_stages: 1,
             ranks: vec![rank("A", 3)],
             ..Placement::default()
         };
@@ -156,6 +159,9 @@ mod tests {
         let placement = Placement {
             candidates: vec!["A".into(), "B".into()],
             micro_batch_max: 4,
+            mesh: Mesh::of_pipelines(11, 1),
+            schedule: PipelineSchedule::OneFOneB,
+            virtual_stages: 1,
             ranks: vec![rank("A", 4); 11],
             ..Placement::default()
         };

@@ -3,13 +3,11 @@
 use std::ops::Range;
 
 use super::error::TrainError;
-use crate::base::{HostTensor, Rank, TensorId};
-use crate::device::DeviceError;
-use crate::exec::{Executor, load};
+use crate::base::{HostTensor, TensorId};
 use crate::graph::{Graph, IGNORE_INDEX};
 use crate::model::LanguageModel;
-use crate::runtime::pipelines::ForwardUnits;
-use crate::runtime::step::{Inputs, NextStates, forward, read_states};
+use crate::runtime::pipelines::{ForwardUnits, OutputPass};
+use crate::runtime::step::{Inputs, NextStates};
 
 /// Options for drawing tokens from logits.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,37 +41,6 @@ impl Continuation {
     }
 }
 
-/// Returns the next token of each row; there are at most as many rows as the plan holds. A model
-/// that carries its states sees each text from states of zeros on.
-///
-/// # Errors
-/// Returns `DeviceError` if the device fails.
-pub fn next_tokens(
-    device: &mut dyn Executor,
-    model: &LanguageModel,
-    rows: &[Continuation],
-    sampling: &Sampling,
-) -> Result<Vec<u32>, DeviceError> {
-    if rows.is_empty() {
-        return Ok(Vec::new());
-    }
-    let inputs = inputs(&device.plan().graph, model, rows, &NextStates::new());
-    let (logits, _) = pass(device, (rows.len(), &inputs), (model.logits, logits_of(model, rows)))?;
-    Ok(draw_rows(&logits, model, rows, sampling))
-}
-
-/// Runs the forward pass of `rows` texts on their inputs; returns parts of the logits, and the
-/// states behind the texts.
-fn pass(
-    device: &mut dyn Executor,
-    (rows, inputs): (usize, &Inputs),
-    (logits, parts): (TensorId, Vec<Range<usize>>),
-) -> Result<(Vec<f32>, NextStates), DeviceError> {
-    load(device, inputs, 0)?;
-    let pass = forward(device, rows)?;
-    Ok((device.read_parts(logits, &parts, &pass)?, read_states(device, &pass)?))
-}
-
 /// Returns the next token of each row from one unit of a worker group: a device that holds the
 /// model, or a pipeline. A model that carries its states begins with `states`, or with zeros if
 /// there are none, and leaves those behind the texts there.
@@ -90,23 +57,47 @@ pub fn next_tokens_of(
     if rows.is_empty() {
         return Ok(Vec::new());
     }
-    let (count, output) = (rows.len(), (model.logits, logits_of(model, rows)));
+    let pass = pass(&units.pipelines.whole.graph, model, rows, states);
     let logits;
-    (logits, *states) = match units.pipelines {
-        Some(pipelines) => {
-            let inputs = inputs(&pipelines.whole.graph, model, rows, states);
-            pipelines.output_parts(units.group, unit, (count, &inputs), output)?
-        }
-        None => {
-            let (model, rows, states) = (*model, rows.to_vec(), states.clone());
-            let job = move |device: &mut dyn Executor| {
-                let inputs = inputs(&device.plan().graph, &model, &rows, &states);
-                pass(device, (count, &inputs), output)
-            };
-            units.group.run_on(Rank(unit as u32), "a token", job)?
-        }
-    };
+    (logits, *states) = units.output_parts("a token", unit, pass)?;
     Ok(draw_rows(&logits, model, rows, sampling))
+}
+
+/// Returns the next token of each row of each unit; no unit has more rows than its plan holds. A
+/// model that carries its states sees each text from states of zeros on.
+///
+/// # Errors
+/// Returns `TrainError` if a device fails.
+pub fn next_tokens_of_all(
+    units: ForwardUnits,
+    model: &LanguageModel,
+    parts: &[Vec<Continuation>],
+    sampling: &Sampling,
+) -> Result<Vec<Vec<u32>>, TrainError> {
+    let graph = &units.pipelines.whole.graph;
+    let mut passes = Vec::new();
+    for rows in parts {
+        passes.push((!rows.is_empty()).then(|| pass(graph, model, rows, &NextStates::new())));
+    }
+    let found = units.output_parts_of_all("tokens of sentences", passes)?;
+    let tokens = parts.iter().zip(found);
+    Ok(tokens.map(|(rows, (logits, _))| draw_rows(&logits, model, rows, sampling)).collect())
+}
+
+/// Returns the forward pass over texts that begin with these states, or with zeros, with the logits
+/// that follow them.
+fn pass(
+    graph: &Graph,
+    model: &LanguageModel,
+    rows: &[Continuation],
+    states: &NextStates,
+) -> OutputPass {
+    OutputPass {
+        rows: rows.len(),
+        inputs: inputs(graph, model, rows, states),
+        output: model.logits,
+        parts: logits_of(model, rows),
+    }
 }
 
 /// Returns the inputs of a forward pass over texts that begin with these states, or with zeros.
@@ -191,19 +182,28 @@ fn draw(logits: &[f32], sampling: &Sampling, uniform: f64) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::base::rng::Key;
-    use crate::exec::cpu::Cpu;
     use crate::graph::{Plan, PlanOptions, Unary};
     use crate::model::gpt::next_token_gpt;
     use crate::model::{GptConfig, gpt};
+    use crate::runtime::open::{self, OpenOptions};
+    use crate::runtime::pipelines::ModelPipelines;
+    use crate::runtime::workers::WorkerGroup;
 
     /// Returns the tokens that a graph with initial parameters gives for texts of several lengths.
     fn next_of(graph: Graph, rows: &[Continuation]) -> Vec<u32> {
         let model = LanguageModel::of(&graph).unwrap();
-        let mut device = Cpu::fast(Plan::new(graph, PlanOptions::new(rows.len())), 0);
-        device.initialize(3).unwrap();
-        next_tokens(&mut device, &model, rows, &sampling(0.0, 0)).unwrap()
+        let plan = Plan::new(graph, PlanOptions::new(rows.len()));
+        let opened = open::open("cpu", plan.clone(), 0, &OpenOptions::default()).unwrap();
+        let group = WorkerGroup::single(opened.driver).unwrap();
+        group.run_on_all("initialization", |_, device| device.initialize(3)).unwrap();
+        let pipelines = ModelPipelines::of_replicas(Arc::new(plan), 1);
+        let units = ForwardUnits { group: &group, pipelines: &pipelines };
+        let parts = [rows.to_vec()];
+        next_tokens_of_all(units, &model, &parts, &sampling(0.0, 0)).unwrap().remove(0)
     }
 
     #[test]

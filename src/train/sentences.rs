@@ -2,18 +2,15 @@
 //! accepts.
 
 use std::collections::HashSet;
-use std::sync::Arc;
 
 use super::error::TrainError;
-use super::sampling::{Continuation, Sampling, next_tokens, next_tokens_of};
+use super::sampling::{Continuation, Sampling, next_tokens_of_all};
+use crate::base::Site;
 use crate::base::rng::Key;
-use crate::base::{Rank, Site};
 use crate::data::{Tokenizer, world};
-use crate::exec::Executor;
 use crate::metrics::SentenceRecord;
 use crate::model::LanguageModel;
 use crate::runtime::pipelines::ForwardUnits;
-use crate::runtime::step::NextStates;
 
 /// Number of sentences that are sampled.
 const SAMPLES: usize = 200;
@@ -129,39 +126,26 @@ impl LineSampler<'_> {
         };
         let mut rest = open.iter().map(continuation);
         let of_unit = |rows: &u32| rest.by_ref().take((*rows).max(1) as usize).collect();
-        let parts: Arc<Vec<Vec<Continuation>>> = Arc::new(self.rows.iter().map(of_unit).collect());
-        let next = self.next_tokens(parts)?;
+        let parts: Vec<Vec<Continuation>> = self.rows.iter().map(of_unit).collect();
+        let next = next_tokens_of_all(self.units, &self.model, &parts, &self.sampling)?;
         for (line, token) in open.iter_mut().zip(next.into_iter().flatten()) {
             line.tokens.push(token);
             line.is_open = token != end && line.tokens.len() <= world::LONGEST_SENTENCE + 1;
         }
         Ok(())
     }
-
-    /// Returns the next token of each text of each unit: devices work at the same time, pipelines
-    /// one after the other.
-    fn next_tokens(&self, parts: Arc<Vec<Vec<Continuation>>>) -> Result<Vec<Vec<u32>>, TrainError> {
-        let (model, sampling) = (self.model, self.sampling);
-        if self.units.pipelines.is_none() {
-            let job = move |rank: Rank, device: &mut dyn Executor| {
-                next_tokens(device, &model, &parts[rank.index()], &sampling)
-            };
-            return Ok(self.units.group.run_on_all("tokens of sentences", job)?);
-        }
-        let of_unit = |(unit, rows): (usize, &Vec<Continuation>)| {
-            next_tokens_of(self.units, unit, &model, (rows, &mut NextStates::new()), &sampling)
-        };
-        parts.iter().enumerate().map(of_unit).collect()
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::data::TokenizerKind;
     use crate::graph::{Plan, PlanOptions};
     use crate::model::{GptConfig, gpt};
     use crate::runtime::open::{self, OpenOptions};
+    use crate::runtime::pipelines::ModelPipelines;
     use crate::runtime::workers::WorkerGroup;
 
     #[test]
@@ -199,12 +183,22 @@ mod tests {
         );
     }
 
-    fn units(group: &WorkerGroup) -> ForwardUnits<'_> {
-        ForwardUnits { group, pipelines: None }
+    /// CPU device with an untrained model.
+    struct Untrained {
+        group: WorkerGroup,
+        pipelines: ModelPipelines,
+        tokenizer: Tokenizer,
+        model: LanguageModel,
     }
 
-    /// Group of the CPU device with an untrained model, of up to `rows` rows.
-    fn untrained(rows: usize) -> (WorkerGroup, Tokenizer, LanguageModel) {
+    impl Untrained {
+        fn units(&self) -> ForwardUnits<'_> {
+            ForwardUnits { group: &self.group, pipelines: &self.pipelines }
+        }
+    }
+
+    /// Returns the CPU device with an untrained model, of up to `rows` rows.
+    fn untrained(rows: usize) -> Untrained {
         let tokenizer = Tokenizer::derive(TokenizerKind::Char, world::corpus()).unwrap();
         let config = GptConfig {
             vocabulary: tokenizer.vocabulary(),
@@ -219,24 +213,20 @@ mod tests {
         };
         let plan = Plan::new(gpt(&config).unwrap(), PlanOptions::new(rows));
         let model = LanguageModel::of(&plan.graph).unwrap();
-        let opened = open::open("cpu", plan, 0, &OpenOptions::default()).unwrap();
+        let opened = open::open("cpu", plan.clone(), 0, &OpenOptions::default()).unwrap();
+        let pipelines = ModelPipelines::of_replicas(Arc::new(plan), 1);
         let group = WorkerGroup::single(opened.driver).unwrap();
         group.run_on_all("initialization", |_, device| device.initialize(3)).unwrap();
-        (group, tokenizer, model)
+        Untrained { group, pipelines, tokenizer, model }
     }
 
     #[test]
     fn an_untrained_model_scores_nothing_on_any_number_of_rows() {
         let measure = |rows: usize, seed| {
-            let (group, tokenizer, model) = untrained(rows);
-            let measured = measure_sentences(
-                units(&group),
-                &tokenizer,
-                model,
-                &[rows as u32],
-                (5, seed),
-                || false,
-            );
+            let on = untrained(rows);
+            let rows = [rows as u32];
+            let measured =
+                measure_sentences(on.units(), &on.tokenizer, on.model, &rows, (5, seed), || false);
             measured.unwrap().unwrap()
         };
         let few = measure(3, 1);
@@ -252,13 +242,13 @@ mod tests {
 
     #[test]
     fn a_measure_can_be_stopped() {
-        let (group, tokenizer, model) = untrained(4);
+        let on = untrained(4);
         let mut calls = 0;
         let stop = || {
             calls += 1;
             calls > 3
         };
-        let measured = measure_sentences(units(&group), &tokenizer, model, &[4], (0, 1), stop);
+        let measured = measure_sentences(on.units(), &on.tokenizer, on.model, &[4], (0, 1), stop);
         assert_eq!(measured.unwrap(), None);
         assert_eq!(calls, 4);
     }

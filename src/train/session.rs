@@ -18,7 +18,7 @@ use crate::faults::{Fault, Faults, Point};
 use crate::graph::Plan;
 use crate::metrics::{RankRecord, StageRecord, StepRecord, Unit};
 use crate::optim::Optimizer;
-use crate::parallel::{Placement, Program, RankPlacement, Verdict};
+use crate::parallel::{Coordinates, Placement, Program, Verdict};
 use crate::runtime::memory;
 use crate::runtime::pipelines::{ForwardUnits, ModelPipelines};
 use crate::runtime::placement::shares::held_moments;
@@ -74,8 +74,8 @@ pub struct Session {
     pub programs: Vec<Arc<Program>>,
     /// By rank: the plan of what its device holds.
     pub rank_plans: Vec<Arc<Plan>>,
-    /// Pipelines of the devices; `None` if every rank holds the whole model.
-    pub pipelines: Option<Arc<ModelPipelines>>,
+    /// Pipelines of the devices, of one stage each if every rank holds the whole model.
+    pub pipelines: Arc<ModelPipelines>,
     pub placement: Placement,
     pub taken: StepsTaken,
     options: SessionOptions,
@@ -281,22 +281,24 @@ impl Session {
 
     /// Returns the metrics of each rank in a step; empty for a single rank.
     fn rank_records(&self, reports: &[StepReport]) -> Vec<RankRecord> {
-        let stage = |rank: usize| {
-            let (pipeline, stage) = self.placement.stage_of(rank)?;
-            Some(StageRecord { pipeline: pipeline as u64, stage: stage as u64 })
-        };
-        type Ranked<'a> = (usize, (&'a RankPlacement, &'a StepReport));
-        let record = |(rank, (placed, report)): Ranked| RankRecord {
-            name: placed.name.clone(),
-            share: u64::from(placed.share),
-            time: report.time,
-            waited: report.waited,
-            idle: report.idle(),
-            stage: stage(rank),
-        };
-        let several = self.placement.ranks.len() > 1;
-        let ranks = self.placement.ranks.iter().zip(reports).filter(|_| several);
-        ranks.enumerate().map(record).collect()
+        let Placement { mesh, ranks, .. } = &self.placement;
+        let mut records = Vec::new();
+        if ranks.len() == 1 {
+            return records;
+        }
+        for ((rank, placed), report) in mesh.ranks().zip(ranks).zip(reports) {
+            let Coordinates { data, pipeline, .. } = mesh.coordinates(rank);
+            let stage = StageRecord { pipeline: data as u64, stage: pipeline as u64 };
+            records.push(RankRecord {
+                name: placed.name.clone(),
+                share: u64::from(placed.share),
+                time: report.time,
+                waited: report.waited,
+                idle: report.idle(),
+                stage: mesh.has_stages().then_some(stage),
+            });
+        }
+        records
     }
 
     /// Returns the inputs of steps that are loaded here; nodes may read those of their own ranks.
@@ -307,7 +309,7 @@ impl Session {
 
     /// Returns the units of the devices that compute forward passes.
     pub fn units(&self) -> ForwardUnits<'_> {
-        ForwardUnits { group: &self.group, pipelines: self.pipelines.as_deref() }
+        ForwardUnits { group: &self.group, pipelines: &self.pipelines }
     }
 }
 

@@ -305,8 +305,12 @@ fn a_pipeline_is_recorded_and_kept() {
     assert_eq!(ran.err, "", "nothing is said with --quiet");
     let recorded = |step: u64| desk.manifest("run", step)["meta"]["placement"].clone();
     let placement = recorded(2);
-    let pipeline = serde_json::json!({ "stages": 2, "schedule": "zero-bubble", "chunks": 1 });
-    assert_eq!(placement["pipeline"], pipeline);
+    let mesh = serde_json::json!({ "data": 2, "pipeline": 2, "tensor": 1 });
+    assert_eq!(placement["mesh"], mesh);
+    assert_eq!(
+        (&placement["schedule"], &placement["virtual_stages"]),
+        (&"zero-bubble".into(), &1.into())
+    );
     let blocks = |first: u64, last: u64| serde_json::json!([{ "start": first, "end": last }]);
     let expected = [(blocks(0, 1), 7), (blocks(1, 4), 7), (blocks(0, 1), 5), (blocks(1, 4), 5)];
     for (index, (blocks, share)) in expected.iter().enumerate() {

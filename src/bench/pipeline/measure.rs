@@ -116,9 +116,8 @@ impl PipelineWorkload {
         };
         let placed = assemble(&request, &mut |_, _| {})?;
         let predicted = predict(&request, &placed, times, case)?;
-        let stages = placed.pipelines.iter().flat_map(|pipelines| pipelines.stages.first());
-        let blocks = stages.flat_map(|of| of.chunks.iter().map(|chunk| chunk.end - chunk.start));
-        let blocks = blocks.collect();
+        let chunks = placed.pipelines.stages.iter().take(1).flat_map(|of| &of.chunks);
+        let blocks = chunks.map(|chunk| chunk.end - chunk.start).collect();
         let (optimizer, faults) = (self.optimizer, Faults::none());
         let options = SessionOptions { optimizer, clip: 1.0, seed: 0, faults };
         let mut session = Session::new(placed, options);

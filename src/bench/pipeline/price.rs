@@ -7,9 +7,9 @@ use crate::parallel::schedule::{StageTimes, ideal_bubble};
 use crate::planner::cut::BlockTimes;
 use crate::planner::price::{LinkModel, price};
 use crate::runtime::RuntimeError;
-use crate::runtime::placement::pipeline::{
-    LaidOutPipelines, MeasuredBlocks, PlannedPipelines, crossing_elements,
-};
+use crate::runtime::placement::arrangement::Arrangement;
+use crate::runtime::placement::laid_out::LaidOut;
+use crate::runtime::placement::pipeline::{MeasuredBlocks, crossing_elements};
 use crate::runtime::placement::types::{PlacedWorkers, PlacementRequest};
 use crate::train::TrainError;
 
@@ -30,20 +30,16 @@ pub(super) fn predict(
     measured: &MeasuredBlocks,
     case: &PipelineCase,
 ) -> Result<PredictedStep, TrainError> {
-    let none = || TrainError::Defect("a request for pipelines gave none".into());
-    let pipelines = placed.pipelines.as_ref().ok_or_else(none)?;
+    let pipelines = &placed.pipelines;
     let positions: Vec<usize> = placed.placement.ranks.iter().map(|rank| rank.position).collect();
     let times: Vec<Vec<BlockTimes>> =
         positions.iter().map(|position| measured.times[*position].clone()).collect();
     let stage = mean_stage(placed, &times, case.shape.stages);
     let links = links(&positions, measured, &crossing_elements(&pipelines.whole));
-    let planned = PlannedPipelines {
-        positions,
-        stages: pipelines.stages.clone(),
-        shares: pipelines.shares.clone(),
-        schedule: pipelines.schedule,
-    };
-    let laid_out = LaidOutPipelines::of(request, &planned);
+    let chunks: Vec<_> = pipelines.stages.iter().map(|of| of.chunks.clone()).collect();
+    let (mesh, shares) = (placed.placement.mesh, pipelines.shares.clone());
+    let planned = Arrangement::of(mesh, positions, &chunks, shares, pipelines.schedule);
+    let laid_out = LaidOut::of(request, &planned);
     let found = price(&laid_out.written, &laid_out.whole, &times, &links)
         .map_err(|error| RuntimeError::InvalidRequest(error.to_string()))?;
     let formula = ideal_bubble(case.schedule, case.shape, stage);

@@ -7,7 +7,7 @@ use super::{VALUE_BYTES, buckets, sent_table};
 use crate::base::{EdgeId, Position, Rank};
 use crate::collective::{CollectiveKind, CommCost, RankGroup, cost};
 use crate::graph::print::size_text;
-use crate::parallel::Edge;
+use crate::parallel::{Edge, Mesh};
 use crate::runtime::trace_labels::edge_source;
 
 /// Returns the tables of the edges, the buckets and what each rank sends.
@@ -18,11 +18,12 @@ pub fn communication(pipelines: &ExplainedPipelines) -> String {
 
 fn head(pipelines: &ExplainedPipelines) -> String {
     let planned = &pipelines.planned;
-    let (count, depth, schedule) = (planned.stages.len(), planned.depth(), planned.schedule);
-    let counts = || (0..count).map(|pipeline| pipelines.micro_batches(pipeline * depth));
+    let Mesh { data: count, pipeline: depth, .. } = planned.mesh;
+    let schedule = planned.schedule;
+    let counts = || planned.mesh.first_ranks().map(|rank| pipelines.micro_batches(rank.index()));
     let batches = counts().map(|count| count.to_string()).collect::<Vec<_>>().join(" and ");
     let all = if counts().eq([1]) { "micro-batch" } else { "micro-batches" };
-    let (rows, kib) = (planned.rows(), pipelines.spec.parallel.chunk_bytes >> 10);
+    let (rows, kib) = (planned.rows_max(), pipelines.spec.parallel.chunk_bytes >> 10);
     let what = if count == 1 { "pipeline" } else { "pipelines" };
     format!(
         "{count} {what} of {depth} stages ({schedule}), {batches} {all} of up to {rows} rows, \

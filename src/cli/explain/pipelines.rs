@@ -11,19 +11,20 @@ use crate::device::Selection;
 use crate::device::host::available_memory;
 use crate::graph::print::{RankMemoryUsage, memory_tables};
 use crate::parallel::schedule::in_flight;
-use crate::parallel::{PipelineSchedule, PipelineShape, Placement};
+use crate::parallel::{Coordinates, PipelineSchedule, PipelineShape, Placement};
 use crate::planner::cut::BlockTimes;
 use crate::runtime::RuntimeError;
 use crate::runtime::memory::{comparison, workspace};
+use crate::runtime::placement::arrangement::Arrangement;
 use crate::runtime::placement::assemble::{candidates, selections};
 use crate::runtime::placement::host_memory;
+use crate::runtime::placement::laid_out::LaidOut;
 use crate::runtime::placement::names::display_names;
 use crate::runtime::placement::names::distinct;
 use crate::runtime::placement::open_ranks::RequestedDevices;
 use crate::runtime::placement::pipeline::{
-    LaidOutPipelines, MeasuredBlocks, PlannedPipelines, RequestedPipelines, by_measurement, given,
-    host_bytes, kept, measure_blocks, names_of_runs, require_devices, require_micro_batches,
-    require_model,
+    MeasuredBlocks, RequestedPipelines, by_measurement, given, host_bytes, kept, measure_blocks,
+    names_of_runs, require_devices, require_micro_batches, require_model,
 };
 use crate::runtime::placement::plans::Plans;
 use crate::runtime::placement::shares::owned_elements;
@@ -44,8 +45,8 @@ pub struct ExplainedPipelines<'a> {
     selections: Vec<Selection>,
     /// Names of the ranks' devices.
     names: Vec<String>,
-    pub planned: PlannedPipelines,
-    pub laid_out: LaidOutPipelines,
+    pub planned: Arrangement,
+    pub laid_out: LaidOut,
     /// Times of blocks by which the stages were chosen, if they were.
     measured: Option<MeasuredBlocks>,
     /// Note that the stages are not known before the devices are measured, or an empty text.
@@ -112,7 +113,7 @@ impl<'a> ExplainedPipelines<'a> {
         let candidates = candidates(&chosen);
         let saved = request.saved.filter(|saved| saved.is_of(&candidates, true));
         let recorded = kept(request, saved);
-        let pipelines = chosen.len() / requested.stages;
+        let pipelines = requested.mesh(chosen.len()).data;
         let is_measured = request.probe.is_none()
             && spec.parallel.shares.is_none()
             && (options.blocks_per_stage.is_empty() || pipelines > 1);
@@ -133,7 +134,7 @@ impl<'a> ExplainedPipelines<'a> {
             }
         };
         notes.extend(require_micro_batches(&requested, &planned)?);
-        let laid_out = LaidOutPipelines::of(request, &planned);
+        let laid_out = LaidOut::of(request, &planned);
         let all = distinct(chosen.iter().map(|one| one.name().to_string()).collect());
         let names = planned.positions.iter().map(|position| all[*position].clone()).collect();
         let selections = chosen;
@@ -146,7 +147,7 @@ impl<'a> ExplainedPipelines<'a> {
     /// # Errors
     /// Returns `RuntimeError` if a device fails, or if there is no probe.
     pub fn measured_times(&self) -> Result<Vec<Vec<BlockTimes>>, RuntimeError> {
-        let rows = self.planned.rows();
+        let rows = self.planned.rows_max();
         let measured = match self.measured.as_ref().filter(|measured| measured.rows == rows) {
             Some(measured) => &measured.times,
             None => {
@@ -169,16 +170,21 @@ impl<'a> ExplainedPipelines<'a> {
         &self.names[rank]
     }
 
+    /// Returns the coordinates of a rank.
+    pub fn coordinates(&self, rank: usize) -> Coordinates {
+        self.planned.mesh.coordinates(Rank(rank as u32))
+    }
+
     /// Returns the place of a rank: `stage 1 of pipeline 0`.
     pub fn place(&self, rank: usize) -> String {
-        let (pipeline, stage) = self.planned.stage_of(rank);
-        format!("stage {stage} of pipeline {pipeline}")
+        let Coordinates { data, pipeline, .. } = self.coordinates(rank);
+        format!("stage {pipeline} of pipeline {data}")
     }
 
     /// Returns the blocks that a rank holds: `h.2 to head`.
     pub fn blocks(&self, rank: usize) -> String {
-        let (pipeline, stage) = self.planned.stage_of(rank);
-        let chunks = self.planned.stages[pipeline].chunks_of(stage);
+        let at = self.coordinates(rank);
+        let chunks = self.planned.pipelines[at.data].chunks_of(at.pipeline);
         let graph = &self.laid_out.whole.graph;
         names_of_runs(graph, &chunks)
     }
@@ -190,11 +196,13 @@ impl<'a> ExplainedPipelines<'a> {
 
     /// Returns the sentence on the stashes that the schedule lets a rank hold at a time.
     fn stashes(&self, rank: usize) -> String {
-        let (pipeline, stage) = self.planned.stage_of(rank);
-        let (stages, schedule) = (self.planned.depth(), self.planned.schedule);
-        let chunks = self.planned.stages[pipeline].chunks.len() / stages;
+        let at = self.coordinates(rank);
+        let stages = self.planned.mesh.pipeline;
+        let schedule = self.planned.schedule;
+        let chunks = self.planned.pipelines[at.data].chunks.len() / stages;
         let micro_batches = self.micro_batches(rank);
-        let most = in_flight(schedule, PipelineShape { stages, chunks, micro_batches }, stage);
+        let shape = PipelineShape { stages, chunks, micro_batches };
+        let most = in_flight(schedule, shape, at.pipeline);
         match schedule {
             PipelineSchedule::Interleaved => format!(
                 "stashes in flight: {most} of {}, one per micro-batch and model chunk ({schedule})",
@@ -209,12 +217,12 @@ impl<'a> ExplainedPipelines<'a> {
 }
 
 fn program(pipelines: &ExplainedPipelines) -> String {
-    let LaidOutPipelines { written, whole, .. } = &pipelines.laid_out;
+    let LaidOut { written, whole, .. } = &pipelines.laid_out;
     let names = InstructionNames { plan: whole, edges: &written.edges.edges };
     let of_rank = |rank: usize| {
-        let (pipeline, _) = pipelines.planned.stage_of(rank);
         let (name, place) = (pipelines.name(rank), pipelines.place(rank));
-        let (blocks, samples) = (pipelines.blocks(rank), pipelines.planned.shares[pipeline].count);
+        let blocks = pipelines.blocks(rank);
+        let samples = pipelines.planned.shares[pipelines.coordinates(rank).data].count;
         let program = names.program(&written.programs[rank]);
         format!("rank {rank}: {name}, {place}, {blocks}, {samples} samples\n{program}")
     };

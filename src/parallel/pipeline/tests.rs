@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::graph::{Builder, Init, PlanOptions, differentiate, replay};
+use crate::parallel::Mesh;
 use crate::parallel::program::contiguous_shares;
 
 /// Blocks in a row with a parameter each; the last one uses the first one's if `is_tied`.
@@ -33,11 +34,9 @@ fn even(stages: u32, chunks: u32, blocks: u32) -> Vec<Range<u32>> {
 }
 
 fn pipelines(count: u32, stages: u32, chunks: u32, blocks: u32) -> Vec<PipelineStages> {
-    let of = |pipeline: u32| PipelineStages {
-        ranks: (0..stages).map(|stage| Rank(pipeline * stages + stage)).collect(),
-        chunks: even(stages, chunks, blocks),
-    };
-    (0..count).map(of).collect()
+    let mesh = Mesh::of_pipelines(count as usize, stages as usize);
+    let of = |ranks| PipelineStages { ranks, chunks: even(stages, chunks, blocks) };
+    mesh.pipelines().map(of).collect()
 }
 
 fn request<'a>(
@@ -123,8 +122,9 @@ fn every_schedule_ends_on_its_slots_and_within_the_bounds_of_its_edges() {
 /// far ahead as it can. Gradients never wait for so long.
 fn assert_no_more_than_due(request: &PipelineRequest, edge: &Edge, most: usize) {
     let stages = request.pipelines[0].ranks.len();
-    let [from, to] = [edge.from, edge.to].map(|rank| rank.index() % stages);
-    let micro_batches = micro_batch_counts(request.shares)[edge.from.index() / stages];
+    let mesh = Mesh::of_pipelines(request.pipelines.len(), stages);
+    let [from, to] = [edge.from, edge.to].map(|rank| mesh.coordinates(rank).pipeline);
+    let micro_batches = micro_batch_counts(request.shares)[mesh.coordinates(edge.from).data];
     let ahead = match request.schedule {
         PipelineSchedule::GPipe => micro_batches,
         PipelineSchedule::OneFOneB => micro_batches.min(stages - from.min(to)),

@@ -42,7 +42,7 @@ impl Placement {
         if !may_be_cut && self.devices() != before.devices() {
             return vec![PlacementChange::Devices];
         }
-        if self.pipelines() != before.pipelines() {
+        if self.mesh.data != before.mesh.data {
             return vec![PlacementChange::Pipelines];
         }
         let (has_other_shares, has_other_batches) = (
@@ -50,7 +50,7 @@ impl Placement {
             self.differs_per_pipeline(before, |now, was| now.micro_batches != was.micro_batches),
         );
         // One pipeline adds gradients of several ranks only of what they share.
-        let is_reduced = self.pipelines() > 1 || is_tied;
+        let is_reduced = self.mesh.data > 1 || is_tied;
         let found = [
             (PlacementChange::Cut, !may_be_cut && !self.has_cut_of(before)),
             (PlacementChange::Shares, has_other_shares),
@@ -71,13 +71,8 @@ impl Placement {
     /// used by the first and the last stage of every pipeline, whose gradients are then added: one
     /// device accumulates both uses instead.
     fn adds_as(&self, other: &Self, is_tied: bool) -> bool {
-        let is_whole = |placement: &Self| placement.depth() == 1;
-        self.pipelines() == other.pipelines() && (!is_tied || is_whole(self) == is_whole(other))
-    }
-
-    /// Returns the number of pipelines; a device that holds the whole model counts as one.
-    fn pipelines(&self) -> usize {
-        self.ranks.len() / self.depth()
+        let (now, was) = (self.mesh, other.mesh);
+        now.data == was.data && (!is_tied || now.has_stages() == was.has_stages())
     }
 
     /// Returns true if the first ranks of any two pipelines differ.
@@ -136,9 +131,8 @@ mod tests {
 
     use super::PlacementChange::*;
     use super::*;
-    use crate::parallel::placement::PipelineRecord;
     use crate::parallel::placement::tests::placement;
-    use crate::parallel::{PipelineSchedule, ReduceSite};
+    use crate::parallel::{Mesh, PipelineSchedule, ReduceSite};
 
     #[test]
     fn only_what_changes_bits_is_a_change_of_data_parallelism() {
@@ -179,11 +173,9 @@ mod tests {
             kernels: [(format!("matmul of {device}"), "tile".to_string())].into_iter().collect(),
             ..placement().ranks[1].clone()
         };
-        let (stages, chunks) = (blocks.len() as u32, 1);
-        let schedule = PipelineSchedule::OneFOneB;
         Placement {
             candidates: devices.iter().map(|device| device.to_string()).collect(),
-            pipeline: (stages > 1).then_some(PipelineRecord { stages, schedule, chunks }),
+            mesh: Mesh::of_pipelines(devices.len() / blocks.len(), blocks.len()),
             ranks: devices.iter().enumerate().map(rank).collect(),
             ..placement()
         }
@@ -193,7 +185,7 @@ mod tests {
     fn a_cut_is_a_change_on_unlike_devices_only() {
         let two = cut(&["A", "A"], &[0..1, 1..6]);
         let mut other = cut(&["A", "A"], &[0..3, 3..6]);
-        other.pipeline.as_mut().unwrap().schedule = PipelineSchedule::ZeroBubble;
+        other.schedule = PipelineSchedule::ZeroBubble;
         let three = cut(&["A", "A", "A"], &[0..1, 1..3, 3..6]);
         for is_tied in [false, true] {
             assert_eq!(other.changes_since(&two, is_tied), []);
@@ -209,7 +201,7 @@ mod tests {
         assert_eq!(cut(&["A", "B"], &[0..3, 3..6]).changes_since(&unlike, false), [Cut]);
         assert_eq!(two.changes_since(&unlike, false), [Devices]);
         let mut schedule = unlike.clone();
-        schedule.pipeline.as_mut().unwrap().schedule = PipelineSchedule::GPipe;
+        schedule.schedule = PipelineSchedule::GPipe;
         assert_eq!(schedule.changes_since(&unlike, false), []);
 
         let beside = cut(&["A"; 4], &[0..1, 1..6]);

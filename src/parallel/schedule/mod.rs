@@ -26,13 +26,14 @@ pub use fit::{ScheduleError, require_fit};
 pub use formulas::{StageTimes, ideal_bubble, in_flight};
 
 /// Order in which the stages of a pipeline run their micro-batches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PipelineSchedule {
     /// All forward passes, then all backward passes.
     #[serde(rename = "gpipe")]
     GPipe,
     /// One forward pass, one backward pass, by turns.
+    #[default]
     #[serde(rename = "1f1b")]
     OneFOneB,
     /// 1F1B with several model chunks per stage.

@@ -2,26 +2,21 @@
 //! shares, and starts the group. Everything measured here is decided before step 1, recorded, and
 //! kept on resume.
 
-use std::sync::Arc;
-
+use super::arrangement::Arrangement;
+use super::laid_out::LaidOut;
 use super::names::display_names;
 use super::open_ranks::{RequestedDevices, open_new, open_recorded};
-use super::pipeline::{advised, assemble_pipelines};
-use super::shares::layout_of;
+use super::pipeline::{advised, open_pipelines};
+use super::repeat::{note, repeated_by};
+use super::start::{ReadyRanks, start};
 use super::statistics::require_statistics;
 use super::types::{OpenedRanks, PlacedWorkers, PlacementRequest};
 use crate::autotune::{self, cache};
-use crate::collective::BucketGroups;
-use crate::device::{Adapter, Selection, list_adapters, select_all, selector_of};
+use crate::device::{Adapter, Selection, list_adapters, select_all};
 use crate::exec::cpu::host_name;
-use crate::graph::Plan;
-use crate::metrics::Trace;
-use crate::parallel::{
-    Placement, Program, RankPlacement, Share, contiguous_shares, data_parallel, single_rank,
-};
+use crate::parallel::{Placement, contiguous_shares};
 use crate::runtime::RuntimeError;
 use crate::runtime::open::OpenDevice;
-use crate::runtime::workers::{WorkerGroup, WorkerGroupOptions};
 
 /// Opens the requested devices, measures them if requested, and starts them as a worker group.
 ///
@@ -38,11 +33,30 @@ pub fn assemble(
     let names = display_names(&selections);
     let devices = RequestedDevices { selections: &selections, names: &names };
     let candidates = candidates(&selections);
-    let has_pipelines = request.parallel.pipeline.stages > 1;
-    let saved = request.saved.filter(|saved| saved.is_of(&candidates, has_pipelines));
-    if has_pipelines {
-        return assemble_pipelines(request, devices, (candidates, &adapters), saved, report);
-    }
+    let has_stages = request.parallel.pipeline.stages > 1;
+    let saved = request.saved.filter(|saved| saved.is_of(&candidates, has_stages));
+    let ready = match has_stages {
+        true => open_pipelines(request, devices, saved, report)?,
+        false => open_replicas(request, devices, saved, report)?,
+    };
+    // A run that keeps its shares says nothing new.
+    let is_kept = ready.is_kept;
+    let mut placed = start(request, ready, candidates)?;
+    let repeated = match is_kept {
+        false => repeated_by(request, &adapters, &placed.placement, &placed.plan),
+        true => None,
+    };
+    placed.notes.extend(note(&placed, repeated));
+    Ok(placed)
+}
+
+/// Opens the requested devices with the whole model each.
+fn open_replicas(
+    request: &PlacementRequest,
+    devices: RequestedDevices,
+    saved: Option<&Placement>,
+    report: &mut dyn FnMut(&str, autotune::TuneProgress),
+) -> Result<ReadyRanks, RuntimeError> {
     let is_kept = |saved: &&Placement| {
         let has_measured = request.parallel.shares.is_none();
         !request.retune && has_measured && saved.shares_fit(request.batch, request.micro_batch)
@@ -52,70 +66,14 @@ pub fn assemble(
         Some(kept) => open_recorded(request, devices, kept, report),
         None => open_new(request, devices, saved, report),
     };
-    let chosen = chosen.map_err(|error| advised(request, &selections, error))?;
-    let mut placed = start_workers(request, chosen, candidates)?;
-    // A run that keeps its shares says nothing new.
-    let repeated = match kept {
-        None => repeated_by(request, &adapters, &placed.placement, &placed.plan),
-        Some(_) => None,
-    };
-    placed.notes.extend(shares_note(&placed.placement, repeated));
-    Ok(placed)
-}
-
-/// Returns a note with the samples of each device per step, and the flags that repeat them if
-/// they were measured; `None` for one device that was chosen without measuring.
-fn shares_note(placement: &Placement, repeated: Option<String>) -> Option<String> {
-    let share = |rank: &RankPlacement| format!("{}: {}", rank.name, rank.share);
-    let shares: Vec<String> = placement.ranks.iter().map(share).collect();
-    let shares = format!("samples per step: {}", shares.join(", "));
-    match repeated {
-        Some(flags) => Some(format!("{shares}; to repeat this, add {flags}")),
-        None => (placement.ranks.len() > 1).then_some(shares),
-    }
-}
-
-/// Returns the flags with which another run gets these measured shares, in words for a shell;
-/// `None` if the shares were not measured.
-pub fn repeated_by(
-    request: &PlacementRequest,
-    adapters: &[Adapter],
-    placement: &Placement,
-    plan: &Plan,
-) -> Option<String> {
-    let ranks = &placement.ranks;
-    let has_measured = request.probe.is_some() && request.parallel.shares.is_none();
-    if !has_measured || !placement.has_alternatives() {
-        return None;
-    }
-    let mut flags = Vec::new();
-    if ranks.len() < placement.candidates.len() {
-        // No selector names devices of other nodes.
-        if !request.nodes.devices.is_empty() {
-            return None;
-        }
-        let taken: Vec<usize> = ranks.iter().map(|rank| rank.position).collect();
-        flags.push(format!("--devices '{}'", selector_of(request.selector, &taken, adapters)?));
-    }
-    let counts: Vec<u32> = ranks.iter().map(|rank| rank.share).collect();
-    if ranks.len() > 1 {
-        flags.push(format!("--set parallel.shares='{counts:?}'"));
-    }
-    let repeats = |micro_batch: u32| {
-        let micro_batches: Vec<u32> = counts.iter().map(|count| micro_batch.min(*count)).collect();
-        let shares = contiguous_shares(&counts, &micro_batches);
-        let programs = programs(request, plan, &shares);
-        let rows = programs.iter().map(|program| program.micro_batches.iter().map(|m| m.rows));
-        rows.zip(ranks).all(|(rows, rank)| rows.eq(rank.micro_batches.iter().copied()))
-    };
-    let largest = ranks.iter().map(|rank| rank.micro_batch).max().unwrap_or(request.micro_batch);
-    if !repeats(request.micro_batch) {
-        flags.push(match repeats(largest) {
-            true => format!("--set train.micro_batch_size={largest}"),
-            false => "(but in other micro-batches, so in other bits)".into(),
-        });
-    }
-    Some(flags.join(" "))
+    let chosen = chosen.map_err(|error| advised(request, devices.selections, error))?;
+    let OpenedRanks { members, reduce_sites, mut notes } = chosen;
+    let arrangement = arrangement(request, &members);
+    let laid_out = LaidOut::of(request, &arrangement);
+    notes.extend(require_statistics(&laid_out.whole, laid_out.written.programs.iter())?);
+    let members = members.into_iter().map(|(one, ..)| one).collect();
+    let is_kept = kept.is_some();
+    Ok(ReadyRanks { arrangement, laid_out, members, reduce_sites, is_kept, notes })
 }
 
 /// Returns the devices that a selector chooses.
@@ -150,69 +108,17 @@ pub fn identity(selection: &Selection) -> String {
     }
 }
 
-/// Builds the programs and starts the worker group.
-fn start_workers(
-    request: &PlacementRequest,
-    OpenedRanks { members, reduce_sites, mut notes }: OpenedRanks,
-    candidates: Vec<String>,
-) -> Result<PlacedWorkers, RuntimeError> {
-    let world = members.len();
-    let plan = request.plans.of_rows(members[0].0.rows);
-    let layout = layout_of(request.parallel, &plan, world);
-    let shares = shares(&members);
-    let programs = programs(request, &plan, &shares);
-    notes.extend(require_statistics(&plan, programs.iter().map(|program| &**program))?);
-    let plans = members.iter().map(|(one, ..)| request.plans.of_rows(one.rows)).collect();
-    let mut ranks = Vec::new();
-    for (rank, (one, ..)) in members.iter().enumerate() {
-        notes.extend(one.notes.iter().cloned());
-        ranks.push(RankPlacement {
-            name: one.driver.name().to_string(),
-            identity: one.identity.clone(),
-            position: one.position,
-            share: shares[rank].count,
-            micro_batch: shares[rank].micro_batch,
-            rows: one.rows,
-            micro_batches: programs[rank].micro_batches.iter().map(|m| m.rows).collect(),
-            blocks: Vec::new(),
-            reduce_site: reduce_sites[rank],
-            kernels: one.choices.clone(),
-            untimed: one.untimed.clone(),
-        });
-    }
-    let trace = request.trace.as_deref().map(Trace::create).transpose()?;
-    let options = WorkerGroupOptions {
-        reduce_site: reduce_sites,
-        trace: trace.clone(),
-        ..Default::default()
-    };
-    let drivers = members.into_iter().map(|(one, ..)| one.driver).collect();
-    let groups = BucketGroups::all(layout.size, layout.buckets());
-    let group = WorkerGroup::start(drivers, layout, groups, &options)?;
-    let placement = Placement {
-        devices_asked: request.selector.into(),
-        options: request.parallel.clone(),
-        candidates,
-        micro_batch_max: request.micro_batch,
-        pipeline: None,
-        ranks,
-    };
-    let pipelines = None;
-    Ok(PlacedWorkers { group, plan, programs, placement, pipelines, plans, notes, trace })
-}
-
-/// Returns the shares of opened devices; none runs more samples at a time than its plan has rows.
-fn shares(members: &[(OpenDevice, u32, u32)]) -> Vec<Share> {
+/// Returns the arrangement of opened devices; none runs more samples at a time than its plan has
+/// rows.
+fn arrangement(request: &PlacementRequest, members: &[(OpenDevice, u32, u32)]) -> Arrangement {
     let counts: Vec<u32> = members.iter().map(|(_, count, _)| *count).collect();
     let micro_batches: Vec<u32> =
         members.iter().map(|(one, _, micro_batch)| (*micro_batch).min(one.rows)).collect();
-    contiguous_shares(&counts, &micro_batches)
-}
-
-fn programs(request: &PlacementRequest, plan: &Plan, shares: &[Share]) -> Vec<Arc<Program>> {
-    if let [one] = shares {
-        return vec![Arc::new(single_rank(plan, one.count, one.micro_batch))];
-    }
-    let program = |share: &Share| Arc::new(data_parallel(plan, *share, request.parallel.overlap));
-    shares.iter().map(program).collect()
+    Arrangement::of_replicas(
+        members.iter().map(|(one, ..)| one.position).collect(),
+        contiguous_shares(&counts, &micro_batches),
+        members.iter().map(|(one, ..)| one.rows).collect(),
+        request.plans.of_rows(1).graph.blocks.len() as u32,
+        request.parallel.pipeline.schedule,
+    )
 }

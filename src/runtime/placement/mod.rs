@@ -2,15 +2,19 @@
 //! over from a checkpoint; the result is a `parallel::Placement`.
 
 pub mod admission;
+pub mod arrangement;
 pub mod assemble;
 pub mod host_memory;
+pub mod laid_out;
 pub mod names;
 pub mod open_measured;
 pub mod open_ranks;
 pub mod pipeline;
 pub mod plans;
 pub mod reduce_sites;
+mod repeat;
 pub mod shares;
+mod start;
 mod statistics;
 #[cfg(test)]
 mod tests;

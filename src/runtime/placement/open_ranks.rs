@@ -1,5 +1,7 @@
 //! Opening of a worker group's devices: with given or recorded shares, or with measured ones.
 
+use std::sync::Arc;
+
 use super::host_memory;
 use super::names::is_named;
 use super::open_measured::open_measured;
@@ -7,11 +9,11 @@ use super::reduce_sites::reduce_sites;
 use super::shares::{fixed_counts, layout_of, moments};
 use super::types::{OpenedRanks, PlacementRequest};
 use crate::autotune;
-use crate::collective::BucketGroups;
+use crate::collective::{BucketGroups, ShardLayout};
 use crate::device::Selection;
 use crate::exec::Moments;
 use crate::graph::Plan;
-use crate::parallel::{Placement, RankPlacement};
+use crate::parallel::{Placement, RankPlacement, ReduceSite};
 use crate::runtime::open::{OpenDevice, open_selected, tuning_of};
 use crate::runtime::remote::RemoteOpening;
 use crate::runtime::{RuntimeError, memory};
@@ -34,6 +36,17 @@ struct Candidate {
     micro_batch: u32,
     /// Rows of the device's plan.
     rows: u32,
+}
+
+/// Device that is to be opened as a rank.
+pub struct RankOpening<'a> {
+    /// Index of the device among the requested ones.
+    pub position: usize,
+    pub selection: &'a Selection,
+    pub name: &'a str,
+    /// Plan of what the rank holds.
+    pub plan: Arc<Plan>,
+    pub moments: Moments,
 }
 
 /// Opens one device with a plan. A resumed run keeps the kernel variants of
@@ -98,21 +111,48 @@ fn open_fixed(
     let world = chosen.len();
     let layout = layout_of(request.parallel, &request.plans.of_rows(1), world);
     require_host_memory(request, &chosen)?;
-    let mut members = Vec::new();
-    for (rank, candidate) in chosen.into_iter().enumerate() {
-        let moments = moments(request.optimizer, &layout, rank);
-        let Candidate { position, selection, name, count, micro_batch, rows } = candidate;
-        let kept = saved.and_then(|saved| saved.of_position(position, world));
-        let plan = Plan::clone(&request.plans.of_rows(rows));
-        let one = open_one(request, (&selection, &name), plan, moments, kept, report);
-        let one = one.map_err(|error| error.of_position(position, world))?;
-        members.push((OpenDevice { position, ..one }, count, micro_batch));
+    let mut openings = Vec::new();
+    for (rank, candidate) in chosen.iter().enumerate() {
+        openings.push(RankOpening {
+            position: candidate.position,
+            selection: &candidate.selection,
+            name: &candidate.name,
+            plan: request.plans.of_rows(candidate.rows),
+            moments: moments(request.optimizer, &layout, rank),
+        });
     }
-    let devices: Vec<&OpenDevice> = members.iter().map(|(one, ..)| one).collect();
     let groups = BucketGroups::all(layout.size, layout.buckets());
-    let reduce_sites = reduce_sites(request, &devices, (&layout, &groups), saved)
-        .map_err(|failed| failed.error.of_position(devices[failed.rank].position, world))?;
+    let (opened, reduce_sites) = open_all(request, openings, (&layout, &groups), saved, report)?;
+    let samples = chosen.iter().map(|candidate| (candidate.count, candidate.micro_batch));
+    let members = opened.into_iter().zip(samples);
+    let members = members.map(|(one, (count, micro_batch))| (one, count, micro_batch)).collect();
     Ok(OpenedRanks { members, reduce_sites, notes: Vec::new() })
+}
+
+/// Opens the devices of all ranks, and decides where each adds gradients. What `saved` records
+/// about a device is kept.
+///
+/// # Errors
+/// Returns the `RuntimeError` of the first device that fails.
+pub fn open_all(
+    request: &PlacementRequest,
+    ranks: Vec<RankOpening>,
+    groups: (&ShardLayout, &BucketGroups),
+    saved: Option<&Placement>,
+    report: &mut dyn FnMut(&str, autotune::TuneProgress),
+) -> Result<(Vec<OpenDevice>, Vec<ReduceSite>), RuntimeError> {
+    let world = ranks.len();
+    let mut opened: Vec<OpenDevice> = Vec::new();
+    for RankOpening { position, selection, name, plan, moments } in ranks {
+        let kept = saved.and_then(|saved| saved.of_position(position, world));
+        let one = open_one(request, (selection, name), Plan::clone(&plan), moments, kept, report);
+        let one = one.map_err(|error| error.of_position(position, world))?;
+        opened.push(OpenDevice { position, ..one });
+    }
+    let devices: Vec<&OpenDevice> = opened.iter().collect();
+    let sites = reduce_sites(request, &devices, groups, saved)
+        .map_err(|failed| failed.error.of_position(devices[failed.rank].position, world))?;
+    Ok((opened, sites))
 }
 
 /// Checks that the host has memory for the devices that use it, for the values on their way

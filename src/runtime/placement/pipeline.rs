@@ -6,7 +6,6 @@ mod checks;
 mod forward;
 mod measure;
 mod open;
-mod repeat;
 mod search;
 mod shared_memory;
 mod stage_memory;
@@ -17,18 +16,17 @@ pub use advice::advised;
 pub use checks::{require_devices, require_micro_batches, require_model};
 pub use forward::{ForwardPipelines, open_forward_pipelines};
 pub use measure::{MeasuredBlocks, crossing_elements, measure_blocks};
-pub use open::{LaidOutPipelines, assemble_pipelines, host_bytes, names_of_runs};
+pub use open::{host_bytes, names_of_runs, open_pipelines};
 pub use search::by_measurement;
 pub use shared_memory::require_shared_memory;
 
 use std::ops::Range;
 
+use super::arrangement::Arrangement;
 use super::shares::fixed_counts;
 use super::types::PlacementRequest;
-use crate::base::Rank;
 use crate::parallel::{
-    ParallelOptions, PipelineOptions, PipelineSchedule, PipelineStages, Placement, RankPlacement,
-    Share, contiguous_shares,
+    Mesh, ParallelOptions, PipelineOptions, PipelineSchedule, Placement, contiguous_shares,
 };
 use crate::planner::cut::{chunks_of_counts, even};
 use crate::runtime::RuntimeError;
@@ -51,6 +49,11 @@ impl RequestedPipelines {
         Self::from(&request.parallel.pipeline)
     }
 
+    /// Returns the mesh of so many devices: as many whole pipelines as they make.
+    pub fn mesh(&self, devices: usize) -> Mesh {
+        Mesh::of_pipelines(devices / self.stages.max(1), self.stages)
+    }
+
     /// Returns the model chunks of a model of `blocks` blocks: of these numbers of blocks or, if
     /// none are given, of nearly equal ones.
     pub fn model_chunks(&self, blocks: u32, given: &[u32]) -> Vec<Range<u32>> {
@@ -68,57 +71,19 @@ impl From<&PipelineOptions> for RequestedPipelines {
     }
 }
 
-/// Decision about the pipelines of a run.
-#[derive(Clone, Debug, PartialEq)]
-pub struct PlannedPipelines {
-    /// By rank: the index of its device among the requested ones.
-    pub positions: Vec<usize>,
-    /// Pipeline `d` has the ranks from `d * stages` on.
-    pub stages: Vec<PipelineStages>,
-    /// Samples of each pipeline.
-    pub shares: Vec<Share>,
-    pub schedule: PipelineSchedule,
-}
-
-impl PlannedPipelines {
-    /// Returns the pipelines of devices in this order, all cut into the same model chunks.
-    pub fn in_order(
-        request: &RequestedPipelines,
-        positions: Vec<usize>,
-        chunks: &[Range<u32>],
-        counts: &[u32],
-        micro_batch: u32,
-    ) -> Self {
-        let stages = pipelines_of(&vec![chunks.to_vec(); counts.len()], request.stages);
-        let micro_batches: Vec<u32> = counts.iter().map(|count| micro_batch.min(*count)).collect();
-        let shares = contiguous_shares(counts, &micro_batches);
-        Self { positions, stages, shares, schedule: request.schedule }
-    }
-
-    /// Returns the number of stages of each pipeline.
-    pub fn depth(&self) -> usize {
-        self.stages.first().map_or(1, |pipeline| pipeline.ranks.len())
-    }
-
-    /// Returns the pipeline and the stage of a rank.
-    pub fn stage_of(&self, rank: usize) -> (usize, usize) {
-        (rank / self.depth(), rank % self.depth())
-    }
-
-    /// Returns the most rows of a micro-batch.
-    pub fn rows(&self) -> u32 {
-        let rows = self.shares.iter().map(|share| share.micro_batch.min(share.count));
-        rows.max().unwrap_or(1).max(1)
-    }
-}
-
-/// Returns pipelines of `stages` ranks each, in the order of ranks, cut into these model chunks.
-pub fn pipelines_of(chunks: &[Vec<Range<u32>>], stages: usize) -> Vec<PipelineStages> {
-    let of = |(pipeline, chunks): (usize, &Vec<Range<u32>>)| PipelineStages {
-        ranks: (0..stages).map(|stage| Rank((pipeline * stages + stage) as u32)).collect(),
-        chunks: chunks.clone(),
-    };
-    chunks.iter().enumerate().map(of).collect()
+/// Returns the pipelines of devices in this order, all cut into the same model chunks.
+pub fn in_order(
+    request: &RequestedPipelines,
+    positions: Vec<usize>,
+    chunks: &[Range<u32>],
+    counts: &[u32],
+    micro_batch: u32,
+) -> Arrangement {
+    let mesh = request.mesh(positions.len());
+    let micro_batches: Vec<u32> = counts.iter().map(|count| micro_batch.min(*count)).collect();
+    let shares = contiguous_shares(counts, &micro_batches);
+    let chunks = vec![chunks.to_vec(); counts.len()];
+    Arrangement::of(mesh, positions, &chunks, shares, request.schedule)
 }
 
 /// Returns the pipelines of a request whose cut and shares are given or, if nothing can be
@@ -129,10 +94,10 @@ pub fn pipelines_of(chunks: &[Vec<Range<u32>>], stages: usize) -> Vec<PipelineSt
 pub fn given(
     request: &PlacementRequest,
     devices: usize,
-) -> Result<Option<PlannedPipelines>, RuntimeError> {
+) -> Result<Option<Arrangement>, RuntimeError> {
     let pipelines = RequestedPipelines::of(request);
     let blocks = request.plans.of_rows(1).graph.blocks.len() as u32;
-    let count = devices / pipelines.stages;
+    let count = pipelines.mesh(devices).data;
     let options = &request.parallel.pipeline;
     let has_shares = request.parallel.shares.is_some() || count == 1;
     if request.probe.is_some() && (options.blocks_per_stage.is_empty() || !has_shares) {
@@ -141,13 +106,12 @@ pub fn given(
     let chunks = pipelines.model_chunks(blocks, &options.blocks_per_stage);
     let counts = fixed_counts(request.parallel, request.batch, count)?;
     let positions = (0..devices).collect();
-    let planned =
-        PlannedPipelines::in_order(&pipelines, positions, &chunks, &counts, request.micro_batch);
+    let planned = in_order(&pipelines, positions, &chunks, &counts, request.micro_batch);
     Ok(Some(planned))
 }
 
 /// Returns the pipelines of a checkpoint that a run keeps; `None` if it decides anew.
-pub fn kept(request: &PlacementRequest, saved: Option<&Placement>) -> Option<PlannedPipelines> {
+pub fn kept(request: &PlacementRequest, saved: Option<&Placement>) -> Option<Arrangement> {
     let is_kept = |saved: &&Placement| {
         !request.retune && saved.shares_fit(request.batch, request.micro_batch)
     };
@@ -157,13 +121,13 @@ pub fn kept(request: &PlacementRequest, saved: Option<&Placement>) -> Option<Pla
 
 /// Returns true if pipelines have the cut and the shares that a request gives, and the devices in
 /// their order if it gives any.
-pub fn is_as_given(request: &PlacementRequest, planned: &PlannedPipelines) -> bool {
+pub fn is_as_given(request: &PlacementRequest, planned: &Arrangement) -> bool {
     let ParallelOptions { shares, pipeline, .. } = request.parallel;
     let chunks = chunks_of_counts(&pipeline.blocks_per_stage);
-    let has_cut =
-        pipeline.blocks_per_stage.is_empty() || planned.stages.iter().all(|of| of.chunks == chunks);
+    let has_cut = pipeline.blocks_per_stage.is_empty()
+        || planned.pipelines.iter().all(|of| of.chunks == chunks);
     let has_shares = shares.is_none() || {
-        let counts = fixed_counts(request.parallel, request.batch, planned.stages.len());
+        let counts = fixed_counts(request.parallel, request.batch, planned.mesh.data);
         let now = planned.shares.iter().map(|share| share.count);
         counts.is_ok_and(|counts| counts.into_iter().eq(now))
     };
@@ -173,29 +137,22 @@ pub fn is_as_given(request: &PlacementRequest, planned: &PlannedPipelines) -> bo
 }
 
 /// Returns the pipelines of a checkpoint, if they were placed as this request asks; `None` if not.
-pub fn recorded(request: &PlacementRequest, saved: &Placement) -> Option<PlannedPipelines> {
+pub fn recorded(request: &PlacementRequest, saved: &Placement) -> Option<Arrangement> {
     let pipelines = RequestedPipelines::of(request);
-    let record = saved.pipeline.as_ref()?;
-    let is_same = record.stages as usize == pipelines.stages
-        && record.schedule == pipelines.schedule
-        && record.chunks as usize == pipelines.chunks;
+    let is_same = saved.mesh.pipeline == pipelines.stages
+        && saved.schedule == pipelines.schedule
+        && saved.virtual_stages as usize == pipelines.chunks;
     if !is_same || !saved.is_consistent() {
         return None;
     }
-    let of_pipeline = |ranks: &[RankPlacement]| -> Option<Vec<Range<u32>>> {
-        let chunk =
-            |index: usize| ranks[index % ranks.len()].blocks.get(index / ranks.len()).cloned();
-        (0..pipelines.stages * pipelines.chunks).map(chunk).collect()
-    };
-    let ranks = saved.ranks.chunks(pipelines.stages);
-    let chunks: Option<Vec<_>> = ranks.map(of_pipeline).collect();
-    let first = saved.ranks.iter().step_by(pipelines.stages);
-    let (counts, micro_batches): (Vec<u32>, Vec<u32>) =
-        first.map(|rank| (rank.share, rank.micro_batch)).unzip();
-    Some(PlannedPipelines {
-        positions: saved.ranks.iter().map(|rank| rank.position).collect(),
-        stages: pipelines_of(&chunks?, pipelines.stages),
-        shares: contiguous_shares(&counts, &micro_batches),
-        schedule: pipelines.schedule,
-    })
+    let mut chunks = Vec::new();
+    for ranks in saved.pipelines() {
+        let of_chunk = |index: usize| ranks.iter().map(move |rank| rank.blocks[index].clone());
+        chunks.push((0..pipelines.chunks).flat_map(of_chunk).collect());
+    }
+    let counts: Vec<u32> = saved.units().map(|rank| rank.share).collect();
+    let micro_batches: Vec<u32> = saved.units().map(|rank| rank.micro_batch).collect();
+    let positions = saved.ranks.iter().map(|rank| rank.position).collect();
+    let shares = contiguous_shares(&counts, &micro_batches);
+    Some(Arrangement::of(saved.mesh, positions, &chunks, shares, pipelines.schedule))
 }

@@ -5,11 +5,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::admission::{admit, reserves_hold};
-use super::assemble::{assemble, repeated_by};
+use super::assemble::assemble;
 use super::names::display_names;
 use super::open_measured::open_measured;
 use super::open_ranks::{RequestedDevices, open_new};
 use super::plans::Plans;
+use super::repeat::repeated_by;
 use super::shares::tests::graph;
 use super::types::{OpenedRanks, PlacedWorkers, PlacementRequest};
 use super::{host_memory, shares};
@@ -20,7 +21,7 @@ use crate::collective::Topology;
 use crate::device::Selection;
 use crate::exec::host_staging_bytes;
 use crate::optim::Optimizer;
-use crate::parallel::{ParallelOptions, Placement, RankPlacement};
+use crate::parallel::{Mesh, Placement, RankPlacement};
 use crate::runtime::RuntimeError;
 use crate::runtime::open::OpenOptions;
 use crate::runtime::remote::NO_NODES;
@@ -324,7 +325,11 @@ fn measured_shares_are_repeated_by_flags_or_said_to_end_in_other_bits() {
     assert_eq!(halved, format!("{as_given} --set train.micro_batch_size=1"));
     let unlike = flags(&|placement| halve(&mut placement.ranks[1])).unwrap();
     assert_eq!(unlike, format!("{as_given} (but in other micro-batches, so in other bits)"));
-    let alone = flags(&|placement| placement.ranks.truncate(1)).unwrap();
+    let alone = flags(&|placement| {
+        placement.mesh = Mesh::default();
+        placement.ranks.truncate(1);
+    });
+    let alone = alone.unwrap();
     assert_eq!(alone, "--devices 'cpu'");
     assert_eq!(flags(&|placement| placement.candidates.truncate(1)), None, "nothing was measured");
 }

@@ -55,8 +55,8 @@ pub struct PlacedWorkers {
     /// Programs by rank.
     pub programs: Vec<Arc<Program>>,
     pub placement: Placement,
-    /// Pipelines of the run; `None` if every rank holds the whole model.
-    pub pipelines: Option<Arc<ModelPipelines>>,
+    /// Pipelines of the run, of one stage each if every rank holds the whole model.
+    pub pipelines: Arc<ModelPipelines>,
     /// By rank: the plan of what its device holds.
     pub plans: Vec<Arc<Plan>>,
     /// Messages for the user.

@@ -46,7 +46,7 @@ impl Run {
         else {
             return devices_without(&self.spec, position);
         };
-        if self.trainer.session.pipelines.is_some() {
+        if self.trainer.session.placement.mesh.has_stages() {
             return None;
         }
         let devices = self.spec.devices.clone();

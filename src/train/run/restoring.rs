@@ -188,7 +188,7 @@ impl Run {
         };
         // Some changes of pipelines have no effect on the bits.
         let verb =
-            match self.trainer.session.placement.pipeline.is_some() || before.pipeline.is_some() {
+            match self.trainer.session.placement.mesh.has_stages() || before.mesh.has_stages() {
                 true => "may",
                 false => "will",
             };

@@ -57,8 +57,8 @@ impl Diagnosis<'_> {
     /// of a step, and of equal ones that of the lowest rank; names the device if there are several.
     fn diagnose(&self, inputs: &[Arc<StepInput>]) -> Result<String, TrainError> {
         let inputs = self.with_inputs(inputs)?;
-        if let Some(pipelines) = &self.session.pipelines {
-            return self.diagnose_pipelines(pipelines, &inputs);
+        if self.session.placement.mesh.has_stages() {
+            return self.diagnose_pipelines(&self.session.pipelines, &inputs);
         }
         let began = self.session.group.run_on_all("a diagnosis", move |rank, device| {
             first_not_finite(device, &inputs[rank.index()])
@@ -112,10 +112,9 @@ impl Diagnosis<'_> {
         };
         Ok(match found {
             Some((what, rank)) => {
-                let (stage, name) = (
-                    rank.index() % pipelines.depth(),
-                    &self.session.placement.ranks[rank.index()].name,
-                );
+                let placement = &self.session.placement;
+                let stage = placement.mesh.coordinates(rank).pipeline;
+                let name = &placement.ranks[rank.index()].name;
                 format!("{what} on stage {stage} ({rank}, {name})")
             }
             None => OVERFLOW_CAUSE.into(),

@@ -8,7 +8,7 @@ use potluck::collective::{BucketGroups, LaidOutBucket, ShardLayout, Topology};
 use potluck::graph::{Builder, Init, PassKind, Plan, PlanOptions, Unary, differentiate};
 use potluck::parallel::schedule::{StageTimes, ideal_bubble};
 use potluck::parallel::{
-    PipelinePrograms, PipelineRequest, PipelineSchedule, PipelineShape, PipelineStages, Share,
+    Mesh, PipelinePrograms, PipelineRequest, PipelineSchedule, PipelineShape, PipelineStages, Share,
 };
 use potluck::sim::{
     Costs, Detection, FaultTime, LinkModel, MachineModel, ModelPart, Scenario, SeededBug,
@@ -90,15 +90,14 @@ impl Pipelines {
     fn even(schedule: PipelineSchedule, beside: u32, stages: u32, count: u32) -> Self {
         let chunks = if schedule == PipelineSchedule::Interleaved { 2 } else { 1 };
         let parts = stages * chunks;
-        let of = |pipeline: u32| PipelineStages {
-            ranks: (0..stages).map(|stage| Rank(pipeline * stages + stage)).collect(),
-            chunks: (0..parts).map(|part| part..part + 1).collect(),
-        };
+        let chunks: Vec<_> = (0..parts).map(|part| part..part + 1).collect();
+        let mesh = Mesh::of_pipelines(beside as usize, stages as usize);
+        let of = |ranks| PipelineStages { ranks, chunks: chunks.clone() };
         let share =
             |pipeline| Share { first: pipeline * 2 * count, count: 2 * count, micro_batch: 2 };
         Self {
             chain: Chain { blocks: parts, is_tied: false, shared: None, has_skip: false },
-            stages: (0..beside).map(of).collect(),
+            stages: mesh.pipelines().map(of).collect(),
             shares: (0..beside).map(share).collect(),
             schedule,
             topology: Topology::Ring,

@@ -3,12 +3,13 @@
 
 use super::checks::require_micro_batches;
 use super::measure::MeasuredBlocks;
-use super::open::{LaidOutPipelines, require_host_memory};
+use super::open::require_host_memory;
 use super::search::{expected_counts, planned, searched};
 use super::shared_memory::require_shared_memory;
 use super::{RequestedPipelines, STAGES_ADVISED};
 use crate::device::Selection;
 use crate::planner::cut::BlockTimes;
+use crate::runtime::placement::laid_out::LaidOut;
 use crate::runtime::placement::names::display_names;
 use crate::runtime::placement::open_ranks::RequestedDevices;
 use crate::runtime::placement::types::PlacementRequest;
@@ -85,7 +86,8 @@ fn would_fit(
     }
     let requested = RequestedPipelines { stages, ..RequestedPipelines::of(request) };
     let blocks = request.plans.of_rows(1).graph.blocks.len();
-    let Ok(counts) = expected_counts(request, selections.len() / stages) else { return false };
+    let pipelines = requested.mesh(selections.len()).data;
+    let Ok(counts) = expected_counts(request, pipelines) else { return false };
     if blocks < stages * requested.chunks {
         return false;
     }
@@ -98,7 +100,7 @@ fn would_fit(
     division.counts = counts;
     let planned = planned(request, &requested, &division);
     require_micro_batches(&requested, &planned).is_ok() && {
-        let laid_out = LaidOutPipelines::of(request, &planned);
+        let laid_out = LaidOut::of(request, &planned);
         let shared = || require_shared_memory(request, devices, &planned, &laid_out);
         require_host_memory(request, devices, &planned, &laid_out).is_ok()
             && (!are_named || shared().is_ok())

@@ -1,12 +1,13 @@
 //! Checks of requested pipelines, before any device is opened.
 
-use super::{PlannedPipelines, RequestedPipelines};
+use super::RequestedPipelines;
 use crate::graph::Graph;
 use crate::parallel::pipeline::micro_batch_counts;
 use crate::parallel::schedule::{ScheduleError, require_fit};
 use crate::parallel::{PipelineSchedule, PipelineShape, Share};
 use crate::planner::cut::of_counts;
 use crate::runtime::RuntimeError;
+use crate::runtime::placement::arrangement::Arrangement;
 
 fn refused<T>(why: String) -> Result<T, RuntimeError> {
     Err(RuntimeError::InvalidRequest(why))
@@ -94,7 +95,7 @@ fn too_many_parts(requested: &RequestedPipelines, count: usize) -> String {
 /// Returns `RuntimeError::InvalidRequest` with the nearest numbers that fit.
 pub fn require_micro_batches(
     requested: &RequestedPipelines,
-    planned: &PlannedPipelines,
+    planned: &Arrangement,
 ) -> Result<Option<String>, RuntimeError> {
     let counts = micro_batch_counts(&planned.shares);
     for (count, share) in counts.iter().zip(&planned.shares) {
@@ -163,8 +164,7 @@ fn noun(count: u32, one: &str, several: &str) -> String {
 mod tests {
     use super::*;
     use crate::graph::{Builder, Init};
-    use crate::parallel::contiguous_shares;
-    use crate::runtime::placement::pipeline::pipelines_of;
+    use crate::parallel::{Mesh, contiguous_shares};
 
     fn requested(stages: usize, chunks: usize) -> RequestedPipelines {
         let schedule = match chunks {
@@ -225,11 +225,10 @@ mod tests {
 
     #[test]
     fn interleaved_pipelines_have_whole_rounds_and_few_micro_batches_are_noted() {
-        let planned = |samples: u32, rows: u32| PlannedPipelines {
-            positions: vec![0, 1],
-            stages: pipelines_of(&[vec![0..1, 1..2]], 2),
-            shares: contiguous_shares(&[samples], &[rows]),
-            schedule: PipelineSchedule::OneFOneB,
+        let planned = |samples: u32, rows: u32| {
+            let (mesh, chunks) = (Mesh::of_pipelines(1, 2), [vec![0..1, 1..2]]);
+            let shares = contiguous_shares(&[samples], &[rows]);
+            Arrangement::of(mesh, vec![0, 1], &chunks, shares, PipelineSchedule::OneFOneB)
         };
         let error = |stages, samples: u32, rows: u32| {
             let refused = require_micro_batches(&requested(stages, 2), &planned(samples, rows));

@@ -3,16 +3,18 @@
 
 use std::sync::Arc;
 
+use super::RequestedPipelines;
 use super::checks::{require_devices, require_model};
-use super::open::{layout_of_groups, names_of_runs};
-use super::{RequestedPipelines, pipelines_of};
+use super::open::names_of_runs;
 use crate::device::Selection;
 use crate::graph::Plan;
 use crate::parallel::pipeline::{bucket_groups, edge_layout};
-use crate::parallel::{ParallelOptions, PipelinePrograms, PipelineRequest, Share};
+use crate::parallel::{Coordinates, ParallelOptions, PipelinePrograms, PipelineRequest, Share};
 use crate::runtime::RuntimeError;
 use crate::runtime::open::{OpenOptions, open_named};
 use crate::runtime::pipelines::{ModelPipelines, forward_micro_batches_max};
+use crate::runtime::placement::arrangement::pipelines_of;
+use crate::runtime::placement::laid_out::layout_of_groups;
 use crate::runtime::placement::names::display_names;
 use crate::runtime::workers::{WorkerGroup, WorkerGroupOptions};
 
@@ -44,10 +46,10 @@ pub fn open_forward_pipelines(
     require_model(&requested, &plan.graph, &parallel.pipeline.blocks_per_stage)?;
     let blocks = plan.graph.blocks.len() as u32;
     let chunks = requested.model_chunks(blocks, &parallel.pipeline.blocks_per_stage);
-    let count = selections.len() / requested.stages;
-    let stages = pipelines_of(&vec![chunks; count], requested.stages);
+    let mesh = requested.mesh(selections.len());
+    let stages = pipelines_of(mesh, &vec![chunks; mesh.data]);
     let rows = plan.options.rows as u32;
-    let shares = vec![Share { first: 0, count: rows, micro_batch: rows }; count];
+    let shares = vec![Share { first: 0, count: rows, micro_batch: rows }; mesh.data];
     let request = PipelineRequest {
         plan: &plan,
         pipelines: &stages,
@@ -65,15 +67,15 @@ pub fn open_forward_pipelines(
         notes.extend(opened.notes.iter().cloned());
         drivers.push(opened.driver);
     }
-    let of_rank = |(rank, name): (usize, &String)| {
-        let (pipeline, stage) = (rank / requested.stages, rank % requested.stages);
-        let runs = stages[pipeline].chunks_of(stage);
-        format!("{name}: {}", names_of_runs(&plan.graph, &runs))
-    };
-    let ranks: Vec<String> = names.iter().enumerate().map(of_rank).collect();
-    notes.push(format!("stages: {}", ranks.join(", ")));
+    let mut named = Vec::new();
+    for (rank, name) in mesh.ranks().zip(&names) {
+        let Coordinates { data, pipeline, .. } = mesh.coordinates(rank);
+        let runs = stages[data].chunks_of(pipeline);
+        named.push(format!("{name}: {}", names_of_runs(&plan.graph, &runs)));
+    }
+    notes.push(format!("stages: {}", named.join(", ")));
     let groups = bucket_groups(&plan, &stages, parts.len() as u32);
-    let layout = layout_of_groups(parallel, &plan, &groups, count);
+    let layout = layout_of_groups(parallel, &plan, &groups, mesh.data);
     let group_options = WorkerGroupOptions { edges: edges.clone(), ..Default::default() };
     let group = WorkerGroup::start(drivers, layout, groups, &group_options)?;
     let (whole, schedule) = (Arc::new(plan), requested.schedule);

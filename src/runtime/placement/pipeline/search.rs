@@ -2,21 +2,22 @@
 
 use std::ops::Range;
 
+use super::RequestedPipelines;
 use super::advice::micro_batch_that_fits;
 use super::measure::{MeasuredBlocks, measure_blocks};
 use super::shared_memory::overfull;
 use super::stage_memory::StageMemory;
-use super::{PlannedPipelines, RequestedPipelines, pipelines_of};
 use crate::autotune;
 use crate::graph::Graph;
 use crate::parallel::pipeline::micro_batch_counts;
-use crate::parallel::{ParallelOptions, PipelineSchedule, contiguous_shares};
+use crate::parallel::{Mesh, ParallelOptions, PipelineSchedule, contiguous_shares};
 use crate::planner::balance::milliseconds;
 use crate::planner::cut::{Cut, CutError, CutStage, by_stage, chunks_of_counts};
 use crate::planner::division::{
     DivisionRequest, PipelineDivision, SampleCounts, divide, stage_seconds,
 };
 use crate::runtime::RuntimeError;
+use crate::runtime::placement::arrangement::Arrangement;
 use crate::runtime::placement::open_ranks::RequestedDevices;
 use crate::runtime::placement::shares::fixed_counts;
 use crate::runtime::placement::types::PlacementRequest;
@@ -32,9 +33,9 @@ pub fn by_measurement(
     devices: RequestedDevices,
     notes: &mut Vec<String>,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
-) -> Result<(PlannedPipelines, MeasuredBlocks), RuntimeError> {
+) -> Result<(Arrangement, MeasuredBlocks), RuntimeError> {
     let requested = RequestedPipelines::of(request);
-    let pipelines = devices.selections.len() / requested.stages;
+    let pipelines = requested.mesh(devices.selections.len()).data;
     let counts = expected_counts(request, pipelines)?;
     let rows = request.micro_batch.min(counts.iter().copied().max().unwrap_or(1)).max(1);
     let measured = measure_blocks(request, devices, rows, report)?;
@@ -156,14 +157,14 @@ fn with_given_cut(
     measured: &MeasuredBlocks,
 ) -> PipelineDivision {
     let chunks = chunks_of_counts(&request.parallel.pipeline.blocks_per_stage);
-    let all: Vec<usize> = (0..measured.times.len()).collect();
-    let cut = |devices: &[usize]| {
-        let seconds = stage_seconds(&measured.times, &measured.cut_s, devices, &chunks);
+    let mut pipelines = Vec::new();
+    for ranks in requested.mesh(measured.times.len()).pipelines() {
+        let devices: Vec<usize> = ranks.iter().map(|rank| rank.index()).collect();
+        let seconds = stage_seconds(&measured.times, &measured.cut_s, &devices, &chunks);
         let blocks = by_stage(&chunks, requested.stages);
         let slowest_s = seconds.into_iter().fold(0.0, f64::max);
-        Cut { devices: devices.to_vec(), blocks, slowest_s }
-    };
-    let pipelines = all.chunks(requested.stages).map(cut).collect();
+        pipelines.push(Cut { devices, blocks, slowest_s });
+    }
     PipelineDivision::of(pipelines, &samples(request, requested))
 }
 
@@ -178,16 +179,14 @@ pub fn planned(
     request: &PlacementRequest,
     requested: &RequestedPipelines,
     division: &PipelineDivision,
-) -> PlannedPipelines {
+) -> Arrangement {
     let chunks: Vec<_> = division.pipelines.iter().map(chunks_of).collect();
     let micro_batches: Vec<u32> =
         division.counts.iter().map(|count| request.micro_batch.min(*count)).collect();
-    PlannedPipelines {
-        positions: division.pipelines.iter().flat_map(|cut| cut.devices.clone()).collect(),
-        stages: pipelines_of(&chunks, requested.stages),
-        shares: contiguous_shares(&division.counts, &micro_batches),
-        schedule: requested.schedule,
-    }
+    let mesh = Mesh::of_pipelines(chunks.len(), requested.stages);
+    let positions = division.pipelines.iter().flat_map(|cut| cut.devices.clone()).collect();
+    let shares = contiguous_shares(&division.counts, &micro_batches);
+    Arrangement::of(mesh, positions, &chunks, shares, requested.schedule)
 }
 
 /// Returns a note on the slowest stage of all.

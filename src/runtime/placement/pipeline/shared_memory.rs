@@ -1,7 +1,7 @@
 //! Memory of adapters that several ranks share: each rank may fit alone where all together do not.
 
-use super::PlannedPipelines;
-use super::open::LaidOutPipelines;
+use crate::runtime::placement::arrangement::Arrangement;
+use crate::runtime::placement::laid_out::LaidOut;
 use crate::runtime::placement::open_ranks::RequestedDevices;
 use crate::runtime::placement::types::PlacementRequest;
 use crate::runtime::{RuntimeError, memory};
@@ -14,8 +14,8 @@ use crate::runtime::{RuntimeError, memory};
 pub fn require_shared_memory(
     request: &PlacementRequest,
     devices: RequestedDevices,
-    planned: &PlannedPipelines,
-    laid_out: &LaidOutPipelines,
+    planned: &Arrangement,
+    laid_out: &LaidOut,
 ) -> Result<(), RuntimeError> {
     let needed = |(rank, position): (usize, &usize)| {
         let (plan, moments) = (&laid_out.written.plans[rank], laid_out.moments(request, rank));

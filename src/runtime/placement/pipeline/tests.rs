@@ -5,11 +5,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::measure::measure_blocks;
-use super::open::LaidOutPipelines;
 use super::stage_memory::StageMemory;
-use super::{PlannedPipelines, RequestedPipelines};
+use super::{RequestedPipelines, in_order};
 use crate::autotune::TuneOptions;
-use crate::base::{DType, HostTensor, TensorId};
+use crate::base::{DType, HostTensor, Rank, TensorId};
 use crate::device::Selection;
 use crate::faults::Faults;
 use crate::graph::{Graph, Unary, differentiate, fuse};
@@ -19,6 +18,7 @@ use crate::parallel::{ParallelOptions, PipelineOptions, PipelineSchedule, Placem
 use crate::planner::cut::{even, of_counts};
 use crate::runtime::open::OpenOptions;
 use crate::runtime::placement::assemble::assemble;
+use crate::runtime::placement::laid_out::LaidOut;
 use crate::runtime::placement::names::display_names;
 use crate::runtime::placement::open_ranks::RequestedDevices;
 use crate::runtime::placement::plans::Plans;
@@ -273,16 +273,16 @@ fn the_memory_of_stages_is_that_of_their_plans_and_within_the_bounds() {
                 };
                 let counts = vec![BATCH / pipelines; pipelines as usize];
                 let positions = (0..2 * pipelines as usize).collect();
-                let planned =
-                    PlannedPipelines::in_order(&requested, positions, &chunks, &counts, 3);
-                let laid_out = LaidOutPipelines::of(request, &planned);
+                let planned = in_order(&requested, positions, &chunks, &counts, 3);
+                let laid_out = LaidOut::of(request, &planned);
                 let micro_batches = (BATCH / pipelines / 3) as usize;
                 let of_stages =
                     StageMemory::of(request, &requested, pipelines as usize, (micro_batches, 3));
                 let cpu = Selection::Cpu { reason: None };
                 for (rank, plan) in laid_out.written.plans.iter().enumerate() {
-                    let (pipeline, stage) = planned.stage_of(rank);
-                    let blocks = planned.stages[pipeline].chunks_of(stage);
+                    let at = planned.mesh.coordinates(Rank(rank as u32));
+                    let stage = at.pipeline;
+                    let blocks = planned.pipelines[at.data].chunks_of(stage);
                     let moments = laid_out.moments(request, rank);
                     let needed = memory::needed(&cpu, plan, &moments);
                     let found = of_stages.needed(stage, &blocks);

@@ -1,0 +1,61 @@
+//! Arrangement of a run: which device is which rank, and which blocks and samples it has.
+
+use std::ops::Range;
+
+use crate::parallel::{Mesh, PipelineSchedule, PipelineStages, Share};
+
+/// Decision about the ranks of a run: pipelines beside each other, of one stage each if every rank
+/// holds the whole model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Arrangement {
+    pub mesh: Mesh,
+    /// By rank: the index of its device among the requested ones.
+    pub positions: Vec<usize>,
+    pub pipelines: Vec<PipelineStages>,
+    /// Samples of each pipeline.
+    pub shares: Vec<Share>,
+    /// By rank: the most rows of its plan.
+    pub rows: Vec<u32>,
+    pub schedule: PipelineSchedule,
+}
+
+impl Arrangement {
+    /// Returns the arrangement of pipelines with these model chunks and shares, by pipeline, whose
+    /// ranks all have plans for the longest micro-batch.
+    pub fn of(
+        mesh: Mesh,
+        positions: Vec<usize>,
+        chunks: &[Vec<Range<u32>>],
+        shares: Vec<Share>,
+        schedule: PipelineSchedule,
+    ) -> Self {
+        let rows = shares.iter().map(|share| share.micro_batch.min(share.count)).max();
+        let rows = vec![rows.unwrap_or(1).max(1); mesh.world_size()];
+        Self { mesh, positions, pipelines: pipelines_of(mesh, chunks), shares, rows, schedule }
+    }
+
+    /// Returns the arrangement of ranks that each hold a whole model of `blocks` blocks, in plans
+    /// of so many rows.
+    pub fn of_replicas(
+        positions: Vec<usize>,
+        shares: Vec<Share>,
+        rows: Vec<u32>,
+        blocks: u32,
+        schedule: PipelineSchedule,
+    ) -> Self {
+        let mesh = Mesh::of_pipelines(positions.len(), 1);
+        let whole = vec![std::iter::once(0..blocks).collect(); mesh.data];
+        Self { mesh, positions, pipelines: pipelines_of(mesh, &whole), shares, rows, schedule }
+    }
+
+    /// Returns the most rows of a micro-batch.
+    pub fn rows_max(&self) -> u32 {
+        self.rows.iter().copied().max().unwrap_or(1)
+    }
+}
+
+/// Returns the pipelines of a mesh, each cut into its model chunks.
+pub fn pipelines_of(mesh: Mesh, chunks: &[Vec<Range<u32>>]) -> Vec<PipelineStages> {
+    let cut = mesh.pipelines().zip(chunks);
+    cut.map(|(ranks, chunks)| PipelineStages { ranks, chunks: chunks.clone() }).collect()
+}

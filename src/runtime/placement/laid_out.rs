@@ -1,0 +1,109 @@
+//! Programs and plans of an arrangement, and the layout of its buckets.
+
+use std::sync::Arc;
+
+use super::arrangement::Arrangement;
+use super::shares::{layout_of, owned};
+use super::types::PlacementRequest;
+use crate::base::{BucketId, Rank};
+use crate::collective::{BucketGroups, LaidOutBucket, ShardLayout, Topology};
+use crate::exec::Moments;
+use crate::graph::Plan;
+use crate::graph::plan::ALIGNMENT_BYTES;
+use crate::parallel::{
+    EdgeLayout, ParallelOptions, PipelinePrograms, PipelineRequest, Program, Share, data_parallel,
+    single_rank,
+};
+use crate::runtime::pipelines::forward_micro_batches_max;
+
+const ELEMENT_BYTES: usize = crate::base::shape::ELEMENT_BYTES;
+
+/// Programs of an arrangement, with the layout of their buckets.
+pub struct LaidOut {
+    /// Plan of the whole graph.
+    pub whole: Arc<Plan>,
+    pub written: PipelinePrograms,
+    pub layout: ShardLayout,
+}
+
+impl LaidOut {
+    /// Writes the programs of an arrangement, and lays out their buckets.
+    pub fn of(request: &PlacementRequest, arrangement: &Arrangement) -> Self {
+        match arrangement.mesh.has_stages() {
+            true => Self::of_stages(request, arrangement),
+            false => Self::of_replicas(request, arrangement),
+        }
+    }
+
+    fn of_stages(request: &PlacementRequest, arrangement: &Arrangement) -> Self {
+        let whole = request.plans.of_rows(arrangement.rows_max());
+        let written = PipelinePrograms::training(&PipelineRequest {
+            plan: &whole,
+            pipelines: &arrangement.pipelines,
+            shares: &arrangement.shares,
+            schedule: arrangement.schedule,
+            overlap: request.parallel.overlap,
+            piece_max: request.parallel.chunk_bytes / ELEMENT_BYTES,
+            in_flight_min: forward_micro_batches_max(arrangement.mesh.pipeline),
+        });
+        let pipelines = arrangement.mesh.data;
+        let layout = layout_of_groups(request.parallel, &whole, &written.groups, pipelines);
+        Self { whole, written, layout }
+    }
+
+    fn of_replicas(request: &PlacementRequest, arrangement: &Arrangement) -> Self {
+        let plans: Vec<Arc<Plan>> =
+            arrangement.rows.iter().map(|rows| request.plans.of_rows(*rows)).collect();
+        let whole = plans[0].clone();
+        let layout = layout_of(request.parallel, &whole, arrangement.mesh.world_size());
+        let written = PipelinePrograms {
+            programs: programs_of_replicas(request.parallel, &whole, &arrangement.shares),
+            plans,
+            edges: EdgeLayout::default(),
+            groups: BucketGroups::all(layout.size, layout.buckets()),
+        };
+        Self { whole, written, layout }
+    }
+
+    /// Returns the moments that a rank keeps: those of its shards, or all if it is alone.
+    pub fn moments(&self, request: &PlacementRequest, rank: usize) -> Moments {
+        let PipelinePrograms { plans, groups, .. } = &self.written;
+        let shards = || owned(&plans[rank], &self.layout, groups, Rank(rank as u32));
+        Moments { count: request.optimizer.moments(), owned: (plans.len() > 1).then(shards) }
+    }
+}
+
+/// Returns the programs of ranks that each hold the whole model.
+pub fn programs_of_replicas(
+    parallel: &ParallelOptions,
+    plan: &Plan,
+    shares: &[Share],
+) -> Vec<Program> {
+    if let [one] = shares {
+        return vec![single_rank(plan, one.count, one.micro_batch)];
+    }
+    shares.iter().map(|share| data_parallel(plan, *share, parallel.overlap)).collect()
+}
+
+/// Returns the layout of buckets that groups of their own hold, in `pipelines` pipelines. A bucket
+/// that several stages of the only pipeline hold is summed by the first of them, which owns it
+/// whole; the others send their part when it is complete, without waiting.
+pub fn layout_of_groups(
+    parallel: &ParallelOptions,
+    plan: &Plan,
+    groups: &BucketGroups,
+    pipelines: usize,
+) -> ShardLayout {
+    let bucket = |(index, bucket): (usize, &crate::graph::Bucket)| {
+        let size = groups.of(BucketId(index as u32)).size();
+        let topology = match (pipelines, size) {
+            (1, 2..) => Topology::Star,
+            _ => parallel.topology,
+        };
+        LaidOutBucket { length: bucket.length, size, topology }
+    };
+    let buckets: Vec<LaidOutBucket> = plan.buckets.iter().enumerate().map(bucket).collect();
+    let (align, chunk_max) =
+        (ALIGNMENT_BYTES / ELEMENT_BYTES, parallel.chunk_bytes / ELEMENT_BYTES);
+    ShardLayout::of_buckets(parallel.topology, groups.world(), &buckets, align, chunk_max)
+}

@@ -1,0 +1,125 @@
+//! Note on what was decided, with the flags by which another run gets the same without measuring.
+
+use super::laid_out::programs_of_replicas;
+use super::pipeline::names_of_runs;
+use super::types::{PlacedWorkers, PlacementRequest};
+use crate::device::{Adapter, selector_of};
+use crate::graph::{Graph, Plan};
+use crate::parallel::{Placement, RankPlacement, contiguous_shares};
+
+/// Returns a note on the samples or the stages of each device, with the flags that repeat them if
+/// they were measured; `None` for one device that was chosen without measuring.
+pub fn note(placed: &PlacedWorkers, repeated: Option<String>) -> Option<String> {
+    let placement = &placed.placement;
+    let decided = match placement.mesh.has_stages() {
+        true => stages_text(placement, &placed.plan.graph),
+        false => samples_text(placement),
+    };
+    match repeated {
+        Some(flags) => Some(format!("{decided}; to repeat this, add {flags}")),
+        None => (placement.ranks.len() > 1).then_some(decided),
+    }
+}
+
+/// Returns the samples of each device per step.
+fn samples_text(placement: &Placement) -> String {
+    let share = |rank: &RankPlacement| format!("{}: {}", rank.name, rank.share);
+    let shares: Vec<String> = placement.ranks.iter().map(share).collect();
+    format!("samples per step: {}", shares.join(", "))
+}
+
+/// Returns which device has which blocks, and how many samples each pipeline has.
+fn stages_text(placement: &Placement, graph: &Graph) -> String {
+    let mut pipelines = Vec::new();
+    for ranks in placement.pipelines() {
+        let stage = |rank: &&RankPlacement| {
+            format!("{}: {}", rank.name, names_of_runs(graph, &rank.blocks))
+        };
+        let stages: Vec<String> = ranks.iter().map(stage).collect();
+        pipelines.push(format!("{} ({} samples per step)", stages.join(", "), ranks[0].share));
+    }
+    format!("stages: {}", pipelines.join("; "))
+}
+
+/// Returns the flags with which another run gets this measured placement, in words for a shell;
+/// `None` if nothing was measured, or if no flags name the devices. `plan` is that of the whole
+/// model.
+pub fn repeated_by(
+    request: &PlacementRequest,
+    adapters: &[Adapter],
+    placement: &Placement,
+    plan: &Plan,
+) -> Option<String> {
+    let (mesh, parallel) = (placement.mesh, request.parallel);
+    let has_shares = mesh.data > 1 && parallel.shares.is_none();
+    let is_measured = match mesh.has_stages() {
+        true => has_shares || parallel.pipeline.blocks_per_stage.is_empty(),
+        false => parallel.shares.is_none() && placement.has_alternatives(),
+    };
+    if request.probe.is_none() || !is_measured {
+        return None;
+    }
+    let mut flags = Vec::new();
+    let positions: Vec<usize> = placement.ranks.iter().map(|rank| rank.position).collect();
+    if !positions.iter().copied().eq(0..placement.candidates.len()) {
+        // No selector names devices of other nodes.
+        if !request.nodes.devices.is_empty() {
+            return None;
+        }
+        flags.push(format!("--devices '{}'", selector_of(request.selector, &positions, adapters)?));
+    }
+    if mesh.has_stages() {
+        flags.push(cut_flag(placement));
+    }
+    if has_shares {
+        let shares: Vec<u32> = placement.units().map(|rank| rank.share).collect();
+        flags.push(format!("--set parallel.shares='{shares:?}'"));
+    }
+    if !mesh.has_stages() {
+        flags.extend(micro_batch_flag(request, placement, plan));
+    }
+    Some(flags.join(" "))
+}
+
+/// Returns the flag that gives the cut of all pipelines, or that there is none.
+fn cut_flag(placement: &Placement) -> String {
+    let cuts: Vec<Vec<usize>> =
+        placement.pipelines().map(|ranks| blocks_of_chunks(&ranks)).collect();
+    match cuts.iter().all(|cut| *cut == cuts[0]) {
+        true => format!("--set parallel.blocks_per_stage='{:?}'", cuts[0]),
+        false => "(but with one cut for all pipelines)".into(),
+    }
+}
+
+/// Returns the numbers of blocks of a pipeline's model chunks, in the order of the model.
+fn blocks_of_chunks(pipeline: &[&RankPlacement]) -> Vec<usize> {
+    let chunks = pipeline.first().map_or(0, |rank| rank.blocks.len());
+    let blocks = |chunk: usize| pipeline.iter().map(move |rank| rank.blocks[chunk].len());
+    (0..chunks).flat_map(blocks).collect()
+}
+
+/// Returns the flag that gives replicas the micro-batches that were measured, or that there is
+/// none; nothing if those of the request are the same.
+fn micro_batch_flag(
+    request: &PlacementRequest,
+    placement: &Placement,
+    plan: &Plan,
+) -> Option<String> {
+    let counts: Vec<u32> = placement.ranks.iter().map(|rank| rank.share).collect();
+    let repeats = |micro_batch: u32| {
+        let micro_batches: Vec<u32> = counts.iter().map(|count| micro_batch.min(*count)).collect();
+        let shares = contiguous_shares(&counts, &micro_batches);
+        let programs = programs_of_replicas(request.parallel, plan, &shares);
+        let rows = programs.iter().map(|program| program.micro_batches.iter().map(|m| m.rows));
+        rows.zip(&placement.ranks).all(|(rows, rank)| rows.eq(rank.micro_batches.iter().copied()))
+    };
+    if repeats(request.micro_batch) {
+        return None;
+    }
+    let largest = placement.ranks.iter().map(|rank| rank.micro_batch).max();
+    let largest = largest.unwrap_or(request.micro_batch);
+    Some(match repeats(largest) {
+        true => format!("--set train.micro_batch_size={largest}"),
+        false => "(but in other micro-batches, so in other bits)".into(),
+    })
+}
