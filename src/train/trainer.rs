@@ -33,7 +33,7 @@ mod fit_tests;
 pub(super) mod opening;
 mod options;
 mod parameters;
-mod recovery;
+pub(super) mod recovery;
 mod saving;
 #[cfg(test)]
 mod state_tests;
