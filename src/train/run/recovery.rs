@@ -8,6 +8,7 @@ use super::stopping::devices_without;
 use super::{Run, RunOptions, RunOutcome, steps};
 use crate::checkpoint::Checkpoint;
 use crate::metrics::Event;
+use crate::parallel::DeviceLoss;
 use crate::runtime::placement::assemble::selections;
 use crate::runtime::placement::plans::Plans;
 use crate::train::error::TrainError;
@@ -23,7 +24,8 @@ impl Run {
     /// # Errors
     /// Returns the error if the run ends with it.
     pub(super) fn recover(&mut self, cause: TrainError) -> Result<Checkpoint, TrainError> {
-        let is_over = !self.spec.continues_after_loss || self.host.signals.pending().is_some();
+        let is_over =
+            self.spec.on_loss == DeviceLoss::Stop || self.host.signals.pending().is_some();
         let lost = cause.lost_rank().filter(|_| !is_over);
         let lost = lost.and_then(|rank| self.trainer.session.placement.ranks.get(rank.index()));
         let (Some(lost), Some(step)) = (lost, self.last_saved()) else { return Err(cause) };
