@@ -12,7 +12,7 @@ use crate::graph::plan::STATISTICS_ROWS_MIN;
 use crate::graph::{Cell, Unary};
 use crate::model::PictureNorm;
 use crate::optim::Decay;
-use crate::parallel::{PipelineSchedule, ReduceSite};
+use crate::parallel::{DeviceLoss, MismatchAction, PipelineSchedule, ReduceSite};
 
 /// Architecture of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,24 +95,6 @@ pub enum Balance {
     Fixed,
 }
 
-/// Reaction to devices whose replicas of the parameters differ.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnMismatch {
-    /// Stop the run.
-    Stop,
-    /// Overwrite values that differ with the majority's, or without one the owner's.
-    Repair,
-}
-
-/// Reaction to a device that is lost, hangs or runs out of memory while others are left.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnLoss {
-    /// Stop the run.
-    Stop,
-    /// Go on from the last checkpoint with the devices that are left.
-    Continue,
-}
-
 words! {
     ModelKind {
         ModelKind::Gpt => "gpt",
@@ -166,8 +148,11 @@ words! {
         PipelineSchedule::Interleaved => PipelineSchedule::Interleaved.name(),
         PipelineSchedule::ZeroBubble => PipelineSchedule::ZeroBubble.name(),
     }
-    OnMismatch { OnMismatch::Stop => "stop", OnMismatch::Repair => "repair", }
-    OnLoss { OnLoss::Stop => "stop", OnLoss::Continue => "continue", }
+    MismatchAction {
+        MismatchAction::Stop => "stop",
+        MismatchAction::Repair => "repair",
+    }
+    DeviceLoss { DeviceLoss::Stop => "stop", DeviceLoss::Continue => "continue", }
 }
 
 /// The most samples and tokens of an evaluation by default.
@@ -388,9 +373,10 @@ sections! {
         /// Steps between comparisons of all devices' parameters; 0 = with checkpoints only.
         hash_every: u64 = 100, Constraint::Whole(0, STEPS);
         /// Reaction to devices whose parameters differ.
-        on_mismatch: OnMismatch = OnMismatch::Stop, Constraint::OneOf(OnMismatch::WORDS);
+        on_mismatch: MismatchAction = MismatchAction::Stop,
+            Constraint::OneOf(MismatchAction::WORDS);
         /// Reaction to a device that fails: stop, or continue on those that are left.
-        on_loss: OnLoss = OnLoss::Stop, Constraint::OneOf(OnLoss::WORDS);
+        on_loss: DeviceLoss = DeviceLoss::Stop, Constraint::OneOf(DeviceLoss::WORDS);
         /// Seconds of silence after which a node of a run over several machines is lost.
         node_timeout_s: f64 = 30.0, Constraint::Real(Included(0.1), Included(3600.0));
         /// Device timeout: seconds without a heartbeat after which a device counts as hung.

@@ -3,6 +3,7 @@
 //! the verdict, and the placement of a run. Pure and sans-IO: `runtime` performs the actions on
 //! real devices.
 
+mod answers;
 pub mod coordinator;
 mod edge;
 mod edge_transfers;
@@ -18,6 +19,7 @@ mod token;
 pub mod transfers;
 pub mod verdict;
 
+pub use answers::{DeviceLoss, MismatchAction};
 pub use coordinator::{Announcement, Coordinator, Decision, Expiry};
 pub use edge::Edge;
 pub use edge_transfers::EdgeLayout;

@@ -175,9 +175,10 @@ pub fn evaluate_split(
         if signals.pending().is_some() {
             return Ok(None);
         }
-        sums = match pipelines.has_stages() {
-            true => run_pipelines(group, pipelines, &job, sums)?,
-            false => run_jobs(group, &job, sums)?,
+        sums = if pipelines.has_stages() {
+            run_pipelines(group, pipelines, &job, sums)?
+        } else {
+            run_jobs(group, &job, sums)?
         };
         progress(job.samples_done(&sums), total)?;
     }

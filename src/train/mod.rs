@@ -28,10 +28,8 @@ pub mod task;
 pub mod trainer;
 mod words;
 
-pub use crate::parallel::PipelineOptions;
-pub use crate::parallel::PipelineSchedule;
+pub use crate::parallel::{DeviceLoss, MismatchAction, PipelineOptions, PipelineSchedule};
 pub use error::TrainError;
 pub use trainer::{
-    DeviceLoss, FitEnd, FitLength, FitOptions, FitReport, MismatchAction, Shares, Step, Trainer,
-    TrainerOptions,
+    FitEnd, FitLength, FitOptions, FitReport, Shares, Step, Trainer, TrainerOptions,
 };

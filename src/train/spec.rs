@@ -11,13 +11,11 @@ use super::left_devices::LeftDevices;
 use super::loader::{BatchSource, sampler_of};
 use super::run_data::{DataShape, RunData};
 use super::task::Task;
-use super::trainer::{
-    DeviceLoss, FitLength, FitOptions, MismatchAction, SavedRun, Shares, TrainerOptions,
-};
+use super::trainer::{FitLength, FitOptions, SavedRun, Shares, TrainerOptions};
 use crate::config::RunConfig;
 use crate::config::read::{ConfigError, Override, Resolved, read};
 use crate::config::schema::{
-    Balance, DataKind, Model, ModelKind, OnLoss, OnMismatch, OptimKind, Parallel, is_of_placement,
+    Balance, DataKind, Model, ModelKind, OptimKind, Parallel, is_of_placement,
 };
 use crate::data::{ReadOptions, SampleFormat, TokenizerKind};
 use crate::faults::Faults;
@@ -30,7 +28,7 @@ use crate::model::{
     ResnetConfig, RnnConfig, cnn, gpt, mlp, resnet, rnn,
 };
 use crate::optim::{Optimizer, Schedule};
-use crate::parallel::{ParallelOptions, PipelineOptions, Placement};
+use crate::parallel::{DeviceLoss, MismatchAction, ParallelOptions, PipelineOptions, Placement};
 use crate::runtime::memory;
 use crate::runtime::open::OpenOptions;
 
@@ -59,11 +57,10 @@ pub struct RunSpec {
     pub checkpoints_kept: usize,
     /// Consecutive skipped steps after which the run ends.
     pub skipped_steps_max: u64,
-    /// True to overwrite parameters that differ between devices; false to end the run.
-    pub repairs_replicas: bool,
-    /// True to go on from the last checkpoint if a device fails and others are left; false to end
-    /// the run.
-    pub continues_after_loss: bool,
+    /// Answer to parameters that differ between devices.
+    pub on_mismatch: MismatchAction,
+    /// Answer to the loss of a device if others are left.
+    pub on_loss: DeviceLoss,
     /// Longest silence of another node.
     pub node_timeout: Duration,
     /// Tokens of the sample text at the end.
@@ -200,8 +197,8 @@ impl RunSpec {
             eval_samples: train.eval_samples,
             checkpoints_kept: train.checkpoint_keep,
             skipped_steps_max: train.skipped_steps_max,
-            repairs_replicas: faults.on_mismatch == OnMismatch::Repair,
-            continues_after_loss: faults.on_loss == OnLoss::Continue,
+            on_mismatch: faults.on_mismatch,
+            on_loss: faults.on_loss,
             node_timeout: Duration::from_secs_f64(faults.node_timeout_s),
             sample_tokens: train.sample_tokens as u64,
             tensorboard: config.metrics.tensorboard,
@@ -293,14 +290,8 @@ impl RunSpec {
             reduce_site: self.parallel.reduce_site,
             trace: None,
             hash_every: self.every.replica_check,
-            on_mismatch: match self.repairs_replicas {
-                true => MismatchAction::Repair,
-                false => MismatchAction::Stop,
-            },
-            on_loss: match self.continues_after_loss {
-                true => DeviceLoss::Continue,
-                false => DeviceLoss::Stop,
-            },
+            on_mismatch: self.on_mismatch,
+            on_loss: self.on_loss,
             snapshot_every: 0,
             faults: Faults::none(),
             message_bytes: self.parallel.chunk_bytes,

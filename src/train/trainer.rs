@@ -33,7 +33,7 @@ mod fit_tests;
 pub(super) mod opening;
 mod options;
 mod parameters;
-mod recovery;
+pub(super) mod recovery;
 mod saving;
 #[cfg(test)]
 mod state_tests;
@@ -46,7 +46,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 pub use fit::{FitEnd, FitLength, FitOptions, FitReport};
-pub use options::{DeviceLoss, MismatchAction, Shares, TrainerOptions};
+pub use options::{Shares, TrainerOptions};
 
 use super::error::TrainError;
 use super::session::Session;
@@ -56,7 +56,7 @@ use crate::checkpoint::{Best, Checkpoint};
 use crate::data::{DataDescription, DataFile, Dataset, Tokenizer};
 use crate::graph::Graph;
 use crate::metrics::Trace;
-use crate::parallel::{MicroBatch, Outcome, Placement, Program};
+use crate::parallel::{MicroBatch, MismatchAction, Outcome, Placement, Program};
 use crate::runtime::step::{Inputs, StepInput, StepReport};
 use opening::{OpenedSession, open_on, training_graph};
 

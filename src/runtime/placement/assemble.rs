@@ -35,16 +35,18 @@ pub fn assemble(
     let candidates = candidates(&selections);
     let has_stages = request.parallel.pipeline.stages > 1;
     let saved = request.saved.filter(|saved| saved.is_of(&candidates, has_stages));
-    let ready = match has_stages {
-        true => open_pipelines(request, devices, saved, report)?,
-        false => open_replicas(request, devices, saved, report)?,
+    let ready = if has_stages {
+        open_pipelines(request, devices, saved, report)?
+    } else {
+        open_replicas(request, devices, saved, report)?
     };
     // A run that keeps its shares says nothing new.
     let is_kept = ready.is_kept;
     let mut placed = start(request, ready, candidates)?;
-    let repeated = match is_kept {
-        false => repeated_by(request, &adapters, &placed.placement, &placed.plan),
-        true => None,
+    let repeated = if is_kept {
+        None
+    } else {
+        repeated_by(request, &adapters, &placed.placement, &placed.plan)
     };
     placed.notes.extend(note(&placed, repeated));
     Ok(placed)

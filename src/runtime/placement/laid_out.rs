@@ -29,9 +29,10 @@ pub struct LaidOut {
 impl LaidOut {
     /// Writes the programs of an arrangement, and lays out their buckets.
     pub fn of(request: &PlacementRequest, arrangement: &Arrangement) -> Self {
-        match arrangement.mesh.has_stages() {
-            true => Self::of_stages(request, arrangement),
-            false => Self::of_replicas(request, arrangement),
+        if arrangement.mesh.has_stages() {
+            Self::of_stages(request, arrangement)
+        } else {
+            Self::of_replicas(request, arrangement)
         }
     }
 

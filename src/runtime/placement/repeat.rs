@@ -11,9 +11,10 @@ use crate::parallel::{Placement, RankPlacement, contiguous_shares};
 /// they were measured; `None` for one device that was chosen without measuring.
 pub fn note(placed: &PlacedWorkers, repeated: Option<String>) -> Option<String> {
     let placement = &placed.placement;
-    let decided = match placement.mesh.has_stages() {
-        true => stages_text(placement, &placed.plan.graph),
-        false => samples_text(placement),
+    let decided = if placement.mesh.has_stages() {
+        stages_text(placement, &placed.plan.graph)
+    } else {
+        samples_text(placement)
     };
     match repeated {
         Some(flags) => Some(format!("{decided}; to repeat this, add {flags}")),
@@ -52,9 +53,10 @@ pub fn repeated_by(
 ) -> Option<String> {
     let (mesh, parallel) = (placement.mesh, request.parallel);
     let has_shares = mesh.data > 1 && parallel.shares.is_none();
-    let is_measured = match mesh.has_stages() {
-        true => has_shares || parallel.pipeline.blocks_per_stage.is_empty(),
-        false => parallel.shares.is_none() && placement.has_alternatives(),
+    let is_measured = if mesh.has_stages() {
+        has_shares || parallel.pipeline.blocks_per_stage.is_empty()
+    } else {
+        parallel.shares.is_none() && placement.has_alternatives()
     };
     if request.probe.is_none() || !is_measured {
         return None;
@@ -85,10 +87,10 @@ pub fn repeated_by(
 fn cut_flag(placement: &Placement) -> String {
     let cuts: Vec<Vec<usize>> =
         placement.pipelines().map(|ranks| blocks_of_chunks(&ranks)).collect();
-    match cuts.iter().all(|cut| *cut == cuts[0]) {
-        true => format!("--set parallel.blocks_per_stage='{:?}'", cuts[0]),
-        false => "(but with one cut for all pipelines)".into(),
+    if cuts.iter().any(|cut| *cut != cuts[0]) {
+        return "(but with one cut for all pipelines)".into();
     }
+    format!("--set parallel.blocks_per_stage='{:?}'", cuts[0])
 }
 
 /// Returns the numbers of blocks of a pipeline's model chunks, in the order of the model.
@@ -118,8 +120,8 @@ fn micro_batch_flag(
     }
     let largest = placement.ranks.iter().map(|rank| rank.micro_batch).max();
     let largest = largest.unwrap_or(request.micro_batch);
-    Some(match repeats(largest) {
-        true => format!("--set train.micro_batch_size={largest}"),
-        false => "(but in other micro-batches, so in other bits)".into(),
-    })
+    if !repeats(largest) {
+        return Some("(but in other micro-batches, so in other bits)".into());
+    }
+    Some(format!("--set train.micro_batch_size={largest}"))
 }

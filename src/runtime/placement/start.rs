@@ -68,10 +68,8 @@ fn placement(request: &PlacementRequest, ready: &ReadyRanks, candidates: Vec<Str
     for (rank, one) in mesh.ranks().zip(&ready.members) {
         let at = mesh.coordinates(rank);
         let micro_batches = &ready.laid_out.written.programs[rank.index()].micro_batches;
-        let blocks = match mesh.has_stages() {
-            true => pipelines[at.data].chunks_of(at.pipeline),
-            false => Vec::new(),
-        };
+        let blocks =
+            if mesh.has_stages() { pipelines[at.data].chunks_of(at.pipeline) } else { Vec::new() };
         ranks.push(RankPlacement {
             name: one.driver.name().to_string(),
             identity: one.identity.clone(),

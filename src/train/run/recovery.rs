@@ -7,14 +7,15 @@ use super::startup;
 use super::stopping::devices_without;
 use super::{Run, RunOptions, RunOutcome, steps};
 use crate::checkpoint::Checkpoint;
-use crate::files;
 use crate::metrics::Event;
+use crate::parallel::DeviceLoss;
 use crate::runtime::placement::assemble::selections;
 use crate::runtime::placement::plans::Plans;
 use crate::train::error::TrainError;
 use crate::train::left_devices::LeftDevices;
 use crate::train::spec::RunSpec;
 use crate::train::trainer::Trainer;
+use crate::train::trainer::recovery::{FailedOpening, open_left, trace_from};
 
 impl Run {
     /// Opens the session again after the loss of a device, with those that are left, if the run is
@@ -23,7 +24,8 @@ impl Run {
     /// # Errors
     /// Returns the error if the run ends with it.
     pub(super) fn recover(&mut self, cause: TrainError) -> Result<Checkpoint, TrainError> {
-        let is_over = !self.spec.continues_after_loss || self.host.signals.pending().is_some();
+        let is_over =
+            self.spec.on_loss == DeviceLoss::Stop || self.host.signals.pending().is_some();
         let lost = cause.lost_rank().filter(|_| !is_over);
         let lost = lost.and_then(|rank| self.trainer.session.placement.ranks.get(rank.index()));
         let (Some(lost), Some(step)) = (lost, self.last_saved()) else { return Err(cause) };
@@ -84,39 +86,46 @@ impl Run {
     fn reopen(
         &mut self,
         cause: &TrainError,
-        mut left: LeftDevices,
+        left: LeftDevices,
         step: u64,
     ) -> Result<Checkpoint, TrainError> {
         let checkpoint = Checkpoint::load(&self.host.store.path(step))?;
         // What is on the devices is freed before they are opened again.
         self.trainer.session.group.close();
         self.finish_trace()?;
-        let (mut why, mut is_first) = (cause.to_string(), true);
-        loop {
-            let devices = match self.host.options.nodes.as_ref().map_or(0, |nodes| nodes.offered())
-            {
-                0 => left.devices.clone(),
-                count => format!("{} and {count} of other nodes", left.devices),
-            };
-            let without = match is_first && cause.is_of_node() {
-                true => "the other nodes, which end with the one that is lost",
-                false => "a device that failed",
-            };
-            self.warn(format!(
-                "the run goes on from step {step} on {devices}, without {without}: {why}"
-            ))?;
-            let spec = self.spec.on_devices(&left)?;
-            match self.open_on(&spec, &checkpoint) {
-                Ok(()) => return Ok(checkpoint),
-                Err(error) => {
-                    // Before there is a placement, ranks are positions.
-                    let position = error.failed_rank().map(|rank| rank.index());
-                    let others = position.and_then(|position| devices_without(&spec, position));
-                    let Some(others) = others else { return Err(error) };
-                    (left, why, is_first) = (others, error.to_string(), false);
-                }
+        let mut without = if cause.is_of_node() {
+            format!("the other nodes, which end with the one that is lost: {cause}")
+        } else {
+            format!("a device that failed: {cause}")
+        };
+        open_left(left, |left| {
+            let opened = self.open_without(left, &without, &checkpoint);
+            if let Err(FailedOpening { error, .. }) = &opened {
+                without = format!("a device that failed: {error}");
             }
-        }
+            opened
+        })?;
+        Ok(checkpoint)
+    }
+
+    /// Opens the session on devices that are left at a checkpoint, and says what is left out.
+    fn open_without(
+        &mut self,
+        left: &LeftDevices,
+        without: &str,
+        checkpoint: &Checkpoint,
+    ) -> Result<(), FailedOpening> {
+        let over = |error| FailedOpening { error, left: None };
+        let devices = match self.host.options.nodes.as_ref().map_or(0, |nodes| nodes.offered()) {
+            0 => left.devices.clone(),
+            count => format!("{} and {count} of other nodes", left.devices),
+        };
+        let step = checkpoint.meta.step;
+        self.warn(format!("the run goes on from step {step} on {devices}, without {without}"))
+            .map_err(over)?;
+        let spec = self.spec.on_devices(left).map_err(over)?;
+        self.open_on(&spec, checkpoint)
+            .map_err(|error| FailedOpening::unplaced(error, &spec.devices, &spec.parallel.pipeline))
     }
 
     /// Opens the session of a specification at a checkpoint, instead of the present one.
@@ -142,9 +151,7 @@ impl Run {
 
     /// Returns the options of the run from a step of its own on.
     fn recovery_options(&self, step: u64) -> RunOptions {
-        // The trace of what was before stays.
-        let trace = self.host.options.trace.as_deref();
-        let trace = trace.map(|path| files::beside(path, &format!(".from-{step}")));
+        let trace = trace_from(self.host.options.trace.as_deref(), step);
         RunOptions { continued: Some(step), retune: false, trace, ..self.host.options.clone() }
     }
 }

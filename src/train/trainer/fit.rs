@@ -4,14 +4,15 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::Trainer;
 use super::opening::source;
 use super::steps::{Fit, FitHooks, SkippedStep};
-use super::{DeviceLoss, Trainer};
 use crate::base::DType;
 use crate::checkpoint::{Best, NamedTensor, Store};
 use crate::data::{Augmentation, DataFile, Dataset, Split};
 use crate::metrics::Event;
 use crate::optim::{Decay, Schedule};
+use crate::parallel::DeviceLoss;
 use crate::train::best::incomparable;
 use crate::train::error::TrainError;
 use crate::train::evaluate::extent_of;

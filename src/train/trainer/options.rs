@@ -8,7 +8,7 @@ use crate::collective::Topology;
 use crate::faults::Faults;
 use crate::graph::Graph;
 use crate::optim::Optimizer;
-use crate::parallel::{ParallelOptions, PipelineOptions, ReduceSite};
+use crate::parallel::{DeviceLoss, MismatchAction, ParallelOptions, PipelineOptions, ReduceSite};
 use crate::runtime::open::OpenOptions;
 use crate::runtime::placement::plans::Plans;
 use crate::runtime::placement::types::PlacementRequest;
@@ -90,27 +90,6 @@ pub enum Shares {
     Even,
     /// So many, each at least 1, in the order of the devices.
     Fixed(Vec<usize>),
-}
-
-/// Answer to parameters that differ between devices.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum MismatchAction {
-    /// An error.
-    #[default]
-    Stop,
-    /// They are overwritten by what most devices hold.
-    Repair,
-}
-
-/// Answer to the loss of one of several devices.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum DeviceLoss {
-    /// An error.
-    #[default]
-    Stop,
-    /// Going on, on the devices that are left, from the last saved state, or else from the start
-    /// of the call.
-    Continue,
 }
 
 impl TrainerOptions {

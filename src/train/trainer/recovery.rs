@@ -2,15 +2,64 @@
 //! the last saved state.
 
 use std::mem;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::opening::open_on;
 use super::{Trainer, TrainerOptions};
 use crate::checkpoint::Checkpoint;
 use crate::files;
+use crate::parallel::PipelineOptions;
 use crate::train::error::TrainError;
 use crate::train::left_devices::LeftDevices;
 use crate::train::words::{Audience, in_library_words};
+
+/// Failure to open devices, with those that are left.
+pub(in crate::train) struct FailedOpening {
+    pub error: TrainError,
+    /// Devices without the one that failed; `None` if it was none, or there is no other.
+    pub left: Option<LeftDevices>,
+}
+
+impl FailedOpening {
+    /// Returns the failure of the device at a position among those of a selector, if it was one.
+    fn at(
+        error: TrainError,
+        position: Option<usize>,
+        selector: &str,
+        pipelines: &PipelineOptions,
+    ) -> Self {
+        let left = position.and_then(|at| LeftDevices::without(selector, at, pipelines));
+        Self { error, left }
+    }
+
+    /// Returns the failure of devices before there is a placement: ranks are positions.
+    pub fn unplaced(error: TrainError, selector: &str, pipelines: &PipelineOptions) -> Self {
+        let position = error.failed_rank().map(|rank| rank.index());
+        Self::at(error, position, selector, pipelines)
+    }
+}
+
+/// Opens devices that are left when one has failed; one that fails then is left out, too.
+///
+/// # Errors
+/// Returns the last error of `open` if no device is left.
+pub(in crate::train) fn open_left<T>(
+    mut left: LeftDevices,
+    mut open: impl FnMut(&LeftDevices) -> Result<T, FailedOpening>,
+) -> Result<T, TrainError> {
+    loop {
+        match open(&left) {
+            Ok(opened) => return Ok(opened),
+            Err(failed) => left = failed.left.ok_or(failed.error)?,
+        }
+    }
+}
+
+/// Returns the file of the trace from a step of a recovery on: that of what was before stays.
+pub(in crate::train) fn trace_from(trace: Option<&Path>, step: u64) -> Option<PathBuf> {
+    trace.map(|path| files::beside(path, &format!(".from-{step}")))
+}
 
 impl Trainer {
     /// Opens the devices again without one that failed, and goes on from the last saved state: the
@@ -34,7 +83,8 @@ impl Trainer {
         let failed = self.failed.ok_or_else(|| {
             fail("none of several devices has failed, so that there is nothing to recover from")
         })?;
-        let left = self.left_without(&self.options, failed);
+        let TrainerOptions { devices, pipeline, .. } = &self.options;
+        let left = LeftDevices::without(devices, failed, pipeline);
         let left = left.ok_or_else(|| fail("no other device is left to recover on"))?;
         let state = self.last_state()?;
         // What is on the devices is freed before they are opened again.
@@ -46,47 +96,32 @@ impl Trainer {
     /// too; if none is left, all that is kept to recover from stays.
     pub(super) fn reopen_on(
         &mut self,
-        mut left: LeftDevices,
+        left: LeftDevices,
         state: Arc<Checkpoint>,
     ) -> Result<u64, TrainError> {
-        loop {
-            let options = self.options.on(&left);
-            match self.opened_at(&options, &state) {
-                Ok(opened) => {
-                    self.go_on_as(opened);
-                    return Ok(self.steps());
-                }
-                Err((error, failed)) => {
-                    let others = failed.and_then(|at| self.left_without(&options, at));
-                    left = others.ok_or(error)?;
-                }
-            }
-        }
+        let opened = open_left(left, |left| self.opened_at(&self.options.on(left), &state))?;
+        self.go_on_as(opened);
+        Ok(self.steps())
     }
 
-    /// Opens a trainer at a state of this one; an error is with the position of the device that
-    /// failed.
+    /// Opens a trainer at a state of this one.
     fn opened_at(
         &self,
         options: &TrainerOptions,
         state: &Arc<Checkpoint>,
-    ) -> Result<Self, (TrainError, Option<usize>)> {
-        // The trace of what was before stays.
-        let ending = format!(".from-{}", state.meta.step);
-        let trace = self.options.trace.as_deref().map(|path| files::beside(path, &ending));
+    ) -> Result<Self, FailedOpening> {
+        let trace = trace_from(self.options.trace.as_deref(), state.meta.step);
         let traced = TrainerOptions { trace, ..options.clone() };
         let before = Some(&state.meta.placement);
-        let opened = open_on(self.graph.clone(), &traced, before, None).map_err(|error| {
-            // Before there is a placement, ranks are positions.
-            let position = error.failed_rank().map(|rank| rank.index());
-            (error, position)
-        })?;
+        let TrainerOptions { devices, pipeline, .. } = options;
+        let opened = open_on(self.graph.clone(), &traced, before, None)
+            .map_err(|error| FailedOpening::unplaced(error, devices, pipeline))?;
         let mut opened = Self::of(opened, options.clone(), Audience::Library);
         match opened.restore_checkpoint(state) {
             Ok(()) => Ok(opened),
             Err(error) => {
                 let position = opened.failed_position(&error);
-                Err((error, position))
+                Err(FailedOpening::at(error, position, devices, pipeline))
             }
         }
     }
@@ -101,10 +136,6 @@ impl Trainer {
         let (step, is_alone) = (self.steps(), self.world() == 1);
         self.snapshot = snapshot.filter(|kept| kept.meta.step == step && !is_alone);
         self.saved = saved;
-    }
-
-    fn left_without(&self, options: &TrainerOptions, position: usize) -> Option<LeftDevices> {
-        LeftDevices::without(&options.devices, position, &options.pipeline)
     }
 
     /// Returns the state of the last step that was kept and can be read.

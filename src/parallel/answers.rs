@@ -1,0 +1,23 @@
+//! Answers to devices that fail or differ.
+
+/// Answer to parameters that differ between devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MismatchAction {
+    /// An error.
+    #[default]
+    Stop,
+    /// They are overwritten by what most devices hold, or without a majority by what their owner
+    /// holds.
+    Repair,
+}
+
+/// Answer to the loss of one of several devices: it is gone, hangs, or has no memory left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceLoss {
+    /// An error.
+    #[default]
+    Stop,
+    /// Going on, on the devices that are left, from the last saved state, or else from the start
+    /// of the call.
+    Continue,
+}
