@@ -16,7 +16,7 @@ const CONTEXT: usize = 3;
 fn trainer(graph: Graph, batch: usize) -> Result<Trainer, String> {
     let optimizer = Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 };
     let mut options = TrainerOptions::new("cpu", optimizer, batch);
-    options.micro_batch = 1;
+    options.micro_batch_size = 1;
     Trainer::new(graph, &options).map_err(|error| error.to_string())
 }
 

@@ -1,6 +1,8 @@
 //! Evaluations of a run: how much of the held-out part they take, what they record, and that a
 //! signal ends them.
 
+use std::fs;
+
 use crate::process::{Desk, finish, send_signal};
 use serde_json::Value;
 
@@ -124,4 +126,39 @@ fn a_signal_ends_an_evaluation_at_once_and_the_run_is_saved() {
         assert!(evaluations(&desk, "run").is_empty());
         assert_eq!(desk.manifest("run", 1)["meta"]["step"], 1);
     }
+}
+
+#[test]
+fn a_damaged_newest_checkpoint_is_refused_and_its_moments_are_not_needed() {
+    let desk = Desk::new();
+    desk.train(
+        "--out run --quiet --steps 4 --set train.checkpoint_every=2 --set train.checkpoint_keep=9",
+    )
+    .ok();
+    let newest = desk.path("run/checkpoints/step-00000004");
+    let before = desk.run("eval run --devices cpu --json").ok().out;
+    fs::remove_file(newest.join("moments.safetensors")).unwrap();
+    assert_eq!(desk.run("eval run --devices cpu --json").ok().out, before);
+    desk.run("generate run --devices cpu --tokens 3").ok();
+
+    fs::write(newest.join("parameters.safetensors"), "").unwrap();
+    for line in ["eval run --devices cpu", "generate run --devices cpu --tokens 3"] {
+        let refused = desk.run(line).ended(78);
+        assert!(refused.line("error:").contains("step-00000004"), "{}", refused.err);
+    }
+    // A resume takes the one before and says so; it goes back no further.
+    let resumed = desk.run("train --resume run --out other --steps 5").ok();
+    assert!(resumed.line("warning:").contains("step-00000004"), "{}", resumed.err);
+    assert!(resumed.err.contains("continuing at step 2, from run/checkpoints/step-00000002"));
+    fs::write(desk.path("run/checkpoints/step-00000002/parameters.safetensors"), "").unwrap();
+    let refused = desk.run("train --resume run --out third --steps 5").ended(78);
+    let advice = "to go back further, name an older one, such as run/checkpoints/step-00000000";
+    assert!(refused.err.contains(advice), "{}", refused.err);
+}
+
+#[test]
+fn without_evaluations_there_is_none_at_the_end() {
+    let desk = Desk::new();
+    desk.train("--out run --quiet --steps 4 --eval-every 0").ok();
+    assert!(desk.metrics("run").iter().all(|line| line["val_loss"].is_null()));
 }

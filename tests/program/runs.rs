@@ -34,6 +34,7 @@ fn runs_are_listed_with_their_state_the_newest_last() {
     assert_eq!(column(&rows, "name"), ["first", "second", "third", "fourth"]);
     assert_eq!(column(&rows, "state"), ["done", "interrupted", "no-checkpoint", "done"]);
     assert_eq!(column(&rows, "step"), ["4", "3", "null", "2"]);
+    assert_eq!(column(&rows, "saved_step"), ["4", "3", "null", "2"]);
     assert_eq!(column(&rows, "steps"), ["4", "9", "null", "2"]);
     assert_eq!(rows[0]["loss"].as_f64(), desk.losses("runs/first").last().copied());
     let best = desk.manifest("runs/first", 4)["meta"]["best"]["val_loss"].clone();
@@ -45,7 +46,7 @@ fn runs_are_listed_with_their_state_the_newest_last() {
     let table = desk.run("runs").ok().out;
     let lines: Vec<&str> = table.lines().collect();
     assert_eq!(lines.len(), 5, "{table}");
-    for word in ["name", "step", "loss", "best val", "devices", "state"] {
+    for word in ["name", "step", "saved", "loss", "best val", "devices", "state"] {
         assert!(lines[0].contains(word), "{table}");
     }
     assert!(lines[1].starts_with("first ") && lines[1].ends_with("  done"), "{table}");

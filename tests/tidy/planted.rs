@@ -75,26 +75,6 @@ fn planted_long_lines_are_found() {
 }
 
 #[test]
-fn planted_long_files_and_functions_are_found() {
-    let function = |lines: usize| format!("fn big() -> [u8; 2] {{\n{}}}\n", "x;\n".repeat(lines));
-    let long = |text: &str| sizes(&Source::new("src/a.rs", text));
-    assert_eq!(long(&function(FUNCTION_LINES_MAX - 2)), Vec::<String>::new());
-    assert_eq!(long(&function(FUNCTION_LINES_MAX - 1)), ["src/a.rs: big"]);
-    assert_eq!(long(&"\n".repeat(FILE_LINES_MAX)), Vec::<String>::new());
-    assert_eq!(long(&"\n".repeat(FILE_LINES_MAX + 1)), ["src/a.rs"]);
-    let braces = format!("fn a() {{ \"}}\"; '}}'; }}\n{}fn b(x: &'static str);", "\n".repeat(99));
-    assert_eq!(long(&braces), Vec::<String>::new());
-}
-
-#[test]
-fn exceptions_are_kept_only_while_they_are_needed() {
-    let long = ["src/a.rs".to_owned()];
-    assert_eq!(beyond_exceptions(&long, &[("src/a.rs", "a table")]), Vec::<String>::new());
-    assert_eq!(beyond_exceptions(&long, &[]).len(), 1);
-    assert_eq!(beyond_exceptions(&[], &[("src/a.rs", "a table")]).len(), 1);
-}
-
-#[test]
 fn planted_leftovers_are_found() {
     let text = "fn f() {\n    dbg!(1);\n    todo!();\n    unimplemented!(\"{}\", 1);\n}";
     finds(leftovers, "src/a.rs", text, &[2, 3, 4]);

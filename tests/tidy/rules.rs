@@ -2,20 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::source::{
-    Source, crate_imports, doc_comments, enum_variants, functions, type_names, words,
-};
+use crate::source::{Source, crate_imports, doc_comments, enum_variants, type_names, words};
 
 pub const COLUMNS_MAX: usize = 100;
-pub const FILE_LINES_MAX: usize = 800;
-pub const FUNCTION_LINES_MAX: usize = 70;
-
-/// Files (`src/a.rs`) and functions (`src/a.rs: name`) that may be longer, with the reason. One
-/// that is no longer needed fails.
-pub const LONG: &[(&str, &str)] = &[
-    ("src/graph/shapes.rs: rule", "one arm per op"),
-    ("src/graph/passes/gradients.rs: rule", "one arm per op"),
-];
 
 /// Types of one name in several files, with the reason.
 pub const REPEATED_TYPE_NAMES: &[(&str, &str)] = &[
@@ -259,36 +248,6 @@ pub fn columns(file: &Source) -> Vec<String> {
     let too_long = |line: &&str| line.chars().count() > COLUMNS_MAX;
     let lines = file.text.lines().enumerate().filter(|(_, line)| too_long(line));
     lines.map(|(i, _)| format!("{}:{}: over {COLUMNS_MAX} columns", file.path, i + 1)).collect()
-}
-
-/// Files and functions beyond their size, by the name that [`LONG`] uses.
-pub fn sizes(file: &Source) -> Vec<String> {
-    let mut long = Vec::new();
-    if file.text.lines().count() > FILE_LINES_MAX {
-        long.push(file.path.clone());
-    }
-    for (name, lines) in functions(&file.code) {
-        if lines > FUNCTION_LINES_MAX {
-            long.push(format!("{}: {name}", file.path));
-        }
-    }
-    long
-}
-
-/// Violations: what is long without an exception, and exceptions that nothing needs.
-pub fn beyond_exceptions(long: &[String], exceptions: &[(&str, &str)]) -> Vec<String> {
-    let excepted = |name: &String| exceptions.iter().any(|(known, _)| known == name);
-    let mut wrong: Vec<String> = long
-        .iter()
-        .filter(|name| !excepted(name))
-        .map(|name| {
-            format!("{name} is over {FILE_LINES_MAX} (file) or {FUNCTION_LINES_MAX} (fn) lines")
-        })
-        .collect();
-    for (name, _) in exceptions.iter().filter(|(name, _)| !long.iter().any(|l| l == name)) {
-        wrong.push(format!("{name} is no longer long: take it off the list"));
-    }
-    wrong
 }
 
 /// Nothing is left over from work in progress, and nothing is silenced without a reason.

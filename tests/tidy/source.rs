@@ -282,20 +282,6 @@ pub fn enum_variants(code: &str, name: &str) -> Vec<String> {
     found
 }
 
-/// Every function with a name, and the lines from its `fn` to its end.
-pub fn functions(code: &str) -> Vec<(String, usize)> {
-    let mut found = Vec::new();
-    for at in words(code, "fn ").chain(words(code, "fn\n")) {
-        let rest = code[at + 3..].trim_start();
-        let end = rest.find(|c: char| !(c.is_alphanumeric() || c == '_')).unwrap_or(rest.len());
-        if end > 0 {
-            let lines = 1 + code[at..item_end(code, at)].matches('\n').count();
-            found.push((rest[..end].to_owned(), lines));
-        }
-    }
-    found
-}
-
 /// The first line of each doc comment, with its number.
 pub fn doc_comments(text: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();

@@ -21,7 +21,7 @@ use crate::collective::Topology;
 use crate::device::Selection;
 use crate::exec::host_staging_bytes;
 use crate::optim::Optimizer;
-use crate::parallel::{Mesh, Placement, RankPlacement};
+use crate::parallel::{Mesh, ParallelOptions, Placement, RankPlacement};
 use crate::runtime::RuntimeError;
 use crate::runtime::open::OpenOptions;
 use crate::runtime::remote::NO_NODES;

@@ -7,8 +7,8 @@ use super::fit_tests::{bits, options, steps, wave_model, waves};
 use super::*;
 use crate::checkpoint::NamedTensor;
 use crate::metrics::Event;
-use crate::train::PipelineOptions;
 use crate::train::left_devices::LeftDevices;
+use crate::train::{DeviceLoss, PipelineOptions};
 
 fn faulty(devices: &str, faults: &str) -> TrainerOptions {
     TrainerOptions { faults: faults.parse().unwrap(), ..options(devices) }
