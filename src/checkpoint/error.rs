@@ -50,8 +50,8 @@ pub enum CheckpointError {
         path.display(),
         match older {
             Some(older) => format!(
-                "the two newest checkpoints are damaged; to go back further, name an older one, such \
-                 as {}",
+                "the two newest checkpoints are damaged; to go back further, name an older one, \
+                 such as {}",
                 older.display()
             ),
             None => "no checkpoint is good; start a new run".into(),

@@ -189,8 +189,8 @@ impl Store {
         Ok(())
     }
 
-    /// Loads the newest checkpoint or, if that is damaged, the one before, with a warning: going back
-    /// further loses more than a run should lose without being told to.
+    /// Loads the newest checkpoint or, if that is damaged, the one before, with a warning: going
+    /// back further loses more than a run should lose without being told to.
     ///
     /// # Errors
     /// Returns `CheckpointError::None` if there is no checkpoint, the newest one's
@@ -223,7 +223,8 @@ impl Store {
         Err(CheckpointError::NoneGood { path, reasons: texts(&errors), older })
     }
 
-    /// Loads the newest checkpoint for use without training: its moments are neither read nor needed.
+    /// Loads the newest checkpoint for use without training: its moments are neither read nor
+    /// needed.
     ///
     /// # Errors
     /// Returns `CheckpointError::None` if there is no checkpoint, and the errors of

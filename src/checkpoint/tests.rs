@@ -463,7 +463,6 @@ fn the_golden_manifest_is_read() {
     let read = Manifest::read(&path).unwrap();
     assert_eq!(read.unknown_names, [""; 0]);
     let mut meta = checkpoint(7).meta;
-    // Added later: no model carried states then.
     meta.best = meta.best.map(|best| Best { runs: 0, ..best });
     assert_eq!(read.meta, meta);
     let bytes = |name| read.file(name).map(|file| file.bytes);

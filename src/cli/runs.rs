@@ -199,7 +199,8 @@ impl ListedRun {
         };
         json!({
             "name": self.name, "path": self.path.to_string_lossy(), "step": self.step,
-            "steps": self.steps, "saved_step": self.saved, "loss": self.loss, "best_val_loss": self.best,
+            "steps": self.steps, "saved_step": self.saved, "loss": self.loss,
+            "best_val_loss": self.best,
             "devices": self.devices, "state": self.state.word(), "problem": problem,
         })
     }

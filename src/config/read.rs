@@ -136,9 +136,9 @@ impl Resolved {
 
 /// Resolves a configuration, in rising precedence: the saved one of a checkpoint (or the
 /// defaults), the file's keys, the flags' keys, of which later ones win. Keys that are not set
-/// are derived from those they depend on, see [`RunConfig::apply_derived_defaults`]. If a key of the
-/// placement is set to another value than the saved one, the saved values of the others do not count,
-/// but for that of the devices.
+/// are derived from those they depend on, see [`RunConfig::apply_derived_defaults`]. If a key of
+/// the placement is set to another value than the saved one, the saved values of the others do not
+/// count, but for that of the devices.
 pub fn read(
     saved: Option<&Resolved>,
     file: Option<(&Path, &str)>,
@@ -381,6 +381,7 @@ const RENAMED: [(&str, &str); 10] = [
 
 /// Returns today's name of a key by its former one, with its section or without.
 fn renamed(name: &str) -> Option<&'static str> {
+    let name = name.replace('-', "_");
     let (_, now) = RENAMED.iter().find(|(before, _)| {
         *before == name || before.split_once('.').is_some_and(|(_, key)| key == name)
     })?;
@@ -552,7 +553,7 @@ mod tests {
         unknown("\ntrain.stpes = 5", "key train.stpes; did you mean train.steps?");
         unknown(
             "\ntrain.micro-batch = 5",
-            "key train.micro-batch; did you mean train.micro_batch_size?",
+            "key train.micro-batch; it is called train.micro_batch_size now",
         );
         unknown("\ntrain.lr = 5", "key train.lr; did you mean optim.lr?");
         unknown("\nlr = 5", "key lr; did you mean optim.lr?");
@@ -565,7 +566,8 @@ mod tests {
             "[wandb]",
             &[],
             "run.toml:1: there is no section [wandb]; \
-             there are [model], [data], [train], [parallel], [optim], [schedule], [metrics]",
+             there are [model], [data], [train], [parallel], [faults], [optim], [schedule], \
+             [metrics]",
         );
         refused(
             "[data]\nzzzzzz = 1",
@@ -783,7 +785,9 @@ mod tests {
                 }
                 let parallel = &mut changed.parallel;
                 match parallel.schedule {
-                    PipelineSchedule::Interleaved => parallel.virtual_stages = parallel.virtual_stages.max(2),
+                    PipelineSchedule::Interleaved => {
+                        parallel.virtual_stages = parallel.virtual_stages.max(2);
+                    }
                     _ => parallel.virtual_stages = 1,
                 }
                 let chunks = parallel.pipeline_stages * parallel.virtual_stages;

@@ -321,7 +321,7 @@ sections! {
         steps: u64 = 3500, Constraint::Whole(0, STEPS);
         /// Seed of all random numbers.
         seed: u64 = 1337, Constraint::Whole(0, i64::MAX);
-        /// Steps between evaluations on the validation split, the last of which is at the end; 0 = none.
+        /// Steps between evaluations on the validation split, and one at the end; 0 = none.
         eval_every: u64 = 500, Constraint::Whole(0, STEPS);
         /// Samples of the validation split per evaluation, spread evenly over it; 0 = all.
         eval_samples: u64 = 1024, Constraint::Whole(0, STEPS),
@@ -443,8 +443,8 @@ const DERIVED: [&str; 7] = [
     "schedule.decay_steps",
 ];
 
-/// Keys whose result is the placement of a run. A checkpoint saves the placement instead of them, and
-/// one of them that is set at a resume decides all of them anew.
+/// Keys whose result is the placement of a run. A checkpoint saves the placement instead of them,
+/// and another value of one of them at a resume decides all of them anew.
 const DECIDED_BY_PLACEMENT: [&str; 10] = [
     "parallel.devices",
     "parallel.balance",
@@ -603,7 +603,8 @@ impl RunConfig {
         (least..=most).rev().find(fills).unwrap_or(most)
     }
 
-    /// Returns the first key of the placement, of those set now, with another value than in `saved`.
+    /// Returns the first key of the placement, of those set now, with another value than in
+    /// `saved`.
     pub fn other_placement(&self, saved: &Self, typed: &TypedKeys) -> Option<&'static str> {
         for key in KEYS.iter().filter(|key| is_of_placement(key.full_name)) {
             let is_other = if key.full_name == "parallel.devices" {
@@ -646,13 +647,13 @@ impl RunConfig {
 
     /// Formats every key with its value as TOML; reading it gives this configuration again.
     pub fn to_toml(&self) -> String {
-        self.sections_toml(&|_| Line::Value)
+        self.sections_toml(&|_| KeyLine::Value)
     }
 
     /// Formats what a checkpoint saves of the configuration: all keys but those whose result is in
     /// the placement, which it saves instead.
     pub fn to_saved_toml(&self) -> String {
-        self.sections_toml(&|key| if is_of_placement(key) { Line::None } else { Line::Value })
+        self.sections_toml(&|key| if is_of_placement(key) { KeyLine::None } else { KeyLine::Value })
     }
 
     /// Formats the configuration as TOML that is to be read, and edited, as that of a new run.
@@ -675,10 +676,12 @@ impl RunConfig {
         fresh.apply_derived_defaults(&TypedKeys { now, before: None });
         let is_derived = |key: &&Key<Self>| !is_given(key) && (key.get)(self) == (key.get)(&fresh);
         let derived: Vec<&str> = KEYS.iter().filter(is_derived).map(|key| key.full_name).collect();
-        self.sections_toml(&|key| if derived.contains(&key) { Line::Comment } else { Line::Value })
+        self.sections_toml(&|key| {
+            if derived.contains(&key) { KeyLine::Comment } else { KeyLine::Value }
+        })
     }
 
-    fn sections_toml(&self, line_of: &dyn Fn(&str) -> Line) -> String {
+    fn sections_toml(&self, line_of: &dyn Fn(&str) -> KeyLine) -> String {
         let sections: Vec<String> =
             SECTIONS.iter().map(|(section, _)| self.section_lines(section, line_of)).collect();
         sections.join("\n")
@@ -686,19 +689,19 @@ impl RunConfig {
 
     /// Formats one section as in [`RunConfig::to_toml`].
     pub fn section_toml(&self, section: &str) -> String {
-        self.section_lines(section, &|_| Line::Value)
+        self.section_lines(section, &|_| KeyLine::Value)
     }
 
-    fn section_lines(&self, section: &str, line_of: &dyn Fn(&str) -> Line) -> String {
+    fn section_lines(&self, section: &str, line_of: &dyn Fn(&str) -> KeyLine) -> String {
         let mut text = format!("[{section}]\n");
         for key in KEYS.iter().filter(|key| key.section == section && self.has_effect(key)) {
             let Some(value) = (key.get)(self) else { continue };
             match (line_of(key.full_name), key.follows) {
-                (Line::None, _) => {}
-                (Line::Comment, Some(follows)) => {
+                (KeyLine::None, _) => {}
+                (KeyLine::Comment, Some(follows)) => {
                     text.push_str(&format!("# {} = {value}  # {follows}\n", key.name));
                 }
-                (Line::Comment | Line::Value, _) => {
+                (KeyLine::Comment | KeyLine::Value, _) => {
                     text.push_str(&format!("{} = {value}\n", key.name));
                 }
             }
@@ -712,8 +715,8 @@ fn normalized(selector: &str) -> String {
     selector.replace(' ', "").to_lowercase()
 }
 
-/// What the text of a configuration says of a key.
-enum Line {
+/// Form of a key in the text of a configuration.
+enum KeyLine {
     Value,
     /// A comment, if the default follows another key.
     Comment,

@@ -24,19 +24,20 @@ pub enum RuntimeError {
     Trace(#[from] MetricsError),
     #[error(
         "the run needs {needed} of memory and {available} are available; lower \
-         train.micro_batch_size, train.batch, model.context, model.width, model.layers or model.hidden"
+         train.micro_batch_size, train.batch, model.context, model.width, model.layers or \
+         model.hidden"
     )]
     Memory { needed: String, available: String },
     #[error(
         "{adapter}: the run needs {needed} of its memory and it has {has}, {basis}; lower \
-         train.micro_batch_size, model.context, model.width, model.layers or model.hidden, or choose \
-         another device"
+         train.micro_batch_size, model.context, model.width, model.layers or model.hidden, or \
+         choose another device"
     )]
     DeviceMemory { adapter: String, needed: String, has: String, basis: &'static str },
     #[error(
         "{adapter}: it has no memory for {what}, of {needed} that the run needs; lower \
-         train.micro_batch_size, model.context, model.width, model.layers or model.hidden, or choose \
-         another device"
+         train.micro_batch_size, model.context, model.width, model.layers or model.hidden, or \
+         choose another device"
     )]
     NoRoom { adapter: String, what: String, needed: String },
     /// Error of too little memory, with the flag that would help.

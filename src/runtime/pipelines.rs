@@ -72,8 +72,8 @@ impl OutputPass {
 }
 
 impl ForwardUnits<'_> {
-    /// Returns the values of a tensor for the micro-batches of each unit, (rows, inputs), one behind
-    /// the other.
+    /// Returns the values of a tensor for the micro-batches of each unit, (rows, inputs), one
+    /// behind the other.
     ///
     /// # Errors
     /// Returns the `RuntimeError` of a device that fails.
@@ -180,7 +180,8 @@ impl ModelPipelines {
         Self { whole, stages, shares, schedule, edges, rank_of_block, block_of_tensor }
     }
 
-    /// Returns the pipelines of one stage each of so many ranks, which all hold the model of a plan.
+    /// Returns the pipelines of one stage each of so many ranks, which all hold the model of a
+    /// plan.
     pub fn of_replicas(whole: Arc<Plan>, ranks: usize) -> Self {
         let blocks = whole.graph.blocks.len() as u32;
         let chunks = vec![std::iter::once(0..blocks).collect(); ranks];

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use crate::config::schema::is_of_placement;
 use crate::parallel::PipelineOptions;
 use crate::parallel::PipelineSchedule;
 
@@ -52,7 +51,8 @@ impl fmt::Display for ResumeCommand {
         // Other devices are placed anew, and the keys of the placement with them.
         let is_placed = self.devices.is_some() || self.pipeline.is_some();
         for (key, value) in &self.settings {
-            if !(is_placed && is_of_placement(key)) {
+            let is_of_placement = key.starts_with("parallel.") && *key != "parallel.overlap";
+            if !(is_placed && is_of_placement) {
                 write!(f, " --set {}", quoted(&format!("{key}={value}")))?;
             }
         }

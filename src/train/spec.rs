@@ -461,8 +461,8 @@ fn model(config: &RunConfig) -> ModelSpec {
     }
 }
 
-/// Returns a number of parameters below that of a model: those of the products in its blocks, without
-/// what depends on the data.
+/// Returns a number of parameters below that of a model: those of the products in its blocks,
+/// without what depends on the data.
 fn parameters_at_least(model: &Model) -> u64 {
     let width = model.width as u64;
     let layers = model.layers as u64;

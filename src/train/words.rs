@@ -209,8 +209,8 @@ mod tests {
         assert_eq!(in_library_words(text), expected);
         let text = "lower train.micro_batch_size, train.batch, model.context, model.width, \
                     model.layers or model.hidden";
-        let expected = "lower TrainerOptions::micro_batch_size, TrainerOptions::batch or the size of \
-                        the model";
+        let expected = "lower TrainerOptions::micro_batch_size, TrainerOptions::batch or the size \
+                        of the model";
         assert_eq!(in_library_words(text), expected);
     }
 }

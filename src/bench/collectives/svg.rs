@@ -35,9 +35,9 @@ text { font: 14px sans-serif; fill: #333 }
 /// Points of a line, in binary logarithms of bytes and GiB/s.
 type SvgLine = Vec<(f64, f64)>;
 
-/// Axis from one power of two to another.
+/// ChartAxis from one power of two to another.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Axis {
+struct ChartAxis {
     least: f64,
     most: f64,
     /// Pixel of `least`; `to` is the pixel of `most`.
@@ -45,7 +45,7 @@ struct Axis {
     to: f64,
 }
 
-impl Axis {
+impl ChartAxis {
     /// Creates the axis around some logarithms, or from 2^0 to 2^1 if there are none.
     fn around(values: impl Iterator<Item = f64>, from: f64, to: f64) -> Self {
         let wider = |(least, most): (f64, f64), value: f64| (least.min(value), most.max(value));
@@ -70,8 +70,8 @@ impl Axis {
 pub fn draw(report: &Report) -> String {
     let lines = lines(report);
     let points = || lines.values().flatten();
-    let x = Axis::around(points().map(|point| point.0), LEFT, RIGHT);
-    let y = Axis::around(points().map(|point| point.1), BOTTOM, TOP);
+    let x = ChartAxis::around(points().map(|point| point.0), LEFT, RIGHT);
+    let y = ChartAxis::around(points().map(|point| point.1), BOTTOM, TOP);
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
          width=\"{WIDTH}\" height=\"{HEIGHT}\">\n<style>\n{STYLE}</style>\n\
@@ -104,7 +104,7 @@ fn lines(report: &Report) -> BTreeMap<usize, SvgLine> {
 }
 
 /// Returns the grid with the labels of its lines and of both axes.
-fn axes(x: &Axis, y: &Axis) -> String {
+fn axes(x: &ChartAxis, y: &ChartAxis) -> String {
     let mut svg = String::new();
     for tick in x.ticks() {
         let at = x.pixel(tick);
@@ -125,7 +125,7 @@ fn axes(x: &Axis, y: &Axis) -> String {
 }
 
 /// Returns the lines with their points, and their labels at the ends.
-fn curves(lines: &BTreeMap<usize, SvgLine>, x: &Axis, y: &Axis) -> String {
+fn curves(lines: &BTreeMap<usize, SvgLine>, x: &ChartAxis, y: &ChartAxis) -> String {
     let mut svg = String::new();
     let mut names: Vec<(f64, &str, String)> = Vec::new();
     let mut colors = COLORS.iter().cycle();
@@ -186,15 +186,15 @@ mod tests {
 
     #[test]
     fn axes_are_whole_powers_of_two_around_what_is_shown() {
-        let axis = Axis::around([12.0, 28.0, 13.3].into_iter(), 100.0, 900.0);
+        let axis = ChartAxis::around([12.0, 28.0, 13.3].into_iter(), 100.0, 900.0);
         assert_eq!((axis.least, axis.most), (12.0, 28.0));
         assert_eq!((axis.pixel(12.0), axis.pixel(20.0), axis.pixel(28.0)), (100.0, 500.0, 900.0));
         assert!(axis.ticks().eq((0..9).map(|tick| 12.0 + 2.0 * f64::from(tick))));
-        let one = Axis::around([3.0].into_iter(), 9.0, 0.0);
+        let one = ChartAxis::around([3.0].into_iter(), 9.0, 0.0);
         assert_eq!((one.pixel(3.0), one.pixel(4.0)), (9.0, 0.0));
-        let none = Axis::around(std::iter::empty(), 0.0, 1.0);
+        let none = ChartAxis::around(std::iter::empty(), 0.0, 1.0);
         assert_eq!((none.least, none.most), (0.0, 1.0));
-        let rates = Axis::around([-3.5, 6.2].into_iter(), 0.0, 1.0);
+        let rates = ChartAxis::around([-3.5, 6.2].into_iter(), 0.0, 1.0);
         assert_eq!((rates.least, rates.most), (-4.0, 7.0));
     }
 

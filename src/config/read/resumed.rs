@@ -164,8 +164,8 @@ fn a_key_of_the_placement_decides_all_of_it_anew() {
     assert_eq!(parallel(&["parallel.message_kib=8"]), Parallel { message_kib: 8, ..fresh.clone() });
     let schedule = PipelineSchedule::Interleaved;
     assert_eq!(
-        parallel(&["parallel.pipeline_stages=2", "parallel.schedule=interleaved"]),
-        Parallel { pipeline_stages: 2, schedule, virtual_stages: 2, ..fresh }
+        parallel(&["parallel.pipeline_stages=4", "parallel.schedule=interleaved"]),
+        Parallel { pipeline_stages: 4, schedule, virtual_stages: 2, ..fresh }
     );
     let alone = try_resumed(&saved, &["parallel.schedule=gpipe"]).unwrap_err().to_string();
     assert!(alone.contains("schedule = \"gpipe\" has no effect without a pipeline"), "{alone}");

@@ -161,15 +161,16 @@ impl RunConfig {
                 return Ok(());
             };
             let why = format!(
-                "= {given} has no effect without a pipeline; set parallel.pipeline_stages to 2 or more, \
-                 or leave it out"
+                "= {given} has no effect without a pipeline; set parallel.pipeline_stages to 2 or \
+                 more, or leave it out"
             );
             return Err(ConstraintError { keys: vec![key, "parallel.pipeline_stages"], why });
         }
         if interleaved && *virtual_stages < 2 {
             let why = format!(
-                "= \"{schedule}\" needs several model chunks per device, got parallel.virtual_stages = \
-                 {virtual_stages}; set parallel.virtual_stages to 2 or more, or leave it out"
+                "= \"{schedule}\" needs several model chunks per device, got \
+                 parallel.virtual_stages = {virtual_stages}; set parallel.virtual_stages to 2 or \
+                 more, or leave it out"
             );
             let keys = vec!["parallel.schedule", "parallel.virtual_stages"];
             return Err(ConstraintError { keys, why });
@@ -199,13 +200,14 @@ impl RunConfig {
             return Ok(());
         } else if *virtual_stages == 1 {
             format!(
-                "expects {count} numbers of blocks, one for each stage of parallel.pipeline_stages = \
-                 {pipeline_stages}, got {blocks_per_stage:?}"
+                "expects {count} numbers of blocks, one for each stage of \
+                 parallel.pipeline_stages = {pipeline_stages}, got {blocks_per_stage:?}"
             )
         } else {
             format!(
                 "expects {count} numbers of blocks, one for each model chunk of \
-                 parallel.pipeline_stages = {pipeline_stages} and parallel.virtual_stages = {virtual_stages}, got {blocks_per_stage:?}"
+                 parallel.pipeline_stages = {pipeline_stages} and parallel.virtual_stages = \
+                 {virtual_stages}, got {blocks_per_stage:?}"
             )
         };
         let keys = vec![

@@ -213,7 +213,8 @@ fn keys_of_a_pipeline_that_contradict_each_other_are_refused() {
     assert_eq!(check_pipeline(1, OneFOneB, 2, &[]), refused("parallel.virtual_stages = 2"));
     assert_eq!(check_pipeline(1, OneFOneB, 1, &[6]), refused("parallel.blocks_per_stage = [6]"));
     let chunks = "parallel.schedule = \"interleaved\" needs several model chunks per device, \
-                  got parallel.virtual_stages = 1; set parallel.virtual_stages to 2 or more, or leave it out";
+                  got parallel.virtual_stages = 1; set parallel.virtual_stages to 2 or more, or \
+                  leave it out";
     assert_eq!(check_pipeline(2, Interleaved, 1, &[]), chunks);
     let interleaved = "parallel.virtual_stages expects 1 with parallel.schedule = \"1f1b\", got 2; \
                        set parallel.schedule to \"interleaved\", or leave it out";

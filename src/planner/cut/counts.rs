@@ -33,8 +33,8 @@ pub fn by_stage(chunks: &[Range<u32>], stages: usize) -> Vec<Vec<Range<u32>>> {
     (0..stages).map(|stage| chunks_of_stage(chunks, stages, stage).cloned().collect()).collect()
 }
 
-/// Returns the `parts` runs that the user gave as `parallel.blocks_per_stage`, the lengths of the model
-/// chunks in the order of the model, for a model of `blocks` blocks.
+/// Returns the `parts` runs that the user gave as `parallel.blocks_per_stage`, the lengths of the
+/// model chunks in the order of the model, for a model of `blocks` blocks.
 ///
 /// # Errors
 /// [`CutError::Blocks`] if there are fewer blocks than parts; [`CutError::Counts`] if the counts

@@ -19,7 +19,8 @@ pub fn require_statistics<'p>(
     let Some(rows) = micro_batches.map(|micro_batch| micro_batch.rows).min() else {
         return Ok(None);
     };
-    let advice = "raise train.micro_batch_size or train.batch, take fewer devices, or set model.norm to group";
+    let advice = "raise train.micro_batch_size or train.batch, take fewer devices, or set \
+                  model.norm to group";
     if rows == 1 && values == 1 {
         return Err(RuntimeError::InvalidRequest(format!(
             "batch normalization of a micro-batch of 1 sample would have one value per channel, \

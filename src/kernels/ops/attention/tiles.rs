@@ -37,7 +37,7 @@ const fn tile(name: &'static str, invocations: u32, workgroup_bytes: u32) -> Att
 const WORKGROUPS_MIN: usize = 64;
 
 /// Invocations of a workgroup and the columns of its sums, the constants of the shader.
-struct Arrangement {
+struct TileArrangement {
     /// Invocations across, which share own rows.
     x: u32,
     /// Invocations down, with four own rows each.
@@ -59,17 +59,17 @@ impl AttentionTile {
     /// Returns the arrangement for an entry point and heads of `d` columns. With more than 32
     /// columns, two results per invocation would need too many registers unless it has fewer
     /// columns of each.
-    fn arrangement(self, entry: &str, d: usize) -> Arrangement {
+    fn arrangement(self, entry: &str, d: usize) -> TileArrangement {
         let (x, quads) = match (entry, d) {
             (_, ..=32) => (8, 1),
             ("grad_kv", _) => (16, 1),
             _ => (8, 2),
         };
-        Arrangement { x, y: self.invocations / x, quads }
+        TileArrangement { x, y: self.invocations / x, quads }
     }
 }
 
-impl Arrangement {
+impl TileArrangement {
     /// Returns the number of own rows of a workgroup.
     fn rows(&self) -> usize {
         4 * self.y as usize
@@ -102,7 +102,7 @@ pub(super) fn dispatches(
 ) -> Vec<Dispatch> {
     let run = |(entry, operands)| {
         let arrangement = tile.arrangement(entry, sizes.d);
-        let Arrangement { x, y, quads } = arrangement;
+        let TileArrangement { x, y, quads } = arrangement;
         Dispatch {
             shader: shader("attention_tiles", sizes, entry)
                 .with_const("X", x)

@@ -29,8 +29,8 @@ pub struct ForwardPipelines {
 }
 
 /// Opens devices as pipelines of the forward graph `plan`, in their order. The model is
-/// cut as `parallel.blocks_per_stage` says, or else into nearly equal numbers of blocks: blocks are not
-/// measured for passes that run once.
+/// cut as `parallel.blocks_per_stage` says, or else into nearly equal numbers of blocks: blocks are
+/// not measured for passes that run once.
 ///
 /// # Errors
 /// Returns `RuntimeError` if the devices make no whole pipelines, if the model cannot be cut so, or

@@ -240,8 +240,8 @@ fn no_cut(
     let deeper =
         if is_refused_alone { "" } else { "cut the model into more stages (--pipeline), " };
     RuntimeError::InvalidRequest(format!(
-        "{why}; {deeper}lower train.micro_batch_size, model.context or model.width, or choose other \
-         devices"
+        "{why}; {deeper}lower train.micro_batch_size, model.context or model.width, or choose \
+         other devices"
     ))
 }
 
