@@ -377,9 +377,9 @@ fn devices_are_those_of_the_run_unless_others_are_named() {
     assert_eq!(ranks("run", 3), Some(2));
     desk.run("train --resume run --steps 6 --quiet").ok();
     assert_eq!(ranks("run", 5), Some(2), "the devices are part of the run");
-    // Saved shares are those of the saved devices.
+    // Other devices are placed anew.
     let ran = desk.run("train --resume run --steps 8 --devices cpu*3").ok();
-    ran.line("parallel.shares = [3, 1] were those of cpu*2; shares are measured now");
+    ran.line("parallel.devices is set: the placement, which was cpu*2, is decided anew");
     desk.run("train --resume run --steps 9 --quiet --devices cpu").ok();
     assert_eq!(ranks("run", 8), None);
     let toml = fs::read_to_string(desk.path("run/run.toml")).unwrap();
@@ -395,8 +395,7 @@ fn saved_devices_that_are_not_here_are_named_with_the_command_that_goes_on() {
     let desk = trained();
     let mut store = Store::open(&desk.path("run")).unwrap();
     let mut checkpoint = Checkpoint::load(&store.path(8)).unwrap();
-    let run = &mut checkpoint.meta.run;
-    *run = run.replace("devices = \"cpu\"", "devices = \"cpu,nosuchdevice,nosuchone*2\"");
+    checkpoint.meta.placement.devices_asked = "cpu,nosuchdevice,nosuchone*2".into();
     store.save(&checkpoint).unwrap();
     drop(store);
     let ran = desk.run("train --resume run --steps 9").ended(78);

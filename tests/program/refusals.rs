@@ -177,7 +177,8 @@ fn shares_that_do_not_fit() {
 #[test]
 fn pipelines_that_do_not_fit() {
     let place = "typed.toml:4: parallel.blocks_per_stage ";
-    let cut = |stages: &str| format!("[parallel]\npipeline = 2\n\nstages = {stages}\n");
+    let cut =
+        |stages: &str| format!("[parallel]\npipeline_stages = 2\n\nblocks_per_stage = {stages}\n");
     let count = "expects 2 numbers of blocks, one for each stage of parallel.pipeline_stages = 2";
     refuses_config(&cut("[1, 1, 1]"), &[place, count, "got [1, 1, 1]"]);
     let list = "expects a list of whole numbers from 1 on";
@@ -185,8 +186,8 @@ fn pipelines_that_do_not_fit() {
 
     let train = "train tiny.toml --data text.txt --devices cpu*2";
     let refuses = |line: &str, parts: &[&str]| refuses(&[], &format!("{train} {line}"), parts);
-    let each = "expects 4 numbers of blocks, one for each model chunk of parallel.pipeline_stages = 2 and \
-                parallel.virtual_stages = 2, got [1, 2]";
+    let each = "expects 4 numbers of blocks, one for each model chunk of parallel.pipeline_stages = 2 \
+                and parallel.virtual_stages = 2, got [1, 2]";
     let interleaved = "--pipeline 2 --schedule interleaved";
     refuses(
         &format!("{interleaved} --set virtual_stages=2 --set blocks_per_stage=1,2"),

@@ -99,7 +99,7 @@ fn a_run_without_its_file_or_of_another_version_is_not_damaged() {
     for step in [0, 2] {
         let path = desk.path(&format!("runs/old/checkpoints/step-{step:08}/manifest.json"));
         let text = fs::read_to_string(&path).unwrap();
-        fs::write(&path, text.replacen("\"format\": 3", "\"format\": 2", 1)).unwrap();
+        fs::write(&path, text.replacen("\"format\": 4", "\"format\": 2", 1)).unwrap();
     }
     let rows = listed(&desk, "runs");
     let row = |name: &str| rows.iter().find(|row| row["name"] == name).unwrap();

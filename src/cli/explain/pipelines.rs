@@ -36,7 +36,7 @@ use crate::train::spec::RunSpec;
 /// Note on the stages of a run that measures them at its start.
 const CAVEAT: &str = "stages and shares are measured when the run starts, and devices may change \
                       places; here blocks and shares are even (--set blocks_per_stage=.. shows \
-                      the cut of a                       run, and --explain schedule measures it)\n";
+                      the cut of a run, and --explain schedule measures it)\n";
 
 /// Pipelines of a run as far as they are known without opening a device.
 pub struct ExplainedPipelines<'a> {

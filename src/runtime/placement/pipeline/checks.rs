@@ -31,8 +31,8 @@ pub fn require_devices(requested: &RequestedPipelines, devices: usize) -> Result
         if devices == 1 { "there is 1 device" } else { &format!("there are {devices} devices") };
     refused(format!(
         "parallel.pipeline_stages = {stages} needs a multiple of {stages} devices, and {are}: \
-         {others} with --devices (NAME*N is N ranks on one device), another --pipeline, or --pipeline 1 \
-         to run without a pipeline"
+         {others} with --devices (NAME*N is N ranks on one device), another --pipeline, or \
+         --pipeline 1 to run without a pipeline"
     ))
 }
 
