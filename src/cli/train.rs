@@ -70,13 +70,14 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
             print_line(&note);
         }
         let step = point.checkpoint.meta.step;
-        if step >= resolved.config.train.steps {
-            // Also of a quiet start: a script must not take this for training.
+        let has_steps = step < resolved.config.train.steps;
+        if !has_steps && args.quiet {
+            // A script must not take this for training; a start that is not quiet has a note.
             print_line(&format!(
                 "nothing to train: {} has all {step} steps; set more with --steps",
                 point.loaded().display()
             ));
-        } else if !args.quiet {
+        } else if has_steps && !args.quiet {
             print_line(&format!("continuing at step {step}, from {}", point.loaded().display()));
         }
         if point.run.is_none() && typed_out.is_none() && !args.quiet {

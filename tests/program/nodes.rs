@@ -160,7 +160,7 @@ fn a_trace_has_the_tracks_of_all_nodes_in_one_time() {
     let desk = desk();
     let (first, _) = train(
         &desk,
-        "--out run --trace trace.json --pipeline 2 --set parallel.blocks_per_stage=1,2 --micro-batch 1",
+        "--out run --trace trace.json --pipeline 2 --set blocks_per_stage=1,2 --micro-batch 1",
         &["cpu", "cpu"],
     );
     first.ok();

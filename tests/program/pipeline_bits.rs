@@ -378,9 +378,8 @@ fn refuses(line: &str, parts: &[&str]) {
 fn models_that_cannot_be_cut_so() {
     let few = ["a model of 4 blocks cannot be cut into 5 stages: lower --pipeline to at most 4, "];
     refuses("--devices cpu*5 --pipeline 5", &few);
-    let chunks = [
-        "a model of 4 blocks cannot be cut into 2 stages of 3 model chunks: give --set virtual_stages=2",
-    ];
+    let chunks = ["a model of 4 blocks cannot be cut into 2 stages of 3 model chunks: give --set \
+         virtual_stages=2"];
     let line = "--devices cpu*2 --pipeline 2 --schedule interleaved --set virtual_stages=3";
     refuses(line, &chunks);
     for (stages, sum) in [("3,2", 5), ("1,1", 2), ("1,65536", 65_537)] {

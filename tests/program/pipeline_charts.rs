@@ -186,8 +186,8 @@ fn communication_of_stages_is_explained() {
     let measured = "train tiny.toml --data text.txt --devices cpu*2 --pipeline 2 --micro-batch 4 \
                     --explain";
     let caveat = "stages and shares are measured when the run starts, and devices may change \
-                  places; here blocks and shares are even (--set blocks_per_stage=.. shows the cut of \
-                  a run, and --explain schedule measures it)\n";
+                  places; here blocks and shares are even (--set blocks_per_stage=.. shows \
+                  the cut of a run, and --explain schedule measures it)\n";
     for what in ["program", "memory", "communication", "schedule"] {
         let ran = desk.run(&format!("{measured} {what}")).ok();
         // The chart measures what the others only say will be measured.

@@ -186,8 +186,8 @@ fn pipelines_that_do_not_fit() {
 
     let train = "train tiny.toml --data text.txt --devices cpu*2";
     let refuses = |line: &str, parts: &[&str]| refuses(&[], &format!("{train} {line}"), parts);
-    let each = "expects 4 numbers of blocks, one for each model chunk of parallel.pipeline_stages = 2 \
-                and parallel.virtual_stages = 2, got [1, 2]";
+    let each = "expects 4 numbers of blocks, one for each model chunk of \
+                parallel.pipeline_stages = 2 and parallel.virtual_stages = 2, got [1, 2]";
     let interleaved = "--pipeline 2 --schedule interleaved";
     refuses(
         &format!("{interleaved} --set virtual_stages=2 --set blocks_per_stage=1,2"),
