@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::ser::{SerializeMap, Serializer};
 use serde::{Deserialize, Serialize};
 
-/// What a run counts in its steps and evaluations.
+/// Unit that a run counts in its steps and evaluations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Unit {
     #[default]

@@ -154,7 +154,7 @@ impl ForwardUnits<'_> {
     }
 }
 
-/// What came of the forward pass of one pipeline.
+/// Result of the forward pass of one pipeline.
 #[derive(Clone, Debug, Default)]
 pub struct PipelinePass {
     /// Sum of the losses, and the number of targets that it counts.

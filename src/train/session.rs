@@ -53,12 +53,12 @@ impl StepsTaken {
     }
 }
 
-/// What the record of a step has from outside of the session.
+/// Values of the record of a step from outside of the session.
 #[derive(Clone, Copy, Debug)]
 pub struct StepTiming {
     /// Learning rate of the step.
     pub lr: f64,
-    /// What steps count.
+    /// Unit that steps count.
     pub unit: Unit,
     /// Samples of the step.
     pub batch: u64,

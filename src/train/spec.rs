@@ -75,7 +75,7 @@ pub struct RunSpec {
     pub run_toml: String,
     /// The same with all values, which other nodes read.
     pub whole_toml: String,
-    /// What a checkpoint saves of it: without what the placement has.
+    /// Part of it that a checkpoint saves: without what the placement has.
     pub saved_toml: String,
     /// True if a resume sets a key of the placement, which is then decided anew.
     pub decides_placement: bool,

@@ -97,7 +97,7 @@ pub struct Trainer {
     /// Description and files of the data, which saves keep.
     pub(super) description: Option<DataDescription>,
     pub(super) files: Vec<DataFile>,
-    /// What saves keep of a run of the program.
+    /// Values that saves keep of a run of the program.
     pub(super) of_run: SavedRun,
     /// Index of the device that has failed.
     failed: Option<usize>,
@@ -106,7 +106,7 @@ pub struct Trainer {
     pub(super) saved: Option<(u64, PathBuf)>,
 }
 
-/// What saves keep of a run of the program; nothing of a trainer of the library, whose model and
+/// Values that saves keep of a run of the program; nothing of a trainer of the library, whose model and
 /// options are code.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SavedRun {

@@ -6,13 +6,13 @@
 #   tests/guard/guard.sh compare OLD NEW       equal byte by byte, or the first differences
 #   tests/guard/guard.sh compare OLD NEW TABLE equal once the renames of TABLE are applied to OLD
 #
-# A record holds the text of every shader and, for runs of 20 steps, files by the first word of their
-# name: the output of --explain, what was decided (decided-), the sample, and the bits (bits-): losses,
-# gradient norms and hashes of the tensors of the checkpoints at steps 10 and 20. The runs are on the
-# CPU device with 1 and 3 ranks, on llvmpipe and SwiftShader, a pipeline of 2, 2 nodes, a star, a CNN
-# and a GRU; each is recorded once more (-resumed) after it lost its last checkpoint and went on from
-# step 10. Autotuning is off and the cache is empty. Figures depend on the processor: compare records
-# of one machine. SwiftShader is left out where it is not installed.
+# A record holds the text of every shader and, for runs of 20 steps, files by the first word of
+# their name: the output of --explain, what was decided (decided-), the sample, and the bits (bits-):
+# losses, gradient norms and hashes of the tensors of the checkpoints at steps 10 and 20. The runs are
+# on the CPU device with 1 and 3 ranks, on llvmpipe and SwiftShader, a pipeline of 2, 2 nodes, a star,
+# a CNN and a GRU; each is recorded once more (-resumed) after it lost its last checkpoint and went on
+# from step 10. Autotuning is off and the cache is empty. Figures depend on the processor: compare
+# records of one machine. SwiftShader is left out where it is not installed.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd -P)"
@@ -83,7 +83,8 @@ write_pictures() {
 
 write_configuration_of() {
     local kind="$1" more="$2"
-    printf '[model]\nkind = "%s"\n%s\n[train]\nbatch = 9\nsteps = 20\nlog_every = 5\n' "$kind" "$more"
+    printf '[model]\nkind = "%s"\n%s\n' "$kind" "$more"
+    printf '[train]\nbatch = 9\nsteps = 20\nlog_every = 5\n'
     printf 'eval_every = 10\ncheckpoint_every = 10\n'
 }
 
@@ -181,10 +182,10 @@ record() {
         cargo test --quiet --test library -- every_shader_is_portable >"$work/log" 2>&1
     split_shaders "$work/shaders.txt" "$out"
     write_pictures "$work/pictures"
-    write_configuration_of cnn $'channels = [4, 8]\nhidden = [16]\n[data]\npath = "pictures"' \
-        >"$work/cnn.toml"
-    write_configuration_of rnn $'cell = "gru"\nwidth = 32\ncontext = 24\n[data]\npath = "text.txt"' \
-        >"$work/gru.toml"
+    local data=$'[data]\npath = "pictures"'
+    write_configuration_of cnn $'channels = [4, 8]\nhidden = [16]\n'"$data" >"$work/cnn.toml"
+    data=$'[data]\npath = "text.txt"'
+    write_configuration_of rnn $'cell = "gru"\nwidth = 32\ncontext = 24\n'"$data" >"$work/gru.toml"
     record_all cpu-1 --devices cpu "${fixed[@]}"
     record_all cpu-3 --devices 'cpu*3' "${fixed_for_ranks[@]}" --set parallel.reduce_site=host
     fixed_for_ranks+=(--set parallel.reduce_site=device)

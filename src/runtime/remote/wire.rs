@@ -82,7 +82,7 @@ pub enum ToFirst {
     Flushed,
 }
 
-/// What a node offers to a run.
+/// Devices that a node offers to a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Offering {
     pub devices: Vec<OfferedHere>,

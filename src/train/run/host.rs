@@ -1,4 +1,4 @@
-//! What a run adds to the steps of its trainer: its record, its checkpoints and its signals.
+//! Hooks of a run in the steps of its trainer: its record, its checkpoints and its signals.
 
 use std::ops::ControlFlow;
 

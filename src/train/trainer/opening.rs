@@ -29,7 +29,7 @@ pub(in crate::train) struct OpenedSession {
     pub trace: Option<Trace>,
 }
 
-/// What devices are opened with besides the options of a trainer.
+/// Inputs of opening devices besides the options of a trainer.
 pub(in crate::train) struct Opening<'a> {
     /// Other nodes, whose devices come behind those of the options.
     pub nodes: &'a RemoteNodes,

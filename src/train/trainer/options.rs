@@ -51,7 +51,7 @@ pub struct TrainerOptions {
     pub topology: Topology,
     /// True to reduce gradients while the backward pass still runs.
     pub overlap: bool,
-    /// Where gradients of several devices are added; `None`: where it is faster on each device.
+    /// Site at which gradients of several devices are added; `None`: the faster one of each.
     pub reduce_site: Option<ReduceSite>,
     /// File of a trace of all threads and devices, for Chrome and Perfetto, if one is to be
     /// written.

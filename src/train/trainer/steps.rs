@@ -19,7 +19,7 @@ use crate::train::predict::EvaluatedPart;
 use crate::train::session::StepTiming;
 use crate::train::signals::SignalFlags;
 
-/// What a call of the library or a run of the program adds to the steps.
+/// Hooks of a call of the library or of a run of the program in the steps.
 pub(in crate::train) trait FitHooks {
     /// Tells of an event; [`ControlFlow::Break`] ends the steps after the present one.
     ///
