@@ -106,8 +106,8 @@ pub struct Trainer {
     pub(super) saved: Option<(u64, PathBuf)>,
 }
 
-/// Values that saves keep of a run of the program; nothing of a trainer of the library, whose model and
-/// options are code.
+/// Values that saves keep of a run of the program; none of a trainer of the library, whose model
+/// and options are code.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SavedRun {
     /// Configuration of the model, as TOML.

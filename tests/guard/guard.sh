@@ -7,12 +7,12 @@
 #   tests/guard/guard.sh compare OLD NEW TABLE equal once the renames of TABLE are applied to OLD
 #
 # A record holds the text of every shader and, for runs of 20 steps, files by the first word of
-# their name: the output of --explain, what was decided (decided-), the sample, and the bits (bits-):
-# losses, gradient norms and hashes of the tensors of the checkpoints at steps 10 and 20. The runs are
-# on the CPU device with 1 and 3 ranks, on llvmpipe and SwiftShader, a pipeline of 2, 2 nodes, a star,
-# a CNN and a GRU; each is recorded once more (-resumed) after it lost its last checkpoint and went on
-# from step 10. Autotuning is off and the cache is empty. Figures depend on the processor: compare
-# records of one machine. SwiftShader is left out where it is not installed.
+# their name: the output of --explain, what was decided (decided-), the sample, and the bits
+# (bits-): losses, gradient norms and hashes of the tensors of the checkpoints at steps 10 and 20.
+# The runs are on the CPU device with 1 and 3 ranks, on llvmpipe and SwiftShader, a pipeline of 2,
+# 2 nodes, a star, a CNN and a GRU; each is recorded once more (-resumed) after it lost its last
+# checkpoint and went on from step 10. Autotuning is off and the cache is empty. Figures depend on
+# the processor: compare records of one machine. SwiftShader is left out where it is not installed.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd -P)"
@@ -192,7 +192,8 @@ record() {
     record_run cpu-3-on-device small.toml --devices 'cpu*3' "${fixed_for_ranks[@]}"
     record_run star small.toml --devices 'cpu*3' "${fixed_for_ranks[@]}" \
         --set parallel.collective=star
-    record_all pipeline-2 --devices 'cpu*2' "${fixed[@]}" --pipeline 2 --set parallel.blocks_per_stage=2,2
+    record_all pipeline-2 --devices 'cpu*2' "${fixed[@]}" --pipeline 2 \
+        --set parallel.blocks_per_stage=2,2
     record_nodes nodes-2 small.toml --devices cpu "${fixed[@]}" --set parallel.shares=5,4 \
         --set parallel.reduce_site=host
     record_run cnn cnn.toml --devices cpu "${fixed[@]}"
