@@ -481,8 +481,8 @@ impl Builder {
         self.require_no_loss("cross_entropy_loss", [logits, targets])?;
         let (shape, wanted) = (self.shape(logits).clone(), self.shape(targets).clone());
         let classes = shape.last();
-        if classes > 0 {
-            let rows = shape.with_dims(&[shape.per_row() / classes]);
+        if let Some(rows) = shape.per_row().checked_div(classes) {
+            let rows = shape.with_dims(&[rows]);
             if wanted.with_dims(&[wanted.per_row()]) != rows {
                 let why = format!(
                     "the logits have {rows} rows of {classes} classes, and the targets are \

@@ -18,7 +18,7 @@ use crate::train::words::{Audience, in_library_words};
 pub(in crate::train) struct FailedOpening {
     pub error: TrainError,
     /// Devices without the one that failed; `None` if it was none, or there is no other.
-    pub left: Option<LeftDevices>,
+    pub left: Option<Box<LeftDevices>>,
 }
 
 impl FailedOpening {
@@ -30,7 +30,7 @@ impl FailedOpening {
         pipelines: &PipelineOptions,
     ) -> Self {
         let left = position.and_then(|at| LeftDevices::without(selector, at, pipelines));
-        Self { error, left }
+        Self { error, left: left.map(Box::new) }
     }
 
     /// Returns the failure of devices before there is a placement: ranks are positions.
@@ -51,7 +51,7 @@ pub(in crate::train) fn open_left<T>(
     loop {
         match open(&left) {
             Ok(opened) => return Ok(opened),
-            Err(failed) => left = failed.left.ok_or(failed.error)?,
+            Err(failed) => left = *failed.left.ok_or(failed.error)?,
         }
     }
 }
