@@ -14,6 +14,7 @@ use crate::files::is_disk_full;
 use crate::graph::ShapeError;
 use crate::metrics::MetricsError;
 use crate::runtime::RuntimeError;
+use crate::runtime::memory::{gibibytes_down, gibibytes_up};
 
 pub use crate::runtime::error::{EXIT_CONFIGURATION, EXIT_DEFECT, EXIT_RESTART};
 
@@ -64,6 +65,13 @@ pub enum TrainError {
         if is_disk_full(why) { "free space there or " } else { "" }
     )]
     Io { path: PathBuf, why: std::io::Error },
+    #[error(
+        "{path}: the disk has {} left, and the first checkpoints ({count}) take {}; free space \
+         there or choose another --out",
+        gibibytes_down(*.free),
+        gibibytes_up(*.needed)
+    )]
+    DiskFull { path: PathBuf, count: u64, needed: u64, free: u64 },
     #[error("{what} cannot be started: {why}; raise the limits of this user (see ulimit -a)")]
     System { what: &'static str, why: std::io::Error },
     #[error("the model cannot be built: {0}")]
@@ -166,7 +174,7 @@ impl TrainError {
                     EXIT_CONFIGURATION
                 }
             }
-            Self::ReplicaMismatch { .. } => EXIT_RESTART,
+            Self::ReplicaMismatch { .. } | Self::DiskFull { .. } => EXIT_RESTART,
             Self::NodesLost { .. } => EXIT_RESTART,
             Self::Defect(_) => EXIT_DEFECT,
             _ => EXIT_CONFIGURATION,

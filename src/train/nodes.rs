@@ -155,7 +155,7 @@ impl RunNodes {
         let saved = serde_json::to_string(&data.saved()).unwrap_or_default();
         let fingerprint = data.dataset.fingerprint();
         let data_brief = DataBrief { fingerprint, saved, done };
-        let (config, shape) = (spec.whole_toml.clone(), data.shape.clone());
+        let (config, shape) = (spec.whole_toml(), data.shape.clone());
         let brief = RunBrief { config, shape, data: data_brief };
         let bytes = encode(&brief);
         let mut devices = Vec::new();

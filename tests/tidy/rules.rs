@@ -114,6 +114,7 @@ pub const CONFIGURATION: &[(&str, &str)] = &[
     ("src/cli/train.rs", "reads it, prints it, and compares it with that of a checkpoint"),
     ("src/cli/nodes.rs", "reads the keys of one node"),
     ("src/cli/mod.rs", "gives its errors their exit code"),
+    ("src/cli/runs.rs", "reads how long a run is"),
 ];
 
 /// Crates that only some rooms know, also in their tests.
@@ -129,6 +130,7 @@ pub const CRATES: &[(&str, &str)] = &[
     ("indicatif", "ui"),
     ("plotters", "ui"),
     ("crc", "metrics"),
+    ("fs4", "files"),
     ("clap", "cli"),
     ("anyhow", "cli"),
     ("signal_hook", "faults train"),

@@ -205,10 +205,12 @@ impl Run {
 
     /// Returns a command that continues a run over several nodes on the devices of this one.
     fn on_this_node(&self, mut command: ResumeCommand) -> ResumeCommand {
-        let (devices, parallel) = (&self.spec.devices, &self.spec.parallel);
+        let devices = &self.spec.devices;
+        let parallel = &self.spec.parallel;
         let left = LeftDevices::of(devices.clone(), &parallel.pipeline);
-        command.pipeline = left.stages;
-        command.devices = Some(left.devices).filter(|left| left != devices);
+        if left.devices != *devices || left.stages.is_some() {
+            return self.spec.resume_on(left, command);
+        }
         if parallel.shares.as_ref().is_some_and(|shares| !shares.is_empty()) {
             command.settings.push(("parallel.balance", "measured".into()));
         }

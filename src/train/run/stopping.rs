@@ -31,9 +31,10 @@ pub(super) fn with_command(
     let left = left.map(|left| left.unwrap_or_else(|| ANY_DEVICES.into()));
     let left = left.map(|left| LeftDevices::of(left, &spec.parallel.pipeline));
     let spare = left.as_ref().map_or(0, |left| left.spare);
-    let pipeline = left.as_ref().and_then(|left| left.stages);
-    let devices = left.map(|left| left.devices);
-    let command = Box::new(ResumeCommand { devices, pipeline, ..command });
+    let command = Box::new(match left {
+        Some(left) => spec.resume_on(left, command),
+        None => command,
+    });
     TrainError::Stopped { cause: Box::new(cause), checkpoint, command, left_out, spare }
 }
 

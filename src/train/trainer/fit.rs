@@ -9,7 +9,7 @@ use super::opening::source;
 use super::steps::{Fit, FitHooks, SkippedStep};
 use crate::base::DType;
 use crate::checkpoint::{Best, NamedTensor, Store};
-use crate::data::{Augmentation, DataFile, Dataset, Split};
+use crate::data::{Augmentation, DataFile, Dataset, Sampler, Split};
 use crate::metrics::Event;
 use crate::optim::{Decay, Schedule};
 use crate::parallel::DeviceLoss;
@@ -62,6 +62,26 @@ pub enum FitLength {
     /// Passes through the samples of the training split; ends with the first step that completes
     /// the last of them.
     Epochs(u64),
+}
+
+impl FitLength {
+    /// Returns the last step, after `steps` steps in which `samples` samples were trained on, with
+    /// `batch` samples per step to come.
+    pub(in crate::train) fn last_step(
+        self,
+        sampler: &Sampler,
+        steps: u64,
+        samples: u64,
+        batch: u64,
+    ) -> u64 {
+        match self {
+            Self::Steps(last) => last,
+            Self::Epochs(epochs) => {
+                let whole = epochs.saturating_mul(sampler.epoch_samples());
+                steps + whole.saturating_sub(samples).div_ceil(batch)
+            }
+        }
+    }
 }
 
 /// Reason for which [`Trainer::fit`] ended.
@@ -237,14 +257,8 @@ impl Trainer {
     ) -> Result<FitReport, TrainError> {
         options.check(data)?;
         let source = self.source_of(data, options)?;
-        let last = match options.length {
-            FitLength::Steps(steps) => steps,
-            FitLength::Epochs(epochs) => {
-                let samples = source.sampler.epoch_samples();
-                let left = epochs.saturating_mul(samples).saturating_sub(self.samples);
-                self.steps() + left.div_ceil(self.options.batch as u64)
-            }
-        };
+        let batch = self.options.batch as u64;
+        let last = options.length.last_step(&source.sampler, self.steps(), self.samples, batch);
         self.begin_on(&source, options);
         let store = options.directory.as_deref().map(|path| self.open_store(path)).transpose()?;
         let loader = self.loader(&source, last)?;
