@@ -41,8 +41,10 @@ pub fn require_of_host(
     plan: &Plan,
     moments: &Moments,
 ) -> Result<(), RuntimeError> {
-    let bytes = || device_bytes(plan, moments).saturating_add(workspace(selection, plan, moments));
-    if uses_host_memory(selection) { require(bytes()) } else { Ok(()) }
+    if !uses_host_memory(selection) {
+        return Ok(());
+    }
+    require(device_bytes(plan, moments).saturating_add(workspace(selection, plan, moments)))
 }
 
 /// Returns true if a device uses host memory.
@@ -92,10 +94,12 @@ pub fn require_on(
 ) -> Result<Option<String>, RuntimeError> {
     let needed = needed(selection, plan, moments) as u64;
     match limit(selection, setting) {
-        Some((has, basis)) if needed > has => {
-            let (adapter, needed, has) = (name.into(), gibibytes_up(needed), gibibytes_down(has));
-            Err(RuntimeError::DeviceMemory { adapter, needed, has, basis })
-        }
+        Some((has, basis)) if needed > has => Err(RuntimeError::DeviceMemory {
+            adapter: name.into(),
+            needed: gibibytes_up(needed),
+            has: gibibytes_down(has),
+            basis,
+        }),
         Some(_) => Ok(None),
         // Of the CPU device: the host's memory, which is checked for all devices at once. Of a
         // device of another node: that node checks it.
@@ -128,7 +132,8 @@ pub fn comparison(needed: usize, limit: Option<(u64, &str)>) -> String {
     let needed = needed as u64;
     match limit {
         Some((has, basis)) if needed > has => {
-            let (need, has) = (gibibytes_up(needed), gibibytes_down(has));
+            let need = gibibytes_up(needed);
+            let has = gibibytes_down(has);
             format!("does not fit: {need} needed of {has}, {basis}")
         }
         // Rounded alike, so that what is needed never reads as the more.

@@ -246,8 +246,8 @@ fn run_pipelines(
     if let Some(scoring) = &job.scoring {
         for (pipeline, (batches, sums)) in work.iter().zip(&mut sums).enumerate() {
             for (rows, inputs) in batches {
-                let micro_batch = (*rows as usize, inputs);
-                let outputs = pipelines.output(group, pipeline, micro_batch, scoring.output)?;
+                let rows = *rows as usize;
+                let outputs = pipelines.output(group, pipeline, rows, inputs, scoring.output)?;
                 scoring.add(&outputs, inputs, &mut sums.scores);
             }
         }

@@ -14,7 +14,7 @@ use crate::device::Selection;
 use crate::exec::Moments;
 use crate::graph::Plan;
 use crate::parallel::{Placement, RankPlacement, ReduceSite};
-use crate::runtime::open::{OpenDevice, open_selected, tuning_of};
+use crate::runtime::open::{DeviceToOpen, OpenDevice, open_selected, tuning_of};
 use crate::runtime::remote::RemoteOpening;
 use crate::runtime::{RuntimeError, memory};
 
@@ -65,13 +65,13 @@ pub fn open_one(
     if let Selection::Offered(device) = selection {
         let opening = RemoteOpening { name, tuning: request.tuning, kept: saved, report };
         let deadline = request.opening.deadline;
-        return request.nodes.open(device, (plan, moments), opening, deadline);
+        return request.nodes.open(device, plan, moments, opening, deadline);
     }
     let tuning = |identity: &str| {
         tuning_of(request.tuning, saved.filter(|saved| saved.identity == identity))
     };
     let (selection, options) = (selection.clone(), &request.opening);
-    open_selected(selection, name, plan, moments, options, tuning, report)
+    open_selected(DeviceToOpen { selection, name, plan, moments, options }, tuning, report)
 }
 
 /// Opens the devices of a resumed run with their recorded shares.
