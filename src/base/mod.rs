@@ -20,5 +20,5 @@ pub use ids::{
     Site, SlotId, StepId, TensorId,
 };
 pub use round::{Nanos, Round};
-pub use setting::{Message, Setting};
+pub use setting::{Setting, Wording};
 pub use shape::{DType, Shape};
