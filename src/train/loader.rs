@@ -24,8 +24,8 @@ pub fn bytes(batch: usize, row_bytes: usize) -> usize {
 /// model carries its state from step to step.
 ///
 /// # Errors
-/// Returns `TrainError::InvalidRequest` if the model does, and the data are no sequence, or one too
-/// short for a stream for each slot of the batch.
+/// Returns `TrainError` if the model does, and the data are no sequence, or one too short for a
+/// stream for each slot of the batch.
 pub fn sampler_of(
     graph: &Graph,
     data: &dyn Dataset,
@@ -35,19 +35,14 @@ pub fn sampler_of(
     if graph.carried.is_empty() {
         return Ok(sampler);
     }
-    let fail = |why: String| Err(TrainError::InvalidRequest(why));
     let Some(distance) = data.next_distance() else {
-        return fail(
+        return Err(TrainError::InvalidRequest(
             "the model carries its state from step to step, and the data are no sequence".into(),
-        );
+        ));
     };
     match sampler.of_streams(distance) {
         Some(streams) => Ok(streams),
-        None => fail(format!(
-            "the model carries its state from step to step, so each of the {batch} samples of a \
-             batch goes through a part of the text of its own, which must have a sample of \
-             {distance} tokens: set train.batch or model.context lower"
-        )),
+        None => Err(TrainError::ShortStreams { batch, distance }),
     }
 }
 
@@ -179,7 +174,7 @@ impl BatchSource {
             let invalid = |error: IdError| DataError::Invalid {
                 name: format!("the data set's {}", error.name),
                 place: error.place(),
-                why: error.why(),
+                why: error.why().into(),
             };
             range.check(values, |row| indices[row]).map_err(invalid)?;
         }
@@ -212,7 +207,7 @@ fn unannounced(
     let DatasetInput { name, dtype, .. } = announced;
     let why =
         format!("gives {given}, and announces {elements} values of type {dtype:?} for {name}");
-    DataError::Invalid { name: "the data set".into(), place: String::new(), why }
+    DataError::Invalid { name: "the data set".into(), place: String::new(), why: why.into() }
 }
 
 /// Returns the tensor of a graph that an input of a data set fills.

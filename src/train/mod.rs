@@ -26,7 +26,6 @@ pub mod spec;
 pub mod state;
 pub mod task;
 pub mod trainer;
-mod words;
 
 pub use crate::parallel::{DeviceLoss, MismatchAction, PipelineOptions, PipelineSchedule};
 pub use error::TrainError;

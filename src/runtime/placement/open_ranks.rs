@@ -9,6 +9,7 @@ use super::reduce_sites::reduce_sites;
 use super::shares::{fixed_counts, layout_of, moments};
 use super::types::{OpenedRanks, PlacementRequest};
 use crate::autotune;
+use crate::base::Setting;
 use crate::collective::{BucketGroups, ShardLayout};
 use crate::device::Selection;
 use crate::exec::Moments;
@@ -77,7 +78,7 @@ pub fn open_one(
 /// Opens the devices of a resumed run with their recorded shares.
 ///
 /// # Errors
-/// Returns `RuntimeError::InvalidRequest` if the record names other devices than `selections`, or
+/// Returns `RuntimeError::Unplaceable` if the record names other devices than `selections`, or
 /// sizes that no run has, and `RuntimeError` if a device cannot be opened.
 pub fn open_recorded(
     request: &PlacementRequest,
@@ -92,9 +93,11 @@ pub fn open_recorded(
         Some(Candidate { position, selection, name, count, micro_batch, rows })
     };
     let unknown = || {
-        let why = "the ranks that the checkpoint recorded are not those of its devices; measure \
-                   again with --retune";
-        RuntimeError::InvalidRequest(why.into())
+        RuntimeError::unplaceable(format_args!(
+            "the ranks that the checkpoint recorded are not those of its devices; measure again \
+             with {}",
+            Setting::Retune
+        ))
     };
     let chosen: Option<Vec<Candidate>> = kept.ranks.iter().map(candidate).collect();
     let chosen = chosen.filter(|_| kept.is_consistent()).ok_or_else(unknown)?;

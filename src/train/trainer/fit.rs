@@ -8,6 +8,7 @@ use super::Trainer;
 use super::opening::source;
 use super::steps::{Fit, FitHooks, SkippedStep};
 use crate::base::DType;
+use crate::base::setting::as_fields;
 use crate::checkpoint::{Best, NamedTensor, Store};
 use crate::data::{Augmentation, DataFile, Dataset, Sampler, Split};
 use crate::metrics::Event;
@@ -18,7 +19,6 @@ use crate::train::error::TrainError;
 use crate::train::evaluate::extent_of;
 use crate::train::loader::BatchSource;
 use crate::train::task::{LossTask, Task};
-use crate::train::words::in_library_words;
 
 /// Options of [`Trainer::fit`].
 #[derive(Clone, Debug)]
@@ -187,10 +187,7 @@ struct CallHooks<'a> {
 
 impl FitHooks for CallHooks<'_> {
     fn event(&mut self, event: Event) -> Result<ControlFlow<()>, TrainError> {
-        Ok((self.watch)(&match event {
-            Event::Warning(text) => Event::Warning(in_library_words(&text)),
-            other => other,
-        }))
+        Ok((self.watch)(&event))
     }
 
     fn skipped(
@@ -245,7 +242,7 @@ impl Trainer {
         options: &FitOptions,
         watch: &mut dyn FnMut(&Event) -> ControlFlow<()>,
     ) -> Result<FitReport, TrainError> {
-        let fitted = self.fit_data(data, options, watch);
+        let fitted = as_fields(|| self.fit_data(data, options, watch));
         self.noting_failure(fitted)
     }
 

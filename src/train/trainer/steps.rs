@@ -5,8 +5,8 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::Trainer;
 use super::fit::{FitEnd, FitOptions};
-use super::{Audience, Trainer};
 use crate::checkpoint::{Best, CheckpointError, NamedTensor, Store};
 use crate::data::Split;
 use crate::metrics::{EvalRecord, Event};
@@ -306,11 +306,7 @@ impl Trainer {
         hooks.saved();
         if let Err(error) = pruned {
             // This state is saved; the next save tries again.
-            let what = match self.audience {
-                Audience::Program => "checkpoints",
-                Audience::Library => "saves",
-            };
-            fit.warn(hooks, format!("old {what} were not removed: {error}"))?;
+            fit.warn(hooks, format!("old checkpoints were not removed: {error}"))?;
         }
         if let Some(path) = kept {
             let path = path.display();
@@ -328,10 +324,12 @@ impl Trainer {
         fit: &mut Fit,
         hooks: &mut dyn FitHooks,
     ) -> Result<(), TrainError> {
-        use TrainError::{Checkpoint, InvalidRequest, Io};
+        use TrainError::{Checkpoint, Io, WorthlessSave};
         match self.save_fit(fit, hooks) {
             Err(
-                error @ (Checkpoint(CheckpointError::Write { .. }) | Io { .. } | InvalidRequest(_)),
+                error @ (Checkpoint(CheckpointError::Write { .. })
+                | Io { .. }
+                | WorthlessSave { .. }),
             ) => fit.warn(hooks, format!("step {} was not saved: {error}", self.steps())),
             saved => saved,
         }
