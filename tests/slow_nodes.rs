@@ -183,7 +183,9 @@ fn runs_that_are_killed_at_random_moments_end_in_the_same_bits() {
             }
         }
         let saved = last_saved(&desk);
-        eprintln!("{name}: {ROUNDS} kills, {anew} of them before the first save, {saved} steps saved");
+        eprintln!(
+            "{name}: {ROUNDS} kills, {anew} of them before the first save, {saved} steps saved"
+        );
         assert!(saved > 0 && saved < STEPS, "{name}: the run is at step {saved}");
         let end = saved + 10;
         let devices = if nodes == 1 { "" } else { "--devices cpu*2" };

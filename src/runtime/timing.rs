@@ -38,6 +38,32 @@ pub struct BatchSplit {
     pub micro_batches: Vec<u32>,
     /// Sentences for the user on the devices that were left out.
     pub notes: Vec<String>,
+    /// Devices that take part although a step would be shorter without them.
+    pub cost: Option<CostOfDevices>,
+}
+
+/// Cost of devices that take part because the user asked for them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CostOfDevices {
+    /// Positions of the devices.
+    pub devices: Vec<usize>,
+    /// Seconds of a step with them and without them.
+    pub with_s: f64,
+    pub without_s: f64,
+}
+
+impl CostOfDevices {
+    /// Returns the cost of devices with these names as a sentence for the user.
+    pub fn sentence(&self, names: &[&str]) -> String {
+        let (take, they, them) =
+            if names.len() == 1 { ("takes", "it is", "it") } else { ("take", "they are", "them") };
+        format!(
+            "{} {take} part because {they} asked for: a step takes {} ms, without {them} {} ms",
+            names.join(", "),
+            milliseconds(self.with_s),
+            milliseconds(self.without_s)
+        )
+    }
 }
 
 impl BatchSplit {
@@ -48,6 +74,7 @@ impl BatchSplit {
             counts: vec![batch],
             micro_batches: vec![micro_batch],
             notes: Vec::new(),
+            cost: None,
         }
     }
 }
@@ -67,11 +94,13 @@ pub struct BatchToSplit<'a> {
     pub rows: &'a [u32],
     /// The fewest samples that a device is given.
     pub rows_min: u32,
+    /// True if every device takes part, also one that makes a step longer.
+    pub takes_all: bool,
 }
 
-/// Times devices on micro-batches of `probe`, selects those that are worth using, and splits a
-/// batch among them. Concurrent timings take `timeout` at most. Only sets of devices that `hold`
-/// the moments of their shards are selected; returns `None` if none does.
+/// Times devices on micro-batches of `probe`, selects those that are worth using unless all take
+/// part, and splits a batch among them. Concurrent timings take `timeout` at most. Only sets of
+/// devices that `hold` the moments of their shards are selected; returns `None` if none does.
 ///
 /// # Errors
 /// Returns the first device that fails, with its error.
@@ -82,7 +111,7 @@ pub fn split_by_speed(
     timeout: Duration,
     hold: &dyn Fn(&[usize]) -> bool,
 ) -> Result<Option<BatchSplit>, TimingFailure> {
-    let BatchToSplit { batch, rows, rows_min } = request;
+    let BatchToSplit { batch, rows, rows_min, takes_all } = request;
     let mut solo = Vec::new();
     for (index, (driver, &rows)) in drivers.iter().zip(rows).enumerate() {
         let probe = Arc::clone(probe);
@@ -90,27 +119,92 @@ pub fn split_by_speed(
             .run("timing micro-batches", move |device| time_alone(device, &probe, rows, rows_min));
         solo.push(timed.map_err(|error| TimingFailure { index, error })?);
     }
-    // Shares and step times of the sets that were tried, and the first failure, after which no
-    // further set is timed.
-    let mut tried: HashMap<Vec<usize>, (Vec<u32>, f64)> = HashMap::new();
-    let mut failed = None;
-    let selection = select_devices(drivers.len(), |set| {
-        if !hold(set) {
+    let mut timer = SetTimer {
+        drivers,
+        solo: &solo,
+        probe,
+        batch,
+        rows_min,
+        timeout,
+        hold,
+        gives_each_a_sample: false,
+        tried: HashMap::new(),
+        failed: None,
+    };
+    let mut selection = select_devices(drivers.len(), |set| timer.step_seconds(set));
+    let mut cost = None;
+    if takes_all && selection.taken.len() < drivers.len() {
+        let all: Vec<usize> = (0..drivers.len()).collect();
+        timer.gives_each_a_sample = true;
+        let with_s = timer.step_seconds(&all);
+        let devices = selection.excluded.iter().map(|left| left.device).collect();
+        cost = Some(CostOfDevices { devices, with_s, without_s: selection.step_s });
+        selection = DeviceSelection { taken: all, excluded: Vec::new(), step_s: with_s };
+    }
+    if let Some(error) = timer.failed {
+        return Err(error);
+    }
+    if selection.step_s.is_infinite() {
+        return Ok(None);
+    }
+    let counts = timer.tried.remove(&selection.taken).unwrap_or_default().counts;
+    let names: Vec<&str> = drivers.iter().map(|driver| driver.name()).collect();
+    let micro_batches: Vec<u32> = solo.iter().map(|one| one.speed.micro_batch).collect();
+    let split = split_of(selection, counts, &names, &micro_batches, rows_min);
+    Ok(Some(BatchSplit { cost, ..split }))
+}
+
+/// Step times of sets of devices, of which each is timed once.
+struct SetTimer<'a> {
+    drivers: &'a [&'a DeviceThread],
+    solo: &'a [SoloTiming],
+    probe: &'a Probe,
+    batch: u32,
+    rows_min: u32,
+    timeout: Duration,
+    hold: &'a dyn Fn(&[usize]) -> bool,
+    /// True if each device of a set works, although a step may be shorter otherwise.
+    gives_each_a_sample: bool,
+    tried: HashMap<Vec<usize>, TriedSet>,
+    /// The first failure, after which no further set is timed.
+    failed: Option<TimingFailure>,
+}
+
+/// Set of devices that was timed.
+#[derive(Default)]
+struct TriedSet {
+    /// Samples of each device.
+    counts: Vec<u32>,
+    /// Seconds of a step.
+    step_s: f64,
+}
+
+impl SetTimer<'_> {
+    /// Returns the seconds of a step on a set of devices, ascending; infinite if they do not hold
+    /// the state, if the batch has too few samples for them, or after a failure.
+    fn step_seconds(&mut self, set: &[usize]) -> f64 {
+        if !(self.hold)(set) || self.failed.is_some() {
             return f64::INFINITY;
         }
-        let speeds = match set {
-            &[device] => vec![solo[device].speed],
-            _ if failed.is_some() => return f64::INFINITY,
-            _ => match time_concurrently(drivers, set, &solo, probe, timeout) {
-                Ok(speeds) => speeds,
+        let mut speeds = vec![self.solo[set[0]].speed];
+        let mut exchange_s = 0.0;
+        if set.len() > 1 {
+            match time_concurrently(self.drivers, set, self.solo, self.probe, self.timeout) {
+                Ok(measured) => speeds = measured,
                 Err(error) => {
-                    failed = Some(error);
+                    self.failed = Some(error);
                     return f64::INFINITY;
                 }
-            },
-        };
-        let mut counts = apportion(batch, &speeds);
-        give_at_least(&mut counts, rows_min);
+            }
+            for device in set {
+                exchange_s = f64::max(exchange_s, self.solo[*device].exchange_s);
+            }
+        }
+        let mut counts = apportion(self.batch, &speeds);
+        if self.gives_each_a_sample && !give_each_a_sample(&mut counts) {
+            return f64::INFINITY;
+        }
+        give_at_least(&mut counts, self.rows_min);
         // Devices without a sample leave the others with larger shards.
         let mut working = Vec::new();
         for (device, count) in set.iter().zip(&counts) {
@@ -118,14 +212,8 @@ pub fn split_by_speed(
                 working.push(*device);
             }
         }
-        if !hold(&working) && !give_each_a_sample(&mut counts) {
+        if !(self.hold)(&working) && !give_each_a_sample(&mut counts) {
             return f64::INFINITY;
-        }
-        let mut exchange_s = 0.0;
-        if set.len() > 1 {
-            for device in set {
-                exchange_s = f64::max(exchange_s, solo[*device].exchange_s);
-            }
         }
         let mut step_s = makespan(&counts, &speeds) + exchange_s;
         // A device without a sample gains nothing, whatever the timing noise suggests.
@@ -134,23 +222,13 @@ pub fn split_by_speed(
                 continue;
             }
             let others: Vec<usize> = set.iter().copied().filter(|one| one != idle).collect();
-            if let Some((_, without_s)) = tried.get(&others) {
-                step_s = step_s.max(*without_s);
+            if let Some(without) = self.tried.get(&others) {
+                step_s = step_s.max(without.step_s);
             }
         }
-        tried.insert(set.to_vec(), (counts, step_s));
+        self.tried.insert(set.to_vec(), TriedSet { counts, step_s });
         step_s
-    });
-    if let Some(error) = failed {
-        return Err(error);
     }
-    if selection.step_s.is_infinite() {
-        return Ok(None);
-    }
-    let (counts, _) = tried.remove(&selection.taken).unwrap_or_default();
-    let names: Vec<&str> = drivers.iter().map(|driver| driver.name()).collect();
-    let micro_batches: Vec<u32> = solo.iter().map(|one| one.speed.micro_batch).collect();
-    Ok(Some(split_of(selection, counts, &names, &micro_batches, rows_min)))
 }
 
 /// Returns the split among the selected devices that have samples, of which `counts` has the
@@ -167,6 +245,7 @@ fn split_of(
         counts: Vec::new(),
         micro_batches: Vec::new(),
         notes: Vec::new(),
+        cost: None,
     };
     for left in &selection.excluded {
         split.notes.push(left.sentence(names[left.device]));
@@ -331,4 +410,19 @@ pub fn faster_reduce_site(
 pub fn split_evenly(batch: u32, world: usize) -> Vec<u32> {
     let world = world as u32;
     (0..world).map(|rank| batch / world + u32::from(rank < batch % world)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cost_of_devices_is_a_sentence() {
+        let cost = CostOfDevices { devices: vec![1], with_s: 0.412, without_s: 0.38 };
+        let expected = "cpu takes part because it is asked for: a step takes 412 ms, without it \
+                        380 ms";
+        assert_eq!(cost.sentence(&["cpu"]), expected);
+        let both = cost.sentence(&["cpu", "Intel UHD 620"]);
+        assert!(both.starts_with("cpu, Intel UHD 620 take part because they are"), "{both}");
+    }
 }

@@ -26,6 +26,23 @@ fn equal_devices_have_names_of_their_own() {
     assert!(step.contains("  cpu: 8 (") && step.contains(", cpu 2: 4 ("), "{step}");
 }
 
+/// Several devices of the same few cores make hardly any step shorter.
+#[test]
+fn devices_that_are_named_take_part_also_if_a_step_is_shorter_without_them() {
+    let desk = Desk::new();
+    let ran = train(&desk, "--devices cpu*5 --out run").ok();
+    assert!(!ran.err.contains("left out"), "{}", ran.err);
+    let resolved = std::fs::read_to_string(desk.path("run/resolved.toml")).unwrap();
+    assert_eq!(resolved.lines().filter(|line| line.starts_with("device = ")).count(), 5);
+    // What they cost is said, with the selector of the others, if it was measured so.
+    if let Some(note) = ran.err.lines().find(|line| line.contains(" asked for: ")) {
+        let (told, selector) = note.split_once("; without: --devices ").unwrap();
+        assert!(told.contains(": a step takes ") && told.contains(" ms, without "), "{note}");
+        let fewer = train(&desk, &format!("--out fewer --devices {}", selector.replace('\'', "")));
+        fewer.ok();
+    }
+}
+
 #[test]
 fn measured_shares_are_repeated_by_the_flags_that_are_printed() {
     let desk = Desk::new();

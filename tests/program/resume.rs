@@ -308,3 +308,18 @@ fn a_run_on_an_adapter_resumes_to_the_same_bits() {
         }
     }
 }
+
+/// What a run does on the loss of a device is saved with it.
+#[test]
+fn a_resumed_run_still_goes_on_after_the_loss_of_a_device() {
+    let desk = Desk::new();
+    let line = "train tiny.toml --data text.txt --devices cpu*3 --set parallel.balance=fixed \
+                --set train.checkpoint_every=2 --quiet --out run";
+    desk.run(&format!("{line} --set faults.on_loss=continue --steps 4")).ok();
+    let resumed = desk.run_with("lost@forward:7/1", "train --resume run --steps 10").ok();
+    assert!(resumed.line("the run goes on from step 6 on ").contains("rank 1: "));
+    assert_eq!(desk.steps("run").len(), 10);
+    // Without it, the same loss ends the run.
+    desk.run(&format!("{line}-stops --steps 4")).ok();
+    desk.run_with("lost@forward:7/1", "train --resume run-stops --steps 10").ended(75);
+}

@@ -9,6 +9,11 @@ pub fn is_named(selector: &str) -> bool {
     !["auto", "all"].contains(&selector.trim().to_lowercase().as_str())
 }
 
+/// Returns true if a selector lets the program leave out devices that make a step longer.
+pub fn is_auto(selector: &str) -> bool {
+    selector.trim().eq_ignore_ascii_case("auto")
+}
+
 /// Returns the names of devices as they are shown to the user, with a number where several have
 /// the same: `cpu (8 threads)` and `cpu 2 (8 threads)`.
 pub fn display_names(selections: &[Selection]) -> Vec<String> {

@@ -1,18 +1,19 @@
 //! Opening of devices whose shares are measured: each is opened with a reserve for its moments,
-//! then timed, and the batch is split among those that are worth using. With `auto` and `all`, a
-//! device that fails on the way is left out.
+//! then timed, and the batch is split among them: with `auto` among those that are worth using. With
+//! `auto` and `all`, a device that fails on the way is left out.
 
 use super::admission::{self, Admission, MeasuredCandidate, admit, reserves_hold};
-use super::names::is_named;
+use super::assemble::adapters_for;
+use super::names::{is_auto, is_named};
 use super::open_ranks::{RequestedDevices, open_one};
 use super::reduce_sites::reduce_sites;
 use super::shares::{layout_of, moments};
 use super::types::{OpenedRanks, PlacementRequest};
 use crate::autotune;
-use crate::base::Rank;
+use crate::base::{Rank, Setting};
 use crate::collective::BucketGroups;
 use crate::device::host::available_memory;
-use crate::device::{DeviceError, InjectedFault, Selection};
+use crate::device::{DeviceError, InjectedFault, Selection, selector_of};
 use crate::exec::{Executor, Moments};
 use crate::faults::{Fault, Point};
 use crate::graph::Plan;
@@ -20,7 +21,7 @@ use crate::parallel::{Placement, ReduceSite};
 use crate::runtime::RuntimeError;
 use crate::runtime::device_thread::DeviceThread;
 use crate::runtime::open::{OpenDevice, no_room};
-use crate::runtime::timing::{self, BatchSplit, BatchToSplit, Probe};
+use crate::runtime::timing::{self, BatchSplit, BatchToSplit, CostOfDevices, Probe};
 
 /// Device that is open, with the memory reserved for its moments.
 struct ReservedDevice {
@@ -107,6 +108,9 @@ fn measured(
         match ready {
             Ok((reduce_sites, split)) => {
                 notes.extend(split.notes.iter().cloned());
+                if let Some(cost) = &split.cost {
+                    notes.push(cost_note(request, &opened, cost));
+                }
                 let members = members(request, opened, &split);
                 return Ok(OpenedRanks { members, reduce_sites, notes: Vec::new() });
             }
@@ -119,6 +123,32 @@ fn measured(
             }
         }
     }
+}
+
+/// Returns a sentence on the devices that make a step longer and take part because they were asked
+/// for, with the selector of the others.
+fn cost_note(
+    request: &PlacementRequest,
+    opened: &[ReservedDevice],
+    cost: &CostOfDevices,
+) -> String {
+    let mut names = Vec::new();
+    let mut others = Vec::new();
+    for (index, ReservedDevice { device, .. }) in opened.iter().enumerate() {
+        if cost.devices.contains(&index) {
+            names.push(device.driver.name());
+        } else {
+            others.push(device.position);
+        }
+    }
+    let mut note = cost.sentence(&names);
+    // No selector names devices of other nodes.
+    if request.nodes.devices.is_empty()
+        && let Some(rest) = selector_of(request.selector, &others, &adapters_for(request.selector))
+    {
+        note.push_str(&format!("; without: {}", Setting::Devices.given(rest)));
+    }
+    note
 }
 
 /// Opens a device with the first of its admissions that it has memory for.
@@ -247,7 +277,8 @@ fn measure(
     let rows: Vec<u32> = opened.iter().map(|one| one.device.rows).collect();
     let timeout = request.opening.deadline;
     let rows_min = request.plans.of_rows(1).rows_min();
-    let to_split = BatchToSplit { batch: request.batch, rows: &rows, rows_min };
+    let takes_all = !is_auto(request.selector);
+    let to_split = BatchToSplit { batch: request.batch, rows: &rows, rows_min, takes_all };
     timing::split_by_speed(&drivers, probe, to_split, timeout, hold)
         .map_err(|failed| failure(failed.index, failed.error))
 }
