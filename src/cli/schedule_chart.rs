@@ -34,25 +34,30 @@ pub fn explain(
     saved_data: &SavedData,
     saved: Option<&Placement>,
 ) -> anyhow::Result<String> {
-    let draw = |pipelines: &ExplainedPipelines| {
-        let laid_out = &pipelines.laid_out;
-        let times = pipelines.measured_times()?;
-        let links = vec![vec![LinkModel::INSTANT; pipelines.world()]; pipelines.world()];
-        let priced = price(&laid_out.written, &laid_out.whole, &times, &links)
-            .map_err(|unknown| not_measured(pipelines, unknown))?;
-        let mut rows = vec![Vec::new(); pipelines.world()];
-        for span in &priced.spans {
-            rows[span.rank.index()].push(run(span));
-        }
-        let notes: String = pipelines.notes.iter().map(|note| format!("{note}\n")).collect();
-        Ok((notes + NOTE, chart(pipelines, rows)))
-    };
     let probe = probe(spec, saved_data)?;
-    let (notes, chart) = with_pipelines(spec, saved_data, saved, Some(probe), draw)?;
+    let (notes, chart) = with_pipelines(spec, saved_data, saved, Some(probe), priced_chart)?;
     if let Some(path) = svg {
         write_named(path, chart.svg().as_bytes())?;
     }
     Ok(notes + &chart.text(columns()))
+}
+
+/// Returns the notes on the times of a chart, and the chart.
+fn priced_chart(pipelines: &ExplainedPipelines) -> anyhow::Result<(String, Chart)> {
+    let laid_out = &pipelines.laid_out;
+    let times = pipelines.measured_times()?;
+    let links = vec![vec![LinkModel::INSTANT; pipelines.world()]; pipelines.world()];
+    let priced = price(&laid_out.written, &laid_out.whole, &times, &links)
+        .map_err(|unknown| not_measured(pipelines, unknown))?;
+    let mut runs = vec![Vec::new(); pipelines.world()];
+    for span in &priced.spans {
+        runs[span.rank.index()].push(run(span));
+    }
+    let mut notes = String::new();
+    for note in &pipelines.notes {
+        notes += &format!("{note}\n");
+    }
+    Ok((notes + NOTE, chart(pipelines, runs)))
 }
 
 fn not_measured(pipelines: &ExplainedPipelines, unknown: UnknownTime) -> RuntimeError {
@@ -84,23 +89,32 @@ fn run(span: &PricedSpan) -> SegmentRun {
 }
 
 /// Returns the chart of what the ranks of pipelines run in a step.
-fn chart(pipelines: &ExplainedPipelines, rows: Vec<Vec<SegmentRun>>) -> Chart {
+fn chart(pipelines: &ExplainedPipelines, runs: Vec<Vec<SegmentRun>>) -> Chart {
     let planned = &pipelines.planned;
-    let row = |(rank, runs): (usize, Vec<SegmentRun>)| {
+    let mut rows = Vec::new();
+    for (rank, runs) in runs.into_iter().enumerate() {
         let Coordinates { data, pipeline: stage, .. } = pipelines.coordinates(rank);
         let of = if planned.mesh.data == 1 { String::new() } else { format!("pipeline {data} ") };
-        let (name, blocks) = (pipelines.name(rank), pipelines.blocks(rank));
-        RunsOfRow { label: format!("{of}stage {stage}: {name}, {blocks}"), runs }
-    };
-    let rows: Vec<RunsOfRow> = rows.into_iter().enumerate().map(row).collect();
-    let (depth, schedule) = (planned.mesh.pipeline, planned.schedule);
-    let micro_batches = counted(pipelines.micro_batches(0), "micro-batch", "micro-batches");
-    let title = format!("{schedule}, {depth} stages, {micro_batches}");
+        let name = pipelines.name(rank);
+        let blocks = pipelines.blocks(rank);
+        rows.push(RunsOfRow { label: format!("{of}stage {stage}: {name}, {blocks}"), runs });
+    }
+    let title = format!(
+        "{}, {} stages, {}",
+        planned.schedule,
+        planned.mesh.pipeline,
+        counted(pipelines.micro_batches(0), "micro-batch", "micro-batches")
+    );
     chart_of_runs(title, &rows)
 }
 
 /// Returns the width of the terminal as the shell tells it, or else a usual one.
 fn columns() -> usize {
-    let told = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
-    told.filter(|columns| *columns >= 40).unwrap_or(COLUMNS)
+    if let Ok(told) = std::env::var("COLUMNS")
+        && let Ok(columns) = told.parse()
+        && columns >= 40
+    {
+        return columns;
+    }
+    COLUMNS
 }
