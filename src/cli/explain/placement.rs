@@ -79,14 +79,14 @@ pub fn with_placement<R>(
 }
 
 /// Arrangement of a run, and how it was found.
-struct Decision {
+struct DecidedPlacement {
     planned: Arrangement,
     measured: Option<MeasuredBlocks>,
     caveat: &'static str,
     notes: Vec<String>,
 }
 
-impl Decision {
+impl DecidedPlacement {
     /// Decides on ranks that each hold the whole model. Shares that are not given are even.
     fn of_replicas(
         spec: &RunSpec,
@@ -157,11 +157,12 @@ impl Decision {
 impl<'a> ExplainedPlacement<'a> {
     fn of(spec: &'a RunSpec, request: &'a PlacementRequest<'a>) -> anyhow::Result<Self> {
         let selections = selections(&spec.devices)?;
-        let Decision { planned, measured, caveat, notes } = if spec.parallel.pipeline.stages > 1 {
-            Decision::of_pipelines(spec, request, &selections)?
-        } else {
-            Decision::of_replicas(spec, request, selections.len())?
-        };
+        let DecidedPlacement { planned, measured, caveat, notes } =
+            if spec.parallel.pipeline.stages > 1 {
+                DecidedPlacement::of_pipelines(spec, request, &selections)?
+            } else {
+                DecidedPlacement::of_replicas(spec, request, selections.len())?
+            };
         let laid_out = LaidOut::of(request, &planned);
         let all = distinct(selections.iter().map(|one| one.name().to_string()).collect());
         let names = planned.positions.iter().map(|position| all[*position].clone()).collect();
