@@ -575,11 +575,17 @@ fn whole<T: std::str::FromStr>(typed: &str) -> Result<T, String> {
 
 /// Reads an address and a port to listen at; without an address, all of them.
 fn listening(typed: &str) -> Result<SocketAddr, String> {
-    if let Some(port) = typed.strip_prefix(':').and_then(|port| port.parse().ok()) {
+    if let Some(port) = typed.strip_prefix(':')
+        && let Ok(port) = port.parse()
+    {
         return Ok(all_addresses(port));
     }
-    let found = typed.to_socket_addrs().ok().and_then(|mut found| found.next());
-    found.ok_or_else(|| "expects an address and a port, such as 0.0.0.0:7717 or :7717".into())
+    if let Ok(mut found) = typed.to_socket_addrs()
+        && let Some(address) = found.next()
+    {
+        return Ok(address);
+    }
+    Err("expects an address and a port, such as 0.0.0.0:7717 or :7717".into())
 }
 
 /// Reads the stages of a pipeline. What is a number, but out of range, is refused with the key of
@@ -590,8 +596,10 @@ fn stages(typed: &str) -> Result<u64, String> {
 
 /// Reads a whole number in a range.
 fn within<const LEAST: u32, const MOST: u32>(typed: &str) -> Result<u32, String> {
-    let number = typed.parse().ok().filter(|number| (LEAST..=MOST).contains(number));
-    number.ok_or_else(|| format!("expects a whole number from {LEAST} to {MOST}"))
+    match typed.parse() {
+        Ok(number) if (LEAST..=MOST).contains(&number) => Ok(number),
+        _ => Err(format!("expects a whole number from {LEAST} to {MOST}")),
+    }
 }
 
 /// Most parameters of a model in `bench link`.
@@ -599,15 +607,21 @@ const PARAMETERS_MAX: u64 = 1_000_000_000_000;
 
 /// Reads a number of parameters, such as `10M`.
 fn parameters(typed: &str) -> Result<u64, String> {
-    let units = [('K', 1000), ('M', 1_000_000), ('G', 1_000_000_000), ('B', 1_000_000_000)];
-    let unit = typed.chars().next_back().map(|last| last.to_ascii_uppercase());
-    let factor = units.iter().find(|(name, _)| Some(*name) == unit).map(|(_, factor)| *factor);
-    let digits = if factor.is_some() { &typed[..typed.len() - 1] } else { typed };
-    let number: Option<f64> = digits.parse().ok();
-    let count = number.map(|number| (number * factor.unwrap_or(1) as f64).round());
-    let is_possible = |count: &f64| (1.0..=PARAMETERS_MAX as f64).contains(count);
-    let count = count.filter(is_possible).map(|count| count as u64);
-    count.ok_or_else(|| "expects a number from 1 to 1000G, such as 10M".into())
+    let mut digits = typed;
+    let mut factor = 1.0;
+    for (unit, size) in [('K', 1e3), ('M', 1e6), ('G', 1e9), ('B', 1e9)] {
+        if let Some(before) = typed.strip_suffix([unit, unit.to_ascii_lowercase()]) {
+            digits = before;
+            factor = size;
+        }
+    }
+    if let Ok(number) = digits.parse::<f64>() {
+        let count = (number * factor).round();
+        if (1.0..=PARAMETERS_MAX as f64).contains(&count) {
+            return Ok(count as u64);
+        }
+    }
+    Err("expects a number from 1 to 1000G, such as 10M".into())
 }
 
 fn schedule(typed: &str) -> Result<PipelineSchedule, String> {

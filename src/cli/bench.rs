@@ -78,30 +78,30 @@ fn pipelines(args: &PipelineArgs) -> anyhow::Result<i32> {
 }
 
 fn pipeline_options(args: &PipelineArgs) -> pipeline::PipelineBenchOptions {
-    let sizes = |given: &[u32]| {
-        without_repeats(&given.iter().map(|size| *size as usize).collect::<Vec<_>>())
-    };
-    let size = |given: Option<u32>, tiny: u32, usual: u32| {
-        given.unwrap_or(if args.tiny { tiny } else { usual }) as usize
-    };
+    let (width, layers, context) = if args.tiny { (16, 2, 8) } else { (128, 8, 64) };
     pipeline::PipelineBenchOptions {
         devices: args.devices.clone(),
         effort: effort(args.tiny, args.quick),
-        schedules: match args.schedules.is_empty() {
-            true => PipelineSchedule::ALL.to_vec(),
-            false => without_repeats(&args.schedules),
+        schedules: if args.schedules.is_empty() {
+            PipelineSchedule::ALL.to_vec()
+        } else {
+            without_repeats(&args.schedules)
         },
         stages: sizes(&args.stages),
         micro_batches: sizes(&args.micro_batches),
         samples: args.micro_batch as usize,
-        width: size(args.width, 16, 128),
-        layers: size(args.layers, 2, 8),
-        context: size(args.context, 8, 64),
+        width: args.width.unwrap_or(width) as usize,
+        layers: args.layers.unwrap_or(layers) as usize,
+        context: args.context.unwrap_or(context) as usize,
         cut: match args.cut {
             PipelineCut::Even => pipeline::CutChoice::Even,
             PipelineCut::Measured => pipeline::CutChoice::Measured,
         },
     }
+}
+
+fn sizes(given: &[u32]) -> Vec<usize> {
+    without_repeats(given).iter().map(|size| *size as usize).collect()
 }
 
 /// Returns the first of each equal values, in their order: a case is measured once.
@@ -117,13 +117,18 @@ fn without_repeats<T: Copy + PartialEq>(values: &[T]) -> Vec<T> {
 
 /// Writes a drawing to the file of `--svg`, if there is one.
 fn draw(path: Option<&Path>, drawing: impl FnOnce() -> String) -> Result<(), TrainError> {
-    path.map_or(Ok(()), |path| write_named(path, drawing().as_bytes()))
+    match path {
+        Some(path) => write_named(path, drawing().as_bytes()),
+        None => Ok(()),
+    }
 }
 
 /// Checks that the file of a flag can be written, before anything is measured for it.
 fn writable(path: Option<&Path>, flag: &str) -> Result<(), UsageError> {
-    let file = path.filter(|path| *path != Path::new(STDOUT));
-    file.map_or(Ok(()), |path| super::writable(path, flag))
+    match path {
+        Some(path) if path != Path::new(STDOUT) => super::writable(path, flag),
+        _ => Ok(()),
+    }
 }
 
 /// Prints a report, or writes it as JSON to the target of `--json`; returns the process's exit
@@ -141,33 +146,41 @@ fn deliver(report: &Report, json: Option<&Path>) -> anyhow::Result<i32> {
             super::print(&report.to_string());
         }
     }
-    let failed: Vec<&String> = report.devices.iter().filter_map(|d| d.error.as_ref()).collect();
-    failed.iter().for_each(|error| print_line(&format!("error: {error}")));
-    Ok(if failed.is_empty() { 0 } else { EXIT_RESTART })
+    let mut code = 0;
+    for device in &report.devices {
+        if let Some(error) = &device.error {
+            print_line(&format!("error: {error}"));
+            code = EXIT_RESTART;
+        }
+    }
+    Ok(code)
 }
 
 fn effort(tiny: bool, quick: bool) -> Effort {
-    match (tiny, quick) {
-        (true, _) => Effort::Tiny,
-        (_, true) => Effort::Quick,
-        _ => Effort::Normal,
+    if tiny {
+        Effort::Tiny
+    } else if quick {
+        Effort::Quick
+    } else {
+        Effort::Normal
     }
 }
 
 fn options(args: &BenchArgs) -> Options {
-    let part = |part: &BenchPart| match part {
-        BenchPart::Peaks => Part::Peaks,
-        BenchPart::Matmul => Part::Matmul,
-        BenchPart::Step => Part::Step,
-    };
-    let parts = args.only.iter().map(part).collect();
+    let mut parts = Vec::new();
+    for part in &args.only {
+        parts.push(match part {
+            BenchPart::Peaks => Part::Peaks,
+            BenchPart::Matmul => Part::Matmul,
+            BenchPart::Step => Part::Step,
+        });
+    }
     let effort = effort(args.tiny, args.quick);
     Options { devices: args.devices.clone(), effort, parts, full: args.full }
 }
 
 fn read(path: &Path) -> Result<Report, UsageError> {
-    let refused = |why: String| UsageError(format!("{}: {why}", path.display()));
-    let text = fs::read_to_string(path);
-    let text = text.map_err(|why| refused(format!("cannot be read: {why}")))?;
-    Report::from_json(&text).map_err(|why| refused(why.to_string()))
+    let text = fs::read_to_string(path)
+        .map_err(|why| UsageError(format!("{}: cannot be read: {why}", path.display())))?;
+    Report::from_json(&text).map_err(|why| UsageError(format!("{}: {why}", path.display())))
 }

@@ -25,8 +25,8 @@ const LINK: &str = "bench link";
 /// Shows the nodes of a benchmark, and makes a group of their ranks.
 fn group(met: MetNode) -> Result<Vec<ProcessGroup>, TrainError> {
     print_line(&met.started.roster.to_string());
-    let groups = group_over(met.meeting, met.started, NODE_TIMEOUT);
-    groups.map_err(|why| TrainError::NodesLost { why: why.to_string() })
+    group_over(met.meeting, met.started, NODE_TIMEOUT)
+        .map_err(|why| TrainError::NodesLost { why: why.to_string() })
 }
 
 /// Waits for the other nodes and measures the collectives of the ranks of all.
@@ -65,9 +65,9 @@ pub fn collectives(
 pub fn join(args: &BenchJoinArgs) -> anyhow::Result<i32> {
     let first = resolve(&args.address)?;
     let secret = secret_to_join(args.secret_file.as_deref())?;
-    let hello = |port| rank_greeting(port, COLLECTIVES, args.ranks_per_node);
     let joining = Joining { first, listen: args.listen, secret, faults: Faults::none() };
-    let met = joining.join(&mut print_line, hello)?;
+    let ranks = args.ranks_per_node;
+    let met = joining.join(&mut print_line, |port| rank_greeting(port, COLLECTIVES, ranks))?;
     let groups = group(met)?;
     follow(groups, Rank(0), &mut |progress| print_line(progress)).map_err(TrainError::from)?;
     print_line("done; the report is on the first node");

@@ -19,18 +19,21 @@ use crate::ui::terminal::print_line;
 /// fails.
 pub fn run(as_json: bool, certify: Option<Option<&str>>) -> anyhow::Result<()> {
     let adapters = list_adapters();
-    let mut failed = None;
+    let mut failure = None;
     if let Some(selector) = certify {
         let faults = Faults::from_environment().map_err(TrainError::from)?;
         faults.check_kernels(&catalog::names()).map_err(TrainError::from)?;
         for adapter in chosen(&adapters, selector).map_err(TrainError::from)? {
             // A failure does not stop the other adapters; the first one is returned at the end.
-            failed = failed.or(certify_all(&adapter, &faults).err());
+            if let Err(error) = certify_all(&adapter, &faults) {
+                failure.get_or_insert(error);
+            }
         }
     }
-    let (host, threads) = (HostInfo::query(), rayon::current_num_threads());
+    let host = HostInfo::query();
+    let threads = rayon::current_num_threads();
     let text = if as_json {
-        let entries: Vec<Value> = entries(&adapters).map(|entry| entry.json()).collect();
+        let entries: Vec<Value> = entries(&adapters).iter().map(DeviceEntry::json).collect();
         let cpu = json!({
             "selector": "cpu",
             "name": host.model,
@@ -40,21 +43,31 @@ pub fn run(as_json: bool, certify: Option<Option<&str>>) -> anyhow::Result<()> {
         serde_json::to_string_pretty(&json!({ "cpu": cpu, "adapters": entries }))? + "\n"
     } else {
         let mut blocks = vec![cpu_block(&host, threads)];
-        blocks.extend(entries(&adapters).map(|entry| entry.block()));
+        for entry in entries(&adapters) {
+            blocks.push(entry.block());
+        }
         if adapters.is_empty() {
             blocks.push(format!("{}\n", no_adapter()));
         }
         blocks.join("\n")
     };
     super::print(&text);
-    failed.map_or(Ok(()), |error| Err(TrainError::from(error).into()))
+    match failure {
+        Some(error) => Err(TrainError::from(error).into()),
+        None => Ok(()),
+    }
 }
 
 /// Returns the adapters on which to certify kernels.
 fn chosen(adapters: &[Adapter], selector: Option<&str>) -> Result<Vec<Adapter>, DeviceError> {
     let Some(selector) = selector else {
-        let listed = |adapter: &&Adapter| adapter.merged_into.is_none() && adapter.usable().is_ok();
-        return Ok(adapters.iter().filter(listed).cloned().collect());
+        let mut listed = Vec::new();
+        for adapter in adapters {
+            if adapter.merged_into.is_none() && adapter.usable().is_ok() {
+                listed.push(adapter.clone());
+            }
+        }
+        return Ok(listed);
     };
     match select(selector, adapters)? {
         Selection::Adapter(adapter) => Ok(vec![*adapter]),
@@ -70,7 +83,9 @@ fn certify_all(adapter: &Adapter, faults: &Faults) -> Result<(), DeviceError> {
     let gpu = Gpu::open(adapter, ShaderChecks::Disabled)?;
     let mut kernels = KernelSelector::new(KernelCache::of(adapter));
     let certified = kernels.certify_all(&gpu, faults.wrong_kernels());
-    kernels.take_notes().iter().for_each(|note| print_line(note));
+    for note in kernels.take_notes() {
+        print_line(&note);
+    }
     certified
 }
 
@@ -78,15 +93,15 @@ fn certify_all(adapter: &Adapter, faults: &Faults) -> Result<(), DeviceError> {
 /// the kernels that are switched off, each with the reason.
 fn known_kernels(adapter: &Adapter) -> (usize, Vec<(String, String)>) {
     let mut known = KernelCache::of(adapter);
-    known.take_notes().iter().for_each(|note| print_line(note));
+    for note in known.take_notes() {
+        print_line(&note);
+    }
     cache::summary(&known)
 }
 
 /// Formats the result of [`known_kernels`]: one line of counts, and one line for each kernel that
 /// is switched off.
-fn kernels_lines(
-    (certified, wrong): (usize, Vec<(String, String)>),
-) -> Vec<(&'static str, String)> {
+fn kernels_lines(certified: usize, wrong: &[(String, String)]) -> Vec<(&'static str, String)> {
     if certified == 0 && wrong.is_empty() {
         return vec![("certified", "no kernel yet: a run does it, or --certify".into())];
     }
@@ -95,10 +110,11 @@ fn kernels_lines(
         count => format!("{count} switched off"),
     };
     let mut lines = vec![("certified", format!("{certified} kernels, {off}"))];
-    lines.extend(wrong.into_iter().map(|(kernel, why)| {
+    for (kernel, why) in wrong {
         // A compiler's message may have more lines than fit.
-        ("off", format!("{kernel}: {}", why.lines().next().unwrap_or_default()))
-    }));
+        let first = why.lines().next().unwrap_or_default();
+        lines.push(("off", format!("{kernel}: {first}")));
+    }
     lines
 }
 
@@ -111,13 +127,21 @@ struct DeviceEntry<'a> {
     merged: Vec<(usize, &'a Adapter)>,
 }
 
-fn entries(all: &[Adapter]) -> impl Iterator<Item = DeviceEntry<'_>> {
-    let numbered = || all.iter().enumerate();
-    let physical = numbered().filter(|(_, adapter)| adapter.merged_into.is_none());
-    physical.map(move |(index, adapter)| {
-        let is_merged = |(_, other): &(usize, &Adapter)| other.merged_into == Some(index);
-        DeviceEntry { index, adapter, merged: numbered().filter(is_merged).collect() }
-    })
+fn entries(all: &[Adapter]) -> Vec<DeviceEntry<'_>> {
+    let mut entries = Vec::new();
+    for (index, adapter) in all.iter().enumerate() {
+        if adapter.merged_into.is_some() {
+            continue;
+        }
+        let mut merged = Vec::new();
+        for (other_index, other) in all.iter().enumerate() {
+            if other.merged_into == Some(index) {
+                merged.push((other_index, other));
+            }
+        }
+        entries.push(DeviceEntry { index, adapter, merged });
+    }
+    entries
 }
 
 impl DeviceEntry<'_> {
@@ -135,7 +159,10 @@ impl DeviceEntry<'_> {
             lines.push(("also", format!("{}, as {index} {name}", other.api).trim().into()));
         }
         match adapter.usable() {
-            Ok(()) => lines.extend(kernels_lines(known_kernels(adapter))),
+            Ok(()) => {
+                let (certified, wrong) = known_kernels(adapter);
+                lines.extend(kernels_lines(certified, &wrong));
+            }
             Err(why) => lines.push(("not usable", why)),
         }
         block(&self.index.to_string(), &format!("{} on {}", adapter.name, adapter.api), &lines)
@@ -143,32 +170,41 @@ impl DeviceEntry<'_> {
 
     fn json(&self) -> Value {
         let adapter = self.adapter;
-        let merged = self.merged.iter().map(|(index, other)| {
-            json!({ "selector": index.to_string(), "api": other.api, "name": other.name })
-        });
+        let mut merged = Vec::new();
+        for (index, other) in &self.merged {
+            let entry =
+                json!({ "selector": index.to_string(), "api": other.api, "name": other.name });
+            merged.push(entry);
+        }
         let (certified, wrong) = known_kernels(adapter);
-        let off = wrong.iter().map(|(kernel, why)| json!({ "kernel": kernel, "why": why }));
+        let mut off = Vec::new();
+        for (kernel, why) in &wrong {
+            off.push(json!({ "kernel": kernel, "why": why }));
+        }
         json!({
             "selector": self.index.to_string(),
             "name": adapter.name,
             "api": adapter.api,
             "kind": adapter.kind.to_string(),
             "driver": adapter.driver,
-            "merged": merged.collect::<Vec<_>>(),
+            "merged": merged,
             "usable": adapter.usable().is_ok(),
             "why_not": adapter.usable().err(),
             "memory_bytes": adapter.memory.bytes,
             "memory_of_host": adapter.memory.of_host,
             "limits": limits_json(&adapter.limits()),
             "features": features_json(&adapter.features()),
-            "kernels": { "certified": certified, "switched_off": off.collect::<Vec<_>>() },
+            "kernels": { "certified": certified, "switched_off": off },
         })
     }
 }
 
 fn cpu_block(host: &HostInfo, threads: usize) -> String {
     let mut lines = vec![("kind", format!("the built-in CPU device, {threads} threads"))];
-    let memory = host.memory.map_or("unknown".into(), binary);
+    let memory = match host.memory {
+        Some(bytes) => binary(bytes),
+        None => "unknown".into(),
+    };
     lines.push(("memory", format!("{memory}, the host's")));
     block("cpu", host.model.as_deref().unwrap_or("processor"), &lines)
 }
@@ -220,18 +256,23 @@ fn limits_json(limits: &Limits) -> Value {
 }
 
 fn features_text(features: &Features) -> String {
-    let subgroups = features.subgroups.map(|(min, max)| match min == max {
-        true => format!("subgroups of {min}"),
-        false => format!("subgroups of {min} to {max}"),
-    });
+    let mut all = Vec::new();
+    match features.subgroups {
+        Some((min, max)) if min == max => all.push(format!("subgroups of {min}")),
+        Some((min, max)) => all.push(format!("subgroups of {min} to {max}")),
+        None => {}
+    }
     let named = [
         (features.f16, "f16"),
         (features.timestamps, "timestamps"),
         (features.cooperative_matrix, "cooperative matrix"),
         (features.mappable, "mappable storage"),
     ];
-    let named = named.into_iter().filter(|(has, _)| *has).map(|(_, name)| name.to_string());
-    let all: Vec<String> = subgroups.into_iter().chain(named).collect();
+    for (has, name) in named {
+        if has {
+            all.push(name.to_string());
+        }
+    }
     if all.is_empty() { "none beyond the portable core".into() } else { all.join(", ") }
 }
 

@@ -42,27 +42,16 @@ pub fn main() -> i32 {
             return if error.use_stderr() { EXIT_USAGE } else { 0 };
         }
     };
-    let result = match &cli.command {
-        Command::Devices { json, certify } => {
-            let certify = certify.as_ref().map(Option::as_deref);
-            devices::run(*json, certify).map(|()| 0)
+    let code = match run(&cli.command) {
+        Ok(code) => code,
+        Err(error) => {
+            match error.downcast_ref::<InterruptedError>() {
+                Some(interrupted) => print_line(&interrupted.to_string()),
+                None => print_line(&format!("error: {error:#}")),
+            }
+            exit_code(&error)
         }
-        Command::Train(args) => train::run(args),
-        Command::Join(args) => nodes::join(args),
-        Command::Secret => nodes::secret().map(|()| 0),
-        Command::Eval(args) => model::eval(args).map(|()| 0),
-        Command::Generate(args) => model::generate(args).map(|()| 0),
-        Command::Predict(args) => predict::predict(args).map(|()| 0),
-        Command::Runs(args) => runs::run(args).map(|()| 0),
-        Command::Bench(args) => bench::run(args),
     };
-    let code = result.unwrap_or_else(|error| {
-        match error.downcast_ref::<InterruptedError>() {
-            Some(interrupted) => print_line(&interrupted.to_string()),
-            None => print_line(&format!("error: {error:#}")),
-        }
-        exit_code(&error)
-    });
     match STDOUT_FAILURE.get() {
         Some(why) if code == 0 => {
             print_line(&format!("error: stdout cannot be written: {why}; free space there"));
@@ -70,6 +59,24 @@ pub fn main() -> i32 {
         }
         _ => code,
     }
+}
+
+/// Runs a command and returns the exit code of one that did not fail.
+fn run(command: &Command) -> anyhow::Result<i32> {
+    match command {
+        Command::Devices { json, certify } => {
+            devices::run(*json, certify.as_ref().map(Option::as_deref))?;
+        }
+        Command::Train(args) => return train::run(args),
+        Command::Join(args) => return nodes::join(args),
+        Command::Secret => nodes::secret()?,
+        Command::Eval(args) => model::eval(args)?,
+        Command::Generate(args) => model::generate(args)?,
+        Command::Predict(args) => predict::predict(args)?,
+        Command::Runs(args) => runs::run(args)?,
+        Command::Bench(args) => return bench::run(args),
+    }
+    Ok(0)
 }
 
 /// First failure to write to stdout, other than that its reader is gone.
@@ -115,21 +122,20 @@ fn exit_code(error: &anyhow::Error) -> i32 {
 /// Returns `UsageError` if the path is a directory, lies in no existing directory or cannot be
 /// opened for writing.
 fn writable(path: &Path, flag: &str) -> Result<(), UsageError> {
-    let refused =
-        |why| Err(UsageError(format!("{} {why}; name a file for {flag}", path.display())));
-    if path.is_dir() {
-        return refused("is a directory".to_string());
-    }
-    if !files::parent(path).is_dir() {
-        return refused("is in no directory that exists".into());
-    }
-    // An existing file is opened and stays unchanged; a missing file is not created yet.
-    match OpenOptions::new().write(true).open(path) {
-        Err(why) if why.kind() != io::ErrorKind::NotFound => {
-            refused(format!("cannot be written: {why}"))
+    let why = if path.is_dir() {
+        "is a directory".to_string()
+    } else if !files::parent(path).is_dir() {
+        "is in no directory that exists".to_string()
+    } else {
+        // An existing file is opened and stays unchanged; a missing file is not created yet.
+        match OpenOptions::new().write(true).open(path) {
+            Err(why) if why.kind() != io::ErrorKind::NotFound => {
+                format!("cannot be written: {why}")
+            }
+            _ => return Ok(()),
         }
-        _ => Ok(()),
-    }
+    };
+    Err(UsageError(format!("{} {why}; name a file for {flag}", path.display())))
 }
 
 /// Writes a file that a flag names, and says so.

@@ -71,14 +71,22 @@ pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
         weights: &weights,
         signals: &SignalFlags::default(),
     };
-    let evaluation = evaluate(&mut group, &request)?;
+    let started = Instant::now();
+    let mut terminal = Terminal::new(false, 0);
+    let evaluated = evaluate_split(&mut group, &request, &mut |done, total| {
+        Ok(terminal.event(&Event::Evaluating { done, total, elapsed: started.elapsed() })?)
+    })?;
+    let Some(evaluation) = evaluated else {
+        let why = "an evaluation without signals was stopped";
+        return Err(TrainError::Defect(why.into()).into());
+    };
     let units = ForwardUnits { group: &group, pipelines: &pipelines };
     let ending = Ending { units, rows: &rows, step, seed: spec.seed, stop: &|| false };
     let sentences = match args.data {
         None => task.sentences(&ending)?.map(|sampled| sampled.record),
         Some(_) => None,
     };
-    super::print(&report(args.json, step, (&*task, &evaluation), sentences));
+    super::print(&report(args.json, step, &*task, &evaluation, sentences));
     Ok(())
 }
 
@@ -102,66 +110,69 @@ fn data_of(
     Ok(data)
 }
 
-/// Evaluates on all devices of a group, with its progress on a terminal.
-fn evaluate(group: &mut WorkerGroup, request: &EvalRequest) -> Result<Evaluation, TrainError> {
-    let (mut terminal, started) = (Terminal::new(false, 0), Instant::now());
-    let evaluated = evaluate_split(group, request, &mut |done, total| {
-        Ok(terminal.event(&Event::Evaluating { done, total, elapsed: started.elapsed() })?)
-    })?;
-    let stopped = || TrainError::Defect("an evaluation without signals was stopped".into());
-    evaluated.ok_or_else(stopped)
-}
-
 /// Formats the result of an evaluation, as a line of JSON or for the user.
 fn report(
     json: bool,
     step: u64,
-    (task, evaluation): (&dyn Task, &Evaluation),
+    task: &dyn Task,
+    evaluation: &Evaluation,
     sentences: Option<SentenceRecord>,
 ) -> String {
     let &Evaluation { loss, samples, targets, ref sums } = evaluation;
-    let perplexity = (task.unit() == Unit::Tokens).then(|| loss.exp());
-    // The data may be another split than the one after which a run names them.
     let metrics = task.metrics(sums);
-    let metrics = metrics.iter();
-    let metrics = metrics.map(|(name, value)| (name.strip_prefix("val_").unwrap_or(name), *value));
     if json {
         let mut line = serde_json::json!({ "step": step, "loss": loss });
-        perplexity.into_iter().for_each(|value| line["perplexity"] = value.into());
-        (line["samples"], line["targets"]) = (samples.into(), targets.into());
-        metrics.for_each(|(name, value)| line[name] = value.into());
-        task.tables_json(sums).into_iter().for_each(|(name, value)| line[name] = value);
+        if task.unit() == Unit::Tokens {
+            line["perplexity"] = loss.exp().into();
+        }
+        line["samples"] = samples.into();
+        line["targets"] = targets.into();
+        for (name, value) in &metrics {
+            line[without_split(name)] = (*value).into();
+        }
+        for (name, value) in task.tables_json(sums) {
+            line[name] = value;
+        }
         if let Some(sentences) = sentences {
             line["sentences"] = serde_json::json!(sentences);
         }
         return format!("{line}\n");
     }
-    let perplexity = perplexity.map(|value| format!("  perplexity {value:.2}"));
-    let metrics: String = metrics.map(|(name, value)| format!("  {name} {value:.4}")).collect();
-    let counted = match task.unit() {
-        Unit::Tokens => format!("{targets} targets in {samples} samples"),
-        Unit::Samples => format!("{samples} samples"),
+    let mut text = format!("step {step}  loss {loss:.4}");
+    if task.unit() == Unit::Tokens {
+        text += &format!("  perplexity {:.2}", loss.exp());
+    }
+    for (name, value) in &metrics {
+        text += &format!("  {} {value:.4}", without_split(name));
+    }
+    text += &match task.unit() {
+        Unit::Tokens => format!("  {targets} targets in {samples} samples\n"),
+        Unit::Samples => format!("  {samples} samples\n"),
     };
-    let sentences = sentences.map(|measure| format!("{measure}\n")).unwrap_or_default();
-    format!(
-        "step {step}  loss {loss:.4}{}{metrics}  {counted}\n{}{sentences}",
-        perplexity.unwrap_or_default(),
-        task.tables(sums)
-    )
+    text += &task.tables(sums);
+    if let Some(measure) = sentences {
+        text += &format!("{measure}\n");
+    }
+    text
+}
+
+/// Returns the name of a metric without that of the split after which a run names it: the data may
+/// be another one.
+fn without_split(name: &str) -> &str {
+    name.strip_prefix("val_").unwrap_or(name)
 }
 
 /// Prints the prompt and the model's continuation of it, token by token as it is generated.
 pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
     let (checkpoint, spec) = load(&args.checkpoint)?;
-    let no_text = || match &checkpoint.meta.description {
-        Some(DataDescription::Tokens { .. }) => of_tokens("text to continue"),
-        _ => {
-            let why = "the checkpoint is not of a model of text; for models of samples see \
-                       potluck predict --help";
-            TrainError::InvalidRequest(why.into())
+    let Some(tokenizer) = checkpoint.meta.tokenizer.clone() else {
+        if let Some(DataDescription::Tokens { .. }) = &checkpoint.meta.description {
+            return Err(of_tokens("text to continue").into());
         }
+        let why = "the checkpoint is not of a model of text; for models of samples see potluck \
+                   predict --help";
+        return Err(TrainError::InvalidRequest(why.into()).into());
     };
-    let tokenizer = checkpoint.meta.tokenizer.clone().ok_or_else(no_text)?;
     let prompt = args.prompt.clone().unwrap_or_else(|| generate::default_prompt(&tokenizer));
     // A prompt that cannot be continued is refused before any of it is printed.
     tokenizer.encode(&prompt).map_err(TrainError::from)?;
@@ -202,13 +213,16 @@ pub(super) fn of_tokens(what: &str) -> TrainError {
 /// Loads the checkpoint that the arguments name, and the specification of its run with the keys
 /// that they set.
 pub(super) fn load(args: &CheckpointArgs) -> anyhow::Result<(Checkpoint, RunSpec)> {
-    let (checkpoint, warnings) = match args.best {
-        true => Store::open_to_read(&args.checkpoint)
+    let (checkpoint, warnings) = if args.best {
+        Store::open_to_read(&args.checkpoint)
             .load_best()
-            .map_err(|error| without_best(&args.checkpoint, error))?,
-        false => Checkpoint::parameters_of_path(&args.checkpoint).map_err(TrainError::from)?,
+            .map_err(|error| without_best(&args.checkpoint, error))?
+    } else {
+        Checkpoint::parameters_of_path(&args.checkpoint).map_err(TrainError::from)?
     };
-    warnings.iter().for_each(|warning| print_line(&format!("warning: {warning}")));
+    for warning in warnings {
+        print_line(&format!("warning: {warning}"));
+    }
     let mut spec = saved_spec(&checkpoint, Some(args))?;
     spec.micro_batch = args.micro_batch.unwrap_or(spec.micro_batch);
     Ok((checkpoint, spec))
@@ -226,8 +240,11 @@ fn without_best(path: &Path, error: CheckpointError) -> anyhow::Error {
         );
         return TrainError::InvalidRequest(text).into();
     }
-    let newest = Checkpoint::parameters_of_path(path).map_err(TrainError::from);
-    let why = match newest.map_err(Into::into).and_then(|(newest, _)| saved_spec(&newest, None)) {
+    let newest = match Checkpoint::parameters_of_path(path) {
+        Ok((newest, _)) => newest,
+        Err(error) => return TrainError::from(error).into(),
+    };
+    let why = match saved_spec(&newest, None) {
         Ok(spec) if spec.data.held_out == 0.0 => "the run held nothing out, so it has no best",
         Ok(_) => "no checkpoint is marked as the best",
         Err(error) => return error,
@@ -246,7 +263,7 @@ pub(super) struct EvalDevices {
 }
 
 impl EvalDevices {
-    /// Opens one device that works alone.
+    /// Opens one device that works alone, with the checkpoint's parameters on it.
     fn alone(
         device: Selection,
         spec: &RunSpec,
@@ -254,7 +271,13 @@ impl EvalDevices {
         plan: Plan,
     ) -> anyhow::Result<Self> {
         let pipelines = ModelPipelines::of_replicas(Arc::new(plan.clone()), 1);
-        let group = open_model(device, spec, checkpoint, plan)?;
+        let options = options(spec, std::slice::from_ref(&device));
+        let opened = open_alone(device, plan, 0, &options)?;
+        for note in &opened.notes {
+            print_line(note);
+        }
+        let group = WorkerGroup::single(opened.driver)?;
+        state::restore(&group, checkpoint.parameters, &[], 0)?;
         Ok(Self { group, pipelines, weights: vec![1] })
     }
 }
@@ -279,19 +302,21 @@ pub(super) fn open_for_eval(
         let options = options(spec, std::slice::from_ref(&selection));
         opened.push(open_named(selection, name, plan.clone(), 0, &options)?);
     }
-    let identities: Vec<&str> = opened.iter().map(|one| &*one.identity).collect();
     let recorded = &checkpoint.meta.placement.ranks;
-    let is_recorded = recorded.iter().map(|rank| &*rank.identity).eq(identities.iter().copied());
-    let weights: Vec<u32> = match is_recorded {
-        true => recorded.iter().map(|rank| rank.share).collect(),
-        false => vec![1; opened.len()],
-    };
-    opened.iter().flat_map(|one| &one.notes).for_each(|note| print_line(note));
+    let mut weights = vec![1; opened.len()];
+    let mut shares = "with equal shares";
+    let identities: Vec<&str> = opened.iter().map(|one| &*one.identity).collect();
+    let of_run: Vec<&str> = recorded.iter().map(|rank| &*rank.identity).collect();
+    if of_run == identities {
+        weights = recorded.iter().map(|rank| rank.share).collect();
+        shares = "with the shares of the run";
+    }
+    for one in &opened {
+        for note in &one.notes {
+            print_line(note);
+        }
+    }
     if opened.len() > 1 {
-        let shares = match is_recorded {
-            true => "with the shares of the run",
-            false => "with equal shares",
-        };
         print_line(&format!("on {} devices {shares}: {}", opened.len(), names.join(", ")));
     }
     let layout = layout(&plan, Topology::Ring, opened.len(), spec.parallel.chunk_bytes);
@@ -312,7 +337,9 @@ fn open_pipelines(
 ) -> anyhow::Result<EvalDevices> {
     let options = options(spec, &devices);
     let opened = open_forward_pipelines(devices, &spec.parallel, &options, plan)?;
-    opened.notes.iter().for_each(|note| print_line(note));
+    for note in &opened.notes {
+        print_line(note);
+    }
     let ForwardPipelines { group, pipelines, .. } = opened;
     state::restore(&group, checkpoint.parameters, &[], 0)?;
     let weights = vec![1; pipelines.stages.len()];
@@ -325,8 +352,10 @@ fn is_auto(devices: &str) -> bool {
 
 /// Returns the device that works alone; of several that a list names, the user reads which.
 fn first_device(devices: &str) -> anyhow::Result<Selection> {
-    let missing = || TrainError::Defect("no device was chosen".into());
-    Ok(first_devices(devices, 1)?.into_iter().next().ok_or_else(missing)?)
+    let Some(first) = first_devices(devices, 1)?.into_iter().next() else {
+        return Err(TrainError::Defect("no device was chosen".into()).into());
+    };
+    Ok(first)
 }
 
 /// Returns the first `wanted` devices, all if there are fewer; of more that a list names, the user
@@ -335,7 +364,8 @@ fn first_devices(devices: &str, wanted: usize) -> anyhow::Result<Vec<Selection>>
     let mut chosen = selections(devices)?;
     let names = distinct(chosen.iter().map(|one| one.name().to_string()).collect());
     if chosen.len() > wanted && !is_auto(devices) {
-        let (on, count) = (names[..wanted].join(" and "), chosen.len());
+        let on = names[..wanted].join(" and ");
+        let count = chosen.len();
         let first = if wanted == 1 { "first".into() } else { format!("first {wanted}") };
         print_line(&format!("generating on {on}, the {first} of {count} devices"));
     }
@@ -350,25 +380,13 @@ const TUNE_S_MAX: f64 = 1.0;
 /// where the shapes of a few rows are measured quickly, they also measure what is missing. On the
 /// host's processor that would take longer than it saves.
 fn options(spec: &RunSpec, devices: &[Selection]) -> OpenOptions {
-    let is_gpu = |device: &Selection| match device {
-        Selection::Adapter(adapter) => adapter.kind != AdapterKind::Software,
-        Selection::Cpu { .. } | Selection::Offered(_) => false,
-    };
     let most = if devices.iter().all(is_gpu) { TUNE_S_MAX } else { 0.0 };
     OpenOptions { tune_s: spec.opening.tune_s.min(most), ..spec.opening }
 }
 
-/// Opens one device with the checkpoint's parameters on it.
-fn open_model(
-    selection: Selection,
-    spec: &RunSpec,
-    checkpoint: Checkpoint,
-    plan: Plan,
-) -> anyhow::Result<WorkerGroup> {
-    let options = options(spec, std::slice::from_ref(&selection));
-    let opened = open_alone(selection, plan, 0, &options)?;
-    opened.notes.iter().for_each(|note| print_line(note));
-    let group = WorkerGroup::single(opened.driver)?;
-    state::restore(&group, checkpoint.parameters, &[], 0)?;
-    Ok(group)
+fn is_gpu(device: &Selection) -> bool {
+    match device {
+        Selection::Adapter(adapter) => adapter.kind != AdapterKind::Software,
+        Selection::Cpu { .. } | Selection::Offered(_) => false,
+    }
 }

@@ -21,7 +21,6 @@ use crate::comm::RecvError;
 use crate::config::read::Override;
 use crate::device::Selection;
 use crate::faults::Faults;
-use crate::metrics::Sink;
 use crate::net::Secret;
 use crate::runtime::RuntimeError;
 use crate::runtime::device_thread::nanos;
@@ -68,25 +67,28 @@ fn code_of(secret: &Secret) -> String {
 
 /// Returns the secret of the file that a flag or the environment names, if one does.
 fn secret_of_file(flag: Option<&Path>) -> anyhow::Result<Option<Secret>> {
-    let variable = std::env::var_os(SECRET_VARIABLE).filter(|file| !file.is_empty());
-    let variable = variable.map(PathBuf::from);
-    let file = flag.map(Path::to_path_buf).or(variable);
-    Ok(file.map(|file| Secret::read_file(&file)).transpose().map_err(usage)?)
-}
-
-fn usage(error: impl std::fmt::Display) -> UsageError {
-    UsageError(error.to_string())
+    let file = match flag {
+        Some(file) => file.to_path_buf(),
+        None => match std::env::var_os(SECRET_VARIABLE) {
+            Some(file) if !file.is_empty() => file.into(),
+            _ => return Ok(None),
+        },
+    };
+    let secret = Secret::read_file(&file).map_err(|error| UsageError(error.to_string()))?;
+    Ok(Some(secret))
 }
 
 /// Returns the devices of this machine as the others see them.
 fn shown_devices(selections: &[Selection]) -> Vec<NodeDevice> {
-    let kind = |selection: &Selection| match selection {
-        Selection::Adapter(adapter) => adapter.api.to_string(),
-        Selection::Cpu { .. } | Selection::Offered(_) => String::new(),
-    };
-    let names = display_names(selections);
-    let device = |(name, selection)| NodeDevice { name, kind: kind(selection) };
-    names.into_iter().zip(selections).map(device).collect()
+    let mut devices = Vec::new();
+    for (selection, name) in selections.iter().zip(display_names(selections)) {
+        let kind = match selection {
+            Selection::Adapter(adapter) => adapter.api.to_string(),
+            Selection::Cpu { .. } | Selection::Offered(_) => String::new(),
+        };
+        devices.push(NodeDevice { name, kind });
+    }
+    devices
 }
 
 /// Returns a name that no other run has.
@@ -127,11 +129,15 @@ impl Gathering<'_> {
     /// Returns an error for a secret that cannot be read, an address that is taken, and if the
     /// nodes cannot connect.
     pub fn host(&self, hello: impl FnOnce(u16) -> Hello) -> anyhow::Result<MetNode> {
-        let (secret, is_new) = match secret_of_file(self.secret_file)? {
-            Some(secret) => (secret, false),
-            None => (Secret::generate()?, true),
+        let mut code = None;
+        let secret = match secret_of_file(self.secret_file)? {
+            Some(secret) => secret,
+            None => {
+                let secret = Secret::generate()?;
+                code = Some(code_of(&secret));
+                secret
+            }
         };
-        let code = is_new.then(|| code_of(&secret));
         let frames = FrameReceiver::default();
         let options = MeetingOptions {
             listen: self.listen.unwrap_or_else(|| all_addresses(PORT)),
@@ -150,7 +156,7 @@ impl Gathering<'_> {
             generation: Generation(0),
         })?;
         print_line(&self.invitation(meeting.address, code.as_deref()));
-        wait((meeting, frames), signals, &mut print_line)
+        wait(meeting, frames, signals, &mut print_line)
     }
 
     /// Returns what to type on the other machines.
@@ -218,18 +224,21 @@ fn end_by_signal(
     created: Vec<PathBuf>,
 ) -> std::io::Result<()> {
     let of_run = nodes.clone();
-    let end = move |signal: Interruption| {
-        let why = InterruptedError(signal).to_string();
-        print_line(&why);
-        nodes.end(&Err(RunFailure { why, exit_code: signal.exit_code() }));
-        for directory in &created {
-            // Fails if there is something in it.
-            let _ = fs::remove_dir(directory);
-        }
-        leave(signal.exit_code());
-    };
     let signals = signals.with(of_run.signals());
-    signals.watch(move || of_run.has_begun(), end).map(drop)
+    signals.watch(
+        move || of_run.has_begun(),
+        move |signal: Interruption| {
+            let why = InterruptedError(signal).to_string();
+            print_line(&why);
+            nodes.end(&Err(RunFailure { why, exit_code: signal.exit_code() }));
+            for directory in &created {
+                // Fails if there is something in it.
+                let _ = fs::remove_dir(directory);
+            }
+            leave(signal.exit_code());
+        },
+    )?;
+    Ok(())
 }
 
 /// Returns the address that stands for all of this machine, of both versions if there are two.
@@ -244,15 +253,19 @@ fn addresses(listening: SocketAddr) -> Vec<SocketAddr> {
     if !listening.ip().is_unspecified() {
         return vec![listening];
     }
-    let all = if_addrs::get_if_addrs().unwrap_or_default();
-    let is_reachable = |ip: &IpAddr| match ip {
-        IpAddr::V4(ip) => !ip.is_loopback() && !ip.is_link_local(),
-        // Addresses of a link need a zone, which is another one on each machine.
-        IpAddr::V6(ip) => listening.is_ipv6() && !ip.is_loopback() && !ip.is_unicast_link_local(),
-    };
-    let found = all.iter().map(if_addrs::Interface::ip).filter(is_reachable);
-    let mut found: Vec<SocketAddr> =
-        found.map(|ip| SocketAddr::new(ip, listening.port())).collect();
+    let mut found = Vec::new();
+    for interface in if_addrs::get_if_addrs().unwrap_or_default() {
+        let is_reachable = match interface.ip() {
+            IpAddr::V4(ip) => !ip.is_loopback() && !ip.is_link_local(),
+            // Addresses of a link need a zone, which is another one on each machine.
+            IpAddr::V6(ip) => {
+                listening.is_ipv6() && !ip.is_loopback() && !ip.is_unicast_link_local()
+            }
+        };
+        if is_reachable {
+            found.push(SocketAddr::new(interface.ip(), listening.port()));
+        }
+    }
     found.sort_by_key(|address| (address.is_ipv6(), *address));
     if found.is_empty() {
         vec![SocketAddr::from(([127, 0, 0, 1], listening.port()))]
@@ -264,7 +277,8 @@ fn addresses(listening: SocketAddr) -> Vec<SocketAddr> {
 /// Shows who comes and goes until all are here. A signal leaves the others in order, so that they
 /// know at once, and the caller cleans up.
 fn wait(
-    (mut meeting, frames): (Meeting, FrameReceiver),
+    mut meeting: Meeting,
+    frames: FrameReceiver,
     signals: Signals,
     show: &mut dyn FnMut(&str),
 ) -> anyhow::Result<MetNode> {
@@ -314,17 +328,16 @@ fn ended(end: &ClusterEnd) -> TrainError {
 }
 
 fn present(presence: &Presence) -> String {
-    let node = |node: &crate::cluster::PresentNode| {
+    let mut here = Vec::new();
+    for node in &presence.here {
         let devices: Vec<&str> = node.devices.iter().map(|device| device.name.as_str()).collect();
-        format!("{} ({})", node.host, devices.join(", "))
-    };
-    let here: Vec<String> = presence.here.iter().map(node).collect();
+        here.push(format!("{} ({})", node.host, devices.join(", ")));
+    }
     let missing = match presence.missing() {
         0 => "all are here, connecting".into(),
         missing => format!("waiting for {missing}"),
     };
-    let (count, of) = (here.len(), presence.expected);
-    format!("{count} of {of} nodes here: {}; {missing}", here.join(", "))
+    format!("{} of {} nodes here: {}; {missing}", here.len(), presence.expected, here.join(", "))
 }
 
 // ---- The other nodes ----
@@ -351,7 +364,8 @@ impl Joining {
         show: &mut dyn FnMut(&str),
         hello: impl Fn(u16) -> Hello,
     ) -> anyhow::Result<MetNode> {
-        let (started, mut is_shown) = (Instant::now(), false);
+        let started = Instant::now();
+        let mut is_shown = false;
         loop {
             match self.clone().join(show, &hello) {
                 Err(error) if error.is::<NoAnswerError>() && started.elapsed() < wait => {
@@ -388,7 +402,7 @@ impl Joining {
         let signals = Signals::caught()?;
         let meeting =
             Meeting::join(options, |port| JoiningNodeOptions { hello: hello(port), first })?;
-        wait((meeting, frames), signals, show)
+        wait(meeting, frames, signals, show)
     }
 }
 
@@ -397,8 +411,10 @@ impl Joining {
 /// # Errors
 /// Returns an error for a file that cannot be read, and without a terminal.
 pub fn secret_to_join(file: Option<&Path>) -> anyhow::Result<Secret> {
-    let elsewhere = format!("name a file with it by --secret-file or {SECRET_VARIABLE}");
-    secret_of_file(file)?.map_or_else(|| typed_code(&elsewhere), Ok)
+    match secret_of_file(file)? {
+        Some(secret) => Ok(secret),
+        None => typed_code(&format!("name a file with it by --secret-file or {SECRET_VARIABLE}")),
+    }
 }
 
 /// Runs `potluck join` and returns the process's exit code.
@@ -410,8 +426,10 @@ pub fn join(args: &JoinArgs) -> anyhow::Result<i32> {
     let faults = Faults::from_environment().map_err(TrainError::from)?;
     faults.check_kernels(&catalog::names()).map_err(TrainError::from)?;
     let first = resolve(&args.address)?;
-    let overrides = args.sets.iter().map(|typed| Override::set(typed));
-    let mut overrides: Vec<Override> = overrides.collect::<Result<_, _>>()?;
+    let mut overrides = Vec::new();
+    for typed in &args.sets {
+        overrides.push(Override::set(typed)?);
+    }
     for typed in &overrides {
         if !NODE_KEYS.contains(&typed.key.as_str()) {
             let why = format!(
@@ -427,27 +445,33 @@ pub fn join(args: &JoinArgs) -> anyhow::Result<i32> {
         let why = format!("{}: has no effect without --data, this node's copy", typed.flag);
         return Err(UsageError(why).into());
     }
-    data.as_deref().map_or(Ok(()), require_there).map_err(TrainError::from)?;
-    overrides.extend(data.as_deref().map(Override::data).transpose()?.into_iter().flatten());
+    if let Some(data) = &data {
+        require_there(data).map_err(TrainError::from)?;
+        overrides.extend(Override::data(data)?);
+    }
     let secret = secret_to_join(args.secret_file.as_deref())?;
     let devices = args.devices.clone().unwrap_or_else(|| "auto".into());
     let offered = selections(&devices)?;
     let quiet = args.quiet;
     let mut show = |text: &str| {
         if !quiet {
-            print_line(text)
+            print_line(text);
         }
     };
     let joining = Joining { first, listen: args.listen, secret, faults: faults.clone() };
-    let hello = |port| greeting(port, None, shown_devices(&offered));
     let wait = Duration::from_secs(args.wait.unwrap_or_default());
-    let met = joining.join_within(wait, &mut show, hello)?;
+    let met = joining
+        .join_within(wait, &mut show, |port| greeting(port, None, shown_devices(&offered)))?;
     show(&met.started.roster.to_string());
-    let terminal: Box<dyn Sink> = Box::new(Terminal::new(quiet, 10));
-    let configure =
-        move |config: &str| RunSpec::of_node(config, &overrides).map_err(|error| error.to_string());
-    let configure = Box::new(configure);
-    let mut node = JoinedNode { devices, configure, data, faults, sink: terminal };
+    let mut node = JoinedNode {
+        devices,
+        configure: Box::new(move |config: &str| {
+            RunSpec::of_node(config, &overrides).map_err(|error| error.to_string())
+        }),
+        data,
+        faults,
+        sink: Box::new(Terminal::new(quiet, 10)),
+    };
     let StartedCluster { you, links, .. } = met.started;
     let outcome = serve(met.meeting, met.frames, (you, links), met.signals, &mut node)?;
     Ok(report(&outcome, quiet))

@@ -9,7 +9,7 @@ use super::{UsageError, writable};
 use crate::base::HostTensor;
 use crate::base::format::counted;
 use crate::data::formats;
-use crate::data::{DataDescription, MeanStd, SampleDescription, Samples, TargetNames, Targets};
+use crate::data::{DataDescription, SampleDescription, Samples, TargetNames, Targets};
 use crate::files;
 use crate::runtime::pipelines::ForwardUnits;
 use crate::train::error::TrainError;
@@ -28,9 +28,12 @@ pub fn predict(args: &PredictArgs) -> anyhow::Result<()> {
     if let Some(out) = &args.out {
         writable(out, "--out")?;
         // The table of predictions would replace the samples.
-        if fs::canonicalize(out).ok().is_some_and(|out| is_within(&out, &args.data)) {
-            let (out, data) = (out.display(), args.data.display());
-            let why = format!("--out {out}: is a file of --data {data}; name another file");
+        if fs::canonicalize(out).is_ok_and(|out| is_within(&out, &args.data)) {
+            let why = format!(
+                "--out {}: is a file of --data {}; name another file",
+                out.display(),
+                args.data.display()
+            );
             return Err(UsageError(why).into());
         }
     }
@@ -53,7 +56,8 @@ pub fn predict(args: &PredictArgs) -> anyhow::Result<()> {
     let opened = open_for_eval(devices, &spec, checkpoint, plan)?;
     let mut csv = csv_writer(&description)?;
     let mut right = 0;
-    let (mut bad, mut first_bad) = (0, None);
+    let mut bad = 0;
+    let mut first_bad = None;
     for first in (0..samples.len()).step_by(AT_A_TIME) {
         let rows = first..samples.len().min(first + AT_A_TIME);
         let inputs = features(&samples, rows.clone(), &description)?;
@@ -69,9 +73,10 @@ pub fn predict(args: &PredictArgs) -> anyhow::Result<()> {
         })?;
         let width = outputs.len() / rows.len();
         for (index, outputs) in rows.zip(outputs.chunks_exact(width)) {
-            let is_finite = is_finite(outputs, &description);
-            first_bad = first_bad.or((!is_finite).then_some(index));
-            bad += usize::from(!is_finite);
+            if !is_finite(outputs, &description) {
+                first_bad.get_or_insert(index);
+                bad += 1;
+            }
             let (record, is_right) = record(&samples, index, outputs, &description);
             csv.write_record(&record)?;
             right += u64::from(is_right);
@@ -98,14 +103,28 @@ fn is_within(file: &Path, path: &Path) -> bool {
 
 /// Returns true if the predictions of a sample are finite numbers, values in their units.
 fn is_finite(outputs: &[f32], description: &SampleDescription) -> bool {
-    let scales = description.normalization.targets.iter().copied();
-    let mut scaled = outputs.iter().zip(scales.chain(std::iter::repeat(MeanStd::IDENTITY)));
-    scaled.all(|(value, scale)| scale.restore(*value).is_finite())
+    for (column, value) in outputs.iter().enumerate() {
+        if !restored(column, *value, description).is_finite() {
+            return false;
+        }
+    }
+    true
+}
+
+/// Returns the value of a column in its unit, if it has one.
+fn restored(column: usize, value: f32, description: &SampleDescription) -> f32 {
+    match description.normalization.targets.get(column) {
+        Some(scale) => scale.restore(value),
+        None => value,
+    }
 }
 
 /// Returns the name of a sample, or its number.
 fn name_of(samples: &Samples, index: usize) -> String {
-    samples.ids.as_ref().map_or_else(|| index.to_string(), |ids| ids[index].clone())
+    match &samples.ids {
+        Some(ids) => ids[index].clone(),
+        None => index.to_string(),
+    }
 }
 
 /// Loads the samples to predict, which are like those that the model was trained on. Their targets
@@ -144,7 +163,9 @@ fn csv_writer(description: &SampleDescription) -> anyhow::Result<csv::Writer<Vec
     match &description.targets {
         TargetNames::Classes(names) => {
             header.extend(["class".into(), "probability".into()]);
-            header.extend(names.iter().map(|name| format!("p({name})")));
+            for name in names {
+                header.push(format!("p({name})"));
+            }
         }
         TargetNames::Values(names) => header.extend(names.iter().cloned()),
     }
@@ -167,18 +188,16 @@ fn record(
             let probabilities = softmax(outputs);
             row.extend([names[class].clone(), probability(probabilities[class])]);
             row.extend(probabilities.into_iter().map(probability));
-            let ids = match &samples.targets {
-                Targets::Classes { ids, .. } => Some(ids),
-                _ => None,
+            let is_right = match &samples.targets {
+                Targets::Classes { ids, .. } => ids[index] as usize == class,
+                _ => false,
             };
-            (row, ids.is_some_and(|ids| ids[index] as usize == class))
+            (row, is_right)
         }
         TargetNames::Values(_) => {
-            let scales = &description.normalization.targets;
-            let restored = |(column, value): (usize, &f32)| {
-                scales.get(column).map_or(*value, |scale| scale.restore(*value)).to_string()
-            };
-            row.extend(outputs.iter().enumerate().map(restored));
+            for (column, value) in outputs.iter().enumerate() {
+                row.push(restored(column, *value, description).to_string());
+            }
             (row, false)
         }
     }
@@ -190,7 +209,10 @@ fn probability(value: f64) -> String {
 }
 
 fn softmax(logits: &[f32]) -> Vec<f64> {
-    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let mut most = f32::NEG_INFINITY;
+    for logit in logits {
+        most = most.max(*logit);
+    }
     let exponentials: Vec<f64> = logits.iter().map(|logit| f64::from(logit - most).exp()).collect();
     let sum: f64 = exponentials.iter().sum();
     exponentials.into_iter().map(|value| value / sum).collect()
@@ -218,9 +240,10 @@ fn summary(samples: &Samples, right: u64, description: &SampleDescription, out: 
         (&samples.targets, &description.targets),
         (Targets::Classes { .. }, TargetNames::Classes(_))
     );
-    let accuracy = match has_classes {
-        true => format!("; {right} right, {:.2} %", 100.0 * right as f64 / count.max(1) as f64),
-        false => String::new(),
+    let accuracy = if has_classes {
+        format!("; {right} right, {:.2} %", 100.0 * right as f64 / count.max(1) as f64)
+    } else {
+        String::new()
     };
     let samples = counted(count, "sample", "samples");
     print_line(&format!("{samples} predicted in {}{accuracy}", out.display()));
@@ -229,7 +252,7 @@ fn summary(samples: &Samples, right: u64, description: &SampleDescription, out: 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::{Features, Normalization};
+    use crate::data::{Features, MeanStd, Normalization};
 
     fn samples(targets: Targets) -> Samples {
         Samples {

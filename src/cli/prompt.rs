@@ -52,12 +52,14 @@ impl RestoredTerminal {
         let restore = restoring()?;
         let is_over = Arc::new(AtomicBool::new(false));
         let over = is_over.clone();
-        let end = move |signal: Interruption| {
-            restore();
-            print_line(&format!("\n{}", InterruptedError(signal)));
-            leave(signal.exit_code());
-        };
-        Signals::install()?.watch(move || over.load(Ordering::SeqCst), end)?;
+        Signals::install()?.watch(
+            move || over.load(Ordering::SeqCst),
+            move |signal: Interruption| {
+                restore();
+                print_line(&format!("\n{}", InterruptedError(signal)));
+                leave(signal.exit_code());
+            },
+        )?;
         Ok(Self { is_over })
     }
 }

@@ -44,16 +44,21 @@ impl ResumePoint {
             ("latest", Some(out)) => Self::load(out)?,
             (path, _) => Self::load(Path::new(path))?,
         };
-        warnings.iter().for_each(|warning| print_line(&format!("warning: {warning}")));
+        for warning in warnings {
+            print_line(&format!("warning: {warning}"));
+        }
         Ok(point)
     }
 
     fn load(from: &Path) -> Result<(Self, Vec<String>), TrainError> {
         let run = source_run(from);
         // Before the checkpoint: what another process saves meanwhile is newer.
-        let steps = run.as_deref().map(|run| Store::open_to_read(run).steps()).transpose()?;
+        let steps = match &run {
+            Some(run) => Store::open_to_read(run).steps()?,
+            None => Vec::new(),
+        };
         let (checkpoint, warnings) = Checkpoint::load_path(from)?;
-        let newest = steps.and_then(|steps| steps.last().copied()).unwrap_or(checkpoint.meta.step);
+        let newest = steps.last().copied().unwrap_or(checkpoint.meta.step);
         Ok((Self { checkpoint, from: from.into(), run, newest }, warnings))
     }
 
@@ -87,14 +92,9 @@ impl ResumePoint {
     /// Returns the newest step of the run that a run in `out` continues; `None` if it is a new
     /// one.
     pub fn continued(&self, out: &Path) -> Option<u64> {
-        self.continues(out).then_some(self.newest)
-    }
-
-    /// Returns true if a run in `out` continues the run of the checkpoint, as opposed to a new
-    /// run that starts from it.
-    fn continues(&self, out: &Path) -> bool {
-        let same = |run: &PathBuf| run.canonicalize().ok().zip(out.canonicalize().ok());
-        self.run.as_ref().and_then(same).is_some_and(|(run, out)| run == out)
+        let run = self.run.as_ref()?.canonicalize().ok()?;
+        let out = out.canonicalize().ok()?;
+        if run == out { Some(self.newest) } else { None }
     }
 
     /// Checks that the saved devices of a run are here.
@@ -111,8 +111,9 @@ impl ResumePoint {
         let devices = spec.devices.as_str();
         use DeviceError::{NoAdapter, NoMatch};
         match selections(devices) {
+            Ok(_) => return Ok(()),
             Err(RuntimeError::Device(NoAdapter { .. } | NoMatch { .. })) => {}
-            found => return Ok(found.map(drop)?),
+            Err(error) => return Err(error.into()),
         }
         let missing = missing_devices(devices, &adapters_for(devices)).join(" and no ");
         let out = out.map(Path::to_path_buf);
@@ -120,7 +121,7 @@ impl ResumePoint {
         let anything = LeftDevices {
             devices: "auto".into(),
             // As few devices as auto may choose.
-            stages: (spec.parallel.pipeline.stages > 1).then_some(1),
+            stages: if spec.parallel.pipeline.stages > 1 { Some(1) } else { None },
             spare: 0,
             are_as_typed: false,
         };
@@ -145,10 +146,10 @@ pub fn find_data(saved: &Path, from: &Path) -> Result<PathBuf, TrainError> {
     }
     let directory = source_run(from).unwrap_or_else(|| from.into());
     let beside = directory.join(saved.file_name().unwrap_or_default());
-    match beside.exists() && saved.file_name().is_some() {
-        true => Ok(beside),
-        false => Err(TrainError::MissingData { path: saved.into(), beside }),
+    if beside.exists() && saved.file_name().is_some() {
+        return Ok(beside);
     }
+    Err(TrainError::MissingData { path: saved.into(), beside })
 }
 
 /// Directory of a run that starts.
@@ -176,33 +177,32 @@ impl RunDirectory {
             return Ok(Self::reserve(runs).map_err(TrainError::from)?);
         };
         let there = path.ancestors().find(|above| above.symlink_metadata().is_ok());
-        match there.filter(|there| !there.is_dir()) {
-            None => Ok(Self { path: path.into(), created: Vec::new() }),
-            Some(file) => {
-                let (path, file) = (path.display(), file.display());
-                let why = format!("{path}: {file} is no directory; set another --out");
-                Err(UsageError(why).into())
-            }
+        if let Some(file) = there
+            && !file.is_dir()
+        {
+            let file = file.display();
+            let why = format!("{}: {file} is no directory; set another --out", path.display());
+            return Err(UsageError(why).into());
         }
+        Ok(Self { path: path.into(), created: Vec::new() })
     }
 
     fn reserve(runs: &Path) -> Result<Self, CheckpointError> {
         let mut created = Vec::new();
         loop {
             let path = next_free(runs);
-            let error = |why| CheckpointError::Write { path: path.clone(), why };
             match fs::create_dir(&path) {
                 Ok(()) => {
                     created.insert(0, path.clone());
                     return Ok(Self { path, created });
                 }
                 Err(why) if why.kind() == io::ErrorKind::NotFound => {
-                    fs::create_dir_all(runs).map_err(error)?;
+                    fs::create_dir_all(runs).map_err(|why| CheckpointError::Write { path, why })?;
                     created = vec![runs.into()];
                 }
                 // Another start has just taken this number.
                 Err(why) if why.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(why) => return Err(error(why)),
+                Err(why) => return Err(CheckpointError::Write { path, why }),
             }
         }
     }
@@ -220,19 +220,24 @@ impl Drop for RunDirectory {
 
 /// Returns `runs/0001`, or the number after the highest that exists.
 fn next_free(runs: &Path) -> PathBuf {
-    let entries = fs::read_dir(runs).into_iter().flatten().flatten();
-    let number = |name: String| {
-        let is_number = name.bytes().all(|byte| byte.is_ascii_digit());
-        name.parse::<u32>().ok().filter(|_| is_number)
-    };
-    let numbers = entries.filter_map(|entry| number(entry.file_name().into_string().ok()?));
-    runs.join(format!("{:04}", numbers.max().unwrap_or(0) + 1))
+    let mut highest = 0;
+    for entry in fs::read_dir(runs).into_iter().flatten().flatten() {
+        let Ok(name) = entry.file_name().into_string() else { continue };
+        // A number with a sign is another name.
+        if name.bytes().all(|byte| byte.is_ascii_digit())
+            && let Ok(number) = name.parse::<u32>()
+        {
+            highest = highest.max(number);
+        }
+    }
+    runs.join(format!("{:04}", highest + 1))
 }
 
 /// Loads the checkpoint of the run that changed last of those with a good one, with a warning for
 /// each run that changed later.
 fn newest(runs: &Path) -> anyhow::Result<(ResumePoint, Vec<String>)> {
-    let (mut skipped, mut first) = (Vec::new(), None);
+    let mut skipped = Vec::new();
+    let mut first = None;
     for run in by_age(runs).into_iter().rev() {
         if let Err(error) = Store::open_to_read(&run).wait_until_free() {
             skipped.push(format!("{} is in use by another process", run.display()));

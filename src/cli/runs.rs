@@ -127,25 +127,40 @@ fn runs_in(directory: &Path) -> io::Result<Vec<ListedRun>> {
     if is_run(directory) {
         return Ok(vec![ListedRun::read(directory)]);
     }
-    let paths = entries.flatten().map(|entry| entry.path());
-    Ok(paths.filter(|path| is_run(path)).map(|path| ListedRun::read(&path)).collect())
+    let mut runs = Vec::new();
+    for entry in entries.flatten() {
+        let path = entry.path();
+        if is_run(&path) {
+            runs.push(ListedRun::read(&path));
+        }
+    }
+    Ok(runs)
 }
 
 /// Returns the runs directly below a directory, the one that changed last at the end; none if the
 /// directory cannot be read.
 pub fn by_age(directory: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    let mut paths: Vec<PathBuf> =
-        entries.map(|entry| entry.path()).filter(|path| is_run(path)).collect();
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if is_run(&path) {
+            paths.push(path);
+        }
+    }
     paths.sort_by_cached_key(|path| (last_change(path), path.clone()));
     paths
 }
 
 /// Returns the time at which a run last wrote to its record, or was created.
 fn last_change(run: &Path) -> SystemTime {
-    let places = [run.join("metrics.jsonl"), run.join("run.toml"), run.to_path_buf()];
-    let modified = |path: &PathBuf| fs::metadata(path).and_then(|found| found.modified()).ok();
-    places.iter().find_map(modified).unwrap_or(SystemTime::UNIX_EPOCH)
+    for place in [run.join("metrics.jsonl"), run.join("run.toml"), run.to_path_buf()] {
+        if let Ok(found) = fs::metadata(place)
+            && let Ok(modified) = found.modified()
+        {
+            return modified;
+        }
+    }
+    SystemTime::UNIX_EPOCH
 }
 
 fn is_run(path: &Path) -> bool {
@@ -156,37 +171,53 @@ impl ListedRun {
     /// Reads what is known of a run. What cannot be read stays unknown.
     fn read(path: &Path) -> Self {
         let name = path.file_name().unwrap_or(path.as_os_str());
-        let (config, metrics) = (path.join("run.toml"), path.join("metrics.jsonl"));
+        let config = path.join("run.toml");
         let store = Store::open_to_read(path);
-        let (meta, last) = (store.newest_meta(), last_step(&metrics));
-        let length = RunLength::read(&config, meta.as_ref().ok().and_then(Option::as_ref));
-        let (state, meta) = match (store.is_in_use(), meta, &length) {
-            (true, meta, _) => (RunState::Running, meta.ok().flatten()),
-            (false, Err(error @ CheckpointError::Format { .. }), _) => {
-                (RunState::OtherVersion(error.to_string()), None)
-            }
-            (false, Err(error), _) => (RunState::Damaged(error.to_string()), None),
-            (false, Ok(None), _) => (RunState::NoCheckpoint, None),
-            (false, Ok(Some(meta)), _) if meta.is_of_library() => (RunState::OfLibrary, Some(meta)),
-            (false, Ok(meta), Err(why)) => (RunState::Damaged(why.clone()), meta),
-            (false, Ok(Some(meta)), Ok(length)) if length.is_reached(&meta) => {
-                (RunState::Done, Some(meta))
-            }
-            (false, Ok(meta), Ok(_)) => (RunState::Interrupted, meta),
+        let meta = store.newest_meta();
+        let last = last_step(&path.join("metrics.jsonl"));
+        let newest = match &meta {
+            Ok(meta) => meta.as_ref(),
+            Err(_) => None,
         };
-        let saved = meta.as_ref().map(|meta| meta.step);
-        Self {
+        let length = RunLength::read(&config, newest);
+        let state = if store.is_in_use() {
+            RunState::Running
+        } else {
+            match (&meta, &length) {
+                (Err(error @ CheckpointError::Format { .. }), _) => {
+                    RunState::OtherVersion(error.to_string())
+                }
+                (Err(error), _) => RunState::Damaged(error.to_string()),
+                (Ok(None), _) => RunState::NoCheckpoint,
+                (Ok(Some(meta)), _) if meta.is_of_library() => RunState::OfLibrary,
+                (Ok(Some(_)), Err(why)) => RunState::Damaged(why.clone()),
+                (Ok(Some(meta)), Ok(length)) if length.is_reached(meta) => RunState::Done,
+                (Ok(Some(_)), Ok(_)) => RunState::Interrupted,
+            }
+        };
+        let mut run = Self {
             name: name.to_string_lossy().into_owned(),
             path: path.into(),
-            step: last.map(|(step, _)| step).max(saved),
-            saved,
+            step: None,
+            saved: None,
             steps: length.ok().and_then(|length| length.steps),
-            loss: last.map(|(_, loss)| loss),
-            best: meta.as_ref().and_then(|meta| meta.best).map(|best| best.val_loss),
-            devices: meta.as_ref().map(devices).unwrap_or_default(),
+            loss: None,
+            best: None,
+            devices: Vec::new(),
             state,
             changed: last_change(path),
+        };
+        if let Some((step, loss)) = last {
+            run.step = Some(step);
+            run.loss = Some(loss);
         }
+        if let Ok(Some(meta)) = meta {
+            run.saved = Some(meta.step);
+            run.step = run.step.max(run.saved);
+            run.best = meta.best.map(|best| best.val_loss);
+            run.devices = devices(&meta);
+        }
+        run
     }
 
     fn json(&self) -> Value {
@@ -203,18 +234,30 @@ impl ListedRun {
     }
 
     fn cells(&self) -> [String; 7] {
-        let number = |value: Option<u64>| value.map_or("?".into(), |value| value.to_string());
-        let loss = |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.4}"));
         let devices = if self.devices.is_empty() { "-".into() } else { self.devices.join(", ") };
         [
             self.name.clone(),
-            format!("{}/{}", number(self.step), number(self.steps)),
-            self.saved.map_or("-".into(), |step| step.to_string()),
-            loss(self.loss),
-            loss(self.best),
+            format!("{}/{}", number_or(self.step, "?"), number_or(self.steps, "?")),
+            number_or(self.saved, "-"),
+            loss_text(self.loss),
+            loss_text(self.best),
             devices,
             self.state.text(),
         ]
+    }
+}
+
+fn number_or(number: Option<u64>, unknown: &str) -> String {
+    match number {
+        Some(number) => number.to_string(),
+        None => unknown.into(),
+    }
+}
+
+fn loss_text(loss: Option<f64>) -> String {
+    match loss {
+        Some(loss) => format!("{loss:.4}"),
+        None => "-".into(),
     }
 }
 
@@ -235,18 +278,22 @@ impl RunLength {
     /// Reads the length of a run from its `run.toml`, and from its newest checkpoint what that does
     /// not have.
     fn read(path: &Path, meta: Option<&Meta>) -> Result<Self, String> {
-        let saved = meta.filter(|meta| !meta.is_of_library());
-        let saved = || saved.map(|meta| saved_config(meta).map_err(|why| why.to_string()));
         let is_missing =
             path.symlink_metadata().is_err_and(|why| why.kind() == io::ErrorKind::NotFound);
-        let config = match saved() {
-            Some(config) if is_missing => config?,
+        let mut saved = None;
+        if let Some(meta) = meta
+            && !meta.is_of_library()
+        {
+            saved = Some(saved_config(meta).map_err(|why| why.to_string())?);
+        }
+        let config = match &saved {
+            Some(saved) if is_missing => saved.clone(),
             _ => read_config(path)?,
         };
         let steps = if config.train.epochs == 0 {
             Some(config.train.steps)
         } else {
-            saved().transpose()?.map(|saved| saved.train.steps)
+            saved.map(|saved| saved.train.steps)
         };
         let Train { eval_every, patience, .. } = config.train;
         Ok(Self { steps, eval_every, patience })
@@ -263,9 +310,9 @@ impl RunLength {
 /// Reads the configuration of a run from its `run.toml`.
 fn read_config(path: &Path) -> Result<RunConfig, String> {
     let mut text = String::new();
-    let file = File::open(path);
-    let read = file.and_then(|file| file.take(CONFIG_BYTES_MAX).read_to_string(&mut text));
-    read.map_err(|why| format!("{}: cannot be read: {why}", path.display()))?;
+    File::open(path)
+        .and_then(|file| file.take(CONFIG_BYTES_MAX).read_to_string(&mut text))
+        .map_err(|why| format!("{}: cannot be read: {why}", path.display()))?;
     config_of(path, &text).map_err(|why| why.to_string())
 }
 
@@ -288,15 +335,19 @@ fn last_step(path: &Path) -> Option<(u64, f64)> {
 
 fn table(runs: &[ListedRun]) -> String {
     let head = ["name", "step", "saved", "loss", "best val", "devices", "state"].map(String::from);
-    let rows: Vec<[String; 7]> =
-        [head].into_iter().chain(runs.iter().map(ListedRun::cells)).collect();
-    let width = |column: usize| {
-        rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default()
-    };
-    let widths: [usize; 6] = std::array::from_fn(width);
+    let mut rows = vec![head];
+    for run in runs {
+        rows.push(run.cells());
+    }
+    let mut widths = [0; 7];
+    for row in &rows {
+        for (column, cell) in row.iter().enumerate() {
+            widths[column] = widths[column].max(cell.chars().count());
+        }
+    }
+    let [n, s, v, l, b, d, _] = widths;
     let mut text = String::new();
     for [name, step, saved, loss, best, devices, state] in &rows {
-        let [n, s, v, l, b, d] = widths;
         // Writing to a string cannot fail.
         let _ = writeln!(
             text,

@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::explain::pipelines::{ExplainedPipelines, with_pipelines};
-use super::write_named;
+use super::explain::placement::{ExplainedPlacement, with_placement};
+use super::{UsageError, write_named};
 use crate::base::format::counted;
 use crate::graph::PassKind;
 use crate::parallel::{Coordinates, Placement};
@@ -26,7 +26,7 @@ const NOTE: &str = "by the times of each block, measured alone; transfers, reduc
 /// of a checkpoint, and `saved` its placement. The blocks of the model are measured on the devices.
 ///
 /// # Errors
-/// Returns the errors of [`with_pipelines`], those of a device that is measured, and
+/// Returns the errors of [`with_placement`], those of a device that is measured, and
 /// `TrainError::Io` if the file cannot be written.
 pub fn explain(
     spec: &RunSpec,
@@ -34,33 +34,42 @@ pub fn explain(
     saved_data: &SavedData,
     saved: Option<&Placement>,
 ) -> anyhow::Result<String> {
-    let draw = |pipelines: &ExplainedPipelines| {
-        let laid_out = &pipelines.laid_out;
-        let times = pipelines.measured_times()?;
-        let links = vec![vec![LinkModel::INSTANT; pipelines.world()]; pipelines.world()];
-        let priced = price(&laid_out.written, &laid_out.whole, &times, &links)
-            .map_err(|unknown| not_measured(pipelines, unknown))?;
-        let mut rows = vec![Vec::new(); pipelines.world()];
-        for span in &priced.spans {
-            rows[span.rank.index()].push(run(span));
-        }
-        let notes: String = pipelines.notes.iter().map(|note| format!("{note}\n")).collect();
-        Ok((notes + NOTE, chart(pipelines, rows)))
-    };
     let probe = probe(spec, saved_data)?;
-    let (notes, chart) = with_pipelines(spec, saved_data, saved, Some(probe), draw)?;
+    if spec.parallel.pipeline.stages < 2 {
+        let why = "--explain schedule needs parallel.pipeline of 2 or more; give --pipeline K";
+        return Err(UsageError(why.into()).into());
+    }
+    let (notes, chart) = with_placement(spec, saved_data, saved, Some(probe), priced_chart)?;
     if let Some(path) = svg {
         write_named(path, chart.svg().as_bytes())?;
     }
     Ok(notes + &chart.text(columns()))
 }
 
-fn not_measured(pipelines: &ExplainedPipelines, unknown: UnknownTime) -> RuntimeError {
+/// Returns the notes on the times of a chart, and the chart.
+fn priced_chart(placement: &ExplainedPlacement) -> anyhow::Result<(String, Chart)> {
+    let laid_out = &placement.laid_out;
+    let times = placement.measured_times()?;
+    let links = vec![vec![LinkModel::INSTANT; placement.world()]; placement.world()];
+    let priced = price(&laid_out.written, &laid_out.whole, &times, &links)
+        .map_err(|unknown| not_measured(placement, unknown))?;
+    let mut runs = vec![Vec::new(); placement.world()];
+    for span in &priced.spans {
+        runs[span.rank.index()].push(run(span));
+    }
+    let mut notes = String::new();
+    for note in &placement.notes {
+        notes += &format!("{note}\n");
+    }
+    Ok((notes + NOTE, chart(placement, runs)))
+}
+
+fn not_measured(placement: &ExplainedPlacement, unknown: UnknownTime) -> RuntimeError {
     let UnknownTime { rank, block } = unknown;
-    let block = &pipelines.laid_out.whole.graph.blocks[block as usize];
+    let block = &placement.laid_out.whole.graph.blocks[block as usize];
     RuntimeError::InvalidRequest(format!(
         "there is no chart: {} has no memory to measure block {block} alone",
-        pipelines.name(rank.index())
+        placement.name(rank.index())
     ))
 }
 
@@ -84,23 +93,32 @@ fn run(span: &PricedSpan) -> SegmentRun {
 }
 
 /// Returns the chart of what the ranks of pipelines run in a step.
-fn chart(pipelines: &ExplainedPipelines, rows: Vec<Vec<SegmentRun>>) -> Chart {
-    let planned = &pipelines.planned;
-    let row = |(rank, runs): (usize, Vec<SegmentRun>)| {
-        let Coordinates { data, pipeline: stage, .. } = pipelines.coordinates(rank);
+fn chart(placement: &ExplainedPlacement, runs: Vec<Vec<SegmentRun>>) -> Chart {
+    let planned = &placement.planned;
+    let mut rows = Vec::new();
+    for (rank, runs) in runs.into_iter().enumerate() {
+        let Coordinates { data, pipeline: stage, .. } = placement.coordinates(rank);
         let of = if planned.mesh.data == 1 { String::new() } else { format!("pipeline {data} ") };
-        let (name, blocks) = (pipelines.name(rank), pipelines.blocks(rank));
-        RunsOfRow { label: format!("{of}stage {stage}: {name}, {blocks}"), runs }
-    };
-    let rows: Vec<RunsOfRow> = rows.into_iter().enumerate().map(row).collect();
-    let (depth, schedule) = (planned.mesh.pipeline, planned.schedule);
-    let micro_batches = counted(pipelines.micro_batches(0), "micro-batch", "micro-batches");
-    let title = format!("{schedule}, {depth} stages, {micro_batches}");
+        let name = placement.name(rank);
+        let blocks = placement.blocks(rank);
+        rows.push(RunsOfRow { label: format!("{of}stage {stage}: {name}, {blocks}"), runs });
+    }
+    let title = format!(
+        "{}, {} stages, {}",
+        planned.schedule,
+        planned.mesh.pipeline,
+        counted(placement.micro_batches(0), "micro-batch", "micro-batches")
+    );
     chart_of_runs(title, &rows)
 }
 
 /// Returns the width of the terminal as the shell tells it, or else a usual one.
 fn columns() -> usize {
-    let told = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
-    told.filter(|columns| *columns >= 40).unwrap_or(COLUMNS)
+    if let Ok(told) = std::env::var("COLUMNS")
+        && let Ok(columns) = told.parse()
+        && columns >= 40
+    {
+        return columns;
+    }
+    COLUMNS
 }

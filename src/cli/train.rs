@@ -11,7 +11,7 @@ use crate::autotune::catalog;
 use crate::checkpoint::{Checkpoint, Meta};
 use crate::config::RunConfig;
 use crate::config::effect::require_effect;
-use crate::config::key::{Key, Value};
+use crate::config::key::Value;
 use crate::config::read::{self, ConfigError, Override, Resolved};
 use crate::config::schema::{DataKind, KEYS, Parallel};
 use crate::faults::Faults;
@@ -33,22 +33,32 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
     let faults = Faults::from_environment().map_err(TrainError::from)?;
     faults.check_kernels(&catalog::names()).map_err(TrainError::from)?;
     for (path, flag) in [(&args.trace, "--trace"), (&args.svg, "--svg")] {
-        path.as_deref().map_or(Ok(()), |path| writable(path, flag))?;
+        if let Some(path) = path {
+            writable(path, flag)?;
+        }
     }
-    let point = args.resume.as_deref().map(|from| ResumePoint::find(from, args.out.as_deref()));
-    let point = point.transpose()?;
-    let saved = point.as_ref().map(|point| resumed_config(&point.checkpoint)).transpose()?;
+    let point = match &args.resume {
+        Some(from) => Some(ResumePoint::find(from, args.out.as_deref())?),
+        None => None,
+    };
+    let saved = match &point {
+        Some(point) => Some(resumed_config(&point.checkpoint)?),
+        None => None,
+    };
     let mut resolved = configuration(args, saved.as_ref())?;
     let named = args.name.as_deref().map(named_run).transpose()?;
     let typed_out = named.as_deref().or(args.out.as_deref());
     if let Some(explain) = args.explain {
-        let meta = point.map(|point| point.checkpoint.meta);
-        let resumed = meta.map_or_else(ResumedParts::default, |meta| ResumedParts {
-            data: SavedData::of(&meta),
-            placement: Some(meta.placement).filter(|_| resolved.other_placement.is_none()),
-        });
-        let (spec, svg) = (RunSpec::resolved(&resolved), args.svg.as_deref());
-        super::print(&explanation(explain, &spec, resumed, svg)?);
+        let mut resumed = ResumedParts::default();
+        if let Some(point) = point {
+            let meta = point.checkpoint.meta;
+            resumed.data = SavedData::of(&meta);
+            if resolved.other_placement.is_none() {
+                resumed.placement = Some(meta.placement);
+            }
+        }
+        let spec = RunSpec::resolved(&resolved);
+        super::print(&explanation(explain, &spec, resumed, args.svg.as_deref())?);
         return Ok(0);
     }
     // Lives until the end of the run: dropped, it removes the directory if that is empty.
@@ -60,13 +70,17 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
         return Err(TrainError::Occupied { out }.into());
     }
     let mut unsaved = Vec::new();
-    if let Some((point, saved)) = point.as_ref().zip(saved.as_ref()) {
+    if let Some(point) = &point
+        && let Some(saved) = &saved
+    {
         unsaved = resolved.changes(&saved.config);
         if resolved.typed.now.contains("train.steps") {
             point.require_steps(resolved.config.train.steps)?;
         }
         locate(&mut resolved, point, typed_out, &unsaved)?;
-        if let Some(note) = placement_note(saved, &resolved).filter(|_| !args.quiet) {
+        if !args.quiet
+            && let Some(note) = placement_note(saved, &resolved)
+        {
             print_line(&note);
         }
         if !args.quiet {
@@ -74,15 +88,24 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
             print_line(&format!("continuing at step {step}, from {}", point.loaded().display()));
         }
         if point.run.is_none() && typed_out.is_none() && !args.quiet {
-            let (from, out) = (point.from.display(), out.display());
-            print_line(&format!("{from} is a checkpoint outside a run; a new run starts in {out}"));
+            print_line(&format!(
+                "{} is a checkpoint outside a run; a new run starts in {}",
+                point.from.display(),
+                out.display()
+            ));
         }
     }
-    let (trace, retune) = (args.trace.clone(), args.retune);
     let spec = RunSpec::resolved(&resolved);
     let nodes = nodes::meet(args, &spec, &directory)?;
-    let options =
-        RunOptions { out, continued, unsaved, trace, retune, faults, nodes: nodes.clone() };
+    let options = RunOptions {
+        out,
+        continued,
+        unsaved,
+        trace: args.trace.clone(),
+        retune: args.retune,
+        faults,
+        nodes: nodes.clone(),
+    };
     let checkpoint = point.map(|point| point.checkpoint);
     let ended = execute(spec, options, checkpoint, args.quiet);
     if let Some(nodes) = nodes {
@@ -93,19 +116,21 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
             }
         });
     }
-    ended.map(|(_, code)| code)
+    let (_, code) = ended?;
+    Ok(code)
 }
 
 /// Refuses a directory of a run among directories of pictures: it would be taken for a class.
 fn refuse_in_data(out: &Path, config: &RunConfig) -> Result<(), UsageError> {
-    let Some(data) = config.data.path.as_ref().filter(|_| config.data.kind == DataKind::Images)
-    else {
-        return Ok(());
-    };
-    if absolute(out).starts_with(absolute(data)) {
-        let (out, data) = (out.display(), data.display());
-        let why = format!("{out}: lies among the pictures of {data}; name another with --out");
-        return Err(UsageError(why));
+    if config.data.kind == DataKind::Images
+        && let Some(data) = &config.data.path
+        && absolute(out).starts_with(absolute(data))
+    {
+        return Err(UsageError(format!(
+            "{}: lies among the pictures of {}; name another with --out",
+            out.display(),
+            data.display()
+        )));
     }
     Ok(())
 }
@@ -120,7 +145,9 @@ fn locate(
     let typed = &resolved.typed;
     let data = &mut resolved.config.data;
     for (name, path) in [("data.path", &mut data.path), ("data.val_path", &mut data.val_path)] {
-        if let Some(saved) = path.as_mut().filter(|_| !typed.now.contains(name)) {
+        if let Some(saved) = path
+            && !typed.now.contains(name)
+        {
             *saved = absolute(&find_data(saved, &point.from)?);
         }
     }
@@ -167,7 +194,9 @@ fn execute(
                 super::print(&format!("{text}\n"));
             }
             if !quiet {
-                sentences.iter().for_each(|measure| print_line(&format!("\n{measure}")));
+                if let Some(measure) = sentences {
+                    print_line(&format!("\n{measure}"));
+                }
                 print_line(&format!("done; the model is in {}", out.display()));
             }
             0
@@ -182,12 +211,14 @@ fn execute(
 
 /// Resolves the configuration: the checkpoint's, the file's, the flags', later ones on top.
 fn configuration(args: &TrainArgs, saved: Option<&Resolved>) -> anyhow::Result<Resolved> {
-    let text = args.config.as_deref().map(read::load).transpose()?;
+    let file = match args.config.as_deref() {
+        Some(path) => Some((path, read::load(path)?)),
+        None => None,
+    };
     let mut overrides = Vec::new();
     if let Some(path) = &args.data {
         overrides.extend(Override::data(path)?);
     }
-    let whole = |number: Option<u64>| number.map(|number| number.to_string());
     let named = [
         ("--steps", "train.steps", whole(args.steps)),
         ("--epochs", "train.epochs", whole(args.epochs)),
@@ -202,31 +233,44 @@ fn configuration(args: &TrainArgs, saved: Option<&Resolved>) -> anyhow::Result<R
         ("--schedule", "parallel.schedule", args.schedule.clone()),
     ];
     for (flag, key, value) in named {
-        overrides.extend(value.map(|value| Override::named(flag, key, value)));
+        if let Some(value) = value {
+            overrides.push(Override::named(flag, key, value));
+        }
     }
-    overrides.extend(args.devices.as_deref().map(Override::devices));
+    if let Some(selector) = &args.devices {
+        overrides.push(Override::devices(selector));
+    }
     for typed in &args.sets {
         overrides.push(Override::set(typed)?);
     }
-    let file = args.config.as_deref().zip(text.as_deref());
+    let file = file.as_ref().map(|(path, text)| (*path, text.as_str()));
     let mut resolved = read::read(saved, file, &overrides)?;
     if let Some(saved) = saved {
         refuse_another(&saved.config, &resolved.config)?;
     }
     let data = &mut resolved.config.data;
     for (name, path) in [("data.path", &mut data.path), ("data.val_path", &mut data.val_path)] {
-        if resolved.typed.now.contains(name) {
-            *path = path.take().map(|path| absolute(&path));
+        if let Some(typed) = path
+            && resolved.typed.now.contains(name)
+        {
+            *typed = absolute(typed);
         }
     }
     Ok(resolved)
 }
 
+/// Returns the text of a whole number, if there is one.
+fn whole(number: Option<u64>) -> Option<String> {
+    number.map(|number| number.to_string())
+}
+
 /// Returns the path from the root, so that a run started elsewhere finds the file; as it is if
 /// that is not Unicode, which a configuration cannot hold.
 fn absolute(path: &Path) -> PathBuf {
-    let absolute = std::path::absolute(path).ok().filter(|path| path.to_str().is_some());
-    absolute.unwrap_or_else(|| path.into())
+    match std::path::absolute(path) {
+        Ok(absolute) if absolute.to_str().is_some() => absolute,
+        _ => path.into(),
+    }
 }
 
 /// Returns the specification of the run that wrote a checkpoint, with the keys that `args` set. Its
@@ -241,7 +285,10 @@ pub fn saved_spec(
     args: Option<&CheckpointArgs>,
 ) -> anyhow::Result<RunSpec> {
     let mut saved = saved_run(&checkpoint.meta)?;
-    let overrides = args.map(overrides_of).transpose()?.unwrap_or_default();
+    let overrides = match args {
+        Some(args) => overrides_of(args)?,
+        None => Vec::new(),
+    };
     require_effect(&overrides)?;
     let resolved = read::read(Some(&saved), None, &overrides)?;
     // Other pictures may have to be resized to those that the model takes.
@@ -251,12 +298,17 @@ pub fn saved_spec(
 }
 
 fn overrides_of(args: &CheckpointArgs) -> Result<Vec<Override>, ConfigError> {
-    let pipeline =
-        args.pipeline.map(|stages| ("--pipeline", "parallel.pipeline_stages", stages.to_string()));
-    let schedule = args.schedule.clone().map(|word| ("--schedule", "parallel.schedule", word));
-    let named = [pipeline, schedule].into_iter().flatten();
-    let named = named.map(|(flag, key, value)| Ok(Override::named(flag, key, value)));
-    named.chain(args.sets.iter().map(|typed| Override::set(typed))).collect()
+    let mut overrides = Vec::new();
+    if let Some(stages) = args.pipeline {
+        overrides.push(Override::named("--pipeline", "parallel.pipeline_stages", stages));
+    }
+    if let Some(word) = &args.schedule {
+        overrides.push(Override::named("--schedule", "parallel.schedule", word));
+    }
+    for typed in &args.sets {
+        overrides.push(Override::set(typed)?);
+    }
+    Ok(overrides)
 }
 
 /// Returns the configuration of a run, the text of its `run.toml`.
@@ -306,17 +358,30 @@ fn refuse_another(saved: &RunConfig, config: &RunConfig) -> Result<(), TrainErro
         "data.normalize",
         "data.image_size",
     ];
-    let is_kept = |key: &&Key<RunConfig>| match key.section {
-        "model" => !matches!(key.name, "dropout" | "stateful"),
-        _ => KEPT.contains(&key.full_name),
-    };
-    let differs = |key: &&Key<RunConfig>| (key.get)(saved) != (key.get)(config);
-    let Some(key) = KEYS.iter().filter(is_kept).find(differs) else { return Ok(()) };
-    let shown = |value: Option<Value>| value.map_or("not set".into(), |value| value.to_string());
-    let (there, got) = (shown((key.get)(saved)), shown((key.get)(config)));
-    let why =
-        format!("it is {there} there, and {got} here; leave it out, or start a new run with it");
-    Err(TrainError::Mismatch { what: key.full_name.into(), why })
+    for key in KEYS {
+        let is_kept = match key.section {
+            "model" => !matches!(key.name, "dropout" | "stateful"),
+            _ => KEPT.contains(&key.full_name),
+        };
+        let there = (key.get)(saved);
+        let got = (key.get)(config);
+        if is_kept && there != got {
+            let why = format!(
+                "it is {} there, and {} here; leave it out, or start a new run with it",
+                shown(there),
+                shown(got)
+            );
+            return Err(TrainError::Mismatch { what: key.full_name.into(), why });
+        }
+    }
+    Ok(())
+}
+
+fn shown(value: Option<Value>) -> String {
+    match value {
+        Some(value) => value.to_string(),
+        None => "not set".into(),
+    }
 }
 
 /// Returns the directory of a new run with this name.

@@ -36,15 +36,15 @@ const FLAGS: [(&str, &str); 3] = [
 pub fn require_effect(overrides: &[Override]) -> Result<(), ConfigError> {
     for Override { flag, key: name, .. } in overrides {
         let origin = Origin::Flag(0, flag.clone());
-        let Some(key) = key(with_section(&origin, name)?).map(|key| key.full_name) else {
-            continue;
+        let Some(key) = key(with_section(&origin, name)?) else { continue };
+        let name = key.full_name;
+        let instead = match FLAGS.iter().find(|(of, _)| *of == name) {
+            Some((_, instead)) => instead,
+            None if EFFECTIVE.iter().any(|known| name.starts_with(known)) => continue,
+            None => "leave it out",
         };
-        let instead = FLAGS.iter().find(|(of, _)| *of == key).map(|(_, instead)| *instead);
-        if instead.is_some() || !EFFECTIVE.iter().any(|known| key.starts_with(known)) {
-            let instead = instead.unwrap_or("leave it out");
-            let why = format!("has no effect on eval and generate; {instead}");
-            return Err(ConfigError::Value { origin, name: key.into(), why });
-        }
+        let why = format!("has no effect on eval and generate; {instead}");
+        return Err(ConfigError::Value { origin, name: name.into(), why });
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 //! [`KEYS`](super::schema::KEYS).
 
 use std::fmt;
-use std::ops::Bound;
+use std::ops::{Bound, RangeBounds};
 use std::path::PathBuf;
 
 /// One key of a configuration `C`.
@@ -58,34 +58,37 @@ impl Constraint {
     /// `Real`), or `None` if it has another type or is out of range.
     pub fn check(&self, value: Value) -> Option<Value> {
         match (self, value) {
-            (Constraint::Whole(first, last), Value::Whole(v)) => {
-                let within = (i128::from(*first)..=i128::from(*last)).contains(&v);
-                within.then_some(Value::Whole(v))
+            (Constraint::Whole(first, last), Value::Whole(v))
+                if (i128::from(*first)..=i128::from(*last)).contains(&v) =>
+            {
+                Some(Value::Whole(v))
             }
             (Constraint::Real(..), Value::Whole(v)) => self.check(Value::Real(v as f64)),
-            (Constraint::Real(from, to), Value::Real(v)) => {
-                // Devices compute in f32: a value that rounds to an excluded bound in f32 is
-                // rejected too.
-                let (low, high) = (*from, *to);
-                let is_v = |bound: f64| bound as f32 == v as f32;
-                let excluded =
-                    [low, high].iter().any(|b| matches!(b, Bound::Excluded(b) if is_v(*b)));
-                let within = std::ops::RangeBounds::contains(&(low, high), &v);
-                let within = v.is_finite() && within && !excluded;
+            (Constraint::Real(from, to), Value::Real(v))
+                if v.is_finite()
+                    && (*from, *to).contains(&v)
+                    && !is_excluded(*from, v)
+                    && !is_excluded(*to, v) =>
+            {
                 // Adding zero turns -0.0 into 0.0, so that a value has one spelling.
-                within.then_some(Value::Real(v + 0.0))
+                Some(Value::Real(v + 0.0))
             }
             (Constraint::Flag, Value::Flag(v)) => Some(Value::Flag(v)),
-            (Constraint::OneOf(words), Value::Text(v)) => {
-                words.contains(&v.as_str()).then_some(Value::Text(v))
+            (Constraint::OneOf(words), Value::Text(v)) if words.contains(&v.as_str()) => {
+                Some(Value::Text(v))
             }
-            (Constraint::IntList, Value::IntList(v)) => {
-                v.iter().all(|count| *count > 0).then_some(Value::IntList(v))
+            (Constraint::IntList, Value::IntList(v)) if v.iter().all(|count| *count > 0) => {
+                Some(Value::IntList(v))
             }
-            (Constraint::Text, Value::Text(v)) => (!v.is_empty()).then_some(Value::Text(v)),
+            (Constraint::Text, Value::Text(v)) if !v.is_empty() => Some(Value::Text(v)),
             _ => None,
         }
     }
+}
+
+/// Returns true for a value that rounds to an excluded bound in f32, in which devices compute.
+fn is_excluded(bound: Bound<f64>, value: f64) -> bool {
+    matches!(bound, Bound::Excluded(bound) if bound as f32 == value as f32)
 }
 
 /// Formats the accepted values as a phrase that follows "expects" in messages.
@@ -95,12 +98,19 @@ impl fmt::Display for Constraint {
             Constraint::Whole(first, last) => write!(f, "a whole number from {first} to {last}"),
             Constraint::Real(from, to) => {
                 let up_to = match from {
-                    Bound::Included(v) => write!(f, "a number from {}", short(*v)).map(|()| "to"),
-                    Bound::Excluded(v) => {
-                        write!(f, "a number above {},", short(*v)).map(|()| "at most")
+                    Bound::Included(v) => {
+                        write!(f, "a number from {}", short(*v))?;
+                        "to"
                     }
-                    Bound::Unbounded => f.write_str("a number").map(|()| "up to"),
-                }?;
+                    Bound::Excluded(v) => {
+                        write!(f, "a number above {},", short(*v))?;
+                        "at most"
+                    }
+                    Bound::Unbounded => {
+                        f.write_str("a number")?;
+                        "up to"
+                    }
+                };
                 match to {
                     Bound::Included(v) => write!(f, " {up_to} {}", short(*v)),
                     Bound::Excluded(v) => write!(f, " to below {}", short(*v)),
@@ -130,7 +140,7 @@ impl fmt::Display for Constraint {
 /// Formats a number in its shortest form: 1, 0.5, 1e-20.
 fn short(value: f64) -> String {
     let text = format!("{value:?}");
-    text.strip_suffix(".0").map_or(text.clone(), str::to_owned)
+    text.strip_suffix(".0").unwrap_or(&text).to_owned()
 }
 
 /// Formats the value as TOML; reading it back gives the same value bit by bit.
@@ -231,7 +241,10 @@ pub trait Words: Copy + fmt::Debug + 'static {
 impl<T: Words> ConfigValue for T {
     /// A value without a word becomes its debug text, which no key accepts.
     fn value(&self) -> Option<Value> {
-        Some(Value::Text(self.word().map_or_else(|| format!("{self:?}"), str::to_owned)))
+        Some(Value::Text(match self.word() {
+            Some(word) => word.to_owned(),
+            None => format!("{self:?}"),
+        }))
     }
 
     fn replace(&mut self, value: Value) {

@@ -119,18 +119,30 @@ impl Resolved {
     /// Returns `ConfigError` for a key that is unknown, or a value that is not accepted.
     pub fn saved(text: &str, typed: &[String]) -> Result<Self, ConfigError> {
         let place = Path::new("the checkpoint's configuration");
-        let Self { config, .. } = read_complete(place, text, &[])?;
-        let now = typed.iter().filter_map(|name| Some(key(name)?.full_name)).collect();
+        let config = read_complete(place, text, &[])?.config;
+        let mut now = BTreeSet::new();
+        for name in typed {
+            if let Some(key) = key(name) {
+                now.insert(key.full_name);
+            }
+        }
         Ok(Self { config, typed: TypedKeys { now, before: None }, other_placement: None })
     }
 
     /// Returns the keys that were set now to other values than those of `saved`, with the values
     /// in TOML.
     pub fn changes(&self, saved: &RunConfig) -> Vec<(&'static str, String)> {
-        let keys = KEYS.iter().filter(|key| self.typed.now.contains(key.full_name));
-        let changed = keys.filter(|key| (key.get)(&self.config) != (key.get)(saved));
-        let value = |key: &Key<RunConfig>| (key.get)(&self.config);
-        changed.filter_map(|key| Some((key.full_name, value(key)?.to_string()))).collect()
+        let mut changes = Vec::new();
+        for key in KEYS {
+            let value = (key.get)(&self.config);
+            if self.typed.now.contains(key.full_name)
+                && value != (key.get)(saved)
+                && let Some(value) = value
+            {
+                changes.push((key.full_name, value.to_string()));
+            }
+        }
+        changes
     }
 }
 
@@ -186,8 +198,10 @@ fn resolve(
         reader.apply(index, one)?;
     }
     let typed = reader.typed();
-    let other_placement =
-        saved.and_then(|saved| reader.config.other_placement(&saved.config, &typed));
+    let other_placement = match saved {
+        Some(saved) => reader.config.other_placement(&saved.config, &typed),
+        None => None,
+    };
     if other_placement.is_some() {
         reader.config.forget_placement(&typed);
     }
@@ -240,19 +254,15 @@ struct ConfigReader {
 
 impl ConfigReader {
     fn file(&mut self, path: &Path, text: &str) -> Result<(), ConfigError> {
-        let line = |offset: usize| {
-            let before = text.as_bytes().iter().take(offset);
-            Origin::File(path.into(), 1 + before.filter(|byte| **byte == b'\n').count())
-        };
         let root = DeTable::parse(text).map_err(|error| {
             let span = error.span().unwrap_or(0..0);
             let what = excerpt(text, &span);
             let at = if what.is_empty() { String::new() } else { format!(" at {what}") };
-            let origin = line(span.start);
+            let origin = line(path, text, span.start);
             ConfigError::Syntax { origin, why: format!("{}{at}", error.message()) }
         })?;
         for (name, section) in in_order(root.get_ref()) {
-            let origin = line(name.span().start);
+            let origin = line(path, text, name.span().start);
             let section_name = name.get_ref().as_ref();
             let known = SECTIONS.iter().any(|(known, _)| *known == section_name);
             let table = match section.get_ref() {
@@ -263,7 +273,8 @@ impl ConfigReader {
             for (key_name, value) in in_order(table) {
                 let name = format!("{section_name}.{}", key_name.get_ref());
                 let written = excerpt(text, &value.span());
-                self.put(line(key_name.span().start), &name, Some(value.get_ref()), &written)?;
+                let origin = line(path, text, key_name.span().start);
+                self.put(origin, &name, Some(value.get_ref()), &written)?;
             }
         }
         Ok(())
@@ -274,9 +285,11 @@ impl ConfigReader {
         let parsed = DeValue::parse(&one.value).ok();
         let name = with_section(&origin, &one.key)?;
         let is_text = key(name).is_some_and(|key| key.accepts == Constraint::Text);
+        let mut value = parsed.as_ref().map(|value| value.get_ref());
         // What is no string is one without its quotes, such as the index of a device.
-        let is_meant = |value: &&DeValue| !is_text || matches!(value, DeValue::String(_));
-        let value = parsed.as_ref().map(|value| value.get_ref()).filter(is_meant);
+        if is_text && !matches!(value, Some(DeValue::String(_))) {
+            value = None;
+        }
         self.put(origin, name, value, &one.value)
     }
 
@@ -332,6 +345,12 @@ impl ConfigReader {
     }
 }
 
+/// Returns the line of the byte at an offset in the text of a file.
+fn line(path: &Path, text: &str, offset: usize) -> Origin {
+    let before = &text.as_bytes()[..offset.min(text.len())];
+    Origin::File(path.into(), 1 + before.iter().filter(|byte| **byte == b'\n').count())
+}
+
 /// Returns the entries of a table in the order of the text, so that the first error is reported.
 fn in_order<'t, 'i>(
     table: &'t DeTable<'i>,
@@ -343,23 +362,25 @@ fn in_order<'t, 'i>(
 
 /// Converts a written value to that of the key; `None` if the key does not accept it.
 fn accepted_value(key: &Key<RunConfig>, value: Option<&DeValue>, written: &str) -> Option<Value> {
-    let whole =
-        |number: &toml::de::DeInteger| i128::from_str_radix(number.as_str(), number.radix()).ok();
     let value = match value {
         // Without brackets, as a flag may have it: 4,4,4.
         None if key.accepts == Constraint::IntList => {
-            let counts = written.split(',').map(|count| count.trim().parse().ok());
-            Value::IntList(counts.collect::<Option<_>>()?)
+            let mut counts = Vec::new();
+            for count in written.split(',') {
+                counts.push(count.trim().parse().ok()?);
+            }
+            Value::IntList(counts)
         }
         Some(DeValue::Integer(count)) if key.accepts == Constraint::IntList => {
             Value::IntList(vec![whole(count)?.try_into().ok()?])
         }
-        Some(DeValue::Array(counts)) if key.accepts == Constraint::IntList => {
-            let count = |count: &toml::Spanned<DeValue>| match count.get_ref() {
-                DeValue::Integer(count) => whole(count)?.try_into().ok(),
-                _ => None,
-            };
-            Value::IntList(counts.iter().map(count).collect::<Option<_>>()?)
+        Some(DeValue::Array(items)) if key.accepts == Constraint::IntList => {
+            let mut counts = Vec::new();
+            for item in items.iter() {
+                let DeValue::Integer(count) = item.get_ref() else { return None };
+                counts.push(whole(count)?.try_into().ok()?);
+            }
+            Value::IntList(counts)
         }
         None => Value::Text(written.to_owned()),
         Some(DeValue::String(text)) => Value::Text(text.clone().into_owned()),
@@ -369,6 +390,10 @@ fn accepted_value(key: &Key<RunConfig>, value: Option<&DeValue>, written: &str) 
         Some(DeValue::Datetime(_) | DeValue::Array(_) | DeValue::Table(_)) => return None,
     };
     key.accepts.check(value)
+}
+
+fn whole(number: &toml::de::DeInteger) -> Option<i128> {
+    i128::from_str_radix(number.as_str(), number.radix()).ok()
 }
 
 /// Returns the first line of a span of the text, cut to 40 characters.
@@ -412,18 +437,20 @@ const RENAMED: [(&str, &str); 10] = [
 /// Returns today's name of a key by its former one, with its section or without.
 fn renamed(name: &str) -> Option<&'static str> {
     let name = name.replace('-', "_");
-    let (_, now) = RENAMED.iter().find(|(before, _)| {
-        *before == name || before.split_once('.').is_some_and(|(_, key)| key == name)
-    })?;
-    Some(now)
+    for (before, now) in RENAMED {
+        if before == name || before.split_once('.').is_some_and(|(_, key)| key == name) {
+            return Some(now);
+        }
+    }
+    None
 }
 
 fn unknown_section(origin: Origin, name: &str) -> ConfigError {
-    let sections = SECTIONS.iter().map(|(section, _)| *section);
-    let hint = match nearest(name, sections.clone().map(|section| (section, section))) {
+    let hint = match nearest(name, SECTIONS.iter().map(|(section, _)| (*section, *section))) {
         Some(near) => format!("did you mean [{near}]?"),
         None => {
-            let known: Vec<String> = sections.map(|section| format!("[{section}]")).collect();
+            let known: Vec<String> =
+                SECTIONS.iter().map(|(section, _)| format!("[{section}]")).collect();
             format!("there are {}", known.join(", "))
         }
     };
@@ -436,20 +463,23 @@ fn unknown_key(origin: Origin, name: &str) -> ConfigError {
         return ConfigError::Unknown { origin, name: format!("key {name}"), hint };
     }
     let key_name = name.rsplit('.').next().unwrap_or(name);
-    let is_section = |name: &str| SECTIONS.iter().any(|(section, _)| *section == name);
-    let section = name.split('.').next().filter(|section| is_section(section));
-    let by_name = || nearest(name, KEYS.iter().map(|key| (key.full_name, key.full_name)));
-    let by_key_name = || nearest(key_name, KEYS.iter().map(|key| (key.name, key.full_name)));
+    let section = name.split('.').next().unwrap_or(name);
+    let is_section = SECTIONS.iter().any(|(known, _)| *known == section);
     // A near match of the full name (a typo) beats the same key of another section (a mistake).
-    let near = by_name().or_else(by_key_name);
-    let hint = match (near, section) {
-        (_, Some(section)) if section == name => format!("{section} is a section: [{section}]"),
-        (Some(near), _) => format!("did you mean {near}?"),
-        (None, section) => {
-            let of = |key: &&Key<RunConfig>| section.is_none_or(|section| section == key.section);
-            let known: Vec<&str> = KEYS.iter().filter(of).map(|key| key.full_name).collect();
-            format!("there are {}", known.join(", "))
+    let near = nearest(name, KEYS.iter().map(|key| (key.full_name, key.full_name)))
+        .or_else(|| nearest(key_name, KEYS.iter().map(|key| (key.name, key.full_name))));
+    let hint = if is_section && section == name {
+        format!("{section} is a section: [{section}]")
+    } else if let Some(near) = near {
+        format!("did you mean {near}?")
+    } else {
+        let mut known = Vec::new();
+        for key in KEYS {
+            if !is_section || key.section == section {
+                known.push(key.full_name);
+            }
         }
+        format!("there are {}", known.join(", "))
     };
     ConfigError::Unknown { origin, name: format!("key {name}"), hint }
 }
@@ -458,11 +488,16 @@ fn unknown_key(origin: Origin, name: &str) -> ConfigError {
 /// near enough to be a typo: one edit per four letters (rounded up), at most three.
 fn nearest<'a>(typed: &str, known: impl Iterator<Item = (&'a str, &'a str)>) -> Option<&'a str> {
     let typed = typed.to_lowercase().replace('-', "_");
-    known
-        .map(|(spelling, meaning)| (strsim::osa_distance(&typed, spelling), spelling, meaning))
-        .filter(|(distance, spelling, _)| *distance <= spelling.len().div_ceil(4).min(3))
-        .min_by_key(|(distance, ..)| *distance)
-        .map(|(.., meaning)| meaning)
+    let mut near = None;
+    let mut least = usize::MAX;
+    for (spelling, meaning) in known {
+        let distance = strsim::osa_distance(&typed, spelling);
+        if distance <= spelling.len().div_ceil(4).min(3) && distance < least {
+            near = Some(meaning);
+            least = distance;
+        }
+    }
+    near
 }
 
 #[cfg(test)]

@@ -490,7 +490,11 @@ impl TypedKeys {
 
     /// Returns the keys set now or before, in alphabetical order.
     pub fn all(&self) -> BTreeSet<&'static str> {
-        self.before.iter().flatten().chain(&self.now).copied().collect()
+        let mut all = self.now.clone();
+        if let Some(before) = &self.before {
+            all.extend(before);
+        }
+        all
     }
 }
 
@@ -500,32 +504,36 @@ impl RunConfig {
     /// keep their values.
     pub fn apply_derived_defaults(&mut self, typed: &TypedKeys) {
         let is_new = typed.before.is_none();
-        let is_set = |key| typed.now.contains(key);
+        let now = &typed.now;
         self.derive_kinds(typed);
-        if is_set("parallel.shares") && !is_set("parallel.balance") {
+        if now.contains("parallel.shares") && !now.contains("parallel.balance") {
             self.parallel.balance = Balance::Fixed;
         }
-        self.derive_chunks(typed);
+        if typed.follows("parallel.virtual_stages", "parallel.schedule") {
+            let is_interleaved = self.parallel.schedule == PipelineSchedule::Interleaved;
+            self.parallel.virtual_stages = if is_interleaved { 2 } else { 1 };
+        }
         if typed.follows("train.micro_batch_size", "train.batch") {
             self.train.micro_batch_size = self.default_micro_batch();
-        } else if !is_set("train.micro_batch_size") {
+        } else if !now.contains("train.micro_batch_size") {
             self.train.micro_batch_size = self.train.micro_batch_size.min(self.train.batch);
         }
-        if is_new && self.model.kind == ModelKind::Gpt && !is_set("optim.lr") {
+        if is_new && self.model.kind == ModelKind::Gpt && !now.contains("optim.lr") {
             self.optim.lr = default_gpt_lr(self.model.width);
         }
-        if is_new && !is_set("train.eval_samples") && self.data.kind.sample_format().is_none() {
+        if is_new && !now.contains("train.eval_samples") && self.data.kind.sample_format().is_none()
+        {
             let samples = EVAL_TOKENS / self.model.context.max(1) as u64;
             self.train.eval_samples = samples.clamp(1, EVAL_SAMPLES);
         }
         if typed.follows("schedule.min_lr", "optim.lr") {
             self.schedule.min_lr = self.optim.lr / 10.0;
         }
-        if is_set("train.steps") && !is_set("train.epochs") {
+        if now.contains("train.steps") && !now.contains("train.epochs") {
             self.train.epochs = 0;
         }
         // The steps of epochs are known with the data.
-        if !(is_set("train.epochs") && self.train.epochs > 0) {
+        if !now.contains("train.epochs") || self.train.epochs == 0 {
             self.derive_schedule(typed);
         }
     }
@@ -554,9 +562,8 @@ impl RunConfig {
     /// Derives the kind of the data from what is at their path, that of the model from the data,
     /// and what another kind of model has otherwise.
     fn derive_kinds(&mut self, typed: &TypedKeys) {
-        let is_set = |key| typed.now.contains(key);
         if let Some(path) = &self.data.path
-            && is_set("data.path")
+            && typed.now.contains("data.path")
             && !typed.contains("data.kind")
         {
             self.data.kind = DataKind::of(path);
@@ -564,13 +571,16 @@ impl RunConfig {
         if typed.before.is_some() {
             return;
         }
-        if !is_set("model.kind") && self.data.kind.sample_format().is_some() {
+        if !typed.now.contains("model.kind") && self.data.kind.sample_format().is_some() {
             self.model.kind = ModelKind::Mlp;
         }
         let (of_kind, names) = Self::of_kind(self.model.kind);
         for name in names {
-            if let Some(key) = key(name).filter(|_| !is_set(name)) {
-                (key.get)(&of_kind).into_iter().for_each(|value| (key.set)(self, value));
+            if !typed.now.contains(name)
+                && let Some(key) = key(name)
+                && let Some(value) = (key.get)(&of_kind)
+            {
+                (key.set)(self, value);
             }
         }
     }
@@ -609,7 +619,8 @@ impl RunConfig {
     /// whole rounds of an interleaved schedule if there are such; no fewer samples than batch
     /// normalization needs.
     fn default_micro_batch(&self) -> usize {
-        let (batch, stages) = (self.train.batch, self.parallel.pipeline_stages);
+        let batch = self.train.batch;
+        let stages = self.parallel.pipeline_stages;
         if stages <= 1 {
             return batch;
         }
@@ -621,8 +632,12 @@ impl RunConfig {
             PipelineSchedule::Interleaved => stages,
             _ => 1,
         };
-        let fills = |rows: &usize| batch.div_ceil(*rows).is_multiple_of(round);
-        (least..=most).rev().find(fills).unwrap_or(most)
+        for rows in (least..=most).rev() {
+            if batch.div_ceil(rows).is_multiple_of(round) {
+                return rows;
+            }
+        }
+        most
     }
 
     /// Returns the first key of the placement, of those set now, with another value than in
@@ -659,14 +674,6 @@ impl RunConfig {
         }
     }
 
-    /// Sets the model chunks of a schedule that was set without them.
-    fn derive_chunks(&mut self, typed: &TypedKeys) {
-        if typed.follows("parallel.virtual_stages", "parallel.schedule") {
-            let is_interleaved = self.parallel.schedule == PipelineSchedule::Interleaved;
-            self.parallel.virtual_stages = if is_interleaved { 2 } else { 1 };
-        }
-    }
-
     /// Formats every key with its value as TOML; reading it gives this configuration again.
     pub fn to_toml(&self) -> String {
         self.sections_toml(&|_| KeyLine::Value)
@@ -682,19 +689,22 @@ impl RunConfig {
     /// Derived defaults are comments: they follow their keys again. Reading it gives this
     /// configuration again.
     pub fn to_run_toml(&self, typed: &BTreeSet<&'static str>) -> String {
-        let is_given = |key: &Key<Self>| match key.full_name {
-            "train.steps" => self.train.epochs == 0,
-            name => !DERIVED.contains(&name) || typed.contains(name),
-        };
-        let (defaults, mut fresh) = (Self::default(), self.clone());
+        let defaults = Self::default();
+        let mut fresh = self.clone();
         let mut now = BTreeSet::new();
+        let mut open = Vec::new();
         for key in KEYS {
-            match ((key.get)(self), (key.get)(&defaults)) {
-                (Some(_), _) if is_given(key) => {
-                    now.insert(key.full_name);
+            let is_open = match key.full_name {
+                "train.steps" => self.train.epochs > 0,
+                name => DERIVED.contains(&name) && !typed.contains(name),
+            };
+            if is_open {
+                open.push(key);
+                if let Some(default) = (key.get)(&defaults) {
+                    (key.set)(&mut fresh, default);
                 }
-                (_, Some(default)) if !is_given(key) => (key.set)(&mut fresh, default),
-                _ => {}
+            } else if (key.get)(self).is_some() {
+                now.insert(key.full_name);
             }
         }
         let fresh_keys = TypedKeys { now, before: None };
@@ -702,8 +712,12 @@ impl RunConfig {
         if self.train.epochs > 0 {
             fresh.set_steps_of_epochs(self.train.steps, &fresh_keys);
         }
-        let is_derived = |key: &&Key<Self>| !is_given(key) && (key.get)(self) == (key.get)(&fresh);
-        let derived: Vec<&str> = KEYS.iter().filter(is_derived).map(|key| key.full_name).collect();
+        let mut derived = Vec::new();
+        for key in open {
+            if (key.get)(self) == (key.get)(&fresh) {
+                derived.push(key.full_name);
+            }
+        }
         self.sections_toml(&|key| {
             if derived.contains(&key) { KeyLine::Comment } else { KeyLine::Value }
         })

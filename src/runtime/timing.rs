@@ -15,7 +15,7 @@ use crate::exec::Executor;
 use crate::parallel::ReduceSite;
 use crate::planner::balance::{
     DeviceSelection, ThroughputModel, apportion, give_at_least, give_each_a_sample, makespan,
-    select_devices,
+    milliseconds, select_devices,
 };
 
 /// Timed repetitions of a micro-batch; the fastest counts for a device that runs alone, the mean

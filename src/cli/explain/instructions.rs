@@ -1,22 +1,41 @@
-//! Texts of the instructions of a program, with the names of blocks, tensors and ranks.
+//! Instructions of the programs of a placement, with the names of blocks, tensors and ranks.
 
+use super::placement::ExplainedPlacement;
 use crate::base::{BucketId, EdgeId, SegmentId};
 use crate::collective::Collective;
 use crate::graph::Plan;
 use crate::parallel::{Edge, Instruction, Operation, Program};
+use crate::runtime::placement::laid_out::LaidOut;
 use crate::runtime::trace_labels::edge_source;
 
+/// Returns the programs of the ranks, each below the rank and its samples if there are several.
+pub fn program(placement: &ExplainedPlacement) -> String {
+    let LaidOut { written, whole, .. } = &placement.laid_out;
+    let names = InstructionNames { plan: whole, edges: &written.edges.edges };
+    if let [program] = &written.programs[..] {
+        return names.program(program);
+    }
+    let mut texts = Vec::new();
+    for (rank, program) in written.programs.iter().enumerate() {
+        let title = placement.title(rank);
+        let samples = placement.planned.shares[placement.coordinates(rank).data].count;
+        let program = names.program(program);
+        texts.push(format!("rank {rank}: {title}, {samples} samples\n{program}"));
+    }
+    texts.join("\n")
+}
+
 /// Names of what the instructions of a program work on.
-pub struct InstructionNames<'a> {
+struct InstructionNames<'a> {
     /// Plan of the whole model.
-    pub plan: &'a Plan,
+    plan: &'a Plan,
     /// Edges of the pipelines; none without them.
-    pub edges: &'a [Edge],
+    edges: &'a [Edge],
 }
 
 impl InstructionNames<'_> {
     /// Formats a program with the names of what it works on.
-    pub fn program(&self, program: &Program) -> String {
+    fn program(&self, program: &Program) -> String {
         program.text_of(|instruction| self.instruction(instruction))
     }
 
@@ -53,13 +72,17 @@ impl InstructionNames<'_> {
     }
 
     fn sent(&self, edge: EdgeId) -> String {
-        let text = |edge: &Edge| format!(" ({} -> {})", self.tensor(edge), edge.to);
-        self.edges.get(edge.index()).map(text).unwrap_or_default()
+        match self.edges.get(edge.index()) {
+            Some(edge) => format!(" ({} -> {})", self.tensor(edge), edge.to),
+            None => String::new(),
+        }
     }
 
     fn received(&self, edge: EdgeId) -> String {
-        let text = |edge: &Edge| format!(" ({} of {})", self.tensor(edge), edge.from);
-        self.edges.get(edge.index()).map(text).unwrap_or_default()
+        match self.edges.get(edge.index()) {
+            Some(edge) => format!(" ({} of {})", self.tensor(edge), edge.from),
+            None => String::new(),
+        }
     }
 
     fn tensor(&self, edge: &Edge) -> String {
@@ -73,9 +96,11 @@ impl InstructionNames<'_> {
         if let [(id, _)] = parameters[..] {
             return graph.tensor(graph.parameters[id.index()].tensor).name.clone();
         }
+        let mut text = format!("{} tensors", parameters.len());
         let completes = self.plan.segments.iter().find(|one| one.completes.contains(&bucket));
-        let block =
-            completes.map(|segment| format!(" of {}", graph.blocks[segment.block as usize]));
-        format!("{} tensors{}", parameters.len(), block.unwrap_or_default())
+        if let Some(segment) = completes {
+            text += &format!(" of {}", graph.blocks[segment.block as usize]);
+        }
+        text
     }
 }

@@ -9,7 +9,7 @@ impl RunConfig {
             let Some(value) = (key.get)(self) else { continue };
             if key.accepts.check(value.clone()).is_none() {
                 let why = format!("expects {}, got {value}", key.accepts);
-                return Err(ConstraintError { keys: vec![key.full_name], why });
+                return refused(&[key.full_name], why);
             }
         }
         self.check_scopes()?;
@@ -19,24 +19,32 @@ impl RunConfig {
     /// Returns true if a key has an effect with the kinds of the model and the data.
     pub(super) fn has_effect(&self, of: &Key<Self>) -> bool {
         let Some((other, words)) = of.only else { return true };
-        let word = key(other).and_then(|other| (other.get)(self));
-        matches!(word, Some(Value::Text(word)) if words.contains(&&*word))
+        matches!(self.value_of(other), Some(Value::Text(word)) if words.contains(&&*word))
+    }
+
+    /// Returns the value of the key of this name, if it has one.
+    fn value_of(&self, name: &str) -> Option<Value> {
+        (key(name)?.get)(self)
     }
 
     /// Checks that keys without an effect have their defaults, and that the model is one for the
     /// data.
     fn check_scopes(&self) -> Result<(), ConstraintError> {
         let default = Self::default();
-        let is_set = |key: &&Key<Self>| (key.get)(self) != (key.get)(&default);
-        let useless = KEYS.iter().filter(is_set).find(|key| !self.has_effect(key));
-        if let Some(Key { full_name, only: Some((other, words)), .. }) = useless {
-            let now = key(other).and_then(|key| (key.get)(self));
-            let now = now.map_or_else(String::new, |now| now.to_string());
+        for key in KEYS {
+            let Some((other, words)) = key.only else { continue };
+            if (key.get)(self) == (key.get)(&default) || self.has_effect(key) {
+                continue;
+            }
+            let now = match self.value_of(other) {
+                Some(now) => now.to_string(),
+                None => String::new(),
+            };
             let why = format!(
                 "has no effect with {other} = {now}, only with {}; leave it out",
                 Constraint::OneOf(words)
             );
-            return Err(ConstraintError { keys: vec![full_name, other], why });
+            return refused(&[key.full_name, other], why);
         }
         let is_of_samples = self.data.kind.sample_format().is_some();
         let (wanted, of) = match self.model.kind {
@@ -56,25 +64,25 @@ impl RunConfig {
         };
         let data = self.data.kind.word().unwrap_or_default();
         let why = format!("expects {wanted} for {of} (data.kind = \"{data}\")");
-        Err(ConstraintError { keys: vec![MODEL_KIND, DATA_KIND], why })
+        refused(&[MODEL_KIND, DATA_KIND], why)
     }
 
     fn check_pairs(&self) -> Result<(), ConstraintError> {
-        let fail = |keys: &[&'static str], why| Err(ConstraintError { keys: keys.to_vec(), why });
-        let (model, train) = (&self.model, &self.train);
+        let model = &self.model;
+        let train = &self.train;
         if model.kind == ModelKind::Gpt && !model.width.is_multiple_of(model.heads) {
             let why = format!(
                 "expects a number that divides model.width = {}, got {}",
                 model.width, model.heads
             );
-            return fail(&["model.heads", "model.width"], why);
+            return refused(&["model.heads", "model.width"], why);
         }
         if train.micro_batch_size > train.batch {
             let why = format!(
                 "expects at most train.batch = {}, got {}",
                 train.batch, train.micro_batch_size
             );
-            return fail(&["train.micro_batch_size", "train.batch"], why);
+            return refused(&["train.micro_batch_size", "train.batch"], why);
         }
         if train.patience > 0 && train.eval_every == 0 {
             let why = format!(
@@ -82,57 +90,58 @@ impl RunConfig {
                  to 1 or more, or leave it out",
                 train.patience
             );
-            return fail(&["train.patience", "train.eval_every"], why);
+            return refused(&["train.patience", "train.eval_every"], why);
         }
         self.check_shares()?;
         self.check_pipeline()?;
         self.check_stages()?;
-        let (lr, min_lr) = (self.optim.lr, self.schedule.min_lr);
+        let lr = self.optim.lr;
+        let min_lr = self.schedule.min_lr;
         if self.schedule.kind != Decay::Constant && min_lr > lr {
             let why = format!("expects at most optim.lr = {lr:?}, got {min_lr:?}");
-            return fail(&["schedule.min_lr", "optim.lr"], why);
+            return refused(&["schedule.min_lr", "optim.lr"], why);
         }
         for (key, widths) in [("model.hidden", &model.hidden), ("model.channels", &model.channels)]
         {
             if let Some(width) = widths.iter().find(|width| !(1..=WIDTH_MAX).contains(*width)) {
                 let why = format!("expects widths from 1 to {WIDTH_MAX}, got {width}");
-                return fail(&[key], why);
+                return refused(&[key], why);
             }
             if widths.len() > HIDDEN_MAX {
                 let why = format!("expects at most {HIDDEN_MAX} layers, got {}", widths.len());
-                return fail(&[key], why);
+                return refused(&[key], why);
             }
         }
         if !matches!(self.data.image_size.len(), 0 | 2) {
             let why = format!("expects [height, width], got {:?}", self.data.image_size);
-            return fail(&["data.image_size"], why);
+            return refused(&["data.image_size"], why);
         }
         match (self.data.kind, &self.data.path) {
             (kind, None) if kind != DataKind::Builtin => {
                 let word = kind.word().unwrap_or_default();
                 let why = format!("= \"{word}\" expects a data.path; give --data PATH");
-                fail(&["data.kind"], why)
+                refused(&["data.kind"], why)
             }
             (DataKind::Builtin, Some(_)) => {
                 let why = "conflicts with data.kind = \"builtin\"; leave one of them out";
-                fail(&["data.path", "data.kind"], why.into())
+                refused(&["data.path", "data.kind"], why.into())
             }
             (_, Some(path)) if path.to_str().is_none() => {
-                fail(&["data.path"], "expects a path in Unicode; rename the file".into())
+                refused(&["data.path"], "expects a path in Unicode; rename the file".into())
             }
             _ => Ok(()),
         }
     }
 
     fn check_shares(&self) -> Result<(), ConstraintError> {
-        let (shares, batch) = (&self.parallel.shares, self.train.batch);
-        let fail = |other, why| Err(ConstraintError { keys: vec!["parallel.shares", other], why });
+        let shares = &self.parallel.shares;
+        let batch = self.train.batch;
         if shares.is_empty() {
             return Ok(());
         }
         if self.parallel.balance == Balance::Measured {
             let why = "conflicts with parallel.balance = \"measured\"; leave one of them out";
-            return fail("parallel.balance", why.into());
+            return refused(&["parallel.shares", "parallel.balance"], why.into());
         }
         // Summed in u128: the sum of unchecked shares may exceed u64.
         let sum: u128 = shares.iter().map(|share| u128::from(*share)).sum();
@@ -141,7 +150,7 @@ impl RunConfig {
                 "expects numbers with the sum train.batch = {batch}, got {shares:?}, whose sum is \
                  {sum}"
             );
-            return fail("train.batch", why);
+            return refused(&["parallel.shares", "train.batch"], why);
         }
         Ok(())
     }
@@ -152,27 +161,20 @@ impl RunConfig {
         let interleaved = *schedule == PipelineSchedule::Interleaved;
         if *pipeline_stages == 1 {
             let default = Parallel::default();
-            let without_effect = [
-                ("parallel.schedule", *schedule != default.schedule, format!("\"{schedule}\"")),
-                (
-                    "parallel.virtual_stages",
-                    *virtual_stages != default.virtual_stages,
-                    virtual_stages.to_string(),
-                ),
-                (
-                    "parallel.blocks_per_stage",
-                    *blocks_per_stage != default.blocks_per_stage,
-                    format!("{blocks_per_stage:?}"),
-                ),
-            ];
-            let Some((key, _, given)) = without_effect.into_iter().find(|(_, set, _)| *set) else {
+            let (key, given) = if *schedule != default.schedule {
+                ("parallel.schedule", format!("\"{schedule}\""))
+            } else if *virtual_stages != default.virtual_stages {
+                ("parallel.virtual_stages", virtual_stages.to_string())
+            } else if *blocks_per_stage != default.blocks_per_stage {
+                ("parallel.blocks_per_stage", format!("{blocks_per_stage:?}"))
+            } else {
                 return Ok(());
             };
             let why = format!(
                 "= {given} has no effect without a pipeline; set parallel.pipeline_stages to 2 or \
                  more, or leave it out"
             );
-            return Err(ConstraintError { keys: vec![key, "parallel.pipeline_stages"], why });
+            return refused(&[key, "parallel.pipeline_stages"], why);
         }
         if interleaved && *virtual_stages < 2 {
             let why = format!(
@@ -180,8 +182,7 @@ impl RunConfig {
                  parallel.virtual_stages = {virtual_stages}; set parallel.virtual_stages to 2 or \
                  more, or leave it out"
             );
-            let keys = vec!["parallel.schedule", "parallel.virtual_stages"];
-            return Err(ConstraintError { keys, why });
+            return refused(&["parallel.schedule", "parallel.virtual_stages"], why);
         }
         if !interleaved && *virtual_stages > 1 {
             let why = format!(
@@ -189,8 +190,7 @@ impl RunConfig {
                  parallel.schedule to \"{}\", or leave it out",
                 PipelineSchedule::Interleaved
             );
-            let keys = vec!["parallel.virtual_stages", "parallel.schedule"];
-            return Err(ConstraintError { keys, why });
+            return refused(&["parallel.virtual_stages", "parallel.schedule"], why);
         }
         Ok(())
     }
@@ -218,11 +218,12 @@ impl RunConfig {
                  {virtual_stages}, got {blocks_per_stage:?}"
             )
         };
-        let keys = vec![
-            "parallel.blocks_per_stage",
-            "parallel.pipeline_stages",
-            "parallel.virtual_stages",
-        ];
-        Err(ConstraintError { keys, why })
+        let keys =
+            ["parallel.blocks_per_stage", "parallel.pipeline_stages", "parallel.virtual_stages"];
+        refused(&keys, why)
     }
+}
+
+fn refused(keys: &[&'static str], why: String) -> Result<(), ConstraintError> {
+    Err(ConstraintError { keys: keys.to_vec(), why })
 }

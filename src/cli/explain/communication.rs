@@ -1,0 +1,231 @@
+//! Messages that the ranks of a placement send each other in a step: gradients, parameters and,
+//! from one stage of a pipeline to another, tensors.
+
+use std::fmt::Write;
+
+use super::placement::ExplainedPlacement;
+use crate::base::{BucketId, EdgeId, Position, Rank};
+use crate::collective::{CollectiveKind, CommCost, RankGroup, Topology, cost};
+use crate::graph::Plan;
+use crate::graph::print::size_text;
+use crate::parallel::{Edge, Mesh};
+use crate::runtime::trace_labels::edge_source;
+
+/// Bytes of one exchanged value.
+const VALUE_BYTES: usize = size_of::<f32>();
+
+/// Returns the tables of the edges, the buckets and what each rank sends.
+pub fn communication(placement: &ExplainedPlacement) -> String {
+    if placement.world() == 1 {
+        return "one device: nothing travels\n".into();
+    }
+    let mut tables = Vec::new();
+    if placement.has_stages() {
+        tables.push(head_of_pipelines(placement));
+        tables.push(edge_rows(placement));
+    } else {
+        tables.push(head_of_replicas(placement));
+    }
+    tables.push(bucket_rows(placement));
+    tables.push(sender_rows(placement));
+    tables.join("\n")
+}
+
+fn head_of_replicas(placement: &ExplainedPlacement) -> String {
+    let parallel = &placement.spec.parallel;
+    let world = placement.world();
+    let way = parallel.topology.name();
+    let hops = match parallel.topology {
+        Topology::Ring => world - 1,
+        Topology::Star => 1,
+    };
+    let kib = parallel.chunk_bytes >> 10;
+    format!(
+        "{way} of {world} devices, messages of up to {kib} KiB\n\
+         a gradient is summed after {hops} messages in a row, a parameter is everywhere after \
+         {hops} more\n"
+    )
+}
+
+fn head_of_pipelines(placement: &ExplainedPlacement) -> String {
+    let planned = &placement.planned;
+    let Mesh { data: count, pipeline: depth, .. } = planned.mesh;
+    let schedule = planned.schedule;
+    let mut counts = Vec::new();
+    for rank in planned.mesh.first_ranks() {
+        counts.push(placement.micro_batches(rank.index()).to_string());
+    }
+    let all = if counts == ["1"] { "micro-batch" } else { "micro-batches" };
+    let batches = counts.join(" and ");
+    let rows = planned.rows_max();
+    let kib = placement.spec.parallel.chunk_bytes >> 10;
+    let what = if count == 1 { "pipeline" } else { "pipelines" };
+    format!(
+        "{count} {what} of {depth} stages ({schedule}), {batches} {all} of up to {rows} rows, \
+         messages of up to {kib} KiB\n"
+    )
+}
+
+/// Bytes and messages of an edge for each micro-batch of a step.
+fn sent_on(placement: &ExplainedPlacement, edge: &Edge) -> Vec<CommCost> {
+    let written = &placement.laid_out.written;
+    let mut sent = Vec::new();
+    for micro_batch in &written.programs[edge.from.index()].micro_batches {
+        let rows = micro_batch.rows as usize;
+        sent.push(CommCost {
+            steps: edge.pieces(rows, written.edges.piece_max).count() as u64,
+            bytes: (edge.elements(rows) * VALUE_BYTES) as u64,
+        });
+    }
+    sent
+}
+
+fn all_of(sent: &[CommCost]) -> CommCost {
+    let mut all = CommCost::default();
+    for one in sent {
+        all = all.then(*one);
+    }
+    all
+}
+
+/// Table of the tensors that cross from one stage to another.
+fn edge_rows(placement: &ExplainedPlacement) -> String {
+    let graph = &placement.laid_out.whole.graph;
+    let mut text = format!(
+        "  {:<8}{:<28}{:>6}{:>6}{:>16}{:>13}{:>10}\n",
+        "edge", "tensor", "from", "to", "a micro-batch", "a step", "messages"
+    );
+    for (index, edge) in placement.laid_out.written.edges.edges.iter().enumerate() {
+        let sent = sent_on(placement, edge);
+        let largest = sent.iter().map(|one| one.bytes as usize).max().unwrap_or(0);
+        let all = all_of(&sent);
+        let tensor = format!("{} {}", edge.tensor, edge_source(graph, edge));
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            text,
+            "  {:<8}{tensor:<28}{:>6}{:>6}{:>16}{:>13}{:>10}",
+            EdgeId(index as u32).index(),
+            edge.from.index(),
+            edge.to.index(),
+            size_text(largest),
+            size_text(all.bytes as usize),
+            all.steps
+        );
+    }
+    text
+}
+
+fn buckets(plan: &Plan) -> impl Iterator<Item = BucketId> {
+    (0..plan.buckets.len() as u32).map(BucketId)
+}
+
+/// Table of the buckets: the ranks that hold each, where they are not all, and the values that
+/// each of them updates.
+fn bucket_rows(placement: &ExplainedPlacement) -> String {
+    let layout = &placement.laid_out.layout;
+    let plan = &placement.laid_out.whole;
+    let groups = &placement.laid_out.written.groups;
+    let widths = buckets(plan).map(|bucket| group_text(groups.of(bucket)).len());
+    let width = widths.max().unwrap_or(0).max("group".len());
+    let mut text = format!("  bucket{:>12}{:>10}  ", "size", "messages");
+    text += &if placement.has_stages() {
+        format!("{:<width$}  values that each of the group updates\n", "group")
+    } else {
+        "values that rank 0, 1, .. updates\n".to_string()
+    };
+    for bucket in buckets(plan) {
+        let group = groups.of(bucket);
+        let size = size_text(plan.buckets[bucket.index()].length * VALUE_BYTES);
+        let mut messages = 0;
+        let mut owned = "not reduced, one rank updates all".to_string();
+        if group.size() > 1 {
+            messages = layout.chunks_of(bucket).len();
+            let mut ranges = Vec::new();
+            for position in 0..group.size() {
+                let range = layout.shard(bucket, Position(position));
+                ranges.push(format!("{}..{}", range.start, range.end));
+            }
+            owned = ranges.join("  ");
+        }
+        let members = if placement.has_stages() {
+            format!("{:<width$}  ", group_text(group))
+        } else {
+            String::new()
+        };
+        let index = bucket.index();
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "  {index:<6}{size:>12}{messages:>10}  {members}{owned}");
+    }
+    text
+}
+
+/// Formats the ranks of a group: `{0, 2}`.
+fn group_text(group: &RankGroup) -> String {
+    let ranks: Vec<String> = group.iter().map(|(_, rank)| rank.index().to_string()).collect();
+    format!("{{{}}}", ranks.join(", "))
+}
+
+/// Row of what a rank sends.
+struct SenderRow {
+    title: String,
+    /// Costs by column.
+    sent: Vec<CommCost>,
+    /// Name of the device.
+    name: String,
+}
+
+/// Table of the bytes and messages that each rank sends in a step, with the sums over all of them.
+fn sender_rows(placement: &ExplainedPlacement) -> String {
+    let layout = &placement.laid_out.layout;
+    let written = &placement.laid_out.written;
+    let columns: &[&str] = if placement.has_stages() {
+        &["gradients", "parameters", "edges", "a step"]
+    } else {
+        &["reduce", "gather", "a step"]
+    };
+    let mut rows = Vec::new();
+    let mut sums = vec![CommCost::default(); columns.len()];
+    for rank in 0..placement.world() {
+        let id = Rank(rank as u32);
+        let positions = written.groups.positions(id);
+        let bytes = VALUE_BYTES as u64;
+        let gradients =
+            cost::sent_by(layout, positions.clone(), CollectiveKind::ReduceScatter, bytes);
+        let parameters = cost::sent_by(layout, positions, CollectiveKind::AllGather, bytes);
+        let mut sent = vec![gradients, parameters];
+        if placement.has_stages() {
+            let mut tensors = CommCost::default();
+            for edge in written.edges.edges.iter() {
+                if edge.from == id {
+                    tensors = tensors.then(all_of(&sent_on(placement, edge)));
+                }
+            }
+            sent.push(tensors);
+        }
+        sent.push(all_of(&sent));
+        for (column, one) in sent.iter().enumerate() {
+            sums[column] = sums[column].then(*one);
+        }
+        rows.push(SenderRow {
+            title: id.to_string(),
+            sent,
+            name: placement.name(rank).to_string(),
+        });
+    }
+    rows.push(SenderRow { title: "all".into(), sent: sums, name: String::new() });
+
+    let mut head = String::new();
+    for column in columns {
+        head += &format!("{column:>11}{:8}", "");
+    }
+    let mut text = format!("  {:<8}{}\n", "sends", head.trim_end());
+    for SenderRow { title, sent, name } in &rows {
+        let mut cells = String::new();
+        for one in sent {
+            cells += &format!("{:>11} in {:<4}", size_text(one.bytes as usize), one.steps);
+        }
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "  {title:<8}{}", format!("{cells} {name}").trim_end());
+    }
+    text
+}

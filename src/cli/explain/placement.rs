@@ -1,0 +1,260 @@
+//! Placement of a run as far as it is known before its devices are opened: pipelines beside each
+//! other, of one stage each if every device holds the whole model.
+
+use super::{data_shape, is_measured};
+use crate::autotune::TuneOptions;
+use crate::base::Rank;
+use crate::base::format::counted;
+use crate::device::Selection;
+use crate::parallel::schedule::in_flight;
+use crate::parallel::{Coordinates, PipelineSchedule, PipelineShape, Placement, contiguous_shares};
+use crate::planner::cut::BlockTimes;
+use crate::runtime::placement::arrangement::Arrangement;
+use crate::runtime::placement::assemble::{candidates, selections};
+use crate::runtime::placement::laid_out::LaidOut;
+use crate::runtime::placement::names::{display_names, distinct};
+use crate::runtime::placement::open_ranks::RequestedDevices;
+use crate::runtime::placement::pipeline::{
+    MeasuredBlocks, RequestedPipelines, by_measurement, given, kept, measure_blocks, names_of_runs,
+    require_devices, require_micro_batches, require_model,
+};
+use crate::runtime::placement::plans::Plans;
+use crate::runtime::placement::shares::fixed_counts;
+use crate::runtime::placement::types::PlacementRequest;
+use crate::runtime::timing::Probe;
+use crate::runtime::{RuntimeError, timing};
+use crate::train::run_data::SavedData;
+use crate::train::spec::RunSpec;
+
+/// Note on the shares of a run that measures them at its start.
+const CAVEAT: &str = "shares are measured when the run starts, and devices may be left out; here \
+                      they are even\n";
+/// Note on the stages of a run that measures them at its start.
+const CAVEAT_OF_STAGES: &str = "stages and shares are measured when the run starts, and devices \
+                                may change places; here blocks and shares are even (--set \
+                                blocks_per_stage=.. shows the cut of a run, and --explain \
+                                schedule measures it)\n";
+
+/// Placement of a run as far as it is known without opening a device.
+pub struct ExplainedPlacement<'a> {
+    pub spec: &'a RunSpec,
+    pub request: &'a PlacementRequest<'a>,
+    pub selections: Vec<Selection>,
+    /// Names of the ranks' devices.
+    names: Vec<String>,
+    pub planned: Arrangement,
+    pub laid_out: LaidOut,
+    /// Times of blocks by which the stages were chosen, if they were.
+    measured: Option<MeasuredBlocks>,
+    /// Note that shares and stages are not known before the devices are measured, or an empty
+    /// text.
+    pub caveat: &'static str,
+    /// Messages for the user about what was measured.
+    pub notes: Vec<String>,
+}
+
+/// Calls `explain` with the placement of a run. `saved_data` is that of a checkpoint, and `saved`
+/// its placement, whose stages are kept as by the run. With a `probe`, stages of pipelines and
+/// their shares that are not given are measured as by the run.
+///
+/// # Errors
+/// Returns the errors of loading the text, building the graph and choosing devices, and those with
+/// which the run refuses its shares or its pipelines.
+pub fn with_placement<R>(
+    spec: &RunSpec,
+    saved_data: &SavedData,
+    saved: Option<&Placement>,
+    probe: Option<Probe>,
+    explain: impl FnOnce(&ExplainedPlacement) -> anyhow::Result<R>,
+) -> anyhow::Result<R> {
+    let (training, _) = spec.training_graph(&data_shape(spec, saved_data)?)?;
+    let plans = Plans::new(training);
+    let tuning = TuneOptions::default();
+    // Without a probe, shares and blocks are even if they are not given.
+    let options = spec.trainer_options();
+    let parallel = options.parallel();
+    let request = options.placement_request(&parallel, &plans, &tuning);
+    let request = PlacementRequest { probe, saved, ..request };
+    explain(&ExplainedPlacement::of(spec, &request)?)
+}
+
+/// Arrangement of a run, and how it was found.
+struct DecidedPlacement {
+    planned: Arrangement,
+    measured: Option<MeasuredBlocks>,
+    caveat: &'static str,
+    notes: Vec<String>,
+}
+
+impl DecidedPlacement {
+    /// Decides on ranks that each hold the whole model. Shares that are not given are even.
+    fn of_replicas(
+        spec: &RunSpec,
+        request: &PlacementRequest,
+        devices: usize,
+    ) -> anyhow::Result<Self> {
+        let counts = if is_measured(spec) {
+            timing::split_evenly(spec.batch, devices)
+        } else {
+            fixed_counts(&spec.parallel, spec.batch, devices)?
+        };
+        let shares = contiguous_shares(&counts, &vec![spec.micro_batch; devices]);
+        let mut rows = Vec::new();
+        for share in &shares {
+            rows.push(share.micro_batch.min(share.count).max(1));
+        }
+        let blocks = request.plans.of_rows(rows[0]).graph.blocks.len() as u32;
+        let positions = (0..devices).collect();
+        let schedule = spec.parallel.pipeline.schedule;
+        Ok(Self {
+            planned: Arrangement::of_replicas(positions, shares, rows, blocks, schedule),
+            measured: None,
+            caveat: if is_measured(spec) && devices > 1 { CAVEAT } else { "" },
+            notes: Vec::new(),
+        })
+    }
+
+    /// Decides on pipelines as the run does.
+    fn of_pipelines(
+        spec: &RunSpec,
+        request: &PlacementRequest,
+        selections: &[Selection],
+    ) -> anyhow::Result<Self> {
+        let requested = RequestedPipelines::of(request);
+        let options = &spec.parallel.pipeline;
+        require_devices(&requested, selections.len())?;
+        require_model(&requested, &request.plans.of_rows(1).graph, &options.blocks_per_stage)?;
+        let candidates = candidates(selections);
+        let saved = request.saved.filter(|saved| saved.is_of(&candidates, true));
+        let recorded = kept(request, saved);
+        let pipelines = requested.mesh(selections.len()).data;
+        let is_measured = request.probe.is_none()
+            && is_measured(spec)
+            && (options.blocks_per_stage.is_empty() || pipelines > 1);
+        let caveat = if is_measured && recorded.is_none() { CAVEAT_OF_STAGES } else { "" };
+        let known = match recorded {
+            Some(recorded) => Some(recorded),
+            None => given(request, selections.len())?,
+        };
+        let mut notes = Vec::new();
+        let mut measured = None;
+        let planned = match known {
+            Some(known) => known,
+            None => {
+                let names = display_names(selections);
+                let devices = RequestedDevices { selections, names: &names };
+                let (planned, blocks) =
+                    by_measurement(request, devices, &mut notes, &mut |_, _| {})?;
+                measured = Some(blocks);
+                planned
+            }
+        };
+        notes.extend(require_micro_batches(&requested, &planned)?);
+        Ok(Self { planned, measured, caveat, notes })
+    }
+}
+
+impl<'a> ExplainedPlacement<'a> {
+    fn of(spec: &'a RunSpec, request: &'a PlacementRequest<'a>) -> anyhow::Result<Self> {
+        let selections = selections(&spec.devices)?;
+        let DecidedPlacement { planned, measured, caveat, notes } =
+            if spec.parallel.pipeline.stages > 1 {
+                DecidedPlacement::of_pipelines(spec, request, &selections)?
+            } else {
+                DecidedPlacement::of_replicas(spec, request, selections.len())?
+            };
+        let laid_out = LaidOut::of(request, &planned);
+        let all = distinct(selections.iter().map(|one| one.name().to_string()).collect());
+        let names = planned.positions.iter().map(|position| all[*position].clone()).collect();
+        Ok(Self { spec, request, selections, names, planned, laid_out, measured, caveat, notes })
+    }
+
+    /// Returns the times of the blocks of the model on the devices for the most rows of a
+    /// micro-batch, by rank, then by block. They are measured if that was not done before.
+    ///
+    /// # Errors
+    /// Returns `RuntimeError` if a device fails, or if there is no probe.
+    pub fn measured_times(&self) -> Result<Vec<Vec<BlockTimes>>, RuntimeError> {
+        let rows = self.planned.rows_max();
+        let times = match &self.measured {
+            Some(measured) if measured.rows == rows => &measured.times,
+            _ => {
+                let names = display_names(&self.selections);
+                let devices = RequestedDevices { selections: &self.selections, names: &names };
+                &measure_blocks(self.request, devices, rows, &mut |_, _| {})?.times
+            }
+        };
+        Ok(self.planned.positions.iter().map(|position| times[*position].clone()).collect())
+    }
+
+    /// Returns the number of ranks.
+    pub fn world(&self) -> usize {
+        self.names.len()
+    }
+
+    /// Returns true if a rank holds a part of the model.
+    pub fn has_stages(&self) -> bool {
+        self.planned.mesh.has_stages()
+    }
+
+    /// Returns the device of a rank.
+    pub fn selection(&self, rank: usize) -> &Selection {
+        &self.selections[self.planned.positions[rank]]
+    }
+
+    /// Returns the name of a rank's device.
+    pub fn name(&self, rank: usize) -> &str {
+        &self.names[rank]
+    }
+
+    /// Returns the coordinates of a rank.
+    pub fn coordinates(&self, rank: usize) -> Coordinates {
+        self.planned.mesh.coordinates(Rank(rank as u32))
+    }
+
+    /// Returns the name of a rank's device, and its part of the model if it has one: `cpu, stage 1
+    /// of pipeline 0, h.2 to head`.
+    pub fn title(&self, rank: usize) -> String {
+        let name = self.name(rank);
+        if !self.has_stages() {
+            return name.to_string();
+        }
+        let Coordinates { data, pipeline, .. } = self.coordinates(rank);
+        format!("{name}, stage {pipeline} of pipeline {data}, {}", self.blocks(rank))
+    }
+
+    /// Returns the blocks that a rank holds: `h.2 to head`.
+    pub fn blocks(&self, rank: usize) -> String {
+        let at = self.coordinates(rank);
+        let chunks = self.planned.pipelines[at.data].chunks_of(at.pipeline);
+        let graph = &self.laid_out.whole.graph;
+        names_of_runs(graph, &chunks)
+    }
+
+    /// Returns the number of micro-batches of a rank's pipeline.
+    pub fn micro_batches(&self, rank: usize) -> usize {
+        self.laid_out.written.programs[rank].micro_batches.len()
+    }
+
+    /// Returns the sentence on the stashes that the schedule lets a rank of a pipeline hold at a
+    /// time.
+    pub fn stashes(&self, rank: usize) -> String {
+        let at = self.coordinates(rank);
+        let stages = self.planned.mesh.pipeline;
+        let schedule = self.planned.schedule;
+        let chunks = self.planned.pipelines[at.data].chunks.len() / stages;
+        let micro_batches = self.micro_batches(rank);
+        let shape = PipelineShape { stages, chunks, micro_batches };
+        let most = in_flight(schedule, shape, at.pipeline);
+        match schedule {
+            PipelineSchedule::Interleaved => format!(
+                "stashes in flight: {most} of {}, one per micro-batch and model chunk ({schedule})",
+                micro_batches * chunks
+            ),
+            _ => {
+                let of = counted(micro_batches, "micro-batch", "micro-batches");
+                format!("stashes in flight: {most} of {of} ({schedule})")
+            }
+        }
+    }
+}
