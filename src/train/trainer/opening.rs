@@ -132,7 +132,7 @@ pub(super) fn source(
     if data.is_empty(Split::Train) {
         return Err(TrainError::InvalidRequest("the data have no sample to train on".into()));
     }
-    let sampler = sampler_of(graph, &*data, (options.seed, options.batch as u32))?;
+    let sampler = sampler_of(graph, &*data, options.seed, options.batch as u32)?;
     let source = BatchSource::new(graph, data, sampler.after(steps, samples))?;
     let filled = source.data.inputs();
     let is_filled = |name: &str| name == "samples" || filled.iter().any(|one| one.name == name);
