@@ -1,4 +1,4 @@
-//! Runs over nodes under many faults: `./x slow`.
+//! Runs under many faults, over nodes and on one machine: `./x slow`.
 
 #[path = "common/node_peers.rs"]
 mod node_peers;
@@ -133,6 +133,67 @@ fn a_run_that_is_disturbed_20_times_ends_in_the_same_bits() {
     desk.run(&format!("train --resume run {last}")).ok();
     desk.run(&format!("{MODEL} {setting} {last} --out whole")).ok();
     assert!(state(&desk, "run", end) == state(&desk, "whole", end), "other bits after faults");
+}
+
+/// Ways to run: a name, the flags, and the number of nodes.
+const WAYS: [(&str, &str, usize); 5] = [
+    ("one device", "--devices cpu", 1),
+    ("three devices", "--devices cpu*3 --set parallel.shares=2,1,1", 1),
+    ("a pipeline", "--devices cpu*2 --pipeline 2 --set parallel.blocks_per_stage=2,2", 1),
+    ("a star", "--devices cpu*3 --set parallel.shares=2,1,1 --set parallel.collective=star", 1),
+    ("two nodes", "--devices cpu --set parallel.shares=2,2", 2),
+];
+
+/// Each way to run is killed 20 times, at any moment from its start on (opening, steps, saves), goes
+/// on from what is saved, and ends in the bits of a run that was not disturbed.
+#[test]
+fn runs_that_are_killed_at_random_moments_end_in_the_same_bits() {
+    let seed = std::env::var("POTLUCK_SOAK_SEED").map_or(1, |seed| seed.parse().unwrap());
+    for (number, (name, flags, nodes)) in (0..).zip(WAYS) {
+        let desk = desk();
+        let setting = "--set train.checkpoint_every=2 --set schedule.decay_steps=500";
+        let begin = format!("{MODEL} {setting} {flags} --steps {STEPS} --out run");
+        let mut anew = 0;
+        for round in 0..ROUNDS {
+            let [when, which] = Key::new(seed).words([round, 1 + number]);
+            let wait = Duration::from_millis(u64::from(when % 1500));
+            let line = if last_saved(&desk) == 0 {
+                let _ = fs::remove_dir_all(desk.path("run"));
+                anew += 1;
+                begin.clone()
+            } else {
+                "train --resume run".into()
+            };
+            if nodes == 1 {
+                let child = desk.command(&line).spawn().unwrap();
+                thread::sleep(wait);
+                send_signal(child.id(), "KILL");
+                assert_eq!(finish(child, "a run that is killed").code(), None);
+                continue;
+            }
+            let host = host_with(&desk, nodes, "", &format!("{line} --devices cpu"));
+            let other = join_at(&desk, &host.address, "", "--devices cpu");
+            thread::sleep(wait);
+            let killed = if which % 2 == 0 { host.child.id() } else { other.id() };
+            send_signal(killed, "KILL");
+            let first = host.finish();
+            let other = ended(other);
+            for ran in [&first, &other] {
+                assert!(!ran.err.contains("panicked"), "{}", ran.err);
+            }
+        }
+        let saved = last_saved(&desk);
+        eprintln!(
+            "{name}: {ROUNDS} kills, {anew} of them before the first save, {saved} steps saved"
+        );
+        assert!(saved > 0 && saved < STEPS, "{name}: the run is at step {saved}");
+        let end = saved + 10;
+        let devices = if nodes == 1 { "" } else { "--devices cpu*2" };
+        desk.run(&format!("train --resume run {devices} --steps {end} --quiet")).ok();
+        let flags = if nodes == 1 { flags } else { "--devices cpu*2 --set parallel.shares=2,2" };
+        desk.run(&format!("{MODEL} {setting} {flags} --steps {end} --out whole --quiet")).ok();
+        assert!(state(&desk, "run", end) == state(&desk, "whole", end), "{name}: other bits");
+    }
 }
 
 /// Runs two nodes until a time after the first step, and disturbs them; returns how both end, and

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use super::attempts::AttemptFile;
 use super::certify::CertificationResult;
+use crate::base::Setting;
 use crate::device::Adapter;
 use crate::files;
 use crate::kernels::ops::matmul::tile;
@@ -212,8 +213,11 @@ impl KernelCache {
         let Some((file, left)) = AttemptFile::open(&path.with_extension("attempt")) else { return };
         self.attempts = Some(file);
         if let Some(left) = left {
-            self.notes
-                .push(format!("{} is switched off: {ENDED}; --retune tries it again", left.kernel));
+            self.notes.push(format!(
+                "{} is switched off: {ENDED}; {} tries it again",
+                left.kernel,
+                Setting::Retune
+            ));
             let failed = CertificationResult::Fail { why: ENDED.into() };
             self.certify(left.hash, Certificate::new(left.kernel, failed));
             self.save();

@@ -12,6 +12,7 @@ use super::probes::ReferenceCache;
 use super::session::{ProgressMeter, TimingSession, TuneProgress};
 use super::timing::{default_variant, timing_order};
 use super::{KernelCache, catalog};
+use crate::base::Setting;
 use crate::device::{DeviceError, Gpu};
 use crate::graph::{Plan, Update, UpdateRange, VariantChoices};
 use crate::kernels::dispatch::WORKSPACE_BYTES_MAX;
@@ -239,7 +240,8 @@ impl KernelSelector {
         let until = Instant::now() + Duration::from_secs_f64(tuning.seconds);
         let mut session = TimingSession { gpu, timer: None, until, meter, notes };
         if tuning.retune && tuning.seconds == 0.0 && !calls.is_empty() {
-            session.notes.push("train.tune_s is 0: kernels are not timed again".into());
+            let text = format!("{} is 0: kernels are not timed again", Setting::TuneSeconds);
+            session.notes.push(text);
         }
         for planned in &calls {
             let (name, is_timed) = self.choose(gpu, planned, tuning, &mut session)?;
@@ -256,10 +258,11 @@ impl KernelSelector {
             session.notes.push(format!(
                 "the kernels of {} of {} calls were not all timed within {} s: they run as timed \
                  so far, or as chosen without measuring; the next run goes on timing, and a larger \
-                 train.tune_s times more at once",
+                 {} times more at once",
                 self.work.untimed,
                 calls.len(),
-                tuning.seconds
+                tuning.seconds,
+                Setting::TuneSeconds
             ));
         }
         Ok(())

@@ -1,5 +1,5 @@
 //! Types shared by all modules: typed ids, shapes with a leading batch dimension, values in host
-//! memory, rounds, and counter-based random numbers. No IO.
+//! memory, rounds, counter-based random numbers, and settings that messages name. No IO.
 
 mod decode;
 mod edge_piece;
@@ -9,6 +9,7 @@ pub mod ids;
 pub mod raw;
 pub mod rng;
 pub mod round;
+pub mod setting;
 pub mod shape;
 
 pub use decode::{DecodeError, decode};
@@ -19,4 +20,5 @@ pub use ids::{
     Site, SlotId, StepId, TensorId,
 };
 pub use round::{Nanos, Round};
+pub use setting::{Setting, Wording};
 pub use shape::{DType, Shape};

@@ -3,15 +3,17 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::base::Setting;
 use crate::files::is_disk_full;
 
 /// A checkpoint that cannot be written, read or trusted.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
     #[error(
-        "{}: the checkpoint cannot be written ({why}); {}set another --out",
+        "{}: the checkpoint cannot be written ({why}); {}set another {}",
         path.display(),
-        if is_disk_full(why) { "free space there or " } else { "" }
+        if is_disk_full(why) { "free space there or " } else { "" },
+        Setting::Out
     )]
     Write { path: PathBuf, why: io::Error },
     #[error("{}: cannot be read ({why}); resume from another checkpoint", path.display())]
@@ -65,8 +67,9 @@ pub enum CheckpointError {
         older: Option<PathBuf>,
     },
     #[error(
-        "{}: the run is in use by {by}; wait until it ends or set another --out",
-        path.display()
+        "{}: the run is in use by {by}; wait until it ends or set another {}",
+        path.display(),
+        Setting::Out
     )]
     InUse { path: PathBuf, by: String },
     #[error("{}: was opened to be read only", path.display())]

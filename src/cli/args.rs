@@ -82,6 +82,10 @@ pub struct TrainArgs {
     /// Step after which the run ends (train.steps)
     #[arg(long, value_name = "N", value_parser = whole::<u64>)]
     pub steps: Option<u64>,
+    /// Passes through the training split after which the run ends, instead of --steps
+    /// (train.epochs)
+    #[arg(long, value_name = "N", value_parser = whole::<u64>)]
+    pub epochs: Option<u64>,
     /// Samples per step, over all devices (train.batch)
     #[arg(long, value_name = "N", value_parser = whole::<u64>)]
     pub batch: Option<u64>,
@@ -92,9 +96,12 @@ pub struct TrainArgs {
     /// Learning rate after the warm-up (optim.lr)
     #[arg(long, value_name = "LR", value_parser = non_negative)]
     pub lr: Option<f64>,
-    /// Steps between evaluations on the validation split (train.eval_every)
+    /// Steps between evaluations on the validation split; 0: none (train.eval_every)
     #[arg(long, value_name = "N", value_parser = whole::<u64>)]
     pub eval_every: Option<u64>,
+    /// Evaluations without a better one after which the run ends (train.patience)
+    #[arg(long, value_name = "N", value_parser = whole::<u64>)]
+    pub patience: Option<u64>,
     /// Devices: auto (every hardware GPU, or else the CPU), all (every adapter, software ones
     /// too, and the CPU), or a comma-separated list of cpu and of indices or parts of names from
     /// `potluck devices`, each with an optional suffix *K for K ranks on it: 0 or rtx,radeon or

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::autotune::{KernelCache, KernelSelector, cache, catalog};
 use crate::device::{
     Adapter, AdapterMemory, DeviceError, Features, Gpu, HostInfo, Limits, Selection, ShaderChecks,
-    driver_hint, list_adapters, select,
+    list_adapters, no_adapter, select,
 };
 use crate::faults::Faults;
 use crate::train::TrainError;
@@ -42,7 +42,7 @@ pub fn run(as_json: bool, certify: Option<Option<&str>>) -> anyhow::Result<()> {
         let mut blocks = vec![cpu_block(&host, threads)];
         blocks.extend(entries(&adapters).map(|entry| entry.block()));
         if adapters.is_empty() {
-            blocks.push(format!("no GPU adapter was found: {}\n", driver_hint()));
+            blocks.push(format!("{}\n", no_adapter()));
         }
         blocks.join("\n")
     };

@@ -13,6 +13,8 @@ use crate::runtime::RuntimeError;
 use crate::runtime::placement::assemble::{adapters_for, selections};
 use crate::train::continuation::ResumeCommand;
 use crate::train::error::TrainError;
+use crate::train::left_devices::LeftDevices;
+use crate::train::spec::RunSpec;
 use crate::ui::terminal::print_line;
 
 /// Parent directory of runs for which no --out is given.
@@ -95,32 +97,34 @@ impl ResumePoint {
         self.run.as_ref().and_then(same).is_some_and(|(run, out)| run == out)
     }
 
-    /// Checks that the saved devices are here, which make pipelines of so many stages.
+    /// Checks that the saved devices of a run are here.
     ///
     /// # Errors
     /// Returns `TrainError::MissingDevices` if one that the list names is not, and `RuntimeError`
     /// if it is no list.
     pub fn require_devices(
         &self,
-        (devices, stages): (&str, usize),
+        spec: &RunSpec,
         out: Option<&Path>,
         settings: Vec<(&'static str, String)>,
     ) -> Result<(), TrainError> {
+        let devices = spec.devices.as_str();
         use DeviceError::{NoAdapter, NoMatch};
         match selections(devices) {
             Err(RuntimeError::Device(NoAdapter { .. } | NoMatch { .. })) => {}
             found => return Ok(found.map(drop)?),
         }
         let missing = missing_devices(devices, &adapters_for(devices)).join(" and no ");
-        let command = Box::new(ResumeCommand {
-            from: self.from.clone(),
-            out: out.map(Path::to_path_buf),
-            devices: Some("auto".into()),
+        let out = out.map(Path::to_path_buf);
+        let command = ResumeCommand { out, settings, ..ResumeCommand::of_run(&self.from) };
+        let anything = LeftDevices {
+            devices: "auto".into(),
             // As few devices as auto may choose.
-            pipeline: (stages > 1).then_some(1),
-            nodes: None,
-            settings,
-        });
+            stages: (spec.parallel.pipeline.stages > 1).then_some(1),
+            spare: 0,
+            are_as_typed: false,
+        };
+        let command = Box::new(spec.resume_on(anything, command));
         Err(TrainError::MissingDevices { devices: devices.into(), missing, command })
     }
 }

@@ -12,9 +12,12 @@ use serde_json::{Value, json};
 
 use super::args::RunsArgs;
 use super::resume::RUNS;
-use super::train::steps_of;
+use super::train::{config_of, saved_config};
 use super::{UsageError, print};
 use crate::checkpoint::{CheckpointError, Meta, Store};
+use crate::config::RunConfig;
+use crate::config::schema::Train;
+use crate::train::best::has_lost_patience;
 use crate::ui::ranks::short_name;
 use crate::ui::terminal::print_line;
 
@@ -156,14 +159,8 @@ impl ListedRun {
         let (config, metrics) = (path.join("run.toml"), path.join("metrics.jsonl"));
         let store = Store::open_to_read(path);
         let (meta, last) = (store.newest_meta(), last_step(&metrics));
-        let steps = match (&meta, config.symlink_metadata()) {
-            // Checkpoints have the configuration too.
-            (Ok(Some(meta)), Err(why)) if why.kind() == io::ErrorKind::NotFound => {
-                steps_of(&config, &meta.run).map_err(|why| why.to_string())
-            }
-            _ => read_steps(&config),
-        };
-        let (state, meta) = match (store.is_in_use(), meta, &steps) {
+        let length = RunLength::read(&config, meta.as_ref().ok().and_then(Option::as_ref));
+        let (state, meta) = match (store.is_in_use(), meta, &length) {
             (true, meta, _) => (RunState::Running, meta.ok().flatten()),
             (false, Err(error @ CheckpointError::Format { .. }), _) => {
                 (RunState::OtherVersion(error.to_string()), None)
@@ -172,7 +169,7 @@ impl ListedRun {
             (false, Ok(None), _) => (RunState::NoCheckpoint, None),
             (false, Ok(Some(meta)), _) if meta.is_of_library() => (RunState::OfLibrary, Some(meta)),
             (false, Ok(meta), Err(why)) => (RunState::Damaged(why.clone()), meta),
-            (false, Ok(Some(meta)), Ok(steps)) if meta.step >= *steps => {
+            (false, Ok(Some(meta)), Ok(length)) if length.is_reached(&meta) => {
                 (RunState::Done, Some(meta))
             }
             (false, Ok(meta), Ok(_)) => (RunState::Interrupted, meta),
@@ -183,7 +180,7 @@ impl ListedRun {
             path: path.into(),
             step: last.map(|(step, _)| step).max(saved),
             saved,
-            steps: steps.ok(),
+            steps: length.ok().and_then(|length| length.steps),
             loss: last.map(|(_, loss)| loss),
             best: meta.as_ref().and_then(|meta| meta.best).map(|best| best.val_loss),
             devices: meta.as_ref().map(devices).unwrap_or_default(),
@@ -226,13 +223,50 @@ fn devices(meta: &Meta) -> Vec<String> {
     meta.placement.ranks.iter().map(|rank| short_name(&rank.name)).collect()
 }
 
-/// Returns the number of steps that a configuration file sets.
-fn read_steps(path: &Path) -> Result<u64, String> {
+/// Length of a run by its configuration.
+struct RunLength {
+    /// Step after which it ends; `None` if it is given in epochs and nothing is saved.
+    steps: Option<u64>,
+    eval_every: u64,
+    patience: u64,
+}
+
+impl RunLength {
+    /// Reads the length of a run from its `run.toml`, and from its newest checkpoint what that does
+    /// not have.
+    fn read(path: &Path, meta: Option<&Meta>) -> Result<Self, String> {
+        let saved = meta.filter(|meta| !meta.is_of_library());
+        let saved = || saved.map(|meta| saved_config(meta).map_err(|why| why.to_string()));
+        let is_missing =
+            path.symlink_metadata().is_err_and(|why| why.kind() == io::ErrorKind::NotFound);
+        let config = match saved() {
+            Some(config) if is_missing => config?,
+            _ => read_config(path)?,
+        };
+        let steps = if config.train.epochs == 0 {
+            Some(config.train.steps)
+        } else {
+            saved().transpose()?.map(|saved| saved.train.steps)
+        };
+        let Train { eval_every, patience, .. } = config.train;
+        Ok(Self { steps, eval_every, patience })
+    }
+
+    /// Returns true if the run has ended with a checkpoint.
+    fn is_reached(&self, meta: &Meta) -> bool {
+        let Self { steps, eval_every, patience } = *self;
+        steps.is_some_and(|steps| meta.step >= steps)
+            || has_lost_patience(meta.step, meta.best, eval_every, patience)
+    }
+}
+
+/// Reads the configuration of a run from its `run.toml`.
+fn read_config(path: &Path) -> Result<RunConfig, String> {
     let mut text = String::new();
     let file = File::open(path);
     let read = file.and_then(|file| file.take(CONFIG_BYTES_MAX).read_to_string(&mut text));
     read.map_err(|why| format!("{}: cannot be read: {why}", path.display()))?;
-    steps_of(path, &text).map_err(|why| why.to_string())
+    config_of(path, &text).map_err(|why| why.to_string())
 }
 
 /// Returns the number and the loss of the last step at the end of a record.

@@ -8,7 +8,7 @@ use super::explain::{ResumedParts, explanation};
 use super::resume::{RUNS, ResumePoint, RunDirectory, find_data, holds_run};
 use super::{UsageError, exit_code, nodes, writable};
 use crate::autotune::catalog;
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, Meta};
 use crate::config::RunConfig;
 use crate::config::effect::require_effect;
 use crate::config::key::{Key, Value};
@@ -69,15 +69,8 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
         if let Some(note) = placement_note(saved, &resolved).filter(|_| !args.quiet) {
             print_line(&note);
         }
-        let step = point.checkpoint.meta.step;
-        let has_steps = step < resolved.config.train.steps;
-        if !has_steps && args.quiet {
-            // A script must not take this for training; a start that is not quiet has a note.
-            print_line(&format!(
-                "nothing to train: {} has all {step} steps; set more with --steps",
-                point.loaded().display()
-            ));
-        } else if has_steps && !args.quiet {
+        if !args.quiet {
+            let step = point.checkpoint.meta.step;
             print_line(&format!("continuing at step {step}, from {}", point.loaded().display()));
         }
         if point.run.is_none() && typed_out.is_none() && !args.quiet {
@@ -124,16 +117,15 @@ fn locate(
     out: Option<&Path>,
     settings: &[(&'static str, String)],
 ) -> Result<(), TrainError> {
-    let Resolved { config, typed, .. } = resolved;
-    let data = &mut config.data;
+    let typed = &resolved.typed;
+    let data = &mut resolved.config.data;
     for (name, path) in [("data.path", &mut data.path), ("data.val_path", &mut data.val_path)] {
         if let Some(saved) = path.as_mut().filter(|_| !typed.now.contains(name)) {
             *saved = absolute(&find_data(saved, &point.from)?);
         }
     }
     if !typed.now.contains("parallel.devices") {
-        let Parallel { devices, pipeline_stages, .. } = &config.parallel;
-        point.require_devices((devices, *pipeline_stages), out, settings.to_vec())?;
+        point.require_devices(&RunSpec::resolved(resolved), out, settings.to_vec())?;
     }
     Ok(())
 }
@@ -198,10 +190,12 @@ fn configuration(args: &TrainArgs, saved: Option<&Resolved>) -> anyhow::Result<R
     let whole = |number: Option<u64>| number.map(|number| number.to_string());
     let named = [
         ("--steps", "train.steps", whole(args.steps)),
+        ("--epochs", "train.epochs", whole(args.epochs)),
         ("--batch", "train.batch", whole(args.batch)),
         ("--micro-batch", "train.micro_batch_size", whole(args.micro_batch)),
         ("--lr", "optim.lr", args.lr.map(|lr| format!("{lr:?}"))),
         ("--eval-every", "train.eval_every", whole(args.eval_every)),
+        ("--patience", "train.patience", whole(args.patience)),
         ("--seed", "train.seed", whole(args.seed)),
         ("--log-every", "train.log_every", whole(args.log_every)),
         ("--pipeline", "parallel.pipeline_stages", whole(args.pipeline)),
@@ -246,7 +240,7 @@ pub fn saved_spec(
     checkpoint: &Checkpoint,
     args: Option<&CheckpointArgs>,
 ) -> anyhow::Result<RunSpec> {
-    let mut saved = saved_config(checkpoint)?;
+    let mut saved = saved_run(&checkpoint.meta)?;
     let overrides = args.map(overrides_of).transpose()?.unwrap_or_default();
     require_effect(&overrides)?;
     let resolved = read::read(Some(&saved), None, &overrides)?;
@@ -265,30 +259,38 @@ fn overrides_of(args: &CheckpointArgs) -> Result<Vec<Override>, ConfigError> {
     named.chain(args.sets.iter().map(|typed| Override::set(typed))).collect()
 }
 
-/// Returns the number of steps in the configuration of a run, the text of its `run.toml`.
+/// Returns the configuration of a run, the text of its `run.toml`.
 ///
 /// # Errors
 /// Returns `ConfigError` if that is no configuration.
-pub fn steps_of(path: &Path, run_toml: &str) -> Result<u64, ConfigError> {
-    Ok(read::read(None, Some((path, run_toml)), &[])?.config.train.steps)
+pub fn config_of(path: &Path, run_toml: &str) -> Result<RunConfig, ConfigError> {
+    Ok(read::read(None, Some((path, run_toml)), &[])?.config)
 }
 
 /// Reads the configuration stored in a checkpoint, with what was asked for its placement.
 fn resumed_config(checkpoint: &Checkpoint) -> anyhow::Result<Resolved> {
-    let mut saved = saved_config(checkpoint)?;
+    let mut saved = saved_run(&checkpoint.meta)?;
     let overlap = saved.config.parallel.overlap;
     saved.config.parallel = section_asked(&checkpoint.meta.placement, overlap);
     Ok(saved)
 }
 
 /// Reads the configuration stored in a checkpoint.
-fn saved_config(checkpoint: &Checkpoint) -> anyhow::Result<Resolved> {
-    if checkpoint.meta.is_of_library() {
+fn saved_run(meta: &Meta) -> anyhow::Result<Resolved> {
+    if meta.is_of_library() {
         let what = "this command".into();
         let why = "it was saved by the library, and describes no run; load it with Trainer::load";
         return Err(TrainError::Mismatch { what, why: why.into() }.into());
     }
-    Ok(Resolved::saved(&checkpoint.meta.run, &checkpoint.meta.typed)?)
+    Ok(Resolved::saved(&meta.run, &meta.typed)?)
+}
+
+/// Returns the configuration stored in a checkpoint.
+///
+/// # Errors
+/// Returns `ConfigError` if it is none.
+pub fn saved_config(meta: &Meta) -> Result<RunConfig, ConfigError> {
+    Ok(Resolved::saved(&meta.run, &meta.typed)?.config)
 }
 
 /// Refuses to resume with another model, another tokenizer, another kind of optimizer (for which

@@ -119,7 +119,7 @@ impl Resolved {
     /// Returns `ConfigError` for a key that is unknown, or a value that is not accepted.
     pub fn saved(text: &str, typed: &[String]) -> Result<Self, ConfigError> {
         let place = Path::new("the checkpoint's configuration");
-        let config = read(None, Some((place, text)), &[])?.config;
+        let Self { config, .. } = read_complete(place, text, &[])?;
         let now = typed.iter().filter_map(|name| Some(key(name)?.full_name)).collect();
         Ok(Self { config, typed: TypedKeys { now, before: None }, other_placement: None })
     }
@@ -144,6 +144,36 @@ pub fn read(
     file: Option<(&Path, &str)>,
     overrides: &[Override],
 ) -> Result<Resolved, ConfigError> {
+    let (resolved, reader) = resolve(saved, file, overrides)?;
+    let now = &resolved.typed.now;
+    let epochs = resolved.config.train.epochs;
+    if epochs > 0 && now.contains("train.epochs") && now.contains("train.steps") {
+        return Err(reader.attribute(ConstraintError {
+            keys: vec!["train.epochs", "train.steps"],
+            why: format!(
+                "= {epochs} and train.steps = {} are two lengths of the run; set one of them",
+                resolved.config.train.steps
+            ),
+        }));
+    }
+    Ok(resolved)
+}
+
+/// Resolves the complete configuration of a run like [`read`]: it has the steps beside the epochs
+/// from which they came.
+pub fn read_complete(
+    path: &Path,
+    text: &str,
+    overrides: &[Override],
+) -> Result<Resolved, ConfigError> {
+    Ok(resolve(None, Some((path, text)), overrides)?.0)
+}
+
+fn resolve(
+    saved: Option<&Resolved>,
+    file: Option<(&Path, &str)>,
+    overrides: &[Override],
+) -> Result<(Resolved, ConfigReader), ConfigError> {
     let mut reader = ConfigReader {
         config: saved.map(|saved| saved.config.clone()).unwrap_or_default(),
         origins: BTreeMap::new(),
@@ -163,7 +193,7 @@ pub fn read(
     }
     reader.config.apply_derived_defaults(&typed);
     reader.config.check().map_err(|invalid| reader.attribute(invalid))?;
-    Ok(Resolved { config: reader.config, typed, other_placement })
+    Ok((Resolved { config: reader.config.clone(), typed, other_placement }, reader))
 }
 
 /// Reads the text of a configuration file.

@@ -318,14 +318,18 @@ sections! {
         /// Operator fusion: neighbouring operations become one kernel.
         fuse: bool = true, Constraint::Flag;
         /// Step after which the run ends; 0 writes the initial checkpoint only.
-        steps: u64 = 3500, Constraint::Whole(0, STEPS);
+        steps: u64 = 3500, Constraint::Whole(0, STEPS), "3500, or as train.epochs";
+        /// Passes through the training split after which the run ends; 0 = after train.steps.
+        epochs: u64 = 0, Constraint::Whole(0, STEPS);
         /// Seed of all random numbers.
         seed: u64 = 1337, Constraint::Whole(0, i64::MAX);
         /// Steps between evaluations on the validation split, and one at the end; 0 = none.
         eval_every: u64 = 500, Constraint::Whole(0, STEPS);
         /// Samples of the validation split per evaluation, spread evenly over it; 0 = all.
-        eval_samples: u64 = 1024, Constraint::Whole(0, STEPS),
+        eval_samples: u64 = EVAL_SAMPLES, Constraint::Whole(0, STEPS),
             "the fewer of 1,024 samples and 65,536 tokens";
+        /// Evaluations without a better one after which the run ends; 0 = any number.
+        patience: u64 = 0, Constraint::Whole(0, STEPS);
         /// Steps between checkpoints; 0 = only at the start, at the end and at a new best.
         checkpoint_every: u64 = 500, Constraint::Whole(0, STEPS);
         /// Number of newest checkpoints to keep; the best one is kept as well.
@@ -517,6 +521,24 @@ impl RunConfig {
         if typed.follows("schedule.min_lr", "optim.lr") {
             self.schedule.min_lr = self.optim.lr / 10.0;
         }
+        if is_set("train.steps") && !is_set("train.epochs") {
+            self.train.epochs = 0;
+        }
+        // The steps of epochs are known with the data.
+        if !(is_set("train.epochs") && self.train.epochs > 0) {
+            self.derive_schedule(typed);
+        }
+    }
+
+    /// Sets the number of steps of a run that is given in epochs, and what is derived from it.
+    pub fn set_steps_of_epochs(&mut self, steps: u64, typed: &TypedKeys) {
+        self.train.steps = steps;
+        self.derive_schedule(typed);
+    }
+
+    /// Sets the warm-up and the end of the decay by the number of steps.
+    fn derive_schedule(&mut self, typed: &TypedKeys) {
+        let is_new = typed.before.is_none();
         // A run of 0 steps only writes the checkpoint that another run starts from, so nothing is
         // derived from it: its schedule is open, and so is a warm-up that was not set.
         let is_open = is_new || self.schedule.decay_steps == 0;
@@ -660,8 +682,10 @@ impl RunConfig {
     /// Derived defaults are comments: they follow their keys again. Reading it gives this
     /// configuration again.
     pub fn to_run_toml(&self, typed: &BTreeSet<&'static str>) -> String {
-        let is_given =
-            |key: &Key<Self>| !DERIVED.contains(&key.full_name) || typed.contains(key.full_name);
+        let is_given = |key: &Key<Self>| match key.full_name {
+            "train.steps" => self.train.epochs == 0,
+            name => !DERIVED.contains(&name) || typed.contains(name),
+        };
         let (defaults, mut fresh) = (Self::default(), self.clone());
         let mut now = BTreeSet::new();
         for key in KEYS {
@@ -673,7 +697,11 @@ impl RunConfig {
                 _ => {}
             }
         }
-        fresh.apply_derived_defaults(&TypedKeys { now, before: None });
+        let fresh_keys = TypedKeys { now, before: None };
+        fresh.apply_derived_defaults(&fresh_keys);
+        if self.train.epochs > 0 {
+            fresh.set_steps_of_epochs(self.train.steps, &fresh_keys);
+        }
         let is_derived = |key: &&Key<Self>| !is_given(key) && (key.get)(self) == (key.get)(&fresh);
         let derived: Vec<&str> = KEYS.iter().filter(is_derived).map(|key| key.full_name).collect();
         self.sections_toml(&|key| {

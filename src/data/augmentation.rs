@@ -1,8 +1,8 @@
 //! Augmentation of pictures: random crops and flips, a pure function of (seed, step, sample).
 
 use super::{DataError, SampleDescription};
-use crate::base::Site;
 use crate::base::rng::Key;
+use crate::base::{Setting, Site, Wording};
 
 /// Site of the random numbers of augmentation.
 const SITE: Site = Site(u32::MAX - 2);
@@ -28,25 +28,27 @@ impl Augmentation {
     /// have no pixels, or if `crop` is larger than they are.
     pub fn new(samples: &SampleDescription, crop: usize, flip: bool) -> Result<Self, DataError> {
         let shape = &samples.shape;
-        let refuse = |why: String| {
+        let refuse = |why: Wording| {
             let (name, place) = ("augmentation".into(), String::new());
             Err(DataError::Invalid { name, place, why })
         };
         let [channels, height, width] = shape[..] else {
-            return refuse(format!(
-                "data.crop and data.flip change pictures, and the samples have the shape \
-                 {shape:?}; leave them out"
-            ));
+            return refuse(Wording::new(format_args!(
+                "{} and {} change pictures, and the samples have the shape {shape:?}; leave them \
+                 out",
+                Setting::Crop,
+                Setting::Flip
+            )));
         };
         if shape.contains(&0) {
-            return refuse(format!("pictures of the shape {shape:?} have no pixels"));
+            return refuse(format!("pictures of the shape {shape:?} have no pixels").into());
         }
         // What lies further out is padding alone.
         if crop > height.max(width) {
-            return refuse(format!(
-                "data.crop = {crop} is more than the size of the pictures, {height} x {width}; \
-                 lower it"
-            ));
+            return refuse(Wording::new(format_args!(
+                "{} = {crop} is more than the size of the pictures, {height} x {width}; lower it",
+                Setting::Crop
+            )));
         }
         let scales = &samples.normalization.features;
         let black = |channel: usize| scales.get(channel).map_or(0.0, |scale| scale.normalize(0.0));

@@ -8,7 +8,7 @@ use super::sampler::permuted;
 use super::samples::{DataFile, Features, LoadedSamples, Samples, Targets};
 use super::{DataError, Dataset, DatasetInput, NamedInputs, Split};
 use crate::base::rng::Key;
-use crate::base::{DType, HostTensor, Site};
+use crate::base::{DType, HostTensor, Setting, Site, Wording};
 
 /// Site of the permutation that holds samples out. It does not depend on a run's seed, so that runs
 /// with other seeds are evaluated on the same samples.
@@ -108,7 +108,11 @@ impl SampleSet {
             && let [only] = &names[..]
         {
             let why = format!("all samples have the class {only:?}; a model needs two to choose");
-            return Err(DataError::Invalid { name: train.name, place: String::new(), why });
+            return Err(DataError::Invalid {
+                name: train.name,
+                place: String::new(),
+                why: why.into(),
+            });
         }
         let all = train.len() as u64;
         let held_out = match validation {
@@ -315,9 +319,11 @@ fn target_names(samples: &Samples) -> Result<TargetNames, DataError> {
             return Err(DataError::Invalid {
                 name: samples.name.clone(),
                 place: String::new(),
-                why: "has no targets to train on; name the column with data.target, or put the \
-                      file of labels beside it"
-                    .into(),
+                why: Wording::new(format_args!(
+                    "has no targets to train on; name the column with {}, or put the file of \
+                     labels beside it",
+                    Setting::Target
+                )),
             });
         }
     })

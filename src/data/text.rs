@@ -171,6 +171,7 @@ impl TextData {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::setting::as_fields;
 
     fn digits(held_out: f64, context: usize) -> Result<TextData, DataError> {
         let text = b"01234567890123456789";
@@ -219,6 +220,8 @@ mod tests {
             "digits: its held-out part has 2 tokens, and a context of 4 needs at least 5; \
              give more text, lower model.context or change data.held_out"
         );
+        let fields = as_fields(|| error.to_string());
+        assert!(fields.ends_with("lower the context or change held_out"), "{fields}");
         for held_out in [1.0, -0.1, f64::NAN] {
             assert!(matches!(digits(held_out, 4), Err(DataError::HeldOut { .. })));
         }

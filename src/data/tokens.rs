@@ -68,7 +68,7 @@ impl TokenFileInfo {
     /// Returns `DataError` with the place if it is no JSON of this form, or contradicts itself.
     fn parse(name: &str, bytes: &[u8]) -> Result<Self, DataError> {
         let refuse = |place: &str, why: String| {
-            Err(DataError::Invalid { name: name.into(), place: place.into(), why })
+            Err(DataError::Invalid { name: name.into(), place: place.into(), why: why.into() })
         };
         let info: Self = match serde_json::from_slice(bytes) {
             Ok(info) => info,
@@ -225,8 +225,9 @@ fn map(path: &Path) -> io::Result<Mmap> {
 
 /// Checks length, tokens and hash of a token file.
 fn check(name: &str, bytes: &[u8], info: &TokenFileInfo) -> Result<(), DataError> {
-    let refuse =
-        |place: String, why: String| Err(DataError::Invalid { name: name.into(), place, why });
+    let refuse = |place: String, why: String| {
+        Err(DataError::Invalid { name: name.into(), place, why: why.into() })
+    };
     if bytes.is_empty() {
         return Err(DataError::Empty { name: name.into() });
     }

@@ -1,9 +1,14 @@
 //! Errors of devices, each with the next action for the user.
 
+use crate::base::Setting;
+
 /// Error of a device that is missing or failed. Each message is one sentence with the next action.
 #[derive(Clone, Debug, thiserror::Error, serde::Serialize, serde::Deserialize)]
 pub enum DeviceError {
-    #[error("no GPU adapter was found: {hint}")]
+    #[error(
+        "no GPU adapter was found: {hint}, or train on the processor with {}",
+        Setting::Devices.given("cpu")
+    )]
     NoAdapter { hint: String },
     #[error("no adapter matches '{selector}'; there are: {found}")]
     NoMatch { selector: String, found: String },
@@ -20,16 +25,18 @@ pub enum DeviceError {
     #[error("{adapter}: cannot be opened: {why}")]
     Open { adapter: String, why: String },
     #[error(
-        "{adapter}: a buffer of {bytes} bytes is over its limit of {limit}; \
-         lower train.micro_batch_size or the model's width"
+        "{adapter}: a buffer of {bytes} bytes is over its limit of {limit}; lower {} or the \
+         model's width",
+        Setting::MicroBatchSize
     )]
     TooLarge { adapter: String, bytes: u64, limit: u64 },
     #[error(
         "{adapter}: {what} would loop {iterations} times, and this driver ends loops silently \
-         after {limit}; lower train.micro_batch_size, the model's width or its context"
+         after {limit}; lower {}, the model's width or its context",
+        Setting::MicroBatchSize
     )]
     LoopTooLong { adapter: String, what: String, iterations: usize, limit: usize },
-    #[error("{adapter}: out of memory at {what}; lower train.micro_batch_size")]
+    #[error("{adapter}: out of memory at {what}; lower {}", Setting::MicroBatchSize)]
     OutOfMemory { adapter: String, what: String },
     #[error(
         "{adapter}: the device was lost ({why}); start again, with another device if that fails too"
@@ -40,7 +47,8 @@ pub enum DeviceError {
     NodeLost { adapter: String, why: String },
     #[error(
         "{adapter}: {what} did not finish within {seconds} s, so the device counts as hung; start \
-         again with another device, a smaller micro-batch or a larger faults.device_timeout_s"
+         again with another device, a smaller micro-batch or a larger {}",
+        Setting::DeviceTimeout
     )]
     Timeout { adapter: String, what: String, seconds: f64 },
     #[error(
@@ -50,13 +58,15 @@ pub enum DeviceError {
     ReadBack { adapter: String, what: String },
     #[error(
         "{adapter}: the kernel {kernel} cannot be trusted on this driver: {why}; update the \
-         driver, try it again with potluck devices --certify, or choose another device, such as \
-         --devices cpu"
+         driver, {}, or choose another device, such as {}",
+        Setting::Recertify,
+        Setting::Devices.given("cpu")
     )]
     Uncertified { adapter: String, kernel: String, why: String },
     #[error(
         "{adapter}: the kernel of the custom op {op} cannot run: {why}; correct the op, or train \
-         with --devices cpu, which runs its reference"
+         with {}, which runs its reference",
+        Setting::Devices.given("cpu")
     )]
     CustomKernel { adapter: String, op: String, why: String },
     #[error("{adapter}: {what} was refused by the driver or by validation: {why}")]
@@ -104,15 +114,32 @@ impl DeviceError {
     }
 }
 
-/// Returns the hint on drivers: the package that installs a software adapter on Debian and Ubuntu,
-/// and the driver that hardware needs.
-pub fn driver_hint() -> String {
-    if cfg!(target_os = "linux") {
+/// Returns the error that there is no adapter, with a hint on drivers: the package that installs a
+/// software adapter on Debian and Ubuntu, and the driver that hardware needs.
+pub fn no_adapter() -> DeviceError {
+    let hint = if cfg!(target_os = "linux") {
         "install the Vulkan loader and a driver (on Debian and Ubuntu: apt-get install \
-         libvulkan1 mesa-vulkan-drivers; NVIDIA's driver brings its own), or train on the \
-         processor with --devices cpu"
-            .into()
+         libvulkan1 mesa-vulkan-drivers; NVIDIA's driver brings its own)"
     } else {
-        "update the graphics driver, or train on the processor with --devices cpu".into()
+        "update the graphics driver"
+    };
+    DeviceError::NoAdapter { hint: hint.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::setting::as_fields;
+
+    #[test]
+    fn advice_names_flags_of_the_program_or_fields_of_the_library() {
+        let (adapter, kernel, why) = ("a".into(), "sum".into(), "it is wrong".into());
+        let error = DeviceError::Uncertified { adapter, kernel, why };
+        let text = error.to_string();
+        assert!(text.contains("try it again with potluck devices --certify, or choose"), "{text}");
+        assert!(text.ends_with("such as --devices cpu"), "{text}");
+        let fields = as_fields(|| error.to_string());
+        assert!(fields.contains("delete its entry in the cache of kernels, or choose"), "{fields}");
+        assert!(fields.ends_with("such as TrainerOptions::devices = cpu"), "{fields}");
     }
 }

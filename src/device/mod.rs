@@ -20,7 +20,7 @@ pub mod timestamps;
 
 pub use adapter_kind::AdapterKind;
 pub use adapters::{Adapter, list_adapters};
-pub use error::{DeviceError, driver_hint};
+pub use error::{DeviceError, no_adapter};
 pub use exit::skip_exit_handlers;
 pub use features::Features;
 pub use gpu::{Gpu, ShaderChecks};

@@ -6,7 +6,7 @@ pub use spelling::{missing_devices, selector_of, selector_without};
 
 use super::AdapterKind;
 use super::adapters::Adapter;
-use super::error::{DeviceError, driver_hint};
+use super::error::{DeviceError, no_adapter};
 
 /// The most devices that `*K` makes of one adapter.
 const COPIES_MAX: usize = 64;
@@ -247,7 +247,7 @@ fn one(typed: &str, known: &[Known]) -> Result<Chosen, DeviceError> {
 /// Returns the index of the adapter that a text in lower case names.
 fn named(typed: &str, known: &[Known]) -> Result<usize, DeviceError> {
     if known.is_empty() {
-        return Err(DeviceError::NoAdapter { hint: driver_hint() });
+        return Err(no_adapter());
     }
     let (api, wanted) = match typed.split_once(':') {
         Some((api, name)) if ["vulkan", "metal", "dx12", "gl"].contains(&api) => (Some(api), name),

@@ -15,6 +15,14 @@ pub fn is_disk_full(why: &io::Error) -> bool {
     matches!(why.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
+/// Returns the bytes that this user may still write to the disk of a path, of which the last parts
+/// may not be there yet; `None` if the system does not tell.
+pub fn free_space(path: &Path) -> Option<u64> {
+    let path = std::path::absolute(path).ok()?;
+    let there = path.ancestors().find(|above| above.exists())?;
+    fs4::available_space(there).ok()
+}
+
 /// Replaces the file at `path` with `bytes` atomically: a reader, also after a crash or a loss of
 /// power, finds either the old content or the new one.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {

@@ -9,18 +9,24 @@ use serde::Serialize;
 
 use super::event::JsonLine;
 use super::{Event, Sink};
+use crate::base::Setting;
 use crate::files::{self, is_disk_full};
 
 /// Failure to read or write the record, the trace or a chart.
 #[derive(Debug, thiserror::Error)]
 pub enum MetricsError {
     #[error(
-        "{}: cannot be written ({why}); {}set another --out",
+        "{}: cannot be written ({why}); {}set another {}",
         path.display(),
-        if is_disk_full(why) { "free space there or " } else { "" }
+        if is_disk_full(why) { "free space there or " } else { "" },
+        Setting::Out
     )]
     Write { path: PathBuf, why: io::Error },
-    #[error("{}: cannot be read ({why}); move it away or set another --out", path.display())]
+    #[error(
+        "{}: cannot be read ({why}); move it away or set another {}",
+        path.display(),
+        Setting::Out
+    )]
     Read { path: PathBuf, why: io::Error },
     #[error("{}: the trace cannot be written ({why}); free space there or name another file",
         path.display())]

@@ -118,10 +118,10 @@ impl ArrivingFrames {
                 elements <= self.edges.piece_max && elements > 0 && end <= most
             }
         };
-        match fits && is_whole {
-            true => Ok(self.pool.take(elements)),
-            false => wrong("a frame of another length than its place"),
+        if !fits || !is_whole {
+            return wrong("a frame of another length than its place");
         }
+        Ok(self.pool.take(elements))
     }
 
     /// Puts a frame into the mailbox of its rank. A mailbox that is closed loses it.

@@ -56,29 +56,40 @@ impl BlockKinds {
 
 fn block_form(graph: &Graph, block: u32) -> Vec<NodeForm> {
     let mut numbers: HashMap<TensorId, usize> = HashMap::new();
-    let mut form = |ids: &[TensorId]| -> Vec<TensorForm> {
-        let tensor = |id: &TensorId| {
-            let root = graph.root(*id);
-            let next = numbers.len();
-            let known = graph.tensor(*id);
-            TensorForm {
-                number: *numbers.entry(root).or_insert(next),
-                shape: known.shape.clone(),
-                dtype: known.dtype,
-                role: std::mem::discriminant(&graph.tensor(root).role),
-            }
-        };
-        ids.iter().map(tensor).collect()
-    };
-    let nodes = graph.nodes.iter().filter(|node| node.block == block);
-    let node = |node: &crate::graph::Node| NodeForm {
-        op: node.op.without_site(),
-        phase: node.phase,
-        accumulate: node.accumulate,
-        inputs: form(&node.inputs),
-        outputs: form(&node.outputs),
-    };
-    nodes.map(node).collect()
+    let mut nodes = Vec::new();
+    for node in &graph.nodes {
+        if node.block == block {
+            nodes.push(NodeForm {
+                op: node.op.without_site(),
+                phase: node.phase,
+                accumulate: node.accumulate,
+                inputs: tensor_forms(graph, &node.inputs, &mut numbers),
+                outputs: tensor_forms(graph, &node.outputs, &mut numbers),
+            });
+        }
+    }
+    nodes
+}
+
+/// Returns the forms of tensors that a node uses; `numbers` has those of the block so far.
+fn tensor_forms(
+    graph: &Graph,
+    tensors: &[TensorId],
+    numbers: &mut HashMap<TensorId, usize>,
+) -> Vec<TensorForm> {
+    let mut forms = Vec::with_capacity(tensors.len());
+    for id in tensors {
+        let tensor = graph.tensor(*id);
+        let root = graph.root(*id);
+        let next = numbers.len();
+        forms.push(TensorForm {
+            number: *numbers.entry(root).or_insert(next),
+            shape: tensor.shape.clone(),
+            dtype: tensor.dtype,
+            role: std::mem::discriminant(&graph.tensor(root).role),
+        });
+    }
+    forms
 }
 
 #[cfg(test)]

@@ -50,7 +50,8 @@ impl DeviceThread {
     pub fn start(mut executor: Box<dyn Executor>, deadline: Duration) -> std::io::Result<Self> {
         let (jobs, queue) = mpsc::sync_channel::<Job>(QUEUE_MAX);
         let (closing, closed) = mpsc::sync_channel(1);
-        let (name, heartbeat) = (executor.name().to_string(), executor.heartbeat());
+        let name = executor.name().to_string();
+        let heartbeat = executor.heartbeat();
         let panic = PanicText::default();
         let text = panic.clone();
         thread::Builder::new().name(format!("driver of {name}")).spawn(move || {
@@ -62,9 +63,16 @@ impl DeviceThread {
             drop(executor);
             drop(closing);
         })?;
-        let hung = AtomicBool::new(false);
-        let (jobs, remote, closed) = (Some(jobs), None, Mutex::new(closed));
-        Ok(Self { name, jobs, closed, panic, heartbeat, hung, deadline, remote })
+        Ok(Self {
+            name,
+            jobs: Some(jobs),
+            closed: Mutex::new(closed),
+            panic,
+            heartbeat,
+            hung: AtomicBool::new(false),
+            deadline,
+            remote: None,
+        })
     }
 
     /// Starts the thread that calls a device of another node.
@@ -142,7 +150,9 @@ impl DeviceThread {
 
     /// Returns a function that returns the error of a job that panicked, for after it did.
     pub fn on_panic(&self, what: &str) -> impl FnOnce() -> DeviceError + Send + 'static {
-        let (adapter, what, text) = (self.name.clone(), what.to_string(), self.panic.clone());
+        let adapter = self.name.clone();
+        let what = what.to_string();
+        let text = self.panic.clone();
         move || DeviceError::Panicked { adapter, what, text: text.get().cloned() }
     }
 
@@ -175,8 +185,13 @@ impl DeviceThread {
 
     /// Starts a watchdog on the device's heartbeat, with its deadline counted from now.
     pub fn watch(&self) -> Watchdog {
-        let (heartbeat, deadline) = (self.heartbeat.clone(), self.deadline);
-        Watchdog { ticks: heartbeat.count(), alive: Instant::now(), heartbeat, deadline }
+        let heartbeat = self.heartbeat.clone();
+        Watchdog {
+            ticks: heartbeat.count(),
+            alive: Instant::now(),
+            heartbeat,
+            deadline: self.deadline,
+        }
     }
 }
 
@@ -228,7 +243,8 @@ impl Watchdog {
     /// Returns true if the last heartbeat is longer ago than the deadline.
     pub fn is_expired(&mut self) -> bool {
         if self.heartbeat.count() != self.ticks {
-            (self.ticks, self.alive) = (self.heartbeat.count(), Instant::now());
+            self.ticks = self.heartbeat.count();
+            self.alive = Instant::now();
         }
         self.alive.elapsed() >= self.deadline
     }

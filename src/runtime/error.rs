@@ -1,6 +1,9 @@
 //! Errors of opening and running devices, and the process's exit codes.
 
-use crate::base::Rank;
+use std::fmt;
+
+use super::memory::LimitBasis;
+use crate::base::{Rank, Setting, Wording};
 use crate::device::DeviceError;
 use crate::metrics::MetricsError;
 
@@ -23,26 +26,31 @@ pub enum RuntimeError {
     #[error(transparent)]
     Trace(#[from] MetricsError),
     #[error(
-        "the run needs {needed} of memory and {available} are available; lower \
-         train.micro_batch_size, train.batch, model.context, model.width, model.layers or \
-         model.hidden"
+        "the run needs {needed} of memory and {available} are available; lower {}, {} or {}",
+        Setting::MicroBatchSize,
+        Setting::Batch,
+        Setting::ModelSize
     )]
     Memory { needed: String, available: String },
     #[error(
-        "{adapter}: the run needs {needed} of its memory and it has {has}, {basis}; lower \
-         train.micro_batch_size, model.context, model.width, model.layers or model.hidden, or \
-         choose another device"
+        "{adapter}: the run needs {needed} of its memory and it has {has}, {basis}; lower {} or \
+         {}, cut the model into more stages ({}), or choose another device",
+        Setting::MicroBatchSize,
+        Setting::ModelSize,
+        Setting::PipelineStages
     )]
-    DeviceMemory { adapter: String, needed: String, has: String, basis: &'static str },
+    DeviceMemory { adapter: String, needed: String, has: String, basis: LimitBasis },
     #[error(
-        "{adapter}: it has no memory for {what}, of {needed} that the run needs; lower \
-         train.micro_batch_size, model.context, model.width, model.layers or model.hidden, or \
-         choose another device"
+        "{adapter}: it has no memory for {what}, of {needed} that the run needs; lower {} or {}, \
+         cut the model into more stages ({}), or choose another device",
+        Setting::MicroBatchSize,
+        Setting::ModelSize,
+        Setting::PipelineStages
     )]
     NoRoom { adapter: String, what: String, needed: String },
-    /// Error of too little memory, with the flag that would help.
-    #[error("{error}; {advice}")]
-    Advised { error: Box<Self>, advice: String },
+    /// Request that no placement on the devices satisfies.
+    #[error("{0}")]
+    Unplaceable(Wording),
     /// Failure of a step in the middle of its update.
     #[error(
         "{error}; the update of that step had begun, so that the parameters on the devices that \
@@ -56,6 +64,11 @@ pub enum RuntimeError {
 }
 
 impl RuntimeError {
+    /// Returns the error of a request that no placement satisfies.
+    pub fn unplaceable(why: impl fmt::Display) -> Self {
+        Self::Unplaceable(Wording::new(why))
+    }
+
     /// Returns the error of a thread that cannot be started.
     pub fn no_thread(error: std::io::Error) -> Self {
         let why = format!("the system starts no more threads: {error}; raise its limit");
@@ -71,7 +84,6 @@ impl RuntimeError {
         match self {
             Self::Memory { .. } | Self::DeviceMemory { .. } | Self::NoRoom { .. } => true,
             Self::Device(error) => of_device(error),
-            Self::Advised { error, .. } => error.is_capacity_error(),
             _ => false,
         }
     }
@@ -121,12 +133,13 @@ impl RuntimeError {
                 | DeviceError::ReadBack { .. }
                 | DeviceError::Timeout { .. } => EXIT_RESTART,
             },
-            Self::Advised { error, .. } | Self::HalfUpdated { error } => error.exit_code(),
+            Self::HalfUpdated { error } => error.exit_code(),
             Self::Trace(_) => EXIT_RESTART,
             Self::Defect(_) => EXIT_DEFECT,
             Self::Memory { .. }
             | Self::DeviceMemory { .. }
             | Self::NoRoom { .. }
+            | Self::Unplaceable(_)
             | Self::InvalidRequest(_) => EXIT_CONFIGURATION,
         }
     }

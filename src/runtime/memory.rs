@@ -1,7 +1,10 @@
 //! Memory checks of host and devices before anything is allocated: a system that runs out of
 //! memory kills processes without an error message, and a GPU driver may swap.
 
+use std::fmt;
+
 use super::RuntimeError;
+use crate::base::Setting;
 use crate::device::Selection;
 use crate::device::host::available_memory;
 use crate::exec::Moments;
@@ -41,8 +44,10 @@ pub fn require_of_host(
     plan: &Plan,
     moments: &Moments,
 ) -> Result<(), RuntimeError> {
-    let bytes = || device_bytes(plan, moments).saturating_add(workspace(selection, plan, moments));
-    if uses_host_memory(selection) { require(bytes()) } else { Ok(()) }
+    if !uses_host_memory(selection) {
+        return Ok(());
+    }
+    require(device_bytes(plan, moments).saturating_add(workspace(selection, plan, moments)))
 }
 
 /// Returns true if a device uses host memory.
@@ -92,43 +97,63 @@ pub fn require_on(
 ) -> Result<Option<String>, RuntimeError> {
     let needed = needed(selection, plan, moments) as u64;
     match limit(selection, setting) {
-        Some((has, basis)) if needed > has => {
-            let (adapter, needed, has) = (name.into(), gibibytes_up(needed), gibibytes_down(has));
-            Err(RuntimeError::DeviceMemory { adapter, needed, has, basis })
-        }
+        Some((has, basis)) if needed > has => Err(RuntimeError::DeviceMemory {
+            adapter: name.into(),
+            needed: gibibytes_up(needed),
+            has: gibibytes_down(has),
+            basis,
+        }),
         Some(_) => Ok(None),
         // Of the CPU device: the host's memory, which is checked for all devices at once. Of a
         // device of another node: that node checks it.
         None if matches!(selection, Selection::Cpu { .. } | Selection::Offered(_)) => Ok(None),
         None => Ok(Some(format!(
-            "{name} does not report how much memory it has; the run needs {} of it \
-             (train.device_memory_mib sets it)",
-            gibibytes(needed)
+            "{name} does not report how much memory it has; the run needs {} of it ({} sets it)",
+            gibibytes(needed),
+            Setting::DeviceMemory
         ))),
     }
 }
 
 /// Returns the bytes of memory that a device may take, with the basis of that number; `None` if
 /// there is no such limit.
-pub fn limit(selection: &Selection, setting: u64) -> Option<(u64, &'static str)> {
+pub fn limit(selection: &Selection, setting: u64) -> Option<(u64, LimitBasis)> {
     match (selection, setting) {
         (Selection::Adapter(adapter), 0) => {
-            let basis = "as its driver reports (train.device_memory_mib overrides that)";
-            adapter.memory.bytes.map(|bytes| (bytes, basis))
+            adapter.memory.bytes.map(|bytes| (bytes, LimitBasis::Driver))
         }
         (Selection::Cpu { .. }, 0) | (Selection::Offered(_), _) => None,
-        (_, mebibytes) => {
-            Some((mebibytes.saturating_mul(1 << 20), "as train.device_memory_mib sets it"))
+        (_, mebibytes) => Some((mebibytes.saturating_mul(1 << 20), LimitBasis::Setting)),
+    }
+}
+
+/// Basis of a limit of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LimitBasis {
+    /// Report of the driver.
+    Driver,
+    /// `train.device_memory_mib`.
+    Setting,
+}
+
+impl fmt::Display for LimitBasis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Driver => {
+                write!(f, "as its driver reports ({} overrides that)", Setting::DeviceMemory)
+            }
+            Self::Setting => write!(f, "as {} sets it", Setting::DeviceMemory),
         }
     }
 }
 
 /// Returns a sentence for the user on whether `needed` bytes fit what there is, with its basis.
-pub fn comparison(needed: usize, limit: Option<(u64, &str)>) -> String {
+pub fn comparison(needed: usize, limit: Option<(u64, impl fmt::Display)>) -> String {
     let needed = needed as u64;
     match limit {
         Some((has, basis)) if needed > has => {
-            let (need, has) = (gibibytes_up(needed), gibibytes_down(has));
+            let need = gibibytes_up(needed);
+            let has = gibibytes_down(has);
             format!("does not fit: {need} needed of {has}, {basis}")
         }
         // Rounded alike, so that what is needed never reads as the more.

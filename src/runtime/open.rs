@@ -93,15 +93,18 @@ pub fn open_named(
     options: &OpenOptions,
 ) -> Result<OpenDevice, RuntimeError> {
     let tuning = TuneOptions { seconds: options.tune_s, ..TuneOptions::default() };
-    memory::require_of_host(&selection, &plan, &moments.into())?;
-    open_selected(selection, name, plan, moments.into(), options, |_| tuning, &mut |_, _| {})
+    let moments = Moments::from(moments);
+    memory::require_of_host(&selection, &plan, &moments)?;
+    let device = DeviceToOpen { selection, name, plan, moments, options };
+    open_selected(device, |_| tuning, &mut |_, _| {})
 }
 
 /// Returns the options of kernel selection on a device that keeps the choices of a record.
 pub fn tuning_of(tuning: &TuneOptions, kept: Option<&RankPlacement>) -> TuneOptions {
     let mut tuning = tuning.clone();
     if let Some(kept) = kept {
-        (tuning.saved, tuning.saved_untimed) = (kept.kernels.clone(), kept.untimed.clone());
+        tuning.saved = kept.kernels.clone();
+        tuning.saved_untimed = kept.untimed.clone();
     }
     tuning
 }
@@ -115,6 +118,16 @@ pub fn display_name(selection: &Selection) -> String {
     }
 }
 
+/// Device that is already selected, and all that it is opened with besides its kernels.
+pub struct DeviceToOpen<'a> {
+    pub selection: Selection,
+    /// Display name.
+    pub name: &'a str,
+    pub plan: Plan,
+    pub moments: Moments,
+    pub options: &'a OpenOptions,
+}
+
 /// Opens a device that is already selected, under a display name of the caller's. `tuning` maps the
 /// device's identity to the options of kernel selection; `report` receives the device's name and
 /// the progress of autotuning.
@@ -122,14 +135,11 @@ pub fn display_name(selection: &Selection) -> String {
 /// # Errors
 /// Returns the same errors as [`open`].
 pub fn open_selected(
-    selection: Selection,
-    name: &str,
-    plan: Plan,
-    moments: Moments,
-    options: &OpenOptions,
+    device: DeviceToOpen,
     tuning: impl FnOnce(&str) -> TuneOptions,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<OpenDevice, RuntimeError> {
+    let DeviceToOpen { selection, name, plan, moments, options } = device;
     let is_cpu = matches!(selection, Selection::Cpu { .. });
     let rows = plan.options.rows as u32;
     let setting = options.device_memory_mib;
@@ -137,7 +147,9 @@ pub fn open_selected(
     let mut notes = Vec::from_iter(memory::require_on(&selection, name, setting, &plan, &moments)?);
     let (executor, identity, (choices, untimed)): (Box<dyn Executor>, _, _) = match selection {
         Selection::Cpu { reason } => {
-            notes.extend(reason.map(|why| format!("running on the CPU: {why}")));
+            if let Some(why) = reason {
+                notes.push(format!("running on the CPU: {why}"));
+            }
             let device = Cpu::fast(plan, moments).named(name);
             (Box::new(device), host_name(), Default::default())
         }
@@ -147,17 +159,18 @@ pub fn open_selected(
             let mut kernels = KernelSelector::new(KernelCache::of(&adapter));
             // Only now: the cache and the identity are those of the adapter's own name.
             adapter.name = name.into();
-            let mut report = |progress| report(name, progress);
             // Running out of memory here is an error of the configuration, unlike in the middle
             // of a run.
-            let opened = (|| {
-                let mut gpu = Gpu::open(&adapter, ShaderChecks::Disabled)?;
-                gpu.deadline = options.deadline;
-                notes.extend(kernels.prepare(&gpu, &plan, &tuning, &mut report)?);
-                let choices = (kernels.choices().clone(), kernels.untimed().to_vec());
-                Ok((GpuExecutor::new(gpu, plan, moments, kernels)?, choices))
-            })();
-            let (device, choices) = opened.map_err(|error| no_room(error, needed))?;
+            let mut gpu = Gpu::open(&adapter, ShaderChecks::Disabled)
+                .map_err(|error| no_room(error, needed))?;
+            gpu.deadline = options.deadline;
+            let of_kernels = kernels
+                .prepare(&gpu, &plan, &tuning, &mut |progress| report(name, progress))
+                .map_err(|error| no_room(error, needed))?;
+            notes.extend(of_kernels);
+            let choices = (kernels.choices().clone(), kernels.untimed().to_vec());
+            let device = GpuExecutor::new(gpu, plan, moments, kernels)
+                .map_err(|error| no_room(error, needed))?;
             (Box::new(device), identity, choices)
         }
         Selection::Offered(device) => {

@@ -43,12 +43,18 @@ impl TraceTracks {
         };
         let device = labels.device(rank, device);
         let track = |name: &str| trace.track(rank.0, &device, name);
-        let (driver, of_device) = (track("driver"), track("device"));
+        let driver = track("driver");
+        let of_device = track("device");
         if !with_others {
             return Self { driver, device: of_device, ..Self::default() };
         }
-        let (staging, ring, labels) = (track("staging"), track("ring"), labels.clone());
-        Self { driver, device: of_device, staging, ring, labels }
+        Self {
+            driver,
+            device: of_device,
+            staging: track("staging"),
+            ring: track("ring"),
+            labels: labels.clone(),
+        }
     }
 }
 
@@ -90,9 +96,11 @@ impl RingPeers {
         let started = self.read_starts.pop_front();
         match self.transfers.complete(&readback.place).map_err(|e| defect(device, &e))? {
             CompletedRead::Forward(read) => {
-                let name = || format!("read {}", self.layout.chunk(read.chunk));
                 if let Some(started) = started {
-                    self.tracks.staging.record_since(name, started);
+                    self.tracks.staging.record_since(
+                        || format!("read {}", self.layout.chunk(read.chunk)),
+                        started,
+                    );
                 }
                 self.ready(device, read, Some(readback))
             }
@@ -225,7 +233,10 @@ impl RingPeers {
             return Ok(self.recv(None, awaited, waited));
         }
         match device.next_readback(true)? {
-            Some(readback) => self.forward(device, readback).map(|()| Ok(None)),
+            Some(readback) => {
+                self.forward(device, readback)?;
+                Ok(Ok(None))
+            }
             // Every readback slot holds values that the ring thread has not consumed yet.
             None => Ok(self.recv(Some(Duration::from_nanos(SLOT_POLL_INTERVAL)), awaited, waited)),
         }
@@ -243,7 +254,8 @@ impl Peers for RingPeers {
         &mut self,
         device: &mut dyn Executor,
         edge: EdgeId,
-        (micro_batch, rows): (usize, usize),
+        micro_batch: usize,
+        rows: usize,
     ) -> Result<(), DeviceError> {
         let TraceTracks { driver, labels, .. } = &self.tracks;
         let _span =
@@ -259,7 +271,8 @@ impl Peers for RingPeers {
         &mut self,
         device: &mut dyn Executor,
         edge: EdgeId,
-        (micro_batch, rows): (usize, usize),
+        micro_batch: usize,
+        rows: usize,
     ) -> Result<(), DeviceError> {
         let TraceTracks { driver, labels, .. } = &self.tracks;
         let _span =

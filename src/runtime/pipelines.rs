@@ -86,13 +86,9 @@ impl ForwardUnits<'_> {
             let mut values = Vec::new();
             for (pipeline, parts) in work.iter().enumerate() {
                 for (rows, inputs) in parts {
-                    let micro_batch = (*rows, inputs);
-                    values.extend(self.pipelines.output(
-                        self.group,
-                        pipeline,
-                        micro_batch,
-                        tensor,
-                    )?);
+                    let found =
+                        self.pipelines.output(self.group, pipeline, *rows, inputs, tensor)?;
+                    values.extend(found);
                 }
             }
             return Ok(values);
@@ -154,6 +150,15 @@ impl ForwardUnits<'_> {
     }
 }
 
+/// Segments that one micro-batch runs on a pipeline.
+pub struct PipelineWalk<'a> {
+    pub pipeline: usize,
+    pub segments: &'a [SegmentId],
+    /// Returns the inputs to load, by rank.
+    pub inputs: &'a dyn Fn(Rank) -> Inputs,
+    pub pass: PassContext,
+}
+
 /// Result of the forward pass of one pipeline.
 #[derive(Clone, Debug, Default)]
 pub struct PipelinePass {
@@ -172,10 +177,14 @@ impl ModelPipelines {
         schedule: PipelineSchedule,
         edges: EdgeLayout,
     ) -> Self {
-        let ranks = |of: &PipelineStages| {
-            of.stage_of_block().into_iter().map(|stage| of.ranks[stage as usize]).collect()
-        };
-        let rank_of_block = stages.iter().map(ranks).collect();
+        let mut rank_of_block = Vec::with_capacity(stages.len());
+        for pipeline in &stages {
+            let mut ranks = Vec::new();
+            for stage in pipeline.stage_of_block() {
+                ranks.push(pipeline.ranks[stage as usize]);
+            }
+            rank_of_block.push(ranks);
+        }
         let block_of_tensor = writers(&whole.graph);
         Self { whole, stages, shares, schedule, edges, rank_of_block, block_of_tensor }
     }
@@ -223,7 +232,21 @@ impl ModelPipelines {
         group: &mut WorkerGroup,
         work: Vec<Vec<(u32, Inputs)>>,
     ) -> Result<Vec<PipelinePass>, RuntimeError> {
-        let batches: Vec<Vec<MicroBatch>> = work.iter().map(|of| rows_of(of)).collect();
+        let mut batches: Vec<Vec<MicroBatch>> = Vec::with_capacity(work.len());
+        let mut inputs: Vec<Vec<Inputs>> = Vec::with_capacity(work.len());
+        for of_pipeline in work {
+            let mut batches_here = Vec::with_capacity(of_pipeline.len());
+            let mut inputs_here = Vec::with_capacity(of_pipeline.len());
+            // Their slots do not matter.
+            let mut first = 0;
+            for (rows, inputs) in of_pipeline {
+                batches_here.push(MicroBatch { first, rows });
+                inputs_here.push(inputs);
+                first += rows;
+            }
+            batches.push(batches_here);
+            inputs.push(inputs_here);
+        }
         let request = PipelineRequest {
             plan: &self.whole,
             pipelines: &self.stages,
@@ -235,8 +258,6 @@ impl ModelPipelines {
         };
         let programs = PipelinePrograms::forward(&request, &self.edges, &batches);
         let programs: Vec<Arc<Program>> = programs.into_iter().map(Arc::new).collect();
-        let inputs: Vec<Vec<Inputs>> =
-            work.into_iter().map(|of| of.into_iter().map(|(_, inputs)| inputs).collect()).collect();
         let round = group.round().next(group.round().step);
         let mut of_rank = vec![None; programs.len()];
         for (pipeline, stages) in self.stages.iter().enumerate() {
@@ -253,18 +274,21 @@ impl ModelPipelines {
         }
         let inputs: Vec<Arc<StepInput>> = of_rank.into_iter().flatten().collect();
         let reports = group.step(&inputs)?;
-        let passed = |stages: &PipelineStages| {
-            let mut passed = PipelinePass::default();
-            for report in stages.ranks.iter().map(|rank| &reports[rank.index()]) {
-                let (loss, count) = passed.loss;
-                passed.loss = (loss + report.loss.0, count + report.loss.1);
-                passed.states.resize(report.states.len(), NextStates::new());
-                let of_rank = passed.states.iter_mut().zip(&report.states);
-                of_rank.for_each(|(all, own)| all.extend(own.iter().cloned()));
+        let mut passes = Vec::with_capacity(self.stages.len());
+        for stages in &self.stages {
+            let mut pass = PipelinePass::default();
+            for rank in &stages.ranks {
+                let report = &reports[rank.index()];
+                pass.loss.0 += report.loss.0;
+                pass.loss.1 += report.loss.1;
+                pass.states.resize(report.states.len(), NextStates::new());
+                for (all, own) in pass.states.iter_mut().zip(&report.states) {
+                    all.extend_from_slice(own);
+                }
             }
-            passed
-        };
-        Ok(self.stages.iter().map(passed).collect())
+            passes.push(pass);
+        }
+        Ok(passes)
     }
 
     /// Returns the sums of the losses of these micro-batches of each pipeline, (rows, inputs),
@@ -293,8 +317,11 @@ impl ModelPipelines {
         for first in (0..longest).step_by(most) {
             let mut now = Vec::new();
             for of_pipeline in &work {
-                let batches = of_pipeline.iter().skip(first).take(most);
-                now.push(batches.map(|(rows, inputs)| (*rows as u32, inputs.clone())).collect());
+                let mut batches = Vec::new();
+                for (rows, inputs) in of_pipeline.iter().skip(first).take(most) {
+                    batches.push((*rows as u32, inputs.clone()));
+                }
+                now.push(batches);
             }
             let passed = self.forward(group, now)?;
             for (sum, PipelinePass { loss, .. }) in sums.iter_mut().zip(passed) {
@@ -313,7 +340,8 @@ impl ModelPipelines {
         &self,
         group: &WorkerGroup,
         pipeline: usize,
-        (rows, inputs): (usize, &Inputs),
+        rows: usize,
+        inputs: &Inputs,
         output: TensorId,
     ) -> Result<Vec<f32>, RuntimeError> {
         let all = 0..self.whole.graph.tensor(output).shape.elements(rows);
@@ -337,39 +365,42 @@ impl ModelPipelines {
         let random = RandomContext { step_key: Key::new(0), training: false };
         let pass = PassContext { micro_batch: 0, rows, random };
         let segments: Vec<SegmentId> = self.whole.phase(PassKind::Forward).collect();
-        let run = |device: &mut dyn Executor, nodes: Range<usize>, pass: &PassContext| {
-            device.run(nodes, pass).map(|()| None::<()>)
-        };
-        self.walk(group, pipeline, (&segments, &|_| inputs.clone()), pass, run)?;
+        let walk =
+            PipelineWalk { pipeline, segments: &segments, inputs: &|_| inputs.clone(), pass };
+        self.walk(group, walk, |device, nodes, pass| {
+            device.run(nodes, pass)?;
+            Ok(None::<()>)
+        })?;
         let Some(rank) = self.rank_with(pipeline, output) else {
             let why = format!("no stage computes {output}");
             return Err(RuntimeError::Defect(why));
         };
-        let read = move |device: &mut dyn Executor| device.read_parts(output, &parts, &pass);
-        let values = group.run_on(rank, "reading an output", read)?;
+        let values = group.run_on(rank, "reading an output", move |device| {
+            device.read_parts(output, &parts, &pass)
+        })?;
         let mut states = NextStates::new();
         if !self.whole.graph.carried.is_empty() {
             for rank in &self.stages[pipeline].ranks {
-                let read = move |device: &mut dyn Executor| read_states(device, &pass);
-                states.extend(group.run_on(*rank, "reading the states", read)?);
+                let of_rank = group.run_on(*rank, "reading the states", move |device| {
+                    read_states(device, &pass)
+                })?;
+                states.extend(of_rank);
             }
         }
         Ok((values, states))
     }
 
-    /// Runs segments of one micro-batch, one after the other, each on the stage that holds its
-    /// block, after loading the `inputs` of each rank; what a segment reads of another stage is
-    /// copied to its device before. `visit` performs the nodes of a segment. Returns its first
-    /// result, with the rank, which ends the walk.
+    /// Runs the segments of a walk, one after the other, each on the stage that holds its block,
+    /// after loading the inputs of each rank; what a segment reads of another stage is copied to
+    /// its device before. `visit` performs the nodes of a segment. Returns its first result, with
+    /// the rank, which ends the walk.
     ///
     /// # Errors
     /// Returns the `RuntimeError` of a device that fails.
     pub fn walk<T, F>(
         &self,
         group: &WorkerGroup,
-        pipeline: usize,
-        (segments, inputs): (&[SegmentId], &dyn Fn(Rank) -> Inputs),
-        pass: PassContext,
+        walk: PipelineWalk,
         visit: F,
     ) -> Result<Option<(Rank, T)>, RuntimeError>
     where
@@ -379,29 +410,27 @@ impl ModelPipelines {
             + Send
             + 'static,
     {
-        let run = |rank: Rank, job: Box<StageJob<T>>| {
-            group.run_on(rank, "a pass through a pipeline", job)
-        };
+        const WHAT: &str = "a pass through a pipeline";
+        let PipelineWalk { pipeline, segments, inputs, pass } = walk;
         for rank in &self.stages[pipeline].ranks {
             let inputs = inputs(*rank);
-            let micro_batch = pass.micro_batch;
-            run(*rank, Box::new(move |device| load(device, &inputs, micro_batch).map(|()| None)))?;
+            group.run_on(*rank, WHAT, move |device| load(device, &inputs, pass.micro_batch))?;
         }
         let mut received: Vec<(TensorId, Rank)> = Vec::new();
         for segment in segments {
             let found = &self.whole.segments[segment.index()];
-            let (nodes, rank) = (found.nodes.clone(), self.rank_of(pipeline, found.block));
+            let nodes = found.nodes.clone();
+            let rank = self.rank_of(pipeline, found.block);
             for tensor in self.foreign_inputs(pipeline, &nodes, rank) {
                 if received.contains(&(tensor, rank)) {
                     continue;
                 }
                 received.push((tensor, rank));
-                self.copy(group, pipeline, (tensor, rank), pass)?;
+                self.copy(group, pipeline, tensor, rank, pass)?;
             }
             let visit = visit.clone();
-            if let Some(result) =
-                run(rank, Box::new(move |device: &mut dyn Executor| visit(device, nodes, &pass)))?
-            {
+            let visited = group.run_on(rank, WHAT, move |device| visit(device, nodes, &pass))?;
+            if let Some(result) = visited {
                 return Ok(Some((rank, result)));
             }
         }
@@ -411,12 +440,18 @@ impl ModelPipelines {
     /// Returns the tensors that nodes read on a rank and another rank computes.
     fn foreign_inputs(&self, pipeline: usize, nodes: &Range<usize>, rank: Rank) -> Vec<TensorId> {
         let graph = &self.whole.graph;
-        let read = graph.nodes[nodes.clone()].iter().flat_map(|node| &node.inputs);
-        let is_slot =
-            |tensor: &TensorId| matches!(self.whole.place(*tensor), TensorLocation::Slot(_));
-        let is_foreign =
-            |tensor: &TensorId| self.rank_with(pipeline, *tensor).is_some_and(|of| of != rank);
-        read.map(|tensor| graph.root(*tensor)).filter(is_slot).filter(is_foreign).collect()
+        let mut foreign = Vec::new();
+        for node in &graph.nodes[nodes.clone()] {
+            for input in &node.inputs {
+                let tensor = graph.root(*input);
+                if matches!(self.whole.place(tensor), TensorLocation::Slot(_))
+                    && self.rank_with(pipeline, tensor).is_some_and(|of| of != rank)
+                {
+                    foreign.push(tensor);
+                }
+            }
+        }
+        foreign
     }
 
     /// Copies a tensor of a micro-batch from the rank that computes it to another one.
@@ -424,15 +459,18 @@ impl ModelPipelines {
         &self,
         group: &WorkerGroup,
         pipeline: usize,
-        (tensor, to): (TensorId, Rank),
+        tensor: TensorId,
+        to: Rank,
         pass: PassContext,
     ) -> Result<(), RuntimeError> {
         let Some(from) = self.rank_with(pipeline, tensor) else { return Ok(()) };
-        let read = move |device: &mut dyn Executor| device.read(tensor, &pass);
-        let values = group.run_on(from, "reading a tensor of a stage", read)?;
+        let values = group.run_on(from, "reading a tensor of a stage", move |device| {
+            device.read(tensor, &pass)
+        })?;
         let place = Place::Tensor { tensor, micro_batch: pass.micro_batch, range: 0..values.len() };
-        let write = move |device: &mut dyn Executor| device.write_place(&place, &values);
-        group.run_on(to, "writing a tensor of a stage", write)
+        group.run_on(to, "writing a tensor of a stage", move |device| {
+            device.write_place(&place, &values)
+        })
     }
 }
 
@@ -445,18 +483,4 @@ fn writers(graph: &Graph) -> Vec<Option<u32>> {
         }
     }
     writers
-}
-
-/// Job of a walk on one device.
-type StageJob<T> = dyn FnOnce(&mut dyn Executor) -> Result<Option<T>, DeviceError> + Send;
-
-/// Returns micro-batches with these rows, whose slots do not matter.
-fn rows_of(work: &[(u32, Inputs)]) -> Vec<MicroBatch> {
-    let mut first = 0;
-    let micro_batch = |(rows, _): &(u32, Inputs)| {
-        let micro_batch = MicroBatch { first, rows: *rows };
-        first += rows;
-        micro_batch
-    };
-    work.iter().map(micro_batch).collect()
 }

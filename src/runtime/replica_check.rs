@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use super::RuntimeError;
 use super::workers::WorkerGroup;
 use crate::base::{BucketId, Position, Rank};
-use crate::exec::{BucketTensor, Executor};
+use crate::exec::BucketTensor;
 use crate::graph::Plan;
 
 /// Rank whose parameters differ from those of the other ranks.
@@ -31,19 +31,21 @@ pub fn compare(
     if group.world() == 1 {
         return Ok(Vec::new());
     }
-    let buckets = 0..plan.buckets.len() as u32;
-    let hashed = buckets.clone();
-    let hashes: Vec<Vec<u64>> = group.run_on_all("hashing the parameters", move |_, device| {
-        hashed
-            .clone()
-            .map(|bucket| device.hash(BucketTensor::Parameters, BucketId(bucket)))
-            .collect()
+    let buckets = plan.buckets.len() as u32;
+    let hashes = group.run_on_all("hashing the parameters", move |_, device| {
+        let mut hashes = Vec::with_capacity(buckets as usize);
+        for bucket in 0..buckets {
+            hashes.push(device.hash(BucketTensor::Parameters, BucketId(bucket))?);
+        }
+        Ok(hashes)
     })?;
     let mut found: BTreeMap<Rank, Vec<String>> = BTreeMap::new();
-    for bucket in buckets.map(BucketId) {
-        let holders = group.groups().of(bucket).iter();
-        let of_bucket: Vec<u64> =
-            holders.map(|(_, rank)| hashes[rank.index()][bucket.index()]).collect();
+    for bucket in 0..buckets {
+        let bucket = BucketId(bucket);
+        let mut of_bucket: Vec<u64> = Vec::new();
+        for (_, rank) in group.groups().of(bucket).iter() {
+            of_bucket.push(hashes[rank.index()][bucket.index()]);
+        }
         if of_bucket.iter().all(|hash| *hash == of_bucket[0]) {
             continue;
         }
@@ -51,10 +53,11 @@ pub fn compare(
             found.entry(rank).or_default().push(what);
         }
     }
-    Ok(found
-        .into_iter()
-        .map(|(rank, what)| ReplicaMismatch { rank, what: what.join(", ") })
-        .collect())
+    let mut mismatches = Vec::with_capacity(found.len());
+    for (rank, what) in found {
+        mismatches.push(ReplicaMismatch { rank, what: what.join(", ") });
+    }
+    Ok(mismatches)
 }
 
 /// Returns the differing tensors per rank in a bucket whose hashes, by position in its group,
@@ -66,13 +69,14 @@ fn differences(
     hashes: &[u64],
     repair: bool,
 ) -> Result<Vec<(Rank, String)>, RuntimeError> {
-    let read = move |_: Rank, device: &mut dyn Executor| {
-        device.read_bank(BucketTensor::Parameters, bucket)
-    };
     let members = group.groups().of(bucket).clone();
-    let mut held = group.run_on_all("reading the parameters", read)?;
-    let held: Vec<Vec<f32>> =
-        members.iter().map(|(_, rank)| std::mem::take(&mut held[rank.index()])).collect();
+    let mut by_rank = group.run_on_all("reading the parameters", move |_, device| {
+        device.read_bank(BucketTensor::Parameters, bucket)
+    })?;
+    let mut held: Vec<Vec<f32>> = Vec::new();
+    for (_, rank) in members.iter() {
+        held.push(std::mem::take(&mut by_rank[rank.index()]));
+    }
     let truth = majority(group, bucket, &held);
     let mut found = Vec::new();
     for ((_, rank), values) in members.iter().zip(&held) {
@@ -85,10 +89,9 @@ fn differences(
         found.push((rank, format!("{}{believed}", tensors.join(", "))));
         if repair {
             let values = truth.values.clone();
-            let write = move |device: &mut dyn Executor| {
+            group.run_on(rank, "repairing the parameters", move |device| {
                 device.write_bank(BucketTensor::Parameters, bucket, &values)
-            };
-            group.run_on(rank, "repairing the parameters", write)?;
+            })?;
         }
     }
     if found.is_empty() {
@@ -96,9 +99,11 @@ fn differences(
         // trusted, whichever of the two is wrong.
         let most = most_common(hashes.iter().copied());
         let what = format!("the hash of {bucket} differs, though what is read back does not");
-        let ranks = members.iter().map(|(_, rank)| rank).zip(hashes);
-        let odd = ranks.filter(|(_, hash)| Some(**hash) != most.map(|(most, _)| most));
-        found.extend(odd.map(|(rank, _)| (rank, what.clone())));
+        for ((_, rank), hash) in members.iter().zip(hashes) {
+            if most.is_none_or(|(most, _)| *hash != most) {
+                found.push((rank, what.clone()));
+            }
+        }
     }
     Ok(found)
 }
@@ -108,7 +113,9 @@ fn most_common<V: Copy + Eq + std::hash::Hash + Ord>(
     values: impl Iterator<Item = V>,
 ) -> Option<(V, usize)> {
     let mut votes: HashMap<V, usize> = HashMap::new();
-    values.for_each(|value| *votes.entry(value).or_default() += 1);
+    for value in values {
+        *votes.entry(value).or_default() += 1;
+    }
     // Ties go to the smallest value, so that the order of the hash map does not matter.
     votes.into_iter().max_by_key(|(value, count)| (*count, std::cmp::Reverse(*value)))
 }
@@ -121,36 +128,46 @@ struct Majority {
 }
 
 fn majority(group: &WorkerGroup, bucket: BucketId, held: &[Vec<f32>]) -> Majority {
-    let owner_of = |index: usize| {
-        let mut positions = group.groups().of(bucket).iter().map(|(position, _)| position);
-        let owns = |at: &Position| group.layout().shard(bucket, *at).contains(&index);
-        positions.find(owns).map_or(0, Position::index)
-    };
     let mut is_voted = true;
-    let pick = |index: usize| {
+    let mut values = Vec::with_capacity(held[0].len());
+    for index in 0..held[0].len() {
         let most = most_common(held.iter().map(|values| values[index].to_bits()));
-        match most.filter(|(_, count)| 2 * count > held.len()) {
-            Some((bits, _)) => f32::from_bits(bits),
-            None => {
+        values.push(match most {
+            Some((bits, count)) if 2 * count > held.len() => f32::from_bits(bits),
+            _ => {
                 is_voted = false;
-                held[owner_of(index)][index]
+                held[owner_of(group, bucket, index).index()][index]
             }
-        }
-    };
-    let values = (0..held[0].len()).map(pick).collect();
+        });
+    }
     Majority { values, is_voted }
+}
+
+/// Returns the position that updates an element of a bucket; the first one if none does.
+fn owner_of(group: &WorkerGroup, bucket: BucketId, index: usize) -> Position {
+    for (position, _) in group.groups().of(bucket).iter() {
+        if group.layout().shard(bucket, position).contains(&index) {
+            return position;
+        }
+    }
+    Position(0)
 }
 
 /// Returns the tensors of a bucket in which any value differs in any bit.
 fn differing(plan: &Plan, bucket: BucketId, values: &[f32], truth: &[f32]) -> Vec<String> {
-    let wrong = |index: &usize| values[*index].to_bits() != truth[*index].to_bits();
     let mut found = Vec::new();
     for &(id, start) in &plan.buckets[bucket.index()].parameters {
         let parameter = &plan.graph.parameters[id.index()];
         let count = plan.graph.tensor(parameter.tensor).shape.per_row();
-        let bad: Vec<usize> = (start..start + count).filter(wrong).collect();
+        let mut bad = Vec::new();
+        for index in start..start + count {
+            if values[index].to_bits() != truth[index].to_bits() {
+                bad.push(index - start);
+            }
+        }
         if let Some(first) = bad.first() {
-            let (name, first, number) = (&parameter.name, first - start, bad.len());
+            let name = &parameter.name;
+            let number = bad.len();
             found
                 .push(format!("{number} of {count} values of {name} differ, the first at {first}"));
         }

@@ -44,13 +44,16 @@ pub struct RingChannels {
 
 /// Starts a ring thread, which ends when its mailbox is closed; also returns its buffer pool.
 pub fn start(channels: RingChannels) -> std::io::Result<(thread::JoinHandle<()>, BufferPool<f32>)> {
-    let (layout, is_chained) = (channels.layout.clone(), channels.is_chained);
+    let layout = channels.layout.clone();
     let positions = channels.groups.positions(channels.rank);
-    let worker = RingWorker::new(layout, positions, WINDOW, is_chained);
+    let worker = RingWorker::new(layout, positions, WINDOW, channels.is_chained);
     let pool = worker.pool().clone();
     let name = format!("ring of {}", channels.rank);
-    let (driver, ring) = (channels.driver.clone(), channels.inbox.clone());
-    let ending = CloseOnDrop { driver, ring, why: String::new() };
+    let ending = CloseOnDrop {
+        driver: channels.driver.clone(),
+        ring: channels.inbox.clone(),
+        why: String::new(),
+    };
     let thread = thread::Builder::new().name(name).spawn(move || {
         let mut ending = ending;
         ending.why = reason_of_end(|| run(channels, worker));
@@ -77,10 +80,11 @@ impl Drop for CloseOnDrop {
 /// Runs the loop of a ring thread and returns why it ended: if it panicked, with the panic's text.
 fn reason_of_end(run: impl FnOnce() -> Closed) -> String {
     let panic = PanicText::default();
-    catch_quietly(&panic, || run().0).unwrap_or_else(|| {
-        let text = panic.get().map(|text| format!(" ({text})")).unwrap_or_default();
-        format!("its ring thread panicked{text}, which is a defect of potluck")
-    })
+    if let Some(why) = catch_quietly(&panic, || run().0) {
+        return why;
+    }
+    let text = panic.get().map(|text| format!(" ({text})")).unwrap_or_default();
+    format!("its ring thread panicked{text}, which is a defect of potluck")
 }
 
 fn run(mut channels: RingChannels, mut worker: RingWorker<Readback>) -> Closed {
@@ -94,8 +98,10 @@ fn run(mut channels: RingChannels, mut worker: RingWorker<Readback>) -> Closed {
         if let RingMsg::Added { chunk, .. } = &message
             && let Some(since) = channels.adding_since.take()
         {
-            let name = || format!("{} {}", HostWork::Add, channels.layout.chunk(*chunk));
-            channels.track.record_since(name, since);
+            channels.track.record_since(
+                || format!("{} {}", HostWork::Add, channels.layout.chunk(*chunk)),
+                since,
+            );
         }
         if let Err(closed) = worker.handle(message, &mut channels) {
             return closed;

@@ -13,7 +13,7 @@ use crate::collective::{Collective, CollectiveKind};
 use crate::device::DeviceError;
 use crate::exec::{BucketTensor, Executor, PassContext, load};
 use crate::faults::{Fault, Faults, Point};
-use crate::graph::{Carried, ParameterKind, PassKind, Plan, Update, UpdateRange};
+use crate::graph::{Carried, ParameterKind, PassKind, Update, UpdateRange};
 use crate::kernels::RandomContext;
 use crate::parallel::{
     Action, Event, GradientSquares, Interpreter, Operation, Outcome, Program, Token, Verdict, Vote,
@@ -86,8 +86,11 @@ impl StepInput {
 
     /// Returns all inputs of a micro-batch.
     pub fn inputs_of(&self, micro_batch: usize) -> Inputs {
-        let states = self.states.get(micro_batch).into_iter().flatten();
-        self.micro_batches[micro_batch].iter().chain(states).cloned().collect()
+        let mut inputs = self.micro_batches[micro_batch].clone();
+        if let Some(states) = self.states.get(micro_batch) {
+            inputs.extend_from_slice(states);
+        }
+        inputs
     }
 
     /// Writes all inputs of a micro-batch.
@@ -96,7 +99,10 @@ impl StepInput {
     /// Returns [`DeviceError`] if the device fails.
     pub fn load(&self, device: &mut dyn Executor, micro_batch: usize) -> Result<(), DeviceError> {
         load(device, &self.micro_batches[micro_batch], micro_batch)?;
-        self.states.get(micro_batch).map_or(Ok(()), |states| load(device, states, micro_batch))
+        if let Some(states) = self.states.get(micro_batch) {
+            load(device, states, micro_batch)?;
+        }
+        Ok(())
     }
 }
 
@@ -144,21 +150,23 @@ pub trait Peers {
         collective: Collective,
     ) -> Result<(), DeviceError>;
 
-    /// Sends the tensor of an edge for a micro-batch, given with its rows.
+    /// Sends the tensor of an edge for a micro-batch of so many rows.
     fn send(
         &mut self,
         device: &mut dyn Executor,
         edge: EdgeId,
-        micro_batch: (usize, usize),
+        micro_batch: usize,
+        rows: usize,
     ) -> Result<(), DeviceError>;
 
-    /// Begins to write the tensor of an edge for a micro-batch, given with its rows, to the
-    /// device; its end is returned as an event.
+    /// Begins to write the tensor of an edge for a micro-batch of so many rows to the device; its
+    /// end is returned as an event.
     fn receive(
         &mut self,
         device: &mut dyn Executor,
         edge: EdgeId,
-        micro_batch: (usize, usize),
+        micro_batch: usize,
+        rows: usize,
     ) -> Result<(), DeviceError>;
 
     /// Sends the tensors that other ranks need and that are still being read back, as far as the
@@ -211,7 +219,8 @@ impl Peers for NoPeers {
         &mut self,
         _: &mut dyn Executor,
         _: EdgeId,
-        _: (usize, usize),
+        _: usize,
+        _: usize,
     ) -> Result<(), DeviceError> {
         Ok(())
     }
@@ -220,7 +229,8 @@ impl Peers for NoPeers {
         &mut self,
         _: &mut dyn Executor,
         _: EdgeId,
-        _: (usize, usize),
+        _: usize,
+        _: usize,
     ) -> Result<(), DeviceError> {
         Ok(())
     }
@@ -339,13 +349,13 @@ impl<'a> Performer<'a> {
             Action::Send { edge, micro_batch } => {
                 self.fault_once(Point::Send)?;
                 let rows = self.rows(micro_batch);
-                self.peers.send(self.device, edge, (micro_batch, rows))
+                self.peers.send(self.device, edge, micro_batch, rows)
             }
             Action::Receive { edge, micro_batch } => {
                 self.fault_once(Point::Recv)?;
                 self.awaited = Some(Token::receive(edge, micro_batch));
                 let rows = self.rows(micro_batch);
-                self.peers.receive(self.device, edge, (micro_batch, rows))
+                self.peers.receive(self.device, edge, micro_batch, rows)
             }
             Action::Wait(token) => {
                 self.awaited = Some(token);
@@ -369,7 +379,9 @@ impl<'a> Performer<'a> {
 
     fn run(&mut self, segment: SegmentId, micro_batch: usize) -> Result<(), DeviceError> {
         let found = &self.device.plan().segments[segment.index()];
-        let (nodes, phase, block) = (found.nodes.clone(), found.phase, found.block);
+        let nodes = found.nodes.clone();
+        let phase = found.phase;
+        let block = found.block;
         let rows = self.rows(micro_batch);
         let pass = PassContext { micro_batch, rows, random: self.random };
         let TraceTracks { driver, device, .. } = self.tracks;
@@ -395,24 +407,27 @@ impl<'a> Performer<'a> {
         let norms = self.input.program.unreduced(self.device.plan());
         self.peers.send_all(self.device)?;
         let sums = self.device.finish_step(&norms)?;
-        (self.loss, self.busy) = ((sums.loss, sums.count), sums.busy);
+        self.loss = (sums.loss, sums.count);
+        self.busy = sums.busy;
         self.inject_fault(Point::Verdict)?;
         self.awaited = None;
         // Nobody else holds these buckets, so this rank is alone in their groups.
-        let of_bucket =
-            |(&bucket, &(squares, not_finite)): (&BucketId, &(f64, u64))| GradientSquares {
+        let mut gradients = Vec::with_capacity(norms.len());
+        for (bucket, (squares, not_finite)) in norms.iter().zip(&sums.gradients) {
+            gradients.push(GradientSquares {
                 position: Position(0),
-                bucket,
+                bucket: *bucket,
                 chunk: ChunkId(0),
-                squares,
-                not_finite,
-            };
+                squares: *squares,
+                not_finite: *not_finite,
+            });
+        }
         let vote = Vote {
             round: self.input.round,
             rank: self.input.rank,
             loss: sums.loss,
             count: sums.count,
-            gradients: norms.iter().zip(&sums.gradients).map(of_bucket).collect(),
+            gradients,
         };
         let updates = self.input.program.updates();
         self.peers.vote(self.device, vote, updates)
@@ -430,7 +445,8 @@ impl<'a> Performer<'a> {
             }
             ParameterKind::State { .. } => 1.0 / self.input.samples as f64,
         };
-        let (decay_end, update) = (planned.decay_end, planned.update(&self.input.update));
+        let decay_end = planned.decay_end;
+        let update = planned.update(&self.input.update);
         let owned = self.device.owned(bucket);
         let range = UpdateRange {
             start: owned.start,
@@ -469,9 +485,15 @@ impl<'a> Performer<'a> {
             Outcome::Discarded(_) => self.peers.discard(self.device),
         }
         let verdict = self.verdict.take().unwrap_or_else(|| Verdict::from_votes(&[]));
-        let (time, waited) = (self.started.elapsed(), self.waited);
-        let states = std::mem::take(&mut self.states);
-        Ok(StepReport { verdict, outcome, loss: self.loss, busy: self.busy, time, waited, states })
+        Ok(StepReport {
+            verdict,
+            outcome,
+            loss: self.loss,
+            busy: self.busy,
+            time: self.started.elapsed(),
+            waited: self.waited,
+            states: std::mem::take(&mut self.states),
+        })
     }
 
     fn fault_once(&mut self, point: Point) -> Result<(), DeviceError> {
@@ -492,9 +514,10 @@ impl<'a> Performer<'a> {
             Some(Fault::Flip) => {
                 poison(self.device, BucketTensor::Parameters, |v| f32::from_bits(v.to_bits() ^ 1))
             }
-            Some(other) => {
-                other.of_device().map_or(Ok(()), |injected| self.device.inject_fault(injected))
-            }
+            Some(other) => match other.of_device() {
+                Some(injected) => self.device.inject_fault(injected),
+                None => Ok(()),
+            },
             None => Ok(()),
         }
     }
@@ -509,8 +532,12 @@ pub fn read_states(
     pass: &PassContext,
 ) -> Result<NextStates, DeviceError> {
     let plan = device.plan();
-    let here = plan.graph.carried.iter().filter(|carried| plan.computes(carried.output));
-    let here: Vec<Carried> = here.copied().collect();
+    let mut here: Vec<Carried> = Vec::new();
+    for carried in &plan.graph.carried {
+        if plan.computes(carried.output) {
+            here.push(*carried);
+        }
+    }
     let mut states = NextStates::new();
     for Carried { input, output } in here {
         states.push(NextState { input, values: device.read(output, pass)? });
@@ -536,18 +563,16 @@ pub fn forward(device: &mut dyn Executor, rows: usize) -> Result<PassContext, De
     Ok(pass)
 }
 
-/// Returns the buckets that a device holds which runs this plan.
-fn held_buckets(plan: &Plan) -> impl Iterator<Item = BucketId> + '_ {
-    (0..plan.buckets.len() as u32).map(BucketId).filter(|bucket| plan.holds(*bucket))
-}
-
 /// Injects a fault for tests: changes the first value of the first bucket that a bank holds.
 fn poison(
     device: &mut dyn Executor,
     bank: BucketTensor,
     change: impl Fn(f32) -> f32,
 ) -> Result<(), DeviceError> {
-    let Some(bucket) = held_buckets(device.plan()).next() else { return Ok(()) };
+    let plan = device.plan();
+    let count = plan.buckets.len() as u32;
+    let held = (0..count).map(BucketId).find(|bucket| plan.holds(*bucket));
+    let Some(bucket) = held else { return Ok(()) };
     let mut values = device.read_bank(bank, bucket)?;
     values[0] = change(values[0]);
     device.write_bank(bank, bucket, &values)

@@ -14,8 +14,8 @@ use crate::device::DeviceError;
 use crate::exec::Executor;
 use crate::parallel::ReduceSite;
 use crate::planner::balance::{
-    DeviceSelection, ExcludedDevice, ThroughputModel, apportion, give_at_least, give_each_a_sample,
-    makespan, select_devices,
+    DeviceSelection, ThroughputModel, apportion, give_at_least, give_each_a_sample, makespan,
+    select_devices,
 };
 
 /// Timed repetitions of a micro-batch; the fastest counts for a device that runs alone, the mean
@@ -43,8 +43,12 @@ pub struct BatchSplit {
 impl BatchSplit {
     /// Assigns all samples to one device.
     pub fn of_one(batch: u32, micro_batch: u32) -> Self {
-        let (members, counts, micro_batches) = (vec![0], vec![batch], vec![micro_batch]);
-        Self { members, counts, micro_batches, notes: Vec::new() }
+        Self {
+            members: vec![0],
+            counts: vec![batch],
+            micro_batches: vec![micro_batch],
+            notes: Vec::new(),
+        }
     }
 }
 
@@ -55,26 +59,35 @@ pub struct TimingFailure {
     pub error: DeviceError,
 }
 
-/// Times devices on micro-batches of `probe`, selects those that are worth using, and splits
-/// `batch` samples among them. `rows` are the most samples that each can run at a time, and none is
-/// given fewer than `rows_min`. Concurrent timings take `timeout` at most. Only sets of devices
-/// that `hold` the moments of their shards are selected; returns `None` if none does.
+/// Batch to split, and its limits.
+pub struct BatchToSplit<'a> {
+    /// Samples of the batch.
+    pub batch: u32,
+    /// The most samples that each device can run at a time.
+    pub rows: &'a [u32],
+    /// The fewest samples that a device is given.
+    pub rows_min: u32,
+}
+
+/// Times devices on micro-batches of `probe`, selects those that are worth using, and splits a
+/// batch among them. Concurrent timings take `timeout` at most. Only sets of devices that `hold`
+/// the moments of their shards are selected; returns `None` if none does.
 ///
 /// # Errors
 /// Returns the first device that fails, with its error.
 pub fn split_by_speed(
     drivers: &[&DeviceThread],
     probe: &Probe,
-    batch: u32,
-    (rows, rows_min): (&[u32], u32),
+    request: BatchToSplit,
     timeout: Duration,
     hold: &dyn Fn(&[usize]) -> bool,
 ) -> Result<Option<BatchSplit>, TimingFailure> {
+    let BatchToSplit { batch, rows, rows_min } = request;
     let mut solo = Vec::new();
     for (index, (driver, &rows)) in drivers.iter().zip(rows).enumerate() {
         let probe = Arc::clone(probe);
-        let timing = move |device: &mut dyn Executor| time_alone(device, &probe, rows, rows_min);
-        let timed = driver.run("timing micro-batches", timing);
+        let timed = driver
+            .run("timing micro-batches", move |device| time_alone(device, &probe, rows, rows_min));
         solo.push(timed.map_err(|error| TimingFailure { index, error })?);
     }
     // Shares and step times of the sets that were tried, and the first failure, after which no
@@ -99,20 +112,31 @@ pub fn split_by_speed(
         let mut counts = apportion(batch, &speeds);
         give_at_least(&mut counts, rows_min);
         // Devices without a sample leave the others with larger shards.
-        let working = set.iter().zip(&counts).filter(|(_, count)| **count > 0);
-        let is_enough = hold(&working.map(|(device, _)| *device).collect::<Vec<_>>());
-        if !is_enough && !give_each_a_sample(&mut counts) {
+        let mut working = Vec::new();
+        for (device, count) in set.iter().zip(&counts) {
+            if *count > 0 {
+                working.push(*device);
+            }
+        }
+        if !hold(&working) && !give_each_a_sample(&mut counts) {
             return f64::INFINITY;
         }
-        let exchange_s = match set.len() {
-            1 => 0.0,
-            _ => set.iter().map(|device| solo[*device].exchange_s).fold(0.0, f64::max),
-        };
+        let mut exchange_s = 0.0;
+        if set.len() > 1 {
+            for device in set {
+                exchange_s = f64::max(exchange_s, solo[*device].exchange_s);
+            }
+        }
         let mut step_s = makespan(&counts, &speeds) + exchange_s;
         // A device without a sample gains nothing, whatever the timing noise suggests.
-        for idle in (0..set.len()).filter(|at| counts[*at] == 0) {
-            let others: Vec<usize> = set.iter().copied().filter(|d| *d != set[idle]).collect();
-            step_s = tried.get(&others).map_or(step_s, |(_, without_s)| step_s.max(*without_s));
+        for (idle, count) in set.iter().zip(&counts) {
+            if *count > 0 {
+                continue;
+            }
+            let others: Vec<usize> = set.iter().copied().filter(|one| one != idle).collect();
+            if let Some((_, without_s)) = tried.get(&others) {
+                step_s = step_s.max(*without_s);
+            }
         }
         tried.insert(set.to_vec(), (counts, step_s));
         step_s
@@ -126,7 +150,7 @@ pub fn split_by_speed(
     let (counts, _) = tried.remove(&selection.taken).unwrap_or_default();
     let names: Vec<&str> = drivers.iter().map(|driver| driver.name()).collect();
     let micro_batches: Vec<u32> = solo.iter().map(|one| one.speed.micro_batch).collect();
-    Ok(Some(split_of(selection, counts, &names, (&micro_batches, rows_min))))
+    Ok(Some(split_of(selection, counts, &names, &micro_batches, rows_min)))
 }
 
 /// Returns the split among the selected devices that have samples, of which `counts` has the
@@ -135,22 +159,34 @@ fn split_of(
     selection: DeviceSelection,
     counts: Vec<u32>,
     names: &[&str],
-    (micro_batches, rows_min): (&[u32], u32),
+    micro_batches: &[u32],
+    rows_min: u32,
 ) -> BatchSplit {
-    let sentence = |left: &ExcludedDevice| left.sentence(names[left.device]);
-    let mut notes: Vec<String> = selection.excluded.iter().map(sentence).collect();
-    // A device that was taken early may get no samples beside faster ones that were taken later.
-    let (working, idle): (Vec<_>, Vec<_>) =
-        selection.taken.into_iter().zip(counts).partition(|(_, count)| *count > 0);
-    let idle = idle.iter().map(|(device, _)| names[*device]);
-    notes.extend(idle.map(|name| format!("{name} is left out: no sample is left for it")));
-    let (members, counts): (Vec<usize>, Vec<u32>) = working.into_iter().unzip();
-    if rows_min > 1 && members.len() < names.len() {
-        let why = "for the statistics of batch normalization";
-        notes.push(format!("a device takes at least {rows_min} samples of a step, {why}"));
+    let mut split = BatchSplit {
+        members: Vec::new(),
+        counts: Vec::new(),
+        micro_batches: Vec::new(),
+        notes: Vec::new(),
+    };
+    for left in &selection.excluded {
+        split.notes.push(left.sentence(names[left.device]));
     }
-    let micro_batches = members.iter().map(|device| micro_batches[*device]).collect();
-    BatchSplit { members, counts, micro_batches, notes }
+    for (device, count) in selection.taken.into_iter().zip(counts) {
+        if count == 0 {
+            // It was taken early, and gets none beside faster ones that were taken later.
+            let name = names[device];
+            split.notes.push(format!("{name} is left out: no sample is left for it"));
+            continue;
+        }
+        split.members.push(device);
+        split.counts.push(count);
+        split.micro_batches.push(micro_batches[device]);
+    }
+    if rows_min > 1 && split.members.len() < names.len() {
+        let why = "for the statistics of batch normalization";
+        split.notes.push(format!("a device takes at least {rows_min} samples of a step, {why}"));
+    }
+    split
 }
 
 /// Timing of a device that runs alone.
@@ -179,7 +215,8 @@ fn time_alone(
         return Ok(SoloTiming { speed, full_s, exchange_s: device.time_exchange()? });
     }
     let half_s = run_timed(device, probe, half, REPEATS)?;
-    let (per_row, per_row_of_half) = (full_s / f64::from(rows), half_s / f64::from(half));
+    let per_row = full_s / f64::from(rows);
+    let per_row_of_half = half_s / f64::from(half);
     if per_row_of_half < CLEARLY * per_row {
         let speed = ThroughputModel { fixed_s: 0.0, row_s: per_row_of_half, micro_batch: half };
         return Ok(SoloTiming { speed, full_s: half_s, exchange_s: device.time_exchange()? });
@@ -212,22 +249,30 @@ fn time_concurrently(
 ) -> Result<Vec<ThroughputModel>, TimingFailure> {
     let untimed = Arc::new(AtomicUsize::new(members.len()));
     let until = Instant::now() + timeout;
-    let begin = |&member: &usize| {
-        let (probe, timed) = (Arc::clone(probe), Timed(Arc::clone(&untimed)));
-        let rows = solo[member].speed.micro_batch;
-        let timing = move |device: &mut dyn Executor| contended(device, &probe, rows, timed, until);
-        drivers[member].submit("timing micro-batches", timing)
-    };
     // All jobs are started and awaited, even if one fails: each runs until all have been timed.
-    let pending: Vec<_> = members.iter().map(begin).collect();
-    let ended: Vec<_> = pending.into_iter().map(|job| job.and_then(PendingJob::wait)).collect();
+    let mut pending = Vec::with_capacity(members.len());
+    for &member in members {
+        let probe = Arc::clone(probe);
+        let timed = Timed(Arc::clone(&untimed));
+        let rows = solo[member].speed.micro_batch;
+        pending.push(drivers[member].submit("timing micro-batches", move |device| {
+            contended(device, &probe, rows, timed, until)
+        }));
+    }
+    let mut ended = Vec::with_capacity(members.len());
+    for job in pending {
+        ended.push(job.and_then(PendingJob::wait));
+    }
     let mut speeds = Vec::new();
-    for (member, seconds) in members.iter().zip(ended) {
-        let SoloTiming { speed, full_s, .. } = solo[*member];
-        let failed = |error| TimingFailure { index: *member, error };
-        let slower = seconds.map_err(failed)? / full_s;
-        let (fixed_s, row_s) = (speed.fixed_s * slower, speed.row_s * slower);
-        speeds.push(ThroughputModel { fixed_s, row_s, ..speed });
+    for (&index, ended) in members.iter().zip(ended) {
+        let SoloTiming { speed, full_s, .. } = solo[index];
+        let seconds = ended.map_err(|error| TimingFailure { index, error })?;
+        let slower = seconds / full_s;
+        speeds.push(ThroughputModel {
+            fixed_s: speed.fixed_s * slower,
+            row_s: speed.row_s * slower,
+            ..speed
+        });
     }
     Ok(speeds)
 }
@@ -253,7 +298,8 @@ fn contended(
 ) -> Result<f64, DeviceError> {
     let untimed = Arc::clone(&timed.0);
     let mut timed = Some(timed);
-    let (mut count, mut sum) = (0, 0.0);
+    let mut count = 0;
+    let mut sum = 0.0;
     while count < REPEATS || (untimed.load(Ordering::Relaxed) > 0 && Instant::now() < until) {
         sum += run_timed(device, probe, rows, 1)?;
         count += 1;
@@ -273,8 +319,9 @@ pub fn faster_reduce_site(
     device: &mut dyn Executor,
     chunks: &[Chunk],
 ) -> Result<ReduceSite, DeviceError> {
-    let longest = chunks.iter().max_by_key(|chunk| chunk.range.len());
-    let Some(chunk) = longest else { return Ok(ReduceSite::Host) };
+    let Some(chunk) = chunks.iter().max_by_key(|chunk| chunk.range.len()) else {
+        return Ok(ReduceSite::Host);
+    };
     let (on_host, on_device) = device.time_addition(chunk.bucket, chunk.range.clone())?;
     let is_device = on_device < CLEARLY * on_host;
     Ok(if is_device { ReduceSite::Device } else { ReduceSite::Host })

@@ -21,23 +21,24 @@ impl TraceLabels {
         if pipelines.iter().all(|pipeline| pipeline.ranks.len() == 1) {
             return Self::default();
         }
-        let all = || pipelines.iter().enumerate();
         let several = pipelines.len() > 1;
-        let stages = all().flat_map(|(pipeline, stages)| {
-            (0..stages.ranks.len()).map(move |stage| match several {
-                true => format!("stage {stage} of pipeline {pipeline}"),
-                false => format!("stage {stage}"),
-            })
-        });
-        let stage_of = |rank: Rank| {
-            let found = pipelines.iter().find_map(|one| one.ranks.iter().position(|r| *r == rank));
-            found.unwrap_or_default()
-        };
-        let edge = |(index, edge): (usize, &Edge)| {
-            let (id, to) = (EdgeId(index as u32), stage_of(edge.to));
-            format!("{id} ({} -> stage {to})", edge_source(graph, edge))
-        };
-        Self { stages: stages.collect(), edges: edges.edges.iter().enumerate().map(edge).collect() }
+        let mut stages = Vec::new();
+        for (pipeline, of_pipeline) in pipelines.iter().enumerate() {
+            for stage in 0..of_pipeline.ranks.len() {
+                stages.push(if several {
+                    format!("stage {stage} of pipeline {pipeline}")
+                } else {
+                    format!("stage {stage}")
+                });
+            }
+        }
+        let mut names = Vec::with_capacity(edges.edges.len());
+        for (index, edge) in edges.edges.iter().enumerate() {
+            let id = EdgeId(index as u32);
+            let to = stage_of(pipelines, edge.to);
+            names.push(format!("{id} ({} -> stage {to})", edge_source(graph, edge)));
+        }
+        Self { stages: stages.into(), edges: names.into() }
     }
 
     /// Returns the name of a rank's device, with its stage if it has one.
@@ -64,16 +65,27 @@ impl TraceLabels {
     }
 }
 
+/// Returns the stage of a rank in its pipeline.
+fn stage_of(pipelines: &[PipelineStages], rank: Rank) -> usize {
+    for pipeline in pipelines {
+        if let Some(stage) = pipeline.ranks.iter().position(|one| *one == rank) {
+            return stage;
+        }
+    }
+    0
+}
+
 /// Returns the name of the tensor of an edge: the block that computes it, `h.1`, or `gradient from
 /// h.2` in a backward pass.
 pub fn edge_source(graph: &Graph, edge: &Edge) -> String {
-    let writes = |outputs: &[_]| outputs.iter().any(|tensor| graph.root(*tensor) == edge.tensor);
-    let Some(writer) = graph.nodes.iter().find(|node| writes(&node.outputs)) else {
-        return graph.tensor(edge.tensor).name.clone();
-    };
-    let block = &graph.blocks[writer.block as usize];
-    match writer.phase {
-        PassKind::Forward => block.clone(),
-        _ => format!("gradient from {block}"),
+    for node in &graph.nodes {
+        if node.outputs.iter().any(|tensor| graph.root(*tensor) == edge.tensor) {
+            let block = &graph.blocks[node.block as usize];
+            return match node.phase {
+                PassKind::Forward => block.clone(),
+                _ => format!("gradient from {block}"),
+            };
+        }
     }
+    graph.tensor(edge.tensor).name.clone()
 }

@@ -83,7 +83,8 @@ pub struct StepFailure {
 /// Returns the shard layout of a plan's buckets for `world` ranks.
 pub fn layout(plan: &Plan, topology: Topology, world: usize, chunk_bytes: usize) -> ShardLayout {
     let lengths: Vec<usize> = plan.buckets.iter().map(|bucket| bucket.length).collect();
-    let (align, chunk_max) = (ALIGNMENT_BYTES / ELEMENT_BYTES, chunk_bytes / ELEMENT_BYTES);
+    let align = ALIGNMENT_BYTES / ELEMENT_BYTES;
+    let chunk_max = chunk_bytes / ELEMENT_BYTES;
     ShardLayout::new(topology, world as u32, &lengths, align, chunk_max)
 }
 
@@ -101,14 +102,16 @@ impl WorkerGroup {
     ) -> Result<Self, RuntimeError> {
         // Per rank its vote and its end.
         let inbox = Mailbox::new(2 * drivers.len() + 2);
-        let (shards, options) = (Arc::new(layout), options.clone());
         // In one process, the rounds of another group never meet those of this one.
         let is_spread = drivers.iter().any(|driver| driver.remote().is_some());
         let generation = if is_spread { remote::next_generation() } else { 0 };
-        let layout = GroupLayout { shards, groups, options, generation };
+        let options = options.clone();
+        let layout = GroupLayout { shards: Arc::new(layout), groups, options, generation };
         let seats = seats(&drivers, &layout, &inbox)?;
-        let worker = |(driver, seat)| Worker { driver, seat };
-        let workers = drivers.into_iter().zip(seats).map(worker).collect();
+        let mut workers = Vec::with_capacity(drivers.len());
+        for (driver, seat) in drivers.into_iter().zip(seats) {
+            workers.push(Worker { driver, seat });
+        }
         Ok(Self { workers, inbox, layout, ended: None, round: Round { generation, step: 0 } })
     }
 
@@ -180,21 +183,22 @@ impl WorkerGroup {
     /// Returns the error that ended an earlier step if no device is left, and
     /// `RuntimeError::HalfUpdated` if the devices had begun to update their parameters.
     pub fn readable(&self) -> Result<Vec<Rank>, RuntimeError> {
+        let mut left: Vec<Rank> = (0..self.world() as u32).map(Rank).collect();
         let failure = match &self.ended {
-            None => return Ok((0..self.world() as u32).map(Rank).collect()),
+            None => return Ok(left),
             Some(GroupEnd::Closed) => return Err(closed()),
             Some(GroupEnd::Failed(failure)) => failure,
         };
-        let left = (0..self.world() as u32).map(Rank);
-        let left: Vec<Rank> = left.filter(|rank| !failure.failed.contains(rank)).collect();
+        left.retain(|rank| !failure.failed.contains(rank));
         let (rank, error) = failure.first.clone();
-        match self.error(rank, error) {
-            error if left.is_empty() => Err(error),
-            error if failure.has_begun_update => {
-                Err(RuntimeError::HalfUpdated { error: Box::new(error) })
-            }
-            _ => Ok(left),
+        let error = self.error(rank, error);
+        if left.is_empty() {
+            return Err(error);
         }
+        if failure.has_begun_update {
+            return Err(RuntimeError::HalfUpdated { error: Box::new(error) });
+        }
+        Ok(left)
     }
 
     /// Runs a job that only reads on the device of a rank, also after the failure of a step, if it
@@ -249,7 +253,8 @@ impl WorkerGroup {
         self.require_whole()?;
         let mut pending = Vec::with_capacity(self.world());
         for (rank, worker) in self.workers.iter().enumerate() {
-            let (rank, job) = (Rank(rank as u32), job.clone());
+            let rank = Rank(rank as u32);
+            let job = job.clone();
             pending.push((rank, worker.driver.submit(what, move |device| job(rank, device))));
         }
         // All jobs are awaited, so that none still runs when a failure is returned.
@@ -263,10 +268,7 @@ impl WorkerGroup {
 
     /// Returns a device's error, with its rank if there are several.
     pub fn error(&self, rank: Rank, error: DeviceError) -> RuntimeError {
-        match self.world() {
-            1 => error.into(),
-            _ => RuntimeError::Rank { rank, error },
-        }
+        if self.world() == 1 { error.into() } else { RuntimeError::Rank { rank, error } }
     }
 
     /// Returns the last round that was begun.
@@ -303,18 +305,24 @@ impl WorkerGroup {
     pub fn step(&mut self, inputs: &[Arc<StepInput>]) -> Result<Vec<StepReport>, RuntimeError> {
         self.require_whole()?;
         let round = self.begin_round(inputs)?;
-        self.workers.iter().filter_map(|one| one.seat.local()).for_each(|seat| seat.restart(round));
+        for worker in &self.workers {
+            if let Seat::Local(seat) = &worker.seat {
+                seat.restart(round);
+            }
+        }
         let updates = inputs.iter().any(|input| input.program.updates());
         let mut round = StepRound::new(self, round, updates);
         for (worker, input) in self.workers.iter().zip(inputs) {
             round.submit(worker, input);
         }
-        let ended = round.run();
-        ended.map_err(|failure| {
-            let (rank, error) = failure.first.clone();
-            self.ended = Some(GroupEnd::Failed(failure));
-            self.error(rank, error)
-        })
+        match round.run() {
+            Ok(reports) => Ok(reports),
+            Err(failure) => {
+                let (rank, error) = failure.first.clone();
+                self.ended = Some(GroupEnd::Failed(failure));
+                Err(self.error(rank, error))
+            }
+        }
     }
 }
 
@@ -324,7 +332,9 @@ impl WorkerGroup {
     /// one is an error.
     pub fn close(&mut self) {
         self.ended = Some(GroupEnd::Closed);
-        self.workers.iter().for_each(|worker| worker.seat.close("the run is over"));
+        for worker in &self.workers {
+            worker.seat.close("the run is over");
+        }
         for worker in &mut self.workers {
             if let Seat::Local(seat) = &mut worker.seat {
                 seat.join();
@@ -346,19 +356,24 @@ fn seats(
     layout: &GroupLayout,
     inbox: &Mailbox<CoordinatorMsg>,
 ) -> Result<Vec<Seat>, RuntimeError> {
-    let address = |(rank, driver): (u32, &DeviceThread)| match driver.remote() {
-        Some(slot) => RankAddress::Remote(slot.node.carrier()),
-        None => layout.mailboxes(Rank(rank)),
-    };
-    let addresses: RankAddresses = (0..).zip(drivers).map(address).collect();
+    let mut addresses = Vec::with_capacity(drivers.len());
+    for (rank, driver) in drivers.iter().enumerate() {
+        addresses.push(match driver.remote() {
+            Some(slot) => RankAddress::Remote(slot.node.carrier()),
+            None => layout.mailboxes(Rank(rank as u32)),
+        });
+    }
+    let addresses = RankAddresses::from(addresses);
     let remote = remote::assemble(drivers, layout, &addresses, inbox)?;
-    let seat = |((rank, driver), remote): ((u32, &DeviceThread), Option<_>)| match remote {
-        Some(seat) => Ok(Seat::Remote(seat)),
-        None => {
-            LocalSeat::start(Rank(rank), driver.name(), layout, &addresses, inbox).map(Seat::Local)
-        }
-    };
-    (0..).zip(drivers).zip(remote).map(seat).collect()
+    let mut seats = Vec::with_capacity(drivers.len());
+    for (rank, (driver, remote)) in drivers.iter().zip(remote).enumerate() {
+        let rank = Rank(rank as u32);
+        seats.push(match remote {
+            Some(seat) => Seat::Remote(seat),
+            None => Seat::Local(LocalSeat::start(rank, driver.name(), layout, &addresses, inbox)?),
+        });
+    }
+    Ok(seats)
 }
 
 fn closed() -> RuntimeError {

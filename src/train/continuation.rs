@@ -14,14 +14,13 @@ pub struct ResumeCommand {
     pub from: PathBuf,
     /// Directory of the new run, if it is another one.
     pub out: Option<PathBuf>,
-    /// Devices to continue on, if not those of the run; the keys of the placement in `settings` are
-    /// not theirs.
+    /// Devices to continue on, if not those of the run.
     pub devices: Option<String>,
     /// Stages of the pipelines on those devices, if the run has pipelines.
     pub pipeline: Option<usize>,
     /// Nodes of the run, if it is one over several that are all there.
     pub nodes: Option<usize>,
-    /// Keys that the checkpoint does not have as the run does, with their values in TOML.
+    /// Further keys to set, with their values in TOML.
     pub settings: Vec<(&'static str, String)>,
 }
 
@@ -54,13 +53,8 @@ impl fmt::Display for ResumeCommand {
         if let Some(nodes) = self.nodes {
             write!(f, " --nodes {nodes}")?;
         }
-        // Other devices are placed anew, and the keys of the placement with them.
-        let is_placed = self.devices.is_some() || self.pipeline.is_some();
         for (key, value) in &self.settings {
-            let is_of_placement = key.starts_with("parallel.") && *key != "parallel.overlap";
-            if !(is_placed && is_of_placement) {
-                write!(f, " --set {}", quoted(&format!("{key}={value}")))?;
-            }
+            write!(f, " --set {}", quoted(&format!("{key}={value}")))?;
         }
         Ok(())
     }
@@ -128,22 +122,20 @@ mod tests {
     }
 
     #[test]
-    fn devices_replace_those_of_the_settings() {
+    fn settings_follow_the_devices() {
         let settings = vec![
             ("train.steps", "9".to_string()),
-            ("parallel.devices", "\"cpu*2\"".to_string()),
-            ("parallel.balance", "\"fixed\"".to_string()),
-            ("parallel.shares", "[3, 1]".to_string()),
             ("parallel.blocks_per_stage", "[2, 4]".to_string()),
         ];
         let command = ResumeCommand { settings, ..of("run") };
         let expected = "potluck train --resume run --set train.steps=9 --set \
-                        'parallel.devices=\"cpu*2\"' --set 'parallel.balance=\"fixed\"' --set \
-                        'parallel.shares=[3, 1]' --set 'parallel.blocks_per_stage=[2, 4]'";
+                        'parallel.blocks_per_stage=[2, 4]'";
         assert_eq!(command.to_string(), expected);
-        let (devices, out) = (Some("cpu*3".to_string()), Some("new".into()));
-        let command = ResumeCommand { devices, out, ..command };
-        let expected = "potluck train --resume run --out new --devices 'cpu*3' --set train.steps=9";
+        let devices = Some("cpu*3".to_string());
+        let out = Some("new".into());
+        let command = ResumeCommand { devices, out, pipeline: Some(2), ..command };
+        let expected = "potluck train --resume run --out new --devices 'cpu*3' --pipeline 2 --set \
+                        train.steps=9 --set 'parallel.blocks_per_stage=[2, 4]'";
         assert_eq!(command.to_string(), expected);
     }
 
@@ -160,21 +152,5 @@ mod tests {
             |devices, stages| pipelines_on(devices, &run(stages, PipelineSchedule::Interleaved));
         assert_eq!((rounds(2, 3), rounds(2, 4)), (Some((2, 1)), Some((2, 2))));
         assert_eq!((rounds(3, 4), rounds(7, 6)), (Some((2, 2)), Some((6, 6))));
-    }
-
-    #[test]
-    fn another_pipeline_replaces_that_of_the_settings() {
-        let settings = vec![
-            ("parallel.pipeline_stages", "3".to_string()),
-            ("parallel.schedule", "\"gpipe\"".to_string()),
-            ("parallel.blocks_per_stage", "[2, 2, 2]".to_string()),
-        ];
-        let devices = Some("auto".to_string());
-        let mut command = ResumeCommand { devices, settings, pipeline: Some(1), ..of("run") };
-        let expected = "potluck train --resume run --devices auto --pipeline 1";
-        assert_eq!(command.to_string(), expected);
-        command.pipeline = Some(2);
-        let expected = "potluck train --resume run --devices auto --pipeline 2";
-        assert_eq!(command.to_string(), expected);
     }
 }

@@ -4,8 +4,8 @@ use std::fmt;
 use std::path::PathBuf;
 
 use super::continuation::ResumeCommand;
-use super::words::in_library_words;
-use crate::base::Rank;
+use crate::base::setting::as_fields;
+use crate::base::{Rank, Setting};
 use crate::checkpoint::CheckpointError;
 use crate::data::DataError;
 use crate::device::DeviceError;
@@ -14,6 +14,7 @@ use crate::files::is_disk_full;
 use crate::graph::ShapeError;
 use crate::metrics::MetricsError;
 use crate::runtime::RuntimeError;
+use crate::runtime::memory::{gibibytes_down, gibibytes_up};
 
 pub use crate::runtime::error::{EXIT_CONFIGURATION, EXIT_DEFECT, EXIT_RESTART};
 
@@ -28,7 +29,8 @@ pub enum TrainError {
     Runtime(#[from] RuntimeError),
     #[error(
         "{device} ({rank}) does not hold the same parameters as the other ranks after step {step}: \
-         {what}; set faults.on_mismatch=repair to repair them"
+         {what}; set {} to repair them",
+        Setting::Repair
     )]
     ReplicaMismatch { rank: Rank, device: String, step: u64, what: String },
     /// End of a run that can be continued.
@@ -60,10 +62,18 @@ pub enum TrainError {
     #[error(transparent)]
     Metrics(#[from] MetricsError),
     #[error(
-        "{path}: {why}; {}choose another --out",
-        if is_disk_full(why) { "free space there or " } else { "" }
+        "{path}: {why}; {}choose another {}",
+        if is_disk_full(why) { "free space there or " } else { "" },
+        Setting::Out
     )]
     Io { path: PathBuf, why: std::io::Error },
+    #[error(
+        "{path}: the disk has {} left, and the first checkpoints ({count}) take {}; free space \
+         there or choose another --out",
+        gibibytes_down(*.free),
+        gibibytes_up(*.needed)
+    )]
+    DiskFull { path: PathBuf, count: u64, needed: u64, free: u64 },
     #[error("{what} cannot be started: {why}; raise the limits of this user (see ulimit -a)")]
     System { what: &'static str, why: std::io::Error },
     #[error("the model cannot be built: {0}")]
@@ -85,14 +95,38 @@ pub enum TrainError {
     InvalidRequest(String),
     #[error(
         "{count} steps in a row were not finite, the last because {reason}, which began at \
-         {began}; lower optim.lr or set optim.clip, then resume from {checkpoint}"
+         {began}; lower {} or set {}, then resume from {checkpoint}",
+        Setting::LearningRate,
+        Setting::Clip
     )]
     Diverged { count: u64, reason: String, began: String, checkpoint: PathBuf },
     #[error(
         "{count} steps in a row were not finite, the last because {reason}; lower the learning \
-         rate, or set optim.clip"
+         rate, or set {}",
+        Setting::Clip
     )]
     NotFinite { count: u64, reason: String },
+    /// Parameter that is not finite, which a save would keep; `saved` is the last save, if there
+    /// is one.
+    #[error(
+        "the parameter {name} is not finite after step {step}, which is not worth saving; lower \
+         {} or set {}{}",
+        Setting::LearningRate,
+        Setting::Clip,
+        match saved {
+            Some(path) => format!(", then resume from {}", path.display()),
+            None => String::new(),
+        }
+    )]
+    WorthlessSave { name: String, step: u64, saved: Option<PathBuf> },
+    #[error(
+        "the model carries its state from step to step, so each of the {batch} samples of a batch \
+         goes through a part of the text of its own, which must have a sample of {distance} \
+         tokens: set {} or {} lower",
+        Setting::Batch,
+        Setting::Context
+    )]
+    ShortStreams { batch: u32, distance: u64 },
     /// Error of a [`Trainer`](super::Trainer): its sentence names fields of options where that of
     /// the program names keys and flags.
     #[error("{0}")]
@@ -118,7 +152,7 @@ pub struct LibraryError {
 
 impl fmt::Display for LibraryError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&in_library_words(&self.cause.to_string()))
+        as_fields(|| self.cause.fmt(f))
     }
 }
 
@@ -166,7 +200,7 @@ impl TrainError {
                     EXIT_CONFIGURATION
                 }
             }
-            Self::ReplicaMismatch { .. } => EXIT_RESTART,
+            Self::ReplicaMismatch { .. } | Self::DiskFull { .. } => EXIT_RESTART,
             Self::NodesLost { .. } => EXIT_RESTART,
             Self::Defect(_) => EXIT_DEFECT,
             _ => EXIT_CONFIGURATION,
@@ -259,6 +293,16 @@ mod tests {
         assert!(how(true, 2, &command).contains("without 2 others"));
         assert!(how(false, 0, &command).ends_with("continue on what is found with"));
         assert!(how(false, 1, &command).ends_with("continue on some that are found with"));
+    }
+
+    #[test]
+    fn an_error_of_the_library_names_fields_and_its_cause_keys() {
+        let of = || TrainError::ShortStreams { batch: 4, distance: 8 }.of_library();
+        let (error, text) = (of(), of().to_string());
+        assert!(text.ends_with("set TrainerOptions::batch or the context lower"), "{text}");
+        assert_eq!(format!("{error:?}"), format!("Library({text:?})"));
+        let cause = error.cause().to_string();
+        assert!(cause.ends_with("set train.batch or model.context lower"), "{cause}");
     }
 
     #[test]

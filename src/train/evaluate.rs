@@ -30,7 +30,7 @@ use crate::runtime::workers::WorkerGroup;
 const BATCHES_PER_SUM: usize = 16;
 
 /// Time after which the job of a device ends, unless it or another device has not finished its
-/// first sum.
+/// first batch.
 const JOB_TIME: Duration = Duration::from_millis(200);
 
 /// The most work, in seconds by the measured pace, that is queued on a device without waiting
@@ -78,7 +78,8 @@ struct EvalBatch {
     continues: bool,
 }
 
-/// Sums of one rank over its first `done` batches.
+/// Sums of one rank over its first `done` batches. The losses of those that fill no whole sum of
+/// [`BATCHES_PER_SUM`] are still on the device.
 #[derive(Clone, Debug, Default)]
 struct RankSums {
     done: usize,
@@ -88,7 +89,7 @@ struct RankSums {
     scores: Vec<f64>,
     /// States behind the last batch, of a model that carries them.
     states: NextStates,
-    /// Pace of the device at the end of its last job; decides only when it is waited for.
+    /// Pace of the device; decides only when it is waited for.
     pace: Pace,
 }
 
@@ -199,7 +200,7 @@ fn run_jobs(
     sums: Vec<RankSums>,
 ) -> Result<Vec<RankSums>, TrainError> {
     let (job, begun) = (Arc::clone(job), Arc::new(sums));
-    // Ranks whose first sum of this job is not finished.
+    // Ranks whose first batch of this job is not finished.
     let first = Arc::new(AtomicUsize::new(begun.len()));
     let ended = group.run_on_all("an evaluation", move |rank, device| {
         match run_job(device, &job, rank, begun[rank.index()].clone(), &first) {
@@ -245,8 +246,8 @@ fn run_pipelines(
     if let Some(scoring) = &job.scoring {
         for (pipeline, (batches, sums)) in work.iter().zip(&mut sums).enumerate() {
             for (rows, inputs) in batches {
-                let micro_batch = (*rows as usize, inputs);
-                let outputs = pipelines.output(group, pipeline, micro_batch, scoring.output)?;
+                let rows = *rows as usize;
+                let outputs = pipelines.output(group, pipeline, rows, inputs, scoring.output)?;
                 scoring.add(&outputs, inputs, &mut sums.scores);
             }
         }
@@ -268,19 +269,22 @@ fn run_job(
     first: &AtomicUsize,
 ) -> Result<RankSums, EvalError> {
     let part = &job.parts[rank.index()];
-    let mut turn = FirstSum(Some(first));
+    let mut turn = FirstBatch(Some(first));
     let started = Instant::now();
-    let mut pace = Pace { queued: 0, since: None, ..sums.pace };
     while sums.done < part.len() {
-        let end = part.len().min(sums.done + BATCHES_PER_SUM);
-        let before = (sums.scores.clone(), sums.states.clone());
-        let batches = &part[sums.done..end];
-        let Some((loss, targets)) = sum_batches(device, batches, job, &mut pace, &mut sums)? else {
-            (sums.scores, sums.states) = before;
+        // Else the sum goes on, of which earlier jobs have run the first batches.
+        if sums.done.is_multiple_of(BATCHES_PER_SUM) {
+            device.begin_step()?;
+        }
+        if !run_batch(device, &part[sums.done], job, &mut sums)? {
             break;
-        };
-        (sums.loss, sums.targets) = (sums.loss + loss, sums.targets + targets);
-        (sums.done, sums.pace) = (end, pace);
+        }
+        sums.done += 1;
+        if sums.done.is_multiple_of(BATCHES_PER_SUM) || sums.done == part.len() {
+            let (loss, targets) = device.loss()?;
+            sums.loss += loss;
+            sums.targets += targets;
+        }
         turn.finish();
         // Without the second condition, fast devices would wait for a slow one in every job.
         if started.elapsed() >= JOB_TIME && first.load(Ordering::Relaxed) == 0 {
@@ -290,10 +294,10 @@ fn run_job(
     Ok(sums)
 }
 
-/// Counts a rank down once, when it has finished its first sum of a job or has none.
-struct FirstSum<'a>(Option<&'a AtomicUsize>);
+/// Counts a rank down once, when it has finished its first batch of a job or has none.
+struct FirstBatch<'a>(Option<&'a AtomicUsize>);
 
-impl FirstSum<'_> {
+impl FirstBatch<'_> {
     fn finish(&mut self) {
         if let Some(first) = self.0.take() {
             first.fetch_sub(1, Ordering::Relaxed);
@@ -301,42 +305,37 @@ impl FirstSum<'_> {
     }
 }
 
-impl Drop for FirstSum<'_> {
+impl Drop for FirstBatch<'_> {
     fn drop(&mut self) {
         self.finish();
     }
 }
 
-/// Returns the summed loss of batches and the number of targets it counts, adds their scores to
-/// those of `sums`, and leaves the states behind the last of them there; `None` if a signal
-/// arrived.
-fn sum_batches(
+/// Runs a batch, whose loss the device adds to its sum, and adds its scores and the states behind
+/// it to `sums`. Returns false if a signal arrived on the way.
+fn run_batch(
     device: &mut dyn Executor,
-    batches: &[EvalBatch],
+    batch: &EvalBatch,
     job: &EvalJob,
-    pace: &mut Pace,
     sums: &mut RankSums,
-) -> Result<Option<(f64, f64)>, EvalError> {
+) -> Result<bool, EvalError> {
     let segments: Vec<SegmentId> = device.plan().phase(PassKind::Forward).collect();
-    device.begin_step()?;
-    for batch in batches {
-        let inputs = job.inputs(batch, &sums.states)?;
-        load(device, &inputs, 0)?;
-        let pass = inference_pass(batch.windows.len());
-        for segment in &segments {
-            if job.signals.pending().is_some() {
-                return Ok(None);
-            }
-            let nodes = device.plan().segments[segment.index()].nodes.clone();
-            device.run(nodes, &pass)?;
-            pace.queued(device)?;
+    let inputs = job.inputs(batch, &sums.states)?;
+    load(device, &inputs, 0)?;
+    let pass = inference_pass(batch.windows.len());
+    for segment in segments {
+        if job.signals.pending().is_some() {
+            return Ok(false);
         }
-        if let Some(scoring) = &job.scoring {
-            scoring.add(&device.read(scoring.output, &pass)?, &inputs, &mut sums.scores);
-        }
-        sums.states = read_states(device, &pass)?;
+        let nodes = device.plan().segments[segment.index()].nodes.clone();
+        device.run(nodes, &pass)?;
+        sums.pace.queued(device)?;
     }
-    Ok(Some(device.loss()?))
+    if let Some(scoring) = &job.scoring {
+        scoring.add(&device.read(scoring.output, &pass)?, &inputs, &mut sums.scores);
+    }
+    sums.states = read_states(device, &pass)?;
+    Ok(true)
 }
 
 impl EvalJob {

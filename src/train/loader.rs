@@ -24,8 +24,8 @@ pub fn bytes(batch: usize, row_bytes: usize) -> usize {
 /// model carries its state from step to step.
 ///
 /// # Errors
-/// Returns `TrainError::InvalidRequest` if the model does, and the data are no sequence, or one too
-/// short for a stream for each slot of the batch.
+/// Returns `TrainError` if the model does, and the data are no sequence, or one too short for a
+/// stream for each slot of the batch.
 pub fn sampler_of(
     graph: &Graph,
     data: &dyn Dataset,
@@ -41,13 +41,7 @@ pub fn sampler_of(
             "the model carries its state from step to step, and the data are no sequence".into(),
         ));
     };
-    sampler.of_streams(distance).ok_or_else(|| {
-        TrainError::InvalidRequest(format!(
-            "the model carries its state from step to step, so each of the {batch} samples of a \
-             batch goes through a part of the text of its own, which must have a sample of \
-             {distance} tokens: set train.batch or model.context lower"
-        ))
-    })
+    sampler.of_streams(distance).ok_or(TrainError::ShortStreams { batch, distance })
 }
 
 /// Source of the inputs of steps.
@@ -194,7 +188,7 @@ impl BatchSource {
                 return Err(DataError::Invalid {
                     name: format!("the data set's {}", error.name),
                     place: error.place(),
-                    why: error.why(),
+                    why: error.why().into(),
                 });
             }
         }
@@ -230,7 +224,7 @@ fn unannounced(
     let DatasetInput { name, dtype, .. } = announced;
     let why =
         format!("gives {given}, and announces {elements} values of type {dtype:?} for {name}");
-    DataError::Invalid { name: "the data set".into(), place: String::new(), why }
+    DataError::Invalid { name: "the data set".into(), place: String::new(), why: why.into() }
 }
 
 /// Returns the tensor of a graph that an input of a data set fills.

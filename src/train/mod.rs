@@ -3,13 +3,13 @@
 //! [`run::train`] is the loop of `potluck train`; [`Trainer`] trains any graph from code. Both
 //! have a [`session::Session`].
 
-mod best;
+pub mod best;
 pub mod carried;
 pub mod continuation;
 pub mod error;
 pub mod evaluate;
 pub mod generate;
-mod left_devices;
+pub mod left_devices;
 pub mod loader;
 pub mod nodes;
 pub mod nonfinite;
@@ -26,7 +26,6 @@ pub mod spec;
 pub mod state;
 pub mod task;
 pub mod trainer;
-mod words;
 
 pub use crate::parallel::{DeviceLoss, MismatchAction, PipelineOptions, PipelineSchedule};
 pub use error::TrainError;

@@ -162,7 +162,7 @@ impl RunNodes {
         let saved = serde_json::to_string(&data.saved()).unwrap_or_default();
         let fingerprint = data.dataset.fingerprint();
         let bytes = encode(&RunBrief {
-            config: spec.whole_toml.clone(),
+            config: spec.whole_toml(),
             shape: data.shape.clone(),
             data: DataBrief { fingerprint, saved, done },
         });

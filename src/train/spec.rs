@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::continuation::ResumeCommand;
 use super::error::TrainError;
 use super::left_devices::LeftDevices;
 use super::loader::{BatchSource, sampler_of};
@@ -13,11 +14,11 @@ use super::run_data::{DataShape, RunData};
 use super::task::Task;
 use super::trainer::{FitLength, FitOptions, SavedRun, Shares, TrainerOptions};
 use crate::config::RunConfig;
-use crate::config::read::{ConfigError, Override, Resolved, read};
+use crate::config::read::{ConfigError, Override, Resolved, read_complete};
 use crate::config::schema::{
-    Balance, DataKind, Model, ModelKind, OptimKind, Parallel, is_of_placement,
+    Balance, DataKind, KEYS, Model, ModelKind, OptimKind, Parallel, TypedKeys, is_of_placement,
 };
-use crate::data::{ReadOptions, SampleFormat, TokenizerKind};
+use crate::data::{ReadOptions, SampleFormat, Sampler, TokenizerKind};
 use crate::faults::Faults;
 use crate::graph::passes::fuse::{Fusion, fuse_listed};
 use crate::graph::{Cell, Graph, Plan, PlanOptions, differentiate, fuse};
@@ -42,8 +43,10 @@ pub struct RunSpec {
     pub batch: u32,
     /// The most samples that a device runs at a time.
     pub micro_batch: u32,
-    /// Step after which the run ends.
+    /// Step after which the run ends; with `epochs`, as [`RunSpec::with_epochs`] has it.
     pub steps: u64,
+    /// Passes through the training split after which the run ends; 0: it ends after `steps`.
+    pub epochs: u64,
     /// True to fuse neighbouring operations into one kernel.
     pub fuse: bool,
     pub optimizer: Optimizer,
@@ -51,6 +54,8 @@ pub struct RunSpec {
     /// Gradient norm above which gradients are scaled down to it; 0: off.
     pub clip: f64,
     pub every: Intervals,
+    /// Evaluations without a better one after which the run ends; 0: any number.
+    pub patience: u64,
     /// Samples per evaluation; 0: all of the validation split.
     pub eval_samples: u64,
     /// Number of newest checkpoints to keep.
@@ -73,16 +78,14 @@ pub struct RunSpec {
     pub opening: OpenOptions,
     /// The configuration as TOML, for `run.toml`: derived defaults are comments.
     pub run_toml: String,
-    /// The same with all values, which other nodes read.
-    pub whole_toml: String,
     /// Part of it that a checkpoint saves: without what the placement has.
     pub saved_toml: String,
     /// True if a resume sets a key of the placement, which is then decided anew.
     pub decides_placement: bool,
-    /// Names of the keys that the user has set.
-    pub typed: Vec<String>,
     /// Its section on the model.
     pub model_toml: String,
+    /// Configuration from which this is derived, with the keys that the user has set.
+    resolved: Resolved,
 }
 
 /// Builder of the forward graph of a model, with its loss, for data of given sizes.
@@ -165,17 +168,7 @@ pub struct Intervals {
 impl RunSpec {
     /// Derives the specification from a configuration and the keys that were set.
     pub fn resolved(resolved: &Resolved) -> Self {
-        let typed = resolved.typed.all();
-        Self {
-            run_toml: resolved.config.to_run_toml(&typed),
-            typed: typed.into_iter().map(String::from).collect(),
-            decides_placement: resolved.other_placement.is_some(),
-            ..Self::new(&resolved.config)
-        }
-    }
-
-    /// Derives the specification from a checked configuration, as if no key had been set.
-    pub fn new(config: &RunConfig) -> Self {
+        let config = &resolved.config;
         let train = &config.train;
         let parallel = &config.parallel;
         let faults = &config.faults;
@@ -186,6 +179,8 @@ impl RunSpec {
             batch: train.batch as u32,
             micro_batch: train.micro_batch_size as u32,
             steps: train.steps,
+            epochs: train.epochs,
+            patience: train.patience,
             fuse: train.fuse,
             optimizer: optimizer(config),
             schedule: schedule(config),
@@ -211,13 +206,59 @@ impl RunSpec {
                 device_memory_mib: train.device_memory_mib,
                 tune_s: train.tune_s,
             },
-            run_toml: config.to_toml(),
-            whole_toml: config.to_toml(),
+            run_toml: config.to_run_toml(&resolved.typed.all()),
             saved_toml: config.to_saved_toml(),
-            decides_placement: false,
-            typed: Vec::new(),
+            decides_placement: resolved.other_placement.is_some(),
             model_toml: config.section_toml("model"),
+            resolved: resolved.clone(),
         }
+    }
+
+    /// Derives the specification from a checked configuration, as if no key had been set.
+    pub fn new(config: &RunConfig) -> Self {
+        let typed = TypedKeys::default();
+        Self::resolved(&Resolved { config: config.clone(), typed, other_placement: None })
+    }
+
+    /// Returns the specification with the number of steps that its epochs have, if it is given in
+    /// epochs, and the schedule that follows from it. `steps` and `samples` are those of the run so
+    /// far, for whose data the sampler is.
+    ///
+    /// # Errors
+    /// Returns `TrainError::InvalidRequest` if the epochs that were set now end before the steps
+    /// that are done, or have more steps than a run can have.
+    pub fn with_epochs(
+        self,
+        sampler: &Sampler,
+        steps: u64,
+        samples: u64,
+    ) -> Result<Self, TrainError> {
+        if self.epochs == 0 {
+            return Ok(self);
+        }
+        let batch = u64::from(self.batch);
+        let last = FitLength::Epochs(self.epochs).last_step(sampler, steps, samples, batch);
+        let whole = self.epochs.saturating_mul(sampler.epoch_samples());
+        let typed = &self.resolved.typed;
+        if typed.now.contains("train.epochs") && whole.saturating_add(batch) <= samples {
+            return Err(TrainError::InvalidRequest(format!(
+                "train.epochs = {} ends with {whole} samples, and the {steps} steps of the \
+                 checkpoint have {samples}; set more epochs, or resume from an earlier checkpoint",
+                self.epochs
+            )));
+        }
+        let mut resolved = self.resolved.clone();
+        resolved.config.set_steps_of_epochs(last, typed);
+        resolved
+            .config
+            .check()
+            .map_err(|invalid| TrainError::InvalidRequest(invalid.to_string()))?;
+        Ok(Self::resolved(&resolved))
+    }
+
+    /// Returns the complete configuration as TOML, which other nodes read.
+    pub fn whole_toml(&self) -> String {
+        self.resolved.config.to_toml()
     }
 
     /// Derives the specification of a node from the resolved configuration of the run that it
@@ -226,13 +267,14 @@ impl RunSpec {
     /// # Errors
     /// Returns [`ConfigError`] if the configuration cannot be read, or cannot have these values.
     pub fn of_node(config: &str, overrides: &[Override]) -> Result<Self, ConfigError> {
-        let file = (Path::new("the configuration of the first node"), config);
-        Ok(Self::resolved(&read(None, Some(file), overrides)?))
+        let place = Path::new("the configuration of the first node");
+        Ok(Self::resolved(&read_complete(place, config, overrides)?))
     }
 
     /// Returns the names of the keys that the user has set, of those that a checkpoint saves.
     pub fn saved_keys(&self) -> Vec<String> {
-        self.typed.iter().filter(|key| !is_of_placement(key)).cloned().collect()
+        let typed = self.resolved.typed.all();
+        typed.into_iter().filter(|key| !is_of_placement(key)).map(String::from).collect()
     }
 
     /// Returns the specification of the run on the devices that are left and, if they make other
@@ -241,8 +283,8 @@ impl RunSpec {
     /// # Errors
     /// Returns `TrainError::InvalidRequest` if the configuration cannot have these values.
     pub fn on_devices(&self, left: &LeftDevices) -> Result<Self, TrainError> {
-        let mut resolved = Resolved::saved(&self.whole_toml, &self.typed)
-            .map_err(|error| TrainError::InvalidRequest(error.to_string()))?;
+        let mut resolved = self.resolved.clone();
+        resolved.other_placement = None;
         let parallel = &mut resolved.config.parallel;
         parallel.devices.clone_from(&left.devices);
         if !parallel.shares.is_empty() {
@@ -263,7 +305,17 @@ impl RunSpec {
             .config
             .check()
             .map_err(|invalid| TrainError::InvalidRequest(invalid.to_string()))?;
-        Ok(Self { decides_placement: false, ..Self::resolved(&resolved) })
+        Ok(Self::resolved(&resolved))
+    }
+
+    /// Returns a command that continues the run with the devices that are left in their place: with
+    /// the placement's keys as the run itself would go on with them ([`RunSpec::on_devices`]).
+    pub fn resume_on(&self, left: LeftDevices, mut command: ResumeCommand) -> ResumeCommand {
+        command.settings.retain(|(key, _)| !is_of_placement(key));
+        if let Ok(spec) = self.on_devices(&left) {
+            command.settings.extend(placement_settings(&spec));
+        }
+        ResumeCommand { devices: Some(left.devices), pipeline: left.stages, ..command }
     }
 
     /// Returns the options of the trainer of the run, without a trace and faults.
@@ -322,6 +374,7 @@ impl RunSpec {
             save_every: self.every.checkpoint,
             saves_kept: self.checkpoints_kept,
             skipped_steps_max: self.skipped_steps_max,
+            patience: self.patience,
             ..FitOptions::new(FitLength::Steps(self.steps), self.schedule)
         }
     }
@@ -683,6 +736,24 @@ fn parallel_options(parallel: &Parallel) -> ParallelOptions {
     }
 }
 
+/// Returns the keys of the placement, but for devices and stages, that a specification sets to
+/// other values than a new run has, with these in TOML.
+fn placement_settings(spec: &RunSpec) -> Vec<(&'static str, String)> {
+    let default = RunConfig::default();
+    let mut settings = Vec::new();
+    for key in KEYS.iter().filter(|key| is_of_placement(key.full_name)) {
+        let is_flag = matches!(key.full_name, "parallel.devices" | "parallel.pipeline_stages");
+        let value = (key.get)(&spec.resolved.config);
+        if !is_flag
+            && value != (key.get)(&default)
+            && let Some(value) = value
+        {
+            settings.push((key.full_name, value.to_string()));
+        }
+    }
+    settings
+}
+
 /// Returns the section `[parallel]` that was asked for when a placement was decided, the inverse of
 /// the options of a section. `overlap` is that of the run.
 pub fn section_asked(placement: &Placement, overlap: bool) -> Parallel {
@@ -791,6 +862,38 @@ mod tests {
             let placement: Placement = serde_json::from_str(&json).unwrap();
             assert_eq!(section_asked(&placement, section.overlap), section);
         }
+    }
+
+    #[test]
+    fn the_command_for_other_devices_keeps_the_choices_that_do_not_depend_on_them() {
+        let mut config = RunConfig::default();
+        config.parallel.balance = Balance::Fixed;
+        config.parallel.shares = vec![3, 1];
+        config.parallel.reduce_site = Some(ReduceSite::Host);
+        config.parallel.blocks_per_stage = vec![1, 3];
+        config.parallel.pipeline_stages = 2;
+        let settings = vec![
+            ("train.steps", "9".to_string()),
+            ("parallel.shares", "[3, 1]".to_string()),
+            ("parallel.blocks_per_stage", "[1, 3]".to_string()),
+        ];
+        let run = ResumeCommand { settings, ..ResumeCommand::of_run(Path::new("run")) };
+        let left = |stages| LeftDevices {
+            devices: "cpu*3".into(),
+            stages: Some(stages),
+            spare: 0,
+            are_as_typed: false,
+        };
+        let command = RunSpec::new(&config).resume_on(left(3), run.clone());
+        let expected = "potluck train --resume run --devices 'cpu*3' --pipeline 3 --set \
+                        train.steps=9 --set 'parallel.reduce_site=\"host\"'";
+        assert_eq!(command.to_string(), expected);
+        config.parallel.shares.clear();
+        let command = RunSpec::new(&config).resume_on(left(1), run);
+        let expected = "potluck train --resume run --devices 'cpu*3' --pipeline 1 --set \
+                        train.steps=9 --set 'parallel.balance=\"fixed\"' --set \
+                        'parallel.reduce_site=\"host\"'";
+        assert_eq!(command.to_string(), expected);
     }
 
     #[test]

@@ -50,7 +50,6 @@ pub use options::{Shares, TrainerOptions};
 
 use super::error::TrainError;
 use super::session::Session;
-use super::words::Audience;
 use crate::base::{DType, HostTensor, TensorId};
 use crate::checkpoint::{Best, Checkpoint};
 use crate::data::{DataDescription, DataFile, Dataset, Tokenizer};
@@ -85,8 +84,6 @@ pub struct Trainer {
     pub(super) graph: Graph,
     /// Options of the devices that are open.
     pub(super) options: TrainerOptions,
-    /// Reader of the messages.
-    audience: Audience,
     pub(super) notes: Vec<String>,
     pub(super) trace: Option<Trace>,
     /// Samples that all steps so far have consumed.
@@ -153,7 +150,7 @@ impl Trainer {
     ) -> Result<Self, TrainError> {
         options.check(&forward)?;
         let opened = open_on(training_graph(forward, options)?, options, None, data)?;
-        let trainer = Self::of(opened, options.clone(), Audience::Library);
+        let trainer = Self::of(opened, options.clone());
         trainer.session.initialize()?;
         Ok(trainer)
     }
@@ -161,14 +158,12 @@ impl Trainer {
     pub(super) fn of(
         OpenedSession { session, notes, trace }: OpenedSession,
         options: TrainerOptions,
-        audience: Audience,
     ) -> Self {
         Self {
             graph: session.plan.graph.clone(),
             session,
             options,
-            audience,
-            notes: notes.iter().map(|note| audience.words(note)).collect(),
+            notes,
             trace,
             samples: 0,
             best: None,

@@ -10,7 +10,7 @@ use crate::process::{Desk, finish};
 /// Stands for `potluck` in the commands: makes models small, and runs 500 times shorter. What it
 /// appends takes precedence over what the page sets.
 const POTLUCK: &str = r#"#!/bin/sh
-steps="" previous="" small=""
+steps="" previous="" small="" batch=""
 for word in "$@"; do
     case "$previous" in
     --steps) steps=$(((word + 499) / 500)) ;;
@@ -21,6 +21,7 @@ case "$1" in
 train)
     case " $* " in
     *" --resume "*) ;;
+    *" --epochs "*) steps="" batch="--set train.batch=500" ;;
     *" small.toml "*) steps=2 ;;
     *) steps=${steps:-7} ;;
     esac
@@ -29,7 +30,7 @@ train)
     *) small="--set model.layers=1 --set model.heads=2 --set model.width=16 --set model.context=8
         --set train.checkpoint_every=1 --set train.eval_every=1" ;;
     esac
-    exec "$PROGRAM" "$@" $small ${steps:+--set train.steps=$steps} --set train.sample_tokens=20 ;;
+    exec "$PROGRAM" "$@" $small $batch ${steps:+--set train.steps=$steps} --set train.sample_tokens=20 ;;
 bench)
     case "$2" in
     compare) exec "$PROGRAM" "$@" ;;

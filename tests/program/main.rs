@@ -12,6 +12,7 @@ mod first_run;
 #[cfg(unix)]
 mod guide;
 mod interruptions;
+mod lengths;
 mod library;
 mod models;
 #[path = "../common/node_peers.rs"]

@@ -376,10 +376,10 @@ fn refuses(line: &str, parts: &[&str]) {
 
 #[test]
 fn models_that_cannot_be_cut_so() {
-    let few = ["a model of 4 blocks cannot be cut into 5 stages: lower --pipeline to at most 4, "];
+    let few = ["a model of 4 blocks cannot be cut into 5 stages; lower parallel.pipeline_stages"];
     refuses("--devices cpu*5 --pipeline 5", &few);
-    let chunks = ["a model of 4 blocks cannot be cut into 2 stages of 3 model chunks: give --set \
-         virtual_stages=2"];
+    let chunks = ["a model of 4 blocks cannot be cut into 6 model chunks (2 stages x 3 chunks); \
+         lower parallel.pipeline_stages or parallel.virtual_stages"];
     let line = "--devices cpu*2 --pipeline 2 --schedule interleaved --set virtual_stages=3";
     refuses(line, &chunks);
     for (stages, sum) in [("3,2", 5), ("1,1", 2), ("1,65536", 65_537)] {
@@ -398,10 +398,10 @@ fn models_that_cannot_be_cut_so() {
 #[test]
 fn devices_that_make_no_whole_pipelines() {
     for (devices, stages, parts) in [
-        ("cpu", 2, "a multiple of 2 devices, and there is 1 device: choose 2 with --devices"),
-        ("cpu*3", 2, "a multiple of 2 devices, and there are 3 devices: choose 2 or 4 with"),
-        ("cpu*4", 3, "a multiple of 3 devices, and there are 4 devices: choose 3 or 6 with"),
-        ("cpu*2", 4, "a multiple of 4 devices, and there are 2 devices: choose 4 with"),
+        ("cpu", 2, "a multiple of 2 devices, and there is 1; change it, or the number of --dev"),
+        ("cpu*3", 2, "a multiple of 2 devices, and there are 3; "),
+        ("cpu*4", 3, "a multiple of 3 devices, and there are 4; "),
+        ("cpu*2", 4, "a multiple of 4 devices, and there are 2; "),
     ] {
         let needs = format!("parallel.pipeline_stages = {stages} needs {parts}");
         refuses(&format!("--devices {devices} --pipeline {stages}"), &[&needs]);
@@ -412,16 +412,16 @@ fn devices_that_make_no_whole_pipelines() {
 fn batches_that_do_not_fit_the_pipelines() {
     let interleaved = format!("--devices cpu*2 --pipeline 2 {INTERLEAVED}");
     let three = "12 samples in micro-batches of 4 make 3 micro-batches, and interleaved needs a \
-                 multiple of the 2 stages: --micro-batch 3 gives 4, --micro-batch 6 gives 2";
+                 multiple of the 2 stages; change train.micro_batch_size or train.batch";
     refuses(&format!("{interleaved} --set train.micro_batch_size=4"), &[three]);
     refuses(
         &format!("{interleaved} --set train.micro_batch_size=12"),
-        &["of 12 make 1 micro-batch, and", "a multiple of the 2 stages: --micro-batch 6 gives 2"],
+        &["of 12 make 1 micro-batch, and", "a multiple of the 2 stages; "],
     );
     let beside =
         format!("--devices cpu*4 --pipeline 2 {INTERLEAVED} --set train.micro_batch_size=2");
     let three = "6 samples in micro-batches of 2 make 3 micro-batches, and interleaved needs a \
-                 multiple of the 2 stages: --micro-batch 1 gives 6, --micro-batch 3 gives 2";
+                 multiple of the 2 stages; change ";
     refuses(&format!("{beside} --set parallel.shares=6,6"), &[three]);
     let per_pipeline = "give one per pipeline, in the order of --devices";
     for (devices, shares, has) in [

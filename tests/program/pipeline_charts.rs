@@ -194,7 +194,7 @@ fn communication_of_stages_is_explained() {
         let head = if what == "schedule" { "predicted " } else { caveat };
         assert!(ran.out.starts_with(head), "{}", ran.out);
         // A run says so too.
-        let note = "\n1 micro-batch keeps 2 stages idle most of the time; lower --micro-batch";
+        let note = "\n1 micro-batch keeps 2 stages idle most of the time; lower train.micro_batch";
         assert_eq!(ran.out.contains(note), what == "schedule", "{}", ran.out);
         assert!(!ran.out.contains("1 micro-batches"), "{}", ran.out);
         let refused = desk.run(&format!("{measured} {what} --pipeline 4 --devices cpu*4"));

@@ -45,6 +45,11 @@ fn few_files_know_the_configuration() {
 }
 
 #[test]
+fn settings_are_named_by_their_table() {
+    keep(settings_by_hand, |file| file.path != SETTINGS);
+}
+
+#[test]
 fn lines_end_within_the_columns() {
     let places = ["src/", "shaders/", "tests/", "examples/", "benches/", "build.rs", "x", ".ci/"];
     for place in places {

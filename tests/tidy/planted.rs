@@ -68,6 +68,18 @@ fn planted_readers_of_the_configuration_are_found() {
 }
 
 #[test]
+fn planted_names_of_settings_are_found() {
+    let exec = |text: &str, lines: &[usize]| finds(settings_by_hand, "src/exec/a.rs", text, lines);
+    exec("const A: &str = \"lower train.batch\";\nconst B: &str = \"add --out\";", &[1, 2]);
+    exec("f(\"a long text \\\n    --devices cpu, or data.crop\")", &[2, 2]);
+    exec("// train.batch, --out\nfn f() { self.train.batch -= 1; a --b }", &[]);
+    exec("const A: &str = \"pretrain.batch a.train.b train. trains -- --- é\";", &[]);
+    exec("#[cfg(test)]\nmod tests { const A: &str = \"train.batch\"; }", &[]);
+    finds(settings_by_hand, "src/config/a.rs", "const A: &str = \"train.batch\";", &[]);
+    finds(settings_by_hand, "src/cli/a.rs", "const A: &str = \"--out\";", &[]);
+}
+
+#[test]
 fn planted_long_lines_are_found() {
     let line = |length: usize| format!("{}\n{}\n", "short", "ü".repeat(length));
     finds(columns, "src/a.rs", &line(COLUMNS_MAX), &[]);

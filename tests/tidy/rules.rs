@@ -114,7 +114,13 @@ pub const CONFIGURATION: &[(&str, &str)] = &[
     ("src/cli/train.rs", "reads it, prints it, and compares it with that of a checkpoint"),
     ("src/cli/nodes.rs", "reads the keys of one node"),
     ("src/cli/mod.rs", "gives its errors their exit code"),
+    ("src/cli/runs.rs", "reads how long a run is"),
 ];
+
+/// The table of settings, with their names in the program and in the library.
+pub const SETTINGS: &str = "src/base/setting.rs";
+/// Sections of the configuration, of whose keys other rooms speak by that table.
+pub const SECTIONS: &str = "train parallel model optim schedule data faults";
 
 /// Crates that only some rooms know, also in their tests.
 pub const CRATES: &[(&str, &str)] = &[
@@ -129,6 +135,7 @@ pub const CRATES: &[(&str, &str)] = &[
     ("indicatif", "ui"),
     ("plotters", "ui"),
     ("crc", "metrics"),
+    ("fs4", "files"),
     ("clap", "cli"),
     ("anyhow", "cli"),
     ("signal_hook", "faults train"),
@@ -239,6 +246,28 @@ pub fn absences(file: &Source) -> Vec<String> {
     }
     if layer_of(room).is_some_and(|layer| layer <= SILENT_LAYER_MAX) {
         forbid("println! print! eprintln! eprint!", &format!("{room} prints nothing"));
+    }
+    wrong
+}
+
+/// Literals of rooms whose messages users of the library read, too, name no keys and no flags.
+pub fn settings_by_hand(file: &Source) -> Vec<String> {
+    let is_below = |room: &str| layer_of(room).is_some_and(|layer| layer <= SILENT_LAYER_MAX);
+    if !file.is_rust() || !file.room().is_some_and(|room| is_below(room) && room != "config") {
+        return Vec::new();
+    }
+    let (literals, tests) = (file.literals(), file.tests());
+    let sections = SECTIONS.split_whitespace().map(|section| format!("{section}."));
+    let mut wrong = Vec::new();
+    for name in sections.chain(["--".into()]) {
+        for at in words(&literals, &name) {
+            let before = literals[..at].chars().next_back();
+            let is_name = literals[at + name.len()..].starts_with(|c: char| c.is_ascii_lowercase())
+                && before != Some('.');
+            if is_name && !tests.iter().any(|test| test.contains(&at)) {
+                wrong.push(file.at(at, format!("names a setting by hand: see {SETTINGS}")));
+            }
+        }
     }
     wrong
 }

@@ -46,6 +46,16 @@ impl Source {
         words(&self.code, "#[cfg(test)]").map(|start| start..item_end(&self.code, start)).collect()
     }
 
+    /// The text with everything but the insides of strings and characters blanked.
+    pub fn literals(&self) -> String {
+        let blank =
+            |at: usize| self.code.as_bytes()[at] == b' ' && self.comments.as_bytes()[at] == b' ';
+        let bytes = self.text.bytes().enumerate();
+        let inside = bytes.map(|(at, byte)| if blank(at) || byte == b'\n' { byte } else { b' ' });
+        // Literals begin and end with whole characters.
+        String::from_utf8(inside.collect()).unwrap()
+    }
+
     /// Offsets of a word in code that not only tests compile.
     pub fn outside_tests(&self, word: &str) -> Vec<usize> {
         let tests = self.tests();

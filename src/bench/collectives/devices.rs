@@ -19,7 +19,7 @@ use crate::device::{DeviceError, Selection, list_adapters, select_all};
 use crate::exec::{BucketTensor, Executor, Moments};
 use crate::graph::{Builder, Init, Place, Plan, PlanOptions, differentiate};
 use crate::parallel::{ParallelOptions, Program, ReduceSite, gradient_all_reduce};
-use crate::runtime::open::{OpenDevice, OpenOptions, display_name, open_selected};
+use crate::runtime::open::{DeviceToOpen, OpenDevice, OpenOptions, display_name, open_selected};
 use crate::runtime::step::StepInput;
 use crate::runtime::workers::{WorkerGroup, WorkerGroupOptions, layout};
 use crate::runtime::{RuntimeError, memory, timing};
@@ -155,11 +155,15 @@ fn start(world: &World, plan: &Plan) -> Result<WorkerGroup, RuntimeError> {
 
 /// Opens a device without autotuning: no kernel of the plan runs, so none is timed.
 fn open(selection: &Selection, plan: &Plan) -> Result<OpenDevice, RuntimeError> {
-    let (options, moments) = (OpenOptions::default(), Moments::from(0));
-    let tuning = |_: &str| TuneOptions { seconds: 0.0, ..TuneOptions::default() };
-    let name = display_name(selection);
-    let plan = plan.clone();
-    open_selected(selection.clone(), &name, plan, moments, &options, tuning, &mut |_, _| {})
+    let tuning = TuneOptions { seconds: 0.0, ..TuneOptions::default() };
+    let device = DeviceToOpen {
+        selection: selection.clone(),
+        name: &display_name(selection),
+        plan: plan.clone(),
+        moments: Moments::from(0),
+        options: &OpenOptions::default(),
+    };
+    open_selected(device, |_| tuning, &mut |_, _| {})
 }
 
 /// Performs an all-reduce of the gradients on the devices.

@@ -76,6 +76,14 @@ impl RunConfig {
             );
             return fail(&["train.micro_batch_size", "train.batch"], why);
         }
+        if train.patience > 0 && train.eval_every == 0 {
+            let why = format!(
+                "= {} counts evaluations, and train.eval_every = 0 has none; set train.eval_every \
+                 to 1 or more, or leave it out",
+                train.patience
+            );
+            return fail(&["train.patience", "train.eval_every"], why);
+        }
         self.check_shares()?;
         self.check_pipeline()?;
         self.check_stages()?;

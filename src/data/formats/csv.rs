@@ -1,12 +1,14 @@
 //! Tables of comma-separated values (RFC 4180) with a header line; `;` and tabs separate too.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::path::Path;
 
 use ::csv::{ByteRecord, ReaderBuilder};
 
 use super::files::{self, FileSets, invalid, listed};
 use super::{DataError, Expected, FileSet, ReadSet, Request, Samples, TargetKind, Targets};
+use crate::base::{Setting, Wording};
 use crate::data::Features;
 
 /// Takes the file.
@@ -198,7 +200,7 @@ impl<'a> CsvTable<'a> {
     }
 
     /// Returns the error of a cell.
-    fn wrong(&self, record: &ByteRecord, column: usize, why: impl Into<String>) -> DataError {
+    fn wrong(&self, record: &ByteRecord, column: usize, why: impl Into<Wording>) -> DataError {
         let place = format!("line {}, column {:?}", self.line(record), self.header[column]);
         invalid(self.name, place, why)
     }
@@ -208,15 +210,15 @@ impl<'a> CsvTable<'a> {
         &self,
         record: &ByteRecord,
         column: usize,
-        otherwise: &str,
+        otherwise: impl fmt::Display,
     ) -> Result<f32, DataError> {
         let cell = record[column].trim_ascii();
         let text = String::from_utf8_lossy(cell);
-        let why = match text.parse::<f32>() {
+        let why: Wording = match text.parse::<f32>() {
             Ok(value) if value.is_finite() => return Ok(value),
-            Ok(_) => format!("{} is not a finite 32-bit number", shown(&text)),
+            Ok(_) => format!("{} is not a finite 32-bit number", shown(&text)).into(),
             Err(_) if cell.is_empty() => "is empty; fill in missing values, or drop the row".into(),
-            Err(_) => format!("{:?} is not a number; {otherwise}", shown(&text)),
+            Err(_) => Wording::new(format_args!("{:?} is not a number; {otherwise}", shown(&text))),
         };
         Err(self.wrong(record, column, why))
     }
@@ -339,7 +341,8 @@ impl<'a> Labels<'a> {
         let table = self.table;
         for column in self.columns {
             let Some(classes) = &mut self.classes else {
-                let otherwise = "set data.task to classification if they are names";
+                let otherwise =
+                    Wording::new(format_args!("set {} if they are names", Setting::Classification));
                 self.values.push(table.number(record, *column, otherwise)?);
                 continue;
             };
@@ -412,10 +415,11 @@ impl CsvTable<'_> {
         })?;
         match first {
             Some((record, text)) if numbers > texts => {
-                let why = format!(
-                    "{text:?} is not a number, and most targets are; correct it, or set data.task \
-                     to classification if these are names of classes"
-                );
+                let why = Wording::new(format_args!(
+                    "{text:?} is not a number, and most targets are; correct it, or set {} if \
+                     these are names of classes",
+                    Setting::Classification
+                ));
                 Err(self.wrong(&record, column, why))
             }
             found => Ok(found.is_some()),

@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Component, Path, PathBuf};
 
 use super::{DataError, DataFile, FileSet};
+use crate::base::Wording;
 
 /// Sets of samples that a path has.
 #[derive(Debug, PartialEq)]
@@ -64,7 +65,7 @@ impl Base {
 }
 
 /// Returns the error of a file's content; `place` is empty for the whole file.
-pub(super) fn invalid(name: &str, place: impl Into<String>, why: impl Into<String>) -> DataError {
+pub(super) fn invalid(name: &str, place: impl Into<String>, why: impl Into<Wording>) -> DataError {
     DataError::Invalid { name: name.into(), place: place.into(), why: why.into() }
 }
 

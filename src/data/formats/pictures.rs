@@ -15,6 +15,7 @@ use rayon::prelude::*;
 
 use super::files::{self, Base, FileSets, entries, file_name, has_ending, invalid};
 use super::{DataError, DataFile, FileSet, ReadSet, Request, Samples, Targets};
+use crate::base::{Setting, Wording};
 use crate::data::{Features, LazyFeatures};
 
 /// Directories of held-out pictures beside `train`; if there are several, the first one is taken.
@@ -169,11 +170,11 @@ fn shape_of(
         _ => 3,
     };
     let most = SIDE_MAX as usize;
-    let refuse = |at: usize, why: String| Err(invalid(&paths[at].display().to_string(), "", why));
+    let refuse = |at: usize, why: Wording| Err(invalid(&paths[at].display().to_string(), "", why));
     let [height, width] = match (request.options.image_size, expected) {
         (Some((height, width)), _) if ![height, width].iter().all(|n| (1..=most).contains(n)) => {
             let why = format!("cannot be resized to {width}x{height} pixels; use 1 to {most}");
-            return refuse(0, why);
+            return refuse(0, why.into());
         }
         (Some((height, width)), _) => [height, width],
         (None, Some(expected)) => [expected.shape[1], expected.shape[2]],
@@ -186,14 +187,15 @@ fn shape_of(
     for (at, head) in heads.iter().enumerate() {
         let [found_height, found_width] = head.size();
         if request.options.image_size.is_none() && head.size() != [height, width] {
-            let why = format!(
+            let why = Wording::new(format_args!(
                 "is {found_width}x{found_height} pixels, and {first}, {width}x{height}; set \
-                 data.image_size=[H,W] to resize all"
-            );
+                 {}=[H,W] to resize all",
+                Setting::ImageSize
+            ));
             return refuse(at, why);
         }
         if channels == 1 && !head.is_gray {
-            return refuse(at, format!("is in colour, and {first}, in gray; convert it"));
+            return refuse(at, format!("is in colour, and {first}, in gray; convert it").into());
         }
     }
     Ok([channels, height, width])

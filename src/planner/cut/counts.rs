@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::error::{CutError, count};
+use crate::base::{Setting, Wording};
 use crate::parallel::pipeline::chunks_of_stage;
 
 /// Returns `parts` contiguous runs of `blocks` blocks that differ by at most one in length, the
@@ -57,7 +58,8 @@ pub fn of_counts(counts: &[u32], blocks: u32, parts: usize) -> Result<Vec<Range<
         1 => format!("give the one number {blocks}"),
         _ => format!("give {parts} numbers, each at least 1, that add up to {blocks}"),
     };
-    Err(CutError::Counts {
-        sentence: format!("parallel.blocks_per_stage = {counts:?} {wrong}; {advice}"),
-    })
+    Err(CutError::Counts(Wording::new(format_args!(
+        "{} = {counts:?} {wrong}; {advice}",
+        Setting::BlocksPerStage
+    ))))
 }

@@ -1,5 +1,7 @@
 //! Reasons for which there is no cut.
 
+use crate::base::Wording;
+
 /// No cut, and the reason as a sentence for the user.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CutError {
@@ -15,8 +17,8 @@ pub enum CutError {
     #[error("{}", memory(*device, *stage))]
     Memory { device: Option<usize>, stage: Option<usize> },
     /// Counts that the user gave and that do not cut this model.
-    #[error("{sentence}")]
-    Counts { sentence: String },
+    #[error("{0}")]
+    Counts(Wording),
 }
 
 /// Formats a number of things.

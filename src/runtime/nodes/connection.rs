@@ -41,7 +41,7 @@ impl WaitingPlace {
     /// Takes a place, if there is one.
     fn take(taken: &Arc<AtomicUsize>) -> Option<Self> {
         let place = Self(taken.clone());
-        (taken.fetch_add(1, Ordering::Relaxed) < CLUSTER_WAITING_MAX).then_some(place)
+        if taken.fetch_add(1, Ordering::Relaxed) < CLUSTER_WAITING_MAX { Some(place) } else { None }
     }
 }
 
@@ -179,7 +179,8 @@ impl NodeConnection for NodeLink {
         if message.len() < CONTROL_MAX {
             return self.link.send_control(tagged(WHOLE, &message));
         }
-        let (first, count) = (*next, message.len().div_ceil(PAYLOAD_MAX) as u64);
+        let first = *next;
+        let count = message.len().div_ceil(PAYLOAD_MAX) as u64;
         *next += count;
         let head = [first.to_le_bytes(), count.to_le_bytes()].concat();
         self.link.send_control(tagged(IN_BLOBS, &head))?;
@@ -232,17 +233,24 @@ impl LinkReceiver {
         frames: FrameReceiver,
         events: Box<dyn Fn(LinkEvent) + Send + Sync>,
     ) -> Self {
-        let (is_of_run, cluster_waiting, messages) = Default::default();
-        let (receiver, values) = Default::default();
-        Self { connection, events, frames, is_of_run, cluster_waiting, messages, receiver, values }
+        Self {
+            connection,
+            events,
+            frames,
+            is_of_run: AtomicBool::new(false),
+            cluster_waiting: Arc::default(),
+            messages: Mutex::default(),
+            receiver: OnceLock::new(),
+            values: RwLock::default(),
+        }
     }
 
     /// Returns an error if the peer is no node of the run.
     fn check_is_of_run(&self, what: &str) -> Result<(), String> {
-        match self.is_of_run.load(Ordering::SeqCst) {
-            true => Ok(()),
-            false => Err(format!("{what} of a peer that is no node of the run")),
+        if !self.is_of_run.load(Ordering::SeqCst) {
+            return Err(format!("{what} of a peer that is no node of the run"));
         }
+        Ok(())
     }
 
     fn values(&self) -> Option<Arc<dyn ValueReceiver>> {
@@ -277,10 +285,12 @@ impl LinkReceiver {
                         messages.waiting.push_front(WaitingMessage::InBlobs { first, count });
                         return Ok(());
                     }
-                    let mut parts =
-                        (first..first + count).filter_map(|id| messages.blobs.remove(&id));
-                    let mut message = parts.next().unwrap_or_default();
-                    parts.for_each(|part| message.extend_from_slice(&part));
+                    let mut message = messages.blobs.remove(&first).unwrap_or_default();
+                    for id in first + 1..first + count {
+                        if let Some(part) = messages.blobs.remove(&id) {
+                            message.extend_from_slice(&part);
+                        }
+                    }
                     receiver(message)?;
                 }
             }
@@ -311,11 +321,11 @@ impl Receiver for LinkReceiver {
             }
             Some((&WHOLE, rest)) => self.wait(WaitingMessage::Whole(rest.to_vec())),
             Some((&IN_BLOBS, rest)) => {
-                let words: Option<(&[u8; 8], &[u8; 8])> = rest
-                    .split_first_chunk()
-                    .and_then(|(first, rest)| Some((first, rest.try_into().ok()?)));
-                let (first, count) = words.ok_or("an announcement of blobs of another length")?;
-                let (first, count) = (u64::from_le_bytes(*first), u64::from_le_bytes(*count));
+                let ([first, count], []) = rest.as_chunks() else {
+                    return Err("an announcement of blobs of another length".into());
+                };
+                let first = u64::from_le_bytes(*first);
+                let count = u64::from_le_bytes(*count);
                 let most = (MESSAGE_MAX / PAYLOAD_MAX) as u64;
                 if count == 0 || count > most || first.checked_add(count).is_none() {
                     return Err(format!("a message of {count} blobs from {first} on"));

@@ -126,9 +126,12 @@ impl Meeting {
         options: MeetingOptions,
         machine: Machine,
     ) -> Result<Self, RuntimeError> {
-        let (events, news) = (Mailbox::new(EVENTS_MAX), Mailbox::new(NEWS_MAX));
-        let (address, endpoint) = (endpoint.local_addr(), Arc::new(endpoint));
-        let (accepting, accepted) = (events.clone(), endpoint.accepted().clone());
+        let events = Mailbox::new(EVENTS_MAX);
+        let news = Mailbox::new(NEWS_MAX);
+        let address = endpoint.local_addr();
+        let endpoint = Arc::new(endpoint);
+        let accepting = events.clone();
+        let accepted = endpoint.accepted().clone();
         spawn("peers", move || {
             while let Ok(pending) = accepted.recv(None) {
                 let _ = accepting.send(DriverEvent::Accepted(pending));
@@ -237,11 +240,14 @@ impl ClusterDriver {
                 Machine::Joining(machine) => machine.handle_timeout(now),
             }
             for refusal in self.endpoint.refusals() {
-                let (address, why) = (refusal.address, refusal.why);
-                let _ = self.news.send(ClusterNews::TurnedAway { address, why });
+                let _ = self
+                    .news
+                    .send(ClusterNews::TurnedAway { address: refusal.address, why: refusal.why });
             }
         }
-        self.links.values().for_each(|link| link.close("the cluster is over"));
+        for link in self.links.values() {
+            link.close("the cluster is over");
+        }
         self.events.close("the cluster is over");
         // Sends what the links have queued.
         self.endpoint.close("the cluster is over");
@@ -254,7 +260,8 @@ impl ClusterDriver {
                 Event::Accepted { connection: self.open(pending), address }
             }
             DriverEvent::Dialed(dial, Ok(pending)) => {
-                let (address, connection) = (pending.address(), self.open(pending));
+                let address = pending.address();
+                let connection = self.open(pending);
                 // The first node may begin the run before this thread has read of its start.
                 self.admit(connection);
                 Event::Dialed { dial, connection, address }
@@ -305,7 +312,8 @@ impl ClusterDriver {
     }
 
     fn open(&mut self, pending: PendingPeer) -> ConnectionId {
-        let (connection, events) = (ConnectionId(self.next), self.events.clone());
+        let connection = ConnectionId(self.next);
+        let events = self.events.clone();
         self.next += 1;
         let report = Box::new(move |event| {
             // The thread has ended if the mailbox is closed.
@@ -373,10 +381,16 @@ impl ClusterDriver {
             Action::TurnedAway { address, why } => ClusterNews::TurnedAway { address, why },
             Action::Departed { host, why } => ClusterNews::Departed { host, why },
             Action::Started { roster, you, links } => {
-                links.iter().for_each(|(_, connection)| self.admit(*connection));
-                let link = |(node, connection)| Some((node, self.links.get(&connection)?.clone()));
-                let links = links.into_iter().filter_map(link).collect();
-                ClusterNews::Started { roster, you, links }
+                for (_, connection) in &links {
+                    self.admit(*connection);
+                }
+                let mut open = Vec::with_capacity(links.len());
+                for (node, connection) in links {
+                    if let Some(link) = self.links.get(&connection) {
+                        open.push((node, link.clone()));
+                    }
+                }
+                ClusterNews::Started { roster, you, links: open }
             }
             Action::Left { node, why } => ClusterNews::Left { node, why },
             // `Ended` follows with the same sentence.
@@ -390,23 +404,27 @@ impl ClusterDriver {
 
     /// Tries the addresses one after the other, in a thread of its own.
     fn dial(&self, dial: DialId, addresses: Vec<SocketAddr>) {
-        let (endpoint, events) = (Arc::clone(&self.endpoint), self.events.clone());
+        let endpoint = Arc::clone(&self.endpoint);
+        let events = self.events.clone();
         let silence = self.silence();
         let each = Duration::from_nanos(REPLY_TIMEOUT) / addresses.len().max(1) as u32;
-        let work = move || {
+        let spawned = spawn("dial", move || {
             let mut ended = Err(("there is no address".to_string(), false));
             for address in addresses {
-                let is_silent = |error: &NetError| matches!(error, NetError::NoAnswer { .. });
-                ended = endpoint
-                    .dial_with(address, each, silence)
-                    .map_err(|error| (error.to_string(), is_silent(&error)));
-                if ended.is_ok() {
-                    break;
+                match endpoint.dial_with(address, each, silence) {
+                    Ok(pending) => {
+                        ended = Ok(pending);
+                        break;
+                    }
+                    Err(error) => {
+                        let is_silent = matches!(error, NetError::NoAnswer { .. });
+                        ended = Err((error.to_string(), is_silent));
+                    }
                 }
             }
             let _ = events.send(DriverEvent::Dialed(dial, ended));
-        };
-        if let Err(error) = spawn("dial", work) {
+        });
+        if let Err(error) = spawned {
             let why = (error.to_string(), false);
             let _ = self.events.send(DriverEvent::Dialed(dial, Err(why)));
         }

@@ -14,7 +14,7 @@ use crate::base::format::counted;
 use crate::base::{Generation, NodeRank};
 use crate::cluster::{
     ClusterEnd, DEVICES_MAX, FirstNodeOptions, Hello, JoiningNodeOptions, Loss, NodeDevice,
-    PROTOCOL, Presence, Roster, RosterNode,
+    PROTOCOL, Presence, Roster,
 };
 use crate::comm::{
     ArrivingPacket, GroupError, Mailbox, PacketReceiver, ProcessGroup, RecvError, RemoteProcess,
@@ -187,7 +187,8 @@ pub fn connect(mut options: ClusterOptions) -> Result<Vec<ProcessGroup>, GroupEr
     let until = options
         .connect_timeout
         .and_then(|connect_timeout| Instant::now().checked_add(connect_timeout));
-    let (timeout, deadline) = (options.timeout, options.deadline);
+    let timeout = options.timeout;
+    let deadline = options.deadline;
     let mut on_news = std::mem::replace(&mut options.on_news, Box::new(|_| {}));
     let hosted = match options.first {
         First::Host { nodes, .. } => Some(nodes),
@@ -196,7 +197,7 @@ pub fn connect(mut options: ClusterOptions) -> Result<Vec<ProcessGroup>, GroupEr
     let meeting = meet(options)?;
     on_news(&ConnectNews::Listening(meeting.address));
     let started = wait_for_all(&meeting, hosted, until, &mut on_news)?;
-    GroupSession::open(meeting, started, [timeout, deadline], until)
+    GroupSession::open(meeting, started, timeout, deadline, until)
 }
 
 /// Makes a process group of the nodes of a cluster that has started, and returns the handles of
@@ -210,7 +211,7 @@ pub fn group_over(
     started: StartedCluster,
     timeout: Duration,
 ) -> Result<Vec<ProcessGroup>, GroupError> {
-    GroupSession::open(meeting, started, [timeout, DEADLINE], None)
+    GroupSession::open(meeting, started, timeout, DEADLINE, None)
 }
 
 fn failed(why: impl fmt::Display) -> GroupError {
@@ -221,34 +222,37 @@ fn failed(why: impl fmt::Display) -> GroupError {
 
 fn meet(options: ClusterOptions) -> Result<Meeting, GroupError> {
     let ClusterOptions { first, secret, ranks, timeout, .. } = options;
-    let meeting = |listen| MeetingOptions {
-        listen,
-        secret,
-        node_timeout: timeout,
-        frames: FrameReceiver::default(),
-        faults: Faults::none(),
-    };
     let met = match first {
-        First::Host { listen, nodes } => Meeting::host(meeting(listen), |port| FirstNodeOptions {
-            run: "process group".into(),
-            nodes,
-            hello: rank_greeting(port, PURPOSE, ranks),
-            addresses: Vec::new(),
-            node_timeout: nanos(timeout),
-            generation: Generation(0),
-        }),
+        First::Host { listen, nodes } => {
+            let options = meeting_options(listen, secret, timeout);
+            Meeting::host(options, |port| FirstNodeOptions {
+                run: "process group".into(),
+                nodes,
+                hello: rank_greeting(port, PURPOSE, ranks),
+                addresses: Vec::new(),
+                node_timeout: nanos(timeout),
+                generation: Generation(0),
+            })
+        }
         First::Join { address } => {
             let found = address.to_socket_addrs().map_err(|why| {
                 failed(format!("{address}: expects the host and port of the first process ({why})"))
             })?;
             let first: Vec<SocketAddr> = found.collect();
-            Meeting::join(meeting(any_port_towards(&first)), |port| JoiningNodeOptions {
+            let options = meeting_options(any_port_towards(&first), secret, timeout);
+            Meeting::join(options, |port| JoiningNodeOptions {
                 hello: rank_greeting(port, PURPOSE, ranks),
                 first,
             })
         }
     };
     met.map_err(|error: RuntimeError| failed(error))
+}
+
+/// Returns the options with which a process of a group meets the others.
+fn meeting_options(listen: SocketAddr, secret: Secret, node_timeout: Duration) -> MeetingOptions {
+    let frames = FrameReceiver::default();
+    MeetingOptions { listen, secret, node_timeout, frames, faults: Faults::none() }
 }
 
 /// Returns the greeting of this process with some ranks of a group; see [`greeting`].
@@ -269,7 +273,10 @@ pub fn greeting(port: u16, purpose: Option<&str>, devices: Vec<NodeDevice>) -> H
     let version = env!("CARGO_PKG_VERSION");
     Hello {
         protocol: PROTOCOL,
-        version: purpose.map_or(version.into(), |purpose| format!("{version} ({purpose})")),
+        version: match purpose {
+            Some(purpose) => format!("{version} ({purpose})"),
+            None => version.into(),
+        },
         build: env!("POTLUCK_BUILD").into(),
         run: None,
         host: host_name(),
@@ -352,21 +359,28 @@ impl GroupSession {
     fn open(
         meeting: Meeting,
         started: StartedCluster,
-        [timeout, deadline]: [Duration; 2],
+        timeout: Duration,
+        deadline: Duration,
         until: Option<Instant>,
     ) -> Result<Vec<ProcessGroup>, GroupError> {
         let StartedCluster { roster, you, links } = started;
-        let is_here = |node| node == you || links.iter().any(|(number, _)| *number == node);
-        if let Some(gone) = roster.nodes.iter().map(|of| of.node).find(|node| !is_here(*node)) {
-            let name = process_name(&roster.ranks(gone), &name_of(&roster, gone));
-            return Err(failed(format!("{name} is lost: it left while the group started")));
+        for node in &roster.nodes {
+            let node = node.node;
+            if node != you && links.iter().all(|(number, _)| *number != node) {
+                let name = process_name(&roster.ranks(node), &name_of(&roster, node));
+                return Err(failed(format!("{name} is lost: it left while the group started")));
+            }
         }
-        let others = links.iter().map(|(number, link)| RemoteProcess {
-            ranks: roster.ranks(*number),
-            host: name_of(&roster, *number),
-            link: link.packets(),
-        });
-        let (news, over) = (meeting.news.clone(), Mailbox::new(1));
+        let mut others = Vec::with_capacity(links.len());
+        for (number, link) in &links {
+            others.push(RemoteProcess {
+                ranks: roster.ranks(*number),
+                host: name_of(&roster, *number),
+                link: link.packets(),
+            });
+        }
+        let news = meeting.news.clone();
+        let over = Mailbox::new(1);
         let session = Arc::new(Self {
             meeting: Mutex::new(meeting),
             packets: OnceLock::new(),
@@ -374,8 +388,7 @@ impl GroupSession {
             timeout,
             over: over.clone(),
         });
-        let (own, others) = (roster.ranks(you), others.collect());
-        let (groups, packets) = init_over(own, others, deadline, session.clone());
+        let (groups, packets) = init_over(roster.ranks(you), others, deadline, session.clone());
         // Set once, here.
         let _ = session.packets.set(packets.clone());
         // The handles keep it from now on.
@@ -391,19 +404,38 @@ impl GroupSession {
             ready: ready.clone(),
             departures: departures.clone(),
         };
-        let receivers = Receivers { you, roster: &roster, packets: &packets, ready: &ready };
-        let set = |(number, link): &(NodeRank, Arc<NodeLink>)| {
-            receivers.set(*number, link, departures.clone());
+        let met = match watch.start() {
+            Ok(()) => {
+                for (number, link) in &links {
+                    let number = *number;
+                    link.receive_values_with(Arc::new(GroupValues {
+                        packets: packets.clone(),
+                        ranks: roster.ranks(number),
+                        host: name_of(&roster, number),
+                        number,
+                        departures: departures.clone(),
+                    }));
+                    // Processes that joined tell only the first one.
+                    let is_due = you == FIRST || number == FIRST;
+                    let ready = ready.clone();
+                    link.receive_with(Arc::new(move |message: Vec<u8>| {
+                        if message != READY || !is_due {
+                            return Err("a message that no process of a group sends".into());
+                        }
+                        ready.send(()).map_err(|why| why.to_string())
+                    }));
+                }
+                meet_ready(you, &links, &ready, until)
+            }
+            Err(error) => Err(error),
         };
-        let met = watch.start().and_then(|()| {
-            links.iter().for_each(set);
-            meet_ready(you, &links, &ready, until)
-        });
-        if let Err(error) = &met {
+        if let Err(error) = met {
             // Without this, the first process would wait for the others to leave.
             packets.end(&error.to_string());
+            drop(groups);
+            return Err(error);
         }
-        met.map(|()| groups)
+        Ok(groups)
     }
 }
 
@@ -415,47 +447,37 @@ fn meet_ready(
     ready: &Mailbox<()>,
     until: Option<Instant>,
 ) -> Result<(), GroupError> {
-    let wait = || {
-        // A loss closes the mailbox with its sentence.
-        ready.recv(until).map_err(|error| match error {
-            RecvError::Closed(why) => failed(why),
-            RecvError::TimedOut => failed("not all processes got ready in time"),
-        })
-    };
-    // A link that is closed is a loss, which the cluster names.
-    let send = |link: &Arc<NodeLink>| drop(link.send(READY.to_vec()));
     if you == FIRST {
-        links.iter().try_for_each(|_| wait())?;
-        links.iter().for_each(|(_, link)| send(link));
+        for _ in links {
+            wait_ready(ready, until)?;
+        }
+        for (_, link) in links {
+            send_ready(link);
+        }
         return Ok(());
     }
-    links.iter().filter(|(number, _)| *number == FIRST).for_each(|(_, link)| send(link));
-    wait()
-}
-
-/// Receivers of what comes over the links.
-struct Receivers<'a> {
-    you: NodeRank,
-    roster: &'a Roster,
-    packets: &'a PacketReceiver,
-    ready: &'a Mailbox<()>,
-}
-
-impl Receivers<'_> {
-    fn set(&self, number: NodeRank, link: &NodeLink, departures: Departures) {
-        let (ranks, host) = (self.roster.ranks(number), name_of(self.roster, number));
-        let packets = self.packets.clone();
-        let values = GroupValues { packets, ranks, host, number, departures };
-        link.receive_values_with(Arc::new(values));
-        let ready = self.ready.clone();
-        // Processes that joined tell only the first one.
-        let is_due = self.you == FIRST || number == FIRST;
-        let receive = move |message: Vec<u8>| match message == READY && is_due {
-            true => ready.send(()).map_err(|why| why.to_string()),
-            false => Err("a message that no process of a group sends".into()),
-        };
-        link.receive_with(Arc::new(receive));
+    for (number, link) in links {
+        if *number == FIRST {
+            send_ready(link);
+        }
     }
+    wait_ready(ready, until)
+}
+
+/// Waits for one message that a process takes packets.
+fn wait_ready(ready: &Mailbox<()>, until: Option<Instant>) -> Result<(), GroupError> {
+    match ready.recv(until) {
+        Ok(()) => Ok(()),
+        // A loss closes the mailbox with its sentence.
+        Err(RecvError::Closed(why)) => Err(failed(why)),
+        Err(RecvError::TimedOut) => Err(failed("not all processes got ready in time")),
+    }
+}
+
+/// Tells another process that this one takes packets.
+fn send_ready(link: &NodeLink) {
+    // A link that is closed is a loss, which the cluster names.
+    let _ = link.send(READY.to_vec());
 }
 
 impl Drop for GroupSession {
@@ -516,8 +538,11 @@ struct Departures {
 
 impl Departures {
     fn new(roster: &Roster, packets: &PacketReceiver) -> Self {
-        let node = |of: &RosterNode| (roster.ranks(of.node), AtomicU32::new(0));
-        Self { packets: packets.clone(), nodes: roster.nodes.iter().map(node).collect() }
+        let mut nodes = Vec::with_capacity(roster.nodes.len());
+        for node in &roster.nodes {
+            nodes.push((roster.ranks(node.node), AtomicU32::new(0)));
+        }
+        Self { packets: packets.clone(), nodes: nodes.into() }
     }
 
     /// Takes a step of a process; each comes once.

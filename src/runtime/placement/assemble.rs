@@ -6,7 +6,7 @@ use super::arrangement::Arrangement;
 use super::laid_out::LaidOut;
 use super::names::display_names;
 use super::open_ranks::{RequestedDevices, open_new, open_recorded};
-use super::pipeline::{advised, open_pipelines};
+use super::pipeline::open_pipelines;
 use super::repeat::{note, repeated_by};
 use super::start::{ReadyRanks, start};
 use super::statistics::require_statistics;
@@ -68,8 +68,7 @@ fn open_replicas(
         Some(kept) => open_recorded(request, devices, kept, report),
         None => open_new(request, devices, saved, report),
     };
-    let chosen = chosen.map_err(|error| advised(request, devices.selections, error))?;
-    let OpenedRanks { members, reduce_sites, mut notes } = chosen;
+    let OpenedRanks { members, reduce_sites, mut notes } = chosen?;
     let arrangement = arrangement(request, &members);
     let laid_out = LaidOut::of(request, &arrangement);
     notes.extend(require_statistics(&laid_out.whole, laid_out.written.programs.iter())?);

@@ -20,7 +20,7 @@ use crate::parallel::{Placement, ReduceSite};
 use crate::runtime::RuntimeError;
 use crate::runtime::device_thread::DeviceThread;
 use crate::runtime::open::{OpenDevice, no_room};
-use crate::runtime::timing::{self, BatchSplit, Probe};
+use crate::runtime::timing::{self, BatchSplit, BatchToSplit, Probe};
 
 /// Device that is open, with the memory reserved for its moments.
 struct ReservedDevice {
@@ -246,8 +246,9 @@ fn measure(
     let drivers: Vec<&DeviceThread> = opened.iter().map(|one| &one.device.driver).collect();
     let rows: Vec<u32> = opened.iter().map(|one| one.device.rows).collect();
     let timeout = request.opening.deadline;
-    let rows = (&rows[..], request.plans.of_rows(1).rows_min());
-    timing::split_by_speed(&drivers, probe, request.batch, rows, timeout, hold)
+    let rows_min = request.plans.of_rows(1).rows_min();
+    let to_split = BatchToSplit { batch: request.batch, rows: &rows, rows_min };
+    timing::split_by_speed(&drivers, probe, to_split, timeout, hold)
         .map_err(|failed| failure(failed.index, failed.error))
 }
 

@@ -9,12 +9,13 @@ use super::reduce_sites::reduce_sites;
 use super::shares::{fixed_counts, layout_of, moments};
 use super::types::{OpenedRanks, PlacementRequest};
 use crate::autotune;
+use crate::base::Setting;
 use crate::collective::{BucketGroups, ShardLayout};
 use crate::device::Selection;
 use crate::exec::Moments;
 use crate::graph::Plan;
 use crate::parallel::{Placement, RankPlacement, ReduceSite};
-use crate::runtime::open::{OpenDevice, open_selected, tuning_of};
+use crate::runtime::open::{DeviceToOpen, OpenDevice, open_selected, tuning_of};
 use crate::runtime::remote::RemoteOpening;
 use crate::runtime::{RuntimeError, memory};
 
@@ -65,19 +66,19 @@ pub fn open_one(
     if let Selection::Offered(device) = selection {
         let opening = RemoteOpening { name, tuning: request.tuning, kept: saved, report };
         let deadline = request.opening.deadline;
-        return request.nodes.open(device, (plan, moments), opening, deadline);
+        return request.nodes.open(device, plan, moments, opening, deadline);
     }
     let tuning = |identity: &str| {
         tuning_of(request.tuning, saved.filter(|saved| saved.identity == identity))
     };
     let (selection, options) = (selection.clone(), &request.opening);
-    open_selected(selection, name, plan, moments, options, tuning, report)
+    open_selected(DeviceToOpen { selection, name, plan, moments, options }, tuning, report)
 }
 
 /// Opens the devices of a resumed run with their recorded shares.
 ///
 /// # Errors
-/// Returns `RuntimeError::InvalidRequest` if the record names other devices than `selections`, or
+/// Returns `RuntimeError::Unplaceable` if the record names other devices than `selections`, or
 /// sizes that no run has, and `RuntimeError` if a device cannot be opened.
 pub fn open_recorded(
     request: &PlacementRequest,
@@ -92,9 +93,11 @@ pub fn open_recorded(
         Some(Candidate { position, selection, name, count, micro_batch, rows })
     };
     let unknown = || {
-        let why = "the ranks that the checkpoint recorded are not those of its devices; measure \
-                   again with --retune";
-        RuntimeError::InvalidRequest(why.into())
+        RuntimeError::unplaceable(format_args!(
+            "the ranks that the checkpoint recorded are not those of its devices; measure again \
+             with {}",
+            Setting::Retune
+        ))
     };
     let chosen: Option<Vec<Candidate>> = kept.ranks.iter().map(candidate).collect();
     let chosen = chosen.filter(|_| kept.is_consistent()).ok_or_else(unknown)?;

@@ -1,7 +1,6 @@
 //! Placement of pipelines: which device holds which blocks of the model, as it is given, recorded
 //! or measured; and the opening of devices with their parts.
 
-mod advice;
 mod checks;
 mod forward;
 mod measure;
@@ -12,7 +11,6 @@ mod stage_memory;
 #[cfg(test)]
 mod tests;
 
-pub use advice::advised;
 pub use checks::{require_devices, require_micro_batches, require_model};
 pub use forward::{ForwardPipelines, open_forward_pipelines};
 pub use measure::{MeasuredBlocks, crossing_elements, measure_blocks};
@@ -30,9 +28,6 @@ use crate::parallel::{
 };
 use crate::planner::cut::{chunks_of_counts, even};
 use crate::runtime::RuntimeError;
-
-/// Most stages of a pipeline that is advised for a model that does not fit.
-const STAGES_ADVISED: usize = 8;
 
 /// Pipelines that a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,7 +85,7 @@ pub fn in_order(
 /// measured, cut into nearly equal numbers of blocks; `None` if something is to be measured.
 ///
 /// # Errors
-/// Returns `RuntimeError::InvalidRequest` if the shares do not fit the batch or the pipelines.
+/// Returns `RuntimeError::Unplaceable` if the shares do not fit the batch or the pipelines.
 pub fn given(
     request: &PlacementRequest,
     devices: usize,

@@ -3,6 +3,7 @@
 use super::laid_out::programs_of_replicas;
 use super::pipeline::names_of_runs;
 use super::types::{PlacedWorkers, PlacementRequest};
+use crate::base::Setting;
 use crate::device::{Adapter, selector_of};
 use crate::graph::{Graph, Plan};
 use crate::parallel::{Placement, RankPlacement, contiguous_shares};
@@ -68,14 +69,15 @@ pub fn repeated_by(
         if !request.nodes.devices.is_empty() {
             return None;
         }
-        flags.push(format!("--devices '{}'", selector_of(request.selector, &positions, adapters)?));
+        let selector = selector_of(request.selector, &positions, adapters)?;
+        flags.push(Setting::Devices.given(selector).to_string());
     }
     if mesh.has_stages() {
         flags.push(cut_flag(placement));
     }
     if has_shares {
         let shares: Vec<u32> = placement.units().map(|rank| rank.share).collect();
-        flags.push(format!("--set parallel.shares='{shares:?}'"));
+        flags.push(Setting::Shares.given(format_args!("{shares:?}")).to_string());
     }
     if !mesh.has_stages() {
         flags.extend(micro_batch_flag(request, placement, plan));
@@ -90,7 +92,7 @@ fn cut_flag(placement: &Placement) -> String {
     if cuts.iter().any(|cut| *cut != cuts[0]) {
         return "(but with one cut for all pipelines)".into();
     }
-    format!("--set parallel.blocks_per_stage='{:?}'", cuts[0])
+    Setting::BlocksPerStage.given(format_args!("{:?}", cuts[0])).to_string()
 }
 
 /// Returns the numbers of blocks of a pipeline's model chunks, in the order of the model.
@@ -123,5 +125,5 @@ fn micro_batch_flag(
     if !repeats(largest) {
         return Some("(but in other micro-batches, so in other bits)".into());
     }
-    Some(format!("--set train.micro_batch_size={largest}"))
+    Some(Setting::MicroBatchSize.given(largest).to_string())
 }

@@ -1,14 +1,14 @@
 //! Splits of buckets, moments and samples among ranks.
 
-use crate::parallel::ParallelOptions;
 use std::ops::Range;
 
 use crate::base::format::counted;
-use crate::base::{BucketId, Position, Rank};
+use crate::base::{BucketId, Position, Rank, Setting};
 use crate::collective::{BucketGroups, ShardLayout};
 use crate::exec::Moments;
 use crate::graph::Plan;
 use crate::optim::Optimizer;
+use crate::parallel::ParallelOptions;
 use crate::runtime::workers::{WorkerGroup, layout};
 use crate::runtime::{RuntimeError, timing};
 
@@ -66,7 +66,7 @@ pub fn owned_elements(moments: &Moments) -> usize {
 /// Returns the samples per device, or per pipeline of several, if they are not measured.
 ///
 /// # Errors
-/// Returns `RuntimeError::InvalidRequest` if the number of shares is not that of the devices or
+/// Returns `RuntimeError::Unplaceable` if the number of shares is not that of the devices or
 /// pipelines, if their sum is not the batch, or if there are fewer samples than devices or
 /// pipelines.
 pub fn fixed_counts(
@@ -74,27 +74,34 @@ pub fn fixed_counts(
     batch: u32,
     world: usize,
 ) -> Result<Vec<u32>, RuntimeError> {
-    let unusable = |why: String| Err(RuntimeError::InvalidRequest(why));
     let shares = parallel.shares.as_deref().unwrap_or_default();
     let unit = if parallel.pipeline.stages > 1 { "pipeline" } else { "device" };
     if shares.is_empty() && (batch as usize) < world {
-        return unusable(format!(
-            "train.batch = {batch} has no sample for each of {world} {unit}s; raise it, or choose \
-             fewer with --devices"
-        ));
+        return Err(RuntimeError::unplaceable(format_args!(
+            "{} = {batch} has no sample for each of {world} {unit}s; raise it, or choose fewer \
+             with {}",
+            Setting::Batch,
+            Setting::Devices
+        )));
     }
     if shares.is_empty() {
         return Ok(timing::split_evenly(batch, world));
     }
     if shares.len() != world {
-        return unusable(format!(
-            "parallel.shares has {} for {}; give one per {unit}, in the order of --devices",
+        return Err(RuntimeError::unplaceable(format_args!(
+            "{} has {} for {}; give one per {unit}, in the order of {}",
+            Setting::Shares,
             counted(shares.len(), "entry", "entries"),
-            counted(world, unit, &format!("{unit}s"))
-        ));
+            counted(world, unit, &format!("{unit}s")),
+            Setting::Devices
+        )));
     }
     if shares.iter().sum::<u64>() != u64::from(batch) {
-        return unusable(format!("parallel.shares must add up to train.batch = {batch}"));
+        return Err(RuntimeError::unplaceable(format_args!(
+            "{} must add up to {} = {batch}",
+            Setting::Shares,
+            Setting::Batch
+        )));
     }
     // Each share is at most `batch`, a u32.
     Ok(shares.iter().map(|share| *share as u32).collect())

@@ -1,5 +1,6 @@
 //! Check of the micro-batches from which batch normalization takes its statistics.
 
+use crate::base::{Setting, Wording};
 use crate::graph::Plan;
 use crate::parallel::Program;
 use crate::runtime::RuntimeError;
@@ -8,7 +9,7 @@ use crate::runtime::RuntimeError;
 /// note if some have fewer samples than [`Plan::rows_min`].
 ///
 /// # Errors
-/// Returns `RuntimeError::InvalidRequest` if a micro-batch would normalize one value per channel,
+/// Returns `RuntimeError::Unplaceable` if a micro-batch would normalize one value per channel,
 /// whose variance is zero: PyTorch refuses that, too.
 pub fn require_statistics<'p>(
     plan: &Plan,
@@ -19,10 +20,14 @@ pub fn require_statistics<'p>(
     let Some(rows) = micro_batches.map(|micro_batch| micro_batch.rows).min() else {
         return Ok(None);
     };
-    let advice = "raise train.micro_batch_size or train.batch, take fewer devices, or set \
-                  model.norm to group";
+    let advice = Wording::new(format_args!(
+        "raise {} or {}, take fewer devices, or {}",
+        Setting::MicroBatchSize,
+        Setting::Batch,
+        Setting::GroupNorm
+    ));
     if rows == 1 && values == 1 {
-        return Err(RuntimeError::InvalidRequest(format!(
+        return Err(RuntimeError::unplaceable(format_args!(
             "batch normalization of a micro-batch of 1 sample would have one value per channel, \
              whose variance is zero; {advice}"
         )));

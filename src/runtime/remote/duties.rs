@@ -44,9 +44,13 @@ pub struct Duty {
 impl Duties {
     /// Creates the duties of a node that has none yet.
     pub fn new() -> Arc<Self> {
-        let (works, next, arrived) = Default::default();
-        let (interval, told_at) = (TOLD_AT_FIRST, Instant::now());
-        Arc::new(Self(Mutex::new(DutyState { works, next, interval, told_at, arrived })))
+        Arc::new(Self(Mutex::new(DutyState {
+            works: HashMap::new(),
+            next: 0,
+            interval: TOLD_AT_FIRST,
+            told_at: Instant::now(),
+            arrived: 0,
+        })))
     }
 
     fn lock(&self) -> MutexGuard<'_, DutyState> {
@@ -79,7 +83,8 @@ impl Duties {
         let goes_on = state.works.values().any(|work| work.progress_at.elapsed() < work.limit);
         let is_to_be_told = goes_on || arrived != state.arrived;
         if is_to_be_told {
-            (state.told_at, state.arrived) = (Instant::now(), arrived);
+            state.told_at = Instant::now();
+            state.arrived = arrived;
         }
         is_to_be_told
     }

@@ -41,8 +41,16 @@ impl RemoteExecutor {
     ) -> Self {
         let shards = Shards::new(&plan, moments);
         let heartbeat = slot.state().heartbeat.clone();
-        let (name, reads, unanswered) = (name.to_string(), VecDeque::new(), 0);
-        Self { slot, name, plan, shards, heartbeat, readback_elements_max, reads, unanswered }
+        Self {
+            slot,
+            name: name.to_string(),
+            plan,
+            shards,
+            heartbeat,
+            readback_elements_max,
+            reads: VecDeque::new(),
+            unanswered: 0,
+        }
     }
 
     fn post(&mut self, call: DeviceCall) -> Result<(), DeviceError> {
@@ -157,8 +165,10 @@ impl Executor for RemoteExecutor {
     }
 
     fn next_readback(&mut self, wait: bool) -> Result<Option<Readback>, DeviceError> {
-        let Some(place) = self.reads.front().filter(|_| wait).cloned() else { return Ok(None) };
-        self.reads.pop_front();
+        if !wait {
+            return Ok(None);
+        }
+        let Some(place) = self.reads.pop_front() else { return Ok(None) };
         match self.call(DeviceCall::ReadPlace { place: place.clone() })? {
             CallReply::ReadPlace(values) => Ok(Some(Readback::new(place, values))),
             other => Err(self.unexpected(&other)),
@@ -199,8 +209,10 @@ impl Executor for RemoteExecutor {
         _: &ProfileTarget,
         _: &PassContext,
     ) -> Result<Option<KernelProfile>, DeviceError> {
-        let (adapter, what) = (self.name.clone(), "a profile".to_string());
-        let why = "kernels are profiled on their own node".to_string();
-        Err(DeviceError::Refused { adapter, what, why })
+        Err(DeviceError::Refused {
+            adapter: self.name.clone(),
+            what: "a profile".into(),
+            why: "kernels are profiled on their own node".into(),
+        })
     }
 }

@@ -135,19 +135,17 @@ impl RemoteNode {
         frames: FrameReceiver,
         watch: NodeWatch,
     ) -> Self {
-        let (next_slot, next_call, progress, has_data, state) = Default::default();
-        let host = host.into();
         Self {
             number,
-            host,
+            host: host.into(),
             connection,
             frames,
-            next_slot,
-            next_call,
-            has_data,
+            next_slot: AtomicU64::new(0),
+            next_call: AtomicU64::new(0),
+            has_data: AtomicBool::new(false),
             watch,
-            progress,
-            state,
+            progress: AtomicU64::new(0),
+            state: Mutex::default(),
         }
     }
 
@@ -207,18 +205,21 @@ impl RemoteNode {
         asked: &str,
         answer: &mpsc::Receiver<T>,
     ) -> Result<T, DeviceError> {
-        let progress =
-            || self.progress.load(Ordering::Relaxed).wrapping_add(self.connection.arrived());
-        wait_for(answer, self.watch.answer_timeout, progress).map_err(|error| {
-            if error == NoAnswer::Silent {
+        let waited = wait_for(answer, self.watch.answer_timeout, || {
+            self.progress.load(Ordering::Relaxed).wrapping_add(self.connection.arrived())
+        });
+        match waited {
+            Ok(answer) => return Ok(answer),
+            Err(NoAnswer::Gone) => {}
+            Err(NoAnswer::Silent) => {
                 let seconds = seconds(nanos(self.watch.answer_timeout));
                 self.give_up(&format!(
                     "it is connected, but it has neither answered {asked} nor shown any progress \
                      for {seconds}"
                 ));
             }
-            self.lost_error(adapter, GONE)
-        })
+        }
+        Err(self.lost_error(adapter, GONE))
     }
 
     /// Gives the node up for all others too, for a reason that follows on its name.
@@ -244,11 +245,18 @@ impl RemoteNode {
             ))
         })?;
         self.has_data.store(has_data, Ordering::Relaxed);
-        let device = |(index, OfferedHere { name, identity, is_cpu })| {
-            let name = format!("{} {}", self.host, shown_text(&name, DEVICE_BYTES_MAX));
-            OfferedDevice { node: self.number, index, name, identity, is_cpu }
-        };
-        Ok((0..).zip(offered).map(device).collect())
+        let mut devices = Vec::with_capacity(offered.len());
+        for (index, device) in offered.into_iter().enumerate() {
+            let OfferedHere { name, identity, is_cpu } = device;
+            devices.push(OfferedDevice {
+                node: self.number,
+                index: index as u32,
+                name: format!("{} {}", self.host, shown_text(&name, DEVICE_BYTES_MAX)),
+                identity,
+                is_cpu,
+            });
+        }
+        Ok(devices)
     }
 
     /// Sends news of the run; a node that is lost gets none.
@@ -301,7 +309,10 @@ impl RemoteNode {
     ) -> Result<(), RuntimeError> {
         let (sender, answer) = mpsc::channel();
         let generation = assembly.generation;
-        let ranks = assembly.seats.iter().map(|(rank, _)| (*rank, VoteState::default())).collect();
+        let mut ranks = BTreeMap::new();
+        for (rank, _) in &assembly.seats {
+            ranks.insert(*rank, VoteState::default());
+        }
         self.register("its devices", |state| {
             state.assembling = Some(sender);
             state.group = Some(GroupSeats { generation, ranks, coordinator });
@@ -417,12 +428,19 @@ impl RemoteNode {
                 let trace = state.trace.clone();
                 drop(state);
                 let lines = String::from_utf8(lines).map_err(|_| "a trace that is no text")?;
-                trace.iter().for_each(|trace| trace.append_lines(&lines));
+                if let Some(trace) = trace {
+                    trace.append_lines(&lines);
+                }
             }
             ToFirst::Flushed => drop(state.flushing.take()),
             ToFirst::Activity(slots) => {
-                let worked = slots.iter().filter(|one| state.observe(one)).count();
-                self.progress.fetch_add(worked as u64, Ordering::Relaxed);
+                let mut worked = 0;
+                for activity in &slots {
+                    if state.observe(activity) {
+                        worked += 1;
+                    }
+                }
+                self.progress.fetch_add(worked, Ordering::Relaxed);
             }
             // That it came is all that it says.
             ToFirst::Working => {}
@@ -437,8 +455,10 @@ impl RemoteNode {
         // Dropping the senders wakes those that wait.
         state.replies.clear();
         state.opening.clear();
-        (state.assembling, state.beginning) = (None, None);
-        (state.clock, state.flushing) = (None, None);
+        state.assembling = None;
+        state.beginning = None;
+        state.clock = None;
+        state.flushing = None;
         let group = state.group.take();
         drop(state);
         let Some(GroupSeats { ranks, coordinator, .. }) = group else { return };
@@ -452,8 +472,9 @@ impl RemoteNode {
 impl NodeState {
     /// Returns true for the first end of a rank's step.
     fn is_first_end(&mut self, rank: Rank) -> bool {
-        let of_rank = self.group.as_mut().and_then(|group| group.ranks.get_mut(&rank));
-        of_rank.is_some_and(|state| !std::mem::replace(&mut state.has_ended, true))
+        let Some(group) = &mut self.group else { return false };
+        let Some(state) = group.ranks.get_mut(&rank) else { return false };
+        !std::mem::replace(&mut state.has_ended, true)
     }
 
     /// Returns the mailbox of the coordinator of a rank; `None` for a report of an earlier group.
@@ -466,9 +487,10 @@ impl NodeState {
         if generation < group.generation {
             return Ok(None);
         }
-        let is_known = group.ranks.contains_key(&rank);
-        let foreign = || format!("a report of {rank}, which is not its own");
-        is_known.then_some(Some(&group.coordinator)).ok_or_else(foreign)
+        if !group.ranks.contains_key(&rank) {
+            return Err(format!("a report of {rank}, which is not its own"));
+        }
+        Ok(Some(&group.coordinator))
     }
 
     /// Returns the mailbox for a vote, which is due once for the step that its rank takes; `None`
@@ -477,7 +499,8 @@ impl NodeState {
         &mut self,
         vote: &Vote,
     ) -> Result<Option<&Mailbox<CoordinatorMsg>>, String> {
-        let (rank, round) = (vote.rank, vote.round);
+        let rank = vote.rank;
+        let round = vote.round;
         if self.coordinator_of(rank, round.generation)?.is_none() {
             return Ok(None);
         }
@@ -530,10 +553,11 @@ impl From<RuntimeError> for OpenFailure {
             RuntimeError::DeviceMemory { adapter, needed, has, .. } => {
                 Self::NoRoom { adapter, what: format!("the run, having {has}"), needed }
             }
-            RuntimeError::Memory { needed, available } => {
-                let (adapter, what) = ("its host".into(), format!("the run, having {available}"));
-                Self::NoRoom { adapter, what, needed }
-            }
+            RuntimeError::Memory { needed, available } => Self::NoRoom {
+                adapter: "its host".into(),
+                what: format!("the run, having {available}"),
+                needed,
+            },
             other => Self::Other(other.to_string()),
         }
     }
@@ -611,14 +635,14 @@ impl RemoteSeat for SeatOnNode {
     }
 
     fn decide(&self, round: Round, verdict: &Verdict) {
-        let (rank, verdict) = (self.rank, verdict.clone());
+        let decided = ToNode::Decided { rank: self.rank, round, verdict: verdict.clone() };
         // A node that is lost has ended the steps of its ranks.
-        let _ = self.slot.node.send(&self.device, &ToNode::Decided { rank, round, verdict });
+        let _ = self.slot.node.send(&self.device, &decided);
     }
 
     fn abort(&self, why: &str) {
-        let (rank, why) = (self.rank, why.into());
-        let _ = self.slot.node.send(&self.device, &ToNode::Abort { rank, why });
+        let abort = ToNode::Abort { rank: self.rank, why: why.into() };
+        let _ = self.slot.node.send(&self.device, &abort);
     }
 
     fn activity(&self, heartbeats: u64) -> RankActivity {

@@ -34,7 +34,7 @@ use crate::exec::Moments;
 use crate::graph::Plan;
 use crate::parallel::RankPlacement;
 use executor::RemoteExecutor;
-use first::{RemoteNode, RemoteSlot, SeatOnNode};
+use first::{RemoteNode, SeatOnNode};
 use perform::plan_hash;
 use wire::{Assembly, OpenOrder, Opened, PlanRecipe};
 
@@ -86,13 +86,15 @@ impl RemoteNodes {
     pub fn open(
         &self,
         device: &OfferedDevice,
-        (plan, moments): (Plan, Moments),
+        plan: Plan,
+        moments: Moments,
         opening: RemoteOpening,
         deadline: Duration,
     ) -> Result<OpenDevice, RuntimeError> {
         let RemoteOpening { name, tuning, kept, report } = opening;
-        let node = self.nodes.iter().find(|node| node.number == device.node);
-        let unknown = || RuntimeError::Defect(format!("there is no node {}", device.node));
+        let Some(node) = self.nodes.iter().find(|node| node.number == device.node) else {
+            return Err(RuntimeError::Defect(format!("there is no node {}", device.node)));
+        };
         let order = OpenOrder {
             device: device.index,
             name: name.into(),
@@ -102,8 +104,7 @@ impl RemoteNodes {
             tuning: tuning_of(tuning, kept),
             kept_identity: kept.map(|kept| kept.identity.clone()),
         };
-        let report = &mut |progress| report(name, progress);
-        let (slot, opened) = node.ok_or_else(unknown)?.open(order, report)?;
+        let (slot, opened) = node.open(order, &mut |progress| report(name, progress))?;
         let Opened { notes, identity, is_cpu, choices, untimed, readback_elements_max } = opened;
         let rows = plan.options.rows as u32;
         let executor =
@@ -125,25 +126,34 @@ pub fn assemble(
     addresses: &RankAddresses,
     coordinator: &Mailbox<CoordinatorMsg>,
 ) -> Result<Vec<Option<Arc<dyn RemoteSeat>>>, RuntimeError> {
-    let slots: Vec<Option<&RemoteSlot>> = drivers.iter().map(DeviceThread::remote).collect();
-    let node_of = |slot: &Option<&RemoteSlot>| slot.map_or(FIRST_NODE, |slot| slot.node.number);
-    let nodes: Vec<u32> = slots.iter().map(node_of).collect();
+    let mut nodes: Vec<u32> = Vec::with_capacity(drivers.len());
+    for driver in drivers {
+        nodes.push(driver.remote().map_or(FIRST_NODE, |slot| slot.node.number));
+    }
     let mut assembled: Vec<u32> = Vec::new();
-    for slot in slots.iter().flatten() {
+    for slot in drivers.iter().filter_map(DeviceThread::remote) {
         let number = slot.node.number;
         if assembled.contains(&number) {
             continue;
         }
         assembled.push(number);
         slot.node.receive_frames(Arc::new(ArrivingFrames::new(layout, addresses.clone())));
-        let trace = layout.options.trace.as_ref();
-        let aligned = trace.map(|trace| slot.node.align(trace)).transpose()?;
-        let own = (0..).map(Rank).zip(&slots).filter_map(|(rank, slot)| Some((rank, (*slot)?)));
-        let own = own.filter(|(_, slot)| slot.node.number == number);
-        let own: Vec<(Rank, u32)> = own.map(|(rank, slot)| (rank, slot.slot)).collect();
-        if let Some((trace, (_, error))) = trace.zip(aligned) {
+        let mut own = Vec::new();
+        for (rank, driver) in drivers.iter().enumerate() {
+            if let Some(slot) = driver.remote()
+                && slot.node.number == number
+            {
+                own.push((Rank(rank as u32), slot.slot));
+            }
+        }
+        let mut trace_epoch = None;
+        if let Some(trace) = &layout.options.trace {
+            let (epoch, error) = slot.node.align(trace)?;
             let label = format!("clock of node {number} within {} us", error.as_micros());
-            own.iter().for_each(|(rank, _)| trace.label(rank.0, &label));
+            for (rank, _) in &own {
+                trace.label(rank.0, &label);
+            }
+            trace_epoch = Some(epoch);
         }
         let assembly = Assembly {
             layout: layout.shards.as_ref().clone(),
@@ -154,17 +164,24 @@ pub fn assemble(
             generation: layout.generation,
             nodes: nodes.clone(),
             seats: own,
-            trace_epoch: aligned.map(|(epoch, _)| epoch),
+            trace_epoch,
             labels: layout.options.labels.clone(),
         };
         slot.node.assemble(assembly, coordinator.clone())?;
     }
-    let seat = |((rank, slot), driver): ((u32, &Option<&RemoteSlot>), &DeviceThread)| {
-        let slot = RemoteSlot::clone((*slot)?);
-        let (signs, device) = (slot.state(), driver.name().to_string());
-        let sent = Default::default();
-        let seat = SeatOnNode { slot, rank: Rank(rank), device, signs, sent };
-        Some(Arc::new(seat) as Arc<dyn RemoteSeat>)
-    };
-    Ok((0..).zip(&slots).zip(drivers).map(seat).collect())
+    let mut seats: Vec<Option<Arc<dyn RemoteSeat>>> = Vec::with_capacity(drivers.len());
+    for (rank, driver) in drivers.iter().enumerate() {
+        let Some(slot) = driver.remote() else {
+            seats.push(None);
+            continue;
+        };
+        seats.push(Some(Arc::new(SeatOnNode {
+            slot: slot.clone(),
+            rank: Rank(rank as u32),
+            device: driver.name().to_string(),
+            signs: slot.state(),
+            sent: Default::default(),
+        })));
+    }
+    Ok(seats)
 }

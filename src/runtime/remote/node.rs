@@ -23,11 +23,12 @@ use crate::faults::Faults;
 use crate::graph::Graph;
 use crate::metrics::Trace;
 use crate::parallel::Program;
+use crate::parallel::coordinator::RankActivity;
 use crate::parallel::pipeline::used_inputs;
 use crate::runtime::addresses::{ArrivingFrames, RankAddress, RankAddresses};
 use crate::runtime::device_thread::{DeviceThread, nanos};
 use crate::runtime::messages::CoordinatorMsg;
-use crate::runtime::open::{OpenDevice, OpenOptions, open_selected};
+use crate::runtime::open::{DeviceToOpen, OpenDevice, OpenOptions, open_selected};
 use crate::runtime::placement::assemble::identity;
 use crate::runtime::placement::names::display_names;
 use crate::runtime::step::{Inputs, StepInput};
@@ -138,12 +139,15 @@ type Watched = Arc<Mutex<BTreeMap<u32, (Arc<DeviceThread>, Option<Arc<LocalSeat>
 
 impl NodeOffer {
     fn devices(&self) -> Vec<OfferedHere> {
-        let device = |(selection, name): (&Selection, String)| OfferedHere {
-            name,
-            identity: identity(selection),
-            is_cpu: matches!(selection, Selection::Cpu { .. }),
-        };
-        self.selections.iter().zip(display_names(&self.selections)).map(device).collect()
+        let mut devices = Vec::with_capacity(self.selections.len());
+        for (selection, name) in self.selections.iter().zip(display_names(&self.selections)) {
+            devices.push(OfferedHere {
+                name,
+                identity: identity(selection),
+                is_cpu: matches!(selection, Selection::Cpu { .. }),
+            });
+        }
+        devices
     }
 }
 
@@ -156,23 +160,20 @@ impl<'h> NodeServer<'h> {
         nodes: Vec<Arc<dyn NodeConnection>>,
         frames: FrameReceiver,
     ) -> Self {
-        let (slots, watched, group) = Default::default();
-        let (first, offer, own_inputs) = (nodes[0].clone(), None, None);
-        let (started, trace, duties) = (Instant::now(), None, Duties::new());
         Self {
             number,
             host,
-            offer,
-            own_inputs,
-            first,
+            offer: None,
+            own_inputs: None,
+            first: nodes[0].clone(),
             nodes,
             frames,
-            slots,
-            watched,
-            duties,
-            group,
-            started,
-            trace,
+            slots: BTreeMap::new(),
+            watched: Watched::default(),
+            duties: Duties::new(),
+            group: None,
+            started: Instant::now(),
+            trace: None,
         }
     }
 
@@ -182,12 +183,14 @@ impl<'h> NodeServer<'h> {
     /// Returns what is wrong with a message that cannot be processed.
     pub fn run(&mut self, inbox: &Mailbox<NodeInput>) -> Result<NodeEnd, String> {
         let stop = Mailbox::<()>::new(1);
-        let (first, watched, stopped) = (self.first.clone(), self.watched.clone(), stop.clone());
+        let first = self.first.clone();
+        let watched = self.watched.clone();
         let duties = self.duties.clone();
-        let watch = move || report_activity(&*first, &watched, &duties, &stopped);
-        let started = thread::Builder::new().name("signs of life".into()).spawn(watch);
-        let watching =
-            started.map_err(|why| format!("the system starts no more threads: {why}"))?;
+        let stopped = stop.clone();
+        let watching = thread::Builder::new()
+            .name("signs of life".into())
+            .spawn(move || report_activity(&*first, &watched, &duties, &stopped))
+            .map_err(|why| format!("the system starts no more threads: {why}"))?;
         let ended = loop {
             match inbox.recv(None) {
                 Ok(NodeInput::Ended(why)) => break Ok(NodeEnd::Lost(why)),
@@ -204,12 +207,10 @@ impl<'h> NodeServer<'h> {
             }
         };
         self.disband("the run is over");
-        self.slots
-            .keys()
-            .copied()
-            .collect::<Vec<_>>()
-            .into_iter()
-            .for_each(|slot| self.close(slot));
+        let slots: Vec<u32> = self.slots.keys().copied().collect();
+        for slot in slots {
+            self.close(slot);
+        }
         stop.close("the run is over");
         // The thread waits only at its mailbox.
         let _ = watching.join();
@@ -251,7 +252,9 @@ impl<'h> NodeServer<'h> {
                 self.reply(&ToFirst::Clock(since));
             }
             ToNode::FlushTrace => {
-                self.trace.iter().for_each(Trace::flush);
+                if let Some(trace) = &self.trace {
+                    trace.flush();
+                }
                 self.reply(&ToFirst::Flushed);
             }
             ToNode::Step { rank, order } => self.step(rank, order)?,
@@ -280,9 +283,13 @@ impl<'h> NodeServer<'h> {
     fn begin(&mut self, run: &[u8]) -> Result<Offering, String> {
         let offer = self.host.begin(run)?;
         self.duties.set_node_timeout(offer.node_timeout);
-        let own_inputs = offer.data.clone().map(OwnInputs::start).transpose();
-        self.own_inputs =
-            own_inputs.map_err(|why| format!("the system starts no more threads: {why}"))?;
+        self.own_inputs = match &offer.data {
+            Some(data) => {
+                let started = OwnInputs::start(data.clone());
+                Some(started.map_err(|why| format!("the system starts no more threads: {why}"))?)
+            }
+            None => None,
+        };
         let has_data = self.own_inputs.is_some();
         Ok(Offering { devices: self.offer.insert(offer).devices(), has_data })
     }
@@ -296,16 +303,18 @@ impl<'h> NodeServer<'h> {
             driver.run("its limits", |device| Ok(device.readback_elements_max()))?;
         let driver = Arc::new(driver);
         let (calls, queue) = mpsc::sync_channel(CALLS_MAX);
-        let (first, device) = (self.first.clone(), Arc::clone(&driver));
         let (closing, closed) = mpsc::sync_channel(1);
+        let first = self.first.clone();
+        let device = Arc::clone(&driver);
         let duties = self.duties.clone();
-        let perform = move || {
-            perform_all(&device, &queue, &duties, &*first);
-            drop(device);
-            drop(closing);
-        };
-        let named = thread::Builder::new().name(format!("calls of device {slot}"));
-        named.spawn(perform).map_err(RuntimeError::no_thread)?;
+        thread::Builder::new()
+            .name(format!("calls of device {slot}"))
+            .spawn(move || {
+                perform_all(&device, &queue, &duties, &*first);
+                drop(device);
+                drop(closing);
+            })
+            .map_err(RuntimeError::no_thread)?;
         lock(&self.watched).insert(slot, (Arc::clone(&driver), None));
         self.slots.insert(slot, OpenSlot { driver, inputs, calls, closed });
         Ok(Opened { notes, identity, is_cpu, choices, untimed, readback_elements_max })
@@ -324,7 +333,8 @@ impl<'h> NodeServer<'h> {
             });
         }
         let Some(OpenSlot { driver, calls, closed, .. }) = self.slots.remove(&slot) else { return };
-        drop((driver, calls));
+        drop(driver);
+        drop(calls);
         // The expected result is a disconnect; a device that hangs is left behind.
         let _ = closed.recv_timeout(CLOSING_DEADLINE);
     }
@@ -337,10 +347,14 @@ impl<'h> NodeServer<'h> {
         duty: &Duty,
     ) -> Result<(OpenDevice, Arc<[TensorId]>), RuntimeError> {
         let OpenOrder { device, name, recipe, plan_hash, moments, tuning, kept_identity } = order;
-        let unknown = || RuntimeError::InvalidRequest(format!("this node has no device {device}"));
-        let none = || RuntimeError::InvalidRequest("the run has not begun".into());
-        let offer = self.offer.as_ref().ok_or_else(none)?;
-        let selection = offer.selections.get(device as usize).ok_or_else(unknown)?.clone();
+        let Some(offer) = &self.offer else {
+            return Err(RuntimeError::InvalidRequest("the run has not begun".into()));
+        };
+        let Some(selection) = offer.selections.get(device as usize) else {
+            let why = format!("this node has no device {device}");
+            return Err(RuntimeError::InvalidRequest(why));
+        };
+        let selection = selection.clone();
         let plan = recipe.plan(offer.graph.clone()).map_err(RuntimeError::InvalidRequest)?;
         if hash_of(&plan) != plan_hash {
             let why = "the model of this node is not that of the first one; start both with the \
@@ -349,20 +363,26 @@ impl<'h> NodeServer<'h> {
         }
         memory::require_of_host(&selection, &plan, &moments)?;
         let inputs = used_inputs(&plan).into();
-        let tuning = |identity: &str| {
-            let is_kept = kept_identity.as_deref() == Some(identity);
-            let none = TuneOptions { saved: Default::default(), ..tuning.clone() };
-            if is_kept { tuning } else { none }
-        };
-        let first = self.first.clone();
-        let mut report = |_: &str, progress: crate::autotune::TuneProgress| {
-            let elapsed_ms = progress.elapsed.as_millis() as u64;
-            let (done, total) = (progress.done, progress.total);
-            duty.progress();
-            send(&*first, &ToFirst::Tuning { slot, done, total, elapsed_ms });
-        };
         let options = &offer.opening;
-        let opened = open_selected(selection, &name, plan, moments, options, tuning, &mut report)?;
+        let opened = open_selected(
+            DeviceToOpen { selection, name: &name, plan, moments, options },
+            |identity| {
+                if kept_identity.as_deref() == Some(identity) {
+                    return tuning;
+                }
+                TuneOptions { saved: Default::default(), ..tuning }
+            },
+            &mut |_, progress| {
+                duty.progress();
+                let tuning = ToFirst::Tuning {
+                    slot,
+                    done: progress.done,
+                    total: progress.total,
+                    elapsed_ms: progress.elapsed.as_millis() as u64,
+                };
+                send(&*self.first, &tuning);
+            },
+        )?;
         Ok((opened, inputs))
     }
 
@@ -370,35 +390,51 @@ impl<'h> NodeServer<'h> {
 
     fn assemble(&mut self, assembly: Assembly) -> Result<(), RuntimeError> {
         self.disband("another group begins");
-        let Assembly { layout, groups, edges, reduce_site, is_chained, labels, .. } = assembly;
-        let (nodes, seats) = (assembly.nodes, assembly.seats);
         self.trace = assembly.trace_epoch.and_then(|epoch| self.trace_from(epoch));
-        let trace = self.trace.clone();
-        let options = WorkerGroupOptions { reduce_site, is_chained, edges, trace, labels };
-        let generation = assembly.generation;
-        let layout = GroupLayout { shards: Arc::new(layout), groups, options, generation };
-        let address = |(rank, node): (u32, &u32)| match self.nodes.get(*node as usize) {
-            _ if *node == self.number => Ok(layout.mailboxes(Rank(rank))),
-            Some(connection) => Ok(RankAddress::Remote(connection.carrier())),
-            None => Err(RuntimeError::InvalidRequest(format!("there is no node {node}"))),
+        let options = WorkerGroupOptions {
+            reduce_site: assembly.reduce_site,
+            is_chained: assembly.is_chained,
+            edges: assembly.edges,
+            trace: self.trace.clone(),
+            labels: assembly.labels,
         };
-        let addresses: RankAddresses = (0..).zip(&nodes).map(address).collect::<Result<_, _>>()?;
+        let generation = assembly.generation;
+        let layout = GroupLayout {
+            shards: Arc::new(assembly.layout),
+            groups: assembly.groups,
+            options,
+            generation,
+        };
+        let mut addresses = Vec::with_capacity(assembly.nodes.len());
+        for (rank, node) in assembly.nodes.iter().enumerate() {
+            if *node == self.number {
+                addresses.push(layout.mailboxes(Rank(rank as u32)));
+                continue;
+            }
+            let Some(connection) = self.nodes.get(*node as usize) else {
+                return Err(RuntimeError::InvalidRequest(format!("there is no node {node}")));
+            };
+            addresses.push(RankAddress::Remote(connection.carrier()));
+        }
+        let addresses = RankAddresses::from(addresses);
+        let seats = assembly.seats;
         let arriving = ArrivingFrames::new(&layout, addresses.clone());
         let coordinator = Mailbox::new(2 * seats.len() + 2);
         let mut group = Group { coordinator: coordinator.clone(), seats: BTreeMap::new() };
         for (rank, slot) in seats {
-            let found = self.slots.get(&slot);
-            let unknown = || RuntimeError::InvalidRequest(format!("there is no device {slot}"));
-            let OpenSlot { driver, inputs, .. } = found.ok_or_else(unknown)?;
-            let (driver, inputs) = (Arc::clone(driver), Arc::clone(inputs));
+            let Some(OpenSlot { driver, inputs, .. }) = self.slots.get(&slot) else {
+                return Err(RuntimeError::InvalidRequest(format!("there is no device {slot}")));
+            };
+            let driver = Arc::clone(driver);
+            let inputs = Arc::clone(inputs);
             let name = driver.name().to_string();
             let seat = LocalSeat::start(rank, &name, &layout, &addresses, &coordinator)?;
             let seat = Arc::new(seat);
             group.seats.insert(rank, SeatHere { slot, seat, driver, inputs, program: None });
         }
         let first = self.first.clone();
-        let reports = thread::Builder::new().name("votes and ends".into());
-        reports
+        thread::Builder::new()
+            .name("votes and ends".into())
             .spawn(move || forward_reports(&coordinator, generation, &*first))
             .map_err(RuntimeError::no_thread)?;
         // Only now: seats of a group that fails on its way are held by nobody else, and end.
@@ -415,13 +451,13 @@ impl<'h> NodeServer<'h> {
     /// the time is one that this system's clock does not reach.
     fn trace_from(&self, epoch: i64) -> Option<Trace> {
         let distance = Duration::from_nanos(epoch.unsigned_abs());
-        let epoch = match epoch < 0 {
-            true => self.started.checked_sub(distance),
-            false => self.started.checked_add(distance),
+        let epoch = if epoch < 0 {
+            self.started.checked_sub(distance)?
+        } else {
+            self.started.checked_add(distance)?
         };
         let first = self.first.clone();
-        let send_lines = move |lines| send(&*first, &ToFirst::Trace(lines));
-        Some(Trace::sent(epoch?, send_lines))
+        Some(Trace::sent(epoch, move |lines| send(&*first, &ToFirst::Trace(lines))))
     }
 
     fn step(&mut self, rank: Rank, order: StepOrder) -> Result<(), String> {
@@ -437,16 +473,16 @@ impl<'h> NodeServer<'h> {
             let needs = program.micro_batches.len();
             return Err(format!("states of {states} of {needs} micro-batches"));
         }
-        let (round, given) = (order.round, order.micro_batches);
+        let round = order.round;
+        let given = order.micro_batches;
         let micro_batches: Result<Vec<Inputs>, String> = match &mut self.own_inputs {
-            Some(own) if given.is_empty() => {
-                own.of_step(rank, round.step, (&program, &here.inputs))
-            }
+            Some(own) if given.is_empty() => own.of_step(rank, round.step, &program, &here.inputs),
             _ => Ok(given),
         };
         let submitted = match micro_batches {
             Ok(inputs) if inputs.len() != program.micro_batches.len() => {
-                let (has, needs) = (inputs.len(), program.micro_batches.len());
+                let has = inputs.len();
+                let needs = program.micro_batches.len();
                 return Err(format!("{has} inputs for a step of {needs} micro-batches"));
             }
             Ok(micro_batches) => {
@@ -465,8 +501,8 @@ impl<'h> NodeServer<'h> {
                 here.seat.submit(&here.driver, &input, &group.coordinator)
             }
             Err(why) => {
-                let (adapter, step) = (here.driver.name().into(), round.step);
-                Err(DeviceError::Input { adapter, step, why })
+                let adapter = here.driver.name().into();
+                Err(DeviceError::Input { adapter, step: round.step, why })
             }
         };
         if let Err(error) = submitted {
@@ -547,17 +583,19 @@ fn report_activity(
 ) {
     let mut reported = Vec::new();
     while let Err(RecvError::TimedOut) = stop.recv(Some(Instant::now() + ACTIVITY_INTERVAL)) {
-        let activity = |(slot, (driver, seat)): (&u32, &(Arc<DeviceThread>, Option<_>))| {
-            let of_rank = |seat: &Arc<LocalSeat>| seat.activity(driver.heartbeats());
-            let found = seat.as_ref().map(of_rank).unwrap_or_default();
-            SlotActivity {
+        let mut slots = Vec::new();
+        for (slot, (driver, seat)) in lock(watched).iter() {
+            let of_rank = match seat {
+                Some(seat) => seat.activity(driver.heartbeats()),
+                None => RankActivity::default(),
+            };
+            slots.push(SlotActivity {
                 slot: *slot,
                 heartbeats: driver.heartbeats(),
-                is_waiting: found.is_waiting,
-                received: found.received,
-            }
-        };
-        let slots: Vec<SlotActivity> = lock(watched).iter().map(activity).collect();
+                is_waiting: of_rank.is_waiting,
+                received: of_rank.received,
+            });
+        }
         // What does not change fills no queue while the network stands still.
         if slots != reported {
             send(first, &ToFirst::Activity(slots.clone()));

@@ -56,10 +56,13 @@ impl OwnInputs {
         let (orders, queue) = mpsc::channel::<Order>();
         thread::Builder::new().name("loader".into()).spawn(move || {
             for Order { step, program, wanted, inputs } in queue {
-                let micro_batches = program.micro_batches.iter();
-                let read = micro_batches.map(|part| source.micro_batch(step, part, &wanted));
+                let read: StepInputs = program
+                    .micro_batches
+                    .iter()
+                    .map(|part| source.micro_batch(step, part, &wanted))
+                    .collect();
                 // A rank that has ended takes none.
-                let _ = inputs.send(read.collect());
+                let _ = inputs.send(read);
             }
         })?;
         Ok(Self { orders, ahead: BTreeMap::new() })
@@ -73,11 +76,17 @@ impl OwnInputs {
         &mut self,
         rank: Rank,
         step: u64,
-        (program, wanted): (&Arc<Program>, &Arc<[TensorId]>),
+        program: &Arc<Program>,
+        wanted: &Arc<[TensorId]>,
     ) -> StepInputs {
-        let is_ahead = |one: &Ahead| one.step == step && Arc::ptr_eq(&one.program, program);
-        let ahead = self.ahead.remove(&rank).filter(is_ahead);
-        let here = ahead.map_or_else(|| self.order(step, program, wanted), |one| one.inputs);
+        let ahead = self
+            .ahead
+            .remove(&rank)
+            .filter(|one| one.step == step && Arc::ptr_eq(&one.program, program));
+        let here = match ahead {
+            Some(ahead) => ahead.inputs,
+            None => self.order(step, program, wanted),
+        };
         let program_ahead = Arc::clone(program);
         let inputs = self.order(step + 1, program, wanted);
         self.ahead.insert(rank, Ahead { step: step + 1, program: program_ahead, inputs });
@@ -91,7 +100,8 @@ impl OwnInputs {
         wanted: &Arc<[TensorId]>,
     ) -> mpsc::Receiver<StepInputs> {
         let (inputs, read) = mpsc::channel();
-        let (program, wanted) = (Arc::clone(program), Arc::clone(wanted));
+        let program = Arc::clone(program);
+        let wanted = Arc::clone(wanted);
         // Without a thread, the receiver reports that there is nothing.
         let _ = self.orders.send(Order { step, program, wanted, inputs });
         read

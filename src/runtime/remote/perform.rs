@@ -79,7 +79,8 @@ impl PlanRecipe {
         }
         let Some(PlannedPart { blocks, runs }) = part else { return Ok(Plan::new(graph, options)) };
         if blocks.len() != graph.blocks.len() {
-            let (given, has) = (blocks.len(), graph.blocks.len());
+            let given = blocks.len();
+            let has = graph.blocks.len();
             return Err(format!("a part of {given} blocks of a model that has {has}"));
         }
         Ok(Plan::part(graph, options, &PlanPart { blocks: &blocks, runs: &runs }))

@@ -30,10 +30,11 @@ impl ToFirst {
     fn texts_mut(&mut self) -> Vec<&mut String> {
         match self {
             Self::Offer(Ok(offered)) => {
-                let offered = offered.devices.iter_mut();
-                offered
-                    .flat_map(|OfferedHere { name, identity, is_cpu: _ }| [name, identity])
-                    .collect()
+                let mut texts = Vec::new();
+                for OfferedHere { name, identity, is_cpu: _ } in &mut offered.devices {
+                    texts.extend([name, identity]);
+                }
+                texts
             }
             Self::Offer(Err(why)) | Self::Assembled(Err(why)) => vec![why],
             Self::Opened { opened: Ok(Opened { notes, identity, .. }), .. } => {

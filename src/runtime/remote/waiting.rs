@@ -42,7 +42,8 @@ pub fn wait_for<T>(
     progress: impl Fn() -> u64,
 ) -> Result<T, NoAnswer> {
     let look = (answer_timeout / POLLS_PER_TIMEOUT).clamp(POLL_MIN, POLL_MAX);
-    let (mut seen, mut since) = (progress(), Instant::now());
+    let mut seen = progress();
+    let mut since = Instant::now();
     loop {
         match answer.recv_timeout(look) {
             Ok(answer) => return Ok(answer),
@@ -51,7 +52,8 @@ pub fn wait_for<T>(
         }
         let now = progress();
         if now != seen {
-            (seen, since) = (now, Instant::now());
+            seen = now;
+            since = Instant::now();
         } else if since.elapsed() >= answer_timeout {
             return Err(NoAnswer::Silent);
         }

@@ -67,10 +67,15 @@ impl<'t> StepRound<'t> {
     /// Creates the coordinator's state of a round, in which no rank has begun.
     pub fn new(group: &'t WorkerGroup, round: Round, updates: bool) -> Self {
         let coordinator = Coordinator::new(round, group.world() as u32, group.deadline(), 0);
-        let reports = group.workers.iter().map(|_| None).collect();
-        let (started, failed, is_committed) = (Instant::now(), None, false);
-        let mut round =
-            Self { group, coordinator, started, reports, failed, updates, is_committed };
+        let mut round = Self {
+            group,
+            coordinator,
+            started: Instant::now(),
+            reports: group.workers.iter().map(|_| None).collect(),
+            failed: None,
+            updates,
+            is_committed: false,
+        };
         round.observe();
         round
     }
@@ -136,16 +141,20 @@ impl<'t> StepRound<'t> {
     /// nodes have not sent them.
     fn end_deadlock(&mut self, unvoted: &[Rank]) {
         let seconds = Duration::from_nanos(self.group.deadline()).as_secs_f64();
-        let node_of = |rank: &Rank| self.group.workers[rank.index()].driver.remote();
-        let nodes: Option<Vec<_>> = unvoted.iter().map(node_of).collect();
-        let Some(nodes) = nodes.filter(|nodes| !nodes.is_empty()) else {
-            let unvoted = unvoted.iter().map(Rank::to_string).collect::<Vec<_>>();
+        let mut nodes = Vec::with_capacity(unvoted.len());
+        for rank in unvoted {
+            if let Some(slot) = self.group.workers[rank.index()].driver.remote() {
+                nodes.push(slot);
+            }
+        }
+        if nodes.is_empty() || nodes.len() < unvoted.len() {
+            let unvoted: Vec<String> = unvoted.iter().map(Rank::to_string).collect();
             return self.end_all(&format!(
                 "all devices have waited for each other for {seconds} s, without a vote of {}, \
                  which is a defect of potluck; please report it",
                 unvoted.join(", ")
             ));
-        };
+        }
         let round = self.coordinator.round();
         for (rank, slot) in unvoted.iter().zip(nodes) {
             // Its ranks report that it is lost.
@@ -163,7 +172,8 @@ impl<'t> StepRound<'t> {
         let rank = vote.rank;
         match self.coordinator.vote(self.now(), vote) {
             Err(error) if rank.index() < self.reports.len() => {
-                let (adapter, why) = (self.group.name(rank).to_string(), defect(&error));
+                let adapter = self.group.name(rank).to_string();
+                let why = defect(&error);
                 self.end(rank, Err(DeviceError::Refused { adapter, what: "a step".into(), why }));
             }
             announced => self.announce(announced),
@@ -175,8 +185,8 @@ impl<'t> StepRound<'t> {
         for rank in (0..self.reports.len() as u32).map(Rank) {
             if self.reports[rank.index()].is_none() {
                 let adapter = self.group.name(rank).to_string();
-                let (what, why) = ("a step".into(), why.into());
-                self.end(rank, Err(DeviceError::Refused { adapter, what, why }));
+                let what = "a step".into();
+                self.end(rank, Err(DeviceError::Refused { adapter, what, why: why.into() }));
             }
         }
     }
@@ -213,8 +223,8 @@ impl<'t> StepRound<'t> {
     fn fail(&mut self, rank: Rank, error: DeviceError) {
         self.group.workers[rank.index()].driver.note(&error);
         let announced = self.coordinator.fail(self.now(), rank, &error.to_string());
-        let (first, failed) = ((rank, error), Vec::new());
-        let failure = StepFailure { first, failed, has_begun_update: false };
+        let failure =
+            StepFailure { first: (rank, error), failed: Vec::new(), has_begun_update: false };
         self.failed.get_or_insert(failure).failed.push(rank);
         self.announce(announced);
     }

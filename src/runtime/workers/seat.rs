@@ -106,8 +106,8 @@ impl LocalSeat {
         if addresses.len() == 1 {
             let peers: Arc<Mutex<Box<dyn Peers + Send>>> =
                 Arc::new(Mutex::new(Box::new(NoPeers::default())));
-            let (waiting, thread, pool) = (Arc::default(), None, None);
-            return Ok(Self { peers, inbox, ring, waiting, tracks, thread, pool });
+            let waiting = Arc::default();
+            return Ok(Self { peers, inbox, ring, waiting, tracks, thread: None, pool: None });
         }
         let channels = RingChannels {
             rank,
@@ -126,10 +126,8 @@ impl LocalSeat {
         let reduce_site =
             options.reduce_site.get(rank.index()).copied().unwrap_or(ReduceSite::Host);
         let waiting: Arc<WaitStatus> = Arc::default();
-        let gathers = match options.is_chained {
-            true => BucketTensor::Gradients,
-            false => BucketTensor::Parameters,
-        };
+        let gathers =
+            if options.is_chained { BucketTensor::Gradients } else { BucketTensor::Parameters };
         let transfers =
             PeerTransfers::new(shards.clone(), groups.positions(rank), reduce_site, gathers)
                 .with_edges(rank, options.edges.clone());
@@ -146,8 +144,7 @@ impl LocalSeat {
             due: VecDeque::new(),
         };
         let peers: Arc<Mutex<Box<dyn Peers + Send>>> = Arc::new(Mutex::new(Box::new(peers)));
-        let (thread, pool) = (Some(thread), Some(pool));
-        Ok(Self { peers, inbox, ring, waiting, tracks, thread, pool })
+        Ok(Self { peers, inbox, ring, waiting, tracks, thread: Some(thread), pool: Some(pool) })
     }
 
     /// Begins a round in the ring thread. Called for all ranks of the process before any of them
@@ -172,7 +169,8 @@ impl LocalSeat {
     ) -> Result<(), DeviceError> {
         const WHAT: &str = "a step";
         let input = Arc::clone(input);
-        let (peers, tracks) = (Arc::clone(&self.peers), self.tracks.clone());
+        let peers = Arc::clone(&self.peers);
+        let tracks = self.tracks.clone();
         let panicked = Box::new(driver.on_panic(WHAT));
         let ending = FinishOnDrop::new(input.rank, coordinator.clone(), panicked);
         driver.submit_detached(WHAT, move |device| {

@@ -16,13 +16,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::checkpoint::{Checkpoint, Store};
-use crate::data::DataFile;
+use crate::data::{DataFile, Split};
 use crate::faults::Faults;
+use crate::files;
 use crate::metrics::{Event, SentenceRecord, Sink, Sinks};
 use crate::runtime::memory;
 use crate::runtime::placement::plans::Plans;
 use crate::train::carried;
 use crate::train::error::TrainError;
+use crate::train::evaluate::extent_of;
 use crate::train::loader;
 use crate::train::nodes::RunNodes;
 use crate::train::run_data::{RunData, SavedData};
@@ -30,8 +32,8 @@ use crate::train::signals::{Interruption, Signals};
 use crate::train::spec::RunSpec;
 use crate::train::state;
 use crate::train::task::Ending;
-use crate::train::trainer::Trainer;
 use crate::train::trainer::steps::Fit;
+use crate::train::trainer::{FitEnd, Trainer};
 
 use host::RunHost;
 
@@ -108,8 +110,13 @@ pub fn train(run: &mut Run) -> Result<RunOutcome, TrainError> {
 /// Takes the steps that are left, and measures the sentences of the model.
 fn steps(run: &mut Run) -> Result<RunOutcome, TrainError> {
     run.evaluate_dropped()?;
-    run.trainer.run_steps(&mut run.fit, &mut run.host)?;
-    let sentences = run.measure_sentences()?;
+    let begun = run.step();
+    let end = run.trainer.run_steps(&mut run.fit, &mut run.host)?;
+    if end == FitEnd::NoImprovement {
+        run.tell_lost_patience()?;
+    }
+    // A start without a step has nothing new to measure.
+    let sentences = if run.step() > begun || begun == 0 { run.measure_sentences()? } else { None };
     if let Some(signal) = run.host.signals.pending() {
         return Ok(RunOutcome::Interrupted(signal));
     }
@@ -142,12 +149,23 @@ impl Run {
             None => (0, 0),
         };
         let source = spec.batch_source(&training, &data, steps, samples)?;
+        let spec = spec.with_epochs(&source.sampler, steps, samples)?;
+        if spec.patience > 0
+            && extent_of(&source, Split::Validation, spec.eval_samples).samples == 0
+        {
+            return Err(TrainError::InvalidRequest(format!(
+                "train.patience = {} counts evaluations, and the data hold no sample out to \
+                 evaluate on; set data.held_out above 0, or leave it out",
+                spec.patience
+            )));
+        }
         let task = data.task(&training)?;
         let plans = Plans::new(training);
         if let Some(nodes) = &options.nodes {
             nodes.begin(&spec, &data, (steps, samples))?;
         }
         check(&spec, &plans, source.data.row_bytes(), resumed.as_ref())?;
+        require_room(&spec, &plans, &options)?;
         Store::open_to_read(&options.out).wait_until_free()?;
         // Devices are opened first: if that fails, nothing is written.
         let opened = startup::open(&spec, &options, resumed.as_ref(), &plans, &source, &mut sinks);
@@ -249,6 +267,24 @@ impl Run {
             stop: &|| self.host.signals.pending().is_some(),
         })
     }
+}
+
+/// Checks that the disk has room for the checkpoints of the first steps: two of a new run, or one
+/// more of a run that goes on. It may fill up later, but not be full from the start.
+///
+/// # Errors
+/// Returns `TrainError::DiskFull` if it has not.
+fn require_room(spec: &RunSpec, plans: &Plans, options: &RunOptions) -> Result<(), TrainError> {
+    let parameters = plans.of_rows(1).graph.parameter_count() as u64;
+    let checkpoint = parameters * (1 + spec.optimizer.moments() as u64) * size_of::<f32>() as u64;
+    let count = if options.continued.is_some() || spec.steps == 0 { 1 } else { 2 };
+    let needed = checkpoint.saturating_mul(count);
+    // A system that does not tell its free space has what it has.
+    let Some(free) = files::free_space(&options.out) else { return Ok(()) };
+    if free >= needed {
+        return Ok(());
+    }
+    Err(TrainError::DiskFull { path: options.out.clone(), count, needed, free })
 }
 
 /// Checks, before anything in the run's directory is touched, that a checkpoint fits the model

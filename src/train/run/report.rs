@@ -30,7 +30,11 @@ impl Run {
             names.join(", "),
             self.host.options.out.display()
         );
-        let figures = format!("{}; {}", self.epoch_text(), self.memory_text());
+        let mut figures = format!("{}; {}", self.epoch_text(), self.memory_text());
+        if self.spec.epochs > 0 {
+            let steps = thousands(self.spec.steps as f64);
+            figures.push_str(&format!("; ends after {} epochs, at step {steps}", self.spec.epochs));
+        }
         self.note(summary)?;
         self.note(figures)?;
         self.emit_end_notes()
@@ -76,6 +80,20 @@ impl Run {
         format!("device memory {}", ranks.join(", "))
     }
 
+    /// Emits a note that training ends before its last step, for lack of a better evaluation.
+    pub(super) fn tell_lost_patience(&mut self) -> Result<(), TrainError> {
+        let best = match self.trainer.best {
+            Some(best) => format!("better than that of step {}", best.step),
+            None => "finite".into(),
+        };
+        self.note(format!(
+            "training ends at step {}: none of the last {} evaluations was {best} \
+             (train.patience)",
+            self.step(),
+            self.spec.patience
+        ))
+    }
+
     /// Emits notes for a user who resumes with another number of steps: that no step is left to
     /// do, or that the learning rate falls no further.
     fn emit_end_notes(&mut self) -> Result<(), TrainError> {
@@ -83,7 +101,8 @@ impl Run {
         let decay_steps = self.spec.schedule.decay_steps;
         if self.step() > 0 && self.step() >= steps {
             let step = self.step();
-            self.note(format!(
+            // A script, which is quiet, must not take this for training.
+            self.warn(format!(
                 "step {step} of {steps} is done already: nothing is left to train; to continue, \
                  give --steps a larger number"
             ))?;

@@ -214,8 +214,9 @@ impl Run {
         let devices = &self.spec.devices;
         let parallel = &self.spec.parallel;
         let left = LeftDevices::of(devices.clone(), &parallel.pipeline);
-        command.pipeline = left.stages;
-        command.devices = if left.devices == *devices { None } else { Some(left.devices) };
+        if left.devices != *devices || left.stages.is_some() {
+            return self.spec.resume_on(left, command);
+        }
         if parallel.shares.as_ref().is_some_and(|shares| !shares.is_empty()) {
             command.settings.push(("parallel.balance", "measured".into()));
         }

@@ -6,8 +6,8 @@ use super::RunHost;
 use crate::base::{Rank, SegmentId};
 use crate::exec::PassContext;
 use crate::kernels::RandomContext;
-use crate::runtime::pipelines::ModelPipelines;
-use crate::runtime::step::{Inputs, StepInput};
+use crate::runtime::pipelines::{ModelPipelines, PipelineWalk};
+use crate::runtime::step::StepInput;
 use crate::train::error::TrainError;
 use crate::train::loader::BatchSource;
 use crate::train::nonfinite::{NotFinite, OVERFLOW_CAUSE, bad_output, bad_state, first_not_finite};
@@ -149,9 +149,8 @@ impl Diagnosis<'_> {
             for (micro_batch, of_batch) in first.program.micro_batches.iter().enumerate() {
                 let loaded = |rank: Rank| inputs[rank.index()].inputs_of(micro_batch);
                 let pass = PassContext { micro_batch, rows: of_batch.rows as usize, random };
-                let walk = (&segments[..], &loaded as &dyn Fn(Rank) -> Inputs);
-                let found =
-                    pipelines.walk(&self.session.group, pipeline, walk, pass, bad_output)?;
+                let walk = PipelineWalk { pipeline, segments: &segments, inputs: &loaded, pass };
+                let found = pipelines.walk(&self.session.group, walk, bad_output)?;
                 if let Some((rank, what)) = found {
                     return Ok(Some((NotFinite::Activation(what), rank)));
                 }

@@ -13,7 +13,6 @@ use crate::train::session::StepsTaken;
 use crate::train::spec::RunSpec;
 use crate::train::trainer::opening::{self, Opening, probe_of};
 use crate::train::trainer::{Trainer, TrainerOptions};
-use crate::train::words::Audience;
 
 /// Opens the devices of a run, without the values of its state; messages on the way go to `sink`.
 ///
@@ -57,7 +56,7 @@ pub(super) fn open(
     if let Some(error) = failed.take() {
         return Err(error.into());
     }
-    let mut trainer = Trainer::of(opened, trainer_options, Audience::Program);
+    let mut trainer = Trainer::of(opened, trainer_options);
     trainer.session.taken =
         resumed.map(|checkpoint| StepsTaken::of(&checkpoint.meta)).unwrap_or_default();
     Ok(trainer)

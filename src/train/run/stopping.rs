@@ -21,12 +21,10 @@ const ANY_DEVICES: &str = "auto";
 pub(super) fn with_command(
     cause: TrainError,
     checkpoint: PathBuf,
-    command: ResumeCommand,
+    mut command: ResumeCommand,
     spec: &RunSpec,
     failed: Option<usize>,
 ) -> TrainError {
-    let mut devices = None;
-    let mut pipeline = None;
     let mut left_out = false;
     let mut spare = 0;
     if let Some(position) = failed {
@@ -35,11 +33,10 @@ pub(super) fn with_command(
         left_out = others.is_some();
         let others = others.unwrap_or_else(|| ANY_DEVICES.into());
         let left = LeftDevices::of(others, &spec.parallel.pipeline);
-        devices = Some(left.devices);
-        pipeline = left.stages;
         spare = left.spare;
+        command = spec.resume_on(left, command);
     }
-    let command = Box::new(ResumeCommand { devices, pipeline, ..command });
+    let command = Box::new(command);
     TrainError::Stopped { cause: Box::new(cause), checkpoint, command, left_out, spare }
 }
 

@@ -8,8 +8,9 @@ use super::Trainer;
 use super::opening::source;
 use super::steps::{Fit, FitHooks, SkippedStep};
 use crate::base::DType;
+use crate::base::setting::as_fields;
 use crate::checkpoint::{Best, NamedTensor, Store};
-use crate::data::{Augmentation, DataFile, Dataset, Split};
+use crate::data::{Augmentation, DataFile, Dataset, Sampler, Split};
 use crate::metrics::Event;
 use crate::optim::{Decay, Schedule};
 use crate::parallel::DeviceLoss;
@@ -18,7 +19,6 @@ use crate::train::error::TrainError;
 use crate::train::evaluate::extent_of;
 use crate::train::loader::BatchSource;
 use crate::train::task::{LossTask, Task};
-use crate::train::words::in_library_words;
 
 /// Options of [`Trainer::fit`].
 #[derive(Clone, Debug)]
@@ -62,6 +62,26 @@ pub enum FitLength {
     /// Passes through the samples of the training split; ends with the first step that completes
     /// the last of them.
     Epochs(u64),
+}
+
+impl FitLength {
+    /// Returns the last step, after `steps` steps in which `samples` samples were trained on, with
+    /// `batch` samples per step to come.
+    pub(in crate::train) fn last_step(
+        self,
+        sampler: &Sampler,
+        steps: u64,
+        samples: u64,
+        batch: u64,
+    ) -> u64 {
+        match self {
+            Self::Steps(last) => last,
+            Self::Epochs(epochs) => {
+                let whole = epochs.saturating_mul(sampler.epoch_samples());
+                steps + whole.saturating_sub(samples).div_ceil(batch)
+            }
+        }
+    }
 }
 
 /// Reason for which [`Trainer::fit`] ended.
@@ -167,10 +187,7 @@ struct CallHooks<'a> {
 
 impl FitHooks for CallHooks<'_> {
     fn event(&mut self, event: Event) -> Result<ControlFlow<()>, TrainError> {
-        Ok((self.watch)(&match event {
-            Event::Warning(text) => Event::Warning(in_library_words(&text)),
-            other => other,
-        }))
+        Ok((self.watch)(&event))
     }
 
     fn skipped(
@@ -225,7 +242,7 @@ impl Trainer {
         options: &FitOptions,
         watch: &mut dyn FnMut(&Event) -> ControlFlow<()>,
     ) -> Result<FitReport, TrainError> {
-        let fitted = self.fit_data(data, options, watch);
+        let fitted = as_fields(|| self.fit_data(data, options, watch));
         self.noting_failure(fitted)
     }
 
@@ -237,14 +254,8 @@ impl Trainer {
     ) -> Result<FitReport, TrainError> {
         options.check(data)?;
         let source = self.source_of(data, options)?;
-        let last = match options.length {
-            FitLength::Steps(steps) => steps,
-            FitLength::Epochs(epochs) => {
-                let samples = source.sampler.epoch_samples();
-                let left = epochs.saturating_mul(samples).saturating_sub(self.samples);
-                self.steps() + left.div_ceil(self.options.batch as u64)
-            }
-        };
+        let batch = self.options.batch as u64;
+        let last = options.length.last_step(&source.sampler, self.steps(), self.samples, batch);
         self.begin_on(&source, options);
         let store = options.directory.as_deref().map(|path| self.open_store(path)).transpose()?;
         let loader = self.loader(&source, last)?;

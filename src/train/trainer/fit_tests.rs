@@ -1,6 +1,7 @@
 //! Tests of training on a data set.
 
 use std::ops::ControlFlow;
+use std::time::Duration;
 
 use super::tests::graph;
 use super::*;
@@ -179,28 +180,60 @@ fn a_callback_sees_what_happens_and_ends_the_call() {
     assert_eq!(seen.join(", "), expected);
 }
 
+/// Waves of which the samples of one split take their time.
+struct Slow {
+    split: Split,
+    ms: u64,
+}
+
+impl Dataset for Slow {
+    fn inputs(&self) -> Vec<DatasetInput> {
+        Waves.inputs()
+    }
+
+    fn len(&self, split: Split) -> u64 {
+        Waves.len(split)
+    }
+
+    fn evaluation_samples(&self, split: Split) -> Vec<u64> {
+        Waves.evaluation_samples(split)
+    }
+
+    fn fingerprint(&self) -> String {
+        "slow".into()
+    }
+
+    fn rows(&self, split: Split, indices: &[u64]) -> Result<NamedInputs, DataError> {
+        if split == self.split {
+            std::thread::sleep(Duration::from_millis(self.ms));
+        }
+        Waves.rows(split, indices)
+    }
+}
+
+#[test]
+fn the_progress_of_a_slow_evaluation_moves_with_each_micro_batch_and_its_loss_is_the_same() {
+    let fit = FitOptions { eval_every: 2, ..FitOptions::constant(FitLength::Steps(2), 0.05) };
+    let evaluated = |data: Arc<dyn Dataset>| {
+        let mut trainer = Trainer::new(wave_model(), &options("cpu")).unwrap();
+        let mut seen = Vec::new();
+        let report = trainer.fit_with(&data, &fit, &mut |event| {
+            if let Event::Evaluating { done, total, .. } = event {
+                seen.push((*done, *total));
+            }
+            ControlFlow::Continue(())
+        });
+        (seen, report.unwrap().val_loss.unwrap().to_bits())
+    };
+    let (_, loss) = evaluated(waves());
+    // Longer than a job.
+    let (seen, slow_loss) = evaluated(Arc::new(Slow { split: Split::Validation, ms: 210 }));
+    assert_eq!(seen, [(2, 5), (4, 5), (5, 5)]);
+    assert_eq!(slow_loss, loss);
+}
+
 #[test]
 fn a_step_lasts_from_the_wait_for_its_samples_and_counts_what_its_task_does() {
-    /// Samples that take their time.
-    struct Slow;
-    impl Dataset for Slow {
-        fn inputs(&self) -> Vec<DatasetInput> {
-            Waves.inputs()
-        }
-        fn len(&self, split: Split) -> u64 {
-            Waves.len(split)
-        }
-        fn evaluation_samples(&self, split: Split) -> Vec<u64> {
-            Waves.evaluation_samples(split)
-        }
-        fn fingerprint(&self) -> String {
-            "slow".into()
-        }
-        fn rows(&self, split: Split, indices: &[u64]) -> Result<NamedInputs, DataError> {
-            std::thread::sleep(std::time::Duration::from_millis(10));
-            Waves.rows(split, indices)
-        }
-    }
     #[derive(Debug)]
     struct Counted;
     impl Task for Counted {
@@ -211,7 +244,7 @@ fn a_step_lasts_from_the_wait_for_its_samples_and_counts_what_its_task_does() {
             String::new()
         }
     }
-    let slow: Arc<dyn Dataset> = Arc::new(Slow);
+    let slow: Arc<dyn Dataset> = Arc::new(Slow { split: Split::Train, ms: 10 });
     let mut records = Vec::new();
     let mut fitted = |fit: FitOptions| {
         let mut trainer = Trainer::new(wave_model(), &options("cpu")).unwrap();

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::TrainerOptions;
 use crate::autotune::{TuneOptions, TuneProgress};
+use crate::base::setting::as_fields;
 use crate::base::{HostTensor, TensorId};
 use crate::data::{Dataset, Split};
 use crate::graph::{Graph, differentiate, fuse};
@@ -104,7 +105,8 @@ pub(super) fn open_on(
         notify: &|note| notes.borrow_mut().push(note.to_string()),
         report: &mut |_, _| {},
     };
-    let mut opened = open(&Plans::new(graph), options, opening)?;
+    // Notes are texts, in the words of the library.
+    let mut opened = as_fields(|| open(&Plans::new(graph), options, opening))?;
     opened.notes.splice(0..0, notes.take());
     Ok(opened)
 }

@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use super::opening::open_on;
 use super::{Trainer, TrainerOptions};
+use crate::base::setting::as_fields;
 use crate::checkpoint::Checkpoint;
 use crate::files;
 use crate::parallel::PipelineOptions;
 use crate::train::error::TrainError;
 use crate::train::left_devices::LeftDevices;
-use crate::train::words::{Audience, in_library_words};
 
 /// Failure to open devices, with those that are left.
 pub(in crate::train) struct FailedOpening {
@@ -83,7 +83,7 @@ impl Trainer {
     /// Returns `TrainError` if no device of several has failed, if no state was saved, if no other
     /// device is left, or if none that is left can be opened; then this can be tried again.
     pub fn recover(&mut self) -> Result<u64, TrainError> {
-        self.reopen().map_err(TrainError::of_library)
+        as_fields(|| self.reopen()).map_err(TrainError::of_library)
     }
 
     pub(super) fn reopen(&mut self) -> Result<u64, TrainError> {
@@ -128,7 +128,7 @@ impl Trainer {
         let TrainerOptions { devices, pipeline, .. } = options;
         let opened = open_on(self.graph.clone(), &traced, before, None)
             .map_err(|error| FailedOpening::unplaced(error, devices, pipeline))?;
-        let mut opened = Self::of(opened, options.clone(), Audience::Library);
+        let mut opened = Self::of(opened, options.clone());
         match opened.restore_checkpoint(state) {
             Ok(()) => Ok(opened),
             Err(error) => {
@@ -159,7 +159,7 @@ impl Trainer {
         if let Some((_, directory)) = saved {
             match Checkpoint::load_path(&directory) {
                 Ok((checkpoint, warnings)) => {
-                    self.notes.extend(warnings.iter().map(|text| in_library_words(text)));
+                    self.notes.extend(warnings);
                     let step = checkpoint.meta.step;
                     // An earlier one, if the newest is damaged.
                     self.saved = Some((step, directory));
@@ -168,7 +168,7 @@ impl Trainer {
                     }
                 }
                 Err(error) if in_memory_at.is_some() => {
-                    self.notes.push(in_library_words(&error.to_string()));
+                    self.notes.push(error.to_string());
                 }
                 Err(error) => return Err(error.into()),
             }

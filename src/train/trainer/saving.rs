@@ -12,7 +12,6 @@ use crate::train::carried::STATES_OF_ZEROS;
 use crate::train::error::TrainError;
 use crate::train::session::StepsTaken;
 use crate::train::state;
-use crate::train::words::Audience;
 
 impl Trainer {
     /// Saves the state below a directory, as `checkpoints/step-00001234`: parameters, moments,
@@ -63,7 +62,7 @@ impl Trainer {
         let graph = training_graph(forward, options)?;
         check(&graph, &checkpoint)?;
         let opened = open_on(graph, options, Some(&checkpoint.meta.placement), None)?;
-        let mut trainer = Self::of(opened, options.clone(), Audience::Library);
+        let mut trainer = Self::of(opened, options.clone());
         trainer.notes.extend(warnings);
         let checkpoint = Arc::new(checkpoint);
         trainer.restore_checkpoint(&checkpoint)?;
@@ -108,19 +107,8 @@ impl Trainer {
         let checkpoint = self.checkpoint()?;
         let bad = checkpoint.parameters.iter().find(|tensor| !tensor.is_finite());
         let Some(NamedTensor { name, .. }) = bad else { return Ok(checkpoint) };
-        let step = checkpoint.meta.step;
-        Err(TrainError::InvalidRequest(match self.audience {
-            Audience::Program => format!(
-                "the parameter {name} is not finite after step {step}, which is not worth saving; \
-                 lower optim.lr or set optim.clip, then resume from {}",
-                self.last_save_in(directory).display()
-            ),
-            Audience::Library => format!(
-                "the parameter '{name}' is not finite after step {step}, which is not worth \
-                 saving; lower the learning rate or set TrainerOptions::clip, and go on from an \
-                 earlier save"
-            ),
-        }))
+        let saved = self.saved.is_some().then(|| self.last_save_in(directory));
+        Err(TrainError::WorthlessSave { name: name.clone(), step: checkpoint.meta.step, saved })
     }
 
     /// Returns the place of the last save in a directory, or that of its first one.

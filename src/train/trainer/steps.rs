@@ -5,13 +5,13 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::Trainer;
 use super::fit::{FitEnd, FitOptions};
-use super::{Audience, Trainer};
 use crate::checkpoint::{Best, CheckpointError, NamedTensor, Store};
 use crate::data::Split;
 use crate::metrics::{EvalRecord, Event};
 use crate::runtime::step::StepInput;
-use crate::train::best::is_better;
+use crate::train::best::{has_lost_patience, is_better};
 use crate::train::error::TrainError;
 use crate::train::evaluate::{Evaluation, extent_of};
 use crate::train::loader::{BatchSource, Loader};
@@ -147,6 +147,11 @@ impl Trainer {
                 end = FitEnd::Stopped;
                 break;
             }
+            // Also where earlier steps have ended so.
+            if self.has_lost_patience(fit) {
+                end = FitEnd::NoImprovement;
+                break;
+            }
             self.take_fit_step(fit, hooks)?;
             if self.is_due(self.options.hash_every) {
                 let told = self.notes.len();
@@ -164,10 +169,9 @@ impl Trainer {
                 end = FitEnd::Stopped;
                 break;
             }
-            if self.has_lost_patience(fit) {
-                end = FitEnd::NoImprovement;
-                break;
-            }
+        }
+        if self.has_lost_patience(fit) && end == FitEnd::Done {
+            end = FitEnd::NoImprovement;
         }
         if fit.options.eval_every > 0 {
             // A signal drops it.
@@ -269,14 +273,12 @@ impl Trainer {
         })
     }
 
-    /// Returns true if as many evaluations as the patience have passed since the best one: by the
-    /// numbers of steps alone, so that a call that goes on ends where one in a piece does.
+    /// Returns true if the present step was evaluated, and none of the last evaluations, as many as
+    /// the patience, was better than one before.
     fn has_lost_patience(&self, fit: &Fit) -> bool {
         let FitOptions { patience, eval_every, .. } = fit.options;
-        let evaluations = |step: u64| step.checked_div(eval_every).unwrap_or(0);
-        let best = self.best.map_or(0, |best| evaluations(best.step));
-        let is_fresh = fit.evaluated.is_some_and(|(step, _)| step == self.steps());
-        patience > 0 && is_fresh && evaluations(self.steps()).saturating_sub(best) >= patience
+        let is_evaluated = fit.evaluated.is_some_and(|(step, _)| step == self.steps());
+        is_evaluated && has_lost_patience(self.steps(), self.best, eval_every, patience)
     }
 
     /// Saves to the directory, unless this step is saved there as it is now.
@@ -304,11 +306,7 @@ impl Trainer {
         hooks.saved();
         if let Err(error) = pruned {
             // This state is saved; the next save tries again.
-            let what = match self.audience {
-                Audience::Program => "checkpoints",
-                Audience::Library => "saves",
-            };
-            fit.warn(hooks, format!("old {what} were not removed: {error}"))?;
+            fit.warn(hooks, format!("old checkpoints were not removed: {error}"))?;
         }
         if let Some(path) = kept {
             let path = path.display();
@@ -326,10 +324,12 @@ impl Trainer {
         fit: &mut Fit,
         hooks: &mut dyn FitHooks,
     ) -> Result<(), TrainError> {
-        use TrainError::{Checkpoint, InvalidRequest, Io};
+        use TrainError::{Checkpoint, Io, WorthlessSave};
         match self.save_fit(fit, hooks) {
             Err(
-                error @ (Checkpoint(CheckpointError::Write { .. }) | Io { .. } | InvalidRequest(_)),
+                error @ (Checkpoint(CheckpointError::Write { .. })
+                | Io { .. }
+                | WorthlessSave { .. }),
             ) => fit.warn(hooks, format!("step {} was not saved: {error}", self.steps())),
             saved => saved,
         }

@@ -2,7 +2,7 @@
 //! that fits on none of them can be measured.
 
 use crate::autotune;
-use crate::base::Rank;
+use crate::base::{Rank, Wording};
 use crate::device::InjectedFault;
 use crate::exec::{BlockTiming, Executor, Moments};
 use crate::faults::{Fault, Point};
@@ -29,7 +29,7 @@ pub struct MeasuredBlocks {
     /// micro-batch, by requested device, then by block.
     pub cut_s: Vec<Vec<f64>>,
     /// Why a device cannot run a block, if it cannot, by requested device, then by block.
-    pub refusals: Vec<Vec<Option<String>>>,
+    pub refusals: Vec<Vec<Option<Wording>>>,
 }
 
 /// Times the blocks of a model on the requested devices, for micro-batches of `rows` samples.
@@ -129,15 +129,15 @@ fn part_of(whole: &Plan, block: u32) -> Plan {
 }
 
 /// Returns why a device cannot run a block, without the advice for a run of a whole model.
-fn refusal(error: &RuntimeError) -> String {
+fn refusal(error: &RuntimeError) -> Wording {
     match error {
-        RuntimeError::DeviceMemory { adapter, needed, has, basis } => {
-            format!("{adapter}: it needs {needed} of the device's memory, which has {has}, {basis}")
-        }
-        RuntimeError::NoRoom { adapter, what, needed } => {
-            format!("{adapter}: there is no memory for {what}, of {needed} that it needs")
-        }
-        other => other.to_string(),
+        RuntimeError::DeviceMemory { adapter, needed, has, basis } => Wording::new(format_args!(
+            "{adapter}: it needs {needed} of the device's memory, which has {has}, {basis}"
+        )),
+        RuntimeError::NoRoom { adapter, what, needed } => Wording::new(format_args!(
+            "{adapter}: there is no memory for {what}, of {needed} that it needs"
+        )),
+        other => Wording::new(other),
     }
 }
 

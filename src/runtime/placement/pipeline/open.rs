@@ -71,7 +71,7 @@ pub fn open_pipelines(
 ///
 /// # Errors
 /// Returns `RuntimeError::Memory` if it has less.
-pub fn require_host_memory(
+fn require_host_memory(
     request: &PlacementRequest,
     devices: RequestedDevices,
     planned: &Arrangement,

@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use super::RequestedPipelines;
-use super::advice::micro_batch_that_fits;
 use super::measure::{MeasuredBlocks, measure_blocks};
 use super::shared_memory::overfull;
 use super::stage_memory::StageMemory;
 use crate::autotune;
+use crate::base::{Setting, Wording};
 use crate::graph::Graph;
 use crate::parallel::pipeline::micro_batch_counts;
 use crate::parallel::{Mesh, ParallelOptions, PipelineSchedule, contiguous_shares};
@@ -57,11 +57,8 @@ pub fn by_measurement(
 /// ones.
 ///
 /// # Errors
-/// Returns `RuntimeError::InvalidRequest` as [`fixed_counts`] does.
-pub fn expected_counts(
-    request: &PlacementRequest,
-    pipelines: usize,
-) -> Result<Vec<u32>, RuntimeError> {
+/// Returns `RuntimeError::Unplaceable` as [`fixed_counts`] does.
+fn expected_counts(request: &PlacementRequest, pipelines: usize) -> Result<Vec<u32>, RuntimeError> {
     let shares = Some(request.parallel.shares.clone().unwrap_or_default());
     let parallel = ParallelOptions { shares, ..request.parallel.clone() };
     fixed_counts(&parallel, request.batch, pipelines)
@@ -71,7 +68,7 @@ pub fn expected_counts(
 ///
 /// # Errors
 /// Returns `CutError` if there is none.
-pub fn searched(
+fn searched(
     request: &PlacementRequest,
     devices: RequestedDevices,
     requested: &RequestedPipelines,
@@ -175,7 +172,7 @@ fn chunks_of(cut: &Cut) -> Vec<Range<u32>> {
 }
 
 /// Returns the pipelines of a division.
-pub fn planned(
+fn planned(
     request: &PlacementRequest,
     requested: &RequestedPipelines,
     division: &PipelineDivision,
@@ -219,48 +216,53 @@ fn no_cut(
     devices: RequestedDevices,
     measured: &MeasuredBlocks,
 ) -> RuntimeError {
-    let (why, is_refused_alone) = match *error {
+    let why = match *error {
         CutError::Memory { device: Some(device), stage } => {
             let name = &devices.names[device];
-            let stage = stage.map_or("any stage".into(), |stage| format!("stage {stage}"));
-            let why = "has no memory for even the shortest run of blocks as";
-            (format!("{name} {why} {stage}"), false)
+            let stage = match stage {
+                Some(stage) => format!("stage {stage}"),
+                None => "any stage".into(),
+            };
+            format!("{name} has no memory for even the shortest run of blocks as {stage}").into()
         }
-        CutError::Forbidden => forbidden(measured, &request.plans.of_rows(1).graph),
-        _ => (error.to_string(), false),
+        CutError::Forbidden => match forbidden(measured, &request.plans.of_rows(1).graph) {
+            Ok(why) => why,
+            Err(error) => return error,
+        },
+        _ => Wording::new(error),
     };
-    // What a driver refused is not what was computed.
-    let is_computed = measured.refusals.iter().flatten().all(Option::is_none);
-    let shorter = is_computed.then(|| micro_batch_that_fits(request, devices.selections));
-    if let Some(rows) = shorter.flatten() {
-        let why = format!("{why}; with --micro-batch {rows} it fits");
-        return RuntimeError::InvalidRequest(why);
-    }
-    // More stages do not make a block smaller.
-    let deeper =
-        if is_refused_alone { "" } else { "cut the model into more stages (--pipeline), " };
-    RuntimeError::InvalidRequest(format!(
-        "{why}; {deeper}lower train.micro_batch_size, model.context or model.width, or choose \
-         other devices"
+    RuntimeError::unplaceable(format_args!(
+        "{why}; cut the model into more stages ({}), lower {} or {}, or choose other devices",
+        Setting::PipelineStages,
+        Setting::MicroBatchSize,
+        Setting::ModelSize
     ))
 }
 
-/// Returns why the blocks that devices cannot run leave no cut, and true if one of them is a block
-/// that none of the devices can run.
-fn forbidden(measured: &MeasuredBlocks, graph: &Graph) -> (String, bool) {
-    let why = |block: usize| measured.refusals.iter().find_map(|of| of[block].as_deref());
-    let refused: Vec<usize> =
-        (0..graph.blocks.len()).filter(|block| why(*block).is_some()).collect();
-    let is_impossible = |block: &&usize| measured.refusals.iter().all(|of| of[**block].is_some());
-    let impossible = refused.iter().find(is_impossible);
-    let Some(&block) = impossible.or(refused.first()) else {
-        return ("no cut of the model fits in the devices' memory".into(), false);
-    };
-    let (name, why) = (&graph.blocks[block], why(block).unwrap_or_default());
-    match impossible {
-        Some(_) => (format!("no device can run block {name}, not even alone ({why})"), true),
-        None => {
-            (format!("each cut has a block on a device that cannot run it: {name} ({why})"), false)
+/// Returns why the blocks that devices cannot run leave no cut.
+///
+/// # Errors
+/// Returns `RuntimeError::Unplaceable` with a block that none of the devices can run: more stages
+/// do not make it smaller.
+fn forbidden(measured: &MeasuredBlocks, graph: &Graph) -> Result<Wording, RuntimeError> {
+    let mut refused = None;
+    for (block, name) in graph.blocks.iter().enumerate() {
+        let mut reasons = measured.refusals.iter().filter_map(|of| of[block].as_ref());
+        let Some(why) = reasons.next() else { continue };
+        if 1 + reasons.count() == measured.refusals.len() {
+            return Err(RuntimeError::unplaceable(format_args!(
+                "no device can run block {name}, not even alone ({why}); lower {} or {}, or \
+                 choose other devices",
+                Setting::MicroBatchSize,
+                Setting::ModelSize
+            )));
         }
+        refused.get_or_insert((name, why));
     }
+    Ok(match refused {
+        Some((name, why)) => Wording::new(format_args!(
+            "each cut has a block on a device that cannot run it: {name} ({why})"
+        )),
+        None => "no cut of the model fits in the devices' memory".into(),
+    })
 }

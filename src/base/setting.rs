@@ -1,0 +1,232 @@
+//! Settings as messages name them: users of the program set keys and flags, and users of the
+//! library set fields of options.
+
+use std::cell::Cell;
+use std::fmt;
+
+/// Table of settings: a name, the words of the program, and those of the library.
+macro_rules! settings {
+    ($($(#[doc = $doc:literal])? $name:ident: $program:literal, $library:literal;)*) => {
+        /// Setting that a message names, or a part of advice that the two readers need in other
+        /// words. It is displayed in the words of the program, and within [`as_fields`] in those
+        /// of the library.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Setting {
+            $($(#[doc = $doc])? $name,)*
+        }
+
+        impl Setting {
+            #[cfg(test)]
+            const ALL: &[Self] = &[$(Self::$name),*];
+
+            /// Returns the words of the program and those of the library.
+            const fn names(self) -> (&'static str, &'static str) {
+                match self {
+                    $(Self::$name => ($program, $library),)*
+                }
+            }
+        }
+    };
+}
+
+settings! {
+    Devices: "--devices", "TrainerOptions::devices";
+    Retune: "--retune", "TrainerOptions::retune";
+    Batch: "train.batch", "TrainerOptions::batch";
+    MicroBatchSize: "train.micro_batch_size", "TrainerOptions::micro_batch_size";
+    DeviceMemory: "train.device_memory_mib", "TrainerOptions::device_memory_mib";
+    DeviceTimeout: "faults.device_timeout_s", "TrainerOptions::device_timeout";
+    TuneSeconds: "train.tune_s", "TrainerOptions::tune_s";
+    Shares: "parallel.shares", "TrainerOptions::shares";
+    PipelineStages: "parallel.pipeline_stages", "PipelineOptions::stages";
+    VirtualStages: "parallel.virtual_stages", "PipelineOptions::virtual_stages";
+    BlocksPerStage: "parallel.blocks_per_stage", "PipelineOptions::blocks_per_stage";
+    LearningRate: "optim.lr", "the learning rate";
+    Clip: "optim.clip", "TrainerOptions::clip";
+    /// Repair of parameters that differ, behind "set".
+    Repair: "faults.on_mismatch=repair", "TrainerOptions::on_mismatch to MismatchAction::Repair";
+    Context: "model.context", "the context";
+    /// All that makes a model large.
+    ModelSize: "the model's size (model.context, model.width, model.layers, model.hidden)",
+        "the model's size";
+    /// Normalization of pictures by group, as an order.
+    GroupNorm: "set model.norm to group", "normalize by group (Builder::group_norm)";
+    /// Path of the data, behind "give the path of ..".
+    AsData: " as --data or data.path", "";
+    HeldOut: "data.held_out", "held_out";
+    Tokenizer: "data.tokenizer", "tokenizer";
+    /// Targets that are classes, behind "set".
+    Classification: "data.task to classification", "ReadOptions::kind to TargetKind::Classes";
+    Crop: "data.crop", "crop";
+    Flip: "data.flip", "flip";
+    Target: "data.target", "ReadOptions::target";
+    ImageSize: "data.image_size", "ReadOptions::image_size";
+    /// Directory of a run, behind "another".
+    Out: "--out", "directory";
+    /// Another certification of a kernel, as an order.
+    Recertify: "try it again with potluck devices --certify",
+        "delete its entry in the cache of kernels";
+}
+
+impl Setting {
+    /// Returns the setting with a value, as it is typed: `--set parallel.shares='[3, 2]'`, or
+    /// `TrainerOptions::shares = [3, 2]`.
+    pub fn given<V: fmt::Display>(self, value: V) -> GivenSetting<V> {
+        GivenSetting { setting: self, value }
+    }
+}
+
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (program, library) = self.names();
+        f.write_str(match READER.get() {
+            Reader::Program => program,
+            Reader::Library => library,
+        })
+    }
+}
+
+/// Setting with a value.
+#[derive(Clone, Copy, Debug)]
+pub struct GivenSetting<V> {
+    setting: Setting,
+    value: V,
+}
+
+impl<V: fmt::Display> fmt::Display for GivenSetting<V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { setting, value } = self;
+        if let Reader::Library = READER.get() {
+            return write!(f, "{setting} = {value}");
+        }
+        let value = for_shell(value.to_string());
+        if setting.names().0.starts_with("--") {
+            write!(f, "{setting} {value}")
+        } else {
+            write!(f, "--set {setting}={value}")
+        }
+    }
+}
+
+/// Returns a value in quotes if a shell would take it for more than a word.
+fn for_shell(value: String) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "_-.".contains(c);
+    if value.chars().all(is_plain) { value } else { format!("'{value}'") }
+}
+
+/// Text that names settings, kept in the words of both readers until it is displayed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Wording {
+    of_program: String,
+    of_library: String,
+}
+
+impl Wording {
+    /// Keeps a text with its settings: `Wording::new(format_args!("lower {}", Setting::Batch))`.
+    pub fn new(text: impl fmt::Display) -> Self {
+        Self {
+            of_program: Reader::Program.during(|| text.to_string()),
+            of_library: Reader::Library.during(|| text.to_string()),
+        }
+    }
+}
+
+impl fmt::Display for Wording {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match READER.get() {
+            Reader::Program => &self.of_program,
+            Reader::Library => &self.of_library,
+        })
+    }
+}
+
+impl fmt::Debug for Wording {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.to_string())
+    }
+}
+
+impl From<String> for Wording {
+    fn from(text: String) -> Self {
+        Self { of_program: text.clone(), of_library: text }
+    }
+}
+
+impl From<&str> for Wording {
+    fn from(text: &str) -> Self {
+        String::from(text).into()
+    }
+}
+
+/// Performs work during which this thread displays settings as fields of the library's options.
+/// A text that is formatted meanwhile keeps these words.
+pub fn as_fields<T>(work: impl FnOnce() -> T) -> T {
+    Reader::Library.during(work)
+}
+
+/// Reader of messages.
+#[derive(Clone, Copy)]
+enum Reader {
+    Program,
+    Library,
+}
+
+thread_local! {
+    /// Reader of what this thread displays.
+    static READER: Cell<Reader> = const { Cell::new(Reader::Program) };
+}
+
+impl Reader {
+    fn during<T>(self, work: impl FnOnce() -> T) -> T {
+        let _restored = RestoredReader(READER.replace(self));
+        work()
+    }
+}
+
+/// Guard that restores a reader, also after a panic.
+struct RestoredReader(Reader);
+
+impl Drop for RestoredReader {
+    fn drop(&mut self) {
+        READER.set(self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_setting_has_the_words_of_both_readers() {
+        for setting in Setting::ALL {
+            let (program, library) = (setting.to_string(), as_fields(|| setting.to_string()));
+            assert!(program.contains("--") || program.contains('.'), "{program}");
+            assert!(!library.contains("--") && library != program, "{program}: {library}");
+        }
+    }
+
+    #[test]
+    fn a_setting_with_a_value_is_typed_as_its_reader_does() {
+        let shares = Setting::Shares.given("[3, 2]");
+        assert_eq!(shares.to_string(), "--set parallel.shares='[3, 2]'");
+        assert_eq!(as_fields(|| shares.to_string()), "TrainerOptions::shares = [3, 2]");
+        assert_eq!(Setting::Devices.given("cpu").to_string(), "--devices cpu");
+        assert_eq!(Setting::Devices.given("cpu*2").to_string(), "--devices 'cpu*2'");
+    }
+
+    #[test]
+    fn scopes_nest_and_end_with_their_work_and_with_a_panic() {
+        let batch = || Setting::Batch.to_string();
+        let kept = Wording::new(format_args!("raise {}", Setting::Batch));
+        as_fields(|| {
+            as_fields(|| assert_eq!(batch(), "TrainerOptions::batch"));
+            assert_eq!(batch(), "TrainerOptions::batch");
+            assert_eq!(kept.to_string(), "raise TrainerOptions::batch");
+            assert_eq!(Wording::new(Setting::Batch).of_program, "train.batch");
+            assert_eq!(batch(), "TrainerOptions::batch");
+        });
+        let panicked = std::panic::catch_unwind(|| as_fields(|| panic!("on purpose")));
+        assert!(panicked.is_err());
+        assert_eq!((batch(), kept.to_string()), ("train.batch".into(), "raise train.batch".into()));
+    }
+}

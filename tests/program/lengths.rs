@@ -1,0 +1,147 @@
+//! Lengths of runs: in epochs, by patience, and what a start finds that has nothing left to do or no
+//! room to do it in.
+
+use std::fs;
+#[cfg(target_os = "linux")]
+use std::process::{Command, Stdio};
+
+use crate::process::{Desk, Ran};
+#[cfg(target_os = "linux")]
+use crate::process::{finish, skip};
+
+/// A desk whose configuration sets no steps, and trains on 40 windows of 8 characters per epoch.
+fn desk() -> Desk {
+    let desk = Desk::new();
+    let tiny = fs::read_to_string(desk.path("tiny.toml")).unwrap();
+    desk.write("tiny.toml", tiny.replace("steps = 30\n", ""));
+    desk
+}
+
+/// The number of steps of an epoch, as a run reports it.
+fn epoch_steps(ran: &Ran) -> u64 {
+    let line = ran.line("an epoch is ");
+    let steps = line.split(" steps of ").next().unwrap().rsplit(' ').next().unwrap();
+    steps.replace(',', "").parse().unwrap()
+}
+
+#[test]
+fn a_run_of_epochs_has_their_steps_and_goes_on_to_more() {
+    let desk = desk();
+    let ran = desk.train("--epochs 2 --batch 64 --out run").ok();
+    let steps = desk.steps("run").len() as u64;
+    assert!(steps.abs_diff(2 * epoch_steps(&ran)) <= 1, "{steps}");
+    assert!(ran.line("ends after 2 epochs").ends_with(&format!("at step {steps}")));
+    // Its schedule is that of a run of so many steps, and so are its bits.
+    desk.train(&format!("--steps {steps} --batch 64 --out same --quiet")).ok();
+    let parameters = |run: &str, step| desk.checkpoint(run, step, "parameters.safetensors");
+    assert!(parameters("run", steps) == parameters("same", steps));
+    // Its configuration is that of the same run on other data.
+    let written = fs::read_to_string(desk.path("run/run.toml")).unwrap();
+    assert!(written.contains("\nepochs = 2\n") && written.contains("\n# steps = "), "{written}");
+    assert!(written.contains("\n# decay_steps = "), "{written}");
+    desk.run("train run/run.toml --devices cpu --out again --quiet").ok();
+    assert!(parameters("run", steps) == parameters("again", steps));
+    assert!(desk.run("runs .").ok().out.contains(&format!("{steps}/{steps}")));
+
+    desk.resume("run", "--epochs 3 --quiet").ok();
+    let more = desk.steps("run").len() as u64;
+    assert!(more.abs_diff(3 * steps / 2) <= 1, "{more} after {steps}");
+    let fewer = desk.resume("run", "--epochs 1").ended(78);
+    assert!(fewer.line("error:").contains("train.epochs = 1 ends with "), "{}", fewer.err);
+    // Steps replace epochs.
+    desk.resume("run", &format!("--steps {} --quiet", more + 1)).ok();
+    assert_eq!(desk.steps("run").len() as u64, more + 1);
+    assert!(desk.run("runs .").ok().out.contains(&format!("{}/{}", more + 1, more + 1)));
+}
+
+#[test]
+fn a_run_of_epochs_that_is_interrupted_ends_where_it_would_have() {
+    let desk = desk();
+    desk.train("--epochs 1 --batch 64 --out whole --quiet").ok();
+    let steps = desk.steps("whole").len() as u64;
+    assert!(steps > 5);
+    let line = "--epochs 1 --batch 64 --set train.checkpoint_every=3 --out run --quiet";
+    desk.train_with("lost@forward:5/0", line).ended(75);
+    desk.resume("run", "--quiet").ok();
+    assert_eq!(desk.steps("run"), desk.steps("whole"));
+}
+
+#[test]
+fn a_run_has_one_length() {
+    let desk = Desk::new();
+    let both = desk.train("--epochs 2").ended(78);
+    let error = both.line("error:");
+    assert!(error.contains("--epochs 2: train.epochs = 2 and train.steps = 30"), "{error}");
+    let none = desk.train("--patience 2 --eval-every 0").ended(78);
+    let error = none.line("error:");
+    assert!(error.contains("train.patience = 2 counts evaluations"), "{error}");
+    let nothing = desk.train("--patience 2 --set data.held_out=0").ended(78);
+    assert!(nothing.line("error:").contains("data.held_out above 0"), "{}", nothing.err);
+}
+
+#[test]
+fn a_run_ends_when_its_patience_does_and_a_larger_one_goes_on() {
+    let desk = Desk::new();
+    // So high a rate learns nothing after the first steps.
+    let line = "--steps 400 --eval-every 5 --lr 3 --set schedule.min_lr=3 --set optim.clip=0 \
+                --set train.skipped_steps_max=1000 --out run --patience";
+    let ran = desk.train(&format!("{line} 3")).ok();
+    let taken = desk.steps("run").len() as u64;
+    let note = ran.line("training ends at step ");
+    assert!(note.contains(&format!("step {taken}: none of the last 3 evaluations")), "{note}");
+    let best = desk.manifest("run", taken)["meta"]["best"]["step"].as_u64();
+    assert_eq!((best.unwrap_or(0) / 5 + 3) * 5, taken);
+    let listed = desk.run("runs run").ok().out;
+    assert!(listed.contains(&format!("{taken}/400")) && listed.contains("done"), "{listed}");
+    // A resume finds that it is lost, and takes no step.
+    let again = desk.resume("run", "").ok();
+    again.line("training ends at step ");
+    assert_eq!(desk.steps("run").len() as u64, taken);
+    desk.resume("run", "--patience 4 --quiet").ok();
+    assert!(desk.steps("run").len() as u64 >= taken + 5);
+}
+
+#[test]
+fn a_finished_run_is_not_measured_again() {
+    let desk = Desk::new();
+    let small = "--set model.layers=1 --set model.heads=2 --set model.width=16 \
+                 --set model.context=8 --set train.batch=4 --steps 3";
+    desk.run(&format!("train --devices cpu --quiet --out run {small}")).ok();
+    let record = fs::read_to_string(desk.path("run/metrics.jsonl")).unwrap();
+    assert!(record.contains("\"sampled\""), "{record}");
+    let again = desk.resume("run", "--quiet").ok();
+    assert_eq!(fs::read_to_string(desk.path("run/metrics.jsonl")).unwrap(), record);
+    // Also a script that is quiet learns that nothing was trained.
+    again.line("warning: step 3 of 3 is done already");
+}
+
+/// Runs the program on a disk of so many KiB.
+#[cfg(target_os = "linux")]
+fn on_small_disk(desk: &Desk, kib: u32, line: &str) -> Ran {
+    fs::create_dir_all(desk.path("disk")).unwrap();
+    let program = env!("CARGO_BIN_EXE_potluck");
+    let script = format!("mount -t tmpfs -o size={kib}k none disk && exec '{program}' {line}");
+    let words = desk.command("");
+    let mut command = Command::new("unshare");
+    command.args(["-Urm", "sh", "-c", &script]).current_dir(desk.path(""));
+    command.envs(words.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    finish(command.spawn().unwrap(), line)
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_disk_without_room_for_two_checkpoints_is_refused_before_the_first_step() {
+    let works = Command::new("unshare").args(["-Urm", "true"]).status();
+    if !works.is_ok_and(|status| status.success()) {
+        return skip("no mount namespaces for users");
+    }
+    let desk = Desk::new();
+    // 4,096 parameters and more, with two moments each.
+    let line = "train tiny.toml --data text.txt --devices cpu --out disk/run --quiet";
+    on_small_disk(&desk, 1024, line).ok();
+    let full = on_small_disk(&desk, 64, line).ended(75);
+    let error = full.line("error:");
+    assert!(error.contains("the first checkpoints (2) take"), "{error}");
+    assert!(!full.err.contains("step"), "{}", full.err);
+}
