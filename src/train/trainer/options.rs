@@ -231,6 +231,7 @@ impl TrainerOptions {
     }
 }
 
-fn refused(why: &str) -> Result<(), TrainError> {
+/// Refuses a request.
+pub(super) fn refused(why: &str) -> Result<(), TrainError> {
     Err(TrainError::InvalidRequest(why.into()))
 }
