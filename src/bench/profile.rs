@@ -69,7 +69,7 @@ impl Profile {
         let (training, _) = spec.training_graph(&data.shape)?;
         let plan = Plan::new(training, PlanOptions::new(spec.micro_batch as usize));
         let program = Arc::new(single_rank(&plan, spec.batch, spec.micro_batch));
-        let source = spec.batch_source(&plan.graph, &data, (0, 0))?;
+        let source = spec.batch_source(&plan.graph, &data, 0, 0)?;
         let inputs = inputs(spec, source, (&program, used_inputs(&plan)))?;
         let moments = spec.optimizer.moments();
         let opened = open::open_alone(selection, plan, moments, &spec.opening)?;

@@ -189,15 +189,15 @@ pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
     };
     let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, seed: args.seed };
     super::print(args.prompt.as_deref().unwrap_or_default());
-    generate::generate(
-        ForwardUnits { group: &group, pipelines: &pipelines },
-        &tokenizer,
+    let generation = generate::Generation {
+        units: ForwardUnits { group: &group, pipelines: &pipelines },
+        tokenizer: &tokenizer,
         model,
-        &prompt,
-        &sampling,
-        args.tokens,
-        super::print,
-    )?;
+        prompt: &prompt,
+        sampling,
+        count: args.tokens,
+    };
+    generate::generate(&generation, super::print)?;
     super::print("\n");
     Ok(())
 }

@@ -210,7 +210,7 @@ pub fn meet(
     let met = gathering.host(|port| greeting(port, None, shown_devices(&selections)))?;
     let StartedCluster { roster, links, .. } = met.started;
     print_line(&roster.to_string());
-    let nodes = RunNodes::start(met.meeting, &met.frames, (&roster, spec.node_timeout), links)?;
+    let nodes = RunNodes::start(met.meeting, &met.frames, &roster, spec.node_timeout, links)?;
     end_by_signal(nodes.clone(), met.signals, directory.created.clone())
         .map_err(|why| TrainError::System { what: "a thread", why })?;
     Ok(Some(nodes))
@@ -473,7 +473,7 @@ pub fn join(args: &JoinArgs) -> anyhow::Result<i32> {
         sink: Box::new(Terminal::new(quiet, 10)),
     };
     let StartedCluster { you, links, .. } = met.started;
-    let outcome = serve(met.meeting, met.frames, (you, links), met.signals, &mut node)?;
+    let outcome = serve(met.meeting, met.frames, you, links, met.signals, &mut node)?;
     Ok(report(&outcome, quiet))
 }
 

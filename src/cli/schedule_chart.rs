@@ -77,7 +77,7 @@ fn not_measured(placement: &ExplainedPlacement, unknown: UnknownTime) -> Runtime
 fn probe(spec: &RunSpec, saved_data: &SavedData) -> anyhow::Result<Probe> {
     let data = spec.load_data(saved_data)?;
     let (training, _) = spec.training_graph(&data.shape)?;
-    let source = spec.batch_source(&training, &data, (0, 0))?;
+    let source = spec.batch_source(&training, &data, 0, 0)?;
     Ok(Arc::new(move |rows| source.probe(1, rows as u32)))
 }
 

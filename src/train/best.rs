@@ -47,13 +47,17 @@ pub fn incomparable(
     if data.0 != data.1 {
         return Some(Incomparable::Data);
     }
-    let (best, extent) = (best?, extent?);
+    let best = best?;
+    let extent = extent?;
     let (was, is) = (best.samples, extent.samples);
     if was != is {
         return Some(Incomparable::Samples { was, is });
     }
     let (was, is) = (best.runs, extent.runs);
-    (was != is).then_some(Incomparable::Runs { was, is })
+    if was != is {
+        return Some(Incomparable::Runs { was, is });
+    }
+    None
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ const COPIES: usize = 4;
 /// Returns the most bytes of host memory that the states of a batch take.
 pub fn bytes(graph: &Graph, batch: usize) -> usize {
     let per_slot: usize = graph.carried_sizes().map(|(_, values)| values).sum();
-    [per_slot, batch, ELEMENT_BYTES].into_iter().fold(COPIES, usize::saturating_mul)
+    COPIES.saturating_mul(per_slot).saturating_mul(batch).saturating_mul(ELEMENT_BYTES)
 }
 
 /// States of all slots of the batch.
@@ -51,8 +51,9 @@ impl SlotStates {
     }
 
     fn range(&self, part: &MicroBatch) -> std::ops::Range<usize> {
-        let (first, rows) = (part.first as usize, part.rows as usize);
-        first * self.per_slot()..(first + rows) * self.per_slot()
+        let first = part.first as usize;
+        let end = first + part.rows as usize;
+        first * self.per_slot()..end * self.per_slot()
     }
 
     /// Returns the dimensions with the batch.
@@ -63,16 +64,18 @@ impl SlotStates {
     /// Takes over the states behind a micro-batch; a slot whose new ones are not all finite begins
     /// anew.
     fn take(&mut self, part: &MicroBatch, next: &[f32]) -> Result<(), String> {
-        let (range, per_slot) = (self.range(part), self.per_slot().max(1));
+        let range = self.range(part);
+        let per_slot = self.per_slot().max(1);
         let wanted = range.len();
-        let of_part = self.values.get_mut(range).filter(|_| wanted == next.len());
-        let Some(of_part) = of_part else {
-            return Err(format!("{} values for {wanted} of {}", next.len(), self.name));
+        let of_part = match self.values.get_mut(range) {
+            Some(of_part) if next.len() == wanted => of_part,
+            _ => return Err(format!("{} values for {wanted} of {}", next.len(), self.name)),
         };
         for (slot, next) in of_part.chunks_mut(per_slot).zip(next.chunks(per_slot)) {
-            match next.iter().all(|value| value.is_finite()) {
-                true => slot.copy_from_slice(next),
-                false => slot.fill(0.0),
+            if next.iter().all(|value| value.is_finite()) {
+                slot.copy_from_slice(next);
+            } else {
+                slot.fill(0.0);
             }
         }
         Ok(())
@@ -82,13 +85,15 @@ impl SlotStates {
 impl CarriedStates {
     /// Returns states of zeros for a batch of this many samples.
     pub fn zeros(graph: &Graph, batch: usize) -> Self {
-        let states = graph.carried.iter().filter_map(|carried| {
-            let (name, input) = graph.inputs.iter().find(|(_, id)| *id == carried.input)?;
-            let shape = &graph.tensor(*input).shape;
+        let mut states = Vec::new();
+        for carried in &graph.carried {
+            let found = graph.inputs.iter().find(|(_, id)| *id == carried.input);
+            let Some((name, input)) = found else { continue };
+            let shape = graph.tensor(*input).shape.clone();
             let values = vec![0.0; shape.elements(batch)];
-            Some(SlotStates { name: name.clone(), input: *input, shape: shape.clone(), values })
-        });
-        Self { states: states.collect() }
+            states.push(SlotStates { name: name.clone(), input: *input, shape, values });
+        }
+        Self { states }
     }
 
     /// Returns true if the model carries nothing.
@@ -98,14 +103,21 @@ impl CarriedStates {
 
     /// Sets all states to zeros.
     pub fn reset(&mut self) {
-        self.states.iter_mut().for_each(|state| state.values.fill(0.0));
+        for state in &mut self.states {
+            state.values.fill(0.0);
+        }
     }
 
     /// Returns the states of a micro-batch that a device with this plan reads.
     pub fn of(&self, part: &MicroBatch, plan: &Plan) -> Inputs {
-        let here = self.states.iter().filter(|state| plan.is_placed(state.input));
-        here.map(|state| (state.input, HostTensor::Float(state.values[state.range(part)].to_vec())))
-            .collect()
+        let mut inputs = Inputs::new();
+        for state in &self.states {
+            if plan.is_placed(state.input) {
+                let values = state.values[state.range(part)].to_vec();
+                inputs.push((state.input, HostTensor::Float(values)));
+            }
+        }
+        inputs
     }
 
     /// Takes over the states behind all micro-batches of a step. A slot whose new ones are not all
@@ -127,42 +139,44 @@ impl CarriedStates {
                 taken[index] += part.rows as usize;
             }
         }
-        let wrong = self.states.iter().zip(taken).find(|(state, taken)| state.slots() != *taken);
-        match wrong {
-            None => Ok(()),
-            Some((state, taken)) => {
-                Err(format!("{} of {taken} samples in place of {}", state.name, state.slots()))
+        for (state, taken) in self.states.iter().zip(taken) {
+            let slots = state.slots();
+            if slots != taken {
+                return Err(format!("{} of {taken} samples in place of {slots}", state.name));
             }
         }
+        Ok(())
     }
 
     /// Returns the states by name, as checkpoints have them.
     pub fn named(&self) -> Vec<NamedTensor> {
-        let named = |state: &SlotStates| NamedTensor {
-            name: state.name.clone(),
-            shape: state.dims(),
-            values: state.values.clone(),
-        };
-        self.states.iter().map(named).collect()
+        let mut named = Vec::with_capacity(self.states.len());
+        for state in &self.states {
+            named.push(NamedTensor {
+                name: state.name.clone(),
+                shape: state.dims(),
+                values: state.values.clone(),
+            });
+        }
+        named
     }
 
     /// Takes over the states of a checkpoint. Returns false, with zeros for all, if they are those
     /// of another batch size or of a model that carried others.
     #[must_use]
     pub fn restore(&mut self, saved: &[NamedTensor]) -> bool {
-        let find = |state: &SlotStates| {
-            NamedTensor::find(saved, &state.name, &state.dims()).map(|found| found.values.clone())
-        };
-        match self.states.iter().map(find).collect::<Result<Vec<_>, _>>() {
-            Ok(all) => {
-                self.states.iter_mut().zip(all).for_each(|(state, values)| state.values = values);
-                true
-            }
-            Err(_) => {
+        let mut all = Vec::with_capacity(self.states.len());
+        for state in &self.states {
+            let Ok(found) = NamedTensor::find(saved, &state.name, &state.dims()) else {
                 self.reset();
-                false
-            }
+                return false;
+            };
+            all.push(found.values.clone());
         }
+        for (state, values) in self.states.iter_mut().zip(all) {
+            state.values = values;
+        }
+        true
     }
 }
 

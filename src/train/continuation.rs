@@ -27,8 +27,14 @@ pub struct ResumeCommand {
 impl ResumeCommand {
     /// Returns the command that continues the run in a directory as its last checkpoint has it.
     pub fn of_run(run: &Path) -> Self {
-        let (out, devices, pipeline, nodes) = (None, None, None, None);
-        Self { from: run.into(), out, devices, pipeline, nodes, settings: Vec::new() }
+        Self {
+            from: run.into(),
+            out: None,
+            devices: None,
+            pipeline: None,
+            nodes: None,
+            settings: Vec::new(),
+        }
     }
 }
 
@@ -62,12 +68,22 @@ impl fmt::Display for ResumeCommand {
 /// `None` if the run has no pipelines.
 pub fn pipelines_on(devices: usize, run: &PipelineOptions) -> Option<(usize, usize)> {
     let stages = run.stages as usize;
+    if stages <= 1 {
+        return None;
+    }
     let is_any = run.schedule != PipelineSchedule::Interleaved;
-    let is_possible = |s: &usize| *s <= devices && (is_any || stages.is_multiple_of(*s));
-    let possible: Vec<usize> = (2..=stages).rev().filter(is_possible).collect();
-    let dividing = possible.iter().find(|stages| devices.is_multiple_of(**stages));
-    let chosen = dividing.or(possible.first()).copied().unwrap_or(1);
-    (stages > 1).then_some((devices / chosen * chosen, chosen))
+    let mut largest = None;
+    let mut dividing = None;
+    for count in (2..=stages.min(devices)).rev() {
+        if is_any || stages.is_multiple_of(count) {
+            largest = largest.or(Some(count));
+            if devices.is_multiple_of(count) {
+                dividing = dividing.or(Some(count));
+            }
+        }
+    }
+    let chosen = dividing.or(largest).unwrap_or(1);
+    Some((devices / chosen * chosen, chosen))
 }
 
 /// Returns a path as an argument that is neither a flag nor the word `latest`.
@@ -79,10 +95,11 @@ fn argument(path: &Path) -> String {
 
 /// Returns a word that a POSIX shell reads as `text`.
 fn quoted(text: &str) -> String {
-    let is_plain = |c: char| c.is_alphanumeric() || "_-./:=,+@%".contains(c);
-    match !text.is_empty() && text.chars().all(is_plain) {
-        true => text.into(),
-        false => format!("'{}'", text.replace('\'', r"'\''")),
+    let is_plain = text.chars().all(|c| c.is_alphanumeric() || "_-./:=,+@%".contains(c));
+    if is_plain && !text.is_empty() {
+        text.into()
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
     }
 }
 

@@ -119,7 +119,8 @@ impl Scoring {
             let why = format!("the model has no output {name} or no input targets to be scored");
             return Err(TrainError::InvalidRequest(why));
         };
-        let ((width, dtype), found) = (task.scored_type(), graph.tensor(output).shape.per_row());
+        let (width, dtype) = task.scored_type();
+        let found = graph.tensor(output).shape.per_row();
         let is_typed = graph.tensor(targets).dtype == dtype;
         if found != width || !is_typed {
             let why = format!(
@@ -160,13 +161,16 @@ pub fn evaluate_split(
     let EvalRequest { source, graph, task, pipelines, split, samples, rows, weights, signals } =
         *request;
     let windows = source.data.evaluation_samples(split);
-    let runs = match graph.carried.is_empty() {
-        true => spread(&windows, samples).into_iter().map(|window| vec![window]).collect(),
-        false => consecutive(&windows, samples, source.sampler.batch() as usize),
+    let runs = if graph.carried.is_empty() {
+        spread(&windows, samples).into_iter().map(|window| vec![window]).collect()
+    } else {
+        consecutive(&windows, samples, source.sampler.batch() as usize)
     };
     let total = runs.iter().map(Vec::len).sum::<usize>() as u64;
-    let parts = share_out(&runs, weights).into_iter().zip(rows);
-    let parts = parts.map(|(part, rows)| batches(part, (*rows).max(1) as usize)).collect();
+    let mut parts = Vec::with_capacity(rows.len());
+    for (part, rows) in share_out(&runs, weights).into_iter().zip(rows) {
+        parts.push(batches(part, (*rows).max(1) as usize));
+    }
     let scoring = Scoring::of(graph, task)?;
     let job = EvalJob { source: source.clone(), split, parts, signals: signals.clone(), scoring };
     let job = Arc::new(job);
@@ -183,14 +187,22 @@ pub fn evaluate_split(
         };
         progress(job.samples_done(&sums), total)?;
     }
-    let (mut loss, mut targets, mut scores) = (0.0, 0.0, vec![0.0; task.sum_count()]);
+    let mut loss = 0.0;
+    let mut targets = 0.0;
+    let mut scores = vec![0.0; task.sum_count()];
     for sums in &sums {
         loss += sums.loss;
         targets += sums.targets;
-        scores.iter_mut().zip(&sums.scores).for_each(|(all, of_rank)| *all += of_rank);
+        for (all, of_rank) in scores.iter_mut().zip(&sums.scores) {
+            *all += of_rank;
+        }
     }
-    let (loss, samples, targets) = (loss / targets, total, targets as u64);
-    Ok(Some(Evaluation { loss, samples, targets, sums: scores }))
+    Ok(Some(Evaluation {
+        loss: loss / targets,
+        samples: total,
+        targets: targets as u64,
+        sums: scores,
+    }))
 }
 
 /// Continues all ranks for one job each; returns their new sums.
@@ -199,7 +211,8 @@ fn run_jobs(
     job: &Arc<EvalJob>,
     sums: Vec<RankSums>,
 ) -> Result<Vec<RankSums>, TrainError> {
-    let (job, begun) = (Arc::clone(job), Arc::new(sums));
+    let job = Arc::clone(job);
+    let begun = Arc::new(sums);
     // Ranks whose first batch of this job is not finished.
     let first = Arc::new(AtomicUsize::new(begun.len()));
     let ended = group.run_on_all("an evaluation", move |rank, device| {
@@ -228,10 +241,11 @@ fn run_pipelines(
     job: &EvalJob,
     mut sums: Vec<RankSums>,
 ) -> Result<Vec<RankSums>, TrainError> {
-    let most = match pipelines.whole.graph.carried.is_empty() {
-        true => forward_micro_batches_max(pipelines.depth()),
+    let most = if pipelines.whole.graph.carried.is_empty() {
+        forward_micro_batches_max(pipelines.depth())
+    } else {
         // Each begins with the states behind the one before.
-        false => 1,
+        1
     };
     let mut work = Vec::with_capacity(sums.len());
     for (part, sums) in job.parts.iter().zip(&mut sums) {
@@ -342,11 +356,16 @@ impl EvalJob {
     /// Returns the inputs of a batch, which may continue the one before, with the states behind it.
     fn inputs(&self, batch: &EvalBatch, before: &NextStates) -> Result<Inputs, DataError> {
         let mut inputs = self.source.rows(self.split, &batch.windows)?;
-        for NextState { input, values } in before.iter().filter(|_| batch.continues) {
+        if !batch.continues {
+            return Ok(inputs);
+        }
+        for NextState { input, values } in before {
             let zeros = inputs.iter_mut().find(|(id, _)| id == input);
             if let Some((_, HostTensor::Float(zeros))) = zeros {
                 // The batch before may have more rows.
-                zeros.iter_mut().zip(values).for_each(|(zero, value)| *zero = *value);
+                for (zero, value) in zeros.iter_mut().zip(values) {
+                    *zero = *value;
+                }
             }
         }
         Ok(inputs)
@@ -354,10 +373,13 @@ impl EvalJob {
 
     /// Returns the samples that all ranks have evaluated.
     fn samples_done(&self, sums: &[RankSums]) -> u64 {
-        let of_rank = |(part, sums): (&Vec<EvalBatch>, &RankSums)| {
-            part[..sums.done].iter().map(|batch| batch.windows.len() as u64).sum::<u64>()
-        };
-        self.parts.iter().zip(sums).map(of_rank).sum()
+        let mut samples = 0;
+        for (part, sums) in self.parts.iter().zip(sums) {
+            for batch in &part[..sums.done] {
+                samples += batch.windows.len() as u64;
+            }
+        }
+        samples
     }
 }
 
@@ -403,26 +425,29 @@ fn consecutive(windows: &[u64], samples: u64, count: usize) -> Vec<Vec<u64>> {
     let all = windows.len();
     let samples = if samples == 0 { all } else { all.min(samples as usize) };
     let count = count.min(samples);
-    let run = |index: usize| {
-        let [taken, next] = [index, index + 1].map(|index| index * samples / count);
+    let mut runs = Vec::with_capacity(count);
+    for index in 0..count {
+        let taken = index * samples / count;
+        let next = (index + 1) * samples / count;
         let first = taken + index * (all - samples) / count;
-        windows[first..first + next - taken].to_vec()
-    };
-    (0..count).map(run).collect()
+        runs.push(windows[first..first + next - taken].to_vec());
+    }
+    runs
 }
 
 /// Cuts runs of windows into consecutive parts in proportion to weights.
 fn share_out(runs: &[Vec<u64>], weights: &[u32]) -> Vec<Vec<Vec<u64>>> {
     let total: u64 = weights.iter().map(|weight| u64::from(*weight)).sum();
-    let (mut seen, mut from) = (0, 0);
-    let part = |weight: &u32| {
+    let mut parts = Vec::with_capacity(weights.len());
+    let mut seen = 0;
+    let mut from = 0;
+    for weight in weights {
         seen += u64::from(*weight);
         let to = (runs.len() as u64 * seen / total.max(1)) as usize;
-        let part = runs[from..to].to_vec();
+        parts.push(runs[from..to].to_vec());
         from = to;
-        part
-    };
-    weights.iter().map(part).collect()
+    }
+    parts
 }
 
 /// Returns the batches of at most `rows` rows that go through runs of windows, a run in each row.
@@ -431,8 +456,13 @@ fn batches(mut runs: Vec<Vec<u64>>, rows: usize) -> Vec<EvalBatch> {
     for rows in runs.chunks_mut(rows) {
         // Those that end first are behind the others, so that a row is always of one run.
         rows.sort_by_key(|run| std::cmp::Reverse(run.len()));
-        for index in 0..rows.first().map_or(0, Vec::len) {
-            let windows = rows.iter().filter_map(|run| run.get(index).copied()).collect();
+        for index in 0..rows[0].len() {
+            let mut windows = Vec::with_capacity(rows.len());
+            for run in rows.iter() {
+                if let Some(window) = run.get(index) {
+                    windows.push(*window);
+                }
+            }
             batches.push(EvalBatch { windows, continues: index > 0 });
         }
     }

@@ -19,47 +19,64 @@ pub fn default_prompt(tokenizer: &Tokenizer) -> String {
     }
 }
 
-/// Continues `prompt` by `count` tokens on the first of the units, and returns the text. Calls
-/// `piece` with each part of the text as soon as its characters are complete; `piece` may return
-/// `false` to stop there.
+/// Text that is to be generated.
+#[derive(Clone, Copy)]
+pub struct Generation<'a> {
+    /// Units of devices, of which the first generates.
+    pub units: ForwardUnits<'a>,
+    pub tokenizer: &'a Tokenizer,
+    pub model: LanguageModel,
+    pub prompt: &'a str,
+    pub sampling: Sampling,
+    /// Number of tokens by which the prompt is continued.
+    pub count: u64,
+}
+
+impl Generation<'_> {
+    /// Returns the token that follows others. A model that goes by token begins with `states`,
+    /// which are then those behind the last of the tokens.
+    fn next_token(
+        &self,
+        tokens: &[u32],
+        uniform: f64,
+        states: &mut NextStates,
+    ) -> Result<u32, TrainError> {
+        if !self.model.goes_by_token {
+            states.clear();
+        }
+        let row = [Continuation::new(tokens, self.model.context, uniform)];
+        Ok(next_tokens_of(self.units, 0, &self.model, &row, states, &self.sampling)?[0])
+    }
+}
+
+/// Continues a prompt, and returns the text. Calls `piece` with each part of the text as soon as
+/// its characters are complete; `piece` may return `false` to stop there.
 ///
 /// # Errors
 /// Returns `TrainError` if the prompt is empty or has a character outside the vocabulary, or if
 /// the device fails.
 pub fn generate(
-    units: ForwardUnits,
-    tokenizer: &Tokenizer,
-    model: LanguageModel,
-    prompt: &str,
-    sampling: &Sampling,
-    count: u64,
+    generation: &Generation,
     mut piece: impl FnMut(&str) -> bool,
 ) -> Result<String, TrainError> {
+    let Generation { tokenizer, model, prompt, sampling, count, .. } = *generation;
     let mut tokens = tokenizer.encode(prompt)?;
     if tokens.is_empty() {
         return Err(TrainError::InvalidRequest(
             "the prompt is empty; give at least one token".into(),
         ));
     }
-    let sampling = *sampling;
     let mut decoder = Decoder::new(tokenizer);
     let mut text = String::new();
     let key = Key::new(sampling.seed).site(Site(u32::MAX));
     let mut states = NextStates::new();
-    let mut next_of = |tokens: &[u32], uniform: f64| {
-        if !model.goes_by_token {
-            states.clear();
-        }
-        let row = [Continuation::new(tokens, model.context, uniform)];
-        Ok::<u32, TrainError>(next_tokens_of(units, 0, &model, (&row, &mut states), &sampling)?[0])
-    };
     if model.goes_by_token {
         for end in 1..tokens.len() {
-            next_of(&tokens[..end], 0.0)?;
+            generation.next_token(&tokens[..end], 0.0, &mut states)?;
         }
     }
     for index in 0..count {
-        let next = next_of(&tokens, key.uniform(index))?;
+        let next = generation.next_token(&tokens, key.uniform(index), &mut states)?;
         tokens.push(next);
         let new = decoder.push(next);
         text += &new;

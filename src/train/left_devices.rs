@@ -32,20 +32,16 @@ impl LeftDevices {
         let Some((used, stages)) = pipelines_on(count, pipelines) else {
             return Self { devices, stages: None, spare: 0, are_as_typed: false };
         };
+        if used == count {
+            return Self { devices, stages: Some(stages), spare: 0, are_as_typed: false };
+        }
         let positions: Vec<usize> = (0..used).collect();
-        let fewer = match used < count {
-            true => selector_of(&devices, &positions, &adapters_for(&devices)),
-            false => None,
-        };
-        match fewer {
+        match selector_of(&devices, &positions, &adapters_for(&devices)) {
             Some(devices) => {
                 Self { devices, stages: Some(stages), spare: count - used, are_as_typed: false }
             }
             // Devices that cannot be named are all used.
-            None if used < count => {
-                Self { devices, stages: Some(1), spare: 0, are_as_typed: false }
-            }
-            None => Self { devices, stages: Some(stages), spare: 0, are_as_typed: false },
+            None => Self { devices, stages: Some(1), spare: 0, are_as_typed: false },
         }
     }
 }

@@ -5,7 +5,7 @@ use std::thread;
 
 use crate::base::{DType, HostTensor, Rank, TensorId};
 use crate::data::{Augmentation, DataError, Dataset, DatasetInput, Sampler, Split};
-use crate::graph::{Graph, IdError, IdRange, Plan};
+use crate::graph::{Graph, IdRange, Plan};
 use crate::parallel::pipeline::used_inputs;
 use crate::parallel::{MicroBatch, Program};
 use crate::runtime::step::Inputs;
@@ -17,7 +17,7 @@ const AHEAD: usize = 2;
 /// Returns the bytes of inputs that a loader and the current step hold at a time, with samples of
 /// `row_bytes`: the prefetched steps, the one being assembled, and the one that runs.
 pub fn bytes(batch: usize, row_bytes: usize) -> usize {
-    [batch, row_bytes].into_iter().fold(AHEAD + 2, usize::saturating_mul)
+    (AHEAD + 2).saturating_mul(batch).saturating_mul(row_bytes)
 }
 
 /// Creates the sampler of a model's data, with a seed and the samples of a batch: streams if the
@@ -29,7 +29,8 @@ pub fn bytes(batch: usize, row_bytes: usize) -> usize {
 pub fn sampler_of(
     graph: &Graph,
     data: &dyn Dataset,
-    (seed, batch): (u64, u32),
+    seed: u64,
+    batch: u32,
 ) -> Result<Sampler, TrainError> {
     let sampler = Sampler::new(seed, data.len(Split::Train), batch);
     if graph.carried.is_empty() {
@@ -40,10 +41,7 @@ pub fn sampler_of(
             "the model carries its state from step to step, and the data are no sequence".into(),
         ));
     };
-    match sampler.of_streams(distance) {
-        Some(streams) => Ok(streams),
-        None => Err(TrainError::ShortStreams { batch, distance }),
-    }
+    sampler.of_streams(distance).ok_or(TrainError::ShortStreams { batch, distance })
 }
 
 /// Source of the inputs of steps.
@@ -74,12 +72,19 @@ impl BatchSource {
         data: Arc<dyn Dataset>,
         sampler: Sampler,
     ) -> Result<Self, TrainError> {
-        let with_tensor = |input| Ok((input, tensor_of(graph, input)?));
-        let inputs: Result<_, TrainError> = data.inputs().into_iter().map(with_tensor).collect();
-        let samples = graph.input("samples");
-        let carried = graph.carried_sizes().collect();
-        let ranges = graph.id_ranges();
-        Ok(Self { data, sampler, inputs: inputs?, ranges, samples, carried, augmentation: None })
+        let mut inputs = Vec::new();
+        for input in data.inputs() {
+            inputs.push((input, tensor_of(graph, input)?));
+        }
+        Ok(Self {
+            data,
+            sampler,
+            inputs,
+            ranges: graph.id_ranges(),
+            samples: graph.input("samples"),
+            carried: graph.carried_sizes().collect(),
+            augmentation: None,
+        })
     }
 
     /// Returns true if the model carries states from step to step.
@@ -94,8 +99,8 @@ impl BatchSource {
     /// Returns `DataError` if a sample cannot be read.
     pub fn micro_batch(&self, step: u64, micro_batch: &MicroBatch) -> Result<Inputs, DataError> {
         let slots = micro_batch.first..micro_batch.first + micro_batch.rows;
-        let indices = slots.clone().map(|slot| self.sampler.sample(step, slot).index);
-        let indices: Vec<u64> = indices.collect();
+        let indices: Vec<u64> =
+            slots.clone().map(|slot| self.sampler.sample(step, slot).index).collect();
         let mut inputs = self.data_rows(Split::Train, &indices)?;
         if let Some((changes, seed)) = &self.augmentation
             && let Some((_, HostTensor::Float(pictures))) = inputs.first_mut()
@@ -114,15 +119,20 @@ impl BatchSource {
     /// Returns the inputs of the first samples of a step, with which devices are timed. Zeros stand
     /// for samples that cannot be read, which is reported by the step itself.
     pub fn probe(&self, step: u64, rows: u32) -> Inputs {
-        let zeros = |_| {
-            let zero = |(input, id): &(DatasetInput, TensorId)| {
-                (*id, HostTensor::zeros(input.dtype, input.elements * rows as usize))
-            };
-            let samples = self.samples.map(|id| (id, HostTensor::Int((0..rows).collect())));
-            self.inputs.iter().map(zero).chain(samples).collect()
+        let mut inputs = match self.micro_batch(step, &MicroBatch { first: 0, rows }) {
+            Ok(inputs) => inputs,
+            Err(_) => {
+                let mut zeros = Inputs::new();
+                for (input, id) in &self.inputs {
+                    let elements = input.elements * rows as usize;
+                    zeros.push((*id, HostTensor::zeros(input.dtype, elements)));
+                }
+                if let Some(samples) = self.samples {
+                    zeros.push((samples, HostTensor::Int((0..rows).collect())));
+                }
+                zeros
+            }
         };
-        let read = self.micro_batch(step, &MicroBatch { first: 0, rows });
-        let mut inputs = read.unwrap_or_else(zeros);
         inputs.extend(self.states_of_zeros(rows as usize));
         inputs
     }
@@ -170,13 +180,17 @@ impl BatchSource {
         indices: &[u64],
     ) -> Result<(), DataError> {
         let HostTensor::Int(values) = values else { return Ok(()) };
-        for range in self.ranges.iter().filter(|range| range.name == input.name) {
-            let invalid = |error: IdError| DataError::Invalid {
-                name: format!("the data set's {}", error.name),
-                place: error.place(),
-                why: error.why().into(),
-            };
-            range.check(values, |row| indices[row]).map_err(invalid)?;
+        for range in &self.ranges {
+            if range.name != input.name {
+                continue;
+            }
+            if let Err(error) = range.check(values, |row| indices[row]) {
+                return Err(DataError::Invalid {
+                    name: format!("the data set's {}", error.name),
+                    place: error.place(),
+                    why: error.why().into(),
+                });
+            }
         }
         Ok(())
     }
@@ -200,10 +214,13 @@ fn unannounced(
     elements: usize,
     given: Option<(&str, HostTensor)>,
 ) -> DataError {
-    let given = given.map_or("nothing".into(), |(name, values)| {
-        let (dtype, length) = type_and_length(&values);
-        format!("{length} values of type {dtype:?} for {name}")
-    });
+    let given = match given {
+        Some((name, values)) => {
+            let (dtype, length) = type_and_length(&values);
+            format!("{length} values of type {dtype:?} for {name}")
+        }
+        None => "nothing".into(),
+    };
     let DatasetInput { name, dtype, .. } = announced;
     let why =
         format!("gives {given}, and announces {elements} values of type {dtype:?} for {name}");
@@ -213,13 +230,15 @@ fn unannounced(
 /// Returns the tensor of a graph that an input of a data set fills.
 fn tensor_of(graph: &Graph, input: DatasetInput) -> Result<TensorId, TrainError> {
     let DatasetInput { name, dtype, elements } = input;
-    let invalid = |why| TrainError::InvalidRequest(format!("the data have {name}, {why}"));
-    let tensor =
-        graph.input(name).ok_or_else(|| invalid("which the model does not take".into()))?;
+    let Some(tensor) = graph.input(name) else {
+        let why = format!("the data have {name}, which the model does not take");
+        return Err(TrainError::InvalidRequest(why));
+    };
     let wanted = graph.tensor(tensor);
     if wanted.dtype != dtype || wanted.shape.per_row() != elements {
-        return Err(invalid(format!(
-            "{elements} values of type {dtype:?} per sample, and the model takes {} of type {:?}",
+        return Err(TrainError::InvalidRequest(format!(
+            "the data have {name}, {elements} values of type {dtype:?} per sample, and the model \
+             takes {} of type {:?}",
             wanted.shape.per_row(),
             wanted.dtype
         )));
@@ -246,8 +265,8 @@ impl LoadedRanks {
 
     /// Leaves the inputs of some ranks to their nodes.
     pub fn without(mut self, is_left: impl Fn(Rank) -> bool) -> Self {
-        for (rank, is_read) in (0..).map(Rank).zip(&mut self.are_read) {
-            *is_read = !is_left(rank);
+        for (rank, is_read) in self.are_read.iter_mut().enumerate() {
+            *is_read = !is_left(Rank(rank as u32));
         }
         self
     }
@@ -258,10 +277,8 @@ impl LoadedRanks {
     fn step(&self, source: &BatchSource, step: u64) -> Result<Vec<Vec<Inputs>>, DataError> {
         let mut read: Option<(&[MicroBatch], Vec<Inputs>)> = None;
         let mut ranks = Vec::with_capacity(self.programs.len());
-        for ((program, wanted), is_read) in
-            self.programs.iter().zip(&self.inputs).zip(&self.are_read)
-        {
-            if !is_read {
+        for (rank, program) in self.programs.iter().enumerate() {
+            if !self.are_read[rank] {
                 ranks.push(Vec::new());
                 continue;
             }
@@ -269,13 +286,20 @@ impl LoadedRanks {
             let all = match read.take() {
                 Some((of, inputs)) if of == micro_batches => inputs,
                 _ => {
-                    let inputs = micro_batches.iter().map(|m| source.micro_batch(step, m));
-                    inputs.collect::<Result<_, _>>()?
+                    let mut inputs = Vec::with_capacity(micro_batches.len());
+                    for part in micro_batches {
+                        inputs.push(source.micro_batch(step, part)?);
+                    }
+                    inputs
                 }
             };
-            let is_wanted = |(tensor, _): &&(TensorId, HostTensor)| wanted.contains(tensor);
-            let of_rank = |inputs: &Inputs| inputs.iter().filter(is_wanted).cloned().collect();
-            ranks.push(all.iter().map(of_rank).collect());
+            let wanted = &self.inputs[rank];
+            let mut of_rank = Vec::with_capacity(all.len());
+            for inputs in &all {
+                let of_part = inputs.iter().filter(|(tensor, _)| wanted.contains(tensor));
+                of_rank.push(of_part.cloned().collect());
+            }
+            ranks.push(of_rank);
             read = Some((micro_batches, all));
         }
         Ok(ranks)

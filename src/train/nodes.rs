@@ -104,7 +104,8 @@ impl RunNodes {
     pub fn start(
         meeting: Meeting,
         frames: &FrameReceiver,
-        (roster, node_timeout): (&Roster, Duration),
+        roster: &Roster,
+        node_timeout: Duration,
         links: Vec<(NodeRank, Arc<NodeLink>)>,
     ) -> Result<Arc<Self>, RuntimeError> {
         let (signals, raise) = SignalFlags::raised();
@@ -114,7 +115,8 @@ impl RunNodes {
         for (number, link) in links {
             let host = roster.node(number).map(|node| node.host.clone()).unwrap_or_default();
             let connection: Arc<dyn NodeConnection> = link.clone();
-            let (raise, give_up) = (raise.clone(), give_up.clone());
+            let raise = raise.clone();
+            let give_up = give_up.clone();
             let watch = NodeWatch {
                 answer_timeout,
                 on_signal: Box::new(move |signal| raise(signal)),
@@ -123,21 +125,26 @@ impl RunNodes {
             let node = RemoteNode::new(number.0, &host, connection, frames.clone(), watch);
             let node = Arc::new(node);
             let receiving = Arc::downgrade(&node);
-            let receive = move |message: Vec<u8>| match receiving.upgrade() {
+            link.receive_with(Arc::new(move |message: Vec<u8>| match receiving.upgrade() {
                 Some(node) => node.receive(&message),
                 None => Ok(()),
-            };
-            link.receive_with(Arc::new(receive));
+            }));
             nodes.push(node);
         }
-        let (news, watched) = (meeting.news.clone(), nodes.clone());
+        let news = meeting.news.clone();
+        let watched = nodes.clone();
         thread::Builder::new()
             .name("news of nodes".into())
             .spawn(move || watch(&news, &watched))
             .map_err(|why| RuntimeError::InvalidRequest(format!("no more threads: {why}")))?;
         let remote = Mutex::new(RemoteNodes { nodes: nodes.clone(), devices: Vec::new() });
-        let (has_begun, meeting) = (AtomicBool::new(false), Mutex::new(meeting));
-        Ok(Arc::new(Self { nodes, remote, signals, has_begun, meeting }))
+        Ok(Arc::new(Self {
+            nodes,
+            remote,
+            signals,
+            has_begun: AtomicBool::new(false),
+            meeting: Mutex::new(meeting),
+        }))
     }
 
     /// Tells all nodes of the run, and asks them for their devices. `done` are the steps and the
@@ -154,10 +161,11 @@ impl RunNodes {
         // Descriptions are plain data.
         let saved = serde_json::to_string(&data.saved()).unwrap_or_default();
         let fingerprint = data.dataset.fingerprint();
-        let data_brief = DataBrief { fingerprint, saved, done };
-        let (config, shape) = (spec.whole_toml(), data.shape.clone());
-        let brief = RunBrief { config, shape, data: data_brief };
-        let bytes = encode(&brief);
+        let bytes = encode(&RunBrief {
+            config: spec.whole_toml(),
+            shape: data.shape.clone(),
+            data: DataBrief { fingerprint, saved, done },
+        });
         let mut devices = Vec::new();
         for node in &self.nodes {
             devices.extend(node.begin(bytes.clone())?);
@@ -211,18 +219,24 @@ impl RunNodes {
 
     /// Waits until all nodes have sent the rest of their traces.
     pub fn flush_traces(&self) {
-        self.nodes.iter().for_each(|node| node.flush_trace());
+        for node in &self.nodes {
+            node.flush_trace();
+        }
     }
 
     /// Ends all nodes with the outcome of the run.
     pub fn end(&self, outcome: &NodeOutcome) {
-        self.nodes.iter().for_each(|node| node.end(encode(outcome)));
+        for node in &self.nodes {
+            node.end(encode(outcome));
+        }
         self.meeting.lock().unwrap_or_else(PoisonError::into_inner).leave("the run is over");
     }
 
     fn show(&self, event: &Event) {
         let bytes = encode(event);
-        self.nodes.iter().for_each(|node| node.show(bytes.clone()));
+        for node in &self.nodes {
+            node.show(bytes.clone());
+        }
     }
 }
 
@@ -236,27 +250,34 @@ fn watch(news: &Mailbox<ClusterNews>, nodes: &[Arc<RemoteNode>]) {
     while let Ok(news) = news.recv(None) {
         match news {
             ClusterNews::Left { node, why } => {
-                for one in nodes.iter().filter(|one| one.number == node.0) {
-                    one.lose(&format!("{node} ({}) left: {why}", one.host));
+                for one in nodes {
+                    if one.number == node.0 {
+                        one.lose(&format!("{node} ({}) left: {why}", one.host));
+                    }
                 }
             }
             ClusterNews::Ended(end) => {
                 let why = end.to_string();
-                let lost = match &end {
-                    ClusterEnd::Lost { loss: Loss::Node { node, .. }, .. } => Some(node.0),
-                    _ => None,
-                };
                 // The one that is to blame first, because the first failure is the run's error.
-                let is_lost = |node: &&Arc<RemoteNode>| Some(node.number) == lost;
-                nodes.iter().filter(is_lost).for_each(|node| node.lose(&why));
-                nodes.iter().for_each(|node| node.lose(&why));
+                if let ClusterEnd::Lost { loss: Loss::Node { node: lost, .. }, .. } = &end {
+                    for node in nodes {
+                        if node.number == lost.0 {
+                            node.lose(&why);
+                        }
+                    }
+                }
+                for node in nodes {
+                    node.lose(&why);
+                }
                 return;
             }
             _ => {}
         }
     }
     // The thread of the cluster has ended without a reason.
-    nodes.iter().for_each(|node| node.lose("the connection to the other nodes ended"));
+    for node in nodes {
+        node.lose("the connection to the other nodes ended");
+    }
 }
 
 /// Sink that sends events to the users of other nodes, besides the one that it wraps.
@@ -323,17 +344,21 @@ impl NodeHost for JoinedNode {
         let spec = (self.configure)(&config)?;
         let (graph, _) = spec.training_graph(&shape).map_err(|error| error.to_string())?;
         let selections = selections(&self.devices).map_err(|error| error.to_string())?;
-        let open = |path: &PathBuf| OwnData::open(path, &spec, &graph, &data);
-        let data = self.data.as_ref().map(open).transpose()?;
+        let mut own_data: Option<Arc<dyn InputSource>> = None;
         if let Some(path) = &self.data {
+            own_data = Some(Arc::new(OwnData::open(path, &spec, &graph, &data)?));
             let note = format!("samples are read from {}, the data of the run", path.display());
             // A terminal never fails.
             let _ = self.sink.event(&Event::Note(note));
         }
-        let data = data.map(|data| Arc::new(data) as Arc<dyn InputSource>);
-        let (opening, node_timeout) = (spec.opening, spec.node_timeout);
-        let faults = self.faults.clone();
-        Ok(NodeOffer { graph, selections, opening, node_timeout, data, faults })
+        Ok(NodeOffer {
+            graph,
+            selections,
+            opening: spec.opening,
+            node_timeout: spec.node_timeout,
+            data: own_data,
+            faults: self.faults.clone(),
+        })
     }
 
     fn show(&mut self, news: &[u8]) {
@@ -366,8 +391,11 @@ impl OwnData {
                 path.display()
             ));
         }
-        let source = spec.batch_source(graph, &data, of_run.done);
-        source.map(Self).map_err(|error| error.to_string())
+        let (steps, samples) = of_run.done;
+        match spec.batch_source(graph, &data, steps, samples) {
+            Ok(source) => Ok(Self(source)),
+            Err(error) => Err(error.to_string()),
+        }
     }
 }
 
@@ -408,7 +436,8 @@ fn leave_late(why: &str, is_over: &AtomicBool) {
 pub fn serve(
     meeting: Meeting,
     frames: FrameReceiver,
-    (you, links): (NodeRank, Vec<(NodeRank, Arc<NodeLink>)>),
+    you: NodeRank,
+    links: Vec<(NodeRank, Arc<NodeLink>)>,
     signals: Signals,
     node: &mut JoinedNode,
 ) -> Result<NodeOutcome, TrainError> {
@@ -417,10 +446,9 @@ pub fn serve(
     for (number, link) in &links {
         if *number == NodeRank(0) {
             let inbox = inbox.clone();
-            let deliver = move |message| {
+            link.receive_with(Arc::new(move |message| {
                 inbox.send(NodeInput::Message(message)).map_err(|why| why.to_string())
-            };
-            link.receive_with(Arc::new(deliver));
+            }));
         }
         connections.push((*number, link.clone()));
     }
@@ -433,7 +461,9 @@ pub fn serve(
     connections.sort_by_key(|(number, _)| *number);
     let connections = connections.into_iter().map(|(_, connection)| connection).collect();
     let is_over = Arc::new(AtomicBool::new(false));
-    let (news, closing, served) = (meeting.news.clone(), inbox.clone(), is_over.clone());
+    let news = meeting.news.clone();
+    let closing = inbox.clone();
+    let served = is_over.clone();
     let started = thread::Builder::new().name("news of nodes".into()).spawn(move || {
         let end = loop {
             match news.recv(None) {
@@ -448,12 +478,15 @@ pub fn serve(
     });
     started.map_err(|why| TrainError::System { what: "a thread", why })?;
     let over = is_over.clone();
-    let send = move |signal: Interruption| {
-        // A first node that is lost needs to know nothing.
-        let _ = first.send(encode(&ToFirst::Signal(signal.number())));
-    };
-    let watching = signals.watch(move || over.load(Ordering::Relaxed), send);
-    let watching = watching.map_err(|why| TrainError::System { what: "a thread", why })?;
+    let watching = signals
+        .watch(
+            move || over.load(Ordering::Relaxed),
+            move |signal: Interruption| {
+                // A first node that is lost needs to know nothing.
+                let _ = first.send(encode(&ToFirst::Signal(signal.number())));
+            },
+        )
+        .map_err(|why| TrainError::System { what: "a thread", why })?;
     let ended = NodeServer::new(you.0, node, connections, frames).run(&inbox);
     is_over.store(true, Ordering::Relaxed);
     let _ = watching.join();

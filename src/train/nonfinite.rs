@@ -64,13 +64,14 @@ pub fn bad_state(
     if let Some((name, _)) = bad_bank(device, BucketTensor::Parameters, &|_| false)? {
         return Ok(Some(NotFinite::Parameter(name)));
     }
-    let reduce = |bucket| Instruction::Start(Collective::reduce_scatter(bucket));
-    let has_sums = |bucket| program.instructions.contains(&reduce(bucket));
-    let gradient = bad_bank(device, BucketTensor::Gradients, &has_sums)?;
-    Ok(gradient.map(|(name, is_summed)| match is_summed {
-        true => NotFinite::Sum(name),
-        false => NotFinite::Gradient(name),
-    }))
+    let gradient = bad_bank(device, BucketTensor::Gradients, &|bucket| {
+        program.instructions.contains(&Instruction::Start(Collective::reduce_scatter(bucket)))
+    })?;
+    Ok(match gradient {
+        Some((name, true)) => Some(NotFinite::Sum(name)),
+        Some((name, false)) => Some(NotFinite::Gradient(name)),
+        None => None,
+    })
 }
 
 /// Returns the first parameter, in the model's order, with a non-finite value in a bank, and true
@@ -81,9 +82,9 @@ fn bad_bank(
     bank: BucketTensor,
     has_sums: &dyn Fn(BucketId) -> bool,
 ) -> Result<Option<(String, bool)>, DeviceError> {
-    let buckets = 0..device.plan().buckets.len() as u32;
     let mut found: Option<(bool, ParamId)> = None;
-    for bucket in buckets.map(BucketId) {
+    for bucket in 0..device.plan().buckets.len() as u32 {
+        let bucket = BucketId(bucket);
         if !device.plan().holds(bucket) {
             continue;
         }
@@ -94,15 +95,19 @@ fn bad_bank(
         for &(id, start) in &layout.parameters {
             let shape = &plan.graph.tensor(plan.graph.parameters[id.index()].tensor).shape;
             let elements = start..start + shape.per_row();
-            let mut bad = elements.filter(|index| !values[*index].is_finite()).peekable();
-            if bad.peek().is_some() {
-                let is_summed = has_sums(bucket) && bad.all(|index| owned.contains(&index));
-                found = Some(found.map_or((is_summed, id), |known| known.min((is_summed, id))));
+            let bad: Vec<usize> = elements.filter(|index| !values[*index].is_finite()).collect();
+            if bad.is_empty() {
+                continue;
             }
+            let is_summed = has_sums(bucket) && bad.iter().all(|index| owned.contains(index));
+            found = match found {
+                Some(known) => Some(known.min((is_summed, id))),
+                None => Some((is_summed, id)),
+            };
         }
     }
-    let name = |id: ParamId| device.plan().graph.parameters[id.index()].name.clone();
-    Ok(found.map(|(is_summed, id)| (name(id), is_summed)))
+    let Some((is_summed, id)) = found else { return Ok(None) };
+    Ok(Some((device.plan().graph.parameters[id.index()].name.clone(), is_summed)))
 }
 
 fn bad_activation(
@@ -136,7 +141,8 @@ pub fn bad_output(
         for output in outputs {
             if is_bad(device, output, pass)? {
                 let graph = &device.plan().graph;
-                let (name, op) = (&graph.tensor(output).name, &graph.nodes[node].op);
+                let name = &graph.tensor(output).name;
+                let op = &graph.nodes[node].op;
                 let index = pass.micro_batch;
                 return Ok(Some(format!("{name} ({output}, {op}) in micro-batch {index}")));
             }

@@ -1,7 +1,7 @@
 //! Outputs of a model for any number of samples, computed on all devices.
 
 use super::error::TrainError;
-use crate::base::{DType, HostTensor, TensorId};
+use crate::base::{DType, HostTensor};
 use crate::graph::Graph;
 use crate::parallel::MicroBatch;
 use crate::runtime::pipelines::ForwardUnits;
@@ -29,65 +29,76 @@ pub struct OutputRequest<'a> {
 /// Returns `TrainError` if there is no such output, or if a device fails.
 pub fn model_outputs(request: &OutputRequest) -> Result<Vec<f32>, TrainError> {
     let OutputRequest { units, graph, output, rows, most, weights, .. } = *request;
-    let missing = || TrainError::InvalidRequest(format!("the model has no output {output}"));
-    let tensor = graph.output(output).ok_or_else(missing)?;
-    let parts = divided(rows, weights.iter().map(|weight| (*weight, most)));
-    let part = |part: &MicroBatch| {
-        let range = part.first as usize..(part.first + part.rows) as usize;
-        (range.len(), inputs(request, range))
+    let Some(tensor) = graph.output(output) else {
+        return Err(TrainError::InvalidRequest(format!("the model has no output {output}")));
     };
-    let work = parts.iter().map(|parts| parts.iter().map(part).collect()).collect();
+    let mut work = Vec::with_capacity(weights.len());
+    for parts in divided(rows, weights, &vec![most; weights.len()]) {
+        let mut of_unit = Vec::with_capacity(parts.len());
+        for part in parts {
+            let range = part.first as usize..(part.first + part.rows) as usize;
+            of_unit.push((range.len(), inputs(request, range)));
+        }
+        work.push(of_unit);
+    }
     Ok(units.outputs(tensor, work)?)
 }
 
 /// Returns the micro-batches of each unit for `rows` samples, which are divided in proportion to
-/// weights; `units` are the weights, and the most samples of a unit at a time.
-pub fn divided(rows: u32, units: impl Iterator<Item = (u32, u32)> + Clone) -> Vec<Vec<MicroBatch>> {
-    let weights: Vec<u32> = units.clone().map(|(weight, _)| weight).collect();
+/// their weights; `most` are the most samples of each at a time.
+pub fn divided(rows: u32, weights: &[u32], most: &[u32]) -> Vec<Vec<MicroBatch>> {
+    let mut units = Vec::with_capacity(weights.len());
     let mut first = 0;
-    let of_unit = |(count, most): (u32, u32)| {
+    for (count, most) in proportional(rows, weights).into_iter().zip(most) {
         let end = first + count;
-        let starts = (first..end).step_by(most.max(1) as usize);
-        let part = |first: u32| MicroBatch { first, rows: most.max(1).min(end - first) };
-        first = end;
-        starts.map(part).collect()
-    };
-    proportional(rows, &weights).into_iter().zip(units.map(|(_, most)| most)).map(of_unit).collect()
+        let mut parts = Vec::new();
+        while first < end {
+            let rows = (*most).max(1).min(end - first);
+            parts.push(MicroBatch { first, rows });
+            first += rows;
+        }
+        units.push(parts);
+    }
+    units
 }
 
 /// Divides `count` in proportion to weights, of which one is not 0; what is left over goes to the
 /// first.
 fn proportional(count: u32, weights: &[u32]) -> Vec<u32> {
     let total: u128 = weights.iter().map(|weight| u128::from(*weight)).sum();
-    let (mut seen, mut from) = (0, 0);
-    let part = |weight: &u32| {
+    let mut parts = Vec::with_capacity(weights.len());
+    let mut seen = 0;
+    let mut from = 0;
+    for weight in weights {
         seen += u128::from(*weight);
         // At most `count`, a u32.
         let to = (u128::from(count) * seen).div_ceil(total.max(1)) as u32;
-        let part = to - from;
+        parts.push(to - from);
         from = to;
-        part
-    };
-    weights.iter().map(part).collect()
+    }
+    parts
 }
 
 /// Returns the inputs of the samples of a range; zeros for those that are not given.
 fn inputs(request: &OutputRequest, range: std::ops::Range<usize>) -> Inputs {
-    let of_input = |(name, id): &(String, TensorId)| {
+    let mut inputs = Inputs::new();
+    for (name, id) in &request.graph.inputs {
         let tensor = request.graph.tensor(*id);
         let per_row = tensor.shape.per_row();
         let part = range.start * per_row..range.end * per_row;
         let given = request.inputs.iter().find(|(known, _)| known == name);
-        let values = match (given.map(|(_, values)| values), tensor.dtype) {
-            (Some(HostTensor::Float(values)), DType::F32) => {
+        let values = match (given, tensor.dtype) {
+            (Some((_, HostTensor::Float(values))), DType::F32) => {
                 HostTensor::Float(values[part].to_vec())
             }
-            (Some(HostTensor::Int(values)), DType::U32) => HostTensor::Int(values[part].to_vec()),
+            (Some((_, HostTensor::Int(values))), DType::U32) => {
+                HostTensor::Int(values[part].to_vec())
+            }
             _ => HostTensor::zeros(tensor.dtype, part.len()),
         };
-        (*id, values)
-    };
-    request.graph.inputs.iter().map(of_input).collect()
+        inputs.push((*id, values));
+    }
+    inputs
 }
 
 #[cfg(test)]

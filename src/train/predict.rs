@@ -93,15 +93,16 @@ impl Trainer {
         split: Split,
         output: &str,
     ) -> Result<ArrayD<f32>, TrainError> {
-        let fail = |why: String| Err(TrainError::InvalidRequest(why));
         let tensor = self.output(output)?;
         let shape = self.graph.tensor(tensor).shape.clone();
         if !shape.is_batched() {
-            return fail(format!("{output} is {shape}, without a dimension for samples"));
+            let why = format!("{output} is {shape}, without a dimension for samples");
+            return Err(TrainError::InvalidRequest(why));
         }
         let count = data.len(split);
         if count == 0 {
-            return fail("the data have no sample of that split to predict".into());
+            let why = "the data have no sample of that split to predict";
+            return Err(TrainError::InvalidRequest(why.into()));
         }
         // Checks that the data fit; nothing is drawn from the sampler.
         BatchSource::new(&self.graph, data.clone(), Sampler::new(0, 1, 1))?;
@@ -124,20 +125,20 @@ impl Trainer {
         rows: usize,
         inputs: &[(&str, HostTensor)],
     ) -> Result<Vec<f32>, TrainError> {
-        let fail = |why: String| Err(TrainError::InvalidRequest(why));
         if rows == 0 || u32::try_from(rows).is_err() {
-            return fail(format!("{rows} rows asked for; give at least 1 and fewer than 2^32"));
+            let why = format!("{rows} rows asked for; give at least 1 and fewer than 2^32");
+            return Err(TrainError::InvalidRequest(why));
         }
         let shape = self.graph.tensor(tensor).shape.clone();
         let parts = self.parts(rows as u32);
         if !shape.is_batched() && parts.iter().map(Vec::len).sum::<usize>() > 1 {
-            return fail(format!(
+            return Err(TrainError::InvalidRequest(format!(
                 "{output} is {shape}, without a dimension for rows: ask for fewer rows than \
                  {rows}, so that they fit one micro-batch"
-            ));
+            )));
         }
-        let cut = |part: &MicroBatch| self.cut_or_zero(inputs, rows, part);
-        Ok(self.session.units().outputs(tensor, work_of(&parts, &cut)?)?)
+        let work = work_of(&parts, &|part| self.cut_or_zero(inputs, rows, part))?;
+        Ok(self.session.units().outputs(tensor, work)?)
     }
 
     /// Computes the loss on samples of a split of a data set that have nothing in common, without
@@ -170,21 +171,28 @@ impl Trainer {
         split: Split,
         samples: u64,
     ) -> Result<Evaluation, TrainError> {
-        let evaluated = (|| {
-            if data.evaluation_samples(split).is_empty() {
-                let why = "the data have no sample of that split to evaluate on";
-                return Err(TrainError::InvalidRequest(why.into()));
-            }
-            // Nothing is drawn from the sampler.
-            let sampler = Sampler::new(0, 1, self.options().batch as u32);
-            let source = BatchSource::new(&self.graph, data.clone(), sampler)?;
-            let signals = &SignalFlags::default();
-            let part = EvaluatedPart { source: &source, task, split, samples, signals };
-            let evaluation = self.evaluate_part(&part, &mut |_, _| Ok(()))?;
-            let ended = || TrainError::Defect("an evaluation ended without a signal".into());
-            evaluation.ok_or_else(ended)
-        })();
+        let evaluated = self.evaluate_samples(data, task, split, samples);
         self.noting_failure(evaluated)
+    }
+
+    fn evaluate_samples(
+        &mut self,
+        data: &Arc<dyn Dataset>,
+        task: &Arc<dyn Task>,
+        split: Split,
+        samples: u64,
+    ) -> Result<Evaluation, TrainError> {
+        if data.evaluation_samples(split).is_empty() {
+            let why = "the data have no sample of that split to evaluate on";
+            return Err(TrainError::InvalidRequest(why.into()));
+        }
+        // Nothing is drawn from the sampler.
+        let sampler = Sampler::new(0, 1, self.options().batch as u32);
+        let source = BatchSource::new(&self.graph, data.clone(), sampler)?;
+        let signals = &SignalFlags::default();
+        let part = EvaluatedPart { source: &source, task, split, samples, signals };
+        self.evaluate_part(&part, &mut |_, _| Ok(()))?
+            .ok_or_else(|| TrainError::Defect("an evaluation ended without a signal".into()))
     }
 
     /// Computes the loss on `rows` samples that are given like those of [`Trainer::step`], without
@@ -199,22 +207,15 @@ impl Trainer {
         rows: usize,
         inputs: &[(&str, HostTensor)],
     ) -> Result<Evaluation, TrainError> {
-        let evaluated = self.sums_of_rows(rows, inputs).map(|sums| {
-            let (loss, targets) =
-                sums.iter().fold((0.0, 0.0), |sum, own| (sum.0 + own.0, sum.1 + own.1));
-            let samples = rows as u64;
-            let (loss, targets) = (loss / targets, targets as u64);
-            Evaluation { loss, samples, targets, sums: Vec::new() }
-        });
+        let evaluated = self.evaluate_given(rows, inputs);
         self.noting_failure(evaluated)
     }
 
-    /// Returns the sums of the losses of rows and the number of targets, per rank or pipeline.
-    fn sums_of_rows(
+    fn evaluate_given(
         &mut self,
         rows: usize,
         inputs: &[(&str, HostTensor)],
-    ) -> Result<Vec<(f64, f64)>, TrainError> {
+    ) -> Result<Evaluation, TrainError> {
         self.require_known(inputs)?;
         self.require_ids(inputs, 0)?;
         if rows == 0 || u32::try_from(rows).is_err() {
@@ -222,10 +223,20 @@ impl Trainer {
             return Err(TrainError::InvalidRequest(why));
         }
         let parts = self.parts(rows as u32);
-        let cut = |part: &MicroBatch| self.cut(&self.graph.inputs, inputs, rows, part);
-        let work = work_of(&parts, &cut)?;
+        let work = work_of(&parts, &|part| self.cut(&self.graph.inputs, inputs, rows, part))?;
         let session = &mut self.session;
-        Ok(session.pipelines.losses(&mut session.group, work)?)
+        let mut loss = 0.0;
+        let mut targets = 0.0;
+        for (of_unit, targets_of_unit) in session.pipelines.losses(&mut session.group, work)? {
+            loss += of_unit;
+            targets += targets_of_unit;
+        }
+        Ok(Evaluation {
+            loss: loss / targets,
+            samples: rows as u64,
+            targets: targets as u64,
+            sums: Vec::new(),
+        })
     }
 
     /// Computes the loss on a part of a split; `progress` gets the samples done and their number.
@@ -236,9 +247,9 @@ impl Trainer {
         progress: &mut dyn FnMut(u64, u64) -> Result<(), TrainError>,
     ) -> Result<Option<Evaluation>, TrainError> {
         let EvaluatedPart { source, task, split, samples, signals } = *part;
-        let units = self.session.placement.units();
-        let (rows, weights): (Vec<u32>, Vec<u32>) =
-            units.map(|rank| (rank.micro_batch, rank.share)).unzip();
+        let placement = &self.session.placement;
+        let weights: Vec<u32> = placement.units().map(|rank| rank.share).collect();
+        let rows: Vec<u32> = placement.units().map(|rank| rank.micro_batch).collect();
         let request = EvalRequest {
             source,
             graph: &self.graph,
@@ -256,8 +267,10 @@ impl Trainer {
     /// Returns the micro-batches of each rank or pipeline for `rows` samples, which are divided in
     /// proportion to the shares of a batch.
     fn parts(&self, rows: u32) -> Vec<Vec<MicroBatch>> {
-        let units = self.session.placement.units();
-        divided(rows, units.map(|rank| (rank.share, rank.micro_batch)))
+        let placement = &self.session.placement;
+        let weights: Vec<u32> = placement.units().map(|rank| rank.share).collect();
+        let most: Vec<u32> = placement.units().map(|rank| rank.micro_batch).collect();
+        divided(rows, &weights, &most)
     }
 
     /// Returns a micro-batch's rows of the values for `rows` samples, with zeros for inputs that
@@ -268,26 +281,29 @@ impl Trainer {
         rows: usize,
         part: &MicroBatch,
     ) -> Result<Inputs, TrainError> {
-        let is_given =
-            |name: &str| name == "samples" || values.iter().any(|(known, _)| *known == name);
-        let (given, missing): (Vec<_>, Vec<_>) =
-            self.graph.inputs.iter().cloned().partition(|(name, _)| is_given(name));
+        let mut given = Vec::new();
+        let mut missing = Vec::new();
+        for (name, id) in &self.graph.inputs {
+            if name == "samples" || values.iter().any(|(known, _)| known == name) {
+                given.push((name.clone(), *id));
+            } else {
+                missing.push(*id);
+            }
+        }
         let mut inputs = self.cut(&given, values, rows, part)?;
-        let zeros = |(_, id): (String, TensorId)| (id, self.zeros(id, part.rows as usize));
-        inputs.extend(missing.into_iter().map(zeros));
+        for id in missing {
+            let tensor = self.graph.tensor(id);
+            let elements = tensor.shape.elements(part.rows as usize);
+            inputs.push((id, HostTensor::zeros(tensor.dtype, elements)));
+        }
         Ok(inputs)
-    }
-
-    fn zeros(&self, input: TensorId, rows: usize) -> HostTensor {
-        let tensor = self.graph.tensor(input);
-        HostTensor::zeros(tensor.dtype, tensor.shape.elements(rows))
     }
 }
 
 /// Returns the values of an output for rows in its shape.
 fn array(shape: &Shape, rows: usize, values: Vec<f32>) -> Result<ArrayD<f32>, TrainError> {
-    let why = |error| TrainError::Defect(format!("an output has another shape: {error}"));
-    ArrayD::from_shape_vec(shape.resolve(rows), values).map_err(why)
+    ArrayD::from_shape_vec(shape.resolve(rows), values)
+        .map_err(|error| TrainError::Defect(format!("an output has another shape: {error}")))
 }
 
 /// Returns the rows and inputs of each rank's or pipeline's micro-batches.
@@ -295,10 +311,15 @@ fn work_of(
     parts: &[Vec<MicroBatch>],
     cut: &dyn Fn(&MicroBatch) -> Result<Inputs, TrainError>,
 ) -> Result<Vec<Vec<(usize, Inputs)>>, TrainError> {
-    let of_unit = |parts: &Vec<MicroBatch>| {
-        parts.iter().map(|part| Ok((part.rows as usize, cut(part)?))).collect()
-    };
-    parts.iter().map(of_unit).collect()
+    let mut work = Vec::with_capacity(parts.len());
+    for parts in parts {
+        let mut of_unit = Vec::with_capacity(parts.len());
+        for part in parts {
+            of_unit.push((part.rows as usize, cut(part)?));
+        }
+        work.push(of_unit);
+    }
+    Ok(work)
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! `resolved.toml`: what a run decided before its first step.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 
 use crate::data::DataFile;
 use crate::parallel::{Placement, RankPlacement};
@@ -11,22 +10,26 @@ use crate::parallel::{Placement, RankPlacement};
 /// table of their own, and `version` that of potluck.
 pub fn resolved_toml(
     placement: &Placement,
-    (data, files): (&str, &[DataFile]),
+    data: &str,
+    files: &[DataFile],
     version: &str,
 ) -> String {
     let mut tables: BTreeMap<String, BTreeMap<&str, String>> = BTreeMap::new();
     for (rank, decided) in placement.ranks.iter().enumerate() {
         let is_alone = placement.ranks.len() == 1;
         let table = if is_alone { String::new() } else { format!("rank{rank}") };
-        let table_of = |what| if is_alone { String::from(what) } else { format!("{table}.{what}") };
-        let (kernels, untimed) = (table_of("kernels"), table_of("untimed"));
+        let prefix = if is_alone { String::new() } else { format!("rank{rank}.") };
         tables.entry(table).or_default().extend(rank_entries(placement, decided));
-        let choices = decided.kernels.iter().map(|(call, name)| (call, name.to_string()));
-        tables.entry(kernels).or_default().extend(choices);
-        let untimed_calls = decided.untimed.iter().filter_map(|call| {
-            decided.kernels.get(call).map(|name| (call.as_str(), name.to_string()))
-        });
-        tables.entry(untimed).or_default().extend(untimed_calls);
+        let kernels = tables.entry(format!("{prefix}kernels")).or_default();
+        for (call, name) in decided.kernels.iter() {
+            kernels.insert(call, name.to_string());
+        }
+        let untimed = tables.entry(format!("{prefix}untimed")).or_default();
+        for call in &decided.untimed {
+            if let Some(name) = decided.kernels.get(call) {
+                untimed.insert(call, name.to_string());
+            }
+        }
     }
     let run = tables.entry(String::new()).or_default();
     run.extend([("data", data.to_string()), ("version", version.to_string())]);
@@ -43,9 +46,10 @@ pub fn resolved_toml(
         run.insert("schedule", placement.schedule.to_string());
         run.insert("virtual_stages", placement.virtual_stages.to_string());
     }
-    let described = |file: &DataFile| format!("{} bytes, BLAKE3 {}", file.bytes, file.blake3);
-    let file_entries = files.iter().map(|file| (&*file.name, described(file)));
-    tables.entry("files".into()).or_default().extend(file_entries);
+    let file_entries = tables.entry("files".into()).or_default();
+    for file in files {
+        file_entries.insert(&file.name, format!("{} bytes, BLAKE3 {}", file.bytes, file.blake3));
+    }
     tables.retain(|_, entries| !entries.is_empty());
     let mut text = String::from("# What this run decided before its first step.\n");
     for (table, entries) in &tables {
@@ -72,8 +76,10 @@ fn rank_entries<'a>(placement: &Placement, decided: &RankPlacement) -> BTreeMap<
         entries.insert("reduce_site", decided.reduce_site.to_string());
     }
     if !decided.blocks.is_empty() {
-        let run = |run: &Range<u32>| format!("{}..{}", run.start, run.end);
-        let blocks: Vec<String> = decided.blocks.iter().map(run).collect();
+        let mut blocks = Vec::with_capacity(decided.blocks.len());
+        for run in &decided.blocks {
+            blocks.push(format!("{}..{}", run.start, run.end));
+        }
         entries.insert("blocks", blocks.join(" "));
     }
     entries
@@ -138,20 +144,20 @@ mod tests {
                         data = \"abc\"\ndevice = \"A\"\nmicro_batches = \"2 1\"\nversion = \"1\"\n";
         let kernels = "\n# The variant of each call that has several.\n[kernels]\n\
                        \"matmul (2, 3)\" = \"tile\"\n";
-        assert_eq!(resolved_toml(&placement, ("abc", &[]), "1"), format!("{expected}{kernels}"));
+        assert_eq!(resolved_toml(&placement, "abc", &[], "1"), format!("{expected}{kernels}"));
         placement.ranks[0].untimed = vec!["matmul (2, 3)".into()];
         let untimed = "\n# Those of them that were chosen without timing all variants.\n[untimed]\n\
                        \"matmul (2, 3)\" = \"tile\"\n";
         let all = format!("{expected}{kernels}{untimed}");
-        assert_eq!(resolved_toml(&placement, ("abc", &[]), "1"), all);
+        assert_eq!(resolved_toml(&placement, "abc", &[], "1"), all);
         placement.ranks[0].kernels = [].into_iter().collect();
-        assert_eq!(resolved_toml(&placement, ("abc", &[]), "1"), expected);
+        assert_eq!(resolved_toml(&placement, "abc", &[], "1"), expected);
         placement.candidates.push("B".into());
         let expected = "# What this run decided before its first step.\n\
                         data = \"abc\"\ndevice = \"A\"\ndevices = \"A | B\"\nmicro_batch = \"2\"\n\
                         micro_batch_max = \"4\"\nmicro_batches = \"2 1\"\nposition = \"1\"\n\
                         rows = \"4\"\nshare = \"3\"\nversion = \"1\"\n";
-        assert_eq!(resolved_toml(&placement, ("abc", &[]), "1"), expected);
+        assert_eq!(resolved_toml(&placement, "abc", &[], "1"), expected);
     }
 
     #[test]
@@ -165,7 +171,7 @@ mod tests {
             ranks: vec![rank("A", 4); 11],
             ..Placement::default()
         };
-        let text = resolved_toml(&placement, ("abc", &[]), "1");
+        let text = resolved_toml(&placement, "abc", &[], "1");
         let is_table = |line: &&str| line.starts_with('[');
         let tables: Vec<&str> = text.lines().filter(is_table).collect();
         assert_eq!(tables[..4], ["[rank0]", "[rank0.kernels]", "[rank1]", "[rank1.kernels]"]);

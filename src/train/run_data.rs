@@ -141,10 +141,9 @@ impl RunData {
 /// # Errors
 /// Returns `DataError::Read` if it cannot.
 pub fn require_there(path: &Path) -> Result<(), DataError> {
-    let name = || path.display().to_string();
     let opened =
         if path.is_dir() { fs::read_dir(path).map(drop) } else { File::open(path).map(drop) };
-    opened.map_err(|why| DataError::Read { name: name(), why })
+    opened.map_err(|why| DataError::Read { name: path.display().to_string(), why })
 }
 
 impl DataSource {
@@ -154,7 +153,10 @@ impl DataSource {
     /// Returns `DataError::Read` for a path that cannot be read.
     pub fn require_there(&self) -> Result<(), DataError> {
         let mut source = self.clone();
-        source.paths_mut().into_iter().try_for_each(|path| require_there(path))
+        for path in source.paths_mut() {
+            require_there(path)?;
+        }
+        Ok(())
     }
 }
 
@@ -167,16 +169,17 @@ impl RunSpec {
     pub fn load_data(&self, saved: &SavedData) -> Result<RunData, TrainError> {
         let DataSpec { source, held_out, .. } = &self.data;
         let context = self.model.context;
-        let tokenizer = || self.tokenizer_choice(saved.tokenizer.clone());
         Ok(match source {
             DataSource::Builtin => {
                 let corpus = world::corpus();
-                let (name, bytes) = (world::NAME, corpus.as_bytes());
-                let text = TextData::from_bytes(name, bytes, tokenizer(), *held_out, context)?;
+                let bytes = corpus.as_bytes();
+                let tokenizer = self.tokenizer_choice(saved.tokenizer.clone());
+                let text = TextData::from_bytes(world::NAME, bytes, tokenizer, *held_out, context)?;
                 RunData::of_text(text, context, true)
             }
             DataSource::Text(path) => {
-                let text = TextData::load(path, tokenizer(), *held_out, context)?;
+                let tokenizer = self.tokenizer_choice(saved.tokenizer.clone());
+                let text = TextData::load(path, tokenizer, *held_out, context)?;
                 RunData::of_text(text, context, false)
             }
             DataSource::Tokens(path) => {
@@ -232,9 +235,10 @@ impl RunSpec {
         let options =
             SampleOptions { held_out: *held_out, normalize: *normalize, saved: normalization };
         let set = SampleSet::new(loaded, &options)?;
-        let is_augmented = *crop > 0 || *flip;
-        let augmentation =
-            is_augmented.then(|| Augmentation::new(&set.description, *crop, *flip)).transpose()?;
+        let mut augmentation = None;
+        if *crop > 0 || *flip {
+            augmentation = Some(Augmentation::new(&set.description, *crop, *flip)?);
+        }
         let description = DataDescription::Samples(set.description.clone());
         let data = RunData::described(Arc::new(set), description);
         Ok(RunData { augmentation, ..data })

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::error::TrainError;
-use crate::base::{HostTensor, TensorId};
+use crate::base::HostTensor;
 use crate::graph::{Graph, IGNORE_INDEX};
 use crate::model::LanguageModel;
 use crate::runtime::pipelines::{ForwardUnits, OutputPass};
@@ -51,15 +51,16 @@ pub fn next_tokens_of(
     units: ForwardUnits,
     unit: usize,
     model: &LanguageModel,
-    (rows, states): (&[Continuation], &mut NextStates),
+    rows: &[Continuation],
+    states: &mut NextStates,
     sampling: &Sampling,
 ) -> Result<Vec<u32>, TrainError> {
     if rows.is_empty() {
         return Ok(Vec::new());
     }
     let pass = pass(&units.pipelines.whole.graph, model, rows, states);
-    let logits;
-    (logits, *states) = units.output_parts("a token", unit, pass)?;
+    let (logits, next) = units.output_parts("a token", unit, pass)?;
+    *states = next;
     Ok(draw_rows(&logits, model, rows, sampling))
 }
 
@@ -77,11 +78,18 @@ pub fn next_tokens_of_all(
     let graph = &units.pipelines.whole.graph;
     let mut passes = Vec::new();
     for rows in parts {
-        passes.push((!rows.is_empty()).then(|| pass(graph, model, rows, &NextStates::new())));
+        if rows.is_empty() {
+            passes.push(None);
+        } else {
+            passes.push(Some(pass(graph, model, rows, &NextStates::new())));
+        }
     }
     let found = units.output_parts_of_all("tokens of sentences", passes)?;
-    let tokens = parts.iter().zip(found);
-    Ok(tokens.map(|(rows, (logits, _))| draw_rows(&logits, model, rows, sampling)).collect())
+    let mut tokens = Vec::with_capacity(parts.len());
+    for (rows, (logits, _)) in parts.iter().zip(found) {
+        tokens.push(draw_rows(&logits, model, rows, sampling));
+    }
+    Ok(tokens)
 }
 
 /// Returns the forward pass over texts that begin with these states, or with zeros, with the logits
@@ -112,17 +120,22 @@ fn inputs(
         // The last token does not see the padding after it: attention is causal.
         padded[..row.window.len()].copy_from_slice(&row.window);
     }
-    let targets = model.targets.map(|id| (id, HostTensor::Int(vec![IGNORE_INDEX; tokens.len()])));
-    let position = model.position.map(|id| (id, HostTensor::Float(one_hot(model, rows))));
-    let tokens = (model.tokens, HostTensor::Int(tokens));
-    let state = |(id, per_row): (TensorId, usize)| {
-        let known = states.iter().find(|known| known.input == id);
-        let zeros = || vec![0.0; per_row * rows.len()];
-        let values = known.map_or_else(zeros, |known| known.values.clone());
-        (id, HostTensor::Float(values))
-    };
-    let states = graph.carried_sizes().map(state);
-    [tokens].into_iter().chain(targets).chain(position).chain(states).collect()
+    let count = tokens.len();
+    let mut inputs = vec![(model.tokens, HostTensor::Int(tokens))];
+    if let Some(id) = model.targets {
+        inputs.push((id, HostTensor::Int(vec![IGNORE_INDEX; count])));
+    }
+    if let Some(id) = model.position {
+        inputs.push((id, HostTensor::Float(one_hot(model, rows))));
+    }
+    for (id, per_row) in graph.carried_sizes() {
+        let values = match states.iter().find(|known| known.input == id) {
+            Some(known) => known.values.clone(),
+            None => vec![0.0; per_row * rows.len()],
+        };
+        inputs.push((id, HostTensor::Float(values)));
+    }
+    inputs
 }
 
 /// Returns `(rows, 1, context)` values: 1 at the last token of each text, 0 elsewhere.
@@ -136,12 +149,15 @@ fn one_hot(model: &LanguageModel, rows: &[Continuation]) -> Vec<f32> {
 
 /// Returns the elements of the logits that follow the last token of each text.
 fn logits_of(model: &LanguageModel, rows: &[Continuation]) -> Vec<Range<usize>> {
-    let row = |(index, row): (usize, &Continuation)| match model.position {
-        Some(_) => index,
-        None => index * model.context + row.last(),
-    };
-    let part = |row: usize| row * model.vocabulary..(row + 1) * model.vocabulary;
-    rows.iter().enumerate().map(row).map(part).collect()
+    let mut parts = Vec::with_capacity(rows.len());
+    for (index, row) in rows.iter().enumerate() {
+        let row = match model.position {
+            Some(_) => index,
+            None => index * model.context + row.last(),
+        };
+        parts.push(row * model.vocabulary..(row + 1) * model.vocabulary);
+    }
+    parts
 }
 
 /// Draws the next token of each text from its logits.
@@ -151,8 +167,11 @@ fn draw_rows(
     rows: &[Continuation],
     sampling: &Sampling,
 ) -> Vec<u32> {
-    let of_rows = rows.iter().zip(logits.chunks(model.vocabulary));
-    of_rows.map(|(row, logits)| draw(logits, sampling, row.uniform)).collect()
+    let mut tokens = Vec::with_capacity(rows.len());
+    for (row, logits) in rows.iter().zip(logits.chunks(model.vocabulary)) {
+        tokens.push(draw(logits, sampling, row.uniform));
+    }
+    tokens
 }
 
 /// Draws a token from the softmax of `logits` with a number uniform in `[0, 1)`.
@@ -167,11 +186,11 @@ fn draw(logits: &[f32], sampling: &Sampling, uniform: f64) -> u32 {
         order.truncate(sampling.top_k);
     }
     let best = logit(order[0]);
-    let weight = |&token: &u32| ((logit(token) - best) / sampling.temperature).exp();
-    let total: f64 = order.iter().map(weight).sum();
-    let mut left = uniform * total;
-    for token in &order {
-        left -= weight(token);
+    let weights: Vec<f64> =
+        order.iter().map(|token| ((logit(*token) - best) / sampling.temperature).exp()).collect();
+    let mut left = uniform * weights.iter().sum::<f64>();
+    for (token, weight) in order.iter().zip(&weights) {
+        left -= weight;
         if left < 0.0 {
             return *token;
         }

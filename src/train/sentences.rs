@@ -26,27 +26,33 @@ pub struct SampledSentences {
     pub record: SentenceRecord,
 }
 
-/// Samples sentences on all units of a group, up to `rows` of each at a time, and counts
-/// those that are right. `step` is the step of the model, for the record. Returns `None` if
+/// Request for sentences of a model.
+#[derive(Clone, Copy)]
+pub struct SentenceRequest<'a> {
+    pub units: ForwardUnits<'a>,
+    pub tokenizer: &'a Tokenizer,
+    pub model: LanguageModel,
+    /// The most rows of each unit at a time.
+    pub rows: &'a [u32],
+    /// Step of the model, for the record.
+    pub step: u64,
+    pub seed: u64,
+}
+
+/// Samples sentences on all units of a group, and counts those that are right. Returns `None` if
 /// `stop`, which is called before each token, returns true.
 ///
 /// # Errors
 /// Returns `TrainError` if the tokenizer is not that of the built-in corpus, or if a device fails.
 pub fn measure_sentences(
-    units: ForwardUnits,
-    tokenizer: &Tokenizer,
-    model: LanguageModel,
-    rows: &[u32],
-    (step, seed): (u64, u64),
+    request: &SentenceRequest,
     stop: impl FnMut() -> bool,
 ) -> Result<Option<SampledSentences>, TrainError> {
     let mut prompts = vec![String::new(); SAMPLES];
     prompts.extend(world::held_out_sums());
-    let sampling = Sampling { temperature: TEMPERATURE, top_k: 0, seed };
-    let sampler = LineSampler { units, tokenizer, model, rows, sampling };
-    let Some(mut lines) = sampler.sample(&prompts, stop)? else { return Ok(None) };
+    let Some(mut lines) = request.sample(&prompts, stop)? else { return Ok(None) };
     let held_out_sums = lines.split_off(SAMPLES);
-    let record = count(step, &lines, &held_out_sums);
+    let record = count(request.step, &lines, &held_out_sums);
     Ok(Some(SampledSentences { lines, held_out_sums, record }))
 }
 
@@ -55,30 +61,33 @@ fn count(step: u64, lines: &[String], held_out_sums: &[String]) -> SentenceRecor
     let corpus = world::corpus();
     let known: HashSet<&str> = corpus.lines().collect();
     let distinct: HashSet<&str> = lines.iter().map(String::as_str).collect();
-    let is_right = |line: &&str| world::check(line).is_ok();
-    let count = |kept: &dyn Fn(&&str) -> bool| distinct.iter().filter(|l| kept(l)).count() as u64;
-    SentenceRecord {
+    let mut record = SentenceRecord {
         step,
         temperature: TEMPERATURE,
         sampled: lines.len() as u64,
         distinct: distinct.len() as u64,
-        right: count(&is_right),
-        new: count(&|line| is_right(line) && !known.contains(line)),
-        sums: count(&|line| world::is_sum(line)),
-        right_sums: count(&|line| world::is_sum(line) && is_right(line)),
+        right: 0,
+        new: 0,
+        sums: 0,
+        right_sums: 0,
         held_out_sums: held_out_sums.len() as u64,
-        right_held_out_sums: held_out_sums.iter().filter(|l| is_right(&l.as_str())).count() as u64,
+        right_held_out_sums: 0,
+    };
+    for line in distinct {
+        let is_right = world::check(line).is_ok();
+        if is_right {
+            record.right += 1;
+            record.new += u64::from(!known.contains(line));
+        }
+        if world::is_sum(line) {
+            record.sums += 1;
+            record.right_sums += u64::from(is_right);
+        }
     }
-}
-
-/// Sampler of lines, many at a time.
-struct LineSampler<'a> {
-    units: ForwardUnits<'a>,
-    tokenizer: &'a Tokenizer,
-    model: LanguageModel,
-    /// The most rows of each unit.
-    rows: &'a [u32],
-    sampling: Sampling,
+    for line in held_out_sums {
+        record.right_held_out_sums += u64::from(world::check(line).is_ok());
+    }
+    record
 }
 
 /// Line in progress.
@@ -89,7 +98,7 @@ struct Line {
     is_open: bool,
 }
 
-impl LineSampler<'_> {
+impl SentenceRequest<'_> {
     /// Continues each prompt, the beginning of a line, to the end of the line, or until the line
     /// is longer than any sentence. A line's random numbers depend on its index only, not on the
     /// number of devices or rows. Returns `None` if `stop` returns true.
@@ -99,7 +108,7 @@ impl LineSampler<'_> {
         mut stop: impl FnMut() -> bool,
     ) -> Result<Option<Vec<String>>, TrainError> {
         let end = self.tokenizer.encode("\n")?;
-        let key = Key::new(self.sampling.seed).site(Site(u32::MAX));
+        let key = Key::new(self.seed).site(Site(u32::MAX));
         let mut lines = Vec::with_capacity(prompts.len());
         for (prompt, index) in prompts.iter().zip(1..) {
             let tokens = self.tokenizer.encode(format!("\n{prompt}"))?;
@@ -111,8 +120,12 @@ impl LineSampler<'_> {
             }
             self.extend(&mut lines, end[0])?;
         }
-        let text = |line: &Line| self.tokenizer.decode(&line.tokens[1..]);
-        Ok(Some(lines.iter().map(|line| text(line).trim_end_matches('\n').into()).collect()))
+        let mut texts = Vec::with_capacity(lines.len());
+        for line in lines {
+            let text = self.tokenizer.decode(&line.tokens[1..]);
+            texts.push(text.trim_end_matches('\n').to_string());
+        }
+        Ok(Some(texts))
     }
 
     /// Appends a token to the first open lines, as many as the devices hold at a time.
@@ -120,14 +133,18 @@ impl LineSampler<'_> {
         let capacity = self.rows.iter().map(|rows| (*rows).max(1) as usize).sum();
         let mut open: Vec<&mut Line> =
             lines.iter_mut().filter(|line| line.is_open).take(capacity).collect();
-        let continuation = |line: &&mut Line| {
-            let uniform = line.key.uniform(line.tokens.len() as u64);
-            Continuation::new(&line.tokens, self.model.context, uniform)
-        };
-        let mut rest = open.iter().map(continuation);
-        let of_unit = |rows: &u32| rest.by_ref().take((*rows).max(1) as usize).collect();
-        let parts: Vec<Vec<Continuation>> = self.rows.iter().map(of_unit).collect();
-        let next = next_tokens_of_all(self.units, &self.model, &parts, &self.sampling)?;
+        let mut rest = open.iter();
+        let mut parts = Vec::with_capacity(self.rows.len());
+        for rows in self.rows {
+            let mut of_unit = Vec::new();
+            for line in rest.by_ref().take((*rows).max(1) as usize) {
+                let uniform = line.key.uniform(line.tokens.len() as u64);
+                of_unit.push(Continuation::new(&line.tokens, self.model.context, uniform));
+            }
+            parts.push(of_unit);
+        }
+        let sampling = Sampling { temperature: TEMPERATURE, top_k: 0, seed: self.seed };
+        let next = next_tokens_of_all(self.units, &self.model, &parts, &sampling)?;
         for (line, token) in open.iter_mut().zip(next.into_iter().flatten()) {
             line.tokens.push(token);
             line.is_open = token != end && line.tokens.len() <= world::LONGEST_SENTENCE + 1;
@@ -192,8 +209,15 @@ mod tests {
     }
 
     impl Untrained {
-        fn units(&self) -> ForwardUnits<'_> {
-            ForwardUnits { group: &self.group, pipelines: &self.pipelines }
+        fn request<'a>(&'a self, rows: &'a [u32], step: u64, seed: u64) -> SentenceRequest<'a> {
+            SentenceRequest {
+                units: ForwardUnits { group: &self.group, pipelines: &self.pipelines },
+                tokenizer: &self.tokenizer,
+                model: self.model,
+                rows,
+                step,
+                seed,
+            }
         }
     }
 
@@ -225,9 +249,7 @@ mod tests {
         let measure = |rows: usize, seed| {
             let on = untrained(rows);
             let rows = [rows as u32];
-            let measured =
-                measure_sentences(on.units(), &on.tokenizer, on.model, &rows, (5, seed), || false);
-            measured.unwrap().unwrap()
+            measure_sentences(&on.request(&rows, 5, seed), || false).unwrap().unwrap()
         };
         let few = measure(3, 1);
         assert_eq!((few.lines.len(), few.held_out_sums.len()), (200, 10));
@@ -248,8 +270,7 @@ mod tests {
             calls += 1;
             calls > 3
         };
-        let measured = measure_sentences(on.units(), &on.tokenizer, on.model, &[4], (0, 1), stop);
-        assert_eq!(measured.unwrap(), None);
+        assert_eq!(measure_sentences(&on.request(&[4], 0, 1), stop).unwrap(), None);
         assert_eq!(calls, 4);
     }
 }

@@ -13,7 +13,6 @@ use crate::base::Rank;
 use crate::base::rng::Key;
 use crate::checkpoint::{Meta, NamedTensor};
 use crate::data::Sampler;
-use crate::exec::Executor;
 use crate::faults::{Fault, Faults, Point};
 use crate::graph::Plan;
 use crate::metrics::{RankRecord, StageRecord, StepRecord, Unit};
@@ -87,11 +86,18 @@ impl Session {
     /// Creates the session of placed devices, which hold no values yet: [`Session::initialize`] or
     /// [`Session::restore`] comes first.
     pub fn new(placed: PlacedWorkers, options: SessionOptions) -> Self {
-        let PlacedWorkers { group, plan, programs, placement, pipelines, plans, .. } = placed;
-        let taken = StepsTaken::default();
-        let states = CarriedStates::zeros(&plan.graph, batch_of(&programs));
-        let rank_plans = plans;
-        Self { group, plan, programs, rank_plans, pipelines, placement, taken, options, states }
+        let states = CarriedStates::zeros(&placed.plan.graph, batch_of(&placed.programs));
+        Self {
+            group: placed.group,
+            plan: placed.plan,
+            programs: placed.programs,
+            rank_plans: placed.plans,
+            pipelines: placed.pipelines,
+            placement: placed.placement,
+            taken: StepsTaken::default(),
+            options,
+            states,
+        }
     }
 
     /// Sets what is carried from step to step to zeros, where sequences begin.
@@ -126,13 +132,13 @@ impl Session {
         &mut self,
         step: u64,
         parameters: impl AsRef<[NamedTensor]> + Send + Sync + 'static,
-        (moments, carried): (&[NamedTensor], &[NamedTensor]),
+        moments: &[NamedTensor],
+        carried: &[NamedTensor],
     ) -> Result<bool, TrainError> {
         for rank in (0..self.group.world() as u32).map(Rank) {
             let planned = self.options.faults.at_rank(Point::Restore, step, rank);
             if let Some(fault) = planned.and_then(Fault::of_device) {
-                let inject = move |device: &mut dyn Executor| device.inject_fault(fault);
-                self.group.run_on(rank, "a fault", inject)?;
+                self.group.run_on(rank, "a fault", move |device| device.inject_fault(fault))?;
             }
         }
         state::restore(&self.group, parameters, moments, self.options.optimizer.moments())?;
@@ -160,12 +166,16 @@ impl Session {
         let round = self.group.round().next(steps + 1);
         let update = self.options.optimizer.update(lr, updates + 1);
         let samples = batch_of(&self.programs);
-        let input = |(rank, micro_batches): (usize, Vec<Inputs>)| {
-            let parts =
-                self.programs[rank].micro_batches.iter().filter(|_| !self.states.is_empty());
-            let states = parts.map(|part| self.states.of(part, &self.rank_plans[rank])).collect();
+        let mut inputs = Vec::with_capacity(ranks.len());
+        for (rank, micro_batches) in ranks.into_iter().enumerate() {
             let program = self.programs[rank].clone();
-            Arc::new(StepInput {
+            let mut states = Vec::new();
+            if !self.states.is_empty() {
+                for part in &program.micro_batches {
+                    states.push(self.states.of(part, &self.rank_plans[rank]));
+                }
+            }
+            inputs.push(Arc::new(StepInput {
                 states,
                 run_key: Key::new(self.options.seed),
                 samples,
@@ -173,9 +183,9 @@ impl Session {
                 clip: self.options.clip,
                 faults: self.options.faults.clone(),
                 ..StepInput::new(round, Rank(rank as u32), program, micro_batches)
-            })
-        };
-        ranks.into_iter().enumerate().map(input).collect()
+            }));
+        }
+        inputs
     }
 
     /// Takes a step; returns the reports of all ranks.
@@ -185,8 +195,8 @@ impl Session {
     pub fn step(&mut self, inputs: &[Arc<StepInput>]) -> Result<Vec<StepReport>, TrainError> {
         let reports = self.group.step(inputs)?;
         self.taken.steps += 1;
-        let is_update = |report: &StepReport| matches!(report.verdict, Verdict::Commit(_));
-        let is_updated = reports.first().is_some_and(is_update);
+        let is_updated =
+            reports.first().is_some_and(|report| matches!(report.verdict, Verdict::Commit(_)));
         self.taken.updates += u64::from(is_updated);
         // A step that is skipped changes nothing: what it computed may not be finite.
         if is_updated {
@@ -197,12 +207,11 @@ impl Session {
 
     /// Takes over the states behind a step.
     fn carry(&mut self, reports: &[StepReport]) -> Result<(), TrainError> {
-        let parts = self
-            .programs
-            .iter()
-            .zip(reports)
-            .flat_map(|(program, report)| program.micro_batches.iter().zip(&report.states));
-        self.states.take(parts).map_err(TrainError::Defect)
+        let mut parts = Vec::new();
+        for (program, report) in self.programs.iter().zip(reports) {
+            parts.extend(program.micro_batches.iter().zip(&report.states));
+        }
+        self.states.take(parts.into_iter()).map_err(TrainError::Defect)
     }
 
     /// Compares the parameters of all ranks that hold the same; returns what differs. With
@@ -225,11 +234,12 @@ impl Session {
         repair: bool,
         tell: &mut dyn FnMut(String) -> Result<(), TrainError>,
     ) -> Result<(), TrainError> {
-        let (mut found, step) = (self.compare(repair)?, self.taken.steps);
-        let device = |rank: Rank| &self.placement.ranks[rank.index()].name;
+        let mut found = self.compare(repair)?;
+        let step = self.taken.steps;
+        let ranks = &self.placement.ranks;
         if repair && !found.is_empty() {
             for ReplicaMismatch { rank, what } in &found {
-                let device = device(*rank);
+                let device = &ranks[rank.index()].name;
                 tell(format!(
                     "{device} ({rank}) did not hold the same parameters as the other ranks after \
                      step {step}: {what}; they were repaired"
@@ -238,24 +248,27 @@ impl Session {
             found = self.compare(false)?;
         }
         let Some(ReplicaMismatch { rank, what }) = found.into_iter().next() else { return Ok(()) };
-        Err(TrainError::ReplicaMismatch { rank, device: device(rank).clone(), step, what })
+        let device = ranks[rank.index()].name.clone();
+        Err(TrainError::ReplicaMismatch { rank, device, step, what })
     }
 
     /// Returns the bytes that the session takes on the device of each rank.
     pub fn device_bytes(&self) -> Vec<u64> {
-        let of_rank = |(rank, plan): (usize, &Arc<Plan>)| {
+        let mut bytes = Vec::with_capacity(self.rank_plans.len());
+        for (rank, plan) in self.rank_plans.iter().enumerate() {
             let rank = Rank(rank as u32);
             let moments = held_moments(&self.options.optimizer, &self.group, plan, rank);
-            memory::memory(plan, &moments).peak() as u64
-        };
-        self.rank_plans.iter().enumerate().map(of_rank).collect()
+            bytes.push(memory::memory(plan, &moments).peak() as u64);
+        }
+        bytes
     }
 
     /// Returns the record of the step that was just taken, which began at `timing.started`, with
     /// the wait for its samples.
     pub fn step_record(&self, reports: &[StepReport], timing: &StepTiming) -> StepRecord {
         let StepTiming { lr, unit, batch, started } = *timing;
-        let (report, seconds) = (&reports[Rank(0).index()], started.elapsed().as_secs_f64());
+        let report = &reports[Rank(0).index()];
+        let seconds = started.elapsed().as_secs_f64();
         let totals = report.verdict.totals();
         let count = match unit {
             Unit::Tokens => totals.count as u64,
@@ -270,7 +283,7 @@ impl Session {
             count,
             ms: 1e3 * seconds,
             per_s: count as f64 / seconds,
-            busy: report.busy.filter(|_| reports.len() == 1),
+            busy: if reports.len() == 1 { report.busy } else { None },
             ranks: self.rank_records(reports),
             skipped: match &report.verdict {
                 Verdict::Skip { reason, .. } => Some(reason.to_string()),
@@ -288,14 +301,17 @@ impl Session {
         }
         for ((rank, placed), report) in mesh.ranks().zip(ranks).zip(reports) {
             let Coordinates { data, pipeline, .. } = mesh.coordinates(rank);
-            let stage = StageRecord { pipeline: data as u64, stage: pipeline as u64 };
+            let mut stage = None;
+            if mesh.has_stages() {
+                stage = Some(StageRecord { pipeline: data as u64, stage: pipeline as u64 });
+            }
             records.push(RankRecord {
                 name: placed.name.clone(),
                 share: u64::from(placed.share),
                 time: report.time,
                 waited: report.waited,
                 idle: report.idle(),
-                stage: mesh.has_stages().then_some(stage),
+                stage,
             });
         }
         records

@@ -96,17 +96,22 @@ impl SignalFlags {
     pub fn raised() -> (Self, RaiseSignal) {
         let flags = Self(Interruption::ALL.map(|signal| (signal, Arc::default())).into());
         let raised = flags.clone();
-        let raise = move |number: u8| {
+        let raise: RaiseSignal = Arc::new(move |number: u8| {
             if let Some((_, flag)) = raised.0.get(usize::from(number)) {
                 flag.store(true, Ordering::Relaxed);
             }
-        };
-        (flags, Arc::new(raise))
+        });
+        (flags, raise)
     }
 
     /// Returns the signal that arrived, if any; of several, Ctrl-C first.
     pub fn pending(&self) -> Option<Interruption> {
-        self.0.iter().find(|(_, flag)| flag.load(Ordering::Relaxed)).map(|(signal, _)| *signal)
+        for (signal, flag) in &self.0 {
+            if flag.load(Ordering::Relaxed) {
+                return Some(*signal);
+            }
+        }
+        None
     }
 }
 
@@ -162,15 +167,14 @@ impl Signals {
         is_over: impl Fn() -> bool + Send + 'static,
         on_signal: impl FnOnce(Interruption) + Send + 'static,
     ) -> io::Result<JoinHandle<()>> {
-        let watch = move || {
+        thread::Builder::new().name("signals".into()).spawn(move || {
             while !is_over() {
                 if let Some(signal) = self.pending() {
                     return on_signal(signal);
                 }
                 thread::sleep(WATCH_INTERVAL);
             }
-        };
-        thread::Builder::new().name("signals".into()).spawn(watch)
+        })
     }
 
     /// Returns the flags, which stay valid (and unset) after `self` is dropped.

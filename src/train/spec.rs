@@ -146,7 +146,9 @@ impl DataSource {
             Self::Builtin => Vec::new(),
             Self::Text(path) | Self::Tokens(path) => vec![path],
             Self::Samples { path, val_path, .. } => {
-                [Some(path), val_path.as_mut()].into_iter().flatten().collect()
+                let mut paths = vec![path];
+                paths.extend(val_path);
+                paths
             }
         }
     }
@@ -413,14 +415,16 @@ impl RunSpec {
     /// Returns `TrainError::InvalidRequest` if the model is not one of text, and
     /// `TrainError::Model` if its sizes contradict each other.
     pub fn generation_plan(&self, data: &DataShape) -> Result<Plan, TrainError> {
-        let no_text = || TrainError::InvalidRequest("the model generates no text".into());
-        let next_token = self.model.next_token.as_ref().ok_or_else(no_text)?(data)?;
+        let Some(next_token) = &self.model.next_token else {
+            return Err(TrainError::InvalidRequest("the model generates no text".into()));
+        };
+        let next_token = next_token(data)?;
         let next_token = if self.fuse { fuse(next_token) } else { next_token };
         Ok(Plan::new(next_token, PlanOptions::new(1)))
     }
 
     /// Creates the source of the inputs of a graph, which draws a sample for each slot of each
-    /// step; `done` are the steps and samples of the run so far.
+    /// step; `steps` and `samples` are those of the run so far.
     ///
     /// # Errors
     /// Returns `TrainError::InvalidRequest` if the graph is not that of a model of the data.
@@ -428,13 +432,13 @@ impl RunSpec {
         &self,
         graph: &Graph,
         data: &RunData,
-        (steps, samples): (u64, u64),
+        steps: u64,
+        samples: u64,
     ) -> Result<BatchSource, TrainError> {
-        let sampler = sampler_of(graph, &*data.dataset, (self.seed, self.batch))?;
+        let sampler = sampler_of(graph, &*data.dataset, self.seed, self.batch)?;
         let sampler = sampler.after(steps, samples);
-        let augmentation = data.augmentation.clone().map(|changes| (changes, self.seed));
         let mut source = BatchSource::new(graph, data.dataset.clone(), sampler)?;
-        source.augmentation = augmentation;
+        source.augmentation = data.augmentation.clone().map(|changes| (changes, self.seed));
         Ok(source)
     }
 }
@@ -444,8 +448,8 @@ impl RunSpec {
 /// # Errors
 /// Returns `TrainError::Defect` if one is missing.
 pub fn language_model(graph: &Graph) -> Result<LanguageModel, TrainError> {
-    let missing = || TrainError::Defect("the model has no tokens or no logits".into());
-    LanguageModel::of(graph).ok_or_else(missing)
+    LanguageModel::of(graph)
+        .ok_or_else(|| TrainError::Defect("the model has no tokens or no logits".into()))
 }
 
 fn model(config: &RunConfig) -> ModelSpec {
@@ -502,11 +506,10 @@ fn model(config: &RunConfig) -> ModelSpec {
             graph: Arc::new(move |data| Ok(resnet(&resnet_config(&model, data)?)?)),
         },
         ModelKind::Mlp => {
-            let hidden: Vec<String> = model.hidden.iter().map(ToString::to_string).collect();
-            let summary = match &hidden[..] {
+            let summary = match &model.hidden[..] {
                 [] => "linear model".into(),
                 [one] => format!("mlp with a hidden layer of {one}"),
-                several => format!("mlp with hidden layers of {}", several.join(", ")),
+                several => format!("mlp with hidden layers of {}", listed(several)),
             };
             let graph = Arc::new(move |data: &DataShape| mlp_graph(&model, data));
             ModelSpec { context, summary, parameters_at_least, graph, next_token: None }
@@ -558,30 +561,34 @@ fn listed(counts: &[u64]) -> String {
 
 /// Returns the sizes of a model of pictures.
 fn picture_sizes(kind: &str, data: &DataShape) -> Result<PictureSizes, TrainError> {
-    let invalid = |why: String| Err(TrainError::InvalidRequest(why));
     let DataShape::Samples { shape, outputs, has_classes } = data else {
         let other = "set model.kind = \"gpt\" for texts and tokens";
-        return invalid(format!("a {kind} is trained on pictures; {other}"));
+        let why = format!("a {kind} is trained on pictures; {other}");
+        return Err(TrainError::InvalidRequest(why));
     };
     let picture = match shape[..] {
         [channels, height, width] => [channels, height, width],
         [height, width] => [1, height, width],
         _ => {
-            return invalid(format!(
+            return Err(TrainError::InvalidRequest(format!(
                 "a {kind} is trained on pictures of channels, height and width, not on samples of \
                  {shape:?}; set model.kind = \"mlp\""
-            ));
+            )));
         }
     };
     let loss = if *has_classes { MlpLoss::CrossEntropy } else { MlpLoss::SquaredError };
     Ok(PictureSizes { picture, outputs: *outputs, loss })
 }
 
+fn lengths(list: &[u64]) -> Vec<usize> {
+    list.iter().map(|length| *length as usize).collect()
+}
+
 fn cnn_config(model: &Model, data: &DataShape) -> Result<CnnConfig, TrainError> {
-    let lengths = |list: &[u64]| list.iter().map(|length| *length as usize).collect();
     let sizes = picture_sizes("cnn", data)?;
-    let ([_, height, width], poolings) = (sizes.picture, model.channels.len());
-    let halvings = height.min(width).checked_ilog2().map_or(0, |halvings| halvings as usize);
+    let [_, height, width] = sizes.picture;
+    let poolings = model.channels.len();
+    let halvings = height.min(width).checked_ilog2().unwrap_or(0) as usize;
     if halvings < poolings {
         return Err(TrainError::InvalidRequest(format!(
             "pictures of {width}x{height} are too small for {poolings} pooling{}; shorten \
@@ -648,10 +655,11 @@ fn mlp_graph(model: &Model, data: &DataShape) -> Result<Graph, TrainError> {
         let why = "an mlp is trained on samples; set model.kind = \"gpt\" for texts and tokens";
         return Err(TrainError::InvalidRequest(why.into()));
     };
-    let hidden = model.hidden.iter().map(|width| *width as usize);
-    let inputs = shape.iter().product();
+    let mut widths = vec![shape.iter().product()];
+    widths.extend(lengths(&model.hidden));
+    widths.push(*outputs);
     Ok(mlp(&MlpConfig {
-        widths: [inputs].into_iter().chain(hidden).chain([*outputs]).collect(),
+        widths,
         activation: model.activation,
         dropout: model.dropout as f32,
         loss: if *has_classes { MlpLoss::CrossEntropy } else { MlpLoss::SquaredError },
@@ -660,26 +668,28 @@ fn mlp_graph(model: &Model, data: &DataShape) -> Result<Graph, TrainError> {
 
 fn data(config: &RunConfig) -> DataSpec {
     let data = &config.data;
-    let path = || data.path.clone().unwrap_or_default();
-    let source = match (data.kind, data.kind.sample_format()) {
-        (_, Some(format)) => {
-            DataSource::Samples { format, path: path(), val_path: data.val_path.clone() }
+    let path = data.path.clone().unwrap_or_default();
+    let source = if let Some(format) = data.kind.sample_format() {
+        DataSource::Samples { format, path, val_path: data.val_path.clone() }
+    } else {
+        match data.kind {
+            DataKind::Text => DataSource::Text(path),
+            DataKind::Tokens => DataSource::Tokens(path),
+            _ => DataSource::Builtin,
         }
-        (DataKind::Text, _) => DataSource::Text(path()),
-        (DataKind::Tokens, _) => DataSource::Tokens(path()),
-        _ => DataSource::Builtin,
     };
-    let columns = data.target.as_deref().unwrap_or_default().split(',').map(str::trim);
+    let mut target = Vec::new();
+    for column in data.target.as_deref().unwrap_or_default().split(',') {
+        let name = column.trim();
+        if !name.is_empty() {
+            target.push(name.to_string());
+        }
+    }
     let image_size = match data.image_size[..] {
         [height, width] => Some((height as usize, width as usize)),
         _ => None,
     };
-    let reading = ReadOptions {
-        target: columns.filter(|name| !name.is_empty()).map(String::from).collect(),
-        kind: data.task,
-        image_size,
-        known: None,
-    };
+    let reading = ReadOptions { target, kind: data.task, image_size, known: None };
     DataSpec {
         source,
         tokenizer: data.tokenizer,
@@ -707,8 +717,12 @@ fn optimizer(config: &RunConfig) -> Optimizer {
 
 /// Returns the options of a section `[parallel]`.
 fn parallel_options(parallel: &Parallel) -> ParallelOptions {
+    let shares = match parallel.balance {
+        Balance::Fixed => Some(parallel.shares.clone()),
+        Balance::Measured => None,
+    };
     ParallelOptions {
-        shares: (parallel.balance == Balance::Fixed).then(|| parallel.shares.clone()),
+        shares,
         topology: parallel.collective,
         overlap: parallel.overlap,
         reduce_site: parallel.reduce_site,

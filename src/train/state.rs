@@ -42,15 +42,18 @@ fn read_bucket(
 /// Returns `TrainError` if a device fails, if the values read back are not those that it holds, or
 /// if no device that is left holds the parameters of the step before the one that failed.
 pub fn parameters(group: &WorkerGroup, plan: &Plan) -> Result<Vec<NamedTensor>, TrainError> {
-    let (readable, mut tensors) = (group.readable()?, Vec::new());
+    let readable = group.readable()?;
+    let mut tensors = Vec::new();
     for bucket in (0..plan.buckets.len() as u32).map(BucketId) {
         let holders = group.groups().of(bucket);
-        let mut left = holders.iter().map(|(_, rank)| rank).filter(|rank| readable.contains(rank));
-        // If none is left, reading from the first tells why.
-        let rank = left.next().unwrap_or_else(|| holders.rank(Position(0)));
-        let read =
-            move |device: &mut dyn Executor| read_bucket(device, BucketTensor::Parameters, bucket);
-        let values = group.read_on(rank, "reading the parameters", read)?;
+        let rank = match holders.iter().find(|(_, rank)| readable.contains(rank)) {
+            Some((_, rank)) => rank,
+            // Reading from the first tells why none is left.
+            None => holders.rank(Position(0)),
+        };
+        let values = group.read_on(rank, "reading the parameters", move |device| {
+            read_bucket(device, BucketTensor::Parameters, bucket)
+        })?;
         tensors.extend(bucket_tensors(plan, bucket, &values));
     }
     Ok(in_order(tensors))
@@ -63,14 +66,15 @@ fn is_trained(plan: &Plan, bucket: BucketId) -> bool {
 
 /// Copies the parameters of a whole bucket out of its values.
 fn bucket_tensors(plan: &Plan, bucket: BucketId, values: &[f32]) -> Vec<(ParamId, NamedTensor)> {
-    let tensor = |&(id, start): &(ParamId, usize)| {
+    let mut tensors = Vec::new();
+    for &(id, start) in &plan.buckets[bucket.index()].parameters {
         let parameter = &plan.graph.parameters[id.index()];
         let shape = plan.graph.tensor(parameter.tensor).shape.dims().to_vec();
         let length: usize = shape.iter().product();
         let values = values[start..start + length].to_vec();
-        (id, NamedTensor { name: parameter.name.clone(), shape, values })
-    };
-    plan.buckets[bucket.index()].parameters.iter().map(tensor).collect()
+        tensors.push((id, NamedTensor { name: parameter.name.clone(), shape, values }));
+    }
+    tensors
 }
 
 /// Returns parameters in the model's order.
@@ -96,9 +100,11 @@ pub fn save(
     let mut all = Vec::new();
     for moment in 0..moments {
         let mut tensors = Vec::new();
-        // The optimizer has no part in running averages.
-        for bucket in (0..plan.buckets.len() as u32).map(BucketId).filter(|b| is_trained(plan, *b))
-        {
+        for bucket in (0..plan.buckets.len() as u32).map(BucketId) {
+            // The optimizer has no part in running averages.
+            if !is_trained(plan, bucket) {
+                continue;
+            }
             let values = whole_moment(group, plan, moment, bucket)?;
             tensors.extend(bucket_tensors(plan, bucket, &values));
         }
@@ -124,6 +130,12 @@ fn whole_moment(
     Ok(whole)
 }
 
+/// Returns true if a device with this plan has values of a bucket in a bank.
+fn has_bucket(plan: &Plan, bank: BucketTensor, bucket: BucketId) -> bool {
+    let is_moment = matches!(bank, BucketTensor::Moment(_));
+    plan.holds(bucket) && (!is_moment || is_trained(plan, bucket))
+}
+
 /// Writes the device's part of a bank from values by name; every parameter must be present with
 /// its shape.
 ///
@@ -135,16 +147,13 @@ fn write(
     bank: BucketTensor,
     tensors: &[NamedTensor],
 ) -> Result<Result<(), CheckpointError>, DeviceError> {
-    let is_moment = matches!(bank, BucketTensor::Moment(_));
-    let is_read =
-        |plan: &Plan, bucket| plan.holds(bucket) && (!is_moment || is_trained(plan, bucket));
-    let buckets = match lay_out(device.plan(), tensors, is_read) {
+    let buckets = match lay_out(device.plan(), tensors, bank) {
         Ok(buckets) => buckets,
         Err(error) => return Ok(Err(error)),
     };
     for (index, values) in buckets.iter().enumerate() {
         let bucket = BucketId(index as u32);
-        if !is_read(device.plan(), bucket) {
+        if !has_bucket(device.plan(), bank, bucket) {
             continue;
         }
         let held = match bank {
@@ -156,17 +165,20 @@ fn write(
     Ok(Ok(()))
 }
 
-/// Returns the values of the buckets that are read; others are empty.
+/// Returns the values of the buckets that the device has in a bank; others are empty.
 fn lay_out(
     plan: &Plan,
     tensors: &[NamedTensor],
-    is_read: impl Fn(&Plan, BucketId) -> bool,
+    bank: BucketTensor,
 ) -> Result<Vec<Vec<f32>>, CheckpointError> {
     let mut buckets = Vec::with_capacity(plan.buckets.len());
-    for (index, bucket) in (0..).map(BucketId).zip(&plan.buckets) {
-        let is_read = is_read(plan, index);
-        let mut values = vec![0.0; if is_read { bucket.length } else { 0 }];
-        for &(id, start) in bucket.parameters.iter().filter(|_| is_read) {
+    for (index, bucket) in plan.buckets.iter().enumerate() {
+        if !has_bucket(plan, bank, BucketId(index as u32)) {
+            buckets.push(Vec::new());
+            continue;
+        }
+        let mut values = vec![0.0; bucket.length];
+        for &(id, start) in &bucket.parameters {
             let parameter = &plan.graph.parameters[id.index()];
             let wanted = plan.graph.tensor(parameter.tensor).shape.dims();
             let tensor = NamedTensor::find(tensors, &parameter.name, wanted)?;
@@ -179,24 +191,30 @@ fn lay_out(
 
 /// Joins the moments of all parameters into one list with the names `NAME.0`, `NAME.1`.
 pub fn join_moments(moments: Vec<Vec<NamedTensor>>) -> Vec<NamedTensor> {
-    let number = |(index, list): (usize, Vec<NamedTensor>)| {
-        list.into_iter().map(move |mut tensor| {
+    let mut joined = Vec::new();
+    for (index, list) in moments.into_iter().enumerate() {
+        for mut tensor in list {
             tensor.name = format!("{}.{index}", tensor.name);
-            tensor
-        })
-    };
-    moments.into_iter().enumerate().flat_map(number).collect()
+            joined.push(tensor);
+        }
+    }
+    joined
 }
 
 /// Returns the moments of one index from a list made by `join_moments`.
 fn split_moments(moments: &[NamedTensor], index: usize) -> Vec<NamedTensor> {
     let suffix = format!(".{index}");
-    let of_index = |tensor: &NamedTensor| {
-        let name = tensor.name.strip_suffix(&suffix)?.to_string();
-        let (shape, values) = (tensor.shape.clone(), tensor.values.clone());
-        Some(NamedTensor { name, shape, values })
-    };
-    moments.iter().filter_map(of_index).collect()
+    let mut of_index = Vec::new();
+    for tensor in moments {
+        if let Some(name) = tensor.name.strip_suffix(&suffix) {
+            of_index.push(NamedTensor {
+                name: name.to_string(),
+                shape: tensor.shape.clone(),
+                values: tensor.values.clone(),
+            });
+        }
+    }
+    of_index
 }
 
 /// Returns the number of moments to restore from a checkpoint: 0 if it holds none, because its

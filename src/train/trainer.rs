@@ -55,7 +55,7 @@ use crate::checkpoint::{Best, Checkpoint};
 use crate::data::{DataDescription, DataFile, Dataset, Tokenizer};
 use crate::graph::Graph;
 use crate::metrics::Trace;
-use crate::parallel::{MicroBatch, MismatchAction, Outcome, Placement, Program};
+use crate::parallel::{MicroBatch, MismatchAction, Outcome, Placement};
 use crate::runtime::step::{Inputs, StepInput, StepReport};
 use opening::{OpenedSession, open_on, training_graph};
 
@@ -221,8 +221,8 @@ impl Trainer {
     /// # Errors
     /// Returns `TrainError` if the file could not be written.
     pub fn finish_trace(&self) -> Result<(), TrainError> {
-        let finished = self.trace.as_ref().map_or(Ok(()), Trace::finish);
-        finished.map_err(|error| TrainError::from(error).of_library())
+        let Some(trace) = &self.trace else { return Ok(()) };
+        trace.finish().map_err(|error| TrainError::from(error).of_library())
     }
 
     /// Sets what is carried from step to step to zeros: the next batch begins new sequences.
@@ -243,9 +243,12 @@ impl Trainer {
         let reports = self.cut_batch(batch).and_then(|ranks| self.advance(ranks, lr));
         let report = self.noting_failure(reports)?.swap_remove(0);
         let totals = report.verdict.totals();
-        let (gradient_norm, updated) = (totals.gradient_norm, report.outcome == Outcome::Updated);
-        let busy = report.busy.filter(|_| self.world() == 1);
-        Ok(Step { loss: totals.loss, gradient_norm, updated, busy })
+        Ok(Step {
+            loss: totals.loss,
+            gradient_norm: totals.gradient_norm,
+            updated: report.outcome == Outcome::Updated,
+            busy: if self.world() == 1 { report.busy } else { None },
+        })
     }
 
     /// Takes a step on the inputs of each rank's micro-batches.
@@ -299,34 +302,43 @@ impl Trainer {
     fn cut_batch(&self, batch: &[(&str, HostTensor)]) -> Result<Vec<Vec<Inputs>>, TrainError> {
         self.require_known(batch)?;
         self.require_ids(batch, 0)?;
-        let of_rank = |program: &Arc<Program>| -> Result<Vec<Inputs>, TrainError> {
-            let parts = program.micro_batches.iter();
-            let cut = |part| self.cut(&self.graph.inputs, batch, self.options.batch, part);
-            parts.map(cut).collect()
-        };
-        self.session.programs.iter().map(of_rank).collect()
+        let mut ranks = Vec::with_capacity(self.session.programs.len());
+        for program in &self.session.programs {
+            let mut inputs = Vec::with_capacity(program.micro_batches.len());
+            for part in &program.micro_batches {
+                inputs.push(self.cut(&self.graph.inputs, batch, self.options.batch, part)?);
+            }
+            ranks.push(inputs);
+        }
+        Ok(ranks)
     }
 
     /// Checks that each value is that of an input, and that none is given twice.
     pub(super) fn require_known(&self, values: &[(&str, HostTensor)]) -> Result<(), TrainError> {
-        let fail = |why: String| Err(TrainError::InvalidRequest(why));
+        let mut inputs: Vec<&str> = Vec::new();
+        for (input, _) in self.graph.inputs_of_samples() {
+            if input.as_str() != "samples" {
+                inputs.push(input);
+            }
+        }
         for (at, (name, _)) in values.iter().enumerate() {
-            let inputs = self.graph.inputs_of_samples().map(|(input, _)| &**input);
-            let inputs: Vec<&str> = inputs.filter(|input| *input != "samples").collect();
             if *name == "samples" {
-                return fail("the input 'samples' is numbered by the trainer; leave it out".into());
+                let why = "the input 'samples' is numbered by the trainer; leave it out";
+                return Err(TrainError::InvalidRequest(why.into()));
             }
             if !inputs.contains(name) && self.graph.input(name).is_some() {
-                return fail(format!(
+                return Err(TrainError::InvalidRequest(format!(
                     "the input '{name}' is carried from step to step by the trainer; leave it out"
-                ));
+                )));
             }
             if !inputs.contains(name) {
                 let known = inputs.join(", ");
-                return fail(format!("the graph has no input '{name}'; its inputs are {known}"));
+                let why = format!("the graph has no input '{name}'; its inputs are {known}");
+                return Err(TrainError::InvalidRequest(why));
             }
             if values[..at].iter().any(|(earlier, _)| earlier == name) {
-                return fail(format!("input {name} is given twice"));
+                let why = format!("input {name} is given twice");
+                return Err(TrainError::InvalidRequest(why));
             }
         }
         Ok(())
@@ -363,7 +375,6 @@ impl Trainer {
         let slots = part.first..part.first + part.rows;
         let mut inputs = Inputs::new();
         for (name, id) in wanted {
-            let given = values.iter().find(|(known, _)| known == name);
             if name == "samples" {
                 inputs.push((*id, HostTensor::Int(slots.clone().collect())));
                 continue;
@@ -377,20 +388,22 @@ impl Trainer {
                 continue;
             }
             let range = slots.start as usize * per_row..slots.end as usize * per_row;
-            let fits = |length: usize| length == rows * per_row;
-            let wrong =
-                |why: String| Err(TrainError::InvalidRequest(format!("input {name} {why}")));
-            match (given.map(|(_, values)| values), tensor.dtype) {
-                (Some(HostTensor::Float(v)), DType::F32) if fits(v.len()) => {
+            let Some((_, given)) = values.iter().find(|(known, _)| known == name) else {
+                return Err(TrainError::InvalidRequest(format!("input {name} is missing")));
+            };
+            let length = rows * per_row;
+            match (given, tensor.dtype) {
+                (HostTensor::Float(v), DType::F32) if v.len() == length => {
                     inputs.push((*id, HostTensor::Float(v[range].to_vec())));
                 }
-                (Some(HostTensor::Int(v)), DType::U32) if fits(v.len()) => {
+                (HostTensor::Int(v), DType::U32) if v.len() == length => {
                     inputs.push((*id, HostTensor::Int(v[range].to_vec())));
                 }
-                (None, _) => return wrong("is missing".into()),
-                (Some(_), dtype) => {
+                (_, dtype) => {
                     let shape = &tensor.shape;
-                    return wrong(format!("must be {dtype:?} of {shape} for {rows} rows"));
+                    return Err(TrainError::InvalidRequest(format!(
+                        "input {name} must be {dtype:?} of {shape} for {rows} rows"
+                    )));
                 }
             }
         }

@@ -19,7 +19,7 @@ use crate::checkpoint::{Checkpoint, Store};
 use crate::data::{DataFile, Split};
 use crate::faults::Faults;
 use crate::files;
-use crate::metrics::{Event, SentenceRecord, Sink, Sinks, Trace};
+use crate::metrics::{Event, SentenceRecord, Sink, Sinks};
 use crate::runtime::memory;
 use crate::runtime::placement::plans::Plans;
 use crate::train::carried;
@@ -102,7 +102,9 @@ pub fn train(run: &mut Run) -> Result<RunOutcome, TrainError> {
     // Written also after an error: the trace of a failed run is read for its end.
     let traced = run.finish_trace();
     let ending = ended.map_err(|error| run.stopped(error))?;
-    shown.and(traced).map(|()| ending)
+    shown?;
+    traced?;
+    Ok(ending)
 }
 
 /// Takes the steps that are left, and measures the sentences of the model.
@@ -118,8 +120,11 @@ fn steps(run: &mut Run) -> Result<RunOutcome, TrainError> {
     if let Some(signal) = run.host.signals.pending() {
         return Ok(RunOutcome::Interrupted(signal));
     }
-    let evaluated = run.fit.evaluated.filter(|(step, _)| *step == run.step());
-    Ok(RunOutcome::Done { val_loss: evaluated.map(|(_, loss)| loss), sentences })
+    let val_loss = match run.fit.evaluated {
+        Some((step, loss)) if step == run.step() => Some(loss),
+        _ => None,
+    };
+    Ok(RunOutcome::Done { val_loss, sentences })
 }
 
 impl Run {
@@ -139,9 +144,12 @@ impl Run {
         let saved = resumed.as_ref().map(|checkpoint| SavedData::of(&checkpoint.meta));
         let data = spec.load_data(&saved.unwrap_or_default())?;
         let (training, _) = spec.training_graph(&data.shape)?;
-        let done = resumed.as_ref().map_or((0, 0), |c| (c.meta.step, c.meta.samples));
-        let source = spec.batch_source(&training, &data, done)?;
-        let spec = spec.with_epochs(&source.sampler, done.0, done.1)?;
+        let (steps, samples) = match &resumed {
+            Some(checkpoint) => (checkpoint.meta.step, checkpoint.meta.samples),
+            None => (0, 0),
+        };
+        let source = spec.batch_source(&training, &data, steps, samples)?;
+        let spec = spec.with_epochs(&source.sampler, steps, samples)?;
         if spec.patience > 0
             && extent_of(&source, Split::Validation, spec.eval_samples).samples == 0
         {
@@ -154,19 +162,26 @@ impl Run {
         let task = data.task(&training)?;
         let plans = Plans::new(training);
         if let Some(nodes) = &options.nodes {
-            nodes.begin(&spec, &data, done)?;
+            nodes.begin(&spec, &data, (steps, samples))?;
         }
         check(&spec, &plans, source.data.row_bytes(), resumed.as_ref())?;
         require_room(&spec, &plans, &options)?;
         Store::open_to_read(&options.out).wait_until_free()?;
         // Devices are opened first: if that fails, nothing is written.
         let opened = startup::open(&spec, &options, resumed.as_ref(), &plans, &source, &mut sinks);
-        let mut trainer =
-            opened.map_err(|error| stopping::at_start(error, &spec, &options, resumed.as_ref()))?;
+        let mut trainer = match opened {
+            Ok(trainer) => trainer,
+            Err(error) => {
+                return Err(stopping::at_start(error, &spec, &options, resumed.as_ref()));
+            }
+        };
         let loader = trainer.loader(&source, spec.steps)?;
         let store = startup::open_store(&options)?;
-        let (done, device) = (trainer.steps(), trainer.device().to_string());
-        sinks.event(&Event::Started { done, steps: spec.steps, device })?;
+        sinks.event(&Event::Started {
+            done: trainer.steps(),
+            steps: spec.steps,
+            device: trainer.device().to_string(),
+        })?;
         let mut signals = Signals::caught()?;
         if let Some(nodes) = &options.nodes {
             nodes.begun();
@@ -191,13 +206,18 @@ impl Run {
     /// the run, as faults.on_mismatch requires.
     fn compare_parameters(&mut self) -> Result<(), TrainError> {
         let compared = self.trainer.compare_parameters();
-        mem::take(&mut self.trainer.notes).into_iter().try_for_each(|text| self.warn(text))?;
+        for text in mem::take(&mut self.trainer.notes) {
+            self.warn(text)?;
+        }
         compared
     }
 
     /// Tells the user what the trainer has noted about its devices and its state.
     fn tell_notes(&mut self) -> Result<(), TrainError> {
-        mem::take(&mut self.trainer.notes).into_iter().try_for_each(|text| self.note(text))
+        for text in mem::take(&mut self.trainer.notes) {
+            self.note(text)?;
+        }
+        Ok(())
     }
 
     fn emit(&mut self, event: Event) -> Result<(), TrainError> {
@@ -216,7 +236,10 @@ impl Run {
         if let Some(nodes) = &self.host.options.nodes {
             nodes.flush_traces();
         }
-        Ok(self.trainer.trace.as_ref().map_or(Ok(()), Trace::finish)?)
+        if let Some(trace) = &self.trainer.trace {
+            trace.finish()?;
+        }
+        Ok(())
     }
 
     /// Returns the number of steps done.
@@ -273,7 +296,8 @@ fn check(
     resumed: Option<&Checkpoint>,
 ) -> Result<(), TrainError> {
     let plan = plans.of_rows(spec.micro_batch);
-    let (batch, rows) = (spec.batch as usize, spec.micro_batch as usize);
+    let batch = spec.batch as usize;
+    let rows = spec.micro_batch as usize;
     if let Some(Checkpoint { parameters, moments, .. }) = resumed {
         state::check(&plan, parameters, moments, spec.optimizer.moments())?;
     }

@@ -6,7 +6,7 @@ use std::mem;
 use super::startup;
 use super::stopping::devices_without;
 use super::{Run, RunOptions, RunOutcome, steps};
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, Meta};
 use crate::metrics::Event;
 use crate::parallel::DeviceLoss;
 use crate::runtime::placement::assemble::selections;
@@ -26,9 +26,14 @@ impl Run {
     pub(super) fn recover(&mut self, cause: TrainError) -> Result<Checkpoint, TrainError> {
         let is_over =
             self.spec.on_loss == DeviceLoss::Stop || self.host.signals.pending().is_some();
-        let lost = cause.lost_rank().filter(|_| !is_over);
-        let lost = lost.and_then(|rank| self.trainer.session.placement.ranks.get(rank.index()));
-        let (Some(lost), Some(step)) = (lost, self.last_saved()) else { return Err(cause) };
+        if is_over {
+            return Err(cause);
+        }
+        let Some(rank) = cause.lost_rank() else { return Err(cause) };
+        let Some(lost) = self.trainer.session.placement.ranks.get(rank.index()) else {
+            return Err(cause);
+        };
+        let Some(step) = self.last_saved() else { return Err(cause) };
         let Some(left) = self.devices_left(&cause, lost.position) else { return Err(cause) };
         match self.reopen(&cause, left, step) {
             Ok(checkpoint) => Ok(checkpoint),
@@ -52,10 +57,12 @@ impl Run {
             return None;
         }
         let devices = self.spec.devices.clone();
-        match position.checked_sub(own) {
-            _ if cause.is_of_node() => nodes.leave_all_out(),
-            Some(offered) => nodes.leave_out(offered),
-            None => return devices_without(&self.spec, position),
+        if cause.is_of_node() {
+            nodes.leave_all_out();
+        } else if position >= own {
+            nodes.leave_out(position - own);
+        } else {
+            return devices_without(&self.spec, position);
         }
         Some(LeftDevices { devices, stages: None, spare: 0, are_as_typed: true })
     }
@@ -78,8 +85,10 @@ impl Run {
     /// Returns the step of the last checkpoint.
     pub(super) fn last_saved(&self) -> Option<u64> {
         // A checkpoint that failed to be replaced is still there.
-        let saved = self.trainer.saved.as_ref().map(|(step, _)| *step);
-        saved.or_else(|| self.host.store.steps().ok()?.last().copied())
+        match &self.trainer.saved {
+            Some((step, _)) => Some(*step),
+            None => self.host.store.steps().ok()?.last().copied(),
+        }
     }
 
     /// Opens the session on devices that are left. One that fails then is left out, too.
@@ -115,15 +124,17 @@ impl Run {
         without: &str,
         checkpoint: &Checkpoint,
     ) -> Result<(), FailedOpening> {
-        let over = |error| FailedOpening { error, left: None };
-        let devices = match self.host.options.nodes.as_ref().map_or(0, |nodes| nodes.offered()) {
-            0 => left.devices.clone(),
-            count => format!("{} and {count} of other nodes", left.devices),
-        };
+        let mut devices = left.devices.clone();
+        if let Some(nodes) = &self.host.options.nodes {
+            let count = nodes.offered();
+            if count > 0 {
+                devices += &format!(" and {count} of other nodes");
+            }
+        }
         let step = checkpoint.meta.step;
         self.warn(format!("the run goes on from step {step} on {devices}, without {without}"))
-            .map_err(over)?;
-        let spec = self.spec.on_devices(left).map_err(over)?;
+            .map_err(FailedOpening::of_none)?;
+        let spec = self.spec.on_devices(left).map_err(FailedOpening::of_none)?;
         self.open_on(&spec, checkpoint)
             .map_err(|error| FailedOpening::unplaced(error, &spec.devices, &spec.parallel.pipeline))
     }
@@ -132,21 +143,26 @@ impl Run {
     fn open_on(&mut self, spec: &RunSpec, checkpoint: &Checkpoint) -> Result<(), TrainError> {
         let options = self.recovery_options(checkpoint.meta.step);
         let graph = self.trainer.session.plan.graph.clone();
-        let done = (checkpoint.meta.step, checkpoint.meta.samples);
-        let source = spec.batch_source(&graph, &self.data, done)?;
+        let Meta { step, samples, .. } = checkpoint.meta;
+        let source = spec.batch_source(&graph, &self.data, step, samples)?;
         let plans = Plans::new(graph);
         let sinks = &mut self.host.sinks;
         let opened = startup::open(spec, &options, Some(checkpoint), &plans, &source, sinks)?;
         let loader = opened.loader(&source, spec.steps)?;
         self.fit.go_on(source, loader);
         let Trainer { data, description, files, .. } = mem::replace(&mut self.trainer, opened);
-        (self.trainer.data, self.trainer.description) = (data, description);
-        (self.trainer.files, self.trainer.of_run) = (files, spec.saved_run(&self.data));
+        self.trainer.data = data;
+        self.trainer.description = description;
+        self.trainer.files = files;
+        self.trainer.of_run = spec.saved_run(&self.data);
         self.host.options = RunOptions { trace: self.host.options.trace.clone(), ..options };
         self.spec = spec.clone();
         self.tell_notes()?;
-        let (done, device) = (self.step(), self.trainer.device().to_string());
-        self.emit(Event::Started { done, steps: self.spec.steps, device })
+        self.emit(Event::Started {
+            done: self.step(),
+            steps: self.spec.steps,
+            device: self.trainer.device().to_string(),
+        })
     }
 
     /// Returns the options of the run from a step of its own on.

@@ -4,7 +4,6 @@ use super::Run;
 use crate::base::format::thousands;
 use crate::metrics::Unit;
 use crate::optim::Decay;
-use crate::parallel::RankPlacement;
 use crate::runtime::memory::gibibytes;
 use crate::train::error::TrainError;
 
@@ -43,7 +42,8 @@ impl Run {
 
     /// Formats the size of an epoch, in which as many tokens or samples are trained as there are.
     fn epoch_text(&self) -> String {
-        let (sampler, unit) = (&self.fit.source.sampler, self.fit.options.task.unit());
+        let sampler = &self.fit.source.sampler;
+        let unit = self.fit.options.task.unit();
         let samples = sampler.epoch_samples();
         let per_sample = match unit {
             Unit::Samples => 1,
@@ -57,20 +57,27 @@ impl Run {
         };
         let per_step = u64::from(self.spec.batch) * per_sample;
         let steps = count.div_ceil(per_step);
-        let [count, per_step, steps] =
-            [count, per_step, steps].map(|number| thousands(number as f64));
-        format!("an epoch is {count} {}, {steps} steps of {per_step}", unit.name())
+        format!(
+            "an epoch is {} {}, {} steps of {}",
+            thousands(count as f64),
+            unit.name(),
+            thousands(steps as f64),
+            thousands(per_step as f64)
+        )
     }
 
     /// Formats the memory that the run takes on each device.
     fn memory_text(&self) -> String {
         let placed = &self.trainer.session.placement.ranks;
-        let of_rank = |(placed_on, bytes): (&RankPlacement, u64)| match placed.len() {
-            1 => gibibytes(bytes),
-            _ => format!("{} on {}", gibibytes(bytes), placed_on.name),
-        };
-        let ranks = placed.iter().zip(self.trainer.session.device_bytes());
-        format!("device memory {}", ranks.map(of_rank).collect::<Vec<_>>().join(", "))
+        let mut ranks = Vec::with_capacity(placed.len());
+        for (rank, bytes) in placed.iter().zip(self.trainer.session.device_bytes()) {
+            if placed.len() == 1 {
+                ranks.push(gibibytes(bytes));
+            } else {
+                ranks.push(format!("{} on {}", gibibytes(bytes), rank.name));
+            }
+        }
+        format!("device memory {}", ranks.join(", "))
     }
 
     /// Emits a note that training ends before its last step, for lack of a better evaluation.
@@ -90,7 +97,8 @@ impl Run {
     /// Emits notes for a user who resumes with another number of steps: that no step is left to
     /// do, or that the learning rate falls no further.
     fn emit_end_notes(&mut self) -> Result<(), TrainError> {
-        let (steps, decay_steps) = (self.spec.steps, self.spec.schedule.decay_steps);
+        let steps = self.spec.steps;
+        let decay_steps = self.spec.schedule.decay_steps;
         if self.step() > 0 && self.step() >= steps {
             let step = self.step();
             // A script, which is quiet, must not take this for training.

@@ -69,10 +69,10 @@ impl Run {
         let (recorder, moved) = Recorder::create(&metrics)?;
         self.host.sinks.set_record(recorder);
         self.open_tensorboard(0)?;
-        match moved {
-            0 => Ok(()),
-            _ => self.note(format!("set aside: {}", lines_aside(moved, &metrics))),
+        if moved > 0 {
+            self.note(format!("set aside: {}", lines_aside(moved, &metrics)))?;
         }
+        Ok(())
     }
 
     /// Opens a new event file for TensorBoard, if the run has them, which supersedes what earlier
@@ -111,10 +111,10 @@ impl Run {
         }
         let sentences = self.set_later_sentences_aside()?;
         what.extend(sentences.iter().map(|path| path.display().to_string()));
-        match what.is_empty() {
-            true => Ok(()),
-            false => self.note(format!("set aside: {}", what.join("; "))),
+        if !what.is_empty() {
+            self.note(format!("set aside: {}", what.join("; ")))?;
         }
+        Ok(())
     }
 
     /// Takes over the best evaluation of a checkpoint and its mark. A damaged mark is replaced or
@@ -123,9 +123,9 @@ impl Run {
         // A best checkpoint that is gone (pruned after a later one, or of another directory) must
         // not keep the next from being marked; one that exists may not have been marked yet.
         // The checkpoint of this start is saved, and marked then, if it is not there yet.
-        let is_there = |step| self.host.store.path(step).is_dir();
-        self.trainer.best =
-            meta.best.filter(|best| best.step == self.step() || is_there(best.step));
+        self.trainer.best = meta
+            .best
+            .filter(|best| best.step == self.step() || self.host.store.path(best.step).is_dir());
         if let Err(damage) = self.host.store.best() {
             let now = match self.trainer.best {
                 Some(best) => format!("that of step {} is marked again", best.step),
@@ -142,26 +142,31 @@ impl Run {
                 self.warn(error.to_string())?;
             }
         }
-        let best = self.trainer.best.filter(|best| self.host.store.path(best.step).is_dir());
-        match best.map(|best| self.host.store.mark_best(best.step)) {
-            Some(Err(error)) => self.warn(error.to_string()),
-            _ => Ok(()),
+        if let Some(best) = self.trainer.best
+            && self.host.store.path(best.step).is_dir()
+            && let Err(error) = self.host.store.mark_best(best.step)
+        {
+            self.warn(error.to_string())?;
         }
+        Ok(())
     }
 
     /// Forgets the best and the last evaluation of a checkpoint, with which later ones cannot be
     /// compared. The best checkpoint is set aside, because pruning no longer keeps it.
     fn forget_evaluations(&mut self, meta: &Meta, why: String) -> Result<(), TrainError> {
-        (self.trainer.best, self.fit.evaluated) = (None, None);
+        self.trainer.best = None;
+        self.fit.evaluated = None;
         self.host.store.unmark_best()?;
-        let best = meta.best.filter(|best| self.host.store.path(best.step).is_dir());
-        let forgotten = match best.map(|best| best.step) {
-            Some(step) if step != self.step() => {
-                let aside = self.host.store.set_aside(step)?;
-                format!("; the best one so far, of step {step}, is now {}", aside.display())
-            }
-            _ => String::new(),
-        };
+        let mut forgotten = String::new();
+        if let Some(best) = meta.best
+            && self.host.store.path(best.step).is_dir()
+            && best.step != self.step()
+        {
+            let step = best.step;
+            let aside = self.host.store.set_aside(step)?;
+            forgotten =
+                format!("; the best one so far, of step {step}, is now {}", aside.display());
+        }
         let text =
             format!("{why}: earlier evaluations are not compared with later ones{forgotten}");
         // Other data may be a mistake; another number of samples was set.
@@ -178,7 +183,8 @@ impl Run {
         let what = match changes[..] {
             [] => return Ok(()),
             [PlacementChange::Devices] => {
-                let (was, is) = (before.devices(), self.trainer.session.placement.devices());
+                let was = before.devices();
+                let is = self.trainer.session.placement.devices();
                 format!("the run was on {was} and continues on {is}")
             }
             _ => {
@@ -187,19 +193,19 @@ impl Run {
             }
         };
         // Some changes of pipelines have no effect on the bits.
-        let verb =
-            match self.trainer.session.placement.mesh.has_stages() || before.mesh.has_stages() {
-                true => "may",
-                false => "will",
-            };
+        let has_stages =
+            self.trainer.session.placement.mesh.has_stages() || before.mesh.has_stages();
+        let verb = if has_stages { "may" } else { "will" };
         self.note(format!("{what}: its bits {verb} differ from those of an uninterrupted run"))
     }
 
     /// Returns the command that continues the run from its last checkpoint, on all of its nodes.
     pub fn resume_command(&self) -> ResumeCommand {
         let settings = self.host.options.unsaved.clone();
-        let nodes = self.host.options.nodes.as_ref().filter(|nodes| nodes.offered() > 0);
-        let nodes = nodes.map(|nodes| nodes.count());
+        let nodes = match &self.host.options.nodes {
+            Some(nodes) if nodes.offered() > 0 => Some(nodes.count()),
+            _ => None,
+        };
         ResumeCommand { settings, nodes, ..ResumeCommand::of_run(&self.host.options.out) }
     }
 
@@ -220,17 +226,26 @@ impl Run {
     /// Adds the last checkpoint and the command that continues the run to an error after which
     /// it can be continued. If one of several devices failed, the command leaves it out.
     pub(super) fn stopped(&self, cause: TrainError) -> TrainError {
-        let Some(step) = self.last_saved().filter(|_| cause.can_go_on()) else { return cause };
-        let failed = cause.failed_rank().filter(|_| self.trainer.session.placement.ranks.len() > 1);
-        let position =
-            failed.map(|rank| self.trainer.session.placement.ranks[rank.index()].position);
-        // A device of another node is none of those that the command could leave out.
-        let position = position.filter(|position| *position < self.own_devices());
-        let (checkpoint, mut command) = (self.host.store.path(step), self.resume_command());
-        let command = match command.nodes.take() {
-            Some(_) => self.on_this_node(command),
-            None => command,
-        };
+        let Some(step) = self.last_saved() else { return cause };
+        if !cause.can_go_on() {
+            return cause;
+        }
+        let ranks = &self.trainer.session.placement.ranks;
+        let mut position = None;
+        if ranks.len() > 1
+            && let Some(rank) = cause.failed_rank()
+        {
+            let failed = ranks[rank.index()].position;
+            // A device of another node is none of those that the command could leave out.
+            if failed < self.own_devices() {
+                position = Some(failed);
+            }
+        }
+        let checkpoint = self.host.store.path(step);
+        let mut command = self.resume_command();
+        if command.nodes.take().is_some() {
+            command = self.on_this_node(command);
+        }
         with_command(cause, checkpoint, command, &self.spec, position)
     }
 }

@@ -13,7 +13,8 @@ impl Run {
     pub(super) fn write_files(&self) -> Result<(), TrainError> {
         let decided = resolved_toml(
             &self.trainer.session.placement,
-            (&self.trainer.data, &self.trainer.files),
+            &self.trainer.data,
+            &self.trainer.files,
             VERSION,
         );
         let files = [("run.toml", self.spec.run_toml.clone()), ("resolved.toml", decided)];

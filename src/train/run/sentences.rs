@@ -28,7 +28,10 @@ impl Run {
             return Ok(None);
         };
         let path = self.host.options.out.join(format!("{PREFIX}{:08}{ENDING}", self.step()));
-        let text: String = lines.iter().chain(&held_out_sums).map(|l| format!("{l}\n")).collect();
+        let mut text = String::new();
+        for line in lines.iter().chain(&held_out_sums) {
+            text += &format!("{line}\n");
+        }
         self.keep_other_sentences(&path, &text)?;
         files::replace(&path, text.as_bytes()).map_err(|why| TrainError::Io { path, why })?;
         self.emit(Event::Sentences(record))?;
@@ -49,17 +52,23 @@ impl Run {
     /// Sets the files of steps after this start's aside and returns their new paths, oldest first.
     pub(super) fn set_later_sentences_aside(&self) -> Result<Vec<PathBuf>, TrainError> {
         let out = &self.host.options.out;
-        let error = |path: &Path, why| TrainError::Io { path: path.into(), why };
+        let entries = fs::read_dir(out).map_err(|why| TrainError::Io { path: out.clone(), why })?;
         let mut later = Vec::new();
-        for entry in fs::read_dir(out).map_err(|why| error(out, why))? {
-            let path = entry.map_err(|why| error(out, why))?.path();
-            later
-                .extend(step_of(&path).filter(|step| *step > self.step()).map(|step| (step, path)));
+        for entry in entries {
+            let entry = entry.map_err(|why| TrainError::Io { path: out.clone(), why })?;
+            let path = entry.path();
+            if let Some(step) = step_of(&path)
+                && step > self.step()
+            {
+                later.push((step, path));
+            }
         }
         later.sort_unstable();
-        let rename =
-            |(_, path): (u64, PathBuf)| files::set_aside(&path).map_err(|why| error(&path, why));
-        later.into_iter().map(rename).collect()
+        let mut aside = Vec::with_capacity(later.len());
+        for (_, path) in later {
+            aside.push(files::set_aside(&path).map_err(|why| TrainError::Io { path, why })?);
+        }
+        Ok(aside)
     }
 }
 

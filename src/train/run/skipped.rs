@@ -46,6 +46,19 @@ impl RunHost {
     }
 }
 
+/// Returns the first of the tensors that ranks have found, with its rank: the lowest one of several
+/// that have found the same.
+fn first_of_ranks(found: Vec<Option<NotFinite>>) -> Option<(NotFinite, Rank)> {
+    let mut first: Option<(NotFinite, Rank)> = None;
+    for (rank, what) in found.into_iter().enumerate() {
+        let Some(what) = what else { continue };
+        if first.as_ref().is_none_or(|(earlier, _)| what < *earlier) {
+            first = Some((what, Rank(rank as u32)));
+        }
+    }
+    first
+}
+
 /// Search for the first tensor of a skipped step that is not finite.
 struct Diagnosis<'a> {
     session: &'a Session,
@@ -63,13 +76,12 @@ impl Diagnosis<'_> {
         let began = self.session.group.run_on_all("a diagnosis", move |rank, device| {
             first_not_finite(device, &inputs[rank.index()])
         })?;
-        let known = began.into_iter().enumerate();
-        let first: Option<(NotFinite, usize)> =
-            known.filter_map(|(rank, what)| Some((what?, rank))).min();
-        Ok(match first {
-            Some((what, _)) if self.session.placement.ranks.len() == 1 => what.to_string(),
+        let ranks = &self.session.placement.ranks;
+        Ok(match first_of_ranks(began) {
+            Some((what, _)) if ranks.len() == 1 => what.to_string(),
             Some((what, rank)) => {
-                format!("{what} on rank {rank}, {}", self.session.placement.ranks[rank].name)
+                let index = rank.index();
+                format!("{what} on rank {index}, {}", ranks[index].name)
             }
             None => OVERFLOW_CAUSE.into(),
         })
@@ -78,17 +90,20 @@ impl Diagnosis<'_> {
     /// Returns the input of all ranks, also of those whose nodes have read theirs: a diagnosis
     /// computes on their devices from here.
     fn with_inputs(&self, inputs: &[Arc<StepInput>]) -> Result<Vec<Arc<StepInput>>, TrainError> {
-        let read = |input: &Arc<StepInput>| {
+        let mut all = Vec::with_capacity(inputs.len());
+        for input in inputs {
             let parts = &input.program.micro_batches;
             if input.micro_batches.len() == parts.len() {
-                return Ok(Arc::clone(input));
+                all.push(Arc::clone(input));
+                continue;
             }
-            let step = input.round.step;
-            let read = parts.iter().map(|part| self.source.micro_batch(step, part));
-            let micro_batches = read.collect::<Result<_, _>>()?;
-            Ok(Arc::new(StepInput { micro_batches, ..(**input).clone() }))
-        };
-        inputs.iter().map(read).collect()
+            let mut micro_batches = Vec::with_capacity(parts.len());
+            for part in parts {
+                micro_batches.push(self.source.micro_batch(input.round.step, part)?);
+            }
+            all.push(Arc::new(StepInput { micro_batches, ..(**input).clone() }));
+        }
+        Ok(all)
     }
 
     /// Runs a skipped step again on pipelines, micro-batch by micro-batch through the stages.
@@ -103,9 +118,7 @@ impl Diagnosis<'_> {
             device.begin_step()?;
             Ok(state)
         })?;
-        let known = (0..).map(Rank).zip(states);
-        let state: Option<(NotFinite, Rank)> =
-            known.filter_map(|(rank, what)| Some((what?, rank))).min();
+        let state = first_of_ranks(states);
         let found = match state {
             Some((NotFinite::Parameter(_), _)) => state,
             _ => self.bad_pass(pipelines, inputs)?.or(state),

@@ -32,9 +32,17 @@ pub(super) fn open(
         faults: options.faults.clone(),
         ..spec.trainer_options()
     };
-    let next = 1 + resumed.map_or(0, |checkpoint| checkpoint.meta.step);
+    let taken = match resumed {
+        Some(checkpoint) => StepsTaken::of(&checkpoint.meta),
+        None => StepsTaken::default(),
+    };
+    let saved = match resumed {
+        Some(checkpoint) if !spec.decides_placement => Some(&checkpoint.meta.placement),
+        _ => None,
+    };
     // Both callbacks send events, and neither can return a failure of the sink.
-    let (sink, failed) = (RefCell::new(sink), RefCell::new(None));
+    let sink = RefCell::new(sink);
+    let failed = RefCell::new(None);
     let emit = |event: Event| {
         if let Err(error) = sink.borrow_mut().event(&event) {
             failed.borrow_mut().get_or_insert(error);
@@ -42,11 +50,9 @@ pub(super) fn open(
     };
     let opening = Opening {
         nodes: &options.nodes.as_ref().map(|nodes| nodes.remote()).unwrap_or_default(),
-        probe: probe_of(source.clone(), next),
+        probe: probe_of(source.clone(), taken.steps + 1),
         lr: spec.schedule.lr,
-        saved: resumed
-            .filter(|_| !spec.decides_placement)
-            .map(|checkpoint| &checkpoint.meta.placement),
+        saved,
         notify: &|text| emit(Event::Note(text.into())),
         report: &mut |device, TuneProgress { done, total, elapsed }| {
             emit(Event::Tuning { device: device.into(), done, total, elapsed });
@@ -57,8 +63,7 @@ pub(super) fn open(
         return Err(error.into());
     }
     let mut trainer = Trainer::of(opened, trainer_options);
-    trainer.session.taken =
-        resumed.map(|checkpoint| StepsTaken::of(&checkpoint.meta)).unwrap_or_default();
+    trainer.session.taken = taken;
     Ok(trainer)
 }
 

@@ -21,20 +21,22 @@ const ANY_DEVICES: &str = "auto";
 pub(super) fn with_command(
     cause: TrainError,
     checkpoint: PathBuf,
-    command: ResumeCommand,
+    mut command: ResumeCommand,
     spec: &RunSpec,
     failed: Option<usize>,
 ) -> TrainError {
-    let selector = &spec.devices;
-    let left = failed.map(|position| selector_without(selector, position, &adapters_for(selector)));
-    let left_out = matches!(left, Some(Some(_)));
-    let left = left.map(|left| left.unwrap_or_else(|| ANY_DEVICES.into()));
-    let left = left.map(|left| LeftDevices::of(left, &spec.parallel.pipeline));
-    let spare = left.as_ref().map_or(0, |left| left.spare);
-    let command = Box::new(match left {
-        Some(left) => spec.resume_on(left, command),
-        None => command,
-    });
+    let mut left_out = false;
+    let mut spare = 0;
+    if let Some(position) = failed {
+        let selector = &spec.devices;
+        let others = selector_without(selector, position, &adapters_for(selector));
+        left_out = others.is_some();
+        let others = others.unwrap_or_else(|| ANY_DEVICES.into());
+        let left = LeftDevices::of(others, &spec.parallel.pipeline);
+        spare = left.spare;
+        command = spec.resume_on(left, command);
+    }
+    let command = Box::new(command);
     TrainError::Stopped { cause: Box::new(cause), checkpoint, command, left_out, spare }
 }
 
@@ -52,13 +54,15 @@ pub(super) fn at_start(
     options: &RunOptions,
     resumed: Option<&Checkpoint>,
 ) -> TrainError {
+    let Some(resumed) = resumed else { return cause };
     let store = Store::open_to_read(&options.out);
-    let step = resumed.map(|checkpoint| checkpoint.meta.step);
-    let step = step.filter(|step| cause.can_go_on() && store.path(*step).is_dir());
-    let Some(step) = step else { return cause };
-    let last = store.steps().ok().and_then(|steps| steps.last().copied());
+    let step = resumed.meta.step;
+    if !cause.can_go_on() || !store.path(step).is_dir() {
+        return cause;
+    }
     // Later checkpoints are set aside only by a start that succeeds.
-    let from = if last == Some(step) { options.out.clone() } else { store.path(step) };
+    let is_last = store.steps().is_ok_and(|steps| steps.last() == Some(&step));
+    let from = if is_last { options.out.clone() } else { store.path(step) };
     let settings = options.unsaved.clone();
     let command = ResumeCommand { settings, ..ResumeCommand::of_run(&from) };
     let failed = cause.failed_rank().map(|rank| rank.index());

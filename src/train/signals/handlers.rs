@@ -80,14 +80,16 @@ fn ignored_at_start() -> u64 {
 
 /// Parses the mask of ignored signals in the text of `/proc/PID/status`; 0 if it has none.
 fn ignored_mask(status: &str) -> u64 {
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+    let Some(mask) = status.lines().find_map(|line| line.strip_prefix("SigIgn:")) else {
+        return 0;
+    };
+    u64::from_str_radix(mask.trim(), 16).unwrap_or(0)
 }
 
 /// Returns true if a mask, whose lowest bit is signal 1, has the signal.
 fn is_in(mask: u64, signal: i32) -> bool {
-    let bit = u32::try_from(signal - 1).ok().and_then(|bit| mask.checked_shr(bit));
-    bit.is_some_and(|rest| rest & 1 == 1)
+    let Ok(bit) = u32::try_from(signal - 1) else { return false };
+    mask.checked_shr(bit).is_some_and(|rest| rest & 1 == 1)
 }
 
 /// Returns the flag that is set while there are no [`Handlers`]. The first call registers, once
@@ -95,14 +97,17 @@ fn is_in(mask: u64, signal: i32) -> bool {
 /// are all unregistered would be ignored.
 fn default_while_idle() -> io::Result<Arc<AtomicBool>> {
     static IDLE: OnceLock<Result<Arc<AtomicBool>, String>> = OnceLock::new();
-    let registered = IDLE.get_or_init(|| {
-        let idle = Arc::new(AtomicBool::new(false));
-        let register = |(_, signal): (Interruption, i32)| {
-            flag::register_conditional_default(signal, idle.clone()).map(|_| ())
-        };
-        caught().try_for_each(register).map(|()| idle).map_err(|why| why.to_string())
-    });
+    let registered = IDLE.get_or_init(|| register_default().map_err(|why| why.to_string()));
     registered.clone().map_err(io::Error::other)
+}
+
+/// Registers what the signals do while a new flag is set: their default.
+fn register_default() -> io::Result<Arc<AtomicBool>> {
+    let idle = Arc::new(AtomicBool::new(false));
+    for (_, signal) in caught() {
+        flag::register_conditional_default(signal, idle.clone())?;
+    }
+    Ok(idle)
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Classification: accuracy, top-5 accuracy, and the table of confusions.
 
 use std::borrow::Cow;
+use std::cmp::Reverse;
 
 use super::Task;
 use crate::base::format::dims_text;
@@ -43,14 +44,15 @@ impl Classification {
 
     /// Returns the counts in sums.
     pub fn report(&self, sums: &[f64]) -> ClassificationReport {
-        let count = |index: usize| sums[index] as u64;
-        let rows = sums[3..].chunks(self.classes.len());
-        let confusion = rows.map(|row| row.iter().map(|value| *value as u64).collect());
+        let mut confusion = Vec::new();
+        for row in sums[3..].chunks(self.classes.len()) {
+            confusion.push(row.iter().map(|value| *value as u64).collect());
+        }
         ClassificationReport {
-            samples: count(0),
-            right: count(1),
-            right_in_top: count(2),
-            confusion: confusion.collect(),
+            samples: sums[0] as u64,
+            right: sums[1] as u64,
+            right_in_top: sums[2] as u64,
+            confusion,
         }
     }
 
@@ -91,9 +93,12 @@ impl Task for Classification {
             sums[0] += 1.0;
             // Outputs of which one is not a number choose nothing.
             let is_choice = !row.iter().any(|output| output.is_nan());
-            let is_above =
-                |(class, other): (usize, &f32)| other > value || (class < target && other == value);
-            let above = row.iter().enumerate().filter(|one| is_above(*one)).count();
+            let mut above = 0;
+            for (class, other) in row.iter().enumerate() {
+                if other > value || (class < target && other == value) {
+                    above += 1;
+                }
+            }
             sums[1] += f64::from(u8::from(is_choice && above == 0));
             sums[2] += f64::from(u8::from(is_choice && above < TOP));
             if self.has_confusion() && is_choice {
@@ -103,11 +108,11 @@ impl Task for Classification {
     }
 
     fn metrics(&self, sums: &[f64]) -> Vec<(Cow<'static, str>, f64)> {
-        let share = |right: u64, all: u64| right as f64 / all.max(1) as f64;
         let report = self.report(sums);
-        let mut metrics = vec![("val_accuracy".into(), share(report.right, report.samples))];
+        let samples = report.samples.max(1) as f64;
+        let mut metrics = vec![("val_accuracy".into(), report.right as f64 / samples)];
         if self.classes.len() > TOP {
-            metrics.push(("val_top5_accuracy".into(), share(report.right_in_top, report.samples)));
+            metrics.push(("val_top5_accuracy".into(), report.right_in_top as f64 / samples));
         }
         metrics
     }
@@ -148,16 +153,25 @@ fn confusion_text(classes: &[String], confusion: &[Vec<u64>]) -> String {
         return most_frequent(classes, confusion);
     }
     let names: Vec<String> = classes.iter().map(|name| short(name)).collect();
-    let digits = |row: &Vec<u64>| row.iter().map(|count| count.to_string().len()).max();
-    let width = confusion.iter().filter_map(digits).max().unwrap_or(1);
-    let width = names.iter().map(|name| name.chars().count()).fold(width, usize::max);
-    let mut text = format!("{:>width$}  chosen", "class");
-    text = format!("{text}\n{:>width$} ", "");
-    names.iter().for_each(|name| text += &format!(" {name:>width$}"));
+    let mut width = 1;
+    for name in &names {
+        width = width.max(name.chars().count());
+    }
+    for row in confusion {
+        for count in row {
+            width = width.max(count.to_string().len());
+        }
+    }
+    let mut text = format!("{:>width$}  chosen\n{:>width$} ", "class", "");
+    for name in &names {
+        text += &format!(" {name:>width$}");
+    }
     text += &format!(" {:>7}\n", "right");
-    for (class, (row, name)) in confusion.iter().zip(&names).enumerate() {
-        text += &format!("{name:>width$} ");
-        row.iter().for_each(|count| text += &format!(" {count:>width$}"));
+    for (class, row) in confusion.iter().enumerate() {
+        text += &format!("{:>width$} ", names[class]);
+        for count in row {
+            text += &format!(" {count:>width$}");
+        }
         let all: u64 = row.iter().sum();
         text += &match all {
             0 => format!(" {:>7}\n", "-"),
@@ -175,15 +189,21 @@ fn short(name: &str) -> String {
 fn most_frequent(classes: &[String], confusion: &[Vec<u64>]) -> String {
     let mut wrong: Vec<(u64, usize, usize)> = Vec::new();
     for (class, row) in confusion.iter().enumerate() {
-        let others = row.iter().enumerate().filter(|(other, count)| *other != class && **count > 0);
-        wrong.extend(others.map(|(other, count)| (*count, class, other)));
+        for (other, count) in row.iter().enumerate() {
+            if other != class && *count > 0 {
+                wrong.push((*count, class, other));
+            }
+        }
     }
-    wrong.sort_unstable_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(&b.1)).then(a.2.cmp(&b.2)));
-    let line = |(count, class, other): &(u64, usize, usize)| {
-        format!("{count:>7}  {} as {}\n", classes[*class], classes[*other])
-    };
-    let lines: String = wrong.iter().take(10).map(line).collect();
-    if lines.is_empty() { lines } else { format!("most frequent confusions:\n{lines}") }
+    wrong.sort_unstable_by_key(|(count, class, other)| (Reverse(*count), *class, *other));
+    if wrong.is_empty() {
+        return String::new();
+    }
+    let mut text = String::from("most frequent confusions:\n");
+    for (count, class, other) in wrong.iter().take(10) {
+        text += &format!("{count:>7}  {} as {}\n", classes[*class], classes[*other]);
+    }
+    text
 }
 
 #[cfg(test)]

@@ -20,9 +20,9 @@ pub struct Regression {
 impl Regression {
     /// Creates the task of samples with these targets.
     pub fn new(samples: &SampleDescription, names: &[String]) -> Self {
-        let scales = samples.normalization.targets.iter().copied();
-        let scales = scales.chain(std::iter::repeat(MeanStd::IDENTITY)).take(names.len());
-        Self { features: samples.shape.clone(), names: names.to_vec(), scales: scales.collect() }
+        let mut scales = samples.normalization.targets.clone();
+        scales.resize(names.len(), MeanStd::IDENTITY);
+        Self { features: samples.shape.clone(), names: names.to_vec(), scales }
     }
 }
 
@@ -73,15 +73,18 @@ impl Task for Regression {
         if self.names.len() == 1 {
             return String::new();
         }
-        let line = |(name, sum): (&String, &f64)| {
-            format!("  rmse of {name}: {:.6}\n", (sum / sums[0]).sqrt())
-        };
-        self.names.iter().zip(&sums[1..]).map(line).collect()
+        let mut text = String::new();
+        for (name, sum) in self.names.iter().zip(&sums[1..]) {
+            text += &format!("  rmse of {name}: {:.6}\n", (sum / sums[0]).sqrt());
+        }
+        text
     }
 
     fn tables_json(&self, sums: &[f64]) -> Vec<(&'static str, serde_json::Value)> {
-        let of_each = |(name, sum): (&String, &f64)| (name.clone(), (sum / sums[0]).sqrt().into());
-        let each: serde_json::Map<_, _> = self.names.iter().zip(&sums[1..]).map(of_each).collect();
+        let mut each = serde_json::Map::new();
+        for (name, sum) in self.names.iter().zip(&sums[1..]) {
+            each.insert(name.clone(), (sum / sums[0]).sqrt().into());
+        }
         vec![("rmse_by_target", each.into())]
     }
 }

@@ -8,9 +8,9 @@ use crate::data::TextData;
 use crate::metrics::Unit;
 use crate::model::LanguageModel;
 use crate::train::error::TrainError;
-use crate::train::generate;
+use crate::train::generate::{Generation, default_prompt, generate};
 use crate::train::sampling::Sampling;
-use crate::train::sentences::{SampledSentences, measure_sentences};
+use crate::train::sentences::{SampledSentences, SentenceRequest, measure_sentences};
 
 /// Prediction of the next token of a text.
 #[derive(Clone, Debug)]
@@ -35,16 +35,25 @@ impl Task for TextTask {
             return Ok(None);
         }
         let Ending { units, rows, step, seed, stop } = *ending;
-        measure_sentences(units, self.text.tokenizer(), self.model, rows, (step, seed), stop)
+        let tokenizer = self.text.tokenizer();
+        let request = SentenceRequest { units, tokenizer, model: self.model, rows, step, seed };
+        measure_sentences(&request, stop)
     }
 
     /// Generates text that starts at a line break.
     fn sample(&self, ending: &Ending, tokens: u64) -> Result<String, TrainError> {
         let sampling = Sampling { temperature: 0.8, top_k: 0, seed: ending.seed };
         let tokenizer = self.text.tokenizer();
-        let prompt = generate::default_prompt(tokenizer);
-        let go_on = |_: &str| !(ending.stop)();
-        generate::generate(ending.units, tokenizer, self.model, &prompt, &sampling, tokens, go_on)
+        let prompt = default_prompt(tokenizer);
+        let generation = Generation {
+            units: ending.units,
+            tokenizer,
+            model: self.model,
+            prompt: &prompt,
+            sampling,
+            count: tokens,
+        };
+        generate(&generation, |_| !(ending.stop)())
     }
 }
 

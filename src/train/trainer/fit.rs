@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::Trainer;
 use super::opening::source;
+use super::options::refused;
 use super::steps::{Fit, FitHooks, SkippedStep};
 use crate::base::DType;
 use crate::base::setting::as_fields;
@@ -143,38 +144,39 @@ impl FitOptions {
 impl FitOptions {
     /// Checks that the options make sense together and on the data.
     fn check(&self, data: &Arc<dyn Dataset>) -> Result<(), TrainError> {
-        let fail = |why: &str| Err(TrainError::InvalidRequest(why.into()));
         if self.skipped_steps_max == 0 {
-            return fail("skipped_steps_max must be at least 1");
+            return refused("skipped_steps_max must be at least 1");
         }
         if self.eval_every > 0 && data.evaluation_samples(Split::Validation).is_empty() {
-            return fail("the data hold no sample out to evaluate on; set eval_every to 0");
+            return refused("the data hold no sample out to evaluate on; set eval_every to 0");
         }
         if self.eval_every == 0 && self.patience > 0 {
-            return fail("patience counts evaluations, of which there are none; set eval_every");
+            return refused("patience counts evaluations, of which there are none; set eval_every");
         }
         if self.eval_every == 0 && self.keep_best {
-            return fail("keep_best needs evaluations, of which there are none; set eval_every");
+            return refused("keep_best needs evaluations, of which there are none; set eval_every");
         }
-        self.augmentation.as_ref().map_or(Ok(()), |changes| check_pictures(changes, data))
+        if let Some(changes) = &self.augmentation {
+            check_pictures(changes, data)?;
+        }
+        Ok(())
     }
 }
 
 /// Checks that the samples are pictures of the size that is changed.
 fn check_pictures(changes: &Augmentation, data: &Arc<dyn Dataset>) -> Result<(), TrainError> {
-    let fail = |why: String| Err(TrainError::InvalidRequest(why));
     let [channels, height, width] = changes.shape();
     // The input that the loader changes.
-    let Some(input) = data.inputs().into_iter().next().filter(|input| input.dtype == DType::F32)
-    else {
-        return fail("the data have no pictures for an augmentation to change".into());
+    let input = match data.inputs().first() {
+        Some(input) if input.dtype == DType::F32 => *input,
+        _ => return refused("the data have no pictures for an augmentation to change"),
     };
     if input.elements != channels * height * width {
-        return fail(format!(
+        return Err(TrainError::InvalidRequest(format!(
             "the augmentation is one of pictures of {channels} x {height} x {width} values, and \
              the data have {} values of '{}' per sample",
             input.elements, input.name
-        ));
+        )));
     }
     Ok(())
 }
@@ -257,7 +259,10 @@ impl Trainer {
         let batch = self.options.batch as u64;
         let last = options.length.last_step(&source.sampler, self.steps(), self.samples, batch);
         self.begin_on(&source, options);
-        let store = options.directory.as_deref().map(|path| self.open_store(path)).transpose()?;
+        let mut store = None;
+        if let Some(path) = &options.directory {
+            store = Some(self.open_store(path)?);
+        }
         let loader = self.loader(&source, last)?;
         let mut fit = Fit::new(options.clone(), source, loader, last);
         let mut hooks = CallHooks { watch, store };
@@ -278,8 +283,8 @@ impl Trainer {
         data: &Arc<dyn Dataset>,
         options: &FitOptions,
     ) -> Result<BatchSource, TrainError> {
-        let done = (self.steps(), self.samples);
-        let mut source = source(&self.graph, data.clone(), &self.options, done)?;
+        let steps = self.steps();
+        let mut source = source(&self.graph, data.clone(), &self.options, steps, self.samples)?;
         let seed = self.options.seed;
         source.augmentation = options.augmentation.clone().map(|changes| (changes, seed));
         Ok(source)
@@ -289,10 +294,13 @@ impl Trainer {
     /// another extent than those of this call, and states that were carried through other data.
     fn begin_on(&mut self, source: &BatchSource, options: &FitOptions) {
         let data = source.data.fingerprint();
-        let extent = || extent_of(source, Split::Validation, options.eval_samples);
-        let extent = (options.eval_every > 0).then(extent);
-        let is_comparable = incomparable(self.best, (&self.data, &data), extent).is_none();
-        self.best = self.best.filter(|_| is_comparable);
+        let mut extent = None;
+        if options.eval_every > 0 {
+            extent = Some(extent_of(source, Split::Validation, options.eval_samples));
+        }
+        if incomparable(self.best, (&self.data, &data), extent).is_some() {
+            self.best = None;
+        }
         if self.data != data {
             self.session.reset_states();
         }
@@ -316,7 +324,8 @@ impl Trainer {
             fit.emit(hooks, Event::Note(text))?;
         }
         loop {
-            let (done, device) = (self.steps(), self.device().to_string());
+            let done = self.steps();
+            let device = self.device().to_string();
             fit.emit(hooks, Event::Started { done, steps: fit.last, device })?;
             let error = match self.run_steps(fit, hooks) {
                 Ok(end) => return Ok(end),

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use super::TrainerOptions;
 use crate::autotune::{TuneOptions, TuneProgress};
+use crate::base::HostTensor;
 use crate::base::setting::as_fields;
-use crate::base::{HostTensor, TensorId};
 use crate::data::{Dataset, Split};
 use crate::graph::{Graph, differentiate, fuse};
 use crate::metrics::Trace;
@@ -65,13 +65,14 @@ pub(in crate::train) fn open(
     let parallel = options.parallel();
     let request = PlacementRequest {
         nodes: opening.nodes,
-        probe: options.times_devices().then_some(opening.probe),
+        probe: if options.times_devices() { Some(opening.probe) } else { None },
         saved: opening.saved,
         notify: opening.notify,
         ..options.placement_request(&parallel, plans, &tuning)
     };
     let mut placed = assemble(&request, opening.report)?;
-    let (notes, trace) = (mem::take(&mut placed.notes), placed.trace.take());
+    let notes = mem::take(&mut placed.notes);
+    let trace = placed.trace.take();
     let session = Session::new(
         placed,
         SessionOptions {
@@ -93,7 +94,7 @@ pub(super) fn open_on(
     data: Option<&Arc<dyn Dataset>>,
 ) -> Result<OpenedSession, TrainError> {
     let probe = match data {
-        Some(data) => probe_of(source(&graph, data.clone(), options, (0, 0))?, 1),
+        Some(data) => probe_of(source(&graph, data.clone(), options, 0, 0)?, 1),
         None => probe_of_zeros(&graph),
     };
     let notes = RefCell::new(Vec::new());
@@ -120,7 +121,7 @@ pub(super) fn training_graph(
     Ok(if options.fuse { fuse(training) } else { training })
 }
 
-/// Creates the source of the inputs of a graph; `done` are the steps and samples so far.
+/// Creates the source of the inputs of a graph; `steps` and `samples` are those so far.
 ///
 /// # Errors
 /// Returns `TrainError::InvalidRequest` if the data have no sample to train on, or do not fit the
@@ -129,21 +130,23 @@ pub(super) fn source(
     graph: &Graph,
     data: Arc<dyn Dataset>,
     options: &TrainerOptions,
-    (steps, samples): (u64, u64),
+    steps: u64,
+    samples: u64,
 ) -> Result<BatchSource, TrainError> {
     if data.is_empty(Split::Train) {
         return Err(TrainError::InvalidRequest("the data have no sample to train on".into()));
     }
-    let sampler = sampler_of(graph, &*data, (options.seed, options.batch as u32))?;
+    let sampler = sampler_of(graph, &*data, options.seed, options.batch as u32)?;
     let source = BatchSource::new(graph, data, sampler.after(steps, samples))?;
     let filled = source.data.inputs();
-    let is_filled = |name: &str| name == "samples" || filled.iter().any(|one| one.name == name);
-    match graph.inputs_of_samples().find(|(name, _)| !is_filled(name)) {
-        None => Ok(source),
-        Some((name, _)) => Err(TrainError::InvalidRequest(format!(
-            "the graph has the input '{name}', for which the data have no values"
-        ))),
+    for (name, _) in graph.inputs_of_samples() {
+        if name != "samples" && !filled.iter().any(|input| input.name == name) {
+            return Err(TrainError::InvalidRequest(format!(
+                "the graph has the input '{name}', for which the data have no values"
+            )));
+        }
     }
+    Ok(source)
 }
 
 /// Returns the probe of a source at a step: inputs of its first samples.
@@ -153,20 +156,21 @@ pub(in crate::train) fn probe_of(source: BatchSource, step: u64) -> Probe {
 
 /// Returns the probe of inputs of zeros, with samples that are numbered.
 fn probe_of_zeros(graph: &Graph) -> Probe {
-    let input = |(name, id): &(String, TensorId)| {
+    let mut inputs = Vec::with_capacity(graph.inputs.len());
+    for (name, id) in &graph.inputs {
         let tensor = graph.tensor(*id);
-        (*id, tensor.dtype, tensor.shape.clone(), name == "samples")
-    };
-    let inputs: Vec<_> = graph.inputs.iter().map(input).collect();
+        inputs.push((*id, tensor.dtype, tensor.shape.clone(), name == "samples"));
+    }
     Arc::new(move |rows| -> Inputs {
-        let values = inputs.iter().map(|(id, dtype, shape, is_numbered)| {
-            let count = shape.elements(rows);
-            let values = match is_numbered {
-                true => HostTensor::Int((0..rows as u32).collect()),
-                false => HostTensor::zeros(*dtype, count),
+        let mut values = Inputs::with_capacity(inputs.len());
+        for (id, dtype, shape, is_numbered) in &inputs {
+            let of_input = if *is_numbered {
+                HostTensor::Int((0..rows as u32).collect())
+            } else {
+                HostTensor::zeros(*dtype, shape.elements(rows))
             };
-            (*id, values)
-        });
-        values.collect()
+            values.push((*id, of_input));
+        }
+        values
     })
 }

@@ -129,26 +129,26 @@ impl TrainerOptions {
 
     /// Checks that a forward graph can be trained with these options.
     pub(super) fn check(&self, forward: &Graph) -> Result<(), TrainError> {
-        let fail = |why: &str| Err(TrainError::InvalidRequest(why.into()));
-        let fits = |samples: usize| samples > 0 && u32::try_from(samples).is_ok();
         if forward.loss.is_none() {
-            return fail("the graph has no loss; end it with one of the builder's losses");
+            return refused("the graph has no loss; end it with one of the builder's losses");
         }
-        if !fits(self.batch) || !fits(self.micro_batch_size) {
-            return fail("batch and micro_batch_size must be at least 1, and below 2^32");
+        for samples in [self.batch, self.micro_batch_size] {
+            if samples == 0 || u32::try_from(samples).is_err() {
+                return refused("batch and micro_batch_size must be at least 1, and below 2^32");
+            }
         }
         if matches!(&self.shares, Shares::Fixed(shares) if shares.contains(&0)) {
-            return fail("shares must each be at least 1: name only the devices that take part");
+            return refused("shares must each be at least 1: name only the devices that take part");
         }
         if !(self.clip.is_finite() && self.clip >= 0.0) {
             let why = format!("clip must be 0 (off) or a positive number, and is {}", self.clip);
-            return fail(&why);
+            return refused(&why);
         }
         if self.device_timeout.is_zero() {
-            return fail("device_timeout must be longer than 0");
+            return refused("device_timeout must be longer than 0");
         }
         if !(self.tune_s.is_finite() && self.tune_s >= 0.0) {
-            return fail("tune_s must be a number of seconds, and not negative");
+            return refused("tune_s must be a number of seconds, and not negative");
         }
         Ok(())
     }
@@ -165,12 +165,13 @@ impl TrainerOptions {
 
     /// Returns how the work of a step is shared.
     pub(crate) fn parallel(&self) -> ParallelOptions {
-        let given = match &self.shares {
-            Shares::Fixed(shares) => shares.iter().map(|share| *share as u64).collect(),
-            Shares::Measured | Shares::Even => Vec::new(),
+        let shares = match &self.shares {
+            Shares::Fixed(shares) => Some(shares.iter().map(|share| *share as u64).collect()),
+            Shares::Measured if self.is_measured() => None,
+            Shares::Measured | Shares::Even => Some(Vec::new()),
         };
         ParallelOptions {
-            shares: (!self.is_measured()).then_some(given),
+            shares,
             topology: self.topology,
             overlap: self.overlap,
             reduce_site: self.reduce_site,
@@ -228,4 +229,9 @@ impl TrainerOptions {
         }
         options
     }
+}
+
+/// Refuses a request.
+pub(super) fn refused(why: &str) -> Result<(), TrainError> {
+    Err(TrainError::InvalidRequest(why.into()))
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Trainer;
-use crate::base::{BucketId, ParamId};
+use crate::base::BucketId;
 use crate::checkpoint::NamedTensor;
 use crate::exec::{BucketTensor, Executor};
 use crate::graph::Plan;
@@ -26,11 +26,8 @@ impl Trainer {
     /// # Errors
     /// Returns `TrainError` if there is none, and the errors of [`Trainer::parameters`].
     pub fn parameter(&self, name: &str) -> Result<NamedTensor, TrainError> {
-        let found = |of: Vec<NamedTensor>| {
-            let tensor = of.into_iter().find(|tensor| tensor.name == name);
-            tensor.ok_or_else(|| self.unknown_parameter(name))
-        };
-        self.read_parameters().and_then(found).map_err(TrainError::of_library)
+        let found = self.parameters()?.into_iter().find(|tensor| tensor.name == name);
+        found.ok_or_else(|| self.unknown_parameter(name).of_library())
     }
 
     /// Sets the values of a parameter, as many as it has, in its order.
@@ -39,8 +36,11 @@ impl Trainer {
     /// Returns the errors of [`Trainer::set_parameters`].
     pub fn set_parameter(&mut self, name: &str, values: &[f32]) -> Result<(), TrainError> {
         let shape = self.shape_of(name).map_err(TrainError::of_library)?;
-        let (name, values) = (name.to_string(), values.to_vec());
-        self.set_parameters(&[NamedTensor { name, shape, values }])
+        self.set_parameters(&[NamedTensor {
+            name: name.to_string(),
+            shape,
+            values: values.to_vec(),
+        }])
     }
 
     /// Sets parameters, all or some, on all devices to the same bytes. What the optimizer has
@@ -125,10 +125,13 @@ fn given_in<'t>(
     bucket: BucketId,
     tensors: &'t [NamedTensor],
 ) -> Vec<(usize, &'t NamedTensor)> {
-    let given = |&(id, start): &(ParamId, usize)| {
+    let mut given = Vec::new();
+    for &(id, start) in &plan.buckets[bucket.index()].parameters {
         let name = &plan.graph.parameters[id.index()].name;
         // The last of several of one name counts.
-        Some((start, tensors.iter().rfind(|tensor| tensor.name == *name)?))
-    };
-    plan.buckets[bucket.index()].parameters.iter().filter_map(given).collect()
+        if let Some(tensor) = tensors.iter().rfind(|tensor| tensor.name == *name) {
+            given.push((start, tensor));
+        }
+    }
+    given
 }

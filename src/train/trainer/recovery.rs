@@ -29,8 +29,16 @@ impl FailedOpening {
         selector: &str,
         pipelines: &PipelineOptions,
     ) -> Self {
-        let left = position.and_then(|at| LeftDevices::without(selector, at, pipelines));
-        Self { error, left: left.map(Box::new) }
+        let mut left = None;
+        if let Some(position) = position {
+            left = LeftDevices::without(selector, position, pipelines).map(Box::new);
+        }
+        Self { error, left }
+    }
+
+    /// Returns a failure that is that of no device.
+    pub fn of_none(error: TrainError) -> Self {
+        Self { error, left: None }
     }
 
     /// Returns the failure of devices before there is a placement: ranks are positions.
@@ -79,13 +87,17 @@ impl Trainer {
     }
 
     pub(super) fn reopen(&mut self) -> Result<u64, TrainError> {
-        let fail = |why: &str| TrainError::InvalidRequest(why.into());
-        let failed = self.failed.ok_or_else(|| {
-            fail("none of several devices has failed, so that there is nothing to recover from")
-        })?;
+        let Some(failed) = self.failed else {
+            return Err(TrainError::InvalidRequest(
+                "none of several devices has failed, so that there is nothing to recover from"
+                    .into(),
+            ));
+        };
         let TrainerOptions { devices, pipeline, .. } = &self.options;
-        let left = LeftDevices::without(devices, failed, pipeline);
-        let left = left.ok_or_else(|| fail("no other device is left to recover on"))?;
+        let Some(left) = LeftDevices::without(devices, failed, pipeline) else {
+            let why = "no other device is left to recover on";
+            return Err(TrainError::InvalidRequest(why.into()));
+        };
         let state = self.last_state()?;
         // What is on the devices is freed before they are opened again.
         self.session.group.close();
@@ -129,11 +141,13 @@ impl Trainer {
     /// Takes over the devices of a trainer that was opened at the last state of this one.
     fn go_on_as(&mut self, opened: Self) {
         let earlier = mem::take(&mut self.notes);
-        let (saved, snapshot) = (self.saved.take(), self.snapshot.take());
+        let saved = self.saved.take();
+        let snapshot = self.snapshot.take();
         *self = opened;
         self.notes.splice(0..0, earlier);
         // Another device may fail before the next copy is due.
-        let (step, is_alone) = (self.steps(), self.world() == 1);
+        let step = self.steps();
+        let is_alone = self.world() == 1;
         self.snapshot = snapshot.filter(|kept| kept.meta.step == step && !is_alone);
         self.saved = saved;
     }

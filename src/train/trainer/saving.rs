@@ -23,12 +23,15 @@ impl Trainer {
     /// Returns `TrainError` if the directory cannot be written or another process writes there, if
     /// a parameter is not finite, if devices hold different parameters, or if a device fails.
     pub fn save(&mut self, directory: &Path) -> Result<(), TrainError> {
-        let saved = (|| {
-            let checkpoint = self.saveable(directory)?;
-            let mut store = self.open_store(directory)?;
-            self.save_to(&mut store, directory, &checkpoint, None)
-        })();
-        self.noting_failure(saved.map(drop))
+        let saved = self.save_below(directory);
+        self.noting_failure(saved)
+    }
+
+    fn save_below(&mut self, directory: &Path) -> Result<(), TrainError> {
+        let checkpoint = self.saveable(directory)?;
+        let mut store = self.open_store(directory)?;
+        self.save_to(&mut store, directory, &checkpoint, None)?;
+        Ok(())
     }
 
     /// Opens the devices for a forward graph and goes on from a save: to the bits of a trainer that
@@ -46,20 +49,25 @@ impl Trainer {
         options: &TrainerOptions,
         directory: &Path,
     ) -> Result<Self, TrainError> {
-        let loaded = (|| {
-            options.check(&forward)?;
-            let (checkpoint, warnings) = Checkpoint::load_path(directory)?;
-            let graph = training_graph(forward, options)?;
-            check(&graph, &checkpoint)?;
-            let opened = open_on(graph, options, Some(&checkpoint.meta.placement), None)?;
-            let mut trainer = Self::of(opened, options.clone());
-            trainer.notes.extend(warnings);
-            let checkpoint = Arc::new(checkpoint);
-            trainer.restore_checkpoint(&checkpoint)?;
-            trainer.note_other_seed(checkpoint.meta.seed);
-            Ok(trainer)
-        })();
-        loaded.map_err(TrainError::of_library)
+        Self::open_at(forward, options, directory).map_err(TrainError::of_library)
+    }
+
+    fn open_at(
+        forward: Graph,
+        options: &TrainerOptions,
+        directory: &Path,
+    ) -> Result<Self, TrainError> {
+        options.check(&forward)?;
+        let (checkpoint, warnings) = Checkpoint::load_path(directory)?;
+        let graph = training_graph(forward, options)?;
+        check(&graph, &checkpoint)?;
+        let opened = open_on(graph, options, Some(&checkpoint.meta.placement), None)?;
+        let mut trainer = Self::of(opened, options.clone());
+        trainer.notes.extend(warnings);
+        let checkpoint = Arc::new(checkpoint);
+        trainer.restore_checkpoint(&checkpoint)?;
+        trainer.note_other_seed(checkpoint.meta.seed);
+        Ok(trainer)
     }
 
     /// Goes back, or on, to a save, as [`Trainer::load`] does, on the devices that are open and
@@ -69,17 +77,19 @@ impl Trainer {
     /// Returns `TrainError` if there is no good save, if it is that of another model, or if a
     /// device fails or has failed.
     pub fn restore(&mut self, directory: &Path) -> Result<(), TrainError> {
-        let restored = (|| {
-            let (checkpoint, warnings) = Checkpoint::load_path(directory)?;
-            check(&self.graph, &checkpoint)?;
-            self.notes.extend(warnings);
-            let checkpoint = Arc::new(checkpoint);
-            self.restore_checkpoint(&checkpoint)?;
-            self.note_other_seed(checkpoint.meta.seed);
-            self.forget_kept_states();
-            Ok(())
-        })();
+        let restored = self.go_to(directory);
         self.noting_failure(restored)
+    }
+
+    fn go_to(&mut self, directory: &Path) -> Result<(), TrainError> {
+        let (checkpoint, warnings) = Checkpoint::load_path(directory)?;
+        check(&self.graph, &checkpoint)?;
+        self.notes.extend(warnings);
+        let checkpoint = Arc::new(checkpoint);
+        self.restore_checkpoint(&checkpoint)?;
+        self.note_other_seed(checkpoint.meta.seed);
+        self.forget_kept_states();
+        Ok(())
     }
 
     /// Opens the saves of a directory for writing.
@@ -103,7 +113,10 @@ impl Trainer {
 
     /// Returns the place of the last save in a directory, or that of its first one.
     pub(in crate::train) fn last_save_in(&self, directory: &Path) -> PathBuf {
-        let step = self.saved.as_ref().map_or(0, |(step, _)| *step);
+        let step = match &self.saved {
+            Some((step, _)) => *step,
+            None => 0,
+        };
         Store::open_to_read(directory).path(step)
     }
 
@@ -159,29 +172,33 @@ impl Trainer {
     /// Forgets the states that were kept to recover from: they are not those of the parameters that
     /// the devices hold now, nor of the steps that led there.
     pub(super) fn forget_kept_states(&mut self) {
-        (self.saved, self.snapshot) = (None, None);
+        self.saved = None;
+        self.snapshot = None;
     }
 
     /// Brings a state that was checked onto the devices, and takes over what it knows of its data.
     pub(super) fn restore_checkpoint(&mut self, state: &Arc<Checkpoint>) -> Result<(), TrainError> {
         self.bring(state)?;
         let meta = state.meta.clone();
-        (self.best, self.data) = (meta.best, meta.data);
-        (self.description, self.files) = (meta.description, meta.files);
+        self.best = meta.best;
+        self.data = meta.data;
+        self.description = meta.description;
+        self.files = meta.files;
         Ok(())
     }
 
     /// Brings a state that was checked onto the devices.
     pub(in crate::train) fn bring(&mut self, state: &Arc<Checkpoint>) -> Result<(), TrainError> {
         // The devices may hold moments of other steps.
-        let zeros = match state.moments.is_empty() {
-            true => self.zero_moments(&state.parameters),
-            false => Vec::new(),
+        let zeros = if state.moments.is_empty() {
+            self.zero_moments(&state.parameters)
+        } else {
+            Vec::new()
         };
         let moments = if zeros.is_empty() { &state.moments } else { &zeros };
         let meta = &state.meta;
-        let tensors = (&moments[..], &state.carried[..]);
-        if !self.session.restore(meta.step, SharedParameters(state.clone()), tensors)? {
+        let parameters = SharedParameters(state.clone());
+        if !self.session.restore(meta.step, parameters, moments, &state.carried)? {
             self.notes.push(STATES_OF_ZEROS.into());
         }
         self.session.taken = StepsTaken::of(meta);
@@ -201,12 +218,19 @@ impl Trainer {
     }
 
     fn zero_moments(&self, parameters: &[NamedTensor]) -> Vec<NamedTensor> {
-        let zeros = |tensor: &NamedTensor| NamedTensor {
-            values: vec![0.0; tensor.values.len()],
-            ..tensor.clone()
-        };
-        let of_index = |_| parameters.iter().map(zeros).collect();
-        state::join_moments((0..self.options.optimizer.moments()).map(of_index).collect())
+        let mut moments = Vec::new();
+        for _ in 0..self.options.optimizer.moments() {
+            let mut zeros = Vec::with_capacity(parameters.len());
+            for tensor in parameters {
+                zeros.push(NamedTensor {
+                    name: tensor.name.clone(),
+                    shape: tensor.shape.clone(),
+                    values: vec![0.0; tensor.values.len()],
+                });
+            }
+            moments.push(zeros);
+        }
+        state::join_moments(moments)
     }
 
     /// Copies the state to host memory if it is time to, and another device may go on from it.
@@ -214,7 +238,8 @@ impl Trainer {
         if self.world() == 1 {
             return Ok(());
         }
-        let (every, now) = (self.options.snapshot_every, self.steps());
+        let every = self.options.snapshot_every;
+        let now = self.steps();
         let last = self.snapshot.as_ref().map(|checkpoint| checkpoint.meta.step);
         let is_due = every > 0 && last.is_none_or(|last| last != now && now.is_multiple_of(every));
         if is_due {
@@ -241,12 +266,13 @@ fn check(graph: &Graph, checkpoint: &Checkpoint) -> Result<(), TrainError> {
         let wanted = graph.tensor(parameter.tensor).shape.dims();
         NamedTensor::find(&checkpoint.parameters, &parameter.name, wanted)?;
     }
-    let is_known = |name: &str| graph.parameters.iter().any(|parameter| parameter.name == name);
-    match checkpoint.parameters.iter().find(|tensor| !is_known(&tensor.name)) {
-        None => Ok(()),
-        Some(NamedTensor { name, .. }) => Err(TrainError::Mismatch {
-            what: "the model".into(),
-            why: format!("it has no parameter '{name}'; use the model that was saved"),
-        }),
+    for NamedTensor { name, .. } in &checkpoint.parameters {
+        if !graph.parameters.iter().any(|parameter| parameter.name == *name) {
+            return Err(TrainError::Mismatch {
+                what: "the model".into(),
+                why: format!("it has no parameter '{name}'; use the model that was saved"),
+            });
+        }
     }
+    Ok(())
 }

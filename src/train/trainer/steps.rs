@@ -102,9 +102,11 @@ impl Fit {
 
     /// Goes on with other inputs, after the loss of a device.
     pub fn go_on(&mut self, source: BatchSource, loader: Loader) {
-        (self.source, self.loader) = (source, loader);
+        self.source = source;
+        self.loader = loader;
         self.skipped = 0;
-        (self.evaluated, self.is_unsaved_best) = (None, false);
+        self.evaluated = None;
+        self.is_unsaved_best = false;
     }
 
     pub fn emit(&mut self, hooks: &mut dyn FitHooks, event: Event) -> Result<(), TrainError> {
@@ -183,14 +185,22 @@ impl Trainer {
 
     fn take_fit_step(&mut self, fit: &mut Fit, hooks: &mut dyn FitHooks) -> Result<(), TrainError> {
         self.take_snapshot_if_due()?;
-        let (lr, started) = (fit.options.schedule.lr(self.steps() + 1), Instant::now());
-        let ended = || TrainError::Defect("the loader ended before the last step".into());
-        let ranks = fit.loader.next_step().ok_or_else(ended)??;
+        let lr = fit.options.schedule.lr(self.steps() + 1);
+        let started = Instant::now();
+        let Some(ranks) = fit.loader.next_step() else {
+            return Err(TrainError::Defect("the loader ended before the last step".into()));
+        };
+        let ranks = ranks?;
         self.session.reset_states_at_beginnings(&fit.source.sampler);
         let inputs = self.session.inputs(ranks, lr);
         let reports = self.take_step(&inputs)?;
-        let (unit, batch) = (fit.options.task.unit(), self.options.batch as u64);
-        let record = self.session.step_record(&reports, &StepTiming { lr, unit, batch, started });
+        let timing = StepTiming {
+            lr,
+            unit: fit.options.task.unit(),
+            batch: self.options.batch as u64,
+            started,
+        };
+        let record = self.session.step_record(&reports, &timing);
         let skipped = record.skipped.clone();
         fit.loss = Some(record.loss);
         fit.emit(hooks, Event::Step(record))?;
@@ -199,8 +209,12 @@ impl Trainer {
             return Ok(());
         };
         fit.skipped += 1;
-        let (count, limit) = (fit.skipped, fit.options.skipped_steps_max);
-        let step = SkippedStep { inputs: &inputs, reason, count, limit };
+        let step = SkippedStep {
+            inputs: &inputs,
+            reason,
+            count: fit.skipped,
+            limit: fit.options.skipped_steps_max,
+        };
         fit.is_stopped |= hooks.skipped(self, fit, step)?.is_break();
         Ok(())
     }
@@ -212,7 +226,10 @@ impl Trainer {
         fit: &mut Fit,
         hooks: &mut dyn FitHooks,
     ) -> Result<(), TrainError> {
-        self.notes[told..].iter().try_for_each(|note| fit.warn(hooks, note.clone()))
+        for note in &self.notes[told..] {
+            fit.warn(hooks, note.clone())?;
+        }
+        Ok(())
     }
 
     /// Evaluates on the validation split, unless that was done after this step; keeps and saves the
