@@ -207,7 +207,8 @@ pub enum Explain {
     Graph,
     /// The training graph in Graphviz's DOT language: pipe it into `dot -Tsvg`
     Dot,
-    /// Memory of each device: parameters, gradients, moments, activations and the peak
+    /// Memory of each device: parameters, gradients, moments, activations and the peak; exit code
+    /// 78 if there is not as much
     Memory,
     /// The instructions of a step on each device
     Program,

@@ -30,7 +30,20 @@ pub struct ResumedParts {
     pub placement: Option<Placement>,
 }
 
-/// Returns the text that `--explain` prints; `resumed` is of the checkpoint from which the run
+/// Answer of `--explain`.
+pub struct Explanation {
+    pub text: String,
+    /// False if what was asked for was the memory of the run, and there is not as much.
+    pub fits: bool,
+}
+
+impl From<String> for Explanation {
+    fn from(text: String) -> Self {
+        Self { text, fits: true }
+    }
+}
+
+/// Returns what `--explain` prints; `resumed` is of the checkpoint from which the run
 /// starts, and `svg` the file of the drawing of a schedule.
 ///
 /// # Errors
@@ -42,30 +55,33 @@ pub fn explanation(
     spec: &RunSpec,
     resumed: ResumedParts,
     svg: Option<&Path>,
-) -> anyhow::Result<String> {
-    match explain {
+) -> anyhow::Result<Explanation> {
+    let text = match explain {
         Explain::Graph => {
             let (plans, fused) = planned(spec, &resumed.data)?;
             let graph = &plans.of_rows(spec.micro_batch).graph;
-            Ok(graph_table(graph) + &fusion_table(&fused, spec.micro_batch as usize))
+            graph_table(graph) + &fusion_table(&fused, spec.micro_batch as usize)
         }
         Explain::Dot => {
             let (plans, _) = planned(spec, &resumed.data)?;
-            Ok(graph_dot(&plans.of_rows(spec.micro_batch).graph))
+            graph_dot(&plans.of_rows(spec.micro_batch).graph)
         }
-        Explain::Memory => table(spec, &resumed, memory),
-        Explain::Program => table(spec, &resumed, program),
-        Explain::Communication => table(spec, &resumed, communication),
+        Explain::Memory => return table(spec, &resumed, memory),
+        Explain::Program => return table(spec, &resumed, |placement| program(placement).into()),
+        Explain::Communication => {
+            return table(spec, &resumed, |placement| communication(placement).into());
+        }
         Explain::Schedule => {
-            schedule_chart::explain(spec, svg, &resumed.data, resumed.placement.as_ref())
+            schedule_chart::explain(spec, svg, &resumed.data, resumed.placement.as_ref())?
         }
-        Explain::Kernels => kernels(spec, &resumed.data),
-        Explain::Config => Ok(spec.run_toml.clone()),
+        Explain::Kernels => kernels(spec, &resumed.data)?,
+        Explain::Config => spec.run_toml.clone(),
         Explain::Keys => {
             let why = "the keys are those of every run, and not explained by one";
-            Err(TrainError::Defect(why.into()).into())
+            return Err(TrainError::Defect(why.into()).into());
         }
-    }
+    };
+    Ok(text.into())
 }
 
 /// Returns the plans of the run's training graph, and what of it is fused.
@@ -78,10 +94,11 @@ fn planned(spec: &RunSpec, saved_data: &SavedData) -> anyhow::Result<(Plans, Vec
 fn table(
     spec: &RunSpec,
     resumed: &ResumedParts,
-    text: fn(&ExplainedPlacement) -> String,
-) -> anyhow::Result<String> {
+    explain: fn(&ExplainedPlacement) -> Explanation,
+) -> anyhow::Result<Explanation> {
     with_placement(spec, &resumed.data, resumed.placement.as_ref(), None, |placement| {
-        Ok(placement.caveat.to_string() + &text(placement))
+        let Explanation { text, fits } = explain(placement);
+        Ok(Explanation { text: placement.caveat.to_string() + &text, fits })
     })
 }
 

@@ -36,7 +36,8 @@ pub fn explain(
 ) -> anyhow::Result<String> {
     let probe = probe(spec, saved_data)?;
     if spec.parallel.pipeline.stages < 2 {
-        let why = "--explain schedule needs parallel.pipeline of 2 or more; give --pipeline K";
+        let why =
+            "--explain schedule needs parallel.pipeline_stages of 2 or more; give --pipeline K";
         return Err(UsageError(why.into()).into());
     }
     let (notes, chart) = with_placement(spec, saved_data, saved, Some(probe), priced_chart)?;

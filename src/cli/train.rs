@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::args::{CheckpointArgs, Explain, TrainArgs};
-use super::explain::{ResumedParts, explanation};
+use super::explain::{Explanation, ResumedParts, explanation};
 use super::resume::{RUNS, ResumePoint, RunDirectory, find_data, holds_run};
 use super::{UsageError, exit_code, nodes, writable};
 use crate::autotune::catalog;
@@ -16,7 +16,7 @@ use crate::config::read::{self, ConfigError, Override, Resolved};
 use crate::config::schema::{DataKind, KEYS, Parallel};
 use crate::faults::Faults;
 use crate::metrics::{Sink, Sinks};
-use crate::train::error::TrainError;
+use crate::train::error::{EXIT_CONFIGURATION, TrainError};
 use crate::train::nodes::{NodesSink, RunFailure};
 use crate::train::run::{Run, RunOptions, RunOutcome, train};
 use crate::train::run_data::SavedData;
@@ -58,7 +58,11 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
             }
         }
         let spec = RunSpec::resolved(&resolved);
-        super::print(&explanation(explain, &spec, resumed, args.svg.as_deref())?);
+        let Explanation { text, fits } = explanation(explain, &spec, resumed, args.svg.as_deref())?;
+        super::print(&text);
+        if !fits {
+            return Ok(EXIT_CONFIGURATION);
+        }
         return Ok(0);
     }
     // Lives until the end of the run: dropped, it removes the directory if that is empty.

@@ -145,3 +145,17 @@ fn a_disk_without_room_for_two_checkpoints_is_refused_before_the_first_step() {
     assert!(error.contains("the first checkpoints (2) take"), "{error}");
     assert!(!full.err.contains("step"), "{}", full.err);
 }
+
+#[test]
+fn a_script_can_ask_whether_a_run_fits() {
+    let desk = Desk::new();
+    let line = "train tiny.toml --data text.txt --devices cpu --explain memory";
+    desk.run(line).ok();
+    let limit = "--set model.width=256 --set train.device_memory_mib";
+    let small = desk.run(&format!("{line} {limit}=1")).ended(78);
+    assert!(small.out.contains("does not fit: "), "{}", small.out);
+    // What the run refuses, too.
+    let refused = desk.train(&format!("{limit}=1")).ended(78);
+    assert!(refused.line("error:").contains("1.0 MiB"), "{}", refused.err);
+    desk.run(&format!("{line} {limit}=512")).ok();
+}

@@ -1,7 +1,7 @@
 //! Memory of the devices of a placement, and that of the host.
 
-use super::is_measured;
 use super::placement::ExplainedPlacement;
+use super::{Explanation, is_measured};
 use crate::base::Rank;
 use crate::base::shape::ELEMENT_BYTES;
 use crate::comm::ring_pool_bytes_max;
@@ -10,16 +10,15 @@ use crate::device::host::available_memory;
 use crate::exec::Moments;
 use crate::graph::print::{RankMemoryUsage, memory_table, memory_tables};
 use crate::graph::{Graph, Plan};
-use crate::runtime;
-use crate::runtime::memory::{comparison, gibibytes, limit, workspace};
+use crate::runtime::memory::{LimitBasis, comparison, gibibytes, limit, needed, workspace};
 use crate::runtime::placement::host_memory;
 use crate::runtime::placement::pipeline::host_bytes;
 use crate::runtime::placement::shares::owned_elements;
-use crate::train::spec::RunSpec;
 use crate::train::{carried, loader};
 
-/// Returns the table of the memory of each rank, and a line about that of the host.
-pub fn memory(placement: &ExplainedPlacement) -> String {
+/// Returns the table of the memory of each rank, and a line about that of the host; it fits if both
+/// the devices and the host have as much, or if the run finds smaller micro-batches that fit.
+pub fn memory(placement: &ExplainedPlacement) -> Explanation {
     let ExplainedPlacement { spec, request, laid_out, .. } = placement;
     let written = &laid_out.written;
     let world = placement.world();
@@ -27,21 +26,33 @@ pub fn memory(placement: &ExplainedPlacement) -> String {
     let mut titles = Vec::new();
     let mut limits = Vec::new();
     let mut stashes = Vec::new();
+    let mut fits = true;
     for (rank, plan) in written.plans.iter().enumerate() {
         let of_rank = laid_out.moments(request, rank);
         titles.push(placement.title(rank));
-        limits.push(limit_line(spec, placement.selection(rank), plan, &of_rank));
+        let selection = placement.selection(rank);
+        let limit = limit(selection, spec.opening.device_memory_mib);
+        let tries_fewer = is_measured(spec) && !placement.has_stages();
+        let least = if tries_fewer {
+            &request.plans.of_rows(request.plans.of_rows(1).rows_min())
+        } else {
+            plan
+        };
+        fits &= limit.is_none_or(|(has, _)| needed(selection, least, &of_rank) as u64 <= has);
+        limits.push(limit_line(selection, plan, &of_rank, limit, tries_fewer));
         stashes.push(if placement.has_stages() { Some(placement.stashes(rank)) } else { None });
         moments.push(of_rank);
     }
-    let needed = host_needed(placement, &moments)
+    let of_host = host_needed(placement, &moments)
         .saturating_add(batches_bytes(&laid_out.whole.graph, spec.batch as usize));
     let available = available_memory().map(|bytes| (bytes, "which are available"));
-    let host = format!("memory of the host: {}\n", comparison(needed, available));
+    fits &= available.is_none_or(|(has, _)| of_host as u64 <= has);
+    let host = format!("memory of the host: {}\n", comparison(of_host, available));
     let count = request.optimizer.moments();
     if let [plan] = &written.plans[..] {
         let workspace = workspace(placement.selection(0), plan, &moments[0]);
-        return memory_table(plan, count, workspace, &limits[0]) + &host;
+        let text = memory_table(plan, count, workspace, &limits[0]) + &host;
+        return Explanation { text, fits };
     }
     let mut usages = Vec::new();
     for (rank, plan) in written.plans.iter().enumerate() {
@@ -60,7 +71,7 @@ pub fn memory(placement: &ExplainedPlacement) -> String {
             limit: &limits[rank],
         });
     }
-    memory_tables(&usages, count) + &host
+    Explanation { text: memory_tables(&usages, count) + &host, fits }
 }
 
 /// Returns the bytes of host memory that the ranks take, with their moments; those of replicas
@@ -90,22 +101,23 @@ fn batches_bytes(graph: &Graph, batch: usize) -> usize {
     loader::bytes(batch, values * ELEMENT_BYTES).saturating_add(carried::bytes(graph, batch))
 }
 
-/// Returns a line that compares what a device needs with the memory that it has.
-fn limit_line(spec: &RunSpec, selection: &Selection, plan: &Plan, moments: &Moments) -> String {
-    let needed = runtime::memory::needed(selection, plan, moments);
-    match (selection, limit(selection, spec.opening.device_memory_mib)) {
-        (Selection::Cpu { .. }, None) => {
-            format!("{} needed, of the memory of the host", gibibytes(needed as u64))
-        }
-        (_, Some((has, basis))) if needed as u64 > has && moments.owned.is_some() => {
-            // Pipelines take the micro-batches that are given.
-            let next = if is_measured(spec) && spec.parallel.pipeline.stages == 1 {
-                "; a run that measures its shares tries fewer samples at a time"
-            } else {
-                ""
-            };
-            comparison(needed, Some((has, basis))) + next
-        }
-        (_, limit) => comparison(needed, limit),
+/// Returns a line that compares what a device needs with the memory that it has. A run that
+/// `tries_fewer` samples at a time may fit all the same.
+fn limit_line(
+    selection: &Selection,
+    plan: &Plan,
+    moments: &Moments,
+    limit: Option<(u64, LimitBasis)>,
+    tries_fewer: bool,
+) -> String {
+    let needed = needed(selection, plan, moments);
+    if limit.is_none() && matches!(selection, Selection::Cpu { .. }) {
+        return format!("{} needed, of the memory of the host", gibibytes(needed as u64));
     }
+    let exceeds = limit.is_some_and(|(has, _)| needed as u64 > has);
+    let mut line = comparison(needed, limit);
+    if exceeds && tries_fewer && moments.owned.is_some() {
+        line.push_str("; a run that measures its shares tries fewer samples at a time");
+    }
+    line
 }
