@@ -110,10 +110,12 @@ fn injected(
     kind: usize,
 ) -> Option<(usize, InjectedFault)> {
     for (position, other) in kinds.iter().enumerate() {
+        // A fault happens once: only those of this kind are asked for.
+        if *other != kind {
+            continue;
+        }
         let planned = request.faults.at_rank(Point::Timing, 0, Rank(position as u32));
-        if let Some(fault) = planned.and_then(Fault::of_device)
-            && *other == kind
-        {
+        if let Some(fault) = planned.and_then(Fault::of_device) {
             return Some((position, fault));
         }
     }
