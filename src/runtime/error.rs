@@ -78,25 +78,24 @@ impl RuntimeError {
     /// Returns true if a smaller micro-batch may help.
     pub fn is_capacity_error(&self) -> bool {
         use DeviceError::{LoopTooLong, OutOfMemory, TooLarge};
-        let of_device = |error: &DeviceError| {
-            matches!(error, TooLarge { .. } | LoopTooLong { .. } | OutOfMemory { .. })
-        };
-        match self {
-            Self::Memory { .. } | Self::DeviceMemory { .. } | Self::NoRoom { .. } => true,
-            Self::Device(error) => of_device(error),
-            _ => false,
-        }
+        matches!(
+            self,
+            Self::Memory { .. }
+                | Self::DeviceMemory { .. }
+                | Self::NoRoom { .. }
+                | Self::Device(TooLarge { .. } | LoopTooLong { .. } | OutOfMemory { .. })
+        )
     }
 
     /// Returns the error as that of one of `count` devices, at a position among those that the
     /// run requires, if another device may be without it.
     pub fn of_position(self, position: usize, count: usize) -> Self {
-        let is_of_device = matches!(self, Self::Device(DeviceError::Open { .. }));
-        let is_of_device = is_of_device || self.can_go_on();
+        let is_not_open = matches!(self, Self::Device(DeviceError::Open { .. }));
+        if count <= 1 || !(is_not_open || self.can_go_on()) {
+            return self;
+        }
         match self {
-            Self::Device(error) if count > 1 && is_of_device => {
-                Self::Rank { rank: Rank(position as u32), error }
-            }
+            Self::Device(error) => Self::Rank { rank: Rank(position as u32), error },
             other => other,
         }
     }

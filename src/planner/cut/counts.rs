@@ -20,13 +20,13 @@ pub fn even(blocks: u32, parts: usize) -> Vec<Range<u32>> {
 
 /// Returns the contiguous runs of blocks that have these lengths, from block 0 on.
 pub fn chunks_of_counts(counts: &[u32]) -> Vec<Range<u32>> {
+    let mut chunks = Vec::new();
     let mut start = 0;
-    let run = |&count: &u32| {
-        let run = start..start + count;
-        start = run.end;
-        run
-    };
-    counts.iter().map(run).collect()
+    for count in counts {
+        chunks.push(start..start + count);
+        start += count;
+    }
+    chunks
 }
 
 /// Returns the runs of each stage: chunk c is on stage `c % stages`.

@@ -1,6 +1,7 @@
 //! Admission of devices whose shares are measured: the rows of each device's plan, and the memory
 //! that is reserved for its moments until the devices of the run are known.
 
+use std::cmp::Reverse;
 use std::collections::VecDeque;
 
 use super::names::is_named;
@@ -39,8 +40,11 @@ impl MeasuredCandidate {
     /// nothing if there is none.
     fn take_less_host_memory(&mut self) -> bool {
         let now = self.host_bytes();
-        let less = self.admissions.iter().position(|one| one.host_bytes < now);
-        less.inspect(|&less| drop(self.admissions.drain(..less))).is_some()
+        let Some(less) = self.admissions.iter().position(|one| one.host_bytes < now) else {
+            return false;
+        };
+        self.admissions.drain(..less);
+        true
     }
 
     fn host_bytes(&self) -> usize {
@@ -66,21 +70,26 @@ pub fn admit(
     let mut positions: Vec<usize> = (0..selections.len()).collect();
     loop {
         let candidates = fit_devices(request, selections, names, &positions, notes)?;
-        if candidates.len() == positions.len() {
-            let bytes = candidates.iter().map(MeasuredCandidate::host_bytes);
-            let largest = bytes.enumerate().max_by_key(|(_, bytes)| *bytes);
-            let error = match fitting(request, candidates, available) {
-                Ok(fitting) => return Ok(fitting),
-                Err(error) => error,
-            };
-            if is_named(request.selector) || positions.len() == 1 {
-                return Err(error);
-            }
-            let left = positions.remove(largest.map_or(0, |(index, _)| index));
-            notes.push(format!("{} is left out: {error}", names[left]));
-        } else {
+        if candidates.len() < positions.len() {
             positions = candidates.iter().map(|one| one.position).collect();
+            continue;
         }
+        // The last one of those that take the most.
+        let mut largest = 0;
+        for (index, one) in candidates.iter().enumerate() {
+            if one.host_bytes() >= candidates[largest].host_bytes() {
+                largest = index;
+            }
+        }
+        let error = match fitting(request, candidates, available) {
+            Ok(fitting) => return Ok(fitting),
+            Err(error) => error,
+        };
+        if is_named(request.selector) || positions.len() == 1 {
+            return Err(error);
+        }
+        let left = positions.remove(largest);
+        notes.push(format!("{} is left out: {error}", names[left]));
     }
 }
 
@@ -93,9 +102,11 @@ fn fit_devices(
     positions: &[usize],
     notes: &mut Vec<String>,
 ) -> Result<Vec<MeasuredCandidate>, RuntimeError> {
-    let (mut candidates, mut failed) = (Vec::new(), None);
+    let mut candidates = Vec::new();
+    let mut failed = None;
     for (rank, &position) in positions.iter().enumerate() {
-        let (selection, name) = (selections[position].clone(), names[position].clone());
+        let selection = selections[position].clone();
+        let name = names[position].clone();
         match admissions(request, &selection, &name, rank, positions.len()) {
             Ok(admissions) => {
                 candidates.push(MeasuredCandidate { position, selection, name, admissions });
@@ -108,7 +119,10 @@ fn fit_devices(
             }
         }
     }
-    failed.filter(|_| candidates.is_empty()).map_or(Ok(candidates), Err)
+    match failed {
+        Some(error) if candidates.is_empty() => Err(error),
+        _ => Ok(candidates),
+    }
 }
 
 /// Returns the ways to open a device that fit its memory: with the largest reserve first, and of
@@ -120,7 +134,8 @@ fn admissions(
     position: usize,
     world: usize,
 ) -> Result<VecDeque<Admission>, RuntimeError> {
-    let (mut fitting, mut failed) = (VecDeque::new(), None);
+    let mut fitting = VecDeque::new();
+    let mut failed = None;
     for reserve in reserves(request, position, world) {
         let mut rows = request.micro_batch.min(request.batch).max(1);
         loop {
@@ -141,9 +156,12 @@ fn admissions(
             rows = rows.div_ceil(2);
         }
     }
-    // Without a reserve there is no admission, and no error either.
-    let why = || RuntimeError::Defect(format!("{name} has no shard to reserve"));
-    if fitting.is_empty() { Err(failed.unwrap_or_else(why)) } else { Ok(fitting) }
+    match failed {
+        _ if !fitting.is_empty() => Ok(fitting),
+        Some(error) => Err(error),
+        // Without a reserve there is no admission, and no error either.
+        None => Err(RuntimeError::Defect(format!("{name} has no shard to reserve"))),
+    }
 }
 
 /// Returns the shards that the device at a position may get, the largest first: of 1 to `world`
@@ -160,7 +178,7 @@ fn reserves(request: &PlacementRequest, position: usize, world: usize) -> Vec<Mo
             reserves.push(Moments { count, owned });
         }
     }
-    reserves.sort_by_key(|reserve| std::cmp::Reverse(owned_elements(reserve)));
+    reserves.sort_by_key(|reserve| Reverse(owned_elements(reserve)));
     reserves.dedup_by_key(|reserve| owned_elements(reserve));
     reserves
 }
@@ -172,17 +190,23 @@ fn fitting(
     mut candidates: Vec<MeasuredCandidate>,
     available: Option<u64>,
 ) -> Result<Vec<MeasuredCandidate>, RuntimeError> {
-    let (plan, moments) = (request.plans.of_rows(1), request.optimizer.moments());
+    let plan = request.plans.of_rows(1);
+    let moments = request.optimizer.moments();
     let shared = host_memory::shared(request.parallel, &plan, candidates.len(), moments);
-    loop {
-        let devices = candidates.iter().map(MeasuredCandidate::host_bytes);
-        let all = devices.fold(shared, usize::saturating_add);
+    'fit: loop {
+        let mut all = shared;
+        for one in &candidates {
+            all = all.saturating_add(one.host_bytes());
+        }
         let Err(error) = memory::require_of(available, all) else { return Ok(candidates) };
         let mut largest: Vec<usize> = (0..candidates.len()).collect();
-        largest.sort_by_key(|&index| std::cmp::Reverse(candidates[index].host_bytes()));
-        if !largest.iter().any(|&index| candidates[index].take_less_host_memory()) {
-            return Err(error);
+        largest.sort_by_key(|&index| Reverse(candidates[index].host_bytes()));
+        for index in largest {
+            if candidates[index].take_less_host_memory() {
+                continue 'fit;
+            }
         }
+        return Err(error);
     }
 }
 
@@ -190,11 +214,13 @@ fn fitting(
 pub fn reserves_hold(request: &PlacementRequest, reserves: &[&Moments]) -> bool {
     let plan = request.plans.of_rows(1);
     let layout = layout_of(request.parallel, &plan, reserves.len());
-    let holds = |(rank, reserve): (usize, &&Moments)| {
+    for (rank, reserve) in reserves.iter().enumerate() {
         let shard = Moments { count: reserve.count, owned: Some(shares::shards(&layout, rank)) };
-        owned_elements(&shard) <= owned_elements(reserve)
-    };
-    reserves.iter().enumerate().all(holds)
+        if owned_elements(&shard) > owned_elements(reserve) {
+            return false;
+        }
+    }
+    true
 }
 
 /// Returns the error of a device whose reserve does not hold its shard in any group of devices
@@ -209,8 +235,12 @@ pub fn too_little_for_one(
     let layout = layout_of(request.parallel, &plan, 1);
     let all = moments(request.optimizer, &layout, 0);
     let setting = request.opening.device_memory_mib;
-    let needed = memory::gibibytes_up(memory::needed(selection, &plan, &all) as u64);
-    let (adapter, what) = (name.into(), "the moments of all parameters".into());
-    let no_room = RuntimeError::NoRoom { adapter, what, needed };
-    memory::require_on(selection, name, setting, &plan, &all).err().unwrap_or(no_room)
+    match memory::require_on(selection, name, setting, &plan, &all) {
+        Err(error) => error,
+        Ok(_) => RuntimeError::NoRoom {
+            adapter: name.into(),
+            what: "the moments of all parameters".into(),
+            needed: memory::gibibytes_up(memory::needed(selection, &plan, &all) as u64),
+        },
+    }
 }

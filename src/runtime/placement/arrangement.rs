@@ -56,6 +56,9 @@ impl Arrangement {
 
 /// Returns the pipelines of a mesh, each cut into its model chunks.
 pub fn pipelines_of(mesh: Mesh, chunks: &[Vec<Range<u32>>]) -> Vec<PipelineStages> {
-    let cut = mesh.pipelines().zip(chunks);
-    cut.map(|(ranks, chunks)| PipelineStages { ranks, chunks: chunks.clone() }).collect()
+    let mut pipelines = Vec::new();
+    for (ranks, chunks) in mesh.pipelines().zip(chunks) {
+        pipelines.push(PipelineStages { ranks, chunks: chunks.clone() });
+    }
+    pipelines
 }

@@ -59,11 +59,9 @@ fn open_replicas(
     saved: Option<&Placement>,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<ReadyRanks, RuntimeError> {
-    let is_kept = |saved: &&Placement| {
-        let has_measured = request.parallel.shares.is_none();
-        !request.retune && has_measured && saved.shares_fit(request.batch, request.micro_batch)
-    };
-    let kept = saved.filter(is_kept);
+    let keeps_shares = !request.retune && request.parallel.shares.is_none();
+    let kept =
+        saved.filter(|saved| keeps_shares && saved.shares_fit(request.batch, request.micro_batch));
     let chosen = match kept {
         Some(kept) => open_recorded(request, devices, kept, report),
         None => open_new(request, devices, saved, report),
@@ -85,14 +83,13 @@ pub fn selections(selector: &str) -> Result<Vec<Selection>, RuntimeError> {
 /// Returns the adapters among which a selector chooses. Enumerating them takes a while, so it is
 /// skipped for a selector that names only the CPU.
 pub fn adapters_for(selector: &str) -> Vec<Adapter> {
-    let is_cpu = |part: &str| {
+    for part in selector.split(',') {
         let name = part.split('*').next().unwrap_or_default();
-        name.trim().eq_ignore_ascii_case("cpu")
-    };
-    match selector.split(',').all(is_cpu) {
-        true => Vec::new(),
-        false => list_adapters(),
+        if !name.trim().eq_ignore_ascii_case("cpu") {
+            return list_adapters();
+        }
     }
+    Vec::new()
 }
 
 /// Returns the identities of devices, by which a placement knows them.
@@ -112,13 +109,20 @@ pub fn identity(selection: &Selection) -> String {
 /// Returns the arrangement of opened devices; none runs more samples at a time than its plan has
 /// rows.
 fn arrangement(request: &PlacementRequest, members: &[(OpenDevice, u32, u32)]) -> Arrangement {
-    let counts: Vec<u32> = members.iter().map(|(_, count, _)| *count).collect();
-    let micro_batches: Vec<u32> =
-        members.iter().map(|(one, _, micro_batch)| (*micro_batch).min(one.rows)).collect();
+    let mut positions = Vec::new();
+    let mut counts = Vec::new();
+    let mut micro_batches = Vec::new();
+    let mut rows = Vec::new();
+    for (one, count, micro_batch) in members {
+        positions.push(one.position);
+        counts.push(*count);
+        micro_batches.push((*micro_batch).min(one.rows));
+        rows.push(one.rows);
+    }
     Arrangement::of_replicas(
-        members.iter().map(|(one, ..)| one.position).collect(),
+        positions,
         contiguous_shares(&counts, &micro_batches),
-        members.iter().map(|(one, ..)| one.rows).collect(),
+        rows,
         request.plans.of_rows(1).graph.blocks.len() as u32,
         request.parallel.pipeline.schedule,
     )

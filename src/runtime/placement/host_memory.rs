@@ -14,11 +14,11 @@ use crate::runtime::memory;
 /// Returns the bytes of host memory that a device takes as one of `world`: its tensors, if it
 /// uses host memory, and its staging buffers.
 pub fn of_device(selection: &Selection, plan: &Plan, moments: &Moments, world: usize) -> usize {
-    let tensors = match memory::uses_host_memory(selection) {
-        true => memory::needed(selection, plan, moments),
-        false => 0,
-    };
-    tensors.saturating_add(staging(selection, plan, world))
+    let mut bytes = staging(selection, plan, world);
+    if memory::uses_host_memory(selection) {
+        bytes = bytes.saturating_add(memory::needed(selection, plan, moments));
+    }
+    bytes
 }
 
 /// Returns the bytes of the buffers through which a device's values move to and from the host and,
@@ -46,11 +46,16 @@ pub fn pools(parallel: &ParallelOptions, plan: &Plan, world: usize) -> Vec<usize
 /// `world`: the buffer pools of their ring threads, and a copy of the parameters and of `moments`
 /// moments of each.
 pub fn shared(parallel: &ParallelOptions, plan: &Plan, world: usize, moments: usize) -> usize {
-    let pools =
-        |world: usize| pools(parallel, plan, world).into_iter().fold(0, usize::saturating_add);
-    let pools = (1..=world).map(pools).max().unwrap_or(0);
+    let mut most: usize = 0;
+    for ranks in 1..=world {
+        let mut all: usize = 0;
+        for pool in pools(parallel, plan, ranks) {
+            all = all.saturating_add(pool);
+        }
+        most = most.max(all);
+    }
     let MemoryUsage { parameters, moments, .. } = MemoryUsage::of(plan, moments);
-    pools.saturating_add(parameters).saturating_add(moments)
+    most.saturating_add(parameters).saturating_add(moments)
 }
 
 #[cfg(test)]

@@ -69,8 +69,9 @@ impl LaidOut {
     /// Returns the moments that a rank keeps: those of its shards, or all if it is alone.
     pub fn moments(&self, request: &PlacementRequest, rank: usize) -> Moments {
         let PipelinePrograms { plans, groups, .. } = &self.written;
-        let shards = || owned(&plans[rank], &self.layout, groups, Rank(rank as u32));
-        Moments { count: request.optimizer.moments(), owned: (plans.len() > 1).then(shards) }
+        let owned =
+            (plans.len() > 1).then(|| owned(&plans[rank], &self.layout, groups, Rank(rank as u32)));
+        Moments { count: request.optimizer.moments(), owned }
     }
 }
 
@@ -95,16 +96,14 @@ pub fn layout_of_groups(
     groups: &BucketGroups,
     pipelines: usize,
 ) -> ShardLayout {
-    let bucket = |(index, bucket): (usize, &crate::graph::Bucket)| {
+    let mut buckets = Vec::new();
+    for (index, bucket) in plan.buckets.iter().enumerate() {
         let size = groups.of(BucketId(index as u32)).size();
-        let topology = match (pipelines, size) {
-            (1, 2..) => Topology::Star,
-            _ => parallel.topology,
-        };
-        LaidOutBucket { length: bucket.length, size, topology }
-    };
-    let buckets: Vec<LaidOutBucket> = plan.buckets.iter().enumerate().map(bucket).collect();
-    let (align, chunk_max) =
-        (ALIGNMENT_BYTES / ELEMENT_BYTES, parallel.chunk_bytes / ELEMENT_BYTES);
+        let is_star = pipelines == 1 && size > 1;
+        let topology = if is_star { Topology::Star } else { parallel.topology };
+        buckets.push(LaidOutBucket { length: bucket.length, size, topology });
+    }
+    let align = ALIGNMENT_BYTES / ELEMENT_BYTES;
+    let chunk_max = parallel.chunk_bytes / ELEMENT_BYTES;
     ShardLayout::of_buckets(parallel.topology, groups.world(), &buckets, align, chunk_max)
 }

@@ -22,14 +22,12 @@ pub fn display_names(selections: &[Selection]) -> Vec<String> {
 
 /// Returns names of which those that are equal have a number, from the second on.
 pub fn distinct(names: Vec<String>) -> Vec<String> {
-    let number = |index: usize| {
-        let earlier = names[..index].iter().filter(|name| **name == names[index]).count();
-        match earlier {
-            0 => names[index].clone(),
-            earlier => numbered(&names[index], earlier + 1),
-        }
-    };
-    (0..names.len()).map(number).collect()
+    let mut distinct = Vec::new();
+    for (index, name) in names.iter().enumerate() {
+        let earlier = names[..index].iter().filter(|other| *other == name).count();
+        distinct.push(if earlier == 0 { name.clone() } else { numbered(name, earlier + 1) });
+    }
+    distinct
 }
 
 /// Inserts a number after the part of a name that short displays keep.

@@ -5,7 +5,7 @@
 use super::admission::{self, Admission, MeasuredCandidate, admit, reserves_hold};
 use super::assemble::adapters_for;
 use super::names::{is_auto, is_named};
-use super::open_ranks::{RequestedDevices, open_one};
+use super::open_ranks::{RankOpening, RequestedDevices, open_one};
 use super::reduce_sites::reduce_sites;
 use super::shares::{layout_of, moments};
 use super::types::{OpenedRanks, PlacementRequest};
@@ -14,9 +14,8 @@ use crate::base::{Rank, Setting};
 use crate::collective::BucketGroups;
 use crate::device::host::available_memory;
 use crate::device::{DeviceError, InjectedFault, Selection, selector_of};
-use crate::exec::{Executor, Moments};
+use crate::exec::Moments;
 use crate::faults::{Fault, Point};
-use crate::graph::Plan;
 use crate::parallel::{Placement, ReduceSite};
 use crate::runtime::RuntimeError;
 use crate::runtime::device_thread::DeviceThread;
@@ -51,16 +50,16 @@ pub fn open_measured(
     saved: Option<&Placement>,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<OpenedRanks, RuntimeError> {
-    let (count, mut notes) = (devices.selections.len(), Vec::new());
+    let count = devices.selections.len();
+    let mut notes = Vec::new();
     let ready = open_admitted(request, devices, &mut notes, report)
-        .and_then(|opened| measured(request, (probe, count), saved, opened, &mut notes));
-    match ready {
-        Ok(ranks) => Ok(OpenedRanks { notes, ..ranks }),
-        Err(error) => {
-            notes.iter().for_each(|note| (request.notify)(note));
-            Err(error)
+        .and_then(|opened| measured(request, probe, count, saved, opened, &mut notes));
+    if ready.is_err() {
+        for note in &notes {
+            (request.notify)(note);
         }
     }
+    Ok(OpenedRanks { notes, ..ready? })
 }
 
 /// Opens the devices that may be opened. Those that fail are left out with a note unless they
@@ -74,7 +73,8 @@ fn open_admitted(
     let RequestedDevices { selections, names } = devices;
     let count = selections.len();
     let candidates = admit(request, selections, names, available_memory(), notes)?;
-    let (mut opened, mut failed) = (Vec::new(), None);
+    let mut opened = Vec::new();
+    let mut failed = None;
     for candidate in candidates {
         let position = candidate.position;
         match open_reserved(request, candidate, report) {
@@ -89,7 +89,10 @@ fn open_admitted(
             }
         }
     }
-    failed.filter(|_| opened.is_empty()).map_or(Ok(opened), Err)
+    match failed {
+        Some(error) if opened.is_empty() => Err(error),
+        _ => Ok(opened),
+    }
 }
 
 /// Splits the batch among the opened devices, and returns those that take part, with their reduce
@@ -97,16 +100,15 @@ fn open_admitted(
 /// `count` requested devices. All notes are in `notes`.
 fn measured(
     request: &PlacementRequest,
-    (probe, count): (&Probe, usize),
+    probe: &Probe,
+    count: usize,
     saved: Option<&Placement>,
     mut opened: Vec<ReservedDevice>,
     notes: &mut Vec<String>,
 ) -> Result<OpenedRanks, RuntimeError> {
     loop {
-        let ready = split(request, probe, &opened)
-            .and_then(|split| Ok((sites(request, &opened, &split, saved)?, split)));
-        match ready {
-            Ok((reduce_sites, split)) => {
+        let Failure { index, error } = match split_with_sites(request, probe, &opened, saved) {
+            Ok((split, reduce_sites)) => {
                 notes.extend(split.notes.iter().cloned());
                 if let Some(cost) = &split.cost {
                     notes.push(cost_note(request, &opened, cost));
@@ -114,14 +116,13 @@ fn measured(
                 let members = members(request, opened, &split);
                 return Ok(OpenedRanks { members, reduce_sites, notes: Vec::new() });
             }
-            Err(Failure { index, error }) if is_named(request.selector) || opened.len() == 1 => {
-                return Err(error.of_position(opened[index].device.position, count));
-            }
-            Err(Failure { index, error }) => {
-                notes.push(format!("left out: {error}"));
-                drop(opened.remove(index));
-            }
+            Err(failure) => failure,
+        };
+        if is_named(request.selector) || opened.len() == 1 {
+            return Err(error.of_position(opened[index].device.position, count));
         }
+        notes.push(format!("left out: {error}"));
+        drop(opened.remove(index));
     }
 }
 
@@ -158,32 +159,45 @@ fn open_reserved(
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<ReservedDevice, RuntimeError> {
     let MeasuredCandidate { position, selection, name, mut admissions } = candidate;
-    let none = || RuntimeError::Defect(format!("{name} is admitted with no rows"));
-    let mut now = admissions.pop_front().ok_or_else(none)?;
+    let Some(mut now) = admissions.pop_front() else {
+        return Err(RuntimeError::Defect(format!("{name} is admitted with no rows")));
+    };
     loop {
-        let reserve = now.reserve.clone();
-        let plan = Plan::clone(&request.plans.of_rows(now.rows));
-        let opened = open_one(request, (&selection, &name), plan, reserve, None, report);
-        let seed = request.seed;
-        let job = move |device: &mut dyn Executor| device.initialize(seed);
-        let opened = opened.and_then(|one| match one.driver.run("initialization", job) {
-            Ok(()) => Ok(one),
-            Err(error) => Err(no_room(error, now.bytes)),
-        });
-        match opened {
-            Ok(one) => {
-                let device = OpenDevice { position, ..one };
+        let opening = RankOpening {
+            position,
+            selection: &selection,
+            name: &name,
+            plan: request.plans.of_rows(now.rows),
+            moments: now.reserve.clone(),
+        };
+        let error = match open_initialized(request, opening, now.bytes, report) {
+            Ok(device) => {
                 let Admission { reserve, bytes, .. } = now;
                 return Ok(ReservedDevice { device, selection, reserve, bytes });
             }
-            Err(error) if error.is_capacity_error() => {
-                admissions.retain(|next| is_smaller(next, &now, &error));
-                let Some(next) = admissions.pop_front() else { return Err(error) };
-                now = next;
-            }
-            Err(error) => return Err(error),
+            Err(error) => error,
+        };
+        if !error.is_capacity_error() {
+            return Err(error);
         }
+        admissions.retain(|next| is_smaller(next, &now, &error));
+        let Some(next) = admissions.pop_front() else { return Err(error) };
+        now = next;
     }
+}
+
+/// Opens a device that takes so many bytes of its memory, and gives its parameters initial values.
+fn open_initialized(
+    request: &PlacementRequest,
+    opening: RankOpening,
+    bytes: usize,
+    report: &mut dyn FnMut(&str, autotune::TuneProgress),
+) -> Result<OpenDevice, RuntimeError> {
+    let opened = open_one(request, opening, None, report)?;
+    let seed = request.seed;
+    let initialized = opened.driver.run("initialization", move |device| device.initialize(seed));
+    initialized.map_err(|error| no_room(error, bytes))?;
+    Ok(opened)
 }
 
 /// Returns true if a device may open with `next` that could not with `now`: in less memory, or
@@ -224,30 +238,33 @@ fn split(
         let moments = moments(request.optimizer, &layout, rank);
         let one = &opened[index];
         let injected = injected(request, Point::Moments, one);
-        let job = move |device: &mut dyn Executor| {
-            injected.map_or(Ok(()), |fault| device.inject_fault(fault))?;
+        let done = one.device.driver.run("the allocation of moments", move |device| {
+            if let Some(fault) = injected {
+                device.inject_fault(fault)?;
+            }
             device.set_moments(moments)
-        };
-        let done = one.device.driver.run("the allocation of moments", job);
+        });
         done.map_err(|error| Failure { index, error: no_room(error, one.bytes) })?;
     }
     Ok(found)
 }
 
-/// Returns the reduce sites of the devices that take part.
-fn sites(
+/// Splits the batch, and returns also the reduce sites of the devices that take part.
+fn split_with_sites(
     request: &PlacementRequest,
+    probe: &Probe,
     opened: &[ReservedDevice],
-    split: &BatchSplit,
     saved: Option<&Placement>,
-) -> Result<Vec<ReduceSite>, Failure> {
-    let plan = request.plans.of_rows(1);
-    let layout = layout_of(request.parallel, &plan, split.members.len());
+) -> Result<(BatchSplit, Vec<ReduceSite>), Failure> {
+    let split = split(request, probe, opened)?;
+    let layout = layout_of(request.parallel, &request.plans.of_rows(1), split.members.len());
     let members: Vec<&OpenDevice> =
         split.members.iter().map(|index| &opened[*index].device).collect();
     let groups = BucketGroups::all(layout.size, layout.buckets());
-    reduce_sites(request, &members, (&layout, &groups), saved)
-        .map_err(|failed| Failure { index: split.members[failed.rank], error: failed.error })
+    match reduce_sites(request, &members, &layout, &groups, saved) {
+        Ok(sites) => Ok((split, sites)),
+        Err(failed) => Err(Failure { index: split.members[failed.rank], error: failed.error }),
+    }
 }
 
 /// Times the devices and splits the batch among those that are worth using.
@@ -268,13 +285,19 @@ fn measure(
     };
     for (index, one) in opened.iter().enumerate() {
         if let Some(fault) = injected(request, Point::Timing, one) {
-            let inject = move |device: &mut dyn Executor| device.inject_fault(fault);
-            let done = one.device.driver.run("timing micro-batches", inject);
+            let done = one
+                .device
+                .driver
+                .run("timing micro-batches", move |device| device.inject_fault(fault));
             done.map_err(|error| failure(index, error))?;
         }
     }
-    let drivers: Vec<&DeviceThread> = opened.iter().map(|one| &one.device.driver).collect();
-    let rows: Vec<u32> = opened.iter().map(|one| one.device.rows).collect();
+    let mut drivers: Vec<&DeviceThread> = Vec::new();
+    let mut rows = Vec::new();
+    for one in opened {
+        drivers.push(&one.device.driver);
+        rows.push(one.device.rows);
+    }
     let timeout = request.opening.deadline;
     let rows_min = request.plans.of_rows(1).rows_min();
     let takes_all = !is_auto(request.selector);
@@ -302,8 +325,8 @@ fn members(
     let mut members = Vec::new();
     for (index, one) in opened.into_iter().enumerate() {
         if let Some(rank) = split.members.iter().position(|member| *member == index) {
-            let (count, micro_batch) = (split.counts[rank], split.micro_batches[rank]);
-            members.push((one.device, count, micro_batch.min(request.micro_batch)));
+            let micro_batch = split.micro_batches[rank].min(request.micro_batch);
+            members.push((one.device, split.counts[rank], micro_batch));
         }
     }
     members

@@ -57,22 +57,26 @@ pub struct RankOpening<'a> {
 /// Returns the errors of [`open_selected`].
 pub fn open_one(
     request: &PlacementRequest,
-    (selection, name): (&Selection, &str),
-    plan: Plan,
-    moments: Moments,
+    rank: RankOpening,
     saved: Option<&RankPlacement>,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<OpenDevice, RuntimeError> {
-    if let Selection::Offered(device) = selection {
+    let RankOpening { position, selection, name, plan, moments } = rank;
+    let plan = Arc::unwrap_or_clone(plan);
+    let opened = if let Selection::Offered(device) = selection {
         let opening = RemoteOpening { name, tuning: request.tuning, kept: saved, report };
         let deadline = request.opening.deadline;
-        return request.nodes.open(device, plan, moments, opening, deadline);
-    }
-    let tuning = |identity: &str| {
-        tuning_of(request.tuning, saved.filter(|saved| saved.identity == identity))
+        request.nodes.open(device, plan, moments, opening, deadline)?
+    } else {
+        let tuning = |identity: &str| {
+            tuning_of(request.tuning, saved.filter(|saved| saved.identity == identity))
+        };
+        let options = &request.opening;
+        let selection = selection.clone();
+        let to_open = DeviceToOpen { selection, name, plan, moments, options };
+        open_selected(to_open, tuning, report)?
     };
-    let (selection, options) = (selection.clone(), &request.opening);
-    open_selected(DeviceToOpen { selection, name, plan, moments, options }, tuning, report)
+    Ok(OpenDevice { position, ..opened })
 }
 
 /// Opens the devices of a resumed run with their recorded shares.
@@ -86,21 +90,25 @@ pub fn open_recorded(
     kept: &Placement,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<OpenedRanks, RuntimeError> {
-    let candidate = |rank: &RankPlacement| {
-        let selection = devices.selections.get(rank.position)?.clone();
-        let name = devices.names.get(rank.position)?.clone();
-        let &RankPlacement { position, share: count, micro_batch, rows, .. } = rank;
-        Some(Candidate { position, selection, name, count, micro_batch, rows })
-    };
-    let unknown = || {
-        RuntimeError::unplaceable(format_args!(
+    let count = devices.selections.len();
+    if !kept.is_consistent() || kept.ranks.iter().any(|rank| rank.position >= count) {
+        return Err(RuntimeError::unplaceable(format_args!(
             "the ranks that the checkpoint recorded are not those of its devices; measure again \
              with {}",
             Setting::Retune
-        ))
-    };
-    let chosen: Option<Vec<Candidate>> = kept.ranks.iter().map(candidate).collect();
-    let chosen = chosen.filter(|_| kept.is_consistent()).ok_or_else(unknown)?;
+        )));
+    }
+    let mut chosen = Vec::new();
+    for rank in &kept.ranks {
+        chosen.push(Candidate {
+            position: rank.position,
+            selection: devices.selections[rank.position].clone(),
+            name: devices.names[rank.position].clone(),
+            count: rank.share,
+            micro_batch: rank.micro_batch,
+            rows: rank.rows,
+        });
+    }
     open_fixed(request, chosen, Some(kept), report)
 }
 
@@ -125,10 +133,11 @@ fn open_fixed(
         });
     }
     let groups = BucketGroups::all(layout.size, layout.buckets());
-    let (opened, reduce_sites) = open_all(request, openings, (&layout, &groups), saved, report)?;
-    let samples = chosen.iter().map(|candidate| (candidate.count, candidate.micro_batch));
-    let members = opened.into_iter().zip(samples);
-    let members = members.map(|(one, (count, micro_batch))| (one, count, micro_batch)).collect();
+    let (opened, reduce_sites) = open_all(request, openings, &layout, &groups, saved, report)?;
+    let mut members = Vec::new();
+    for (one, candidate) in opened.into_iter().zip(&chosen) {
+        members.push((one, candidate.count, candidate.micro_batch));
+    }
     Ok(OpenedRanks { members, reduce_sites, notes: Vec::new() })
 }
 
@@ -140,20 +149,21 @@ fn open_fixed(
 pub fn open_all(
     request: &PlacementRequest,
     ranks: Vec<RankOpening>,
-    groups: (&ShardLayout, &BucketGroups),
+    layout: &ShardLayout,
+    groups: &BucketGroups,
     saved: Option<&Placement>,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<(Vec<OpenDevice>, Vec<ReduceSite>), RuntimeError> {
     let world = ranks.len();
     let mut opened: Vec<OpenDevice> = Vec::new();
-    for RankOpening { position, selection, name, plan, moments } in ranks {
+    for rank in ranks {
+        let position = rank.position;
         let kept = saved.and_then(|saved| saved.of_position(position, world));
-        let one = open_one(request, (selection, name), Plan::clone(&plan), moments, kept, report);
-        let one = one.map_err(|error| error.of_position(position, world))?;
-        opened.push(OpenDevice { position, ..one });
+        let one = open_one(request, rank, kept, report);
+        opened.push(one.map_err(|error| error.of_position(position, world))?);
     }
     let devices: Vec<&OpenDevice> = opened.iter().collect();
-    let sites = reduce_sites(request, &devices, groups, saved)
+    let sites = reduce_sites(request, &devices, layout, groups, saved)
         .map_err(|failed| failed.error.of_position(devices[failed.rank].position, world))?;
     Ok((opened, sites))
 }
@@ -164,15 +174,18 @@ fn require_host_memory(
     request: &PlacementRequest,
     chosen: &[Candidate],
 ) -> Result<(), RuntimeError> {
-    let (world, plan) = (chosen.len(), request.plans.of_rows(1));
+    let world = chosen.len();
+    let plan = request.plans.of_rows(1);
     let layout = layout_of(request.parallel, &plan, world);
-    let shared = host_memory::shared(request.parallel, &plan, world, request.optimizer.moments());
-    let need = |(rank, candidate): (usize, &Candidate)| {
+    let kept = request.optimizer.moments();
+    let mut bytes = host_memory::shared(request.parallel, &plan, world, kept);
+    for (rank, candidate) in chosen.iter().enumerate() {
         let plan = request.plans.of_rows(candidate.rows);
         let moments = moments(request.optimizer, &layout, rank);
-        host_memory::of_device(&candidate.selection, &plan, &moments, world)
-    };
-    memory::require(chosen.iter().enumerate().map(need).fold(shared, usize::saturating_add))
+        let needed = host_memory::of_device(&candidate.selection, &plan, &moments, world);
+        bytes = bytes.saturating_add(needed);
+    }
+    memory::require(bytes)
 }
 
 /// Opens the devices of a new run with fixed or measured shares.
@@ -186,22 +199,26 @@ pub fn open_new(
     saved: Option<&Placement>,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<OpenedRanks, RuntimeError> {
-    let probe = request.probe.as_ref().filter(|_| request.parallel.shares.is_none());
-    if let Some(probe) = probe.filter(|_| devices.selections.len() > 1) {
+    if let Some(probe) = &request.probe
+        && request.parallel.shares.is_none()
+        && devices.selections.len() > 1
+    {
         return open_measured(request, devices, probe, saved, report);
     }
     let (devices, note) = with_samples(request, devices);
     let world = devices.selections.len();
     let counts = fixed_counts(request.parallel, request.batch, world)?;
-    let candidate = |(position, count): (usize, u32)| Candidate {
-        position,
-        selection: devices.selections[position].clone(),
-        name: devices.names[position].clone(),
-        count,
-        micro_batch: request.micro_batch,
-        rows: request.micro_batch.min(count).max(1),
-    };
-    let chosen = counts.into_iter().enumerate().map(candidate).collect();
+    let mut chosen = Vec::new();
+    for (position, count) in counts.into_iter().enumerate() {
+        chosen.push(Candidate {
+            position,
+            selection: devices.selections[position].clone(),
+            name: devices.names[position].clone(),
+            count,
+            micro_batch: request.micro_batch,
+            rows: request.micro_batch.min(count).max(1),
+        });
+    }
     let opened = open_fixed(request, chosen, saved, report)?;
     Ok(OpenedRanks { notes: Vec::from_iter(note), ..opened })
 }

@@ -52,9 +52,10 @@ impl RequestedPipelines {
     /// Returns the model chunks of a model of `blocks` blocks: of these numbers of blocks or, if
     /// none are given, of nearly equal ones.
     pub fn model_chunks(&self, blocks: u32, given: &[u32]) -> Vec<Range<u32>> {
-        match given.is_empty() {
-            true => even(blocks, self.stages * self.chunks),
-            false => chunks_of_counts(given),
+        if given.is_empty() {
+            even(blocks, self.stages * self.chunks)
+        } else {
+            chunks_of_counts(given)
         }
     }
 }
@@ -107,28 +108,34 @@ pub fn given(
 
 /// Returns the pipelines of a checkpoint that a run keeps; `None` if it decides anew.
 pub fn kept(request: &PlacementRequest, saved: Option<&Placement>) -> Option<Arrangement> {
-    let is_kept = |saved: &&Placement| {
-        !request.retune && saved.shares_fit(request.batch, request.micro_batch)
-    };
-    let recorded = saved.filter(is_kept).and_then(|saved| recorded(request, saved));
-    recorded.filter(|kept| is_as_given(request, kept))
+    let saved = saved?;
+    if request.retune || !saved.shares_fit(request.batch, request.micro_batch) {
+        return None;
+    }
+    recorded(request, saved).filter(|kept| is_as_given(request, kept))
 }
 
 /// Returns true if pipelines have the cut and the shares that a request gives, and the devices in
 /// their order if it gives any.
 pub fn is_as_given(request: &PlacementRequest, planned: &Arrangement) -> bool {
     let ParallelOptions { shares, pipeline, .. } = request.parallel;
-    let chunks = chunks_of_counts(&pipeline.blocks_per_stage);
-    let has_cut = pipeline.blocks_per_stage.is_empty()
-        || planned.pipelines.iter().all(|of| of.chunks == chunks);
-    let has_shares = shares.is_none() || {
+    if pipeline.blocks_per_stage.is_empty() && shares.is_none() {
+        return true;
+    }
+    if !pipeline.blocks_per_stage.is_empty() {
+        let chunks = chunks_of_counts(&pipeline.blocks_per_stage);
+        if planned.pipelines.iter().any(|of| of.chunks != chunks) {
+            return false;
+        }
+    }
+    if shares.is_some() {
         let counts = fixed_counts(request.parallel, request.batch, planned.mesh.data);
-        let now = planned.shares.iter().map(|share| share.count);
-        counts.is_ok_and(|counts| counts.into_iter().eq(now))
-    };
-    let is_free = pipeline.blocks_per_stage.is_empty() && shares.is_none();
-    let in_order = planned.positions.iter().copied().eq(0..planned.positions.len());
-    has_cut && has_shares && (is_free || in_order)
+        let now: Vec<u32> = planned.shares.iter().map(|share| share.count).collect();
+        if !matches!(counts, Ok(counts) if counts == now) {
+            return false;
+        }
+    }
+    planned.positions.iter().copied().eq(0..planned.positions.len())
 }
 
 /// Returns the pipelines of a checkpoint, if they were placed as this request asks; `None` if not.
@@ -142,11 +149,20 @@ pub fn recorded(request: &PlacementRequest, saved: &Placement) -> Option<Arrange
     }
     let mut chunks = Vec::new();
     for ranks in saved.pipelines() {
-        let of_chunk = |index: usize| ranks.iter().map(move |rank| rank.blocks[index].clone());
-        chunks.push((0..pipelines.chunks).flat_map(of_chunk).collect());
+        let mut of_pipeline = Vec::new();
+        for chunk in 0..pipelines.chunks {
+            for rank in &ranks {
+                of_pipeline.push(rank.blocks[chunk].clone());
+            }
+        }
+        chunks.push(of_pipeline);
     }
-    let counts: Vec<u32> = saved.units().map(|rank| rank.share).collect();
-    let micro_batches: Vec<u32> = saved.units().map(|rank| rank.micro_batch).collect();
+    let mut counts = Vec::new();
+    let mut micro_batches = Vec::new();
+    for rank in saved.units() {
+        counts.push(rank.share);
+        micro_batches.push(rank.micro_batch);
+    }
     let positions = saved.ranks.iter().map(|rank| rank.position).collect();
     let shares = contiguous_shares(&counts, &micro_batches);
     Some(Arrangement::of(saved.mesh, positions, &chunks, shares, pipelines.schedule))

@@ -20,8 +20,13 @@ impl Plans {
 
     /// Returns the plan for up to this many rows.
     pub fn of_rows(&self, rows: u32) -> Arc<Plan> {
-        let build = || Arc::new(Plan::new(self.graph.clone(), PlanOptions::new(rows as usize)));
-        self.built.borrow_mut().entry(rows).or_insert_with(build).clone()
+        let mut built = self.built.borrow_mut();
+        if let Some(plan) = built.get(&rows) {
+            return plan.clone();
+        }
+        let plan = Arc::new(Plan::new(self.graph.clone(), PlanOptions::new(rows as usize)));
+        built.insert(rows, plan.clone());
+        plan
     }
 }
 

@@ -3,7 +3,6 @@
 use super::types::PlacementRequest;
 use crate::base::Rank;
 use crate::collective::{BucketGroups, Chunk, ShardLayout};
-use crate::exec::Executor;
 use crate::faults::{Fault, Point};
 use crate::parallel::{Placement, ReduceSite};
 use crate::runtime::RuntimeError;
@@ -24,25 +23,38 @@ pub struct ReduceSiteFailure {
 pub fn reduce_sites(
     request: &PlacementRequest,
     members: &[&OpenDevice],
-    (layout, groups): (&ShardLayout, &BucketGroups),
+    layout: &ShardLayout,
+    groups: &BucketGroups,
     saved: Option<&Placement>,
 ) -> Result<Vec<ReduceSite>, ReduceSiteFailure> {
-    let saved = saved.filter(|_| !request.retune);
-    let site = |(rank, one): (usize, &&OpenDevice)| {
-        let saved = saved.and_then(|saved| saved.of_position(one.position, members.len()));
-        let site = request.parallel.reduce_site.or(saved.map(|saved| saved.reduce_site));
+    let mut sites = Vec::new();
+    for (rank, one) in members.iter().enumerate() {
+        let mut given = request.parallel.reduce_site;
+        if let Some(saved) = saved
+            && given.is_none()
+            && !request.retune
+        {
+            given = saved.of_position(one.position, members.len()).map(|kept| kept.reduce_site);
+        }
         let chunks = travelling(layout, groups, Rank(rank as u32));
-        reduce_site(request, one, chunks, site).map_err(|error| ReduceSiteFailure { rank, error })
-    };
-    members.iter().enumerate().map(site).collect()
+        match reduce_site(request, one, chunks, given) {
+            Ok(site) => sites.push(site),
+            Err(error) => return Err(ReduceSiteFailure { rank, error }),
+        }
+    }
+    Ok(sites)
 }
 
 /// Returns the chunks of the buckets that a rank holds and others too.
 fn travelling(layout: &ShardLayout, groups: &BucketGroups, rank: Rank) -> Vec<Chunk> {
     let positions = groups.positions(rank);
-    let travels =
-        |chunk: &&Chunk| layout.size_of(chunk.bucket) > 1 && positions.of(chunk.bucket).is_some();
-    layout.chunks.iter().filter(travels).cloned().collect()
+    let mut chunks = Vec::new();
+    for chunk in &layout.chunks {
+        if layout.size_of(chunk.bucket) > 1 && positions.of(chunk.bucket).is_some() {
+            chunks.push(chunk.clone());
+        }
+    }
+    chunks
 }
 
 /// Returns the reduce site of a device for the chunks that travel, which is prepared for adding if
@@ -62,8 +74,8 @@ fn reduce_site(
     if let Some(fault) =
         request.faults.at_rank(Point::ReduceSite, 0, rank).and_then(Fault::of_device)
     {
-        let inject = move |device: &mut dyn Executor| device.inject_fault(fault);
-        one.driver.run(what, inject).map_err(|error| no_room(error, bytes))?;
+        let injected = one.driver.run(what, move |device| device.inject_fault(fault));
+        injected.map_err(|error| no_room(error, bytes))?;
     }
     if chunks.is_empty() || one.is_cpu {
         return Ok(ReduceSite::Host);
@@ -71,17 +83,18 @@ fn reduce_site(
     match given {
         Some(ReduceSite::Host) => Ok(ReduceSite::Host),
         Some(ReduceSite::Device) => {
-            let prepare = move |device: &mut dyn Executor| device.prepare_add(&lengths);
-            let prepared = one.driver.run("preparing to add gradients", prepare);
+            let prepared = one
+                .driver
+                .run("preparing to add gradients", move |device| device.prepare_add(&lengths));
             prepared.map_err(|error| no_room(error, bytes))?;
             Ok(ReduceSite::Device)
         }
         None => {
-            let timing = move |device: &mut dyn Executor| {
+            let faster = one.driver.run(what, move |device| {
                 device.prepare_add(&lengths)?;
                 faster_reduce_site(device, &chunks)
-            };
-            one.driver.run(what, timing).map_err(|error| no_room(error, bytes))
+            });
+            faster.map_err(|error| no_room(error, bytes))
         }
     }
 }

@@ -25,8 +25,10 @@ pub fn note(placed: &PlacedWorkers, repeated: Option<String>) -> Option<String> 
 
 /// Returns the samples of each device per step.
 fn samples_text(placement: &Placement) -> String {
-    let share = |rank: &RankPlacement| format!("{}: {}", rank.name, rank.share);
-    let shares: Vec<String> = placement.ranks.iter().map(share).collect();
+    let mut shares = Vec::new();
+    for rank in &placement.ranks {
+        shares.push(format!("{}: {}", rank.name, rank.share));
+    }
     format!("samples per step: {}", shares.join(", "))
 }
 
@@ -34,10 +36,10 @@ fn samples_text(placement: &Placement) -> String {
 fn stages_text(placement: &Placement, graph: &Graph) -> String {
     let mut pipelines = Vec::new();
     for ranks in placement.pipelines() {
-        let stage = |rank: &&RankPlacement| {
-            format!("{}: {}", rank.name, names_of_runs(graph, &rank.blocks))
-        };
-        let stages: Vec<String> = ranks.iter().map(stage).collect();
+        let mut stages = Vec::new();
+        for rank in &ranks {
+            stages.push(format!("{}: {}", rank.name, names_of_runs(graph, &rank.blocks)));
+        }
         pipelines.push(format!("{} ({} samples per step)", stages.join(", "), ranks[0].share));
     }
     format!("stages: {}", pipelines.join("; "))
@@ -52,7 +54,8 @@ pub fn repeated_by(
     placement: &Placement,
     plan: &Plan,
 ) -> Option<String> {
-    let (mesh, parallel) = (placement.mesh, request.parallel);
+    let mesh = placement.mesh;
+    let parallel = request.parallel;
     let has_shares = mesh.data > 1 && parallel.shares.is_none();
     let is_measured = if mesh.has_stages() {
         has_shares || parallel.pipeline.blocks_per_stage.is_empty()
@@ -98,8 +101,13 @@ fn cut_flag(placement: &Placement) -> String {
 /// Returns the numbers of blocks of a pipeline's model chunks, in the order of the model.
 fn blocks_of_chunks(pipeline: &[&RankPlacement]) -> Vec<usize> {
     let chunks = pipeline.first().map_or(0, |rank| rank.blocks.len());
-    let blocks = |chunk: usize| pipeline.iter().map(move |rank| rank.blocks[chunk].len());
-    (0..chunks).flat_map(blocks).collect()
+    let mut blocks = Vec::new();
+    for chunk in 0..chunks {
+        for rank in pipeline {
+            blocks.push(rank.blocks[chunk].len());
+        }
+    }
+    blocks
 }
 
 /// Returns the flag that gives replicas the micro-batches that were measured, or that there is
@@ -109,21 +117,34 @@ fn micro_batch_flag(
     placement: &Placement,
     plan: &Plan,
 ) -> Option<String> {
-    let counts: Vec<u32> = placement.ranks.iter().map(|rank| rank.share).collect();
-    let repeats = |micro_batch: u32| {
-        let micro_batches: Vec<u32> = counts.iter().map(|count| micro_batch.min(*count)).collect();
-        let shares = contiguous_shares(&counts, &micro_batches);
-        let programs = programs_of_replicas(request.parallel, plan, &shares);
-        let rows = programs.iter().map(|program| program.micro_batches.iter().map(|m| m.rows));
-        rows.zip(&placement.ranks).all(|(rows, rank)| rows.eq(rank.micro_batches.iter().copied()))
-    };
-    if repeats(request.micro_batch) {
+    if repeats(request, placement, plan, request.micro_batch) {
         return None;
     }
     let largest = placement.ranks.iter().map(|rank| rank.micro_batch).max();
     let largest = largest.unwrap_or(request.micro_batch);
-    if !repeats(largest) {
+    if !repeats(request, placement, plan, largest) {
         return Some("(but in other micro-batches, so in other bits)".into());
     }
     Some(Setting::MicroBatchSize.given(largest).to_string())
+}
+
+/// Returns true if replicas that run up to `micro_batch` samples at a time have the micro-batches
+/// of a placement.
+fn repeats(
+    request: &PlacementRequest,
+    placement: &Placement,
+    plan: &Plan,
+    micro_batch: u32,
+) -> bool {
+    let counts: Vec<u32> = placement.ranks.iter().map(|rank| rank.share).collect();
+    let micro_batches: Vec<u32> = counts.iter().map(|count| micro_batch.min(*count)).collect();
+    let shares = contiguous_shares(&counts, &micro_batches);
+    let programs = programs_of_replicas(request.parallel, plan, &shares);
+    for (program, rank) in programs.iter().zip(&placement.ranks) {
+        let rows: Vec<u32> = program.micro_batches.iter().map(|of| of.rows).collect();
+        if rows != rank.micro_batches {
+            return false;
+        }
+    }
+    true
 }

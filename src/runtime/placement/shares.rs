@@ -30,8 +30,8 @@ pub fn held_moments(
     plan: &Plan,
     rank: Rank,
 ) -> Moments {
-    let owned = || owned(plan, group.layout(), group.groups(), rank);
-    Moments { count: optimizer.moments(), owned: (group.world() > 1).then(owned) }
+    let owned = (group.world() > 1).then(|| owned(plan, group.layout(), group.groups(), rank));
+    Moments { count: optimizer.moments(), owned }
 }
 
 /// Returns the elements of each bucket that a rank updates, by the group of each bucket.
@@ -42,12 +42,20 @@ pub fn owned(
     rank: Rank,
 ) -> Vec<Range<usize>> {
     let positions = groups.positions(rank);
-    let of_bucket = |bucket: BucketId| match positions.of(bucket).filter(|_| plan.holds(bucket)) {
-        None => 0..0,
-        Some(_) if layout.size_of(bucket) == 1 => 0..layout.length(bucket),
-        Some(position) => layout.shard(bucket, position),
-    };
-    (0..layout.buckets() as u32).map(BucketId).map(of_bucket).collect()
+    let mut owned = Vec::new();
+    for bucket in (0..layout.buckets() as u32).map(BucketId) {
+        owned.push(match positions.of(bucket) {
+            Some(position) if plan.holds(bucket) => {
+                if layout.size_of(bucket) == 1 {
+                    0..layout.length(bucket)
+                } else {
+                    layout.shard(bucket, position)
+                }
+            }
+            _ => 0..0,
+        });
+    }
+    owned
 }
 
 /// Returns the shard of each bucket that a rank owns. All ranks hold all buckets, in order of
@@ -60,7 +68,10 @@ pub fn shards(layout: &ShardLayout, rank: usize) -> Vec<Range<usize>> {
 /// Returns the number of parameters of which a device keeps moments, if they are those of shards;
 /// 0 if they are those of whole buckets.
 pub fn owned_elements(moments: &Moments) -> usize {
-    moments.owned.iter().flatten().map(ExactSizeIterator::len).sum()
+    match &moments.owned {
+        Some(owned) => owned.iter().map(ExactSizeIterator::len).sum(),
+        None => 0,
+    }
 }
 
 /// Returns the samples per device, or per pipeline of several, if they are not measured.

@@ -16,10 +16,11 @@ pub fn require_statistics<'p>(
     programs: impl Iterator<Item = &'p Program>,
 ) -> Result<Option<String>, RuntimeError> {
     let Some(values) = plan.graph.normalized_values_min() else { return Ok(None) };
-    let micro_batches = programs.flat_map(|program| &program.micro_batches);
-    let Some(rows) = micro_batches.map(|micro_batch| micro_batch.rows).min() else {
-        return Ok(None);
-    };
+    let mut all_rows = Vec::new();
+    for program in programs {
+        all_rows.extend(program.micro_batches.iter().map(|micro_batch| micro_batch.rows));
+    }
+    let Some(&rows) = all_rows.iter().min() else { return Ok(None) };
     let advice = Wording::new(format_args!(
         "raise {} or {}, take fewer devices, or {}",
         Setting::MicroBatchSize,
@@ -33,12 +34,13 @@ pub fn require_statistics<'p>(
         )));
     }
     let least = plan.rows_min();
-    Ok((rows < least).then(|| {
-        format!(
-            "batch normalization takes its statistics from micro-batches of as few as {rows} \
-             samples, and those of fewer than {least} are noisy; {advice}"
-        )
-    }))
+    if rows >= least {
+        return Ok(None);
+    }
+    Ok(Some(format!(
+        "batch normalization takes its statistics from micro-batches of as few as {rows} samples, \
+         and those of fewer than {least} are noisy; {advice}"
+    )))
 }
 
 #[cfg(test)]

@@ -59,11 +59,13 @@ pub fn open_forward_pipelines(
         piece_max: parallel.chunk_bytes / ELEMENT_BYTES,
         in_flight_min: forward_micro_batches_max(requested.stages),
     };
-    let (parts, edges) = (PipelinePrograms::forward_plans(&request), edge_layout(&request));
+    let parts = PipelinePrograms::forward_plans(&request);
+    let edges = edge_layout(&request);
     let names = display_names(&selections);
-    let (mut drivers, mut notes) = (Vec::new(), Vec::new());
-    for ((selection, name), part) in selections.into_iter().zip(&names).zip(&parts) {
-        let opened = open_named(selection, name, Plan::clone(part), 0, options)?;
+    let mut drivers = Vec::new();
+    let mut notes = Vec::new();
+    for (rank, selection) in selections.into_iter().enumerate() {
+        let opened = open_named(selection, &names[rank], Plan::clone(&parts[rank]), 0, options)?;
         notes.extend(opened.notes.iter().cloned());
         drivers.push(opened.driver);
     }
@@ -78,7 +80,7 @@ pub fn open_forward_pipelines(
     let layout = layout_of_groups(parallel, &plan, &groups, mesh.data);
     let group_options = WorkerGroupOptions { edges: edges.clone(), ..Default::default() };
     let group = WorkerGroup::start(drivers, layout, groups, &group_options)?;
-    let (whole, schedule) = (Arc::new(plan), requested.schedule);
-    let pipelines = ModelPipelines::new(whole, stages, shares, schedule, edges);
+    let schedule = requested.schedule;
+    let pipelines = ModelPipelines::new(Arc::new(plan), stages, shares, schedule, edges);
     Ok(ForwardPipelines { group, pipelines, notes })
 }

@@ -1,17 +1,19 @@
 //! Measurement of a model's blocks on the requested devices, one block at a time, so that a model
 //! that fits on none of them can be measured.
 
+use std::sync::Arc;
+
 use crate::autotune;
 use crate::base::{Rank, Wording};
 use crate::device::InjectedFault;
-use crate::exec::{BlockTiming, Executor, Moments};
+use crate::exec::{BlockTiming, Moments};
 use crate::faults::{Fault, Point};
 use crate::graph::{Plan, PlanPart, crossings};
 use crate::planner::cut::BlockTimes;
 use crate::runtime::blocks::BlockKinds;
 use crate::runtime::open::no_room;
 use crate::runtime::placement::assemble::identity;
-use crate::runtime::placement::open_ranks::{RequestedDevices, open_one};
+use crate::runtime::placement::open_ranks::{RankOpening, RequestedDevices, open_one};
 use crate::runtime::placement::types::PlacementRequest;
 use crate::runtime::{RuntimeError, memory};
 
@@ -47,10 +49,13 @@ pub fn measure_blocks(
     let whole = request.plans.of_rows(rows);
     let blocks = BlockKinds::of(&whole.graph);
     let identities: Vec<String> = devices.selections.iter().map(identity).collect();
-    let first = |of: &String| identities.iter().position(|other| other == of).unwrap_or(0);
-    let kinds: Vec<usize> = identities.iter().map(first).collect();
-    let is_first = |position: &usize| kinds[*position] == *position;
-    let different = (0..kinds.len()).filter(is_first).count();
+    let mut kinds = Vec::new();
+    let mut different = 0;
+    for (position, identity) in identities.iter().enumerate() {
+        let kind = identities.iter().position(|other| other == identity).unwrap_or(position);
+        different += usize::from(kind == position);
+        kinds.push(kind);
+    }
     (request.notify)(&format!(
         "measuring {} different blocks of {} on {different} device{}",
         blocks.first.len(),
@@ -58,8 +63,8 @@ pub fn measure_blocks(
         if different == 1 { "" } else { "s" }
     ));
     let elements = crossing_elements(&whole);
-    let (times, cut_s, refusals) = (Vec::new(), Vec::new(), Vec::new());
-    let mut measured = MeasuredBlocks { rows, kinds, times, cut_s, refusals };
+    let mut measured =
+        MeasuredBlocks { rows, kinds, times: Vec::new(), cut_s: Vec::new(), refusals: Vec::new() };
     for position in 0..identities.len() {
         let kind = measured.kinds[position];
         if kind < position {
@@ -68,30 +73,32 @@ pub fn measure_blocks(
             measured.refusals.push(measured.refusals[kind].clone());
             continue;
         }
-        let (mut timings, mut refusals) = (Vec::new(), Vec::new());
+        let mut timings = Vec::new();
         let mut fault = injected(request, &measured.kinds, kind);
         for block in &blocks.first {
-            let part = part_of(&whole, *block);
-            let timed = time_on(request, (devices, position), part, fault.take(), report)?;
-            refusals.push(timed.as_ref().err().map(refusal));
-            timings.push(timed.unwrap_or_else(|_| BlockTiming::impossible()));
+            let part = Arc::new(part_of(&whole, *block));
+            timings.push(match time_on(request, devices, position, part, fault.take(), report)? {
+                Ok(timing) => (timing, None),
+                Err(error) => (BlockTiming::impossible(), Some(refusal(&error))),
+            });
         }
-        let of_block = |block: usize| timings[blocks.of_block[block]];
-        let all = 0..whole.graph.blocks.len();
-        let times = |block: usize| {
-            let BlockTiming { forward_s, backward_input_s, backward_weight_s, .. } =
-                of_block(block);
-            BlockTimes { forward_s, backward_input_s, backward_weight_s }
-        };
-        measured.times.push(all.clone().map(times).collect());
-        let refusal = |block: usize| refusals[blocks.of_block[block]].clone();
-        measured.refusals.push(all.clone().map(refusal).collect());
-        // The mean of both sides: one writes what the other reads back.
-        let cost = |block: usize| {
-            let BlockTiming { read_s, write_s, .. } = of_block(block);
-            elements[block] as f64 * (read_s + write_s) / 2.0
-        };
-        measured.cut_s.push(all.map(cost).collect());
+        let mut times = Vec::new();
+        let mut cut_s = Vec::new();
+        let mut refusals = Vec::new();
+        for (block, elements) in elements.iter().enumerate() {
+            let (timing, refusal) = &timings[blocks.of_block[block]];
+            times.push(BlockTimes {
+                forward_s: timing.forward_s,
+                backward_input_s: timing.backward_input_s,
+                backward_weight_s: timing.backward_weight_s,
+            });
+            // The mean of both sides: one writes what the other reads back.
+            cut_s.push(*elements as f64 * (timing.read_s + timing.write_s) / 2.0);
+            refusals.push(refusal.clone());
+        }
+        measured.times.push(times);
+        measured.cut_s.push(cut_s);
+        measured.refusals.push(refusals);
     }
     Ok(measured)
 }
@@ -102,24 +109,33 @@ fn injected(
     kinds: &[usize],
     kind: usize,
 ) -> Option<(usize, InjectedFault)> {
-    let members = (0..kinds.len()).filter(|position| kinds[*position] == kind);
-    let mut faults = members.filter_map(|position| {
+    for (position, other) in kinds.iter().enumerate() {
+        // A fault happens once: only those of this kind are asked for.
+        if *other != kind {
+            continue;
+        }
         let planned = request.faults.at_rank(Point::Timing, 0, Rank(position as u32));
-        Some((position, planned.and_then(Fault::of_device)?))
-    });
-    faults.next()
+        if let Some(fault) = planned.and_then(Fault::of_device) {
+            return Some((position, fault));
+        }
+    }
+    None
 }
 
 /// Returns by block the elements that cross a cut before it, in both directions.
 pub fn crossing_elements(whole: &Plan) -> Vec<usize> {
     let count = whole.graph.blocks.len() as u32;
-    let elements = |cut: u32| {
+    let mut elements = Vec::new();
+    for cut in 0..count {
         let stages: Vec<u32> = (0..count).map(|block| u32::from(block >= cut)).collect();
-        let crossing = crossings(&whole.graph, &stages).into_iter();
-        let shapes = crossing.map(|crossing| &whole.graph.tensor(crossing.tensor).shape);
-        shapes.map(|shape| shape.elements(whole.options.rows)).sum()
-    };
-    (0..count).map(elements).collect()
+        let mut all = 0;
+        for crossing in crossings(&whole.graph, &stages) {
+            let shape = &whole.graph.tensor(crossing.tensor).shape;
+            all += shape.elements(whole.options.rows);
+        }
+        elements.push(all);
+    }
+    elements
 }
 
 fn part_of(whole: &Plan, block: u32) -> Plan {
@@ -145,33 +161,43 @@ fn refusal(error: &RuntimeError) -> Wording {
 /// for the block, which others may hold.
 fn time_on(
     request: &PlacementRequest,
-    (devices, position): (RequestedDevices, usize),
-    part: Plan,
+    devices: RequestedDevices,
+    position: usize,
+    part: Arc<Plan>,
     fault: Option<(usize, InjectedFault)>,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<Result<BlockTiming, RuntimeError>, RuntimeError> {
     let count = devices.selections.len();
-    let (selection, name) = (&devices.selections[position], &*devices.names[position]);
-    let (rows, moments) = (part.options.rows, Moments::default());
+    let selection = &devices.selections[position];
+    let rows = part.options.rows;
+    let moments = Moments::default();
     let needed = memory::needed(selection, &part, &moments);
     memory::require_of_host(selection, &part, &moments)?;
-    let opened = match open_one(request, (selection, name), part, moments, None, report) {
+    let name = &devices.names[position];
+    let opening = RankOpening { position, selection, name, plan: part, moments };
+    let opened = match open_one(request, opening, None, report) {
         Ok(opened) => opened,
         Err(error) if error.is_capacity_error() => return Ok(Err(error)),
         Err(error) => return Err(error.of_position(position, count)),
     };
     // Without inputs there is nothing to measure with, which the caller has checked.
-    let none = || RuntimeError::Defect("blocks are measured without inputs".into());
-    let inputs = request.probe.as_ref().ok_or_else(none)?(rows);
-    let (seed, failing) = (request.seed, fault.map_or(position, |(position, _)| position));
-    let job = move |device: &mut dyn Executor| {
-        fault.map_or(Ok(()), |(_, fault)| device.inject_fault(fault))?;
+    let Some(probe) = &request.probe else {
+        return Err(RuntimeError::Defect("blocks are measured without inputs".into()));
+    };
+    let inputs = probe(rows);
+    let seed = request.seed;
+    let timed = opened.driver.run("the timing of a block", move |device| {
+        if let Some((_, fault)) = fault {
+            device.inject_fault(fault)?;
+        }
         device.initialize(seed)?;
         device.time_block(&inputs, rows)
-    };
-    let timed = opened.driver.run("the timing of a block", job);
+    });
     match timed.map_err(|error| no_room(error, needed)) {
-        Err(error) if !error.is_capacity_error() => Err(error.of_position(failing, count)),
+        Err(error) if !error.is_capacity_error() => {
+            let failing = fault.map_or(position, |(position, _)| position);
+            Err(error.of_position(failing, count))
+        }
         timed => Ok(timed),
     }
 }

@@ -62,8 +62,9 @@ pub fn open_pipelines(
             moments: laid_out.moments(request, rank),
         });
     }
-    let groups = (&laid_out.layout, &laid_out.written.groups);
-    let (members, reduce_sites) = open_all(request, openings, groups, saved, report)?;
+    let layout = &laid_out.layout;
+    let groups = &laid_out.written.groups;
+    let (members, reduce_sites) = open_all(request, openings, layout, groups, saved, report)?;
     Ok(ReadyRanks { arrangement, laid_out, members, reduce_sites, is_kept, notes })
 }
 
@@ -89,16 +90,15 @@ pub fn host_bytes(
     laid_out: &LaidOut,
 ) -> usize {
     let world = planned.positions.len();
-    let of_rank = |(rank, position): (usize, &usize)| {
-        let (selection, plan) = (&selections[*position], &laid_out.written.plans[rank]);
-        let moments = laid_out.moments(request, rank);
-        host_memory::of_device(selection, plan, &moments, world)
-            .saturating_add(travelling_bytes(laid_out, rank))
-    };
     let saved = MemoryUsage::of(&laid_out.whole, request.optimizer.moments());
-    let saved = saved.parameters.saturating_add(saved.moments);
-    let ranks = planned.positions.iter().enumerate().map(of_rank);
-    ranks.fold(saved, usize::saturating_add)
+    let mut bytes = saved.parameters.saturating_add(saved.moments);
+    for (rank, &position) in planned.positions.iter().enumerate() {
+        let plan = &laid_out.written.plans[rank];
+        let moments = laid_out.moments(request, rank);
+        let of_device = host_memory::of_device(&selections[position], plan, &moments, world);
+        bytes = bytes.saturating_add(of_device).saturating_add(travelling_bytes(laid_out, rank));
+    }
+    bytes
 }
 
 /// Returns the bytes of host memory that the values which a rank sends take at most.
@@ -116,9 +116,9 @@ pub fn names_of_runs(graph: &Graph, runs: &[Range<u32>]) -> String {
 
 /// Returns the names of the first and the last block of a run: `embed to h.1`.
 fn run_name(graph: &Graph, run: &Range<u32>) -> String {
-    let name = |block: u32| &graph.blocks[block as usize];
-    match run.len() {
-        1 => name(run.start).clone(),
-        _ => format!("{} to {}", name(run.start), name(run.end - 1)),
+    let first = &graph.blocks[run.start as usize];
+    if run.len() == 1 {
+        return first.clone();
     }
+    format!("{first} to {}", graph.blocks[run.end as usize - 1])
 }

@@ -37,16 +37,17 @@ pub fn by_measurement(
     let requested = RequestedPipelines::of(request);
     let pipelines = requested.mesh(devices.selections.len()).data;
     let counts = expected_counts(request, pipelines)?;
-    let rows = request.micro_batch.min(counts.iter().copied().max().unwrap_or(1)).max(1);
+    let most = counts.iter().copied().max().unwrap_or(1);
+    let rows = request.micro_batch.min(most).max(1);
     let measured = measure_blocks(request, devices, rows, report)?;
-    let mut division = match request.parallel.pipeline.blocks_per_stage.is_empty() {
-        true => searched(request, devices, &requested, &measured, &counts),
-        false => Ok(with_given_cut(request, &requested, &measured)),
-    }
-    .map_err(|error| no_cut(&error, request, devices, &measured))?;
-    if request.parallel.shares.is_some()
-        || !holds(request, devices, &division, &stage_memory(request, &requested, &division.counts))
-    {
+    let mut division = if request.parallel.pipeline.blocks_per_stage.is_empty() {
+        searched(request, devices, &requested, &measured, &counts)
+            .map_err(|error| no_cut(&error, request, devices, &measured))?
+    } else {
+        with_given_cut(request, &requested, &measured)
+    };
+    let memory = stage_memory(request, &requested, &division.counts);
+    if request.parallel.shares.is_some() || !holds(request, devices, &division, &memory) {
         division.counts = counts;
     }
     notes.extend(prediction(&division, &measured, devices));
@@ -93,10 +94,7 @@ fn searched(
     };
     // Bounds answer most questions about memory; where they were wrong, only exact sums do.
     let division = found(false)?;
-    match holds(request, devices, &division, &memory) {
-        true => Ok(division),
-        false => found(true),
-    }
+    if holds(request, devices, &division, &memory) { Ok(division) } else { found(true) }
 }
 
 fn samples(request: &PlacementRequest, requested: &RequestedPipelines) -> SampleCounts {
@@ -117,7 +115,7 @@ fn stage_memory<'a>(
     let shares = contiguous_shares(counts, &micro_batches);
     let most = micro_batch_counts(&shares).into_iter().max().unwrap_or(1).max(1);
     let rows = micro_batches.into_iter().max().unwrap_or(1).max(1);
-    StageMemory::of(request, requested, counts.len(), (most, rows))
+    StageMemory::of(request, requested, counts.len(), most, rows)
 }
 
 /// Returns true if the devices of a division have the memory that their stages need, those with
@@ -128,22 +126,20 @@ fn holds(
     division: &PipelineDivision,
     memory: &StageMemory,
 ) -> bool {
-    let fits = |cut: &Cut| {
-        let mut stages = cut.devices.iter().zip(&cut.blocks).enumerate();
-        stages.all(|(stage, (device, blocks))| {
-            memory.fits(&devices.selections[*device], stage, blocks, true)
-        })
-    };
-    let needed = |cut: &Cut| {
-        let stages = cut.devices.iter().zip(&cut.blocks).enumerate();
-        let needed = |(stage, (device, blocks)): (usize, (&usize, &Vec<Range<u32>>))| {
-            (*device, memory.needed(stage, blocks).on(&devices.selections[*device]))
-        };
-        stages.map(needed).collect::<Vec<_>>()
-    };
-    let is_shared = |all: Vec<(usize, u64)>| overfull(request, devices, &all).is_none();
-    division.pipelines.iter().all(fits)
-        && is_shared(division.pipelines.iter().flat_map(needed).collect())
+    for cut in &division.pipelines {
+        for (stage, (&device, blocks)) in cut.devices.iter().zip(&cut.blocks).enumerate() {
+            if !memory.fits(&devices.selections[device], stage, blocks, true) {
+                return false;
+            }
+        }
+    }
+    let mut needed = Vec::new();
+    for cut in &division.pipelines {
+        for (stage, (&device, blocks)) in cut.devices.iter().zip(&cut.blocks).enumerate() {
+            needed.push((device, memory.needed(stage, blocks).on(&devices.selections[device])));
+        }
+    }
+    overfull(request, devices, &needed).is_none()
 }
 
 /// Returns the pipelines of the devices in their order with the cut that is given, and samples by
@@ -167,8 +163,13 @@ fn with_given_cut(
 
 /// Returns the blocks of each model chunk of a cut, in the order of the model.
 fn chunks_of(cut: &Cut) -> Vec<Range<u32>> {
-    let chunks = cut.blocks.first().map_or(0, Vec::len);
-    (0..chunks).flat_map(|chunk| cut.blocks.iter().map(move |of| of[chunk].clone())).collect()
+    let mut chunks = Vec::new();
+    for chunk in 0..cut.blocks.first().map_or(0, Vec::len) {
+        for of_stage in &cut.blocks {
+            chunks.push(of_stage[chunk].clone());
+        }
+    }
+    chunks
 }
 
 /// Returns the pipelines of a division.
@@ -177,11 +178,15 @@ fn planned(
     requested: &RequestedPipelines,
     division: &PipelineDivision,
 ) -> Arrangement {
-    let chunks: Vec<_> = division.pipelines.iter().map(chunks_of).collect();
+    let mut chunks = Vec::new();
+    let mut positions = Vec::new();
+    for cut in &division.pipelines {
+        chunks.push(chunks_of(cut));
+        positions.extend_from_slice(&cut.devices);
+    }
     let micro_batches: Vec<u32> =
         division.counts.iter().map(|count| request.micro_batch.min(*count)).collect();
     let mesh = Mesh::of_pipelines(chunks.len(), requested.stages);
-    let positions = division.pipelines.iter().flat_map(|cut| cut.devices.clone()).collect();
     let shares = contiguous_shares(&division.counts, &micro_batches);
     Arrangement::of(mesh, positions, &chunks, shares, requested.schedule)
 }
@@ -192,21 +197,26 @@ fn prediction(
     measured: &MeasuredBlocks,
     devices: RequestedDevices,
 ) -> Option<String> {
-    let mut slowest: (f64, usize) = (0.0, 0);
+    let mut slowest_s: f64 = 0.0;
+    let mut slowest_device = 0;
     for cut in &division.pipelines {
         let seconds =
             stage_seconds(&measured.times, &measured.cut_s, &cut.devices, &chunks_of(cut));
         for (device, seconds) in cut.devices.iter().zip(seconds) {
-            if seconds > slowest.0 {
-                slowest = (seconds, *device);
+            if seconds > slowest_s {
+                slowest_s = seconds;
+                slowest_device = *device;
             }
         }
     }
-    let (seconds, device) = slowest;
-    seconds.is_finite().then(|| {
-        let (ms, name) = (milliseconds(seconds), &devices.names[device]);
-        format!("predicted {ms} ms per micro-batch on the slowest stage, {name}")
-    })
+    if !slowest_s.is_finite() {
+        return None;
+    }
+    Some(format!(
+        "predicted {} ms per micro-batch on the slowest stage, {}",
+        milliseconds(slowest_s),
+        devices.names[slowest_device]
+    ))
 }
 
 /// Returns the error that there is no cut, with what the user can do.

@@ -17,12 +17,17 @@ pub fn require_shared_memory(
     planned: &Arrangement,
     laid_out: &LaidOut,
 ) -> Result<(), RuntimeError> {
-    let needed = |(rank, position): (usize, &usize)| {
-        let (plan, moments) = (&laid_out.written.plans[rank], laid_out.moments(request, rank));
-        (*position, memory::needed(&devices.selections[*position], plan, &moments) as u64)
-    };
-    let needed: Vec<(usize, u64)> = planned.positions.iter().enumerate().map(needed).collect();
-    overfull(request, devices, &needed).map_or(Ok(()), Err)
+    let mut needed = Vec::new();
+    for (rank, &position) in planned.positions.iter().enumerate() {
+        let plan = &laid_out.written.plans[rank];
+        let moments = laid_out.moments(request, rank);
+        let bytes = memory::needed(&devices.selections[position], plan, &moments);
+        needed.push((position, bytes as u64));
+    }
+    match overfull(request, devices, &needed) {
+        Some(error) => Err(error),
+        None => Ok(()),
+    }
 }
 
 /// Returns the error of the first adapter that has less memory than its ranks take together;
@@ -32,12 +37,14 @@ pub fn overfull(
     devices: RequestedDevices,
     needed: &[(usize, u64)],
 ) -> Option<RuntimeError> {
-    let selection = |position: usize| &devices.selections[position];
-    let limit = |position| memory::limit(selection(position), request.opening.device_memory_mib);
-    let is_shared = |one: usize, other: usize| selection(one).shares_adapter(selection(other));
-    let has = |position| limit(position).map(|(has, _)| has);
-    let (position, ranks, bytes) = first_overfull(needed, &is_shared, &has)?;
-    let (has, basis) = limit(position)?;
+    let selections = devices.selections;
+    let setting = request.opening.device_memory_mib;
+    let (position, ranks, bytes) = first_overfull(
+        needed,
+        &|one, other| selections[one].shares_adapter(&selections[other]),
+        &|position| Some(memory::limit(&selections[position], setting)?.0),
+    )?;
+    let (has, basis) = memory::limit(&selections[position], setting)?;
     Some(RuntimeError::DeviceMemory {
         adapter: format!("{} (its {ranks} ranks together)", devices.names[position]),
         needed: memory::gibibytes_up(bytes),
@@ -53,15 +60,23 @@ fn first_overfull(
     is_shared: &dyn Fn(usize, usize) -> bool,
     has: &dyn Fn(usize) -> Option<u64>,
 ) -> Option<(usize, usize, u64)> {
-    let sum = |(position, _): &(usize, u64)| {
-        let of_device = needed.iter().filter(|(other, _)| is_shared(*position, *other));
-        let bytes: Vec<u64> = of_device.map(|(_, bytes)| *bytes).collect();
-        (*position, bytes.len(), bytes.into_iter().fold(0, u64::saturating_add))
-    };
-    let exceeds = |(position, ranks, bytes): &(usize, usize, u64)| {
-        *ranks > 1 && has(*position).is_some_and(|has| *bytes > has)
-    };
-    needed.iter().map(sum).find(exceeds)
+    for &(position, _) in needed {
+        let mut ranks = 0;
+        let mut all: u64 = 0;
+        for &(other, bytes) in needed {
+            if is_shared(position, other) {
+                ranks += 1;
+                all = all.saturating_add(bytes);
+            }
+        }
+        if let Some(has) = has(position)
+            && ranks > 1
+            && all > has
+        {
+            return Some((position, ranks, all));
+        }
+    }
+    None
 }
 
 #[cfg(test)]

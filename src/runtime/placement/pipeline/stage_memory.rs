@@ -85,7 +85,8 @@ impl<'a> StageMemory<'a> {
         request: &'a PlacementRequest<'a>,
         requested: &RequestedPipelines,
         pipelines: usize,
-        (micro_batches, rows): (usize, u32),
+        micro_batches: usize,
+        rows: u32,
     ) -> Self {
         let RequestedPipelines { stages, chunks, schedule } = *requested;
         // The next number that the schedule can run: whether it can run this one is said later.
@@ -94,19 +95,26 @@ impl<'a> StageMemory<'a> {
             _ => micro_batches,
         };
         let whole = request.plans.of_rows(rows);
-        let bucket = |bucket: BucketId| {
+        let mut buckets = Vec::new();
+        for bucket in (0..whole.buckets.len() as u32).map(BucketId) {
             let users = whole.blocks_with(bucket);
-            let owned = match pipelines {
-                1 => Owned::OfFirst,
-                _ => shards(request, &whole, (bucket, &users), pipelines),
+            let owned = if pipelines == 1 {
+                Owned::OfFirst
+            } else {
+                shards(request, &whole, bucket, &users, pipelines)
             };
-            (users, owned)
-        };
-        let buckets = (0..whole.buckets.len() as u32).map(BucketId).map(bucket).collect();
-        let shape = PipelineShape { stages, chunks, micro_batches };
-        let (alone, workspace) = (OnceCell::new(), OnceCell::new());
-        let known = RefCell::default();
-        Self { request, whole, schedule, shape, buckets, alone, workspace, known }
+            buckets.push((users, owned));
+        }
+        Self {
+            request,
+            whole,
+            schedule,
+            shape: PipelineShape { stages, chunks, micro_batches },
+            buckets,
+            alone: OnceCell::new(),
+            workspace: OnceCell::new(),
+            known: RefCell::default(),
+        }
     }
 
     /// Returns true if a device has memory for these model chunks as that stage, or no limit is
@@ -135,10 +143,13 @@ impl<'a> StageMemory<'a> {
         }
         let runs = stage_runs(&self.whole, blocks, self.schedule, self.shape, stage);
         let plan = self.part(blocks, &runs);
-        let (moments, owned) = (self.request.optimizer.moments(), self.elements(blocks).1);
-        let peak = MemoryUsage::of_shard(&plan, moments, owned).peak();
-        let (host_extra, workspace) = (host_extra_bytes(&plan), self.workspace_bytes());
-        let bytes = StageBytes { peak, host_extra, workspace };
+        let (_, owned) = self.elements(blocks);
+        let moments = self.request.optimizer.moments();
+        let bytes = StageBytes {
+            peak: MemoryUsage::of_shard(&plan, moments, owned).peak(),
+            host_extra: host_extra_bytes(&plan),
+            workspace: self.workspace_bytes(),
+        };
         self.known.borrow_mut().insert(subject, bytes);
         bytes
     }
@@ -153,9 +164,13 @@ impl<'a> StageMemory<'a> {
         let fixed = elements * ELEMENT_BYTES;
         let copies = in_flight(self.schedule, self.shape, stage);
         let alone = self.alone.get_or_init(|| self.blocks_alone());
-        let of_blocks = blocks.iter().flat_map(|run| &alone[run.start as usize..run.end as usize]);
-        let bytes = of_blocks.map(|of| of.stash.saturating_mul(copies).saturating_add(of.scratch));
-        let peak = bytes.fold(fixed, usize::saturating_add);
+        let mut peak = fixed;
+        for run in blocks {
+            for of in &alone[run.start as usize..run.end as usize] {
+                let bytes = of.stash.saturating_mul(copies).saturating_add(of.scratch);
+                peak = peak.saturating_add(bytes);
+            }
+        }
         let host_extra = host_extra_bytes(&self.whole).saturating_mul(copies);
         (fixed, StageBytes { peak, host_extra, workspace: self.workspace_bytes() })
     }
@@ -168,7 +183,8 @@ impl<'a> StageMemory<'a> {
     /// Returns the elements of the buckets that a stage holds, and of those it keeps moments of.
     fn elements(&self, blocks: &[Range<u32>]) -> (usize, usize) {
         let has = |block: &u32| blocks.iter().any(|run| run.contains(block));
-        let (mut held, mut owned) = (0, 0);
+        let mut held = 0;
+        let mut owned = 0;
         for ((users, of_bucket), bucket) in self.buckets.iter().zip(&self.whole.buckets) {
             if !users.iter().any(has) {
                 continue;
@@ -185,18 +201,21 @@ impl<'a> StageMemory<'a> {
     }
 
     fn blocks_alone(&self) -> Vec<BlockBytes> {
-        let alone = |block: u32| {
-            let usage =
-                MemoryUsage::of(&self.part(std::slice::from_ref(&(block..block + 1)), &[]), 0);
-            BlockBytes { stash: usage.stash, scratch: usage.scratch }
-        };
-        (0..self.whole.graph.blocks.len() as u32).map(alone).collect()
+        let mut alone = Vec::new();
+        for block in 0..self.whole.graph.blocks.len() as u32 {
+            let run = block..block + 1;
+            let usage = MemoryUsage::of(&self.part(std::slice::from_ref(&run), &[]), 0);
+            alone.push(BlockBytes { stash: usage.stash, scratch: usage.scratch });
+        }
+        alone
     }
 
     fn part(&self, blocks: &[Range<u32>], runs: &[(crate::base::SegmentId, usize)]) -> Plan {
         let count = self.whole.graph.blocks.len() as u32;
-        let has = |block: u32| blocks.iter().any(|run| run.contains(&block));
-        let held: Vec<bool> = (0..count).map(has).collect();
+        let mut held = Vec::new();
+        for block in 0..count {
+            held.push(blocks.iter().any(|run| run.contains(&block)));
+        }
         let part = PlanPart { blocks: &held, runs };
         Plan::part(self.whole.graph.clone(), self.whole.options, &part)
     }
@@ -207,21 +226,26 @@ impl<'a> StageMemory<'a> {
 fn shards(
     request: &PlacementRequest,
     whole: &Plan,
-    (bucket, users): (BucketId, &[u32]),
+    bucket: BucketId,
+    users: &[u32],
     pipelines: usize,
 ) -> Owned {
     // No stage of several has the first and the last block.
     let last = whole.graph.blocks.len() as u32 - 1;
     let fewest = if users.contains(&0) && users.contains(&last) { 2 } else { 1 };
-    let (length, topology) = (whole.buckets[bucket.index()].length, request.parallel.topology);
+    let length = whole.buckets[bucket.index()].length;
+    let topology = request.parallel.topology;
     let chunk_max = request.parallel.chunk_bytes / ELEMENT_BYTES;
     let longest = |of_own: usize| {
         let size = (of_own + (pipelines - 1) * fewest) as u32;
         let laid_out = [LaidOutBucket { length, size, topology }];
         let align = ALIGNMENT_BYTES / ELEMENT_BYTES;
         let layout = ShardLayout::of_buckets(topology, size, &laid_out, align, chunk_max);
-        let shard = |position| layout.shard(BucketId(0), Position(position)).len();
-        (0..size).map(shard).max().unwrap_or(0)
+        let mut longest = 0;
+        for position in 0..size {
+            longest = longest.max(layout.shard(BucketId(0), Position(position)).len());
+        }
+        longest
     };
     Owned::Shard { of_all: longest(1), of_some: longest(2) }
 }

@@ -277,7 +277,7 @@ fn the_memory_of_stages_is_that_of_their_plans_and_within_the_bounds() {
                 let laid_out = LaidOut::of(request, &planned);
                 let micro_batches = (BATCH / pipelines / 3) as usize;
                 let of_stages =
-                    StageMemory::of(request, &requested, pipelines as usize, (micro_batches, 3));
+                    StageMemory::of(request, &requested, pipelines as usize, micro_batches, 3);
                 let cpu = Selection::Cpu { reason: None };
                 for (rank, plan) in laid_out.written.plans.iter().enumerate() {
                     let at = planned.mesh.coordinates(Rank(rank as u32));
