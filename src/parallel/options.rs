@@ -34,6 +34,23 @@ impl Default for ParallelOptions {
     }
 }
 
+impl ParallelOptions {
+    /// Returns true if pipelines have several stages, so that a rank holds a part of the model.
+    pub const fn has_stages(&self) -> bool {
+        self.pipeline.has_stages()
+    }
+
+    /// Returns the number of stages of each pipeline; 1 if each device holds the whole model.
+    pub const fn stages(&self) -> usize {
+        self.pipeline.stages as usize
+    }
+
+    /// Returns true if the cut of the model into stages is left to measurements.
+    pub fn lacks_cut(&self) -> bool {
+        self.has_stages() && self.pipeline.blocks_per_stage.is_empty()
+    }
+}
+
 /// Options for cutting a model into the stages of pipelines.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct PipelineOptions {
@@ -54,6 +71,13 @@ impl Default for PipelineOptions {
             virtual_stages: 1,
             blocks_per_stage: Vec::new(),
         }
+    }
+}
+
+impl PipelineOptions {
+    /// Returns true if pipelines have several stages.
+    pub const fn has_stages(&self) -> bool {
+        self.stages > 1
     }
 }
 

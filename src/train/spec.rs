@@ -277,6 +277,28 @@ impl RunSpec {
         typed.into_iter().filter(|key| !is_of_placement(key)).map(String::from).collect()
     }
 
+    /// Returns the devices without the one at a position, and the pipelines that they make; `None`
+    /// if there is no other.
+    pub fn left_without(&self, position: usize) -> Option<LeftDevices> {
+        LeftDevices::without(&self.devices, position, &self.parallel.pipeline)
+    }
+
+    /// Returns those of a selector's devices with which the run goes on, and the pipelines that
+    /// they make.
+    pub fn left_on(&self, devices: String) -> LeftDevices {
+        LeftDevices::of(devices, &self.parallel.pipeline)
+    }
+
+    /// Returns any devices in the place of those of the run: as few as `auto` may choose.
+    pub fn left_on_any(&self) -> LeftDevices {
+        LeftDevices {
+            devices: "auto".into(),
+            stages: if self.parallel.has_stages() { Some(1) } else { None },
+            spare: 0,
+            are_as_typed: false,
+        }
+    }
+
     /// Returns the specification of the run on the devices that are left and, if they make other
     /// pipelines, with those. Shares and cuts of other devices are measured.
     ///

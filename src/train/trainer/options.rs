@@ -155,7 +155,7 @@ impl TrainerOptions {
 
     /// Returns true if the shares are measured.
     fn is_measured(&self) -> bool {
-        self.shares == Shares::Measured && (self.pipeline.stages <= 1 || self.measures_pipelines)
+        self.shares == Shares::Measured && (!self.pipeline.has_stages() || self.measures_pipelines)
     }
 
     /// Returns true if devices are timed for what was not given.
@@ -212,6 +212,12 @@ impl TrainerOptions {
         }
     }
 
+    /// Returns the devices without the one at a position, and the pipelines that they make; `None`
+    /// if there is no other.
+    pub(super) fn left_without(&self, position: usize) -> Option<LeftDevices> {
+        LeftDevices::without(&self.devices, position, &self.pipeline)
+    }
+
     /// Returns the options on devices that are left when one has failed: shares and blocks that
     /// were given are those of other devices.
     pub(super) fn on(&self, left: &LeftDevices) -> Self {
@@ -224,7 +230,7 @@ impl TrainerOptions {
                 PipelineOptions { blocks_per_stage: Vec::new(), ..self.pipeline.clone() };
             options.pipeline.stages = stages as u32;
         }
-        if options.pipeline.stages <= 1 {
+        if !options.pipeline.has_stages() {
             options.pipeline = PipelineOptions::default();
         }
         options
