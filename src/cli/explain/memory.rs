@@ -11,8 +11,7 @@ use crate::exec::Moments;
 use crate::graph::print::{RankMemoryUsage, memory_table, memory_tables};
 use crate::graph::{Graph, Plan};
 use crate::runtime::memory::{LimitBasis, comparison, gibibytes, limit, needed, workspace};
-use crate::runtime::placement::host_memory;
-use crate::runtime::placement::pipeline::host_bytes;
+use crate::runtime::placement::host_memory::{self, host_bytes};
 use crate::runtime::placement::shares::owned_elements;
 use crate::train::{carried, loader};
 

@@ -1,8 +1,11 @@
 //! Host memory that a run takes: for devices that use it, for values on their way between devices,
 //! and for the copy of the state that saving a checkpoint makes.
 
+use super::arrangement::Arrangement;
+use super::laid_out::LaidOut;
 use super::shares::layout_of;
-use crate::base::Position;
+use super::types::PlacementRequest;
+use crate::base::{Position, Rank};
 use crate::comm::ring_pool_bytes_max;
 use crate::device::Selection;
 use crate::exec::{Moments, RING_BYTES, host_staging_bytes, staging_bytes};
@@ -56,6 +59,34 @@ pub fn shared(parallel: &ParallelOptions, plan: &Plan, world: usize, moments: us
     }
     let MemoryUsage { parameters, moments, .. } = MemoryUsage::of(plan, moments);
     most.saturating_add(parameters).saturating_add(moments)
+}
+
+/// Returns the bytes of host memory that an arrangement of devices takes: for the devices that use
+/// it, for the values on their way between devices, and for saving a checkpoint.
+pub fn host_bytes(
+    request: &PlacementRequest,
+    selections: &[Selection],
+    arrangement: &Arrangement,
+    laid_out: &LaidOut,
+) -> usize {
+    let world = arrangement.positions.len();
+    let saved = MemoryUsage::of(&laid_out.whole, request.optimizer.moments());
+    let mut bytes = saved.parameters.saturating_add(saved.moments);
+    for (rank, &position) in arrangement.positions.iter().enumerate() {
+        let plan = &laid_out.written.plans[rank];
+        let moments = laid_out.moments(request, rank);
+        let of_rank = of_device(&selections[position], plan, &moments, world);
+        bytes = bytes.saturating_add(of_rank).saturating_add(travelling_bytes(laid_out, rank));
+    }
+    bytes
+}
+
+/// Returns the bytes of host memory that the values which a rank sends take at most.
+fn travelling_bytes(laid_out: &LaidOut, rank: usize) -> usize {
+    let rank = Rank(rank as u32);
+    let positions = laid_out.written.groups.positions(rank);
+    let reduced = ring_pool_bytes_max(&laid_out.layout, positions);
+    reduced.saturating_add(laid_out.written.edges.bytes_from(rank))
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 pub mod admission;
 pub mod arrangement;
 pub mod assemble;
+pub mod decision;
 pub mod host_memory;
 pub mod laid_out;
 pub mod names;

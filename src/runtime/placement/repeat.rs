@@ -58,7 +58,7 @@ pub fn repeated_by(
     let parallel = request.parallel;
     let has_shares = mesh.data > 1 && parallel.shares.is_none();
     let is_measured = if mesh.has_stages() {
-        has_shares || parallel.pipeline.blocks_per_stage.is_empty()
+        has_shares || parallel.lacks_cut()
     } else {
         parallel.shares.is_none() && placement.has_alternatives()
     };

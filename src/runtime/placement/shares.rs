@@ -86,7 +86,7 @@ pub fn fixed_counts(
     world: usize,
 ) -> Result<Vec<u32>, RuntimeError> {
     let shares = parallel.shares.as_deref().unwrap_or_default();
-    let unit = if parallel.pipeline.stages > 1 { "pipeline" } else { "device" };
+    let unit = if parallel.has_stages() { "pipeline" } else { "device" };
     if shares.is_empty() && (batch as usize) < world {
         return Err(RuntimeError::unplaceable(format_args!(
             "{} = {batch} has no sample for each of {world} {unit}s; raise it, or choose fewer \

@@ -6,13 +6,15 @@ use std::sync::Arc;
 
 use super::admission::{admit, reserves_hold};
 use super::assemble::assemble;
+use super::decision::decide;
 use super::names::display_names;
 use super::open_measured::open_measured;
-use super::open_ranks::{RequestedDevices, open_new};
+use super::open_ranks::{RequestedDevices, open_decided};
 use super::plans::Plans;
 use super::repeat::repeated_by;
 use super::shares::tests::graph;
-use super::types::{OpenedRanks, PlacedWorkers, PlacementRequest};
+use super::start::ReadyRanks;
+use super::types::{PlacedWorkers, PlacementRequest};
 use super::{host_memory, shares};
 use crate::autotune::TuneOptions;
 use crate::base::rng::Key;
@@ -235,16 +237,11 @@ fn opened(options: &Options) -> Result<(Vec<String>, Vec<String>), RuntimeError>
         let names = display_names(&selections);
         let devices = RequestedDevices { selections: &selections, names: &names };
         let report = &mut |_: &str, _| {};
-        let OpenedRanks { members, notes, .. } = match &request.probe {
-            Some(probe) if request.parallel.shares.is_none() => {
-                open_measured(request, devices, probe, None, report)?
-            }
-            _ => open_new(request, devices, None, report)?,
+        let ReadyRanks { members, notes, .. } = match decide(request, devices, None, report)? {
+            Some(decision) => open_decided(request, devices, decision, None, report)?,
+            None => open_measured(request, devices, None, report)?,
         };
-        let name = |(one, ..): &(crate::runtime::open::OpenDevice, u32, u32)| {
-            one.driver.name().to_string()
-        };
-        Ok((members.iter().map(name).collect(), notes))
+        Ok((members.iter().map(|one| one.driver.name().to_string()).collect(), notes))
     })
 }
 
@@ -294,9 +291,9 @@ fn devices_without_a_sample_are_left_out_unless_they_are_named() {
         let selections = vec![Selection::Cpu { reason: None }; 6];
         let names = display_names(&selections);
         let devices = RequestedDevices { selections: &selections, names: &names };
-        open_new(request, devices, None, &mut |_, _| {}).unwrap()
+        decide(request, devices, None, &mut |_, _| {}).unwrap().unwrap()
     });
-    assert_eq!(found.members.len(), 4);
+    assert_eq!(found.arrangement.positions, [0, 1, 2, 3]);
     let [note] = &found.notes[..] else { panic!("{:?}", found.notes) };
     let ends = "are left out: a batch of 4 has no sample for them";
     assert!(note.starts_with("cpu 5 (") && note.contains(", cpu 6 (") && note.ends_with(ends));

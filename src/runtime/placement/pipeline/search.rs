@@ -40,7 +40,7 @@ pub fn by_measurement(
     let most = counts.iter().copied().max().unwrap_or(1);
     let rows = request.micro_batch.min(most).max(1);
     let measured = measure_blocks(request, devices, rows, report)?;
-    let mut division = if request.parallel.pipeline.blocks_per_stage.is_empty() {
+    let mut division = if requested.blocks.is_empty() {
         searched(request, devices, &requested, &measured, &counts)
             .map_err(|error| no_cut(&error, request, devices, &measured))?
     } else {
@@ -149,7 +149,7 @@ fn with_given_cut(
     requested: &RequestedPipelines,
     measured: &MeasuredBlocks,
 ) -> PipelineDivision {
-    let chunks = chunks_of_counts(&request.parallel.pipeline.blocks_per_stage);
+    let chunks = chunks_of_counts(requested.blocks);
     let mut pipelines = Vec::new();
     for ranks in requested.mesh(measured.times.len()).pipelines() {
         let devices: Vec<usize> = ranks.iter().map(|rank| rank.index()).collect();
@@ -242,8 +242,8 @@ fn no_cut(
         _ => Wording::new(error),
     };
     RuntimeError::unplaceable(format_args!(
-        "{why}; cut the model into more stages ({}), lower {} or {}, or choose other devices",
-        Setting::PipelineStages,
+        "{why}; {}, lower {} or {}, or choose other devices",
+        Setting::MoreStages,
         Setting::MicroBatchSize,
         Setting::ModelSize
     ))

@@ -88,7 +88,7 @@ impl<'a> StageMemory<'a> {
         micro_batches: usize,
         rows: u32,
     ) -> Self {
-        let RequestedPipelines { stages, chunks, schedule } = *requested;
+        let RequestedPipelines { stages, chunks, schedule, .. } = *requested;
         // The next number that the schedule can run: whether it can run this one is said later.
         let micro_batches = match schedule {
             PipelineSchedule::Interleaved => micro_batches.next_multiple_of(stages),

@@ -4,9 +4,9 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use super::RequestedPipelines;
 use super::measure::measure_blocks;
 use super::stage_memory::StageMemory;
-use super::{RequestedPipelines, in_order};
 use crate::autotune::TuneOptions;
 use crate::base::setting::as_fields;
 use crate::base::{DType, HostTensor, Rank, TensorId};
@@ -273,7 +273,7 @@ fn the_memory_of_stages_is_that_of_their_plans_and_within_the_bounds() {
                 };
                 let counts = vec![BATCH / pipelines; pipelines as usize];
                 let positions = (0..2 * pipelines as usize).collect();
-                let planned = in_order(&requested, positions, &chunks, &counts, 3);
+                let planned = requested.in_order(positions, &chunks, &counts, 3);
                 let laid_out = LaidOut::of(request, &planned);
                 let micro_batches = (BATCH / pipelines / 3) as usize;
                 let of_stages =
