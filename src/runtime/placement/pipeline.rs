@@ -75,9 +75,10 @@ impl<'a> RequestedPipelines<'a> {
 
     /// Returns the pipelines of a checkpoint, if they were placed as is asked; `None` if not.
     pub fn recorded(&self, saved: &Placement) -> Option<Arrangement> {
+        let PipelineOptions { schedule, virtual_stages, .. } = saved.options.pipeline;
         let is_same = saved.mesh.pipeline == self.stages
-            && saved.schedule == self.schedule
-            && saved.virtual_stages as usize == self.chunks;
+            && schedule == self.schedule
+            && virtual_stages as usize == self.chunks;
         if !is_same || !saved.is_consistent() {
             return None;
         }
