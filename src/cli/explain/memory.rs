@@ -1,7 +1,7 @@
 //! Memory of the devices of a placement, and that of the host.
 
+use super::Explanation;
 use super::placement::ExplainedPlacement;
-use super::{Explanation, is_measured};
 use crate::base::Rank;
 use crate::base::shape::ELEMENT_BYTES;
 use crate::comm::ring_pool_bytes_max;
@@ -31,7 +31,7 @@ pub fn memory(placement: &ExplainedPlacement) -> Explanation {
         titles.push(placement.title(rank));
         let selection = placement.selection(rank);
         let limit = limit(selection, spec.opening.device_memory_mib);
-        let tries_fewer = is_measured(spec) && !placement.has_stages();
+        let tries_fewer = placement.tries_fewer();
         let least = if tries_fewer {
             &request.plans.of_rows(request.plans.of_rows(1).rows_min())
         } else {

@@ -44,9 +44,8 @@ pub struct ExplainedPlacement<'a> {
     pub laid_out: LaidOut,
     /// Times of blocks by which the stages were chosen, if they were.
     measured: Option<MeasuredBlocks>,
-    /// Note that shares and stages are not known before the devices are measured, or an empty
-    /// text.
-    pub caveat: &'static str,
+    /// True if shares or stages are not known before the run measures them at its start.
+    is_measured: bool,
     /// Messages for the user about what was measured.
     pub notes: Vec<String>,
 }
@@ -87,19 +86,25 @@ impl<'a> ExplainedPlacement<'a> {
             return Err(TrainError::Defect(why.into()).into());
         };
         let Decision { arrangement: planned, measured, is_kept, notes } = decided;
-        let is_unknown = request.probe.is_none() && !is_kept && request.parallel.shares.is_none();
-        let is_measured = is_unknown && (request.parallel.lacks_cut() || planned.mesh.data > 1);
-        let caveat = if !is_measured {
-            ""
-        } else if planned.mesh.has_stages() {
-            CAVEAT_OF_STAGES
-        } else {
-            CAVEAT
-        };
+        let is_left_open = request.parallel.lacks_cut() || planned.mesh.data > 1;
+        let is_measured = request.probe.is_none()
+            && !is_kept
+            && request.parallel.shares.are_measured()
+            && is_left_open;
         let laid_out = LaidOut::of(request, &planned);
         let all = distinct(selections.iter().map(|one| one.name().to_string()).collect());
         let names = planned.positions.iter().map(|position| all[*position].clone()).collect();
-        Ok(Self { spec, request, selections, names, planned, laid_out, measured, caveat, notes })
+        Ok(Self {
+            spec,
+            request,
+            selections,
+            names,
+            planned,
+            laid_out,
+            measured,
+            is_measured,
+            notes,
+        })
     }
 
     /// Returns the times of the blocks of the model on the devices for the most rows of a
@@ -118,6 +123,23 @@ impl<'a> ExplainedPlacement<'a> {
             }
         };
         Ok(self.planned.positions.iter().map(|position| times[*position].clone()).collect())
+    }
+
+    /// Returns the note that shares and stages are not known before the devices are measured, or an
+    /// empty text.
+    pub fn caveat(&self) -> &'static str {
+        if !self.is_measured {
+            ""
+        } else if self.has_stages() {
+            CAVEAT_OF_STAGES
+        } else {
+            CAVEAT
+        }
+    }
+
+    /// Returns true if the run tries fewer samples at a time on devices that lack memory.
+    pub fn tries_fewer(&self) -> bool {
+        self.is_measured && !self.has_stages()
     }
 
     /// Returns the number of ranks.

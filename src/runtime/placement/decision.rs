@@ -12,7 +12,7 @@ use super::types::PlacementRequest;
 use crate::autotune;
 use crate::base::Setting;
 use crate::device::Selection;
-use crate::parallel::{ParallelOptions, Placement, contiguous_shares};
+use crate::parallel::{Placement, Shares, contiguous_shares};
 use crate::planner::cut::chunks_of_counts;
 use crate::runtime::{RuntimeError, timing};
 
@@ -89,7 +89,7 @@ fn given(request: &PlacementRequest, devices: usize) -> Result<Option<Arrangemen
     let parallel = request.parallel;
     let requested = RequestedPipelines::of(request);
     let units = requested.mesh(devices).data;
-    let lacks_shares = parallel.shares.is_none() && units > 1;
+    let lacks_shares = parallel.shares.are_measured() && units > 1;
     if request.probe.is_some() && (parallel.lacks_cut() || lacks_shares) {
         return Ok(None);
     }
@@ -109,7 +109,7 @@ fn given(request: &PlacementRequest, devices: usize) -> Result<Option<Arrangemen
 /// with the whole model each; devices that were named must all take part.
 fn without_sample(request: &PlacementRequest, devices: RequestedDevices) -> Option<String> {
     let samples = request.batch as usize;
-    let is_even = request.parallel.shares.as_ref().is_some_and(Vec::is_empty);
+    let is_even = request.parallel.shares == Shares::Even;
     let is_short = devices.names.len() > samples;
     if request.parallel.has_stages() || is_named(request.selector) || !is_even || !is_short {
         return None;
@@ -139,7 +139,7 @@ fn kept(
         let recorded = RequestedPipelines::of(request).recorded(saved);
         return Ok(recorded.filter(|kept| is_as_given(request, kept)));
     }
-    if request.parallel.shares.is_some() {
+    if !request.parallel.shares.are_measured() {
         return Ok(None);
     }
     if !saved.is_consistent() || saved.ranks.iter().any(|rank| rank.position >= devices) {
@@ -166,9 +166,9 @@ fn kept(
 /// Returns true if pipelines have the cut and the shares that a request gives, and the devices in
 /// their order if it gives any.
 fn is_as_given(request: &PlacementRequest, planned: &Arrangement) -> bool {
-    let ParallelOptions { shares, .. } = request.parallel;
+    let has_shares = !request.parallel.shares.are_measured();
     let requested = RequestedPipelines::of(request);
-    if requested.blocks.is_empty() && shares.is_none() {
+    if requested.blocks.is_empty() && !has_shares {
         return true;
     }
     if !requested.blocks.is_empty() {
@@ -177,7 +177,7 @@ fn is_as_given(request: &PlacementRequest, planned: &Arrangement) -> bool {
             return false;
         }
     }
-    if shares.is_some() {
+    if has_shares {
         let counts = fixed_counts(request.parallel, request.batch, planned.mesh.data);
         let now: Vec<u32> = planned.shares.iter().map(|share| share.count).collect();
         if !matches!(counts, Ok(counts) if counts == now) {

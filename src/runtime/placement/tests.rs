@@ -23,7 +23,7 @@ use crate::collective::Topology;
 use crate::device::Selection;
 use crate::exec::host_staging_bytes;
 use crate::optim::Optimizer;
-use crate::parallel::{Mesh, ParallelOptions, Placement, RankPlacement};
+use crate::parallel::{Mesh, ParallelOptions, Placement, RankPlacement, Shares};
 use crate::runtime::RuntimeError;
 use crate::runtime::open::OpenOptions;
 use crate::runtime::remote::NO_NODES;
@@ -148,7 +148,7 @@ fn a_limit_of_device_memory_is_kept_by_measured_shares_or_refused() {
     let measured = sweep(ParallelOptions::default());
     assert_eq!(measured[..4], [None, None, None, Some(2)]);
     assert!(measured[4].is_some());
-    let shares = Some(vec![2, 2]);
+    let shares = Shares::Fixed(vec![2, 2]);
     let fixed = sweep(ParallelOptions { shares, ..ParallelOptions::default() });
     assert_eq!(fixed, [None, None, None, Some(2), Some(2)]);
 }
@@ -176,7 +176,7 @@ fn what_travels_takes_no_more_host_memory_than_is_counted() {
         .into_iter()
         .chain([(Topology::Star, "cpu*2"), (Topology::Star, "cpu*4")])
     {
-        let shares = Some(Vec::new());
+        let shares = Shares::Even;
         let parallel =
             ParallelOptions { shares, topology, chunk_bytes: 1 << 14, ..Default::default() };
         with_request(&Options { parallel, ..Options::new(world) }, |request| {
@@ -282,7 +282,7 @@ fn a_device_that_fails_while_its_place_of_addition_is_timed_is_left_out() {
 
 #[test]
 fn devices_without_a_sample_are_left_out_unless_they_are_named() {
-    let shares = Some(Vec::new());
+    let shares = Shares::Even;
     let parallel = ParallelOptions { shares, ..ParallelOptions::default() };
     let options = |selector| Options { parallel: parallel.clone(), ..Options::new(selector) };
     let (members, notes) = opened(&options("all")).unwrap();
@@ -303,7 +303,7 @@ fn devices_without_a_sample_are_left_out_unless_they_are_named() {
 
 #[test]
 fn measured_shares_are_repeated_by_flags_or_said_to_end_in_other_bits() {
-    let shares = Some(vec![2, 2]);
+    let shares = Shares::Fixed(vec![2, 2]);
     let parallel = ParallelOptions { shares, ..ParallelOptions::default() };
     let placed = with_request(&Options { parallel, ..Options::new("cpu*2") }, place).unwrap();
     let flags = |change: &dyn Fn(&mut Placement)| {

@@ -8,7 +8,7 @@ use super::Run;
 use super::stopping::with_command;
 use crate::checkpoint::{Checkpoint, CheckpointError, Meta};
 use crate::metrics::{Recorder, TensorBoard, aside};
-use crate::parallel::{Placement, PlacementChange};
+use crate::parallel::{Placement, PlacementChange, Shares};
 use crate::train::continuation::ResumeCommand;
 use crate::train::error::TrainError;
 
@@ -215,7 +215,7 @@ impl Run {
         if left.devices != *devices || left.stages.is_some() {
             return self.spec.resume_on(left, command);
         }
-        if self.spec.parallel.shares.as_ref().is_some_and(|shares| !shares.is_empty()) {
+        if let Shares::Fixed(_) = self.spec.parallel.shares {
             command.settings.push(("parallel.balance", "measured".into()));
         }
         command

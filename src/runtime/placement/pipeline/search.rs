@@ -10,7 +10,7 @@ use crate::autotune;
 use crate::base::{Setting, Wording};
 use crate::graph::Graph;
 use crate::parallel::pipeline::micro_batch_counts;
-use crate::parallel::{Mesh, ParallelOptions, PipelineSchedule, contiguous_shares};
+use crate::parallel::{Mesh, PipelineSchedule, contiguous_shares};
 use crate::planner::balance::milliseconds;
 use crate::planner::cut::{Cut, CutError, CutStage, by_stage, chunks_of_counts};
 use crate::planner::division::{
@@ -36,7 +36,8 @@ pub fn by_measurement(
 ) -> Result<(Arrangement, MeasuredBlocks), RuntimeError> {
     let requested = RequestedPipelines::of(request);
     let pipelines = requested.mesh(devices.selections.len()).data;
-    let counts = expected_counts(request, pipelines)?;
+    // Memory is planned for even shares if none are given.
+    let counts = fixed_counts(request.parallel, request.batch, pipelines)?;
     let most = counts.iter().copied().max().unwrap_or(1);
     let rows = request.micro_batch.min(most).max(1);
     let measured = measure_blocks(request, devices, rows, report)?;
@@ -47,22 +48,11 @@ pub fn by_measurement(
         with_given_cut(request, &requested, &measured)
     };
     let memory = stage_memory(request, &requested, &division.counts);
-    if request.parallel.shares.is_some() || !holds(request, devices, &division, &memory) {
+    if !request.parallel.shares.are_measured() || !holds(request, devices, &division, &memory) {
         division.counts = counts;
     }
     notes.extend(prediction(&division, &measured, devices));
     Ok((planned(request, &requested, &division), measured))
-}
-
-/// Returns the samples of each pipeline that memory is planned for: those that are given, or even
-/// ones.
-///
-/// # Errors
-/// Returns `RuntimeError::Unplaceable` as [`fixed_counts`] does.
-fn expected_counts(request: &PlacementRequest, pipelines: usize) -> Result<Vec<u32>, RuntimeError> {
-    let shares = Some(request.parallel.shares.clone().unwrap_or_default());
-    let parallel = ParallelOptions { shares, ..request.parallel.clone() };
-    fixed_counts(&parallel, request.batch, pipelines)
 }
 
 /// Searches the fastest division that fits the devices' memory.
@@ -87,7 +77,7 @@ fn searched(
             kinds: &measured.kinds,
             stages: requested.stages,
             chunks: requested.chunks,
-            is_ordered: request.parallel.shares.is_some(),
+            is_ordered: !request.parallel.shares.are_measured(),
             samples: samples(request, requested),
             fits: &fits,
         })

@@ -15,7 +15,7 @@ use crate::faults::Faults;
 use crate::graph::{Graph, Unary, differentiate, fuse};
 use crate::model::gpt::{GptConfig, gpt};
 use crate::optim::Optimizer;
-use crate::parallel::{ParallelOptions, PipelineOptions, PipelineSchedule, Placement};
+use crate::parallel::{ParallelOptions, PipelineOptions, PipelineSchedule, Placement, Shares};
 use crate::planner::cut::{even, of_counts};
 use crate::runtime::open::OpenOptions;
 use crate::runtime::placement::assemble::assemble;
@@ -200,7 +200,7 @@ fn what_is_measured_is_recorded_kept_and_repeated_by_flags() {
     assert_eq!(cut_of(&given.placed().unwrap().placement), [[2], [4]]);
     assert_eq!(given.measures(), 0);
     let mut fixed = Asked { notified: Rc::default(), ..again };
-    fixed.parallel.shares = Some(vec![]);
+    fixed.parallel.shares = Shares::Even;
     let fixed_placement = fixed.placed().unwrap().placement;
     assert_eq!((fixed.measures(), fixed_placement.ranks[0].position), (1, 0));
 }
@@ -221,7 +221,7 @@ fn pipelines_share_the_samples_by_measurement_or_as_given() {
     assert_eq!(shares(&given_cut), (vec![6, 6], vec![vec![1], vec![5], vec![1], vec![5]]));
     assert_eq!(given_cut.measures(), 1);
     let mut given = Asked::of("cpu*4", 2);
-    given.parallel.shares = Some(vec![9, 3]);
+    given.parallel.shares = Shares::Fixed(vec![9, 3]);
     assert_eq!((shares(&given).0, given.measures()), (vec![9, 3], 1));
     let given = Asked { notified: Rc::default(), ..given.with_cut(&[3, 3]) };
     assert_eq!((shares(&given).0, given.measures()), (vec![9, 3], 0));
