@@ -200,10 +200,10 @@ fn open_reserved(
             plan: request.plans.of_rows(now.rows),
             moments: now.reserve.clone(),
         };
-        let error = match open_initialized(request, opening, now.bytes, report) {
+        let error = match open_initialized(request, opening, now.memory.device, report) {
             Ok(device) => {
-                let Admission { reserve, bytes, .. } = now;
-                return Ok(ReservedDevice { device, selection, reserve, bytes });
+                let Admission { reserve, memory, .. } = now;
+                return Ok(ReservedDevice { device, selection, reserve, bytes: memory.device });
             }
             Err(error) => error,
         };
@@ -234,8 +234,9 @@ fn open_initialized(
 /// with fewer rows if a tensor is too large.
 fn is_smaller(next: &Admission, now: &Admission, error: &RuntimeError) -> bool {
     let is_memory = matches!(error, RuntimeError::NoRoom { .. });
-    let is_smaller = if is_memory { next.bytes < now.bytes } else { next.rows < now.rows };
-    is_smaller && next.host_bytes <= now.host_bytes
+    let is_smaller =
+        if is_memory { next.memory.device < now.memory.device } else { next.rows < now.rows };
+    is_smaller && next.memory.of_host() <= now.memory.of_host()
 }
 
 /// Measures the devices, splits the batch among them, and allocates the moments of those that

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::decision::Decision;
-use super::host_memory::host_bytes;
 use super::laid_out::LaidOut;
 use super::pipeline::require_shared_memory;
+use super::rank_memory::{host_bytes, pools_of};
 use super::reduce_sites::reduce_sites;
 use super::start::ReadyRanks;
 use super::statistics::require_statistics;
@@ -83,9 +83,11 @@ pub fn open_decided(
     let Decision { arrangement, is_kept, mut notes, .. } = decision;
     let laid_out = LaidOut::of(request, &arrangement);
     notes.extend(require_statistics(&laid_out.whole, laid_out.written.programs.iter())?);
-    memory::require(host_bytes(request, devices.selections, &arrangement, &laid_out))?;
+    let on = arrangement.positions.iter().map(|position| &devices.selections[*position]);
+    let ranks = laid_out.memory(request, on);
+    memory::require(host_bytes(request, ranks.iter().copied(), pools_of(&ranks)))?;
     if arrangement.mesh.has_stages() {
-        require_shared_memory(request, devices, &arrangement, &laid_out)?;
+        require_shared_memory(request, devices, &arrangement.positions, &ranks)?;
     }
     let mut openings = Vec::new();
     for (rank, &position) in arrangement.positions.iter().enumerate() {

@@ -15,7 +15,7 @@ use super::repeat::repeated_by;
 use super::shares::tests::graph;
 use super::start::ReadyRanks;
 use super::types::{PlacedWorkers, PlacementRequest};
-use super::{host_memory, shares};
+use super::{rank_memory, shares};
 use crate::autotune::TuneOptions;
 use crate::base::rng::Key;
 use crate::base::{HostTensor, Rank, TensorId};
@@ -183,7 +183,7 @@ fn what_travels_takes_no_more_host_memory_than_is_counted() {
             let mut placed = place(request).unwrap();
             train(request, &mut placed, 4);
             let ranks = placed.placement.ranks.len();
-            let pools = host_memory::pools(request.parallel, &placed.plan, ranks);
+            let pools = rank_memory::pools(request.parallel, &placed.plan, ranks);
             for (rank, (_, staging)) in allocated(&placed).into_iter().enumerate() {
                 let peak = placed.group.pool_bytes_peak(Rank(rank as u32));
                 let what =

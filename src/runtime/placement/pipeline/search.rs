@@ -47,7 +47,7 @@ pub fn by_measurement(
     } else {
         with_given_cut(request, &requested, &measured)
     };
-    let memory = stage_memory(request, &requested, &division.counts);
+    let memory = stage_memory(request, devices, &measured, &division.counts);
     if !request.parallel.shares.are_measured() || !holds(request, devices, &division, &memory) {
         division.counts = counts;
     }
@@ -66,11 +66,9 @@ fn searched(
     measured: &MeasuredBlocks,
     counts: &[u32],
 ) -> Result<PipelineDivision, CutError> {
-    let memory = stage_memory(request, requested, counts);
+    let memory = stage_memory(request, devices, measured, counts);
     let found = |is_exact: bool| {
-        let fits = |CutStage { device, stage, blocks }: CutStage<'_>| {
-            memory.fits(&devices.selections[device], stage, blocks, is_exact)
-        };
+        let fits = |stage: CutStage<'_>| memory.fits(stage, is_exact);
         divide(&DivisionRequest {
             times: &measured.times,
             cut_s: &measured.cut_s,
@@ -95,9 +93,11 @@ fn samples(request: &PlacementRequest, requested: &RequestedPipelines) -> Sample
     SampleCounts { batch: request.batch, micro_batch: request.micro_batch, round }
 }
 
+/// Returns the memory of the devices as stages of pipelines with these samples.
 fn stage_memory<'a>(
     request: &'a PlacementRequest,
-    requested: &RequestedPipelines,
+    devices: RequestedDevices<'a>,
+    measured: &'a MeasuredBlocks,
     counts: &[u32],
 ) -> StageMemory<'a> {
     let micro_batches: Vec<u32> =
@@ -105,7 +105,7 @@ fn stage_memory<'a>(
     let shares = contiguous_shares(counts, &micro_batches);
     let most = micro_batch_counts(&shares).into_iter().max().unwrap_or(1).max(1);
     let rows = micro_batches.into_iter().max().unwrap_or(1).max(1);
-    StageMemory::of(request, requested, counts.len(), most, rows)
+    StageMemory::of(request, devices.selections, &measured.kinds, most, rows)
 }
 
 /// Returns true if the devices of a division have the memory that their stages need, those with
@@ -116,17 +116,14 @@ fn holds(
     division: &PipelineDivision,
     memory: &StageMemory,
 ) -> bool {
-    for cut in &division.pipelines {
-        for (stage, (&device, blocks)) in cut.devices.iter().zip(&cut.blocks).enumerate() {
-            if !memory.fits(&devices.selections[device], stage, blocks, true) {
-                return false;
-            }
-        }
-    }
     let mut needed = Vec::new();
     for cut in &division.pipelines {
         for (stage, (&device, blocks)) in cut.devices.iter().zip(&cut.blocks).enumerate() {
-            needed.push((device, memory.needed(stage, blocks).on(&devices.selections[device])));
+            let stage = CutStage { device, stage, blocks };
+            if !memory.fits(stage, true) {
+                return false;
+            }
+            needed.push((device, memory.needed(stage)));
         }
     }
     overfull(request, devices, &needed).is_none()
