@@ -27,7 +27,7 @@ pub use error::StepError;
 pub use interpreter::{Action, Event, Interpreter, Outcome};
 pub use mesh::{Axis, Coordinates, Mesh};
 pub use options::{ParallelOptions, PipelineOptions, Shares};
-pub use pipeline::{PipelinePrograms, PipelineRequest, PipelineStages};
+pub use pipeline::{PipelinePrograms, PipelineRanks, PipelineRequest};
 pub use placement::{Placement, PlacementChange, RankPlacement, ReduceSite};
 pub use program::{
     Instruction, MicroBatch, Program, Share, contiguous_shares, data_parallel, gradient_all_reduce,

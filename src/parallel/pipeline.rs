@@ -22,14 +22,14 @@ use crate::graph::{PassKind, Plan, PlanPart, Role, crossings};
 
 /// One pipeline: its ranks, and the blocks of its model chunks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PipelineStages {
+pub struct PipelineRanks {
     /// By stage.
     pub ranks: Vec<Rank>,
     /// By model chunk, in forward order: consecutive runs of blocks, which are all blocks.
     pub chunks: Vec<Range<u32>>,
 }
 
-impl PipelineStages {
+impl PipelineRanks {
     /// Returns the stage of a model chunk.
     pub fn stage_of_chunk(&self, chunk: usize) -> usize {
         chunk % self.ranks.len()
@@ -68,7 +68,7 @@ pub fn chunks_of_stage(
 pub struct PipelineRequest<'a> {
     /// Plan of the whole graph, for the most rows of a micro-batch.
     pub plan: &'a Plan,
-    pub pipelines: &'a [PipelineStages],
+    pub pipelines: &'a [PipelineRanks],
     /// Samples of each pipeline.
     pub shares: &'a [Share],
     pub schedule: PipelineSchedule,
@@ -180,8 +180,8 @@ pub fn micro_batch_counts(shares: &[Share]) -> Vec<usize> {
 
 /// Returns the ranks that hold each bucket: pipeline by pipeline, in the order of the blocks that
 /// use it first.
-pub fn bucket_groups(plan: &Plan, pipelines: &[PipelineStages], world: u32) -> BucketGroups {
-    let stages: Vec<Vec<u32>> = pipelines.iter().map(PipelineStages::stage_of_block).collect();
+pub fn bucket_groups(plan: &Plan, pipelines: &[PipelineRanks], world: u32) -> BucketGroups {
+    let stages: Vec<Vec<u32>> = pipelines.iter().map(PipelineRanks::stage_of_block).collect();
     let mut ranks: Vec<Vec<Rank>> = vec![Vec::new(); plan.buckets.len()];
     for (bucket, ranks) in ranks.iter_mut().enumerate() {
         let blocks = plan.blocks_with(BucketId(bucket as u32));
@@ -229,7 +229,7 @@ fn edges(request: &PipelineRequest) -> Arc<[Edge]> {
 
 fn shape_of(
     request: &PipelineRequest,
-    pipeline: &PipelineStages,
+    pipeline: &PipelineRanks,
     micro_batches: usize,
 ) -> PipelineShape {
     let stages = pipeline.ranks.len();
@@ -243,7 +243,7 @@ fn shape_of(
 /// Writer of the program of one stage of one pipeline.
 struct StageWriter<'a> {
     request: &'a PipelineRequest<'a>,
-    pipeline: &'a PipelineStages,
+    pipeline: &'a PipelineRanks,
     stage: usize,
     rank: Rank,
     edges: &'a EdgeLayout,
@@ -389,7 +389,7 @@ impl StageWriter<'_> {
     /// reductions in one order. In a star of two, the stage that does not own it sends at once.
     fn may_start_early(&self, bucket: BucketId, groups: &BucketGroups) -> bool {
         let (group, pipelines) = (groups.of(bucket), self.request.pipelines);
-        let is_of_one_stage = |pipeline: &PipelineStages| {
+        let is_of_one_stage = |pipeline: &PipelineRanks| {
             pipeline.ranks.iter().filter(|rank| group.position(**rank).is_some()).count() == 1
         };
         group.size() > 1 && (pipelines.len() == 1 || pipelines.iter().all(is_of_one_stage))

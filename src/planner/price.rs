@@ -149,9 +149,7 @@ mod tests {
     use super::*;
     use crate::graph::{Builder, Init, PlanOptions, Unary, differentiate};
     use crate::parallel::schedule::{StageTimes, ideal_bubble};
-    use crate::parallel::{
-        PipelineRequest, PipelineSchedule, PipelineShape, PipelineStages, Share,
-    };
+    use crate::parallel::{PipelineRanks, PipelineRequest, PipelineSchedule, PipelineShape, Share};
 
     const ROWS: usize = 2;
 
@@ -173,7 +171,7 @@ mod tests {
     /// One pipeline with a block per chunk.
     fn programs(plan: &Plan, schedule: PipelineSchedule, shape: PipelineShape) -> PipelinePrograms {
         let parts = (shape.stages * shape.chunks) as u32;
-        let stages = PipelineStages {
+        let stages = PipelineRanks {
             ranks: (0..shape.stages as u32).map(Rank).collect(),
             chunks: (0..parts).map(|part| part..part + 1).collect(),
         };

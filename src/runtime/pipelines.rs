@@ -16,8 +16,8 @@ use crate::exec::{Executor, PassContext, load};
 use crate::graph::{Graph, PassKind, Place, Plan, TensorLocation};
 use crate::kernels::RandomContext;
 use crate::parallel::{
-    EdgeLayout, Mesh, MicroBatch, PipelinePrograms, PipelineRequest, PipelineSchedule,
-    PipelineStages, Program, Share,
+    EdgeLayout, Mesh, MicroBatch, PipelinePrograms, PipelineRanks, PipelineRequest,
+    PipelineSchedule, Program, Share,
 };
 
 /// Pipelines of a worker group, which hold a model in parts or, with one stage each, whole.
@@ -25,7 +25,7 @@ use crate::parallel::{
 pub struct ModelPipelines {
     /// Plan of the whole graph.
     pub whole: Arc<Plan>,
-    pub stages: Vec<PipelineStages>,
+    pub stages: Vec<PipelineRanks>,
     /// Samples of each pipeline per step.
     pub shares: Vec<Share>,
     pub schedule: PipelineSchedule,
@@ -172,7 +172,7 @@ impl ModelPipelines {
     /// Returns the pipelines of a worker group that hold the model of a plan in parts.
     pub fn new(
         whole: Arc<Plan>,
-        stages: Vec<PipelineStages>,
+        stages: Vec<PipelineRanks>,
         shares: Vec<Share>,
         schedule: PipelineSchedule,
         edges: EdgeLayout,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::base::{EdgeId, Rank};
 use crate::graph::{Graph, PassKind};
-use crate::parallel::{Edge, EdgeLayout, Operation, PipelineStages, Token};
+use crate::parallel::{Edge, EdgeLayout, Operation, PipelineRanks, Token};
 
 /// Names of stages and edges; empty if pipelines have one stage each.
 #[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
@@ -17,7 +17,7 @@ pub struct TraceLabels {
 
 impl TraceLabels {
     /// Creates the names of these pipelines of a graph.
-    pub fn of(graph: &Graph, pipelines: &[PipelineStages], edges: &EdgeLayout) -> Self {
+    pub fn of(graph: &Graph, pipelines: &[PipelineRanks], edges: &EdgeLayout) -> Self {
         if pipelines.iter().all(|pipeline| pipeline.ranks.len() == 1) {
             return Self::default();
         }
@@ -66,7 +66,7 @@ impl TraceLabels {
 }
 
 /// Returns the stage of a rank in its pipeline.
-fn stage_of(pipelines: &[PipelineStages], rank: Rank) -> usize {
+fn stage_of(pipelines: &[PipelineRanks], rank: Rank) -> usize {
     for pipeline in pipelines {
         if let Some(stage) = pipeline.ranks.iter().position(|one| *one == rank) {
             return stage;

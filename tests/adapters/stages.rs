@@ -15,7 +15,7 @@ use potluck::graph::print::MemoryUsage;
 use potluck::graph::{Place, Plan, PlanOptions, SlotKind, Unary, differentiate, fuse};
 use potluck::model::{GptConfig, gpt};
 use potluck::parallel::{
-    Edge, Instruction, PipelinePrograms, PipelineRequest, PipelineSchedule, PipelineStages, Share,
+    Edge, Instruction, PipelinePrograms, PipelineRanks, PipelineRequest, PipelineSchedule, Share,
 };
 
 const ROWS: usize = 3;
@@ -43,7 +43,7 @@ fn model(width: usize, context: usize, layers: usize, rows: usize) -> Plan {
 
 /// Programs of stages that hold two blocks each.
 fn pipeline(plan: &Plan, schedule: PipelineSchedule, piece_max: usize) -> PipelinePrograms {
-    let stages = PipelineStages {
+    let stages = PipelineRanks {
         ranks: (0..STAGES).map(Rank).collect(),
         chunks: (0..STAGES).map(|stage| 2 * stage..2 * stage + 2).collect(),
     };

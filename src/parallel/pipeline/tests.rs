@@ -33,15 +33,15 @@ fn even(stages: u32, chunks: u32, blocks: u32) -> Vec<Range<u32>> {
     (0..parts).map(|part| part * blocks / parts..(part + 1) * blocks / parts).collect()
 }
 
-fn pipelines(count: u32, stages: u32, chunks: u32, blocks: u32) -> Vec<PipelineStages> {
+fn pipelines(count: u32, stages: u32, chunks: u32, blocks: u32) -> Vec<PipelineRanks> {
     let mesh = Mesh::of_pipelines(count as usize, stages as usize);
-    let of = |ranks| PipelineStages { ranks, chunks: even(stages, chunks, blocks) };
+    let of = |ranks| PipelineRanks { ranks, chunks: even(stages, chunks, blocks) };
     mesh.pipelines().map(of).collect()
 }
 
 fn request<'a>(
     plan: &'a Plan,
-    pipelines: &'a [PipelineStages],
+    pipelines: &'a [PipelineRanks],
     shares: &'a [Share],
     schedule: PipelineSchedule,
 ) -> PipelineRequest<'a> {
@@ -158,7 +158,7 @@ fn buckets_are_reduced_between_the_ranks_that_hold_them() {
         .collect();
     assert_eq!(names, ["w0"]);
     let (alone, beside) = (pipelines(1, 2, 1, 4), pipelines(2, 2, 1, 4));
-    let groups = |pipelines: &[PipelineStages]| {
+    let groups = |pipelines: &[PipelineRanks]| {
         let count = pipelines.len();
         let shares = contiguous_shares(&vec![8; count], &vec![4; count]);
         let request = request(&plan, pipelines, &shares, PipelineSchedule::GPipe);

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::pipeline::RequestedPipelines;
 use super::types::PlacementRequest;
-use crate::parallel::{Mesh, PipelineSchedule, PipelineStages, Share};
+use crate::parallel::{Mesh, PipelineRanks, PipelineSchedule, Share};
 
 /// Decision about the ranks of a run: pipelines beside each other, of one stage each if every rank
 /// holds the whole model.
@@ -13,7 +13,7 @@ pub struct Arrangement {
     pub mesh: Mesh,
     /// By rank: the index of its device among the requested ones.
     pub positions: Vec<usize>,
-    pub pipelines: Vec<PipelineStages>,
+    pub pipelines: Vec<PipelineRanks>,
     /// Samples of each pipeline.
     pub shares: Vec<Share>,
     /// By rank: the most rows of its plan.
@@ -64,10 +64,10 @@ impl Arrangement {
 }
 
 /// Returns the pipelines of a mesh, each cut into its model chunks.
-pub fn pipelines_of(mesh: Mesh, chunks: &[Vec<Range<u32>>]) -> Vec<PipelineStages> {
+pub fn pipelines_of(mesh: Mesh, chunks: &[Vec<Range<u32>>]) -> Vec<PipelineRanks> {
     let mut pipelines = Vec::new();
     for (ranks, chunks) in mesh.pipelines().zip(chunks) {
-        pipelines.push(PipelineStages { ranks, chunks: chunks.clone() });
+        pipelines.push(PipelineRanks { ranks, chunks: chunks.clone() });
     }
     pipelines
 }

@@ -8,7 +8,7 @@ use potluck::collective::{BucketGroups, LaidOutBucket, ShardLayout, Topology};
 use potluck::graph::{Builder, Init, PassKind, Plan, PlanOptions, Unary, differentiate};
 use potluck::parallel::schedule::{StageTimes, ideal_bubble};
 use potluck::parallel::{
-    Mesh, PipelinePrograms, PipelineRequest, PipelineSchedule, PipelineShape, PipelineStages, Share,
+    Mesh, PipelinePrograms, PipelineRanks, PipelineRequest, PipelineSchedule, PipelineShape, Share,
 };
 use potluck::sim::{
     Costs, Detection, FaultTime, LinkModel, MachineModel, ModelPart, Scenario, SeededBug,
@@ -63,7 +63,7 @@ impl Chain {
 #[derive(Clone, Debug)]
 struct Pipelines {
     chain: Chain,
-    stages: Vec<PipelineStages>,
+    stages: Vec<PipelineRanks>,
     shares: Vec<Share>,
     schedule: PipelineSchedule,
     topology: Topology,
@@ -92,7 +92,7 @@ impl Pipelines {
         let parts = stages * chunks;
         let chunks: Vec<_> = (0..parts).map(|part| part..part + 1).collect();
         let mesh = Mesh::of_pipelines(beside as usize, stages as usize);
-        let of = |ranks| PipelineStages { ranks, chunks: chunks.clone() };
+        let of = |ranks| PipelineRanks { ranks, chunks: chunks.clone() };
         let share =
             |pipeline| Share { first: pipeline * 2 * count, count: 2 * count, micro_batch: 2 };
         Self {
@@ -175,7 +175,7 @@ fn any_pipelines(draw: &mut Draw) -> Pipelines {
         true => unused.remove(0),
         false => unused.swap_remove(draw.below(unused.len() as u32) as usize),
     };
-    let mut of = |draw: &mut Draw| PipelineStages {
+    let mut of = |draw: &mut Draw| PipelineRanks {
         ranks: (0..stages).map(|_| next(draw)).collect(),
         chunks: any_cut(draw, blocks, parts),
     };
