@@ -34,7 +34,7 @@ pub enum ModelKind {
 pub enum DataKind {
     /// A text file, `data.path`.
     Text,
-    /// The built-in corpus: generated sentences and sums.
+    /// The built-in corpus, which is generated.
     Builtin,
     /// A file of token ids.
     Tokens,

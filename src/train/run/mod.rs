@@ -2,11 +2,11 @@
 
 mod evaluation;
 mod host;
+mod measure;
 mod recovery;
 mod report;
 mod restoring;
 mod saving;
-mod sentences;
 mod skipped;
 mod startup;
 mod stopping;
@@ -19,7 +19,7 @@ use crate::checkpoint::{Checkpoint, Store};
 use crate::data::{DataFile, Split};
 use crate::faults::Faults;
 use crate::files;
-use crate::metrics::{Event, SentenceRecord, Sink, Sinks};
+use crate::metrics::{Event, Sink, Sinks};
 use crate::runtime::memory;
 use crate::runtime::placement::plans::Plans;
 use crate::train::carried;
@@ -59,14 +59,15 @@ pub struct RunOptions {
 }
 
 /// Result of a run that ended without an error.
-#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub enum RunOutcome {
     /// All steps are done.
     Done {
         /// Last loss on the validation split, if there is one.
         val_loss: Option<f64>,
-        /// Measure of the sentences, if the run is on the built-in corpus.
-        sentences: Option<SentenceRecord>,
+        /// Sentence for the user about what the task measured, if it did; other nodes get none.
+        #[serde(skip)]
+        measure: Option<String>,
     },
     /// A signal arrived; the state is saved.
     Interrupted(Interruption),
@@ -107,7 +108,7 @@ pub fn train(run: &mut Run) -> Result<RunOutcome, TrainError> {
     Ok(ending)
 }
 
-/// Takes the steps that are left, and measures the sentences of the model.
+/// Takes the steps that are left, and measures the model as its task does.
 fn steps(run: &mut Run) -> Result<RunOutcome, TrainError> {
     run.evaluate_dropped()?;
     let begun = run.step();
@@ -116,7 +117,7 @@ fn steps(run: &mut Run) -> Result<RunOutcome, TrainError> {
         run.tell_lost_patience()?;
     }
     // A start without a step has nothing new to measure.
-    let sentences = if run.step() > begun || begun == 0 { run.measure_sentences()? } else { None };
+    let measure = if run.step() > begun || begun == 0 { run.measure()? } else { None };
     if let Some(signal) = run.host.signals.pending() {
         return Ok(RunOutcome::Interrupted(signal));
     }
@@ -124,7 +125,7 @@ fn steps(run: &mut Run) -> Result<RunOutcome, TrainError> {
         Some((step, loss)) if step == run.step() => Some(loss),
         _ => None,
     };
-    Ok(RunOutcome::Done { val_loss, sentences })
+    Ok(RunOutcome::Done { val_loss, measure })
 }
 
 impl Run {

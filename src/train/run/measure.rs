@@ -1,45 +1,38 @@
-//! Measure of the sentences of a run on the built-in corpus, at its end.
+//! Measure of a run's model at its end, as its task makes it, and the files of measures.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use super::Run;
 use crate::files;
-use crate::metrics::{Event, SentenceRecord};
+use crate::metrics::Event;
 use crate::train::error::TrainError;
-use crate::train::sentences::SampledSentences;
-
-/// Parts of the names of files of sentences, around the step.
-const PREFIX: &str = "sentences-";
-const ENDING: &str = ".txt";
+use crate::train::task::{FinalMeasure, MEASURES};
 
 impl Run {
-    /// Samples sentences, writes them to `sentences-STEP.txt`, and emits their counts. Returns
-    /// `None` if the run is on another text or samples nothing, or if a signal arrives.
+    /// Measures the model, writes the text of the measure to `NAME-STEP.txt`, and emits its values.
+    /// Returns the sentence for the user; `None` if the task measures nothing, if the run samples
+    /// nothing, or if a signal arrives.
     ///
     /// # Errors
     /// Returns `TrainError` if a device or a sink fails, or if the file cannot be written.
-    pub(super) fn measure_sentences(&mut self) -> Result<Option<SentenceRecord>, TrainError> {
+    pub(super) fn measure(&mut self) -> Result<Option<String>, TrainError> {
         if self.spec.sample_tokens == 0 {
             return Ok(None);
         }
-        let sampled = self.at_end(|ending| self.fit.options.task.sentences(ending))?;
-        let Some(SampledSentences { lines, held_out_sums, record }) = sampled else {
-            return Ok(None);
-        };
-        let path = self.host.options.out.join(format!("{PREFIX}{:08}{ENDING}", self.step()));
-        let mut text = String::new();
-        for line in lines.iter().chain(&held_out_sums) {
-            text += &format!("{line}\n");
+        let measured = self.at_end(|ending| self.fit.options.task.measure(ending))?;
+        let Some(FinalMeasure { summary, record, text }) = measured else { return Ok(None) };
+        if let Some(text) = text {
+            let path = self.host.options.out.join(file_name(&record.name, self.step()));
+            self.keep_other_text(&path, &text)?;
+            files::replace(&path, text.as_bytes()).map_err(|why| TrainError::Io { path, why })?;
         }
-        self.keep_other_sentences(&path, &text)?;
-        files::replace(&path, text.as_bytes()).map_err(|why| TrainError::Io { path, why })?;
-        self.emit(Event::Sentences(record))?;
-        Ok(Some(record))
+        self.emit(Event::Measure(record))?;
+        Ok(Some(summary))
     }
 
     /// Sets a file of another course of the run aside, if there is one.
-    fn keep_other_sentences(&mut self, path: &Path, text: &str) -> Result<(), TrainError> {
+    fn keep_other_text(&mut self, path: &Path, text: &str) -> Result<(), TrainError> {
         match fs::read(path) {
             Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(()),
             Ok(found) if found == text.as_bytes() => return Ok(()),
@@ -50,7 +43,7 @@ impl Run {
     }
 
     /// Sets the files of steps after this start's aside and returns their new paths, oldest first.
-    pub(super) fn set_later_sentences_aside(&self) -> Result<Vec<PathBuf>, TrainError> {
+    pub(super) fn set_later_measures_aside(&self) -> Result<Vec<PathBuf>, TrainError> {
         let out = &self.host.options.out;
         let entries = fs::read_dir(out).map_err(|why| TrainError::Io { path: out.clone(), why })?;
         let mut later = Vec::new();
@@ -72,7 +65,16 @@ impl Run {
     }
 }
 
-/// Returns the step of a file of sentences.
+/// Returns the name of the file of a measure after a step.
+fn file_name(measure: &str, step: u64) -> String {
+    format!("{measure}-{step:08}.txt")
+}
+
+/// Returns the step of a file of a measure.
 fn step_of(path: &Path) -> Option<u64> {
-    path.file_name()?.to_str()?.strip_prefix(PREFIX)?.strip_suffix(ENDING)?.parse().ok()
+    let (measure, step) = path.file_name()?.to_str()?.strip_suffix(".txt")?.rsplit_once('-')?;
+    if !MEASURES.contains(&measure) {
+        return None;
+    }
+    step.parse().ok()
 }
