@@ -334,6 +334,23 @@ fn a_run_goes_on_by_itself_as_it_would_by_hand() {
     }
 }
 
+/// What a run does on the loss of a device is saved with it.
+#[test]
+fn a_resumed_run_still_goes_on_after_the_loss_of_a_device() {
+    let _turn = crate::common::turn();
+    let settings = SETTINGS.replace("parallel.shares=7,3,2", "parallel.balance=fixed");
+    let line = format!("train tiny.toml --data text.txt {settings} --devices {}", unlike());
+    for (run, on_loss, code) in [("goes-on", "continue", 0), ("stops", "stop", 75)] {
+        let desk = Desk::certified();
+        let begin = format!("{line} --steps 5 --out {run} --set faults.on_loss={on_loss}");
+        desk.run(&begin).ok();
+        let resume = format!("train --resume {run} --steps 8");
+        let resumed = desk.run_with("lost@forward:7/1", &resume).ended(code);
+        let goes_on = resumed.err.contains("the run goes on from step ");
+        assert_eq!(goes_on, on_loss == "continue", "{}", resumed.err);
+    }
+}
+
 /// Nobody waits for a device that hangs: not the others, not the ring thread that asked it to add,
 /// and not the end of the process.
 #[test]

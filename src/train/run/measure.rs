@@ -24,22 +24,26 @@ impl Run {
         let Some(FinalMeasure { summary, record, text }) = measured else { return Ok(None) };
         if let Some(text) = text {
             let path = self.host.options.out.join(file_name(&record.name, self.step()));
-            self.keep_other_text(&path, &text)?;
+            if self.is_there(&path, &text)? {
+                // The record has it.
+                return Ok(Some(summary));
+            }
             files::replace(&path, text.as_bytes()).map_err(|why| TrainError::Io { path, why })?;
         }
         self.emit(Event::Measure(record))?;
         Ok(Some(summary))
     }
 
-    /// Sets a file of another course of the run aside, if there is one.
-    fn keep_other_text(&mut self, path: &Path, text: &str) -> Result<(), TrainError> {
+    /// Returns true if a file has this text already; sets one of another course of the run aside.
+    fn is_there(&mut self, path: &Path, text: &str) -> Result<bool, TrainError> {
         match fs::read(path) {
-            Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Ok(found) if found == text.as_bytes() => return Ok(()),
+            Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(false),
+            Ok(found) if found == text.as_bytes() => return Ok(true),
             _ => {}
         }
         let aside = files::set_aside(path).map_err(|why| TrainError::Io { path: path.into(), why });
-        self.note(format!("set aside: {} as {}", path.display(), aside?.display()))
+        self.note(format!("set aside: {} as {}", path.display(), aside?.display()))?;
+        Ok(false)
     }
 
     /// Sets the files of steps after this start's aside and returns their new paths, oldest first.

@@ -111,13 +111,11 @@ pub fn train(run: &mut Run) -> Result<RunOutcome, TrainError> {
 /// Takes the steps that are left, and measures the model as its task does.
 fn steps(run: &mut Run) -> Result<RunOutcome, TrainError> {
     run.evaluate_dropped()?;
-    let begun = run.step();
     let end = run.trainer.run_steps(&mut run.fit, &mut run.host)?;
     if end == FitEnd::NoImprovement {
         run.tell_lost_patience()?;
     }
-    // A start without a step has nothing new to measure.
-    let measure = if run.step() > begun || begun == 0 { run.measure()? } else { None };
+    let measure = run.measure()?;
     if let Some(signal) = run.host.signals.pending() {
         return Ok(RunOutcome::Interrupted(signal));
     }
@@ -150,7 +148,9 @@ impl Run {
             None => (0, 0),
         };
         let source = spec.batch_source(&training, &data, steps, samples)?;
-        let spec = spec.with_epochs(&source.sampler, steps, samples)?;
+        let task = data.task(&training)?;
+        let epoch = spec.epoch(&source.sampler, task.unit());
+        let spec = spec.with_epochs(epoch, steps, samples)?;
         if spec.patience > 0
             && extent_of(&source, Split::Validation, spec.eval_samples).samples == 0
         {
@@ -160,7 +160,6 @@ impl Run {
                 spec.patience
             )));
         }
-        let task = data.task(&training)?;
         let plans = Plans::new(training);
         if let Some(nodes) = &options.nodes {
             nodes.begin(&spec, &data, (steps, samples))?;
