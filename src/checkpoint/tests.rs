@@ -469,7 +469,7 @@ fn the_golden_manifest_is_read() {
     assert_eq!((bytes(PARAMETERS), bytes(MOMENTS), bytes(CARRIED)), (Some(180), Some(232), None));
     // One other blank is another content, although it is the same JSON.
     let text = fs::read_to_string(path.join(manifest::NAME)).unwrap();
-    fs::write(path.join(manifest::NAME), text.replacen("\"format\": 3", "\"format\":  3", 1))
+    fs::write(path.join(manifest::NAME), text.replacen("\"format\": 4", "\"format\":  4", 1))
         .unwrap();
     assert!(refused(&path, manifest::NAME).contains("BLAKE3"));
 }
