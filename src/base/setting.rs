@@ -39,6 +39,9 @@ settings! {
     TuneSeconds: "train.tune_s", "TrainerOptions::tune_s";
     Shares: "parallel.shares", "TrainerOptions::shares";
     PipelineStages: "parallel.pipeline_stages", "PipelineOptions::stages";
+    /// Advice, as an order.
+    MoreStages: "cut the model into more stages (parallel.pipeline_stages)",
+        "cut the model into more stages (PipelineOptions::stages)";
     VirtualStages: "parallel.virtual_stages", "PipelineOptions::virtual_stages";
     BlocksPerStage: "parallel.blocks_per_stage", "PipelineOptions::blocks_per_stage";
     LearningRate: "optim.lr", "the learning rate";

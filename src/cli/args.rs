@@ -224,6 +224,58 @@ pub enum Explain {
     Config,
 }
 
+/// Flag that sets a key of the configuration, with its value if it was typed.
+pub struct KeyFlag {
+    pub flag: &'static str,
+    pub key: &'static str,
+    pub value: Option<String>,
+}
+
+impl KeyFlag {
+    fn of(flag: &'static str, key: &'static str, value: Option<String>) -> Self {
+        Self { flag, key, value }
+    }
+
+    fn of_number(flag: &'static str, key: &'static str, number: Option<u64>) -> Self {
+        Self::of(flag, key, number.map(|number| number.to_string()))
+    }
+}
+
+/// Returns the flags of a pipeline.
+fn pipeline_flags(stages: Option<u64>, schedule: Option<&String>) -> [KeyFlag; 2] {
+    [
+        KeyFlag::of_number("--pipeline", "parallel.pipeline_stages", stages),
+        KeyFlag::of("--schedule", "parallel.schedule", schedule.cloned()),
+    ]
+}
+
+impl TrainArgs {
+    /// Returns the flags that set keys to what was typed, as it is.
+    pub fn key_flags(&self) -> Vec<KeyFlag> {
+        let lr = self.lr.map(|lr| format!("{lr:?}"));
+        let mut flags = vec![
+            KeyFlag::of_number("--steps", "train.steps", self.steps),
+            KeyFlag::of_number("--epochs", "train.epochs", self.epochs),
+            KeyFlag::of_number("--batch", "train.batch", self.batch),
+            KeyFlag::of_number("--micro-batch", "train.micro_batch_size", self.micro_batch),
+            KeyFlag::of("--lr", "optim.lr", lr),
+            KeyFlag::of_number("--eval-every", "train.eval_every", self.eval_every),
+            KeyFlag::of_number("--patience", "train.patience", self.patience),
+            KeyFlag::of_number("--seed", "train.seed", self.seed),
+            KeyFlag::of_number("--log-every", "train.log_every", self.log_every),
+        ];
+        flags.extend(pipeline_flags(self.pipeline, self.schedule.as_ref()));
+        flags
+    }
+}
+
+impl CheckpointArgs {
+    /// Returns the flags that set keys to what was typed, as it is.
+    pub fn key_flags(&self) -> [KeyFlag; 2] {
+        pipeline_flags(self.pipeline, self.schedule.as_ref())
+    }
+}
+
 /// Checkpoint that a command reads, and the devices that run it.
 #[derive(Debug, Args)]
 pub struct CheckpointArgs {

@@ -98,7 +98,7 @@ fn table(
 ) -> anyhow::Result<Explanation> {
     with_placement(spec, &resumed.data, resumed.placement.as_ref(), None, |placement| {
         let Explanation { text, fits } = explain(placement);
-        Ok(Explanation { text: placement.caveat.to_string() + &text, fits })
+        Ok(Explanation { text: placement.caveat().to_string() + &text, fits })
     })
 }
 
@@ -118,9 +118,4 @@ fn data_shape(spec: &RunSpec, saved: &SavedData) -> anyhow::Result<DataShape> {
         Some(shape) => shape,
         None => spec.load_data(saved)?.shape,
     })
-}
-
-/// Returns true if the run measures the shares at its start.
-fn is_measured(spec: &RunSpec) -> bool {
-    spec.parallel.shares.is_none()
 }

@@ -2,24 +2,23 @@
 //! it.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Instant;
 
 use super::args::{CheckpointArgs, EvalArgs, EvalSplit, GenerateArgs};
 use super::resume::find_data;
 use super::train::saved_spec;
+use crate::base::Rank;
 use crate::checkpoint::{Checkpoint, CheckpointError, Store, is_checkpoint};
-use crate::collective::{BucketGroups, Topology};
 use crate::data::{DataDescription, Sampler, Split};
 use crate::device::{AdapterKind, Selection};
 use crate::graph::Plan;
 use crate::metrics::{Event, Sink, Unit};
-use crate::runtime::open::{OpenOptions, open_alone, open_named};
+use crate::runtime::open::OpenOptions;
 use crate::runtime::pipelines::{ForwardUnits, ModelPipelines};
 use crate::runtime::placement::assemble::selections;
-use crate::runtime::placement::names::{display_names, distinct};
-use crate::runtime::placement::pipeline::{ForwardPipelines, open_forward_pipelines};
-use crate::runtime::workers::{WorkerGroup, WorkerGroupOptions, layout};
+use crate::runtime::placement::names::distinct;
+use crate::runtime::placement::pipeline::{ForwardDevices, open_forward};
+use crate::runtime::workers::WorkerGroup;
 use crate::train::error::TrainError;
 use crate::train::evaluate::{EvalRequest, Evaluation, evaluate_split};
 use crate::train::loader::BatchSource;
@@ -180,13 +179,8 @@ pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
     let plan = spec.generation_plan(&shape)?;
     let model = language_model(&plan.graph)?;
     let devices = &args.checkpoint.devices;
-    let EvalDevices { group, pipelines, .. } = match spec.parallel.pipeline.stages {
-        1 => EvalDevices::alone(first_device(devices)?, &spec, checkpoint, plan)?,
-        stages => {
-            let first = first_devices(devices, stages as usize)?;
-            open_pipelines(first, &spec, checkpoint, plan)?
-        }
-    };
+    let first = first_devices(devices, spec.parallel.stages())?;
+    let EvalDevices { group, pipelines, .. } = open_on(first, &spec, checkpoint, plan)?;
     let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, seed: args.seed };
     super::print(args.prompt.as_deref().unwrap_or_default());
     let generation = generate::Generation {
@@ -262,100 +256,55 @@ pub(super) struct EvalDevices {
     pub weights: Vec<u32>,
 }
 
-impl EvalDevices {
-    /// Opens one device that works alone, with the checkpoint's parameters on it.
-    fn alone(
-        device: Selection,
-        spec: &RunSpec,
-        checkpoint: Checkpoint,
-        plan: Plan,
-    ) -> anyhow::Result<Self> {
-        let pipelines = ModelPipelines::of_replicas(Arc::new(plan.clone()), 1);
-        let options = options(spec, std::slice::from_ref(&device));
-        let opened = open_alone(device, plan, 0, &options)?;
-        for note in &opened.notes {
-            print_line(note);
-        }
-        let group = WorkerGroup::single(opened.driver)?;
-        state::restore(&group, checkpoint.parameters, &[], 0)?;
-        Ok(Self { group, pipelines, weights: vec![1] })
-    }
-}
-
-/// Opens the devices that a selector names; of several, the user reads which.
+/// Opens the devices that a selector names, or the first one if it is `auto` and the device holds
+/// the whole model.
 pub(super) fn open_for_eval(
     devices: &str,
     spec: &RunSpec,
     checkpoint: Checkpoint,
     plan: Plan,
 ) -> anyhow::Result<EvalDevices> {
-    if spec.parallel.pipeline.stages > 1 {
-        return open_pipelines(selections(devices)?, spec, checkpoint, plan);
+    let mut chosen = selections(devices)?;
+    if is_auto(devices) && !spec.parallel.has_stages() {
+        chosen.truncate(1);
     }
-    if is_auto(devices) {
-        return EvalDevices::alone(first_device(devices)?, spec, checkpoint, plan);
-    }
-    let mut opened = Vec::new();
-    let selections = selections(devices)?;
-    let names = display_names(&selections);
-    for (selection, name) in selections.into_iter().zip(&names) {
-        let options = options(spec, std::slice::from_ref(&selection));
-        opened.push(open_named(selection, name, plan.clone(), 0, &options)?);
-    }
-    let recorded = &checkpoint.meta.placement.ranks;
-    let mut weights = vec![1; opened.len()];
-    let mut shares = "with equal shares";
-    let identities: Vec<&str> = opened.iter().map(|one| &*one.identity).collect();
-    let of_run: Vec<&str> = recorded.iter().map(|rank| &*rank.identity).collect();
-    if of_run == identities {
-        weights = recorded.iter().map(|rank| rank.share).collect();
-        shares = "with the shares of the run";
-    }
-    for one in &opened {
-        for note in &one.notes {
-            print_line(note);
-        }
-    }
-    if opened.len() > 1 {
-        print_line(&format!("on {} devices {shares}: {}", opened.len(), names.join(", ")));
-    }
-    let layout = layout(&plan, Topology::Ring, opened.len(), spec.parallel.chunk_bytes);
-    let drivers = opened.into_iter().map(|one| one.driver).collect();
-    let groups = BucketGroups::all(layout.size, layout.buckets());
-    let group = WorkerGroup::start(drivers, layout, groups, &WorkerGroupOptions::default())?;
-    state::restore(&group, checkpoint.parameters, &[], 0)?;
-    let pipelines = ModelPipelines::of_replicas(Arc::new(plan), weights.len());
-    Ok(EvalDevices { group, pipelines, weights })
+    open_on(chosen, spec, checkpoint, plan)
 }
 
-/// Opens devices as pipelines, with the checkpoint's parameters on them.
-fn open_pipelines(
+/// Opens devices, with the checkpoint's parameters on them; of several that hold the whole model
+/// each, the user reads which.
+fn open_on(
     devices: Vec<Selection>,
     spec: &RunSpec,
     checkpoint: Checkpoint,
     plan: Plan,
 ) -> anyhow::Result<EvalDevices> {
     let options = options(spec, &devices);
-    let opened = open_forward_pipelines(devices, &spec.parallel, &options, plan)?;
+    let opened = open_forward(devices, &spec.parallel, &options, plan)?;
     for note in &opened.notes {
         print_line(note);
     }
-    let ForwardPipelines { group, pipelines, .. } = opened;
+    let ForwardDevices { group, pipelines, identities, .. } = opened;
+    let mut weights = vec![1; pipelines.stages.len()];
+    if !pipelines.has_stages() && group.world() > 1 {
+        let recorded = &checkpoint.meta.placement.ranks;
+        let mut shares = "with equal shares";
+        if recorded.iter().map(|rank| &rank.identity).eq(&identities) {
+            weights = recorded.iter().map(|rank| rank.share).collect();
+            shares = "with the shares of the run";
+        }
+        let mut names = Vec::new();
+        for rank in 0..group.world() as u32 {
+            names.push(group.name(Rank(rank)));
+        }
+        print_line(&format!("on {} devices {shares}: {}", names.len(), names.join(", ")));
+    }
     state::restore(&group, checkpoint.parameters, &[], 0)?;
-    let weights = vec![1; pipelines.stages.len()];
     Ok(EvalDevices { group, pipelines, weights })
 }
 
 fn is_auto(devices: &str) -> bool {
     devices.trim().eq_ignore_ascii_case("auto")
-}
-
-/// Returns the device that works alone; of several that a list names, the user reads which.
-fn first_device(devices: &str) -> anyhow::Result<Selection> {
-    let Some(first) = first_devices(devices, 1)?.into_iter().next() else {
-        return Err(TrainError::Defect("no device was chosen".into()).into());
-    };
-    Ok(first)
 }
 
 /// Returns the first `wanted` devices, all if there are fewer; of more that a list names, the user
@@ -376,12 +325,19 @@ fn first_devices(devices: &str, wanted: usize) -> anyhow::Result<Vec<Selection>>
 /// The most seconds in which a command that makes only a few passes times kernels on a GPU.
 const TUNE_S_MAX: f64 = 1.0;
 
-/// Options of devices that make only a few passes. They run what earlier runs measured; on a GPU,
-/// where the shapes of a few rows are measured quickly, they also measure what is missing. On the
-/// host's processor that would take longer than it saves.
-fn options(spec: &RunSpec, devices: &[Selection]) -> OpenOptions {
-    let most = if devices.iter().all(is_gpu) { TUNE_S_MAX } else { 0.0 };
-    OpenOptions { tune_s: spec.opening.tune_s.min(most), ..spec.opening }
+/// Options of devices that make only a few passes, by device. They run what earlier runs measured;
+/// GPUs, where the shapes of a few rows are measured quickly, also measure what is missing, unless
+/// one of the stages of a pipeline is none. On the host's processor that would take longer than it
+/// saves.
+fn options(spec: &RunSpec, devices: &[Selection]) -> Vec<OpenOptions> {
+    let is_mixed = !devices.iter().all(is_gpu);
+    let mut options = Vec::with_capacity(devices.len());
+    for device in devices {
+        let is_tuned = is_gpu(device) && !(is_mixed && spec.parallel.has_stages());
+        let most = if is_tuned { TUNE_S_MAX } else { 0.0 };
+        options.push(OpenOptions { tune_s: spec.opening.tune_s.min(most), ..spec.opening });
+    }
+    options
 }
 
 fn is_gpu(device: &Selection) -> bool {

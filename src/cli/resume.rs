@@ -13,7 +13,6 @@ use crate::runtime::RuntimeError;
 use crate::runtime::placement::assemble::{adapters_for, selections};
 use crate::train::continuation::ResumeCommand;
 use crate::train::error::TrainError;
-use crate::train::left_devices::LeftDevices;
 use crate::train::spec::RunSpec;
 use crate::ui::terminal::print_line;
 
@@ -118,14 +117,7 @@ impl ResumePoint {
         let missing = missing_devices(devices, &adapters_for(devices)).join(" and no ");
         let out = out.map(Path::to_path_buf);
         let command = ResumeCommand { out, settings, ..ResumeCommand::of_run(&self.from) };
-        let anything = LeftDevices {
-            devices: "auto".into(),
-            // As few devices as auto may choose.
-            stages: if spec.parallel.pipeline.stages > 1 { Some(1) } else { None },
-            spare: 0,
-            are_as_typed: false,
-        };
-        let command = Box::new(spec.resume_on(anything, command));
+        let command = Box::new(spec.resume_on(spec.left_on_any(), command));
         Err(TrainError::MissingDevices { devices: devices.into(), missing, command })
     }
 }

@@ -35,7 +35,7 @@ pub fn explain(
     saved: Option<&Placement>,
 ) -> anyhow::Result<String> {
     let probe = probe(spec, saved_data)?;
-    if spec.parallel.pipeline.stages < 2 {
+    if !spec.parallel.has_stages() {
         let why =
             "--explain schedule needs parallel.pipeline_stages of 2 or more; give --pipeline K";
         return Err(UsageError(why.into()).into());

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::args::{CheckpointArgs, Explain, TrainArgs};
+use super::args::{CheckpointArgs, Explain, KeyFlag, TrainArgs};
 use super::explain::{Explanation, ResumedParts, explanation};
 use super::resume::{RUNS, ResumePoint, RunDirectory, find_data, holds_run};
 use super::{UsageError, exit_code, nodes, writable};
@@ -13,7 +13,7 @@ use crate::config::RunConfig;
 use crate::config::effect::require_effect;
 use crate::config::key::Value;
 use crate::config::read::{self, ConfigError, Override, Resolved};
-use crate::config::schema::{DataKind, KEYS, Parallel};
+use crate::config::schema::{DataKind, KEYS};
 use crate::faults::Faults;
 use crate::metrics::{Sink, Sinks};
 use crate::train::error::{EXIT_CONFIGURATION, TrainError};
@@ -165,12 +165,8 @@ fn locate(
 /// does not count.
 fn placement_note(saved: &Resolved, resolved: &Resolved) -> Option<String> {
     let key = resolved.other_placement?;
-    let Parallel { devices, pipeline_stages, .. } = &saved.config.parallel;
-    let stages = match pipeline_stages {
-        1 => String::new(),
-        stages => format!(" with parallel.pipeline_stages = {stages}"),
-    };
-    Some(format!("{key} is set: the placement, which was {devices}{stages}, is decided anew"))
+    let was = saved.config.parallel.devices_text();
+    Some(format!("{key} is set: the placement, which was {was}, is decided anew"))
 }
 
 fn execute(
@@ -223,24 +219,7 @@ fn configuration(args: &TrainArgs, saved: Option<&Resolved>) -> anyhow::Result<R
     if let Some(path) = &args.data {
         overrides.extend(Override::data(path)?);
     }
-    let named = [
-        ("--steps", "train.steps", whole(args.steps)),
-        ("--epochs", "train.epochs", whole(args.epochs)),
-        ("--batch", "train.batch", whole(args.batch)),
-        ("--micro-batch", "train.micro_batch_size", whole(args.micro_batch)),
-        ("--lr", "optim.lr", args.lr.map(|lr| format!("{lr:?}"))),
-        ("--eval-every", "train.eval_every", whole(args.eval_every)),
-        ("--patience", "train.patience", whole(args.patience)),
-        ("--seed", "train.seed", whole(args.seed)),
-        ("--log-every", "train.log_every", whole(args.log_every)),
-        ("--pipeline", "parallel.pipeline_stages", whole(args.pipeline)),
-        ("--schedule", "parallel.schedule", args.schedule.clone()),
-    ];
-    for (flag, key, value) in named {
-        if let Some(value) = value {
-            overrides.push(Override::named(flag, key, value));
-        }
-    }
+    overrides.extend(named(args.key_flags()));
     if let Some(selector) = &args.devices {
         overrides.push(Override::devices(selector));
     }
@@ -263,9 +242,15 @@ fn configuration(args: &TrainArgs, saved: Option<&Resolved>) -> anyhow::Result<R
     Ok(resolved)
 }
 
-/// Returns the text of a whole number, if there is one.
-fn whole(number: Option<u64>) -> Option<String> {
-    number.map(|number| number.to_string())
+/// Returns the overrides by the flags that have a value.
+fn named(flags: impl IntoIterator<Item = KeyFlag>) -> Vec<Override> {
+    let mut overrides = Vec::new();
+    for KeyFlag { flag, key, value } in flags {
+        if let Some(value) = value {
+            overrides.push(Override::named(flag, key, value));
+        }
+    }
+    overrides
 }
 
 /// Returns the path from the root, so that a run started elsewhere finds the file; as it is if
@@ -302,13 +287,7 @@ pub fn saved_spec(
 }
 
 fn overrides_of(args: &CheckpointArgs) -> Result<Vec<Override>, ConfigError> {
-    let mut overrides = Vec::new();
-    if let Some(stages) = args.pipeline {
-        overrides.push(Override::named("--pipeline", "parallel.pipeline_stages", stages));
-    }
-    if let Some(word) = &args.schedule {
-        overrides.push(Override::named("--schedule", "parallel.schedule", word));
-    }
+    let mut overrides = named(args.key_flags());
     for typed in &args.sets {
         overrides.push(Override::set(typed)?);
     }

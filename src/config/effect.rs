@@ -1,19 +1,15 @@
 //! Keys that have an effect on `eval` and `generate`, which do not train.
 
 use super::read::{ConfigError, Origin, Override, with_section};
-use super::schema::key;
+use super::schema::{is_of_pipelines, key};
 
-/// Keys that have an effect, or sections of them; and those that a checkpoint keeps, which are
-/// refused later, with that reason.
+/// Keys that have an effect besides those of pipelines, or sections of them; and those that a
+/// checkpoint keeps, which are refused later, with that reason.
 const EFFECTIVE: &[&str] = &[
     "data.",
     "model.",
     "optim.kind",
     "parallel.message_kib",
-    "parallel.virtual_stages",
-    "parallel.pipeline_stages",
-    "parallel.schedule",
-    "parallel.blocks_per_stage",
     "train.device_memory_mib",
     "faults.device_timeout_s",
     "train.fuse",
@@ -40,6 +36,7 @@ pub fn require_effect(overrides: &[Override]) -> Result<(), ConfigError> {
         let name = key.full_name;
         let instead = match FLAGS.iter().find(|(of, _)| *of == name) {
             Some((_, instead)) => instead,
+            None if is_of_pipelines(name) => continue,
             None if EFFECTIVE.iter().any(|known| name.starts_with(known)) => continue,
             None => "leave it out",
         };

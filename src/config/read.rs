@@ -10,7 +10,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::RunConfig;
 use super::key::{Constraint, Key, Value, Words};
-use super::schema::{ConstraintError, DataKind, KEYS, SECTIONS, TypedKeys, key};
+use super::schema::{ConstraintError, DataKind, KEYS, RENAMED, SECTIONS, TypedKeys, key};
 
 /// A configuration that cannot be run: exit code 78.
 #[derive(Debug, PartialEq, thiserror::Error)]
@@ -419,20 +419,6 @@ pub(super) fn with_section<'a>(origin: &Origin, name: &'a str) -> Result<&'a str
         }
     }
 }
-
-/// Former names of keys, each with today's. No key may have a name of this list.
-const RENAMED: [(&str, &str); 10] = [
-    ("train.micro_batch", "train.micro_batch_size"),
-    ("train.device_timeout_s", "faults.device_timeout_s"),
-    ("parallel.pipeline", "parallel.pipeline_stages"),
-    ("parallel.stages", "parallel.blocks_per_stage"),
-    ("parallel.chunks", "parallel.virtual_stages"),
-    ("parallel.chunk_kib", "parallel.message_kib"),
-    ("parallel.hash_every", "faults.hash_every"),
-    ("parallel.on_mismatch", "faults.on_mismatch"),
-    ("parallel.on_loss", "faults.on_loss"),
-    ("parallel.node_timeout_s", "faults.node_timeout_s"),
-];
 
 /// Returns today's name of a key by its former one, with its section or without.
 fn renamed(name: &str) -> Option<&'static str> {

@@ -449,22 +449,56 @@ const DERIVED: [&str; 7] = [
 
 /// Keys whose result is the placement of a run. A checkpoint saves the placement instead of them,
 /// and another value of one of them at a resume decides all of them anew.
-const DECIDED_BY_PLACEMENT: [&str; 10] = [
+const DECIDED_BY_PLACEMENT: [&str; 6] = [
     "parallel.devices",
     "parallel.balance",
     "parallel.shares",
-    "parallel.pipeline_stages",
-    "parallel.blocks_per_stage",
-    "parallel.virtual_stages",
-    "parallel.schedule",
     "parallel.collective",
     "parallel.reduce_site",
     "parallel.message_kib",
 ];
 
+/// Keys of pipelines, whose result is also the placement of a run.
+const OF_PIPELINES: [&str; 4] = [
+    "parallel.pipeline_stages",
+    "parallel.blocks_per_stage",
+    "parallel.virtual_stages",
+    "parallel.schedule",
+];
+
+/// Former names of keys, each with today's. No key may have a name of this list.
+pub const RENAMED: [(&str, &str); 10] = [
+    ("train.micro_batch", "train.micro_batch_size"),
+    ("train.device_timeout_s", "faults.device_timeout_s"),
+    ("parallel.pipeline", "parallel.pipeline_stages"),
+    ("parallel.stages", "parallel.blocks_per_stage"),
+    ("parallel.chunks", "parallel.virtual_stages"),
+    ("parallel.chunk_kib", "parallel.message_kib"),
+    ("parallel.hash_every", "faults.hash_every"),
+    ("parallel.on_mismatch", "faults.on_mismatch"),
+    ("parallel.on_loss", "faults.on_loss"),
+    ("parallel.node_timeout_s", "faults.node_timeout_s"),
+];
+
 /// Returns true for a key whose result is part of the placement of a run.
 pub fn is_of_placement(key: &str) -> bool {
-    DECIDED_BY_PLACEMENT.contains(&key)
+    DECIDED_BY_PLACEMENT.contains(&key) || is_of_pipelines(key)
+}
+
+/// Returns true for a key of pipelines.
+pub fn is_of_pipelines(key: &str) -> bool {
+    OF_PIPELINES.contains(&key)
+}
+
+impl Parallel {
+    /// Returns the devices, with the stages of pipelines if there are any, for messages: `cpu*2
+    /// with parallel.pipeline_stages = 2`.
+    pub fn devices_text(&self) -> String {
+        match self.pipeline_stages {
+            1 => self.devices.clone(),
+            stages => format!("{} with parallel.pipeline_stages = {stages}", self.devices),
+        }
+    }
 }
 
 /// Keys that the user has set, as opposed to those that have their default.

@@ -26,7 +26,7 @@ pub use edge_transfers::EdgeLayout;
 pub use error::StepError;
 pub use interpreter::{Action, Event, Interpreter, Outcome};
 pub use mesh::{Axis, Coordinates, Mesh};
-pub use options::{ParallelOptions, PipelineOptions};
+pub use options::{ParallelOptions, PipelineOptions, Shares};
 pub use pipeline::{PipelinePrograms, PipelineRequest, PipelineStages};
 pub use placement::{Placement, PlacementChange, RankPlacement, ReduceSite};
 pub use program::{

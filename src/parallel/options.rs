@@ -6,9 +6,7 @@ use crate::collective::Topology;
 /// Options for sharing the work of a step among devices.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct ParallelOptions {
-    /// Samples per device, or per pipeline, in the order of devices; empty: evenly. `None`: by
-    /// measured speed.
-    pub shares: Option<Vec<u64>>,
+    pub shares: Shares,
     pub topology: Topology,
     /// True if reductions start while the backward pass still runs. It decides no bit, so a
     /// placement does not record it.
@@ -24,13 +22,51 @@ pub struct ParallelOptions {
 impl Default for ParallelOptions {
     fn default() -> Self {
         Self {
-            shares: None,
+            shares: Shares::default(),
             topology: Topology::Ring,
             overlap: overlaps_by_default(),
             reduce_site: None,
             chunk_bytes: 1 << 20,
             pipeline: PipelineOptions::default(),
         }
+    }
+}
+
+impl ParallelOptions {
+    /// Returns true if pipelines have several stages, so that a rank holds a part of the model.
+    pub const fn has_stages(&self) -> bool {
+        self.pipeline.has_stages()
+    }
+
+    /// Returns the number of stages of each pipeline; 1 if each device holds the whole model.
+    pub const fn stages(&self) -> usize {
+        self.pipeline.stages as usize
+    }
+
+    /// Returns true if the cut of the model into stages is left to measurements.
+    pub fn lacks_cut(&self) -> bool {
+        self.has_stages() && self.pipeline.blocks_per_stage.is_empty()
+    }
+}
+
+/// Samples of each device per step, or of each pipeline, if there are several.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Shares {
+    /// By measured speed; devices that would make a step longer are left out. For pipelines of a
+    /// trainer of the library: evenly.
+    #[default]
+    Measured,
+    /// As equal as they can be.
+    Even,
+    /// So many, each at least 1, in the order of the devices.
+    Fixed(Vec<usize>),
+}
+
+impl Shares {
+    /// Returns true if the samples are divided by measured speed.
+    pub const fn are_measured(&self) -> bool {
+        matches!(self, Self::Measured)
     }
 }
 
@@ -54,6 +90,13 @@ impl Default for PipelineOptions {
             virtual_stages: 1,
             blocks_per_stage: Vec::new(),
         }
+    }
+}
+
+impl PipelineOptions {
+    /// Returns true if pipelines have several stages.
+    pub const fn has_stages(&self) -> bool {
+        self.stages > 1
     }
 }
 

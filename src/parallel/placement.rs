@@ -8,7 +8,7 @@ pub use change::PlacementChange;
 use std::fmt;
 use std::ops::Range;
 
-use super::{Mesh, ParallelOptions, PipelineSchedule};
+use super::{Mesh, ParallelOptions};
 
 use crate::base::Rank;
 use crate::graph::VariantChoices;
@@ -50,10 +50,6 @@ pub struct Placement {
     /// The most samples that any device was allowed to run at a time.
     pub micro_batch_max: u32,
     pub mesh: Mesh,
-    /// Schedule of the stages of a pipeline.
-    pub schedule: PipelineSchedule,
-    /// Model chunks of each stage.
-    pub virtual_stages: u32,
     pub ranks: Vec<RankPlacement>,
 }
 
@@ -172,7 +168,7 @@ impl Placement {
 
     /// Returns true if a rank has the blocks of a stage, and the micro-batches of the first one.
     fn is_stage(&self, rank: &RankPlacement, first: &RankPlacement) -> bool {
-        rank.blocks.len() == self.virtual_stages as usize
+        rank.blocks.len() == self.options.pipeline.virtual_stages as usize
             && rank.blocks.iter().all(|run| run.start < run.end)
             && rank.micro_batches == first.micro_batches
     }
@@ -203,8 +199,6 @@ pub(crate) mod tests {
             candidates: ["A", "B", "C"].map(|name| format!("{name} identity")).into(),
             micro_batch_max: 4,
             mesh: Mesh::of_pipelines(2, 1),
-            schedule: PipelineSchedule::OneFOneB,
-            virtual_stages: 1,
             ranks: vec![rank("B", 1, 3), rank("C", 2, 9)],
         }
     }

@@ -34,18 +34,18 @@ pub enum RuntimeError {
     Memory { needed: String, available: String },
     #[error(
         "{adapter}: the run needs {needed} of its memory and it has {has}, {basis}; lower {} or \
-         {}, cut the model into more stages ({}), or choose another device",
+         {}, {}, or choose another device",
         Setting::MicroBatchSize,
         Setting::ModelSize,
-        Setting::PipelineStages
+        Setting::MoreStages
     )]
     DeviceMemory { adapter: String, needed: String, has: String, basis: LimitBasis },
     #[error(
         "{adapter}: it has no memory for {what}, of {needed} that the run needs; lower {} or {}, \
-         cut the model into more stages ({}), or choose another device",
+         {}, or choose another device",
         Setting::MicroBatchSize,
         Setting::ModelSize,
-        Setting::PipelineStages
+        Setting::MoreStages
     )]
     NoRoom { adapter: String, what: String, needed: String },
     /// Request that no placement on the devices satisfies.

@@ -62,11 +62,15 @@ pub fn uses_host_memory(selection: &Selection) -> bool {
 
 /// Returns the bytes of a device's memory that a plan takes with these moments.
 pub fn needed(selection: &Selection, plan: &Plan, moments: &Moments) -> usize {
-    let apart = match selection {
+    memory(plan, moments).peak().saturating_add(beside_tensors(selection, plan, moments))
+}
+
+/// Returns the bytes of a device's memory that a plan takes besides its tensors.
+pub fn beside_tensors(selection: &Selection, plan: &Plan, moments: &Moments) -> usize {
+    match selection {
         Selection::Cpu { .. } => host_extra_bytes(plan),
         Selection::Adapter(_) | Selection::Offered(_) => workspace(selection, plan, moments),
-    };
-    memory(plan, moments).peak().saturating_add(apart)
+    }
 }
 
 /// Returns the bytes of an adapter's memory that the kernels of a plan use within one call and, for

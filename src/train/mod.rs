@@ -26,8 +26,6 @@ pub mod state;
 pub mod task;
 pub mod trainer;
 
-pub use crate::parallel::{DeviceLoss, MismatchAction, PipelineOptions, PipelineSchedule};
+pub use crate::parallel::{DeviceLoss, MismatchAction, PipelineOptions, PipelineSchedule, Shares};
 pub use error::TrainError;
-pub use trainer::{
-    FitEnd, FitLength, FitOptions, FitReport, Shares, Step, Trainer, TrainerOptions,
-};
+pub use trainer::{FitEnd, FitLength, FitOptions, FitReport, Step, Trainer, TrainerOptions};

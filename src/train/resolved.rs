@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::data::DataFile;
-use crate::parallel::{Placement, RankPlacement};
+use crate::parallel::{PipelineOptions, Placement, RankPlacement};
 
 /// Formats `resolved.toml`: top-level keys first, then a table per rank (none for a single rank)
 /// and a table of its kernels. `data` is the fingerprint of the data with their files, which have a
@@ -42,9 +42,10 @@ pub fn resolved_toml(
         run.insert("message_kib", (placement.options.chunk_bytes >> 10).to_string());
     }
     if placement.mesh.has_stages() {
+        let PipelineOptions { schedule, virtual_stages, .. } = &placement.options.pipeline;
         run.insert("pipeline_stages", placement.mesh.pipeline.to_string());
-        run.insert("schedule", placement.schedule.to_string());
-        run.insert("virtual_stages", placement.virtual_stages.to_string());
+        run.insert("schedule", schedule.to_string());
+        run.insert("virtual_stages", virtual_stages.to_string());
     }
     let file_entries = tables.entry("files".into()).or_default();
     for file in files {
@@ -111,7 +112,7 @@ fn quoted(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::parallel::{Mesh, PipelineSchedule, ReduceSite};
+    use crate::parallel::{Mesh, ReduceSite};
 
     fn rank(identity: &str, share: u32) -> RankPlacement {
         RankPlacement {
@@ -135,8 +136,6 @@ mod tests {
             candidates: vec!["A".into()],
             micro_batch_max: 4,
             mesh: Mesh::default(),
-            schedule: PipelineSchedule::OneFOneB,
-            virtual_stages: 1,
             ranks: vec![rank("A", 3)],
             ..Placement::default()
         };
@@ -166,8 +165,6 @@ mod tests {
             candidates: vec!["A".into(), "B".into()],
             micro_batch_max: 4,
             mesh: Mesh::of_pipelines(11, 1),
-            schedule: PipelineSchedule::OneFOneB,
-            virtual_stages: 1,
             ranks: vec![rank("A", 4); 11],
             ..Placement::default()
         };

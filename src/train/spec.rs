@@ -13,7 +13,7 @@ use super::loader::{BatchSource, sampler_of};
 use super::run_data::{DataShape, RunData};
 use super::task::Task;
 use super::trainer::fit::EpochSize;
-use super::trainer::{FitLength, FitOptions, SavedRun, Shares, TrainerOptions};
+use super::trainer::{FitLength, FitOptions, SavedRun, TrainerOptions};
 use crate::config::RunConfig;
 use crate::config::read::{ConfigError, Override, Resolved, read_complete};
 use crate::config::schema::{
@@ -31,7 +31,9 @@ use crate::model::{
     ResnetConfig, RnnConfig, cnn, gpt, mlp, resnet, rnn,
 };
 use crate::optim::{Optimizer, Schedule};
-use crate::parallel::{DeviceLoss, MismatchAction, ParallelOptions, PipelineOptions, Placement};
+use crate::parallel::{
+    DeviceLoss, MismatchAction, ParallelOptions, PipelineOptions, Placement, Shares,
+};
 use crate::runtime::memory;
 use crate::runtime::open::OpenOptions;
 use crate::runtime::placement::names::is_auto;
@@ -295,6 +297,28 @@ impl RunSpec {
         typed.into_iter().filter(|key| !is_of_placement(key)).map(String::from).collect()
     }
 
+    /// Returns the devices without the one at a position, and the pipelines that they make; `None`
+    /// if there is no other.
+    pub fn left_without(&self, position: usize) -> Option<LeftDevices> {
+        LeftDevices::without(&self.devices, position, &self.parallel.pipeline)
+    }
+
+    /// Returns those of a selector's devices with which the run goes on, and the pipelines that
+    /// they make.
+    pub fn left_on(&self, devices: String) -> LeftDevices {
+        LeftDevices::of(devices, &self.parallel.pipeline)
+    }
+
+    /// Returns any devices in the place of those of the run: as few as `auto` may choose.
+    pub fn left_on_any(&self) -> LeftDevices {
+        LeftDevices {
+            devices: "auto".into(),
+            stages: if self.parallel.has_stages() { Some(1) } else { None },
+            spare: 0,
+            are_as_typed: false,
+        }
+    }
+
     /// Returns the specification of the run on the devices that are left and, if they make other
     /// pipelines, with those. Shares and cuts of other devices are measured.
     ///
@@ -341,14 +365,9 @@ impl RunSpec {
 
     /// Returns the options of the trainer of the run, without a trace and faults.
     pub fn trainer_options(&self) -> TrainerOptions {
-        let shares = match self.parallel.shares.as_deref() {
-            None => Shares::Measured,
-            Some([]) => Shares::Even,
-            Some(given) => Shares::Fixed(given.iter().map(|share| *share as usize).collect()),
-        };
         TrainerOptions {
             devices: self.devices.clone(),
-            shares,
+            shares: self.parallel.shares.clone(),
             pipeline: self.parallel.pipeline.clone(),
             optimizer: self.optimizer,
             batch: self.batch as usize,
@@ -739,8 +758,11 @@ fn optimizer(config: &RunConfig) -> Optimizer {
 /// Returns the options of a section `[parallel]`.
 fn parallel_options(parallel: &Parallel) -> ParallelOptions {
     let shares = match parallel.balance {
-        Balance::Fixed => Some(parallel.shares.clone()),
-        Balance::Measured => None,
+        Balance::Measured => Shares::Measured,
+        Balance::Fixed if parallel.shares.is_empty() => Shares::Even,
+        Balance::Fixed => {
+            Shares::Fixed(parallel.shares.iter().map(|share| *share as usize).collect())
+        }
     };
     ParallelOptions {
         shares,
@@ -780,10 +802,15 @@ fn placement_settings(spec: &RunSpec) -> Vec<(&'static str, String)> {
 pub fn section_asked(placement: &Placement, overlap: bool) -> Parallel {
     let ParallelOptions { shares, topology, reduce_site, chunk_bytes, pipeline, .. } =
         &placement.options;
+    let (balance, shares) = match shares {
+        Shares::Measured => (Balance::Measured, Vec::new()),
+        Shares::Even => (Balance::Fixed, Vec::new()),
+        Shares::Fixed(given) => (Balance::Fixed, given.iter().map(|share| *share as u64).collect()),
+    };
     Parallel {
         devices: placement.devices_asked.clone(),
-        balance: if shares.is_some() { Balance::Fixed } else { Balance::Measured },
-        shares: shares.clone().unwrap_or_default(),
+        balance,
+        shares,
         pipeline_stages: pipeline.stages as usize,
         schedule: pipeline.schedule,
         virtual_stages: pipeline.virtual_stages as usize,
@@ -830,7 +857,7 @@ mod tests {
     #[test]
     fn a_trainer_shares_its_work_as_the_run_does() {
         let mut spec = RunSpec::new(&RunConfig::default());
-        for shares in [None, Some(vec![]), Some(vec![3, 1])] {
+        for shares in [Shares::Measured, Shares::Even, Shares::Fixed(vec![3, 1])] {
             for stages in [1, 2] {
                 spec.parallel.shares = shares.clone();
                 spec.parallel.chunk_bytes = 7 << 10;

@@ -46,7 +46,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 pub use fit::{FitEnd, FitLength, FitOptions, FitReport};
-pub use options::{Shares, TrainerOptions};
+pub use options::TrainerOptions;
 
 use super::error::TrainError;
 use super::session::Session;

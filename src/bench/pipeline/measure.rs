@@ -12,7 +12,7 @@ use crate::faults::Faults;
 use crate::graph::{Graph, Unary, differentiate, fuse};
 use crate::model::{GptConfig, gpt};
 use crate::optim::Optimizer;
-use crate::parallel::{ParallelOptions, PipelineOptions, Program, ReduceSite};
+use crate::parallel::{ParallelOptions, PipelineOptions, Program, ReduceSite, Shares};
 use crate::planner::cut::even;
 use crate::runtime::RuntimeError;
 use crate::runtime::open::OpenOptions;
@@ -136,7 +136,7 @@ impl PipelineWorkload {
             CutChoice::Measured => Vec::new(),
         };
         ParallelOptions {
-            shares: Some(Vec::new()),
+            shares: Shares::Even,
             reduce_site: Some(ReduceSite::Host),
             pipeline: PipelineOptions {
                 stages: case.shape.stages as u32,

@@ -1,28 +1,26 @@
 //! Placement of a run as far as it is known before its devices are opened: pipelines beside each
 //! other, of one stage each if every device holds the whole model.
 
-use super::{data_shape, is_measured};
+use super::data_shape;
 use crate::autotune::TuneOptions;
 use crate::base::Rank;
 use crate::base::format::counted;
 use crate::device::Selection;
 use crate::parallel::schedule::in_flight;
-use crate::parallel::{Coordinates, PipelineSchedule, PipelineShape, Placement, contiguous_shares};
+use crate::parallel::{Coordinates, PipelineSchedule, PipelineShape, Placement};
 use crate::planner::cut::BlockTimes;
+use crate::runtime::RuntimeError;
 use crate::runtime::placement::arrangement::Arrangement;
-use crate::runtime::placement::assemble::{candidates, selections};
+use crate::runtime::placement::assemble::selections;
+use crate::runtime::placement::decision::{Decision, decide, saved_of};
 use crate::runtime::placement::laid_out::LaidOut;
 use crate::runtime::placement::names::{display_names, distinct};
 use crate::runtime::placement::open_ranks::RequestedDevices;
-use crate::runtime::placement::pipeline::{
-    MeasuredBlocks, RequestedPipelines, by_measurement, given, kept, measure_blocks, names_of_runs,
-    require_devices, require_micro_batches, require_model,
-};
+use crate::runtime::placement::pipeline::{MeasuredBlocks, measure_blocks, names_of_runs};
 use crate::runtime::placement::plans::Plans;
-use crate::runtime::placement::shares::fixed_counts;
 use crate::runtime::placement::types::PlacementRequest;
 use crate::runtime::timing::Probe;
-use crate::runtime::{RuntimeError, timing};
+use crate::train::error::TrainError;
 use crate::train::run_data::SavedData;
 use crate::train::spec::RunSpec;
 
@@ -46,15 +44,14 @@ pub struct ExplainedPlacement<'a> {
     pub laid_out: LaidOut,
     /// Times of blocks by which the stages were chosen, if they were.
     measured: Option<MeasuredBlocks>,
-    /// Note that shares and stages are not known before the devices are measured, or an empty
-    /// text.
-    pub caveat: &'static str,
+    /// True if shares or stages are not known before the run measures them at its start.
+    is_measured: bool,
     /// Messages for the user about what was measured.
     pub notes: Vec<String>,
 }
 
 /// Calls `explain` with the placement of a run. `saved_data` is that of a checkpoint, and `saved`
-/// its placement, whose stages are kept as by the run. With a `probe`, stages of pipelines and
+/// its placement, which is kept as by the run. With a `probe`, stages of pipelines and
 /// their shares that are not given are measured as by the run.
 ///
 /// # Errors
@@ -78,95 +75,36 @@ pub fn with_placement<R>(
     explain(&ExplainedPlacement::of(spec, &request)?)
 }
 
-/// Arrangement of a run, and how it was found.
-struct DecidedPlacement {
-    planned: Arrangement,
-    measured: Option<MeasuredBlocks>,
-    caveat: &'static str,
-    notes: Vec<String>,
-}
-
-impl DecidedPlacement {
-    /// Decides on ranks that each hold the whole model. Shares that are not given are even.
-    fn of_replicas(
-        spec: &RunSpec,
-        request: &PlacementRequest,
-        devices: usize,
-    ) -> anyhow::Result<Self> {
-        let counts = if is_measured(spec) {
-            timing::split_evenly(spec.batch, devices)
-        } else {
-            fixed_counts(&spec.parallel, spec.batch, devices)?
-        };
-        let shares = contiguous_shares(&counts, &vec![spec.micro_batch; devices]);
-        let mut rows = Vec::new();
-        for share in &shares {
-            rows.push(share.micro_batch.min(share.count).max(1));
-        }
-        let blocks = request.plans.of_rows(rows[0]).graph.blocks.len() as u32;
-        let positions = (0..devices).collect();
-        let schedule = spec.parallel.pipeline.schedule;
-        Ok(Self {
-            planned: Arrangement::of_replicas(positions, shares, rows, blocks, schedule),
-            measured: None,
-            caveat: if is_measured(spec) && devices > 1 { CAVEAT } else { "" },
-            notes: Vec::new(),
-        })
-    }
-
-    /// Decides on pipelines as the run does.
-    fn of_pipelines(
-        spec: &RunSpec,
-        request: &PlacementRequest,
-        selections: &[Selection],
-    ) -> anyhow::Result<Self> {
-        let requested = RequestedPipelines::of(request);
-        let options = &spec.parallel.pipeline;
-        require_devices(&requested, selections.len())?;
-        require_model(&requested, &request.plans.of_rows(1).graph, &options.blocks_per_stage)?;
-        let candidates = candidates(selections);
-        let saved = request.saved.filter(|saved| saved.is_of(&candidates, true));
-        let recorded = kept(request, saved);
-        let pipelines = requested.mesh(selections.len()).data;
-        let is_measured = request.probe.is_none()
-            && is_measured(spec)
-            && (options.blocks_per_stage.is_empty() || pipelines > 1);
-        let caveat = if is_measured && recorded.is_none() { CAVEAT_OF_STAGES } else { "" };
-        let known = match recorded {
-            Some(recorded) => Some(recorded),
-            None => given(request, selections.len())?,
-        };
-        let mut notes = Vec::new();
-        let mut measured = None;
-        let planned = match known {
-            Some(known) => known,
-            None => {
-                let names = display_names(selections);
-                let devices = RequestedDevices { selections, names: &names };
-                let (planned, blocks) =
-                    by_measurement(request, devices, &mut notes, &mut |_, _| {})?;
-                measured = Some(blocks);
-                planned
-            }
-        };
-        notes.extend(require_micro_batches(&requested, &planned)?);
-        Ok(Self { planned, measured, caveat, notes })
-    }
-}
-
 impl<'a> ExplainedPlacement<'a> {
     fn of(spec: &'a RunSpec, request: &'a PlacementRequest<'a>) -> anyhow::Result<Self> {
         let selections = selections(&spec.devices)?;
-        let DecidedPlacement { planned, measured, caveat, notes } =
-            if spec.parallel.pipeline.stages > 1 {
-                DecidedPlacement::of_pipelines(spec, request, &selections)?
-            } else {
-                DecidedPlacement::of_replicas(spec, request, selections.len())?
-            };
+        let all = display_names(&selections);
+        let devices = RequestedDevices { selections: &selections, names: &all };
+        let saved = saved_of(request, &selections);
+        let Some(decided) = decide(request, devices, saved, &mut |_, _| {})? else {
+            let why = "shares are measured before devices are open";
+            return Err(TrainError::Defect(why.into()).into());
+        };
+        let Decision { arrangement: planned, measured, is_kept, notes } = decided;
+        let is_left_open = request.parallel.lacks_cut() || planned.mesh.data > 1;
+        let is_measured = request.probe.is_none()
+            && !is_kept
+            && request.parallel.shares.are_measured()
+            && is_left_open;
         let laid_out = LaidOut::of(request, &planned);
         let all = distinct(selections.iter().map(|one| one.name().to_string()).collect());
         let names = planned.positions.iter().map(|position| all[*position].clone()).collect();
-        Ok(Self { spec, request, selections, names, planned, laid_out, measured, caveat, notes })
+        Ok(Self {
+            spec,
+            request,
+            selections,
+            names,
+            planned,
+            laid_out,
+            measured,
+            is_measured,
+            notes,
+        })
     }
 
     /// Returns the times of the blocks of the model on the devices for the most rows of a
@@ -185,6 +123,23 @@ impl<'a> ExplainedPlacement<'a> {
             }
         };
         Ok(self.planned.positions.iter().map(|position| times[*position].clone()).collect())
+    }
+
+    /// Returns the note that shares and stages are not known before the devices are measured, or an
+    /// empty text.
+    pub fn caveat(&self) -> &'static str {
+        if !self.is_measured {
+            ""
+        } else if self.has_stages() {
+            CAVEAT_OF_STAGES
+        } else {
+            CAVEAT
+        }
+    }
+
+    /// Returns true if the run tries fewer samples at a time on devices that lack memory.
+    pub fn tries_fewer(&self) -> bool {
+        self.is_measured && !self.has_stages()
     }
 
     /// Returns the number of ranks.

@@ -185,7 +185,7 @@ mod tests {
     fn a_cut_is_a_change_on_unlike_devices_only() {
         let two = cut(&["A", "A"], &[0..1, 1..6]);
         let mut other = cut(&["A", "A"], &[0..3, 3..6]);
-        other.schedule = PipelineSchedule::ZeroBubble;
+        other.options.pipeline.schedule = PipelineSchedule::ZeroBubble;
         let three = cut(&["A", "A", "A"], &[0..1, 1..3, 3..6]);
         for is_tied in [false, true] {
             assert_eq!(other.changes_since(&two, is_tied), []);
@@ -201,7 +201,7 @@ mod tests {
         assert_eq!(cut(&["A", "B"], &[0..3, 3..6]).changes_since(&unlike, false), [Cut]);
         assert_eq!(two.changes_since(&unlike, false), [Devices]);
         let mut schedule = unlike.clone();
-        schedule.schedule = PipelineSchedule::GPipe;
+        schedule.options.pipeline.schedule = PipelineSchedule::GPipe;
         assert_eq!(schedule.changes_since(&unlike, false), []);
 
         let beside = cut(&["A"; 4], &[0..1, 1..6]);

@@ -5,9 +5,10 @@ use std::cmp::Reverse;
 use std::collections::VecDeque;
 
 use super::names::is_named;
+use super::rank_memory::{RankMemory, host_bytes, pools_most};
+use super::shares;
 use super::shares::{layout_of, moments, owned_elements};
 use super::types::PlacementRequest;
-use super::{host_memory, shares};
 use crate::device::Selection;
 use crate::exec::Moments;
 use crate::runtime::{RuntimeError, memory};
@@ -18,9 +19,8 @@ pub struct Admission {
     pub rows: u32,
     /// Reserved moments: the largest shard that the device may get.
     pub reserve: Moments,
-    /// Bytes of the device's memory, and of host memory.
-    pub bytes: usize,
-    pub host_bytes: usize,
+    /// Memory that the device takes with the reserve.
+    pub memory: RankMemory,
 }
 
 /// Requested device that may be opened.
@@ -40,7 +40,7 @@ impl MeasuredCandidate {
     /// nothing if there is none.
     fn take_less_host_memory(&mut self) -> bool {
         let now = self.host_bytes();
-        let Some(less) = self.admissions.iter().position(|one| one.host_bytes < now) else {
+        let Some(less) = self.admissions.iter().position(|one| one.memory.of_host() < now) else {
             return false;
         };
         self.admissions.drain(..less);
@@ -48,7 +48,7 @@ impl MeasuredCandidate {
     }
 
     fn host_bytes(&self) -> usize {
-        self.admissions.front().map_or(0, |one| one.host_bytes)
+        self.admissions.front().map_or(0, |one| one.memory.of_host())
     }
 }
 
@@ -144,8 +144,7 @@ fn admissions(
             match memory::require_on(selection, name, setting, &plan, &reserve) {
                 Ok(_) => fitting.push_back(Admission {
                     rows,
-                    bytes: memory::needed(selection, &plan, &reserve),
-                    host_bytes: host_memory::of_device(selection, &plan, &reserve, world),
+                    memory: RankMemory::of(selection, &plan, &reserve, world),
                     reserve: reserve.clone(),
                 }),
                 Err(error) => failed = Some(error),
@@ -191,13 +190,10 @@ fn fitting(
     available: Option<u64>,
 ) -> Result<Vec<MeasuredCandidate>, RuntimeError> {
     let plan = request.plans.of_rows(1);
-    let moments = request.optimizer.moments();
-    let shared = host_memory::shared(request.parallel, &plan, candidates.len(), moments);
+    let pools = pools_most(request.parallel, &plan, candidates.len());
     'fit: loop {
-        let mut all = shared;
-        for one in &candidates {
-            all = all.saturating_add(one.host_bytes());
-        }
+        let ranks = candidates.iter().filter_map(|one| Some(one.admissions.front()?.memory));
+        let all = host_bytes(request, ranks, pools);
         let Err(error) = memory::require_of(available, all) else { return Ok(candidates) };
         let mut largest: Vec<usize> = (0..candidates.len()).collect();
         largest.sort_by_key(|&index| Reverse(candidates[index].host_bytes()));

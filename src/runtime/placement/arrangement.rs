@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use super::pipeline::RequestedPipelines;
+use super::types::PlacementRequest;
 use crate::parallel::{Mesh, PipelineSchedule, PipelineStages, Share};
 
 /// Decision about the ranks of a run: pipelines beside each other, of one stage each if every rank
@@ -20,8 +22,9 @@ pub struct Arrangement {
 }
 
 impl Arrangement {
-    /// Returns the arrangement of pipelines with these model chunks and shares, by pipeline, whose
-    /// ranks all have plans for the longest micro-batch.
+    /// Returns the arrangement of pipelines with these model chunks and shares, by pipeline. Ranks
+    /// that hold a part of the model all have plans for the longest micro-batch, the others for
+    /// their own.
     pub fn of(
         mesh: Mesh,
         positions: Vec<usize>,
@@ -29,23 +32,29 @@ impl Arrangement {
         shares: Vec<Share>,
         schedule: PipelineSchedule,
     ) -> Self {
-        let rows = shares.iter().map(|share| share.micro_batch.min(share.count)).max();
-        let rows = vec![rows.unwrap_or(1).max(1); mesh.world_size()];
+        let mut rows = Vec::new();
+        for share in &shares {
+            rows.push(share.micro_batch.min(share.count).max(1));
+        }
+        if mesh.has_stages() {
+            let most = rows.iter().copied().max().unwrap_or(1);
+            rows = vec![most; mesh.world_size()];
+        }
         Self { mesh, positions, pipelines: pipelines_of(mesh, chunks), shares, rows, schedule }
     }
 
-    /// Returns the arrangement of ranks that each hold a whole model of `blocks` blocks, in plans
-    /// of so many rows.
+    /// Returns the arrangement of ranks that each hold the whole model, in plans of so many rows.
     pub fn of_replicas(
+        request: &PlacementRequest,
         positions: Vec<usize>,
         shares: Vec<Share>,
         rows: Vec<u32>,
-        blocks: u32,
-        schedule: PipelineSchedule,
     ) -> Self {
-        let mesh = Mesh::of_pipelines(positions.len(), 1);
-        let whole = vec![std::iter::once(0..blocks).collect(); mesh.data];
-        Self { mesh, positions, pipelines: pipelines_of(mesh, &whole), shares, rows, schedule }
+        let requested = RequestedPipelines::of(request);
+        let blocks = request.plans.of_rows(1).graph.blocks.len() as u32;
+        let chunks = vec![requested.model_chunks(blocks); positions.len()];
+        let mesh = requested.mesh(positions.len());
+        Self { rows, ..Self::of(mesh, positions, &chunks, shares, requested.schedule) }
     }
 
     /// Returns the most rows of a micro-batch.

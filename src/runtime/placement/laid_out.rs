@@ -3,10 +3,13 @@
 use std::sync::Arc;
 
 use super::arrangement::Arrangement;
+use super::rank_memory::RankMemory;
 use super::shares::{layout_of, owned};
 use super::types::PlacementRequest;
 use crate::base::{BucketId, Rank};
 use crate::collective::{BucketGroups, LaidOutBucket, ShardLayout, Topology};
+use crate::comm::ring_pool_bytes_max;
+use crate::device::Selection;
 use crate::exec::Moments;
 use crate::graph::Plan;
 use crate::graph::plan::ALIGNMENT_BYTES;
@@ -72,6 +75,26 @@ impl LaidOut {
         let owned =
             (plans.len() > 1).then(|| owned(&plans[rank], &self.layout, groups, Rank(rank as u32)));
         Moments { count: request.optimizer.moments(), owned }
+    }
+
+    /// Returns the memory that each rank takes, on these devices by rank.
+    pub fn memory<'s>(
+        &self,
+        request: &PlacementRequest,
+        devices: impl IntoIterator<Item = &'s Selection>,
+    ) -> Vec<RankMemory> {
+        let PipelinePrograms { plans, edges, groups, .. } = &self.written;
+        let mut ranks = Vec::with_capacity(plans.len());
+        for (rank, selection) in devices.into_iter().enumerate() {
+            let id = Rank(rank as u32);
+            let moments = self.moments(request, rank);
+            ranks.push(RankMemory {
+                pool: ring_pool_bytes_max(&self.layout, groups.positions(id)),
+                edges: edges.bytes_from(id),
+                ..RankMemory::of(selection, &plans[rank], &moments, plans.len())
+            });
+        }
+        ranks
     }
 }
 

@@ -4,13 +4,14 @@
 pub mod admission;
 pub mod arrangement;
 pub mod assemble;
-pub mod host_memory;
+pub mod decision;
 pub mod laid_out;
 pub mod names;
 pub mod open_measured;
 pub mod open_ranks;
 pub mod pipeline;
 pub mod plans;
+pub mod rank_memory;
 pub mod reduce_sites;
 mod repeat;
 pub mod shares;

@@ -3,12 +3,16 @@
 //! With `auto` and `all`, a device that fails on the way is left out.
 
 use super::admission::{self, Admission, MeasuredCandidate, admit, reserves_hold};
+use super::arrangement::Arrangement;
 use super::assemble::adapters_for;
+use super::laid_out::LaidOut;
 use super::names::{is_auto, is_named};
 use super::open_ranks::{RankOpening, RequestedDevices, open_one};
 use super::reduce_sites::reduce_sites;
 use super::shares::{layout_of, moments};
-use super::types::{OpenedRanks, PlacementRequest};
+use super::start::ReadyRanks;
+use super::statistics::require_statistics;
+use super::types::PlacementRequest;
 use crate::autotune;
 use crate::base::{Rank, Setting};
 use crate::collective::BucketGroups;
@@ -16,7 +20,7 @@ use crate::device::host::available_memory;
 use crate::device::{DeviceError, InjectedFault, Selection, selector_of};
 use crate::exec::Moments;
 use crate::faults::{Fault, Point};
-use crate::parallel::{Placement, ReduceSite};
+use crate::parallel::{Placement, ReduceSite, contiguous_shares};
 use crate::runtime::RuntimeError;
 use crate::runtime::device_thread::DeviceThread;
 use crate::runtime::open::{OpenDevice, no_room};
@@ -29,6 +33,13 @@ struct ReservedDevice {
     reserve: Moments,
     /// Bytes of its memory that the device takes with the reserve.
     bytes: usize,
+}
+
+/// Device that takes part, with its samples per step and the most that it runs at a time.
+struct MeasuredShare {
+    device: OpenDevice,
+    count: u32,
+    micro_batch: u32,
 }
 
 /// Device, by its index among those that are open, that cannot take part.
@@ -46,20 +57,40 @@ struct Failure {
 pub fn open_measured(
     request: &PlacementRequest,
     devices: RequestedDevices,
-    probe: &Probe,
     saved: Option<&Placement>,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
-) -> Result<OpenedRanks, RuntimeError> {
+) -> Result<ReadyRanks, RuntimeError> {
+    let Some(probe) = &request.probe else {
+        return Err(RuntimeError::Defect("devices are measured without inputs".into()));
+    };
     let count = devices.selections.len();
     let mut notes = Vec::new();
-    let ready = open_admitted(request, devices, &mut notes, report)
+    let measured = open_admitted(request, devices, &mut notes, report)
         .and_then(|opened| measured(request, probe, count, saved, opened, &mut notes));
-    if ready.is_err() {
+    if measured.is_err() {
         for note in &notes {
             (request.notify)(note);
         }
     }
-    Ok(OpenedRanks { notes, ..ready? })
+    let (shared, reduce_sites) = measured?;
+    let mut members = Vec::new();
+    let mut positions = Vec::new();
+    let mut counts = Vec::new();
+    let mut micro_batches = Vec::new();
+    let mut rows = Vec::new();
+    for MeasuredShare { device, count, micro_batch } in shared {
+        positions.push(device.position);
+        counts.push(count);
+        // None runs more samples at a time than its plan has rows.
+        micro_batches.push(micro_batch.min(device.rows));
+        rows.push(device.rows);
+        members.push(device);
+    }
+    let shares = contiguous_shares(&counts, &micro_batches);
+    let arrangement = Arrangement::of_replicas(request, positions, shares, rows);
+    let laid_out = LaidOut::of(request, &arrangement);
+    notes.extend(require_statistics(&laid_out.whole, laid_out.written.programs.iter())?);
+    Ok(ReadyRanks { arrangement, laid_out, members, reduce_sites, is_kept: false, notes })
 }
 
 /// Opens the devices that may be opened. Those that fail are left out with a note unless they
@@ -105,7 +136,7 @@ fn measured(
     saved: Option<&Placement>,
     mut opened: Vec<ReservedDevice>,
     notes: &mut Vec<String>,
-) -> Result<OpenedRanks, RuntimeError> {
+) -> Result<(Vec<MeasuredShare>, Vec<ReduceSite>), RuntimeError> {
     loop {
         let Failure { index, error } = match split_with_sites(request, probe, &opened, saved) {
             Ok((split, reduce_sites)) => {
@@ -113,8 +144,7 @@ fn measured(
                 if let Some(cost) = &split.cost {
                     notes.push(cost_note(request, &opened, cost));
                 }
-                let members = members(request, opened, &split);
-                return Ok(OpenedRanks { members, reduce_sites, notes: Vec::new() });
+                return Ok((members(request, opened, &split), reduce_sites));
             }
             Err(failure) => failure,
         };
@@ -170,10 +200,10 @@ fn open_reserved(
             plan: request.plans.of_rows(now.rows),
             moments: now.reserve.clone(),
         };
-        let error = match open_initialized(request, opening, now.bytes, report) {
+        let error = match open_initialized(request, opening, now.memory.device, report) {
             Ok(device) => {
-                let Admission { reserve, bytes, .. } = now;
-                return Ok(ReservedDevice { device, selection, reserve, bytes });
+                let Admission { reserve, memory, .. } = now;
+                return Ok(ReservedDevice { device, selection, reserve, bytes: memory.device });
             }
             Err(error) => error,
         };
@@ -204,8 +234,9 @@ fn open_initialized(
 /// with fewer rows if a tensor is too large.
 fn is_smaller(next: &Admission, now: &Admission, error: &RuntimeError) -> bool {
     let is_memory = matches!(error, RuntimeError::NoRoom { .. });
-    let is_smaller = if is_memory { next.bytes < now.bytes } else { next.rows < now.rows };
-    is_smaller && next.host_bytes <= now.host_bytes
+    let is_smaller =
+        if is_memory { next.memory.device < now.memory.device } else { next.rows < now.rows };
+    is_smaller && next.memory.of_host() <= now.memory.of_host()
 }
 
 /// Measures the devices, splits the batch among them, and allocates the moments of those that
@@ -316,17 +347,20 @@ fn injected(
     request.faults.at_rank(point, 0, rank).and_then(Fault::of_device)
 }
 
-/// Returns the devices that take part, with their samples and the most that each runs at a time.
+/// Returns the devices that take part, with their shares.
 fn members(
     request: &PlacementRequest,
     opened: Vec<ReservedDevice>,
     split: &BatchSplit,
-) -> Vec<(OpenDevice, u32, u32)> {
+) -> Vec<MeasuredShare> {
     let mut members = Vec::new();
     for (index, one) in opened.into_iter().enumerate() {
         if let Some(rank) = split.members.iter().position(|member| *member == index) {
-            let micro_batch = split.micro_batches[rank].min(request.micro_batch);
-            members.push((one.device, split.counts[rank], micro_batch));
+            members.push(MeasuredShare {
+                device: one.device,
+                count: split.counts[rank],
+                micro_batch: split.micro_batches[rank].min(request.micro_batch),
+            });
         }
     }
     members

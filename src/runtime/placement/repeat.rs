@@ -56,11 +56,11 @@ pub fn repeated_by(
 ) -> Option<String> {
     let mesh = placement.mesh;
     let parallel = request.parallel;
-    let has_shares = mesh.data > 1 && parallel.shares.is_none();
+    let has_shares = mesh.data > 1 && parallel.shares.are_measured();
     let is_measured = if mesh.has_stages() {
-        has_shares || parallel.pipeline.blocks_per_stage.is_empty()
+        has_shares || parallel.lacks_cut()
     } else {
-        parallel.shares.is_none() && placement.has_alternatives()
+        parallel.shares.are_measured() && placement.has_alternatives()
     };
     if request.probe.is_none() || !is_measured {
         return None;

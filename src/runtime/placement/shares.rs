@@ -8,7 +8,7 @@ use crate::collective::{BucketGroups, ShardLayout};
 use crate::exec::Moments;
 use crate::graph::Plan;
 use crate::optim::Optimizer;
-use crate::parallel::ParallelOptions;
+use crate::parallel::{ParallelOptions, Shares};
 use crate::runtime::workers::{WorkerGroup, layout};
 use crate::runtime::{RuntimeError, timing};
 
@@ -74,7 +74,8 @@ pub fn owned_elements(moments: &Moments) -> usize {
     }
 }
 
-/// Returns the samples per device, or per pipeline of several, if they are not measured.
+/// Returns the samples per device, or per pipeline of several, as they are given, or else even
+/// ones.
 ///
 /// # Errors
 /// Returns `RuntimeError::Unplaceable` if the number of shares is not that of the devices or
@@ -85,19 +86,18 @@ pub fn fixed_counts(
     batch: u32,
     world: usize,
 ) -> Result<Vec<u32>, RuntimeError> {
-    let shares = parallel.shares.as_deref().unwrap_or_default();
-    let unit = if parallel.pipeline.stages > 1 { "pipeline" } else { "device" };
-    if shares.is_empty() && (batch as usize) < world {
-        return Err(RuntimeError::unplaceable(format_args!(
-            "{} = {batch} has no sample for each of {world} {unit}s; raise it, or choose fewer \
-             with {}",
-            Setting::Batch,
-            Setting::Devices
-        )));
-    }
-    if shares.is_empty() {
+    let unit = if parallel.has_stages() { "pipeline" } else { "device" };
+    let Shares::Fixed(shares) = &parallel.shares else {
+        if (batch as usize) < world {
+            return Err(RuntimeError::unplaceable(format_args!(
+                "{} = {batch} has no sample for each of {world} {unit}s; raise it, or choose \
+                 fewer with {}",
+                Setting::Batch,
+                Setting::Devices
+            )));
+        }
         return Ok(timing::split_evenly(batch, world));
-    }
+    };
     if shares.len() != world {
         return Err(RuntimeError::unplaceable(format_args!(
             "{} has {} for {}; give one per {unit}, in the order of {}",
@@ -107,7 +107,8 @@ pub fn fixed_counts(
             Setting::Devices
         )));
     }
-    if shares.iter().sum::<u64>() != u64::from(batch) {
+    let sum: u64 = shares.iter().map(|share| *share as u64).sum();
+    if sum != u64::from(batch) {
         return Err(RuntimeError::unplaceable(format_args!(
             "{} must add up to {} = {batch}",
             Setting::Shares,
@@ -144,7 +145,7 @@ pub(crate) mod tests {
         assert_eq!(fixed_counts(&parallel, 12, 5).unwrap(), [3, 3, 2, 2, 2]);
         let error = fixed_counts(&parallel, 12, 13).unwrap_err().to_string();
         assert!(error.contains("no sample for each of 13 devices"), "{error}");
-        parallel.shares = Some(vec![4, 8]);
+        parallel.shares = Shares::Fixed(vec![4, 8]);
         assert_eq!(fixed_counts(&parallel, 12, 2).unwrap(), [4, 8]);
         let error = fixed_counts(&parallel, 12, 3).unwrap_err().to_string();
         assert!(error.contains("parallel.shares has 2 entries for 3 devices"), "{error}");
@@ -153,7 +154,7 @@ pub(crate) mod tests {
         let error = fixed_counts(&parallel, 12, 1).unwrap_err().to_string();
         let expected = "parallel.shares has 2 entries for 1 pipeline; give one per pipeline, ";
         assert!(error.contains(expected), "{error}");
-        parallel.shares = Some(vec![12]);
+        parallel.shares = Shares::Fixed(vec![12]);
         let error = fixed_counts(&parallel, 12, 2).unwrap_err().to_string();
         assert!(error.contains("parallel.shares has 1 entry for 2 pipelines; "), "{error}");
     }

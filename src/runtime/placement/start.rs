@@ -63,7 +63,7 @@ pub fn start(
 
 /// Returns the record of opened ranks.
 fn placement(request: &PlacementRequest, ready: &ReadyRanks, candidates: Vec<String>) -> Placement {
-    let Arrangement { mesh, pipelines, shares, schedule, .. } = &ready.arrangement;
+    let Arrangement { mesh, pipelines, shares, .. } = &ready.arrangement;
     let mut ranks = Vec::new();
     for (rank, one) in mesh.ranks().zip(&ready.members) {
         let at = mesh.coordinates(rank);
@@ -90,8 +90,6 @@ fn placement(request: &PlacementRequest, ready: &ReadyRanks, candidates: Vec<Str
         candidates,
         micro_batch_max: request.micro_batch,
         mesh: *mesh,
-        schedule: *schedule,
-        virtual_stages: request.parallel.pipeline.virtual_stages,
         ranks,
     }
 }

@@ -6,14 +6,16 @@ use std::sync::Arc;
 
 use super::admission::{admit, reserves_hold};
 use super::assemble::assemble;
+use super::decision::decide;
 use super::names::display_names;
 use super::open_measured::open_measured;
-use super::open_ranks::{RequestedDevices, open_new};
+use super::open_ranks::{RequestedDevices, open_decided};
 use super::plans::Plans;
 use super::repeat::repeated_by;
 use super::shares::tests::graph;
-use super::types::{OpenedRanks, PlacedWorkers, PlacementRequest};
-use super::{host_memory, shares};
+use super::start::ReadyRanks;
+use super::types::{PlacedWorkers, PlacementRequest};
+use super::{rank_memory, shares};
 use crate::autotune::TuneOptions;
 use crate::base::rng::Key;
 use crate::base::{HostTensor, Rank, TensorId};
@@ -21,7 +23,7 @@ use crate::collective::Topology;
 use crate::device::Selection;
 use crate::exec::host_staging_bytes;
 use crate::optim::Optimizer;
-use crate::parallel::{Mesh, ParallelOptions, Placement, RankPlacement};
+use crate::parallel::{Mesh, ParallelOptions, Placement, RankPlacement, Shares};
 use crate::runtime::RuntimeError;
 use crate::runtime::open::OpenOptions;
 use crate::runtime::remote::NO_NODES;
@@ -146,7 +148,7 @@ fn a_limit_of_device_memory_is_kept_by_measured_shares_or_refused() {
     let measured = sweep(ParallelOptions::default());
     assert_eq!(measured[..4], [None, None, None, Some(2)]);
     assert!(measured[4].is_some());
-    let shares = Some(vec![2, 2]);
+    let shares = Shares::Fixed(vec![2, 2]);
     let fixed = sweep(ParallelOptions { shares, ..ParallelOptions::default() });
     assert_eq!(fixed, [None, None, None, Some(2), Some(2)]);
 }
@@ -174,14 +176,14 @@ fn what_travels_takes_no_more_host_memory_than_is_counted() {
         .into_iter()
         .chain([(Topology::Star, "cpu*2"), (Topology::Star, "cpu*4")])
     {
-        let shares = Some(Vec::new());
+        let shares = Shares::Even;
         let parallel =
             ParallelOptions { shares, topology, chunk_bytes: 1 << 14, ..Default::default() };
         with_request(&Options { parallel, ..Options::new(world) }, |request| {
             let mut placed = place(request).unwrap();
             train(request, &mut placed, 4);
             let ranks = placed.placement.ranks.len();
-            let pools = host_memory::pools(request.parallel, &placed.plan, ranks);
+            let pools = rank_memory::pools(request.parallel, &placed.plan, ranks);
             for (rank, (_, staging)) in allocated(&placed).into_iter().enumerate() {
                 let peak = placed.group.pool_bytes_peak(Rank(rank as u32));
                 let what =
@@ -235,16 +237,11 @@ fn opened(options: &Options) -> Result<(Vec<String>, Vec<String>), RuntimeError>
         let names = display_names(&selections);
         let devices = RequestedDevices { selections: &selections, names: &names };
         let report = &mut |_: &str, _| {};
-        let OpenedRanks { members, notes, .. } = match &request.probe {
-            Some(probe) if request.parallel.shares.is_none() => {
-                open_measured(request, devices, probe, None, report)?
-            }
-            _ => open_new(request, devices, None, report)?,
+        let ReadyRanks { members, notes, .. } = match decide(request, devices, None, report)? {
+            Some(decision) => open_decided(request, devices, decision, None, report)?,
+            None => open_measured(request, devices, None, report)?,
         };
-        let name = |(one, ..): &(crate::runtime::open::OpenDevice, u32, u32)| {
-            one.driver.name().to_string()
-        };
-        Ok((members.iter().map(name).collect(), notes))
+        Ok((members.iter().map(|one| one.driver.name().to_string()).collect(), notes))
     })
 }
 
@@ -285,7 +282,7 @@ fn a_device_that_fails_while_its_place_of_addition_is_timed_is_left_out() {
 
 #[test]
 fn devices_without_a_sample_are_left_out_unless_they_are_named() {
-    let shares = Some(Vec::new());
+    let shares = Shares::Even;
     let parallel = ParallelOptions { shares, ..ParallelOptions::default() };
     let options = |selector| Options { parallel: parallel.clone(), ..Options::new(selector) };
     let (members, notes) = opened(&options("all")).unwrap();
@@ -294,9 +291,9 @@ fn devices_without_a_sample_are_left_out_unless_they_are_named() {
         let selections = vec![Selection::Cpu { reason: None }; 6];
         let names = display_names(&selections);
         let devices = RequestedDevices { selections: &selections, names: &names };
-        open_new(request, devices, None, &mut |_, _| {}).unwrap()
+        decide(request, devices, None, &mut |_, _| {}).unwrap().unwrap()
     });
-    assert_eq!(found.members.len(), 4);
+    assert_eq!(found.arrangement.positions, [0, 1, 2, 3]);
     let [note] = &found.notes[..] else { panic!("{:?}", found.notes) };
     let ends = "are left out: a batch of 4 has no sample for them";
     assert!(note.starts_with("cpu 5 (") && note.contains(", cpu 6 (") && note.ends_with(ends));
@@ -306,7 +303,7 @@ fn devices_without_a_sample_are_left_out_unless_they_are_named() {
 
 #[test]
 fn measured_shares_are_repeated_by_flags_or_said_to_end_in_other_bits() {
-    let shares = Some(vec![2, 2]);
+    let shares = Shares::Fixed(vec![2, 2]);
     let parallel = ParallelOptions { shares, ..ParallelOptions::default() };
     let placed = with_request(&Options { parallel, ..Options::new("cpu*2") }, place).unwrap();
     let flags = |change: &dyn Fn(&mut Placement)| {

@@ -9,8 +9,8 @@ use crate::faults::Faults;
 use crate::graph::Plan;
 use crate::metrics::Trace;
 use crate::optim::Optimizer;
-use crate::parallel::{ParallelOptions, Placement, Program, ReduceSite};
-use crate::runtime::open::{OpenDevice, OpenOptions};
+use crate::parallel::{ParallelOptions, Placement, Program};
+use crate::runtime::open::OpenOptions;
 use crate::runtime::pipelines::ModelPipelines;
 use crate::runtime::remote::RemoteNodes;
 use crate::runtime::timing::Probe;
@@ -62,13 +62,4 @@ pub struct PlacedWorkers {
     /// Messages for the user.
     pub notes: Vec<String>,
     pub trace: Option<Trace>,
-}
-
-/// Opened devices of a run, and the split of the batch among them.
-pub struct OpenedRanks {
-    /// By rank: the device, its samples per step, and the most that it runs at a time.
-    pub members: Vec<(OpenDevice, u32, u32)>,
-    /// Where the gradients of each are added, by rank.
-    pub reduce_sites: Vec<ReduceSite>,
-    pub notes: Vec<String>,
 }

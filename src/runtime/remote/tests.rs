@@ -26,7 +26,7 @@ use crate::faults::Faults;
 use crate::graph::{Graph, Unary, differentiate, fuse};
 use crate::model::gpt::{GptConfig, gpt};
 use crate::optim::Optimizer;
-use crate::parallel::{MicroBatch, ParallelOptions, PipelineOptions};
+use crate::parallel::{MicroBatch, ParallelOptions, PipelineOptions, Shares};
 use crate::runtime::RuntimeError;
 use crate::runtime::open::OpenOptions;
 use crate::runtime::placement::assemble::assemble;
@@ -351,8 +351,12 @@ fn train(request: &PlacementRequest) -> Trained {
     (losses, bits, (0..placed.group.world() as u32).map(name).collect())
 }
 
-fn fixed(shares: &[u64]) -> ParallelOptions {
-    ParallelOptions { shares: Some(shares.into()), chunk_bytes: 1024, ..Default::default() }
+fn fixed(shares: &[usize]) -> ParallelOptions {
+    ParallelOptions {
+        shares: Shares::Fixed(shares.into()),
+        chunk_bytes: 1024,
+        ..Default::default()
+    }
 }
 
 #[test]

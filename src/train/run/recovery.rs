@@ -4,7 +4,6 @@
 use std::mem;
 
 use super::startup;
-use super::stopping::devices_without;
 use super::{Run, RunOptions, RunOutcome, steps};
 use crate::checkpoint::{Checkpoint, Meta};
 use crate::metrics::Event;
@@ -51,7 +50,7 @@ impl Run {
         let own = self.own_devices();
         let Some(nodes) = self.host.options.nodes.as_ref().filter(|nodes| nodes.offered() > 0)
         else {
-            return devices_without(&self.spec, position);
+            return self.spec.left_without(position);
         };
         if self.trainer.session.placement.mesh.has_stages() {
             return None;
@@ -62,7 +61,7 @@ impl Run {
         } else if position >= own {
             nodes.leave_out(position - own);
         } else {
-            return devices_without(&self.spec, position);
+            return self.spec.left_without(position);
         }
         Some(LeftDevices { devices, stages: None, spare: 0, are_as_typed: true })
     }
@@ -136,7 +135,7 @@ impl Run {
             .map_err(FailedOpening::of_none)?;
         let spec = self.spec.on_devices(left).map_err(FailedOpening::of_none)?;
         self.open_on(&spec, checkpoint)
-            .map_err(|error| FailedOpening::unplaced(error, &spec.devices, &spec.parallel.pipeline))
+            .map_err(|error| FailedOpening::unplaced(error, |position| spec.left_without(position)))
     }
 
     /// Opens the session of a specification at a checkpoint, instead of the present one.

@@ -8,10 +8,9 @@ use super::Run;
 use super::stopping::with_command;
 use crate::checkpoint::{Checkpoint, CheckpointError, Meta};
 use crate::metrics::{Recorder, TensorBoard, aside};
-use crate::parallel::{Placement, PlacementChange};
+use crate::parallel::{Placement, PlacementChange, Shares};
 use crate::train::continuation::ResumeCommand;
 use crate::train::error::TrainError;
-use crate::train::left_devices::LeftDevices;
 
 impl Run {
     /// Brings the first state onto the devices: that of a checkpoint, or a new one, which is
@@ -212,12 +211,11 @@ impl Run {
     /// Returns a command that continues a run over several nodes on the devices of this one.
     fn on_this_node(&self, mut command: ResumeCommand) -> ResumeCommand {
         let devices = &self.spec.devices;
-        let parallel = &self.spec.parallel;
-        let left = LeftDevices::of(devices.clone(), &parallel.pipeline);
+        let left = self.spec.left_on(devices.clone());
         if left.devices != *devices || left.stages.is_some() {
             return self.spec.resume_on(left, command);
         }
-        if parallel.shares.as_ref().is_some_and(|shares| !shares.is_empty()) {
+        if let Shares::Fixed(_) = self.spec.parallel.shares {
             command.settings.push(("parallel.balance", "measured".into()));
         }
         command

@@ -9,7 +9,6 @@ use crate::device::selector_without;
 use crate::runtime::placement::assemble::adapters_for;
 use crate::train::continuation::ResumeCommand;
 use crate::train::error::TrainError;
-use crate::train::left_devices::LeftDevices;
 use crate::train::spec::RunSpec;
 
 /// Devices that the command names if those of the run are all left out.
@@ -32,18 +31,12 @@ pub(super) fn with_command(
         let others = selector_without(selector, position, &adapters_for(selector));
         left_out = others.is_some();
         let others = others.unwrap_or_else(|| ANY_DEVICES.into());
-        let left = LeftDevices::of(others, &spec.parallel.pipeline);
+        let left = spec.left_on(others);
         spare = left.spare;
         command = spec.resume_on(left, command);
     }
     let command = Box::new(command);
     TrainError::Stopped { cause: Box::new(cause), checkpoint, command, left_out, spare }
-}
-
-/// Returns the devices with which a run goes on without the one at a position; `None` if there is
-/// no other.
-pub(super) fn devices_without(spec: &RunSpec, position: usize) -> Option<LeftDevices> {
-    LeftDevices::without(&spec.devices, position, &spec.parallel.pipeline)
 }
 
 /// Returns the error of a start whose devices failed before there was a run: with the command if

@@ -9,6 +9,7 @@ use crate::data::{DataError, DatasetInput, NamedInputs, Split};
 use crate::graph::{Builder, Init};
 use crate::metrics::{Event, Unit};
 use crate::optim::Optimizer;
+use crate::train::Shares;
 use crate::train::task::Task;
 
 /// Points of a wave: 23 to train on, 5 held out.

@@ -8,7 +8,9 @@ use crate::collective::Topology;
 use crate::faults::Faults;
 use crate::graph::Graph;
 use crate::optim::Optimizer;
-use crate::parallel::{DeviceLoss, MismatchAction, ParallelOptions, PipelineOptions, ReduceSite};
+use crate::parallel::{
+    DeviceLoss, MismatchAction, ParallelOptions, PipelineOptions, ReduceSite, Shares,
+};
 use crate::runtime::open::OpenOptions;
 use crate::runtime::placement::plans::Plans;
 use crate::runtime::placement::types::PlacementRequest;
@@ -79,19 +81,6 @@ pub struct TrainerOptions {
     pub measures_pipelines: bool,
 }
 
-/// Samples of each device per step, or of each pipeline, if there are several.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Shares {
-    /// By the measured speed of each device; devices that would make a step longer are left out.
-    /// For pipelines: evenly.
-    #[default]
-    Measured,
-    /// As equal as they can be.
-    Even,
-    /// So many, each at least 1, in the order of the devices.
-    Fixed(Vec<usize>),
-}
-
 impl TrainerOptions {
     /// Returns options with whole batches, measured shares, no clipping, seed 0, fused, kernels
     /// timed for up to 5 seconds, a device that is silent for 300 seconds taken as hung, and errors
@@ -155,7 +144,7 @@ impl TrainerOptions {
 
     /// Returns true if the shares are measured.
     fn is_measured(&self) -> bool {
-        self.shares == Shares::Measured && (self.pipeline.stages <= 1 || self.measures_pipelines)
+        self.shares.are_measured() && (!self.pipeline.has_stages() || self.measures_pipelines)
     }
 
     /// Returns true if devices are timed for what was not given.
@@ -166,9 +155,9 @@ impl TrainerOptions {
     /// Returns how the work of a step is shared.
     pub(crate) fn parallel(&self) -> ParallelOptions {
         let shares = match &self.shares {
-            Shares::Fixed(shares) => Some(shares.iter().map(|share| *share as u64).collect()),
-            Shares::Measured if self.is_measured() => None,
-            Shares::Measured | Shares::Even => Some(Vec::new()),
+            Shares::Measured if !self.is_measured() => Shares::Even,
+            Shares::Fixed(given) if given.is_empty() => Shares::Even,
+            asked => asked.clone(),
         };
         ParallelOptions {
             shares,
@@ -212,6 +201,12 @@ impl TrainerOptions {
         }
     }
 
+    /// Returns the devices without the one at a position, and the pipelines that they make; `None`
+    /// if there is no other.
+    pub(super) fn left_without(&self, position: usize) -> Option<LeftDevices> {
+        LeftDevices::without(&self.devices, position, &self.pipeline)
+    }
+
     /// Returns the options on devices that are left when one has failed: shares and blocks that
     /// were given are those of other devices.
     pub(super) fn on(&self, left: &LeftDevices) -> Self {
@@ -224,7 +219,7 @@ impl TrainerOptions {
                 PipelineOptions { blocks_per_stage: Vec::new(), ..self.pipeline.clone() };
             options.pipeline.stages = stages as u32;
         }
-        if options.pipeline.stages <= 1 {
+        if !options.pipeline.has_stages() {
             options.pipeline = PipelineOptions::default();
         }
         options

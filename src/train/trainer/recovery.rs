@@ -10,7 +10,6 @@ use super::{Trainer, TrainerOptions};
 use crate::base::setting::as_fields;
 use crate::checkpoint::Checkpoint;
 use crate::files;
-use crate::parallel::PipelineOptions;
 use crate::train::error::TrainError;
 use crate::train::left_devices::LeftDevices;
 
@@ -22,18 +21,14 @@ pub(in crate::train) struct FailedOpening {
 }
 
 impl FailedOpening {
-    /// Returns the failure of the device at a position among those of a selector, if it was one.
+    /// Returns the failure of the device at a position among those that were requested, if it was
+    /// one; `without` returns the devices without it.
     fn at(
         error: TrainError,
         position: Option<usize>,
-        selector: &str,
-        pipelines: &PipelineOptions,
+        without: impl FnOnce(usize) -> Option<LeftDevices>,
     ) -> Self {
-        let mut left = None;
-        if let Some(position) = position {
-            left = LeftDevices::without(selector, position, pipelines).map(Box::new);
-        }
-        Self { error, left }
+        Self { error, left: position.and_then(without).map(Box::new) }
     }
 
     /// Returns a failure that is that of no device.
@@ -42,9 +37,9 @@ impl FailedOpening {
     }
 
     /// Returns the failure of devices before there is a placement: ranks are positions.
-    pub fn unplaced(error: TrainError, selector: &str, pipelines: &PipelineOptions) -> Self {
+    pub fn unplaced(error: TrainError, without: impl FnOnce(usize) -> Option<LeftDevices>) -> Self {
         let position = error.failed_rank().map(|rank| rank.index());
-        Self::at(error, position, selector, pipelines)
+        Self::at(error, position, without)
     }
 }
 
@@ -93,8 +88,7 @@ impl Trainer {
                     .into(),
             ));
         };
-        let TrainerOptions { devices, pipeline, .. } = &self.options;
-        let Some(left) = LeftDevices::without(devices, failed, pipeline) else {
+        let Some(left) = self.options.left_without(failed) else {
             let why = "no other device is left to recover on";
             return Err(TrainError::InvalidRequest(why.into()));
         };
@@ -125,15 +119,15 @@ impl Trainer {
         let trace = trace_from(self.options.trace.as_deref(), state.meta.step);
         let traced = TrainerOptions { trace, ..options.clone() };
         let before = Some(&state.meta.placement);
-        let TrainerOptions { devices, pipeline, .. } = options;
+        let without = |position| options.left_without(position);
         let opened = open_on(self.graph.clone(), &traced, before, None)
-            .map_err(|error| FailedOpening::unplaced(error, devices, pipeline))?;
+            .map_err(|error| FailedOpening::unplaced(error, without))?;
         let mut opened = Self::of(opened, options.clone());
         match opened.restore_checkpoint(state) {
             Ok(()) => Ok(opened),
             Err(error) => {
                 let position = opened.failed_position(&error);
-                Err(FailedOpening::at(error, position, devices, pipeline))
+                Err(FailedOpening::at(error, position, without))
             }
         }
     }

@@ -9,7 +9,7 @@ use crate::data::{
 };
 use crate::graph::{Builder, Init};
 use crate::optim::Optimizer;
-use crate::train::PipelineOptions;
+use crate::train::{PipelineOptions, Shares};
 
 /// A model with dropout, whose second parameter has a shape.
 fn model(name: &str, width: usize) -> Graph {

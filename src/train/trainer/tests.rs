@@ -3,7 +3,7 @@
 use super::*;
 use crate::graph::{Builder, Init};
 use crate::optim::Optimizer;
-use crate::train::PipelineOptions;
+use crate::train::{PipelineOptions, Shares};
 
 pub fn graph(with_loss: bool) -> Graph {
     let mut b = Builder::new();

@@ -29,17 +29,16 @@ pub fn require_devices(requested: &RequestedPipelines, devices: usize) -> Result
     )))
 }
 
-/// Checks that a model can be cut as requested; `blocks` is `parallel.blocks_per_stage`.
+/// Checks that a model can be cut as requested, if it is to be cut.
 ///
 /// # Errors
-/// Returns `RuntimeError::Unplaceable` if the model has no blocks or too few, or if `blocks` do
-/// not add up.
-pub fn require_model(
-    requested: &RequestedPipelines,
-    graph: &Graph,
-    blocks: &[u32],
-) -> Result<(), RuntimeError> {
-    let RequestedPipelines { stages, chunks, .. } = *requested;
+/// Returns `RuntimeError::Unplaceable` if the model has no blocks or too few, or if the given ones
+/// do not add up.
+pub fn require_model(requested: &RequestedPipelines, graph: &Graph) -> Result<(), RuntimeError> {
+    let RequestedPipelines { stages, chunks, blocks, .. } = *requested;
+    if stages == 1 {
+        return Ok(());
+    }
     let count = graph.blocks.len();
     let parts = stages * chunks;
     if count < 2 {
@@ -70,8 +69,8 @@ pub fn require_model(
     Ok(())
 }
 
-/// Checks that the micro-batches of each pipeline fit its schedule; returns a note if they are so
-/// few that stages stay idle most of the time.
+/// Checks that the micro-batches of each pipeline of several stages fit its schedule; returns a
+/// note if they are so few that stages stay idle most of the time.
 ///
 /// # Errors
 /// Returns `RuntimeError::Unplaceable` with the number of micro-batches.
@@ -79,7 +78,10 @@ pub fn require_micro_batches(
     requested: &RequestedPipelines,
     planned: &Arrangement,
 ) -> Result<Option<String>, RuntimeError> {
-    let RequestedPipelines { stages, chunks, schedule } = *requested;
+    let RequestedPipelines { stages, chunks, schedule, .. } = *requested;
+    if stages == 1 {
+        return Ok(None);
+    }
     let counts = micro_batch_counts(&planned.shares);
     for (&micro_batches, share) in counts.iter().zip(&planned.shares) {
         match require_fit(schedule, PipelineShape { stages, chunks, micro_batches }) {
@@ -117,12 +119,12 @@ mod tests {
     use crate::graph::{Builder, Init};
     use crate::parallel::{Mesh, contiguous_shares};
 
-    fn requested(stages: usize, chunks: usize) -> RequestedPipelines {
+    fn requested(stages: usize, chunks: usize) -> RequestedPipelines<'static> {
         let schedule = match chunks {
             1 => PipelineSchedule::OneFOneB,
             _ => PipelineSchedule::Interleaved,
         };
-        RequestedPipelines { stages, chunks, schedule }
+        RequestedPipelines { stages, chunks, schedule, blocks: &[] }
     }
 
     fn graph(blocks: usize) -> Graph {
@@ -151,10 +153,14 @@ mod tests {
 
     #[test]
     fn models_have_enough_blocks_and_stages_add_up() {
-        assert!(require_model(&requested(2, 2), &graph(4), &[]).is_ok());
-        assert!(require_model(&requested(2, 1), &graph(6), &[4, 2]).is_ok());
-        let error = |requested: RequestedPipelines, blocks: usize, counts: &[u32]| {
-            require_model(&requested, &graph(blocks), counts).unwrap_err().to_string()
+        let cut = |requested: RequestedPipelines, model: usize, blocks: &[u32]| {
+            require_model(&RequestedPipelines { blocks, ..requested }, &graph(model))
+        };
+        assert!(cut(requested(2, 2), 4, &[]).is_ok());
+        assert!(cut(requested(2, 1), 6, &[4, 2]).is_ok());
+        assert!(cut(requested(1, 1), 0, &[]).is_ok(), "it is not cut");
+        let error = |requested: RequestedPipelines, model: usize, blocks: &[u32]| {
+            cut(requested, model, blocks).unwrap_err().to_string()
         };
         assert!(error(requested(2, 1), 1, &[]).contains("no blocks"));
         let few = error(requested(7, 1), 6, &[]);

@@ -10,7 +10,7 @@ use crate::autotune;
 use crate::base::{Setting, Wording};
 use crate::graph::Graph;
 use crate::parallel::pipeline::micro_batch_counts;
-use crate::parallel::{Mesh, ParallelOptions, PipelineSchedule, contiguous_shares};
+use crate::parallel::{Mesh, PipelineSchedule, contiguous_shares};
 use crate::planner::balance::milliseconds;
 use crate::planner::cut::{Cut, CutError, CutStage, by_stage, chunks_of_counts};
 use crate::planner::division::{
@@ -36,33 +36,23 @@ pub fn by_measurement(
 ) -> Result<(Arrangement, MeasuredBlocks), RuntimeError> {
     let requested = RequestedPipelines::of(request);
     let pipelines = requested.mesh(devices.selections.len()).data;
-    let counts = expected_counts(request, pipelines)?;
+    // Memory is planned for even shares if none are given.
+    let counts = fixed_counts(request.parallel, request.batch, pipelines)?;
     let most = counts.iter().copied().max().unwrap_or(1);
     let rows = request.micro_batch.min(most).max(1);
     let measured = measure_blocks(request, devices, rows, report)?;
-    let mut division = if request.parallel.pipeline.blocks_per_stage.is_empty() {
+    let mut division = if requested.blocks.is_empty() {
         searched(request, devices, &requested, &measured, &counts)
             .map_err(|error| no_cut(&error, request, devices, &measured))?
     } else {
         with_given_cut(request, &requested, &measured)
     };
-    let memory = stage_memory(request, &requested, &division.counts);
-    if request.parallel.shares.is_some() || !holds(request, devices, &division, &memory) {
+    let memory = stage_memory(request, devices, &measured, &division.counts);
+    if !request.parallel.shares.are_measured() || !holds(request, devices, &division, &memory) {
         division.counts = counts;
     }
     notes.extend(prediction(&division, &measured, devices));
     Ok((planned(request, &requested, &division), measured))
-}
-
-/// Returns the samples of each pipeline that memory is planned for: those that are given, or even
-/// ones.
-///
-/// # Errors
-/// Returns `RuntimeError::Unplaceable` as [`fixed_counts`] does.
-fn expected_counts(request: &PlacementRequest, pipelines: usize) -> Result<Vec<u32>, RuntimeError> {
-    let shares = Some(request.parallel.shares.clone().unwrap_or_default());
-    let parallel = ParallelOptions { shares, ..request.parallel.clone() };
-    fixed_counts(&parallel, request.batch, pipelines)
 }
 
 /// Searches the fastest division that fits the devices' memory.
@@ -76,18 +66,16 @@ fn searched(
     measured: &MeasuredBlocks,
     counts: &[u32],
 ) -> Result<PipelineDivision, CutError> {
-    let memory = stage_memory(request, requested, counts);
+    let memory = stage_memory(request, devices, measured, counts);
     let found = |is_exact: bool| {
-        let fits = |CutStage { device, stage, blocks }: CutStage<'_>| {
-            memory.fits(&devices.selections[device], stage, blocks, is_exact)
-        };
+        let fits = |stage: CutStage<'_>| memory.fits(stage, is_exact);
         divide(&DivisionRequest {
             times: &measured.times,
             cut_s: &measured.cut_s,
             kinds: &measured.kinds,
             stages: requested.stages,
             chunks: requested.chunks,
-            is_ordered: request.parallel.shares.is_some(),
+            is_ordered: !request.parallel.shares.are_measured(),
             samples: samples(request, requested),
             fits: &fits,
         })
@@ -105,9 +93,11 @@ fn samples(request: &PlacementRequest, requested: &RequestedPipelines) -> Sample
     SampleCounts { batch: request.batch, micro_batch: request.micro_batch, round }
 }
 
+/// Returns the memory of the devices as stages of pipelines with these samples.
 fn stage_memory<'a>(
     request: &'a PlacementRequest,
-    requested: &RequestedPipelines,
+    devices: RequestedDevices<'a>,
+    measured: &'a MeasuredBlocks,
     counts: &[u32],
 ) -> StageMemory<'a> {
     let micro_batches: Vec<u32> =
@@ -115,7 +105,7 @@ fn stage_memory<'a>(
     let shares = contiguous_shares(counts, &micro_batches);
     let most = micro_batch_counts(&shares).into_iter().max().unwrap_or(1).max(1);
     let rows = micro_batches.into_iter().max().unwrap_or(1).max(1);
-    StageMemory::of(request, requested, counts.len(), most, rows)
+    StageMemory::of(request, devices.selections, &measured.kinds, most, rows)
 }
 
 /// Returns true if the devices of a division have the memory that their stages need, those with
@@ -126,17 +116,14 @@ fn holds(
     division: &PipelineDivision,
     memory: &StageMemory,
 ) -> bool {
-    for cut in &division.pipelines {
-        for (stage, (&device, blocks)) in cut.devices.iter().zip(&cut.blocks).enumerate() {
-            if !memory.fits(&devices.selections[device], stage, blocks, true) {
-                return false;
-            }
-        }
-    }
     let mut needed = Vec::new();
     for cut in &division.pipelines {
         for (stage, (&device, blocks)) in cut.devices.iter().zip(&cut.blocks).enumerate() {
-            needed.push((device, memory.needed(stage, blocks).on(&devices.selections[device])));
+            let stage = CutStage { device, stage, blocks };
+            if !memory.fits(stage, true) {
+                return false;
+            }
+            needed.push((device, memory.needed(stage)));
         }
     }
     overfull(request, devices, &needed).is_none()
@@ -149,7 +136,7 @@ fn with_given_cut(
     requested: &RequestedPipelines,
     measured: &MeasuredBlocks,
 ) -> PipelineDivision {
-    let chunks = chunks_of_counts(&request.parallel.pipeline.blocks_per_stage);
+    let chunks = chunks_of_counts(requested.blocks);
     let mut pipelines = Vec::new();
     for ranks in requested.mesh(measured.times.len()).pipelines() {
         let devices: Vec<usize> = ranks.iter().map(|rank| rank.index()).collect();
@@ -242,8 +229,8 @@ fn no_cut(
         _ => Wording::new(error),
     };
     RuntimeError::unplaceable(format_args!(
-        "{why}; cut the model into more stages ({}), lower {} or {}, or choose other devices",
-        Setting::PipelineStages,
+        "{why}; {}, lower {} or {}, or choose other devices",
+        Setting::MoreStages,
         Setting::MicroBatchSize,
         Setting::ModelSize
     ))

@@ -1,28 +1,24 @@
 //! Memory of adapters that several ranks share: each rank may fit alone where all together do not.
 
-use crate::runtime::placement::arrangement::Arrangement;
-use crate::runtime::placement::laid_out::LaidOut;
 use crate::runtime::placement::open_ranks::RequestedDevices;
+use crate::runtime::placement::rank_memory::RankMemory;
 use crate::runtime::placement::types::PlacementRequest;
 use crate::runtime::{RuntimeError, memory};
 
-/// Checks that each adapter has the memory that its ranks take together. A rank alone is checked
-/// when its device is opened.
+/// Checks that each adapter has the memory that its ranks take together: `ranks`, on the devices at
+/// these positions. A rank alone is checked when its device is opened.
 ///
 /// # Errors
 /// Returns `RuntimeError::DeviceMemory` with the first adapter that has less.
 pub fn require_shared_memory(
     request: &PlacementRequest,
     devices: RequestedDevices,
-    planned: &Arrangement,
-    laid_out: &LaidOut,
+    positions: &[usize],
+    ranks: &[RankMemory],
 ) -> Result<(), RuntimeError> {
     let mut needed = Vec::new();
-    for (rank, &position) in planned.positions.iter().enumerate() {
-        let plan = &laid_out.written.plans[rank];
-        let moments = laid_out.moments(request, rank);
-        let bytes = memory::needed(&devices.selections[position], plan, &moments);
-        needed.push((position, bytes as u64));
+    for (position, rank) in positions.iter().zip(ranks) {
+        needed.push((*position, rank.device as u64));
     }
     match overfull(request, devices, &needed) {
         Some(error) => Err(error),

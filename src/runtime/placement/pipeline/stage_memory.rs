@@ -1,4 +1,4 @@
-//! Memory that a device needs as a stage of a pipeline, before there are programs.
+//! Memory that a device needs as a stage of a pipeline, before there is an arrangement.
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
@@ -10,24 +10,30 @@ use crate::base::shape::ELEMENT_BYTES;
 use crate::base::{BucketId, Position};
 use crate::collective::{LaidOutBucket, ShardLayout};
 use crate::device::Selection;
-use crate::exec::cpu::host_extra_bytes;
-use crate::exec::gpu::workspace_bytes;
+use crate::exec::Moments;
 use crate::graph::plan::ALIGNMENT_BYTES;
 use crate::graph::print::MemoryUsage;
 use crate::graph::{Plan, PlanPart};
-use crate::kernels::Caps;
 use crate::parallel::pipeline::stage_runs;
 use crate::parallel::schedule::in_flight;
 use crate::parallel::{PipelineSchedule, PipelineShape};
+use crate::planner::cut::CutStage;
 use crate::runtime::memory;
+use crate::runtime::placement::rank_memory::RankMemory;
+use crate::runtime::placement::shares::owned_elements;
 use crate::runtime::placement::types::PlacementRequest;
 
-/// Stage, and the blocks of its model chunks.
-type StageChunks = (usize, Vec<Range<u32>>);
+/// Device by its kind, its stage, and the blocks of its model chunks.
+type StageOfKind = (usize, usize, Vec<Range<u32>>);
 
-/// Memory of stages: of each, known once it was computed.
+/// Memory of devices as stages: of each, known once it was computed.
 pub struct StageMemory<'a> {
     request: &'a PlacementRequest<'a>,
+    devices: &'a [Selection],
+    /// By device: the first one of the same kind.
+    kinds: &'a [usize],
+    /// Number of ranks.
+    world: usize,
     /// Plan of the whole graph, for the most rows of a micro-batch.
     whole: Arc<Plan>,
     schedule: PipelineSchedule,
@@ -36,8 +42,9 @@ pub struct StageMemory<'a> {
     buckets: Vec<(Vec<u32>, Owned)>,
     /// By block: what it needs alone for one micro-batch.
     alone: OnceCell<Vec<BlockBytes>>,
-    workspace: OnceCell<usize>,
-    known: RefCell<HashMap<StageChunks, StageBytes>>,
+    /// By kind of device: what the whole model takes of it besides tensors.
+    beside: RefCell<HashMap<usize, usize>>,
+    known: RefCell<HashMap<StageOfKind, u64>>,
 }
 
 /// Elements of a bucket of which a rank keeps moments.
@@ -55,40 +62,19 @@ struct BlockBytes {
     scratch: usize,
 }
 
-/// Bytes that a stage needs: `host_extra` of them only on the CPU device, `workspace` at
-/// most only on GPUs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StageBytes {
-    pub peak: usize,
-    pub host_extra: usize,
-    pub workspace: usize,
-}
-
-impl StageBytes {
-    /// Returns the bytes that the stage needs on a device.
-    pub fn on(self, selection: &Selection) -> u64 {
-        let extra = match selection {
-            Selection::Cpu { .. } => self.host_extra,
-            Selection::Adapter(adapter) if Caps::of_adapter(adapter).suits_hardware() => {
-                self.workspace
-            }
-            Selection::Adapter(_) | Selection::Offered(_) => 0,
-        };
-        self.peak.saturating_add(extra) as u64
-    }
-}
-
 impl<'a> StageMemory<'a> {
-    /// Returns the memory of the stages of `pipelines` pipelines that each run `micro_batches`
-    /// micro-batches of up to `rows` samples.
+    /// Returns the memory of these devices, with the first one of the kind of each, as the stages
+    /// of pipelines that each run `micro_batches` micro-batches of up to `rows` samples.
     pub fn of(
         request: &'a PlacementRequest<'a>,
-        requested: &RequestedPipelines,
-        pipelines: usize,
+        devices: &'a [Selection],
+        kinds: &'a [usize],
         micro_batches: usize,
         rows: u32,
     ) -> Self {
-        let RequestedPipelines { stages, chunks, schedule } = *requested;
+        let requested = RequestedPipelines::of(request);
+        let pipelines = requested.mesh(devices.len()).data;
+        let RequestedPipelines { stages, chunks, schedule, .. } = requested;
         // The next number that the schedule can run: whether it can run this one is said later.
         let micro_batches = match schedule {
             PipelineSchedule::Interleaved => micro_batches.next_multiple_of(stages),
@@ -107,97 +93,100 @@ impl<'a> StageMemory<'a> {
         }
         Self {
             request,
+            devices,
+            kinds,
+            world: pipelines * stages,
             whole,
             schedule,
             shape: PipelineShape { stages, chunks, micro_batches },
             buckets,
             alone: OnceCell::new(),
-            workspace: OnceCell::new(),
+            beside: RefCell::default(),
             known: RefCell::default(),
         }
     }
 
-    /// Returns true if a device has memory for these model chunks as that stage, or no limit is
-    /// known. Unless `is_exact`, a quick bound of what they need at most may decide.
-    pub fn fits(
-        &self,
-        selection: &Selection,
-        stage: usize,
-        blocks: &[Range<u32>],
-        is_exact: bool,
-    ) -> bool {
+    /// Returns true if a device has memory for its model chunks, or no limit is known. Unless
+    /// `is_exact`, a quick bound of what they need at most may decide.
+    pub fn fits(&self, stage: CutStage, is_exact: bool) -> bool {
         let setting = self.request.opening.device_memory_mib;
+        let selection = &self.devices[stage.device];
         let Some((has, _)) = memory::limit(selection, setting) else { return true };
-        let (fixed, most) = self.bounds(stage, blocks);
-        if fixed as u64 > has {
-            return false;
-        }
-        (!is_exact && most.on(selection) <= has) || self.needed(stage, blocks).on(selection) <= has
+        let (least, most) = self.bounds(stage);
+        least <= has && ((!is_exact && most <= has) || self.needed(stage) <= has)
     }
 
-    /// Returns the bytes that a stage with these model chunks needs.
-    pub fn needed(&self, stage: usize, blocks: &[Range<u32>]) -> StageBytes {
-        let subject = (stage, blocks.to_vec());
+    /// Returns the bytes of its memory that a device needs for its model chunks: those of the
+    /// [`RankMemory`] with which it is opened, or as many more as its shards may be longer.
+    pub fn needed(&self, stage: CutStage) -> u64 {
+        let CutStage { device, stage, blocks } = stage;
+        let subject = (self.kinds[device], stage, blocks.to_vec());
         if let Some(known) = self.known.borrow().get(&subject) {
             return *known;
         }
         let runs = stage_runs(&self.whole, blocks, self.schedule, self.shape, stage);
         let plan = self.part(blocks, &runs);
-        let (_, owned) = self.elements(blocks);
-        let moments = self.request.optimizer.moments();
-        let bytes = StageBytes {
-            peak: MemoryUsage::of_shard(&plan, moments, owned).peak(),
-            host_extra: host_extra_bytes(&plan),
-            workspace: self.workspace_bytes(),
-        };
+        let (_, moments) = self.held(blocks);
+        let rank = RankMemory::of(&self.devices[device], &plan, &moments, self.world);
+        let bytes = rank.device as u64;
         self.known.borrow_mut().insert(subject, bytes);
         bytes
     }
 
-    /// Returns the bytes of parameters, gradients and moments, which a stage needs at least, and a
+    /// Returns the bytes of parameters, gradients and moments, which a device needs at least, and a
     /// bound of what it needs at most: all tensors of all blocks in memory of their own, and as
     /// many copies of what is kept as there are micro-batches in flight.
-    pub fn bounds(&self, stage: usize, blocks: &[Range<u32>]) -> (usize, StageBytes) {
-        let (held, owned) = self.elements(blocks);
+    pub fn bounds(&self, stage: CutStage) -> (u64, u64) {
+        let CutStage { device, stage, blocks } = stage;
+        let (held, moments) = self.held(blocks);
         let banks = if self.whole.graph.is_trained() { 2 } else { 1 };
-        let elements = held * banks + owned * self.request.optimizer.moments();
-        let fixed = elements * ELEMENT_BYTES;
+        let elements = held * banks + owned_elements(&moments) * moments.count;
+        let least = elements * ELEMENT_BYTES;
         let copies = in_flight(self.schedule, self.shape, stage);
         let alone = self.alone.get_or_init(|| self.blocks_alone());
-        let mut peak = fixed;
+        let mut most = least;
         for run in blocks {
             for of in &alone[run.start as usize..run.end as usize] {
                 let bytes = of.stash.saturating_mul(copies).saturating_add(of.scratch);
-                peak = peak.saturating_add(bytes);
+                most = most.saturating_add(bytes);
             }
         }
-        let host_extra = host_extra_bytes(&self.whole).saturating_mul(copies);
-        (fixed, StageBytes { peak, host_extra, workspace: self.workspace_bytes() })
+        let mut beside = self.beside_tensors(device, &moments);
+        if let Selection::Cpu { .. } = self.devices[device] {
+            beside = beside.saturating_mul(copies);
+        }
+        (least as u64, most.saturating_add(beside) as u64)
     }
 
-    /// Returns the workspace of the whole model's kernels in bytes, which bounds a stage's.
-    fn workspace_bytes(&self) -> usize {
-        *self.workspace.get_or_init(|| workspace_bytes(&self.whole, &Caps::EVERY))
+    /// Returns the bytes that a device would take for the whole model besides its tensors, which
+    /// bound what it takes for a stage.
+    fn beside_tensors(&self, device: usize, moments: &Moments) -> usize {
+        let selection = &self.devices[device];
+        let mut known = self.beside.borrow_mut();
+        *known
+            .entry(self.kinds[device])
+            .or_insert_with(|| memory::beside_tensors(selection, &self.whole, moments))
     }
 
-    /// Returns the elements of the buckets that a stage holds, and of those it keeps moments of.
-    fn elements(&self, blocks: &[Range<u32>]) -> (usize, usize) {
+    /// Returns the elements of the buckets that a stage holds, and the moments that it keeps.
+    fn held(&self, blocks: &[Range<u32>]) -> (usize, Moments) {
         let has = |block: &u32| blocks.iter().any(|run| run.contains(block));
         let mut held = 0;
-        let mut owned = 0;
+        let mut owned = Vec::new();
         for ((users, of_bucket), bucket) in self.buckets.iter().zip(&self.whole.buckets) {
             if !users.iter().any(has) {
+                owned.push(0..0);
                 continue;
             }
             held += bucket.length;
-            owned += match of_bucket {
-                Owned::OfFirst if users.first().is_some_and(has) => bucket.length,
-                Owned::OfFirst => 0,
-                Owned::Shard { of_all, .. } if users.iter().all(has) => *of_all,
-                Owned::Shard { of_some, .. } => *of_some,
-            };
+            owned.push(match of_bucket {
+                Owned::OfFirst if users.first().is_some_and(has) => 0..bucket.length,
+                Owned::OfFirst => 0..0,
+                Owned::Shard { of_all, .. } if users.iter().all(has) => 0..*of_all,
+                Owned::Shard { of_some, .. } => 0..*of_some,
+            });
         }
-        (held, owned)
+        (held, Moments { count: self.request.optimizer.moments(), owned: Some(owned) })
     }
 
     fn blocks_alone(&self) -> Vec<BlockBytes> {

@@ -4,9 +4,9 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use super::RequestedPipelines;
 use super::measure::measure_blocks;
 use super::stage_memory::StageMemory;
-use super::{RequestedPipelines, in_order};
 use crate::autotune::TuneOptions;
 use crate::base::setting::as_fields;
 use crate::base::{DType, HostTensor, Rank, TensorId};
@@ -15,8 +15,8 @@ use crate::faults::Faults;
 use crate::graph::{Graph, Unary, differentiate, fuse};
 use crate::model::gpt::{GptConfig, gpt};
 use crate::optim::Optimizer;
-use crate::parallel::{ParallelOptions, PipelineOptions, PipelineSchedule, Placement};
-use crate::planner::cut::{even, of_counts};
+use crate::parallel::{ParallelOptions, PipelineOptions, PipelineSchedule, Placement, Shares};
+use crate::planner::cut::{CutStage, even, of_counts};
 use crate::runtime::open::OpenOptions;
 use crate::runtime::placement::assemble::assemble;
 use crate::runtime::placement::laid_out::LaidOut;
@@ -200,7 +200,7 @@ fn what_is_measured_is_recorded_kept_and_repeated_by_flags() {
     assert_eq!(cut_of(&given.placed().unwrap().placement), [[2], [4]]);
     assert_eq!(given.measures(), 0);
     let mut fixed = Asked { notified: Rc::default(), ..again };
-    fixed.parallel.shares = Some(vec![]);
+    fixed.parallel.shares = Shares::Even;
     let fixed_placement = fixed.placed().unwrap().placement;
     assert_eq!((fixed.measures(), fixed_placement.ranks[0].position), (1, 0));
 }
@@ -221,7 +221,7 @@ fn pipelines_share_the_samples_by_measurement_or_as_given() {
     assert_eq!(shares(&given_cut), (vec![6, 6], vec![vec![1], vec![5], vec![1], vec![5]]));
     assert_eq!(given_cut.measures(), 1);
     let mut given = Asked::of("cpu*4", 2);
-    given.parallel.shares = Some(vec![9, 3]);
+    given.parallel.shares = Shares::Fixed(vec![9, 3]);
     assert_eq!((shares(&given).0, given.measures()), (vec![9, 3], 1));
     let given = Asked { notified: Rc::default(), ..given.with_cut(&[3, 3]) };
     assert_eq!((shares(&given).0, given.measures()), (vec![9, 3], 0));
@@ -273,26 +273,27 @@ fn the_memory_of_stages_is_that_of_their_plans_and_within_the_bounds() {
                 };
                 let counts = vec![BATCH / pipelines; pipelines as usize];
                 let positions = (0..2 * pipelines as usize).collect();
-                let planned = in_order(&requested, positions, &chunks, &counts, 3);
+                let planned = requested.in_order(positions, &chunks, &counts, 3);
                 let laid_out = LaidOut::of(request, &planned);
                 let micro_batches = (BATCH / pipelines / 3) as usize;
-                let of_stages =
-                    StageMemory::of(request, &requested, pipelines as usize, micro_batches, 3);
                 let cpu = Selection::Cpu { reason: None };
+                let devices = vec![cpu.clone(); 2 * pipelines as usize];
+                let kinds = vec![0; devices.len()];
+                let of_stages = StageMemory::of(request, &devices, &kinds, micro_batches, 3);
                 for (rank, plan) in laid_out.written.plans.iter().enumerate() {
                     let at = planned.mesh.coordinates(Rank(rank as u32));
                     let stage = at.pipeline;
                     let blocks = planned.pipelines[at.data].chunks_of(stage);
                     let moments = laid_out.moments(request, rank);
                     let needed = memory::needed(&cpu, plan, &moments);
-                    let found = of_stages.needed(stage, &blocks);
-                    let (least, most) = of_stages.bounds(stage, &blocks);
+                    let stage = CutStage { device: 0, stage, blocks: &blocks };
+                    let found = of_stages.needed(stage);
+                    let (least, most) = of_stages.bounds(stage);
                     let what = format!("{schedule}, tied {tie}, rank {rank} of {pipelines} x 2");
                     // The first rank of a bucket's group has the longest shard.
-                    let exceeds = found.peak + found.host_extra - needed;
+                    let exceeds = found - needed as u64;
                     assert!(exceeds <= if pipelines == 1 { 0 } else { 4096 }, "{what}: {exceeds}");
-                    assert!(least < found.peak && found.peak <= most.peak, "{what}");
-                    assert!(found.host_extra <= most.host_extra, "{what}");
+                    assert!(least < found && found <= most, "{what}");
                 }
             });
         }
