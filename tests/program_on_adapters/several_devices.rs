@@ -260,9 +260,10 @@ fn a_fault_of_any_device_at_any_point_ends_the_run_for_all_and_names_it() {
         for (fault, says) in [("lost", "was lost"), ("out-of-memory", "out of memory")] {
             let rank = point.len() % 3;
             let fault = format!("{fault}@{point}:7/{rank}");
-            let ran = match is_first {
-                true => train(&desk, &fault, &devices, ""),
-                false => desk.run_with(&fault, &resume),
+            let ran = if is_first {
+                train(&desk, &fault, &devices, "")
+            } else {
+                desk.run_with(&fault, &resume)
             }
             .ended(75);
             is_first = false;
