@@ -144,7 +144,9 @@ fn time(gpu: &Gpu, ready: &[BoundDispatch]) -> Result<f64, DeviceError> {
     let mut encoder = gpu.device.create_command_encoder(&Default::default());
     {
         let mut pass = encoder.begin_compute_pass(&Default::default());
-        ready.iter().for_each(|dispatch| dispatch.record(&mut pass));
+        for dispatch in ready {
+            dispatch.record(&mut pass);
+        }
     }
     let start = Instant::now();
     gpu.submit_and_wait(encoder)?;

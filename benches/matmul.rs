@@ -95,9 +95,10 @@ impl Options {
 
     fn wants(&self, adapter: &Adapter) -> bool {
         let name = adapter.name.to_lowercase();
-        match self.adapters.is_empty() {
-            true => adapter.merged_into.is_none() && adapter.usable().is_ok(),
-            false => self.adapters.iter().any(|part| name.contains(part)) && adapter.api != "gl",
+        if self.adapters.is_empty() {
+            adapter.merged_into.is_none() && adapter.usable().is_ok()
+        } else {
+            self.adapters.iter().any(|part| name.contains(part)) && adapter.api != "gl"
         }
     }
 
@@ -132,9 +133,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 /// Formats a product as `(768, 128) (384, 128)^T`.
 fn shown(&(m, k, n, transposed): &Product) -> String {
-    let matrix = |rows: usize, columns: usize, transposed: bool| match transposed {
-        true => format!("({columns}, {rows})^T"),
-        false => format!("({rows}, {columns})"),
+    let matrix = |rows: usize, columns: usize, transposed: bool| {
+        if transposed { format!("({columns}, {rows})^T") } else { format!("({rows}, {columns})") }
     };
     let [a, b] = ["a", "b"].map(|operand| transposed.contains(operand));
     format!("{} {}", matrix(m, k, a), matrix(k, n, b))

@@ -46,9 +46,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         ..FitOptions::new(FitLength::Steps(1000), schedule)
     };
 
-    let mut trainer = match saves.join("checkpoints").exists() {
-        true => Trainer::load(graph, &options, saves)?,
-        false => Trainer::on_data(graph, &options, &data)?,
+    let mut trainer = if saves.join("checkpoints").exists() {
+        Trainer::load(graph, &options, saves)?
+    } else {
+        Trainer::on_data(graph, &options, &data)?
     };
     trainer.fit_with(&data, &fit, &mut |event| {
         match event {

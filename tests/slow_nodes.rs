@@ -61,7 +61,9 @@ fn a_model_of_100_000_parameters_has_the_same_bits_over_a_rough_network() {
         host.wait_for(&format!("{number} of 3 nodes here"));
     }
     host.finish().ok();
-    others.into_iter().for_each(|other| drop(finish(other, "a node that joined").ok()));
+    for other in others {
+        finish(other, "a node that joined").ok();
+    }
     assert!(state(&desk, "run", 10) == state(&desk, "one", 10), "other bits by a bad network");
     let counts = proxies.map(|proxy| proxy.counts());
     eprintln!("10 steps in {:.1} s; {counts:?}", began.elapsed().as_secs_f64());

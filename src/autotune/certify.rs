@@ -34,9 +34,10 @@ impl CertificationResult {
     }
 
     fn of(nmse: f64) -> Self {
-        match nmse <= NMSE_MAX {
-            true => Self::Pass { nmse },
-            false => Self::Fail { why: format!("its results are wrong, NMSE {nmse:.2e}") },
+        if nmse <= NMSE_MAX {
+            Self::Pass { nmse }
+        } else {
+            Self::Fail { why: format!("its results are wrong, NMSE {nmse:.2e}") }
         }
     }
 

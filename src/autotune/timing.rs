@@ -168,10 +168,8 @@ impl<'a> VariantTimer<'a> {
         }
         let runs_least = if warm > PART_SECONDS { LONG_SAMPLES } else { *SAMPLES.start() };
         let mut runs = runs_for(warm);
-        let mut fastest = match warm > PART_SECONDS {
-            true => vec![warm],
-            false => vec![self.sample(&bound, &paces, runs)?],
-        };
+        let mut fastest =
+            if warm > PART_SECONDS { vec![warm] } else { vec![self.sample(&bound, &paces, runs)?] };
         while fastest.len() < *SAMPLES.end() {
             let is_enough = fastest.len() >= runs_least;
             let agree = || fastest[1] - fastest[0] <= AGREEMENT * fastest[0];
@@ -233,7 +231,9 @@ impl<'a> VariantTimer<'a> {
         if bound.iter().zip(paces).map(taken).sum::<f64>() <= PART_SECONDS {
             let record = |pass: &mut wgpu::ComputePass| {
                 for _ in 0..runs {
-                    bound.iter().for_each(|dispatch| dispatch.record(pass));
+                    for dispatch in bound {
+                        dispatch.record(pass);
+                    }
                 }
             };
             return Ok(self.submission(record)? / f64::from(runs));

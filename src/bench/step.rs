@@ -197,7 +197,9 @@ fn measure_model(
         Figure::rate(&what("flops"), GFLOPS, flops, &seconds),
         Figure::duration(&what("first_step"), "ms", 1e3, &[first]),
     ];
-    figures.into_iter().for_each(|figure| recorder.add(figure.on(&model.on)));
+    for figure in figures {
+        recorder.add(figure.on(&model.on));
+    }
     Ok(())
 }
 

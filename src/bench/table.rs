@@ -45,10 +45,11 @@ impl fmt::Display for Table {
         for row in &self.rows {
             let mut line = String::new();
             for ((cell, width), text) in row.iter().zip(&widths).zip(&self.text) {
-                line += &match text {
-                    true => format!("{cell:<width$}  "),
-                    false => format!("{cell:>width$}  "),
-                };
+                if *text {
+                    line += &format!("{cell:<width$}  ");
+                } else {
+                    line += &format!("{cell:>width$}  ");
+                }
             }
             writeln!(f, "{}", line.trim_end())?;
         }

@@ -56,13 +56,14 @@ impl Lock {
 /// # Errors
 /// Returns `CheckpointError::InUse` if another process keeps the lock for half a second.
 pub fn wait(run: &Path) -> Result<(), CheckpointError> {
-    match stays(|| is_held(run)) {
-        false => Ok(()),
-        true => match File::open(run.join("lock")) {
+    if stays(|| is_held(run)) {
+        match File::open(run.join("lock")) {
             Ok(file) => Err(in_use(run, &file)),
             // The run was removed meanwhile.
             Err(_) => Ok(()),
-        },
+        }
+    } else {
+        Ok(())
     }
 }
 

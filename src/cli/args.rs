@@ -28,8 +28,9 @@ impl Cli {
     pub fn checked(words: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
         let cli = Self::try_parse_from(words)?;
         // A flag cannot require a value of another flag in clap.
-        if let Command::Train(TrainArgs { svg: Some(_), explain, .. }) = &cli.command
-            && *explain != Some(Explain::Schedule)
+        if let Command::Train(args) = &cli.command
+            && args.svg.is_some()
+            && args.explain != Some(Explain::Schedule)
         {
             let why = "the argument '--svg <FILE>' goes with '--explain schedule' only";
             return Err(Self::command().error(ErrorKind::MissingRequiredArgument, why));
@@ -50,7 +51,7 @@ pub enum Command {
         certify: Option<Option<String>>,
     },
     /// Train a model; without arguments a small GPT on the built-in corpus
-    Train(TrainArgs),
+    Train(Box<TrainArgs>),
     /// Take part in a run that another machine started with `potluck train --nodes N`
     Join(JoinArgs),
     /// Print a new code for --secret-file of train, join and bench

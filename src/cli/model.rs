@@ -12,7 +12,7 @@ use crate::checkpoint::{Checkpoint, CheckpointError, Store, is_checkpoint};
 use crate::data::{DataDescription, Sampler, Split};
 use crate::device::{AdapterKind, Selection};
 use crate::graph::Plan;
-use crate::metrics::{Event, SentenceRecord, Sink, Unit};
+use crate::metrics::{Event, Sink, Unit};
 use crate::runtime::open::OpenOptions;
 use crate::runtime::pipelines::{ForwardUnits, ModelPipelines};
 use crate::runtime::placement::assemble::selections;
@@ -26,7 +26,7 @@ use crate::train::run_data::{DataShape, RunData, SavedData};
 use crate::train::sampling::Sampling;
 use crate::train::signals::SignalFlags;
 use crate::train::spec::{RunSpec, language_model};
-use crate::train::task::{Ending, Task};
+use crate::train::task::{Ending, FinalMeasure, Task};
 use crate::train::{generate, state};
 use crate::ui::terminal::{Terminal, print_line};
 
@@ -35,8 +35,8 @@ const OTHER_DATA: &str = "warning: the data are not those that the checkpoint wa
                           loss cannot be compared with the run's";
 
 /// Prints the mean loss and the metrics of a checkpoint on a split of its data or on other data:
-/// the perplexity of a text, the accuracy and the confusions of classes, the error of values; for
-/// the built-in corpus also the share of sampled sentences that are right.
+/// the perplexity of a text, the accuracy and the confusions of classes, the error of values, and
+/// what the task measures at the end of a run.
 pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
     let (checkpoint, mut spec) = load(&args.checkpoint)?;
     let split = match args.split {
@@ -81,11 +81,11 @@ pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
     };
     let units = ForwardUnits { group: &group, pipelines: &pipelines };
     let ending = Ending { units, rows: &rows, step, seed: spec.seed, stop: &|| false };
-    let sentences = match args.data {
-        None => task.sentences(&ending)?.map(|sampled| sampled.record),
+    let measure = match args.data {
+        None => task.measure(&ending)?,
         Some(_) => None,
     };
-    super::print(&report(args.json, step, &*task, &evaluation, sentences));
+    super::print(&report(args.json, step, &*task, &evaluation, measure));
     Ok(())
 }
 
@@ -115,7 +115,7 @@ fn report(
     step: u64,
     task: &dyn Task,
     evaluation: &Evaluation,
-    sentences: Option<SentenceRecord>,
+    measure: Option<FinalMeasure>,
 ) -> String {
     let &Evaluation { loss, samples, targets, ref sums } = evaluation;
     let metrics = task.metrics(sums);
@@ -132,8 +132,8 @@ fn report(
         for (name, value) in task.tables_json(sums) {
             line[name] = value;
         }
-        if let Some(sentences) = sentences {
-            line["sentences"] = serde_json::json!(sentences);
+        if let Some(FinalMeasure { record, .. }) = measure {
+            line[&*record.name] = record.json();
         }
         return format!("{line}\n");
     }
@@ -149,8 +149,8 @@ fn report(
         Unit::Samples => format!("  {samples} samples\n"),
     };
     text += &task.tables(sums);
-    if let Some(measure) = sentences {
-        text += &format!("{measure}\n");
+    if let Some(FinalMeasure { summary, .. }) = measure {
+        text += &format!("{summary}\n");
     }
     text
 }

@@ -114,7 +114,7 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
     let ended = execute(spec, options, checkpoint, args.quiet);
     if let Some(nodes) = nodes {
         nodes.end(&match &ended {
-            Ok((outcome, _)) => Ok(*outcome),
+            Ok((outcome, _)) => Ok(outcome.clone()),
             Err(error) => {
                 Err(RunFailure { why: format!("{error:#}"), exit_code: exit_code(error) })
             }
@@ -188,13 +188,13 @@ fn execute(
     let ending = train(&mut run)?;
     let resume = format!("continue it with: {}", run.resume_command());
     let code = match &ending {
-        RunOutcome::Done { sentences, .. } => {
+        RunOutcome::Done { measure, .. } => {
             let text = run.sample()?;
             if !text.is_empty() {
                 super::print(&format!("{text}\n"));
             }
             if !quiet {
-                if let Some(measure) = sentences {
+                if let Some(measure) = measure {
                     print_line(&format!("\n{measure}"));
                 }
                 print_line(&format!("done; the model is in {}", out.display()));

@@ -520,9 +520,8 @@ impl FirstNode {
             return None;
         }
         let open = self.joiners.iter().filter(|joiner| !joiner.is_closed);
-        let deadline = |joiner: &Joiner| match joiner.has_left {
-            true => joiner.pulse.silent_at(),
-            false => joiner.pulse.deadline(),
+        let deadline = |joiner: &Joiner| {
+            if joiner.has_left { joiner.pulse.silent_at() } else { joiner.pulse.deadline() }
         };
         let pulses = open.map(deadline).min();
         let pairing = match self.phase {

@@ -224,9 +224,10 @@ impl JoiningNode {
 
     fn dial_failed(&mut self, dial: DialId, why: &str, is_silent: bool) {
         if dial == DialId(0) && matches!(self.phase, JoinPhase::Dialing { .. }) {
-            return match is_silent {
-                true => self.end_without_answer(),
-                false => self.fail_to_reach_first(why),
+            return if is_silent {
+                self.end_without_answer()
+            } else {
+                self.fail_to_reach_first(why)
             };
         }
         let state = PairState::Dialing(dial);

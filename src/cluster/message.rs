@@ -92,16 +92,15 @@ impl Loss {
         match self {
             Self::Node { node, why } if *node == you => {
                 let (first, you) = (roster.name(NodeRank(0)), roster.name(you));
-                match why.starts_with(SILENT_FOR) {
-                    true => format!(
+                if why.starts_with(SILENT_FOR) {
+                    format!(
                         "the first node, {first}, no longer hears this one, {you}: {why}; what it \
                          sends arrives here, so that the connection works in one direction only: \
                          check that UDP passes in both directions between the two (firewall, \
                          router, VPN), and that this machine was not asleep"
-                    ),
-                    false => {
-                        format!("the first node, {first}, has given this one up, {you}: {why}")
-                    }
+                    )
+                } else {
+                    format!("the first node, {first}, has given this one up, {you}: {why}")
                 }
             }
             _ => self.sentence(roster),

@@ -66,9 +66,10 @@ pub enum Refusal {
 /// Returns what to do about other versions, behind which may stand what a node is there for.
 fn advice((theirs, own): &(String, String), first: &str) -> String {
     let number = |version: &str| version.split(' ').next().map(str::to_owned);
-    match number(theirs) == number(own) {
-        true => format!("join with the command that {first} shows"),
-        false => "install the same version on both".into(),
+    if number(theirs) == number(own) {
+        format!("join with the command that {first} shows")
+    } else {
+        "install the same version on both".into()
     }
 }
 

@@ -29,9 +29,10 @@ pub struct Member {
 /// Display name: the rank, and its position where the two differ.
 impl fmt::Display for Member {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.rank.0 == self.position.0 {
-            true => write!(f, "{}", self.rank),
-            false => write!(f, "{} ({})", self.rank, self.position),
+        if self.rank.0 == self.position.0 {
+            write!(f, "{}", self.rank)
+        } else {
+            write!(f, "{} ({})", self.rank, self.position)
         }
     }
 }

@@ -103,9 +103,10 @@ impl<T> Mailbox<T> {
         let mut removed = Vec::new();
         for _ in 0..queue.items.len() {
             let Some(earlier) = queue.items.pop_front() else { break };
-            match is_obsolete(&earlier) {
-                true => removed.push(earlier),
-                false => queue.items.push_back(earlier),
+            if is_obsolete(&earlier) {
+                removed.push(earlier);
+            } else {
+                queue.items.push_back(earlier);
             }
         }
         let sent = self.send_into(queue, item);

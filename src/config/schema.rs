@@ -34,7 +34,7 @@ pub enum ModelKind {
 pub enum DataKind {
     /// A text file, `data.path`.
     Text,
-    /// The built-in corpus: generated sentences and sums.
+    /// The built-in corpus, which is generated.
     Builtin,
     /// A file of token ids.
     Tokens,
@@ -319,7 +319,7 @@ sections! {
         fuse: bool = true, Constraint::Flag;
         /// Step after which the run ends; 0 writes the initial checkpoint only.
         steps: u64 = 3500, Constraint::Whole(0, STEPS), "3500, or as train.epochs";
-        /// Passes through the training split after which the run ends; 0 = after train.steps.
+        /// Passes through the data after which the run ends; 0 = after train.steps.
         epochs: u64 = 0, Constraint::Whole(0, STEPS);
         /// Seed of all random numbers.
         seed: u64 = 1337, Constraint::Whole(0, i64::MAX);

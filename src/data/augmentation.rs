@@ -83,9 +83,10 @@ impl Augmentation {
                 let (row, column) = (row as isize + down, column as isize + right);
                 let is_inside = (0..self.height as isize).contains(&row)
                     && (0..self.width as isize).contains(&column);
-                *to = match is_inside {
-                    true => from[row as usize * self.width + column as usize],
-                    false => *padding,
+                *to = if is_inside {
+                    from[row as usize * self.width + column as usize]
+                } else {
+                    *padding
                 };
             }
         }

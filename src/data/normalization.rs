@@ -81,7 +81,9 @@ impl Normalization {
     pub fn apply(&self, features: &mut [f32]) {
         let per_group = features.len() / self.features.len().max(1);
         for (group, scale) in features.chunks_mut(per_group.max(1)).zip(&self.features) {
-            group.iter_mut().for_each(|value| *value = scale.normalize(*value));
+            for value in group {
+                *value = scale.normalize(*value);
+            }
         }
     }
 }

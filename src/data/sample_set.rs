@@ -152,9 +152,12 @@ impl SampleSet {
 
     /// Returns the samples of a split, and the index among them of one of the split.
     fn place(&self, split: Split, index: u64) -> (&Samples, usize) {
-        let shuffled = |position: u64| match self.training == self.train.len() as u64 {
-            true => position as usize,
-            false => held_out_order(self.train.len() as u64, position),
+        let shuffled = |position: u64| {
+            if self.training == self.train.len() as u64 {
+                position as usize
+            } else {
+                held_out_order(self.train.len() as u64, position)
+            }
         };
         let index = match (split, &self.validation) {
             (Split::Train, _) => shuffled(index),
@@ -275,9 +278,10 @@ fn held_out_order(samples: u64, position: u64) -> usize {
 
 fn measured(samples: &Samples, training: u64) -> Result<Normalization, DataError> {
     let all = samples.len() as u64;
-    let indices: Vec<usize> = match training == all {
-        true => (0..all as usize).collect(),
-        false => (0..training).map(|position| held_out_order(all, position)).collect(),
+    let indices: Vec<usize> = if training == all {
+        (0..all as usize).collect()
+    } else {
+        (0..training).map(|position| held_out_order(all, position)).collect()
     };
     let targets = match &samples.targets {
         Targets::Values { values, names } => {

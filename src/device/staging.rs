@@ -59,9 +59,10 @@ impl Mapping {
         }
         gpu.wait(what, self.submission.clone())?;
         // The callbacks of a submission are called by the poll that finds it done.
-        match self.is_done(gpu, what)? {
-            true => Ok(()),
-            false => Err(gpu.refused(what, "it was not mapped".into())),
+        if self.is_done(gpu, what)? {
+            Ok(())
+        } else {
+            Err(gpu.refused(what, "it was not mapped".into()))
         }
     }
 }

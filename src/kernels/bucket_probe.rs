@@ -104,7 +104,9 @@ pub fn update_state(elements: usize, moments: usize) -> Vec<Vec<f32>> {
     let mut state = vec![normals(elements, 40)];
     for moment in 0..moments {
         let mut values = normals(elements, 41 + moment as u32);
-        values.iter_mut().for_each(|v| *v = if moment == 1 { 0.1 + *v * *v } else { *v });
+        for v in &mut values {
+            *v = if moment == 1 { 0.1 + *v * *v } else { *v };
+        }
         state.push(values);
     }
     state

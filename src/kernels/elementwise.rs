@@ -107,9 +107,10 @@ impl CustomOp for Elementwise {
     }
 
     fn shape(&self, inputs: &[&Shape]) -> Result<Shape, String> {
-        match inputs.iter().all(|shape| *shape == inputs[0]) {
-            true => Ok(inputs[0].clone()),
-            false => Err("all shapes must be equal".into()),
+        if inputs.iter().all(|shape| *shape == inputs[0]) {
+            Ok(inputs[0].clone())
+        } else {
+            Err("all shapes must be equal".into())
         }
     }
 

@@ -193,10 +193,30 @@ mod tests {
     use super::*;
 
     vectorized! {
-        fn apply_exp<S>(x: &mut [f32]) { x.iter_mut().for_each(|x| *x = exp::<S>(*x)) }
-        fn apply_tanh<S>(x: &mut [f32]) { x.iter_mut().for_each(|x| *x = tanh::<S>(*x)) }
-        fn apply_erf<S>(x: &mut [f32]) { x.iter_mut().for_each(|x| *x = erf::<S>(*x)) }
-        fn apply_ln<S>(x: &mut [f32]) { x.iter_mut().for_each(|x| *x = ln::<S>(*x)) }
+        fn apply_exp<S>(x: &mut [f32]) {
+            for x in x {
+                *x = exp::<S>(*x);
+            }
+        }
+
+        fn apply_tanh<S>(x: &mut [f32]) {
+            for x in x {
+                *x = tanh::<S>(*x);
+            }
+        }
+
+        fn apply_erf<S>(x: &mut [f32]) {
+            for x in x {
+                *x = erf::<S>(*x);
+            }
+        }
+
+        fn apply_ln<S>(x: &mut [f32]) {
+            for x in x {
+                *x = ln::<S>(*x);
+            }
+        }
+
         fn sum<S>(x: &[f32]) -> f32 { sum_of(x.len(), |i| x[i]) }
     }
 

@@ -2,7 +2,6 @@
 //! recorded. Numbers that are not finite become `null` there, because JSON has no such numbers.
 
 use std::borrow::Cow;
-use std::fmt;
 use std::time::Duration;
 
 use serde::ser::{SerializeMap, Serializer};
@@ -162,41 +161,37 @@ impl Serialize for JsonLine<'_, EvalRecord> {
     }
 }
 
-/// Measure of a model of the built-in corpus: counts of sampled sentences.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct SentenceRecord {
+/// Measure of a model, in the terms of its task.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MeasureRecord {
+    /// Name of the measure; left out of the line.
+    pub name: Cow<'static, str>,
     /// Number of steps done before the measure.
     pub step: u64,
-    pub temperature: f64,
-    /// Sentences that were sampled.
-    pub sampled: u64,
-    /// Different ones of them; the following counts are of these.
-    pub distinct: u64,
-    /// Sentences of the corpus's grammar, sums with the right result included.
-    pub right: u64,
-    /// Right sentences that are not in the corpus.
-    pub new: u64,
-    pub sums: u64,
-    pub right_sums: u64,
-    /// Sums that the corpus does not have, whose beginnings were given as prompts; not among the
-    /// counts above.
-    pub held_out_sums: u64,
-    pub right_held_out_sums: u64,
+    /// Values by name, in the order of the line.
+    pub values: Vec<(Cow<'static, str>, MeasuredValue)>,
 }
 
-/// Sentence for the user. Percentages are rounded down, so that 100 means all.
-impl fmt::Display for SentenceRecord {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let percent = 100 * self.right / self.distinct.max(1);
-        let Self { temperature, sampled, distinct, right, new, sums, right_sums, .. } = self;
-        let (held_out, right_held_out) = (self.held_out_sums, self.right_held_out_sums);
-        write!(
-            f,
-            "{percent} % of the sentences are right ({right} of {distinct} different ones, \
-             {sampled} sampled at temperature {temperature}; {new} of the right ones are not in \
-             the corpus; sums {right_sums} of {sums}, held-out sums {right_held_out} of \
-             {held_out})"
-        )
+/// Value of a measure.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub enum MeasuredValue {
+    Count(u64),
+    Real(f64),
+}
+
+impl MeasureRecord {
+    /// Returns the line of the record: the step and the values.
+    pub fn json(&self) -> serde_json::Value {
+        let mut line = serde_json::Map::new();
+        line.insert("step".into(), self.step.into());
+        for (name, value) in &self.values {
+            let value = match *value {
+                MeasuredValue::Count(count) => count.into(),
+                MeasuredValue::Real(number) => number.into(),
+            };
+            line.insert(name.to_string(), value);
+        }
+        line.into()
     }
 }
 
@@ -232,8 +227,8 @@ pub enum Event {
         elapsed: Duration,
     },
     Evaluation(EvalRecord),
-    /// The sentences of a run on the built-in corpus, after its last step.
-    Sentences(SentenceRecord),
+    /// Measure of the model by its task, after the last step.
+    Measure(MeasureRecord),
     /// The checkpoint of a step was written.
     Checkpoint {
         step: u64,

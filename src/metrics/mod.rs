@@ -9,7 +9,9 @@ pub mod tensorboard;
 pub mod trace;
 
 pub use curves::{Curve, CurvePoint, CurveReader, Curves};
-pub use event::{EvalRecord, Event, RankRecord, SentenceRecord, StageRecord, StepRecord, Unit};
+pub use event::{
+    EvalRecord, Event, MeasureRecord, MeasuredValue, RankRecord, StageRecord, StepRecord, Unit,
+};
 pub use recorder::{MetricsError, Recorder, Truncation, aside, truncate_after};
 pub use sink::{Sink, Sinks};
 pub use tensorboard::TensorBoard;

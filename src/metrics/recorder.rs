@@ -1,5 +1,4 @@
-//! Recorder of a run: a file with one line of JSON per step, per evaluation and per measure of
-//! sentences.
+//! Recorder of a run: a file with one line of JSON per step, per evaluation and per measure.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, BufWriter, Seek, SeekFrom, Write};
@@ -105,7 +104,7 @@ impl Sink for Recorder {
         match event {
             Event::Step(record) => self.record(&JsonLine(record)),
             Event::Evaluation(record) => self.record(&JsonLine(record)),
-            Event::Sentences(record) => self.record(record),
+            Event::Measure(record) => self.record(&record.json()),
             Event::Note(_)
             | Event::Warning(_)
             | Event::Tuning { .. }

@@ -91,7 +91,7 @@ impl Sink for TensorBoard {
             | Event::Tuning { .. }
             | Event::Started { .. }
             | Event::Evaluating { .. }
-            | Event::Sentences(_) => Ok(()),
+            | Event::Measure(_) => Ok(()),
         }
     }
 }

@@ -95,9 +95,10 @@ fn transformer(
 fn head(b: &mut Builder, config: &GptConfig, x: TensorId, wte: TensorId) -> BuildResult {
     let x = layer_norm(b, config, "ln_f", x)?;
     let shape = [config.vocabulary, config.width];
-    let head = match config.tie {
-        true => wte,
-        false => b.parameter("lm_head.weight", &shape, Init::Normal { std: 0.02 }),
+    let head = if config.tie {
+        wte
+    } else {
+        b.parameter("lm_head.weight", &shape, Init::Normal { std: 0.02 })
     };
     b.linear(x, head, None)
 }

@@ -77,12 +77,11 @@ fn residual(
     let y = b.unary(y, Unary::Relu)?;
     let y = conv(b, &named("conv2"), y, (channels, 3, 1))?;
     let y = norm(b, config, &named("bn2"), y)?;
-    let shortcut = match stride > 1 || b.shape(x).last() != channels {
-        true => {
-            let x = conv(b, &named("downsample.0"), x, (channels, 1, stride))?;
-            norm(b, config, &named("downsample.1"), x)?
-        }
-        false => x,
+    let shortcut = if stride > 1 || b.shape(x).last() != channels {
+        let x = conv(b, &named("downsample.0"), x, (channels, 1, stride))?;
+        norm(b, config, &named("downsample.1"), x)?
+    } else {
+        x
     };
     let sum = b.add(y, shortcut)?;
     b.unary(sum, Unary::Relu)

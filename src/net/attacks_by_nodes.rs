@@ -130,17 +130,22 @@ fn what_begins_and_stops_is_given_up() {
         let cases: [Vec<u8>; 4] = [vec![], data(10)[..9].to_vec(), data(10), blob(10, b"")];
         // Of the first, nothing but its existence would be known; so a byte of control is sent.
         let begin = |bytes: Vec<u8>| {
-            move || match bytes.is_empty() {
-                true => end_within(SHORT, |_, (mut stream, _)| async move {
-                    send(&mut stream, vec![0], false).await;
-                }),
-                false => end_within(SHORT, |connection, _| uni(connection, bytes, false)),
+            move || {
+                if bytes.is_empty() {
+                    end_within(SHORT, |_, (mut stream, _)| async move {
+                        send(&mut stream, vec![0], false).await;
+                    })
+                } else {
+                    end_within(SHORT, |connection, _| uni(connection, bytes, false))
+                }
             }
         };
         let running = cases.map(|bytes| scope.spawn(begin(bytes)));
         running.into_iter().map(|case| case.join().unwrap()).collect()
     });
-    endings.iter().for_each(|why| assert_says(why, stopped));
+    for why in &endings {
+        assert_says(why, stopped);
+    }
 }
 
 #[test]

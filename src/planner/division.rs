@@ -119,9 +119,10 @@ impl PipelineDivision {
 /// Returns the error of the group of consecutive devices that cannot be cut if no division can.
 pub fn divide(request: &DivisionRequest<'_>) -> Result<PipelineDivision, CutError> {
     let devices = request.times.len();
-    let divisions = match request.is_ordered || devices > EXACT_DEVICES {
-        true => vec![consecutive(devices, request.stages)],
-        false => groupings(&(0..devices).collect::<Vec<_>>(), request.stages),
+    let divisions = if request.is_ordered || devices > EXACT_DEVICES {
+        vec![consecutive(devices, request.stages)]
+    } else {
+        groupings(&(0..devices).collect::<Vec<_>>(), request.stages)
     };
     let mut cuts = HashMap::new();
     let (mut best, mut failed): (Option<PipelineDivision>, Option<CutError>) = (None, None);

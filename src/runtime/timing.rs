@@ -201,8 +201,9 @@ impl SetTimer<'_> {
             }
         }
         let mut counts = apportion(self.batch, &speeds);
-        if self.gives_each_a_sample && !give_each_a_sample(&mut counts) {
-            return f64::INFINITY;
+        if self.gives_each_a_sample {
+            // Of fewer samples than devices some get none.
+            give_each_a_sample(&mut counts);
         }
         give_at_least(&mut counts, self.rows_min);
         // Devices without a sample leave the others with larger shards.

@@ -109,7 +109,7 @@ pub enum TrainError {
     /// Parameter that is not finite, which a save would keep; `saved` is the last save, if there
     /// is one.
     #[error(
-        "the parameter {name} is not finite after step {step}, which is not worth saving; lower \
+        "the parameter '{name}' is not finite after step {step}, which is not worth saving; lower \
          {} or set {}{}",
         Setting::LearningRate,
         Setting::Clip,

@@ -19,7 +19,6 @@ pub mod resolved;
 pub mod run;
 pub mod run_data;
 pub mod sampling;
-pub mod sentences;
 pub mod session;
 pub mod signals;
 pub mod spec;

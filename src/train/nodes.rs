@@ -311,7 +311,7 @@ fn told(event: Event) -> Option<Event> {
             Event::Evaluation(EvalRecord { metrics: Vec::new(), ..record })
         }
         Event::Checkpoint { .. } | Event::Ended => event,
-        Event::Tuning { .. } | Event::Evaluating { .. } | Event::Sentences(_) => return None,
+        Event::Tuning { .. } | Event::Evaluating { .. } | Event::Measure(_) => return None,
     })
 }
 

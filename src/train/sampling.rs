@@ -65,7 +65,8 @@ pub fn next_tokens_of(
 }
 
 /// Returns the next token of each row of each unit; no unit has more rows than its plan holds. A
-/// model that carries its states sees each text from states of zeros on.
+/// model that carries its states sees each text from states of zeros on. Errors name the work by
+/// `what`.
 ///
 /// # Errors
 /// Returns `TrainError` if a device fails.
@@ -74,6 +75,7 @@ pub fn next_tokens_of_all(
     model: &LanguageModel,
     parts: &[Vec<Continuation>],
     sampling: &Sampling,
+    what: &str,
 ) -> Result<Vec<Vec<u32>>, TrainError> {
     let graph = &units.pipelines.whole.graph;
     let mut passes = Vec::new();
@@ -84,7 +86,7 @@ pub fn next_tokens_of_all(
             passes.push(Some(pass(graph, model, rows, &NextStates::new())));
         }
     }
-    let found = units.output_parts_of_all("tokens of sentences", passes)?;
+    let found = units.output_parts_of_all(what, passes)?;
     let mut tokens = Vec::with_capacity(parts.len());
     for (rows, (logits, _)) in parts.iter().zip(found) {
         tokens.push(draw_rows(&logits, model, rows, sampling));
@@ -222,7 +224,7 @@ mod tests {
         let pipelines = ModelPipelines::of_replicas(Arc::new(plan), 1);
         let units = ForwardUnits { group: &group, pipelines: &pipelines };
         let parts = [rows.to_vec()];
-        next_tokens_of_all(units, &model, &parts, &sampling(0.0, 0)).unwrap().remove(0)
+        next_tokens_of_all(units, &model, &parts, &sampling(0.0, 0), "tokens").unwrap().remove(0)
     }
 
     #[test]

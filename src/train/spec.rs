@@ -12,6 +12,7 @@ use super::left_devices::LeftDevices;
 use super::loader::{BatchSource, sampler_of};
 use super::run_data::{DataShape, RunData};
 use super::task::Task;
+use super::trainer::fit::EpochSize;
 use super::trainer::{FitLength, FitOptions, SavedRun, TrainerOptions};
 use crate::config::RunConfig;
 use crate::config::read::{ConfigError, Override, Resolved, read_complete};
@@ -22,6 +23,7 @@ use crate::data::{ReadOptions, SampleFormat, Sampler, TokenizerKind};
 use crate::faults::Faults;
 use crate::graph::passes::fuse::{Fusion, fuse_listed};
 use crate::graph::{Cell, Graph, Plan, PlanOptions, differentiate, fuse};
+use crate::metrics::Unit;
 use crate::model::gpt::next_token_gpt;
 use crate::model::rnn::next_token_rnn;
 use crate::model::{
@@ -34,6 +36,7 @@ use crate::parallel::{
 };
 use crate::runtime::memory;
 use crate::runtime::open::OpenOptions;
+use crate::runtime::placement::names::is_auto;
 
 /// Specification of a run: everything that its configuration decides.
 #[derive(Clone)]
@@ -222,30 +225,45 @@ impl RunSpec {
         Self::resolved(&Resolved { config: config.clone(), typed, other_placement: None })
     }
 
+    /// Returns the size of an epoch, in which as many samples or tokens are trained on as there are,
+    /// by the sampler of the data and the unit of the task.
+    pub(super) fn epoch(&self, sampler: &Sampler, unit: Unit) -> EpochSize {
+        let samples = sampler.epoch_samples();
+        let per_sample = self.model.context as u64;
+        match unit {
+            Unit::Samples => EpochSize { units: samples, per_sample: 1 },
+            Unit::Tokens if sampler.is_of_streams() => {
+                EpochSize { units: samples * per_sample, per_sample }
+            }
+            // A sample starts at every token but the last ones.
+            Unit::Tokens => EpochSize { units: samples + per_sample, per_sample },
+        }
+    }
+
     /// Returns the specification with the number of steps that its epochs have, if it is given in
     /// epochs, and the schedule that follows from it. `steps` and `samples` are those of the run so
-    /// far, for whose data the sampler is.
+    /// far.
     ///
     /// # Errors
     /// Returns `TrainError::InvalidRequest` if the epochs that were set now end before the steps
     /// that are done, or have more steps than a run can have.
-    pub fn with_epochs(
+    pub(super) fn with_epochs(
         self,
-        sampler: &Sampler,
+        epoch: EpochSize,
         steps: u64,
         samples: u64,
     ) -> Result<Self, TrainError> {
         if self.epochs == 0 {
             return Ok(self);
         }
-        let batch = u64::from(self.batch);
-        let last = FitLength::Epochs(self.epochs).last_step(sampler, steps, samples, batch);
-        let whole = self.epochs.saturating_mul(sampler.epoch_samples());
         let typed = &self.resolved.typed;
-        if typed.now.contains("train.epochs") && whole.saturating_add(batch) <= samples {
+        let batch = u64::from(self.batch);
+        let last = epoch.last_step(self.epochs, steps, samples, batch);
+        let whole = epoch.last_step(self.epochs, 0, 0, batch);
+        if typed.now.contains("train.epochs") && whole < steps {
             return Err(TrainError::InvalidRequest(format!(
-                "train.epochs = {} ends with {whole} samples, and the {steps} steps of the \
-                 checkpoint have {samples}; set more epochs, or resume from an earlier checkpoint",
+                "train.epochs = {} ends with step {whole}, which is below the {steps} steps of the \
+                 checkpoint; set more epochs, or resume from an earlier checkpoint",
                 self.epochs
             )));
         }
@@ -336,7 +354,10 @@ impl RunSpec {
     /// the placement's keys as the run itself would go on with them ([`RunSpec::on_devices`]).
     pub fn resume_on(&self, left: LeftDevices, mut command: ResumeCommand) -> ResumeCommand {
         command.settings.retain(|(key, _)| !is_of_placement(key));
-        if let Ok(spec) = self.on_devices(&left) {
+        // Devices that are still to be found are measured anew.
+        if !is_auto(&left.devices)
+            && let Ok(spec) = self.on_devices(&left)
+        {
             command.settings.extend(placement_settings(&spec));
         }
         ResumeCommand { devices: Some(left.devices), pipeline: left.stages, ..command }

@@ -1,6 +1,6 @@
-//! Task of a run: what its steps count, the metrics of its evaluations, and what is shown at its
-//! end. Evaluations add up sums over rows, which a task turns into metrics, so that metrics do not
-//! depend on how rows are divided among devices.
+//! Task of a run: what its steps count, the metrics of its evaluations, and what is measured and
+//! shown at its end. Evaluations add up sums over rows, which a task turns into metrics, so that
+//! metrics do not depend on how rows are divided among devices.
 
 mod classification;
 mod regression;
@@ -11,15 +11,18 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::error::TrainError;
-use super::sentences::SampledSentences;
 use crate::base::{DType, HostTensor};
 use crate::data::{SampleDescription, TargetNames};
-use crate::metrics::Unit;
+use crate::metrics::{MeasureRecord, Unit};
 use crate::runtime::pipelines::ForwardUnits;
 
 pub use classification::{Classification, ClassificationReport, chosen};
 pub use regression::Regression;
 pub use text::{TextTask, TokenTask};
+
+/// Names of the measures of all tasks: a run that goes on with data of another task may have files
+/// of any.
+pub const MEASURES: [&str; 1] = [text::MEASURE];
 
 /// End of a run, or a checkpoint that is evaluated.
 pub struct Ending<'a> {
@@ -31,6 +34,17 @@ pub struct Ending<'a> {
     pub seed: u64,
     /// Returns true to end early.
     pub stop: &'a dyn Fn() -> bool,
+}
+
+/// Measure of a model at the end of a run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FinalMeasure {
+    /// Sentence for the user.
+    pub summary: String,
+    /// Values for the record, under one of the names of [`MEASURES`].
+    pub record: MeasureRecord,
+    /// Text that a run keeps in the file `NAME-STEP.txt`, if there is one.
+    pub text: Option<String>,
 }
 
 /// Task of a run.
@@ -76,12 +90,12 @@ pub trait Task: fmt::Debug + Send + Sync {
         Vec::new()
     }
 
-    /// Measures the sentences of a model of the built-in corpus; `None` for any other model, or if
-    /// it was stopped.
+    /// Measures what the task knows of a model besides its loss and metrics; `None` if that is
+    /// nothing, or if it was stopped.
     ///
     /// # Errors
     /// Returns `TrainError` if a device fails.
-    fn sentences(&self, _ending: &Ending) -> Result<Option<SampledSentences>, TrainError> {
+    fn measure(&self, _ending: &Ending) -> Result<Option<FinalMeasure>, TrainError> {
         Ok(None)
     }
 

@@ -27,7 +27,7 @@
 
 #[cfg(test)]
 mod failure_tests;
-mod fit;
+pub(in crate::train) mod fit;
 #[cfg(test)]
 mod fit_tests;
 pub(super) mod opening;

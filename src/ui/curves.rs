@@ -66,7 +66,7 @@ impl Sink for CurveDrawing {
             | Event::Tuning { .. }
             | Event::Step(_)
             | Event::Evaluating { .. }
-            | Event::Sentences(_) => {}
+            | Event::Measure(_) => {}
         }
         Ok(())
     }

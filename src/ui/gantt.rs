@@ -218,17 +218,20 @@ pub mod tests {
         while spans.len() < stages * micro_batches * 2 {
             for stage in 0..stages {
                 let Some(&(forward, m)) = orders[stage].get(next[stage]) else { continue };
-                let before = match forward {
-                    true => stage.checked_sub(1).map(|before| (true, before, m)),
-                    false if stage + 1 < stages => Some((false, stage + 1, m)),
-                    false => Some((true, stage, m)),
+                let before = if forward {
+                    stage.checked_sub(1).map(|before| (true, before, m))
+                } else if stage + 1 < stages {
+                    Some((false, stage + 1, m))
+                } else {
+                    Some((true, stage, m))
                 };
                 let ready = before.map_or(Some(0), |before| done.get(&before).copied());
                 let Some(ready) = ready else { continue };
                 let from = free[stage].max(ready);
-                let (pass, to) = match forward {
-                    true => (ChartPass::Forward, from + 1),
-                    false => (ChartPass::Backward, from + 2),
+                let (pass, to) = if forward {
+                    (ChartPass::Forward, from + 1)
+                } else {
+                    (ChartPass::Backward, from + 2)
                 };
                 spans.push(span(stage, from, to, pass, m));
                 done.insert((forward, stage, m), to);

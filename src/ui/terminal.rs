@@ -176,8 +176,8 @@ impl Sink for Terminal {
                 self.evaluating((*done, *total), *elapsed);
             }
             Event::Evaluation(evaluation) => self.evaluation(evaluation),
-            // Sentences are shown after the sample text, at the end of the program.
-            Event::Checkpoint { .. } | Event::Sentences(_) => {}
+            // Measures are shown after the sample text, at the end of the program.
+            Event::Checkpoint { .. } | Event::Measure(_) => {}
             Event::Ended => {
                 if let Progress::Bar(bar, _) = &self.progress {
                     bar.finish_and_clear();

@@ -98,9 +98,10 @@ impl Golden {
             return gpt(&config).unwrap();
         }
         let widths: Vec<usize> = serde_json::from_str(&self.settings["widths"]).unwrap();
-        let loss = match self.ints.contains_key("batch/0/targets") {
-            true => MlpLoss::CrossEntropy,
-            false => MlpLoss::SquaredError,
+        let loss = if self.ints.contains_key("batch/0/targets") {
+            MlpLoss::CrossEntropy
+        } else {
+            MlpLoss::SquaredError
         };
         mlp(&MlpConfig { widths, activation, dropout: 0.0, loss }).unwrap()
     }
@@ -351,7 +352,9 @@ fn unlike_devices_with_uneven_shares_train_as_pytorch_does() {
         micro_batch_size: 5,
         ..options_on(&three_devices().join(","), 16)
     };
-    ["mlp", "mlp_mse"].iter().for_each(|case| check_together(case, &options));
+    for case in ["mlp", "mlp_mse"] {
+        check_together(case, &options);
+    }
 }
 
 #[test]
@@ -360,7 +363,9 @@ fn a_pipeline_of_unlike_devices_trains_as_pytorch_does() {
     let devices = three_devices()[..2].join(",").replace("*2", "");
     let pipeline = PipelineOptions { stages: 2, ..PipelineOptions::default() };
     let options = TrainerOptions { pipeline, micro_batch_size: 4, ..options_on(&devices, 16) };
-    ["mlp", "mlp_mse"].iter().for_each(|case| check_together(case, &options));
+    for case in ["mlp", "mlp_mse"] {
+        check_together(case, &options);
+    }
 }
 
 /// The gradient with V scaled by 1.01 in one block is refused: the comparison can fail.

@@ -125,9 +125,10 @@ fn gru_of_two_layers() {
 fn for_each_case(rows: usize, f: impl Fn(&str, &Golden, usize)) {
     for case in CASES {
         let golden = Golden::read(case);
-        match golden.settings.contains_key("piece") {
-            true => f(case, &in_pieces(golden), 8),
-            false => f(case, &golden, rows),
+        if golden.settings.contains_key("piece") {
+            f(case, &in_pieces(golden), 8)
+        } else {
+            f(case, &golden, rows)
         }
     }
 }

@@ -85,7 +85,9 @@ fn one_copy_is_not_enough() {
         crate::common::fill_inputs(&mut device, 0, pass.rows, i as u64, 11);
         crate::common::run_phase(&mut device, true, pass);
     }
-    passes.iter().for_each(|pass| crate::common::run_phase(&mut device, false, pass));
+    for pass in &passes {
+        crate::common::run_phase(&mut device, false, pass);
+    }
     let bits: Vec<u32> = device
         .read_bank(BucketTensor::Gradients, BucketId(0))
         .unwrap()

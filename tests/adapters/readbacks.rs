@@ -136,7 +136,9 @@ fn more_pieces_than_slots_come_while_another_thread_holds_the_first() {
                     held.drain(..).for_each(|p: Readback| read.extend_from_slice(p.values()));
                 }
             }
-            held.iter().for_each(|piece| read.extend_from_slice(piece.values()));
+            for piece in &held {
+                read.extend_from_slice(piece.values());
+            }
             read
         });
         while device.has_readbacks() {
@@ -190,7 +192,9 @@ fn gradients_that_are_read_while_backward_passes_follow_are_those_of_the_beginni
         let expected: Vec<_> = all.iter().map(|(bucket, _)| read(device, *bucket)).collect();
         device.begin_step().unwrap();
         micro_batch(device, 1);
-        all.iter().for_each(|bucket| begin_all(device, BucketTensor::Gradients, *bucket));
+        for bucket in &all {
+            begin_all(device, BucketTensor::Gradients, *bucket);
+        }
         micro_batch(device, 2);
         let mut got: Vec<Vec<u32>> = vec![Vec::new(); all.len()];
         while let Some(piece) = device.next_readback(true).unwrap() {

@@ -58,15 +58,17 @@ pub fn devices_with(
 ) -> Devices {
     let (turn, moments) = (turn(), moments.into());
     let mut cpu = Cpu::fast(plan.clone(), moments.clone());
-    readback_elements_max.iter().for_each(|elements| cpu.set_readback_elements_max(*elements));
+    if let Some(elements) = readback_elements_max {
+        cpu.set_readback_elements_max(elements);
+    }
     let mut devices: Vec<Box<dyn Executor>> = vec![Box::new(cpu)];
     for adapter in adapters() {
         let gpu = Gpu::open(&adapter, checks(&adapter)).unwrap_or_else(|e| panic!("{e}"));
         let kernels = KernelSelector::new(KernelCache::in_memory());
         let mut gpu = GpuExecutor::new(gpu, plan.clone(), moments.clone(), kernels).unwrap();
-        readback_elements_max
-            .iter()
-            .for_each(|elements| gpu.set_readback_elements_max(*elements).unwrap());
+        if let Some(elements) = readback_elements_max {
+            gpu.set_readback_elements_max(elements).unwrap();
+        }
         devices.push(Box::new(gpu));
     }
     Devices { devices: devices.into_iter(), _turn: turn }
@@ -75,9 +77,10 @@ pub fn devices_with(
 /// Shader checks with which an adapter is tested: on, but for SwiftShader, which compiles each text
 /// in every process. There they are off, as in runs.
 pub fn checks(adapter: &Adapter) -> ShaderChecks {
-    match adapter.name.contains("SwiftShader") {
-        true => ShaderChecks::Disabled,
-        false => ShaderChecks::Enabled,
+    if adapter.name.contains("SwiftShader") {
+        ShaderChecks::Disabled
+    } else {
+        ShaderChecks::Enabled
     }
 }
 

@@ -506,9 +506,10 @@ pub fn spirv(
         lang_version: (1, 3),
         bounds_check_policies: policies(checked),
         force_loop_bounding: checked,
-        zero_initialize_workgroup_memory: match checked {
-            true => spv::ZeroInitializeWorkgroupMemoryMode::Polyfill,
-            false => spv::ZeroInitializeWorkgroupMemoryMode::None,
+        zero_initialize_workgroup_memory: if checked {
+            spv::ZeroInitializeWorkgroupMemoryMode::Polyfill
+        } else {
+            spv::ZeroInitializeWorkgroupMemoryMode::None
         },
         ..Default::default()
     };

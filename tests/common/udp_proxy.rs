@@ -187,7 +187,9 @@ impl Shared {
             });
             self.schedule(Way::There, back, node, &datagram[..bytes]);
         }
-        threads.into_iter().for_each(|thread: JoinHandle<()>| thread.join().unwrap());
+        for thread in threads {
+            thread.join().unwrap();
+        }
     }
 
     /// Takes the answers of the node to one client.

@@ -185,7 +185,9 @@ pub fn table(share_of: &dyn Fn(&str, &str) -> f64) -> String {
         100.0 * BANDWIDTH_SHARE,
         1e6 * BARRIER_S
     );
-    CARDS.iter().for_each(|card| text += &format!(" {} |", card.name));
+    for card in &CARDS {
+        text += &format!(" {} |", card.name);
+    }
     text += "\n|---|---|---|---|---|---|---|---|---|\n";
     let mut sums = [0.0; CARDS.len()];
     let (mut dispatches, mut total) = (0, Cost::default());

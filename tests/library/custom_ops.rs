@@ -41,9 +41,10 @@ impl CustomOp for Mixed {
 
     fn shape(&self, inputs: &[&Shape]) -> Result<Shape, String> {
         let rows = inputs[0].with_dims(&inputs[0].dims()[..1]);
-        match *inputs[1] == Shape::fixed(&[inputs[0].last()]) && *inputs[2] == rows {
-            true => Ok(inputs[0].clone()),
-            false => Err("x is (b, c), scale (c), ids (b)".into()),
+        if *inputs[1] == Shape::fixed(&[inputs[0].last()]) && *inputs[2] == rows {
+            Ok(inputs[0].clone())
+        } else {
+            Err("x is (b, c), scale (c), ids (b)".into())
         }
     }
 

@@ -149,9 +149,10 @@ fn functions_of_two_tensors_with_broadcasting_and_reuse() {
     {
         check(|b| {
             let x = source(b, "x", &[1, 2, 3]);
-            let other = match batched {
-                true => source(b, "other", &[1, 2, 3]),
-                false => b.parameter("other", &[3], Init::Zeros),
+            let other = if batched {
+                source(b, "other", &[1, 2, 3])
+            } else {
+                b.parameter("other", &[3], Init::Zeros)
             };
             // Away from 0, where a quotient would have no difference to compare with.
             let other = b.exp(other)?;

@@ -32,7 +32,9 @@ fn a_waiting_thread_is_woken_and_each_sender_keeps_its_order() {
         assert_eq!(of_one, [10, 11]);
         assert!(came.contains(&20));
         assert_eq!(mailbox.try_recv(), Ok(None));
-        senders.into_iter().for_each(|sender| sender.join().unwrap().unwrap());
+        for sender in senders {
+            sender.join().unwrap().unwrap();
+        }
     });
 }
 

@@ -95,7 +95,9 @@ fn latest_is_the_newest_run_that_can_go_on() {
 fn runs_that_start_at_once_write_to_different_directories() {
     let desk = Desk::new();
     let line = "train tiny.toml --data text.txt --devices cpu --quiet --steps 3";
-    at_once(&desk, line).into_iter().for_each(|ran| _ = ran.ok());
+    for ran in at_once(&desk, line) {
+        ran.ok();
+    }
     let run = |number: u64| format!("runs/000{number}");
     let mut seeds: Vec<u64> = (1..=3)
         .map(|number| desk.manifest(&run(number), 3)["meta"]["seed"].as_u64().unwrap())

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use potluck::config::read;
 use potluck::faults::Faults;
-use potluck::metrics::{Event, MetricsError, Sink};
+use potluck::metrics::{Event, MeasuredValue, MetricsError, Sink};
 use potluck::train::run::{Run, RunOptions, train};
 use potluck::train::spec::RunSpec;
 
@@ -36,8 +36,12 @@ impl Sink for Words {
                 format!("evaluation {}, best: {}", evaluation.step, evaluation.is_best)
             }
             Event::Checkpoint { step } => format!("checkpoint {step}"),
-            Event::Sentences(sentences) => {
-                format!("sentences {}: {}", sentences.step, sentences.sampled)
+            Event::Measure(measure) => {
+                let sampled = measure.values.iter().find(|(name, _)| name == "sampled");
+                let Some((_, MeasuredValue::Count(sampled))) = sampled else {
+                    panic!("{measure:?}")
+                };
+                format!("{} {}: {sampled}", measure.name, measure.step)
             }
             Event::Ended => "ended".into(),
         };

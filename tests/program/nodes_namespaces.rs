@@ -69,9 +69,10 @@ impl Machines {
     fn ip(&self, machine: usize, line: &str) -> Result<(), String> {
         let output = enter(&self.0[machine]).arg("ip").args(line.split(' ')).output();
         let Output { status, stderr, .. } = output.map_err(|why| why.to_string())?;
-        match status.success() {
-            true => Ok(()),
-            false => Err(format!("ip {line}: {}", String::from_utf8_lossy(&stderr).trim())),
+        if status.success() {
+            Ok(())
+        } else {
+            Err(format!("ip {line}: {}", String::from_utf8_lossy(&stderr).trim()))
         }
     }
 

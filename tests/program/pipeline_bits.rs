@@ -208,9 +208,9 @@ fn a_run_that_goes_on_warns_of_other_bits_only() {
     let none: [&str; 0] = [];
     train(&desk, "run", "--devices cpu*2 --pipeline 2 --steps 1");
     for (steps, line) in [
-        (2, "--schedule zero-bubble"),
-        (3, "--set blocks_per_stage=1,3 --schedule 1f1b"),
-        (4, "--retune --set blocks_per_stage=3,1"),
+        (2, "--pipeline 2 --schedule zero-bubble"),
+        (3, "--pipeline 2 --set blocks_per_stage=1,3 --schedule 1f1b"),
+        (4, "--pipeline 2 --retune --set blocks_per_stage=3,1"),
         (5, "--devices cpu*3 --pipeline 3"),
         (6, "--devices cpu --pipeline 1"),
         (7, "--devices cpu*2 --pipeline 2 --schedule interleaved"),

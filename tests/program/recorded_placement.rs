@@ -71,6 +71,7 @@ fn ranks_that_no_run_has_are_refused() {
         |p| {
             let idle = p.ranks[0].clone();
             p.ranks.push(idle);
+            p.mesh.data += 1;
             p.ranks[0].share = 0;
         },
     ];
@@ -98,8 +99,8 @@ fn a_checkpoint_of_an_older_format_is_refused_by_its_number() {
     for step in 0..=STEPS {
         let path = desk.path(&format!("run/checkpoints/step-{step:08}/manifest.json"));
         if let Ok(text) = fs::read_to_string(&path) {
-            assert!(text.contains("\"format\": 3"), "{text}");
-            fs::write(&path, text.replace("\"format\": 3", "\"format\": 2")).unwrap();
+            assert!(text.contains("\"format\": 4"), "{text}");
+            fs::write(&path, text.replace("\"format\": 4", "\"format\": 3")).unwrap();
         }
     }
     let before = desk.files();
@@ -111,7 +112,7 @@ fn a_checkpoint_of_an_older_format_is_refused_by_its_number() {
             }
             let ran = desk.run(&format!("{line} {path} --devices cpu")).ended(78);
             let error = ran.line("error:");
-            for part in ["has format 2", "reads format 3", "use the version that wrote it"] {
+            for part in ["has format 3", "reads format 4", "a3fe4cf"] {
                 assert!(error.contains(part), "{line} {path}: {error}");
             }
             assert!(!error.contains("start a new run"), "{line} {path}: {error}");

@@ -26,7 +26,9 @@ fn refused_with(code: i32, desk: &Desk, before: &[String], ran: Ran, parts: &[&s
 /// Refuses `potluck LINE` on a desk that has these files besides.
 fn refuses(files: &[(&str, &[u8])], line: &str, parts: &[&str]) {
     let desk = Desk::new();
-    files.iter().for_each(|(name, bytes)| desk.write(name, bytes));
+    for (name, bytes) in files {
+        desk.write(name, bytes);
+    }
     let before = desk.files();
     let ran = desk.run(line);
     refused(&desk, &before, ran, parts);

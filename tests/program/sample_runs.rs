@@ -180,7 +180,9 @@ fn refused(desk: &Desk, line: &str, parts: &[&str]) {
     let before = desk.files();
     let ran: Ran = desk.run(line).ended(78);
     let line = ran.line("error:");
-    parts.iter().for_each(|part| assert!(line.contains(part), "'{part}' is missing in: {line}"));
+    for part in parts {
+        assert!(line.contains(part), "'{part}' is missing in: {line}");
+    }
     assert_eq!(desk.files(), before);
 }
 

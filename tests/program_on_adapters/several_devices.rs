@@ -260,9 +260,10 @@ fn a_fault_of_any_device_at_any_point_ends_the_run_for_all_and_names_it() {
         for (fault, says) in [("lost", "was lost"), ("out-of-memory", "out of memory")] {
             let rank = point.len() % 3;
             let fault = format!("{fault}@{point}:7/{rank}");
-            let ran = match is_first {
-                true => train(&desk, &fault, &devices, ""),
-                false => desk.run_with(&fault, &resume),
+            let ran = if is_first {
+                train(&desk, &fault, &devices, "")
+            } else {
+                desk.run_with(&fault, &resume)
             }
             .ended(75);
             is_first = false;
@@ -331,6 +332,23 @@ fn a_run_goes_on_by_itself_as_it_would_by_hand() {
     assert_eq!(files.len(), 3);
     for (file, first) in files[1..].iter().zip([5, 9]) {
         assert!(file.windows(6).any(|bytes| bytes == [0x10, first, 0x3a, 2, 8, 1]), "{first}");
+    }
+}
+
+/// What a run does on the loss of a device is saved with it.
+#[test]
+fn a_resumed_run_still_goes_on_after_the_loss_of_a_device() {
+    let _turn = crate::common::turn();
+    let settings = SETTINGS.replace("parallel.shares=7,3,2", "parallel.balance=fixed");
+    let line = format!("train tiny.toml --data text.txt {settings} --devices {}", unlike());
+    for (run, on_loss, code) in [("goes-on", "continue", 0), ("stops", "stop", 75)] {
+        let desk = Desk::certified();
+        let begin = format!("{line} --steps 5 --out {run} --set faults.on_loss={on_loss}");
+        desk.run(&begin).ok();
+        let resume = format!("train --resume {run} --steps 8");
+        let resumed = desk.run_with("lost@forward:7/1", &resume).ended(code);
+        let goes_on = resumed.err.contains("the run goes on from step ");
+        assert_eq!(goes_on, on_loss == "continue", "{}", resumed.err);
     }
 }
 

@@ -53,9 +53,8 @@ fn settings_are_named_by_their_table() {
 fn lines_end_within_the_columns() {
     let places = ["src/", "shaders/", "tests/", "examples/", "benches/", "build.rs", "x", ".ci/"];
     for place in places {
-        let is_here = |file: &&Source| match place.ends_with('/') {
-            true => file.path.starts_with(place),
-            false => file.path == place,
+        let is_here = |file: &&Source| {
+            if place.ends_with('/') { file.path.starts_with(place) } else { file.path == place }
         };
         let wrong: Vec<String> = tree().iter().filter(is_here).flat_map(columns).collect();
         assert!(wrong.is_empty(), "{}", wrong.join("\n"));

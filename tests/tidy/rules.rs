@@ -209,15 +209,13 @@ fn configuration_places(file: &Source) -> Vec<usize> {
 /// Only the files of [`CONFIGURATION`] know the configuration, and all of them do.
 pub fn configuration(file: &Source) -> Vec<String> {
     let places = configuration_places(file);
-    match CONFIGURATION.iter().any(|(path, _)| *path == file.path) {
-        true if places.is_empty() => {
-            vec![file.at(0, "no longer knows the configuration: take it off the list")]
-        }
-        true => Vec::new(),
-        false => {
-            let why = "only CONFIGURATION in tests/tidy/rules.rs may know the configuration";
-            places.into_iter().map(|at| file.at(at, why)).collect()
-        }
+    if !CONFIGURATION.iter().any(|(path, _)| *path == file.path) {
+        let why = "only CONFIGURATION in tests/tidy/rules.rs may know the configuration";
+        places.into_iter().map(|at| file.at(at, why)).collect()
+    } else if places.is_empty() {
+        vec![file.at(0, "no longer knows the configuration: take it off the list")]
+    } else {
+        Vec::new()
     }
 }
 

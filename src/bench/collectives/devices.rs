@@ -133,14 +133,13 @@ fn start(world: &World, plan: &Plan) -> Result<WorkerGroup, RuntimeError> {
     let (mut drivers, mut reduce_site) = (Vec::new(), Vec::new());
     for selection in &world.selections {
         let opened = open(selection, plan)?;
-        reduce_site.push(match opened.is_cpu {
-            true => ReduceSite::Host,
-            false => {
-                let chunks = layout.chunks.clone();
-                let timing =
-                    move |device: &mut dyn Executor| timing::faster_reduce_site(device, &chunks);
-                opened.driver.run("timing the addition of gradients", timing)?
-            }
+        reduce_site.push(if opened.is_cpu {
+            ReduceSite::Host
+        } else {
+            let chunks = layout.chunks.clone();
+            let timing =
+                move |device: &mut dyn Executor| timing::faster_reduce_site(device, &chunks);
+            opened.driver.run("timing the addition of gradients", timing)?
         });
         drivers.push(opened.driver);
     }

@@ -182,7 +182,9 @@ fn measure_points(
         }
     }
     copies.sort_by_key(|(bytes, _)| *bytes);
-    copies.iter().for_each(|(bytes, seconds)| recorder.add(copy_figure(*bytes, seconds)));
+    for (bytes, seconds) in &copies {
+        recorder.add(copy_figure(*bytes, seconds));
+    }
     Ok(())
 }
 

@@ -75,9 +75,10 @@ impl PipelineCase {
     fn require_fit(&self, blocks: usize) -> Result<(), String> {
         require_fit(self.schedule, self.shape).map_err(|error| error.to_string())?;
         let parts = self.shape.stages * self.shape.chunks;
-        match blocks < parts {
-            true => Err(format!("a model of {blocks} blocks has no {parts} parts; raise --layers")),
-            false => Ok(()),
+        if blocks < parts {
+            Err(format!("a model of {blocks} blocks has no {parts} parts; raise --layers"))
+        } else {
+            Ok(())
         }
     }
 }

@@ -75,9 +75,10 @@ fn links(
     };
     let link = |from: usize, to: usize| {
         let seconds = element_s(from) + element_s(to);
-        match seconds > 0.0 {
-            true => LinkModel { latency_s: 0.0, bytes_per_s: ELEMENT_BYTES as f64 / seconds },
-            false => LinkModel::INSTANT,
+        if seconds > 0.0 {
+            LinkModel { latency_s: 0.0, bytes_per_s: ELEMENT_BYTES as f64 / seconds }
+        } else {
+            LinkModel::INSTANT
         }
     };
     let row = |from: &usize| positions.iter().map(|to| link(*from, *to)).collect();

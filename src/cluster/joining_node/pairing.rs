@@ -31,15 +31,14 @@ impl JoiningNode {
         let others = roster.nodes.iter().filter(|of| of.node != FIRST && of.node != you);
         for of in others {
             let node = of.node;
-            let (state, tried) = match node > you {
-                true => {
-                    self.dials += 1;
-                    let dial = DialId(self.dials);
-                    let addresses = addresses_to_dial(address, &of.addresses);
-                    self.outbox.push(Action::Dial { dial, node, addresses: addresses.clone() });
-                    (PairState::Dialing(dial), addresses)
-                }
-                false => (PairState::Awaited, Vec::new()),
+            let (state, tried) = if node > you {
+                self.dials += 1;
+                let dial = DialId(self.dials);
+                let addresses = addresses_to_dial(address, &of.addresses);
+                self.outbox.push(Action::Dial { dial, node, addresses: addresses.clone() });
+                (PairState::Dialing(dial), addresses)
+            } else {
+                (PairState::Awaited, Vec::new())
             };
             self.pairs.push(PairLink { node, state, tried });
         }

@@ -300,9 +300,10 @@ impl PeerChannels {
         }
         *self.peers[to.index()].credits.of(is_direct) -= 1;
         let (number, call) = (self.number, self.call);
-        let kind = match is_direct {
-            true => PacketKind::Direct { call, payload },
-            false => PacketKind::Collective { number, call, payload, is_credited: true },
+        let kind = if is_direct {
+            PacketKind::Direct { call, payload }
+        } else {
+            PacketKind::Collective { number, call, payload, is_credited: true }
         };
         self.post(to, kind)
     }

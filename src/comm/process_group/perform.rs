@@ -59,9 +59,10 @@ impl ProcessGroup {
                 return Err(group.argument(format!("a weight of {weight}")));
             }
             group.all_reduce_tree(&mut weights, &reducer)?;
-            match weights[0] > 0.0 {
-                true => Ok(()),
-                false => Err(group.argument("the weights sum to 0".into())),
+            if weights[0] > 0.0 {
+                Ok(())
+            } else {
+                Err(group.argument("the weights sum to 0".into()))
             }
         })?;
         Ok(weights[0])
@@ -279,9 +280,10 @@ impl ProcessGroup {
     }
 
     pub(super) fn expect_length(&self, name: &str, length: usize, expected: usize) -> Done {
-        match length == expected {
-            true => Ok(()),
-            false => Err(self.argument(format!("{name} has {length} elements, not {expected}"))),
+        if length == expected {
+            Ok(())
+        } else {
+            Err(self.argument(format!("{name} has {length} elements, not {expected}")))
         }
     }
 
@@ -292,9 +294,12 @@ impl ProcessGroup {
     /// Returns the position of a rank, or an explanation if it is not in the group.
     pub(super) fn position_of(&self, rank: Rank) -> Result<Position, String> {
         let members = self.members();
-        members.position(rank).ok_or_else(|| match members.is_identity() {
-            true => format!("there are {} ranks", members.size()),
-            false => format!("{rank} is not in the group {members}"),
+        members.position(rank).ok_or_else(|| {
+            if members.is_identity() {
+                format!("there are {} ranks", members.size())
+            } else {
+                format!("{rank} is not in the group {members}")
+            }
         })
     }
 
@@ -305,9 +310,10 @@ impl ProcessGroup {
     /// Returns the position of a rank that is not this one.
     pub(super) fn expect_other(&self, rank: Rank) -> Result<Position, GroupError> {
         let position = self.expect_rank(rank)?;
-        match rank == self.rank() {
-            false => Ok(position),
-            true => Err(self.argument(format!("this is {rank} itself"))),
+        if rank == self.rank() {
+            Err(self.argument(format!("this is {rank} itself")))
+        } else {
+            Ok(position)
         }
     }
 }

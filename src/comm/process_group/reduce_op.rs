@@ -91,7 +91,9 @@ impl<T: Element> Reducer<'_, T> {
     /// weights.
     pub fn finish(&self, sum: &mut [T]) {
         if let ReduceOp::Mean { .. } = self.op {
-            sum.iter_mut().for_each(|sum| *sum = sum.div(self.weights));
+            for element in sum {
+                *element = element.div(self.weights);
+            }
         }
     }
 }

@@ -184,9 +184,10 @@ impl PacketReceiver {
         let Some((element, elements)) = header.content.place(size, bytes) else {
             return wrong("a packet whose values are not due");
         };
-        let payload = match header.content.holds_values() {
-            true => Payload::place(element, elements, registry.pools()),
-            false => Some(Payload::Nothing),
+        let payload = if header.content.holds_values() {
+            Payload::place(element, elements, registry.pools())
+        } else {
+            Some(Payload::Nothing)
         };
         let Some(payload) = payload else { return wrong("a packet of no type") };
         Ok(ArrivingPacket { header, place: ValuesPlace::Values(payload), registry: Some(registry) })

@@ -114,10 +114,7 @@ impl ProcessGroup {
     /// Waits until all processes have the new groups, so that no packet of a group arrives in a
     /// process that is yet to create it.
     fn wait_for_groups(&mut self) -> Result<(), GroupError> {
-        match self.channels.spans_processes() {
-            true => self.barrier(),
-            false => Ok(()),
-        }
+        if self.channels.spans_processes() { self.barrier() } else { Ok(()) }
     }
 
     /// Gathers the words of all ranks, in order of positions, which must be equally many.

@@ -382,9 +382,10 @@ impl<'a> Labels<'a> {
         }
         let mut order: Vec<(String, u32)> = classes.into_iter().collect();
         let whole = |name: &str| name.parse::<i64>().ok();
-        match order.iter().all(|(name, _)| whole(name).is_some()) {
-            true => order.sort_by(|(a, _), (b, _)| (whole(a), a).cmp(&(whole(b), b))),
-            false => order.sort(),
+        if order.iter().all(|(name, _)| whole(name).is_some()) {
+            order.sort_by(|(a, _), (b, _)| (whole(a), a).cmp(&(whole(b), b)));
+        } else {
+            order.sort();
         }
         let mut ranks = vec![0; order.len()];
         for ((_, id), rank) in order.iter().zip(0..) {

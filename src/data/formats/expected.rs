@@ -107,9 +107,10 @@ impl Expected {
     ) -> Result<(), DataError> {
         let known = |index: usize| (index < self.names.len()).then_some(index as u32);
         let by_name: HashMap<&String, u32> = self.names.iter().zip(0..).collect();
-        let new: Vec<Option<u32>> = match is_numbered {
-            true => (0..found.len()).map(known).collect(),
-            false => found.iter().map(|name| by_name.get(name).copied()).collect(),
+        let new: Vec<Option<u32>> = if is_numbered {
+            (0..found.len()).map(known).collect()
+        } else {
+            found.iter().map(|name| by_name.get(name).copied()).collect()
         };
         for (index, id) in ids.iter_mut().enumerate() {
             *id = new[*id as usize].ok_or_else(|| {

@@ -196,9 +196,10 @@ pub(super) fn parse(name: &str, bytes: Vec<u8>) -> Result<IdxArray, DataError> {
     let mut bytes = if bytes.starts_with(GZIP) { unpack(name, &bytes)? } else { bytes };
     let IdxHead { dims, start, end } = IdxHead::parse(name, &bytes)?;
     if bytes.len() != end {
-        let found = match bytes.len() < end {
-            true => format!("only {} are there", bytes.len()),
-            false => "more are there".into(),
+        let found = if bytes.len() < end {
+            format!("only {} are there", bytes.len())
+        } else {
+            "more are there".into()
         };
         let why = format!("should be {end} bytes long for {}, and {found}", dims_text(&dims));
         return Err(invalid(name, "", why));

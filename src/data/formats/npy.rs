@@ -61,9 +61,10 @@ pub(super) fn read(set: &FileSet, request: &Request) -> Result<ReadSet, DataErro
         samples.targets = array.into_targets(request.kind())?;
     } else if request.targets {
         let expected = file_name(path).replace("inputs", "targets");
-        let why = match expected == file_name(path) {
-            true => "has no targets: name it inputs.npy, with targets.npy beside it".into(),
-            false => format!("has no targets: there is no {expected} beside it"),
+        let why = if expected == file_name(path) {
+            "has no targets: name it inputs.npy, with targets.npy beside it".into()
+        } else {
+            format!("has no targets: there is no {expected} beside it")
         };
         return Err(invalid(&name, "", why));
     }

@@ -179,9 +179,10 @@ impl LazyFeatures for Pairs {
         let limit = Duration::from_secs(5);
         let waited = more.wait_timeout_while(count, limit, |count| *count < 2).unwrap().1;
         into.fill(index as f32);
-        match index >= self.bad || waited.timed_out() {
-            true => Err(DataError::Empty { name: format!("sample {index}") }),
-            false => Ok(()),
+        if index >= self.bad || waited.timed_out() {
+            Err(DataError::Empty { name: format!("sample {index}") })
+        } else {
+            Ok(())
         }
     }
 }

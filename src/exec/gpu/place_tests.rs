@@ -185,9 +185,10 @@ fn gradients(device: &mut dyn Executor, numbers: [usize; 2], interleaved: bool) 
             }
         }
     };
-    let order = match interleaved {
-        true => [(0, true), (1, true), (0, false), (1, false)],
-        false => [(0, true), (0, false), (1, true), (1, false)],
+    let order = if interleaved {
+        [(0, true), (1, true), (0, false), (1, false)]
+    } else {
+        [(0, true), (0, false), (1, true), (1, false)]
     };
     if interleaved {
         load(device, 0);
@@ -296,7 +297,9 @@ fn buckets_that_are_not_held_are_empty() {
         device.write_bank(BucketTensor::Parameters, held, &[0.5; WIDTH * WIDTH]).unwrap();
         device.begin_step().unwrap();
         let mine: Vec<_> = plan.segments.iter().filter(|s| s.block == 1).cloned().collect();
-        mine.iter().for_each(|segment| device.run(segment.nodes.clone(), &pass_of(0)).unwrap());
+        for segment in &mine {
+            device.run(segment.nodes.clone(), &pass_of(0)).unwrap();
+        }
         let sums = device.finish_step(&[held]).unwrap();
         assert!(sums.loss > 0.0 && sums.count == (ROWS * WIDTH) as f64, "{sums:?}");
         assert_eq!(sums.gradients.len(), 1);

@@ -68,9 +68,12 @@ pub struct OpGradients {
 /// Returns [`ShapeError`] if the shapes do not fit the op or a node of its gradient.
 pub fn op_gradients(op: &Op, inputs: &[Shape]) -> Result<OpGradients, ShapeError> {
     let mut b = Builder::new();
-    let dtype = |index| match shapes::fits_arity(op, inputs.len()) {
-        true => shapes::input_type(op, index, inputs.len()),
-        false => DType::F32,
+    let dtype = |index| {
+        if shapes::fits_arity(op, inputs.len()) {
+            shapes::input_type(op, index, inputs.len())
+        } else {
+            DType::F32
+        }
     };
     let add = |(index, shape): (usize, &Shape)| {
         b.add_input(&index.to_string(), shape.clone(), dtype(index))
@@ -109,13 +112,15 @@ fn rule(b: &mut Backward, id: NodeId) -> Result<(), ShapeError> {
     match node.op {
         Op::MatMul { transpose_a: ta, transpose_b: tb } => {
             let matmul = |transpose_a, transpose_b| Op::MatMul { transpose_a, transpose_b };
-            match ta {
-                false => b.accumulate_op(x[0], matmul(false, !tb), &[dy, x[1]])?,
-                true => b.accumulate_op(x[0], matmul(tb, true), &[x[1], dy])?,
+            if ta {
+                b.accumulate_op(x[0], matmul(tb, true), &[x[1], dy])?;
+            } else {
+                b.accumulate_op(x[0], matmul(false, !tb), &[dy, x[1]])?;
             }
-            match tb {
-                false => b.accumulate_op(x[1], matmul(!ta, false), &[x[0], dy]),
-                true => b.accumulate_op(x[1], matmul(true, ta), &[dy, x[0]]),
+            if tb {
+                b.accumulate_op(x[1], matmul(true, ta), &[dy, x[0]])
+            } else {
+                b.accumulate_op(x[1], matmul(!ta, false), &[x[0], dy])
             }
         }
         Op::Unary(Unary::Scale(factor)) => {

@@ -107,10 +107,13 @@ impl WithSimd for PeakTask<'_> {
 #[inline(always)]
 fn blocks<S: Simd, const G: usize>(simd: S, task: PeakTask<'_>) {
     let [a, b] = [task.chains.factor, task.chains.addend].map(|v| simd.splat_f32s(v));
-    let step = |x: S::f32s| match S::IS_SCALAR {
-        // Without vectors a fused operation may be a call.
-        true => simd.add_f32s(simd.mul_f32s(x, a), b),
-        false => simd.mul_add_f32s(x, a, b),
+    let step = |x: S::f32s| {
+        if S::IS_SCALAR {
+            // Without vectors a fused operation may be a call.
+            simd.add_f32s(simd.mul_f32s(x, a), b)
+        } else {
+            simd.mul_add_f32s(x, a, b)
+        }
     };
     let width = G * S::F32_LANES;
     for (block, sums) in task.sums.chunks_mut(width).enumerate() {

@@ -64,9 +64,10 @@ pub fn reference<T: Float>(
             let samples = T::from_f64(call.inputs[0][0] as f64);
             for k in 0..c {
                 let values: Vec<T> = column(x, k);
-                let (mean, variance, unbiased) = match training {
-                    true => statistics(&values),
-                    false => (mean[k], variance[k], variance[k]),
+                let (mean, variance, unbiased) = if training {
+                    statistics(&values)
+                } else {
+                    (mean[k], variance[k], variance[k])
                 };
                 let rstd = (variance + eps).sqrt().recip();
                 (stats[k], stats[c + k]) = (mean, rstd);

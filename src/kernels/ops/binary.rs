@@ -126,10 +126,7 @@ fn maximum_grads(a: &[f32], b: &[f32], dy: &[f32], da: &mut [f32]) {
 
 /// Returns `b`, repeated until loops over it are long enough.
 pub(super) fn repeated(b: &[f32]) -> Cow<'_, [f32]> {
-    match b.len() < LOOP && !b.is_empty() {
-        true => b.repeat(LOOP.div_ceil(b.len())).into(),
-        false => b.into(),
-    }
+    if b.len() < LOOP && !b.is_empty() { b.repeat(LOOP.div_ceil(b.len())).into() } else { b.into() }
 }
 
 /// Computes `y = f(a, b)` on the calling thread.

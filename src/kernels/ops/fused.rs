@@ -102,7 +102,9 @@ pub fn reference<T: Float>(
     for step in epilogue::steps(call) {
         match step {
             EpilogueStep::Unary(function) => {
-                values.iter_mut().for_each(|v| *v = unary::value(function, *v));
+                for v in &mut values {
+                    *v = unary::value(function, *v);
+                }
             }
             EpilogueStep::UnaryGrad(function, input) => {
                 let x = inputs[input].floats();

@@ -98,7 +98,9 @@ pub fn reference<T: Float>(
     let inputs: Vec<&[T]> = inputs.iter().map(|input| input.floats()).collect();
     let sizes = GroupedSizes::of(call);
     if matches!(call.op, Op::GroupNormAffineGrad { .. }) && !call.accumulate {
-        outputs.iter_mut().for_each(|output| output.fill(T::zero()));
+        for output in outputs.iter_mut() {
+            output.fill(T::zero());
+        }
     }
     let whole = sizes.of_sample();
     for sample in 0..sizes.samples {

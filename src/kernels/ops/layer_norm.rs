@@ -78,10 +78,8 @@ pub fn reference<T: Float>(
                 let xhat = |k: usize| (x[k] - stats[0]) * stats[1];
                 let g = |k: usize| weight[k] * dy[k];
                 let count = T::from_f64(c as f64);
-                let mean_g = match is_centered(call.op) {
-                    true => (0..c).map(g).sum::<T>() / count,
-                    false => T::zero(),
-                };
+                let mean_g =
+                    if is_centered(call.op) { (0..c).map(g).sum::<T>() / count } else { T::zero() };
                 let mean_g_xhat = (0..c).map(|k| g(k) * xhat(k)).sum::<T>() / count;
                 for (k, dx) in dx.iter_mut().enumerate() {
                     *dx = stats[1] * (g(k) - mean_g - xhat(k) * mean_g_xhat);
@@ -170,7 +168,9 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
 /// outputs.
 fn add_sums(sums: &[Vec<f32>], outputs: &mut [&mut [f32]], accumulate: bool) {
     if !accumulate {
-        outputs.iter_mut().for_each(|output| output.fill(0.0));
+        for output in outputs.iter_mut() {
+            output.fill(0.0);
+        }
     }
     for sum in sums {
         let outputs = outputs.iter_mut().flat_map(|output| output.iter_mut());

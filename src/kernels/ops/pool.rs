@@ -221,7 +221,9 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
                 _ => y.iter_mut().zip(&x[of(from)]).for_each(|(y, x)| *y += x),
             });
             if sizes.kind != PoolKind::MaxGrad {
-                y.iter_mut().for_each(|y| *y *= share);
+                for y in y {
+                    *y *= share;
+                }
             }
         }
     });
@@ -306,10 +308,14 @@ pub fn cost(call: &OpCall) -> Cost {
 pub fn iterations(call: &OpCall) -> usize {
     let sizes = PoolSizes::of(call);
     let Pool2dOptions { kernel, stride, .. } = sizes.options;
-    let most = |axis: usize| match sizes.is_grad() {
-        true if sizes.has_cells() => sizes.cell(axis),
-        true => kernel[axis].div_ceil(stride[axis]),
-        false => kernel[axis],
+    let most = |axis: usize| {
+        if !sizes.is_grad() {
+            kernel[axis]
+        } else if sizes.has_cells() {
+            sizes.cell(axis)
+        } else {
+            kernel[axis].div_ceil(stride[axis])
+        }
     };
     most(0) * (1 + most(1))
 }

@@ -54,7 +54,9 @@ pub fn reference<T: Float>(
         let m = x.iter().copied().fold(x[0], T::max);
         out.iter_mut().zip(x).for_each(|(y, x)| *y = (*x - m).exp());
         let sum: T = out.iter().copied().sum();
-        out.iter_mut().for_each(|y| *y /= sum);
+        for y in out {
+            *y /= sum;
+        }
     }
 }
 
@@ -82,7 +84,9 @@ vectorized! {
                 *y = if far < -87.0 { 0.0 } else { exp::<S>(far) };
             });
             let sum = sum_of(c, |k| y[k]);
-            y.iter_mut().for_each(|y| *y /= sum);
+            for y in y {
+                *y /= sum;
+            }
         }
     }
 

@@ -89,9 +89,10 @@ pub fn reference<T: Float>(
         for m in 0..middle {
             for i in 0..inner {
                 let (few, many) = (o * inner + i, (o * middle + m) * inner + i);
-                match sums {
-                    true => y[few] += x[many],
-                    false => y[many] = x[few],
+                if sums {
+                    y[few] += x[many];
+                } else {
+                    y[many] = x[few];
                 }
             }
         }
@@ -136,7 +137,9 @@ fn sum_blocks(x: &[f32], y: &mut [f32], lanes: &mut Vec<f32>) {
         sum
     });
     let sums: Vec<Vec<f32>> = blocks.collect();
-    sums.iter().for_each(|sum| add(y, sum));
+    for sum in &sums {
+        add(y, sum);
+    }
 }
 
 /// Adds the rows of `x` to `y`, several rows at a time where rows are short.

@@ -401,9 +401,10 @@ fn function(call: &OpCall) -> (Unary, bool) {
 fn one(call: &OpCall, entry: &'static str, size: u32) -> Dispatch {
     let (function, gradient) = function(call);
     let factor = if let Unary::Scale(factor) = function { factor } else { 1.0 };
-    let operands = match gradient {
-        false => vec![Operand::Input(0), Operand::Output(0)],
-        true => vec![Operand::Input(0), Operand::Input(1), Operand::Output(0)],
+    let operands = if gradient {
+        vec![Operand::Input(0), Operand::Input(1), Operand::Output(0)]
+    } else {
+        vec![Operand::Input(0), Operand::Output(0)]
     };
     let count = call.output_len(0);
     Dispatch {

@@ -26,7 +26,9 @@ fn normal(shape: Shape, rows: usize, which: usize) -> Input {
 
 fn with(mut input: Input, values: &[(usize, f64)]) -> Input {
     let HostTensor::Float(elements) = &mut input.1 else { panic!("integers have no NaN") };
-    values.iter().for_each(|(at, value)| elements[*at] = *value);
+    for (at, value) in values {
+        elements[*at] = *value;
+    }
     input
 }
 

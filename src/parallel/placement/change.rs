@@ -97,10 +97,11 @@ impl Placement {
             placement.ranks.iter().map(|rank| rank.reduce_site).collect()
         };
         let (now, was) = (sites(self), sites(before));
-        match self.has_cut_of(before) {
-            true => now != was,
+        if self.has_cut_of(before) {
+            now != was
+        } else {
             // What is reduced is on other ranks.
-            false => now.iter().chain(&was).any(|site| Some(site) != now.first()),
+            now.iter().chain(&was).any(|site| Some(site) != now.first())
         }
     }
 
@@ -109,9 +110,8 @@ impl Placement {
     fn differs_in_kernels(&self, before: &Self, may_be_cut: bool) -> bool {
         let has_same_cut = self.has_cut_of(before);
         let is_new = |index: usize, rank: &RankPlacement, call: &str, name: &str| {
-            let had = |(other, was): &(usize, &RankPlacement)| match has_same_cut {
-                true => *other == index,
-                false => was.identity == rank.identity,
+            let had = |(other, was): &(usize, &RankPlacement)| {
+                if has_same_cut { *other == index } else { was.identity == rank.identity }
             };
             let had = before.ranks.iter().enumerate().filter(had);
             let mut known = had.filter_map(|(_, was)| was.kernels.get(call)).peekable();

@@ -167,12 +167,12 @@ fn exchange(prices: &Prices<'_>, devices: usize) -> Option<Division> {
 pub fn cut(prices: &Prices<'_>) -> Result<Cut, CutError> {
     let request = prices.request();
     let order: Vec<usize> = (0..request.stages).collect();
-    let best = match request.is_ordered {
-        true => divide(prices, Assignments::of_order(&order)),
-        false if request.stages <= EXACT_DEVICES => {
-            divide(prices, Assignments::of_all(request.stages))
-        }
-        false => exchange(prices, request.stages),
+    let best = if request.is_ordered {
+        divide(prices, Assignments::of_order(&order))
+    } else if request.stages <= EXACT_DEVICES {
+        divide(prices, Assignments::of_all(request.stages))
+    } else {
+        exchange(prices, request.stages)
     };
     let Division { worth: (misfits, slowest_ps, _), parts } = best.ok_or(CutError::Forbidden)?;
     if misfits > 0 {

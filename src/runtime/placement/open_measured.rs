@@ -1,6 +1,6 @@
 //! Opening of devices whose shares are measured: each is opened with a reserve for its moments,
-//! then timed, and the batch is split among them: with `auto` among those that are worth using. With
-//! `auto` and `all`, a device that fails on the way is left out.
+//! then timed, and the batch is split among them: with `auto` among those that are worth using.
+//! With `auto` and `all`, a device that fails on the way is left out.
 
 use super::admission::{self, Admission, MeasuredCandidate, admit, reserves_hold};
 use super::arrangement::Arrangement;

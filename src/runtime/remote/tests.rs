@@ -310,9 +310,10 @@ fn step(placed: &mut PlacedWorkers, step: u64) -> Result<Vec<StepReport>, Runtim
         let of = |part: &crate::parallel::MicroBatch| {
             inputs(&graph, part.first + 100 * step as u32, part.rows as usize)
         };
-        let micro_batches = match placed.group.reads_inputs(Rank(rank)) {
-            true => Vec::new(),
-            false => program.micro_batches.iter().map(of).collect(),
+        let micro_batches = if placed.group.reads_inputs(Rank(rank)) {
+            Vec::new()
+        } else {
+            program.micro_batches.iter().map(of).collect()
         };
         Arc::new(StepInput {
             run_key: Key::new(1),

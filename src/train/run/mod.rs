@@ -2,11 +2,11 @@
 
 mod evaluation;
 mod host;
+mod measure;
 mod recovery;
 mod report;
 mod restoring;
 mod saving;
-mod sentences;
 mod skipped;
 mod startup;
 mod stopping;
@@ -19,7 +19,7 @@ use crate::checkpoint::{Checkpoint, Store};
 use crate::data::{DataFile, Split};
 use crate::faults::Faults;
 use crate::files;
-use crate::metrics::{Event, SentenceRecord, Sink, Sinks};
+use crate::metrics::{Event, Sink, Sinks};
 use crate::runtime::memory;
 use crate::runtime::placement::plans::Plans;
 use crate::train::carried;
@@ -59,14 +59,15 @@ pub struct RunOptions {
 }
 
 /// Result of a run that ended without an error.
-#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub enum RunOutcome {
     /// All steps are done.
     Done {
         /// Last loss on the validation split, if there is one.
         val_loss: Option<f64>,
-        /// Measure of the sentences, if the run is on the built-in corpus.
-        sentences: Option<SentenceRecord>,
+        /// Sentence for the user about what the task measured, if it did; other nodes get none.
+        #[serde(skip)]
+        measure: Option<String>,
     },
     /// A signal arrived; the state is saved.
     Interrupted(Interruption),
@@ -107,16 +108,14 @@ pub fn train(run: &mut Run) -> Result<RunOutcome, TrainError> {
     Ok(ending)
 }
 
-/// Takes the steps that are left, and measures the sentences of the model.
+/// Takes the steps that are left, and measures the model as its task does.
 fn steps(run: &mut Run) -> Result<RunOutcome, TrainError> {
     run.evaluate_dropped()?;
-    let begun = run.step();
     let end = run.trainer.run_steps(&mut run.fit, &mut run.host)?;
     if end == FitEnd::NoImprovement {
         run.tell_lost_patience()?;
     }
-    // A start without a step has nothing new to measure.
-    let sentences = if run.step() > begun || begun == 0 { run.measure_sentences()? } else { None };
+    let measure = run.measure()?;
     if let Some(signal) = run.host.signals.pending() {
         return Ok(RunOutcome::Interrupted(signal));
     }
@@ -124,7 +123,7 @@ fn steps(run: &mut Run) -> Result<RunOutcome, TrainError> {
         Some((step, loss)) if step == run.step() => Some(loss),
         _ => None,
     };
-    Ok(RunOutcome::Done { val_loss, sentences })
+    Ok(RunOutcome::Done { val_loss, measure })
 }
 
 impl Run {
@@ -149,7 +148,9 @@ impl Run {
             None => (0, 0),
         };
         let source = spec.batch_source(&training, &data, steps, samples)?;
-        let spec = spec.with_epochs(&source.sampler, steps, samples)?;
+        let task = data.task(&training)?;
+        let epoch = spec.epoch(&source.sampler, task.unit());
+        let spec = spec.with_epochs(epoch, steps, samples)?;
         if spec.patience > 0
             && extent_of(&source, Split::Validation, spec.eval_samples).samples == 0
         {
@@ -159,7 +160,6 @@ impl Run {
                 spec.patience
             )));
         }
-        let task = data.task(&training)?;
         let plans = Plans::new(training);
         if let Some(nodes) = &options.nodes {
             nodes.begin(&spec, &data, (steps, samples))?;

@@ -2,7 +2,6 @@
 
 use super::Run;
 use crate::base::format::thousands;
-use crate::metrics::Unit;
 use crate::optim::Decay;
 use crate::runtime::memory::gibibytes;
 use crate::train::error::TrainError;
@@ -42,24 +41,13 @@ impl Run {
 
     /// Formats the size of an epoch, in which as many tokens or samples are trained as there are.
     fn epoch_text(&self) -> String {
-        let sampler = &self.fit.source.sampler;
         let unit = self.fit.options.task.unit();
-        let samples = sampler.epoch_samples();
-        let per_sample = match unit {
-            Unit::Samples => 1,
-            Unit::Tokens => self.spec.model.context as u64,
-        };
-        let count = match unit {
-            Unit::Samples => samples,
-            Unit::Tokens if sampler.is_of_streams() => samples * per_sample,
-            // A sample starts at every token but the last ones.
-            Unit::Tokens => samples + per_sample,
-        };
-        let per_step = u64::from(self.spec.batch) * per_sample;
-        let steps = count.div_ceil(per_step);
+        let epoch = self.spec.epoch(&self.fit.source.sampler, unit);
+        let per_step = u64::from(self.spec.batch) * epoch.per_sample;
+        let steps = epoch.units.div_ceil(per_step);
         format!(
             "an epoch is {} {}, {} steps of {}",
-            thousands(count as f64),
+            thousands(epoch.units as f64),
             unit.name(),
             thousands(steps as f64),
             thousands(per_step as f64)

@@ -87,7 +87,7 @@ impl Run {
         Ok(())
     }
 
-    /// Sets aside checkpoints, lines of the record and files of sentences after the step of this
+    /// Sets aside checkpoints, lines of the record and files of measures after the step of this
     /// start, and opens the record.
     fn set_later_aside(&mut self) -> Result<(), TrainError> {
         let metrics = self.metrics_path();
@@ -108,8 +108,8 @@ impl Run {
         if lines > 0 {
             what.push(lines_aside(lines, &metrics));
         }
-        let sentences = self.set_later_sentences_aside()?;
-        what.extend(sentences.iter().map(|path| path.display().to_string()));
+        let measures = self.set_later_measures_aside()?;
+        what.extend(measures.iter().map(|path| path.display().to_string()));
         if !what.is_empty() {
             self.note(format!("set aside: {}", what.join("; ")))?;
         }

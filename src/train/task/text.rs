@@ -1,8 +1,10 @@
 //! Models of text, and of tokens without a tokenizer.
 
+mod sentences;
+
 use std::sync::Arc;
 
-use super::{Ending, Task};
+use super::{Ending, FinalMeasure, Task};
 use crate::base::format::thousands;
 use crate::data::TextData;
 use crate::metrics::Unit;
@@ -10,7 +12,10 @@ use crate::model::LanguageModel;
 use crate::train::error::TrainError;
 use crate::train::generate::{Generation, default_prompt, generate};
 use crate::train::sampling::Sampling;
-use crate::train::sentences::{SampledSentences, SentenceRequest, measure_sentences};
+
+use sentences::{SentenceRequest, measure_sentences};
+
+pub(super) use sentences::NAME as MEASURE;
 
 /// Prediction of the next token of a text.
 #[derive(Clone, Debug)]
@@ -30,14 +35,17 @@ impl Task for TextTask {
         format!("vocabulary {}", self.text.tokenizer().vocabulary())
     }
 
-    fn sentences(&self, ending: &Ending) -> Result<Option<SampledSentences>, TrainError> {
+    fn measure(&self, ending: &Ending) -> Result<Option<FinalMeasure>, TrainError> {
         if !self.is_builtin {
             return Ok(None);
         }
         let Ending { units, rows, step, seed, stop } = *ending;
         let tokenizer = self.text.tokenizer();
         let request = SentenceRequest { units, tokenizer, model: self.model, rows, step, seed };
-        measure_sentences(&request, stop)
+        match measure_sentences(&request, stop)? {
+            Some(sampled) => Ok(Some(sampled.into_measure())),
+            None => Ok(None),
+        }
     }
 
     /// Generates text that starts at a line break.

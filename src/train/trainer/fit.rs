@@ -11,7 +11,7 @@ use super::steps::{Fit, FitHooks, SkippedStep};
 use crate::base::DType;
 use crate::base::setting::as_fields;
 use crate::checkpoint::{Best, NamedTensor, Store};
-use crate::data::{Augmentation, DataFile, Dataset, Sampler, Split};
+use crate::data::{Augmentation, DataFile, Dataset, Split};
 use crate::metrics::Event;
 use crate::optim::{Decay, Schedule};
 use crate::parallel::DeviceLoss;
@@ -65,23 +65,21 @@ pub enum FitLength {
     Epochs(u64),
 }
 
-impl FitLength {
-    /// Returns the last step, after `steps` steps in which `samples` samples were trained on, with
-    /// `batch` samples per step to come.
-    pub(in crate::train) fn last_step(
-        self,
-        sampler: &Sampler,
-        steps: u64,
-        samples: u64,
-        batch: u64,
-    ) -> u64 {
-        match self {
-            Self::Steps(last) => last,
-            Self::Epochs(epochs) => {
-                let whole = epochs.saturating_mul(sampler.epoch_samples());
-                steps + whole.saturating_sub(samples).div_ceil(batch)
-            }
-        }
+/// Size of an epoch, in samples or tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::train) struct EpochSize {
+    pub units: u64,
+    /// Units of a sample.
+    pub per_sample: u64,
+}
+
+impl EpochSize {
+    /// Returns the last step of so many epochs, after `steps` steps in which `samples` samples were
+    /// trained on, with `batch` samples per step to come.
+    pub fn last_step(self, epochs: u64, steps: u64, samples: u64, batch: u64) -> u64 {
+        let whole = epochs.saturating_mul(self.units);
+        let left = whole.saturating_sub(samples.saturating_mul(self.per_sample));
+        steps + left.div_ceil(batch * self.per_sample)
     }
 }
 
@@ -256,8 +254,13 @@ impl Trainer {
     ) -> Result<FitReport, TrainError> {
         options.check(data)?;
         let source = self.source_of(data, options)?;
-        let batch = self.options.batch as u64;
-        let last = options.length.last_step(&source.sampler, self.steps(), self.samples, batch);
+        let last = match options.length {
+            FitLength::Steps(last) => last,
+            FitLength::Epochs(epochs) => {
+                let epoch = EpochSize { units: source.sampler.epoch_samples(), per_sample: 1 };
+                epoch.last_step(epochs, self.steps(), self.samples, self.options.batch as u64)
+            }
+        };
         self.begin_on(&source, options);
         let mut store = None;
         if let Some(path) = &options.directory {

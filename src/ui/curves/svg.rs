@@ -271,9 +271,12 @@ fn smoothed(points: &[CurvePoint]) -> Option<Vec<(f64, f64)>> {
 
 /// Formats a value with at most four digits that count.
 fn value_text(value: f64) -> String {
-    let trimmed = |text: String| match text.contains('.') {
-        true => text.trim_end_matches('0').trim_end_matches('.').to_string(),
-        false => text,
+    let trimmed = |text: String| {
+        if text.contains('.') {
+            text.trim_end_matches('0').trim_end_matches('.').to_string()
+        } else {
+            text
+        }
     };
     match value.abs() {
         0.0 => "0".into(),

@@ -120,9 +120,8 @@ impl DeviceRow {
 
     fn label(&self) -> String {
         let chunks = chunks_of(&self.runs);
-        let range = |(first, last): &(usize, usize)| match first == last {
-            true => first.to_string(),
-            false => format!("{first} to {last}"),
+        let range = |(first, last): &(usize, usize)| {
+            if first == last { first.to_string() } else { format!("{first} to {last}") }
         };
         let ranges: Vec<String> = chunks.iter().map(range).collect();
         let is_one = matches!(chunks[..], [(first, last)] if first == last);

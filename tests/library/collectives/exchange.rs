@@ -134,7 +134,9 @@ impl World {
             ..Side::default()
         };
         let mut sides: Vec<Side> = (0..layout.size).map(side).collect();
-        sides.iter_mut().for_each(|side| side.result = side.own.clone());
+        for side in &mut sides {
+            side.result = side.own.clone();
+        }
         let (rounds, dice) = (vec![0; layout.size as usize], Dice(seed, 0));
         Self { layout, window, is_chained, members, sides, rounds, next: Vec::new(), dice }
     }
@@ -398,9 +400,10 @@ fn a_rank_that_runs_ahead_without_end_is_an_error() {
         let (_, message) = sender.sent.pop().unwrap();
         let result = behind.on_message(message, &mut side());
         assert_eq!(behind.strays(), step);
-        match step as usize > max {
-            true => assert_eq!(result, Err(ExchangeError::TooFarAhead { max })),
-            false => assert_eq!(result, Ok(())),
+        if step as usize > max {
+            assert_eq!(result, Err(ExchangeError::TooFarAhead { max }));
+        } else {
+            assert_eq!(result, Ok(()));
         }
     }
 }

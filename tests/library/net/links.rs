@@ -27,7 +27,9 @@ fn control_messages_of_any_length_come_in_order_in_both_directions() {
     let lengths = [0, 1, 3, 4, 5, 1000, CONTROL_MAX - 1, CONTROL_MAX];
     let sent: Vec<_> = (0..200).map(|i| pattern(lengths[i % 8].min(20_000 + i), i as u8)).collect();
     for (link, _) in &sides {
-        sent.iter().for_each(|message| link.send_control(message.clone()).unwrap());
+        for message in &sent {
+            link.send_control(message.clone()).unwrap();
+        }
     }
     for (_, log) in &sides {
         let all = log.wait(|all| all.len() == sent.len());

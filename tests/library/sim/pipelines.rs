@@ -171,9 +171,12 @@ fn any_pipelines(draw: &mut Draw) -> Pipelines {
         has_skip: draw.one_in(2),
     };
     let mut unused: Vec<Rank> = (0..beside * stages).map(Rank).collect();
-    let mut next = |draw: &mut Draw| match draw.one_in(2) {
-        true => unused.remove(0),
-        false => unused.swap_remove(draw.below(unused.len() as u32) as usize),
+    let mut next = |draw: &mut Draw| {
+        if draw.one_in(2) {
+            unused.remove(0)
+        } else {
+            unused.swap_remove(draw.below(unused.len() as u32) as usize)
+        }
     };
     let mut of = |draw: &mut Draw| PipelineRanks {
         ranks: (0..stages).map(|_| next(draw)).collect(),

@@ -184,10 +184,8 @@ pub fn slots(draw: &mut Draw) -> Option<usize> {
 /// A site of addition per rank, with devices in one of two scenarios.
 pub fn sites(draw: &mut Draw, world: u32) -> Vec<ReduceSite> {
     let has_devices = draw.one_in(2);
-    let site = |_| match has_devices && draw.one_in(2) {
-        true => ReduceSite::Device,
-        false => ReduceSite::Host,
-    };
+    let site =
+        |_| if has_devices && draw.one_in(2) { ReduceSite::Device } else { ReduceSite::Host };
     (0..world).map(site).collect()
 }
 

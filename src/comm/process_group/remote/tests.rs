@@ -244,7 +244,9 @@ fn no_header_takes_more_memory_than_a_message_has_or_makes_the_receiver_panic() 
         keeps.lock().unwrap().push((sent.0, sent.1.len()));
         sent
     });
-    run(groups, |group| call_all(group).map(drop)).into_iter().for_each(|end| end.unwrap());
+    for end in run(groups, |group| call_all(group).map(drop)) {
+        end.unwrap();
+    }
     let kept = kept.lock().unwrap().clone();
     assert!(kept.len() > 20);
     let (groups, wire) = processes([0..2, 2..5], |sent| sent);

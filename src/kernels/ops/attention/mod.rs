@@ -372,7 +372,9 @@ vectorized! {
         }
         let total = sum_of(row.len(), |j| row[j]);
         let share = 1.0 / total;
-        row.iter_mut().for_each(|value| *value *= share);
+        for value in row {
+            *value *= share;
+        }
         highest + total.ln()
     }
 

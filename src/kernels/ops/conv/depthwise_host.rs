@@ -119,15 +119,17 @@ impl pulp::WithSimd for ChannelSums<'_> {
         for first in (0..self.c).step_by(S::F32_LANES) {
             let is_whole = first + S::F32_LANES <= self.c;
             for begin in (0..whole).step_by(PLACES) {
-                match is_whole {
-                    true => self.tile::<S, PLACES, true>(simd, first, begin),
-                    false => self.tile::<S, PLACES, false>(simd, first, begin),
+                if is_whole {
+                    self.tile::<S, PLACES, true>(simd, first, begin)
+                } else {
+                    self.tile::<S, PLACES, false>(simd, first, begin)
                 }
             }
             for begin in whole..self.count {
-                match is_whole {
-                    true => self.tile::<S, 1, true>(simd, first, begin),
-                    false => self.tile::<S, 1, false>(simd, first, begin),
+                if is_whole {
+                    self.tile::<S, 1, true>(simd, first, begin)
+                } else {
+                    self.tile::<S, 1, false>(simd, first, begin)
                 }
             }
         }
@@ -137,18 +139,20 @@ impl pulp::WithSimd for ChannelSums<'_> {
 /// Returns a vector of what a slice begins with: of `lanes` elements, or of a whole vector.
 #[inline(always)]
 fn load<S: Simd, const WHOLE: bool>(simd: S, from: &[f32], lanes: usize) -> S::f32s {
-    match WHOLE {
-        true => S::as_simd_f32s(&from[..S::F32_LANES]).0[0],
-        false => simd.partial_load_f32s(&from[..lanes]),
+    if WHOLE {
+        S::as_simd_f32s(&from[..S::F32_LANES]).0[0]
+    } else {
+        simd.partial_load_f32s(&from[..lanes])
     }
 }
 
 /// Stores a vector as [`load`] reads it.
 #[inline(always)]
 fn store<S: Simd, const WHOLE: bool>(simd: S, to: &mut [f32], lanes: usize, value: S::f32s) {
-    match WHOLE {
-        true => S::as_mut_simd_f32s(&mut to[..S::F32_LANES]).0[0] = value,
-        false => simd.partial_store_f32s(&mut to[..lanes], value),
+    if WHOLE {
+        S::as_mut_simd_f32s(&mut to[..S::F32_LANES]).0[0] = value;
+    } else {
+        simd.partial_store_f32s(&mut to[..lanes], value);
     }
 }
 
@@ -238,15 +242,17 @@ impl pulp::WithSimd for TapSums<'_> {
         for first in (0..self.c).step_by(S::F32_LANES) {
             let is_whole = first + S::F32_LANES <= self.c;
             for tap in (0..whole).step_by(TAPS) {
-                match is_whole {
-                    true => self.tile::<S, TAPS, true>(simd, first, tap),
-                    false => self.tile::<S, TAPS, false>(simd, first, tap),
+                if is_whole {
+                    self.tile::<S, TAPS, true>(simd, first, tap)
+                } else {
+                    self.tile::<S, TAPS, false>(simd, first, tap)
                 }
             }
             for tap in whole..taps {
-                match is_whole {
-                    true => self.tile::<S, 1, true>(simd, first, tap),
-                    false => self.tile::<S, 1, false>(simd, first, tap),
+                if is_whole {
+                    self.tile::<S, 1, true>(simd, first, tap)
+                } else {
+                    self.tile::<S, 1, false>(simd, first, tap)
                 }
             }
         }

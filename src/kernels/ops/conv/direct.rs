@@ -35,9 +35,10 @@ fn runs(gather: &Gather, panel: &PaddedPanel, channels: &Channels, group: usize)
     let Channels { read, group_read, .. } = *channels;
     let [down, across] = gather.taps;
     // Neighbouring taps that read all channels are one run.
-    let (along, length) = match panel.tap_steps[1] == read && group_read == read {
-        true => (1, across * read),
-        false => (across, group_read),
+    let (along, length) = if panel.tap_steps[1] == read && group_read == read {
+        (1, across * read)
+    } else {
+        (across, group_read)
     };
     let offset = |at: usize| {
         let (ky, kx) = (at / along, at % along);
@@ -271,7 +272,9 @@ pub fn weight_grad(geometry: &Geometry, accumulate: bool, x: &[f32], dy: &[f32],
         .par_chunks(each)
         .map(|blocks| {
             let mut sums = PartialSums::new(geometry);
-            blocks.iter().for_each(|block| sums.add(geometry, &gather, block.clone(), x, dy));
+            for block in blocks {
+                sums.add(geometry, &gather, block.clone(), x, dy);
+            }
             sums.values
         })
         .collect();

@@ -88,7 +88,9 @@ fn gathered(geometry: &Geometry, source: &[f32], weight: &[f32], out: &mut [f32]
     // Products write to every few places: each task has a picture of its own.
     let picture = geometry.size[0] * geometry.size[1] * geometry.c;
     out.par_chunks_mut(picture).enumerate().for_each(|(b, out)| {
-        products.iter().for_each(|product| product.compute_picture(source, b, out));
+        for product in &products {
+            product.compute_picture(source, b, out);
+        }
     });
 }
 

@@ -213,16 +213,17 @@ impl Output {
 /// Returns the WGSL of the function that stores some of four adjacent values: all or none if they
 /// are vectors.
 pub fn store_some(vectors: bool) -> String {
-    let body: String = match vectors {
-        true => "    if (begin == 0u && end == 4u) { store4(at / 4u, totals); }\n".to_string(),
-        false => (0..4)
+    let body: String = if vectors {
+        "    if (begin == 0u && end == 4u) { store4(at / 4u, totals); }\n".to_string()
+    } else {
+        (0..4)
             .zip("xyzw".chars())
             .map(|(i, field)| {
                 format!(
                     "    if (begin <= {i}u && end > {i}u) {{ store(at + {i}u, totals.{field}); }}\n"
                 )
             })
-            .collect(),
+            .collect()
     };
     format!("fn store_some(at: u32, begin: u32, end: u32, totals: vec4f) {{\n{body}}}\n")
 }

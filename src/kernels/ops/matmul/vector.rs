@@ -50,9 +50,10 @@ impl Roles {
         let Sizes { m, n, .. } = *sizes;
         let ((a_row, a_step), (b_step, b_column)) = (sizes.a_strides(), sizes.b_strides());
         let exchanged = n < m;
-        let (rows, few, columns, step, c) = match exchanged {
-            false => (m, [a_row, a_step], n, b_step, [n, 1]),
-            true => (n, [b_column, b_step], m, a_step, [1, n]),
+        let (rows, few, columns, step, c) = if exchanged {
+            (n, [b_column, b_step], m, a_step, [1, n])
+        } else {
+            (m, [a_row, a_step], n, b_step, [n, 1])
         };
         Self { exchanged, rows, columns, few, terms_are_neighbours: step == 1, c }
     }
@@ -82,12 +83,11 @@ impl Roles {
 
 /// Returns the WGSL of the few rows, and of the function that reads four terms of one of them.
 fn few(vectors: bool) -> String {
-    let terms = match vectors {
-        true => "few_some(at, count)".to_string(),
-        false => {
-            let one = |i: u32| format!("few_one(at + {i}u * p.few_step, count > {i}u)");
-            format!("vec4f({})", (0..4).map(one).collect::<Vec<_>>().join(", "))
-        }
+    let terms = if vectors {
+        "few_some(at, count)".to_string()
+    } else {
+        let one = |i: u32| format!("few_one(at + {i}u * p.few_step, count > {i}u)");
+        format!("vec4f({})", (0..4).map(one).collect::<Vec<_>>().join(", "))
     };
     let function =
         format!("fn few_terms(at: u32, count: u32) -> vec4f {{\n    return {terms};\n}}\n");

@@ -59,9 +59,10 @@ pub fn reference_grad<T: Float>(
         for j in 0..h {
             let gate = |gate: usize| gates[row * 4 * h + gate * h + j];
             let (r, z, n, p) = (gate(0), gate(1), gate(2), gate(3));
-            let before = match row > sample * t {
-                true => y[(row - 1) * h + j],
-                false => inputs.get(4).map_or(T::zero(), |h0| h0[sample * h + j]),
+            let before = if row > sample * t {
+                y[(row - 1) * h + j]
+            } else {
+                inputs.get(4).map_or(T::zero(), |h0| h0[sample * h + j])
             };
             let dh = dy[row * h + j] + dhidden[j];
             let dn = dh * (T::one() - z) * (T::one() - n * n);

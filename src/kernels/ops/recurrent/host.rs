@@ -51,9 +51,10 @@ pub fn compute(
     let of_parts = divide(outputs, sizes.b, (0..parts).map(|part| bound(part + 1) - bound(part)));
     of_parts.into_par_iter().enumerate().for_each(|(part, mut outputs)| {
         let (from, to) = (bound(part), bound(part + 1));
-        let of_part = |index: usize| match shared.contains(&index) {
-            true => inputs[index],
-            false => {
+        let of_part = |index: usize| {
+            if shared.contains(&index) {
+                inputs[index]
+            } else {
                 let per_sample = inputs[index].len() / sizes.b;
                 &inputs[index][from * per_sample..to * per_sample]
             }

@@ -64,9 +64,10 @@ pub fn reference_grad<T: Float>(
         for j in 0..h {
             let gate = |gate: usize| gates[row * 4 * h + gate * h + j];
             let (i, f, g, o) = (gate(0), gate(1), gate(2), gate(3));
-            let before = match row > sample * t {
-                true => cells[(row - 1) * h + j],
-                false => inputs.get(4).map_or(T::zero(), |c0| c0[sample * h + j]),
+            let before = if row > sample * t {
+                cells[(row - 1) * h + j]
+            } else {
+                inputs.get(4).map_or(T::zero(), |c0| c0[sample * h + j])
             };
             let squashed = cells[row * h + j].tanh();
             let dh = dy[row * h + j] + dhidden[j];

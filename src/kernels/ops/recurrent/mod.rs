@@ -265,7 +265,9 @@ mod tests {
                 if let HostTensor::Float(values) = values
                     && index != 1
                 {
-                    values.iter_mut().for_each(|value| *value *= 1e-6);
+                    for value in values {
+                        *value *= 1e-6;
+                    }
                 }
             }
             check_with(Op::Recurrent { cell }, &inputs, 2);

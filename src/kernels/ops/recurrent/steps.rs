@@ -37,10 +37,8 @@ pub fn dispatches(call: &OpCall, sizes: RecurrentSizes, rows: usize, caps: &Caps
     match call.op {
         Op::Recurrent { .. } => {
             let transposition = kernel.transposition(caps);
-            let matrix = match transposition.is_empty() {
-                true => Operand::Input(1),
-                false => kernel.workspace(),
-            };
+            let matrix =
+                if transposition.is_empty() { Operand::Input(1) } else { kernel.workspace() };
             let first =
                 if call.inputs.len() > 3 { HiddenProduct::State } else { HiddenProduct::None };
             let product = |step| if step == 0 { first } else { HiddenProduct::Step };
@@ -263,9 +261,10 @@ fn add_term(
     let _ = writeln!(text, "        {{");
     let _ = writeln!(text, "            let k = {lanes}u * q + {lane}u;");
     for gate in 0..gates {
-        let value = match is_transposed {
-            true => format!("matrix[(k * {gates}u + {gate}u) * p.width + column]"),
-            false => format!("weight_at({gate}u, column, k)"),
+        let value = if is_transposed {
+            format!("matrix[(k * {gates}u + {gate}u) * p.width + column]")
+        } else {
+            format!("weight_at({gate}u, column, k)")
         };
         let _ = writeln!(text, "            let w{gate} = {value};");
         for row in 0..rows {

@@ -2,16 +2,20 @@
 //! accepts.
 
 use std::collections::HashSet;
+use std::fmt;
 
-use super::error::TrainError;
-use super::sampling::{Continuation, Sampling, next_tokens_of_all};
 use crate::base::Site;
 use crate::base::rng::Key;
 use crate::data::{Tokenizer, world};
-use crate::metrics::SentenceRecord;
+use crate::metrics::{MeasureRecord, MeasuredValue};
 use crate::model::LanguageModel;
 use crate::runtime::pipelines::ForwardUnits;
+use crate::train::error::TrainError;
+use crate::train::sampling::{Continuation, Sampling, next_tokens_of_all};
+use crate::train::task::FinalMeasure;
 
+/// Name of the measure.
+pub const NAME: &str = "sentences";
 /// Number of sentences that are sampled.
 const SAMPLES: usize = 200;
 const TEMPERATURE: f64 = 0.7;
@@ -24,6 +28,81 @@ pub struct SampledSentences {
     /// Lines that complete each sum that the corpus does not have.
     pub held_out_sums: Vec<String>,
     pub record: SentenceRecord,
+}
+
+impl SampledSentences {
+    /// Returns the measure of a task: the counts, and all lines as its text.
+    pub fn into_measure(self) -> FinalMeasure {
+        let mut text = String::new();
+        for line in self.lines.iter().chain(&self.held_out_sums) {
+            text += line;
+            text += "\n";
+        }
+        FinalMeasure {
+            summary: self.record.to_string(),
+            record: self.record.measure(),
+            text: Some(text),
+        }
+    }
+}
+
+/// Counts of sampled sentences.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SentenceRecord {
+    /// Number of steps done before the measure.
+    pub step: u64,
+    pub temperature: f64,
+    /// Sentences that were sampled.
+    pub sampled: u64,
+    /// Different ones of them; the following counts are of these.
+    pub distinct: u64,
+    /// Sentences of the corpus's grammar, sums with the right result included.
+    pub right: u64,
+    /// Right sentences that are not in the corpus.
+    pub new: u64,
+    pub sums: u64,
+    pub right_sums: u64,
+    /// Sums that the corpus does not have, whose beginnings were given as prompts; not among the
+    /// counts above.
+    pub held_out_sums: u64,
+    pub right_held_out_sums: u64,
+}
+
+/// Sentence for the user. Percentages are rounded down, so that 100 means all.
+impl fmt::Display for SentenceRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let percent = 100 * self.right / self.distinct.max(1);
+        let Self { temperature, sampled, distinct, right, new, sums, right_sums, .. } = self;
+        let (held_out, right_held_out) = (self.held_out_sums, self.right_held_out_sums);
+        write!(
+            f,
+            "{percent} % of the sentences are right ({right} of {distinct} different ones, \
+             {sampled} sampled at temperature {temperature}; {new} of the right ones are not in \
+             the corpus; sums {right_sums} of {sums}, held-out sums {right_held_out} of \
+             {held_out})"
+        )
+    }
+}
+
+impl SentenceRecord {
+    /// Returns the counts by name, in the order of the record's line.
+    fn measure(&self) -> MeasureRecord {
+        let counts = [
+            ("sampled", self.sampled),
+            ("distinct", self.distinct),
+            ("right", self.right),
+            ("new", self.new),
+            ("sums", self.sums),
+            ("right_sums", self.right_sums),
+            ("held_out_sums", self.held_out_sums),
+            ("right_held_out_sums", self.right_held_out_sums),
+        ];
+        let mut values = vec![("temperature".into(), MeasuredValue::Real(self.temperature))];
+        for (name, count) in counts {
+            values.push((name.into(), MeasuredValue::Count(count)));
+        }
+        MeasureRecord { name: NAME.into(), step: self.step, values }
+    }
 }
 
 /// Request for sentences of a model.
@@ -144,7 +223,8 @@ impl SentenceRequest<'_> {
             parts.push(of_unit);
         }
         let sampling = Sampling { temperature: TEMPERATURE, top_k: 0, seed: self.seed };
-        let next = next_tokens_of_all(self.units, &self.model, &parts, &sampling)?;
+        let what = "tokens of sentences";
+        let next = next_tokens_of_all(self.units, &self.model, &parts, &sampling, what)?;
         for (line, token) in open.iter_mut().zip(next.into_iter().flatten()) {
             line.tokens.push(token);
             line.is_open = token != end && line.tokens.len() <= world::LONGEST_SENTENCE + 1;
@@ -197,6 +277,14 @@ mod tests {
         assert_eq!(record, expected);
         assert!(
             record.to_string().starts_with("50 % of the sentences are right (3 of 6 different")
+        );
+        let line = SentenceRecord { sums: 2, right_sums: 1, ..record }.measure().json();
+        assert_eq!(
+            line.to_string(),
+            concat!(
+                r#"{"step":7,"temperature":0.7,"sampled":7,"distinct":6,"right":3,"new":1,"#,
+                r#""sums":2,"right_sums":1,"held_out_sums":2,"right_held_out_sums":1}"#
+            )
         );
     }
 
