@@ -1,20 +1,20 @@
 //! Recovery: after the loss of a device a run goes on in its process, from its last checkpoint and
 //! with the devices that are left, to the bits of a resume by hand.
 
-use std::mem;
-
 use super::startup;
 use super::{Run, RunOptions, RunOutcome, steps};
 use crate::checkpoint::{Checkpoint, Meta};
-use crate::metrics::Event;
+use crate::metrics::{Event, Sinks};
 use crate::parallel::DeviceLoss;
 use crate::runtime::placement::assemble::selections;
 use crate::runtime::placement::plans::Plans;
 use crate::train::error::TrainError;
 use crate::train::left_devices::LeftDevices;
+use crate::train::run_data::RunData;
 use crate::train::spec::RunSpec;
 use crate::train::trainer::Trainer;
-use crate::train::trainer::recovery::{FailedOpening, open_left, trace_from};
+use crate::train::trainer::recovery::{FailedOpening, trace_from};
+use crate::train::trainer::steps::Fit;
 
 impl Run {
     /// Opens the session again after the loss of a device, with those that are left, if the run is
@@ -90,7 +90,7 @@ impl Run {
         }
     }
 
-    /// Opens the session on devices that are left. One that fails then is left out, too.
+    /// Opens the session on devices that are left, at a checkpoint, and says what is left out.
     fn reopen(
         &mut self,
         cause: &TrainError,
@@ -101,72 +101,82 @@ impl Run {
         // What is on the devices is freed before they are opened again.
         self.trainer.session.group.close();
         self.finish_trace()?;
+        let options = self.recovery_options(step);
         let mut without = if cause.is_of_node() {
             format!("the other nodes, which end with the one that is lost: {cause}")
         } else {
             format!("a device that failed: {cause}")
         };
-        open_left(left, |left| {
-            let opened = self.open_without(left, &without, &checkpoint);
-            if let Err(FailedOpening { error, .. }) = &opened {
-                without = format!("a device that failed: {error}");
+        let Self { spec, data, trainer, fit, host } = self;
+        trainer.go_on_with(left, |trainer, left| {
+            let mut devices = left.devices.clone();
+            if let Some(nodes) = &options.nodes {
+                let count = nodes.offered();
+                if count > 0 {
+                    devices += &format!(" and {count} of other nodes");
+                }
             }
-            opened
+            host.warn(format!("the run goes on from step {step} on {devices}, without {without}"))
+                .map_err(FailedOpening::of_none)?;
+            let now = spec.on_devices(left).map_err(FailedOpening::of_none)?;
+            let opening = RunOpening { spec: &now, data, options: &options, trainer };
+            match opening.at(&checkpoint, fit, &mut host.sinks) {
+                Ok(opened) => {
+                    *spec = now;
+                    Ok(opened)
+                }
+                Err(error) => {
+                    without = format!("a device that failed: {error}");
+                    Err(FailedOpening::unplaced(error, |position| now.left_without(position)))
+                }
+            }
         })?;
-        Ok(checkpoint)
-    }
-
-    /// Opens the session on devices that are left at a checkpoint, and says what is left out.
-    fn open_without(
-        &mut self,
-        left: &LeftDevices,
-        without: &str,
-        checkpoint: &Checkpoint,
-    ) -> Result<(), FailedOpening> {
-        let mut devices = left.devices.clone();
-        if let Some(nodes) = &self.host.options.nodes {
-            let count = nodes.offered();
-            if count > 0 {
-                devices += &format!(" and {count} of other nodes");
-            }
-        }
-        let step = checkpoint.meta.step;
-        self.warn(format!("the run goes on from step {step} on {devices}, without {without}"))
-            .map_err(FailedOpening::of_none)?;
-        let spec = self.spec.on_devices(left).map_err(FailedOpening::of_none)?;
-        self.open_on(&spec, checkpoint)
-            .map_err(|error| FailedOpening::unplaced(error, |position| spec.left_without(position)))
-    }
-
-    /// Opens the session of a specification at a checkpoint, instead of the present one.
-    fn open_on(&mut self, spec: &RunSpec, checkpoint: &Checkpoint) -> Result<(), TrainError> {
-        let options = self.recovery_options(checkpoint.meta.step);
-        let graph = self.trainer.session.plan.graph.clone();
-        let Meta { step, samples, .. } = checkpoint.meta;
-        let source = spec.batch_source(&graph, &self.data, step, samples)?;
-        let plans = Plans::new(graph);
-        let sinks = &mut self.host.sinks;
-        let opened = startup::open(spec, &options, Some(checkpoint), &plans, &source, sinks)?;
-        let loader = opened.loader(&source, spec.steps)?;
-        self.fit.go_on(source, loader);
-        let Trainer { data, description, files, .. } = mem::replace(&mut self.trainer, opened);
-        self.trainer.data = data;
-        self.trainer.description = description;
-        self.trainer.files = files;
-        self.trainer.of_run = spec.saved_run(&self.data);
-        self.host.options = RunOptions { trace: self.host.options.trace.clone(), ..options };
-        self.spec = spec.clone();
+        let trace = self.host.options.trace.clone();
+        self.host.options = RunOptions { trace, ..options };
         self.tell_notes()?;
         self.emit(Event::Started {
-            done: self.step(),
+            done: checkpoint.meta.step,
             steps: self.spec.steps,
             device: self.trainer.device().to_string(),
-        })
+        })?;
+        Ok(checkpoint)
     }
 
     /// Returns the options of the run from a step of its own on.
     fn recovery_options(&self, step: u64) -> RunOptions {
         let trace = trace_from(self.host.options.trace.as_deref(), step);
         RunOptions { continued: Some(step), retune: false, trace, ..self.host.options.clone() }
+    }
+}
+
+/// Opening of the devices of a run in the place of those of a trainer.
+struct RunOpening<'a> {
+    spec: &'a RunSpec,
+    data: &'a RunData,
+    options: &'a RunOptions,
+    trainer: &'a Trainer,
+}
+
+impl RunOpening<'_> {
+    /// Opens the devices at a checkpoint, for steps that go on from there.
+    fn at(
+        &self,
+        checkpoint: &Checkpoint,
+        fit: &mut Fit,
+        sinks: &mut Sinks,
+    ) -> Result<Trainer, TrainError> {
+        let Self { spec, data, options, trainer } = *self;
+        let graph = trainer.session.plan.graph.clone();
+        let Meta { step, samples, .. } = checkpoint.meta;
+        let source = spec.batch_source(&graph, data, step, samples)?;
+        let plans = Plans::new(graph);
+        let mut opened = startup::open(spec, options, Some(checkpoint), &plans, &source, sinks)?;
+        let loader = opened.loader(&source, spec.steps)?;
+        fit.go_on(source, loader);
+        opened.data.clone_from(&trainer.data);
+        opened.description.clone_from(&trainer.description);
+        opened.files.clone_from(&trainer.files);
+        opened.of_run = spec.saved_run(data);
+        Ok(opened)
     }
 }

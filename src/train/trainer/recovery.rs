@@ -43,22 +43,6 @@ impl FailedOpening {
     }
 }
 
-/// Opens devices that are left when one has failed; one that fails then is left out, too.
-///
-/// # Errors
-/// Returns the last error of `open` if no device is left.
-pub(in crate::train) fn open_left<T>(
-    mut left: LeftDevices,
-    mut open: impl FnMut(&LeftDevices) -> Result<T, FailedOpening>,
-) -> Result<T, TrainError> {
-    loop {
-        match open(&left) {
-            Ok(opened) => return Ok(opened),
-            Err(failed) => left = *failed.left.ok_or(failed.error)?,
-        }
-    }
-}
-
 /// Returns the file of the trace from a step of a recovery on: that of what was before stays.
 pub(in crate::train) fn trace_from(trace: Option<&Path>, step: u64) -> Option<PathBuf> {
     trace.map(|path| files::beside(path, &format!(".from-{step}")))
@@ -98,16 +82,46 @@ impl Trainer {
         self.reopen_on(left, state)
     }
 
-    /// Opens devices that are left, and brings a state onto them. One that fails then is left out,
-    /// too; if none is left, all that is kept to recover from stays.
+    /// Opens devices that are left, and brings a state onto them.
     pub(super) fn reopen_on(
         &mut self,
         left: LeftDevices,
         state: Arc<Checkpoint>,
     ) -> Result<u64, TrainError> {
-        let opened = open_left(left, |left| self.opened_at(&self.options.on(left), &state))?;
-        self.go_on_as(opened);
+        self.go_on_with(left, |trainer, left| {
+            trainer.opened_at(&trainer.options.on(left), &state)
+        })?;
         Ok(self.steps())
+    }
+
+    /// Goes on with devices that are left when one has failed, on which `open` opens a trainer for
+    /// the last state of this one. A device that fails then is left out, too; if none is left, all
+    /// that is kept to recover from stays.
+    ///
+    /// # Errors
+    /// Returns the last error of `open` if no device is left.
+    pub(in crate::train) fn go_on_with(
+        &mut self,
+        mut left: LeftDevices,
+        mut open: impl FnMut(&Self, &LeftDevices) -> Result<Self, FailedOpening>,
+    ) -> Result<(), TrainError> {
+        let opened = loop {
+            match open(self, &left) {
+                Ok(opened) => break opened,
+                Err(failed) => left = *failed.left.ok_or(failed.error)?,
+            }
+        };
+        let earlier = mem::take(&mut self.notes);
+        let saved = self.saved.take();
+        let snapshot = self.snapshot.take();
+        *self = opened;
+        self.notes.splice(0..0, earlier);
+        // Another device may fail before the next copy is due.
+        let step = self.steps();
+        let is_alone = self.world() == 1;
+        self.snapshot = snapshot.filter(|kept| kept.meta.step == step && !is_alone);
+        self.saved = saved;
+        Ok(())
     }
 
     /// Opens a trainer at a state of this one.
@@ -130,20 +144,6 @@ impl Trainer {
                 Err(FailedOpening::at(error, position, without))
             }
         }
-    }
-
-    /// Takes over the devices of a trainer that was opened at the last state of this one.
-    fn go_on_as(&mut self, opened: Self) {
-        let earlier = mem::take(&mut self.notes);
-        let saved = self.saved.take();
-        let snapshot = self.snapshot.take();
-        *self = opened;
-        self.notes.splice(0..0, earlier);
-        // Another device may fail before the next copy is due.
-        let step = self.steps();
-        let is_alone = self.world() == 1;
-        self.snapshot = snapshot.filter(|kept| kept.meta.step == step && !is_alone);
-        self.saved = saved;
     }
 
     /// Returns the state of the last step that was kept and can be read.
