@@ -146,8 +146,8 @@ const WAYS: [(&str, &str, usize); 5] = [
     ("two nodes", "--devices cpu --set parallel.shares=2,2", 2),
 ];
 
-/// Each way to run is killed 20 times, at any moment from its start on (opening, steps, saves), goes
-/// on from what is saved, and ends in the bits of a run that was not disturbed.
+/// Each way to run is killed 20 times, at any moment from its start on (opening, steps, saves),
+/// goes on from what is saved, and ends in the bits of a run that was not disturbed.
 #[test]
 fn runs_that_are_killed_at_random_moments_end_in_the_same_bits() {
     let seed = std::env::var("POTLUCK_SOAK_SEED").map_or(1, |seed| seed.parse().unwrap());

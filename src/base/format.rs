@@ -23,6 +23,16 @@ pub fn counted(count: usize, one: &str, several: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { several })
 }
 
+/// Returns a word that a POSIX shell reads as `text`.
+pub fn shell_word(text: &str) -> String {
+    let is_plain = text.chars().all(|c| c.is_alphanumeric() || "_-./:=,+@%".contains(c));
+    if is_plain && !text.is_empty() {
+        text.into()
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
+    }
+}
+
 /// Formats the dimensions of a shape: `3x32x32`.
 pub fn dims_text(dims: &[usize]) -> String {
     dims.iter().map(ToString::to_string).collect::<Vec<_>>().join("x")

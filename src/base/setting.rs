@@ -4,6 +4,8 @@
 use std::cell::Cell;
 use std::fmt;
 
+use super::format::shell_word;
+
 /// Table of settings: a name, the words of the program, and those of the library.
 macro_rules! settings {
     ($($(#[doc = $doc:literal])? $name:ident: $program:literal, $library:literal;)*) => {
@@ -102,19 +104,13 @@ impl<V: fmt::Display> fmt::Display for GivenSetting<V> {
         if let Reader::Library = READER.get() {
             return write!(f, "{setting} = {value}");
         }
-        let value = for_shell(value.to_string());
+        let value = shell_word(&value.to_string());
         if setting.names().0.starts_with("--") {
             write!(f, "{setting} {value}")
         } else {
             write!(f, "--set {setting}={value}")
         }
     }
-}
-
-/// Returns a value in quotes if a shell would take it for more than a word.
-fn for_shell(value: String) -> String {
-    let is_plain = |c: char| c.is_alphanumeric() || "_-.".contains(c);
-    if value.chars().all(is_plain) { value } else { format!("'{value}'") }
 }
 
 /// Text that names settings, kept in the words of both readers until it is displayed.

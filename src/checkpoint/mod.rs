@@ -77,6 +77,9 @@ pub struct Meta {
     pub files: Vec<DataFile>,
     /// The best evaluation so far.
     pub best: Option<Best>,
+    /// Evaluations since the best one.
+    #[serde(default)]
+    pub evaluations_since_best: u64,
     /// Devices of the run, and the measured choices that can change a bit of the result.
     pub placement: Placement,
     /// Fingerprint of the data.

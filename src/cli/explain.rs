@@ -28,6 +28,8 @@ use placement::{ExplainedPlacement, with_placement};
 pub struct ResumedParts {
     pub data: SavedData,
     pub placement: Option<Placement>,
+    /// Steps and samples that are done.
+    pub done: (u64, u64),
 }
 
 /// Answer of `--explain`.
@@ -75,7 +77,7 @@ pub fn explanation(
             schedule_chart::explain(spec, svg, &resumed.data, resumed.placement.as_ref())?
         }
         Explain::Kernels => kernels(spec, &resumed.data)?,
-        Explain::Config => spec.run_toml.clone(),
+        Explain::Config => spec.clone().on_data(&resumed.data, resumed.done)?.run_toml,
         Explain::Keys => {
             let why = "the keys are those of every run, and not explained by one";
             return Err(TrainError::Defect(why.into()).into());

@@ -16,7 +16,7 @@ use crate::metrics::{Event, Sink, Unit};
 use crate::runtime::open::OpenOptions;
 use crate::runtime::pipelines::{ForwardUnits, ModelPipelines};
 use crate::runtime::placement::assemble::selections;
-use crate::runtime::placement::names::distinct;
+use crate::runtime::placement::names::{distinct, is_auto};
 use crate::runtime::placement::pipeline::{ForwardDevices, open_forward};
 use crate::runtime::workers::WorkerGroup;
 use crate::train::error::TrainError;
@@ -301,10 +301,6 @@ fn open_on(
     }
     state::restore(&group, checkpoint.parameters, &[], 0)?;
     Ok(EvalDevices { group, pipelines, weights })
-}
-
-fn is_auto(devices: &str) -> bool {
-    devices.trim().eq_ignore_ascii_case("auto")
 }
 
 /// Returns the first `wanted` devices, all if there are fewer; of more that a list names, the user

@@ -16,8 +16,6 @@ use super::train::{config_of, saved_config};
 use super::{UsageError, print};
 use crate::checkpoint::{CheckpointError, Meta, Store};
 use crate::config::RunConfig;
-use crate::config::schema::Train;
-use crate::train::best::has_lost_patience;
 use crate::ui::ranks::short_name;
 use crate::ui::terminal::print_line;
 
@@ -270,7 +268,6 @@ fn devices(meta: &Meta) -> Vec<String> {
 struct RunLength {
     /// Step after which it ends; `None` if it is given in epochs and nothing is saved.
     steps: Option<u64>,
-    eval_every: u64,
     patience: u64,
 }
 
@@ -280,30 +277,28 @@ impl RunLength {
     fn read(path: &Path, meta: Option<&Meta>) -> Result<Self, String> {
         let is_missing =
             path.symlink_metadata().is_err_and(|why| why.kind() == io::ErrorKind::NotFound);
-        let mut saved = None;
-        if let Some(meta) = meta
-            && !meta.is_of_library()
-        {
-            saved = Some(saved_config(meta).map_err(|why| why.to_string())?);
-        }
-        let config = match &saved {
-            Some(saved) if is_missing => saved.clone(),
+        let saved = match meta {
+            Some(meta) if !meta.is_of_library() => Some(meta),
+            _ => None,
+        };
+        let config = match saved {
+            // Checkpoints have the configuration too.
+            Some(meta) if is_missing => saved_config(meta).map_err(|why| why.to_string())?,
             _ => read_config(path)?,
         };
-        let steps = if config.train.epochs == 0 {
-            Some(config.train.steps)
-        } else {
-            saved.map(|saved| saved.train.steps)
+        let steps = match saved {
+            _ if config.train.epochs == 0 => Some(config.train.steps),
+            Some(meta) => Some(saved_config(meta).map_err(|why| why.to_string())?.train.steps),
+            None => None,
         };
-        let Train { eval_every, patience, .. } = config.train;
-        Ok(Self { steps, eval_every, patience })
+        Ok(Self { steps, patience: config.train.patience })
     }
 
     /// Returns true if the run has ended with a checkpoint.
     fn is_reached(&self, meta: &Meta) -> bool {
-        let Self { steps, eval_every, patience } = *self;
+        let Self { steps, patience } = *self;
         steps.is_some_and(|steps| meta.step >= steps)
-            || has_lost_patience(meta.step, meta.best, eval_every, patience)
+            || (patience > 0 && meta.evaluations_since_best >= patience)
     }
 }
 

@@ -53,6 +53,7 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
         if let Some(point) = point {
             let meta = point.checkpoint.meta;
             resumed.data = SavedData::of(&meta);
+            resumed.done = (meta.step, meta.samples);
             if resolved.other_placement.is_none() {
                 resumed.placement = Some(meta.placement);
             }

@@ -358,7 +358,7 @@ sections! {
         /// Schedule of a pipeline: order of the passes of its micro-batches.
         schedule: PipelineSchedule = PipelineSchedule::OneFOneB,
             Constraint::OneOf(PipelineSchedule::WORDS);
-        /// Virtual stages: model chunks per device of a pipeline; for schedule = "interleaved".
+        /// Virtual stages: model chunks per device; for schedule = "interleaved".
         virtual_stages: usize = 1, Constraint::Whole(1, 16), "2 for interleaved, or else 1";
         /// Blocks of each model chunk of a pipeline, in forward order.
         blocks_per_stage: Vec<u64> = Vec::new(), Constraint::IntList, "by measurement";

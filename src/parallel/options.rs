@@ -53,8 +53,8 @@ impl ParallelOptions {
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Shares {
-    /// By measured speed; devices that would make a step longer are left out. For pipelines of a
-    /// trainer of the library: evenly.
+    /// By measured speed; of the devices `auto`, those that would make a step longer are left out.
+    /// For pipelines of a trainer of the library: evenly.
     #[default]
     Measured,
     /// As equal as they can be.

@@ -133,7 +133,10 @@ pub fn split_by_speed(
     };
     let mut selection = select_devices(drivers.len(), |set| timer.step_seconds(set));
     let mut cost = None;
-    if takes_all && selection.taken.len() < drivers.len() {
+    let has_idle = |timer: &SetTimer| {
+        timer.tried.get(&selection.taken).is_some_and(|tried| tried.counts.contains(&0))
+    };
+    if takes_all && (selection.taken.len() < drivers.len() || has_idle(&timer)) {
         let all: Vec<usize> = (0..drivers.len()).collect();
         timer.gives_each_a_sample = true;
         let with_s = timer.step_seconds(&all);
@@ -150,8 +153,14 @@ pub fn split_by_speed(
     let counts = timer.tried.remove(&selection.taken).unwrap_or_default().counts;
     let names: Vec<&str> = drivers.iter().map(|driver| driver.name()).collect();
     let micro_batches: Vec<u32> = solo.iter().map(|one| one.speed.micro_batch).collect();
-    let split = split_of(selection, counts, &names, &micro_batches, rows_min);
-    Ok(Some(BatchSplit { cost, ..split }))
+    let mut split = split_of(selection, counts, &names, &micro_batches, rows_min);
+    if let Some(mut cost) = cost {
+        cost.devices.retain(|device| split.members.contains(device));
+        if !cost.devices.is_empty() && cost.with_s > cost.without_s {
+            split.cost = Some(cost);
+        }
+    }
+    Ok(Some(split))
 }
 
 /// Step times of sets of devices, of which each is timed once.

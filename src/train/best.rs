@@ -8,15 +8,6 @@ pub fn is_better(val_loss: f64, best: Option<Best>) -> bool {
     val_loss.is_finite() && best.is_none_or(|best| val_loss < best.val_loss)
 }
 
-/// Returns true if as many evaluations, every `eval_every` steps, as the patience have passed up to
-/// a step since the best one: by the numbers of steps alone, so that a run that goes on ends where
-/// one in a piece does. A patience of 0 is never lost.
-pub fn has_lost_patience(step: u64, best: Option<Best>, eval_every: u64, patience: u64) -> bool {
-    let evaluations = |step: u64| step.checked_div(eval_every).unwrap_or(0);
-    let best = best.map_or(0, |best| evaluations(best.step));
-    patience > 0 && evaluations(step).saturating_sub(best) >= patience
-}
-
 /// Reason for which later evaluations cannot be compared with the best one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Incomparable {

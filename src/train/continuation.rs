@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use crate::base::format::shell_word;
 use crate::parallel::PipelineOptions;
 use crate::parallel::PipelineSchedule;
 
@@ -40,12 +41,12 @@ impl ResumeCommand {
 
 impl fmt::Display for ResumeCommand {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "potluck train --resume {}", quoted(&argument(&self.from)))?;
+        write!(f, "potluck train --resume {}", shell_word(&argument(&self.from)))?;
         if let Some(out) = &self.out {
-            write!(f, " --out {}", quoted(&argument(out)))?;
+            write!(f, " --out {}", shell_word(&argument(out)))?;
         }
         if let Some(devices) = &self.devices {
-            write!(f, " --devices {}", quoted(devices))?;
+            write!(f, " --devices {}", shell_word(devices))?;
         }
         if let Some(stages) = self.pipeline {
             write!(f, " --pipeline {stages}")?;
@@ -54,7 +55,7 @@ impl fmt::Display for ResumeCommand {
             write!(f, " --nodes {nodes}")?;
         }
         for (key, value) in &self.settings {
-            write!(f, " --set {}", quoted(&format!("{key}={value}")))?;
+            write!(f, " --set {}", shell_word(&format!("{key}={value}")))?;
         }
         Ok(())
     }
@@ -91,16 +92,6 @@ fn argument(path: &Path) -> String {
     let text = path.display().to_string();
     let is_ambiguous = text.starts_with('-') || text == "latest";
     if is_ambiguous { format!("./{text}") } else { text }
-}
-
-/// Returns a word that a POSIX shell reads as `text`.
-fn quoted(text: &str) -> String {
-    let is_plain = text.chars().all(|c| c.is_alphanumeric() || "_-./:=,+@%".contains(c));
-    if is_plain && !text.is_empty() {
-        text.into()
-    } else {
-        format!("'{}'", text.replace('\'', r"'\''"))
-    }
 }
 
 #[cfg(test)]

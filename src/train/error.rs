@@ -36,14 +36,13 @@ pub enum TrainError {
     /// End of a run that can be continued.
     #[error(
         "{cause}; the last checkpoint is {checkpoint}; {}: {command}",
-        how(*.left_out, *.spare, .command)
+        how(*.left_out, *.spare)
     )]
     Stopped {
         cause: Box<TrainError>,
         checkpoint: PathBuf,
         command: Box<ResumeCommand>,
-        /// True if the command leaves out the device that failed.
-        left_out: bool,
+        left_out: LeftOut,
         /// Number of other devices that it leaves out, because there is no stage for them.
         spare: usize,
     },
@@ -252,22 +251,30 @@ impl TrainError {
     }
 }
 
-/// Returns the words before the command that continues a run.
-fn how(left_out: bool, spare: usize, command: &ResumeCommand) -> String {
+/// Devices of a run that the command which continues it leaves out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeftOut {
+    None,
+    /// The device that failed.
+    Failed,
+    /// All of them, because no other is left: the command takes what is found.
+    All,
+}
+
+/// Returns the words before the command that continues a run. `spare` is the number of devices for
+/// which there is no stage.
+fn how(left_out: LeftOut, spare: usize) -> String {
     let others = match spare {
         0 => String::new(),
         1 => ", and without another one, for which there is no stage,".into(),
         spare => format!(", and without {spare} others, for which there are no stages,"),
     };
-    match (left_out, &command.devices) {
-        (true, _) => format!("continue without that device{others} with"),
-        (false, Some(_)) if spare > 0 => {
-            "no other device of the run is left, continue on some that are found with".into()
-        }
-        (false, Some(_)) => {
-            "no other device of the run is left, continue on what is found with".into()
-        }
-        (false, None) => "continue it with".into(),
+    let none_left = "no other device of the run is left, continue on";
+    match (left_out, spare) {
+        (LeftOut::None, _) => "continue it with".into(),
+        (LeftOut::Failed, _) => format!("continue without that device{others} with"),
+        (LeftOut::All, 0) => format!("{none_left} what is found with"),
+        (LeftOut::All, _) => format!("{none_left} some that are found with"),
     }
 }
 
@@ -283,16 +290,14 @@ mod tests {
 
     #[test]
     fn what_a_command_leaves_out_is_said() {
-        let mut command = ResumeCommand::of_run(&PathBuf::from("run"));
-        assert_eq!(how(false, 0, &command), "continue it with");
-        command.devices = Some("cpu*2".into());
-        assert_eq!(how(true, 0, &command), "continue without that device with");
+        assert_eq!(how(LeftOut::None, 0), "continue it with");
+        assert_eq!(how(LeftOut::Failed, 0), "continue without that device with");
         let one = "continue without that device, and without another one, for which there is no \
                    stage, with";
-        assert_eq!(how(true, 1, &command), one);
-        assert!(how(true, 2, &command).contains("without 2 others"));
-        assert!(how(false, 0, &command).ends_with("continue on what is found with"));
-        assert!(how(false, 1, &command).ends_with("continue on some that are found with"));
+        assert_eq!(how(LeftOut::Failed, 1), one);
+        assert!(how(LeftOut::Failed, 2).contains("without 2 others"));
+        assert!(how(LeftOut::All, 0).ends_with("continue on what is found with"));
+        assert!(how(LeftOut::All, 1).ends_with("continue on some that are found with"));
     }
 
     #[test]

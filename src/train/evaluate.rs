@@ -285,6 +285,8 @@ fn run_job(
     let part = &job.parts[rank.index()];
     let mut turn = FirstBatch(Some(first));
     let started = Instant::now();
+    // The device was waited for at the end of the job before.
+    sums.pace = Pace { queued: 0, since: None, ..sums.pace };
     while sums.done < part.len() {
         // Else the sum goes on, of which earlier jobs have run the first batches.
         if sums.done.is_multiple_of(BATCHES_PER_SUM) {
@@ -302,6 +304,8 @@ fn run_job(
         turn.finish();
         // Without the second condition, fast devices would wait for a slow one in every job.
         if started.elapsed() >= JOB_TIME && first.load(Ordering::Relaxed) == 0 {
+            // Reading the sum so far waits for the device, and does not change it.
+            device.loss()?;
             break;
         }
     }

@@ -3,7 +3,7 @@
 //! [`run::train`] is the loop of `potluck train`; [`Trainer`] trains any graph from code. Both
 //! have a [`session::Session`].
 
-pub mod best;
+mod best;
 pub mod carried;
 pub mod continuation;
 pub mod error;

@@ -10,7 +10,7 @@ use super::continuation::ResumeCommand;
 use super::error::TrainError;
 use super::left_devices::LeftDevices;
 use super::loader::{BatchSource, sampler_of};
-use super::run_data::{DataShape, RunData};
+use super::run_data::{DataShape, RunData, SavedData};
 use super::task::Task;
 use super::trainer::fit::EpochSize;
 use super::trainer::{FitLength, FitOptions, SavedRun, TrainerOptions};
@@ -225,8 +225,8 @@ impl RunSpec {
         Self::resolved(&Resolved { config: config.clone(), typed, other_placement: None })
     }
 
-    /// Returns the size of an epoch, in which as many samples or tokens are trained on as there are,
-    /// by the sampler of the data and the unit of the task.
+    /// Returns the size of an epoch, in which as many samples or tokens are trained on as there
+    /// are, by the sampler of the data and the unit of the task.
     pub(super) fn epoch(&self, sampler: &Sampler, unit: Unit) -> EpochSize {
         let samples = sampler.epoch_samples();
         let per_sample = self.model.context as u64;
@@ -259,12 +259,16 @@ impl RunSpec {
         let typed = &self.resolved.typed;
         let batch = u64::from(self.batch);
         let last = epoch.last_step(self.epochs, steps, samples, batch);
-        let whole = epoch.last_step(self.epochs, 0, 0, batch);
-        if typed.now.contains("train.epochs") && whole < steps {
+        let whole = self.epochs.saturating_mul(epoch.units);
+        let done = samples.saturating_mul(epoch.per_sample);
+        // The last step may go beyond the end.
+        let is_over = whole.saturating_add(batch * epoch.per_sample) <= done;
+        if typed.now.contains("train.epochs") && is_over {
             return Err(TrainError::InvalidRequest(format!(
-                "train.epochs = {} ends with step {whole}, which is below the {steps} steps of the \
-                 checkpoint; set more epochs, or resume from an earlier checkpoint",
-                self.epochs
+                "train.epochs = {} ends before the {steps} steps of the checkpoint, which are \
+                 {:.2} epochs; set more epochs, or resume from an earlier checkpoint",
+                self.epochs,
+                done as f64 / epoch.units as f64
             )));
         }
         let mut resolved = self.resolved.clone();
@@ -274,6 +278,25 @@ impl RunSpec {
             .check()
             .map_err(|invalid| TrainError::InvalidRequest(invalid.to_string()))?;
         Ok(Self::resolved(&resolved))
+    }
+
+    /// Returns the specification with the steps of its epochs on its data, which are loaded for
+    /// that if it has epochs. `saved` is what a checkpoint knows of the data, and `done` the steps and
+    /// samples of the run so far.
+    ///
+    /// # Errors
+    /// Returns `TrainError` if the data cannot be read or are none for the model, and the errors of
+    /// the number of epochs.
+    pub fn on_data(self, saved: &SavedData, done: (u64, u64)) -> Result<Self, TrainError> {
+        if self.epochs == 0 {
+            return Ok(self);
+        }
+        let (steps, samples) = done;
+        let data = self.load_data(saved)?;
+        let (graph, _) = self.training_graph(&data.shape)?;
+        let source = self.batch_source(&graph, &data, steps, samples)?;
+        let epoch = self.epoch(&source.sampler, data.task(&graph)?.unit());
+        self.with_epochs(epoch, steps, samples)
     }
 
     /// Returns the complete configuration as TOML, which other nodes read.
@@ -361,6 +384,25 @@ impl RunSpec {
             command.settings.extend(placement_settings(&spec));
         }
         ResumeCommand { devices: Some(left.devices), pipeline: left.stages, ..command }
+    }
+
+    /// Returns a command that continues a run over several nodes on the devices of this one: those
+    /// that the run names, with other shares if it gives them, or fewer if its pipelines do not
+    /// fit.
+    pub(super) fn resume_on_own(&self, mut command: ResumeCommand) -> ResumeCommand {
+        let left = self.left_on(self.devices.clone());
+        if left.devices != self.devices || left.stages.is_some() {
+            return self.resume_on(left, command);
+        }
+        if let Shares::Fixed(_) = self.parallel.shares {
+            command.settings.retain(|(key, _)| !is_of_placement(key));
+            command.settings.push(("parallel.balance", "measured".into()));
+            let own = LeftDevices { are_as_typed: true, ..left };
+            if let Ok(spec) = self.on_devices(&own) {
+                command.settings.extend(placement_settings(&spec));
+            }
+        }
+        command
     }
 
     /// Returns the options of the trainer of the run, without a trace and faults.

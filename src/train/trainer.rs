@@ -90,6 +90,8 @@ pub struct Trainer {
     samples: u64,
     /// Best evaluation of the steps so far, and the fingerprint of its data.
     pub(super) best: Option<Best>,
+    /// Evaluations since the best one, also of earlier calls and those before a save.
+    pub(super) evaluations_since_best: u64,
     pub(super) data: String,
     /// Description and files of the data, which saves keep.
     pub(super) description: Option<DataDescription>,
@@ -167,6 +169,7 @@ impl Trainer {
             trace,
             samples: 0,
             best: None,
+            evaluations_since_best: 0,
             data: String::new(),
             description: None,
             files: Vec::new(),

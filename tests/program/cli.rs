@@ -117,7 +117,7 @@ fn a_resumed_run_says_that_it_is_done_or_that_its_schedule_is() {
     assert!(refused.contains("train.steps = 4 is below the 6 steps of "), "{refused}");
     let done = desk.resume("run", "").ok();
     let note = done.line("warning: step 6 of 6 is done already");
-    assert!(note.ends_with("give --steps a larger number"), "{note}");
+    assert!(note.ends_with("give --steps, or --epochs, a larger number"), "{note}");
 
     let longer = desk.resume("run", "--steps 9").ok();
     let note = longer.line("the learning rate stays");

@@ -30,7 +30,8 @@ train)
     *) small="--set model.layers=1 --set model.heads=2 --set model.width=16 --set model.context=8
         --set train.checkpoint_every=1 --set train.eval_every=1" ;;
     esac
-    exec "$PROGRAM" "$@" $small $batch ${steps:+--set train.steps=$steps} --set train.sample_tokens=20 ;;
+    length=${steps:+--set train.steps=$steps}
+    exec "$PROGRAM" "$@" $small $batch $length --set train.sample_tokens=20 ;;
 bench)
     case "$2" in
     compare) exec "$PROGRAM" "$@" ;;

@@ -1,5 +1,5 @@
-//! Lengths of runs: in epochs, by patience, and what a start finds that has nothing left to do or no
-//! room to do it in.
+//! Lengths of runs: in epochs, by patience, and what a start finds that has nothing left to do or
+//! no room to do it in.
 
 use std::fs;
 #[cfg(target_os = "linux")]
@@ -36,6 +36,8 @@ fn a_run_of_epochs_has_their_steps_and_goes_on_to_more() {
     desk.train(&format!("--steps {steps} --batch 64 --out same --quiet")).ok();
     let parameters = |run: &str, step| desk.checkpoint(run, step, "parameters.safetensors");
     assert!(parameters("run", steps) == parameters("same", steps));
+    let explained = desk.train("--epochs 2 --batch 64 --explain config").ok().out;
+    assert!(explained.contains(&format!("\n# steps = {steps} ")), "{explained}");
     // Its configuration is that of the same run on other data.
     let written = fs::read_to_string(desk.path("run/run.toml")).unwrap();
     assert!(written.contains("\nepochs = 2\n") && written.contains("\n# steps = "), "{written}");
@@ -48,7 +50,7 @@ fn a_run_of_epochs_has_their_steps_and_goes_on_to_more() {
     let more = desk.steps("run").len() as u64;
     assert_eq!(more, (3 * epoch_tokens(&ran)).div_ceil(64 * 8));
     let fewer = desk.resume("run", "--epochs 1").ended(78);
-    assert!(fewer.line("error:").contains("train.epochs = 1 ends with step "), "{}", fewer.err);
+    assert!(fewer.line("error:").contains("train.epochs = 1 ends before the "), "{}", fewer.err);
     // Steps replace epochs.
     desk.resume("run", &format!("--steps {} --quiet", more + 1)).ok();
     assert_eq!(desk.steps("run").len() as u64, more + 1);
@@ -92,6 +94,7 @@ fn a_run_ends_when_its_patience_does_and_a_larger_one_goes_on() {
     assert!(note.contains(&format!("step {taken}: none of the last 3 evaluations")), "{note}");
     let best = desk.manifest("run", taken)["meta"]["best"]["step"].as_u64();
     assert_eq!((best.unwrap_or(0) / 5 + 3) * 5, taken);
+    assert_eq!(desk.manifest("run", taken)["meta"]["evaluations_since_best"], 3);
     let listed = desk.run("runs run").ok().out;
     assert!(listed.contains(&format!("{taken}/400")) && listed.contains("done"), "{listed}");
     // A resume finds that it is lost, and takes no step.
@@ -100,6 +103,9 @@ fn a_run_ends_when_its_patience_does_and_a_larger_one_goes_on() {
     assert_eq!(desk.steps("run").len() as u64, taken);
     desk.resume("run", "--patience 4 --quiet").ok();
     assert!(desk.steps("run").len() as u64 >= taken + 5);
+    // Another interval counts no evaluation that was not made.
+    desk.resume("run", "--patience 9 --eval-every 1 --quiet").ok();
+    assert!(desk.steps("run").len() as u64 > taken + 5);
 }
 
 #[test]

@@ -308,7 +308,10 @@ fn a_pipeline_is_recorded_and_kept() {
     let mesh = serde_json::json!({ "data": 2, "pipeline": 2, "tensor": 1 });
     assert_eq!(placement["mesh"], mesh);
     assert_eq!(
-        (&placement["schedule"], &placement["virtual_stages"]),
+        (
+            &placement["options"]["pipeline"]["schedule"],
+            &placement["options"]["pipeline"]["virtual_stages"],
+        ),
         (&"zero-bubble".into(), &1.into())
     );
     let blocks = |first: u64, last: u64| serde_json::json!([{ "start": first, "end": last }]);

@@ -8,12 +8,13 @@ use crate::device::host::available_memory;
 use crate::graph::Graph;
 use crate::graph::print::{RankMemoryUsage, memory_table, memory_tables};
 use crate::runtime::memory::{LimitBasis, comparison, gibibytes, limit};
+use crate::runtime::placement::names::is_named;
 use crate::runtime::placement::rank_memory::{RankMemory, host_bytes, pools_most, pools_of};
 use crate::runtime::placement::shares::owned_elements;
 use crate::train::{carried, loader};
 
 /// Returns the table of the memory of each rank, and a line about that of the host; it fits if both
-/// the devices and the host have as much, or if the run finds smaller micro-batches that fit.
+/// the devices and the host have as much, or as the smallest micro-batches need that the run tries.
 pub fn memory(placement: &ExplainedPlacement) -> Explanation {
     let ExplainedPlacement { spec, request, laid_out, .. } = placement;
     let plans = &laid_out.written.plans;
@@ -24,18 +25,23 @@ pub fn memory(placement: &ExplainedPlacement) -> Explanation {
     let mut limits = Vec::new();
     let mut stashes = Vec::new();
     let mut owned = Vec::new();
-    let mut fits = true;
+    // With fewer rows, if the run tries these.
+    let mut least = Vec::new();
+    let mut fitting = 0;
     for (rank, memory) in ranks.iter().enumerate() {
         titles.push(placement.title(rank));
         let selection = placement.selection(rank);
         let limit = limit(selection, spec.opening.device_memory_mib);
         let moments = laid_out.moments(request, rank);
-        let mut least = memory.device;
+        let mut smallest = *memory;
         if tries_fewer {
             let plan = request.plans.of_rows(request.plans.of_rows(1).rows_min());
-            least = RankMemory::of(selection, &plan, &moments, world).device;
+            smallest = RankMemory::of(selection, &plan, &moments, world);
         }
-        fits &= limit.is_none_or(|(has, _)| least as u64 <= has);
+        if limit.is_none_or(|(has, _)| smallest.device as u64 <= has) {
+            fitting += 1;
+        }
+        least.push(smallest);
         limits.push(limit_line(selection, memory.device, limit, tries_fewer));
         stashes.push(if placement.has_stages() { Some(placement.stashes(rank)) } else { None });
         owned.push(owned_elements(&moments));
@@ -45,10 +51,14 @@ pub fn memory(placement: &ExplainedPlacement) -> Explanation {
     } else {
         pools_of(&ranks)
     };
-    let of_host = host_bytes(request, ranks.iter().copied(), pools)
-        .saturating_add(batches_bytes(&laid_out.whole.graph, spec.batch as usize));
+    let batches = batches_bytes(&laid_out.whole.graph, spec.batch as usize);
+    let of_host = host_bytes(request, ranks.iter().copied(), pools).saturating_add(batches);
+    let least_of_host = host_bytes(request, least.into_iter(), pools).saturating_add(batches);
     let available = available_memory().map(|bytes| (bytes, "which are available"));
-    fits &= available.is_none_or(|(has, _)| of_host as u64 <= has);
+    // The run leaves out devices that were not named.
+    let leaves_out = tries_fewer && !is_named(&spec.devices);
+    let enough = if leaves_out { fitting > 0 } else { fitting == world };
+    let fits = enough && available.is_none_or(|(has, _)| least_of_host as u64 <= has);
     let host = format!("memory of the host: {}\n", comparison(of_host, available));
     let count = request.optimizer.moments();
     if let [plan] = &plans[..] {

@@ -12,9 +12,9 @@ use crate::planner::cut::BlockTimes;
 use crate::runtime::RuntimeError;
 use crate::runtime::placement::arrangement::Arrangement;
 use crate::runtime::placement::assemble::selections;
-use crate::runtime::placement::decision::{Decision, decide, saved_of};
+use crate::runtime::placement::decision::{PlacementDecision, decide, saved_of};
 use crate::runtime::placement::laid_out::LaidOut;
-use crate::runtime::placement::names::{display_names, distinct};
+use crate::runtime::placement::names::{display_names, distinct, is_auto};
 use crate::runtime::placement::open_ranks::RequestedDevices;
 use crate::runtime::placement::pipeline::{MeasuredBlocks, measure_blocks, names_of_runs};
 use crate::runtime::placement::plans::Plans;
@@ -25,8 +25,10 @@ use crate::train::run_data::SavedData;
 use crate::train::spec::RunSpec;
 
 /// Note on the shares of a run that measures them at its start.
-const CAVEAT: &str = "shares are measured when the run starts, and devices may be left out; here \
-                      they are even\n";
+const CAVEAT: &str = "shares are measured when the run starts; here they are even\n";
+/// The same for devices that were not named.
+const CAVEAT_OF_AUTO: &str = "shares are measured when the run starts, and devices may be left \
+                              out; here they are even\n";
 /// Note on the stages of a run that measures them at its start.
 const CAVEAT_OF_STAGES: &str = "stages and shares are measured when the run starts, and devices \
                                 may change places; here blocks and shares are even (--set \
@@ -85,12 +87,10 @@ impl<'a> ExplainedPlacement<'a> {
             let why = "shares are measured before devices are open";
             return Err(TrainError::Defect(why.into()).into());
         };
-        let Decision { arrangement: planned, measured, is_kept, notes } = decided;
-        let is_left_open = request.parallel.lacks_cut() || planned.mesh.data > 1;
-        let is_measured = request.probe.is_none()
-            && !is_kept
-            && request.parallel.shares.are_measured()
-            && is_left_open;
+        let PlacementDecision { arrangement: planned, measured, is_kept, notes } = decided;
+        let lacks_shares = request.parallel.shares.are_measured() && planned.mesh.data > 1;
+        let is_measured =
+            request.probe.is_none() && !is_kept && (request.parallel.lacks_cut() || lacks_shares);
         let laid_out = LaidOut::of(request, &planned);
         let all = distinct(selections.iter().map(|one| one.name().to_string()).collect());
         let names = planned.positions.iter().map(|position| all[*position].clone()).collect();
@@ -132,6 +132,8 @@ impl<'a> ExplainedPlacement<'a> {
             ""
         } else if self.has_stages() {
             CAVEAT_OF_STAGES
+        } else if is_auto(&self.spec.devices) {
+            CAVEAT_OF_AUTO
         } else {
             CAVEAT
         }

@@ -17,7 +17,7 @@ use crate::planner::cut::chunks_of_counts;
 use crate::runtime::{RuntimeError, timing};
 
 /// Arrangement of a run, and how it was decided on.
-pub struct Decision {
+pub struct PlacementDecision {
     pub arrangement: Arrangement,
     /// Times of blocks by which the stages of pipelines were chosen, if they were.
     pub measured: Option<MeasuredBlocks>,
@@ -49,7 +49,7 @@ pub fn decide(
     devices: RequestedDevices,
     saved: Option<&Placement>,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
-) -> Result<Option<Decision>, RuntimeError> {
+) -> Result<Option<PlacementDecision>, RuntimeError> {
     let requested = RequestedPipelines::of(request);
     let mut count = devices.selections.len();
     require_devices(&requested, count)?;
@@ -76,7 +76,7 @@ pub fn decide(
         }
     };
     notes.extend(require_micro_batches(&requested, &arrangement)?);
-    Ok(Some(Decision { arrangement, measured, is_kept, notes }))
+    Ok(Some(PlacementDecision { arrangement, measured, is_kept, notes }))
 }
 
 /// Returns the arrangement of a request whose cut and shares are given or, if nothing can be

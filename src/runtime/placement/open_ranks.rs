@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::decision::Decision;
+use super::decision::PlacementDecision;
 use super::laid_out::LaidOut;
 use super::pipeline::require_shared_memory;
 use super::rank_memory::{host_bytes, pools_of};
@@ -76,11 +76,11 @@ pub fn open_one(
 pub fn open_decided(
     request: &PlacementRequest,
     devices: RequestedDevices,
-    decision: Decision,
+    decision: PlacementDecision,
     saved: Option<&Placement>,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<ReadyRanks, RuntimeError> {
-    let Decision { arrangement, is_kept, mut notes, .. } = decision;
+    let PlacementDecision { arrangement, is_kept, mut notes, .. } = decision;
     let laid_out = LaidOut::of(request, &arrangement);
     notes.extend(require_statistics(&laid_out.whole, laid_out.written.programs.iter())?);
     let on = arrangement.positions.iter().map(|position| &devices.selections[*position]);

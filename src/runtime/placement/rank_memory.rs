@@ -31,8 +31,8 @@ pub struct RankMemory {
 }
 
 impl RankMemory {
-    /// Returns the memory of one of `world` ranks on a device, besides what depends on the layout of
-    /// all ranks: see [`LaidOut::memory`](super::laid_out::LaidOut::memory).
+    /// Returns the memory of one of `world` ranks on a device, besides what depends on the layout
+    /// of all ranks: see [`LaidOut::memory`](super::laid_out::LaidOut::memory).
     pub fn of(selection: &Selection, plan: &Plan, moments: &Moments, world: usize) -> Self {
         let staging = match selection {
             Selection::Adapter(_) if world == 1 => RING_BYTES,

@@ -165,7 +165,7 @@ impl Run {
             nodes.begin(&spec, &data, (steps, samples))?;
         }
         check(&spec, &plans, source.data.row_bytes(), resumed.as_ref())?;
-        require_room(&spec, &plans, &options)?;
+        require_room(&spec, &plans, &options, steps)?;
         Store::open_to_read(&options.out).wait_until_free()?;
         // Devices are opened first: if that fails, nothing is written.
         let opened = startup::open(&spec, &options, resumed.as_ref(), &plans, &source, &mut sinks);
@@ -274,7 +274,15 @@ impl Run {
 ///
 /// # Errors
 /// Returns `TrainError::DiskFull` if it has not.
-fn require_room(spec: &RunSpec, plans: &Plans, options: &RunOptions) -> Result<(), TrainError> {
+fn require_room(
+    spec: &RunSpec,
+    plans: &Plans,
+    options: &RunOptions,
+    done: u64,
+) -> Result<(), TrainError> {
+    if options.continued.is_some() && spec.steps <= done {
+        return Ok(());
+    }
     let parameters = plans.of_rows(1).graph.parameter_count() as u64;
     let checkpoint = parameters * (1 + spec.optimizer.moments() as u64) * size_of::<f32>() as u64;
     let count = if options.continued.is_some() || spec.steps == 0 { 1 } else { 2 };

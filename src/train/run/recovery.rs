@@ -83,7 +83,6 @@ impl Run {
 
     /// Returns the step of the last checkpoint.
     pub(super) fn last_saved(&self) -> Option<u64> {
-        // A checkpoint that failed to be replaced is still there.
         match &self.trainer.saved {
             Some((step, _)) => Some(*step),
             None => self.host.store.steps().ok()?.last().copied(),
@@ -108,6 +107,8 @@ impl Run {
             format!("a device that failed: {cause}")
         };
         let Self { spec, data, trainer, fit, host } = self;
+        // They were told as they came.
+        trainer.notes.clear();
         trainer.go_on_with(left, |trainer, left| {
             let mut devices = left.devices.clone();
             if let Some(nodes) = &options.nodes {

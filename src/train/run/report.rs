@@ -1,7 +1,7 @@
 //! Messages of a run about itself and its devices.
 
 use super::Run;
-use crate::base::format::thousands;
+use crate::base::format::{counted, thousands};
 use crate::optim::Decay;
 use crate::runtime::memory::gibibytes;
 use crate::train::error::TrainError;
@@ -32,7 +32,8 @@ impl Run {
         let mut figures = format!("{}; {}", self.epoch_text(), self.memory_text());
         if self.spec.epochs > 0 {
             let steps = thousands(self.spec.steps as f64);
-            figures.push_str(&format!("; ends after {} epochs, at step {steps}", self.spec.epochs));
+            let epochs = counted(self.spec.epochs as usize, "epoch", "epochs");
+            figures.push_str(&format!("; ends after {epochs}, at step {steps}"));
         }
         self.note(summary)?;
         self.note(figures)?;
@@ -92,7 +93,7 @@ impl Run {
             // A script, which is quiet, must not take this for training.
             self.warn(format!(
                 "step {step} of {steps} is done already: nothing is left to train; to continue, \
-                 give --steps a larger number"
+                 give --steps, or --epochs, a larger number"
             ))?;
         } else if self.step() > 0
             && steps > decay_steps

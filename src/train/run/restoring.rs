@@ -8,7 +8,7 @@ use super::Run;
 use super::stopping::with_command;
 use crate::checkpoint::{Checkpoint, CheckpointError, Meta};
 use crate::metrics::{Recorder, TensorBoard, aside};
-use crate::parallel::{Placement, PlacementChange, Shares};
+use crate::parallel::{Placement, PlacementChange};
 use crate::train::continuation::ResumeCommand;
 use crate::train::error::TrainError;
 
@@ -154,6 +154,7 @@ impl Run {
     /// compared. The best checkpoint is set aside, because pruning no longer keeps it.
     fn forget_evaluations(&mut self, meta: &Meta, why: String) -> Result<(), TrainError> {
         self.trainer.best = None;
+        self.trainer.evaluations_since_best = 0;
         self.fit.evaluated = None;
         self.host.store.unmark_best()?;
         let mut forgotten = String::new();
@@ -208,19 +209,6 @@ impl Run {
         ResumeCommand { settings, nodes, ..ResumeCommand::of_run(&self.host.options.out) }
     }
 
-    /// Returns a command that continues a run over several nodes on the devices of this one.
-    fn on_this_node(&self, mut command: ResumeCommand) -> ResumeCommand {
-        let devices = &self.spec.devices;
-        let left = self.spec.left_on(devices.clone());
-        if left.devices != *devices || left.stages.is_some() {
-            return self.spec.resume_on(left, command);
-        }
-        if let Shares::Fixed(_) = self.spec.parallel.shares {
-            command.settings.push(("parallel.balance", "measured".into()));
-        }
-        command
-    }
-
     /// Adds the last checkpoint and the command that continues the run to an error after which
     /// it can be continued. If one of several devices failed, the command leaves it out.
     pub(super) fn stopped(&self, cause: TrainError) -> TrainError {
@@ -242,7 +230,7 @@ impl Run {
         let checkpoint = self.host.store.path(step);
         let mut command = self.resume_command();
         if command.nodes.take().is_some() {
-            command = self.on_this_node(command);
+            command = self.spec.resume_on_own(command);
         }
         with_command(cause, checkpoint, command, &self.spec, position)
     }

@@ -8,7 +8,7 @@ use crate::checkpoint::{Checkpoint, Store};
 use crate::device::selector_without;
 use crate::runtime::placement::assemble::adapters_for;
 use crate::train::continuation::ResumeCommand;
-use crate::train::error::TrainError;
+use crate::train::error::{LeftOut, TrainError};
 use crate::train::spec::RunSpec;
 
 /// Devices that the command names if those of the run are all left out.
@@ -24,12 +24,12 @@ pub(super) fn with_command(
     spec: &RunSpec,
     failed: Option<usize>,
 ) -> TrainError {
-    let mut left_out = false;
+    let mut left_out = LeftOut::None;
     let mut spare = 0;
     if let Some(position) = failed {
         let selector = &spec.devices;
         let others = selector_without(selector, position, &adapters_for(selector));
-        left_out = others.is_some();
+        left_out = if others.is_some() { LeftOut::Failed } else { LeftOut::All };
         let others = others.unwrap_or_else(|| ANY_DEVICES.into());
         let left = spec.left_on(others);
         spare = left.spare;

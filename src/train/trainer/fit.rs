@@ -61,7 +61,9 @@ pub struct FitOptions {
 pub enum FitLength {
     Steps(u64),
     /// Passes through the samples of the training split; ends with the first step that completes
-    /// the last of them.
+    /// the last of them. The samples of a text are its windows, one per token, which overlap;
+    /// `train.epochs` of the program counts their tokens, and so ends earlier by the context's
+    /// length.
     Epochs(u64),
 }
 
@@ -303,6 +305,7 @@ impl Trainer {
         }
         if incomparable(self.best, (&self.data, &data), extent).is_some() {
             self.best = None;
+            self.evaluations_since_best = 0;
         }
         if self.data != data {
             self.session.reset_states();

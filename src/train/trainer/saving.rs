@@ -28,7 +28,7 @@ impl Trainer {
     }
 
     fn save_below(&mut self, directory: &Path) -> Result<(), TrainError> {
-        let checkpoint = self.saveable(directory)?;
+        let checkpoint = self.saveable()?;
         let mut store = self.open_store(directory)?;
         self.save_to(&mut store, directory, &checkpoint, None)?;
         Ok(())
@@ -99,15 +99,15 @@ impl Trainer {
 
     /// Returns the state, which was checked to be worth saving: parameters that are not finite
     /// cannot be trained further, and saving them would prune the good saves of a directory.
-    pub(in crate::train) fn saveable(
-        &mut self,
-        directory: &Path,
-    ) -> Result<Checkpoint, TrainError> {
+    pub(in crate::train) fn saveable(&mut self) -> Result<Checkpoint, TrainError> {
         self.compare_parameters()?;
         let checkpoint = self.checkpoint()?;
         let bad = checkpoint.parameters.iter().find(|tensor| !tensor.is_finite());
         let Some(NamedTensor { name, .. }) = bad else { return Ok(checkpoint) };
-        let saved = self.saved.is_some().then(|| self.last_save_in(directory));
+        let mut saved = None;
+        if let Some((step, place)) = &self.saved {
+            saved = Some(Store::open_to_read(place).path(*step));
+        }
         Err(TrainError::WorthlessSave { name: name.clone(), step: checkpoint.meta.step, saved })
     }
 
@@ -161,6 +161,7 @@ impl Trainer {
             description: self.description.clone(),
             files: self.files.clone(),
             best: self.best,
+            evaluations_since_best: self.evaluations_since_best,
             placement: self.session.placement.clone(),
             data: self.data.clone(),
             version: env!("CARGO_PKG_VERSION").into(),
@@ -181,6 +182,7 @@ impl Trainer {
         self.bring(state)?;
         let meta = state.meta.clone();
         self.best = meta.best;
+        self.evaluations_since_best = meta.evaluations_since_best;
         self.data = meta.data;
         self.description = meta.description;
         self.files = meta.files;

@@ -11,7 +11,7 @@ use crate::checkpoint::{Best, CheckpointError, NamedTensor, Store};
 use crate::data::Split;
 use crate::metrics::{EvalRecord, Event};
 use crate::runtime::step::StepInput;
-use crate::train::best::{has_lost_patience, is_better};
+use crate::train::best::is_better;
 use crate::train::error::TrainError;
 use crate::train::evaluate::{Evaluation, extent_of};
 use crate::train::loader::{BatchSource, Loader};
@@ -257,7 +257,9 @@ impl Trainer {
         let metrics = fit.options.task.metrics(&sums);
         let record = EvalRecord { step, val_loss, metrics, samples, targets, is_best };
         fit.emit(hooks, Event::Evaluation(record))?;
+        self.evaluations_since_best += 1;
         if is_best {
+            self.evaluations_since_best = 0;
             self.best = Some(Best { step, val_loss, samples, runs: extent.runs });
             if fit.options.keep_best {
                 fit.best_parameters = Some(self.read_parameters()?);
@@ -293,9 +295,9 @@ impl Trainer {
     /// Returns true if the present step was evaluated, and none of the last evaluations, as many as
     /// the patience, was better than one before.
     fn has_lost_patience(&self, fit: &Fit) -> bool {
-        let FitOptions { patience, eval_every, .. } = fit.options;
+        let patience = fit.options.patience;
         let is_evaluated = fit.evaluated.is_some_and(|(step, _)| step == self.steps());
-        is_evaluated && has_lost_patience(self.steps(), self.best, eval_every, patience)
+        is_evaluated && patience > 0 && self.evaluations_since_best >= patience
     }
 
     /// Saves to the directory, unless this step is saved there as it is now.
@@ -312,7 +314,7 @@ impl Trainer {
             return Ok(());
         }
         let told = self.notes.len();
-        let checkpoint = self.saveable(&directory);
+        let checkpoint = self.saveable();
         self.warn_of_notes(told, fit, hooks)?;
         let checkpoint = checkpoint?;
         let Some(store) = hooks.store() else { return Ok(()) };
