@@ -38,6 +38,7 @@ fn checkpoint(step: u64) -> Checkpoint {
             description: None,
             files: Vec::new(),
             best: Some(Best { step: 3, val_loss: 0.1 + 0.2, samples: 7, runs: 2 }),
+            evaluations_since_best: 0,
             placement: placement(),
             data: "fingerprint".into(),
             version: "0.1.0".into(),
