@@ -281,8 +281,8 @@ impl RunSpec {
     }
 
     /// Returns the specification with the steps of its epochs on its data, which are loaded for
-    /// that if it has epochs. `saved` is what a checkpoint knows of the data, and `done` the steps and
-    /// samples of the run so far.
+    /// that if it has epochs. `saved` is what a checkpoint knows of the data, and `done` the steps
+    /// and samples of the run so far.
     ///
     /// # Errors
     /// Returns `TrainError` if the data cannot be read or are none for the model, and the errors of

@@ -53,7 +53,7 @@ pub fn memory(placement: &ExplainedPlacement) -> Explanation {
     };
     let batches = batches_bytes(&laid_out.whole.graph, spec.batch as usize);
     let of_host = host_bytes(request, ranks.iter().copied(), pools).saturating_add(batches);
-    let least_of_host = host_bytes(request, least.into_iter(), pools).saturating_add(batches);
+    let least_of_host = host_bytes(request, least, pools).saturating_add(batches);
     let available = available_memory().map(|bytes| (bytes, "which are available"));
     // The run leaves out devices that were not named.
     let leaves_out = tries_fewer && !is_named(&spec.devices);

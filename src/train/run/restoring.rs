@@ -125,6 +125,7 @@ impl Run {
         self.trainer.best = meta
             .best
             .filter(|best| best.step == self.step() || self.host.store.path(best.step).is_dir());
+        self.trainer.evaluations_since_best = meta.evaluations_since_best;
         if let Err(damage) = self.host.store.best() {
             let now = match self.trainer.best {
                 Some(best) => format!("that of step {} is marked again", best.step),
