@@ -48,7 +48,7 @@ pub struct RunSpec {
     pub batch: u32,
     /// The most samples that a device runs at a time.
     pub micro_batch: u32,
-    /// Step after which the run ends; with `epochs`, as [`RunSpec::with_epochs`] has it.
+    /// Step after which the run ends; with `epochs`, the one with their last sample on its data.
     pub steps: u64,
     /// Passes through the training split after which the run ends; 0: it ends after `steps`.
     pub epochs: u64,
