@@ -144,12 +144,17 @@ train_on_nodes() {
     wait "$joined"
 }
 
+# Takes out what differs from one record of the same program to the next.
+without_machine() {
+    sed -e "s|$work|.|g" -e 's/ of [0-9.]* [KMGT]iB, which are available/ of what is available/'
+}
+
 record_explanations() {
     local name="$1" kind
     shift
     for kind in graph dot memory program communication config; do
-        (cd "$work" && "$program" train small.toml "$@" --explain "$kind") \
-            >"$out/$kind-$name.txt" 2>"$work/log"
+        (cd "$work" && "$program" train small.toml "$@" --explain "$kind") 2>"$work/log" |
+            without_machine >"$out/$kind-$name.txt"
     done
 }
 
