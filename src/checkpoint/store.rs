@@ -206,7 +206,13 @@ impl Store {
         for step in steps.by_ref().take(FALL_BACK_MAX) {
             match Checkpoint::load_with_warnings(&self.path(step)) {
                 Ok((checkpoint, warnings)) => {
-                    return Ok((checkpoint, [texts(&errors), warnings].concat()));
+                    let mut all = texts(&errors);
+                    if !errors.is_empty() {
+                        let path = self.path(step);
+                        all.push(format!("{}, the checkpoint before, is taken", path.display()));
+                    }
+                    all.extend(warnings);
+                    return Ok((checkpoint, all));
                 }
                 Err(error) => errors.push(error),
             }

@@ -172,8 +172,9 @@ fn falls_back(file: &str, spoil: impl FnOnce(&Path)) -> String {
     refused(&store.path(20), file);
     let (loaded, warnings) = store.load_latest().unwrap();
     assert_eq!(loaded, checkpoint(10));
-    let [warning] = &warnings[..] else { panic!("{warnings:?}") };
+    let [warning, taken] = &warnings[..] else { panic!("{warnings:?}") };
     assert!(warning.contains(file) && warning.contains("step-00000020"), "{warning}");
+    assert!(taken.contains("step-00000010, the checkpoint before, is taken"), "{taken}");
     warning.clone()
 }
 

@@ -16,11 +16,12 @@ use crate::config::read::{self, ConfigError, Override, Resolved};
 use crate::config::schema::{DataKind, KEYS};
 use crate::faults::Faults;
 use crate::metrics::{Sink, Sinks};
+use crate::runtime::placement::assemble::selections;
 use crate::train::error::{EXIT_CONFIGURATION, TrainError};
 use crate::train::nodes::{NodesSink, RunFailure};
 use crate::train::run::{Run, RunOptions, RunOutcome, train};
 use crate::train::run_data::SavedData;
-use crate::train::spec::{RunSpec, section_asked};
+use crate::train::spec::{RunSpec, section_asked, section_on};
 use crate::ui::curves::CurveDrawing;
 use crate::ui::terminal::{Terminal, print_line};
 
@@ -42,7 +43,7 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
         None => None,
     };
     let saved = match &point {
-        Some(point) => Some(resumed_config(&point.checkpoint)?),
+        Some(point) => Some(resumed_config(&point.checkpoint, args.nodes.is_some())?),
         None => None,
     };
     let mut resolved = configuration(args, saved.as_ref())?;
@@ -303,11 +304,17 @@ pub fn config_of(path: &Path, run_toml: &str) -> Result<RunConfig, ConfigError> 
     Ok(read::read(None, Some((path, run_toml)), &[])?.config)
 }
 
-/// Reads the configuration stored in a checkpoint, with what was asked for its placement.
-fn resumed_config(checkpoint: &Checkpoint) -> anyhow::Result<Resolved> {
+/// Reads the configuration stored in a checkpoint, with what was asked for its placement: all of
+/// it, or, if this start has no nodes, what fits the devices that it finds.
+fn resumed_config(checkpoint: &Checkpoint, has_nodes: bool) -> anyhow::Result<Resolved> {
     let mut saved = saved_run(&checkpoint.meta)?;
     let overlap = saved.config.parallel.overlap;
-    saved.config.parallel = section_asked(&checkpoint.meta.placement, overlap);
+    let placement = &checkpoint.meta.placement;
+    saved.config.parallel = match selections(&placement.devices_asked) {
+        Ok(own) if !has_nodes => section_on(placement, overlap, own.len()),
+        // Devices that are missing are an error of their own.
+        _ => section_asked(placement, overlap),
+    };
     Ok(saved)
 }
 

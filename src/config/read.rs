@@ -2,7 +2,7 @@
 //! Every error names its place (file and line, or the flag), the key, and the accepted values.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
+use std::fmt::{self, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,9 @@ use toml::de::{DeTable, DeValue};
 
 use super::RunConfig;
 use super::key::{Constraint, Key, Value, Words};
-use super::schema::{ConstraintError, DataKind, KEYS, RENAMED, SECTIONS, TypedKeys, key};
+use super::schema::{
+    ConstraintError, DataKind, KEYS, RENAMED, SECTIONS, TypedKeys, is_of_placement, key,
+};
 
 /// A configuration that cannot be run: exit code 78.
 #[derive(Debug, PartialEq, thiserror::Error)]
@@ -206,7 +208,18 @@ fn resolve(
         reader.config.forget_placement(&typed);
     }
     reader.config.apply_derived_defaults(&typed);
-    reader.config.check().map_err(|invalid| reader.attribute(invalid))?;
+    if let Err(mut invalid) = reader.config.check() {
+        let is_forgotten = |key: &&str| is_of_placement(key) && !typed.now.contains(*key);
+        if let Some(set) = other_placement
+            && invalid.keys.iter().any(is_forgotten)
+        {
+            let _ = write!(
+                invalid.why,
+                "; {set} decides the placement anew, so that its other keys are those of a new run"
+            );
+        }
+        return Err(reader.attribute(invalid));
+    }
     Ok((Resolved { config: reader.config.clone(), typed, other_placement }, reader))
 }
 
@@ -334,14 +347,22 @@ impl ConfigReader {
         self.origins.get(key).cloned().unwrap_or(untyped)
     }
 
-    /// Attributes a contradiction to the place of the conflicting key that was set last.
+    /// Attributes a contradiction to the place of the conflicting key that was set last, and names
+    /// the lines of a file that it contradicts.
     fn attribute(&self, invalid: ConstraintError) -> ConfigError {
         let mut origin = self.origin(invalid.keys[0]);
         for key in &invalid.keys[1..] {
             let other = self.origin(key);
             origin = if other > origin { other } else { origin };
         }
-        ConfigError::Value { origin, name: invalid.keys[0].into(), why: invalid.why }
+        let mut why = invalid.why;
+        for key in &invalid.keys {
+            let other = self.origin(key);
+            if matches!((&origin, &other), (Origin::Flag(..), Origin::File(..))) {
+                let _ = write!(why, " ({key} is set in {other})");
+            }
+        }
+        ConfigError::Value { origin, name: invalid.keys[0].into(), why }
     }
 }
 
@@ -682,13 +703,16 @@ mod tests {
     }
 
     #[test]
-    fn contradictions_name_the_place_that_was_typed_last() {
+    fn contradictions_name_the_place_that_was_typed_last_and_the_line_that_it_contradicts() {
         let heads = "model.heads expects a number that divides model.width = 130, got 4";
         refused("[model]\nheads = 4\nwidth = 130", &[], &format!("run.toml:3: {heads}"));
-        refused("model.width = 130", &["model.heads=4"], &format!("--set model.heads=4: {heads}"));
+        let of_flag = format!("--set model.heads=4: {heads} (model.width is set in run.toml:1)");
+        refused("model.width = 130", &["model.heads=4"], &of_flag);
         let micro = "train.micro_batch_size expects at most train.batch = 4, got 8";
         let sets = ["train.batch=4"];
-        refused("train.micro_batch_size = 8", &sets, &format!("--set train.batch=4: {micro}"));
+        let line = "(train.micro_batch_size is set in run.toml:1)";
+        let both = format!("--set train.batch=4: {micro} {line}");
+        refused("train.micro_batch_size = 8", &sets, &both);
     }
 
     #[test]
@@ -720,7 +744,8 @@ mod tests {
         let text = "[data]\npath = 'a'\nkind = 'builtin'";
         refused(text, &[], &format!("run.toml:3: {both}"));
         let flag = "data.kind=builtin";
-        refused("data.path = 'a.txt'", &[flag], &format!("--set {flag}: {both}"));
+        let line = "(data.path is set in run.toml:1)";
+        refused("data.path = 'a.txt'", &[flag], &format!("--set {flag}: {both} {line}"));
         let none = "run.toml:1: data.kind = \"text\" expects a data.path; give --data PATH";
         refused("data.kind = 'text'", &[], none);
     }
@@ -765,13 +790,15 @@ mod tests {
                    whose sum is 8";
         refused("\n[parallel]\nshares = [4, 4]", &[], &format!("run.toml:3: {sum}"));
         let set = ["train.batch=12"];
-        refused("parallel.shares = [4, 4]", &set, &format!("--set train.batch=12: {sum}"));
+        let line = "(parallel.shares is set in run.toml:1)";
+        let of_flag = format!("--set train.batch=12: {sum} {line}");
+        refused("parallel.shares = [4, 4]", &set, &of_flag);
         let both = "parallel.shares conflicts with parallel.balance = \"measured\"; leave one of \
                     them out";
         let text = "[parallel]\nshares = [12]\nbalance = 'measured'";
         refused(text, &[], &format!("run.toml:3: {both}"));
         let flag = "parallel.balance=measured";
-        refused("parallel.shares = [12]", &[flag], &format!("--set {flag}: {both}"));
+        refused("parallel.shares = [12]", &[flag], &format!("--set {flag}: {both} {line}"));
     }
 
     #[test]

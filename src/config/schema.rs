@@ -547,7 +547,12 @@ impl RunConfig {
             let is_interleaved = self.parallel.schedule == PipelineSchedule::Interleaved;
             self.parallel.virtual_stages = if is_interleaved { 2 } else { 1 };
         }
-        if typed.follows("train.micro_batch_size", "train.batch") {
+        // A run that becomes a pipeline has few micro-batches otherwise, and idle stages.
+        let becomes_pipeline = self.parallel.pipeline_stages > 1
+            && ["parallel.pipeline_stages", "parallel.schedule"]
+                .iter()
+                .any(|key| typed.follows("train.micro_batch_size", key));
+        if becomes_pipeline || typed.follows("train.micro_batch_size", "train.batch") {
             self.train.micro_batch_size = self.default_micro_batch();
         } else if !now.contains("train.micro_batch_size") {
             self.train.micro_batch_size = self.train.micro_batch_size.min(self.train.batch);
@@ -723,17 +728,41 @@ impl RunConfig {
     /// Derived defaults are comments: they follow their keys again. Reading it gives this
     /// configuration again.
     pub fn to_run_toml(&self, typed: &BTreeSet<&'static str>) -> String {
-        let defaults = Self::default();
-        let mut fresh = self.clone();
-        let mut now = BTreeSet::new();
-        let mut open = Vec::new();
+        let mut derived = BTreeSet::new();
         for key in KEYS {
             let is_open = match key.full_name {
                 "train.steps" => self.train.epochs > 0,
                 name => DERIVED.contains(&name) && !typed.contains(name),
             };
             if is_open {
-                open.push(key);
+                derived.insert(key.full_name);
+            }
+        }
+        // What is derived of a key that is not derived itself is so only of that key's value.
+        loop {
+            let fresh = self.derived_again(&derived);
+            let before = derived.len();
+            for key in KEYS {
+                if (key.get)(self) != (key.get)(&fresh) {
+                    derived.remove(key.full_name);
+                }
+            }
+            if derived.len() == before {
+                break;
+            }
+        }
+        self.sections_toml(&|key| {
+            if derived.contains(&key) { KeyLine::Comment } else { KeyLine::Value }
+        })
+    }
+
+    /// Returns what this configuration is when it is read without some of its keys.
+    fn derived_again(&self, without: &BTreeSet<&'static str>) -> Self {
+        let defaults = Self::default();
+        let mut fresh = self.clone();
+        let mut now = BTreeSet::new();
+        for key in KEYS {
+            if without.contains(key.full_name) {
                 if let Some(default) = (key.get)(&defaults) {
                     (key.set)(&mut fresh, default);
                 }
@@ -741,20 +770,12 @@ impl RunConfig {
                 now.insert(key.full_name);
             }
         }
-        let fresh_keys = TypedKeys { now, before: None };
-        fresh.apply_derived_defaults(&fresh_keys);
+        let typed = TypedKeys { now, before: None };
+        fresh.apply_derived_defaults(&typed);
         if self.train.epochs > 0 {
-            fresh.set_steps_of_epochs(self.train.steps, &fresh_keys);
+            fresh.set_steps_of_epochs(self.train.steps, &typed);
         }
-        let mut derived = Vec::new();
-        for key in open {
-            if (key.get)(self) == (key.get)(&fresh) {
-                derived.push(key.full_name);
-            }
-        }
-        self.sections_toml(&|key| {
-            if derived.contains(&key) { KeyLine::Comment } else { KeyLine::Value }
-        })
+        fresh
     }
 
     fn sections_toml(&self, line_of: &dyn Fn(&str) -> KeyLine) -> String {

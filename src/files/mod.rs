@@ -18,9 +18,24 @@ pub fn is_disk_full(why: &io::Error) -> bool {
 /// Returns the bytes that this user may still write to the disk of a path, of which the last parts
 /// may not be there yet; `None` if the system does not tell.
 pub fn free_space(path: &Path) -> Option<u64> {
+    fs4::available_space(nearest(path)?).ok()
+}
+
+/// Returns true if this user may create files at a path, of which the last parts may not be there
+/// yet, now or when a full disk has room again: not below a file, in a directory of others, or on
+/// a read-only file system.
+pub fn may_create(path: &Path) -> bool {
+    let Some(there) = nearest(path) else { return false };
+    match tempfile::tempfile_in(there) {
+        Ok(_) => true,
+        Err(why) => is_disk_full(&why),
+    }
+}
+
+/// Returns the part of a path that is there.
+fn nearest(path: &Path) -> Option<PathBuf> {
     let path = std::path::absolute(path).ok()?;
-    let there = path.ancestors().find(|above| above.exists())?;
-    fs4::available_space(there).ok()
+    path.ancestors().find(|above| above.exists()).map(PathBuf::from)
 }
 
 /// Replaces the file at `path` with `bytes` atomically: a reader, also after a crash or a loss of

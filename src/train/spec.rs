@@ -382,6 +382,11 @@ impl RunSpec {
             && let Ok(spec) = self.on_devices(&left)
         {
             command.settings.extend(placement_settings(&spec));
+            // A pipeline that is named gives a micro-batch of its own to a run that set none.
+            if spec.parallel.has_stages() && left.stages.is_some() {
+                command.settings.retain(|(key, _)| *key != "train.micro_batch_size");
+                command.settings.push(("train.micro_batch_size", spec.micro_batch.to_string()));
+            }
         }
         ResumeCommand { devices: Some(left.devices), pipeline: left.stages, ..command }
     }
@@ -864,6 +869,28 @@ pub fn section_asked(placement: &Placement, overlap: bool) -> Parallel {
     }
 }
 
+/// Returns the section `[parallel]` of a run that continues without its nodes on so many devices of
+/// its own: without the shares and the cut, if those were of other devices, and without pipelines
+/// that do not fit.
+pub fn section_on(placement: &Placement, overlap: bool, devices: usize) -> Parallel {
+    let asked = section_asked(placement, overlap);
+    if devices == placement.candidates.len() {
+        return asked;
+    }
+    let mut own = Parallel { blocks_per_stage: Vec::new(), ..asked };
+    if !own.shares.is_empty() {
+        own.shares.clear();
+        own.balance = Balance::Measured;
+    }
+    if !devices.is_multiple_of(own.pipeline_stages) {
+        let default = Parallel::default();
+        own.pipeline_stages = default.pipeline_stages;
+        own.schedule = default.schedule;
+        own.virtual_stages = default.virtual_stages;
+    }
+    own
+}
+
 fn schedule(config: &RunConfig) -> Schedule {
     let schedule = &config.schedule;
     Schedule {
@@ -976,7 +1003,8 @@ mod tests {
         };
         let command = RunSpec::new(&config).resume_on(left(3), run.clone());
         let expected = "potluck train --resume run --devices 'cpu*3' --pipeline 3 --set \
-                        train.steps=9 --set 'parallel.reduce_site=\"host\"'";
+                        train.steps=9 --set 'parallel.reduce_site=\"host\"' --set \
+                        train.micro_batch_size=12";
         assert_eq!(command.to_string(), expected);
         config.parallel.shares.clear();
         let command = RunSpec::new(&config).resume_on(left(1), run);

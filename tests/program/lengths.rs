@@ -154,6 +154,15 @@ fn a_disk_without_room_for_two_checkpoints_is_refused_before_the_first_step() {
 }
 
 #[test]
+#[cfg(target_os = "linux")]
+fn a_place_without_space_that_never_takes_files_is_no_full_disk() {
+    let desk = Desk::new();
+    let line = "train tiny.toml --data text.txt --devices cpu --quiet --out /proc/run";
+    let refused = desk.run(line).ended(78);
+    assert!(refused.line("error:").contains("/proc/run"), "{}", refused.err);
+}
+
+#[test]
 fn a_script_can_ask_whether_a_run_fits() {
     let desk = Desk::new();
     let line = "train tiny.toml --data text.txt --devices cpu --explain memory";

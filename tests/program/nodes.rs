@@ -66,6 +66,19 @@ fn devices_of_all_nodes_are_measured_checked_and_evaluated() {
 }
 
 #[test]
+fn shares_and_pipelines_of_other_nodes_do_not_bind_one_that_goes_on_alone() {
+    let desk = desk();
+    for (name, more) in [("shares", "--set parallel.shares=3,1"), ("stages", "--pipeline 2")] {
+        let (first, _) = train(&desk, &format!("{more} --out {name}"), &["cpu", "cpu"]);
+        first.ok();
+        desk.run(&format!("train --resume {name} --steps 8 --quiet")).ok();
+        assert_eq!(desk.losses(name).len(), 8, "{name}");
+        let alone = &desk.manifest(name, 8)["meta"]["placement"]["ranks"];
+        assert_eq!(alone.as_array().unwrap().len(), 1, "{alone}");
+    }
+}
+
+#[test]
 fn a_node_with_a_copy_of_the_data_reads_its_samples() {
     let desk = desk();
     desk.write("text.txt", "to be or not to be, that is the question\n".repeat(40));

@@ -187,8 +187,9 @@ fn falls_back(file: &str, spoil: impl FnOnce(&mut Vec<u8>)) {
     fs::write(&path, bytes).unwrap();
 
     let resumed = resume(&desk).ok();
-    let warning = resumed.line("warning:");
-    assert!(warning.contains("step-00000018") && warning.contains(file), "{warning}");
+    let warnings = resumed.lines("warning:");
+    assert!(warnings[0].contains("step-00000018") && warnings[0].contains(file), "{warnings:?}");
+    assert!(warnings[1].contains("step-00000014, the checkpoint before, is taken"), "{warnings:?}");
     assert_same_end(&desk, file);
     // What was damaged is kept for whoever wants to look at it.
     assert!(desk.path("run/checkpoints/step-00000018.aside").is_dir());

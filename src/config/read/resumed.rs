@@ -93,6 +93,28 @@ fn the_micro_batch_follows_the_batch_until_it_is_typed() {
 }
 
 #[test]
+fn a_run_that_becomes_a_pipeline_gets_its_micro_batches() {
+    let rows = |saved: &[&str], sets: &[&str]| -> usize {
+        resumed(&new(saved), sets).config.train.micro_batch_size
+    };
+    assert_eq!(rows(&["train.batch=16"], &["pipeline_stages=2"]), 2);
+    let typed = ["train.batch=16", "train.micro_batch_size=4"];
+    assert_eq!(rows(&typed, &["pipeline_stages=2"]), 4);
+    // One device goes on with the sums of the pipeline.
+    assert_eq!(rows(&["train.batch=16", "pipeline_stages=2"], &["pipeline_stages=1"]), 2);
+}
+
+#[test]
+fn a_key_of_a_pipeline_that_is_decided_anew_says_so() {
+    let saved = new(&["pipeline_stages=2"]);
+    let error = try_resumed(&saved, &["parallel.schedule=gpipe"]).unwrap_err().to_string();
+    let end = "; parallel.schedule decides the placement anew, so that its other keys are those of \
+               a new run";
+    assert!(error.contains("without a pipeline") && error.ends_with(end), "{error}");
+    resumed(&saved, &["parallel.schedule=gpipe", "pipeline_stages=2"]);
+}
+
+#[test]
 fn devices_are_saved_as_they_were_typed() {
     let devices = |resolved: &Resolved| resolved.config.parallel.devices.clone();
     assert_eq!(devices(&new(&[])), "auto");
@@ -196,7 +218,8 @@ fn keys_of_a_file_that_a_flag_contradicts_are_refused_with_their_line() {
     assert_eq!(
         error(pipeline, &["parallel.pipeline_stages=1"]),
         "--set parallel.pipeline_stages=1: parallel.schedule = \"gpipe\" has no effect without a \
-         pipeline; set parallel.pipeline_stages to 2 or more, or leave it out"
+         pipeline; set parallel.pipeline_stages to 2 or more, or leave it out (parallel.schedule \
+         is set in run.toml:3)"
     );
     for (text, sets) in [
         ("", &["pipeline_stages=1", "schedule=gpipe"][..]),
@@ -225,6 +248,15 @@ fn the_defaults_of_a_gpt_follow_its_width_and_context() {
     assert_eq!((kept.optim.lr, kept.train.eval_samples), (1e-3, 7));
     let text = new(&["model.width=768"]).config.to_run_toml(&["model.width"].into());
     assert!(text.contains("\n# lr = 0.00062  # gpt 4e-3 * (64 / model.width)^0.75; "), "{text}");
+}
+
+#[test]
+fn a_run_file_writes_what_a_written_key_would_derive_otherwise() {
+    let mut config = RunConfig::default();
+    config.optim.lr = 2.0;
+    let text = config.to_run_toml(&BTreeSet::new());
+    let path = Path::new("run.toml");
+    assert_eq!(read(None, Some((path, &text)), &[]).unwrap().config, config);
 }
 
 #[test]

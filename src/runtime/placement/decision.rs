@@ -69,6 +69,11 @@ pub fn decide(
             Some(given) => given,
             None if requested.stages == 1 => return Ok(None),
             None => {
+                // One pipeline has all samples, whatever its blocks take.
+                if requested.mesh(count).data == 1 {
+                    let even = in_given_order(request, count, &[request.batch]);
+                    require_micro_batches(&requested, &even)?;
+                }
                 let (found, blocks) = by_measurement(request, devices, &mut notes, report)?;
                 measured = Some(blocks);
                 found
@@ -99,10 +104,17 @@ fn given(request: &PlacementRequest, devices: usize) -> Result<Option<Arrangemen
     } else {
         fixed_counts(parallel, request.batch, units)?
     };
+    Ok(Some(in_given_order(request, devices, &counts)))
+}
+
+/// Returns the arrangement of devices in the order of the request, with so many samples of each
+/// pipeline, and the cut that was given or an even one.
+fn in_given_order(request: &PlacementRequest, devices: usize, counts: &[u32]) -> Arrangement {
+    let requested = RequestedPipelines::of(request);
     let blocks = request.plans.of_rows(1).graph.blocks.len() as u32;
     let chunks = requested.model_chunks(blocks);
     let positions = (0..devices).collect();
-    Ok(Some(requested.in_order(positions, &chunks, &counts, request.micro_batch)))
+    requested.in_order(positions, &chunks, counts, request.micro_batch)
 }
 
 /// Returns a note on the devices that have no sample of a batch that is split evenly among devices

@@ -289,7 +289,9 @@ fn require_room(
     let needed = checkpoint.saturating_mul(count);
     // A system that does not tell its free space has what it has.
     let Some(free) = files::free_space(&options.out) else { return Ok(()) };
-    if free >= needed {
+    // That nothing can ever be written there is an error of its own, which no space mends. Some
+    // such file systems report no free space.
+    if free >= needed || !files::may_create(&options.out) {
         return Ok(());
     }
     Err(TrainError::DiskFull { path: options.out.clone(), count, needed, free })
