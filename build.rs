@@ -1,56 +1,63 @@
-//! Generates the list of shaders for `src/kernels/source.rs`.
+//! Hashes the sources, so that the nodes of a run know whether they have the same program.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
+/// Directories of sources. A published package has them in part, and the other parts by version.
+const SOURCES: [&str; 2] = ["src", "shaders"];
+
 fn main() -> Result<(), Box<dyn Error>> {
-    let shaders = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join("shaders");
-    println!("cargo::rerun-if-changed=build.rs");
-    println!("cargo::rerun-if-changed={}", shaders.display());
-    let out = PathBuf::from(env::var("OUT_DIR")?);
-    fs::write(out.join("shaders.rs"), list(&shaders)?)?;
     let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?);
     let mut hashed = blake3::Hasher::new();
-    for part in ["src", "shaders", "Cargo.lock"] {
-        let path = root.join(part);
-        println!("cargo::rerun-if-changed={}", path.display());
-        hash(&path, &mut hashed)?;
+    for directory in SOURCES {
+        println!("cargo::rerun-if-changed={directory}");
+        hash_sources(&root.join(directory), &mut hashed)?;
+    }
+    let lock = root.join("Cargo.lock");
+    println!("cargo::rerun-if-changed=Cargo.lock");
+    let lock = if lock.is_file() { fs::read_to_string(lock)? } else { String::new() };
+    for line in lock.lines().filter(|line| is_of_version(line)) {
+        hashed.update(line.as_bytes()).update(b"\n");
     }
     println!("cargo::rustc-env=POTLUCK_BUILD={}", &hashed.finalize().to_hex()[..16]);
+    println!("cargo::rustc-env=POTLUCK_WGPU={}", version_of(&lock, "wgpu").unwrap_or("unknown"));
     Ok(())
 }
 
-/// Adds the names and contents of the files of a directory, or a file that exists, to the hash by
-/// which the nodes of a run know that they have the same program.
-fn hash(path: &Path, hashed: &mut blake3::Hasher) -> Result<(), Box<dyn Error>> {
-    if path.is_dir() {
-        let entries: Result<Vec<_>, _> = fs::read_dir(path)?.collect();
-        let mut names: Vec<_> = entries?.into_iter().map(|entry| entry.file_name()).collect();
-        names.sort();
-        for name in names {
-            hashed.update(name.to_string_lossy().as_bytes());
-            hash(&path.join(name), hashed)?;
-        }
-    } else if path.is_file() {
-        let text = fs::read(path)?;
-        hashed.update(&(text.len() as u64).to_le_bytes()).update(&text);
+/// Adds the names and texts of the sources below a directory to a hash. Other files, such as an
+/// editor's, and the line ends of a checkout on Windows have no part in it.
+fn hash_sources(directory: &Path, hashed: &mut blake3::Hasher) -> Result<(), Box<dyn Error>> {
+    if !directory.is_dir() {
+        return Ok(());
     }
-    Ok(())
-}
-
-/// Returns a Rust expression, the list of (stem, text) of the shader files of a directory, sorted
-/// by stem.
-fn list(directory: &Path) -> Result<String, Box<dyn Error>> {
-    let mut stems = Vec::new();
+    let mut entries = Vec::new();
     for entry in fs::read_dir(directory)? {
-        let name = entry?.file_name().to_string_lossy().into_owned();
-        stems.extend(name.strip_suffix(".wgsl").map(String::from));
+        entries.push(entry?);
     }
-    stems.sort();
-    let entry = |stem: &String| {
-        let path = format!("concat!(env!(\"CARGO_MANIFEST_DIR\"), \"/shaders/{stem}.wgsl\")");
-        format!("({stem:?}, include_str!({path})),\n")
-    };
-    Ok(format!("&[\n{}]\n", stems.iter().map(entry).collect::<String>()))
+    entries.sort_by_key(fs::DirEntry::file_name);
+    for entry in entries {
+        let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
+        if entry.file_type()?.is_dir() {
+            hashed.update(name.as_bytes()).update(b"/");
+            hash_sources(&path, hashed)?;
+        } else if name.ends_with(".rs") || name.ends_with(".wgsl") {
+            let mut text = fs::read(&path)?;
+            text.retain(|byte| *byte != b'\r');
+            hashed.update(name.as_bytes()).update(&(text.len() as u64).to_le_bytes()).update(&text);
+        }
+    }
+    Ok(())
+}
+
+/// Returns true for the lines of a lock file that say which version of which package is used.
+fn is_of_version(line: &str) -> bool {
+    ["name = ", "version = ", "checksum = "].iter().any(|key| line.starts_with(key))
+}
+
+/// Returns the version of a package in a lock file.
+fn version_of<'a>(lock: &'a str, name: &str) -> Option<&'a str> {
+    let wanted = format!("name = \"{name}\"");
+    let mut lines = lock.lines().skip_while(|line| *line != wanted).skip(1);
+    lines.next()?.strip_prefix("version = \"")?.trim_end().strip_suffix('"')
 }

@@ -8,11 +8,11 @@
 
 use std::time::Instant;
 
-use potluck::base::HostTensorView;
-use potluck::base::rng::Key;
-use potluck::device::{DeviceError, Gpu, ShaderChecks, list_adapters};
-use potluck::graph::{Conv2dOptions, Op};
-use potluck::kernels::{
+use potluck_core::HostTensorView;
+use potluck_core::rng::Key;
+use potluck_graph::{Conv2dOptions, Op};
+use potluck_kernels::device::{DeviceError, Gpu, ShaderChecks, list_adapters};
+use potluck_kernels::{
     BoundDispatch, Caps, OpCall, OwnedCall, Pipelines, RandomContext, Variant, harness, twin,
 };
 

@@ -14,8 +14,8 @@ use std::process::{Child, Command, ExitCode};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use potluck::bench::Report;
-use potluck::device::{Adapter, AdapterKind, list_adapters};
+use potluck_bench::Report;
+use potluck_kernels::device::{Adapter, AdapterKind, list_adapters};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_potluck");
 /// Steps of the training curve, on the built-in text.

@@ -10,14 +10,14 @@
 
 use std::time::Instant;
 
-use potluck::base::rng::Key;
-use potluck::base::{DType, HostTensor, Shape, Site};
-use potluck::device::{DeviceError, Gpu, ShaderChecks, list_adapters};
-use potluck::graph::{Binary, EpilogueOp, Op, Unary, Update, UpdateRange, shapes};
-use potluck::kernels::harness::{self, InputFill};
-use potluck::kernels::ops::norm::NormSlots;
-use potluck::kernels::ops::{hash, norm};
-use potluck::kernels::{
+use potluck_core::rng::Key;
+use potluck_core::{DType, HostTensor, Shape, Site};
+use potluck_graph::{Binary, EpilogueOp, Op, Unary, Update, UpdateRange, shapes};
+use potluck_kernels::device::{DeviceError, Gpu, ShaderChecks, list_adapters};
+use potluck_kernels::harness::{self, InputFill};
+use potluck_kernels::ops::norm::NormSlots;
+use potluck_kernels::ops::{hash, norm};
+use potluck_kernels::{
     BoundDispatch, Caps, OpCall, Pipelines, RandomContext, Variant, twin, update_twin,
 };
 

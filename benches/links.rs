@@ -17,7 +17,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use potluck::net::{
+use potluck_net::{
     CloseReason, Endpoint, EndpointOptions, Landing, Link, Payload, Receiver, Secret, TAG_BYTES,
     bench,
 };

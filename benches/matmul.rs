@@ -8,11 +8,11 @@
 use std::error::Error;
 use std::time::Instant;
 
-use potluck::base::rng::Key;
-use potluck::device::{Adapter, Gpu, ShaderChecks, list_adapters};
-use potluck::graph::Op;
-use potluck::kernels::ops::matmul;
-use potluck::kernels::{BoundDispatch, Caps, Dispatch, OpCall, Pipelines, RandomContext, Variant};
+use potluck_core::rng::Key;
+use potluck_graph::Op;
+use potluck_kernels::device::{Adapter, Gpu, ShaderChecks, list_adapters};
+use potluck_kernels::ops::matmul;
+use potluck_kernels::{BoundDispatch, Caps, Dispatch, OpCall, Pipelines, RandomContext, Variant};
 
 /// Shortest duration that is timed at once, in seconds: far more than the overhead of a
 /// submission.

@@ -14,11 +14,11 @@
 use std::sync::{LazyLock, mpsc};
 use std::time::Instant;
 
-use potluck::autotune::{KernelCache, KernelSelector};
-use potluck::base::BucketId;
-use potluck::device::{DeviceError, Gpu, ShaderChecks, list_adapters};
-use potluck::exec::{BucketTensor, Cpu, Executor, GpuExecutor, Readback};
-use potluck::graph::{Builder, Init, Place, Plan, PlanOptions, differentiate};
+use potluck_core::BucketId;
+use potluck_graph::{Builder, Init, Place, Plan, PlanOptions, differentiate};
+use potluck_kernels::autotune::{KernelCache, KernelSelector};
+use potluck_kernels::device::{DeviceError, Gpu, ShaderChecks, list_adapters};
+use potluck_kernels::exec::{BucketTensor, Cpu, Executor, GpuExecutor, Readback};
 
 const WIDTH: usize = 4096;
 const BUCKET: BucketId = BucketId(0);

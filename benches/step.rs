@@ -4,8 +4,8 @@
 //!
 //!     cargo bench --bench step -- [DEVICES]
 
-use potluck::bench::{Effort, Options, Part, run};
-use potluck::train::TrainError;
+use potluck_bench::{Effort, Options, Part, run};
+use potluck_train::TrainError;
 
 fn main() -> Result<(), TrainError> {
     // Cargo passes --bench to every benchmark.

@@ -7,8 +7,8 @@
 use std::error::Error;
 use std::thread;
 
-use potluck::base::Rank;
-use potluck::comm::{GroupError, ProcessGroup, ReduceOp, init};
+use potluck::Rank;
+use potluck::collectives::{GroupError, ProcessGroup, ReduceOp, init};
 
 const POINTS: usize = 1000;
 const STEPS: usize = 200;

@@ -3,11 +3,10 @@
 //!
 //!     cargo run --release --example convolution -- [DEVICE]
 
-use potluck::base::HostTensor;
-use potluck::base::rng::Key;
 use potluck::graph::{Builder, Conv2dOptions, Graph, Init, Pool2dOptions, ShapeError};
 use potluck::optim::Optimizer;
 use potluck::train::{Trainer, TrainerOptions};
+use potluck::{HostTensor, Key};
 
 /// Height and width of a picture.
 const SIZE: usize = 12;

@@ -3,11 +3,10 @@
 //!
 //!     cargo run --release --example custom_model -- [DEVICE]
 
-use potluck::base::HostTensor;
-use potluck::base::rng::Key;
 use potluck::graph::{Builder, Graph, Init, ShapeError, Unary};
 use potluck::optim::Optimizer;
 use potluck::train::{Trainer, TrainerOptions};
+use potluck::{HostTensor, Key};
 
 const WIDTH: usize = 32;
 const BATCH: usize = 128;

@@ -2,16 +2,16 @@
 //! small network that learns a periodic function. The op is a WGSL expression and the same function
 //! in f64: its gradient is checked, and a device runs it once the two agree there.
 //!
-//! Ops that are not elementwise implement `potluck::graph::CustomOp`, whose page has an example.
+//! Ops that are not elementwise implement `potluck::custom_op::CustomOp`, whose page has an
+//! example.
 //!
 //!     cargo run --release --example custom_op -- [DEVICE]
 
-use potluck::base::rng::Key;
-use potluck::base::{HostTensor, Shape};
+use potluck::custom_op::{Elementwise, check_gradient};
 use potluck::graph::{Builder, Graph, Init, ShapeError};
-use potluck::kernels::{Elementwise, check_gradient};
 use potluck::optim::Optimizer;
 use potluck::train::{Trainer, TrainerOptions};
+use potluck::{HostTensor, Key, Shape};
 
 const BATCH: usize = 64;
 const WIDTH: usize = 32;

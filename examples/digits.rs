@@ -7,14 +7,12 @@
 
 use std::{env, error::Error, ops::ControlFlow, path::Path, sync::Arc};
 
-use potluck::data::formats::{ReadOptions, SampleFormat, load};
-use potluck::data::{Dataset, SampleOptions, SampleSet};
+use potluck::data::{Dataset, ReadOptions, SampleFormat, SampleOptions, SampleSet, load};
 use potluck::graph::Unary;
 use potluck::metrics::Event;
 use potluck::model::{MlpConfig, MlpLoss, mlp};
 use potluck::optim::{Decay, Optimizer, Schedule};
-use potluck::train::task::task_of_samples;
-use potluck::train::{DeviceLoss, FitLength, FitOptions, Trainer, TrainerOptions};
+use potluck::train::{DeviceLoss, FitLength, FitOptions, Trainer, TrainerOptions, task_of_samples};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = env::args().skip(1).collect();

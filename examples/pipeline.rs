@@ -6,7 +6,7 @@
 //! For example `pipeline 0,1 2`, or `pipeline cpu*4 2` for two pipelines of two stages each.
 
 use ndarray::Array2;
-use potluck::base::HostTensor;
+use potluck::HostTensor;
 use potluck::graph::{Builder, Graph, Init, Unary};
 use potluck::optim::Optimizer;
 use potluck::train::{PipelineOptions, PipelineSchedule, Trainer, TrainerOptions};

@@ -6,7 +6,7 @@
 use std::error::Error;
 use std::fs;
 
-use potluck::ui::gantt::chart_of_trace;
+use potluck::gantt::chart_of_trace;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let words: Vec<String> = std::env::args().skip(1).collect();

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ndarray::s;
-use potluck::base::HostTensor;
+use potluck::HostTensor;
 use potluck::data::{Dataset, Split, TextData, TextWindows, TokenizerKind};
 use potluck::graph::Unary;
 use potluck::metrics::{Event, StepRecord};

@@ -7,10 +7,8 @@
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
-use potluck::base::Rank;
-use potluck::comm::{ProcessGroup, ReduceOp};
-use potluck::net::Secret;
-use potluck::{ClusterOptions, ConnectNews, connect};
+use potluck::Rank;
+use potluck::collectives::{ClusterOptions, ConnectNews, ProcessGroup, ReduceOp, Secret, connect};
 
 /// Address at which the first process listens: all of its addresses, any free UDP port.
 const ANY: &str = "0.0.0.0:0";

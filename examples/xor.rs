@@ -3,7 +3,7 @@
 //!     cargo run --release --example xor -- [DEVICE]
 
 use ndarray::array;
-use potluck::base::HostTensor;
+use potluck::HostTensor;
 use potluck::graph::Unary;
 use potluck::model::{MlpConfig, MlpLoss, mlp};
 use potluck::optim::Optimizer;

@@ -1,8 +1,10 @@
-//! Binary of the trainer; all else is in the library's `cli` module.
+//! Program `potluck`: its command line in `cli`, its display in `ui`.
 
-use potluck::cli;
-use potluck::train::error::EXIT_DEFECT;
-use potluck::train::signals::leave;
+mod cli;
+mod ui;
+
+use potluck_train::runtime::error::EXIT_DEFECT;
+use potluck_train::signals::leave;
 
 fn main() {
     // Mesa's Vulkan layer asks a display server which GPU is the default one, and prints an error

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use potluck::base::rng::Key;
-use potluck::config::{RunConfig, read};
+use potluck_core::rng::Key;
+use potluck_train::config::{RunConfig, read};
 
 /// A configuration file with random bytes changed, dropped or doubled is either refused with a
 /// message or read as a configuration that prints and reads back the same. It never panics.

@@ -16,10 +16,10 @@ use std::{fs, thread};
 
 use node_peers::{Treason, betray};
 use node_processes::{END_S, Host, SILENCE_S, desk, host_with, join_at, state};
-use potluck::base::decode;
-use potluck::base::rng::Key;
-use potluck::comm::FrameHeader;
-use potluck::runtime::remote::wire::{ToFirst, ToNode};
+use potluck_core::decode;
+use potluck_core::rng::Key;
+use potluck_parallel::comm::FrameHeader;
+use potluck_train::runtime::remote::wire::{ToFirst, ToNode};
 use process::{Desk, Ran, finish, send_signal};
 use serde::Serialize;
 use serde::de::DeserializeOwned;

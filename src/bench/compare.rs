@@ -119,7 +119,7 @@ fn range(figure: &Figure) -> [f64; 2] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::Effort;
+    use crate::Effort;
 
     fn figure(name: &str, better: Direction, samples: &[f64]) -> Figure {
         Figure::new(name, if better == Direction::Lower { "us" } else { "GB/s" }, better, samples)

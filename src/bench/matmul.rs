@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use super::peaks::{timed, values};
 use super::report::{Figure, FigureRecorder, GFLOPS};
 use super::sample::{SamplingPlan, fastest};
-use crate::base::HostTensorView;
-use crate::base::rng::Key;
-use crate::device::DeviceError;
-use crate::graph::Op;
-use crate::kernels::bench::device::{BenchDevice, DeviceBuffer};
-use crate::kernels::{Caps, OpCall, RandomContext, Twin, Variant, twin};
+use potluck_core::HostTensorView;
+use potluck_core::rng::Key;
+use potluck_graph::Op;
+use potluck_kernels::bench::device::{BenchDevice, DeviceBuffer};
+use potluck_kernels::device::DeviceError;
+use potluck_kernels::{Caps, OpCall, RandomContext, Twin, Variant, twin};
 
 /// The sides of square products.
 const SQUARES: [usize; 6] = [128, 256, 512, 1024, 2048, 4096];
@@ -217,9 +217,9 @@ fn filled(device: &BenchDevice, count: usize) -> Result<DeviceBuffer, DeviceErro
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::{DType, Shape};
-    use crate::bench::Effort;
-    use crate::graph::shapes;
+    use crate::Effort;
+    use potluck_core::{DType, Shape};
+    use potluck_graph::shapes;
 
     #[test]
     fn every_product_has_its_own_name_and_a_shape_that_fits() {

@@ -7,10 +7,10 @@ use std::time::Instant;
 use super::report::{Figure, FigureRecorder, GBS, GFLOPS};
 use super::sample::{SamplingPlan, fastest, samples};
 use super::units::FLOPS;
-use crate::device::DeviceError;
-use crate::kernels::Dispatch;
-use crate::kernels::bench::device::{BenchDevice, DeviceBuffer};
-use crate::kernels::bench::peak::{self, FmaChains, MemoryStream};
+use potluck_kernels::Dispatch;
+use potluck_kernels::bench::device::{BenchDevice, DeviceBuffer};
+use potluck_kernels::bench::peak::{self, FmaChains, MemoryStream};
+use potluck_kernels::device::DeviceError;
 
 /// Minimum and maximum number of invocations of the multiply-add chains: from enough for two
 /// cores to enough for every large GPU.

@@ -4,22 +4,22 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::base::rng::Key;
-use crate::base::{BucketId, Rank, Round, TensorId};
-use crate::device::{DeviceError, Selection};
-use crate::exec::{Executor, KernelProfile, PassContext, ProfileTarget, load};
-use crate::graph::{Plan, PlanOptions, UpdateRange};
-use crate::kernels::{Cost, RandomContext};
-use crate::parallel::pipeline::used_inputs;
-use crate::parallel::{Instruction, Program, single_rank};
-use crate::runtime::device_thread::DeviceThread;
-use crate::runtime::open::{self, OpenDevice};
-use crate::runtime::peers::TraceTracks;
-use crate::runtime::step::{NoPeers, StepInput, run_step};
-use crate::train::error::TrainError;
-use crate::train::loader::{BatchSource, LoadedRanks, Loader};
-use crate::train::run_data::SavedData;
-use crate::train::spec::RunSpec;
+use potluck_core::rng::Key;
+use potluck_core::{BucketId, Rank, Round, TensorId};
+use potluck_graph::{Plan, PlanOptions, UpdateRange};
+use potluck_kernels::device::{DeviceError, Selection};
+use potluck_kernels::exec::{Executor, KernelProfile, PassContext, ProfileTarget, load};
+use potluck_kernels::{Cost, RandomContext};
+use potluck_parallel::pipeline::used_inputs;
+use potluck_parallel::{Instruction, Program, single_rank};
+use potluck_train::error::TrainError;
+use potluck_train::loader::{BatchSource, LoadedRanks, Loader};
+use potluck_train::run_data::SavedData;
+use potluck_train::runtime::device_thread::DeviceThread;
+use potluck_train::runtime::open::{self, OpenDevice};
+use potluck_train::runtime::peers::TraceTracks;
+use potluck_train::runtime::step::{NoPeers, StepInput, run_step};
+use potluck_train::spec::RunSpec;
 
 /// Warm-up steps before any measurement: the first compiles the shaders.
 const WARM_UP: u64 = 2;

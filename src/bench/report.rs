@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::sample::{Effort, median};
 use super::system::System;
-use crate::parallel::PipelineSchedule;
+use potluck_parallel::PipelineSchedule;
 
 /// Version of the JSON schema. It changes when a reader of the old one would misunderstand the
 /// new.

@@ -5,18 +5,18 @@ use std::time::{Duration, Instant};
 use super::report::{Direction, Figure, FigureRecorder, GFLOPS};
 use super::sample::SamplingPlan;
 use super::target::Target;
-use crate::base::rng::Key;
-use crate::base::{DType, HostTensor, TensorId};
-use crate::device::DeviceError;
-use crate::graph::{Cell, Graph, Unary, differentiate};
-use crate::kernels::{OpCall, RandomContext, twin};
-use crate::model::{
+use potluck_core::rng::Key;
+use potluck_core::{DType, HostTensor, TensorId};
+use potluck_graph::model::{
     CnnConfig, GptConfig, MlpLoss, PictureNorm, PictureSizes, ResnetConfig, RnnConfig, cnn, gpt,
     resnet, rnn,
 };
-use crate::optim::Optimizer;
-use crate::runtime::RuntimeError;
-use crate::train::{TrainError, Trainer, TrainerOptions};
+use potluck_graph::optim::Optimizer;
+use potluck_graph::{Cell, Graph, Unary, differentiate};
+use potluck_kernels::device::DeviceError;
+use potluck_kernels::{OpCall, RandomContext, twin};
+use potluck_train::runtime::RuntimeError;
+use potluck_train::{TrainError, Trainer, TrainerOptions};
 
 /// Warm-up steps between the first one and those that are measured.
 const WARM_UP: usize = 2;
@@ -244,7 +244,7 @@ fn steps(
 /// Returns the floating-point operations of a step of a training graph: matrix products,
 /// convolutions and attention, forward and backward.
 fn flops_of(graph: &Graph, batch: usize) -> f64 {
-    let dims = |ids: &[crate::base::TensorId]| -> Vec<Vec<usize>> {
+    let dims = |ids: &[potluck_core::TensorId]| -> Vec<Vec<usize>> {
         ids.iter().map(|id| graph.tensor(*id).shape.resolve(batch)).collect()
     };
     let cost = graph.nodes.iter().filter_map(|node| {
@@ -285,7 +285,7 @@ mod tests {
     #[test]
     fn gpt_2_has_124_million_parameters() {
         let graph = gpt(&gpt2()).unwrap();
-        let count = |id: &crate::base::TensorId| graph.tensor(*id).shape.elements(1);
+        let count = |id: &potluck_core::TensorId| graph.tensor(*id).shape.elements(1);
         let tensors = graph.parameters.iter().map(|parameter| count(&parameter.tensor));
         assert_eq!(tensors.sum::<usize>(), 124_439_808);
     }

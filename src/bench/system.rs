@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::device::HostInfo;
+use potluck_kernels::autotune::certify::WGPU;
+use potluck_kernels::device::HostInfo;
 
 /// Properties that affect figures besides the device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,18 +26,9 @@ impl System {
             architecture: std::env::consts::ARCH.into(),
             cpu: HostInfo::query().model.unwrap_or_else(|| "unknown".into()),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
-            wgpu: version_of(LOCK, "wgpu").unwrap_or("unknown").into(),
+            wgpu: WGPU.into(),
         }
     }
-}
-
-/// Lock file with the versions of all dependencies: a crate does not expose its own version.
-const LOCK: &str = include_str!("../../Cargo.lock");
-
-fn version_of<'a>(lock: &'a str, name: &str) -> Option<&'a str> {
-    let wanted = format!("name = \"{name}\"");
-    let mut lines = lock.lines().skip_while(|line| *line != wanted).skip(1);
-    lines.next()?.strip_prefix("version = \"")?.strip_suffix('"')
 }
 
 #[cfg(test)]
@@ -44,11 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_found() {
-        let lock = "[[package]]\nname = \"wgpu-core\"\nversion = \"1.0.0\"\n\n\
-                    [[package]]\nname = \"wgpu\"\nversion = \"30.1.2\"\n";
-        assert_eq!(version_of(lock, "wgpu"), Some("30.1.2"));
-        assert_eq!(version_of(lock, "naga"), None);
+    fn the_properties_of_this_machine_are_found() {
         let here = System::here();
         assert!(here.wgpu.starts_with("30.") && here.cores > 0, "{here:?}");
     }

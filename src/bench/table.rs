@@ -337,8 +337,8 @@ fn summary(devices: &[DeviceReport]) -> Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::report::{Direction, FigureRecorder};
-    use crate::bench::{Effort, System};
+    use crate::report::{Direction, FigureRecorder};
+    use crate::{Effort, System};
 
     #[test]
     fn numbers_have_three_digits_that_count() {

@@ -1,6 +1,8 @@
 //! Devices that a benchmark measures.
 
-use crate::device::{Adapter, AdapterKind, DeviceError, Selection, list_adapters, select};
+use potluck_kernels::device::{
+    Adapter, AdapterKind, DeviceError, Selection, list_adapters, select,
+};
 
 /// A device to measure.
 #[derive(Clone, Debug)]

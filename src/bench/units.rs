@@ -1,6 +1,6 @@
 //! Formatting of numbers and sizes in reports, and the name of the peak figure.
 
-use crate::base::format::grouped;
+use potluck_core::format::grouped;
 
 /// Name of the figure to which the shares of the peak refer.
 pub const FLOPS: &str = "peak.flops";

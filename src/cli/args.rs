@@ -9,7 +9,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
 use super::nodes::all_addresses;
 use super::resume::RUNS;
-use crate::parallel::PipelineSchedule;
+use potluck_parallel::PipelineSchedule;
 
 /// Trains neural networks on every GPU you have, from any vendor
 #[derive(Debug, Parser)]

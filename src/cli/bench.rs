@@ -8,11 +8,11 @@ use super::args::{
     BenchArgs, BenchCommand, BenchPart, CollectivesArgs, LinkArgs, PipelineArgs, PipelineCut,
 };
 use super::{UsageError, bench_nodes, write_named};
-use crate::bench::{self, Effort, Options, Part, Report, collectives, pipeline};
-use crate::parallel::PipelineSchedule;
-use crate::runtime::error::{EXIT_CONFIGURATION, EXIT_RESTART};
-use crate::train::TrainError;
 use crate::ui::terminal::print_line;
+use potluck_bench::{Effort, Options, Part, Report, collectives, pipeline};
+use potluck_parallel::PipelineSchedule;
+use potluck_train::TrainError;
+use potluck_train::runtime::error::{EXIT_CONFIGURATION, EXIT_RESTART};
 
 /// Value of `--json` that selects stdout.
 const STDOUT: &str = "-";
@@ -22,7 +22,7 @@ const STDOUT: &str = "-";
 pub fn run(args: &BenchArgs) -> anyhow::Result<i32> {
     match &args.command {
         Some(BenchCommand::Compare { a, b }) => {
-            super::print(&bench::compare(&read(a)?, &read(b)?));
+            super::print(&potluck_bench::compare(&read(a)?, &read(b)?));
             Ok(0)
         }
         Some(BenchCommand::Collectives(args)) => collectives(args),
@@ -31,7 +31,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<i32> {
         Some(BenchCommand::Pipeline(args)) => pipelines(args),
         None => {
             writable(args.json.as_deref(), "--json")?;
-            let report = bench::run(&options(args), &mut |progress| print_line(progress))?;
+            let report = potluck_bench::run(&options(args), &mut |progress| print_line(progress))?;
             deliver(&report, args.json.as_deref())
         }
     }

@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use super::args::{BenchJoinArgs, CollectivesArgs, LinkArgs};
 use super::nodes::{Gathering, Joining, MetNode, resolve, secret_to_join};
-use crate::base::Rank;
-use crate::bench::collectives::nodes::follow;
-use crate::bench::collectives::{self, CollectiveOptions};
-use crate::bench::link::{self, LinkOptions, LinkedNodes};
-use crate::bench::{Effort, Report};
-use crate::comm::ProcessGroup;
-use crate::faults::Faults;
-use crate::runtime::nodes::{group_over, rank_greeting};
-use crate::train::TrainError;
 use crate::ui::terminal::print_line;
+use potluck_bench::collectives::nodes::follow;
+use potluck_bench::collectives::{self, CollectiveOptions};
+use potluck_bench::link::{self, LinkOptions, LinkedNodes};
+use potluck_bench::{Effort, Report};
+use potluck_core::Rank;
+use potluck_core::faults::Faults;
+use potluck_net::nodes::{group_over, rank_greeting};
+use potluck_parallel::comm::ProcessGroup;
+use potluck_train::TrainError;
 
 /// Longest silence of a node.
 const NODE_TIMEOUT: Duration = Duration::from_secs(10);

@@ -2,14 +2,14 @@
 
 use serde_json::{Value, json};
 
-use crate::autotune::{KernelCache, KernelSelector, cache, catalog};
-use crate::device::{
+use crate::ui::terminal::print_line;
+use potluck_core::faults::Faults;
+use potluck_kernels::autotune::{KernelCache, KernelSelector, cache, catalog};
+use potluck_kernels::device::{
     Adapter, AdapterMemory, DeviceError, Features, Gpu, HostInfo, Limits, Selection, ShaderChecks,
     list_adapters, no_adapter, select,
 };
-use crate::faults::Faults;
-use crate::train::TrainError;
-use crate::ui::terminal::print_line;
+use potluck_train::TrainError;
 
 /// Prints the CPU device and every adapter, one entry per physical adapter. With `certify`, first
 /// certifies all kernels on the adapter that its selector names, or on every listed adapter.

@@ -9,19 +9,19 @@ use std::path::Path;
 
 use super::args::Explain;
 use super::schedule_chart;
-use crate::bench::profile::Profile;
-use crate::graph::passes::fuse::Fusion;
-use crate::graph::print::{fusion_table, graph_dot, graph_table};
-use crate::parallel::Placement;
-use crate::runtime::placement::assemble::selections;
-use crate::runtime::placement::plans::Plans;
-use crate::train::error::TrainError;
-use crate::train::run_data::{DataShape, SavedData};
-use crate::train::spec::RunSpec;
 use communication::communication;
 use instructions::program;
 use memory::memory;
 use placement::{ExplainedPlacement, with_placement};
+use potluck_bench::profile::Profile;
+use potluck_graph::passes::fuse::Fusion;
+use potluck_graph::print::{fusion_table, graph_dot, graph_table};
+use potluck_parallel::Placement;
+use potluck_train::error::TrainError;
+use potluck_train::run_data::{DataShape, SavedData};
+use potluck_train::runtime::placement::assemble::selections;
+use potluck_train::runtime::placement::plans::Plans;
+use potluck_train::spec::RunSpec;
 
 /// Parts of a checkpoint that decide about the run that resumes from it.
 #[derive(Default)]

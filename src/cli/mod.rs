@@ -19,20 +19,21 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::sync::OnceLock;
 
-use crate::config::read::ConfigError;
-use crate::files;
-use crate::runtime::error::{EXIT_CONFIGURATION, EXIT_DEFECT, EXIT_RESTART, RuntimeError};
-use crate::train::TrainError;
-use crate::train::signals::Interruption;
 use crate::ui::terminal::print_line;
 use args::{Cli, Command};
 use nodes::NoAnswerError;
+use potluck_core::files;
+use potluck_train::TrainError;
+use potluck_train::config::read::ConfigError;
+use potluck_train::runtime::error::{EXIT_CONFIGURATION, EXIT_DEFECT, EXIT_RESTART, RuntimeError};
+use potluck_train::signals::Interruption;
 
 /// Exit code of a command line that does not parse, as usual.
 pub const EXIT_USAGE: i32 = 2;
 
 /// Runs the command on the command line and returns the process's exit code.
 pub fn main() -> i32 {
+    potluck_core::set_build_hash(env!("POTLUCK_BUILD"));
     let cli = match Cli::checked(std::env::args_os()) {
         Ok(cli) => cli,
         Err(error) => {

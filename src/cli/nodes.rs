@@ -11,32 +11,31 @@ use super::args::{JoinArgs, TrainArgs};
 use super::prompt::typed_code;
 use super::resume::RunDirectory;
 use super::{InterruptedError, UsageError, print};
-use crate::autotune::catalog;
-use crate::base::Generation;
-use crate::cluster::{
+use crate::ui::terminal::{Terminal, print_line};
+use potluck_core::Generation;
+use potluck_core::faults::Faults;
+use potluck_kernels::autotune::catalog;
+use potluck_kernels::device::Selection;
+use potluck_net::Secret;
+use potluck_net::cluster::{
     ClusterEnd, ClusterError, FirstNodeOptions, Hello, JoiningNodeOptions, NODE_TIMEOUT_MAX,
     NodeDevice, Presence,
 };
-use crate::comm::RecvError;
-use crate::config::read::Override;
-use crate::device::Selection;
-use crate::faults::Faults;
-use crate::net::Secret;
-use crate::runtime::RuntimeError;
-use crate::runtime::device_thread::nanos;
-use crate::runtime::nodes::{
-    ClusterNews, Meeting, MeetingOptions, StartedCluster, any_port_towards, greeting, host_name,
+use potluck_net::nodes::{
+    ClusterNews, FrameReceiver, Meeting, MeetingOptions, StartedCluster, any_port_towards,
+    greeting, host_name,
 };
-use crate::runtime::placement::assemble::selections;
-use crate::runtime::placement::names::display_names;
-use crate::runtime::remote::first::FrameReceiver;
-use crate::train::error::TrainError;
-use crate::train::nodes::{JoinedNode, NodeOutcome, RunFailure, RunNodes, serve};
-use crate::train::run::RunOutcome;
-use crate::train::run_data::require_there;
-use crate::train::signals::{Interruption, Signals, leave};
-use crate::train::spec::RunSpec;
-use crate::ui::terminal::{Terminal, print_line};
+use potluck_parallel::comm::{RecvError, nanos};
+use potluck_train::config::read::Override;
+use potluck_train::error::TrainError;
+use potluck_train::nodes::{JoinedNode, NodeOutcome, RunFailure, RunNodes, serve};
+use potluck_train::run::RunOutcome;
+use potluck_train::run_data::require_there;
+use potluck_train::runtime::RuntimeError;
+use potluck_train::runtime::placement::assemble::selections;
+use potluck_train::runtime::placement::names::display_names;
+use potluck_train::signals::{Interruption, Signals, leave};
+use potluck_train::spec::RunSpec;
 
 /// File of the secret, if the flag does not name one.
 const SECRET_VARIABLE: &str = "POTLUCK_SECRET_FILE";

@@ -6,18 +6,16 @@ use std::path::Path;
 use super::args::PredictArgs;
 use super::model::{EvalDevices, load, of_tokens, open_for_eval};
 use super::{UsageError, writable};
-use crate::base::HostTensor;
-use crate::base::format::counted;
-use crate::data::formats;
-use crate::data::{DataDescription, SampleDescription, Samples, TargetNames, Targets};
-use crate::files;
-use crate::runtime::pipelines::ForwardUnits;
-use crate::train::error::TrainError;
-use crate::train::outputs::{OutputRequest, model_outputs};
-use crate::train::run_data::SavedData;
-use crate::train::spec::{DataSource, RunSpec};
-use crate::train::task::chosen;
 use crate::ui::terminal::print_line;
+use potluck_core::format::counted;
+use potluck_core::{HostTensor, files};
+use potluck_data::{DataDescription, SampleDescription, Samples, TargetNames, Targets, formats};
+use potluck_train::error::TrainError;
+use potluck_train::outputs::{OutputRequest, model_outputs};
+use potluck_train::run_data::SavedData;
+use potluck_train::runtime::pipelines::ForwardUnits;
+use potluck_train::spec::{DataSource, RunSpec};
+use potluck_train::task::chosen;
 
 /// Samples whose features are read at a time.
 const AT_A_TIME: usize = 4096;
@@ -252,7 +250,7 @@ fn summary(samples: &Samples, right: u64, description: &SampleDescription, out: 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::{Features, MeanStd, Normalization};
+    use potluck_data::{Features, MeanStd, Normalization};
 
     fn samples(targets: Targets) -> Samples {
         Samples {

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{InterruptedError, UsageError};
-use crate::net::Secret;
-use crate::train::error::TrainError;
-use crate::train::signals::{Interruption, Signals, leave};
 use crate::ui::terminal::print_line;
+use potluck_net::Secret;
+use potluck_train::error::TrainError;
+use potluck_train::signals::{Interruption, Signals, leave};
 
 /// Asks for the code on the terminal until it has no typing error. A signal ends the process, with
 /// the terminal as it was.

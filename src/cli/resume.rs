@@ -1,20 +1,19 @@
 //! `train --resume`: finds the checkpoint that it names, and the directory in which the run goes
 //! on.
 
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use super::UsageError;
 use super::runs::by_age;
-use crate::checkpoint::{self, Checkpoint, CheckpointError, Store};
-use crate::device::{DeviceError, missing_devices};
-use crate::runtime::RuntimeError;
-use crate::runtime::placement::assemble::{adapters_for, selections};
-use crate::train::continuation::ResumeCommand;
-use crate::train::error::TrainError;
-use crate::train::spec::RunSpec;
 use crate::ui::terminal::print_line;
+use potluck_kernels::device::{DeviceError, missing_devices};
+use potluck_train::checkpoint::{self, Checkpoint, CheckpointError, Store};
+use potluck_train::continuation::ResumeCommand;
+use potluck_train::error::TrainError;
+use potluck_train::runtime::RuntimeError;
+use potluck_train::runtime::placement::assemble::{adapters_for, selections};
+use potluck_train::spec::RunSpec;
 
 /// Parent directory of runs for which no --out is given.
 pub const RUNS: &str = "runs";

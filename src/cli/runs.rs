@@ -14,10 +14,10 @@ use super::args::RunsArgs;
 use super::resume::RUNS;
 use super::train::{config_of, saved_config};
 use super::{UsageError, print};
-use crate::checkpoint::{CheckpointError, Meta, Store};
-use crate::config::RunConfig;
 use crate::ui::ranks::short_name;
 use crate::ui::terminal::print_line;
+use potluck_train::checkpoint::{CheckpointError, Meta, Store};
+use potluck_train::config::RunConfig;
 
 /// Bytes that are read from the end of a record: more than its longest lines have.
 const TAIL_BYTES: u64 = 64 << 10;

@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use super::explain::placement::{ExplainedPlacement, with_placement};
 use super::{UsageError, write_named};
-use crate::base::format::counted;
-use crate::graph::PassKind;
-use crate::parallel::{Coordinates, Placement};
-use crate::planner::price::{LinkModel, PricedSpan, UnknownTime, price};
-use crate::runtime::RuntimeError;
-use crate::runtime::timing::Probe;
-use crate::train::run_data::SavedData;
-use crate::train::spec::RunSpec;
-use crate::ui::gantt::{Chart, RunsOfRow, SegmentRun, chart_of_runs};
+use potluck::gantt::{Chart, RunsOfRow, SegmentRun, chart_of_runs};
+use potluck_core::format::counted;
+use potluck_graph::PassKind;
+use potluck_parallel::planner::price::{LinkModel, PricedSpan, UnknownTime, price};
+use potluck_parallel::{Coordinates, Placement};
+use potluck_train::run_data::SavedData;
+use potluck_train::runtime::RuntimeError;
+use potluck_train::runtime::timing::Probe;
+use potluck_train::spec::RunSpec;
 
 /// Width of the chart in a terminal whose width is not known, in characters.
 const COLUMNS: usize = 100;

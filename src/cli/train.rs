@@ -7,23 +7,23 @@ use super::args::{CheckpointArgs, Explain, KeyFlag, TrainArgs};
 use super::explain::{Explanation, ResumedParts, explanation};
 use super::resume::{RUNS, ResumePoint, RunDirectory, find_data, holds_run};
 use super::{UsageError, exit_code, nodes, writable};
-use crate::autotune::catalog;
-use crate::checkpoint::{Checkpoint, Meta};
-use crate::config::RunConfig;
-use crate::config::effect::require_effect;
-use crate::config::key::Value;
-use crate::config::read::{self, ConfigError, Override, Resolved};
-use crate::config::schema::{DataKind, KEYS};
-use crate::faults::Faults;
-use crate::metrics::{Sink, Sinks};
-use crate::runtime::placement::assemble::selections;
-use crate::train::error::{EXIT_CONFIGURATION, TrainError};
-use crate::train::nodes::{NodesSink, RunFailure};
-use crate::train::run::{Run, RunOptions, RunOutcome, train};
-use crate::train::run_data::SavedData;
-use crate::train::spec::{RunSpec, section_asked, section_on};
 use crate::ui::curves::CurveDrawing;
 use crate::ui::terminal::{Terminal, print_line};
+use potluck_core::faults::Faults;
+use potluck_core::metrics::{Sink, Sinks};
+use potluck_kernels::autotune::catalog;
+use potluck_train::checkpoint::{Checkpoint, Meta};
+use potluck_train::config::RunConfig;
+use potluck_train::config::effect::require_effect;
+use potluck_train::config::key::Value;
+use potluck_train::config::read::{self, ConfigError, Override, Resolved};
+use potluck_train::config::schema::{DataKind, KEYS};
+use potluck_train::error::{EXIT_CONFIGURATION, TrainError};
+use potluck_train::nodes::{NodesSink, RunFailure};
+use potluck_train::run::{Run, RunOptions, RunOutcome, train};
+use potluck_train::run_data::SavedData;
+use potluck_train::runtime::placement::assemble::selections;
+use potluck_train::spec::{RunSpec, section_asked, section_on};
 
 /// Runs `potluck train` and returns the process's exit code.
 pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
@@ -412,11 +412,11 @@ mod tests {
         let layers = resumed(|c| c.model.layers = 5).unwrap_err();
         assert!(layers.starts_with("model.layers does not fit"), "{layers}");
         assert!(layers.contains("it is 4 there, and 5 here"), "{layers}");
-        let kind = resumed(|c| c.optim.kind = crate::config::schema::OptimKind::Sgd);
+        let kind = resumed(|c| c.optim.kind = potluck_train::config::schema::OptimKind::Sgd);
         assert!(kind.unwrap_err().starts_with("optim.kind does not fit"));
         for (key, edit) in [
             ("data.target", (|c| c.data.target = Some("b".into())) as fn(&mut RunConfig)),
-            ("data.task", |c| c.data.task = Some(crate::data::TargetKind::Values)),
+            ("data.task", |c| c.data.task = Some(potluck_data::TargetKind::Values)),
             ("data.normalize", |c| c.data.normalize = false),
             ("data.image_size", |c| c.data.image_size = vec![8, 8]),
         ] {

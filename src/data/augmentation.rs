@@ -1,8 +1,8 @@
 //! Augmentation of pictures: random crops and flips, a pure function of (seed, step, sample).
 
 use super::{DataError, SampleDescription};
-use crate::base::rng::Key;
-use crate::base::{Setting, Site, Wording};
+use potluck_core::rng::Key;
+use potluck_core::{Setting, Site, Wording};
 
 /// Site of the random numbers of augmentation.
 const SITE: Site = Site(u32::MAX - 2);
@@ -103,7 +103,7 @@ impl Augmentation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::{MeanStd, Normalization, TargetNames};
+    use crate::{MeanStd, Normalization, TargetNames};
     use std::collections::HashSet;
 
     /// Describes samples of which black is -1 in the first channel, and -2 in the second.

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::{DataDescription, DataError, DataFile, Split, TextData};
-use crate::base::shape::ELEMENT_BYTES;
-use crate::base::{DType, HostTensor};
+use potluck_core::shape::ELEMENT_BYTES;
+use potluck_core::{DType, HostTensor};
 
 /// Input of a model that a data set fills.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,7 +125,7 @@ impl Dataset for TextWindows {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::TokenizerKind;
+    use crate::TokenizerKind;
 
     #[test]
     fn windows_are_rows_of_tokens_and_of_those_that_follow() {

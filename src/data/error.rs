@@ -4,7 +4,7 @@
 use std::io;
 
 use super::Split;
-use crate::base::{Setting, Wording};
+use potluck_core::{Setting, Wording};
 
 /// Data that cannot be read or used. `name` is the path of a file, or a description of a text in
 /// memory.

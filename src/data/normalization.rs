@@ -124,7 +124,7 @@ fn scale((mean, variance): (f64, f64)) -> MeanStd {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::{Features, Targets};
+    use crate::{Features, Targets};
 
     fn samples(shape: &[usize], values: &[f32]) -> Samples {
         Samples {

@@ -7,8 +7,8 @@ use super::normalization::Normalization;
 use super::sampler::permuted;
 use super::samples::{DataFile, Features, LoadedSamples, Samples, Targets};
 use super::{DataError, Dataset, DatasetInput, NamedInputs, Split};
-use crate::base::rng::Key;
-use crate::base::{DType, HostTensor, Setting, Site, Wording};
+use potluck_core::rng::Key;
+use potluck_core::{DType, HostTensor, Setting, Site, Wording};
 
 /// Site of the permutation that holds samples out. It does not depend on a run's seed, so that runs
 /// with other seeds are evaluated on the same samples.

@@ -11,8 +11,8 @@
 //! into as many parts of equal length as a batch has slots, and each slot goes through its part in
 //! order.
 
-use crate::base::Site;
-use crate::base::rng::Key;
+use potluck_core::Site;
+use potluck_core::rng::Key;
 
 /// Site of the sampler's random numbers, different from all sites of models.
 const SITE: Site = Site(u32::MAX);

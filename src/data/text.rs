@@ -171,7 +171,7 @@ impl TextData {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::setting::as_fields;
+    use potluck_core::setting::as_fields;
 
     fn digits(held_out: f64, context: usize) -> Result<TextData, DataError> {
         let text = b"01234567890123456789";

@@ -15,7 +15,7 @@ use memmap2::Mmap;
 
 use super::dataset::{Dataset, DatasetInput, NamedInputs};
 use super::{DataDescription, DataError, DataFile, Split};
-use crate::base::{DType, HostTensor};
+use potluck_core::{DType, HostTensor};
 
 /// Bytes that are hashed and checked at a time, a multiple of every token's size.
 const CHUNK: usize = 1 << 20;

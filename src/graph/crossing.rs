@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::{Graph, PassKind, Role};
-use crate::base::TensorId;
+use potluck_core::TensorId;
 
 /// Activation, or gradient of one, that one stage computes and another one reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -51,7 +51,7 @@ pub fn crossings(graph: &Graph, stage_of_block: &[u32]) -> Vec<Crossing> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::part::tests::chain;
+    use crate::part::tests::chain;
 
     fn stages(crossings: &[Crossing]) -> Vec<(u32, u32)> {
         crossings.iter().map(|crossing| (crossing.from, crossing.to)).collect()

@@ -4,20 +4,20 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::build::{BuildResult, Builder};
+use super::builder::{BuildResult, Builder};
 use super::shapes::ShapeError;
-use crate::base::{DType, HostTensorView, Shape, TensorId};
+use potluck_core::{DType, HostTensorView, Shape, TensorId};
 
 /// Op defined outside the crate: name, inputs, shape rule, gradient, f64 reference and GPU kernel.
 /// [`Builder::custom`] adds it to a graph. Elementwise ops are shorter with
-/// [`crate::kernels::Elementwise`].
+/// [`potluck_kernels::Elementwise`].
 ///
 /// The reference defines the op. It runs on the CPU device, and before a device runs the kernel on
 /// inputs of some sizes, the kernel must give the reference's results there on random inputs: a
-/// normalized mean squared error of at most [`crate::kernels::harness::NMSE_MAX`]. A kernel that
-/// does not compile or gives other results is [`crate::device::DeviceError::CustomKernel`].
-/// [`crate::kernels::check_gradient`] compares the gradient with differences of the reference, and
-/// `autotune::check_kernel` tests the kernel on a device without a model.
+/// normalized mean squared error of at most `NMSE_MAX` of `potluck-kernels`. A kernel that
+/// does not compile or gives other results is `DeviceError::CustomKernel`.
+/// `check_gradient` compares the gradient with differences of the reference, and
+/// `check_kernel` tests the kernel on a device without a model.
 ///
 /// # Kernel
 ///
@@ -29,86 +29,10 @@ use crate::base::{DType, HostTensorView, Shape, TensorId};
 /// from `params`. The kernel must write every element of the output and may not read it before.
 ///
 /// Every device allows 7 inputs, 256 invocations and 16 KiB of memory per workgroup, and 65,535
-/// workgroups per dimension; [`crate::kernels::dispatch::grid`] folds longer grids. The text is
+/// workgroups per dimension; `grid` folds longer grids. The text is
 /// compiled with all of wgpu's checks, so an index out of bounds reads or writes another element
 /// of the same tensor, or nothing, but no other memory (on GL, that is up to the driver). llvmpipe
 /// ends loops silently after 65,535 iterations per invocation.
-///
-/// # Example
-///
-/// One over the root mean square of each row:
-///
-/// ```
-/// use potluck::base::{HostTensorView, Shape, TensorId};
-/// use potluck::graph::build::BuildResult;
-/// use potluck::graph::{Builder, CustomCall, CustomKernel, CustomNode, CustomOp, Op};
-/// use potluck::kernels::check_gradient;
-/// use potluck::kernels::dispatch::grid;
-///
-/// #[derive(Clone)]
-/// struct InverseRms;
-///
-/// impl CustomOp for InverseRms {
-///     fn name(&self) -> String {
-///         "inverse_rms".into()
-///     }
-///
-///     /// `x (.., c) -> y (..)`
-///     fn shape(&self, inputs: &[&Shape]) -> Result<Shape, String> {
-///         let (_, rows) = inputs[0].dims().split_last().ok_or("needs a row")?;
-///         if rows.is_empty() { Err("needs rows".into()) } else { Ok(inputs[0].with_dims(rows)) }
-///     }
-///
-///     /// `dx = -x y^3 dy / c`
-///     fn gradient(&self, b: &mut Builder, node: &CustomNode, _: usize) -> BuildResult {
-///         let (x, y) = (node.inputs[0], node.output);
-///         let (c, axis) = (b.shape(x).last(), b.shape(y).rank());
-///         let (squared, slope) = (b.mul(y, y)?, b.mul(y, node.dy)?);
-///         let of_row = b.mul(squared, slope)?;
-///         let wide = Op::Broadcast { first: axis, dims: vec![c], batched: false };
-///         let of_element = b.apply(wide, &[of_row])?;
-///         let product = b.mul(of_element, x)?;
-///         b.scale(product, -1.0 / c as f32)
-///     }
-///
-///     fn reference(&self, call: &CustomCall, x: &[HostTensorView<'_, f64>], y: &mut [f64]) {
-///         let c = call.inputs[0][call.inputs[0].len() - 1];
-///         for (row, y) in x[0].floats().chunks(c).zip(y) {
-///             let mean = row.iter().map(|x| x * x).sum::<f64>() / c as f64;
-///             *y = (mean + 1e-5).sqrt().recip();
-///         }
-///     }
-///
-///     fn kernel(&self, call: &CustomCall) -> CustomKernel {
-///         let rows = call.output_len();
-///         let params = vec![rows as u32, (call.input_len(0) / rows) as u32];
-///         CustomKernel { wgsl: WGSL.into(), params, workgroups: grid(rows, 64) }
-///     }
-/// }
-///
-/// const WGSL: &str = "
-///     struct Params { rows: u32, c: u32 }
-///     var<immediate> p: Params;
-///     @group(0) @binding(0) var<storage, read> x: array<f32>;
-///     @group(0) @binding(1) var<storage, read_write> y: array<f32>;
-///
-///     @compute @workgroup_size(64)
-///     fn main(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {
-///         let row = id.x + id.y * (groups.x * 64u);
-///         if row >= p.rows { return; }
-///         var sum = 0.0;
-///         for (var i = 0u; i < p.c; i++) { sum += pow(abs(x[row * p.c + i]), 2.0); }
-///         y[row] = inverseSqrt(sum / f32(p.c) + 1e-5);
-///     }
-/// ";
-///
-/// check_gradient(InverseRms, &[Shape::batched(&[1, 4, 6])], 7)?;
-/// let mut b = Builder::new();
-/// let x = b.input("x", &[1, 4, 6]);
-/// let y = b.custom(InverseRms, &[x])?;
-/// assert_eq!(b.shape(y), &Shape::batched(&[1, 4]));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub trait CustomOp: Send + Sync {
     /// Returns the op's name and all parameters that change what it computes, such as `snake 0.5`:
     /// two ops of one name are the same op. It is printed in graphs, profiles and errors; tensors

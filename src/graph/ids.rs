@@ -3,7 +3,7 @@
 //! row, and a target that is no class counts for nothing.
 
 use super::{Graph, IGNORE_INDEX, Numbered};
-use crate::base::TensorId;
+use potluck_core::TensorId;
 
 /// Range of the values of an input of integers: those less than `below`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,7 +108,7 @@ impl Graph {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::{Builder, Init, differentiate, fuse};
+    use crate::{Builder, Init, differentiate, fuse};
 
     #[test]
     fn ids_and_targets_have_the_ranges_of_their_uses() {

@@ -2,8 +2,8 @@
 //! on the host, so that every device starts from the same bits.
 
 use super::{Graph, Init};
-use crate::base::rng::Key;
-use crate::base::{ParamId, Site};
+use potluck_core::rng::Key;
+use potluck_core::{ParamId, Site};
 
 /// Random-number site of parameter 0; each parameter has its own, far from those of dropouts.
 const FIRST_SITE: u32 = 1 << 20;

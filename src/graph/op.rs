@@ -5,7 +5,7 @@ use std::fmt;
 
 use super::custom::{CustomOp, SharedCustomOp};
 use super::pictures::{Conv2dOptions, Pool2dOptions};
-use crate::base::Site;
+use potluck_core::Site;
 
 /// Ignored target, the one beside the classes: it counts neither in the loss, nor in its count, nor
 /// in the gradient.

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use super::plan::{self, Bucket, Plan, PlanOptions, Segment, TensorLocation};
 use super::slots::{Liveness, NodeOrder, SegmentSpan, assign};
 use super::{Graph, Node, PassKind, Role};
-use crate::base::{BucketId, SegmentId};
+use potluck_core::{BucketId, SegmentId};
 
 /// Blocks that a rank holds, and the order in which it runs them.
 #[derive(Clone, Copy, Debug)]
@@ -203,8 +203,8 @@ fn completed_by(order: &[SegmentId], segments: &[Segment], users: &[bool]) -> Op
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::base::TensorId;
-    use crate::graph::{Builder, Init, SlotKind, Unary, differentiate};
+    use crate::{Builder, Init, SlotKind, Unary, differentiate};
+    use potluck_core::TensorId;
 
     /// Four blocks: the first and the last share a parameter, and the third reads what the first
     /// computes.
@@ -334,7 +334,7 @@ pub(super) mod tests {
             TensorLocation::Slot(slot) => plan.slots[slot.index()],
             other => panic!("{tensor} is in {other:?}"),
         };
-        let crossing = crate::graph::crossings(&plan.graph, &[0, 1, 2, 3]);
+        let crossing = crate::crossings(&plan.graph, &[0, 1, 2, 3]);
         let copies = |from, to| {
             let found = crossing.iter().find(|c| (c.from, c.to) == (from, to)).unwrap();
             let slot = slot(found.tensor);
@@ -345,7 +345,7 @@ pub(super) mod tests {
         // B1; its input's takes over a slot of the forward pass, which is free by then.
         assert_eq!((copies(0, 1), copies(2, 1), copies(1, 0)), (3, 1, 3));
         assert_eq!(plan.options.in_flight, 3);
-        crate::graph::replay(&plan, &runs).unwrap();
+        crate::replay(&plan, &runs).unwrap();
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 
 use super::BucketTensor;
-use crate::base::{BucketId, TensorId};
+use potluck_core::{BucketId, TensorId};
 
 /// Elements on a device that a transfer reads or writes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]

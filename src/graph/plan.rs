@@ -7,8 +7,8 @@ use std::ops::Range;
 
 use super::slots::{Liveness, NodeOrder, assign};
 use super::{Graph, ParameterKind, PassKind, Update};
-use crate::base::shape::ELEMENT_BYTES;
-use crate::base::{BucketId, ParamId, SegmentId, SlotId, TensorId};
+use potluck_core::shape::ELEMENT_BYTES;
+use potluck_core::{BucketId, ParamId, SegmentId, SlotId, TensorId};
 
 /// Alignment in bytes of tensors in buckets and of ranges of slots: offsets at which every device
 /// can bind a buffer.
@@ -344,7 +344,7 @@ pub(super) fn place_parameters(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::{Builder, Init, Role, Unary, differentiate};
+    use crate::{Builder, Init, Role, Unary, differentiate};
 
     /// Three layers in two blocks, with one parameter used in both.
     fn sample() -> Graph {

@@ -4,8 +4,8 @@ use std::fmt::Write;
 
 use super::passes::fuse::{Fusion, RULES};
 use super::{Bucket, Graph, PassKind, Plan, Role, SlotKind, TensorLocation};
-use crate::base::TensorId;
-use crate::base::shape::ELEMENT_BYTES;
+use potluck_core::TensorId;
+use potluck_core::shape::ELEMENT_BYTES;
 
 /// Formats a graph with one line per node: pass, block, op, and the shapes it maps.
 pub fn graph_table(graph: &Graph) -> String {
@@ -305,8 +305,8 @@ pub fn size_text(bytes: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::SegmentId;
-    use crate::graph::{Builder, Init, PlanOptions, PlanPart, differentiate};
+    use crate::{Builder, Init, PlanOptions, PlanPart, differentiate};
+    use potluck_core::SegmentId;
 
     fn tiny() -> Graph {
         let mut b = Builder::new();

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Graph, Node, PassKind, Plan, Role, Segment, TensorLocation};
-use crate::base::{SegmentId, SlotId, TensorId};
+use potluck_core::{SegmentId, SlotId, TensorId};
 
 /// Replays the segments that a rank runs, each with its micro-batch, on the slots of the rank's
 /// plan: tensor by tensor and copy by copy. Inputs are written before the first segment of a
@@ -213,8 +213,8 @@ fn label(index: usize, node: &Node) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::part::tests::{chain, order};
-    use crate::graph::{PlanOptions, PlanPart};
+    use crate::part::tests::{chain, order};
+    use crate::{PlanOptions, PlanPart};
 
     const DELAYED: &str = "F0 F1 F2 F3 B3 B2 B1 B0 W3 W2 W1 W0";
 

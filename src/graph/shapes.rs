@@ -6,7 +6,7 @@ mod pictures;
 
 use super::custom;
 use super::op::{Binary, Cell, EpilogueOp, Op};
-use crate::base::{DType, Shape};
+use potluck_core::{DType, Shape};
 
 /// Error of an op whose inputs do not fit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

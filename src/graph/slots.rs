@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 
 use super::plan::{ALIGNMENT_BYTES, Segment, Slot, SlotKind, TensorLocation};
 use super::{Graph, PassKind, Role};
-use crate::base::shape::ELEMENT_BYTES;
-use crate::base::{SegmentId, SlotId, TensorId};
+use potluck_core::shape::ELEMENT_BYTES;
+use potluck_core::{SegmentId, SlotId, TensorId};
 
 /// Nodes in the order in which a device runs them for one micro-batch.
 pub(super) struct NodeOrder {

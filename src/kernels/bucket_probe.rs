@@ -3,9 +3,9 @@
 //! so there is a probe of each.
 
 use super::{Dispatch, Shader, update_twin};
-use crate::base::Site;
-use crate::base::rng::Key;
-use crate::graph::{Update, UpdateRange};
+use potluck_core::Site;
+use potluck_core::rng::Key;
+use potluck_graph::{Update, UpdateRange};
 
 /// Elements of the bucket of an update, and the ranges that are updated, in its middle: several
 /// workgroups of every kernel.

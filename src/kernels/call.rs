@@ -4,8 +4,8 @@ use std::fmt::Debug;
 use std::iter::Sum;
 
 use super::twin;
-use crate::base::rng::Key;
-use crate::graph::Op;
+use potluck_core::rng::Key;
+use potluck_graph::Op;
 
 /// One call of an op with all dimensions resolved.
 #[derive(Clone, Debug)]

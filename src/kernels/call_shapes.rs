@@ -4,7 +4,7 @@
 use std::ops::RangeInclusive;
 
 use super::twin::{CallShape, Dims};
-use crate::graph::Op;
+use potluck_graph::Op;
 
 /// Samples, tokens, heads, channels and classes of the catalog.
 pub const B: usize = 4;

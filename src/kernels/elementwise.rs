@@ -4,37 +4,15 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use super::dispatch::grid;
-use crate::base::{HostTensorView, Shape};
-use crate::graph::build::{BuildResult, Builder};
-use crate::graph::{CustomCall, CustomInput, CustomKernel, CustomNode, CustomOp};
+use potluck_core::{HostTensorView, Shape};
+use potluck_graph::builder::{BuildResult, Builder};
+use potluck_graph::{CustomCall, CustomInput, CustomKernel, CustomNode, CustomOp};
 
 /// Function of the values of the inputs at an element.
 type Function = Arc<dyn Fn(&[f64]) -> f64 + Send + Sync>;
 
 /// Custom op whose output has, at each element, the value of a function of the inputs there. All
 /// inputs have one shape, which is that of the output.
-///
-/// A SiLU gate, `x g / (1 + exp(-g))`:
-///
-/// ```
-/// use potluck::base::Shape;
-/// use potluck::kernels::{Elementwise, check_gradient};
-///
-/// fn sigmoid(g: f64) -> f64 {
-///     1.0 / (1.0 + (-g).exp())
-/// }
-///
-/// let gate = Elementwise::new("gate", &["x", "g"], "x * g / (1.0 + exp(-g))", |v| {
-///     v[0] * v[1] * sigmoid(v[1])
-/// })
-/// .with_gradient("dy * g / (1.0 + exp(-g))", |v| v[2] * v[1] * sigmoid(v[1]))
-/// .with_gradient("dy * x / (1.0 + exp(-g)) * (1.0 + g / (1.0 + exp(g)))", |v| {
-///     v[2] * v[0] * sigmoid(v[1]) * (1.0 + v[1] * sigmoid(-v[1]))
-/// });
-/// let shape = Shape::batched(&[1, 5]);
-/// check_gradient(gate, &[shape.clone(), shape], 1)?;
-/// # Ok::<(), potluck::kernels::GradientError>(())
-/// ```
 #[derive(Clone)]
 pub struct Elementwise {
     name: String,

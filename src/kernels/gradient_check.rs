@@ -1,9 +1,9 @@
 //! Check of a custom op's gradient by central differences of its f64 reference.
 
 use super::{CpuKernel, OpCall, RandomContext, harness, twin};
-use crate::base::rng::Key;
-use crate::base::{HostTensor, Shape, TensorId};
-use crate::graph::{CustomOp, Graph, Node, Op, ShapeError, op_gradients};
+use potluck_core::rng::Key;
+use potluck_core::{HostTensor, Shape, TensorId};
+use potluck_graph::{CustomOp, Graph, Node, Op, ShapeError, op_gradients};
 
 /// Rows of inputs whose shapes are batched.
 const ROWS: usize = 3;

@@ -3,10 +3,10 @@
 
 use super::dispatch::workspace_bytes;
 use super::{BoundDispatch, CpuKernel, Dispatch, Float, OpCall, Pipelines};
-use crate::base::rng::Key;
-use crate::base::{DType, HostTensor, HostTensorView, Site};
 use crate::device::{DeviceError, Gpu};
-use crate::graph::IGNORE_INDEX;
+use potluck_core::rng::Key;
+use potluck_core::{DType, HostTensor, HostTensorView, Site};
+use potluck_graph::IGNORE_INDEX;
 
 /// Maximum normalized mean squared error (NMSE) at which f32 results agree with the f64
 /// reference.
@@ -209,8 +209,8 @@ pub fn nmse(got: impl Iterator<Item = f64>, expected: &[f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::testing::for_each_gpu;
-    use crate::kernels::{Operand, Shader};
+    use crate::testing::for_each_gpu;
+    use crate::{Operand, Shader};
 
     /// Doubles eight values into the workspace, then adds 1 to each on the way to the output.
     const DOUBLES_AND_ADDS: &str = "

@@ -3,8 +3,8 @@
 use super::harness::{self, InputFill, generate};
 use super::twin::Dims;
 use super::{OpCall, RandomContext, Twin, twin};
-use crate::base::{DType, HostTensor, Shape};
-use crate::graph::{Op, shapes};
+use potluck_core::{DType, HostTensor, Shape};
+use potluck_graph::{Op, shapes};
 
 /// Op call that owns its op.
 #[derive(Clone, Debug)]

@@ -198,7 +198,7 @@ fn module(gpu: &Gpu, label: &str, text: String, checks: ShaderChecks) -> wgpu::S
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::testing::for_each_gpu;
+    use crate::testing::for_each_gpu;
 
     /// Several at a time, of which one does not compile: its error belongs to its own thread.
     #[test]

@@ -21,7 +21,7 @@ macro_rules! vectorized {
         $vis fn $name($($arg: $type),*) $(-> $result)? {
             struct Task<A>(A);
             impl pulp::WithSimd for Task<($($type,)*)> {
-                type Output = $crate::kernels::simd::result_type!($($result)?);
+                type Output = $crate::simd::result_type!($($result)?);
 
                 #[inline(always)]
                 fn with_simd<$S: pulp::Simd>(self, _: $S) -> Self::Output {

@@ -3,27 +3,7 @@
 
 use super::dispatch::Shader;
 
-/// All shader files as (file stem, text), sorted by stem; the build script lists them.
-pub const FILES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/shaders.rs"));
-
-/// All shared snippets as (name, text); a shader includes one by a line `// uses lib/NAME` in its
-/// head.
-pub const LIBRARY: &[(&str, &str)] = &[
-    ("attention", include_str!("../../shaders/lib/attention.wgsl")),
-    ("loss", include_str!("../../shaders/lib/loss.wgsl")),
-    ("grid", include_str!("../../shaders/lib/grid.wgsl")),
-    ("elementwise", include_str!("../../shaders/lib/elementwise.wgsl")),
-    ("nan", include_str!("../../shaders/lib/nan.wgsl")),
-    ("product_tile", include_str!("../../shaders/lib/product_tile.wgsl")),
-    ("index", include_str!("../../shaders/lib/index.wgsl")),
-    ("run", include_str!("../../shaders/lib/run.wgsl")),
-    ("span", include_str!("../../shaders/lib/span.wgsl")),
-    ("recurrent", include_str!("../../shaders/lib/recurrent.wgsl")),
-    ("rng", include_str!("../../shaders/lib/rng.wgsl")),
-    ("value", include_str!("../../shaders/lib/value.wgsl")),
-    ("value4", include_str!("../../shaders/lib/value4.wgsl")),
-    ("store", include_str!("../../shaders/lib/store.wgsl")),
-];
+pub use potluck_shaders::{FILES, LIBRARY};
 
 /// Returns the shared snippet with this name, which must exist.
 pub fn snippet(name: &str) -> &'static str {

@@ -17,13 +17,13 @@ use super::{
     Caps, CpuKernel, Dispatch, Float, OpCall, Pipelines, RandomContext, Twin, Variant, harness,
     twin,
 };
-use crate::base::rng::Key;
-use crate::base::{HostTensor, Shape};
 use crate::device::{
     Adapter, AdapterKind, Gpu, Selection, ShaderChecks, list_adapters, select_all,
     skip_exit_handlers,
 };
-use crate::graph::{Op, shapes};
+use potluck_core::rng::Key;
+use potluck_core::{HostTensor, Shape};
+use potluck_graph::{Op, shapes};
 
 pub use super::harness::{InputFill, NMSE_MAX, generate};
 
@@ -63,7 +63,7 @@ fn call<'a>(
     rows: usize,
     accumulate: bool,
 ) -> OpCall<'a> {
-    use crate::base::DType;
+    use potluck_core::DType;
     let typed: Vec<(Shape, DType)> =
         inputs.iter().map(|(shape, values)| (shape.clone(), values.as_view().dtype())).collect();
     let outputs = shapes::outputs(op, &typed).expect("the test's shapes fit the op");

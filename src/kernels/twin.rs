@@ -3,8 +3,8 @@
 
 use super::harness::InputFill;
 use super::{Caps, Cost, Dispatch, OpCall, Variant};
-use crate::base::HostTensorView;
-use crate::graph::{Op, Update, UpdateRange};
+use potluck_core::HostTensorView;
+use potluck_graph::{Op, Update, UpdateRange};
 
 /// A CPU kernel: computes the outputs of a call, which must have the lengths of its output
 /// shapes, from its inputs.

@@ -274,7 +274,7 @@ fn junk_at_the_port_does_not_disturb_a_link() {
     let sink = Arc::new(Sink::default());
     let (link, _kept) = (dialed.open(Arc::new(Sink::default())), accepted.open(sink.clone()));
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-    let word = |i: u32| crate::base::rng::threefry2x32([i, 3], [0, 0])[0];
+    let word = |i: u32| potluck_core::rng::threefry2x32([i, 3], [0, 0])[0];
     let noise: Vec<u8> = (0..1000).flat_map(|i| word(i).to_le_bytes()).collect();
     for i in 0..10_000u32 {
         let (start, length) = (word(i) as usize % 2500, word(i + 1) as usize % 1400);

@@ -163,7 +163,7 @@ mod tests {
     #[test]
     fn mutated_codes_are_refused_or_are_codes() {
         let valid: Vec<char> = encode(&KEY).chars().collect();
-        let word = |seed: u32, i: u32| crate::base::rng::threefry2x32([seed, 5], [i, 0])[0];
+        let word = |seed: u32, i: u32| potluck_core::rng::threefry2x32([seed, 5], [i, 0])[0];
         let mut accepted = 0;
         for seed in 0..100_000u32 {
             let mut typed = valid.clone();

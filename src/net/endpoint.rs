@@ -18,7 +18,7 @@ use super::reading::{Stop, read_full};
 use super::secret::Secret;
 use super::transport::{self, Transport};
 use super::wire::{self, CloseCode, GREETING_HEAD_BYTES, HELLO_MAX, IDLE_TIMEOUT_BYTES};
-use crate::comm::Mailbox;
+use potluck_parallel::comm::Mailbox;
 
 /// Priority of the control stream; all others have 0.
 const CONTROL_PRIORITY: i32 = 1;

@@ -17,7 +17,7 @@ use super::error::CloseReason;
 use super::send_queue::{Overflow, SendQueue};
 use super::wire::{BlobHead, CONTROL_MAX, DataHead, PAYLOAD_MAX, TAG_BYTES};
 use super::{reading, writing};
-use crate::comm::Closed;
+use potluck_parallel::comm::Closed;
 
 /// Most control messages in a link's queue, and most of their bytes.
 const CONTROLS_MAX: usize = 1024;

@@ -5,7 +5,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-use crate::comm::Closed;
+use potluck_parallel::comm::Closed;
 
 /// Refusal of an item, which is dropped.
 #[derive(Debug, PartialEq, Eq)]

@@ -206,7 +206,7 @@ pub fn reason_text(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::rng::threefry2x32;
+    use potluck_core::rng::threefry2x32;
 
     /// Mutates encoded bytes: a byte is replaced, a bit is turned, all is noise, a length is at a
     /// border.

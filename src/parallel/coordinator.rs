@@ -7,7 +7,7 @@
 
 use super::StepError;
 use super::verdict::{Verdict, Vote};
-use crate::base::{Nanos, Rank, Round};
+use potluck_core::{Nanos, Rank, Round};
 
 /// Checks of the ranks' activity per deadline; `CHECK_INTERVAL_MAX` bounds the time between two.
 const CHECKS_PER_DEADLINE: Nanos = 8;
@@ -240,8 +240,8 @@ pub fn check_interval(deadline: Nanos) -> Nanos {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::{BucketId, ChunkId, Position};
-    use crate::parallel::GradientSquares;
+    use crate::GradientSquares;
+    use potluck_core::{BucketId, ChunkId, Position};
 
     const ROUND: Round = Round { generation: 1, step: 7 };
     const DEADLINE: Nanos = 80;

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use crate::base::{Rank, Shape, TensorId};
+use potluck_core::{Rank, Shape, TensorId};
 
 /// Tensor that one rank computes and another one reads, in each micro-batch: values in the forward
-/// pass, a gradient in the backward pass. [`crate::base::EdgeId`] indexes the edges of a run.
+/// pass, a gradient in the backward pass. [`potluck_core::EdgeId`] indexes the edges of a run.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Edge {
     /// Tensor in the whole graph, not an alias.

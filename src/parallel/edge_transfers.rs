@@ -6,8 +6,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::{Edge, Event, StepError, Token};
-use crate::base::{EdgeId, EdgePiece, Rank};
-use crate::graph::Place;
+use potluck_core::{EdgeId, EdgePiece, Rank};
+use potluck_graph::Place;
 
 /// Edges of a run as its ranks see them.
 #[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
@@ -150,7 +150,7 @@ impl EdgeTransfers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::{Shape, TensorId};
+    use potluck_core::{Shape, TensorId};
 
     const EDGE: EdgeId = EdgeId(1);
 

@@ -1,7 +1,7 @@
 //! Violations of the protocol of a step.
 
 use super::Token;
-use crate::base::{ChunkId, EdgePiece, Rank, Round};
+use potluck_core::{ChunkId, EdgePiece, Rank, Round};
 
 /// Report or message that the state machines of a step do not expect: a defect of whoever sent
 /// it. The machine is unchanged.

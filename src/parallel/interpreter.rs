@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 use super::program::{Instruction, Program};
 use super::verdict::Verdict;
 use super::{StepError, Token};
-use crate::base::{BucketId, EdgeId, SegmentId};
 use crate::collective::Collective;
+use potluck_core::{BucketId, EdgeId, SegmentId};
 
 /// Next action that the caller must perform for a rank.
 #[derive(Clone, Debug, PartialEq)]
@@ -185,7 +185,7 @@ impl<'a> Interpreter<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::parallel::verdict::{SkipReason, Totals};
+    use crate::verdict::{SkipReason, Totals};
 
     fn program() -> Program {
         Program {

@@ -1,7 +1,7 @@
 //! Mesh of the ranks of a run: pipelines beside each other, each of stages, each of ranks that
 //! share the tensors of a stage.
 
-use crate::base::Rank;
+use potluck_core::Rank;
 
 /// Sizes of a mesh along its axes. Ranks are numbered along the axis of tensors first, then along
 /// that of stages, then along that of pipelines.

@@ -16,9 +16,9 @@ use super::{
     Edge, EdgeLayout, Instruction, MicroBatch, PipelineSchedule, PipelineShape, Program, Share,
     StagePass, StageWork, Token,
 };
-use crate::base::{BucketId, EdgeId, Rank, SegmentId, TensorId};
 use crate::collective::{BucketGroups, Collective, RankGroup};
-use crate::graph::{PassKind, Plan, PlanPart, Role, crossings};
+use potluck_core::{BucketId, EdgeId, Rank, SegmentId, TensorId};
+use potluck_graph::{PassKind, Plan, PlanPart, Role, crossings};
 
 /// One pipeline: its ranks, and the blocks of its model chunks.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -10,8 +10,8 @@ use std::ops::Range;
 
 use super::{Mesh, ParallelOptions};
 
-use crate::base::Rank;
-use crate::graph::VariantChoices;
+use potluck_core::Rank;
+use potluck_graph::VariantChoices;
 
 /// Site at which a rank's gradients are added to partial sums of other ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -175,7 +175,7 @@ impl Placement {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
 
     /// Returns a placement of 12 samples on the devices B and C of A, B and C.

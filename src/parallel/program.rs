@@ -3,9 +3,9 @@
 use std::fmt;
 
 use super::Token;
-use crate::base::{BucketId, EdgeId, SegmentId};
 use crate::collective::Collective;
-use crate::graph::Plan;
+use potluck_core::{BucketId, EdgeId, SegmentId};
+use potluck_graph::Plan;
 
 /// One instruction of a rank's program. Instructions name segments and buckets, not whole passes,
 /// so that schedules differ only in their lists.
@@ -263,7 +263,7 @@ pub fn contiguous_shares(counts: &[u32], micro_batches: &[u32]) -> Vec<Share> {
 mod tests {
     use super::*;
     use crate::collective::CollectiveKind;
-    use crate::graph::{Builder, Init, PassKind, PlanOptions, differentiate};
+    use potluck_graph::{Builder, Init, PassKind, PlanOptions, differentiate};
 
     pub(super) fn plan() -> Plan {
         let mut b = Builder::new();

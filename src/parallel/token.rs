@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use crate::base::EdgeId;
 use crate::collective::Collective;
+use potluck_core::EdgeId;
 
 /// Operation of a rank with its peers that ends later than it starts.
 #[derive(

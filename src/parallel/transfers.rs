@@ -8,9 +8,9 @@ use std::sync::Arc;
 use super::edge_transfers::{EdgeLayout, EdgeTransfers};
 use super::verdict::{GradientSquares, Verdict, Vote};
 use super::{Event, ReduceSite, StepError, Token};
-use crate::base::{BucketId, ChunkId, EdgeId, EdgePiece, Nanos, Position, Rank, Round};
 use crate::collective::{Chunk, Collective, CollectiveKind, Positions, ShardLayout};
-use crate::graph::{BucketTensor, Place};
+use potluck_core::{BucketId, ChunkId, EdgeId, EdgePiece, Nanos, Position, Rank, Round};
+use potluck_graph::{BucketTensor, Place};
 
 /// Readback of a rank's own values of one chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -412,8 +412,8 @@ impl PeerTransfers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::{BucketId, Rank};
     use crate::collective::Topology;
+    use potluck_core::{BucketId, Rank};
 
     const FIRST: Round = Round { generation: 0, step: 1 };
     const BUCKET: BucketId = BucketId(0);

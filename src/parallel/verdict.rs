@@ -1,7 +1,7 @@
 //! Votes of the ranks at the end of a step, and the verdict that follows from them.
 
-use crate::base::{BucketId, ChunkId, Position, Rank, Round};
-use crate::graph::{ParameterKind, Plan};
+use potluck_core::{BucketId, ChunkId, Position, Rank, Round};
+use potluck_graph::{ParameterKind, Plan};
 
 /// Vote of one rank on its share of a step. Its values are sums, so that shares of any size add
 /// up.

@@ -2,12 +2,12 @@
 //! they do not depend on the devices that compute a slot, a step that is repeated begins with the
 //! same ones, and a checkpoint has them.
 
-use crate::base::shape::{ELEMENT_BYTES, Shape};
-use crate::base::{HostTensor, TensorId};
 use crate::checkpoint::NamedTensor;
-use crate::graph::{Graph, Plan};
-use crate::parallel::MicroBatch;
 use crate::runtime::step::{Inputs, NextState, NextStates};
+use potluck_core::shape::{ELEMENT_BYTES, Shape};
+use potluck_core::{HostTensor, TensorId};
+use potluck_graph::{Graph, Plan};
+use potluck_parallel::MicroBatch;
 
 /// Note to the user if the states of a checkpoint do not fit.
 pub const STATES_OF_ZEROS: &str = "what the model carries from step to step begins with zeros: \
@@ -183,8 +183,8 @@ impl CarriedStates {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::{Builder, Cell, PlanOptions};
-    use crate::model::{RnnConfig, rnn};
+    use potluck_graph::model::{RnnConfig, rnn};
+    use potluck_graph::{Builder, Cell, PlanOptions};
 
     fn plan() -> Plan {
         let (vocabulary, context, layers, width) = (5, 4, 2, 3);

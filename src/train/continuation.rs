@@ -3,9 +3,8 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use crate::base::format::shell_word;
-use crate::parallel::PipelineOptions;
-use crate::parallel::PipelineSchedule;
+use potluck_core::format::shell_word;
+use potluck_parallel::{PipelineOptions, PipelineSchedule};
 
 /// Command line that continues a run, or starts one from a checkpoint. Displayed as text for a
 /// POSIX shell.

@@ -4,17 +4,17 @@ use std::fmt;
 use std::path::PathBuf;
 
 use super::continuation::ResumeCommand;
-use crate::base::setting::as_fields;
-use crate::base::{Rank, Setting};
 use crate::checkpoint::CheckpointError;
-use crate::data::DataError;
-use crate::device::DeviceError;
-use crate::faults::FaultError;
-use crate::files::is_disk_full;
-use crate::graph::ShapeError;
-use crate::metrics::MetricsError;
 use crate::runtime::RuntimeError;
 use crate::runtime::memory::{gibibytes_down, gibibytes_up};
+use potluck_core::faults::FaultError;
+use potluck_core::files::is_disk_full;
+use potluck_core::metrics::MetricsError;
+use potluck_core::setting::as_fields;
+use potluck_core::{Rank, Setting};
+use potluck_data::DataError;
+use potluck_graph::ShapeError;
+use potluck_kernels::device::DeviceError;
 
 pub use crate::runtime::error::{EXIT_CONFIGURATION, EXIT_DEFECT, EXIT_RESTART};
 

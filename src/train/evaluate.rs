@@ -17,14 +17,14 @@ use super::error::TrainError;
 use super::loader::BatchSource;
 use super::signals::SignalFlags;
 use super::task::Task;
-use crate::base::{HostTensor, Rank, SegmentId, TensorId};
-use crate::data::{DataError, Split};
-use crate::device::DeviceError;
-use crate::exec::{Executor, load};
-use crate::graph::{Graph, PassKind};
 use crate::runtime::pipelines::{ModelPipelines, forward_micro_batches_max};
 use crate::runtime::step::{Inputs, NextState, NextStates, inference_pass, read_states};
 use crate::runtime::workers::WorkerGroup;
+use potluck_core::{HostTensor, Rank, SegmentId, TensorId};
+use potluck_data::{DataError, Split};
+use potluck_graph::{Graph, PassKind};
+use potluck_kernels::device::DeviceError;
+use potluck_kernels::exec::{Executor, load};
 
 /// The most micro-batches whose losses a device sums in f32; the host sums those sums in f64.
 const BATCHES_PER_SUM: usize = 16;
@@ -535,10 +535,10 @@ mod tests {
 
     #[test]
     fn a_model_that_a_task_cannot_score_is_refused() {
-        use crate::data::{Normalization, SampleDescription, TargetNames};
-        use crate::graph::Unary;
-        use crate::model::{MlpConfig, MlpLoss, mlp};
-        use crate::train::task::task_of_samples;
+        use crate::task::task_of_samples;
+        use potluck_data::{Normalization, SampleDescription, TargetNames};
+        use potluck_graph::Unary;
+        use potluck_graph::model::{MlpConfig, MlpLoss, mlp};
         let scoring = |outputs, loss| {
             let widths = vec![2, outputs];
             let graph = mlp(&MlpConfig { widths, activation: Unary::Relu, dropout: 0.0, loss });

@@ -2,13 +2,13 @@
 
 use super::error::TrainError;
 use super::sampling::{Continuation, Sampling, next_tokens_of};
-use crate::base::Site;
-use crate::base::rng::Key;
-use crate::data::Tokenizer;
-use crate::data::tokenizer::Decoder;
-use crate::model::LanguageModel;
 use crate::runtime::pipelines::ForwardUnits;
 use crate::runtime::step::NextStates;
+use potluck_core::Site;
+use potluck_core::rng::Key;
+use potluck_data::Tokenizer;
+use potluck_data::tokenizer::Decoder;
+use potluck_graph::model::LanguageModel;
 
 /// Returns the default prompt: a line break, or the first token if the vocabulary has none.
 pub fn default_prompt(tokenizer: &Tokenizer) -> String {
@@ -92,7 +92,7 @@ pub fn generate(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::TokenizerKind;
+    use potluck_data::TokenizerKind;
 
     #[test]
     fn text_without_line_breaks_has_an_opening_too() {

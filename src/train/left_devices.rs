@@ -1,9 +1,9 @@
 //! Devices that are left when one has failed, and the pipelines that they can make.
 
 use super::continuation::pipelines_on;
-use crate::device::{selector_of, selector_without};
-use crate::parallel::PipelineOptions;
 use crate::runtime::placement::assemble::{adapters_for, selections};
+use potluck_kernels::device::{selector_of, selector_without};
+use potluck_parallel::PipelineOptions;
 
 /// Devices to go on with.
 #[derive(Debug, PartialEq)]

@@ -3,13 +3,13 @@
 use std::sync::{Arc, mpsc};
 use std::thread;
 
-use crate::base::{DType, HostTensor, Rank, TensorId};
-use crate::data::{Augmentation, DataError, Dataset, DatasetInput, Sampler, Split};
-use crate::graph::{Graph, IdRange, Plan};
-use crate::parallel::pipeline::used_inputs;
-use crate::parallel::{MicroBatch, Program};
+use crate::error::TrainError;
 use crate::runtime::step::Inputs;
-use crate::train::error::TrainError;
+use potluck_core::{DType, HostTensor, Rank, TensorId};
+use potluck_data::{Augmentation, DataError, Dataset, DatasetInput, Sampler, Split};
+use potluck_graph::{Graph, IdRange, Plan};
+use potluck_parallel::pipeline::used_inputs;
+use potluck_parallel::{MicroBatch, Program};
 
 /// Prefetch depth: steps that may be ready ahead of the device.
 const AHEAD: usize = 2;
@@ -343,8 +343,8 @@ impl Loader {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::{NamedInputs, TextData, TextWindows, TokenizerKind};
-    use crate::graph::Builder;
+    use potluck_data::{NamedInputs, TextData, TextWindows, TokenizerKind};
+    use potluck_graph::Builder;
 
     fn source(graph: &Graph) -> Result<BatchSource, TrainError> {
         let text = TextData::from_bytes("digits", b"0123456789", TokenizerKind::Char, 0.0, 3);

@@ -1,13 +1,12 @@
 //! Runs over several machines: what the first node tells the others of a run, and how another node
 //! takes part in it.
 
-use std::fmt;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fmt, thread};
 
 use serde::{Deserialize, Serialize};
 
@@ -17,23 +16,23 @@ use super::run::RunOutcome;
 use super::run_data::{DataShape, RunData, SavedData};
 use super::signals::{Interruption, SignalFlags, Signals, leave};
 use super::spec::RunSpec;
-use crate::base::{NodeRank, TensorId, decode};
-use crate::cluster::{ClusterEnd, Loss, Roster, SENTENCE_BYTES_MAX, shown_text};
-use crate::comm::Mailbox;
-use crate::faults::Faults;
-use crate::graph::Graph;
-use crate::metrics::{EvalRecord, Event, MetricsError, Sink, StepRecord};
-use crate::parallel::MicroBatch;
 use crate::runtime::RuntimeError;
-use crate::runtime::nodes::{ClusterNews, Meeting, NodeLink};
 use crate::runtime::placement::assemble::selections;
 use crate::runtime::remote::RemoteNodes;
-use crate::runtime::remote::first::{FrameReceiver, NodeConnection, RemoteNode};
+use crate::runtime::remote::first::RemoteNode;
 use crate::runtime::remote::node::{NodeEnd, NodeHost, NodeInput, NodeOffer, NodeServer};
 use crate::runtime::remote::own_inputs::InputSource;
 use crate::runtime::remote::waiting::{ANSWER_TIMEOUT_MIN, NodeWatch};
 use crate::runtime::remote::wire::ToFirst;
 use crate::runtime::step::Inputs;
+use potluck_core::faults::Faults;
+use potluck_core::metrics::{EvalRecord, Event, MetricsError, Sink, StepRecord};
+use potluck_core::{NodeRank, TensorId, decode};
+use potluck_graph::Graph;
+use potluck_net::cluster::{ClusterEnd, Loss, Roster, SENTENCE_BYTES_MAX, shown_text};
+use potluck_net::nodes::{ClusterNews, FrameReceiver, Meeting, NodeConnection, NodeLink};
+use potluck_parallel::MicroBatch;
+use potluck_parallel::comm::Mailbox;
 
 /// Most messages of the first node that wait.
 const INBOX_MAX: usize = 1 << 16;
@@ -502,7 +501,7 @@ pub fn serve(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::{RankRecord, Unit};
+    use potluck_core::metrics::{RankRecord, Unit};
 
     #[test]
     fn texts_of_the_first_node_are_shown_without_control_characters() {

@@ -5,14 +5,14 @@
 use std::fmt;
 use std::ops::Range;
 
-use crate::base::{BucketId, DType, ParamId, TensorId};
-use crate::collective::Collective;
-use crate::device::DeviceError;
-use crate::exec::{BucketTensor, Executor, PassContext};
-use crate::graph::{Role, TensorLocation};
-use crate::kernels::RandomContext;
-use crate::parallel::{Instruction, Program};
 use crate::runtime::step::StepInput;
+use potluck_core::{BucketId, DType, ParamId, TensorId};
+use potluck_graph::{Role, TensorLocation};
+use potluck_kernels::RandomContext;
+use potluck_kernels::device::DeviceError;
+use potluck_kernels::exec::{BucketTensor, Executor, PassContext};
+use potluck_parallel::collective::Collective;
+use potluck_parallel::{Instruction, Program};
 
 /// Cause that is reported if every single value is finite.
 pub const OVERFLOW_CAUSE: &str =

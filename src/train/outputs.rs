@@ -1,11 +1,11 @@
 //! Outputs of a model for any number of samples, computed on all devices.
 
 use super::error::TrainError;
-use crate::base::{DType, HostTensor};
-use crate::graph::Graph;
-use crate::parallel::MicroBatch;
 use crate::runtime::pipelines::ForwardUnits;
 use crate::runtime::step::Inputs;
+use potluck_core::{DType, HostTensor};
+use potluck_graph::Graph;
+use potluck_parallel::MicroBatch;
 
 /// Request for an output.
 pub struct OutputRequest<'a> {

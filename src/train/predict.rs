@@ -12,10 +12,10 @@ use super::outputs::divided;
 use super::signals::SignalFlags;
 use super::task::{LossTask, Task};
 use super::trainer::Trainer;
-use crate::base::{HostTensor, Shape, TensorId};
-use crate::data::{Dataset, Sampler, Split};
-use crate::parallel::MicroBatch;
 use crate::runtime::step::Inputs;
+use potluck_core::{HostTensor, Shape, TensorId};
+use potluck_data::{Dataset, Sampler, Split};
+use potluck_parallel::MicroBatch;
 
 /// Part of a split that is evaluated.
 pub(super) struct EvaluatedPart<'a> {
@@ -325,10 +325,10 @@ fn work_of(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::Unary;
-    use crate::model::{MlpConfig, MlpLoss, mlp};
-    use crate::optim::Optimizer;
-    use crate::train::{Shares, TrainerOptions};
+    use crate::{Shares, TrainerOptions};
+    use potluck_graph::Unary;
+    use potluck_graph::model::{MlpConfig, MlpLoss, mlp};
+    use potluck_graph::optim::Optimizer;
 
     const WIDTH: usize = 3;
 
@@ -367,9 +367,9 @@ mod tests {
 
     #[test]
     fn rows_that_cannot_be_are_refused() {
-        let mut b = crate::graph::Builder::new();
+        let mut b = potluck_graph::Builder::new();
         let x = b.input("x", &[1, 2]);
-        let w = b.parameter("w", &[2, 2], crate::graph::Init::Ones);
+        let w = b.parameter("w", &[2, 2], potluck_graph::Init::Ones);
         let y = b.linear(x, w, None).unwrap();
         b.output("w", w);
         b.squared_error_loss(y, x).unwrap();

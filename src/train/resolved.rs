@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::data::DataFile;
-use crate::parallel::{PipelineOptions, Placement, RankPlacement};
+use potluck_data::DataFile;
+use potluck_parallel::{PipelineOptions, Placement, RankPlacement};
 
 /// Formats `resolved.toml`: top-level keys first, then a table per rank (none for a single rank)
 /// and a table of its kernels. `data` is the fingerprint of the data with their files, which have a
@@ -112,7 +112,7 @@ fn quoted(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::parallel::{Mesh, ReduceSite};
+    use potluck_parallel::{Mesh, ReduceSite};
 
     fn rank(identity: &str, share: u32) -> RankPlacement {
         RankPlacement {

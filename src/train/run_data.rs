@@ -8,14 +8,14 @@ use super::error::TrainError;
 use super::spec::{DataSource, DataSpec, RunSpec, language_model};
 use super::task::{Task, TextTask, TokenTask, task_of_samples};
 use crate::checkpoint::Meta;
-use crate::data::formats::{self, KnownSamples, ReadOptions};
-use crate::data::tokens::{TokenFile, TokenWindows};
-use crate::data::{
+use potluck_data::formats::{self, KnownSamples, ReadOptions};
+use potluck_data::tokens::{TokenFile, TokenWindows};
+use potluck_data::{
     Augmentation, DataDescription, DataError, Dataset, LoadedSamples, SampleDescription,
     SampleOptions, SampleSet, TargetNames, TextData, TextWindows, Tokenizer, TokenizerChoice,
     world,
 };
-use crate::graph::Graph;
+use potluck_graph::Graph;
 
 /// What a checkpoint knows about the data of its run.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]

@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use super::error::TrainError;
-use crate::base::HostTensor;
-use crate::graph::{Graph, IGNORE_INDEX};
-use crate::model::LanguageModel;
 use crate::runtime::pipelines::{ForwardUnits, OutputPass};
 use crate::runtime::step::{Inputs, NextStates};
+use potluck_core::HostTensor;
+use potluck_graph::model::LanguageModel;
+use potluck_graph::{Graph, IGNORE_INDEX};
 
 /// Options for drawing tokens from logits.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -206,13 +206,13 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::base::rng::Key;
-    use crate::graph::{Plan, PlanOptions, Unary};
-    use crate::model::gpt::next_token_gpt;
-    use crate::model::{GptConfig, gpt};
     use crate::runtime::open::{self, OpenOptions};
     use crate::runtime::pipelines::ModelPipelines;
     use crate::runtime::workers::WorkerGroup;
+    use potluck_core::rng::Key;
+    use potluck_graph::model::gpt::next_token_gpt;
+    use potluck_graph::model::{GptConfig, gpt};
+    use potluck_graph::{Plan, PlanOptions, Unary};
 
     /// Returns the tokens that a graph with initial parameters gives for texts of several lengths.
     fn next_of(graph: Graph, rows: &[Continuation]) -> Vec<u32> {

@@ -9,15 +9,7 @@ use super::carried::CarriedStates;
 use super::error::TrainError;
 use super::loader::LoadedRanks;
 use super::state;
-use crate::base::Rank;
-use crate::base::rng::Key;
 use crate::checkpoint::{Meta, NamedTensor};
-use crate::data::Sampler;
-use crate::faults::{Fault, Faults, Point};
-use crate::graph::Plan;
-use crate::metrics::{RankRecord, StageRecord, StepRecord, Unit};
-use crate::optim::Optimizer;
-use crate::parallel::{Coordinates, Placement, Program, Verdict};
 use crate::runtime::memory;
 use crate::runtime::pipelines::{ForwardUnits, ModelPipelines};
 use crate::runtime::placement::shares::held_moments;
@@ -25,6 +17,14 @@ use crate::runtime::placement::types::PlacedWorkers;
 use crate::runtime::replica_check::{ReplicaMismatch, compare};
 use crate::runtime::step::{Inputs, StepInput, StepReport};
 use crate::runtime::workers::WorkerGroup;
+use potluck_core::Rank;
+use potluck_core::faults::{Fault, Faults, Point};
+use potluck_core::metrics::{RankRecord, StageRecord, StepRecord, Unit};
+use potluck_core::rng::Key;
+use potluck_data::Sampler;
+use potluck_graph::Plan;
+use potluck_graph::optim::Optimizer;
+use potluck_parallel::{Coordinates, Placement, Program, Verdict};
 
 /// Options of a session.
 #[derive(Clone, Debug)]

@@ -1,10 +1,10 @@
 //! Signal handling: a signal that asks the run to end sets a flag, which is checked between steps
 //! and between the jobs of an evaluation, so that the run is saved before it ends.
 
-#[cfg(feature = "cli")]
+#[cfg(feature = "signals")]
 mod handlers;
-/// Stand-in without the feature `cli`: signals are up to the program that uses the library.
-#[cfg(not(feature = "cli"))]
+/// Stand-in without the feature `signals`: signals are up to the program that uses the library.
+#[cfg(not(feature = "signals"))]
 mod handlers {
     pub type Handlers = ();
 
@@ -35,9 +35,9 @@ const WATCH_INTERVAL: Duration = Duration::from_millis(50);
 pub fn leave(code: i32) -> ! {
     // Fails if the reader of the pipe is gone; there is no other place to report to.
     let _ = io::stdout().flush();
-    #[cfg(all(unix, feature = "cli"))]
+    #[cfg(all(unix, feature = "signals"))]
     signal_hook::low_level::exit(code);
-    #[cfg(not(all(unix, feature = "cli")))]
+    #[cfg(not(all(unix, feature = "signals")))]
     std::process::exit(code)
 }
 

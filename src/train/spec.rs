@@ -19,24 +19,24 @@ use crate::config::read::{ConfigError, Override, Resolved, read_complete};
 use crate::config::schema::{
     Balance, DataKind, KEYS, Model, ModelKind, OptimKind, Parallel, TypedKeys, is_of_placement,
 };
-use crate::data::{ReadOptions, SampleFormat, Sampler, TokenizerKind};
-use crate::faults::Faults;
-use crate::graph::passes::fuse::{Fusion, fuse_listed};
-use crate::graph::{Cell, Graph, Plan, PlanOptions, differentiate, fuse};
-use crate::metrics::Unit;
-use crate::model::gpt::next_token_gpt;
-use crate::model::rnn::next_token_rnn;
-use crate::model::{
-    CnnConfig, GptConfig, LanguageModel, MlpConfig, MlpLoss, PictureNorm, PictureSizes,
-    ResnetConfig, RnnConfig, cnn, gpt, mlp, resnet, rnn,
-};
-use crate::optim::{Optimizer, Schedule};
-use crate::parallel::{
-    DeviceLoss, MismatchAction, ParallelOptions, PipelineOptions, Placement, Shares,
-};
 use crate::runtime::memory;
 use crate::runtime::open::OpenOptions;
 use crate::runtime::placement::names::is_auto;
+use potluck_core::faults::Faults;
+use potluck_core::metrics::Unit;
+use potluck_data::{ReadOptions, SampleFormat, Sampler, TokenizerKind};
+use potluck_graph::model::gpt::next_token_gpt;
+use potluck_graph::model::rnn::next_token_rnn;
+use potluck_graph::model::{
+    CnnConfig, GptConfig, LanguageModel, MlpConfig, MlpLoss, PictureNorm, PictureSizes,
+    ResnetConfig, RnnConfig, cnn, gpt, mlp, resnet, rnn,
+};
+use potluck_graph::optim::{Optimizer, Schedule};
+use potluck_graph::passes::fuse::{Fusion, fuse_listed};
+use potluck_graph::{Cell, Graph, Plan, PlanOptions, differentiate, fuse};
+use potluck_parallel::{
+    DeviceLoss, MismatchAction, ParallelOptions, PipelineOptions, Placement, Shares,
+};
 
 /// Specification of a run: everything that its configuration decides.
 #[derive(Clone)]
@@ -905,10 +905,10 @@ fn schedule(config: &RunConfig) -> Schedule {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collective::Topology;
-    use crate::parallel::ReduceSite;
+    use crate::loader;
     use crate::runtime::error::EXIT_CONFIGURATION;
-    use crate::train::loader;
+    use potluck_parallel::ReduceSite;
+    use potluck_parallel::collective::Topology;
 
     fn plan(config: &RunConfig) -> Plan {
         let spec = RunSpec::new(config);
@@ -938,7 +938,7 @@ mod tests {
 
     #[test]
     fn a_pipeline_is_that_of_the_configuration() {
-        use crate::parallel::PipelineSchedule::Interleaved;
+        use potluck_parallel::PipelineSchedule::Interleaved;
         let mut config = RunConfig::default();
         let parallel = &mut config.parallel;
         (parallel.pipeline_stages, parallel.schedule, parallel.virtual_stages) =
@@ -955,7 +955,7 @@ mod tests {
 
     #[test]
     fn a_placement_gives_the_section_back_that_was_asked_for() {
-        use crate::parallel::PipelineSchedule::Interleaved;
+        use potluck_parallel::PipelineSchedule::Interleaved;
         let section = Parallel {
             devices: "cpu*4".into(),
             balance: Balance::Fixed,

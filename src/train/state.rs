@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use super::error::TrainError;
-use crate::base::{BucketId, ParamId, Position};
 use crate::checkpoint::{CheckpointError, NamedTensor};
-use crate::device::DeviceError;
-use crate::exec::{BucketTensor, Executor};
-use crate::graph::{ParameterKind, Plan};
-use crate::kernels::ops::hash;
 use crate::runtime::workers::WorkerGroup;
+use potluck_core::{BucketId, ParamId, Position};
+use potluck_graph::{ParameterKind, Plan};
+use potluck_kernels::device::DeviceError;
+use potluck_kernels::exec::{BucketTensor, Executor};
+use potluck_kernels::ops::hash;
 
 /// Reads a whole bucket back and verifies it against the hash that the device computes in its own
 /// memory.
@@ -275,10 +275,13 @@ mod tests {
     use std::ops::Range;
 
     use super::*;
-    use crate::base::{HostTensorView, TensorId};
-    use crate::device::{Heartbeat, InjectedFault};
-    use crate::exec::{Cpu, KernelProfile, PassContext, ProfileTarget, Readback, StepSums};
-    use crate::graph::{Builder, Init, Place, PlanOptions, Update, UpdateRange};
+    use potluck_core::faults::InjectedFault;
+    use potluck_core::{HostTensorView, TensorId};
+    use potluck_graph::{Builder, Init, Place, PlanOptions, Update, UpdateRange};
+    use potluck_kernels::device::Heartbeat;
+    use potluck_kernels::exec::{
+        Cpu, KernelProfile, PassContext, ProfileTarget, Readback, StepSums,
+    };
 
     type Done = Result<(), DeviceError>;
 
@@ -368,7 +371,10 @@ mod tests {
         ) -> Result<(), DeviceError> {
             self.cpu.write_bank(bank, bucket, values)
         }
-        fn set_moments(&mut self, moments: crate::exec::Moments) -> Result<(), DeviceError> {
+        fn set_moments(
+            &mut self,
+            moments: potluck_kernels::exec::Moments,
+        ) -> Result<(), DeviceError> {
             self.cpu.set_moments(moments)
         }
         fn owned(&self, bucket: BucketId) -> Range<usize> {

@@ -11,10 +11,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::error::TrainError;
-use crate::base::{DType, HostTensor};
-use crate::data::{SampleDescription, TargetNames};
-use crate::metrics::{MeasureRecord, Unit};
 use crate::runtime::pipelines::ForwardUnits;
+use potluck_core::metrics::{MeasureRecord, Unit};
+use potluck_core::{DType, HostTensor};
+use potluck_data::{SampleDescription, TargetNames};
 
 pub use classification::{Classification, ClassificationReport, chosen};
 pub use regression::Regression;

@@ -1,33 +1,8 @@
 //! Training API for Rust code: any graph, one device or several, batches of your own.
-//!
-//! ```
-//! use ndarray::array;
-//! use potluck::base::HostTensor;
-//! use potluck::graph::Unary;
-//! use potluck::model::{MlpConfig, MlpLoss, mlp};
-//! use potluck::optim::Optimizer;
-//! use potluck::train::{Trainer, TrainerOptions};
-//!
-//! let config = MlpConfig {
-//!     widths: vec![2, 8, 1],
-//!     activation: Unary::GeluTanh,
-//!     dropout: 0.0, loss: MlpLoss::SquaredError,
-//! };
-//! let optimizer = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.0 };
-//! let mut trainer = Trainer::new(mlp(&config)?, &TrainerOptions::new("cpu", optimizer, 2))?;
-//! let batch = [
-//!     ("inputs", HostTensor::from(array![[0.0, 1.0], [1.0, 0.0]])),
-//!     ("targets", HostTensor::from(array![[1.0], [-1.0]])),
-//! ];
-//! let before = trainer.step(&batch, 0.1)?.loss;
-//! let after = trainer.step(&batch, 0.1)?.loss;
-//! assert!(after < before);
-//! # Ok::<(), potluck::train::TrainError>(())
-//! ```
 
 #[cfg(test)]
 mod failure_tests;
-pub(in crate::train) mod fit;
+pub(crate) mod fit;
 #[cfg(test)]
 mod fit_tests;
 pub(super) mod opening;
@@ -50,14 +25,14 @@ pub use options::TrainerOptions;
 
 use super::error::TrainError;
 use super::session::Session;
-use crate::base::{DType, HostTensor, TensorId};
 use crate::checkpoint::{Best, Checkpoint};
-use crate::data::{DataDescription, DataFile, Dataset, Tokenizer};
-use crate::graph::Graph;
-use crate::metrics::Trace;
-use crate::parallel::{MicroBatch, MismatchAction, Outcome, Placement};
 use crate::runtime::step::{Inputs, StepInput, StepReport};
 use opening::{OpenedSession, open_on, training_graph};
+use potluck_core::metrics::Trace;
+use potluck_core::{DType, HostTensor, TensorId};
+use potluck_data::{DataDescription, DataFile, Dataset, Tokenizer};
+use potluck_graph::Graph;
+use potluck_parallel::{MicroBatch, MismatchAction, Outcome, Placement};
 
 /// Report of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -235,12 +210,12 @@ impl Trainer {
 
     /// Runs one step at this learning rate on a whole batch: the values of every input of the
     /// graph by name, except `samples`, which numbers the batch, and what is carried from step to
-    /// step ([`Builder::carry`](crate::graph::Builder::carry)).
+    /// step ([`Builder::carry`](potluck_graph::Builder::carry)).
     ///
     /// # Errors
     /// Returns `TrainError` if an input is missing, unknown, or has another type or length, if an
     /// id is no row of its table or a target no class and not
-    /// [`IGNORE_INDEX`](crate::graph::IGNORE_INDEX), if a device fails, or if parameters differ
+    /// [`IGNORE_INDEX`](potluck_graph::IGNORE_INDEX), if a device fails, or if parameters differ
     /// between devices.
     pub fn step(&mut self, batch: &[(&str, HostTensor)], lr: f64) -> Result<Step, TrainError> {
         let reports = self.cut_batch(batch).and_then(|ranks| self.advance(ranks, lr));

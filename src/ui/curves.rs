@@ -6,8 +6,8 @@ pub mod svg;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::files;
-use crate::metrics::{CurveReader, Event, MetricsError, Sink};
+use potluck_core::files;
+use potluck_core::metrics::{CurveReader, Event, MetricsError, Sink};
 
 /// Least time between two drawings, except for the last one: evaluations may be frequent.
 const INTERVAL: Duration = Duration::from_secs(1);

@@ -2,7 +2,5 @@
 //! of steps.
 
 pub mod curves;
-pub mod gantt;
 pub mod ranks;
-#[cfg(feature = "cli")]
 pub mod terminal;

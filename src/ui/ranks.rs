@@ -1,8 +1,8 @@
 //! Progress display of several devices: the share of each, its speed while it computes, and the
 //! fraction of a step that it waits for other devices.
 
-use crate::base::format::thousands;
-use crate::metrics::{RankRecord, StageRecord};
+use potluck_core::format::thousands;
+use potluck_core::metrics::{RankRecord, StageRecord};
 
 /// The most characters of a line of [`RunningMeans::block`], fewer than most terminals have.
 const COLUMNS: usize = 78;

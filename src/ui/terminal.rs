@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::ranks::{RunningMeans, short_name};
-use crate::base::format::thousands;
-use crate::metrics::{EvalRecord, Event, MetricsError, Sink, StepRecord};
 use format::duration;
+use potluck_core::format::thousands;
+use potluck_core::metrics::{EvalRecord, Event, MetricsError, Sink, StepRecord};
 
 const TEMPLATE: &str = "{pos}/{len} [{bar:16}] {msg} eta {eta} {prefix}";
 
@@ -222,7 +222,7 @@ pub fn print_line(text: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::Unit;
+    use potluck_core::metrics::Unit;
 
     #[test]
     fn a_step_is_shown_with_its_learning_rate_and_its_gradient_norm() {

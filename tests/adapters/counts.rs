@@ -1,9 +1,9 @@
 //! The count of the loss is exact at any size. The totals here are odd and above 2^24, where f32
 //! has only even numbers.
 
-use potluck::base::HostTensorView;
-use potluck::exec::Executor;
-use potluck::graph::{Builder, IGNORE_INDEX, Plan, PlanOptions};
+use potluck_core::HostTensorView;
+use potluck_graph::{Builder, IGNORE_INDEX, Plan, PlanOptions};
+use potluck_kernels::exec::Executor;
 
 use crate::common::{devices, pass, run_phase};
 

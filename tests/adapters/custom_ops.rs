@@ -1,14 +1,14 @@
 //! Ops that are defined outside the crate, in whole plans: the kernels on every adapter against the
 //! references on the CPU device, and training on each.
 
-use potluck::autotune::check_kernel;
-use potluck::base::rng::Key;
-use potluck::base::{HostTensor, Shape};
-use potluck::device::{Gpu, ShaderChecks};
-use potluck::graph::{Builder, Graph, Init, Plan, PlanOptions, differentiate, fuse};
-use potluck::kernels::Elementwise;
-use potluck::optim::Optimizer;
-use potluck::train::{Trainer, TrainerOptions};
+use potluck_core::rng::Key;
+use potluck_core::{HostTensor, Shape};
+use potluck_graph::optim::Optimizer;
+use potluck_graph::{Builder, Graph, Init, Plan, PlanOptions, differentiate, fuse};
+use potluck_kernels::Elementwise;
+use potluck_kernels::autotune::check_kernel;
+use potluck_kernels::device::{Gpu, ShaderChecks};
+use potluck_train::{Trainer, TrainerOptions};
 
 use crate::common::{
     adapters, devices, fill_inputs, fill_parameters, nmse, parameter, pass, run_step, turn,
@@ -49,7 +49,7 @@ fn model() -> Graph {
 
 #[test]
 fn losses_and_gradients_are_those_of_the_references_with_any_number_of_rows() {
-    use potluck::exec::BucketTensor;
+    use potluck_kernels::exec::BucketTensor;
     let plan = Plan::new(fuse(differentiate(model()).unwrap()), PlanOptions::new(ROWS));
     let mut expected: Vec<(f64, Vec<f32>)> = Vec::new();
     for mut device in devices(&plan, 0) {

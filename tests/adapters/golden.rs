@@ -5,15 +5,15 @@
 
 use std::collections::HashMap;
 
-use potluck::base::{BucketId, HostTensor, HostTensorView};
-use potluck::checkpoint::NamedTensor;
-use potluck::exec::{BucketTensor, Executor, StepSums};
-use potluck::graph::{
+use potluck_core::{BucketId, HostTensor, HostTensorView};
+use potluck_graph::model::{GptConfig, MlpConfig, MlpLoss, gpt, mlp};
+use potluck_graph::optim::Optimizer;
+use potluck_graph::{
     Graph, Parameter, ParameterKind, Plan, PlanOptions, Unary, UpdateRange, differentiate, fuse,
 };
-use potluck::model::{GptConfig, MlpConfig, MlpLoss, gpt, mlp};
-use potluck::optim::Optimizer;
-use potluck::train::{PipelineOptions, Shares, Trainer, TrainerOptions};
+use potluck_kernels::exec::{BucketTensor, Executor, StepSums};
+use potluck_train::checkpoint::NamedTensor;
+use potluck_train::{PipelineOptions, Shares, Trainer, TrainerOptions};
 use safetensors::{Dtype, SafeTensors};
 
 /// The farthest that values may be from PyTorch's.

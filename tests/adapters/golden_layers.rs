@@ -3,12 +3,12 @@
 //! normalized in pieces is compared with PyTorch on the same pieces. The data and the script that
 //! made them are in `tests/golden/`.
 
-use potluck::graph::{Cell, Graph, Unary};
-use potluck::model::{
+use potluck_graph::model::{
     CnnConfig, MlpLoss, PictureNorm, PictureSizes, ResnetConfig, RnnConfig, cnn, resnet, rnn,
 };
-use potluck::optim::Optimizer;
-use potluck::train::{PipelineOptions, Shares, TrainerOptions};
+use potluck_graph::optim::Optimizer;
+use potluck_graph::{Cell, Graph, Unary};
+use potluck_train::{PipelineOptions, Shares, TrainerOptions};
 
 use crate::golden::{Golden, Limits, options_on, three_devices};
 

@@ -1,10 +1,10 @@
 //! The hash of a bucket, computed where it stands, is that of what is read back, on every device.
 
-use potluck::base::BucketId;
-use potluck::exec::BucketTensor;
-use potluck::graph::{Plan, PlanOptions, Unary, Update, UpdateRange, differentiate};
-use potluck::kernels::ops::hash;
-use potluck::model::{MlpConfig, MlpLoss, mlp};
+use potluck_core::BucketId;
+use potluck_graph::model::{MlpConfig, MlpLoss, mlp};
+use potluck_graph::{Plan, PlanOptions, Unary, Update, UpdateRange, differentiate};
+use potluck_kernels::exec::BucketTensor;
+use potluck_kernels::ops::hash;
 
 #[test]
 fn devices_hash_what_they_hold() {

@@ -1,11 +1,12 @@
 //! A parameter that is NaN makes the step of a model with a ReLU behind it one that is skipped.
 
-use potluck::base::HostTensor;
-use potluck::exec::{BucketTensor, Executor};
-use potluck::graph::{Builder, Graph, Init, Place, Plan, PlanOptions, TensorLocation, Unary};
-use potluck::graph::{differentiate, fuse};
-use potluck::optim::Optimizer;
-use potluck::train::{Trainer, TrainerOptions};
+use potluck_core::HostTensor;
+use potluck_graph::optim::Optimizer;
+use potluck_graph::{
+    Builder, Graph, Init, Place, Plan, PlanOptions, TensorLocation, Unary, differentiate, fuse,
+};
+use potluck_kernels::exec::{BucketTensor, Executor};
+use potluck_train::{Trainer, TrainerOptions};
 
 use crate::common::{devices, fill_inputs, fill_parameters, pass, run_step};
 

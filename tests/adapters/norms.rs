@@ -1,13 +1,13 @@
 //! Normalizations, full attention and elementwise functions in whole plans, with any number of
 //! rows: every adapter against the CPU device, and a pipeline against one device.
 
-use potluck::base::rng::Key;
-use potluck::base::{BucketId, HostTensor, TensorId};
-use potluck::exec::BucketTensor;
-use potluck::graph::build::BuildResult;
-use potluck::graph::{Builder, Graph, Init, Plan, PlanOptions, differentiate, fuse};
-use potluck::optim::Optimizer;
-use potluck::train::{Trainer, TrainerOptions};
+use potluck_core::rng::Key;
+use potluck_core::{BucketId, HostTensor, TensorId};
+use potluck_graph::builder::BuildResult;
+use potluck_graph::optim::Optimizer;
+use potluck_graph::{Builder, Graph, Init, Plan, PlanOptions, differentiate, fuse};
+use potluck_kernels::exec::BucketTensor;
+use potluck_train::{Trainer, TrainerOptions};
 
 use crate::common::{devices, fill_inputs, fill_parameters, nmse, parameter, pass, run_step, turn};
 

@@ -1,10 +1,10 @@
 //! A plan with two copies of its stash runs two micro-batches forward before it runs either
 //! backward, as pipelines do, and gets the same bits as one after the other.
 
-use potluck::base::BucketId;
-use potluck::exec::{BucketTensor, Executor};
-use potluck::graph::{Plan, PlanOptions, Unary, differentiate, fuse};
-use potluck::model::{GptConfig, gpt};
+use potluck_core::BucketId;
+use potluck_graph::model::{GptConfig, gpt};
+use potluck_graph::{Plan, PlanOptions, Unary, differentiate, fuse};
+use potluck_kernels::exec::{BucketTensor, Executor};
 
 const ROWS: usize = 2;
 
@@ -73,9 +73,9 @@ fn interleaved_micro_batches_give_the_bits_of_sequential_ones() {
 #[test]
 fn one_copy_is_not_enough() {
     let two = plan(2);
-    let stash = |plan: &Plan| potluck::graph::print::MemoryUsage::of(plan, 0).stash;
+    let stash = |plan: &Plan| potluck_graph::print::MemoryUsage::of(plan, 0).stash;
     assert_eq!(stash(&two), 2 * stash(&plan(1)));
-    let mut device = potluck::exec::Cpu::fast(two, 0);
+    let mut device = potluck_kernels::exec::Cpu::fast(two, 0);
     let sequential = gradients(&mut device, false);
     crate::common::fill_parameters(&mut device, 0.3);
     device.begin_step().unwrap();

@@ -7,11 +7,11 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use crate::common::{devices, devices_with, fill_inputs, fill_parameters, pass, run_phase};
-use potluck::base::BucketId;
-use potluck::base::rng::Key;
-use potluck::device::InjectedFault;
-use potluck::exec::{BucketTensor, Executor, Moments, Readback};
-use potluck::graph::{Builder, Init, Place, Plan, PlanOptions, Update, UpdateRange, differentiate};
+use potluck_core::BucketId;
+use potluck_core::faults::InjectedFault;
+use potluck_core::rng::Key;
+use potluck_graph::{Builder, Init, Place, Plan, PlanOptions, Update, UpdateRange, differentiate};
+use potluck_kernels::exec::{BucketTensor, Executor, Moments, Readback};
 
 const ROWS: usize = 3;
 
@@ -345,7 +345,7 @@ fn update_owned(device: &mut dyn Executor, rule: &Update) -> Vec<(Range<usize>, 
         let mut banks = vec![bits(&parameters[owned.clone()])];
         for moment in 0..rule.moments() {
             let values = device.read_bank(BucketTensor::Moment(moment), bucket).unwrap();
-            let hash = potluck::kernels::ops::hash::fast(bytemuck::cast_slice(&values), 0);
+            let hash = potluck_kernels::ops::hash::fast(bytemuck::cast_slice(&values), 0);
             assert_eq!(device.hash(BucketTensor::Moment(moment), bucket).unwrap(), hash);
             banks.push(bits(&values));
         }

@@ -4,17 +4,17 @@
 use std::collections::HashMap;
 
 use crate::common::{adapters, checks, fill_inputs, fill_parameters, nmse, pass, turn};
-use potluck::autotune::cache::device_key;
-use potluck::autotune::{KernelCache, KernelSelector};
-use potluck::base::{BucketId, EdgeId, Rank};
-use potluck::device::{Adapter, Gpu};
-use potluck::exec::{
+use potluck_core::{BucketId, EdgeId, Rank};
+use potluck_graph::model::{GptConfig, gpt};
+use potluck_graph::print::MemoryUsage;
+use potluck_graph::{Place, Plan, PlanOptions, SlotKind, Unary, differentiate, fuse};
+use potluck_kernels::autotune::cache::device_key;
+use potluck_kernels::autotune::{KernelCache, KernelSelector};
+use potluck_kernels::device::{Adapter, Gpu};
+use potluck_kernels::exec::{
     BucketTensor, Cpu, Executor, GpuExecutor, Moments, PassContext, staging_bytes,
 };
-use potluck::graph::print::MemoryUsage;
-use potluck::graph::{Place, Plan, PlanOptions, SlotKind, Unary, differentiate, fuse};
-use potluck::model::{GptConfig, gpt};
-use potluck::parallel::{
+use potluck_parallel::{
     Edge, Instruction, PipelinePrograms, PipelineRanks, PipelineRequest, PipelineSchedule, Share,
 };
 

@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use potluck::base::HostTensor;
-use potluck::data::{Dataset, Split, TextData, TextWindows, TokenizerKind};
-use potluck::graph::Cell;
-use potluck::model::{RnnConfig, rnn};
-use potluck::train::{PipelineOptions, Shares, Trainer, TrainerOptions};
+use potluck_core::HostTensor;
+use potluck_data::{Dataset, Split, TextData, TextWindows, TokenizerKind};
+use potluck_graph::Cell;
+use potluck_graph::model::{RnnConfig, rnn};
+use potluck_train::{PipelineOptions, Shares, Trainer, TrainerOptions};
 
 use crate::golden::{options_on, three_devices};
 

@@ -3,14 +3,16 @@
 
 use std::sync::{Mutex, MutexGuard};
 
-use potluck::autotune::{KernelCache, KernelSelector};
-use potluck::base::{BucketId, DType, HostTensorView, rng::Key};
-use potluck::device::{
+use potluck_core::{BucketId, DType, HostTensorView, rng::Key};
+use potluck_graph::{PassKind, Plan};
+use potluck_kernels::RandomContext;
+use potluck_kernels::autotune::{KernelCache, KernelSelector};
+use potluck_kernels::device::{
     Adapter, Gpu, Selection, ShaderChecks, list_adapters, select_all, skip_exit_handlers,
 };
-use potluck::exec::{BucketTensor, Cpu, Executor, GpuExecutor, Moments, PassContext, StepSums};
-use potluck::graph::{PassKind, Plan};
-use potluck::kernels::RandomContext;
+use potluck_kernels::exec::{
+    BucketTensor, Cpu, Executor, GpuExecutor, Moments, PassContext, StepSums,
+};
 
 /// Held by a test while it uses adapters. Software adapters use every core, so that one test at
 /// a time is as fast as several; and GL's context is on one thread at a time.

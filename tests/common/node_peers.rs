@@ -8,20 +8,21 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use potluck::base::{NodeRank, decode};
-use potluck::cluster::{ClusterMsg, Hello, JoiningNodeOptions, NodeDevice, PROTOCOL};
-use potluck::comm::{Carrier, Closed, FrameHeader, FrameValues, Mailbox};
-use potluck::faults::Faults;
-use potluck::metrics::{Event, MetricsError, Sink};
-use potluck::net::{
+use potluck_core::faults::Faults;
+use potluck_core::metrics::{Event, MetricsError, Sink};
+use potluck_core::{NodeRank, decode};
+use potluck_net::cluster::{ClusterMsg, Hello, JoiningNodeOptions, NodeDevice, PROTOCOL};
+use potluck_net::nodes::{
+    ClusterNews, FrameReceiver, Meeting, MeetingOptions, NodeConnection, NodeLink,
+};
+use potluck_net::{
     CloseReason, Endpoint, EndpointOptions, Landing, Link, Receiver, Secret, TAG_BYTES,
 };
-use potluck::runtime::nodes::{ClusterNews, Meeting, MeetingOptions, NodeLink};
-use potluck::runtime::remote::first::{FrameReceiver, NodeConnection};
-use potluck::runtime::remote::node::{NodeInput, NodeServer};
-use potluck::runtime::remote::wire::ToFirst;
-use potluck::train::nodes::JoinedNode;
-use potluck::train::spec::RunSpec;
+use potluck_parallel::comm::{Carrier, Closed, FrameHeader, FrameValues, Mailbox};
+use potluck_train::nodes::JoinedNode;
+use potluck_train::runtime::remote::node::{NodeInput, NodeServer};
+use potluck_train::runtime::remote::wire::ToFirst;
+use potluck_train::spec::RunSpec;
 
 /// Longest wait for something that must happen.
 pub const PATIENCE: Duration = Duration::from_secs(20);

@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 use std::{fs, thread};
 
-use potluck::device::{Selection, list_adapters, select};
+use potluck_kernels::device::{Selection, list_adapters, select};
 use serde_json::Value;
 
 /// The longest that one run of the program may take: most take a fraction of a second, and none

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use potluck::base::rng::Key;
+use potluck_core::rng::Key;
 
 /// Height and width of the pictures.
 pub const SIZE: usize = 8;

@@ -5,15 +5,15 @@ use naga::back::{self, spv};
 use naga::proc::{BoundsCheckPolicies, BoundsCheckPolicy};
 use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
 use naga::{EntryPoint, Module};
-use potluck::autotune::catalog::catalog_calls;
-use potluck::base::Site;
-use potluck::base::rng::Key;
-use potluck::graph::{Binary, Conv2dOptions, EpilogueOp, Op, Unary};
-use potluck::kernels::ops::attention::tiles;
-use potluck::kernels::ops::matmul::{shared, tile};
-use potluck::kernels::ops::{embedding_rows, layer_norm_rows};
-use potluck::kernels::source::{FILES, snippet, text};
-use potluck::kernels::{Caps, OpCall, OwnedCall, RandomContext, Shader, twin};
+use potluck_core::Site;
+use potluck_core::rng::Key;
+use potluck_graph::{Binary, Conv2dOptions, EpilogueOp, Op, Unary};
+use potluck_kernels::autotune::catalog::catalog_calls;
+use potluck_kernels::ops::attention::tiles;
+use potluck_kernels::ops::matmul::{shared, tile};
+use potluck_kernels::ops::{embedding_rows, layer_norm_rows};
+use potluck_kernels::source::{FILES, snippet, text};
+use potluck_kernels::{Caps, OpCall, OwnedCall, RandomContext, Shader, twin};
 
 /// Bytes of workgroup memory that every device has.
 pub const WORKGROUP_BYTES: u32 = 16 * 1024;

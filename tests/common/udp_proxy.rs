@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use potluck::base::rng::Key;
+use potluck_core::rng::Key;
 
 /// Time after which a thread without a datagram looks whether the proxy has ended.
 const LOOK: Duration = Duration::from_millis(20);

@@ -8,11 +8,11 @@
 
 use std::fmt::Write as _;
 
-use potluck::base::rng::Key;
-use potluck::bench::step::gpt2;
-use potluck::graph::Op;
-use potluck::kernels::source::text;
-use potluck::kernels::{OwnedCall, RandomContext, twin};
+use potluck_bench::step::gpt2;
+use potluck_core::rng::Key;
+use potluck_graph::Op;
+use potluck_kernels::source::text;
+use potluck_kernels::{OwnedCall, RandomContext, twin};
 
 use super::Compiled;
 use super::roofline::{CAPS, SAMPLES};

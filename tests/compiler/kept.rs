@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::radv::Compiler;
 use super::{Figures, Kernel};
-use potluck::files::replace;
+use potluck_core::files::replace;
 
 /// Returns the figures of a kernel: those that were kept, or those that are made and then kept. A
 /// file that cannot be read or written costs the time to make them.

@@ -5,17 +5,17 @@
 use std::collections::HashMap;
 use std::fmt::Write as _;
 
-use potluck::autotune::plan_calls::call_key;
-use potluck::base::rng::Key;
-use potluck::bench::step::gpt2;
-use potluck::exec::PassContext;
-use potluck::graph::{Op, Plan, PlanOptions, Update, UpdateRange, differentiate, fuse};
-use potluck::kernels::ops::norm;
-use potluck::kernels::source::text;
-use potluck::kernels::{
+use potluck_bench::step::gpt2;
+use potluck_core::rng::Key;
+use potluck_graph::model::gpt;
+use potluck_graph::{Op, Plan, PlanOptions, Update, UpdateRange, differentiate, fuse};
+use potluck_kernels::autotune::plan_calls::call_key;
+use potluck_kernels::exec::PassContext;
+use potluck_kernels::ops::norm;
+use potluck_kernels::source::text;
+use potluck_kernels::{
     Caps, Cost, DeviceClass, Dispatch, RandomContext, Variant, twin, update_twin,
 };
-use potluck::model::gpt;
 
 /// A graphics card by its makers' figures.
 struct Card {

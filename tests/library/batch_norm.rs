@@ -1,10 +1,10 @@
 //! Batch normalization in training: its running averages over micro-batches, devices and stages of
 //! a pipeline, their place in checkpoints, and evaluations that use them.
 
-use potluck::base::HostTensor;
-use potluck::graph::{Builder, Graph, Init};
-use potluck::optim::Optimizer;
-use potluck::train::{PipelineOptions, Shares, Trainer, TrainerOptions};
+use potluck_core::HostTensor;
+use potluck_graph::optim::Optimizer;
+use potluck_graph::{Builder, Graph, Init};
+use potluck_train::{PipelineOptions, Shares, Trainer, TrainerOptions};
 
 const BATCH: usize = 12;
 const WIDTH: usize = 3;

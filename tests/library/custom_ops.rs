@@ -1,16 +1,16 @@
 //! Ops that are defined outside the crate: what a graph accepts and prints, their gradients, and
 //! training with them on CPU devices.
 
-use potluck::base::rng::Key;
-use potluck::base::{HostTensor, HostTensorView, Shape, Site, TensorId};
-use potluck::graph::build::BuildResult;
-use potluck::graph::{
+use potluck_core::rng::Key;
+use potluck_core::{HostTensor, HostTensorView, Shape, Site, TensorId};
+use potluck_graph::builder::BuildResult;
+use potluck_graph::optim::Optimizer;
+use potluck_graph::{
     Builder, CustomCall, CustomInput, CustomKernel, CustomNode, CustomOp, Graph, Init, Op,
     differentiate, fuse, print,
 };
-use potluck::kernels::{Elementwise, GradientError, check_gradient};
-use potluck::optim::Optimizer;
-use potluck::train::{Trainer, TrainerOptions};
+use potluck_kernels::{Elementwise, GradientError, check_gradient};
+use potluck_train::{Trainer, TrainerOptions};
 
 /// What a [`Mixed`] returns as its gradient.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -66,7 +66,7 @@ impl CustomOp for Mixed {
             (_, 0) => b.custom(right, &[node.dy, scale, ids]),
             // The output may be used, too, and any op.
             _ => {
-                let ones = b.unary(scale, potluck::graph::Unary::Scale(0.0))?;
+                let ones = b.unary(scale, potluck_graph::Unary::Scale(0.0))?;
                 let ones = b.custom(plus_one(), &[ones])?;
                 let unscaled = b.custom(right, &[x, ones, ids])?;
                 let product = b.mul(unscaled, node.dy)?;

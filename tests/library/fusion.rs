@@ -1,16 +1,16 @@
 //! Fusion keeps what a graph computes: fused and unfused, the same gradients in f64. Each rule
 //! applies to the graph that it is for, and not where a value is needed elsewhere.
 
-use potluck::base::{BucketId, TensorId};
-use potluck::exec::{BucketTensor, Cpu, Executor};
-use potluck::graph::build::BuildResult;
-use potluck::graph::passes::fuse::{Fusion, PERIOD_MAX, RULES, fuse_listed};
-use potluck::graph::print::{MemoryUsage, fusion_table, graph_table};
-use potluck::graph::{
+use potluck_core::{BucketId, TensorId};
+use potluck_graph::builder::BuildResult;
+use potluck_graph::model::{GptConfig, MlpConfig, MlpLoss, gpt, mlp};
+use potluck_graph::passes::fuse::{Fusion, PERIOD_MAX, RULES, fuse_listed};
+use potluck_graph::print::{MemoryUsage, fusion_table, graph_table};
+use potluck_graph::{
     Builder, Conv2dOptions, EpilogueOp, Graph, Init, Op, PassKind, Plan, PlanOptions, Unary,
     differentiate, fuse,
 };
-use potluck::model::{GptConfig, MlpConfig, MlpLoss, gpt, mlp};
+use potluck_kernels::exec::{BucketTensor, Cpu, Executor};
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 
@@ -159,7 +159,7 @@ fn a_forward_graph_keeps_no_activation_inputs() {
         Op::Fused { epilogue, .. } => Some(epilogue.clone()),
         _ => None,
     });
-    let add = EpilogueOp::Binary(potluck::graph::Binary::Add);
+    let add = EpilogueOp::Binary(potluck_graph::Binary::Add);
     assert_eq!(
         epilogue.collect::<Vec<_>>(),
         [vec![add, EpilogueOp::Unary(Unary::Gelu)], vec![add]]

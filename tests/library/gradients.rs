@@ -1,13 +1,13 @@
 //! Every gradient rule against finite differences in f64, through whole graphs: what is proven
 //! here is the rule, the reference kernels it calls, and the plan that places them.
 
-use potluck::base::{BucketId, TensorId};
-use potluck::exec::{BucketTensor, Cpu, Executor};
-use potluck::graph::build::BuildResult;
-use potluck::graph::{
+use potluck_core::{BucketId, TensorId};
+use potluck_graph::builder::BuildResult;
+use potluck_graph::{
     Binary, Builder, Cell, Conv2dOptions, Graph, Init, Op, ParameterKind, Plan, PlanOptions,
     Pool2dOptions, Unary, differentiate, fuse,
 };
+use potluck_kernels::exec::{BucketTensor, Cpu, Executor};
 
 const ROWS: usize = 3;
 /// Token ids and class numbers are below this.

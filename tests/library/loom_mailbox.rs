@@ -11,7 +11,7 @@ mod sync {
     pub use loom::sync::{Arc, Condvar, Mutex, MutexGuard};
 }
 
-#[path = "../../src/comm/mailbox.rs"]
+#[path = "../../src/parallel/comm/mailbox.rs"]
 mod mailbox;
 
 use mailbox::{Closed, Mailbox, RecvError, SendError};

@@ -3,13 +3,13 @@
 
 use std::collections::BTreeSet;
 
-use potluck::base::{SegmentId, TensorId};
-use potluck::graph::print::MemoryUsage;
-use potluck::graph::{
+use potluck_core::{SegmentId, TensorId};
+use potluck_graph::model::{GptConfig, MlpConfig, MlpLoss, gpt, mlp};
+use potluck_graph::print::MemoryUsage;
+use potluck_graph::{
     Graph, PassKind, Plan, PlanOptions, PlanPart, Role, SlotKind, TensorLocation, Unary, crossings,
     differentiate, fuse, replay,
 };
-use potluck::model::{GptConfig, MlpConfig, MlpLoss, gpt, mlp};
 use proptest::prelude::*;
 
 const LAYERS: usize = 4;

@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use potluck::base::HostTensor;
-use potluck::data::{Dataset, Split, TextData, TextWindows, TokenizerKind};
-use potluck::graph::{Builder, Conv2dOptions, Graph, IGNORE_INDEX, Init, Op, differentiate};
-use potluck::optim::Optimizer;
-use potluck::train::{FitLength, FitOptions, Trainer, TrainerOptions};
+use potluck_core::HostTensor;
+use potluck_data::{Dataset, Split, TextData, TextWindows, TokenizerKind};
+use potluck_graph::optim::Optimizer;
+use potluck_graph::{Builder, Conv2dOptions, Graph, IGNORE_INDEX, Init, Op, differentiate};
+use potluck_train::{FitLength, FitOptions, Trainer, TrainerOptions};
 
 const ROWS: u32 = 5;
 const CLASSES: u32 = 4;

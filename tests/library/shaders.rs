@@ -8,8 +8,8 @@ use naga::back::{glsl, hlsl, msl};
 use naga::valid::{Capabilities, FunctionInfo, ModuleInfo};
 use naga::{AddressSpace, EntryPoint, Module};
 
-use potluck::kernels::ops::attention::tiles;
-use potluck::kernels::source::FILES;
+use potluck_kernels::ops::attention::tiles;
+use potluck_kernels::source::FILES;
 
 use crate::shader_modules::{
     CAPABILITIES, WORKGROUP_BYTES, attention_tiles, capabilities_of, demanding_modules, modules,

@@ -1,10 +1,10 @@
 //! Shape rules refuse what kernels, which trust them, cannot take: every argument of the wrong
 //! shape or type, tensors without elements, probabilities outside of 0 to 1.
 
-use potluck::base::{DType, Shape, Site};
-use potluck::graph::build::BuildResult;
-use potluck::graph::shapes::{Typed, outputs};
-use potluck::graph::{
+use potluck_core::{DType, Shape, Site};
+use potluck_graph::builder::BuildResult;
+use potluck_graph::shapes::{Typed, outputs};
+use potluck_graph::{
     Binary, Builder, Cell, Conv2dOptions, EpilogueOp, Init, Op, Pool2dOptions, Unary,
 };
 
@@ -307,7 +307,7 @@ fn convolutions_and_poolings_that_do_not_exist_are_refused() {
     let x = b.input("x", &[1, 4, 6, 8]);
     let conv = Conv2dOptions::default();
     let weight = |b: &mut Builder, dims: &[usize]| {
-        b.parameter(&format!("{dims:?}"), dims, potluck::graph::Init::Zeros)
+        b.parameter(&format!("{dims:?}"), dims, potluck_graph::Init::Zeros)
     };
     let large = weight(&mut b, &[2, 8, 5, 3]);
     let error = b.conv2d(x, large, None, conv).unwrap_err().to_string();

@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
-use potluck::base::HostTensor;
-use potluck::data::{Dataset, Split, TextData, TextWindows, TokenizerKind};
-use potluck::graph::{Builder, Cell, Graph, Init, ShapeError};
-use potluck::model::{RnnConfig, rnn};
-use potluck::optim::Optimizer;
-use potluck::train::{
+use potluck_core::HostTensor;
+use potluck_data::{Dataset, Split, TextData, TextWindows, TokenizerKind};
+use potluck_graph::model::{RnnConfig, rnn};
+use potluck_graph::optim::Optimizer;
+use potluck_graph::{Builder, Cell, Graph, Init, ShapeError};
+use potluck_train::{
     FitLength, FitOptions, PipelineOptions, PipelineSchedule, Shares, Trainer, TrainerOptions,
 };
 
@@ -139,7 +139,7 @@ fn fit_goes_through_the_text_in_order_and_begins_again() {
     let mut losses = Vec::new();
     let lr = FitOptions::constant(FitLength::Epochs(2), 0.1);
     let report = fitted.fit_with(&data, &lr, &mut |event| {
-        if let potluck::metrics::Event::Step(record) = event {
+        if let potluck_core::metrics::Event::Step(record) = event {
             losses.push(record.loss);
         }
         std::ops::ControlFlow::Continue(())

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use potluck::checkpoint::{Checkpoint, Store};
+use potluck_train::checkpoint::{Checkpoint, Store};
 
 use crate::process::{Desk, Ran};
 

@@ -4,11 +4,11 @@ use std::cell::RefCell;
 use std::path::Path;
 use std::rc::Rc;
 
-use potluck::config::read;
-use potluck::faults::Faults;
-use potluck::metrics::{Event, MeasuredValue, MetricsError, Sink};
-use potluck::train::run::{Run, RunOptions, train};
-use potluck::train::spec::RunSpec;
+use potluck_core::faults::Faults;
+use potluck_core::metrics::{Event, MeasuredValue, MetricsError, Sink};
+use potluck_train::config::read;
+use potluck_train::run::{Run, RunOptions, train};
+use potluck_train::spec::RunSpec;
 
 const CONFIGURATION: &str = "\
 model = { layers = 1, heads = 2, width = 16, context = 8 }

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::fs;
 
-use potluck::data::world;
+use potluck_data::world;
 
 use crate::process::Desk;
 

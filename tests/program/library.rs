@@ -4,14 +4,14 @@
 use std::sync::Arc;
 
 use crate::process::Desk;
-use potluck::checkpoint::Checkpoint;
-use potluck::config::read::Resolved;
-use potluck::data::Dataset;
-use potluck::graph::Graph;
-use potluck::model::{GptConfig, gpt};
-use potluck::train::run_data::{DataShape, SavedData};
-use potluck::train::spec::RunSpec;
-use potluck::train::{FitLength, FitOptions, Shares, Trainer, TrainerOptions};
+use potluck_data::Dataset;
+use potluck_graph::Graph;
+use potluck_graph::model::{GptConfig, gpt};
+use potluck_train::checkpoint::Checkpoint;
+use potluck_train::config::read::Resolved;
+use potluck_train::run_data::{DataShape, SavedData};
+use potluck_train::spec::RunSpec;
+use potluck_train::{FitLength, FitOptions, Shares, Trainer, TrainerOptions};
 
 /// A run of the program, in terms of the library.
 struct Described {

@@ -4,18 +4,17 @@
 mod strangers;
 mod traitors;
 
-use std::fs;
 use std::net::{SocketAddr, UdpSocket};
 use std::process::Child;
-use std::thread;
 use std::time::Duration;
+use std::{fs, thread};
 
-use potluck::base::rng::Key;
-use potluck::base::{ChunkId, EdgeId, Generation, NodeRank, Position, Rank, Round};
-use potluck::cluster::{ClusterMsg, PROTOCOL};
-use potluck::collective::CollectiveKind;
-use potluck::comm::{FrameContent, FrameHeader};
-use potluck::net::Payload;
+use potluck_core::rng::Key;
+use potluck_core::{ChunkId, EdgeId, Generation, NodeRank, Position, Rank, Round};
+use potluck_net::Payload;
+use potluck_net::cluster::{ClusterMsg, PROTOCOL};
+use potluck_parallel::collective::CollectiveKind;
+use potluck_parallel::comm::{FrameContent, FrameHeader};
 
 use crate::node_peers::{Talk, cluster, endpoint, hello, whole};
 use crate::node_processes::{
@@ -96,7 +95,7 @@ fn messages() -> Vec<(Vec<u8>, &'static str)> {
     let generation = Generation(1);
     let heartbeat = ClusterMsg::Heartbeat { generation, sequence: 1, activity: Vec::new() };
     let connected = ClusterMsg::PairConnected { generation, peer: NodeRank(0) };
-    let with = |change: fn(&mut potluck::cluster::Hello)| {
+    let with = |change: fn(&mut potluck_net::cluster::Hello)| {
         let mut changed = hello.clone();
         change(&mut changed);
         cluster(&ClusterMsg::Hello(changed))

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use potluck::ui::gantt::{Chart, ChartPass, chart_of_trace};
+use potluck::gantt::{Chart, ChartPass, chart_of_trace};
 
 use crate::process::Desk;
 
@@ -27,7 +27,7 @@ fn traced(desk: &Desk, more: &str) -> String {
 }
 
 fn count(chart: &Chart, row: usize, pass: ChartPass, micro_batch: usize) -> usize {
-    let is_it = |span: &&potluck::ui::gantt::ChartSpan| {
+    let is_it = |span: &&potluck::gantt::ChartSpan| {
         (span.row, span.pass, span.micro_batch) == (row, pass, Some(micro_batch))
     };
     chart.spans.iter().filter(is_it).count()

@@ -3,8 +3,8 @@
 
 use std::fs;
 
-use potluck::checkpoint::{Checkpoint, Store};
-use potluck::parallel::Placement;
+use potluck_parallel::Placement;
+use potluck_train::checkpoint::{Checkpoint, Store};
 
 use crate::process::{Desk, Ran};
 

@@ -7,10 +7,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::process::{Desk, Ran, adapter_name, adapter_selectors, is_swiftshader};
-use potluck::device::injected::INJECTED_HANG_MAX;
-use potluck::device::{DeviceError, Gpu, ShaderChecks};
-use potluck::kernels::Pipelines;
-use potluck::kernels::bench::spin::{GROUPS_MAX, Spin};
+use potluck_kernels::Pipelines;
+use potluck_kernels::bench::spin::{GROUPS_MAX, Spin};
+use potluck_kernels::device::{DeviceError, Gpu, INJECTED_HANG_MAX, ShaderChecks};
 
 const STEPS: u64 = 14;
 const SETTINGS: &str = "--quiet --steps 14 --set model.dropout=0.1 --set train.micro_batch_size=3 \

@@ -6,15 +6,15 @@ use std::time::Instant;
 
 use crate::process::{Desk, Ran, adapter_selectors, finish, is_swiftshader};
 use ndarray::{Array1, Array2};
-use potluck::base::HostTensor;
-use potluck::base::rng::Key;
-use potluck::data::world;
-use potluck::device::injected::INJECTED_HANG_MAX;
-use potluck::graph::{Graph, Unary};
-use potluck::model::{MlpConfig, MlpLoss, mlp};
-use potluck::optim::Optimizer;
-use potluck::parallel::ReduceSite;
-use potluck::train::{Shares, Trainer, TrainerOptions};
+use potluck_core::HostTensor;
+use potluck_core::rng::Key;
+use potluck_data::world;
+use potluck_graph::model::{MlpConfig, MlpLoss, mlp};
+use potluck_graph::optim::Optimizer;
+use potluck_graph::{Graph, Unary};
+use potluck_kernels::device::INJECTED_HANG_MAX;
+use potluck_parallel::ReduceSite;
+use potluck_train::{Shares, Trainer, TrainerOptions};
 
 /// The CPU device and two adapters of unlike makers, or as many as there are.
 pub fn unlike() -> String {

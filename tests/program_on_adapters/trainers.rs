@@ -6,13 +6,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::several_devices::unlike;
-use potluck::base::{DType, HostTensor};
-use potluck::data::{DataError, Dataset, DatasetInput, NamedInputs, Split};
-use potluck::graph::{Builder, Graph, Init, Unary};
-use potluck::metrics::Event;
-use potluck::model::{MlpConfig, MlpLoss, mlp};
-use potluck::optim::Optimizer;
-use potluck::train::{
+use potluck_core::metrics::Event;
+use potluck_core::{DType, HostTensor};
+use potluck_data::{DataError, Dataset, DatasetInput, NamedInputs, Split};
+use potluck_graph::model::{MlpConfig, MlpLoss, mlp};
+use potluck_graph::optim::Optimizer;
+use potluck_graph::{Builder, Graph, Init, Unary};
+use potluck_train::{
     DeviceLoss, FitLength, FitOptions, PipelineOptions, Shares, TrainError, Trainer, TrainerOptions,
 };
 
@@ -64,7 +64,7 @@ fn options(devices: &str, faults: &str) -> TrainerOptions {
     let optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.01 };
     TrainerOptions {
         shares: Shares::Even,
-        reduce_site: Some(potluck::parallel::ReduceSite::Host),
+        reduce_site: Some(potluck_parallel::ReduceSite::Host),
         micro_batch_size: 2,
         tune_s: 0.0,
         seed: 3,

@@ -26,9 +26,9 @@ fn rooms_know_only_what_lies_below() {
 
 #[test]
 fn the_table_points_downward() {
-    for (layer, room, allowed) in ROOMS.iter().filter(|(.., allowed)| *allowed != ALL_BELOW) {
+    for (index, (package, room, allowed)) in ROOMS.iter().enumerate() {
         for name in allowed.split_whitespace() {
-            let is_below = layer_of(name).is_some_and(|other| other < *layer);
+            let is_below = ROOMS[..index].iter().any(|row| (row.0, row.1) == (*package, name));
             assert!(is_below, "{room} may not know {name}, which is not below it");
         }
     }
@@ -54,6 +54,9 @@ fn lines_end_within_the_columns() {
     let places = ["src/", "shaders/", "tests/", "examples/", "benches/", "build.rs", "x", ".ci/"];
     for place in places {
         let is_here = |file: &&Source| {
+            if file.path.contains("/proptest-regressions/") {
+                return false;
+            }
             if place.ends_with('/') { file.path.starts_with(place) } else { file.path == place }
         };
         let wrong: Vec<String> = tree().iter().filter(is_here).flat_map(columns).collect();

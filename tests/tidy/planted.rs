@@ -14,27 +14,31 @@ fn finds(rule: fn(&Source) -> Vec<String>, path: &str, text: &str, lines: &[usiz
 
 #[test]
 fn planted_imports_are_found() {
-    let op = |text: &str, lines: &[usize]| finds(layers, "src/graph/op.rs", text, lines);
-    op("use crate::base::Site;\nuse super::shapes;\nuse crate::graph::Op;", &[]);
-    op("use crate::device::Gpu;", &[1]);
-    op("fn f() {\n    crate::kernels::twin();\n}", &[2]);
-    op("use crate::{base::{Site, ids}, graph};", &[]);
-    op("use crate::{\n    base::{Site, device},\n    metrics, train,\n};", &[2, 3]);
-    op("use crate::{base::Site, };", &[]);
-    op("use crate::*;", &[1]);
-    op("use crate as other;", &[1]);
-    op("use crate::utils::f;", &[1]);
-    op("pub(crate) fn f() {}", &[]);
-    op("use super::super::device;", &[1]);
-    op("#[cfg(test)]\nmod tests {\n    use crate::exec::Cpu;\n}", &[3]);
-    op("// use crate::device\nconst A: &str = \"crate::device\"; /* crate::device */", &[]);
-    finds(layers, "src/graph/mod.rs", "use super::device::Gpu;", &[1]);
-    finds(layers, "src/graph/mod.rs", "#[cfg(test)]\nmod tests {\n    use super::*;\n}", &[]);
-    finds(layers, "src/kernels/unary.rs", "use crate::{base, device, graph};", &[]);
-    finds(layers, "src/device/gpu.rs", "use crate::graph::Op;", &[1]);
-    finds(layers, "src/train/run.rs", "use crate::{exec, sim};", &[1]);
-    finds(layers, "src/train/run.rs", "use crate::ui::terminal::Terminal;", &[1]);
-    finds(layers, "src/cli/mod.rs", "use crate::{sim, train, bench, ui};", &[]);
+    let exec = |text: &str, lines: &[usize]| finds(layers, "src/kernels/exec/a.rs", text, lines);
+    exec("use crate::device::Gpu;\nuse super::shapes;\nuse crate::exec::Op;\nuse crate::Op;", &[]);
+    exec("use crate::{device::{Gpu, ids}, autotune};", &[]);
+    exec("use crate::*;", &[1]);
+    exec("use crate as other;", &[1]);
+    exec("pub(crate) fn f() {}", &[]);
+    exec("use super::super::device;", &[1]);
+    let gpu = |text: &str, lines: &[usize]| finds(layers, "src/kernels/device/a.rs", text, lines);
+    gpu("use crate::exec::Cpu;", &[1]);
+    gpu("fn f() {\n    crate::twin();\n}", &[2]);
+    gpu("use crate::{\n    device::{Site, exec},\n    autotune, exec,\n};", &[2, 3]);
+    gpu("#[cfg(test)]\nmod tests {\n    use crate::exec::Cpu;\n}", &[3]);
+    gpu("// use crate::exec\nconst A: &str = \"crate::exec\"; /* crate::exec */", &[]);
+    finds(layers, "src/kernels/device/mod.rs", "use super::exec::Cpu;", &[1, 1]);
+    finds(layers, "src/core/files.rs", "use super::Rank;", &[1]);
+    let tests = "#[cfg(test)]\nmod tests {\n    use super::*;\n}";
+    finds(layers, "src/kernels/device/mod.rs", tests, &[]);
+    finds(layers, "src/kernels/twin.rs", "use crate::{device, variant};", &[]);
+    finds(layers, "src/kernels/twin.rs", "use crate::exec;\nuse super::exec;", &[1, 2]);
+    finds(layers, "src/kernels/twin.rs", "use super::{device, variant};", &[]);
+    finds(layers, "src/kernels/ops/mod.rs", "use super::autotune::a;", &[1]);
+    finds(layers, "src/kernels/ops/sum.rs", "use super::exec;", &[]);
+    finds(layers, "src/train/run/mod.rs", "use crate::{runtime, config, spec};", &[]);
+    finds(layers, "src/train/runtime/open.rs", "use crate::spec::RunSpec;", &[1]);
+    finds(layers, "src/net/cluster/mod.rs", "use crate::Link;\nuse crate::nodes::a;", &[1, 2]);
     finds(layers, "src/utils/mod.rs", "", &[1]);
     finds(layers, "src/main.rs", "use potluck::cli;", &[]);
 }
@@ -42,13 +46,14 @@ fn planted_imports_are_found() {
 #[test]
 fn planted_intruders_are_found() {
     let graph = |text: &str, lines: &[usize]| finds(absences, "src/graph/op.rs", text, lines);
-    graph("use wgpu::Buffer;", &[1]);
-    graph("use wgpu;\nfn f(x: wgpu::Buffer) {}", &[2, 1]);
-    graph("fn f() { self.wgpu.limits() }", &[]);
+    graph("use tokio::Runtime;", &[1]);
+    graph("use tokio;\nfn f(x: tokio::Runtime) {}", &[2, 1]);
+    graph("fn f() { self.tokio.limits() }", &[]);
     graph("fn f() { std::fs::read(); }\n#[cfg(test)]\nmod tests { use std::fs; }", &[1]);
     graph("use std::time::Instant;", &[1, 1]);
-    finds(absences, "src/device/gpu.rs", "use wgpu::Buffer;\nuse std::time::Instant;", &[]);
-    finds(absences, "src/exec/gpu.rs", "std::thread::spawn(f);\nprintln!();", &[1, 2]);
+    finds(absences, "src/net/nodes/a.rs", "use std::time::Instant;\nuse quinn::A;", &[2]);
+    finds(absences, "src/net/link.rs", "use quinn::A;", &[]);
+    finds(absences, "src/kernels/exec/gpu.rs", "std::thread::spawn(f);\nprintln!();", &[1, 2]);
     finds(absences, "src/train/run.rs", "std::thread::spawn(f);\nprintln!();", &[]);
     finds(absences, "src/train/run.rs", "use anyhow::Result;\nuse tokio::net;", &[2, 1]);
     graph("use signal_hook::flag;", &[1]);
@@ -56,26 +61,27 @@ fn planted_intruders_are_found() {
 
 #[test]
 fn planted_readers_of_the_configuration_are_found() {
-    let text = "use crate::config::key;\nuse crate::{base, config::schema};\n\
+    let text = "use crate::config::key;\nuse crate::{spec, config::schema};\n\
                 // RunConfig\nfn f(a: &RunConfig) {}\nuse crate::model::GptConfig;";
     finds(configuration, "src/train/run/mod.rs", text, &[1, 2, 4]);
     finds(configuration, "src/bench/profile.rs", text, &[1, 2, 4]);
     finds(configuration, "src/train/spec.rs", text, &[]);
     finds(configuration, "src/train/spec.rs", "fn f() {}", &[1]);
-    finds(configuration, "src/config/read.rs", text, &[]);
-    finds(configuration, "examples/a.rs", "use potluck::config;", &[1]);
-    finds(configuration, "tests/slow.rs", "use potluck::config::RunConfig;", &[]);
+    finds(configuration, "src/train/config/read.rs", text, &[]);
+    finds(configuration, "examples/a.rs", "use potluck_train::config;", &[1]);
+    finds(configuration, "tests/slow.rs", "use potluck_train::config::RunConfig;", &[]);
 }
 
 #[test]
 fn planted_names_of_settings_are_found() {
-    let exec = |text: &str, lines: &[usize]| finds(settings_by_hand, "src/exec/a.rs", text, lines);
+    let exec =
+        |text: &str, lines: &[usize]| finds(settings_by_hand, "src/kernels/exec/a.rs", text, lines);
     exec("const A: &str = \"lower train.batch\";\nconst B: &str = \"add --out\";", &[1, 2]);
     exec("f(\"a long text \\\n    --devices cpu, or data.crop\")", &[2, 2]);
     exec("// train.batch, --out\nfn f() { self.train.batch -= 1; a --b }", &[]);
     exec("const A: &str = \"pretrain.batch a.train.b train. trains -- --- é\";", &[]);
     exec("#[cfg(test)]\nmod tests { const A: &str = \"train.batch\"; }", &[]);
-    finds(settings_by_hand, "src/config/a.rs", "const A: &str = \"train.batch\";", &[]);
+    finds(settings_by_hand, "src/train/config/a.rs", "const A: &str = \"train.batch\";", &[]);
     finds(settings_by_hand, "src/cli/a.rs", "const A: &str = \"--out\";", &[]);
 }
 
@@ -150,12 +156,6 @@ fn planted_lonely_shaders_are_found() {
         Source::new("src/kernels/ops/a/mod.rs", "mod b;\nb::dispatch()"),
     ];
     assert_eq!(twins(&inside), Vec::<String>::new());
-    let snippet = |list: &str| {
-        let files =
-            [Source::new("shaders/lib/s.wgsl", "//"), Source::new("src/kernels/source.rs", list)];
-        twins(&files).len()
-    };
-    assert_eq!([snippet("(\"s\", x)"), snippet("(\"t\", x)")], [0, 1]);
 }
 
 #[test]
@@ -175,7 +175,7 @@ fn planted_mentions_of_ops_are_found() {
         ];
         op_users(&files, exceptions)
     };
-    let probes = "src/autotune/probes.rs";
+    let probes = "src/kernels/autotune/probes.rs";
     for text in [
         "match op { Op::A { .. } => 1 }",
         "use crate::kernels::ops::{a, b};",

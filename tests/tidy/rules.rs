@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::source::{Source, crate_imports, doc_comments, enum_variants, type_names, words};
+use crate::source::{Source, doc_comments, enum_variants, imports_from, type_names, words};
 
 pub const COLUMNS_MAX: usize = 100;
 
@@ -26,7 +26,7 @@ pub const OP_FILES: [&str; 5] = [
     "src/graph/op.rs",
     "src/graph/shapes.rs",
     "src/graph/passes/gradients.rs",
-    "src/graph/build.rs",
+    "src/graph/builder.rs",
     TWIN_TABLE,
 ];
 /// The table of ops and their twins.
@@ -34,7 +34,7 @@ pub const TWIN_TABLE: &str = "src/kernels/ops/mod.rs";
 
 /// Further files that mention ops, the ops between spaces, and the reason.
 pub const OP_EXCEPTIONS: &[(&str, &str, &str)] = &[
-    ("src/autotune/cache.rs", "MatMul", "the hash of all kernels covers the emitted one"),
+    ("src/kernels/autotune/cache.rs", "MatMul", "the hash of all kernels covers the emitted one"),
     ("src/bench/matmul.rs", "MatMul", "a benchmark of products"),
     (
         "src/kernels/ops/recurrent/steps.rs",
@@ -45,7 +45,7 @@ pub const OP_EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("src/kernels/ops/conv/shared.rs", "MatMul", "the same"),
     ("src/kernels/ops/conv/shared_weight.rs", "MatMul", "the same"),
     ("src/kernels/ops/conv/tile.rs", "MatMul", "the same"),
-    ("src/exec/gpu/add.rs", "Binary", "adds chunks of gradients by the kernel of the op"),
+    ("src/kernels/exec/gpu/add.rs", "Binary", "adds chunks of gradients by the kernel of the op"),
     (
         "src/graph/passes/fuse.rs",
         "MatMul Unary UnaryGrad Binary LayerNormGrad RmsNormGrad Conv2d Conv2dInputGrad Reshape \
@@ -67,45 +67,39 @@ pub const OP_EXCEPTIONS: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// Rooms with their layer and what they may import, between spaces.
-pub const ROOMS: &[(u8, &str, &str)] = &[
-    (0, "base", ""),
-    (0, "files", ""),
-    (1, "metrics", "base files"),
-    (1, "device", "base"),
-    (1, "graph", "base"),
-    (1, "collective", "base"),
-    (1, "cluster", "base"),
-    (1, "data", "base"),
-    (2, "kernels", "base device graph"),
-    (2, "model", "base graph"),
-    (2, "optim", "base graph"),
-    (2, "parallel", "base graph collective"),
-    (2, "comm", "base collective"),
-    (2, "faults", "base device"),
-    (2, "ui", "base files metrics"),
-    (3, "checkpoint", "base files data parallel faults"),
-    (3, "config", "base data graph model optim collective parallel"),
-    (3, "autotune", "base device files graph kernels"),
-    (3, "net", "base collective cluster comm"),
-    (3, "sim", "base graph collective cluster parallel comm"),
-    (4, "exec", "base device graph kernels autotune"),
-    (4, "planner", "base graph collective parallel sim"),
-    (
-        5,
-        "runtime",
-        "base files metrics device graph collective cluster data kernels model optim parallel \
-         comm faults net autotune exec planner",
-    ),
-    (6, "train", ALL_BELOW),
-    (7, "bench", ALL_BELOW),
-    (7, "dashboard", ALL_BELOW),
-    (8, "cli", ALL_BELOW),
+/// Rooms of each crate, those below first: the crate, the room, and what it may import of its
+/// crate, between spaces. A crate's own room has its name: the files beside its `lib.rs` that are
+/// in no other room. Cargo sees to imports between crates.
+pub const ROOMS: &[(&str, &str, &str)] = &[
+    ("core", "core", ""),
+    ("core", "files", ""),
+    ("core", "metrics", "core files"),
+    ("core", "faults", "core"),
+    ("graph", "graph", ""),
+    ("graph", "model", "graph"),
+    ("graph", "optim", "graph"),
+    ("data", "data", ""),
+    ("parallel", "collective", ""),
+    ("parallel", "comm", "collective"),
+    ("parallel", "parallel", "collective"),
+    ("parallel", "sim", "collective comm parallel"),
+    ("parallel", "planner", "collective parallel sim"),
+    ("net", "cluster", ""),
+    ("net", "net", ""),
+    ("net", "nodes", "cluster net"),
+    ("kernels", "device", ""),
+    ("kernels", "kernels", "device"),
+    ("kernels", "autotune", "device kernels"),
+    ("kernels", "exec", "device kernels autotune"),
+    ("train", "config", ""),
+    ("train", "checkpoint", ""),
+    ("train", "runtime", ""),
+    ("train", "train", "config checkpoint runtime"),
+    ("bench", "bench", ""),
+    ("gantt", "gantt", ""),
+    ("ui", "ui", ""),
+    ("cli", "cli", ""),
 ];
-/// Every room of a lower layer except those of [`CLI_ONLY`].
-pub const ALL_BELOW: &str = "all below";
-/// Rooms that of those with [`ALL_BELOW`] only `cli` knows. It hands the sinks of `ui` to `train`.
-pub const CLI_ONLY: &str = "sim ui";
 
 /// Files outside `config` that may know the configuration, with the reason. All others get what it
 /// means, a `RunSpec`.
@@ -118,13 +112,12 @@ pub const CONFIGURATION: &[(&str, &str)] = &[
 ];
 
 /// The table of settings, with their names in the program and in the library.
-pub const SETTINGS: &str = "src/base/setting.rs";
+pub const SETTINGS: &str = "src/core/setting.rs";
 /// Sections of the configuration, of whose keys other rooms speak by that table.
 pub const SECTIONS: &str = "train parallel model optim schedule data faults";
 
-/// Crates that only some rooms know, also in their tests.
+/// Packages that only some rooms of the crates which have them know, also in their tests.
 pub const CRATES: &[(&str, &str)] = &[
-    ("wgpu", "device kernels autotune exec"),
     ("quinn", "net"),
     ("rustls", "net"),
     ("rcgen", "net"),
@@ -142,49 +135,65 @@ pub const CRATES: &[(&str, &str)] = &[
 ];
 
 /// Rooms without IO, clocks and threads.
-pub const PURE: &str = "base graph collective cluster model optim parallel planner";
+pub const PURE: &str = "core graph collective cluster model optim parallel planner";
 /// Words that [`PURE`] rooms do not have outside tests.
 pub const IMPURE: &str =
     "std::fs std::net std::io std::env std::thread std::time Instant SystemTime";
 /// Rooms that start long-lived threads.
-pub const THREADED: &str = "net runtime train dashboard";
-/// Rooms of this layer and below print nothing.
-pub const SILENT_LAYER_MAX: u8 = 5;
+pub const THREADED: &str = "net nodes runtime train";
+/// Rooms that print, and that may name keys and flags. The messages of all others are also those of
+/// a library.
+pub const OF_THE_PROGRAM: &str = "train bench cli";
+
+/// The room that a path of a crate leads to: one of the crate, or the crate's own.
+pub fn room_named<'a>(package: &'a str, name: &str) -> &'a str {
+    let found = ROOMS.iter().find(|row| row.0 == package && row.1 == name);
+    found.map_or(package, |row| row.1)
+}
 
 /// Returns true if a list of names between spaces has this one.
 pub fn lists(names: &str, name: &str) -> bool {
     names.split_whitespace().any(|known| known == name)
 }
 
-/// The layer of a room, if it is one.
-pub fn layer_of(room: &str) -> Option<u8> {
-    ROOMS.iter().find(|(_, name, _)| *name == room).map(|(layer, ..)| *layer)
+/// The rooms that a room may import, and its own; nothing if it is not in the table.
+fn known_to(package: &str, room: &str) -> Option<Vec<&'static str>> {
+    let (_, own, allowed) = ROOMS.iter().find(|row| (row.0, row.1) == (package, room))?;
+    Some(allowed.split_whitespace().chain([*own]).collect())
 }
 
 /// Imports point to the rooms of the table; `super` does not lead around it.
 pub fn layers(file: &Source) -> Vec<String> {
-    let Some(room) = file.room().filter(|_| file.is_rust()) else { return Vec::new() };
-    let Some((layer, _, allowed)) = ROOMS.iter().find(|(_, name, _)| *name == room) else {
+    let Some((package, room)) = file.place().filter(|_| file.is_rust()) else { return Vec::new() };
+    let Some(known) = known_to(package, room) else {
         return vec![
             file.at(0, format!("{room} is not a room of the table in tests/tidy/rules.rs")),
         ];
     };
     let mut wrong = Vec::new();
-    for (offset, name) in crate_imports(&file.code) {
-        let Some(other) = layer_of(&name) else {
-            wrong.push(file.at(offset, format!("crate::{name} is not a room")));
+    let mut imports = imports_from(&file.code, "crate");
+    // In a file beside lib.rs, `super` is the crate.
+    if file.is_below_root() {
+        let leads_to_room = |name: &str| room_named(package, name) != package;
+        let above = imports_from(&file.code, "super").into_iter();
+        imports.extend(above.filter(|(_, name)| leads_to_room(name)));
+    }
+    for (offset, name) in imports {
+        let is_glob = name == "*" || name == "self";
+        if is_glob {
+            wrong.push(file.at(offset, format!("{name} of a crate names no room")));
             continue;
-        };
-        let is_below = other < *layer && (!lists(CLI_ONLY, &name) || room == "cli");
-        let is_allowed = lists(allowed, &name) || (*allowed == ALL_BELOW && is_below);
-        if name != room && !is_allowed {
-            wrong.push(file.at(offset, format!("{room} may not know {name}")));
+        }
+        let other = room_named(package, &name);
+        if !known.contains(&other) {
+            wrong.push(file.at(offset, format!("{room} may not know {other}")));
         }
     }
     for offset in words(&file.code, "super::super") {
         wrong.push(file.at(offset, "super::super hides the room: name it from crate"));
     }
-    if file.path == format!("src/{room}/mod.rs") {
+    let own = format!("src/{package}/{room}");
+    if file.path == format!("{own}/mod.rs") || file.path == format!("{own}.rs") {
         for offset in file.outside_tests("super::") {
             wrong.push(file.at(offset, "super:: leaves the room: name it from crate"));
         }
@@ -194,14 +203,16 @@ pub fn layers(file: &Source) -> Vec<String> {
 
 /// Places outside the room `config` that know the configuration.
 fn configuration_places(file: &Source) -> Vec<usize> {
-    let is_outside = !file.path.starts_with("src/config/") && !file.path.starts_with("tests/");
+    let is_outside =
+        !file.path.starts_with("src/train/config/") && !file.path.starts_with("tests/");
     if !file.is_rust() || !is_outside {
         return Vec::new();
     }
-    let imports = crate_imports(&file.code).into_iter();
+    let imports = imports_from(&file.code, "crate").into_iter();
     let mut places: Vec<usize> =
         imports.filter(|(_, name)| name == "config").map(|(at, _)| at).collect();
-    places.extend(["potluck::config", "RunConfig"].iter().flat_map(|w| words(&file.code, w)));
+    let from_outside = ["potluck_train::config", "RunConfig"];
+    places.extend(from_outside.iter().flat_map(|word| words(&file.code, word)));
     places.sort_unstable();
     places
 }
@@ -242,7 +253,7 @@ pub fn absences(file: &Source) -> Vec<String> {
     if !lists(THREADED, room) {
         forbid("thread::spawn thread::Builder", &format!("only {THREADED} start threads"));
     }
-    if layer_of(room).is_some_and(|layer| layer <= SILENT_LAYER_MAX) {
+    if !lists(OF_THE_PROGRAM, room) {
         forbid("println! print! eprintln! eprint!", &format!("{room} prints nothing"));
     }
     wrong
@@ -250,8 +261,8 @@ pub fn absences(file: &Source) -> Vec<String> {
 
 /// Literals of rooms whose messages users of the library read, too, name no keys and no flags.
 pub fn settings_by_hand(file: &Source) -> Vec<String> {
-    let is_below = |room: &str| layer_of(room).is_some_and(|layer| layer <= SILENT_LAYER_MAX);
-    if !file.is_rust() || !file.room().is_some_and(|room| is_below(room) && room != "config") {
+    let is_checked = |room: &str| room != "config" && !lists(OF_THE_PROGRAM, room);
+    if !file.is_rust() || !file.room().is_some_and(is_checked) {
         return Vec::new();
     }
     let (literals, tests) = (file.literals(), file.tests());
@@ -315,7 +326,7 @@ pub fn heads(file: &Source) -> Vec<String> {
 /// A shader's head says what its threads are and how many bytes move; a snippet of
 /// `shaders/lib` just says what it is.
 pub fn shader_heads(file: &Source) -> Vec<String> {
-    if !file.path.starts_with("shaders/") {
+    if !file.path.starts_with("shaders/") || !file.path.ends_with(".wgsl") {
         return Vec::new();
     }
     let head: Vec<&str> = file.text.lines().take_while(|line| line.starts_with("//")).collect();
@@ -335,18 +346,14 @@ pub fn shader_heads(file: &Source) -> Vec<String> {
     wrong
 }
 
-/// Every shader has its Rust twin, which is declared and used; every snippet is in the list of
-/// snippets.
+/// Every shader has its Rust twin, which is declared and used.
 pub fn twins(files: &[Source]) -> Vec<String> {
     let text = |path: &str| files.iter().find(|f| f.path == path).map_or("", |f| &f.text);
     let mut wrong = Vec::new();
     for shader in files.iter().filter(|file| file.path.ends_with(".wgsl")) {
         let Some(name) = shader.path.strip_prefix("shaders/") else { continue };
         let name = name.trim_end_matches(".wgsl");
-        if let Some(snippet) = name.strip_prefix("lib/") {
-            if !text("src/kernels/source.rs").contains(&format!("(\"{snippet}\",")) {
-                wrong.push(shader.at(0, "is not in LIBRARY of src/kernels/source.rs"));
-            }
+        if name.starts_with("lib/") {
             continue;
         }
         let Some((directory, module, twin)) =
@@ -422,7 +429,7 @@ fn is_twin_file(path: &str, twin: &str) -> bool {
 fn mention(file: &Source, op: &str, twin: Option<&str>, files: &[Source]) -> Option<usize> {
     let mut found = file.outside_tests(&format!("Op::{op}"));
     let Some(twin) = twin else { return found.into_iter().min() };
-    if file.path.starts_with("src/kernels/") {
+    if file.room() == Some("kernels") {
         let is_generic = |at: &usize| file.code[at + twin.len()..].starts_with("::<");
         let inside = file.outside_tests(&format!("{twin}::"));
         found.extend(inside.into_iter().filter(|at| !is_generic(at)));

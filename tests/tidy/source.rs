@@ -4,6 +4,8 @@ use std::fs;
 use std::ops::Range;
 use std::path::Path;
 
+use crate::rules::room_named;
+
 /// A file in three views of the same length and lines.
 pub struct Source {
     pub path: String,
@@ -27,9 +29,26 @@ impl Source {
         self.path.ends_with(".rs")
     }
 
-    /// The room of a file in it: `graph` for `src/graph/op.rs`, nothing for `src/main.rs`.
+    /// The crate and the room of a file: `kernels` and `exec` for `src/kernels/exec/cpu.rs`,
+    /// `kernels` twice for `src/kernels/twin.rs`, nothing for `src/main.rs`.
+    pub fn place(&self) -> Option<(&str, &str)> {
+        let (package, inside) = self.path.strip_prefix("src/")?.split_once('/')?;
+        let name = inside.split('/').next()?;
+        Some((package, room_named(package, name.strip_suffix(".rs").unwrap_or(name))))
+    }
+
+    /// The room of a file; see [`Source::place`].
     pub fn room(&self) -> Option<&str> {
-        self.path.strip_prefix("src/")?.split_once('/').map(|(room, _)| room)
+        self.place().map(|(_, room)| room)
+    }
+
+    /// True for the file of a module that `lib.rs` declares.
+    pub fn is_below_root(&self) -> bool {
+        let Some((_, inside)) = self.path.strip_prefix("src/").and_then(|p| p.split_once('/'))
+        else {
+            return false;
+        };
+        inside.trim_end_matches("/mod.rs").split('/').count() == 1 && inside != "lib.rs"
     }
 
     /// A violation at an offset of the text.
@@ -214,8 +233,9 @@ pub fn words<'a>(text: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 
     })
 }
 
-/// The names that follow `crate::`, of groups in braces each one, with where they stand.
-pub fn crate_imports(code: &str) -> Vec<(usize, String)> {
+/// The names that follow `crate::` or `super::`, of groups in braces each one, with where they
+/// stand.
+pub fn imports_from(code: &str, root: &str) -> Vec<(usize, String)> {
     let name_at = |at: usize| {
         let rest = code[at..].trim_start();
         let end = rest.find(|c: char| !(c.is_alphanumeric() || c == '_')).unwrap_or(rest.len());
@@ -223,8 +243,8 @@ pub fn crate_imports(code: &str) -> Vec<(usize, String)> {
         if end == 0 { rest.chars().take(1).collect() } else { rest[..end].to_owned() }
     };
     let mut names = Vec::new();
-    for at in words(code, "crate") {
-        let behind = code[at + "crate".len()..].trim_start();
+    for at in words(code, root) {
+        let behind = code[at + root.len()..].trim_start();
         let Some(path) = behind.strip_prefix("::").map(str::trim_start) else {
             // `pub(crate)` names nothing; `use crate as other` would.
             if behind.starts_with("as ") {

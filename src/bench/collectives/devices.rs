@@ -8,22 +8,24 @@ use std::time::Instant;
 
 use super::host::{fill, is_filled, value};
 use super::{GIB, GIBS, Kind};
-use crate::autotune::TuneOptions;
-use crate::base::shape::ELEMENT_BYTES;
-use crate::base::{BucketId, Rank};
-use crate::bench::report::{CollectiveFigure, DeviceReport, Direction, Figure, FigureRecorder};
-use crate::bench::sample::{Effort, SamplingPlan, median};
-use crate::bench::units::size;
-use crate::collective::{BucketGroups, Topology};
-use crate::device::{DeviceError, Selection, list_adapters, select_all};
-use crate::exec::{BucketTensor, Executor, Moments};
-use crate::graph::{Builder, Init, Place, Plan, PlanOptions, differentiate};
-use crate::parallel::{ParallelOptions, Program, ReduceSite, gradient_all_reduce};
-use crate::runtime::open::{DeviceToOpen, OpenDevice, OpenOptions, display_name, open_selected};
-use crate::runtime::step::StepInput;
-use crate::runtime::workers::{WorkerGroup, WorkerGroupOptions, layout};
-use crate::runtime::{RuntimeError, memory, timing};
-use crate::train::TrainError;
+use crate::report::{CollectiveFigure, DeviceReport, Direction, Figure, FigureRecorder};
+use crate::sample::{Effort, SamplingPlan, median};
+use crate::units::size;
+use potluck_core::shape::ELEMENT_BYTES;
+use potluck_core::{BucketId, Rank};
+use potluck_graph::{Builder, Init, Place, Plan, PlanOptions, differentiate};
+use potluck_kernels::autotune::TuneOptions;
+use potluck_kernels::device::{DeviceError, Selection, list_adapters, select_all};
+use potluck_kernels::exec::{BucketTensor, Executor, Moments};
+use potluck_parallel::collective::{BucketGroups, Topology};
+use potluck_parallel::{ParallelOptions, Program, ReduceSite, gradient_all_reduce};
+use potluck_train::TrainError;
+use potluck_train::runtime::open::{
+    DeviceToOpen, OpenDevice, OpenOptions, display_name, open_selected,
+};
+use potluck_train::runtime::step::StepInput;
+use potluck_train::runtime::workers::{WorkerGroup, WorkerGroupOptions, layout};
+use potluck_train::runtime::{RuntimeError, memory, timing};
 
 /// Only bucket of the plan.
 const BUCKET: BucketId = BucketId(0);

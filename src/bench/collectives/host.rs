@@ -5,11 +5,11 @@ use std::time::Instant;
 use std::{fmt, thread};
 
 use super::Kind;
-use crate::base::Rank;
-use crate::base::shape::ELEMENT_BYTES;
-use crate::bench::sample::{SamplingPlan, repeats};
-use crate::bench::units::size;
-use crate::comm::{GroupError, ProcessGroup, ReduceOp, init};
+use crate::sample::{SamplingPlan, repeats};
+use crate::units::size;
+use potluck_core::Rank;
+use potluck_core::shape::ELEMENT_BYTES;
+use potluck_parallel::comm::{GroupError, ProcessGroup, ReduceOp, init};
 
 /// Measurement: a collective, its number of ranks and its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -240,7 +240,7 @@ const SAMPLES_MIN: usize = 3;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::Effort;
+    use crate::Effort;
 
     #[test]
     fn what_is_in_a_wrong_place_shows() {

@@ -1,6 +1,6 @@
-//! Benchmark of communication between ranks: the collectives of [`crate::comm`] on slices in
-//! memory, of threads of one process or of the nodes of a cluster, and an all-reduce of gradients
-//! between devices.
+//! Benchmark of communication between ranks: the collectives of [`potluck_parallel::comm`] on
+//! slices in memory, of threads of one process or of the nodes of a cluster, and an all-reduce of
+//! gradients between devices.
 //!
 //! Rates follow the rule of nccl-tests. The *algorithm bandwidth* is bytes per second of a call,
 //! where the bytes are those of the longest buffer of a rank; the *bus bandwidth* is the rate on
@@ -13,13 +13,13 @@ pub mod host;
 pub mod nodes;
 pub mod svg;
 
-use crate::bench::report::{CollectiveFigure, DeviceReport, Figure, FigureRecorder, Report};
-use crate::bench::sample::{Effort, median};
-use crate::bench::units::{number, size};
-use crate::comm::ProcessGroup;
-use crate::device::host::available_memory;
-use crate::train::TrainError;
+use crate::report::{CollectiveFigure, DeviceReport, Figure, FigureRecorder, Report};
+use crate::sample::{Effort, median};
+use crate::units::{number, size};
 use host::{GridPoint, PointError, TimedCalls};
+use potluck_kernels::device::host::available_memory;
+use potluck_parallel::comm::ProcessGroup;
+use potluck_train::TrainError;
 
 /// Unit of the bandwidths.
 pub const GIBS: &str = "GiB/s";
@@ -39,7 +39,7 @@ impl Kind {
     pub const ALL: [Self; 4] =
         [Self::AllReduce, Self::ReduceScatter, Self::AllGather, Self::Broadcast];
 
-    /// Returns the name in figures, which is that of the method of [`crate::comm::ProcessGroup`].
+    /// Returns the name in figures, which is that of the method of [`ProcessGroup`].
     pub fn name(self) -> &'static str {
         match self {
             Self::AllReduce => "all_reduce",

@@ -5,11 +5,11 @@ use std::thread;
 
 use super::host::{GridPoint, PointError, Side, first_cause};
 use super::{Kind, MIB, PointOutcome};
-use crate::base::Rank;
-use crate::bench::sample::Effort;
-use crate::bench::units::number;
-use crate::comm::{GroupError, ProcessGroup, ReduceOp};
-use crate::device::host::available_memory;
+use crate::sample::Effort;
+use crate::units::number;
+use potluck_core::Rank;
+use potluck_kernels::device::host::available_memory;
+use potluck_parallel::comm::{GroupError, ProcessGroup, ReduceOp};
 
 /// Most bytes of a buffer that a leader may ask for.
 const BYTES_MAX: u64 = 1 << 30;
@@ -147,7 +147,7 @@ fn measure(
 }
 
 /// Returns the error of a benchmark over nodes with what the user needs to know.
-impl From<PointError> for crate::train::TrainError {
+impl From<PointError> for potluck_train::TrainError {
     fn from(error: PointError) -> Self {
         match error {
             PointError::Group(GroupError::Defect { .. } | GroupError::Exchange(_))
@@ -160,7 +160,7 @@ impl From<PointError> for crate::train::TrainError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::comm::init;
+    use potluck_parallel::comm::init;
 
     #[test]
     fn followers_measure_what_the_leader_says_until_it_ends() {

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use super::{COPY, GIBS, Kind, QUIC, SLICES};
-use crate::base::format::svg_text;
-use crate::bench::report::{CollectiveFigure, DeviceReport, Report};
-use crate::bench::units::size;
+use crate::report::{CollectiveFigure, DeviceReport, Report};
+use crate::units::size;
+use potluck_core::format::svg_text;
 
 /// Size of the drawing in pixels.
 const WIDTH: f64 = 880.0;

@@ -3,10 +3,10 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::base::rng::Key;
-use crate::comm::{Mailbox, RecvError};
-use crate::net::{Landing, Payload, TAG_BYTES};
-use crate::runtime::nodes::{NodeLink, ValueReceiver};
+use potluck_core::rng::Key;
+use potluck_net::nodes::{NodeLink, ValueReceiver};
+use potluck_net::{Landing, Payload, TAG_BYTES};
+use potluck_parallel::comm::{Mailbox, RecvError};
 
 /// Longest frame: as long as a chunk of gradients in a training run.
 pub const FRAME_BYTES_MAX: usize = 1 << 20;
@@ -303,7 +303,7 @@ mod tests {
 
     #[test]
     fn what_is_asked_for_comes_and_what_there_is_not_ends_the_link() {
-        let nodes = crate::bench::link::testing::pair();
+        let nodes = crate::link::testing::pair();
         let [first, mut other] = [0, 1].map(|at| nodes[at].open().unwrap());
         let answering = std::thread::spawn(move || first.answer());
         other.meet().unwrap();
@@ -320,7 +320,7 @@ mod tests {
 
     #[test]
     fn who_asks_before_the_other_side_is_ready_is_answered_later() {
-        let nodes = crate::bench::link::testing::pair();
+        let nodes = crate::link::testing::pair();
         let mut early = nodes[1].open().unwrap();
         let asking = std::thread::spawn(move || early.meet().map(|()| early));
         std::thread::sleep(10 * READY_INTERVAL);

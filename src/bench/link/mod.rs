@@ -10,17 +10,17 @@ mod testing;
 
 use std::time::{Duration, Instant};
 
-use crate::base::Rank;
-use crate::base::shape::ELEMENT_BYTES;
-use crate::bench::collectives::host::{GridPoint, PointError};
-use crate::bench::collectives::nodes::{self, Leader};
-use crate::bench::collectives::{Kind, PointOutcome, QUIC};
-use crate::bench::report::{DeviceReport, Direction, Figure, FigureRecorder, Report};
-use crate::bench::sample::{Effort, SamplingPlan, samples};
-use crate::bench::units::{number, size};
-use crate::runtime::nodes::{ClusterNews, Meeting, StartedCluster, group_over};
-use crate::train::TrainError;
+use crate::collectives::host::{GridPoint, PointError};
+use crate::collectives::nodes::{self, Leader};
+use crate::collectives::{Kind, PointOutcome, QUIC};
+use crate::report::{DeviceReport, Direction, Figure, FigureRecorder, Report};
+use crate::sample::{Effort, SamplingPlan, samples};
+use crate::units::{number, size};
 use frames::{LinkEnd, PING_BYTES, TRANSFER_BYTES_MAX};
+use potluck_core::Rank;
+use potluck_core::shape::ELEMENT_BYTES;
+use potluck_net::nodes::{ClusterNews, Meeting, StartedCluster, group_over};
+use potluck_train::TrainError;
 
 /// Group of the figures.
 pub const GROUP: &str = "link";

@@ -5,12 +5,13 @@ use std::thread;
 use std::time::Duration;
 
 use super::LinkedNodes;
-use crate::base::Generation;
-use crate::cluster::{FirstNodeOptions, JoiningNodeOptions};
-use crate::faults::Faults;
-use crate::net::Secret;
-use crate::runtime::nodes::{ClusterNews, Meeting, MeetingOptions, StartedCluster, rank_greeting};
-use crate::runtime::remote::first::FrameReceiver;
+use potluck_core::Generation;
+use potluck_core::faults::Faults;
+use potluck_net::Secret;
+use potluck_net::cluster::{FirstNodeOptions, JoiningNodeOptions};
+use potluck_net::nodes::{
+    ClusterNews, FrameReceiver, Meeting, MeetingOptions, StartedCluster, rank_greeting,
+};
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 

@@ -1,25 +1,25 @@
 //! Benchmark of pipelines: the training steps of a GPT under every schedule, for several numbers
 //! of stages and micro-batches, beside the prediction by simulation and the bubble by formula.
 //!
-//! The prediction is the step that [`crate::planner::price`] simulates with the times of the
-//! blocks, measured one at a time on each device, and with transfers. It leaves out what devices
-//! take from each other if they share a processor, loading, reductions and updates. The formula
-//! ([`ideal_bubble`]) takes all stages as equal and transfers as free.
+//! The prediction is the step that [`potluck_parallel::planner::price`] simulates with the times of
+//! the blocks, measured one at a time on each device, and with transfers. It leaves out what
+//! devices take from each other if they share a processor, loading, reductions and updates. The
+//! formula ([`ideal_bubble`]) takes all stages as equal and transfers as free.
 //!
-//! [`ideal_bubble`]: crate::parallel::schedule::ideal_bubble
+//! [`ideal_bubble`]: potluck_parallel::schedule::ideal_bubble
 
 mod measure;
 mod price;
 pub mod svg;
 
-use crate::bench::report::{DeviceReport, Direction, Figure, FigureRecorder, Report};
-use crate::bench::sample::{Effort, median};
-use crate::device::{Adapter, Selection, select_all, selector_of};
-use crate::parallel::schedule::require_fit;
-use crate::parallel::{PipelineSchedule, PipelineShape};
-use crate::runtime::placement::assemble::adapters_for;
-use crate::train::TrainError;
+use crate::report::{DeviceReport, Direction, Figure, FigureRecorder, Report};
+use crate::sample::{Effort, median};
 use measure::{PipelineWorkload, TimedSteps};
+use potluck_kernels::device::{Adapter, Selection, select_all, selector_of};
+use potluck_parallel::schedule::require_fit;
+use potluck_parallel::{PipelineSchedule, PipelineShape};
+use potluck_train::TrainError;
+use potluck_train::runtime::placement::assemble::adapters_for;
 
 /// Group of the figures.
 pub const GROUP: &str = "pipeline";

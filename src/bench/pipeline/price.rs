@@ -2,16 +2,16 @@
 //! its bubble by formula.
 
 use super::PipelineCase;
-use crate::base::shape::ELEMENT_BYTES;
-use crate::parallel::schedule::{StageTimes, ideal_bubble};
-use crate::planner::cut::BlockTimes;
-use crate::planner::price::{LinkModel, price};
-use crate::runtime::RuntimeError;
-use crate::runtime::placement::arrangement::Arrangement;
-use crate::runtime::placement::laid_out::LaidOut;
-use crate::runtime::placement::pipeline::{MeasuredBlocks, crossing_elements};
-use crate::runtime::placement::types::{PlacedWorkers, PlacementRequest};
-use crate::train::TrainError;
+use potluck_core::shape::ELEMENT_BYTES;
+use potluck_parallel::planner::cut::BlockTimes;
+use potluck_parallel::planner::price::{LinkModel, price};
+use potluck_parallel::schedule::{StageTimes, ideal_bubble};
+use potluck_train::TrainError;
+use potluck_train::runtime::RuntimeError;
+use potluck_train::runtime::placement::arrangement::Arrangement;
+use potluck_train::runtime::placement::laid_out::LaidOut;
+use potluck_train::runtime::placement::pipeline::{MeasuredBlocks, crossing_elements};
+use potluck_train::runtime::placement::types::{PlacedWorkers, PlacementRequest};
 
 /// Predicted step of a case.
 #[derive(Clone, Copy, Debug, PartialEq)]

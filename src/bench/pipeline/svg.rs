@@ -4,10 +4,10 @@
 
 use std::fmt::Write;
 
-use crate::base::format::svg_text;
-use crate::bench::report::{PipelineFigure, Report};
-use crate::bench::units::number;
-use crate::parallel::PipelineSchedule;
+use crate::report::{PipelineFigure, Report};
+use crate::units::number;
+use potluck_core::format::svg_text;
+use potluck_parallel::PipelineSchedule;
 
 /// Size of the drawing and of its plots in pixels; the height depends on the number of rows.
 const WIDTH: f64 = 980.0;

@@ -4,12 +4,12 @@
 use std::fmt::Write;
 
 use super::placement::ExplainedPlacement;
-use crate::base::{BucketId, EdgeId, Position, Rank};
-use crate::collective::{CollectiveKind, CommCost, RankGroup, Topology, cost};
-use crate::graph::Plan;
-use crate::graph::print::size_text;
-use crate::parallel::{Edge, Mesh};
-use crate::runtime::trace_labels::edge_source;
+use potluck_core::{BucketId, EdgeId, Position, Rank};
+use potluck_graph::Plan;
+use potluck_graph::print::size_text;
+use potluck_parallel::collective::{CollectiveKind, CommCost, RankGroup, Topology, cost};
+use potluck_parallel::{Edge, Mesh};
+use potluck_train::runtime::trace_labels::edge_source;
 
 /// Bytes of one exchanged value.
 const VALUE_BYTES: usize = size_of::<f32>();

@@ -1,12 +1,12 @@
 //! Instructions of the programs of a placement, with the names of blocks, tensors and ranks.
 
 use super::placement::ExplainedPlacement;
-use crate::base::{BucketId, EdgeId, SegmentId};
-use crate::collective::Collective;
-use crate::graph::Plan;
-use crate::parallel::{Edge, Instruction, Operation, Program};
-use crate::runtime::placement::laid_out::LaidOut;
-use crate::runtime::trace_labels::edge_source;
+use potluck_core::{BucketId, EdgeId, SegmentId};
+use potluck_graph::Plan;
+use potluck_parallel::collective::Collective;
+use potluck_parallel::{Edge, Instruction, Operation, Program};
+use potluck_train::runtime::placement::laid_out::LaidOut;
+use potluck_train::runtime::trace_labels::edge_source;
 
 /// Returns the programs of the ranks, each below the rank and its samples if there are several.
 pub fn program(placement: &ExplainedPlacement) -> String {

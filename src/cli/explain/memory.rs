@@ -2,16 +2,18 @@
 
 use super::Explanation;
 use super::placement::ExplainedPlacement;
-use crate::base::shape::ELEMENT_BYTES;
-use crate::device::Selection;
-use crate::device::host::available_memory;
-use crate::graph::Graph;
-use crate::graph::print::{RankMemoryUsage, memory_table, memory_tables};
-use crate::runtime::memory::{LimitBasis, comparison, gibibytes, limit};
-use crate::runtime::placement::names::is_named;
-use crate::runtime::placement::rank_memory::{RankMemory, host_bytes, pools_most, pools_of};
-use crate::runtime::placement::shares::owned_elements;
-use crate::train::{carried, loader};
+use potluck_core::shape::ELEMENT_BYTES;
+use potluck_graph::Graph;
+use potluck_graph::print::{RankMemoryUsage, memory_table, memory_tables};
+use potluck_kernels::device::Selection;
+use potluck_kernels::device::host::available_memory;
+use potluck_train::runtime::memory::{LimitBasis, comparison, gibibytes, limit};
+use potluck_train::runtime::placement::names::is_named;
+use potluck_train::runtime::placement::rank_memory::{
+    RankMemory, host_bytes, pools_most, pools_of,
+};
+use potluck_train::runtime::placement::shares::owned_elements;
+use potluck_train::{carried, loader};
 
 /// Returns the table of the memory of each rank, and a line about that of the host; it fits if both
 /// the devices and the host have as much, or as the smallest micro-batches need that the run tries.

@@ -2,27 +2,27 @@
 //! other, of one stage each if every device holds the whole model.
 
 use super::data_shape;
-use crate::autotune::TuneOptions;
-use crate::base::Rank;
-use crate::base::format::counted;
-use crate::device::Selection;
-use crate::parallel::schedule::in_flight;
-use crate::parallel::{Coordinates, PipelineSchedule, PipelineShape, Placement};
-use crate::planner::cut::BlockTimes;
-use crate::runtime::RuntimeError;
-use crate::runtime::placement::arrangement::Arrangement;
-use crate::runtime::placement::assemble::selections;
-use crate::runtime::placement::decision::{PlacementDecision, decide, saved_of};
-use crate::runtime::placement::laid_out::LaidOut;
-use crate::runtime::placement::names::{display_names, distinct, is_auto};
-use crate::runtime::placement::open_ranks::RequestedDevices;
-use crate::runtime::placement::pipeline::{MeasuredBlocks, measure_blocks, names_of_runs};
-use crate::runtime::placement::plans::Plans;
-use crate::runtime::placement::types::PlacementRequest;
-use crate::runtime::timing::Probe;
-use crate::train::error::TrainError;
-use crate::train::run_data::SavedData;
-use crate::train::spec::RunSpec;
+use potluck_core::Rank;
+use potluck_core::format::counted;
+use potluck_kernels::autotune::TuneOptions;
+use potluck_kernels::device::Selection;
+use potluck_parallel::planner::cut::BlockTimes;
+use potluck_parallel::schedule::in_flight;
+use potluck_parallel::{Coordinates, PipelineSchedule, PipelineShape, Placement};
+use potluck_train::error::TrainError;
+use potluck_train::run_data::SavedData;
+use potluck_train::runtime::RuntimeError;
+use potluck_train::runtime::placement::arrangement::Arrangement;
+use potluck_train::runtime::placement::assemble::selections;
+use potluck_train::runtime::placement::decision::{PlacementDecision, decide, saved_of};
+use potluck_train::runtime::placement::laid_out::LaidOut;
+use potluck_train::runtime::placement::names::{display_names, distinct, is_auto};
+use potluck_train::runtime::placement::open_ranks::RequestedDevices;
+use potluck_train::runtime::placement::pipeline::{MeasuredBlocks, measure_blocks, names_of_runs};
+use potluck_train::runtime::placement::plans::Plans;
+use potluck_train::runtime::placement::types::PlacementRequest;
+use potluck_train::runtime::timing::Probe;
+use potluck_train::spec::RunSpec;
 
 /// Note on the shares of a run that measures them at its start.
 const CAVEAT: &str = "shares are measured when the run starts; here they are even\n";

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::files::{self, FileSets, entries, file_name, invalid};
 use super::{DataError, FileSet, ReadSet, Request, Samples, Targets};
-use crate::data::Features;
+use crate::Features;
 
 const SHAPE: [usize; 3] = [3, 32, 32];
 /// Bytes of a record.

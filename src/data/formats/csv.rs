@@ -8,8 +8,8 @@ use ::csv::{ByteRecord, ReaderBuilder};
 
 use super::files::{self, FileSets, invalid, listed};
 use super::{DataError, Expected, FileSet, ReadSet, Request, Samples, TargetKind, Targets};
-use crate::base::{Setting, Wording};
-use crate::data::Features;
+use crate::Features;
+use potluck_core::{Setting, Wording};
 
 /// Takes the file.
 pub(super) fn find(path: &Path) -> Result<FileSets, DataError> {

@@ -4,11 +4,11 @@ use std::collections::HashMap;
 
 use super::files::{invalid, listed};
 use super::{DataError, KnownSamples, Samples, TargetKind, Targets};
-use crate::base::format::dims_text;
+use potluck_core::format::dims_text;
 
 /// Demands on samples.
 #[derive(Debug)]
-pub(in crate::data) struct Expected {
+pub(crate) struct Expected {
     /// Name of whoever expects it, for messages.
     pub whose: &'static str,
     /// Empty if any will do.

@@ -1,11 +1,10 @@
 //! Files of data sets: found, read whole, and hashed.
 
-use std::fs;
-use std::io;
 use std::path::{Component, Path, PathBuf};
+use std::{fs, io};
 
 use super::{DataError, DataFile, FileSet};
-use crate::base::Wording;
+use potluck_core::Wording;
 
 /// Sets of samples that a path has.
 #[derive(Debug, PartialEq)]

@@ -10,8 +10,8 @@ use flate2::read::MultiGzDecoder;
 
 use super::files::{self, FileSets, entries, file_name, invalid};
 use super::{DataError, FileSet, ReadSet, Request, Samples, Targets};
-use crate::base::format::dims_text;
-use crate::data::Features;
+use crate::Features;
+use potluck_core::format::dims_text;
 
 /// First bytes of a file of unsigned bytes.
 pub(super) const MAGIC: &[u8] = &[0, 0, 8];

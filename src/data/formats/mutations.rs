@@ -6,8 +6,8 @@ use image::{GrayImage, ImageFormat, RgbImage};
 use super::Targets;
 use super::csv::TableTargets;
 use super::tests::{cifar::records, held_bytes, idx, npy, pictures::encoded};
-use crate::base::rng::Key;
-use crate::data::{DataError, Features, Samples};
+use crate::{DataError, Features, Samples};
+use potluck_core::rng::Key;
 
 const MUTATIONS: u64 = 100_000;
 

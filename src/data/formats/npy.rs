@@ -8,8 +8,8 @@ use half::f16;
 
 use super::files::{self, FileSets, file_name, invalid};
 use super::{DataError, FileSet, ReadSet, Request, Samples, TargetKind, Targets};
-use crate::base::format::dims_text;
-use crate::data::Features;
+use crate::Features;
+use potluck_core::format::dims_text;
 
 pub(super) const MAGIC: &[u8] = b"\x93NUMPY";
 /// Files of features in a directory: of the training samples, and of the held-out ones.

@@ -15,8 +15,8 @@ use rayon::prelude::*;
 
 use super::files::{self, Base, FileSets, entries, file_name, has_ending, invalid};
 use super::{DataError, DataFile, FileSet, ReadSet, Request, Samples, Targets};
-use crate::base::{Setting, Wording};
-use crate::data::{Features, LazyFeatures};
+use crate::{Features, LazyFeatures};
+use potluck_core::{Setting, Wording};
 
 /// Directories of held-out pictures beside `train`; if there are several, the first one is taken.
 const HELD_OUT: [&str; 4] = ["val", "valid", "validation", "test"];

@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 use super::{LoadedSamples, ReadOptions, SampleFormat, load};
-use crate::data::{DataError, Features, Samples, Targets};
+use crate::{DataError, Features, Samples, Targets};
 
 /// Creates a directory with some files; directories in their names are created.
 pub(super) fn directory(files: &[(&str, &[u8])]) -> TempDir {

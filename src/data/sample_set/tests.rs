@@ -4,7 +4,7 @@ use super::*;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use crate::data::{LazyFeatures, MeanStd};
+use crate::{LazyFeatures, MeanStd};
 
 fn samples(count: usize) -> Samples {
     Samples {

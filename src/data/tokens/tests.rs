@@ -3,7 +3,7 @@
 use tempfile::TempDir;
 
 use super::*;
-use crate::base::rng::Key;
+use potluck_core::rng::Key;
 
 /// Creates a directory with a token file of 16-bit tokens and its description.
 fn directory(tokens: &[u16], change: impl Fn(&mut serde_json::Value)) -> TempDir {

@@ -3,7 +3,7 @@
 use super::grammar::{Starts, WordSource, sentence};
 use super::words::NUMBERS;
 use super::{ADDENDS, Mistake, is_held_out};
-use crate::base::rng::Key;
+use potluck_core::rng::Key;
 
 /// Words drawn at random, as a pure function of a key.
 struct Draw<'a> {

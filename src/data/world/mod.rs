@@ -10,8 +10,8 @@ mod words;
 pub use check::{check, is_sum};
 pub use grammar::Sentence;
 
-use crate::base::Site;
-use crate::base::rng::Key;
+use potluck_core::Site;
+use potluck_core::rng::Key;
 use words::NUMBERS;
 
 /// Name of the corpus with the version of its text: another text gets another number.

@@ -13,10 +13,10 @@
 //! has only constants. Ops that reduce are not fused either, but for the gradient of layer norm, to
 //! which another gradient may be added.
 
-use crate::base::shape::ELEMENT_BYTES;
-use crate::base::{Shape, TensorId};
-use crate::graph::op::{Binary, EpilogueOp, Op, Unary};
-use crate::graph::{Graph, Node, Role};
+use crate::op::{Binary, EpilogueOp, Op, Unary};
+use crate::{Graph, Node, Role};
+use potluck_core::shape::ELEMENT_BYTES;
+use potluck_core::{Shape, TensorId};
 
 /// The most tensors that a kernel binds: the number that every device supports.
 const BINDINGS_MAX: usize = 8;

@@ -4,12 +4,10 @@
 
 use std::cmp::Reverse;
 
-use crate::base::{DType, NodeId, Shape, TensorId};
-use crate::graph::op::{Binary, Cell, Op, Unary};
-use crate::graph::shapes::{self, ShapeError};
-use crate::graph::{
-    Builder, CustomNode, Graph, Node, ParameterKind, PassKind, Role, SharedCustomOp,
-};
+use crate::op::{Binary, Cell, Op, Unary};
+use crate::shapes::{self, ShapeError};
+use crate::{Builder, CustomNode, Graph, Node, ParameterKind, PassKind, Role, SharedCustomOp};
+use potluck_core::{DType, NodeId, Shape, TensorId};
 
 /// Appends to a forward graph the nodes that accumulate the gradient of its summed loss into one
 /// [`Role::Gradient`] tensor per parameter.
@@ -729,7 +727,7 @@ fn fixed_parts(graph: &Graph) -> [usize; 5] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::{Builder, Init};
+    use crate::{Builder, Init};
 
     #[test]
     fn a_tied_parameter_gets_two_accumulating_nodes_and_blocks_run_backwards() {

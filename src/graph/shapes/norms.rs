@@ -1,6 +1,6 @@
 //! Shape rules of group normalization, over `x (b, .., c)`, and of its gradients.
 
-use crate::base::Shape;
+use potluck_core::Shape;
 
 /// Returns the shapes of a weight `(c)` and of the statistics `(b, groups, 2)`.
 fn grouped(groups: usize, x: &Shape) -> Result<[Shape; 2], String> {

@@ -1,8 +1,8 @@
 //! Shape rules of convolutions and poolings over pictures `(.., h, w, c)` with one leading
 //! dimension.
 
-use crate::base::Shape;
-use crate::graph::pictures::{Conv2dOptions, Pool2dOptions, by};
+use crate::pictures::{Conv2dOptions, Pool2dOptions, by};
+use potluck_core::Shape;
 
 /// Returns the leading dimension, the size and the channels of pictures.
 fn picture(x: &Shape) -> Result<(usize, [usize; 2], usize), String> {

@@ -6,7 +6,7 @@
 use std::time::Instant;
 
 use crate::device::{Adapter, DeviceError, Gpu, ShaderChecks};
-use crate::kernels::{BoundDispatch, Dispatch, Pipelines};
+use crate::{BoundDispatch, Dispatch, Pipelines};
 
 /// An opened device with its pipeline cache.
 pub struct BenchDevice {
@@ -126,8 +126,8 @@ impl BenchDevice {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::bench::peak::MemoryStream;
-    use crate::kernels::testing::adapters;
+    use crate::bench::peak::MemoryStream;
+    use crate::testing::adapters;
 
     #[test]
     fn dispatches_run_on_memory_that_is_uploaded_and_read_back() {

@@ -5,9 +5,9 @@
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
-use crate::kernels::dispatch::grid;
-use crate::kernels::simd::vectorized;
-use crate::kernels::{Dispatch, Float, Operand, Shader};
+use crate::dispatch::grid;
+use crate::simd::vectorized;
+use crate::{Dispatch, Float, Operand, Shader};
 
 /// Chains per invocation: enough to hide the latency of a multiply-add on two units, and few
 /// enough for 16 registers.
@@ -203,7 +203,7 @@ vectorized! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::testing::{compare, for_each_gpu, run_dispatches};
+    use crate::testing::{compare, for_each_gpu, run_dispatches};
 
     fn widen(values: &[f32]) -> Vec<Vec<f64>> {
         vec![values.iter().map(|v| f64::from(*v)).collect()]

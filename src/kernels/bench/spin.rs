@@ -1,7 +1,7 @@
 //! Busy-loop kernel for tests of deadlines. Twin of `shaders/spin.wgsl`, which has the formula.
 
 use crate::device::{DeviceError, Gpu};
-use crate::kernels::{Binding, BoundDispatch, Dispatch, Operand, Pipelines, Shader};
+use crate::{Binding, BoundDispatch, Dispatch, Operand, Pipelines, Shader};
 
 /// Maximum number of workgroups of a submission; on a software adapter these take seconds.
 pub const GROUPS_MAX: u32 = 32_768;
@@ -52,7 +52,7 @@ impl Spin {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::testing::for_each_gpu;
+    use crate::testing::for_each_gpu;
 
     #[test]
     fn every_step_of_the_chain_is_taken() {

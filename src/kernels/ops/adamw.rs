@@ -3,9 +3,9 @@
 
 use rayon::prelude::*;
 
-use crate::graph::{Update, UpdateRange};
-use crate::kernels::dispatch::grid;
-use crate::kernels::{Dispatch, Float, Operand, Shader, UpdateTwin};
+use crate::dispatch::grid;
+use crate::{Dispatch, Float, Operand, Shader, UpdateTwin};
+use potluck_graph::{Update, UpdateRange};
 
 /// Twin of [`Update::AdamW`].
 pub static TWIN: UpdateTwin = UpdateTwin {
@@ -187,7 +187,7 @@ fn example(correction1: f32, correction2: f32) -> Update {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::testing::update::check_update;
+    use crate::testing::update::check_update;
 
     /// Returns the update of step `t`, counted from 1.
     fn update(t: i32, lr: f32, [beta1, beta2]: [f32; 2], eps: f32, weight_decay: f32) -> Update {

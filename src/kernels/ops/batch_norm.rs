@@ -3,16 +3,14 @@
 
 use rayon::prelude::*;
 
-use crate::base::HostTensorView;
-use crate::graph::Op;
-use crate::kernels::call_shapes::{C, N, calls};
-use crate::kernels::dispatch::{ITERATIONS_MAX, grid};
-use crate::kernels::harness::InputFill;
-use crate::kernels::simd::{mul_add, vectorized};
-use crate::kernels::twin::{Forward, InputSpec, short_loops};
-use crate::kernels::{
-    CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant,
-};
+use crate::call_shapes::{C, N, calls};
+use crate::dispatch::{ITERATIONS_MAX, grid};
+use crate::harness::InputFill;
+use crate::simd::{mul_add, vectorized};
+use crate::twin::{Forward, InputSpec, short_loops};
+use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
+use potluck_core::HostTensorView;
+use potluck_graph::Op;
 
 /// Twin of [`Op::BatchNorm`] and its gradients.
 pub static TWIN: Twin = Twin {
@@ -385,10 +383,10 @@ fn catalog() -> Vec<CallShape> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::rng::Key;
-    use crate::base::{HostTensor, Shape};
-    use crate::kernels::testing::{self, check, check_with};
-    use crate::kernels::{OwnedCall, RandomContext, harness};
+    use crate::testing::{self, check, check_with};
+    use crate::{OwnedCall, RandomContext, harness};
+    use potluck_core::rng::Key;
+    use potluck_core::{HostTensor, Shape};
 
     const FORWARD: Op = Op::BatchNorm { eps: 1e-5 };
 

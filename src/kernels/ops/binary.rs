@@ -6,14 +6,12 @@ use std::borrow::Cow;
 use rayon::prelude::*;
 
 use super::epilogue::{combined, combined4};
-use crate::base::HostTensorView;
-use crate::graph::{Binary, Op};
-use crate::kernels::call_shapes::{C, N, calls};
-use crate::kernels::dispatch::grid;
-use crate::kernels::twin::{no_forward, normal_inputs, short_loops};
-use crate::kernels::{
-    CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant,
-};
+use crate::call_shapes::{C, N, calls};
+use crate::dispatch::grid;
+use crate::twin::{no_forward, normal_inputs, short_loops};
+use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
+use potluck_core::HostTensorView;
+use potluck_graph::{Binary, Op};
 
 /// Twin of [`Op::Binary`] and [`Op::MaximumGrad`].
 pub static TWIN: Twin = Twin {
@@ -243,9 +241,9 @@ fn catalog() -> Vec<CallShape> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::{HostTensor, Shape};
-    use crate::kernels::harness::InputFill;
-    use crate::kernels::testing::{check, for_each_result};
+    use crate::harness::InputFill;
+    use crate::testing::{check, for_each_result};
+    use potluck_core::{HostTensor, Shape};
 
     fn check_both(a: Shape, b: Shape, rows: usize) {
         let inputs = [(a.clone(), InputFill::Normal), (b, InputFill::Scaled(2.0, 0.5))];

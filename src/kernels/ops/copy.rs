@@ -2,14 +2,12 @@
 
 use rayon::prelude::*;
 
-use crate::base::HostTensorView;
-use crate::graph::Op;
-use crate::kernels::call_shapes::{B, C, HEADS, KEPT, T, calls, shrunk, shrunk_around};
-use crate::kernels::dispatch::{Runs, grid};
-use crate::kernels::twin::{no_forward, normal_inputs, short_loops};
-use crate::kernels::{
-    CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant,
-};
+use crate::call_shapes::{B, C, HEADS, KEPT, T, calls, shrunk, shrunk_around};
+use crate::dispatch::{Runs, grid};
+use crate::twin::{no_forward, normal_inputs, short_loops};
+use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
+use potluck_core::HostTensorView;
+use potluck_graph::Op;
 
 /// Twin of [`Op::Permute`], [`Op::Slice`], [`Op::Pad`] and [`Op::Concat`].
 pub static TWIN: Twin = Twin {
@@ -336,9 +334,9 @@ fn catalog() -> Vec<CallShape> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::Shape;
-    use crate::kernels::harness::InputFill;
-    use crate::kernels::testing::check;
+    use crate::harness::InputFill;
+    use crate::testing::check;
+    use potluck_core::Shape;
 
     fn check_one(op: Op, shape: Shape, rows: usize) {
         check(op, &[(shape, InputFill::Normal)], rows);

@@ -4,16 +4,14 @@
 use rayon::prelude::*;
 
 use super::cross_entropy_subgroups;
-use crate::base::HostTensorView;
-use crate::graph::Op;
-use crate::kernels::call_shapes::{N, PROBE_ROWS, V, calls};
-use crate::kernels::dispatch::{ITERATIONS_MAX, Runs, grid};
-use crate::kernels::harness::InputFill;
-use crate::kernels::simd::{LANES, exp, sum_of, vectorized};
-use crate::kernels::twin::{Forward, InputSpec, short_loops};
-use crate::kernels::{
-    CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant,
-};
+use crate::call_shapes::{N, PROBE_ROWS, V, calls};
+use crate::dispatch::{ITERATIONS_MAX, Runs, grid};
+use crate::harness::InputFill;
+use crate::simd::{LANES, exp, sum_of, vectorized};
+use crate::twin::{Forward, InputSpec, short_loops};
+use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
+use potluck_core::HostTensorView;
+use potluck_graph::Op;
 
 /// Twin of [`Op::CrossEntropy`] and its gradient.
 pub static TWIN: Twin = Twin {
@@ -41,7 +39,7 @@ const GROUP: usize = 256;
 
 /// Reference: `logits (n, v), targets (n) -> parts (n, 2), lse (n)`, or
 /// `logits, targets, lse -> dlogits (n, v)`. A target that is no class is ignored, as is
-/// [`crate::graph::IGNORE_INDEX`].
+/// [`potluck_graph::IGNORE_INDEX`].
 pub fn reference<T: Float>(
     call: &OpCall,
     inputs: &[HostTensorView<'_, T>],
@@ -229,11 +227,11 @@ fn catalog() -> Vec<CallShape> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::{HostTensor, Shape};
-    use crate::graph::IGNORE_INDEX;
-    use crate::kernels::harness::{InputFill, generate};
-    use crate::kernels::testing::gradient::check_gradient;
-    use crate::kernels::testing::{self, check_with};
+    use crate::harness::{InputFill, generate};
+    use crate::testing::gradient::check_gradient;
+    use crate::testing::{self, check_with};
+    use potluck_core::{HostTensor, Shape};
+    use potluck_graph::IGNORE_INDEX;
 
     type Input = (Shape, HostTensor<f64>);
 

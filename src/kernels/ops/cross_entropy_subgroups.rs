@@ -2,7 +2,7 @@
 //! `shaders/cross_entropy_subgroups.wgsl`, and a variant of [`super::cross_entropy`], which has the
 //! reference and the tests against it.
 
-use crate::kernels::{Caps, Dispatch, Shader};
+use crate::{Caps, Dispatch, Shader};
 
 /// Returns the way of a call that the kernel with one workgroup per row has, with subgroup
 /// operations; `None` if the device has none.
@@ -14,11 +14,11 @@ pub fn way(group: Dispatch, caps: &Caps) -> Option<Dispatch> {
 
 #[cfg(test)]
 mod tests {
-    use crate::base::rng::Key;
-    use crate::graph::Op;
-    use crate::kernels::harness::run_call;
-    use crate::kernels::testing::{adapters, for_each_gpu};
-    use crate::kernels::{Caps, DeviceClass, OwnedCall, RandomContext, Variant, twin};
+    use crate::harness::run_call;
+    use crate::testing::{adapters, for_each_gpu};
+    use crate::{Caps, DeviceClass, OwnedCall, RandomContext, Variant, twin};
+    use potluck_core::rng::Key;
+    use potluck_graph::Op;
 
     const NAME: &str = "cross_entropy_subgroups";
 

@@ -1,13 +1,13 @@
 //! Twin of the ops that are defined outside the crate: what their definitions give, as calls, host
 //! functions and dispatches. The CPU device runs the reference, in f64.
 
-use crate::base::HostTensorView;
-use crate::graph::{CustomCall, CustomInput, Op, SharedCustomOp};
-use crate::kernels::harness::InputFill;
-use crate::kernels::twin::{no_forward, short_loops};
-use crate::kernels::{
+use crate::harness::InputFill;
+use crate::twin::{no_forward, short_loops};
+use crate::{
     CallShape, Caps, Cost, Dims, Dispatch, Float, InputSpec, OpCall, Operand, Shader, Twin, Variant,
 };
+use potluck_core::HostTensorView;
+use potluck_graph::{CustomCall, CustomInput, Op, SharedCustomOp};
 
 /// Twin of [`Op::Custom`].
 pub static TWIN: Twin = Twin {
@@ -96,12 +96,12 @@ fn probes(op: &Op, _: &[Dims]) -> Vec<CallShape> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::{HostTensor, Shape};
-    use crate::graph::{CustomKernel, CustomOp};
-    use crate::kernels::Elementwise;
-    use crate::kernels::dispatch::grid;
-    use crate::kernels::harness::generate;
-    use crate::kernels::testing::{check, for_each_gpu, on_gpu};
+    use crate::Elementwise;
+    use crate::dispatch::grid;
+    use crate::harness::generate;
+    use crate::testing::{check, for_each_gpu, on_gpu};
+    use potluck_core::{HostTensor, Shape};
+    use potluck_graph::{CustomKernel, CustomOp};
 
     /// `ids (n), table (4, c) -> y (n)`: the sum of a row of the table, by a workgroup for each id.
     struct RowSum;
@@ -213,8 +213,8 @@ mod tests {
             inputs: vec![vec![64]],
             outputs: vec![vec![64]],
             accumulate: false,
-            random: crate::kernels::RandomContext {
-                step_key: crate::base::rng::Key::new(1),
+            random: crate::RandomContext {
+                step_key: potluck_core::rng::Key::new(1),
                 training: true,
             },
         };

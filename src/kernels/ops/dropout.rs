@@ -3,16 +3,14 @@
 
 use rayon::prelude::*;
 
-use crate::base::rng::{Key, drop_threshold, kept_factor};
-use crate::base::{HostTensorView, Site};
-use crate::graph::Op;
-use crate::kernels::call_shapes::{B, C, T, calls};
-use crate::kernels::dispatch::grid;
-use crate::kernels::harness::InputFill;
-use crate::kernels::twin::{InputSpec, no_forward, short_loops};
-use crate::kernels::{
-    CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant,
-};
+use crate::call_shapes::{B, C, T, calls};
+use crate::dispatch::grid;
+use crate::harness::InputFill;
+use crate::twin::{InputSpec, no_forward, short_loops};
+use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
+use potluck_core::rng::{Key, drop_threshold, kept_factor};
+use potluck_core::{HostTensorView, Site};
+use potluck_graph::Op;
 
 /// Twin of [`Op::Dropout`].
 pub static TWIN: Twin = Twin {
@@ -144,11 +142,11 @@ fn catalog() -> Vec<CallShape> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::{HostTensor, Shape};
-    use crate::kernels::harness::{InputFill, generate};
-    use crate::kernels::testing::gradient::check_gradient;
-    use crate::kernels::testing::{self, check, for_each_gpu};
-    use crate::kernels::{RandomContext, source};
+    use crate::harness::{InputFill, generate};
+    use crate::testing::gradient::check_gradient;
+    use crate::testing::{self, check, for_each_gpu};
+    use crate::{RandomContext, source};
+    use potluck_core::{HostTensor, Shape};
 
     const SITE: Site = Site(9);
 

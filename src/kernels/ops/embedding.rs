@@ -6,15 +6,13 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::embedding_rows;
-use crate::base::HostTensorView;
-use crate::graph::Op;
-use crate::kernels::call_shapes::{C, N, V, calls};
-use crate::kernels::dispatch::{ITERATIONS_MAX, grid};
-use crate::kernels::harness::InputFill;
-use crate::kernels::twin::{InputSpec, no_forward, short_loops};
-use crate::kernels::{
-    CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant,
-};
+use crate::call_shapes::{C, N, V, calls};
+use crate::dispatch::{ITERATIONS_MAX, grid};
+use crate::harness::InputFill;
+use crate::twin::{InputSpec, no_forward, short_loops};
+use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
+use potluck_core::HostTensorView;
+use potluck_graph::Op;
 
 /// Twin of [`Op::Embedding`] and its gradient.
 pub static TWIN: Twin = Twin {
@@ -245,12 +243,12 @@ fn catalog() -> Vec<CallShape> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::rng::Key;
-    use crate::base::{HostTensor, Shape};
-    use crate::kernels::harness::{InputFill, generate};
-    use crate::kernels::testing::gradient::check_gradient;
-    use crate::kernels::testing::{check, check_with};
-    use crate::kernels::{OwnedCall, RandomContext};
+    use crate::harness::{InputFill, generate};
+    use crate::testing::gradient::check_gradient;
+    use crate::testing::{check, check_with};
+    use crate::{OwnedCall, RandomContext};
+    use potluck_core::rng::Key;
+    use potluck_core::{HostTensor, Shape};
 
     #[test]
     fn rows_are_found_and_their_gradients_added() {
@@ -342,7 +340,7 @@ mod tests {
         let table = (Shape::fixed(&[v, c]), generate(InputFill::Normal, v * c, 1));
         let dy = (Shape::batched(&[1, c]), generate(InputFill::Normal, n * c, 2));
         let grad = Op::EmbeddingGrad { rows: v };
-        let dtable = crate::kernels::testing::reference(&grad, &[ids.clone(), dy.clone()], n);
+        let dtable = crate::testing::reference(&grad, &[ids.clone(), dy.clone()], n);
         let HostTensor::Float(weights) = dy.1 else { panic!("dy is of floats") };
         check_gradient(&Op::Embedding, &[ids, table], n, 1, &[weights], &dtable[0]);
     }

@@ -5,8 +5,8 @@
 //! It is meant for GPUs: many workgroups share the columns of a row and the tokens of a frequent
 //! id, at the price of barriers.
 
-use crate::kernels::dispatch::{ITERATIONS_MAX, Operand, grid};
-use crate::kernels::{Dispatch, OpCall, Shader, Variant};
+use crate::dispatch::{ITERATIONS_MAX, Operand, grid};
+use crate::{Dispatch, OpCall, Shader, Variant};
 
 /// Maximum number of workgroups among which the rows of the table are divided: enough to fill a
 /// device, and few enough that it stays cheap for each of them to read all ids. The shader needs

@@ -4,8 +4,8 @@
 
 use std::fmt::Write;
 
-use crate::graph::{Binary, EpilogueOp, Op, Unary};
-use crate::kernels::{OpCall, Operand, source};
+use crate::{OpCall, Operand, source};
+use potluck_graph::{Binary, EpilogueOp, Op, Unary};
 
 /// A generated `store` function and the operands that it binds.
 #[derive(Clone, Debug, PartialEq)]

@@ -11,11 +11,11 @@ use rayon::prelude::*;
 
 use super::epilogue::{self, Epilogue, EpilogueStep};
 use super::{binary, conv, fused_vectors, layer_norm, matmul, unary};
-use crate::base::{DType, HostTensorView, Shape};
-use crate::graph::{Binary, Op, shapes};
-use crate::kernels::dispatch::grid;
-use crate::kernels::twin::{Forward, normal_inputs};
-use crate::kernels::{Caps, Cost, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant, twin};
+use crate::dispatch::grid;
+use crate::twin::{Forward, normal_inputs};
+use crate::{Caps, Cost, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant, twin};
+use potluck_core::{DType, HostTensorView, Shape};
+use potluck_graph::{Binary, Op, shapes};
 use probes::{catalog, probes};
 
 /// Twin of [`Op::Fused`].
@@ -278,13 +278,13 @@ fn iterations(call: &OpCall) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::HostTensor;
-    use crate::base::rng::Key;
     use crate::device::ShaderChecks;
-    use crate::graph::{EpilogueOp, Unary};
-    use crate::kernels::harness::{InputFill, generate};
-    use crate::kernels::testing::{check, compare, for_each_gpu, on_gpu, reference as expected};
-    use crate::kernels::{OwnedCall, RandomContext};
+    use crate::harness::{InputFill, generate};
+    use crate::testing::{check, compare, for_each_gpu, on_gpu, reference as expected};
+    use crate::{OwnedCall, RandomContext};
+    use potluck_core::HostTensor;
+    use potluck_core::rng::Key;
+    use potluck_graph::{EpilogueOp, Unary};
 
     const ADD: EpilogueOp = EpilogueOp::Binary(Binary::Add);
     const MUL: EpilogueOp = EpilogueOp::Binary(Binary::Mul);
@@ -380,7 +380,7 @@ mod tests {
     #[test]
     fn every_step_follows_in_vectors() {
         let stores_vectors = |variant: &Variant| {
-            let text = crate::kernels::source::text(&variant.dispatches[0].shader);
+            let text = crate::source::text(&variant.dispatches[0].shader);
             text.contains("fn store4(")
         };
         let is_tile = |variant: &Variant| variant.name == "matmul_shared_32x32";

@@ -4,8 +4,8 @@
 //! tests. Matrix products in workgroup memory use the same text.
 
 use super::epilogue::{Epilogue, EpilogueStep, combined4, sign, word};
-use crate::graph::Unary;
-use crate::kernels::{OpCall, Operand, source};
+use crate::{OpCall, Operand, source};
+use potluck_graph::Unary;
 
 /// Operand of a step: none, a tensor of vectors, or a single value.
 #[derive(Clone, Copy, PartialEq)]

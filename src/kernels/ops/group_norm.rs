@@ -4,15 +4,15 @@
 use rayon::prelude::*;
 
 use super::row_sums::{self, RowTerms};
-use crate::base::HostTensorView;
-use crate::graph::Op;
-use crate::kernels::call_shapes::calls;
-use crate::kernels::dispatch::{ITERATIONS_MAX, grid};
-use crate::kernels::simd::{mul_add, vectorized};
-use crate::kernels::twin::{Forward, normal_inputs};
-use crate::kernels::{
+use crate::call_shapes::calls;
+use crate::dispatch::{ITERATIONS_MAX, grid};
+use crate::simd::{mul_add, vectorized};
+use crate::twin::{Forward, normal_inputs};
+use crate::{
     CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant, source,
 };
+use potluck_core::HostTensorView;
+use potluck_graph::Op;
 
 /// Twin of [`Op::GroupNorm`] and its gradients.
 pub static TWIN: Twin = Twin {
@@ -506,10 +506,10 @@ fn catalog() -> Vec<CallShape> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::{HostTensor, Shape};
-    use crate::kernels::harness::{InputFill, generate};
-    use crate::kernels::testing::gradient::check_gradient;
-    use crate::kernels::testing::{check_with, reference as expected};
+    use crate::harness::{InputFill, generate};
+    use crate::testing::gradient::check_gradient;
+    use crate::testing::{check_with, reference as expected};
+    use potluck_core::{HostTensor, Shape};
 
     const EPS: f32 = 1e-5;
 

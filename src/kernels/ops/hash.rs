@@ -6,11 +6,11 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use crate::base::Site;
-use crate::base::rng::Key;
-use crate::kernels::bucket_probe::probe_count;
-use crate::kernels::dispatch::{Strips, grid};
-use crate::kernels::{BucketProbe, Dispatch, Operand, Shader};
+use crate::bucket_probe::probe_count;
+use crate::dispatch::{Strips, grid};
+use crate::{BucketProbe, Dispatch, Operand, Shader};
+use potluck_core::Site;
+use potluck_core::rng::Key;
 
 /// Words per rayon task of `fast`: enough to outweigh the scheduling overhead.
 const TASK: usize = 16 * 1024;
@@ -122,7 +122,7 @@ pub fn probe(like: usize) -> BucketProbe {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::testing::{for_each_gpu, run_dispatches};
+    use crate::testing::{for_each_gpu, run_dispatches};
 
     fn words(count: usize) -> Vec<u32> {
         let key = Key::new(42).site(Site(6));

@@ -5,15 +5,13 @@ use rayon::prelude::*;
 
 use super::row_sums::{self, RowTerms};
 use super::{layer_norm_group, layer_norm_rows};
-use crate::base::HostTensorView;
-use crate::graph::Op;
-use crate::kernels::call_shapes::{C, N, PROBE_ROWS, calls};
-use crate::kernels::dispatch::grid;
-use crate::kernels::simd::{mul_add, sum_of, vectorized};
-use crate::kernels::twin::{Forward, normal_inputs};
-use crate::kernels::{
-    CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant,
-};
+use crate::call_shapes::{C, N, PROBE_ROWS, calls};
+use crate::dispatch::grid;
+use crate::simd::{mul_add, sum_of, vectorized};
+use crate::twin::{Forward, normal_inputs};
+use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
+use potluck_core::HostTensorView;
+use potluck_graph::Op;
 
 /// Twin of [`Op::LayerNorm`], [`Op::RmsNorm`] and their gradients.
 pub static TWIN: Twin = Twin {
@@ -422,10 +420,10 @@ fn catalog() -> Vec<CallShape> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::{DType, HostTensor, Shape};
-    use crate::graph::{Binary, EpilogueOp, shapes};
-    use crate::kernels::harness::InputFill;
-    use crate::kernels::testing::{self, check, check_with};
+    use crate::harness::InputFill;
+    use crate::testing::{self, check, check_with};
+    use potluck_core::{DType, HostTensor, Shape};
+    use potluck_graph::{Binary, EpilogueOp, shapes};
 
     const EPS: f32 = 1e-5;
 

@@ -6,9 +6,9 @@
 //! software adapter the barriers cost more than reading rows again.
 
 use super::layer_norm;
-use crate::graph::Op;
-use crate::kernels::dispatch::{Operand, grid};
-use crate::kernels::{Dispatch, OpCall, Shader, Variant};
+use crate::dispatch::{Operand, grid};
+use crate::{Dispatch, OpCall, Shader, Variant};
+use potluck_graph::Op;
 
 /// Bytes of workgroup memory that every device provides.
 const WORKGROUP_BYTES: usize = 16 * 1024;

@@ -3,9 +3,9 @@
 //! and the tests.
 
 use super::layer_norm;
-use crate::graph::Op;
-use crate::kernels::dispatch::{Operand, grid};
-use crate::kernels::{Dispatch, OpCall, Shader, Variant};
+use crate::dispatch::{Operand, grid};
+use crate::{Dispatch, OpCall, Shader, Variant};
+use potluck_graph::Op;
 
 /// Vectors of a row that an invocation keeps: about `ITEMS`, and more of rows for which workgroups
 /// would be too large otherwise.

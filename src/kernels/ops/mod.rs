@@ -32,8 +32,8 @@ pub mod squared_error;
 pub mod sum;
 pub mod unary;
 
-use crate::graph::{Op, Update};
-use crate::kernels::{Twin, UpdateTwin};
+use crate::{Twin, UpdateTwin};
+use potluck_graph::{Op, Update};
 
 macro_rules! table {
     ($($ops:pat => $twin:path,)*) => {

@@ -5,9 +5,9 @@
 
 use rayon::prelude::*;
 
-use crate::kernels::bucket_probe::{normals, probe_count};
-use crate::kernels::dispatch::{Strips, grid};
-use crate::kernels::{BucketProbe, Caps, Dispatch, Operand, Shader};
+use crate::bucket_probe::{normals, probe_count};
+use crate::dispatch::{Strips, grid};
+use crate::{BucketProbe, Caps, Dispatch, Operand, Shader};
 
 /// Elements per rayon task of `fast`; this fixes the order of its sums.
 const TASK: usize = 16 * 1024;
@@ -166,10 +166,10 @@ pub fn probe(like: usize, caps: &Caps) -> BucketProbe {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::Site;
-    use crate::base::rng::Key;
-    use crate::kernels::DeviceClass;
-    use crate::kernels::testing::{for_each_gpu, run_dispatches};
+    use crate::DeviceClass;
+    use crate::testing::{for_each_gpu, run_dispatches};
+    use potluck_core::Site;
+    use potluck_core::rng::Key;
 
     #[test]
     fn one_thread_gives_the_bits_of_many() {

@@ -3,16 +3,14 @@
 
 use rayon::prelude::*;
 
-use crate::base::HostTensorView;
-use crate::graph::{Op, Pool2dOptions};
-use crate::kernels::call_shapes::calls;
-use crate::kernels::dispatch::grid;
-use crate::kernels::harness::InputFill;
-use crate::kernels::simd::vectorized;
-use crate::kernels::twin::{InputSpec, no_forward};
-use crate::kernels::{
-    CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant,
-};
+use crate::call_shapes::calls;
+use crate::dispatch::grid;
+use crate::harness::InputFill;
+use crate::simd::vectorized;
+use crate::twin::{InputSpec, no_forward};
+use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
+use potluck_core::HostTensorView;
+use potluck_graph::{Op, Pool2dOptions};
 
 /// Twin of [`Op::MaxPool2d`], [`Op::AvgPool2d`] and their gradients.
 pub static TWIN: Twin = Twin {
@@ -377,8 +375,8 @@ pub fn catalog() -> Vec<CallShape> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::{HostTensor, Shape};
-    use crate::kernels::testing::{check, check_with, for_each_result, reference as expected};
+    use crate::testing::{check, check_with, for_each_result, reference as expected};
+    use potluck_core::{HostTensor, Shape};
 
     fn options() -> [Pool2dOptions; 6] {
         let apart = Pool2dOptions { kernel: [1, 2], stride: [2, 3], padding: [0, 0] };

@@ -5,8 +5,8 @@
 //! It is meant for GPUs: a gradient of a bias of 768 values has too few columns to fill one.
 
 use super::row_sums::RowTerms;
-use crate::kernels::dispatch::{ITERATIONS_MAX, WORKSPACE_BYTES_MAX, grid};
-use crate::kernels::{Dispatch, Operand, Shader, Variant};
+use crate::dispatch::{ITERATIONS_MAX, WORKSPACE_BYTES_MAX, grid};
+use crate::{Dispatch, Operand, Shader, Variant};
 
 /// Number of workgroups of the first stage that fills a large device.
 const WORKGROUPS: usize = 1024;

@@ -3,8 +3,8 @@
 //! every row uses, such as those of [`super::layer_norm`], which have the references and the tests.
 
 use super::row_blocks;
-use crate::kernels::dispatch::{ITERATIONS_MAX, grid};
-use crate::kernels::{Caps, Dispatch, Operand, Shader, Variant};
+use crate::dispatch::{ITERATIONS_MAX, grid};
+use crate::{Caps, Dispatch, Operand, Shader, Variant};
 
 /// Terms of sums over rows, viewed as (outer, middle, inner), where middle is reduced.
 pub struct RowTerms {

@@ -3,9 +3,9 @@
 
 use rayon::prelude::*;
 
-use crate::graph::{Update, UpdateRange};
-use crate::kernels::dispatch::grid;
-use crate::kernels::{Dispatch, Float, Operand, Shader, UpdateTwin};
+use crate::dispatch::grid;
+use crate::{Dispatch, Float, Operand, Shader, UpdateTwin};
+use potluck_graph::{Update, UpdateRange};
 
 /// Twin of [`Update::Sgd`].
 pub static TWIN: UpdateTwin = UpdateTwin {
@@ -140,7 +140,7 @@ fn catalog() -> Vec<Update> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::testing::update::check_update;
+    use crate::testing::update::check_update;
 
     /// Returns an update with numbers that f32 represents exactly, so that f64 must agree to the
     /// last digits.

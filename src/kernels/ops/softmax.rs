@@ -3,15 +3,15 @@
 
 use rayon::prelude::*;
 
-use crate::base::HostTensorView;
-use crate::graph::Op;
-use crate::kernels::call_shapes::{C, N, PROBE_ROWS, V, calls};
-use crate::kernels::dispatch::{ITERATIONS_MAX, grid};
-use crate::kernels::simd::{exp, sum_of, vectorized};
-use crate::kernels::twin::{Forward, normal_inputs};
-use crate::kernels::{
+use crate::call_shapes::{C, N, PROBE_ROWS, V, calls};
+use crate::dispatch::{ITERATIONS_MAX, grid};
+use crate::simd::{exp, sum_of, vectorized};
+use crate::twin::{Forward, normal_inputs};
+use crate::{
     CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant, source,
 };
+use potluck_core::HostTensorView;
+use potluck_graph::Op;
 
 /// Twin of [`Op::Softmax`] and its gradient.
 pub static TWIN: Twin = Twin {
@@ -200,10 +200,10 @@ fn catalog() -> Vec<CallShape> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::{HostTensor, Shape};
-    use crate::kernels::harness::{InputFill, generate};
-    use crate::kernels::testing::gradient::check_gradient;
-    use crate::kernels::testing::{check, check_with, for_each_result, reference as expected};
+    use crate::harness::{InputFill, generate};
+    use crate::testing::gradient::check_gradient;
+    use crate::testing::{check, check_with, for_each_result, reference as expected};
+    use potluck_core::{HostTensor, Shape};
 
     type Input = (Shape, HostTensor<f64>);
 

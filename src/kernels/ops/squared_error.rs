@@ -3,15 +3,15 @@
 
 use rayon::prelude::*;
 
-use crate::base::HostTensorView;
-use crate::graph::Op;
-use crate::kernels::call_shapes::{C, KEPT, N, PROBE_ROWS, calls};
-use crate::kernels::dispatch::{ITERATIONS_MAX, grid};
-use crate::kernels::twin::{no_forward, normal_inputs, short_loops};
-use crate::kernels::{
+use crate::call_shapes::{C, KEPT, N, PROBE_ROWS, calls};
+use crate::dispatch::{ITERATIONS_MAX, grid};
+use crate::twin::{no_forward, normal_inputs, short_loops};
+use crate::{
     CallShape, Caps, Cost, DeviceClass, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin,
     Variant,
 };
+use potluck_core::HostTensorView;
+use potluck_graph::Op;
 
 /// Twin of [`Op::SquaredError`] and its gradient.
 pub static TWIN: Twin = Twin {
@@ -161,10 +161,10 @@ fn catalog() -> Vec<CallShape> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::{HostTensor, Shape};
-    use crate::kernels::harness::{InputFill, generate};
-    use crate::kernels::testing::gradient::check_gradient;
-    use crate::kernels::testing::{self, check};
+    use crate::harness::{InputFill, generate};
+    use crate::testing::gradient::check_gradient;
+    use crate::testing::{self, check};
+    use potluck_core::{HostTensor, Shape};
 
     #[test]
     fn errors_and_gradients_agree_everywhere() {

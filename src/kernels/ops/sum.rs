@@ -5,14 +5,12 @@ use rayon::prelude::*;
 
 use super::row_blocks;
 use super::row_sums::RowTerms;
-use crate::base::HostTensorView;
-use crate::graph::Op;
-use crate::kernels::call_shapes::{B, C, N, SMALL, T, calls, shrunk, shrunk_around};
-use crate::kernels::dispatch::{ITERATIONS_MAX, grid};
-use crate::kernels::twin::{no_forward, normal_inputs, short_loops};
-use crate::kernels::{
-    CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant,
-};
+use crate::call_shapes::{B, C, N, SMALL, T, calls, shrunk, shrunk_around};
+use crate::dispatch::{ITERATIONS_MAX, grid};
+use crate::twin::{no_forward, normal_inputs, short_loops};
+use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
+use potluck_core::HostTensorView;
+use potluck_graph::Op;
 
 /// Twin of [`Op::Sum`] and [`Op::Broadcast`].
 pub static TWIN: Twin = Twin {
@@ -299,11 +297,11 @@ fn catalog() -> Vec<CallShape> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::Shape;
-    use crate::base::rng::Key;
-    use crate::kernels::harness::InputFill;
-    use crate::kernels::testing::check;
-    use crate::kernels::{OwnedCall, RandomContext};
+    use crate::harness::InputFill;
+    use crate::testing::check;
+    use crate::{OwnedCall, RandomContext};
+    use potluck_core::Shape;
+    use potluck_core::rng::Key;
 
     fn check_sum(shape: Shape, first: usize, last: usize, rows: usize) {
         // The offset keeps sums away from zero, where rounding errors would not be small.

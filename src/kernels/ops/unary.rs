@@ -7,16 +7,14 @@ use pulp::Simd;
 use rayon::prelude::*;
 
 use super::epilogue;
-use crate::base::HostTensorView;
-use crate::graph::{Op, Unary};
-use crate::kernels::call_shapes::{C, N, calls};
-use crate::kernels::dispatch::grid;
-use crate::kernels::harness::InputFill;
-use crate::kernels::simd::{erf, exp, ln, mul_add, tanh, vectorized};
-use crate::kernels::twin::{InputSpec, no_forward, short_loops};
-use crate::kernels::{
-    CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant,
-};
+use crate::call_shapes::{C, N, calls};
+use crate::dispatch::grid;
+use crate::harness::InputFill;
+use crate::simd::{erf, exp, ln, mul_add, tanh, vectorized};
+use crate::twin::{InputSpec, no_forward, short_loops};
+use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
+use potluck_core::HostTensorView;
+use potluck_graph::{Op, Unary};
 
 /// Twin of [`Op::Unary`] and [`Op::UnaryGrad`].
 pub static TWIN: Twin = Twin {
@@ -506,8 +504,8 @@ fn catalog() -> Vec<CallShape> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::{HostTensor, Shape};
-    use crate::kernels::testing::{check, for_each_result};
+    use crate::testing::{check, for_each_result};
+    use potluck_core::{HostTensor, Shape};
 
     #[test]
     fn functions_and_slopes_agree_everywhere() {

@@ -2,11 +2,11 @@
 //! or of timing is long, whatever the kernels make of the device.
 
 use super::*;
-use crate::base::Site;
-use crate::base::rng::Key;
-use crate::graph::Op;
-use crate::kernels::dispatch::{part_end, workgroups};
-use crate::kernels::{CallShape, Caps, OwnedCall, RandomContext, twin};
+use crate::dispatch::{part_end, workgroups};
+use crate::{CallShape, Caps, OwnedCall, RandomContext, twin};
+use potluck_core::Site;
+use potluck_core::rng::Key;
+use potluck_graph::Op;
 
 /// The longest submission that counts as short, of which watchdogs allow eight.
 const SECONDS_MAX: f64 = 0.25;

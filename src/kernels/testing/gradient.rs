@@ -1,8 +1,8 @@
 //! Gradient check: compares gradients with central differences of the f64 references.
 
 use super::{Shape, reference};
-use crate::base::HostTensor;
-use crate::graph::Op;
+use potluck_core::HostTensor;
+use potluck_graph::Op;
 
 /// Asserts that `gradient` is the derivative of the objective `sum_i sum_k weights[i][k] y_i[k]`
 /// over the outputs `y_i` of `op`, by each element of input `which`.

@@ -1,11 +1,11 @@
 //! Tests of the grids of calls far larger than the tests can run: every dispatch of every variant
 //! stays within the limits of all devices.
 
-use crate::base::Site;
-use crate::base::rng::Key;
-use crate::graph::{Binary, Cell, Conv2dOptions, EpilogueOp, Op, Pool2dOptions, Unary};
-use crate::kernels::dispatch::GROUPS_MAX;
-use crate::kernels::{CallShape, Caps, DeviceClass, OwnedCall, RandomContext, TWINS, twin};
+use crate::dispatch::GROUPS_MAX;
+use crate::{CallShape, Caps, DeviceClass, OwnedCall, RandomContext, TWINS, twin};
+use potluck_core::Site;
+use potluck_core::rng::Key;
+use potluck_graph::{Binary, Cell, Conv2dOptions, EpilogueOp, Op, Pool2dOptions, Unary};
 
 /// A GPU and a driver that runs on a processor.
 const CLASSES: [Caps; 2] = [

@@ -3,8 +3,8 @@
 //! may compile a shader as if no float were NaN.
 
 use super::{InputFill, for_each_result, generate, reference};
-use crate::base::{HostTensor, Shape, Site};
-use crate::graph::{Binary, Conv2dOptions, EpilogueOp, IGNORE_INDEX, Op, Pool2dOptions, Unary};
+use potluck_core::{HostTensor, Shape, Site};
+use potluck_graph::{Binary, Conv2dOptions, EpilogueOp, IGNORE_INDEX, Op, Pool2dOptions, Unary};
 
 type Input = (Shape, HostTensor<f64>);
 

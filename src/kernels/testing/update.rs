@@ -2,10 +2,10 @@
 //! bucket, on the CPU and on every adapter, and compares them with the f64 reference.
 
 use super::{for_each_gpu, run_dispatches};
-use crate::graph::{Update, UpdateRange};
-use crate::kernels::bucket_probe::{normals, update_state, widen};
-use crate::kernels::harness::NMSE_MAX;
-use crate::kernels::{UpdateKernel, UpdateTwin};
+use crate::bucket_probe::{normals, update_state, widen};
+use crate::harness::NMSE_MAX;
+use crate::{UpdateKernel, UpdateTwin};
+use potluck_graph::{Update, UpdateRange};
 
 /// The parameters and the moments of a bucket, which an update changes.
 type UpdateState<T> = Vec<Vec<T>>;

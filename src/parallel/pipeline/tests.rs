@@ -1,9 +1,9 @@
 //! Tests of the programs of pipelines: they end, their slots suffice, their buckets have groups.
 
 use super::*;
-use crate::graph::{Builder, Init, PlanOptions, differentiate, replay};
-use crate::parallel::Mesh;
-use crate::parallel::program::contiguous_shares;
+use crate::Mesh;
+use crate::program::contiguous_shares;
+use potluck_graph::{Builder, Init, PlanOptions, differentiate, replay};
 
 /// Blocks in a row with a parameter each; the last one uses the first one's if `is_tied`.
 fn plan(blocks: u32, is_tied: bool) -> Plan {

@@ -131,8 +131,8 @@ mod tests {
 
     use super::PlacementChange::*;
     use super::*;
-    use crate::parallel::placement::tests::placement;
-    use crate::parallel::{Mesh, PipelineSchedule, ReduceSite};
+    use crate::placement::tests::placement;
+    use crate::{Mesh, PipelineSchedule, ReduceSite};
 
     #[test]
     fn only_what_changes_bits_is_a_change_of_data_parallelism() {

@@ -2,11 +2,11 @@
 //! compared.
 
 use super::Run;
+use crate::best::{EvalExtent, Incomparable, incomparable};
 use crate::checkpoint::Meta;
-use crate::data::Split;
-use crate::train::best::{EvalExtent, Incomparable, incomparable};
-use crate::train::error::TrainError;
-use crate::train::evaluate::extent_of;
+use crate::error::TrainError;
+use crate::evaluate::extent_of;
+use potluck_data::Split;
 
 impl Run {
     /// Repeats the evaluation that was due at the step from which the run resumes, if the record

@@ -4,12 +4,12 @@ use std::ops::ControlFlow;
 
 use super::RunOptions;
 use crate::checkpoint::Store;
-use crate::faults::Point;
-use crate::metrics::{Event, Sink, Sinks};
-use crate::train::error::TrainError;
-use crate::train::signals::Signals;
-use crate::train::trainer::Trainer;
-use crate::train::trainer::steps::{Fit, FitHooks, SkippedStep};
+use crate::error::TrainError;
+use crate::signals::Signals;
+use crate::trainer::Trainer;
+use crate::trainer::steps::{Fit, FitHooks, SkippedStep};
+use potluck_core::faults::Point;
+use potluck_core::metrics::{Event, Sink, Sinks};
 
 /// Surroundings of the trainer of a run.
 pub(super) struct RunHost {

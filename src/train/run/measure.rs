@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use super::Run;
-use crate::files;
-use crate::metrics::Event;
-use crate::train::error::TrainError;
-use crate::train::task::{FinalMeasure, MEASURES};
+use crate::error::TrainError;
+use crate::task::{FinalMeasure, MEASURES};
+use potluck_core::files;
+use potluck_core::metrics::Event;
 
 impl Run {
     /// Measures the model, writes the text of the measure to `NAME-STEP.txt`, and emits its values.

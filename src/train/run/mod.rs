@@ -16,24 +16,22 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::checkpoint::{Checkpoint, Store};
-use crate::data::{DataFile, Split};
-use crate::faults::Faults;
-use crate::files;
-use crate::metrics::{Event, Sink, Sinks};
+use crate::error::TrainError;
+use crate::evaluate::extent_of;
+use crate::nodes::RunNodes;
+use crate::run_data::{RunData, SavedData};
 use crate::runtime::memory;
 use crate::runtime::placement::plans::Plans;
-use crate::train::carried;
-use crate::train::error::TrainError;
-use crate::train::evaluate::extent_of;
-use crate::train::loader;
-use crate::train::nodes::RunNodes;
-use crate::train::run_data::{RunData, SavedData};
-use crate::train::signals::{Interruption, Signals};
-use crate::train::spec::RunSpec;
-use crate::train::state;
-use crate::train::task::Ending;
-use crate::train::trainer::steps::Fit;
-use crate::train::trainer::{FitEnd, Trainer};
+use crate::signals::{Interruption, Signals};
+use crate::spec::RunSpec;
+use crate::task::Ending;
+use crate::trainer::steps::Fit;
+use crate::trainer::{FitEnd, Trainer};
+use crate::{carried, loader, state};
+use potluck_core::faults::Faults;
+use potluck_core::files;
+use potluck_core::metrics::{Event, Sink, Sinks};
+use potluck_data::{DataFile, Split};
 
 use host::RunHost;
 

@@ -1,20 +1,19 @@
 //! Recovery: after the loss of a device a run goes on in its process, from its last checkpoint and
 //! with the devices that are left, to the bits of a resume by hand.
 
-use super::startup;
-use super::{Run, RunOptions, RunOutcome, steps};
+use super::{Run, RunOptions, RunOutcome, startup, steps};
 use crate::checkpoint::{Checkpoint, Meta};
-use crate::metrics::{Event, Sinks};
-use crate::parallel::DeviceLoss;
+use crate::error::TrainError;
+use crate::left_devices::LeftDevices;
+use crate::run_data::RunData;
 use crate::runtime::placement::assemble::selections;
 use crate::runtime::placement::plans::Plans;
-use crate::train::error::TrainError;
-use crate::train::left_devices::LeftDevices;
-use crate::train::run_data::RunData;
-use crate::train::spec::RunSpec;
-use crate::train::trainer::Trainer;
-use crate::train::trainer::recovery::{FailedOpening, trace_from};
-use crate::train::trainer::steps::Fit;
+use crate::spec::RunSpec;
+use crate::trainer::Trainer;
+use crate::trainer::recovery::{FailedOpening, trace_from};
+use crate::trainer::steps::Fit;
+use potluck_core::metrics::{Event, Sinks};
+use potluck_parallel::DeviceLoss;
 
 impl Run {
     /// Opens the session again after the loss of a device, with those that are left, if the run is

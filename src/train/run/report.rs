@@ -1,10 +1,10 @@
 //! Messages of a run about itself and its devices.
 
 use super::Run;
-use crate::base::format::{counted, thousands};
-use crate::optim::Decay;
+use crate::error::TrainError;
 use crate::runtime::memory::gibibytes;
-use crate::train::error::TrainError;
+use potluck_core::format::{counted, thousands};
+use potluck_graph::optim::Decay;
 
 impl Run {
     /// Emits notes on the model, the data, the devices and the directory of the run.

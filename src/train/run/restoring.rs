@@ -7,10 +7,10 @@ use std::sync::Arc;
 use super::Run;
 use super::stopping::with_command;
 use crate::checkpoint::{Checkpoint, CheckpointError, Meta};
-use crate::metrics::{Recorder, TensorBoard, aside};
-use crate::parallel::{Placement, PlacementChange};
-use crate::train::continuation::ResumeCommand;
-use crate::train::error::TrainError;
+use crate::continuation::ResumeCommand;
+use crate::error::TrainError;
+use potluck_core::metrics::{Recorder, TensorBoard, aside};
+use potluck_parallel::{Placement, PlacementChange};
 
 impl Run {
     /// Brings the first state onto the devices: that of a checkpoint, or a new one, which is

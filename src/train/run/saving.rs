@@ -1,9 +1,9 @@
 //! Files of a run besides its checkpoints and its record.
 
 use super::Run;
-use crate::files;
-use crate::train::error::TrainError;
-use crate::train::resolved::resolved_toml;
+use crate::error::TrainError;
+use crate::resolved::resolved_toml;
+use potluck_core::files;
 
 /// Version of potluck, as resolved.toml records it.
 const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -3,17 +3,17 @@
 use std::sync::Arc;
 
 use super::RunHost;
-use crate::base::{Rank, SegmentId};
-use crate::exec::PassContext;
-use crate::kernels::RandomContext;
+use crate::error::TrainError;
+use crate::loader::BatchSource;
+use crate::nonfinite::{NotFinite, OVERFLOW_CAUSE, bad_output, bad_state, first_not_finite};
 use crate::runtime::pipelines::{ModelPipelines, PipelineWalk};
 use crate::runtime::step::StepInput;
-use crate::train::error::TrainError;
-use crate::train::loader::BatchSource;
-use crate::train::nonfinite::{NotFinite, OVERFLOW_CAUSE, bad_output, bad_state, first_not_finite};
-use crate::train::session::Session;
-use crate::train::trainer::Trainer;
-use crate::train::trainer::steps::SkippedStep;
+use crate::session::Session;
+use crate::trainer::Trainer;
+use crate::trainer::steps::SkippedStep;
+use potluck_core::{Rank, SegmentId};
+use potluck_kernels::RandomContext;
+use potluck_kernels::exec::PassContext;
 
 impl RunHost {
     /// Reports a skipped step, the first of a row with the tensor in which the non-finite value

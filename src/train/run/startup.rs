@@ -3,16 +3,16 @@
 use std::cell::RefCell;
 
 use super::RunOptions;
-use crate::autotune::TuneProgress;
 use crate::checkpoint::{Checkpoint, Store};
-use crate::metrics::{Event, Sink};
+use crate::error::TrainError;
+use crate::loader::BatchSource;
 use crate::runtime::placement::plans::Plans;
-use crate::train::error::TrainError;
-use crate::train::loader::BatchSource;
-use crate::train::session::StepsTaken;
-use crate::train::spec::RunSpec;
-use crate::train::trainer::opening::{self, Opening, probe_of};
-use crate::train::trainer::{Trainer, TrainerOptions};
+use crate::session::StepsTaken;
+use crate::spec::RunSpec;
+use crate::trainer::opening::{self, Opening, probe_of};
+use crate::trainer::{Trainer, TrainerOptions};
+use potluck_core::metrics::{Event, Sink};
+use potluck_kernels::autotune::TuneProgress;
 
 /// Opens the devices of a run, without the values of its state; messages on the way go to `sink`.
 ///
@@ -86,7 +86,7 @@ pub(super) fn open_store(options: &RunOptions) -> Result<Store, TrainError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::faults::Faults;
+    use potluck_core::faults::Faults;
 
     #[test]
     fn a_directory_in_which_another_start_went_on_is_refused() {
@@ -109,7 +109,7 @@ mod tests {
         let text = error.to_string();
         assert!(text.contains("went on from step 8 to 9"), "{text}");
         assert!(text.contains("again with: potluck train --resume "), "{text}");
-        assert_eq!(error.exit_code(), crate::train::error::EXIT_CONFIGURATION);
+        assert_eq!(error.exit_code(), crate::error::EXIT_CONFIGURATION);
         assert!(matches!(opened(None), Err(TrainError::Occupied { .. })));
     }
 }

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 
 use super::RunOptions;
 use crate::checkpoint::{Checkpoint, Store};
-use crate::device::selector_without;
+use crate::continuation::ResumeCommand;
+use crate::error::{LeftOut, TrainError};
 use crate::runtime::placement::assemble::adapters_for;
-use crate::train::continuation::ResumeCommand;
-use crate::train::error::{LeftOut, TrainError};
-use crate::train::spec::RunSpec;
+use crate::spec::RunSpec;
+use potluck_kernels::device::selector_without;
 
 /// Devices that the command names if those of the run are all left out.
 const ANY_DEVICES: &str = "auto";

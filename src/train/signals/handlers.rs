@@ -1,13 +1,11 @@
 //! Handlers of the signals that ask a run to end.
 
-use std::fs;
-use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::{fs, io};
 
 #[cfg(unix)]
-use signal_hook::consts::{SIGHUP, SIGUSR1};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::{SigId, flag, low_level};
 
 use super::{EXIT_INTERRUPTED, Interruption, SignalFlags};
@@ -113,8 +111,8 @@ fn register_default() -> io::Result<Arc<AtomicBool>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::faults::{Fault, Faults, Point};
-    use crate::train::signals::Signals;
+    use crate::signals::Signals;
+    use potluck_core::faults::{Fault, Faults, Point};
 
     /// One test, because signals are of the whole process.
     #[test]

@@ -4,10 +4,10 @@ use std::borrow::Cow;
 use std::cmp::Reverse;
 
 use super::Task;
-use crate::base::format::dims_text;
-use crate::base::{DType, HostTensor};
-use crate::data::SampleDescription;
-use crate::metrics::Unit;
+use potluck_core::format::dims_text;
+use potluck_core::metrics::Unit;
+use potluck_core::{DType, HostTensor};
+use potluck_data::SampleDescription;
 
 /// Classes beyond the first few among which the right one still counts.
 const TOP: usize = 5;
@@ -209,7 +209,7 @@ fn most_frequent(classes: &[String], confusion: &[Vec<u64>]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::{Normalization, TargetNames};
+    use potluck_data::{Normalization, TargetNames};
 
     fn task(classes: usize) -> Classification {
         let names: Vec<String> = (0..classes).map(|class| format!("c{class}")).collect();

@@ -3,10 +3,10 @@
 use std::borrow::Cow;
 
 use super::Task;
-use crate::base::format::dims_text;
-use crate::base::{DType, HostTensor};
-use crate::data::{MeanStd, SampleDescription};
-use crate::metrics::Unit;
+use potluck_core::format::dims_text;
+use potluck_core::metrics::Unit;
+use potluck_core::{DType, HostTensor};
+use potluck_data::{MeanStd, SampleDescription};
 
 /// Prediction of values.
 #[derive(Clone, Debug)]
@@ -92,7 +92,7 @@ impl Task for Regression {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::{Normalization, TargetNames};
+    use potluck_data::{Normalization, TargetNames};
 
     #[test]
     fn errors_are_in_the_units_of_the_targets() {

@@ -5,13 +5,13 @@ mod sentences;
 use std::sync::Arc;
 
 use super::{Ending, FinalMeasure, Task};
-use crate::base::format::thousands;
-use crate::data::TextData;
-use crate::metrics::Unit;
-use crate::model::LanguageModel;
-use crate::train::error::TrainError;
-use crate::train::generate::{Generation, default_prompt, generate};
-use crate::train::sampling::Sampling;
+use crate::error::TrainError;
+use crate::generate::{Generation, default_prompt, generate};
+use crate::sampling::Sampling;
+use potluck_core::format::thousands;
+use potluck_core::metrics::Unit;
+use potluck_data::TextData;
+use potluck_graph::model::LanguageModel;
 
 use sentences::{SentenceRequest, measure_sentences};
 

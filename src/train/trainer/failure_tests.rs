@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use super::fit_tests::{bits, options, steps, wave_model, waves};
 use super::*;
 use crate::checkpoint::NamedTensor;
-use crate::metrics::Event;
-use crate::train::left_devices::LeftDevices;
-use crate::train::{DeviceLoss, PipelineOptions};
+use crate::left_devices::LeftDevices;
+use crate::{DeviceLoss, PipelineOptions};
+use potluck_core::metrics::Event;
 
 fn faulty(devices: &str, faults: &str) -> TrainerOptions {
     TrainerOptions { faults: faults.parse().unwrap(), ..options(devices) }

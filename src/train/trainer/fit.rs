@@ -8,18 +8,18 @@ use super::Trainer;
 use super::opening::source;
 use super::options::refused;
 use super::steps::{Fit, FitHooks, SkippedStep};
-use crate::base::DType;
-use crate::base::setting::as_fields;
+use crate::best::incomparable;
 use crate::checkpoint::{Best, NamedTensor, Store};
-use crate::data::{Augmentation, DataFile, Dataset, Split};
-use crate::metrics::Event;
-use crate::optim::{Decay, Schedule};
-use crate::parallel::DeviceLoss;
-use crate::train::best::incomparable;
-use crate::train::error::TrainError;
-use crate::train::evaluate::extent_of;
-use crate::train::loader::BatchSource;
-use crate::train::task::{LossTask, Task};
+use crate::error::TrainError;
+use crate::evaluate::extent_of;
+use crate::loader::BatchSource;
+use crate::task::{LossTask, Task};
+use potluck_core::DType;
+use potluck_core::metrics::Event;
+use potluck_core::setting::as_fields;
+use potluck_data::{Augmentation, DataFile, Dataset, Split};
+use potluck_graph::optim::{Decay, Schedule};
+use potluck_parallel::DeviceLoss;
 
 /// Options of [`Trainer::fit`].
 #[derive(Clone, Debug)]
@@ -33,7 +33,7 @@ pub struct FitOptions {
     /// Samples per evaluation, spread over the split; 0: all.
     pub eval_samples: u64,
     /// Task whose metrics evaluations compute, as
-    /// [`task_of_samples`](crate::train::task::task_of_samples) gives it; steps count its unit.
+    /// [`task_of_samples`](crate::task::task_of_samples) gives it; steps count its unit.
     pub task: Arc<dyn Task>,
     /// Random changes of the pictures that are trained on: of the first input of the data.
     pub augmentation: Option<Augmentation>,
@@ -69,7 +69,7 @@ pub enum FitLength {
 
 /// Size of an epoch, in samples or tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::train) struct EpochSize {
+pub(crate) struct EpochSize {
     pub units: u64,
     /// Units of a sample.
     pub per_sample: u64,

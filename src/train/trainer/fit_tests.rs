@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use super::tests::graph;
 use super::*;
-use crate::data::{DataError, DatasetInput, NamedInputs, Split};
-use crate::graph::{Builder, Init};
-use crate::metrics::{Event, Unit};
-use crate::optim::Optimizer;
-use crate::train::Shares;
-use crate::train::task::Task;
+use crate::Shares;
+use crate::task::Task;
+use potluck_core::metrics::{Event, Unit};
+use potluck_data::{DataError, DatasetInput, NamedInputs, Split};
+use potluck_graph::optim::Optimizer;
+use potluck_graph::{Builder, Init};
 
 /// Points of a wave: 23 to train on, 5 held out.
 struct Waves;
@@ -53,7 +53,7 @@ pub fn wave_model() -> Graph {
     let x = b.input("x", &[1, 2]);
     let w = b.parameter("w", &[8, 2], Init::Normal { std: 0.5 });
     let h = b.linear(x, w, None).unwrap();
-    let h = b.unary(h, crate::graph::Unary::GeluTanh).unwrap();
+    let h = b.unary(h, potluck_graph::Unary::GeluTanh).unwrap();
     let h = b.dropout(h, 0.1).unwrap();
     b.block("second");
     let v = b.parameter("v", &[1, 8], Init::Normal { std: 0.5 });
@@ -119,7 +119,7 @@ fn two_halves_are_one_call_to_the_bit_also_over_a_save() {
 fn a_call_is_the_steps_that_the_sampler_draws_and_epochs_end_with_their_last_sample() {
     let (whole, _) = fitted("cpu");
     let mut by_hand = Trainer::new(wave_model(), &options("cpu")).unwrap();
-    let sampler = crate::data::Sampler::new(5, 23, 6);
+    let sampler = potluck_data::Sampler::new(5, 23, 6);
     for step in 1..=12 {
         let indices: Vec<u64> = (0..6).map(|slot| sampler.sample(step, slot).index).collect();
         by_hand.step(&Waves.rows(Split::Train, &indices).unwrap(), 0.05).unwrap();
@@ -396,7 +396,7 @@ fn a_length_that_is_reached_already_is_noted() {
 
 #[test]
 fn an_augmentation_is_one_of_pictures_like_those_of_the_data() {
-    use crate::data::{Augmentation, Normalization, SampleDescription, TargetNames};
+    use potluck_data::{Augmentation, Normalization, SampleDescription, TargetNames};
     let mut trainer = Trainer::new(wave_model(), &options("cpu")).unwrap();
     let mut fitted = |shape: &[usize]| {
         let samples = SampleDescription {

@@ -5,25 +5,25 @@ use std::mem;
 use std::sync::Arc;
 
 use super::TrainerOptions;
-use crate::autotune::{TuneOptions, TuneProgress};
-use crate::base::HostTensor;
-use crate::base::setting::as_fields;
-use crate::data::{Dataset, Split};
-use crate::graph::{Graph, differentiate, fuse};
-use crate::metrics::Trace;
-use crate::parallel::Placement;
+use crate::error::TrainError;
+use crate::loader::{BatchSource, sampler_of};
 use crate::runtime::placement::assemble::assemble;
 use crate::runtime::placement::plans::Plans;
 use crate::runtime::placement::types::PlacementRequest;
 use crate::runtime::remote::{NO_NODES, RemoteNodes};
 use crate::runtime::step::Inputs;
 use crate::runtime::timing::Probe;
-use crate::train::error::TrainError;
-use crate::train::loader::{BatchSource, sampler_of};
-use crate::train::session::{Session, SessionOptions};
+use crate::session::{Session, SessionOptions};
+use potluck_core::HostTensor;
+use potluck_core::metrics::Trace;
+use potluck_core::setting::as_fields;
+use potluck_data::{Dataset, Split};
+use potluck_graph::{Graph, differentiate, fuse};
+use potluck_kernels::autotune::{TuneOptions, TuneProgress};
+use potluck_parallel::Placement;
 
 /// Session on opened devices, which hold no values yet.
-pub(in crate::train) struct OpenedSession {
+pub(crate) struct OpenedSession {
     pub session: Session,
     /// Messages for the user.
     pub notes: Vec<String>,
@@ -31,7 +31,7 @@ pub(in crate::train) struct OpenedSession {
 }
 
 /// Inputs of opening devices besides the options of a trainer.
-pub(in crate::train) struct Opening<'a> {
+pub(crate) struct Opening<'a> {
     /// Other nodes, whose devices come behind those of the options.
     pub nodes: &'a RemoteNodes,
     /// Inputs of a micro-batch, with which devices are timed.
@@ -50,7 +50,7 @@ pub(in crate::train) struct Opening<'a> {
 ///
 /// # Errors
 /// Returns `TrainError` if the devices do not fit the options, or if one fails.
-pub(in crate::train) fn open(
+pub(crate) fn open(
     plans: &Plans,
     options: &TrainerOptions,
     opening: Opening,
@@ -150,7 +150,7 @@ pub(super) fn source(
 }
 
 /// Returns the probe of a source at a step: inputs of its first samples.
-pub(in crate::train) fn probe_of(source: BatchSource, step: u64) -> Probe {
+pub(crate) fn probe_of(source: BatchSource, step: u64) -> Probe {
     Arc::new(move |rows| source.probe(step, rows as u32))
 }
 

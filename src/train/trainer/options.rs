@@ -3,20 +3,20 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::autotune::TuneOptions;
-use crate::collective::Topology;
-use crate::faults::Faults;
-use crate::graph::Graph;
-use crate::optim::Optimizer;
-use crate::parallel::{
-    DeviceLoss, MismatchAction, ParallelOptions, PipelineOptions, ReduceSite, Shares,
-};
+use crate::error::TrainError;
+use crate::left_devices::LeftDevices;
 use crate::runtime::open::OpenOptions;
 use crate::runtime::placement::plans::Plans;
 use crate::runtime::placement::types::PlacementRequest;
 use crate::runtime::remote::NO_NODES;
-use crate::train::error::TrainError;
-use crate::train::left_devices::LeftDevices;
+use potluck_core::faults::Faults;
+use potluck_graph::Graph;
+use potluck_graph::optim::Optimizer;
+use potluck_kernels::autotune::TuneOptions;
+use potluck_parallel::collective::Topology;
+use potluck_parallel::{
+    DeviceLoss, MismatchAction, ParallelOptions, PipelineOptions, ReduceSite, Shares,
+};
 
 /// Options of a [`Trainer`](super::Trainer).
 #[derive(Clone, Debug)]
@@ -153,7 +153,7 @@ impl TrainerOptions {
     }
 
     /// Returns how the work of a step is shared.
-    pub(crate) fn parallel(&self) -> ParallelOptions {
+    pub fn parallel(&self) -> ParallelOptions {
         let shares = match &self.shares {
             Shares::Measured if !self.is_measured() => Shares::Even,
             Shares::Fixed(given) if given.is_empty() => Shares::Even,
@@ -171,7 +171,7 @@ impl TrainerOptions {
 
     /// Returns the request for the devices of a new trainer, without inputs to time them with;
     /// `parallel` is that of [`TrainerOptions::parallel`].
-    pub(crate) fn placement_request<'a>(
+    pub fn placement_request<'a>(
         &'a self,
         parallel: &'a ParallelOptions,
         plans: &'a Plans,

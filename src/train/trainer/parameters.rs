@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use super::Trainer;
-use crate::base::BucketId;
 use crate::checkpoint::NamedTensor;
-use crate::exec::{BucketTensor, Executor};
-use crate::graph::Plan;
-use crate::train::error::TrainError;
-use crate::train::state;
+use crate::error::TrainError;
+use crate::state;
+use potluck_core::BucketId;
+use potluck_graph::Plan;
+use potluck_kernels::exec::{BucketTensor, Executor};
 
 impl Trainer {
     /// Returns the parameters by name, in the model's order. After the failure of a step these are
@@ -106,7 +106,7 @@ fn write_into(
     device: &mut dyn Executor,
     bucket: BucketId,
     tensors: &[NamedTensor],
-) -> Result<(), crate::device::DeviceError> {
+) -> Result<(), potluck_kernels::device::DeviceError> {
     let plan = device.plan();
     let given = given_in(plan, bucket, tensors);
     if given.is_empty() || !plan.holds(bucket) {

@@ -7,14 +7,14 @@ use std::sync::Arc;
 
 use super::opening::open_on;
 use super::{Trainer, TrainerOptions};
-use crate::base::setting::as_fields;
 use crate::checkpoint::Checkpoint;
-use crate::files;
-use crate::train::error::TrainError;
-use crate::train::left_devices::LeftDevices;
+use crate::error::TrainError;
+use crate::left_devices::LeftDevices;
+use potluck_core::files;
+use potluck_core::setting::as_fields;
 
 /// Failure to open devices, with those that are left.
-pub(in crate::train) struct FailedOpening {
+pub(crate) struct FailedOpening {
     pub error: TrainError,
     /// Devices without the one that failed; `None` if it was none, or there is no other.
     pub left: Option<Box<LeftDevices>>,
@@ -44,7 +44,7 @@ impl FailedOpening {
 }
 
 /// Returns the file of the trace from a step of a recovery on: that of what was before stays.
-pub(in crate::train) fn trace_from(trace: Option<&Path>, step: u64) -> Option<PathBuf> {
+pub(crate) fn trace_from(trace: Option<&Path>, step: u64) -> Option<PathBuf> {
     trace.map(|path| files::beside(path, &format!(".from-{step}")))
 }
 
@@ -100,7 +100,7 @@ impl Trainer {
     ///
     /// # Errors
     /// Returns the last error of `open` if no device is left.
-    pub(in crate::train) fn go_on_with(
+    pub(crate) fn go_on_with(
         &mut self,
         mut left: LeftDevices,
         mut open: impl FnMut(&Self, &LeftDevices) -> Result<Self, FailedOpening>,

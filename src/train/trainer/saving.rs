@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use super::opening::{open_on, training_graph};
 use super::{SavedRun, Trainer, TrainerOptions};
+use crate::carried::STATES_OF_ZEROS;
 use crate::checkpoint::{Checkpoint, Meta, NamedTensor, Store};
-use crate::graph::Graph;
-use crate::train::carried::STATES_OF_ZEROS;
-use crate::train::error::TrainError;
-use crate::train::session::StepsTaken;
-use crate::train::state;
+use crate::error::TrainError;
+use crate::session::StepsTaken;
+use crate::state;
+use potluck_graph::Graph;
 
 impl Trainer {
     /// Saves the state below a directory, as `checkpoints/step-00001234`: parameters, moments,
@@ -99,7 +99,7 @@ impl Trainer {
 
     /// Returns the state, which was checked to be worth saving: parameters that are not finite
     /// cannot be trained further, and saving them would prune the good saves of a directory.
-    pub(in crate::train) fn saveable(&mut self) -> Result<Checkpoint, TrainError> {
+    pub(crate) fn saveable(&mut self) -> Result<Checkpoint, TrainError> {
         self.compare_parameters()?;
         let checkpoint = self.checkpoint()?;
         let bad = checkpoint.parameters.iter().find(|tensor| !tensor.is_finite());
@@ -112,7 +112,7 @@ impl Trainer {
     }
 
     /// Returns the place of the last save in a directory, or that of its first one.
-    pub(in crate::train) fn last_save_in(&self, directory: &Path) -> PathBuf {
+    pub(crate) fn last_save_in(&self, directory: &Path) -> PathBuf {
         let step = match &self.saved {
             Some((step, _)) => *step,
             None => 0,
@@ -122,7 +122,7 @@ impl Trainer {
 
     /// Writes a state, and sets later ones there aside; if `found` is its step, also another one of
     /// that step, whose new path is returned then.
-    pub(in crate::train) fn save_to(
+    pub(crate) fn save_to(
         &mut self,
         store: &mut Store,
         directory: &Path,
@@ -190,7 +190,7 @@ impl Trainer {
     }
 
     /// Brings a state that was checked onto the devices.
-    pub(in crate::train) fn bring(&mut self, state: &Arc<Checkpoint>) -> Result<(), TrainError> {
+    pub(crate) fn bring(&mut self, state: &Arc<Checkpoint>) -> Result<(), TrainError> {
         // The devices may hold moments of other steps.
         let zeros = if state.moments.is_empty() {
             self.zero_moments(&state.parameters)

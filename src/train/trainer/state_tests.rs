@@ -4,12 +4,12 @@ use super::fit_tests::{bits, options, wave_model, waves};
 use super::tests::{blocks, graph};
 use super::*;
 use crate::checkpoint::NamedTensor;
-use crate::data::{
+use crate::{PipelineOptions, Shares};
+use potluck_data::{
     Features, LoadedSamples, SampleOptions, SampleSet, Samples, Split, TargetNames, Targets,
 };
-use crate::graph::{Builder, Init};
-use crate::optim::Optimizer;
-use crate::train::{PipelineOptions, Shares};
+use potluck_graph::optim::Optimizer;
+use potluck_graph::{Builder, Init};
 
 /// A model with dropout, whose second parameter has a shape.
 fn model(name: &str, width: usize) -> Graph {
@@ -87,7 +87,7 @@ fn a_save_of_another_model_is_refused_with_the_name_of_a_tensor() {
     trainer.save(place.path()).unwrap();
     let refused = |graph: Graph| {
         let error = Trainer::load(graph, &options("cpu"), place.path()).err().unwrap();
-        assert_eq!(error.exit_code(), crate::train::error::EXIT_CONFIGURATION);
+        assert_eq!(error.exit_code(), crate::error::EXIT_CONFIGURATION);
         error.to_string()
     };
     assert!(refused(model("u", 4)).contains("the checkpoint has no tensor 'u'"));

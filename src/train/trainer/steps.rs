@@ -7,20 +7,20 @@ use std::time::Instant;
 
 use super::Trainer;
 use super::fit::{FitEnd, FitOptions};
+use crate::best::is_better;
 use crate::checkpoint::{Best, CheckpointError, NamedTensor, Store};
-use crate::data::Split;
-use crate::metrics::{EvalRecord, Event};
+use crate::error::TrainError;
+use crate::evaluate::{Evaluation, extent_of};
+use crate::loader::{BatchSource, Loader};
+use crate::predict::EvaluatedPart;
 use crate::runtime::step::StepInput;
-use crate::train::best::is_better;
-use crate::train::error::TrainError;
-use crate::train::evaluate::{Evaluation, extent_of};
-use crate::train::loader::{BatchSource, Loader};
-use crate::train::predict::EvaluatedPart;
-use crate::train::session::StepTiming;
-use crate::train::signals::SignalFlags;
+use crate::session::StepTiming;
+use crate::signals::SignalFlags;
+use potluck_core::metrics::{EvalRecord, Event};
+use potluck_data::Split;
 
 /// Hooks of a call of the library or of a run of the program in the steps.
-pub(in crate::train) trait FitHooks {
+pub(crate) trait FitHooks {
     /// Tells of an event; [`ControlFlow::Break`] ends the steps after the present one.
     ///
     /// # Errors
@@ -46,7 +46,7 @@ pub(in crate::train) trait FitHooks {
 }
 
 /// Step that updated nothing, because a value was not finite.
-pub(in crate::train) struct SkippedStep<'a> {
+pub(crate) struct SkippedStep<'a> {
     /// Inputs of the ranks.
     pub inputs: &'a [Arc<StepInput>],
     pub reason: String,
@@ -57,7 +57,7 @@ pub(in crate::train) struct SkippedStep<'a> {
 }
 
 /// Steps in progress.
-pub(in crate::train) struct Fit {
+pub(crate) struct Fit {
     pub options: FitOptions,
     pub source: BatchSource,
     /// Inputs of the next steps.
@@ -122,23 +122,19 @@ impl Fit {
 impl Trainer {
     /// Starts to load the inputs of the next steps up to `last`, except for those that other nodes
     /// read.
-    pub(in crate::train) fn loader(
-        &self,
-        source: &BatchSource,
-        last: u64,
-    ) -> Result<Loader, TrainError> {
+    pub(crate) fn loader(&self, source: &BatchSource, last: u64) -> Result<Loader, TrainError> {
         let ranks = self.session.loaded_ranks();
         Loader::start(source.clone(), ranks, self.steps() + 1, last)
             .map_err(|why| TrainError::System { what: "the loader's thread", why })
     }
 
     /// Returns true if the present step is one of those with this interval; 0: none.
-    pub(in crate::train) fn is_due(&self, every: u64) -> bool {
+    pub(crate) fn is_due(&self, every: u64) -> bool {
         every > 0 && self.steps().is_multiple_of(every)
     }
 
     /// Takes the steps that are left, evaluates, and saves.
-    pub(in crate::train) fn run_steps(
+    pub(crate) fn run_steps(
         &mut self,
         fit: &mut Fit,
         hooks: &mut dyn FitHooks,
@@ -235,7 +231,7 @@ impl Trainer {
     /// Evaluates on the validation split, unless that was done after this step; keeps and saves the
     /// best. Returns the loss; `None` if nothing is held out, or if a signal is pending, which
     /// drops an evaluation in progress.
-    pub(in crate::train) fn evaluate_fit(
+    pub(crate) fn evaluate_fit(
         &mut self,
         fit: &mut Fit,
         hooks: &mut dyn FitHooks,
@@ -301,7 +297,7 @@ impl Trainer {
     }
 
     /// Saves to the directory, unless this step is saved there as it is now.
-    pub(in crate::train) fn save_fit(
+    pub(crate) fn save_fit(
         &mut self,
         fit: &mut Fit,
         hooks: &mut dyn FitHooks,

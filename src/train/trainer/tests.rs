@@ -1,9 +1,9 @@
 //! Tests of trainers on CPU devices.
 
 use super::*;
-use crate::graph::{Builder, Init};
-use crate::optim::Optimizer;
-use crate::train::{PipelineOptions, Shares};
+use crate::{PipelineOptions, Shares};
+use potluck_graph::optim::Optimizer;
+use potluck_graph::{Builder, Init};
 
 pub fn graph(with_loss: bool) -> Graph {
     let mut b = Builder::new();

@@ -9,8 +9,8 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::axis::TickAxis;
-use crate::base::format::{grouped, xml_character};
-use crate::metrics::{Curve, CurvePoint, Curves};
+use potluck_core::format::{grouped, xml_character};
+use potluck_core::metrics::{Curve, CurvePoint, Curves};
 
 /// Units of the drawing per pixel: places are whole numbers, and pixels are too coarse for curves.
 const UNIT: u32 = 10;

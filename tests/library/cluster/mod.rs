@@ -8,9 +8,9 @@ use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use network::{Host, Incident, MILLISECOND, Network, SECOND, name};
-use potluck::base::{Generation, Nanos};
-use potluck::cluster::{ClusterEnd, ClusterError, Loss, Roster, heartbeat_interval};
-use potluck::sim::queue::Random;
+use potluck_core::{Generation, Nanos};
+use potluck_net::cluster::{ClusterEnd, ClusterError, Loss, Roster, heartbeat_interval};
+use potluck_parallel::sim::queue::Random;
 
 /// Runs `test` for the seeds `0..count`, or for the one of the environment. A seed whose test
 /// panics is named.

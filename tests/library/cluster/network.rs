@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
-use potluck::base::{Nanos, NodeRank};
-use potluck::cluster::{
+use potluck_core::{Nanos, NodeRank};
+use potluck_net::cluster::{
     Action, ClusterEnd, ClusterError, ClusterMsg, ConnectionEnd, ConnectionId, DialId, Event,
     FirstNode, FirstNodeOptions, Hello, JoiningNode, JoiningNodeOptions, NodeDevice, PROTOCOL,
     Presence, Roster, heartbeat_interval,
 };
-use potluck::sim::queue::Random;
+use potluck_parallel::sim::queue::Random;
 
 pub const MILLISECOND: Nanos = 1_000_000;
 pub const SECOND: Nanos = 1_000_000_000;
@@ -165,7 +165,7 @@ impl Network {
             hello: hello(0),
             addresses: vec![address(0)],
             node_timeout,
-            generation: potluck::base::Generation(4),
+            generation: potluck_core::Generation(4),
         };
         let mut hosts: Vec<Host> = (0..=joiners).map(|_| Host::default()).collect();
         for (index, host) in hosts.iter_mut().enumerate() {

@@ -1,6 +1,6 @@
 //! Random numbers by seed.
 
-use potluck::base::rng::threefry2x32;
+use potluck_core::rng::threefry2x32;
 
 /// Random words, as many as are asked for: a key and how many were drawn.
 pub struct Dice(pub u32, pub u32);

@@ -3,10 +3,12 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use potluck::base::{BucketId, ChunkId, Position, Round};
-use potluck::collective::{Chunk, CollectiveKind, ExchangeError, ShardLayout, Topology};
-use potluck::comm::add::add_assign;
-use potluck::comm::{Addition, ExchangeDriver, ExchangeIo, Message, PooledBuffer, SharedBuffer};
+use potluck_core::{BucketId, ChunkId, Position, Round};
+use potluck_parallel::collective::{Chunk, CollectiveKind, ExchangeError, ShardLayout, Topology};
+use potluck_parallel::comm::add::add_assign;
+use potluck_parallel::comm::{
+    Addition, ExchangeDriver, ExchangeIo, Message, PooledBuffer, SharedBuffer,
+};
 use proptest::prelude::*;
 
 use super::dice::Dice;
@@ -243,7 +245,7 @@ fn own(layout: &ShardLayout, at: u32, round: u32, seed: u32) -> Vec<Vec<f32>> {
     (0..layout.buckets()).map(bucket).collect()
 }
 
-/// The sums in the order that [`potluck::collective::exchange`] states.
+/// The sums in the order that [`potluck_parallel::collective::exchange`] states.
 fn reference(layout: &ShardLayout, own: &[Vec<Vec<f32>>]) -> Vec<Vec<f32>> {
     let mut sums: Vec<Vec<f32>> = own[0].clone();
     for chunk in &layout.chunks {

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use potluck::base::{BucketId, Position, Rank};
-use potluck::collective::{ShardLayout, Topology};
-use potluck::comm::process_group::TREE_BYTES;
-use potluck::comm::{GroupError, ProcessGroup, ReduceOp, init};
+use potluck_core::{BucketId, Position, Rank};
+use potluck_parallel::collective::{ShardLayout, Topology};
+use potluck_parallel::comm::process_group::TREE_BYTES;
+use potluck_parallel::comm::{GroupError, ProcessGroup, ReduceOp, init};
 use proptest::prelude::*;
 
 use super::dice::Dice;

@@ -6,10 +6,10 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use potluck::base::Rank;
-use potluck::comm::{GroupError, ProcessGroup, ReduceOp, Transferable};
-use potluck::net::Secret;
-use potluck::{ClusterOptions, ConnectNews, First, connect};
+use potluck_core::Rank;
+use potluck_net::Secret;
+use potluck_net::nodes::{ClusterOptions, ConnectNews, First, connect};
+use potluck_parallel::comm::{GroupError, ProcessGroup, ReduceOp, Transferable};
 
 use super::dice::Dice;
 use super::group::{all_contain, run, waited_s};

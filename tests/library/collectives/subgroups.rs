@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use potluck::base::{Position, Rank};
-use potluck::comm::{ProcessGroup, ReduceOp, init};
+use potluck_core::{Position, Rank};
+use potluck_parallel::comm::{ProcessGroup, ReduceOp, init};
 use proptest::prelude::*;
 
 use super::dice::Dice;

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use potluck::net::{CONTROL_MAX, PAYLOAD_MAX, Payload};
+use potluck_net::{CONTROL_MAX, PAYLOAD_MAX, Payload};
 
 use super::*;
 

@@ -1,6 +1,6 @@
 //! Dials that succeed and fail, and their sentences.
 
-use potluck::net::{HELLO_MAX, NetError};
+use potluck_net::{HELLO_MAX, NetError};
 
 use super::*;
 

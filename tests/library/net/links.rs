@@ -1,6 +1,6 @@
 //! Messages, payloads and blobs on a link that works.
 
-use potluck::net::{CONTROL_MAX, Payload};
+use potluck_net::{CONTROL_MAX, Payload};
 
 use super::*;
 

@@ -1,6 +1,9 @@
-//! Versions of the crates behind the links that are known to be without a hole.
+//! Versions of other crates in use: those behind the links are known to be without a hole, and
+//! that of wgpu is a part of certificates.
 
 use std::fs;
+
+use potluck_kernels::autotune::certify::WGPU;
 
 /// Returns the version of a crate in a lock file, as three numbers.
 fn locked(lock: &toml::Table, name: &str) -> Option<Vec<u32>> {
@@ -11,10 +14,20 @@ fn locked(lock: &toml::Table, name: &str) -> Option<Vec<u32>> {
     Some(version.split('.').map(|part| part.parse().expect("a number")).collect())
 }
 
+fn lock() -> toml::Table {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.lock");
+    fs::read_to_string(path).unwrap().parse().unwrap()
+}
+
+#[test]
+fn the_release_of_wgpu_is_the_one_in_use() {
+    let version: Vec<u32> = WGPU.split('.').map(|part| part.parse().unwrap()).collect();
+    assert_eq!(locked(&lock(), "wgpu"), Some(version));
+}
+
 #[test]
 fn crates_behind_the_links_have_no_known_hole() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.lock");
-    let lock: toml::Table = fs::read_to_string(path).unwrap().parse().unwrap();
+    let lock = lock();
     // Before 0.11.14 one packet of a stranger made the endpoint panic (CVE-2026-31812).
     assert!(locked(&lock, "quinn-proto").unwrap() >= vec![0, 11, 14]);
     assert!(locked(&lock, "quinn").unwrap() >= vec![0, 11, 12]);

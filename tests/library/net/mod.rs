@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use potluck::net::{
+use potluck_net::{
     CloseReason, Endpoint, EndpointOptions, Landing, Link, PendingPeer, Receiver, Secret, TAG_BYTES,
 };
 

@@ -7,18 +7,16 @@ mod random;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use potluck::base::Rank;
-use potluck::collective::{CollectiveKind, ShardLayout, Topology};
-use potluck::graph::{Plan, PlanOptions, Unary, differentiate, fuse};
-use potluck::model::{GptConfig, gpt};
-use potluck::parallel::{
-    Instruction, Program, ReduceSite, Share, contiguous_shares, data_parallel,
-};
-use potluck::sim::{
+use potluck_core::Rank;
+use potluck_graph::model::{GptConfig, gpt};
+use potluck_graph::{Plan, PlanOptions, Unary, differentiate, fuse};
+use potluck_parallel::collective::{CollectiveKind, ShardLayout, Topology};
+use potluck_parallel::sim::{
     Costs, Detection, End, FaultTime, LinkModel, MachineModel, Scenario, SeededBug, SegmentCost,
     SimulatedFault, SimulationReport, VirtualTrack, check, hash, one_step, reference, run,
     step_seconds,
 };
+use potluck_parallel::{Instruction, Program, ReduceSite, Share, contiguous_shares, data_parallel};
 
 use proptest::prelude::*;
 use random::{Draw, Parts};

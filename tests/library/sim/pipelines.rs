@@ -3,16 +3,16 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use potluck::base::{BucketId, Rank};
-use potluck::collective::{BucketGroups, LaidOutBucket, ShardLayout, Topology};
-use potluck::graph::{Builder, Init, PassKind, Plan, PlanOptions, Unary, differentiate};
-use potluck::parallel::schedule::{StageTimes, ideal_bubble};
-use potluck::parallel::{
-    Mesh, PipelinePrograms, PipelineRanks, PipelineRequest, PipelineSchedule, PipelineShape, Share,
-};
-use potluck::sim::{
+use potluck_core::{BucketId, Rank};
+use potluck_graph::{Builder, Init, PassKind, Plan, PlanOptions, Unary, differentiate};
+use potluck_parallel::collective::{BucketGroups, LaidOutBucket, ShardLayout, Topology};
+use potluck_parallel::schedule::{StageTimes, ideal_bubble};
+use potluck_parallel::sim::{
     Costs, Detection, FaultTime, LinkModel, MachineModel, ModelPart, Scenario, SeededBug,
     SegmentCost, SimulatedFault, SimulationReport, check, one_step, reference, run,
+};
+use potluck_parallel::{
+    Mesh, PipelinePrograms, PipelineRanks, PipelineRequest, PipelineSchedule, PipelineShape, Share,
 };
 
 use super::random::{self, Draw};

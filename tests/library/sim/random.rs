@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use potluck::base::{BucketId, Rank};
-use potluck::collective::{ShardLayout, Topology};
-use potluck::graph::plan::{Bucket, Plan, PlanOptions, Segment};
-use potluck::graph::{Graph, ParameterKind, PassKind};
-use potluck::parallel::{Program, ReduceSite, Share, contiguous_shares, data_parallel};
-use potluck::sim::queue::Random;
-use potluck::sim::{
+use potluck_core::{BucketId, Rank};
+use potluck_graph::plan::{Bucket, Plan, PlanOptions, Segment};
+use potluck_graph::{Graph, ParameterKind, PassKind};
+use potluck_parallel::collective::{ShardLayout, Topology};
+use potluck_parallel::sim::queue::Random;
+use potluck_parallel::sim::{
     Costs, Detection, FaultTime, LinkModel, MachineModel, ModelPart, Scenario, SegmentCost,
     SimulatedFault, one_step,
 };
+use potluck_parallel::{Program, ReduceSite, Share, contiguous_shares, data_parallel};
 
 /// Draws numbers for one seed.
 pub struct Draw(Random);

@@ -3,14 +3,14 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use potluck::base::{ChunkId, Generation, NodeRank, Position, Rank, Round};
-use potluck::cluster::ClusterMsg;
-use potluck::comm::{BufferPool, FrameContent, FrameHeader, FrameValues};
-use potluck::device::DeviceError;
-use potluck::net::Payload;
-use potluck::parallel::Vote;
-use potluck::runtime::remote::calls::CallReply;
-use potluck::runtime::remote::wire::ToFirst;
+use potluck_core::{ChunkId, Generation, NodeRank, Position, Rank, Round};
+use potluck_kernels::device::DeviceError;
+use potluck_net::Payload;
+use potluck_net::cluster::ClusterMsg;
+use potluck_parallel::Vote;
+use potluck_parallel::comm::{BufferPool, FrameContent, FrameHeader, FrameValues};
+use potluck_train::runtime::remote::calls::CallReply;
+use potluck_train::runtime::remote::wire::ToFirst;
 
 use crate::node_peers::{Talk, Treason, betray, cluster, endpoint, hello, whole};
 use crate::node_processes::{LINE, desk, host_with};

@@ -4,7 +4,7 @@ use super::*;
 
 /// Returns records with these labels; the values of a record are its label, twice and three times
 /// its label, in red, green and blue.
-pub(in crate::data::formats) fn records(labels: &[u8]) -> Vec<u8> {
+pub(in crate::formats) fn records(labels: &[u8]) -> Vec<u8> {
     let record = |label: &u8| {
         let planes = [1, 2, 3].map(|factor| [label.wrapping_mul(factor); 1024]);
         [&[*label], planes.as_flattened()].concat()

@@ -1,7 +1,7 @@
 //! Tests of tables.
 
 use super::*;
-use crate::data::formats::{KnownSamples, TargetKind, load_for_evaluation, load_for_prediction};
+use crate::formats::{KnownSamples, TargetKind, load_for_evaluation, load_for_prediction};
 
 fn table(text: &str) -> LoadedSamples {
     loaded(SampleFormat::Csv, &[("t.csv", text.as_bytes())], "t.csv")

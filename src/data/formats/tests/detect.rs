@@ -1,7 +1,7 @@
 //! Tests of the detection of formats.
 
 use super::*;
-use crate::data::formats::{detect, tests};
+use crate::formats::{detect, tests};
 
 #[test]
 fn formats_are_told_by_names_first_bytes_and_structure() {

@@ -1,7 +1,7 @@
 //! Tests of what samples must be like.
 
 use super::*;
-use crate::data::formats::{KnownSamples, expected::Expected};
+use crate::formats::{KnownSamples, expected::Expected};
 
 fn samples(targets: Targets) -> Samples {
     let (name, features) = ("data".into(), Features::Floats(vec![0.0; 4]));

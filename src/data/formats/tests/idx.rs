@@ -5,18 +5,18 @@ use std::io::Write;
 use flate2::{Compression, write::GzEncoder};
 
 use super::*;
-use crate::data::formats::{load_for_evaluation, load_for_prediction};
-use crate::data::{DataFile, Features};
+use crate::formats::{load_for_evaluation, load_for_prediction};
+use crate::{DataFile, Features};
 
 /// Returns an IDX file.
-pub(in crate::data::formats) fn idx(dims: &[u32], values: &[u8]) -> Vec<u8> {
+pub(in crate::formats) fn idx(dims: &[u32], values: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0, 0, 8, dims.len() as u8];
     bytes.extend(dims.iter().flat_map(|size| size.to_be_bytes()));
     bytes.extend(values);
     bytes
 }
 
-pub(in crate::data::formats) fn gzip(bytes: &[u8]) -> Vec<u8> {
+pub(in crate::formats) fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
     encoder.write_all(bytes).unwrap();
     encoder.finish().unwrap()

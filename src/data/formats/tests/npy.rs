@@ -1,10 +1,10 @@
 //! Tests of NumPy arrays.
 
 use super::*;
-use crate::data::formats::{KnownSamples, TargetKind, load_for_prediction};
+use crate::formats::{KnownSamples, TargetKind, load_for_prediction};
 
 /// Returns an array as `numpy.save` writes it.
-pub(in crate::data::formats) fn npy(descr: &str, shape: &str, data: &[u8]) -> Vec<u8> {
+pub(in crate::formats) fn npy(descr: &str, shape: &str, data: &[u8]) -> Vec<u8> {
     of_header(
         1,
         &format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}"),
@@ -12,7 +12,7 @@ pub(in crate::data::formats) fn npy(descr: &str, shape: &str, data: &[u8]) -> Ve
     )
 }
 
-pub(in crate::data::formats) fn of_header(version: u8, header: &str, data: &[u8]) -> Vec<u8> {
+pub(in crate::formats) fn of_header(version: u8, header: &str, data: &[u8]) -> Vec<u8> {
     let start = if version == 1 { 10 } else { 12 };
     let padding = 63 - (start + header.len()) % 64;
     let length = (header.len() + padding + 1) as u32;

@@ -5,13 +5,10 @@ use std::io::Cursor;
 use image::{DynamicImage, GrayAlphaImage, GrayImage, ImageFormat, Luma, RgbImage, RgbaImage};
 
 use super::*;
-use crate::data::formats::{KnownSamples, load_for_prediction};
+use crate::formats::{KnownSamples, load_for_prediction};
 
 /// Returns a picture in a file's bytes.
-pub(in crate::data::formats) fn encoded(
-    picture: impl Into<DynamicImage>,
-    to: ImageFormat,
-) -> Vec<u8> {
+pub(in crate::formats) fn encoded(picture: impl Into<DynamicImage>, to: ImageFormat) -> Vec<u8> {
     let mut bytes = Cursor::new(Vec::new());
     picture.into().write_to(&mut bytes, to).unwrap();
     bytes.into_inner()
@@ -55,7 +52,7 @@ fn pictures_are_turned_as_the_camera_notes() {
         let file = turned(&jpeg, orientation);
         let loaded = loaded(SampleFormat::Pictures, &[("a/x.jpg", &file)], "");
         assert_eq!(loaded.train.shape, shape);
-        let planes = crate::data::formats::pictures::decode("x", &file, shape, false).unwrap();
+        let planes = crate::formats::pictures::decode("x", &file, shape, false).unwrap();
         let (first, last) = (planes[0], planes[planes.len() - 1]);
         assert_eq!((first < 9, last < 9), (is_dark_first, !is_dark_first), "{orientation}");
     }

@@ -6,12 +6,12 @@ pub mod tiles;
 
 use rayon::prelude::*;
 
-use crate::base::HostTensorView;
-use crate::base::rng::{Key, drop_threshold, kept_factor, threefry2x32};
-use crate::graph::Op;
-use crate::kernels::dispatch::grid;
-use crate::kernels::simd::{exp, mul_add, sum_of, vectorized};
-use crate::kernels::{Caps, Cost, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
+use crate::dispatch::grid;
+use crate::simd::{exp, mul_add, sum_of, vectorized};
+use crate::{Caps, Cost, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
+use potluck_core::HostTensorView;
+use potluck_core::rng::{Key, drop_threshold, kept_factor, threefry2x32};
+use potluck_graph::Op;
 
 /// Twin of [`Op::Attention`] and its gradient.
 pub static TWIN: Twin = Twin {

@@ -1,23 +1,23 @@
 //! Calls of attention on which its kernels are certified, and the inputs of a call.
 
-use crate::base::Site;
-use crate::graph::Op;
-use crate::kernels::call_shapes::{B, C, HEADS, T, calls};
-use crate::kernels::harness::InputFill;
-use crate::kernels::twin::{Forward, InputSpec};
-use crate::kernels::{CallShape, Dims};
+use crate::call_shapes::{B, C, HEADS, T, calls};
+use crate::harness::InputFill;
+use crate::twin::{Forward, InputSpec};
+use crate::{CallShape, Dims};
+use potluck_core::Site;
+use potluck_graph::Op;
 
 /// Token counts of probes: fewer than a tile has, and a little more than one tile of each size
 /// has.
 const TOKENS: [usize; 4] = [5, 37, 67, 131];
 
-/// See [`crate::kernels::Twin::inputs`].
+/// See [`crate::Twin::inputs`].
 pub fn inputs(op: &Op, inputs: &[Dims]) -> InputSpec {
     let spec = InputSpec { samples: Some(inputs[0][0]), ..InputSpec::normal(inputs) };
     if op.is_random() { spec.with(inputs.len() - 1, InputFill::Samples) } else { spec }
 }
 
-/// See [`crate::kernels::Twin::forward`].
+/// See [`crate::Twin::forward`].
 pub fn forward(op: &Op) -> Option<Forward> {
     let &Op::AttentionGrad { heads, causal, dropout, site } = op else { return None };
     let mut inputs = vec![0];
@@ -26,7 +26,7 @@ pub fn forward(op: &Op) -> Option<Forward> {
     Some(Forward { op, inputs, outputs: vec![(0, 1), (1, 2)] })
 }
 
-/// See [`crate::kernels::Twin::probes`].
+/// See [`crate::Twin::probes`].
 pub fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     calls(op, TOKENS.map(|t| resized(inputs, t)))
 }
@@ -42,7 +42,7 @@ fn resized(inputs: &[Dims], t: usize) -> Vec<Dims> {
     inputs.iter().enumerate().map(resized).collect()
 }
 
-/// See [`crate::kernels::Twin::catalog`].
+/// See [`crate::Twin::catalog`].
 pub fn catalog() -> Vec<CallShape> {
     let (qkv, y, lse) = (vec![B, T, 3 * C], vec![B, T, C], vec![B, HEADS, T]);
     let (heads, site) = (HEADS, Site(2));

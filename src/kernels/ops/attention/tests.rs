@@ -2,14 +2,12 @@
 //! differences.
 
 use super::*;
-use crate::base::{HostTensor, Shape, Site};
 use crate::device::{Gpu, ShaderChecks};
-use crate::kernels::dispatch::folded;
-use crate::kernels::harness::InputFill;
-use crate::kernels::testing::{
-    self, adapters, check_with, compare, for_each_gpu, for_each_result, on_gpu,
-};
-use crate::kernels::{DeviceClass, OwnedCall, Pipelines, RandomContext};
+use crate::dispatch::folded;
+use crate::harness::InputFill;
+use crate::testing::{self, adapters, check_with, compare, for_each_gpu, for_each_result, on_gpu};
+use crate::{DeviceClass, OwnedCall, Pipelines, RandomContext};
+use potluck_core::{HostTensor, Shape, Site};
 
 const SITE: Site = Site(9);
 

@@ -7,8 +7,8 @@
 //! all memory is cache, run it slower, so it is no candidate there.
 
 use super::{AttentionSizes, entries, shader};
-use crate::kernels::dispatch::grid;
-use crate::kernels::{Caps, Dispatch, OpCall};
+use crate::dispatch::grid;
+use crate::{Caps, Dispatch, OpCall};
 
 /// Size of the workgroups of attention by tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

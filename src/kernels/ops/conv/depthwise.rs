@@ -3,10 +3,9 @@
 
 use super::geometry::{ConvKind, Geometry};
 use super::parts::{self, PartLayout};
-use crate::kernels::dispatch::{ITERATIONS_MAX, WORKSPACE_BYTES_MAX, grid};
-use crate::kernels::ops::epilogue;
-use crate::kernels::ops::fused_vectors;
-use crate::kernels::{Dispatch, OpCall, Operand, Shader};
+use crate::dispatch::{ITERATIONS_MAX, WORKSPACE_BYTES_MAX, grid};
+use crate::ops::{epilogue, fused_vectors};
+use crate::{Dispatch, OpCall, Operand, Shader};
 
 /// Invocations of the gradient by the weight that keep a device busy, and its fewest rows of
 /// places per invocation.

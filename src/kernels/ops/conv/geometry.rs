@@ -1,7 +1,7 @@
 //! Sizes of a convolution, derived from its call, and the places that its windows read.
 
-use crate::graph::{Conv2dOptions, Op};
-use crate::kernels::OpCall;
+use crate::OpCall;
+use potluck_graph::{Conv2dOptions, Op};
 
 /// Result of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,8 +10,8 @@ use rayon::prelude::*;
 
 use super::geometry::{ConvKind, Gather, Geometry};
 use super::{depthwise_host, direct};
-use crate::base::HostTensorView;
-use crate::kernels::OpCall;
+use crate::OpCall;
+use potluck_core::HostTensorView;
 
 /// Elements of a panel: 256 KiB, which stay in the second-level cache.
 const PANEL: usize = 64 * 1024;

@@ -15,20 +15,20 @@ pub mod shared_weight;
 pub mod tile;
 pub mod weights;
 
-use crate::base::HostTensorView;
-use crate::kernels::dispatch::{ITERATIONS_MAX, WORKSPACE_BYTES_MAX, grid};
-use crate::kernels::ops::epilogue::{self, Epilogue};
-use crate::kernels::ops::matmul::shared::WorkgroupTile;
-use crate::kernels::ops::matmul::tile::RegisterTile;
-use crate::kernels::twin::{no_forward, normal_inputs};
-use crate::kernels::{Caps, Cost, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
+use crate::dispatch::{ITERATIONS_MAX, WORKSPACE_BYTES_MAX, grid};
+use crate::ops::epilogue::{self, Epilogue};
+use crate::ops::matmul::shared::WorkgroupTile;
+use crate::ops::matmul::tile::RegisterTile;
+use crate::twin::{no_forward, normal_inputs};
+use crate::{Caps, Cost, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
 use geometry::{ConvKind, Geometry};
 use host::fast;
 use parts::PartLayout;
+use potluck_core::HostTensorView;
 pub use probes::probes_with_channels;
 use probes::{catalog, probes};
 
-/// Twin of [`crate::graph::Op::Conv2d`] and its gradients.
+/// Twin of [`potluck_graph::Op::Conv2d`] and its gradients.
 pub static TWIN: Twin = Twin {
     name: "conv",
     reference_f32: reference::<f32>,
@@ -166,7 +166,7 @@ fn naive(call: &OpCall) -> Vec<Dispatch> {
     }
     let count = parts * geometry.weights();
     let workspace = Operand::Workspace { bytes: 4 * count };
-    let text = crate::kernels::source::snippet("store");
+    let text = crate::source::snippet("store");
     let first = Dispatch {
         shader: Shader::new("conv", entry).with_text(text),
         operands: vec![Operand::Input(0), Operand::Input(1), workspace],

@@ -2,8 +2,8 @@
 //! `shaders/conv_parts.wgsl`.
 
 use super::geometry::Geometry;
-use crate::kernels::dispatch::grid;
-use crate::kernels::{Dispatch, OpCall, Operand, Shader};
+use crate::dispatch::grid;
+use crate::{Dispatch, OpCall, Operand, Shader};
 
 /// Memory layout of the parts: elements from a part, an output channel, an input channel and a tap
 /// to the next.

@@ -1,9 +1,9 @@
 //! Convolutions on which the kernels are certified.
 
-use crate::base::rng::Key;
-use crate::graph::{Conv2dOptions, Op};
-use crate::kernels::call_shapes::calls;
-use crate::kernels::{CallShape, Dims, OwnedCall, RandomContext};
+use crate::call_shapes::calls;
+use crate::{CallShape, Dims, OwnedCall, RandomContext};
+use potluck_core::rng::Key;
+use potluck_graph::{Conv2dOptions, Op};
 
 use super::geometry::{ConvKind, Geometry};
 use super::shared::FLAT_MAX;
@@ -15,7 +15,7 @@ const PLACES: [[usize; 4]; 4] = [[2, 3, 5, 21], [1, 9, 8, 21], [2, 7, 7, 37], [2
 /// Channels of a group up to this are kept, because kernels for few of them depend on the number.
 const FEW: usize = FLAT_MAX;
 
-/// See [`crate::kernels::Twin::probes`].
+/// See [`crate::Twin::probes`].
 pub fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     probes_with_channels(op, inputs, None)
 }
@@ -82,7 +82,7 @@ fn like(size: usize, of: usize) -> usize {
     }
 }
 
-/// See [`crate::kernels::Twin::catalog`]: the layers of small networks, and one of each kind.
+/// See [`crate::Twin::catalog`]: the layers of small networks, and one of each kind.
 pub fn catalog() -> Vec<CallShape> {
     let conv = Conv2dOptions::default();
     let same = conv.with_padding(1);

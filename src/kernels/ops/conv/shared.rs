@@ -1,5 +1,5 @@
 //! Convolutions and their gradients by the input through workgroup memory, for GPUs: the tiles of
-//! matrix products ([`crate::kernels::ops::matmul::shared`]), whose first operand is gathered from
+//! matrix products ([`crate::ops::matmul::shared`]), whose first operand is gathered from
 //! pictures. Twin of `shaders/conv_shared.wgsl`.
 //!
 //! Nothing of the size of the gathered matrix is ever in memory. The weight is: in the order of the
@@ -10,9 +10,9 @@ use super::geometry::{ConvKind, Gather, Geometry};
 use super::host::Channels;
 use super::tile::{divisor, gather_params, grid_of};
 use super::weights::WeightLayout;
-use crate::kernels::ops::epilogue;
-use crate::kernels::ops::matmul::shared::{Output, WorkgroupTile, operand, store_some, tile};
-use crate::kernels::{Dispatch, OpCall, Operand, Shader, dispatch};
+use crate::ops::epilogue;
+use crate::ops::matmul::shared::{Output, WorkgroupTile, operand, store_some, tile};
+use crate::{Dispatch, OpCall, Operand, Shader, dispatch};
 
 /// Available tiles, the largest first. AMD's compiler spills registers for 128x64, in which an
 /// invocation copies four rows and four columns.

@@ -5,9 +5,9 @@
 use super::geometry::Geometry;
 use super::parts::{self, PartLayout};
 use super::shared::TILES;
-use crate::kernels::dispatch::{WORKSPACE_BYTES_MAX, grid};
-use crate::kernels::ops::matmul::shared::{WorkgroupTile, operand};
-use crate::kernels::{Dispatch, OpCall, Operand, Shader};
+use crate::dispatch::{WORKSPACE_BYTES_MAX, grid};
+use crate::ops::matmul::shared::{WorkgroupTile, operand};
+use crate::{Dispatch, OpCall, Operand, Shader};
 
 /// Workgroups that fill a large device, and the fewest places of a part.
 const WORKGROUPS: usize = 256;

@@ -1,12 +1,12 @@
 //! Tests of convolutions and their gradients.
 
 use super::*;
-use crate::base::rng::Key;
-use crate::base::{HostTensor, Shape};
-use crate::graph::{Binary, Conv2dOptions, EpilogueOp, Op, Unary};
-use crate::kernels::harness::InputFill;
-use crate::kernels::testing::{check, reference};
-use crate::kernels::{OwnedCall, RandomContext};
+use crate::harness::InputFill;
+use crate::testing::{check, reference};
+use crate::{OwnedCall, RandomContext};
+use potluck_core::rng::Key;
+use potluck_core::{HostTensor, Shape};
+use potluck_graph::{Binary, Conv2dOptions, EpilogueOp, Op, Unary};
 
 /// A layer: options, pictures, output channels, kernel.
 type Layer = (Conv2dOptions, [usize; 4], usize, [usize; 2]);

@@ -1,5 +1,5 @@
 //! Generator of the WGSL of register tiles of convolutions, for software adapters: products as
-//! those of [`crate::kernels::ops::matmul::tile`], whose operands are gathered from pictures. An
+//! those of [`crate::ops::matmul::tile`], whose operands are gathered from pictures. An
 //! invocation computes a tile in named variables and reads its operands directly.
 //!
 //! A row of the tile of the forward pass, or of the gradient by the input, is a place of the
@@ -17,10 +17,10 @@ use super::geometry::{ConvKind, Gather, Geometry};
 use super::host::Channels;
 use super::parts::{self, PartLayout};
 use super::weights::WeightLayout;
-use crate::kernels::dispatch::{ITERATIONS_MAX, WORKSPACE_BYTES_MAX, grid};
-use crate::kernels::ops::epilogue::{self, Epilogue};
-use crate::kernels::ops::matmul::tile::{RegisterTile, WORKGROUP, lines, moves, products, sums};
-use crate::kernels::{Dispatch, OpCall, Operand, Shader};
+use crate::dispatch::{ITERATIONS_MAX, WORKSPACE_BYTES_MAX, grid};
+use crate::ops::epilogue::{self, Epilogue};
+use crate::ops::matmul::tile::{RegisterTile, WORKGROUP, lines, moves, products, sums};
+use crate::{Dispatch, OpCall, Operand, Shader};
 
 /// Available tiles, of those that fit the fastest first. Few channels have tiles of their own,
 /// because tests and addresses of a tile's rows cost as much as its products there.

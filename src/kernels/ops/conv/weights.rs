@@ -3,8 +3,8 @@
 
 use super::geometry::{ConvKind, Geometry};
 use super::host::Channels;
-use crate::kernels::dispatch::{WORKSPACE_BYTES_MAX, grid};
-use crate::kernels::{Dispatch, Operand, Shader};
+use crate::dispatch::{WORKSPACE_BYTES_MAX, grid};
+use crate::{Dispatch, Operand, Shader};
 
 /// Memory layout of the weights of a product: (groups, taps, rows, columns), with zeros behind the
 /// channels of a group that are read and written.

@@ -1,13 +1,13 @@
 //! Fused calls on which the kernels are certified.
 
 use super::epilogue;
-use crate::base::rng::Key;
-use crate::graph::{Binary, Conv2dOptions, EpilogueOp, Op, Unary};
-use crate::kernels::call_shapes::{C, N, T, calls};
-use crate::kernels::ops::{conv, matmul};
-use crate::kernels::{CallShape, Dims, OwnedCall, RandomContext, twin};
+use crate::call_shapes::{C, N, T, calls};
+use crate::ops::{conv, matmul};
+use crate::{CallShape, Dims, OwnedCall, RandomContext, twin};
+use potluck_core::rng::Key;
+use potluck_graph::{Binary, Conv2dOptions, EpilogueOp, Op, Unary};
 
-/// See [`crate::kernels::Twin::probes`]: calls of the root op, with operands of the epilogue that
+/// See [`crate::Twin::probes`]: calls of the root op, with operands of the epilogue that
 /// fit the root's output. The length of an operand that repeats is a constant in the kernel's text,
 /// so it is kept. There must be as many inputs as the root and the epilogue take.
 ///
@@ -93,7 +93,7 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// See [`crate::kernels::Twin::catalog`]: products with the epilogues that they have in a GPT, a
+/// See [`crate::Twin::catalog`]: products with the epilogues that they have in a GPT, a
 /// gain of one value and a table of positions, the gradient of layer norm with a sum, and
 /// elementwise chains without a product.
 pub fn catalog() -> Vec<CallShape> {

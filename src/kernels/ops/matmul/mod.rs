@@ -13,12 +13,12 @@ pub mod vector;
 use gemm::Parallelism;
 use rayon::prelude::*;
 
-use crate::base::HostTensorView;
-use crate::graph::Op;
-use crate::kernels::dispatch::grid;
-use crate::kernels::ops::epilogue::{self, Epilogue};
-use crate::kernels::twin::{no_forward, normal_inputs};
-use crate::kernels::{Caps, Cost, Dispatch, Float, OpCall, Shader, Twin, Variant};
+use crate::dispatch::grid;
+use crate::ops::epilogue::{self, Epilogue};
+use crate::twin::{no_forward, normal_inputs};
+use crate::{Caps, Cost, Dispatch, Float, OpCall, Shader, Twin, Variant};
+use potluck_core::HostTensorView;
+use potluck_graph::Op;
 pub use probes::probes_with_columns;
 use probes::{catalog, probes};
 use sizes::{OPERANDS, Sizes};
@@ -284,14 +284,14 @@ pub fn iterations(call: &OpCall) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::rng::Key;
-    use crate::base::{DType, HostTensor, Shape};
     use crate::device::ShaderChecks;
-    use crate::graph::shapes;
-    use crate::kernels::dispatch::workspace_bytes;
-    use crate::kernels::harness::{InputFill, generate};
-    use crate::kernels::testing::{check, compare, for_each_gpu, on_gpu, reference as expected};
-    use crate::kernels::{DeviceClass, OwnedCall, RandomContext};
+    use crate::dispatch::workspace_bytes;
+    use crate::harness::{InputFill, generate};
+    use crate::testing::{check, compare, for_each_gpu, on_gpu, reference as expected};
+    use crate::{DeviceClass, OwnedCall, RandomContext};
+    use potluck_core::rng::Key;
+    use potluck_core::{DType, HostTensor, Shape};
+    use potluck_graph::shapes;
 
     const TRANSPOSES: [(bool, bool); 4] =
         [(false, false), (false, true), (true, false), (true, true)];

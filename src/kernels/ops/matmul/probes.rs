@@ -1,8 +1,8 @@
 //! Products on which the kernels are certified.
 
-use crate::graph::Op;
-use crate::kernels::call_shapes::{C, N, calls};
-use crate::kernels::{CallShape, Dims};
+use crate::call_shapes::{C, N, calls};
+use crate::{CallShape, Dims};
+use potluck_graph::Op;
 
 /// `(m, k, n)` of probes, the cheapest first: large enough for one tile size after the other, and
 /// longer sums for variants that split them.
@@ -25,7 +25,7 @@ const FEW: usize = 8;
 /// another number is tested for its end.
 const STAGES: [usize; 3] = [64, 16, 4];
 
-/// See [`crate::kernels::Twin::probes`].
+/// See [`crate::Twin::probes`].
 pub fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     probes_with_columns(op, inputs, None)
 }
@@ -70,7 +70,7 @@ fn pair(first: usize, second: usize, swapped: bool) -> [usize; 2] {
     if swapped { [second, first] } else { [first, second] }
 }
 
-/// See [`crate::kernels::Twin::catalog`].
+/// See [`crate::Twin::catalog`].
 pub fn catalog() -> Vec<CallShape> {
     let product = |(transpose_a, transpose_b)| {
         let (a, b) = (pair(2 * N, C, transpose_a), pair(C, 3 * C, transpose_b));

@@ -28,9 +28,9 @@
 //! sixteen named vectors, to which drivers lower the matrices, run at the same speed.
 
 use super::sizes::{OPERANDS, Sizes};
-use crate::kernels::ops::epilogue::{self, Epilogue, EpilogueStep};
-use crate::kernels::ops::fused_vectors;
-use crate::kernels::{Dispatch, OpCall, Operand, Shader, dispatch};
+use crate::ops::epilogue::{self, Epilogue, EpilogueStep};
+use crate::ops::fused_vectors;
+use crate::{Dispatch, OpCall, Operand, Shader, dispatch};
 
 /// Tile of the output that one workgroup computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! Sizes of a matrix product, derived from its call.
 
-use crate::graph::Op;
-use crate::kernels::{OpCall, Operand};
+use crate::{OpCall, Operand};
+use potluck_graph::Op;
 
 /// Operands (a, b and c) of every product kernel except that of [`vector`](super::vector).
 pub const OPERANDS: [Operand; 3] = [Operand::Input(0), Operand::Input(1), Operand::Output(0)];

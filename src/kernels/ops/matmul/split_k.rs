@@ -8,9 +8,9 @@
 
 use super::shared::{self, Output, WorkgroupTile};
 use super::sizes::Sizes;
-use crate::kernels::dispatch::{WORKSPACE_BYTES_MAX, grid};
-use crate::kernels::ops::epilogue;
-use crate::kernels::{Dispatch, OpCall, Operand, Shader};
+use crate::dispatch::{WORKSPACE_BYTES_MAX, grid};
+use crate::ops::epilogue;
+use crate::{Dispatch, OpCall, Operand, Shader};
 
 /// Workgroups that fill a large device, each with the fewest terms of a part for so many: about two
 /// per core, and about four, with which the last round of workgroups leaves fewer cores idle.

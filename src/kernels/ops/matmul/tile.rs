@@ -69,7 +69,7 @@ var<immediate> p: Params;
 
 /// Returns the WGSL of a tile, with the entry point `tile`, for operands that are stored
 /// transposed or not. Its `Params` are in `HEAD`, `store` is that of
-/// [`epilogue`](crate::kernels::ops::epilogue), and m and n of the product must be at least those
+/// [`epilogue`](crate::ops::epilogue), and m and n of the product must be at least those
 /// of the tile.
 pub fn text(tile: RegisterTile, transpose_a: bool, transpose_b: bool, store: &str) -> String {
     // Elements to the next row of a, to the next column of b, and to the next term of the sum.

@@ -7,8 +7,8 @@
 
 use super::shared::operand;
 use super::sizes::Sizes;
-use crate::kernels::ops::epilogue::{self, Epilogue};
-use crate::kernels::{Dispatch, OpCall, Operand, Shader, dispatch};
+use crate::ops::epilogue::{self, Epilogue};
+use crate::{Dispatch, OpCall, Operand, Shader, dispatch};
 
 /// Maximum number of rows or columns that count as few.
 pub const FEW: usize = 8;

@@ -10,8 +10,8 @@
 use super::RecurrentSizes;
 use super::host::TimeSteps;
 use super::lstm::logistic;
-use crate::kernels::Float;
-use crate::kernels::simd::{sigmoid, tanh, vectorized};
+use crate::Float;
+use crate::simd::{sigmoid, tanh, vectorized};
 
 /// Reference of one sample: `x, weight, bias [, h0] -> y, gates` with r, z, n and p in `gates`.
 pub fn reference<T: Float>(

@@ -5,7 +5,7 @@ use gemm::Parallelism;
 use rayon::prelude::*;
 
 use super::{RecurrentSizes, gru, lstm};
-use crate::graph::Cell;
+use potluck_graph::Cell;
 
 /// Fewest samples of a thread: a product of fewer reads the weight too often.
 const SAMPLES_MIN: usize = 8;

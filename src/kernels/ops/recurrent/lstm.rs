@@ -8,8 +8,8 @@
 
 use super::RecurrentSizes;
 use super::host::TimeSteps;
-use crate::kernels::Float;
-use crate::kernels::simd::{sigmoid, tanh, vectorized};
+use crate::Float;
+use crate::simd::{sigmoid, tanh, vectorized};
 
 /// Reference of one sample: `x, weight, bias [, h0, c0] -> y, gates, cells`.
 pub fn reference<T: Float>(

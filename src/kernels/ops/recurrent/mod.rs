@@ -10,12 +10,12 @@ mod host;
 mod lstm;
 mod steps;
 
-use crate::base::HostTensorView;
-use crate::graph::{Cell, Op};
-use crate::kernels::call_shapes::{B, C, T, calls};
-use crate::kernels::harness::InputFill;
-use crate::kernels::twin::{InputSpec, no_forward};
-use crate::kernels::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Twin, Variant};
+use crate::call_shapes::{B, C, T, calls};
+use crate::harness::InputFill;
+use crate::twin::{InputSpec, no_forward};
+use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Twin, Variant};
+use potluck_core::HostTensorView;
+use potluck_graph::{Cell, Op};
 
 /// Twin of [`Op::Recurrent`] and its gradient.
 pub static TWIN: Twin = Twin {
@@ -185,10 +185,10 @@ fn catalog() -> Vec<CallShape> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::rng::Key;
-    use crate::base::{HostTensor, Shape};
-    use crate::kernels::testing::{self, check, check_with};
-    use crate::kernels::{OwnedCall, RandomContext};
+    use crate::testing::{self, check, check_with};
+    use crate::{OwnedCall, RandomContext};
+    use potluck_core::rng::Key;
+    use potluck_core::{HostTensor, Shape};
 
     const CELLS: [Cell; 2] = [Cell::Lstm, Cell::Gru];
 

@@ -8,10 +8,10 @@
 use std::fmt::Write;
 
 use super::RecurrentSizes;
-use crate::graph::{Cell, Op};
-use crate::kernels::dispatch::{WORKSPACE_BYTES_MAX, grid};
-use crate::kernels::ops::copy;
-use crate::kernels::{Caps, Dispatch, OpCall, Operand, Shader};
+use crate::dispatch::{WORKSPACE_BYTES_MAX, grid};
+use crate::ops::copy;
+use crate::{Caps, Dispatch, OpCall, Operand, Shader};
+use potluck_graph::{Cell, Op};
 
 /// Samples per invocation of the variants: for GPUs, and for adapters that run on a processor.
 pub const ROWS: [usize; 2] = [1, 4];

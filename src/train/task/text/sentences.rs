@@ -4,15 +4,15 @@
 use std::collections::HashSet;
 use std::fmt;
 
-use crate::base::Site;
-use crate::base::rng::Key;
-use crate::data::{Tokenizer, world};
-use crate::metrics::{MeasureRecord, MeasuredValue};
-use crate::model::LanguageModel;
+use crate::error::TrainError;
 use crate::runtime::pipelines::ForwardUnits;
-use crate::train::error::TrainError;
-use crate::train::sampling::{Continuation, Sampling, next_tokens_of_all};
-use crate::train::task::FinalMeasure;
+use crate::sampling::{Continuation, Sampling, next_tokens_of_all};
+use crate::task::FinalMeasure;
+use potluck_core::Site;
+use potluck_core::metrics::{MeasureRecord, MeasuredValue};
+use potluck_core::rng::Key;
+use potluck_data::{Tokenizer, world};
+use potluck_graph::model::LanguageModel;
 
 /// Name of the measure.
 pub const NAME: &str = "sentences";
@@ -238,12 +238,12 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::data::TokenizerKind;
-    use crate::graph::{Plan, PlanOptions};
-    use crate::model::{GptConfig, gpt};
     use crate::runtime::open::{self, OpenOptions};
     use crate::runtime::pipelines::ModelPipelines;
     use crate::runtime::workers::WorkerGroup;
+    use potluck_data::TokenizerKind;
+    use potluck_graph::model::{GptConfig, gpt};
+    use potluck_graph::{Plan, PlanOptions};
 
     #[test]
     fn equal_sentences_count_once_and_only_right_ones_count() {
@@ -321,7 +321,7 @@ mod tests {
             bias: false,
             dropout: 0.0,
             tie: true,
-            activation: crate::graph::Unary::Gelu,
+            activation: potluck_graph::Unary::Gelu,
         };
         let plan = Plan::new(gpt(&config).unwrap(), PlanOptions::new(rows));
         let model = LanguageModel::of(&plan.graph).unwrap();

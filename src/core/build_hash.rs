@@ -1,0 +1,18 @@
+//! Hash of the sources that the program was built of.
+
+use std::sync::OnceLock;
+
+static HASH: OnceLock<&str> = OnceLock::new();
+
+/// Sets the hash, at the start of a program: the package `potluck` knows it, whose build script
+/// sees all sources. The first one counts.
+pub fn set_build_hash(hash: &'static str) {
+    // A second call has the same one: there is one package `potluck` in a program.
+    let _ = HASH.set(hash);
+}
+
+/// Returns the hash, by which the nodes of a run tell that they have the same program; `unknown`
+/// if none was set.
+pub fn build_hash() -> &'static str {
+    HASH.get().copied().unwrap_or("unknown")
+}

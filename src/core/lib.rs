@@ -1,0 +1,30 @@
+//! Types shared by all modules: typed ids, shapes with a leading batch dimension, values in host
+//! memory, rounds, counter-based random numbers, and settings that messages name; and the rooms
+//! [`files`], [`metrics`] and [`faults`], which alone do IO here.
+
+mod build_hash;
+mod decode;
+mod edge_piece;
+pub mod faults;
+pub mod files;
+pub mod format;
+pub mod host_tensor;
+pub mod ids;
+pub mod metrics;
+pub mod raw;
+pub mod rng;
+pub mod round;
+pub mod setting;
+pub mod shape;
+
+pub use build_hash::{build_hash, set_build_hash};
+pub use decode::{DecodeError, decode};
+pub use edge_piece::EdgePiece;
+pub use host_tensor::{HostTensor, HostTensorView};
+pub use ids::{
+    BucketId, ChunkId, EdgeId, Generation, NodeId, NodeRank, ParamId, Position, Rank, SegmentId,
+    Site, SlotId, StepId, TensorId,
+};
+pub use round::{Nanos, Round};
+pub use setting::{Setting, Wording};
+pub use shape::{DType, Shape};

@@ -1,0 +1,644 @@
+//! Graph builder, with which models are written. Each method adds a node and returns its output,
+//! or an error that names the shapes that do not fit; the model functions in `model` show the
+//! style.
+
+use super::custom::CustomOp;
+use super::op::{Binary, Cell, Op, Unary};
+use super::pictures::{Conv2dOptions, Pool2dOptions};
+use super::shapes::{self, ShapeError, Typed};
+use super::{Carried, Graph, Init, Node, Parameter, ParameterKind, PassKind, Role, Tensor};
+use potluck_core::{DType, ParamId, Shape, Site, TensorId};
+
+/// Result of the builder's methods: a tensor, or the reason why the shapes do not fit.
+pub type BuildResult = Result<TensorId, ShapeError>;
+
+/// Builds a forward graph, node by node.
+#[derive(Debug, Default)]
+pub struct Builder {
+    graph: Graph,
+    sites: u32,
+    scope: String,
+    /// Pass of the nodes that are added.
+    phase: PassKind,
+}
+
+impl Builder {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Creates a builder that goes on with a graph, with nodes of another pass.
+    pub(super) fn resume(graph: Graph, phase: PassKind, scope: &str) -> Self {
+        Self { graph, phase, scope: scope.to_string(), sites: 0 }
+    }
+
+    /// Returns the finished forward graph.
+    pub fn finish(self) -> Graph {
+        self.graph
+    }
+
+    /// Returns the shape of a tensor built so far.
+    pub fn shape(&self, x: TensorId) -> &Shape {
+        &self.graph.tensor(x).shape
+    }
+
+    /// Starts a block: a part of the model that a pipeline keeps on one device, and whose
+    /// gradients are reduced together. Names of tensors made from now on begin with its name.
+    pub fn block(&mut self, name: &str) {
+        self.graph.blocks.push(name.to_string());
+        self.scope = name.to_string();
+    }
+
+    /// Adds a batched float input with `dims[0]` entries of the leading dimension per sample.
+    ///
+    /// # Panics
+    /// If `dims` is empty, or another input has the name.
+    pub fn input(&mut self, name: &str, dims: &[usize]) -> TensorId {
+        self.add_input(name, batched(name, dims), DType::F32)
+    }
+
+    /// Adds a batched integer input: token ids, class targets.
+    ///
+    /// # Panics
+    /// Like [`Builder::input`].
+    pub fn input_ids(&mut self, name: &str, dims: &[usize]) -> TensorId {
+        self.add_input(name, batched(name, dims), DType::U32)
+    }
+
+    pub(super) fn add_input(&mut self, name: &str, shape: Shape, dtype: DType) -> TensorId {
+        assert!(self.graph.input(name).is_none(), "two inputs are called {name}");
+        let id = self.add_tensor(name.to_string(), (shape, dtype), Role::Input);
+        self.graph.inputs.push((name.to_string(), id));
+        id
+    }
+
+    /// Returns the input with the ids of the samples in the batch, `(b)`, by which random numbers
+    /// are keyed.
+    fn samples(&mut self) -> TensorId {
+        match self.graph.input("samples") {
+            Some(id) => id,
+            None => self.input_ids("samples", &[1]),
+        }
+    }
+
+    /// Adds a parameter with a unique name; weight decay applies if it has at least two
+    /// dimensions.
+    pub fn parameter(&mut self, name: &str, dims: &[usize], init: Init) -> TensorId {
+        self.add_parameter(name, dims, init, ParameterKind::Trained)
+    }
+
+    /// Adds a running average with a unique name; see [`ParameterKind::State`].
+    pub fn state(&mut self, name: &str, dims: &[usize], init: Init, momentum: f32) -> TensorId {
+        self.add_parameter(name, dims, init, ParameterKind::State { momentum })
+    }
+
+    fn add_parameter(
+        &mut self,
+        name: &str,
+        dims: &[usize],
+        init: Init,
+        kind: ParameterKind,
+    ) -> TensorId {
+        let taken = self.graph.parameters.iter().any(|p| p.name == name);
+        assert!(!taken, "two parameters are called {name}");
+        let id = ParamId(self.graph.parameters.len() as u32);
+        let typed = (Shape::fixed(dims), DType::F32);
+        let tensor = self.add_tensor(name.to_string(), typed, Role::Parameter(id));
+        let decay = kind == ParameterKind::Trained && dims.len() >= 2;
+        let parameter = Parameter { name: name.into(), tensor, kind, init, decay, gradient: None };
+        self.graph.parameters.push(parameter);
+        tensor
+    }
+
+    /// Marks a tensor as read after the forward pass, and names it.
+    pub fn output(&mut self, name: &str, x: TensorId) {
+        self.graph.outputs.push((name.to_string(), x));
+    }
+
+    /// Makes an input the state that each slot of the batch carries from step to step: it is zeros
+    /// first, and then what `output` was one step before; zeros again in a slot where that is not
+    /// finite. Data give no values for it.
+    ///
+    /// # Errors
+    /// Returns [`ShapeError`] if the two are not floats of one shape, if the input is carried
+    /// already, and if `output` is an input itself.
+    pub fn carry(&mut self, input: TensorId, output: TensorId) -> Result<(), ShapeError> {
+        let typed = |id: TensorId| (self.shape(id), self.graph.tensor(id).dtype);
+        let is_input = |of: TensorId| self.graph.inputs.iter().any(|(_, id)| *id == of);
+        let are_alike = typed(input) == typed(output) && typed(input).1 == DType::F32;
+        let why = if !is_input(input) || !are_alike {
+            "a state is an input of floats, and its next value has the same shape"
+        } else if self.graph.is_carried(input) {
+            "the input is carried already, and has one next value"
+        } else if is_input(self.graph.root(output)) {
+            "the next value of a state is computed, and not an input"
+        } else {
+            self.graph.carried.push(Carried { input, output });
+            return Ok(());
+        };
+        let inputs = format!("{} and {}", self.shape(input), self.shape(output));
+        Err(ShapeError { op: "carry".into(), inputs, why: why.into() })
+    }
+
+    /// Computes `a @ b`; see [`Op::MatMul`]. A right side without batch serves all leading
+    /// dimensions.
+    pub fn matmul(&mut self, a: TensorId, b: TensorId, ta: bool, tb: bool) -> BuildResult {
+        let op = Op::MatMul { transpose_a: ta, transpose_b: tb };
+        let (shape, right) = (self.shape(a).clone(), self.shape(b).clone());
+        if right.rank() != 2 || shape.rank() < 3 || ta {
+            return self.apply(op, &[a, b]);
+        }
+        let dims = shape.dims();
+        let rows: usize = dims[..dims.len() - 1].iter().product();
+        let flat = self.reshape(a, &[rows, shape.last()])?;
+        let product = self.apply(op, &[flat, b])?;
+        let mut wanted = dims.to_vec();
+        wanted[dims.len() - 1] = self.shape(product).last();
+        self.reshape(product, &wanted)
+    }
+
+    /// Computes `x (.., in) @ weight^T + bias`, with `weight (out, in)`, as in PyTorch's `Linear`.
+    pub fn linear(&mut self, x: TensorId, weight: TensorId, bias: Option<TensorId>) -> BuildResult {
+        let y = self.matmul(x, weight, false, true)?;
+        match bias {
+            Some(bias) => self.add(y, bias),
+            None => Ok(y),
+        }
+    }
+
+    /// Computes `a + b`; `b` may be a suffix of `a`'s shape: a bias, a table of positions.
+    pub fn add(&mut self, a: TensorId, b: TensorId) -> BuildResult {
+        self.apply(Op::Binary(Binary::Add), &[a, b])
+    }
+
+    /// Computes `a - b`, elementwise; `b` may be a suffix of `a`'s shape.
+    pub fn sub(&mut self, a: TensorId, b: TensorId) -> BuildResult {
+        self.apply(Op::Binary(Binary::Sub), &[a, b])
+    }
+
+    /// Computes `a / b`, elementwise; `b` may be a suffix of `a`'s shape.
+    pub fn div(&mut self, a: TensorId, b: TensorId) -> BuildResult {
+        self.apply(Op::Binary(Binary::Div), &[a, b])
+    }
+
+    /// Computes the larger of `a` and `b`, elementwise; `b` may be a suffix of `a`'s shape. Where
+    /// they are equal, each has half of the gradient, as in PyTorch.
+    pub fn maximum(&mut self, a: TensorId, b: TensorId) -> BuildResult {
+        self.apply(Op::Binary(Binary::Maximum), &[a, b])
+    }
+
+    /// Computes `a * b`, elementwise; `b` may be a suffix of `a`'s shape.
+    pub fn mul(&mut self, a: TensorId, b: TensorId) -> BuildResult {
+        self.apply(Op::Binary(Binary::Mul), &[a, b])
+    }
+
+    pub fn scale(&mut self, x: TensorId, factor: f32) -> BuildResult {
+        self.unary(x, Unary::Scale(factor))
+    }
+
+    pub fn relu(&mut self, x: TensorId) -> BuildResult {
+        self.unary(x, Unary::Relu)
+    }
+
+    pub fn sigmoid(&mut self, x: TensorId) -> BuildResult {
+        self.unary(x, Unary::Sigmoid)
+    }
+
+    pub fn tanh(&mut self, x: TensorId) -> BuildResult {
+        self.unary(x, Unary::Tanh)
+    }
+
+    pub fn silu(&mut self, x: TensorId) -> BuildResult {
+        self.unary(x, Unary::Silu)
+    }
+
+    pub fn exp(&mut self, x: TensorId) -> BuildResult {
+        self.unary(x, Unary::Exp)
+    }
+
+    /// Computes the natural logarithm.
+    pub fn log(&mut self, x: TensorId) -> BuildResult {
+        self.unary(x, Unary::Log)
+    }
+
+    pub fn sqrt(&mut self, x: TensorId) -> BuildResult {
+        self.unary(x, Unary::Sqrt)
+    }
+
+    pub fn unary(&mut self, x: TensorId, function: Unary) -> BuildResult {
+        self.apply(Op::Unary(function), &[x])
+    }
+
+    /// Returns the same elements under other dimensions (per row, if `x` is batched).
+    pub fn reshape(&mut self, x: TensorId, dims: &[usize]) -> BuildResult {
+        let shape = self.shape(x).with_dims(dims);
+        if shape.per_row() != self.shape(x).per_row() || dims.is_empty() {
+            return Err(ShapeError {
+                op: Op::Reshape.to_string(),
+                inputs: self.shape(x).to_string(),
+                why: format!("{shape} has another number of elements"),
+            });
+        }
+        Ok(self.graph.add_alias(x, shape, self.phase))
+    }
+
+    pub fn permute(&mut self, x: TensorId, axes: &[usize]) -> BuildResult {
+        self.apply(Op::Permute { axes: axes.to_vec() }, &[x])
+    }
+
+    pub fn slice(&mut self, x: TensorId, axis: usize, start: usize, length: usize) -> BuildResult {
+        self.apply(Op::Slice { axis, start, length }, &[x])
+    }
+
+    pub fn concat(&mut self, parts: &[TensorId], axis: usize) -> BuildResult {
+        self.apply(Op::Concat { axis }, parts)
+    }
+
+    /// Computes the sum over any set of axes, which are removed. Axis 0 of a batched tensor is the
+    /// batch.
+    pub fn sum(&mut self, x: TensorId, axes: &[usize]) -> BuildResult {
+        let mut axes = axes.to_vec();
+        axes.sort_unstable();
+        axes.dedup();
+        let mut x = x;
+        // From the back, one run of adjacent axes at a time, so that axis numbers stay valid.
+        while let Some(last) = axes.pop() {
+            let mut first = last;
+            while axes.last().is_some_and(|&axis| axis + 1 == first) {
+                first -= 1;
+                axes.pop();
+            }
+            x = self.apply(Op::Sum { first, last }, &[x])?;
+        }
+        Ok(x)
+    }
+
+    /// Computes the mean over any set of axes, which are removed.
+    ///
+    /// # Errors
+    /// Returns [`ShapeError`] if there is no such axis, and for the batch, whose size differs from
+    /// one micro-batch to another.
+    pub fn mean(&mut self, x: TensorId, axes: &[usize]) -> BuildResult {
+        let shape = self.shape(x).clone();
+        if shape.is_batched() && axes.contains(&0) {
+            let (op, why) = ("mean".into(), "the batch has no fixed size".into());
+            return Err(ShapeError { op, inputs: shape.to_string(), why });
+        }
+        let sum = self.sum(x, axes)?;
+        let count = shape.per_row() / self.shape(sum).per_row();
+        self.scale(sum, 1.0 / count as f32)
+    }
+
+    /// Computes layer normalization over the last dimension, with a weight `weight (c)` and an
+    /// optional bias `(c)`.
+    pub fn layer_norm(
+        &mut self,
+        x: TensorId,
+        weight: TensorId,
+        bias: Option<TensorId>,
+    ) -> BuildResult {
+        let inputs: Vec<TensorId> = [x, weight].into_iter().chain(bias).collect();
+        self.apply(Op::LayerNorm { eps: 1e-5 }, &inputs)
+    }
+
+    /// Computes the root mean square normalization over the last dimension, with a weight
+    /// `weight (c)`; PyTorch's `RMSNorm` has `eps = f32::EPSILON` unless told otherwise.
+    pub fn rms_norm(&mut self, x: TensorId, weight: TensorId, eps: f32) -> BuildResult {
+        self.apply(Op::RmsNorm { eps }, &[x, weight])
+    }
+
+    /// Computes group normalization of `x (b, .., c)`, the channels last, with weight and bias
+    /// `(c)`: over all positions of a sample and `c / groups` channels, with `eps = 1e-5`, as
+    /// PyTorch's `GroupNorm`.
+    ///
+    /// # Errors
+    /// Returns [`ShapeError`] if `groups` does not divide the channels, or the shapes do not fit.
+    pub fn group_norm(
+        &mut self,
+        x: TensorId,
+        groups: usize,
+        weight: TensorId,
+        bias: TensorId,
+    ) -> BuildResult {
+        self.apply(Op::GroupNorm { groups, eps: 1e-5 }, &[x, weight, bias])
+    }
+
+    /// Computes the softmax over the last dimension.
+    pub fn softmax(&mut self, x: TensorId) -> BuildResult {
+        self.apply(Op::Softmax, &[x])
+    }
+
+    /// Computes batch normalization of `x (b, .., c)` by channel, with PyTorch's parameters of
+    /// `BatchNorm2d`: `NAME.weight` and `NAME.bias (c)`, and the running averages
+    /// `NAME.running_mean` and `NAME.running_var (c)`, all of which it adds.
+    ///
+    /// # Errors
+    /// Returns [`ShapeError`] if `x` is not batched or has no channels.
+    pub fn batch_norm(&mut self, name: &str, x: TensorId) -> BuildResult {
+        const MOMENTUM: f32 = 0.1;
+        let shape = self.shape(x);
+        if !shape.is_batched() || shape.dims()[0] != 1 {
+            let (op, why) = (format!("batch_norm {name}"), "x is (b, .., c)".into());
+            return Err(ShapeError { op, inputs: shape.to_string(), why });
+        }
+        let c = [self.shape(x).last()];
+        let weight = self.parameter(&format!("{name}.weight"), &c, Init::Ones);
+        let bias = self.parameter(&format!("{name}.bias"), &c, Init::Zeros);
+        let mean = self.state(&format!("{name}.running_mean"), &c, Init::Zeros, MOMENTUM);
+        let variance = self.state(&format!("{name}.running_var"), &c, Init::Ones, MOMENTUM);
+        self.apply(Op::BatchNorm { eps: 1e-5 }, &[x, weight, bias, mean, variance])
+    }
+
+    /// Computes a recurrent layer over `x (b, t, in)`, with the parameters of PyTorch's `LSTM` and
+    /// `GRU`: `weight_ih (g h, in)`, `weight_hh (g h, h)`, and the biases `bias_ih` and `bias_hh
+    /// (g h)` of `g` gates. `state` is empty, for zeros, or has `h0 (b, h)` and, for an LSTM, `c0
+    /// (b, h)`. Returns the hidden values `y (b, t, h)` and, of an LSTM, the cell values of the
+    /// same shape, which have no gradient: a loss must not depend on them. The state behind the
+    /// last time step is the [`Builder::last_step`] of each.
+    ///
+    /// # Errors
+    /// Returns [`ShapeError`] if the shapes do not fit.
+    pub fn recurrent(
+        &mut self,
+        cell: Cell,
+        x: TensorId,
+        [weight_ih, weight_hh, bias_ih, bias_hh]: [TensorId; 4],
+        state: &[TensorId],
+    ) -> Result<(TensorId, Option<TensorId>), ShapeError> {
+        let gates = self.linear(x, weight_ih, Some(bias_ih))?;
+        let inputs = [&[gates, weight_hh, bias_hh], state].concat();
+        let outputs = self.apply_all(Op::Recurrent { cell }, &inputs)?;
+        Ok((outputs[0], outputs.get(2).copied()))
+    }
+
+    /// Returns the last time step `(b, h)` of `x (b, t, h)`.
+    ///
+    /// # Errors
+    /// Returns [`ShapeError`] if `x` has another number of dimensions, or no time step.
+    pub fn last_step(&mut self, x: TensorId) -> BuildResult {
+        let [b, t, h] = *self.shape(x).dims() else {
+            return Err(ShapeError {
+                op: "last_step".into(),
+                inputs: self.shape(x).to_string(),
+                why: "expects (b, t, h)".into(),
+            });
+        };
+        let step = self.slice(x, 1, t.saturating_sub(1), 1)?;
+        self.reshape(step, &[b, h])
+    }
+
+    /// Computes causal attention over `qkv (b, t, 3c)`; see [`Op::Attention`].
+    pub fn attention(&mut self, qkv: TensorId, heads: usize, dropout: f32) -> BuildResult {
+        self.attention_of(qkv, heads, true, dropout)
+    }
+
+    /// Computes attention over `qkv (b, t, 3c)` in which every query sees all keys; see
+    /// [`Op::Attention`].
+    pub fn full_attention(&mut self, qkv: TensorId, heads: usize, dropout: f32) -> BuildResult {
+        self.attention_of(qkv, heads, false, dropout)
+    }
+
+    fn attention_of(
+        &mut self,
+        qkv: TensorId,
+        heads: usize,
+        causal: bool,
+        dropout: f32,
+    ) -> BuildResult {
+        let op = Op::Attention { heads, causal, dropout, site: self.next_site() };
+        let samples = if op.is_random() { Some(self.samples()) } else { None };
+        let inputs: Vec<TensorId> = [qkv].into_iter().chain(samples).collect();
+        self.apply(op, &inputs)
+    }
+
+    /// Computes a 2D convolution of pictures `x (b, h, w, c)` with `weight (o, c/groups, kh, kw)`
+    /// and an optional `bias (o)`: `(b, oh, ow, o)`, with
+    /// `oh = (h + 2 padding - dilation (kh - 1) - 1) / stride + 1`, rounded down, and `ow` alike.
+    ///
+    /// # Errors
+    /// Returns [`ShapeError`] if the kernel is larger than the padded picture, the groups do not
+    /// divide the channels, or a stride is 0.
+    pub fn conv2d(
+        &mut self,
+        x: TensorId,
+        weight: TensorId,
+        bias: Option<TensorId>,
+        options: Conv2dOptions,
+    ) -> BuildResult {
+        let y = self.apply(Op::Conv2d(options), &[x, weight])?;
+        match bias {
+            Some(bias) => self.add(y, bias),
+            None => Ok(y),
+        }
+    }
+
+    /// Computes the maximum of each window of pictures `x (b, h, w, c)`: `(b, oh, ow, c)`, with
+    /// `oh = (h + 2 padding - kernel) / stride + 1`, rounded down, and `ow` alike. A window with a
+    /// NaN has the value NaN.
+    pub fn max_pool2d(&mut self, x: TensorId, options: Pool2dOptions) -> BuildResult {
+        self.apply(Op::MaxPool2d(options), &[x])
+    }
+
+    /// Computes the mean of each window of pictures `x (b, h, w, c)`, in which padding counts as
+    /// zeros: `(b, oh, ow, c)`, of the size that [`Builder::max_pool2d`] has.
+    pub fn avg_pool2d(&mut self, x: TensorId, options: Pool2dOptions) -> BuildResult {
+        self.apply(Op::AvgPool2d(options), &[x])
+    }
+
+    /// Computes the mean of each channel over all places of pictures `x (b, h, w, c)`: `(b, c)`.
+    pub fn global_avg_pool(&mut self, x: TensorId) -> BuildResult {
+        let places: usize = self.shape(x).dims().iter().skip(1).take(2).product();
+        let sum = self.apply(Op::Sum { first: 1, last: 2 }, &[x])?;
+        self.scale(sum, 1.0 / places as f32)
+    }
+
+    /// Looks up rows of `table (v, c)` by `ids`.
+    pub fn embedding(&mut self, ids: TensorId, table: TensorId) -> BuildResult {
+        self.apply(Op::Embedding, &[ids, table])
+    }
+
+    /// Drops elements of a batched tensor with probability `p` while training: none with 0, all
+    /// with 1.
+    ///
+    /// # Errors
+    /// Returns [`ShapeError`] if `p` is not from 0 to 1 or `x` is not batched.
+    pub fn dropout(&mut self, x: TensorId, p: f32) -> BuildResult {
+        if p == 0.0 {
+            return Ok(x);
+        }
+        let site = self.next_site();
+        let samples = self.samples();
+        self.apply(Op::Dropout { p, site }, &[x, samples])
+    }
+
+    /// Makes the cross-entropy of `logits (.., v)` with integer targets the loss of the graph.
+    /// Targets equal to [`super::IGNORE_INDEX`] count neither in the sum nor in the count.
+    ///
+    /// # Errors
+    /// Returns [`ShapeError`] if the graph has a loss already, or there is not one target per row
+    /// of the logits.
+    pub fn cross_entropy_loss(&mut self, logits: TensorId, targets: TensorId) -> BuildResult {
+        self.require_no_loss("cross_entropy_loss", [logits, targets])?;
+        let (shape, wanted) = (self.shape(logits).clone(), self.shape(targets).clone());
+        let classes = shape.last();
+        if let Some(rows) = shape.per_row().checked_div(classes) {
+            let rows = shape.with_dims(&[rows]);
+            if wanted.with_dims(&[wanted.per_row()]) != rows {
+                let why = format!(
+                    "the logits have {rows} rows of {classes} classes, and the targets are \
+                     {wanted}; give one target per row"
+                );
+                return Err(self.refused("cross_entropy_loss", [logits, targets], why));
+            }
+        }
+        let rows = shape.per_row() / classes.max(1);
+        let flat = self.reshape(logits, &[rows, classes])?;
+        let targets = self.reshape(targets, &[rows])?;
+        let parts = self.apply(Op::CrossEntropy, &[flat, targets])?;
+        Ok(self.add_loss(parts))
+    }
+
+    /// Makes the squared error, averaged over all elements, the loss of the graph.
+    ///
+    /// # Errors
+    /// Returns [`ShapeError`] if the graph has a loss already, or the two have not one shape.
+    pub fn squared_error_loss(&mut self, x: TensorId, target: TensorId) -> BuildResult {
+        self.require_no_loss("squared_error_loss", [x, target])?;
+        let parts = self.apply(Op::SquaredError, &[x, target])?;
+        Ok(self.add_loss(parts))
+    }
+
+    fn require_no_loss(&self, op: &str, inputs: [TensorId; 2]) -> Result<(), ShapeError> {
+        if self.graph.loss.is_none() {
+            return Ok(());
+        }
+        let why = "the graph has a loss already, and can have one; make other values outputs";
+        Err(self.refused(op, inputs, why.into()))
+    }
+
+    fn refused(&self, op: &str, inputs: [TensorId; 2], why: String) -> ShapeError {
+        let [first, second] = inputs.map(|input| self.shape(input));
+        ShapeError { op: op.into(), inputs: format!("{first}, {second}"), why }
+    }
+
+    /// Sums `parts (n, 2)` into the (sum, count) accumulator.
+    fn add_loss(&mut self, parts: TensorId) -> TensorId {
+        let typed = (Shape::fixed(&[2]), DType::F32);
+        let loss = self.add_tensor("loss".into(), typed, Role::Loss);
+        let op = Op::Sum { first: 0, last: 0 };
+        self.graph.push_node(op, &[parts], vec![loss], true, PassKind::Forward);
+        self.graph.loss = Some(loss);
+        loss
+    }
+
+    /// Adds an op that is defined outside the crate.
+    ///
+    /// # Errors
+    /// Returns [`ShapeError`] if the inputs are not those that the op lists, if it takes none or
+    /// more than 7, or if its shape rule refuses them.
+    pub fn custom(&mut self, op: impl CustomOp + 'static, inputs: &[TensorId]) -> BuildResult {
+        self.apply(Op::custom(op), inputs)
+    }
+
+    fn next_site(&mut self) -> Site {
+        self.sites += 1;
+        Site(self.sites)
+    }
+
+    /// Adds any op and returns its first output.
+    ///
+    /// # Errors
+    /// Returns [`ShapeError`] if the shapes of the inputs do not fit, if a tensor would have no
+    /// elements, and for the two ops that have no kernel of their own: [`Op::Reshape`], which is
+    /// [`Builder::reshape`], and [`Op::Fused`], which [`super::fuse()`] makes.
+    pub fn apply(&mut self, op: Op, inputs: &[TensorId]) -> BuildResult {
+        Ok(self.apply_all(op, inputs)?[0])
+    }
+
+    /// Adds any op and returns all its outputs; see [`Builder::apply`].
+    fn apply_all(&mut self, op: Op, inputs: &[TensorId]) -> Result<Vec<TensorId>, ShapeError> {
+        let why = match op {
+            Op::Reshape => Some("is made by Builder::reshape"),
+            Op::Fused { .. } => Some("is made by the fusion of a differentiated graph"),
+            _ => None,
+        };
+        if let Some(why) = why {
+            let inputs: Vec<String> = inputs.iter().map(|x| self.shape(*x).to_string()).collect();
+            let (op, inputs) = (op.to_string(), inputs.join(", "));
+            return Err(ShapeError { op, inputs, why: why.into() });
+        }
+        let scope = std::mem::take(&mut self.scope);
+        let outputs = self.graph.apply(op, inputs, self.phase, &scope);
+        self.scope = scope;
+        outputs
+    }
+
+    fn add_tensor(&mut self, name: String, typed: Typed, role: Role) -> TensorId {
+        self.graph.add_tensor(name, typed, role)
+    }
+}
+
+/// Returns the shape of an input with the batch in front.
+fn batched(name: &str, dims: &[usize]) -> Shape {
+    assert!(
+        !dims.is_empty(),
+        "the input '{name}' has no dimension for the batch; one value per sample is &[1]"
+    );
+    Shape::batched(dims)
+}
+
+impl Graph {
+    pub(super) fn add_tensor(&mut self, name: String, typed: Typed, role: Role) -> TensorId {
+        let (shape, dtype) = typed;
+        self.tensors.push(Tensor { name, shape, dtype, role, alias_of: None });
+        TensorId(self.tensors.len() as u32 - 1)
+    }
+
+    pub(super) fn add_alias(&mut self, x: TensorId, shape: Shape, phase: PassKind) -> TensorId {
+        let base = self.tensor(x).clone();
+        let role = Role::Activation;
+        self.tensors.push(Tensor { shape, alias_of: Some(x), role, ..base });
+        let id = TensorId(self.tensors.len() as u32 - 1);
+        self.push_node(Op::Reshape, &[x], vec![id], false, phase);
+        id
+    }
+
+    /// Adds a node with new activations as outputs.
+    pub(super) fn apply(
+        &mut self,
+        op: Op,
+        inputs: &[TensorId],
+        phase: PassKind,
+        scope: &str,
+    ) -> Result<Vec<TensorId>, ShapeError> {
+        let types: Vec<Typed> = inputs
+            .iter()
+            .map(|&id| (self.tensor(id).shape.clone(), self.tensor(id).dtype))
+            .collect();
+        let label = op.to_string();
+        let word = label.split(' ').next().unwrap_or_default();
+        let name = if scope.is_empty() { word.to_string() } else { format!("{scope}.{word}") };
+        let outputs: Vec<TensorId> = shapes::outputs(&op, &types)?
+            .into_iter()
+            .map(|typed| self.add_tensor(name.clone(), typed, Role::Activation))
+            .collect();
+        self.push_node(op, inputs, outputs.clone(), false, phase);
+        Ok(outputs)
+    }
+
+    pub(super) fn push_node(
+        &mut self,
+        op: Op,
+        inputs: &[TensorId],
+        outputs: Vec<TensorId>,
+        accumulate: bool,
+        phase: PassKind,
+    ) {
+        if self.blocks.is_empty() {
+            self.blocks.push("model".into());
+        }
+        let block = self.blocks.len() as u32 - 1;
+        let inputs = inputs.to_vec();
+        self.nodes.push(Node { op, inputs, outputs, accumulate, phase, block });
+    }
+}

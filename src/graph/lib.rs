@@ -1,0 +1,281 @@
+//! Graphs of operations as plain data: built by [`Builder`], differentiated by
+//! [`differentiate`], made smaller by [`fuse()`], ordered and placed in memory by [`Plan`].
+//!
+//! This module knows no device, reads no clock and does no IO. Losses are **sums**: a graph's loss
+//! is the pair (sum, count) over the rows it saw, and gradients are those of the sum, so that
+//! micro-batches, masked targets and uneven shares add up exactly.
+
+pub mod builder;
+mod crossing;
+mod custom;
+mod ids;
+pub mod init;
+pub mod model;
+pub mod op;
+pub mod optim;
+mod part;
+pub mod passes;
+pub mod pictures;
+mod place;
+pub mod plan;
+pub mod print;
+mod replay;
+
+pub mod shapes;
+mod slots;
+pub mod update;
+pub mod variant_choices;
+
+pub use builder::Builder;
+pub use crossing::{Crossing, crossings};
+pub use custom::{CustomCall, CustomInput, CustomKernel, CustomNode, CustomOp, SharedCustomOp};
+pub use ids::{IdError, IdRange};
+pub use passes::fuse::fuse;
+pub use passes::gradients::{OpGradients, differentiate, op_gradients};
+
+pub use op::{Binary, Cell, EpilogueOp, IGNORE_INDEX, LossCount, Numbered, Op, Unary};
+
+pub use part::{PlanPart, PlannedPart};
+pub use pictures::{Conv2dOptions, Pool2dOptions};
+pub use place::Place;
+pub use plan::{Bucket, Plan, PlanOptions, Segment, Slot, SlotKind, TensorLocation};
+pub use replay::replay;
+pub use shapes::ShapeError;
+pub use update::{BucketTensor, Update, UpdateRange};
+pub use variant_choices::VariantChoices;
+
+use std::fmt;
+
+use potluck_core::{DType, NodeId, ParamId, Shape, TensorId};
+
+/// Role of a tensor in the execution of a graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Set by the caller for each micro-batch.
+    Input,
+    /// Trained; the same for all rows.
+    Parameter(ParamId),
+    /// The accumulated gradient of a parameter: the sum over the rows of all micro-batches.
+    Gradient(ParamId),
+    /// `(2)`: the accumulated (sum, count) of the loss. In f32 the count is exact below 2^24;
+    /// executors report one that is always exact.
+    Loss,
+    /// Computed by a node and read by later nodes of the same micro-batch.
+    Activation,
+}
+
+/// Tensor of a graph.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor {
+    /// Display name, in printed graphs and in the report of a value that is not finite.
+    pub name: String,
+    pub shape: Shape,
+    pub dtype: DType,
+    pub role: Role,
+    /// Tensor that holds the elements, if this one is an alias under another shape.
+    pub alias_of: Option<TensorId>,
+}
+
+/// Pass that a node belongs to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PassKind {
+    /// Forward.
+    #[default]
+    Forward,
+    /// Backward: the gradient of activations.
+    BackwardInput,
+    /// Backward: the gradient of parameters, which no other device waits for.
+    BackwardWeight,
+}
+
+/// Formats the pass as its letter: `F`, `B` or `W`.
+impl fmt::Display for PassKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Forward => "F",
+            Self::BackwardInput => "B",
+            Self::BackwardWeight => "W",
+        })
+    }
+}
+
+/// Node of a graph: one application of an op.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    pub op: Op,
+    pub inputs: Vec<TensorId>,
+    pub outputs: Vec<TensorId>,
+    /// True if the node adds to the contents of its outputs, of all of them, instead of replacing
+    /// them.
+    pub accumulate: bool,
+    pub phase: PassKind,
+    /// Index into [`Graph::blocks`].
+    pub block: u32,
+}
+
+/// Initialization of a parameter.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    Zeros,
+    Ones,
+    /// Normal with mean 0.
+    Normal {
+        std: f32,
+    },
+    /// Uniform in `-bound .. bound`.
+    Uniform {
+        bound: f32,
+    },
+}
+
+/// Kind of a parameter, by what changes it from step to step.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum ParameterKind {
+    /// The optimizer, by the gradient of the loss.
+    #[default]
+    Trained,
+    /// A running average of statistics of the batch: `(1 - momentum) state + momentum s`, with `s`
+    /// the mean of what the micro-batches of a step have, weighted by their rows. Its gradient
+    /// tensor accumulates `-rows s`. It has no part in the gradient's norm.
+    State { momentum: f32 },
+}
+
+/// A tensor that lasts from step to step: trained, or a running average.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Parameter {
+    /// Unique; the name in checkpoints.
+    pub name: String,
+    pub tensor: TensorId,
+    pub kind: ParameterKind,
+    pub init: Init,
+    /// True if weight decay applies: by default to matrices, not to norm weights and biases.
+    pub decay: bool,
+    /// Tensor that accumulates its gradient, once the graph is differentiated.
+    pub gradient: Option<TensorId>,
+}
+
+/// State that each slot of the batch carries from one step to the next: the hidden state of a
+/// recurrent layer whose sequences are longer than a sample.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Carried {
+    /// Input of floats: zeros where a sequence begins, and then what `output` was in the slot one
+    /// step before.
+    pub input: TensorId,
+    /// Tensor of the forward pass, of the same shape.
+    pub output: TensorId,
+}
+
+/// Graph in execution order: every node comes after those that compute its inputs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Graph {
+    pub tensors: Vec<Tensor>,
+    pub nodes: Vec<Node>,
+    pub parameters: Vec<Parameter>,
+    /// The inputs by name, in the order in which the builder made them.
+    pub inputs: Vec<(String, TensorId)>,
+    /// Tensors that the caller reads after the forward pass (logits, for example), by name.
+    pub outputs: Vec<(String, TensorId)>,
+    /// State that is carried from step to step. No gradient passes from one step to another.
+    pub carried: Vec<Carried>,
+    /// Names of the blocks, in forward order; a pipeline may be split between blocks.
+    pub blocks: Vec<String>,
+    /// The (sum, count) accumulator, if the graph has a loss.
+    pub loss: Option<TensorId>,
+}
+
+impl Graph {
+    pub fn tensor(&self, id: TensorId) -> &Tensor {
+        &self.tensors[id.index()]
+    }
+
+    pub fn node(&self, id: NodeId) -> &Node {
+        &self.nodes[id.index()]
+    }
+
+    /// Returns the tensor that holds the elements of `id`: itself, or the one that it is an alias
+    /// of.
+    pub fn root(&self, id: TensorId) -> TensorId {
+        let mut id = id;
+        while let Some(base) = self.tensor(id).alias_of {
+            id = base;
+        }
+        id
+    }
+
+    /// Returns the blocks of each parameter that use it in the forward pass, by parameter.
+    pub fn users_of_parameters(&self) -> Vec<Vec<u32>> {
+        let mut used: Vec<Vec<u32>> = vec![Vec::new(); self.parameters.len()];
+        for node in self.nodes.iter().filter(|node| node.phase == PassKind::Forward) {
+            for &input in &node.inputs {
+                if let Role::Parameter(id) = self.tensor(self.root(input)).role {
+                    used[id.index()].push(node.block);
+                }
+            }
+        }
+        used
+    }
+
+    /// Returns true if several blocks use the same parameter, such as a tied embedding.
+    pub fn has_tied_parameters(&self) -> bool {
+        let is_tied = |blocks: &Vec<u32>| blocks.iter().any(|block| *block != blocks[0]);
+        self.users_of_parameters().iter().any(is_tied)
+    }
+
+    /// Returns the input of this name.
+    pub fn input(&self, name: &str) -> Option<TensorId> {
+        find(&self.inputs, name)
+    }
+
+    /// Returns the output of this name.
+    pub fn output(&self, name: &str) -> Option<TensorId> {
+        find(&self.outputs, name)
+    }
+
+    /// Returns true if an input is carried from step to step.
+    pub fn is_carried(&self, input: TensorId) -> bool {
+        self.carried.iter().any(|carried| carried.input == input)
+    }
+
+    /// Returns the tensors that the caller reads: the outputs, and what is carried to the next
+    /// step.
+    pub fn read_by_caller(&self) -> impl Iterator<Item = TensorId> + '_ {
+        let outputs = self.outputs.iter().map(|(_, output)| *output);
+        outputs.chain(self.carried.iter().map(|carried| carried.output))
+    }
+
+    /// Returns the inputs that the caller fills, by name: all but those that are carried.
+    pub fn inputs_of_samples(&self) -> impl Iterator<Item = &(String, TensorId)> {
+        self.inputs.iter().filter(|(_, id)| !self.is_carried(*id))
+    }
+
+    /// Returns the inputs that are carried, with the number of their values per sample.
+    pub fn carried_sizes(&self) -> impl Iterator<Item = (TensorId, usize)> + '_ {
+        self.carried.iter().map(|of| (of.input, self.tensor(of.input).shape.per_row()))
+    }
+
+    /// Returns the fewest values of a channel that a sample has where it is normalized over the
+    /// batch; `None` if it nowhere is.
+    pub fn normalized_values_min(&self) -> Option<usize> {
+        let over_batch = self.nodes.iter().filter(|node| node.op.normalizes_over_batch());
+        let values = over_batch.map(|node| {
+            let shape = &self.tensor(node.inputs[0]).shape;
+            shape.per_row() / shape.last().max(1)
+        });
+        values.min()
+    }
+
+    /// Returns true if the graph was differentiated, so that its parameters have gradients.
+    pub fn is_trained(&self) -> bool {
+        self.parameters.iter().any(|parameter| parameter.gradient.is_some())
+    }
+
+    /// Returns the number of trained values.
+    pub fn parameter_count(&self) -> usize {
+        let trained = self.parameters.iter().filter(|p| p.kind == ParameterKind::Trained);
+        trained.map(|p| self.tensor(p.tensor).shape.per_row()).sum()
+    }
+}
+
+fn find(list: &[(String, TensorId)], name: &str) -> Option<TensorId> {
+    list.iter().find(|(known, _)| known == name).map(|(_, id)| *id)
+}

@@ -1,0 +1,191 @@
+//! GPT-2 (Radford et al. 2019) as a decoder-only transformer: learned position embeddings, layer
+//! norm before each sublayer, causal attention, a two-layer MLP, and a head that may share the
+//! token embedding. With nanoGPT's settings it has nanoGPT's shapes, names and parameter count.
+
+use crate::builder::{BuildResult, Builder};
+use crate::{Graph, Init, ShapeError, Unary};
+use potluck_core::TensorId;
+
+/// Hyperparameters of a GPT.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GptConfig {
+    pub vocabulary: usize,
+    /// Context length, the largest number of tokens in a sample: t.
+    pub context: usize,
+    pub layers: usize,
+    pub heads: usize,
+    /// Channels of the residual stream: c, a multiple of `heads`.
+    pub width: usize,
+    /// True if linear layers and layer norms have biases.
+    pub bias: bool,
+    /// Dropout probability in training, of embeddings, attention probabilities and the output of
+    /// each sublayer.
+    pub dropout: f32,
+    /// True if the output head shares the token embedding (weight tying).
+    pub tie: bool,
+    pub activation: Unary,
+}
+
+/// Builds the graph of a GPT with inputs `tokens` and `targets` (both (b, t)), the output
+/// `logits` (b, t, v), and the cross-entropy of the next token as its loss.
+///
+/// # Errors
+/// Returns a `ShapeError` if `width` is not a multiple of `heads`.
+pub fn gpt(config: &GptConfig) -> Result<Graph, ShapeError> {
+    let t = config.context;
+    let mut b = Builder::new();
+    b.block("embed");
+    let tokens = b.input_ids("tokens", &[1, t]);
+    let targets = b.input_ids("targets", &[1, t]);
+    let (x, wte) = transformer(&mut b, config, tokens)?;
+    b.block("head");
+    let logits = head(&mut b, config, x, wte)?;
+    b.output("logits", logits);
+    b.cross_entropy_loss(logits, targets)?;
+    Ok(b.finish())
+}
+
+/// Builds the forward graph of the same GPT that generation runs: `logits` (b, 1, v) of one
+/// position per sample, with the inputs `tokens` (b, t) and `position` (b, 1, t), which is 1 at the
+/// position and 0 elsewhere. The head, the largest matrix of a small model, is computed for one
+/// row, and one row is read.
+///
+/// # Errors
+/// Returns a `ShapeError` if `width` is not a multiple of `heads`.
+pub fn next_token_gpt(config: &GptConfig) -> Result<Graph, ShapeError> {
+    let t = config.context;
+    let mut b = Builder::new();
+    b.block("embed");
+    let tokens = b.input_ids("tokens", &[1, t]);
+    let (x, wte) = transformer(&mut b, config, tokens)?;
+    b.block("head");
+    let position = b.input("position", &[1, 1, t]);
+    // A product with a one-hot row is a gather: all other terms are 0 (or NaN, where a position
+    // of an overflowed model is not finite).
+    let x = b.matmul(position, x, false, false)?;
+    let logits = head(&mut b, config, x, wte)?;
+    b.output("logits", logits);
+    Ok(b.finish())
+}
+
+/// Residual stream (b, t, c) behind the last layer, and the token embedding.
+fn transformer(
+    b: &mut Builder,
+    config: &GptConfig,
+    tokens: TensorId,
+) -> Result<(TensorId, TensorId), ShapeError> {
+    let (t, c) = (config.context, config.width);
+    let normal = Init::Normal { std: 0.02 };
+    let wte = b.parameter("wte.weight", &[config.vocabulary, c], normal);
+    let wpe = b.parameter("wpe.weight", &[t, c], normal);
+    let x = b.embedding(tokens, wte)?;
+    let x = b.add(x, wpe)?;
+    let mut x = b.dropout(x, config.dropout)?;
+
+    for layer in 0..config.layers {
+        let name = format!("h.{layer}");
+        b.block(&name);
+        x = attention(b, config, &name, x)?;
+        x = feed_forward(b, config, &name, x)?;
+    }
+    Ok((x, wte))
+}
+
+/// Logits of the residual stream `x`: the last layer norm, then the head.
+fn head(b: &mut Builder, config: &GptConfig, x: TensorId, wte: TensorId) -> BuildResult {
+    let x = layer_norm(b, config, "ln_f", x)?;
+    let shape = [config.vocabulary, config.width];
+    let head = if config.tie {
+        wte
+    } else {
+        b.parameter("lm_head.weight", &shape, Init::Normal { std: 0.02 })
+    };
+    b.linear(x, head, None)
+}
+
+/// Attention sublayer: `x + proj(attention(qkv(norm(x))))`
+fn attention(b: &mut Builder, config: &GptConfig, block: &str, x: TensorId) -> BuildResult {
+    let c = config.width;
+    let y = layer_norm(b, config, &format!("{block}.ln_1"), x)?;
+    let qkv = linear(b, config, &format!("{block}.attn.c_attn"), y, (c, 3 * c), 0.02)?;
+    let y = b.attention(qkv, config.heads, config.dropout)?;
+    residual(b, config, &format!("{block}.attn.c_proj"), x, y, c)
+}
+
+/// MLP sublayer: `x + proj(activation(fc(norm(x))))`
+fn feed_forward(b: &mut Builder, config: &GptConfig, block: &str, x: TensorId) -> BuildResult {
+    let c = config.width;
+    let y = layer_norm(b, config, &format!("{block}.ln_2"), x)?;
+    let y = linear(b, config, &format!("{block}.mlp.c_fc"), y, (c, 4 * c), 0.02)?;
+    let y = b.unary(y, config.activation)?;
+    residual(b, config, &format!("{block}.mlp.c_proj"), x, y, 4 * c)
+}
+
+/// Adds a projection of `y` to the residual stream `x`. Its initial weights are smaller in a
+/// deeper model, so that the variance of the stream does not grow with the number of layers.
+fn residual(
+    b: &mut Builder,
+    config: &GptConfig,
+    name: &str,
+    x: TensorId,
+    y: TensorId,
+    from: usize,
+) -> BuildResult {
+    let std = 0.02 / (2.0 * config.layers as f32).sqrt();
+    let y = linear(b, config, name, y, (from, config.width), std)?;
+    let y = b.dropout(y, config.dropout)?;
+    b.add(x, y)
+}
+
+fn linear(
+    b: &mut Builder,
+    config: &GptConfig,
+    name: &str,
+    x: TensorId,
+    (from, to): (usize, usize),
+    std: f32,
+) -> BuildResult {
+    let weight = b.parameter(&format!("{name}.weight"), &[to, from], Init::Normal { std });
+    let bias = config.bias.then(|| b.parameter(&format!("{name}.bias"), &[to], Init::Zeros));
+    b.linear(x, weight, bias)
+}
+
+fn layer_norm(b: &mut Builder, config: &GptConfig, name: &str, x: TensorId) -> BuildResult {
+    let c = config.width;
+    let weight = b.parameter(&format!("{name}.weight"), &[c], Init::Ones);
+    let bias = config.bias.then(|| b.parameter(&format!("{name}.bias"), &[c], Init::Zeros));
+    b.layer_norm(x, weight, bias)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Counts of nanoGPT's CPU recipe and of GPT-2's smallest model, which are published (nanoGPT
+    /// prints the first without position embeddings, as 0.80M).
+    #[test]
+    fn parameter_counts_are_the_known_ones() {
+        let small = GptConfig {
+            vocabulary: 65,
+            context: 64,
+            layers: 4,
+            heads: 4,
+            width: 128,
+            bias: false,
+            dropout: 0.0,
+            tie: true,
+            activation: Unary::Gelu,
+        };
+        assert_eq!(gpt(&small).unwrap().parameter_count(), 804_096);
+        let gpt2 = GptConfig {
+            vocabulary: 50257,
+            context: 1024,
+            layers: 12,
+            heads: 12,
+            width: 768,
+            bias: true,
+            ..small
+        };
+        assert_eq!(gpt(&gpt2).unwrap().parameter_count(), 124_439_808);
+    }
+}

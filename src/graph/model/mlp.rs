@@ -1,0 +1,60 @@
+//! A multilayer perceptron.
+
+use crate::{Builder, Graph, Init, ShapeError, Unary};
+
+/// Loss of an MLP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MlpLoss {
+    /// Cross-entropy; `targets` (b) are class indices.
+    CrossEntropy,
+    /// Mean squared error; `targets` (b, out) are values.
+    SquaredError,
+}
+
+/// Hyperparameters of an MLP.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MlpConfig {
+    /// Widths of the inputs, the hidden layers and the outputs.
+    pub widths: Vec<usize>,
+    pub activation: Unary,
+    /// Probability with which training sets an activation of a hidden layer to zero.
+    pub dropout: f32,
+    pub loss: MlpLoss,
+}
+
+/// Builds the graph of an MLP with inputs `inputs` (b, in) and `targets`, and the output
+/// `outputs` (b, out), `in` and `out` being the first and the last width. Parameters are
+/// `layers.N.weight` (out, in) and `layers.N.bias` (out) of each layer, initialised uniformly up
+/// to `1/sqrt(in)`, as PyTorch's `Linear` is. Each layer is a block, at which pipelines are cut.
+///
+/// # Errors
+/// Returns no `ShapeError` if there are at least two widths, all above 0.
+pub fn mlp(config: &MlpConfig) -> Result<Graph, ShapeError> {
+    assert!(config.widths.len() >= 2, "an MLP has inputs and outputs");
+    let mut b = Builder::new();
+    let last = config.widths.len() - 2;
+    let mut x = b.input("inputs", &[1, config.widths[0]]);
+    for (layer, pair) in config.widths.windows(2).enumerate() {
+        b.block(&format!("layers.{layer}"));
+        let init = Init::Uniform { bound: 1.0 / (pair[0] as f32).sqrt() };
+        let weight = b.parameter(&format!("layers.{layer}.weight"), &[pair[1], pair[0]], init);
+        let bias = b.parameter(&format!("layers.{layer}.bias"), &[pair[1]], init);
+        x = b.linear(x, weight, Some(bias))?;
+        if layer < last {
+            x = b.unary(x, config.activation)?;
+            x = b.dropout(x, config.dropout)?;
+        }
+    }
+    b.output("outputs", x);
+    match config.loss {
+        MlpLoss::CrossEntropy => {
+            let targets = b.input_ids("targets", &[1]);
+            b.cross_entropy_loss(x, targets)?;
+        }
+        MlpLoss::SquaredError => {
+            let targets = b.input("targets", &[1, config.widths[last + 1]]);
+            b.squared_error_loss(x, targets)?;
+        }
+    }
+    Ok(b.finish())
+}

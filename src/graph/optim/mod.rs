@@ -1,0 +1,73 @@
+//! Optimizers: the update rule, learning rate and gradient clipping of a step, as pure functions.
+
+pub mod schedule;
+
+pub use schedule::{Decay, Schedule};
+
+use crate::Update;
+
+/// Update rule with its hyperparameters; [`Optimizer::update`] adds the values of one step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Optimizer {
+    /// See [`Update::Sgd`].
+    Sgd { momentum: f32, weight_decay: f32 },
+    /// See [`Update::AdamW`].
+    AdamW { beta1: f32, beta2: f32, eps: f32, weight_decay: f32 },
+}
+
+impl Optimizer {
+    /// Returns the update of the optimizer's own step `t` (from 1; skipped steps do not count).
+    pub fn update(&self, lr: f64, t: u64) -> Update {
+        let lr = lr as f32;
+        // In f64, because for large t the bias corrections differ from 1 by very little.
+        let correction = |beta: f32| (1.0 - f64::from(beta).powf(t as f64)) as f32;
+        match *self {
+            Self::Sgd { momentum, weight_decay } => Update::Sgd { lr, momentum, weight_decay },
+            Self::AdamW { beta1, beta2, eps, weight_decay } => Update::AdamW {
+                lr,
+                beta1,
+                beta2,
+                eps,
+                weight_decay,
+                correction1: correction(beta1),
+                correction2: correction(beta2),
+            },
+        }
+    }
+
+    /// Returns the number of running averages kept per parameter.
+    pub fn moments(&self) -> usize {
+        self.update(0.0, 1).moments()
+    }
+}
+
+/// Returns the factor that clips a gradient of this norm to `norm_max` (0: no clipping), as
+/// PyTorch's `clip_grad_norm_`: `min(1, norm_max / (norm + 1e-6))`.
+pub fn clip_factor(norm: f64, norm_max: f64) -> f64 {
+    if norm_max == 0.0 { 1.0 } else { (norm_max / (norm + 1e-6)).min(1.0) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clipping_scales_down_and_never_up() {
+        assert_eq!(clip_factor(0.5, 1.0), 1.0);
+        assert!((clip_factor(4.0, 1.0) - 0.25).abs() < 1e-6);
+        assert_eq!(clip_factor(4.0, 0.0), 1.0);
+    }
+
+    #[test]
+    fn corrections_start_at_one_minus_beta_and_end_at_one() {
+        let adam = Optimizer::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1 };
+        let at = |t| match adam.update(1e-3, t) {
+            Update::AdamW { correction1, correction2, .. } => (correction1, correction2),
+            Update::Sgd { .. } => unreachable!(),
+        };
+        assert!((at(1).0 - 0.1).abs() < 1e-6 && (at(1).1 - 0.01).abs() < 1e-6);
+        assert_eq!(at(100_000), (1.0, 1.0));
+        assert_eq!(adam.moments(), 2);
+        assert_eq!(Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 }.moments(), 0);
+    }
+}

@@ -1,0 +1,563 @@
+//! Kernel cache of one driver, kept on disk: certification results and timings of kernels. One
+//! file per adapter, API and driver, which several processes may write.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use super::attempts::AttemptFile;
+use super::certify::CertificationResult;
+use crate::device::Adapter;
+use crate::ops::matmul::tile;
+use crate::source;
+use potluck_core::{Setting, files};
+
+/// Environment variable that names another directory for the files kept between runs.
+pub const CACHE_DIR_ENV: &str = "POTLUCK_CACHE";
+
+const FORMAT: u64 = 2;
+
+/// Attempts to take a lock that another process holds for writing, and the pause between them.
+const TRIES: u32 = 40;
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Reason of the failure of a kernel whose attempt did not end.
+const ENDED: &str = "the device was lost, or did not answer, when it was tried";
+
+/// Certification result of a kernel.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Certificate {
+    /// Display name (variant and op); never a lookup key.
+    pub kernel: String,
+    pub result: CertificationResult,
+    /// Build that the kernel belongs to: a hash of all its kernels.
+    pub build: String,
+}
+
+impl Certificate {
+    /// Returns the certificate of a kernel of this build.
+    pub fn new(kernel: impl Into<String>, result: CertificationResult) -> Self {
+        Self { kernel: kernel.into(), result, build: build().into() }
+    }
+}
+
+/// Returns the hash of this build's kernels: other builds may have corrected what is wrong here.
+fn build() -> &'static str {
+    static BUILD: OnceLock<String> = OnceLock::new();
+    BUILD.get_or_init(|| {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(env!("CARGO_PKG_VERSION").as_bytes());
+        for (name, text) in source::FILES.iter().chain(source::LIBRARY) {
+            hasher.update(name.as_bytes()).update(text.as_bytes());
+        }
+        hasher.update(tile::text(tile::TILES[0], false, false, "").as_bytes());
+        hasher.finalize().to_hex()[..16].to_string()
+    })
+}
+
+/// Measured time of one variant of a call.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Timing {
+    pub variant: String,
+    pub seconds: f64,
+}
+
+/// Timings of the variants of a call.
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Timings {
+    /// Hash of all variants that could be selected.
+    pub candidates: String,
+    /// Timings by kernel hash.
+    pub measured: BTreeMap<String, Timing>,
+    /// True if the time budget was over before all variants were timed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_cut: bool,
+}
+
+/// Content of the cache file.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CacheFile {
+    format: u64,
+    device: String,
+    /// Certificates by kernel hash.
+    #[serde(default)]
+    certificates: BTreeMap<String, Certificate>,
+    /// Timings by the key of the call.
+    #[serde(default)]
+    timings: BTreeMap<String, Timings>,
+}
+
+/// Kernel cache of one device.
+#[derive(Debug)]
+pub struct KernelCache {
+    /// Path of the file; `None`: kept in memory only.
+    path: Option<PathBuf>,
+    content: CacheFile,
+    /// Keys of the certificates and of the timings that are not on disk yet.
+    dirty: [BTreeSet<String>; 2],
+    notes: Vec<String>,
+    /// True if a note says that nothing is kept.
+    is_lost: bool,
+    /// File of attempts, on a graphics card.
+    attempts: Option<AttemptFile>,
+    /// Kernels whose attempts did not end, and that may be tried again all the same.
+    forgotten: BTreeSet<String>,
+}
+
+/// State of a file that is no cache that can be used.
+enum Unusable {
+    /// It cannot be read, and may be right.
+    Unreadable(io::Error),
+    /// Its content is wrong.
+    Damaged(String),
+}
+
+/// Returns the name of a device in the cache, which includes the driver: another driver may be
+/// right or wrong in other ways.
+pub fn device_key(adapter: &Adapter) -> String {
+    format!("{}:{} ({})", adapter.api, adapter.name, adapter.driver)
+}
+
+/// Returns the directory of the cache files: `POTLUCK_CACHE`, or `potluck` in the user's cache
+/// directory.
+pub fn directory() -> Option<PathBuf> {
+    match std::env::var_os(CACHE_DIR_ENV) {
+        Some(path) if !path.is_empty() => Some(PathBuf::from(path)),
+        _ => dirs::cache_dir().map(|cache| cache.join("potluck")),
+    }
+}
+
+impl KernelCache {
+    /// Returns an empty cache that is never written.
+    pub fn in_memory() -> Self {
+        let content = CacheFile {
+            format: FORMAT,
+            device: String::new(),
+            certificates: BTreeMap::new(),
+            timings: BTreeMap::new(),
+        };
+        let (dirty, notes, is_lost) = (Default::default(), Vec::new(), false);
+        let (attempts, forgotten) = (None, BTreeSet::new());
+        Self { path: None, content, dirty, notes, is_lost, attempts, forgotten }
+    }
+
+    /// Returns the cache of an adapter in [`directory`]; in memory, with a note, if there is no
+    /// directory.
+    pub fn of(adapter: &Adapter) -> Self {
+        match directory() {
+            Some(directory) => Self::open(&directory, &device_key(adapter)),
+            None => {
+                let mut cache = Self::in_memory();
+                cache.notes.push(format!(
+                    "what is found out about kernels is not kept: there is no directory for it; \
+                     name one with {CACHE_DIR_ENV}"
+                ));
+                cache
+            }
+        }
+    }
+
+    /// Opens the cache of a device in a directory. A damaged or foreign file is reported by a
+    /// note, and set aside when this cache is saved; one that cannot be read stays as it is.
+    pub fn open(directory: &Path, device: &str) -> Self {
+        let path = directory.join(file_name(device));
+        let mut cache = Self::in_memory();
+        cache.content.device = device.to_string();
+        match read(&path, device) {
+            Ok(Some(content)) => cache.content = content,
+            Ok(None) => {}
+            Err(Unusable::Unreadable(why)) => cache.note_lost(&path, &why),
+            Err(Unusable::Damaged(why)) => cache.notes.push(format!(
+                "{} is no record of kernels ({why}): a new one replaces it, and it is kept as {}",
+                path.display(),
+                damaged(&path).display()
+            )),
+        }
+        cache.path = Some(path);
+        cache
+    }
+
+    /// Returns the path of the file with the driver's compiled pipelines and the name of the device
+    /// in it; `None` if nothing is kept.
+    pub fn pipelines_file(&self) -> Option<(PathBuf, &str)> {
+        let path = self.path.as_ref()?.with_extension("pipelines");
+        Some((path, &self.content.device))
+    }
+
+    /// Adds a message for the user.
+    pub fn note(&mut self, note: String) {
+        self.notes.push(note);
+    }
+
+    /// Returns the certification result of a kernel.
+    pub fn certificate(&self, hash: &str) -> Option<&Certificate> {
+        self.content.certificates.get(hash)
+    }
+
+    pub fn certify(&mut self, hash: String, certificate: Certificate) {
+        self.dirty[0].insert(hash.clone());
+        self.forgotten.remove(&hash);
+        self.content.certificates.insert(hash, certificate);
+    }
+
+    /// Opens the file of attempts. A kernel whose attempt did not end is switched off, with a note.
+    pub fn open_attempts(&mut self) {
+        let Some(path) = self.path.as_ref().filter(|_| self.attempts.is_none()) else { return };
+        // If the directory cannot be made, saving says so.
+        let _ = fs::create_dir_all(files::parent(path));
+        let Some((file, left)) = AttemptFile::open(&path.with_extension("attempt")) else { return };
+        self.attempts = Some(file);
+        if let Some(left) = left {
+            self.notes.push(format!(
+                "{} is switched off: {ENDED}; {} tries it again",
+                left.kernel,
+                Setting::Retune
+            ));
+            let failed = CertificationResult::Fail { why: ENDED.into() };
+            self.certify(left.hash, Certificate::new(left.kernel, failed));
+            self.save();
+        }
+    }
+
+    /// Notes on disk that a kernel is tried, until [`Self::end_attempt`].
+    pub fn begin_attempt(&mut self, hash: &str, kernel: &str) {
+        if let Some(file) = &mut self.attempts {
+            file.begin(hash, kernel);
+        }
+    }
+
+    /// Notes that the attempt is over, or that it lost the device.
+    pub fn end_attempt(&mut self, is_lost: bool) {
+        if let Some(file) = &mut self.attempts {
+            file.end(is_lost);
+        }
+    }
+
+    /// Forgets the kernels whose attempts did not end, here and on disk.
+    pub fn forget_attempts(&mut self) {
+        let ended = CertificationResult::Fail { why: ENDED.into() };
+        let forgotten = &mut self.forgotten;
+        self.content.certificates.retain(|hash, known| {
+            let is_over = known.result != ended;
+            forgotten.extend((!is_over).then(|| hash.clone()));
+            is_over
+        });
+    }
+
+    /// Discards all certificates in memory; those on disk stay until the kernel is certified
+    /// again.
+    pub fn forget_certificates(&mut self) {
+        self.content.certificates.clear();
+    }
+
+    /// Returns the certificates of all kernels, passed or failed.
+    pub fn certificates(&self) -> impl Iterator<Item = &Certificate> {
+        self.content.certificates.values()
+    }
+
+    /// Returns the timings of a call, if they were measured with these candidates.
+    pub fn timings(&self, call_key: &str, candidates: &str) -> Option<&Timings> {
+        self.content.timings.get(call_key).filter(|known| known.candidates == candidates)
+    }
+
+    pub fn insert_timings(&mut self, call_key: String, timings: Timings) {
+        self.dirty[1].insert(call_key.clone());
+        self.content.timings.insert(call_key, timings);
+    }
+
+    /// Takes the messages for the user about the file; each is returned once.
+    pub fn take_notes(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.notes)
+    }
+
+    /// Writes the new entries, merged with those that other processes have written meanwhile. A
+    /// failure becomes a note, once, because a run does not depend on it; the entries are written
+    /// with the next ones.
+    pub fn save(&mut self) {
+        let is_dirty = self.dirty.iter().any(|keys| !keys.is_empty());
+        let Some(path) = self.path.clone().filter(|_| is_dirty) else { return };
+        let dirty = std::mem::take(&mut self.dirty);
+        if let Err(why) = self.merge_into(&path, &dirty) {
+            self.dirty = dirty;
+            self.note_lost(&path, &why);
+        }
+    }
+
+    /// Notes, once, that nothing is kept.
+    fn note_lost(&mut self, path: &Path, why: &io::Error) {
+        if !std::mem::replace(&mut self.is_lost, true) {
+            self.notes.push(format!(
+                "what was found out about kernels is not kept: {}: {why}; name another directory \
+                 with {CACHE_DIR_ENV}",
+                path.display()
+            ));
+        }
+    }
+
+    /// Adds the new entries to the current content of the file, and takes over its other entries.
+    fn merge_into(&mut self, path: &Path, dirty: &[BTreeSet<String>; 2]) -> io::Result<()> {
+        fs::create_dir_all(files::parent(path))?;
+        let _lock = lock(&files::beside(path, ".lock"))?;
+        match read(path, &self.content.device) {
+            Ok(Some(theirs)) => {
+                let own = std::mem::replace(&mut self.content, theirs);
+                let is_fresh = |keys: &BTreeSet<String>, key: &String| keys.contains(key);
+                let certificates = own.certificates.into_iter();
+                let certificates = certificates.filter(|(key, _)| is_fresh(&dirty[0], key));
+                self.content.certificates.extend(certificates);
+                let timings = own.timings.into_iter().filter(|(key, _)| is_fresh(&dirty[1], key));
+                self.content.timings.extend(timings);
+                let forgotten = &self.forgotten;
+                self.content.certificates.retain(|hash, _| !forgotten.contains(hash));
+            }
+            Ok(None) => {}
+            Err(Unusable::Unreadable(why)) => return Err(why),
+            Err(Unusable::Damaged(_)) => fs::rename(path, damaged(path))?,
+        }
+        let mut json = serde_json::to_vec_pretty(&self.content)?;
+        json.push(b'\n');
+        files::replace(path, &json)
+    }
+}
+
+/// Returns the path that a damaged or foreign file is moved to.
+fn damaged(path: &Path) -> PathBuf {
+    files::beside(path, ".damaged")
+}
+
+/// Takes the lock of the cache file, which one process at a time holds until it is dropped. On a
+/// file system without locks, there is none to wait for.
+fn lock(path: &Path) -> io::Result<File> {
+    let file = File::options().write(true).create(true).truncate(false).open(path)?;
+    for _ in 0..TRIES {
+        match file.try_lock() {
+            Err(fs::TryLockError::WouldBlock) => std::thread::sleep(PAUSE),
+            _ => return Ok(file),
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::WouldBlock, "another process keeps it locked"))
+}
+
+/// Reads a cache file; `None` if there is no file.
+fn read(path: &Path, device: &str) -> Result<Option<CacheFile>, Unusable> {
+    match fs::read(path) {
+        Ok(bytes) => parse(&bytes, device).map(Some).map_err(Unusable::Damaged),
+        Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(why) => Err(Unusable::Unreadable(why)),
+    }
+}
+
+/// Returns the content of a cache file, or the reason why it is not one of this device.
+fn parse(bytes: &[u8], device: &str) -> Result<CacheFile, String> {
+    let content: CacheFile = serde_json::from_slice(bytes).map_err(|why| why.to_string())?;
+    if content.format != FORMAT {
+        return Err(format!("its format is {}, not {FORMAT}", content.format));
+    }
+    if content.device != device {
+        return Err(format!("it is that of {}", content.device));
+    }
+    let wrong = |timing: &Timing| !(timing.seconds.is_finite() && timing.seconds > 0.0);
+    match content.timings.values().flat_map(|known| known.measured.values()).find(|t| wrong(t)) {
+        Some(timing) => Err(format!("{} takes {} s", timing.variant, timing.seconds)),
+        None => Ok(content),
+    }
+}
+
+/// Returns the file name of a device: readable, and different for different devices.
+fn file_name(device: &str) -> String {
+    let mut slug = String::new();
+    for letter in device.to_lowercase().chars() {
+        match letter {
+            'a'..='z' | '0'..='9' => slug.push(letter),
+            _ if !slug.ends_with('-') => slug.push('-'),
+            _ => {}
+        }
+    }
+    let slug: String = slug.chars().take(60).collect();
+    let hash = blake3::hash(device.as_bytes()).to_hex();
+    format!("kernels-{}-{}.json", slug.trim_matches('-'), &hash[..8])
+}
+
+/// Returns the number of certified kernels of this build, and the failed ones with the reason, by
+/// name.
+pub fn summary(cache: &KernelCache) -> (usize, Vec<(String, String)>) {
+    let mut wrong: HashMap<&str, &str> = HashMap::new();
+    let mut right = 0;
+    let of_this_build = cache.certificates().filter(|known| known.build == build());
+    for Certificate { kernel, result, .. } in of_this_build {
+        match result {
+            CertificationResult::Pass { .. } => right += 1,
+            CertificationResult::Fail { why } => {
+                wrong.insert(kernel, why);
+            }
+        }
+    }
+    let mut wrong: Vec<_> =
+        wrong.into_iter().map(|(name, why)| (name.to_string(), why.to_string())).collect();
+    wrong.sort();
+    (right, wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn certificate(kernel: &str) -> Certificate {
+        Certificate::new(kernel, CertificationResult::Pass { nmse: 1.25e-13 })
+    }
+
+    fn timings(seconds: f64) -> Timings {
+        let timing = Timing { variant: "a".into(), seconds };
+        let measured = [("hash".into(), timing)].into();
+        Timings { candidates: "all".into(), measured, is_cut: false }
+    }
+
+    #[test]
+    fn what_is_saved_is_read_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path().join("new");
+        let mut cache = KernelCache::open(&directory, "vulkan:A (1)");
+        cache.certify("one".into(), certificate("one"));
+        let wrong = CertificationResult::Fail { why: "NMSE 1".into() };
+        cache.certify("two".into(), Certificate::new("two", wrong));
+        cache.insert_timings("call".into(), timings(0.1 + 0.2));
+        cache.save();
+        assert_eq!(cache.take_notes(), [""; 0]);
+
+        let reopened = KernelCache::open(&directory, "vulkan:A (1)");
+        assert_eq!(reopened.content, cache.content);
+        assert_eq!(reopened.timings("call", "all"), Some(&timings(0.1 + 0.2)));
+        assert_eq!(reopened.timings("call", "other candidates"), None);
+        assert_eq!(summary(&reopened), (1, vec![("two".into(), "NMSE 1".into())]));
+        let other = KernelCache::open(&directory, "vulkan:A (2)");
+        assert_eq!(summary(&other), (0, vec![]), "another driver knows nothing");
+    }
+
+    #[test]
+    fn a_kernel_whose_attempt_lost_the_device_is_off_until_it_is_forgotten() {
+        let directory = tempfile::tempdir().unwrap();
+        let open = || {
+            let mut cache = KernelCache::open(directory.path(), "device");
+            cache.open_attempts();
+            cache
+        };
+        let mut first = open();
+        first.begin_attempt("abc", "tile of matmul");
+        first.end_attempt(true);
+        drop(first);
+        let mut second = open();
+        let off = || (0, vec![("tile of matmul".to_string(), ENDED.to_string())]);
+        assert_eq!(summary(&second), off());
+        assert!(second.take_notes()[0].starts_with("tile of matmul is switched off: "));
+        // The attempt of another kernel takes the place of the name, and the result stays.
+        second.begin_attempt("other", "other");
+        second.end_attempt(false);
+        drop(second);
+        let mut third = open();
+        assert_eq!((summary(&third), third.take_notes()), (off(), Vec::new()));
+        third.forget_attempts();
+        third.certify("other".into(), certificate("other"));
+        third.save();
+        assert_eq!((summary(&third), summary(&open())), ((1, vec![]), (1, vec![])));
+    }
+
+    #[test]
+    fn writers_keep_what_others_wrote() {
+        let directory = tempfile::tempdir().unwrap();
+        let open = || KernelCache::open(directory.path(), "device");
+        let writers: Vec<_> = (0..8)
+            .map(|writer| {
+                let mut cache = open();
+                std::thread::spawn(move || {
+                    for i in 0..5 {
+                        let name = format!("{writer}-{i}");
+                        cache.certify(name.clone(), certificate(&name));
+                        cache.save();
+                    }
+                    cache.take_notes()
+                })
+            })
+            .collect();
+        for writer in writers {
+            assert_eq!(writer.join().unwrap(), [""; 0]);
+        }
+        assert_eq!(summary(&open()).0, 40);
+    }
+
+    #[test]
+    fn damaged_and_foreign_files_are_set_aside() {
+        let good = {
+            let directory = tempfile::tempdir().unwrap();
+            let mut cache = KernelCache::open(directory.path(), "device");
+            cache.insert_timings("call".into(), timings(0.5));
+            cache.save();
+            fs::read_to_string(cache.path.unwrap()).unwrap()
+        };
+        let spoiled = [
+            (String::new(), "EOF"),
+            (good[..good.len() / 2].to_string(), "EOF"),
+            (good.replace("\"format\": 2", "\"format\": 3"), "format is 3"),
+            (good.replace("\"device\": \"device\"", "\"device\": \"B\""), "that of B"),
+            (good.replace("0.5", "-0.5"), "takes -0.5 s"),
+            ("{\"a\": 1}".into(), "unknown field"),
+        ];
+        for (text, why) in spoiled {
+            let directory = tempfile::tempdir().unwrap();
+            let path = directory.path().join(file_name("device"));
+            fs::write(&path, &text).unwrap();
+            let mut cache = KernelCache::open(directory.path(), "device");
+            let notes = cache.take_notes();
+            assert!(notes.len() == 1 && notes[0].contains(why), "{why}: {notes:?}");
+            cache.certify("one".into(), certificate("one"));
+            cache.save();
+            assert_eq!(fs::read_to_string(damaged(&path)).unwrap(), text);
+            assert_eq!(summary(&KernelCache::open(directory.path(), "device")).0, 1);
+        }
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_written_is_a_note() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("file");
+        fs::write(&file, "").unwrap();
+        let mut cache = KernelCache::open(&file.join("below"), "device");
+        cache.certify("one".into(), certificate("one"));
+        cache.save();
+        cache.certify("two".into(), certificate("two"));
+        cache.save();
+        let notes = cache.take_notes();
+        assert!(notes.len() == 1 && notes[0].contains(CACHE_DIR_ENV), "{notes:?}");
+        assert!(cache.certificate("one").is_some(), "the run goes on");
+        // What was not written is written once it can be.
+        fs::remove_file(&file).unwrap();
+        cache.save();
+        assert_eq!(summary(&KernelCache::open(&file.join("below"), "device")).0, 2);
+        assert_eq!(cache.take_notes(), [""; 0]);
+    }
+
+    /// A directory cannot be read as a file, whoever tries.
+    #[test]
+    fn what_cannot_be_read_is_not_set_aside() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(file_name("device"));
+        fs::create_dir(&path).unwrap();
+        let mut cache = KernelCache::open(directory.path(), "device");
+        cache.certify("one".into(), certificate("one"));
+        cache.save();
+        let notes = cache.take_notes();
+        assert!(notes.len() == 1 && notes[0].contains("is not kept"), "{notes:?}");
+        assert!(path.is_dir() && !damaged(&path).exists());
+    }
+
+    #[test]
+    fn names_of_files_are_readable_and_differ() {
+        let name = file_name("vulkan:llvmpipe (LLVM 15.0.6, 256 bits) (Mesa)");
+        assert!(name.starts_with("kernels-vulkan-llvmpipe-llvm-15-0-6-256-bits-mesa-"), "{name}");
+        assert_ne!(name, file_name("vulkan:llvmpipe (LLVM 15.0.6; 256 bits) (Mesa)"));
+        assert!(file_name(&"x".repeat(1000)).len() < 100);
+    }
+}

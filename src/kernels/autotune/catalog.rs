@@ -1,0 +1,94 @@
+//! Catalog of calls that cover every kernel, which `potluck devices --certify` certifies.
+
+use crate::{CallShape, Caps, OwnedCall, RandomContext, TWINS, UPDATE_TWINS, twin};
+use potluck_core::rng::Key;
+use potluck_graph::{Update, UpdateRange};
+
+/// Returns the calls that the twins list, in the order of [`TWINS`]: per op, large enough for all
+/// variants.
+pub fn catalog_calls() -> Vec<OwnedCall> {
+    let random = RandomContext { step_key: Key::new(1), training: true };
+    let owned_call = |(op, inputs): CallShape| {
+        let name = op.to_string();
+        let owned_call = OwnedCall::new(op, inputs, random);
+        owned_call.unwrap_or_else(|| panic!("the catalog's shapes do not fit {name}"))
+    };
+    TWINS.iter().flat_map(|twin| (twin.catalog)()).map(owned_call).collect()
+}
+
+/// Element counts of buckets: kernels that work on buckets have one version for multiples of four
+/// and one for other counts.
+pub const COUNTS: [usize; 2] = [4, 1];
+
+/// Update ranges with the lengths of `COUNTS`.
+pub const RANGES: [UpdateRange; 2] = [
+    UpdateRange { start: 0, length: COUNTS[0], decay_end: 0, gradient_scale: 1.0 },
+    UpdateRange { start: 0, length: COUNTS[1], decay_end: 0, gradient_scale: 1.0 },
+];
+
+/// Returns an update per kernel of each rule over each of the ranges.
+pub fn updates() -> Vec<(Update, UpdateRange)> {
+    let rules = UPDATE_TWINS.iter().flat_map(|twin| (twin.catalog)());
+    rules.flat_map(|rule| RANGES.map(|range| (rule, range))).collect()
+}
+
+/// Returns the name of every variant of every kernel, sorted.
+pub fn names() -> Vec<String> {
+    let mut names: Vec<String> = ["norm", "hash"].map(String::from).to_vec();
+    names.extend(UPDATE_TWINS.iter().map(|twin| twin.name.to_string()));
+    for owned_call in catalog_calls() {
+        let call = owned_call.call();
+        let variants =
+            twin(call.op).map(|twin| (twin.variants)(&call, &Caps::EVERY)).unwrap_or_default();
+        names.extend(variants.into_iter().map(|variant| variant.name));
+    }
+    names.sort();
+    names.dedup();
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::{hash, norm};
+    use crate::source::FILES;
+    use crate::update_twin;
+    use std::collections::BTreeSet;
+
+    /// A shader file, or a kernel in one, that no call uses would never be certified.
+    #[test]
+    fn every_shader_file_is_used() {
+        // Two files are no part of training.
+        let mut used: BTreeSet<String> = ["peak", "spin"].map(String::from).into();
+        let on_ranges = updates().into_iter();
+        used.extend(
+            on_ranges.map(|(rule, range)| {
+                (update_twin(&rule).dispatch)(&rule, &range).shader.file.into()
+            }),
+        );
+        let on_buckets = COUNTS
+            .into_iter()
+            .flat_map(|count| [norm::probe(count, &Caps::EVERY), hash::probe(count)]);
+        let dispatches = on_buckets.flat_map(|probe| probe.dispatches);
+        used.extend(dispatches.map(|dispatch| dispatch.shader.file.into_owned()));
+        for owned_call in catalog_calls() {
+            let call = owned_call.call();
+            for variant in (twin(call.op).unwrap().variants)(&call, &Caps::EVERY) {
+                used.extend(variant.dispatches.into_iter().map(|one| one.shader.file.into()));
+            }
+        }
+        for (file, _) in FILES {
+            assert!(used.contains(*file), "{file} is used by no call of the catalog");
+        }
+    }
+
+    #[test]
+    fn names_are_those_of_all_variants() {
+        let names = names();
+        for name in
+            ["norm", "adamw", "sgd", "hash", "matmul_naive", "matmul_tile_16x16", "attention"]
+        {
+            assert!(names.iter().any(|known| known == name), "{name} is not among {names:?}");
+        }
+    }
+}

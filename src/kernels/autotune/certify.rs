@@ -1,0 +1,476 @@
+//! Certification: tests that a kernel is right on this device and driver. The kernel runs on
+//! probes and is compared with the reference in f64, with sentinels behind every output.
+
+use super::probes::{ReferenceCache, probes};
+use crate::device::{DeviceError, Gpu, ShaderChecks};
+use crate::harness::{self, HarnessError, NMSE_MAX};
+use crate::{
+    BucketProbe, Caps, Dispatch, OpCall, Operand, OwnedCall, Pipelines, Variant, dispatch, source,
+    twin,
+};
+
+/// Release of wgpu, which translates the shaders: another release may translate them differently.
+pub const WGPU: &str = "30.0.1";
+
+/// The most probes that a kernel runs on in a plain grid, among those that use its shader.
+const PROBES: usize = 4;
+
+/// Factor that a seeded error multiplies results by; see [`Certifier::corrupted_kernels`].
+const CORRUPTION_FACTOR: f32 = 1.01;
+
+/// Result of certifying a kernel.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CertificationResult {
+    /// The kernel agrees with the reference; the largest normalized mean squared error.
+    Pass { nmse: f64 },
+    /// The kernel must not be used on this driver, for this reason.
+    Fail { why: String },
+}
+
+impl CertificationResult {
+    pub fn is_certified(&self) -> bool {
+        matches!(self, Self::Pass { .. })
+    }
+
+    fn of(nmse: f64) -> Self {
+        if nmse <= NMSE_MAX {
+            Self::Pass { nmse }
+        } else {
+            Self::Fail { why: format!("its results are wrong, NMSE {nmse:.2e}") }
+        }
+    }
+
+    /// Returns the worse of two results: a failure, or else the larger error.
+    fn worst(self, other: Self) -> Self {
+        match (&self, &other) {
+            (Self::Fail { .. }, _) => self,
+            (Self::Pass { nmse: a }, Self::Pass { nmse: b }) if a >= b => self,
+            _ => other,
+        }
+    }
+}
+
+/// Returns the hash of a kernel: BLAKE3 of the WGSL, the entry points, the access to each binding,
+/// the checks and the release of wgpu. One shader may serve several ops by its parameters, so
+/// `op`, the first word of the op's name, counts too.
+pub fn kernel_hash(checks: ShaderChecks, op: &str, dispatches: &[Dispatch]) -> String {
+    let mut hasher = blake3::Hasher::new();
+    let mut part = |text: &str| {
+        hasher.update(&(text.len() as u64).to_le_bytes());
+        hasher.update(text.as_bytes());
+    };
+    part(&format!("wgpu {WGPU} {checks:?}"));
+    part(op.split_whitespace().next().unwrap_or_default());
+    let mut last = None;
+    for Dispatch { shader, operands, .. } in dispatches {
+        let access: String = operands.iter().map(access).collect();
+        // The same kernel several times in a row, once per input, is one.
+        if last.replace((shader, access.clone())) != Some((shader, access.clone())) {
+            part(&access);
+            part(shader.entry);
+            part(&source::text(shader));
+        }
+    }
+    hasher.finalize().to_hex()[..32].to_string()
+}
+
+fn access(operand: &Operand) -> char {
+    if operand.is_writable() { 'w' } else { 'r' }
+}
+
+/// Returns the hash of a variant of a call. Of an op from outside the crate, the whole name counts.
+pub fn variant_hash(checks: ShaderChecks, call: &OpCall, variant: &Variant) -> String {
+    let op = call.op.to_string();
+    let op = if variant.is_foreign() { op.replace(char::is_whitespace, "_") } else { op };
+    kernel_hash(checks, &op, &variant.dispatches)
+}
+
+/// Returns the variant of a probe that runs the kernel of `variant`, which has this hash.
+fn same_kernel(
+    checks: ShaderChecks,
+    probe: &OwnedCall,
+    variant: &Variant,
+    hash: &str,
+) -> Option<Variant> {
+    let small = probe.call();
+    let is_same =
+        |one: &Variant| one.name == variant.name && variant_hash(checks, &small, one) == hash;
+    (twin(small.op)?.variants)(&small, &Caps::EVERY).into_iter().find(is_same)
+}
+
+/// Certifier of the kernels of one device.
+pub struct Certifier<'a> {
+    pub gpu: &'a Gpu,
+    pub pipelines: &'a mut Pipelines,
+    pub reference_cache: &'a mut ReferenceCache,
+    /// Names of kernels whose results are corrupted by a seeded error, for tests of certification.
+    pub corrupted_kernels: &'a [String],
+}
+
+impl Certifier<'_> {
+    /// Certifies a variant of a call on a few probes that run the same kernel, on one of them also
+    /// in a folded grid in parts, as calls have that are too large for one row of workgroups or
+    /// take too long for one submission; on the call itself if there is none. Parameters
+    /// and grid of the call itself must be within the limits.
+    ///
+    /// # Errors
+    /// Returns [`DeviceError`] if the device fails; a shader that does not compile is a result.
+    pub fn variant(
+        &mut self,
+        call: &OpCall,
+        variant: &Variant,
+    ) -> Result<CertificationResult, DeviceError> {
+        let limits = &self.gpu.limits;
+        if let Some(why) = variant.dispatches.iter().find_map(|one| one.check(limits).err()) {
+            return Ok(CertificationResult::Fail { why });
+        }
+        let hash = variant_hash(self.gpu.checks, call, variant);
+        let (mut result, mut tried) = (CertificationResult::Pass { nmse: 0.0 }, 0);
+        let mut is_folded = false;
+        for probe in probes(call) {
+            let Some(same) = same_kernel(self.gpu.checks, &probe, variant, &hash) else { continue };
+            if tried < PROBES {
+                result = result.worst(self.check(&probe, &same)?);
+                tried += 1;
+            }
+            let folded = dispatch::folded(&same.dispatches).filter(|_| !is_folded);
+            if let Some(dispatches) = folded.filter(|_| result.is_certified()) {
+                result = result.worst(self.check(&probe, &Variant { dispatches, ..same })?);
+                is_folded = true;
+            }
+            if (tried == PROBES && is_folded) || !result.is_certified() {
+                break;
+            }
+        }
+        if tried == 0 { self.check(&OwnedCall::of(call), variant) } else { Ok(result) }
+    }
+
+    fn check(
+        &mut self,
+        owned_call: &OwnedCall,
+        variant: &Variant,
+    ) -> Result<CertificationResult, DeviceError> {
+        let solved = self.reference_cache.solve(owned_call);
+        let start = solved.start;
+        let given: Vec<_> = solved.inputs.iter().collect();
+        let (call, dispatches) = (owned_call.call(), &variant.dispatches);
+        let ran = harness::run_call(self.gpu, self.pipelines, &call, dispatches, &given, start);
+        let outputs = match ran {
+            Ok(outputs) => outputs,
+            Err(error) => return result_of(error),
+        };
+        let factor = f64::from(self.factor(&variant.name));
+        let errors = outputs.iter().zip(&solved.expected).enumerate();
+        let errors = errors.map(|(index, (got, expected))| {
+            let got: Vec<f64> = got.iter().map(|v| f64::from(*v) * factor).collect();
+            match CertificationResult::of(harness::nmse(got.iter().copied(), expected)) {
+                CertificationResult::Fail { why } => CertificationResult::Fail {
+                    why: why + &largest_error(&call, index, &got, expected),
+                },
+                pass => pass,
+            }
+        });
+        Ok(errors.fold(CertificationResult::Pass { nmse: 0.0 }, CertificationResult::worst))
+    }
+
+    fn factor(&self, name: &str) -> f32 {
+        if self.corrupted_kernels.iter().any(|kernel| kernel == name) {
+            CORRUPTION_FACTOR
+        } else {
+            1.0
+        }
+    }
+
+    /// Certifies the kernels of a probe on a bucket.
+    ///
+    /// # Errors
+    /// Returns the same errors as [`Certifier::variant`].
+    pub fn bucket(&mut self, probe: &BucketProbe) -> Result<CertificationResult, DeviceError> {
+        let result = self.bucket_with(probe, &probe.dispatches)?;
+        match dispatch::folded(&probe.dispatches) {
+            Some(folded) => Ok(result.worst(self.bucket_with(probe, &folded)?)),
+            None => Ok(result),
+        }
+    }
+
+    fn bucket_with(
+        &mut self,
+        probe: &BucketProbe,
+        dispatches: &[Dispatch],
+    ) -> Result<CertificationResult, DeviceError> {
+        let inputs = [bytemuck::cast_slice(&probe.input)];
+        match harness::run(self.gpu, self.pipelines, dispatches, &inputs, &probe.starts) {
+            Ok(outputs) => {
+                Ok(CertificationResult::of((probe.error)(&outputs, self.factor(probe.name))))
+            }
+            Err(error) => result_of(error),
+        }
+    }
+}
+
+/// Returns a clause on the element of an output whose error is the largest.
+fn largest_error(call: &OpCall, output: usize, got: &[f64], expected: &[f64]) -> String {
+    let error = |at: &usize| match (got[*at] - expected[*at]).abs() {
+        error if error.is_nan() => f64::INFINITY,
+        error => error,
+    };
+    let worst = (0..got.len()).max_by(|a, b| error(a).total_cmp(&error(b)));
+    worst.map_or_else(String::new, |at| {
+        format!(
+            "; element {at} of output {output} {:?} of inputs {:?} is {}, and {} in the reference",
+            call.outputs[output], call.inputs, got[at] as f32, expected[at] as f32
+        )
+    })
+}
+
+/// Converts the error of a run to the result for the kernel; returns the error if the device
+/// failed, because that is no result.
+fn result_of(error: HarnessError) -> Result<CertificationResult, DeviceError> {
+    match error {
+        HarnessError::Device(DeviceError::Refused { what, why, .. }) => {
+            // The text of a parsing error ends with empty lines.
+            let why = format!("{what} was refused: {}", why.trim_end());
+            Ok(CertificationResult::Fail { why })
+        }
+        HarnessError::Device(error) => Err(error),
+        error => Ok(CertificationResult::Fail { why: error.to_string() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::autotune::catalog::{COUNTS, catalog_calls, names, updates as rules};
+    use crate::ops::{hash, norm};
+    use crate::testing::for_each_gpu;
+    use crate::{DeviceClass, RandomContext};
+    use potluck_core::rng::Key;
+    use potluck_graph::Op;
+
+    /// A GPU and a driver that runs on a processor.
+    const CLASSES: [Caps; 2] = [
+        Caps { class: DeviceClass::Hardware, ..Caps::EVERY },
+        Caps { class: DeviceClass::Software, ..Caps::EVERY },
+    ];
+
+    #[test]
+    fn every_variant_of_the_table_has_probes_and_is_right_on_every_adapter() {
+        let mut reference_cache = ReferenceCache::default();
+        for_each_gpu(|gpu, pipelines| {
+            let reference_cache = &mut reference_cache;
+            let mut certifier =
+                Certifier { gpu, pipelines, reference_cache, corrupted_kernels: &[] };
+            let check = |what: &str, result: CertificationResult| {
+                assert!(result.is_certified(), "{what} on {}: {result:?}", gpu.name);
+            };
+            for owned_call in catalog_calls() {
+                let call = owned_call.call();
+                let caps = Caps::of(gpu).with_all_that_run();
+                for variant in (twin(call.op).unwrap().variants)(&call, &caps) {
+                    let what = format!("{} of {}", variant.name, call.op);
+                    check(&what, certifier.variant(&call, &variant).unwrap());
+                }
+            }
+            for (rule, range) in rules() {
+                let probe = BucketProbe::of_update(&rule, &range);
+                check(&format!("{rule:?} {range:?}"), certifier.bucket(&probe).unwrap());
+            }
+            for count in COUNTS {
+                for caps in CLASSES {
+                    check("norm", certifier.bucket(&norm::probe(count, &caps)).unwrap());
+                }
+                check("hash", certifier.bucket(&hash::probe(count)).unwrap());
+            }
+        });
+    }
+
+    #[test]
+    fn every_variant_of_the_table_is_tried_on_small_calls() {
+        let mut without = Vec::new();
+        for owned_call in catalog_calls() {
+            let call = owned_call.call();
+            let twin = twin(call.op).unwrap();
+            for variant in (twin.variants)(&call, &Caps::EVERY) {
+                let hash = variant_hash(ShaderChecks::Disabled, &call, &variant);
+                let runs = |small: &OwnedCall| {
+                    same_kernel(ShaderChecks::Disabled, small, &variant, &hash).is_some()
+                };
+                if !probes(&call).iter().any(runs) {
+                    without.push(format!("{} of {} {:?}", variant.name, call.op, call.inputs));
+                }
+            }
+        }
+        assert!(without.is_empty(), "no probe runs\n{}", without.join("\n"));
+    }
+
+    /// Parts are in folded grids, and each kernel has a probe that folds (see the next test).
+    #[test]
+    fn every_kernel_has_the_same_bits_in_parts() {
+        let (mut reference_cache, mut differ) = (ReferenceCache::default(), Vec::new());
+        for_each_gpu(|gpu, pipelines| {
+            if gpu.checks == ShaderChecks::Enabled {
+                return;
+            }
+            let caps = Caps::of(gpu).with_all_that_run();
+            for owned_call in catalog_calls() {
+                let call = owned_call.call();
+                for variant in (twin(call.op).unwrap().variants)(&call, &caps) {
+                    let hash = variant_hash(gpu.checks, &call, &variant);
+                    let folds = |small: OwnedCall| {
+                        let same = same_kernel(gpu.checks, &small, &variant, &hash)?;
+                        Some((dispatch::folded(&same.dispatches)?, small, same.dispatches))
+                    };
+                    let Some((folded, small, whole)) = probes(&call).into_iter().find_map(folds)
+                    else {
+                        continue;
+                    };
+                    let solved = reference_cache.solve(&small);
+                    let inputs: Vec<_> = solved.inputs.iter().collect();
+                    let mut bits = |dispatches: &[Dispatch]| {
+                        let (call, start) = (small.call(), 0.25);
+                        let run = harness::run_call;
+                        let outputs = run(gpu, pipelines, &call, dispatches, &inputs, start);
+                        let bits = |out: Vec<f32>| out.into_iter().map(f32::to_bits).collect();
+                        outputs.unwrap().into_iter().map(bits).collect::<Vec<Vec<u32>>>()
+                    };
+                    if bits(&whole) != bits(&folded) {
+                        differ.push(format!("{} of {} on {}", variant.name, call.op, gpu.name));
+                    }
+                }
+            }
+        });
+        assert!(differ.is_empty(), "other bits in parts:\n{}", differ.join("\n"));
+    }
+
+    /// A kernel that does not add the first workgroup of its part.
+    #[test]
+    fn a_kernel_that_cannot_run_in_parts_is_found() {
+        use crate::Shader;
+        let owned_call = catalog_calls().into_iter().find(|p| p.op.to_string() == "relu").unwrap();
+        let probe = probes(&owned_call.call()).pop().unwrap();
+        let call = probe.call();
+        let plain = (twin(call.op).unwrap().variants)(&call, &Caps::EVERY).swap_remove(0);
+        let mut dispatches = dispatch::folded(&plain.dispatches).unwrap();
+        let text = source::text(&dispatches[0].shader);
+        let wrong = text.replace("p.first_workgroup + ", "");
+        assert!(wrong != text, "{text}");
+        dispatches[0].shader = Shader::emitted("wrong", plain.dispatches[0].shader.entry, wrong);
+        for_each_gpu(|gpu, pipelines| {
+            let reference_cache = &mut ReferenceCache::default();
+            let mut certifier =
+                Certifier { gpu, pipelines, reference_cache, corrupted_kernels: &[] };
+            let variant = Variant::new("wrong", dispatches.clone());
+            let result = certifier.check(&probe, &variant).unwrap();
+            assert!(!result.is_certified(), "{result:?} on {}", gpu.name);
+        });
+    }
+
+    #[test]
+    fn every_kernel_is_certified_in_a_folded_grid() {
+        let mut without = Vec::new();
+        for owned_call in catalog_calls() {
+            let call = owned_call.call();
+            let twin = twin(call.op).unwrap();
+            for variant in (twin.variants)(&call, &Caps::EVERY) {
+                let hash = variant_hash(ShaderChecks::Disabled, &call, &variant);
+                let folds = |small: &OwnedCall| {
+                    same_kernel(ShaderChecks::Disabled, small, &variant, &hash)
+                        .is_some_and(|same| dispatch::folded(&same.dispatches).is_some())
+                };
+                if !probes(&call).iter().any(folds) {
+                    without.push(format!("{} of {} {:?}", variant.name, call.op, call.inputs));
+                }
+            }
+        }
+        assert!(without.is_empty(), "no probe folds\n{}", without.join("\n"));
+        let on_ranges = rules().into_iter();
+        let mut on_buckets: Vec<BucketProbe> =
+            on_ranges.map(|(rule, range)| BucketProbe::of_update(&rule, &range)).collect();
+        for (caps, count) in CLASSES.iter().flat_map(|caps| COUNTS.map(|count| (caps, count))) {
+            on_buckets.extend([norm::probe(count, caps), hash::probe(count)]);
+        }
+        for probe in on_buckets {
+            assert!(dispatch::folded(&probe.dispatches).is_some(), "{} does not fold", probe.name);
+        }
+    }
+
+    #[test]
+    fn a_planted_error_is_found_in_every_kernel() {
+        // The error is seeded on the host, so one device is enough.
+        let (mut is_first, mut reference_cache) = (true, ReferenceCache::default());
+        for_each_gpu(|gpu, pipelines| {
+            if !std::mem::take(&mut is_first) {
+                return;
+            }
+            let (reference_cache, corrupted_kernels) = (&mut reference_cache, &names());
+            let mut certifier = Certifier { gpu, pipelines, reference_cache, corrupted_kernels };
+            for owned_call in catalog_calls() {
+                let call = owned_call.call();
+                let variant = (twin(call.op).unwrap().variants)(&call, &Caps::EVERY).swap_remove(0);
+                let result = certifier.variant(&call, &variant).unwrap();
+                assert!(!result.is_certified(), "{} of {}", variant.name, call.op);
+            }
+            for (rule, range) in rules() {
+                let result = certifier.bucket(&BucketProbe::of_update(&rule, &range)).unwrap();
+                assert!(!result.is_certified(), "{rule:?} {range:?}");
+            }
+            for count in COUNTS {
+                let probe = norm::probe(count, &Caps::of(gpu));
+                assert!(!certifier.bucket(&probe).unwrap().is_certified());
+                assert!(!certifier.bucket(&hash::probe(count)).unwrap().is_certified());
+            }
+        });
+    }
+
+    #[test]
+    fn layer_norm_of_two_values_is_certified_all_the_same() {
+        let random = RandomContext { step_key: Key::new(1), training: true };
+        let inputs = vec![vec![9, 2], vec![2], vec![9, 2], vec![9, 2]];
+        let owned_call = OwnedCall::new(Op::LayerNormGrad, inputs, random).unwrap();
+        let call = owned_call.call();
+        for_each_gpu(|gpu, pipelines| {
+            let reference_cache = &mut ReferenceCache::default();
+            let mut certifier =
+                Certifier { gpu, pipelines, reference_cache, corrupted_kernels: &[] };
+            let plain = (twin(call.op).unwrap().variants)(&call, &Caps::EVERY).swap_remove(0);
+            let result = certifier.variant(&call, &plain).unwrap();
+            assert!(result.is_certified(), "{result:?} on {}", gpu.name);
+        });
+    }
+
+    /// Kernels with wrong values, with a write behind the output, and with text that is no WGSL.
+    #[test]
+    fn wrong_kernels_are_refused_with_the_reason() {
+        use crate::Shader;
+        let owned_call = catalog_calls().into_iter().find(|p| p.op.to_string() == "relu").unwrap();
+        let call = owned_call.call();
+        let plain = (twin(call.op).unwrap().variants)(&call, &Caps::EVERY).swap_remove(0);
+        let shader = plain.dispatches[0].shader.clone();
+        let text = source::text(&shader);
+        let result = |from: &str, to: &str| {
+            assert!(text.contains(from), "{from} in {text}");
+            let mut wrong = plain.clone();
+            let text = text.replace(from, to);
+            wrong.dispatches[0].shader = Shader::emitted("wrong", shader.entry, text);
+            let mut found = Vec::new();
+            for_each_gpu(|gpu, pipelines| {
+                let reference_cache = &mut ReferenceCache::default();
+                let mut certifier =
+                    Certifier { gpu, pipelines, reference_cache, corrupted_kernels: &[] };
+                // No probe has this text, so the kernel runs on the call itself.
+                match certifier.variant(&call, &wrong).unwrap() {
+                    CertificationResult::Fail { why } => found.push(why),
+                    right => panic!("{right:?} on {}", gpu.name),
+                }
+            });
+            found
+        };
+        let all = |found: Vec<String>, part: &str| {
+            assert!(found.iter().all(|why| why.contains(part)), "{found:?}");
+        };
+        all(result("y[i] = f(x[i])", "y[i] = f(x[i]) + 0.01"), "NMSE");
+        all(result("y[i] = f(x[i])", "y[i + 1u] = f(x[i])"), "out of bounds");
+        all(result("var<immediate>", "var<nothing>"), "refused");
+    }
+}

@@ -1,0 +1,65 @@
+//! Check of a custom op's kernel on a device, for tests of the library's user.
+
+use super::{KernelCache, KernelSelector};
+use crate::device::{DeviceError, Gpu};
+use crate::{OwnedCall, RandomContext};
+use potluck_core::rng::Key;
+use potluck_core::{DType, Shape, TensorId};
+use potluck_graph::{CustomOp, Graph, Node, Op, ShapeError, op_gradients, shapes};
+
+/// Error of a kernel check.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum KernelCheckError {
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// Checks the kernel of a custom op, and the kernels of the ops in its gradient if it has one,
+/// against their references on a device, as a run does before it uses them: on random inputs of
+/// these shapes with so many rows.
+///
+/// # Errors
+/// Returns [`KernelCheckError`] if the shapes do not fit, if a kernel does not compile, is wrong or
+/// beyond the limits, or if the device fails.
+pub fn check_kernel(
+    gpu: &Gpu,
+    op: impl CustomOp + 'static,
+    inputs: &[Shape],
+    rows: usize,
+) -> Result<(), KernelCheckError> {
+    let kinds = op.inputs();
+    let op = Op::custom(op);
+    let calls = match op_gradients(&op, inputs) {
+        Ok(built) => built.graph.nodes.iter().map(|node| of(&built.graph, node, rows)).collect(),
+        Err(error) if !error.is_missing_gradient() => return Err(error.into()),
+        Err(_) => {
+            let dtype = |index: usize| kinds.get(index).map_or(DType::F32, |kind| kind.dtype());
+            let typed = inputs.iter().enumerate().map(|(at, shape)| (shape.clone(), dtype(at)));
+            let outputs = shapes::outputs(&op, &typed.collect::<Vec<_>>())?;
+            let inputs = inputs.iter().map(|shape| shape.resolve(rows)).collect();
+            let outputs = outputs.iter().map(|(shape, _)| shape.resolve(rows)).collect();
+            vec![OwnedCall { op, inputs, outputs, accumulate: false, random: random() }]
+        }
+    };
+    let mut kernels = KernelSelector::new(KernelCache::in_memory());
+    for owned_call in calls {
+        let call = owned_call.call();
+        kernels.variant(gpu, &call, &call)?;
+    }
+    Ok(())
+}
+
+/// Returns the call of a node.
+fn of(graph: &Graph, node: &Node, rows: usize) -> OwnedCall {
+    let dims =
+        |ids: &[TensorId]| ids.iter().map(|id| graph.tensor(*id).shape.resolve(rows)).collect();
+    let (inputs, outputs) = (dims(&node.inputs), dims(&node.outputs));
+    let accumulate = node.accumulate;
+    OwnedCall { op: node.op.clone(), inputs, outputs, accumulate, random: random() }
+}
+
+fn random() -> RandomContext {
+    RandomContext { step_key: Key::new(1), training: true }
+}

@@ -1,0 +1,75 @@
+//! Distinct calls of a plan, their keys, and the kernel variant that each of them runs.
+
+use std::collections::BTreeSet;
+
+use super::certify::variant_hash;
+use crate::device::Gpu;
+use crate::{Caps, OpCall, OwnedCall, RandomContext, Variant, twin};
+use potluck_core::TensorId;
+use potluck_core::rng::Key;
+use potluck_graph::Plan;
+
+/// Returns the key of a call: a text such as `matmul a b^T (768, 128) (384, 128)`.
+pub fn call_key(call: &OpCall) -> String {
+    let mut text = call.op.to_string();
+    for dims in &call.inputs {
+        let dims: Vec<String> = dims.iter().map(usize::to_string).collect();
+        text += &format!(" ({})", dims.join(", "));
+    }
+    if call.accumulate {
+        text += " accumulating";
+    }
+    if call.op.depends_on_training() && call.random.training {
+        text += " training";
+    }
+    text
+}
+
+/// Distinct call of a plan, which several nodes may make.
+pub struct PlanCall {
+    pub owned_call: OwnedCall,
+    pub call_key: String,
+    pub variants: Vec<Variant>,
+    /// FLOPs and bytes of all its nodes; calls with more are timed first.
+    pub weight: f64,
+}
+
+/// Returns the distinct calls of a plan at full capacity, with their variants on a device with
+/// these capabilities.
+pub fn distinct_calls(plan: &Plan, caps: Caps) -> Vec<PlanCall> {
+    distinct_calls_of(plan, caps, plan.graph.is_trained())
+}
+
+/// Returns the distinct calls of a plan like [`distinct_calls`], in training or not.
+pub fn distinct_calls_of(plan: &Plan, caps: Caps, training: bool) -> Vec<PlanCall> {
+    let random = RandomContext { step_key: Key::new(1), training };
+    let dims = |ids: &[TensorId]| -> Vec<Vec<usize>> {
+        ids.iter().map(|id| plan.graph.tensor(*id).shape.resolve(plan.options.rows)).collect()
+    };
+    let mut calls: Vec<PlanCall> = Vec::new();
+    for node in plan.graph.nodes.iter().filter(|node| plan.holds_block(node.block)) {
+        let Some(twin) = twin(&node.op) else { continue };
+        let (inputs, outputs) = (dims(&node.inputs), dims(&node.outputs));
+        let (op, accumulate) = (node.op.clone(), node.accumulate);
+        let owned_call = OwnedCall { op, inputs, outputs, accumulate, random };
+        let call = owned_call.call();
+        let (call_key, cost) = (call_key(&call), (twin.cost)(&call));
+        let weight = cost.flops + cost.bytes;
+        match calls.iter_mut().find(|planned| planned.call_key == call_key) {
+            Some(planned) => planned.weight += weight,
+            None => {
+                let variants = (twin.variants)(&call, &caps);
+                calls.push(PlanCall { owned_call, call_key, variants, weight });
+            }
+        }
+    }
+    calls
+}
+
+/// Returns the hash of the set of variants of a call.
+pub fn variant_set_hash(gpu: &Gpu, call: &OpCall, variants: &[Variant]) -> String {
+    let hashes: BTreeSet<String> =
+        variants.iter().map(|variant| variant_hash(gpu.checks, call, variant)).collect();
+    let all: String = hashes.into_iter().collect();
+    blake3::hash(all.as_bytes()).to_hex()[..32].to_string()
+}

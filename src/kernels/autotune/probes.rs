@@ -1,0 +1,58 @@
+//! Probes: small calls that run the shader of a large one, on which a kernel is certified. They
+//! have the head width, the transposes and the epilogue of the call, sizes that are odd, so that
+//! tiles and loops meet their edges, and random inputs of the right kind. Their sizes are those of
+//! the twins ([`crate::Twin::probes`]).
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::{OpCall, OwnedCall, twin};
+use potluck_core::HostTensor;
+
+/// Cache of the inputs and reference results of probes, because all variants of a call run the
+/// same probes.
+#[derive(Default)]
+pub struct ReferenceCache {
+    solved: HashMap<String, Arc<ReferenceResult>>,
+}
+
+/// Inputs of a probe and its outputs in f64.
+pub struct ReferenceResult {
+    /// Initial value of every element of the outputs.
+    pub start: f32,
+    pub inputs: Vec<HostTensor<f64>>,
+    pub expected: Vec<Vec<f64>>,
+}
+
+impl ReferenceCache {
+    /// Returns the inputs and outputs of a probe, computed at first use.
+    pub fn solve(&mut self, owned_call: &OwnedCall) -> Arc<ReferenceResult> {
+        let solved = self.solved.entry(format!("{owned_call:?}")).or_insert_with(|| {
+            // Kernels that do not accumulate must not read their outputs.
+            let start = if owned_call.accumulate { 0.25 } else { f32::NAN };
+            let inputs = owned_call.values();
+            let expected = owned_call.expected(&inputs, f64::from(start));
+            Arc::new(ReferenceResult { start, inputs, expected })
+        });
+        Arc::clone(solved)
+    }
+
+    /// Frees all cached results.
+    pub fn clear(&mut self) {
+        self.solved.clear();
+    }
+}
+
+/// Returns the probes of a call, the cheapest first; each a second time with accumulation if the
+/// op can accumulate. Not all of them run the call's shader: the caller must compare the shaders.
+pub fn probes(call: &OpCall) -> Vec<OwnedCall> {
+    let Some(twin) = twin(call.op) else { return Vec::new() };
+    let mut probes = Vec::new();
+    for (op, inputs) in (twin.probes)(call.op, &call.inputs) {
+        let Some(owned_call) = OwnedCall::new(op, inputs, call.random) else { continue };
+        let adding = owned_call.op.accumulates().then(|| owned_call.clone());
+        probes.push(owned_call);
+        probes.extend(adding.map(|owned_call| OwnedCall { accumulate: true, ..owned_call }));
+    }
+    probes
+}

@@ -1,0 +1,739 @@
+//! Kernel selection: only certified kernels run, and among those of a call the variant that was
+//! chosen, by measurements within a time budget, which are cached.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
+
+use super::cache::{Certificate, Timing, Timings};
+use super::certify::{CertificationResult, Certifier, kernel_hash, variant_hash};
+use super::pipeline_cache::PipelineCacheFile;
+use super::plan_calls::{PlanCall, call_key, distinct_calls, variant_set_hash};
+use super::probes::ReferenceCache;
+use super::session::{ProgressMeter, TimingSession, TuneProgress};
+use super::timing::{default_variant, timing_order};
+use super::{KernelCache, catalog};
+use crate::device::{DeviceError, Gpu};
+use crate::dispatch::WORKSPACE_BYTES_MAX;
+use crate::ops::norm::NormSlots;
+use crate::ops::{hash, norm};
+use crate::{
+    BucketProbe, Caps, DeviceClass, Dispatch, OpCall, Pipelines, Variant, twin, update_twin,
+};
+use potluck_core::Setting;
+use potluck_graph::{Plan, Update, UpdateRange, VariantChoices};
+
+/// Options of autotuning.
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
+pub struct TuneOptions {
+    /// Time budget for measuring, in seconds; 0: nothing is measured, and the cache decides.
+    pub seconds: f64,
+    /// True to measure again what is in the cache, if there is time for it.
+    pub retune: bool,
+    /// Choices to keep: those of the run that is resumed.
+    pub saved: VariantChoices,
+    /// Keys of the calls of `saved` that were chosen without timings of all variants.
+    pub saved_untimed: Vec<String>,
+    /// An update of the rule that will run, if there is one.
+    pub update: Option<Update>,
+    /// Names of kernels whose certification is corrupted by a seeded error, for tests.
+    pub corrupted_kernels: Vec<String>,
+}
+
+/// Counters of autotuning work; results from the cache do not count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TuneStats {
+    /// Kernels certified, passed or failed.
+    pub certified: usize,
+    /// Variants of calls timed.
+    pub timed: usize,
+    /// Calls of which the time budget did not reach all variants.
+    pub untimed: usize,
+}
+
+/// Kernel selector of one device.
+pub struct KernelSelector {
+    pub pipelines: Pipelines,
+    /// File of the driver's cache of pipelines, once it is open.
+    pipelines_file: Option<PipelineCacheFile>,
+    reference_cache: ReferenceCache,
+    cache: KernelCache,
+    choices: VariantChoices,
+    /// Keys of the calls whose variants were chosen without timings of all, in order of weight.
+    untimed: Vec<String>,
+    corrupted_kernels: Vec<String>,
+    /// Variant that each (call, choice) runs.
+    selected: HashMap<(String, String), String>,
+    /// Results of kernels from outside the crate, by call and hash. They are not kept on disk,
+    /// because they also depend on the op's reference, of which there is no hash.
+    foreign: HashMap<String, CertificationResult>,
+    /// Certified kernels on buckets (update rules, norm, hash), by name and entry point.
+    certified_buckets: Vec<(&'static str, &'static str)>,
+    /// Bytes of workspace of the executor; variants that need more are not selected.
+    workspace_bytes: usize,
+    work: TuneStats,
+}
+
+impl KernelSelector {
+    /// Makes a selector with no kernel compiled and no variant chosen; `cache` has the results of
+    /// earlier runs.
+    pub fn new(cache: KernelCache) -> Self {
+        Self {
+            pipelines: Pipelines::default(),
+            pipelines_file: None,
+            reference_cache: ReferenceCache::default(),
+            cache,
+            choices: VariantChoices::default(),
+            untimed: Vec::new(),
+            corrupted_kernels: Vec::new(),
+            selected: HashMap::new(),
+            foreign: HashMap::new(),
+            certified_buckets: Vec::new(),
+            workspace_bytes: WORKSPACE_BYTES_MAX,
+            work: TuneStats::default(),
+        }
+    }
+
+    pub fn choices(&self) -> &VariantChoices {
+        &self.choices
+    }
+
+    /// Returns the keys of the calls whose variants were chosen without timings of all.
+    pub fn untimed(&self) -> &[String] {
+        &self.untimed
+    }
+
+    pub fn cache(&self) -> &KernelCache {
+        &self.cache
+    }
+
+    /// Sets the bytes of workspace that the selected variants may use: a call of fewer rows
+    /// than the plan's capacity may need more than any at full capacity.
+    pub fn set_workspace_bytes(&mut self, bytes: usize) {
+        self.workspace_bytes = bytes;
+    }
+
+    /// Returns the counters of the work so far.
+    pub fn stats(&self) -> TuneStats {
+        self.work
+    }
+
+    /// Certifies the kernels that a plan runs at full capacity, and chooses among variants. Calls
+    /// `report` with the progress; returns messages for the user.
+    ///
+    /// # Errors
+    /// Returns [`DeviceError`] if the plain variant of a call fails certification, or if the
+    /// device fails.
+    pub fn prepare(
+        &mut self,
+        gpu: &Gpu,
+        plan: &Plan,
+        tuning: &TuneOptions,
+        report: &mut dyn FnMut(TuneProgress),
+    ) -> Result<Vec<String>, DeviceError> {
+        self.corrupted_kernels.clone_from(&tuning.corrupted_kernels);
+        self.open_pipelines_file(gpu);
+        if Caps::of(gpu).class == DeviceClass::Hardware {
+            self.cache.open_attempts();
+        }
+        if tuning.retune {
+            self.cache.forget_attempts();
+        }
+        let mut notes = Vec::new();
+        let prepared =
+            self.certify_needed(gpu, plan, tuning, report).and_then(|(calls, mut meter)| {
+                self.choose_all(gpu, &calls, tuning, &mut meter, &mut notes)?;
+                self.compile_chosen(gpu, &calls);
+                Ok(())
+            });
+        self.reference_cache.clear();
+        // Failures are cached too.
+        self.cache.save();
+        self.save_pipelines();
+        notes.extend(self.cache.take_notes());
+        prepared.map(|()| notes)
+    }
+
+    /// Opens the file of the driver's cache of pipelines, unless nothing is kept.
+    fn open_pipelines_file(&mut self, gpu: &Gpu) {
+        if self.pipelines_file.is_none()
+            && let Some((path, device)) = self.cache.pipelines_file()
+        {
+            let pipelines = &mut self.pipelines;
+            self.pipelines_file = PipelineCacheFile::open(gpu, pipelines, &path, device);
+        }
+    }
+
+    /// Writes the driver's cache of pipelines, if there are new ones. A failure becomes a note,
+    /// because a run does not depend on it.
+    pub fn save_pipelines(&mut self) {
+        let saved = self.pipelines_file.as_mut().map(|file| file.save(&self.pipelines));
+        if let Some(Err(why)) = saved {
+            self.cache.note(format!("the compiled kernels are not kept: {why}"));
+        }
+    }
+
+    /// Certifies the kernels that run without measurements: of each call the plain variant, which
+    /// serves all numbers of rows, and the twin's own choice; and the update rule.
+    fn certify_needed<'a>(
+        &mut self,
+        gpu: &Gpu,
+        plan: &Plan,
+        tuning: &TuneOptions,
+        report: &'a mut dyn FnMut(TuneProgress),
+    ) -> Result<(Vec<PlanCall>, ProgressMeter<'a>), DeviceError> {
+        let calls = distinct_calls(plan, Caps::of(gpu));
+        let mut meter = ProgressMeter::new(gpu, &calls, report);
+        if let Some(update) = &tuning.update {
+            for range in catalog::RANGES {
+                self.update(gpu, update, &range)?;
+            }
+        }
+        self.compile_uncertified(gpu, &calls);
+        for planned in &calls {
+            let call = planned.owned_call.call();
+            for index in [0, default_variant(&call, &planned.variants, &Caps::of(gpu))] {
+                let right = self.is_certified(gpu, &call, &planned.variants[index])?;
+                if index == 0 && !right {
+                    return Err(self.uncertified(gpu, &call, &planned.variants[0]));
+                }
+                meter.passed(variant_hash(gpu.checks, &call, &planned.variants[index]));
+            }
+        }
+        Ok((calls, meter))
+    }
+
+    /// Compiles the kernels that [`Self::certify_needed`] certifies, several at a time.
+    fn compile_uncertified(&mut self, gpu: &Gpu, calls: &[PlanCall]) {
+        let cache = &self.cache;
+        let needed = calls.iter().flat_map(|planned| {
+            let call = planned.owned_call.call();
+            let default = default_variant(&call, &planned.variants, &Caps::of(gpu));
+            let both = [0, default].map(|index| &planned.variants[index]);
+            both.into_iter().filter(move |variant| {
+                cache.certificate(&variant_hash(gpu.checks, &call, variant)).is_none()
+            })
+        });
+        self.pipelines.compile_all(gpu, needed.flat_map(|variant| &variant.dispatches));
+    }
+
+    /// Compiles the kernels that a plan runs, several at a time.
+    fn compile_chosen(&mut self, gpu: &Gpu, calls: &[PlanCall]) {
+        let chosen = calls.iter().filter_map(|planned| {
+            let name = self.choices.get(&planned.call_key);
+            planned.variants.iter().find(|variant| name.is_none_or(|name| variant.name == name))
+        });
+        self.pipelines.compile_all(gpu, chosen.flat_map(|variant| &variant.dispatches));
+    }
+
+    /// Chooses a variant of each call that has several.
+    fn choose_all(
+        &mut self,
+        gpu: &Gpu,
+        calls: &[PlanCall],
+        tuning: &TuneOptions,
+        meter: &mut ProgressMeter,
+        notes: &mut Vec<String>,
+    ) -> Result<(), DeviceError> {
+        let mut calls: Vec<&PlanCall> =
+            calls.iter().filter(|planned| planned.variants.len() > 1).collect();
+        calls.sort_by(|a, b| b.weight.total_cmp(&a.weight));
+        let until = Instant::now() + Duration::from_secs_f64(tuning.seconds);
+        let mut session = TimingSession { gpu, timer: None, until, meter, notes };
+        if tuning.retune && tuning.seconds == 0.0 && !calls.is_empty() {
+            let text = format!("{} is 0: kernels are not timed again", Setting::TuneSeconds);
+            session.notes.push(text);
+        }
+        for planned in &calls {
+            let (name, is_timed) = self.choose(gpu, planned, tuning, &mut session)?;
+            let name = match name {
+                Some(name) => name,
+                None => self.fallback(gpu, planned)?,
+            };
+            if !is_timed {
+                self.untimed.push(planned.call_key.clone());
+            }
+            self.choices.insert(planned.call_key.clone(), name);
+        }
+        if self.work.untimed > 0 {
+            session.notes.push(format!(
+                "the kernels of {} of {} calls were not all timed within {} s: they run as timed \
+                 so far, or as chosen without measuring; the next run goes on timing, and a larger \
+                 {} times more at once",
+                self.work.untimed,
+                calls.len(),
+                tuning.seconds,
+                Setting::TuneSeconds
+            ));
+        }
+        Ok(())
+    }
+
+    /// Returns the variant to run: the saved one, else by cached timings, else by new ones; `None`
+    /// if no two were compared. Returns also whether all were.
+    fn choose(
+        &mut self,
+        gpu: &Gpu,
+        planned: &PlanCall,
+        tuning: &TuneOptions,
+        session: &mut TimingSession,
+    ) -> Result<(Option<String>, bool), DeviceError> {
+        let PlanCall { owned_call, call_key, variants, .. } = planned;
+        let call = owned_call.call();
+        if let Some(name) = tuning.saved.get(call_key).filter(|_| !tuning.retune) {
+            let saved = variants.iter().find(|variant| variant.name == name);
+            if let Some(variant) = saved
+                && self.is_certified(gpu, &call, variant)?
+            {
+                return Ok((Some(name.to_string()), !tuning.saved_untimed.contains(call_key)));
+            }
+            let why = if saved.is_some() { "is switched off here" } else { "is not known" };
+            session.notes.push(format!("{name}, which ran {call_key}, {why}: chosen again"));
+        }
+        let candidates = variant_set_hash(gpu, &call, variants);
+        let is_measuring = tuning.seconds > 0.0;
+        let known = self.cache.timings(call_key, &candidates);
+        let known = known.filter(|_| !(tuning.retune && is_measuring)).cloned();
+        let mut known = known.unwrap_or(Timings { candidates, is_cut: true, ..Timings::default() });
+        if known.is_cut && is_measuring {
+            // What is not timed now is timed in the next run.
+            known.is_cut = self.measure(planned, &mut known.measured, session)?;
+            self.work.untimed += usize::from(known.is_cut);
+            if !known.measured.is_empty() {
+                self.cache.insert_timings(call_key.clone(), known.clone());
+            }
+        }
+        // A single timing allows no comparison.
+        let is_compared = !known.is_cut || known.measured.len() > 1;
+        let measured = if is_compared { known.measured } else { BTreeMap::new() };
+        let fastest = self.fastest(gpu, &call, variants, &measured)?;
+        let is_timed = fastest.is_some() && !known.is_cut;
+        Ok((fastest, is_timed))
+    }
+
+    /// Returns the certified variant that took the least time.
+    fn fastest(
+        &mut self,
+        gpu: &Gpu,
+        call: &OpCall,
+        variants: &[Variant],
+        measured: &BTreeMap<String, Timing>,
+    ) -> Result<Option<String>, DeviceError> {
+        let mut timings: Vec<&Timing> = measured.values().collect();
+        timings.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+        for timing in timings {
+            let variant = variants.iter().find(|variant| variant.name == timing.variant);
+            if let Some(variant) = variant
+                && self.is_certified(gpu, call, variant)?
+            {
+                return Ok(Some(variant.name.clone()));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Times the certified variants that are not in `measured`, as far as the time budget reaches;
+    /// returns true if it did not reach all. A variant on which the device fails without being lost
+    /// is left out.
+    fn measure(
+        &mut self,
+        planned: &PlanCall,
+        measured: &mut BTreeMap<String, Timing>,
+        session: &mut TimingSession,
+    ) -> Result<bool, DeviceError> {
+        let (gpu, until, call) = (session.gpu, session.until, planned.owned_call.call());
+        if Instant::now() >= until {
+            return Ok(true);
+        }
+        // The plan, which has one such tensor at a time, may still fit.
+        if session.begin(planned)?.is_none() {
+            return Ok(false);
+        }
+        let mut order = timing_order(&call, &planned.variants, &Caps::of(gpu));
+        order.retain(|index| {
+            !measured.contains_key(&variant_hash(gpu.checks, &call, &planned.variants[*index]))
+        });
+        let candidates = order.iter().map(|index| &planned.variants[*index]);
+        let is_usable = |variant: &&Variant| {
+            let known = self.cache.certificate(&variant_hash(gpu.checks, &call, variant));
+            known.is_none_or(|known| known.result.is_certified())
+        };
+        let dispatches = candidates.filter(is_usable).flat_map(|variant| &variant.dispatches);
+        self.pipelines.compile_all(gpu, dispatches);
+        let mut best = measured.values().map(|timing| timing.seconds).reduce(f64::min);
+        for index in order {
+            let variant = &planned.variants[index];
+            if Instant::now() >= until {
+                return Ok(true);
+            }
+            let hash = variant_hash(gpu.checks, &call, variant);
+            let timed = self.time(&call, variant, best, session);
+            let what = format!("{} of {} is", variant.name, planned.call_key);
+            if let Some(seconds) = session.unless_lost(&what, timed)?.flatten() {
+                self.work.timed += 1;
+                best = Some(best.map_or(seconds, |best| best.min(seconds)));
+                let timing = Timing { variant: variant.name.clone(), seconds };
+                measured.insert(hash.clone(), timing);
+            }
+            // The budget may be over before the end of the first run.
+            let is_cut = !measured.contains_key(&hash) && Instant::now() >= until;
+            session.meter.passed(hash);
+            if is_cut {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Returns the seconds of a variant; `None` if it is not certified, or if the time budget was
+    /// over before it had run.
+    fn time(
+        &mut self,
+        call: &OpCall,
+        variant: &Variant,
+        best: Option<f64>,
+        session: &mut TimingSession,
+    ) -> Result<Option<f64>, DeviceError> {
+        let (gpu, until) = (session.gpu, session.until);
+        if !self.is_certified(gpu, call, variant)? {
+            return Ok(None);
+        }
+        let Some(timer) = &mut session.timer else { return Ok(None) };
+        let (hash, kernel) = (variant_hash(gpu.checks, call, variant), label(call, variant));
+        let attempt = (!is_plain(gpu, call, variant)).then_some((&hash, &kernel));
+        self.trying(gpu, attempt, |kernels| {
+            timer.time(&mut kernels.pipelines, variant, best, until)
+        })
+    }
+
+    /// Returns the variant that runs without measurements: the twin's own choice if it is
+    /// certified, or else the plain variant, which is.
+    fn fallback(&mut self, gpu: &Gpu, planned: &PlanCall) -> Result<String, DeviceError> {
+        let call = planned.owned_call.call();
+        let variant = &planned.variants[default_variant(&call, &planned.variants, &Caps::of(gpu))];
+        let right = self.is_certified(gpu, &call, variant)?;
+        Ok(if right { variant } else { &planned.variants[0] }.name.clone())
+    }
+
+    /// Returns the variant of a call: the one chosen for `full`, the same call at full capacity,
+    /// if it fits this number of rows, or else the twin's own choice for it. Certifies it if need
+    /// be.
+    ///
+    /// # Errors
+    /// Returns [`DeviceError`] if the plain variant of the call fails certification, if a shader
+    /// does not compile, or if the device fails.
+    pub fn variant(
+        &mut self,
+        gpu: &Gpu,
+        call: &OpCall,
+        full: &OpCall,
+    ) -> Result<Variant, DeviceError> {
+        let mut variants = match twin(call.op) {
+            Some(twin) => (twin.variants)(call, &Caps::of(gpu)),
+            None => return Ok(Variant::new("none", Vec::new())),
+        };
+        variants.retain(|variant| variant.workspace_bytes() <= self.workspace_bytes);
+        let chosen = self.choices.get(&call_key(full)).map(str::to_string);
+        let key = (call_key(call), chosen.clone().unwrap_or_default());
+        let index = match self.selected.get(&key) {
+            Some(name) => variants.iter().position(|variant| variant.name == *name).unwrap_or(0),
+            None => {
+                let index = self.select_certified(gpu, call, &variants, chosen.as_deref())?;
+                self.selected.insert(key, variants[index].name.clone());
+                index
+            }
+        };
+        Ok(variants.swap_remove(index))
+    }
+
+    /// Returns the first certified one of: the chosen variant if it fits the call, the twin's own
+    /// choice for this size, the plain variant.
+    fn select_certified(
+        &mut self,
+        gpu: &Gpu,
+        call: &OpCall,
+        variants: &[Variant],
+        chosen: Option<&str>,
+    ) -> Result<usize, DeviceError> {
+        let fits = |name| variants.iter().position(|variant| variant.name == name);
+        for index in chosen
+            .and_then(fits)
+            .into_iter()
+            .chain([default_variant(call, variants, &Caps::of(gpu)), 0])
+        {
+            if self.is_certified(gpu, call, &variants[index])? {
+                self.cache.save();
+                return Ok(index);
+            }
+        }
+        self.cache.save();
+        Err(self.uncertified(gpu, call, &variants[0]))
+    }
+
+    /// Returns the dispatch of an update, with its kernel certified.
+    ///
+    /// # Errors
+    /// Returns [`DeviceError`] if the kernel fails certification, or if the device fails.
+    pub fn update(
+        &mut self,
+        gpu: &Gpu,
+        update: &Update,
+        range: &UpdateRange,
+    ) -> Result<Dispatch, DeviceError> {
+        let twin = update_twin(update);
+        let (name, dispatch) = (twin.name, (twin.dispatch)(update, range));
+        let entry = dispatch.shader.entry;
+        if !self.certified_buckets.contains(&(name, entry)) {
+            let hash = kernel_hash(gpu.checks, name, std::slice::from_ref(&dispatch));
+            self.require_certified(gpu, name, hash, |certifier| {
+                certifier.bucket(&BucketProbe::of_update(update, range))
+            })?;
+            self.certified_buckets.push((name, entry));
+        }
+        Ok(dispatch)
+    }
+
+    /// Returns the stages of the norm of a bucket, with their kernels certified; see
+    /// [`norm::dispatch`].
+    ///
+    /// # Errors
+    /// Returns [`DeviceError`] if the kernel fails certification, or if the device fails.
+    pub fn norm(
+        &mut self,
+        gpu: &Gpu,
+        count: usize,
+        places: NormSlots,
+        slot: usize,
+    ) -> Result<[Dispatch; 2], DeviceError> {
+        let caps = Caps::of(gpu);
+        let dispatches = norm::dispatch(count, &caps, places, slot);
+        let entry = dispatches[0].shader.entry;
+        if !self.certified_buckets.contains(&("norm", entry)) {
+            let hash = kernel_hash(gpu.checks, "norm", &dispatches);
+            self.require_certified(gpu, "norm", hash, |certifier| {
+                certifier.bucket(&norm::probe(count, &caps))
+            })?;
+            self.certified_buckets.push(("norm", entry));
+        }
+        Ok(dispatches)
+    }
+
+    /// Returns the dispatches of the hash of a whole bucket, with their kernels certified; see
+    /// [`hash::dispatch`].
+    ///
+    /// # Errors
+    /// Returns [`DeviceError`] if the kernel fails certification, or if the device fails.
+    pub fn hash(
+        &mut self,
+        gpu: &Gpu,
+        count: usize,
+        parts: usize,
+    ) -> Result<Vec<Dispatch>, DeviceError> {
+        let dispatches = hash::dispatch(0..count, parts);
+        let entry = dispatches[0].shader.entry;
+        if !self.certified_buckets.contains(&("hash", entry)) {
+            let key = kernel_hash(gpu.checks, "hash", &dispatches);
+            self.require_certified(gpu, "hash", key, |certifier| {
+                certifier.bucket(&hash::probe(count))
+            })?;
+            self.certified_buckets.push(("hash", entry));
+        }
+        Ok(dispatches)
+    }
+
+    /// Certifies every variant of the catalog and every update rule, again if they are in the
+    /// cache; see [`super::catalog`].
+    ///
+    /// # Errors
+    /// Returns [`DeviceError`] if the device fails. Kernels that fail certification are in the
+    /// cache.
+    pub fn certify_all(
+        &mut self,
+        gpu: &Gpu,
+        corrupted_kernels: &[String],
+    ) -> Result<(), DeviceError> {
+        self.corrupted_kernels = corrupted_kernels.to_vec();
+        self.cache.forget_certificates();
+        self.open_pipelines_file(gpu);
+        let tried = self.try_all(gpu);
+        self.reference_cache.clear();
+        self.cache.save();
+        self.save_pipelines();
+        tried
+    }
+
+    fn try_all(&mut self, gpu: &Gpu) -> Result<(), DeviceError> {
+        for owned_call in catalog::catalog_calls() {
+            let call = owned_call.call();
+            let variants = twin(call.op).map(|twin| (twin.variants)(&call, &Caps::of(gpu)));
+            for variant in variants.unwrap_or_default() {
+                self.is_certified(gpu, &call, &variant)?;
+            }
+        }
+        for (rule, range) in catalog::updates() {
+            let twin = update_twin(&rule);
+            let (name, dispatch) = (twin.name, (twin.dispatch)(&rule, &range));
+            let hash = kernel_hash(gpu.checks, name, &[dispatch]);
+            self.certified(gpu, name.into(), hash, |certifier| {
+                certifier.bucket(&BucketProbe::of_update(&rule, &range))
+            })?;
+        }
+        for count in catalog::COUNTS {
+            let (caps, places) = (Caps::of(gpu), NormSlots::new([count]));
+            let key = kernel_hash(gpu.checks, "norm", &norm::dispatch(count, &caps, places, 0));
+            self.certified(gpu, "norm".into(), key, |certifier| {
+                certifier.bucket(&norm::probe(count, &caps))
+            })?;
+            let key = kernel_hash(gpu.checks, "hash", &hash::dispatch(0..count, 1));
+            self.certified(gpu, "hash".into(), key, |certifier| {
+                certifier.bucket(&hash::probe(count))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Takes the messages of the cache that were not returned yet.
+    pub fn take_notes(&mut self) -> Vec<String> {
+        self.cache.take_notes()
+    }
+
+    fn is_certified(
+        &mut self,
+        gpu: &Gpu,
+        call: &OpCall,
+        variant: &Variant,
+    ) -> Result<bool, DeviceError> {
+        let hash = variant_hash(gpu.checks, call, variant);
+        if variant.is_foreign() {
+            return self.is_foreign_certified(gpu, call, variant, &hash);
+        }
+        // Of this call alone: the kernel may be right for others.
+        if beyond_limits(gpu, variant).is_some() {
+            return Ok(false);
+        }
+        let kernel = label(call, variant);
+        // Without the plain variant the call cannot run, so it is tried each time.
+        let is_attempt = self.cache.certificate(&hash).is_none() && !is_plain(gpu, call, variant);
+        self.trying(gpu, is_attempt.then_some((&hash, &kernel)), |kernels| {
+            let attempt = |certifier: &mut Certifier| certifier.variant(call, variant);
+            kernels.certified(gpu, kernel.clone(), hash.clone(), attempt)
+        })
+    }
+
+    /// Runs `body`, in which a kernel of this hash and name runs for the first time, with a note on
+    /// disk as long as it lasts.
+    fn trying<T>(
+        &mut self,
+        gpu: &Gpu,
+        attempt: Option<(&String, &String)>,
+        body: impl FnOnce(&mut Self) -> Result<T, DeviceError>,
+    ) -> Result<T, DeviceError> {
+        let Some((hash, kernel)) = attempt else { return body(self) };
+        self.cache.begin_attempt(hash, kernel);
+        let result = body(self);
+        self.cache.end_attempt(result.is_err() && gpu.is_lost());
+        result
+    }
+
+    /// Returns true if a kernel from outside the crate is right for a call, by certifying it for
+    /// each size of call once.
+    fn is_foreign_certified(
+        &mut self,
+        gpu: &Gpu,
+        call: &OpCall,
+        variant: &Variant,
+        hash: &str,
+    ) -> Result<bool, DeviceError> {
+        let key = foreign_key(call, hash);
+        if let Some(known) = self.foreign.get(&key) {
+            return Ok(known.is_certified());
+        }
+        self.work.certified += 1;
+        // Not kept: its inputs and outputs may be as large as those of the model.
+        let reference_cache = &mut ReferenceCache::default();
+        let Self { pipelines, corrupted_kernels, .. } = self;
+        let mut certifier = Certifier { gpu, pipelines, reference_cache, corrupted_kernels };
+        let result = certifier.variant(call, variant)?;
+        let right = result.is_certified();
+        self.foreign.insert(key, result);
+        Ok(right)
+    }
+
+    fn require_certified(
+        &mut self,
+        gpu: &Gpu,
+        kernel: &str,
+        hash: String,
+        attempt: impl FnOnce(&mut Certifier) -> Result<CertificationResult, DeviceError>,
+    ) -> Result<(), DeviceError> {
+        let right = self.certified(gpu, kernel.into(), hash.clone(), attempt)?;
+        self.cache.save();
+        if right { Ok(()) } else { Err(self.refusal(gpu, kernel.into(), &hash)) }
+    }
+
+    /// Returns true if a kernel is certified, by the cache or by certifying it now. If the device
+    /// fails, the cache gets no result for the kernel, so the next run certifies it again.
+    fn certified(
+        &mut self,
+        gpu: &Gpu,
+        kernel: String,
+        hash: String,
+        attempt: impl FnOnce(&mut Certifier) -> Result<CertificationResult, DeviceError>,
+    ) -> Result<bool, DeviceError> {
+        if let Some(known) = self.cache.certificate(&hash) {
+            return Ok(known.result.is_certified());
+        }
+        self.work.certified += 1;
+        let Self { pipelines, reference_cache, corrupted_kernels, .. } = self;
+        let result =
+            attempt(&mut Certifier { gpu, pipelines, reference_cache, corrupted_kernels })?;
+        let right = result.is_certified();
+        self.cache.certify(hash, Certificate::new(kernel, result));
+        Ok(right)
+    }
+
+    fn uncertified(&self, gpu: &Gpu, call: &OpCall, variant: &Variant) -> DeviceError {
+        let hash = variant_hash(gpu.checks, call, variant);
+        if let Some(CertificationResult::Fail { why }) = self.foreign.get(&foreign_key(call, &hash))
+        {
+            let (adapter, op, why) = (gpu.name.clone(), call.op.to_string(), why.clone());
+            return DeviceError::CustomKernel { adapter, op, why };
+        }
+        if let Some(why) = beyond_limits(gpu, variant) {
+            let (adapter, kernel) = (gpu.name.clone(), label(call, variant));
+            return DeviceError::Uncertified { adapter, kernel, why };
+        }
+        self.refusal(gpu, label(call, variant), &hash)
+    }
+
+    fn refusal(&self, gpu: &Gpu, kernel: String, hash: &str) -> DeviceError {
+        let why = match self.cache.certificate(hash).map(|known| &known.result) {
+            Some(CertificationResult::Fail { why }) => why.clone(),
+            _ => "it was never tried".into(),
+        };
+        DeviceError::Uncertified { adapter: gpu.name.clone(), kernel, why }
+    }
+}
+
+/// Returns the key of a kernel from outside the crate and the call on which it was certified.
+fn foreign_key(call: &OpCall, hash: &str) -> String {
+    format!("{hash} {}", call_key(call))
+}
+
+/// Returns true if a variant is the plain one of a call.
+fn is_plain(gpu: &Gpu, call: &OpCall, variant: &Variant) -> bool {
+    let variants = twin(call.op).map(|twin| (twin.variants)(call, &Caps::of(gpu)));
+    variants.is_none_or(|all| all.first().is_none_or(|plain| plain.name == variant.name))
+}
+
+/// Returns what of a variant's parameters and grids is beyond the device's limits.
+fn beyond_limits(gpu: &Gpu, variant: &Variant) -> Option<String> {
+    variant.dispatches.iter().find_map(|one| one.check(&gpu.limits).err())
+}
+
+/// Returns the display name of a kernel.
+fn label(call: &OpCall, variant: &Variant) -> String {
+    format!("{} of {}", variant.name, call.op)
+}
+
+#[cfg(test)]
+mod tests;

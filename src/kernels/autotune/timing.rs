@@ -1,0 +1,478 @@
+//! Benchmark of the variants of a call at its real shape, on random input.
+
+use std::cmp::Reverse;
+use std::time::{Duration, Instant};
+
+use crate::device::{DeviceError, Gpu, Timestamps};
+use crate::dispatch::workspace_bytes;
+use crate::harness::generate;
+use crate::pace::{PART_SECONDS, nominal_seconds, workgroups_per_part};
+use crate::{
+    BoundDispatch, Caps, DeviceClass, OpCall, OwnedCall, PaceTrial, Pipelines, Variant, source,
+};
+
+/// Target duration of one sample, in which the cost of a submission vanishes.
+const SAMPLE: Duration = Duration::from_millis(4);
+
+/// The most runs in one sample.
+const RUNS_MAX: u32 = 500;
+
+/// Samples of a variant; sampling ends early if the two fastest ones agree within [`AGREEMENT`].
+const SAMPLES: std::ops::RangeInclusive<usize> = 3..=10;
+const AGREEMENT: f64 = 0.03;
+
+/// Samples of a variant that takes longer than a part of a dispatch; its first run is one of them.
+const LONG_SAMPLES: usize = 2;
+
+/// Pruning: a variant is not timed further if it is slower than the best one by this factor after
+/// one run, which may include warm-up, after one sample, and after the minimum number of samples.
+const PRUNE_RATIOS: [f64; 3] = [3.0, 1.5, 1.1];
+
+/// Length of the random pattern that fills an input repeatedly: drawing millions of numbers would
+/// take longer than measuring.
+const PATTERN: usize = 4099;
+
+/// Words of the block with which large inputs are filled: whole patterns, about 4 MiB.
+const BLOCK: usize = 256 * PATTERN;
+
+/// Buffers on which the variants of calls are timed, and the device's clock. All calls share the
+/// buffers, which grow to the largest tensors.
+pub struct VariantTimer<'a> {
+    gpu: &'a Gpu,
+    /// Source of the contents of large inputs.
+    block: wgpu::Buffer,
+    inputs: Vec<wgpu::Buffer>,
+    outputs: Vec<wgpu::Buffer>,
+    workspace: wgpu::Buffer,
+    /// Seconds of the current call at the nominal rates.
+    seconds_max: f64,
+    timestamps: Option<Timestamps>,
+    /// Staging buffer of the timestamps.
+    staging: wgpu::Buffer,
+    /// Longest submission so far, for tests.
+    longest: f64,
+}
+
+impl<'a> VariantTimer<'a> {
+    /// Makes a timer without buffers for tensors.
+    ///
+    /// # Errors
+    /// Returns [`DeviceError`] if there is too little memory.
+    pub fn new(gpu: &'a Gpu) -> Result<Self, DeviceError> {
+        Ok(Self {
+            gpu,
+            block: gpu.storage("tuning", 4 * BLOCK as u64)?,
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+            workspace: gpu.storage("tuning", 4)?,
+            seconds_max: 0.0,
+            timestamps: Timestamps::new(gpu, 1)?,
+            staging: gpu.readback(16)?,
+            longest: 0.0,
+        })
+    }
+
+    /// Makes the buffers large enough for a call, and fills its inputs.
+    ///
+    /// # Errors
+    /// Returns [`DeviceError`] if there is too little memory, or if the device fails.
+    pub fn begin(&mut self, owned_call: &OwnedCall) -> Result<(), DeviceError> {
+        let count = |dims: &Vec<usize>| dims.iter().product::<usize>();
+        let words = |shapes: &[Vec<usize>]| shapes.iter().map(count).collect::<Vec<_>>();
+        let (inputs, outputs) = (words(&owned_call.inputs), words(&owned_call.outputs));
+        if self.reserve(&inputs, &outputs).is_err() {
+            // Large buffers of earlier calls may be in the way.
+            self.inputs.clear();
+            self.outputs.clear();
+            self.reserve(&inputs, &outputs)?;
+        }
+        for (index, (fill, words)) in owned_call.fills().into_iter().zip(inputs).enumerate() {
+            let pattern = generate(fill, PATTERN.min(words), index).map(|v| v as f32);
+            let pattern: Vec<u32> = bytemuck::pod_collect_to_vec(pattern.as_view().bytes());
+            self.fill(index, &pattern, words)?;
+        }
+        let call = owned_call.call();
+        let cost = crate::twin(call.op).map(|twin| (twin.cost)(&call));
+        self.seconds_max = nominal_seconds(cost.unwrap_or_default());
+        Ok(())
+    }
+
+    /// Replaces buffers that have fewer than these words.
+    fn reserve(&mut self, inputs: &[usize], outputs: &[usize]) -> Result<(), DeviceError> {
+        for (buffers, words) in [(&mut self.inputs, inputs), (&mut self.outputs, outputs)] {
+            for (index, words) in words.iter().enumerate() {
+                let bytes = 4 * *words as u64;
+                if buffers.get(index).is_some_and(|buffer| buffer.size() >= bytes) {
+                    continue;
+                }
+                // A small one in place of the old one, which is freed before the new one is made.
+                let nothing = self.gpu.storage("tuning", 4)?;
+                match buffers.get_mut(index) {
+                    Some(old) => *old = nothing,
+                    None => buffers.push(nothing),
+                }
+                buffers[index] = self.gpu.storage("tuning", bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills so many words of an input with repetitions of a pattern, which is as long as
+    /// [`PATTERN`] or as the input. A large one is filled by the device: the host holds one block,
+    /// and sends no more.
+    fn fill(&self, index: usize, pattern: &[u32], words: usize) -> Result<(), DeviceError> {
+        let repeated = pattern.iter().copied().cycle().take(words.min(BLOCK));
+        let block: Vec<u32> = repeated.collect();
+        self.gpu.upload(&self.block, 0, bytemuck::cast_slice(&block));
+        let mut encoder = self.gpu.device.create_command_encoder(&Default::default());
+        for first in (0..words).step_by(BLOCK) {
+            let (at, bytes) = (4 * first as u64, 4 * BLOCK.min(words - first) as u64);
+            encoder.copy_buffer_to_buffer(&self.block, 0, &self.inputs[index], at, bytes);
+        }
+        // Also before the block changes, and so that a lack of memory is that of this call.
+        self.gpu.submit_and_wait(encoder)
+    }
+
+    /// Returns the seconds that a variant takes, the least of several samples; of fewer if it is
+    /// far slower than `best`, or if `until` has passed. The first run is in parts that grow: the
+    /// time of a variant that is far slower is predicted from some of them. `None` if `until` has
+    /// passed before the end of the first run.
+    ///
+    /// # Errors
+    /// Returns [`DeviceError`] if the device fails.
+    pub fn time(
+        &mut self,
+        pipelines: &mut Pipelines,
+        variant: &Variant,
+        best: Option<f64>,
+        until: Instant,
+    ) -> Result<Option<f64>, DeviceError> {
+        let bytes = workspace_bytes(&variant.dispatches) as u64;
+        if bytes > self.workspace.size() {
+            self.workspace = self.gpu.storage("tuning", bytes)?;
+        }
+        let (buffers, workspace) = ([&self.inputs[..], &self.outputs[..]], &self.workspace);
+        let dispatches = &variant.dispatches;
+        let bound =
+            BoundDispatch::with_workspace(self.gpu, pipelines, dispatches, buffers, workspace)?;
+        let hopeless = |seconds: f64, factor| best.is_some_and(|best| seconds > factor * best);
+        // Warm-up: the driver may still compile.
+        let first_run = self.first_run(&bound, until, |s| hopeless(s, PRUNE_RATIOS[0]))?;
+        let (warm, paces) = match first_run {
+            FirstRun::Whole { seconds, paces } => (seconds, paces),
+            FirstRun::Hopeless { seconds } => return Ok(Some(seconds)),
+            FirstRun::TooLate => return Ok(None),
+        };
+        if hopeless(warm, PRUNE_RATIOS[0]) {
+            return Ok(Some(warm));
+        }
+        let runs_least = if warm > PART_SECONDS { LONG_SAMPLES } else { *SAMPLES.start() };
+        let mut runs = runs_for(warm);
+        let mut fastest =
+            if warm > PART_SECONDS { vec![warm] } else { vec![self.sample(&bound, &paces, runs)?] };
+        while fastest.len() < *SAMPLES.end() {
+            let is_enough = fastest.len() >= runs_least;
+            let agree = || fastest[1] - fastest[0] <= AGREEMENT * fastest[0];
+            let settled = is_enough && (agree() || hopeless(fastest[0], PRUNE_RATIOS[2]));
+            if settled || hopeless(fastest[0], PRUNE_RATIOS[1]) || Instant::now() >= until {
+                break;
+            }
+            runs = runs.max(runs_for(fastest[0]));
+            fastest.push(self.sample(&bound, &paces, runs)?);
+            fastest.sort_by(f64::total_cmp);
+        }
+        Ok(Some(fastest[0]))
+    }
+
+    /// Runs dispatches for the first time, in parts that grow, until `hopeless` is true of the
+    /// predicted seconds of all of them.
+    fn first_run(
+        &mut self,
+        bound: &[BoundDispatch],
+        until: Instant,
+        hopeless: impl Fn(f64) -> bool,
+    ) -> Result<FirstRun, DeviceError> {
+        let (mut seconds, mut paces) = (0.0, Vec::new());
+        for dispatch in bound {
+            let mut trial = PaceTrial::new(dispatch.workgroups(), self.seconds_max);
+            while let Some((first, most)) = trial.next_part() {
+                let most = if dispatch.can_split() { most } else { u32::MAX };
+                let part = dispatch.part(first, most);
+                let taken = self.submission(|pass| dispatch.record_part(pass, &part))?;
+                trial.note(&part, taken);
+                if trial.next_part().is_none() {
+                    break;
+                }
+                let predicted = trial.predicted().map(|whole| seconds + whole);
+                if let Some(seconds) = predicted.filter(|seconds| hopeless(*seconds)) {
+                    return Ok(FirstRun::Hopeless { seconds });
+                }
+                if Instant::now() >= until {
+                    return Ok(FirstRun::TooLate);
+                }
+            }
+            seconds += trial.seconds();
+            paces.push(trial.pace().unwrap_or_default());
+        }
+        Ok(FirstRun::Whole { seconds, paces })
+    }
+
+    /// Returns the seconds per run of `runs` runs in one submission, or of one run in parts if it
+    /// is long at these paces.
+    fn sample(
+        &mut self,
+        bound: &[BoundDispatch],
+        paces: &[f64],
+        runs: u32,
+    ) -> Result<f64, DeviceError> {
+        let taken = |(dispatch, pace): (&BoundDispatch, &f64)| {
+            f64::from(if dispatch.can_split() { dispatch.workgroups() } else { 0 }) * pace
+        };
+        if bound.iter().zip(paces).map(taken).sum::<f64>() <= PART_SECONDS {
+            let record = |pass: &mut wgpu::ComputePass| {
+                for _ in 0..runs {
+                    for dispatch in bound {
+                        dispatch.record(pass);
+                    }
+                }
+            };
+            return Ok(self.submission(record)? / f64::from(runs));
+        }
+        let mut seconds = 0.0;
+        for (dispatch, pace) in bound.iter().zip(paces) {
+            let mut first = 0;
+            while first < dispatch.workgroups() {
+                let part = dispatch.part(first, workgroups_per_part(*pace));
+                seconds += self.submission(|pass| dispatch.record_part(pass, &part))?;
+                first = part.end;
+            }
+        }
+        Ok(seconds)
+    }
+
+    /// Returns the seconds of a submission with a pass of what `record` records, by the device's
+    /// clock or else by the host's.
+    fn submission(
+        &mut self,
+        mut record: impl FnMut(&mut wgpu::ComputePass),
+    ) -> Result<f64, DeviceError> {
+        let mut encoder = self.gpu.device.create_command_encoder(&Default::default());
+        {
+            let timestamp_writes = self.timestamps.as_mut().and_then(Timestamps::next_pass);
+            let descriptor = wgpu::ComputePassDescriptor { label: None, timestamp_writes };
+            record(&mut encoder.begin_compute_pass(&descriptor));
+        }
+        let resolved = self.timestamps.as_ref().and_then(|ticks| ticks.resolve(&mut encoder));
+        let started = Instant::now();
+        self.gpu.submit_and_wait(encoder)?;
+        let elapsed = started.elapsed().as_secs_f64();
+        let mut measured = None;
+        if let (Some(timestamps), Some((buffer, bytes))) = (&mut self.timestamps, resolved) {
+            let ticks = self.gpu.read(&self.staging, &[(&buffer, 0, bytes)])?;
+            measured = timestamps.busy_seconds(&ticks);
+            timestamps.forget();
+        }
+        // A device time that is zero or exceeds the wall time is discarded.
+        let is_usable = |seconds: &f64| *seconds > 0.0 && *seconds <= elapsed;
+        let seconds = measured.filter(is_usable).unwrap_or(elapsed);
+        self.longest = self.longest.max(seconds);
+        Ok(seconds)
+    }
+}
+
+/// First run of a variant.
+enum FirstRun {
+    /// It ran as a whole; the seconds per workgroup of each dispatch.
+    Whole { seconds: f64, paces: Vec<f64> },
+    /// It is far slower than another variant, by the predicted seconds.
+    Hopeless { seconds: f64 },
+    /// The time budget was over before its end.
+    TooLate,
+}
+
+/// Returns the number of runs of so many seconds that fill a sample.
+fn runs_for(seconds: f64) -> u32 {
+    (SAMPLE.as_secs_f64() / seconds.max(1e-9)).ceil().clamp(1.0, f64::from(RUNS_MAX)) as u32
+}
+
+/// Returns the order in which variants are timed, as indices into `variants`: first the one chosen
+/// without measurements, then, on a software adapter, those without workgroup memory (barriers are
+/// slow there) and the plain one last, on hardware those with it.
+pub fn timing_order(call: &OpCall, variants: &[Variant], caps: &Caps) -> Vec<usize> {
+    let is_software = caps.class == DeviceClass::Software;
+    let unmeasured = default_variant(call, variants, caps);
+    let mut order: Vec<usize> = (0..variants.len()).collect();
+    order.sort_by_key(|&index| {
+        (index != unmeasured, index == 0, Reverse(shares(&variants[index]) != is_software), index)
+    });
+    // On GPUs a plain variant that is not the choice without measurements is there to be right, and
+    // may take a hundred times as long.
+    order.retain(|&index| is_software || index != 0 || index == unmeasured);
+    order
+}
+
+/// Returns true if the invocations of a workgroup share memory.
+fn shares(variant: &Variant) -> bool {
+    let mut texts = variant.dispatches.iter().map(|dispatch| source::text(&dispatch.shader));
+    texts.any(|text| text.contains("var<workgroup>"))
+}
+
+/// Returns the index of the variant that the twin dispatches without measurements.
+pub fn default_variant(call: &OpCall, variants: &[Variant], caps: &Caps) -> usize {
+    let twin = crate::twin(call.op);
+    let dispatches = twin.map(|twin| (twin.dispatch)(call, caps)).unwrap_or_default();
+    let chosen = variants.iter().position(|variant| variant.dispatches == dispatches);
+    // A choice that needs more workspace than there is, is not among them. The last variants are
+    // those for GPUs, and the plain one would take a hundred times as long there.
+    let instead = if caps.suits_hardware() { variants.len() - 1 } else { 0 };
+    chosen.unwrap_or(instead)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::autotune::catalog::catalog_calls;
+    use crate::device::ShaderChecks;
+    use crate::testing::for_each_gpu;
+    use crate::{Caps, RandomContext, twin};
+    use potluck_core::rng::Key;
+    use potluck_graph::Op;
+
+    fn product() -> OwnedCall {
+        catalog_calls().into_iter().find(|p| p.op.to_string() == "matmul a b^T").unwrap()
+    }
+
+    /// Workgroup memory is likely to be fast on hardware, and is no candidate on the processor.
+    /// There the plain variant comes last, and on hardware not at all.
+    #[test]
+    fn the_likeliest_variants_come_first() {
+        let owned_call = product();
+        let call = owned_call.call();
+        for class in [DeviceClass::Software, DeviceClass::Hardware] {
+            let caps = Caps { class, ..Caps::EVERY };
+            let is_software = class == DeviceClass::Software;
+            let variants = (twin(call.op).unwrap().variants)(&call, &caps);
+            let chosen = default_variant(&call, &variants, &caps);
+            assert!(chosen > 0, "the call is large enough for a tile");
+            assert_eq!(shares(&variants[chosen]), !is_software);
+            let order = timing_order(&call, &variants, &caps);
+            assert_eq!(order[0], chosen);
+            let plain = order.iter().position(|index| *index == 0);
+            assert_eq!(plain, is_software.then_some(order.len() - 1));
+            let rest = &order[1..order.len() - usize::from(is_software)];
+            let shared: Vec<bool> = rest.iter().map(|at| shares(&variants[*at])).collect();
+            assert!(shared.is_sorted_by_key(|shares| !shares), "{shared:?}");
+            assert_eq!(shared.contains(&true), !is_software);
+            assert!(shared.contains(&false));
+        }
+    }
+
+    /// The loss over a large vocabulary, whose plain variant is the one that runs unmeasured.
+    #[test]
+    fn a_plain_variant_that_runs_without_measurements_is_timed_on_hardware() {
+        let random = RandomContext { step_key: Key::new(1), training: true };
+        let inputs = vec![vec![8, 60_000], vec![8]];
+        let owned_call = OwnedCall::new(Op::CrossEntropy, inputs, random).unwrap();
+        let call = owned_call.call();
+        let caps = Caps { class: DeviceClass::Hardware, ..Caps::EVERY };
+        let variants = (twin(call.op).unwrap().variants)(&call, &caps);
+        assert_eq!((default_variant(&call, &variants, &caps), variants.len()), (0, 2));
+        assert_eq!(timing_order(&call, &variants, &caps), [0, 1]);
+    }
+
+    #[test]
+    fn large_inputs_repeat_the_pattern_across_blocks() {
+        let pattern: Vec<u32> = (0..PATTERN as u32).collect();
+        let words = 2 * BLOCK + 5;
+        for_each_gpu(|gpu, _| {
+            let mut timer = VariantTimer::new(gpu).unwrap();
+            timer.reserve(&[words], &[]).unwrap();
+            timer.fill(0, &pattern, words).unwrap();
+            let staging = gpu.readback(4 * words as u64).unwrap();
+            let bytes = gpu.read(&staging, &[(&timer.inputs[0], 0, 4 * words as u64)]).unwrap();
+            let read: Vec<u32> = bytemuck::pod_collect_to_vec(&bytes);
+            assert!(read.iter().eq(pattern.iter().cycle().take(words)), "{}", gpu.name);
+        });
+    }
+
+    #[test]
+    fn more_work_takes_longer() {
+        let small = product();
+        let mut large = small.clone();
+        // Four times the rows.
+        large.inputs[0][0] *= 4;
+        large.outputs[0][0] *= 4;
+        for_each_gpu(|gpu, pipelines| {
+            let mut time = |owned_call: &OwnedCall| {
+                let call = owned_call.call();
+                let plain = (twin(call.op).unwrap().variants)(&call, &Caps::EVERY).swap_remove(0);
+                let mut timer = VariantTimer::new(gpu).unwrap();
+                timer.begin(owned_call).unwrap();
+                let until = Instant::now() + Duration::from_secs(60);
+                timer.time(pipelines, &plain, None, until).unwrap().unwrap()
+            };
+            let (few, many) = (time(&small), time(&large));
+            assert!(many > 1.5 * few, "{few} s and {many} s on {}", gpu.name);
+        });
+    }
+
+    /// A product that takes longer than a part on every software adapter.
+    fn long_product() -> OwnedCall {
+        let mut owned_call = product();
+        owned_call.inputs = vec![vec![512, 512], vec![512, 512]];
+        owned_call.outputs = vec![vec![512, 512]];
+        owned_call
+    }
+
+    #[test]
+    fn no_submission_of_timing_is_long() {
+        let owned_call = long_product();
+        let call = owned_call.call();
+        for_each_gpu(|gpu, pipelines| {
+            if gpu.checks == ShaderChecks::Enabled {
+                return;
+            }
+            let plain = (twin(call.op).unwrap().variants)(&call, &Caps::EVERY).swap_remove(0);
+            let mut timer = VariantTimer::new(gpu).unwrap();
+            timer.begin(&owned_call).unwrap();
+            let until = Instant::now() + Duration::from_secs(60);
+            let seconds = timer.time(pipelines, &plain, None, until).unwrap().unwrap();
+            let longest = timer.longest;
+            println!("{}: {seconds:.3} s, longest submission {longest:.3} s", gpu.name);
+            // Half of what watchdogs allow, because other processes use the processor too.
+            assert!(longest < 1.0, "{longest} s of {seconds} s on {}", gpu.name);
+            // Hopeless beside a variant that takes a hundredth, and predicted from a part. A pause
+            // of the processor may hide that parts agree, but not each time.
+            let best = Some(0.01 * seconds);
+            let predicted = timer.time(pipelines, &plain, best, until).unwrap().unwrap();
+            println!("{}: predicted {predicted:.3} s", gpu.name);
+            let ratio = predicted / seconds;
+            assert!((0.1..10.0).contains(&ratio), "{predicted} s of {seconds} s on {}", gpu.name);
+            let (inputs, outputs) = (&timer.inputs, &timer.outputs);
+            let dispatches = &plain.dispatches;
+            let bound = BoundDispatch::of_buffers(gpu, pipelines, dispatches, inputs, outputs);
+            let bound = bound.unwrap();
+            let mut is_predicted = || {
+                let run = timer.first_run(&bound, until, |_| true).unwrap();
+                matches!(run, FirstRun::Hopeless { .. })
+            };
+            assert!((0..5).any(|_| is_predicted()), "never predicted on {}", gpu.name);
+            // Nothing is known when the time is over after the first part.
+            let now = Instant::now();
+            assert_eq!(timer.time(pipelines, &plain, None, now).unwrap(), None);
+        });
+    }
+
+    #[test]
+    fn calls_share_their_buffers() {
+        let (small, large) = (product(), long_product());
+        for_each_gpu(|gpu, _| {
+            let mut timer = VariantTimer::new(gpu).unwrap();
+            timer.begin(&large).unwrap();
+            let made = gpu.allocation_count();
+            timer.begin(&small).unwrap();
+            timer.begin(&large).unwrap();
+            assert_eq!(gpu.allocation_count(), made, "{}", gpu.name);
+        });
+    }
+}

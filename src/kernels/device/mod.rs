@@ -1,0 +1,36 @@
+//! Devices: discovery, merging, selection and opening of the machine's adapters, with buffers,
+//! transfers and faults as values. Only this module, `kernels` (its pipelines), `autotune` and
+//! `exec` use wgpu.
+
+pub mod adapter_kind;
+pub mod adapters;
+pub mod error;
+mod exit;
+pub mod features;
+pub mod gpu;
+pub mod heartbeat;
+pub mod host;
+mod injected;
+pub mod limits;
+pub mod memory;
+pub mod panics;
+pub mod select;
+pub mod staging;
+pub mod timestamps;
+
+pub use adapter_kind::AdapterKind;
+pub use adapters::{Adapter, list_adapters};
+pub use error::{DeviceError, no_adapter};
+pub use exit::skip_exit_handlers;
+pub use features::Features;
+pub use gpu::{Gpu, ShaderChecks};
+pub use heartbeat::Heartbeat;
+pub use host::HostInfo;
+pub use injected::{INJECTED_HANG_MAX, inject_on_host};
+pub use limits::Limits;
+pub use memory::AdapterMemory;
+pub use select::{
+    OfferedDevice, Selection, missing_devices, select, select_all, selector_of, selector_without,
+};
+pub use staging::{Mapping, ReadbackRing, UploadRing};
+pub use timestamps::Timestamps;

@@ -1,0 +1,197 @@
+//! Timing of one block of a model on a device that holds only this block: its passes, and the
+//! transfers of the tensors that it gets from other blocks.
+
+use std::time::Instant;
+
+use super::{Executor, PassContext, load};
+use crate::RandomContext;
+use crate::device::DeviceError;
+use potluck_core::rng::Key;
+use potluck_core::{DType, HostTensor, SegmentId, TensorId};
+use potluck_graph::{PassKind, Place, Plan, Role};
+
+/// Timed repetitions, of which the fastest counts.
+const REPEATS: usize = 3;
+
+/// Standard deviation of the values that stand for those of other blocks: neither zeros nor
+/// numbers so small that a processor computes with them slowly.
+const DEVIATION: f64 = 0.1;
+
+/// Different values in such a tensor; they repeat.
+const VALUES: usize = 1 << 12;
+
+/// Measured seconds of a block: of its passes for one micro-batch, and per element to read back or
+/// to write a tensor of another block.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct BlockTiming {
+    pub forward_s: f64,
+    pub backward_input_s: f64,
+    pub backward_weight_s: f64,
+    pub read_s: f64,
+    pub write_s: f64,
+}
+
+impl BlockTiming {
+    /// Returns the timing of a block that a device cannot run.
+    pub fn impossible() -> Self {
+        let [forward_s, backward_input_s, backward_weight_s] = [f64::INFINITY; 3];
+        Self { forward_s, backward_input_s, backward_weight_s, read_s: 0.0, write_s: 0.0 }
+    }
+
+    /// Returns the timing with the lesser of each two times.
+    fn fastest(self, other: Self) -> Self {
+        Self {
+            forward_s: self.forward_s.min(other.forward_s),
+            backward_input_s: self.backward_input_s.min(other.backward_input_s),
+            backward_weight_s: self.backward_weight_s.min(other.backward_weight_s),
+            read_s: self.read_s.min(other.read_s),
+            write_s: self.write_s.min(other.write_s),
+        }
+    }
+}
+
+/// Returns for each segment that a device with a part of a plan runs, in order, the tensors of
+/// other blocks that it is the first to read.
+fn arrivals(plan: &Plan) -> Vec<(SegmentId, Vec<TensorId>)> {
+    let mut known = vec![false; plan.graph.tensors.len()];
+    let mut arrivals = Vec::new();
+    let all = (0..plan.segments.len() as u32).map(SegmentId);
+    for id in all.filter(|id| plan.holds_segment(*id)) {
+        let mut arriving = Vec::new();
+        for node in &plan.graph.nodes[plan.segments[id.index()].nodes.clone()] {
+            for root in node.inputs.iter().map(|input| plan.graph.root(*input)) {
+                let tensor = plan.graph.tensor(root);
+                let is_float = tensor.role == Role::Activation && tensor.dtype == DType::F32;
+                if is_float && !std::mem::replace(&mut known[root.index()], true) {
+                    arriving.push(root);
+                }
+            }
+            node.outputs.iter().for_each(|id| known[plan.graph.root(*id).index()] = true);
+        }
+        arrivals.push((id, arriving));
+    }
+    arrivals
+}
+
+/// Times the passes of the blocks that a device holds for a micro-batch of `rows` samples, and the
+/// transfers of what they get from other blocks: the fastest of several repetitions after one
+/// warm-up. The time that a wait for an idle device takes is subtracted.
+///
+/// # Errors
+/// Returns `DeviceError` if the device fails.
+pub(super) fn time_block<E: Executor + ?Sized>(
+    device: &mut E,
+    inputs: &[(TensorId, HostTensor)],
+    rows: usize,
+) -> Result<BlockTiming, DeviceError> {
+    let arrivals = arrivals(device.plan());
+    let filling = Filling::new(rows);
+    load(device, inputs, 0)?;
+    repetition(device, &arrivals, &filling, 0.0)?;
+    let mut idle_s = f64::INFINITY;
+    for _ in 0..REPEATS {
+        idle_s = idle_s.min(seconds(device, |_| Ok(()))?);
+    }
+    let mut best = repetition(device, &arrivals, &filling, idle_s)?;
+    for _ in 1..REPEATS {
+        best = best.fastest(repetition(device, &arrivals, &filling, idle_s)?);
+    }
+    Ok(best)
+}
+
+/// Values that stand for those of other blocks.
+struct Filling {
+    rows: usize,
+    values: Vec<f32>,
+}
+
+impl Filling {
+    fn new(rows: usize) -> Self {
+        let key = Key::new(1);
+        let value = |index| (DEVIATION * key.normal(index as u64)) as f32;
+        Self { rows, values: (0..VALUES).map(value).collect() }
+    }
+
+    /// Returns the places of tensors, with values for them.
+    fn values(&self, plan: &Plan, tensors: &[TensorId]) -> Vec<(Place, Vec<f32>)> {
+        let of = |tensor: &TensorId| {
+            let place = self.place(plan, *tensor);
+            let values = self.values.iter().copied().cycle().take(place.length()).collect();
+            (place, values)
+        };
+        tensors.iter().map(of).collect()
+    }
+
+    fn place(&self, plan: &Plan, tensor: TensorId) -> Place {
+        let range = 0..plan.graph.tensor(tensor).shape.elements(self.rows);
+        Place::Tensor { tensor, micro_batch: 0, range }
+    }
+}
+
+/// Runs the segments of the device once, and returns their times.
+fn repetition<E: Executor + ?Sized>(
+    device: &mut E,
+    arrivals: &[(SegmentId, Vec<TensorId>)],
+    filling: &Filling,
+    idle_s: f64,
+) -> Result<BlockTiming, DeviceError> {
+    let random = RandomContext { step_key: Key::new(0), training: true };
+    let pass = PassContext { micro_batch: 0, rows: filling.rows, random };
+    let (mut by_phase, mut write_s, mut elements) = ([0.0; 3], 0.0, 0);
+    seconds(device, |device| device.begin_step())?;
+    for (id, arriving) in arrivals {
+        let values = filling.values(device.plan(), arriving);
+        elements += values.iter().map(|(_, values)| values.len()).sum::<usize>();
+        let written = seconds(device, |device| {
+            values.iter().try_for_each(|(place, values)| device.write_place(place, values))
+        })?;
+        write_s += (written - idle_s).max(0.0);
+        let segment = &device.plan().segments[id.index()];
+        let (phase, nodes) = (segment.phase, segment.nodes.clone());
+        let run_s = seconds(device, |device| device.run(nodes, &pass))?;
+        by_phase[phase_index(phase)] += (run_s - idle_s).max(0.0);
+    }
+    let read_s = read_seconds(device, arrivals, filling)?;
+    let [forward_s, backward_input_s, backward_weight_s] = by_phase;
+    let elements = elements.max(1) as f64;
+    let (read_s, write_s) = (read_s / elements, write_s / elements);
+    Ok(BlockTiming { forward_s, backward_input_s, backward_weight_s, read_s, write_s })
+}
+
+fn phase_index(phase: PassKind) -> usize {
+    match phase {
+        PassKind::Forward => 0,
+        PassKind::BackwardInput => 1,
+        PassKind::BackwardWeight => 2,
+    }
+}
+
+/// Returns the seconds to read back the tensors of other blocks, whatever they hold by now.
+fn read_seconds<E: Executor + ?Sized>(
+    device: &mut E,
+    arrivals: &[(SegmentId, Vec<TensorId>)],
+    filling: &Filling,
+) -> Result<f64, DeviceError> {
+    let piece = device.readback_elements_max();
+    let started = Instant::now();
+    for tensor in arrivals.iter().flat_map(|(_, arriving)| arriving) {
+        let length = filling.place(device.plan(), *tensor).length();
+        for start in (0..length).step_by(piece) {
+            let range = start..(start + piece).min(length);
+            device.start_readback(Place::Tensor { tensor: *tensor, micro_batch: 0, range })?;
+        }
+    }
+    while device.next_readback(true)?.is_some() {}
+    Ok(started.elapsed().as_secs_f64())
+}
+
+/// Returns the seconds of some work, and of the wait for its end.
+fn seconds<E: Executor + ?Sized>(
+    device: &mut E,
+    work: impl FnOnce(&mut E) -> Result<(), DeviceError>,
+) -> Result<f64, DeviceError> {
+    let started = Instant::now();
+    work(device)?;
+    device.finish_step(&[])?;
+    Ok(started.elapsed().as_secs_f64())
+}

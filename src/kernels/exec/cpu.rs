@@ -1,0 +1,523 @@
+//! Executor on the CPU. With the fast functions it is a device for training; with the references,
+//! in f32 or f64, it is the oracle of the tests.
+
+mod readbacks;
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::cpu::readbacks::ReadbackQueue;
+use super::loss_count::LossCounter;
+use super::shards::Shards;
+use super::staging::host_staging_bytes;
+use super::{
+    AllocatedBytes, BucketTensor, Executor, KernelProfile, Moments, PassContext, ProfileTarget,
+    READBACK_ELEMENTS_MAX, Readback, StepSums, copies, slot_of,
+};
+use crate::device::{DeviceError, Heartbeat, inject_on_host};
+use crate::ops::{hash, norm};
+use crate::{CpuKernel, Float, Twin, UpdateKernel, UpdateTwin, twin, update_twin};
+use potluck_core::faults::InjectedFault;
+use potluck_core::shape::ELEMENT_BYTES;
+use potluck_core::{BucketId, DType, HostTensorView, TensorId};
+use potluck_graph::{Place, Plan, Role, TensorLocation, Update, UpdateRange};
+
+/// Returns the CPU device's name, with the number of threads, which determines its speed and, by
+/// the order of sums, its bits.
+pub fn host_name() -> String {
+    format!("cpu ({} threads)", rayon::current_num_threads())
+}
+
+/// Returns the bytes that the CPU device takes for a plan besides the tensors of
+/// [`potluck_graph::print::MemoryUsage`]: integer inputs, which it keeps apart, and the loss.
+pub fn host_extra_bytes(plan: &Plan) -> usize {
+    let ids = (0..plan.graph.tensors.len() as u32).map(TensorId);
+    let ints = ids.map(|tensor| {
+        let [copies, elements] = int_elements(plan, tensor);
+        copies.saturating_mul(elements)
+    });
+    ints.fold(2, usize::saturating_add).saturating_mul(ELEMENT_BYTES)
+}
+
+/// Returns the number of copies of an integer input, which is 0 if it has no place, and the
+/// elements of each; zeros for other tensors.
+fn int_elements(plan: &Plan, tensor: TensorId) -> [usize; 2] {
+    let found = plan.graph.tensor(tensor);
+    match (found.role, found.dtype) {
+        (Role::Input, DType::U32) => {
+            [copies(plan, tensor), found.shape.elements(plan.options.rows)]
+        }
+        _ => [0, 0],
+    }
+}
+
+/// Implementations that a [`Cpu`] calls.
+struct Functions<T> {
+    host: fn(&'static Twin) -> CpuKernel<T>,
+    update: fn(&'static UpdateTwin) -> UpdateKernel<T>,
+    norm: fn(&[T]) -> (f64, u64),
+}
+
+/// Executor of a plan with all its tensors in host memory, computed in `T`.
+pub struct Cpu<T> {
+    name: String,
+    /// Shared, so that a node can be borrowed while the tensors change.
+    plan: Arc<Plan>,
+    functions: Functions<T>,
+    /// Per slot: the copies of its values.
+    slots: Vec<Vec<Vec<T>>>,
+    /// Integer inputs, per tensor and copy.
+    ints: Vec<Vec<Vec<u32>>>,
+    parameters: Vec<Vec<T>>,
+    gradients: Vec<Vec<T>>,
+    /// Per moment and bucket: values of the owned elements.
+    moments: Vec<Vec<Vec<T>>>,
+    shards: Shards,
+    readbacks: ReadbackQueue,
+    readback_elements_max: usize,
+    loss: Vec<T>,
+    loss_counter: LossCounter,
+    /// Ticks after every node.
+    heartbeat: Heartbeat,
+}
+
+impl Cpu<f32> {
+    /// Returns the CPU device for training: all cores, vector instructions.
+    pub fn fast(plan: Plan, moments: impl Into<Moments>) -> Self {
+        let functions = Functions {
+            host: |twin: &'static Twin| twin.fast,
+            update: |twin: &'static UpdateTwin| twin.fast,
+            norm: norm::fast,
+        };
+        Self::new(host_name(), plan, moments, functions)
+    }
+
+    /// Returns an executor that runs the reference functions, plain loops, in f32.
+    pub fn reference(plan: Plan, moments: impl Into<Moments>) -> Self {
+        let functions = Functions {
+            host: |twin: &'static Twin| twin.reference_f32,
+            update: |twin: &'static UpdateTwin| twin.reference_f32,
+            norm: norm::reference,
+        };
+        Self::new("reference".into(), plan, moments, functions)
+    }
+}
+
+impl Cpu<f64> {
+    /// Returns an executor that runs the reference functions in f64: the oracle that all other
+    /// executors are compared with.
+    pub fn oracle(plan: Plan, moments: impl Into<Moments>) -> Self {
+        let functions = Functions {
+            host: |twin: &'static Twin| twin.reference_f64,
+            update: |twin: &'static UpdateTwin| twin.reference_f64,
+            norm: |values| {
+                let finite = values.iter().filter(|v| v.is_finite());
+                let bad = values.iter().filter(|v| !v.is_finite()).count();
+                (finite.map(|v| v * v).sum(), bad as u64)
+            },
+        };
+        Self::new("oracle".into(), plan, moments, functions)
+    }
+}
+
+impl<T: Float> Cpu<T> {
+    fn new(name: String, plan: Plan, moments: impl Into<Moments>, functions: Functions<T>) -> Self {
+        let zeros = |count: usize| vec![T::zero(); count];
+        let slots =
+            plan.slots.iter().map(|slot| vec![zeros(slot.bytes / 4); slot.copies]).collect();
+        let ids = (0..plan.graph.tensors.len() as u32).map(TensorId);
+        let ints = ids.map(|tensor| {
+            let [copies, elements] = int_elements(&plan, tensor);
+            vec![vec![0; elements]; copies]
+        });
+        let moments: Moments = moments.into();
+        let shards = Shards::new(&plan, &moments);
+        let bank = || shards.lengths().map(zeros).collect();
+        Self {
+            name,
+            functions,
+            slots,
+            ints: ints.collect(),
+            parameters: bank(),
+            gradients: if plan.graph.is_trained() { bank() } else { Vec::new() },
+            moments: vec![zero_shards(&shards); moments.count],
+            shards,
+            readbacks: ReadbackQueue::new(host_staging_bytes(&plan)),
+            readback_elements_max: READBACK_ELEMENTS_MAX,
+            loss: zeros(2),
+            loss_counter: LossCounter::new(&plan),
+            heartbeat: Heartbeat::default(),
+            plan: Arc::new(plan),
+        }
+    }
+
+    fn arg(&self, tensor: TensorId, pass: &PassContext) -> HostTensorView<'_, T> {
+        let count = self.plan.graph.tensor(tensor).shape.elements(pass.rows);
+        let root = self.plan.graph.root(tensor);
+        if self.plan.graph.tensor(root).dtype == DType::U32 {
+            let copies = &self.ints[root.index()];
+            return HostTensorView::Int(&copies[pass.micro_batch % copies.len()][..count]);
+        }
+        match self.plan.place(tensor) {
+            TensorLocation::Slot(slot) => {
+                let copies = &self.slots[slot.index()];
+                HostTensorView::Float(&copies[pass.micro_batch % copies.len()][..count])
+            }
+            TensorLocation::Parameter { bucket, start } => {
+                HostTensorView::Float(&self.parameters[bucket.index()][start..start + count])
+            }
+            TensorLocation::Gradient { bucket, start } => {
+                HostTensorView::Float(&self.gradients[bucket.index()][start..start + count])
+            }
+            TensorLocation::Loss => HostTensorView::Float(&self.loss),
+            TensorLocation::Unallocated => HostTensorView::Float(&[]),
+        }
+    }
+
+    /// Returns the buffer that holds an output, and the tensor's first element in it.
+    fn home(&mut self, tensor: TensorId, pass: &PassContext) -> (&mut Vec<T>, usize) {
+        match self.plan.place(tensor) {
+            TensorLocation::Slot(slot) => {
+                (copy_of(&mut self.slots[slot.index()], pass.micro_batch), 0)
+            }
+            TensorLocation::Gradient { bucket, start } => {
+                (&mut self.gradients[bucket.index()], start)
+            }
+            TensorLocation::Loss => (&mut self.loss, 0),
+            other => panic!("no node writes to {other:?}"),
+        }
+    }
+
+    fn run_node(&mut self, index: usize, pass: &PassContext) {
+        let plan = Arc::clone(&self.plan);
+        let node = &plan.graph.nodes[index];
+        let Some(twin) = twin(&node.op) else { return };
+        let call = pass.call(&plan.graph, node);
+        // What holds outputs is taken out of the executor while inputs are borrowed from it; the
+        // plan never puts an output where an input is. Gradients of a node may be in one bucket.
+        let mut taken: Vec<TakenHome<T>> = Vec::with_capacity(node.outputs.len());
+        for (index, &output) in node.outputs.iter().enumerate() {
+            let known = taken.iter().position(|home| is_same_bucket(&plan, home.tensor, output));
+            let (home, start) = self.home(output, pass);
+            let range = start..start + call.output_len(index);
+            match known {
+                Some(known) => taken[known].parts.push((index, range)),
+                None => {
+                    let values = std::mem::take(home);
+                    taken.push(TakenHome { tensor: output, values, parts: vec![(index, range)] });
+                }
+            }
+        }
+        let args: Vec<HostTensorView<T>> =
+            node.inputs.iter().map(|id| self.arg(*id, pass)).collect();
+        let mut parts: Vec<(usize, &mut [T])> =
+            taken.iter_mut().flat_map(TakenHome::split).collect();
+        parts.sort_unstable_by_key(|(index, _)| *index);
+        let mut outputs: Vec<&mut [T]> = parts.into_iter().map(|(_, part)| part).collect();
+        (self.functions.host)(twin)(&call, &args, &mut outputs);
+        for home in taken {
+            *self.home(home.tensor, pass).0 = home.values;
+        }
+    }
+
+    fn bank(&mut self, bank: BucketTensor, bucket: BucketId) -> &mut Vec<T> {
+        match bank {
+            BucketTensor::Parameters => &mut self.parameters[bucket.index()],
+            BucketTensor::Gradients => &mut self.gradients[bucket.index()],
+            BucketTensor::Moment(moment) => &mut self.moments[moment][bucket.index()],
+        }
+    }
+
+    /// Returns the values of a place.
+    fn values(&mut self, place: &Place) -> &mut [T] {
+        match place {
+            Place::Bank { bank, bucket, range } => {
+                let at = self.shards.place(*bank, *bucket, range);
+                &mut self.bank(*bank, *bucket)[at]
+            }
+            Place::Tensor { tensor, micro_batch, range } => {
+                let slot = slot_of(&self.plan, *tensor, range);
+                &mut copy_of(&mut self.slots[slot.index()], *micro_batch)[range.clone()]
+            }
+        }
+    }
+
+    /// Returns a whole bucket in the precision of the device.
+    pub fn bank_values(&mut self, bank: BucketTensor, bucket: BucketId) -> &[T] {
+        self.bank(bank, bucket)
+    }
+
+    /// Returns the device with another display name.
+    pub fn named(self, name: &str) -> Self {
+        Self { name: name.into(), ..self }
+    }
+
+    /// Sets [`Executor::readback_elements_max`].
+    pub fn set_readback_elements_max(&mut self, elements: usize) {
+        self.readback_elements_max = elements;
+    }
+
+    /// Changes one element of a bucket, for finite differences.
+    pub fn set_element(&mut self, bank: BucketTensor, bucket: BucketId, index: usize, value: T) {
+        self.bank(bank, bucket)[index] = value;
+    }
+}
+
+/// Values that hold outputs of a node, taken out of the executor.
+struct TakenHome<T> {
+    /// The first output in them.
+    tensor: TensorId,
+    values: Vec<T>,
+    /// By output in them: its index, and where it is.
+    parts: Vec<(usize, Range<usize>)>,
+}
+
+impl<T> TakenHome<T> {
+    /// Returns the outputs, each with its index.
+    fn split(&mut self) -> Vec<(usize, &mut [T])> {
+        self.parts.sort_unstable_by_key(|(_, range)| range.start);
+        let (mut rest, mut at) = (self.values.as_mut_slice(), 0);
+        let part = |(index, range): &(usize, Range<usize>)| {
+            let (_, behind) = std::mem::take(&mut rest).split_at_mut(range.start - at);
+            let (part, behind) = behind.split_at_mut(range.len());
+            (rest, at) = (behind, range.end);
+            (*index, part)
+        };
+        self.parts.iter().map(part).collect()
+    }
+}
+
+/// Returns true if two tensors are gradients in one bucket.
+fn is_same_bucket(plan: &Plan, one: TensorId, other: TensorId) -> bool {
+    let bucket = |tensor| match plan.place(tensor) {
+        TensorLocation::Gradient { bucket, .. } => Some(bucket),
+        _ => None,
+    };
+    bucket(one).is_some() && bucket(one) == bucket(other)
+}
+
+/// Returns the copy of a micro-batch.
+fn copy_of<T>(copies: &mut [Vec<T>], micro_batch: usize) -> &mut Vec<T> {
+    let count = copies.len();
+    &mut copies[micro_batch % count]
+}
+
+/// Returns zeros for the owned elements of every bucket.
+fn zero_shards<T: Float>(shards: &Shards) -> Vec<Vec<T>> {
+    shards.all_owned().map(|owned| vec![T::zero(); owned.len()]).collect()
+}
+
+fn narrow<T: Float>(values: &[T]) -> Vec<f32> {
+    values.iter().map(|v| v.as_f64() as f32).collect()
+}
+
+fn widen<T: Float>(to: &mut [T], from: &[f32]) {
+    to.iter_mut().zip(from).for_each(|(to, from)| *to = T::from_f64(f64::from(*from)));
+}
+
+impl<T: Float> Executor for Cpu<T> {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    fn heartbeat(&self) -> Heartbeat {
+        self.heartbeat.clone()
+    }
+
+    fn inject_fault(&mut self, fault: InjectedFault) -> Result<(), DeviceError> {
+        inject_on_host(fault, &self.name)
+    }
+
+    fn allocated(&self) -> Option<AllocatedBytes> {
+        let all = |banks: &[Vec<T>]| banks.iter().map(Vec::capacity).sum::<usize>();
+        let floats = self.slots.iter().chain(&self.moments).map(|of| all(of)).sum::<usize>()
+            + all(&self.parameters)
+            + all(&self.gradients)
+            + self.loss.capacity();
+        let ints: usize = self.ints.iter().flatten().map(Vec::capacity).sum();
+        let tensors = floats * size_of::<T>() + ints * size_of::<u32>();
+        Some(AllocatedBytes { tensors, staging_peak: self.readbacks.bytes_peak() })
+    }
+
+    fn set_input(
+        &mut self,
+        tensor: TensorId,
+        micro_batch: usize,
+        values: HostTensorView,
+    ) -> Result<(), DeviceError> {
+        self.loss_counter.set_input(tensor, micro_batch, values);
+        // Otherwise an input that no node reads.
+        if let TensorLocation::Slot(slot) = self.plan.place(tensor) {
+            match values {
+                HostTensorView::Int(values) => {
+                    let copy = copy_of(&mut self.ints[tensor.index()], micro_batch);
+                    copy[..values.len()].copy_from_slice(values);
+                }
+                HostTensorView::Float(values) => {
+                    widen(copy_of(&mut self.slots[slot.index()], micro_batch), values);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn begin_step(&mut self) -> Result<(), DeviceError> {
+        self.gradients.iter_mut().for_each(|bucket| bucket.fill(T::zero()));
+        self.loss.fill(T::zero());
+        self.loss_counter.begin_step();
+        Ok(())
+    }
+
+    fn run(&mut self, nodes: Range<usize>, pass: &PassContext) -> Result<(), DeviceError> {
+        self.loss_counter.run(&nodes, pass);
+        for index in nodes {
+            self.run_node(index, pass);
+            self.heartbeat.tick();
+        }
+        Ok(())
+    }
+
+    fn finish_step(&mut self, norms: &[BucketId]) -> Result<StepSums, DeviceError> {
+        let (loss, count) = self.loss()?;
+        let norm = |bucket: &BucketId| {
+            assert!(self.plan.holds(*bucket), "the device does not hold {bucket}");
+            (self.functions.norm)(&self.gradients[bucket.index()])
+        };
+        Ok(StepSums { loss, count, gradients: norms.iter().map(norm).collect(), busy: None })
+    }
+
+    fn loss(&mut self) -> Result<(f64, f64), DeviceError> {
+        let count = self.loss_counter.count().unwrap_or(self.loss[1].as_f64());
+        Ok((self.loss[0].as_f64(), count))
+    }
+
+    fn update(
+        &mut self,
+        bucket: BucketId,
+        update: &Update,
+        range: &UpdateRange,
+    ) -> Result<(), DeviceError> {
+        let function = (self.functions.update)(update_twin(update));
+        let (owned, range) = (self.shards.owned(bucket), self.shards.update(bucket, range));
+        let bucket = bucket.index();
+        let mut moments: Vec<&mut [T]> =
+            self.moments.iter_mut().map(|bank| bank[bucket].as_mut_slice()).collect();
+        let parameters = &mut self.parameters[bucket][owned.clone()];
+        let gradients = &self.gradients[bucket][owned];
+        function(update, &range, parameters, gradients, &mut moments);
+        Ok(())
+    }
+
+    fn read_parts(
+        &mut self,
+        tensor: TensorId,
+        parts: &[Range<usize>],
+        pass: &PassContext,
+    ) -> Result<Vec<f32>, DeviceError> {
+        let arg = self.arg(tensor, pass);
+        let values = arg.floats();
+        Ok(parts.iter().flat_map(|part| narrow(&values[part.clone()])).collect())
+    }
+
+    fn read_bank(&mut self, bank: BucketTensor, bucket: BucketId) -> Result<Vec<f32>, DeviceError> {
+        Ok(narrow(self.bank(bank, bucket)))
+    }
+
+    fn hash(&mut self, bank: BucketTensor, bucket: BucketId) -> Result<u64, DeviceError> {
+        let values = narrow(self.bank(bank, bucket));
+        Ok(hash::fast(bytemuck::cast_slice(&values), 0))
+    }
+
+    fn write_bank(
+        &mut self,
+        bank: BucketTensor,
+        bucket: BucketId,
+        values: &[f32],
+    ) -> Result<(), DeviceError> {
+        let bank = self.bank(bank, bucket);
+        assert_eq!(bank.len(), values.len(), "a bank is written whole");
+        widen(bank, values);
+        Ok(())
+    }
+
+    fn set_moments(&mut self, moments: Moments) -> Result<(), DeviceError> {
+        self.shards = Shards::new(&self.plan, &moments);
+        // Freed before the new ones are allocated.
+        self.moments.clear();
+        self.moments = vec![zero_shards(&self.shards); moments.count];
+        Ok(())
+    }
+
+    fn owned(&self, bucket: BucketId) -> Range<usize> {
+        self.shards.owned(bucket)
+    }
+
+    fn start_readback(&mut self, place: Place) -> Result<(), DeviceError> {
+        let length = place.length();
+        assert!(length <= self.readback_elements_max, "{place} is longer than a piece");
+        let mut copy = self.readbacks.buffer(length);
+        copy.extend(self.values(&place).iter().map(|v| v.as_f64() as f32));
+        self.readbacks.begin(place, copy);
+        Ok(())
+    }
+
+    fn next_readback(&mut self, _wait: bool) -> Result<Option<Readback>, DeviceError> {
+        Ok(self.readbacks.take())
+    }
+
+    fn has_readbacks(&self) -> bool {
+        self.readbacks.has_readbacks()
+    }
+
+    fn readback_elements_max(&self) -> usize {
+        self.readback_elements_max
+    }
+
+    fn write_place(&mut self, place: &Place, values: &[f32]) -> Result<(), DeviceError> {
+        assert_eq!(place.length(), values.len(), "{place} is written whole");
+        widen(self.values(place), values);
+        Ok(())
+    }
+
+    fn add(
+        &mut self,
+        bucket: BucketId,
+        start: usize,
+        partial: &mut [f32],
+    ) -> Result<(), DeviceError> {
+        let gradients = &self.gradients[bucket.index()][start..start + partial.len()];
+        for (sum, gradient) in partial.iter_mut().zip(gradients) {
+            *sum = (T::from_f64(f64::from(*sum)) + *gradient).as_f64() as f32;
+        }
+        Ok(())
+    }
+
+    fn on_queue_done(&mut self, then: Box<dyn FnOnce() + Send>) -> Result<(), DeviceError> {
+        then();
+        Ok(())
+    }
+
+    fn profile(
+        &mut self,
+        work: &ProfileTarget,
+        pass: &PassContext,
+    ) -> Result<Option<KernelProfile>, DeviceError> {
+        let Some(mut timing) = KernelProfile::of(&self.plan, work, pass) else { return Ok(None) };
+        timing.variant = "host".into();
+        let started = Instant::now();
+        match work {
+            ProfileTarget::Node(index) => self.run_node(*index, pass),
+            ProfileTarget::Norm(bucket) => {
+                (self.functions.norm)(&self.gradients[bucket.index()]);
+            }
+            ProfileTarget::Update(bucket, update, range) => self.update(*bucket, update, range)?,
+        }
+        timing.seconds = started.elapsed().as_secs_f64();
+        Ok(Some(timing))
+    }
+}

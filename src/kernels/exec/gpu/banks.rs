@@ -1,0 +1,115 @@
+//! GPU buffers of the buckets.
+
+use std::ops::Range;
+
+use crate::Binding;
+use crate::device::{DeviceError, Gpu};
+use crate::exec::shards::Shards;
+use crate::exec::{BucketTensor, Moments};
+use potluck_core::BucketId;
+use potluck_core::shape::ELEMENT_BYTES;
+use potluck_graph::Plan;
+
+/// Buffers of the parameters and gradients of every bucket, and of the moments of the owned
+/// shards; none of buckets that the plan does not hold.
+pub struct Banks {
+    parameters: Vec<Option<wgpu::Buffer>>,
+    /// Empty unless the plan is trained.
+    pub gradients: Vec<Option<wgpu::Buffer>>,
+    /// Per moment, then per bucket.
+    moments: Vec<Vec<Option<wgpu::Buffer>>>,
+    pub shards: Shards,
+}
+
+impl Banks {
+    /// Allocates the buffers.
+    ///
+    /// # Errors
+    /// Returns [`DeviceError`] if there is too little memory.
+    pub fn new(gpu: &Gpu, plan: &Plan, moments: &Moments) -> Result<Self, DeviceError> {
+        let shards = Shards::new(plan, moments);
+        let make = |label: &str, bank: BucketTensor| make(gpu, plan, &shards, label, bank);
+        let trained = plan.graph.is_trained();
+        let mut banks = Self {
+            parameters: make("parameters", BucketTensor::Parameters)?,
+            gradients: if trained {
+                make("gradients", BucketTensor::Gradients)?
+            } else {
+                Vec::new()
+            },
+            moments: Vec::new(),
+            shards,
+        };
+        banks.set_moments(gpu, plan, moments)?;
+        Ok(banks)
+    }
+
+    /// Replaces the moments by new ones, which are zero.
+    ///
+    /// # Errors
+    /// Returns [`DeviceError`] if there is too little memory.
+    pub fn set_moments(
+        &mut self,
+        gpu: &Gpu,
+        plan: &Plan,
+        moments: &Moments,
+    ) -> Result<(), DeviceError> {
+        self.moments.clear();
+        self.shards = Shards::new(plan, moments);
+        let make = |moment| make(gpu, plan, &self.shards, "moments", BucketTensor::Moment(moment));
+        self.moments = (0..moments.count).map(make).collect::<Result<_, _>>()?;
+        Ok(())
+    }
+
+    /// Returns the buffer of a bucket.
+    ///
+    /// # Panics
+    /// If the plan does not hold the bucket.
+    pub fn buffer(&self, bank: BucketTensor, bucket: BucketId) -> &wgpu::Buffer {
+        let buffers = match bank {
+            BucketTensor::Parameters => &self.parameters,
+            BucketTensor::Gradients => &self.gradients,
+            BucketTensor::Moment(moment) => &self.moments[moment],
+        };
+        let Some(buffer) = &buffers[bucket.index()] else {
+            panic!("the device does not hold {bucket}")
+        };
+        buffer
+    }
+
+    /// Returns the buffer that holds elements of a bucket, and their offset in it in bytes.
+    ///
+    /// # Panics
+    /// If the bank does not hold all of them.
+    pub fn place(
+        &self,
+        bank: BucketTensor,
+        bucket: BucketId,
+        elements: &Range<usize>,
+    ) -> (wgpu::Buffer, u64) {
+        let place = self.shards.place(bank, bucket, elements);
+        (self.buffer(bank, bucket).clone(), (place.start * ELEMENT_BYTES) as u64)
+    }
+
+    /// Returns the binding of a bank for an update of a bucket: the owned elements, of which there
+    /// must be at least one.
+    pub fn owned(&self, bank: BucketTensor, bucket: BucketId) -> Binding {
+        let owned = self.shards.owned(bucket);
+        let (buffer, offset) = self.place(bank, bucket, &owned);
+        Binding { buffer, offset, bytes: (owned.len() * ELEMENT_BYTES) as u64 }
+    }
+}
+
+/// Allocates the buffers of a bank, one per bucket that the plan holds.
+fn make(
+    gpu: &Gpu,
+    plan: &Plan,
+    shards: &Shards,
+    label: &str,
+    bank: BucketTensor,
+) -> Result<Vec<Option<wgpu::Buffer>>, DeviceError> {
+    let buckets = (0..plan.buckets.len() as u32).map(BucketId);
+    let bytes = |bucket| (shards.held(bank, bucket).len() * ELEMENT_BYTES) as u64;
+    let held = buckets.map(|bucket| plan.holds(bucket).then_some(bucket));
+    held.map(|bucket| bucket.map(|held| gpu.storage(label, bytes(held))).transpose()).collect()
+}

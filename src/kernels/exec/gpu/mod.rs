@@ -1,0 +1,658 @@
+//! Executor on a GPU: a plan on an opened adapter, with one buffer per slot copy and per bucket,
+//! bind groups and pipelines made once, and a command stream that is submitted in batches of
+//! bounded duration.
+
+mod add;
+mod banks;
+mod limits;
+#[cfg(test)]
+mod pace_tests;
+#[cfg(test)]
+mod place_tests;
+mod prepare;
+#[cfg(test)]
+mod readback_tests;
+mod readbacks;
+mod stream;
+#[cfg(test)]
+mod tests;
+mod workspace;
+
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::autotune::KernelSelector;
+use crate::device::{DeviceError, Gpu, Heartbeat};
+use crate::exec::loss_count::LossCounter;
+use crate::exec::staging::ReadbackBudget;
+use crate::exec::timing::{KernelProfile, ProfileTarget, norm_cost, update_cost};
+use crate::exec::{
+    BucketTensor, Executor, Moments, PassContext, READBACK_ELEMENTS_MAX, Readback, StepSums,
+    copies, slot_of,
+};
+use crate::ops::hash;
+use crate::ops::norm::NormSlots;
+use crate::{BindGroups, Binding, Caps, Operand, Variant, twin};
+use add::PartialSumAdder;
+pub use add::adder_bytes;
+use banks::Banks;
+use potluck_core::faults::InjectedFault;
+use potluck_core::shape::ELEMENT_BYTES;
+use potluck_core::{BucketId, HostTensorView, TensorId};
+use potluck_graph::{Node, Place, Plan, TensorLocation, Update, UpdateRange};
+use prepare::PreparedKernel;
+use readbacks::{ReadbackQueue, ReadbackRequest};
+use stream::{CommandStream, ReadRange};
+pub use workspace::workspace_bytes;
+
+/// Key of a prepared node: its index, the copies of slots that it uses (the micro-batch modulo the
+/// node's period), the rows, and true if the node draws random numbers in this pass.
+type NodeKey = (usize, usize, usize, bool);
+
+/// Numbers of rows whose prepared nodes are kept. Training uses one or two, an evaluation one more.
+const ROWS_KEPT: usize = 8;
+
+/// Key of a prepared update: its bucket and the entry point of its shader.
+type UpdateKey = (usize, &'static str);
+
+/// Executor of a plan with all its tensors on a GPU. See [`Executor`].
+pub struct GpuExecutor {
+    gpu: Arc<Gpu>,
+    /// Shared, so that a node can be borrowed while kernels are prepared.
+    plan: Arc<Plan>,
+    kernels: KernelSelector,
+    stream: CommandStream,
+    /// Per slot: one buffer per copy.
+    slots: Vec<Vec<wgpu::Buffer>>,
+    banks: Banks,
+    loss: wgpu::Buffer,
+    loss_counter: LossCounter,
+    /// Pairs (sum of squares, number of values not finite): partial sums of the first stage of all
+    /// buckets here, and one pair per bucket in `norms`.
+    norm_parts: wgpu::Buffer,
+    norms: wgpu::Buffer,
+    /// Two words of the last hash of a bucket; its partial sums are in `norm_parts`.
+    hashed: wgpu::Buffer,
+    /// Workspace of all calls, see [`workspace::workspace_bytes`].
+    workspace: wgpu::Buffer,
+    /// Per node: the number of micro-batches after which it uses the same copies of slots again.
+    periods: Vec<usize>,
+    /// Bind groups by node and by micro-batch modulo the node's period. They do not depend on the
+    /// rows of a pass, so there are as many as a node has pipelines.
+    bind_groups: HashMap<(usize, usize), BindGroups>,
+    /// Nodes and updates prepared so far; nodes for the numbers of rows in `recent_rows`, the most
+    /// recent one at the end.
+    prepared: HashMap<NodeKey, PreparedKernel>,
+    recent_rows: VecDeque<usize>,
+    updates: HashMap<UpdateKey, PreparedKernel>,
+    /// Prepared first stage of the norm of each bucket; `None` of those that the plan does not
+    /// hold.
+    norm_tasks: Vec<Option<PreparedKernel>>,
+    /// Prepared second stage of all norms; `None` if the plan holds no bucket.
+    norm_total: Option<PreparedKernel>,
+    /// Kernel that adds gradients to the partial sums of other ranks; `None` until it is first
+    /// needed.
+    adder: Option<PartialSumAdder>,
+}
+
+impl GpuExecutor {
+    /// Allocates all buffers of the plan. Nodes run the variants that `kernels` certifies and
+    /// selects.
+    ///
+    /// # Errors
+    /// Returns [`DeviceError`] if a tensor or bucket exceeds the device's limits, if there is too
+    /// little memory (everything allocated is freed then), or if a kernel fails certification on
+    /// this driver.
+    pub fn new(
+        gpu: Gpu,
+        plan: Plan,
+        moments: impl Into<Moments>,
+        kernels: KernelSelector,
+    ) -> Result<Self, DeviceError> {
+        let moments: Moments = moments.into();
+        limits::check(&gpu, &plan)?;
+        let gpu = Arc::new(gpu);
+        let slots = plan
+            .slots
+            .iter()
+            .map(|slot| (0..slot.copies).map(|_| gpu.storage("slot", slot.bytes as u64)).collect())
+            .collect::<Result<Vec<Vec<wgpu::Buffer>>, DeviceError>>()?;
+        let banks = Banks::new(&gpu, &plan, &moments)?;
+        let norm_slots = NormSlots::new(banks.shards.lengths());
+        let workspace_bytes = workspace_bytes(&plan, &Caps::of(&gpu));
+        let norms_bytes = (2 * plan.buckets.len() * ELEMENT_BYTES) as u64;
+        let mut executor = Self {
+            slots,
+            banks,
+            loss: gpu.storage("loss", 8)?,
+            loss_counter: LossCounter::new(&plan),
+            norm_parts: gpu.storage("norm parts", (norm_slots.words() * ELEMENT_BYTES) as u64)?,
+            norms: gpu.storage("norms", norms_bytes)?,
+            hashed: gpu.storage("hash", 8)?,
+            workspace: gpu.storage("workspace", workspace_bytes.max(ELEMENT_BYTES) as u64)?,
+            periods: plan.graph.nodes.iter().map(|node| period(&plan, node)).collect(),
+            bind_groups: HashMap::new(),
+            prepared: HashMap::new(),
+            recent_rows: VecDeque::new(),
+            updates: HashMap::new(),
+            norm_tasks: Vec::new(),
+            norm_total: None,
+            adder: None,
+            stream: CommandStream::new(gpu.clone(), readback_queue(&plan, READBACK_ELEMENTS_MAX))?,
+            kernels,
+            gpu,
+            plan: Arc::new(plan),
+        };
+        executor.kernels.set_workspace_bytes(workspace_bytes);
+        executor.prepare_norms(norm_slots)?;
+        executor.kernels.save_pipelines();
+        if moments.owned.is_some() {
+            executor.stream.readback_queue.make(&executor.gpu)?;
+        }
+        Ok(executor)
+    }
+
+    /// Sets [`Executor::readback_elements_max`] and allocates the readback slots again. Must be
+    /// called before the first readback is started.
+    ///
+    /// # Errors
+    /// Returns [`DeviceError`] if there is too little memory.
+    pub fn set_readback_elements_max(&mut self, elements: usize) -> Result<(), DeviceError> {
+        self.stream.readback_queue = readback_queue(&self.plan, elements);
+        self.adder = None;
+        self.stream.readback_queue.make(&self.gpu)
+    }
+
+    fn prepare_norms(&mut self, norm_slots: NormSlots) -> Result<(), DeviceError> {
+        for (index, gradients) in self.banks.gradients.iter().enumerate() {
+            let Some(gradients) = gradients else {
+                self.norm_tasks.push(None);
+                continue;
+            };
+            let length = self.plan.buckets[index].length;
+            let outputs = [&self.norm_parts, &self.norms];
+            let binding = |operand| match operand {
+                Operand::Input(_) => Binding::whole(gradients),
+                Operand::Output(i) => Binding::whole(outputs[i]),
+                Operand::Workspace { .. } => Binding::whole(&self.workspace),
+            };
+            let [first, total] = self.kernels.norm(&self.gpu, length, norm_slots, index)?;
+            let cost = norm_cost(length);
+            let pipelines = &mut self.kernels.pipelines;
+            let task = PreparedKernel::new(&self.gpu, pipelines, &[first], &binding, cost)?;
+            self.norm_tasks.push(Some(task));
+            if self.norm_total.is_none() {
+                let (total, cost) = ([total], norm_cost(norm_slots.words()));
+                let task = PreparedKernel::new(&self.gpu, pipelines, &total, &binding, cost)?;
+                self.norm_total = Some(task);
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the binding of a tensor: as many bytes as it takes at the plan's capacity, whatever
+    /// the rows of a pass, because kernels stop at the number of rows in their parameters.
+    fn binding(&self, tensor: TensorId, micro_batch: usize) -> Binding {
+        let count = self.plan.graph.tensor(tensor).shape.elements(self.plan.options.rows);
+        let bytes = (count.max(1) * ELEMENT_BYTES) as u64;
+        let at = |buffer: &wgpu::Buffer, start: usize| Binding {
+            buffer: buffer.clone(),
+            offset: (start * ELEMENT_BYTES) as u64,
+            bytes,
+        };
+        match self.plan.place(tensor) {
+            TensorLocation::Slot(slot) => {
+                let copies = &self.slots[slot.index()];
+                at(&copies[micro_batch % copies.len()], 0)
+            }
+            TensorLocation::Parameter { bucket, start } => {
+                at(self.banks.buffer(BucketTensor::Parameters, bucket), start)
+            }
+            TensorLocation::Gradient { bucket, start } => {
+                at(self.banks.buffer(BucketTensor::Gradients, bucket), start)
+            }
+            TensorLocation::Loss => at(&self.loss, 0),
+            TensorLocation::Unallocated => panic!("no node touches a tensor without a place"),
+        }
+    }
+
+    /// Notes that a pass has so many rows; forgets the nodes prepared for the number that was not
+    /// used for longest if there are too many.
+    fn note_rows(&mut self, rows: usize) {
+        self.recent_rows.retain(|known| *known != rows);
+        self.recent_rows.push_back(rows);
+        if self.recent_rows.len() > ROWS_KEPT {
+            let oldest = self.recent_rows.pop_front();
+            self.prepared.retain(|(_, _, rows, _), _| Some(*rows) != oldest);
+        }
+    }
+
+    fn key(&self, index: usize, pass: &PassContext) -> NodeKey {
+        let op = &self.plan.graph.nodes[index].op;
+        let training = op.depends_on_training() && pass.random.training;
+        (index, self.copies_used(index, pass), pass.rows, training)
+    }
+
+    /// Returns a number that is the same for passes in which a node uses the same copies of slots.
+    fn copies_used(&self, index: usize, pass: &PassContext) -> usize {
+        pass.micro_batch % self.periods[index]
+    }
+
+    /// Prepares a node at first use, and refreshes the parameters of a random one.
+    fn prepare_node(&mut self, index: usize, pass: &PassContext) -> Result<(), DeviceError> {
+        let plan = Arc::clone(&self.plan);
+        let node = &plan.graph.nodes[index];
+        let Some(twin) = twin(&node.op) else { return Ok(()) };
+        let key = self.key(index, pass);
+        let known = self.prepared.contains_key(&key);
+        if known && !node.op.is_random() {
+            return Ok(());
+        }
+        let call = pass.call(&plan.graph, node);
+        let full = PassContext { rows: plan.options.rows, ..*pass }.call(&plan.graph, node);
+        let Variant { name, dispatches } = self.kernels.variant(&self.gpu, &call, &full)?;
+        if let Some(task) = self.prepared.get_mut(&key) {
+            task.refresh(dispatches);
+            return Ok(());
+        }
+        let bind = |ids: &[TensorId]| -> Vec<Binding> {
+            ids.iter().map(|id| self.binding(*id, pass.micro_batch)).collect()
+        };
+        let (inputs, outputs) = (bind(&node.inputs), bind(&node.outputs));
+        let binding = |operand| match operand {
+            Operand::Input(i) => inputs[i].clone(),
+            Operand::Output(i) => outputs[i].clone(),
+            Operand::Workspace { .. } => Binding::whole(&self.workspace),
+        };
+        let cost = (twin.cost)(&call);
+        let (gpu, pipelines) = (&self.gpu, &mut self.kernels.pipelines);
+        let made = self.bind_groups.entry((index, key.1)).or_default();
+        let mut task = PreparedKernel::sharing(gpu, pipelines, made, &dispatches, &binding, cost)?;
+        task.variant = name;
+        self.prepared.insert(key, task);
+        Ok(())
+    }
+
+    /// Prepares an update of owned elements at first use, and sets its parameters; returns its key
+    /// in `updates`.
+    fn prepare_update(
+        &mut self,
+        bucket: BucketId,
+        update: &Update,
+        range: &UpdateRange,
+    ) -> Result<UpdateKey, DeviceError> {
+        let range = self.banks.shards.update(bucket, range);
+        let dispatch = self.kernels.update(&self.gpu, update, &range)?;
+        let key = (bucket.index(), dispatch.shader.entry);
+        if let Some(task) = self.updates.get_mut(&key) {
+            task.refresh(vec![dispatch]);
+        } else {
+            let binding = |operand| match operand {
+                Operand::Input(_) => self.banks.owned(BucketTensor::Gradients, bucket),
+                Operand::Output(0) => self.banks.owned(BucketTensor::Parameters, bucket),
+                Operand::Output(moment) => {
+                    self.banks.owned(BucketTensor::Moment(moment - 1), bucket)
+                }
+                Operand::Workspace { .. } => Binding::whole(&self.workspace),
+            };
+            let (dispatches, cost) = ([dispatch], update_cost(update, &range));
+            let task = PreparedKernel::new(
+                &self.gpu,
+                &mut self.kernels.pipelines,
+                &dispatches,
+                &binding,
+                cost,
+            )?;
+            self.updates.insert(key, task);
+        }
+        Ok(key)
+    }
+
+    /// Records the copies of pending readbacks of gradients and of activations that `nodes` are
+    /// about to change.
+    fn keep_outputs(
+        &mut self,
+        nodes: &Range<usize>,
+        pass: &PassContext,
+    ) -> Result<(), DeviceError> {
+        if !self.stream.readback_queue.is_waiting() {
+            return Ok(());
+        }
+        let plan = Arc::clone(&self.plan);
+        // Nodes without a twin are aliases, which write nothing.
+        let writers = plan.graph.nodes[nodes.clone()].iter().filter(|n| twin(&n.op).is_some());
+        for output in writers.flat_map(|node| &node.outputs) {
+            let changed = self.binding(*output, pass.micro_batch);
+            self.stream.preserve_readbacks(&changed.buffer, changed.range())?;
+        }
+        Ok(())
+    }
+
+    /// Returns the buffer that holds the elements of a place, and their offset in it in bytes.
+    ///
+    /// # Panics
+    /// If the device does not hold all of them.
+    fn buffer_of(&self, place: &Place) -> (wgpu::Buffer, u64) {
+        match place {
+            Place::Bank { bank, bucket, range } => self.banks.place(*bank, *bucket, range),
+            Place::Tensor { tensor, micro_batch, range } => {
+                let copies = &self.slots[slot_of(&self.plan, *tensor, range).index()];
+                let offset = (range.start * ELEMENT_BYTES) as u64;
+                (copies[micro_batch % copies.len()].clone(), offset)
+            }
+        }
+    }
+
+    fn read_range(
+        &mut self,
+        buffer: &wgpu::Buffer,
+        offset: u64,
+        count: usize,
+    ) -> Result<Vec<f32>, DeviceError> {
+        let mut values = vec![0.0; count];
+        let range = (buffer, offset, (count * ELEMENT_BYTES) as u64);
+        self.stream.read(&[range], bytemuck::cast_slice_mut(&mut values))?;
+        Ok(values)
+    }
+}
+
+/// Returns the number of micro-batches after which a node uses the same copies of slots again: the
+/// least common multiple of the slots' numbers of copies.
+fn period(plan: &Plan, node: &Node) -> usize {
+    let operands = node.inputs.iter().chain(&node.outputs);
+    let counts = operands.map(|tensor| copies(plan, *tensor).max(1));
+    counts.fold(1, |period, count| period / gcd(period, count) * count)
+}
+
+/// Returns the greatest common divisor of two numbers that are not both 0.
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// Returns a readback queue sized for the buckets of a plan.
+fn readback_queue(plan: &Plan, elements: usize) -> ReadbackQueue {
+    ReadbackQueue::new(elements, ReadbackBudget::of(plan, elements))
+}
+
+/// Returns the device's adder; makes one for about `elements` elements if there is none.
+fn adder<'a>(
+    adder: &'a mut Option<PartialSumAdder>,
+    gpu: &Arc<Gpu>,
+    kernels: &mut KernelSelector,
+    elements: usize,
+) -> Result<&'a mut PartialSumAdder, DeviceError> {
+    match adder {
+        Some(adder) => Ok(adder),
+        none => Ok(none.insert(PartialSumAdder::new(gpu, kernels, elements)?)),
+    }
+}
+
+impl Executor for GpuExecutor {
+    fn name(&self) -> &str {
+        &self.gpu.name
+    }
+
+    fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    fn heartbeat(&self) -> Heartbeat {
+        self.gpu.heartbeat.clone()
+    }
+
+    fn inject_fault(&mut self, fault: InjectedFault) -> Result<(), DeviceError> {
+        super::fault::inject(fault, &self.gpu, &mut self.kernels.pipelines)
+    }
+
+    fn set_input(
+        &mut self,
+        tensor: TensorId,
+        micro_batch: usize,
+        values: HostTensorView,
+    ) -> Result<(), DeviceError> {
+        self.loss_counter.set_input(tensor, micro_batch, values);
+        if let TensorLocation::Slot(slot) = self.plan.place(tensor) {
+            let copies = &self.slots[slot.index()];
+            let (copy, bytes) = (&copies[micro_batch % copies.len()], values.bytes());
+            self.stream.preserve_readbacks(copy, 0..bytes.len() as u64)?;
+            self.stream.upload(copy, 0, bytes)?;
+        }
+        Ok(())
+    }
+
+    fn begin_step(&mut self) -> Result<(), DeviceError> {
+        self.stream.begin_step()?;
+        self.loss_counter.begin_step();
+        for buffer in self.banks.gradients.iter().flatten().chain([&self.loss]) {
+            self.stream.preserve_readbacks(buffer, 0..buffer.size())?;
+            self.stream.clear(buffer);
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, nodes: Range<usize>, pass: &PassContext) -> Result<(), DeviceError> {
+        self.stream.submit_readbacks()?;
+        self.keep_outputs(&nodes, pass)?;
+        self.loss_counter.run(&nodes, pass);
+        self.note_rows(pass.rows);
+        for index in nodes {
+            self.prepare_node(index, pass)?;
+            if let Some(task) = self.prepared.get(&self.key(index, pass)) {
+                self.stream.run(task)?;
+            }
+        }
+        self.stream.submit_if_large()
+    }
+
+    fn finish_step(&mut self, norms: &[BucketId]) -> Result<StepSums, DeviceError> {
+        for bucket in norms {
+            let Some(task) = &self.norm_tasks[bucket.index()] else {
+                panic!("the device does not hold {bucket}")
+            };
+            self.stream.run(task)?;
+        }
+        if let Some(total) = self.norm_total.as_ref().filter(|_| !norms.is_empty()) {
+            self.stream.run(total)?;
+        }
+        let mut values = vec![0f32; 2 + 2 * norms.len()];
+        let mut ranges: Vec<ReadRange> = vec![(&self.loss, 0, 8)];
+        // Buckets in a row share a copy.
+        ranges.extend(norms.chunk_by(|a, b| a.0 + 1 == b.0).map(|run| {
+            let bytes = |buckets: usize| (2 * buckets * ELEMENT_BYTES) as u64;
+            (&self.norms, bytes(run[0].index()), bytes(run.len()))
+        }));
+        let busy = self.stream.report(&ranges, bytemuck::cast_slice_mut(&mut values))?;
+        let gradients =
+            values[2..].chunks_exact(2).map(|pair| (f64::from(pair[0]), pair[1] as u64));
+        Ok(StepSums {
+            loss: f64::from(values[0]),
+            count: self.loss_counter.count().unwrap_or(f64::from(values[1])),
+            gradients: gradients.collect(),
+            busy,
+        })
+    }
+
+    fn loss(&mut self) -> Result<(f64, f64), DeviceError> {
+        let values = self.read_range(&self.loss.clone(), 0, 2)?;
+        let count = self.loss_counter.count().unwrap_or(f64::from(values[1]));
+        Ok((f64::from(values[0]), count))
+    }
+
+    fn update(
+        &mut self,
+        bucket: BucketId,
+        update: &Update,
+        range: &UpdateRange,
+    ) -> Result<(), DeviceError> {
+        if range.length == 0 {
+            return Ok(());
+        }
+        let key = self.prepare_update(bucket, update, range)?;
+        let Some(task) = self.updates.get(&key) else { return Ok(()) };
+        let changed = range.start..range.start + range.length;
+        let bytes = (range.length * ELEMENT_BYTES) as u64;
+        let moments = (0..update.moments()).map(BucketTensor::Moment);
+        for bank in [BucketTensor::Parameters].into_iter().chain(moments) {
+            let (buffer, offset) = self.banks.place(bank, bucket, &changed);
+            self.stream.preserve_readbacks(&buffer, offset..offset + bytes)?;
+        }
+        self.stream.run(task)
+    }
+
+    fn flush(&mut self) -> Result<(), DeviceError> {
+        self.stream.submit().map(|_| ())
+    }
+
+    fn read_parts(
+        &mut self,
+        tensor: TensorId,
+        parts: &[Range<usize>],
+        pass: &PassContext,
+    ) -> Result<Vec<f32>, DeviceError> {
+        let at = self.binding(tensor, pass.micro_batch);
+        let elements = self.plan.graph.tensor(tensor).shape.elements(pass.rows);
+        assert!(parts.iter().all(|part| part.end <= elements), "{tensor} has {elements} elements");
+        let bytes = |count: usize| (count * ELEMENT_BYTES) as u64;
+        let range =
+            |part: &Range<usize>| (&at.buffer, at.offset + bytes(part.start), bytes(part.len()));
+        let ranges: Vec<ReadRange> = parts.iter().map(range).collect();
+        let mut values = vec![0.0; parts.iter().map(Range::len).sum()];
+        self.stream.read(&ranges, bytemuck::cast_slice_mut(&mut values))?;
+        Ok(values)
+    }
+
+    fn read_bank(&mut self, bank: BucketTensor, bucket: BucketId) -> Result<Vec<f32>, DeviceError> {
+        let length = self.banks.shards.held(bank, bucket).len();
+        if length == 0 {
+            return Ok(Vec::new());
+        }
+        self.read_range(&self.banks.buffer(bank, bucket).clone(), 0, length)
+    }
+
+    fn hash(&mut self, bank: BucketTensor, bucket: BucketId) -> Result<u64, DeviceError> {
+        let length = self.banks.shards.held(bank, bucket).len();
+        if length == 0 {
+            return Ok(hash::fast(&[], 0));
+        }
+        let words = self.banks.buffer(bank, bucket).clone();
+        let outputs = [&self.norm_parts, &self.hashed];
+        let binding = |operand| match operand {
+            Operand::Input(_) => Binding::whole(&words),
+            Operand::Output(i) => Binding::whole(outputs[i]),
+            Operand::Workspace { .. } => Binding::whole(&self.workspace),
+        };
+        let parts = self.norm_parts.size() as usize / (2 * ELEMENT_BYTES);
+        let dispatches = self.kernels.hash(&self.gpu, length, parts)?;
+        let (pipelines, cost) = (&mut self.kernels.pipelines, norm_cost(length));
+        let task = PreparedKernel::new(&self.gpu, pipelines, &dispatches, &binding, cost)?;
+        self.stream.run(&task)?;
+        let mut lanes = [0u32; 2];
+        self.stream.read(&[(&self.hashed, 0, 8)], bytemuck::cast_slice_mut(&mut lanes))?;
+        Ok(hash::join(lanes))
+    }
+
+    fn write_bank(
+        &mut self,
+        bank: BucketTensor,
+        bucket: BucketId,
+        values: &[f32],
+    ) -> Result<(), DeviceError> {
+        let held = self.banks.shards.held(bank, bucket);
+        assert_eq!(held.len(), values.len(), "a bank is written whole");
+        if !held.is_empty() {
+            self.write_place(&Place::bank(bank, bucket, held), values)?;
+        }
+        self.gpu.check()
+    }
+
+    fn set_moments(&mut self, moments: Moments) -> Result<(), DeviceError> {
+        // Prepared updates bind the old moments.
+        self.updates.clear();
+        self.banks.set_moments(&self.gpu, &self.plan, &moments)?;
+        if moments.owned.is_some() {
+            self.stream.readback_queue.make(&self.gpu)?;
+        }
+        Ok(())
+    }
+
+    fn owned(&self, bucket: BucketId) -> Range<usize> {
+        self.banks.shards.owned(bucket)
+    }
+
+    fn start_readback(&mut self, place: Place) -> Result<(), DeviceError> {
+        assert!(place.length() <= self.readback_elements_max(), "{place} is longer than a piece");
+        let (source, offset) = self.buffer_of(&place);
+        self.stream.start_readback(ReadbackRequest { place, source, offset })
+    }
+
+    fn next_readback(&mut self, wait: bool) -> Result<Option<Readback>, DeviceError> {
+        self.stream.next_readback(wait)
+    }
+
+    fn has_readbacks(&self) -> bool {
+        self.stream.readback_queue.has_readbacks()
+    }
+
+    fn readback_elements_max(&self) -> usize {
+        self.stream.readback_queue.elements()
+    }
+
+    fn write_place(&mut self, place: &Place, values: &[f32]) -> Result<(), DeviceError> {
+        assert_eq!(place.length(), values.len(), "{place} is written whole");
+        let (target, offset) = self.buffer_of(place);
+        self.stream.preserve_readbacks(&target, offset..offset + size_of_val(values) as u64)?;
+        self.stream.upload(&target, offset, bytemuck::cast_slice(values))
+    }
+
+    fn prepare_add(&mut self, lengths: &[usize]) -> Result<(), DeviceError> {
+        let Some(longest) = lengths.iter().copied().max() else { return Ok(()) };
+        let adder = adder(&mut self.adder, &self.gpu, &mut self.kernels, longest)?;
+        adder.prepare(&mut self.kernels, lengths)
+    }
+
+    fn add(
+        &mut self,
+        bucket: BucketId,
+        start: usize,
+        partial: &mut [f32],
+    ) -> Result<(), DeviceError> {
+        let range = start..start + partial.len();
+        let (source, offset) = self.banks.place(BucketTensor::Gradients, bucket, &range);
+        let elements = self.stream.readback_queue.elements();
+        let adder = adder(&mut self.adder, &self.gpu, &mut self.kernels, elements)?;
+        adder.add(&mut self.stream, &mut self.kernels, (&source, offset), partial)
+    }
+
+    fn on_queue_done(&mut self, then: Box<dyn FnOnce() + Send>) -> Result<(), DeviceError> {
+        self.stream.submit()?;
+        self.gpu.queue.on_submitted_work_done(then);
+        Ok(())
+    }
+
+    fn profile(
+        &mut self,
+        work: &ProfileTarget,
+        pass: &PassContext,
+    ) -> Result<Option<KernelProfile>, DeviceError> {
+        let Some(mut timing) = KernelProfile::of(&self.plan, work, pass) else { return Ok(None) };
+        let task = match work {
+            ProfileTarget::Node(index) => {
+                self.note_rows(pass.rows);
+                self.prepare_node(*index, pass)?;
+                self.prepared.get(&self.key(*index, pass))
+            }
+            ProfileTarget::Norm(bucket) => {
+                self.norm_tasks.get(bucket.index()).and_then(Option::as_ref)
+            }
+            ProfileTarget::Update(bucket, update, range) => {
+                let key = self.prepare_update(*bucket, update, range)?;
+                self.updates.get(&key)
+            }
+        };
+        let Some(task) = task else { return Ok(None) };
+        timing.seconds = self.stream.time(task)?;
+        timing.variant.clone_from(&task.variant);
+        Ok(Some(timing))
+    }
+}

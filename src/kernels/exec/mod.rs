@@ -1,0 +1,402 @@
+//! Executors of plans on devices: [`gpu`] lowers nodes to dispatches, [`cpu`] calls the twins' CPU
+//! functions. Both implement [`Executor`], the interface that a worker calls; the worker decides
+//! the order of the calls.
+
+mod block_timing;
+pub mod cpu;
+mod fault;
+pub mod gpu;
+mod loss_count;
+mod shards;
+mod staging;
+pub mod timing;
+mod work_timing;
+
+use std::ops::Range;
+
+use crate::device::{DeviceError, Heartbeat};
+use crate::{Cost, OpCall, RandomContext, twin};
+use potluck_core::faults::InjectedFault;
+use potluck_core::{BucketId, DType, HostTensor, HostTensorView, SlotId, TensorId};
+use potluck_graph::{Graph, Node, Place, Plan, TensorLocation, Update, UpdateRange, init};
+
+pub use block_timing::BlockTiming;
+pub use cpu::Cpu;
+pub use gpu::GpuExecutor;
+pub use potluck_graph::BucketTensor;
+pub use shards::Shards;
+pub use staging::{RING_BYTES, host_staging_bytes, staging_bytes};
+pub use timing::{KernelProfile, ProfileTarget};
+
+/// Default for the most elements of one readback: 1 MiB.
+const READBACK_ELEMENTS_MAX: usize = 1 << 18;
+
+/// Context in which nodes run: micro-batch, rows and random state.
+#[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
+pub struct PassContext {
+    /// Number of the micro-batch in the step, which uses copy `micro_batch % copies` of each slot.
+    pub micro_batch: usize,
+    /// Valid rows, at most the plan's capacity.
+    pub rows: usize,
+    pub random: RandomContext,
+}
+
+impl PassContext {
+    /// Returns the op call of a node of a graph, with its shapes resolved for the rows of this
+    /// pass.
+    pub fn call<'a>(&self, graph: &Graph, node: &'a Node) -> OpCall<'a> {
+        let dims = |ids: &[TensorId]| {
+            ids.iter().map(|id| graph.tensor(*id).shape.resolve(self.rows)).collect()
+        };
+        OpCall {
+            op: &node.op,
+            inputs: dims(&node.inputs),
+            outputs: dims(&node.outputs),
+            accumulate: node.accumulate,
+            random: self.random,
+        }
+    }
+
+    /// Returns the cost of a node of a graph in this pass; `None` for one that moves no data.
+    pub fn cost(&self, graph: &Graph, node: &Node) -> Option<Cost> {
+        Some((twin(&node.op)?.cost)(&self.call(graph, node)))
+    }
+}
+
+/// Returns the number of copies of a tensor's slot; 0 if it is in no slot.
+fn copies(plan: &Plan, tensor: TensorId) -> usize {
+    match plan.place(tensor) {
+        TensorLocation::Slot(slot) => plan.slots[slot.index()].copies,
+        _ => 0,
+    }
+}
+
+/// Returns the slot of a tensor of which a transfer reads or writes `range`.
+///
+/// # Panics
+/// If the tensor is not one of floats in a slot, or has fewer elements at the plan's capacity.
+fn slot_of(plan: &Plan, tensor: TensorId, range: &Range<usize>) -> SlotId {
+    let found = plan.graph.tensor(tensor);
+    let TensorLocation::Slot(slot) = plan.place(tensor) else { panic!("{tensor} is in no slot") };
+    assert_eq!(found.dtype, DType::F32, "{tensor} is not of floats");
+    let count = found.shape.elements(plan.options.rows);
+    assert!(range.end <= count, "{range:?} of {tensor}, which has {count} elements");
+    slot
+}
+
+/// Optimizer state of a device: number of moments, and the shard of each bucket that it covers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Moments {
+    /// Running averages per parameter.
+    pub count: usize,
+    /// Shard of each bucket: the elements that this device updates and keeps moments of; `None`:
+    /// whole buckets. A shard starts at a multiple of 64 elements, ends at one or at the end of
+    /// its bucket, and may be empty.
+    pub owned: Option<Vec<Range<usize>>>,
+}
+
+impl From<usize> for Moments {
+    fn from(count: usize) -> Self {
+        Self { count, owned: None }
+    }
+}
+
+/// Completed readback of a place: read-only values in host memory, not copied where
+/// the device's memory can be mapped. Dropping it frees its slot on the device.
+pub struct Readback {
+    pub place: Place,
+    values: Box<dyn AsRef<[f32]> + Send + Sync>,
+}
+
+impl Readback {
+    /// Creates the readback of a place from its values.
+    pub fn new(place: Place, values: Vec<f32>) -> Self {
+        Self { place, values: Box::new(values) }
+    }
+
+    pub fn values(&self) -> &[f32] {
+        (*self.values).as_ref()
+    }
+}
+
+impl AsRef<[f32]> for Readback {
+    fn as_ref(&self) -> &[f32] {
+        self.values()
+    }
+}
+
+/// Report of a device after the backward passes of a step: sums over its micro-batches.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct StepSums {
+    pub loss: f64,
+    /// Elements (squared error) or targets (cross-entropy) that the loss sums: exact.
+    pub count: f64,
+    /// Per bucket whose norm was asked for: the sum of squares of the gradient sums, and the number
+    /// of gradient sums that are not finite.
+    pub gradients: Vec<(f64, u64)>,
+    /// Fraction of the time since the last report (or since the step began, if another read came
+    /// in between) in which the device was busy, by its own clock; `None` without a clock.
+    pub busy: Option<f64>,
+}
+
+/// Memory that a device has allocated, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct AllocatedBytes {
+    /// All tensors: parameters, gradients, moments, activations, inputs and the loss.
+    pub tensors: usize,
+    /// The most that readbacks have taken at once so far.
+    pub staging_peak: usize,
+}
+
+/// Writes the inputs of a micro-batch, by its number in the step.
+///
+/// # Errors
+/// Returns [`DeviceError`] if the device fails.
+pub fn load(
+    device: &mut (impl Executor + ?Sized),
+    inputs: &[(TensorId, HostTensor)],
+    micro_batch: usize,
+) -> Result<(), DeviceError> {
+    for (tensor, values) in inputs {
+        device.set_input(*tensor, micro_batch, values.as_view())?;
+    }
+    Ok(())
+}
+
+/// Executor of a plan on one device, which holds the parameters, gradients, moments and
+/// activations.
+///
+/// Calls are queued in order; calls that return values wait for the device.
+///
+/// Of a bucket that the plan does not hold ([`Plan::holds`]) the device has nothing: it is empty as
+/// a whole, no elements of it are owned, and only a caller with a defect asks for some of them or
+/// for their norm, which panics.
+pub trait Executor: Send {
+    /// Returns the display name of the device.
+    fn name(&self) -> &str;
+
+    fn plan(&self) -> &Plan;
+
+    /// Returns the heartbeat of the device, for a watchdog in another thread.
+    fn heartbeat(&self) -> Heartbeat;
+
+    /// Injects a fault into the device, for tests.
+    fn inject_fault(&mut self, fault: InjectedFault) -> Result<(), DeviceError>;
+
+    /// Returns the memory that the device has allocated; `None` if it does not count it.
+    fn allocated(&self) -> Option<AllocatedBytes> {
+        None
+    }
+
+    /// Writes the first rows of an input tensor, in the copy of a micro-batch. An input without a
+    /// place is ignored.
+    fn set_input(
+        &mut self,
+        tensor: TensorId,
+        micro_batch: usize,
+        values: HostTensorView,
+    ) -> Result<(), DeviceError>;
+
+    /// Zeroes gradients and the loss.
+    fn begin_step(&mut self) -> Result<(), DeviceError>;
+
+    /// Runs a range of the plan's nodes.
+    fn run(&mut self, nodes: Range<usize>, pass: &PassContext) -> Result<(), DeviceError>;
+
+    /// Returns the sums of the step so far, with those of the gradients of the buckets `norms`, in
+    /// this order; of gradients that are summed over ranks they have no use. Waits for the device.
+    ///
+    /// # Panics
+    /// If the device does not hold the gradients of one of the buckets.
+    fn finish_step(&mut self, norms: &[BucketId]) -> Result<StepSums, DeviceError>;
+
+    /// Returns the (sum, count) of the loss so far; the count is exact. Waits for the device.
+    fn loss(&mut self) -> Result<(f64, f64), DeviceError>;
+
+    /// Applies an optimizer update to a range of a bucket from its gradients, within the shard
+    /// that the device owns.
+    fn update(
+        &mut self,
+        bucket: BucketId,
+        update: &Update,
+        range: &UpdateRange,
+    ) -> Result<(), DeviceError>;
+
+    /// Submits the commands that are recorded and not submitted. Calls that wait do this
+    /// themselves; at the end of a step it lets the device work while the host prepares the next
+    /// step.
+    fn flush(&mut self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    /// Returns the float values of an activation as the last node left them. Waits for the device.
+    fn read(&mut self, tensor: TensorId, pass: &PassContext) -> Result<Vec<f32>, DeviceError> {
+        let count = self.plan().graph.tensor(tensor).shape.elements(pass.rows);
+        self.read_parts(tensor, std::slice::from_ref(&(0..count)), pass)
+    }
+
+    /// Returns parts of an activation, ranges of its elements, one after the other; see
+    /// [`Executor::read`]. Only these elements are copied from the device.
+    ///
+    /// # Panics
+    /// If a range ends behind the elements of the pass.
+    fn read_parts(
+        &mut self,
+        tensor: TensorId,
+        parts: &[Range<usize>],
+        pass: &PassContext,
+    ) -> Result<Vec<f32>, DeviceError>;
+
+    /// Returns a whole bucket; of moments, the elements that the device [owns](Executor::owned).
+    /// Waits for the device.
+    fn read_bank(&mut self, bank: BucketTensor, bucket: BucketId) -> Result<Vec<f32>, DeviceError>;
+
+    /// Returns the hash of a whole bucket as the device holds it (see
+    /// [`crate::ops::hash`], from position 0), over the words of its floats as
+    /// [`Executor::read_bank`] returns them: of moments, those of the owned elements. Waits for
+    /// the device.
+    fn hash(&mut self, bank: BucketTensor, bucket: BucketId) -> Result<u64, DeviceError>;
+
+    /// Replaces a whole bucket; of moments, the owned elements.
+    fn write_bank(
+        &mut self,
+        bank: BucketTensor,
+        bucket: BucketId,
+        values: &[f32],
+    ) -> Result<(), DeviceError>;
+
+    /// Replaces the optimizer state by `moments`, initialized to zero. Must be called before the
+    /// first step, once the devices that take part are known.
+    ///
+    /// # Errors
+    /// Returns [`DeviceError`] if there is too little memory; no method may be called after that.
+    fn set_moments(&mut self, moments: Moments) -> Result<(), DeviceError>;
+
+    /// Returns the elements of a bucket that this device updates and keeps moments of.
+    fn owned(&self, bucket: BucketId) -> Range<usize>;
+
+    /// Starts an asynchronous readback of a place, with the values that it has after all queued
+    /// commands. Never waits. Readbacks are returned in the order in which they were
+    /// started ([`Executor::next_readback`]); each has at most [`Executor::readback_elements_max`]
+    /// elements. A readback that still waits for a slot when its elements are about to change
+    /// takes additional memory.
+    ///
+    /// # Panics
+    /// If the device does not hold the place.
+    fn start_readback(&mut self, place: Place) -> Result<(), DeviceError>;
+
+    /// Returns the next completed readback, if there is one; with `wait`, waits for it as long as
+    /// its copy is in flight on the device. A device with few free slots records here the copies
+    /// that wait for a slot.
+    ///
+    /// Deadlock avoidance: this method never waits for a [`Readback`] to be dropped. If readbacks
+    /// that are not dropped yet take all slots, it returns `None` at once even though
+    /// `has_readbacks` returns true, because the caller may have to act before one can be dropped;
+    /// the caller calls again when one may have been dropped. It also returns `None` if no
+    /// readback was started, or if none has completed and `wait` is not set.
+    ///
+    /// # Errors
+    /// Returns [`DeviceError`] if the device fails or misses its deadline.
+    fn next_readback(&mut self, wait: bool) -> Result<Option<Readback>, DeviceError>;
+
+    /// Returns true if a readback was started and has not been taken yet.
+    fn has_readbacks(&self) -> bool;
+
+    /// Returns the most elements that one readback may have.
+    fn readback_elements_max(&self) -> usize;
+
+    /// Replaces the elements of a place.
+    ///
+    /// # Panics
+    /// If the device does not hold the place, or if there are not as many values as elements.
+    fn write_place(&mut self, place: &Place, values: &[f32]) -> Result<(), DeviceError>;
+
+    /// Prepares [`Executor::add`] for chunks of these lengths, so that it allocates nothing in a
+    /// step.
+    ///
+    /// # Errors
+    /// Returns [`DeviceError`] if there is too little memory, or if a kernel fails certification
+    /// on the device's driver.
+    fn prepare_add(&mut self, _lengths: &[usize]) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    /// Computes `partial += gradients[start..]` on the device. Waits for the device.
+    fn add(
+        &mut self,
+        bucket: BucketId,
+        start: usize,
+        partial: &mut [f32],
+    ) -> Result<(), DeviceError>;
+
+    /// Submits the recorded commands and registers the callback `then`, which runs when the device
+    /// has completed everything queued so far, at the latest in the next call that waits.
+    fn on_queue_done(&mut self, then: Box<dyn FnOnce() + Send>) -> Result<(), DeviceError>;
+
+    /// Profiles one part of a step by itself: times it by the device's clock or, without one, by
+    /// repeating it. Gradients and moments are invalid afterwards. `None` for nodes that move no
+    /// data. Waits for the device.
+    fn profile(
+        &mut self,
+        work: &ProfileTarget,
+        pass: &PassContext,
+    ) -> Result<Option<KernelProfile>, DeviceError>;
+
+    // ---- Work of many calls, which is performed where the device is ----
+
+    /// Writes the initial parameters of a seed; moments start as zeros.
+    fn initialize(&mut self, seed: u64) -> Result<(), DeviceError> {
+        for bucket in 0..self.plan().buckets.len() {
+            let plan = self.plan();
+            if !plan.held[bucket] {
+                continue;
+            }
+            let mut values = vec![0.0; plan.buckets[bucket].length];
+            for &(id, start) in &plan.buckets[bucket].parameters {
+                let initial = init::values(&plan.graph, id, seed);
+                values[start..start + initial.len()].copy_from_slice(&initial);
+            }
+            self.write_bank(BucketTensor::Parameters, BucketId(bucket as u32), &values)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the seconds of the fastest of `repeats` repetitions of forward and backward on
+    /// these inputs of `rows` samples, including the wait for their end. If there are several, one
+    /// more comes before as a warm-up.
+    fn time_micro_batch(
+        &mut self,
+        inputs: &[(TensorId, HostTensor)],
+        rows: u32,
+        repeats: u32,
+    ) -> Result<f64, DeviceError> {
+        work_timing::fastest(self, inputs, rows, repeats)
+    }
+
+    /// Returns the seconds to read all gradients back to the host and to upload all parameters;
+    /// their values do not change.
+    fn time_exchange(&mut self) -> Result<f64, DeviceError> {
+        work_timing::exchange(self)
+    }
+
+    /// Times the passes of the blocks that the device holds for a micro-batch of these inputs of
+    /// `rows` samples, and the transfers of what they get from other blocks: the fastest of several
+    /// repetitions after one warm-up. The time that a wait for an idle device takes is subtracted.
+    fn time_block(
+        &mut self,
+        inputs: &[(TensorId, HostTensor)],
+        rows: usize,
+    ) -> Result<BlockTiming, DeviceError> {
+        block_timing::time_block(self, inputs, rows)
+    }
+
+    /// Returns the seconds to add gradients of a bucket to partial sums on the host and on the
+    /// device, for which [`Executor::prepare_add`] has prepared it.
+    fn time_addition(
+        &mut self,
+        bucket: BucketId,
+        range: Range<usize>,
+    ) -> Result<(f64, f64), DeviceError> {
+        work_timing::addition(self, bucket, range)
+    }
+}

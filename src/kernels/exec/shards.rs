@@ -1,0 +1,134 @@
+//! Shards: the elements of each bucket that a device updates, and their positions in its buffers.
+//! Parameters and gradients are held whole, moments only of the shard.
+
+use std::ops::Range;
+
+use super::{BucketTensor, Moments};
+use potluck_core::BucketId;
+use potluck_graph::{Plan, UpdateRange};
+
+/// Alignment of a shard in elements: 256 bytes, at which any device can bind a buffer, and at
+/// which every kernel that covers a whole bucket computes the same bits for a shard.
+const ALIGNMENT: usize = 64;
+
+/// Length of each bucket, and the shard of it that the device owns; zeros for a bucket that the
+/// plan does not hold.
+pub struct Shards {
+    buckets: Vec<(usize, Range<usize>)>,
+}
+
+impl Shards {
+    /// Returns the shards of a device that holds `plan` and keeps `moments`.
+    ///
+    /// # Panics
+    /// If there is not one range per bucket, or if a range does not start at a multiple of 64
+    /// elements, or ends neither at one nor at the end of its bucket, or if elements of a bucket
+    /// are owned that the plan does not hold.
+    pub fn new(plan: &Plan, moments: &Moments) -> Self {
+        let held = plan.buckets.iter().zip(&plan.held);
+        let lengths = held.map(|(bucket, held)| if *held { bucket.length } else { 0 });
+        let Some(owned) = &moments.owned else {
+            return Self { buckets: lengths.map(|length| (length, 0..length)).collect() };
+        };
+        assert_eq!(owned.len(), plan.buckets.len(), "one range per bucket");
+        let shard = |(length, owned): (usize, &Range<usize>)| match length {
+            0 if owned.is_empty() => (0, 0..0),
+            _ => (length, owned.clone()),
+        };
+        let buckets: Vec<(usize, Range<usize>)> = lengths.zip(owned).map(shard).collect();
+        for (length, Range { start, end }) in &buckets {
+            let fits = start <= end && end <= length && start.is_multiple_of(ALIGNMENT);
+            let whole = end.is_multiple_of(ALIGNMENT) || end == length;
+            assert!(fits && whole, "{start}..{end} is no shard of a bucket of {length}");
+        }
+        Self { buckets }
+    }
+
+    /// Returns the elements of a bucket that the device updates.
+    pub fn owned(&self, bucket: BucketId) -> Range<usize> {
+        self.buckets[bucket.index()].1.clone()
+    }
+
+    /// Returns the number of elements that the device holds of every bucket.
+    pub fn lengths(&self) -> impl Iterator<Item = usize> + '_ {
+        self.buckets.iter().map(|(length, _)| *length)
+    }
+
+    /// Returns the owned elements of every bucket.
+    pub fn all_owned(&self) -> impl Iterator<Item = Range<usize>> + '_ {
+        self.buckets.iter().map(|(_, owned)| owned.clone())
+    }
+
+    /// Returns the elements of a bucket that a bank holds.
+    pub fn held(&self, bank: BucketTensor, bucket: BucketId) -> Range<usize> {
+        match bank {
+            BucketTensor::Parameters | BucketTensor::Gradients => 0..self.buckets[bucket.index()].0,
+            BucketTensor::Moment(_) => self.owned(bucket),
+        }
+    }
+
+    /// Returns the positions of elements of a bucket in a bank.
+    ///
+    /// # Panics
+    /// If the bank does not hold all of them.
+    pub fn place(
+        &self,
+        bank: BucketTensor,
+        bucket: BucketId,
+        elements: &Range<usize>,
+    ) -> Range<usize> {
+        let held = self.held(bank, bucket);
+        let inside = held.start <= elements.start && elements.end <= held.end;
+        assert!(inside, "{elements:?} of bucket {}, which holds {held:?}", bucket.0);
+        elements.start - held.start..elements.end - held.start
+    }
+
+    /// Returns the range of an update with positions relative to the first owned element.
+    ///
+    /// # Panics
+    /// If the update covers elements that the device does not own.
+    pub fn update(&self, bucket: BucketId, range: &UpdateRange) -> UpdateRange {
+        let covered = range.start..range.start + range.length;
+        let start = self.place(BucketTensor::Moment(0), bucket, &covered).start;
+        let decay_end = range.decay_end.saturating_sub(range.start - start);
+        UpdateRange { start, decay_end, ..*range }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shards(owned: Range<usize>) -> Shards {
+        Shards { buckets: vec![(1024, owned)] }
+    }
+
+    #[test]
+    fn updates_are_counted_from_the_shard() {
+        let of = |owned: Range<usize>, start, decay_end| {
+            let range = UpdateRange { start, length: 64, decay_end, gradient_scale: 1.0 };
+            let local = shards(owned).update(BucketId(0), &range);
+            (local.start, local.length, local.decay_end)
+        };
+        assert_eq!(of(0..1024, 128, 150), (128, 64, 150));
+        assert_eq!(of(128..512, 128, 150), (0, 64, 22));
+        assert_eq!(of(128..512, 192, 150), (64, 64, 22));
+        assert_eq!(of(128..512, 192, 100), (64, 64, 0));
+        assert_eq!(of(128..512, 192, 1024), (64, 64, 896));
+    }
+
+    #[test]
+    fn banks_hold_all_but_moments_of_others() {
+        let shards = shards(128..512);
+        assert_eq!(shards.held(BucketTensor::Gradients, BucketId(0)), 0..1024);
+        assert_eq!(shards.held(BucketTensor::Moment(1), BucketId(0)), 128..512);
+        assert_eq!(shards.place(BucketTensor::Parameters, BucketId(0), &(130..140)), 130..140);
+        assert_eq!(shards.place(BucketTensor::Moment(0), BucketId(0), &(130..140)), 2..12);
+    }
+
+    #[test]
+    #[should_panic(expected = "120..140 of bucket 0, which holds 128..512")]
+    fn what_is_not_held_has_no_place() {
+        shards(128..512).place(BucketTensor::Moment(0), BucketId(0), &(120..140));
+    }
+}

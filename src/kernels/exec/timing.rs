@@ -1,0 +1,92 @@
+//! Profiles of single kernels: measured time, cost and display names.
+
+use super::PassContext;
+use crate::{Cost, update_twin};
+use potluck_core::BucketId;
+use potluck_graph::{Plan, Update, UpdateRange};
+
+/// Part of a step that can be timed by itself.
+#[derive(Clone, Copy, Debug)]
+pub enum ProfileTarget {
+    /// A node of the graph, by its index.
+    Node(usize),
+    /// The norm of a bucket's gradients.
+    Norm(BucketId),
+    Update(BucketId, Update, UpdateRange),
+}
+
+/// Measured time and cost of one part of a step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KernelProfile {
+    /// Name of the op, `norm`, or name of the optimizer.
+    pub op: String,
+    /// Dimensions of inputs and outputs; a run of equal ones is written once, with its length.
+    pub shape: String,
+    /// Kernel variant that the device ran, for display.
+    pub variant: String,
+    pub seconds: f64,
+    pub cost: Cost,
+}
+
+impl KernelProfile {
+    /// Returns the profile of a target, without time and variant; `None` for a node that moves no
+    /// data.
+    pub(super) fn of(plan: &Plan, work: &ProfileTarget, pass: &PassContext) -> Option<Self> {
+        let (op, shape, cost) = match work {
+            ProfileTarget::Node(index) => {
+                let node = &plan.graph.nodes[*index];
+                let call = pass.call(&plan.graph, node);
+                let arrow = if call.accumulate { "+=>" } else { "->" };
+                let (inputs, outputs) = (dims(&call.inputs), dims(&call.outputs));
+                let cost = pass.cost(&plan.graph, node)?;
+                (node.op.to_string(), format!("{inputs} {arrow} {outputs}"), cost)
+            }
+            ProfileTarget::Norm(bucket) => {
+                let length = plan.buckets[bucket.index()].length;
+                ("norm".into(), format!("({length})"), norm_cost(length))
+            }
+            ProfileTarget::Update(_, update, range) => {
+                let name = update_twin(update).name;
+                (name.into(), format!("({})", range.length), update_cost(update, range))
+            }
+        };
+        Some(Self { op, shape, variant: String::new(), seconds: 0.0, cost })
+    }
+}
+
+/// Formats dimensions such as `2*(64,128) (128)`.
+fn dims(tensors: &[Vec<usize>]) -> String {
+    let text = |tensor: &[usize]| {
+        let numbers: Vec<String> = tensor.iter().map(usize::to_string).collect();
+        format!("({})", numbers.join(","))
+    };
+    let runs = tensors.chunk_by(|a, b| a == b);
+    let counted = runs.map(|run| match run.len() {
+        1 => text(&run[0]),
+        count => format!("{count}*{}", text(&run[0])),
+    });
+    counted.collect::<Vec<_>>().join(" ")
+}
+
+/// Returns the cost of a norm: every gradient is read once, squared and added.
+pub(super) fn norm_cost(length: usize) -> Cost {
+    Cost { flops: 2.0 * length as f64, bytes: 4.0 * length as f64 }
+}
+
+/// Returns the cost of an update: gradients are read, parameters and moments are read and written.
+pub(super) fn update_cost(update: &Update, range: &UpdateRange) -> Cost {
+    let length = range.length as f64;
+    let flops = (update_twin(update).flops)(update);
+    Cost { flops: flops * length, bytes: 4.0 * length * (3 + 2 * update.moments()) as f64 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_dimensions_in_a_row_are_counted() {
+        assert_eq!(dims(&[vec![64, 128], vec![64, 128], vec![128]]), "2*(64,128) (128)");
+        assert_eq!(dims(&[vec![2], vec![3], vec![2]]), "(2) (3) (2)");
+    }
+}

@@ -1,0 +1,120 @@
+//! Timings of work on a device, performed where it is: none of them has the network in it.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use super::{BucketTensor, Executor, PassContext, load};
+use crate::RandomContext;
+use crate::device::DeviceError;
+use potluck_core::rng::Key;
+use potluck_core::{BucketId, HostTensor, TensorId};
+use potluck_graph::Place;
+
+/// Timed repetitions, of which the fastest counts.
+const REPEATS: u32 = 3;
+
+/// Returns the seconds of the fastest of `repeats` repetitions of forward and backward on `rows`
+/// rows, including the wait for their end. If there are several, one more comes before as a
+/// warm-up.
+///
+/// # Errors
+/// Returns `DeviceError` if the device fails.
+pub(super) fn fastest(
+    device: &mut (impl Executor + ?Sized),
+    inputs: &[(TensorId, HostTensor)],
+    rows: u32,
+    repeats: u32,
+) -> Result<f64, DeviceError> {
+    if repeats > 1 {
+        micro_batch(device, inputs, rows)?;
+    }
+    let mut best = f64::INFINITY;
+    for _ in 0..repeats {
+        best = best.min(micro_batch(device, inputs, rows)?);
+    }
+    Ok(best)
+}
+
+fn micro_batch(
+    device: &mut (impl Executor + ?Sized),
+    inputs: &[(TensorId, HostTensor)],
+    rows: u32,
+) -> Result<f64, DeviceError> {
+    let random = RandomContext { step_key: Key::new(0), training: true };
+    let started = Instant::now();
+    device.begin_step()?;
+    load(device, inputs, 0)?;
+    let segments: Vec<_> = device.plan().segments.iter().map(|s| s.nodes.clone()).collect();
+    for nodes in segments {
+        device.run(nodes, &PassContext { micro_batch: 0, rows: rows as usize, random })?;
+    }
+    device.finish_step(&[])?;
+    Ok(started.elapsed().as_secs_f64())
+}
+
+/// Returns the seconds to read all gradients back to the host and to upload all parameters; their
+/// values do not change.
+///
+/// # Errors
+/// Returns `DeviceError` if the device fails.
+pub(super) fn exchange(device: &mut (impl Executor + ?Sized)) -> Result<f64, DeviceError> {
+    let plan = device.plan();
+    let all = (0..plan.buckets.len() as u32).map(BucketId).filter(|bucket| plan.holds(*bucket));
+    let mut buckets = Vec::new();
+    for bucket in all.collect::<Vec<_>>() {
+        buckets.push((bucket, device.read_bank(BucketTensor::Parameters, bucket)?));
+    }
+    let piece = device.readback_elements_max();
+    let mut best = f64::INFINITY;
+    for _ in 0..REPEATS {
+        let started = Instant::now();
+        for (bucket, parameters) in &buckets {
+            let length = parameters.len();
+            for start in (0..length).step_by(piece) {
+                let range = start..(start + piece).min(length);
+                device.start_readback(Place::bank(BucketTensor::Gradients, *bucket, range))?;
+            }
+        }
+        while device.next_readback(true)?.is_some() {}
+        for (bucket, values) in &buckets {
+            let range = 0..values.len();
+            device.write_place(&Place::bank(BucketTensor::Parameters, *bucket, range), values)?;
+        }
+        device.finish_step(&[])?;
+        best = best.min(started.elapsed().as_secs_f64());
+    }
+    Ok(best)
+}
+
+/// Returns the seconds to add gradients of a bucket to partial sums on the host and on the device,
+/// the readback and the upload included.
+///
+/// # Errors
+/// Returns `DeviceError` if the device fails.
+pub(super) fn addition(
+    device: &mut (impl Executor + ?Sized),
+    bucket: BucketId,
+    range: Range<usize>,
+) -> Result<(f64, f64), DeviceError> {
+    let mut partial = vec![0.0; range.len()];
+    let (mut on_host, mut on_device) = (f64::INFINITY, f64::INFINITY);
+    // The first repetition is a warm-up.
+    for repeat in 0..=REPEATS {
+        let started = Instant::now();
+        device.start_readback(Place::bank(BucketTensor::Gradients, bucket, range.clone()))?;
+        if let Some(piece) = device.next_readback(true)? {
+            // The loop by which ring threads add.
+            for (sum, gradient) in partial.iter_mut().zip(piece.values()) {
+                *sum += gradient;
+            }
+        }
+        let host = started.elapsed().as_secs_f64();
+        let started = Instant::now();
+        device.add(bucket, range.start, &mut partial)?;
+        let device = started.elapsed().as_secs_f64();
+        if repeat > 0 {
+            (on_host, on_device) = (on_host.min(host), on_device.min(device));
+        }
+    }
+    Ok((on_host, on_device))
+}

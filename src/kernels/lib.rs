@@ -1,0 +1,49 @@
+//! Compute kernels: one *twin* per op, which is a shader in `shaders/` and a Rust file of the
+//! same name in `ops` with
+//! - `reference`: plain loops, generic over f32 and f64, never optimized: the oracle,
+//! - `fast`: the CPU kernel in f32, tested against the reference,
+//! - `dispatch`: the GPU dispatches of a call, as data,
+//! - `cost`: FLOPs and bytes of a call,
+//! - `catalog` and `probes`: the calls on which its kernels are certified,
+//! - `TWIN`: all of these as a value, with the kinds of its inputs and the length of its loops,
+//! - its tests, which are calls of `testing::check`.
+//!
+//! [`twin()`] maps an op to its twin.
+
+pub mod autotune;
+pub mod bench;
+pub mod bind;
+pub mod bucket_probe;
+pub mod call;
+pub mod call_shapes;
+pub mod caps;
+pub mod device;
+pub mod dispatch;
+pub mod elementwise;
+pub mod exec;
+pub mod gradient_check;
+pub mod harness;
+pub mod ops;
+pub mod owned_call;
+pub mod pace;
+pub mod pipeline;
+pub mod simd;
+pub mod source;
+#[cfg(test)]
+pub mod testing;
+pub mod twin;
+pub mod variant;
+
+pub use bind::{BindGroups, Binding, BoundDispatch};
+pub use bucket_probe::BucketProbe;
+pub use call::{Cost, Float, OpCall, RandomContext};
+pub use caps::{Caps, DeviceClass};
+pub use dispatch::{Dispatch, Operand, Shader};
+pub use elementwise::Elementwise;
+pub use gradient_check::{GradientError, check_gradient};
+pub use ops::{TWINS, UPDATE_TWINS, twin, update_twin};
+pub use owned_call::OwnedCall;
+pub use pace::PaceTrial;
+pub use pipeline::Pipelines;
+pub use twin::{CallShape, CpuKernel, Dims, InputSpec, Twin, UpdateKernel, UpdateTwin};
+pub use variant::Variant;

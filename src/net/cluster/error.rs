@@ -1,0 +1,101 @@
+//! Errors of a cluster's machines.
+
+use core::net::SocketAddr;
+
+use super::event::ConnectionId;
+use super::hello::HelloError;
+use super::message::MESSAGE_BYTES_MAX;
+use super::refusal::Refusal;
+use super::roster::RosterError;
+use potluck_core::{Generation, Nanos, NodeRank};
+
+/// Error of a cluster: an event that is not due, a message that breaks the protocol, or a passed
+/// deadline. `who` is a node with its host, or an address.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ClusterError {
+    #[error("a run over several machines has {min} to {max} nodes, and {nodes} are asked for")]
+    Nodes { nodes: u32, min: u32, max: u32 },
+    #[error(
+        "a node may be silent for {} to {}, and {} is asked for",
+        seconds(*.min), seconds(*.max), seconds(*.timeout)
+    )]
+    NodeTimeout { timeout: Nanos, min: Nanos, max: Nanos },
+    #[error("the greeting of this node is refused: {0}")]
+    OwnHello(#[from] HelloError),
+    #[error("the name of the run is refused: {0}")]
+    Run(super::text::TextError),
+    #[error("the list of the devices of this node has more than {MESSAGE_BYTES_MAX} bytes")]
+    OwnDevices,
+    #[error("{address} is no address to join: name the host and the port of the first node")]
+    Address { address: SocketAddr },
+    #[error("no address to join is given")]
+    NoAddress,
+    #[error("the activity of this node has {bytes} bytes, of at most {max}")]
+    Activity { bytes: usize, max: usize },
+    #[error("{connection} is not open")]
+    UnknownConnection { connection: ConnectionId },
+    #[error("{connection} is opened twice")]
+    ConnectionTwice { connection: ConnectionId },
+    #[error("{0}")]
+    Refused(#[from] Refusal),
+    #[error("{who} sends {message} {phase}")]
+    Unexpected { who: String, message: &'static str, phase: &'static str },
+    #[error("{who} sends {message} of {found}, which is over: the present one is {current}")]
+    OverGeneration { who: String, message: &'static str, found: Generation, current: Generation },
+    #[error("{who} sends {message} of {found}, and the present one is {current}")]
+    LaterGeneration { who: String, message: &'static str, found: Generation, current: Generation },
+    #[error("{who} sends heartbeat {found} where {expected} is expected")]
+    Sequence { who: String, found: u64, expected: u64 },
+    #[error("{who} reports the pair with {peer}, which is not its to report")]
+    ForeignPair { who: String, peer: NodeRank },
+    #[error(
+        "{who} opens the pair of {from} and {to} in the run {run}, which is not the one expected"
+    )]
+    WrongPair { who: String, from: NodeRank, to: NodeRank, run: String },
+    #[error("{who} names {node}, which is none of the others in the roster")]
+    UnknownNode { who: String, node: NodeRank },
+    #[error("{who}: {error}")]
+    Roster { who: String, error: RosterError },
+    #[error("{who} runs {found}, and this node belongs to {own}: join the node that started {own}")]
+    OtherRun { who: String, found: String, own: String },
+    #[error(
+        "cannot join the run at {}: no answer over UDP within {}; check the address, and that UDP \
+         reaches its port", addresses(.tried), seconds(*.timeout)
+    )]
+    NoAnswer { tried: Vec<SocketAddr>, timeout: Nanos },
+    #[error("cannot join the run at {}: {why}", addresses(.tried))]
+    NoFirstNode { tried: Vec<SocketAddr>, why: String },
+    #[error("the node at {address} does not answer the hello within {}", seconds(*.timeout))]
+    NoWelcome { address: SocketAddr, timeout: Nanos },
+    #[error("the first node, {who}, is lost before the start: {why}")]
+    FirstNodeLost { who: String, why: String },
+    #[error(
+        "{who} has neither started the run nor given it up within {} of its roster",
+        seconds(*.timeout)
+    )]
+    NoStart { who: String, timeout: Nanos },
+    #[error(
+        "{from} at {} cannot reach {to} at {}: {why}; check that UDP passes between the two",
+        addresses(.from_addresses), addresses(.to_addresses)
+    )]
+    PairNotConnected {
+        from: String,
+        from_addresses: Vec<SocketAddr>,
+        to: String,
+        to_addresses: Vec<SocketAddr>,
+        why: String,
+    },
+}
+
+/// Returns a duration in seconds.
+pub fn seconds(duration: Nanos) -> String {
+    match duration {
+        1_000_000_000 => "1 second".into(),
+        _ => format!("{} seconds", duration as f64 / 1e9),
+    }
+}
+
+fn addresses(addresses: &[SocketAddr]) -> String {
+    let list: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+    if list.is_empty() { "no known address".into() } else { list.join(", ") }
+}

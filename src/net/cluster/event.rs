@@ -1,0 +1,208 @@
+//! Events that a machine is given, and actions that it asks for.
+
+use std::collections::VecDeque;
+use std::fmt;
+
+use core::net::SocketAddr;
+
+use super::error::ClusterError;
+use super::message::{ClusterMsg, Loss, Presence, silent_for};
+use super::roster::Roster;
+use super::text::{WHY_BYTES_MAX, shown_text};
+use potluck_core::{Nanos, NodeRank};
+
+/// Connection, by a number that the driver assigns and never uses again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ConnectionId(pub u64);
+
+/// Attempt to reach a node, by a number that the machine assigns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DialId(pub u64);
+
+impl fmt::Display for ConnectionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "connection {}", self.0)
+    }
+}
+
+/// Event of the network. The driver authenticates connections before it reports them, delivers the
+/// messages of each in order, and closes one whose bytes are no message, which it reports as
+/// closed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A peer opened a connection.
+    Accepted {
+        connection: ConnectionId,
+        address: SocketAddr,
+    },
+    /// A dial of this machine succeeded.
+    Dialed {
+        dial: DialId,
+        connection: ConnectionId,
+        address: SocketAddr,
+    },
+    DialFailed {
+        dial: DialId,
+        why: String,
+        /// True if nobody answered, so that somebody may come later.
+        is_silent: bool,
+    },
+    Received {
+        connection: ConnectionId,
+        message: ClusterMsg,
+    },
+    /// A connection ended. After [`Action::Close`] it may come or not.
+    Closed {
+        connection: ConnectionId,
+        end: ConnectionEnd,
+    },
+}
+
+/// End of a connection that the machine did not close.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ConnectionEnd {
+    /// The peer closed it, with a sentence.
+    Peer(String),
+    /// Nothing came from the peer for this long.
+    Silent(Nanos),
+    /// It broke, for the reason in this sentence.
+    Broken(String),
+}
+
+impl ConnectionEnd {
+    /// Returns the reason of a loss of what was reached by this connection, as a sentence: `link`
+    /// names the connection.
+    pub(super) fn loss(&self, link: &str) -> String {
+        match self {
+            Self::Peer(why) => format!("the peer closed {link}: {why}"),
+            Self::Silent(nanos) => silent_for(*nanos),
+            Self::Broken(why) => format!("{link} closed: {why}"),
+        }
+    }
+}
+
+/// Action for the driver, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    Send {
+        connection: ConnectionId,
+        message: ClusterMsg,
+    },
+    /// Closes a connection behind what was sent; the peer is told why. Nothing that it sends
+    /// afterwards is delivered.
+    Close {
+        connection: ConnectionId,
+        why: String,
+    },
+    /// Tries the addresses, at once or in order.
+    Dial {
+        dial: DialId,
+        node: NodeRank,
+        addresses: Vec<SocketAddr>,
+    },
+    /// Shows who is here, before the start.
+    Show(Presence),
+    /// Shows that a peer was refused; only the first node does.
+    TurnedAway {
+        address: SocketAddr,
+        why: String,
+    },
+    /// Shows that a node went before the start; only the first node does.
+    Departed {
+        host: String,
+        why: String,
+    },
+    /// The run begins. `links` are the connections to all other nodes, except one that closed while
+    /// the start was on its way: then [`Action::Lost`] or [`Action::Left`] follows.
+    Started {
+        roster: Roster,
+        you: NodeRank,
+        links: Vec<(NodeRank, ConnectionId)>,
+    },
+    /// Activity in a heartbeat, of the first node or, there, of all others.
+    Activity {
+        node: NodeRank,
+        activity: Vec<u8>,
+    },
+    /// A node went in order after the start. Whether the run can go on is for the layer above to
+    /// say.
+    Left {
+        node: NodeRank,
+        why: String,
+    },
+    /// The generation is over by this loss; `why` is the sentence. [`Action::Ended`] follows.
+    Lost {
+        loss: Loss,
+        why: String,
+    },
+    /// The machine is over, and its last action.
+    Ended(ClusterEnd),
+}
+
+/// End of a machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ClusterEnd {
+    /// In order, by this node or by the first one, or because all others have left.
+    Left {
+        why: String,
+    },
+    /// The first node does not take this one in, or gives the run up before the start.
+    Refused {
+        why: String,
+    },
+    Lost {
+        loss: Loss,
+        why: String,
+    },
+    Failed(ClusterError),
+}
+
+impl ClusterEnd {
+    /// Returns true if other nodes or the ways to them failed, so that the same may go well later.
+    pub fn is_loss(&self) -> bool {
+        use ClusterError::{FirstNodeLost, NoStart};
+        match self {
+            Self::Lost { .. } => true,
+            Self::Failed(error) => matches!(error, FirstNodeLost { .. } | NoStart { .. }),
+            Self::Left { .. } | Self::Refused { .. } => false,
+        }
+    }
+}
+
+impl fmt::Display for ClusterEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Left { why } | Self::Refused { why } | Self::Lost { why, .. } => f.write_str(why),
+            Self::Failed(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+/// Actions that wait for the driver.
+#[derive(Debug, Default)]
+pub struct Outbox(VecDeque<Action>);
+
+impl Outbox {
+    pub fn push(&mut self, action: Action) {
+        self.0.push_back(action);
+    }
+
+    pub fn send(&mut self, connection: ConnectionId, message: ClusterMsg) {
+        self.push(Action::Send { connection, message });
+    }
+
+    pub fn close(&mut self, connection: ConnectionId, why: &str) {
+        self.push(Action::Close { connection, why: shown_text(why, WHY_BYTES_MAX) });
+    }
+
+    /// Refuses a peer: tells it why and closes its connection.
+    pub fn refuse(&mut self, connection: ConnectionId, why: &str) {
+        let why = shown_text(why, WHY_BYTES_MAX);
+        self.send(connection, ClusterMsg::Refused { why: why.clone() });
+        self.close(connection, &why);
+    }
+
+    pub fn pop(&mut self) -> Option<Action> {
+        self.0.pop_front()
+    }
+}

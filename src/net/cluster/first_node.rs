@@ -1,0 +1,603 @@
+//! State machine of the first node: it takes the others in, numbers them, starts all at the same
+//! time, and names the first loss to all.
+
+mod pairing;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+
+use core::net::SocketAddr;
+
+use super::error::ClusterError;
+use super::event::{Action, ClusterEnd, ConnectionEnd, ConnectionId, Event, Outbox};
+use super::guests::Guests;
+use super::hello::Hello;
+use super::message::{
+    ACTIVITY_BYTES_MAX, ClusterMsg, Loss, MESSAGE_BYTES_MAX, Presence, PresentNode, Welcome,
+    silent_for,
+};
+use super::pulse::Pulse;
+use super::refusal::Refusal;
+use super::roster::Roster;
+use super::text::{WHY_BYTES_MAX, check_name, shown_text};
+use super::{ADDRESSES_MAX, NODE_TIMEOUT_MAX, NODE_TIMEOUT_MIN, NODES_MAX, VERSION_BYTES_MAX};
+use potluck_core::{Generation, Nanos, NodeRank};
+
+/// Bytes of a message about all nodes besides those of the nodes themselves.
+const MESSAGE_HEAD_BYTES: usize = 64;
+
+/// Run that a first node starts.
+#[derive(Clone, Debug)]
+pub struct FirstNodeOptions {
+    /// Name of the run, which no other run has.
+    pub run: String,
+    /// Nodes of the run, the first one included.
+    pub nodes: u32,
+    /// Greeting of the first node itself, with which those of the others are compared.
+    pub hello: Hello,
+    /// Addresses of the first node; may be empty.
+    pub addresses: Vec<SocketAddr>,
+    /// Longest silence of a node.
+    pub node_timeout: Nanos,
+    /// Last generation of the run, 0 at its begin.
+    pub generation: Generation,
+}
+
+/// Node that is here.
+#[derive(Debug)]
+struct Joiner {
+    connection: ConnectionId,
+    /// Address as this node sees it, with the port at which the node listens.
+    address: SocketAddr,
+    hello: Hello,
+    pulse: Pulse,
+    has_left: bool,
+    /// True once its connection has ended: nothing can be sent.
+    is_closed: bool,
+}
+
+#[derive(Debug)]
+enum FirstPhase {
+    Waiting,
+    /// All are here, and these pairs are not connected yet, the lower number first.
+    Pairing {
+        missing: BTreeSet<(NodeRank, NodeRank)>,
+        until: Nanos,
+    },
+    Running,
+    Over,
+}
+
+/// Report that a pair failed. It is a loss once both nodes have shown that they are alive.
+#[derive(Debug)]
+struct Suspicion {
+    from: NodeRank,
+    to: NodeRank,
+    tried: Vec<SocketAddr>,
+    why: String,
+    /// Heartbeats of both at the time of the report.
+    received: (u64, u64),
+}
+
+/// Machine of the first node.
+#[derive(Debug)]
+pub struct FirstNode {
+    options: FirstNodeOptions,
+    /// Generation that is being formed, or that runs.
+    generation: Generation,
+    phase: FirstPhase,
+    roster: Option<Roster>,
+    guests: Guests,
+    /// In the order of arrival: from the roster on, node `n` is at `n - 1`.
+    joiners: Vec<Joiner>,
+    suspicions: Vec<Suspicion>,
+    activity: Vec<u8>,
+    outbox: Outbox,
+}
+
+impl FirstNode {
+    /// Creates a machine that waits for all other nodes. Its first action shows that only this
+    /// node is here.
+    ///
+    /// # Errors
+    /// Returns [`ClusterError`] for values beyond their bounds.
+    pub fn new(options: FirstNodeOptions) -> Result<Self, ClusterError> {
+        let (nodes, timeout) = (options.nodes, options.node_timeout);
+        if !(2..=NODES_MAX).contains(&nodes) {
+            return Err(ClusterError::Nodes { nodes, min: 2, max: NODES_MAX });
+        }
+        let (min, max) = (NODE_TIMEOUT_MIN, NODE_TIMEOUT_MAX);
+        if !(min..=max).contains(&timeout) {
+            return Err(ClusterError::NodeTimeout { timeout, min, max });
+        }
+        options.hello.check()?;
+        check_name("name", &options.run, VERSION_BYTES_MAX).map_err(ClusterError::Run)?;
+        let mut first = Self {
+            generation: Generation(options.generation.0.saturating_add(1)),
+            options,
+            phase: FirstPhase::Waiting,
+            roster: None,
+            guests: Guests::default(),
+            joiners: Vec::new(),
+            suspicions: Vec::new(),
+            activity: Vec::new(),
+            outbox: Outbox::default(),
+        };
+        if !first.has_room_for(None) {
+            return Err(ClusterError::OwnDevices);
+        }
+        first.outbox.push(Action::Show(first.presence()));
+        Ok(first)
+    }
+
+    // ---- Events ----
+
+    /// Takes an event at the time `now`, which never decreases. Everything is ignored once the
+    /// machine is over.
+    ///
+    /// # Errors
+    /// Returns [`ClusterError`] for an event that is not due. What a peer is to blame for also
+    /// closes its connection, except for a message of a generation that is over.
+    pub fn handle(&mut self, now: Nanos, event: Event) -> Result<(), ClusterError> {
+        if self.is_over() {
+            return Ok(());
+        }
+        match event {
+            Event::Accepted { connection, address } => {
+                if self.guests.has(connection) || self.index(connection).is_some() {
+                    return Err(ClusterError::ConnectionTwice { connection });
+                }
+                self.guests.enter(now, connection, address, &mut self.outbox);
+                Ok(())
+            }
+            Event::Dialed { connection, .. } => {
+                self.outbox.close(connection, "the first node dials nobody");
+                Err(ClusterError::UnknownConnection { connection })
+            }
+            Event::DialFailed { .. } => Ok(()),
+            Event::Received { connection, message } => {
+                if self.guests.has(connection) {
+                    return self.greet(now, connection, message);
+                }
+                let Some(index) = self.index(connection) else {
+                    return Err(ClusterError::UnknownConnection { connection });
+                };
+                self.joiners[index].pulse.heard(now);
+                let received = self.receive(index, message);
+                if let Err(error) = &received {
+                    self.blame(index, error);
+                }
+                received
+            }
+            Event::Closed { connection, end } => {
+                self.guests.leave(connection);
+                if let Some(index) = self.index(connection) {
+                    self.joiners[index].is_closed = true;
+                    let why = match end {
+                        // Heartbeats are what measures the silence of a node.
+                        ConnectionEnd::Silent(_) => silent_for(self.options.node_timeout),
+                        end => end.loss("its link"),
+                    };
+                    self.depart(index, &why);
+                    self.end_if_all_left();
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Returns the next action, if there is one.
+    pub fn poll_action(&mut self) -> Option<Action> {
+        self.outbox.pop()
+    }
+
+    /// Sets what the next heartbeats say of this node's progress.
+    ///
+    /// # Errors
+    /// Returns [`ClusterError`] for more than [`ACTIVITY_BYTES_MAX`] bytes.
+    pub fn set_activity(&mut self, activity: Vec<u8>) -> Result<(), ClusterError> {
+        let (bytes, max) = (activity.len(), ACTIVITY_BYTES_MAX);
+        if bytes > max {
+            return Err(ClusterError::Activity { bytes, max });
+        }
+        self.activity = activity;
+        Ok(())
+    }
+
+    /// Ends the run for all in order, before or after its start.
+    pub fn leave(&mut self, why: &str) {
+        if self.is_over() {
+            return;
+        }
+        let why = shown_text(why, WHY_BYTES_MAX);
+        self.send_to_all(|_| ClusterMsg::Leave { why: why.clone() });
+        self.end(ClusterEnd::Left { why });
+    }
+
+    /// Ends the generation because the layer above gives a node up, by its activity for example.
+    ///
+    /// # Errors
+    /// Returns [`ClusterError`] for a node that is not one of the others in a running cluster.
+    pub fn give_up_node(&mut self, node: NodeRank, why: &str) -> Result<(), ClusterError> {
+        let others = (1..=self.joiners.len() as u32).contains(&node.0);
+        if !others || !matches!(self.phase, FirstPhase::Running) {
+            return Err(ClusterError::UnknownNode { who: "the first node".into(), node });
+        }
+        self.lose(Loss::Node { node, why: shown_text(why, WHY_BYTES_MAX) });
+        Ok(())
+    }
+
+    pub fn is_over(&self) -> bool {
+        matches!(self.phase, FirstPhase::Over)
+    }
+
+    // ---- Waiting for people ----
+
+    /// Takes the first message on a connection, which is to be a hello.
+    fn greet(
+        &mut self,
+        now: Nanos,
+        connection: ConnectionId,
+        message: ClusterMsg,
+    ) -> Result<(), ClusterError> {
+        let Some(address) = self.guests.leave(connection) else { return Ok(()) };
+        let name = message.name();
+        let refusal = match message {
+            ClusterMsg::Hello(hello) => match self.accept(address, &hello) {
+                Ok(()) => {
+                    self.take_in(now, connection, address, hello);
+                    return Ok(());
+                }
+                Err(refusal) => refusal,
+            },
+            ClusterMsg::Leave { .. } => {
+                self.outbox.close(connection, "it leaves");
+                return Ok(());
+            }
+            other => match other.generation() {
+                Some(found) if found < self.generation => {
+                    let current = self.generation;
+                    Refusal::OverGeneration { address, message: name, found, current }
+                }
+                _ => Refusal::NoHello { address, message: name },
+            },
+        };
+        let why = refusal.to_string();
+        self.outbox.refuse(connection, &why);
+        self.outbox.push(Action::TurnedAway { address, why });
+        Err(refusal.into())
+    }
+
+    fn accept(&self, address: SocketAddr, hello: &Hello) -> Result<(), Refusal> {
+        hello.check().map_err(|error| Refusal::Hello { address, error })?;
+        self.options.hello.accept(&self.options.run, hello)?;
+        let host = hello.host.clone();
+        match self.phase {
+            FirstPhase::Waiting if self.has_room_for(Some(hello)) => Ok(()),
+            FirstPhase::Waiting => {
+                Err(Refusal::RosterTooLong { host, devices: hello.devices.len() })
+            }
+            FirstPhase::Pairing { .. } => Err(Refusal::Full { hosts: self.hosts() }),
+            FirstPhase::Running | FirstPhase::Over => {
+                Err(Refusal::TooLate { host, hosts: self.hosts() })
+            }
+        }
+    }
+
+    fn take_in(
+        &mut self,
+        now: Nanos,
+        connection: ConnectionId,
+        mut address: SocketAddr,
+        hello: Hello,
+    ) {
+        address.set_ip(address.ip().to_canonical());
+        address.set_port(hello.port);
+        let node_timeout = self.options.node_timeout;
+        let welcome = Welcome {
+            run: self.options.run.clone(),
+            host: self.options.hello.host.clone(),
+            nodes: self.options.nodes,
+            generation: self.generation,
+            node_timeout,
+        };
+        self.outbox.send(connection, ClusterMsg::Welcome(welcome));
+        let pulse = Pulse::new(node_timeout, now);
+        self.joiners.push(Joiner {
+            connection,
+            address,
+            hello,
+            pulse,
+            has_left: false,
+            is_closed: false,
+        });
+        self.announce_presence();
+        if self.presence().missing() == 0 {
+            self.announce_roster(now);
+        }
+    }
+
+    /// Shows who is here, and tells all who wait.
+    fn announce_presence(&mut self) {
+        let (generation, presence) = (self.generation, self.presence());
+        self.send_to_all(|_| ClusterMsg::Present { generation, presence: presence.clone() });
+        self.outbox.push(Action::Show(presence));
+    }
+
+    fn presence(&self) -> Presence {
+        let node = |hello: &Hello| PresentNode {
+            host: hello.host.clone(),
+            devices: hello.devices.clone(),
+        };
+        Presence { expected: self.options.nodes, here: self.greetings().map(node).collect() }
+    }
+
+    fn greetings(&self) -> impl Iterator<Item = &Hello> {
+        std::iter::once(&self.options.hello).chain(self.joiners.iter().map(|joiner| &joiner.hello))
+    }
+
+    fn hosts(&self) -> Vec<String> {
+        self.greetings().map(|hello| hello.host.clone()).collect()
+    }
+
+    /// Returns true if messages about all nodes and one more are short enough. Addresses and the
+    /// lengths of texts and lists are counted with the most bytes that they may have.
+    fn has_room_for(&self, newcomer: Option<&Hello>) -> bool {
+        let bytes = |hello: &Hello| {
+            let devices = hello.devices.iter();
+            let named: usize = devices.map(|of| of.name.len() + of.kind.len() + 4).sum();
+            hello.host.len() + named + 16 + 24 * self.addresses_max()
+        };
+        let all = self.greetings().chain(newcomer).map(bytes).sum::<usize>();
+        all + MESSAGE_HEAD_BYTES <= MESSAGE_BYTES_MAX
+    }
+
+    fn addresses_max(&self) -> usize {
+        self.options.addresses.len().clamp(1, ADDRESSES_MAX)
+    }
+
+    // ---- Messages of nodes that are here ----
+
+    fn receive(&mut self, index: usize, message: ClusterMsg) -> Result<(), ClusterError> {
+        let from = NodeRank(index as u32 + 1);
+        if self.joiners[index].has_left {
+            return Err(self.unexpected(from, &message));
+        }
+        if let ClusterMsg::Heartbeat { sequence, .. } = &message {
+            let received = self.joiners[index].pulse.receive(*sequence);
+            received.map_err(|expected| {
+                let who = self.name(from);
+                ClusterError::Sequence { who, found: *sequence, expected }
+            })?;
+        }
+        self.check_generation(from, &message)?;
+        match message {
+            ClusterMsg::Hello(hello) => {
+                let before = self.joiners[index].hello.host.clone();
+                Err(Refusal::SecondHello { host: hello.host, before }.into())
+            }
+            ClusterMsg::Leave { why } => {
+                self.leave_of(index, why);
+                Ok(())
+            }
+            ClusterMsg::Heartbeat { activity, .. } => {
+                if matches!(self.phase, FirstPhase::Running) {
+                    self.outbox.push(Action::Activity { node: from, activity });
+                }
+                self.settle_suspicions();
+                Ok(())
+            }
+            ClusterMsg::PairConnected { peer, .. } => self.connect(from, peer),
+            ClusterMsg::PairFailed { peer, tried, why, .. }
+                if !matches!(self.phase, FirstPhase::Waiting) =>
+            {
+                self.suspect(from, peer, tried, why)
+            }
+            other => Err(self.unexpected(from, &other)),
+        }
+    }
+
+    fn check_generation(&self, from: NodeRank, message: &ClusterMsg) -> Result<(), ClusterError> {
+        let (current, name) = (self.generation, message.name());
+        match message.generation() {
+            Some(found) if found < current => {
+                let who = self.name(from);
+                Err(ClusterError::OverGeneration { who, message: name, found, current })
+            }
+            Some(found) if found > current => {
+                let who = self.name(from);
+                Err(ClusterError::LaterGeneration { who, message: name, found, current })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn unexpected(&self, from: NodeRank, message: &ClusterMsg) -> ClusterError {
+        let phase = match self.phase {
+            FirstPhase::Waiting => "while others are awaited",
+            FirstPhase::Pairing { .. } => "while pairs connect",
+            FirstPhase::Running | FirstPhase::Over => "to the first node of a running cluster",
+        };
+        ClusterError::Unexpected { who: self.name(from), message: message.name(), phase }
+    }
+
+    /// Closes the connection of a node that broke the protocol. One that does not know yet that a
+    /// generation is over did not.
+    fn blame(&mut self, index: usize, error: &ClusterError) {
+        let joiner = &self.joiners[index];
+        if matches!(error, ClusterError::OverGeneration { .. }) || joiner.has_left {
+            return;
+        }
+        let why = error.to_string();
+        match self.phase {
+            FirstPhase::Running => {}
+            _ => self.outbox.refuse(joiner.connection, &why),
+        }
+        if let ClusterError::Refused(_) = error {
+            let address = joiner.address;
+            self.outbox.push(Action::TurnedAway { address, why: why.clone() });
+        }
+        self.depart(index, &format!("it broke the protocol: {why}"));
+    }
+
+    // ---- Departures ----
+
+    /// Takes the orderly leave of a node: before the start its place is free again, after it the
+    /// others are told.
+    fn leave_of(&mut self, index: usize, why: String) {
+        if !matches!(self.phase, FirstPhase::Running) {
+            self.outbox.close(self.joiners[index].connection, "it leaves");
+            return self.depart(index, &format!("it left: {why}"));
+        }
+        let (generation, node) = (self.generation, NodeRank(index as u32 + 1));
+        self.joiners[index].has_left = true;
+        self.suspicions.retain(|of| of.from != node && of.to != node);
+        self.send_to_all(|_| ClusterMsg::Left { generation, node, why: why.clone() });
+        self.outbox.push(Action::Left { node, why });
+        self.end_if_all_left();
+    }
+
+    /// Ends the run once all others have left and have closed their links, behind all that they
+    /// have sent.
+    fn end_if_all_left(&mut self) {
+        let is_gone = |joiner: &Joiner| joiner.has_left && joiner.is_closed;
+        if matches!(self.phase, FirstPhase::Running) && self.joiners.iter().all(is_gone) {
+            self.end(ClusterEnd::Left { why: "all other nodes have left".into() });
+        }
+    }
+
+    /// Takes the departure of a node that is closed already: before the start its place is free
+    /// again, after it it is a loss.
+    fn depart(&mut self, index: usize, why: &str) {
+        let why = shown_text(why, WHY_BYTES_MAX);
+        if matches!(self.phase, FirstPhase::Running) {
+            if !self.joiners[index].has_left {
+                self.lose(Loss::Node { node: NodeRank(index as u32 + 1), why });
+            }
+            return;
+        }
+        let joiner = self.joiners.remove(index);
+        self.outbox.push(Action::Departed { host: joiner.hello.host, why });
+        if matches!(self.phase, FirstPhase::Pairing { .. }) {
+            self.generation = Generation(self.generation.0.saturating_add(1));
+            self.phase = FirstPhase::Waiting;
+            self.roster = None;
+            self.suspicions.clear();
+        }
+        self.announce_presence();
+    }
+
+    /// Ends the generation by a loss, and names it to all, the lost node included.
+    fn lose(&mut self, loss: Loss) {
+        let generation = self.generation;
+        self.send_to_all(|_| ClusterMsg::Lost { generation, loss: loss.clone() });
+        let sentence = self.roster.as_ref().map(|roster| loss.sentence(roster));
+        let why = sentence.unwrap_or_default();
+        self.outbox.push(Action::Lost { loss: loss.clone(), why: why.clone() });
+        self.end(ClusterEnd::Lost { loss, why });
+    }
+
+    fn end(&mut self, end: ClusterEnd) {
+        let why = end.to_string();
+        self.guests.close_all(&why, &mut self.outbox);
+        for joiner in std::mem::take(&mut self.joiners) {
+            if !joiner.is_closed {
+                self.outbox.close(joiner.connection, &why);
+            }
+        }
+        self.suspicions.clear();
+        self.phase = FirstPhase::Over;
+        self.outbox.push(Action::Ended(end));
+    }
+
+    // ---- Deadlines ----
+
+    /// Returns the time at which the caller calls [`FirstNode::handle_timeout`] next; `None` while
+    /// only people are awaited, and once the machine is over.
+    pub fn poll_timeout(&self) -> Option<Nanos> {
+        if self.is_over() {
+            return None;
+        }
+        let open = self.joiners.iter().filter(|joiner| !joiner.is_closed);
+        let deadline = |joiner: &Joiner| {
+            if joiner.has_left { joiner.pulse.silent_at() } else { joiner.pulse.deadline() }
+        };
+        let pulses = open.map(deadline).min();
+        let pairing = match self.phase {
+            FirstPhase::Pairing { until, .. } => Some(until),
+            _ => None,
+        };
+        [self.guests.deadline(), pulses, pairing].into_iter().flatten().min()
+    }
+
+    /// Does what is due at the time `now`. The caller hands over what has arrived until then
+    /// first.
+    pub fn handle_timeout(&mut self, now: Nanos) {
+        if self.is_over() {
+            return;
+        }
+        self.guests.handle_timeout(now, &mut self.outbox);
+        self.close_after_leaves(now);
+        if self.is_over() {
+            return;
+        }
+        let is_silent = |joiner: &Joiner| !joiner.has_left && joiner.pulse.is_silent(now);
+        while let Some(index) = self.joiners.iter().position(is_silent) {
+            let why = silent_for(self.options.node_timeout);
+            if !matches!(self.phase, FirstPhase::Running) {
+                self.outbox.close(self.joiners[index].connection, &why);
+            }
+            self.depart(index, &why);
+        }
+        if matches!(self.phase, FirstPhase::Pairing { until, .. } if now >= until) {
+            return self.expire_pairs();
+        }
+        let generation = self.generation;
+        for joiner in self.joiners.iter_mut().filter(|joiner| !joiner.has_left) {
+            if let Some(sequence) = joiner.pulse.beat(now) {
+                let activity = self.activity.clone();
+                let message = ClusterMsg::Heartbeat { generation, sequence, activity };
+                self.outbox.send(joiner.connection, message);
+            }
+        }
+    }
+
+    /// Closes the links to nodes that have left and have not closed them in time.
+    fn close_after_leaves(&mut self, now: Nanos) {
+        let is_late = |joiner: &&mut Joiner| {
+            joiner.has_left && !joiner.is_closed && joiner.pulse.is_silent(now)
+        };
+        for joiner in self.joiners.iter_mut().filter(is_late) {
+            joiner.is_closed = true;
+            self.outbox.close(joiner.connection, "it has left");
+        }
+        self.end_if_all_left();
+    }
+
+    // ---- Helpers ----
+
+    fn index(&self, connection: ConnectionId) -> Option<usize> {
+        self.joiners.iter().position(|joiner| joiner.connection == connection)
+    }
+
+    /// Returns a node with its host; only its host before the roster gives it its number.
+    fn name(&self, node: NodeRank) -> String {
+        match (&self.roster, node.index().checked_sub(1)) {
+            (Some(roster), _) => roster.name(node),
+            (None, Some(index)) if index < self.joiners.len() => {
+                self.joiners[index].hello.host.clone()
+            }
+            _ => node.to_string(),
+        }
+    }
+
+    /// Sends a message to all nodes that have not left, made for each of them.
+    fn send_to_all(&mut self, message: impl Fn(NodeRank) -> ClusterMsg) {
+        for (node, joiner) in (1..).map(NodeRank).zip(&self.joiners) {
+            if !joiner.has_left && !joiner.is_closed {
+                self.outbox.send(joiner.connection, message(node));
+            }
+        }
+    }
+}

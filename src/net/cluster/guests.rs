@@ -1,0 +1,66 @@
+//! Connections whose peers have not yet said what they are here for: bounded in number and time.
+
+use std::collections::BTreeMap;
+
+use core::net::SocketAddr;
+
+use super::REPLY_TIMEOUT;
+use super::error::seconds;
+use super::event::{ConnectionId, Outbox};
+use potluck_core::Nanos;
+
+/// Most connections whose peers have said nothing yet.
+pub const GUESTS_MAX: usize = 64;
+
+/// Peers that have connected and said nothing yet.
+#[derive(Debug, Default)]
+pub struct Guests(BTreeMap<ConnectionId, (SocketAddr, Nanos)>);
+
+impl Guests {
+    /// Takes a connection in until its first message, or closes it if there are too many.
+    pub fn enter(
+        &mut self,
+        now: Nanos,
+        connection: ConnectionId,
+        address: SocketAddr,
+        outbox: &mut Outbox,
+    ) {
+        if self.0.len() >= GUESTS_MAX {
+            let why = format!("{GUESTS_MAX} connections have said nothing yet: try again later");
+            return outbox.close(connection, &why);
+        }
+        self.0.insert(connection, (address, now.saturating_add(REPLY_TIMEOUT)));
+    }
+
+    pub fn has(&self, connection: ConnectionId) -> bool {
+        self.0.contains_key(&connection)
+    }
+
+    /// Removes a connection and returns the address of its peer.
+    pub fn leave(&mut self, connection: ConnectionId) -> Option<SocketAddr> {
+        self.0.remove(&connection).map(|(address, _)| address)
+    }
+
+    /// Closes connections that have said nothing for too long.
+    pub fn handle_timeout(&mut self, now: Nanos, outbox: &mut Outbox) {
+        let late: Vec<ConnectionId> =
+            self.0.iter().filter(|(_, (_, until))| now >= *until).map(|(&id, _)| id).collect();
+        for connection in late {
+            self.0.remove(&connection);
+            let why = format!("no message came within {}", seconds(REPLY_TIMEOUT));
+            outbox.close(connection, &why);
+        }
+    }
+
+    /// Returns the next time at which a connection is closed.
+    pub fn deadline(&self) -> Option<Nanos> {
+        self.0.values().map(|&(_, until)| until).min()
+    }
+
+    /// Closes all connections.
+    pub fn close_all(&mut self, why: &str, outbox: &mut Outbox) {
+        for connection in std::mem::take(&mut self.0).into_keys() {
+            outbox.close(connection, why);
+        }
+    }
+}

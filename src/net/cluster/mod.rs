@@ -1,0 +1,74 @@
+//! Nodes of a run over several machines: how they find together, number themselves, begin at the
+//! same time and notice the loss of one. State machines without IO and clock; time is an argument,
+//! connections are numbers, and the driver moves the messages.
+//!
+//! A [`FirstNode`] waits until all nodes are here. Each of the others is a [`JoiningNode`], which
+//! dials the first one:
+//!
+//! ```text
+//! JoiningNode                      FirstNode                       phase
+//!     Hello  ------------------------>  |                          waiting for people, no deadline
+//!       <------------ Welcome, Present  | (Present again whenever somebody comes or goes)
+//!       <------------------- Roster  -- | all are here: numbers, addresses, the next generation
+//!     PairConnected 0  -------------->  |                          connecting pairs, 5 seconds
+//!     Pair <-> Pair between joined nodes; the lower number dials and reports
+//!     PairConnected 2  -------------->  |
+//!       <-------------------- Start  -- | every pair is connected  running
+//!     Heartbeat <------------------> Heartbeat, from the welcome on
+//!       <------- Lost, Left, Leave -- / | Leave, PairFailed
+//! ```
+//!
+//! Numbers are given with the roster only, in the order of arrival of those who are here then. So a
+//! node that goes before the start frees its place and changes nobody's number; if it goes while
+//! pairs connect, that generation is over, and all wait again for the next one.
+//!
+//! The first loss after the start ends the generation for all: the first node names it to all
+//! others, once.
+
+mod error;
+mod event;
+mod first_node;
+mod guests;
+mod hello;
+mod joining_node;
+mod message;
+mod pairs;
+mod pulse;
+mod refusal;
+mod roster;
+#[cfg(test)]
+mod testing;
+mod text;
+
+pub use error::{ClusterError, seconds};
+pub use event::{Action, ClusterEnd, ConnectionEnd, ConnectionId, DialId, Event};
+pub use first_node::{FirstNode, FirstNodeOptions};
+pub use guests::GUESTS_MAX;
+pub use hello::{
+    DEVICE_BYTES_MAX, DEVICES_MAX, HOST_BYTES_MAX, Hello, HelloError, NodeDevice, PROTOCOL,
+    VERSION_BYTES_MAX,
+};
+pub use joining_node::{JoiningNode, JoiningNodeOptions};
+pub use message::{
+    ACTIVITY_BYTES_MAX, ClusterMsg, Loss, MESSAGE_BYTES_MAX, MessageError, Presence, PresentNode,
+    Welcome,
+};
+pub use pulse::heartbeat_interval;
+pub use refusal::Refusal;
+pub use roster::{ADDRESSES_MAX, Roster, RosterError, RosterNode};
+pub use text::{SENTENCE_BYTES_MAX, TextError, WHY_BYTES_MAX, shown_text};
+
+use potluck_core::Nanos;
+
+/// Most nodes of a run.
+pub const NODES_MAX: u32 = 64;
+/// Bounds of the longest silence of a node.
+pub const NODE_TIMEOUT_MIN: Nanos = 100_000_000;
+pub const NODE_TIMEOUT_MAX: Nanos = 3_600_000_000_000;
+/// Longest time until a machine answers: a dial, a hello, the opening of a pair.
+pub const REPLY_TIMEOUT: Nanos = 5_000_000_000;
+/// Longest time from the roster to the start: the dials of all pairs, and their reports.
+pub const PAIRING_TIMEOUT: Nanos = 8_000_000_000;
+/// Longest time for which a joining node waits for the start, so that the first node, which knows
+/// more, speaks first.
+pub const START_TIMEOUT: Nanos = 12_000_000_000;

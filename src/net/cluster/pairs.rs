@@ -1,0 +1,73 @@
+//! Links of a joined node to the other joined nodes.
+
+use core::net::SocketAddr;
+
+use super::event::{ConnectionId, DialId};
+use potluck_core::NodeRank;
+
+/// State of a link to another joined node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PairState {
+    Dialing(DialId),
+    /// The pair is opened, and the answer awaited.
+    Opening(ConnectionId),
+    /// The other node is to dial.
+    Awaited,
+    Connected(ConnectionId),
+    /// It failed, which was reported.
+    Failed,
+    /// The other node has left in order.
+    Left,
+}
+
+/// Link to another joined node.
+#[derive(Debug)]
+pub struct PairLink {
+    pub node: NodeRank,
+    pub state: PairState,
+    /// Addresses that were dialed.
+    pub tried: Vec<SocketAddr>,
+}
+
+impl PairLink {
+    /// Returns the open connection, if there is one.
+    pub fn connection(&self) -> Option<ConnectionId> {
+        match self.state {
+            PairState::Opening(connection) | PairState::Connected(connection) => Some(connection),
+            _ => None,
+        }
+    }
+}
+
+/// Returns the addresses at which a node is dialed by one that reached the first node at `first`.
+/// A node on the machine of the first one is seen there at a loopback address; from elsewhere it is
+/// at the address of that machine.
+pub fn addresses_to_dial(first: SocketAddr, known: &[SocketAddr]) -> Vec<SocketAddr> {
+    let first = first.ip().to_canonical();
+    let mut dialed = Vec::new();
+    for &(mut address) in known {
+        if address.ip().to_canonical().is_loopback() && !first.is_loopback() {
+            address.set_ip(first);
+        }
+        if !dialed.contains(&address) {
+            dialed.push(address);
+        }
+    }
+    dialed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_beside_the_first_one_is_dialed_at_the_machine_of_the_first_one() {
+        let parse = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let known = ["127.0.0.1:7001", "10.0.0.5:7001"].map(parse);
+        let remote = addresses_to_dial(parse("10.0.0.1:7000"), &known);
+        assert_eq!(remote, ["10.0.0.1:7001", "10.0.0.5:7001"].map(parse));
+        assert_eq!(addresses_to_dial(parse("127.0.0.1:7000"), &known), known);
+        let mapped = addresses_to_dial(parse("[::ffff:10.0.0.1]:7000"), &[parse("[::1]:7001")]);
+        assert_eq!(mapped, [parse("10.0.0.1:7001")]);
+    }
+}

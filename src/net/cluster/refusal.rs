@@ -1,0 +1,78 @@
+//! Reasons for which a node is not taken in.
+
+use core::net::SocketAddr;
+
+use super::hello::HelloError;
+use super::message::MESSAGE_BYTES_MAX;
+use potluck_core::Generation;
+use potluck_core::format::counted;
+
+/// Reason for which a node is not taken in, as a sentence that goes to it. Pairs are of the node
+/// and of the one that refuses it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    #[error(
+        "{} speaks protocol {theirs} of potluck and {} protocol {own}: install the same version \
+         on both", .hosts.0, .hosts.1
+    )]
+    Protocol { hosts: (String, String), theirs: u32, own: u32 },
+    #[error(
+        "{} has potluck {} and {} potluck {}: {}",
+        .hosts.0, .values.0, .hosts.1, .values.1, advice(.values, &.hosts.1)
+    )]
+    Version { hosts: (String, String), values: (String, String) },
+    #[error(
+        "{} has the build {} of potluck and {} the build {}: install the same build on both",
+        .hosts.0, .values.0, .hosts.1, .values.1
+    )]
+    Build { hosts: (String, String), values: (String, String) },
+    #[error(
+        "{0} asks for the run {1}, and the run of {2} is {3}: join the node that started {1}",
+        .hosts.0, .values.0, .hosts.1, .values.1
+    )]
+    Run { hosts: (String, String), values: (String, String) },
+    #[error("this run is of {}, and all are here: {}", nodes(.hosts), .hosts.join(", "))]
+    Full { hosts: Vec<String> },
+    #[error(
+        "{host} comes too late: this run has started with its {}, {}",
+        nodes(.hosts), .hosts.join(", ")
+    )]
+    TooLate { host: String, hosts: Vec<String> },
+    #[error("{host} said hello on this connection before, as {before}")]
+    SecondHello { host: String, before: String },
+    #[error("the greeting of {address} is refused: {error}")]
+    Hello { address: SocketAddr, error: HelloError },
+    #[error(
+        "the list of all devices would have more than {MESSAGE_BYTES_MAX} bytes with the {} of \
+         {host}: bring fewer", counted(*.devices, "device", "devices")
+    )]
+    RosterTooLong { host: String, devices: usize },
+    #[error("{host} is not the first node of its run, which is at {first}: join that address")]
+    NotFirst { host: String, first: SocketAddr },
+    #[error("{address} begins with {message} where a hello is expected")]
+    NoHello { address: SocketAddr, message: &'static str },
+    #[error(
+        "{address} sends {message} of {found}, which is over; {current} is the present one: join \
+         anew"
+    )]
+    OverGeneration {
+        address: SocketAddr,
+        message: &'static str,
+        found: Generation,
+        current: Generation,
+    },
+}
+
+/// Returns what to do about other versions, behind which may stand what a node is there for.
+fn advice((theirs, own): &(String, String), first: &str) -> String {
+    let number = |version: &str| version.split(' ').next().map(str::to_owned);
+    if number(theirs) == number(own) {
+        format!("join with the command that {first} shows")
+    } else {
+        "install the same version on both".into()
+    }
+}
+
+fn nodes(hosts: &[String]) -> String {
+    counted(hosts.len(), "node", "nodes")
+}

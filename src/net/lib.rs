@@ -1,0 +1,37 @@
+//! Authenticated links between the nodes of a run: QUIC (RFC 9000) with mutual TLS 1.3, over one
+//! UDP socket per process.
+//!
+//! Whoever knows the [`Secret`] is a node. An [`Endpoint`] dials and accepts; a [`PendingPeer`] is
+//! authenticated and has sent its greeting (hello), and becomes a [`Link`] or is refused. The room
+//! knows bytes and addresses, and nothing about runs; it is the only one with asynchronous code,
+//! whose threads call a [`Receiver`] back.
+
+#[cfg(test)]
+mod attacks_by_nodes;
+#[cfg(test)]
+mod attacks_by_strangers;
+#[doc(hidden)]
+pub mod bench;
+pub mod cluster;
+mod code;
+mod endpoint;
+mod error;
+mod gate;
+mod identity;
+mod link;
+pub mod nodes;
+mod reading;
+mod secret;
+mod send_queue;
+#[cfg(test)]
+mod test_peer;
+mod transport;
+mod wire;
+mod writing;
+
+pub use endpoint::{Endpoint, EndpointOptions, PendingPeer};
+pub use error::{CloseReason, NetError};
+pub use gate::RefusedPeer;
+pub use link::{Landing, Link, Payload, Receiver};
+pub use secret::{Secret, SecretError};
+pub use wire::{CONTROL_MAX, HELLO_MAX, PAYLOAD_MAX, TAG_BYTES};

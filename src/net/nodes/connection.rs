@@ -1,0 +1,569 @@
+//! Connection to another node: messages of any length, and frames of values, over one link.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+
+use crate::cluster::{ClusterMsg, ConnectionId};
+use crate::{
+    CONTROL_MAX, CloseReason, Landing, Link, PAYLOAD_MAX, Payload, PendingPeer, Receiver, TAG_BYTES,
+};
+use potluck_parallel::comm::{
+    Carrier, Closed, FrameHeader, FrameValues, PacketLink, PacketValues, PooledBuffer,
+};
+
+/// First byte of a control message: a message of `cluster`, a message of the layer above, or one
+/// that is in blobs.
+const CLUSTER: u8 = 0;
+const WHOLE: u8 = 1;
+const IN_BLOBS: u8 = 2;
+
+/// Most bytes of a message, over all of its blobs.
+const MESSAGE_MAX: usize = 16 << 30;
+/// Most blobs of messages that have not been announced yet, and most messages that wait.
+const BLOBS_MAX: usize = 1024;
+const WAITING_MAX: usize = 4096;
+/// Most messages of the cluster that wait for its thread, per link: all links together cannot fill
+/// its mailbox.
+const CLUSTER_WAITING_MAX: usize = 512;
+
+/// Event of a link, for the thread of the cluster.
+pub enum LinkEvent {
+    Message(ConnectionId, ClusterMsg, WaitingPlace),
+    Closed(ConnectionId, CloseReason),
+}
+
+/// Place of a message that waits for the cluster's thread; dropped, it is free.
+pub struct WaitingPlace(Arc<AtomicUsize>);
+
+impl WaitingPlace {
+    /// Takes a place, if there is one.
+    fn take(taken: &Arc<AtomicUsize>) -> Option<Self> {
+        let place = Self(taken.clone());
+        if taken.fetch_add(1, Ordering::Relaxed) < CLUSTER_WAITING_MAX { Some(place) } else { None }
+    }
+}
+
+impl Drop for WaitingPlace {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Receiver of the messages of a peer; an error closes the link.
+pub type MessageReceiver = Arc<dyn Fn(Vec<u8>) -> Result<(), String> + Send + Sync>;
+
+/// Receiver of values that come from a peer. Called on the threads of the network, which must not
+/// wait for long.
+pub trait ValueReceiver: Send + Sync {
+    /// Gives the place of values; an error closes the link.
+    ///
+    /// # Errors
+    /// Returns what is wrong with them.
+    fn landing(&self, tag: &[u8; TAG_BYTES], bytes: usize) -> Result<Box<dyn Landing>, String>;
+
+    /// Takes the end of the link: called once, after everything else.
+    fn closed(&self);
+}
+
+/// Receiver of the frames of values that come for the ranks of this node.
+pub trait ReceiveFrames: Send + Sync {
+    /// Returns true for a frame of a group of ranks before this one.
+    fn is_late(&self, header: &FrameHeader) -> bool;
+
+    /// Returns a buffer for the values of a frame, which has `bytes` bytes of them.
+    ///
+    /// # Errors
+    /// Returns what is wrong with a frame that is for no rank of this process, or whose length is
+    /// not possible for what it holds.
+    fn buffer(&self, header: &FrameHeader, bytes: usize) -> Result<PooledBuffer, String>;
+
+    /// Puts a frame into the mailbox of its rank. A mailbox that is closed loses it.
+    fn deliver(&self, header: FrameHeader, values: PooledBuffer);
+}
+
+/// Receiver of frames that come from other nodes, replaced with each group of ranks.
+pub type FrameReceiver = Arc<Mutex<Option<Arc<dyn ReceiveFrames>>>>;
+
+/// Connection to another node.
+pub trait NodeConnection: Send + Sync {
+    /// Sends a message of any length; never blocks. Messages arrive in order.
+    ///
+    /// # Errors
+    /// Returns the reason with which the connection is closed.
+    fn send(&self, message: Vec<u8>) -> Result<(), Closed>;
+
+    /// Returns the connection as one for values of ranks.
+    fn carrier(&self) -> Arc<dyn Carrier>;
+
+    /// Returns the bytes that have arrived of long messages, also of those that are not complete.
+    fn arrived(&self) -> u64;
+}
+
+/// Link to another node.
+pub struct NodeLink {
+    link: Link,
+    incoming: Arc<LinkReceiver>,
+    /// Number of the next blob; held while a message is queued, so that messages keep their order.
+    next_blob: Mutex<u64>,
+}
+
+/// Receiving side of a link.
+struct LinkReceiver {
+    connection: ConnectionId,
+    events: Box<dyn Fn(LinkEvent) + Send + Sync>,
+    frames: FrameReceiver,
+    /// True once the peer is a node of the run. Before, only messages of the cluster are taken:
+    /// whoever knows the code can open a link.
+    is_of_run: AtomicBool,
+    /// Messages that wait for the cluster's thread.
+    cluster_waiting: Arc<AtomicUsize>,
+    messages: Mutex<Messages>,
+    /// Set when the link is given to the layer above.
+    receiver: OnceLock<MessageReceiver>,
+    /// Takes all values in place of `frames`, once there is one.
+    values: RwLock<SetReceiver>,
+}
+
+#[derive(Default)]
+struct SetReceiver {
+    receiver: Option<Arc<dyn ValueReceiver>>,
+    is_closed: bool,
+}
+
+#[derive(Default)]
+struct Messages {
+    /// Messages that wait for their blobs, for those before them, or for the receiver.
+    waiting: VecDeque<WaitingMessage>,
+    blobs: HashMap<u64, Vec<u8>>,
+}
+
+/// Message whose bytes may not all be here.
+enum WaitingMessage {
+    Whole(Vec<u8>),
+    InBlobs { first: u64, count: u64 },
+}
+
+impl NodeLink {
+    /// Accepts a peer. What `events` is called with comes from threads of the network.
+    pub fn open(
+        pending: PendingPeer,
+        connection: ConnectionId,
+        frames: FrameReceiver,
+        events: Box<dyn Fn(LinkEvent) + Send + Sync>,
+    ) -> Self {
+        let incoming = Arc::new(LinkReceiver::new(connection, frames, events));
+        Self { link: pending.open(incoming.clone()), incoming, next_blob: Mutex::new(0) }
+    }
+
+    /// Takes messages and values of the run from now on.
+    pub fn admit(&self) {
+        self.incoming.is_of_run.store(true, Ordering::SeqCst);
+    }
+
+    /// Sets the receiver of messages, which first gets those that have come before. If it refuses
+    /// one of them, the link is closed, as for one that comes later.
+    pub fn receive_with(&self, receiver: MessageReceiver) {
+        // Set once, by the thread that starts the run.
+        let _ = self.incoming.receiver.set(receiver);
+        let delivered = self.incoming.deliver(&mut self.incoming.lock());
+        if let Err(why) = delivered {
+            self.link.close(&why);
+        }
+    }
+
+    /// Sets the receiver of all values that come from now on, in place of the one before; a link
+    /// that has ended is reported to it at once.
+    pub fn receive_values_with(&self, receiver: Arc<dyn ValueReceiver>) {
+        self.incoming.set_values(receiver);
+    }
+
+    /// Sends bytes to the peer's receiver of values; waits while the queue of the link is full.
+    ///
+    /// # Errors
+    /// Returns the reason of a closed link.
+    pub fn send_values(&self, tag: [u8; TAG_BYTES], values: Payload) -> Result<(), Closed> {
+        self.link.send_data(tag, values)
+    }
+
+    /// Returns the link as one for the packets of a process group.
+    pub fn packets(&self) -> Arc<dyn PacketLink> {
+        Arc::new(LinkCarrier(self.link.clone()))
+    }
+
+    /// Sends a message of the cluster.
+    ///
+    /// # Errors
+    /// Returns the reason with which the link is closed.
+    pub fn send_cluster(&self, message: &ClusterMsg) -> Result<(), Closed> {
+        let encoded = message.encode().map_err(|why| Closed(why.to_string()))?;
+        self.link.send_control(tagged(CLUSTER, &encoded))
+    }
+
+    /// Closes the link; what was queued is sent before.
+    pub fn close(&self, why: &str) {
+        self.link.close(why);
+    }
+}
+
+impl NodeConnection for NodeLink {
+    fn send(&self, message: Vec<u8>) -> Result<(), Closed> {
+        let mut next = self.next_blob.lock().unwrap_or_else(PoisonError::into_inner);
+        if message.len() < CONTROL_MAX {
+            return self.link.send_control(tagged(WHOLE, &message));
+        }
+        let first = *next;
+        let count = message.len().div_ceil(PAYLOAD_MAX) as u64;
+        *next += count;
+        let head = [first.to_le_bytes(), count.to_le_bytes()].concat();
+        self.link.send_control(tagged(IN_BLOBS, &head))?;
+        if count == 1 {
+            return self.link.send_blob(first, Payload::from(message));
+        }
+        for (id, part) in (first..).zip(message.chunks(PAYLOAD_MAX)) {
+            self.link.send_blob(id, Payload::from(part.to_vec()))?;
+        }
+        Ok(())
+    }
+
+    fn carrier(&self) -> Arc<dyn Carrier> {
+        Arc::new(LinkCarrier(self.link.clone()))
+    }
+
+    fn arrived(&self) -> u64 {
+        self.link.blob_bytes_received()
+    }
+}
+
+fn tagged(tag: u8, message: &[u8]) -> Vec<u8> {
+    let mut tagged = Vec::with_capacity(message.len() + 1);
+    tagged.push(tag);
+    tagged.extend_from_slice(message);
+    tagged
+}
+
+/// Link as a connection for values of ranks.
+struct LinkCarrier(Link);
+
+impl Carrier for LinkCarrier {
+    fn send(&self, header: FrameHeader, values: FrameValues) -> Result<(), Closed> {
+        // The end of a link is reported to the cluster, which names the node that is lost to all.
+        // A rank that failed here would often be first, and named in its place.
+        let _ = self.0.send_data(header.encode(), Payload::new(values));
+        Ok(())
+    }
+}
+
+impl PacketLink for LinkCarrier {
+    fn send(&self, header: [u8; TAG_BYTES], values: PacketValues) -> Result<(), Closed> {
+        self.0.send_data(header, Payload::new(values))
+    }
+}
+
+impl LinkReceiver {
+    fn new(
+        connection: ConnectionId,
+        frames: FrameReceiver,
+        events: Box<dyn Fn(LinkEvent) + Send + Sync>,
+    ) -> Self {
+        Self {
+            connection,
+            events,
+            frames,
+            is_of_run: AtomicBool::new(false),
+            cluster_waiting: Arc::default(),
+            messages: Mutex::default(),
+            receiver: OnceLock::new(),
+            values: RwLock::default(),
+        }
+    }
+
+    /// Returns an error if the peer is no node of the run.
+    fn check_is_of_run(&self, what: &str) -> Result<(), String> {
+        if !self.is_of_run.load(Ordering::SeqCst) {
+            return Err(format!("{what} of a peer that is no node of the run"));
+        }
+        Ok(())
+    }
+
+    fn values(&self) -> Option<Arc<dyn ValueReceiver>> {
+        self.values.read().unwrap_or_else(PoisonError::into_inner).receiver.clone()
+    }
+
+    fn set_values(&self, receiver: Arc<dyn ValueReceiver>) {
+        // Only whole receivers are moved under the lock.
+        let mut values = self.values.write().unwrap_or_else(PoisonError::into_inner);
+        values.receiver = Some(receiver.clone());
+        let is_closed = values.is_closed;
+        drop(values);
+        if is_closed {
+            receiver.closed();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Messages> {
+        // Only whole items are moved under the lock.
+        self.messages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives the receiver all messages at the front that are complete.
+    fn deliver(&self, messages: &mut Messages) -> Result<(), String> {
+        let Some(receiver) = self.receiver.get() else { return Ok(()) };
+        while let Some(front) = messages.waiting.pop_front() {
+            match front {
+                WaitingMessage::Whole(message) => receiver(message)?,
+                WaitingMessage::InBlobs { first, count } => {
+                    let mut ids = first..first + count;
+                    if !ids.all(|id| messages.blobs.contains_key(&id)) {
+                        messages.waiting.push_front(WaitingMessage::InBlobs { first, count });
+                        return Ok(());
+                    }
+                    let mut message = messages.blobs.remove(&first).unwrap_or_default();
+                    for id in first + 1..first + count {
+                        if let Some(part) = messages.blobs.remove(&id) {
+                            message.extend_from_slice(&part);
+                        }
+                    }
+                    receiver(message)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn wait(&self, message: WaitingMessage) -> Result<(), String> {
+        self.check_is_of_run("a message")?;
+        let mut messages = self.lock();
+        if messages.waiting.len() >= WAITING_MAX {
+            return Err(format!("more than {WAITING_MAX} messages wait"));
+        }
+        messages.waiting.push_back(message);
+        self.deliver(&mut messages)
+    }
+}
+
+impl Receiver for LinkReceiver {
+    fn control(&self, message: Vec<u8>) -> Result<(), String> {
+        match message.split_first() {
+            Some((&CLUSTER, rest)) => {
+                let message = ClusterMsg::decode(rest).map_err(|why| why.to_string())?;
+                let place = WaitingPlace::take(&self.cluster_waiting)
+                    .ok_or("more messages of the cluster than its thread can process")?;
+                (self.events)(LinkEvent::Message(self.connection, message, place));
+                Ok(())
+            }
+            Some((&WHOLE, rest)) => self.wait(WaitingMessage::Whole(rest.to_vec())),
+            Some((&IN_BLOBS, rest)) => {
+                let ([first, count], []) = rest.as_chunks() else {
+                    return Err("an announcement of blobs of another length".into());
+                };
+                let first = u64::from_le_bytes(*first);
+                let count = u64::from_le_bytes(*count);
+                let most = (MESSAGE_MAX / PAYLOAD_MAX) as u64;
+                if count == 0 || count > most || first.checked_add(count).is_none() {
+                    return Err(format!("a message of {count} blobs from {first} on"));
+                }
+                self.wait(WaitingMessage::InBlobs { first, count })
+            }
+            _ => Err("a control message of no kind".into()),
+        }
+    }
+
+    fn blob_begins(&self, id: u64, bytes: usize) -> Result<(), String> {
+        self.check_is_of_run("a blob")?;
+        let messages = self.lock();
+        if messages.blobs.len() >= BLOBS_MAX || messages.blobs.contains_key(&id) {
+            return Err(format!("blob {id} of {bytes} bytes is not due"));
+        }
+        Ok(())
+    }
+
+    fn blob(&self, id: u64, bytes: Vec<u8>) -> Result<(), String> {
+        let mut messages = self.lock();
+        messages.blobs.insert(id, bytes);
+        self.deliver(&mut messages)
+    }
+
+    fn data(&self, tag: &[u8; TAG_BYTES], bytes: usize) -> Result<Box<dyn Landing>, String> {
+        self.check_is_of_run("a frame")?;
+        if let Some(values) = self.values() {
+            return values.landing(tag, bytes);
+        }
+        let header = FrameHeader::decode(tag).ok_or("a frame without a header")?;
+        let frames = self.frames.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Ok(match frames {
+            Some(frames) if !frames.is_late(&header) => {
+                let buffer = frames.buffer(&header, bytes)?;
+                Box::new(FrameLanding { header, buffer, frames })
+            }
+            // Values of a group of ranks that is over.
+            _ => Box::new(LateFrame(vec![0; bytes])),
+        })
+    }
+
+    fn closed(&self, why: &CloseReason) {
+        let mut values = self.values.write().unwrap_or_else(PoisonError::into_inner);
+        values.is_closed = true;
+        let receiver = values.receiver.clone();
+        drop(values);
+        if let Some(receiver) = receiver {
+            receiver.closed();
+        }
+        (self.events)(LinkEvent::Closed(self.connection, why.clone()));
+    }
+}
+
+/// Place of the values of a frame.
+struct FrameLanding {
+    header: FrameHeader,
+    buffer: PooledBuffer,
+    frames: Arc<dyn ReceiveFrames>,
+}
+
+impl Landing for FrameLanding {
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        bytemuck::cast_slice_mut(&mut self.buffer)
+    }
+
+    fn arrived(self: Box<Self>) -> Result<(), String> {
+        let Self { header, buffer, frames } = *self;
+        frames.deliver(header, buffer);
+        Ok(())
+    }
+}
+
+/// Place of values that nobody awaits any more.
+struct LateFrame(Vec<u8>);
+
+impl Landing for LateFrame {
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+
+    fn arrived(self: Box<Self>) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use potluck_core::rng::Key;
+    use potluck_core::{ChunkId, Generation, Position, Rank, Round};
+    use potluck_parallel::collective::CollectiveKind;
+    use potluck_parallel::comm::FrameContent;
+
+    type Kept = Arc<Mutex<Vec<LinkEvent>>>;
+
+    /// Returns the receiving side of a link, with the events that it has reported.
+    fn incoming() -> (LinkReceiver, Kept) {
+        let kept = Kept::default();
+        let keeping = kept.clone();
+        let events = move |event| keeping.lock().unwrap().push(event);
+        (LinkReceiver::new(ConnectionId(3), FrameReceiver::default(), Box::new(events)), kept)
+    }
+
+    fn start() -> Vec<u8> {
+        tagged(CLUSTER, &ClusterMsg::Start { generation: Generation(1) }.encode().unwrap())
+    }
+
+    fn in_blobs(first: u64, count: u64) -> Vec<u8> {
+        tagged(IN_BLOBS, &[first.to_le_bytes(), count.to_le_bytes()].concat())
+    }
+
+    #[test]
+    fn only_a_node_of_the_run_sends_messages_and_values() {
+        let (incoming, events) = incoming();
+        let (kind, chunk, from) = (CollectiveKind::AllGather, ChunkId(0), Position(1));
+        let content = FrameContent::Chunk { kind, chunk, from };
+        let round = Round { generation: 1, step: 1 };
+        let tag = FrameHeader { to: Rank(0), round, content }.encode();
+        let tries = |incoming: &LinkReceiver| {
+            [
+                incoming.control(tagged(WHOLE, b"hello")),
+                incoming.control(in_blobs(0, 1)),
+                incoming.blob_begins(0, 100),
+                incoming.data(&tag, 64).map(|_| ()),
+            ]
+        };
+        for (what, refused) in ["message", "message", "blob", "frame"].iter().zip(tries(&incoming))
+        {
+            let why = format!("a {what} of a peer that is no node of the run");
+            assert_eq!(refused, Err(why));
+        }
+        assert_eq!(incoming.control(start()), Ok(()));
+        assert_eq!(events.lock().unwrap().len(), 1);
+        incoming.is_of_run.store(true, Ordering::SeqCst);
+        assert_eq!(tries(&incoming), [const { Ok(()) }; 4]);
+    }
+
+    #[test]
+    fn messages_of_the_cluster_that_wait_are_bounded() {
+        let (incoming, events) = incoming();
+        for _ in 0..CLUSTER_WAITING_MAX {
+            assert_eq!(incoming.control(start()), Ok(()));
+        }
+        let why = incoming.control(start()).unwrap_err();
+        assert!(why.contains("more messages of the cluster"), "{why}");
+        drop(events.lock().unwrap().pop());
+        assert_eq!(incoming.control(start()), Ok(()));
+        assert!(incoming.control(start()).is_err());
+    }
+
+    /// Receiver that counts the ends of its link.
+    #[derive(Default)]
+    struct CountsEnds(AtomicUsize);
+
+    impl ValueReceiver for CountsEnds {
+        fn landing(&self, _: &[u8; TAG_BYTES], _: usize) -> Result<Box<dyn Landing>, String> {
+            Err("nothing is due".into())
+        }
+
+        fn closed(&self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_link_reaches_a_receiver_that_was_set_before_or_after_it() {
+        let (incoming, events) = incoming();
+        let receivers = [(); 2].map(|()| Arc::new(CountsEnds::default()));
+        incoming.set_values(receivers[0].clone());
+        Receiver::closed(&incoming, &CloseReason::Here("it is over".into()));
+        incoming.set_values(receivers[1].clone());
+        assert_eq!(receivers.map(|receiver| receiver.0.load(Ordering::Relaxed)), [1, 1]);
+        assert!(matches!(events.lock().unwrap()[..], [LinkEvent::Closed(ConnectionId(3), _)]));
+    }
+
+    /// Random control messages, half of them like announcements of blobs.
+    #[test]
+    fn random_control_messages_are_refused_or_wait_within_their_bounds() {
+        let (mut received, mut refused) = (incoming(), 0);
+        for round in 0..100_000u32 {
+            let word = |counter: u32| Key::new(9).words([round, counter])[0];
+            let mut message = match word(0) % 4 {
+                0 | 1 => in_blobs(u64::from(word(1)) << (word(2) % 33), u64::from(word(3) % 300)),
+                2 => start(),
+                _ => tagged(WHOLE, &word(1).to_le_bytes()),
+            };
+            let at = word(4) as usize % message.len();
+            match word(5) % 4 {
+                0 => message[at] = word(6) as u8,
+                1 => message.truncate(at),
+                2 => message.insert(at, word(6) as u8),
+                _ => {}
+            }
+            received.0.is_of_run.store(true, Ordering::SeqCst);
+            received.1.lock().unwrap().clear();
+            if received.0.control(message).is_err() {
+                refused += 1;
+            }
+            let waiting = received.0.lock().waiting.len();
+            assert!(waiting <= WAITING_MAX, "{waiting}");
+            if waiting == WAITING_MAX {
+                received = incoming();
+            }
+        }
+        assert!((10_000..90_000).contains(&refused), "{refused} are refused");
+    }
+}

@@ -1,0 +1,429 @@
+//! Thread that drives a node's machine: it performs the machine's actions on the endpoint, and
+//! reports to it what happens there.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::connection::{FrameReceiver, LinkEvent, NodeLink};
+use crate::cluster::{
+    Action, ClusterEnd, ClusterError, ClusterMsg, ConnectionEnd, ConnectionId, DialId, Event,
+    FirstNode, FirstNodeOptions, JoiningNode, JoiningNodeOptions, Presence, REPLY_TIMEOUT, Roster,
+};
+use crate::{CloseReason, Endpoint, EndpointOptions, NetError, PendingPeer, Secret};
+use potluck_core::faults::{Faults, Point};
+use potluck_core::format::no_thread;
+use potluck_core::{Nanos, NodeRank};
+use potluck_parallel::comm::{Mailbox, RecvError, nanos};
+
+/// Most events that wait for the thread.
+const EVENTS_MAX: usize = 1 << 16;
+/// Most news that wait for the run.
+const NEWS_MAX: usize = 1 << 12;
+/// Longest wait without an event, after which refusals of the endpoint are looked for.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+
+/// News of the cluster, for the run and its user.
+pub enum ClusterNews {
+    /// Nodes that are here, before the start.
+    Present(Presence),
+    /// A peer was refused.
+    TurnedAway { address: SocketAddr, why: String },
+    /// A node went before the start.
+    Departed { host: String, why: String },
+    /// All nodes are connected; the links are those to all others.
+    Started { roster: Roster, you: NodeRank, links: Vec<(NodeRank, Arc<NodeLink>)> },
+    /// A node went in order after the start.
+    Left { node: NodeRank, why: String },
+    /// The cluster is over; nothing follows.
+    Ended(ClusterEnd),
+}
+
+/// Options of a node that meets others.
+pub struct MeetingOptions {
+    pub listen: SocketAddr,
+    pub secret: Secret,
+    /// Longest silence of a node; of the links of a node that joins, until it knows that of the
+    /// run.
+    pub node_timeout: Duration,
+    /// Receiver of frames from all nodes.
+    pub frames: FrameReceiver,
+    /// Faults to inject into a node that joins, for tests.
+    pub faults: Faults,
+}
+
+/// Node that meets others, and then stays in touch with them.
+pub struct Meeting {
+    pub news: Mailbox<ClusterNews>,
+    /// Address at which this node listens, with its port.
+    pub address: SocketAddr,
+    events: Mailbox<DriverEvent>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+/// Event for the thread.
+enum DriverEvent {
+    Accepted(PendingPeer),
+    /// A dial ended; an error has its sentence, and whether nobody answered.
+    Dialed(DialId, Result<PendingPeer, (String, bool)>),
+    Link(LinkEvent),
+    GiveUp(NodeRank, String),
+    Leave(String),
+}
+
+/// Machine of either kind.
+enum Machine {
+    First(Box<FirstNode>),
+    Joining(Box<JoiningNode>),
+}
+
+/// Error that keeps a node from meeting others.
+#[derive(Debug, thiserror::Error)]
+pub enum MeetingError {
+    #[error(transparent)]
+    Net(#[from] NetError),
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    #[error("{}", no_thread(.0))]
+    NoThread(std::io::Error),
+}
+
+impl Meeting {
+    /// Begins to wait for the other nodes of a run. `machine` is made with the port at which this
+    /// node listens.
+    ///
+    /// # Errors
+    /// Returns `MeetingError` if the address is taken, or for values beyond their bounds.
+    pub fn host(
+        options: MeetingOptions,
+        machine: impl FnOnce(u16) -> FirstNodeOptions,
+    ) -> Result<Self, MeetingError> {
+        let endpoint = bind(&options)?;
+        let machine = FirstNode::new(machine(endpoint.local_addr().port()))?;
+        Self::start(endpoint, options, Machine::First(Box::new(machine)))
+    }
+
+    /// Begins to join a run.
+    ///
+    /// # Errors
+    /// Returns the same errors as [`Meeting::host`].
+    pub fn join(
+        options: MeetingOptions,
+        machine: impl FnOnce(u16) -> JoiningNodeOptions,
+    ) -> Result<Self, MeetingError> {
+        let endpoint = bind(&options)?;
+        let machine = JoiningNode::new(machine(endpoint.local_addr().port()), 0)?;
+        Self::start(endpoint, options, Machine::Joining(Box::new(machine)))
+    }
+
+    fn start(
+        endpoint: Endpoint,
+        options: MeetingOptions,
+        machine: Machine,
+    ) -> Result<Self, MeetingError> {
+        let events = Mailbox::new(EVENTS_MAX);
+        let news = Mailbox::new(NEWS_MAX);
+        let address = endpoint.local_addr();
+        let endpoint = Arc::new(endpoint);
+        let accepting = events.clone();
+        let accepted = endpoint.accepted().clone();
+        spawn("peers", move || {
+            while let Ok(pending) = accepted.recv(None) {
+                let _ = accepting.send(DriverEvent::Accepted(pending));
+            }
+        })?;
+        let MeetingOptions { frames, faults, .. } = options;
+        let driver = ClusterDriver {
+            machine,
+            endpoint,
+            frames,
+            faults,
+            events: events.clone(),
+            news: news.clone(),
+            links: HashMap::new(),
+            next: 0,
+            started: Instant::now(),
+        };
+        let thread = Some(spawn("cluster", move || driver.run())?);
+        Ok(Self { news, address, events, thread })
+    }
+
+    /// Returns a function that ends the cluster, at its first node, by the loss of a node that the
+    /// layer above gives up.
+    pub fn giving_up(&self) -> impl Fn(NodeRank, &str) + Send + Sync + 'static {
+        let events = self.events.clone();
+        move |node, why| {
+            // The thread has ended if the mailbox is closed.
+            let _ = events.send(DriverEvent::GiveUp(node, why.into()));
+        }
+    }
+
+    /// Leaves the cluster in order, and waits until that is done.
+    pub fn leave(&mut self, why: &str) {
+        let _ = self.events.send(DriverEvent::Leave(why.into()));
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Meeting {
+    fn drop(&mut self) {
+        self.leave("the node ended");
+    }
+}
+
+fn bind(options: &MeetingOptions) -> Result<Endpoint, MeetingError> {
+    // Heartbeats watch the links of the first node: who is silent on one of them for the node
+    // timeout is lost, and is told so if it still hears. The link must not end before that.
+    let idle_timeout = 2 * options.node_timeout;
+    let endpoint = EndpointOptions { idle_timeout, ..EndpointOptions::new(options.listen) };
+    Ok(Endpoint::bind(endpoint, &options.secret, b"")?)
+}
+
+impl From<CloseReason> for ConnectionEnd {
+    fn from(reason: CloseReason) -> Self {
+        match reason {
+            CloseReason::Peer(why) | CloseReason::Refused(why) => Self::Peer(why),
+            CloseReason::TimedOut(silence) => Self::Silent(nanos(silence)),
+            other => Self::Broken(other.to_string()),
+        }
+    }
+}
+
+fn spawn(
+    name: &str,
+    work: impl FnOnce() + Send + 'static,
+) -> Result<thread::JoinHandle<()>, MeetingError> {
+    thread::Builder::new().name(name.into()).spawn(work).map_err(MeetingError::NoThread)
+}
+
+struct ClusterDriver {
+    machine: Machine,
+    endpoint: Arc<Endpoint>,
+    frames: FrameReceiver,
+    faults: Faults,
+    events: Mailbox<DriverEvent>,
+    news: Mailbox<ClusterNews>,
+    links: HashMap<ConnectionId, Arc<NodeLink>>,
+    next: u64,
+    started: Instant,
+}
+
+impl ClusterDriver {
+    fn now(&self) -> Nanos {
+        nanos(self.started.elapsed())
+    }
+
+    fn run(mut self) {
+        while !self.perform_all() {
+            let due = match &self.machine {
+                Machine::First(machine) => machine.poll_timeout(),
+                Machine::Joining(machine) => machine.poll_timeout(),
+            };
+            let due = due.map(|at| self.started + Duration::from_nanos(at));
+            let poll = Instant::now() + POLL_INTERVAL;
+            let event = self.events.recv(Some(due.map_or(poll, |due| due.min(poll))));
+            match event {
+                Ok(event) => self.handle(event),
+                Err(RecvError::Closed(_)) => break,
+                Err(RecvError::TimedOut) => {}
+            }
+            let now = self.now();
+            match &mut self.machine {
+                Machine::First(machine) => machine.handle_timeout(now),
+                Machine::Joining(machine) => machine.handle_timeout(now),
+            }
+            for refusal in self.endpoint.refusals() {
+                let _ = self
+                    .news
+                    .send(ClusterNews::TurnedAway { address: refusal.address, why: refusal.why });
+            }
+        }
+        for link in self.links.values() {
+            link.close("the cluster is over");
+        }
+        self.events.close("the cluster is over");
+        // Sends what the links have queued.
+        self.endpoint.close("the cluster is over");
+    }
+
+    fn handle(&mut self, event: DriverEvent) {
+        let event = match event {
+            DriverEvent::Accepted(pending) => {
+                let address = pending.address();
+                Event::Accepted { connection: self.open(pending), address }
+            }
+            DriverEvent::Dialed(dial, Ok(pending)) => {
+                let address = pending.address();
+                let connection = self.open(pending);
+                // The first node may begin the run before this thread has read of its start.
+                self.admit(connection);
+                Event::Dialed { dial, connection, address }
+            }
+            DriverEvent::Dialed(dial, Err((why, is_silent))) => {
+                Event::DialFailed { dial, why, is_silent }
+            }
+            DriverEvent::Link(LinkEvent::Message(connection, message, _place)) => {
+                self.inject(&message);
+                Event::Received { connection, message }
+            }
+            DriverEvent::Link(LinkEvent::Closed(connection, why)) => {
+                self.links.remove(&connection);
+                Event::Closed { connection, end: why.into() }
+            }
+            DriverEvent::GiveUp(node, why) => {
+                if let Machine::First(machine) = &mut self.machine {
+                    // A cluster that is over has named another loss.
+                    let _ = machine.give_up_node(node, &why);
+                }
+                return;
+            }
+            DriverEvent::Leave(why) => {
+                match &mut self.machine {
+                    Machine::First(machine) => machine.leave(&why),
+                    Machine::Joining(machine) => machine.leave(&why),
+                }
+                return;
+            }
+        };
+        let now = self.now();
+        // An event that a peer is to blame for has closed its connection; others are late ones.
+        let _ = match &mut self.machine {
+            Machine::First(machine) => machine.handle(now, event),
+            Machine::Joining(machine) => machine.handle(now, event),
+        };
+    }
+
+    /// Injects the fault that is planned for the time before this message is taken.
+    fn inject(&self, message: &ClusterMsg) {
+        let point = match message {
+            ClusterMsg::Welcome(_) => Point::Join,
+            ClusterMsg::Roster { .. } => Point::Roster,
+            _ => return,
+        };
+        // Those of the process are all that there are here, and are done when this returns.
+        let _ = self.faults.at(point, 0);
+    }
+
+    fn open(&mut self, pending: PendingPeer) -> ConnectionId {
+        let connection = ConnectionId(self.next);
+        let events = self.events.clone();
+        self.next += 1;
+        let report = Box::new(move |event| {
+            // The thread has ended if the mailbox is closed.
+            let _ = events.send(DriverEvent::Link(event));
+        });
+        let link = NodeLink::open(pending, connection, self.frames.clone(), report);
+        self.links.insert(connection, Arc::new(link));
+        connection
+    }
+
+    /// Returns the idle timeout of a link that a joined node dials. Those to other joined ones are
+    /// watched by no heartbeats: their idle timeout is the longest silence of a node of the run.
+    fn silence(&self) -> Option<Duration> {
+        match &self.machine {
+            Machine::First(_) => None,
+            Machine::Joining(machine) => machine.node_timeout().map(Duration::from_nanos),
+        }
+    }
+
+    /// Takes messages and values of the run on a link, whose peer is one of its nodes.
+    fn admit(&self, connection: ConnectionId) {
+        if let Some(link) = self.links.get(&connection) {
+            link.admit();
+        }
+    }
+
+    /// Performs all actions that are due; returns true if the machine is over.
+    fn perform_all(&mut self) -> bool {
+        loop {
+            let action = match &mut self.machine {
+                Machine::First(machine) => machine.poll_action(),
+                Machine::Joining(machine) => machine.poll_action(),
+            };
+            let Some(action) = action else { return false };
+            if self.perform(action) {
+                return true;
+            }
+        }
+    }
+
+    fn perform(&mut self, action: Action) -> bool {
+        let news = match action {
+            Action::Send { connection, message } => {
+                if let ClusterMsg::Start { .. } = message {
+                    self.admit(connection);
+                }
+                if let Some(link) = self.links.get(&connection) {
+                    // A closed link is reported as an event.
+                    let _ = link.send_cluster(&message);
+                }
+                return false;
+            }
+            Action::Close { connection, why } => {
+                if let Some(link) = self.links.remove(&connection) {
+                    link.close(&why);
+                }
+                return false;
+            }
+            Action::Dial { dial, addresses, .. } => {
+                self.dial(dial, addresses);
+                return false;
+            }
+            Action::Activity { .. } => return false,
+            Action::Show(presence) => ClusterNews::Present(presence),
+            Action::TurnedAway { address, why } => ClusterNews::TurnedAway { address, why },
+            Action::Departed { host, why } => ClusterNews::Departed { host, why },
+            Action::Started { roster, you, links } => {
+                for (_, connection) in &links {
+                    self.admit(*connection);
+                }
+                let mut open = Vec::with_capacity(links.len());
+                for (node, connection) in links {
+                    if let Some(link) = self.links.get(&connection) {
+                        open.push((node, link.clone()));
+                    }
+                }
+                ClusterNews::Started { roster, you, links: open }
+            }
+            Action::Left { node, why } => ClusterNews::Left { node, why },
+            // `Ended` follows with the same sentence.
+            Action::Lost { .. } => return false,
+            Action::Ended(end) => ClusterNews::Ended(end),
+        };
+        let is_over = matches!(news, ClusterNews::Ended(_));
+        let _ = self.news.send(news);
+        is_over
+    }
+
+    /// Tries the addresses one after the other, in a thread of its own.
+    fn dial(&self, dial: DialId, addresses: Vec<SocketAddr>) {
+        let endpoint = Arc::clone(&self.endpoint);
+        let events = self.events.clone();
+        let silence = self.silence();
+        let each = Duration::from_nanos(REPLY_TIMEOUT) / addresses.len().max(1) as u32;
+        let spawned = spawn("dial", move || {
+            let mut ended = Err(("there is no address".to_string(), false));
+            for address in addresses {
+                match endpoint.dial_with(address, each, silence) {
+                    Ok(pending) => {
+                        ended = Ok(pending);
+                        break;
+                    }
+                    Err(error) => {
+                        let is_silent = matches!(error, NetError::NoAnswer { .. });
+                        ended = Err((error.to_string(), is_silent));
+                    }
+                }
+            }
+            let _ = events.send(DriverEvent::Dialed(dial, ended));
+        });
+        if let Err(error) = spawned {
+            let why = (error.to_string(), false);
+            let _ = self.events.send(DriverEvent::Dialed(dial, Err(why)));
+        }
+    }
+}

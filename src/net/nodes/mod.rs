@@ -1,0 +1,14 @@
+//! Nodes of a run over several machines: the thread that drives the machines of
+//! [`cluster`](crate::cluster) with [`Link`](crate::Link)s, the connections between nodes that come
+//! of it, and process groups over them.
+
+mod connection;
+mod driver;
+mod group;
+
+pub use connection::{FrameReceiver, NodeConnection, NodeLink, ReceiveFrames, ValueReceiver};
+pub use driver::{ClusterNews, Meeting, MeetingError, MeetingOptions};
+pub use group::{
+    ClusterOptions, ConnectNews, First, StartedCluster, any_port_towards, connect, greeting,
+    group_over, host_name, rank_greeting,
+};

@@ -1,0 +1,279 @@
+//! Ranks of other processes: what a group sends to them over links, and the receiver of what comes
+//! from them. Links are the caller's: this room knows bytes only.
+
+use std::any::Any;
+use std::fmt;
+use std::ops::Range;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use super::connection::PeerChannels;
+use super::packet::{Packet, PacketKind, Payload};
+use super::perform::CHUNK_BYTES;
+use super::registry::GroupRegistry;
+use super::wire::{PACKET_HEADER_BYTES, PacketContent, PacketHeader, REASON_BYTES_MAX};
+use crate::collective::RankGroup;
+use crate::comm::{Closed, ProcessGroup};
+use potluck_core::{Position, Rank};
+
+/// Maximum number of ranks over all processes.
+const RANKS_MAX: u32 = u16::MAX as u32;
+
+/// Link to another process. Packets arrive in the order in which they are sent.
+pub trait PacketLink: Send + Sync {
+    /// Sends a header and the bytes of the values behind it. May wait for room in a queue, but
+    /// never for the rank to which they go.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason with which the link is closed.
+    fn send(&self, header: [u8; PACKET_HEADER_BYTES], values: PacketValues) -> Result<(), Closed>;
+}
+
+/// Bytes of values that are sent, at most 256 KiB; their buffer returns to its pool when they are
+/// dropped.
+pub struct PacketValues(SentValues);
+
+enum SentValues {
+    Payload(Payload),
+    Reason(String),
+}
+
+impl AsRef<[u8]> for PacketValues {
+    fn as_ref(&self) -> &[u8] {
+        match &self.0 {
+            SentValues::Payload(payload) => payload.as_ref(),
+            SentValues::Reason(reason) => reason.as_bytes(),
+        }
+    }
+}
+
+/// Another process of a group.
+pub struct RemoteProcess {
+    /// Ranks of the process.
+    pub ranks: Range<u32>,
+    /// Name for messages: the process's host.
+    pub host: String,
+    pub link: Arc<dyn PacketLink>,
+}
+
+/// Display name: that of [`process_name`].
+impl fmt::Display for RemoteProcess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&process_name(&self.ranks, &self.host))
+    }
+}
+
+/// Returns the ranks of a process with its host, as in `rank 2 (beta)` and `ranks 2 to 4 (beta)`.
+pub fn process_name(ranks: &Range<u32>, host: &str) -> String {
+    match ranks.len() {
+        1 => format!("{} ({host})", Rank(ranks.start)),
+        _ => format!("ranks {} to {} ({host})", ranks.start, ranks.end.saturating_sub(1)),
+    }
+}
+
+impl RemoteProcess {
+    /// Sends a packet of a group between two positions.
+    pub(super) fn send(
+        &self,
+        group: u64,
+        [from, to]: [Position; 2],
+        kind: PacketKind,
+    ) -> Result<(), Closed> {
+        let (content, payload) = PacketContent::divide(kind);
+        let header = PacketHeader { group, from, to, content };
+        self.link.send(header.encode(), PacketValues(SentValues::Payload(payload)))
+    }
+
+    /// Tells the process that all groups of a rank of this one are over.
+    pub(super) fn send_abort(&self, rank: Rank, why: &str) {
+        let mut end = why.len().min(REASON_BYTES_MAX);
+        while !why.is_char_boundary(end) {
+            end -= 1;
+        }
+        let (group, from, to) = (0, Position(0), Position(0));
+        let header = PacketHeader { group, from, to, content: PacketContent::Abort { rank } };
+        let reason = PacketValues(SentValues::Reason(why[..end].into()));
+        // A process whose link is closed learns of the end by that.
+        let _ = self.link.send(header.encode(), reason);
+    }
+}
+
+/// Creates the handles of this process on a group of ranks in several processes, in order of
+/// ranks, and the receiver of what the links bring. Together the ranks of this process and those
+/// of `others` are `0..world`. No call may be made before the receivers of all processes are in
+/// place. `keep` is dropped with the last handle on this group and on those made of it.
+///
+/// # Panics
+///
+/// Panics if the ranks have a gap or overlap, if this process has none, or if there are more than
+/// 65,535.
+pub fn init_over(
+    own: Range<u32>,
+    others: Vec<RemoteProcess>,
+    deadline: Duration,
+    keep: Arc<dyn Any + Send + Sync>,
+) -> (Vec<ProcessGroup>, PacketReceiver) {
+    let mut all: Vec<&Range<u32>> = others.iter().map(|of| &of.ranks).chain([&own]).collect();
+    all.sort_by_key(|ranks| ranks.start);
+    let world = all.iter().fold(0, |next, ranks| {
+        assert!(ranks.start == next && !ranks.is_empty(), "ranks {ranks:?} where {next} is next");
+        ranks.end
+    });
+    assert!(world <= RANKS_MAX && !own.is_empty(), "{world} ranks, and {own:?} of them here");
+    let registry = Arc::new(GroupRegistry::over(others.into_iter().map(Arc::new).collect()));
+    let receiver = PacketReceiver(Arc::downgrade(&registry));
+    let members = RankGroup::all(world);
+    let handles = PeerChannels::first(&registry, &members, own, deadline, Some(keep));
+    let groups = handles.map(|channels| ProcessGroup { channels, layout: None });
+    (groups.collect(), receiver)
+}
+
+/// Receiver of the packets that come from other processes. It does not keep the group alive.
+#[derive(Clone)]
+pub struct PacketReceiver(Weak<GroupRegistry>);
+
+impl PacketReceiver {
+    /// Gives the place of the values of a packet from a rank in `from`, which has `bytes` bytes of
+    /// them. Nothing is allocated before the header is checked, and then at most 256 KiB.
+    ///
+    /// # Errors
+    ///
+    /// Returns what is wrong: bytes that are no header, a sender or a receiver that are not of
+    /// these processes, or a number of bytes that is not due for the call of the packet.
+    pub fn place(
+        &self,
+        from: &Range<u32>,
+        header: &[u8; PACKET_HEADER_BYTES],
+        bytes: usize,
+    ) -> Result<ArrivingPacket, String> {
+        let header = PacketHeader::decode(header).ok_or("a packet without a header")?;
+        let wrong = |what: &str| Err(format!("{what}: {bytes} bytes with {header:?}"));
+        let registry = self.0.upgrade();
+        if let PacketContent::Abort { rank } = header.content {
+            // A process passes on what it learns of a third one.
+            if registry.as_ref().is_some_and(|registry| !registry.is_elsewhere(rank)) {
+                return wrong("an abort of a rank that is not elsewhere");
+            }
+            if bytes > REASON_BYTES_MAX {
+                return wrong("an abort with more than the longest reason");
+            }
+            return Ok(ArrivingPacket {
+                header,
+                place: ValuesPlace::Bytes(vec![0; bytes]),
+                registry,
+            });
+        }
+        let found = registry.and_then(|registry| Some((registry.find(header.group)?, registry)));
+        let Some((context, registry)) = found else {
+            // All handles on the group are gone here, so that its packets are read and dropped.
+            if bytes > CHUNK_BYTES {
+                return wrong("a packet that is longer than any");
+            }
+            let place = ValuesPlace::Bytes(vec![0; bytes]);
+            return Ok(ArrivingPacket { header, place, registry: None });
+        };
+        let size = context.members.size();
+        let is_member = |position: Position| position.0 < size;
+        if !is_member(header.from) || !from.contains(&context.members.rank(header.from).0) {
+            return wrong("a packet of a rank of another process");
+        }
+        if !is_member(header.to) || context.mailbox(header.to).is_none() {
+            return wrong("a packet for a rank of another process");
+        }
+        let Some((element, elements)) = header.content.place(size, bytes) else {
+            return wrong("a packet whose values are not due");
+        };
+        let payload = if header.content.holds_values() {
+            Payload::place(element, elements, registry.pools())
+        } else {
+            Some(Payload::Nothing)
+        };
+        let Some(payload) = payload else { return wrong("a packet of no type") };
+        Ok(ArrivingPacket { header, place: ValuesPlace::Values(payload), registry: Some(registry) })
+    }
+
+    /// Reports to all groups of this process that another one has left in order, and that nothing
+    /// more comes from its ranks: a leave of theirs that never arrived is made good.
+    pub fn process_left(&self, ranks: &Range<u32>) {
+        if let Some(registry) = self.0.upgrade() {
+            registry.process_left(ranks);
+        }
+    }
+
+    /// Ends all groups of this process, with the reason.
+    pub fn end(&self, why: &str) {
+        if let Some(registry) = self.0.upgrade() {
+            registry.end(why);
+        }
+    }
+
+    /// Returns true if a rank has failed, or if all groups were ended.
+    pub fn has_failed(&self) -> bool {
+        self.0.upgrade().is_some_and(|registry| registry.has_failed())
+    }
+}
+
+/// Packet whose values arrive.
+pub struct ArrivingPacket {
+    header: PacketHeader,
+    place: ValuesPlace,
+    /// `None` if nobody awaits the packet any more.
+    registry: Option<Arc<GroupRegistry>>,
+}
+
+enum ValuesPlace {
+    Values(Payload),
+    /// Bytes of a reason, or of values that nobody awaits.
+    Bytes(Vec<u8>),
+}
+
+impl ArrivingPacket {
+    /// Returns the bytes of the values, which are to be filled.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        match &mut self.place {
+            ValuesPlace::Values(payload) => payload.place_bytes(),
+            ValuesPlace::Bytes(bytes) => bytes,
+        }
+    }
+
+    /// Hands the packet on to its rank, once its values are complete.
+    ///
+    /// # Errors
+    ///
+    /// Returns what is wrong with the reason of an abort.
+    pub fn arrived(self) -> Result<(), String> {
+        let Self { header, place, registry } = self;
+        let Some(registry) = registry else { return Ok(()) };
+        let (PacketHeader { group, from, to, content }, payload) = match place {
+            ValuesPlace::Values(payload) => (header, payload),
+            ValuesPlace::Bytes(bytes) => return arrive_abort(&registry, header.content, bytes),
+        };
+        let mailbox = registry.find(group).and_then(|context| context.mailbox(to).cloned());
+        if let (Some(mailbox), Some(kind)) = (mailbox, content.join(payload, from)) {
+            // A mailbox that is closed loses the packet; one that is full is closed by it, which
+            // its rank reports.
+            let _ = mailbox.send(Packet { from, kind });
+        }
+        Ok(())
+    }
+}
+
+fn arrive_abort(
+    registry: &GroupRegistry,
+    content: PacketContent,
+    bytes: Vec<u8>,
+) -> Result<(), String> {
+    let PacketContent::Abort { rank } = content else { return Ok(()) };
+    let why = String::from_utf8(bytes).map_err(|_| "an abort whose reason is no text")?;
+    if why.is_empty() || why.contains(char::is_control) {
+        return Err("an abort whose reason is not to be shown".into());
+    }
+    // Passed on: who reports it may end, and close its links, before the message of the rank's own
+    // process arrives everywhere.
+    registry.fail_elsewhere(rank, &why);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,65 @@
+//! Cuts given as numbers of blocks.
+
+use std::ops::Range;
+
+use super::error::{CutError, count};
+use crate::pipeline::chunks_of_stage;
+use potluck_core::{Setting, Wording};
+
+/// Returns `parts` contiguous runs of `blocks` blocks that differ by at most one in length, the
+/// longer ones first; some are empty if there are fewer blocks than parts.
+pub fn even(blocks: u32, parts: usize) -> Vec<Range<u32>> {
+    let parts = parts as u64;
+    // Runs before `part`, each of the quotient, and the longer ones among them: at most `blocks`.
+    let bound = |part: u64| {
+        let (quotient, rest) = (u64::from(blocks) / parts, u64::from(blocks) % parts);
+        (part * quotient + part.min(rest)) as u32
+    };
+    (0..parts).map(|part| bound(part)..bound(part + 1)).collect()
+}
+
+/// Returns the contiguous runs of blocks that have these lengths, from block 0 on.
+pub fn chunks_of_counts(counts: &[u32]) -> Vec<Range<u32>> {
+    let mut chunks = Vec::new();
+    let mut start = 0;
+    for count in counts {
+        chunks.push(start..start + count);
+        start += count;
+    }
+    chunks
+}
+
+/// Returns the runs of each stage: chunk c is on stage `c % stages`.
+pub fn by_stage(chunks: &[Range<u32>], stages: usize) -> Vec<Vec<Range<u32>>> {
+    (0..stages).map(|stage| chunks_of_stage(chunks, stages, stage).cloned().collect()).collect()
+}
+
+/// Returns the `parts` runs that the user gave as `parallel.blocks_per_stage`, the lengths of the
+/// model chunks in the order of the model, for a model of `blocks` blocks.
+///
+/// # Errors
+/// [`CutError::Blocks`] if there are fewer blocks than parts; [`CutError::Counts`] if the counts
+/// are not `parts` numbers, each at least 1, that add up to `blocks`.
+pub fn of_counts(counts: &[u32], blocks: u32, parts: usize) -> Result<Vec<Range<u32>>, CutError> {
+    if (blocks as usize) < parts {
+        return Err(CutError::Blocks { blocks: blocks as usize, parts });
+    }
+    let sum: u64 = counts.iter().map(|&count| u64::from(count)).sum();
+    let wrong = if counts.len() != parts {
+        format!("has {}", count(counts.len(), "number"))
+    } else if counts.contains(&0) {
+        "has a part without blocks".into()
+    } else if sum != u64::from(blocks) {
+        format!("has {} and the model has {blocks}", count(sum as usize, "block"))
+    } else {
+        return Ok(chunks_of_counts(counts));
+    };
+    let advice = match parts {
+        1 => format!("give the one number {blocks}"),
+        _ => format!("give {parts} numbers, each at least 1, that add up to {blocks}"),
+    };
+    Err(CutError::Counts(Wording::new(format_args!(
+        "{} = {counts:?} {wrong}; {advice}",
+        Setting::BlocksPerStage
+    ))))
+}

@@ -1,0 +1,52 @@
+//! Reasons for which there is no cut.
+
+use potluck_core::Wording;
+
+/// No cut, and the reason as a sentence for the user.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CutError {
+    /// Fewer blocks than model chunks.
+    #[error("the model has {}, too few for {}", count(*blocks, "block"), chunks(*parts))]
+    Blocks { blocks: usize, parts: usize },
+    /// Every cut goes where some device cannot be cut, or gives a device a block that it cannot
+    /// run.
+    #[error("no cut of the model is allowed: each has a block or a cut that is ruled out")]
+    Forbidden,
+    /// No cut fits in memory. The device, the stage, or both are named for which not even the
+    /// shortest run of blocks fits; if each has a run that fits, neither is.
+    #[error("{}", memory(*device, *stage))]
+    Memory { device: Option<usize>, stage: Option<usize> },
+    /// Counts that the user gave and that do not cut this model.
+    #[error("{0}")]
+    Counts(Wording),
+}
+
+/// Formats a number of things.
+pub(super) fn count(number: usize, thing: &str) -> String {
+    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
+}
+
+/// Formats a number of parts of the model.
+fn chunks(parts: usize) -> String {
+    format!("a pipeline of {} with at least one block each", count(parts, "part"))
+}
+
+/// Returns the sentence about memory.
+fn memory(device: Option<usize>, stage: Option<usize>) -> String {
+    match (device, stage) {
+        (Some(device), Some(stage)) => {
+            format!(
+                "device {device} has no memory for even the shortest run of blocks as stage {stage}"
+            )
+        }
+        (Some(device), None) => {
+            format!(
+                "device {device} has no memory for even the shortest run of blocks as any stage"
+            )
+        }
+        (None, Some(stage)) => {
+            format!("no device has memory for even the shortest run of blocks as stage {stage}")
+        }
+        (None, None) => "no cut of the model was found that fits in the devices' memory".into(),
+    }
+}

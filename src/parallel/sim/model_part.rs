@@ -1,0 +1,51 @@
+//! Part of the model that a virtual rank runs.
+
+use std::sync::Arc;
+
+use potluck_core::BucketId;
+use potluck_graph::plan::Segment;
+use potluck_graph::{Plan, Role, TensorLocation};
+
+/// Part of the model that a rank runs.
+#[derive(Clone, Debug)]
+pub struct ModelPart {
+    /// By segment: the buckets to whose gradients it adds.
+    pub adds_to: Vec<Vec<BucketId>>,
+    /// True if the rank computes the losses of its samples.
+    pub has_loss: bool,
+    /// Plan with the places of tensors on the device, which are checked; `None`: it has none.
+    pub plan: Option<Arc<Plan>>,
+}
+
+impl ModelPart {
+    /// Creates a whole model without tensors; each segment adds to these buckets.
+    pub fn whole(adds_to: Vec<Vec<BucketId>>) -> Self {
+        Self { adds_to, has_loss: true, plan: None }
+    }
+
+    /// Creates the part of the model that a rank with this plan holds.
+    pub fn of(plan: &Arc<Plan>) -> Self {
+        let held = plan.graph.nodes.iter().filter(|node| plan.holds_block(node.block));
+        let is_loss = |output| plan.graph.tensor(output).role == Role::Loss;
+        let has_loss = held.flat_map(|node| &node.outputs).any(|output| is_loss(*output));
+        let adds_to = plan.segments.iter().map(|segment| gradients_of(plan, segment)).collect();
+        Self { adds_to, has_loss, plan: Some(plan.clone()) }
+    }
+}
+
+/// Returns the buckets to whose gradients the nodes of a segment add.
+fn gradients_of(plan: &Plan, segment: &Segment) -> Vec<BucketId> {
+    let mut buckets = Vec::new();
+    if !plan.holds_block(segment.block) {
+        return buckets;
+    }
+    let nodes = &plan.graph.nodes[segment.nodes.clone()];
+    for output in nodes.iter().flat_map(|node| &node.outputs) {
+        if let TensorLocation::Gradient { bucket, .. } = plan.place(plan.graph.root(*output))
+            && !buckets.contains(&bucket)
+        {
+            buckets.push(bucket);
+        }
+    }
+    buckets
+}

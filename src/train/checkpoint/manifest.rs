@@ -1,0 +1,230 @@
+//! `manifest.json`: metadata and list of files of a checkpoint, written last.
+//!
+//! A field whose ignoring would change the meaning of a checkpoint raises [`FORMAT`]; a manifest
+//! of another format is refused. Any other field may be added without that: a program that does
+//! not know it reads the manifest with a warning. Its runs write the unknown fields directly in
+//! `meta` again, but not those of the manifest itself or of objects in `meta`: what must outlive an
+//! older program belongs into `meta`.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::{CheckpointError, FILES, Meta};
+use potluck_core::files;
+
+pub const NAME: &str = "manifest.json";
+
+const FORMAT: u64 = 4;
+
+/// Former formats, each with the last commit of the program that reads it.
+const READERS: [(u64, &str); 1] = [(3, "a3fe4cf")];
+
+/// Beginning of the one line that the hash does not cover. Lines of nested objects are indented
+/// further.
+const HASH_LINE: &str = "  \"blake3\": \"";
+
+/// Largest accepted size of a manifest: more than any has, so that a wrong file is not read into
+/// memory.
+const BYTES_MAX: u64 = 64 << 20;
+
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Manifest {
+    format: u64,
+    pub meta: Meta,
+    /// One entry for each of [`FILES`], in that order, the last of which may be missing.
+    pub files: Vec<FileEntry>,
+    /// Fields that this version does not know.
+    #[serde(flatten)]
+    unknown: BTreeMap<String, Value>,
+    /// BLAKE3 hash of the bytes of the file without the line of this field.
+    pub blake3: String,
+    /// Names of all fields that this version does not know, such as `meta.best.notes`.
+    #[serde(skip)]
+    pub unknown_names: Vec<String>,
+}
+
+/// File of a checkpoint, with its length and BLAKE3 hash.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct FileEntry {
+    pub name: String,
+    pub bytes: u64,
+    pub blake3: String,
+}
+
+/// Format version: the one field that manifests of every version have.
+#[derive(serde::Deserialize)]
+struct Format {
+    format: u64,
+}
+
+impl Manifest {
+    pub fn new(meta: Meta, files: Vec<FileEntry>) -> Self {
+        let mut manifest = Self {
+            format: FORMAT,
+            meta,
+            files,
+            unknown: BTreeMap::new(),
+            blake3: String::new(),
+            unknown_names: Vec::new(),
+        };
+        manifest.blake3 = digest(&manifest.json());
+        manifest
+    }
+
+    /// Writes the manifest into a checkpoint directory, synced to the disk on return.
+    pub fn write(&self, directory: &Path) -> Result<(), CheckpointError> {
+        let path = directory.join(NAME);
+        files::replace(&path, &self.json())
+            .map_err(|why| CheckpointError::Write { path: path.clone(), why })
+    }
+
+    /// Reads and checks the manifest of a checkpoint directory, but not the files it names.
+    pub fn read(directory: &Path) -> Result<Self, CheckpointError> {
+        let path = directory.join(NAME);
+        let damaged = |why: String| CheckpointError::Damaged { path: path.clone(), why };
+        let read_error = |why| CheckpointError::Read { path: path.clone(), why };
+        let found = fs::symlink_metadata(&path).map_err(read_error)?;
+        if !found.is_file() || found.len() > BYTES_MAX {
+            return Err(damaged("it is not a manifest".into()));
+        }
+        let mut bytes = Vec::new();
+        let file = File::open(&path).map_err(read_error)?;
+        file.take(BYTES_MAX).read_to_end(&mut bytes).map_err(read_error)?;
+
+        let Format { format } =
+            serde_json::from_slice(&bytes).map_err(|why| damaged(why.to_string()))?;
+        if format != FORMAT {
+            let reader = READERS.iter().find(|(former, _)| *former == format);
+            let reader = reader.map(|(_, commit)| *commit);
+            return Err(CheckpointError::Format { path, found: format, known: FORMAT, reader });
+        }
+        let mut manifest: Self =
+            serde_json::from_slice(&bytes).map_err(|why| damaged(why.to_string()))?;
+        if !manifest.has_digest_of(&bytes) {
+            return Err(damaged("its content does not have its BLAKE3 hash".into()));
+        }
+        let found: Value =
+            serde_json::from_slice(&bytes).map_err(|why| damaged(why.to_string()))?;
+        manifest.unknown_names = unknown_names(&found, &manifest.known(), "");
+        // Only the known names are ever opened: a path that leads elsewhere is not followed.
+        let names: Vec<&str> = manifest.files.iter().map(|file| file.name.as_str()).collect();
+        if names != FILES && names != FILES[..FILES.len() - 1] {
+            return Err(damaged(format!("it names the files {names:?} instead of {FILES:?}")));
+        }
+        if step_of(directory).is_some_and(|step| step != manifest.meta.step) {
+            return Err(damaged(format!("it is that of step {}", manifest.meta.step)));
+        }
+        Ok(manifest)
+    }
+
+    /// Returns the entry of one of [`FILES`]; `None` if it is missing.
+    pub fn file(&self, name: &str) -> Option<&FileEntry> {
+        self.files.iter().find(|file| file.name == name)
+    }
+
+    /// Returns true if the file has exactly one line with the hash, and that of all other lines.
+    fn has_digest_of(&self, bytes: &[u8]) -> bool {
+        let mut lines = bytes.split_inclusive(|byte| *byte == b'\n').filter(|line| is_hash(line));
+        let line = format!("{HASH_LINE}{}\"\n", self.blake3);
+        let is_only = lines.next() == Some(line.as_bytes()) && lines.next().is_none();
+        is_only && self.blake3 == digest(bytes)
+    }
+
+    /// Returns the names of the unknown fields that a run does not write again.
+    pub fn lost_names(&self) -> Vec<&str> {
+        let names = self.unknown_names.iter().map(String::as_str);
+        let is_kept = |name: &str| {
+            name.strip_prefix("meta.").is_some_and(|name| self.meta.unknown.contains_key(name))
+        };
+        names.filter(|name| !is_kept(name)).collect()
+    }
+
+    /// Returns true if `self` and `other` have the same state and description, except for the best
+    /// evaluation.
+    pub fn equals_but_for_best(&self, other: &Self) -> bool {
+        let meta = Meta { best: other.meta.best, ..self.meta.clone() };
+        (&meta, &self.files) == (&other.meta, &other.files)
+    }
+
+    /// Returns the manifest as JSON without the unknown fields.
+    fn known(&self) -> Value {
+        let meta = Meta { unknown: BTreeMap::new(), ..self.meta.clone() };
+        let known = Self { meta, unknown: BTreeMap::new(), ..self.clone() };
+        serde_json::to_value(known).expect("a manifest is plain data")
+    }
+
+    fn json(&self) -> Vec<u8> {
+        // Serialization fails only for maps with keys that are not strings and for types that
+        // refuse it; there are none.
+        let mut json = serde_json::to_vec_pretty(self).expect("a manifest is plain data");
+        json.push(b'\n');
+        json
+    }
+}
+
+fn is_hash(line: &[u8]) -> bool {
+    line.starts_with(HASH_LINE.as_bytes())
+}
+
+/// Returns the BLAKE3 hash of the bytes of a manifest without the line of the hash.
+fn digest(bytes: &[u8]) -> String {
+    let mut hasher = blake3::Hasher::new();
+    let lines = bytes.split_inclusive(|byte| *byte == b'\n').filter(|line| !is_hash(line));
+    for line in lines {
+        hasher.update(line);
+    }
+    hasher.finalize().to_hex().to_string()
+}
+
+/// Returns the dotted names of the fields of `found`, below `place`, that `known` does not have.
+fn unknown_names(found: &Value, known: &Value, place: &str) -> Vec<String> {
+    match (found, known) {
+        (Value::Object(found), Value::Object(known)) => found
+            .iter()
+            .flat_map(|(name, value)| {
+                let place = if place.is_empty() { name.clone() } else { format!("{place}.{name}") };
+                match known.get(name) {
+                    Some(known) => unknown_names(value, known, &place),
+                    None => vec![place],
+                }
+            })
+            .collect(),
+        (Value::Array(found), Value::Array(known)) => {
+            let pairs = found.iter().zip(known);
+            pairs.flat_map(|(found, known)| unknown_names(found, known, place)).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// Parses the step from the name of a checkpoint directory.
+pub(super) fn step_of(path: &Path) -> Option<u64> {
+    let found = path.file_name()?.to_str()?;
+    let step = found.strip_prefix("step-")?.parse().ok()?;
+    // Only the canonical name of a step is accepted.
+    (directory_name(step) == found).then_some(step)
+}
+
+/// Returns the name of the directory of a step's checkpoint.
+pub(super) fn directory_name(step: u64) -> String {
+    format!("step-{step:08}")
+}
+
+/// Serialization of floats as decimal text, which reads back as the same bits; JSON readers may
+/// round numbers, and JSON has none that are not finite.
+pub mod exact {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(value)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(|_| serde::de::Error::custom(format!("'{text}' is not a number")))
+    }
+}

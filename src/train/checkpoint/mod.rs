@@ -1,0 +1,257 @@
+//! Checkpoints: the complete state from which a run resumes as if it had never stopped.
+//!
+//! A checkpoint is a directory, `DIR/checkpoints/step-00001234/`, with two safetensors files,
+//! three of a model that carries its state from step to step, and `manifest.json`, which is
+//! written last and has the length and the BLAKE3 hash of each file and of itself. The directory
+//! is written under a temporary name, synced to the disk and then renamed, so that a crash at any
+//! moment leaves the earlier checkpoints intact. Tensors are stored by name and never by rank, so
+//! that a run with other devices can load them.
+//!
+//! The manifest has the number of its format, and another one is refused. The rule for a new
+//! field: one whose ignoring would change the meaning of a checkpoint raises that number; any
+//! other may be added without it, and is warned of by programs that do not know it, and kept by
+//! their runs if it is directly in `meta`.
+
+pub mod error;
+mod lock;
+mod manifest;
+pub mod store;
+mod tensors;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+pub use error::CheckpointError;
+pub use store::Store;
+
+use manifest::Manifest;
+use potluck_data::{DataDescription, DataFile, Tokenizer};
+use potluck_parallel::Placement;
+
+/// The names of the tensor files, in the order in which they are written. The last is missing if
+/// nothing is carried from step to step.
+const PARAMETERS: &str = "parameters.safetensors";
+const MOMENTS: &str = "moments.safetensors";
+const CARRIED: &str = "carried.safetensors";
+const FILES: [&str; 3] = [PARAMETERS, MOMENTS, CARRIED];
+
+/// State of a training run between two steps.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Checkpoint {
+    pub meta: Meta,
+    /// Parameters, by the names that the model gives them.
+    pub parameters: Vec<NamedTensor>,
+    /// Optimizer state of parameter `NAME`, as `NAME.0`, `NAME.1`.
+    pub moments: Vec<NamedTensor>,
+    /// States that the slots of the batch carry into the next step, by the names of their inputs:
+    /// the batch first.
+    pub carried: Vec<NamedTensor>,
+}
+
+/// Metadata of a run: its state and description besides the tensors.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Meta {
+    /// Steps done.
+    pub step: u64,
+    /// Updates done: steps without those that were skipped.
+    pub optimizer_step: u64,
+    pub seed: u64,
+    /// Samples consumed: the position in the data.
+    pub samples: u64,
+    /// The model's configuration, as TOML.
+    pub model: String,
+    /// The resolved configuration of the run, as TOML; empty for a trainer of the library, whose
+    /// model and options are code.
+    pub run: String,
+    /// Names of its keys that the user has set; the others have their defaults.
+    pub typed: Vec<String>,
+    /// Tokenizer, of a model of text.
+    pub tokenizer: Option<Tokenizer>,
+    /// Description of the data, if they are no text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub description: Option<DataDescription>,
+    /// Files of the data.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<DataFile>,
+    /// The best evaluation so far.
+    pub best: Option<Best>,
+    /// Evaluations since the best one.
+    #[serde(default)]
+    pub evaluations_since_best: u64,
+    /// Devices of the run, and the measured choices that can change a bit of the result.
+    pub placement: Placement,
+    /// Fingerprint of the data.
+    pub data: String,
+    /// Version of potluck that wrote the checkpoint.
+    pub version: String,
+    /// Fields that this version of potluck does not know, which it writes again.
+    #[serde(flatten)]
+    pub unknown: BTreeMap<String, serde_json::Value>,
+}
+
+impl Meta {
+    /// Returns true for the state of a trainer of the library.
+    pub fn is_of_library(&self) -> bool {
+        self.run.is_empty()
+    }
+}
+
+/// An evaluation that was better than those before it.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Best {
+    pub step: u64,
+    #[serde(with = "manifest::exact")]
+    pub val_loss: f64,
+    /// Samples that were evaluated; losses on other numbers of samples are not comparable.
+    pub samples: u64,
+    /// Runs of consecutive samples through which the states of a model were carried; 0 of one that
+    /// carries none.
+    #[serde(default)]
+    pub runs: u64,
+}
+
+/// A tensor with its name.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NamedTensor {
+    pub name: String,
+    pub shape: Vec<usize>,
+    /// Values, as many as the product of `shape`, which is 1 for a scalar.
+    pub values: Vec<f32>,
+}
+
+impl Checkpoint {
+    /// Reads a checkpoint directory and verifies every length and hash.
+    ///
+    /// # Errors
+    /// Returns a `CheckpointError` that names the file that is wrong.
+    pub fn load(directory: &Path) -> Result<Self, CheckpointError> {
+        Ok(Self::load_with_warnings(directory)?.0)
+    }
+
+    /// Like [`Checkpoint::load`], with a warning if the manifest has unknown fields.
+    fn load_with_warnings(directory: &Path) -> Result<(Self, Vec<String>), CheckpointError> {
+        Self::load_files(directory, true)
+    }
+
+    /// Like [`Checkpoint::load`] without the moments, which only training needs, with a warning if
+    /// the manifest has unknown fields.
+    fn load_parameters(directory: &Path) -> Result<(Self, Vec<String>), CheckpointError> {
+        Self::load_files(directory, false)
+    }
+
+    fn load_files(
+        directory: &Path,
+        with_moments: bool,
+    ) -> Result<(Self, Vec<String>), CheckpointError> {
+        let manifest = Manifest::read(directory)?;
+        let read = |name| match manifest.file(name) {
+            Some(entry) => tensors::read(&directory.join(name), entry),
+            None => Ok(Vec::new()),
+        };
+        let parameters = read(PARAMETERS)?;
+        let moments = if with_moments { read(MOMENTS)? } else { Vec::new() };
+        let carried = read(CARRIED)?;
+        let mut warnings = Vec::new();
+        if !manifest.unknown_names.is_empty() {
+            let (place, names) =
+                (directory.join(manifest::NAME), manifest.unknown_names.join(", "));
+            let lost = match &manifest.lost_names()[..] {
+                [] => String::new(),
+                lost => format!("; a run from here does not write {} again", lost.join(", ")),
+            };
+            warnings.push(format!(
+                "{}: this version of potluck does not know {names}, and reads the rest{lost}",
+                place.display()
+            ));
+        }
+        Ok((Self { meta: manifest.meta, parameters, moments, carried }, warnings))
+    }
+
+    /// Reads a checkpoint directory, or the newest good checkpoint of a run directory, in that
+    /// case with a warning if that is the one before the newest, which is damaged.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Checkpoint::load`] and [`Store::load_latest`], and
+    /// `CheckpointError::Ambiguous` for a directory that is both.
+    pub fn load_path(path: &Path) -> Result<(Self, Vec<String>), CheckpointError> {
+        if is_one_checkpoint(path)? {
+            Self::load_with_warnings(path)
+        } else {
+            Store::open_to_read(path).load_latest()
+        }
+    }
+
+    /// Reads the parameters and states of a checkpoint directory, or of the newest checkpoint of a
+    /// run directory.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Checkpoint::load`], also if an older checkpoint is good, and
+    /// `CheckpointError::Ambiguous` for a directory that is both.
+    pub fn parameters_of_path(path: &Path) -> Result<(Self, Vec<String>), CheckpointError> {
+        if is_one_checkpoint(path)? {
+            Self::load_parameters(path)
+        } else {
+            Store::open_to_read(path).load_newest_parameters()
+        }
+    }
+}
+
+/// Returns true for a checkpoint directory, and false for that of a run.
+fn is_one_checkpoint(path: &Path) -> Result<bool, CheckpointError> {
+    let is_checkpoint = is_checkpoint(path);
+    if is_checkpoint && store::directory(path).exists() {
+        return Err(CheckpointError::Ambiguous { path: path.into() });
+    }
+    Ok(is_checkpoint)
+}
+
+/// Returns true if the directory is a checkpoint, good or bad, as opposed to that of a run.
+pub fn is_checkpoint(path: &Path) -> bool {
+    path.join(manifest::NAME).exists()
+}
+
+/// Returns the directory of the run that a checkpoint is one of: `RUN` for
+/// `RUN/checkpoints/step-00001234`, `None` for a copy elsewhere or one that was set aside. `path`
+/// may be relative and shortened, such as `.`.
+pub fn run_of(path: &Path) -> Option<PathBuf> {
+    let full = path.canonicalize().ok()?;
+    manifest::step_of(&full)?;
+    let checkpoints = full.parent().filter(|parent| parent.ends_with(store::DIRECTORY))?;
+    // As it was typed, if that names the directories.
+    let typed = path
+        .parent()
+        .filter(|parent| path.file_name().is_some() && parent.ends_with(store::DIRECTORY));
+    let run = typed.unwrap_or(checkpoints).parent()?;
+    Some(if run.as_os_str().is_empty() { PathBuf::from(".") } else { run.into() })
+}
+
+impl NamedTensor {
+    /// Returns true if no value is NaN or infinite.
+    pub fn is_finite(&self) -> bool {
+        self.values.iter().all(|value| value.is_finite())
+    }
+
+    /// Returns the tensor of this name.
+    ///
+    /// # Errors
+    /// Returns `CheckpointError::NoTensor` if there is none, and `CheckpointError::Shape` if it
+    /// has another shape.
+    pub fn find<'a>(
+        tensors: &'a [Self],
+        name: &str,
+        shape: &[usize],
+    ) -> Result<&'a Self, CheckpointError> {
+        let found = tensors.iter().find(|tensor| tensor.name == name);
+        let tensor = found.ok_or_else(|| CheckpointError::NoTensor { name: name.into() })?;
+        if tensor.shape == shape {
+            return Ok(tensor);
+        }
+        Err(CheckpointError::Shape {
+            name: name.into(),
+            found: tensor.shape.clone(),
+            wanted: shape.into(),
+        })
+    }
+}

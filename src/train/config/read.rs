@@ -1,0 +1,894 @@
+//! Configuration reader: merges a TOML file and command-line flags into a checked [`RunConfig`].
+//! Every error names its place (file and line, or the flag), the key, and the accepted values.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::{self, Write};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use toml::de::{DeTable, DeValue};
+
+use super::RunConfig;
+use super::key::{Constraint, Key, Value, Words};
+use super::schema::{
+    ConstraintError, DataKind, KEYS, RENAMED, SECTIONS, TypedKeys, is_of_placement, key,
+};
+
+/// A configuration that cannot be run: exit code 78.
+#[derive(Debug, PartialEq, thiserror::Error)]
+pub enum ConfigError {
+    #[error("{}: cannot be read: {why}", path.display())]
+    Unreadable { path: PathBuf, why: String },
+    #[error("{origin}: {why}")]
+    Syntax { origin: Origin, why: String },
+    #[error("{origin}: there is no {name}; {hint}")]
+    Unknown { origin: Origin, name: String, hint: String },
+    #[error("{origin}: {name} {why}")]
+    Value { origin: Origin, name: String, why: String },
+}
+
+/// Place where a value was set. The order is that of precedence: later variants win.
+#[derive(Clone, Debug, PartialEq, PartialOrd)]
+pub enum Origin {
+    /// Not set anywhere: a constant default, or derived from other keys.
+    Default,
+    /// The configuration stored in a checkpoint.
+    Saved,
+    /// A file and its line, counted from 1.
+    File(PathBuf, usize),
+    /// The nth override flag, as it was typed.
+    Flag(usize, String),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Default => f.write_str("the defaults"),
+            Origin::Saved => f.write_str("the saved configuration"),
+            Origin::File(path, line) => write!(f, "{}:{line}", path.display()),
+            Origin::Flag(_, flag) => f.write_str(flag),
+        }
+    }
+}
+
+/// Command-line flag that sets a key.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Override {
+    /// The flag as it was typed, for messages: `--steps 500`.
+    pub flag: String,
+    /// Full name of the key, `section.key_name`.
+    pub key: String,
+    /// Value in TOML, or a bare word, which is read as a string.
+    pub value: String,
+}
+
+impl Override {
+    /// Parses the argument of `--set key=value`.
+    pub fn set(typed: &str) -> Result<Self, ConfigError> {
+        let flag = format!("--set {typed}");
+        match typed.split_once('=') {
+            Some((key, value)) => {
+                Ok(Self { flag, key: key.trim().into(), value: value.trim().into() })
+            }
+            None => {
+                let why = "expects key=value, such as --set train.steps=500".into();
+                Err(ConfigError::Syntax { origin: Origin::Flag(0, flag), why })
+            }
+        }
+    }
+
+    /// Override by a dedicated flag, such as `--steps 500` for `train.steps`.
+    pub fn named(flag: &str, key: &str, value: impl fmt::Display) -> Self {
+        Self { flag: format!("{flag} {value}"), key: key.into(), value: value.to_string() }
+    }
+
+    /// Overrides of `--data PATH`: `data.path`, taken literally, and `data.kind = "text"`.
+    pub fn data(path: &Path) -> Result<[Self; 2], ConfigError> {
+        let flag = format!("--data {}", path.display());
+        let Some(literal) = path.to_str() else {
+            let why = "expects a path in Unicode; rename the file".into();
+            return Err(ConfigError::Syntax { origin: Origin::Flag(0, flag), why });
+        };
+        let kind = DataKind::of(path).word().expect("every kind of data has a word");
+        Ok([Self::literal(&flag, "data.path", literal), Self::literal(&flag, "data.kind", kind)])
+    }
+
+    /// Override of `--devices SELECTOR`: `parallel.devices`, taken literally.
+    pub fn devices(selector: &str) -> Self {
+        Self::literal(&format!("--devices {selector}"), "parallel.devices", selector)
+    }
+
+    fn literal(flag: &str, key: &str, value: &str) -> Self {
+        Self { flag: flag.into(), key: key.into(), value: Value::Text(value.into()).to_string() }
+    }
+}
+
+/// Configuration, and the keys that were set.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Resolved {
+    pub config: RunConfig,
+    pub typed: TypedKeys,
+    /// At a resume: the key by which the placement is decided anew, because it is set to another
+    /// value than the run had.
+    pub other_placement: Option<&'static str>,
+}
+
+impl Resolved {
+    /// Reads a configuration that a checkpoint stores as [`RunConfig::to_toml`], with the names
+    /// of the keys that were set. Names that are no keys are ignored.
+    ///
+    /// # Errors
+    /// Returns `ConfigError` for a key that is unknown, or a value that is not accepted.
+    pub fn saved(text: &str, typed: &[String]) -> Result<Self, ConfigError> {
+        let place = Path::new("the checkpoint's configuration");
+        let config = read_complete(place, text, &[])?.config;
+        let mut now = BTreeSet::new();
+        for name in typed {
+            if let Some(key) = key(name) {
+                now.insert(key.full_name);
+            }
+        }
+        Ok(Self { config, typed: TypedKeys { now, before: None }, other_placement: None })
+    }
+
+    /// Returns the keys that were set now to other values than those of `saved`, with the values
+    /// in TOML.
+    pub fn changes(&self, saved: &RunConfig) -> Vec<(&'static str, String)> {
+        let mut changes = Vec::new();
+        for key in KEYS {
+            let value = (key.get)(&self.config);
+            if self.typed.now.contains(key.full_name)
+                && value != (key.get)(saved)
+                && let Some(value) = value
+            {
+                changes.push((key.full_name, value.to_string()));
+            }
+        }
+        changes
+    }
+}
+
+/// Resolves a configuration, in rising precedence: the saved one of a checkpoint (or the
+/// defaults), the file's keys, the flags' keys, of which later ones win. Keys that are not set
+/// are derived from those they depend on, see [`RunConfig::apply_derived_defaults`]. If a key of
+/// the placement is set to another value than the saved one, the saved values of the others do not
+/// count, but for that of the devices.
+pub fn read(
+    saved: Option<&Resolved>,
+    file: Option<(&Path, &str)>,
+    overrides: &[Override],
+) -> Result<Resolved, ConfigError> {
+    let (resolved, reader) = resolve(saved, file, overrides)?;
+    let now = &resolved.typed.now;
+    let epochs = resolved.config.train.epochs;
+    if epochs > 0 && now.contains("train.epochs") && now.contains("train.steps") {
+        return Err(reader.attribute(ConstraintError {
+            keys: vec!["train.epochs", "train.steps"],
+            why: format!(
+                "= {epochs} and train.steps = {} are two lengths of the run; set one of them",
+                resolved.config.train.steps
+            ),
+        }));
+    }
+    Ok(resolved)
+}
+
+/// Resolves the complete configuration of a run like [`read`]: it has the steps beside the epochs
+/// from which they came.
+pub fn read_complete(
+    path: &Path,
+    text: &str,
+    overrides: &[Override],
+) -> Result<Resolved, ConfigError> {
+    Ok(resolve(None, Some((path, text)), overrides)?.0)
+}
+
+fn resolve(
+    saved: Option<&Resolved>,
+    file: Option<(&Path, &str)>,
+    overrides: &[Override],
+) -> Result<(Resolved, ConfigReader), ConfigError> {
+    let mut reader = ConfigReader {
+        config: saved.map(|saved| saved.config.clone()).unwrap_or_default(),
+        origins: BTreeMap::new(),
+        before: saved.map(|saved| saved.typed.all()),
+    };
+    if let Some((path, text)) = file {
+        reader.file(path, text)?;
+    }
+    for (index, one) in overrides.iter().enumerate() {
+        reader.apply(index, one)?;
+    }
+    let typed = reader.typed();
+    let other_placement = match saved {
+        Some(saved) => reader.config.other_placement(&saved.config, &typed),
+        None => None,
+    };
+    if other_placement.is_some() {
+        reader.config.forget_placement(&typed);
+    }
+    reader.config.apply_derived_defaults(&typed);
+    if let Err(mut invalid) = reader.config.check() {
+        let is_forgotten = |key: &&str| is_of_placement(key) && !typed.now.contains(*key);
+        if let Some(set) = other_placement
+            && invalid.keys.iter().any(is_forgotten)
+        {
+            let _ = write!(
+                invalid.why,
+                "; {set} decides the placement anew, so that its other keys are those of a new run"
+            );
+        }
+        return Err(reader.attribute(invalid));
+    }
+    Ok((Resolved { config: reader.config.clone(), typed, other_placement }, reader))
+}
+
+/// Reads the text of a configuration file.
+pub fn load(path: &Path) -> Result<String, ConfigError> {
+    std::fs::read_to_string(path)
+        .map_err(|error| ConfigError::Unreadable { path: path.into(), why: error.to_string() })
+}
+
+/// Returns a listing of all keys with their accepted values, defaults and meaning.
+pub fn keys_help() -> String {
+    let defaults = RunConfig::default();
+    let mut text = String::new();
+    for (section, doc) in SECTIONS {
+        let gap = if text.is_empty() { "" } else { "\n" };
+        text.push_str(&format!("{gap}[{section}]  {}\n", doc.trim()));
+        for key in KEYS.iter().filter(|key| key.section == *section) {
+            let default = match (key.follows, (key.get)(&defaults)) {
+                (Some(follows), _) => follows.to_owned(),
+                (None, Some(value)) => value.to_string(),
+                (None, None) => "none".to_owned(),
+            };
+            text.push_str(&format!("  {:<17} {}\n", key.name, key.doc.trim()));
+            let accepts = key.accepts.to_string();
+            // Long lists of words leave no room for the default on their line.
+            let gap =
+                if accepts.len() + default.len() < 68 { " " } else { "\n                    " };
+            text.push_str(&format!("{:20}{accepts};{gap}default: {default}\n", ""));
+            if let Some((other, words)) = key.only {
+                let words = Constraint::OneOf(words);
+                text.push_str(&format!("{:20}only with {other} = {words}\n", ""));
+            }
+        }
+    }
+    text
+}
+
+/// Configuration under construction, with the origin of the last value of each key that was set.
+struct ConfigReader {
+    config: RunConfig,
+    origins: BTreeMap<&'static str, Origin>,
+    /// Keys set by earlier starts of a run that is resumed.
+    before: Option<BTreeSet<&'static str>>,
+}
+
+impl ConfigReader {
+    fn file(&mut self, path: &Path, text: &str) -> Result<(), ConfigError> {
+        let root = DeTable::parse(text).map_err(|error| {
+            let span = error.span().unwrap_or(0..0);
+            let what = excerpt(text, &span);
+            let at = if what.is_empty() { String::new() } else { format!(" at {what}") };
+            let origin = line(path, text, span.start);
+            ConfigError::Syntax { origin, why: format!("{}{at}", error.message()) }
+        })?;
+        for (name, section) in in_order(root.get_ref()) {
+            let origin = line(path, text, name.span().start);
+            let section_name = name.get_ref().as_ref();
+            let known = SECTIONS.iter().any(|(known, _)| *known == section_name);
+            let table = match section.get_ref() {
+                DeValue::Table(table) if known => table,
+                DeValue::Table(_) => return Err(unknown_section(origin, section_name)),
+                _ => return Err(unknown_key(origin, section_name)),
+            };
+            for (key_name, value) in in_order(table) {
+                let name = format!("{section_name}.{}", key_name.get_ref());
+                let written = excerpt(text, &value.span());
+                let origin = line(path, text, key_name.span().start);
+                self.put(origin, &name, Some(value.get_ref()), &written)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn apply(&mut self, index: usize, one: &Override) -> Result<(), ConfigError> {
+        let origin = Origin::Flag(index, one.flag.clone());
+        let parsed = DeValue::parse(&one.value).ok();
+        let name = with_section(&origin, &one.key)?;
+        let is_text = key(name).is_some_and(|key| key.accepts == Constraint::Text);
+        let mut value = parsed.as_ref().map(|value| value.get_ref());
+        // What is no string is one without its quotes, such as the index of a device.
+        if is_text && !matches!(value, Some(DeValue::String(_))) {
+            value = None;
+        }
+        self.put(origin, name, value, &one.value)
+    }
+
+    /// Sets a key; if `value` is `None`, the value is the bare word `written`.
+    fn put(
+        &mut self,
+        origin: Origin,
+        name: &str,
+        value: Option<&DeValue>,
+        written: &str,
+    ) -> Result<(), ConfigError> {
+        let Some(key) = key(name) else {
+            return Err(unknown_key(origin, name));
+        };
+        match accepted_value(key, value, written) {
+            Some(value) => {
+                (key.set)(&mut self.config, value);
+                self.origins.insert(key.full_name, origin);
+                Ok(())
+            }
+            None => {
+                let got = match value {
+                    Some(DeValue::Table(_)) => "a table",
+                    Some(DeValue::Array(_)) if key.accepts == Constraint::IntList => written,
+                    Some(DeValue::Array(_)) => "an array",
+                    _ if written.is_empty() => "nothing",
+                    _ => written,
+                };
+                let why = format!("expects {}, got {got}", key.accepts);
+                Err(ConfigError::Value { origin, name: key.full_name.into(), why })
+            }
+        }
+    }
+
+    /// Returns the keys that were set.
+    fn typed(&self) -> TypedKeys {
+        TypedKeys { now: self.origins.keys().copied().collect(), before: self.before.clone() }
+    }
+
+    fn origin(&self, key: &str) -> Origin {
+        let untyped = if self.before.is_some() { Origin::Saved } else { Origin::Default };
+        self.origins.get(key).cloned().unwrap_or(untyped)
+    }
+
+    /// Attributes a contradiction to the place of the conflicting key that was set last, and names
+    /// the lines of a file that it contradicts.
+    fn attribute(&self, invalid: ConstraintError) -> ConfigError {
+        let mut origin = self.origin(invalid.keys[0]);
+        for key in &invalid.keys[1..] {
+            let other = self.origin(key);
+            origin = if other > origin { other } else { origin };
+        }
+        let mut why = invalid.why;
+        for key in &invalid.keys {
+            let other = self.origin(key);
+            if matches!((&origin, &other), (Origin::Flag(..), Origin::File(..))) {
+                let _ = write!(why, " ({key} is set in {other})");
+            }
+        }
+        ConfigError::Value { origin, name: invalid.keys[0].into(), why }
+    }
+}
+
+/// Returns the line of the byte at an offset in the text of a file.
+fn line(path: &Path, text: &str, offset: usize) -> Origin {
+    let before = &text.as_bytes()[..offset.min(text.len())];
+    Origin::File(path.into(), 1 + before.iter().filter(|byte| **byte == b'\n').count())
+}
+
+/// Returns the entries of a table in the order of the text, so that the first error is reported.
+fn in_order<'t, 'i>(
+    table: &'t DeTable<'i>,
+) -> Vec<(&'t toml::Spanned<toml::de::DeString<'i>>, &'t toml::Spanned<DeValue<'i>>)> {
+    let mut entries: Vec<_> = table.iter().collect();
+    entries.sort_by_key(|(name, _)| name.span().start);
+    entries
+}
+
+/// Converts a written value to that of the key; `None` if the key does not accept it.
+fn accepted_value(key: &Key<RunConfig>, value: Option<&DeValue>, written: &str) -> Option<Value> {
+    let value = match value {
+        // Without brackets, as a flag may have it: 4,4,4.
+        None if key.accepts == Constraint::IntList => {
+            let mut counts = Vec::new();
+            for count in written.split(',') {
+                counts.push(count.trim().parse().ok()?);
+            }
+            Value::IntList(counts)
+        }
+        Some(DeValue::Integer(count)) if key.accepts == Constraint::IntList => {
+            Value::IntList(vec![whole(count)?.try_into().ok()?])
+        }
+        Some(DeValue::Array(items)) if key.accepts == Constraint::IntList => {
+            let mut counts = Vec::new();
+            for item in items.iter() {
+                let DeValue::Integer(count) = item.get_ref() else { return None };
+                counts.push(whole(count)?.try_into().ok()?);
+            }
+            Value::IntList(counts)
+        }
+        None => Value::Text(written.to_owned()),
+        Some(DeValue::String(text)) => Value::Text(text.clone().into_owned()),
+        Some(DeValue::Boolean(flag)) => Value::Flag(*flag),
+        Some(DeValue::Integer(number)) => Value::Whole(whole(number)?),
+        Some(DeValue::Float(number)) => Value::Real(number.as_str().parse().ok()?),
+        Some(DeValue::Datetime(_) | DeValue::Array(_) | DeValue::Table(_)) => return None,
+    };
+    key.accepts.check(value)
+}
+
+fn whole(number: &toml::de::DeInteger) -> Option<i128> {
+    i128::from_str_radix(number.as_str(), number.radix()).ok()
+}
+
+/// Returns the first line of a span of the text, cut to 40 characters.
+fn excerpt(text: &str, span: &Range<usize>) -> String {
+    let line = text.get(span.clone()).unwrap_or_default().lines().next().unwrap_or_default();
+    match line.char_indices().nth(40) {
+        Some((end, _)) => format!("{}...", &line[..end]),
+        None => line.to_owned(),
+    }
+}
+
+/// Returns the full name of a key that a flag may have without its section, if only one section
+/// has it; any other name as it is.
+pub(super) fn with_section<'a>(origin: &Origin, name: &'a str) -> Result<&'a str, ConfigError> {
+    let found: Vec<&str> =
+        KEYS.iter().filter(|key| key.name == name).map(|key| key.full_name).collect();
+    match found[..] {
+        [] => Ok(name),
+        [one] => Ok(one),
+        _ => {
+            let hint = format!("there are {}", found.join(", "));
+            Err(ConfigError::Unknown { origin: origin.clone(), name: format!("key {name}"), hint })
+        }
+    }
+}
+
+/// Returns today's name of a key by its former one, with its section or without.
+fn renamed(name: &str) -> Option<&'static str> {
+    let name = name.replace('-', "_");
+    for (before, now) in RENAMED {
+        if before == name || before.split_once('.').is_some_and(|(_, key)| key == name) {
+            return Some(now);
+        }
+    }
+    None
+}
+
+fn unknown_section(origin: Origin, name: &str) -> ConfigError {
+    let hint = match nearest(name, SECTIONS.iter().map(|(section, _)| (*section, *section))) {
+        Some(near) => format!("did you mean [{near}]?"),
+        None => {
+            let known: Vec<String> =
+                SECTIONS.iter().map(|(section, _)| format!("[{section}]")).collect();
+            format!("there are {}", known.join(", "))
+        }
+    };
+    ConfigError::Unknown { origin, name: format!("section [{name}]"), hint }
+}
+
+fn unknown_key(origin: Origin, name: &str) -> ConfigError {
+    if let Some(now) = renamed(name) {
+        let hint = format!("it is called {now} now");
+        return ConfigError::Unknown { origin, name: format!("key {name}"), hint };
+    }
+    let key_name = name.rsplit('.').next().unwrap_or(name);
+    let section = name.split('.').next().unwrap_or(name);
+    let is_section = SECTIONS.iter().any(|(known, _)| *known == section);
+    // A near match of the full name (a typo) beats the same key of another section (a mistake).
+    let near = nearest(name, KEYS.iter().map(|key| (key.full_name, key.full_name)))
+        .or_else(|| nearest(key_name, KEYS.iter().map(|key| (key.name, key.full_name))));
+    let hint = if is_section && section == name {
+        format!("{section} is a section: [{section}]")
+    } else if let Some(near) = near {
+        format!("did you mean {near}?")
+    } else {
+        let mut known = Vec::new();
+        for key in KEYS {
+            if !is_section || key.section == section {
+                known.push(key.full_name);
+            }
+        }
+        format!("there are {}", known.join(", "))
+    };
+    ConfigError::Unknown { origin, name: format!("key {name}"), hint }
+}
+
+/// Returns, of pairs (spelling, meaning), the meaning of the spelling nearest to `typed` if it is
+/// near enough to be a typo: one edit per four letters (rounded up), at most three.
+fn nearest<'a>(typed: &str, known: impl Iterator<Item = (&'a str, &'a str)>) -> Option<&'a str> {
+    let typed = typed.to_lowercase().replace('-', "_");
+    let mut near = None;
+    let mut least = usize::MAX;
+    for (spelling, meaning) in known {
+        let distance = strsim::osa_distance(&typed, spelling);
+        if distance <= spelling.len().div_ceil(4).min(3) && distance < least {
+            near = Some(meaning);
+            least = distance;
+        }
+    }
+    near
+}
+
+#[cfg(test)]
+mod resumed;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::schema::{Balance, OptimKind};
+    use potluck_data::TokenizerKind;
+    use potluck_graph::Unary;
+    use potluck_graph::optim::Decay;
+    use potluck_parallel::PipelineSchedule;
+    use proptest::prelude::*;
+
+    fn overrides(sets: &[&str]) -> Vec<Override> {
+        sets.iter().map(|set| Override::set(set).unwrap()).collect()
+    }
+
+    /// Resolves a file, called `run.toml`, and `--set` flags.
+    fn typed(text: &str, sets: &[&str]) -> Result<Resolved, ConfigError> {
+        read(None, Some((Path::new("run.toml"), text)), &overrides(sets))
+    }
+
+    fn config(text: &str, sets: &[&str]) -> RunConfig {
+        typed(text, sets).unwrap_or_else(|error| panic!("{error}")).config
+    }
+
+    /// Asserts that a file and flags are refused with this message.
+    fn refused(text: &str, sets: &[&str], expected: &str) {
+        match typed(text, sets) {
+            Err(error) => assert_eq!(error.to_string(), expected),
+            Ok(_) => panic!("accepted, but expected: {expected}"),
+        }
+    }
+
+    #[test]
+    fn nothing_typed_gives_the_defaults() {
+        let resolved = read(None, None, &[]).unwrap();
+        assert_eq!(resolved.config, RunConfig::default());
+        assert_eq!(resolved.typed, TypedKeys::default());
+        assert_eq!(config("", &[]), RunConfig::default());
+    }
+
+    #[test]
+    fn files_set_keys_and_flags_override_them() {
+        let text = "[model]\nwidth = 64 # comment\n[optim]\nlr = 1\n[train]\nsteps = 1_000";
+        let sets = ["train.steps=20", "train.steps = 30", "model.activation=relu"];
+        let resolved = typed(text, &sets).unwrap();
+        assert_eq!(resolved.config.model.width, 64);
+        assert_eq!(resolved.config.optim.lr, 1.0);
+        assert_eq!(resolved.config.train.steps, 30);
+        assert_eq!(resolved.config.model.activation, Unary::Relu);
+        let keys = ["model.activation", "model.width", "optim.lr", "train.steps"];
+        assert_eq!(resolved.typed.now, keys.into());
+    }
+
+    #[test]
+    fn former_names_are_refused_with_the_present_one() {
+        for (before, now) in RENAMED {
+            assert!(key(before).is_none(), "{before}");
+            assert!(key(now).is_some(), "{now}");
+            let hint = format!("there is no key {before}; it is called {now} now");
+            refused("", &[&format!("{before}=1")], &format!("--set {before}=1: {hint}"));
+            let (section, name) = before.split_once('.').unwrap();
+            refused(&format!("[{section}]\n{name} = 1"), &[], &format!("run.toml:2: {hint}"));
+        }
+        // A short name that is still one belongs to another section now.
+        assert_eq!(config("", &["hash_every=7"]).faults.hash_every, 7);
+        refused(
+            "",
+            &["chunks=2"],
+            "--set chunks=2: there is no key chunks; it is called parallel.virtual_stages now",
+        );
+    }
+
+    #[test]
+    fn a_flag_may_leave_out_the_section_where_only_one_has_the_key() {
+        assert_eq!(config("", &["lr=0.5", "min_lr=0"]).optim.lr, 0.5);
+        assert_eq!(typed("", &["batch = 7"]).unwrap().typed.now, ["train.batch"].into());
+        let several = "there are model.kind, data.kind, optim.kind, schedule.kind";
+        refused("", &["kind=sgd"], &format!("--set kind=sgd: there is no key kind; {several}"));
+        refused(
+            "",
+            &["lr=x"],
+            "--set lr=x: optim.lr expects a number above 0, at most 1000, got x",
+        );
+        refused("", &["rl=1"], "--set rl=1: there is no key rl; did you mean optim.lr?");
+        // Files have sections.
+        refused("lr = 1", &[], "run.toml:1: there is no key lr; did you mean optim.lr?");
+    }
+
+    #[test]
+    fn dotted_and_inline_tables_are_the_same_keys() {
+        assert_eq!(config("train.steps = 7\noptim = { kind = \"sgd\" }", &[]).train.steps, 7);
+        assert_eq!(config("optim = { kind = \"sgd\" }", &[]).optim.kind, OptimKind::Sgd);
+        assert_eq!(config("\u{feff}[train]\r\nsteps = 0x10\r\n", &[]).train.steps, 16);
+        assert_eq!(config("[data]\n'tokenizer' = 'byte'", &[]).data.tokenizer, TokenizerKind::Byte);
+    }
+
+    #[test]
+    fn syntax_errors_name_the_line() {
+        refused("[train]\nsteps 5", &[], "run.toml:2: key with no value, expected `=`");
+        refused("[train]\nsteps = 5\nsteps = 6", &[], "run.toml:3: duplicate key at steps");
+        refused("[train]\n\n[train]", &[], "run.toml:3: duplicate key at train");
+        refused(
+            "[optim]\nkind = sgd",
+            &[],
+            "run.toml:2: string values must be quoted, expected literal string at sgd",
+        );
+    }
+
+    #[test]
+    fn unknown_names_come_with_the_nearest_known_one() {
+        let unknown = |text: &str, rest: &str| {
+            refused(text, &[], &format!("run.toml:2: there is no {rest}"));
+        };
+        unknown("\ntrain.stpes = 5", "key train.stpes; did you mean train.steps?");
+        unknown(
+            "\ntrain.micro-batch = 5",
+            "key train.micro-batch; it is called train.micro_batch_size now",
+        );
+        unknown("\ntrain.lr = 5", "key train.lr; did you mean optim.lr?");
+        unknown("\nlr = 5", "key lr; did you mean optim.lr?");
+    }
+
+    #[test]
+    fn unknown_names_far_from_all_list_what_there_is() {
+        refused("[tarin]", &[], "run.toml:1: there is no section [tarin]; did you mean [train]?");
+        refused(
+            "[wandb]",
+            &[],
+            "run.toml:1: there is no section [wandb]; \
+             there are [model], [data], [train], [parallel], [faults], [optim], [schedule], \
+             [metrics]",
+        );
+        refused(
+            "[data]\nzzzzzz = 1",
+            &[],
+            "run.toml:2: there is no key data.zzzzzz; \
+             there are data.kind, data.path, data.val_path, data.tokenizer, data.held_out, \
+             data.target, data.task, data.normalize, data.image_size, data.crop, data.flip",
+        );
+        refused("train = 5", &[], "run.toml:1: there is no key train; train is a section: [train]");
+        refused(
+            "",
+            &["train=5"],
+            "--set train=5: there is no key train; train is a section: [train]",
+        );
+        refused(
+            "[[train]]\nsteps = 5",
+            &[],
+            "run.toml:1: there is no key train; train is a section: [train]",
+        );
+    }
+
+    #[test]
+    fn wrong_types_and_values_out_of_range_say_what_is_accepted() {
+        let value = |text: &str, rest: &str| refused(text, &[], &format!("run.toml:2: {rest}"));
+        let layers = "model.layers expects a whole number from 1 to 1024, got";
+        value("\nmodel.layers = \"12\"", &format!("{layers} \"12\""));
+        value("\nmodel.layers = 1.5", &format!("{layers} 1.5"));
+        value("\nmodel.layers = -4", &format!("{layers} -4"));
+        value("\nmodel.layers = 0", &format!("{layers} 0"));
+        value("\nmodel.layers = 1_000_000_000_000", &format!("{layers} 1_000_000_000_000"));
+        let digits = "9".repeat(60);
+        value(&format!("\nmodel.layers = {digits}"), &format!("{layers} {}...", &digits[..40]));
+        value("\nmodel.layers = [1]", &format!("{layers} an array"));
+        value("\n[model.layers]", &format!("{layers} a table"));
+        value("\nmodel.layers = 2001-01-01", &format!("{layers} 2001-01-01"));
+        let dropout = "model.dropout expects a number from 0 to below 1, got";
+        value("\nmodel.dropout = 1", &format!("{dropout} 1"));
+        value("\nmodel.dropout = nan", &format!("{dropout} nan"));
+        let kinds =
+            "model.kind expects \"gpt\", \"rnn\", \"mlp\", \"cnn\" or \"resnet\", got \"vae\"";
+        value("\nmodel.kind = \"vae\"", kinds);
+        value("\nmodel.bias = 1", "model.bias expects true or false, got 1");
+        let path = "data.path expects a string that is not empty, got \"\"";
+        value("\ndata.path = \"\"", path);
+        let keep = "train.checkpoint_keep expects a whole number from 2 to 1000000, got 1";
+        value("\ntrain.checkpoint_keep = 1", keep);
+    }
+
+    #[test]
+    fn errors_of_flags_name_the_flag() {
+        let steps = "train.steps expects a whole number from 0 to 1000000000, got";
+        refused("", &["train.steps=x"], &format!("--set train.steps=x: {steps} x"));
+        refused("", &["train.steps="], &format!("--set train.steps=: {steps} nothing"));
+        refused("", &["train.steps=5\ny=3"], &format!("--set train.steps=5\ny=3: {steps} 5\ny=3"));
+        let named = read(None, None, &[Override::named("--steps", "train.steps", "-1")]);
+        assert_eq!(named.unwrap_err().to_string(), format!("--steps -1: {steps} -1"));
+        let key = "--set train.stpes=5: there is no key train.stpes; did you mean train.steps?";
+        refused("", &["train.stpes=5"], key);
+        let shape = "--set steps: expects key=value, such as --set train.steps=500";
+        assert_eq!(Override::set("steps").unwrap_err().to_string(), shape);
+    }
+
+    #[test]
+    fn contradictions_name_the_place_that_was_typed_last_and_the_line_that_it_contradicts() {
+        let heads = "model.heads expects a number that divides model.width = 130, got 4";
+        refused("[model]\nheads = 4\nwidth = 130", &[], &format!("run.toml:3: {heads}"));
+        let of_flag = format!("--set model.heads=4: {heads} (model.width is set in run.toml:1)");
+        refused("model.width = 130", &["model.heads=4"], &of_flag);
+        let micro = "train.micro_batch_size expects at most train.batch = 4, got 8";
+        let sets = ["train.batch=4"];
+        let line = "(train.micro_batch_size is set in run.toml:1)";
+        let both = format!("--set train.batch=4: {micro} {line}");
+        refused("train.micro_batch_size = 8", &sets, &both);
+    }
+
+    #[test]
+    fn keys_that_follow_others_do_so_until_they_are_typed() {
+        let follow = config("", &["train.batch=7", "train.steps=30", "optim.lr=0.5"]);
+        assert_eq!(follow.train.micro_batch_size, 7);
+        assert_eq!(follow.schedule.decay_steps, 30);
+        assert_eq!(follow.schedule.warmup, 3);
+        assert_eq!(follow.schedule.min_lr, 0.05);
+        let typed =
+            "[train]\nbatch = 7\nmicro_batch_size = 3\n[schedule]\ndecay_steps = 9\nwarmup = 90";
+        let typed = config(typed, &["train.steps=30"]);
+        assert_eq!((typed.train.micro_batch_size, typed.schedule.decay_steps), (3, 9));
+        assert_eq!(typed.schedule.warmup, 90);
+        let constant = config("schedule.kind = 'constant'\nschedule.min_lr = 1", &[]);
+        assert_eq!(constant.schedule.kind, Decay::Constant);
+    }
+
+    #[test]
+    fn a_path_means_text_and_the_builtin_corpus_has_none() {
+        assert_eq!(config("data.path = 'a.txt'", &[]).data.kind, DataKind::Text);
+        let data = |path: &str| Override::data(Path::new(path)).unwrap();
+        let file = Some((Path::new("run.toml"), "data.kind = 'builtin'"));
+        for path in ["a b.txt", "12", "true", "\"quoted\"", "C:\\new\\table.txt"] {
+            let read = read(None, file, &data(path)).unwrap().config;
+            assert_eq!((read.data.kind, read.data.path), (DataKind::Text, Some(path.into())));
+        }
+        let both = "data.path conflicts with data.kind = \"builtin\"; leave one of them out";
+        let text = "[data]\npath = 'a'\nkind = 'builtin'";
+        refused(text, &[], &format!("run.toml:3: {both}"));
+        let flag = "data.kind=builtin";
+        let line = "(data.path is set in run.toml:1)";
+        refused("data.path = 'a.txt'", &[flag], &format!("--set {flag}: {both} {line}"));
+        let none = "run.toml:1: data.kind = \"text\" expects a data.path; give --data PATH";
+        refused("data.kind = 'text'", &[], none);
+    }
+
+    #[test]
+    fn shares_are_a_list_and_mean_a_fixed_balance() {
+        let shares = |text: &str, sets: &[&str]| {
+            let parallel = config(text, sets).parallel;
+            (parallel.balance == Balance::Fixed).then_some(parallel.shares)
+        };
+        let file = "[parallel]\nshares = [4, # two\n 0x4, 4]";
+        assert_eq!(shares(file, &[]), Some(vec![4, 4, 4]));
+        for set in ["shares=[2,2,8]", "shares=2,2,8", "shares = 2, 2,8"] {
+            assert_eq!(shares(file, &[&format!("parallel.{set}")]), Some(vec![2, 2, 8]), "{set}");
+        }
+        assert_eq!(shares("", &["parallel.shares=12"]), Some(vec![12]));
+        assert_eq!(shares(file, &["parallel.shares=[]"]), Some(vec![]), "evenly");
+        assert_eq!(shares("", &[]), None);
+    }
+
+    #[test]
+    fn shares_that_cannot_be_are_refused_with_line_and_key() {
+        let list = "expects a list of whole numbers from 1 on, such as [32, 32], got";
+        for (value, got) in [
+            ("[4, 0, 8]", "[4, 0, 8]"),
+            ("[4, 4.0, 4]", "[4, 4.0, 4]"),
+            ("[[4], 8]", "[[4], 8]"),
+            ("'4,4,4'", "'4,4,4'"),
+            ("{ a = 4 }", "a table"),
+            ("-12", "-12"),
+        ] {
+            let text = format!("[parallel]\nshares = {value}");
+            refused(&text, &[], &format!("run.toml:2: parallel.shares {list} {got}"));
+        }
+        for set in ["parallel.shares=4,,8", "parallel.shares=4,x"] {
+            let got = set.split_once('=').unwrap().1;
+            refused("", &[set], &format!("--set {set}: parallel.shares {list} {got}"));
+        }
+        let empty = format!("--set parallel.shares=: parallel.shares {list} nothing");
+        refused("", &["parallel.shares="], &empty);
+        let sum = "parallel.shares expects numbers with the sum train.batch = 12, got [4, 4], \
+                   whose sum is 8";
+        refused("\n[parallel]\nshares = [4, 4]", &[], &format!("run.toml:3: {sum}"));
+        let set = ["train.batch=12"];
+        let line = "(parallel.shares is set in run.toml:1)";
+        let of_flag = format!("--set train.batch=12: {sum} {line}");
+        refused("parallel.shares = [4, 4]", &set, &of_flag);
+        let both = "parallel.shares conflicts with parallel.balance = \"measured\"; leave one of \
+                    them out";
+        let text = "[parallel]\nshares = [12]\nbalance = 'measured'";
+        refused(text, &[], &format!("run.toml:3: {both}"));
+        let flag = "parallel.balance=measured";
+        refused("parallel.shares = [12]", &[flag], &format!("--set {flag}: {both} {line}"));
+    }
+
+    #[test]
+    fn the_listing_names_every_key_within_the_columns() {
+        let help = keys_help();
+        for key in KEYS {
+            assert!(help.contains(&format!("\n  {} ", key.name)), "{} is missing", key.full_name);
+        }
+        for line in help.lines() {
+            assert!(line.chars().count() <= 100, "too long: {line}");
+        }
+        assert!(help.contains("default: as train.batch"));
+    }
+
+    #[test]
+    fn the_examples_are_read() {
+        for entry in std::fs::read_dir("examples/configs").unwrap() {
+            let path = entry.unwrap().path();
+            let text = load(&path).unwrap();
+            read(None, Some((&path, &text)), &[]).unwrap_or_else(|error| panic!("{error}"));
+        }
+    }
+
+    /// Picks a value of a key; `fraction`, from 0 to 1, is its position in the accepted range.
+    fn pick(key: &Key<RunConfig>, fraction: f64) -> Option<Value> {
+        use std::ops::Bound::{Excluded, Included};
+        let value = match key.accepts {
+            Constraint::Whole(first, last) => {
+                Value::Whole(i128::from(first) + ((last - first) as f64 * fraction.powi(8)) as i128)
+            }
+            Constraint::Real(Included(from) | Excluded(from), Included(to) | Excluded(to)) => {
+                Value::Real(from + (to - from) * fraction)
+            }
+            Constraint::Real(..) => panic!("{} has no bound", key.full_name),
+            Constraint::Flag => Value::Flag(fraction < 0.5),
+            Constraint::OneOf(words) => {
+                Value::Text(words[(fraction * words.len() as f64) as usize].into())
+            }
+            Constraint::IntList => Value::IntList(vec![1 + (fraction * 9.0) as u64; 3]),
+            Constraint::Text => Value::Text(format!("a \"{fraction}\"\\\n'ü'")),
+        };
+        key.accepts.check(value)
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_printed_reads_back_the_same(
+            fractions in proptest::collection::vec(0.0..1.0f64, KEYS.len())
+        ) {
+            let mut config = RunConfig::default();
+            for (key, fraction) in KEYS.iter().zip(fractions) {
+                let Some(value) = pick(key, fraction) else { continue };
+                let mut changed = config.clone();
+                (key.set)(&mut changed, value);
+                changed.train.batch = changed.train.batch.max(changed.train.micro_batch_size);
+                changed.model.width = changed.model.width.next_multiple_of(changed.model.heads);
+                if !changed.parallel.shares.is_empty() {
+                    let batch = changed.parallel.shares.iter().sum::<u64>() as usize;
+                    changed.parallel.balance = Balance::Fixed;
+                    changed.train.batch = batch;
+                    changed.train.micro_batch_size = changed.train.micro_batch_size.min(batch);
+                }
+                let parallel = &mut changed.parallel;
+                match parallel.schedule {
+                    PipelineSchedule::Interleaved => {
+                        parallel.virtual_stages = parallel.virtual_stages.max(2);
+                    }
+                    _ => parallel.virtual_stages = 1,
+                }
+                let chunks = parallel.pipeline_stages * parallel.virtual_stages;
+                parallel.blocks_per_stage = parallel.blocks_per_stage.repeat(chunks);
+                parallel.blocks_per_stage.truncate(chunks);
+                if changed.data.path.is_some() {
+                    changed.data.kind = DataKind::Text;
+                }
+                if changed.check().is_ok() {
+                    config = changed;
+                }
+            }
+            prop_assume!(config.schedule.decay_steps > 0);
+            let path = Path::new("run.toml");
+            let whole = read_complete(path, &config.to_toml(), &[]).unwrap();
+            prop_assert_eq!(&whole.config, &config);
+            let text = config.to_run_toml(&BTreeSet::new());
+            let mut of_run = read(None, Some((path, &text)), &[]).unwrap();
+            if config.train.epochs > 0 {
+                // The steps come with the data.
+                of_run.config.set_steps_of_epochs(config.train.steps, &of_run.typed);
+            }
+            prop_assert_eq!(&of_run.config, &config);
+        }
+    }
+}

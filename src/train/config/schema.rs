@@ -1,0 +1,840 @@
+//! Schema of a run's configuration: checked, resolved, printable as TOML and readable again.
+//! `read` builds a [`RunConfig`] from file and flags; every key is one entry of [`KEYS`].
+
+use std::collections::BTreeSet;
+use std::ops::Bound::{Excluded, Included};
+use std::path::{Path, PathBuf};
+
+use super::key::{ConfigValue, Constraint, Key, Value, Words, words};
+use potluck_data::{SampleFormat, TargetKind, TokenizerKind, formats, tokens};
+use potluck_graph::model::PictureNorm;
+use potluck_graph::optim::Decay;
+use potluck_graph::plan::STATISTICS_ROWS_MIN;
+use potluck_graph::{Cell, Unary};
+use potluck_parallel::collective::Topology;
+use potluck_parallel::{DeviceLoss, MismatchAction, PipelineSchedule, ReduceSite};
+
+/// Architecture of the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModelKind {
+    /// A decoder-only transformer.
+    Gpt,
+    /// A recurrent language model.
+    Rnn,
+    /// A multilayer perceptron.
+    Mlp,
+    /// A convolutional network.
+    Cnn,
+    /// A residual network.
+    Resnet,
+}
+
+/// Source of the samples.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DataKind {
+    /// A text file, `data.path`.
+    Text,
+    /// The built-in corpus, which is generated.
+    Builtin,
+    /// A file of token ids.
+    Tokens,
+    /// Images and labels as MNIST has them.
+    Idx,
+    /// CIFAR-10's binary version.
+    Cifar10,
+    /// A table.
+    Csv,
+    /// NumPy arrays.
+    Npy,
+    /// Directories of pictures, one per class.
+    Images,
+}
+
+impl DataKind {
+    /// Returns the format of the samples; `None` for texts and tokens.
+    pub fn sample_format(self) -> Option<SampleFormat> {
+        match self {
+            Self::Text | Self::Builtin | Self::Tokens => None,
+            Self::Idx => Some(SampleFormat::Idx),
+            Self::Cifar10 => Some(SampleFormat::Cifar10),
+            Self::Csv => Some(SampleFormat::Csv),
+            Self::Npy => Some(SampleFormat::Npy),
+            Self::Images => Some(SampleFormat::Pictures),
+        }
+    }
+
+    /// Returns the kind of what is at a path; that of a text, unless it looks like another.
+    pub fn of(path: &Path) -> Self {
+        match formats::detect(path) {
+            Some(SampleFormat::Idx) => Self::Idx,
+            Some(SampleFormat::Cifar10) => Self::Cifar10,
+            Some(SampleFormat::Csv) => Self::Csv,
+            Some(SampleFormat::Npy) => Self::Npy,
+            Some(SampleFormat::Pictures) => Self::Images,
+            None if tokens::is_token_file(path) => Self::Tokens,
+            None => Self::Text,
+        }
+    }
+}
+
+/// Update rule of the optimizer; its hyperparameters are keys of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OptimKind {
+    /// Adam with decoupled weight decay.
+    AdamW,
+    /// Stochastic gradient descent with momentum.
+    Sgd,
+}
+
+/// Split of the global batch over the devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Balance {
+    /// By the measured throughput of each device.
+    Measured,
+    /// By `parallel.shares`, or evenly if that is empty.
+    Fixed,
+}
+
+words! {
+    ModelKind {
+        ModelKind::Gpt => "gpt",
+        ModelKind::Rnn => "rnn",
+        ModelKind::Mlp => "mlp",
+        ModelKind::Cnn => "cnn",
+        ModelKind::Resnet => "resnet",
+    }
+    PictureNorm { PictureNorm::Batch => "batch", PictureNorm::Group => "group", }
+    Cell { Cell::Lstm => "lstm", Cell::Gru => "gru", }
+    // The others are no activations of a model.
+    Unary {
+        Unary::Gelu => "gelu",
+        Unary::GeluTanh => "gelu_tanh",
+        Unary::Relu => "relu",
+        Unary::Sigmoid => "sigmoid",
+        Unary::Silu => "silu",
+        Unary::Tanh => "tanh",
+        _ => None,
+    }
+    DataKind {
+        DataKind::Text => "text",
+        DataKind::Builtin => "builtin",
+        DataKind::Tokens => "tokens",
+        DataKind::Idx => "idx",
+        DataKind::Cifar10 => "cifar10",
+        DataKind::Csv => "csv",
+        DataKind::Npy => "npy",
+        DataKind::Images => "images",
+    }
+    // `None`: as the targets suggest.
+    Option<TargetKind> {
+        None => "auto",
+        Some(TargetKind::Classes) => "classification",
+        Some(TargetKind::Values) => "regression",
+    }
+    TokenizerKind { TokenizerKind::Char => "char", TokenizerKind::Byte => "byte", }
+    OptimKind { OptimKind::AdamW => "adamw", OptimKind::Sgd => "sgd", }
+    Decay { Decay::Constant => "constant", Decay::Cosine => "cosine", Decay::Linear => "linear", }
+    Balance { Balance::Measured => "measured", Balance::Fixed => "fixed", }
+    Topology { Topology::Ring => Topology::Ring.name(), Topology::Star => Topology::Star.name(), }
+    // `None`: the faster site, by measurement.
+    Option<ReduceSite> {
+        None => "measured",
+        Some(ReduceSite::Host) => ReduceSite::Host.name(),
+        Some(ReduceSite::Device) => ReduceSite::Device.name(),
+    }
+    PipelineSchedule {
+        PipelineSchedule::OneFOneB => PipelineSchedule::OneFOneB.name(),
+        PipelineSchedule::GPipe => PipelineSchedule::GPipe.name(),
+        PipelineSchedule::Interleaved => PipelineSchedule::Interleaved.name(),
+        PipelineSchedule::ZeroBubble => PipelineSchedule::ZeroBubble.name(),
+    }
+    MismatchAction {
+        MismatchAction::Stop => "stop",
+        MismatchAction::Repair => "repair",
+    }
+    DeviceLoss { DeviceLoss::Stop => "stop", DeviceLoss::Continue => "continue", }
+}
+
+/// The most samples and tokens of an evaluation by default.
+const EVAL_SAMPLES: u64 = 1024;
+const EVAL_TOKENS: u64 = 65_536;
+/// Largest count of steps: a billion steps take years on any device.
+const STEPS: i64 = 1_000_000_000;
+/// Largest number of samples in a batch.
+const BATCH_MAX: i64 = 1 << 20;
+/// Largest width of a hidden layer, and the most hidden layers of an MLP.
+const WIDTH_MAX: u64 = 65_536;
+const HIDDEN_MAX: usize = 1024;
+/// Largest number of blocks in a model chunk: far above what a model can have, and so small that
+/// sums of it do not wrap.
+const BLOCKS_MAX: u64 = 65_536;
+/// Fractions from 0 to below 1, as decaying averages need them.
+const FRACTION: Constraint = Constraint::Real(Included(0.0), Excluded(1.0));
+/// Largest accepted learning rate: useful ones are far below, a larger one is a typing error.
+const LR_MAX: f64 = 1000.0;
+
+/// Keys on which it depends whether others have an effect, and words of them.
+const MODEL_KIND: &str = "model.kind";
+const DATA_KIND: &str = "data.kind";
+const GPT: &[&str] = &["gpt"];
+const RNN: &[&str] = &["rnn"];
+/// Models of texts and tokens.
+const OF_TOKENS: &[&str] = &["gpt", "rnn"];
+/// Models of equal layers.
+const WITH_LAYERS: &[&str] = &["gpt", "rnn", "resnet"];
+const CNN: &[&str] = &["cnn"];
+const RESNET: &[&str] = &["resnet"];
+/// Models with hidden linear layers.
+const WITH_HIDDEN: &[&str] = &["mlp", "cnn"];
+const TEXTS: &[&str] = &["text", "builtin"];
+const SAMPLES: &[&str] = &["idx", "cifar10", "csv", "npy", "images"];
+const PICTURES: &[&str] = &["idx", "cifar10", "npy", "images"];
+
+/// Generates the structs of the sections, their defaults, [`RunConfig`] and the table of keys
+/// from one entry per key: doc, name, type, default, accepted values, and the other key that the
+/// default follows, if any.
+macro_rules! sections {
+    ($(
+        $(#[doc = $section_doc:literal])*
+        $section:ident: $Section:ident {
+            $(
+                $(#[doc = $doc:literal])*
+                $key:ident: $ty:ty = $default:expr, $accepts:expr $(, $follows:literal)?
+                    $(, if $other:ident = $words:expr)?;
+            )*
+        }
+    )*) => {
+        $(
+            $(#[doc = $section_doc])*
+            #[derive(Clone, Debug, PartialEq)]
+            pub struct $Section {
+                $($(#[doc = $doc])* pub $key: $ty,)*
+            }
+
+            impl Default for $Section {
+                fn default() -> Self {
+                    Self { $($key: $default,)* }
+                }
+            }
+        )*
+
+        /// Complete configuration of a run. Equal configurations on the same devices give the
+        /// same bits.
+        #[derive(Clone, Debug, Default, PartialEq)]
+        pub struct RunConfig {
+            $($(#[doc = $section_doc])* pub $section: $Section,)*
+        }
+
+        /// Sections with a help sentence each, in printing order.
+        pub const SECTIONS: &[(&str, &str)] =
+            &[$((stringify!($section), concat!($($section_doc),*)),)*];
+
+        /// All keys, in printing order.
+        pub const KEYS: &[Key<RunConfig>] = &[$($(Key {
+            full_name: concat!(stringify!($section), ".", stringify!($key)),
+            section: stringify!($section),
+            name: stringify!($key),
+            doc: concat!($($doc),*),
+            accepts: $accepts,
+            follows: [$(Some($follows),)? None][0],
+            only: [$(Some(($other, $words as &[&str])),)? None][0],
+            get: |config| ConfigValue::value(&config.$section.$key),
+            set: |config, value| ConfigValue::replace(&mut config.$section.$key, value),
+        },)*)*];
+    };
+}
+
+sections! {
+    /// Architecture of the model.
+    model: Model {
+        /// Model architecture.
+        kind: ModelKind = ModelKind::Gpt, Constraint::OneOf(ModelKind::WORDS),
+            "\"gpt\" for texts and tokens, or else \"mlp\"";
+        /// Blocks; layers of an rnn, by default 2; blocks per stage of a resnet, 1.
+        layers: usize = 4, Constraint::Whole(1, 1024), if MODEL_KIND = WITH_LAYERS;
+        /// Cell of the recurrent layers.
+        cell: Cell = Cell::Lstm, Constraint::OneOf(Cell::WORDS), if MODEL_KIND = RNN;
+        /// Carries states to the next step, whose samples then follow in the text.
+        stateful: bool = false, Constraint::Flag, if MODEL_KIND = RNN;
+        /// Number of attention heads; must divide the width.
+        heads: usize = 4, Constraint::Whole(1, 1024), if MODEL_KIND = GPT;
+        /// Channels; an rnn's hidden values, by default 128; of a resnet's 1st stage, 16.
+        width: usize = 64, Constraint::Whole(1, 65_536), if MODEL_KIND = WITH_LAYERS;
+        /// Context length: tokens of a sample.
+        context: usize = 64, Constraint::Whole(1, 65_536), if MODEL_KIND = OF_TOKENS;
+        /// Output channels of the convolutions; each is followed by a pooling by 2.
+        channels: Vec<u64> = vec![6, 16], Constraint::IntList, if MODEL_KIND = CNN;
+        /// Normalization between the convolutions.
+        norm: PictureNorm = PictureNorm::Batch, Constraint::OneOf(PictureNorm::WORDS),
+            if MODEL_KIND = RESNET;
+        /// Widths of the hidden layers; empty for none; by default [120, 84] of a cnn.
+        hidden: Vec<u64> = vec![128], Constraint::IntList, if MODEL_KIND = WITH_HIDDEN;
+        /// Biases in linear layers and layer norms.
+        bias: bool = false, Constraint::Flag, if MODEL_KIND = GPT;
+        /// Dropout probability: share of activations that training sets to zero.
+        dropout: f64 = 0.0, FRACTION, if MODEL_KIND = &["gpt", "rnn", "mlp", "cnn"];
+        /// Weight tying: the output head shares the token embedding.
+        tie: bool = true, Constraint::Flag, if MODEL_KIND = GPT;
+        /// Activation function; for an mlp and a cnn "relu" unless set.
+        activation: Unary = Unary::Gelu, Constraint::OneOf(Unary::WORDS),
+            if MODEL_KIND = &["gpt", "mlp", "cnn"];
+    }
+    /// Data for training and validation.
+    data: Data {
+        /// Source of the samples; with a data.path as what is there, unless set.
+        kind: DataKind = DataKind::Builtin, Constraint::OneOf(DataKind::WORDS);
+        /// Path of the file or directory; runs save it as an absolute path.
+        path: Option<PathBuf> = None, Constraint::Text;
+        /// Path of held-out samples of their own, in the same format.
+        val_path: Option<PathBuf> = None, Constraint::Text, if DATA_KIND = SAMPLES;
+        /// Unit of tokenization: a character or a byte.
+        tokenizer: TokenizerKind = TokenizerKind::Char, Constraint::OneOf(TokenizerKind::WORDS),
+            if DATA_KIND = TEXTS;
+        /// Share for the validation split; 0 = none. Of a text the end, of samples any.
+        held_out: f64 = 0.1, Constraint::Real(Included(0.0), Included(0.5));
+        /// Column of a table that is the target, or several, separated by commas.
+        target: Option<String> = None, Constraint::Text, "the last column",
+            if DATA_KIND = &["csv"];
+        /// Classes or values as targets, where targets can be either.
+        task: Option<TargetKind> = None, Constraint::OneOf(<Option<TargetKind>>::WORDS),
+            if DATA_KIND = &["csv", "npy"];
+        /// Normalization of features and target values to mean 0 and standard deviation 1.
+        normalize: bool = true, Constraint::Flag, if DATA_KIND = SAMPLES;
+        /// Height and width to which pictures are resized.
+        image_size: Vec<u64> = Vec::new(), Constraint::IntList, "as they are",
+            if DATA_KIND = &["images"];
+        /// Augmentation: pixels of padding around pictures for a random crop; 0 = none.
+        crop: usize = 0, Constraint::Whole(0, 1024), if DATA_KIND = PICTURES;
+        /// Augmentation: half of the pictures are mirrored left to right.
+        flip: bool = false, Constraint::Flag, if DATA_KIND = PICTURES;
+    }
+    /// The training run.
+    train: Train {
+        /// Samples per step; by default 128 of an mlp, 32 of an rnn, 64 for pictures.
+        batch: usize = 12, Constraint::Whole(1, BATCH_MAX);
+        /// Micro-batch size: the most samples that a device runs in one pass.
+        micro_batch_size: usize = 12, Constraint::Whole(1, BATCH_MAX),
+            "as train.batch; 1/4K in K stages";
+        /// Operator fusion: neighbouring operations become one kernel.
+        fuse: bool = true, Constraint::Flag;
+        /// Step after which the run ends; 0 writes the initial checkpoint only.
+        steps: u64 = 3500, Constraint::Whole(0, STEPS), "3500, or as train.epochs";
+        /// Passes through the data after which the run ends; 0 = after train.steps.
+        epochs: u64 = 0, Constraint::Whole(0, STEPS);
+        /// Seed of all random numbers.
+        seed: u64 = 1337, Constraint::Whole(0, i64::MAX);
+        /// Steps between evaluations on the validation split, and one at the end; 0 = none.
+        eval_every: u64 = 500, Constraint::Whole(0, STEPS);
+        /// Samples of the validation split per evaluation, spread evenly over it; 0 = all.
+        eval_samples: u64 = EVAL_SAMPLES, Constraint::Whole(0, STEPS),
+            "the fewer of 1,024 samples and 65,536 tokens";
+        /// Evaluations without a better one after which the run ends; 0 = any number.
+        patience: u64 = 0, Constraint::Whole(0, STEPS);
+        /// Steps between checkpoints; 0 = only at the start, at the end and at a new best.
+        checkpoint_every: u64 = 500, Constraint::Whole(0, STEPS);
+        /// Number of newest checkpoints to keep; the best one is kept as well.
+        checkpoint_keep: usize = 2, Constraint::Whole(2, 1_000_000);
+        /// Seconds for timing kernels of a GPU before the first step; 0 = earlier timings.
+        tune_s: f64 = 5.0, Constraint::Real(Included(0.0), Included(3600.0));
+        /// Consecutive steps skipped for non-finite values after which the run stops.
+        skipped_steps_max: u64 = 10, Constraint::Whole(1, STEPS);
+        /// Memory limit of each device in MiB; 0 = as much as the device reports.
+        device_memory_mib: u64 = 0, Constraint::Whole(0, 1 << 30);
+        /// Steps between progress lines if stderr is not a terminal.
+        log_every: u64 = 10, Constraint::Whole(1, STEPS);
+        /// Tokens of the sample text generated at the end; 0 = no sample, no measure.
+        sample_tokens: usize = 200, Constraint::Whole(0, 1_000_000), if MODEL_KIND = OF_TOKENS;
+    }
+    /// Data parallelism and pipelines over several devices.
+    parallel: Parallel {
+        /// Devices of the run: auto, all, or a list as --devices takes it.
+        devices: String = "auto".to_string(), Constraint::Text;
+        /// Split of the batch: by measured throughput, or fixed by parallel.shares.
+        balance: Balance = Balance::Measured, Constraint::OneOf(Balance::WORDS);
+        /// Samples per device, or per pipeline, in device order; for balance = "fixed".
+        shares: Vec<u64> = Vec::new(), Constraint::IntList, "evenly";
+        /// Pipeline stages: devices over which a model is cut; 1 = none.
+        pipeline_stages: usize = 1, Constraint::Whole(1, 64);
+        /// Schedule of a pipeline: order of the passes of its micro-batches.
+        schedule: PipelineSchedule = PipelineSchedule::OneFOneB,
+            Constraint::OneOf(PipelineSchedule::WORDS);
+        /// Virtual stages: model chunks per device; for schedule = "interleaved".
+        virtual_stages: usize = 1, Constraint::Whole(1, 16), "2 for interleaved, or else 1";
+        /// Blocks of each model chunk of a pipeline, in forward order.
+        blocks_per_stage: Vec<u64> = Vec::new(), Constraint::IntList, "by measurement";
+        /// Topology of the collectives: a ring, or a star over the first device.
+        collective: Topology = Topology::Ring, Constraint::OneOf(Topology::WORDS);
+        /// Overlap of gradient communication with the backward pass.
+        overlap: bool = true, Constraint::Flag;
+        /// Site at which the gradients of several devices are summed.
+        reduce_site: Option<ReduceSite> = None,
+            Constraint::OneOf(<Option<ReduceSite>>::WORDS);
+        /// Message size: KiB per message between devices.
+        message_kib: usize = 1024, Constraint::Whole(1, 1024);
+    }
+    /// Policy on faults: what a run does when something fails, and when it counts as failed.
+    faults: FaultPolicy {
+        /// Steps between comparisons of all devices' parameters; 0 = with checkpoints only.
+        hash_every: u64 = 100, Constraint::Whole(0, STEPS);
+        /// Reaction to devices whose parameters differ.
+        on_mismatch: MismatchAction = MismatchAction::Stop,
+            Constraint::OneOf(MismatchAction::WORDS);
+        /// Reaction to a device that fails: stop, or continue on those that are left.
+        on_loss: DeviceLoss = DeviceLoss::Stop, Constraint::OneOf(DeviceLoss::WORDS);
+        /// Seconds of silence after which a node of a run over several machines is lost.
+        node_timeout_s: f64 = 30.0, Constraint::Real(Included(0.1), Included(3600.0));
+        /// Device timeout: seconds without a heartbeat after which a device counts as hung.
+        device_timeout_s: f64 = 300.0, Constraint::Real(Excluded(0.0), Included(86_400.0));
+    }
+    /// The optimizer.
+    optim: Optim {
+        /// Update rule.
+        kind: OptimKind = OptimKind::AdamW, Constraint::OneOf(OptimKind::WORDS);
+        /// Learning rate after the warm-up.
+        lr: f64 = 4e-3, Constraint::Real(Excluded(0.0), Included(LR_MAX)),
+            "gpt 4e-3 * (64 / model.width)^0.75; rnn 2e-3; of samples 1e-3";
+        /// Decay of AdamW's first moment, the mean of gradients.
+        beta1: f64 = 0.9, FRACTION;
+        /// Decay of AdamW's second moment, the mean of squared gradients.
+        beta2: f64 = 0.99, FRACTION;
+        /// AdamW's epsilon, which prevents a division by zero.
+        eps: f64 = 1e-8, Constraint::Real(Included(1e-20), Included(1.0));
+        /// SGD's momentum: decay of its running sum of gradients.
+        momentum: f64 = 0.9, FRACTION;
+        /// Weight decay of parameters with 2 or more dimensions.
+        weight_decay: f64 = 0.1, Constraint::Real(Included(0.0), Included(1000.0));
+        /// Gradient clipping: norm to which larger gradients are scaled down; 0 = off.
+        clip: f64 = 1.0, Constraint::Real(Included(0.0), Included(1e9));
+    }
+    /// Learning-rate schedule.
+    schedule: Schedule {
+        /// Decay of the learning rate after the warm-up.
+        kind: Decay = Decay::Cosine, Constraint::OneOf(Decay::WORDS);
+        /// Warm-up: steps in which the learning rate rises linearly from 0.
+        warmup: u64 = 100, Constraint::Whole(0, STEPS), "train.steps / 10, at most 100";
+        /// Learning rate at the end of the decay.
+        min_lr: f64 = 4e-4, Constraint::Real(Included(0.0), Included(LR_MAX)),
+            "a tenth of optim.lr";
+        /// Step from which the learning rate stays at min_lr; 0 = train.steps.
+        decay_steps: u64 = 3500, Constraint::Whole(0, STEPS), "as train.steps";
+    }
+    /// Metrics of the run besides its record.
+    metrics: Metrics {
+        /// Event files for TensorBoard in the run's directory.
+        tensorboard: bool = false, Constraint::Flag;
+    }
+}
+
+/// Violated constraint: a value out of range, or keys that contradict each other.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{} {why}", keys[0])]
+pub struct ConstraintError {
+    /// Conflicting keys; the first is the subject of the message.
+    pub keys: Vec<&'static str>,
+    /// Predicate of the message, after the first key's name, with the accepted values.
+    pub why: String,
+}
+
+/// Keys whose default is derived from another key, which [`RunConfig::to_run_toml`] leaves to be
+/// derived again.
+const DERIVED: [&str; 7] = [
+    "train.eval_samples",
+    "optim.lr",
+    "train.micro_batch_size",
+    "parallel.virtual_stages",
+    "schedule.warmup",
+    "schedule.min_lr",
+    "schedule.decay_steps",
+];
+
+/// Keys whose result is the placement of a run. A checkpoint saves the placement instead of them,
+/// and another value of one of them at a resume decides all of them anew.
+const DECIDED_BY_PLACEMENT: [&str; 6] = [
+    "parallel.devices",
+    "parallel.balance",
+    "parallel.shares",
+    "parallel.collective",
+    "parallel.reduce_site",
+    "parallel.message_kib",
+];
+
+/// Keys of pipelines, whose result is also the placement of a run.
+const OF_PIPELINES: [&str; 4] = [
+    "parallel.pipeline_stages",
+    "parallel.blocks_per_stage",
+    "parallel.virtual_stages",
+    "parallel.schedule",
+];
+
+/// Former names of keys, each with today's. No key may have a name of this list.
+pub const RENAMED: [(&str, &str); 10] = [
+    ("train.micro_batch", "train.micro_batch_size"),
+    ("train.device_timeout_s", "faults.device_timeout_s"),
+    ("parallel.pipeline", "parallel.pipeline_stages"),
+    ("parallel.stages", "parallel.blocks_per_stage"),
+    ("parallel.chunks", "parallel.virtual_stages"),
+    ("parallel.chunk_kib", "parallel.message_kib"),
+    ("parallel.hash_every", "faults.hash_every"),
+    ("parallel.on_mismatch", "faults.on_mismatch"),
+    ("parallel.on_loss", "faults.on_loss"),
+    ("parallel.node_timeout_s", "faults.node_timeout_s"),
+];
+
+/// Returns true for a key whose result is part of the placement of a run.
+pub fn is_of_placement(key: &str) -> bool {
+    DECIDED_BY_PLACEMENT.contains(&key) || is_of_pipelines(key)
+}
+
+/// Returns true for a key of pipelines.
+pub fn is_of_pipelines(key: &str) -> bool {
+    OF_PIPELINES.contains(&key)
+}
+
+impl Parallel {
+    /// Returns the devices, with the stages of pipelines if there are any, for messages: `cpu*2
+    /// with parallel.pipeline_stages = 2`.
+    pub fn devices_text(&self) -> String {
+        match self.pipeline_stages {
+            1 => self.devices.clone(),
+            stages => format!("{} with parallel.pipeline_stages = {stages}", self.devices),
+        }
+    }
+}
+
+/// Keys that the user has set, as opposed to those that have their default.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TypedKeys {
+    /// Keys set by the file and the flags of this start.
+    pub now: BTreeSet<&'static str>,
+    /// Keys set by earlier starts of a run that is resumed; `None` for a new run.
+    pub before: Option<BTreeSet<&'static str>>,
+}
+
+impl TypedKeys {
+    /// Returns true if the key was set now or before.
+    pub fn contains(&self, key: &str) -> bool {
+        self.now.contains(key) || self.before.as_ref().is_some_and(|keys| keys.contains(key))
+    }
+
+    /// Returns true if the default of `key` is derived from `other` at this start: in a new run,
+    /// or because `other` is set now.
+    fn follows(&self, key: &str, other: &str) -> bool {
+        !self.contains(key) && (self.before.is_none() || self.now.contains(other))
+    }
+
+    /// Returns the keys set now or before, in alphabetical order.
+    pub fn all(&self) -> BTreeSet<&'static str> {
+        let mut all = self.now.clone();
+        if let Some(before) = &self.before {
+            all.extend(before);
+        }
+        all
+    }
+}
+
+impl RunConfig {
+    /// Sets the keys whose default follows another key, except for those that were set. In a
+    /// resumed run they follow only a key that is set now; the warm-up and the end of the decay
+    /// keep their values.
+    pub fn apply_derived_defaults(&mut self, typed: &TypedKeys) {
+        let is_new = typed.before.is_none();
+        let now = &typed.now;
+        self.derive_kinds(typed);
+        if now.contains("parallel.shares") && !now.contains("parallel.balance") {
+            self.parallel.balance = Balance::Fixed;
+        }
+        if typed.follows("parallel.virtual_stages", "parallel.schedule") {
+            let is_interleaved = self.parallel.schedule == PipelineSchedule::Interleaved;
+            self.parallel.virtual_stages = if is_interleaved { 2 } else { 1 };
+        }
+        // A run that becomes a pipeline has few micro-batches otherwise, and idle stages.
+        let becomes_pipeline = self.parallel.pipeline_stages > 1
+            && ["parallel.pipeline_stages", "parallel.schedule"]
+                .iter()
+                .any(|key| typed.follows("train.micro_batch_size", key));
+        if becomes_pipeline || typed.follows("train.micro_batch_size", "train.batch") {
+            self.train.micro_batch_size = self.default_micro_batch();
+        } else if !now.contains("train.micro_batch_size") {
+            self.train.micro_batch_size = self.train.micro_batch_size.min(self.train.batch);
+        }
+        if is_new && self.model.kind == ModelKind::Gpt && !now.contains("optim.lr") {
+            self.optim.lr = default_gpt_lr(self.model.width);
+        }
+        if is_new && !now.contains("train.eval_samples") && self.data.kind.sample_format().is_none()
+        {
+            let samples = EVAL_TOKENS / self.model.context.max(1) as u64;
+            self.train.eval_samples = samples.clamp(1, EVAL_SAMPLES);
+        }
+        if typed.follows("schedule.min_lr", "optim.lr") {
+            self.schedule.min_lr = self.optim.lr / 10.0;
+        }
+        if now.contains("train.steps") && !now.contains("train.epochs") {
+            self.train.epochs = 0;
+        }
+        // The steps of epochs are known with the data.
+        if !now.contains("train.epochs") || self.train.epochs == 0 {
+            self.derive_schedule(typed);
+        }
+    }
+
+    /// Sets the number of steps of a run that is given in epochs, and what is derived from it.
+    pub fn set_steps_of_epochs(&mut self, steps: u64, typed: &TypedKeys) {
+        self.train.steps = steps;
+        self.derive_schedule(typed);
+    }
+
+    /// Sets the warm-up and the end of the decay by the number of steps.
+    fn derive_schedule(&mut self, typed: &TypedKeys) {
+        let is_new = typed.before.is_none();
+        // A run of 0 steps only writes the checkpoint that another run starts from, so nothing is
+        // derived from it: its schedule is open, and so is a warm-up that was not set.
+        let is_open = is_new || self.schedule.decay_steps == 0;
+        if is_open && !typed.contains("schedule.warmup") && self.train.steps > 0 {
+            self.schedule.warmup = (self.train.steps / 10).min(100);
+        }
+        let is_free = is_new && !typed.contains("schedule.decay_steps");
+        if is_free || self.schedule.decay_steps == 0 {
+            self.schedule.decay_steps = self.train.steps;
+        }
+    }
+
+    /// Derives the kind of the data from what is at their path, that of the model from the data,
+    /// and what another kind of model has otherwise.
+    fn derive_kinds(&mut self, typed: &TypedKeys) {
+        if let Some(path) = &self.data.path
+            && typed.now.contains("data.path")
+            && !typed.contains("data.kind")
+        {
+            self.data.kind = DataKind::of(path);
+        }
+        if typed.before.is_some() {
+            return;
+        }
+        if !typed.now.contains("model.kind") && self.data.kind.sample_format().is_some() {
+            self.model.kind = ModelKind::Mlp;
+        }
+        let (of_kind, names) = Self::of_kind(self.model.kind);
+        for name in names {
+            if !typed.now.contains(name)
+                && let Some(key) = key(name)
+                && let Some(value) = (key.get)(&of_kind)
+            {
+                (key.set)(self, value);
+            }
+        }
+    }
+
+    /// Returns the defaults of a kind of model and the keys in which they are others.
+    fn of_kind(kind: ModelKind) -> (Self, &'static [&'static str]) {
+        let mut config = Self::default();
+        match kind {
+            ModelKind::Gpt => (config, &[]),
+            ModelKind::Mlp => {
+                config.model.activation = Unary::Relu;
+                (config.train.batch, config.optim.lr) = (128, 1e-3);
+                (config, &["model.activation", "train.batch", "optim.lr"])
+            }
+            ModelKind::Cnn => {
+                config.model.activation = Unary::Relu;
+                config.model.hidden = vec![120, 84];
+                (config.train.batch, config.optim.lr) = (64, 1e-3);
+                (config, &["model.activation", "model.hidden", "train.batch", "optim.lr"])
+            }
+            ModelKind::Resnet => {
+                (config.model.layers, config.model.width) = (1, 16);
+                (config.train.batch, config.optim.lr) = (64, 1e-3);
+                (config, &["model.layers", "model.width", "train.batch", "optim.lr"])
+            }
+            ModelKind::Rnn => {
+                (config.model.layers, config.model.width) = (2, 128);
+                (config.train.batch, config.optim.lr) = (32, 2e-3);
+                (config, &["model.layers", "model.width", "train.batch", "optim.lr"])
+            }
+        }
+    }
+
+    /// Returns the micro-batch of a run that sets none: the batch, or in a pipeline of K stages the
+    /// most with which a pipeline of its own runs 4K micro-batches, so that its bubble is small, in
+    /// whole rounds of an interleaved schedule if there are such; no fewer samples than batch
+    /// normalization needs.
+    fn default_micro_batch(&self) -> usize {
+        let batch = self.train.batch;
+        let stages = self.parallel.pipeline_stages;
+        if stages <= 1 {
+            return batch;
+        }
+        let has_statistics =
+            self.model.kind == ModelKind::Resnet && self.model.norm == PictureNorm::Batch;
+        let least = if has_statistics { STATISTICS_ROWS_MIN as usize } else { 1 };
+        let most = (batch / (4 * stages)).max(least).min(batch);
+        let round = match self.parallel.schedule {
+            PipelineSchedule::Interleaved => stages,
+            _ => 1,
+        };
+        for rows in (least..=most).rev() {
+            if batch.div_ceil(rows).is_multiple_of(round) {
+                return rows;
+            }
+        }
+        most
+    }
+
+    /// Returns the first key of the placement, of those set now, with another value than in
+    /// `saved`.
+    pub fn other_placement(&self, saved: &Self, typed: &TypedKeys) -> Option<&'static str> {
+        for key in KEYS.iter().filter(|key| is_of_placement(key.full_name)) {
+            let is_other = if key.full_name == "parallel.devices" {
+                normalized(&self.parallel.devices) != normalized(&saved.parallel.devices)
+            } else {
+                (key.get)(self) != (key.get)(saved)
+            };
+            if is_other && typed.now.contains(key.full_name) {
+                return Some(key.full_name);
+            }
+        }
+        None
+    }
+
+    /// Gives the keys of the placement that are not set now the defaults of a new run, except for
+    /// the devices.
+    pub fn forget_placement(&mut self, typed: &TypedKeys) {
+        let Parallel { devices, overlap, .. } = self.parallel.clone();
+        let before = std::mem::replace(
+            &mut self.parallel,
+            Parallel { devices, overlap, ..Parallel::default() },
+        );
+        let before = Self { parallel: before, ..Self::default() };
+        for key in KEYS.iter().filter(|key| is_of_placement(key.full_name)) {
+            if typed.now.contains(key.full_name)
+                && let Some(value) = (key.get)(&before)
+            {
+                (key.set)(self, value);
+            }
+        }
+    }
+
+    /// Formats every key with its value as TOML; reading it gives this configuration again.
+    pub fn to_toml(&self) -> String {
+        self.sections_toml(&|_| KeyLine::Value)
+    }
+
+    /// Formats what a checkpoint saves of the configuration: all keys but those whose result is in
+    /// the placement, which it saves instead.
+    pub fn to_saved_toml(&self) -> String {
+        self.sections_toml(&|key| if is_of_placement(key) { KeyLine::None } else { KeyLine::Value })
+    }
+
+    /// Formats the configuration as TOML that is to be read, and edited, as that of a new run.
+    /// Derived defaults are comments: they follow their keys again. Reading it gives this
+    /// configuration again.
+    pub fn to_run_toml(&self, typed: &BTreeSet<&'static str>) -> String {
+        let mut derived = BTreeSet::new();
+        for key in KEYS {
+            let is_open = match key.full_name {
+                "train.steps" => self.train.epochs > 0,
+                name => DERIVED.contains(&name) && !typed.contains(name),
+            };
+            if is_open {
+                derived.insert(key.full_name);
+            }
+        }
+        // What is derived of a key that is not derived itself is so only of that key's value.
+        loop {
+            let fresh = self.derived_again(&derived);
+            let before = derived.len();
+            for key in KEYS {
+                if (key.get)(self) != (key.get)(&fresh) {
+                    derived.remove(key.full_name);
+                }
+            }
+            if derived.len() == before {
+                break;
+            }
+        }
+        self.sections_toml(&|key| {
+            if derived.contains(&key) { KeyLine::Comment } else { KeyLine::Value }
+        })
+    }
+
+    /// Returns what this configuration is when it is read without some of its keys.
+    fn derived_again(&self, without: &BTreeSet<&'static str>) -> Self {
+        let defaults = Self::default();
+        let mut fresh = self.clone();
+        let mut now = BTreeSet::new();
+        for key in KEYS {
+            if without.contains(key.full_name) {
+                if let Some(default) = (key.get)(&defaults) {
+                    (key.set)(&mut fresh, default);
+                }
+            } else if (key.get)(self).is_some() {
+                now.insert(key.full_name);
+            }
+        }
+        let typed = TypedKeys { now, before: None };
+        fresh.apply_derived_defaults(&typed);
+        if self.train.epochs > 0 {
+            fresh.set_steps_of_epochs(self.train.steps, &typed);
+        }
+        fresh
+    }
+
+    fn sections_toml(&self, line_of: &dyn Fn(&str) -> KeyLine) -> String {
+        let sections: Vec<String> =
+            SECTIONS.iter().map(|(section, _)| self.section_lines(section, line_of)).collect();
+        sections.join("\n")
+    }
+
+    /// Formats one section as in [`RunConfig::to_toml`].
+    pub fn section_toml(&self, section: &str) -> String {
+        self.section_lines(section, &|_| KeyLine::Value)
+    }
+
+    fn section_lines(&self, section: &str, line_of: &dyn Fn(&str) -> KeyLine) -> String {
+        let mut text = format!("[{section}]\n");
+        for key in KEYS.iter().filter(|key| key.section == section && self.has_effect(key)) {
+            let Some(value) = (key.get)(self) else { continue };
+            match (line_of(key.full_name), key.follows) {
+                (KeyLine::None, _) => {}
+                (KeyLine::Comment, Some(follows)) => {
+                    text.push_str(&format!("# {} = {value}  # {follows}\n", key.name));
+                }
+                (KeyLine::Comment | KeyLine::Value, _) => {
+                    text.push_str(&format!("{} = {value}\n", key.name));
+                }
+            }
+        }
+        text
+    }
+}
+
+/// Returns a device selector in the spelling in which equal ones are compared.
+fn normalized(selector: &str) -> String {
+    selector.replace(' ', "").to_lowercase()
+}
+
+/// Form of a key in the text of a configuration.
+enum KeyLine {
+    Value,
+    /// A comment, if the default follows another key.
+    Comment,
+    None,
+}
+
+/// Returns the learning rate of a GPT of this width that sets none: 4e-3 at width 64, and less for
+/// wider ones, 6.2e-4 at 768, to two digits, so that it is the number that is printed.
+fn default_gpt_lr(width: usize) -> f64 {
+    let lr = 4e-3 * (64.0 / width.max(1) as f64).powf(0.75);
+    let exponent = lr.log10().floor() - 1.0;
+    let digits = (lr / 10f64.powf(exponent)).round();
+    // Through decimal digits, which give the nearest number to what is printed.
+    format!("{digits}e{exponent}").parse().unwrap_or(lr)
+}
+
+/// Returns the key of this name, `section.key_name`.
+pub fn key(name: &str) -> Option<&'static Key<RunConfig>> {
+    KEYS.iter().find(|key| key.full_name == name)
+}
+
+mod checks;
+#[cfg(test)]
+mod tests;

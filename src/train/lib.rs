@@ -1,0 +1,34 @@
+//! Training: the loop, data loading, evaluation, checkpoints, resume, text generation.
+//!
+//! [`run::train`] is the loop of `potluck train`; [`Trainer`] trains any graph from code. Both
+//! have a [`session::Session`].
+
+mod best;
+pub mod carried;
+pub mod checkpoint;
+pub mod config;
+pub mod continuation;
+pub mod error;
+pub mod evaluate;
+pub mod generate;
+pub mod left_devices;
+pub mod loader;
+pub mod nodes;
+pub mod nonfinite;
+pub mod outputs;
+mod predict;
+pub mod resolved;
+pub mod run;
+pub mod run_data;
+pub mod runtime;
+pub mod sampling;
+pub mod session;
+pub mod signals;
+pub mod spec;
+pub mod state;
+pub mod task;
+pub mod trainer;
+
+pub use error::TrainError;
+pub use potluck_parallel::{DeviceLoss, MismatchAction, PipelineOptions, PipelineSchedule, Shares};
+pub use trainer::{FitEnd, FitLength, FitOptions, FitReport, Step, Trainer, TrainerOptions};

@@ -1,0 +1,353 @@
+//! Thread that owns a device. All access to the device is a job submitted to this thread. A
+//! watchdog ends every wait for a job when the device's heartbeat has stopped for a deadline: a
+//! hung device is abandoned, never joined.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::runtime::remote::executor::RemoteExecutor;
+use crate::runtime::remote::first::RemoteSlot;
+use potluck_kernels::device::panics::{PanicText, catch_quietly};
+use potluck_kernels::device::{DeviceError, Heartbeat};
+use potluck_kernels::exec::Executor;
+use potluck_parallel::comm::nanos;
+use potluck_parallel::coordinator::check_interval;
+
+type Job = Box<dyn FnOnce(&mut dyn Executor) + Send>;
+
+/// Capacity of the job queue of a device thread; the training loop submits one job at a time.
+const QUEUE_MAX: usize = 2;
+
+/// Deadline for closing the device when its handle is dropped. Closing takes milliseconds; some
+/// GPU drivers (GL's) fail when the process ends in the middle of it.
+const CLOSING_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Handle of a device thread.
+pub struct DeviceThread {
+    name: String,
+    /// Taken when the handle is dropped: the thread ends with the last sender.
+    jobs: Option<mpsc::SyncSender<Job>>,
+    /// Disconnects when the thread has closed the device.
+    closed: Mutex<mpsc::Receiver<()>>,
+    /// Set if a job panicked, which ends the thread.
+    panic: PanicText,
+    heartbeat: Heartbeat,
+    /// True once a job missed its deadline or reported a timeout: no thread waits for this device
+    /// again.
+    hung: AtomicBool,
+    deadline: Duration,
+    /// Place of the device, if it is on another node.
+    remote: Option<RemoteSlot>,
+}
+
+impl DeviceThread {
+    /// Moves `executor` to a thread of its own, which ends when the handle is dropped. A device
+    /// without a heartbeat for `deadline` during a job counts as hung; a job of many parts may
+    /// take longer.
+    pub fn start(mut executor: Box<dyn Executor>, deadline: Duration) -> std::io::Result<Self> {
+        let (jobs, queue) = mpsc::sync_channel::<Job>(QUEUE_MAX);
+        let (closing, closed) = mpsc::sync_channel(1);
+        let name = executor.name().to_string();
+        let heartbeat = executor.heartbeat();
+        let panic = PanicText::default();
+        let text = panic.clone();
+        thread::Builder::new().name(format!("driver of {name}")).spawn(move || {
+            for job in queue {
+                if catch_quietly(&text, || job(executor.as_mut())).is_none() {
+                    break;
+                }
+            }
+            drop(executor);
+            drop(closing);
+        })?;
+        Ok(Self {
+            name,
+            jobs: Some(jobs),
+            closed: Mutex::new(closed),
+            panic,
+            heartbeat,
+            hung: AtomicBool::new(false),
+            deadline,
+            remote: None,
+        })
+    }
+
+    /// Starts the thread that calls a device of another node.
+    pub fn start_remote(
+        executor: RemoteExecutor,
+        slot: RemoteSlot,
+        deadline: Duration,
+    ) -> std::io::Result<Self> {
+        let mut thread = Self::start(Box::new(executor), deadline)?;
+        thread.remote = Some(slot);
+        Ok(thread)
+    }
+
+    /// Returns where the device is, if it is on another node.
+    pub fn remote(&self) -> Option<&RemoteSlot> {
+        self.remote.as_ref()
+    }
+
+    /// Returns the device's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Runs `job` on the device thread and waits for its result.
+    ///
+    /// # Errors
+    /// Returns the job's error, `DeviceError::Timeout` if the device hangs, or
+    /// `DeviceError::Panicked` if the device thread has ended. The thread ends early only if a job
+    /// panics, which is a defect of potluck: starting again would not help.
+    pub fn run<R, F>(&self, what: &str, job: F) -> Result<R, DeviceError>
+    where
+        R: Send + 'static,
+        F: FnOnce(&mut dyn Executor) -> Result<R, DeviceError> + Send + 'static,
+    {
+        self.submit(what, job)?.wait()
+    }
+
+    /// Submits `job` to the device thread; `PendingJob::wait` returns its result.
+    ///
+    /// # Errors
+    /// Returns `DeviceError` if the device hung before or its thread has ended.
+    pub fn submit<R, F>(&self, what: &str, job: F) -> Result<PendingJob<'_, R>, DeviceError>
+    where
+        R: Send + 'static,
+        F: FnOnce(&mut dyn Executor) -> Result<R, DeviceError> + Send + 'static,
+    {
+        let (sender, result) = mpsc::sync_channel(1);
+        self.submit_detached(what, move |executor| {
+            // The receiver may be gone; the result is then dropped.
+            let _ = sender.send(job(executor));
+        })?;
+        Ok(PendingJob { driver: self, what: what.to_string(), result })
+    }
+
+    /// Submits a job that reports its result itself.
+    ///
+    /// # Errors
+    /// Returns `DeviceError` if the device hung before or its thread has ended.
+    pub fn submit_detached<F>(&self, what: &str, job: F) -> Result<(), DeviceError>
+    where
+        F: FnOnce(&mut dyn Executor) + Send + 'static,
+    {
+        if self.hung.load(Ordering::Relaxed) {
+            // The queue would fill up behind a job that never ends.
+            return Err(self.abandon(what));
+        }
+        let jobs = self.jobs.as_ref().ok_or_else(|| self.panicked(what))?;
+        jobs.send(Box::new(job)).map_err(|_| self.panicked(what))
+    }
+
+    /// Returns the error of a job that ended without a result.
+    pub fn panicked(&self, what: &str) -> DeviceError {
+        self.on_panic(what)()
+    }
+
+    /// Returns a function that returns the error of a job that panicked, for after it did.
+    pub fn on_panic(&self, what: &str) -> impl FnOnce() -> DeviceError + Send + 'static {
+        let adapter = self.name.clone();
+        let what = what.to_string();
+        let text = self.panic.clone();
+        move || DeviceError::Panicked { adapter, what, text: text.get().cloned() }
+    }
+
+    /// Abandons the device, so that no thread waits for it again, and returns the timeout error.
+    pub fn abandon(&self, what: &str) -> DeviceError {
+        self.hung.store(true, Ordering::Relaxed);
+        DeviceError::Timeout {
+            adapter: self.name.clone(),
+            what: what.to_string(),
+            seconds: self.deadline.as_secs_f64(),
+        }
+    }
+
+    /// Marks the device as hung if `error` is a timeout: the GPU driver may then hang as well
+    /// when the device is closed.
+    pub fn note(&self, error: &DeviceError) {
+        let hung = matches!(error, DeviceError::Timeout { .. });
+        self.hung.fetch_or(hung, Ordering::Relaxed);
+    }
+
+    /// Returns the number of heartbeats of the device so far.
+    pub fn heartbeats(&self) -> u64 {
+        self.heartbeat.count()
+    }
+
+    /// Returns the longest time for which the device may be silent.
+    pub fn deadline(&self) -> Duration {
+        self.deadline
+    }
+
+    /// Starts a watchdog on the device's heartbeat, with its deadline counted from now.
+    pub fn watch(&self) -> Watchdog {
+        let heartbeat = self.heartbeat.clone();
+        Watchdog {
+            ticks: heartbeat.count(),
+            alive: Instant::now(),
+            heartbeat,
+            deadline: self.deadline,
+        }
+    }
+}
+
+/// Job that was submitted and whose result is not received yet.
+pub struct PendingJob<'d, R> {
+    driver: &'d DeviceThread,
+    what: String,
+    result: mpsc::Receiver<Result<R, DeviceError>>,
+}
+
+impl<R> PendingJob<'_, R> {
+    /// Waits for the result as long as the device's heartbeat continues.
+    ///
+    /// # Errors
+    /// Returns the same errors as [`DeviceThread::run`].
+    pub fn wait(self) -> Result<R, DeviceError> {
+        let mut watch = self.driver.watch();
+        loop {
+            match self.result.recv_timeout(watch.poll_interval()) {
+                Ok(result) => {
+                    return result.inspect_err(|error| self.driver.note(error));
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(self.driver.panicked(&self.what));
+                }
+                Err(RecvTimeoutError::Timeout) if watch.is_expired() => {
+                    return Err(self.driver.abandon(&self.what));
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+    }
+}
+
+/// Watchdog of a device: expires when its heartbeat has stopped for the deadline.
+pub struct Watchdog {
+    heartbeat: Heartbeat,
+    ticks: u64,
+    alive: Instant,
+    deadline: Duration,
+}
+
+impl Watchdog {
+    /// Returns the time between two polls of the heartbeat.
+    pub fn poll_interval(&self) -> Duration {
+        Duration::from_nanos(check_interval(nanos(self.deadline)))
+    }
+
+    /// Returns true if the last heartbeat is longer ago than the deadline.
+    pub fn is_expired(&mut self) -> bool {
+        if self.heartbeat.count() != self.ticks {
+            self.ticks = self.heartbeat.count();
+            self.alive = Instant::now();
+        }
+        self.alive.elapsed() >= self.deadline
+    }
+}
+
+impl Drop for DeviceThread {
+    /// Closes the device and waits for that, unless the device hangs.
+    fn drop(&mut self) {
+        drop(self.jobs.take());
+        if !self.hung.load(Ordering::Relaxed) {
+            // The expected result is a disconnect; on a timeout the device is abandoned.
+            let closed = self.closed.get_mut().unwrap_or_else(PoisonError::into_inner);
+            let _ = closed.recv_timeout(CLOSING_DEADLINE);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::RuntimeError;
+    use crate::runtime::error::EXIT_DEFECT;
+    use potluck_graph::{Builder, Plan, PlanOptions};
+    use potluck_kernels::exec::Cpu;
+    use std::sync::Arc;
+
+    const DEADLINE: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_dropped_driver_has_closed_its_device_and_a_hung_one_is_left_behind() {
+        let executor = || {
+            let plan = Plan::new(Builder::new().finish(), PlanOptions::new(1));
+            Box::new(Cpu::reference(plan, 0))
+        };
+        let driver = DeviceThread::start(executor(), DEADLINE).unwrap();
+        let alive = Arc::new(());
+        let held = Arc::clone(&alive);
+        // Dropped when the thread has emptied its queue.
+        let last: Job = Box::new(move |_| drop(held));
+        driver.jobs.as_ref().unwrap().send(last).unwrap();
+        drop(driver);
+        assert_eq!(Arc::strong_count(&alive), 1);
+
+        let driver = DeviceThread::start(executor(), Duration::from_millis(1)).unwrap();
+        let (release, blocked) = mpsc::channel::<()>();
+        let error = driver.run("a job", move |_| {
+            // Blocks until the test ends.
+            let _ = blocked.recv();
+            Ok(())
+        });
+        assert!(matches!(error, Err(DeviceError::Timeout { .. })));
+        let started = std::time::Instant::now();
+        drop(driver);
+        assert!(started.elapsed() < CLOSING_DEADLINE);
+        drop(release);
+    }
+
+    #[test]
+    fn a_long_job_of_a_device_that_lives_is_waited_for() {
+        let plan = Plan::new(Builder::new().finish(), PlanOptions::new(1));
+        let deadline = Duration::from_secs(2);
+        let driver = DeviceThread::start(Box::new(Cpu::reference(plan, 0)), deadline).unwrap();
+        let step = Duration::from_millis(50);
+        let beating = driver.run("a long job", move |device| {
+            for _ in 0..50 {
+                thread::sleep(step);
+                device.heartbeat().tick();
+            }
+            Ok(7)
+        });
+        assert_eq!(beating.unwrap(), 7);
+        let (release, blocked) = mpsc::channel::<()>();
+        let silent = driver.run("a silent job", move |_| {
+            // Blocks until the test ends.
+            let _ = blocked.recv();
+            Ok(7)
+        });
+        assert!(matches!(silent, Err(DeviceError::Timeout { seconds: 2.0, .. })));
+        drop(release);
+    }
+
+    #[test]
+    fn a_timeout_that_the_device_tells_leaves_it_behind() {
+        let plan = Plan::new(Builder::new().finish(), PlanOptions::new(1));
+        let driver = DeviceThread::start(Box::new(Cpu::reference(plan, 0)), DEADLINE).unwrap();
+        let timeout = |_: &mut dyn Executor| -> Result<(), DeviceError> {
+            let (adapter, what) = ("a".into(), "a submission".into());
+            Err(DeviceError::Timeout { adapter, what, seconds: 1.0 })
+        };
+        driver.run("a step", timeout).unwrap_err();
+        assert!(driver.hung.load(Ordering::Relaxed));
+    }
+
+    #[test]
+    fn a_job_that_panics_is_a_defect_also_for_those_after_it() {
+        let plan = Plan::new(Builder::new().finish(), PlanOptions::new(1));
+        let driver = DeviceThread::start(Box::new(Cpu::reference(plan, 0)), DEADLINE).unwrap();
+        assert_eq!(driver.run("a sum", |_| Ok(1 + 1)).unwrap(), 2);
+        for what in ["a step", "another step"] {
+            let error = driver.run(what, |_| -> Result<(), _> { panic!("planted") }).unwrap_err();
+            assert!(error.to_string().contains(what), "{error}");
+            assert!(error.to_string().contains("panicked (planted, at src"), "{error}");
+            assert_eq!(RuntimeError::from(error).exit_code(), EXIT_DEFECT);
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! Memory checks of host and devices before anything is allocated: a system that runs out of
+//! memory kills processes without an error message, and a GPU driver may swap.
+
+use std::fmt;
+
+use super::RuntimeError;
+use potluck_core::Setting;
+use potluck_graph::Plan;
+use potluck_graph::print::MemoryUsage;
+use potluck_kernels::Caps;
+use potluck_kernels::device::Selection;
+use potluck_kernels::device::host::available_memory;
+use potluck_kernels::exec::Moments;
+use potluck_kernels::exec::cpu::host_extra_bytes;
+use potluck_kernels::exec::gpu::{adder_bytes, workspace_bytes};
+use potluck_parallel::Instruction;
+
+/// Checks that the host has `bytes` of memory available; passes where the available amount is
+/// unknown.
+///
+/// # Errors
+/// Returns `RuntimeError::Memory` if it has less.
+pub fn require(bytes: usize) -> Result<(), RuntimeError> {
+    require_of(available_memory(), bytes)
+}
+
+/// Checks that `bytes` are no more than `available`, if that is known.
+///
+/// # Errors
+/// Returns `RuntimeError::Memory` if they are more.
+pub fn require_of(available: Option<u64>, bytes: usize) -> Result<(), RuntimeError> {
+    match available {
+        Some(available) if bytes as u64 > available => {
+            let needed = gibibytes_up(bytes as u64);
+            Err(RuntimeError::Memory { needed, available: gibibytes_down(available) })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Checks that the host has memory for a plan, if the device uses host memory.
+pub fn require_of_host(
+    selection: &Selection,
+    plan: &Plan,
+    moments: &Moments,
+) -> Result<(), RuntimeError> {
+    if !uses_host_memory(selection) {
+        return Ok(());
+    }
+    require(device_bytes(plan, moments).saturating_add(workspace(selection, plan, moments)))
+}
+
+/// Returns true if a device uses host memory.
+pub fn uses_host_memory(selection: &Selection) -> bool {
+    match selection {
+        Selection::Cpu { .. } => true,
+        Selection::Adapter(adapter) => adapter.memory.of_host,
+        // Its node checks its own memory.
+        Selection::Offered(_) => false,
+    }
+}
+
+/// Returns the bytes of a device's memory that a plan takes with these moments.
+pub fn needed(selection: &Selection, plan: &Plan, moments: &Moments) -> usize {
+    memory(plan, moments).peak().saturating_add(beside_tensors(selection, plan, moments))
+}
+
+/// Returns the bytes of a device's memory that a plan takes besides its tensors.
+pub fn beside_tensors(selection: &Selection, plan: &Plan, moments: &Moments) -> usize {
+    match selection {
+        Selection::Cpu { .. } => host_extra_bytes(plan),
+        Selection::Adapter(_) | Selection::Offered(_) => workspace(selection, plan, moments),
+    }
+}
+
+/// Returns the bytes of an adapter's memory that the kernels of a plan use within one call and, for
+/// one of several devices, which have shards of the moments, in adding gradients to partial sums; 0
+/// for other devices.
+pub fn workspace(selection: &Selection, plan: &Plan, moments: &Moments) -> usize {
+    match selection {
+        Selection::Adapter(adapter) => {
+            let sums = if moments.owned.is_some() { adder_bytes(plan) } else { 0 };
+            workspace_bytes(plan, &Caps::of_adapter(adapter)).saturating_add(sums)
+        }
+        Selection::Cpu { .. } | Selection::Offered(_) => 0,
+    }
+}
+
+/// Checks that a device has memory for a plan. `setting` is `train.device_memory_mib`, which
+/// overrides the amount that an adapter reports, and limits the CPU device too. Returns the
+/// required amount as a note if the available amount is unknown.
+///
+/// # Errors
+/// Returns `RuntimeError::DeviceMemory` if the device, called `name`, has too little memory.
+pub fn require_on(
+    selection: &Selection,
+    name: &str,
+    setting: u64,
+    plan: &Plan,
+    moments: &Moments,
+) -> Result<Option<String>, RuntimeError> {
+    let needed = needed(selection, plan, moments) as u64;
+    match limit(selection, setting) {
+        Some((has, basis)) if needed > has => Err(RuntimeError::DeviceMemory {
+            adapter: name.into(),
+            needed: gibibytes_up(needed),
+            has: gibibytes_down(has),
+            basis,
+        }),
+        Some(_) => Ok(None),
+        // Of the CPU device: the host's memory, which is checked for all devices at once. Of a
+        // device of another node: that node checks it.
+        None if matches!(selection, Selection::Cpu { .. } | Selection::Offered(_)) => Ok(None),
+        None => Ok(Some(format!(
+            "{name} does not report how much memory it has; the run needs {} of it ({} sets it)",
+            gibibytes(needed),
+            Setting::DeviceMemory
+        ))),
+    }
+}
+
+/// Returns the bytes of memory that a device may take, with the basis of that number; `None` if
+/// there is no such limit.
+pub fn limit(selection: &Selection, setting: u64) -> Option<(u64, LimitBasis)> {
+    match (selection, setting) {
+        (Selection::Adapter(adapter), 0) => {
+            adapter.memory.bytes.map(|bytes| (bytes, LimitBasis::Driver))
+        }
+        (Selection::Cpu { .. }, 0) | (Selection::Offered(_), _) => None,
+        (_, mebibytes) => Some((mebibytes.saturating_mul(1 << 20), LimitBasis::Setting)),
+    }
+}
+
+/// Basis of a limit of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LimitBasis {
+    /// Report of the driver.
+    Driver,
+    /// `train.device_memory_mib`.
+    Setting,
+}
+
+impl fmt::Display for LimitBasis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Driver => {
+                write!(f, "as its driver reports ({} overrides that)", Setting::DeviceMemory)
+            }
+            Self::Setting => write!(f, "as {} sets it", Setting::DeviceMemory),
+        }
+    }
+}
+
+/// Returns a sentence for the user on whether `needed` bytes fit what there is, with its basis.
+pub fn comparison(needed: usize, limit: Option<(u64, impl fmt::Display)>) -> String {
+    let needed = needed as u64;
+    match limit {
+        Some((has, basis)) if needed > has => {
+            let need = gibibytes_up(needed);
+            let has = gibibytes_down(has);
+            format!("does not fit: {need} needed of {has}, {basis}")
+        }
+        // Rounded alike, so that what is needed never reads as the more.
+        Some((has, basis)) => {
+            format!("fits: {} needed of {}, {basis}", gibibytes(needed), gibibytes(has))
+        }
+        None => format!("{} needed; how much there is, is not known", gibibytes_up(needed)),
+    }
+}
+
+/// Returns the memory that a plan takes on a device with these moments.
+pub fn memory(plan: &Plan, moments: &Moments) -> MemoryUsage {
+    match &moments.owned {
+        Some(owned) => {
+            let owned = owned.iter().map(ExactSizeIterator::len).sum();
+            MemoryUsage::of_shard(plan, moments.count, owned)
+        }
+        None => MemoryUsage::of(plan, moments.count),
+    }
+}
+
+/// Returns the bytes that a plan takes on a device that uses host memory, including the copy of
+/// parameters and moments that saving a checkpoint makes.
+pub fn device_bytes(plan: &Plan, moments: &Moments) -> usize {
+    let memory = memory(plan, moments);
+    let saved = memory.parameters.saturating_add(memory.moments);
+    memory.peak().saturating_add(saved)
+}
+
+/// Returns the bytes that a run with batches of `batch` samples takes besides the device: its
+/// program, and `loaded` bytes of prefetched inputs.
+pub fn run_bytes(plan: &Plan, batch: usize, micro_batch: usize, loaded: usize) -> usize {
+    let per_micro_batch = plan.segments.len() + 1;
+    let instructions = batch.div_ceil(micro_batch.max(1)).saturating_mul(per_micro_batch);
+    let program = instructions.saturating_mul(size_of::<Instruction>());
+    program.saturating_add(loaded)
+}
+
+/// Formats bytes in GiB, or in MiB below 1 GiB, for messages to the user.
+pub fn gibibytes(bytes: u64) -> String {
+    in_tenths(bytes, f64::round)
+}
+
+/// Formats bytes that are needed like [`gibibytes`], but rounded up.
+pub fn gibibytes_up(bytes: u64) -> String {
+    in_tenths(bytes, f64::ceil)
+}
+
+/// Formats bytes that are available like [`gibibytes`], but rounded down: beside more bytes that
+/// are needed they never read the same.
+pub fn gibibytes_down(bytes: u64) -> String {
+    in_tenths(bytes, f64::floor)
+}
+
+fn in_tenths(bytes: u64, round: fn(f64) -> f64) -> String {
+    let gibibytes = bytes as f64 / (1u64 << 30) as f64;
+    let (value, unit) =
+        if gibibytes < 1.0 { (gibibytes * 1024.0, "MiB") } else { (gibibytes, "GiB") };
+    format!("{:.1} {unit}", round(value * 10.0) / 10.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_fits_never_reads_as_more_than_there_is() {
+        let text = |needed, has| comparison(needed, Some((has, "basis")));
+        let mebi = 1 << 20;
+        assert_eq!(text(257 * mebi, 260 << 20), "fits: 257.0 MiB needed of 260.0 MiB, basis");
+        assert_eq!(text(1560 * mebi, 1590 << 20), "fits: 1.5 GiB needed of 1.6 GiB, basis");
+        assert_eq!(text(1590 * mebi, 1590 << 20), "fits: 1.6 GiB needed of 1.6 GiB, basis");
+        let refused = "does not fit: 1.6 GiB needed of 1.5 GiB, basis";
+        assert_eq!(text(1590 * mebi, 1589 << 20), refused);
+    }
+
+    #[test]
+    fn what_is_known_and_too_small_is_refused_with_the_figures() {
+        let plan = crate::runtime::placement::shares::tests::plan(4);
+        let cpu = Selection::Cpu { reason: None };
+        let outcome = |setting| match require_on(&cpu, "Card", setting, &plan, &2.into()) {
+            Ok(note) => note.unwrap_or_else(|| "fits".into()),
+            Err(error) => format!("{}: {error}", error.exit_code()),
+        };
+        let needs = needed(&cpu, &plan, &2.into());
+        assert!(needs > 4 << 20 && needs < 5 << 20, "{needs}");
+        assert_eq!((outcome(0), outcome(5)), ("fits".to_string(), "fits".to_string()));
+        let refused = outcome(4);
+        for part in ["78: Card:", "needs 4.", "has 4.0 MiB, as train.device_memory_mib", "micro_"] {
+            assert!(refused.contains(part), "'{part}' is missing in: {refused}");
+        }
+        // One byte too little is told apart.
+        let error = require_of(Some(2 << 20), (2 << 20) + 1).unwrap_err().to_string();
+        assert!(error.contains("needs 2.1 MiB of memory and 2.0 MiB are available"), "{error}");
+        assert_eq!(
+            (gibibytes(3 << 29), gibibytes_up(3 << 29)),
+            ("1.5 GiB".into(), "1.5 GiB".into())
+        );
+        assert!(require(0).is_ok() && require_of(None, usize::MAX).is_ok());
+        assert_eq!(require_of(Some(3), 4).unwrap_err().exit_code(), 78);
+    }
+}

@@ -1,0 +1,395 @@
+//! Device thread's side of a worker group: performs the transfers of its rank, votes, and
+//! receives the verdict.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use super::messages::{CoordinatorMsg, DriverMsg, RankRingMsg};
+use super::step::Peers;
+use super::trace_labels::TraceLabels;
+use super::workers::WorkerGroupOptions;
+use potluck_core::metrics::Track;
+use potluck_core::{ChunkId, EdgeId, EdgePiece, Rank, Round};
+use potluck_graph::Place;
+use potluck_kernels::device::DeviceError;
+use potluck_kernels::exec::{BucketTensor, Executor, Readback};
+use potluck_parallel::collective::{Collective, ShardLayout};
+use potluck_parallel::comm::{Closed, Mailbox, RecvError, RingMsg, SendError, SharedBuffer};
+use potluck_parallel::coordinator::RankActivity;
+use potluck_parallel::transfers::{
+    CompletedRead, LocalTransfer, PeerTransfers, Read, Response, SLOT_POLL_INTERVAL, WaitFor,
+};
+use potluck_parallel::{Event, StepError, Token, Vote};
+
+/// Tracks of one rank in a trace.
+#[derive(Clone, Debug, Default)]
+pub struct TraceTracks {
+    pub driver: Track,
+    pub device: Track,
+    pub staging: Track,
+    pub ring: Track,
+    /// Names of what the rank sends and receives.
+    pub labels: TraceLabels,
+}
+
+impl TraceTracks {
+    /// Creates the tracks of a rank: of its device thread and its device, and, if there are other
+    /// ranks, also of its transfers and its ring thread.
+    pub fn of(options: &WorkerGroupOptions, rank: Rank, device: &str, with_others: bool) -> Self {
+        let WorkerGroupOptions { trace: Some(trace), labels, .. } = options else {
+            return Self::default();
+        };
+        let device = labels.device(rank, device);
+        let track = |name: &str| trace.track(rank.0, &device, name);
+        let driver = track("driver");
+        let of_device = track("device");
+        if !with_others {
+            return Self { driver, device: of_device, ..Self::default() };
+        }
+        Self {
+            driver,
+            device: of_device,
+            staging: track("staging"),
+            ring: track("ring"),
+            labels: labels.clone(),
+        }
+    }
+}
+
+/// Wait state of a rank, shared with the coordinator.
+#[derive(Debug, Default)]
+pub struct WaitStatus {
+    is_waiting: AtomicBool,
+    received: AtomicU64,
+}
+
+impl WaitStatus {
+    /// Returns the activity of the rank, whose device has shown this many heartbeats.
+    pub fn activity(&self, heartbeats: u64) -> RankActivity {
+        let is_waiting = self.is_waiting.load(Ordering::Relaxed);
+        RankActivity { heartbeats, received: self.received.load(Ordering::Relaxed), is_waiting }
+    }
+}
+
+/// Peers of a rank in a worker group, connected through its ring thread.
+pub struct RingPeers {
+    pub layout: Arc<ShardLayout>,
+    pub transfers: PeerTransfers,
+    pub ring: Mailbox<RankRingMsg>,
+    pub inbox: Mailbox<DriverMsg>,
+    pub coordinator: Mailbox<CoordinatorMsg>,
+    pub tracks: TraceTracks,
+    pub waiting: Arc<WaitStatus>,
+    /// Start times of the readbacks in flight, in order.
+    pub read_starts: VecDeque<Instant>,
+    /// Pieces of tensors that have arrived before the program receives them.
+    pub kept: HashMap<EdgePiece, SharedBuffer>,
+    /// Events that are due before anything else happens.
+    pub due: VecDeque<Event>,
+}
+
+impl RingPeers {
+    /// Sends a completed readback to the ring thread, or drops it if its step was discarded.
+    fn forward(&mut self, device: &dyn Executor, readback: Readback) -> Result<(), DeviceError> {
+        let started = self.read_starts.pop_front();
+        match self.transfers.complete(&readback.place).map_err(|e| defect(device, &e))? {
+            CompletedRead::Forward(read) => {
+                if let Some(started) = started {
+                    self.tracks.staging.record_since(
+                        || format!("read {}", self.layout.chunk(read.chunk)),
+                        started,
+                    );
+                }
+                self.ready(device, read, Some(readback))
+            }
+            CompletedRead::Send(piece) => {
+                if let Some(started) = started {
+                    self.tracks.staging.record_since(|| format!("read {piece}"), started);
+                }
+                let round = self.transfers.round();
+                self.send_to_ring(device, RingMsg::Send { round, piece, readback })
+            }
+            CompletedRead::Discard => Ok(()),
+        }
+    }
+
+    fn ready(
+        &self,
+        device: &dyn Executor,
+        read: Read,
+        readback: Option<Readback>,
+    ) -> Result<(), DeviceError> {
+        let Read { round, kind, chunk } = read;
+        self.send_to_ring(device, RingMsg::Ready { round, kind, chunk, readback })
+    }
+
+    fn send_to_ring(&self, device: &dyn Executor, message: RankRingMsg) -> Result<(), DeviceError> {
+        match self.ring.send(message) {
+            // The next receive on the own mailbox reports that it is closed.
+            Ok(()) | Err(SendError::Closed(_)) => Ok(()),
+            Err(SendError::Full { items_max }) => {
+                Err(refused(device, &format!("a mailbox for {items_max} messages is full")))
+            }
+        }
+    }
+
+    /// Sends all completed readbacks to the ring thread.
+    fn forward_all(&mut self, device: &mut dyn Executor) -> Result<(), DeviceError> {
+        while let Some(readback) = device.next_readback(false)? {
+            self.forward(device, readback)?;
+        }
+        Ok(())
+    }
+
+    /// Reacts to a message of the ring thread or the coordinator; returns an event for the
+    /// interpreter if the message is one.
+    fn handle(
+        &mut self,
+        device: &mut dyn Executor,
+        message: DriverMsg,
+    ) -> Result<Option<Event>, DeviceError> {
+        match self.transfers.handle(message).map_err(|error| defect(device, &error))? {
+            Response::Write { tensor, chunk, values } => {
+                self.write(device, tensor, chunk, &values)?;
+            }
+            Response::Add { chunk, mut partial } => {
+                let found = self.layout.chunk(chunk);
+                device.add(found.bucket, found.range.start, &mut partial)?;
+                self.send_to_ring(
+                    device,
+                    RingMsg::Added { round: self.transfers.round(), chunk, partial },
+                )?;
+            }
+            Response::WritePiece { piece, values, event } => {
+                self.write_piece(device, &piece, &values)?;
+                return Ok(event);
+            }
+            Response::Keep { piece, values } => drop(self.kept.insert(piece, values)),
+            Response::Event(event) => return Ok(Some(event)),
+            Response::None => {}
+        }
+        Ok(None)
+    }
+
+    fn write(
+        &self,
+        device: &mut dyn Executor,
+        tensor: BucketTensor,
+        chunk: ChunkId,
+        values: &[f32],
+    ) -> Result<(), DeviceError> {
+        let found = self.layout.chunk(chunk);
+        let _span = self.tracks.staging.span(|| format!("write {found}"));
+        device.write_place(&Place::bank(tensor, found.bucket, found.range.clone()), values)
+    }
+
+    fn write_piece(
+        &self,
+        device: &mut dyn Executor,
+        piece: &EdgePiece,
+        values: &[f32],
+    ) -> Result<(), DeviceError> {
+        let _span = self.tracks.staging.span(|| format!("write {piece}"));
+        device.write_place(&self.transfers.edges().place(piece), values)
+    }
+
+    /// Waits for a message of the ring thread or the coordinator, for `at_most` if given.
+    fn recv(
+        &mut self,
+        at_most: Option<Duration>,
+        awaited: Option<Token>,
+        waited: &mut Duration,
+    ) -> Result<Option<DriverMsg>, Closed> {
+        let started = Instant::now();
+        let _span = self.tracks.driver.span(|| match awaited {
+            Some(token) => format!("wait for {}", self.tracks.labels.awaited(&token)),
+            None => "wait for the verdict".into(),
+        });
+        self.waiting.is_waiting.store(true, Ordering::Relaxed);
+        let received = match self.inbox.recv(at_most.map(|most| started + most)) {
+            Ok(message) => Ok(Some(message)),
+            Err(RecvError::Closed(closed)) => Err(closed),
+            Err(RecvError::TimedOut) => Ok(None),
+        };
+        self.waiting.is_waiting.store(false, Ordering::Relaxed);
+        self.waiting
+            .received
+            .fetch_add(u64::from(!matches!(received, Ok(None))), Ordering::Relaxed);
+        *waited += started.elapsed();
+        received
+    }
+
+    /// Waits for the next readback in flight or else for a message.
+    fn wait(
+        &mut self,
+        device: &mut dyn Executor,
+        awaited: Option<Token>,
+        waited: &mut Duration,
+    ) -> Result<Result<Option<DriverMsg>, Closed>, DeviceError> {
+        if self.transfers.wait_for() == WaitFor::Message {
+            device.flush()?;
+            return Ok(self.recv(None, awaited, waited));
+        }
+        match device.next_readback(true)? {
+            Some(readback) => {
+                self.forward(device, readback)?;
+                Ok(Ok(None))
+            }
+            // Every readback slot holds values that the ring thread has not consumed yet.
+            None => Ok(self.recv(Some(Duration::from_nanos(SLOT_POLL_INTERVAL)), awaited, waited)),
+        }
+    }
+}
+
+impl Peers for RingPeers {
+    fn restart(&mut self, round: Round) {
+        self.transfers.restart(round);
+        self.kept.clear();
+        self.due.clear();
+    }
+
+    fn send(
+        &mut self,
+        device: &mut dyn Executor,
+        edge: EdgeId,
+        micro_batch: usize,
+        rows: usize,
+    ) -> Result<(), DeviceError> {
+        let TraceTracks { driver, labels, .. } = &self.tracks;
+        let _span =
+            driver.span(|| format!("send {} of micro-batch {micro_batch}", labels.edge(edge)));
+        for piece in self.transfers.send(edge, micro_batch, rows) {
+            self.read_starts.push_back(Instant::now());
+            device.start_readback(self.transfers.edges().place(&piece))?;
+        }
+        self.forward_all(device)
+    }
+
+    fn receive(
+        &mut self,
+        device: &mut dyn Executor,
+        edge: EdgeId,
+        micro_batch: usize,
+        rows: usize,
+    ) -> Result<(), DeviceError> {
+        let TraceTracks { driver, labels, .. } = &self.tracks;
+        let _span =
+            driver.span(|| format!("receive {} of micro-batch {micro_batch}", labels.edge(edge)));
+        let received = self.transfers.receive(edge, micro_batch, rows);
+        let (pieces, event) = received.map_err(|error| defect(device, &error))?;
+        for piece in pieces {
+            if let Some(values) = self.kept.remove(&piece) {
+                self.write_piece(device, &piece, &values)?;
+            }
+        }
+        self.due.extend(event);
+        Ok(())
+    }
+
+    fn start(
+        &mut self,
+        device: &mut dyn Executor,
+        collective: Collective,
+    ) -> Result<(), DeviceError> {
+        for transfer in self.transfers.start(collective) {
+            match transfer {
+                LocalTransfer::Read(read) => {
+                    let (tensor, chunk) = self.transfers.source(read);
+                    self.read_starts.push_back(Instant::now());
+                    let place = Place::bank(tensor, chunk.bucket, chunk.range.clone());
+                    device.start_readback(place)?;
+                }
+                LocalTransfer::KeepOnDevice(read) => self.ready(device, read, None)?,
+            }
+        }
+        self.forward_all(device)
+    }
+
+    fn send_all(&mut self, device: &mut dyn Executor) -> Result<(), DeviceError> {
+        while self.transfers.has_sends()
+            && let Some(readback) = device.next_readback(true)?
+        {
+            self.forward(device, readback)?;
+        }
+        Ok(())
+    }
+
+    fn vote(
+        &mut self,
+        device: &mut dyn Executor,
+        vote: Vote,
+        updates: bool,
+    ) -> Result<(), DeviceError> {
+        let vote =
+            self.transfers.complete_vote(vote, updates).map_err(|error| defect(device, &error))?;
+        let vote = vote.without_states(device.plan());
+        // The next wait reports a closed mailbox.
+        let _ = self.coordinator.send(CoordinatorMsg::Vote(vote));
+        Ok(())
+    }
+
+    fn poll_event(&mut self, device: &mut dyn Executor) -> Result<Option<Event>, DeviceError> {
+        loop {
+            if let Some(event) = self.due.pop_front() {
+                return Ok(Some(event));
+            }
+            self.forward_all(device)?;
+            match self.inbox.try_recv() {
+                Ok(None) => return Ok(None),
+                Err(Closed(why)) => return Ok(Some(Event::Fault(why))),
+                Ok(Some(message)) => {
+                    if let Some(event) = self.handle(device, message)? {
+                        return Ok(Some(event));
+                    }
+                }
+            }
+        }
+    }
+
+    fn wait_event(
+        &mut self,
+        device: &mut dyn Executor,
+        awaited: Option<Token>,
+        waited: &mut Duration,
+    ) -> Result<Event, DeviceError> {
+        loop {
+            if let Some(event) = self.poll_event(device)? {
+                return Ok(event);
+            }
+            match self.wait(device, awaited, waited)? {
+                Err(Closed(why)) => return Ok(Event::Fault(why)),
+                Ok(Some(message)) => {
+                    if let Some(event) = self.handle(device, message)? {
+                        return Ok(event);
+                    }
+                }
+                Ok(None) => {}
+            }
+        }
+    }
+
+    fn discard(&mut self, device: &mut dyn Executor) {
+        self.transfers.discard();
+        // The reason for which the step was discarded counts, not what follows from it. Readbacks
+        // that have not completed yet are dropped when they complete.
+        while let Ok(Some(readback)) = device.next_readback(false)
+            && self.forward(device, readback).is_ok()
+        {}
+    }
+}
+
+/// Returns the error of a device that was given a message that it does not expect.
+pub fn defect(device: &dyn Executor, error: &StepError) -> DeviceError {
+    refused(device, &error.to_string())
+}
+
+/// Returns the error of a device whose threads do not keep to their protocol.
+fn refused(device: &dyn Executor, why: &str) -> DeviceError {
+    DeviceError::Refused {
+        adapter: device.name().to_string(),
+        what: "a step".into(),
+        why: format!("{why}, which is a defect of potluck; please report it"),
+    }
+}

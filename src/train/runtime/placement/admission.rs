@@ -1,0 +1,242 @@
+//! Admission of devices whose shares are measured: the rows of each device's plan, and the memory
+//! that is reserved for its moments until the devices of the run are known.
+
+use std::cmp::Reverse;
+use std::collections::VecDeque;
+
+use super::names::is_named;
+use super::rank_memory::{RankMemory, host_bytes, pools_most};
+use super::shares;
+use super::shares::{layout_of, moments, owned_elements};
+use super::types::PlacementRequest;
+use crate::runtime::{RuntimeError, memory};
+use potluck_kernels::device::Selection;
+use potluck_kernels::exec::Moments;
+
+/// Rows and moments with which a device may be opened.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Admission {
+    pub rows: u32,
+    /// Reserved moments: the largest shard that the device may get.
+    pub reserve: Moments,
+    /// Memory that the device takes with the reserve.
+    pub memory: RankMemory,
+}
+
+/// Requested device that may be opened.
+#[derive(Clone)]
+pub struct MeasuredCandidate {
+    /// Index of the device among the requested ones.
+    pub position: usize,
+    pub selection: Selection,
+    /// Display name.
+    pub name: String,
+    /// Ways to open it that fit its memory, the preferred one first; at least one.
+    pub admissions: VecDeque<Admission>,
+}
+
+impl MeasuredCandidate {
+    /// Moves on to the first admission that takes less host memory; returns false and changes
+    /// nothing if there is none.
+    fn take_less_host_memory(&mut self) -> bool {
+        let now = self.host_bytes();
+        let Some(less) = self.admissions.iter().position(|one| one.memory.of_host() < now) else {
+            return false;
+        };
+        self.admissions.drain(..less);
+        true
+    }
+
+    fn host_bytes(&self) -> usize {
+        self.admissions.front().map_or(0, |one| one.memory.of_host())
+    }
+}
+
+/// Returns the requested devices that may be opened, and adds notes about those that are left out.
+/// The memory of each, and `available` bytes of host memory for all together, hold all moments if
+/// that is possible with fewer rows: one device may stay alone. Otherwise they hold the largest
+/// shard of the smallest possible number of ranks. When a device is left out, the others are
+/// admitted anew, as ranks of a smaller group.
+///
+/// # Errors
+/// Returns `RuntimeError` if there is too little memory for a device that was named, or for all.
+pub fn admit(
+    request: &PlacementRequest,
+    selections: &[Selection],
+    names: &[String],
+    available: Option<u64>,
+    notes: &mut Vec<String>,
+) -> Result<Vec<MeasuredCandidate>, RuntimeError> {
+    let mut positions: Vec<usize> = (0..selections.len()).collect();
+    loop {
+        let candidates = fit_devices(request, selections, names, &positions, notes)?;
+        if candidates.len() < positions.len() {
+            positions = candidates.iter().map(|one| one.position).collect();
+            continue;
+        }
+        // The last one of those that take the most.
+        let mut largest = 0;
+        for (index, one) in candidates.iter().enumerate() {
+            if one.host_bytes() >= candidates[largest].host_bytes() {
+                largest = index;
+            }
+        }
+        let error = match fitting(request, candidates, available) {
+            Ok(fitting) => return Ok(fitting),
+            Err(error) => error,
+        };
+        if is_named(request.selector) || positions.len() == 1 {
+            return Err(error);
+        }
+        let left = positions.remove(largest);
+        notes.push(format!("{} is left out: {error}", names[left]));
+    }
+}
+
+/// Returns the devices at these positions whose own memory suffices, if they are the ranks of a
+/// run, and adds notes about the others.
+fn fit_devices(
+    request: &PlacementRequest,
+    selections: &[Selection],
+    names: &[String],
+    positions: &[usize],
+    notes: &mut Vec<String>,
+) -> Result<Vec<MeasuredCandidate>, RuntimeError> {
+    let mut candidates = Vec::new();
+    let mut failed = None;
+    for (rank, &position) in positions.iter().enumerate() {
+        let selection = selections[position].clone();
+        let name = names[position].clone();
+        match admissions(request, &selection, &name, rank, positions.len()) {
+            Ok(admissions) => {
+                candidates.push(MeasuredCandidate { position, selection, name, admissions });
+            }
+            // A device that was named must not be left out silently.
+            Err(error) if is_named(request.selector) => return Err(error),
+            Err(error) => {
+                notes.push(format!("left out: {error}"));
+                failed = Some(error);
+            }
+        }
+    }
+    match failed {
+        Some(error) if candidates.is_empty() => Err(error),
+        _ => Ok(candidates),
+    }
+}
+
+/// Returns the ways to open a device that fit its memory: with the largest reserve first, and of
+/// each reserve with the most rows first, halved down to one.
+fn admissions(
+    request: &PlacementRequest,
+    selection: &Selection,
+    name: &str,
+    position: usize,
+    world: usize,
+) -> Result<VecDeque<Admission>, RuntimeError> {
+    let mut fitting = VecDeque::new();
+    let mut failed = None;
+    for reserve in reserves(request, position, world) {
+        let mut rows = request.micro_batch.min(request.batch).max(1);
+        loop {
+            let plan = request.plans.of_rows(rows);
+            let setting = request.opening.device_memory_mib;
+            match memory::require_on(selection, name, setting, &plan, &reserve) {
+                Ok(_) => fitting.push_back(Admission {
+                    rows,
+                    memory: RankMemory::of(selection, &plan, &reserve, world),
+                    reserve: reserve.clone(),
+                }),
+                Err(error) => failed = Some(error),
+            }
+            if rows == 1 {
+                break;
+            }
+            rows = rows.div_ceil(2);
+        }
+    }
+    match failed {
+        _ if !fitting.is_empty() => Ok(fitting),
+        Some(error) => Err(error),
+        // Without a reserve there is no admission, and no error either.
+        None => Err(RuntimeError::Defect(format!("{name} has no shard to reserve"))),
+    }
+}
+
+/// Returns the shards that the device at a position may get, the largest first: of 1 to `world`
+/// ranks, as the first rank that it can be, or as the next, because the first has the most.
+fn reserves(request: &PlacementRequest, position: usize, world: usize) -> Vec<Moments> {
+    let plan = request.plans.of_rows(1);
+    let mut reserves = Vec::new();
+    for ranks in 1..=world {
+        let layout = layout_of(request.parallel, &plan, ranks);
+        let lowest = position.saturating_sub(world - ranks);
+        for rank in lowest..=(lowest + 1).min(position).min(ranks - 1) {
+            let count = request.optimizer.moments();
+            let owned = Some(shares::shards(&layout, rank));
+            reserves.push(Moments { count, owned });
+        }
+    }
+    reserves.sort_by_key(|reserve| Reverse(owned_elements(reserve)));
+    reserves.dedup_by_key(|reserve| owned_elements(reserve));
+    reserves
+}
+
+/// Chooses admissions that fit the host's memory together: the device that takes the most of it
+/// takes less, until all fit.
+fn fitting(
+    request: &PlacementRequest,
+    mut candidates: Vec<MeasuredCandidate>,
+    available: Option<u64>,
+) -> Result<Vec<MeasuredCandidate>, RuntimeError> {
+    let plan = request.plans.of_rows(1);
+    let pools = pools_most(request.parallel, &plan, candidates.len());
+    'fit: loop {
+        let ranks = candidates.iter().filter_map(|one| Some(one.admissions.front()?.memory));
+        let all = host_bytes(request, ranks, pools);
+        let Err(error) = memory::require_of(available, all) else { return Ok(candidates) };
+        let mut largest: Vec<usize> = (0..candidates.len()).collect();
+        largest.sort_by_key(|&index| Reverse(candidates[index].host_bytes()));
+        for index in largest {
+            if candidates[index].take_less_host_memory() {
+                continue 'fit;
+            }
+        }
+        return Err(error);
+    }
+}
+
+/// Returns true if the reserve of each device of a set holds its shard as one of these ranks.
+pub fn reserves_hold(request: &PlacementRequest, reserves: &[&Moments]) -> bool {
+    let plan = request.plans.of_rows(1);
+    let layout = layout_of(request.parallel, &plan, reserves.len());
+    for (rank, reserve) in reserves.iter().enumerate() {
+        let shard = Moments { count: reserve.count, owned: Some(shares::shards(&layout, rank)) };
+        if owned_elements(&shard) > owned_elements(reserve) {
+            return false;
+        }
+    }
+    true
+}
+
+/// Returns the error of a device whose reserve does not hold its shard in any group of devices
+/// that was found: the moments of a single device do not fit its memory.
+pub fn too_little_for_one(
+    request: &PlacementRequest,
+    selection: &Selection,
+    name: &str,
+    rows: u32,
+) -> RuntimeError {
+    let plan = request.plans.of_rows(rows);
+    let layout = layout_of(request.parallel, &plan, 1);
+    let all = moments(request.optimizer, &layout, 0);
+    let setting = request.opening.device_memory_mib;
+    match memory::require_on(selection, name, setting, &plan, &all) {
+        Err(error) => error,
+        Ok(_) => RuntimeError::NoRoom {
+            adapter: name.into(),
+            what: "the moments of all parameters".into(),
+            needed: memory::gibibytes_up(memory::needed(selection, &plan, &all) as u64),
+        },
+    }
+}

@@ -1,0 +1,73 @@
+//! Arrangement of a run: which device is which rank, and which blocks and samples it has.
+
+use std::ops::Range;
+
+use super::pipeline::RequestedPipelines;
+use super::types::PlacementRequest;
+use potluck_parallel::{Mesh, PipelineRanks, PipelineSchedule, Share};
+
+/// Decision about the ranks of a run: pipelines beside each other, of one stage each if every rank
+/// holds the whole model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Arrangement {
+    pub mesh: Mesh,
+    /// By rank: the index of its device among the requested ones.
+    pub positions: Vec<usize>,
+    pub pipelines: Vec<PipelineRanks>,
+    /// Samples of each pipeline.
+    pub shares: Vec<Share>,
+    /// By rank: the most rows of its plan.
+    pub rows: Vec<u32>,
+    pub schedule: PipelineSchedule,
+}
+
+impl Arrangement {
+    /// Returns the arrangement of pipelines with these model chunks and shares, by pipeline. Ranks
+    /// that hold a part of the model all have plans for the longest micro-batch, the others for
+    /// their own.
+    pub fn of(
+        mesh: Mesh,
+        positions: Vec<usize>,
+        chunks: &[Vec<Range<u32>>],
+        shares: Vec<Share>,
+        schedule: PipelineSchedule,
+    ) -> Self {
+        let mut rows = Vec::new();
+        for share in &shares {
+            rows.push(share.micro_batch.min(share.count).max(1));
+        }
+        if mesh.has_stages() {
+            let most = rows.iter().copied().max().unwrap_or(1);
+            rows = vec![most; mesh.world_size()];
+        }
+        Self { mesh, positions, pipelines: pipelines_of(mesh, chunks), shares, rows, schedule }
+    }
+
+    /// Returns the arrangement of ranks that each hold the whole model, in plans of so many rows.
+    pub fn of_replicas(
+        request: &PlacementRequest,
+        positions: Vec<usize>,
+        shares: Vec<Share>,
+        rows: Vec<u32>,
+    ) -> Self {
+        let requested = RequestedPipelines::of(request);
+        let blocks = request.plans.of_rows(1).graph.blocks.len() as u32;
+        let chunks = vec![requested.model_chunks(blocks); positions.len()];
+        let mesh = requested.mesh(positions.len());
+        Self { rows, ..Self::of(mesh, positions, &chunks, shares, requested.schedule) }
+    }
+
+    /// Returns the most rows of a micro-batch.
+    pub fn rows_max(&self) -> u32 {
+        self.rows.iter().copied().max().unwrap_or(1)
+    }
+}
+
+/// Returns the pipelines of a mesh, each cut into its model chunks.
+pub fn pipelines_of(mesh: Mesh, chunks: &[Vec<Range<u32>>]) -> Vec<PipelineRanks> {
+    let mut pipelines = Vec::new();
+    for (ranks, chunks) in mesh.pipelines().zip(chunks) {
+        pipelines.push(PipelineRanks { ranks, chunks: chunks.clone() });
+    }
+    pipelines
+}

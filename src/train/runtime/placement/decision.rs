@@ -1,0 +1,200 @@
+//! Decision about the ranks of a run: kept of the run that is resumed, given by the request, or
+//! measured. Everything that does not need an open device is checked here.
+
+use super::arrangement::Arrangement;
+use super::assemble::candidates;
+use super::names::is_named;
+use super::open_ranks::RequestedDevices;
+use super::pipeline::checks::{require_devices, require_micro_batches, require_model};
+use super::pipeline::{MeasuredBlocks, RequestedPipelines, by_measurement};
+use super::shares::fixed_counts;
+use super::types::PlacementRequest;
+use crate::runtime::{RuntimeError, timing};
+use potluck_core::Setting;
+use potluck_kernels::autotune;
+use potluck_kernels::device::Selection;
+use potluck_parallel::planner::cut::chunks_of_counts;
+use potluck_parallel::{Placement, Shares, contiguous_shares};
+
+/// Arrangement of a run, and how it was decided on.
+pub struct PlacementDecision {
+    pub arrangement: Arrangement,
+    /// Times of blocks by which the stages of pipelines were chosen, if they were.
+    pub measured: Option<MeasuredBlocks>,
+    /// True if the arrangement is that of the run that is resumed.
+    pub is_kept: bool,
+    /// Messages for the user.
+    pub notes: Vec<String>,
+}
+
+/// Returns the placement of the run that is resumed, if it is one of such devices, in pipelines if
+/// the request has any.
+pub fn saved_of<'a>(
+    request: &PlacementRequest<'a>,
+    selections: &[Selection],
+) -> Option<&'a Placement> {
+    let has_stages = request.parallel.has_stages();
+    request.saved.filter(|saved| saved.is_of(&candidates(selections), has_stages))
+}
+
+/// Decides on the arrangement of a run, before a device is opened for it; `None` if devices with
+/// the whole model each have to be measured for their shares while they are open.
+///
+/// # Errors
+/// Returns `RuntimeError` if the devices make no whole pipelines, if the model cannot be cut or the
+/// batch not be divided, if the record of the run that is resumed is damaged, or if a device fails
+/// on which blocks are measured.
+pub fn decide(
+    request: &PlacementRequest,
+    devices: RequestedDevices,
+    saved: Option<&Placement>,
+    report: &mut dyn FnMut(&str, autotune::TuneProgress),
+) -> Result<Option<PlacementDecision>, RuntimeError> {
+    let requested = RequestedPipelines::of(request);
+    let mut count = devices.selections.len();
+    require_devices(&requested, count)?;
+    require_model(&requested, &request.plans.of_rows(1).graph)?;
+    let mut notes = Vec::new();
+    let mut measured = None;
+    let kept = kept(request, saved, count)?;
+    let is_kept = kept.is_some();
+    let arrangement = if let Some(kept) = kept {
+        kept
+    } else {
+        if let Some(note) = without_sample(request, devices) {
+            count = request.batch as usize;
+            notes.push(note);
+        }
+        match given(request, count)? {
+            Some(given) => given,
+            None if requested.stages == 1 => return Ok(None),
+            None => {
+                // One pipeline has all samples, whatever its blocks take.
+                if requested.mesh(count).data == 1 {
+                    let even = in_given_order(request, count, &[request.batch]);
+                    require_micro_batches(&requested, &even)?;
+                }
+                let (found, blocks) = by_measurement(request, devices, &mut notes, report)?;
+                measured = Some(blocks);
+                found
+            }
+        }
+    };
+    notes.extend(require_micro_batches(&requested, &arrangement)?);
+    Ok(Some(PlacementDecision { arrangement, measured, is_kept, notes }))
+}
+
+/// Returns the arrangement of a request whose cut and shares are given or, if nothing can be
+/// measured, even; `None` if something is to be measured.
+///
+/// # Errors
+/// Returns `RuntimeError::Unplaceable` if the shares do not fit the batch, the devices or the
+/// pipelines.
+fn given(request: &PlacementRequest, devices: usize) -> Result<Option<Arrangement>, RuntimeError> {
+    let parallel = request.parallel;
+    let requested = RequestedPipelines::of(request);
+    let units = requested.mesh(devices).data;
+    let lacks_shares = parallel.shares.are_measured() && units > 1;
+    if request.probe.is_some() && (parallel.lacks_cut() || lacks_shares) {
+        return Ok(None);
+    }
+    // Devices without a sample are left out when shares are measured.
+    let counts = if lacks_shares && !parallel.has_stages() {
+        timing::split_evenly(request.batch, units)
+    } else {
+        fixed_counts(parallel, request.batch, units)?
+    };
+    Ok(Some(in_given_order(request, devices, &counts)))
+}
+
+/// Returns the arrangement of devices in the order of the request, with so many samples of each
+/// pipeline, and the cut that was given or an even one.
+fn in_given_order(request: &PlacementRequest, devices: usize, counts: &[u32]) -> Arrangement {
+    let requested = RequestedPipelines::of(request);
+    let blocks = request.plans.of_rows(1).graph.blocks.len() as u32;
+    let chunks = requested.model_chunks(blocks);
+    let positions = (0..devices).collect();
+    requested.in_order(positions, &chunks, counts, request.micro_batch)
+}
+
+/// Returns a note on the devices that have no sample of a batch that is split evenly among devices
+/// with the whole model each; devices that were named must all take part.
+fn without_sample(request: &PlacementRequest, devices: RequestedDevices) -> Option<String> {
+    let samples = request.batch as usize;
+    let is_even = request.parallel.shares == Shares::Even;
+    let is_short = devices.names.len() > samples;
+    if request.parallel.has_stages() || is_named(request.selector) || !is_even || !is_short {
+        return None;
+    }
+    let without = &devices.names[samples..];
+    let (are, them) = if without.len() == 1 { ("is", "it") } else { ("are", "them") };
+    let without = without.join(", ");
+    Some(format!("{without} {are} left out: a batch of {samples} has no sample for {them}"))
+}
+
+/// Returns the arrangement of a checkpoint that a run on so many devices keeps; `None` if it
+/// decides anew.
+///
+/// # Errors
+/// Returns `RuntimeError::Unplaceable` if the record of devices with the whole model names others,
+/// or has sizes that no run has.
+fn kept(
+    request: &PlacementRequest,
+    saved: Option<&Placement>,
+    devices: usize,
+) -> Result<Option<Arrangement>, RuntimeError> {
+    let Some(saved) = saved else { return Ok(None) };
+    if request.retune || !saved.shares_fit(request.batch, request.micro_batch) {
+        return Ok(None);
+    }
+    if request.parallel.has_stages() {
+        let recorded = RequestedPipelines::of(request).recorded(saved);
+        return Ok(recorded.filter(|kept| is_as_given(request, kept)));
+    }
+    if !request.parallel.shares.are_measured() {
+        return Ok(None);
+    }
+    if !saved.is_consistent() || saved.ranks.iter().any(|rank| rank.position >= devices) {
+        return Err(RuntimeError::unplaceable(format_args!(
+            "the ranks that the checkpoint recorded are not those of its devices; measure again \
+             with {}",
+            Setting::Retune
+        )));
+    }
+    let mut positions = Vec::new();
+    let mut counts = Vec::new();
+    let mut micro_batches = Vec::new();
+    let mut rows = Vec::new();
+    for rank in &saved.ranks {
+        positions.push(rank.position);
+        counts.push(rank.share);
+        micro_batches.push(rank.micro_batch.min(rank.rows));
+        rows.push(rank.rows);
+    }
+    let shares = contiguous_shares(&counts, &micro_batches);
+    Ok(Some(Arrangement::of_replicas(request, positions, shares, rows)))
+}
+
+/// Returns true if pipelines have the cut and the shares that a request gives, and the devices in
+/// their order if it gives any.
+fn is_as_given(request: &PlacementRequest, planned: &Arrangement) -> bool {
+    let has_shares = !request.parallel.shares.are_measured();
+    let requested = RequestedPipelines::of(request);
+    if requested.blocks.is_empty() && !has_shares {
+        return true;
+    }
+    if !requested.blocks.is_empty() {
+        let chunks = chunks_of_counts(requested.blocks);
+        if planned.pipelines.iter().any(|of| of.chunks != chunks) {
+            return false;
+        }
+    }
+    if has_shares {
+        let counts = fixed_counts(request.parallel, request.batch, planned.mesh.data);
+        let now: Vec<u32> = planned.shares.iter().map(|share| share.count).collect();
+        if !matches!(counts, Ok(counts) if counts == now) {
+            return false;
+        }
+    }
+    planned.positions.iter().copied().eq(0..planned.positions.len())
+}

@@ -1,0 +1,132 @@
+//! Programs and plans of an arrangement, and the layout of its buckets.
+
+use std::sync::Arc;
+
+use super::arrangement::Arrangement;
+use super::rank_memory::RankMemory;
+use super::shares::{layout_of, owned};
+use super::types::PlacementRequest;
+use crate::runtime::pipelines::forward_micro_batches_max;
+use potluck_core::{BucketId, Rank};
+use potluck_graph::Plan;
+use potluck_graph::plan::ALIGNMENT_BYTES;
+use potluck_kernels::device::Selection;
+use potluck_kernels::exec::Moments;
+use potluck_parallel::collective::{BucketGroups, LaidOutBucket, ShardLayout, Topology};
+use potluck_parallel::comm::ring_pool_bytes_max;
+use potluck_parallel::{
+    EdgeLayout, ParallelOptions, PipelinePrograms, PipelineRequest, Program, Share, data_parallel,
+    single_rank,
+};
+
+const ELEMENT_BYTES: usize = potluck_core::shape::ELEMENT_BYTES;
+
+/// Programs of an arrangement, with the layout of their buckets.
+pub struct LaidOut {
+    /// Plan of the whole graph.
+    pub whole: Arc<Plan>,
+    pub written: PipelinePrograms,
+    pub layout: ShardLayout,
+}
+
+impl LaidOut {
+    /// Writes the programs of an arrangement, and lays out their buckets.
+    pub fn of(request: &PlacementRequest, arrangement: &Arrangement) -> Self {
+        if arrangement.mesh.has_stages() {
+            Self::of_stages(request, arrangement)
+        } else {
+            Self::of_replicas(request, arrangement)
+        }
+    }
+
+    fn of_stages(request: &PlacementRequest, arrangement: &Arrangement) -> Self {
+        let whole = request.plans.of_rows(arrangement.rows_max());
+        let written = PipelinePrograms::training(&PipelineRequest {
+            plan: &whole,
+            pipelines: &arrangement.pipelines,
+            shares: &arrangement.shares,
+            schedule: arrangement.schedule,
+            overlap: request.parallel.overlap,
+            piece_max: request.parallel.chunk_bytes / ELEMENT_BYTES,
+            in_flight_min: forward_micro_batches_max(arrangement.mesh.pipeline),
+        });
+        let pipelines = arrangement.mesh.data;
+        let layout = layout_of_groups(request.parallel, &whole, &written.groups, pipelines);
+        Self { whole, written, layout }
+    }
+
+    fn of_replicas(request: &PlacementRequest, arrangement: &Arrangement) -> Self {
+        let plans: Vec<Arc<Plan>> =
+            arrangement.rows.iter().map(|rows| request.plans.of_rows(*rows)).collect();
+        let whole = plans[0].clone();
+        let layout = layout_of(request.parallel, &whole, arrangement.mesh.world_size());
+        let written = PipelinePrograms {
+            programs: programs_of_replicas(request.parallel, &whole, &arrangement.shares),
+            plans,
+            edges: EdgeLayout::default(),
+            groups: BucketGroups::all(layout.size, layout.buckets()),
+        };
+        Self { whole, written, layout }
+    }
+
+    /// Returns the moments that a rank keeps: those of its shards, or all if it is alone.
+    pub fn moments(&self, request: &PlacementRequest, rank: usize) -> Moments {
+        let PipelinePrograms { plans, groups, .. } = &self.written;
+        let owned =
+            (plans.len() > 1).then(|| owned(&plans[rank], &self.layout, groups, Rank(rank as u32)));
+        Moments { count: request.optimizer.moments(), owned }
+    }
+
+    /// Returns the memory that each rank takes, on these devices by rank.
+    pub fn memory<'s>(
+        &self,
+        request: &PlacementRequest,
+        devices: impl IntoIterator<Item = &'s Selection>,
+    ) -> Vec<RankMemory> {
+        let PipelinePrograms { plans, edges, groups, .. } = &self.written;
+        let mut ranks = Vec::with_capacity(plans.len());
+        for (rank, selection) in devices.into_iter().enumerate() {
+            let id = Rank(rank as u32);
+            let moments = self.moments(request, rank);
+            ranks.push(RankMemory {
+                pool: ring_pool_bytes_max(&self.layout, groups.positions(id)),
+                edges: edges.bytes_from(id),
+                ..RankMemory::of(selection, &plans[rank], &moments, plans.len())
+            });
+        }
+        ranks
+    }
+}
+
+/// Returns the programs of ranks that each hold the whole model.
+pub fn programs_of_replicas(
+    parallel: &ParallelOptions,
+    plan: &Plan,
+    shares: &[Share],
+) -> Vec<Program> {
+    if let [one] = shares {
+        return vec![single_rank(plan, one.count, one.micro_batch)];
+    }
+    shares.iter().map(|share| data_parallel(plan, *share, parallel.overlap)).collect()
+}
+
+/// Returns the layout of buckets that groups of their own hold, in `pipelines` pipelines. A bucket
+/// that several stages of the only pipeline hold is summed by the first of them, which owns it
+/// whole; the others send their part when it is complete, without waiting.
+pub fn layout_of_groups(
+    parallel: &ParallelOptions,
+    plan: &Plan,
+    groups: &BucketGroups,
+    pipelines: usize,
+) -> ShardLayout {
+    let mut buckets = Vec::new();
+    for (index, bucket) in plan.buckets.iter().enumerate() {
+        let size = groups.of(BucketId(index as u32)).size();
+        let is_star = pipelines == 1 && size > 1;
+        let topology = if is_star { Topology::Star } else { parallel.topology };
+        buckets.push(LaidOutBucket { length: bucket.length, size, topology });
+    }
+    let align = ALIGNMENT_BYTES / ELEMENT_BYTES;
+    let chunk_max = parallel.chunk_bytes / ELEMENT_BYTES;
+    ShardLayout::of_buckets(parallel.topology, groups.world(), &buckets, align, chunk_max)
+}

@@ -1,0 +1,367 @@
+//! Opening of devices whose shares are measured: each is opened with a reserve for its moments,
+//! then timed, and the batch is split among them: with `auto` among those that are worth using.
+//! With `auto` and `all`, a device that fails on the way is left out.
+
+use super::admission::{self, Admission, MeasuredCandidate, admit, reserves_hold};
+use super::arrangement::Arrangement;
+use super::assemble::adapters_for;
+use super::laid_out::LaidOut;
+use super::names::{is_auto, is_named};
+use super::open_ranks::{RankOpening, RequestedDevices, open_one};
+use super::reduce_sites::reduce_sites;
+use super::shares::{layout_of, moments};
+use super::start::ReadyRanks;
+use super::statistics::require_statistics;
+use super::types::PlacementRequest;
+use crate::runtime::RuntimeError;
+use crate::runtime::device_thread::DeviceThread;
+use crate::runtime::open::{OpenDevice, no_room};
+use crate::runtime::timing::{self, BatchSplit, BatchToSplit, CostOfDevices, Probe};
+use potluck_core::faults::{Fault, InjectedFault, Point};
+use potluck_core::{Rank, Setting};
+use potluck_kernels::autotune;
+use potluck_kernels::device::host::available_memory;
+use potluck_kernels::device::{DeviceError, Selection, selector_of};
+use potluck_kernels::exec::Moments;
+use potluck_parallel::collective::BucketGroups;
+use potluck_parallel::{Placement, ReduceSite, contiguous_shares};
+
+/// Device that is open, with the memory reserved for its moments.
+struct ReservedDevice {
+    device: OpenDevice,
+    selection: Selection,
+    reserve: Moments,
+    /// Bytes of its memory that the device takes with the reserve.
+    bytes: usize,
+}
+
+/// Device that takes part, with its samples per step and the most that it runs at a time.
+struct MeasuredShare {
+    device: OpenDevice,
+    count: u32,
+    micro_batch: u32,
+}
+
+/// Device, by its index among those that are open, that cannot take part.
+struct Failure {
+    index: usize,
+    error: RuntimeError,
+}
+
+/// Opens devices, selects those that are worth using, and splits the batch by their measured
+/// speed. If that fails, the user is notified of the devices that were left out before.
+///
+/// # Errors
+/// Returns the `RuntimeError` of the first device that was named and fails, or of the last device
+/// that is left.
+pub fn open_measured(
+    request: &PlacementRequest,
+    devices: RequestedDevices,
+    saved: Option<&Placement>,
+    report: &mut dyn FnMut(&str, autotune::TuneProgress),
+) -> Result<ReadyRanks, RuntimeError> {
+    let Some(probe) = &request.probe else {
+        return Err(RuntimeError::Defect("devices are measured without inputs".into()));
+    };
+    let count = devices.selections.len();
+    let mut notes = Vec::new();
+    let measured = open_admitted(request, devices, &mut notes, report)
+        .and_then(|opened| measured(request, probe, count, saved, opened, &mut notes));
+    if measured.is_err() {
+        for note in &notes {
+            (request.notify)(note);
+        }
+    }
+    let (shared, reduce_sites) = measured?;
+    let mut members = Vec::new();
+    let mut positions = Vec::new();
+    let mut counts = Vec::new();
+    let mut micro_batches = Vec::new();
+    let mut rows = Vec::new();
+    for MeasuredShare { device, count, micro_batch } in shared {
+        positions.push(device.position);
+        counts.push(count);
+        // None runs more samples at a time than its plan has rows.
+        micro_batches.push(micro_batch.min(device.rows));
+        rows.push(device.rows);
+        members.push(device);
+    }
+    let shares = contiguous_shares(&counts, &micro_batches);
+    let arrangement = Arrangement::of_replicas(request, positions, shares, rows);
+    let laid_out = LaidOut::of(request, &arrangement);
+    notes.extend(require_statistics(&laid_out.whole, laid_out.written.programs.iter())?);
+    Ok(ReadyRanks { arrangement, laid_out, members, reduce_sites, is_kept: false, notes })
+}
+
+/// Opens the devices that may be opened. Those that fail are left out with a note unless they
+/// were named.
+fn open_admitted(
+    request: &PlacementRequest,
+    devices: RequestedDevices,
+    notes: &mut Vec<String>,
+    report: &mut dyn FnMut(&str, autotune::TuneProgress),
+) -> Result<Vec<ReservedDevice>, RuntimeError> {
+    let RequestedDevices { selections, names } = devices;
+    let count = selections.len();
+    let candidates = admit(request, selections, names, available_memory(), notes)?;
+    let mut opened = Vec::new();
+    let mut failed = None;
+    for candidate in candidates {
+        let position = candidate.position;
+        match open_reserved(request, candidate, report) {
+            Ok(one) => opened.push(one),
+            // A device that was named must not be left out silently.
+            Err(error) if is_named(request.selector) => {
+                return Err(error.of_position(position, count));
+            }
+            Err(error) => {
+                notes.push(format!("left out: {error}"));
+                failed = Some(error);
+            }
+        }
+    }
+    match failed {
+        Some(error) if opened.is_empty() => Err(error),
+        _ => Ok(opened),
+    }
+}
+
+/// Splits the batch among the opened devices, and returns those that take part, with their reduce
+/// sites. A device that fails is left out with a note unless it was named or is the last one of the
+/// `count` requested devices. All notes are in `notes`.
+fn measured(
+    request: &PlacementRequest,
+    probe: &Probe,
+    count: usize,
+    saved: Option<&Placement>,
+    mut opened: Vec<ReservedDevice>,
+    notes: &mut Vec<String>,
+) -> Result<(Vec<MeasuredShare>, Vec<ReduceSite>), RuntimeError> {
+    loop {
+        let Failure { index, error } = match split_with_sites(request, probe, &opened, saved) {
+            Ok((split, reduce_sites)) => {
+                notes.extend(split.notes.iter().cloned());
+                if let Some(cost) = &split.cost {
+                    notes.push(cost_note(request, &opened, cost));
+                }
+                return Ok((members(request, opened, &split), reduce_sites));
+            }
+            Err(failure) => failure,
+        };
+        if is_named(request.selector) || opened.len() == 1 {
+            return Err(error.of_position(opened[index].device.position, count));
+        }
+        notes.push(format!("left out: {error}"));
+        drop(opened.remove(index));
+    }
+}
+
+/// Returns a sentence on the devices that make a step longer and take part because they were asked
+/// for, with the selector of the others.
+fn cost_note(
+    request: &PlacementRequest,
+    opened: &[ReservedDevice],
+    cost: &CostOfDevices,
+) -> String {
+    let mut names = Vec::new();
+    let mut others = Vec::new();
+    for (index, ReservedDevice { device, .. }) in opened.iter().enumerate() {
+        if cost.devices.contains(&index) {
+            names.push(device.driver.name());
+        } else {
+            others.push(device.position);
+        }
+    }
+    let mut note = cost.sentence(&names);
+    // No selector names devices of other nodes.
+    if request.nodes.devices.is_empty()
+        && let Some(rest) = selector_of(request.selector, &others, &adapters_for(request.selector))
+    {
+        note.push_str(&format!("; without: {}", Setting::Devices.given(rest)));
+    }
+    note
+}
+
+/// Opens a device with the first of its admissions that it has memory for.
+fn open_reserved(
+    request: &PlacementRequest,
+    candidate: MeasuredCandidate,
+    report: &mut dyn FnMut(&str, autotune::TuneProgress),
+) -> Result<ReservedDevice, RuntimeError> {
+    let MeasuredCandidate { position, selection, name, mut admissions } = candidate;
+    let Some(mut now) = admissions.pop_front() else {
+        return Err(RuntimeError::Defect(format!("{name} is admitted with no rows")));
+    };
+    loop {
+        let opening = RankOpening {
+            position,
+            selection: &selection,
+            name: &name,
+            plan: request.plans.of_rows(now.rows),
+            moments: now.reserve.clone(),
+        };
+        let error = match open_initialized(request, opening, now.memory.device, report) {
+            Ok(device) => {
+                let Admission { reserve, memory, .. } = now;
+                return Ok(ReservedDevice { device, selection, reserve, bytes: memory.device });
+            }
+            Err(error) => error,
+        };
+        if !error.is_capacity_error() {
+            return Err(error);
+        }
+        admissions.retain(|next| is_smaller(next, &now, &error));
+        let Some(next) = admissions.pop_front() else { return Err(error) };
+        now = next;
+    }
+}
+
+/// Opens a device that takes so many bytes of its memory, and gives its parameters initial values.
+fn open_initialized(
+    request: &PlacementRequest,
+    opening: RankOpening,
+    bytes: usize,
+    report: &mut dyn FnMut(&str, autotune::TuneProgress),
+) -> Result<OpenDevice, RuntimeError> {
+    let opened = open_one(request, opening, None, report)?;
+    let seed = request.seed;
+    let initialized = opened.driver.run("initialization", move |device| device.initialize(seed));
+    initialized.map_err(|error| no_room(error, bytes))?;
+    Ok(opened)
+}
+
+/// Returns true if a device may open with `next` that could not with `now`: in less memory, or
+/// with fewer rows if a tensor is too large.
+fn is_smaller(next: &Admission, now: &Admission, error: &RuntimeError) -> bool {
+    let is_memory = matches!(error, RuntimeError::NoRoom { .. });
+    let is_smaller =
+        if is_memory { next.memory.device < now.memory.device } else { next.rows < now.rows };
+    is_smaller && next.memory.of_host() <= now.memory.of_host()
+}
+
+/// Measures the devices, splits the batch among them, and allocates the moments of those that
+/// take part.
+fn split(
+    request: &PlacementRequest,
+    probe: &Probe,
+    opened: &[ReservedDevice],
+) -> Result<BatchSplit, Failure> {
+    let hold = |set: &[usize]| {
+        let reserves: Vec<&Moments> = set.iter().map(|index| &opened[*index].reserve).collect();
+        reserves_hold(request, &reserves)
+    };
+    let found = match opened {
+        [_] => {
+            let rows = request.micro_batch.min(request.batch);
+            hold(&[0]).then(|| BatchSplit::of_one(request.batch, rows))
+        }
+        _ => measure(request, probe, opened, &hold)?,
+    };
+    let Some(found) = found else {
+        let index = (0..opened.len()).find(|index| !hold(&[*index])).unwrap_or(0);
+        let ReservedDevice { device, selection, .. } = &opened[index];
+        let name = device.driver.name();
+        let error = admission::too_little_for_one(request, selection, name, device.rows);
+        return Err(Failure { index, error });
+    };
+    let layout = layout_of(request.parallel, &request.plans.of_rows(1), found.members.len());
+    for (rank, &index) in found.members.iter().enumerate() {
+        let moments = moments(request.optimizer, &layout, rank);
+        let one = &opened[index];
+        let injected = injected(request, Point::Moments, one);
+        let done = one.device.driver.run("the allocation of moments", move |device| {
+            if let Some(fault) = injected {
+                device.inject_fault(fault)?;
+            }
+            device.set_moments(moments)
+        });
+        done.map_err(|error| Failure { index, error: no_room(error, one.bytes) })?;
+    }
+    Ok(found)
+}
+
+/// Splits the batch, and returns also the reduce sites of the devices that take part.
+fn split_with_sites(
+    request: &PlacementRequest,
+    probe: &Probe,
+    opened: &[ReservedDevice],
+    saved: Option<&Placement>,
+) -> Result<(BatchSplit, Vec<ReduceSite>), Failure> {
+    let split = split(request, probe, opened)?;
+    let layout = layout_of(request.parallel, &request.plans.of_rows(1), split.members.len());
+    let members: Vec<&OpenDevice> =
+        split.members.iter().map(|index| &opened[*index].device).collect();
+    let groups = BucketGroups::all(layout.size, layout.buckets());
+    match reduce_sites(request, &members, &layout, &groups, saved) {
+        Ok(sites) => Ok((split, sites)),
+        Err(failed) => Err(Failure { index: split.members[failed.rank], error: failed.error }),
+    }
+}
+
+/// Times the devices and splits the batch among those that are worth using.
+fn measure(
+    request: &PlacementRequest,
+    probe: &Probe,
+    opened: &[ReservedDevice],
+    hold: &dyn Fn(&[usize]) -> bool,
+) -> Result<Option<BatchSplit>, Failure> {
+    (request.notify)(&format!(
+        "measuring {} devices, alone and together, on micro-batches of up to {} samples",
+        opened.len(),
+        request.micro_batch.min(request.batch)
+    ));
+    let failure = |index: usize, error: DeviceError| Failure {
+        index,
+        error: no_room(error, opened[index].bytes),
+    };
+    for (index, one) in opened.iter().enumerate() {
+        if let Some(fault) = injected(request, Point::Timing, one) {
+            let done = one
+                .device
+                .driver
+                .run("timing micro-batches", move |device| device.inject_fault(fault));
+            done.map_err(|error| failure(index, error))?;
+        }
+    }
+    let mut drivers: Vec<&DeviceThread> = Vec::new();
+    let mut rows = Vec::new();
+    for one in opened {
+        drivers.push(&one.device.driver);
+        rows.push(one.device.rows);
+    }
+    let timeout = request.opening.deadline;
+    let rows_min = request.plans.of_rows(1).rows_min();
+    let takes_all = !is_auto(request.selector);
+    let to_split = BatchToSplit { batch: request.batch, rows: &rows, rows_min, takes_all };
+    timing::split_by_speed(&drivers, probe, to_split, timeout, hold)
+        .map_err(|failed| failure(failed.index, failed.error))
+}
+
+/// Returns the fault planned for a device before the first step, at step 0.
+fn injected(
+    request: &PlacementRequest,
+    point: Point,
+    one: &ReservedDevice,
+) -> Option<InjectedFault> {
+    let rank = Rank(one.device.position as u32);
+    request.faults.at_rank(point, 0, rank).and_then(Fault::of_device)
+}
+
+/// Returns the devices that take part, with their shares.
+fn members(
+    request: &PlacementRequest,
+    opened: Vec<ReservedDevice>,
+    split: &BatchSplit,
+) -> Vec<MeasuredShare> {
+    let mut members = Vec::new();
+    for (index, one) in opened.into_iter().enumerate() {
+        if let Some(rank) = split.members.iter().position(|member| *member == index) {
+            members.push(MeasuredShare {
+                device: one.device,
+                count: split.counts[rank],
+                micro_batch: split.micro_batches[rank].min(request.micro_batch),
+            });
+        }
+    }
+    members
+}

@@ -1,0 +1,132 @@
+//! Opening of the devices of an arrangement.
+
+use std::sync::Arc;
+
+use super::decision::PlacementDecision;
+use super::laid_out::LaidOut;
+use super::pipeline::require_shared_memory;
+use super::rank_memory::{host_bytes, pools_of};
+use super::reduce_sites::reduce_sites;
+use super::start::ReadyRanks;
+use super::statistics::require_statistics;
+use super::types::PlacementRequest;
+use crate::runtime::open::{DeviceToOpen, OpenDevice, open_selected, tuning_of};
+use crate::runtime::remote::RemoteOpening;
+use crate::runtime::{RuntimeError, memory};
+use potluck_graph::Plan;
+use potluck_kernels::autotune;
+use potluck_kernels::device::Selection;
+use potluck_kernels::exec::Moments;
+use potluck_parallel::collective::{BucketGroups, ShardLayout};
+use potluck_parallel::{Placement, RankPlacement, ReduceSite};
+
+/// Requested devices with their display names.
+#[derive(Clone, Copy)]
+pub struct RequestedDevices<'a> {
+    pub selections: &'a [Selection],
+    pub names: &'a [String],
+}
+
+/// Device that is to be opened as a rank.
+pub struct RankOpening<'a> {
+    /// Index of the device among the requested ones.
+    pub position: usize,
+    pub selection: &'a Selection,
+    pub name: &'a str,
+    /// Plan of what the rank holds.
+    pub plan: Arc<Plan>,
+    pub moments: Moments,
+}
+
+/// Opens one device with a plan. A resumed run keeps the kernel variants of
+/// `saved` if it is the same device.
+///
+/// # Errors
+/// Returns the errors of [`open_selected`].
+pub fn open_one(
+    request: &PlacementRequest,
+    rank: RankOpening,
+    saved: Option<&RankPlacement>,
+    report: &mut dyn FnMut(&str, autotune::TuneProgress),
+) -> Result<OpenDevice, RuntimeError> {
+    let RankOpening { position, selection, name, plan, moments } = rank;
+    let plan = Arc::unwrap_or_clone(plan);
+    let opened = if let Selection::Offered(device) = selection {
+        let opening = RemoteOpening { name, tuning: request.tuning, kept: saved, report };
+        let deadline = request.opening.deadline;
+        request.nodes.open(device, plan, moments, opening, deadline)?
+    } else {
+        let tuning = |identity: &str| {
+            tuning_of(request.tuning, saved.filter(|saved| saved.identity == identity))
+        };
+        let options = &request.opening;
+        let selection = selection.clone();
+        let to_open = DeviceToOpen { selection, name, plan, moments, options };
+        open_selected(to_open, tuning, report)?
+    };
+    Ok(OpenDevice { position, ..opened })
+}
+
+/// Opens the devices of an arrangement that was decided on, each with the part of the model that it
+/// holds. What `saved` records about a device is kept.
+///
+/// # Errors
+/// Returns `RuntimeError` if the micro-batches have no statistics, or if a device cannot be opened
+/// or has too little memory.
+pub fn open_decided(
+    request: &PlacementRequest,
+    devices: RequestedDevices,
+    decision: PlacementDecision,
+    saved: Option<&Placement>,
+    report: &mut dyn FnMut(&str, autotune::TuneProgress),
+) -> Result<ReadyRanks, RuntimeError> {
+    let PlacementDecision { arrangement, is_kept, mut notes, .. } = decision;
+    let laid_out = LaidOut::of(request, &arrangement);
+    notes.extend(require_statistics(&laid_out.whole, laid_out.written.programs.iter())?);
+    let on = arrangement.positions.iter().map(|position| &devices.selections[*position]);
+    let ranks = laid_out.memory(request, on);
+    memory::require(host_bytes(request, ranks.iter().copied(), pools_of(&ranks)))?;
+    if arrangement.mesh.has_stages() {
+        require_shared_memory(request, devices, &arrangement.positions, &ranks)?;
+    }
+    let mut openings = Vec::new();
+    for (rank, &position) in arrangement.positions.iter().enumerate() {
+        openings.push(RankOpening {
+            position,
+            selection: &devices.selections[position],
+            name: &devices.names[position],
+            plan: laid_out.written.plans[rank].clone(),
+            moments: laid_out.moments(request, rank),
+        });
+    }
+    let layout = &laid_out.layout;
+    let groups = &laid_out.written.groups;
+    let (members, reduce_sites) = open_all(request, openings, layout, groups, saved, report)?;
+    Ok(ReadyRanks { arrangement, laid_out, members, reduce_sites, is_kept, notes })
+}
+
+/// Opens the devices of all ranks, and decides where each adds gradients.
+///
+/// # Errors
+/// Returns the `RuntimeError` of the first device that fails.
+fn open_all(
+    request: &PlacementRequest,
+    ranks: Vec<RankOpening>,
+    layout: &ShardLayout,
+    groups: &BucketGroups,
+    saved: Option<&Placement>,
+    report: &mut dyn FnMut(&str, autotune::TuneProgress),
+) -> Result<(Vec<OpenDevice>, Vec<ReduceSite>), RuntimeError> {
+    let world = ranks.len();
+    let mut opened: Vec<OpenDevice> = Vec::new();
+    for rank in ranks {
+        let position = rank.position;
+        let kept = saved.and_then(|saved| saved.of_position(position, world));
+        let one = open_one(request, rank, kept, report);
+        opened.push(one.map_err(|error| error.of_position(position, world))?);
+    }
+    let devices: Vec<&OpenDevice> = opened.iter().collect();
+    let sites = reduce_sites(request, &devices, layout, groups, saved)
+        .map_err(|failed| failed.error.of_position(devices[failed.rank].position, world))?;
+    Ok((opened, sites))
+}

@@ -1,0 +1,133 @@
+//! Pipelines of a request: which device holds which blocks of the model, as it is given, recorded
+//! or measured.
+
+pub mod checks;
+mod forward;
+mod measure;
+mod search;
+mod shared_memory;
+mod stage_memory;
+#[cfg(test)]
+mod tests;
+
+pub use forward::{ForwardDevices, open_forward};
+pub use measure::{MeasuredBlocks, crossing_elements, measure_blocks};
+pub use search::by_measurement;
+pub use shared_memory::require_shared_memory;
+
+use std::ops::Range;
+
+use super::arrangement::Arrangement;
+use super::types::PlacementRequest;
+use potluck_graph::Graph;
+use potluck_parallel::planner::cut::{chunks_of_counts, even};
+use potluck_parallel::{
+    Mesh, ParallelOptions, PipelineOptions, PipelineSchedule, Placement, contiguous_shares,
+};
+
+/// Pipelines that a request asks for; of one stage each if every rank holds the whole model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestedPipelines<'a> {
+    /// Stages of each pipeline, and model chunks of each stage.
+    pub stages: usize,
+    pub chunks: usize,
+    pub schedule: PipelineSchedule,
+    /// Blocks of each model chunk; empty if they are not given.
+    pub blocks: &'a [u32],
+}
+
+impl<'a> RequestedPipelines<'a> {
+    /// Returns the pipelines that a request asks for.
+    pub fn of(request: &PlacementRequest<'a>) -> Self {
+        Self::from(request.parallel)
+    }
+
+    /// Returns the mesh of so many devices: as many whole pipelines as they make.
+    pub fn mesh(&self, devices: usize) -> Mesh {
+        Mesh::of_pipelines(devices / self.stages.max(1), self.stages)
+    }
+
+    /// Returns the model chunks of a model of `blocks` blocks: those that are given or, if none
+    /// are, chunks of nearly equal numbers of blocks.
+    pub fn model_chunks(&self, blocks: u32) -> Vec<Range<u32>> {
+        if self.blocks.is_empty() {
+            even(blocks, self.stages * self.chunks)
+        } else {
+            chunks_of_counts(self.blocks)
+        }
+    }
+
+    /// Returns the pipelines of devices in this order, all cut into the same model chunks.
+    pub fn in_order(
+        &self,
+        positions: Vec<usize>,
+        chunks: &[Range<u32>],
+        counts: &[u32],
+        micro_batch: u32,
+    ) -> Arrangement {
+        let mesh = self.mesh(positions.len());
+        let micro_batches: Vec<u32> =
+            counts.iter().map(|count| micro_batch.min(*count).max(1)).collect();
+        let shares = contiguous_shares(counts, &micro_batches);
+        let chunks = vec![chunks.to_vec(); counts.len()];
+        Arrangement::of(mesh, positions, &chunks, shares, self.schedule)
+    }
+
+    /// Returns the pipelines of a checkpoint, if they were placed as is asked; `None` if not.
+    pub fn recorded(&self, saved: &Placement) -> Option<Arrangement> {
+        let PipelineOptions { schedule, virtual_stages, .. } = saved.options.pipeline;
+        let is_same = saved.mesh.pipeline == self.stages
+            && schedule == self.schedule
+            && virtual_stages as usize == self.chunks;
+        if !is_same || !saved.is_consistent() {
+            return None;
+        }
+        let mut chunks = Vec::new();
+        for ranks in saved.pipelines() {
+            let mut of_pipeline = Vec::new();
+            for chunk in 0..self.chunks {
+                for rank in &ranks {
+                    of_pipeline.push(rank.blocks[chunk].clone());
+                }
+            }
+            chunks.push(of_pipeline);
+        }
+        let mut counts = Vec::new();
+        let mut micro_batches = Vec::new();
+        for rank in saved.units() {
+            counts.push(rank.share);
+            micro_batches.push(rank.micro_batch);
+        }
+        let positions = saved.ranks.iter().map(|rank| rank.position).collect();
+        let shares = contiguous_shares(&counts, &micro_batches);
+        Some(Arrangement::of(saved.mesh, positions, &chunks, shares, self.schedule))
+    }
+}
+
+impl<'a> From<&'a ParallelOptions> for RequestedPipelines<'a> {
+    fn from(options: &'a ParallelOptions) -> Self {
+        let ParallelOptions { pipeline, .. } = options;
+        let PipelineOptions { stages, schedule, virtual_stages, blocks_per_stage } = pipeline;
+        let has_stages = pipeline.has_stages();
+        Self {
+            stages: *stages as usize,
+            chunks: if has_stages { *virtual_stages as usize } else { 1 },
+            schedule: *schedule,
+            blocks: if has_stages { blocks_per_stage } else { &[] },
+        }
+    }
+}
+
+/// Returns the names of the first and the last block of each run: `embed to h.1 and h.3`.
+pub fn names_of_runs(graph: &Graph, runs: &[Range<u32>]) -> String {
+    let mut names = Vec::new();
+    for run in runs {
+        let first = &graph.blocks[run.start as usize];
+        names.push(if run.len() == 1 {
+            first.clone()
+        } else {
+            format!("{first} to {}", graph.blocks[run.end as usize - 1])
+        });
+    }
+    names.join(" and ")
+}

@@ -1,0 +1,97 @@
+//! Opening of devices for forward passes only: evaluation and generation with a checkpoint.
+
+use std::sync::Arc;
+
+use super::checks::{require_devices, require_model};
+use super::{RequestedPipelines, names_of_runs};
+use crate::runtime::RuntimeError;
+use crate::runtime::open::{OpenOptions, open_named};
+use crate::runtime::pipelines::{ModelPipelines, forward_micro_batches_max};
+use crate::runtime::placement::arrangement::pipelines_of;
+use crate::runtime::placement::laid_out::layout_of_groups;
+use crate::runtime::placement::names::display_names;
+use crate::runtime::workers::{WorkerGroup, WorkerGroupOptions};
+use potluck_graph::Plan;
+use potluck_kernels::device::Selection;
+use potluck_parallel::pipeline::{bucket_groups, edge_layout};
+use potluck_parallel::{
+    Coordinates, EdgeLayout, ParallelOptions, PipelinePrograms, PipelineRequest, Share,
+};
+
+const ELEMENT_BYTES: usize = potluck_core::shape::ELEMENT_BYTES;
+
+/// Devices opened for forward passes.
+pub struct ForwardDevices {
+    pub group: WorkerGroup,
+    /// Pipelines of the devices, of one stage each if every device holds the whole model.
+    pub pipelines: ModelPipelines,
+    /// By rank: the identity of its device.
+    pub identities: Vec<String>,
+    /// Messages for the user.
+    pub notes: Vec<String>,
+}
+
+/// Opens devices as pipelines of the forward graph `plan`, in their order. A model is cut as is
+/// given, or else into nearly equal numbers of blocks: blocks are not measured for passes that run
+/// once. `options` are by device.
+///
+/// # Errors
+/// Returns `RuntimeError` if the devices make no whole pipelines, if the model cannot be cut so, or
+/// if a device cannot be opened or has too little memory.
+pub fn open_forward(
+    selections: Vec<Selection>,
+    parallel: &ParallelOptions,
+    options: &[OpenOptions],
+    plan: Plan,
+) -> Result<ForwardDevices, RuntimeError> {
+    let requested = RequestedPipelines::from(parallel);
+    require_devices(&requested, selections.len())?;
+    require_model(&requested, &plan.graph)?;
+    let plan = Arc::new(plan);
+    let chunks = requested.model_chunks(plan.graph.blocks.len() as u32);
+    let mesh = requested.mesh(selections.len());
+    let stages = pipelines_of(mesh, &vec![chunks; mesh.data]);
+    let rows = plan.options.rows as u32;
+    let shares = vec![Share { first: 0, count: rows, micro_batch: rows }; mesh.data];
+    let mut parts = vec![plan.clone(); mesh.world_size()];
+    let mut edges = EdgeLayout::default();
+    if mesh.has_stages() {
+        let request = PipelineRequest {
+            plan: &plan,
+            pipelines: &stages,
+            shares: &shares,
+            schedule: requested.schedule,
+            overlap: false,
+            piece_max: parallel.chunk_bytes / ELEMENT_BYTES,
+            in_flight_min: forward_micro_batches_max(requested.stages),
+        };
+        parts = PipelinePrograms::forward_plans(&request);
+        edges = edge_layout(&request);
+    }
+    let names = display_names(&selections);
+    let mut drivers = Vec::new();
+    let mut identities = Vec::new();
+    let mut notes = Vec::new();
+    for (rank, selection) in selections.into_iter().enumerate() {
+        let part = Plan::clone(&parts[rank]);
+        let opened = open_named(selection, &names[rank], part, 0, &options[rank])?;
+        notes.extend(opened.notes.iter().cloned());
+        identities.push(opened.identity.clone());
+        drivers.push(opened.driver);
+    }
+    if mesh.has_stages() {
+        let mut named = Vec::new();
+        for (rank, name) in mesh.ranks().zip(&names) {
+            let Coordinates { data, pipeline, .. } = mesh.coordinates(rank);
+            let runs = stages[data].chunks_of(pipeline);
+            named.push(format!("{name}: {}", names_of_runs(&plan.graph, &runs)));
+        }
+        notes.push(format!("stages: {}", named.join(", ")));
+    }
+    let groups = bucket_groups(&plan, &stages, parts.len() as u32);
+    let layout = layout_of_groups(parallel, &plan, &groups, mesh.data);
+    let group_options = WorkerGroupOptions { edges: edges.clone(), ..Default::default() };
+    let group = WorkerGroup::start(drivers, layout, groups, &group_options)?;
+    let pipelines = ModelPipelines::new(plan, stages, shares, requested.schedule, edges);
+    Ok(ForwardDevices { group, pipelines, identities, notes })
+}

@@ -1,0 +1,202 @@
+//! Measurement of a model's blocks on the requested devices, one block at a time, so that a model
+//! that fits on none of them can be measured.
+
+use std::sync::Arc;
+
+use crate::runtime::blocks::BlockKinds;
+use crate::runtime::open::no_room;
+use crate::runtime::placement::assemble::identity;
+use crate::runtime::placement::open_ranks::{RankOpening, RequestedDevices, open_one};
+use crate::runtime::placement::types::PlacementRequest;
+use crate::runtime::{RuntimeError, memory};
+use potluck_core::faults::{Fault, InjectedFault, Point};
+use potluck_core::{Rank, Wording};
+use potluck_graph::{Plan, PlanPart, crossings};
+use potluck_kernels::autotune;
+use potluck_kernels::exec::{BlockTiming, Moments};
+use potluck_parallel::planner::cut::BlockTimes;
+
+/// Measured times of blocks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MeasuredBlocks {
+    /// Samples of the micro-batch.
+    pub rows: u32,
+    /// By requested device: the first device of the same identity, whose times it shares.
+    pub kinds: Vec<usize>,
+    /// Seconds for one micro-batch, by requested device, then by block. A block that a device
+    /// cannot run takes forever.
+    pub times: Vec<Vec<BlockTimes>>,
+    /// Seconds that a cut before a block costs the device on either side of it for one
+    /// micro-batch, by requested device, then by block.
+    pub cut_s: Vec<Vec<f64>>,
+    /// Why a device cannot run a block, if it cannot, by requested device, then by block.
+    pub refusals: Vec<Vec<Option<Wording>>>,
+}
+
+/// Times the blocks of a model on the requested devices, for micro-batches of `rows` samples.
+/// Equal blocks, and copies of a device, are timed once.
+///
+/// # Errors
+/// Returns `RuntimeError` if a device cannot be opened or fails, or if the request has no inputs
+/// to measure with.
+pub fn measure_blocks(
+    request: &PlacementRequest,
+    devices: RequestedDevices,
+    rows: u32,
+    report: &mut dyn FnMut(&str, autotune::TuneProgress),
+) -> Result<MeasuredBlocks, RuntimeError> {
+    let whole = request.plans.of_rows(rows);
+    let blocks = BlockKinds::of(&whole.graph);
+    let identities: Vec<String> = devices.selections.iter().map(identity).collect();
+    let mut kinds = Vec::new();
+    let mut different = 0;
+    for (position, identity) in identities.iter().enumerate() {
+        let kind = identities.iter().position(|other| other == identity).unwrap_or(position);
+        different += usize::from(kind == position);
+        kinds.push(kind);
+    }
+    (request.notify)(&format!(
+        "measuring {} different blocks of {} on {different} device{}",
+        blocks.first.len(),
+        whole.graph.blocks.len(),
+        if different == 1 { "" } else { "s" }
+    ));
+    let elements = crossing_elements(&whole);
+    let mut measured =
+        MeasuredBlocks { rows, kinds, times: Vec::new(), cut_s: Vec::new(), refusals: Vec::new() };
+    for position in 0..identities.len() {
+        let kind = measured.kinds[position];
+        if kind < position {
+            measured.times.push(measured.times[kind].clone());
+            measured.cut_s.push(measured.cut_s[kind].clone());
+            measured.refusals.push(measured.refusals[kind].clone());
+            continue;
+        }
+        let mut timings = Vec::new();
+        let mut fault = injected(request, &measured.kinds, kind);
+        for block in &blocks.first {
+            let part = Arc::new(part_of(&whole, *block));
+            timings.push(match time_on(request, devices, position, part, fault.take(), report)? {
+                Ok(timing) => (timing, None),
+                Err(error) => (BlockTiming::impossible(), Some(refusal(&error))),
+            });
+        }
+        let mut times = Vec::new();
+        let mut cut_s = Vec::new();
+        let mut refusals = Vec::new();
+        for (block, elements) in elements.iter().enumerate() {
+            let (timing, refusal) = &timings[blocks.of_block[block]];
+            times.push(BlockTimes {
+                forward_s: timing.forward_s,
+                backward_input_s: timing.backward_input_s,
+                backward_weight_s: timing.backward_weight_s,
+            });
+            // The mean of both sides: one writes what the other reads back.
+            cut_s.push(*elements as f64 * (timing.read_s + timing.write_s) / 2.0);
+            refusals.push(refusal.clone());
+        }
+        measured.times.push(times);
+        measured.cut_s.push(cut_s);
+        measured.refusals.push(refusals);
+    }
+    Ok(measured)
+}
+
+/// Returns the fault that is planned for one of the devices of a kind, with that device.
+fn injected(
+    request: &PlacementRequest,
+    kinds: &[usize],
+    kind: usize,
+) -> Option<(usize, InjectedFault)> {
+    for (position, other) in kinds.iter().enumerate() {
+        // A fault happens once: only those of this kind are asked for.
+        if *other != kind {
+            continue;
+        }
+        let planned = request.faults.at_rank(Point::Timing, 0, Rank(position as u32));
+        if let Some(fault) = planned.and_then(Fault::of_device) {
+            return Some((position, fault));
+        }
+    }
+    None
+}
+
+/// Returns by block the elements that cross a cut before it, in both directions.
+pub fn crossing_elements(whole: &Plan) -> Vec<usize> {
+    let count = whole.graph.blocks.len() as u32;
+    let mut elements = Vec::new();
+    for cut in 0..count {
+        let stages: Vec<u32> = (0..count).map(|block| u32::from(block >= cut)).collect();
+        let mut all = 0;
+        for crossing in crossings(&whole.graph, &stages) {
+            let shape = &whole.graph.tensor(crossing.tensor).shape;
+            all += shape.elements(whole.options.rows);
+        }
+        elements.push(all);
+    }
+    elements
+}
+
+fn part_of(whole: &Plan, block: u32) -> Plan {
+    let held: Vec<bool> = (0..whole.graph.blocks.len() as u32).map(|one| one == block).collect();
+    let part = PlanPart { blocks: &held, runs: &[] };
+    Plan::part(whole.graph.clone(), whole.options, &part)
+}
+
+/// Returns why a device cannot run a block, without the advice for a run of a whole model.
+fn refusal(error: &RuntimeError) -> Wording {
+    match error {
+        RuntimeError::DeviceMemory { adapter, needed, has, basis } => Wording::new(format_args!(
+            "{adapter}: it needs {needed} of the device's memory, which has {has}, {basis}"
+        )),
+        RuntimeError::NoRoom { adapter, what, needed } => Wording::new(format_args!(
+            "{adapter}: there is no memory for {what}, of {needed} that it needs"
+        )),
+        other => Wording::new(other),
+    }
+}
+
+/// Opens a device with one block, and times it. The inner error is that the device is too small
+/// for the block, which others may hold.
+fn time_on(
+    request: &PlacementRequest,
+    devices: RequestedDevices,
+    position: usize,
+    part: Arc<Plan>,
+    fault: Option<(usize, InjectedFault)>,
+    report: &mut dyn FnMut(&str, autotune::TuneProgress),
+) -> Result<Result<BlockTiming, RuntimeError>, RuntimeError> {
+    let count = devices.selections.len();
+    let selection = &devices.selections[position];
+    let rows = part.options.rows;
+    let moments = Moments::default();
+    let needed = memory::needed(selection, &part, &moments);
+    memory::require_of_host(selection, &part, &moments)?;
+    let name = &devices.names[position];
+    let opening = RankOpening { position, selection, name, plan: part, moments };
+    let opened = match open_one(request, opening, None, report) {
+        Ok(opened) => opened,
+        Err(error) if error.is_capacity_error() => return Ok(Err(error)),
+        Err(error) => return Err(error.of_position(position, count)),
+    };
+    // Without inputs there is nothing to measure with, which the caller has checked.
+    let Some(probe) = &request.probe else {
+        return Err(RuntimeError::Defect("blocks are measured without inputs".into()));
+    };
+    let inputs = probe(rows);
+    let seed = request.seed;
+    let timed = opened.driver.run("the timing of a block", move |device| {
+        if let Some((_, fault)) = fault {
+            device.inject_fault(fault)?;
+        }
+        device.initialize(seed)?;
+        device.time_block(&inputs, rows)
+    });
+    match timed.map_err(|error| no_room(error, needed)) {
+        Err(error) if !error.is_capacity_error() => {
+            let failing = fault.map_or(position, |(position, _)| position);
+            Err(error.of_position(failing, count))
+        }
+        timed => Ok(timed),
+    }
+}

@@ -1,0 +1,131 @@
+//! Memory that the ranks of a run take: of their devices, and of the host, for devices that use it,
+//! for values on their way between devices, and for the copy of the state that saving a checkpoint
+//! makes. Devices with the whole model each are pipelines of one stage.
+
+use super::shares::layout_of;
+use super::types::PlacementRequest;
+use crate::runtime::memory;
+use potluck_core::Position;
+use potluck_graph::Plan;
+use potluck_graph::print::MemoryUsage;
+use potluck_kernels::device::Selection;
+use potluck_kernels::exec::{Moments, RING_BYTES, host_staging_bytes, staging_bytes};
+use potluck_parallel::ParallelOptions;
+use potluck_parallel::comm::ring_pool_bytes_max;
+
+/// Bytes of memory that a rank takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RankMemory {
+    /// All of its device's memory, with `workspace`.
+    pub device: usize,
+    /// Of an adapter's memory: what kernels use within one call, and what adding gradients takes.
+    pub workspace: usize,
+    /// True if the memory of the device is the host's.
+    pub is_of_host: bool,
+    /// Of the host: buffers through which values move between the device and the host.
+    pub staging: usize,
+    /// Of the host: buffers of the rank's ring thread; 0 if the layout is not known.
+    pub pool: usize,
+    /// Of the host: tensors on their way to other stages.
+    pub edges: usize,
+}
+
+impl RankMemory {
+    /// Returns the memory of one of `world` ranks on a device, besides what depends on the layout
+    /// of all ranks: see [`LaidOut::memory`](super::laid_out::LaidOut::memory).
+    pub fn of(selection: &Selection, plan: &Plan, moments: &Moments, world: usize) -> Self {
+        let staging = match selection {
+            Selection::Adapter(_) if world == 1 => RING_BYTES,
+            _ if world == 1 => 0,
+            Selection::Cpu { .. } => host_staging_bytes(plan),
+            Selection::Adapter(_) => staging_bytes(plan),
+            Selection::Offered(_) => 0,
+        };
+        let beside = memory::beside_tensors(selection, plan, moments);
+        let is_cpu = matches!(selection, Selection::Cpu { .. });
+        Self {
+            device: memory::memory(plan, moments).peak().saturating_add(beside),
+            workspace: if is_cpu { 0 } else { beside },
+            is_of_host: memory::uses_host_memory(selection),
+            staging,
+            pool: 0,
+            edges: 0,
+        }
+    }
+
+    /// Returns the bytes of host memory without the buffers of the ring thread.
+    pub fn of_host(&self) -> usize {
+        let device = if self.is_of_host { self.device } else { 0 };
+        device.saturating_add(self.staging).saturating_add(self.edges)
+    }
+}
+
+/// Returns the bytes of host memory that ranks take together, with so many for the buffers of their
+/// ring threads, and with a copy of the parameters and of all moments.
+pub fn host_bytes(
+    request: &PlacementRequest,
+    ranks: impl IntoIterator<Item = RankMemory>,
+    pools: usize,
+) -> usize {
+    let plan = request.plans.of_rows(1);
+    let saved = MemoryUsage::of(&plan, request.optimizer.moments());
+    let mut bytes = pools.saturating_add(saved.parameters).saturating_add(saved.moments);
+    for rank in ranks {
+        bytes = bytes.saturating_add(rank.of_host());
+    }
+    bytes
+}
+
+/// Returns the bytes of the buffers of all ring threads.
+pub fn pools_of(ranks: &[RankMemory]) -> usize {
+    let mut all: usize = 0;
+    for rank in ranks {
+        all = all.saturating_add(rank.pool);
+    }
+    all
+}
+
+/// Returns the most bytes of the buffers of all ring threads, if there are up to `world` ranks with
+/// the whole model each.
+pub fn pools_most(parallel: &ParallelOptions, plan: &Plan, world: usize) -> usize {
+    let mut most: usize = 0;
+    for ranks in 1..=world {
+        let mut all: usize = 0;
+        for pool in pools(parallel, plan, ranks) {
+            all = all.saturating_add(pool);
+        }
+        most = most.max(all);
+    }
+    most
+}
+
+/// Returns the bytes of the buffers of each ring thread of `world` ranks with the whole model each.
+pub fn pools(parallel: &ParallelOptions, plan: &Plan, world: usize) -> Vec<usize> {
+    let layout = layout_of(parallel, plan, world);
+    (0..world as u32).map(|position| ring_pool_bytes_max(&layout, Position(position))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use potluck_kernels::device::list_adapters;
+    use potluck_kernels::exec::gpu::adder_bytes;
+
+    #[test]
+    fn an_adapter_alone_has_rings_and_one_of_several_adds_sums_too() {
+        let plan = crate::runtime::placement::shares::tests::plan(4);
+        let all = Moments { count: 2, owned: None };
+        let owned = plan.buckets.iter().map(|bucket| 0..bucket.length).collect();
+        let shard = Moments { count: 2, owned: Some(owned) };
+        let cpu = Selection::Cpu { reason: None };
+        assert_eq!(RankMemory::of(&cpu, &plan, &all, 1).staging, 0);
+        for adapter in list_adapters() {
+            let adapter = Selection::Adapter(Box::new(adapter));
+            let alone = RankMemory::of(&adapter, &plan, &all, 1);
+            let beside = RankMemory::of(&adapter, &plan, &shard, 2);
+            assert_eq!(alone.staging, RING_BYTES);
+            assert!(beside.staging > RING_BYTES);
+            assert_eq!(beside.workspace - alone.workspace, adder_bytes(&plan));
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! Splits of buckets, moments and samples among ranks.
+
+use std::ops::Range;
+
+use crate::runtime::workers::{WorkerGroup, layout};
+use crate::runtime::{RuntimeError, timing};
+use potluck_core::format::counted;
+use potluck_core::{BucketId, Position, Rank, Setting};
+use potluck_graph::Plan;
+use potluck_graph::optim::Optimizer;
+use potluck_kernels::exec::Moments;
+use potluck_parallel::collective::{BucketGroups, ShardLayout};
+use potluck_parallel::{ParallelOptions, Shares};
+
+/// Returns the requested shard layout of a plan's buckets.
+pub fn layout_of(parallel: &ParallelOptions, plan: &Plan, world: usize) -> ShardLayout {
+    layout(plan, parallel.topology, world, parallel.chunk_bytes)
+}
+
+/// Returns the optimizer moments that a rank keeps.
+pub fn moments(optimizer: &Optimizer, layout: &ShardLayout, rank: usize) -> Moments {
+    let owned = (layout.size > 1).then(|| shards(layout, rank));
+    Moments { count: optimizer.moments(), owned }
+}
+
+/// Returns the optimizer moments that a rank of a worker group keeps.
+pub fn held_moments(
+    optimizer: &Optimizer,
+    group: &WorkerGroup,
+    plan: &Plan,
+    rank: Rank,
+) -> Moments {
+    let owned = (group.world() > 1).then(|| owned(plan, group.layout(), group.groups(), rank));
+    Moments { count: optimizer.moments(), owned }
+}
+
+/// Returns the elements of each bucket that a rank updates, by the group of each bucket.
+pub fn owned(
+    plan: &Plan,
+    layout: &ShardLayout,
+    groups: &BucketGroups,
+    rank: Rank,
+) -> Vec<Range<usize>> {
+    let positions = groups.positions(rank);
+    let mut owned = Vec::new();
+    for bucket in (0..layout.buckets() as u32).map(BucketId) {
+        owned.push(match positions.of(bucket) {
+            Some(position) if plan.holds(bucket) => {
+                if layout.size_of(bucket) == 1 {
+                    0..layout.length(bucket)
+                } else {
+                    layout.shard(bucket, position)
+                }
+            }
+            _ => 0..0,
+        });
+    }
+    owned
+}
+
+/// Returns the shard of each bucket that a rank owns. All ranks hold all buckets, in order of
+/// ranks.
+pub fn shards(layout: &ShardLayout, rank: usize) -> Vec<Range<usize>> {
+    let position = Position(rank as u32);
+    (0..layout.buckets()).map(|bucket| layout.shard(BucketId(bucket as u32), position)).collect()
+}
+
+/// Returns the number of parameters of which a device keeps moments, if they are those of shards;
+/// 0 if they are those of whole buckets.
+pub fn owned_elements(moments: &Moments) -> usize {
+    match &moments.owned {
+        Some(owned) => owned.iter().map(ExactSizeIterator::len).sum(),
+        None => 0,
+    }
+}
+
+/// Returns the samples per device, or per pipeline of several, as they are given, or else even
+/// ones.
+///
+/// # Errors
+/// Returns `RuntimeError::Unplaceable` if the number of shares is not that of the devices or
+/// pipelines, if their sum is not the batch, or if there are fewer samples than devices or
+/// pipelines.
+pub fn fixed_counts(
+    parallel: &ParallelOptions,
+    batch: u32,
+    world: usize,
+) -> Result<Vec<u32>, RuntimeError> {
+    let unit = if parallel.has_stages() { "pipeline" } else { "device" };
+    let Shares::Fixed(shares) = &parallel.shares else {
+        if (batch as usize) < world {
+            return Err(RuntimeError::unplaceable(format_args!(
+                "{} = {batch} has no sample for each of {world} {unit}s; raise it, or choose \
+                 fewer with {}",
+                Setting::Batch,
+                Setting::Devices
+            )));
+        }
+        return Ok(timing::split_evenly(batch, world));
+    };
+    if shares.len() != world {
+        return Err(RuntimeError::unplaceable(format_args!(
+            "{} has {} for {}; give one per {unit}, in the order of {}",
+            Setting::Shares,
+            counted(shares.len(), "entry", "entries"),
+            counted(world, unit, &format!("{unit}s")),
+            Setting::Devices
+        )));
+    }
+    let sum: u64 = shares.iter().map(|share| *share as u64).sum();
+    if sum != u64::from(batch) {
+        return Err(RuntimeError::unplaceable(format_args!(
+            "{} must add up to {} = {batch}",
+            Setting::Shares,
+            Setting::Batch
+        )));
+    }
+    // Each share is at most `batch`, a u32.
+    Ok(shares.iter().map(|share| *share as u32).collect())
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use potluck_graph::{Builder, Graph, Init, PlanOptions, differentiate};
+
+    /// Returns a graph of one parameter with 2^18 values: 1 MiB.
+    pub fn graph() -> Graph {
+        let mut b = Builder::new();
+        let x = b.input("x", &[1, 512]);
+        let w = b.parameter("w", &[512, 512], Init::Zeros);
+        let y = b.linear(x, w, None).unwrap();
+        b.squared_error_loss(y, x).unwrap();
+        differentiate(b.finish()).unwrap()
+    }
+
+    /// Returns the plan of that graph for up to so many rows.
+    pub fn plan(rows: usize) -> Plan {
+        Plan::new(graph(), PlanOptions::new(rows))
+    }
+
+    #[test]
+    fn a_batch_is_shared_evenly_or_as_it_is_given() {
+        let mut parallel = ParallelOptions::default();
+        assert_eq!(fixed_counts(&parallel, 12, 5).unwrap(), [3, 3, 2, 2, 2]);
+        let error = fixed_counts(&parallel, 12, 13).unwrap_err().to_string();
+        assert!(error.contains("no sample for each of 13 devices"), "{error}");
+        parallel.shares = Shares::Fixed(vec![4, 8]);
+        assert_eq!(fixed_counts(&parallel, 12, 2).unwrap(), [4, 8]);
+        let error = fixed_counts(&parallel, 12, 3).unwrap_err().to_string();
+        assert!(error.contains("parallel.shares has 2 entries for 3 devices"), "{error}");
+        assert!(fixed_counts(&parallel, 13, 2).is_err());
+        parallel.pipeline.stages = 2;
+        let error = fixed_counts(&parallel, 12, 1).unwrap_err().to_string();
+        let expected = "parallel.shares has 2 entries for 1 pipeline; give one per pipeline, ";
+        assert!(error.contains(expected), "{error}");
+        parallel.shares = Shares::Fixed(vec![12]);
+        let error = fixed_counts(&parallel, 12, 2).unwrap_err().to_string();
+        assert!(error.contains("parallel.shares has 1 entry for 2 pipelines; "), "{error}");
+    }
+}

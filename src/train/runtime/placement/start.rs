@@ -1,0 +1,95 @@
+//! Start of a worker group of opened devices, with the record of how it was placed.
+
+use std::sync::Arc;
+
+use super::arrangement::Arrangement;
+use super::laid_out::LaidOut;
+use super::types::{PlacedWorkers, PlacementRequest};
+use crate::runtime::RuntimeError;
+use crate::runtime::open::OpenDevice;
+use crate::runtime::pipelines::ModelPipelines;
+use crate::runtime::trace_labels::TraceLabels;
+use crate::runtime::workers::{WorkerGroup, WorkerGroupOptions};
+use potluck_core::metrics::Trace;
+use potluck_parallel::{PipelinePrograms, Placement, RankPlacement, ReduceSite};
+
+/// Opened ranks of a run, ready to start.
+pub struct ReadyRanks {
+    pub arrangement: Arrangement,
+    pub laid_out: LaidOut,
+    /// By rank: its device, and where the gradients of others are added.
+    pub members: Vec<OpenDevice>,
+    pub reduce_sites: Vec<ReduceSite>,
+    /// True if the arrangement is that of the run that is resumed.
+    pub is_kept: bool,
+    /// Messages for the user, without those of the devices.
+    pub notes: Vec<String>,
+}
+
+/// Starts the worker group of opened ranks. `candidates` are the identities of the requested
+/// devices.
+///
+/// # Errors
+/// Returns `RuntimeError` if the trace cannot be written or a thread not be started.
+pub fn start(
+    request: &PlacementRequest,
+    ready: ReadyRanks,
+    candidates: Vec<String>,
+) -> Result<PlacedWorkers, RuntimeError> {
+    let placement = placement(request, &ready, candidates);
+    let ReadyRanks { arrangement, laid_out, members, reduce_sites, mut notes, .. } = ready;
+    let LaidOut { whole, written, layout } = laid_out;
+    let PipelinePrograms { programs, plans, edges, groups } = written;
+    let trace = request.trace.as_deref().map(Trace::create).transpose()?;
+    let options = WorkerGroupOptions {
+        reduce_site: reduce_sites,
+        is_chained: false,
+        labels: TraceLabels::of(&whole.graph, &arrangement.pipelines, &edges),
+        edges: edges.clone(),
+        trace: trace.clone(),
+    };
+    let mut drivers = Vec::new();
+    for one in members {
+        notes.extend(one.notes);
+        drivers.push(one.driver);
+    }
+    let group = WorkerGroup::start(drivers, layout, groups, &options)?;
+    let programs = programs.into_iter().map(Arc::new).collect();
+    let Arrangement { pipelines, shares, schedule, .. } = arrangement;
+    let pipelines = ModelPipelines::new(whole.clone(), pipelines, shares, schedule, edges);
+    let pipelines = Arc::new(pipelines);
+    Ok(PlacedWorkers { group, plan: whole, programs, placement, pipelines, plans, notes, trace })
+}
+
+/// Returns the record of opened ranks.
+fn placement(request: &PlacementRequest, ready: &ReadyRanks, candidates: Vec<String>) -> Placement {
+    let Arrangement { mesh, pipelines, shares, .. } = &ready.arrangement;
+    let mut ranks = Vec::new();
+    for (rank, one) in mesh.ranks().zip(&ready.members) {
+        let at = mesh.coordinates(rank);
+        let micro_batches = &ready.laid_out.written.programs[rank.index()].micro_batches;
+        let blocks =
+            if mesh.has_stages() { pipelines[at.data].chunks_of(at.pipeline) } else { Vec::new() };
+        ranks.push(RankPlacement {
+            name: one.driver.name().to_string(),
+            identity: one.identity.clone(),
+            position: one.position,
+            share: shares[at.data].count,
+            micro_batch: shares[at.data].micro_batch,
+            rows: one.rows,
+            micro_batches: micro_batches.iter().map(|m| m.rows).collect(),
+            blocks,
+            reduce_site: ready.reduce_sites[rank.index()],
+            kernels: one.choices.clone(),
+            untimed: one.untimed.clone(),
+        });
+    }
+    Placement {
+        devices_asked: request.selector.into(),
+        options: request.parallel.clone(),
+        candidates,
+        micro_batch_max: request.micro_batch,
+        mesh: *mesh,
+        ranks,
+    }
+}

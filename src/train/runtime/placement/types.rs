@@ -1,0 +1,65 @@
+//! Request for a placement, and its result.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::plans::Plans;
+use crate::runtime::open::OpenOptions;
+use crate::runtime::pipelines::ModelPipelines;
+use crate::runtime::remote::RemoteNodes;
+use crate::runtime::timing::Probe;
+use crate::runtime::workers::WorkerGroup;
+use potluck_core::faults::Faults;
+use potluck_core::metrics::Trace;
+use potluck_graph::Plan;
+use potluck_graph::optim::Optimizer;
+use potluck_kernels::autotune::TuneOptions;
+use potluck_parallel::{ParallelOptions, Placement, Program};
+
+/// Request for the worker group of a run.
+#[derive(Clone)]
+pub struct PlacementRequest<'a> {
+    /// Device selector, as `--devices` takes it.
+    pub selector: &'a str,
+    /// Other nodes, whose devices come behind those that are selected.
+    pub nodes: &'a RemoteNodes,
+    pub parallel: &'a ParallelOptions,
+    pub batch: u32,
+    /// The most samples that a device runs at a time.
+    pub micro_batch: u32,
+    pub optimizer: &'a Optimizer,
+    pub plans: &'a Plans,
+    /// Inputs of a micro-batch of the plan, for timing devices.
+    pub probe: Option<Probe>,
+    pub seed: u64,
+    pub opening: OpenOptions,
+    /// Autotuning options of every device; the choices to keep come from `saved`.
+    pub tuning: &'a TuneOptions,
+    /// Placement of the run that is resumed.
+    pub saved: Option<&'a Placement>,
+    /// True to measure again, ignoring saved measurements.
+    pub retune: bool,
+    /// Receives messages for the user about slow operations.
+    pub notify: &'a dyn Fn(&str),
+    /// File of the trace, if one is to be written.
+    pub trace: Option<PathBuf>,
+    /// Faults to inject, for tests.
+    pub faults: Faults,
+}
+
+/// Worker group, with the decisions by which it was placed.
+pub struct PlacedWorkers {
+    pub group: WorkerGroup,
+    /// Plan of the whole model, for the rows of the first rank; buckets are the same on all ranks.
+    pub plan: Arc<Plan>,
+    /// Programs by rank.
+    pub programs: Vec<Arc<Program>>,
+    pub placement: Placement,
+    /// Pipelines of the run, of one stage each if every rank holds the whole model.
+    pub pipelines: Arc<ModelPipelines>,
+    /// By rank: the plan of what its device holds.
+    pub plans: Vec<Arc<Plan>>,
+    /// Messages for the user.
+    pub notes: Vec<String>,
+    pub trace: Option<Trace>,
+}

@@ -1,0 +1,114 @@
+//! Calls of a device on another node. The list of them is written once; the messages, their names
+//! for people, the client (`executor`) and the server (`perform`) are made of it.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use potluck_core::faults::InjectedFault;
+use potluck_core::{BucketId, HostTensor, TensorId, raw};
+use potluck_graph::{Place, Update, UpdateRange};
+use potluck_kernels::exec::{BlockTiming, BucketTensor, Moments, PassContext, StepSums};
+
+/// Expands the macro `$make` with the list of all calls. A call is
+///
+/// ```text
+/// Message "name for people": client method(argument: Type, &borrowed: Type) -> Reply;
+/// ```
+///
+/// where `method` is one of `Executor` or of `OnNode`, and the client `posts` the call without
+/// waiting for it, `calls` and waits for the reply, or has a method that is written `by_hand`.
+/// Attributes are those of the fields of the messages.
+macro_rules! device_calls {
+    ($make:ident) => {
+        $make! {
+            InjectFault "inject a fault": calls inject_fault(fault: InjectedFault) -> ();
+            SetInput "set an input":
+                by_hand set_owned(tensor: TensorId, micro_batch: usize, values: HostTensor) -> ();
+            BeginStep "begin a step": posts begin_step() -> ();
+            Run "run a pass": posts run(nodes: Range<usize>, &pass: PassContext) -> ();
+            FinishStep "end a step": calls finish_step(&norms: [BucketId]) -> StepSums;
+            Loss "read the loss": calls loss() -> (f64, f64);
+            Update "update parameters":
+                posts update(bucket: BucketId, &update: Update, &range: UpdateRange) -> ();
+            Flush "submit what is queued": posts flush() -> ();
+            Read "read values":
+                calls read_parts(tensor: TensorId, &parts: [Range<usize>], &pass: PassContext)
+                -> #[serde(with = "raw")] Vec<f32>;
+            ReadBank "read values":
+                calls read_bank(bank: BucketTensor, bucket: BucketId)
+                -> #[serde(with = "raw")] Vec<f32>;
+            Hash "hash values": calls hash(bank: BucketTensor, bucket: BucketId) -> u64;
+            WriteBank "write values":
+                calls write_bank(
+                    bank: BucketTensor,
+                    bucket: BucketId,
+                    #[serde(with = "raw")] &values: [f32]
+                ) -> ();
+            SetMoments "set the moments": by_hand set_moments(moments: Moments) -> ();
+            ReadPlace "read values":
+                by_hand read_place(place: Place) -> #[serde(with = "raw")] Vec<f32>;
+            WritePlace "write values":
+                calls write_place(&place: Place, #[serde(with = "raw")] &values: [f32]) -> ();
+            PrepareAdd "add values": calls prepare_add(&lengths: [usize]) -> ();
+            Add "add values":
+                by_hand sum(
+                    bucket: BucketId,
+                    start: usize,
+                    #[serde(with = "raw")] partial: Vec<f32>
+                ) -> #[serde(with = "raw")] Vec<f32>;
+            Initialize "initialize": calls initialize(seed: u64) -> ();
+            TimeMicroBatch "time a micro-batch":
+                calls time_micro_batch(
+                    &inputs: [(TensorId, HostTensor)],
+                    rows: u32,
+                    repeats: u32
+                ) -> f64;
+            TimeExchange "time an exchange": calls time_exchange() -> f64;
+            TimeBlock "time a block":
+                calls time_block(&inputs: [(TensorId, HostTensor)], rows: usize) -> BlockTiming;
+            TimeAddition "time the addition of gradients":
+                calls time_addition(bucket: BucketId, range: Range<usize>) -> (f64, f64);
+        }
+    };
+}
+pub(super) use device_calls;
+
+macro_rules! messages {
+    ($($call:ident $name:literal: $client:ident $method:ident(
+        $($(#[$field:meta])* $(&$borrowed:ident)? $($owned:ident)?: $type:ty),*
+    ) -> $(#[$result:meta])* $reply:ty;)*) => {
+        /// Call of a device.
+        #[derive(Debug, Serialize, Deserialize)]
+        pub enum DeviceCall {
+            $($call {
+                $($(#[$field])* $($borrowed)? $($owned)?: <$type as ToOwned>::Owned,)*
+            },)*
+        }
+
+        /// Reply to the call of the same name.
+        #[derive(Debug, PartialEq, Serialize, Deserialize)]
+        pub enum CallReply {
+            $($call($(#[$result])* $reply),)*
+        }
+
+        impl DeviceCall {
+            /// Returns what the call is about, for messages to people.
+            pub fn name(&self) -> &'static str {
+                match self {
+                    $(Self::$call { .. } => $name,)*
+                }
+            }
+        }
+
+        impl CallReply {
+            /// Returns what the call is about that is replied to, for messages to people.
+            pub fn name(&self) -> &'static str {
+                match self {
+                    $(Self::$call(_) => $name,)*
+                }
+            }
+        }
+    };
+}
+device_calls!(messages);

@@ -1,0 +1,637 @@
+//! First node's side of another node: sends orders and calls, and hands on what comes back.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::{Duration, Instant};
+
+use super::calls::{CallReply, DeviceCall};
+use super::waiting::{NoAnswer, NodeWatch, wait_for};
+use super::wire::{
+    Assembly, OfferedHere, Offering, OpenFailure, OpenOrder, Opened, SlotActivity, StepOrder,
+    ToFirst, ToNode,
+};
+use crate::runtime::RuntimeError;
+use crate::runtime::addresses::ArrivingFrames;
+use crate::runtime::messages::CoordinatorMsg;
+use crate::runtime::step::StepInput;
+use crate::runtime::workers::seat::RemoteSeat;
+use potluck_core::metrics::Trace;
+use potluck_core::{Rank, Round};
+use potluck_kernels::autotune::TuneProgress;
+use potluck_kernels::device::{DeviceError, Heartbeat, OfferedDevice};
+use potluck_net::cluster::{DEVICE_BYTES_MAX, WHY_BYTES_MAX, seconds, shown_text};
+use potluck_net::nodes::{FrameReceiver, NodeConnection};
+use potluck_parallel::comm::{Carrier, Closed, Mailbox, nanos};
+use potluck_parallel::coordinator::RankActivity;
+use potluck_parallel::{Program, Verdict, Vote};
+
+/// Times at which a clock is read; the one with the shortest round trip counts.
+const CLOCK_ROUNDS: usize = 8;
+/// Longest wait for the rest of a trace.
+const FLUSH_MAX: Duration = Duration::from_secs(5);
+
+/// Reason of a call whose answer will not come.
+const GONE: &str = "its connection ended";
+
+/// Another node, as the first one sees it.
+pub struct RemoteNode {
+    /// Number of the node, from 1.
+    pub number: u32,
+    /// Name of its host.
+    pub host: String,
+    connection: Arc<dyn NodeConnection>,
+    /// Receiver of the frames for the ranks of this process, from whichever node.
+    frames: FrameReceiver,
+    next_slot: AtomicU64,
+    next_call: AtomicU64,
+    /// True if it reads the inputs of its ranks from its own copy of the data.
+    has_data: AtomicBool,
+    watch: NodeWatch,
+    /// Messages that show that the node works.
+    progress: AtomicU64,
+    state: Mutex<NodeState>,
+}
+
+#[derive(Default)]
+struct NodeState {
+    lost: Option<String>,
+    /// Callers that wait for a reply.
+    replies: HashMap<u64, mpsc::Sender<Result<CallReply, DeviceError>>>,
+    opening: HashMap<u32, mpsc::Sender<OpenEvent>>,
+    assembling: Option<mpsc::Sender<Result<(), String>>>,
+    beginning: Option<mpsc::Sender<Result<Offering, String>>>,
+    clock: Option<mpsc::Sender<u64>>,
+    flushing: Option<mpsc::Sender<()>>,
+    trace: Option<Trace>,
+    slots: HashMap<u32, Arc<SlotState>>,
+    group: Option<GroupSeats>,
+}
+
+/// Ranks of the node in the present group, and the mailbox of its coordinator.
+struct GroupSeats {
+    generation: u64,
+    ranks: BTreeMap<Rank, VoteState>,
+    coordinator: Mailbox<CoordinatorMsg>,
+}
+
+/// Vote of a rank that is due.
+#[derive(Default)]
+struct VoteState {
+    /// Round of the last step that the rank was ordered to take.
+    round: Option<Round>,
+    has_voted: bool,
+    /// True if its end was reported; more reports are dropped, so that they fill no mailbox.
+    has_ended: bool,
+}
+
+/// Event while a device is opened.
+enum OpenEvent {
+    Progress(TuneProgress),
+    Ended(Result<Opened, OpenFailure>),
+}
+
+/// Signs of life of a device.
+#[derive(Default)]
+pub struct SlotState {
+    pub heartbeat: Heartbeat,
+    is_waiting: AtomicBool,
+    received: AtomicU64,
+    /// Heartbeats of the device that were reported.
+    reported: AtomicU64,
+}
+
+/// Device of another node, by the number under which it was opened.
+#[derive(Clone)]
+pub struct RemoteSlot {
+    pub node: Arc<RemoteNode>,
+    pub slot: u32,
+}
+
+impl RemoteNode {
+    /// Creates the first node's side of a connection.
+    pub fn new(
+        number: u32,
+        host: &str,
+        connection: Arc<dyn NodeConnection>,
+        frames: FrameReceiver,
+        watch: NodeWatch,
+    ) -> Self {
+        Self {
+            number,
+            host: host.into(),
+            connection,
+            frames,
+            next_slot: AtomicU64::new(0),
+            next_call: AtomicU64::new(0),
+            has_data: AtomicBool::new(false),
+            watch,
+            progress: AtomicU64::new(0),
+            state: Mutex::default(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, NodeState> {
+        // Only maps are changed under the lock, so a panic cannot leave them inconsistent.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns true if the node reads the inputs of its ranks from its own copy of the data.
+    pub fn has_data(&self) -> bool {
+        self.has_data.load(Ordering::Relaxed)
+    }
+
+    /// Returns the connection for values of ranks.
+    pub fn carrier(&self) -> Arc<dyn Carrier> {
+        self.connection.carrier()
+    }
+
+    /// Returns the error of a device of this node: the reason for which the node is lost or, if it
+    /// is not known to be, that for which a call failed.
+    fn lost_error(&self, adapter: &str, why: &str) -> DeviceError {
+        let known = self.lock().lost.clone();
+        let why = known.unwrap_or_else(|| format!("node {} ({}): {why}", self.number, self.host));
+        DeviceError::NodeLost { adapter: adapter.into(), why }
+    }
+
+    /// Registers somebody who waits for an answer, unless the node is lost: then nobody would wake
+    /// them.
+    fn register(
+        &self,
+        adapter: &str,
+        register: impl FnOnce(&mut NodeState),
+    ) -> Result<(), DeviceError> {
+        let mut state = self.lock();
+        if state.lost.is_some() {
+            drop(state);
+            return Err(self.lost_error(adapter, GONE));
+        }
+        register(&mut state);
+        Ok(())
+    }
+
+    fn send(&self, adapter: &str, message: &ToNode) -> Result<(), DeviceError> {
+        let bytes = postcard::to_allocvec(message).map_err(|why| DeviceError::Refused {
+            adapter: adapter.into(),
+            what: "a message".into(),
+            why: why.to_string(),
+        })?;
+        self.connection.send(bytes).map_err(|Closed(why)| self.lost_error(adapter, &why))
+    }
+
+    /// Waits for the answer to what was asked, on behalf of a device. A node that shows no progress
+    /// for the timeout is given up.
+    fn answer<T>(
+        &self,
+        adapter: &str,
+        asked: &str,
+        answer: &mpsc::Receiver<T>,
+    ) -> Result<T, DeviceError> {
+        let waited = wait_for(answer, self.watch.answer_timeout, || {
+            self.progress.load(Ordering::Relaxed).wrapping_add(self.connection.arrived())
+        });
+        match waited {
+            Ok(answer) => return Ok(answer),
+            Err(NoAnswer::Gone) => {}
+            Err(NoAnswer::Silent) => {
+                let seconds = seconds(nanos(self.watch.answer_timeout));
+                self.give_up(&format!(
+                    "it is connected, but it has neither answered {asked} nor shown any progress \
+                     for {seconds}"
+                ));
+            }
+        }
+        Err(self.lost_error(adapter, GONE))
+    }
+
+    /// Gives the node up for all others too, for a reason that follows on its name.
+    pub fn give_up(&self, why: &str) {
+        let why = shown_text(why, WHY_BYTES_MAX);
+        self.lose(&format!("node {} ({}) is lost: {why}", self.number, self.host));
+        (self.watch.give_up)(&why);
+    }
+
+    /// Tells the node what it needs to know of the run; returns the devices that it offers.
+    ///
+    /// # Errors
+    /// Returns why the node cannot take part, or that it is lost.
+    pub fn begin(&self, run: Vec<u8>) -> Result<Vec<OfferedDevice>, RuntimeError> {
+        let (sender, answer) = mpsc::channel();
+        self.register("its devices", |state| state.beginning = Some(sender))?;
+        self.send("its devices", &ToNode::Begin(run))?;
+        let offered = self.answer("its devices", "the description of the run", &answer)?;
+        let Offering { devices: offered, has_data } = offered.map_err(|why| {
+            RuntimeError::InvalidRequest(format!(
+                "node {} ({}) cannot take part: {why}",
+                self.number, self.host
+            ))
+        })?;
+        self.has_data.store(has_data, Ordering::Relaxed);
+        let mut devices = Vec::with_capacity(offered.len());
+        for (index, device) in offered.into_iter().enumerate() {
+            let OfferedHere { name, identity, is_cpu } = device;
+            devices.push(OfferedDevice {
+                node: self.number,
+                index: index as u32,
+                name: format!("{} {}", self.host, shown_text(&name, DEVICE_BYTES_MAX)),
+                identity,
+                is_cpu,
+            });
+        }
+        Ok(devices)
+    }
+
+    /// Sends news of the run; a node that is lost gets none.
+    pub fn show(&self, news: Vec<u8>) {
+        let _ = self.send("its user", &ToNode::Show(news));
+    }
+
+    /// Ends the node, because the run is over.
+    pub fn end(&self, why: Vec<u8>) {
+        let _ = self.send("its user", &ToNode::End(why));
+    }
+
+    /// Opens one of the node's devices. `report` receives the progress of autotuning.
+    ///
+    /// # Errors
+    /// Returns the error with which the device cannot be opened, or that the node is lost.
+    pub fn open(
+        self: &Arc<Self>,
+        order: OpenOrder,
+        report: &mut dyn FnMut(TuneProgress),
+    ) -> Result<(RemoteSlot, Opened), RuntimeError> {
+        let slot = self.next_slot.fetch_add(1, Ordering::Relaxed) as u32;
+        let (sender, events) = mpsc::channel();
+        let name = order.name.clone();
+        self.register(&name, |state| {
+            state.opening.insert(slot, sender);
+            state.slots.insert(slot, Arc::default());
+        })?;
+        self.send(&name, &ToNode::Open { slot, order })?;
+        let asked = format!("the order to open {name}");
+        loop {
+            match self.answer(&name, &asked, &events)? {
+                OpenEvent::Progress(progress) => report(progress),
+                OpenEvent::Ended(Ok(opened)) => {
+                    return Ok((RemoteSlot { node: Arc::clone(self), slot }, opened));
+                }
+                OpenEvent::Ended(Err(failure)) => return Err(failure.into_error()),
+            }
+        }
+    }
+
+    /// Seats devices of the node as ranks of a group.
+    ///
+    /// # Errors
+    /// Returns `RuntimeError` if the node refuses them or is lost.
+    pub fn assemble(
+        &self,
+        assembly: Assembly,
+        coordinator: Mailbox<CoordinatorMsg>,
+    ) -> Result<(), RuntimeError> {
+        let (sender, answer) = mpsc::channel();
+        let generation = assembly.generation;
+        let mut ranks = BTreeMap::new();
+        for (rank, _) in &assembly.seats {
+            ranks.insert(*rank, VoteState::default());
+        }
+        self.register("its devices", |state| {
+            state.assembling = Some(sender);
+            state.group = Some(GroupSeats { generation, ranks, coordinator });
+        })?;
+        self.send("its devices", &ToNode::Assemble(Box::new(assembly)))?;
+        let assembled = self.answer("its devices", "the order to seat its ranks", &answer)?;
+        assembled.map_err(RuntimeError::InvalidRequest)
+    }
+
+    /// Returns the time of the node at which a trace begins, and sends the node's part of it there
+    /// from now on: the time in nanoseconds since the node's server was created, and half of the
+    /// shortest round trip, which is the most by which it may be wrong.
+    ///
+    /// # Errors
+    /// Returns `RuntimeError` if the node is lost.
+    pub fn align(&self, trace: &Trace) -> Result<(i64, Duration), RuntimeError> {
+        let mut best: Option<(i64, Duration)> = None;
+        for _ in 0..CLOCK_ROUNDS {
+            let (sender, answer) = mpsc::channel();
+            self.register("its clock", |state| state.clock = Some(sender))?;
+            let asked = Instant::now();
+            self.send("its clock", &ToNode::Clock)?;
+            let there = self.answer("its clock", "the question for its time", &answer)?;
+            let round_trip = asked.elapsed();
+            let here = nanos(asked.duration_since(trace.epoch()) + round_trip / 2);
+            let begun = there as i64 - here as i64;
+            if best.is_none_or(|(_, error)| round_trip / 2 < error) {
+                best = Some((begun, round_trip / 2));
+            }
+        }
+        self.lock().trace = Some(trace.clone());
+        Ok(best.unwrap_or_default())
+    }
+
+    /// Waits until the node has sent the rest of its trace, for a bounded time.
+    pub fn flush_trace(&self) {
+        let (sender, flushed) = mpsc::channel::<()>();
+        let mut state = self.lock();
+        if state.trace.is_none() || state.lost.is_some() {
+            return;
+        }
+        state.flushing = Some(sender);
+        drop(state);
+        if self.send("its trace", &ToNode::FlushTrace).is_ok() {
+            // The sender is dropped when the rest is here, or the node is lost.
+            let _ = flushed.recv_timeout(FLUSH_MAX);
+        }
+    }
+
+    /// Sets where frames for the ranks of this process arrive.
+    pub fn receive_frames(&self, frames: Arc<ArrivingFrames>) {
+        *self.frames.lock().unwrap_or_else(PoisonError::into_inner) = Some(frames);
+    }
+
+    /// Processes a message of the node. One that is not due is the loss of the node.
+    ///
+    /// # Errors
+    /// Returns what is wrong with the message; the connection is then to be closed.
+    pub fn receive(&self, message: &[u8]) -> Result<(), String> {
+        self.process(message).inspect_err(|what| self.give_up(&format!("it sent {what}")))
+    }
+
+    fn process(&self, message: &[u8]) -> Result<(), String> {
+        let message = ToFirst::decode(message)?;
+        if !matches!(message, ToFirst::Signal(_) | ToFirst::Activity(_)) {
+            self.progress.fetch_add(1, Ordering::Relaxed);
+        }
+        let mut state = self.lock();
+        match message {
+            ToFirst::Offer(offered) => {
+                let waiting = state.beginning.take().ok_or("an offer that was not asked for")?;
+                let _ = waiting.send(offered);
+            }
+            ToFirst::Signal(signal) => (self.watch.on_signal)(signal),
+            ToFirst::Opened { slot, opened } => {
+                let waiting = state.opening.remove(&slot);
+                let waiting = waiting.ok_or("a device that was not to be opened")?;
+                // The caller may be gone.
+                let _ = waiting.send(OpenEvent::Ended(opened));
+            }
+            ToFirst::Tuning { slot, done, total, elapsed_ms } => {
+                let elapsed = Duration::from_millis(elapsed_ms);
+                if let Some(waiting) = state.opening.get(&slot) {
+                    let _ =
+                        waiting.send(OpenEvent::Progress(TuneProgress { done, total, elapsed }));
+                }
+            }
+            ToFirst::Reply { id, reply } => {
+                let waiting = state.replies.remove(&id).ok_or("a reply to no call")?;
+                let _ = waiting.send(reply);
+            }
+            ToFirst::Assembled(answer) => {
+                let waiting = state.assembling.take().ok_or("an answer to no assembly")?;
+                let _ = waiting.send(answer);
+            }
+            ToFirst::Vote(vote) => {
+                if let Some(coordinator) = state.coordinator_of_vote(&vote)? {
+                    let _ = coordinator.send(CoordinatorMsg::Vote(vote));
+                }
+            }
+            ToFirst::Finished { rank, group, result } => {
+                if let Some(coordinator) = state.coordinator_of(rank, group)?.cloned()
+                    && state.is_first_end(rank)
+                {
+                    let _ = coordinator.send(CoordinatorMsg::Finished(rank, result));
+                }
+            }
+            ToFirst::Clock(time) => {
+                let waiting = state.clock.take().ok_or("a time that was not asked for")?;
+                let _ = waiting.send(time);
+            }
+            ToFirst::Trace(lines) => {
+                let trace = state.trace.clone();
+                drop(state);
+                let lines = String::from_utf8(lines).map_err(|_| "a trace that is no text")?;
+                if let Some(trace) = trace {
+                    trace.append_lines(&lines);
+                }
+            }
+            ToFirst::Flushed => drop(state.flushing.take()),
+            ToFirst::Activity(slots) => {
+                let mut worked = 0;
+                for activity in &slots {
+                    if state.observe(activity) {
+                        worked += 1;
+                    }
+                }
+                self.progress.fetch_add(worked, Ordering::Relaxed);
+            }
+            // That it came is all that it says.
+            ToFirst::Working => {}
+        }
+        Ok(())
+    }
+
+    /// Ends everything that waits for the node, which is lost: `why` is a sentence that names it.
+    pub fn lose(&self, why: &str) {
+        let mut state = self.lock();
+        state.lost.get_or_insert_with(|| why.into());
+        // Dropping the senders wakes those that wait.
+        state.replies.clear();
+        state.opening.clear();
+        state.assembling = None;
+        state.beginning = None;
+        state.clock = None;
+        state.flushing = None;
+        let group = state.group.take();
+        drop(state);
+        let Some(GroupSeats { ranks, coordinator, .. }) = group else { return };
+        for rank in ranks.into_keys() {
+            let lost = Err(self.lost_error(&format!("{rank}"), why));
+            let _ = coordinator.send(CoordinatorMsg::Finished(rank, lost));
+        }
+    }
+}
+
+impl NodeState {
+    /// Returns true for the first end of a rank's step.
+    fn is_first_end(&mut self, rank: Rank) -> bool {
+        let Some(group) = &mut self.group else { return false };
+        let Some(state) = group.ranks.get_mut(&rank) else { return false };
+        !std::mem::replace(&mut state.has_ended, true)
+    }
+
+    /// Returns the mailbox of the coordinator of a rank; `None` for a report of an earlier group.
+    fn coordinator_of(
+        &self,
+        rank: Rank,
+        generation: u64,
+    ) -> Result<Option<&Mailbox<CoordinatorMsg>>, String> {
+        let group = self.group.as_ref().ok_or("a report of a rank without a group")?;
+        if generation < group.generation {
+            return Ok(None);
+        }
+        if !group.ranks.contains_key(&rank) {
+            return Err(format!("a report of {rank}, which is not its own"));
+        }
+        Ok(Some(&group.coordinator))
+    }
+
+    /// Returns the mailbox for a vote, which is due once for the step that its rank takes; `None`
+    /// for one of an earlier group.
+    fn coordinator_of_vote(
+        &mut self,
+        vote: &Vote,
+    ) -> Result<Option<&Mailbox<CoordinatorMsg>>, String> {
+        let rank = vote.rank;
+        let round = vote.round;
+        if self.coordinator_of(rank, round.generation)?.is_none() {
+            return Ok(None);
+        }
+        let Some(group) = self.group.as_mut() else { return Ok(None) };
+        let due = group.ranks.entry(rank).or_default();
+        match due.round {
+            None => return Err(format!("a vote of {rank} before its first step")),
+            Some(of) if of != round => {
+                return Err(format!("a vote of another round: {rank} voted for {round} in {of}"));
+            }
+            Some(_) if due.has_voted => return Err(format!("two votes of {rank} for {round}")),
+            Some(_) => due.has_voted = true,
+        }
+        Ok(Some(&group.coordinator))
+    }
+
+    /// Takes the signs of life of a device; returns true if it has worked since the last ones.
+    fn observe(&self, activity: &SlotActivity) -> bool {
+        let Some(slot) = self.slots.get(&activity.slot) else { return false };
+        slot.is_waiting.store(activity.is_waiting, Ordering::Relaxed);
+        slot.received.store(activity.received, Ordering::Relaxed);
+        let before = slot.reported.swap(activity.heartbeats, Ordering::Relaxed);
+        if before != activity.heartbeats {
+            slot.heartbeat.tick();
+        }
+        before != activity.heartbeats
+    }
+}
+
+impl OpenFailure {
+    /// Returns the failure as the error of a device.
+    fn into_error(self) -> RuntimeError {
+        match self {
+            Self::Device(error) => error.into(),
+            Self::NoRoom { adapter, what, needed } => {
+                RuntimeError::NoRoom { adapter, what, needed }
+            }
+            Self::Other(why) => RuntimeError::InvalidRequest(why),
+        }
+    }
+}
+
+impl From<RuntimeError> for OpenFailure {
+    fn from(error: RuntimeError) -> Self {
+        match error {
+            RuntimeError::Device(error) | RuntimeError::Rank { error, .. } => Self::Device(error),
+            RuntimeError::NoRoom { adapter, what, needed } => {
+                Self::NoRoom { adapter, what, needed }
+            }
+            RuntimeError::DeviceMemory { adapter, needed, has, .. } => {
+                Self::NoRoom { adapter, what: format!("the run, having {has}"), needed }
+            }
+            RuntimeError::Memory { needed, available } => Self::NoRoom {
+                adapter: "its host".into(),
+                what: format!("the run, having {available}"),
+                needed,
+            },
+            other => Self::Other(other.to_string()),
+        }
+    }
+}
+
+impl RemoteSlot {
+    /// Returns the signs of life of the device.
+    pub fn state(&self) -> Arc<SlotState> {
+        self.node.lock().slots.get(&self.slot).cloned().unwrap_or_default()
+    }
+
+    /// Sends a call without waiting for its end.
+    ///
+    /// # Errors
+    /// Returns `DeviceError` if the node is lost.
+    pub fn post(&self, adapter: &str, call: DeviceCall) -> Result<(), DeviceError> {
+        self.node.send(adapter, &ToNode::Call { slot: self.slot, id: None, call })
+    }
+
+    /// Closes the device.
+    pub fn close(&self) {
+        self.node.lock().slots.remove(&self.slot);
+        // A node that is lost has closed its devices.
+        let _ = self.node.send("a device", &ToNode::Close { slot: self.slot });
+    }
+
+    /// Performs a call and waits for its reply.
+    ///
+    /// # Errors
+    /// Returns the error of the device, also that of an earlier call without a reply, or that the
+    /// node is lost.
+    pub fn call(&self, adapter: &str, call: DeviceCall) -> Result<CallReply, DeviceError> {
+        let id = self.node.next_call.fetch_add(1, Ordering::Relaxed);
+        let asked = format!("a call of {adapter} ({})", call.name());
+        let (sender, reply) = mpsc::channel();
+        self.node.register(adapter, |state| drop(state.replies.insert(id, sender)))?;
+        self.node.send(adapter, &ToNode::Call { slot: self.slot, id: Some(id), call })?;
+        self.node.answer(adapter, &asked, &reply)?
+    }
+}
+
+/// Rank on another node.
+pub struct SeatOnNode {
+    pub slot: RemoteSlot,
+    pub rank: Rank,
+    pub device: String,
+    pub signs: Arc<SlotState>,
+    /// Program of the last step, which the node has.
+    pub sent: Mutex<Option<Arc<Program>>>,
+}
+
+impl RemoteSeat for SeatOnNode {
+    fn submit(&self, input: &StepInput) -> Result<(), DeviceError> {
+        let mut sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_new = sent.as_ref().is_none_or(|sent| !Arc::ptr_eq(sent, &input.program));
+        let order = StepOrder {
+            round: input.round,
+            program: is_new.then(|| Program::clone(&input.program)),
+            micro_batches: input.micro_batches.clone(),
+            states: input.states.clone(),
+            run_key: input.run_key,
+            is_training: input.is_training,
+            samples: input.samples,
+            update: input.update,
+            clip: input.clip,
+        };
+        // Before the order is sent: the vote may come at once.
+        if let Some(group) = &mut self.slot.node.lock().group {
+            let due = VoteState { round: Some(input.round), has_voted: false, has_ended: false };
+            group.ranks.insert(self.rank, due);
+        }
+        self.slot.node.send(&self.device, &ToNode::Step { rank: self.rank, order })?;
+        *sent = Some(Arc::clone(&input.program));
+        Ok(())
+    }
+
+    fn decide(&self, round: Round, verdict: &Verdict) {
+        let decided = ToNode::Decided { rank: self.rank, round, verdict: verdict.clone() };
+        // A node that is lost has ended the steps of its ranks.
+        let _ = self.slot.node.send(&self.device, &decided);
+    }
+
+    fn abort(&self, why: &str) {
+        let abort = ToNode::Abort { rank: self.rank, why: why.into() };
+        let _ = self.slot.node.send(&self.device, &abort);
+    }
+
+    fn activity(&self, heartbeats: u64) -> RankActivity {
+        RankActivity {
+            heartbeats,
+            received: self.signs.received.load(Ordering::Relaxed),
+            is_waiting: self.signs.is_waiting.load(Ordering::Relaxed),
+        }
+    }
+}

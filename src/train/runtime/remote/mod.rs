@@ -1,0 +1,187 @@
+//! Devices of other nodes. The first node of a run has one [`executor::RemoteExecutor`] per device
+//! of another node, which sends every call; the others serve them ([`node::NodeServer`]). A step
+//! is an order to the node, whose ranks exchange values with those of all nodes directly.
+
+pub mod calls;
+mod duties;
+pub mod executor;
+pub mod first;
+pub mod node;
+pub mod own_inputs;
+mod perform;
+mod texts;
+pub mod waiting;
+pub mod wire;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::RuntimeError;
+use super::addresses::{ArrivingFrames, RankAddresses};
+use super::device_thread::DeviceThread;
+use super::messages::CoordinatorMsg;
+use super::open::{OpenDevice, tuning_of};
+use super::workers::seat::{GroupLayout, RemoteSeat};
+use executor::RemoteExecutor;
+use first::{RemoteNode, SeatOnNode};
+use perform::plan_hash;
+use potluck_core::Rank;
+use potluck_graph::Plan;
+use potluck_kernels::autotune::{TuneOptions, TuneProgress};
+use potluck_kernels::device::{OfferedDevice, Selection};
+use potluck_kernels::exec::Moments;
+use potluck_parallel::RankPlacement;
+use potluck_parallel::comm::Mailbox;
+use wire::{Assembly, OpenOrder, Opened, PlanRecipe};
+
+/// Rounds of one group of ranks: far more than a run has.
+const ROUNDS_OF_GROUP: u64 = 1 << 32;
+
+/// Returns the generation of the first round of a new group.
+pub fn next_generation() -> u64 {
+    static GROUPS: AtomicU64 = AtomicU64::new(1);
+    GROUPS.fetch_add(1, Ordering::Relaxed) * ROUNDS_OF_GROUP
+}
+
+/// Number of the first node.
+pub const FIRST_NODE: u32 = 0;
+
+/// Other nodes of a run, by number from 1 on; none in a run of one node.
+#[derive(Clone, Default)]
+pub struct RemoteNodes {
+    pub nodes: Vec<Arc<RemoteNode>>,
+    /// Devices that they offer, in the order of nodes.
+    pub devices: Vec<OfferedDevice>,
+}
+
+/// Other nodes of a run of one node.
+pub static NO_NODES: RemoteNodes = RemoteNodes { nodes: Vec::new(), devices: Vec::new() };
+
+/// Options for opening a device of another node.
+pub struct RemoteOpening<'a> {
+    /// Name for display.
+    pub name: &'a str,
+    pub tuning: &'a TuneOptions,
+    /// Record of the device in the run that is resumed, with its kernel variants.
+    pub kept: Option<&'a RankPlacement>,
+    /// Receives the device's name and the progress of autotuning.
+    pub report: &'a mut dyn FnMut(&str, TuneProgress),
+}
+
+impl RemoteNodes {
+    /// Returns the devices of the nodes as selections.
+    pub fn offered(&self) -> impl Iterator<Item = Selection> + '_ {
+        self.devices.iter().cloned().map(Selection::Offered)
+    }
+
+    /// Opens a device on its node, with `plan` and `moments`. It counts as hung if its node reports
+    /// no sign of life of it for `deadline`.
+    ///
+    /// # Errors
+    /// Returns `RuntimeError` if the device cannot be opened, or if its node is lost.
+    pub fn open(
+        &self,
+        device: &OfferedDevice,
+        plan: Plan,
+        moments: Moments,
+        opening: RemoteOpening,
+        deadline: Duration,
+    ) -> Result<OpenDevice, RuntimeError> {
+        let RemoteOpening { name, tuning, kept, report } = opening;
+        let Some(node) = self.nodes.iter().find(|node| node.number == device.node) else {
+            return Err(RuntimeError::Defect(format!("there is no node {}", device.node)));
+        };
+        let order = OpenOrder {
+            device: device.index,
+            name: name.into(),
+            recipe: PlanRecipe::of(&plan),
+            plan_hash: plan_hash(&plan),
+            moments: moments.clone(),
+            tuning: tuning_of(tuning, kept),
+            kept_identity: kept.map(|kept| kept.identity.clone()),
+        };
+        let (slot, opened) = node.open(order, &mut |progress| report(name, progress))?;
+        let Opened { notes, identity, is_cpu, choices, untimed, readback_elements_max } = opened;
+        let rows = plan.options.rows as u32;
+        let executor =
+            RemoteExecutor::new(slot.clone(), name, plan, &moments, readback_elements_max);
+        let driver = DeviceThread::start_remote(executor, slot, deadline)
+            .map_err(RuntimeError::no_thread)?;
+        Ok(OpenDevice { driver, notes, identity, is_cpu, position: 0, rows, choices, untimed })
+    }
+}
+
+/// Seats the devices of other nodes as ranks of a group; returns by rank the seat of each, and
+/// `None` for the devices of this process.
+///
+/// # Errors
+/// Returns `RuntimeError` if a node refuses, or is lost.
+pub fn assemble(
+    drivers: &[DeviceThread],
+    layout: &GroupLayout,
+    addresses: &RankAddresses,
+    coordinator: &Mailbox<CoordinatorMsg>,
+) -> Result<Vec<Option<Arc<dyn RemoteSeat>>>, RuntimeError> {
+    let mut nodes: Vec<u32> = Vec::with_capacity(drivers.len());
+    for driver in drivers {
+        nodes.push(driver.remote().map_or(FIRST_NODE, |slot| slot.node.number));
+    }
+    let mut assembled: Vec<u32> = Vec::new();
+    for slot in drivers.iter().filter_map(DeviceThread::remote) {
+        let number = slot.node.number;
+        if assembled.contains(&number) {
+            continue;
+        }
+        assembled.push(number);
+        slot.node.receive_frames(Arc::new(ArrivingFrames::new(layout, addresses.clone())));
+        let mut own = Vec::new();
+        for (rank, driver) in drivers.iter().enumerate() {
+            if let Some(slot) = driver.remote()
+                && slot.node.number == number
+            {
+                own.push((Rank(rank as u32), slot.slot));
+            }
+        }
+        let mut trace_epoch = None;
+        if let Some(trace) = &layout.options.trace {
+            let (epoch, error) = slot.node.align(trace)?;
+            let label = format!("clock of node {number} within {} us", error.as_micros());
+            for (rank, _) in &own {
+                trace.label(rank.0, &label);
+            }
+            trace_epoch = Some(epoch);
+        }
+        let assembly = Assembly {
+            layout: layout.shards.as_ref().clone(),
+            groups: layout.groups.clone(),
+            edges: layout.options.edges.clone(),
+            reduce_site: layout.options.reduce_site.clone(),
+            is_chained: layout.options.is_chained,
+            generation: layout.generation,
+            nodes: nodes.clone(),
+            seats: own,
+            trace_epoch,
+            labels: layout.options.labels.clone(),
+        };
+        slot.node.assemble(assembly, coordinator.clone())?;
+    }
+    let mut seats: Vec<Option<Arc<dyn RemoteSeat>>> = Vec::with_capacity(drivers.len());
+    for (rank, driver) in drivers.iter().enumerate() {
+        let Some(slot) = driver.remote() else {
+            seats.push(None);
+            continue;
+        };
+        seats.push(Some(Arc::new(SeatOnNode {
+            slot: slot.clone(),
+            rank: Rank(rank as u32),
+            device: driver.name().to_string(),
+            signs: slot.state(),
+            sent: Default::default(),
+        })));
+    }
+    Ok(seats)
+}

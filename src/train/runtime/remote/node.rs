@@ -1,0 +1,609 @@
+//! Node that is not the first one: opens its devices, performs calls on them and runs the steps of
+//! their ranks, as the first node orders.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::calls::{CallReply, DeviceCall};
+use super::duties::{Duties, Duty};
+use super::own_inputs::{InputSource, OwnInputs};
+use super::perform::{perform_call, plan_hash as hash_of};
+use super::wire::{
+    Assembly, OfferedHere, Offering, OpenFailure, OpenOrder, Opened, SlotActivity, StepOrder,
+    ToFirst, ToNode,
+};
+use crate::runtime::addresses::{ArrivingFrames, RankAddress, RankAddresses};
+use crate::runtime::device_thread::DeviceThread;
+use crate::runtime::messages::CoordinatorMsg;
+use crate::runtime::open::{DeviceToOpen, OpenDevice, OpenOptions, open_selected};
+use crate::runtime::placement::assemble::identity;
+use crate::runtime::placement::names::display_names;
+use crate::runtime::step::{Inputs, StepInput};
+use crate::runtime::workers::WorkerGroupOptions;
+use crate::runtime::workers::seat::{GroupLayout, LocalSeat};
+use crate::runtime::{RuntimeError, memory};
+use potluck_core::faults::Faults;
+use potluck_core::format::no_thread;
+use potluck_core::metrics::Trace;
+use potluck_core::{Rank, TensorId, decode};
+use potluck_graph::Graph;
+use potluck_kernels::autotune::TuneOptions;
+use potluck_kernels::device::{DeviceError, Selection};
+use potluck_net::nodes::{FrameReceiver, NodeConnection};
+use potluck_parallel::Program;
+use potluck_parallel::comm::{Mailbox, RecvError, nanos};
+use potluck_parallel::coordinator::RankActivity;
+use potluck_parallel::pipeline::used_inputs;
+
+/// Longest wait for a device that closes.
+const CLOSING_DEADLINE: Duration = Duration::from_secs(6);
+
+/// Calls that wait for a device; the first node sends fewer before it waits for one.
+const CALLS_MAX: usize = 256;
+
+/// Time between two reports of signs of life.
+const ACTIVITY_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Devices that a node offers to a run, and the graph for them.
+pub struct NodeOffer {
+    /// Training graph of the run's model.
+    pub graph: Graph,
+    pub selections: Vec<Selection>,
+    pub opening: OpenOptions,
+    /// Longest silence of a node.
+    pub node_timeout: Duration,
+    /// The node's copy of the run's data; without it, the first node sends the inputs of steps.
+    pub data: Option<Arc<dyn InputSource>>,
+    /// Faults to inject, for tests.
+    pub faults: Faults,
+}
+
+/// Layer above the server of a node.
+pub trait NodeHost {
+    /// Prepares the node for a run, of which the first node sends this description.
+    ///
+    /// # Errors
+    /// Returns a sentence on why the node cannot take part.
+    fn begin(&mut self, run: &[u8]) -> Result<NodeOffer, String>;
+
+    /// Shows news of the run.
+    fn show(&mut self, news: &[u8]);
+}
+
+/// Input of a node's server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NodeInput {
+    /// Message of the first node.
+    Message(Vec<u8>),
+    /// The cluster is over; messages that came before are processed first.
+    Ended(String),
+}
+
+/// Way in which the service of a node ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NodeEnd {
+    /// The first node ended the run, with this message for the layer above.
+    Over(Vec<u8>),
+    /// The cluster is over, for this reason.
+    Lost(String),
+}
+
+/// Node that serves the first one.
+pub struct NodeServer<'h> {
+    number: u32,
+    host: &'h mut dyn NodeHost,
+    offer: Option<NodeOffer>,
+    own_inputs: Option<OwnInputs>,
+    first: Arc<dyn NodeConnection>,
+    /// Connections to all nodes, by number; the own one is never used.
+    nodes: Vec<Arc<dyn NodeConnection>>,
+    frames: FrameReceiver,
+    slots: BTreeMap<u32, OpenSlot>,
+    /// Slots whose signs of life are reported, with their ranks.
+    watched: Watched,
+    /// What the node works on.
+    duties: Arc<Duties>,
+    group: Option<Group>,
+    /// Origin of the node's time.
+    started: Instant,
+    trace: Option<Trace>,
+}
+
+/// Device that is open.
+struct OpenSlot {
+    driver: Arc<DeviceThread>,
+    /// Input tensors that its plan uses.
+    inputs: Arc<[TensorId]>,
+    calls: mpsc::SyncSender<(Option<u64>, DeviceCall)>,
+    /// Disconnects when the device is closed.
+    closed: mpsc::Receiver<()>,
+}
+
+/// Ranks of this node in a group.
+struct Group {
+    coordinator: Mailbox<CoordinatorMsg>,
+    seats: BTreeMap<Rank, SeatHere>,
+}
+
+struct SeatHere {
+    slot: u32,
+    seat: Arc<LocalSeat>,
+    driver: Arc<DeviceThread>,
+    inputs: Arc<[TensorId]>,
+    program: Option<Arc<Program>>,
+}
+
+/// Devices by slot, and the seats of those that are ranks.
+type Watched = Arc<Mutex<BTreeMap<u32, (Arc<DeviceThread>, Option<Arc<LocalSeat>>)>>>;
+
+impl NodeOffer {
+    fn devices(&self) -> Vec<OfferedHere> {
+        let mut devices = Vec::with_capacity(self.selections.len());
+        for (selection, name) in self.selections.iter().zip(display_names(&self.selections)) {
+            devices.push(OfferedHere {
+                name,
+                identity: identity(selection),
+                is_cpu: matches!(selection, Selection::Cpu { .. }),
+            });
+        }
+        devices
+    }
+}
+
+impl<'h> NodeServer<'h> {
+    /// Creates the server of the node with this number. `nodes` are the connections to all nodes,
+    /// the first one's first; frames for the ranks of this node arrive in `frames`.
+    pub fn new(
+        number: u32,
+        host: &'h mut dyn NodeHost,
+        nodes: Vec<Arc<dyn NodeConnection>>,
+        frames: FrameReceiver,
+    ) -> Self {
+        Self {
+            number,
+            host,
+            offer: None,
+            own_inputs: None,
+            first: nodes[0].clone(),
+            nodes,
+            frames,
+            slots: BTreeMap::new(),
+            watched: Watched::default(),
+            duties: Duties::new(),
+            group: None,
+            started: Instant::now(),
+            trace: None,
+        }
+    }
+
+    /// Processes the messages of the first node until it ends the run, or the cluster is over.
+    ///
+    /// # Errors
+    /// Returns what is wrong with a message that cannot be processed.
+    pub fn run(&mut self, inbox: &Mailbox<NodeInput>) -> Result<NodeEnd, String> {
+        let stop = Mailbox::<()>::new(1);
+        let first = self.first.clone();
+        let watched = self.watched.clone();
+        let duties = self.duties.clone();
+        let stopped = stop.clone();
+        let watching = thread::Builder::new()
+            .name("signs of life".into())
+            .spawn(move || report_activity(&*first, &watched, &duties, &stopped))
+            .map_err(|why| no_thread(why))?;
+        let ended = loop {
+            match inbox.recv(None) {
+                Ok(NodeInput::Ended(why)) => break Ok(NodeEnd::Lost(why)),
+                Ok(NodeInput::Message(message)) => {
+                    let duty = self.duties.begin(self.stuck_after());
+                    match self.receive(&message, &duty) {
+                        Ok(None) => {}
+                        Ok(Some(why)) => break Ok(NodeEnd::Over(why)),
+                        Err(why) => break Err(why),
+                    }
+                }
+                Err(RecvError::Closed(closed)) => break Ok(NodeEnd::Lost(closed.0)),
+                Err(RecvError::TimedOut) => {}
+            }
+        };
+        self.disband("the run is over");
+        let slots: Vec<u32> = self.slots.keys().copied().collect();
+        for slot in slots {
+            self.close(slot);
+        }
+        stop.close("the run is over");
+        // The thread waits only at its mailbox.
+        let _ = watching.join();
+        ended
+    }
+
+    /// Returns the time without progress after which work counts as stuck: drivers of devices may
+    /// take as long for one call.
+    fn stuck_after(&self) -> Duration {
+        // Before there is an offer, the node reads its copy of the data, however long that takes.
+        self.offer.as_ref().map_or(Duration::MAX, |offer| offer.opening.deadline)
+    }
+
+    /// Processes a message; returns the reason if the run is over.
+    fn receive(&mut self, message: &[u8], duty: &Duty) -> Result<Option<Vec<u8>>, String> {
+        match decode(message).map_err(|why| format!("bytes that are no message: {why}"))? {
+            ToNode::Begin(run) => {
+                let offering = self.begin(&run);
+                self.reply(&ToFirst::Offer(offering));
+            }
+            ToNode::Show(news) => self.host.show(&news),
+            ToNode::End(why) => return Ok(Some(why)),
+            ToNode::Open { slot, order } => {
+                let opened = self.open(slot, order, duty).map_err(OpenFailure::from);
+                self.reply(&ToFirst::Opened { slot, opened });
+            }
+            ToNode::Close { slot } => self.close(slot),
+            ToNode::Call { slot, id, call } => {
+                let found = self.slots.get(&slot).ok_or(format!("there is no device {slot}"))?;
+                let sent = found.calls.try_send((id, call));
+                sent.map_err(|_| format!("device {slot} has too many calls"))?;
+            }
+            ToNode::Assemble(assembly) => {
+                let answer = self.assemble(*assembly).map_err(|error| error.to_string());
+                self.reply(&ToFirst::Assembled(answer));
+            }
+            ToNode::Clock => {
+                let since = nanos(self.started.elapsed());
+                self.reply(&ToFirst::Clock(since));
+            }
+            ToNode::FlushTrace => {
+                if let Some(trace) = &self.trace {
+                    trace.flush();
+                }
+                self.reply(&ToFirst::Flushed);
+            }
+            ToNode::Step { rank, order } => self.step(rank, order)?,
+            ToNode::Decided { rank, round, verdict } => {
+                self.seat(rank)?.seat.decide(round, &verdict);
+            }
+            ToNode::Abort { rank, why } => {
+                if let Ok(found) = self.seat(rank) {
+                    found.seat.close(&why);
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Sends a message to the first node. If that is lost, its mailbox is closed as well.
+    fn reply(&self, message: &ToFirst) {
+        send(&*self.first, message);
+    }
+
+    fn seat(&mut self, rank: Rank) -> Result<&mut SeatHere, String> {
+        let group = self.group.as_mut().ok_or("there is no group of ranks")?;
+        group.seats.get_mut(&rank).ok_or(format!("{rank} is not on node {}", self.number))
+    }
+
+    fn begin(&mut self, run: &[u8]) -> Result<Offering, String> {
+        let offer = self.host.begin(run)?;
+        self.duties.set_node_timeout(offer.node_timeout);
+        self.own_inputs = match &offer.data {
+            Some(data) => {
+                let started = OwnInputs::start(data.clone());
+                Some(started.map_err(|why| no_thread(why))?)
+            }
+            None => None,
+        };
+        let has_data = self.own_inputs.is_some();
+        Ok(Offering { devices: self.offer.insert(offer).devices(), has_data })
+    }
+
+    // ---- Devices ----
+
+    fn open(&mut self, slot: u32, order: OpenOrder, duty: &Duty) -> Result<Opened, RuntimeError> {
+        let (one, inputs) = self.open_device(slot, order, duty)?;
+        let OpenDevice { driver, notes, identity, is_cpu, choices, untimed, .. } = one;
+        let readback_elements_max =
+            driver.run("its limits", |device| Ok(device.readback_elements_max()))?;
+        let driver = Arc::new(driver);
+        let (calls, queue) = mpsc::sync_channel(CALLS_MAX);
+        let (closing, closed) = mpsc::sync_channel(1);
+        let first = self.first.clone();
+        let device = Arc::clone(&driver);
+        let duties = self.duties.clone();
+        thread::Builder::new()
+            .name(format!("calls of device {slot}"))
+            .spawn(move || {
+                perform_all(&device, &queue, &duties, &*first);
+                drop(device);
+                drop(closing);
+            })
+            .map_err(RuntimeError::no_thread)?;
+        lock(&self.watched).insert(slot, (Arc::clone(&driver), None));
+        self.slots.insert(slot, OpenSlot { driver, inputs, calls, closed });
+        Ok(Opened { notes, identity, is_cpu, choices, untimed, readback_elements_max })
+    }
+
+    /// Closes a device and waits for that, for a bounded time, so that its memory is free for the
+    /// next one. A rank that it is ends before.
+    fn close(&mut self, slot: u32) {
+        lock(&self.watched).remove(&slot);
+        if let Some(group) = &mut self.group {
+            group.seats.retain(|_, here| {
+                if here.slot == slot {
+                    here.seat.close("its device is closed");
+                }
+                here.slot != slot
+            });
+        }
+        let Some(OpenSlot { driver, calls, closed, .. }) = self.slots.remove(&slot) else { return };
+        drop(driver);
+        drop(calls);
+        // The expected result is a disconnect; a device that hangs is left behind.
+        let _ = closed.recv_timeout(CLOSING_DEADLINE);
+    }
+
+    /// Opens a device; returns it with the input tensors that its plan uses.
+    fn open_device(
+        &self,
+        slot: u32,
+        order: OpenOrder,
+        duty: &Duty,
+    ) -> Result<(OpenDevice, Arc<[TensorId]>), RuntimeError> {
+        let OpenOrder { device, name, recipe, plan_hash, moments, tuning, kept_identity } = order;
+        let Some(offer) = &self.offer else {
+            return Err(RuntimeError::InvalidRequest("the run has not begun".into()));
+        };
+        let Some(selection) = offer.selections.get(device as usize) else {
+            let why = format!("this node has no device {device}");
+            return Err(RuntimeError::InvalidRequest(why));
+        };
+        let selection = selection.clone();
+        let plan = recipe.plan(offer.graph.clone()).map_err(RuntimeError::InvalidRequest)?;
+        if hash_of(&plan) != plan_hash {
+            let why = "the model of this node is not that of the first one; start both with the \
+                       same potluck";
+            return Err(RuntimeError::InvalidRequest(why.into()));
+        }
+        memory::require_of_host(&selection, &plan, &moments)?;
+        let inputs = used_inputs(&plan).into();
+        let options = &offer.opening;
+        let opened = open_selected(
+            DeviceToOpen { selection, name: &name, plan, moments, options },
+            |identity| {
+                if kept_identity.as_deref() == Some(identity) {
+                    return tuning;
+                }
+                TuneOptions { saved: Default::default(), ..tuning }
+            },
+            &mut |_, progress| {
+                duty.progress();
+                let tuning = ToFirst::Tuning {
+                    slot,
+                    done: progress.done,
+                    total: progress.total,
+                    elapsed_ms: progress.elapsed.as_millis() as u64,
+                };
+                send(&*self.first, &tuning);
+            },
+        )?;
+        Ok((opened, inputs))
+    }
+
+    // ---- Ranks ----
+
+    fn assemble(&mut self, assembly: Assembly) -> Result<(), RuntimeError> {
+        self.disband("another group begins");
+        self.trace = assembly.trace_epoch.and_then(|epoch| self.trace_from(epoch));
+        let options = WorkerGroupOptions {
+            reduce_site: assembly.reduce_site,
+            is_chained: assembly.is_chained,
+            edges: assembly.edges,
+            trace: self.trace.clone(),
+            labels: assembly.labels,
+        };
+        let generation = assembly.generation;
+        let layout = GroupLayout {
+            shards: Arc::new(assembly.layout),
+            groups: assembly.groups,
+            options,
+            generation,
+        };
+        let mut addresses = Vec::with_capacity(assembly.nodes.len());
+        for (rank, node) in assembly.nodes.iter().enumerate() {
+            if *node == self.number {
+                addresses.push(layout.mailboxes(Rank(rank as u32)));
+                continue;
+            }
+            let Some(connection) = self.nodes.get(*node as usize) else {
+                return Err(RuntimeError::InvalidRequest(format!("there is no node {node}")));
+            };
+            addresses.push(RankAddress::Remote(connection.carrier()));
+        }
+        let addresses = RankAddresses::from(addresses);
+        let seats = assembly.seats;
+        let arriving = ArrivingFrames::new(&layout, addresses.clone());
+        let coordinator = Mailbox::new(2 * seats.len() + 2);
+        let mut group = Group { coordinator: coordinator.clone(), seats: BTreeMap::new() };
+        for (rank, slot) in seats {
+            let Some(OpenSlot { driver, inputs, .. }) = self.slots.get(&slot) else {
+                return Err(RuntimeError::InvalidRequest(format!("there is no device {slot}")));
+            };
+            let driver = Arc::clone(driver);
+            let inputs = Arc::clone(inputs);
+            let name = driver.name().to_string();
+            let seat = LocalSeat::start(rank, &name, &layout, &addresses, &coordinator)?;
+            let seat = Arc::new(seat);
+            group.seats.insert(rank, SeatHere { slot, seat, driver, inputs, program: None });
+        }
+        let first = self.first.clone();
+        thread::Builder::new()
+            .name("votes and ends".into())
+            .spawn(move || forward_reports(&coordinator, generation, &*first))
+            .map_err(RuntimeError::no_thread)?;
+        // Only now: seats of a group that fails on its way are held by nobody else, and end.
+        for SeatHere { slot, seat, driver, .. } in group.seats.values() {
+            let watched = (Arc::clone(driver), Some(Arc::clone(seat)));
+            lock(&self.watched).insert(*slot, watched);
+        }
+        *lock(&self.frames) = Some(Arc::new(arriving));
+        self.group = Some(group);
+        Ok(())
+    }
+
+    /// Returns a trace that begins at a time of this node, and is sent to the first one; `None` if
+    /// the time is one that this system's clock does not reach.
+    fn trace_from(&self, epoch: i64) -> Option<Trace> {
+        let distance = Duration::from_nanos(epoch.unsigned_abs());
+        let epoch = if epoch < 0 {
+            self.started.checked_sub(distance)?
+        } else {
+            self.started.checked_add(distance)?
+        };
+        let first = self.first.clone();
+        Some(Trace::sent(epoch, move |lines| send(&*first, &ToFirst::Trace(lines))))
+    }
+
+    fn step(&mut self, rank: Rank, order: StepOrder) -> Result<(), String> {
+        let faults = self.offer.as_ref().map(|offer| offer.faults.clone()).unwrap_or_default();
+        let group = self.group.as_mut().ok_or("there is no group of ranks")?;
+        let here = group.seats.get_mut(&rank).ok_or(format!("{rank} is on another node"))?;
+        if let Some(program) = order.program {
+            here.program = Some(Arc::new(program));
+        }
+        let program = here.program.clone().ok_or("a step without a program")?;
+        let states = order.states.len();
+        if states > 0 && states != program.micro_batches.len() {
+            let needs = program.micro_batches.len();
+            return Err(format!("states of {states} of {needs} micro-batches"));
+        }
+        let round = order.round;
+        let given = order.micro_batches;
+        let micro_batches: Result<Vec<Inputs>, String> = match &mut self.own_inputs {
+            Some(own) if given.is_empty() => own.of_step(rank, round.step, &program, &here.inputs),
+            _ => Ok(given),
+        };
+        let submitted = match micro_batches {
+            Ok(inputs) if inputs.len() != program.micro_batches.len() => {
+                let has = inputs.len();
+                let needs = program.micro_batches.len();
+                return Err(format!("{has} inputs for a step of {needs} micro-batches"));
+            }
+            Ok(micro_batches) => {
+                let StepOrder { states, run_key, is_training, samples, update, clip, .. } = order;
+                let input = Arc::new(StepInput {
+                    states,
+                    run_key,
+                    is_training,
+                    samples,
+                    update,
+                    clip,
+                    faults,
+                    ..StepInput::new(round, rank, program, micro_batches)
+                });
+                here.seat.restart(round);
+                here.seat.submit(&here.driver, &input, &group.coordinator)
+            }
+            Err(why) => {
+                let adapter = here.driver.name().into();
+                Err(DeviceError::Input { adapter, step: round.step, why })
+            }
+        };
+        if let Err(error) = submitted {
+            let group = round.generation;
+            self.reply(&ToFirst::Finished { rank, group, result: Err(error) });
+        }
+        Ok(())
+    }
+
+    /// Ends the ranks of this node; their devices stay open.
+    fn disband(&mut self, why: &str) {
+        *lock(&self.frames) = None;
+        for (_, seat) in lock(&self.watched).values_mut() {
+            *seat = None;
+        }
+        let Some(Group { coordinator, seats }) = self.group.take() else { return };
+        for SeatHere { seat, .. } in seats.values() {
+            seat.close(why);
+        }
+        coordinator.close(why);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    // Only whole values are replaced under these locks.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn send(first: &dyn NodeConnection, message: &ToFirst) {
+    // Encoding to memory fails only for types that postcard does not know. A closed connection
+    // ends the server at its mailbox.
+    if let Ok(bytes) = postcard::to_allocvec(message) {
+        let _ = first.send(bytes);
+    }
+}
+
+/// Performs the calls of a device, in order. The error of a call without a reply is that of the
+/// next one with a reply.
+fn perform_all(
+    driver: &DeviceThread,
+    calls: &mpsc::Receiver<(Option<u64>, DeviceCall)>,
+    duties: &Arc<Duties>,
+    first: &dyn NodeConnection,
+) {
+    let mut failed: Option<DeviceError> = None;
+    for (id, call) in calls {
+        // The watchdog of the device ends a call that is stuck.
+        let _duty = duties.begin(Duration::MAX);
+        let performed: Result<CallReply, DeviceError> = match failed.take() {
+            Some(error) => Err(error),
+            None => driver.run("a call", move |device| perform_call(device, call)),
+        };
+        match (id, performed) {
+            (Some(id), reply) => send(first, &ToFirst::Reply { id, reply }),
+            (None, Err(error)) => failed = Some(error),
+            (None, Ok(_)) => {}
+        }
+    }
+}
+
+/// Sends the votes and the ends of steps to the first node until the group ends.
+fn forward_reports(coordinator: &Mailbox<CoordinatorMsg>, group: u64, first: &dyn NodeConnection) {
+    while let Ok(message) = coordinator.recv(None) {
+        let message = match message {
+            CoordinatorMsg::Vote(vote) => ToFirst::Vote(vote),
+            CoordinatorMsg::Finished(rank, result) => ToFirst::Finished { rank, group, result },
+        };
+        send(first, &message);
+    }
+}
+
+/// Reports the signs of life of all devices, and that the node works, until the mailbox is closed.
+fn report_activity(
+    first: &dyn NodeConnection,
+    watched: &Watched,
+    duties: &Duties,
+    stop: &Mailbox<()>,
+) {
+    let mut reported = Vec::new();
+    while let Err(RecvError::TimedOut) = stop.recv(Some(Instant::now() + ACTIVITY_INTERVAL)) {
+        let mut slots = Vec::new();
+        for (slot, (driver, seat)) in lock(watched).iter() {
+            let of_rank = match seat {
+                Some(seat) => seat.activity(driver.heartbeats()),
+                None => RankActivity::default(),
+            };
+            slots.push(SlotActivity {
+                slot: *slot,
+                heartbeats: driver.heartbeats(),
+                is_waiting: of_rank.is_waiting,
+                received: of_rank.received,
+            });
+        }
+        // What does not change fills no queue while the network stands still.
+        if slots != reported {
+            send(first, &ToFirst::Activity(slots.clone()));
+            reported = slots;
+        }
+        if duties.is_to_be_told(first.arrived()) {
+            send(first, &ToFirst::Working);
+        }
+    }
+}

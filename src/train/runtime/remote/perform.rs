@@ -1,0 +1,103 @@
+//! Calls of the first node on a device of this one.
+
+use super::calls::{CallReply, DeviceCall, device_calls};
+use super::wire::PlanRecipe;
+use potluck_core::{BucketId, HostTensor, TensorId};
+use potluck_graph::{Graph, Place, Plan, PlanPart, PlannedPart};
+use potluck_kernels::device::DeviceError;
+use potluck_kernels::exec::Executor;
+
+/// Calls of which the arguments or the results are other ones on the wire.
+pub(super) trait OnNode: Executor {
+    /// Writes the first rows of an input tensor.
+    fn set_owned(
+        &mut self,
+        tensor: TensorId,
+        micro_batch: usize,
+        values: HostTensor,
+    ) -> Result<(), DeviceError> {
+        self.set_input(tensor, micro_batch, values.as_view())
+    }
+
+    /// Reads a place, and waits for that.
+    fn read_place(&mut self, place: Place) -> Result<Vec<f32>, DeviceError> {
+        self.start_readback(place)?;
+        let read = self.next_readback(true)?;
+        Ok(read.map(|read| read.values().to_vec()).unwrap_or_default())
+    }
+
+    /// Returns `partial + gradients[start..]`.
+    fn sum(
+        &mut self,
+        bucket: BucketId,
+        start: usize,
+        mut partial: Vec<f32>,
+    ) -> Result<Vec<f32>, DeviceError> {
+        self.add(bucket, start, &mut partial)?;
+        Ok(partial)
+    }
+}
+
+impl<E: Executor + ?Sized> OnNode for E {}
+
+macro_rules! server {
+    ($($call:ident $name:literal: $client:ident $method:ident(
+        $($(#[$field:meta])* $(&$borrowed:ident)? $($owned:ident)?: $type:ty),*
+    ) -> $(#[$result:meta])* $reply:ty;)*) => {
+        /// Performs a call on a device.
+        ///
+        /// # Errors
+        /// Returns `DeviceError` if the device fails.
+        pub fn perform_call(
+            device: &mut dyn Executor,
+            call: DeviceCall,
+        ) -> Result<CallReply, DeviceError> {
+            match call {
+                $(DeviceCall::$call { $($($borrowed)? $($owned)?),* } => {
+                    device.$method($($(&$borrowed)? $($owned)?),*).map(CallReply::$call)
+                })*
+            }
+        }
+    };
+}
+device_calls!(server);
+
+impl PlanRecipe {
+    /// Returns the recipe of a plan.
+    pub fn of(plan: &Plan) -> Self {
+        Self { options: plan.options, part: plan.part.clone() }
+    }
+
+    /// Returns the plan of a graph by this recipe.
+    ///
+    /// # Errors
+    /// Returns why the recipe is not one of this graph.
+    pub fn plan(self, graph: Graph) -> Result<Plan, String> {
+        let Self { options, part } = self;
+        if options.rows == 0 || options.in_flight == 0 {
+            return Err("a plan has rows and a copy of each slot".into());
+        }
+        let Some(PlannedPart { blocks, runs }) = part else { return Ok(Plan::new(graph, options)) };
+        if blocks.len() != graph.blocks.len() {
+            let given = blocks.len();
+            let has = graph.blocks.len();
+            return Err(format!("a part of {given} blocks of a model that has {has}"));
+        }
+        Ok(Plan::part(graph, options, &PlanPart { blocks: &blocks, runs: &runs }))
+    }
+}
+
+/// Returns the hash of a plan, by which two nodes know that they have the same.
+pub fn plan_hash(plan: &Plan) -> [u8; 32] {
+    struct Hashed(blake3::Hasher);
+    impl std::fmt::Write for Hashed {
+        fn write_str(&mut self, text: &str) -> std::fmt::Result {
+            self.0.update(text.as_bytes());
+            Ok(())
+        }
+    }
+    let mut hashed = Hashed(blake3::Hasher::new());
+    // Writing to a hasher never fails.
+    let _ = std::fmt::Write::write_fmt(&mut hashed, format_args!("{plan:?}"));
+    *hashed.0.finalize().as_bytes()
+}

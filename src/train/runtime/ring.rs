@@ -1,0 +1,181 @@
+//! Ring thread of a rank: receives the rank's own values and the messages of other ranks, adds
+//! them, and sends the results on. It waits on one mailbox only and touches no device except to
+//! read mapped values.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Instant;
+
+use super::addresses::RankAddresses;
+use super::messages::{DriverMsg, RankRingMsg};
+use potluck_core::metrics::{Span, Track};
+use potluck_core::{ChunkId, EdgePiece, Position, Rank, Round};
+use potluck_kernels::device::panics::{PanicText, catch_quietly};
+use potluck_kernels::exec::Readback;
+use potluck_kernels::ops::norm;
+use potluck_parallel::EdgeLayout;
+use potluck_parallel::collective::{BucketGroups, Chunk, Collective, ShardLayout};
+use potluck_parallel::comm::{
+    BufferPool, Closed, HostWork, Mailbox, Message, PooledBuffer, RecvError, RingMsg, RingOutput,
+    RingWorker, SharedBuffer,
+};
+
+/// Send window: partial sums that a rank begins beyond those it has received. Enough to hide one
+/// hop, few enough to stay in a cache.
+const WINDOW: usize = 4;
+
+/// Mailboxes and settings of a ring thread.
+pub struct RingChannels {
+    pub rank: Rank,
+    /// Ranks that hold each bucket of the layout.
+    pub groups: BucketGroups,
+    pub layout: Arc<ShardLayout>,
+    pub inbox: Mailbox<RankRingMsg>,
+    pub driver: Mailbox<DriverMsg>,
+    pub addresses: RankAddresses,
+    /// Edges of the run, which lead to other ranks.
+    pub edges: EdgeLayout,
+    pub track: Track,
+    /// Time at which the device was asked to add, while it does.
+    pub adding_since: Option<Instant>,
+    /// True if sums are sent to all ranks as they are (all-reduce), without an update in between.
+    pub is_chained: bool,
+}
+
+/// Starts a ring thread, which ends when its mailbox is closed; also returns its buffer pool.
+pub fn start(channels: RingChannels) -> std::io::Result<(thread::JoinHandle<()>, BufferPool<f32>)> {
+    let layout = channels.layout.clone();
+    let positions = channels.groups.positions(channels.rank);
+    let worker = RingWorker::new(layout, positions, WINDOW, channels.is_chained);
+    let pool = worker.pool().clone();
+    let name = format!("ring of {}", channels.rank);
+    let ending = CloseOnDrop {
+        driver: channels.driver.clone(),
+        ring: channels.inbox.clone(),
+        why: String::new(),
+    };
+    let thread = thread::Builder::new().name(name).spawn(move || {
+        let mut ending = ending;
+        ending.why = reason_of_end(|| run(channels, worker));
+    })?;
+    Ok((thread, pool))
+}
+
+/// Guard that closes the device thread's mailbox and its own when the ring thread ends for any
+/// reason: without it the device thread would wait forever for a message, or for the readback slots
+/// that queued messages hold.
+struct CloseOnDrop {
+    driver: Mailbox<DriverMsg>,
+    ring: Mailbox<RankRingMsg>,
+    why: String,
+}
+
+impl Drop for CloseOnDrop {
+    fn drop(&mut self) {
+        self.driver.close(&self.why);
+        self.ring.close(&self.why);
+    }
+}
+
+/// Runs the loop of a ring thread and returns why it ended: if it panicked, with the panic's text.
+fn reason_of_end(run: impl FnOnce() -> Closed) -> String {
+    let panic = PanicText::default();
+    if let Some(why) = catch_quietly(&panic, || run().0) {
+        return why;
+    }
+    let text = panic.get().map(|text| format!(" ({text})")).unwrap_or_default();
+    format!("its ring thread panicked{text}, which is a defect of potluck")
+}
+
+fn run(mut channels: RingChannels, mut worker: RingWorker<Readback>) -> Closed {
+    let inbox = channels.inbox.clone();
+    loop {
+        let message = match inbox.recv(None) {
+            Ok(message) => message,
+            Err(RecvError::Closed(closed)) => return closed,
+            Err(RecvError::TimedOut) => continue,
+        };
+        if let RingMsg::Added { chunk, .. } = &message
+            && let Some(since) = channels.adding_since.take()
+        {
+            channels.track.record_since(
+                || format!("{} {}", HostWork::Add, channels.layout.chunk(*chunk)),
+                since,
+            );
+        }
+        if let Err(closed) = worker.handle(message, &mut channels) {
+            return closed;
+        }
+    }
+}
+
+impl RingOutput for RingChannels {
+    type Error = Closed;
+    type Span = Span;
+
+    fn work(&mut self, work: HostWork, chunk: &Chunk) -> Span {
+        self.track.span(|| format!("{work} {chunk}"))
+    }
+
+    fn send(&mut self, to: Position, message: Message) -> Result<(), Closed> {
+        let to = self.groups.of(self.layout.chunk(message.chunk).bucket).rank(to);
+        self.addresses[to.index()].send_message(to, message)
+    }
+
+    fn reduced(&mut self, round: Round, chunk: ChunkId, sum: SharedBuffer) -> Result<(), Closed> {
+        // An all-reduce has no vote that needs these sums.
+        let is_voted = !self.is_chained;
+        let (squares, not_finite) = if is_voted { norm::sum_of_squares(&sum) } else { (0.0, 0) };
+        Ok(self.driver.send(DriverMsg::Reduced { round, chunk, sum, squares, not_finite })?)
+    }
+
+    fn gathered(
+        &mut self,
+        round: Round,
+        chunk: ChunkId,
+        values: SharedBuffer,
+    ) -> Result<(), Closed> {
+        Ok(self.driver.send(DriverMsg::Gathered { round, chunk, values })?)
+    }
+
+    fn add_on_device(
+        &mut self,
+        round: Round,
+        chunk: ChunkId,
+        partial: PooledBuffer,
+    ) -> Result<(), Closed> {
+        self.adding_since = Some(Instant::now());
+        Ok(self.driver.send(DriverMsg::Add { round, chunk, partial })?)
+    }
+
+    fn copy(&mut self, piece: &EdgePiece) -> Span {
+        self.track.span(|| format!("send {piece}"))
+    }
+
+    fn send_piece(
+        &mut self,
+        round: Round,
+        piece: EdgePiece,
+        values: SharedBuffer,
+    ) -> Result<(), Closed> {
+        let to = self.edges.edge(piece.edge).to;
+        self.addresses[to.index()].send_piece(to, round, piece, values)
+    }
+
+    fn done(&mut self, round: Round, collective: Collective) -> Result<(), Closed> {
+        Ok(self.driver.send(DriverMsg::Done { round, collective })?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_thread_that_panics_ends_with_the_text_of_the_panic() {
+        assert_eq!(reason_of_end(|| Closed("the run ended".into())), "the run ended");
+        let why = reason_of_end(|| panic!("planted {}", 1));
+        assert!(why.starts_with("its ring thread panicked (planted 1, at "), "{why}");
+        assert!(why.ends_with("), which is a defect of potluck"), "{why}");
+    }
+}

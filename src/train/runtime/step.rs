@@ -1,0 +1,600 @@
+//! One step on one device: performs the interpreter's actions on an executor, with or without
+//! other ranks.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::peers::{TraceTracks, defect};
+use potluck_core::faults::{Fault, Faults, Point};
+use potluck_core::rng::Key;
+use potluck_core::{
+    BucketId, ChunkId, EdgeId, HostTensor, Position, Rank, Round, SegmentId, TensorId, raw,
+};
+use potluck_graph::{Carried, ParameterKind, PassKind, Update, UpdateRange};
+use potluck_kernels::RandomContext;
+use potluck_kernels::device::DeviceError;
+use potluck_kernels::exec::{BucketTensor, Executor, PassContext, load};
+use potluck_parallel::collective::{Collective, CollectiveKind};
+use potluck_parallel::{
+    Action, Event, GradientSquares, Interpreter, Operation, Outcome, Program, Token, Verdict, Vote,
+};
+
+/// Inputs of one micro-batch.
+pub type Inputs = Vec<(TensorId, HostTensor)>;
+
+/// One of [`StepInput::states`] of a micro-batch, with its values for the next step.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct NextState {
+    pub input: TensorId,
+    #[serde(with = "raw")]
+    pub values: Vec<f32>,
+}
+
+/// Values of all [`StepInput::states`] of one micro-batch for the next step.
+pub type NextStates = Vec<NextState>;
+
+/// Input of one rank for one step.
+#[derive(Clone, Debug)]
+pub struct StepInput {
+    pub round: Round,
+    pub rank: Rank,
+    pub program: Arc<Program>,
+    /// Inputs per micro-batch of the program; none if the rank's node reads them from its own copy
+    /// of the data.
+    pub micro_batches: Vec<Inputs>,
+    /// State that is carried into the step, per micro-batch: inputs that the rank's plan has. Empty
+    /// if the model carries none.
+    pub states: Vec<Inputs>,
+    /// Random key of the run; the step's key is derived from it.
+    pub run_key: Key,
+    /// False for a pass that changes nothing, without dropout.
+    pub is_training: bool,
+    /// Samples of the step over all ranks, by which running averages weight their statistics.
+    pub samples: usize,
+    /// Optimizer update that is applied if the verdict is commit.
+    pub update: Update,
+    /// Clipping threshold of the gradient norm; 0: no clipping.
+    pub clip: f64,
+    /// Faults to inject, for tests.
+    pub faults: Faults,
+}
+
+impl StepInput {
+    /// Creates the input of a training step of a rank whose samples are all those of the step. No
+    /// state is carried into it, nothing is clipped, the update changes nothing, and no fault is
+    /// injected.
+    pub fn new(
+        round: Round,
+        rank: Rank,
+        program: Arc<Program>,
+        micro_batches: Vec<Inputs>,
+    ) -> Self {
+        Self {
+            round,
+            rank,
+            samples: program.samples_end(),
+            program,
+            micro_batches,
+            states: Vec::new(),
+            run_key: Key::new(0),
+            is_training: true,
+            update: Update::Sgd { lr: 0.0, momentum: 0.0, weight_decay: 0.0 },
+            clip: 0.0,
+            faults: Faults::none(),
+        }
+    }
+
+    /// Returns all inputs of a micro-batch.
+    pub fn inputs_of(&self, micro_batch: usize) -> Inputs {
+        let mut inputs = self.micro_batches[micro_batch].clone();
+        if let Some(states) = self.states.get(micro_batch) {
+            inputs.extend_from_slice(states);
+        }
+        inputs
+    }
+
+    /// Writes all inputs of a micro-batch.
+    ///
+    /// # Errors
+    /// Returns [`DeviceError`] if the device fails.
+    pub fn load(&self, device: &mut dyn Executor, micro_batch: usize) -> Result<(), DeviceError> {
+        load(device, &self.micro_batches[micro_batch], micro_batch)?;
+        if let Some(states) = self.states.get(micro_batch) {
+            load(device, states, micro_batch)?;
+        }
+        Ok(())
+    }
+}
+
+/// Result of a step on one rank.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct StepReport {
+    pub verdict: Verdict,
+    pub outcome: Outcome,
+    /// Sum of the losses of the rank's samples, and the number of targets that it counts.
+    pub loss: (f64, f64),
+    /// Busy share of the device, as in [`potluck_kernels::exec::StepSums::busy`].
+    pub busy: Option<f64>,
+    /// Duration of the step; `waited` is the part of it spent waiting for other ranks.
+    pub time: Duration,
+    pub waited: Duration,
+    /// State that is carried into the next step, per micro-batch.
+    pub states: Vec<NextStates>,
+}
+
+impl StepReport {
+    pub fn is_updated(&self) -> bool {
+        self.outcome == Outcome::Updated
+    }
+
+    /// Returns the fraction of the step in which the device was idle: 0 to 1. By its own clock;
+    /// without one, the device is idle while its thread waits for other ranks, as the CPU device
+    /// is, which computes on that thread. A GPU may still compute what was submitted before.
+    pub fn idle(&self) -> f64 {
+        match self.busy {
+            Some(busy) => 1.0 - busy,
+            None => self.waited.as_secs_f64() / self.time.as_secs_f64(),
+        }
+    }
+}
+
+/// Communication of one rank with the other ranks during a step.
+pub trait Peers {
+    /// Begins a round: discards the state of the previous one.
+    fn restart(&mut self, round: Round);
+
+    /// Starts this rank's part in a collective.
+    fn start(
+        &mut self,
+        device: &mut dyn Executor,
+        collective: Collective,
+    ) -> Result<(), DeviceError>;
+
+    /// Sends the tensor of an edge for a micro-batch of so many rows.
+    fn send(
+        &mut self,
+        device: &mut dyn Executor,
+        edge: EdgeId,
+        micro_batch: usize,
+        rows: usize,
+    ) -> Result<(), DeviceError>;
+
+    /// Begins to write the tensor of an edge for a micro-batch of so many rows to the device; its
+    /// end is returned as an event.
+    fn receive(
+        &mut self,
+        device: &mut dyn Executor,
+        edge: EdgeId,
+        micro_batch: usize,
+        rows: usize,
+    ) -> Result<(), DeviceError>;
+
+    /// Sends the tensors that other ranks need and that are still being read back, as far as the
+    /// device has room for them: what follows may keep the device's thread busy for long.
+    fn send_all(&mut self, _device: &mut dyn Executor) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    /// Sends the vote; the verdict is returned as an event. Where gradients are summed over ranks,
+    /// the norms of the sums are added to the vote if the step `updates` parameters.
+    fn vote(
+        &mut self,
+        device: &mut dyn Executor,
+        vote: Vote,
+        updates: bool,
+    ) -> Result<(), DeviceError>;
+
+    /// Returns the next event, if there is one.
+    fn poll_event(&mut self, device: &mut dyn Executor) -> Result<Option<Event>, DeviceError>;
+
+    /// Waits for the next event, and adds to `waited` the time spent waiting for other ranks. The
+    /// program waits for `awaited` or (`None`) for the verdict, which traces show.
+    fn wait_event(
+        &mut self,
+        device: &mut dyn Executor,
+        awaited: Option<Token>,
+        waited: &mut Duration,
+    ) -> Result<Event, DeviceError>;
+
+    /// Discards the round: drops what comes back from the device, now or later.
+    fn discard(&mut self, device: &mut dyn Executor);
+}
+
+/// Peers of a run on a single rank: there are none.
+#[derive(Debug, Default)]
+pub struct NoPeers {
+    vote: Option<Vote>,
+}
+
+impl Peers for NoPeers {
+    fn restart(&mut self, _: Round) {
+        self.vote = None;
+    }
+
+    fn start(&mut self, _: &mut dyn Executor, _: Collective) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn send(
+        &mut self,
+        _: &mut dyn Executor,
+        _: EdgeId,
+        _: usize,
+        _: usize,
+    ) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn receive(
+        &mut self,
+        _: &mut dyn Executor,
+        _: EdgeId,
+        _: usize,
+        _: usize,
+    ) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn vote(&mut self, device: &mut dyn Executor, vote: Vote, _: bool) -> Result<(), DeviceError> {
+        self.vote = Some(vote.without_states(device.plan()));
+        Ok(())
+    }
+
+    fn poll_event(&mut self, _: &mut dyn Executor) -> Result<Option<Event>, DeviceError> {
+        Ok(self.vote.take().map(|vote| Event::Verdict(Verdict::from_votes(&[vote]))))
+    }
+
+    fn wait_event(
+        &mut self,
+        device: &mut dyn Executor,
+        _: Option<Token>,
+        _: &mut Duration,
+    ) -> Result<Event, DeviceError> {
+        let event = self.poll_event(device)?;
+        Ok(event.unwrap_or_else(|| Event::Fault("a single rank waits for others".into())))
+    }
+
+    fn discard(&mut self, _: &mut dyn Executor) {}
+}
+
+/// Runs one step: forward and backward of every micro-batch, the verdict, the update.
+pub fn run_step(
+    device: &mut dyn Executor,
+    input: &StepInput,
+    peers: &mut dyn Peers,
+    tracks: &TraceTracks,
+) -> Result<StepReport, DeviceError> {
+    let mut interpreter = Interpreter::new(&input.program);
+    let mut performer = Performer::new(device, input, peers, tracks);
+    performer.inject_fault(Point::Forward)?;
+    loop {
+        while let Some(action) = interpreter.poll_action() {
+            if let Action::Finish(outcome) = action {
+                return performer.finish(outcome);
+            }
+            performer.perform(action)?;
+            while let Some(event) = performer.poll_event()? {
+                let is_over = matches!(event, Event::Fault(_));
+                performer.report(&mut interpreter, event)?;
+                if is_over {
+                    break;
+                }
+            }
+        }
+        let event = performer.wait_event()?;
+        performer.report(&mut interpreter, event)?;
+    }
+}
+
+/// Performs the actions of a step, and holds the results so far.
+struct Performer<'a> {
+    device: &'a mut dyn Executor,
+    input: &'a StepInput,
+    peers: &'a mut dyn Peers,
+    tracks: &'a TraceTracks,
+    random: RandomContext,
+    /// Operation that the program waits for; `None`: the verdict.
+    awaited: Option<Token>,
+    verdict: Option<Verdict>,
+    /// Sums that this rank has voted with.
+    loss: (f64, f64),
+    busy: Option<f64>,
+    started: Instant,
+    waited: Duration,
+    /// Segment with which each micro-batch ends on this rank, if the model carries a state.
+    last_segment: Option<SegmentId>,
+    /// State behind the micro-batches that have ended.
+    states: Vec<NextStates>,
+    /// Fault points that were passed; each applies once, though several actions reach it.
+    passed: Vec<Point>,
+}
+
+impl<'a> Performer<'a> {
+    fn new(
+        device: &'a mut dyn Executor,
+        input: &'a StepInput,
+        peers: &'a mut dyn Peers,
+        tracks: &'a TraceTracks,
+    ) -> Self {
+        let step_key = input.run_key.step(input.round.step);
+        Self {
+            device,
+            input,
+            peers,
+            tracks,
+            random: RandomContext { step_key, training: input.is_training },
+            awaited: None,
+            verdict: None,
+            loss: (0.0, 0.0),
+            busy: None,
+            started: Instant::now(),
+            waited: Duration::ZERO,
+            last_segment: if input.states.is_empty() { None } else { input.program.last_segment() },
+            states: vec![NextStates::new(); input.states.len()],
+            passed: Vec::new(),
+        }
+    }
+
+    fn perform(&mut self, action: Action) -> Result<(), DeviceError> {
+        match action {
+            Action::ZeroGradients => self.device.begin_step(),
+            Action::Load { micro_batch } => self.input.load(self.device, micro_batch),
+            Action::Run { segment, micro_batch } => self.run(segment, micro_batch),
+            Action::Start(collective) => {
+                if collective.kind == CollectiveKind::ReduceScatter {
+                    self.fault_once(Point::Backward)?;
+                }
+                self.peers.start(self.device, collective)
+            }
+            Action::Send { edge, micro_batch } => {
+                self.fault_once(Point::Send)?;
+                let rows = self.rows(micro_batch);
+                self.peers.send(self.device, edge, micro_batch, rows)
+            }
+            Action::Receive { edge, micro_batch } => {
+                self.fault_once(Point::Recv)?;
+                self.awaited = Some(Token::receive(edge, micro_batch));
+                let rows = self.rows(micro_batch);
+                self.peers.receive(self.device, edge, micro_batch, rows)
+            }
+            Action::Wait(token) => {
+                self.awaited = Some(token);
+                match token.operation {
+                    Operation::Collective(Collective {
+                        kind: CollectiveKind::ReduceScatter,
+                        ..
+                    }) => self.fault_once(Point::Reduce),
+                    Operation::Collective(_) | Operation::Receive(_) => Ok(()),
+                }
+            }
+            Action::Finish(_) => Ok(()),
+            Action::Vote => self.vote(),
+            Action::Update { bucket } => self.update(bucket),
+        }
+    }
+
+    fn rows(&self, micro_batch: usize) -> usize {
+        self.input.program.micro_batches[micro_batch].rows as usize
+    }
+
+    fn run(&mut self, segment: SegmentId, micro_batch: usize) -> Result<(), DeviceError> {
+        let found = &self.device.plan().segments[segment.index()];
+        let nodes = found.nodes.clone();
+        let phase = found.phase;
+        let block = found.block;
+        let rows = self.rows(micro_batch);
+        let pass = PassContext { micro_batch, rows, random: self.random };
+        let TraceTracks { driver, device, .. } = self.tracks;
+        let name = || format!("{phase} {block} of micro-batch {micro_batch}");
+        let recorded = driver.clone();
+        let begun = Instant::now();
+        let _span = recorded.span(|| format!("record {}", name()));
+        let of_device = device.clone();
+        self.device.run(nodes, &pass)?;
+        if of_device.is_on() {
+            let name = name();
+            self.device.on_queue_done(Box::new(move || of_device.record_since(|| name, begun)))?;
+        }
+        if self.last_segment == Some(segment) {
+            self.states[micro_batch] = read_states(self.device, &pass)?;
+        }
+        Ok(())
+    }
+
+    fn vote(&mut self) -> Result<(), DeviceError> {
+        self.fault_once(Point::Backward)?;
+        self.fault_once(Point::Reduce)?;
+        let norms = self.input.program.unreduced(self.device.plan());
+        self.peers.send_all(self.device)?;
+        let sums = self.device.finish_step(&norms)?;
+        self.loss = (sums.loss, sums.count);
+        self.busy = sums.busy;
+        self.inject_fault(Point::Verdict)?;
+        self.awaited = None;
+        // Nobody else holds these buckets, so this rank is alone in their groups.
+        let mut gradients = Vec::with_capacity(norms.len());
+        for (bucket, (squares, not_finite)) in norms.iter().zip(&sums.gradients) {
+            gradients.push(GradientSquares {
+                position: Position(0),
+                bucket: *bucket,
+                chunk: ChunkId(0),
+                squares: *squares,
+                not_finite: *not_finite,
+            });
+        }
+        let vote = Vote {
+            round: self.input.round,
+            rank: self.input.rank,
+            loss: sums.loss,
+            count: sums.count,
+            gradients,
+        };
+        let updates = self.input.program.updates();
+        self.peers.vote(self.device, vote, updates)
+    }
+
+    fn update(&mut self, bucket: BucketId) -> Result<(), DeviceError> {
+        // A program updates only after its verdict.
+        let Some(verdict) = &self.verdict else { return Ok(()) };
+        let totals = verdict.totals();
+        let planned = &self.device.plan().buckets[bucket.index()];
+        let scale = match planned.kind {
+            ParameterKind::Trained => {
+                let clip = potluck_graph::optim::clip_factor(totals.gradient_norm, self.input.clip);
+                clip / totals.count
+            }
+            ParameterKind::State { .. } => 1.0 / self.input.samples as f64,
+        };
+        let decay_end = planned.decay_end;
+        let update = planned.update(&self.input.update);
+        let owned = self.device.owned(bucket);
+        let range = UpdateRange {
+            start: owned.start,
+            length: owned.len(),
+            decay_end,
+            gradient_scale: scale as f32,
+        };
+        if range.length > 0 {
+            let _span = self.tracks.driver.span(|| format!("update {bucket}"));
+            self.device.update(bucket, &update, &range)?;
+        }
+        self.inject_fault(Point::Update)
+    }
+
+    fn poll_event(&mut self) -> Result<Option<Event>, DeviceError> {
+        self.peers.poll_event(self.device)
+    }
+
+    fn wait_event(&mut self) -> Result<Event, DeviceError> {
+        self.peers.wait_event(self.device, self.awaited, &mut self.waited)
+    }
+
+    /// Reports an event to the interpreter.
+    fn report(&mut self, interpreter: &mut Interpreter, event: Event) -> Result<(), DeviceError> {
+        if let Event::Verdict(verdict) = &event {
+            self.verdict = Some(verdict.clone());
+        }
+        interpreter.handle(event).map_err(|error| defect(self.device, &error))
+    }
+
+    fn finish(&mut self, outcome: Outcome) -> Result<StepReport, DeviceError> {
+        self.device.flush()?;
+        match outcome {
+            Outcome::Updated => self.inject_fault(Point::Gather)?,
+            Outcome::Skipped => {}
+            Outcome::Discarded(_) => self.peers.discard(self.device),
+        }
+        let verdict = self.verdict.take().unwrap_or_else(|| Verdict::from_votes(&[]));
+        Ok(StepReport {
+            verdict,
+            outcome,
+            loss: self.loss,
+            busy: self.busy,
+            time: self.started.elapsed(),
+            waited: self.waited,
+            states: std::mem::take(&mut self.states),
+        })
+    }
+
+    fn fault_once(&mut self, point: Point) -> Result<(), DeviceError> {
+        if self.passed.contains(&point) {
+            return Ok(());
+        }
+        self.passed.push(point);
+        self.inject_fault(point)
+    }
+
+    /// Injects the fault planned for a point of the step.
+    fn inject_fault(&mut self, point: Point) -> Result<(), DeviceError> {
+        match self.input.faults.at_rank(point, self.input.round.step, self.input.rank) {
+            Some(Fault::Nan) if point == Point::Forward => {
+                poison(self.device, BucketTensor::Parameters, |_| f32::NAN)
+            }
+            Some(Fault::Nan) => poison(self.device, BucketTensor::Gradients, |_| f32::NAN),
+            Some(Fault::Flip) => {
+                poison(self.device, BucketTensor::Parameters, |v| f32::from_bits(v.to_bits() ^ 1))
+            }
+            Some(other) => match other.of_device() {
+                Some(injected) => self.device.inject_fault(injected),
+                None => Ok(()),
+            },
+            None => Ok(()),
+        }
+    }
+}
+
+/// Reads the states behind a micro-batch, of the tensors that the device computes. Waits for it.
+///
+/// # Errors
+/// Returns [`DeviceError`] if the device fails.
+pub fn read_states(
+    device: &mut dyn Executor,
+    pass: &PassContext,
+) -> Result<NextStates, DeviceError> {
+    let plan = device.plan();
+    let mut here: Vec<Carried> = Vec::new();
+    for carried in &plan.graph.carried {
+        if plan.computes(carried.output) {
+            here.push(*carried);
+        }
+    }
+    let mut states = NextStates::new();
+    for Carried { input, output } in here {
+        states.push(NextState { input, values: device.read(output, pass)? });
+    }
+    Ok(states)
+}
+
+/// Returns the context of a forward pass of `rows` samples without dropout.
+pub fn inference_pass(rows: usize) -> PassContext {
+    let random = RandomContext { step_key: Key::new(0), training: false };
+    PassContext { micro_batch: 0, rows, random }
+}
+
+/// Runs the forward pass without dropout on inputs that are loaded. Outputs can be read with the
+/// returned context until the device runs anything else.
+pub fn forward(device: &mut dyn Executor, rows: usize) -> Result<PassContext, DeviceError> {
+    let pass = inference_pass(rows);
+    let segments: Vec<_> = device.plan().phase(PassKind::Forward).collect();
+    for segment in segments {
+        let nodes = device.plan().segments[segment.index()].nodes.clone();
+        device.run(nodes, &pass)?;
+    }
+    Ok(pass)
+}
+
+/// Injects a fault for tests: changes the first value of the first bucket that a bank holds.
+fn poison(
+    device: &mut dyn Executor,
+    bank: BucketTensor,
+    change: impl Fn(f32) -> f32,
+) -> Result<(), DeviceError> {
+    let plan = device.plan();
+    let count = plan.buckets.len() as u32;
+    let held = (0..count).map(BucketId).find(|bucket| plan.holds(*bucket));
+    let Some(bucket) = held else { return Ok(()) };
+    let mut values = device.read_bank(bank, bucket)?;
+    values[0] = change(values[0]);
+    device.write_bank(bank, bucket, &values)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use potluck_parallel::verdict::Totals;
+
+    #[test]
+    fn a_device_is_idle_by_its_clock_or_while_its_thread_waits() {
+        let totals = Totals { loss: 1.0, count: 1.0, gradient_norm: 1.0 };
+        let report = |busy| StepReport {
+            verdict: Verdict::Commit(totals),
+            outcome: Outcome::Updated,
+            loss: (1.0, 1.0),
+            busy,
+            time: Duration::from_secs(4),
+            waited: Duration::from_secs(3),
+            states: Vec::new(),
+        };
+        assert_eq!((report(None).idle(), report(Some(0.875)).idle()), (0.75, 0.125));
+    }
+}

@@ -1,0 +1,438 @@
+//! Benchmark of devices: times each on real micro-batches, first alone and then concurrently with
+//! other devices, because devices may share a processor or a bus. The batch split and the
+//! excluded devices follow from the timings.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use super::device_thread::{DeviceThread, PendingJob};
+use super::step::Inputs;
+use potluck_kernels::device::DeviceError;
+use potluck_kernels::exec::Executor;
+use potluck_parallel::ReduceSite;
+use potluck_parallel::collective::Chunk;
+use potluck_parallel::planner::balance::{
+    DeviceSelection, ThroughputModel, apportion, give_at_least, give_each_a_sample, makespan,
+    milliseconds, select_devices,
+};
+
+/// Timed repetitions of a micro-batch; the fastest counts for a device that runs alone, the mean
+/// for devices that run concurrently.
+const REPEATS: u32 = 3;
+
+/// Threshold of a clear speedup: a time below this fraction of the other time.
+const CLEARLY: f64 = 0.9;
+
+/// Returns the inputs of a micro-batch of this many rows.
+pub type Probe = Arc<dyn Fn(usize) -> Inputs + Send + Sync>;
+
+/// Measured split of the batch among devices.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BatchSplit {
+    /// Positions of the selected devices; `counts` are the samples of each.
+    pub members: Vec<usize>,
+    pub counts: Vec<u32>,
+    /// The most samples that each selected device runs at a time.
+    pub micro_batches: Vec<u32>,
+    /// Sentences for the user on the devices that were left out.
+    pub notes: Vec<String>,
+    /// Devices that take part although a step would be shorter without them.
+    pub cost: Option<CostOfDevices>,
+}
+
+/// Cost of devices that take part because the user asked for them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CostOfDevices {
+    /// Positions of the devices.
+    pub devices: Vec<usize>,
+    /// Seconds of a step with them and without them.
+    pub with_s: f64,
+    pub without_s: f64,
+}
+
+impl CostOfDevices {
+    /// Returns the cost of devices with these names as a sentence for the user.
+    pub fn sentence(&self, names: &[&str]) -> String {
+        let (take, they, them) =
+            if names.len() == 1 { ("takes", "it is", "it") } else { ("take", "they are", "them") };
+        format!(
+            "{} {take} part because {they} asked for: a step takes {} ms, without {them} {} ms",
+            names.join(", "),
+            milliseconds(self.with_s),
+            milliseconds(self.without_s)
+        )
+    }
+}
+
+impl BatchSplit {
+    /// Assigns all samples to one device.
+    pub fn of_one(batch: u32, micro_batch: u32) -> Self {
+        Self {
+            members: vec![0],
+            counts: vec![batch],
+            micro_batches: vec![micro_batch],
+            notes: Vec::new(),
+            cost: None,
+        }
+    }
+}
+
+/// Device, by its index, that failed while it was timed.
+#[derive(Debug)]
+pub struct TimingFailure {
+    pub index: usize,
+    pub error: DeviceError,
+}
+
+/// Batch to split, and its limits.
+pub struct BatchToSplit<'a> {
+    /// Samples of the batch.
+    pub batch: u32,
+    /// The most samples that each device can run at a time.
+    pub rows: &'a [u32],
+    /// The fewest samples that a device is given.
+    pub rows_min: u32,
+    /// True if every device takes part, also one that makes a step longer.
+    pub takes_all: bool,
+}
+
+/// Times devices on micro-batches of `probe`, selects those that are worth using unless all take
+/// part, and splits a batch among them. Concurrent timings take `timeout` at most. Only sets of
+/// devices that `hold` the moments of their shards are selected; returns `None` if none does.
+///
+/// # Errors
+/// Returns the first device that fails, with its error.
+pub fn split_by_speed(
+    drivers: &[&DeviceThread],
+    probe: &Probe,
+    request: BatchToSplit,
+    timeout: Duration,
+    hold: &dyn Fn(&[usize]) -> bool,
+) -> Result<Option<BatchSplit>, TimingFailure> {
+    let BatchToSplit { batch, rows, rows_min, takes_all } = request;
+    let mut solo = Vec::new();
+    for (index, (driver, &rows)) in drivers.iter().zip(rows).enumerate() {
+        let probe = Arc::clone(probe);
+        let timed = driver
+            .run("timing micro-batches", move |device| time_alone(device, &probe, rows, rows_min));
+        solo.push(timed.map_err(|error| TimingFailure { index, error })?);
+    }
+    let mut timer = SetTimer {
+        drivers,
+        solo: &solo,
+        probe,
+        batch,
+        rows_min,
+        timeout,
+        hold,
+        gives_each_a_sample: false,
+        tried: HashMap::new(),
+        failed: None,
+    };
+    let mut selection = select_devices(drivers.len(), |set| timer.step_seconds(set));
+    let mut cost = None;
+    let has_idle = |timer: &SetTimer| {
+        timer.tried.get(&selection.taken).is_some_and(|tried| tried.counts.contains(&0))
+    };
+    if takes_all && (selection.taken.len() < drivers.len() || has_idle(&timer)) {
+        let all: Vec<usize> = (0..drivers.len()).collect();
+        timer.gives_each_a_sample = true;
+        let with_s = timer.step_seconds(&all);
+        let devices = selection.excluded.iter().map(|left| left.device).collect();
+        cost = Some(CostOfDevices { devices, with_s, without_s: selection.step_s });
+        selection = DeviceSelection { taken: all, excluded: Vec::new(), step_s: with_s };
+    }
+    if let Some(error) = timer.failed {
+        return Err(error);
+    }
+    if selection.step_s.is_infinite() {
+        return Ok(None);
+    }
+    let counts = timer.tried.remove(&selection.taken).unwrap_or_default().counts;
+    let names: Vec<&str> = drivers.iter().map(|driver| driver.name()).collect();
+    let micro_batches: Vec<u32> = solo.iter().map(|one| one.speed.micro_batch).collect();
+    let mut split = split_of(selection, counts, &names, &micro_batches, rows_min);
+    if let Some(mut cost) = cost {
+        cost.devices.retain(|device| split.members.contains(device));
+        if !cost.devices.is_empty() && cost.with_s > cost.without_s {
+            split.cost = Some(cost);
+        }
+    }
+    Ok(Some(split))
+}
+
+/// Step times of sets of devices, of which each is timed once.
+struct SetTimer<'a> {
+    drivers: &'a [&'a DeviceThread],
+    solo: &'a [SoloTiming],
+    probe: &'a Probe,
+    batch: u32,
+    rows_min: u32,
+    timeout: Duration,
+    hold: &'a dyn Fn(&[usize]) -> bool,
+    /// True if each device of a set works, although a step may be shorter otherwise.
+    gives_each_a_sample: bool,
+    tried: HashMap<Vec<usize>, TriedSet>,
+    /// The first failure, after which no further set is timed.
+    failed: Option<TimingFailure>,
+}
+
+/// Set of devices that was timed.
+#[derive(Default)]
+struct TriedSet {
+    /// Samples of each device.
+    counts: Vec<u32>,
+    /// Seconds of a step.
+    step_s: f64,
+}
+
+impl SetTimer<'_> {
+    /// Returns the seconds of a step on a set of devices, ascending; infinite if they do not hold
+    /// the state, if the batch has too few samples for them, or after a failure.
+    fn step_seconds(&mut self, set: &[usize]) -> f64 {
+        if !(self.hold)(set) || self.failed.is_some() {
+            return f64::INFINITY;
+        }
+        let mut speeds = vec![self.solo[set[0]].speed];
+        let mut exchange_s = 0.0;
+        if set.len() > 1 {
+            match time_concurrently(self.drivers, set, self.solo, self.probe, self.timeout) {
+                Ok(measured) => speeds = measured,
+                Err(error) => {
+                    self.failed = Some(error);
+                    return f64::INFINITY;
+                }
+            }
+            for device in set {
+                exchange_s = f64::max(exchange_s, self.solo[*device].exchange_s);
+            }
+        }
+        let mut counts = apportion(self.batch, &speeds);
+        if self.gives_each_a_sample {
+            // Of fewer samples than devices some get none.
+            give_each_a_sample(&mut counts);
+        }
+        give_at_least(&mut counts, self.rows_min);
+        // Devices without a sample leave the others with larger shards.
+        let mut working = Vec::new();
+        for (device, count) in set.iter().zip(&counts) {
+            if *count > 0 {
+                working.push(*device);
+            }
+        }
+        if !(self.hold)(&working) && !give_each_a_sample(&mut counts) {
+            return f64::INFINITY;
+        }
+        let mut step_s = makespan(&counts, &speeds) + exchange_s;
+        // A device without a sample gains nothing, whatever the timing noise suggests.
+        for (idle, count) in set.iter().zip(&counts) {
+            if *count > 0 {
+                continue;
+            }
+            let others: Vec<usize> = set.iter().copied().filter(|one| one != idle).collect();
+            if let Some(without) = self.tried.get(&others) {
+                step_s = step_s.max(without.step_s);
+            }
+        }
+        self.tried.insert(set.to_vec(), TriedSet { counts, step_s });
+        step_s
+    }
+}
+
+/// Returns the split among the selected devices that have samples, of which `counts` has the
+/// number, with notes on all others.
+fn split_of(
+    selection: DeviceSelection,
+    counts: Vec<u32>,
+    names: &[&str],
+    micro_batches: &[u32],
+    rows_min: u32,
+) -> BatchSplit {
+    let mut split = BatchSplit {
+        members: Vec::new(),
+        counts: Vec::new(),
+        micro_batches: Vec::new(),
+        notes: Vec::new(),
+        cost: None,
+    };
+    for left in &selection.excluded {
+        split.notes.push(left.sentence(names[left.device]));
+    }
+    for (device, count) in selection.taken.into_iter().zip(counts) {
+        if count == 0 {
+            // It was taken early, and gets none beside faster ones that were taken later.
+            let name = names[device];
+            split.notes.push(format!("{name} is left out: no sample is left for it"));
+            continue;
+        }
+        split.members.push(device);
+        split.counts.push(count);
+        split.micro_batches.push(micro_batches[device]);
+    }
+    if rows_min > 1 && split.members.len() < names.len() {
+        let why = "for the statistics of batch normalization";
+        split.notes.push(format!("a device takes at least {rows_min} samples of a step, {why}"));
+    }
+    split
+}
+
+/// Timing of a device that runs alone.
+#[derive(Clone, Copy, Debug)]
+struct SoloTiming {
+    speed: ThroughputModel,
+    /// Seconds of a micro-batch of the most samples that the device runs at a time.
+    full_s: f64,
+    /// Seconds to read all gradients back to the host and to upload all parameters.
+    exchange_s: f64,
+}
+
+/// Times micro-batches of all rows that fit and of half of them. The smaller size is taken if it
+/// is clearly faster per sample: more work at a time may not fit a cache.
+fn time_alone(
+    device: &mut dyn Executor,
+    probe: &Probe,
+    rows: u32,
+    rows_min: u32,
+) -> Result<SoloTiming, DeviceError> {
+    let full_s = run_timed(device, probe, rows, REPEATS)?;
+    let half = rows.div_ceil(2);
+    if half == rows || half < rows_min {
+        let speed =
+            ThroughputModel { fixed_s: 0.0, row_s: full_s / f64::from(rows), micro_batch: rows };
+        return Ok(SoloTiming { speed, full_s, exchange_s: device.time_exchange()? });
+    }
+    let half_s = run_timed(device, probe, half, REPEATS)?;
+    let per_row = full_s / f64::from(rows);
+    let per_row_of_half = half_s / f64::from(half);
+    if per_row_of_half < CLEARLY * per_row {
+        let speed = ThroughputModel { fixed_s: 0.0, row_s: per_row_of_half, micro_batch: half };
+        return Ok(SoloTiming { speed, full_s: half_s, exchange_s: device.time_exchange()? });
+    }
+    // Noise may make the half slower than the whole, or faster than half of it.
+    let row_s = ((full_s - half_s) / f64::from(rows - half)).clamp(0.5 * per_row, per_row);
+    let fixed_s = full_s - row_s * f64::from(rows);
+    let speed = ThroughputModel { fixed_s, row_s, micro_batch: rows };
+    Ok(SoloTiming { speed, full_s, exchange_s: device.time_exchange()? })
+}
+
+/// Returns the seconds of forward and backward on `rows` rows, by [`Executor::time_micro_batch`].
+fn run_timed(
+    device: &mut dyn Executor,
+    probe: &Probe,
+    rows: u32,
+    repeats: u32,
+) -> Result<f64, DeviceError> {
+    device.time_micro_batch(&probe(rows as usize), rows, repeats)
+}
+
+/// Times devices that run concurrently. Returns their speeds when alone, scaled by the measured
+/// slowdown from shared resources.
+fn time_concurrently(
+    drivers: &[&DeviceThread],
+    members: &[usize],
+    solo: &[SoloTiming],
+    probe: &Probe,
+    timeout: Duration,
+) -> Result<Vec<ThroughputModel>, TimingFailure> {
+    let untimed = Arc::new(AtomicUsize::new(members.len()));
+    let until = Instant::now() + timeout;
+    // All jobs are started and awaited, even if one fails: each runs until all have been timed.
+    let mut pending = Vec::with_capacity(members.len());
+    for &member in members {
+        let probe = Arc::clone(probe);
+        let timed = Timed(Arc::clone(&untimed));
+        let rows = solo[member].speed.micro_batch;
+        pending.push(drivers[member].submit("timing micro-batches", move |device| {
+            contended(device, &probe, rows, timed, until)
+        }));
+    }
+    let mut ended = Vec::with_capacity(members.len());
+    for job in pending {
+        ended.push(job.and_then(PendingJob::wait));
+    }
+    let mut speeds = Vec::new();
+    for (&index, ended) in members.iter().zip(ended) {
+        let SoloTiming { speed, full_s, .. } = solo[index];
+        let seconds = ended.map_err(|error| TimingFailure { index, error })?;
+        let slower = seconds / full_s;
+        speeds.push(ThroughputModel {
+            fixed_s: speed.fixed_s * slower,
+            row_s: speed.row_s * slower,
+            ..speed
+        });
+    }
+    Ok(speeds)
+}
+
+/// Guard that counts a device as timed when it is dropped, also if the device fails or its job
+/// never starts.
+struct Timed(Arc<AtomicUsize>);
+
+impl Drop for Timed {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Returns the mean seconds of a micro-batch while other devices run too. Repeats until all have
+/// been timed, or until the deadline because one of them hangs.
+fn contended(
+    device: &mut dyn Executor,
+    probe: &Probe,
+    rows: u32,
+    timed: Timed,
+    until: Instant,
+) -> Result<f64, DeviceError> {
+    let untimed = Arc::clone(&timed.0);
+    let mut timed = Some(timed);
+    let mut count = 0;
+    let mut sum = 0.0;
+    while count < REPEATS || (untimed.load(Ordering::Relaxed) > 0 && Instant::now() < until) {
+        sum += run_timed(device, probe, rows, 1)?;
+        count += 1;
+        if count == REPEATS {
+            timed.take();
+        }
+    }
+    Ok(sum / f64::from(count))
+}
+
+/// Times the addition of a device's gradients to partial sums of these chunks on the host and on
+/// the device, and returns the faster site.
+///
+/// # Errors
+/// Returns `DeviceError` if the device fails.
+pub fn faster_reduce_site(
+    device: &mut dyn Executor,
+    chunks: &[Chunk],
+) -> Result<ReduceSite, DeviceError> {
+    let Some(chunk) = chunks.iter().max_by_key(|chunk| chunk.range.len()) else {
+        return Ok(ReduceSite::Host);
+    };
+    let (on_host, on_device) = device.time_addition(chunk.bucket, chunk.range.clone())?;
+    let is_device = on_device < CLEARLY * on_host;
+    Ok(if is_device { ReduceSite::Device } else { ReduceSite::Host })
+}
+
+/// Splits a batch evenly; the first ranks get one sample more if there is a remainder.
+pub fn split_evenly(batch: u32, world: usize) -> Vec<u32> {
+    let world = world as u32;
+    (0..world).map(|rank| batch / world + u32::from(rank < batch % world)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cost_of_devices_is_a_sentence() {
+        let cost = CostOfDevices { devices: vec![1], with_s: 0.412, without_s: 0.38 };
+        let expected = "cpu takes part because it is asked for: a step takes 412 ms, without it \
+                        380 ms";
+        assert_eq!(cost.sentence(&["cpu"]), expected);
+        let both = cost.sentence(&["cpu", "Intel UHD 620"]);
+        assert!(both.starts_with("cpu, Intel UHD 620 take part because they are"), "{both}");
+    }
+}

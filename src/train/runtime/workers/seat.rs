@@ -1,0 +1,270 @@
+//! Seats: what a worker group has of each rank besides its device. A rank of this process has a
+//! ring thread and the mailboxes of its threads; one of another node is reached through its node.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use super::round::FinishOnDrop;
+use super::{WorkerGroupOptions, lock};
+use crate::runtime::RuntimeError;
+use crate::runtime::addresses::{RankAddress, RankAddresses};
+use crate::runtime::device_thread::DeviceThread;
+use crate::runtime::messages::{CoordinatorMsg, DriverMsg, RankRingMsg};
+use crate::runtime::peers::{RingPeers, TraceTracks, WaitStatus};
+use crate::runtime::ring::RingChannels;
+use crate::runtime::step::{NoPeers, Peers, StepInput, run_step};
+use potluck_core::{Rank, Round};
+use potluck_kernels::device::DeviceError;
+use potluck_kernels::exec::BucketTensor;
+use potluck_parallel::collective::{BucketGroups, ShardLayout};
+use potluck_parallel::comm::{BufferPool, Mailbox, ring_inbox_max, send_restart};
+use potluck_parallel::coordinator::RankActivity;
+use potluck_parallel::transfers::{PeerTransfers, device_inbox_max};
+use potluck_parallel::{ReduceSite, Verdict};
+
+/// Layout of a group, the same for all of its ranks, wherever they are.
+#[derive(Clone)]
+pub struct GroupLayout {
+    pub shards: Arc<ShardLayout>,
+    /// Ranks that hold each bucket.
+    pub groups: BucketGroups,
+    pub options: WorkerGroupOptions,
+    /// Generation of the first round; those of another group over the same nodes are lower or
+    /// higher throughout.
+    pub generation: u64,
+}
+
+impl GroupLayout {
+    /// Returns the mailboxes of a rank of this process.
+    pub fn mailboxes(&self, rank: Rank) -> RankAddress {
+        let Self { shards, groups, options, .. } = self;
+        let messages = ring_inbox_max(shards, groups.positions(rank));
+        let ring = Mailbox::new(messages + options.edges.messages_from(rank));
+        let driver = Mailbox::new(device_inbox_max(shards, &options.edges, rank));
+        RankAddress::Local { ring, driver }
+    }
+}
+
+/// Rank of another node.
+pub trait RemoteSeat: Send + Sync {
+    /// Begins a step of the rank, whose vote and end are sent to the coordinator's mailbox.
+    ///
+    /// # Errors
+    /// Returns `DeviceError` if the node is not there any more.
+    fn submit(&self, input: &StepInput) -> Result<(), DeviceError>;
+
+    /// Announces the verdict on a round.
+    fn decide(&self, round: Round, verdict: &Verdict);
+
+    /// Ends the step of the rank, and with it the group.
+    fn abort(&self, why: &str);
+
+    /// Returns the activity of the rank, whose device has shown this many heartbeats.
+    fn activity(&self, heartbeats: u64) -> RankActivity;
+}
+
+/// Seat of one rank.
+pub enum Seat {
+    Local(LocalSeat),
+    Remote(Arc<dyn RemoteSeat>),
+}
+
+/// Rank of this process: the state of its device thread in a step, and its ring thread.
+pub struct LocalSeat {
+    /// Locked only by the job of a step.
+    peers: Arc<Mutex<Box<dyn Peers + Send>>>,
+    /// Mailbox of the device thread; closed to end a step, and the run.
+    inbox: Mailbox<DriverMsg>,
+    ring: Mailbox<RankRingMsg>,
+    waiting: Arc<WaitStatus>,
+    tracks: TraceTracks,
+    /// Ring thread, and its buffer pool; `None` if there is only one rank.
+    thread: Option<JoinHandle<()>>,
+    pool: Option<BufferPool<f32>>,
+}
+
+impl LocalSeat {
+    /// Starts the ring thread of a rank, whose votes are sent to `coordinator`. A single rank
+    /// needs none.
+    ///
+    /// # Errors
+    /// Returns `RuntimeError` if the thread cannot be started, or if the rank's address is on
+    /// another node.
+    pub fn start(
+        rank: Rank,
+        device: &str,
+        layout: &GroupLayout,
+        addresses: &RankAddresses,
+        coordinator: &Mailbox<CoordinatorMsg>,
+    ) -> Result<Self, RuntimeError> {
+        let GroupLayout { shards, groups, options, .. } = layout;
+        let tracks = TraceTracks::of(options, rank, device, addresses.len() > 1);
+        let RankAddress::Local { ring, driver: inbox } = addresses[rank.index()].clone() else {
+            return Err(RuntimeError::Defect(format!("{rank} is on another node")));
+        };
+        if addresses.len() == 1 {
+            let peers: Arc<Mutex<Box<dyn Peers + Send>>> =
+                Arc::new(Mutex::new(Box::new(NoPeers::default())));
+            let waiting = Arc::default();
+            return Ok(Self { peers, inbox, ring, waiting, tracks, thread: None, pool: None });
+        }
+        let channels = RingChannels {
+            rank,
+            groups: groups.clone(),
+            layout: shards.clone(),
+            inbox: ring.clone(),
+            driver: inbox.clone(),
+            addresses: addresses.clone(),
+            edges: options.edges.clone(),
+            track: tracks.ring.clone(),
+            adding_since: None,
+            is_chained: options.is_chained,
+        };
+        let (thread, pool) =
+            crate::runtime::ring::start(channels).map_err(RuntimeError::no_thread)?;
+        let reduce_site =
+            options.reduce_site.get(rank.index()).copied().unwrap_or(ReduceSite::Host);
+        let waiting: Arc<WaitStatus> = Arc::default();
+        let gathers =
+            if options.is_chained { BucketTensor::Gradients } else { BucketTensor::Parameters };
+        let transfers =
+            PeerTransfers::new(shards.clone(), groups.positions(rank), reduce_site, gathers)
+                .with_edges(rank, options.edges.clone());
+        let peers = RingPeers {
+            transfers,
+            layout: shards.clone(),
+            ring: ring.clone(),
+            inbox: inbox.clone(),
+            coordinator: coordinator.clone(),
+            tracks: tracks.clone(),
+            waiting: Arc::clone(&waiting),
+            read_starts: VecDeque::new(),
+            kept: HashMap::new(),
+            due: VecDeque::new(),
+        };
+        let peers: Arc<Mutex<Box<dyn Peers + Send>>> = Arc::new(Mutex::new(Box::new(peers)));
+        Ok(Self { peers, inbox, ring, waiting, tracks, thread: Some(thread), pool: Some(pool) })
+    }
+
+    /// Begins a round in the ring thread. Called for all ranks of the process before any of them
+    /// runs, so that no message of this round arrives at one of them earlier.
+    pub fn restart(&self, round: Round) {
+        if self.thread.is_some() {
+            // The step reports a closed mailbox.
+            let _ = send_restart(&self.ring, round);
+        }
+    }
+
+    /// Begins the step of the rank on its device thread; its end is sent to `coordinator`, whatever
+    /// happens.
+    ///
+    /// # Errors
+    /// Returns `DeviceError` if the device hung before or its thread has ended.
+    pub fn submit(
+        &self,
+        driver: &DeviceThread,
+        input: &Arc<StepInput>,
+        coordinator: &Mailbox<CoordinatorMsg>,
+    ) -> Result<(), DeviceError> {
+        const WHAT: &str = "a step";
+        let input = Arc::clone(input);
+        let peers = Arc::clone(&self.peers);
+        let tracks = self.tracks.clone();
+        let panicked = Box::new(driver.on_panic(WHAT));
+        let ending = FinishOnDrop::new(input.rank, coordinator.clone(), panicked);
+        driver.submit_detached(WHAT, move |device| {
+            let mut peers = lock(&peers);
+            peers.restart(input.round);
+            ending.with(run_step(device, &input, peers.as_mut(), &tracks));
+        })
+    }
+
+    /// Announces the verdict on a round.
+    pub fn decide(&self, round: Round, verdict: &Verdict) {
+        // The receiver may be gone if the rank has failed meanwhile.
+        let _ = self.inbox.send(DriverMsg::Decided { round, verdict: verdict.clone() });
+    }
+
+    /// Closes the mailboxes of the rank, which wakes it from any wait.
+    pub fn close(&self, why: &str) {
+        self.inbox.close(why);
+        self.ring.close(why);
+    }
+
+    /// Waits for the end of the ring thread, whose mailbox is closed.
+    pub fn join(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            // The ring thread waits only at its mailbox.
+            let _ = thread.join();
+        }
+    }
+
+    /// Returns the activity of the rank, whose device has shown this many heartbeats.
+    pub fn activity(&self, heartbeats: u64) -> RankActivity {
+        self.waiting.activity(heartbeats)
+    }
+
+    /// Returns the most bytes that the buffer pool of the ring thread has taken at once; 0 if there
+    /// is only one rank.
+    pub fn pool_bytes_peak(&self) -> usize {
+        self.pool.as_ref().map_or(0, BufferPool::bytes_peak)
+    }
+}
+
+impl Drop for LocalSeat {
+    /// Ends the ring thread, without waiting for that: it may be sending to another node.
+    fn drop(&mut self) {
+        self.close("its seat is gone");
+    }
+}
+
+impl Seat {
+    /// Returns the seat if it is in this process.
+    pub fn local(&self) -> Option<&LocalSeat> {
+        match self {
+            Self::Local(seat) => Some(seat),
+            Self::Remote(_) => None,
+        }
+    }
+
+    /// Begins the step of the rank.
+    ///
+    /// # Errors
+    /// Returns `DeviceError` if its device hung before, its thread has ended, or its node is lost.
+    pub fn submit(
+        &self,
+        driver: &DeviceThread,
+        input: &Arc<StepInput>,
+        coordinator: &Mailbox<CoordinatorMsg>,
+    ) -> Result<(), DeviceError> {
+        match self {
+            Self::Local(seat) => seat.submit(driver, input, coordinator),
+            Self::Remote(seat) => seat.submit(input),
+        }
+    }
+
+    /// Announces the verdict on a round.
+    pub fn decide(&self, round: Round, verdict: &Verdict) {
+        match self {
+            Self::Local(seat) => seat.decide(round, verdict),
+            Self::Remote(seat) => seat.decide(round, verdict),
+        }
+    }
+
+    /// Ends the step of the rank, and with it the group.
+    pub fn close(&self, why: &str) {
+        match self {
+            Self::Local(seat) => seat.close(why),
+            Self::Remote(seat) => seat.abort(why),
+        }
+    }
+
+    /// Returns the activity of the rank, whose device has shown this many heartbeats.
+    pub fn activity(&self, heartbeats: u64) -> RankActivity {
+        match self {
+            Self::Local(seat) => seat.activity(heartbeats),
+            Self::Remote(seat) => seat.activity(heartbeats),
+        }
+    }
+}
