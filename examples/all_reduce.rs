@@ -2,7 +2,8 @@
 //! all-reduce their gradients to a mean in every step, each with the number of its points as its
 //! weight.
 //!
-//! `cargo run --release --example all_reduce [THREADS]`
+//! `cargo run --release --example all_reduce [THREADS]`, or without building wgpu
+//! `cargo run --release -p collectives --bin all_reduce [THREADS]`
 
 use std::error::Error;
 use std::thread;

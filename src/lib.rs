@@ -19,9 +19,13 @@
 //! The crates `potluck-*` are its parts; `ARCHITECTURE.md` has their map. They are no interface:
 //! any release may change them.
 //!
-//! The feature `cli`, on by default, is the program `potluck`. With `default-features = false` the
-//! library comes without it and without the packages that only it needs.
+//! | feature | |
+//! |---|---|
+//! | `cli`, on by default | the program `potluck`, and `train` |
+//! | `train` | the trainer, data, devices and kernels, benchmarks: the modules that need wgpu |
+//! | none | [`collectives`], [`graph`] and [`model`], without wgpu |
 
+#[cfg(feature = "train")]
 pub mod gantt;
 
 pub use potluck_core::rng::Key;
@@ -37,6 +41,7 @@ pub mod graph {
 }
 
 /// Ops of a program's own: a kernel in WGSL, a reference in f64, and a gradient.
+#[cfg(feature = "train")]
 pub mod custom_op {
     pub use potluck_graph::{CustomCall, CustomInput, CustomKernel, CustomNode};
     pub use potluck_kernels::autotune::{KernelCheckError, check_kernel};
@@ -169,6 +174,7 @@ pub mod optim {
 }
 
 /// Data sets, readers of samples, texts and tokens, and tokenizers.
+#[cfg(feature = "train")]
 pub mod data {
     pub use potluck_data::formats::load;
     pub use potluck_data::{
@@ -180,6 +186,7 @@ pub mod data {
 }
 
 /// Training of any graph on one device or several.
+#[cfg(feature = "train")]
 pub mod train {
     pub use potluck_parallel::collective::Topology;
     pub use potluck_parallel::{
@@ -225,6 +232,7 @@ pub mod train {
 }
 
 /// Saved states of a run: parameters, moments and where it was.
+#[cfg(feature = "train")]
 pub mod checkpoint {
     pub use potluck_train::checkpoint::{
         Best, Checkpoint, CheckpointError, Meta, NamedTensor, Store,
@@ -358,6 +366,7 @@ pub mod collectives {
 }
 
 /// Devices of this machine.
+#[cfg(feature = "train")]
 pub mod device {
     pub use potluck_kernels::device::{
         Adapter, AdapterKind, DeviceError, Features, Gpu, Limits, ShaderChecks, list_adapters,
@@ -365,6 +374,7 @@ pub mod device {
 }
 
 /// The benchmark suite.
+#[cfg(feature = "train")]
 pub mod bench {
     pub use potluck_bench::{
         DeviceReport, Direction, Effort, Figure, Options, Part, Report, ReportError, compare,
@@ -392,6 +402,6 @@ pub mod bench {
 }
 
 /// The program in the guide, compiled and run as a documentation test.
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "train"))]
 #[doc = include_str!("../docs/guide.md")]
 pub struct Guide;

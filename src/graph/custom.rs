@@ -10,7 +10,7 @@ use potluck_core::{DType, HostTensorView, Shape, TensorId};
 
 /// Op defined outside the crate: name, inputs, shape rule, gradient, f64 reference and GPU kernel.
 /// [`Builder::custom`] adds it to a graph. Elementwise ops are shorter with
-/// [`potluck_kernels::Elementwise`].
+/// `Elementwise`.
 ///
 /// The reference defines the op. It runs on the CPU device, and before a device runs the kernel on
 /// inputs of some sizes, the kernel must give the reference's results there on random inputs: a

@@ -1,6 +1,7 @@
 //! The library without an adapter: state machines, graphs, gradients and shader texts, in the
 //! test's own process, on the processor alone.
 
+mod api;
 mod batch_norm;
 mod cluster;
 mod collectives;

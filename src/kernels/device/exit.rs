@@ -8,7 +8,7 @@
 /// Handlers run in the reverse order of their registration, and drivers register some late; so this
 /// is called after the last use of a device, and may be called again. Buffered output of C
 /// libraries is not written; that of Rust is. Does nothing but on Linux with glibc. A program of
-/// its own ends with [`leave`](potluck_train::signals::leave) instead.
+/// its own ends with `leave` of `potluck-train` instead.
 pub fn skip_exit_handlers() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {

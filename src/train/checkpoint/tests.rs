@@ -11,28 +11,28 @@ use super::*;
 use potluck_core::faults::{FAULT_ENV, Faults};
 use potluck_parallel::{Mesh, ParallelOptions, RankPlacement, ReduceSite};
 
-/// Returns a placement of all samples on one of two devices.
+/// Returns a placement of 12 samples on the devices B and C of A, B and C.
 fn placement() -> Placement {
-    let rank = RankPlacement {
-        name: "B".into(),
-        identity: "B identity".into(),
-        position: 1,
-        share: 12,
+    let rank = |name: &str, position, share| RankPlacement {
+        name: name.into(),
+        identity: format!("{name} identity"),
+        position,
+        share,
         micro_batch: 3,
         rows: 4,
-        micro_batches: vec![3; 4],
+        micro_batches: vec![3; share as usize / 3],
         blocks: Vec::new(),
         reduce_site: ReduceSite::Device,
-        kernels: std::iter::once(("matmul (2, 3)".to_string(), "tile".to_string())).collect(),
+        kernels: [("matmul (2, 3)".to_string(), "tile".to_string())].into_iter().collect(),
         untimed: Vec::new(),
     };
     Placement {
         devices_asked: "all".into(),
         options: ParallelOptions::default(),
-        candidates: vec!["A identity".into(), "B identity".into()],
+        candidates: ["A", "B", "C"].map(|name| format!("{name} identity")).into(),
         micro_batch_max: 4,
-        mesh: Mesh::of_pipelines(1, 1),
-        ranks: vec![rank],
+        mesh: Mesh::of_pipelines(2, 1),
+        ranks: vec![rank("B", 1, 3), rank("C", 2, 9)],
     }
 }
 
@@ -486,7 +486,8 @@ fn the_golden_manifest_is_read() {
     let run = directory();
     let path = run.path().join("step-00000007");
     fs::create_dir(&path).unwrap();
-    fs::copy("tests/golden/manifest.json", path.join(manifest::NAME)).unwrap();
+    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/manifest.json");
+    fs::copy(golden, path.join(manifest::NAME)).unwrap();
     let read = Manifest::read(&path).unwrap();
     assert_eq!(read.unknown_names, [""; 0]);
     let mut meta = checkpoint(7).meta;

@@ -815,7 +815,8 @@ mod tests {
 
     #[test]
     fn the_examples_are_read() {
-        for entry in std::fs::read_dir("examples/configs").unwrap() {
+        let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/configs");
+        for entry in std::fs::read_dir(directory).unwrap() {
             let path = entry.unwrap().path();
             let text = load(&path).unwrap();
             read(None, Some((&path, &text)), &[]).unwrap_or_else(|error| panic!("{error}"));
