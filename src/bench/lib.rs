@@ -10,17 +10,17 @@
 pub mod collectives;
 pub mod compare;
 pub mod link;
-pub mod matmul;
-pub mod peaks;
+mod matmul;
+mod peaks;
 pub mod pipeline;
 pub mod profile;
 pub mod report;
-pub mod sample;
+mod sample;
 pub mod step;
-pub mod system;
-pub mod table;
-pub mod target;
-pub mod units;
+mod system;
+mod table;
+mod target;
+mod units;
 
 pub use compare::compare;
 pub use report::{

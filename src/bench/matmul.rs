@@ -142,7 +142,7 @@ pub fn of_host(sampling_plan: &SamplingPlan, recorder: &mut FigureRecorder) {
 }
 
 /// Measures the matrix products of an adapter.
-pub fn of_gpu(
+pub(crate) fn of_gpu(
     device: &mut BenchDevice,
     sampling_plan: &SamplingPlan,
     recorder: &mut FigureRecorder,

@@ -84,7 +84,7 @@ fn sizes(stream: MemoryStream, bytes: u64) -> String {
 // ---- GPUs ----
 
 /// Measures the peak rates of an adapter.
-pub fn of_gpu(
+pub(crate) fn of_gpu(
     device: &mut BenchDevice,
     is_hardware: bool,
     sampling_plan: &SamplingPlan,

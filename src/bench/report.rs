@@ -11,7 +11,7 @@ use potluck_parallel::PipelineSchedule;
 
 /// Version of the JSON schema. It changes when a reader of the old one would misunderstand the
 /// new.
-pub const SCHEMA: u32 = 1;
+pub(crate) const SCHEMA: u32 = 1;
 
 /// Benchmark report: the figures of one or more devices.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -211,7 +211,7 @@ impl DeviceReport {
 }
 
 /// Returns the part of a figure's name before its first dot.
-pub fn group_of(name: &str) -> &str {
+pub(crate) fn group_of(name: &str) -> &str {
     name.split('.').next().unwrap_or(name)
 }
 
@@ -297,8 +297,8 @@ impl<'a> FigureRecorder<'a> {
 }
 
 /// The units of rates.
-pub const GFLOPS: &str = "GFLOP/s";
-pub const GBS: &str = "GB/s";
+pub(crate) const GFLOPS: &str = "GFLOP/s";
+pub(crate) const GBS: &str = "GB/s";
 
 #[cfg(test)]
 mod tests {

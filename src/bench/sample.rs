@@ -18,20 +18,20 @@ pub enum Effort {
 pub struct SamplingPlan {
     /// Samples per figure; fewer if they take more than `figure_seconds_max`.
     pub samples: usize,
-    pub figure_seconds_max: f64,
+    pub(crate) figure_seconds_max: f64,
     /// Duration of a sample in seconds, which is filled with repetitions.
-    pub sample_seconds: f64,
+    pub(crate) sample_seconds: f64,
     /// Maximum seconds of a matrix product; longer ones are skipped. After `products_seconds_max`
     /// seconds for all of them, the remaining ones are skipped.
-    pub product_seconds_max: f64,
-    pub products_seconds_max: f64,
+    pub(crate) product_seconds_max: f64,
+    pub(crate) products_seconds_max: f64,
     /// Training steps that are measured, for at most `steps_seconds_max`.
     pub steps: usize,
-    pub steps_seconds_max: f64,
+    pub(crate) steps_seconds_max: f64,
     /// Bytes of each array of the memory figures, on the processor and on hardware GPUs.
     pub memory_bytes: [u64; 2],
     /// Bytes of an upload and of a readback.
-    pub transfer_bytes: u64,
+    pub(crate) transfer_bytes: u64,
     /// Rounds of the chains of multiply-adds on GPUs; the processor does four times as many.
     pub rounds: usize,
     /// Samples in a batch of the training step.

@@ -3,7 +3,7 @@
 use potluck_core::format::grouped;
 
 /// Name of the figure to which the shares of the peak refer.
-pub const FLOPS: &str = "peak.flops";
+pub(crate) const FLOPS: &str = "peak.flops";
 
 /// Formats a number with three significant digits, and commas between thousands.
 pub fn number(value: f64) -> String {

@@ -58,8 +58,6 @@ ids! {
     /// One set of nodes that begin to work together, counted from 1. Another set, or the same one
     /// after a loss, is a later generation.
     Generation(u64) "generation ";
-    /// An optimizer step, counted from 1.
-    StepId(u64) "step ";
     /// A consumer of random numbers in a model: a dropout, an attention, an initialisation.
     Site(u32) "site ";
 }

@@ -8,7 +8,7 @@ mod edge_piece;
 pub mod faults;
 pub mod files;
 pub mod format;
-pub mod host_tensor;
+mod host_tensor;
 pub mod ids;
 pub mod metrics;
 pub mod raw;
@@ -23,7 +23,7 @@ pub use edge_piece::EdgePiece;
 pub use host_tensor::{HostTensor, HostTensorView};
 pub use ids::{
     BucketId, ChunkId, EdgeId, Generation, NodeId, NodeRank, ParamId, Position, Rank, SegmentId,
-    Site, SlotId, StepId, TensorId,
+    Site, SlotId, TensorId,
 };
 pub use round::{Nanos, Round};
 pub use setting::{Setting, Wording};

@@ -7,7 +7,7 @@ pub mod dataset;
 pub mod error;
 pub mod formats;
 pub mod normalization;
-pub mod sample_set;
+mod sample_set;
 pub mod sampler;
 pub mod samples;
 pub mod text;

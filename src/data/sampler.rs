@@ -102,7 +102,7 @@ impl Sampler {
     }
 
     /// Returns the number of samples consumed when `step` steps are done.
-    pub fn consumed(&self, step: u64) -> u64 {
+    pub(crate) fn consumed(&self, step: u64) -> u64 {
         let (steps, samples) = self.origin;
         samples + (step - steps) * u64::from(self.batch)
     }

@@ -24,7 +24,7 @@ mod replay;
 pub mod shapes;
 mod slots;
 pub mod update;
-pub mod variant_choices;
+mod variant_choices;
 
 pub use builder::Builder;
 pub use crossing::{Crossing, crossings};

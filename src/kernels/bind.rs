@@ -156,7 +156,7 @@ impl BoundDispatch {
     ///
     /// # Errors
     /// Returns [`DeviceError`] if the driver or the validation rejects a shader.
-    pub fn with_workspace(
+    pub(crate) fn with_workspace(
         gpu: &Gpu,
         pipelines: &mut Pipelines,
         dispatches: &[Dispatch],
@@ -172,7 +172,7 @@ impl BoundDispatch {
     }
 
     /// Replaces the values that may change from run to run: parameters and grid.
-    pub fn refresh(&mut self, dispatch: Dispatch) {
+    pub(crate) fn refresh(&mut self, dispatch: Dispatch) {
         (self.params, self.groups) = (dispatch.params, dispatch.groups);
     }
 
@@ -182,7 +182,7 @@ impl BoundDispatch {
     }
 
     /// Returns true if the dispatch can be recorded in parts.
-    pub fn can_split(&self) -> bool {
+    pub(crate) fn can_split(&self) -> bool {
         self.can_split
     }
 
@@ -199,7 +199,7 @@ impl BoundDispatch {
 
     /// Records a part of the dispatch (see [`BoundDispatch::part`]). All parts in any order are
     /// the dispatch, which must be one that can be split.
-    pub fn record_part(&self, pass: &mut wgpu::ComputePass, part: &Range<u32>) {
+    pub(crate) fn record_part(&self, pass: &mut wgpu::ComputePass, part: &Range<u32>) {
         if *part == self.part(0, u32::MAX) {
             return self.record(pass);
         }

@@ -20,7 +20,7 @@ const COUNTS: [usize; 2] = [65_537, 65_540];
 
 /// Returns the error of the outputs of a probe, whose result is multiplied by a factor: a
 /// normalized mean squared error, infinite if a value is wrong that must be exact.
-pub type BucketErrorFn = Box<dyn Fn(&[Vec<f32>], f32) -> f64>;
+pub(crate) type BucketErrorFn = Box<dyn Fn(&[Vec<f32>], f32) -> f64>;
 
 /// Probe of a kernel that works on a bucket.
 pub struct BucketProbe {
@@ -38,7 +38,7 @@ impl BucketProbe {
     /// Makes a probe for the rule of `update` and the kernel that a range like `like` runs: one
     /// update of a small bucket. Its error is the squared error of the distances that values moved,
     /// against the f64 reference, over the squared distances.
-    pub fn of_update(update: &Update, like: &UpdateRange) -> Self {
+    pub(crate) fn of_update(update: &Update, like: &UpdateRange) -> Self {
         let twin = update_twin(update);
         let shader = (twin.dispatch)(update, like).shader;
         let same = |range: &UpdateRange| (twin.dispatch)(update, range).shader == shader;
@@ -94,13 +94,13 @@ fn distance_error(
 
 /// Returns the element count of a probe of a whole bucket: the one that runs the shader that a
 /// bucket of `like` elements runs.
-pub fn probe_count(like: usize, shader: impl Fn(usize) -> Shader) -> usize {
+pub(crate) fn probe_count(like: usize, shader: impl Fn(usize) -> Shader) -> usize {
     let same = |count: &usize| shader(*count) == shader(like);
     COUNTS.into_iter().find(same).unwrap_or(COUNTS[0])
 }
 
 /// Returns normally distributed parameters and moments; moments of squares are positive.
-pub fn update_state(elements: usize, moments: usize) -> Vec<Vec<f32>> {
+pub(crate) fn update_state(elements: usize, moments: usize) -> Vec<Vec<f32>> {
     let mut state = vec![normals(elements, 40)];
     for moment in 0..moments {
         let mut values = normals(elements, 41 + moment as u32);
@@ -119,6 +119,6 @@ pub fn normals(count: usize, site: u32) -> Vec<f32> {
 }
 
 /// Returns the values in f64.
-pub fn widen(values: &[f32]) -> Vec<f64> {
+pub(crate) fn widen(values: &[f32]) -> Vec<f64> {
     values.iter().map(|value| f64::from(*value)).collect()
 }

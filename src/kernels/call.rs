@@ -41,13 +41,13 @@ impl OpCall<'_> {
 
     /// Returns an upper bound of the loop iterations of one invocation; see
     /// [`super::Twin::iterations`].
-    pub fn iterations(&self) -> usize {
+    pub(crate) fn iterations(&self) -> usize {
         twin(self.op).map_or(0, |twin| (twin.iterations)(self))
     }
 
     /// Returns the shape of an input as a matrix: the product of all leading dimensions, and the
     /// last dimension.
-    pub fn rows_and_last(&self, index: usize) -> (usize, usize) {
+    pub(crate) fn rows_and_last(&self, index: usize) -> (usize, usize) {
         let last = self.inputs[index].last().copied().unwrap_or(1);
         (self.input_len(index) / last.max(1), last)
     }

@@ -9,14 +9,14 @@ use potluck_graph::Op;
 /// Samples, tokens, heads, channels and classes of the catalog.
 pub const B: usize = 4;
 pub const T: usize = 64;
-pub const HEADS: usize = 4;
+pub(crate) const HEADS: usize = 4;
 pub const C: usize = 128;
 pub const V: usize = 65;
 /// Tokens of all samples of the catalog.
 pub const N: usize = B * T;
 
 /// Numbers of rows of probes: about one small tile, and more than one.
-pub const PROBE_ROWS: [usize; 2] = [5, 67];
+pub(crate) const PROBE_ROWS: [usize; 2] = [5, 67];
 
 /// Sizes up to this are kept in probes where a kernel may depend on them.
 pub const KEPT: usize = 4096;
@@ -30,12 +30,12 @@ pub fn calls(op: &Op, sizes: impl IntoIterator<Item = Vec<Dims>>) -> Vec<CallSha
 }
 
 /// Returns the dimensions of a tensor with all of them made small.
-pub fn shrunk(dims: &Dims) -> Dims {
+pub(crate) fn shrunk(dims: &Dims) -> Dims {
     shrunk_around(dims, dims.len()..=dims.len())
 }
 
 /// Returns the dimensions of a tensor with all but those of `axes` made small.
-pub fn shrunk_around(dims: &Dims, axes: RangeInclusive<usize>) -> Dims {
+pub(crate) fn shrunk_around(dims: &Dims, axes: RangeInclusive<usize>) -> Dims {
     let shrink = |(axis, dim): (usize, &usize)| {
         if axes.contains(&axis) { *dim } else { small(SMALL[axis % 4], *dim) }
     };

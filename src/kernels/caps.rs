@@ -48,18 +48,19 @@ impl Caps {
     }
 
     /// Returns true if variants for GPUs are candidates.
-    pub fn suits_hardware(&self) -> bool {
+    pub(crate) fn suits_hardware(&self) -> bool {
         self.class != DeviceClass::Software
     }
 
     /// Returns true if variants for drivers that run on the host's processor are candidates.
-    pub fn suits_software(&self) -> bool {
+    pub(crate) fn suits_software(&self) -> bool {
         self.class != DeviceClass::Hardware
     }
 
     /// Returns the same capabilities with every variant that the device can run as a candidate,
     /// also those that are slow there; for tests.
-    pub fn with_all_that_run(self) -> Self {
+    #[cfg(test)]
+    pub(crate) fn with_all_that_run(self) -> Self {
         Self { class: DeviceClass::Any, ..self }
     }
 }

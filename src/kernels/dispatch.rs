@@ -18,7 +18,7 @@ pub struct Shader {
     pub text: Option<String>,
     /// True if the text comes from outside the crate. It is compiled with all checks, whatever the
     /// device's setting, and its certificates are not kept on disk.
-    pub is_foreign: bool,
+    pub(crate) is_foreign: bool,
 }
 
 impl Shader {
@@ -66,12 +66,12 @@ pub enum Operand {
 
 impl Operand {
     /// Returns true if kernels may write to what is bound.
-    pub fn is_writable(&self) -> bool {
+    pub(crate) fn is_writable(&self) -> bool {
         !matches!(self, Self::Input(_))
     }
 
     /// Returns the operand without sizes: operands that are equal then are bound alike.
-    pub fn unsized_operand(self) -> Self {
+    pub(crate) fn unsized_operand(self) -> Self {
         match self {
             Self::Workspace { .. } => Self::Workspace { bytes: 0 },
             tensor => tensor,
@@ -80,7 +80,7 @@ impl Operand {
 }
 
 /// The most bytes of workspace of a call; variants that would need more are no candidates.
-pub const WORKSPACE_BYTES_MAX: usize = 64 << 20;
+pub(crate) const WORKSPACE_BYTES_MAX: usize = 64 << 20;
 
 /// Returns the bytes of workspace that the dispatches of a call need.
 pub fn workspace_bytes(dispatches: &[Dispatch]) -> usize {
@@ -128,7 +128,7 @@ impl Dispatch {
 
     /// Returns true if the dispatch can be recorded in parts: all but shaders from outside the
     /// crate, which do not know the first workgroup of a part.
-    pub fn can_split(&self) -> bool {
+    pub(crate) fn can_split(&self) -> bool {
         let has_params = |text: &String| text.contains("struct Params {");
         !self.shader.is_foreign && self.shader.text.as_ref().is_none_or(has_params)
     }
@@ -149,7 +149,7 @@ impl Dispatch {
     /// large call are in rows of [`GROUPS_MAX`]; so a small call tests that a kernel finds its
     /// place in a folded grid. `None` if there is one workgroup, which no grid can fold, and for
     /// shaders from outside the crate, whose grids may mean something else.
-    pub fn folded(&self, width: u32) -> Option<Self> {
+    pub(crate) fn folded(&self, width: u32) -> Option<Self> {
         let groups = self.groups.iter().product();
         (groups > 1 && !self.shader.is_foreign)
             .then(|| Self { groups: fold(groups, width.min(groups - 1)), ..self.clone() })
@@ -160,7 +160,7 @@ impl Dispatch {
 const FOLDED_WIDTH: u32 = 2;
 
 /// Returns the dispatches with grids folded into short rows; `None` if none of them can be.
-pub fn folded(dispatches: &[Dispatch]) -> Option<Vec<Dispatch>> {
+pub(crate) fn folded(dispatches: &[Dispatch]) -> Option<Vec<Dispatch>> {
     let is_foldable = dispatches.iter().any(|dispatch| dispatch.folded(FOLDED_WIDTH).is_some());
     let fold = |dispatch: &Dispatch| dispatch.folded(FOLDED_WIDTH);
     let all = || dispatches.iter().map(|one| fold(one).unwrap_or_else(|| one.clone())).collect();
@@ -169,14 +169,14 @@ pub fn folded(dispatches: &[Dispatch]) -> Option<Vec<Dispatch>> {
 
 /// Returns the end of the part of a grid that begins at workgroup `first` and has at most `most`
 /// workgroups, at least one. It has whole rows, or less than one, so that a grid has exactly these.
-pub fn part_end(groups: [u32; 3], first: u32, most: u32) -> u32 {
+pub(crate) fn part_end(groups: [u32; 3], first: u32, most: u32) -> u32 {
     let left = workgroups(groups).saturating_sub(first);
     let (count, row) = (most.clamp(1, left.max(1)), groups[0]);
     first + if count > row { count - count % row } else { count }
 }
 
 /// Returns the grid of a part that [`part_end`] has cut.
-pub fn part_grid(groups: [u32; 3], part: &Range<u32>) -> [u32; 3] {
+pub(crate) fn part_grid(groups: [u32; 3], part: &Range<u32>) -> [u32; 3] {
     fold(part.end - part.start, groups[0])
 }
 
@@ -191,7 +191,7 @@ pub const GROUPS_MAX: u32 = 65_535;
 
 /// Maximum number of iterations of all loops of one invocation. llvmpipe silently ends every loop
 /// of an invocation after 65,535 iterations, so a longer sum needs a workgroup of its own.
-pub const ITERATIONS_MAX: usize = 60_000;
+pub(crate) const ITERATIONS_MAX: usize = 60_000;
 
 /// Partition of a run of elements between invocations, 8 elements each. The elements of an
 /// invocation are `step` apart, so that adjacent invocations access adjacent elements, and close
@@ -199,7 +199,7 @@ pub const ITERATIONS_MAX: usize = 60_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Runs {
     /// Invocations per run.
-    pub across: usize,
+    pub(crate) across: usize,
     pub step: usize,
 }
 
@@ -220,13 +220,13 @@ impl Runs {
 /// 64 sums a strip of contiguous elements, so that a software adapter accesses memory in order
 /// too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Strips {
+pub(crate) struct Strips {
     /// Partial sums, one per invocation: fewer than 64, or a multiple of 64.
     pub parts: usize,
     /// Elements per strip.
-    pub strip: usize,
+    pub(crate) strip: usize,
     /// Invocations per workgroup that compute a partial sum.
-    pub lanes: usize,
+    pub(crate) lanes: usize,
 }
 
 impl Strips {

@@ -10,7 +10,7 @@ use potluck_graph::IGNORE_INDEX;
 
 /// Maximum normalized mean squared error (NMSE) at which f32 results agree with the f64
 /// reference.
-pub const NMSE_MAX: f64 = 1e-6;
+pub(crate) const NMSE_MAX: f64 = 1e-6;
 
 /// Sentinel value after every output; any other value there was written out of bounds.
 const SENTINEL: f32 = -12345.5;
@@ -103,7 +103,7 @@ pub fn host<T: Float>(
 ///
 /// # Errors
 /// Returns the same errors as [`run`].
-pub fn run_call(
+pub(crate) fn run_call(
     gpu: &Gpu,
     pipelines: &mut Pipelines,
     call: &OpCall,

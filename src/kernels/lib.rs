@@ -10,27 +10,28 @@
 //!
 //! [`twin()`] maps an op to its twin.
 
+mod arithmetic;
 pub mod autotune;
 pub mod bench;
 pub mod bind;
-pub mod bucket_probe;
+mod bucket_probe;
 pub mod call;
-pub mod call_shapes;
+mod call_shapes;
 pub mod caps;
 pub mod device;
 pub mod dispatch;
-pub mod elementwise;
+mod elementwise;
 pub mod exec;
-pub mod gradient_check;
+mod gradient_check;
 pub mod harness;
 pub mod ops;
 pub mod owned_call;
-pub mod pace;
+mod pace;
 pub mod pipeline;
-pub mod simd;
+mod simd;
 pub mod source;
 #[cfg(test)]
-pub mod testing;
+mod testing;
 pub mod twin;
 pub mod variant;
 
@@ -41,9 +42,11 @@ pub use caps::{Caps, DeviceClass};
 pub use dispatch::{Dispatch, Operand, Shader};
 pub use elementwise::Elementwise;
 pub use gradient_check::{GradientError, check_gradient};
-pub use ops::{TWINS, UPDATE_TWINS, twin, update_twin};
+pub(crate) use ops::{TWINS, UPDATE_TWINS};
+pub use ops::{twin, update_twin};
 pub use owned_call::OwnedCall;
-pub use pace::PaceTrial;
+pub(crate) use pace::PaceTrial;
 pub use pipeline::Pipelines;
-pub use twin::{CallShape, CpuKernel, Dims, InputSpec, Twin, UpdateKernel, UpdateTwin};
+pub(crate) use twin::{CallShape, CpuKernel, Dims, UpdateKernel};
+pub use twin::{InputSpec, Twin, UpdateTwin};
 pub use variant::Variant;

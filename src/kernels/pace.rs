@@ -7,11 +7,11 @@ use std::ops::Range;
 use super::Cost;
 
 /// The longest time that a submission should take.
-pub const SUBMISSION_SECONDS: f64 = 0.2;
+pub(crate) const SUBMISSION_SECONDS: f64 = 0.2;
 
 /// Target time of a part at a known pace: less than [`SUBMISSION_SECONDS`], because workgroups
 /// need not be equal. Those of the last rows of causal attention take twice the average.
-pub const PART_SECONDS: f64 = 0.1;
+pub(crate) const PART_SECONDS: f64 = 0.1;
 
 /// Target time of a part at a pace that is being found out. Parts grow to four times the last one,
 /// and with the rows of causal attention the work of each of these workgroups to six times.
@@ -32,13 +32,13 @@ const NOMINAL_FLOPS: f64 = 2e9;
 const NOMINAL_BYTES: f64 = 2e9;
 
 /// Returns the seconds of a call at the nominal rates.
-pub fn nominal_seconds(cost: Cost) -> f64 {
+pub(crate) fn nominal_seconds(cost: Cost) -> f64 {
     cost.flops / NOMINAL_FLOPS + cost.bytes / NOMINAL_BYTES
 }
 
 /// Returns the number of workgroups, at least 1, that take [`PART_SECONDS`] at a pace in seconds
 /// per workgroup.
-pub fn workgroups_per_part(pace: f64) -> u32 {
+pub(crate) fn workgroups_per_part(pace: f64) -> u32 {
     fitting(PART_SECONDS, pace)
 }
 
@@ -51,7 +51,7 @@ fn fitting(seconds: f64, pace: f64) -> u32 {
 /// Trial of a dispatch whose pace is not known: it is run in parts that grow, each timed by itself,
 /// until it has run as a whole.
 #[derive(Clone, Debug)]
-pub struct PaceTrial {
+pub(crate) struct PaceTrial {
     workgroups: u32,
     /// Workgroups that have run.
     done: u32,
@@ -84,7 +84,7 @@ impl PaceTrial {
 
     /// Returns the first workgroup of the next part and the most workgroups that it may have;
     /// `None` at the end.
-    pub fn next_part(&self) -> Option<(u32, u32)> {
+    pub(crate) fn next_part(&self) -> Option<(u32, u32)> {
         (self.done < self.workgroups).then_some((self.done, self.next))
     }
 

@@ -11,7 +11,7 @@ use crate::device::panics::{PanicText, catch_quietly};
 use crate::device::{DeviceError, Gpu, ShaderChecks};
 
 /// Maximum number of bytes of immediates of a pipeline; see [`Dispatch::params`].
-pub const IMMEDIATE_BYTES_MAX: u32 = 128;
+pub(crate) const IMMEDIATE_BYTES_MAX: u32 = 128;
 
 /// A compiled compute pipeline with its bind group layout.
 pub struct Pipeline {
@@ -36,12 +36,12 @@ pub struct Pipelines {
 
 impl Pipelines {
     /// Sets the driver's cache, which pipelines are looked up in and added to from now on.
-    pub fn set_driver_cache(&mut self, cache: wgpu::PipelineCache) {
+    pub(crate) fn set_driver_cache(&mut self, cache: wgpu::PipelineCache) {
         self.driver_cache = Some(cache);
     }
 
     /// Returns the driver's cache.
-    pub fn driver_cache(&self) -> Option<&wgpu::PipelineCache> {
+    pub(crate) fn driver_cache(&self) -> Option<&wgpu::PipelineCache> {
         self.driver_cache.as_ref()
     }
 

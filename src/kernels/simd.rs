@@ -48,11 +48,11 @@ pub(crate) use {result_type, vectorized};
 
 /// Number of partial sums of a reduction: enough to keep the adders of an AVX2 machine busy. The
 /// number is fixed, so that the order of a sum does not depend on the machine.
-pub const LANES: usize = 32;
+pub(crate) const LANES: usize = 32;
 
 /// Returns `a b + c`, fused where a fused multiply-add is one instruction and not a library call.
 #[inline(always)]
-pub fn mul_add<S: Simd>(a: f32, b: f32, c: f32) -> f32 {
+pub(crate) fn mul_add<S: Simd>(a: f32, b: f32, c: f32) -> f32 {
     // NEON has a fused multiply-add, and pulp counts it as vectors; the remaining scalar targets
     // have no such instruction.
     if S::IS_SCALAR { a * b + c } else { a.mul_add(b, c) }
@@ -60,7 +60,7 @@ pub fn mul_add<S: Simd>(a: f32, b: f32, c: f32) -> f32 {
 
 /// Returns the sum of `f(i)` over `0..count`, computed in [`LANES`] interleaved partial sums.
 #[inline(always)]
-pub fn sum_of(count: usize, f: impl Fn(usize) -> f32) -> f32 {
+pub(crate) fn sum_of(count: usize, f: impl Fn(usize) -> f32) -> f32 {
     let mut lanes = [0.0f32; LANES];
     let whole = count - count % LANES;
     for start in (0..whole).step_by(LANES) {
@@ -178,7 +178,7 @@ const ERF: [f32; 8] = [
 
 /// The error function, relative error below 5e-7: `1 - e^(-a q(a))` with a polynomial `q`.
 #[inline(always)]
-pub fn erf<S: Simd>(x: f32) -> f32 {
+pub(crate) fn erf<S: Simd>(x: f32) -> f32 {
     // Beyond 4 it is 1 in f32.
     let a = x.abs().clamp(0.0, 4.0);
     let mut q = ERF[7];

@@ -3,7 +3,8 @@
 
 use super::dispatch::Shader;
 
-pub use potluck_shaders::{FILES, LIBRARY};
+pub use potluck_shaders::FILES;
+pub(crate) use potluck_shaders::LIBRARY;
 
 /// Returns the shared snippet with this name, which must exist.
 pub fn snippet(name: &str) -> &'static str {

@@ -25,7 +25,8 @@ use potluck_core::rng::Key;
 use potluck_core::{HostTensor, Shape};
 use potluck_graph::{Op, shapes};
 
-pub use super::harness::{InputFill, NMSE_MAX, generate};
+pub(crate) use super::harness::NMSE_MAX;
+pub use super::harness::{InputFill, generate};
 
 /// Checks every implementation of `op` on random inputs of these shapes, with `rows` rows in
 /// batched ones, and again in accumulating mode if the op supports it.
@@ -39,7 +40,7 @@ pub fn check(op: Op, inputs: &[(Shape, InputFill)], rows: usize) {
 }
 
 /// Does the same as [`check`] on the given input values.
-pub fn check_with(op: Op, inputs: &[(Shape, HostTensor<f64>)], rows: usize) {
+pub(crate) fn check_with(op: Op, inputs: &[(Shape, HostTensor<f64>)], rows: usize) {
     run_all(&op, inputs, rows, false);
     if op.accumulates() {
         run_all(&op, inputs, rows, true);
@@ -107,7 +108,7 @@ fn is_unchecked(gpu: &Gpu) -> bool {
 
 /// Calls `body` with the name and the outputs of every f32 implementation of a call on the inputs:
 /// the reference, the CPU kernel, and every kernel variant on every adapter.
-pub fn for_each_result(
+pub(crate) fn for_each_result(
     op: &Op,
     inputs: &[(Shape, HostTensor<f64>)],
     rows: usize,
@@ -172,7 +173,7 @@ pub fn on_gpu(
 
 /// Runs arbitrary dispatches on the bytes of each input and returns the resulting outputs. Each
 /// output is initialized to its values in `starts`, followed by sentinels.
-pub fn run_dispatches(
+pub(crate) fn run_dispatches(
     gpu: &Gpu,
     pipelines: &mut Pipelines,
     what: &str,
@@ -197,7 +198,7 @@ pub fn compare(what: &str, got: &[Vec<f64>], expected: &[Vec<f64>]) {
 /// Calls `body` for every adapter under test, opened with the portable limits, in each of its
 /// [`modes`]: with checked and with trusted shader modules. An adapter that two APIs list is tested
 /// through both.
-pub fn for_each_gpu(mut body: impl FnMut(&Gpu, &mut Pipelines)) {
+pub(crate) fn for_each_gpu(mut body: impl FnMut(&Gpu, &mut Pipelines)) {
     for opened in gpus() {
         let mut opened = lock(opened);
         let (gpu, pipelines) = &mut *opened;

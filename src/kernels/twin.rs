@@ -8,20 +8,20 @@ use potluck_graph::{Op, Update, UpdateRange};
 
 /// A CPU kernel: computes the outputs of a call, which must have the lengths of its output
 /// shapes, from its inputs.
-pub type CpuKernel<T> = fn(&OpCall, &[HostTensorView<'_, T>], &mut [&mut [T]]);
+pub(crate) type CpuKernel<T> = fn(&OpCall, &[HostTensorView<'_, T>], &mut [&mut [T]]);
 
 /// Dimensions of a tensor.
-pub type Dims = Vec<usize>;
+pub(crate) type Dims = Vec<usize>;
 
 /// An op and the dimensions of its inputs, which determine a call.
-pub type CallShape = (Op, Vec<Dims>);
+pub(crate) type CallShape = (Op, Vec<Dims>);
 
 /// All implementations of one op or of a few related ones: references, CPU kernel, GPU kernel
 /// variants; their cost; and the calls on which the kernels are certified.
 pub struct Twin {
     pub name: &'static str,
-    pub reference_f32: CpuKernel<f32>,
-    pub reference_f64: CpuKernel<f64>,
+    pub(crate) reference_f32: CpuKernel<f32>,
+    pub(crate) reference_f64: CpuKernel<f64>,
     pub fast: CpuKernel<f32>,
     /// Returns the static choice of GPU dispatches on a device with these capabilities, used for
     /// calls without timings.
@@ -35,7 +35,7 @@ pub struct Twin {
     /// Returns an upper bound of the loop iterations of one invocation, if the kernels do not
     /// split long loops between invocations; 0 if all loops stay below
     /// [`super::dispatch::ITERATIONS_MAX`].
-    pub iterations: fn(&OpCall) -> usize,
+    pub(crate) iterations: fn(&OpCall) -> usize,
     /// Returns the specification of the inputs of a call.
     pub inputs: fn(&Op, &[Dims]) -> InputSpec,
     /// Returns the forward op of a gradient that takes some of its outputs as inputs.
@@ -50,14 +50,14 @@ pub struct Twin {
 
 /// CPU implementation of an update over the slices of a whole bucket: parameters, gradients,
 /// moments.
-pub type UpdateKernel<T> = fn(&Update, &UpdateRange, &mut [T], &[T], &mut [&mut [T]]);
+pub(crate) type UpdateKernel<T> = fn(&Update, &UpdateRange, &mut [T], &[T], &mut [&mut [T]]);
 
 /// All implementations of one update rule, their cost, and the updates on which the kernels are
 /// certified.
 pub struct UpdateTwin {
     pub name: &'static str,
-    pub reference_f32: UpdateKernel<f32>,
-    pub reference_f64: UpdateKernel<f64>,
+    pub(crate) reference_f32: UpdateKernel<f32>,
+    pub(crate) reference_f64: UpdateKernel<f64>,
     pub fast: UpdateKernel<f32>,
     pub dispatch: fn(&Update, &UpdateRange) -> Dispatch,
     /// Returns the FLOPs per element, those of the formulas in [`Update`], with a square root and
@@ -102,16 +102,16 @@ pub struct Forward {
 }
 
 /// [`Twin::inputs`] of ops whose inputs are all floats.
-pub fn normal_inputs(_: &Op, inputs: &[Dims]) -> InputSpec {
+pub(crate) fn normal_inputs(_: &Op, inputs: &[Dims]) -> InputSpec {
     InputSpec::normal(inputs)
 }
 
 /// [`Twin::forward`] of ops that take no outputs of another op.
-pub fn no_forward(_: &Op) -> Option<Forward> {
+pub(crate) fn no_forward(_: &Op) -> Option<Forward> {
     None
 }
 
 /// [`Twin::iterations`] of ops whose kernels split long loops between invocations.
-pub fn short_loops(_: &OpCall) -> usize {
+pub(crate) fn short_loops(_: &OpCall) -> usize {
     0
 }

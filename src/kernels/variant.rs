@@ -23,7 +23,7 @@ impl Variant {
     }
 
     /// Returns true if a shader's text comes from outside the crate.
-    pub fn is_foreign(&self) -> bool {
+    pub(crate) fn is_foreign(&self) -> bool {
         self.dispatches.iter().any(|dispatch| dispatch.shader.is_foreign)
     }
 }

@@ -11,9 +11,9 @@ use super::secret::SecretError;
 
 /// Letters by value. I and L are read as 1, O as 0; U is in no code.
 const LETTERS: &[u8; 32] = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ";
-pub const KEY_BYTES: usize = 16;
+pub(crate) const KEY_BYTES: usize = 16;
 const KEY_LETTERS: usize = 26;
-pub const CODE_LETTERS: usize = KEY_LETTERS + 2;
+pub(crate) const CODE_LETTERS: usize = KEY_LETTERS + 2;
 const GROUP: usize = 4;
 
 /// Returns the code of a key.
@@ -63,7 +63,7 @@ pub fn decode(code: &str) -> Result<Zeroizing<[u8; KEY_BYTES]>, SecretError> {
 /// Returns true for a text that somebody may have meant as a code: its letters in about its
 /// number, all capital or none, with a digit (one code in 30,000 has none), and in short groups or
 /// in one.
-pub fn resembles(text: &str) -> bool {
+pub(crate) fn resembles(text: &str) -> bool {
     let letters = || text.chars().filter(|c| !is_separator(*c));
     let mixes_cases =
         letters().any(|c| c.is_ascii_uppercase()) && letters().any(|c| c.is_ascii_lowercase());

@@ -154,7 +154,7 @@ impl Endpoint {
     /// # Errors
     ///
     /// Returns the same errors as [`Endpoint::dial`].
-    pub fn dial_with(
+    pub(crate) fn dial_with(
         &self,
         address: SocketAddr,
         timeout: Duration,
@@ -185,7 +185,7 @@ impl Endpoint {
 
     /// Returns the number of handshakes in progress.
     #[cfg(test)]
-    pub fn crowd(&self) -> usize {
+    pub(crate) fn crowd(&self) -> usize {
         self.core.gate.crowd()
     }
 

@@ -98,7 +98,7 @@ impl NetError {
 
 /// Reason of TLS to end a handshake, on the side that found it or told by the other one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Denial {
+pub(crate) enum Denial {
     /// A certificate of another authority, or none.
     Code,
     Clocks,

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Handshakes in progress, over all addresses.
-pub const HANDSHAKES_MAX: usize = 64;
+pub(crate) const HANDSHAKES_MAX: usize = 64;
 /// Handshakes in progress of one address.
 const PER_ADDRESS_MAX: usize = 16;
 /// Handshakes in progress with addresses that have not shown that they receive packets: beyond
@@ -16,7 +16,7 @@ const UNPROVEN_MAX: usize = 16;
 
 /// Answer to a client that begins a handshake.
 #[derive(Debug)]
-pub enum Entrance {
+pub(crate) enum Entrance {
     /// Goes on while the ticket lives.
     Admit(Ticket),
     /// Must prove its address first.
@@ -34,11 +34,11 @@ struct Crowd {
 
 /// Bound on handshakes in progress.
 #[derive(Debug, Default)]
-pub struct Gate(Mutex<Crowd>);
+pub(crate) struct Gate(Mutex<Crowd>);
 
 /// Place of one handshake in progress; dropped, it is free.
 #[derive(Debug)]
-pub struct Ticket {
+pub(crate) struct Ticket {
     gate: Arc<Gate>,
     address: IpAddr,
     is_proven: bool,
@@ -67,7 +67,7 @@ impl Gate {
 
     /// Returns the number of handshakes in progress.
     #[cfg(test)]
-    pub fn crowd(&self) -> usize {
+    pub(crate) fn crowd(&self) -> usize {
         self.lock().all
     }
 }
@@ -107,7 +107,7 @@ struct Ledger {
 
 /// Record of refusals: all are counted, and few become lines.
 #[derive(Debug, Default)]
-pub struct Refusals(Mutex<Ledger>);
+pub(crate) struct Refusals(Mutex<Ledger>);
 
 impl Refusals {
     fn lock(&self) -> MutexGuard<'_, Ledger> {

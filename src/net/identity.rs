@@ -45,7 +45,7 @@ const RENEWED_AFTER: Duration = DAY;
 const PKCS8_HEAD: [u8; 16] = *b"\x30\x2e\x02\x01\x00\x30\x05\x06\x03\x2b\x65\x70\x04\x22\x04\x20";
 
 /// Authority of a run: its key is a function of the secret.
-pub struct Authority {
+pub(crate) struct Authority {
     seed: Zeroizing<[u8; 32]>,
     params: CertificateParams,
 }
@@ -66,7 +66,7 @@ impl Authority {
 
     /// Returns an authority with the key of one secret and the name of another one.
     #[cfg(test)]
-    pub fn impostor(key: &Secret, name: &Secret) -> Self {
+    pub(crate) fn impostor(key: &Secret, name: &Secret) -> Self {
         Self { params: Self::of(name).params, ..Self::of(key) }
     }
 
@@ -90,7 +90,7 @@ impl Authority {
     }
 
     /// Issues a certificate with a fresh key to a role, for a span of time.
-    pub fn issue(
+    pub(crate) fn issue(
         &self,
         role: &str,
         from: SystemTime,
@@ -134,7 +134,7 @@ fn certified(
 
 /// Certificate of this process, for both sides of connections. It is issued anew when it is a day
 /// old.
-pub struct Identity {
+pub(crate) struct Identity {
     authority: Authority,
     current: Mutex<Option<(SystemTime, Arc<CertifiedKey>)>>,
 }
@@ -233,7 +233,7 @@ pub fn quic(
 
 /// Returns true if the peer's certificate, which was verified already, is that of a node. The side
 /// that dials has checked it by the name of the server.
-pub fn is_node(connection: &quinn::Connection) -> bool {
+pub(crate) fn is_node(connection: &quinn::Connection) -> bool {
     let identity = connection.peer_identity();
     let chain = identity.and_then(|any| any.downcast::<Vec<CertificateDer<'static>>>().ok());
     let Some(leaf) = chain.as_ref().and_then(|chain| chain.first()) else { return false };

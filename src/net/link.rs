@@ -83,7 +83,7 @@ pub trait Landing: Send {
 }
 
 /// Parts of which a link is made.
-pub struct LinkParts {
+pub(crate) struct LinkParts {
     pub connection: Connection,
     pub address: SocketAddr,
     pub control: Control,
@@ -100,12 +100,12 @@ pub struct Shared {
     pub payloads: SendQueue<(DataHead, Bytes)>,
     pub blobs: SendQueue<(BlobHead, Bytes)>,
     /// Set once the data stream of the peer is known; there is one.
-    pub has_data_stream: AtomicBool,
+    pub(crate) has_data_stream: AtomicBool,
     /// Idle timeout of the connection, which is the shorter one of both sides, as far as it is
     /// known; and time without progress after which something that has begun to arrive is given
     /// up.
     /// Bytes of blobs that have arrived.
-    pub blob_bytes: AtomicU64,
+    pub(crate) blob_bytes: AtomicU64,
     /// Set once nothing is to be handed to the receiver any more.
     is_broken: AtomicBool,
     reason: Mutex<Option<CloseReason>>,
@@ -134,7 +134,7 @@ impl Shared {
     }
 
     /// Returns true once nothing more is handed to the receiver.
-    pub fn is_broken(&self) -> bool {
+    pub(crate) fn is_broken(&self) -> bool {
         self.is_broken.load(Ordering::SeqCst)
     }
 
@@ -163,7 +163,7 @@ impl Shared {
 }
 
 /// Closes the link when its task panics, in the code of the receiver for example.
-pub struct PanicGuard(pub Arc<Shared>);
+pub(crate) struct PanicGuard(pub Arc<Shared>);
 
 impl Drop for PanicGuard {
     fn drop(&mut self) {
@@ -298,7 +298,7 @@ impl Link {
     }
 
     /// Returns the bytes of blobs that have arrived, also of those that are not complete.
-    pub fn blob_bytes_received(&self) -> u64 {
+    pub(crate) fn blob_bytes_received(&self) -> u64 {
         self.0.0.blob_bytes.load(Ordering::Relaxed)
     }
 

@@ -34,7 +34,7 @@ impl From<ReadError> for Stop {
 }
 
 /// Reads until the buffer is full; with a stall, each part of it must come within that time.
-pub async fn read_full(
+pub(crate) async fn read_full(
     stream: &mut RecvStream,
     buffer: &mut [u8],
     stall: Option<Duration>,
@@ -77,7 +77,11 @@ fn finish(shared: &Shared, result: Result<(), Stop>) {
 }
 
 /// Reads the control messages of a link.
-pub async fn read_controls(shared: Arc<Shared>, receiver: Arc<dyn Receiver>, stream: RecvStream) {
+pub(crate) async fn read_controls(
+    shared: Arc<Shared>,
+    receiver: Arc<dyn Receiver>,
+    stream: RecvStream,
+) {
     let _guard = PanicGuard(shared.clone());
     finish(&shared, controls(&shared, &*receiver, stream).await);
 }
@@ -103,7 +107,7 @@ fn go_on(shared: &Shared) -> Result<(), Stop> {
 }
 
 /// Reads all other streams of a link. The transport bounds how many there are.
-pub async fn read_streams(shared: Arc<Shared>, receiver: Arc<dyn Receiver>) {
+pub(crate) async fn read_streams(shared: Arc<Shared>, receiver: Arc<dyn Receiver>) {
     let mut streams = JoinSet::new();
     while let Ok(stream) = shared.connection.accept_uni().await {
         while streams.try_join_next().is_some() {}

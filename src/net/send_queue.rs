@@ -9,7 +9,7 @@ use potluck_parallel::comm::Closed;
 
 /// Refusal of an item, which is dropped.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Overflow {
+pub(crate) enum Overflow {
     Closed(Closed),
     /// The queue is full, and the caller does not wait.
     Full,
@@ -25,7 +25,7 @@ struct Lane<T> {
 
 /// Queue with many senders and one task that takes the items.
 #[derive(Debug)]
-pub struct SendQueue<T> {
+pub(crate) struct SendQueue<T> {
     lane: Mutex<Lane<T>>,
     /// Notified when an item was taken, or the queue ended.
     room: Condvar,

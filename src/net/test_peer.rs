@@ -13,9 +13,9 @@ use super::link::Control;
 use super::*;
 
 /// Usual idle timeout of a peer.
-pub const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest wait for something that must happen.
-pub const TEST_TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub fn any_port() -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], 0))
@@ -32,7 +32,7 @@ pub fn node(secret: &Secret) -> Endpoint {
 }
 
 /// Returns an endpoint with timeouts of its own, for what passes them.
-pub fn node_with(secret: &Secret, change: impl FnOnce(&mut EndpointOptions)) -> Endpoint {
+pub(crate) fn node_with(secret: &Secret, change: impl FnOnce(&mut EndpointOptions)) -> Endpoint {
     let mut options = EndpointOptions {
         handshake_timeout: TEST_TIMEOUT,
         idle_timeout: IDLE_TIMEOUT,
@@ -66,7 +66,7 @@ impl Peer {
     }
 
     /// Returns a peer that accepts connections with this TLS.
-    pub fn serving(tls: rustls::ServerConfig) -> Self {
+    pub(crate) fn serving(tls: rustls::ServerConfig) -> Self {
         let tls = QuicServerConfig::try_from(tls).unwrap();
         Self::at(any_port(), Some(quinn::ServerConfig::with_crypto(Arc::new(tls))))
     }
@@ -101,7 +101,7 @@ impl Peer {
     }
 
     /// Connects as a node of the run.
-    pub fn connect_as_node(&self, node: &Endpoint, secret: &Secret) -> Connection {
+    pub(crate) fn connect_as_node(&self, node: &Endpoint, secret: &Secret) -> Connection {
         let tls = Arc::new(Identity::new(secret).unwrap()).client().unwrap();
         self.connect(node.local_addr(), tls).unwrap()
     }
@@ -122,7 +122,7 @@ impl Peer {
     }
 
     /// Returns the sentence with which the other side closed a connection.
-    pub fn close_of(&self, connection: &Connection) -> String {
+    pub(crate) fn close_of(&self, connection: &Connection) -> String {
         let closed = connection.closed();
         let closed =
             self.runtime.block_on(async { tokio::time::timeout(TEST_TIMEOUT, closed).await });

@@ -19,7 +19,7 @@ use super::identity::{self, Identity};
 use super::wire::IDLE_TIMEOUT_MIN;
 
 /// Blobs that are on their way at a time, per direction.
-pub const BLOBS_MAX: usize = 4;
+pub(crate) const BLOBS_MAX: usize = 4;
 /// Buffers of the socket that are asked for; the system may give less.
 const SOCKET_BYTES: usize = 4 << 20;
 /// Largest datagram that is tried; on loopback it doubles the speed of the 1452 bytes that quinn
@@ -42,7 +42,7 @@ const CONTROL_ROOM: u64 = 1 << 20;
 const INCOMING_BYTES: u64 = 16 << 10;
 
 /// Settings of both sides of connections, and of their endpoint.
-pub struct Transport {
+pub(crate) struct Transport {
     pub endpoint: EndpointConfig,
     pub server: ServerConfig,
     pub client: ClientConfig,
@@ -67,7 +67,7 @@ impl Transport {
 }
 
 /// Sets the side that dials up for connections with these options.
-pub fn set_up_dial(client: &mut ClientConfig, options: &EndpointOptions) {
+pub(crate) fn set_up_dial(client: &mut ClientConfig, options: &EndpointOptions) {
     client.transport_config(Arc::new(settings(options, true)));
 }
 
@@ -101,7 +101,7 @@ fn settings(options: &EndpointOptions, is_client: bool) -> TransportConfig {
 }
 
 /// Opens the socket of a process.
-pub fn open_socket(address: SocketAddr) -> Result<UdpSocket, NetError> {
+pub(crate) fn open_socket(address: SocketAddr) -> Result<UdpSocket, NetError> {
     bind(address).map_err(|error| match error.kind() {
         io::ErrorKind::AddrInUse => NetError::PortTaken(address),
         _ => NetError::Bind { address, why: error.to_string() },

@@ -25,19 +25,19 @@ const REASON_CHARACTERS: usize = 300;
 /// Most bytes of a reason that are sent: it must fit into one packet of the smallest size.
 const REASON_BYTES: usize = 900;
 
-pub const GREETING_HEAD_BYTES: usize = 6;
-pub const IDLE_TIMEOUT_BYTES: usize = 8;
-pub const CONTROL_HEAD_BYTES: usize = 4;
-pub const DATA_HEAD_BYTES: usize = 1 + TAG_BYTES + 4;
-pub const BLOB_HEAD_BYTES: usize = 1 + 8 + 4 + 32;
+pub(crate) const GREETING_HEAD_BYTES: usize = 6;
+pub(crate) const IDLE_TIMEOUT_BYTES: usize = 8;
+pub(crate) const CONTROL_HEAD_BYTES: usize = 4;
+pub(crate) const DATA_HEAD_BYTES: usize = 1 + TAG_BYTES + 4;
+pub(crate) const BLOB_HEAD_BYTES: usize = 1 + 8 + 4 + 32;
 /// Shortest idle timeout of a connection.
-pub const IDLE_TIMEOUT_MIN: Duration = Duration::from_millis(1);
+pub(crate) const IDLE_TIMEOUT_MIN: Duration = Duration::from_millis(1);
 const MAGIC: [u8; 4] = *b"PTL1";
 const VERSION: u8 = 1;
 
 /// Code with which an application closes a QUIC connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CloseCode {
+pub(crate) enum CloseCode {
     End = 0,
     Refused = 1,
     Violation = 2,
@@ -54,7 +54,7 @@ impl CloseCode {
 
 /// Kind of a unidirectional stream: its first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StreamKind {
+pub(crate) enum StreamKind {
     Data = 1,
     Blob = 2,
 }
@@ -81,7 +81,7 @@ pub fn greeting(hello: &[u8], idle_timeout: Duration) -> Vec<u8> {
 }
 
 /// Returns the number of bytes of the hello in a greeting with this head.
-pub fn greeting_length(head: &[u8; GREETING_HEAD_BYTES]) -> Result<usize, String> {
+pub(crate) fn greeting_length(head: &[u8; GREETING_HEAD_BYTES]) -> Result<usize, String> {
     if head[..4] != MAGIC {
         return Err("a greeting does not begin as one".into());
     }
@@ -94,17 +94,17 @@ pub fn idle_timeout(milliseconds: [u8; IDLE_TIMEOUT_BYTES]) -> Duration {
     Duration::from_millis(u64::from_be_bytes(milliseconds)).max(IDLE_TIMEOUT_MIN)
 }
 
-pub fn control_head(bytes: usize) -> [u8; CONTROL_HEAD_BYTES] {
+pub(crate) fn control_head(bytes: usize) -> [u8; CONTROL_HEAD_BYTES] {
     (bytes as u32).to_be_bytes()
 }
 
-pub fn control_length(head: &[u8; CONTROL_HEAD_BYTES]) -> Result<usize, String> {
+pub(crate) fn control_length(head: &[u8; CONTROL_HEAD_BYTES]) -> Result<usize, String> {
     within("a control message", length(head), CONTROL_MAX)
 }
 
 /// Head of a payload on the data stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DataHead {
+pub(crate) struct DataHead {
     pub tag: [u8; TAG_BYTES],
     pub bytes: usize,
 }
@@ -130,7 +130,7 @@ impl DataHead {
 
 /// Head of a blob, behind the kind of its stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BlobHead {
+pub(crate) struct BlobHead {
     pub id: u64,
     pub bytes: usize,
     pub hash: [u8; 32],
@@ -175,7 +175,7 @@ fn within(what: &str, bytes: usize, max: usize) -> Result<usize, String> {
 }
 
 /// Returns a reason as it is sent.
-pub fn reason_bytes(why: &str) -> &[u8] {
+pub(crate) fn reason_bytes(why: &str) -> &[u8] {
     let mut end = why.len().min(REASON_BYTES);
     while !why.is_char_boundary(end) {
         end -= 1;
@@ -185,7 +185,7 @@ pub fn reason_bytes(why: &str) -> &[u8] {
 
 /// Returns a peer's reason as it is shown: one line, without anything that controls a terminal,
 /// and not longer than a message.
-pub fn reason_text(bytes: &[u8]) -> String {
+pub(crate) fn reason_text(bytes: &[u8]) -> String {
     // A character has at most four bytes.
     let bytes = &bytes[..bytes.len().min(4 * REASON_CHARACTERS)];
     let text = String::from_utf8_lossy(bytes);

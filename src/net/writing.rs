@@ -37,7 +37,7 @@ fn end(shared: &Shared, result: Result<(), WriteError>) {
 }
 
 /// Writes the control messages.
-pub async fn write_controls(shared: Arc<Shared>, mut stream: SendStream) {
+pub(crate) async fn write_controls(shared: Arc<Shared>, mut stream: SendStream) {
     let _guard = PanicGuard(shared.clone());
     let result = async {
         while let Some(message) = shared.controls.take().await {
@@ -52,7 +52,7 @@ pub async fn write_controls(shared: Arc<Shared>, mut stream: SendStream) {
 }
 
 /// Writes the payloads.
-pub async fn write_payloads(shared: Arc<Shared>) {
+pub(crate) async fn write_payloads(shared: Arc<Shared>) {
     let _guard = PanicGuard(shared.clone());
     let result = async {
         // Opened before any blob, so that those cannot take its place.
@@ -69,7 +69,7 @@ pub async fn write_payloads(shared: Arc<Shared>) {
 }
 
 /// Writes the blobs, some at a time.
-pub async fn write_blobs(shared: Arc<Shared>) {
+pub(crate) async fn write_blobs(shared: Arc<Shared>) {
     let mut open = JoinSet::new();
     while let Some((head, blob)) = shared.blobs.take().await {
         while open.len() >= BLOBS_MAX {

@@ -26,7 +26,7 @@ impl EdgeLayout {
     }
 
     /// Returns the most messages of edges that are on their way to a rank at a time.
-    pub fn messages_to(&self, rank: Rank) -> usize {
+    pub(crate) fn messages_to(&self, rank: Rank) -> usize {
         let incoming = self.edges.iter().filter(|edge| edge.to == rank);
         incoming.map(|edge| edge.messages_max(self.rows_max, self.piece_max)).sum()
     }

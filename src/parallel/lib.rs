@@ -37,6 +37,7 @@ pub use program::{
     Instruction, MicroBatch, Program, Share, contiguous_shares, data_parallel, gradient_all_reduce,
     single_rank,
 };
-pub use schedule::{PipelineSchedule, PipelineShape, StagePass, StageWork};
+pub use schedule::{PipelineSchedule, PipelineShape};
+pub(crate) use schedule::{StagePass, StageWork};
 pub use token::{Operation, Token};
 pub use verdict::{GradientSquares, Verdict, Vote};

@@ -31,7 +31,7 @@ pub struct PipelineRanks {
 
 impl PipelineRanks {
     /// Returns the stage of a model chunk.
-    pub fn stage_of_chunk(&self, chunk: usize) -> usize {
+    pub(crate) fn stage_of_chunk(&self, chunk: usize) -> usize {
         chunk % self.ranks.len()
     }
 
@@ -49,13 +49,13 @@ impl PipelineRanks {
     }
 
     /// Returns by block true if a stage holds it.
-    pub fn blocks_of(&self, stage: usize) -> Vec<bool> {
+    pub(crate) fn blocks_of(&self, stage: usize) -> Vec<bool> {
         self.stage_of_block().iter().map(|of| *of as usize == stage).collect()
     }
 }
 
 /// Returns the blocks of the model chunks that a stage of so many has, in forward order.
-pub fn chunks_of_stage(
+pub(crate) fn chunks_of_stage(
     chunks: &[Range<u32>],
     stages: usize,
     stage: usize,

@@ -10,7 +10,7 @@ pub fn is_better(val_loss: f64, best: Option<Best>) -> bool {
 
 /// Reason for which later evaluations cannot be compared with the best one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Incomparable {
+pub(crate) enum Incomparable {
     /// The data or their split are others.
     Data,
     /// Evaluations take another number of samples.
@@ -22,7 +22,7 @@ pub enum Incomparable {
 /// Samples of an evaluation, and the runs of consecutive ones through which states are carried, as
 /// in [`Best`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EvalExtent {
+pub(crate) struct EvalExtent {
     pub samples: u64,
     pub runs: u64,
 }
@@ -30,7 +30,7 @@ pub struct EvalExtent {
 /// Returns the reason for which evaluations of this extent cannot be compared with earlier ones, if
 /// there is one; `None` for `extent` if there will be no evaluation. `data` are the fingerprints of
 /// the data earlier and now.
-pub fn incomparable(
+pub(crate) fn incomparable(
     best: Option<Best>,
     data: (&str, &str),
     extent: Option<EvalExtent>,

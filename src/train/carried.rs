@@ -10,7 +10,7 @@ use potluck_graph::{Graph, Plan};
 use potluck_parallel::MicroBatch;
 
 /// Note to the user if the states of a checkpoint do not fit.
-pub const STATES_OF_ZEROS: &str = "what the model carries from step to step begins with zeros: \
+pub(crate) const STATES_OF_ZEROS: &str = "what the model carries from step to step begins with zeros: \
                                    the checkpoint has none of these data and this batch size";
 
 /// Copies of the states that a run holds at most: those of the session, those that go out with a
@@ -25,7 +25,7 @@ pub fn bytes(graph: &Graph, batch: usize) -> usize {
 
 /// States of all slots of the batch.
 #[derive(Clone, Debug, Default)]
-pub struct CarriedStates {
+pub(crate) struct CarriedStates {
     states: Vec<SlotStates>,
 }
 

@@ -66,7 +66,7 @@ impl fmt::Display for ResumeCommand {
 /// model may fit on no device alone. With the interleaved schedule they divide the run's, so that
 /// the micro-batches still fill rounds. Without such a pipeline it is 1 stage on all devices.
 /// `None` if the run has no pipelines.
-pub fn pipelines_on(devices: usize, run: &PipelineOptions) -> Option<(usize, usize)> {
+pub(crate) fn pipelines_on(devices: usize, run: &PipelineOptions) -> Option<(usize, usize)> {
     let stages = run.stages as usize;
     if stages <= 1 {
         return None;

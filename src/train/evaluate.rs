@@ -141,7 +141,7 @@ impl Scoring {
 }
 
 /// Returns the extent of an evaluation of `samples` samples; 0: of all that there are.
-pub fn extent_of(source: &BatchSource, split: Split, samples: u64) -> EvalExtent {
+pub(crate) fn extent_of(source: &BatchSource, split: Split, samples: u64) -> EvalExtent {
     let all = source.data.evaluation_samples(split).len() as u64;
     let samples = if samples == 0 { all } else { samples.min(all) };
     let runs = u64::from(source.sampler.batch()).min(samples);

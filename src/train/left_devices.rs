@@ -15,7 +15,7 @@ pub struct LeftDevices {
     /// Number of devices that are left over.
     pub spare: usize,
     /// True if the selector is that of the run: what was lost is on other nodes.
-    pub are_as_typed: bool,
+    pub(crate) are_as_typed: bool,
 }
 
 impl LeftDevices {

@@ -26,7 +26,7 @@ pub fn bytes(batch: usize, row_bytes: usize) -> usize {
 /// # Errors
 /// Returns `TrainError` if the model does, and the data are no sequence, or one too short for a
 /// stream for each slot of the batch.
-pub fn sampler_of(
+pub(crate) fn sampler_of(
     graph: &Graph,
     data: &dyn Dataset,
     seed: u64,

@@ -189,7 +189,7 @@ impl RunNodes {
     }
 
     /// Leaves out one of the devices that the nodes offer.
-    pub fn leave_out(&self, index: usize) {
+    pub(crate) fn leave_out(&self, index: usize) {
         let mut remote = self.remote.lock().unwrap_or_else(PoisonError::into_inner);
         if index < remote.devices.len() {
             remote.devices.remove(index);
@@ -197,7 +197,7 @@ impl RunNodes {
     }
 
     /// Leaves out all devices of other nodes.
-    pub fn leave_all_out(&self) {
+    pub(crate) fn leave_all_out(&self) {
         self.remote.lock().unwrap_or_else(PoisonError::into_inner).devices.clear();
     }
 
@@ -217,7 +217,7 @@ impl RunNodes {
     }
 
     /// Waits until all nodes have sent the rest of their traces.
-    pub fn flush_traces(&self) {
+    pub(crate) fn flush_traces(&self) {
         for node in &self.nodes {
             node.flush_trace();
         }
@@ -322,7 +322,7 @@ fn shown(text: &str) -> String {
 // ---- The other nodes ----
 
 /// Function that returns the specification of a run from its configuration in TOML.
-pub type Configure = Box<dyn Fn(&str) -> Result<RunSpec, String>>;
+pub(crate) type Configure = Box<dyn Fn(&str) -> Result<RunSpec, String>>;
 
 /// Node that takes part in the run of another one.
 pub struct JoinedNode {

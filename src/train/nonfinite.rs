@@ -15,7 +15,7 @@ use potluck_parallel::collective::Collective;
 use potluck_parallel::{Instruction, Program};
 
 /// Cause that is reported if every single value is finite.
-pub const OVERFLOW_CAUSE: &str =
+pub(crate) const OVERFLOW_CAUSE: &str =
     "the sum of the loss or of the squared gradients, which overflowed";
 
 /// Tensor with a non-finite value; ordered as a step computes them.
@@ -42,7 +42,7 @@ impl fmt::Display for NotFinite {
 
 /// Returns the first tensor of a skipped step, in order of execution, that is not finite; `None`
 /// if there is none.
-pub fn first_not_finite(
+pub(crate) fn first_not_finite(
     device: &mut dyn Executor,
     input: &StepInput,
 ) -> Result<Option<NotFinite>, DeviceError> {
@@ -57,7 +57,7 @@ pub fn first_not_finite(
 
 /// Returns the first parameter of a skipped step, or else the first gradient, that is not finite;
 /// `None` if there is none.
-pub fn bad_state(
+pub(crate) fn bad_state(
     device: &mut dyn Executor,
     program: &Program,
 ) -> Result<Option<NotFinite>, DeviceError> {
@@ -130,7 +130,7 @@ fn bad_activation(
 
 /// Runs nodes one by one; returns a description of the first output that is not finite, after which
 /// no further node runs.
-pub fn bad_output(
+pub(crate) fn bad_output(
     device: &mut dyn Executor,
     nodes: Range<usize>,
     pass: &PassContext,

@@ -8,7 +8,7 @@ use potluck_parallel::{PipelineOptions, Placement, RankPlacement};
 /// Formats `resolved.toml`: top-level keys first, then a table per rank (none for a single rank)
 /// and a table of its kernels. `data` is the fingerprint of the data with their files, which have a
 /// table of their own, and `version` that of potluck.
-pub fn resolved_toml(
+pub(crate) fn resolved_toml(
     placement: &Placement,
     data: &str,
     files: &[DataFile],

@@ -21,7 +21,7 @@ pub struct Sampling {
 
 /// Text that is to be continued by one token: a row of a forward pass.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Continuation {
+pub(crate) struct Continuation {
     /// Last tokens of the text, at least one and at most `context`.
     window: Vec<u32>,
     /// Random number that selects the token: uniform in `[0, 1)`.
@@ -47,7 +47,7 @@ impl Continuation {
 ///
 /// # Errors
 /// Returns `TrainError` if a device fails.
-pub fn next_tokens_of(
+pub(crate) fn next_tokens_of(
     units: ForwardUnits,
     unit: usize,
     model: &LanguageModel,
@@ -70,7 +70,7 @@ pub fn next_tokens_of(
 ///
 /// # Errors
 /// Returns `TrainError` if a device fails.
-pub fn next_tokens_of_all(
+pub(crate) fn next_tokens_of_all(
     units: ForwardUnits,
     model: &LanguageModel,
     parts: &[Vec<Continuation>],

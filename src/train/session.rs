@@ -54,7 +54,7 @@ impl StepsTaken {
 
 /// Values of the record of a step from outside of the session.
 #[derive(Clone, Copy, Debug)]
-pub struct StepTiming {
+pub(crate) struct StepTiming {
     /// Learning rate of the step.
     pub lr: f64,
     /// Unit that steps count.
@@ -72,7 +72,7 @@ pub struct Session {
     /// Programs by rank.
     pub programs: Vec<Arc<Program>>,
     /// By rank: the plan of what its device holds.
-    pub rank_plans: Vec<Arc<Plan>>,
+    pub(crate) rank_plans: Vec<Arc<Plan>>,
     /// Pipelines of the devices, of one stage each if every rank holds the whole model.
     pub pipelines: Arc<ModelPipelines>,
     pub placement: Placement,
@@ -106,7 +106,7 @@ impl Session {
     }
 
     /// Sets what is carried to zeros if the streams of a sampler begin in the next step.
-    pub fn reset_states_at_beginnings(&mut self, sampler: &Sampler) {
+    pub(crate) fn reset_states_at_beginnings(&mut self, sampler: &Sampler) {
         if sampler.begins_streams(self.taken.steps + 1) {
             self.states.reset();
         }
@@ -229,7 +229,7 @@ impl Session {
     /// # Errors
     /// Returns `TrainError::ReplicaMismatch` for the first rank that differs, the errors of
     /// `tell`, and `TrainError` if a device fails.
-    pub fn require_equal(
+    pub(crate) fn require_equal(
         &self,
         repair: bool,
         tell: &mut dyn FnMut(String) -> Result<(), TrainError>,
@@ -265,7 +265,7 @@ impl Session {
 
     /// Returns the record of the step that was just taken, which began at `timing.started`, with
     /// the wait for its samples.
-    pub fn step_record(&self, reports: &[StepReport], timing: &StepTiming) -> StepRecord {
+    pub(crate) fn step_record(&self, reports: &[StepReport], timing: &StepTiming) -> StepRecord {
         let StepTiming { lr, unit, batch, started } = *timing;
         let report = &reports[Rank(0).index()];
         let seconds = started.elapsed().as_secs_f64();
@@ -318,7 +318,7 @@ impl Session {
     }
 
     /// Returns the inputs of steps that are loaded here; nodes may read those of their own ranks.
-    pub fn loaded_ranks(&self) -> LoadedRanks {
+    pub(crate) fn loaded_ranks(&self) -> LoadedRanks {
         LoadedRanks::of(&self.programs, &self.rank_plans)
             .without(|rank| self.group.reads_inputs(rank))
     }

@@ -6,7 +6,7 @@ mod handlers;
 /// Stand-in without the feature `signals`: signals are up to the program that uses the library.
 #[cfg(not(feature = "signals"))]
 mod handlers {
-    pub type Handlers = ();
+    pub(crate) type Handlers = ();
 
     pub fn install(_: &mut super::SignalFlags) -> std::io::Result<Handlers> {
         Ok(())
@@ -24,7 +24,7 @@ use super::error::TrainError;
 use crate::runtime::error::EXIT_RESTART;
 
 /// Exit code after Ctrl-C, as shells report it.
-pub const EXIT_INTERRUPTED: i32 = 130;
+pub(crate) const EXIT_INTERRUPTED: i32 = 130;
 
 /// Time between two looks for a signal.
 const WATCH_INTERVAL: Duration = Duration::from_millis(50);
@@ -89,11 +89,11 @@ impl fmt::Display for Interruption {
 pub struct SignalFlags(Vec<(Interruption, Arc<AtomicBool>)>);
 
 /// Function that raises a signal, by its number among [`Interruption::ALL`].
-pub type RaiseSignal = Arc<dyn Fn(u8) + Send + Sync>;
+pub(crate) type RaiseSignal = Arc<dyn Fn(u8) + Send + Sync>;
 
 impl SignalFlags {
     /// Returns flags of all signals, and a function that sets one of them.
-    pub fn raised() -> (Self, RaiseSignal) {
+    pub(crate) fn raised() -> (Self, RaiseSignal) {
         let flags = Self(Interruption::ALL.map(|signal| (signal, Arc::default())).into());
         let raised = flags.clone();
         let raise: RaiseSignal = Arc::new(move |number: u8| {

@@ -64,7 +64,7 @@ pub struct RunSpec {
     /// Samples per evaluation; 0: all of the validation split.
     pub eval_samples: u64,
     /// Number of newest checkpoints to keep.
-    pub checkpoints_kept: usize,
+    pub(crate) checkpoints_kept: usize,
     /// Consecutive skipped steps after which the run ends.
     pub skipped_steps_max: u64,
     /// Answer to parameters that differ between devices.
@@ -84,11 +84,11 @@ pub struct RunSpec {
     /// The configuration as TOML, for `run.toml`: derived defaults are comments.
     pub run_toml: String,
     /// Part of it that a checkpoint saves: without what the placement has.
-    pub saved_toml: String,
+    pub(crate) saved_toml: String,
     /// True if a resume sets a key of the placement, which is then decided anew.
-    pub decides_placement: bool,
+    pub(crate) decides_placement: bool,
     /// Its section on the model.
-    pub model_toml: String,
+    pub(crate) model_toml: String,
     /// Configuration from which this is derived, with the keys that the user has set.
     resolved: Resolved,
 }
@@ -165,7 +165,7 @@ pub struct Intervals {
     pub evaluation: u64,
     pub checkpoint: u64,
     /// Comparison of the parameters of all devices.
-    pub replica_check: u64,
+    pub(crate) replica_check: u64,
     /// Progress line in plain-text output.
     pub progress: u64,
 }
@@ -300,7 +300,7 @@ impl RunSpec {
     }
 
     /// Returns the complete configuration as TOML, which other nodes read.
-    pub fn whole_toml(&self) -> String {
+    pub(crate) fn whole_toml(&self) -> String {
         self.resolved.config.to_toml()
     }
 
@@ -315,20 +315,20 @@ impl RunSpec {
     }
 
     /// Returns the names of the keys that the user has set, of those that a checkpoint saves.
-    pub fn saved_keys(&self) -> Vec<String> {
+    pub(crate) fn saved_keys(&self) -> Vec<String> {
         let typed = self.resolved.typed.all();
         typed.into_iter().filter(|key| !is_of_placement(key)).map(String::from).collect()
     }
 
     /// Returns the devices without the one at a position, and the pipelines that they make; `None`
     /// if there is no other.
-    pub fn left_without(&self, position: usize) -> Option<LeftDevices> {
+    pub(crate) fn left_without(&self, position: usize) -> Option<LeftDevices> {
         LeftDevices::without(&self.devices, position, &self.parallel.pipeline)
     }
 
     /// Returns those of a selector's devices with which the run goes on, and the pipelines that
     /// they make.
-    pub fn left_on(&self, devices: String) -> LeftDevices {
+    pub(crate) fn left_on(&self, devices: String) -> LeftDevices {
         LeftDevices::of(devices, &self.parallel.pipeline)
     }
 
@@ -347,7 +347,7 @@ impl RunSpec {
     ///
     /// # Errors
     /// Returns `TrainError::InvalidRequest` if the configuration cannot have these values.
-    pub fn on_devices(&self, left: &LeftDevices) -> Result<Self, TrainError> {
+    pub(crate) fn on_devices(&self, left: &LeftDevices) -> Result<Self, TrainError> {
         let mut resolved = self.resolved.clone();
         resolved.other_placement = None;
         let parallel = &mut resolved.config.parallel;
@@ -452,7 +452,7 @@ impl RunSpec {
     }
 
     /// Returns the options of the steps of the run, which have this task, in its directory.
-    pub fn fit_options(&self, task: Arc<dyn Task>, directory: &Path) -> FitOptions {
+    pub(crate) fn fit_options(&self, task: Arc<dyn Task>, directory: &Path) -> FitOptions {
         FitOptions {
             eval_every: self.every.evaluation,
             eval_samples: self.eval_samples,

@@ -190,7 +190,7 @@ fn lay_out(
 }
 
 /// Joins the moments of all parameters into one list with the names `NAME.0`, `NAME.1`.
-pub fn join_moments(moments: Vec<Vec<NamedTensor>>) -> Vec<NamedTensor> {
+pub(crate) fn join_moments(moments: Vec<Vec<NamedTensor>>) -> Vec<NamedTensor> {
     let mut joined = Vec::new();
     for (index, list) in moments.into_iter().enumerate() {
         for mut tensor in list {

@@ -22,7 +22,7 @@ pub use text::{TextTask, TokenTask};
 
 /// Names of the measures of all tasks: a run that goes on with data of another task may have files
 /// of any.
-pub const MEASURES: [&str; 1] = [text::MEASURE];
+pub(crate) const MEASURES: [&str; 1] = [text::MEASURE];
 
 /// End of a run, or a checkpoint that is evaluated.
 pub struct Ending<'a> {

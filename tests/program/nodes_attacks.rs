@@ -93,7 +93,7 @@ fn frame(to: u32, content: FrameContent) -> FrameHeader {
 fn messages() -> Vec<(Vec<u8>, &'static str)> {
     let hello = hello("guest", 9);
     let generation = Generation(1);
-    let heartbeat = ClusterMsg::Heartbeat { generation, sequence: 1, activity: Vec::new() };
+    let heartbeat = ClusterMsg::Heartbeat { generation, sequence: 1 };
     let connected = ClusterMsg::PairConnected { generation, peer: NodeRank(0) };
     let with = |change: fn(&mut potluck_net::cluster::Hello)| {
         let mut changed = hello.clone();

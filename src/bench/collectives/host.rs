@@ -82,7 +82,7 @@ pub fn measure(point: &GridPoint, sampling_plan: &SamplingPlan) -> Result<TimedC
 }
 
 /// Returns the first cause out of the results of two ranks: an abort by another rank is none.
-pub fn first_cause<T>(one: Result<T, PointError>, other: PointError) -> PointError {
+pub(crate) fn first_cause<T>(one: Result<T, PointError>, other: PointError) -> PointError {
     match one {
         Ok(_) | Err(PointError::Group(GroupError::Aborted(_))) => other,
         Err(error) => error,

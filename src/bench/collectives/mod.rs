@@ -22,7 +22,7 @@ use potluck_parallel::comm::ProcessGroup;
 use potluck_train::TrainError;
 
 /// Unit of the bandwidths.
-pub const GIBS: &str = "GiB/s";
+pub(crate) const GIBS: &str = "GiB/s";
 pub(super) const GIB: f64 = (1u64 << 30) as f64;
 const MIB: u64 = 1 << 20;
 
@@ -51,7 +51,7 @@ impl Kind {
 
     /// Returns bus bandwidth per algorithm bandwidth: the share of the bytes that must pass each
     /// rank's connection in one direction (nccl-tests, `doc/PERFORMANCE.md`).
-    pub fn bus_factor(self, ranks: usize) -> f64 {
+    pub(crate) fn bus_factor(self, ranks: usize) -> f64 {
         let others = (ranks - 1) as f64 / ranks as f64;
         match self {
             Self::AllReduce => 2.0 * others,
@@ -154,7 +154,7 @@ fn measure(options: &CollectiveOptions, recorder: &mut FigureRecorder) -> Result
 }
 
 /// Outcome of a measurement: its samples, or why there are none.
-pub enum PointOutcome {
+pub(crate) enum PointOutcome {
     Timed(TimedCalls),
     Skipped(String),
 }
@@ -189,7 +189,7 @@ fn measure_points(
 }
 
 /// API of devices that are connections between nodes.
-pub const QUIC: &str = "quic";
+pub(crate) const QUIC: &str = "quic";
 
 /// Measures the ranks of all nodes, of which this one is the first: `groups` are the handles of its
 /// ranks, and the other nodes call [`nodes::follow`]. All ranks take part in each measurement.
@@ -245,7 +245,7 @@ fn figure(point: &GridPoint, timed: &TimedCalls) -> Figure {
 }
 
 /// Name of the copy, in figures that have it in place of a collective.
-pub const COPY: &str = "copy";
+pub(crate) const COPY: &str = "copy";
 
 fn copy_figure(bytes: u64, seconds: &[f64]) -> Figure {
     let rates: Vec<f64> = seconds.iter().map(|seconds| bytes as f64 / seconds / GIB).collect();

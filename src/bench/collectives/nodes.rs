@@ -19,7 +19,7 @@ type OrderWords = [u64; 3];
 const END: OrderWords = [u64::MAX, 0, 0];
 
 /// Leading rank of a benchmark.
-pub struct Leader<'a> {
+pub(crate) struct Leader<'a> {
     group: &'a mut ProcessGroup,
     /// Ranks of this process.
     here: usize,
@@ -48,7 +48,7 @@ impl Leader<'_> {
 ///
 /// # Errors
 /// Returns the first error of `work` and of the ranks of this process.
-pub fn lead<T>(
+pub(crate) fn lead<T>(
     groups: Vec<ProcessGroup>,
     work: impl FnOnce(&mut Leader) -> Result<T, PointError>,
 ) -> Result<T, PointError> {

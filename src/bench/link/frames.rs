@@ -9,11 +9,11 @@ use potluck_net::{Landing, Payload, TAG_BYTES};
 use potluck_parallel::comm::{Mailbox, RecvError};
 
 /// Longest frame: as long as a chunk of gradients in a training run.
-pub const FRAME_BYTES_MAX: usize = 1 << 20;
+pub(crate) const FRAME_BYTES_MAX: usize = 1 << 20;
 /// Most bytes of a transfer.
-pub const TRANSFER_BYTES_MAX: usize = 64 << 20;
+pub(crate) const TRANSFER_BYTES_MAX: usize = 64 << 20;
 /// Bytes of the frames whose round trips are measured.
-pub const PING_BYTES: usize = 64;
+pub(crate) const PING_BYTES: usize = 64;
 /// Most frames that wait: twice those of a transfer, and those without values.
 const WAITING_MAX: usize = 2 * TRANSFER_BYTES_MAX / FRAME_BYTES_MAX + 256;
 /// Longest wait for a frame of a node that is there, because its signs of life come.
@@ -135,7 +135,7 @@ impl AsRef<[u8]> for Noise {
 }
 
 /// End of a link. Errors are reasons for which the link cannot be measured further.
-pub struct LinkEnd {
+pub(crate) struct LinkEnd {
     link: Arc<NodeLink>,
     came: Mailbox<FrameTag>,
     noise: Arc<[u8]>,
@@ -177,7 +177,7 @@ impl LinkEnd {
     ///
     /// # Errors
     /// Returns an error if the link is closed or no answer comes.
-    pub fn ping(&mut self) -> Result<f64, String> {
+    pub(crate) fn ping(&mut self) -> Result<f64, String> {
         let started = Instant::now();
         self.ask(FrameKind::Ping, PING_BYTES)?;
         self.wait_for(&[FrameKind::Pong])?;

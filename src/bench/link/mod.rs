@@ -25,7 +25,7 @@ use potluck_train::TrainError;
 /// Group of the figures.
 pub const GROUP: &str = "link";
 /// Unit of the bandwidths: 1e6 bytes per second, in each direction.
-pub const MBS: &str = "MB/s";
+pub(crate) const MBS: &str = "MB/s";
 const MIB: u64 = 1 << 20;
 /// Pings whose median gives the number in a batch, and least and most of that number.
 const FIRST_PINGS: usize = 20;
@@ -292,7 +292,7 @@ fn bucket_elements(bytes_per_s: f64) -> u64 {
 }
 
 /// Formats a number in the largest of K, M and G that leaves it whole: `10M`.
-pub fn count_text(count: u64) -> String {
+pub(crate) fn count_text(count: u64) -> String {
     const UNITS: [(u64, &str); 3] = [(1_000_000_000, "G"), (1_000_000, "M"), (1000, "K")];
     let whole = UNITS.iter().find(|(unit, _)| count > 0 && count.is_multiple_of(*unit));
     whole.map_or(count.to_string(), |(unit, name)| format!("{}{name}", count / unit))

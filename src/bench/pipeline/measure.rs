@@ -45,7 +45,7 @@ pub(super) struct TimedSteps {
     /// Seconds of each step.
     pub steps: Vec<f64>,
     /// Idle share of all ranks in each step.
-    pub bubbles: Vec<f64>,
+    pub(crate) bubbles: Vec<f64>,
     /// Blocks of each model chunk.
     pub blocks: Vec<u32>,
     pub predicted: PredictedStep,

@@ -9,7 +9,8 @@ mod signal;
 /// and so does an abort.
 #[cfg(not(feature = "signals"))]
 mod signal {
-    pub use std::process::{abort as interrupt, abort as kill, abort as stop, abort as terminate};
+    pub use std::process::{abort as kill, abort as stop};
+    pub(crate) use std::process::{abort as interrupt, abort as terminate};
 }
 
 use std::str::FromStr;

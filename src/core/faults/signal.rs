@@ -21,12 +21,12 @@ pub fn stop() {
 }
 
 /// Sends SIGTERM.
-pub fn terminate() {
+pub(crate) fn terminate() {
     raise(SIGTERM);
 }
 
 /// Sends SIGINT.
-pub fn interrupt() {
+pub(crate) fn interrupt() {
     raise(SIGINT);
 }
 

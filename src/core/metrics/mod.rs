@@ -12,7 +12,7 @@ pub use curves::{Curve, CurvePoint, CurveReader, Curves};
 pub use event::{
     EvalRecord, Event, MeasureRecord, MeasuredValue, RankRecord, StageRecord, StepRecord, Unit,
 };
-pub use recorder::{MetricsError, Recorder, Truncation, aside, truncate_after};
+pub use recorder::{MetricsError, Recorder, Truncation, aside};
 pub use sink::{Sink, Sinks};
 pub use tensorboard::TensorBoard;
 pub use trace::{Span, Trace, Track};

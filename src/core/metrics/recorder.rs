@@ -137,7 +137,7 @@ pub fn aside(path: &Path) -> PathBuf {
 /// Truncates a record after the step that a run is resumed from: moves lines of later steps and
 /// damaged lines to the end of the file [`aside`]. The record is replaced whole or not at all,
 /// after what leaves it is on the disk. A missing record stays missing.
-pub fn truncate_after(path: &Path, step: u64) -> Result<Truncation, MetricsError> {
+pub(crate) fn truncate_after(path: &Path, step: u64) -> Result<Truncation, MetricsError> {
     truncate(path, Some(step))
 }
 

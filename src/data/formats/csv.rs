@@ -39,7 +39,7 @@ pub(super) struct TableTargets<'a> {
     pub names: &'a [String],
     /// Kind; classes if `None` and a value is no number.
     pub kind: Option<TargetKind>,
-    pub are_required: bool,
+    pub(crate) are_required: bool,
 }
 
 /// Reads a table. All columns that are no targets are features, or those that are expected.

@@ -37,7 +37,7 @@ impl Expected {
     }
 
     /// Returns what held-out samples must be like beside training samples.
-    pub fn of_training(train: &Samples) -> Self {
+    pub(crate) fn of_training(train: &Samples) -> Self {
         let (kind, names) = match &train.targets {
             Targets::Classes { names, .. } => (TargetKind::Classes, names.clone()),
             Targets::Values { names, .. } => (TargetKind::Values, names.clone()),
@@ -59,7 +59,11 @@ impl Expected {
     /// # Errors
     /// Returns `DataError` if the shape, the columns or the kind of the targets, or a class is
     /// another one.
-    pub fn conform(&self, samples: &mut Samples, is_numbered: bool) -> Result<(), DataError> {
+    pub(crate) fn conform(
+        &self,
+        samples: &mut Samples,
+        is_numbered: bool,
+    ) -> Result<(), DataError> {
         let Self { whose, shape, kind, names, .. } = self;
         let name = &samples.name;
         if !shape.is_empty() && samples.shape != *shape {

@@ -46,7 +46,7 @@ impl Base {
 
     /// Returns the base of a path to held-out samples: this one if they lie below it, or else the
     /// directory above theirs, so that names begin with that of their directory.
-    pub fn of_held_out(&self, path: &Path) -> Self {
+    pub(crate) fn of_held_out(&self, path: &Path) -> Self {
         if path.starts_with(&self.0) && self.0 != Path::new("") {
             return Self(self.0.clone());
         }

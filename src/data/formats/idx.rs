@@ -27,7 +27,7 @@ const GZIP_FACTOR_MAX: usize = 1032;
 /// Meaning of the name of an IDX file, as in `PREFIX-images-idx3-ubyte.gz`.
 #[derive(Debug, PartialEq)]
 pub(super) struct IdxRole {
-    pub is_images: bool,
+    pub(crate) is_images: bool,
     prefix: String,
 }
 

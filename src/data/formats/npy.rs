@@ -172,7 +172,7 @@ impl NpyArray<'_> {
     }
 
     /// Returns the array as features; `(n)` numbers are samples of one value.
-    pub fn into_samples(self) -> Result<Samples, DataError> {
+    pub(crate) fn into_samples(self) -> Result<Samples, DataError> {
         let shape = if self.shape.len() > 1 { self.shape[1..].to_vec() } else { vec![1] };
         Ok(Samples {
             name: self.name.into(),
@@ -187,7 +187,7 @@ impl NpyArray<'_> {
 
     /// Returns the array as targets: integers `(n)` are classes and others are values, unless a
     /// kind is given.
-    pub fn into_targets(self, kind: Option<TargetKind>) -> Result<Targets, DataError> {
+    pub(crate) fn into_targets(self, kind: Option<TargetKind>) -> Result<Targets, DataError> {
         let shape = dims_text(&self.shape);
         let width = match self.shape[..] {
             [_] => 1,

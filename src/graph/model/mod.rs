@@ -2,7 +2,7 @@
 
 pub mod cnn;
 pub mod gpt;
-pub mod language;
+pub(crate) mod language;
 pub mod mlp;
 mod pictures;
 pub mod resnet;

@@ -141,7 +141,7 @@ pub struct Fusion {
 impl Fusion {
     /// Returns the bytes that are no longer written to memory or read from it, per micro-batch of
     /// `rows` rows.
-    pub fn bytes_saved(&self, rows: usize) -> usize {
+    pub(crate) fn bytes_saved(&self, rows: usize) -> usize {
         let moves = if self.kept { 1 } else { 2 };
         moves * ELEMENT_BYTES * self.value.elements(rows)
     }

@@ -47,7 +47,7 @@ pub fn conv2d(options: &Conv2dOptions, x: &Shape, weight: &Shape) -> Result<Shap
 }
 
 /// Returns the shape of the pictures `(b, h, w, c)` of which `dy` is the gradient of the output.
-pub fn conv2d_input(
+pub(crate) fn conv2d_input(
     options: &Conv2dOptions,
     size: [usize; 2],
     dy: &Shape,
@@ -64,7 +64,7 @@ pub fn conv2d_input(
 }
 
 /// Returns the shape of the weight whose output for `x` has the gradient `dy`.
-pub fn conv2d_weight(
+pub(crate) fn conv2d_weight(
     options: &Conv2dOptions,
     kernel: [usize; 2],
     x: &Shape,
@@ -80,14 +80,14 @@ pub fn conv2d_weight(
 }
 
 /// Returns the output `(b, oh, ow, c)` of `x (b, h, w, c)`.
-pub fn pool2d(options: &Pool2dOptions, x: &Shape) -> Result<Shape, String> {
+pub(crate) fn pool2d(options: &Pool2dOptions, x: &Shape) -> Result<Shape, String> {
     let (b, size, c) = picture(x)?;
     let [oh, ow] = options.output_size(size)?;
     Ok(x.with_dims(&[b, oh, ow, c]))
 }
 
 /// Returns the shape of the pictures of which each of `outputs` has the shape of the output.
-pub fn pool2d_input(
+pub(crate) fn pool2d_input(
     options: &Pool2dOptions,
     size: [usize; 2],
     outputs: &[&Shape],

@@ -8,7 +8,7 @@ use std::path::Path;
 
 /// A kernel that is tried.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
-pub struct Attempt {
+pub(crate) struct Attempt {
     pub hash: String,
     /// Display name (variant and op).
     pub kernel: String,
@@ -27,7 +27,7 @@ impl Attempt {
 
 /// The file of the attempts at the kernels of one driver, which one process at a time holds.
 #[derive(Debug)]
-pub struct AttemptFile {
+pub(crate) struct AttemptFile {
     file: File,
     /// Attempt that did not end before, and that which goes on.
     left: Option<Attempt>,

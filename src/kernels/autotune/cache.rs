@@ -16,7 +16,7 @@ use crate::source;
 use potluck_core::{Setting, files};
 
 /// Environment variable that names another directory for the files kept between runs.
-pub const CACHE_DIR_ENV: &str = "POTLUCK_CACHE";
+pub(crate) const CACHE_DIR_ENV: &str = "POTLUCK_CACHE";
 
 const FORMAT: u64 = 2;
 
@@ -183,7 +183,7 @@ impl KernelCache {
 
     /// Returns the path of the file with the driver's compiled pipelines and the name of the device
     /// in it; `None` if nothing is kept.
-    pub fn pipelines_file(&self) -> Option<(PathBuf, &str)> {
+    pub(crate) fn pipelines_file(&self) -> Option<(PathBuf, &str)> {
         let path = self.path.as_ref()?.with_extension("pipelines");
         Some((path, &self.content.device))
     }
@@ -205,7 +205,7 @@ impl KernelCache {
     }
 
     /// Opens the file of attempts. A kernel whose attempt did not end is switched off, with a note.
-    pub fn open_attempts(&mut self) {
+    pub(crate) fn open_attempts(&mut self) {
         let Some(path) = self.path.as_ref().filter(|_| self.attempts.is_none()) else { return };
         // If the directory cannot be made, saving says so.
         let _ = fs::create_dir_all(files::parent(path));
@@ -224,21 +224,21 @@ impl KernelCache {
     }
 
     /// Notes on disk that a kernel is tried, until [`Self::end_attempt`].
-    pub fn begin_attempt(&mut self, hash: &str, kernel: &str) {
+    pub(crate) fn begin_attempt(&mut self, hash: &str, kernel: &str) {
         if let Some(file) = &mut self.attempts {
             file.begin(hash, kernel);
         }
     }
 
     /// Notes that the attempt is over, or that it lost the device.
-    pub fn end_attempt(&mut self, is_lost: bool) {
+    pub(crate) fn end_attempt(&mut self, is_lost: bool) {
         if let Some(file) = &mut self.attempts {
             file.end(is_lost);
         }
     }
 
     /// Forgets the kernels whose attempts did not end, here and on disk.
-    pub fn forget_attempts(&mut self) {
+    pub(crate) fn forget_attempts(&mut self) {
         let ended = CertificationResult::Fail { why: ENDED.into() };
         let forgotten = &mut self.forgotten;
         self.content.certificates.retain(|hash, known| {
@@ -250,7 +250,7 @@ impl KernelCache {
 
     /// Discards all certificates in memory; those on disk stay until the kernel is certified
     /// again.
-    pub fn forget_certificates(&mut self) {
+    pub(crate) fn forget_certificates(&mut self) {
         self.content.certificates.clear();
     }
 
@@ -264,7 +264,7 @@ impl KernelCache {
         self.content.timings.get(call_key).filter(|known| known.candidates == candidates)
     }
 
-    pub fn insert_timings(&mut self, call_key: String, timings: Timings) {
+    pub(crate) fn insert_timings(&mut self, call_key: String, timings: Timings) {
         self.dirty[1].insert(call_key.clone());
         self.content.timings.insert(call_key, timings);
     }

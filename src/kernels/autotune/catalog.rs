@@ -18,10 +18,10 @@ pub fn catalog_calls() -> Vec<OwnedCall> {
 
 /// Element counts of buckets: kernels that work on buckets have one version for multiples of four
 /// and one for other counts.
-pub const COUNTS: [usize; 2] = [4, 1];
+pub(crate) const COUNTS: [usize; 2] = [4, 1];
 
 /// Update ranges with the lengths of `COUNTS`.
-pub const RANGES: [UpdateRange; 2] = [
+pub(crate) const RANGES: [UpdateRange; 2] = [
     UpdateRange { start: 0, length: COUNTS[0], decay_end: 0, gradient_scale: 1.0 },
     UpdateRange { start: 0, length: COUNTS[1], decay_end: 0, gradient_scale: 1.0 },
 ];

@@ -29,7 +29,7 @@ pub enum CertificationResult {
 }
 
 impl CertificationResult {
-    pub fn is_certified(&self) -> bool {
+    pub(crate) fn is_certified(&self) -> bool {
         matches!(self, Self::Pass { .. })
     }
 
@@ -54,7 +54,7 @@ impl CertificationResult {
 /// Returns the hash of a kernel: BLAKE3 of the WGSL, the entry points, the access to each binding,
 /// the checks and the release of wgpu. One shader may serve several ops by its parameters, so
 /// `op`, the first word of the op's name, counts too.
-pub fn kernel_hash(checks: ShaderChecks, op: &str, dispatches: &[Dispatch]) -> String {
+pub(crate) fn kernel_hash(checks: ShaderChecks, op: &str, dispatches: &[Dispatch]) -> String {
     let mut hasher = blake3::Hasher::new();
     let mut part = |text: &str| {
         hasher.update(&(text.len() as u64).to_le_bytes());
@@ -80,7 +80,7 @@ fn access(operand: &Operand) -> char {
 }
 
 /// Returns the hash of a variant of a call. Of an op from outside the crate, the whole name counts.
-pub fn variant_hash(checks: ShaderChecks, call: &OpCall, variant: &Variant) -> String {
+pub(crate) fn variant_hash(checks: ShaderChecks, call: &OpCall, variant: &Variant) -> String {
     let op = call.op.to_string();
     let op = if variant.is_foreign() { op.replace(char::is_whitespace, "_") } else { op };
     kernel_hash(checks, &op, &variant.dispatches)
@@ -100,10 +100,10 @@ fn same_kernel(
 }
 
 /// Certifier of the kernels of one device.
-pub struct Certifier<'a> {
+pub(crate) struct Certifier<'a> {
     pub gpu: &'a Gpu,
     pub pipelines: &'a mut Pipelines,
-    pub reference_cache: &'a mut ReferenceCache,
+    pub(crate) reference_cache: &'a mut ReferenceCache,
     /// Names of kernels whose results are corrupted by a seeded error, for tests of certification.
     pub corrupted_kernels: &'a [String],
 }

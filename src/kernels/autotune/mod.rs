@@ -5,14 +5,14 @@
 //! and `catalog`, `plan_calls`, `cache` and `pipeline_cache`, `session`, `selector`,
 //! `kernel_check`.
 
-pub mod attempts;
+pub(crate) mod attempts;
 pub mod cache;
 pub mod catalog;
 pub mod certify;
-pub mod kernel_check;
-pub mod pipeline_cache;
+pub(crate) mod kernel_check;
+pub(crate) mod pipeline_cache;
 pub mod plan_calls;
-pub mod probes;
+pub(crate) mod probes;
 pub mod selector;
 pub mod session;
 pub mod timing;

@@ -19,7 +19,7 @@ const HASH_BYTES: usize = blake3::OUT_LEN;
 
 /// File with the cache of one adapter and driver.
 #[derive(Debug)]
-pub struct PipelineCacheFile {
+pub(crate) struct PipelineCacheFile {
     path: PathBuf,
     /// Adapter, API and driver; see [`super::cache::device_key`].
     device: String,

@@ -26,7 +26,7 @@ pub fn call_key(call: &OpCall) -> String {
 }
 
 /// Distinct call of a plan, which several nodes may make.
-pub struct PlanCall {
+pub(crate) struct PlanCall {
     pub owned_call: OwnedCall,
     pub call_key: String,
     pub variants: Vec<Variant>,
@@ -36,12 +36,12 @@ pub struct PlanCall {
 
 /// Returns the distinct calls of a plan at full capacity, with their variants on a device with
 /// these capabilities.
-pub fn distinct_calls(plan: &Plan, caps: Caps) -> Vec<PlanCall> {
+pub(crate) fn distinct_calls(plan: &Plan, caps: Caps) -> Vec<PlanCall> {
     distinct_calls_of(plan, caps, plan.graph.is_trained())
 }
 
 /// Returns the distinct calls of a plan like [`distinct_calls`], in training or not.
-pub fn distinct_calls_of(plan: &Plan, caps: Caps, training: bool) -> Vec<PlanCall> {
+pub(crate) fn distinct_calls_of(plan: &Plan, caps: Caps, training: bool) -> Vec<PlanCall> {
     let random = RandomContext { step_key: Key::new(1), training };
     let dims = |ids: &[TensorId]| -> Vec<Vec<usize>> {
         ids.iter().map(|id| plan.graph.tensor(*id).shape.resolve(plan.options.rows)).collect()
@@ -67,7 +67,7 @@ pub fn distinct_calls_of(plan: &Plan, caps: Caps, training: bool) -> Vec<PlanCal
 }
 
 /// Returns the hash of the set of variants of a call.
-pub fn variant_set_hash(gpu: &Gpu, call: &OpCall, variants: &[Variant]) -> String {
+pub(crate) fn variant_set_hash(gpu: &Gpu, call: &OpCall, variants: &[Variant]) -> String {
     let hashes: BTreeSet<String> =
         variants.iter().map(|variant| variant_hash(gpu.checks, call, variant)).collect();
     let all: String = hashes.into_iter().collect();

@@ -12,12 +12,12 @@ use potluck_core::HostTensor;
 /// Cache of the inputs and reference results of probes, because all variants of a call run the
 /// same probes.
 #[derive(Default)]
-pub struct ReferenceCache {
+pub(crate) struct ReferenceCache {
     solved: HashMap<String, Arc<ReferenceResult>>,
 }
 
 /// Inputs of a probe and its outputs in f64.
-pub struct ReferenceResult {
+pub(crate) struct ReferenceResult {
     /// Initial value of every element of the outputs.
     pub start: f32,
     pub inputs: Vec<HostTensor<f64>>,
@@ -26,7 +26,7 @@ pub struct ReferenceResult {
 
 impl ReferenceCache {
     /// Returns the inputs and outputs of a probe, computed at first use.
-    pub fn solve(&mut self, owned_call: &OwnedCall) -> Arc<ReferenceResult> {
+    pub(crate) fn solve(&mut self, owned_call: &OwnedCall) -> Arc<ReferenceResult> {
         let solved = self.solved.entry(format!("{owned_call:?}")).or_insert_with(|| {
             // Kernels that do not accumulate must not read their outputs.
             let start = if owned_call.accumulate { 0.25 } else { f32::NAN };

@@ -108,7 +108,7 @@ impl KernelSelector {
 
     /// Sets the bytes of workspace that the selected variants may use: a call of fewer rows
     /// than the plan's capacity may need more than any at full capacity.
-    pub fn set_workspace_bytes(&mut self, bytes: usize) {
+    pub(crate) fn set_workspace_bytes(&mut self, bytes: usize) {
         self.workspace_bytes = bytes;
     }
 
@@ -165,7 +165,7 @@ impl KernelSelector {
 
     /// Writes the driver's cache of pipelines, if there are new ones. A failure becomes a note,
     /// because a run does not depend on it.
-    pub fn save_pipelines(&mut self) {
+    pub(crate) fn save_pipelines(&mut self) {
         let saved = self.pipelines_file.as_mut().map(|file| file.save(&self.pipelines));
         if let Some(Err(why)) = saved {
             self.cache.note(format!("the compiled kernels are not kept: {why}"));

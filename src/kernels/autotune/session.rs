@@ -19,7 +19,7 @@ pub struct TuneProgress {
 }
 
 /// Counts the kernels that are done, and reports the progress.
-pub struct ProgressMeter<'a> {
+pub(crate) struct ProgressMeter<'a> {
     started: Instant,
     waiting: BTreeSet<String>,
     total: usize,
@@ -51,12 +51,12 @@ impl<'a> ProgressMeter<'a> {
 }
 
 /// Timing of the calls of a plan.
-pub struct TimingSession<'a, 'b> {
+pub(crate) struct TimingSession<'a, 'b> {
     pub gpu: &'a Gpu,
     /// Timer with its buffers, made at first use.
     pub timer: Option<VariantTimer<'a>>,
     pub until: Instant,
-    pub meter: &'a mut ProgressMeter<'b>,
+    pub(crate) meter: &'a mut ProgressMeter<'b>,
     pub notes: &'a mut Vec<String>,
 }
 
@@ -78,7 +78,7 @@ impl TimingSession<'_, '_> {
 
     /// Returns a result; `None`, with a note on `what`, such as `a call is`, if it is an error that
     /// the device survived.
-    pub fn unless_lost<T>(
+    pub(crate) fn unless_lost<T>(
         &mut self,
         what: &str,
         result: Result<T, DeviceError>,

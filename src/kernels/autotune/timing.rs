@@ -37,7 +37,7 @@ const BLOCK: usize = 256 * PATTERN;
 
 /// Buffers on which the variants of calls are timed, and the device's clock. All calls share the
 /// buffers, which grow to the largest tensors.
-pub struct VariantTimer<'a> {
+pub(crate) struct VariantTimer<'a> {
     gpu: &'a Gpu,
     /// Source of the contents of large inputs.
     block: wgpu::Buffer,
@@ -298,7 +298,7 @@ fn runs_for(seconds: f64) -> u32 {
 /// Returns the order in which variants are timed, as indices into `variants`: first the one chosen
 /// without measurements, then, on a software adapter, those without workgroup memory (barriers are
 /// slow there) and the plain one last, on hardware those with it.
-pub fn timing_order(call: &OpCall, variants: &[Variant], caps: &Caps) -> Vec<usize> {
+pub(crate) fn timing_order(call: &OpCall, variants: &[Variant], caps: &Caps) -> Vec<usize> {
     let is_software = caps.class == DeviceClass::Software;
     let unmeasured = default_variant(call, variants, caps);
     let mut order: Vec<usize> = (0..variants.len()).collect();
@@ -318,7 +318,7 @@ fn shares(variant: &Variant) -> bool {
 }
 
 /// Returns the index of the variant that the twin dispatches without measurements.
-pub fn default_variant(call: &OpCall, variants: &[Variant], caps: &Caps) -> usize {
+pub(crate) fn default_variant(call: &OpCall, variants: &[Variant], caps: &Caps) -> usize {
     let twin = crate::twin(call.op);
     let dispatches = twin.map(|twin| (twin.dispatch)(call, caps)).unwrap_or_default();
     let chosen = variants.iter().position(|variant| variant.dispatches == dispatches);

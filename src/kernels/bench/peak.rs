@@ -29,7 +29,7 @@ pub struct FmaChains {
     pub count: usize,
     pub rounds: usize,
     pub factor: f32,
-    pub addend: f32,
+    pub(crate) addend: f32,
 }
 
 impl FmaChains {

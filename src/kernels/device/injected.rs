@@ -11,7 +11,7 @@ pub const INJECTED_HANG_MAX: Duration = Duration::from_secs(120);
 
 /// Injects a fault into a device without a driver: returns the error that the driver's failure
 /// becomes, or sleeps for a hang.
-pub fn inject_on_host(fault: InjectedFault, adapter: &str) -> Result<(), DeviceError> {
+pub(crate) fn inject_on_host(fault: InjectedFault, adapter: &str) -> Result<(), DeviceError> {
     let adapter = adapter.to_string();
     match fault {
         InjectedFault::Lost => Err(DeviceError::Lost { adapter, why: "injected".into() }),

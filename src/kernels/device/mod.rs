@@ -2,11 +2,11 @@
 //! transfers and faults as values. Only this module, `kernels` (its pipelines), `autotune` and
 //! `exec` use wgpu.
 
-pub mod adapter_kind;
+pub(crate) mod adapter_kind;
 pub mod adapters;
 pub mod error;
 mod exit;
-pub mod features;
+pub(crate) mod features;
 pub mod gpu;
 pub mod heartbeat;
 pub mod host;
@@ -16,7 +16,7 @@ pub mod memory;
 pub mod panics;
 pub mod select;
 pub mod staging;
-pub mod timestamps;
+pub(crate) mod timestamps;
 
 pub use adapter_kind::AdapterKind;
 pub use adapters::{Adapter, list_adapters};
@@ -26,11 +26,12 @@ pub use features::Features;
 pub use gpu::{Gpu, ShaderChecks};
 pub use heartbeat::Heartbeat;
 pub use host::HostInfo;
-pub use injected::{INJECTED_HANG_MAX, inject_on_host};
+pub use injected::INJECTED_HANG_MAX;
+pub(crate) use injected::inject_on_host;
 pub use limits::Limits;
 pub use memory::AdapterMemory;
 pub use select::{
     OfferedDevice, Selection, missing_devices, select, select_all, selector_of, selector_without,
 };
-pub use staging::{Mapping, ReadbackRing, UploadRing};
-pub use timestamps::Timestamps;
+pub(crate) use staging::{Mapping, ReadbackRing, UploadRing};
+pub(crate) use timestamps::Timestamps;

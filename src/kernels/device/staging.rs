@@ -13,7 +13,7 @@ use super::gpu::Gpu;
 const ALIGNMENT: u64 = 16;
 
 /// Pending mapping of a slot, which completes when the device is done with a submission.
-pub struct Mapping {
+pub(crate) struct Mapping {
     submission: Option<wgpu::SubmissionIndex>,
     result: mpsc::Receiver<Result<(), wgpu::BufferAsyncError>>,
     done: bool,
@@ -68,7 +68,7 @@ impl Mapping {
 }
 
 /// Staged bytes in a slot, to be copied to their destination.
-pub struct Staged<'a> {
+pub(crate) struct Staged<'a> {
     pub buffer: &'a wgpu::Buffer,
     pub offset: u64,
     pub bytes: u64,
@@ -82,7 +82,7 @@ struct UploadSlot {
 
 /// Upload ring. A submission uses one slot: the caller calls [`UploadRing::seal`] before it
 /// submits and [`UploadRing::sent`] after, and submits when [the slot is full](Self::is_full).
-pub struct UploadRing {
+pub(crate) struct UploadRing {
     slots: Vec<UploadSlot>,
     slot_bytes: u64,
     /// Slot of the next submission, and the number of its bytes that are taken.
@@ -106,6 +106,7 @@ impl UploadRing {
     }
 
     /// Returns the bytes of all slots.
+    #[cfg(test)]
     pub fn bytes(&self) -> u64 {
         self.slots.len() as u64 * self.slot_bytes
     }
@@ -138,7 +139,7 @@ impl UploadRing {
 
     /// Unmaps the slot, so that the device can read it. Nothing may be staged until
     /// [`UploadRing::sent`].
-    pub fn seal(&mut self) {
+    pub(crate) fn seal(&mut self) {
         if self.taken > 0 {
             self.slots[self.current].buffer.unmap();
         }
@@ -165,7 +166,7 @@ struct ReadbackSlot {
 }
 
 /// Readback ring: slots used in rotation.
-pub struct ReadbackRing {
+pub(crate) struct ReadbackRing {
     slots: Vec<ReadbackSlot>,
     slot_bytes: u64,
 }
@@ -179,12 +180,13 @@ impl ReadbackRing {
     }
 
     /// Returns the bytes of all slots.
+    #[cfg(test)]
     pub fn bytes(&self) -> u64 {
         self.slots.len() as u64 * self.slot_bytes
     }
 
     /// Returns the most bytes of a chunk.
-    pub fn slot_bytes(&self) -> u64 {
+    pub(crate) fn slot_bytes(&self) -> u64 {
         self.slot_bytes
     }
 

@@ -6,7 +6,7 @@ use super::{DeviceError, Gpu};
 const TICK_BYTES: u64 = 8;
 
 /// Timestamp queries of a device that has a clock.
-pub struct Timestamps {
+pub(crate) struct Timestamps {
     period_ns: f64,
     /// Passes that can be timed between two readings.
     passes_max: u32,
@@ -46,7 +46,7 @@ impl Timestamps {
     }
 
     /// Returns the queries that the next pass writes its timestamps to; `None` if all are used.
-    pub fn next_pass(&mut self) -> Option<wgpu::ComputePassTimestampWrites<'_>> {
+    pub(crate) fn next_pass(&mut self) -> Option<wgpu::ComputePassTimestampWrites<'_>> {
         if self.passes == self.passes_max {
             self.overflowed = true;
             return None;
@@ -67,7 +67,7 @@ impl Timestamps {
     }
 
     /// Notes that the passes so far are submitted.
-    pub fn end_submission(&mut self) {
+    pub(crate) fn end_submission(&mut self) {
         if self.submissions.last().copied().unwrap_or(0) < self.passes {
             self.submissions.push(self.passes);
         }
@@ -85,7 +85,7 @@ impl Timestamps {
 
     /// Returns the seconds in which a pass was running, from the resolved ticks; `None` if not
     /// every pass was timed, or if the ticks are inconsistent.
-    pub fn busy_seconds(&self, ticks: &[u8]) -> Option<f64> {
+    pub(crate) fn busy_seconds(&self, ticks: &[u8]) -> Option<f64> {
         if self.overflowed || ticks.is_empty() {
             return None;
         }
@@ -95,7 +95,7 @@ impl Timestamps {
 
     /// Returns the longest time from the beginning of the first pass of a submission to the end of
     /// its last one, from the resolved ticks; `None` if no pass was timed.
-    pub fn longest_submission_seconds(&self, ticks: &[u8]) -> Option<f64> {
+    pub(crate) fn longest_submission_seconds(&self, ticks: &[u8]) -> Option<f64> {
         let ticks: Vec<u64> = bytemuck::pod_collect_to_vec(ticks);
         longest_ticks(&ticks, &self.submissions).map(|ticks| ticks as f64 * self.period_ns * 1e-9)
     }

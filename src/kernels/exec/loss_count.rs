@@ -8,7 +8,7 @@ use potluck_core::{HostTensorView, Shape, TensorId};
 use potluck_graph::{LossCount, Plan};
 
 /// Counter of the elements or targets that the loss of a plan sums.
-pub struct LossCounter {
+pub(crate) struct LossCounter {
     loss: Option<CountedLoss>,
     /// Count since the step began.
     count: u64,

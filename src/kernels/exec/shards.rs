@@ -55,7 +55,7 @@ impl Shards {
     }
 
     /// Returns the owned elements of every bucket.
-    pub fn all_owned(&self) -> impl Iterator<Item = Range<usize>> + '_ {
+    pub(crate) fn all_owned(&self) -> impl Iterator<Item = Range<usize>> + '_ {
         self.buckets.iter().map(|(_, owned)| owned.clone())
     }
 

@@ -14,16 +14,16 @@ const PLACES: (usize, usize) = (4, 256);
 
 /// Slots of a GPU's upload ring and readback ring, used in rotation, and bytes of each slot: large
 /// enough that one submission per slot does not show in the bandwidth.
-pub const UPLOAD_SLOTS: usize = 4;
-pub const READBACK_SLOTS: usize = 2;
-pub const SLOT_BYTES: u64 = 4 << 20;
+pub(crate) const UPLOAD_SLOTS: usize = 4;
+pub(crate) const READBACK_SLOTS: usize = 2;
+pub(crate) const SLOT_BYTES: u64 = 4 << 20;
 
 /// Bytes of both rings, which a GPU has in any case.
 pub const RING_BYTES: usize = (UPLOAD_SLOTS + READBACK_SLOTS) * SLOT_BYTES as usize;
 
 /// Memory budget of readbacks: number of slots, and bytes of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ReadbackBudget {
+pub(crate) struct ReadbackBudget {
     pub count: usize,
     pub bytes: usize,
 }
@@ -74,7 +74,7 @@ pub fn host_staging_bytes(plan: &Plan) -> usize {
 }
 
 /// Returns the lengths of the buckets that a plan holds.
-pub fn held_lengths(plan: &Plan) -> Vec<usize> {
+pub(crate) fn held_lengths(plan: &Plan) -> Vec<usize> {
     let held = plan.buckets.iter().zip(&plan.held).filter(|(_, held)| **held);
     held.map(|(bucket, _)| bucket.length).collect()
 }

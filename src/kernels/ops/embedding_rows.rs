@@ -11,7 +11,7 @@ use crate::{Dispatch, OpCall, Shader, Variant};
 /// Maximum number of workgroups among which the rows of the table are divided: enough to fill a
 /// device, and few enough that it stays cheap for each of them to read all ids. The shader needs
 /// 2^10 or more where the table has more rows.
-pub const OWNERS_MAX: usize = 1024;
+pub(crate) const OWNERS_MAX: usize = 1024;
 
 /// Tokens that a workgroup lists at a time.
 const NOTED: usize = 2048;

@@ -46,7 +46,7 @@ pub fn steps(call: &OpCall) -> Vec<EpilogueStep> {
 
 /// Returns an elementwise op as an epilogue step, after the index of the input that it
 /// transforms; `None` for other ops.
-pub fn as_step(op: &Op) -> Option<(usize, EpilogueStep)> {
+pub(crate) fn as_step(op: &Op) -> Option<(usize, EpilogueStep)> {
     match *op {
         Op::Unary(function) => Some((0, EpilogueStep::Unary(function))),
         Op::UnaryGrad(function) => Some((1, EpilogueStep::UnaryGrad(function, 0))),
@@ -65,7 +65,7 @@ pub fn of(call: &OpCall, first: usize) -> Epilogue {
 
 /// Generates `store` for these steps, which writes the final value to `c`, or adds it if the call
 /// accumulates. It moves 4 bytes per value, operand and stored value.
-pub fn of_steps(call: &OpCall, steps: &[EpilogueStep], first: usize) -> Epilogue {
+pub(crate) fn of_steps(call: &OpCall, steps: &[EpilogueStep], first: usize) -> Epilogue {
     let mut operands = Vec::new();
     let (mut bindings, mut body) = (String::new(), String::new());
     for step in steps {
@@ -95,7 +95,7 @@ pub fn of_steps(call: &OpCall, steps: &[EpilogueStep], first: usize) -> Epilogue
 }
 
 /// Returns the WGSL of the binding of the output, for kernels whose file leaves it to the epilogue.
-pub fn output_binding(number: usize, element: &str) -> String {
+pub(crate) fn output_binding(number: usize, element: &str) -> String {
     format!("@group(0) @binding({number}) var<storage, read_write> c: array<{element}>;\n")
 }
 
@@ -152,7 +152,7 @@ pub fn sign(function: Binary) -> Option<&'static str> {
 }
 
 /// Returns the WGSL of a function of two values.
-pub fn combined(function: Binary, a: &str, b: &str) -> String {
+pub(crate) fn combined(function: Binary, a: &str, b: &str) -> String {
     match sign(function) {
         Some(sign) => format!("{a} {sign} {b}"),
         None => format!("maximum_of({a}, {b})"),
@@ -160,7 +160,7 @@ pub fn combined(function: Binary, a: &str, b: &str) -> String {
 }
 
 /// Returns the WGSL of a function of two vectors of 4; both are names.
-pub fn combined4(function: Binary, a: &str, b: &str) -> String {
+pub(crate) fn combined4(function: Binary, a: &str, b: &str) -> String {
     if sign(function).is_some() {
         return combined(function, a, b);
     }

@@ -19,7 +19,7 @@ enum Bound {
 /// accumulates, with bindings numbered from `first`. It moves 16 bytes per vector, operand and
 /// stored vector. `None` if the values, or the period of an operand that is more than one value,
 /// are not whole vectors.
-pub fn of_steps(call: &OpCall, steps: &[EpilogueStep], first: usize) -> Option<Epilogue> {
+pub(crate) fn of_steps(call: &OpCall, steps: &[EpilogueStep], first: usize) -> Option<Epilogue> {
     let (mut bindings, mut body, mut operands) = (String::new(), String::new(), Vec::new());
     for step in steps {
         let (bound, number) = (bound(call, *step), first + operands.len());

@@ -303,7 +303,7 @@ pub fn cost(call: &OpCall) -> Cost {
 }
 
 /// See [`Twin::iterations`]: the places of a window or of a cell, or the windows with a place.
-pub fn iterations(call: &OpCall) -> usize {
+pub(crate) fn iterations(call: &OpCall) -> usize {
     let sizes = PoolSizes::of(call);
     let Pool2dOptions { kernel, stride, .. } = sizes.options;
     let most = |axis: usize| {

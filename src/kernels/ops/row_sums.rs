@@ -7,7 +7,7 @@ use crate::dispatch::{ITERATIONS_MAX, grid};
 use crate::{Caps, Dispatch, Operand, Shader, Variant};
 
 /// Terms of sums over rows, viewed as (outer, middle, inner), where middle is reduced.
-pub struct RowTerms {
+pub(crate) struct RowTerms {
     pub outer: usize,
     pub middle: usize,
     pub inner: usize,
@@ -15,7 +15,7 @@ pub struct RowTerms {
     /// Number of sums of a column, 1 or 2: the outputs of the call.
     pub sums: usize,
     /// True if 4 neighbouring columns may be taken as a vector, where `inner` is a multiple of 4.
-    pub vectors: bool,
+    pub(crate) vectors: bool,
     /// Parameters `word0`, `word1` and `word2` of the terms.
     pub words: [usize; 3],
     /// WGSL of the bindings of the operands and of `fn term(row: u32, at: u32) -> Sums`, the terms
@@ -25,7 +25,7 @@ pub struct RowTerms {
 
 impl RowTerms {
     /// Returns true if columns are taken as vectors of 4.
-    pub fn has_vectors(&self) -> bool {
+    pub(crate) fn has_vectors(&self) -> bool {
         self.vectors && self.inner.is_multiple_of(4)
     }
 
@@ -83,7 +83,7 @@ enum Way {
 /// Static choice for software adapters: vectors of 4 if the width is a multiple of 4, else
 /// scalars. For both gradients of layer norm of (1024, 768), on two busy cores of an AMD EPYC, the
 /// vectors took 0.57 of the time of scalars on SwiftShader and 0.56 on llvmpipe.
-pub fn by_columns(name: &str, terms: &RowTerms, accumulate: bool) -> Variant {
+pub(crate) fn by_columns(name: &str, terms: &RowTerms, accumulate: bool) -> Variant {
     let way = if terms.has_vectors() {
         if terms.middle <= ITERATIONS_MAX { Way::Tile4 } else { Way::Tall4 }
     } else if is_short(terms) {
@@ -96,7 +96,7 @@ pub fn by_columns(name: &str, terms: &RowTerms, accumulate: bool) -> Variant {
 
 /// Static choice for GPUs: two stages, or workgroups whose invocations share columns if there are
 /// too few rows.
-pub fn by_workgroups(name: &str, terms: &RowTerms, accumulate: bool) -> Variant {
+pub(crate) fn by_workgroups(name: &str, terms: &RowTerms, accumulate: bool) -> Variant {
     let blocks = row_blocks::variant(&format!("{name}_blocks"), terms, accumulate);
     blocks.unwrap_or_else(|| tall(name, terms, accumulate))
 }

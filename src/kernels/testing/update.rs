@@ -13,7 +13,12 @@ type UpdateState<T> = Vec<Vec<T>>;
 /// Runs `steps` in sequence over `range` of a bucket of `elements` elements in every
 /// implementation. Compares the change of each value with that of the f64 reference, and asserts
 /// that values outside the range keep their bits.
-pub fn check_update(elements: usize, range: &UpdateRange, steps: &[Update], twin: &UpdateTwin) {
+pub(crate) fn check_update(
+    elements: usize,
+    range: &UpdateRange,
+    steps: &[Update],
+    twin: &UpdateTwin,
+) {
     let start = update_state(elements, steps[0].moments());
     let gradients: Vec<Vec<f32>> =
         (0..steps.len()).map(|step| normals(elements, 50 + step as u32)).collect();

@@ -30,8 +30,6 @@ pub enum ClusterError {
     Address { address: SocketAddr },
     #[error("no address to join is given")]
     NoAddress,
-    #[error("the activity of this node has {bytes} bytes, of at most {max}")]
-    Activity { bytes: usize, max: usize },
     #[error("{connection} is not open")]
     UnknownConnection { connection: ConnectionId },
     #[error("{connection} is opened twice")]

@@ -119,11 +119,6 @@ pub enum Action {
         you: NodeRank,
         links: Vec<(NodeRank, ConnectionId)>,
     },
-    /// Activity in a heartbeat, of the first node or, there, of all others.
-    Activity {
-        node: NodeRank,
-        activity: Vec<u8>,
-    },
     /// A node went in order after the start. Whether the run can go on is for the layer above to
     /// say.
     Left {
@@ -180,7 +175,7 @@ impl fmt::Display for ClusterEnd {
 
 /// Actions that wait for the driver.
 #[derive(Debug, Default)]
-pub struct Outbox(VecDeque<Action>);
+pub(crate) struct Outbox(VecDeque<Action>);
 
 impl Outbox {
     pub fn push(&mut self, action: Action) {

@@ -14,8 +14,7 @@ use super::event::{Action, ClusterEnd, ConnectionEnd, ConnectionId, Event, Outbo
 use super::guests::Guests;
 use super::hello::Hello;
 use super::message::{
-    ACTIVITY_BYTES_MAX, ClusterMsg, Loss, MESSAGE_BYTES_MAX, Presence, PresentNode, Welcome,
-    silent_for,
+    ClusterMsg, Loss, MESSAGE_BYTES_MAX, Presence, PresentNode, Welcome, silent_for,
 };
 use super::pulse::Pulse;
 use super::refusal::Refusal;
@@ -92,7 +91,6 @@ pub struct FirstNode {
     /// In the order of arrival: from the roster on, node `n` is at `n - 1`.
     joiners: Vec<Joiner>,
     suspicions: Vec<Suspicion>,
-    activity: Vec<u8>,
     outbox: Outbox,
 }
 
@@ -121,7 +119,6 @@ impl FirstNode {
             guests: Guests::default(),
             joiners: Vec::new(),
             suspicions: Vec::new(),
-            activity: Vec::new(),
             outbox: Outbox::default(),
         };
         if !first.has_room_for(None) {
@@ -192,19 +189,6 @@ impl FirstNode {
         self.outbox.pop()
     }
 
-    /// Sets what the next heartbeats say of this node's progress.
-    ///
-    /// # Errors
-    /// Returns [`ClusterError`] for more than [`ACTIVITY_BYTES_MAX`] bytes.
-    pub fn set_activity(&mut self, activity: Vec<u8>) -> Result<(), ClusterError> {
-        let (bytes, max) = (activity.len(), ACTIVITY_BYTES_MAX);
-        if bytes > max {
-            return Err(ClusterError::Activity { bytes, max });
-        }
-        self.activity = activity;
-        Ok(())
-    }
-
     /// Ends the run for all in order, before or after its start.
     pub fn leave(&mut self, why: &str) {
         if self.is_over() {
@@ -219,7 +203,7 @@ impl FirstNode {
     ///
     /// # Errors
     /// Returns [`ClusterError`] for a node that is not one of the others in a running cluster.
-    pub fn give_up_node(&mut self, node: NodeRank, why: &str) -> Result<(), ClusterError> {
+    pub(crate) fn give_up_node(&mut self, node: NodeRank, why: &str) -> Result<(), ClusterError> {
         let others = (1..=self.joiners.len() as u32).contains(&node.0);
         if !others || !matches!(self.phase, FirstPhase::Running) {
             return Err(ClusterError::UnknownNode { who: "the first node".into(), node });
@@ -381,10 +365,7 @@ impl FirstNode {
                 self.leave_of(index, why);
                 Ok(())
             }
-            ClusterMsg::Heartbeat { activity, .. } => {
-                if matches!(self.phase, FirstPhase::Running) {
-                    self.outbox.push(Action::Activity { node: from, activity });
-                }
+            ClusterMsg::Heartbeat { .. } => {
                 self.settle_suspicions();
                 Ok(())
             }
@@ -556,8 +537,7 @@ impl FirstNode {
         let generation = self.generation;
         for joiner in self.joiners.iter_mut().filter(|joiner| !joiner.has_left) {
             if let Some(sequence) = joiner.pulse.beat(now) {
-                let activity = self.activity.clone();
-                let message = ClusterMsg::Heartbeat { generation, sequence, activity };
+                let message = ClusterMsg::Heartbeat { generation, sequence };
                 self.outbox.send(joiner.connection, message);
             }
         }

@@ -10,11 +10,11 @@ use super::event::{ConnectionId, Outbox};
 use potluck_core::Nanos;
 
 /// Most connections whose peers have said nothing yet.
-pub const GUESTS_MAX: usize = 64;
+pub(crate) const GUESTS_MAX: usize = 64;
 
 /// Peers that have connected and said nothing yet.
 #[derive(Debug, Default)]
-pub struct Guests(BTreeMap<ConnectionId, (SocketAddr, Nanos)>);
+pub(crate) struct Guests(BTreeMap<ConnectionId, (SocketAddr, Nanos)>);
 
 impl Guests {
     /// Takes a connection in until its first message, or closes it if there are too many.
@@ -58,7 +58,7 @@ impl Guests {
     }
 
     /// Closes all connections.
-    pub fn close_all(&mut self, why: &str, outbox: &mut Outbox) {
+    pub(crate) fn close_all(&mut self, why: &str, outbox: &mut Outbox) {
         for connection in std::mem::take(&mut self.0).into_keys() {
             outbox.close(connection, why);
         }

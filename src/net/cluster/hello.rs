@@ -8,13 +8,13 @@ use super::text::{TextError, check_name, check_text};
 /// Version of the messages between nodes.
 pub const PROTOCOL: u32 = 1;
 /// Longest host name (RFC 1035, section 2.3.4), in bytes.
-pub const HOST_BYTES_MAX: usize = 255;
+pub(crate) const HOST_BYTES_MAX: usize = 255;
 /// Most devices of a node.
-pub const DEVICES_MAX: usize = 64;
+pub(crate) const DEVICES_MAX: usize = 64;
 /// Longest name and kind of a device, in bytes each.
 pub const DEVICE_BYTES_MAX: usize = 256;
 /// Longest version, hash of a build and name of a run, in bytes each.
-pub const VERSION_BYTES_MAX: usize = 128;
+pub(crate) const VERSION_BYTES_MAX: usize = 128;
 
 /// Device of a node, as it is shown.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -102,7 +102,7 @@ impl Hello {
 }
 
 /// Checks the host name of a node and its devices.
-pub fn check_host_and_devices(host: &str, devices: &[NodeDevice]) -> Result<(), HelloError> {
+pub(crate) fn check_host_and_devices(host: &str, devices: &[NodeDevice]) -> Result<(), HelloError> {
     check_name("host name", host, HOST_BYTES_MAX)?;
     match devices.len() {
         0 => return Err(HelloError::NoDevice),

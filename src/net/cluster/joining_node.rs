@@ -11,7 +11,7 @@ use super::error::ClusterError;
 use super::event::{Action, ClusterEnd, ConnectionEnd, ConnectionId, DialId, Event, Outbox};
 use super::guests::Guests;
 use super::hello::Hello;
-use super::message::{ACTIVITY_BYTES_MAX, ClusterMsg, Loss, Welcome, silent_for};
+use super::message::{ClusterMsg, Loss, Welcome, silent_for};
 use super::pairs::{PairLink, PairState};
 use super::pulse::Pulse;
 use super::roster::{Roster, can_be_dialed};
@@ -88,7 +88,6 @@ pub struct JoiningNode {
     guests: Guests,
     early: Vec<EarlyPair>,
     dials: u64,
-    activity: Vec<u8>,
     outbox: Outbox,
 }
 
@@ -120,7 +119,6 @@ impl JoiningNode {
             guests: Guests::default(),
             early: Vec::new(),
             dials: 0,
-            activity: Vec::new(),
             outbox,
         })
     }
@@ -168,19 +166,6 @@ impl JoiningNode {
     /// Returns the next action, if there is one.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.outbox.pop()
-    }
-
-    /// Sets what the next heartbeats say of this node's progress.
-    ///
-    /// # Errors
-    /// Returns [`ClusterError`] for more than [`ACTIVITY_BYTES_MAX`] bytes.
-    pub fn set_activity(&mut self, activity: Vec<u8>) -> Result<(), ClusterError> {
-        let (bytes, max) = (activity.len(), ACTIVITY_BYTES_MAX);
-        if bytes > max {
-            return Err(ClusterError::Activity { bytes, max });
-        }
-        self.activity = activity;
-        Ok(())
     }
 
     /// Leaves in order, before or after the start.
@@ -351,12 +336,7 @@ impl JoiningNode {
             }
             (JoinPhase::Pairing { .. }, ClusterMsg::Start { generation }) => self.start(generation),
             (JoinPhase::Greeting { .. }, other) => Err(self.unexpected(&other)),
-            (phase, ClusterMsg::Heartbeat { activity, .. }) => {
-                if matches!(phase, JoinPhase::Running) {
-                    self.outbox.push(Action::Activity { node: FIRST, activity });
-                }
-                Ok(())
-            }
+            (_, ClusterMsg::Heartbeat { .. }) => Ok(()),
             (JoinPhase::Running, ClusterMsg::Left { node, why, .. }) => self.note_left(node, why),
             (JoinPhase::Running, ClusterMsg::Lost { loss, .. }) => self.take_loss(loss),
             (_, other) => Err(self.unexpected(&other)),
@@ -524,8 +504,8 @@ impl JoiningNode {
             return self.lose_first(&why);
         }
         if let Some(sequence) = first.pulse.beat(now) {
-            let (generation, activity) = (self.generation, self.activity.clone());
-            self.send_to_first(ClusterMsg::Heartbeat { generation, sequence, activity });
+            let generation = self.generation;
+            self.send_to_first(ClusterMsg::Heartbeat { generation, sequence });
         }
     }
 

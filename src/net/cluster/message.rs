@@ -11,15 +11,13 @@ use super::{HOST_BYTES_MAX, NODE_TIMEOUT_MAX, NODE_TIMEOUT_MIN, NODES_MAX};
 use potluck_core::{Generation, Nanos, NodeRank};
 
 /// Longest message, in bytes.
-pub const MESSAGE_BYTES_MAX: usize = 64 << 10;
-/// Longest activity in a heartbeat, in bytes.
-pub const ACTIVITY_BYTES_MAX: usize = 4096;
+pub(crate) const MESSAGE_BYTES_MAX: usize = 64 << 10;
 
 /// Beginning of the reason of a loss by silence, which is followed by the time.
 const SILENT_FOR: &str = "it has been silent for";
 
 /// Returns the reason of a loss by a silence of this long.
-pub fn silent_for(silence: Nanos) -> String {
+pub(crate) fn silent_for(silence: Nanos) -> String {
     format!("{SILENT_FOR} {}", seconds(silence))
 }
 
@@ -88,7 +86,7 @@ impl Loss {
 
     /// Returns the loss as a sentence for the node that is lost, which has got it from the first
     /// node: so what that one sends arrives.
-    pub fn sentence_to(&self, you: NodeRank, roster: &Roster) -> String {
+    pub(crate) fn sentence_to(&self, you: NodeRank, roster: &Roster) -> String {
         match self {
             Self::Node { node, why } if *node == you => {
                 let (first, you) = (roster.name(NodeRank(0)), roster.name(you));
@@ -157,12 +155,10 @@ pub enum ClusterMsg {
     Start {
         generation: Generation,
     },
-    /// Sign of life to and from the first node, numbered from 1 on each link, with what the layer
-    /// above has to say of its progress.
+    /// Sign of life to and from the first node, numbered from 1 on each link.
     Heartbeat {
         generation: Generation,
         sequence: u64,
-        activity: Vec<u8>,
     },
     /// The sender goes in order.
     Leave {
@@ -293,10 +289,7 @@ impl ClusterMsg {
                 check_text("reason", why, WHY_BYTES_MAX).map_err(named)?;
                 at_most(message, "addresses", tried.len(), ADDRESSES_MAX)?;
             }
-            Self::Heartbeat { activity, .. } => {
-                at_most(message, "bytes of activity", activity.len(), ACTIVITY_BYTES_MAX)?;
-            }
-            Self::PairConnected { .. } | Self::Start { .. } => {}
+            Self::Heartbeat { .. } | Self::PairConnected { .. } | Self::Start { .. } => {}
         }
         Ok(())
     }

@@ -43,32 +43,27 @@ mod text;
 pub use error::{ClusterError, seconds};
 pub use event::{Action, ClusterEnd, ConnectionEnd, ConnectionId, DialId, Event};
 pub use first_node::{FirstNode, FirstNodeOptions};
-pub use guests::GUESTS_MAX;
-pub use hello::{
-    DEVICE_BYTES_MAX, DEVICES_MAX, HOST_BYTES_MAX, Hello, HelloError, NodeDevice, PROTOCOL,
-    VERSION_BYTES_MAX,
-};
+pub use hello::{DEVICE_BYTES_MAX, Hello, HelloError, NodeDevice, PROTOCOL};
+pub(crate) use hello::{DEVICES_MAX, HOST_BYTES_MAX, VERSION_BYTES_MAX};
 pub use joining_node::{JoiningNode, JoiningNodeOptions};
-pub use message::{
-    ACTIVITY_BYTES_MAX, ClusterMsg, Loss, MESSAGE_BYTES_MAX, MessageError, Presence, PresentNode,
-    Welcome,
-};
+pub use message::{ClusterMsg, Loss, MessageError, Presence, PresentNode, Welcome};
 pub use pulse::heartbeat_interval;
 pub use refusal::Refusal;
-pub use roster::{ADDRESSES_MAX, Roster, RosterError, RosterNode};
+pub(crate) use roster::ADDRESSES_MAX;
+pub use roster::{Roster, RosterError, RosterNode};
 pub use text::{SENTENCE_BYTES_MAX, TextError, WHY_BYTES_MAX, shown_text};
 
 use potluck_core::Nanos;
 
 /// Most nodes of a run.
-pub const NODES_MAX: u32 = 64;
+pub(crate) const NODES_MAX: u32 = 64;
 /// Bounds of the longest silence of a node.
-pub const NODE_TIMEOUT_MIN: Nanos = 100_000_000;
+pub(crate) const NODE_TIMEOUT_MIN: Nanos = 100_000_000;
 pub const NODE_TIMEOUT_MAX: Nanos = 3_600_000_000_000;
 /// Longest time until a machine answers: a dial, a hello, the opening of a pair.
-pub const REPLY_TIMEOUT: Nanos = 5_000_000_000;
+pub(crate) const REPLY_TIMEOUT: Nanos = 5_000_000_000;
 /// Longest time from the roster to the start: the dials of all pairs, and their reports.
-pub const PAIRING_TIMEOUT: Nanos = 8_000_000_000;
+pub(crate) const PAIRING_TIMEOUT: Nanos = 8_000_000_000;
 /// Longest time for which a joining node waits for the start, so that the first node, which knows
 /// more, speaks first.
-pub const START_TIMEOUT: Nanos = 12_000_000_000;
+pub(crate) const START_TIMEOUT: Nanos = 12_000_000_000;

@@ -7,7 +7,7 @@ use potluck_core::NodeRank;
 
 /// State of a link to another joined node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PairState {
+pub(crate) enum PairState {
     Dialing(DialId),
     /// The pair is opened, and the answer awaited.
     Opening(ConnectionId),
@@ -22,7 +22,7 @@ pub enum PairState {
 
 /// Link to another joined node.
 #[derive(Debug)]
-pub struct PairLink {
+pub(crate) struct PairLink {
     pub node: NodeRank,
     pub state: PairState,
     /// Addresses that were dialed.
@@ -42,7 +42,7 @@ impl PairLink {
 /// Returns the addresses at which a node is dialed by one that reached the first node at `first`.
 /// A node on the machine of the first one is seen there at a loopback address; from elsewhere it is
 /// at the address of that machine.
-pub fn addresses_to_dial(first: SocketAddr, known: &[SocketAddr]) -> Vec<SocketAddr> {
+pub(crate) fn addresses_to_dial(first: SocketAddr, known: &[SocketAddr]) -> Vec<SocketAddr> {
     let first = first.ip().to_canonical();
     let mut dialed = Vec::new();
     for &(mut address) in known {

@@ -14,7 +14,7 @@ pub fn heartbeat_interval(node_timeout: Nanos) -> Nanos {
 
 /// Heartbeats to and from one peer.
 #[derive(Debug)]
-pub struct Pulse {
+pub(crate) struct Pulse {
     timeout: Nanos,
     heard_at: Nanos,
     send_at: Nanos,
@@ -66,7 +66,7 @@ impl Pulse {
     }
 
     /// Returns the time from which on the peer counts as silent.
-    pub fn silent_at(&self) -> Nanos {
+    pub(crate) fn silent_at(&self) -> Nanos {
         self.heard_at.saturating_add(self.timeout)
     }
 

@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 use super::NODES_MAX;
 use super::hello::{HelloError, NodeDevice, check_host_and_devices};
 use potluck_core::format::counted;
-use potluck_core::{Generation, NodeRank, Rank};
+use potluck_core::{Generation, NodeRank};
 
 /// Most addresses of a node.
-pub const ADDRESSES_MAX: usize = 8;
+pub(crate) const ADDRESSES_MAX: usize = 8;
 
 /// Node of a roster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,7 +64,7 @@ pub enum RosterError {
 }
 
 /// Returns false for an address at which no node can be reached.
-pub fn can_be_dialed(address: &SocketAddr) -> bool {
+pub(crate) fn can_be_dialed(address: &SocketAddr) -> bool {
     let ip = address.ip();
     address.port() != 0 && !ip.is_unspecified() && !ip.is_multicast()
 }
@@ -106,7 +106,7 @@ impl Roster {
     ///
     /// # Errors
     /// Returns [`RosterError`] for the first value that is wrong.
-    pub fn check_for(
+    pub(crate) fn check_for(
         &self,
         you: NodeRank,
         announced: u32,
@@ -144,12 +144,6 @@ impl Roster {
         let count = |of: &RosterNode| of.devices.len() as u32;
         let before = self.nodes.iter().take(node.index()).map(count).sum();
         before..before + self.node(node).map_or(0, count)
-    }
-
-    /// Returns the node of a rank, `None` beyond the world.
-    pub fn node_of(&self, rank: Rank) -> Option<NodeRank> {
-        let nodes = self.nodes.iter().map(|of| of.node);
-        nodes.into_iter().find(|&node| self.ranks(node).contains(&rank.0))
     }
 
     /// Returns a node with its host, as in `node 1 (beta)`.
@@ -207,9 +201,6 @@ mod tests {
         assert_eq!(roster.world(), 6);
         let ranks = [0, 1, 2, 3].map(|node| roster.ranks(NodeRank(node)));
         assert_eq!(ranks, [0..2, 2..3, 3..6, 6..6]);
-        let nodes: Vec<_> = (0..7).map(|rank| roster.node_of(Rank(rank)).map(|of| of.0)).collect();
-        let expected = [Some(0), Some(0), Some(1), Some(2), Some(2), Some(2), None];
-        assert_eq!(nodes, expected);
         assert_eq!(roster.name(NodeRank(1)), "node 1 (beta)");
         let pairs: Vec<_> = roster.pairs().map(|(low, high)| (low.0, high.0)).collect();
         assert_eq!(pairs, [(0, 1), (0, 2), (1, 2)]);

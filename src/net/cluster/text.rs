@@ -27,7 +27,7 @@ fn is_shown(character: char) -> bool {
 }
 
 /// Checks a text of at most `max` bytes, which may be empty.
-pub fn check_text(what: &'static str, text: &str, max: usize) -> Result<(), TextError> {
+pub(crate) fn check_text(what: &'static str, text: &str, max: usize) -> Result<(), TextError> {
     if text.len() > max {
         return Err(TextError::TooLong { what, bytes: text.len(), max });
     }
@@ -38,7 +38,7 @@ pub fn check_text(what: &'static str, text: &str, max: usize) -> Result<(), Text
 }
 
 /// Checks a name of 1 to `max` bytes.
-pub fn check_name(what: &'static str, name: &str, max: usize) -> Result<(), TextError> {
+pub(crate) fn check_name(what: &'static str, name: &str, max: usize) -> Result<(), TextError> {
     if name.is_empty() {
         return Err(TextError::Empty { what });
     }

@@ -51,7 +51,7 @@ impl Drop for WaitingPlace {
 }
 
 /// Receiver of the messages of a peer; an error closes the link.
-pub type MessageReceiver = Arc<dyn Fn(Vec<u8>) -> Result<(), String> + Send + Sync>;
+pub(crate) type MessageReceiver = Arc<dyn Fn(Vec<u8>) -> Result<(), String> + Send + Sync>;
 
 /// Receiver of values that come from a peer. Called on the threads of the network, which must not
 /// wait for long.
@@ -195,7 +195,7 @@ impl NodeLink {
     ///
     /// # Errors
     /// Returns the reason with which the link is closed.
-    pub fn send_cluster(&self, message: &ClusterMsg) -> Result<(), Closed> {
+    pub(crate) fn send_cluster(&self, message: &ClusterMsg) -> Result<(), Closed> {
         let encoded = message.encode().map_err(|why| Closed(why.to_string()))?;
         self.link.send_control(tagged(CLUSTER, &encoded))
     }

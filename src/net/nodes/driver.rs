@@ -373,7 +373,6 @@ impl ClusterDriver {
                 self.dial(dial, addresses);
                 return false;
             }
-            Action::Activity { .. } => return false,
             Action::Show(presence) => ClusterNews::Present(presence),
             Action::TurnedAway { address, why } => ClusterNews::TurnedAway { address, why },
             Action::Departed { host, why } => ClusterNews::Departed { host, why },

@@ -2,7 +2,6 @@
 //! as functions, for a group of `size` ranks. A shard, or a block of a tree, of `s` bytes is sent
 //! in `ceil(s / chunk)` messages.
 
-use super::rooted::levels;
 use super::{Chunk, CollectiveKind, Positions, ShardLayout, Topology};
 
 /// Number and bytes of messages: by the formulas of the collectives, those that the busiest rank
@@ -56,90 +55,91 @@ pub fn sent_by(
     layout.chunks.iter().map(of_chunk).fold(CommCost::default(), CommCost::then)
 }
 
-/// Returns the cost of `times` transfers of all bytes.
-fn whole(times: u64, bytes: u64, chunk: u64) -> CommCost {
-    CommCost { steps: times * bytes.div_ceil(chunk), bytes: times * bytes }
-}
-
-/// Returns the cost of all shards but the smallest of `size`.
-fn all_but_a_shard(size: u32, bytes: u64, chunk: u64) -> CommCost {
-    let size = u64::from(size);
-    let (short, longer) = (bytes / size, bytes % size);
-    let chunks_of = |shard: u64| shard.div_ceil(chunk);
-    let steps = longer * chunks_of(short + 1) + (size - longer - 1) * chunks_of(short);
-    CommCost { steps, bytes: bytes - short }
-}
-
-/// Cost of a ring reduce-scatter: `size - 1` steps per chunk of a shard, and `(size - 1) /
-/// size` of the bytes (except for uneven shards).
-pub fn ring_reduce_scatter(size: u32, bytes: u64, chunk: u64) -> CommCost {
-    all_but_a_shard(size, bytes, chunk)
-}
-
-/// Cost of a ring all-gather, the same as that of [`ring_reduce_scatter`].
-pub fn ring_all_gather(size: u32, bytes: u64, chunk: u64) -> CommCost {
-    all_but_a_shard(size, bytes, chunk)
-}
-
-/// Cost of a ring all-reduce, both phases: `2 (size - 1)` steps per chunk of a shard, and
-/// `2 (size - 1) / size` of the bytes.
-pub fn ring_all_reduce(size: u32, bytes: u64, chunk: u64) -> CommCost {
-    ring_reduce_scatter(size, bytes, chunk).then(ring_all_gather(size, bytes, chunk))
-}
-
-/// Cost of a star reduce: the server receives all bytes `size - 1` times.
-pub fn star_reduce(size: u32, bytes: u64, chunk: u64) -> CommCost {
-    whole(u64::from(size) - 1, bytes, chunk)
-}
-
-/// Cost of a star gather: the server sends all bytes `size - 1` times.
-pub fn star_gather(size: u32, bytes: u64, chunk: u64) -> CommCost {
-    whole(u64::from(size) - 1, bytes, chunk)
-}
-
-/// Cost of a star all-reduce, both phases: all bytes `2 (size - 1)` times through the server.
-pub fn star_all_reduce(size: u32, bytes: u64, chunk: u64) -> CommCost {
-    star_reduce(size, bytes, chunk).then(star_gather(size, bytes, chunk))
-}
-
-/// Cost of [`super::rooted::reduce`]: the root receives all bytes `L` times.
-pub fn tree_reduce(size: u32, bytes: u64, chunk: u64) -> CommCost {
-    whole(levels(size).into(), bytes, chunk)
-}
-
-/// Cost of [`super::rooted::broadcast`]: the root sends all bytes `L` times.
-pub fn tree_broadcast(size: u32, bytes: u64, chunk: u64) -> CommCost {
-    whole(levels(size).into(), bytes, chunk)
-}
-
-/// Cost of [`super::rooted::all_reduce`]: `2 L` steps, all bytes `2 L` times through position 0.
-pub fn tree_all_reduce(size: u32, bytes: u64, chunk: u64) -> CommCost {
-    tree_reduce(size, bytes, chunk).then(tree_broadcast(size, bytes, chunk))
-}
-
-/// Cost of [`super::rooted::gather`] of one block of `bytes` per rank: `size - 1` blocks.
-pub fn gather(size: u32, bytes: u64, chunk: u64) -> CommCost {
-    whole(u64::from(size) - 1, bytes, chunk)
-}
-
-/// Cost of [`super::rooted::scatter`], the same as that of [`gather`].
-pub fn scatter(size: u32, bytes: u64, chunk: u64) -> CommCost {
-    whole(u64::from(size) - 1, bytes, chunk)
-}
-
-/// Cost of [`super::rooted::barrier`]: `L` messages without values.
-pub fn barrier(size: u32) -> CommCost {
-    CommCost { steps: levels(size).into(), bytes: 0 }
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::VecDeque;
     use std::sync::Arc;
 
     use super::*;
+    use crate::collective::rooted::levels;
     use crate::collective::{Action, Event, Exchange, RootedStep, rooted};
     use potluck_core::{ChunkId, Position};
+
+    /// Returns the cost of `times` transfers of all bytes.
+    fn whole(times: u64, bytes: u64, chunk: u64) -> CommCost {
+        CommCost { steps: times * bytes.div_ceil(chunk), bytes: times * bytes }
+    }
+
+    /// Returns the cost of all shards but the smallest of `size`.
+    fn all_but_a_shard(size: u32, bytes: u64, chunk: u64) -> CommCost {
+        let size = u64::from(size);
+        let (short, longer) = (bytes / size, bytes % size);
+        let chunks_of = |shard: u64| shard.div_ceil(chunk);
+        let steps = longer * chunks_of(short + 1) + (size - longer - 1) * chunks_of(short);
+        CommCost { steps, bytes: bytes - short }
+    }
+
+    /// Cost of a ring reduce-scatter: `size - 1` steps per chunk of a shard, and `(size - 1) /
+    /// size` of the bytes (except for uneven shards).
+    fn ring_reduce_scatter(size: u32, bytes: u64, chunk: u64) -> CommCost {
+        all_but_a_shard(size, bytes, chunk)
+    }
+
+    /// Cost of a ring all-gather, the same as that of [`ring_reduce_scatter`].
+    fn ring_all_gather(size: u32, bytes: u64, chunk: u64) -> CommCost {
+        all_but_a_shard(size, bytes, chunk)
+    }
+
+    /// Cost of a ring all-reduce, both phases: `2 (size - 1)` steps per chunk of a shard, and
+    /// `2 (size - 1) / size` of the bytes.
+    fn ring_all_reduce(size: u32, bytes: u64, chunk: u64) -> CommCost {
+        ring_reduce_scatter(size, bytes, chunk).then(ring_all_gather(size, bytes, chunk))
+    }
+
+    /// Cost of a star reduce: the server receives all bytes `size - 1` times.
+    fn star_reduce(size: u32, bytes: u64, chunk: u64) -> CommCost {
+        whole(u64::from(size) - 1, bytes, chunk)
+    }
+
+    /// Cost of a star gather: the server sends all bytes `size - 1` times.
+    fn star_gather(size: u32, bytes: u64, chunk: u64) -> CommCost {
+        whole(u64::from(size) - 1, bytes, chunk)
+    }
+
+    /// Cost of a star all-reduce, both phases: all bytes `2 (size - 1)` times through the server.
+    fn star_all_reduce(size: u32, bytes: u64, chunk: u64) -> CommCost {
+        star_reduce(size, bytes, chunk).then(star_gather(size, bytes, chunk))
+    }
+
+    /// Cost of [`rooted::reduce`]: the root receives all bytes `L` times.
+    fn tree_reduce(size: u32, bytes: u64, chunk: u64) -> CommCost {
+        whole(levels(size).into(), bytes, chunk)
+    }
+
+    /// Cost of [`rooted::broadcast`]: the root sends all bytes `L` times.
+    fn tree_broadcast(size: u32, bytes: u64, chunk: u64) -> CommCost {
+        whole(levels(size).into(), bytes, chunk)
+    }
+
+    /// Cost of [`rooted::all_reduce`]: `2 L` steps, all bytes `2 L` times through position 0.
+    fn tree_all_reduce(size: u32, bytes: u64, chunk: u64) -> CommCost {
+        tree_reduce(size, bytes, chunk).then(tree_broadcast(size, bytes, chunk))
+    }
+
+    /// Cost of [`rooted::gather`] of one block of `bytes` per rank: `size - 1` blocks.
+    fn gather(size: u32, bytes: u64, chunk: u64) -> CommCost {
+        whole(u64::from(size) - 1, bytes, chunk)
+    }
+
+    /// Cost of [`rooted::scatter`], the same as that of [`gather`].
+    fn scatter(size: u32, bytes: u64, chunk: u64) -> CommCost {
+        whole(u64::from(size) - 1, bytes, chunk)
+    }
+
+    /// Cost of [`rooted::barrier`]: `L` messages without values.
+    fn barrier(size: u32) -> CommCost {
+        CommCost { steps: levels(size).into(), bytes: 0 }
+    }
 
     /// Counters of the messages and bytes that ranks send and receive.
     #[derive(Clone, Debug, Default)]

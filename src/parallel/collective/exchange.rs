@@ -172,7 +172,7 @@ impl Exchange {
 
     /// Sets the longest time for which the exchange waits for messages without an event;
     /// [`Nanos::MAX`], as at first, is none.
-    pub fn with_deadline(self, deadline: Nanos) -> Self {
+    pub(crate) fn with_deadline(self, deadline: Nanos) -> Self {
         Self { deadline, ..self }
     }
 

@@ -91,7 +91,7 @@ impl RankGroup {
     }
 
     /// Returns true if positions equal ranks, as in the group of all ranks.
-    pub fn is_identity(&self) -> bool {
+    pub(crate) fn is_identity(&self) -> bool {
         self.iter().all(|(position, rank)| position.0 == rank.0)
     }
 

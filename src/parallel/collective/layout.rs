@@ -80,7 +80,7 @@ fn cut(units: usize, parts: usize, part: usize) -> Range<usize> {
 /// Returns the number of elements of a chunk in the layout of one bucket of `length` elements in a
 /// ring of `size` ranks, without alignment, as [`ShardLayout::new`] cuts it; `None` if there is no
 /// such chunk. Nothing is allocated, so that the numbers may come from a peer.
-pub fn ring_chunk_length(
+pub(crate) fn ring_chunk_length(
     size: u32,
     length: usize,
     chunk_max: usize,
@@ -181,7 +181,7 @@ impl ShardLayout {
     }
 
     /// Returns the topology of the group of a bucket.
-    pub fn topology_of(&self, bucket: BucketId) -> Topology {
+    pub(crate) fn topology_of(&self, bucket: BucketId) -> Topology {
         self.buckets[bucket.index()].topology
     }
 
@@ -222,7 +222,7 @@ impl ShardLayout {
     /// needs no message, its window is open because every sum of earlier rounds has ended, and
     /// for each next rank it is the first unused chunk as well. In the order of chunks
     /// instead, ranks with little memory would deadlock.
-    pub fn consumption_order(&self, bucket: BucketId, position: Position) -> Vec<ChunkId> {
+    pub(crate) fn consumption_order(&self, bucket: BucketId, position: Position) -> Vec<ChunkId> {
         let chunks = self.chunks_of(bucket).map(|index| ChunkId(index as u32));
         if self.topology_of(bucket) == Topology::Star {
             return chunks.collect();
@@ -242,7 +242,7 @@ impl ShardLayout {
 
     /// Returns true if the rank at a position is the first to send a chunk: its own values, with
     /// nothing added.
-    pub fn is_initiator(&self, id: ChunkId, position: Position) -> bool {
+    pub(crate) fn is_initiator(&self, id: ChunkId, position: Position) -> bool {
         let Chunk { bucket, owner, .. } = *self.chunk(id);
         match self.topology_of(bucket) {
             Topology::Ring => self.size_of(bucket) > 1 && position == self.next(bucket, owner),

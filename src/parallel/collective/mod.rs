@@ -8,12 +8,13 @@ mod error;
 pub mod exchange;
 pub mod group;
 pub mod layout;
-pub mod rooted;
+pub(crate) mod rooted;
 
 pub use bucket_groups::{BucketGroups, Positions};
 pub use cost::CommCost;
 pub use error::ExchangeError;
 pub use exchange::{Action, Collective, CollectiveKind, Event, Exchange};
 pub use group::{Member, RankGroup, RankGroupError};
-pub use layout::{Chunk, LaidOutBucket, ShardLayout, Topology, ring_chunk_length};
-pub use rooted::RootedStep;
+pub(crate) use layout::ring_chunk_length;
+pub use layout::{Chunk, LaidOutBucket, ShardLayout, Topology};
+pub(crate) use rooted::RootedStep;

@@ -11,7 +11,7 @@ use potluck_core::Position;
 /// Step of one rank on a block of values. A block is named by the position of the rank to which it
 /// belongs; a reduction or a broadcast has one block, that of the root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RootedStep {
+pub(crate) enum RootedStep {
     /// Send the held values of the block to `to`.
     Send { to: Position, block: Position },
     /// Receive the block from `from` and hold it.
@@ -21,7 +21,7 @@ pub enum RootedStep {
 }
 
 /// Returns the number of levels of a tree, `L = ceil(log2(size))`.
-pub fn levels(size: u32) -> u32 {
+pub(crate) fn levels(size: u32) -> u32 {
     size.next_power_of_two().ilog2()
 }
 
@@ -85,12 +85,6 @@ pub fn broadcast(size: u32, root: Position, position: Position) -> Vec<RootedSte
         steps.push(RootedStep::Send { to: seen.position(number + distance), block: root });
     }
     steps
-}
-
-/// Returns the steps of the rank at a position in an all-reduce of few values: a [`reduce`]
-/// to position 0 and a [`broadcast`] from there.
-pub fn all_reduce(size: u32, position: Position) -> Vec<RootedStep> {
-    [reduce(size, Position(0), position), broadcast(size, Position(0), position)].concat()
 }
 
 /// Returns the steps of the rank at a position in a gather: every rank sends its block to the

@@ -142,7 +142,7 @@ impl<T: Element> ExchangeDriver<T> {
 
     /// Creates an exchange driver as [`Self::new`] does, with buffers of a pool that may have
     /// other users.
-    pub fn with_pool(
+    pub(crate) fn with_pool(
         layout: Arc<ShardLayout>,
         positions: impl Into<Positions>,
         window: usize,
@@ -174,7 +174,7 @@ impl<T: Element> ExchangeDriver<T> {
     }
 
     /// Sets the longest time for which messages are awaited; see [`Exchange::with_deadline`].
-    pub fn with_deadline(self, deadline: Nanos) -> Self {
+    pub(crate) fn with_deadline(self, deadline: Nanos) -> Self {
         Self { exchange: self.exchange.with_deadline(deadline), ..self }
     }
 

@@ -9,9 +9,9 @@
 
 pub mod add;
 mod element;
-pub mod exchange_driver;
+pub(crate) mod exchange_driver;
 pub mod frame;
-pub mod mailbox;
+pub(crate) mod mailbox;
 mod pool;
 pub mod process_group;
 pub mod ring;
@@ -32,7 +32,6 @@ pub use process_group::remote::{
     ArrivingPacket, PacketLink, PacketReceiver, PacketValues, RemoteProcess, init_over,
     process_name,
 };
-pub use process_group::wire::PACKET_HEADER_BYTES;
 pub use process_group::{ProcessGroup, init};
 pub use ring::{
     HostWork, RingMsg, RingOutput, RingWorker, ring_inbox_max, ring_pool_bytes_max, send_restart,

@@ -195,7 +195,7 @@ impl<R: AsRef<[f32]>> RingWorker<R> {
 
     /// Sets the longest time for which messages are awaited; see
     /// [`crate::collective::Exchange::with_deadline`].
-    pub fn with_deadline(self, deadline: Nanos) -> Self {
+    pub(crate) fn with_deadline(self, deadline: Nanos) -> Self {
         Self { exchange: self.exchange.with_deadline(deadline), ..self }
     }
 

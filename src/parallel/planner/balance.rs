@@ -88,7 +88,7 @@ pub fn makespan(counts: &[u32], speeds: &[ThroughputModel]) -> f64 {
 
 /// Returns true if a device is worth taking: steps take `with_s` seconds with it and `without_s`
 /// without it.
-pub fn is_improvement(with_s: f64, without_s: f64) -> bool {
+pub(crate) fn is_improvement(with_s: f64, without_s: f64) -> bool {
     with_s <= without_s * (1.0 - GAIN_MIN)
 }
 

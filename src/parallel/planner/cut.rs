@@ -17,10 +17,10 @@ pub use error::CutError;
 use self::prices::Prices;
 
 /// Most devices whose assignment to stages is searched exactly; beyond it, see [`cut`].
-pub const EXACT_DEVICES: usize = 8;
+pub(crate) const EXACT_DEVICES: usize = 8;
 
 /// Most devices whose every order is tried for interleaved chunks; beyond it, see [`cut`].
-pub const INTERLEAVED_DEVICES: usize = 6;
+pub(crate) const INTERLEAVED_DEVICES: usize = 6;
 
 /// Seconds of the passes of one block for one micro-batch on one device.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]

@@ -83,7 +83,7 @@ pub struct PipelineShape {
 
 /// Passes of a micro-batch through a model chunk that a stage runs as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum StagePass {
+pub(crate) enum StagePass {
     Forward,
     /// Gradients of activations and of parameters, block by block.
     Backward,
@@ -95,7 +95,7 @@ pub enum StagePass {
 
 /// Unit of work of a stage. `chunk` counts the model chunks of the stage, in forward order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct StageWork {
+pub(crate) struct StageWork {
     pub pass: StagePass,
     pub chunk: usize,
     pub micro_batch: usize,
@@ -110,7 +110,7 @@ impl StageWork {
 
 /// Returns what a stage runs in a step, in order: every pass of every chunk and micro-batch once.
 /// The shape fits the schedule ([`require_fit`]) and has the stage.
-pub fn stage_work(
+pub(crate) fn stage_work(
     schedule: PipelineSchedule,
     shape: PipelineShape,
     stage: usize,

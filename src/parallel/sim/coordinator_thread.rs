@@ -8,7 +8,7 @@ use potluck_core::{Nanos, Rank, Round};
 
 /// Message to the coordinator thread.
 #[derive(Clone, Debug)]
-pub enum ToCoordinator {
+pub(crate) enum ToCoordinator {
     Vote(Vote),
     Failed {
         rank: Rank,
@@ -23,7 +23,7 @@ pub enum ToCoordinator {
 
 /// Message of the coordinator thread to a rank.
 #[derive(Clone, Debug)]
-pub enum ToRank {
+pub(crate) enum ToRank {
     /// Begin a round.
     Step(Round),
     Verdict {
@@ -40,11 +40,11 @@ pub enum ToRank {
 }
 
 /// Messages to ranks, in the order in which they are sent.
-pub type ToRanks = Vec<(Rank, ToRank)>;
+pub(crate) type ToRanks = Vec<(Rank, ToRank)>;
 
 /// State of the coordinator thread.
 #[derive(Debug)]
-pub struct CoordinatorThread {
+pub(crate) struct CoordinatorThread {
     coordinator: Coordinator,
     deadline: Nanos,
     world: u32,

@@ -14,7 +14,7 @@ use potluck_graph::{BucketTensor, Place};
 
 /// Completed readback of a place. Dropping it frees its slot.
 #[derive(Debug)]
-pub struct VirtualRead {
+pub(crate) struct VirtualRead {
     pub place: Place,
     values: Vec<f32>,
     _slot: Option<VirtualSlot>,
@@ -49,7 +49,7 @@ struct Pending {
 
 /// Destination of uploads that later commands wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum UploadTarget {
+pub(crate) enum UploadTarget {
     Gradients,
     Parameters,
     /// Tensors of edges.
@@ -66,11 +66,11 @@ impl From<BucketTensor> for UploadTarget {
 }
 
 /// Period of a copy, for the timeline.
-pub type Period = (Nanos, Nanos);
+pub(crate) type Period = (Nanos, Nanos);
 
 /// State of a virtual device.
 #[derive(Debug)]
-pub struct VirtualDevice {
+pub(crate) struct VirtualDevice {
     pub model: Model,
     /// Contents of the slots of its plan, if they are checked.
     pub memory: Option<TensorMemory>,
@@ -131,7 +131,7 @@ impl VirtualDevice {
     }
 
     /// Returns the time at which everything that is queued is over, readbacks apart.
-    pub fn idle_at(&self) -> Nanos {
+    pub(crate) fn idle_at(&self) -> Nanos {
         self.uploaded_at.iter().fold(self.free_at, |idle_at, at| idle_at.max(*at))
     }
 
@@ -165,12 +165,12 @@ impl VirtualDevice {
     }
 
     /// Returns true if a slot was freed since the last copies were recorded.
-    pub fn has_freed_slots(&self) -> bool {
+    pub(crate) fn has_freed_slots(&self) -> bool {
         self.freed.get() > 0
     }
 
     /// Gives free slots to readbacks that wait for one. Returns the period of each copy.
-    pub fn record_copies(&mut self, now: Nanos) -> Vec<Period> {
+    pub(crate) fn record_copies(&mut self, now: Nanos) -> Vec<Period> {
         self.slots_taken -= self.freed.take();
         let mut spans = Vec::new();
         for pending in self.reads.iter_mut().filter(|pending| pending.done_at.is_none()) {
@@ -194,7 +194,7 @@ impl VirtualDevice {
 
     /// Returns the time at which the next readback completes; `None` if there is none, or if it
     /// has no slot.
-    pub fn next_done_at(&self) -> Option<Nanos> {
+    pub(crate) fn next_done_at(&self) -> Option<Nanos> {
         self.reads.front().and_then(|pending| pending.done_at)
     }
 
@@ -205,7 +205,7 @@ impl VirtualDevice {
     }
 
     /// Exchanges the two oldest readbacks, which a device must not do.
-    pub fn swap_readbacks(&mut self) {
+    pub(crate) fn swap_readbacks(&mut self) {
         if self.reads.len() >= 2 {
             let times = [self.reads[0].done_at, self.reads[1].done_at];
             self.reads.swap(0, 1);

@@ -47,7 +47,7 @@ pub(super) struct Driver<'a> {
     /// Number of steps that are over.
     pub finished: u64,
     blocked: Option<Blocked>,
-    pub free_at: Nanos,
+    pub(crate) free_at: Nanos,
     /// Time of the next wake-up that is queued.
     wake_at: Option<Nanos>,
     /// True while the thread waits for a message.
@@ -60,7 +60,7 @@ pub(super) struct Driver<'a> {
     /// First cause of an abort.
     pub failure: Option<(Rank, String)>,
     /// Display text of what the device thread waits for; used in violation messages only.
-    pub waits_for: String,
+    pub(crate) waits_for: String,
 }
 
 impl Driver<'_> {
@@ -86,7 +86,7 @@ impl Driver<'_> {
     }
 
     /// Returns true if the thread has neither a step nor a job.
-    pub fn is_between_steps(&self) -> bool {
+    pub(crate) fn is_between_steps(&self) -> bool {
         self.interpreter.is_none() && self.job.is_none()
     }
 }

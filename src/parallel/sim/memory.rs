@@ -9,7 +9,7 @@ use potluck_graph::{Node, Plan, Role, TensorLocation};
 
 /// Tensor of one micro-batch of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TensorOf {
+pub(crate) struct TensorOf {
     pub step: u64,
     pub micro_batch: usize,
     /// Samples of the micro-batch.
@@ -19,7 +19,7 @@ pub struct TensorOf {
 
 /// Contents of the slots of a device.
 #[derive(Debug)]
-pub struct TensorMemory {
+pub(crate) struct TensorMemory {
     plan: Arc<Plan>,
     /// Number of copies that each slot has less than in the plan, but for the last one.
     missing: usize,

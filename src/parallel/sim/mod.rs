@@ -36,7 +36,7 @@
 
 pub mod check;
 mod coordinator_thread;
-pub mod cost_model;
+pub(crate) mod cost_model;
 mod device;
 mod driver;
 mod edges;

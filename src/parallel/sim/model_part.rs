@@ -10,9 +10,9 @@ use potluck_graph::{Plan, Role, TensorLocation};
 #[derive(Clone, Debug)]
 pub struct ModelPart {
     /// By segment: the buckets to whose gradients it adds.
-    pub adds_to: Vec<Vec<BucketId>>,
+    pub(crate) adds_to: Vec<Vec<BucketId>>,
     /// True if the rank computes the losses of its samples.
-    pub has_loss: bool,
+    pub(crate) has_loss: bool,
     /// Plan with the places of tensors on the device, which are checked; `None`: it has none.
     pub plan: Option<Arc<Plan>>,
 }

@@ -71,7 +71,7 @@ impl<E> Ord for QueuedEvent<E> {
 
 /// Queue of future events.
 #[derive(Debug)]
-pub struct EventQueue<E> {
+pub(crate) struct EventQueue<E> {
     heap: BinaryHeap<Reverse<QueuedEvent<E>>>,
     pub random: Random,
     now: Nanos,

@@ -20,11 +20,11 @@ pub(super) struct Ring {
     pub worker: RingWorker<VirtualRead>,
     pub inbox: Mailbox<RingMsg<VirtualRead>>,
     /// Time at which the ring thread can process the next message.
-    pub free_at: Nanos,
+    pub(crate) free_at: Nanos,
     /// Time of the last message to the device thread.
-    pub sent_last: Nanos,
+    pub(crate) sent_last: Nanos,
     /// True if a wake-up at `free_at` is queued.
-    pub wakes: bool,
+    pub(crate) wakes: bool,
     /// Number of pieces of tensors in the mailbox.
     pub pieces: usize,
 }

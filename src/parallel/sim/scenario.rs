@@ -185,12 +185,12 @@ impl Scenario {
     }
 
     /// Returns true if an injected fault makes a rank's gradients not finite in a step.
-    pub fn is_not_finite(&self, rank: Rank, step: u64) -> bool {
+    pub(crate) fn is_not_finite(&self, rank: Rank, step: u64) -> bool {
         self.faults.contains(&SimulatedFault::NotFinite { rank, step })
     }
 
     /// Returns true if an injected fault ends a rank, if the run gets that far.
-    pub fn may_end(&self, rank: Rank) -> bool {
+    pub(crate) fn may_end(&self, rank: Rank) -> bool {
         self.faults.iter().any(|fault| match *fault {
             SimulatedFault::Die { rank: other, .. } => other == rank,
             SimulatedFault::Hang { rank: other, seconds, .. } => {

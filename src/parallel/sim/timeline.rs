@@ -54,7 +54,7 @@ impl Timeline {
     }
 
     /// Records that the device of a rank runs a segment on a micro-batch.
-    pub fn add_run(&mut self, rank: Rank, period: (Nanos, Nanos), run: (SegmentId, usize)) {
+    pub(crate) fn add_run(&mut self, rank: Rank, period: (Nanos, Nanos), run: (SegmentId, usize)) {
         let (segment, micro_batch) = run;
         let name = || format!("run {segment} on {micro_batch}");
         self.add(rank, VirtualTrack::Device, period, name);

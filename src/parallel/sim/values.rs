@@ -9,7 +9,7 @@ use potluck_core::{BucketId, Rank, SegmentId, TensorId};
 const LEARNING_RATE: f32 = 0.05;
 
 /// Values of each bucket.
-pub type Buckets = Vec<Vec<f32>>;
+pub(crate) type Buckets = Vec<Vec<f32>>;
 
 /// Mixes 64 bits: the finalizer of SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom
 /// number generators", OOPSLA 2014).
@@ -182,7 +182,7 @@ impl Model {
         &self.parameters[bucket.index()][self.held(range)]
     }
 
-    pub fn set_gradients(&mut self, bucket: BucketId, range: Range<usize>, values: &[f32]) {
+    pub(crate) fn set_gradients(&mut self, bucket: BucketId, range: Range<usize>, values: &[f32]) {
         let range = self.held(range);
         self.gradients[bucket.index()][range].copy_from_slice(values);
     }

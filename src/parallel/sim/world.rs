@@ -75,7 +75,7 @@ pub(super) struct VirtualRank<'a> {
     pub ring: Ring,
     pub device: VirtualDevice,
     message_last: Nanos,
-    pub died_at: Option<Nanos>,
+    pub(crate) died_at: Option<Nanos>,
     /// Period in which the device does nothing.
     hang: (Nanos, Nanos),
     /// True once the rank was given up: its device thread does nothing any more.
@@ -125,7 +125,7 @@ impl<'a> VirtualRank<'a> {
     }
 
     /// Returns true if the rank's device thread still acts.
-    pub fn drives(&self) -> bool {
+    pub(crate) fn drives(&self) -> bool {
         self.is_live() && self.end.is_none()
     }
 
@@ -146,19 +146,19 @@ impl<'a> VirtualRank<'a> {
 pub(super) struct Simulation<'a> {
     pub scenario: &'a Scenario,
     pub queue: EventQueue<Event>,
-    pub virtual_ranks: Vec<VirtualRank<'a>>,
+    pub(crate) virtual_ranks: Vec<VirtualRank<'a>>,
     pub timeline: Timeline,
     pub violations: Vec<String>,
     /// Number of the last step in which each rank voted.
     pub voted: Vec<u64>,
     coordinator: CoordinatorThread,
     is_check_queued: bool,
-    pub links_free_at: Vec<Vec<Nanos>>,
+    pub(crate) links_free_at: Vec<Vec<Nanos>>,
     pub messages: u64,
     /// Number of pieces of tensors that ring threads have sent.
     pub pieces: u64,
     /// By rank: elements of tensors that were copied to be sent and not written since.
-    pub on_their_way: Vec<usize>,
+    pub(crate) on_their_way: Vec<usize>,
     /// For [`SeededBug::AccumulatesInArrivalOrder`]: the last sender that was assigned, per chunk.
     pub arrived: Vec<u32>,
     ended_at: Nanos,
@@ -261,7 +261,7 @@ impl<'a> Simulation<'a> {
     }
 
     /// Sends a message to the coordinator thread.
-    pub fn send_to_coordinator(&mut self, message: ToCoordinator) {
+    pub(crate) fn send_to_coordinator(&mut self, message: ToCoordinator) {
         let at = self.queue.now() + nanos(self.scenario.control_s) + self.jitter();
         self.queue.push(at, Event::ToCoordinator(message));
     }
@@ -320,7 +320,7 @@ impl<'a> Simulation<'a> {
     }
 
     /// Records a violation if a mailbox was full.
-    pub fn check_bound(&mut self, rank: Rank, thread: &str, sent: Result<(), SendError>) {
+    pub(crate) fn check_bound(&mut self, rank: Rank, thread: &str, sent: Result<(), SendError>) {
         if let Err(error @ SendError::Full { .. }) = sent {
             self.violations.push(format!("the {thread} of {rank}: {error}"));
         }
@@ -351,7 +351,7 @@ impl<'a> Simulation<'a> {
 
     /// Records a violation for each rank that has not voted in the step of `rank`: parameters may
     /// only change in a step for which all have voted.
-    pub fn check_committed(&mut self, rank: Rank, what: &str) {
+    pub(crate) fn check_committed(&mut self, rank: Rank, what: &str) {
         let step = self.virtual_ranks[rank.index()].driver.transfers.round().step;
         for (other, &voted) in self.voted.iter().enumerate() {
             if voted < step {

@@ -18,7 +18,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// process ends, so there are no stale locks; the file itself stays. It contains the process id,
 /// which another process names in its error message.
 #[derive(Debug)]
-pub struct Lock {
+pub(crate) struct Lock {
     _file: File,
 }
 

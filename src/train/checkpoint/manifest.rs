@@ -32,7 +32,7 @@ const HASH_LINE: &str = "  \"blake3\": \"";
 const BYTES_MAX: u64 = 64 << 20;
 
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
-pub struct Manifest {
+pub(crate) struct Manifest {
     format: u64,
     pub meta: Meta,
     /// One entry for each of [`FILES`], in that order, the last of which may be missing.
@@ -44,12 +44,12 @@ pub struct Manifest {
     pub blake3: String,
     /// Names of all fields that this version does not know, such as `meta.best.notes`.
     #[serde(skip)]
-    pub unknown_names: Vec<String>,
+    pub(crate) unknown_names: Vec<String>,
 }
 
 /// File of a checkpoint, with its length and BLAKE3 hash.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
-pub struct FileEntry {
+pub(crate) struct FileEntry {
     pub name: String,
     pub bytes: u64,
     pub blake3: String,
@@ -135,7 +135,7 @@ impl Manifest {
     }
 
     /// Returns the names of the unknown fields that a run does not write again.
-    pub fn lost_names(&self) -> Vec<&str> {
+    pub(crate) fn lost_names(&self) -> Vec<&str> {
         let names = self.unknown_names.iter().map(String::as_str);
         let is_kept = |name: &str| {
             name.strip_prefix("meta.").is_some_and(|name| self.meta.unknown.contains_key(name))
@@ -145,7 +145,7 @@ impl Manifest {
 
     /// Returns true if `self` and `other` have the same state and description, except for the best
     /// evaluation.
-    pub fn equals_but_for_best(&self, other: &Self) -> bool {
+    pub(crate) fn equals_but_for_best(&self, other: &Self) -> bool {
         let meta = Meta { best: other.meta.best, ..self.meta.clone() };
         (&meta, &self.files) == (&other.meta, &other.files)
     }
@@ -216,7 +216,7 @@ pub(super) fn directory_name(step: u64) -> String {
 
 /// Serialization of floats as decimal text, which reads back as the same bits; JSON readers may
 /// round numbers, and JSON has none that are not finite.
-pub mod exact {
+pub(crate) mod exact {
     use serde::{Deserialize, Deserializer, Serializer};
 
     pub fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {

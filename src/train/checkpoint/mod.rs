@@ -15,7 +15,7 @@
 pub mod error;
 mod lock;
 mod manifest;
-pub mod store;
+pub(crate) mod store;
 mod tensors;
 #[cfg(test)]
 mod tests;

@@ -80,7 +80,7 @@ pub fn read(path: &Path, entry: &FileEntry) -> Result<Vec<NamedTensor>, Checkpoi
 }
 
 /// Verifies the length and hash of a file against its entry, without keeping it in memory.
-pub fn verify(path: &Path, entry: &FileEntry) -> Result<(), CheckpointError> {
+pub(crate) fn verify(path: &Path, entry: &FileEntry) -> Result<(), CheckpointError> {
     let mut hasher = blake3::Hasher::new();
     hasher
         .update_reader(open(path, entry)?)

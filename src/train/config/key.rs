@@ -159,7 +159,7 @@ impl fmt::Display for Value {
 }
 
 /// Rust type of a configuration field, convertible from and to a key's `Value`.
-pub trait ConfigValue {
+pub(crate) trait ConfigValue {
     fn value(&self) -> Option<Value>;
     fn replace(&mut self, value: Value);
 }

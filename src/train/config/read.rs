@@ -175,7 +175,7 @@ pub fn read(
 
 /// Resolves the complete configuration of a run like [`read`]: it has the steps beside the epochs
 /// from which they came.
-pub fn read_complete(
+pub(crate) fn read_complete(
     path: &Path,
     text: &str,
     overrides: &[Override],

@@ -52,7 +52,7 @@ pub enum DataKind {
 
 impl DataKind {
     /// Returns the format of the samples; `None` for texts and tokens.
-    pub fn sample_format(self) -> Option<SampleFormat> {
+    pub(crate) fn sample_format(self) -> Option<SampleFormat> {
         match self {
             Self::Text | Self::Builtin | Self::Tokens => None,
             Self::Idx => Some(SampleFormat::Idx),
@@ -467,7 +467,7 @@ const OF_PIPELINES: [&str; 4] = [
 ];
 
 /// Former names of keys, each with today's. No key may have a name of this list.
-pub const RENAMED: [(&str, &str); 10] = [
+pub(crate) const RENAMED: [(&str, &str); 10] = [
     ("train.micro_batch", "train.micro_batch_size"),
     ("train.device_timeout_s", "faults.device_timeout_s"),
     ("parallel.pipeline", "parallel.pipeline_stages"),
@@ -481,12 +481,12 @@ pub const RENAMED: [(&str, &str); 10] = [
 ];
 
 /// Returns true for a key whose result is part of the placement of a run.
-pub fn is_of_placement(key: &str) -> bool {
+pub(crate) fn is_of_placement(key: &str) -> bool {
     DECIDED_BY_PLACEMENT.contains(&key) || is_of_pipelines(key)
 }
 
 /// Returns true for a key of pipelines.
-pub fn is_of_pipelines(key: &str) -> bool {
+pub(crate) fn is_of_pipelines(key: &str) -> bool {
     OF_PIPELINES.contains(&key)
 }
 
@@ -536,7 +536,7 @@ impl RunConfig {
     /// Sets the keys whose default follows another key, except for those that were set. In a
     /// resumed run they follow only a key that is set now; the warm-up and the end of the decay
     /// keep their values.
-    pub fn apply_derived_defaults(&mut self, typed: &TypedKeys) {
+    pub(crate) fn apply_derived_defaults(&mut self, typed: &TypedKeys) {
         let is_new = typed.before.is_none();
         let now = &typed.now;
         self.derive_kinds(typed);
@@ -578,7 +578,7 @@ impl RunConfig {
     }
 
     /// Sets the number of steps of a run that is given in epochs, and what is derived from it.
-    pub fn set_steps_of_epochs(&mut self, steps: u64, typed: &TypedKeys) {
+    pub(crate) fn set_steps_of_epochs(&mut self, steps: u64, typed: &TypedKeys) {
         self.train.steps = steps;
         self.derive_schedule(typed);
     }
@@ -697,7 +697,7 @@ impl RunConfig {
 
     /// Gives the keys of the placement that are not set now the defaults of a new run, except for
     /// the devices.
-    pub fn forget_placement(&mut self, typed: &TypedKeys) {
+    pub(crate) fn forget_placement(&mut self, typed: &TypedKeys) {
         let Parallel { devices, overlap, .. } = self.parallel.clone();
         let before = std::mem::replace(
             &mut self.parallel,
@@ -720,14 +720,14 @@ impl RunConfig {
 
     /// Formats what a checkpoint saves of the configuration: all keys but those whose result is in
     /// the placement, which it saves instead.
-    pub fn to_saved_toml(&self) -> String {
+    pub(crate) fn to_saved_toml(&self) -> String {
         self.sections_toml(&|key| if is_of_placement(key) { KeyLine::None } else { KeyLine::Value })
     }
 
     /// Formats the configuration as TOML that is to be read, and edited, as that of a new run.
     /// Derived defaults are comments: they follow their keys again. Reading it gives this
     /// configuration again.
-    pub fn to_run_toml(&self, typed: &BTreeSet<&'static str>) -> String {
+    pub(crate) fn to_run_toml(&self, typed: &BTreeSet<&'static str>) -> String {
         let mut derived = BTreeSet::new();
         for key in KEYS {
             let is_open = match key.full_name {
@@ -785,7 +785,7 @@ impl RunConfig {
     }
 
     /// Formats one section as in [`RunConfig::to_toml`].
-    pub fn section_toml(&self, section: &str) -> String {
+    pub(crate) fn section_toml(&self, section: &str) -> String {
         self.section_lines(section, &|_| KeyLine::Value)
     }
 

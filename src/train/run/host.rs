@@ -27,7 +27,7 @@ impl RunHost {
         Ok(self.sinks.event(&Event::Note(text))?)
     }
 
-    pub fn warn(&mut self, text: String) -> Result<(), TrainError> {
+    pub(crate) fn warn(&mut self, text: String) -> Result<(), TrainError> {
         Ok(self.sinks.event(&Event::Warning(text))?)
     }
 }

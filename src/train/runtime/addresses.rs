@@ -28,14 +28,14 @@ pub enum RankAddress {
 }
 
 /// Addresses of all ranks, by rank.
-pub type RankAddresses = Arc<[RankAddress]>;
+pub(crate) type RankAddresses = Arc<[RankAddress]>;
 
 impl RankAddress {
     /// Sends a message to the ring thread of the rank `to`, whose address this is.
     ///
     /// # Errors
     /// Returns the reason with which the mailbox or the connection is closed.
-    pub fn send_message(&self, to: Rank, message: Message) -> Result<(), Closed> {
+    pub(crate) fn send_message(&self, to: Rank, message: Message) -> Result<(), Closed> {
         match self {
             Self::Local { ring, .. } => Ok(ring.send(RingMsg::Message(message))?),
             Self::Remote(carrier) => {
@@ -69,7 +69,7 @@ impl RankAddress {
 
 /// Receiver of the frames for the ranks of this process: checks them against the layout of the
 /// run, and puts them into mailboxes.
-pub struct ArrivingFrames {
+pub(crate) struct ArrivingFrames {
     layout: Arc<ShardLayout>,
     groups: BucketGroups,
     edges: EdgeLayout,

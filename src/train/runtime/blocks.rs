@@ -7,7 +7,7 @@ use potluck_graph::{Graph, Op, PassKind, Role};
 
 /// Blocks of a model by kind: blocks of one kind are equal.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BlockKinds {
+pub(crate) struct BlockKinds {
     /// By block: its kind, numbered in the order of the model.
     pub of_block: Vec<usize>,
     /// By kind: the first block of it.

@@ -76,7 +76,7 @@ impl DeviceThread {
     }
 
     /// Starts the thread that calls a device of another node.
-    pub fn start_remote(
+    pub(crate) fn start_remote(
         executor: RemoteExecutor,
         slot: RemoteSlot,
         deadline: Duration,
@@ -131,7 +131,7 @@ impl DeviceThread {
     ///
     /// # Errors
     /// Returns `DeviceError` if the device hung before or its thread has ended.
-    pub fn submit_detached<F>(&self, what: &str, job: F) -> Result<(), DeviceError>
+    pub(crate) fn submit_detached<F>(&self, what: &str, job: F) -> Result<(), DeviceError>
     where
         F: FnOnce(&mut dyn Executor) + Send + 'static,
     {
@@ -149,7 +149,7 @@ impl DeviceThread {
     }
 
     /// Returns a function that returns the error of a job that panicked, for after it did.
-    pub fn on_panic(&self, what: &str) -> impl FnOnce() -> DeviceError + Send + 'static {
+    pub(crate) fn on_panic(&self, what: &str) -> impl FnOnce() -> DeviceError + Send + 'static {
         let adapter = self.name.clone();
         let what = what.to_string();
         let text = self.panic.clone();
@@ -157,7 +157,7 @@ impl DeviceThread {
     }
 
     /// Abandons the device, so that no thread waits for it again, and returns the timeout error.
-    pub fn abandon(&self, what: &str) -> DeviceError {
+    pub(crate) fn abandon(&self, what: &str) -> DeviceError {
         self.hung.store(true, Ordering::Relaxed);
         DeviceError::Timeout {
             adapter: self.name.clone(),
@@ -236,12 +236,12 @@ pub struct Watchdog {
 
 impl Watchdog {
     /// Returns the time between two polls of the heartbeat.
-    pub fn poll_interval(&self) -> Duration {
+    pub(crate) fn poll_interval(&self) -> Duration {
         Duration::from_nanos(check_interval(nanos(self.deadline)))
     }
 
     /// Returns true if the last heartbeat is longer ago than the deadline.
-    pub fn is_expired(&mut self) -> bool {
+    pub(crate) fn is_expired(&mut self) -> bool {
         if self.heartbeat.count() != self.ticks {
             self.ticks = self.heartbeat.count();
             self.alive = Instant::now();

@@ -73,7 +73,7 @@ impl From<MeetingError> for RuntimeError {
 
 impl RuntimeError {
     /// Returns the error of a request that no placement satisfies.
-    pub fn unplaceable(why: impl fmt::Display) -> Self {
+    pub(crate) fn unplaceable(why: impl fmt::Display) -> Self {
         Self::Unplaceable(Wording::new(why))
     }
 
@@ -109,7 +109,7 @@ impl RuntimeError {
 
     /// Returns true if the run can go on from its last checkpoint: after a fault, and after a
     /// panic of a device's thread, which may not be repeated.
-    pub fn can_go_on(&self) -> bool {
+    pub(crate) fn can_go_on(&self) -> bool {
         use DeviceError::Panicked;
         let is_panic = matches!(
             self,

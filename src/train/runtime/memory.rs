@@ -28,7 +28,7 @@ pub fn require(bytes: usize) -> Result<(), RuntimeError> {
 ///
 /// # Errors
 /// Returns `RuntimeError::Memory` if they are more.
-pub fn require_of(available: Option<u64>, bytes: usize) -> Result<(), RuntimeError> {
+pub(crate) fn require_of(available: Option<u64>, bytes: usize) -> Result<(), RuntimeError> {
     match available {
         Some(available) if bytes as u64 > available => {
             let needed = gibibytes_up(bytes as u64);
@@ -39,7 +39,7 @@ pub fn require_of(available: Option<u64>, bytes: usize) -> Result<(), RuntimeErr
 }
 
 /// Checks that the host has memory for a plan, if the device uses host memory.
-pub fn require_of_host(
+pub(crate) fn require_of_host(
     selection: &Selection,
     plan: &Plan,
     moments: &Moments,
@@ -66,7 +66,7 @@ pub fn needed(selection: &Selection, plan: &Plan, moments: &Moments) -> usize {
 }
 
 /// Returns the bytes of a device's memory that a plan takes besides its tensors.
-pub fn beside_tensors(selection: &Selection, plan: &Plan, moments: &Moments) -> usize {
+pub(crate) fn beside_tensors(selection: &Selection, plan: &Plan, moments: &Moments) -> usize {
     match selection {
         Selection::Cpu { .. } => host_extra_bytes(plan),
         Selection::Adapter(_) | Selection::Offered(_) => workspace(selection, plan, moments),
@@ -92,7 +92,7 @@ pub fn workspace(selection: &Selection, plan: &Plan, moments: &Moments) -> usize
 ///
 /// # Errors
 /// Returns `RuntimeError::DeviceMemory` if the device, called `name`, has too little memory.
-pub fn require_on(
+pub(crate) fn require_on(
     selection: &Selection,
     name: &str,
     setting: u64,
@@ -189,7 +189,7 @@ pub fn device_bytes(plan: &Plan, moments: &Moments) -> usize {
 
 /// Returns the bytes that a run with batches of `batch` samples takes besides the device: its
 /// program, and `loaded` bytes of prefetched inputs.
-pub fn run_bytes(plan: &Plan, batch: usize, micro_batch: usize, loaded: usize) -> usize {
+pub(crate) fn run_bytes(plan: &Plan, batch: usize, micro_batch: usize, loaded: usize) -> usize {
     let per_micro_batch = plan.segments.len() + 1;
     let instructions = batch.div_ceil(micro_batch.max(1)).saturating_mul(per_micro_batch);
     let program = instructions.saturating_mul(size_of::<Instruction>());
@@ -202,13 +202,13 @@ pub fn gibibytes(bytes: u64) -> String {
 }
 
 /// Formats bytes that are needed like [`gibibytes`], but rounded up.
-pub fn gibibytes_up(bytes: u64) -> String {
+pub(crate) fn gibibytes_up(bytes: u64) -> String {
     in_tenths(bytes, f64::ceil)
 }
 
 /// Formats bytes that are available like [`gibibytes`], but rounded down: beside more bytes that
 /// are needed they never read the same.
-pub fn gibibytes_down(bytes: u64) -> String {
+pub(crate) fn gibibytes_down(bytes: u64) -> String {
     in_tenths(bytes, f64::floor)
 }
 

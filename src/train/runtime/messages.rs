@@ -17,7 +17,7 @@ pub enum CoordinatorMsg {
 }
 
 /// Message to a ring thread.
-pub type RankRingMsg = RingMsg<Readback>;
+pub(crate) type RankRingMsg = RingMsg<Readback>;
 
 /// Message to a device thread during a step.
-pub type DriverMsg = DeviceMsg<SharedBuffer, PooledBuffer>;
+pub(crate) type DriverMsg = DeviceMsg<SharedBuffer, PooledBuffer>;

@@ -12,7 +12,7 @@ pub mod peers;
 pub mod pipelines;
 pub mod placement;
 pub mod remote;
-pub mod replica_check;
+pub(crate) mod replica_check;
 pub mod ring;
 pub mod step;
 pub mod timing;

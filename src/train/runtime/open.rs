@@ -85,7 +85,7 @@ pub fn open_alone(
 ///
 /// # Errors
 /// Returns the same errors as [`open`].
-pub fn open_named(
+pub(crate) fn open_named(
     selection: Selection,
     name: &str,
     plan: Plan,
@@ -100,7 +100,7 @@ pub fn open_named(
 }
 
 /// Returns the options of kernel selection on a device that keeps the choices of a record.
-pub fn tuning_of(tuning: &TuneOptions, kept: Option<&RankPlacement>) -> TuneOptions {
+pub(crate) fn tuning_of(tuning: &TuneOptions, kept: Option<&RankPlacement>) -> TuneOptions {
     let mut tuning = tuning.clone();
     if let Some(kept) = kept {
         tuning.saved = kept.kernels.clone();
@@ -185,7 +185,7 @@ pub fn open_selected(
 
 /// Converts the error of a device before the first step: one without memory for a run that needs
 /// `needed` bytes of it has none after a restart either.
-pub fn no_room(error: DeviceError, needed: usize) -> RuntimeError {
+pub(crate) fn no_room(error: DeviceError, needed: usize) -> RuntimeError {
     match error {
         DeviceError::OutOfMemory { adapter, what } => {
             RuntimeError::NoRoom { adapter, what, needed: memory::gibibytes_up(needed as u64) }

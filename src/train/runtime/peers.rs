@@ -60,7 +60,7 @@ impl TraceTracks {
 
 /// Wait state of a rank, shared with the coordinator.
 #[derive(Debug, Default)]
-pub struct WaitStatus {
+pub(crate) struct WaitStatus {
     is_waiting: AtomicBool,
     received: AtomicU64,
 }
@@ -74,7 +74,7 @@ impl WaitStatus {
 }
 
 /// Peers of a rank in a worker group, connected through its ring thread.
-pub struct RingPeers {
+pub(crate) struct RingPeers {
     pub layout: Arc<ShardLayout>,
     pub transfers: PeerTransfers,
     pub ring: Mailbox<RankRingMsg>,
@@ -83,7 +83,7 @@ pub struct RingPeers {
     pub tracks: TraceTracks,
     pub waiting: Arc<WaitStatus>,
     /// Start times of the readbacks in flight, in order.
-    pub read_starts: VecDeque<Instant>,
+    pub(crate) read_starts: VecDeque<Instant>,
     /// Pieces of tensors that have arrived before the program receives them.
     pub kept: HashMap<EdgePiece, SharedBuffer>,
     /// Events that are due before anything else happens.

@@ -6,7 +6,6 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::RuntimeError;
-use super::placement::arrangement::pipelines_of;
 use super::step::{Inputs, NextStates, StepInput, forward, read_states};
 use super::workers::WorkerGroup;
 use potluck_core::rng::Key;
@@ -16,8 +15,8 @@ use potluck_kernels::RandomContext;
 use potluck_kernels::device::DeviceError;
 use potluck_kernels::exec::{Executor, PassContext, load};
 use potluck_parallel::{
-    EdgeLayout, Mesh, MicroBatch, PipelinePrograms, PipelineRanks, PipelineRequest,
-    PipelineSchedule, Program, Share,
+    EdgeLayout, MicroBatch, PipelinePrograms, PipelineRanks, PipelineRequest, PipelineSchedule,
+    Program, Share,
 };
 
 /// Pipelines of a worker group, which hold a model in parts or, with one stage each, whole.
@@ -38,7 +37,7 @@ pub struct ModelPipelines {
 
 /// The most micro-batches of a forward pass that a pipeline of so many stages runs at once: enough
 /// to keep its stages busy most of the time, few enough to bound what is on its way.
-pub fn forward_micro_batches_max(stages: usize) -> usize {
+pub(crate) fn forward_micro_batches_max(stages: usize) -> usize {
     4 * stages
 }
 
@@ -52,7 +51,7 @@ pub struct ForwardUnits<'a> {
 
 /// Forward pass without dropout of one micro-batch, of which parts of an output are read.
 #[derive(Clone, Debug)]
-pub struct OutputPass {
+pub(crate) struct OutputPass {
     pub rows: usize,
     pub inputs: Inputs,
     pub output: TensorId,
@@ -110,7 +109,7 @@ impl ForwardUnits<'_> {
     ///
     /// # Errors
     /// Returns the `RuntimeError` of a device that fails.
-    pub fn output_parts(
+    pub(crate) fn output_parts(
         self,
         what: &str,
         unit: usize,
@@ -128,7 +127,7 @@ impl ForwardUnits<'_> {
     ///
     /// # Errors
     /// Returns the `RuntimeError` of a device that fails.
-    pub fn output_parts_of_all(
+    pub(crate) fn output_parts_of_all(
         self,
         what: &str,
         passes: Vec<Option<OutputPass>>,
@@ -191,10 +190,12 @@ impl ModelPipelines {
 
     /// Returns the pipelines of one stage each of so many ranks, which all hold the model of a
     /// plan.
-    pub fn of_replicas(whole: Arc<Plan>, ranks: usize) -> Self {
+    #[cfg(test)]
+    pub(crate) fn of_replicas(whole: Arc<Plan>, ranks: usize) -> Self {
         let blocks = whole.graph.blocks.len() as u32;
         let chunks = vec![std::iter::once(0..blocks).collect(); ranks];
-        let stages = pipelines_of(Mesh::of_pipelines(ranks, 1), &chunks);
+        let mesh = potluck_parallel::Mesh::of_pipelines(ranks, 1);
+        let stages = crate::runtime::placement::arrangement::pipelines_of(mesh, &chunks);
         let rows = whole.options.rows as u32;
         let shares = vec![Share { first: 0, count: rows, micro_batch: rows }; ranks];
         Self::new(whole, stages, shares, PipelineSchedule::default(), EdgeLayout::default())
@@ -211,7 +212,7 @@ impl ModelPipelines {
     }
 
     /// Returns the rank of a pipeline that holds a block.
-    pub fn rank_of(&self, pipeline: usize, block: u32) -> Rank {
+    pub(crate) fn rank_of(&self, pipeline: usize, block: u32) -> Rank {
         self.rank_of_block[pipeline][block as usize]
     }
 

@@ -37,7 +37,7 @@ pub struct RingChannels {
     pub edges: EdgeLayout,
     pub track: Track,
     /// Time at which the device was asked to add, while it does.
-    pub adding_since: Option<Instant>,
+    pub(crate) adding_since: Option<Instant>,
     /// True if sums are sent to all ranks as they are (all-reduce), without an update in between.
     pub is_chained: bool,
 }

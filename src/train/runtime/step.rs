@@ -31,7 +31,7 @@ pub struct NextState {
 }
 
 /// Values of all [`StepInput::states`] of one micro-batch for the next step.
-pub type NextStates = Vec<NextState>;
+pub(crate) type NextStates = Vec<NextState>;
 
 /// Input of one rank for one step.
 #[derive(Clone, Debug)]
@@ -527,7 +527,7 @@ impl<'a> Performer<'a> {
 ///
 /// # Errors
 /// Returns [`DeviceError`] if the device fails.
-pub fn read_states(
+pub(crate) fn read_states(
     device: &mut dyn Executor,
     pass: &PassContext,
 ) -> Result<NextStates, DeviceError> {
@@ -546,7 +546,7 @@ pub fn read_states(
 }
 
 /// Returns the context of a forward pass of `rows` samples without dropout.
-pub fn inference_pass(rows: usize) -> PassContext {
+pub(crate) fn inference_pass(rows: usize) -> PassContext {
     let random = RandomContext { step_key: Key::new(0), training: false };
     PassContext { micro_batch: 0, rows, random }
 }

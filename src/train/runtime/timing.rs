@@ -30,7 +30,7 @@ pub type Probe = Arc<dyn Fn(usize) -> Inputs + Send + Sync>;
 
 /// Measured split of the batch among devices.
 #[derive(Clone, Debug, PartialEq)]
-pub struct BatchSplit {
+pub(crate) struct BatchSplit {
     /// Positions of the selected devices; `counts` are the samples of each.
     pub members: Vec<usize>,
     pub counts: Vec<u32>,
@@ -44,7 +44,7 @@ pub struct BatchSplit {
 
 /// Cost of devices that take part because the user asked for them.
 #[derive(Clone, Debug, PartialEq)]
-pub struct CostOfDevices {
+pub(crate) struct CostOfDevices {
     /// Positions of the devices.
     pub devices: Vec<usize>,
     /// Seconds of a step with them and without them.
@@ -81,13 +81,13 @@ impl BatchSplit {
 
 /// Device, by its index, that failed while it was timed.
 #[derive(Debug)]
-pub struct TimingFailure {
+pub(crate) struct TimingFailure {
     pub index: usize,
     pub error: DeviceError,
 }
 
 /// Batch to split, and its limits.
-pub struct BatchToSplit<'a> {
+pub(crate) struct BatchToSplit<'a> {
     /// Samples of the batch.
     pub batch: u32,
     /// The most samples that each device can run at a time.
@@ -95,7 +95,7 @@ pub struct BatchToSplit<'a> {
     /// The fewest samples that a device is given.
     pub rows_min: u32,
     /// True if every device takes part, also one that makes a step longer.
-    pub takes_all: bool,
+    pub(crate) takes_all: bool,
 }
 
 /// Times devices on micro-batches of `probe`, selects those that are worth using unless all take
@@ -104,7 +104,7 @@ pub struct BatchToSplit<'a> {
 ///
 /// # Errors
 /// Returns the first device that fails, with its error.
-pub fn split_by_speed(
+pub(crate) fn split_by_speed(
     drivers: &[&DeviceThread],
     probe: &Probe,
     request: BatchToSplit,
@@ -417,7 +417,7 @@ pub fn faster_reduce_site(
 }
 
 /// Splits a batch evenly; the first ranks get one sample more if there is a remainder.
-pub fn split_evenly(batch: u32, world: usize) -> Vec<u32> {
+pub(crate) fn split_evenly(batch: u32, world: usize) -> Vec<u32> {
     let world = world as u32;
     (0..world).map(|rank| batch / world + u32::from(rank < batch % world)).collect()
 }

@@ -2,7 +2,7 @@
 //! runs on the run's thread.
 
 mod round;
-pub mod seat;
+pub(crate) mod seat;
 #[cfg(test)]
 mod tests;
 
@@ -70,7 +70,7 @@ enum GroupEnd {
 
 /// Failure of a step.
 #[derive(Clone, Debug)]
-pub struct StepFailure {
+pub(crate) struct StepFailure {
     /// First device that failed, with its error.
     first: (Rank, DeviceError),
     /// All ranks whose devices failed; those of the others still answer.
@@ -139,12 +139,13 @@ impl WorkerGroup {
 
     /// Returns the most bytes that the buffer pool of a rank's ring thread has taken at once; 0
     /// if there is only one rank.
-    pub fn pool_bytes_peak(&self, rank: Rank) -> usize {
+    #[cfg(test)]
+    pub(crate) fn pool_bytes_peak(&self, rank: Rank) -> usize {
         self.workers[rank.index()].seat.local().map_or(0, LocalSeat::pool_bytes_peak)
     }
 
     /// Returns true if a rank's node reads the inputs of its steps from its own copy of the data.
-    pub fn reads_inputs(&self, rank: Rank) -> bool {
+    pub(crate) fn reads_inputs(&self, rank: Rank) -> bool {
         self.workers[rank.index()].driver.remote().is_some_and(|slot| slot.node.has_data())
     }
 
@@ -181,7 +182,7 @@ impl WorkerGroup {
     /// # Errors
     /// Returns the error that ended an earlier step if no device is left, and
     /// `RuntimeError::HalfUpdated` if the devices had begun to update their parameters.
-    pub fn readable(&self) -> Result<Vec<Rank>, RuntimeError> {
+    pub(crate) fn readable(&self) -> Result<Vec<Rank>, RuntimeError> {
         let mut left: Vec<Rank> = (0..self.world() as u32).map(Rank).collect();
         let failure = match &self.ended {
             None => return Ok(left),
@@ -205,7 +206,7 @@ impl WorkerGroup {
     ///
     /// # Errors
     /// Returns the `RuntimeError` of the device, or the errors of [`WorkerGroup::readable`].
-    pub fn read_on<R, F>(&self, rank: Rank, what: &str, job: F) -> Result<R, RuntimeError>
+    pub(crate) fn read_on<R, F>(&self, rank: Rank, what: &str, job: F) -> Result<R, RuntimeError>
     where
         R: Send + 'static,
         F: FnOnce(&mut dyn Executor) -> Result<R, DeviceError> + Send + 'static,
@@ -231,7 +232,7 @@ impl WorkerGroup {
     ///
     /// # Errors
     /// Returns the `RuntimeError` of the device, or the error that ended an earlier step.
-    pub fn run_on<R, F>(&self, rank: Rank, what: &str, job: F) -> Result<R, RuntimeError>
+    pub(crate) fn run_on<R, F>(&self, rank: Rank, what: &str, job: F) -> Result<R, RuntimeError>
     where
         R: Send + 'static,
         F: FnOnce(&mut dyn Executor) -> Result<R, DeviceError> + Send + 'static,

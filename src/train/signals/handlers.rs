@@ -22,7 +22,7 @@ const CAUGHT: &[(Interruption, i32)] = &[
 
 /// Installed handlers, which are removed when they are dropped.
 #[derive(Debug)]
-pub struct Handlers(Vec<SigId>);
+pub(crate) struct Handlers(Vec<SigId>);
 
 /// Number of live [`Handlers`].
 static INSTALLED: AtomicUsize = AtomicUsize::new(0);

@@ -31,7 +31,7 @@ pub struct ClassificationReport {
     pub samples: u64,
     /// Samples whose class has the highest output, and those whose class is among the five highest.
     pub right: u64,
-    pub right_in_top: u64,
+    pub(crate) right_in_top: u64,
     /// Samples by their class (rows) and by the class that was chosen; empty for many classes.
     pub confusion: Vec<Vec<u64>>,
 }

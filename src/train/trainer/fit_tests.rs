@@ -47,7 +47,7 @@ pub fn waves() -> Arc<dyn Dataset> {
 }
 
 /// Two blocks, with dropout.
-pub fn wave_model() -> Graph {
+pub(crate) fn wave_model() -> Graph {
     let mut b = Builder::new();
     b.block("first");
     let x = b.input("x", &[1, 2]);

@@ -32,12 +32,15 @@ impl FailedOpening {
     }
 
     /// Returns a failure that is that of no device.
-    pub fn of_none(error: TrainError) -> Self {
+    pub(crate) fn of_none(error: TrainError) -> Self {
         Self { error, left: None }
     }
 
     /// Returns the failure of devices before there is a placement: ranks are positions.
-    pub fn unplaced(error: TrainError, without: impl FnOnce(usize) -> Option<LeftDevices>) -> Self {
+    pub(crate) fn unplaced(
+        error: TrainError,
+        without: impl FnOnce(usize) -> Option<LeftDevices>,
+    ) -> Self {
         let position = error.failed_rank().map(|rank| rank.index());
         Self::at(error, position, without)
     }

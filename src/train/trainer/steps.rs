@@ -73,7 +73,7 @@ pub(crate) struct Fit {
     /// Step and loss of the last evaluation.
     pub evaluated: Option<(u64, f64)>,
     /// Parameters of the best evaluation, if they are kept.
-    pub best_parameters: Option<Vec<NamedTensor>>,
+    pub(crate) best_parameters: Option<Vec<NamedTensor>>,
     /// True if the present step became the best one, which its save, if it has one, does not know.
     is_unsaved_best: bool,
     /// True if a hook asked for the end.
@@ -109,12 +109,20 @@ impl Fit {
         self.is_unsaved_best = false;
     }
 
-    pub fn emit(&mut self, hooks: &mut dyn FitHooks, event: Event) -> Result<(), TrainError> {
+    pub(crate) fn emit(
+        &mut self,
+        hooks: &mut dyn FitHooks,
+        event: Event,
+    ) -> Result<(), TrainError> {
         self.is_stopped |= hooks.event(event)?.is_break();
         Ok(())
     }
 
-    pub fn warn(&mut self, hooks: &mut dyn FitHooks, text: String) -> Result<(), TrainError> {
+    pub(crate) fn warn(
+        &mut self,
+        hooks: &mut dyn FitHooks,
+        text: String,
+    ) -> Result<(), TrainError> {
         self.emit(hooks, Event::Warning(text))
     }
 }

@@ -176,7 +176,7 @@ fn everybody_starts_with_one_roster_and_one_too_many_is_told_who_is_here() {
             assert!(hosts[host].ended.is_none(), "{}", sentence(&hosts[host].ended));
             let peers = if host == 0 { case.nodes as usize - 1 } else { 1 };
             assert_eq!(hosts[host].links, names.len() - 1, "links of {}", name(host));
-            assert_eq!(hosts[host].activities.len(), peers, "heartbeats of {}", name(host));
+            assert_eq!(hosts[host].beating.len(), peers, "heartbeats of {}", name(host));
         }
     });
 }

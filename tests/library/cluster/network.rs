@@ -88,7 +88,8 @@ pub struct Host {
     pub losses: u32,
     pub ended: Option<(Nanos, ClusterEnd)>,
     pub turned_away: Vec<String>,
-    pub activities: BTreeSet<NodeRank>,
+    /// Links by which heartbeats came after the start.
+    pub beating: BTreeSet<usize>,
     pub errors: Vec<ClusterError>,
 }
 
@@ -238,6 +239,11 @@ impl Network {
 
     fn deliver(&mut self, host: usize, delivery: Delivery) {
         let Delivery { end, event } = delivery;
+        let is_beat =
+            matches!(event, Event::Received { message: ClusterMsg::Heartbeat { .. }, .. });
+        if let Some((link, _)) = end.filter(|_| is_beat && self.hosts[host].started.is_some()) {
+            self.hosts[host].beating.insert(link);
+        }
         let Some(machine) = &mut self.hosts[host].machine else { return };
         if let Some((link, side)) = end {
             if !self.links[link].open[side] {
@@ -384,7 +390,6 @@ impl Network {
                 }
                 of.started = Some((now, roster, you));
             }
-            Action::Activity { node, .. } => drop(of.activities.insert(node)),
             Action::Left { node, .. } => of.left.push(node),
             Action::Lost { .. } => of.losses += 1,
             Action::Ended(end) => of.ended = Some((now, end)),

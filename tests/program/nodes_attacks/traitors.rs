@@ -58,7 +58,7 @@ fn vote(rank: u32, step: u64) -> ToFirst {
 fn a_node_that_speaks_out_of_turn_is_lost() {
     let beat = |generation, sequence| {
         let generation = Generation(generation);
-        cluster(&ClusterMsg::Heartbeat { generation, sequence, activity: Vec::new() })
+        cluster(&ClusterMsg::Heartbeat { generation, sequence })
     };
     let connected = |peer| {
         let (generation, peer) = (Generation(1), NodeRank(peer));

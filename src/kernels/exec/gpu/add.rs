@@ -32,7 +32,7 @@ fn scratch_elements(elements: usize) -> usize {
 }
 
 /// Scratch buffers for sums of a bounded length, made once, and the prepared kernel that adds.
-pub struct PartialSumAdder {
+pub(crate) struct PartialSumAdder {
     gpu: Arc<Gpu>,
     elements: usize,
     partial: wgpu::Buffer,

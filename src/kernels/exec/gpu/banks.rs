@@ -12,7 +12,7 @@ use potluck_graph::Plan;
 
 /// Buffers of the parameters and gradients of every bucket, and of the moments of the owned
 /// shards; none of buckets that the plan does not hold.
-pub struct Banks {
+pub(crate) struct Banks {
     parameters: Vec<Option<wgpu::Buffer>>,
     /// Empty unless the plan is trained.
     pub gradients: Vec<Option<wgpu::Buffer>>,

@@ -22,6 +22,7 @@ use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::arithmetic::gcd;
 use crate::autotune::KernelSelector;
 use crate::device::{DeviceError, Gpu, Heartbeat};
 use crate::exec::loss_count::LossCounter;
@@ -363,11 +364,6 @@ fn period(plan: &Plan, node: &Node) -> usize {
     let operands = node.inputs.iter().chain(&node.outputs);
     let counts = operands.map(|tensor| copies(plan, *tensor).max(1));
     counts.fold(1, |period, count| period / gcd(period, count) * count)
-}
-
-/// Returns the greatest common divisor of two numbers that are not both 0.
-fn gcd(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 /// Returns a readback queue sized for the buckets of a plan.

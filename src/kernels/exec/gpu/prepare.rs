@@ -8,7 +8,7 @@ use crate::pace::nominal_seconds;
 use crate::{BindGroups, Binding, BoundDispatch, Cost, Dispatch, Operand, Pipelines};
 
 /// Prepared dispatches of a node, an update or a norm.
-pub struct PreparedKernel {
+pub(crate) struct PreparedKernel {
     pub dispatches: Vec<BoundDispatch>,
     /// Display name: the variant of a node, or else the shaders.
     pub variant: String,
@@ -16,7 +16,7 @@ pub struct PreparedKernel {
     pub seconds: f64,
     /// Measured seconds per workgroup of each dispatch that is long at the nominal rates; `None`
     /// until it has run.
-    pub paces: Vec<Cell<Option<f64>>>,
+    pub(crate) paces: Vec<Cell<Option<f64>>>,
 }
 
 impl PreparedKernel {
@@ -55,7 +55,7 @@ impl PreparedKernel {
     }
 
     /// Replaces the values that may change from step to step: parameters and grids.
-    pub fn refresh(&mut self, dispatches: Vec<Dispatch>) {
+    pub(crate) fn refresh(&mut self, dispatches: Vec<Dispatch>) {
         for (bound, dispatch) in self.dispatches.iter_mut().zip(dispatches) {
             bound.refresh(dispatch);
         }

@@ -22,7 +22,7 @@ const BATCH: usize = 4;
 const WHAT: &str = "a piece on its way back";
 
 /// Request for a readback.
-pub struct ReadbackRequest {
+pub(crate) struct ReadbackRequest {
     pub place: Place,
     /// Source of the copy: a buffer, and a position in bytes.
     pub source: wgpu::Buffer,
@@ -134,7 +134,7 @@ impl ReadbackQueue {
 
     /// Returns the next copy for which a slot is free. The caller records it before it calls this
     /// again.
-    pub fn next_copy(&mut self) -> Option<Copy> {
+    pub(crate) fn next_copy(&mut self) -> Option<Copy> {
         if self.waiting.is_empty() {
             return None;
         }
@@ -163,7 +163,7 @@ impl ReadbackQueue {
     ///
     /// # Errors
     /// Returns [`DeviceError`] if there is too little memory.
-    pub fn reserve_slots(
+    pub(crate) fn reserve_slots(
         &mut self,
         gpu: &Gpu,
         buffer: &wgpu::Buffer,

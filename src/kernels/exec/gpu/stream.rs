@@ -28,21 +28,21 @@ const DISPATCHES: usize = 32;
 const TIMED_PASSES_MAX: u32 = 1024;
 
 /// Range of a buffer to read: offset and size in bytes.
-pub type ReadRange<'a> = (&'a wgpu::Buffer, u64, u64);
+pub(crate) type ReadRange<'a> = (&'a wgpu::Buffer, u64, u64);
 
 /// Counters of submissions and of bytes uploaded and read back.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Traffic {
+pub(crate) struct Traffic {
     pub submissions: u64,
-    pub bytes_up: u64,
-    pub bytes_back: u64,
+    pub(crate) bytes_up: u64,
+    pub(crate) bytes_back: u64,
     /// Longest time from the beginning of the first pass of a submission to the end of its last
     /// one, in the steps reported so far, by the device's clock; 0 without one.
-    pub longest_submission_s: f64,
+    pub(crate) longest_submission_s: f64,
 }
 
 /// Command stream of one device, with its transfers.
-pub struct CommandStream {
+pub(crate) struct CommandStream {
     gpu: Arc<Gpu>,
     /// Open compute pass. It records into `encoder`, so it is dropped first.
     pass: Option<wgpu::ComputePass<'static>>,
@@ -54,7 +54,7 @@ pub struct CommandStream {
     queued: VecDeque<wgpu::SubmissionIndex>,
     uploads: UploadRing,
     readbacks: ReadbackRing,
-    pub readback_queue: ReadbackQueue,
+    pub(crate) readback_queue: ReadbackQueue,
     clock: Option<Timestamps>,
     /// Start of the current step: its first command, or the report before it if only the previous
     /// step's updates were recorded since.
@@ -64,7 +64,7 @@ pub struct CommandStream {
     nominal: f64,
     made: u64,
     /// Measured seconds per nominal second, from the last step.
-    pub cost_ratio: f64,
+    pub(crate) cost_ratio: f64,
     pub traffic: Traffic,
 }
 
@@ -91,7 +91,7 @@ impl CommandStream {
 
     /// Returns the bytes of both rings.
     #[cfg(test)]
-    pub fn rings_bytes(&self) -> u64 {
+    pub(crate) fn rings_bytes(&self) -> u64 {
         self.uploads.bytes() + self.readbacks.bytes()
     }
 
@@ -191,7 +191,7 @@ impl CommandStream {
     }
 
     /// Submits the recorded commands if there are enough of them.
-    pub fn submit_if_large(&mut self) -> Result<(), DeviceError> {
+    pub(crate) fn submit_if_large(&mut self) -> Result<(), DeviceError> {
         if self.dispatches >= DISPATCHES {
             self.submit()?;
         }
@@ -226,7 +226,7 @@ impl CommandStream {
 
     /// Records the waiting readbacks for which a slot is free now, and submits recorded readbacks,
     /// so that they complete while the device runs the commands that follow.
-    pub fn submit_readbacks(&mut self) -> Result<(), DeviceError> {
+    pub(crate) fn submit_readbacks(&mut self) -> Result<(), DeviceError> {
         self.record_pieces();
         if self.readback_queue.is_recorded() {
             self.submit()?;
@@ -242,7 +242,7 @@ impl CommandStream {
 
     /// Records the copies that wait for a slot and cover some of `bytes` of `buffer`. Must be
     /// called before these bytes change.
-    pub fn preserve_readbacks(
+    pub(crate) fn preserve_readbacks(
         &mut self,
         buffer: &wgpu::Buffer,
         bytes: Range<u64>,
@@ -432,7 +432,7 @@ impl CommandStream {
     }
 
     /// Measures as [`CommandStream::time`] does, without the device's clock.
-    pub fn time_by_repeating(&mut self, task: &PreparedKernel) -> Result<f64, DeviceError> {
+    pub(crate) fn time_by_repeating(&mut self, task: &PreparedKernel) -> Result<f64, DeviceError> {
         /// Long compared with the cost of a submission, short compared with the timeout of a
         /// watchdog.
         const SECONDS: f64 = 0.02;

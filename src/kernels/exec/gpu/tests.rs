@@ -29,12 +29,12 @@ pub fn plan(width: usize) -> Plan {
 }
 
 /// Returns an executor of the plan on every adapter of the kernel tests.
-pub fn executors(plan: &Plan) -> impl Iterator<Item = GpuExecutor> {
+pub(crate) fn executors(plan: &Plan) -> impl Iterator<Item = GpuExecutor> {
     executors_with(plan, 2, |_| ())
 }
 
 /// Returns executors with these moments, on devices that `set` has changed.
-pub fn executors_with(
+pub(crate) fn executors_with(
     plan: &Plan,
     moments: impl Into<Moments>,
     set: impl Fn(&mut Gpu),

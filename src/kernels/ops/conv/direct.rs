@@ -247,7 +247,13 @@ fn compute_rows(
 
 /// Computes the gradient by the weight: partial sums of blocks of rows of places, added in order.
 /// The parts depend on the sizes alone.
-pub fn weight_grad(geometry: &Geometry, accumulate: bool, x: &[f32], dy: &[f32], out: &mut [f32]) {
+pub(crate) fn weight_grad(
+    geometry: &Geometry,
+    accumulate: bool,
+    x: &[f32],
+    dy: &[f32],
+    out: &mut [f32],
+) {
     let gather = Gather::forward(geometry);
     let rows = panel::rows_of(&gather, geometry.c);
     let per_picture = gather.grid[0].div_ceil(rows);

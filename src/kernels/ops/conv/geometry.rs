@@ -57,17 +57,17 @@ impl Geometry {
     }
 
     /// Returns the input channels of a group.
-    pub fn group_c(&self) -> usize {
+    pub(crate) fn group_c(&self) -> usize {
         self.c / self.groups()
     }
 
     /// Returns the output channels of a group.
-    pub fn group_o(&self) -> usize {
+    pub(crate) fn group_o(&self) -> usize {
         self.o / self.groups()
     }
 
     /// Returns the number of places of the kernel.
-    pub fn taps(&self) -> usize {
+    pub(crate) fn taps(&self) -> usize {
         self.kernel[0] * self.kernel[1]
     }
 
@@ -82,18 +82,18 @@ impl Geometry {
     }
 
     /// Returns true if every channel is convolved with a kernel of its own.
-    pub fn is_depthwise(&self) -> bool {
+    pub(crate) fn is_depthwise(&self) -> bool {
         self.groups() > 1 && self.group_c() == 1 && self.group_o() == 1
     }
 
     /// Returns the index in the weight `(o, c/groups, kh, kw)`.
-    pub fn weight_at(&self, o: usize, c: usize, [ky, kx]: [usize; 2]) -> usize {
+    pub(crate) fn weight_at(&self, o: usize, c: usize, [ky, kx]: [usize; 2]) -> usize {
         ((o * self.group_c() + c) * self.kernel[0] + ky) * self.kernel[1] + kx
     }
 
     /// Calls `body` with the number of each place of an output, that of the place of `x` that it
     /// reads, and the place of the kernel; not for padding.
-    pub fn for_each_pair(&self, mut body: impl FnMut(usize, usize, [usize; 2])) {
+    pub(crate) fn for_each_pair(&self, mut body: impl FnMut(usize, usize, [usize; 2])) {
         let gather = Gather::forward(self);
         for at in 0..self.positions() {
             let place = gather.place(at);
@@ -119,17 +119,17 @@ pub struct Gather {
     pub first: [isize; 2],
     /// Places from one row of the grid to the next, and from a tap to the next.
     pub step: [usize; 2],
-    pub tap_step: [usize; 2],
-    pub taps: [usize; 2],
+    pub(crate) tap_step: [usize; 2],
+    pub(crate) taps: [usize; 2],
     /// Places of the kernel of the first tap, and those to the next tap's.
-    pub kernel_first: [usize; 2],
-    pub kernel_step: [isize; 2],
+    pub(crate) kernel_first: [usize; 2],
+    pub(crate) kernel_step: [isize; 2],
     /// Size of the pictures that are read.
     pub size: [usize; 2],
     /// Places in the output of the first row, and those to the next row's.
-    pub out_first: [usize; 2],
-    pub out_step: [usize; 2],
-    pub out_size: [usize; 2],
+    pub(crate) out_first: [usize; 2],
+    pub(crate) out_step: [usize; 2],
+    pub(crate) out_size: [usize; 2],
 }
 
 impl Gather {
@@ -153,7 +153,7 @@ impl Gather {
 
     /// Returns the product of the gradient by the input for the places of this remainder. Taps are
     /// in falling order of their places in the kernel, so that the places that they read rise.
-    pub fn input_grad(geometry: &Geometry, remainder: [usize; 2]) -> Self {
+    pub(crate) fn input_grad(geometry: &Geometry, remainder: [usize; 2]) -> Self {
         let axes = [0, 1].map(|axis| Phase::of(geometry, axis, remainder[axis]));
         let each = |value: fn(&Phase) -> usize| axes.each_ref().map(value);
         Self {
@@ -202,14 +202,14 @@ impl Gather {
     }
 
     /// Returns the place in the kernel of a tap.
-    pub fn kernel_place(&self, tap: [usize; 2]) -> [usize; 2] {
+    pub(crate) fn kernel_place(&self, tap: [usize; 2]) -> [usize; 2] {
         [0, 1].map(|axis| {
             self.kernel_first[axis].wrapping_add_signed(tap[axis] as isize * self.kernel_step[axis])
         })
     }
 
     /// Returns the number of the place in the output of a row of the product.
-    pub fn out_at(&self, [b, i, j]: [usize; 3]) -> usize {
+    pub(crate) fn out_at(&self, [b, i, j]: [usize; 3]) -> usize {
         let [y, x] = [0, 1].map(|axis| self.out_first[axis] + [i, j][axis] * self.out_step[axis]);
         (b * self.out_size[0] + y) * self.out_size[1] + x
     }

@@ -51,11 +51,11 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
 
 /// Channels of a product: those that are read and those that are written, of all groups and of one.
 #[derive(Clone, Copy)]
-pub struct Channels {
+pub(crate) struct Channels {
     pub read: usize,
     pub written: usize,
-    pub group_read: usize,
-    pub group_written: usize,
+    pub(crate) group_read: usize,
+    pub(crate) group_written: usize,
 }
 
 impl Channels {

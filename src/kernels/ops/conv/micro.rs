@@ -54,7 +54,7 @@ macro_rules! repeat {
 }
 
 /// Returns the number of floats in a vector of this machine.
-pub fn lanes() -> usize {
+pub(crate) fn lanes() -> usize {
     struct Lanes;
     impl pulp::WithSimd for Lanes {
         type Output = usize;
@@ -68,7 +68,7 @@ pub fn lanes() -> usize {
 
 /// Runs of terms: each begins at an offset in the panel and has `length` neighbouring elements.
 #[derive(Clone)]
-pub struct TermRuns {
+pub(crate) struct TermRuns {
     pub offsets: Vec<usize>,
     pub length: usize,
 }
@@ -93,16 +93,16 @@ impl TermRuns {
 /// Sums of places of one row of a grid: at each of `count` places, `step` elements apart in `x`,
 /// the sum over all terms of x times the weights of that term. `weights` is (terms, vectors), and
 /// the values of the first `columns` columns go to `out`, `out_step` elements apart.
-pub struct PlaceSums<'a> {
+pub(crate) struct PlaceSums<'a> {
     pub x: &'a [f32],
     pub step: usize,
     pub count: usize,
     pub runs: &'a TermRuns,
     pub weights: &'a [f32],
-    pub vectors: usize,
+    pub(crate) vectors: usize,
     pub columns: usize,
     pub out: &'a mut [f32],
-    pub out_step: usize,
+    pub(crate) out_step: usize,
 }
 
 impl pulp::WithSimd for PlaceSums<'_> {
@@ -160,7 +160,7 @@ impl PlaceSums<'_> {
 /// Sums of the gradient by the weight: to each term and column, the products of x of the term and
 /// dy of the column at `count` places, `step` elements apart in `x`, are added. `dy` is (places,
 /// vectors), `sums` (terms, columns of all vectors of all calls), `sums_step` elements apart.
-pub struct TermSums<'a> {
+pub(crate) struct TermSums<'a> {
     pub x: &'a [f32],
     /// Elements from a picture to the next, from a row of places, and from a place.
     pub steps: [usize; 3],
@@ -169,10 +169,10 @@ pub struct TermSums<'a> {
     pub runs: &'a TermRuns,
     pub dy: &'a [f32],
     /// Elements from a place to the next in `dy`.
-    pub dy_step: usize,
-    pub vectors: usize,
+    pub(crate) dy_step: usize,
+    pub(crate) vectors: usize,
     pub sums: &'a mut [f32],
-    pub sums_step: usize,
+    pub(crate) sums_step: usize,
 }
 
 impl pulp::WithSimd for TermSums<'_> {

@@ -1,17 +1,17 @@
 //! 2D convolutions and their gradients, over pictures that are channels last. Twin of
 //! `shaders/conv.wgsl`, which has the formulas.
 
-pub mod depthwise;
+pub(crate) mod depthwise;
 mod depthwise_host;
 mod direct;
-pub mod geometry;
+pub(crate) mod geometry;
 mod host;
 mod micro;
 mod panel;
 pub mod parts;
 mod probes;
 pub mod shared;
-pub mod shared_weight;
+pub(crate) mod shared_weight;
 pub mod tile;
 pub mod weights;
 
@@ -25,7 +25,7 @@ use geometry::{ConvKind, Geometry};
 use host::fast;
 use parts::PartLayout;
 use potluck_core::HostTensorView;
-pub use probes::probes_with_channels;
+pub(crate) use probes::probes_with_channels;
 use probes::{catalog, probes};
 
 /// Twin of [`potluck_graph::Op::Conv2d`] and its gradients.
@@ -206,7 +206,7 @@ pub fn cost(call: &OpCall) -> Cost {
 }
 
 /// See [`Twin::iterations`]: the taps and channels of the longest sum, or the places of a part.
-pub fn iterations(call: &OpCall) -> usize {
+pub(crate) fn iterations(call: &OpCall) -> usize {
     let geometry = Geometry::of(call);
     let [down, across] = geometry.kernel;
     let of_taps = |channels: usize| down * (1 + across * (1 + channels));

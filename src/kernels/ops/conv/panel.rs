@@ -6,21 +6,21 @@ use std::ops::Range;
 use super::geometry::Gather;
 
 /// Elements of a panel of several rows: 256 KiB, which stay in the second-level cache.
-pub const PANEL: usize = 64 * 1024;
+pub(crate) const PANEL: usize = 64 * 1024;
 
 thread_local! {
     static PADDED: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Rows of the grid of a product, and the padded pictures that their taps read.
-pub struct PaddedPanel<'a> {
+pub(crate) struct PaddedPanel<'a> {
     pub data: &'a [f32],
     /// Elements from a picture to the next.
-    pub picture_step: usize,
+    pub(crate) picture_step: usize,
     /// Elements from a row of the grid to the next, and from a place of a row to the next.
     pub steps: [usize; 2],
     /// Elements from a row of taps to the next, and from a tap to the next.
-    pub tap_steps: [usize; 2],
+    pub(crate) tap_steps: [usize; 2],
 }
 
 /// Returns the height and the width of what so many rows of the grid read.
@@ -42,7 +42,7 @@ pub fn elements(gather: &Gather, rows: usize, channels: usize) -> usize {
 }
 
 /// Returns the most rows of the grid whose panel is not too large, at least one.
-pub fn rows_of(gather: &Gather, channels: usize) -> usize {
+pub(crate) fn rows_of(gather: &Gather, channels: usize) -> usize {
     let fits = |rows: &usize| elements(gather, *rows, channels) <= PANEL;
     (1..=gather.grid[0].max(1)).take_while(fits).last().unwrap_or(1)
 }

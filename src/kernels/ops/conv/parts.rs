@@ -12,12 +12,12 @@ pub struct PartLayout {
     pub part: usize,
     pub o: usize,
     pub c: usize,
-    pub tap: usize,
+    pub(crate) tap: usize,
 }
 
 impl PartLayout {
     /// Returns the layout of parts that are as the weight is.
-    pub fn of_weight(geometry: &Geometry) -> Self {
+    pub(crate) fn of_weight(geometry: &Geometry) -> Self {
         let taps = geometry.taps();
         Self { part: geometry.weights(), o: geometry.group_c() * taps, c: taps, tap: 1 }
     }

@@ -22,7 +22,11 @@ pub fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
 
 /// Returns the convolution of smaller pictures with fewer channels, and with `channels` channels of
 /// the result if given.
-pub fn probes_with_channels(op: &Op, inputs: &[Dims], channels: Option<usize>) -> Vec<CallShape> {
+pub(crate) fn probes_with_channels(
+    op: &Op,
+    inputs: &[Dims],
+    channels: Option<usize>,
+) -> Vec<CallShape> {
     let random = RandomContext { step_key: Key::new(0), training: true };
     let Some(owned_call) = OwnedCall::new(op.clone(), inputs.to_vec(), random) else {
         return Vec::new();

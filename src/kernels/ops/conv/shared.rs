@@ -23,7 +23,7 @@ pub const TILES: [WorkgroupTile; 3] = [
 ];
 
 /// Channels that are read, up to which a stage has several taps.
-pub const FLAT_MAX: usize = 12;
+pub(crate) const FLAT_MAX: usize = 12;
 
 /// A call in tiles of one size.
 struct Tiled<'a> {

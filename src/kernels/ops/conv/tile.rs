@@ -83,7 +83,7 @@ pub fn divisor(geometry: &Geometry) -> [usize; 2] {
 }
 
 /// Returns the rows and columns of places of the largest product of a picture.
-pub fn grid_of(geometry: &Geometry) -> [usize; 2] {
+pub(crate) fn grid_of(geometry: &Geometry) -> [usize; 2] {
     match geometry.kind {
         ConvKind::InputGrad => Gather::input_grad(geometry, [0; 2]).grid,
         ConvKind::Forward | ConvKind::WeightGrad => geometry.out,
@@ -168,7 +168,7 @@ fn gathered(call: &OpCall, geometry: &Geometry, tile: RegisterTile) -> Vec<Dispa
 
 /// Returns the parameters of a gathered product: of what is read, from the rows and columns of
 /// places to the distance of taps, and of the pictures that are written, with the groups.
-pub fn gather_params(geometry: &Geometry) -> [Vec<u32>; 2] {
+pub(crate) fn gather_params(geometry: &Geometry) -> [Vec<u32>; 2] {
     let Channels { read, written, group_read, group_written } = Channels::of(geometry);
     let Geometry { size, out, kernel: [kh, kw], options, .. } = *geometry;
     let is_forward = geometry.kind == ConvKind::Forward;

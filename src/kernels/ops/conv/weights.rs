@@ -9,7 +9,7 @@ use crate::{Dispatch, Operand, Shader};
 /// Memory layout of the weights of a product: (groups, taps, rows, columns), with zeros behind the
 /// channels of a group that are read and written.
 #[derive(Clone, Copy, Debug)]
-pub struct WeightLayout {
+pub(crate) struct WeightLayout {
     pub rows: usize,
     pub columns: usize,
     count: usize,

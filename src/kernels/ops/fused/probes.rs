@@ -1,6 +1,7 @@
 //! Fused calls on which the kernels are certified.
 
 use super::epilogue;
+use crate::arithmetic::gcd;
 use crate::call_shapes::{C, N, T, calls};
 use crate::ops::{conv, matmul};
 use crate::{CallShape, Dims, OwnedCall, RandomContext, twin};
@@ -86,11 +87,6 @@ fn products_of_periods(root: &Op, own: &[Dims], period: usize) -> Vec<CallShape>
         dims[0][row_axis] = if is_right { rows } else { rows + unit };
     }
     products
-}
-
-/// Returns the greatest common divisor.
-fn gcd(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 /// See [`crate::Twin::catalog`]: products with the epilogues that they have in a GPT, a

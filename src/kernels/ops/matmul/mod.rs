@@ -6,9 +6,9 @@
 mod probes;
 pub mod shared;
 pub mod sizes;
-pub mod split_k;
+pub(crate) mod split_k;
 pub mod tile;
-pub mod vector;
+pub(crate) mod vector;
 
 use gemm::Parallelism;
 use rayon::prelude::*;
@@ -19,7 +19,7 @@ use crate::twin::{no_forward, normal_inputs};
 use crate::{Caps, Cost, Dispatch, Float, OpCall, Shader, Twin, Variant};
 use potluck_core::HostTensorView;
 use potluck_graph::Op;
-pub use probes::probes_with_columns;
+pub(crate) use probes::probes_with_columns;
 use probes::{catalog, probes};
 use sizes::{OPERANDS, Sizes};
 use split_k::SplitK;
@@ -275,7 +275,7 @@ pub fn cost(call: &OpCall) -> Cost {
 
 /// See [`Twin::iterations`]: one per term of a sum, and one per row of the largest tile. The
 /// outputs may have any shape.
-pub fn iterations(call: &OpCall) -> usize {
+pub(crate) fn iterations(call: &OpCall) -> usize {
     let x = &call.inputs[0];
     let is_transposed = matches!(call.op.root_op(), Op::MatMul { transpose_a: true, .. });
     x[x.len() - if is_transposed { 2 } else { 1 }] + 16

@@ -32,7 +32,11 @@ pub fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
 
 /// Returns both operands at each of the sizes, as three products if the call is batched, and with
 /// `columns` columns if given.
-pub fn probes_with_columns(op: &Op, inputs: &[Dims], columns: Option<usize>) -> Vec<CallShape> {
+pub(crate) fn probes_with_columns(
+    op: &Op,
+    inputs: &[Dims],
+    columns: Option<usize>,
+) -> Vec<CallShape> {
     let Op::MatMul { transpose_a, transpose_b } = *op else {
         panic!("{op} is not a matrix product")
     };

@@ -193,7 +193,7 @@ pub struct Output {
     /// Operands of the bindings of the steps.
     pub operands: Vec<Operand>,
     /// True if values are stored as vectors, as they are where rows are multiples of four.
-    pub vectors: bool,
+    pub(crate) vectors: bool,
 }
 
 impl Output {
@@ -212,7 +212,7 @@ impl Output {
 
 /// Returns the WGSL of the function that stores some of four adjacent values: all or none if they
 /// are vectors.
-pub fn store_some(vectors: bool) -> String {
+pub(crate) fn store_some(vectors: bool) -> String {
     let body: String = if vectors {
         "    if (begin == 0u && end == 4u) { store4(at / 4u, totals); }\n".to_string()
     } else {
@@ -241,7 +241,7 @@ pub fn dispatch(call: &OpCall, sizes: &Sizes, tile: WorkgroupTile) -> Dispatch {
 
 /// Returns the dispatch that writes the products of so many parts of the sum, of `terms` terms
 /// each, to `partials`: (parts, batch, m, n). The terms must be a multiple of the tile's.
-pub fn dispatch_split_k(
+pub(crate) fn dispatch_split_k(
     call: &OpCall,
     sizes: &Sizes,
     tile: WorkgroupTile,

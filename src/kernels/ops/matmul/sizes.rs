@@ -4,7 +4,8 @@ use crate::{OpCall, Operand};
 use potluck_graph::Op;
 
 /// Operands (a, b and c) of every product kernel except that of [`vector`](super::vector).
-pub const OPERANDS: [Operand; 3] = [Operand::Input(0), Operand::Input(1), Operand::Output(0)];
+pub(crate) const OPERANDS: [Operand; 3] =
+    [Operand::Input(0), Operand::Input(1), Operand::Output(0)];
 
 /// The sizes of a call: `batch` products of `(m, k)` and `(k, n)`.
 #[derive(Clone, Copy, Debug)]
@@ -35,12 +36,12 @@ impl Sizes {
     }
 
     /// Returns the number of elements to the next row of `a`, and to the next term of the sum.
-    pub fn a_strides(&self) -> (usize, usize) {
+    pub(crate) fn a_strides(&self) -> (usize, usize) {
         if self.transpose_a { (1, self.m) } else { (self.k, 1) }
     }
 
     /// Returns the number of elements to the next term of the sum in `b`, and to the next column.
-    pub fn b_strides(&self) -> (usize, usize) {
+    pub(crate) fn b_strides(&self) -> (usize, usize) {
         if self.transpose_b { (1, self.k) } else { (self.n, 1) }
     }
 }

@@ -21,7 +21,7 @@ const SIZE: u32 = 64;
 
 /// A tile in workgroup memory, and how its sums are split.
 #[derive(Clone, Copy, Debug)]
-pub struct SplitK {
+pub(crate) struct SplitK {
     /// Name of the kernel variant.
     pub name: &'static str,
     tile: WorkgroupTile,

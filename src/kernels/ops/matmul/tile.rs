@@ -19,7 +19,7 @@ use std::fmt::Write;
 
 /// Invocations per workgroup: few, so that small products still have enough workgroups to fill a
 /// device.
-pub const WORKGROUP: u32 = 32;
+pub(crate) const WORKGROUP: u32 = 32;
 
 /// Tile of the output that one invocation computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +47,7 @@ pub const NARROW: [RegisterTile; 2] = [
     RegisterTile { name: "matmul_tile_8x1", m: 8, n: 1 },
 ];
 /// Minimum number of rows and columns for one of [`TILES`].
-pub const NARROW_MAX: usize = 4;
+pub(crate) const NARROW_MAX: usize = 4;
 
 /// Head of the WGSL of every tile. The formula and the shapes are those of `matmul.wgsl`.
 const HEAD: &str = "\

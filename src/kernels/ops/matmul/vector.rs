@@ -11,7 +11,7 @@ use crate::ops::epilogue::{self, Epilogue};
 use crate::{Dispatch, OpCall, Operand, Shader, dispatch};
 
 /// Maximum number of rows or columns that count as few.
-pub const FEW: usize = 8;
+pub(crate) const FEW: usize = 8;
 
 /// Partition of a workgroup: quads of columns, and invocations that share each of them.
 #[derive(Clone, Copy, Debug)]

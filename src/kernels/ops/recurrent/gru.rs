@@ -46,7 +46,7 @@ pub fn reference<T: Float>(
 }
 
 /// Reference of one sample: `gates, weight, y, dy [, h0] -> dx, dproduct, dh0`.
-pub fn reference_grad<T: Float>(
+pub(crate) fn reference_grad<T: Float>(
     RecurrentSizes { t, h, .. }: RecurrentSizes,
     sample: usize,
     inputs: &[&[T]],
@@ -105,7 +105,7 @@ pub fn fast(steps: &TimeSteps, inputs: &[&[f32]], outputs: &mut [&mut [f32]]) {
 }
 
 /// CPU kernel of `gates, weight, y, dy [, h0] -> dx, dproduct, dh0`.
-pub fn fast_grad(steps: &TimeSteps, inputs: &[&[f32]], outputs: &mut [&mut [f32]]) {
+pub(crate) fn fast_grad(steps: &TimeSteps, inputs: &[&[f32]], outputs: &mut [&mut [f32]]) {
     let RecurrentSizes { b, t, h, .. } = steps.sizes;
     let [dx, dproduct, dhidden] = outputs else { panic!("a gradient of a GRU has three outputs") };
     let (gates, weight, y, dy) = (inputs[0], inputs[1], inputs[2], inputs[3]);

@@ -12,7 +12,7 @@ const SAMPLES_MIN: usize = 8;
 
 /// Samples that go through the time steps together.
 #[derive(Clone, Copy)]
-pub struct TimeSteps {
+pub(crate) struct TimeSteps {
     pub sizes: RecurrentSizes,
     /// That of the products of a step.
     parallelism: Parallelism,
@@ -98,7 +98,7 @@ fn transpose(matrix: &[f32], rows: usize, columns: usize) -> Vec<f32> {
 impl TimeSteps {
     /// Adds the product of the hidden values of the step before with the weight, which is
     /// transposed `(h, columns)`, to the first columns of each row (4 h) of a step of `gates`.
-    pub fn add_hidden(
+    pub(crate) fn add_hidden(
         &self,
         step: usize,
         (weight, h0): (&[f32], Option<&[f32]>),
@@ -116,7 +116,13 @@ impl TimeSteps {
     }
 
     /// Adds the product of a step of `dz (b, t, gates h)` with the weight to `dhidden (b, h)`.
-    pub fn add_to_hidden(&self, step: usize, weight: &[f32], dz: &[f32], dhidden: &mut [f32]) {
+    pub(crate) fn add_to_hidden(
+        &self,
+        step: usize,
+        weight: &[f32],
+        dz: &[f32],
+        dhidden: &mut [f32],
+    ) {
         let RecurrentSizes { b, t, h, .. } = self.sizes;
         let (columns, out) = (self.sizes.columns(), Strided { at: 0, row: h });
         let dz = &dz[step * columns..];

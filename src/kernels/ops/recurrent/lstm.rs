@@ -46,12 +46,12 @@ pub fn reference<T: Float>(
 }
 
 /// Returns the logistic function.
-pub fn logistic<T: Float>(x: T) -> T {
+pub(crate) fn logistic<T: Float>(x: T) -> T {
     (T::one() + (-x).exp()).recip()
 }
 
 /// Reference of one sample: `gates, weight, cells, dy [, c0] -> dx, dh0, dc0`.
-pub fn reference_grad<T: Float>(
+pub(crate) fn reference_grad<T: Float>(
     RecurrentSizes { t, h, .. }: RecurrentSizes,
     sample: usize,
     inputs: &[&[T]],
@@ -108,7 +108,7 @@ pub fn fast(steps: &TimeSteps, inputs: &[&[f32]], outputs: &mut [&mut [f32]]) {
 }
 
 /// CPU kernel of `gates, weight, cells, dy [, c0] -> dx, dh0, dc0`.
-pub fn fast_grad(steps: &TimeSteps, inputs: &[&[f32]], outputs: &mut [&mut [f32]]) {
+pub(crate) fn fast_grad(steps: &TimeSteps, inputs: &[&[f32]], outputs: &mut [&mut [f32]]) {
     let RecurrentSizes { b, t, h, .. } = steps.sizes;
     let [dx, dhidden, dcell] = outputs else { panic!("a gradient of an LSTM has three outputs") };
     let (gates, weight, cells, dy) = (inputs[0], inputs[1], inputs[2], inputs[3]);

@@ -1,8 +1,9 @@
 //! Tests of the first node, one peer at a time; `tests/library/cluster` has whole clusters.
 
 use super::*;
+use crate::cluster::guests::GUESTS_MAX;
 use crate::cluster::testing::{address, hello, presence};
-use crate::cluster::{GUESTS_MAX, NodeDevice, PAIRING_TIMEOUT, REPLY_TIMEOUT};
+use crate::cluster::{NodeDevice, PAIRING_TIMEOUT, REPLY_TIMEOUT};
 
 const SECOND: Nanos = 1_000_000_000;
 const TIMEOUT: Nanos = 6 * SECOND;
@@ -79,8 +80,7 @@ impl Bench {
     }
 
     fn beat(&mut self, connection: u64, sequence: u64) -> Result<(), ClusterError> {
-        let activity = vec![sequence as u8];
-        self.say(connection, ClusterMsg::Heartbeat { generation: NEXT, sequence, activity })
+        self.say(connection, ClusterMsg::Heartbeat { generation: NEXT, sequence })
     }
 
     fn wait_until(&mut self, now: Nanos) {
@@ -278,8 +278,7 @@ fn a_peer_that_says_nothing_or_something_else_is_closed() {
 #[test]
 fn messages_of_a_generation_that_is_over_are_refused_by_its_name() {
     let mut bench = Bench::running();
-    let old =
-        || ClusterMsg::Heartbeat { generation: Generation(2), sequence: 1, activity: Vec::new() };
+    let old = || ClusterMsg::Heartbeat { generation: Generation(2), sequence: 1 };
     bench.accept(9).unwrap();
     let returned = bench.say(9, old());
     assert_eq!(
@@ -413,16 +412,12 @@ fn a_silent_node_is_lost_at_the_timeout_and_is_told_as_well() {
 }
 
 #[test]
-fn heartbeats_come_in_order_and_carry_what_the_layer_above_says() {
+fn heartbeats_come_in_order() {
     let mut bench = Bench::running();
     bench.beat(2, 1).unwrap();
-    let activity = Action::Activity { node: NodeRank(2), activity: vec![1] };
-    assert_eq!(bench.actions(), [activity]);
-    let error = bench.first.set_activity(vec![0; 4097]).unwrap_err().to_string();
-    assert_eq!(error, "the activity of this node has 4097 bytes, of at most 4096");
-    bench.first.set_activity(vec![5]).unwrap();
+    assert_eq!(bench.actions(), []);
     bench.wait_until(1000 + SECOND);
-    let beat = ClusterMsg::Heartbeat { generation: NEXT, sequence: 1, activity: vec![5] };
+    let beat = ClusterMsg::Heartbeat { generation: NEXT, sequence: 1 };
     assert_eq!(bench.sent(), [(1, beat.clone()), (2, beat)]);
     let error = bench.beat(2, 3).unwrap_err().to_string();
     assert_eq!(error, "node 2 (gamma) sends heartbeat 3 where 2 is expected");

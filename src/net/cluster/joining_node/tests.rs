@@ -282,8 +282,7 @@ fn messages_of_another_generation_are_refused_by_its_name() {
                     is generation 3";
     assert_eq!(error, expected);
     assert_eq!(bench.actions(), [close(105, expected)]);
-    let later =
-        ClusterMsg::Heartbeat { generation: Generation(4), sequence: 1, activity: Vec::new() };
+    let later = ClusterMsg::Heartbeat { generation: Generation(4), sequence: 1 };
     let error = bench.first(later).unwrap_err();
     let expected =
         "node 0 (alpha) sends a heartbeat of generation 4, and the present one is generation 3";
@@ -298,7 +297,7 @@ fn dials_that_nobody_answers_are_reported_with_their_addresses() {
     for second in 1..5 {
         bench.now = second * SECOND;
         let sequence = second;
-        let beat = ClusterMsg::Heartbeat { generation: NEXT, sequence, activity: Vec::new() };
+        let beat = ClusterMsg::Heartbeat { generation: NEXT, sequence };
         bench.first(beat).unwrap();
     }
     bench.wait_until(1000 + REPLY_TIMEOUT);
@@ -308,13 +307,9 @@ fn dials_that_nobody_answers_are_reported_with_their_addresses() {
     assert_eq!(bench.actions()[0], send(LINK, failed));
     bench.dialed(1, 103, 3);
     assert_eq!(bench.actions(), [close(103, "the dial is no longer needed")]);
-    bench
-        .first(ClusterMsg::Heartbeat { generation: NEXT, sequence: 5, activity: Vec::new() })
-        .unwrap();
+    bench.first(ClusterMsg::Heartbeat { generation: NEXT, sequence: 5 }).unwrap();
     bench.now = 10 * SECOND;
-    bench
-        .first(ClusterMsg::Heartbeat { generation: NEXT, sequence: 6, activity: Vec::new() })
-        .unwrap();
+    bench.first(ClusterMsg::Heartbeat { generation: NEXT, sequence: 6 }).unwrap();
     bench.wait_until(1000 + START_TIMEOUT);
     let expected = "node 0 (alpha) has neither started the run nor given it up within 12 seconds \
                     of its roster";
@@ -363,9 +358,7 @@ fn early_pairs_are_bounded_in_number_and_time() {
     let why = "too many pairs are opened before their roster";
     assert_eq!(bench.actions(), [close(264, why)]);
     bench.now = 1000 + REPLY_TIMEOUT;
-    bench
-        .first(ClusterMsg::Heartbeat { generation: NEXT, sequence: 1, activity: Vec::new() })
-        .unwrap();
+    bench.first(ClusterMsg::Heartbeat { generation: NEXT, sequence: 1 }).unwrap();
     bench.wait_until(1000 + REPLY_TIMEOUT);
     let late = close(200, "the roster of generation 3 did not come within 5 seconds");
     assert!(bench.actions().contains(&late));

@@ -18,7 +18,7 @@ use potluck_core::{Position, Rank};
 /// Credits towards each receiver: the number of packets that a rank may be ahead of it, for
 /// rooted collectives and for sends each. The two kinds are counted separately, because a
 /// receiver that takes packets of one kind does not wait for the other.
-pub const CREDITS: u32 = 16;
+pub(crate) const CREDITS: u32 = 16;
 /// Partial sums of an exchange that a rank begins beyond those that have ended with it.
 pub const WINDOW: usize = 2;
 /// Number of calls that a rank remembers, to compare them with the calls of slower ranks.
@@ -64,7 +64,7 @@ impl Credits {
 }
 
 /// Endpoint of one rank: its mailbox and the channels to its peers.
-pub struct PeerChannels {
+pub(crate) struct PeerChannels {
     /// Owner of the links to other processes, dropped with the last handle: before the registry,
     /// of which it may ask how it has ended.
     keep: Option<Arc<dyn Any + Send + Sync>>,
@@ -137,7 +137,7 @@ impl PeerChannels {
 
     /// Creates this rank's endpoint in a group of members of this one, all of which do the same
     /// after the same collective; `None` if this rank is not a member.
-    pub fn subgroup(&self, members: &RankGroup) -> Option<Self> {
+    pub(crate) fn subgroup(&self, members: &RankGroup) -> Option<Self> {
         let position = members.position(self.rank())?;
         let birth: Birth = (self.context.id, self.number, members.rank(Position(0)));
         let context = self.registry.join(birth, members);
@@ -145,7 +145,7 @@ impl PeerChannels {
     }
 
     /// Returns true if there are ranks in other processes.
-    pub fn spans_processes(&self) -> bool {
+    pub(crate) fn spans_processes(&self) -> bool {
         self.registry.spans_processes()
     }
 
@@ -179,7 +179,7 @@ impl PeerChannels {
 
     /// Begins the next collective or send: processes the packets that have arrived, and compares
     /// the calls of the peers with the calls of this rank.
-    pub fn begin_call(&mut self, call: CollectiveCall) -> Result<(), GroupError> {
+    pub(crate) fn begin_call(&mut self, call: CollectiveCall) -> Result<(), GroupError> {
         (self.call, self.began, self.is_late) = (call, Instant::now(), false);
         if !self.is_direct() {
             self.number += 1;
@@ -293,7 +293,11 @@ impl PeerChannels {
 
     /// Sends a packet and takes a credit; waits while the receiver is [`CREDITS`] packets of this
     /// kind behind (backpressure).
-    pub fn send_credited(&mut self, to: Position, payload: Payload) -> Result<(), GroupError> {
+    pub(crate) fn send_credited(
+        &mut self,
+        to: Position,
+        payload: Payload,
+    ) -> Result<(), GroupError> {
         let is_direct = self.is_direct();
         while *self.peers[to.index()].credits.of(is_direct) == 0 {
             self.wait_packet(to)?;

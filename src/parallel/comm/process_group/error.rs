@@ -38,11 +38,11 @@ pub enum GroupError {
 }
 
 /// Close reason of the mailbox of a member whose handle was dropped.
-pub fn left_reason(member: Member) -> String {
+pub(crate) fn left_reason(member: Member) -> String {
     format!("{member} left the group")
 }
 
-pub fn aborted(why: &str) -> GroupError {
+pub(crate) fn aborted(why: &str) -> GroupError {
     GroupError::Aborted(why.into())
 }
 

@@ -14,7 +14,7 @@ const FREE_MAX: usize = 32;
 
 /// Kind of a call, with its root or peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CallKind {
+pub(crate) enum CallKind {
     AllReduce,
     Reduce {
         dst: Rank,
@@ -44,7 +44,7 @@ pub enum CallKind {
 
 /// Signature of a call, which must be equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CollectiveCall {
+pub(crate) struct CollectiveCall {
     pub kind: CallKind,
     /// Name of the reduction; empty for calls without one.
     pub op: &'static str,
@@ -242,7 +242,7 @@ for_each_type!(f32 F32 f64 F64 i32 I32 u32 U32 i64 I64 u64 U64);
 
 /// Content of a packet.
 #[derive(Debug)]
-pub enum PacketKind {
+pub(crate) enum PacketKind {
     /// Values for the collective of this number.
     Collective { number: u64, call: CollectiveCall, payload: Payload, is_credited: bool },
     /// Values of a send.
@@ -260,7 +260,7 @@ pub enum PacketKind {
 
 /// Packet from one rank of the group to another.
 #[derive(Debug)]
-pub struct Packet {
+pub(crate) struct Packet {
     /// Position of the sender.
     pub from: Position,
     pub kind: PacketKind,

@@ -69,7 +69,7 @@ impl<T: Element> Reducer<'_, T> {
     }
 
     /// Combines a rank's own values into a partial result; a mean weights them.
-    pub fn add_own(&self, partial: &mut [T], own: &[T]) {
+    pub(crate) fn add_own(&self, partial: &mut [T], own: &[T]) {
         match self.op {
             ReduceOp::Mean { weight } => zip(partial, own, |sum, own| sum.add(own.scale(*weight))),
             _ => self.add(partial, own),

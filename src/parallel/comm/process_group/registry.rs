@@ -15,7 +15,7 @@ use potluck_core::{Position, Rank};
 
 /// Address of a member.
 #[derive(Clone)]
-pub enum MemberAddress {
+pub(crate) enum MemberAddress {
     /// Mailbox of a rank of this process.
     Here(Mailbox<Packet>),
     There(Arc<RemoteProcess>),
@@ -23,7 +23,7 @@ pub enum MemberAddress {
 
 /// Addresses of one group, whose mailboxes no other group uses: so packets of different groups
 /// never meet.
-pub struct GroupContext {
+pub(crate) struct GroupContext {
     /// Number of the group, equal in all processes.
     pub id: u64,
     pub members: RankGroup,
@@ -55,7 +55,7 @@ impl GroupContext {
 
 /// Identity of a group before it has a context, equal on all of its members: the parent group's
 /// id, the number of the parent's collective that creates it, and its first member.
-pub type Birth = (u64, u64, Rank);
+pub(crate) type Birth = (u64, u64, Rank);
 
 /// Returns the number of a group, which every process computes for itself: 64 mixed bits, so that
 /// two groups practically never have the same.
@@ -79,7 +79,7 @@ struct GroupTable {
 
 /// Groups of the ranks of one [`super::init`], or of those of this process.
 #[derive(Default)]
-pub struct GroupRegistry {
+pub(crate) struct GroupRegistry {
     table: Mutex<GroupTable>,
     /// Other processes of the groups.
     others: Vec<Arc<RemoteProcess>>,
@@ -89,7 +89,7 @@ pub struct GroupRegistry {
 
 /// Returns the maximum number of packets from one member that may wait for another, in a group of
 /// this size: of collectives, and of sends.
-pub fn packets_max(size: usize) -> [usize; 2] {
+pub(crate) fn packets_max(size: usize) -> [usize; 2] {
     // Packets with credits, two exchanges, and two barriers.
     [CREDITS as usize + 8 * WINDOW * size + 2 * 32, CREDITS as usize]
 }
@@ -106,7 +106,7 @@ impl GroupRegistry {
     }
 
     /// Returns true if there are ranks in other processes.
-    pub fn spans_processes(&self) -> bool {
+    pub(crate) fn spans_processes(&self) -> bool {
         !self.others.is_empty()
     }
 
@@ -144,7 +144,7 @@ impl GroupRegistry {
     }
 
     /// Returns true if a rank belongs to another process.
-    pub fn is_elsewhere(&self, rank: Rank) -> bool {
+    pub(crate) fn is_elsewhere(&self, rank: Rank) -> bool {
         self.others.iter().any(|other| other.ranks.contains(&rank.0))
     }
 
@@ -159,7 +159,7 @@ impl GroupRegistry {
     /// Ends all groups to which a rank of another process belongs, which was reported, and passes
     /// this on to the processes of other ranks. They come first: a rank of this process that learns
     /// of it may end the process, and with it the links.
-    pub fn fail_elsewhere(&self, rank: Rank, why: &str) {
+    pub(crate) fn fail_elsewhere(&self, rank: Rank, why: &str) {
         if self.lock().failed.iter().all(|(failed, _)| *failed != rank) {
             let others = self.others.iter().filter(|other| !other.ranks.contains(&rank.0));
             others.for_each(|other| other.send_abort(rank, why));
@@ -168,7 +168,7 @@ impl GroupRegistry {
     }
 
     /// Ends all groups of this process with a rank as member; returns false if that is known.
-    pub fn fail_here(&self, rank: Rank, why: &str) -> bool {
+    pub(crate) fn fail_here(&self, rank: Rank, why: &str) -> bool {
         let mut table = self.lock();
         let is_new = table.failed.iter().all(|(failed, _)| *failed != rank);
         if is_new {

@@ -13,7 +13,7 @@ use potluck_core::{BucketId, ChunkId, Position};
 
 /// Slices of a rank's own values and of its results, by position in the only bucket of the
 /// exchange.
-pub enum LocalSlices<'a, T> {
+pub(crate) enum LocalSlices<'a, T> {
     /// One slice for both, as long as the bucket.
     InPlace(&'a mut [T]),
     /// Separate slices of parts of the bucket, with the positions of their first elements.
@@ -39,10 +39,10 @@ impl<T> LocalSlices<'_, T> {
 }
 
 /// Input and output of one rank in one collective.
-pub struct SliceIo<'a, T: Transferable> {
+pub(crate) struct SliceIo<'a, T: Transferable> {
     pub channels: &'a mut PeerChannels,
     pub slices: LocalSlices<'a, T>,
-    pub reducer: Reducer<'a, T>,
+    pub(crate) reducer: Reducer<'a, T>,
     /// Number of completed phases.
     pub done: u32,
     /// Number of chunks of other owners whose final values were received.

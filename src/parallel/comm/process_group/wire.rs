@@ -9,9 +9,9 @@ use crate::comm::Element;
 use potluck_core::{ChunkId, Position, Rank};
 
 /// Bytes of an encoded header.
-pub const PACKET_HEADER_BYTES: usize = 40;
+pub(crate) const PACKET_HEADER_BYTES: usize = 40;
 /// Maximum number of bytes of the reason of an abort.
-pub const REASON_BYTES_MAX: usize = 1 << 10;
+pub(crate) const REASON_BYTES_MAX: usize = 1 << 10;
 
 /// Kinds of packets on the wire.
 const COLLECTIVE: u8 = 1;
@@ -36,7 +36,7 @@ const FINAL: u8 = 4;
 const OPS: [&str; 7] = ["", "sum", "mean", "max", "min", "user", WEIGHTS];
 const ELEMENTS: [&str; 7] = ["", f32::NAME, f64::NAME, i32::NAME, u32::NAME, i64::NAME, u64::NAME];
 /// Name of the reduction of the weights of a mean.
-pub const WEIGHTS: &str = "weights of a mean";
+pub(crate) const WEIGHTS: &str = "weights of a mean";
 
 /// Form in which a packet holds its values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub enum PayloadForm {
 
 /// Content of a packet without its values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PacketContent {
+pub(crate) enum PacketContent {
     Collective {
         number: u64,
         call: CollectiveCall,
@@ -80,7 +80,7 @@ pub enum PacketContent {
 
 /// Header of a packet to a rank of another process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PacketHeader {
+pub(crate) struct PacketHeader {
     /// Group, and in it the positions of sender and receiver; 0 for an abort, which is for all.
     pub group: u64,
     pub from: Position,
@@ -127,7 +127,7 @@ impl PacketContent {
     }
 
     /// Returns true if the packet holds values, possibly none of them.
-    pub fn holds_values(&self) -> bool {
+    pub(crate) fn holds_values(&self) -> bool {
         match self {
             Self::Collective { form, .. } | Self::Direct { form, .. } => {
                 *form != PayloadForm::Nothing

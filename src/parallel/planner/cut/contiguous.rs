@@ -42,7 +42,7 @@ struct Completion<W> {
 
 /// Parts that a model is divided into, from the first on.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Division {
+pub(crate) struct Division {
     /// Parts that do not fit in memory, then picoseconds of the slowest part, then the sum of the
     /// squares of all parts: the less the better, in this order.
     pub worth: (u32, u64, u128),
@@ -134,7 +134,7 @@ fn divide(prices: &Prices<'_>, assignments: Assignments) -> Option<Division> {
 
 /// Returns the division with the shortest slowest part for devices that take parts in this order,
 /// as if memory were unlimited; `None` if each is ruled out.
-pub fn divide_freely(prices: &Prices<'_>, order: &[usize]) -> Option<Division> {
+pub(crate) fn divide_freely(prices: &Prices<'_>, order: &[usize]) -> Option<Division> {
     Search { prices, assignments: Assignments::of_order(order), fits: |_, _, _, _| true }.best()
 }
 

@@ -7,7 +7,7 @@ use std::ops::Range;
 use super::{CutError, CutRequest, CutStage};
 
 /// Picoseconds of a run that is ruled out.
-pub const FORBIDDEN: u64 = u64::MAX;
+pub(crate) const FORBIDDEN: u64 = u64::MAX;
 
 /// Picoseconds in a second.
 const PER_SECOND: f64 = 1e12;
@@ -26,7 +26,7 @@ pub fn seconds(picoseconds: u64) -> f64 {
 type Subject = (usize, usize, Vec<Range<u32>>);
 
 /// Prices and checked memory of a request.
-pub struct Prices<'a> {
+pub(crate) struct Prices<'a> {
     request: &'a CutRequest<'a>,
     /// By device, then by block: picoseconds of all blocks before it.
     before_ps: Vec<Vec<u128>>,
@@ -71,7 +71,7 @@ impl<'a> Prices<'a> {
     }
 
     /// Returns the picoseconds of a run on a device, cuts included, or [`FORBIDDEN`].
-    pub fn run_ps(&self, device: usize, run: Range<usize>) -> u64 {
+    pub(crate) fn run_ps(&self, device: usize, run: Range<usize>) -> u64 {
         let (before, cuts) = (&self.before_ps[device], &self.cut_ps[device]);
         let mut sum = before[run.end] - before[run.start];
         if run.start > 0 {
@@ -97,7 +97,7 @@ impl<'a> Prices<'a> {
 
     /// Returns the error that memory does not suffice, for one chunk per stage: names the first
     /// stage or device for which none of the shortest allowed runs fits.
-    pub fn memory_error(&self) -> CutError {
+    pub(crate) fn memory_error(&self) -> CutError {
         let stages = self.request.stages;
         let has_run = |device, stage| self.has_run(device, stage);
         let error = |device, stage| CutError::Memory { device, stage };

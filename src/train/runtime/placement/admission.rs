@@ -15,7 +15,7 @@ use potluck_kernels::exec::Moments;
 
 /// Rows and moments with which a device may be opened.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Admission {
+pub(crate) struct Admission {
     pub rows: u32,
     /// Reserved moments: the largest shard that the device may get.
     pub reserve: Moments,
@@ -25,14 +25,14 @@ pub struct Admission {
 
 /// Requested device that may be opened.
 #[derive(Clone)]
-pub struct MeasuredCandidate {
+pub(crate) struct MeasuredCandidate {
     /// Index of the device among the requested ones.
     pub position: usize,
     pub selection: Selection,
     /// Display name.
     pub name: String,
     /// Ways to open it that fit its memory, the preferred one first; at least one.
-    pub admissions: VecDeque<Admission>,
+    pub(crate) admissions: VecDeque<Admission>,
 }
 
 impl MeasuredCandidate {
@@ -207,7 +207,7 @@ fn fitting(
 }
 
 /// Returns true if the reserve of each device of a set holds its shard as one of these ranks.
-pub fn reserves_hold(request: &PlacementRequest, reserves: &[&Moments]) -> bool {
+pub(crate) fn reserves_hold(request: &PlacementRequest, reserves: &[&Moments]) -> bool {
     let plan = request.plans.of_rows(1);
     let layout = layout_of(request.parallel, &plan, reserves.len());
     for (rank, reserve) in reserves.iter().enumerate() {
@@ -221,7 +221,7 @@ pub fn reserves_hold(request: &PlacementRequest, reserves: &[&Moments]) -> bool 
 
 /// Returns the error of a device whose reserve does not hold its shard in any group of devices
 /// that was found: the moments of a single device do not fit its memory.
-pub fn too_little_for_one(
+pub(crate) fn too_little_for_one(
     request: &PlacementRequest,
     selection: &Selection,
     name: &str,

@@ -44,7 +44,7 @@ impl Arrangement {
     }
 
     /// Returns the arrangement of ranks that each hold the whole model, in plans of so many rows.
-    pub fn of_replicas(
+    pub(crate) fn of_replicas(
         request: &PlacementRequest,
         positions: Vec<usize>,
         shares: Vec<Share>,
@@ -64,7 +64,7 @@ impl Arrangement {
 }
 
 /// Returns the pipelines of a mesh, each cut into its model chunks.
-pub fn pipelines_of(mesh: Mesh, chunks: &[Vec<Range<u32>>]) -> Vec<PipelineRanks> {
+pub(crate) fn pipelines_of(mesh: Mesh, chunks: &[Vec<Range<u32>>]) -> Vec<PipelineRanks> {
     let mut pipelines = Vec::new();
     for (ranks, chunks) in mesh.pipelines().zip(chunks) {
         pipelines.push(PipelineRanks { ranks, chunks: chunks.clone() });

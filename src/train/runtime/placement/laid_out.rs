@@ -99,7 +99,7 @@ impl LaidOut {
 }
 
 /// Returns the programs of ranks that each hold the whole model.
-pub fn programs_of_replicas(
+pub(crate) fn programs_of_replicas(
     parallel: &ParallelOptions,
     plan: &Plan,
     shares: &[Share],
@@ -113,7 +113,7 @@ pub fn programs_of_replicas(
 /// Returns the layout of buckets that groups of their own hold, in `pipelines` pipelines. A bucket
 /// that several stages of the only pipeline hold is summed by the first of them, which owns it
 /// whole; the others send their part when it is complete, without waiting.
-pub fn layout_of_groups(
+pub(crate) fn layout_of_groups(
     parallel: &ParallelOptions,
     plan: &Plan,
     groups: &BucketGroups,

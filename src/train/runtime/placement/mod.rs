@@ -1,18 +1,18 @@
 //! Placement of a run: which devices it uses with which shares. Devices are measured, or taken
 //! over from a checkpoint; the result is a `parallel::Placement`.
 
-pub mod admission;
+pub(crate) mod admission;
 pub mod arrangement;
 pub mod assemble;
 pub mod decision;
 pub mod laid_out;
 pub mod names;
-pub mod open_measured;
+pub(crate) mod open_measured;
 pub mod open_ranks;
 pub mod pipeline;
 pub mod plans;
 pub mod rank_memory;
-pub mod reduce_sites;
+pub(crate) mod reduce_sites;
 mod repeat;
 pub mod shares;
 mod start;

@@ -54,7 +54,7 @@ struct Failure {
 /// # Errors
 /// Returns the `RuntimeError` of the first device that was named and fails, or of the last device
 /// that is left.
-pub fn open_measured(
+pub(crate) fn open_measured(
     request: &PlacementRequest,
     devices: RequestedDevices,
     saved: Option<&Placement>,

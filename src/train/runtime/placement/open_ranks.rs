@@ -28,7 +28,7 @@ pub struct RequestedDevices<'a> {
 }
 
 /// Device that is to be opened as a rank.
-pub struct RankOpening<'a> {
+pub(crate) struct RankOpening<'a> {
     /// Index of the device among the requested ones.
     pub position: usize,
     pub selection: &'a Selection,
@@ -43,7 +43,7 @@ pub struct RankOpening<'a> {
 ///
 /// # Errors
 /// Returns the errors of [`open_selected`].
-pub fn open_one(
+pub(crate) fn open_one(
     request: &PlacementRequest,
     rank: RankOpening,
     saved: Option<&RankPlacement>,
@@ -73,7 +73,7 @@ pub fn open_one(
 /// # Errors
 /// Returns `RuntimeError` if the micro-batches have no statistics, or if a device cannot be opened
 /// or has too little memory.
-pub fn open_decided(
+pub(crate) fn open_decided(
     request: &PlacementRequest,
     devices: RequestedDevices,
     decision: PlacementDecision,

@@ -1,7 +1,7 @@
 //! Pipelines of a request: which device holds which blocks of the model, as it is given, recorded
 //! or measured.
 
-pub mod checks;
+pub(crate) mod checks;
 mod forward;
 mod measure;
 mod search;
@@ -12,8 +12,8 @@ mod tests;
 
 pub use forward::{ForwardDevices, open_forward};
 pub use measure::{MeasuredBlocks, crossing_elements, measure_blocks};
-pub use search::by_measurement;
-pub use shared_memory::require_shared_memory;
+pub(crate) use search::by_measurement;
+pub(crate) use shared_memory::require_shared_memory;
 
 use std::ops::Range;
 
@@ -27,7 +27,7 @@ use potluck_parallel::{
 
 /// Pipelines that a request asks for; of one stage each if every rank holds the whole model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RequestedPipelines<'a> {
+pub(crate) struct RequestedPipelines<'a> {
     /// Stages of each pipeline, and model chunks of each stage.
     pub stages: usize,
     pub chunks: usize,
@@ -49,7 +49,7 @@ impl<'a> RequestedPipelines<'a> {
 
     /// Returns the model chunks of a model of `blocks` blocks: those that are given or, if none
     /// are, chunks of nearly equal numbers of blocks.
-    pub fn model_chunks(&self, blocks: u32) -> Vec<Range<u32>> {
+    pub(crate) fn model_chunks(&self, blocks: u32) -> Vec<Range<u32>> {
         if self.blocks.is_empty() {
             even(blocks, self.stages * self.chunks)
         } else {
@@ -58,7 +58,7 @@ impl<'a> RequestedPipelines<'a> {
     }
 
     /// Returns the pipelines of devices in this order, all cut into the same model chunks.
-    pub fn in_order(
+    pub(crate) fn in_order(
         &self,
         positions: Vec<usize>,
         chunks: &[Range<u32>],

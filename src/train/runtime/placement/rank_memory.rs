@@ -21,7 +21,7 @@ pub struct RankMemory {
     /// Of an adapter's memory: what kernels use within one call, and what adding gradients takes.
     pub workspace: usize,
     /// True if the memory of the device is the host's.
-    pub is_of_host: bool,
+    pub(crate) is_of_host: bool,
     /// Of the host: buffers through which values move between the device and the host.
     pub staging: usize,
     /// Of the host: buffers of the rank's ring thread; 0 if the layout is not known.

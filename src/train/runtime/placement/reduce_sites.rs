@@ -10,7 +10,7 @@ use potluck_parallel::collective::{BucketGroups, Chunk, ShardLayout};
 use potluck_parallel::{Placement, ReduceSite};
 
 /// Device, by its rank, that failed, with its error.
-pub struct ReduceSiteFailure {
+pub(crate) struct ReduceSiteFailure {
     pub rank: usize,
     pub error: RuntimeError,
 }
@@ -20,7 +20,7 @@ pub struct ReduceSiteFailure {
 ///
 /// # Errors
 /// Returns the first device that fails.
-pub fn reduce_sites(
+pub(crate) fn reduce_sites(
     request: &PlacementRequest,
     members: &[&OpenDevice],
     layout: &ShardLayout,

@@ -48,7 +48,7 @@ fn stages_text(placement: &Placement, graph: &Graph) -> String {
 /// Returns the flags with which another run gets this measured placement, in words for a shell;
 /// `None` if nothing was measured, or if no flags name the devices. `plan` is that of the whole
 /// model.
-pub fn repeated_by(
+pub(crate) fn repeated_by(
     request: &PlacementRequest,
     adapters: &[Adapter],
     placement: &Placement,

@@ -13,7 +13,7 @@ use potluck_parallel::collective::{BucketGroups, ShardLayout};
 use potluck_parallel::{ParallelOptions, Shares};
 
 /// Returns the requested shard layout of a plan's buckets.
-pub fn layout_of(parallel: &ParallelOptions, plan: &Plan, world: usize) -> ShardLayout {
+pub(crate) fn layout_of(parallel: &ParallelOptions, plan: &Plan, world: usize) -> ShardLayout {
     layout(plan, parallel.topology, world, parallel.chunk_bytes)
 }
 
@@ -24,7 +24,7 @@ pub fn moments(optimizer: &Optimizer, layout: &ShardLayout, rank: usize) -> Mome
 }
 
 /// Returns the optimizer moments that a rank of a worker group keeps.
-pub fn held_moments(
+pub(crate) fn held_moments(
     optimizer: &Optimizer,
     group: &WorkerGroup,
     plan: &Plan,
@@ -81,7 +81,7 @@ pub fn owned_elements(moments: &Moments) -> usize {
 /// Returns `RuntimeError::Unplaceable` if the number of shares is not that of the devices or
 /// pipelines, if their sum is not the batch, or if there are fewer samples than devices or
 /// pipelines.
-pub fn fixed_counts(
+pub(crate) fn fixed_counts(
     parallel: &ParallelOptions,
     batch: u32,
     world: usize,

@@ -14,12 +14,12 @@ use potluck_core::metrics::Trace;
 use potluck_parallel::{PipelinePrograms, Placement, RankPlacement, ReduceSite};
 
 /// Opened ranks of a run, ready to start.
-pub struct ReadyRanks {
+pub(crate) struct ReadyRanks {
     pub arrangement: Arrangement,
     pub laid_out: LaidOut,
     /// By rank: its device, and where the gradients of others are added.
     pub members: Vec<OpenDevice>,
-    pub reduce_sites: Vec<ReduceSite>,
+    pub(crate) reduce_sites: Vec<ReduceSite>,
     /// True if the arrangement is that of the run that is resumed.
     pub is_kept: bool,
     /// Messages for the user, without those of the devices.

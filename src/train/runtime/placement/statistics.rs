@@ -11,7 +11,7 @@ use potluck_parallel::Program;
 /// # Errors
 /// Returns `RuntimeError::Unplaceable` if a micro-batch would normalize one value per channel,
 /// whose variance is zero: PyTorch refuses that, too.
-pub fn require_statistics<'p>(
+pub(crate) fn require_statistics<'p>(
     plan: &Plan,
     programs: impl Iterator<Item = &'p Program>,
 ) -> Result<Option<String>, RuntimeError> {

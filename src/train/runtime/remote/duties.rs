@@ -15,7 +15,7 @@ const TOLD_AT_FIRST: Duration = Duration::from_millis(250);
 
 /// All that a node works on at a time.
 #[derive(Debug)]
-pub struct Duties(Mutex<DutyState>);
+pub(crate) struct Duties(Mutex<DutyState>);
 
 #[derive(Debug)]
 struct DutyState {
@@ -36,7 +36,7 @@ struct DutyProgress {
 
 /// Work in progress; dropped, it is done.
 #[derive(Debug)]
-pub struct Duty {
+pub(crate) struct Duty {
     duties: Arc<Duties>,
     number: u64,
 }
@@ -59,7 +59,7 @@ impl Duties {
     }
 
     /// Sets the longest silence of a node, after which the first one gives it up.
-    pub fn set_node_timeout(&self, node_timeout: Duration) {
+    pub(crate) fn set_node_timeout(&self, node_timeout: Duration) {
         self.lock().interval = (node_timeout / TOLD_PER_SILENCE).clamp(TOLD_MIN, TOLD_MAX);
     }
 
@@ -75,7 +75,7 @@ impl Duties {
 
     /// Returns true if the first node is to be told now that this one works, or that so many bytes
     /// of its messages have arrived, which are more than before.
-    pub fn is_to_be_told(&self, arrived: u64) -> bool {
+    pub(crate) fn is_to_be_told(&self, arrived: u64) -> bool {
         let mut state = self.lock();
         if state.told_at.elapsed() < state.interval {
             return false;

@@ -19,7 +19,7 @@ use potluck_kernels::exec::{
 const UNANSWERED_MAX: usize = 64;
 
 /// Device of another node.
-pub struct RemoteExecutor {
+pub(crate) struct RemoteExecutor {
     slot: RemoteSlot,
     name: String,
     plan: Plan,

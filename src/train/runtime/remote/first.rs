@@ -137,7 +137,7 @@ impl RemoteNode {
     }
 
     /// Returns true if the node reads the inputs of its ranks from its own copy of the data.
-    pub fn has_data(&self) -> bool {
+    pub(crate) fn has_data(&self) -> bool {
         self.has_data.load(Ordering::Relaxed)
     }
 
@@ -330,7 +330,7 @@ impl RemoteNode {
     }
 
     /// Waits until the node has sent the rest of its trace, for a bounded time.
-    pub fn flush_trace(&self) {
+    pub(crate) fn flush_trace(&self) {
         let (sender, flushed) = mpsc::channel::<()>();
         let mut state = self.lock();
         if state.trace.is_none() || state.lost.is_some() {
@@ -345,7 +345,7 @@ impl RemoteNode {
     }
 
     /// Sets where frames for the ranks of this process arrive.
-    pub fn receive_frames(&self, frames: Arc<ArrivingFrames>) {
+    pub(crate) fn receive_frames(&self, frames: Arc<ArrivingFrames>) {
         *self.frames.lock().unwrap_or_else(PoisonError::into_inner) = Some(frames);
     }
 
@@ -582,11 +582,11 @@ impl RemoteSlot {
 }
 
 /// Rank on another node.
-pub struct SeatOnNode {
+pub(crate) struct SeatOnNode {
     pub slot: RemoteSlot,
     pub rank: Rank,
     pub device: String,
-    pub signs: Arc<SlotState>,
+    pub(crate) signs: Arc<SlotState>,
     /// Program of the last step, which the node has.
     pub sent: Mutex<Option<Arc<Program>>>,
 }

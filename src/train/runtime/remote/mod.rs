@@ -4,13 +4,13 @@
 
 pub mod calls;
 mod duties;
-pub mod executor;
+pub(crate) mod executor;
 pub mod first;
 pub mod node;
-pub mod own_inputs;
+pub(crate) mod own_inputs;
 mod perform;
 mod texts;
-pub mod waiting;
+pub(crate) mod waiting;
 pub mod wire;
 
 #[cfg(test)]
@@ -42,13 +42,13 @@ use wire::{Assembly, OpenOrder, Opened, PlanRecipe};
 const ROUNDS_OF_GROUP: u64 = 1 << 32;
 
 /// Returns the generation of the first round of a new group.
-pub fn next_generation() -> u64 {
+pub(crate) fn next_generation() -> u64 {
     static GROUPS: AtomicU64 = AtomicU64::new(1);
     GROUPS.fetch_add(1, Ordering::Relaxed) * ROUNDS_OF_GROUP
 }
 
 /// Number of the first node.
-pub const FIRST_NODE: u32 = 0;
+pub(crate) const FIRST_NODE: u32 = 0;
 
 /// Other nodes of a run, by number from 1 on; none in a run of one node.
 #[derive(Clone, Default)]

@@ -191,7 +191,7 @@ impl<'h> NodeServer<'h> {
         let watching = thread::Builder::new()
             .name("signs of life".into())
             .spawn(move || report_activity(&*first, &watched, &duties, &stopped))
-            .map_err(|why| no_thread(why))?;
+            .map_err(no_thread)?;
         let ended = loop {
             match inbox.recv(None) {
                 Ok(NodeInput::Ended(why)) => break Ok(NodeEnd::Lost(why)),
@@ -287,7 +287,7 @@ impl<'h> NodeServer<'h> {
         self.own_inputs = match &offer.data {
             Some(data) => {
                 let started = OwnInputs::start(data.clone());
-                Some(started.map_err(|why| no_thread(why))?)
+                Some(started.map_err(no_thread)?)
             }
             None => None,
         };

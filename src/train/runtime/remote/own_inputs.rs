@@ -27,7 +27,7 @@ pub trait InputSource: Send + Sync {
 type StepInputs = Result<Vec<Inputs>, String>;
 
 /// Reader of the inputs of a node's ranks.
-pub struct OwnInputs {
+pub(crate) struct OwnInputs {
     orders: mpsc::Sender<Order>,
     /// By rank: the inputs of its next step, if it is one with the same program.
     ahead: BTreeMap<Rank, Ahead>,
@@ -72,7 +72,7 @@ impl OwnInputs {
     ///
     /// # Errors
     /// Returns a sentence on the sample that cannot be read.
-    pub fn of_step(
+    pub(crate) fn of_step(
         &mut self,
         rank: Rank,
         step: u64,

@@ -88,7 +88,7 @@ impl PlanRecipe {
 }
 
 /// Returns the hash of a plan, by which two nodes know that they have the same.
-pub fn plan_hash(plan: &Plan) -> [u8; 32] {
+pub(crate) fn plan_hash(plan: &Plan) -> [u8; 32] {
     struct Hashed(blake3::Hasher);
     impl std::fmt::Write for Hashed {
         fn write_str(&mut self, text: &str) -> std::fmt::Result {

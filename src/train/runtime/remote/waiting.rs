@@ -11,14 +11,14 @@ const POLL_MAX: Duration = Duration::from_millis(500);
 
 /// Shortest [`NodeWatch::answer_timeout`] of a run: nodes report only some times per second that
 /// they work.
-pub const ANSWER_TIMEOUT_MIN: Duration = Duration::from_secs(1);
+pub(crate) const ANSWER_TIMEOUT_MIN: Duration = Duration::from_secs(1);
 
 /// Hooks of the layer above for another node, and how long it may take to answer.
 pub struct NodeWatch {
     /// Longest time without an answer and without progress.
-    pub answer_timeout: Duration,
+    pub(crate) answer_timeout: Duration,
     /// Is called with the signal by which the node was asked to end.
-    pub on_signal: Box<dyn Fn(u8) + Send + Sync>,
+    pub(crate) on_signal: Box<dyn Fn(u8) + Send + Sync>,
     /// Is called with the reason for which the node is given up, which follows on its name.
     pub give_up: Box<dyn Fn(&str) + Send + Sync>,
 }

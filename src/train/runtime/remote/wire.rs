@@ -87,7 +87,7 @@ pub enum ToFirst {
 pub struct Offering {
     pub devices: Vec<OfferedHere>,
     /// True if the node has the data: it reads the inputs of its ranks.
-    pub has_data: bool,
+    pub(crate) has_data: bool,
 }
 
 /// Device that a node offers.
@@ -106,18 +106,18 @@ pub struct OpenOrder {
     pub device: u32,
     /// Display name.
     pub name: String,
-    pub recipe: PlanRecipe,
+    pub(crate) recipe: PlanRecipe,
     /// Hash of the plan that the recipe must give.
-    pub plan_hash: [u8; 32],
+    pub(crate) plan_hash: [u8; 32],
     pub moments: Moments,
     /// Options of kernel selection. The choices to keep apply if the device has this identity.
     pub tuning: TuneOptions,
-    pub kept_identity: Option<String>,
+    pub(crate) kept_identity: Option<String>,
 }
 
 /// Recipe of a plan: all that it is made from besides the graph of the model, which every node has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PlanRecipe {
+pub(crate) struct PlanRecipe {
     pub options: PlanOptions,
     /// Part that it is a plan of; `None` for a whole graph.
     pub part: Option<PlannedPart>,
@@ -161,10 +161,10 @@ pub struct Assembly {
     /// By rank: its node.
     pub nodes: Vec<u32>,
     /// Ranks of this node, with the numbers of their devices.
-    pub seats: Vec<(Rank, u32)>,
+    pub(crate) seats: Vec<(Rank, u32)>,
     /// Time of the node at which the trace begins, in nanoseconds since its server was created;
     /// may be negative. `None` without a trace.
-    pub trace_epoch: Option<i64>,
+    pub(crate) trace_epoch: Option<i64>,
     pub labels: TraceLabels,
 }
 
@@ -179,7 +179,7 @@ pub struct StepOrder {
     /// State that is carried into the step, per micro-batch; none if the model carries none.
     pub states: Vec<Inputs>,
     pub run_key: Key,
-    pub is_training: bool,
+    pub(crate) is_training: bool,
     pub samples: usize,
     pub update: Update,
     pub clip: f64,

@@ -14,7 +14,7 @@ use potluck_parallel::{
 };
 
 /// Guard that reports the end of a rank's step to the coordinator, also if the job panics.
-pub struct FinishOnDrop {
+pub(crate) struct FinishOnDrop {
     rank: Rank,
     coordinator: Mailbox<CoordinatorMsg>,
     panicked: Option<Box<dyn FnOnce() -> DeviceError + Send>>,
@@ -47,7 +47,7 @@ impl Drop for FinishOnDrop {
 }
 
 /// Coordinator's state of a step in progress.
-pub struct StepRound<'t> {
+pub(crate) struct StepRound<'t> {
     group: &'t WorkerGroup,
     coordinator: Coordinator,
     /// Origin of the coordinator's time.

@@ -65,13 +65,13 @@ pub trait RemoteSeat: Send + Sync {
 }
 
 /// Seat of one rank.
-pub enum Seat {
+pub(crate) enum Seat {
     Local(LocalSeat),
     Remote(Arc<dyn RemoteSeat>),
 }
 
 /// Rank of this process: the state of its device thread in a step, and its ring thread.
-pub struct LocalSeat {
+pub(crate) struct LocalSeat {
     /// Locked only by the job of a step.
     peers: Arc<Mutex<Box<dyn Peers + Send>>>,
     /// Mailbox of the device thread; closed to end a step, and the run.
@@ -81,6 +81,7 @@ pub struct LocalSeat {
     tracks: TraceTracks,
     /// Ring thread, and its buffer pool; `None` if there is only one rank.
     thread: Option<JoinHandle<()>>,
+    #[cfg_attr(not(test), expect(dead_code, reason = "tests compare it with what is admitted"))]
     pool: Option<BufferPool<f32>>,
 }
 
@@ -207,7 +208,8 @@ impl LocalSeat {
 
     /// Returns the most bytes that the buffer pool of the ring thread has taken at once; 0 if there
     /// is only one rank.
-    pub fn pool_bytes_peak(&self) -> usize {
+    #[cfg(test)]
+    pub(crate) fn pool_bytes_peak(&self) -> usize {
         self.pool.as_ref().map_or(0, BufferPool::bytes_peak)
     }
 }
@@ -221,7 +223,8 @@ impl Drop for LocalSeat {
 
 impl Seat {
     /// Returns the seat if it is in this process.
-    pub fn local(&self) -> Option<&LocalSeat> {
+    #[cfg(test)]
+    pub(crate) fn local(&self) -> Option<&LocalSeat> {
         match self {
             Self::Local(seat) => Some(seat),
             Self::Remote(_) => None,

@@ -22,7 +22,7 @@ const TEMPERATURE: f64 = 0.7;
 
 /// Sampled lines, and their counts.
 #[derive(Clone, Debug, PartialEq)]
-pub struct SampledSentences {
+pub(crate) struct SampledSentences {
     /// Lines that begin where a sentence begins.
     pub lines: Vec<String>,
     /// Lines that complete each sum that the corpus does not have.
@@ -32,7 +32,7 @@ pub struct SampledSentences {
 
 impl SampledSentences {
     /// Returns the measure of a task: the counts, and all lines as its text.
-    pub fn into_measure(self) -> FinalMeasure {
+    pub(crate) fn into_measure(self) -> FinalMeasure {
         let mut text = String::new();
         for line in self.lines.iter().chain(&self.held_out_sums) {
             text += line;
@@ -48,7 +48,7 @@ impl SampledSentences {
 
 /// Counts of sampled sentences.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct SentenceRecord {
+pub(crate) struct SentenceRecord {
     /// Number of steps done before the measure.
     pub step: u64,
     pub temperature: f64,
@@ -107,7 +107,7 @@ impl SentenceRecord {
 
 /// Request for sentences of a model.
 #[derive(Clone, Copy)]
-pub struct SentenceRequest<'a> {
+pub(crate) struct SentenceRequest<'a> {
     pub units: ForwardUnits<'a>,
     pub tokenizer: &'a Tokenizer,
     pub model: LanguageModel,
@@ -123,7 +123,7 @@ pub struct SentenceRequest<'a> {
 ///
 /// # Errors
 /// Returns `TrainError` if the tokenizer is not that of the built-in corpus, or if a device fails.
-pub fn measure_sentences(
+pub(crate) fn measure_sentences(
     request: &SentenceRequest,
     stop: impl FnMut() -> bool,
 ) -> Result<Option<SampledSentences>, TrainError> {

@@ -34,7 +34,10 @@ pub fn require_devices(requested: &RequestedPipelines, devices: usize) -> Result
 /// # Errors
 /// Returns `RuntimeError::Unplaceable` if the model has no blocks or too few, or if the given ones
 /// do not add up.
-pub fn require_model(requested: &RequestedPipelines, graph: &Graph) -> Result<(), RuntimeError> {
+pub(crate) fn require_model(
+    requested: &RequestedPipelines,
+    graph: &Graph,
+) -> Result<(), RuntimeError> {
     let RequestedPipelines { stages, chunks, blocks, .. } = *requested;
     if stages == 1 {
         return Ok(());
@@ -74,7 +77,7 @@ pub fn require_model(requested: &RequestedPipelines, graph: &Graph) -> Result<()
 ///
 /// # Errors
 /// Returns `RuntimeError::Unplaceable` with the number of micro-batches.
-pub fn require_micro_batches(
+pub(crate) fn require_micro_batches(
     requested: &RequestedPipelines,
     planned: &Arrangement,
 ) -> Result<Option<String>, RuntimeError> {

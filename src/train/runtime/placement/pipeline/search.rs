@@ -28,7 +28,7 @@ use potluck_parallel::{Mesh, PipelineSchedule, contiguous_shares};
 ///
 /// # Errors
 /// Returns `RuntimeError` if a device fails, or if no cut fits the memory of the devices.
-pub fn by_measurement(
+pub(crate) fn by_measurement(
     request: &PlacementRequest,
     devices: RequestedDevices,
     notes: &mut Vec<String>,

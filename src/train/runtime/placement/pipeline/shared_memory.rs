@@ -10,7 +10,7 @@ use crate::runtime::{RuntimeError, memory};
 ///
 /// # Errors
 /// Returns `RuntimeError::DeviceMemory` with the first adapter that has less.
-pub fn require_shared_memory(
+pub(crate) fn require_shared_memory(
     request: &PlacementRequest,
     devices: RequestedDevices,
     positions: &[usize],
@@ -28,7 +28,7 @@ pub fn require_shared_memory(
 
 /// Returns the error of the first adapter that has less memory than its ranks take together;
 /// `needed` are the positions of the ranks' devices and their bytes.
-pub fn overfull(
+pub(crate) fn overfull(
     request: &PlacementRequest,
     devices: RequestedDevices,
     needed: &[(usize, u64)],

@@ -27,7 +27,7 @@ use potluck_parallel::{PipelineSchedule, PipelineShape};
 type StageOfKind = (usize, usize, Vec<Range<u32>>);
 
 /// Memory of devices as stages: of each, known once it was computed.
-pub struct StageMemory<'a> {
+pub(crate) struct StageMemory<'a> {
     request: &'a PlacementRequest<'a>,
     devices: &'a [Selection],
     /// By device: the first one of the same kind.
