@@ -2,15 +2,21 @@
 
 use std::fmt;
 
-/// Element type of a tensor. Both types take 4 bytes.
+/// Element type of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DType {
     F32,
     U32,
 }
 
-/// Bytes per element, for every [`DType`].
-pub const ELEMENT_BYTES: usize = 4;
+impl DType {
+    /// Returns the bytes of an element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::F32 | Self::U32 => 4,
+        }
+    }
+}
 
 /// Dimensions of a tensor, known except for the number of rows (samples) in the batch.
 ///

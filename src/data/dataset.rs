@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use super::{DataDescription, DataError, DataFile, Split, TextData};
-use potluck_core::shape::ELEMENT_BYTES;
 use potluck_core::{DType, HostTensor};
 
 /// Input of a model that a data set fills.
@@ -71,7 +70,7 @@ pub trait Dataset: Send + Sync {
 
     /// Returns the bytes of the values of one sample.
     fn row_bytes(&self) -> usize {
-        self.inputs().iter().map(|input| input.elements * ELEMENT_BYTES).sum()
+        self.inputs().iter().map(|input| input.elements * input.dtype.bytes()).sum()
     }
 }
 

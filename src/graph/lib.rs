@@ -76,6 +76,13 @@ pub struct Tensor {
     pub alias_of: Option<TensorId>,
 }
 
+impl Tensor {
+    /// Returns the bytes of the elements of some rows.
+    pub fn bytes(&self, rows: usize) -> usize {
+        self.shape.elements(rows) * self.dtype.bytes()
+    }
+}
+
 /// Pass that a node belongs to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PassKind {

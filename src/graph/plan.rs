@@ -7,13 +7,12 @@ use std::ops::Range;
 
 use super::slots::{Liveness, NodeOrder, assign};
 use super::{Graph, ParameterKind, PassKind, Update};
-use potluck_core::shape::ELEMENT_BYTES;
-use potluck_core::{BucketId, ParamId, SegmentId, SlotId, TensorId};
+use potluck_core::{BucketId, DType, ParamId, SegmentId, SlotId, TensorId};
 
 /// Alignment in bytes of tensors in buckets and of ranges of slots: offsets at which every device
 /// can bind a buffer.
 pub const ALIGNMENT_BYTES: usize = 256;
-const ALIGNMENT: usize = ALIGNMENT_BYTES / ELEMENT_BYTES;
+const ALIGNMENT: usize = ALIGNMENT_BYTES / DType::F32.bytes();
 
 /// Fewest samples of which statistics should be taken to normalize by.
 pub const STATISTICS_ROWS_MIN: u32 = 8;
@@ -225,7 +224,7 @@ impl Plan {
         let rows = self.options.rows;
         let placed = (0..self.graph.tensors.len() as u32).map(TensorId);
         let placed = placed.filter(|&tensor| self.is_placed(tensor));
-        let bytes = |t: TensorId| self.graph.tensor(t).shape.elements(rows) * ELEMENT_BYTES;
+        let bytes = |t: TensorId| self.graph.tensor(t).bytes(rows);
         placed.map(bytes).max().unwrap_or(0)
     }
 }
@@ -295,7 +294,7 @@ fn pack(graph: &Graph, parameters: Vec<ParamId>, bytes_max: usize) -> Vec<Bucket
     let mut parts: Vec<Vec<ParamId>> = vec![Vec::new()];
     let mut length = 0;
     for id in parameters {
-        if length > 0 && (length + padded(&id)) * ELEMENT_BYTES > bytes_max {
+        if length > 0 && (length + padded(&id)) * DType::F32.bytes() > bytes_max {
             parts.push(Vec::new());
             length = 0;
         }

@@ -4,8 +4,7 @@ use std::fmt::Write;
 
 use super::passes::fuse::{Fusion, RULES};
 use super::{Bucket, Graph, PassKind, Plan, Role, SlotKind, TensorLocation};
-use potluck_core::TensorId;
-use potluck_core::shape::ELEMENT_BYTES;
+use potluck_core::{DType, TensorId};
 
 /// Formats a graph with one line per node: pass, block, op, and the shapes it maps.
 pub fn graph_table(graph: &Graph) -> String {
@@ -119,7 +118,7 @@ pub struct MemoryUsage {
 impl MemoryUsage {
     /// Returns the memory of a plan whose optimizer keeps `moments` numbers per parameter.
     pub fn of(plan: &Plan, moments: usize) -> Self {
-        let parameters = held_elements(plan) * ELEMENT_BYTES;
+        let parameters = held_elements(plan) * DType::F32.bytes();
         let of_kind = |kind| {
             let slots = plan.slots.iter().filter(|s| s.kind == kind);
             sum(slots.map(|slot| slot.bytes.saturating_mul(slot.copies)))
@@ -137,7 +136,7 @@ impl MemoryUsage {
     /// Returns [`MemoryUsage::of`] for one of several ranks, which keeps the moments only of the
     /// `owned` parameters that it updates.
     pub fn of_shard(plan: &Plan, moments: usize, owned: usize) -> Self {
-        let moments = owned.saturating_mul(ELEMENT_BYTES).saturating_mul(moments);
+        let moments = owned.saturating_mul(DType::F32.bytes()).saturating_mul(moments);
         Self { moments, ..Self::of(plan, 0) }
     }
 
@@ -236,7 +235,7 @@ fn memory_rows(
     let placed = plan.graph.tensors.iter().zip(&plan.places);
     let in_slots = placed.filter(|(_, place)| matches!(place, TensorLocation::Slot(_)));
     let rows = plan.options.rows;
-    let unshared = sum(in_slots.map(|(tensor, _)| tensor.shape.elements(rows) * ELEMENT_BYTES));
+    let unshared = sum(in_slots.map(|(tensor, _)| tensor.bytes(rows)));
     let slots = |kind| counted(plan.slots.iter().filter(|s| s.kind == kind).count(), "slot");
     let (stash, scratch) = (slots(SlotKind::Stash), slots(SlotKind::Scratch));
     let copies = copies_text(plan);
@@ -282,7 +281,7 @@ fn bucket_rows(plan: &Plan) -> String {
     let mut text = String::new();
     for (index, bucket) in held_buckets(plan) {
         let tensors = counted(bucket.parameters.len(), "tensor");
-        let size = size_text(bucket.length * ELEMENT_BYTES);
+        let size = size_text(bucket.length * DType::F32.bytes());
         let _ = writeln!(text, "  bucket {index:<4}{size:>12}  {tensors}");
     }
     text

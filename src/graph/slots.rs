@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 
 use super::plan::{ALIGNMENT_BYTES, Segment, Slot, SlotKind, TensorLocation};
 use super::{Graph, PassKind, Role};
-use potluck_core::shape::ELEMENT_BYTES;
 use potluck_core::{SegmentId, SlotId, TensorId};
 
 /// Nodes in the order in which a device runs them for one micro-batch.
@@ -200,9 +199,9 @@ pub(super) fn assign(
     for (starts, ends) in starts.iter().zip(&ends) {
         for &tensor in starts {
             let Some(life) = lives[tensor] else { continue };
-            let bytes = (graph.tensors[tensor].shape.elements(*rows) * ELEMENT_BYTES)
-                .max(ELEMENT_BYTES)
-                .next_multiple_of(ALIGNMENT_BYTES);
+            let placed = &graph.tensors[tensor];
+            let bytes = placed.bytes(*rows).max(placed.dtype.bytes());
+            let bytes = bytes.next_multiple_of(ALIGNMENT_BYTES);
             let slot = slots.take(&life, bytes);
             places[tensor] = TensorLocation::Slot(SlotId(slot as u32));
         }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::{Edge, Event, StepError, Token};
-use potluck_core::{EdgeId, EdgePiece, Rank};
+use potluck_core::{DType, EdgeId, EdgePiece, Rank};
 use potluck_graph::Place;
 
 /// Edges of a run as its ranks see them.
@@ -42,7 +42,7 @@ impl EdgeLayout {
     pub fn bytes_from(&self, rank: Rank) -> usize {
         let outgoing = self.edges.iter().filter(|edge| edge.from == rank);
         let elements = outgoing.map(|edge| edge.in_flight * edge.elements(self.rows_max));
-        elements.sum::<usize>().saturating_mul(size_of::<f32>())
+        elements.sum::<usize>().saturating_mul(DType::F32.bytes())
     }
 
     /// Returns the place of a piece on a device.

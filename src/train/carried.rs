@@ -4,8 +4,7 @@
 
 use crate::checkpoint::NamedTensor;
 use crate::runtime::step::{Inputs, NextState, NextStates};
-use potluck_core::shape::{ELEMENT_BYTES, Shape};
-use potluck_core::{HostTensor, TensorId};
+use potluck_core::{DType, HostTensor, Shape, TensorId};
 use potluck_graph::{Graph, Plan};
 use potluck_parallel::MicroBatch;
 
@@ -20,7 +19,7 @@ const COPIES: usize = 4;
 /// Returns the most bytes of host memory that the states of a batch take.
 pub fn bytes(graph: &Graph, batch: usize) -> usize {
     let per_slot: usize = graph.carried_sizes().map(|(_, values)| values).sum();
-    COPIES.saturating_mul(per_slot).saturating_mul(batch).saturating_mul(ELEMENT_BYTES)
+    COPIES.saturating_mul(per_slot).saturating_mul(batch).saturating_mul(DType::F32.bytes())
 }
 
 /// States of all slots of the batch.

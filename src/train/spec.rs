@@ -22,6 +22,7 @@ use crate::config::schema::{
 use crate::runtime::memory;
 use crate::runtime::open::OpenOptions;
 use crate::runtime::placement::names::is_auto;
+use potluck_core::DType;
 use potluck_core::faults::Faults;
 use potluck_core::metrics::Unit;
 use potluck_data::{ReadOptions, SampleFormat, Sampler, TokenizerKind};
@@ -481,7 +482,7 @@ impl RunSpec {
     /// Returns `TrainError::Runtime` before anything is built if the host has no memory for the
     /// parameters, and `TrainError::Model` if the sizes of the model contradict each other.
     fn model_graph(&self, data: &DataShape) -> Result<Graph, TrainError> {
-        let bytes = self.model.parameters_at_least.saturating_mul(size_of::<f32>() as u64);
+        let bytes = self.model.parameters_at_least.saturating_mul(DType::F32.bytes() as u64);
         memory::require(usize::try_from(bytes).unwrap_or(usize::MAX))?;
         (self.model.graph)(data)
     }

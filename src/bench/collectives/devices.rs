@@ -11,8 +11,7 @@ use super::{GIB, GIBS, Kind};
 use crate::report::{CollectiveFigure, DeviceReport, Direction, Figure, FigureRecorder};
 use crate::sample::{Effort, SamplingPlan, median};
 use crate::units::size;
-use potluck_core::shape::ELEMENT_BYTES;
-use potluck_core::{BucketId, Rank};
+use potluck_core::{BucketId, DType, Rank};
 use potluck_graph::{Builder, Init, Place, Plan, PlanOptions, differentiate};
 use potluck_kernels::autotune::TuneOptions;
 use potluck_kernels::device::{DeviceError, Selection, list_adapters, select_all};
@@ -95,7 +94,7 @@ fn measure_sizes(
 ) -> Result<(), TrainError> {
     for &width in widths(effort) {
         let plan = plan(width)?;
-        let bytes = (plan.buckets[BUCKET.index()].length * ELEMENT_BYTES) as u64;
+        let bytes = (plan.buckets[BUCKET.index()].length * DType::F32.bytes()) as u64;
         let mut group = match start(world, &plan) {
             Err(error @ (RuntimeError::Memory { .. } | RuntimeError::NoRoom { .. })) => {
                 recorder.skip(&name(Kind::AllReduce.name(), bytes, world), error.to_string());

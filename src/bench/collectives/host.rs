@@ -7,8 +7,7 @@ use std::{fmt, thread};
 use super::Kind;
 use crate::sample::{SamplingPlan, repeats};
 use crate::units::size;
-use potluck_core::Rank;
-use potluck_core::shape::ELEMENT_BYTES;
+use potluck_core::{DType, Rank};
 use potluck_parallel::comm::{GroupError, ProcessGroup, ReduceOp, init};
 
 /// Measurement: a collective, its number of ranks and its size.
@@ -133,7 +132,7 @@ impl<'a> Side<'a> {
             Kind::AllReduce | Kind::Broadcast => 1,
             Kind::ReduceScatter | Kind::AllGather => point.ranks,
         };
-        let part = point.bytes as usize / ELEMENT_BYTES / parts;
+        let part = point.bytes as usize / DType::F32.bytes() / parts;
         let part_length = if parts == 1 { 0 } else { part };
         let copy_length = if group.rank() == Rank(0) { part * parts } else { 0 };
         // Ones, not zeros: the system may not have allocated memory that was never written.

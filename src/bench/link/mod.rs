@@ -17,8 +17,7 @@ use crate::report::{DeviceReport, Direction, Figure, FigureRecorder, Report};
 use crate::sample::{Effort, SamplingPlan, samples};
 use crate::units::{number, size};
 use frames::{LinkEnd, PING_BYTES, TRANSFER_BYTES_MAX};
-use potluck_core::Rank;
-use potluck_core::shape::ELEMENT_BYTES;
+use potluck_core::{DType, Rank};
 use potluck_net::nodes::{ClusterNews, Meeting, StartedCluster, group_over};
 use potluck_train::TrainError;
 
@@ -218,7 +217,7 @@ fn measure_steps(
     for parameters in models(options) {
         let name = format!("{GROUP}.step_{}_parameters", count_text(parameters));
         recorder.progress(&format!("all_reduce of {} gradients", count_text(parameters)));
-        let sent = number((parameters * ELEMENT_BYTES as u64) as f64 / 1e6);
+        let sent = number((parameters * DType::F32.bytes() as u64) as f64 / 1e6);
         match step_seconds(leader, options.effort, [parameters, bucket], &mut full)? {
             Ok(seconds) => {
                 let figure = Figure::duration(&name, "ms", 1e3, &seconds);
@@ -265,7 +264,7 @@ fn reduce(
     elements: u64,
     effort: Effort,
 ) -> Result<Result<Vec<f64>, String>, PointError> {
-    let bytes = elements * ELEMENT_BYTES as u64;
+    let bytes = elements * DType::F32.bytes() as u64;
     let point = GridPoint { kind: Kind::AllReduce, ranks: 2, bytes };
     Ok(match leader.measure(&point, effort)? {
         PointOutcome::Timed(timed) => Ok(timed.calls),
@@ -288,7 +287,7 @@ fn bucket_elements(bytes_per_s: f64) -> u64 {
     let fits = |bytes: &u64| *bytes as f64 <= bytes_per_s * BUCKET_SECONDS_MAX;
     let sizes = std::iter::successors(Some(most), |bytes| Some(bytes / 2));
     let bytes = sizes.take_while(|bytes| *bytes > least).find(fits).unwrap_or(least);
-    bytes / ELEMENT_BYTES as u64
+    bytes / DType::F32.bytes() as u64
 }
 
 /// Formats a number in the largest of K, M and G that leaves it whole: `10M`.

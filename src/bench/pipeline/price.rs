@@ -2,7 +2,7 @@
 //! its bubble by formula.
 
 use super::PipelineCase;
-use potluck_core::shape::ELEMENT_BYTES;
+use potluck_core::DType;
 use potluck_parallel::planner::cut::BlockTimes;
 use potluck_parallel::planner::price::{LinkModel, price};
 use potluck_parallel::schedule::{StageTimes, ideal_bubble};
@@ -76,7 +76,7 @@ fn links(
     let link = |from: usize, to: usize| {
         let seconds = element_s(from) + element_s(to);
         if seconds > 0.0 {
-            LinkModel { latency_s: 0.0, bytes_per_s: ELEMENT_BYTES as f64 / seconds }
+            LinkModel { latency_s: 0.0, bytes_per_s: DType::F32.bytes() as f64 / seconds }
         } else {
             LinkModel::INSTANT
         }

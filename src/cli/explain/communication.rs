@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use super::placement::ExplainedPlacement;
-use potluck_core::{BucketId, EdgeId, Position, Rank};
+use potluck_core::{BucketId, DType, EdgeId, Position, Rank};
 use potluck_graph::Plan;
 use potluck_graph::print::size_text;
 use potluck_parallel::collective::{CollectiveKind, CommCost, RankGroup, Topology, cost};
@@ -12,8 +12,6 @@ use potluck_parallel::{Edge, Mesh};
 use potluck_train::runtime::trace_labels::edge_source;
 
 /// Bytes of one exchanged value.
-const VALUE_BYTES: usize = size_of::<f32>();
-
 /// Returns the tables of the edges, the buckets and what each rank sends.
 pub fn communication(placement: &ExplainedPlacement) -> String {
     if placement.world() == 1 {
@@ -74,7 +72,7 @@ fn sent_on(placement: &ExplainedPlacement, edge: &Edge) -> Vec<CommCost> {
         let rows = micro_batch.rows as usize;
         sent.push(CommCost {
             steps: edge.pieces(rows, written.edges.piece_max).count() as u64,
-            bytes: (edge.elements(rows) * VALUE_BYTES) as u64,
+            bytes: (edge.elements(rows) * DType::F32.bytes()) as u64,
         });
     }
     sent
@@ -135,7 +133,7 @@ fn bucket_rows(placement: &ExplainedPlacement) -> String {
     };
     for bucket in buckets(plan) {
         let group = groups.of(bucket);
-        let size = size_text(plan.buckets[bucket.index()].length * VALUE_BYTES);
+        let size = size_text(plan.buckets[bucket.index()].length * DType::F32.bytes());
         let mut messages = 0;
         let mut owned = "not reduced, one rank updates all".to_string();
         if group.size() > 1 {
@@ -188,7 +186,7 @@ fn sender_rows(placement: &ExplainedPlacement) -> String {
     for rank in 0..placement.world() {
         let id = Rank(rank as u32);
         let positions = written.groups.positions(id);
-        let bytes = VALUE_BYTES as u64;
+        let bytes = DType::F32.bytes() as u64;
         let gradients =
             cost::sent_by(layout, positions.clone(), CollectiveKind::ReduceScatter, bytes);
         let parameters = cost::sent_by(layout, positions, CollectiveKind::AllGather, bytes);

@@ -2,7 +2,7 @@
 
 use super::Explanation;
 use super::placement::ExplainedPlacement;
-use potluck_core::shape::ELEMENT_BYTES;
+use potluck_core::DType;
 use potluck_graph::Graph;
 use potluck_graph::print::{RankMemoryUsage, memory_table, memory_tables};
 use potluck_kernels::device::Selection;
@@ -90,7 +90,7 @@ fn batches_bytes(graph: &Graph, batch: usize) -> usize {
     for (_, id) in graph.inputs_of_samples() {
         values += graph.tensor(*id).shape.per_row();
     }
-    loader::bytes(batch, values * ELEMENT_BYTES).saturating_add(carried::bytes(graph, batch))
+    loader::bytes(batch, values * DType::F32.bytes()).saturating_add(carried::bytes(graph, batch))
 }
 
 /// Returns a line that compares the bytes that a device needs with the memory that it has. A run

@@ -15,8 +15,7 @@
 
 use crate::op::{Binary, EpilogueOp, Op, Unary};
 use crate::{Graph, Node, Role};
-use potluck_core::shape::ELEMENT_BYTES;
-use potluck_core::{Shape, TensorId};
+use potluck_core::{DType, Shape, TensorId};
 
 /// The most tensors that a kernel binds: the number that every device supports.
 const BINDINGS_MAX: usize = 8;
@@ -143,7 +142,7 @@ impl Fusion {
     /// `rows` rows.
     pub(crate) fn bytes_saved(&self, rows: usize) -> usize {
         let moves = if self.kept { 1 } else { 2 };
-        moves * ELEMENT_BYTES * self.value.elements(rows)
+        moves * DType::F32.bytes() * self.value.elements(rows)
     }
 }
 

@@ -19,7 +19,6 @@ use crate::device::{DeviceError, Heartbeat, inject_on_host};
 use crate::ops::{hash, norm};
 use crate::{CpuKernel, Float, Twin, UpdateKernel, UpdateTwin, twin, update_twin};
 use potluck_core::faults::InjectedFault;
-use potluck_core::shape::ELEMENT_BYTES;
 use potluck_core::{BucketId, DType, HostTensorView, TensorId};
 use potluck_graph::{Place, Plan, Role, TensorLocation, Update, UpdateRange};
 
@@ -37,7 +36,7 @@ pub fn host_extra_bytes(plan: &Plan) -> usize {
         let [copies, elements] = int_elements(plan, tensor);
         copies.saturating_mul(elements)
     });
-    ints.fold(2, usize::saturating_add).saturating_mul(ELEMENT_BYTES)
+    ints.fold(2, usize::saturating_add).saturating_mul(DType::F32.bytes())
 }
 
 /// Returns the number of copies of an integer input, which is 0 if it has no place, and the

@@ -1,8 +1,7 @@
 //! Staging memory: the host memory that transfers take, by one rule for all devices.
 
 use super::READBACK_ELEMENTS_MAX;
-use potluck_core::TensorId;
-use potluck_core::shape::ELEMENT_BYTES;
+use potluck_core::{DType, TensorId};
 use potluck_graph::{Plan, SlotKind, TensorLocation};
 
 /// Memory of readback slots: they take this many bytes in total, or this many times the bytes of
@@ -33,8 +32,8 @@ impl ReadbackBudget {
     /// these lengths.
     pub fn new(elements: usize, lengths: &[usize]) -> Self {
         let longest = lengths.iter().copied().max().unwrap_or(0);
-        let bytes = elements.min(longest).max(1) * ELEMENT_BYTES;
-        let all = lengths.iter().sum::<usize>() * ELEMENT_BYTES;
+        let bytes = elements.min(longest).max(1) * DType::F32.bytes();
+        let all = lengths.iter().sum::<usize>() * DType::F32.bytes();
         let count = PLACES_BYTES.min(PLACES_TIMES * all) / bytes;
         Self { count: count.clamp(PLACES.0, PLACES.1), bytes }
     }
@@ -70,7 +69,7 @@ pub fn host_staging_bytes(plan: &Plan) -> usize {
     let (longest, copies) = longest_sent(plan);
     let sent = longest.saturating_mul(2 * copies);
     let all = held_lengths(plan).into_iter().fold(sent, usize::saturating_add);
-    all.saturating_mul(ELEMENT_BYTES)
+    all.saturating_mul(DType::F32.bytes())
 }
 
 /// Returns the lengths of the buckets that a plan holds.

@@ -11,7 +11,7 @@ use super::{
     SendError, SharedBuffer,
 };
 use crate::collective::{Chunk, Collective, CollectiveKind, ExchangeError, Positions, ShardLayout};
-use potluck_core::{BucketId, ChunkId, EdgePiece, Nanos, Position, Round};
+use potluck_core::{BucketId, ChunkId, DType, EdgePiece, Nanos, Position, Round};
 
 impl From<ExchangeError> for Closed {
     /// Returns the reason with which a ring thread ends after the error.
@@ -82,7 +82,7 @@ pub fn ring_pool_bytes_max(layout: &ShardLayout, positions: impl Into<Positions>
     let begun = held.clone().filter(|(id, own)| layout.is_initiator(*id, *own)).count();
     let owned = held.clone().filter(|(id, own)| layout.chunk(*id).owner == *own).count();
     let longest = held.map(|(id, _)| layout.chunk(id).range.len()).max().unwrap_or(0);
-    begun.max(owned).saturating_mul(longest).saturating_mul(size_of::<f32>())
+    begun.max(owned).saturating_mul(longest).saturating_mul(DType::F32.bytes())
 }
 
 /// Work on the values of a chunk that a ring thread does itself.

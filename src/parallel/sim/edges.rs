@@ -9,7 +9,7 @@ use super::values::tensor_values;
 use super::world::{Event, Simulation};
 use crate::comm::SharedBuffer;
 use crate::{Action, Event as StepEvent, Token};
-use potluck_core::{EdgeId, EdgePiece, Nanos, Rank, Round, TensorId};
+use potluck_core::{DType, EdgeId, EdgePiece, Nanos, Rank, Round, TensorId};
 
 impl Simulation<'_> {
     // ---- Memory ----
@@ -90,7 +90,7 @@ impl Simulation<'_> {
         }
         self.on_their_way[from.index()] += elements;
         let (bytes, known) = (
-            self.on_their_way[from.index()] * size_of::<f32>(),
+            self.on_their_way[from.index()] * DType::F32.bytes(),
             self.scenario.edges.bytes_from(from),
         );
         if bytes > known {

@@ -12,8 +12,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 
 use super::manifest::FileEntry;
 use super::{CheckpointError, NamedTensor};
-
-const ELEMENT_BYTES: usize = size_of::<f32>();
+use potluck_core::DType;
 
 /// Size in bytes of the prefix that holds the header's length.
 const PREFIX_BYTES: usize = size_of::<u64>();
@@ -115,7 +114,7 @@ fn header(tensors: &[NamedTensor]) -> io::Result<Vec<u8>> {
     let mut offset = 0;
     let mut infos = Vec::with_capacity(tensors.len());
     for tensor in tensors {
-        let end = offset + tensor.values.len() * ELEMENT_BYTES;
+        let end = offset + tensor.values.len() * DType::F32.bytes();
         let info = TensorInfo {
             dtype: Dtype::F32,
             shape: tensor.shape.clone(),

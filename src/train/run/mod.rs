@@ -29,8 +29,8 @@ use crate::trainer::steps::Fit;
 use crate::trainer::{FitEnd, Trainer};
 use crate::{carried, loader, state};
 use potluck_core::faults::Faults;
-use potluck_core::files;
 use potluck_core::metrics::{Event, Sink, Sinks};
+use potluck_core::{DType, files};
 use potluck_data::{DataFile, Split};
 
 use host::RunHost;
@@ -282,7 +282,7 @@ fn require_room(
         return Ok(());
     }
     let parameters = plans.of_rows(1).graph.parameter_count() as u64;
-    let checkpoint = parameters * (1 + spec.optimizer.moments() as u64) * size_of::<f32>() as u64;
+    let checkpoint = parameters * (1 + spec.optimizer.moments() as u64) * DType::F32.bytes() as u64;
     let count = if options.continued.is_some() || spec.steps == 0 { 1 } else { 2 };
     let needed = checkpoint.saturating_mul(count);
     // A system that does not tell its free space has what it has.

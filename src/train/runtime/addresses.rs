@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::messages::{DriverMsg, RankRingMsg};
 use super::workers::seat::GroupLayout;
-use potluck_core::{EdgePiece, Rank, Round};
+use potluck_core::{DType, EdgePiece, Rank, Round};
 use potluck_net::nodes::ReceiveFrames;
 use potluck_parallel::EdgeLayout;
 use potluck_parallel::collective::{BucketGroups, ShardLayout};
@@ -93,8 +93,8 @@ impl ReceiveFrames for ArrivingFrames {
     }
 
     fn buffer(&self, header: &FrameHeader, bytes: usize) -> Result<PooledBuffer, String> {
-        let elements = bytes / size_of::<f32>();
-        let is_whole = bytes.is_multiple_of(size_of::<f32>());
+        let elements = bytes / DType::F32.bytes();
+        let is_whole = bytes.is_multiple_of(DType::F32.bytes());
         let wrong = |what: &str| Err(format!("{what}: {header:?} of {bytes} bytes"));
         let Some(RankAddress::Local { .. }) = self.addresses.get(header.to.index()) else {
             return wrong("a frame for a rank of another node");

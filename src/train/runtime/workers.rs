@@ -15,7 +15,7 @@ use super::step::{StepInput, StepReport};
 use super::trace_labels::TraceLabels;
 use super::{RuntimeError, remote};
 use potluck_core::metrics::Trace;
-use potluck_core::{Nanos, Rank, Round};
+use potluck_core::{DType, Nanos, Rank, Round};
 use potluck_graph::Plan;
 use potluck_graph::plan::ALIGNMENT_BYTES;
 use potluck_kernels::device::DeviceError;
@@ -25,8 +25,6 @@ use potluck_parallel::comm::{Mailbox, nanos};
 use potluck_parallel::{EdgeLayout, ReduceSite};
 use round::StepRound;
 use seat::{GroupLayout, LocalSeat, Seat};
-
-const ELEMENT_BYTES: usize = potluck_core::shape::ELEMENT_BYTES;
 
 /// One rank: its device, and its connection to the other ranks.
 struct Worker {
@@ -82,8 +80,8 @@ pub(crate) struct StepFailure {
 /// Returns the shard layout of a plan's buckets for `world` ranks.
 pub fn layout(plan: &Plan, topology: Topology, world: usize, chunk_bytes: usize) -> ShardLayout {
     let lengths: Vec<usize> = plan.buckets.iter().map(|bucket| bucket.length).collect();
-    let align = ALIGNMENT_BYTES / ELEMENT_BYTES;
-    let chunk_max = chunk_bytes / ELEMENT_BYTES;
+    let align = ALIGNMENT_BYTES / DType::F32.bytes();
+    let chunk_max = chunk_bytes / DType::F32.bytes();
     ShardLayout::new(topology, world as u32, &lengths, align, chunk_max)
 }
 

@@ -9,8 +9,8 @@ use crate::autotune::KernelSelector;
 use crate::device::{DeviceError, Gpu};
 use crate::exec::staging::held_lengths;
 use crate::{Binding, OpCall, Operand, RandomContext, Variant, twin};
+use potluck_core::DType;
 use potluck_core::rng::Key;
-use potluck_core::shape::ELEMENT_BYTES;
 use potluck_graph::{Binary, Op, Plan};
 
 /// The most elements that are added, and read back, at a time.
@@ -22,7 +22,7 @@ const TENSORS: usize = 3;
 /// Returns the most bytes of a device's memory that adding its gradients to partial sums takes.
 pub fn adder_bytes(plan: &Plan) -> usize {
     let longest = held_lengths(plan).into_iter().max().unwrap_or(0);
-    TENSORS * ELEMENT_BYTES * scratch_elements(longest)
+    TENSORS * DType::F32.bytes() * scratch_elements(longest)
 }
 
 /// Returns the elements of each tensor of an adder for sums of about `elements` elements: whole
@@ -53,7 +53,7 @@ impl PartialSumAdder {
         elements: usize,
     ) -> Result<Self, DeviceError> {
         let elements = scratch_elements(elements);
-        let bytes = (elements * ELEMENT_BYTES) as u64;
+        let bytes = (elements * DType::F32.bytes()) as u64;
         let scratch = || gpu.storage("sums", bytes);
         let (partial, gradients, sum) = (scratch()?, scratch()?, scratch()?);
         let binding = |operand| match operand {

@@ -6,8 +6,7 @@ use crate::Binding;
 use crate::device::{DeviceError, Gpu};
 use crate::exec::shards::Shards;
 use crate::exec::{BucketTensor, Moments};
-use potluck_core::BucketId;
-use potluck_core::shape::ELEMENT_BYTES;
+use potluck_core::{BucketId, DType};
 use potluck_graph::Plan;
 
 /// Buffers of the parameters and gradients of every bucket, and of the moments of the owned
@@ -88,7 +87,7 @@ impl Banks {
         elements: &Range<usize>,
     ) -> (wgpu::Buffer, u64) {
         let place = self.shards.place(bank, bucket, elements);
-        (self.buffer(bank, bucket).clone(), (place.start * ELEMENT_BYTES) as u64)
+        (self.buffer(bank, bucket).clone(), (place.start * DType::F32.bytes()) as u64)
     }
 
     /// Returns the binding of a bank for an update of a bucket: the owned elements, of which there
@@ -96,7 +95,7 @@ impl Banks {
     pub fn owned(&self, bank: BucketTensor, bucket: BucketId) -> Binding {
         let owned = self.shards.owned(bucket);
         let (buffer, offset) = self.place(bank, bucket, &owned);
-        Binding { buffer, offset, bytes: (owned.len() * ELEMENT_BYTES) as u64 }
+        Binding { buffer, offset, bytes: (owned.len() * DType::F32.bytes()) as u64 }
     }
 }
 
@@ -109,7 +108,7 @@ fn make(
     bank: BucketTensor,
 ) -> Result<Vec<Option<wgpu::Buffer>>, DeviceError> {
     let buckets = (0..plan.buckets.len() as u32).map(BucketId);
-    let bytes = |bucket| (shards.held(bank, bucket).len() * ELEMENT_BYTES) as u64;
+    let bytes = |bucket| (shards.held(bank, bucket).len() * DType::F32.bytes()) as u64;
     let held = buckets.map(|bucket| plan.holds(bucket).then_some(bucket));
     held.map(|bucket| bucket.map(|held| gpu.storage(label, bytes(held))).transpose()).collect()
 }

@@ -3,9 +3,8 @@
 use crate::device::{DeviceError, Gpu, Limits};
 use crate::exec::PassContext;
 use crate::{OpCall, RandomContext};
-use potluck_core::TensorId;
 use potluck_core::rng::Key;
-use potluck_core::shape::ELEMENT_BYTES;
+use potluck_core::{DType, TensorId};
 use potluck_graph::{Plan, TensorLocation};
 
 /// The most elements of a tensor: shaders index elements by 32-bit integers, and the last
@@ -15,7 +14,7 @@ const ELEMENTS_MAX: u64 = 1 << 31;
 /// Refuses a plan that the device cannot bind, before anything is allocated.
 pub fn check(gpu: &Gpu, plan: &Plan) -> Result<(), DeviceError> {
     let held = plan.buckets.iter().zip(&plan.held).filter(|(_, held)| **held);
-    let largest_bucket = held.map(|(b, _)| b.length * ELEMENT_BYTES).max().unwrap_or(0);
+    let largest_bucket = held.map(|(b, _)| b.length * DType::F32.bytes()).max().unwrap_or(0);
     let bytes = plan.tensor_bytes_max().max(largest_bucket) as u64;
     let limit = tensor_bytes_max(&gpu.limits);
     if bytes > limit {
@@ -43,5 +42,5 @@ fn check_loops(gpu: &Gpu, plan: &Plan, limit: usize) -> Result<(), DeviceError> 
 
 /// Returns the most bytes of a tensor or a bucket that the device can bind and shaders can index.
 pub fn tensor_bytes_max(limits: &Limits) -> u64 {
-    limits.binding_bytes.min(ELEMENTS_MAX * ELEMENT_BYTES as u64)
+    limits.binding_bytes.min(ELEMENTS_MAX * DType::F32.bytes() as u64)
 }

@@ -39,8 +39,7 @@ use add::PartialSumAdder;
 pub use add::adder_bytes;
 use banks::Banks;
 use potluck_core::faults::InjectedFault;
-use potluck_core::shape::ELEMENT_BYTES;
-use potluck_core::{BucketId, HostTensorView, TensorId};
+use potluck_core::{BucketId, DType, HostTensorView, TensorId};
 use potluck_graph::{Node, Place, Plan, TensorLocation, Update, UpdateRange};
 use prepare::PreparedKernel;
 use readbacks::{ReadbackQueue, ReadbackRequest};
@@ -122,16 +121,17 @@ impl GpuExecutor {
         let banks = Banks::new(&gpu, &plan, &moments)?;
         let norm_slots = NormSlots::new(banks.shards.lengths());
         let workspace_bytes = workspace_bytes(&plan, &Caps::of(&gpu));
-        let norms_bytes = (2 * plan.buckets.len() * ELEMENT_BYTES) as u64;
+        let norms_bytes = (2 * plan.buckets.len() * DType::F32.bytes()) as u64;
         let mut executor = Self {
             slots,
             banks,
             loss: gpu.storage("loss", 8)?,
             loss_counter: LossCounter::new(&plan),
-            norm_parts: gpu.storage("norm parts", (norm_slots.words() * ELEMENT_BYTES) as u64)?,
+            norm_parts: gpu
+                .storage("norm parts", (norm_slots.words() * DType::F32.bytes()) as u64)?,
             norms: gpu.storage("norms", norms_bytes)?,
             hashed: gpu.storage("hash", 8)?,
-            workspace: gpu.storage("workspace", workspace_bytes.max(ELEMENT_BYTES) as u64)?,
+            workspace: gpu.storage("workspace", workspace_bytes.max(DType::F32.bytes()) as u64)?,
             periods: plan.graph.nodes.iter().map(|node| period(&plan, node)).collect(),
             bind_groups: HashMap::new(),
             prepared: HashMap::new(),
@@ -196,10 +196,10 @@ impl GpuExecutor {
     /// the rows of a pass, because kernels stop at the number of rows in their parameters.
     fn binding(&self, tensor: TensorId, micro_batch: usize) -> Binding {
         let count = self.plan.graph.tensor(tensor).shape.elements(self.plan.options.rows);
-        let bytes = (count.max(1) * ELEMENT_BYTES) as u64;
+        let bytes = (count.max(1) * DType::F32.bytes()) as u64;
         let at = |buffer: &wgpu::Buffer, start: usize| Binding {
             buffer: buffer.clone(),
-            offset: (start * ELEMENT_BYTES) as u64,
+            offset: (start * DType::F32.bytes()) as u64,
             bytes,
         };
         match self.plan.place(tensor) {
@@ -339,7 +339,7 @@ impl GpuExecutor {
             Place::Bank { bank, bucket, range } => self.banks.place(*bank, *bucket, range),
             Place::Tensor { tensor, micro_batch, range } => {
                 let copies = &self.slots[slot_of(&self.plan, *tensor, range).index()];
-                let offset = (range.start * ELEMENT_BYTES) as u64;
+                let offset = (range.start * DType::F32.bytes()) as u64;
                 (copies[micro_batch % copies.len()].clone(), offset)
             }
         }
@@ -352,7 +352,7 @@ impl GpuExecutor {
         count: usize,
     ) -> Result<Vec<f32>, DeviceError> {
         let mut values = vec![0.0; count];
-        let range = (buffer, offset, (count * ELEMENT_BYTES) as u64);
+        let range = (buffer, offset, (count * DType::F32.bytes()) as u64);
         self.stream.read(&[range], bytemuck::cast_slice_mut(&mut values))?;
         Ok(values)
     }
@@ -455,7 +455,7 @@ impl Executor for GpuExecutor {
         let mut ranges: Vec<ReadRange> = vec![(&self.loss, 0, 8)];
         // Buckets in a row share a copy.
         ranges.extend(norms.chunk_by(|a, b| a.0 + 1 == b.0).map(|run| {
-            let bytes = |buckets: usize| (2 * buckets * ELEMENT_BYTES) as u64;
+            let bytes = |buckets: usize| (2 * buckets * DType::F32.bytes()) as u64;
             (&self.norms, bytes(run[0].index()), bytes(run.len()))
         }));
         let busy = self.stream.report(&ranges, bytemuck::cast_slice_mut(&mut values))?;
@@ -487,7 +487,7 @@ impl Executor for GpuExecutor {
         let key = self.prepare_update(bucket, update, range)?;
         let Some(task) = self.updates.get(&key) else { return Ok(()) };
         let changed = range.start..range.start + range.length;
-        let bytes = (range.length * ELEMENT_BYTES) as u64;
+        let bytes = (range.length * DType::F32.bytes()) as u64;
         let moments = (0..update.moments()).map(BucketTensor::Moment);
         for bank in [BucketTensor::Parameters].into_iter().chain(moments) {
             let (buffer, offset) = self.banks.place(bank, bucket, &changed);
@@ -509,7 +509,7 @@ impl Executor for GpuExecutor {
         let at = self.binding(tensor, pass.micro_batch);
         let elements = self.plan.graph.tensor(tensor).shape.elements(pass.rows);
         assert!(parts.iter().all(|part| part.end <= elements), "{tensor} has {elements} elements");
-        let bytes = |count: usize| (count * ELEMENT_BYTES) as u64;
+        let bytes = |count: usize| (count * DType::F32.bytes()) as u64;
         let range =
             |part: &Range<usize>| (&at.buffer, at.offset + bytes(part.start), bytes(part.len()));
         let ranges: Vec<ReadRange> = parts.iter().map(range).collect();
@@ -538,7 +538,7 @@ impl Executor for GpuExecutor {
             Operand::Output(i) => Binding::whole(outputs[i]),
             Operand::Workspace { .. } => Binding::whole(&self.workspace),
         };
-        let parts = self.norm_parts.size() as usize / (2 * ELEMENT_BYTES);
+        let parts = self.norm_parts.size() as usize / (2 * DType::F32.bytes());
         let dispatches = self.kernels.hash(&self.gpu, length, parts)?;
         let (pipelines, cost) = (&mut self.kernels.pipelines, norm_cost(length));
         let task = PreparedKernel::new(&self.gpu, pipelines, &dispatches, &binding, cost)?;

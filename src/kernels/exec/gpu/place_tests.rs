@@ -4,6 +4,7 @@
 use super::tests::{executors, pass, plan};
 use super::*;
 use crate::exec::Cpu;
+use potluck_core::DType;
 use potluck_graph::{PassKind, SlotKind};
 
 const ROWS: usize = 4;
@@ -16,8 +17,10 @@ fn devices(plan: &Plan, piece: usize) -> Vec<Box<dyn Executor>> {
     let mut all: Vec<Box<dyn Executor>> = vec![Box::new(cpu)];
     for mut device in executors(plan) {
         // A budget of few slots, however many elements there are.
-        device.stream.readback_queue =
-            ReadbackQueue::new(piece, ReadbackBudget { count: 4, bytes: piece * ELEMENT_BYTES });
+        device.stream.readback_queue = ReadbackQueue::new(
+            piece,
+            ReadbackBudget { count: 4, bytes: piece * DType::F32.bytes() },
+        );
         all.push(Box::new(device));
     }
     all
@@ -324,10 +327,10 @@ fn buckets_that_are_not_held_take_no_memory() {
     let (whole, part) = (plan(WIDTH), second_block());
     let bytes = |plan: &Plan| Cpu::fast(plan.clone(), 2).allocated().unwrap().tensors;
     // Parameters, gradients, two moments, and the samples' numbers.
-    let bucket = 4 * WIDTH * WIDTH * ELEMENT_BYTES;
-    assert_eq!(bytes(&whole) - bytes(&part), bucket + ROWS * ELEMENT_BYTES);
+    let bucket = 4 * WIDTH * WIDTH * DType::F32.bytes();
+    assert_eq!(bytes(&whole) - bytes(&part), bucket + ROWS * DType::F32.bytes());
     let extra = crate::exec::cpu::host_extra_bytes;
-    assert_eq!(extra(&whole) - extra(&part), ROWS * ELEMENT_BYTES);
+    assert_eq!(extra(&whole) - extra(&part), ROWS * DType::F32.bytes());
     for (whole, part) in executors(&whole).zip(executors(&part)) {
         let made = |device: &GpuExecutor| device.gpu.allocation_count();
         assert!(made(&whole) >= made(&part) + 4, "{}", whole.name());
@@ -345,13 +348,13 @@ fn buckets_that_are_not_held_take_no_memory() {
 fn staging_of_a_part_has_room_for_tensors() {
     let (whole, mut part) = (plan(2), second_block());
     let budget = |plan: &Plan| ReadbackBudget::of(plan, READBACK_ELEMENTS_MAX).bytes;
-    assert_eq!(budget(&whole), whole.buckets[0].length * ELEMENT_BYTES);
-    assert_eq!(budget(&part), WIDTH * WIDTH * ELEMENT_BYTES);
-    let (staged, gradients) = (crate::exec::host_staging_bytes, WIDTH * WIDTH * ELEMENT_BYTES);
-    assert_eq!(staged(&part), gradients + 2 * ROWS * WIDTH * ELEMENT_BYTES);
+    assert_eq!(budget(&whole), whole.buckets[0].length * DType::F32.bytes());
+    assert_eq!(budget(&part), WIDTH * WIDTH * DType::F32.bytes());
+    let (staged, gradients) = (crate::exec::host_staging_bytes, WIDTH * WIDTH * DType::F32.bytes());
+    assert_eq!(staged(&part), gradients + 2 * ROWS * WIDTH * DType::F32.bytes());
     part.held[0] = false;
-    assert_eq!(budget(&part), ROWS * WIDTH * ELEMENT_BYTES);
-    assert_eq!(staged(&part), 2 * ROWS * WIDTH * ELEMENT_BYTES);
+    assert_eq!(budget(&part), ROWS * WIDTH * DType::F32.bytes());
+    assert_eq!(staged(&part), 2 * ROWS * WIDTH * DType::F32.bytes());
     for mut device in executors(&part) {
         let (tensor, range) = (part.graph.input("target").unwrap(), 0..ROWS * WIDTH);
         let place = Place::Tensor { tensor, micro_batch: 0, range };

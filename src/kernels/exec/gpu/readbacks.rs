@@ -12,7 +12,7 @@ use std::time::Instant;
 use crate::device::{DeviceError, Gpu, Mapping};
 use crate::exec::Readback;
 use crate::exec::staging::ReadbackBudget;
-use potluck_core::shape::ELEMENT_BYTES;
+use potluck_core::DType;
 use potluck_graph::Place;
 
 /// Batching of copies: after all slots were taken, waiting copies are recorded only once this
@@ -31,7 +31,7 @@ pub(crate) struct ReadbackRequest {
 
 impl ReadbackRequest {
     fn bytes(&self) -> u64 {
-        (self.place.length() * ELEMENT_BYTES) as u64
+        (self.place.length() * DType::F32.bytes()) as u64
     }
 
     /// Returns true if the readback covers some of these bytes of a buffer.

@@ -7,7 +7,7 @@ use super::rank_memory::RankMemory;
 use super::shares::{layout_of, owned};
 use super::types::PlacementRequest;
 use crate::runtime::pipelines::forward_micro_batches_max;
-use potluck_core::{BucketId, Rank};
+use potluck_core::{BucketId, DType, Rank};
 use potluck_graph::Plan;
 use potluck_graph::plan::ALIGNMENT_BYTES;
 use potluck_kernels::device::Selection;
@@ -18,8 +18,6 @@ use potluck_parallel::{
     EdgeLayout, ParallelOptions, PipelinePrograms, PipelineRequest, Program, Share, data_parallel,
     single_rank,
 };
-
-const ELEMENT_BYTES: usize = potluck_core::shape::ELEMENT_BYTES;
 
 /// Programs of an arrangement, with the layout of their buckets.
 pub struct LaidOut {
@@ -47,7 +45,7 @@ impl LaidOut {
             shares: &arrangement.shares,
             schedule: arrangement.schedule,
             overlap: request.parallel.overlap,
-            piece_max: request.parallel.chunk_bytes / ELEMENT_BYTES,
+            piece_max: request.parallel.chunk_bytes / DType::F32.bytes(),
             in_flight_min: forward_micro_batches_max(arrangement.mesh.pipeline),
         });
         let pipelines = arrangement.mesh.data;
@@ -126,7 +124,7 @@ pub(crate) fn layout_of_groups(
         let topology = if is_star { Topology::Star } else { parallel.topology };
         buckets.push(LaidOutBucket { length: bucket.length, size, topology });
     }
-    let align = ALIGNMENT_BYTES / ELEMENT_BYTES;
-    let chunk_max = parallel.chunk_bytes / ELEMENT_BYTES;
+    let align = ALIGNMENT_BYTES / DType::F32.bytes();
+    let chunk_max = parallel.chunk_bytes / DType::F32.bytes();
     ShardLayout::of_buckets(parallel.topology, groups.world(), &buckets, align, chunk_max)
 }

@@ -4,8 +4,8 @@ use super::types::PlacementRequest;
 use crate::runtime::RuntimeError;
 use crate::runtime::open::{OpenDevice, no_room};
 use crate::runtime::timing::faster_reduce_site;
-use potluck_core::Rank;
 use potluck_core::faults::{Fault, Point};
+use potluck_core::{DType, Rank};
 use potluck_parallel::collective::{BucketGroups, Chunk, ShardLayout};
 use potluck_parallel::{Placement, ReduceSite};
 
@@ -69,7 +69,7 @@ fn reduce_site(
     let mut lengths: Vec<usize> = chunks.iter().map(|chunk| chunk.range.len()).collect();
     lengths.sort_unstable();
     lengths.dedup();
-    let bytes = size_of::<f32>() * lengths.last().copied().unwrap_or(0);
+    let bytes = DType::F32.bytes() * lengths.last().copied().unwrap_or(0);
     let rank = Rank(one.position as u32);
     if let Some(fault) =
         request.faults.at_rank(Point::ReduceSite, 0, rank).and_then(Fault::of_device)

@@ -11,14 +11,13 @@ use crate::runtime::placement::arrangement::pipelines_of;
 use crate::runtime::placement::laid_out::layout_of_groups;
 use crate::runtime::placement::names::display_names;
 use crate::runtime::workers::{WorkerGroup, WorkerGroupOptions};
+use potluck_core::DType;
 use potluck_graph::Plan;
 use potluck_kernels::device::Selection;
 use potluck_parallel::pipeline::{bucket_groups, edge_layout};
 use potluck_parallel::{
     Coordinates, EdgeLayout, ParallelOptions, PipelinePrograms, PipelineRequest, Share,
 };
-
-const ELEMENT_BYTES: usize = potluck_core::shape::ELEMENT_BYTES;
 
 /// Devices opened for forward passes.
 pub struct ForwardDevices {
@@ -62,7 +61,7 @@ pub fn open_forward(
             shares: &shares,
             schedule: requested.schedule,
             overlap: false,
-            piece_max: parallel.chunk_bytes / ELEMENT_BYTES,
+            piece_max: parallel.chunk_bytes / DType::F32.bytes(),
             in_flight_min: forward_micro_batches_max(requested.stages),
         };
         parts = PipelinePrograms::forward_plans(&request);

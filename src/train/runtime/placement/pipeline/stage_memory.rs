@@ -10,8 +10,7 @@ use crate::runtime::memory;
 use crate::runtime::placement::rank_memory::RankMemory;
 use crate::runtime::placement::shares::owned_elements;
 use crate::runtime::placement::types::PlacementRequest;
-use potluck_core::shape::ELEMENT_BYTES;
-use potluck_core::{BucketId, Position};
+use potluck_core::{BucketId, DType, Position};
 use potluck_graph::plan::ALIGNMENT_BYTES;
 use potluck_graph::print::MemoryUsage;
 use potluck_graph::{Plan, PlanPart};
@@ -141,7 +140,7 @@ impl<'a> StageMemory<'a> {
         let (held, moments) = self.held(blocks);
         let banks = if self.whole.graph.is_trained() { 2 } else { 1 };
         let elements = held * banks + owned_elements(&moments) * moments.count;
-        let least = elements * ELEMENT_BYTES;
+        let least = elements * DType::F32.bytes();
         let copies = in_flight(self.schedule, self.shape, stage);
         let alone = self.alone.get_or_init(|| self.blocks_alone());
         let mut most = least;
@@ -224,11 +223,11 @@ fn shards(
     let fewest = if users.contains(&0) && users.contains(&last) { 2 } else { 1 };
     let length = whole.buckets[bucket.index()].length;
     let topology = request.parallel.topology;
-    let chunk_max = request.parallel.chunk_bytes / ELEMENT_BYTES;
+    let chunk_max = request.parallel.chunk_bytes / DType::F32.bytes();
     let longest = |of_own: usize| {
         let size = (of_own + (pipelines - 1) * fewest) as u32;
         let laid_out = [LaidOutBucket { length, size, topology }];
-        let align = ALIGNMENT_BYTES / ELEMENT_BYTES;
+        let align = ALIGNMENT_BYTES / DType::F32.bytes();
         let layout = ShardLayout::of_buckets(topology, size, &laid_out, align, chunk_max);
         let mut longest = 0;
         for position in 0..size {
