@@ -10,6 +10,7 @@ pub mod files;
 pub mod format;
 mod host_tensor;
 pub mod ids;
+mod lock;
 pub mod metrics;
 pub mod raw;
 pub mod rng;
@@ -25,6 +26,7 @@ pub use ids::{
     BucketId, ChunkId, EdgeId, Generation, NodeId, NodeRank, ParamId, Position, Rank, SegmentId,
     Site, SlotId, TensorId,
 };
+pub use lock::Lock;
 pub use round::{Nanos, Round};
 pub use setting::{Setting, Wording};
 pub use shape::{DType, Shape};

@@ -1,14 +1,15 @@
 //! Pipeline cache of one device, with one compiled pipeline per (shader, constants, access).
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use super::dispatch::{Dispatch, Operand, Shader};
 use super::source;
 use crate::device::panics::{PanicText, catch_quietly};
 use crate::device::{DeviceError, Gpu, ShaderChecks};
+use potluck_core::Lock;
 
 /// Maximum number of bytes of immediates of a pipeline; see [`Dispatch::params`].
 pub(crate) const IMMEDIATE_BYTES_MAX: u32 = 128;
@@ -81,13 +82,13 @@ impl Pipelines {
             // The caller compiles one by one what it needs.
             return;
         }
-        let (next, compiled) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+        let (next, compiled) = (AtomicUsize::new(0), Lock::new(Vec::new()));
         let cache = self.driver_cache.as_ref();
         // Error scopes belong to the thread that opens them.
         let work = || {
             while let Some((key, bytes)) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
                 if let Ok(pipeline) = compile(gpu, key, *bytes, cache) {
-                    let mut compiled = compiled.lock().unwrap_or_else(PoisonError::into_inner);
+                    let mut compiled = compiled.lock();
                     compiled.push((key.clone(), Arc::new(pipeline)));
                 }
             }
@@ -98,7 +99,7 @@ impl Pipelines {
             (1..threads).for_each(|_| drop(scope.spawn(quietly)));
             work();
         });
-        self.made.extend(compiled.into_inner().unwrap_or_else(PoisonError::into_inner));
+        self.made.extend(compiled.into_inner());
     }
 }
 

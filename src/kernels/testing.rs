@@ -10,7 +10,7 @@ mod nonfinite;
 pub mod update;
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::sync::OnceLock;
 
 use super::dispatch::folded;
 use super::{
@@ -22,7 +22,7 @@ use crate::device::{
     skip_exit_handlers,
 };
 use potluck_core::rng::Key;
-use potluck_core::{HostTensor, Shape};
+use potluck_core::{HostTensor, Lock, Shape};
 use potluck_graph::{Op, shapes};
 
 pub(crate) use super::harness::NMSE_MAX;
@@ -200,7 +200,7 @@ pub fn compare(what: &str, got: &[Vec<f64>], expected: &[Vec<f64>]) {
 /// through both.
 pub(crate) fn for_each_gpu(mut body: impl FnMut(&Gpu, &mut Pipelines)) {
     for opened in gpus() {
-        let mut opened = lock(opened);
+        let mut opened = opened.lock();
         let (gpu, pipelines) = &mut *opened;
         body(gpu, pipelines);
     }
@@ -208,13 +208,7 @@ pub(crate) fn for_each_gpu(mut body: impl FnMut(&Gpu, &mut Pipelines)) {
 }
 
 /// One opened device with the pipelines compiled on it so far, shared by all tests of the process.
-type Opened = Mutex<(Gpu, Pipelines)>;
-
-/// Locks a group of devices and ignores poisoning: a test that failed on a device leaves it
-/// usable, because each test creates its own buffers.
-fn lock(opened: &Opened) -> MutexGuard<'_, (Gpu, Pipelines)> {
-    opened.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-}
+type Opened = Lock<(Gpu, Pipelines)>;
 
 /// Adapters to test on: those that `POTLUCK_TEST_ADAPTERS` selects, none if it is `none`, and all
 /// that are found if it is empty or not set.
@@ -250,7 +244,7 @@ fn gpus() -> &'static [Opened] {
         for adapter in &adapters() {
             for checks in modes(adapter) {
                 let gpu = Gpu::open_portable(adapter, *checks).unwrap_or_else(|e| panic!("{e}"));
-                opened.push(Mutex::new((gpu, Pipelines::default())));
+                opened.push(Lock::new((gpu, Pipelines::default())));
             }
         }
         opened

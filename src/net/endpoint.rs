@@ -2,7 +2,7 @@
 //! that serve it.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use quinn::{Connection, ConnectionError, Incoming, RecvStream, VarInt};
@@ -18,6 +18,7 @@ use super::reading::{Stop, read_full};
 use super::secret::Secret;
 use super::transport::{self, Transport};
 use super::wire::{self, CloseCode, GREETING_HEAD_BYTES, HELLO_MAX, IDLE_TIMEOUT_BYTES};
+use potluck_core::Lock;
 use potluck_parallel::comm::Mailbox;
 
 /// Priority of the control stream; all others have 0.
@@ -86,7 +87,7 @@ struct EndpointCore {
     gate: Arc<Gate>,
     refusals: Refusals,
     accepted: Mailbox<PendingPeer>,
-    links: Mutex<Vec<Weak<Shared>>>,
+    links: Lock<Vec<Weak<Shared>>>,
 }
 
 impl Endpoint {
@@ -126,7 +127,7 @@ impl Endpoint {
             refusals: Refusals::default(),
             // Each has one of the places, so this is never full.
             accepted: Mailbox::new(options.links_max),
-            links: Mutex::new(Vec::new()),
+            links: Lock::new(Vec::new()),
             options,
         });
         runtime.spawn(core.clone().accept());
@@ -348,14 +349,14 @@ impl EndpointCore {
     }
 
     fn remember(&self, link: Weak<Shared>) {
-        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut links = self.links.lock();
         links.retain(|link| link.strong_count() > 0);
         links.push(link);
     }
 
     /// Closes all links and the socket.
     async fn shut(&self, why: &str) {
-        let links = std::mem::take(&mut *self.links.lock().unwrap_or_else(PoisonError::into_inner));
+        let links = std::mem::take(&mut *self.links.lock());
         for link in links.iter().filter_map(Weak::upgrade) {
             link.end(why);
         }

@@ -1,9 +1,10 @@
 //! Bounds on handshakes in progress, and the record of who was refused: all that strangers can
 //! make a node do.
 
+use potluck_core::Lock;
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Handshakes in progress, over all addresses.
@@ -34,7 +35,7 @@ struct Crowd {
 
 /// Bound on handshakes in progress.
 #[derive(Debug, Default)]
-pub(crate) struct Gate(Mutex<Crowd>);
+pub(crate) struct Gate(Lock<Crowd>);
 
 /// Place of one handshake in progress; dropped, it is free.
 #[derive(Debug)]
@@ -45,13 +46,9 @@ pub(crate) struct Ticket {
 }
 
 impl Gate {
-    fn lock(&self) -> MutexGuard<'_, Crowd> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Decides about a client; `is_proven` if its address is known to be its own.
     pub fn enter(self: &Arc<Self>, address: IpAddr, is_proven: bool) -> Entrance {
-        let mut crowd = self.lock();
+        let mut crowd = self.0.lock();
         if !is_proven && crowd.unproven >= UNPROVEN_MAX {
             return Entrance::Prove;
         }
@@ -68,13 +65,13 @@ impl Gate {
     /// Returns the number of handshakes in progress.
     #[cfg(test)]
     pub(crate) fn crowd(&self) -> usize {
-        self.lock().all
+        self.0.lock().all
     }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        let mut crowd = self.gate.lock();
+        let mut crowd = self.gate.0.lock();
         crowd.all -= 1;
         crowd.unproven -= usize::from(!self.is_proven);
         if let Some(here) = crowd.by_address.get_mut(&self.address) {
@@ -107,16 +104,12 @@ struct Ledger {
 
 /// Record of refusals: all are counted, and few become lines.
 #[derive(Debug, Default)]
-pub(crate) struct Refusals(Mutex<Ledger>);
+pub(crate) struct Refusals(Lock<Ledger>);
 
 impl Refusals {
-    fn lock(&self) -> MutexGuard<'_, Ledger> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Counts a refusal, and keeps its line if the address had none lately.
     pub fn note(&self, now: Instant, address: SocketAddr, why: impl Into<String>) {
-        let mut ledger = self.lock();
+        let mut ledger = self.0.lock();
         ledger.count += 1;
         ledger.recent.retain(|_, at| now.saturating_duration_since(*at) < QUIET);
         let is_quiet = ledger.recent.contains_key(&address.ip());
@@ -128,12 +121,12 @@ impl Refusals {
     }
 
     pub fn count(&self) -> u64 {
-        self.lock().count
+        self.0.lock().count
     }
 
     /// Returns the lines since the last call.
     pub fn take(&self) -> Vec<RefusedPeer> {
-        self.lock().lines.drain(..).collect()
+        self.0.lock().lines.drain(..).collect()
     }
 }
 
@@ -166,7 +159,7 @@ mod tests {
         assert!(matches!(gate.enter(ip(200), true), Entrance::Ignore));
         tickets.clear();
         assert_eq!(gate.crowd(), 0);
-        assert!(gate.lock().by_address.is_empty());
+        assert!(gate.0.lock().by_address.is_empty());
         assert!(matches!(gate.enter(ip(0), false), Entrance::Admit(_)));
     }
 
@@ -194,6 +187,6 @@ mod tests {
         }
         assert_eq!(refusals.count(), 100_000);
         assert!(refusals.take().len() <= LINES_MAX);
-        assert!(refusals.lock().recent.len() <= ADDRESSES_MAX);
+        assert!(refusals.0.lock().recent.len() <= ADDRESSES_MAX);
     }
 }

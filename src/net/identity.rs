@@ -6,7 +6,7 @@
 //! data could be replayed (RFC 8446, section 8).
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
@@ -30,6 +30,7 @@ use zeroize::{Zeroize, Zeroizing};
 
 use super::error::NetError;
 use super::secret::Secret;
+use potluck_core::Lock;
 
 /// Protocol of the links (ALPN, RFC 7301): its version is that of `wire`.
 pub const PROTOCOL: &[u8] = b"potluck/2";
@@ -136,7 +137,7 @@ fn certified(
 /// old.
 pub(crate) struct Identity {
     authority: Authority,
-    current: Mutex<Option<(SystemTime, Arc<CertifiedKey>)>>,
+    current: Lock<Option<(SystemTime, Arc<CertifiedKey>)>>,
 }
 
 impl fmt::Debug for Identity {
@@ -147,14 +148,14 @@ impl fmt::Debug for Identity {
 
 impl Identity {
     pub fn new(secret: &Secret) -> Result<Self, NetError> {
-        let identity = Self { authority: Authority::of(secret), current: Mutex::new(None) };
+        let identity = Self { authority: Authority::of(secret), current: Lock::new(None) };
         identity.certificate(SystemTime::now())?;
         Ok(identity)
     }
 
     /// Returns the certificate to show at a time.
     fn certificate(&self, now: SystemTime) -> Result<Arc<CertifiedKey>, NetError> {
-        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.current.lock();
         if let Some((issued, certificate)) = &*current {
             // A clock that was set back gives an error here, and another certificate.
             if now.duration_since(*issued).is_ok_and(|age| age < RENEWED_AFTER) {

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -17,6 +17,7 @@ use super::error::CloseReason;
 use super::send_queue::{Overflow, SendQueue};
 use super::wire::{BlobHead, CONTROL_MAX, DataHead, PAYLOAD_MAX, TAG_BYTES};
 use super::{reading, writing};
+use potluck_core::Lock;
 use potluck_parallel::comm::Closed;
 
 /// Most control messages in a link's queue, and most of their bytes.
@@ -108,7 +109,7 @@ pub struct Shared {
     pub(crate) blob_bytes: AtomicU64,
     /// Set once nothing is to be handed to the receiver any more.
     is_broken: AtomicBool,
-    reason: Mutex<Option<CloseReason>>,
+    reason: Lock<Option<CloseReason>>,
     /// Sentence of a close that still sends what was queued.
     ending: OnceLock<String>,
     options: EndpointOptions,
@@ -118,7 +119,7 @@ pub struct Shared {
 impl Shared {
     /// Closes the connection at once, with the first reason.
     pub fn stop(&self, why: CloseReason) {
-        let mut reason = self.reason.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reason = self.reason.lock();
         if reason.is_none() {
             let breaks = matches!(why, CloseReason::Violation(_) | CloseReason::Defect(_));
             self.is_broken.store(breaks, Ordering::SeqCst);
@@ -204,7 +205,7 @@ impl Link {
             has_data_stream: AtomicBool::new(false),
             blob_bytes: AtomicU64::new(0),
             is_broken: AtomicBool::new(false),
-            reason: Mutex::new(None),
+            reason: Lock::new(None),
             ending: OnceLock::new(),
             options,
             handle: handle.clone(),
@@ -335,7 +336,7 @@ async fn serve(
     let written = tokio::spawn(close_when_written(shared.clone(), writers));
     let end = shared.connection.closed().await;
     let reason = {
-        let mut reason = shared.reason.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reason = shared.reason.lock();
         let ended_here = || shared.ending.get().map(|why| CloseReason::Here(why.clone()));
         let of_end = || match end {
             quinn::ConnectionError::LocallyClosed => ended_here(),

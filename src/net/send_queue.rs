@@ -1,10 +1,11 @@
 //! Queue of a link between any threads and the task that writes: bounded in items and bytes.
 
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, PoisonError};
 
 use tokio::sync::Notify;
 
+use potluck_core::Lock;
 use potluck_parallel::comm::Closed;
 
 /// Refusal of an item, which is dropped.
@@ -26,7 +27,7 @@ struct Lane<T> {
 /// Queue with many senders and one task that takes the items.
 #[derive(Debug)]
 pub(crate) struct SendQueue<T> {
-    lane: Mutex<Lane<T>>,
+    lane: Lock<Lane<T>>,
     /// Notified when an item was taken, or the queue ended.
     room: Condvar,
     /// Notified when an item came, or the queue ended.
@@ -40,17 +41,12 @@ impl<T> SendQueue<T> {
     pub fn new(items_max: usize, bytes_max: usize) -> Self {
         let lane = Lane { items: VecDeque::new(), bytes: 0, ended: None };
         let (room, filled) = (Condvar::new(), Notify::new());
-        Self { lane: Mutex::new(lane), room, filled, items_max, bytes_max }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Lane<T>> {
-        // No foreign code runs under the lock, so a panic cannot leave the queue inconsistent.
-        self.lane.lock().unwrap_or_else(PoisonError::into_inner)
+        Self { lane: Lock::new(lane), room, filled, items_max, bytes_max }
     }
 
     /// Adds an item of a number of bytes; where `waits`, blocks until there is room.
     pub fn push(&self, item: T, bytes: usize, waits: bool) -> Result<(), Overflow> {
-        let mut lane = self.lock();
+        let mut lane = self.lane.lock();
         loop {
             if let Some(closed) = &lane.ended {
                 return Err(Overflow::Closed(closed.clone()));
@@ -75,7 +71,7 @@ impl<T> SendQueue<T> {
     pub async fn take(&self) -> Option<T> {
         loop {
             {
-                let mut lane = self.lock();
+                let mut lane = self.lane.lock();
                 if let Some((item, bytes)) = lane.items.pop_front() {
                     lane.bytes -= bytes;
                     self.room.notify_all();
@@ -91,14 +87,14 @@ impl<T> SendQueue<T> {
 
     /// Ends the queue: no more items are accepted, and those that are here are still taken.
     pub fn end(&self, why: &str) {
-        self.lock().ended.get_or_insert_with(|| Closed(why.into()));
+        self.lane.lock().ended.get_or_insert_with(|| Closed(why.into()));
         self.room.notify_all();
         self.filled.notify_one();
     }
 
     /// Ends the queue and drops its items. The first reason counts.
     pub fn close(&self, why: &str) {
-        let mut lane = self.lock();
+        let mut lane = self.lane.lock();
         lane.ended.get_or_insert_with(|| Closed(why.into()));
         lane.bytes = 0;
         let lost = std::mem::take(&mut lane.items);
@@ -158,7 +154,7 @@ mod tests {
         let waiting = outbox.clone();
         let sender = std::thread::spawn(move || [1, 2].map(|i| waiting.push(i, 1, true)));
         assert_eq!(block_on(outbox.take()), Some(0));
-        while outbox.lock().items.is_empty() {
+        while outbox.lane.lock().items.is_empty() {
             std::thread::sleep(Duration::from_millis(1));
         }
         outbox.close("lost");

@@ -3,8 +3,8 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use std::{fmt, thread};
 
@@ -27,7 +27,7 @@ use crate::runtime::remote::wire::ToFirst;
 use crate::runtime::step::Inputs;
 use potluck_core::faults::Faults;
 use potluck_core::metrics::{EvalRecord, Event, MetricsError, Sink, StepRecord};
-use potluck_core::{NodeRank, TensorId, decode};
+use potluck_core::{Lock, NodeRank, TensorId, decode};
 use potluck_graph::Graph;
 use potluck_net::cluster::{ClusterEnd, Loss, Roster, SENTENCE_BYTES_MAX, shown_text};
 use potluck_net::nodes::{ClusterNews, FrameReceiver, Meeting, NodeConnection, NodeLink};
@@ -80,12 +80,12 @@ fn decode_outcome(bytes: &[u8]) -> Result<NodeOutcome, TrainError> {
 /// The other nodes of a run, as its first node has them.
 pub struct RunNodes {
     nodes: Vec<Arc<RemoteNode>>,
-    remote: Mutex<RemoteNodes>,
+    remote: Lock<RemoteNodes>,
     /// Set by signals on other nodes.
     signals: SignalFlags,
     /// True once the run itself catches signals.
     has_begun: AtomicBool,
-    meeting: Mutex<Meeting>,
+    meeting: Lock<Meeting>,
 }
 
 impl fmt::Debug for RunNodes {
@@ -136,13 +136,13 @@ impl RunNodes {
             .name("news of nodes".into())
             .spawn(move || watch(&news, &watched))
             .map_err(|why| RuntimeError::InvalidRequest(format!("no more threads: {why}")))?;
-        let remote = Mutex::new(RemoteNodes { nodes: nodes.clone(), devices: Vec::new() });
+        let remote = Lock::new(RemoteNodes { nodes: nodes.clone(), devices: Vec::new() });
         Ok(Arc::new(Self {
             nodes,
             remote,
             signals,
             has_begun: AtomicBool::new(false),
-            meeting: Mutex::new(meeting),
+            meeting: Lock::new(meeting),
         }))
     }
 
@@ -169,13 +169,13 @@ impl RunNodes {
         for node in &self.nodes {
             devices.extend(node.begin(bytes.clone())?);
         }
-        self.remote.lock().unwrap_or_else(PoisonError::into_inner).devices = devices;
+        self.remote.lock().devices = devices;
         Ok(())
     }
 
     /// Returns the nodes with the devices that they offer.
     pub fn remote(&self) -> RemoteNodes {
-        self.remote.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.remote.lock().clone()
     }
 
     /// Returns the number of nodes, the first one included.
@@ -185,12 +185,12 @@ impl RunNodes {
 
     /// Returns the number of devices that the nodes offer.
     pub fn offered(&self) -> usize {
-        self.remote.lock().unwrap_or_else(PoisonError::into_inner).devices.len()
+        self.remote.lock().devices.len()
     }
 
     /// Leaves out one of the devices that the nodes offer.
     pub(crate) fn leave_out(&self, index: usize) {
-        let mut remote = self.remote.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut remote = self.remote.lock();
         if index < remote.devices.len() {
             remote.devices.remove(index);
         }
@@ -198,7 +198,7 @@ impl RunNodes {
 
     /// Leaves out all devices of other nodes.
     pub(crate) fn leave_all_out(&self) {
-        self.remote.lock().unwrap_or_else(PoisonError::into_inner).devices.clear();
+        self.remote.lock().devices.clear();
     }
 
     /// Returns true once the run itself catches signals.
@@ -228,7 +228,7 @@ impl RunNodes {
         for node in &self.nodes {
             node.end(encode(outcome));
         }
-        self.meeting.lock().unwrap_or_else(PoisonError::into_inner).leave("the run is over");
+        self.meeting.lock().leave("the run is over");
     }
 
     fn show(&self, event: &Event) {
@@ -529,18 +529,18 @@ mod tests {
     }
 
     /// Sink that keeps what it is given.
-    struct Kept(Arc<Mutex<Vec<Event>>>);
+    struct Kept(Arc<Lock<Vec<Event>>>);
 
     impl Sink for Kept {
         fn event(&mut self, event: &Event) -> Result<(), MetricsError> {
-            self.0.lock().unwrap().push(event.clone());
+            self.0.lock().push(event.clone());
             Ok(())
         }
     }
 
     #[test]
     fn events_of_the_first_node_are_shown_to_the_bit_without_what_its_devices_do() {
-        let shown = Arc::new(Mutex::new(Vec::new()));
+        let shown = Arc::new(Lock::new(Vec::new()));
         let mut node = JoinedNode {
             devices: "cpu".into(),
             configure: Box::new(|_| Err("there is no run".into())),
@@ -591,7 +591,7 @@ mod tests {
         }
         let bytes = encode(&Event::Ended);
         node.show(&[&bytes[..], &[0]].concat());
-        let shown = shown.lock().unwrap();
+        let shown = shown.lock();
         let [Event::Step(one), Event::Evaluation(other), rest @ ..] = &shown[..] else {
             panic!("{shown:?}")
         };

@@ -1,8 +1,9 @@
 //! Frames of a benchmark on a link: one node asks and measures, and the other one answers.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use potluck_core::Lock;
 use potluck_core::rng::Key;
 use potluck_net::nodes::{NodeLink, ValueReceiver};
 use potluck_net::{Landing, Payload, TAG_BYTES};
@@ -81,7 +82,7 @@ impl FrameTag {
 /// Receiver of frames, which land in buffers that are used again.
 struct FrameSink {
     came: Mailbox<FrameTag>,
-    free: Arc<Mutex<Vec<Vec<u8>>>>,
+    free: Arc<Lock<Vec<Vec<u8>>>>,
 }
 
 impl ValueReceiver for FrameSink {
@@ -90,7 +91,7 @@ impl ValueReceiver for FrameSink {
         if bytes > FRAME_BYTES_MAX {
             return Err(format!("a frame of {bytes} bytes, over {FRAME_BYTES_MAX}"));
         }
-        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let free = self.free.lock().pop();
         let buffer = free.unwrap_or_else(|| vec![0; FRAME_BYTES_MAX]);
         let (came, free) = (self.came.clone(), self.free.clone());
         Ok(Box::new(FramePlace { tag, bytes, buffer, came, free }))
@@ -107,7 +108,7 @@ struct FramePlace {
     bytes: usize,
     buffer: Vec<u8>,
     came: Mailbox<FrameTag>,
-    free: Arc<Mutex<Vec<Vec<u8>>>>,
+    free: Arc<Lock<Vec<Vec<u8>>>>,
 }
 
 impl Landing for FramePlace {
@@ -117,7 +118,7 @@ impl Landing for FramePlace {
 
     fn arrived(self: Box<Self>) -> Result<(), String> {
         let Self { tag, buffer, came, free, .. } = *self;
-        free.lock().unwrap_or_else(PoisonError::into_inner).push(buffer);
+        free.lock().push(buffer);
         came.send(tag).map_err(|why| why.to_string())
     }
 }

@@ -9,12 +9,13 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use super::recorder::MetricsError;
+use crate::Lock;
 
 /// Largest number of events in a trace: some hundred MB of text, which viewers still open.
 const EVENTS_MAX: u64 = 2_000_000;
@@ -50,7 +51,7 @@ struct SharedFile {
     epoch: Instant,
     /// True if the trace still accepts events.
     is_open: AtomicBool,
-    sink: Mutex<TraceWriter>,
+    sink: Lock<TraceWriter>,
 }
 
 #[derive(Debug)]
@@ -59,7 +60,7 @@ struct TrackState {
     /// Text at the end of each event of the track: process, thread and category.
     ending: String,
     /// End of the last event of [`Track::record_since`].
-    last: Mutex<Option<Instant>>,
+    last: Lock<Option<Instant>>,
 }
 
 impl Trace {
@@ -86,7 +87,7 @@ impl Trace {
     }
 
     fn of(path: &Path, epoch: Instant, target: TraceTarget, events_max: u64) -> Self {
-        let sink = Mutex::new(TraceWriter {
+        let sink = Lock::new(TraceWriter {
             target: Some(target),
             failed: None,
             buffer: Vec::new(),
@@ -151,7 +152,7 @@ impl Trace {
             line: Some(Arc::new(TrackState {
                 shared: self.shared.clone(),
                 ending,
-                last: Mutex::new(None),
+                last: Lock::new(None),
             })),
         }
     }
@@ -206,7 +207,7 @@ impl Track {
     pub fn record_since(&self, name: impl FnOnce() -> String, since: Instant) {
         let Some(line) = self.line.as_ref().filter(|_| self.is_on()) else { return };
         let now = Instant::now();
-        let mut last = line.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = line.last.lock();
         self.record(name, last.map_or(since, |last| last.max(since)), now);
         *last = Some(now);
     }
@@ -251,7 +252,7 @@ impl TrackState {
 impl SharedFile {
     fn sink(&self) -> MutexGuard<'_, TraceWriter> {
         // A thread that panicked while it held the lock has written complete events only.
-        self.sink.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.sink.lock()
     }
 }
 

@@ -1,7 +1,7 @@
 //! An opened adapter: its queue, buffers and transfers, and the faults it reported.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, mpsc};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use super::Heartbeat;
@@ -11,6 +11,7 @@ use super::error::DeviceError;
 use super::features::{self, Features};
 use super::limits::{self, Limits};
 use super::panics::{PanicText, catch_quietly};
+use potluck_core::Lock;
 
 /// Default deadline of a submission, after which the device counts as hung; a run may set a longer
 /// one.
@@ -126,7 +127,7 @@ impl Gpu {
     /// Reports a fault as the driver does, for tests.
     #[cfg(test)]
     pub fn report_fault(&self, fault: DeviceError) {
-        self.faults.lock().first = Some(fault);
+        self.faults.reported.lock().first = Some(fault);
     }
 
     fn first_fault(&self) -> Option<DeviceError> {
@@ -358,7 +359,7 @@ impl Gpu {
 /// Faults that wgpu reports (by default: by a panic), as values. Clones share them.
 #[derive(Clone, Default)]
 struct DeviceFaults {
-    reported: Arc<Mutex<Reported>>,
+    reported: Arc<Lock<Reported>>,
 }
 
 #[derive(Default)]
@@ -391,18 +392,13 @@ impl DeviceFaults {
                     DeviceError::Refused { adapter, what, why }
                 }
             };
-            on_error.lock().first.get_or_insert(fault);
+            on_error.reported.lock().first.get_or_insert(fault);
         }));
         faults
     }
 
-    fn lock(&self) -> MutexGuard<'_, Reported> {
-        // A poisoned lock only means that a reporting thread panicked; the report is still good.
-        self.reported.lock().unwrap_or_else(|e| e.into_inner())
-    }
-
     fn lose(&self, why: DeviceError) {
-        let mut reported = self.lock();
+        let mut reported = self.reported.lock();
         match &reported.first {
             // Lack of memory is the cause of the loss; a refusal is its consequence.
             Some(first) if !matches!(first, DeviceError::Refused { .. }) => {}
@@ -412,16 +408,16 @@ impl DeviceFaults {
     }
 
     fn is_lost(&self) -> bool {
-        self.lock().lost
+        self.reported.lock().lost
     }
 
     fn is_refusal(&self) -> bool {
-        let reported = self.lock();
+        let reported = self.reported.lock();
         !reported.lost && matches!(reported.first, Some(DeviceError::Refused { .. }))
     }
 
     fn take(&self) -> Option<DeviceError> {
-        let mut reported = self.lock();
+        let mut reported = self.reported.lock();
         if reported.lost { reported.first.clone() } else { reported.first.take() }
     }
 }
@@ -462,14 +458,14 @@ mod tests {
     fn a_refusal_is_a_consequence_of_the_loss_and_want_of_memory_its_cause() {
         let faults = DeviceFaults::default();
         let (adapter, what, why) = ("a".to_string(), "b".to_string(), "c".to_string());
-        faults.lock().first = Some(DeviceError::Refused { adapter, what, why });
+        faults.reported.lock().first = Some(DeviceError::Refused { adapter, what, why });
         assert!(faults.is_refusal());
         faults.lose(device_lost("first"));
         assert!(!faults.is_refusal() && matches!(faults.take(), Some(DeviceError::Lost { .. })));
 
         let faults = DeviceFaults::default();
         let (adapter, what) = ("a".to_string(), "b".to_string());
-        faults.lock().first = Some(DeviceError::OutOfMemory { adapter, what });
+        faults.reported.lock().first = Some(DeviceError::OutOfMemory { adapter, what });
         faults.lose(device_lost("later"));
         assert!(matches!(faults.take(), Some(DeviceError::OutOfMemory { .. })));
     }
@@ -477,7 +473,7 @@ mod tests {
     #[test]
     fn other_faults_are_told_once() {
         let faults = DeviceFaults::default();
-        faults.lock().first =
+        faults.reported.lock().first =
             Some(DeviceError::OutOfMemory { adapter: "a".into(), what: "x".into() });
         assert!(matches!(faults.take(), Some(DeviceError::OutOfMemory { .. })));
         assert!(faults.take().is_none());

@@ -2,12 +2,13 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use crate::cluster::{ClusterMsg, ConnectionId};
 use crate::{
     CONTROL_MAX, CloseReason, Landing, Link, PAYLOAD_MAX, Payload, PendingPeer, Receiver, TAG_BYTES,
 };
+use potluck_core::Lock;
 use potluck_parallel::comm::{
     Carrier, Closed, FrameHeader, FrameValues, PacketLink, PacketValues, PooledBuffer,
 };
@@ -83,7 +84,7 @@ pub trait ReceiveFrames: Send + Sync {
 }
 
 /// Receiver of frames that come from other nodes, replaced with each group of ranks.
-pub type FrameReceiver = Arc<Mutex<Option<Arc<dyn ReceiveFrames>>>>;
+pub type FrameReceiver = Arc<Lock<Option<Arc<dyn ReceiveFrames>>>>;
 
 /// Connection to another node.
 pub trait NodeConnection: Send + Sync {
@@ -105,7 +106,7 @@ pub struct NodeLink {
     link: Link,
     incoming: Arc<LinkReceiver>,
     /// Number of the next blob; held while a message is queued, so that messages keep their order.
-    next_blob: Mutex<u64>,
+    next_blob: Lock<u64>,
 }
 
 /// Receiving side of a link.
@@ -118,7 +119,7 @@ struct LinkReceiver {
     is_of_run: AtomicBool,
     /// Messages that wait for the cluster's thread.
     cluster_waiting: Arc<AtomicUsize>,
-    messages: Mutex<Messages>,
+    messages: Lock<Messages>,
     /// Set when the link is given to the layer above.
     receiver: OnceLock<MessageReceiver>,
     /// Takes all values in place of `frames`, once there is one.
@@ -153,7 +154,7 @@ impl NodeLink {
         events: Box<dyn Fn(LinkEvent) + Send + Sync>,
     ) -> Self {
         let incoming = Arc::new(LinkReceiver::new(connection, frames, events));
-        Self { link: pending.open(incoming.clone()), incoming, next_blob: Mutex::new(0) }
+        Self { link: pending.open(incoming.clone()), incoming, next_blob: Lock::new(0) }
     }
 
     /// Takes messages and values of the run from now on.
@@ -166,7 +167,7 @@ impl NodeLink {
     pub fn receive_with(&self, receiver: MessageReceiver) {
         // Set once, by the thread that starts the run.
         let _ = self.incoming.receiver.set(receiver);
-        let delivered = self.incoming.deliver(&mut self.incoming.lock());
+        let delivered = self.incoming.deliver(&mut self.incoming.messages.lock());
         if let Err(why) = delivered {
             self.link.close(&why);
         }
@@ -208,7 +209,7 @@ impl NodeLink {
 
 impl NodeConnection for NodeLink {
     fn send(&self, message: Vec<u8>) -> Result<(), Closed> {
-        let mut next = self.next_blob.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut next = self.next_blob.lock();
         if message.len() < CONTROL_MAX {
             return self.link.send_control(tagged(WHOLE, &message));
         }
@@ -272,7 +273,7 @@ impl LinkReceiver {
             frames,
             is_of_run: AtomicBool::new(false),
             cluster_waiting: Arc::default(),
-            messages: Mutex::default(),
+            messages: Lock::default(),
             receiver: OnceLock::new(),
             values: RwLock::default(),
         }
@@ -299,11 +300,6 @@ impl LinkReceiver {
         if is_closed {
             receiver.closed();
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Messages> {
-        // Only whole items are moved under the lock.
-        self.messages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Gives the receiver all messages at the front that are complete.
@@ -333,7 +329,7 @@ impl LinkReceiver {
 
     fn wait(&self, message: WaitingMessage) -> Result<(), String> {
         self.check_is_of_run("a message")?;
-        let mut messages = self.lock();
+        let mut messages = self.messages.lock();
         if messages.waiting.len() >= WAITING_MAX {
             return Err(format!("more than {WAITING_MAX} messages wait"));
         }
@@ -371,7 +367,7 @@ impl Receiver for LinkReceiver {
 
     fn blob_begins(&self, id: u64, bytes: usize) -> Result<(), String> {
         self.check_is_of_run("a blob")?;
-        let messages = self.lock();
+        let messages = self.messages.lock();
         if messages.blobs.len() >= BLOBS_MAX || messages.blobs.contains_key(&id) {
             return Err(format!("blob {id} of {bytes} bytes is not due"));
         }
@@ -379,7 +375,7 @@ impl Receiver for LinkReceiver {
     }
 
     fn blob(&self, id: u64, bytes: Vec<u8>) -> Result<(), String> {
-        let mut messages = self.lock();
+        let mut messages = self.messages.lock();
         messages.blobs.insert(id, bytes);
         self.deliver(&mut messages)
     }
@@ -390,7 +386,7 @@ impl Receiver for LinkReceiver {
             return values.landing(tag, bytes);
         }
         let header = FrameHeader::decode(tag).ok_or("a frame without a header")?;
-        let frames = self.frames.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let frames = self.frames.lock().clone();
         Ok(match frames {
             Some(frames) if !frames.is_late(&header) => {
                 let buffer = frames.buffer(&header, bytes)?;
@@ -453,13 +449,13 @@ mod tests {
     use potluck_parallel::collective::CollectiveKind;
     use potluck_parallel::comm::FrameContent;
 
-    type Kept = Arc<Mutex<Vec<LinkEvent>>>;
+    type Kept = Arc<Lock<Vec<LinkEvent>>>;
 
     /// Returns the receiving side of a link, with the events that it has reported.
     fn incoming() -> (LinkReceiver, Kept) {
         let kept = Kept::default();
         let keeping = kept.clone();
-        let events = move |event| keeping.lock().unwrap().push(event);
+        let events = move |event| keeping.lock().push(event);
         (LinkReceiver::new(ConnectionId(3), FrameReceiver::default(), Box::new(events)), kept)
     }
 
@@ -492,7 +488,7 @@ mod tests {
             assert_eq!(refused, Err(why));
         }
         assert_eq!(incoming.control(start()), Ok(()));
-        assert_eq!(events.lock().unwrap().len(), 1);
+        assert_eq!(events.lock().len(), 1);
         incoming.is_of_run.store(true, Ordering::SeqCst);
         assert_eq!(tries(&incoming), [const { Ok(()) }; 4]);
     }
@@ -505,7 +501,7 @@ mod tests {
         }
         let why = incoming.control(start()).unwrap_err();
         assert!(why.contains("more messages of the cluster"), "{why}");
-        drop(events.lock().unwrap().pop());
+        drop(events.lock().pop());
         assert_eq!(incoming.control(start()), Ok(()));
         assert!(incoming.control(start()).is_err());
     }
@@ -532,7 +528,7 @@ mod tests {
         Receiver::closed(&incoming, &CloseReason::Here("it is over".into()));
         incoming.set_values(receivers[1].clone());
         assert_eq!(receivers.map(|receiver| receiver.0.load(Ordering::Relaxed)), [1, 1]);
-        assert!(matches!(events.lock().unwrap()[..], [LinkEvent::Closed(ConnectionId(3), _)]));
+        assert!(matches!(events.lock()[..], [LinkEvent::Closed(ConnectionId(3), _)]));
     }
 
     /// Random control messages, half of them like announcements of blobs.
@@ -554,11 +550,11 @@ mod tests {
                 _ => {}
             }
             received.0.is_of_run.store(true, Ordering::SeqCst);
-            received.1.lock().unwrap().clear();
+            received.1.lock().clear();
             if received.0.control(message).is_err() {
                 refused += 1;
             }
-            let waiting = received.0.lock().waiting.len();
+            let waiting = received.0.messages.lock().waiting.len();
             assert!(waiting <= WAITING_MAX, "{waiting}");
             if waiting == WAITING_MAX {
                 received = incoming();

@@ -3,7 +3,7 @@
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use std::{fmt, thread};
 
@@ -16,7 +16,7 @@ use crate::cluster::{
 use crate::{Landing, Secret, TAG_BYTES};
 use potluck_core::faults::Faults;
 use potluck_core::format::counted;
-use potluck_core::{Generation, NodeRank, build_hash};
+use potluck_core::{Generation, Lock, NodeRank, build_hash};
 use potluck_parallel::comm::{
     ArrivingPacket, GroupError, Mailbox, PacketReceiver, ProcessGroup, RecvError, RemoteProcess,
     init_over, nanos, process_name,
@@ -300,7 +300,7 @@ fn connect_timed_out(here: Option<Presence>, hosted: Option<u32>) -> String {
 
 /// Connections of this process, which the handles on its groups keep.
 struct GroupSession {
-    meeting: Mutex<Meeting>,
+    meeting: Lock<Meeting>,
     /// Set once the handles are made.
     packets: OnceLock<PacketReceiver>,
     is_first: bool,
@@ -336,7 +336,7 @@ impl GroupSession {
         let news = meeting.news.clone();
         let over = Mailbox::new(1);
         let session = Arc::new(Self {
-            meeting: Mutex::new(meeting),
+            meeting: Lock::new(meeting),
             packets: OnceLock::new(),
             is_first: you == NodeRank(0),
             timeout,
@@ -441,7 +441,7 @@ impl Drop for GroupSession {
             // The others cannot go on without the first process.
             let _ = self.over.recv(Instant::now().checked_add(self.timeout));
         }
-        let meeting = self.meeting.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let meeting = self.meeting.get_mut();
         meeting.leave("its process ended");
     }
 }

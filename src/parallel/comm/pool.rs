@@ -3,14 +3,15 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
 use super::Element;
+use potluck_core::Lock;
 
 /// Pool of buffers; clones are handles of the same pool.
 #[derive(Clone)]
 pub struct BufferPool<T> {
-    buffers: Arc<Mutex<PoolBuffers<T>>>,
+    buffers: Arc<Lock<PoolBuffers<T>>>,
     /// Maximum number of free buffers that the pool keeps.
     free_max: usize,
 }
@@ -35,18 +36,13 @@ impl<T: Element> BufferPool<T> {
         Self { buffers: Arc::default(), free_max }
     }
 
-    fn lock(&self) -> MutexGuard<'_, PoolBuffers<T>> {
-        // Only pushes and pops run under the lock, so a panic cannot leave the list inconsistent.
-        self.buffers.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
     /// Takes a buffer of this length, the most recently used one; its contents are unspecified.
     pub fn take(&self, length: usize) -> PooledBuffer<T> {
-        let mut values = self.lock().free.pop().unwrap_or_default();
+        let mut values = self.buffers.lock().free.pop().unwrap_or_default();
         let before = bytes(&values);
         values.reserve_exact(length.saturating_sub(values.len()));
         values.resize(length, T::default());
-        let mut buffers = self.lock();
+        let mut buffers = self.buffers.lock();
         buffers.bytes += bytes(&values) - before;
         buffers.bytes_peak = buffers.bytes_peak.max(buffers.bytes);
         drop(buffers);
@@ -55,12 +51,12 @@ impl<T: Element> BufferPool<T> {
 
     /// Returns the number of free buffers.
     pub fn free(&self) -> usize {
-        self.lock().free.len()
+        self.buffers.lock().free.len()
     }
 
     /// Returns the most bytes that all buffers of the pool, free or in use, have taken at once.
     pub fn bytes_peak(&self) -> usize {
-        self.lock().bytes_peak
+        self.buffers.lock().bytes_peak
     }
 }
 
@@ -99,7 +95,7 @@ impl<T: Element> DerefMut for PooledBuffer<T> {
 impl<T: Element> Drop for PooledBuffer<T> {
     fn drop(&mut self) {
         if let Some(pool) = &self.pool {
-            let mut buffers = pool.lock();
+            let mut buffers = pool.buffers.lock();
             if buffers.free.len() < pool.free_max {
                 buffers.free.push(std::mem::take(&mut self.values));
             } else {
@@ -170,9 +166,13 @@ mod tests {
         let held = [pool.take(3), pool.take(5)];
         assert_eq!(pool.bytes_peak(), 8 * 4);
         drop(held);
-        assert_eq!((pool.free(), pool.lock().bytes), (1, 3 * 4), "the pool keeps the first");
+        assert_eq!(
+            (pool.free(), pool.buffers.lock().bytes),
+            (1, 3 * 4),
+            "the pool keeps the first"
+        );
         drop(pool.take(4));
-        let kept = pool.lock().bytes;
+        let kept = pool.buffers.lock().bytes;
         assert_eq!((kept, pool.bytes_peak()), (4 * 4, 8 * 4));
         let _held = [pool.take(4), pool.take(7)];
         assert_eq!(pool.bytes_peak(), 11 * 4);

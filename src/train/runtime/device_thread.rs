@@ -4,12 +4,12 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::runtime::remote::executor::RemoteExecutor;
 use crate::runtime::remote::first::RemoteSlot;
+use potluck_core::Lock;
 use potluck_kernels::device::panics::{PanicText, catch_quietly};
 use potluck_kernels::device::{DeviceError, Heartbeat};
 use potluck_kernels::exec::Executor;
@@ -31,7 +31,7 @@ pub struct DeviceThread {
     /// Taken when the handle is dropped: the thread ends with the last sender.
     jobs: Option<mpsc::SyncSender<Job>>,
     /// Disconnects when the thread has closed the device.
-    closed: Mutex<mpsc::Receiver<()>>,
+    closed: Lock<mpsc::Receiver<()>>,
     /// Set if a job panicked, which ends the thread.
     panic: PanicText,
     heartbeat: Heartbeat,
@@ -66,7 +66,7 @@ impl DeviceThread {
         Ok(Self {
             name,
             jobs: Some(jobs),
-            closed: Mutex::new(closed),
+            closed: Lock::new(closed),
             panic,
             heartbeat,
             hung: AtomicBool::new(false),
@@ -256,7 +256,7 @@ impl Drop for DeviceThread {
         drop(self.jobs.take());
         if !self.hung.load(Ordering::Relaxed) {
             // The expected result is a disconnect; on a timeout the device is abandoned.
-            let closed = self.closed.get_mut().unwrap_or_else(PoisonError::into_inner);
+            let closed = self.closed.get_mut();
             let _ = closed.recv_timeout(CLOSING_DEADLINE);
         }
     }

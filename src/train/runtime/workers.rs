@@ -6,7 +6,7 @@ pub(crate) mod seat;
 #[cfg(test)]
 mod tests;
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
 use super::addresses::{RankAddress, RankAddresses};
 use super::device_thread::{DeviceThread, PendingJob};
@@ -376,9 +376,4 @@ fn seats(
 
 fn closed() -> RuntimeError {
     RuntimeError::InvalidRequest("the devices are closed; open them again".into())
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A job that panicked ends the run before another job could see the state it left.
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }

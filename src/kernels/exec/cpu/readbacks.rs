@@ -1,9 +1,10 @@
 //! Readbacks of the CPU device: copies, made when a readback is started, in pooled buffers.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use crate::exec::Readback;
+use potluck_core::Lock;
 use potluck_graph::Place;
 
 /// Buffer pool of readbacks.
@@ -40,7 +41,7 @@ impl Spares {
 }
 
 /// Buffer pool shared with readbacks, which return their buffers from any thread.
-type SharedBuffers = Arc<Mutex<Spares>>;
+type SharedBuffers = Arc<Lock<Spares>>;
 
 /// Queue of the readbacks that were started and not taken, oldest first.
 pub struct ReadbackQueue {
@@ -54,19 +55,19 @@ impl ReadbackQueue {
     /// have taken at once.
     pub fn new(bound: usize) -> Self {
         let spares = Spares { buffers: Vec::new(), bytes: 0, bound, bytes_peak: 0 };
-        Self { begun: VecDeque::new(), spares: Arc::new(Mutex::new(spares)) }
+        Self { begun: VecDeque::new(), spares: Arc::new(Lock::new(spares)) }
     }
 
     /// Returns an empty buffer with room for `length` values, for [`ReadbackQueue::begin`].
     pub fn buffer(&mut self, length: usize) -> Vec<f32> {
-        let mut buffer = lock(&self.spares).take(length);
+        let mut buffer = self.spares.lock().take(length);
         buffer.clear();
         buffer
     }
 
     /// Returns the most bytes that all buffers have taken at once.
     pub fn bytes_peak(&self) -> usize {
-        lock(&self.spares).bytes_peak
+        self.spares.lock().bytes_peak
     }
 
     /// Appends `copy`, the values of a place in a buffer of this queue that has room for them.
@@ -99,7 +100,7 @@ impl AsRef<[f32]> for Copied {
 
 impl Drop for Copied {
     fn drop(&mut self) {
-        let mut spares = lock(&self.spares);
+        let mut spares = self.spares.lock();
         if spares.bytes > spares.bound {
             spares.bytes -= bytes(&self.values);
         } else {
@@ -111,11 +112,6 @@ impl Drop for Copied {
 /// Returns the memory that a buffer takes.
 fn bytes(buffer: &Vec<f32>) -> usize {
     buffer.capacity() * size_of::<f32>()
-}
-
-fn lock(spares: &SharedBuffers) -> MutexGuard<'_, Spares> {
-    // Nothing panics between taking a buffer out and putting it in.
-    spares.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -134,7 +130,7 @@ mod tests {
     fn what_is_kept_has_a_bound() {
         let mut pieces = ReadbackQueue::new(10_000);
         let held = |pieces: &ReadbackQueue| {
-            let spares = lock(&pieces.spares);
+            let spares = pieces.spares.lock();
             (spares.bytes, spares.buffers.iter().map(bytes).sum::<usize>())
         };
         for _ in 0..3 {

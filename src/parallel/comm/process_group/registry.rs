@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Weak};
 
 use super::connection::{CREDITS, WINDOW};
 use super::packet::{Packet, PacketKind, Pools};
@@ -11,7 +11,7 @@ use super::remote::RemoteProcess;
 use crate::collective::RankGroup;
 use crate::comm::Mailbox;
 use potluck_core::rng::threefry2x32;
-use potluck_core::{Position, Rank};
+use potluck_core::{Lock, Position, Rank};
 
 /// Address of a member.
 #[derive(Clone)]
@@ -80,7 +80,7 @@ struct GroupTable {
 /// Groups of the ranks of one [`super::init`], or of those of this process.
 #[derive(Default)]
 pub(crate) struct GroupRegistry {
-    table: Mutex<GroupTable>,
+    table: Lock<GroupTable>,
     /// Other processes of the groups.
     others: Vec<Arc<RemoteProcess>>,
     /// Buffers of values that arrive from them.
@@ -100,11 +100,6 @@ impl GroupRegistry {
         Self { others, ..Self::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, GroupTable> {
-        // No foreign code runs under the lock, so a panic cannot leave the table inconsistent.
-        self.table.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
     /// Returns true if there are ranks in other processes.
     pub(crate) fn spans_processes(&self) -> bool {
         !self.others.is_empty()
@@ -117,18 +112,18 @@ impl GroupRegistry {
 
     /// Creates the group of all ranks.
     pub fn create(&self, members: &RankGroup) -> Arc<GroupContext> {
-        self.lock().create(0, members, &self.others)
+        self.table.lock().create(0, members, &self.others)
     }
 
     /// Returns the group of this number, if a rank of this process has a handle on it.
     pub fn find(&self, id: u64) -> Option<Arc<GroupContext>> {
-        let table = self.lock();
+        let table = self.table.lock();
         table.groups.iter().filter_map(Weak::upgrade).find(|context| context.id == id)
     }
 
     /// Returns the context of a new group, created by the first member that joins.
     pub fn join(&self, birth: Birth, members: &RankGroup) -> Arc<GroupContext> {
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         let (context, absent) = match table.pending.remove(&birth) {
             Some(pending) => pending,
             None => {
@@ -160,7 +155,7 @@ impl GroupRegistry {
     /// this on to the processes of other ranks. They come first: a rank of this process that learns
     /// of it may end the process, and with it the links.
     pub(crate) fn fail_elsewhere(&self, rank: Rank, why: &str) {
-        if self.lock().failed.iter().all(|(failed, _)| *failed != rank) {
+        if self.table.lock().failed.iter().all(|(failed, _)| *failed != rank) {
             let others = self.others.iter().filter(|other| !other.ranks.contains(&rank.0));
             others.for_each(|other| other.send_abort(rank, why));
             self.fail_here(rank, why);
@@ -169,7 +164,7 @@ impl GroupRegistry {
 
     /// Ends all groups of this process with a rank as member; returns false if that is known.
     pub(crate) fn fail_here(&self, rank: Rank, why: &str) -> bool {
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         let is_new = table.failed.iter().all(|(failed, _)| *failed != rank);
         if is_new {
             table.failed.push((rank, why.into()));
@@ -185,7 +180,7 @@ impl GroupRegistry {
     /// Reports the leave of all ranks of another process to the members of this one.
     pub fn process_left(&self, ranks: &Range<u32>) {
         // Sent outside the lock, as all packets are.
-        let groups: Vec<_> = self.lock().groups.iter().filter_map(Weak::upgrade).collect();
+        let groups: Vec<_> = self.table.lock().groups.iter().filter_map(Weak::upgrade).collect();
         for context in &groups {
             let gone = context.members.iter().filter(|(_, rank)| ranks.contains(&rank.0));
             for (from, _) in gone {
@@ -199,7 +194,7 @@ impl GroupRegistry {
 
     /// Ends all groups of this process, also those that begin later.
     pub fn end(&self, why: &str) {
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         table.ended.get_or_insert_with(|| why.into());
         table.pending.clear();
         let groups = table.groups.iter().filter_map(Weak::upgrade);
@@ -208,7 +203,7 @@ impl GroupRegistry {
 
     /// Returns true if a rank has failed, or if all groups were ended.
     pub fn has_failed(&self) -> bool {
-        let table = self.lock();
+        let table = self.table.lock();
         table.ended.is_some() || !table.failed.is_empty()
     }
 }
@@ -266,9 +261,9 @@ mod tests {
         assert_eq!(ids.map(|context| context.id), [a, b, a, c, b]);
         assert!(a != b && b != c && a != c && a != parent.id);
         // Rank 1 has not joined the last group of rank 4 yet: it finds it there.
-        assert_eq!(registry.lock().pending.len(), 1);
+        assert_eq!(registry.table.lock().pending.len(), 1);
         assert_eq!(join(2, &one).id, c);
-        assert!(registry.lock().pending.is_empty());
+        assert!(registry.table.lock().pending.is_empty());
     }
 
     #[test]
@@ -283,6 +278,6 @@ mod tests {
         // A group that nobody uses any more is forgotten with the next one.
         drop(without);
         registry.create(&members(&[3]));
-        assert_eq!(registry.lock().groups.len(), 3);
+        assert_eq!(registry.table.lock().groups.len(), 3);
     }
 }

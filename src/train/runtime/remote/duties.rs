@@ -1,8 +1,9 @@
 //! Work of a node on what the first one asks for. The first node is told as long as it goes on, so
 //! that it waits for an answer which takes long, and not for one which will never come.
 
+use potluck_core::Lock;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Messages per longest silence of a node that say that it works, and bounds of the time between
@@ -15,7 +16,7 @@ const TOLD_AT_FIRST: Duration = Duration::from_millis(250);
 
 /// All that a node works on at a time.
 #[derive(Debug)]
-pub(crate) struct Duties(Mutex<DutyState>);
+pub(crate) struct Duties(Lock<DutyState>);
 
 #[derive(Debug)]
 struct DutyState {
@@ -44,7 +45,7 @@ pub(crate) struct Duty {
 impl Duties {
     /// Creates the duties of a node that has none yet.
     pub fn new() -> Arc<Self> {
-        Arc::new(Self(Mutex::new(DutyState {
+        Arc::new(Self(Lock::new(DutyState {
             works: HashMap::new(),
             next: 0,
             interval: TOLD_AT_FIRST,
@@ -53,19 +54,14 @@ impl Duties {
         })))
     }
 
-    fn lock(&self) -> MutexGuard<'_, DutyState> {
-        // Only whole values are changed under the lock.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Sets the longest silence of a node, after which the first one gives it up.
     pub(crate) fn set_node_timeout(&self, node_timeout: Duration) {
-        self.lock().interval = (node_timeout / TOLD_PER_SILENCE).clamp(TOLD_MIN, TOLD_MAX);
+        self.0.lock().interval = (node_timeout / TOLD_PER_SILENCE).clamp(TOLD_MIN, TOLD_MAX);
     }
 
     /// Begins work that counts as stuck after this time without progress.
     pub fn begin(self: &Arc<Self>, limit: Duration) -> Duty {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         let number = state.next;
         state.next += 1;
         state.works.insert(number, DutyProgress { limit, progress_at: Instant::now() });
@@ -76,7 +72,7 @@ impl Duties {
     /// Returns true if the first node is to be told now that this one works, or that so many bytes
     /// of its messages have arrived, which are more than before.
     pub(crate) fn is_to_be_told(&self, arrived: u64) -> bool {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         if state.told_at.elapsed() < state.interval {
             return false;
         }
@@ -93,7 +89,7 @@ impl Duties {
 impl Duty {
     /// Records progress of the work.
     pub fn progress(&self) {
-        if let Some(work) = self.duties.lock().works.get_mut(&self.number) {
+        if let Some(work) = self.duties.0.lock().works.get_mut(&self.number) {
             work.progress_at = Instant::now();
         }
     }
@@ -101,7 +97,7 @@ impl Duty {
 
 impl Drop for Duty {
     fn drop(&mut self) {
-        self.duties.lock().works.remove(&self.number);
+        self.duties.0.lock().works.remove(&self.number);
     }
 }
 
@@ -114,7 +110,7 @@ mod tests {
     #[test]
     fn work_is_told_until_it_is_done_or_stuck() {
         let duties = Duties::new();
-        duties.lock().interval = Duration::ZERO;
+        duties.0.lock().interval = Duration::ZERO;
         assert!(!duties.is_to_be_told(0));
         let limit = Duration::from_millis(100);
         let (stuck, done) = (duties.begin(limit), duties.begin(Duration::MAX));
@@ -136,9 +132,9 @@ mod tests {
         let _work = duties.begin(Duration::MAX);
         for (seconds, interval) in [(0.1, 0.1), (2.0, 0.25), (30.0, 1.0), (3600.0, 1.0)] {
             duties.set_node_timeout(Duration::from_secs_f64(seconds));
-            assert_eq!(duties.lock().interval, Duration::from_secs_f64(interval));
+            assert_eq!(duties.0.lock().interval, Duration::from_secs_f64(interval));
         }
-        duties.lock().told_at = Instant::now();
+        duties.0.lock().told_at = Instant::now();
         assert!(!duties.is_to_be_told(0));
     }
 }

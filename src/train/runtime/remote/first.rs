@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use super::calls::{CallReply, DeviceCall};
@@ -17,7 +17,7 @@ use crate::runtime::messages::CoordinatorMsg;
 use crate::runtime::step::StepInput;
 use crate::runtime::workers::seat::RemoteSeat;
 use potluck_core::metrics::Trace;
-use potluck_core::{Rank, Round};
+use potluck_core::{Lock, Rank, Round};
 use potluck_kernels::autotune::TuneProgress;
 use potluck_kernels::device::{DeviceError, Heartbeat, OfferedDevice};
 use potluck_net::cluster::{DEVICE_BYTES_MAX, WHY_BYTES_MAX, seconds, shown_text};
@@ -50,7 +50,7 @@ pub struct RemoteNode {
     watch: NodeWatch,
     /// Messages that show that the node works.
     progress: AtomicU64,
-    state: Mutex<NodeState>,
+    state: Lock<NodeState>,
 }
 
 #[derive(Default)]
@@ -127,13 +127,8 @@ impl RemoteNode {
             has_data: AtomicBool::new(false),
             watch,
             progress: AtomicU64::new(0),
-            state: Mutex::default(),
+            state: Lock::default(),
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, NodeState> {
-        // Only maps are changed under the lock, so a panic cannot leave them inconsistent.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns true if the node reads the inputs of its ranks from its own copy of the data.
@@ -149,7 +144,7 @@ impl RemoteNode {
     /// Returns the error of a device of this node: the reason for which the node is lost or, if it
     /// is not known to be, that for which a call failed.
     fn lost_error(&self, adapter: &str, why: &str) -> DeviceError {
-        let known = self.lock().lost.clone();
+        let known = self.state.lock().lost.clone();
         let why = known.unwrap_or_else(|| format!("node {} ({}): {why}", self.number, self.host));
         DeviceError::NodeLost { adapter: adapter.into(), why }
     }
@@ -161,7 +156,7 @@ impl RemoteNode {
         adapter: &str,
         register: impl FnOnce(&mut NodeState),
     ) -> Result<(), DeviceError> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.lost.is_some() {
             drop(state);
             return Err(self.lost_error(adapter, GONE));
@@ -325,14 +320,14 @@ impl RemoteNode {
                 best = Some((begun, round_trip / 2));
             }
         }
-        self.lock().trace = Some(trace.clone());
+        self.state.lock().trace = Some(trace.clone());
         Ok(best.unwrap_or_default())
     }
 
     /// Waits until the node has sent the rest of its trace, for a bounded time.
     pub(crate) fn flush_trace(&self) {
         let (sender, flushed) = mpsc::channel::<()>();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.trace.is_none() || state.lost.is_some() {
             return;
         }
@@ -346,7 +341,7 @@ impl RemoteNode {
 
     /// Sets where frames for the ranks of this process arrive.
     pub(crate) fn receive_frames(&self, frames: Arc<ArrivingFrames>) {
-        *self.frames.lock().unwrap_or_else(PoisonError::into_inner) = Some(frames);
+        *self.frames.lock() = Some(frames);
     }
 
     /// Processes a message of the node. One that is not due is the loss of the node.
@@ -362,7 +357,7 @@ impl RemoteNode {
         if !matches!(message, ToFirst::Signal(_) | ToFirst::Activity(_)) {
             self.progress.fetch_add(1, Ordering::Relaxed);
         }
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         match message {
             ToFirst::Offer(offered) => {
                 let waiting = state.beginning.take().ok_or("an offer that was not asked for")?;
@@ -432,7 +427,7 @@ impl RemoteNode {
 
     /// Ends everything that waits for the node, which is lost: `why` is a sentence that names it.
     pub fn lose(&self, why: &str) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.lost.get_or_insert_with(|| why.into());
         // Dropping the senders wakes those that wait.
         state.replies.clear();
@@ -548,7 +543,7 @@ impl From<RuntimeError> for OpenFailure {
 impl RemoteSlot {
     /// Returns the signs of life of the device.
     pub fn state(&self) -> Arc<SlotState> {
-        self.node.lock().slots.get(&self.slot).cloned().unwrap_or_default()
+        self.node.state.lock().slots.get(&self.slot).cloned().unwrap_or_default()
     }
 
     /// Sends a call without waiting for its end.
@@ -561,7 +556,7 @@ impl RemoteSlot {
 
     /// Closes the device.
     pub fn close(&self) {
-        self.node.lock().slots.remove(&self.slot);
+        self.node.state.lock().slots.remove(&self.slot);
         // A node that is lost has closed its devices.
         let _ = self.node.send("a device", &ToNode::Close { slot: self.slot });
     }
@@ -588,12 +583,12 @@ pub(crate) struct SeatOnNode {
     pub device: String,
     pub(crate) signs: Arc<SlotState>,
     /// Program of the last step, which the node has.
-    pub sent: Mutex<Option<Arc<Program>>>,
+    pub sent: Lock<Option<Arc<Program>>>,
 }
 
 impl RemoteSeat for SeatOnNode {
     fn submit(&self, input: &StepInput) -> Result<(), DeviceError> {
-        let mut sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sent = self.sent.lock();
         let is_new = sent.as_ref().is_none_or(|sent| !Arc::ptr_eq(sent, &input.program));
         let order = StepOrder {
             round: input.round,
@@ -607,7 +602,7 @@ impl RemoteSeat for SeatOnNode {
             clip: input.clip,
         };
         // Before the order is sent: the vote may come at once.
-        if let Some(group) = &mut self.slot.node.lock().group {
+        if let Some(group) = &mut self.slot.node.state.lock().group {
             let due = VoteState { round: Some(input.round), has_voted: false, has_ended: false };
             group.ranks.insert(self.rank, due);
         }

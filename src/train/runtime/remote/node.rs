@@ -2,7 +2,7 @@
 //! their ranks, as the first node orders.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -27,7 +27,7 @@ use crate::runtime::{RuntimeError, memory};
 use potluck_core::faults::Faults;
 use potluck_core::format::no_thread;
 use potluck_core::metrics::Trace;
-use potluck_core::{Rank, TensorId, decode};
+use potluck_core::{Lock, Rank, TensorId, decode};
 use potluck_graph::Graph;
 use potluck_kernels::autotune::TuneOptions;
 use potluck_kernels::device::{DeviceError, Selection};
@@ -136,7 +136,7 @@ struct SeatHere {
 }
 
 /// Devices by slot, and the seats of those that are ranks.
-type Watched = Arc<Mutex<BTreeMap<u32, (Arc<DeviceThread>, Option<Arc<LocalSeat>>)>>>;
+type Watched = Arc<Lock<BTreeMap<u32, (Arc<DeviceThread>, Option<Arc<LocalSeat>>)>>>;
 
 impl NodeOffer {
     fn devices(&self) -> Vec<OfferedHere> {
@@ -316,7 +316,7 @@ impl<'h> NodeServer<'h> {
                 drop(closing);
             })
             .map_err(RuntimeError::no_thread)?;
-        lock(&self.watched).insert(slot, (Arc::clone(&driver), None));
+        self.watched.lock().insert(slot, (Arc::clone(&driver), None));
         self.slots.insert(slot, OpenSlot { driver, inputs, calls, closed });
         Ok(Opened { notes, identity, is_cpu, choices, untimed, readback_elements_max })
     }
@@ -324,7 +324,7 @@ impl<'h> NodeServer<'h> {
     /// Closes a device and waits for that, for a bounded time, so that its memory is free for the
     /// next one. A rank that it is ends before.
     fn close(&mut self, slot: u32) {
-        lock(&self.watched).remove(&slot);
+        self.watched.lock().remove(&slot);
         if let Some(group) = &mut self.group {
             group.seats.retain(|_, here| {
                 if here.slot == slot {
@@ -441,9 +441,9 @@ impl<'h> NodeServer<'h> {
         // Only now: seats of a group that fails on its way are held by nobody else, and end.
         for SeatHere { slot, seat, driver, .. } in group.seats.values() {
             let watched = (Arc::clone(driver), Some(Arc::clone(seat)));
-            lock(&self.watched).insert(*slot, watched);
+            self.watched.lock().insert(*slot, watched);
         }
-        *lock(&self.frames) = Some(Arc::new(arriving));
+        *self.frames.lock() = Some(Arc::new(arriving));
         self.group = Some(group);
         Ok(())
     }
@@ -515,8 +515,8 @@ impl<'h> NodeServer<'h> {
 
     /// Ends the ranks of this node; their devices stay open.
     fn disband(&mut self, why: &str) {
-        *lock(&self.frames) = None;
-        for (_, seat) in lock(&self.watched).values_mut() {
+        *self.frames.lock() = None;
+        for (_, seat) in self.watched.lock().values_mut() {
             *seat = None;
         }
         let Some(Group { coordinator, seats }) = self.group.take() else { return };
@@ -525,11 +525,6 @@ impl<'h> NodeServer<'h> {
         }
         coordinator.close(why);
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    // Only whole values are replaced under these locks.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn send(first: &dyn NodeConnection, message: &ToFirst) {
@@ -585,7 +580,7 @@ fn report_activity(
     let mut reported = Vec::new();
     while let Err(RecvError::TimedOut) = stop.recv(Some(Instant::now() + ACTIVITY_INTERVAL)) {
         let mut slots = Vec::new();
-        for (slot, (driver, seat)) in lock(watched).iter() {
+        for (slot, (driver, seat)) in watched.lock().iter() {
             let of_rank = match seat {
                 Some(seat) => seat.activity(driver.heartbeats()),
                 None => RankActivity::default(),

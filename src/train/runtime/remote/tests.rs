@@ -157,7 +157,7 @@ impl Carrier for Wire {
 impl Wire {
     fn deliver(&self, header: FrameHeader, values: FrameValues) -> Result<(), Closed> {
         let bytes: &[u8] = values.as_ref();
-        let frames = self.to.frames.lock().unwrap().clone().expect("frames are expected");
+        let frames = self.to.frames.lock().clone().expect("frames are expected");
         let mut buffer = frames.buffer(&header, bytes.len()).map_err(Closed)?;
         bytemuck::cast_slice_mut(&mut buffer).copy_from_slice(bytes);
         frames.deliver(header, buffer);
@@ -185,7 +185,7 @@ impl Nodes {
         data: Option<Arc<dyn InputSource>>,
     ) -> Self {
         let end = |number| {
-            let frames = Arc::new(Mutex::new(None));
+            let frames = FrameReceiver::default();
             let end = TestNode { number, frames, ..TestNode::default() };
             end.inbox.set(Mailbox::new(1 << 16)).unwrap();
             Arc::new(end)
@@ -554,7 +554,7 @@ fn another_group_has_other_rounds_and_opens_the_devices_again() {
         ended.push(found);
     }
     assert!(ended[0].generation < ended[1].generation, "{ended:?}");
-    let frames = nodes.ends[1].frames.lock().unwrap().clone().unwrap();
+    let frames = nodes.ends[1].frames.lock().clone().unwrap();
     let late = |round| {
         let content = potluck_parallel::comm::FrameContent::Piece {
             edge: potluck_core::EdgeId(0),

@@ -2,11 +2,11 @@
 //! ring thread and the mailboxes of its threads; one of another node is reached through its node.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use super::WorkerGroupOptions;
 use super::round::FinishOnDrop;
-use super::{WorkerGroupOptions, lock};
 use crate::runtime::RuntimeError;
 use crate::runtime::addresses::{RankAddress, RankAddresses};
 use crate::runtime::device_thread::DeviceThread;
@@ -14,7 +14,7 @@ use crate::runtime::messages::{CoordinatorMsg, DriverMsg, RankRingMsg};
 use crate::runtime::peers::{RingPeers, TraceTracks, WaitStatus};
 use crate::runtime::ring::RingChannels;
 use crate::runtime::step::{NoPeers, Peers, StepInput, run_step};
-use potluck_core::{Rank, Round};
+use potluck_core::{Lock, Rank, Round};
 use potluck_kernels::device::DeviceError;
 use potluck_kernels::exec::BucketTensor;
 use potluck_parallel::collective::{BucketGroups, ShardLayout};
@@ -73,7 +73,7 @@ pub(crate) enum Seat {
 /// Rank of this process: the state of its device thread in a step, and its ring thread.
 pub(crate) struct LocalSeat {
     /// Locked only by the job of a step.
-    peers: Arc<Mutex<Box<dyn Peers + Send>>>,
+    peers: Arc<Lock<Box<dyn Peers + Send>>>,
     /// Mailbox of the device thread; closed to end a step, and the run.
     inbox: Mailbox<DriverMsg>,
     ring: Mailbox<RankRingMsg>,
@@ -105,8 +105,8 @@ impl LocalSeat {
             return Err(RuntimeError::Defect(format!("{rank} is on another node")));
         };
         if addresses.len() == 1 {
-            let peers: Arc<Mutex<Box<dyn Peers + Send>>> =
-                Arc::new(Mutex::new(Box::new(NoPeers::default())));
+            let peers: Arc<Lock<Box<dyn Peers + Send>>> =
+                Arc::new(Lock::new(Box::new(NoPeers::default())));
             let waiting = Arc::default();
             return Ok(Self { peers, inbox, ring, waiting, tracks, thread: None, pool: None });
         }
@@ -144,7 +144,7 @@ impl LocalSeat {
             kept: HashMap::new(),
             due: VecDeque::new(),
         };
-        let peers: Arc<Mutex<Box<dyn Peers + Send>>> = Arc::new(Mutex::new(Box::new(peers)));
+        let peers: Arc<Lock<Box<dyn Peers + Send>>> = Arc::new(Lock::new(Box::new(peers)));
         Ok(Self { peers, inbox, ring, waiting, tracks, thread: Some(thread), pool: Some(pool) })
     }
 
@@ -175,7 +175,7 @@ impl LocalSeat {
         let panicked = Box::new(driver.on_panic(WHAT));
         let ending = FinishOnDrop::new(input.rank, coordinator.clone(), panicked);
         driver.submit_detached(WHAT, move |device| {
-            let mut peers = lock(&peers);
+            let mut peers = peers.lock();
             peers.restart(input.round);
             ending.with(run_step(device, &input, peers.as_mut(), &tracks));
         })

@@ -1,13 +1,13 @@
 //! Tests of worker groups in this process: steps, failures, and the threads left when a group
 //! ends.
 
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::*;
 use potluck_core::faults::Faults;
 use potluck_core::rng::Key;
-use potluck_core::{BucketId, HostTensor, Position, Round};
+use potluck_core::{BucketId, HostTensor, Lock, Position, Round};
 use potluck_graph::optim::Optimizer;
 use potluck_graph::{Builder, Init, PlanOptions, differentiate};
 use potluck_kernels::exec::{BucketTensor, Cpu, Moments};
@@ -65,10 +65,10 @@ fn inputs(step: u64, faults: &Faults) -> Vec<Arc<StepInput>> {
 
 /// Serializes the tests that start a worker group, so that none counts the threads of another.
 fn turn() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
+    static TURN: Lock<()> = Lock::new(());
     // Started here, the threads of the pool do not inherit the name of a device thread.
     rayon::broadcast(|_| ());
-    lock(&TURN)
+    TURN.lock()
 }
 
 /// Waits until the threads of all worker groups in this process are gone, which the system may
