@@ -23,6 +23,7 @@ use crate::ui::terminal::print_line;
 use args::{Cli, Command};
 use nodes::NoAnswerError;
 use potluck_core::files;
+use potluck_net::nodes::MeetingError;
 use potluck_train::TrainError;
 use potluck_train::config::read::ConfigError;
 use potluck_train::runtime::error::{EXIT_CONFIGURATION, EXIT_DEFECT, EXIT_RESTART, RuntimeError};
@@ -111,8 +112,10 @@ fn exit_code(error: &anyhow::Error) -> i32 {
     if let Some(InterruptedError(signal)) = error.downcast_ref() {
         return signal.exit_code();
     }
-    let typed =
-        error.is::<ConfigError>() || error.is::<UsageError>() || error.is::<NoAnswerError>();
+    let typed = error.is::<ConfigError>()
+        || error.is::<UsageError>()
+        || error.is::<MeetingError>()
+        || error.is::<NoAnswerError>();
     if typed { EXIT_CONFIGURATION } else { EXIT_DEFECT }
 }
 

@@ -9,8 +9,9 @@ use potluck_graph::{Graph, Plan};
 use potluck_parallel::MicroBatch;
 
 /// Note to the user if the states of a checkpoint do not fit.
-pub(crate) const STATES_OF_ZEROS: &str = "what the model carries from step to step begins with zeros: \
-                                   the checkpoint has none of these data and this batch size";
+pub(crate) const STATES_OF_ZEROS: &str = "what the model carries from step to step begins with \
+                                          zeros: the checkpoint has none of these data and this \
+                                          batch size";
 
 /// Copies of the states that a run holds at most: those of the session, those that go out with a
 /// step and come back with its reports, and those that are saved.
