@@ -2,6 +2,7 @@
 //! memory, rounds, counter-based random numbers, and settings that messages name; and the rooms
 //! [`files`], [`metrics`] and [`faults`], which alone do IO here.
 
+pub mod arithmetic;
 mod build_hash;
 mod decode;
 mod edge_piece;

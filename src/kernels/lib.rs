@@ -10,7 +10,6 @@
 //!
 //! [`twin()`] maps an op to its twin.
 
-mod arithmetic;
 pub mod autotune;
 pub mod bench;
 pub mod bind;

@@ -22,7 +22,6 @@ use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::arithmetic::gcd;
 use crate::autotune::KernelSelector;
 use crate::device::{DeviceError, Gpu, Heartbeat};
 use crate::exec::loss_count::LossCounter;
@@ -38,6 +37,7 @@ use crate::{BindGroups, Binding, Caps, Operand, Variant, twin};
 use add::PartialSumAdder;
 pub use add::adder_bytes;
 use banks::Banks;
+use potluck_core::arithmetic::gcd;
 use potluck_core::faults::InjectedFault;
 use potluck_core::{BucketId, DType, HostTensorView, TensorId};
 use potluck_graph::{Node, Place, Plan, TensorLocation, Update, UpdateRange};

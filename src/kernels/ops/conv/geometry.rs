@@ -1,6 +1,7 @@
 //! Sizes of a convolution, derived from its call, and the places that its windows read.
 
 use crate::OpCall;
+use potluck_core::arithmetic::gcd;
 use potluck_graph::{Conv2dOptions, Op};
 
 /// Result of a call.
@@ -242,7 +243,7 @@ impl Phase {
     fn of(geometry: &Geometry, axis: usize, remainder: usize) -> Self {
         let Conv2dOptions { stride, padding, dilation, .. } = geometry.options;
         let (stride, padding, dilation) = (stride[axis], padding[axis], dilation[axis]);
-        let kernel_step = stride / greatest_common_divisor(stride, dilation);
+        let kernel_step = stride / gcd(stride, dilation);
         let place = |k: usize| (remainder + padding) as isize - (k * dilation) as isize;
         let is_whole = |k: &usize| place(*k).rem_euclid(stride as isize) == 0;
         let size = geometry.size[axis];
@@ -253,10 +254,6 @@ impl Phase {
         let first = place(kernel_last).div_euclid(stride as isize);
         Self { grid, first, taps: taps.len(), tap_step, kernel_last, kernel_step }
     }
-}
-
-fn greatest_common_divisor(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
 #[cfg(test)]

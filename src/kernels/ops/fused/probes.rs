@@ -1,10 +1,10 @@
 //! Fused calls on which the kernels are certified.
 
 use super::epilogue;
-use crate::arithmetic::gcd;
 use crate::call_shapes::{C, N, T, calls};
 use crate::ops::{conv, matmul};
 use crate::{CallShape, Dims, OwnedCall, RandomContext, twin};
+use potluck_core::arithmetic::gcd;
 use potluck_core::rng::Key;
 use potluck_graph::{Binary, Conv2dOptions, EpilogueOp, Op, Unary};
 
