@@ -6,6 +6,7 @@ use super::report::{DeviceReport, Figure, GFLOPS, Report, Skipped, group_of};
 use super::sample::median;
 use super::units::{number, size};
 use super::{link, pipeline};
+use potluck_core::format::percent;
 
 /// Table of rows under a head, with columns as wide as their widest cell.
 #[derive(Default)]
@@ -60,12 +61,12 @@ impl fmt::Display for Table {
 fn spread(figure: &Figure) -> String {
     match figure.samples {
         1 => "one sample".into(),
-        _ => format!("±{:.0} %", 100.0 * figure.spread()),
+        _ => format!("±{}", percent(figure.spread(), 0)),
     }
 }
 
 fn share(figure: &Figure) -> String {
-    figure.of_peak.map_or_else(String::new, |share| format!("{:.0} %", 100.0 * share))
+    figure.of_peak.map_or_else(String::new, |share| percent(share, 0))
 }
 
 /// Returns the name of a figure without its group.
@@ -107,8 +108,8 @@ impl fmt::Display for DeviceReport {
             }
         }
         if let Some(spread) = unsteady(self) {
-            let percent = 100.0 * spread;
-            write!(f, "\n\nnote: half of the figures spread by ±{percent:.0} % or more; ")?;
+            let spread = percent(spread, 0);
+            write!(f, "\n\nnote: half of the figures spread by ±{spread} or more; ")?;
             write!(f, "something else kept this device busy")?;
         }
         match &self.error {
@@ -210,7 +211,7 @@ fn moved(device: &DeviceReport) -> Table {
             number(moved.algorithm),
             number(figure.median),
             spread(figure),
-            share.map_or_else(String::new, |share| format!("{:.0} %", 100.0 * share)),
+            share.map_or_else(String::new, |share| percent(share, 0)),
         ]);
     }
     table
@@ -244,7 +245,6 @@ fn pipelines(device: &DeviceReport) -> Table {
             table.row(Vec::new());
         }
         last = Some(this);
-        let percent = |share: f64| format!("{:.1} %", 100.0 * share);
         table.row(vec![
             found.schedule.to_string(),
             found.stages.to_string(),
@@ -253,9 +253,9 @@ fn pipelines(device: &DeviceReport) -> Table {
             spread(figure),
             number(1e3 * found.step_s),
             number(1e3 * found.predicted_s),
-            percent(found.bubble),
-            percent(found.predicted_bubble),
-            percent(found.formula_bubble),
+            percent(found.bubble, 1),
+            percent(found.predicted_bubble, 1),
+            percent(found.formula_bubble, 1),
         ]);
     }
     table

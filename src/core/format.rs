@@ -1,6 +1,8 @@
-//! Formatting of numbers for messages, and of texts for drawings.
+//! Formatting of numbers and lists for messages, and of texts for drawings.
 
 use std::fmt;
+
+use crate::Nanos;
 
 /// Formats `12345.6` as `12,346`.
 pub fn thousands(value: f64) -> String {
@@ -23,6 +25,78 @@ pub fn grouped(plain: &str) -> String {
 /// Returns a count with its noun: `1 entry`, `2 entries`.
 pub fn counted(count: usize, one: &str, several: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { several })
+}
+
+/// Returns items with commas between them: `0, 2, 3`.
+pub fn listed(items: impl IntoIterator<Item = impl fmt::Display>) -> String {
+    let items: Vec<String> = items.into_iter().map(|item| item.to_string()).collect();
+    items.join(", ")
+}
+
+/// Formats a share of the whole as a percentage with `digits` digits after its point: `12.5 %`.
+pub fn percent(share: f64, digits: usize) -> String {
+    format!("{:.digits$} %", 100.0 * share)
+}
+
+/// Formats a duration in seconds: `1 second`, `2.5 seconds`.
+pub fn seconds(duration: Nanos) -> String {
+    match duration {
+        1_000_000_000 => "1 second".into(),
+        _ => format!("{} seconds", duration as f64 / 1e9),
+    }
+}
+
+/// Formats seconds as milliseconds with at least three digits, and no fraction where those suffice.
+pub fn milliseconds(seconds: f64) -> String {
+    let ms = seconds * 1e3;
+    match ms {
+        ..10.0 => format!("{ms:.2}"),
+        10.0..100.0 => format!("{ms:.1}"),
+        _ => format!("{ms:.0}"),
+    }
+}
+
+/// Formats seconds as a clock shows them: `1:02:03` or `2:03`.
+pub fn clock(seconds: f64) -> String {
+    let total = seconds.round() as u64;
+    let (hours, minutes, seconds) = (total / 3600, total / 60 % 60, total % 60);
+    if hours > 0 {
+        format!("{hours}:{minutes:02}:{seconds:02}")
+    } else {
+        format!("{minutes}:{seconds:02}")
+    }
+}
+
+/// Formats bytes for a table, in MiB, or in KiB below 128 KiB: `1.50 MiB`.
+pub fn size_text(bytes: usize) -> String {
+    match bytes {
+        0 => "0 MiB".into(),
+        1..0x2_0000 => format!("{:.2} KiB", bytes as f64 / 1024.0),
+        _ => format!("{:.2} MiB", bytes as f64 / (1 << 20) as f64),
+    }
+}
+
+/// Formats bytes in GiB, or in MiB below 1 GiB, for messages to the user: `1.5 GiB`.
+pub fn gibibytes(bytes: u64) -> String {
+    in_tenths(bytes, f64::round)
+}
+
+/// Formats bytes that are needed like [`gibibytes`], but rounded up.
+pub fn gibibytes_up(bytes: u64) -> String {
+    in_tenths(bytes, f64::ceil)
+}
+
+/// Formats bytes that are available like [`gibibytes`], but rounded down: beside more bytes that
+/// are needed they never read the same.
+pub fn gibibytes_down(bytes: u64) -> String {
+    in_tenths(bytes, f64::floor)
+}
+
+fn in_tenths(bytes: u64, round: fn(f64) -> f64) -> String {
+    let gibibytes = bytes as f64 / (1u64 << 30) as f64;
+    let (value, unit) =
+        if gibibytes < 1.0 { (gibibytes * 1024.0, "MiB") } else { (gibibytes, "GiB") };
+    format!("{:.1} {unit}", round(value * 10.0) / 10.0)
 }
 
 /// Returns a word that a POSIX shell reads as `text`.
@@ -82,6 +156,30 @@ mod tests {
         assert_eq!(thousands(12345.6), "12,346");
         assert_eq!(thousands(999.0), "999");
         assert_eq!(thousands(1_234_567.0), "1,234,567");
+    }
+
+    #[test]
+    fn lists_and_shares_read_well() {
+        assert_eq!(listed([0, 2, 3]), "0, 2, 3");
+        assert_eq!(listed([""; 0]), "");
+        assert_eq!([percent(0.125, 1), percent(0.126, 0)], ["12.5 %", "13 %"]);
+    }
+
+    #[test]
+    fn times_read_well() {
+        assert_eq!([clock(62.0), clock(3723.4)], ["1:02", "1:02:03"]);
+        assert_eq!([seconds(1_000_000_000), seconds(2_500_000_000)], ["1 second", "2.5 seconds"]);
+        let each = [0.001, 0.0123, 0.5].map(milliseconds);
+        assert_eq!(each, ["1.00", "12.3", "500"]);
+    }
+
+    #[test]
+    fn sizes_read_well() {
+        assert_eq!([0, 16 << 10, 3 << 19].map(size_text), ["0 MiB", "16.00 KiB", "1.50 MiB"]);
+        assert_eq!([3 << 29, 3 << 20].map(gibibytes), ["1.5 GiB", "3.0 MiB"]);
+        assert_eq!(gibibytes_up(3 << 29), "1.5 GiB");
+        let more = (2 << 20) + 1;
+        assert_eq!([gibibytes_up(more), gibibytes_down(more)], ["2.1 MiB", "2.0 MiB"]);
     }
 
     #[test]

@@ -9,6 +9,8 @@ mod trace;
 pub use runs::{RunsOfRow, SegmentRun, chart_of_runs};
 pub use trace::chart_of_trace;
 
+use potluck_core::format::percent;
+
 /// Work that a span of a chart shows, which decides its letter and its colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ChartPass {
@@ -154,7 +156,7 @@ impl Chart {
     /// Returns the sentence below a chart: its time and its bubble.
     fn summary(&self) -> String {
         let time = milliseconds(self.length_s() * 1e3);
-        format!("step {time} ms, bubble {} (idle share of all rows)", percent(self.bubble()))
+        format!("step {time} ms, bubble {} (idle share of all rows)", percent(self.bubble(), 1))
     }
 }
 
@@ -162,10 +164,6 @@ impl Chart {
 fn milliseconds(value: f64) -> String {
     let decimals = if value >= 100.0 { 1 } else { 3 };
     format!("{value:.decimals$}")
-}
-
-fn percent(share: f64) -> String {
-    format!("{:.1} %", share * 100.0)
 }
 
 /// Returns the ticks of an axis from 0 to `length` with their labels: multiples of 1, 2 or 5

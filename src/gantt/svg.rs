@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use super::{Chart, ChartPass, ChartPeriod, ChartSpan, milliseconds, percent, shortened, ticks};
-use potluck_core::format::{svg_text, xml_escaped};
+use super::{Chart, ChartPass, ChartPeriod, ChartSpan, milliseconds, shortened, ticks};
+use potluck_core::format::{percent, svg_text, xml_escaped};
 
 /// Width of the time axis in pixels: as much per span of the fullest row, within these bounds.
 const PLOT_MIN: f64 = 760.0;
@@ -145,7 +145,7 @@ impl Chart {
                 layout.right - layout.left
             );
             if has_spans {
-                let idle = percent(self.idle_share(row));
+                let idle = percent(self.idle_share(row), 1);
                 svg += &svg_text("end", layout.width() - MARGIN, top + BAR / 2.0 + 4.5, &idle);
             }
         }

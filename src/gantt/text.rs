@@ -2,7 +2,8 @@
 //! the passes, a line with the numbers of the micro-batches, and one with those of the model chunks
 //! if there are several.
 
-use super::{Chart, ChartPass, ChartPeriod, ChartSpan, percent, shortened, ticks};
+use super::{Chart, ChartPass, ChartPeriod, ChartSpan, shortened, ticks};
+use potluck_core::format::percent;
 
 /// Least and largest width of a chart.
 const COLUMNS_MIN: usize = 40;
@@ -136,7 +137,7 @@ fn numbers(cells: &Cells, number: impl Fn(usize) -> Option<usize>) -> NumberLine
 
 /// Returns a label with the idle share at the right end of the line.
 fn label_line(label: &str, idle: f64, columns: usize) -> String {
-    let idle = format!(" idle {}", percent(idle));
+    let idle = format!(" idle {}", percent(idle, 1));
     let width = columns.saturating_sub(idle.len());
     format!("{:<width$}{idle}", shortened(&plain(label), width))
 }

@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use super::passes::fuse::{Fusion, RULES};
 use super::{Bucket, Graph, PassKind, Plan, Role, SlotKind, TensorLocation};
+use potluck_core::format::{counted, listed, size_text};
 use potluck_core::{DType, TensorId};
 
 /// Formats a graph with one line per node: pass, block, op, and the shapes it maps.
@@ -13,9 +14,7 @@ pub fn graph_table(graph: &Graph) -> String {
     let width = widths.max().unwrap_or(0);
     for (index, node) in graph.nodes.iter().enumerate() {
         let block = &graph.blocks[node.block as usize];
-        let list = |ids: &[TensorId]| {
-            ids.iter().map(|id| operand(graph, *id)).collect::<Vec<_>>().join(", ")
-        };
+        let list = |ids: &[TensorId]| listed(ids.iter().map(|id| operand(graph, *id)));
         let arrow = if node.accumulate { "+=>" } else { "->" };
         let (op, phase) = (node.op.to_string(), node.phase);
         let (inputs, outputs) = (list(&node.inputs), list(&node.outputs));
@@ -37,13 +36,14 @@ pub fn fusion_table(done: &[Fusion], rows: usize) -> String {
         let applied = done.iter().filter(|fusion| fusion.rule == rule.name);
         let count = applied.clone().count();
         if count > 0 {
-            let times = counted(count, "time");
+            let times = counted(count, "time", "times");
             let saved = size_text(sum(applied.map(|fusion| fusion.bytes_saved(rows))));
             let _ = writeln!(text, "  {:<28}{times:>10}{saved:>14}  {}", rule.name, rule.why);
         }
     }
     let saved = size_text(sum(done.iter().map(|fusion| fusion.bytes_saved(rows))));
-    let _ = writeln!(text, "  {:<28}{:>10}{saved:>14}", "all", counted(done.len(), "time"));
+    let _ =
+        writeln!(text, "  {:<28}{:>10}{saved:>14}", "all", counted(done.len(), "time", "times"));
     text
 }
 
@@ -236,7 +236,8 @@ fn memory_rows(
     let in_slots = placed.filter(|(_, place)| matches!(place, TensorLocation::Slot(_)));
     let rows = plan.options.rows;
     let unshared = sum(in_slots.map(|(tensor, _)| tensor.bytes(rows)));
-    let slots = |kind| counted(plan.slots.iter().filter(|s| s.kind == kind).count(), "slot");
+    let slots =
+        |kind| counted(plan.slots.iter().filter(|s| s.kind == kind).count(), "slot", "slots");
     let (stash, scratch) = (slots(SlotKind::Stash), slots(SlotKind::Scratch));
     let copies = copies_text(plan);
     let mut rows = vec![
@@ -280,25 +281,11 @@ fn copies_text(plan: &Plan) -> String {
 fn bucket_rows(plan: &Plan) -> String {
     let mut text = String::new();
     for (index, bucket) in held_buckets(plan) {
-        let tensors = counted(bucket.parameters.len(), "tensor");
+        let tensors = counted(bucket.parameters.len(), "tensor", "tensors");
         let size = size_text(bucket.length * DType::F32.bytes());
         let _ = writeln!(text, "  bucket {index:<4}{size:>12}  {tensors}");
     }
     text
-}
-
-/// Formats a count: `1 slot`, `2 slots`.
-fn counted(count: usize, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
-}
-
-/// Formats bytes for display: `1.50 MiB`.
-pub fn size_text(bytes: usize) -> String {
-    match bytes {
-        0 => "0 MiB".into(),
-        1..0x2_0000 => format!("{:.2} KiB", bytes as f64 / 1024.0),
-        _ => format!("{:.2} MiB", bytes as f64 / (1 << 20) as f64),
-    }
 }
 
 #[cfg(test)]

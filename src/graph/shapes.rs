@@ -6,6 +6,7 @@ mod pictures;
 
 use super::custom;
 use super::op::{Binary, Cell, EpilogueOp, Op};
+use potluck_core::format::listed;
 use potluck_core::{DType, Shape};
 
 /// Error of an op whose inputs do not fit.
@@ -24,7 +25,7 @@ pub type Typed = (Shape, DType);
 pub fn outputs(op: &Op, inputs: &[Typed]) -> Result<Vec<Typed>, ShapeError> {
     let fail = |why: String| ShapeError {
         op: op.to_string(),
-        inputs: inputs.iter().map(|(s, _)| s.to_string()).collect::<Vec<_>>().join(", "),
+        inputs: listed(inputs.iter().map(|(s, _)| s)),
         why,
     };
     if !fits_arity(op, inputs.len()) {

@@ -24,6 +24,7 @@ use crate::runtime::open::OpenOptions;
 use crate::runtime::placement::names::is_auto;
 use potluck_core::DType;
 use potluck_core::faults::Faults;
+use potluck_core::format::listed;
 use potluck_core::metrics::Unit;
 use potluck_data::{ReadOptions, SampleFormat, Sampler, TokenizerKind};
 use potluck_graph::model::gpt::next_token_gpt;
@@ -641,10 +642,6 @@ fn cnn_summary(model: &Model) -> String {
         1 => format!("cnn with {convolutions} and a hidden layer of {}", model.hidden[0]),
         _ => format!("cnn with {convolutions} and hidden layers of {}", listed(&model.hidden)),
     }
-}
-
-fn listed(counts: &[u64]) -> String {
-    counts.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// Returns the sizes of a model of pictures.

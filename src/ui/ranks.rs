@@ -1,7 +1,7 @@
 //! Progress display of several devices: the share of each, its speed while it computes, and the
 //! fraction of a step that it waits for other devices.
 
-use potluck_core::format::thousands;
+use potluck_core::format::{listed, thousands};
 use potluck_core::metrics::{RankRecord, StageRecord};
 
 /// The most characters of a line of [`RunningMeans::block`], fewer than most terminals have.
@@ -62,7 +62,7 @@ impl RunningMeans {
     /// Formats all devices in one line.
     pub fn line(&self) -> String {
         let pipelines = self.has_pipelines();
-        self.ranks.iter().map(|mean| mean.text(pipelines)).collect::<Vec<_>>().join(", ")
+        listed(self.ranks.iter().map(|mean| mean.text(pipelines)))
     }
 
     /// Returns true if the ranks are the stages of several pipelines.

@@ -1,8 +1,6 @@
 //! Terminal sink of a run's events: a progress bar on a terminal, plain lines elsewhere, warnings
 //! only if quiet. It writes to stderr; stdout is for the results of the run.
 
-mod format;
-
 use std::borrow::Cow;
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -10,8 +8,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::ranks::{RunningMeans, short_name};
-use format::duration;
-use potluck_core::format::thousands;
+use potluck_core::format::{clock, thousands};
 use potluck_core::metrics::{EvalRecord, Event, MetricsError, Sink, StepRecord};
 
 const TEMPLATE: &str = "{pos}/{len} [{bar:16}] {msg} eta {eta} {prefix}";
@@ -197,7 +194,7 @@ impl PlainText {
         if due || number == *first + 1 || number == *steps {
             let done = (number - *first) as f64;
             let left = (*steps - number) as f64 * started.elapsed().as_secs_f64() / done;
-            let eta = duration(left);
+            let eta = clock(left);
             let devices = if step.ranks.is_empty() { device.clone() } else { means.line() };
             print_line(&format!("step {number}/{steps}  {text}  eta {eta}  {devices}"));
             *means = RunningMeans::default();

@@ -4,9 +4,9 @@
 use std::fmt::Write;
 
 use super::placement::ExplainedPlacement;
+use potluck_core::format::{listed, size_text};
 use potluck_core::{BucketId, DType, EdgeId, Position, Rank};
 use potluck_graph::Plan;
-use potluck_graph::print::size_text;
 use potluck_parallel::collective::{CollectiveKind, CommCost, RankGroup, Topology, cost};
 use potluck_parallel::{Edge, Mesh};
 use potluck_train::runtime::trace_labels::edge_source;
@@ -159,8 +159,7 @@ fn bucket_rows(placement: &ExplainedPlacement) -> String {
 
 /// Formats the ranks of a group: `{0, 2}`.
 fn group_text(group: &RankGroup) -> String {
-    let ranks: Vec<String> = group.iter().map(|(_, rank)| rank.index().to_string()).collect();
-    format!("{{{}}}", ranks.join(", "))
+    format!("{{{}}}", listed(group.iter().map(|(_, rank)| rank.index())))
 }
 
 /// Row of what a rank sends.

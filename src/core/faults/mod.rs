@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::{fmt, io};
 
 use crate::Rank;
+use crate::format::listed;
 
 /// Environment variable with the faults to inject into a process: `FAULT@POINT:STEP`, several
 /// with commas between them; `FAULT@POINT:STEP/RANK` for another rank than 0.
@@ -286,7 +287,7 @@ impl PlannedFault {
         // A fault that has no effect at its point would make a test pass that tests nothing.
         if !fault.may_happen_at(point) {
             let points = POINTS.iter().filter(|(point, _)| fault.may_happen_at(*point));
-            let allowed = points.map(|(_, name)| *name).collect::<Vec<_>>().join(", ");
+            let allowed = listed(points.map(|(_, name)| name));
             return Err(FaultError::Place { fault, point, allowed });
         }
         // Points of the process query only rank 0, so that the fault would never be injected.
@@ -417,7 +418,7 @@ fn name_of<T: PartialEq>(table: &[(T, &'static str)], value: T) -> &'static str 
 }
 
 fn names<T>(table: &[(T, &str)]) -> String {
-    table.iter().map(|(_, name)| *name).collect::<Vec<_>>().join(", ")
+    listed(table.iter().map(|(_, name)| name))
 }
 
 #[cfg(test)]

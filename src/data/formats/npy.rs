@@ -9,7 +9,7 @@ use half::f16;
 use super::files::{self, FileSets, file_name, invalid};
 use super::{DataError, FileSet, ReadSet, Request, Samples, TargetKind, Targets};
 use crate::Features;
-use potluck_core::format::dims_text;
+use potluck_core::format::{dims_text, listed};
 
 pub(super) const MAGIC: &[u8] = b"\x93NUMPY";
 /// Files of features in a directory: of the training samples, and of the held-out ones.
@@ -107,7 +107,7 @@ pub(super) fn parse<'a>(name: &'a str, bytes: &'a [u8]) -> Result<NpyArray<'a>, 
         invalid(name, place, why)
     })?;
     let Header { kind, is_fortran, shape } = header;
-    let text = format!("({})", shape.iter().map(|n| n.to_string()).collect::<Vec<_>>().join(", "));
+    let text = format!("({})", listed(&shape));
     if shape.is_empty() || shape.contains(&0) || shape.len() > DIMS_MAX {
         let why = format!("an array of shape {text} has no samples");
         return Err(invalid(name, "header", why));

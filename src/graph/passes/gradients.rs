@@ -7,6 +7,7 @@ use std::cmp::Reverse;
 use crate::op::{Binary, Cell, Op, Unary};
 use crate::shapes::{self, ShapeError};
 use crate::{Builder, CustomNode, Graph, Node, ParameterKind, PassKind, Role, SharedCustomOp};
+use potluck_core::format::listed;
 use potluck_core::{DType, NodeId, Shape, TensorId};
 
 /// Appends to a forward graph the nodes that accumulate the gradient of its summed loss into one
@@ -305,7 +306,7 @@ impl Backward {
 
     fn refused(&self, node: &Node, why: String) -> ShapeError {
         let shapes = node.inputs.iter().map(|input| self.graph.tensor(*input).shape.to_string());
-        ShapeError { op: node.op.to_string(), inputs: shapes.collect::<Vec<_>>().join(", "), why }
+        ShapeError { op: node.op.to_string(), inputs: listed(shapes), why }
     }
 
     /// Adds the gradients of the op whose parts are the loss, which is their sum.

@@ -7,6 +7,7 @@ use super::hello::HelloError;
 use super::message::MESSAGE_BYTES_MAX;
 use super::refusal::Refusal;
 use super::roster::RosterError;
+use potluck_core::format::{listed, seconds};
 use potluck_core::{Generation, Nanos, NodeRank};
 
 /// Error of a cluster: an event that is not due, a message that breaks the protocol, or a passed
@@ -85,15 +86,6 @@ pub enum ClusterError {
     },
 }
 
-/// Returns a duration in seconds.
-pub fn seconds(duration: Nanos) -> String {
-    match duration {
-        1_000_000_000 => "1 second".into(),
-        _ => format!("{} seconds", duration as f64 / 1e9),
-    }
-}
-
 fn addresses(addresses: &[SocketAddr]) -> String {
-    let list: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-    if list.is_empty() { "no known address".into() } else { list.join(", ") }
+    if addresses.is_empty() { "no known address".into() } else { listed(addresses) }
 }

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use core::net::SocketAddr;
 
 use super::REPLY_TIMEOUT;
-use super::error::seconds;
 use super::event::{ConnectionId, Outbox};
 use potluck_core::Nanos;
+use potluck_core::format::seconds;
 
 /// Most connections whose peers have said nothing yet.
 pub(crate) const GUESTS_MAX: usize = 64;

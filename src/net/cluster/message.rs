@@ -3,11 +3,11 @@
 use core::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 
-use super::error::seconds;
 use super::hello::{Hello, HelloError, NodeDevice, VERSION_BYTES_MAX, check_host_and_devices};
 use super::roster::{ADDRESSES_MAX, Roster, RosterError};
 use super::text::{TextError, WHY_BYTES_MAX, check_name, check_text};
 use super::{HOST_BYTES_MAX, NODE_TIMEOUT_MAX, NODE_TIMEOUT_MIN, NODES_MAX};
+use potluck_core::format::seconds;
 use potluck_core::{Generation, Nanos, NodeRank};
 
 /// Longest message, in bytes.

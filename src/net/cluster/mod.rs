@@ -40,7 +40,7 @@ mod roster;
 mod testing;
 mod text;
 
-pub use error::{ClusterError, seconds};
+pub use error::ClusterError;
 pub use event::{Action, ClusterEnd, ConnectionEnd, ConnectionId, DialId, Event};
 pub use first_node::{FirstNode, FirstNodeOptions};
 pub use hello::{DEVICE_BYTES_MAX, Hello, HelloError, NodeDevice, PROTOCOL};

@@ -1,6 +1,7 @@
 //! Violations of the protocol of an exchange.
 
 use super::CollectiveKind;
+use potluck_core::format::listed;
 use potluck_core::{ChunkId, Position, Round};
 
 /// Error of an exchange or of its driver: an event that is not due, which is a defect of whoever
@@ -31,7 +32,7 @@ pub enum ExchangeError {
     MissingValues { id: ChunkId },
     #[error("{values} values of {id} arrive, which has {length}")]
     WrongLength { id: ChunkId, values: usize, length: usize },
-    #[error("no message arrives from {}", list(awaited))]
+    #[error("no message arrives from {}", listed(awaited))]
     TimedOut { awaited: Vec<Position> },
     #[error("values of {found} arrive in {current}")]
     LaterRound { found: Round, current: Round },
@@ -41,8 +42,4 @@ pub enum ExchangeError {
 
 fn own(position: &Option<Position>) -> String {
     position.map_or("a rank outside of the group".into(), |position| position.to_string())
-}
-
-fn list(positions: &[Position]) -> String {
-    positions.iter().map(Position::to_string).collect::<Vec<_>>().join(", ")
 }

@@ -4,6 +4,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use potluck_core::format::listed;
 use potluck_core::{Position, Rank};
 
 /// Ordered list of ranks without repetition; clones share it.
@@ -109,8 +110,7 @@ impl RankGroup {
 /// Display name: the numbers of the ranks in order, as in `{4, 1, 7}`.
 impl fmt::Display for RankGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ranks: Vec<String> = self.0.iter().map(|rank| rank.0.to_string()).collect();
-        write!(f, "{{{}}}", ranks.join(", "))
+        write!(f, "{{{}}}", listed(self.0.iter().map(|rank| rank.0)))
     }
 }
 

@@ -1,6 +1,8 @@
 //! Batch splitting among devices of unequal speed, and the selection of the devices that are
 //! worth using.
 
+use potluck_core::format::milliseconds;
+
 /// Minimum gain: a device is taken only if it makes a step shorter by this fraction.
 const GAIN_MIN: f64 = 0.02;
 
@@ -112,16 +114,6 @@ impl ExcludedDevice {
         }
         let (with, without) = (milliseconds(self.with_s), milliseconds(self.without_s));
         format!("{name} is left out: with it a step would take {with} ms, without it {without} ms")
-    }
-}
-
-/// Formats seconds as milliseconds with at least three digits, and no fraction where those suffice.
-pub fn milliseconds(seconds: f64) -> String {
-    let ms = seconds * 1e3;
-    match ms {
-        ..10.0 => format!("{ms:.2}"),
-        10.0..100.0 => format!("{ms:.1}"),
-        _ => format!("{ms:.0}"),
     }
 }
 

@@ -2,8 +2,7 @@
 
 use super::Run;
 use crate::error::TrainError;
-use crate::runtime::memory::gibibytes;
-use potluck_core::format::{counted, thousands};
+use potluck_core::format::{counted, gibibytes, thousands};
 use potluck_graph::optim::Decay;
 
 impl Run {

@@ -9,6 +9,7 @@ use super::stopping::with_command;
 use crate::checkpoint::{Checkpoint, CheckpointError, Meta};
 use crate::continuation::ResumeCommand;
 use crate::error::TrainError;
+use potluck_core::format::counted;
 use potluck_core::metrics::{Recorder, TensorBoard, aside};
 use potluck_parallel::{Placement, PlacementChange};
 
@@ -101,7 +102,7 @@ impl Run {
         let mut what = Vec::new();
         if let (Some(first), Some(last)) = (checkpoints.first(), checkpoints.last()) {
             let to = if first == last { String::new() } else { format!(" to {}", last.display()) };
-            let count = counted(checkpoints.len() as u64, "later checkpoint");
+            let count = counted(checkpoints.len(), "later checkpoint", "later checkpoints");
             what.push(format!("{count} as {}{to}", first.display()));
         }
         let lines = cut.dropped + cut.damaged;
@@ -239,10 +240,6 @@ impl Run {
 
 /// Returns a text about lines of a record that were set aside.
 fn lines_aside(lines: u64, metrics: &Path) -> String {
-    format!("{} of metrics.jsonl in {}", counted(lines, "line"), aside(metrics).display())
-}
-
-/// Returns a count with its noun.
-fn counted(count: u64, noun: &str) -> String {
-    if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
+    let lines = counted(lines as usize, "line", "lines");
+    format!("{lines} of metrics.jsonl in {}", aside(metrics).display())
 }

@@ -5,6 +5,7 @@ use std::fmt;
 
 use super::RuntimeError;
 use potluck_core::Setting;
+use potluck_core::format::{gibibytes, gibibytes_down, gibibytes_up};
 use potluck_graph::Plan;
 use potluck_graph::print::MemoryUsage;
 use potluck_kernels::Caps;
@@ -196,29 +197,6 @@ pub(crate) fn run_bytes(plan: &Plan, batch: usize, micro_batch: usize, loaded: u
     program.saturating_add(loaded)
 }
 
-/// Formats bytes in GiB, or in MiB below 1 GiB, for messages to the user.
-pub fn gibibytes(bytes: u64) -> String {
-    in_tenths(bytes, f64::round)
-}
-
-/// Formats bytes that are needed like [`gibibytes`], but rounded up.
-pub(crate) fn gibibytes_up(bytes: u64) -> String {
-    in_tenths(bytes, f64::ceil)
-}
-
-/// Formats bytes that are available like [`gibibytes`], but rounded down: beside more bytes that
-/// are needed they never read the same.
-pub(crate) fn gibibytes_down(bytes: u64) -> String {
-    in_tenths(bytes, f64::floor)
-}
-
-fn in_tenths(bytes: u64, round: fn(f64) -> f64) -> String {
-    let gibibytes = bytes as f64 / (1u64 << 30) as f64;
-    let (value, unit) =
-        if gibibytes < 1.0 { (gibibytes * 1024.0, "MiB") } else { (gibibytes, "GiB") };
-    format!("{:.1} {unit}", round(value * 10.0) / 10.0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -252,10 +230,6 @@ mod tests {
         // One byte too little is told apart.
         let error = require_of(Some(2 << 20), (2 << 20) + 1).unwrap_err().to_string();
         assert!(error.contains("needs 2.1 MiB of memory and 2.0 MiB are available"), "{error}");
-        assert_eq!(
-            (gibibytes(3 << 29), gibibytes_up(3 << 29)),
-            ("1.5 GiB".into(), "1.5 GiB".into())
-        );
         assert!(require(0).is_ok() && require_of(None, usize::MAX).is_ok());
         assert_eq!(require_of(Some(3), 4).unwrap_err().exit_code(), 78);
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::device_thread::DeviceThread;
 use super::{RuntimeError, memory};
+use potluck_core::format::gibibytes_up;
 use potluck_graph::{Plan, VariantChoices};
 use potluck_kernels::autotune::{self, KernelCache, KernelSelector, TuneOptions, cache};
 use potluck_kernels::device::{DeviceError, Gpu, Selection, ShaderChecks, list_adapters, select};
@@ -188,7 +189,7 @@ pub fn open_selected(
 pub(crate) fn no_room(error: DeviceError, needed: usize) -> RuntimeError {
     match error {
         DeviceError::OutOfMemory { adapter, what } => {
-            RuntimeError::NoRoom { adapter, what, needed: memory::gibibytes_up(needed as u64) }
+            RuntimeError::NoRoom { adapter, what, needed: gibibytes_up(needed as u64) }
         }
         other => other.into(),
     }

@@ -9,13 +9,14 @@ use std::time::{Duration, Instant};
 
 use super::device_thread::{DeviceThread, PendingJob};
 use super::step::Inputs;
+use potluck_core::format::milliseconds;
 use potluck_kernels::device::DeviceError;
 use potluck_kernels::exec::Executor;
 use potluck_parallel::ReduceSite;
 use potluck_parallel::collective::Chunk;
 use potluck_parallel::planner::balance::{
     DeviceSelection, ThroughputModel, apportion, give_at_least, give_each_a_sample, makespan,
-    milliseconds, select_devices,
+    select_devices,
 };
 
 /// Timed repetitions of a micro-batch; the fastest counts for a device that runs alone, the mean

@@ -3,7 +3,7 @@
 use core::net::SocketAddr;
 
 use super::{EarlyPair, FIRST, JoinPhase, JoiningNode};
-use crate::cluster::error::{ClusterError, seconds};
+use crate::cluster::error::ClusterError;
 use crate::cluster::event::{Action, ConnectionId, DialId};
 use crate::cluster::guests::GUESTS_MAX;
 use crate::cluster::message::ClusterMsg;
@@ -12,6 +12,7 @@ use crate::cluster::refusal::Refusal;
 use crate::cluster::roster::Roster;
 use crate::cluster::text::{WHY_BYTES_MAX, shown_text};
 use crate::cluster::{REPLY_TIMEOUT, START_TIMEOUT};
+use potluck_core::format::seconds;
 use potluck_core::{Generation, Nanos, NodeRank};
 
 impl JoiningNode {

@@ -1,6 +1,7 @@
 //! Errors of the calls of a process group.
 
 use crate::collective::{ExchangeError, Member};
+use potluck_core::format::listed;
 
 /// Error of a call. After an error, no further call on the group succeeds, and the calls of every
 /// other rank fail as well and name this rank; except for errors of
@@ -12,7 +13,7 @@ pub enum GroupError {
     /// Two ranks made calls that do not match.
     #[error("{0}")]
     Mismatch(String),
-    #[error("{call}: waited {seconds:.1} s for {}", list(members))]
+    #[error("{call}: waited {seconds:.1} s for {}", listed(members))]
     TimedOut { call: String, seconds: f64, members: Vec<Member> },
     #[error(
         "{call}: {}{}",
@@ -44,8 +45,4 @@ pub(crate) fn left_reason(member: Member) -> String {
 
 pub(crate) fn aborted(why: &str) -> GroupError {
     GroupError::Aborted(why.into())
-}
-
-fn list(members: &[Member]) -> String {
-    members.iter().map(Member::to_string).collect::<Vec<_>>().join(", ")
 }

@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
-use super::error::{CutError, count};
+use super::error::CutError;
 use crate::pipeline::chunks_of_stage;
+use potluck_core::format::counted;
 use potluck_core::{Setting, Wording};
 
 /// Returns `parts` contiguous runs of `blocks` blocks that differ by at most one in length, the
@@ -46,11 +47,11 @@ pub fn of_counts(counts: &[u32], blocks: u32, parts: usize) -> Result<Vec<Range<
     }
     let sum: u64 = counts.iter().map(|&count| u64::from(count)).sum();
     let wrong = if counts.len() != parts {
-        format!("has {}", count(counts.len(), "number"))
+        format!("has {}", counted(counts.len(), "number", "numbers"))
     } else if counts.contains(&0) {
         "has a part without blocks".into()
     } else if sum != u64::from(blocks) {
-        format!("has {} and the model has {blocks}", count(sum as usize, "block"))
+        format!("has {} and the model has {blocks}", counted(sum as usize, "block", "blocks"))
     } else {
         return Ok(chunks_of_counts(counts));
     };

@@ -1,12 +1,16 @@
 //! Reasons for which there is no cut.
 
 use potluck_core::Wording;
+use potluck_core::format::counted;
 
 /// No cut, and the reason as a sentence for the user.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CutError {
     /// Fewer blocks than model chunks.
-    #[error("the model has {}, too few for {}", count(*blocks, "block"), chunks(*parts))]
+    #[error(
+        "the model has {}, too few for {}",
+        counted(*blocks, "block", "blocks"), chunks(*parts)
+    )]
     Blocks { blocks: usize, parts: usize },
     /// Every cut goes where some device cannot be cut, or gives a device a block that it cannot
     /// run.
@@ -21,14 +25,9 @@ pub enum CutError {
     Counts(Wording),
 }
 
-/// Formats a number of things.
-pub(super) fn count(number: usize, thing: &str) -> String {
-    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
-}
-
 /// Formats a number of parts of the model.
 fn chunks(parts: usize) -> String {
-    format!("a pipeline of {} with at least one block each", count(parts, "part"))
+    format!("a pipeline of {} with at least one block each", counted(parts, "part", "parts"))
 }
 
 /// Returns the sentence about memory.

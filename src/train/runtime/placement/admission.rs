@@ -10,6 +10,7 @@ use super::shares;
 use super::shares::{layout_of, moments, owned_elements};
 use super::types::PlacementRequest;
 use crate::runtime::{RuntimeError, memory};
+use potluck_core::format::gibibytes_up;
 use potluck_kernels::device::Selection;
 use potluck_kernels::exec::Moments;
 
@@ -236,7 +237,7 @@ pub(crate) fn too_little_for_one(
         Ok(_) => RuntimeError::NoRoom {
             adapter: name.into(),
             what: "the moments of all parameters".into(),
-            needed: memory::gibibytes_up(memory::needed(selection, &plan, &all) as u64),
+            needed: gibibytes_up(memory::needed(selection, &plan, &all) as u64),
         },
     }
 }

@@ -11,11 +11,11 @@ use crate::runtime::placement::arrangement::Arrangement;
 use crate::runtime::placement::open_ranks::RequestedDevices;
 use crate::runtime::placement::shares::fixed_counts;
 use crate::runtime::placement::types::PlacementRequest;
+use potluck_core::format::milliseconds;
 use potluck_core::{Setting, Wording};
 use potluck_graph::Graph;
 use potluck_kernels::autotune;
 use potluck_parallel::pipeline::micro_batch_counts;
-use potluck_parallel::planner::balance::milliseconds;
 use potluck_parallel::planner::cut::{Cut, CutError, CutStage, by_stage, chunks_of_counts};
 use potluck_parallel::planner::division::{
     DivisionRequest, PipelineDivision, SampleCounts, divide, stage_seconds,

@@ -4,6 +4,7 @@ use crate::runtime::placement::open_ranks::RequestedDevices;
 use crate::runtime::placement::rank_memory::RankMemory;
 use crate::runtime::placement::types::PlacementRequest;
 use crate::runtime::{RuntimeError, memory};
+use potluck_core::format::{gibibytes_down, gibibytes_up};
 
 /// Checks that each adapter has the memory that its ranks take together: `ranks`, on the devices at
 /// these positions. A rank alone is checked when its device is opened.
@@ -43,8 +44,8 @@ pub(crate) fn overfull(
     let (has, basis) = memory::limit(&selections[position], setting)?;
     Some(RuntimeError::DeviceMemory {
         adapter: format!("{} (its {ranks} ranks together)", devices.names[position]),
-        needed: memory::gibibytes_up(bytes),
-        has: memory::gibibytes_down(has),
+        needed: gibibytes_up(bytes),
+        has: gibibytes_down(has),
         basis,
     })
 }
