@@ -1,8 +1,8 @@
 //! Comparison of two benchmark reports.
 
 use super::report::{DeviceReport, Direction, Figure, Report, group_of};
-use super::table::Table;
 use super::units::number;
+use potluck_core::Table;
 
 /// Relative error that is assumed for a figure of one sample.
 const SINGLE: f64 = 0.1;

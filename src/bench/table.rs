@@ -6,57 +6,8 @@ use super::report::{DeviceReport, Figure, GFLOPS, Report, Skipped, group_of};
 use super::sample::median;
 use super::units::{number, size};
 use super::{link, pipeline};
+use potluck_core::Table;
 use potluck_core::format::percent;
-
-/// Table of rows under a head, with columns as wide as their widest cell.
-#[derive(Default)]
-pub struct Table {
-    /// True for each column that holds text, which is aligned to the left.
-    text: Vec<bool>,
-    rows: Vec<Vec<String>>,
-    /// Line below the table, if there is one.
-    note: Option<&'static str>,
-}
-
-impl Table {
-    /// Creates a table with these columns; a head that begins with `<` marks a column of text.
-    pub fn new(head: &[&str]) -> Self {
-        let text = head.iter().map(|cell| cell.starts_with('<')).collect();
-        let head = head.iter().map(|cell| cell.trim_start_matches('<').to_string()).collect();
-        Self { text, rows: vec![head], note: None }
-    }
-
-    pub fn row(&mut self, cells: Vec<String>) {
-        self.rows.push(cells);
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.rows.len() == 1
-    }
-}
-
-impl fmt::Display for Table {
-    /// Writes the table with two spaces between columns, none at the end of a line.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let width = |column: usize| {
-            let cells = self.rows.iter().filter_map(|row| row.get(column));
-            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
-        };
-        let widths: Vec<usize> = (0..self.text.len()).map(width).collect();
-        for row in &self.rows {
-            let mut line = String::new();
-            for ((cell, width), text) in row.iter().zip(&widths).zip(&self.text) {
-                if *text {
-                    line += &format!("{cell:<width$}  ");
-                } else {
-                    line += &format!("{cell:>width$}  ");
-                }
-            }
-            writeln!(f, "{}", line.trim_end())?;
-        }
-        self.note.map_or(Ok(()), |note| writeln!(f, "{note}"))
-    }
-}
 
 fn spread(figure: &Figure) -> String {
     match figure.samples {
@@ -236,7 +187,7 @@ fn pipelines(device: &DeviceReport) -> Table {
         "predicted bubble",
         "formula bubble",
     ]);
-    table.note = Some(PREDICTED);
+    table.set_note(PREDICTED);
     let mut last = None;
     for figure in &device.figures {
         let Some(found) = &figure.pipeline else { continue };
@@ -273,7 +224,7 @@ fn links(device: &DeviceReport) -> Table {
         let what = what(figure);
         let kind = what.split(' ').next().map(str::to_owned);
         if kind.as_deref() == Some("step") {
-            table.note = Some(STEPS);
+            table.set_note(STEPS);
         }
         if last.is_some() && last != kind {
             table.row(Vec::new());
@@ -302,7 +253,8 @@ fn duration(seconds: f64) -> String {
 fn skipped(device: &DeviceReport) -> Table {
     let mut table = Table::new(&["<skipped", "<why"]);
     for Skipped { name, why } in &device.skipped {
-        table.row(vec![name.replace(['.', '_'], " "), why.clone()]);
+        // The reason of a driver may end with a line break.
+        table.row(vec![name.replace(['.', '_'], " "), why.trim_end().into()]);
     }
     table
 }

@@ -2,7 +2,6 @@
 //! end of each record and the newest manifest, never tensors, so that thousands of runs are listed
 //! at once.
 
-use std::fmt::Write;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -16,6 +15,7 @@ use super::train::{config_of, saved_config};
 use super::{UsageError, print};
 use crate::ui::ranks::short_name;
 use crate::ui::terminal::print_line;
+use potluck_core::Table;
 use potluck_train::checkpoint::{CheckpointError, Meta, Store};
 use potluck_train::config::RunConfig;
 
@@ -231,9 +231,9 @@ impl ListedRun {
         })
     }
 
-    fn cells(&self) -> [String; 7] {
+    fn cells(&self) -> Vec<String> {
         let devices = if self.devices.is_empty() { "-".into() } else { self.devices.join(", ") };
-        [
+        vec![
             self.name.clone(),
             format!("{}/{}", number_or(self.step, "?"), number_or(self.steps, "?")),
             number_or(self.saved, "-"),
@@ -329,32 +329,18 @@ fn last_step(path: &Path) -> Option<(u64, f64)> {
 }
 
 fn table(runs: &[ListedRun]) -> String {
-    let head = ["name", "step", "saved", "loss", "best val", "devices", "state"].map(String::from);
-    let mut rows = vec![head];
+    let head = ["<name", "step", "saved", "loss", "best val", "<devices", "<state"];
+    let mut table = Table::new(&head);
     for run in runs {
-        rows.push(run.cells());
+        table.row(run.cells());
     }
-    let mut widths = [0; 7];
-    for row in &rows {
-        for (column, cell) in row.iter().enumerate() {
-            widths[column] = widths[column].max(cell.chars().count());
-        }
-    }
-    let [n, s, v, l, b, d, _] = widths;
-    let mut text = String::new();
-    for [name, step, saved, loss, best, devices, state] in &rows {
-        // Writing to a string cannot fail.
-        let _ = writeln!(
-            text,
-            "{name:<n$}  {step:>s$}  {saved:>v$}  {loss:>l$}  {best:>b$}  {devices:<d$}  {state}"
-        );
-    }
-    text
+    table.to_string()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fmt::Write;
 
     #[test]
     fn the_last_step_is_read_from_the_end_of_a_long_record() {

@@ -18,6 +18,7 @@ pub mod rng;
 pub mod round;
 pub mod setting;
 pub mod shape;
+mod table;
 
 pub use build_hash::{build_hash, set_build_hash};
 pub use decode::{DecodeError, decode};
@@ -31,3 +32,4 @@ pub use lock::Lock;
 pub use round::{Nanos, Round};
 pub use setting::{Setting, Wording};
 pub use shape::{DType, Shape};
+pub use table::Table;

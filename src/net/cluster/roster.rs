@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::NODES_MAX;
 use super::hello::{HelloError, NodeDevice, check_host_and_devices};
 use potluck_core::format::counted;
-use potluck_core::{Generation, NodeRank};
+use potluck_core::{Generation, NodeRank, Table};
 
 /// Most addresses of a node.
 pub(crate) const ADDRESSES_MAX: usize = 8;
@@ -166,24 +166,17 @@ impl Roster {
 /// Prints a table with one line per rank, columns as wide as they need to be.
 impl fmt::Display for Roster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut lines = vec![["rank", "node", "host", "device"].map(str::to_owned)];
+        let mut table = Table::new(&["<rank", "<node", "<host", "<device"]);
         for of in &self.nodes {
             for (rank, device) in self.ranks(of.node).zip(&of.devices) {
                 let NodeDevice { name, kind } = device;
                 let device =
                     if kind.is_empty() { name.clone() } else { format!("{name} ({kind})") };
-                lines.push([rank.to_string(), of.node.0.to_string(), of.host.clone(), device]);
+                let [rank, node] = [rank.to_string(), of.node.0.to_string()];
+                table.row(vec![rank, node, of.host.clone(), device]);
             }
         }
-        let width = |column: usize| {
-            lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0)
-        };
-        let widths = [width(0), width(1), width(2)];
-        for [rank, node, host, device] in &lines {
-            let [first, second, third] = widths;
-            writeln!(f, "{rank:<first$}  {node:<second$}  {host:<third$}  {device}")?;
-        }
-        Ok(())
+        write!(f, "{table}")
     }
 }
 
