@@ -3,7 +3,7 @@
 //! again, all devices at the same time.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::host::{fill, is_filled, value};
@@ -11,7 +11,7 @@ use super::{GIB, GIBS, Kind};
 use crate::report::{CollectiveFigure, DeviceReport, Direction, Figure, FigureRecorder};
 use crate::sample::{Effort, SamplingPlan, median};
 use crate::units::size;
-use potluck_core::{BucketId, DType, Rank};
+use potluck_core::{BucketId, DType, Lock, Rank};
 use potluck_graph::{Builder, Init, Place, Plan, PlanOptions, differentiate};
 use potluck_kernels::autotune::TuneOptions;
 use potluck_kernels::device::{DeviceError, Selection, list_adapters, select_all};
@@ -215,10 +215,9 @@ fn rounds(
     sampling_plan: &SamplingPlan,
 ) -> Result<TimedRounds, TrainError> {
     // Host memory for the gradients of each device, the same in every round.
-    let host: Arc<[Mutex<Vec<f32>>]> = (0..group.world()).map(|_| Mutex::default()).collect();
+    let host: Arc<[Lock<Vec<f32>>]> = (0..group.world()).map(|_| Lock::default()).collect();
     let transfers = move |rank: Rank, device: &mut dyn Executor| {
-        let values = host[rank.index()].lock();
-        transfer(device, &mut values.unwrap_or_else(PoisonError::into_inner))
+        transfer(device, &mut host[rank.index()].lock())
     };
     // Warm-up: performs all one-time initialization.
     sum(group, program)?;
