@@ -17,8 +17,8 @@ use potluck_train::loader::{BatchSource, LoadedRanks, Loader};
 use potluck_train::run_data::SavedData;
 use potluck_train::runtime::device_thread::DeviceThread;
 use potluck_train::runtime::open::{self, OpenDevice};
-use potluck_train::runtime::peers::TraceTracks;
 use potluck_train::runtime::step::{NoPeers, StepInput, run_step};
+use potluck_train::runtime::trace_tracks::TraceTracks;
 use potluck_train::spec::RunSpec;
 
 /// Warm-up steps before any measurement: the first compiles the shaders.

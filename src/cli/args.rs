@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
-use super::nodes::all_addresses;
-use super::resume::RUNS;
+use super::addresses::all_addresses;
+use super::runs_directory::RUNS;
 use potluck_parallel::PipelineSchedule;
 
 /// Trains neural networks on every GPU you have, from any vendor

@@ -19,7 +19,7 @@ use potluck_graph::print::{fusion_table, graph_dot, graph_table};
 use potluck_parallel::Placement;
 use potluck_train::error::TrainError;
 use potluck_train::run_data::{DataShape, SavedData};
-use potluck_train::runtime::placement::assemble::selections;
+use potluck_train::runtime::placement::candidates::selections;
 use potluck_train::runtime::placement::plans::Plans;
 use potluck_train::spec::RunSpec;
 

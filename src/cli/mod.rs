@@ -1,5 +1,6 @@
 //! Command line: parses the arguments and runs the command that they name.
 
+pub mod addresses;
 pub mod args;
 pub mod bench;
 pub mod bench_nodes;
@@ -11,6 +12,7 @@ pub mod predict;
 pub mod prompt;
 pub mod resume;
 pub mod runs;
+pub mod runs_directory;
 pub mod schedule_chart;
 pub mod train;
 

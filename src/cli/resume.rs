@@ -5,18 +5,15 @@ use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use super::UsageError;
-use super::runs::by_age;
+use super::runs_directory::{RUNS, by_age};
 use crate::ui::terminal::print_line;
 use potluck_kernels::device::{DeviceError, missing_devices};
 use potluck_train::checkpoint::{self, Checkpoint, CheckpointError, Store};
 use potluck_train::continuation::ResumeCommand;
 use potluck_train::error::TrainError;
 use potluck_train::runtime::RuntimeError;
-use potluck_train::runtime::placement::assemble::{adapters_for, selections};
+use potluck_train::runtime::placement::candidates::{adapters_for, selections};
 use potluck_train::spec::RunSpec;
-
-/// Parent directory of runs for which no --out is given.
-pub const RUNS: &str = "runs";
 
 /// Checkpoint from which a run starts.
 pub struct ResumePoint {

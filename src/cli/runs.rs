@@ -10,7 +10,7 @@ use std::time::SystemTime;
 use serde_json::{Value, json};
 
 use super::args::RunsArgs;
-use super::resume::RUNS;
+use super::runs_directory::{RUNS, is_run, last_change};
 use super::train::{config_of, saved_config};
 use super::{UsageError, print};
 use crate::ui::ranks::short_name;
@@ -23,8 +23,6 @@ use potluck_train::config::RunConfig;
 const TAIL_BYTES: u64 = 64 << 10;
 /// Largest `run.toml` that is read.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
-/// Names of which each run directory has at least one.
-const PARTS: [&str; 4] = ["run.toml", "metrics.jsonl", "checkpoints", "lock"];
 
 /// State of a run on disk.
 #[derive(Clone, Debug, PartialEq)]
@@ -133,36 +131,6 @@ fn runs_in(directory: &Path) -> io::Result<Vec<ListedRun>> {
         }
     }
     Ok(runs)
-}
-
-/// Returns the runs directly below a directory, the one that changed last at the end; none if the
-/// directory cannot be read.
-pub fn by_age(directory: &Path) -> Vec<PathBuf> {
-    let mut paths = Vec::new();
-    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-        let path = entry.path();
-        if is_run(&path) {
-            paths.push(path);
-        }
-    }
-    paths.sort_by_cached_key(|path| (last_change(path), path.clone()));
-    paths
-}
-
-/// Returns the time at which a run last wrote to its record, or was created.
-fn last_change(run: &Path) -> SystemTime {
-    for place in [run.join("metrics.jsonl"), run.join("run.toml"), run.to_path_buf()] {
-        if let Ok(found) = fs::metadata(place)
-            && let Ok(modified) = found.modified()
-        {
-            return modified;
-        }
-    }
-    SystemTime::UNIX_EPOCH
-}
-
-fn is_run(path: &Path) -> bool {
-    path.is_dir() && PARTS.iter().any(|part| fs::symlink_metadata(path.join(part)).is_ok())
 }
 
 impl ListedRun {

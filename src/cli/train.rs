@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use super::args::{CheckpointArgs, Explain, KeyFlag, TrainArgs};
 use super::explain::{Explanation, ResumedParts, explanation};
-use super::resume::{RUNS, ResumePoint, RunDirectory, find_data, holds_run};
+use super::resume::{ResumePoint, RunDirectory, find_data, holds_run};
+use super::runs_directory::RUNS;
 use super::{UsageError, exit_code, nodes, writable};
 use crate::ui::curves::CurveDrawing;
 use crate::ui::terminal::{Terminal, print_line};
@@ -22,7 +23,7 @@ use potluck_train::error::{EXIT_CONFIGURATION, TrainError};
 use potluck_train::nodes::{NodesSink, RunFailure};
 use potluck_train::run::{Run, RunOptions, RunOutcome, train};
 use potluck_train::run_data::SavedData;
-use potluck_train::runtime::placement::assemble::selections;
+use potluck_train::runtime::placement::candidates::selections;
 use potluck_train::spec::{RunSpec, section_asked, section_on};
 
 /// Runs `potluck train` and returns the process's exit code.

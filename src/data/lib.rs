@@ -4,12 +4,14 @@
 
 pub mod augmentation;
 pub mod dataset;
+mod description;
 pub mod error;
 pub mod formats;
 pub mod normalization;
 mod sample_set;
 pub mod sampler;
 pub mod samples;
+mod split;
 pub mod text;
 pub mod tokenizer;
 pub mod tokens;
@@ -17,12 +19,14 @@ pub mod world;
 
 pub use augmentation::Augmentation;
 pub use dataset::{Dataset, DatasetInput, NamedInputs, TextWindows};
+pub use description::{DataDescription, SampleDescription, TargetNames};
 pub use error::DataError;
 pub use formats::{KnownSamples, ReadOptions, SampleFormat, TargetKind};
 pub use normalization::{MeanStd, Normalization};
-pub use sample_set::{DataDescription, SampleDescription, SampleOptions, SampleSet, TargetNames};
+pub use sample_set::{SampleOptions, SampleSet};
 pub use sampler::{SampleIndex, Sampler};
 pub use samples::{DataFile, Features, LazyFeatures, LoadedSamples, Samples, Targets};
-pub use text::{Split, TextData, TokenizerChoice};
+pub use split::Split;
+pub use text::{TextData, TokenizerChoice};
 pub use tokenizer::{Decoder, Tokenizer, TokenizerKind};
 pub use tokens::{TokenFile, TokenWindows, is_token_file};

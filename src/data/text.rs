@@ -2,27 +2,9 @@
 //! held-out tail.
 
 use std::path::Path;
-use std::{fmt, fs, io};
+use std::{fs, io};
 
-use super::{DataError, DataFile, Tokenizer, TokenizerKind};
-
-/// One of the two splits of a text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Split {
-    /// The beginning of the text, for training.
-    Train,
-    /// The held-out tail of the text, for evaluation.
-    Validation,
-}
-
-impl fmt::Display for Split {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Train => "training",
-            Self::Validation => "held-out",
-        })
-    }
-}
+use super::{DataError, DataFile, Split, Tokenizer, TokenizerKind};
 
 /// Tokenizer for a text: derived from the text, or given (by a checkpoint, say).
 #[derive(Clone, Debug, PartialEq)]

@@ -10,6 +10,7 @@ mod crossing;
 mod custom;
 mod ids;
 pub mod init;
+pub mod memory_layout;
 pub mod model;
 pub mod op;
 pub mod optim;
@@ -18,6 +19,7 @@ pub mod passes;
 pub mod pictures;
 mod place;
 pub mod plan;
+mod planned_part;
 pub mod print;
 mod replay;
 
@@ -35,10 +37,12 @@ pub use passes::gradients::{OpGradients, differentiate, op_gradients};
 
 pub use op::{Binary, Cell, EpilogueOp, IGNORE_INDEX, LossCount, Numbered, Op, Unary};
 
-pub use part::{PlanPart, PlannedPart};
+pub use memory_layout::{Segment, Slot, SlotKind, TensorLocation};
+pub use part::PlanPart;
 pub use pictures::{Conv2dOptions, Pool2dOptions};
 pub use place::Place;
-pub use plan::{Bucket, Plan, PlanOptions, Segment, Slot, SlotKind, TensorLocation};
+pub use plan::{Bucket, Plan, PlanOptions};
+pub use planned_part::PlannedPart;
 pub use replay::replay;
 pub use shapes::ShapeError;
 pub use update::{BucketTensor, Update, UpdateRange};

@@ -4,7 +4,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::plan::{self, Bucket, Plan, PlanOptions, Segment, TensorLocation};
+use super::memory_layout::{Segment, TensorLocation};
+use super::plan::{self, Bucket, Plan, PlanOptions};
+use super::planned_part::PlannedPart;
 use super::slots::{Liveness, NodeOrder, SegmentSpan, assign};
 use super::{Graph, Node, PassKind, Role};
 use potluck_core::{BucketId, SegmentId};
@@ -18,15 +20,6 @@ pub struct PlanPart<'a> {
     /// run. Every micro-batch must run the same segments in the same order. If nothing runs, the
     /// part is placed for one micro-batch in canonical order.
     pub runs: &'a [(SegmentId, usize)],
-}
-
-/// Blocks and runs of a plan of a part, as it keeps them.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct PlannedPart {
-    /// By block: true if the rank holds it.
-    pub blocks: Vec<bool>,
-    /// Segments of the rank's program, each with its micro-batch, in the order in which they run.
-    pub runs: Vec<(SegmentId, usize)>,
 }
 
 impl Plan {

@@ -3,15 +3,12 @@
 //! whose limits are passed as values.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 
+use super::memory_layout::{ALIGNMENT_BYTES, Segment, Slot, TensorLocation};
 use super::slots::{Liveness, NodeOrder, assign};
 use super::{Graph, ParameterKind, PassKind, Update};
-use potluck_core::{BucketId, DType, ParamId, SegmentId, SlotId, TensorId};
+use potluck_core::{BucketId, DType, ParamId, SegmentId, TensorId};
 
-/// Alignment in bytes of tensors in buckets and of ranges of slots: offsets at which every device
-/// can bind a buffer.
-pub const ALIGNMENT_BYTES: usize = 256;
 const ALIGNMENT: usize = ALIGNMENT_BYTES / DType::F32.bytes();
 
 /// Fewest samples of which statistics should be taken to normalize by.
@@ -34,57 +31,6 @@ impl PlanOptions {
     pub fn new(rows: usize) -> Self {
         Self { rows, in_flight: 1, bucket_bytes_max: 64 << 20 }
     }
-}
-
-/// Segment of the plan: the nodes of one pass and block, which a device runs without interruption.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Segment {
-    pub phase: PassKind,
-    pub block: u32,
-    /// Indices into [`Graph::nodes`].
-    pub nodes: Range<usize>,
-    /// Buckets whose gradients are complete for the micro-batch when the segment has run.
-    pub completes: Vec<BucketId>,
-}
-
-/// Lifetime of a slot's contents.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SlotKind {
-    /// Within one segment; one copy.
-    Scratch,
-    /// From one segment to another, so that other micro-batches may run between; one copy per
-    /// micro-batch in flight.
-    Stash,
-}
-
-/// A buffer for tensors whose lifetimes do not overlap.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Slot {
-    pub kind: SlotKind,
-    /// Bytes of one copy.
-    pub bytes: usize,
-    /// Number of copies: micro-batch `m` uses copy `m % copies`.
-    pub copies: usize,
-}
-
-/// Location of a tensor's elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TensorLocation {
-    Slot(SlotId),
-    /// Element `start` of the bucket's parameters.
-    Parameter {
-        bucket: BucketId,
-        start: usize,
-    },
-    /// Element `start` of the bucket's gradients.
-    Gradient {
-        bucket: BucketId,
-        start: usize,
-    },
-    /// The (sum, count) accumulator.
-    Loss,
-    /// In no memory, because no node writes or reads it.
-    Unallocated,
 }
 
 /// A flat range of parameters of one kind, and of gradients and moments in the same order.
@@ -343,7 +289,7 @@ pub(super) fn place_parameters(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Builder, Init, Role, Unary, differentiate};
+    use crate::{Builder, Init, Role, SlotKind, Unary, differentiate};
 
     /// Three layers in two blocks, with one parameter used in both.
     fn sample() -> Graph {

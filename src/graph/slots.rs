@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::plan::{ALIGNMENT_BYTES, Segment, Slot, SlotKind, TensorLocation};
+use super::memory_layout::{ALIGNMENT_BYTES, Segment, Slot, SlotKind, TensorLocation};
 use super::{Graph, PassKind, Role};
 use potluck_core::{SegmentId, SlotId, TensorId};
 

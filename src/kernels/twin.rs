@@ -2,13 +2,8 @@
 //! those of an update rule, with everything that certification, timing and benchmarks ask for.
 
 use super::harness::InputFill;
-use super::{Caps, Cost, Dispatch, OpCall, Variant};
-use potluck_core::HostTensorView;
+use super::{Caps, Cost, CpuKernel, Dispatch, OpCall, UpdateKernel, Variant};
 use potluck_graph::{Op, Update, UpdateRange};
-
-/// A CPU kernel: computes the outputs of a call, which must have the lengths of its output
-/// shapes, from its inputs.
-pub(crate) type CpuKernel<T> = fn(&OpCall, &[HostTensorView<'_, T>], &mut [&mut [T]]);
 
 /// Dimensions of a tensor.
 pub(crate) type Dims = Vec<usize>;
@@ -47,10 +42,6 @@ pub struct Twin {
     /// variants.
     pub catalog: fn() -> Vec<CallShape>,
 }
-
-/// CPU implementation of an update over the slices of a whole bucket: parameters, gradients,
-/// moments.
-pub(crate) type UpdateKernel<T> = fn(&Update, &UpdateRange, &mut [T], &[T], &mut [&mut [T]]);
 
 /// All implementations of one update rule, their cost, and the updates on which the kernels are
 /// certified.

@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use super::endpoint::EndpointOptions;
+use super::endpoint_options::EndpointOptions;
 use super::error::NetError;
 use super::identity::{self, Identity};
 use super::secret::Secret;

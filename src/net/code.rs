@@ -7,13 +7,11 @@
 
 use zeroize::Zeroizing;
 
-use super::secret::SecretError;
+use super::code_size::{CODE_LETTERS, KEY_BYTES, KEY_LETTERS};
+use super::secret_error::SecretError;
 
 /// Letters by value. I and L are read as 1, O as 0; U is in no code.
 const LETTERS: &[u8; 32] = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ";
-pub(crate) const KEY_BYTES: usize = 16;
-const KEY_LETTERS: usize = 26;
-pub(crate) const CODE_LETTERS: usize = KEY_LETTERS + 2;
 const GROUP: usize = 4;
 
 /// Returns the code of a key.

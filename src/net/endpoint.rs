@@ -10,12 +10,16 @@ use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{timeout, timeout_at};
 
+use super::closing::close;
+use super::endpoint_options::EndpointOptions;
 use super::error::{Denial, NetError, sentence};
 use super::gate::{Entrance, Gate, Refusals, RefusedPeer, Ticket};
 use super::identity::{self, Identity, NODE_NAME};
-use super::link::{Control, Link, LinkParts, Receiver, Shared};
+use super::link::{Control, Link, LinkParts};
 use super::reading::{Stop, read_full};
+use super::receiver::Receiver;
 use super::secret::Secret;
+use super::shared::Shared;
 use super::transport::{self, Transport};
 use super::wire::{self, CloseCode, GREETING_HEAD_BYTES, HELLO_MAX, IDLE_TIMEOUT_BYTES};
 use potluck_core::Lock;
@@ -27,46 +31,6 @@ const CONTROL_PRIORITY: i32 = 1;
 const LINKS_LIMIT: usize = 1 << 16;
 /// Time for the last packets of an endpoint that closes.
 const CLOSE_MARGIN: Duration = Duration::from_millis(200);
-
-/// Settings of an [`Endpoint`].
-#[derive(Clone, Debug)]
-pub struct EndpointOptions {
-    /// Address of the socket; port 0 is any that is free.
-    pub listen: SocketAddr,
-    /// Most links at a time, with peers that are not accepted yet.
-    pub links_max: usize,
-    /// Time without any packet of the peer after which a link ends; the shorter one of both sides
-    /// counts. Packets that keep it alive are sent by themselves.
-    pub idle_timeout: Duration,
-    /// Time for a handshake, and then for the greeting.
-    pub handshake_timeout: Duration,
-    /// Most time for which a closed link sends what was queued.
-    pub flush_timeout: Duration,
-    /// Most bytes of a stream that were received and not taken. A link has one stream of payloads
-    /// and up to four blobs.
-    pub window_bytes: u64,
-    /// Most bytes of payloads in a link's queue, beyond which a sender waits; blobs have as much.
-    pub queue_bytes: usize,
-    /// Threads. Two let one connection decrypt while the socket is read; between two processes on
-    /// two cores, one thread each is as fast.
-    pub threads: usize,
-}
-
-impl EndpointOptions {
-    /// Returns the usual settings.
-    pub fn new(listen: SocketAddr) -> Self {
-        Self {
-            listen,
-            links_max: 64,
-            idle_timeout: Duration::from_secs(10),
-            handshake_timeout: Duration::from_secs(5),
-            flush_timeout: Duration::from_secs(2),
-            window_bytes: 8 << 20,
-            queue_bytes: 64 << 20,
-            threads: 2,
-        }
-    }
-}
 
 /// Socket of a process with its threads. Dropped, it closes all links.
 pub struct Endpoint {
@@ -370,11 +334,6 @@ impl EndpointCore {
         // So that the last packet of each connection is sent.
         let _ = timeout(CLOSE_MARGIN, self.endpoint.wait_idle()).await;
     }
-}
-
-/// Closes a connection with a sentence for the peer.
-pub fn close(connection: &Connection, code: CloseCode, why: &str) {
-    connection.close(VarInt::from_u32(code as u32), wire::reason_bytes(why));
 }
 
 /// First message of each side.

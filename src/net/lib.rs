@@ -12,26 +12,35 @@ mod attacks_by_nodes;
 mod attacks_by_strangers;
 #[doc(hidden)]
 pub mod bench;
+mod closing;
 pub mod cluster;
 mod code;
+mod code_size;
 mod endpoint;
+mod endpoint_options;
 mod error;
 mod gate;
 mod identity;
 mod link;
 pub mod nodes;
 mod reading;
+mod receiver;
 mod secret;
+mod secret_error;
 mod send_queue;
+mod shared;
 #[cfg(test)]
 mod test_peer;
 mod transport;
 mod wire;
 mod writing;
 
-pub use endpoint::{Endpoint, EndpointOptions, PendingPeer};
+pub use endpoint::{Endpoint, PendingPeer};
+pub use endpoint_options::EndpointOptions;
 pub use error::{CloseReason, NetError};
 pub use gate::RefusedPeer;
-pub use link::{Landing, Link, Payload, Receiver};
-pub use secret::{Secret, SecretError};
+pub use link::{Link, Payload};
+pub use receiver::{Landing, Receiver};
+pub use secret::Secret;
+pub use secret_error::SecretError;
 pub use wire::{CONTROL_MAX, HELLO_MAX, PAYLOAD_MAX, TAG_BYTES};

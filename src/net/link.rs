@@ -10,11 +10,12 @@ use quinn::{Connection, RecvStream, SendStream};
 use tokio::runtime::Handle;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
 
-use super::endpoint::{EndpointOptions, close};
+use super::endpoint_options::EndpointOptions;
 use super::error::CloseReason;
+use super::receiver::Receiver;
 use super::send_queue::{Overflow, SendQueue};
+use super::shared::Shared;
 use super::wire::{BlobHead, CONTROL_MAX, DataHead, PAYLOAD_MAX, TAG_BYTES};
 use super::{reading, writing};
 use potluck_core::Lock;
@@ -54,35 +55,6 @@ impl From<Vec<u8>> for Payload {
     }
 }
 
-/// Takes what arrives on a link. Called on the threads of the network, which must not wait: other
-/// links, and the packets that keep this one alive, wait with them. An error closes the link with
-/// its sentence, which the peer gets.
-pub trait Receiver: Send + Sync {
-    /// Takes a control message; they come in the order in which they were sent.
-    fn control(&self, message: Vec<u8>) -> Result<(), String>;
-
-    /// Agrees to a blob, before anything is allocated for it.
-    fn blob_begins(&self, id: u64, bytes: usize) -> Result<(), String>;
-
-    /// Takes a blob whose hash was checked. Blobs overtake each other.
-    fn blob(&self, id: u64, bytes: Vec<u8>) -> Result<(), String>;
-
-    /// Gives the place of a payload, which must have exactly this length; payloads come in the
-    /// order in which they were sent.
-    fn data(&self, tag: &[u8; TAG_BYTES], bytes: usize) -> Result<Box<dyn Landing>, String>;
-
-    /// Takes the end of the link: called once, after everything else.
-    fn closed(&self, why: &CloseReason);
-}
-
-/// Place of a payload that arrives. It is dropped if the link ends before all of it is there.
-pub trait Landing: Send {
-    fn bytes_mut(&mut self) -> &mut [u8];
-
-    /// Takes the complete payload.
-    fn arrived(self: Box<Self>) -> Result<(), String>;
-}
-
 /// Parts of which a link is made.
 pub(crate) struct LinkParts {
     pub connection: Connection,
@@ -91,87 +63,6 @@ pub(crate) struct LinkParts {
     pub place: OwnedSemaphorePermit,
     pub options: EndpointOptions,
     pub handle: Handle,
-}
-
-/// Part of a link that its tasks hold.
-pub struct Shared {
-    pub connection: Connection,
-    pub address: SocketAddr,
-    pub controls: SendQueue<Bytes>,
-    pub payloads: SendQueue<(DataHead, Bytes)>,
-    pub blobs: SendQueue<(BlobHead, Bytes)>,
-    /// Set once the data stream of the peer is known; there is one.
-    pub(crate) has_data_stream: AtomicBool,
-    /// Idle timeout of the connection, which is the shorter one of both sides, as far as it is
-    /// known; and time without progress after which something that has begun to arrive is given
-    /// up.
-    /// Bytes of blobs that have arrived.
-    pub(crate) blob_bytes: AtomicU64,
-    /// Set once nothing is to be handed to the receiver any more.
-    is_broken: AtomicBool,
-    reason: Lock<Option<CloseReason>>,
-    /// Sentence of a close that still sends what was queued.
-    ending: OnceLock<String>,
-    options: EndpointOptions,
-    handle: Handle,
-}
-
-impl Shared {
-    /// Closes the connection at once, with the first reason.
-    pub fn stop(&self, why: CloseReason) {
-        let mut reason = self.reason.lock();
-        if reason.is_none() {
-            let breaks = matches!(why, CloseReason::Violation(_) | CloseReason::Defect(_));
-            self.is_broken.store(breaks, Ordering::SeqCst);
-            let (code, text) = why.code();
-            close(&self.connection, code, text);
-            *reason = Some(why);
-        }
-    }
-
-    /// Returns the idle timeout of the link: the shorter one of both sides.
-    pub fn idle_timeout(&self) -> Duration {
-        self.options.idle_timeout
-    }
-
-    /// Returns true once nothing more is handed to the receiver.
-    pub(crate) fn is_broken(&self) -> bool {
-        self.is_broken.load(Ordering::SeqCst)
-    }
-
-    /// Closes the link when all that was queued has arrived, or after the time for that.
-    pub fn end(&self, why: &str) {
-        if self.ending.set(why.to_owned()).is_err() {
-            return;
-        }
-        self.controls.end(why);
-        self.payloads.end(why);
-        self.blobs.end(why);
-        let (connection, limit) = (self.connection.clone(), self.options.flush_timeout);
-        let (code, text) = (super::wire::CloseCode::End, why.to_owned());
-        self.handle.spawn(async move {
-            if timeout(limit, connection.closed()).await.is_err() {
-                close(&connection, code, &text);
-            }
-        });
-    }
-
-    fn close_queues(&self, why: &str) {
-        self.controls.close(why);
-        self.payloads.close(why);
-        self.blobs.close(why);
-    }
-}
-
-/// Closes the link when its task panics, in the code of the receiver for example.
-pub(crate) struct PanicGuard(pub Arc<Shared>);
-
-impl Drop for PanicGuard {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.stop(CloseReason::Defect("a thread of the network panicked".into()));
-        }
-    }
 }
 
 /// Authenticated connection to an accepted peer; clones are handles of the same link. When the last

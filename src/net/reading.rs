@@ -10,7 +10,8 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::error::CloseReason;
-use super::link::{PanicGuard, Receiver, Shared};
+use super::receiver::Receiver;
+use super::shared::{PanicGuard, Shared};
 use super::wire::{
     self, BLOB_HEAD_BYTES, BlobHead, CONTROL_HEAD_BYTES, DATA_HEAD_BYTES, DataHead, StreamKind,
 };

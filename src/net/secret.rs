@@ -4,52 +4,21 @@ use std::fmt;
 use std::fs::File;
 use std::io::Read;
 use std::num::NonZeroU32;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use ring::rand::{SecureRandom, SystemRandom};
 use ring::{hkdf, pbkdf2};
 use zeroize::Zeroizing;
 
-use super::code::{self, CODE_LETTERS, KEY_BYTES};
+use super::code;
+use super::code_size::KEY_BYTES;
+use super::secret_error::{SecretError, TEXT_CHARACTERS};
 
-const TEXT_CHARACTERS: std::ops::RangeInclusive<usize> = 26..=128;
 /// Bytes of a file that are read; a text has up to four per character, and its end of line.
 const FILE_BYTES_MAX: u64 = 1024;
 /// Rounds of PBKDF2 for texts: about 0.1 s, which makes guessing of chosen texts slow.
 const ROUNDS: u32 = 200_000;
 const TEXT_SALT: &[u8] = b"potluck/1 text";
-
-/// Failure to make or read a secret. No variant holds a part of it.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SecretError {
-    #[error(
-        "character {position} of the code is not one of a code (digits and letters without I, L, \
-         O and U): there is a typing error in the code"
-    )]
-    Character { position: usize },
-    #[error("the code has {found} letters and digits, and codes have {CODE_LETTERS}")]
-    Letters { found: usize },
-    #[error(
-        "the letters of the code do not match its last two: there is a typing error in the code"
-    )]
-    Check,
-    #[error("{}: cannot read the file of the code: {why}", path.display())]
-    Read { path: PathBuf, why: String },
-    #[error(
-        "{0}: other users may read the file of the code (mode {mode:03o}): run `chmod 600 {0}`",
-        path.display()
-    )]
-    Mode { path: PathBuf, mode: u32 },
-    #[error(
-        "{}: the text has {found} characters, and {} to {} are needed",
-        path.display(), TEXT_CHARACTERS.start(), TEXT_CHARACTERS.end()
-    )]
-    Length { path: PathBuf, found: usize },
-    #[error("{}: {error}", path.display())]
-    Code { path: PathBuf, error: Box<SecretError> },
-    #[error("the operating system gave no random numbers for a code")]
-    Random,
-}
 
 /// Key material of a run, 16 bytes or, made of a text, 32. Its memory is zeroed on drop, and
 /// nothing prints it but [`Secret::code`].
@@ -163,6 +132,7 @@ fn refuse_open_mode(_: &File, _: &Path) -> Result<(), SecretError> {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::path::PathBuf;
 
     use super::*;
 

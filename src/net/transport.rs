@@ -12,7 +12,7 @@ use quinn::{
 };
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::endpoint::EndpointOptions;
+use super::endpoint_options::EndpointOptions;
 use super::error::NetError;
 use super::gate::HANDSHAKES_MAX;
 use super::identity::{self, Identity};

@@ -8,7 +8,7 @@ use quinn::{SendStream, WriteError};
 use tokio::task::JoinSet;
 
 use super::error::CloseReason;
-use super::link::{PanicGuard, Shared};
+use super::shared::{PanicGuard, Shared};
 use super::transport::BLOBS_MAX;
 use super::wire::{self, BlobHead, StreamKind};
 

@@ -17,6 +17,7 @@ pub mod pipeline;
 pub mod placement;
 pub mod planner;
 pub mod program;
+mod reduce_site;
 pub mod schedule;
 pub mod sim;
 mod token;
@@ -32,11 +33,12 @@ pub use interpreter::{Action, Event, Interpreter, Outcome};
 pub use mesh::{Axis, Coordinates, Mesh};
 pub use options::{ParallelOptions, PipelineOptions, Shares};
 pub use pipeline::{PipelinePrograms, PipelineRanks, PipelineRequest};
-pub use placement::{Placement, PlacementChange, RankPlacement, ReduceSite};
+pub use placement::{Placement, PlacementChange, RankPlacement};
 pub use program::{
     Instruction, MicroBatch, Program, Share, contiguous_shares, data_parallel, gradient_all_reduce,
     single_rank,
 };
+pub use reduce_site::ReduceSite;
 pub use schedule::{PipelineSchedule, PipelineShape};
 pub(crate) use schedule::{StagePass, StageWork};
 pub use token::{Operation, Token};

@@ -1,7 +1,7 @@
 //! Devices that are left when one has failed, and the pipelines that they can make.
 
 use super::continuation::pipelines_on;
-use crate::runtime::placement::assemble::{adapters_for, selections};
+use crate::runtime::placement::candidates::{adapters_for, selections};
 use potluck_kernels::device::{selector_of, selector_without};
 use potluck_parallel::PipelineOptions;
 

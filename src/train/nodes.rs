@@ -17,7 +17,7 @@ use super::run_data::{DataShape, RunData, SavedData};
 use super::signals::{Interruption, SignalFlags, Signals, leave};
 use super::spec::RunSpec;
 use crate::runtime::RuntimeError;
-use crate::runtime::placement::assemble::selections;
+use crate::runtime::placement::candidates::selections;
 use crate::runtime::remote::RemoteNodes;
 use crate::runtime::remote::first::RemoteNode;
 use crate::runtime::remote::node::{NodeEnd, NodeHost, NodeInput, NodeOffer, NodeServer};

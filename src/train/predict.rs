@@ -7,6 +7,7 @@ use ndarray::ArrayD;
 
 use super::error::TrainError;
 use super::evaluate::{EvalRequest, Evaluation, evaluate_split};
+use super::evaluated_part::EvaluatedPart;
 use super::loader::BatchSource;
 use super::outputs::divided;
 use super::signals::SignalFlags;
@@ -16,18 +17,6 @@ use crate::runtime::step::Inputs;
 use potluck_core::{HostTensor, Shape, TensorId};
 use potluck_data::{Dataset, Sampler, Split};
 use potluck_parallel::MicroBatch;
-
-/// Part of a split that is evaluated.
-pub(super) struct EvaluatedPart<'a> {
-    pub source: &'a BatchSource,
-    /// Task whose sums are added up.
-    pub task: &'a Arc<dyn Task>,
-    pub split: Split,
-    /// Samples, spread over the split; 0: all.
-    pub samples: u64,
-    /// Signals that end the evaluation early.
-    pub signals: &'a SignalFlags,
-}
 
 impl Trainer {
     /// Computes an output of the graph for `rows` samples, without dropout, in the output's shape

@@ -5,15 +5,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::error::TrainError;
-use super::spec::{DataSource, DataSpec, RunSpec, language_model};
+use super::language_model::language_model;
 use super::task::{Task, TextTask, TokenTask, task_of_samples};
 use crate::checkpoint::Meta;
-use potluck_data::formats::{self, KnownSamples, ReadOptions};
-use potluck_data::tokens::{TokenFile, TokenWindows};
 use potluck_data::{
-    Augmentation, DataDescription, DataError, Dataset, LoadedSamples, SampleDescription,
-    SampleOptions, SampleSet, TargetNames, TextData, TextWindows, Tokenizer, TokenizerChoice,
-    world,
+    Augmentation, DataDescription, DataError, Dataset, SampleDescription, TargetNames, TextData,
+    TextWindows, Tokenizer,
 };
 use potluck_graph::Graph;
 
@@ -33,7 +30,7 @@ impl SavedData {
     }
 
     /// Returns the description of samples, if the data are samples.
-    fn samples(&self) -> Option<&SampleDescription> {
+    pub(super) fn samples(&self) -> Option<&SampleDescription> {
         match &self.description {
             Some(DataDescription::Samples(samples)) => Some(samples),
             _ => None,
@@ -92,7 +89,7 @@ pub struct RunData {
 }
 
 impl RunData {
-    fn of_text(text: TextData, context: usize, is_builtin: bool) -> Self {
+    pub(super) fn of_text(text: TextData, context: usize, is_builtin: bool) -> Self {
         let text = Arc::new(text);
         Self {
             dataset: Arc::new(TextWindows { text: text.clone(), context }),
@@ -104,7 +101,7 @@ impl RunData {
         }
     }
 
-    fn described(dataset: Arc<dyn Dataset>, description: DataDescription) -> Self {
+    pub(super) fn described(dataset: Arc<dyn Dataset>, description: DataDescription) -> Self {
         let shape = DataShape::of(&description);
         let description = Some(description);
         Self { dataset, shape, augmentation: None, text: None, description, is_builtin: false }
@@ -144,116 +141,4 @@ pub fn require_there(path: &Path) -> Result<(), DataError> {
     let opened =
         if path.is_dir() { fs::read_dir(path).map(drop) } else { File::open(path).map(drop) };
     opened.map_err(|why| DataError::Read { name: path.display().to_string(), why })
-}
-
-impl DataSource {
-    /// Checks that the data can be read, without reading them.
-    ///
-    /// # Errors
-    /// Returns `DataError::Read` for a path that cannot be read.
-    pub fn require_there(&self) -> Result<(), DataError> {
-        let mut source = self.clone();
-        for path in source.paths_mut() {
-            require_there(path)?;
-        }
-        Ok(())
-    }
-}
-
-impl RunSpec {
-    /// Loads the data, with the tokenizer, the classes and the normalization of a checkpoint if it
-    /// has them.
-    ///
-    /// # Errors
-    /// Returns `TrainError::Data` if the data cannot be read, tokenized or split.
-    pub fn load_data(&self, saved: &SavedData) -> Result<RunData, TrainError> {
-        let DataSpec { source, held_out, .. } = &self.data;
-        let context = self.model.context;
-        Ok(match source {
-            DataSource::Builtin => {
-                let corpus = world::corpus();
-                let bytes = corpus.as_bytes();
-                let tokenizer = self.tokenizer_choice(saved.tokenizer.clone());
-                let text = TextData::from_bytes(world::NAME, bytes, tokenizer, *held_out, context)?;
-                RunData::of_text(text, context, true)
-            }
-            DataSource::Text(path) => {
-                let tokenizer = self.tokenizer_choice(saved.tokenizer.clone());
-                let text = TextData::load(path, tokenizer, *held_out, context)?;
-                RunData::of_text(text, context, false)
-            }
-            DataSource::Tokens(path) => {
-                let file = Arc::new(TokenFile::open(path, *held_out, context)?);
-                let vocabulary = file.vocabulary();
-                let windows = Arc::new(TokenWindows { file, context });
-                RunData::described(windows, DataDescription::Tokens { vocabulary })
-            }
-            DataSource::Samples { .. } => self.load_samples(saved)?,
-        })
-    }
-
-    /// Loads other data than the run's, of which nothing is held out: all of it is the training
-    /// split. Of samples in two sets, a training and a held-out one, only the held-out one is
-    /// loaded.
-    ///
-    /// # Errors
-    /// See [`RunSpec::load_data`].
-    pub fn load_other(&self, path: &Path, saved: &SavedData) -> Result<RunData, TrainError> {
-        let path = path.to_path_buf();
-        let mut spec = self.clone();
-        spec.data.held_out = 0.0;
-        spec.data.source = match &self.data.source {
-            DataSource::Builtin | DataSource::Text(_) => DataSource::Text(path),
-            DataSource::Tokens(_) => DataSource::Tokens(path),
-            DataSource::Samples { format, .. } => {
-                let format = formats::detect(&path).unwrap_or(*format);
-                let options = spec.read_options(saved.samples());
-                let loaded = formats::load_for_evaluation(format, &path, &options)?;
-                return spec.sample_data(loaded, saved.samples());
-            }
-        };
-        spec.load_data(saved)
-    }
-
-    fn load_samples(&self, saved: &SavedData) -> Result<RunData, TrainError> {
-        let DataSource::Samples { format, path, val_path } = &self.data.source else {
-            return Err(TrainError::Defect("data without samples".into()));
-        };
-        let options = self.read_options(saved.samples());
-        let loaded = formats::load(*format, path, val_path.as_deref(), &options)?;
-        self.sample_data(loaded, saved.samples())
-    }
-
-    /// Makes a data set of samples, normalized as those that a model was trained on before.
-    fn sample_data(
-        &self,
-        loaded: LoadedSamples,
-        before: Option<&SampleDescription>,
-    ) -> Result<RunData, TrainError> {
-        let DataSpec { held_out, normalize, crop, flip, .. } = &self.data;
-        let normalization = before.map(|samples| samples.normalization.clone());
-        let options =
-            SampleOptions { held_out: *held_out, normalize: *normalize, saved: normalization };
-        let set = SampleSet::new(loaded, &options)?;
-        let mut augmentation = None;
-        if *crop > 0 || *flip {
-            augmentation = Some(Augmentation::new(&set.description, *crop, *flip)?);
-        }
-        let description = DataDescription::Samples(set.description.clone());
-        let data = RunData::described(Arc::new(set), description);
-        Ok(RunData { augmentation, ..data })
-    }
-
-    /// Returns the options of readers of samples, for a model that was trained on others if these
-    /// are given.
-    pub fn read_options(&self, trained_on: Option<&SampleDescription>) -> ReadOptions {
-        ReadOptions { known: trained_on.map(KnownSamples::of), ..self.data.reading.clone() }
-    }
-
-    fn tokenizer_choice(&self, given: Option<Tokenizer>) -> TokenizerChoice {
-        match given {
-            Some(tokenizer) => TokenizerChoice::Given(tokenizer),
-            None => TokenizerChoice::Derived(self.data.tokenizer),
-        }
-    }
 }

@@ -30,8 +30,8 @@ use potluck_data::{ReadOptions, SampleFormat, Sampler, TokenizerKind};
 use potluck_graph::model::gpt::next_token_gpt;
 use potluck_graph::model::rnn::next_token_rnn;
 use potluck_graph::model::{
-    CnnConfig, GptConfig, LanguageModel, MlpConfig, MlpLoss, PictureNorm, PictureSizes,
-    ResnetConfig, RnnConfig, cnn, gpt, mlp, resnet, rnn,
+    CnnConfig, GptConfig, MlpConfig, MlpLoss, PictureNorm, PictureSizes, ResnetConfig, RnnConfig,
+    cnn, gpt, mlp, resnet, rnn,
 };
 use potluck_graph::optim::{Optimizer, Schedule};
 use potluck_graph::passes::fuse::{Fusion, fuse_listed};
@@ -530,15 +530,6 @@ impl RunSpec {
         source.augmentation = data.augmentation.clone().map(|changes| (changes, self.seed));
         Ok(source)
     }
-}
-
-/// Finds the tensors of a language model in its graph.
-///
-/// # Errors
-/// Returns `TrainError::Defect` if one is missing.
-pub fn language_model(graph: &Graph) -> Result<LanguageModel, TrainError> {
-    LanguageModel::of(graph)
-        .ok_or_else(|| TrainError::Defect("the model has no tokens or no logits".into()))
 }
 
 fn model(config: &RunConfig) -> ModelSpec {

@@ -3,6 +3,8 @@
 #[cfg(test)]
 mod failure_tests;
 pub(crate) mod fit;
+mod fit_end;
+mod fit_options;
 #[cfg(test)]
 mod fit_tests;
 pub(super) mod opening;
@@ -20,7 +22,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-pub use fit::{FitEnd, FitLength, FitOptions, FitReport};
+pub use fit::FitReport;
+pub use fit_end::FitEnd;
+pub use fit_options::{FitLength, FitOptions};
 pub use options::TrainerOptions;
 
 use super::error::TrainError;

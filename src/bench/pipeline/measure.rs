@@ -17,9 +17,10 @@ use potluck_parallel::{ParallelOptions, PipelineOptions, Program, ReduceSite, Sh
 use potluck_train::TrainError;
 use potluck_train::runtime::RuntimeError;
 use potluck_train::runtime::open::OpenOptions;
-use potluck_train::runtime::placement::assemble::{assemble, selections};
+use potluck_train::runtime::placement::assemble::assemble;
+use potluck_train::runtime::placement::candidates::selections;
 use potluck_train::runtime::placement::names::display_names;
-use potluck_train::runtime::placement::open_ranks::RequestedDevices;
+use potluck_train::runtime::placement::open_one::RequestedDevices;
 use potluck_train::runtime::placement::pipeline::{MeasuredBlocks, measure_blocks};
 use potluck_train::runtime::placement::plans::Plans;
 use potluck_train::runtime::placement::types::PlacementRequest;

@@ -19,7 +19,7 @@ use potluck_kernels::device::{Adapter, Selection, select_all, selector_of};
 use potluck_parallel::schedule::require_fit;
 use potluck_parallel::{PipelineSchedule, PipelineShape};
 use potluck_train::TrainError;
-use potluck_train::runtime::placement::assemble::adapters_for;
+use potluck_train::runtime::placement::candidates::adapters_for;
 
 /// Group of the figures.
 pub const GROUP: &str = "pipeline";

@@ -8,7 +8,8 @@ use potluck_graph::Graph;
 use potluck_graph::print::{RankMemoryUsage, memory_table, memory_tables};
 use potluck_kernels::device::Selection;
 use potluck_kernels::device::host::available_memory;
-use potluck_train::runtime::memory::{LimitBasis, comparison, limit};
+use potluck_train::runtime::limit_basis::LimitBasis;
+use potluck_train::runtime::memory::{comparison, limit};
 use potluck_train::runtime::placement::names::is_named;
 use potluck_train::runtime::placement::rank_memory::{
     RankMemory, host_bytes, pools_most, pools_of,

@@ -2,6 +2,7 @@
 //! its curves, event files of TensorBoard, and the trace of the devices. Nothing here prints.
 
 pub mod curves;
+mod error;
 pub mod event;
 pub mod recorder;
 pub mod sink;
@@ -9,10 +10,11 @@ pub mod tensorboard;
 pub mod trace;
 
 pub use curves::{Curve, CurvePoint, CurveReader, Curves};
+pub use error::MetricsError;
 pub use event::{
     EvalRecord, Event, MeasureRecord, MeasuredValue, RankRecord, StageRecord, StepRecord, Unit,
 };
-pub use recorder::{MetricsError, Recorder, Truncation, aside};
+pub use recorder::{Recorder, Truncation, aside};
 pub use sink::{Sink, Sinks};
 pub use tensorboard::TensorBoard;
 pub use trace::{Span, Trace, Track};

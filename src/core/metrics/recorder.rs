@@ -7,45 +7,8 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use super::event::JsonLine;
-use super::{Event, Sink};
-use crate::Setting;
-use crate::files::{self, is_disk_full};
-
-/// Failure to read or write the record, the trace or a chart.
-#[derive(Debug, thiserror::Error)]
-pub enum MetricsError {
-    #[error(
-        "{}: cannot be written ({why}); {}set another {}",
-        path.display(),
-        if is_disk_full(why) { "free space there or " } else { "" },
-        Setting::Out
-    )]
-    Write { path: PathBuf, why: io::Error },
-    #[error(
-        "{}: cannot be read ({why}); move it away or set another {}",
-        path.display(),
-        Setting::Out
-    )]
-    Read { path: PathBuf, why: io::Error },
-    #[error("{}: the trace cannot be written ({why}); free space there or name another file",
-        path.display())]
-    Trace { path: PathBuf, why: io::Error },
-    #[error("{}: cannot be written ({why}); the run goes on without it; free space there",
-        path.display())]
-    Chart { path: PathBuf, why: io::Error },
-}
-
-impl MetricsError {
-    /// Returns true if the disk or the user's quota is full.
-    pub fn is_disk_full(&self) -> bool {
-        match self {
-            Self::Write { why, .. } | Self::Trace { why, .. } | Self::Chart { why, .. } => {
-                is_disk_full(why)
-            }
-            Self::Read { .. } => false,
-        }
-    }
-}
+use super::{Event, MetricsError, Sink};
+use crate::files;
 
 /// Appends steps, evaluations and measures to a file; each is written to the file (though not yet
 /// synced to the disk) when [`Recorder::event`] returns.

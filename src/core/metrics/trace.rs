@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::recorder::MetricsError;
+use super::error::MetricsError;
 use crate::Lock;
 
 /// Largest number of events in a trace: some hundred MB of text, which viewers still open.

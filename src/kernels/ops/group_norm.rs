@@ -3,7 +3,8 @@
 
 use rayon::prelude::*;
 
-use super::row_sums::{self, RowTerms};
+use super::row_sums;
+use super::row_terms::RowTerms;
 use crate::call_shapes::calls;
 use crate::dispatch::{ITERATIONS_MAX, grid};
 use crate::simd::{mul_add, vectorized};

@@ -3,8 +3,9 @@
 
 use rayon::prelude::*;
 
-use super::row_sums::{self, RowTerms};
-use super::{layer_norm_group, layer_norm_rows};
+use super::layer_norm_consts::{adds, is_centered, with_consts};
+use super::row_terms::RowTerms;
+use super::{layer_norm_group, layer_norm_rows, row_sums};
 use crate::call_shapes::{C, N, PROBE_ROWS, calls};
 use crate::dispatch::grid;
 use crate::simd::{mul_add, sum_of, vectorized};
@@ -107,12 +108,6 @@ fn sums_of(op: &Op) -> Option<usize> {
         Op::LayerNormAffineGrad => Some(2),
         _ => None,
     }
-}
-
-/// Returns true if an op subtracts the mean: layer normalization and its gradient, also with a
-/// sum, but not root mean square normalization.
-fn is_centered(op: &Op) -> bool {
-    !matches!(op.root_op(), Op::RmsNorm { .. } | Op::RmsNormGrad)
 }
 
 /// Returns true if an op is the normalization itself.
@@ -343,18 +338,6 @@ fn one(call: &OpCall, entry: &'static str, groups: [u32; 3]) -> Dispatch {
         params: vec![rows as u32, c as u32, eps.to_bits(), u32::from(flag)],
         groups,
     }
-}
-
-/// Returns true if the call is a gradient to which a fused sum adds another one, its last input.
-fn adds(call: &OpCall) -> bool {
-    call.op.root_op() != call.op
-}
-
-/// Returns a shader of this op with the constants that say whether a gradient adds a residual, and
-/// whether there is a mean.
-pub(super) fn with_consts(shader: Shader, call: &OpCall) -> Shader {
-    let centered = u32::from(is_centered(call.op));
-    shader.with_const("ADDS", u32::from(adds(call))).with_const("CENTERED", centered)
 }
 
 /// Returns the cost: a few FLOPs per element of `x`. The kernels are bound by memory bandwidth.

@@ -5,7 +5,7 @@
 //! This variant is meant for hardware, where adjacent invocations read adjacent values; on a
 //! software adapter the barriers cost more than reading rows again.
 
-use super::layer_norm;
+use super::layer_norm_consts::with_consts;
 use crate::dispatch::{Operand, grid};
 use crate::{Dispatch, OpCall, Shader, Variant};
 use potluck_graph::Op;
@@ -31,7 +31,7 @@ pub fn variant(call: &OpCall, operands: Vec<Operand>, params: Vec<u32>) -> Optio
     }
     let shader = Shader::new("layer_norm_group", entry);
     let shader = shader.with_const("GROUP", group as u32).with_const("C", c as u32);
-    let shader = layer_norm::with_consts(shader, call);
+    let shader = with_consts(shader, call);
     let dispatch = Dispatch { shader, operands, params, groups: grid(rows, 1) };
     Some(Variant::new("layer_norm_group", vec![dispatch]))
 }

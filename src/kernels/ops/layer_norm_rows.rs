@@ -2,7 +2,7 @@
 //! `shaders/layer_norm_rows.wgsl`, and a variant of [`super::layer_norm`], which has the reference
 //! and the tests.
 
-use super::layer_norm;
+use super::layer_norm_consts::with_consts;
 use crate::dispatch::{Operand, grid};
 use crate::{Dispatch, OpCall, Shader, Variant};
 use potluck_graph::Op;
@@ -28,7 +28,7 @@ pub fn variant(call: &OpCall, operands: Vec<Operand>, params: Vec<u32>) -> Optio
     if !c.is_multiple_of(4) || width > GROUP[1] * ITEMS_MAX {
         return None;
     }
-    let shader = layer_norm::with_consts(shader(entry, width), call);
+    let shader = with_consts(shader(entry, width), call);
     let [group, lanes] = sizes(width);
     let groups = grid(rows.div_ceil(group / lanes), 1);
     let dispatch = Dispatch { shader, operands, params, groups };

@@ -4,7 +4,7 @@
 //!
 //! It is meant for GPUs: a gradient of a bias of 768 values has too few columns to fill one.
 
-use super::row_sums::RowTerms;
+use super::row_terms::RowTerms;
 use crate::dispatch::{ITERATIONS_MAX, WORKSPACE_BYTES_MAX, grid};
 use crate::{Dispatch, Operand, Shader, Variant};
 

@@ -4,7 +4,7 @@
 use rayon::prelude::*;
 
 use super::row_blocks;
-use super::row_sums::RowTerms;
+use super::row_terms::RowTerms;
 use crate::call_shapes::{B, C, N, SMALL, T, calls, shrunk, shrunk_around};
 use crate::dispatch::{ITERATIONS_MAX, grid};
 use crate::twin::{no_forward, normal_inputs, short_loops};

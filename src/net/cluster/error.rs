@@ -2,9 +2,9 @@
 
 use core::net::SocketAddr;
 
-use super::event::ConnectionId;
-use super::hello::HelloError;
-use super::message::MESSAGE_BYTES_MAX;
+use super::bounds::MESSAGE_BYTES_MAX;
+use super::hello_error::HelloError;
+use super::ids::ConnectionId;
 use super::refusal::Refusal;
 use super::roster::RosterError;
 use potluck_core::format::{listed, seconds};

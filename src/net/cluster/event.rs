@@ -6,24 +6,11 @@ use std::fmt;
 use core::net::SocketAddr;
 
 use super::error::ClusterError;
+use super::ids::{ConnectionId, DialId};
 use super::message::{ClusterMsg, Loss, Presence, silent_for};
 use super::roster::Roster;
 use super::text::{WHY_BYTES_MAX, shown_text};
 use potluck_core::{Nanos, NodeRank};
-
-/// Connection, by a number that the driver assigns and never uses again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ConnectionId(pub u64);
-
-/// Attempt to reach a node, by a number that the machine assigns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct DialId(pub u64);
-
-impl fmt::Display for ConnectionId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "connection {}", self.0)
-    }
-}
 
 /// Event of the network. The driver authenticates connections before it reports them, delivers the
 /// messages of each in order, and closes one whose bytes are no message, which it reports as

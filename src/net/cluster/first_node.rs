@@ -9,18 +9,20 @@ use std::collections::BTreeSet;
 
 use core::net::SocketAddr;
 
+use super::bounds::{
+    ADDRESSES_MAX, MESSAGE_BYTES_MAX, NODE_TIMEOUT_MAX, NODE_TIMEOUT_MIN, NODES_MAX,
+    VERSION_BYTES_MAX,
+};
 use super::error::ClusterError;
-use super::event::{Action, ClusterEnd, ConnectionEnd, ConnectionId, Event, Outbox};
+use super::event::{Action, ClusterEnd, ConnectionEnd, Event, Outbox};
 use super::guests::Guests;
 use super::hello::Hello;
-use super::message::{
-    ClusterMsg, Loss, MESSAGE_BYTES_MAX, Presence, PresentNode, Welcome, silent_for,
-};
+use super::ids::ConnectionId;
+use super::message::{ClusterMsg, Loss, Presence, PresentNode, Welcome, silent_for};
 use super::pulse::Pulse;
 use super::refusal::Refusal;
 use super::roster::Roster;
 use super::text::{WHY_BYTES_MAX, check_name, shown_text};
-use super::{ADDRESSES_MAX, NODE_TIMEOUT_MAX, NODE_TIMEOUT_MIN, NODES_MAX, VERSION_BYTES_MAX};
 use potluck_core::{Generation, Nanos, NodeRank};
 
 /// Bytes of a message about all nodes besides those of the nodes themselves.

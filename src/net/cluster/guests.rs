@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use core::net::SocketAddr;
 
-use super::REPLY_TIMEOUT;
-use super::event::{ConnectionId, Outbox};
+use super::bounds::REPLY_TIMEOUT;
+use super::event::Outbox;
+use super::ids::ConnectionId;
 use potluck_core::Nanos;
 use potluck_core::format::seconds;
 

@@ -2,19 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::bounds::{DEVICE_BYTES_MAX, DEVICES_MAX, HOST_BYTES_MAX, VERSION_BYTES_MAX};
+use super::hello_error::HelloError;
 use super::refusal::Refusal;
-use super::text::{TextError, check_name, check_text};
+use super::text::{check_name, check_text};
 
 /// Version of the messages between nodes.
 pub const PROTOCOL: u32 = 1;
-/// Longest host name (RFC 1035, section 2.3.4), in bytes.
-pub(crate) const HOST_BYTES_MAX: usize = 255;
-/// Most devices of a node.
-pub(crate) const DEVICES_MAX: usize = 64;
-/// Longest name and kind of a device, in bytes each.
-pub const DEVICE_BYTES_MAX: usize = 256;
-/// Longest version, hash of a build and name of a run, in bytes each.
-pub(crate) const VERSION_BYTES_MAX: usize = 128;
 
 /// Device of a node, as it is shown.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,19 +34,6 @@ pub struct Hello {
     pub port: u16,
     /// Devices in the order of their ranks, at least one.
     pub devices: Vec<NodeDevice>,
-}
-
-/// Error of a greeting's content.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum HelloError {
-    #[error("{0}")]
-    Text(#[from] TextError),
-    #[error("it has no device")]
-    NoDevice,
-    #[error("it has {devices} devices, of at most {DEVICES_MAX}")]
-    TooManyDevices { devices: usize },
-    #[error("it listens at port 0, which is none")]
-    NoPort,
 }
 
 impl Hello {

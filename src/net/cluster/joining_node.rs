@@ -7,16 +7,17 @@ mod tests;
 
 use core::net::SocketAddr;
 
+use super::bounds::{REPLY_TIMEOUT, START_TIMEOUT};
 use super::error::ClusterError;
-use super::event::{Action, ClusterEnd, ConnectionEnd, ConnectionId, DialId, Event, Outbox};
+use super::event::{Action, ClusterEnd, ConnectionEnd, Event, Outbox};
 use super::guests::Guests;
 use super::hello::Hello;
+use super::ids::{ConnectionId, DialId};
 use super::message::{ClusterMsg, Loss, Welcome, silent_for};
 use super::pairs::{PairLink, PairState};
 use super::pulse::Pulse;
 use super::roster::{Roster, can_be_dialed};
 use super::text::{WHY_BYTES_MAX, shown_text};
-use super::{REPLY_TIMEOUT, START_TIMEOUT};
 use potluck_core::{Generation, Nanos, NodeRank};
 
 /// Number of the first node.

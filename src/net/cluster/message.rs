@@ -3,15 +3,16 @@
 use core::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 
-use super::hello::{Hello, HelloError, NodeDevice, VERSION_BYTES_MAX, check_host_and_devices};
-use super::roster::{ADDRESSES_MAX, Roster, RosterError};
+use super::bounds::{
+    ADDRESSES_MAX, HOST_BYTES_MAX, MESSAGE_BYTES_MAX, NODE_TIMEOUT_MAX, NODE_TIMEOUT_MIN,
+    NODES_MAX, VERSION_BYTES_MAX,
+};
+use super::hello::{Hello, NodeDevice, PROTOCOL, check_host_and_devices};
+use super::hello_error::HelloError;
+use super::roster::{Roster, RosterError};
 use super::text::{TextError, WHY_BYTES_MAX, check_name, check_text};
-use super::{HOST_BYTES_MAX, NODE_TIMEOUT_MAX, NODE_TIMEOUT_MIN, NODES_MAX};
 use potluck_core::format::seconds;
 use potluck_core::{Generation, Nanos, NodeRank};
-
-/// Longest message, in bytes.
-pub(crate) const MESSAGE_BYTES_MAX: usize = 64 << 10;
 
 /// Beginning of the reason of a loss by silence, which is followed by the time.
 const SILENT_FOR: &str = "it has been silent for";
@@ -298,8 +299,8 @@ impl ClusterMsg {
 /// Returns the error of bytes that are no message: a hello of another protocol is named as such.
 fn unreadable(bytes: &[u8], error: &postcard::Error) -> MessageError {
     match postcard::take_from_bytes::<(u32, u32)>(bytes) {
-        Ok(((0, theirs), _)) if theirs != super::PROTOCOL => {
-            MessageError::Protocol { theirs, own: super::PROTOCOL }
+        Ok(((0, theirs), _)) if theirs != PROTOCOL => {
+            MessageError::Protocol { theirs, own: PROTOCOL }
         }
         _ => MessageError::Malformed(error.to_string()),
     }

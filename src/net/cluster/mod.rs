@@ -25,11 +25,14 @@
 //! The first loss after the start ends the generation for all: the first node names it to all
 //! others, once.
 
+mod bounds;
 mod error;
 mod event;
 mod first_node;
 mod guests;
 mod hello;
+mod hello_error;
+mod ids;
 mod joining_node;
 mod message;
 mod pairs;
@@ -40,30 +43,17 @@ mod roster;
 mod testing;
 mod text;
 
+pub use bounds::{DEVICE_BYTES_MAX, NODE_TIMEOUT_MAX};
+pub(crate) use bounds::{DEVICES_MAX, REPLY_TIMEOUT};
 pub use error::ClusterError;
-pub use event::{Action, ClusterEnd, ConnectionEnd, ConnectionId, DialId, Event};
+pub use event::{Action, ClusterEnd, ConnectionEnd, Event};
 pub use first_node::{FirstNode, FirstNodeOptions};
-pub use hello::{DEVICE_BYTES_MAX, Hello, HelloError, NodeDevice, PROTOCOL};
-pub(crate) use hello::{DEVICES_MAX, HOST_BYTES_MAX, VERSION_BYTES_MAX};
+pub use hello::{Hello, NodeDevice, PROTOCOL};
+pub use hello_error::HelloError;
+pub use ids::{ConnectionId, DialId};
 pub use joining_node::{JoiningNode, JoiningNodeOptions};
 pub use message::{ClusterMsg, Loss, MessageError, Presence, PresentNode, Welcome};
 pub use pulse::heartbeat_interval;
 pub use refusal::Refusal;
-pub(crate) use roster::ADDRESSES_MAX;
 pub use roster::{Roster, RosterError, RosterNode};
 pub use text::{SENTENCE_BYTES_MAX, TextError, WHY_BYTES_MAX, shown_text};
-
-use potluck_core::Nanos;
-
-/// Most nodes of a run.
-pub(crate) const NODES_MAX: u32 = 64;
-/// Bounds of the longest silence of a node.
-pub(crate) const NODE_TIMEOUT_MIN: Nanos = 100_000_000;
-pub const NODE_TIMEOUT_MAX: Nanos = 3_600_000_000_000;
-/// Longest time until a machine answers: a dial, a hello, the opening of a pair.
-pub(crate) const REPLY_TIMEOUT: Nanos = 5_000_000_000;
-/// Longest time from the roster to the start: the dials of all pairs, and their reports.
-pub(crate) const PAIRING_TIMEOUT: Nanos = 8_000_000_000;
-/// Longest time for which a joining node waits for the start, so that the first node, which knows
-/// more, speaks first.
-pub(crate) const START_TIMEOUT: Nanos = 12_000_000_000;

@@ -2,7 +2,7 @@
 
 use core::net::SocketAddr;
 
-use super::event::{ConnectionId, DialId};
+use super::ids::{ConnectionId, DialId};
 use potluck_core::NodeRank;
 
 /// State of a link to another joined node.

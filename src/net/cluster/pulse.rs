@@ -1,6 +1,6 @@
 //! Heartbeats of one connection: when the next one is due, and how long the peer has been silent.
 
-use super::NODE_TIMEOUT_MAX;
+use super::bounds::NODE_TIMEOUT_MAX;
 use potluck_core::Nanos;
 
 /// Heartbeats per longest silence; [`INTERVAL_MAX`] bounds the time between two.

@@ -2,8 +2,8 @@
 
 use core::net::SocketAddr;
 
-use super::hello::HelloError;
-use super::message::MESSAGE_BYTES_MAX;
+use super::bounds::MESSAGE_BYTES_MAX;
+use super::hello_error::HelloError;
 use potluck_core::Generation;
 use potluck_core::format::counted;
 

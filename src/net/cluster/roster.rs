@@ -6,13 +6,11 @@ use std::ops::Range;
 use core::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 
-use super::NODES_MAX;
-use super::hello::{HelloError, NodeDevice, check_host_and_devices};
+use super::bounds::{ADDRESSES_MAX, NODES_MAX};
+use super::hello::{NodeDevice, check_host_and_devices};
+use super::hello_error::HelloError;
 use potluck_core::format::counted;
 use potluck_core::{Generation, NodeRank, Table};
-
-/// Most addresses of a node.
-pub(crate) const ADDRESSES_MAX: usize = 8;
 
 /// Node of a roster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

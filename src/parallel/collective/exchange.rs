@@ -38,19 +38,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::layout::{ShardLayout, Topology};
-use super::{ExchangeError, Positions};
+use super::{CollectiveKind, ExchangeError, Positions};
 use potluck_core::{BucketId, ChunkId, Nanos, Position};
-
-/// Kind of a collective; the two together are an all-reduce.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
-)]
-pub enum CollectiveKind {
-    /// Values are summed on their way to the owner of each chunk.
-    ReduceScatter,
-    /// The owner's final values are sent to every rank.
-    AllGather,
-}
 
 /// A collective operation of all ranks of a group on one bucket.
 #[derive(

@@ -7,14 +7,16 @@ pub mod cost;
 mod error;
 pub mod exchange;
 pub mod group;
+mod kind;
 pub mod layout;
 pub(crate) mod rooted;
 
 pub use bucket_groups::{BucketGroups, Positions};
 pub use cost::CommCost;
 pub use error::ExchangeError;
-pub use exchange::{Action, Collective, CollectiveKind, Event, Exchange};
+pub use exchange::{Action, Collective, Event, Exchange};
 pub use group::{Member, RankGroup, RankGroupError};
+pub use kind::CollectiveKind;
 pub(crate) use layout::ring_chunk_length;
 pub use layout::{Chunk, LaidOutBucket, ShardLayout, Topology};
 pub(crate) use rooted::RootedStep;

@@ -26,12 +26,10 @@ pub use frame::{Carrier, FrameContent, FrameHeader, FrameValues};
 pub use mailbox::{Closed, Mailbox, RecvError, SendError};
 pub use pool::{BufferPool, PooledBuffer, SharedBuffer};
 pub use process_group::error::GroupError;
-pub use process_group::packet::Transferable;
+pub use process_group::payload::Transferable;
 pub use process_group::reduce_op::ReduceOp;
-pub use process_group::remote::{
-    ArrivingPacket, PacketLink, PacketReceiver, PacketValues, RemoteProcess, init_over,
-    process_name,
-};
+pub use process_group::remote::{ArrivingPacket, PacketReceiver, init_over};
+pub use process_group::remote_process::{PacketLink, PacketValues, RemoteProcess, process_name};
 pub use process_group::{ProcessGroup, init};
 pub use ring::{
     HostWork, RingMsg, RingOutput, RingWorker, ring_inbox_max, ring_pool_bytes_max, send_restart,

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use potluck_core::BucketId;
-use potluck_graph::plan::Segment;
-use potluck_graph::{Plan, Role, TensorLocation};
+use potluck_graph::{Plan, Role, Segment, TensorLocation};
 
 /// Part of the model that a rank runs.
 #[derive(Clone, Debug)]

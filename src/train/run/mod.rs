@@ -3,6 +3,7 @@
 mod evaluation;
 mod host;
 mod measure;
+mod outcome;
 mod recovery;
 mod report;
 mod restoring;
@@ -22,7 +23,7 @@ use crate::nodes::RunNodes;
 use crate::run_data::{RunData, SavedData};
 use crate::runtime::memory;
 use crate::runtime::placement::plans::Plans;
-use crate::signals::{Interruption, Signals};
+use crate::signals::Signals;
 use crate::spec::RunSpec;
 use crate::task::Ending;
 use crate::trainer::steps::Fit;
@@ -34,6 +35,7 @@ use potluck_core::{DType, files};
 use potluck_data::{DataFile, Split};
 
 use host::RunHost;
+pub use outcome::RunOutcome;
 
 /// Options of a run besides its specification.
 #[derive(Clone, Debug)]
@@ -54,21 +56,6 @@ pub struct RunOptions {
     pub faults: Faults,
     /// Other nodes that take part.
     pub nodes: Option<Arc<RunNodes>>,
-}
-
-/// Result of a run that ended without an error.
-#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
-pub enum RunOutcome {
-    /// All steps are done.
-    Done {
-        /// Last loss on the validation split, if there is one.
-        val_loss: Option<f64>,
-        /// Sentence for the user about what the task measured, if it did; other nodes get none.
-        #[serde(skip)]
-        measure: Option<String>,
-    },
-    /// A signal arrived; the state is saved.
-    Interrupted(Interruption),
 }
 
 /// Run in progress: a trainer, its steps, and the directory, record and signals around them.

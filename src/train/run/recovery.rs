@@ -6,7 +6,7 @@ use crate::checkpoint::{Checkpoint, Meta};
 use crate::error::TrainError;
 use crate::left_devices::LeftDevices;
 use crate::run_data::RunData;
-use crate::runtime::placement::assemble::selections;
+use crate::runtime::placement::candidates::selections;
 use crate::runtime::placement::plans::Plans;
 use crate::spec::RunSpec;
 use crate::trainer::Trainer;

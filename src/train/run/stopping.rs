@@ -7,7 +7,7 @@ use super::RunOptions;
 use crate::checkpoint::{Checkpoint, Store};
 use crate::continuation::ResumeCommand;
 use crate::error::{LeftOut, TrainError};
-use crate::runtime::placement::assemble::adapters_for;
+use crate::runtime::placement::candidates::adapters_for;
 use crate::spec::RunSpec;
 use potluck_kernels::device::selector_without;
 

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
+use super::group_layout::GroupLayout;
 use super::messages::{DriverMsg, RankRingMsg};
-use super::workers::seat::GroupLayout;
 use potluck_core::{DType, EdgePiece, Rank, Round};
 use potluck_net::nodes::ReceiveFrames;
 use potluck_parallel::EdgeLayout;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::memory::LimitBasis;
+use super::limit_basis::LimitBasis;
 use potluck_core::format::no_thread;
 use potluck_core::metrics::MetricsError;
 use potluck_core::{Rank, Setting, Wording};

@@ -4,6 +4,7 @@
 use std::fmt;
 
 use super::RuntimeError;
+use super::limit_basis::LimitBasis;
 use potluck_core::Setting;
 use potluck_core::format::{gibibytes, gibibytes_down, gibibytes_up};
 use potluck_graph::Plan;
@@ -129,26 +130,6 @@ pub fn limit(selection: &Selection, setting: u64) -> Option<(u64, LimitBasis)> {
         }
         (Selection::Cpu { .. }, 0) | (Selection::Offered(_), _) => None,
         (_, mebibytes) => Some((mebibytes.saturating_mul(1 << 20), LimitBasis::Setting)),
-    }
-}
-
-/// Basis of a limit of memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LimitBasis {
-    /// Report of the driver.
-    Driver,
-    /// `train.device_memory_mib`.
-    Setting,
-}
-
-impl fmt::Display for LimitBasis {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Driver => {
-                write!(f, "as its driver reports ({} overrides that)", Setting::DeviceMemory)
-            }
-            Self::Setting => write!(f, "as {} sets it", Setting::DeviceMemory),
-        }
     }
 }
 

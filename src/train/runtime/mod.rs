@@ -3,20 +3,25 @@
 
 pub mod addresses;
 pub mod blocks;
+mod defect;
 pub mod device_thread;
 pub mod error;
+mod group_layout;
+pub mod limit_basis;
 pub mod memory;
 pub mod messages;
 pub mod open;
-pub mod peers;
+mod peers;
 pub mod pipelines;
 pub mod placement;
 pub mod remote;
+mod remote_seat;
 pub(crate) mod replica_check;
 pub mod ring;
 pub mod step;
 pub mod timing;
 pub mod trace_labels;
+pub mod trace_tracks;
 pub mod workers;
 
 pub use error::RuntimeError;

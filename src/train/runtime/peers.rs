@@ -6,12 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use super::defect::{defect, refused};
 use super::messages::{CoordinatorMsg, DriverMsg, RankRingMsg};
 use super::step::Peers;
-use super::trace_labels::TraceLabels;
-use super::workers::WorkerGroupOptions;
-use potluck_core::metrics::Track;
-use potluck_core::{ChunkId, EdgeId, EdgePiece, Rank, Round};
+use super::trace_tracks::TraceTracks;
+use potluck_core::{ChunkId, EdgeId, EdgePiece, Round};
 use potluck_graph::Place;
 use potluck_kernels::device::DeviceError;
 use potluck_kernels::exec::{BucketTensor, Executor, Readback};
@@ -21,42 +20,7 @@ use potluck_parallel::coordinator::RankActivity;
 use potluck_parallel::transfers::{
     CompletedRead, LocalTransfer, PeerTransfers, Read, Response, SLOT_POLL_INTERVAL, WaitFor,
 };
-use potluck_parallel::{Event, StepError, Token, Vote};
-
-/// Tracks of one rank in a trace.
-#[derive(Clone, Debug, Default)]
-pub struct TraceTracks {
-    pub driver: Track,
-    pub device: Track,
-    pub staging: Track,
-    pub ring: Track,
-    /// Names of what the rank sends and receives.
-    pub labels: TraceLabels,
-}
-
-impl TraceTracks {
-    /// Creates the tracks of a rank: of its device thread and its device, and, if there are other
-    /// ranks, also of its transfers and its ring thread.
-    pub fn of(options: &WorkerGroupOptions, rank: Rank, device: &str, with_others: bool) -> Self {
-        let WorkerGroupOptions { trace: Some(trace), labels, .. } = options else {
-            return Self::default();
-        };
-        let device = labels.device(rank, device);
-        let track = |name: &str| trace.track(rank.0, &device, name);
-        let driver = track("driver");
-        let of_device = track("device");
-        if !with_others {
-            return Self { driver, device: of_device, ..Self::default() };
-        }
-        Self {
-            driver,
-            device: of_device,
-            staging: track("staging"),
-            ring: track("ring"),
-            labels: labels.clone(),
-        }
-    }
-}
+use potluck_parallel::{Event, Token, Vote};
 
 /// Wait state of a rank, shared with the coordinator.
 #[derive(Debug, Default)]
@@ -377,19 +341,5 @@ impl Peers for RingPeers {
         while let Ok(Some(readback)) = device.next_readback(false)
             && self.forward(device, readback).is_ok()
         {}
-    }
-}
-
-/// Returns the error of a device that was given a message that it does not expect.
-pub fn defect(device: &dyn Executor, error: &StepError) -> DeviceError {
-    refused(device, &error.to_string())
-}
-
-/// Returns the error of a device whose threads do not keep to their protocol.
-fn refused(device: &dyn Executor, why: &str) -> DeviceError {
-    DeviceError::Refused {
-        adapter: device.name().to_string(),
-        what: "a step".into(),
-        why: format!("{why}, which is a defect of potluck; please report it"),
     }
 }

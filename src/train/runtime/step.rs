@@ -4,7 +4,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::peers::{TraceTracks, defect};
+use super::defect::defect;
+use super::trace_tracks::TraceTracks;
 use potluck_core::faults::{Fault, Faults, Point};
 use potluck_core::rng::Key;
 use potluck_core::{

@@ -10,41 +10,25 @@ use std::sync::Arc;
 
 use super::addresses::{RankAddress, RankAddresses};
 use super::device_thread::{DeviceThread, PendingJob};
+use super::group_layout::GroupLayout;
+pub use super::group_layout::WorkerGroupOptions;
 use super::messages::CoordinatorMsg;
 use super::step::{StepInput, StepReport};
-use super::trace_labels::TraceLabels;
 use super::{RuntimeError, remote};
-use potluck_core::metrics::Trace;
 use potluck_core::{DType, Nanos, Rank, Round};
 use potluck_graph::Plan;
-use potluck_graph::plan::ALIGNMENT_BYTES;
+use potluck_graph::memory_layout::ALIGNMENT_BYTES;
 use potluck_kernels::device::DeviceError;
 use potluck_kernels::exec::Executor;
 use potluck_parallel::collective::{BucketGroups, ShardLayout, Topology};
 use potluck_parallel::comm::{Mailbox, nanos};
-use potluck_parallel::{EdgeLayout, ReduceSite};
 use round::StepRound;
-use seat::{GroupLayout, LocalSeat, Seat};
+use seat::{LocalSeat, Seat};
 
 /// One rank: its device, and its connection to the other ranks.
 struct Worker {
     driver: DeviceThread,
     seat: Seat,
-}
-
-/// Options of a worker group.
-#[derive(Clone, Debug, Default)]
-pub struct WorkerGroupOptions {
-    /// Reduce site per rank; the host for ranks that are not listed.
-    pub reduce_site: Vec<ReduceSite>,
-    /// True if the group only all-reduces gradients: for
-    /// [`potluck_parallel::gradient_all_reduce`].
-    pub is_chained: bool,
-    /// Tensors that ranks send each other.
-    pub edges: EdgeLayout,
-    pub trace: Option<Trace>,
-    /// Names of stages and edges in the trace.
-    pub labels: TraceLabels,
 }
 
 /// All devices of a run, with their threads.

@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Trainer;
-use super::fit::{FitEnd, FitOptions};
+use super::fit_end::FitEnd;
+use super::fit_options::FitOptions;
 use crate::best::is_better;
 use crate::checkpoint::{Best, CheckpointError, NamedTensor, Store};
 use crate::error::TrainError;
 use crate::evaluate::{Evaluation, extent_of};
+use crate::evaluated_part::EvaluatedPart;
 use crate::loader::{BatchSource, Loader};
-use crate::predict::EvaluatedPart;
 use crate::runtime::step::StepInput;
 use crate::session::StepTiming;
 use crate::signals::SignalFlags;

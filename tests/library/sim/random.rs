@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use potluck_core::{BucketId, Rank};
-use potluck_graph::plan::{Bucket, Plan, PlanOptions, Segment};
+use potluck_graph::Segment;
+use potluck_graph::plan::{Bucket, Plan, PlanOptions};
 use potluck_graph::{Graph, ParameterKind, PassKind};
 use potluck_parallel::collective::{ShardLayout, Topology};
 use potluck_parallel::sim::queue::Random;

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
+use super::channels::Channels;
 use super::geometry::{ConvKind, Gather, Geometry};
-use super::host::Channels;
 use super::micro::{self, PlaceSums, TermRuns, TermSums};
 use super::panel::{self, PaddedPanel};
 

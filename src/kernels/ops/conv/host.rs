@@ -8,6 +8,7 @@ use std::ops::Range;
 use gemm::Parallelism;
 use rayon::prelude::*;
 
+use super::channels::Channels;
 use super::geometry::{ConvKind, Gather, Geometry};
 use super::{depthwise_host, direct};
 use crate::OpCall;
@@ -46,24 +47,6 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
         _ if direct::fits(&geometry) => direct::gathered(&geometry, a, b, out),
         ConvKind::WeightGrad => weight_grad(&geometry, call.accumulate, a, b, out),
         ConvKind::Forward | ConvKind::InputGrad => gathered(&geometry, a, b, out),
-    }
-}
-
-/// Channels of a product: those that are read and those that are written, of all groups and of one.
-#[derive(Clone, Copy)]
-pub(crate) struct Channels {
-    pub read: usize,
-    pub written: usize,
-    pub(crate) group_read: usize,
-    pub(crate) group_written: usize,
-}
-
-impl Channels {
-    pub fn of(geometry: &Geometry) -> Self {
-        let (c, o) = ([geometry.c, geometry.group_c()], [geometry.o, geometry.group_o()]);
-        let (read, written) = if geometry.kind == ConvKind::InputGrad { (o, c) } else { (c, o) };
-        let ([read, group_read], [written, group_written]) = (read, written);
-        Self { read, written, group_read, group_written }
     }
 }
 

@@ -1,6 +1,7 @@
 //! 2D convolutions and their gradients, over pictures that are channels last. Twin of
 //! `shaders/conv.wgsl`, which has the formulas.
 
+mod channels;
 pub(crate) mod depthwise;
 mod depthwise_host;
 mod direct;

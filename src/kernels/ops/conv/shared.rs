@@ -6,8 +6,8 @@
 //! product's terms and filled up with zeros to whole tiles, so that it is read in vectors without
 //! tests. Of the tiles, the loops over terms are those of matrix products.
 
+use super::channels::Channels;
 use super::geometry::{ConvKind, Gather, Geometry};
-use super::host::Channels;
 use super::tile::{divisor, gather_params, grid_of};
 use super::weights::WeightLayout;
 use crate::ops::epilogue;

@@ -13,8 +13,8 @@
 
 use std::fmt::Write;
 
+use super::channels::Channels;
 use super::geometry::{ConvKind, Gather, Geometry};
-use super::host::Channels;
 use super::parts::{self, PartLayout};
 use super::weights::WeightLayout;
 use crate::dispatch::{ITERATIONS_MAX, WORKSPACE_BYTES_MAX, grid};

@@ -1,8 +1,8 @@
 //! The weight in the order in which products read it, in the workspace. Twin of
 //! `shaders/conv_weights.wgsl`.
 
+use super::channels::Channels;
 use super::geometry::{ConvKind, Geometry};
-use super::host::Channels;
 use crate::dispatch::{WORKSPACE_BYTES_MAX, grid};
 use crate::{Dispatch, Operand, Shader};
 

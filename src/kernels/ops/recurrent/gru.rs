@@ -8,8 +8,8 @@
 //! ```
 
 use super::RecurrentSizes;
-use super::host::TimeSteps;
 use super::lstm::logistic;
+use super::time_steps::TimeSteps;
 use crate::Float;
 use crate::simd::{sigmoid, tanh, vectorized};
 

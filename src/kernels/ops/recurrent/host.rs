@@ -4,19 +4,12 @@
 use gemm::Parallelism;
 use rayon::prelude::*;
 
+use super::time_steps::TimeSteps;
 use super::{RecurrentSizes, gru, lstm};
 use potluck_graph::Cell;
 
 /// Fewest samples of a thread: a product of fewer reads the weight too often.
 const SAMPLES_MIN: usize = 8;
-
-/// Samples that go through the time steps together.
-#[derive(Clone, Copy)]
-pub(crate) struct TimeSteps {
-    pub sizes: RecurrentSizes,
-    /// That of the products of a step.
-    parallelism: Parallelism,
-}
 
 /// Kernel of some samples: inputs and outputs are theirs.
 type Compute = fn(&TimeSteps, &[&[f32]], &mut [&mut [f32]]);
@@ -93,84 +86,4 @@ fn transpose(matrix: &[f32], rows: usize, columns: usize) -> Vec<f32> {
         });
     }
     transposed
-}
-
-impl TimeSteps {
-    /// Adds the product of the hidden values of the step before with the weight, which is
-    /// transposed `(h, columns)`, to the first columns of each row (4 h) of a step of `gates`.
-    pub(crate) fn add_hidden(
-        &self,
-        step: usize,
-        (weight, h0): (&[f32], Option<&[f32]>),
-        y: &[f32],
-        gates: &mut [f32],
-    ) {
-        let RecurrentSizes { b, t, h, .. } = self.sizes;
-        let (hidden, stride) = match (step, h0) {
-            (0, None) => return,
-            (0, Some(h0)) => (h0, h),
-            _ => (&y[(step - 1) * h..], t * h),
-        };
-        let (columns, out) = (self.sizes.columns(), Strided { at: step * 4 * h, row: t * 4 * h });
-        self.multiply((b, columns, h), (hidden, stride), (weight, columns), (gates, out));
-    }
-
-    /// Adds the product of a step of `dz (b, t, gates h)` with the weight to `dhidden (b, h)`.
-    pub(crate) fn add_to_hidden(
-        &self,
-        step: usize,
-        weight: &[f32],
-        dz: &[f32],
-        dhidden: &mut [f32],
-    ) {
-        let RecurrentSizes { b, t, h, .. } = self.sizes;
-        let (columns, out) = (self.sizes.columns(), Strided { at: 0, row: h });
-        let dz = &dz[step * columns..];
-        self.multiply((b, h, columns), (dz, t * columns), (weight, h), (dhidden, out));
-    }
-
-    /// Computes `c += a b` for `a (m, k)`, `b (k, n)`, with these distances of rows.
-    fn multiply(
-        &self,
-        (m, n, k): (usize, usize, usize),
-        (a, a_row): (&[f32], usize),
-        (b, b_row): (&[f32], usize),
-        (c, out): (&mut [f32], Strided),
-    ) {
-        let last = |rows: usize, row: usize, columns: usize| (rows - 1) * row + columns - 1;
-        assert!(last(m, a_row, k) < a.len() && last(k, b_row, n) < b.len());
-        assert!(out.at + last(m, out.row, n) < c.len() && out.row >= n);
-        // SAFETY: all indices below (m, k), (k, n) and (m, n) are at most those of the last
-        // elements, which are inside the slices; `c` is borrowed mutably, and its rows do not
-        // overlap.
-        unsafe {
-            gemm::gemm(
-                m,
-                n,
-                k,
-                c.as_mut_ptr().add(out.at),
-                1,
-                out.row as isize,
-                true,
-                a.as_ptr(),
-                1,
-                a_row as isize,
-                b.as_ptr(),
-                1,
-                b_row as isize,
-                1.0,
-                1.0,
-                false,
-                false,
-                false,
-                self.parallelism,
-            );
-        }
-    }
-}
-
-/// Rows of a matrix in a longer list: the first element, and the distance of rows.
-struct Strided {
-    at: usize,
-    row: usize,
 }

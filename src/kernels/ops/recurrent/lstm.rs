@@ -7,7 +7,7 @@
 //! ```
 
 use super::RecurrentSizes;
-use super::host::TimeSteps;
+use super::time_steps::TimeSteps;
 use crate::Float;
 use crate::simd::{sigmoid, tanh, vectorized};
 

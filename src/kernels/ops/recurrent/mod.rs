@@ -9,6 +9,7 @@ mod gru;
 mod host;
 mod lstm;
 mod steps;
+mod time_steps;
 
 use crate::call_shapes::{B, C, T, calls};
 use crate::harness::InputFill;

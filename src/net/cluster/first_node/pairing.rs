@@ -3,13 +3,13 @@
 use core::net::SocketAddr;
 
 use super::{FirstNode, FirstPhase, Suspicion};
+use crate::cluster::bounds::{ADDRESSES_MAX, PAIRING_TIMEOUT};
 use crate::cluster::error::ClusterError;
 use crate::cluster::event::{Action, ClusterEnd};
 use crate::cluster::hello::Hello;
 use crate::cluster::message::{ClusterMsg, Loss};
 use crate::cluster::roster::{Roster, RosterNode, can_be_dialed};
 use crate::cluster::text::{WHY_BYTES_MAX, shown_text};
-use crate::cluster::{ADDRESSES_MAX, PAIRING_TIMEOUT};
 use potluck_core::format::seconds;
 use potluck_core::{Nanos, NodeRank};
 

@@ -1,9 +1,10 @@
 //! Tests of the first node, one peer at a time; `tests/library/cluster` has whole clusters.
 
 use super::*;
+use crate::cluster::bounds::{PAIRING_TIMEOUT, REPLY_TIMEOUT};
 use crate::cluster::guests::GUESTS_MAX;
+use crate::cluster::hello::NodeDevice;
 use crate::cluster::testing::{address, hello, presence};
-use crate::cluster::{NodeDevice, PAIRING_TIMEOUT, REPLY_TIMEOUT};
 
 const SECOND: Nanos = 1_000_000_000;
 const TIMEOUT: Nanos = 6 * SECOND;

@@ -3,15 +3,16 @@
 use core::net::SocketAddr;
 
 use super::{EarlyPair, FIRST, JoinPhase, JoiningNode};
+use crate::cluster::bounds::{REPLY_TIMEOUT, START_TIMEOUT};
 use crate::cluster::error::ClusterError;
-use crate::cluster::event::{Action, ConnectionId, DialId};
+use crate::cluster::event::Action;
 use crate::cluster::guests::GUESTS_MAX;
+use crate::cluster::ids::{ConnectionId, DialId};
 use crate::cluster::message::ClusterMsg;
 use crate::cluster::pairs::{PairLink, PairState, addresses_to_dial};
 use crate::cluster::refusal::Refusal;
 use crate::cluster::roster::Roster;
 use crate::cluster::text::{WHY_BYTES_MAX, shown_text};
-use crate::cluster::{REPLY_TIMEOUT, START_TIMEOUT};
 use potluck_core::format::seconds;
 use potluck_core::{Generation, Nanos, NodeRank};
 

@@ -8,19 +8,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::error::{GroupError, aborted, left_reason};
-use super::packet::{CallKind, CollectiveCall, Packet, PacketKind, Payload, Pools};
+use super::limits::CREDITS;
+use super::packet::{CallKind, CollectiveCall, Packet, PacketKind};
+use super::payload::{Payload, Pools};
 use super::registry::{Birth, GroupContext, GroupRegistry, MemberAddress, packets_max};
-use super::remote::RemoteProcess;
+use super::remote_process::RemoteProcess;
 use crate::collective::{Member, RankGroup};
 use crate::comm::{Mailbox, RecvError, SendError};
 use potluck_core::{Position, Rank};
 
-/// Credits towards each receiver: the number of packets that a rank may be ahead of it, for
-/// rooted collectives and for sends each. The two kinds are counted separately, because a
-/// receiver that takes packets of one kind does not wait for the other.
-pub(crate) const CREDITS: u32 = 16;
-/// Partial sums of an exchange that a rank begins beyond those that have ended with it.
-pub const WINDOW: usize = 2;
 /// Number of calls that a rank remembers, to compare them with the calls of slower ranks.
 const CALLS_MAX: usize = 64;
 /// Duration of a wait after which a rank notifies its peers of the collective in which it waits.

@@ -20,11 +20,14 @@
 
 pub(super) mod connection;
 pub(super) mod error;
-pub(super) mod packet;
+mod limits;
+mod packet;
+pub(super) mod payload;
 mod perform;
 pub(super) mod reduce_op;
 mod registry;
 pub(super) mod remote;
+pub(super) mod remote_process;
 mod slices;
 mod subgroup;
 pub(super) mod wire;
@@ -35,15 +38,13 @@ use std::time::Duration;
 use crate::collective::{RankGroup, RootedStep, ShardLayout, rooted};
 use crate::comm::{GroupError, ReduceOp, Transferable};
 use connection::PeerChannels;
+pub use limits::TREE_BYTES;
 use packet::{CallKind, CollectiveCall};
 use perform::chunks;
 use potluck_core::{Position, Rank};
 use reduce_op::Reducer;
 use slices::LocalSlices;
 
-/// Maximum size in bytes of an all-reduce along a tree: `2 ceil(log2(world))` steps instead of
-/// the `2 (world - 1)` of a ring.
-pub const TREE_BYTES: usize = 4 << 10;
 /// Default maximum duration of a call.
 const DEADLINE: Duration = Duration::from_secs(300);
 

@@ -4,8 +4,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::Done;
-use super::connection::WINDOW;
-use super::packet::{CallKind, CollectiveCall, Payload, TypedPayload};
+use super::limits::{CHUNK_BYTES, WINDOW};
+use super::packet::{CallKind, CollectiveCall};
+use super::payload::{Payload, TypedPayload};
 use super::reduce_op::Reducer;
 use super::slices::{LocalSlices, SliceIo};
 use super::wire::WEIGHTS;
@@ -15,9 +16,6 @@ use crate::comm::{
 };
 use potluck_core::{BucketId, ChunkId, Position, Rank};
 
-/// Maximum size of a message in bytes: small enough to stay in a core's cache, large enough to
-/// amortize waking a thread.
-pub(super) const CHUNK_BYTES: usize = 256 << 10;
 /// Returns the ranges of `length` elements that are sent in one message each: at least one, so
 /// that ranks exchange a message even without values.
 pub(super) fn chunks<T>(length: usize) -> impl Iterator<Item = Range<usize>> {

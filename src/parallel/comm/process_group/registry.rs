@@ -5,9 +5,10 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
-use super::connection::{CREDITS, WINDOW};
-use super::packet::{Packet, PacketKind, Pools};
-use super::remote::RemoteProcess;
+use super::limits::{CREDITS, WINDOW};
+use super::packet::{Packet, PacketKind};
+use super::payload::Pools;
+use super::remote_process::RemoteProcess;
 use crate::collective::RankGroup;
 use crate::comm::Mailbox;
 use potluck_core::rng::threefry2x32;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::connection::PeerChannels;
-use super::packet::{Payload, TypedPayload};
+use super::payload::{Payload, TypedPayload};
 use super::reduce_op::Reducer;
 use crate::collective::{Chunk, CollectiveKind};
 use crate::comm::{

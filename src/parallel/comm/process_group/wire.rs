@@ -1,9 +1,9 @@
 //! Headers of packets that go to ranks of other processes: fixed in size, followed by the bytes of
 //! the values, whose number follows from the header too.
 
-use super::TREE_BYTES;
-use super::packet::{CallKind, CollectiveCall, PacketKind, Payload};
-use super::perform::CHUNK_BYTES;
+use super::limits::{CHUNK_BYTES, TREE_BYTES};
+use super::packet::{CallKind, CollectiveCall, PacketKind};
+use super::payload::{Payload, PayloadForm};
 use crate::collective::{CollectiveKind, ring_chunk_length};
 use crate::comm::Element;
 use potluck_core::{ChunkId, Position, Rank};
@@ -37,16 +37,6 @@ const OPS: [&str; 7] = ["", "sum", "mean", "max", "min", "user", WEIGHTS];
 const ELEMENTS: [&str; 7] = ["", f32::NAME, f64::NAME, i32::NAME, u32::NAME, i64::NAME, u64::NAME];
 /// Name of the reduction of the weights of a mean.
 pub(crate) const WEIGHTS: &str = "weights of a mean";
-
-/// Form in which a packet holds its values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PayloadForm {
-    Nothing,
-    Owned,
-    Shared,
-    /// Partial sum or final values of a chunk of an exchange.
-    Chunk(CollectiveKind, ChunkId),
-}
 
 /// Content of a packet without its values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

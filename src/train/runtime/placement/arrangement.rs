@@ -2,8 +2,6 @@
 
 use std::ops::Range;
 
-use super::pipeline::RequestedPipelines;
-use super::types::PlacementRequest;
 use potluck_parallel::{Mesh, PipelineRanks, PipelineSchedule, Share};
 
 /// Decision about the ranks of a run: pipelines beside each other, of one stage each if every rank
@@ -41,20 +39,6 @@ impl Arrangement {
             rows = vec![most; mesh.world_size()];
         }
         Self { mesh, positions, pipelines: pipelines_of(mesh, chunks), shares, rows, schedule }
-    }
-
-    /// Returns the arrangement of ranks that each hold the whole model, in plans of so many rows.
-    pub(crate) fn of_replicas(
-        request: &PlacementRequest,
-        positions: Vec<usize>,
-        shares: Vec<Share>,
-        rows: Vec<u32>,
-    ) -> Self {
-        let requested = RequestedPipelines::of(request);
-        let blocks = request.plans.of_rows(1).graph.blocks.len() as u32;
-        let chunks = vec![requested.model_chunks(blocks); positions.len()];
-        let mesh = requested.mesh(positions.len());
-        Self { rows, ..Self::of(mesh, positions, &chunks, shares, requested.schedule) }
     }
 
     /// Returns the most rows of a micro-batch.

@@ -2,17 +2,18 @@
 //! shares, and starts the group. Everything measured here is decided before step 1, recorded, and
 //! kept on resume.
 
+use super::candidates::{adapters_for, candidates};
 use super::decision::{decide, saved_of};
 use super::names::display_names;
 use super::open_measured::open_measured;
-use super::open_ranks::{RequestedDevices, open_decided};
+use super::open_one::RequestedDevices;
+use super::open_ranks::open_decided;
 use super::repeat::{note, repeated_by};
 use super::start::start;
 use super::types::{PlacedWorkers, PlacementRequest};
 use crate::runtime::RuntimeError;
-use potluck_kernels::autotune::{self, cache};
-use potluck_kernels::device::{Adapter, Selection, list_adapters, select_all};
-use potluck_kernels::exec::cpu::host_name;
+use potluck_kernels::autotune;
+use potluck_kernels::device::select_all;
 
 /// Opens the requested devices, measures them if requested, and starts them as a worker group.
 ///
@@ -43,35 +44,4 @@ pub fn assemble(
     };
     placed.notes.extend(note(&placed, repeated));
     Ok(placed)
-}
-
-/// Returns the devices that a selector chooses.
-pub fn selections(selector: &str) -> Result<Vec<Selection>, RuntimeError> {
-    Ok(select_all(selector, &adapters_for(selector))?)
-}
-
-/// Returns the adapters among which a selector chooses. Enumerating them takes a while, so it is
-/// skipped for a selector that names only the CPU.
-pub fn adapters_for(selector: &str) -> Vec<Adapter> {
-    for part in selector.split(',') {
-        let name = part.split('*').next().unwrap_or_default();
-        if !name.trim().eq_ignore_ascii_case("cpu") {
-            return list_adapters();
-        }
-    }
-    Vec::new()
-}
-
-/// Returns the identities of devices, by which a placement knows them.
-pub fn candidates(selections: &[Selection]) -> Vec<String> {
-    selections.iter().map(identity).collect()
-}
-
-/// Returns the identity of a device, which decides the bits of its results.
-pub fn identity(selection: &Selection) -> String {
-    match selection {
-        Selection::Cpu { .. } => host_name(),
-        Selection::Adapter(adapter) => cache::device_key(adapter),
-        Selection::Offered(device) => device.identity.clone(),
-    }
 }

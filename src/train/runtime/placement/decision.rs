@@ -2,11 +2,12 @@
 //! measured. Everything that does not need an open device is checked here.
 
 use super::arrangement::Arrangement;
-use super::assemble::candidates;
+use super::candidates::candidates;
 use super::names::is_named;
-use super::open_ranks::RequestedDevices;
+use super::open_one::RequestedDevices;
 use super::pipeline::checks::{require_devices, require_micro_batches, require_model};
-use super::pipeline::{MeasuredBlocks, RequestedPipelines, by_measurement};
+use super::pipeline::{MeasuredBlocks, by_measurement};
+use super::requested_pipelines::RequestedPipelines;
 use super::shares::fixed_counts;
 use super::types::PlacementRequest;
 use crate::runtime::{RuntimeError, timing};

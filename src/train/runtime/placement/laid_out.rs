@@ -9,7 +9,7 @@ use super::types::PlacementRequest;
 use crate::runtime::pipelines::forward_micro_batches_max;
 use potluck_core::{BucketId, DType, Rank};
 use potluck_graph::Plan;
-use potluck_graph::plan::ALIGNMENT_BYTES;
+use potluck_graph::memory_layout::ALIGNMENT_BYTES;
 use potluck_kernels::device::Selection;
 use potluck_kernels::exec::Moments;
 use potluck_parallel::collective::{BucketGroups, LaidOutBucket, ShardLayout, Topology};

@@ -4,10 +4,10 @@
 
 use super::admission::{self, Admission, MeasuredCandidate, admit, reserves_hold};
 use super::arrangement::Arrangement;
-use super::assemble::adapters_for;
+use super::candidates::adapters_for;
 use super::laid_out::LaidOut;
 use super::names::{is_auto, is_named};
-use super::open_ranks::{RankOpening, RequestedDevices, open_one};
+use super::open_one::{RankOpening, RequestedDevices, open_one};
 use super::reduce_sites::reduce_sites;
 use super::shares::{layout_of, moments};
 use super::start::ReadyRanks;

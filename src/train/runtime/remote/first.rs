@@ -14,8 +14,8 @@ use super::wire::{
 use crate::runtime::RuntimeError;
 use crate::runtime::addresses::ArrivingFrames;
 use crate::runtime::messages::CoordinatorMsg;
+use crate::runtime::remote_seat::RemoteSeat;
 use crate::runtime::step::StepInput;
-use crate::runtime::workers::seat::RemoteSeat;
 use potluck_core::format::seconds;
 use potluck_core::metrics::Trace;
 use potluck_core::{Lock, Rank, Round};

@@ -16,13 +16,13 @@ use super::wire::{
 };
 use crate::runtime::addresses::{ArrivingFrames, RankAddress, RankAddresses};
 use crate::runtime::device_thread::DeviceThread;
+use crate::runtime::group_layout::{GroupLayout, WorkerGroupOptions};
 use crate::runtime::messages::CoordinatorMsg;
 use crate::runtime::open::{DeviceToOpen, OpenDevice, OpenOptions, open_selected};
-use crate::runtime::placement::assemble::identity;
+use crate::runtime::placement::candidates::identity;
 use crate::runtime::placement::names::display_names;
 use crate::runtime::step::{Inputs, StepInput};
-use crate::runtime::workers::WorkerGroupOptions;
-use crate::runtime::workers::seat::{GroupLayout, LocalSeat};
+use crate::runtime::workers::seat::LocalSeat;
 use crate::runtime::{RuntimeError, memory};
 use potluck_core::faults::Faults;
 use potluck_core::format::no_thread;

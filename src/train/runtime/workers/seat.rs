@@ -5,35 +5,24 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use super::WorkerGroupOptions;
 use super::round::FinishOnDrop;
 use crate::runtime::RuntimeError;
 use crate::runtime::addresses::{RankAddress, RankAddresses};
 use crate::runtime::device_thread::DeviceThread;
+use crate::runtime::group_layout::GroupLayout;
 use crate::runtime::messages::{CoordinatorMsg, DriverMsg, RankRingMsg};
-use crate::runtime::peers::{RingPeers, TraceTracks, WaitStatus};
+use crate::runtime::peers::{RingPeers, WaitStatus};
+use crate::runtime::remote_seat::RemoteSeat;
 use crate::runtime::ring::RingChannels;
 use crate::runtime::step::{NoPeers, Peers, StepInput, run_step};
+use crate::runtime::trace_tracks::TraceTracks;
 use potluck_core::{Lock, Rank, Round};
 use potluck_kernels::device::DeviceError;
 use potluck_kernels::exec::BucketTensor;
-use potluck_parallel::collective::{BucketGroups, ShardLayout};
 use potluck_parallel::comm::{BufferPool, Mailbox, ring_inbox_max, send_restart};
 use potluck_parallel::coordinator::RankActivity;
 use potluck_parallel::transfers::{PeerTransfers, device_inbox_max};
 use potluck_parallel::{ReduceSite, Verdict};
-
-/// Layout of a group, the same for all of its ranks, wherever they are.
-#[derive(Clone)]
-pub struct GroupLayout {
-    pub shards: Arc<ShardLayout>,
-    /// Ranks that hold each bucket.
-    pub groups: BucketGroups,
-    pub options: WorkerGroupOptions,
-    /// Generation of the first round; those of another group over the same nodes are lower or
-    /// higher throughout.
-    pub generation: u64,
-}
 
 impl GroupLayout {
     /// Returns the mailboxes of a rank of this process.
@@ -44,24 +33,6 @@ impl GroupLayout {
         let driver = Mailbox::new(device_inbox_max(shards, &options.edges, rank));
         RankAddress::Local { ring, driver }
     }
-}
-
-/// Rank of another node.
-pub trait RemoteSeat: Send + Sync {
-    /// Begins a step of the rank, whose vote and end are sent to the coordinator's mailbox.
-    ///
-    /// # Errors
-    /// Returns `DeviceError` if the node is not there any more.
-    fn submit(&self, input: &StepInput) -> Result<(), DeviceError>;
-
-    /// Announces the verdict on a round.
-    fn decide(&self, round: Round, verdict: &Verdict);
-
-    /// Ends the step of the rank, and with it the group.
-    fn abort(&self, why: &str);
-
-    /// Returns the activity of the rank, whose device has shown this many heartbeats.
-    fn activity(&self, heartbeats: u64) -> RankActivity;
 }
 
 /// Seat of one rank.

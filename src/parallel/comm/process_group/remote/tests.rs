@@ -5,7 +5,8 @@ use std::sync::{Mutex, OnceLock};
 use std::thread;
 
 use super::*;
-use crate::comm::{GroupError, ReduceOp};
+use crate::comm::{Closed, GroupError, PacketLink, PacketValues, ReduceOp};
+use potluck_core::Rank;
 use potluck_core::rng::Key;
 
 /// Link that hands bytes to the receiver of another process, after a change.

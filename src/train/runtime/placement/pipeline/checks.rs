@@ -1,8 +1,8 @@
 //! Checks of requested pipelines, before any device is opened.
 
-use super::RequestedPipelines;
 use crate::runtime::RuntimeError;
 use crate::runtime::placement::arrangement::Arrangement;
+use crate::runtime::placement::requested_pipelines::RequestedPipelines;
 use potluck_core::Setting;
 use potluck_core::format::counted;
 use potluck_graph::Graph;

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use super::checks::{require_devices, require_model};
-use super::{RequestedPipelines, names_of_runs};
+use super::names_of_runs;
 use crate::runtime::RuntimeError;
 use crate::runtime::open::{OpenOptions, open_named};
 use crate::runtime::pipelines::{ModelPipelines, forward_micro_batches_max};
 use crate::runtime::placement::arrangement::pipelines_of;
 use crate::runtime::placement::laid_out::layout_of_groups;
 use crate::runtime::placement::names::display_names;
+use crate::runtime::placement::requested_pipelines::RequestedPipelines;
 use crate::runtime::workers::{WorkerGroup, WorkerGroupOptions};
 use potluck_core::DType;
 use potluck_graph::Plan;

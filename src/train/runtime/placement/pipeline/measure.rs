@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use crate::runtime::blocks::BlockKinds;
 use crate::runtime::open::no_room;
-use crate::runtime::placement::assemble::identity;
-use crate::runtime::placement::open_ranks::{RankOpening, RequestedDevices, open_one};
+use crate::runtime::placement::candidates::identity;
+use crate::runtime::placement::open_one::{RankOpening, RequestedDevices, open_one};
 use crate::runtime::placement::types::PlacementRequest;
 use crate::runtime::{RuntimeError, memory};
 use potluck_core::faults::{Fault, InjectedFault, Point};

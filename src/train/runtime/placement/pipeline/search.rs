@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use super::RequestedPipelines;
 use super::measure::{MeasuredBlocks, measure_blocks};
 use super::shared_memory::overfull;
 use super::stage_memory::StageMemory;
 use crate::runtime::RuntimeError;
 use crate::runtime::placement::arrangement::Arrangement;
-use crate::runtime::placement::open_ranks::RequestedDevices;
+use crate::runtime::placement::open_one::RequestedDevices;
+use crate::runtime::placement::requested_pipelines::RequestedPipelines;
 use crate::runtime::placement::shares::fixed_counts;
 use crate::runtime::placement::types::PlacementRequest;
 use potluck_core::format::milliseconds;

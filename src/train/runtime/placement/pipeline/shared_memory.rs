@@ -1,6 +1,6 @@
 //! Memory of adapters that several ranks share: each rank may fit alone where all together do not.
 
-use crate::runtime::placement::open_ranks::RequestedDevices;
+use crate::runtime::placement::open_one::RequestedDevices;
 use crate::runtime::placement::rank_memory::RankMemory;
 use crate::runtime::placement::types::PlacementRequest;
 use crate::runtime::{RuntimeError, memory};

@@ -5,13 +5,13 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::RequestedPipelines;
 use crate::runtime::memory;
 use crate::runtime::placement::rank_memory::RankMemory;
+use crate::runtime::placement::requested_pipelines::RequestedPipelines;
 use crate::runtime::placement::shares::owned_elements;
 use crate::runtime::placement::types::PlacementRequest;
 use potluck_core::{BucketId, DType, Position};
-use potluck_graph::plan::ALIGNMENT_BYTES;
+use potluck_graph::memory_layout::ALIGNMENT_BYTES;
 use potluck_graph::print::MemoryUsage;
 use potluck_graph::{Plan, PlanPart};
 use potluck_kernels::device::Selection;

@@ -4,15 +4,15 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::RequestedPipelines;
 use super::measure::measure_blocks;
 use super::stage_memory::StageMemory;
 use crate::runtime::open::OpenOptions;
 use crate::runtime::placement::assemble::assemble;
 use crate::runtime::placement::laid_out::LaidOut;
 use crate::runtime::placement::names::display_names;
-use crate::runtime::placement::open_ranks::RequestedDevices;
+use crate::runtime::placement::open_one::RequestedDevices;
 use crate::runtime::placement::plans::Plans;
+use crate::runtime::placement::requested_pipelines::RequestedPipelines;
 use crate::runtime::placement::types::{PlacedWorkers, PlacementRequest};
 use crate::runtime::remote::NO_NODES;
 use crate::runtime::timing::Probe;

@@ -1,0 +1,17 @@
+//! Error of a greeting.
+
+use super::bounds::DEVICES_MAX;
+use super::text::TextError;
+
+/// Error of a greeting's content.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HelloError {
+    #[error("{0}")]
+    Text(#[from] TextError),
+    #[error("it has no device")]
+    NoDevice,
+    #[error("it has {devices} devices, of at most {DEVICES_MAX}")]
+    TooManyDevices { devices: usize },
+    #[error("it listens at port 0, which is none")]
+    NoPort,
+}

@@ -1,0 +1,44 @@
+//! Settings of an endpoint.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Settings of an [`Endpoint`](crate::Endpoint).
+#[derive(Clone, Debug)]
+pub struct EndpointOptions {
+    /// Address of the socket; port 0 is any that is free.
+    pub listen: SocketAddr,
+    /// Most links at a time, with peers that are not accepted yet.
+    pub links_max: usize,
+    /// Time without any packet of the peer after which a link ends; the shorter one of both sides
+    /// counts. Packets that keep it alive are sent by themselves.
+    pub idle_timeout: Duration,
+    /// Time for a handshake, and then for the greeting.
+    pub handshake_timeout: Duration,
+    /// Most time for which a closed link sends what was queued.
+    pub flush_timeout: Duration,
+    /// Most bytes of a stream that were received and not taken. A link has one stream of payloads
+    /// and up to four blobs.
+    pub window_bytes: u64,
+    /// Most bytes of payloads in a link's queue, beyond which a sender waits; blobs have as much.
+    pub queue_bytes: usize,
+    /// Threads. Two let one connection decrypt while the socket is read; between two processes on
+    /// two cores, one thread each is as fast.
+    pub threads: usize,
+}
+
+impl EndpointOptions {
+    /// Returns the usual settings.
+    pub fn new(listen: SocketAddr) -> Self {
+        Self {
+            listen,
+            links_max: 64,
+            idle_timeout: Duration::from_secs(10),
+            handshake_timeout: Duration::from_secs(5),
+            flush_timeout: Duration::from_secs(2),
+            window_bytes: 8 << 20,
+            queue_bytes: 64 << 20,
+            threads: 2,
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Part of a link that its tasks hold: its queues, and how it ends.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use bytes::Bytes;
+use quinn::Connection;
+use tokio::runtime::Handle;
+use tokio::time::timeout;
+
+use super::closing::close;
+use super::endpoint_options::EndpointOptions;
+use super::error::CloseReason;
+use super::send_queue::SendQueue;
+use super::wire::{BlobHead, DataHead};
+use potluck_core::Lock;
+
+/// Part of a link that its tasks hold.
+pub struct Shared {
+    pub connection: Connection,
+    pub address: SocketAddr,
+    pub controls: SendQueue<Bytes>,
+    pub payloads: SendQueue<(DataHead, Bytes)>,
+    pub blobs: SendQueue<(BlobHead, Bytes)>,
+    /// Set once the data stream of the peer is known; there is one.
+    pub(crate) has_data_stream: AtomicBool,
+    /// Idle timeout of the connection, which is the shorter one of both sides, as far as it is
+    /// known; and time without progress after which something that has begun to arrive is given
+    /// up.
+    /// Bytes of blobs that have arrived.
+    pub(crate) blob_bytes: AtomicU64,
+    /// Set once nothing is to be handed to the receiver any more.
+    pub(super) is_broken: AtomicBool,
+    pub(super) reason: Lock<Option<CloseReason>>,
+    /// Sentence of a close that still sends what was queued.
+    pub(super) ending: OnceLock<String>,
+    pub(super) options: EndpointOptions,
+    pub(super) handle: Handle,
+}
+
+impl Shared {
+    /// Closes the connection at once, with the first reason.
+    pub fn stop(&self, why: CloseReason) {
+        let mut reason = self.reason.lock();
+        if reason.is_none() {
+            let breaks = matches!(why, CloseReason::Violation(_) | CloseReason::Defect(_));
+            self.is_broken.store(breaks, Ordering::SeqCst);
+            let (code, text) = why.code();
+            close(&self.connection, code, text);
+            *reason = Some(why);
+        }
+    }
+
+    /// Returns the idle timeout of the link: the shorter one of both sides.
+    pub fn idle_timeout(&self) -> Duration {
+        self.options.idle_timeout
+    }
+
+    /// Returns true once nothing more is handed to the receiver.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.is_broken.load(Ordering::SeqCst)
+    }
+
+    /// Closes the link when all that was queued has arrived, or after the time for that.
+    pub fn end(&self, why: &str) {
+        if self.ending.set(why.to_owned()).is_err() {
+            return;
+        }
+        self.controls.end(why);
+        self.payloads.end(why);
+        self.blobs.end(why);
+        let (connection, limit) = (self.connection.clone(), self.options.flush_timeout);
+        let (code, text) = (super::wire::CloseCode::End, why.to_owned());
+        self.handle.spawn(async move {
+            if timeout(limit, connection.closed()).await.is_err() {
+                close(&connection, code, &text);
+            }
+        });
+    }
+
+    pub(super) fn close_queues(&self, why: &str) {
+        self.controls.close(why);
+        self.payloads.close(why);
+        self.blobs.close(why);
+    }
+}
+
+/// Closes the link when its task panics, in the code of the receiver for example.
+pub(crate) struct PanicGuard(pub Arc<Shared>);
+
+impl Drop for PanicGuard {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.stop(CloseReason::Defect("a thread of the network panicked".into()));
+        }
+    }
+}

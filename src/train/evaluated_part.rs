@@ -1,0 +1,20 @@
+//! Part of a split that is evaluated, with its task.
+
+use std::sync::Arc;
+
+use super::loader::BatchSource;
+use super::signals::SignalFlags;
+use super::task::Task;
+use potluck_data::Split;
+
+/// Part of a split that is evaluated.
+pub(super) struct EvaluatedPart<'a> {
+    pub source: &'a BatchSource,
+    /// Task whose sums are added up.
+    pub task: &'a Arc<dyn Task>,
+    pub split: Split,
+    /// Samples, spread over the split; 0: all.
+    pub samples: u64,
+    /// Signals that end the evaluation early.
+    pub signals: &'a SignalFlags,
+}

@@ -1,0 +1,119 @@
+//! Pipelines that a request asks for, and the arrangements that they make.
+
+use std::ops::Range;
+
+use super::arrangement::Arrangement;
+use super::types::PlacementRequest;
+use potluck_parallel::planner::cut::{chunks_of_counts, even};
+use potluck_parallel::{
+    Mesh, ParallelOptions, PipelineOptions, PipelineSchedule, Placement, Share, contiguous_shares,
+};
+
+/// Pipelines that a request asks for; of one stage each if every rank holds the whole model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RequestedPipelines<'a> {
+    /// Stages of each pipeline, and model chunks of each stage.
+    pub stages: usize,
+    pub chunks: usize,
+    pub schedule: PipelineSchedule,
+    /// Blocks of each model chunk; empty if they are not given.
+    pub blocks: &'a [u32],
+}
+
+impl<'a> RequestedPipelines<'a> {
+    /// Returns the pipelines that a request asks for.
+    pub fn of(request: &PlacementRequest<'a>) -> Self {
+        Self::from(request.parallel)
+    }
+
+    /// Returns the mesh of so many devices: as many whole pipelines as they make.
+    pub fn mesh(&self, devices: usize) -> Mesh {
+        Mesh::of_pipelines(devices / self.stages.max(1), self.stages)
+    }
+
+    /// Returns the model chunks of a model of `blocks` blocks: those that are given or, if none
+    /// are, chunks of nearly equal numbers of blocks.
+    pub(crate) fn model_chunks(&self, blocks: u32) -> Vec<Range<u32>> {
+        if self.blocks.is_empty() {
+            even(blocks, self.stages * self.chunks)
+        } else {
+            chunks_of_counts(self.blocks)
+        }
+    }
+
+    /// Returns the pipelines of devices in this order, all cut into the same model chunks.
+    pub(crate) fn in_order(
+        &self,
+        positions: Vec<usize>,
+        chunks: &[Range<u32>],
+        counts: &[u32],
+        micro_batch: u32,
+    ) -> Arrangement {
+        let mesh = self.mesh(positions.len());
+        let micro_batches: Vec<u32> =
+            counts.iter().map(|count| micro_batch.min(*count).max(1)).collect();
+        let shares = contiguous_shares(counts, &micro_batches);
+        let chunks = vec![chunks.to_vec(); counts.len()];
+        Arrangement::of(mesh, positions, &chunks, shares, self.schedule)
+    }
+
+    /// Returns the pipelines of a checkpoint, if they were placed as is asked; `None` if not.
+    pub fn recorded(&self, saved: &Placement) -> Option<Arrangement> {
+        let PipelineOptions { schedule, virtual_stages, .. } = saved.options.pipeline;
+        let is_same = saved.mesh.pipeline == self.stages
+            && schedule == self.schedule
+            && virtual_stages as usize == self.chunks;
+        if !is_same || !saved.is_consistent() {
+            return None;
+        }
+        let mut chunks = Vec::new();
+        for ranks in saved.pipelines() {
+            let mut of_pipeline = Vec::new();
+            for chunk in 0..self.chunks {
+                for rank in &ranks {
+                    of_pipeline.push(rank.blocks[chunk].clone());
+                }
+            }
+            chunks.push(of_pipeline);
+        }
+        let mut counts = Vec::new();
+        let mut micro_batches = Vec::new();
+        for rank in saved.units() {
+            counts.push(rank.share);
+            micro_batches.push(rank.micro_batch);
+        }
+        let positions = saved.ranks.iter().map(|rank| rank.position).collect();
+        let shares = contiguous_shares(&counts, &micro_batches);
+        Some(Arrangement::of(saved.mesh, positions, &chunks, shares, self.schedule))
+    }
+}
+
+impl<'a> From<&'a ParallelOptions> for RequestedPipelines<'a> {
+    fn from(options: &'a ParallelOptions) -> Self {
+        let ParallelOptions { pipeline, .. } = options;
+        let PipelineOptions { stages, schedule, virtual_stages, blocks_per_stage } = pipeline;
+        let has_stages = pipeline.has_stages();
+        Self {
+            stages: *stages as usize,
+            chunks: if has_stages { *virtual_stages as usize } else { 1 },
+            schedule: *schedule,
+            blocks: if has_stages { blocks_per_stage } else { &[] },
+        }
+    }
+}
+
+impl Arrangement {
+    /// Returns the arrangement of ranks that each hold the whole model, in plans of so many rows.
+    pub(crate) fn of_replicas(
+        request: &PlacementRequest,
+        positions: Vec<usize>,
+        shares: Vec<Share>,
+        rows: Vec<u32>,
+    ) -> Self {
+        let requested = RequestedPipelines::of(request);
+        let blocks = request.plans.of_rows(1).graph.blocks.len() as u32;
+        let chunks = vec![requested.model_chunks(blocks); positions.len()];
+        let mesh = requested.mesh(positions.len());
+        Self { rows, ..Self::of(mesh, positions, &chunks, shares, requested.schedule) }
+    }
+}

@@ -1,0 +1,25 @@
+//! Seat of a rank of another node, as a worker group sees it.
+
+use super::step::StepInput;
+use potluck_core::Round;
+use potluck_kernels::device::DeviceError;
+use potluck_parallel::Verdict;
+use potluck_parallel::coordinator::RankActivity;
+
+/// Rank of another node.
+pub trait RemoteSeat: Send + Sync {
+    /// Begins a step of the rank, whose vote and end are sent to the coordinator's mailbox.
+    ///
+    /// # Errors
+    /// Returns `DeviceError` if the node is not there any more.
+    fn submit(&self, input: &StepInput) -> Result<(), DeviceError>;
+
+    /// Announces the verdict on a round.
+    fn decide(&self, round: Round, verdict: &Verdict);
+
+    /// Ends the step of the rank, and with it the group.
+    fn abort(&self, why: &str);
+
+    /// Returns the activity of the rank, whose device has shown this many heartbeats.
+    fn activity(&self, heartbeats: u64) -> RankActivity;
+}

@@ -1,0 +1,127 @@
+//! Options of [`Trainer::fit`](crate::Trainer::fit): how long it trains, and what it does
+//! meanwhile.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::options::refused;
+use crate::error::TrainError;
+use crate::task::{LossTask, Task};
+use potluck_core::DType;
+use potluck_data::{Augmentation, Dataset, Split};
+use potluck_graph::optim::{Decay, Schedule};
+
+/// Options of [`Trainer::fit`](crate::Trainer::fit).
+#[derive(Clone, Debug)]
+pub struct FitOptions {
+    pub length: FitLength,
+    /// Learning rate of each step of the trainer.
+    pub schedule: Schedule,
+    /// Steps between evaluations on the validation split, of which there is one at the end, too; 0:
+    /// none.
+    pub eval_every: u64,
+    /// Samples per evaluation, spread over the split; 0: all.
+    pub eval_samples: u64,
+    /// Task whose metrics evaluations compute, as
+    /// [`task_of_samples`](crate::task::task_of_samples) gives it; steps count its unit.
+    pub task: Arc<dyn Task>,
+    /// Random changes of the pictures that are trained on: of the first input of the data.
+    pub augmentation: Option<Augmentation>,
+    /// Evaluations after the best one that may pass without a better one; 0: any number. Needs
+    /// `eval_every`.
+    pub patience: u64,
+    /// True to keep the parameters of the best evaluation of this call, in host memory. Needs
+    /// `eval_every`.
+    pub keep_best: bool,
+    /// Directory that is saved to at the start, at the best evaluations and at the end.
+    pub directory: Option<PathBuf>,
+    /// Steps between further saves; 0: none.
+    pub save_every: u64,
+    /// Newest saves to keep, at least 2, besides the best.
+    pub saves_kept: usize,
+    /// Steps in a row that are not finite, and so update nothing, at which the call ends with an
+    /// error; at least 1.
+    pub skipped_steps_max: u64,
+}
+
+/// End of the steps of [`Trainer::fit`](crate::Trainer::fit), counted from the first step of the
+/// trainer, also over saves and on other data: a call that goes on has the length of the whole. If
+/// that is reached already, the call takes no step, and says so with an
+/// [`Event::Note`](potluck_core::metrics::Event::Note).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FitLength {
+    Steps(u64),
+    /// Passes through the samples of the training split; ends with the first step that completes
+    /// the last of them. The samples of a text are its windows, one per token, which overlap;
+    /// `train.epochs` of the program counts their tokens, and so ends earlier by the context's
+    /// length.
+    Epochs(u64),
+}
+
+impl FitOptions {
+    /// Returns options for steps at one learning rate, without evaluations and saves.
+    pub fn constant(length: FitLength, lr: f64) -> Self {
+        let decay = Decay::Constant;
+        let schedule = Schedule { decay, lr, min_lr: lr, warmup: 0, decay_steps: 0 };
+        Self::new(length, schedule)
+    }
+
+    /// Returns options for steps by a schedule, without evaluations and saves; 100 skipped steps in
+    /// a row are an error.
+    pub fn new(length: FitLength, schedule: Schedule) -> Self {
+        Self {
+            length,
+            schedule,
+            eval_every: 0,
+            eval_samples: 0,
+            task: Arc::new(LossTask),
+            augmentation: None,
+            patience: 0,
+            keep_best: false,
+            directory: None,
+            save_every: 0,
+            saves_kept: 2,
+            skipped_steps_max: 100,
+        }
+    }
+}
+
+impl FitOptions {
+    /// Checks that the options make sense together and on the data.
+    pub(super) fn check(&self, data: &Arc<dyn Dataset>) -> Result<(), TrainError> {
+        if self.skipped_steps_max == 0 {
+            return refused("skipped_steps_max must be at least 1");
+        }
+        if self.eval_every > 0 && data.evaluation_samples(Split::Validation).is_empty() {
+            return refused("the data hold no sample out to evaluate on; set eval_every to 0");
+        }
+        if self.eval_every == 0 && self.patience > 0 {
+            return refused("patience counts evaluations, of which there are none; set eval_every");
+        }
+        if self.eval_every == 0 && self.keep_best {
+            return refused("keep_best needs evaluations, of which there are none; set eval_every");
+        }
+        if let Some(changes) = &self.augmentation {
+            check_pictures(changes, data)?;
+        }
+        Ok(())
+    }
+}
+
+/// Checks that the samples are pictures of the size that is changed.
+fn check_pictures(changes: &Augmentation, data: &Arc<dyn Dataset>) -> Result<(), TrainError> {
+    let [channels, height, width] = changes.shape();
+    // The input that the loader changes.
+    let input = match data.inputs().first() {
+        Some(input) if input.dtype == DType::F32 => *input,
+        _ => return refused("the data have no pictures for an augmentation to change"),
+    };
+    if input.elements != channels * height * width {
+        return Err(TrainError::InvalidRequest(format!(
+            "the augmentation is one of pictures of {channels} x {height} x {width} values, and \
+             the data have {} values of '{}' per sample",
+            input.elements, input.name
+        )));
+    }
+    Ok(())
+}
