@@ -62,7 +62,10 @@ impl fmt::Display for Table {
             }
             writeln!(f)?;
         }
-        self.note.map_or(Ok(()), |note| writeln!(f, "{note}"))
+        if let Some(note) = self.note {
+            writeln!(f, "{note}")?;
+        }
+        Ok(())
     }
 }
 
