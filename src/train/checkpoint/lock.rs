@@ -18,11 +18,11 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// process ends, so there are no stale locks; the file itself stays. It contains the process id,
 /// which another process names in its error message.
 #[derive(Debug)]
-pub(crate) struct Lock {
+pub(crate) struct RunLock {
     _file: File,
 }
 
-impl Lock {
+impl RunLock {
     /// Takes the lock of a run directory.
     ///
     /// # Errors
@@ -106,15 +106,15 @@ mod tests {
     fn a_lock_that_is_let_go_soon_is_waited_for() {
         let run = tempfile::tempdir().unwrap();
         assert!(!is_held(run.path()));
-        let first = Lock::take(run.path()).unwrap();
+        let first = RunLock::take(run.path()).unwrap();
         assert!(is_held(run.path()));
-        assert!(matches!(Lock::take(run.path()), Err(CheckpointError::InUse { .. })));
+        assert!(matches!(RunLock::take(run.path()), Err(CheckpointError::InUse { .. })));
         assert!(matches!(wait(run.path()), Err(CheckpointError::InUse { .. })));
         let ending = thread::spawn(move || {
             thread::sleep(2 * PAUSE);
             drop(first);
         });
-        Lock::take(run.path()).unwrap();
+        RunLock::take(run.path()).unwrap();
         ending.join().unwrap();
         wait(run.path()).unwrap();
     }

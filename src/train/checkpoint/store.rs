@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-use super::lock::{self, Lock};
+use super::lock::{self, RunLock};
 use super::manifest::{Manifest, directory_name, step_of};
 use super::{CARRIED, Checkpoint, CheckpointError, FILES, MOMENTS, Meta, NamedTensor, tensors};
 use potluck_core::faults::{Faults, Point};
@@ -36,7 +36,7 @@ const FALL_BACK_MAX: usize = 2;
 pub struct Store {
     directory: PathBuf,
     /// `None` if the store was opened to read only.
-    lock: Option<Lock>,
+    lock: Option<RunLock>,
     faults: Faults,
     /// Steps that this store has written or verified, which pruning does not read again.
     verified: BTreeSet<u64>,
@@ -53,7 +53,7 @@ impl Store {
         let mut store = Self::open_to_read(run);
         let error = |why| CheckpointError::Write { path: store.directory.clone(), why };
         fs::create_dir_all(&store.directory).map_err(error)?;
-        store.lock = Some(Lock::take(run)?);
+        store.lock = Some(RunLock::take(run)?);
         store.clean_up().map_err(|why| store.write_error(why))?;
         Ok(store)
     }
