@@ -11,7 +11,6 @@ use potluck_parallel::collective::{CollectiveKind, CommCost, RankGroup, Topology
 use potluck_parallel::{Edge, Mesh};
 use potluck_train::runtime::trace_labels::edge_source;
 
-/// Bytes of one exchanged value.
 /// Returns the tables of the edges, the buckets and what each rank sends.
 pub fn communication(placement: &ExplainedPlacement) -> String {
     if placement.world() == 1 {
