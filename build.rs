@@ -21,7 +21,6 @@ fn main() -> Result<(), Box<dyn Error>> {
         hashed.update(line.as_bytes()).update(b"\n");
     }
     println!("cargo::rustc-env=POTLUCK_BUILD={}", &hashed.finalize().to_hex()[..16]);
-    println!("cargo::rustc-env=POTLUCK_WGPU={}", version_of(&lock, "wgpu").unwrap_or("unknown"));
     Ok(())
 }
 
@@ -53,11 +52,4 @@ fn hash_sources(directory: &Path, hashed: &mut blake3::Hasher) -> Result<(), Box
 /// Returns true for the lines of a lock file that say which version of which package is used.
 fn is_of_version(line: &str) -> bool {
     ["name = ", "version = ", "checksum = "].iter().any(|key| line.starts_with(key))
-}
-
-/// Returns the version of a package in a lock file.
-fn version_of<'a>(lock: &'a str, name: &str) -> Option<&'a str> {
-    let wanted = format!("name = \"{name}\"");
-    let mut lines = lock.lines().skip_while(|line| *line != wanted).skip(1);
-    lines.next()?.strip_prefix("version = \"")?.trim_end().strip_suffix('"')
 }

@@ -9,15 +9,14 @@ use super::shapes::ShapeError;
 use potluck_core::{DType, HostTensorView, Shape, TensorId};
 
 /// Op defined outside the crate: name, inputs, shape rule, gradient, f64 reference and GPU kernel.
-/// [`Builder::custom`] adds it to a graph. Elementwise ops are shorter with
-/// `Elementwise`.
+/// [`Builder::custom`] adds it to a graph. Elementwise ops are shorter with `Elementwise`.
 ///
 /// The reference defines the op. It runs on the CPU device, and before a device runs the kernel on
 /// inputs of some sizes, the kernel must give the reference's results there on random inputs: a
-/// normalized mean squared error of at most `NMSE_MAX` of `potluck-kernels`. A kernel that
-/// does not compile or gives other results is `DeviceError::CustomKernel`.
-/// `check_gradient` compares the gradient with differences of the reference, and
-/// `check_kernel` tests the kernel on a device without a model.
+/// normalized mean squared error of at most `NMSE_MAX` of `potluck-kernels`. A kernel that does not
+/// compile or gives other results is `DeviceError::CustomKernel`. `check_gradient` compares the
+/// gradient with differences of the reference, and `check_kernel` tests the kernel on a device
+/// without a model.
 ///
 /// # Kernel
 ///
@@ -29,10 +28,10 @@ use potluck_core::{DType, HostTensorView, Shape, TensorId};
 /// from `params`. The kernel must write every element of the output and may not read it before.
 ///
 /// Every device allows 7 inputs, 256 invocations and 16 KiB of memory per workgroup, and 65,535
-/// workgroups per dimension; `grid` folds longer grids. The text is
-/// compiled with all of wgpu's checks, so an index out of bounds reads or writes another element
-/// of the same tensor, or nothing, but no other memory (on GL, that is up to the driver). llvmpipe
-/// ends loops silently after 65,535 iterations per invocation.
+/// workgroups per dimension; `grid` folds longer grids. The text is compiled with all of wgpu's
+/// checks, so an index out of bounds reads or writes another element of the same tensor, or
+/// nothing, but no other memory (on GL, that is up to the driver). llvmpipe ends loops silently
+/// after 65,535 iterations per invocation.
 pub trait CustomOp: Send + Sync {
     /// Returns the op's name and all parameters that change what it computes, such as `snake 0.5`:
     /// two ops of one name are the same op. It is printed in graphs, profiles and errors; tensors

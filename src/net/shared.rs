@@ -26,9 +26,6 @@ pub struct Shared {
     pub blobs: SendQueue<(BlobHead, Bytes)>,
     /// Set once the data stream of the peer is known; there is one.
     pub(crate) has_data_stream: AtomicBool,
-    /// Idle timeout of the connection, which is the shorter one of both sides, as far as it is
-    /// known; and time without progress after which something that has begun to arrive is given
-    /// up.
     /// Bytes of blobs that have arrived.
     pub(crate) blob_bytes: AtomicU64,
     /// Set once nothing is to be handed to the receiver any more.

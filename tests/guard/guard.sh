@@ -172,7 +172,7 @@ split_shaders() {
 
 record() {
     cd "$root"
-    cargo build --quiet --bin potluck
+    cargo build --quiet --workspace --bins
     program="$(cargo metadata --no-deps --format-version 1 --quiet |
         sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')/debug/potluck"
     work="$(mktemp -d)"
@@ -184,7 +184,7 @@ record() {
     write_text "$work/text.txt"
     write_configuration "$work/small.toml"
     POTLUCK_WRITE_SHADERS="$work/shaders.txt" \
-        cargo test --quiet --test library -- every_shader_is_portable >"$work/log" 2>&1
+        cargo test --quiet --workspace --test library -- every_shader_is_portable >"$work/log" 2>&1
     split_shaders "$work/shaders.txt" "$out"
     write_pictures "$work/pictures"
     local data=$'[data]\npath = "pictures"'

@@ -2,7 +2,6 @@
 
 use super::Explanation;
 use super::placement::ExplainedPlacement;
-use potluck_core::DType;
 use potluck_core::format::gibibytes;
 use potluck_graph::Graph;
 use potluck_graph::print::{RankMemoryUsage, memory_table, memory_tables};
@@ -88,11 +87,11 @@ pub fn memory(placement: &ExplainedPlacement) -> Explanation {
 
 /// Returns the bytes of host memory that batches take: prefetched inputs, and carried states.
 fn batches_bytes(graph: &Graph, batch: usize) -> usize {
-    let mut values = 0;
+    let mut of_sample = 0;
     for (_, id) in graph.inputs_of_samples() {
-        values += graph.tensor(*id).shape.per_row();
+        of_sample += graph.tensor(*id).bytes(1);
     }
-    loader::bytes(batch, values * DType::F32.bytes()).saturating_add(carried::bytes(graph, batch))
+    loader::bytes(batch, of_sample).saturating_add(carried::bytes(graph, batch))
 }
 
 /// Returns a line that compares the bytes that a device needs with the memory that it has. A run

@@ -36,7 +36,7 @@ pub fn host_extra_bytes(plan: &Plan) -> usize {
         let [copies, elements] = int_elements(plan, tensor);
         copies.saturating_mul(elements)
     });
-    ints.fold(2, usize::saturating_add).saturating_mul(DType::F32.bytes())
+    ints.fold(2, usize::saturating_add).saturating_mul(DType::U32.bytes())
 }
 
 /// Returns the number of copies of an integer input, which is 0 if it has no place, and the
@@ -123,8 +123,11 @@ impl Cpu<f64> {
 impl<T: Float> Cpu<T> {
     fn new(name: String, plan: Plan, moments: impl Into<Moments>, functions: Functions<T>) -> Self {
         let zeros = |count: usize| vec![T::zero(); count];
-        let slots =
-            plan.slots.iter().map(|slot| vec![zeros(slot.bytes / 4); slot.copies]).collect();
+        let slots = plan
+            .slots
+            .iter()
+            .map(|slot| vec![zeros(slot.bytes / DType::F32.bytes()); slot.copies])
+            .collect();
         let ids = (0..plan.graph.tensors.len() as u32).map(TensorId);
         let ints = ids.map(|tensor| {
             let [copies, elements] = int_elements(&plan, tensor);

@@ -7,7 +7,6 @@ use potluck_core::format::no_thread;
 use potluck_core::metrics::MetricsError;
 use potluck_core::{Rank, Setting, Wording};
 use potluck_kernels::device::DeviceError;
-use potluck_net::nodes::MeetingError;
 
 /// Exit code of a defect of potluck.
 pub const EXIT_DEFECT: i32 = 70;
@@ -63,12 +62,6 @@ pub enum RuntimeError {
     InvalidRequest(String),
     #[error("{0}; this is a defect of potluck, please report it")]
     Defect(String),
-}
-
-impl From<MeetingError> for RuntimeError {
-    fn from(error: MeetingError) -> Self {
-        Self::InvalidRequest(error.to_string())
-    }
 }
 
 impl RuntimeError {

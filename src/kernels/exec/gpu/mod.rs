@@ -195,11 +195,11 @@ impl GpuExecutor {
     /// Returns the binding of a tensor: as many bytes as it takes at the plan's capacity, whatever
     /// the rows of a pass, because kernels stop at the number of rows in their parameters.
     fn binding(&self, tensor: TensorId, micro_batch: usize) -> Binding {
-        let count = self.plan.graph.tensor(tensor).shape.elements(self.plan.options.rows);
-        let bytes = (count.max(1) * DType::F32.bytes()) as u64;
+        let found = self.plan.graph.tensor(tensor);
+        let bytes = found.bytes(self.plan.options.rows).max(found.dtype.bytes()) as u64;
         let at = |buffer: &wgpu::Buffer, start: usize| Binding {
             buffer: buffer.clone(),
-            offset: (start * DType::F32.bytes()) as u64,
+            offset: (start * found.dtype.bytes()) as u64,
             bytes,
         };
         match self.plan.place(tensor) {
@@ -339,7 +339,8 @@ impl GpuExecutor {
             Place::Bank { bank, bucket, range } => self.banks.place(*bank, *bucket, range),
             Place::Tensor { tensor, micro_batch, range } => {
                 let copies = &self.slots[slot_of(&self.plan, *tensor, range).index()];
-                let offset = (range.start * DType::F32.bytes()) as u64;
+                let dtype = self.plan.graph.tensor(*tensor).dtype;
+                let offset = (range.start * dtype.bytes()) as u64;
                 (copies[micro_batch % copies.len()].clone(), offset)
             }
         }
