@@ -377,7 +377,8 @@ pub mod device {
 #[cfg(feature = "train")]
 pub mod bench {
     pub use potluck_bench::{
-        DeviceReport, Direction, Effort, Figure, Options, Part, Report, ReportError, compare,
+        DeviceReport, Direction, Effort, Figure, FigureKind, Options, Part, Report, ReportError,
+        compare,
     };
 
     /// # Example

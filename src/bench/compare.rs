@@ -1,6 +1,6 @@
 //! Comparison of two benchmark reports.
 
-use super::report::{DeviceReport, Direction, Figure, Report, group_of};
+use super::report::{DeviceReport, Direction, Figure, Report};
 use super::units::number;
 use potluck_core::Table;
 
@@ -66,10 +66,10 @@ fn pair(a: &DeviceReport, b: &DeviceReport) -> String {
     for figure in &a.figures {
         let Some(other) = b.figure(&figure.name) else { continue };
         // An empty row separates groups.
-        if group.is_some_and(|group| group != group_of(&figure.name)) {
+        if group.is_some_and(|group| group != figure.kind.group()) {
             table.row(Vec::new());
         }
-        group = Some(group_of(&figure.name));
+        group = Some(figure.kind.group());
         table.row(vec![
             figure.name.clone(),
             figure.unit.clone(),
@@ -119,10 +119,11 @@ fn range(figure: &Figure) -> [f64; 2] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Effort;
+    use crate::{Effort, FigureKind};
 
-    fn figure(name: &str, better: Direction, samples: &[f64]) -> Figure {
-        Figure::new(name, if better == Direction::Lower { "us" } else { "GB/s" }, better, samples)
+    fn figure(what: &str, better: Direction, samples: &[f64]) -> Figure {
+        let unit = if better == Direction::Lower { "us" } else { "GB/s" };
+        Figure::new(FigureKind::Memory, what, unit, better, samples)
     }
 
     fn device(name: &str, figures: Vec<Figure>) -> DeviceReport {
@@ -135,7 +136,7 @@ mod tests {
     fn ratios_are_in_the_direction_of_better_and_overlaps_are_the_same() {
         use Direction::{Higher, Lower};
         let verdict = |better, a: &[f64], b: &[f64]| {
-            verdict(&figure("a.b", better, a), &figure("a.b", better, b))
+            verdict(&figure("memory.copy", better, a), &figure("memory.copy", better, b))
         };
         assert_eq!(verdict(Higher, &[2.0], &[3.0]), "1.50x");
         assert_eq!(verdict(Higher, &[3.0], &[2.0]), "0.667x");

@@ -24,7 +24,8 @@ mod units;
 
 pub use compare::compare;
 pub use report::{
-    CollectiveFigure, DeviceReport, Direction, Figure, PipelineFigure, Report, ReportError, Skipped,
+    CollectiveFigure, DeviceReport, Direction, Figure, FigureKind, LinkFigure, PipelineFigure,
+    Report, ReportError, Skipped,
 };
 pub use sample::Effort;
 pub use system::System;

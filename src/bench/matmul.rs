@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use super::peaks::{timed, values};
-use super::report::{Figure, FigureRecorder, GFLOPS};
+use super::report::{Figure, FigureKind, FigureRecorder, GFLOPS};
 use super::sample::{SamplingPlan, fastest};
 use potluck_core::HostTensorView;
 use potluck_core::rng::Key;
@@ -134,7 +134,7 @@ pub fn of_host(sampling_plan: &SamplingPlan, recorder: &mut FigureRecorder) {
         let inputs = [HostTensorView::Float(&a[..]), HostTensorView::Float(&b[..])];
         let mut c = vec![0.0; call.output_len(0)];
         let seconds = timed(sampling_plan, || (product.twin().fast)(&call, &inputs, &mut [&mut c]));
-        let figure = Figure::rate(&product.name, GFLOPS, flops, &seconds);
+        let figure = Figure::rate(FigureKind::Matmul, &product.name, GFLOPS, flops, &seconds);
         let known = rates.entry("gemm".into()).or_insert(0.0);
         *known = known.max(figure.max * 1e9);
         recorder.add(figure.by("gemm").on(product.shape()));
@@ -203,7 +203,7 @@ fn fastest_variant(
         *known = known.max(rate);
         Ok::<_, DeviceError>(seconds)
     })?;
-    let figure = Figure::rate(&product.name, GFLOPS, flops, &seconds);
+    let figure = Figure::rate(FigureKind::Matmul, &product.name, GFLOPS, flops, &seconds);
     Ok(figure.by(&variants[best].name).on(product.shape()))
 }
 

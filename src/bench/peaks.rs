@@ -4,9 +4,8 @@
 use std::convert::Infallible;
 use std::time::Instant;
 
-use super::report::{Figure, FigureRecorder, GBS, GFLOPS};
+use super::report::{Figure, FigureKind, FigureRecorder, GBS, GFLOPS};
 use super::sample::{SamplingPlan, fastest, samples};
-use super::units::FLOPS;
 use potluck_kernels::Dispatch;
 use potluck_kernels::bench::device::{BenchDevice, DeviceBuffer};
 use potluck_kernels::bench::peak::{self, FmaChains, MemoryStream};
@@ -49,7 +48,7 @@ pub fn of_host(sampling_plan: &SamplingPlan, recorder: &mut FigureRecorder) {
     let mut sums = vec![0.0; chains.count];
     let seconds = timed(sampling_plan, || peak::fast(&chains, &mut sums));
     let threads = rayon::current_num_threads();
-    let figure = Figure::rate(FLOPS, GFLOPS, chains.flops(), &seconds);
+    let figure = Figure::rate(FigureKind::Peak, "peak.flops", GFLOPS, chains.flops(), &seconds);
     recorder.add(figure.by("vector registers").on(format!("{threads} threads")));
 
     recorder.progress("memory");
@@ -59,7 +58,8 @@ pub fn of_host(sampling_plan: &SamplingPlan, recorder: &mut FigureRecorder) {
     for (name, stream) in STREAMS {
         let seconds = timed(sampling_plan, || stream.fast(&x, &z, FACTOR, &mut y));
         let moved = stream.bytes_per_element() * count as f64;
-        recorder.add(Figure::rate(name, GBS, moved, &seconds).on(sizes(stream, bytes)));
+        let figure = Figure::rate(FigureKind::Memory, name, GBS, moved, &seconds);
+        recorder.add(figure.on(sizes(stream, bytes)));
     }
 }
 
@@ -117,7 +117,7 @@ fn flops(device: &mut BenchDevice, sampling_plan: &SamplingPlan) -> Result<Figur
     }
     let chains = FmaChains::new(count, sampling_plan.rounds);
     let (way, seconds) = fastest_way(device, sampling_plan, &chains.dispatches(), &[], &[&sums])?;
-    let figure = Figure::rate(FLOPS, GFLOPS, chains.flops(), &seconds);
+    let figure = Figure::rate(FigureKind::Peak, "peak.flops", GFLOPS, chains.flops(), &seconds);
     Ok(figure.by(way).on(format!("{count} invocations")))
 }
 
@@ -166,7 +166,8 @@ fn memory(
         let ways = stream.dispatches(count, FACTOR);
         let (way, seconds) = fastest_way(device, sampling_plan, &ways, &[x, z], &[y])?;
         let moved = stream.bytes_per_element() * count as f64;
-        recorder.add(Figure::rate(name, GBS, moved, &seconds).by(way).on(sizes(stream, bytes)));
+        let figure = Figure::rate(FigureKind::Memory, name, GBS, moved, &seconds);
+        recorder.add(figure.by(way).on(sizes(stream, bytes)));
     }
     Ok(())
 }
@@ -200,7 +201,8 @@ fn transfers(
         }
     }
     for (name, seconds) in [("transfer.upload", up), ("transfer.readback", down)] {
-        recorder.add(Figure::rate(name, GBS, bytes as f64, &seconds).on(mebibytes(bytes)));
+        let figure = Figure::rate(FigureKind::Transfer, name, GBS, bytes as f64, &seconds);
+        recorder.add(figure.on(mebibytes(bytes)));
     }
     Ok(())
 }
@@ -223,7 +225,7 @@ fn dispatches(
         Ok::<_, DeviceError>(begun.elapsed().as_secs_f64())
     })?;
     for (name, seconds) in [("dispatch.in_pass", in_pass), ("dispatch.round_trip", alone)] {
-        recorder.add(Figure::duration(name, "us", 1e6, &seconds));
+        recorder.add(Figure::duration(FigureKind::Dispatch, name, "us", 1e6, &seconds));
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ use potluck_parallel::PipelineSchedule;
 
 /// Version of the JSON schema. It changes when a reader of the old one would misunderstand the
 /// new.
-pub(crate) const SCHEMA: u32 = 1;
+pub(crate) const SCHEMA: u32 = 2;
 
 /// Benchmark report: the figures of one or more devices.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -51,11 +51,64 @@ pub enum Direction {
     Lower,
 }
 
+/// Kind of a figure, which decides its table, with the details that this kind has.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FigureKind {
+    /// Floating-point operations that the device reaches when it does nothing else.
+    Peak,
+    /// Streams through the device's memory.
+    Memory,
+    /// Uploads and readbacks.
+    Transfer,
+    /// Overhead of a dispatch.
+    Dispatch,
+    Matmul,
+    /// Training step of a model.
+    Step,
+    Link(LinkFigure),
+    /// Call of a collective; the value of the figure is the bus bandwidth.
+    Collective(CollectiveFigure),
+    /// Step of a pipeline; the value of the figure is the tokens per second.
+    Pipeline(PipelineFigure),
+}
+
+/// What a figure of a link between two nodes is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LinkFigure {
+    RoundTrip,
+    Send,
+    Receive,
+    /// Both directions at the same time.
+    Both,
+    /// All-reduce of the gradients of a model.
+    Step,
+}
+
+impl FigureKind {
+    /// Returns the group of figures to which the kind belongs, with which their names begin.
+    pub fn group(&self) -> &str {
+        match self {
+            Self::Peak => "peak",
+            Self::Memory => "memory",
+            Self::Transfer => "transfer",
+            Self::Dispatch => "dispatch",
+            Self::Matmul => "matmul",
+            Self::Step => "step",
+            Self::Link(_) => "link",
+            Self::Collective(collective) => &collective.by,
+            Self::Pipeline(_) => "pipeline",
+        }
+    }
+}
+
 /// Benchmark figure: the median of some samples, and their range.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Figure {
     /// Name of the form `GROUP.WHAT`, the same in every report.
     pub name: String,
+    pub kind: FigureKind,
     pub unit: String,
     pub median: f64,
     pub min: f64,
@@ -71,16 +124,9 @@ pub struct Figure {
     /// Problem that was measured: shapes, sizes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on: Option<String>,
-    /// Communication details, for the figure of a collective.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub moved: Option<CollectiveFigure>,
-    /// Times and idle shares, for the figure of a pipeline.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pipeline: Option<PipelineFigure>,
 }
 
-/// Step of a pipeline: what was measured, and what was predicted. The value of its figure is the
-/// tokens per second.
+/// Step of a pipeline: what was measured, and what was predicted.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PipelineFigure {
     pub schedule: PipelineSchedule,
@@ -100,8 +146,7 @@ pub struct PipelineFigure {
     pub formula_bubble: f64,
 }
 
-/// Communication details of a collective: size, duration and bandwidths. The value of its figure
-/// is the bus bandwidth.
+/// Communication details of a collective: size, duration and bandwidths.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CollectiveFigure {
     /// Name of the collective, or of the operation measured beside it.
@@ -143,9 +188,16 @@ impl Figure {
     ///
     /// # Panics
     /// Panics if there is no sample.
-    pub fn new(name: &str, unit: &str, better: Direction, samples: &[f64]) -> Self {
+    pub fn new(
+        kind: FigureKind,
+        name: &str,
+        unit: &str,
+        better: Direction,
+        samples: &[f64],
+    ) -> Self {
         Self {
             name: name.into(),
+            kind,
             unit: unit.into(),
             median: median(samples),
             min: samples.iter().copied().fold(f64::INFINITY, f64::min),
@@ -155,23 +207,27 @@ impl Figure {
             of_peak: None,
             by: None,
             on: None,
-            moved: None,
-            pipeline: None,
         }
     }
 
     /// Creates the figure of a rate: `work` per second from samples of seconds, in `unit`s of
     /// 1e9.
-    pub fn rate(name: &str, unit: &str, work: f64, seconds: &[f64]) -> Self {
+    pub fn rate(kind: FigureKind, name: &str, unit: &str, work: f64, seconds: &[f64]) -> Self {
         let rates: Vec<f64> = seconds.iter().map(|seconds| work / seconds / 1e9).collect();
-        Self::new(name, unit, Direction::Higher, &rates)
+        Self::new(kind, name, unit, Direction::Higher, &rates)
     }
 
     /// Creates the figure of a duration from samples of seconds, in `unit`s of which `per_second`
     /// make a second.
-    pub fn duration(name: &str, unit: &str, per_second: f64, seconds: &[f64]) -> Self {
+    pub fn duration(
+        kind: FigureKind,
+        name: &str,
+        unit: &str,
+        per_second: f64,
+        seconds: &[f64],
+    ) -> Self {
         let times: Vec<f64> = seconds.iter().map(|seconds| seconds * per_second).collect();
-        Self::new(name, unit, Direction::Lower, &times)
+        Self::new(kind, name, unit, Direction::Lower, &times)
     }
 
     /// Returns the figure with the name of the fastest alternative.
@@ -204,15 +260,10 @@ impl DeviceReport {
         self.figures.iter().find(|figure| figure.name == name)
     }
 
-    /// Returns the figures whose names begin with `group` and a dot.
-    pub fn group<'a>(&'a self, group: &'a str) -> impl Iterator<Item = &'a Figure> {
-        self.figures.iter().filter(move |figure| group_of(&figure.name) == group)
+    /// Returns the figures of a kind without details.
+    pub(crate) fn of_kind(&self, kind: FigureKind) -> impl Iterator<Item = &Figure> {
+        self.figures.iter().filter(move |figure| figure.kind == kind)
     }
-}
-
-/// Returns the part of a figure's name before its first dot.
-pub(crate) fn group_of(name: &str) -> &str {
-    name.split('.').next().unwrap_or(name)
 }
 
 impl Report {
@@ -285,10 +336,10 @@ impl<'a> FigureRecorder<'a> {
     /// Returns the figures and the skipped ones, and computes the shares of the peak, which may
     /// have been measured last.
     pub fn finish(mut self) -> (Vec<Figure>, Vec<Skipped>) {
-        let peak = self.figures.iter().find(|figure| figure.name == super::units::FLOPS);
+        let peak = self.figures.iter().find(|figure| figure.kind == FigureKind::Peak);
         let Some(peak) = peak.map(|peak| peak.median) else { return (self.figures, self.skipped) };
         for figure in &mut self.figures {
-            if figure.unit == GFLOPS && figure.name != super::units::FLOPS {
+            if figure.unit == GFLOPS && figure.kind != FigureKind::Peak {
                 figure.of_peak = Some(figure.median / peak);
             }
         }
@@ -305,12 +356,40 @@ mod tests {
     use super::*;
 
     fn report() -> Report {
-        let figure = Figure::rate("peak.flops", GFLOPS, 2e9, &[1.0, 0.5, 4.0]).by("fused");
+        let peak = Figure::rate(FigureKind::Peak, "peak.flops", GFLOPS, 2e9, &[1.0, 0.5, 4.0]);
         let mut progress = |_: &str| {};
         let mut recorder = FigureRecorder::new(&mut progress);
-        recorder.add(Figure::rate("matmul.square_128", GFLOPS, 1e9, &[1.0]).on("a"));
-        recorder.add(figure);
-        recorder.add(Figure::duration("dispatch.in_pass", "us", 1e6, &[2e-6]));
+        let square = Figure::rate(FigureKind::Matmul, "matmul.square_128", GFLOPS, 1e9, &[1.0]);
+        recorder.add(square.on("a"));
+        recorder.add(peak.by("fused"));
+        recorder.add(Figure::duration(
+            FigureKind::Dispatch,
+            "dispatch.in_pass",
+            "us",
+            1e6,
+            &[2e-6],
+        ));
+        let details = PipelineFigure {
+            schedule: PipelineSchedule::GPipe,
+            stages: 2,
+            chunks: 1,
+            micro_batches: 4,
+            blocks: vec![2, 2],
+            step_s: 0.5,
+            predicted_s: 0.25,
+            bubble: 0.5,
+            predicted_bubble: 0.25,
+            formula_bubble: 0.2,
+        };
+        recorder.add(Figure::new(
+            FigureKind::Pipeline(details),
+            "pipeline.gpipe",
+            "tokens/s",
+            Direction::Higher,
+            &[8.0],
+        ));
+        let kind = FigureKind::Link(LinkFigure::RoundTrip);
+        recorder.add(Figure::duration(kind, "link.round_trip", "us", 1e6, &[1e-4]));
         recorder.skip("matmul.square_256", "too slow");
         let (figures, skipped) = recorder.finish();
         let [name, api, driver, kind] = ["d", "vulkan", "", "software"].map(String::from);
@@ -325,10 +404,10 @@ mod tests {
         assert_eq!((peak.median, peak.min, peak.max, peak.samples), (2.0, 0.5, 4.0, 3));
         assert_eq!((peak.spread(), peak.of_peak), (3.5 / 2.0 / 2.0, None));
         let shares = report.devices[0].figures.iter().map(|figure| figure.of_peak);
-        assert!(shares.eq([Some(0.5), None, None]));
+        assert!(shares.eq([Some(0.5), None, None, None, None]));
         let time = report.devices[0].figure("dispatch.in_pass").unwrap();
         assert!((time.median - 2.0).abs() < 1e-9 && time.better == Direction::Lower);
-        assert_eq!(report.devices[0].group("matmul").count(), 1);
+        assert_eq!(report.devices[0].of_kind(FigureKind::Matmul).count(), 1);
     }
 
     #[test]
@@ -342,8 +421,8 @@ mod tests {
         let refused = |text: &str| Report::from_json(text).unwrap_err().to_string();
         assert!(refused("").contains("potluck bench --json"));
         assert!(refused("{}").ends_with("it has no schema"));
-        assert!(refused("{\"schema\": 2}").contains("schema 2, and this version"));
-        assert!(refused("{\"schema\": 1}").contains("missing field"));
+        assert!(refused("{\"schema\": 1}").contains("schema 1, and this version"));
+        assert!(refused("{\"schema\": 2}").contains("missing field"));
         let zero = report().to_json().replace("\"min\": 0.5", "\"min\": 0.0");
         assert!(refused(&zero).ends_with("the figure peak.flops cannot be"));
     }

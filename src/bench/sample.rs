@@ -39,6 +39,7 @@ pub struct SamplingPlan {
 }
 
 impl Effort {
+    /// All efforts, from the shortest to the longest.
     pub const ALL: [Self; 3] = [Self::Tiny, Self::Quick, Self::Normal];
 
     /// Returns the name of the effort in reports.
@@ -50,6 +51,7 @@ impl Effort {
         }
     }
 
+    /// Returns how much is measured, and for how long.
     pub fn sampling_plan(self) -> SamplingPlan {
         let normal = SamplingPlan {
             samples: 9,

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::report::{Direction, Figure, FigureRecorder, GFLOPS};
+use super::report::{Direction, Figure, FigureKind, FigureRecorder, GFLOPS};
 use super::sample::SamplingPlan;
 use super::target::Target;
 use potluck_core::rng::Key;
@@ -190,12 +190,13 @@ fn measure_model(
     let flops = flops_of(&differentiate(model.graph.clone())?, model.batch);
     let (first, seconds) = steps(model, target, sampling_plan)?;
     let rates: Vec<f64> = seconds.iter().map(|seconds| units / seconds).collect();
+    let rate_unit = format!("{unit}/s");
     let what = |what: &str| format!("step.{name}_{what}");
     let figures = [
-        Figure::duration(&what("time"), "ms", 1e3, &seconds),
-        Figure::new(&what(unit), &format!("{unit}/s"), Direction::Higher, &rates),
-        Figure::rate(&what("flops"), GFLOPS, flops, &seconds),
-        Figure::duration(&what("first_step"), "ms", 1e3, &[first]),
+        Figure::duration(FigureKind::Step, &what("time"), "ms", 1e3, &seconds),
+        Figure::new(FigureKind::Step, &what(unit), &rate_unit, Direction::Higher, &rates),
+        Figure::rate(FigureKind::Step, &what("flops"), GFLOPS, flops, &seconds),
+        Figure::duration(FigureKind::Step, &what("first_step"), "ms", 1e3, &[first]),
     ];
     for figure in figures {
         recorder.add(figure.on(&model.on));

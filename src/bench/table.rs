@@ -2,10 +2,9 @@
 
 use std::fmt;
 
-use super::report::{DeviceReport, Figure, GFLOPS, Report, Skipped, group_of};
+use super::report::{DeviceReport, Figure, FigureKind, GFLOPS, LinkFigure, Report, Skipped};
 use super::sample::median;
 use super::units::{number, size};
-use super::{link, pipeline};
 use potluck_core::Table;
 use potluck_core::format::percent;
 
@@ -37,9 +36,9 @@ impl fmt::Display for Report {
         for device in &self.devices {
             writeln!(f, "\n{device}")?;
         }
-        let is_moved = |figure: &Figure| figure.moved.is_some();
-        let is_of_devices = !self.devices.iter().any(|one| one.figures.iter().any(is_moved));
-        if self.devices.len() > 1 && is_of_devices {
+        let mut figures = self.devices.iter().flat_map(|device| &device.figures);
+        let is_of_ranks = figures.any(|figure| matches!(figure.kind, FigureKind::Collective(_)));
+        if self.devices.len() > 1 && !is_of_ranks {
             write!(f, "\n{}", summary(&self.devices))?;
         }
         Ok(())
@@ -52,8 +51,16 @@ impl fmt::Display for DeviceReport {
         if !self.driver.is_empty() {
             write!(f, ", driver {}", self.driver)?;
         }
-        let tables = [peaks(self), products(self), steps(self), moved(self), pipelines(self)];
-        for table in tables.into_iter().chain([links(self), skipped(self)]) {
+        let tables = [
+            peaks(self),
+            products(self),
+            steps(self),
+            collectives(self),
+            pipelines(self),
+            links(self),
+            skipped(self),
+        ];
+        for table in tables {
             if !table.is_empty() {
                 write!(f, "\n\n{}", table.to_string().trim_end())?;
             }
@@ -80,12 +87,12 @@ fn unsteady(device: &DeviceReport) -> Option<f64> {
     if spreads.is_empty() { None } else { Some(median(&spreads)).filter(|s| *s > STEADY) }
 }
 
-/// Returns the table of figures of none of the other tables.
+/// Returns the table of rates and overheads of the device itself.
 fn peaks(device: &DeviceReport) -> Table {
     let mut table = Table::new(&["<peaks", "median", "<unit", "spread", "<by", "<on"]);
-    let groups = ["matmul", "step", pipeline::GROUP, link::GROUP];
-    let is_other = |f: &&Figure| !groups.contains(&group_of(&f.name)) && f.moved.is_none();
-    for figure in device.figures.iter().filter(is_other) {
+    use FigureKind::{Dispatch, Memory, Peak, Transfer};
+    let is_peak = |one: &&Figure| matches!(one.kind, Peak | Memory | Transfer | Dispatch);
+    for figure in device.figures.iter().filter(is_peak) {
         table.row(vec![
             figure.name.replace(['.', '_'], " "),
             number(figure.median),
@@ -101,7 +108,7 @@ fn peaks(device: &DeviceReport) -> Table {
 fn products(device: &DeviceReport) -> Table {
     let head = ["<matrix product", GFLOPS, "spread", "of peak", "<by", "<(m, k) (k, n)"];
     let mut table = Table::new(&head);
-    for figure in device.group("matmul") {
+    for figure in device.of_kind(FigureKind::Matmul) {
         table.row(vec![
             what(figure),
             number(figure.median),
@@ -116,7 +123,7 @@ fn products(device: &DeviceReport) -> Table {
 
 fn steps(device: &DeviceReport) -> Table {
     let mut table = Table::new(&["<training step", "median", "<unit", "spread", "of peak", "<on"]);
-    for figure in device.group("step") {
+    for figure in device.of_kind(FigureKind::Step) {
         table.row(vec![
             what(figure),
             number(figure.median),
@@ -131,9 +138,10 @@ fn steps(device: &DeviceReport) -> Table {
 
 /// Returns the table of collectives, with an empty row where the collective or the number of
 /// ranks changes.
-fn moved(device: &DeviceReport) -> Table {
-    let mut all = device.figures.iter().filter_map(|figure| figure.moved.as_ref());
-    let is_of_devices = all.any(|moved| moved.of_transfers.is_some());
+fn collectives(device: &DeviceReport) -> Table {
+    let is_of_devices = device.figures.iter().any(|figure| {
+        matches!(&figure.kind, FigureKind::Collective(call) if call.of_transfers.is_some())
+    });
     let share_of = if is_of_devices { "of transfers" } else { "of copy" };
     let mut table = Table::new(&[
         "<collective",
@@ -147,19 +155,19 @@ fn moved(device: &DeviceReport) -> Table {
     ]);
     let mut last = None;
     for figure in &device.figures {
-        let Some(moved) = &figure.moved else { continue };
-        let this = (&moved.by, moved.ranks);
+        let FigureKind::Collective(call) = &figure.kind else { continue };
+        let this = (&call.by, call.ranks);
         if last.is_some_and(|last| last != this) {
             table.row(Vec::new());
         }
         last = Some(this);
-        let share = if is_of_devices { moved.of_transfers } else { moved.of_copy };
+        let share = if is_of_devices { call.of_transfers } else { call.of_copy };
         table.row(vec![
-            moved.by.replace('_', " "),
-            moved.ranks.to_string(),
-            size(moved.bytes),
-            duration(moved.seconds),
-            number(moved.algorithm),
+            call.by.replace('_', " "),
+            call.ranks.to_string(),
+            size(call.bytes),
+            duration(call.seconds),
+            number(call.algorithm),
             number(figure.median),
             spread(figure),
             share.map_or_else(String::new, |share| percent(share, 0)),
@@ -190,7 +198,7 @@ fn pipelines(device: &DeviceReport) -> Table {
     table.set_note(PREDICTED);
     let mut last = None;
     for figure in &device.figures {
-        let Some(found) = &figure.pipeline else { continue };
+        let FigureKind::Pipeline(found) = &figure.kind else { continue };
         let this = (found.stages, found.micro_batches);
         if last.is_some_and(|last| last != this) {
             table.row(Vec::new());
@@ -220,18 +228,17 @@ const STEPS: &str = "step: an all-reduce of the gradients of so many parameters 
 fn links(device: &DeviceReport) -> Table {
     let mut table = Table::new(&["<link", "median", "<unit", "spread", "<on"]);
     let mut last = None;
-    for figure in device.group(link::GROUP) {
-        let what = what(figure);
-        let kind = what.split(' ').next().map(str::to_owned);
-        if kind.as_deref() == Some("step") {
+    for figure in &device.figures {
+        let FigureKind::Link(kind) = figure.kind else { continue };
+        if kind == LinkFigure::Step {
             table.set_note(STEPS);
         }
-        if last.is_some() && last != kind {
+        if last.is_some_and(|last| last != kind) {
             table.row(Vec::new());
         }
-        last = kind;
+        last = Some(kind);
         table.row(vec![
-            what,
+            what(figure),
             number(figure.median),
             figure.unit.clone(),
             spread(figure),
@@ -280,7 +287,7 @@ fn summary(devices: &[DeviceReport]) -> Table {
         let cell = |value: Option<f64>| value.map_or_else(|| "-".into(), number);
         let mut row = vec![device.name.clone()];
         row.extend(SUMMARY.map(|(name, _)| cell(device.figure(name).map(|f| f.median))));
-        row.insert(6, cell(device.group("matmul").map(|f| f.median).reduce(f64::max)));
+        row.insert(6, cell(device.of_kind(FigureKind::Matmul).map(|f| f.median).reduce(f64::max)));
         table.row(row);
     }
     table
@@ -303,12 +310,16 @@ mod tests {
     fn device(name: &str) -> DeviceReport {
         let mut note = |_: &str| {};
         let mut recorder = FigureRecorder::new(&mut note);
-        recorder.add(Figure::rate("peak.flops", GFLOPS, 1e12, &[1.0, 0.5, 2.0]).by("fused"));
-        let square = Figure::rate("matmul.square_128", GFLOPS, 1e9, &[0.01, 0.01]);
+        let peak = Figure::rate(FigureKind::Peak, "peak.flops", GFLOPS, 1e12, &[1.0, 0.5, 2.0]);
+        recorder.add(peak.by("fused"));
+        let square =
+            Figure::rate(FigureKind::Matmul, "matmul.square_128", GFLOPS, 1e9, &[0.01, 0.01]);
         recorder.add(square.by("matmul_naive").on("(128, 128) (128, 128)"));
         let ms = [0.001, 0.002];
-        recorder.add(Figure::duration("step.gpt_small_time", "ms", 1e3, &ms).on("batch 12"));
+        let time = Figure::duration(FigureKind::Step, "step.gpt_small_time", "ms", 1e3, &ms);
+        recorder.add(time.on("batch 12"));
         recorder.add(Figure::new(
+            FigureKind::Step,
             "step.gpt_small_tokens",
             "tokens/s",
             Direction::Higher,

@@ -1,9 +1,6 @@
-//! Formatting of numbers and sizes in reports, and the name of the peak figure.
+//! Formatting of numbers and sizes in reports.
 
 use potluck_core::format::grouped;
-
-/// Name of the figure to which the shares of the peak refer.
-pub(crate) const FLOPS: &str = "peak.flops";
 
 /// Formats a number with three significant digits, and commas between thousands.
 pub fn number(value: f64) -> String {

@@ -47,6 +47,7 @@ impl Shape {
         Self { batched: self.batched, dims: dims.to_vec() }
     }
 
+    /// Returns true if the leading dimension is per row of a batch.
     pub fn is_batched(&self) -> bool {
         self.batched
     }
@@ -56,6 +57,7 @@ impl Shape {
         &self.dims
     }
 
+    /// Returns the number of dimensions, 0 for a scalar.
     pub fn rank(&self) -> usize {
         self.dims.len()
     }

@@ -104,6 +104,7 @@ impl TextData {
         self.file.as_ref()
     }
 
+    /// Returns the tokenizer, given or derived from the text.
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
     }

@@ -23,6 +23,7 @@ pub struct Builder {
 }
 
 impl Builder {
+    /// Creates a builder of an empty graph.
     pub fn new() -> Self {
         Self::default()
     }
@@ -192,39 +193,47 @@ impl Builder {
         self.apply(Op::Binary(Binary::Mul), &[a, b])
     }
 
+    /// Computes `factor * x`.
     pub fn scale(&mut self, x: TensorId, factor: f32) -> BuildResult {
         self.unary(x, Unary::Scale(factor))
     }
 
+    /// Computes `max(x, 0)`, elementwise; the gradient at 0 is 0.
     pub fn relu(&mut self, x: TensorId) -> BuildResult {
         self.unary(x, Unary::Relu)
     }
 
+    /// Computes `1 / (1 + exp(-x))`, elementwise.
     pub fn sigmoid(&mut self, x: TensorId) -> BuildResult {
         self.unary(x, Unary::Sigmoid)
     }
 
+    /// Computes the hyperbolic tangent, elementwise.
     pub fn tanh(&mut self, x: TensorId) -> BuildResult {
         self.unary(x, Unary::Tanh)
     }
 
+    /// Computes `x / (1 + exp(-x))`, elementwise.
     pub fn silu(&mut self, x: TensorId) -> BuildResult {
         self.unary(x, Unary::Silu)
     }
 
+    /// Computes the exponential, elementwise.
     pub fn exp(&mut self, x: TensorId) -> BuildResult {
         self.unary(x, Unary::Exp)
     }
 
-    /// Computes the natural logarithm.
+    /// Computes the natural logarithm, elementwise.
     pub fn log(&mut self, x: TensorId) -> BuildResult {
         self.unary(x, Unary::Log)
     }
 
+    /// Computes the square root, elementwise.
     pub fn sqrt(&mut self, x: TensorId) -> BuildResult {
         self.unary(x, Unary::Sqrt)
     }
 
+    /// Applies a function of one argument, elementwise.
     pub fn unary(&mut self, x: TensorId, function: Unary) -> BuildResult {
         self.apply(Op::Unary(function), &[x])
     }
@@ -242,14 +251,18 @@ impl Builder {
         Ok(self.graph.add_alias(x, shape, self.phase))
     }
 
+    /// Reorders axes: axis `i` of the result is axis `axes[i]` of `x`. Axis 0 of a batched tensor,
+    /// the batch, stays where it is.
     pub fn permute(&mut self, x: TensorId, axes: &[usize]) -> BuildResult {
         self.apply(Op::Permute { axes: axes.to_vec() }, &[x])
     }
 
+    /// Takes `length` places from `start` on along an axis.
     pub fn slice(&mut self, x: TensorId, axis: usize, start: usize, length: usize) -> BuildResult {
         self.apply(Op::Slice { axis, start, length }, &[x])
     }
 
+    /// Joins tensors along an axis; all other dimensions are equal.
     pub fn concat(&mut self, parts: &[TensorId], axis: usize) -> BuildResult {
         self.apply(Op::Concat { axis }, parts)
     }

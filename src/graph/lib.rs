@@ -195,10 +195,15 @@ pub struct Graph {
 }
 
 impl Graph {
+    /// Returns a tensor of this graph.
+    ///
+    /// # Panics
+    /// Panics if the id is of another graph and too large for this one; so does [`Self::node`].
     pub fn tensor(&self, id: TensorId) -> &Tensor {
         &self.tensors[id.index()]
     }
 
+    /// Returns a node of this graph.
     pub fn node(&self, id: NodeId) -> &Node {
         &self.nodes[id.index()]
     }

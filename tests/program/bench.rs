@@ -46,7 +46,7 @@ fn check_figures(device: &Value) {
 fn the_cpu_and_an_adapter_have_all_figures_in_the_same_order() {
     let desk = Desk::new();
     let report = measured(&desk, "--devices cpu,llvmpipe");
-    assert_eq!((&report["schema"], &report["effort"]), (&1.into(), &"tiny".into()));
+    assert_eq!((&report["schema"], &report["effort"]), (&2.into(), &"tiny".into()));
     assert_eq!(report["potluck"], env!("CARGO_PKG_VERSION"));
     for field in ["os", "architecture", "cpu", "wgpu"] {
         assert!(report["system"][field].as_str().is_some_and(|text| !text.is_empty()), "{field}");
@@ -144,7 +144,7 @@ fn handmade(device: &str, figures: &[(&str, &str, &str, f64, f64, f64)]) -> Stri
         .iter()
         .map(|(name, unit, better, median, min, max)| {
             serde_json::json!({
-                "name": name, "unit": unit, "median": median, "min": min, "max": max,
+                "name": name, "kind": name.split('.').next(), "unit": unit, "median": median, "min": min, "max": max,
                 "samples": 5, "better": better,
             })
         })
@@ -157,7 +157,7 @@ fn handmade(device: &str, figures: &[(&str, &str, &str, f64, f64, f64)]) -> Stri
         "figures": figures, "skipped": [], "error": null,
     });
     serde_json::json!({
-        "schema": 1, "potluck": "0.1.0", "effort": "normal", "system": system,
+        "schema": 2, "potluck": "0.1.0", "effort": "normal", "system": system,
         "devices": [device],
     })
     .to_string()
@@ -280,7 +280,7 @@ fn collectives_have_all_their_points_and_a_drawing() {
 pub fn check_moved(device: &Value, share: &str) {
     assert!(device["error"].is_null(), "{device}");
     for figure in device["figures"].as_array().unwrap() {
-        let (moved, bus) = (&figure["moved"], figure["median"].as_f64().unwrap());
+        let (moved, bus) = (&figure["kind"]["collective"], figure["median"].as_f64().unwrap());
         assert_eq!((&figure["unit"], &figure["better"]), (&"GiB/s".into(), &"higher".into()));
         let number = |field: &str| moved[field].as_f64().unwrap_or_else(|| panic!("{figure}"));
         let (ranks, algorithm) = (number("ranks"), number("algorithm"));
@@ -385,7 +385,7 @@ fn pipelines_have_a_row_for_every_case_that_fits() {
 
 /// The parts of a pipeline's figure fit together.
 fn check_pipeline(figure: &Value, (schedule, stages, count): (&str, u64, u64)) {
-    let found = &figure["pipeline"];
+    let found = &figure["kind"]["pipeline"];
     let number = |field: &str| found[field].as_f64().unwrap_or_else(|| panic!("{figure}"));
     assert_eq!(found["schedule"], schedule, "{figure}");
     assert_eq!((&found["stages"], &found["micro_batches"]), (&stages.into(), &count.into()));

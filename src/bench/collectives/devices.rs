@@ -8,7 +8,9 @@ use std::time::Instant;
 
 use super::host::{fill, is_filled, value};
 use super::{GIB, GIBS, Kind};
-use crate::report::{CollectiveFigure, DeviceReport, Direction, Figure, FigureRecorder};
+use crate::report::{
+    CollectiveFigure, DeviceReport, Direction, Figure, FigureKind, FigureRecorder,
+};
 use crate::sample::{Effort, SamplingPlan, median};
 use crate::units::size;
 use potluck_core::{BucketId, DType, Lock, Rank};
@@ -265,15 +267,20 @@ fn add(world: &World, bytes: u64, timed: &TimedRounds, recorder: &mut FigureReco
     let ranks = world.selections.len();
     let shares = timed.transfers.iter().zip(&timed.sums).map(|(transfers, sum)| transfers / sum);
     let share = median(&Vec::from_iter(shares));
-    let mut figure = |by: &str, factor: f64, seconds: &[f64], of_transfers| {
+    let mut add = |by: &str, factor: f64, seconds: &[f64], of_transfers| {
         let rates: Vec<f64> = seconds.iter().map(|s| bytes as f64 * factor / s / GIB).collect();
-        let mut figure = Figure::new(&name(by, bytes, world), GIBS, Direction::Higher, &rates);
-        let (by, seconds) = (by.into(), median(seconds));
-        let (algorithm, of_copy) = (figure.median / factor, None);
-        figure.moved =
-            Some(CollectiveFigure { by, ranks, bytes, seconds, algorithm, of_copy, of_transfers });
-        recorder.add(figure);
+        let kind = FigureKind::Collective(CollectiveFigure {
+            by: by.into(),
+            ranks,
+            bytes,
+            seconds: median(seconds),
+            algorithm: median(&rates) / factor,
+            of_copy: None,
+            of_transfers,
+        });
+        let name = name(by, bytes, world);
+        recorder.add(Figure::new(kind, &name, GIBS, Direction::Higher, &rates));
     };
-    figure(Kind::AllReduce.name(), Kind::AllReduce.bus_factor(ranks), &timed.sums, Some(share));
-    figure("transfers", 1.0, &timed.transfers, None);
+    add(Kind::AllReduce.name(), Kind::AllReduce.bus_factor(ranks), &timed.sums, Some(share));
+    add("transfers", 1.0, &timed.transfers, None);
 }

@@ -13,7 +13,7 @@ pub mod host;
 pub mod nodes;
 pub mod svg;
 
-use crate::report::{CollectiveFigure, DeviceReport, Figure, FigureRecorder, Report};
+use crate::report::{CollectiveFigure, DeviceReport, Figure, FigureKind, FigureRecorder, Report};
 use crate::sample::{Effort, median};
 use crate::units::{number, size};
 use host::{GridPoint, PointError, TimedCalls};
@@ -231,17 +231,17 @@ fn figure(point: &GridPoint, timed: &TimedCalls) -> Figure {
     // Both values of one round, so that other load on the machine slows both down.
     let shares = timed.calls.iter().zip(&timed.copies).map(|(call, copy)| factor * copy / call);
     let shares: Vec<f64> = shares.collect();
-    let mut figure = Figure::new(&name(point), GIBS, super::Direction::Higher, &rates);
-    figure.moved = Some(CollectiveFigure {
+    let call = CollectiveFigure {
         by: point.kind.name().into(),
         ranks: point.ranks,
         bytes: point.bytes,
         seconds,
-        algorithm: figure.median / factor,
+        algorithm: median(&rates) / factor,
         of_copy: Some(median(&shares)),
         of_transfers: None,
-    });
-    figure
+    };
+    let kind = FigureKind::Collective(call);
+    Figure::new(kind, &name(point), GIBS, super::Direction::Higher, &rates)
 }
 
 /// Name of the copy, in figures that have it in place of a collective.
@@ -250,12 +250,16 @@ pub(crate) const COPY: &str = "copy";
 fn copy_figure(bytes: u64, seconds: &[f64]) -> Figure {
     let rates: Vec<f64> = seconds.iter().map(|seconds| bytes as f64 / seconds / GIB).collect();
     let name = format!("{COPY}.{}", size(bytes).replace(' ', "_"));
-    let mut figure = Figure::new(&name, GIBS, super::Direction::Higher, &rates);
-    let (by, seconds, algorithm) = (COPY.into(), median(seconds), figure.median);
-    let (of_copy, of_transfers) = (None, None);
-    figure.moved =
-        Some(CollectiveFigure { by, ranks: 1, bytes, seconds, algorithm, of_copy, of_transfers });
-    figure
+    let call = CollectiveFigure {
+        by: COPY.into(),
+        ranks: 1,
+        bytes,
+        seconds: median(seconds),
+        algorithm: median(&rates),
+        of_copy: None,
+        of_transfers: None,
+    };
+    Figure::new(FigureKind::Collective(call), &name, GIBS, super::Direction::Higher, &rates)
 }
 
 #[cfg(test)]
@@ -276,10 +280,10 @@ mod tests {
             (figure.name.as_str(), figure.unit.as_str()),
             ("all_reduce.2_GiB_4_ranks", GIBS)
         );
-        let moved = figure.moved.unwrap();
-        assert_eq!((moved.seconds, moved.algorithm, moved.ranks), (2.0, 1.0, 4));
+        let FigureKind::Collective(call) = figure.kind else { panic!("{figure:?}") };
+        assert_eq!((call.seconds, call.algorithm, call.ranks), (2.0, 1.0, 4));
         // Per round 1.5 times 1/2, 1/4, 1/8.
-        assert_eq!(moved.of_copy, Some(0.375));
+        assert_eq!(call.of_copy, Some(0.375));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use super::{COPY, GIBS, Kind, QUIC, SLICES};
-use crate::report::{CollectiveFigure, DeviceReport, Report};
+use crate::report::{DeviceReport, FigureKind, Report};
 use crate::units::size;
 use potluck_core::format::svg_text;
 
@@ -92,13 +92,13 @@ fn lines(report: &Report) -> BTreeMap<usize, SvgLine> {
     let is_of_slices = |device: &&DeviceReport| device.name == SLICES || device.api == QUIC;
     let slices = report.devices.iter().filter(is_of_slices);
     for figure in slices.flat_map(|device| &device.figures) {
-        let Some(CollectiveFigure { by, ranks, bytes, .. }) = &figure.moved else { continue };
-        let line = match by.as_str() {
+        let FigureKind::Collective(call) = &figure.kind else { continue };
+        let line = match call.by.as_str() {
             COPY => 0,
-            by if by == Kind::AllReduce.name() => *ranks,
+            by if by == Kind::AllReduce.name() => call.ranks,
             _ => continue,
         };
-        lines.entry(line).or_default().push(((*bytes as f64).log2(), figure.median.log2()));
+        lines.entry(line).or_default().push(((call.bytes as f64).log2(), figure.median.log2()));
     }
     lines
 }

@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 use crate::collectives::host::{GridPoint, PointError};
 use crate::collectives::nodes::{self, Leader};
 use crate::collectives::{Kind, PointOutcome, QUIC};
-use crate::report::{DeviceReport, Direction, Figure, FigureRecorder, Report};
+use crate::report::{
+    DeviceReport, Direction, Figure, FigureKind, FigureRecorder, LinkFigure, Report,
+};
 use crate::sample::{Effort, SamplingPlan, samples};
 use crate::units::{number, size};
 use frames::{LinkEnd, PING_BYTES, TRANSFER_BYTES_MAX};
@@ -21,8 +23,6 @@ use potluck_core::{DType, Rank};
 use potluck_net::nodes::{ClusterNews, Meeting, StartedCluster, group_over};
 use potluck_train::TrainError;
 
-/// Group of the figures.
-pub const GROUP: &str = "link";
 /// Unit of the bandwidths: 1e6 bytes per second, in each direction.
 pub(crate) const MBS: &str = "MB/s";
 const MIB: u64 = 1 << 20;
@@ -136,12 +136,14 @@ fn measure_frames(
         recorder.add(figure);
     }
     let mut rate = 0.0;
-    for (what, ways) in
-        [("send", [true, false]), ("receive", [false, true]), ("both", [true, true])]
-    {
+    for (direction, what, ways) in [
+        (LinkFigure::Send, "send", [true, false]),
+        (LinkFigure::Receive, "receive", [false, true]),
+        (LinkFigure::Both, "both", [true, true]),
+    ] {
         rate = 0.0;
         for &bytes in transfer_sizes(effort) {
-            let name = format!("{GROUP}.{what}_{}", size(bytes).replace(' ', "_"));
+            let name = format!("link.{what}_{}", size(bytes).replace(' ', "_"));
             let seconds = bytes as f64 / rate;
             if rate > 0.0 && seconds > TRANSFER_SECONDS_MAX {
                 recorder.skip(&name, format!("would take {} s", number(seconds)));
@@ -154,9 +156,14 @@ fn measure_frames(
                 Ok::<f64, String>(started.elapsed().as_secs_f64())
             })?;
             let rates: Vec<f64> = timed.iter().map(|one| bytes as f64 / one / 1e6).collect();
-            let figure = Figure::new(&name, MBS, Direction::Higher, &rates);
+            let figure =
+                Figure::new(FigureKind::Link(direction), &name, MBS, Direction::Higher, &rates);
             rate = figure.median * 1e6;
-            recorder.add(if what == "both" { figure.on("in each direction") } else { figure });
+            recorder.add(if direction == LinkFigure::Both {
+                figure.on("in each direction")
+            } else {
+                figure
+            });
         }
     }
     end.finish()?;
@@ -191,9 +198,10 @@ fn round_trips(end: &mut LinkEnd, plan: &SamplingPlan) -> Result<[Figure; 2], St
     }
     let on = format!("frames of {PING_BYTES} bytes, {count} in a sample");
     let figure = |name: &str, seconds: &[f64]| {
-        Figure::duration(&format!("{GROUP}.{name}"), "us", 1e6, seconds).on(on.clone())
+        let kind = FigureKind::Link(LinkFigure::RoundTrip);
+        Figure::duration(kind, name, "us", 1e6, seconds).on(on.clone())
     };
-    Ok([figure("round_trip", &medians), figure("round_trip_p99", &slow)])
+    Ok([figure("link.round_trip", &medians), figure("link.round_trip_p99", &slow)])
 }
 
 /// Returns the value below or at which a share of the sorted values is.
@@ -215,12 +223,18 @@ fn measure_steps(
     let bucket = bucket_elements(rate);
     let mut full = None;
     for parameters in models(options) {
-        let name = format!("{GROUP}.step_{}_parameters", count_text(parameters));
+        let name = format!("link.step_{}_parameters", count_text(parameters));
         recorder.progress(&format!("all_reduce of {} gradients", count_text(parameters)));
         let sent = number((parameters * DType::F32.bytes() as u64) as f64 / 1e6);
         match step_seconds(leader, options.effort, [parameters, bucket], &mut full)? {
             Ok(seconds) => {
-                let figure = Figure::duration(&name, "ms", 1e3, &seconds);
+                let figure = Figure::duration(
+                    FigureKind::Link(LinkFigure::Step),
+                    &name,
+                    "ms",
+                    1e3,
+                    &seconds,
+                );
                 recorder.add(figure.on(format!("{sent} MB in each direction")));
             }
             Err(why) => recorder.skip(&name, why),

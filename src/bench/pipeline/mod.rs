@@ -12,7 +12,7 @@ mod measure;
 mod price;
 pub mod svg;
 
-use crate::report::{DeviceReport, Direction, Figure, FigureRecorder, Report};
+use crate::report::{DeviceReport, Direction, Figure, FigureKind, FigureRecorder, Report};
 use crate::sample::{Effort, median};
 use measure::{PipelineWorkload, TimedSteps};
 use potluck_kernels::device::{Adapter, Selection, select_all, selector_of};
@@ -20,9 +20,6 @@ use potluck_parallel::schedule::require_fit;
 use potluck_parallel::{PipelineSchedule, PipelineShape};
 use potluck_train::TrainError;
 use potluck_train::runtime::placement::candidates::adapters_for;
-
-/// Group of the figures.
-pub const GROUP: &str = "pipeline";
 
 /// Model chunks per stage of the interleaved schedule.
 const CHUNKS: usize = 2;
@@ -65,7 +62,7 @@ impl PipelineCase {
     /// Returns the name of the figure.
     fn name(&self) -> String {
         let PipelineShape { stages, micro_batches, .. } = self.shape;
-        format!("{GROUP}.{}_{stages}_stages_{micro_batches}_micro_batches", self.schedule)
+        format!("pipeline.{}_{stages}_stages_{micro_batches}_micro_batches", self.schedule)
     }
 
     /// Refuses a case that cannot run on a model of so many blocks.
@@ -201,8 +198,7 @@ fn measure_all(
 fn figure(case: &PipelineCase, options: &PipelineBenchOptions, timed: &TimedSteps) -> Figure {
     let tokens = (case.shape.micro_batches * options.samples * options.context) as f64;
     let rates: Vec<f64> = timed.steps.iter().map(|seconds| tokens / seconds).collect();
-    let mut figure = Figure::new(&case.name(), "tokens/s", Direction::Higher, &rates);
-    figure.pipeline = Some(super::PipelineFigure {
+    let kind = FigureKind::Pipeline(super::PipelineFigure {
         schedule: case.schedule,
         stages: case.shape.stages,
         chunks: case.shape.chunks,
@@ -214,7 +210,7 @@ fn figure(case: &PipelineCase, options: &PipelineBenchOptions, timed: &TimedStep
         predicted_bubble: timed.predicted.bubble,
         formula_bubble: timed.predicted.formula,
     });
-    figure
+    Figure::new(kind, &case.name(), "tokens/s", Direction::Higher, &rates)
 }
 
 #[cfg(test)]
@@ -269,7 +265,7 @@ mod tests {
         let figure = figure(&case, &options(), &timed);
         // 4 micro-batches of 2 samples of 4 tokens.
         assert_eq!((figure.median, figure.min, figure.max), (32.0, 16.0, 64.0));
-        let found = figure.pipeline.unwrap();
+        let FigureKind::Pipeline(found) = figure.kind else { panic!("{figure:?}") };
         assert_eq!((found.step_s, found.bubble, found.predicted_s), (1.0, 0.3, 0.75));
         assert_eq!((found.predicted_bubble, found.formula_bubble), (0.25, 0.2));
         assert_eq!((found.schedule, found.stages), (PipelineSchedule::OneFOneB, 2));

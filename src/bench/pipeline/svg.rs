@@ -4,7 +4,7 @@
 
 use std::fmt::Write;
 
-use crate::report::{PipelineFigure, Report};
+use crate::report::{FigureKind, PipelineFigure, Report};
 use crate::units::number;
 use potluck_core::format::svg_text;
 use potluck_parallel::PipelineSchedule;
@@ -50,8 +50,12 @@ type ShownValue = fn(&DrawnStep) -> f64;
 /// Returns the drawing as SVG. A report without pipelines gives a drawing without plots.
 pub fn draw(report: &Report) -> String {
     let figures = report.devices.iter().flat_map(|device| &device.figures);
-    let steps: Vec<DrawnStep> =
-        figures.filter_map(|figure| Some((figure.median, figure.pipeline.as_ref()?))).collect();
+    let steps: Vec<DrawnStep> = figures
+        .filter_map(|figure| match &figure.kind {
+            FigureKind::Pipeline(step) => Some((figure.median, step)),
+            _ => None,
+        })
+        .collect();
     let stages = distinct(steps.iter().map(|(_, step)| step.stages));
     let height = HEAD + ROW * stages.len() as f64;
     let mut svg = format!(

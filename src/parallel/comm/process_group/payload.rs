@@ -66,11 +66,13 @@ impl<T: Element> TypedPayload<T> {
 
 /// Element type that packets carry and pools keep; every element type is one.
 pub trait Transferable: Element {
+    /// Returns values of this type as the payload of a packet.
     fn wrap(payload: TypedPayload<Self>) -> Payload;
 
     /// Returns the values, if they are of this type.
     fn unwrap(payload: Payload) -> Option<TypedPayload<Self>>;
 
+    /// Returns the pool of this type.
     fn pool(pools: &Pools) -> &BufferPool<Self>;
 }
 
@@ -147,7 +149,8 @@ macro_rules! for_each_type {
 
         $(
             impl Transferable for $type {
-                fn wrap(payload: TypedPayload<Self>) -> Payload {
+                /// Returns values of this type as the payload of a packet.
+    fn wrap(payload: TypedPayload<Self>) -> Payload {
                     Payload::$variant(payload)
                 }
 
@@ -158,7 +161,8 @@ macro_rules! for_each_type {
                     }
                 }
 
-                fn pool(pools: &Pools) -> &BufferPool<Self> {
+                /// Returns the pool of this type.
+    fn pool(pools: &Pools) -> &BufferPool<Self> {
                     &pools.$type
                 }
             }
