@@ -8,8 +8,8 @@
 
 use std::time::Instant;
 
-use potluck_core::HostTensorView;
 use potluck_core::rng::Key;
+use potluck_core::{DType, HostTensorView};
 use potluck_graph::{Conv2dOptions, Op};
 use potluck_kernels::device::{DeviceError, Gpu, ShaderChecks, list_adapters};
 use potluck_kernels::{
@@ -124,7 +124,7 @@ fn on_gpu(
     let chosen = (twin.dispatch)(call, &caps);
     let upload = |values: &Vec<f32>| harness::upload_new(gpu, bytemuck::cast_slice(values));
     let inputs = inputs(call).iter().map(upload).collect::<Result<Vec<_>, _>>()?;
-    let outputs = [gpu.storage("output", 4 * call.output_len(0) as u64)?];
+    let outputs = [gpu.storage("output", (DType::F32.bytes() * call.output_len(0)) as u64)?];
     for Variant { name: way, dispatches } in (twin.variants)(call, &caps) {
         let star = if dispatches == chosen { "*" } else { "" };
         let ready = BoundDispatch::of_buffers(gpu, pipelines, &dispatches, &inputs, &outputs)?;

@@ -8,6 +8,7 @@
 use std::error::Error;
 use std::time::Instant;
 
+use potluck_core::DType;
 use potluck_core::rng::Key;
 use potluck_graph::Op;
 use potluck_kernels::device::{Adapter, Gpu, ShaderChecks, list_adapters};
@@ -190,7 +191,7 @@ fn filled(gpu: &Gpu, count: usize) -> Result<wgpu::Buffer, Box<dyn Error>> {
     let key = Key::new(count as u64);
     let number = |i| key.words([i as u32, 0])[0] as f32 / 2f32.powi(31) - 1.0;
     let numbers: Vec<f32> = (0..count).map(number).collect();
-    let buffer = gpu.storage("operand", 4 * count as u64)?;
+    let buffer = gpu.storage("operand", (DType::F32.bytes() * count) as u64)?;
     gpu.upload(&buffer, 0, bytemuck::cast_slice(&numbers));
     Ok(buffer)
 }

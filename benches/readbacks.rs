@@ -14,7 +14,7 @@
 use std::sync::{LazyLock, mpsc};
 use std::time::Instant;
 
-use potluck_core::BucketId;
+use potluck_core::{BucketId, DType};
 use potluck_graph::{Builder, Init, Place, Plan, PlanOptions, differentiate};
 use potluck_kernels::autotune::{KernelCache, KernelSelector};
 use potluck_kernels::device::{DeviceError, Gpu, ShaderChecks, list_adapters};
@@ -72,7 +72,7 @@ fn measure(device: &mut dyn Executor, rounds: usize) {
             seconds.push(started.elapsed().as_secs_f64());
         }
     }
-    let bytes = (4 * length(device)) as f64;
+    let bytes = (DType::F32.bytes() * length(device)) as f64;
     let cells = seconds.map(|mut seconds| {
         seconds.remove(0);
         seconds.sort_by(f64::total_cmp);

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use super::peaks::{timed, values};
 use super::report::{Figure, FigureKind, FigureRecorder, GFLOPS};
 use super::sample::{SamplingPlan, fastest};
-use potluck_core::HostTensorView;
 use potluck_core::rng::Key;
+use potluck_core::{DType, HostTensorView};
 use potluck_graph::Op;
 use potluck_kernels::bench::device::{BenchDevice, DeviceBuffer};
 use potluck_kernels::device::DeviceError;
@@ -149,7 +149,7 @@ pub(crate) fn of_gpu(
 ) -> Result<(), DeviceError> {
     let (mut rates, begun) = (Rates::new(), Instant::now());
     for product in products() {
-        let bytes = |dims: [usize; 2]| 4 * dims.iter().product::<usize>() as u64;
+        let bytes = |dims: [usize; 2]| (DType::F32.bytes() * dims.iter().product::<usize>()) as u64;
         let largest = [product.a, product.b, product.c].map(bytes).into_iter().max().unwrap_or(0);
         let limit = device.gpu.limits.binding_bytes.min(device.gpu.limits.buffer_bytes);
         if let Some(why) = too_long(sampling_plan, product.flops(), &rates, begun) {
@@ -181,7 +181,7 @@ fn fastest_variant(
 ) -> Result<Figure, DeviceError> {
     let call = product.call();
     let [a, b] = [filled(device, call.input_len(0))?, filled(device, call.input_len(1))?];
-    let c = device.memory(4 * call.output_len(0) as u64)?;
+    let c = device.memory((DType::F32.bytes() * call.output_len(0)) as u64)?;
     let flops = product.flops();
     // A variant that was not tried yet may be the best one.
     let in_time = |variant: &Variant| {
@@ -209,7 +209,7 @@ fn fastest_variant(
 
 /// Allocates device memory filled with `count` values.
 fn filled(device: &BenchDevice, count: usize) -> Result<DeviceBuffer, DeviceError> {
-    let memory = device.memory(4 * count as u64)?;
+    let memory = device.memory((DType::F32.bytes() * count) as u64)?;
     device.upload(&memory, bytemuck::cast_slice(&values(count)))?;
     Ok(memory)
 }

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use super::report::{Figure, FigureKind, FigureRecorder, GBS, GFLOPS};
 use super::sample::{SamplingPlan, fastest, samples};
+use potluck_core::DType;
 use potluck_kernels::Dispatch;
 use potluck_kernels::bench::device::{BenchDevice, DeviceBuffer};
 use potluck_kernels::bench::peak::{self, FmaChains, MemoryStream};
@@ -53,7 +54,7 @@ pub fn of_host(sampling_plan: &SamplingPlan, recorder: &mut FigureRecorder) {
 
     recorder.progress("memory");
     let bytes = sampling_plan.memory_bytes[0];
-    let count = (bytes / 4) as usize;
+    let count = bytes as usize / DType::F32.bytes();
     let (x, z, mut y) = (values(count), values(count), vec![0.0; count]);
     for (name, stream) in STREAMS {
         let seconds = timed(sampling_plan, || stream.fast(&x, &z, FACTOR, &mut y));
@@ -103,7 +104,7 @@ pub(crate) fn of_gpu(
 /// Measures floating-point operations per second in registers, by the faster of two formulations.
 fn flops(device: &mut BenchDevice, sampling_plan: &SamplingPlan) -> Result<Figure, DeviceError> {
     let [least, most] = INVOCATIONS;
-    let sums = device.memory(4 * most as u64)?;
+    let sums = device.memory((DType::F32.bytes() * most) as u64)?;
     // Enough invocations to keep the device busy for a while: large devices need many.
     let mut count = least;
     loop {
@@ -158,7 +159,7 @@ fn memory(
         }
     };
     let [x, z, y] = &arrays;
-    let count = (bytes / 4) as usize;
+    let count = bytes as usize / DType::F32.bytes();
     let floats = values(count);
     device.upload(x, bytemuck::cast_slice(&floats))?;
     device.upload(z, bytemuck::cast_slice(&floats))?;
@@ -181,7 +182,7 @@ fn transfers(
 ) -> Result<(), DeviceError> {
     let bytes = sampling_plan.transfer_bytes.min(device.gpu.limits.buffer_bytes) / 256 * 256;
     let (memory, staging) = (device.memory(bytes)?, device.staging(bytes)?);
-    let sent = values((bytes / 4) as usize);
+    let sent = values(bytes as usize / DType::F32.bytes());
     let sent: &[u8] = bytemuck::cast_slice(&sent);
     let (mut up, mut down) = (Vec::new(), Vec::new());
     // Warm-up: the first transfers allocate and touch pages, and are not counted.

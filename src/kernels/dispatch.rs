@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use crate::device::Limits;
+use potluck_core::DType;
 
 /// A shader: a file of `shaders/`, an entry point in it, and the WGSL prepended to it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -65,6 +66,11 @@ pub enum Operand {
 }
 
 impl Operand {
+    /// Returns a workspace of this many f32 values.
+    pub(crate) fn workspace(values: usize) -> Self {
+        Self::Workspace { bytes: DType::F32.bytes() * values }
+    }
+
     /// Returns true if kernels may write to what is bound.
     pub(crate) fn is_writable(&self) -> bool {
         !matches!(self, Self::Input(_))
@@ -81,6 +87,8 @@ impl Operand {
 
 /// The most bytes of workspace of a call; variants that would need more are no candidates.
 pub(crate) const WORKSPACE_BYTES_MAX: usize = 64 << 20;
+/// Most f32 values in the workspace of a dispatch.
+pub(crate) const WORKSPACE_VALUES_MAX: usize = WORKSPACE_BYTES_MAX / DType::F32.bytes();
 
 /// Returns the bytes of workspace that the dispatches of a call need.
 pub fn workspace_bytes(dispatches: &[Dispatch]) -> usize {

@@ -133,7 +133,7 @@ pub fn run(
     inputs: &[&[u8]],
     starts: &[Vec<f32>],
 ) -> Result<Vec<Vec<f32>>, HarnessError> {
-    let bytes = |start: &Vec<f32>| 4 * (start.len() + SENTINELS) as u64;
+    let bytes = |start: &Vec<f32>| (DType::F32.bytes() * (start.len() + SENTINELS)) as u64;
     let upload = |bytes: &&[u8]| upload_new(gpu, bytes);
     let inputs = inputs.iter().map(upload).collect::<Result<Vec<_>, _>>()?;
     let mut outputs = Vec::with_capacity(starts.len());

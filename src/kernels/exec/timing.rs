@@ -2,7 +2,7 @@
 
 use super::PassContext;
 use crate::{Cost, update_twin};
-use potluck_core::BucketId;
+use potluck_core::{BucketId, DType};
 use potluck_graph::{Plan, Update, UpdateRange};
 
 /// Part of a step that can be timed by itself.
@@ -70,14 +70,14 @@ fn dims(tensors: &[Vec<usize>]) -> String {
 
 /// Returns the cost of a norm: every gradient is read once, squared and added.
 pub(super) fn norm_cost(length: usize) -> Cost {
-    Cost { flops: 2.0 * length as f64, bytes: 4.0 * length as f64 }
+    Cost { flops: 2.0 * length as f64, bytes: (DType::F32.bytes() * length) as f64 }
 }
 
 /// Returns the cost of an update: gradients are read, parameters and moments are read and written.
 pub(super) fn update_cost(update: &Update, range: &UpdateRange) -> Cost {
-    let length = range.length as f64;
-    let flops = (update_twin(update).flops)(update);
-    Cost { flops: flops * length, bytes: 4.0 * length * (3 + 2 * update.moments()) as f64 }
+    let flops = (update_twin(update).flops)(update) * range.length as f64;
+    let accesses = (3 + 2 * update.moments()) * range.length;
+    Cost { flops, bytes: (DType::F32.bytes() * accesses) as f64 }
 }
 
 #[cfg(test)]

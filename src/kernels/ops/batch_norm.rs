@@ -274,7 +274,7 @@ impl<'a> BatchNormCall<'a> {
 
     fn dispatches(&self) -> Vec<Dispatch> {
         use Operand::{Input, Output};
-        let partials = Operand::Workspace { bytes: 8 * self.blocks * self.c };
+        let partials = Operand::workspace(2 * self.blocks * self.c);
         let blocks = grid(self.blocks * self.width, 64);
         let columns = grid(self.c, COLUMNS);
         let elements = grid(self.rows * self.width, 256);

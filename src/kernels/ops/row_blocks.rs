@@ -5,7 +5,7 @@
 //! It is meant for GPUs: a gradient of a bias of 768 values has too few columns to fill one.
 
 use super::row_terms::RowTerms;
-use crate::dispatch::{ITERATIONS_MAX, WORKSPACE_BYTES_MAX, grid};
+use crate::dispatch::{ITERATIONS_MAX, WORKSPACE_VALUES_MAX, grid};
 use crate::{Dispatch, Operand, Shader, Variant};
 
 /// Number of workgroups of the first stage that fills a large device.
@@ -30,11 +30,12 @@ pub fn variant(name: &str, terms: &RowTerms, accumulate: bool) -> Option<Variant
     }
     let strip = middle.div_ceil(blocks);
     let blocks = middle.div_ceil(strip);
-    let bytes = 4 * terms.sums * outer * blocks * inner;
-    if strip.div_ceil(share) > ITERATIONS_MAX || bytes > WORKSPACE_BYTES_MAX {
+    let sums = terms.sums * outer * blocks * inner;
+    if strip.div_ceil(share) > ITERATIONS_MAX || sums > WORKSPACE_VALUES_MAX {
         return None;
     }
-    let (workspace, number) = (Operand::Workspace { bytes }, terms.operands.len());
+    let workspace = Operand::workspace(sums);
+    let number = terms.operands.len();
     let partials =
         format!("@group(0) @binding({number}) var<storage, read_write> partials: array<Sums>;\n");
     let stage = |entry: &'static str, operands: Vec<Operand>, workgroups: usize| Dispatch {

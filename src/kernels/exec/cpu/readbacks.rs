@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::exec::Readback;
-use potluck_core::Lock;
+use potluck_core::{DType, Lock};
 use potluck_graph::Place;
 
 /// Buffer pool of readbacks.
@@ -23,7 +23,7 @@ impl Spares {
     /// Returns a buffer with room for exactly `length` values: a pooled one of that size, or a new
     /// one, for which pooled buffers of other sizes are freed as far as the bound requires.
     fn take(&mut self, length: usize) -> Vec<f32> {
-        let wanted = length * size_of::<f32>();
+        let wanted = length * DType::F32.bytes();
         let same_size = self.buffers.iter().rposition(|buffer| bytes(buffer) == wanted);
         if let Some(found) = same_size {
             return self.buffers.swap_remove(found);
@@ -111,7 +111,7 @@ impl Drop for Copied {
 
 /// Returns the memory that a buffer takes.
 fn bytes(buffer: &Vec<f32>) -> usize {
-    buffer.capacity() * size_of::<f32>()
+    buffer.capacity() * DType::F32.bytes()
 }
 
 #[cfg(test)]

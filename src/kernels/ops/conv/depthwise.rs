@@ -3,7 +3,7 @@
 
 use super::geometry::{ConvKind, Geometry};
 use super::parts::{self, PartLayout};
-use crate::dispatch::{ITERATIONS_MAX, WORKSPACE_BYTES_MAX, grid};
+use crate::dispatch::{ITERATIONS_MAX, WORKSPACE_VALUES_MAX, grid};
 use crate::ops::{epilogue, fused_vectors};
 use crate::{Dispatch, OpCall, Operand, Shader};
 
@@ -17,7 +17,7 @@ const LINES_MIN: usize = 4;
 pub fn dispatches(call: &OpCall, geometry: &Geometry) -> Option<Vec<Dispatch>> {
     let fits = geometry.is_depthwise() && geometry.c.is_multiple_of(4);
     match geometry.kind {
-        _ if !fits || 4 * geometry.weights() > WORKSPACE_BYTES_MAX => None,
+        _ if !fits || geometry.weights() > WORKSPACE_VALUES_MAX => None,
         ConvKind::WeightGrad => Some(weight_grad(call, geometry)),
         ConvKind::Forward | ConvKind::InputGrad => gathered(call, geometry),
     }
@@ -26,7 +26,7 @@ pub fn dispatches(call: &OpCall, geometry: &Geometry) -> Option<Vec<Dispatch>> {
 fn gathered(call: &OpCall, geometry: &Geometry) -> Option<Vec<Dispatch>> {
     let Geometry { c, kernel: [kh, kw], .. } = *geometry;
     let epilogue = fused_vectors::of_steps(call, &epilogue::steps(call), 3)?;
-    let weights = Operand::Workspace { bytes: 4 * geometry.weights() };
+    let weights = Operand::workspace(geometry.weights());
     // (c, taps) as one group with no channels that are read, to (taps, c).
     let (count, taps) = (geometry.weights(), kh * kw);
     let sizes = [count, 1, c, 1, c, taps, 0, taps, 0];
@@ -53,10 +53,10 @@ fn weight_grad(call: &OpCall, geometry: &Geometry) -> Vec<Dispatch> {
     let (lines, vectors) = (geometry.b * geometry.out[0], geometry.weights() / 4);
     let wanted = INVOCATIONS.div_ceil(vectors).min(lines / LINES_MIN);
     let least = (lines * (geometry.out[1] + 1)).div_ceil(ITERATIONS_MAX / 2);
-    let most = WORKSPACE_BYTES_MAX / (4 * geometry.weights());
+    let most = WORKSPACE_VALUES_MAX / geometry.weights();
     let part = lines.div_ceil(wanted.max(least).min(most).max(1));
     let count = lines.div_ceil(part);
-    let workspace = Operand::Workspace { bytes: 4 * count * geometry.weights() };
+    let workspace = Operand::workspace(count * geometry.weights());
     let product = Dispatch {
         shader: Shader::new("conv_depthwise", "weight_parts")
             .with_text(&epilogue::output_binding(2, "vec4f"))

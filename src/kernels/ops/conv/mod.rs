@@ -16,7 +16,7 @@ pub(crate) mod shared_weight;
 pub mod tile;
 pub mod weights;
 
-use crate::dispatch::{ITERATIONS_MAX, WORKSPACE_BYTES_MAX, grid};
+use crate::dispatch::{ITERATIONS_MAX, WORKSPACE_VALUES_MAX, grid};
 use crate::ops::epilogue::{self, Epilogue};
 use crate::ops::matmul::shared::WorkgroupTile;
 use crate::ops::matmul::tile::RegisterTile;
@@ -156,7 +156,7 @@ fn naive(call: &OpCall) -> Vec<Dispatch> {
     };
     let places = geometry.positions();
     let parts = naive_parts(&geometry);
-    let has_room = 4 * parts * geometry.weights() <= WORKSPACE_BYTES_MAX;
+    let has_room = parts * geometry.weights() <= WORKSPACE_VALUES_MAX;
     if geometry.kind != ConvKind::WeightGrad || !has_room {
         let Epilogue { text, operands } = epilogue::of(call, OPERANDS.len());
         let count = call.output_len(0);
@@ -166,7 +166,7 @@ fn naive(call: &OpCall) -> Vec<Dispatch> {
         return vec![Dispatch { shader, operands, params, groups: grid(count, 64) }];
     }
     let count = parts * geometry.weights();
-    let workspace = Operand::Workspace { bytes: 4 * count };
+    let workspace = Operand::workspace(count);
     let text = crate::source::snippet("store");
     let first = Dispatch {
         shader: Shader::new("conv", entry).with_text(text),
@@ -183,7 +183,7 @@ fn naive_parts(geometry: &Geometry) -> usize {
     let (places, weights) = (geometry.positions(), geometry.weights());
     let least = places.div_ceil(ITERATIONS_MAX / 4);
     let wanted = (INVOCATIONS / weights).min(places / PART_MIN);
-    least.max(wanted).clamp(1, (WORKSPACE_BYTES_MAX / 4 / weights).max(1))
+    least.max(wanted).clamp(1, (WORKSPACE_VALUES_MAX / weights).max(1))
 }
 
 /// Returns the parameters of `shaders/conv.wgsl`.

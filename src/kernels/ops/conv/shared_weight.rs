@@ -5,7 +5,7 @@
 use super::geometry::Geometry;
 use super::parts::{self, PartLayout};
 use super::shared::TILES;
-use crate::dispatch::{WORKSPACE_BYTES_MAX, grid};
+use crate::dispatch::{WORKSPACE_VALUES_MAX, grid};
 use crate::ops::matmul::shared::{WorkgroupTile, operand};
 use crate::{Dispatch, OpCall, Operand, Shader};
 
@@ -31,7 +31,7 @@ impl TiledWeight {
     fn new(geometry: &Geometry, tile: WorkgroupTile) -> Option<Self> {
         let width = geometry.group_c().next_multiple_of(4);
         let (terms, group_o) = (geometry.taps() * width, geometry.group_o());
-        let most = WORKSPACE_BYTES_MAX / (4 * geometry.o * terms);
+        let most = WORKSPACE_VALUES_MAX / (geometry.o * terms);
         let mut tiled =
             Self { tile, width, terms, group_o, groups: geometry.groups(), part: 0, parts: 1 };
         let places = geometry.positions();
@@ -66,7 +66,7 @@ pub fn dispatches(call: &OpCall, geometry: &Geometry, tile: WorkgroupTile) -> Ve
     let Some(tiled) = TiledWeight::new(geometry, tile) else { return Vec::new() };
     let TiledWeight { width, terms, parts, .. } = tiled;
     let each = geometry.o * terms;
-    let workspace = Operand::Workspace { bytes: 4 * parts * each };
+    let workspace = Operand::workspace(parts * each);
     let vectors = |all: usize, group: usize| all.is_multiple_of(4) && group.is_multiple_of(4);
     let shader = tile
         .constants(Shader::new("conv_shared_weight", "weight_tile"))

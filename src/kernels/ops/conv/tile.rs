@@ -17,7 +17,7 @@ use super::channels::Channels;
 use super::geometry::{ConvKind, Gather, Geometry};
 use super::parts::{self, PartLayout};
 use super::weights::WeightLayout;
-use crate::dispatch::{ITERATIONS_MAX, WORKSPACE_BYTES_MAX, grid};
+use crate::dispatch::{ITERATIONS_MAX, WORKSPACE_VALUES_MAX, grid};
 use crate::ops::epilogue::{self, Epilogue};
 use crate::ops::matmul::tile::{RegisterTile, WORKGROUP, lines, moves, products, sums};
 use crate::{Dispatch, OpCall, Operand, Shader};
@@ -96,7 +96,7 @@ pub fn fits(geometry: &Geometry, tile: RegisterTile) -> bool {
     // A stride beyond the picture has remainders without places.
     let has_places = (0..2).all(|axis| divisor(geometry)[axis] <= geometry.size[axis]);
     let layout = match geometry.kind {
-        ConvKind::WeightGrad => 4 * geometry.weights() <= WORKSPACE_BYTES_MAX,
+        ConvKind::WeightGrad => geometry.weights() <= WORKSPACE_VALUES_MAX,
         _ => WeightLayout::new(geometry, [1, 1]).is_some(),
     };
     sizes.m >= tile.m && sizes.n >= tile.n && has_places && layout
@@ -290,7 +290,7 @@ fn part_count(geometry: &Geometry, tile: RegisterTile) -> usize {
     let rows = geometry.b * geometry.out[0];
     let wanted = (2 * INVOCATIONS).div_ceil(sizes.tiles(tile)[0] * sizes.count);
     let least = (rows * (geometry.out[1] + 1)).div_ceil(ITERATIONS_MAX / 2);
-    let most = WORKSPACE_BYTES_MAX / 4 / geometry.weights();
+    let most = WORKSPACE_VALUES_MAX / geometry.weights();
     wanted.max(least).min(rows).min(most).max(1)
 }
 
@@ -302,7 +302,7 @@ fn weight_grad(call: &OpCall, geometry: &Geometry, tile: RegisterTile) -> Vec<Di
     let parts = rows.div_ceil(part);
     let [each, across] = sizes.tiles(tile);
     let tiles = each * sizes.count * parts;
-    let workspace = Operand::Workspace { bytes: 4 * parts * geometry.weights() };
+    let workspace = Operand::workspace(parts * geometry.weights());
     let [[sh, sw], [ph, pw], [dh, dw]] = [options.stride, options.padding, options.dilation];
     let (group_c, group_o) = (geometry.group_c(), geometry.group_o());
     let front = [tiles, each, across, geometry.groups(), sizes.n, rows, part, h, w, c, oh, ow, o];

@@ -3,7 +3,7 @@
 
 use super::channels::Channels;
 use super::geometry::{ConvKind, Geometry};
-use crate::dispatch::{WORKSPACE_BYTES_MAX, grid};
+use crate::dispatch::{WORKSPACE_VALUES_MAX, grid};
 use crate::{Dispatch, Operand, Shader};
 
 /// Memory layout of the weights of a product: (groups, taps, rows, columns), with zeros behind the
@@ -23,12 +23,12 @@ impl WeightLayout {
         let rows = group_read.next_multiple_of(rows);
         let columns = group_written.next_multiple_of(columns);
         let count = geometry.groups() * geometry.taps() * rows * columns;
-        (4 * count <= WORKSPACE_BYTES_MAX).then_some(Self { rows, columns, count })
+        (count <= WORKSPACE_VALUES_MAX).then_some(Self { rows, columns, count })
     }
 
     /// Returns the workspace with the weights.
     pub fn workspace(&self) -> Operand {
-        Operand::Workspace { bytes: 4 * self.count }
+        Operand::workspace(self.count)
     }
 
     /// Returns the dispatch that writes them.

@@ -8,7 +8,7 @@
 
 use super::shared::{self, Output, WorkgroupTile};
 use super::sizes::Sizes;
-use crate::dispatch::{WORKSPACE_BYTES_MAX, grid};
+use crate::dispatch::{WORKSPACE_VALUES_MAX, grid};
 use crate::ops::epilogue;
 use crate::{Dispatch, OpCall, Operand, Shader};
 
@@ -48,9 +48,9 @@ impl SplitK {
     fn with_tile(name: &'static str, tile: WorkgroupTile, sizes: &Sizes) -> Option<Self> {
         let is_whole = sizes.m >= tile.m as usize && sizes.n >= tile.n as usize;
         let tiles = tile.count(sizes).max(1);
-        let bytes = 4 * sizes.batch * sizes.m * sizes.n;
+        let values = sizes.batch * sizes.m * sizes.n;
         let filling = FILLS.map(|(workgroups, terms)| (workgroups / tiles).min(sizes.k / terms));
-        let most = WORKSPACE_BYTES_MAX / bytes.max(1);
+        let most = WORKSPACE_VALUES_MAX / values.max(1);
         let parts = filling[0].max(filling[1]).min(most);
         if !is_whole || parts < 2 {
             return None;
@@ -67,7 +67,7 @@ impl SplitK {
     /// Returns the dispatches of a call: the parts, and their sums.
     pub fn dispatches(&self, call: &OpCall, sizes: &Sizes) -> Vec<Dispatch> {
         let values = sizes.batch * sizes.m * sizes.n;
-        let partials = Operand::Workspace { bytes: 4 * self.count * values };
+        let partials = Operand::workspace(self.count * values);
         let parts = [self.count, self.terms];
         let first = shared::dispatch_split_k(call, sizes, self.tile, parts, partials);
         let output = Output::of(call, &epilogue::steps(call), sizes.n, 2);

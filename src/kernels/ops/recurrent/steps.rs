@@ -8,7 +8,7 @@
 use std::fmt::Write;
 
 use super::RecurrentSizes;
-use crate::dispatch::{WORKSPACE_BYTES_MAX, grid};
+use crate::dispatch::{WORKSPACE_VALUES_MAX, grid};
 use crate::ops::copy;
 use crate::{Caps, Dispatch, OpCall, Operand, Shader};
 use potluck_graph::{Cell, Op};
@@ -69,14 +69,14 @@ impl Steps<'_> {
     }
 
     fn workspace(&self) -> Operand {
-        Operand::Workspace { bytes: 4 * self.sizes.columns() * self.sizes.h }
+        Operand::workspace(self.sizes.columns() * self.sizes.h)
     }
 
     /// Returns the dispatches that write the transposed weight to the workspace; none if it is too
     /// large for that.
     fn transposition(&self, caps: &Caps) -> Vec<Dispatch> {
         let (columns, h) = (self.sizes.columns(), self.sizes.h);
-        if 4 * columns * h > WORKSPACE_BYTES_MAX {
+        if columns * h > WORKSPACE_VALUES_MAX {
             return Vec::new();
         }
         let op = Op::Permute { axes: vec![1, 0] };
