@@ -1,8 +1,9 @@
 //! Devices that a benchmark measures.
 
 use potluck_kernels::device::{
-    Adapter, AdapterKind, DeviceError, Selection, list_adapters, select,
+    Adapter, AdapterKind, DeviceError, Selection, host, list_adapters, select,
 };
+use potluck_kernels::exec::cpu::cpu_name;
 
 /// A device to measure.
 #[derive(Clone, Debug)]
@@ -23,7 +24,7 @@ pub enum TargetDevice {
 impl Target {
     pub fn name(&self) -> String {
         match &self.place {
-            TargetDevice::Cpu => format!("cpu ({} threads)", rayon::current_num_threads()),
+            TargetDevice::Cpu => cpu_name(host::threads()),
             TargetDevice::Adapter(adapter) => adapter.name.clone(),
         }
     }

@@ -7,7 +7,7 @@ use potluck_core::faults::Faults;
 use potluck_kernels::autotune::{KernelCache, KernelSelector, cache, catalog};
 use potluck_kernels::device::{
     Adapter, AdapterMemory, DeviceError, Features, Gpu, HostInfo, Limits, Selection, ShaderChecks,
-    list_adapters, no_adapter, select,
+    host, list_adapters, no_adapter, select,
 };
 use potluck_train::TrainError;
 
@@ -31,7 +31,7 @@ pub fn run(as_json: bool, certify: Option<Option<&str>>) -> anyhow::Result<()> {
         }
     }
     let host = HostInfo::query();
-    let threads = rayon::current_num_threads();
+    let threads = host::threads();
     let text = if as_json {
         let entries: Vec<Value> = entries(&adapters).iter().map(DeviceEntry::json).collect();
         let cpu = json!({

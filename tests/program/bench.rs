@@ -36,7 +36,7 @@ fn check_figures(device: &Value) {
             other => panic!("the unit {other}"),
         };
         assert_eq!(figure["better"], better, "{figure}");
-        let known = ["name", "unit", "median", "min", "max", "samples", "better"];
+        let known = ["name", "kind", "unit", "median", "min", "max", "samples", "better"];
         let fields: Vec<&String> = figure.as_object().unwrap().keys().collect();
         assert!(fields.iter().zip(known).all(|(field, known)| *field == known), "{fields:?}");
     }
@@ -117,7 +117,7 @@ fn the_table_goes_to_stdout_progress_to_stderr_and_json_to_its_file() {
     let ran = desk.run("bench --tiny --devices cpu --only peaks --json report.json").ok();
     let lines: Vec<&str> = ran.out.lines().collect();
     assert!(lines[0].starts_with("potluck ") && lines[0].ends_with("; tiny run"), "{}", ran.out);
-    assert!(lines[2].starts_with("cpu (") && lines[2].contains(" threads) on cpu"), "{}", ran.out);
+    assert!(lines[2].starts_with("cpu (") && lines[2].contains(" thread"), "{}", ran.out);
     let columns: Vec<&str> = lines[4].split_whitespace().collect();
     assert_eq!(columns, ["peaks", "median", "unit", "spread", "by", "on"]);
     let rows = ["peak flops ", "memory copy ", "memory triad "];
@@ -144,8 +144,8 @@ fn handmade(device: &str, figures: &[(&str, &str, &str, f64, f64, f64)]) -> Stri
         .iter()
         .map(|(name, unit, better, median, min, max)| {
             serde_json::json!({
-                "name": name, "kind": name.split('.').next(), "unit": unit, "median": median, "min": min, "max": max,
-                "samples": 5, "better": better,
+                "name": name, "kind": name.split('.').next(), "unit": unit,
+                "median": median, "min": min, "max": max, "samples": 5, "better": better,
             })
         })
         .collect();
@@ -222,11 +222,11 @@ fn what_cannot_be_measured_or_compared_is_refused() {
     desk.write("good.json", handmade("d", &[]));
     desk.write("text.json", "no report");
     desk.write("other.json", "{\"schema\": 9}");
-    desk.write("zero.json", handmade("d", &[("a.b", "us", "lower", 0.0, 0.0, 0.0)]));
+    desk.write("zero.json", handmade("d", &[("peak.flops", "GFLOP/s", "higher", 0.0, 0.0, 0.0)]));
     refuses(&desk, "bench compare good.json missing.json", &["missing.json: cannot be read"]);
     refuses(&desk, "bench compare text.json good.json", &["text.json: is not a report"]);
     refuses(&desk, "bench compare good.json other.json", &["other.json: is a report of schema 9"]);
-    refuses(&desk, "bench compare zero.json good.json", &["zero.json: ", "a.b cannot be"]);
+    refuses(&desk, "bench compare zero.json good.json", &["zero.json: ", "peak.flops cannot be"]);
     refuses(&desk, "bench --tiny --devices nothing-like-it", &["nothing-like-it"]);
     refuses(&desk, "bench --tiny --devices cpu,", &["it is empty"]);
     refuses(&desk, "bench --tiny --json no/such/place.json", &["in no directory"]);

@@ -229,6 +229,24 @@ fn a_run_that_goes_on_warns_of_other_bits_only() {
     assert!(whole.starts_with("the run was on cpu") && whole.contains("continues on"), "{whole}");
 }
 
+/// Cores differ between machines, and with `cpu*K` each device has few of them.
+#[test]
+fn any_number_of_threads_has_the_bits_of_another() {
+    let desk = Desk::new();
+    let trained = |threads: &str, line: &str| {
+        let mut command = desk.command(line);
+        let ran = command.env("RAYON_NUM_THREADS", threads).output().unwrap();
+        assert!(ran.status.success(), "{threads} threads: {ran:?}");
+        String::from_utf8(ran.stderr).unwrap()
+    };
+    trained("1", &format!("{SMALL} --out single --devices cpu --steps 4"));
+    trained("3", &format!("{SMALL} --out three --devices cpu --steps 4"));
+    assert!(has_files_of(&desk, "single", (&desk, "three"), 4), "1 thread and 3 differ");
+    let resumed = trained("3", "train --quiet --resume single --devices cpu --steps 12");
+    assert!(!resumed.contains("bits"), "{resumed}");
+    assert_same_bits(&desk, "single", one(), "1 thread, then 3");
+}
+
 /// Data parallelism has bits of its own: what goes on from a pipeline's checkpoint equals what
 /// goes on from that of one device.
 #[test]

@@ -46,7 +46,10 @@ pub fn choose(devices: &str) -> Result<Option<World>, TrainError> {
     }
     let mut selections = select_all(devices, &list_adapters())?;
     if let [alone] = &selections[..] {
-        selections.push(alone.clone());
+        selections = match alone {
+            Selection::Cpu { .. } => vec![Selection::cpu(2); 2],
+            adapter => vec![adapter.clone(); 2],
+        };
     }
     Ok(Some(World { selections }))
 }

@@ -17,6 +17,12 @@ impl HostInfo {
     }
 }
 
+/// Returns the threads that CPU devices of this machine have together: one per core, unless
+/// `RAYON_NUM_THREADS` gives another number. The caller is no thread of a device.
+pub fn threads() -> usize {
+    rayon::current_num_threads()
+}
+
 /// Returns the bytes that can be allocated without swapping, if the system reports them.
 pub fn available_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;

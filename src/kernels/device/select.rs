@@ -7,6 +7,7 @@ pub use spelling::{missing_devices, selector_of, selector_without};
 use super::AdapterKind;
 use super::adapters::Adapter;
 use super::error::{DeviceError, no_adapter};
+use super::host;
 
 /// The most devices that `*K` makes of one adapter.
 const COPIES_MAX: usize = 64;
@@ -14,8 +15,13 @@ const COPIES_MAX: usize = 64;
 /// Device that a selector selected.
 #[derive(Clone, Debug)]
 pub enum Selection {
-    /// The built-in CPU device; with the reason, if it was not asked for by name.
-    Cpu { reason: Option<String> },
+    /// The built-in CPU device.
+    Cpu {
+        /// Reason for it, if it was not asked for by name.
+        reason: Option<String>,
+        /// Threads of this device: several CPU devices divide the cores.
+        threads: usize,
+    },
     /// An adapter to open.
     Adapter(Box<Adapter>),
     /// A device of another node.
@@ -37,6 +43,11 @@ pub struct OfferedDevice {
 }
 
 impl Selection {
+    /// Returns one of `devices` CPU devices of this machine.
+    pub fn cpu(devices: usize) -> Self {
+        Self::Cpu { reason: None, threads: (host::threads() / devices.max(1)).max(1) }
+    }
+
     /// Returns the name of the device for display: `cpu`, or that of the adapter.
     pub fn name(&self) -> &str {
         match self {
@@ -68,10 +79,10 @@ pub fn select(selector: &str, adapters: &[Adapter]) -> Result<Selection, DeviceE
     let known = known(adapters);
     let typed = selector.trim().to_lowercase();
     if typed == "auto" {
-        return Ok(automatic(&known).map_or_else(no_hardware, |at| selection(at, adapters)));
+        return Ok(automatic(&known).map_or_else(no_hardware, |at| selection(at, adapters, 1)));
     }
     match one(&typed, &known) {
-        Ok(chosen) => Ok(selection(chosen, adapters)),
+        Ok(chosen) => Ok(selection(chosen, adapters, 1)),
         // Names may have commas too, so this is a list only if nothing has that name.
         Err(_) if typed == "all" || typed.contains([',', '*']) => {
             Err(bad(&typed, "this command takes one device"))
@@ -85,7 +96,8 @@ pub fn select(selector: &str, adapters: &[Adapter]) -> Result<Selection, DeviceE
 /// `auto` is every hardware GPU, or the CPU device if there is none; `all` is every adapter that
 /// can run kernels, software ones too, and the CPU device at the end; anything else is a list with
 /// commas of what [`select`] takes but for `auto`. `*K` after a name makes K devices of it. A name
-/// may have commas and stars itself: the longest part that names a device is taken.
+/// may have commas and stars itself: the longest part that names a device is taken. `cpu*K` are K
+/// devices that divide the cores, each with one thread at least.
 ///
 /// # Errors
 /// Returns [`DeviceError`] if a part of the list names no device, or if a device is named twice,
@@ -95,7 +107,8 @@ pub fn select_all(selector: &str, adapters: &[Adapter]) -> Result<Vec<Selection>
     if chosen.is_empty() {
         return Ok(vec![no_hardware()]);
     }
-    Ok(chosen.into_iter().map(|chosen| selection(chosen, adapters)).collect())
+    let cpus = chosen.iter().filter(|chosen| **chosen == Chosen::Cpu).count();
+    Ok(chosen.into_iter().map(|chosen| selection(chosen, adapters, cpus)).collect())
 }
 
 /// Returns the devices that a selector in lower case chooses; none for `auto` without hardware.
@@ -148,9 +161,10 @@ fn at((index, _): (usize, &Known)) -> Chosen {
     Chosen::Index(index)
 }
 
-fn selection(chosen: Chosen, adapters: &[Adapter]) -> Selection {
+/// Returns what was chosen, of a list with `cpus` CPU devices.
+fn selection(chosen: Chosen, adapters: &[Adapter], cpus: usize) -> Selection {
     match chosen {
-        Chosen::Cpu => Selection::Cpu { reason: None },
+        Chosen::Cpu => Selection::cpu(cpus),
         Chosen::Index(index) => Selection::Adapter(Box::new(adapters[index].clone())),
     }
 }
@@ -161,7 +175,7 @@ fn automatic(known: &[Known]) -> Option<Chosen> {
 }
 
 fn no_hardware() -> Selection {
-    Selection::Cpu { reason: Some("no hardware GPU was found".into()) }
+    Selection::Cpu { reason: Some("no hardware GPU was found".into()), threads: host::threads() }
 }
 
 /// Parses a list in lower case; returns its devices.
@@ -303,15 +317,24 @@ mod tests {
 
     #[test]
     fn without_adapters_auto_is_the_cpu_and_names_are_errors() {
-        assert!(matches!(select("auto", &[]), Ok(Selection::Cpu { reason: Some(_) })));
+        assert!(matches!(select("auto", &[]), Ok(Selection::Cpu { reason: Some(_), .. })));
         let all = select_all("Auto", &[]).unwrap();
-        assert!(matches!(all[..], [Selection::Cpu { reason: Some(_) }]));
+        assert!(matches!(all[..], [Selection::Cpu { reason: Some(_), .. }]));
         let all = select_all("all", &[]).unwrap();
-        assert!(matches!(all[..], [Selection::Cpu { reason: None }]));
+        assert!(matches!(all[..], [Selection::Cpu { reason: None, .. }]));
         for cpu in ["cpu", "CPU", " cpu "] {
-            assert!(matches!(select(cpu, &[]), Ok(Selection::Cpu { reason: None })));
+            assert!(matches!(select(cpu, &[]), Ok(Selection::Cpu { reason: None, .. })));
         }
-        assert_eq!(select_all("cpu * 3", &[]).unwrap().len(), 3);
+        let threads = |selector: &str| -> Vec<usize> {
+            let threads = |selection| match selection {
+                Selection::Cpu { threads, .. } => threads,
+                other => panic!("{other:?}"),
+            };
+            select_all(selector, &[]).unwrap().into_iter().map(threads).collect()
+        };
+        assert_eq!(threads("cpu"), [host::threads()]);
+        assert_eq!(threads("cpu * 3"), [(host::threads() / 3).max(1); 3]);
+        assert_eq!(threads("cpu*64"), [(host::threads() / 64).max(1); 64]);
         for error in [select("llvmpipe", &[]).unwrap_err(), select_all("x", &[]).unwrap_err()] {
             assert!(error.to_string().contains("--devices cpu"), "{error}");
         }

@@ -3,6 +3,7 @@
 
 mod readbacks;
 
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,17 +16,18 @@ use super::{
     AllocatedBytes, BucketTensor, Executor, KernelProfile, Moments, PassContext, ProfileTarget,
     READBACK_ELEMENTS_MAX, Readback, StepSums, copies, slot_of,
 };
-use crate::device::{DeviceError, Heartbeat, inject_on_host};
+use crate::device::{DeviceError, Heartbeat, host, inject_on_host};
 use crate::ops::{hash, norm};
 use crate::{CpuKernel, Float, Twin, UpdateKernel, UpdateTwin, twin, update_twin};
 use potluck_core::faults::InjectedFault;
+use potluck_core::format::counted;
 use potluck_core::{BucketId, DType, HostTensorView, TensorId};
 use potluck_graph::{Place, Plan, Role, TensorLocation, Update, UpdateRange};
 
-/// Returns the CPU device's name, with the number of threads, which determines its speed and, by
-/// the order of sums, its bits.
-pub fn host_name() -> String {
-    format!("cpu ({} threads)", rayon::current_num_threads())
+/// Returns the name of a CPU device with so many threads, which determine its speed but not its
+/// results.
+pub fn cpu_name(threads: usize) -> String {
+    format!("cpu ({})", counted(threads, "thread", "threads"))
 }
 
 /// Returns the bytes that the CPU device takes for a plan besides the tensors of
@@ -61,6 +63,11 @@ struct Functions<T> {
 /// Executor of a plan with all its tensors in host memory, computed in `T`.
 pub struct Cpu<T> {
     name: String,
+    /// Threads of a pool of its own; `None` computes in the pool of whoever calls.
+    threads: Option<usize>,
+    /// Pool whose first worker is the thread that the device is used from; its other threads end
+    /// with it.
+    pool: Option<rayon::ThreadPool>,
     /// Shared, so that a node can be borrowed while the tensors change.
     plan: Arc<Plan>,
     functions: Functions<T>,
@@ -82,14 +89,15 @@ pub struct Cpu<T> {
 }
 
 impl Cpu<f32> {
-    /// Returns the CPU device for training: all cores, vector instructions.
+    /// Returns the CPU device for training, with vector instructions, on the threads of whoever
+    /// calls; see [`Cpu::with_threads`].
     pub fn fast(plan: Plan, moments: impl Into<Moments>) -> Self {
         let functions = Functions {
             host: |twin: &'static Twin| twin.fast,
             update: |twin: &'static UpdateTwin| twin.fast,
             norm: norm::fast,
         };
-        Self::new(host_name(), plan, moments, functions)
+        Self::new(cpu_name(host::threads()), plan, moments, functions)
     }
 
     /// Returns an executor that runs the reference functions, plain loops, in f32.
@@ -138,6 +146,8 @@ impl<T: Float> Cpu<T> {
         let bank = || shards.lengths().map(zeros).collect();
         Self {
             name,
+            threads: None,
+            pool: None,
             functions,
             slots,
             ints: ints.collect(),
@@ -250,6 +260,12 @@ impl<T: Float> Cpu<T> {
         self.bank(bank, bucket)
     }
 
+    /// Returns the device with a pool of so many threads, the thread that it is used from among
+    /// them; see [`Executor::enter_thread`].
+    pub fn with_threads(self, threads: usize) -> Self {
+        Self { threads: Some(threads), ..self }
+    }
+
     /// Returns the device with another display name.
     pub fn named(self, name: &str) -> Self {
         Self { name: name.into(), ..self }
@@ -325,6 +341,17 @@ impl<T: Float> Executor for Cpu<T> {
 
     fn plan(&self) -> &Plan {
         &self.plan
+    }
+
+    fn enter_thread(&mut self) -> io::Result<()> {
+        if let Some(threads) = self.threads {
+            let pool = rayon::ThreadPoolBuilder::new()
+                .num_threads(threads)
+                .thread_name(|index| format!("cpu worker {index}"))
+                .use_current_thread();
+            self.pool = Some(pool.build().map_err(io::Error::other)?);
+        }
+        Ok(())
     }
 
     fn heartbeat(&self) -> Heartbeat {

@@ -12,6 +12,7 @@ mod staging;
 pub mod timing;
 mod work_timing;
 
+use std::io;
 use std::ops::Range;
 
 use crate::device::{DeviceError, Heartbeat};
@@ -176,6 +177,15 @@ pub trait Executor: Send {
     fn name(&self) -> &str;
 
     fn plan(&self) -> &Plan;
+
+    /// Prepares the calling thread, from which all other calls come, before the first of them: a
+    /// CPU device makes it a worker of its pool.
+    ///
+    /// # Errors
+    /// Returns the error of the system, which has no more threads.
+    fn enter_thread(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 
     /// Returns the heartbeat of the device, for a watchdog in another thread.
     fn heartbeat(&self) -> Heartbeat;

@@ -47,14 +47,25 @@ impl DeviceThread {
     /// Moves `executor` to a thread of its own, which ends when the handle is dropped. A device
     /// without a heartbeat for `deadline` during a job counts as hung; a job of many parts may
     /// take longer.
+    ///
+    /// # Errors
+    /// Returns the error of the system, which has no thread for the device.
     pub fn start(mut executor: Box<dyn Executor>, deadline: Duration) -> std::io::Result<Self> {
         let (jobs, queue) = mpsc::sync_channel::<Job>(QUEUE_MAX);
         let (closing, closed) = mpsc::sync_channel(1);
+        let (entering, entered) = mpsc::sync_channel(1);
         let name = executor.name().to_string();
         let heartbeat = executor.heartbeat();
         let panic = PanicText::default();
         let text = panic.clone();
         thread::Builder::new().name(format!("driver of {name}")).spawn(move || {
+            let entry = executor.enter_thread();
+            let is_entered = entry.is_ok();
+            // The receiver waits for this.
+            let _ = entering.send(entry);
+            if !is_entered {
+                return;
+            }
             for job in queue {
                 if catch_quietly(&text, || job(executor.as_mut())).is_none() {
                     break;
@@ -63,6 +74,8 @@ impl DeviceThread {
             drop(executor);
             drop(closing);
         })?;
+        // Without an answer, the thread ended by a panic.
+        entered.recv().map_err(std::io::Error::other)??;
         Ok(Self {
             name,
             jobs: Some(jobs),
@@ -300,6 +313,50 @@ mod tests {
         drop(driver);
         assert!(started.elapsed() < CLOSING_DEADLINE);
         drop(release);
+    }
+
+    /// Returns the names of the threads of this process that begin with `start`.
+    #[cfg(target_os = "linux")]
+    fn threads_named(start: &str) -> Vec<String> {
+        let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).ok();
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+        tasks.filter_map(name).filter(|name| name.starts_with(start)).collect()
+    }
+
+    #[test]
+    fn a_cpu_device_computes_on_threads_of_its_own_which_end_with_it() {
+        let device = |threads| {
+            let plan = Plan::new(Builder::new().finish(), PlanOptions::new(1));
+            let device = Box::new(Cpu::fast(plan, 0).with_threads(threads));
+            DeviceThread::start(device, DEADLINE).unwrap()
+        };
+        // The thread of the device, and the number of threads of its pool.
+        let asked = |device: &DeviceThread| {
+            let ask =
+                |_: &mut dyn Executor| Ok((thread::current().id(), rayon::current_num_threads()));
+            let asked = device.run("a question", ask).unwrap();
+            let worker = device.run("a question", |_| Ok(rayon::current_thread_index()));
+            assert_eq!(worker.unwrap(), Some(0), "the thread of the device is the first worker");
+            asked
+        };
+        let devices = [device(1), device(3)];
+        let [(alone, one), (first, three)] = [&devices[0], &devices[1]].map(asked);
+        assert!(alone != first && [one, three] == [1, 3]);
+        let used =
+            devices[1].run("a broadcast", |_| Ok(rayon::broadcast(|_| thread::current().id())));
+        let mut used = used.unwrap();
+        used.dedup();
+        assert!(used.len() == 3 && used[0] == first && !used.contains(&alone));
+        #[cfg(target_os = "linux")]
+        {
+            assert!(threads_named("cpu worker").len() >= 2);
+            drop(devices);
+            let started = Instant::now();
+            while !threads_named("cpu worker").is_empty() {
+                assert!(started.elapsed() < CLOSING_DEADLINE, "{:?}", threads_named("cpu worker"));
+                thread::sleep(Duration::from_millis(5));
+            }
+        }
     }
 
     #[test]

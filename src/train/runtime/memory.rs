@@ -196,7 +196,7 @@ mod tests {
     #[test]
     fn what_is_known_and_too_small_is_refused_with_the_figures() {
         let plan = crate::runtime::placement::shares::tests::plan(4);
-        let cpu = Selection::Cpu { reason: None };
+        let cpu = Selection::cpu(1);
         let outcome = |setting| match require_on(&cpu, "Card", setting, &plan, &2.into()) {
             Ok(note) => note.unwrap_or_else(|| "fits".into()),
             Err(error) => format!("{}: {error}", error.exit_code()),

@@ -9,7 +9,7 @@ use potluck_core::format::gibibytes_up;
 use potluck_graph::{Plan, VariantChoices};
 use potluck_kernels::autotune::{self, KernelCache, KernelSelector, TuneOptions, cache};
 use potluck_kernels::device::{DeviceError, Gpu, Selection, ShaderChecks, list_adapters, select};
-use potluck_kernels::exec::cpu::host_name;
+use potluck_kernels::exec::cpu::cpu_name;
 use potluck_kernels::exec::{Cpu, Executor, GpuExecutor, Moments};
 use potluck_parallel::RankPlacement;
 
@@ -61,7 +61,7 @@ pub fn open(
     options: &OpenOptions,
 ) -> Result<OpenDevice, RuntimeError> {
     let selection = if selector.trim().eq_ignore_ascii_case("cpu") {
-        Selection::Cpu { reason: None }
+        Selection::cpu(1)
     } else {
         select(selector, &list_adapters())?
     };
@@ -113,7 +113,7 @@ pub(crate) fn tuning_of(tuning: &TuneOptions, kept: Option<&RankPlacement>) -> T
 /// Returns the name of a device as it is shown to the user.
 pub fn display_name(selection: &Selection) -> String {
     match selection {
-        Selection::Cpu { .. } => host_name(),
+        Selection::Cpu { threads, .. } => cpu_name(*threads),
         Selection::Adapter(adapter) => adapter.name.clone(),
         Selection::Offered(device) => device.name.clone(),
     }
@@ -147,12 +147,13 @@ pub fn open_selected(
     let needed = memory::needed(&selection, &plan, &moments);
     let mut notes = Vec::from_iter(memory::require_on(&selection, name, setting, &plan, &moments)?);
     let (executor, identity, (choices, untimed)): (Box<dyn Executor>, _, _) = match selection {
-        Selection::Cpu { reason } => {
+        Selection::Cpu { reason, threads } => {
             if let Some(why) = reason {
                 notes.push(format!("running on the CPU: {why}"));
             }
-            let device = Cpu::fast(plan, moments).named(name);
-            (Box::new(device), host_name(), Default::default())
+            let device = Cpu::fast(plan, moments).with_threads(threads).named(name);
+            // Its results do not depend on the number of threads.
+            (Box::new(device), "cpu".to_string(), Default::default())
         }
         Selection::Adapter(mut adapter) => {
             let identity = cache::device_key(&adapter);

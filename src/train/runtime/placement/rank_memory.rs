@@ -117,7 +117,7 @@ mod tests {
         let all = Moments { count: 2, owned: None };
         let owned = plan.buckets.iter().map(|bucket| 0..bucket.length).collect();
         let shard = Moments { count: 2, owned: Some(owned) };
-        let cpu = Selection::Cpu { reason: None };
+        let cpu = Selection::cpu(1);
         assert_eq!(RankMemory::of(&cpu, &plan, &all, 1).staging, 0);
         for adapter in list_adapters() {
             let adapter = Selection::Adapter(Box::new(adapter));

@@ -164,7 +164,7 @@ fn what_the_cpu_device_allocates_is_what_is_admitted() {
             for (rank, (tensors, _)) in allocated(&placed).into_iter().enumerate() {
                 let plan = request.plans.of_rows(placed.placement.ranks[rank].rows);
                 let moments = shares::moments(request.optimizer, &layout, rank);
-                let cpu = Selection::Cpu { reason: None };
+                let cpu = Selection::cpu(1);
                 assert_eq!(tensors, crate::runtime::memory::needed(&cpu, &plan, &moments));
             }
         });
@@ -199,7 +199,7 @@ fn what_travels_takes_no_more_host_memory_than_is_counted() {
 /// The rows of the admitted devices if the host has so much memory; `None` if it is refused.
 fn admitted(selector: &'static str, mib: usize) -> Option<Vec<u32>> {
     with_request(&Options::new(selector), |request| {
-        let selections = vec![Selection::Cpu { reason: None }; 2];
+        let selections = vec![Selection::cpu(2); 2];
         let names = display_names(&selections);
         let mut notes = Vec::new();
         match admit(request, &selections, &names, Some((mib * MIB) as u64), &mut notes) {
@@ -234,7 +234,7 @@ fn host_memory_is_asked_for_once_per_device() {
 
 fn opened(options: &Options) -> Result<(Vec<String>, Vec<String>), RuntimeError> {
     with_request(options, |request| {
-        let selections = vec![Selection::Cpu { reason: None }; 3];
+        let selections = vec![Selection::cpu(3); 3];
         let names = display_names(&selections);
         let devices = RequestedDevices { selections: &selections, names: &names };
         let report = &mut |_: &str, _| {};
@@ -289,7 +289,7 @@ fn devices_without_a_sample_are_left_out_unless_they_are_named() {
     let (members, notes) = opened(&options("all")).unwrap();
     assert_eq!((members.len(), notes.len()), (3, 0), "{notes:?}");
     let found = with_request(&options("all"), |request| {
-        let selections = vec![Selection::Cpu { reason: None }; 6];
+        let selections = vec![Selection::cpu(6); 6];
         let names = display_names(&selections);
         let devices = RequestedDevices { selections: &selections, names: &names };
         decide(request, devices, None, &mut |_, _| {}).unwrap().unwrap()

@@ -213,7 +213,7 @@ impl Nodes {
             remote.nodes.push(node);
             let mut host = TestHost {
                 graph: graph.clone(),
-                selections: vec![Selection::Cpu { reason: None }; count],
+                selections: vec![Selection::cpu(count); count],
                 faults: faults.parse().unwrap(),
                 data: data.clone(),
             };

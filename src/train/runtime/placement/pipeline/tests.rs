@@ -144,7 +144,7 @@ fn cut_of(placement: &Placement) -> Vec<Vec<u32>> {
 fn copies_and_equal_blocks_are_measured_once() {
     let asked = Asked::of("cpu*2", 2);
     asked.request(|request| {
-        let selections = vec![Selection::Cpu { reason: None }; 2];
+        let selections = vec![Selection::cpu(2); 2];
         let names = display_names(&selections);
         let devices = RequestedDevices { selections: &selections, names: &names };
         let measured = measure_blocks(request, devices, 3, &mut |_, _| {}).unwrap();
@@ -240,7 +240,7 @@ fn a_device_that_fails_while_its_blocks_are_timed_ends_the_run() {
 fn a_block_that_no_device_can_run_is_named_with_the_reason() {
     let asked = Asked { faults: "out-of-memory@timing:0/0", ..Asked::of("cpu*2", 2) };
     asked.request(|request| {
-        let selections = vec![Selection::Cpu { reason: None }; 2];
+        let selections = vec![Selection::cpu(2); 2];
         let names = display_names(&selections);
         let devices = RequestedDevices { selections: &selections, names: &names };
         let measured = measure_blocks(request, devices, 3, &mut |_, _| {}).unwrap();
@@ -276,7 +276,7 @@ fn the_memory_of_stages_is_that_of_their_plans_and_within_the_bounds() {
                 let planned = requested.in_order(positions, &chunks, &counts, 3);
                 let laid_out = LaidOut::of(request, &planned);
                 let micro_batches = (BATCH / pipelines / 3) as usize;
-                let cpu = Selection::Cpu { reason: None };
+                let cpu = Selection::cpu(1);
                 let devices = vec![cpu.clone(); 2 * pipelines as usize];
                 let kinds = vec![0; devices.len()];
                 let of_stages = StageMemory::of(request, &devices, &kinds, micro_batches, 3);
