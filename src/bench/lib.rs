@@ -56,7 +56,8 @@ pub struct Options {
     pub devices: String,
     pub effort: Effort,
     pub parts: Vec<Part>,
-    /// True to measure the step of GPT-2 with 124 million parameters as well, on hardware GPUs.
+    /// True to measure the steps of a LeNet, a ResNet, an LSTM and a GRU as well, and on hardware
+    /// GPUs that of GPT-2 with 124 million parameters.
     pub full: bool,
 }
 
