@@ -73,7 +73,8 @@ impl Profile {
         let inputs = inputs(spec, source, (&program, used_inputs(&plan)))?;
         let moments = spec.optimizer.moments();
         let opened = open::open_alone(selection, plan, moments, &spec.opening)?;
-        let OpenDevice { driver, identity, .. } = opened;
+        let OpenDevice { driver, identity, is_cpu, .. } = opened;
+        let device = if is_cpu { driver.name().to_string() } else { identity };
         let seed = spec.seed;
         driver.run("initialization", move |device| device.initialize(seed))?;
         let (mut seconds, mut busy) = (Vec::new(), Vec::new());
@@ -87,7 +88,7 @@ impl Profile {
         let input = Arc::clone(&inputs[0]);
         let rows = driver.run("timing kernels", move |device| timed_rows(device, &input))?;
         let busy = (busy.len() == seconds.len()).then(|| median(&mut busy));
-        Ok(Self { device: identity, rows, seconds: median(&mut seconds), busy })
+        Ok(Self { device, rows, seconds: median(&mut seconds), busy })
     }
 
     fn sum(&self, part: StepPart) -> f64 {

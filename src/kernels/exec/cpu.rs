@@ -24,6 +24,10 @@ use potluck_core::format::counted;
 use potluck_core::{BucketId, DType, HostTensorView, TensorId};
 use potluck_graph::{Place, Plan, Role, TensorLocation, Update, UpdateRange};
 
+/// Identity of a CPU device, which decides the bits of its results: they do not depend on its
+/// threads.
+pub const CPU_IDENTITY: &str = "cpu";
+
 /// Returns the name of a CPU device with so many threads, which determine its speed but not its
 /// results.
 pub fn cpu_name(threads: usize) -> String {

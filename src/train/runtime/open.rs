@@ -9,7 +9,7 @@ use potluck_core::format::gibibytes_up;
 use potluck_graph::{Plan, VariantChoices};
 use potluck_kernels::autotune::{self, KernelCache, KernelSelector, TuneOptions, cache};
 use potluck_kernels::device::{DeviceError, Gpu, Selection, ShaderChecks, list_adapters, select};
-use potluck_kernels::exec::cpu::cpu_name;
+use potluck_kernels::exec::cpu::{CPU_IDENTITY, cpu_name};
 use potluck_kernels::exec::{Cpu, Executor, GpuExecutor, Moments};
 use potluck_parallel::RankPlacement;
 
@@ -152,8 +152,7 @@ pub fn open_selected(
                 notes.push(format!("running on the CPU: {why}"));
             }
             let device = Cpu::fast(plan, moments).with_threads(threads).named(name);
-            // Its results do not depend on the number of threads.
-            (Box::new(device), "cpu".to_string(), Default::default())
+            (Box::new(device), CPU_IDENTITY.to_string(), Default::default())
         }
         Selection::Adapter(mut adapter) => {
             let identity = cache::device_key(&adapter);
