@@ -20,7 +20,7 @@ pub mod step;
 mod system;
 mod table;
 mod target;
-mod units;
+pub mod units;
 
 pub use compare::compare;
 pub use report::{

@@ -1,17 +1,17 @@
 //! `potluck bench`: benchmarks of the devices of this machine, of several machines and of the link
 //! between two, and comparisons of two reports.
 
-use std::fs;
 use std::path::Path;
+use std::{fs, io};
 
 use super::args::{
     BenchArgs, BenchCommand, BenchPart, CollectivesArgs, LinkArgs, PipelineArgs, PipelineCut,
 };
 use super::{UsageError, bench_nodes, write_named};
+use crate::ui::charts;
 use crate::ui::terminal::print_line;
 use potluck_bench::{Effort, Options, Part, Report, collectives, pipeline};
 use potluck_parallel::PipelineSchedule;
-use potluck_train::TrainError;
 use potluck_train::runtime::error::{EXIT_CONFIGURATION, EXIT_RESTART};
 
 /// Value of `--json` that selects stdout.
@@ -50,7 +50,7 @@ fn collectives(args: &CollectivesArgs) -> anyhow::Result<i32> {
         Some(nodes) => bench_nodes::collectives(nodes, args, &options)?,
         None => collectives::run(&options, &mut |progress| print_line(progress))?,
     };
-    draw(args.svg.as_deref(), || collectives::svg::draw(&report))?;
+    draw(args.svg.as_deref(), || charts::collectives::draw(&report))?;
     deliver(&report, args.json.as_deref())
 }
 
@@ -67,7 +67,7 @@ fn pipelines(args: &PipelineArgs) -> anyhow::Result<i32> {
     writable(args.json.as_deref(), "--json")?;
     writable(args.svg.as_deref(), "--svg")?;
     let report = pipeline::run(&pipeline_options(args), &mut |progress| print_line(progress))?;
-    draw(args.svg.as_deref(), || pipeline::svg::draw(&report))?;
+    draw(args.svg.as_deref(), || charts::pipelines::draw(&report))?;
     let code = deliver(&report, args.json.as_deref())?;
     let is_empty = report.devices.iter().all(|device| device.figures.is_empty());
     if code == 0 && is_empty {
@@ -116,11 +116,11 @@ fn without_repeats<T: Copy + PartialEq>(values: &[T]) -> Vec<T> {
 }
 
 /// Writes a drawing to the file of `--svg`, if there is one.
-fn draw(path: Option<&Path>, drawing: impl FnOnce() -> String) -> Result<(), TrainError> {
-    match path {
-        Some(path) => write_named(path, drawing().as_bytes()),
-        None => Ok(()),
+fn draw(path: Option<&Path>, drawing: impl FnOnce() -> io::Result<String>) -> anyhow::Result<()> {
+    if let Some(path) = path {
+        write_named(path, drawing()?.as_bytes())?;
     }
+    Ok(())
 }
 
 /// Checks that the file of a flag can be written, before anything is measured for it.

@@ -1,11 +1,9 @@
 //! Sink that draws the curves of a run into a file of its directory.
 
-mod axis;
-pub mod svg;
-
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use super::charts;
 use potluck_core::files;
 use potluck_core::metrics::{CurveReader, Event, MetricsError, Sink};
 
@@ -42,7 +40,7 @@ impl CurveDrawing {
         if curves.all().all(|curve| curve.points().is_empty()) {
             return Ok(());
         }
-        let written = svg::draw(curves, &self.title)
+        let written = charts::curves::draw(curves, &self.title)
             .and_then(|drawing| files::replace(&self.path, drawing.as_bytes()));
         written.map_err(|why| MetricsError::Chart { path: self.path.clone(), why })
     }

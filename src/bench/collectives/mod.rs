@@ -11,7 +11,6 @@
 pub mod devices;
 pub mod host;
 pub mod nodes;
-pub mod svg;
 
 use crate::report::{CollectiveFigure, DeviceReport, Figure, FigureKind, FigureRecorder, Report};
 use crate::sample::{Effort, median};
@@ -22,7 +21,7 @@ use potluck_parallel::comm::ProcessGroup;
 use potluck_train::TrainError;
 
 /// Unit of the bandwidths.
-pub(crate) const GIBS: &str = "GiB/s";
+pub const GIBS: &str = "GiB/s";
 pub(super) const GIB: f64 = (1u64 << 30) as f64;
 const MIB: u64 = 1 << 20;
 
@@ -189,7 +188,7 @@ fn measure_points(
 }
 
 /// API of devices that are connections between nodes.
-pub(crate) const QUIC: &str = "quic";
+pub const QUIC: &str = "quic";
 
 /// Measures the ranks of all nodes, of which this one is the first: `groups` are the handles of its
 /// ranks, and the other nodes call [`nodes::follow`]. All ranks take part in each measurement.
@@ -245,7 +244,7 @@ fn figure(point: &GridPoint, timed: &TimedCalls) -> Figure {
 }
 
 /// Name of the copy, in figures that have it in place of a collective.
-pub(crate) const COPY: &str = "copy";
+pub const COPY: &str = "copy";
 
 fn copy_figure(bytes: u64, seconds: &[f64]) -> Figure {
     let rates: Vec<f64> = seconds.iter().map(|seconds| bytes as f64 / seconds / GIB).collect();

@@ -10,7 +10,6 @@
 
 mod measure;
 mod price;
-pub mod svg;
 
 use crate::report::{DeviceReport, Direction, Figure, FigureKind, FigureRecorder, Report};
 use crate::sample::{Effort, median};

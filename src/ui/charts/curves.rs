@@ -4,16 +4,16 @@
 use std::io;
 use std::ops::Range;
 
-use plotters::coord::Shift;
 use plotters::prelude::*;
-use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::axis::TickAxis;
+use super::{
+    BLUE, CHARACTER, DrawResult, FONT, GREEN, ORANGE, PURPLE, Plot, PlotAxis, PlotLine, SvgArea,
+    TEXT, TITLE, document, text, units,
+};
 use potluck_core::format::{grouped, xml_character};
 use potluck_core::metrics::{Curve, CurvePoint, Curves};
 
-/// Units of the drawing per pixel: places are whole numbers, and pixels are too coarse for curves.
-const UNIT: u32 = 10;
 /// Width of the drawing, and heights of its parts, in pixels.
 const WIDTH: u32 = 800;
 const HEAD: u32 = 44;
@@ -26,11 +26,6 @@ const BELOW: u32 = 48;
 /// Space for labels left of a panel, and right of it.
 const LEFT: u32 = 72;
 const RIGHT: u32 = 28;
-/// Heights of lines of text, of which the drawing library makes fonts of four fifths; and an
-/// estimate of a character's width as a part of them.
-const FONT: u32 = 16;
-const TITLE: u32 = 22;
-const CHARACTER: f64 = 0.48;
 /// Most labels of steps.
 const X_TICKS: usize = 10;
 /// Most points that are marked one by one.
@@ -39,19 +34,6 @@ const MARKED_MAX: usize = 100;
 /// points to each side for which there is one.
 const SMOOTHING: f64 = 0.02;
 const SMOOTHED_MIN: usize = 2;
-/// Colours that remain distinguishable with colour blindness (Okabe and Ito, "Color universal
-/// design", 2008).
-const BLUE: RGBColor = RGBColor(0x00, 0x72, 0xb2);
-const ORANGE: RGBColor = RGBColor(0xd5, 0x5e, 0x00);
-const GREEN: RGBColor = RGBColor(0x00, 0x9e, 0x73);
-const PURPLE: RGBColor = RGBColor(0xcc, 0x79, 0xa7);
-const TEXT: RGBColor = RGBColor(0x33, 0x33, 0x33);
-const GRID: RGBColor = RGBColor(0xe2, 0xe2, 0xe2);
-
-/// Part of a drawing.
-type SvgArea<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-type DrawResult = Result<(), DrawingAreaErrorKind<io::Error>>;
-
 /// Appearance of a curve.
 #[derive(Clone, Copy, PartialEq)]
 enum CurveStyle {
@@ -85,17 +67,7 @@ struct Panel<'a> {
 pub fn draw(curves: &Curves, title: &str) -> io::Result<String> {
     let panels = panels(curves);
     let height = HEAD + panels.iter().map(|panel| panel.height).sum::<u32>() + BELOW;
-    let mut svg = String::new();
-    let backend = SVGBackend::with_string(&mut svg, (units(WIDTH) as u32, units(height) as u32));
-    draw_panels(backend.into_drawing_area(), &panels, &steps(curves), title)
-        .map_err(|why| io::Error::other(why.to_string()))?;
-    let size = |unit| format!("<svg width=\"{}\" height=\"{}\"", WIDTH * unit, height * unit);
-    Ok(svg.replacen(&size(UNIT), &size(1), 1))
-}
-
-/// Returns the place of a pixel.
-fn units(pixels: u32) -> i32 {
-    (pixels * UNIT) as i32
+    document((WIDTH, height), |root| draw_panels(root, &panels, &steps(curves), title))
 }
 
 /// Returns the panels that have points, from top to bottom.
@@ -131,12 +103,11 @@ fn steps(curves: &Curves) -> Range<f64> {
 }
 
 fn draw_panels(
-    root: SvgArea<'_>,
+    root: &SvgArea<'_>,
     panels: &[Panel<'_>],
     steps: &Range<f64>,
     title: &str,
 ) -> DrawResult {
-    root.fill(&WHITE)?;
     let (head, mut rest) = root.split_vertically(units(HEAD));
     text(&head, &title_text(title), (LEFT, HEAD / 2 + 4), (TITLE, TEXT))?;
     for (index, panel) in panels.iter().enumerate() {
@@ -146,7 +117,7 @@ fn draw_panels(
         rest = others;
         draw_panel(&area, panel, steps, below)?;
     }
-    root.present()
+    Ok(())
 }
 
 /// Returns a title that fits: of a longer one, such as a path, the end.
@@ -170,63 +141,46 @@ fn draw_panel(area: &SvgArea<'_>, panel: &Panel<'_>, steps: &Range<f64>, below: 
         text(&heading, &name, (left, HEADING / 2 + 2), (FONT, *color))?;
         left += (f64::from(FONT) * CHARACTER * name.len() as f64) as u32 + 20;
     }
-    let font = ("sans-serif", units(FONT)).into_font().color(&TEXT);
-    let labels = if below > 0 { units(below) } else { units(6) };
-    let (values, ticks) = (TickAxis::from(values(panel)), (panel.height / 30) as usize);
-    let mut chart = ChartBuilder::on(&plot)
-        .margin_right(units(RIGHT))
-        .set_label_area_size(LabelAreaPosition::Left, units(LEFT))
-        .set_label_area_size(LabelAreaPosition::Bottom, labels)
-        .build_cartesian_2d(TickAxis::from(steps.clone()), values.clone())?;
-    let label = |value: &f64| values.label(*value, ticks);
-    let mut mesh = chart.configure_mesh();
-    mesh.light_line_style(TRANSPARENT)
-        .bold_line_style(GRID.stroke_width(UNIT))
-        .axis_style(TRANSPARENT)
-        .label_style(font.clone())
-        .axis_desc_style(font)
-        .set_tick_mark_size(LabelAreaPosition::Left, units(4))
-        .set_tick_mark_size(LabelAreaPosition::Bottom, units(4))
-        .x_labels(X_TICKS)
-        .y_labels(ticks)
-        .y_label_formatter(&label);
-    match below {
-        0 => mesh.x_label_formatter(&|_| String::new()).draw()?,
-        _ => mesh.x_desc("steps").x_label_formatter(&|step| step_text(*step)).draw()?,
-    }
-    for named in &panel.curves {
-        let line = |points: Vec<(f64, f64)>, color: RGBAColor, width: f64| {
-            let width = (width * f64::from(UNIT)) as u32;
-            LineSeries::new(points, color.stroke_width(width))
-        };
-        let (points, color) = (named.curve.points(), named.color.to_rgba());
-        match smoothed(points).filter(|_| named.style == CurveStyle::Noisy) {
-            Some(means) => {
-                chart.draw_series(line(extremes(points), named.color.mix(0.3), 1.0))?;
-                chart.draw_series(line(means, color, 2.2))?;
-            }
-            None => drop(chart.draw_series(line(extremes(points), color, 2.0))?),
-        }
-        let is_marked = named.style == CurveStyle::Marked || points.len() == 1;
-        if is_marked && points.len() <= MARKED_MAX {
-            let circle =
-                |p: &CurvePoint| Circle::new((p.step, p.mean), units(3), named.color.filled());
-            chart.draw_series(points.iter().map(circle))?;
-        }
-    }
+    let y = TickAxis::round(values(panel), (panel.height / 30) as usize);
+    let label = |value: &f64| y.label(*value);
+    let is_labelled = below > 0;
+    let step = |step: &f64| if is_labelled { step_text(*step) } else { String::new() };
+    let plotted = Plot {
+        x: PlotAxis {
+            axis: TickAxis::round(steps.clone(), X_TICKS),
+            title: if is_labelled { "steps" } else { "" },
+            label: &step,
+            space: if is_labelled { below } else { 6 },
+        },
+        y: PlotAxis { axis: y.clone(), title: "", label: &label, space: LEFT },
+        lines: panel.curves.iter().flat_map(lines).collect(),
+        right: RIGHT,
+    };
+    plotted.draw(&plot)?;
     Ok(())
 }
 
-/// Draws a text from a place on, in pixels: its left end and its middle.
-fn text(
-    area: &SvgArea<'_>,
-    text: &str,
-    (x, y): (u32, u32),
-    (size, color): (u32, RGBColor),
-) -> DrawResult {
-    let style = ("sans-serif", units(size)).into_font().color(&color);
-    let style = style.pos(Pos::new(HPos::Left, VPos::Center));
-    area.draw_text(text, &style, (units(x), units(y)))
+/// Returns the lines of a curve.
+fn lines(named: &NamedCurve<'_>) -> Vec<PlotLine> {
+    let (points, color) = (named.curve.points(), named.color.to_rgba());
+    let line = |points: Vec<(f64, f64)>, color, width| PlotLine {
+        points,
+        color,
+        width,
+        dash: None,
+        marks: Vec::new(),
+    };
+    if named.style == CurveStyle::Noisy
+        && let Some(means) = smoothed(points)
+    {
+        return vec![line(extremes(points), named.color.mix(0.3), 1.0), line(means, color, 2.2)];
+    }
+    let mut plain = line(extremes(points), color, 2.0);
+    let is_marked = named.style == CurveStyle::Marked || points.len() == 1;
+    if is_marked && points.len() <= MARKED_MAX {
+        plain.marks = points.iter().map(|point| (point.step, point.mean)).collect();
+    }
+    vec![plain]
 }
 
 /// Returns the range of a panel's values with some space around them; it is not empty.
@@ -321,7 +275,7 @@ mod tests {
     }
 
     /// Returns the points of the polylines of a colour, in units.
-    fn lines(svg: &str, color: &str) -> Vec<Vec<(f64, f64)>> {
+    fn polylines(svg: &str, color: &str) -> Vec<Vec<(f64, f64)>> {
         let begin = |line: &&str| line.starts_with("<polyline") && line.contains(color);
         let points = |line: &str| {
             let points = line.split("points=\"").nth(1)?.split('"').next()?;
@@ -362,15 +316,15 @@ mod tests {
         let head = "<svg width=\"800\" height=\"742\" viewBox=\"0 0 8000 7420\"";
         assert!(svg.starts_with(head), "{}", &svg[..200]);
         // Training: all values below their means.
-        let training = lines(&svg, "#0072B2");
+        let training = polylines(&svg, "#0072B2");
         let lengths: Vec<usize> = training.iter().map(Vec::len).collect();
         assert_eq!(lengths, [1000, 1000]);
-        let validation = &lines(&svg, "#D55E00")[0];
-        let accuracy = &lines(&svg, "#009E73")[0];
+        let validation = &polylines(&svg, "#D55E00")[0];
+        let accuracy = &polylines(&svg, "#009E73")[0];
         assert_eq!((validation.len(), accuracy.len()), (11, 11));
         assert_eq!(svg.matches("<circle").count(), 22);
         // All panels have one axis of steps, from the left end of the plots to the right end.
-        let rate = &lines(&svg, "#CC79A7")[0];
+        let rate = &polylines(&svg, "#CC79A7")[0];
         let ends = |line: &[(f64, f64)]| (line[0].0, line[line.len() - 1].0);
         assert_eq!(ends(validation), ends(accuracy));
         assert_eq!(ends(validation), (f64::from(units(LEFT)), f64::from(units(WIDTH - RIGHT) - 1)));
@@ -423,7 +377,7 @@ mod tests {
         let curves = Curves { lr: loss.clone(), loss, ..Curves::default() };
         let svg = draw(&curves, "run").unwrap();
         assert!(svg.len() < 150_000, "{} bytes", svg.len());
-        let points: Vec<usize> = lines(&svg, "#0072B2").iter().map(Vec::len).collect();
+        let points: Vec<usize> = polylines(&svg, "#0072B2").iter().map(Vec::len).collect();
         assert!(points[0] > 1000 && points[0] <= 2000 && points[1] <= 1000, "{points:?}");
     }
 

@@ -1,0 +1,145 @@
+//! Chart of the bus bandwidth of an all-reduce over its size: a line per number of ranks, and the
+//! copy in memory that alternated with them. Both axes are logarithmic.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use plotters::prelude::*;
+
+use super::axis::TickAxis;
+use super::{
+    BLUE, DrawResult, FONT, GREEN, ORANGE, PURPLE, Plot, PlotAxis, PlotLine, SvgArea, TEXT, TITLE,
+    YELLOW, document, text, text_at, units,
+};
+use potluck_bench::collectives::{COPY, GIBS, Kind, QUIC, SLICES};
+use potluck_bench::units::size;
+use potluck_bench::{DeviceReport, FigureKind, Report};
+
+/// Size of the drawing, and height of its heading, in pixels.
+const SIZE: (u32, u32) = (880, 540);
+const HEAD: u32 = 52;
+/// Space left of the plot, right of it for the names of lines, and below it, in pixels.
+const LEFT: u32 = 84;
+const RIGHT: u32 = 92;
+const BELOW: u32 = 60;
+/// Least distance between two names at the ends of lines, in pixels.
+const NAME_HEIGHT: u32 = 17;
+/// Colours of the lines; further lines reuse them from the first on.
+const COLORS: [RGBColor; 6] = [BLUE, ORANGE, GREEN, PURPLE, YELLOW, BLACK];
+const GREY: RGBColor = RGBColor(0x77, 0x77, 0x77);
+
+/// Points of a line, in binary logarithms of bytes and GiB/s.
+type Points = Vec<(f64, f64)>;
+
+/// Returns the drawing as an SVG document. A report without an all-reduce on slices gives axes
+/// without lines.
+///
+/// # Errors
+/// Returns the error of the drawing library, which has none for drawings in memory.
+pub fn draw(report: &Report) -> io::Result<String> {
+    let system = &report.system;
+    let ranks = if report.devices.iter().any(|one| one.api == QUIC) { "nodes" } else { "threads" };
+    let title = format!("All-reduce between {ranks}: {}, {} cores", system.cpu, system.cores);
+    let measured = measured(report);
+    document(SIZE, |root| {
+        let (head, area) = root.split_vertically(units(HEAD));
+        text(&head, &title, (LEFT + FONT / 2, HEAD / 2), (TITLE, TEXT))?;
+        draw_plot(root, &area, &measured)
+    })
+}
+
+/// Returns the measured points by number of ranks; those of the copy have number 0.
+fn measured(report: &Report) -> BTreeMap<usize, Points> {
+    let mut measured: BTreeMap<usize, Points> = BTreeMap::new();
+    let is_of_slices = |device: &&DeviceReport| device.name == SLICES || device.api == QUIC;
+    let slices = report.devices.iter().filter(is_of_slices);
+    for figure in slices.flat_map(|device| &device.figures) {
+        let FigureKind::Collective(call) = &figure.kind else { continue };
+        let line = match call.by.as_str() {
+            COPY => 0,
+            by if by == Kind::AllReduce.name() => call.ranks,
+            _ => continue,
+        };
+        measured.entry(line).or_default().push(((call.bytes as f64).log2(), figure.median.log2()));
+    }
+    measured
+}
+
+fn draw_plot(
+    root: &SvgArea<'_>,
+    area: &SvgArea<'_>,
+    measured: &BTreeMap<usize, Points>,
+) -> DrawResult {
+    let mut colors = COLORS.iter().cycle();
+    let mut names = Vec::new();
+    let mut lines = Vec::new();
+    for (ranks, points) in measured {
+        let is_copy = *ranks == 0;
+        let color = if is_copy { GREY } else { *colors.next().unwrap_or(&BLUE) };
+        names.push((if is_copy { COPY.into() } else { format!("{ranks} ranks") }, color));
+        lines.push(PlotLine {
+            points: points.clone(),
+            color: color.to_rgba(),
+            width: 2.2,
+            dash: is_copy.then_some(6),
+            marks: if is_copy { Vec::new() } else { points.clone() },
+        });
+    }
+    let points = || measured.values().flatten();
+    let plot = Plot {
+        x: PlotAxis {
+            axis: TickAxis::whole(points().map(|point| point.0)),
+            title: "values of each rank",
+            label: &|power| size(power.exp2() as u64),
+            space: BELOW,
+        },
+        y: PlotAxis {
+            axis: TickAxis::whole(points().map(|point| point.1)),
+            title: &format!("bus bandwidth, {GIBS}"),
+            label: &|power| power.exp2().to_string(),
+            space: LEFT,
+        },
+        lines,
+        right: RIGHT,
+    };
+    let ends: Vec<(i32, i32)> = plot.draw(area)?.into_iter().flatten().collect();
+    let heights: Vec<i32> = ends.iter().map(|end| end.1).collect();
+    let lowest = units(SIZE.1 - BELOW);
+    for (((name, color), end), y) in names.iter().zip(&ends).zip(apart(&heights, lowest)) {
+        text_at(root, name, (end.0 + units(9), y), (FONT, *color))?;
+    }
+    Ok(())
+}
+
+/// Returns positions of names near those wanted, at least [`NAME_HEIGHT`] from each other: from
+/// the top down, each no higher than wanted, and then all moved up as far as the last one is
+/// below `lowest`.
+fn apart(wanted: &[i32], lowest: i32) -> Vec<i32> {
+    let mut order: Vec<usize> = (0..wanted.len()).collect();
+    order.sort_by_key(|index| wanted[*index]);
+    let mut places = wanted.to_vec();
+    for pair in 1..order.len() {
+        let (above, below) = (order[pair - 1], order[pair]);
+        places[below] = places[below].max(places[above] + units(NAME_HEIGHT));
+    }
+    let mut most = lowest;
+    for index in order.into_iter().rev() {
+        places[index] = places[index].min(most);
+        most = places[index] - units(NAME_HEIGHT);
+    }
+    places
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_keep_their_distance() {
+        let height = units(NAME_HEIGHT);
+        let places = apart(&[1000, 3000, 1010, 1020], 9000);
+        assert_eq!(places, [1000, 3000, 1000 + height, 1000 + 2 * height]);
+        assert_eq!(apart(&[9000, 8970], 9000), [9000, 9000 - height]);
+        assert!(apart(&[], 9000).is_empty());
+    }
+}

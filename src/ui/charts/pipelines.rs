@@ -1,0 +1,169 @@
+//! Chart of throughput and bubble over the number of micro-batches: a row of two plots per number
+//! of stages, with a line per schedule, and for bubbles the prediction and the formula beside the
+//! measurement.
+
+use std::io;
+
+use plotters::element::DashedPathElement;
+use plotters::prelude::*;
+
+use super::axis::TickAxis;
+use super::{
+    BLUE, DrawResult, FONT, GREEN, ORANGE, PURPLE, Plot, PlotAxis, PlotLine, SvgArea, TEXT, TITLE,
+    document, text, units,
+};
+use potluck_bench::units::number;
+use potluck_bench::{FigureKind, PipelineFigure, Report};
+use potluck_parallel::PipelineSchedule;
+
+/// Widths of the drawing and of a plot, and heights of its heading and of a row, in pixels.
+const WIDTH: u32 = 980;
+const PLOT: u32 = WIDTH / 2;
+const HEAD: u32 = 84;
+const ROW: u32 = 300;
+/// Height of a plot's heading, and its spaces left, right and below, in pixels.
+const HEADING: u32 = 28;
+const LEFT: u32 = 84;
+const RIGHT: u32 = 26;
+const BELOW: u32 = 48;
+/// Lengths of dashes in pixels.
+const PREDICTED: u32 = 7;
+const FORMULA: u32 = 3;
+
+fn color(schedule: PipelineSchedule) -> RGBColor {
+    match schedule {
+        PipelineSchedule::GPipe => ORANGE,
+        PipelineSchedule::OneFOneB => BLUE,
+        PipelineSchedule::Interleaved => GREEN,
+        PipelineSchedule::ZeroBubble => PURPLE,
+    }
+}
+
+/// Step of a pipeline with its tokens per second.
+type DrawnStep<'a> = (f64, &'a PipelineFigure);
+
+/// Value of a step that a line shows, and the dashes of the line; one that was measured is whole,
+/// with its points marked.
+struct Shown {
+    value: fn(&DrawnStep) -> f64,
+    dash: Option<u32>,
+}
+
+const RATES: [Shown; 1] = [Shown { value: |(rate, _)| *rate, dash: None }];
+const BUBBLES: [Shown; 3] = [
+    Shown { value: |(_, step)| 100.0 * step.formula_bubble, dash: Some(FORMULA) },
+    Shown { value: |(_, step)| 100.0 * step.predicted_bubble, dash: Some(PREDICTED) },
+    Shown { value: |(_, step)| 100.0 * step.bubble, dash: None },
+];
+
+/// Returns the drawing as an SVG document. A report without pipelines gives a drawing without
+/// plots.
+///
+/// # Errors
+/// Returns the error of the drawing library, which has none for drawings in memory.
+pub fn draw(report: &Report) -> io::Result<String> {
+    let figures = report.devices.iter().flat_map(|device| &device.figures);
+    let steps: Vec<DrawnStep> = figures
+        .filter_map(|figure| match &figure.kind {
+            FigureKind::Pipeline(step) => Some((figure.median, step)),
+            _ => None,
+        })
+        .collect();
+    let stages = distinct(steps.iter().map(|(_, step)| step.stages));
+    let names: Vec<&str> = report.devices.iter().map(|device| device.name.as_str()).collect();
+    let title = format!("Pipelines: {}", names.join(", "));
+    document((WIDTH, HEAD + ROW * stages.len() as u32), |root| {
+        let (head, mut rest) = root.split_vertically(units(HEAD));
+        text(&head, &title, (LEFT, 30), (TITLE, TEXT))?;
+        draw_legend(&head)?;
+        for count in stages {
+            let of_row: Vec<DrawnStep> =
+                steps.iter().filter(|(_, step)| step.stages == count).copied().collect();
+            let (row, others) = rest.split_vertically(units(ROW));
+            rest = others;
+            let (left, right) = row.split_horizontally(units(PLOT));
+            draw_plot(&left, &of_row, &format!("tokens/s, {count} stages"), &RATES)?;
+            draw_plot(&right, &of_row, &format!("bubble in %, {count} stages"), &BUBBLES)?;
+        }
+        Ok(())
+    })
+}
+
+fn distinct(values: impl Iterator<Item = usize>) -> Vec<usize> {
+    let mut values: Vec<usize> = values.collect();
+    values.sort_unstable();
+    values.dedup();
+    values
+}
+
+/// Draws the names of the schedules in their colours, and of the kinds of lines.
+fn draw_legend(head: &SvgArea<'_>) -> DrawResult {
+    const Y: u32 = 62;
+    for (index, schedule) in PipelineSchedule::ALL.into_iter().enumerate() {
+        let x = LEFT + 100 * index as u32;
+        text(head, schedule.name(), (x, Y), (FONT, color(schedule)))?;
+    }
+    let kinds = [(None, "measured"), (Some(PREDICTED), "predicted"), (Some(FORMULA), "formula")];
+    for (index, (dash, name)) in kinds.into_iter().enumerate() {
+        let x = PLOT + LEFT + 120 * index as u32;
+        let ends = [(units(x), units(Y)), (units(x + 30), units(Y))];
+        let style = TEXT.stroke_width(2 * super::UNIT);
+        match dash {
+            Some(length) => {
+                let length = units(length);
+                head.draw(&DashedPathElement::new(ends, length, length, style))?;
+            }
+            None => head.draw(&PathElement::new(ends, style))?,
+        }
+        text(head, name, (x + 36, Y), (FONT, TEXT))?;
+    }
+    Ok(())
+}
+
+/// Draws a plot over the micro-batches, with a line per schedule and value. Plots begin at 0, so
+/// that heights compare.
+fn draw_plot(area: &SvgArea<'_>, steps: &[DrawnStep], title: &str, shown: &[Shown]) -> DrawResult {
+    let counts = distinct(steps.iter().map(|(_, step)| step.micro_batches));
+    let place = |step: &DrawnStep| {
+        counts.iter().position(|count| *count == step.1.micro_batches).unwrap_or(0) as f64
+    };
+    let mut lines = Vec::new();
+    for schedule in PipelineSchedule::ALL {
+        for Shown { value, dash } in shown {
+            let of_schedule = steps.iter().filter(|(_, step)| step.schedule == schedule);
+            let points: Vec<(f64, f64)> =
+                of_schedule.map(|step| (place(step), value(step))).collect();
+            if points.is_empty() {
+                continue;
+            }
+            let marks = if dash.is_none() { points.clone() } else { Vec::new() };
+            let width = if dash.is_none() { 2.2 } else { 1.5 };
+            let color = color(schedule).to_rgba();
+            lines.push(PlotLine { points, color, width, dash: *dash, marks });
+        }
+    }
+    let values = lines.iter().flat_map(|line| &line.points).map(|point| point.1);
+    let most = values.fold(0.0, f64::max);
+    let (heading, area) = area.split_vertically(units(HEADING));
+    text(&heading, title, (LEFT, HEADING / 2), (FONT, TEXT))?;
+    let count =
+        |place: &f64| counts.get(*place as usize).map_or_else(String::new, usize::to_string);
+    let plot = Plot {
+        x: PlotAxis {
+            axis: TickAxis::places(counts.len()),
+            title: "micro-batches",
+            label: &count,
+            space: BELOW,
+        },
+        y: PlotAxis {
+            axis: TickAxis::from_zero(most),
+            title: "",
+            label: &|value| if *value == 0.0 { "0".into() } else { number(*value) },
+            space: LEFT,
+        },
+        lines,
+        right: RIGHT,
+    };
+    plot.draw(&area)?;
+    Ok(())
+}
