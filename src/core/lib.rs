@@ -18,6 +18,7 @@ pub mod rng;
 pub mod round;
 pub mod setting;
 pub mod shape;
+mod slice;
 mod table;
 
 pub use build_hash::{build_hash, set_build_hash};
@@ -32,4 +33,5 @@ pub use lock::Lock;
 pub use round::{Nanos, Round};
 pub use setting::{Setting, Wording};
 pub use shape::{DType, Shape};
+pub use slice::{SliceError, TensorSlice};
 pub use table::Table;

@@ -99,8 +99,8 @@ fn a_checkpoint_of_an_older_format_is_refused_by_its_number() {
     for step in 0..=STEPS {
         let path = desk.path(&format!("run/checkpoints/step-{step:08}/manifest.json"));
         if let Ok(text) = fs::read_to_string(&path) {
-            assert!(text.contains("\"format\": 4"), "{text}");
-            fs::write(&path, text.replace("\"format\": 4", "\"format\": 3")).unwrap();
+            assert!(text.contains("\"format\": 5"), "{text}");
+            fs::write(&path, text.replace("\"format\": 5", "\"format\": 3")).unwrap();
         }
     }
     let before = desk.files();
@@ -112,7 +112,7 @@ fn a_checkpoint_of_an_older_format_is_refused_by_its_number() {
             }
             let ran = desk.run(&format!("{line} {path} --devices cpu")).ended(78);
             let error = ran.line("error:");
-            for part in ["has format 3", "reads format 4", "a3fe4cf"] {
+            for part in ["has format 3", "reads formats 4 to 5", "a3fe4cf"] {
                 assert!(error.contains(part), "{line} {path}: {error}");
             }
             assert!(!error.contains("start a new run"), "{line} {path}: {error}");

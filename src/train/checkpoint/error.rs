@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use potluck_core::Setting;
 use potluck_core::files::is_disk_full;
+use potluck_core::format::listed;
 
 /// A checkpoint that cannot be written, read or trusted.
 #[derive(Debug, thiserror::Error)]
@@ -21,7 +22,7 @@ pub enum CheckpointError {
     #[error("{}: is damaged: {why}; resume from another checkpoint", path.display())]
     Damaged { path: PathBuf, why: String },
     #[error(
-        "{}: has format {found}, and this version of potluck reads format {known}; \
+        "{}: has format {found}, and this version of potluck reads formats {oldest} to {newest}; \
          use the version that wrote it{}",
         path.display(),
         reader.map_or_else(String::new, |commit| format!(", that of commit {commit}"))
@@ -29,10 +30,17 @@ pub enum CheckpointError {
     Format {
         path: PathBuf,
         found: u64,
-        known: u64,
+        oldest: u64,
+        newest: u64,
         /// The last commit whose program reads the format that was found.
         reader: Option<&'static str>,
     },
+    #[error(
+        "{}: needs {}, which this version of potluck does not know; use the version that wrote it",
+        path.display(),
+        listed(names)
+    )]
+    Needs { path: PathBuf, names: Vec<String> },
     #[error(
         "{}: there is no checkpoint; give a run directory or a checkpoint directory",
         path.display()

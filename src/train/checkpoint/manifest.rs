@@ -1,10 +1,11 @@
 //! `manifest.json`: metadata and list of files of a checkpoint, written last.
 //!
-//! A field whose ignoring would change the meaning of a checkpoint raises [`FORMAT`]; a manifest
-//! of another format is refused. Any other field may be added without that: a program that does
-//! not know it reads the manifest with a warning. Its runs write the unknown fields directly in
-//! `meta` again, but not those of the manifest itself or of objects in `meta`: what must outlive an
-//! older program belongs into `meta`.
+//! What changes the meaning of a checkpoint for whoever ignores it adds a name to `needs`, and a
+//! program that does not know the name refuses the checkpoint with it, so that the number of the
+//! format stays. Any other field may be added without that: a program that does not know it reads
+//! the manifest with a warning. Its runs write the unknown fields directly in `meta` again, but not
+//! those of the manifest itself or of objects in `meta`: what must outlive an older program belongs
+//! into `meta`.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -14,11 +15,18 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::{CheckpointError, FILES, Meta};
-use potluck_core::files;
+use potluck_core::{TensorSlice, files};
 
 pub const NAME: &str = "manifest.json";
 
-const FORMAT: u64 = 4;
+/// Format that is written.
+const FORMAT: u64 = 5;
+
+/// Oldest format that is read: all its tensors are whole, and it needs nothing.
+const OLDEST: u64 = 4;
+
+/// Names in `needs` that this version knows.
+const KNOWN_NEEDS: [&str; 0] = [];
 
 /// Former formats, each with the last commit of the program that reads it.
 const READERS: [(u64, &str); 1] = [(3, "a3fe4cf")];
@@ -34,6 +42,9 @@ const BYTES_MAX: u64 = 64 << 20;
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Manifest {
     format: u64,
+    /// Features without which the checkpoint would be misunderstood.
+    #[serde(default)]
+    needs: Vec<String>,
     pub meta: Meta,
     /// One entry for each of [`FILES`], in that order, the last of which may be missing.
     pub files: Vec<FileEntry>,
@@ -53,6 +64,17 @@ pub(crate) struct FileEntry {
     pub name: String,
     pub bytes: u64,
     pub blake3: String,
+    /// By the name that it has in the file: tensors of the file that are slices of one.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub slices: BTreeMap<String, SavedSlice>,
+}
+
+/// Slice of a tensor in a file.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub(crate) struct SavedSlice {
+    /// Name of the whole tensor.
+    pub tensor: String,
+    pub slice: TensorSlice,
 }
 
 /// Format version: the one field that manifests of every version have.
@@ -65,6 +87,7 @@ impl Manifest {
     pub fn new(meta: Meta, files: Vec<FileEntry>) -> Self {
         let mut manifest = Self {
             format: FORMAT,
+            needs: Vec::new(),
             meta,
             files,
             unknown: BTreeMap::new(),
@@ -97,15 +120,21 @@ impl Manifest {
 
         let Format { format } =
             serde_json::from_slice(&bytes).map_err(|why| damaged(why.to_string()))?;
-        if format != FORMAT {
+        if !(OLDEST..=FORMAT).contains(&format) {
             let reader = READERS.iter().find(|(former, _)| *former == format);
             let reader = reader.map(|(_, commit)| *commit);
-            return Err(CheckpointError::Format { path, found: format, known: FORMAT, reader });
+            let (oldest, newest) = (OLDEST, FORMAT);
+            return Err(CheckpointError::Format { path, found: format, oldest, newest, reader });
         }
         let mut manifest: Self =
             serde_json::from_slice(&bytes).map_err(|why| damaged(why.to_string()))?;
         if !manifest.has_digest_of(&bytes) {
             return Err(damaged("its content does not have its BLAKE3 hash".into()));
+        }
+        let is_unknown = |name: &&String| !KNOWN_NEEDS.contains(&name.as_str());
+        let unknown: Vec<String> = manifest.needs.iter().filter(is_unknown).cloned().collect();
+        if !unknown.is_empty() {
+            return Err(CheckpointError::Needs { path, names: unknown });
         }
         let found: Value =
             serde_json::from_slice(&bytes).map_err(|why| damaged(why.to_string()))?;

@@ -5,12 +5,15 @@
 //! written last and has the length and the BLAKE3 hash of each file and of itself. The directory
 //! is written under a temporary name, synced to the disk and then renamed, so that a crash at any
 //! moment leaves the earlier checkpoints intact. Tensors are stored by name and never by rank, so
-//! that a run with other devices can load them.
+//! that a run with other devices can load them. They are written whole, under the names that the
+//! model gives them; a file may also have slices of a tensor, which the manifest lists, and which
+//! readers put together.
 //!
-//! The manifest has the number of its format, and another one is refused. The rule for a new
-//! field: one whose ignoring would change the meaning of a checkpoint raises that number; any
-//! other may be added without it, and is warned of by programs that do not know it, and kept by
-//! their runs if it is directly in `meta`.
+//! The manifest has the number of its format, 5; format 4 is read too, and another one is refused.
+//! A later version that writes what an earlier one would misunderstand adds a name to the list
+//! `needs`, and a program that does not know a name refuses the checkpoint. Any other field may be
+//! added without it, and is warned of by programs that do not know it, and kept by their runs if it
+//! is directly in `meta`.
 
 pub mod error;
 mod lock;

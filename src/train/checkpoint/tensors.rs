@@ -2,7 +2,7 @@
 //! values, little-endian, in the order of the header.
 //! <https://github.com/huggingface/safetensors#format>
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::Path;
@@ -10,7 +10,7 @@ use std::path::Path;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
-use super::manifest::FileEntry;
+use super::manifest::{FileEntry, SavedSlice};
 use super::{CheckpointError, NamedTensor};
 use potluck_core::DType;
 
@@ -66,7 +66,8 @@ pub fn write(
     second.iter().try_for_each(|tensor| put(bytemuck::cast_slice(&tensor.values)))?;
     file.sync_all()?;
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    Ok(FileEntry { name, bytes, blake3: hasher.finalize().to_hex().to_string() })
+    let blake3 = hasher.finalize().to_hex().to_string();
+    Ok(FileEntry { name, bytes, blake3, slices: BTreeMap::new() })
 }
 
 /// Reads a file and verifies its length and hash against its entry.
@@ -75,7 +76,68 @@ pub fn read(path: &Path, entry: &FileEntry) -> Result<Vec<NamedTensor>, Checkpoi
     let mut file = open(path, entry)?;
     file.read_to_end(&mut bytes).map_err(|why| CheckpointError::Read { path: path.into(), why })?;
     compare(path, entry, blake3::hash(&bytes))?;
-    parse(&bytes).map_err(|why| CheckpointError::Damaged { path: path.into(), why })
+    let tensors = parse(&bytes).and_then(|tensors| joined(tensors, &entry.slices));
+    tensors.map_err(|why| CheckpointError::Damaged { path: path.into(), why })
+}
+
+/// Puts the tensors together that come in slices, each at the place of its first slice.
+///
+/// # Errors
+/// Returns a sentence if a slice is missing, has other dimensions than its ranges, or if the slices
+/// of a tensor are not all of it, each element once.
+fn joined(
+    tensors: Vec<NamedTensor>,
+    slices: &BTreeMap<String, SavedSlice>,
+) -> Result<Vec<NamedTensor>, String> {
+    if slices.is_empty() {
+        return Ok(tensors);
+    }
+    let is_there = |name: &String| tensors.iter().any(|tensor| tensor.name == *name);
+    if let Some(missing) = slices.keys().find(|name| !is_there(name)) {
+        return Err(format!("it has no slice '{missing}'"));
+    }
+    let mut whole: Vec<NamedTensor> = Vec::new();
+    // By name: its place in `whole`, and which of its elements the slices so far have.
+    let mut open: BTreeMap<&str, (usize, Vec<bool>)> = BTreeMap::new();
+    for part in tensors {
+        let Some(SavedSlice { tensor, slice }) = slices.get(&part.name) else {
+            if whole.iter().any(|other| other.name == part.name) {
+                return Err(format!("it has the tensor '{}' whole and in slices", part.name));
+            }
+            whole.push(part);
+            continue;
+        };
+        if part.shape != slice.dims() {
+            let (found, wanted) = (part.shape, slice.dims());
+            return Err(format!("its slice '{}' is {found:?} instead of {wanted:?}", part.name));
+        }
+        if !open.contains_key(tensor.as_str()) {
+            if whole.iter().any(|other| other.name == *tensor) {
+                return Err(format!("it has the tensor '{tensor}' whole and in slices"));
+            }
+            // The slices are of as many elements, so that nothing is made larger than the file.
+            let of_tensor = slices.values().filter(|other| other.tensor == *tensor);
+            let elements = of_tensor.map(|other| other.slice.elements()).sum();
+            let shape = slice.whole_dims().to_vec();
+            if shape.iter().try_fold(1, |count: usize, dim| count.checked_mul(*dim))
+                != Some(elements)
+            {
+                return Err(format!("its slices of '{tensor}' are not all of it"));
+            }
+            open.insert(tensor, (whole.len(), vec![false; elements]));
+            let values = vec![0.0; elements];
+            whole.push(NamedTensor { name: tensor.clone(), shape, values });
+        }
+        // Inserted above, if not before.
+        let Some((at, is_known)) = open.get_mut(tensor.as_str()) else { continue };
+        let tensor = &mut whole[*at];
+        if tensor.shape != slice.whole_dims() || slice.cut(is_known).contains(&true) {
+            return Err(format!("its slices of '{}' contradict each other", tensor.name));
+        }
+        slice.put(&vec![true; part.values.len()], is_known);
+        slice.put(&part.values, &mut tensor.values);
+    }
+    Ok(whole)
 }
 
 /// Verifies the length and hash of a file against its entry, without keeping it in memory.

@@ -7,6 +7,7 @@ use std::process::Command;
 use proptest::prelude::*;
 use tempfile::TempDir;
 
+use super::manifest::SavedSlice;
 use super::*;
 use potluck_core::faults::{FAULT_ENV, Faults};
 use potluck_parallel::{Mesh, ParallelOptions, RankPlacement, ReduceSite};
@@ -295,14 +296,20 @@ fn forged_manifests_are_refused() {
     forge(&path, |json| json["files"].as_array_mut().unwrap().truncate(1));
     assert!(refused(&path, manifest::NAME).contains("it names the files"));
     restore();
-    for (format, reader) in [(1, ""), (2, ""), (3, ", that of commit a3fe4cf"), (5, "")] {
+    for (format, reader) in [(1, ""), (2, ""), (3, ", that of commit a3fe4cf"), (6, "")] {
         forge(&path, |json| json["format"] = format.into());
         let error = refused(&path, manifest::NAME);
-        let expected = format!("has format {format}, and this version of potluck reads format 4");
+        let expected =
+            format!("has format {format}, and this version of potluck reads formats 4 to 5");
         assert!(error.contains(&expected), "{error}");
         let advice = format!("use the version that wrote it{reader}");
         assert!(error.ends_with(&advice), "{error}");
     }
+    restore();
+    forge(&path, |json| json["needs"] = serde_json::json!(["blocks", "float8"]));
+    let error = refused(&path, manifest::NAME);
+    let expected = "needs blocks, float8, which this version of potluck does not know";
+    assert!(error.contains(expected), "{error}");
     restore();
     forge(&path, |json| json["files"][0]["bytes"] = u64::MAX.into());
     assert!(refused(&path, PARAMETERS).contains("instead of 18446744073709551615"));
@@ -310,6 +317,84 @@ fn forged_manifests_are_refused() {
         fs::write(path.join(manifest::NAME), garbage).unwrap();
         refused(&path, manifest::NAME);
     }
+}
+
+#[test]
+fn format_4_is_read_as_whole_tensors() {
+    let run = directory();
+    let path = store(run.path(), &[1]).path(1);
+    forge(&path, |json| {
+        json["format"] = 4.into();
+        json.as_object_mut().unwrap().remove("needs");
+    });
+    assert_eq!(Checkpoint::load(&path).unwrap(), checkpoint(1));
+}
+
+/// Writes slices of `wte (3, 4)` and the whole `bias`, which the manifest lists as `ranges` says.
+fn with_slices(path: &Path, parts: &[(&str, NamedTensor)], ranges: serde_json::Value) {
+    let named = |(name, tensor): &(&str, NamedTensor)| NamedTensor {
+        name: (*name).into(),
+        ..tensor.clone()
+    };
+    let tensors: Vec<NamedTensor> = parts.iter().map(named).collect();
+    let file = path.join(PARAMETERS);
+    fs::remove_file(&file).unwrap();
+    let entry = tensors::write(&file, &tensors, || Ok(())).unwrap();
+    forge(path, |json| {
+        json["files"][0] = serde_json::to_value(&entry).unwrap();
+        let slice = |(name, ranges): (&String, &serde_json::Value)| {
+            let slice = serde_json::json!({ "dims": [3, 4], "ranges": ranges });
+            (name.clone(), serde_json::json!({ "tensor": "wte", "slice": slice }))
+        };
+        let slices = ranges.as_object().unwrap().iter().map(slice).collect();
+        json["files"][0]["slices"] = serde_json::Value::Object(slices);
+    });
+}
+
+/// Columns 0 and 3, and columns 1 and 2.
+#[test]
+fn slices_of_a_tensor_are_put_together() {
+    let run = directory();
+    let path = store(run.path(), &[1]).path(1);
+    let [wte, bias] = <[NamedTensor; 2]>::try_from(checkpoint(1).parameters).unwrap();
+    let columns = |columns: [usize; 2]| NamedTensor {
+        shape: vec![3, 2],
+        values: (0..3).flat_map(|row| columns.map(|of| wte.values[4 * row + of])).collect(),
+        ..wte.clone()
+    };
+    let (outer, inner) = (columns([0, 3]), columns([1, 2]));
+    let of_outer = serde_json::json!([[[0, 3]], [[0, 1], [3, 4]]]);
+    let of_inner = serde_json::json!([[[0, 3]], [[1, 3]]]);
+    let parts = [("wte/0", outer.clone()), ("wte/1", inner.clone()), ("bias", bias.clone())];
+    with_slices(&path, &parts, serde_json::json!({ "wte/0": of_outer, "wte/1": of_inner }));
+    assert_eq!(Checkpoint::load(&path).unwrap(), checkpoint(1));
+
+    let told = |parts: &[(&str, NamedTensor)], ranges| {
+        with_slices(&path, parts, ranges);
+        refused(&path, PARAMETERS)
+    };
+    let error = told(&parts, serde_json::json!({ "wte/0": of_outer, "wte/1": of_outer }));
+    assert!(error.contains("its slices of 'wte' contradict each other"), "{error}");
+    let error = told(&parts[..1], serde_json::json!({ "wte/0": of_outer }));
+    assert!(error.contains("its slices of 'wte' are not all of it"), "{error}");
+    let error = told(&parts[..1], serde_json::json!({ "wte/0": of_outer, "wte/1": of_inner }));
+    assert!(error.contains("it has no slice 'wte/1'"), "{error}");
+    let wrong = [("wte/0", wte.clone()), ("wte/1", inner.clone())];
+    let error = told(&wrong, serde_json::json!({ "wte/0": of_outer, "wte/1": of_inner }));
+    assert!(error.contains("its slice 'wte/0' is [3, 4] instead of [3, 2]"), "{error}");
+    for order in [["wte", "wte/0", "wte/1"], ["wte/0", "wte/1", "wte"]] {
+        let part = |name| match name {
+            "wte" => ("wte", wte.clone()),
+            "wte/0" => ("wte/0", outer.clone()),
+            name => (name, inner.clone()),
+        };
+        let parts = order.map(part);
+        let error = told(&parts, serde_json::json!({ "wte/0": of_outer, "wte/1": of_inner }));
+        assert!(error.contains("it has the tensor 'wte' whole and in slices"), "{error}");
+    }
+    let beyond = serde_json::json!([[[0, 3]], [[0, 5]]]);
+    with_slices(&path, &parts[..1], serde_json::json!({ "wte/0": beyond }));
+    assert!(refused(&path, manifest::NAME).contains("no ranges of dimension 1"));
 }
 
 /// Replaces the parameter file by `bytes`, with a manifest that matches them.
@@ -480,13 +565,26 @@ fn unknown_fields_of_the_same_format_are_read_kept_and_warned_of() {
     assert!(Checkpoint::load(&store.path(2)).is_ok());
 }
 
-/// A manifest of this format as it was first written: whatever is added must still read it.
+/// Manifests of formats 4 and 5 as they were first written: whatever is added must still read them.
 #[test]
-fn the_golden_manifest_is_read() {
+fn the_golden_manifests_are_read() {
+    golden_is_read("manifest.json", 4);
+    let read = golden_is_read("manifest-5.json", 5);
+    let [parameters, moments] = &read.files[..] else { panic!("{:?}", read.files) };
+    assert_eq!((parameters.slices.len(), moments.slices.len()), (2, 0));
+    let SavedSlice { tensor, slice } = &parameters.slices["wte/1"];
+    assert_eq!(
+        (tensor.as_str(), slice.dims(), slice.whole_dims()),
+        ("wte", vec![3, 2], &[3, 4][..])
+    );
+    assert_eq!(slice.ranges(1), [0..1, 3..4]);
+}
+
+fn golden_is_read(name: &str, format: u64) -> Manifest {
     let run = directory();
     let path = run.path().join("step-00000007");
     fs::create_dir(&path).unwrap();
-    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/manifest.json");
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name);
     fs::copy(golden, path.join(manifest::NAME)).unwrap();
     let read = Manifest::read(&path).unwrap();
     assert_eq!(read.unknown_names, [""; 0]);
@@ -497,9 +595,11 @@ fn the_golden_manifest_is_read() {
     assert_eq!((bytes(PARAMETERS), bytes(MOMENTS), bytes(CARRIED)), (Some(180), Some(232), None));
     // One other blank is another content, although it is the same JSON.
     let text = fs::read_to_string(path.join(manifest::NAME)).unwrap();
-    fs::write(path.join(manifest::NAME), text.replacen("\"format\": 4", "\"format\":  4", 1))
-        .unwrap();
+    let (found, changed) = (format!("\"format\": {format}"), format!("\"format\":  {format}"));
+    assert!(text.contains(&found), "{text}");
+    fs::write(path.join(manifest::NAME), text.replacen(&found, &changed, 1)).unwrap();
     assert!(refused(&path, manifest::NAME).contains("BLAKE3"));
+    read
 }
 
 #[test]

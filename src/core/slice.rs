@@ -1,0 +1,236 @@
+//! Slices of named tensors: what a rank of a tensor group has of a parameter.
+
+use std::ops::Range;
+
+/// Slice of a tensor: for each dimension one or more ranges, in ascending order, whose entries
+/// follow each other in the slice. A packed tensor of queries, keys and values is cut in three
+/// ranges of one dimension.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(try_from = "Raw", into = "Raw")]
+pub struct TensorSlice {
+    dims: Vec<usize>,
+    ranges: Vec<Vec<Range<usize>>>,
+}
+
+/// Slice as files have it: `[start, end]` of each range.
+#[derive(Clone, serde::Serialize, serde::Deserialize)]
+struct Raw {
+    dims: Vec<usize>,
+    ranges: Vec<Vec<[usize; 2]>>,
+}
+
+/// Ranges that are no slice of a tensor.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{ranges:?} are no ranges of dimension {dimension} of a tensor of {dims:?}")]
+pub struct SliceError {
+    pub dims: Vec<usize>,
+    pub dimension: usize,
+    pub ranges: Vec<Range<usize>>,
+}
+
+impl TryFrom<Raw> for TensorSlice {
+    type Error = SliceError;
+
+    fn try_from(raw: Raw) -> Result<Self, SliceError> {
+        let mut slice = Self::whole(&raw.dims);
+        let (given, wanted) = (raw.ranges.len(), raw.dims.len());
+        if given != wanted {
+            let (dimension, ranges) = (given.min(wanted), Vec::new());
+            return Err(SliceError { dims: raw.dims, dimension, ranges });
+        }
+        for (dimension, ranges) in raw.ranges.into_iter().enumerate() {
+            let ranges: Vec<Range<usize>> =
+                ranges.into_iter().map(|[start, end]| start..end).collect();
+            slice = slice.with_ranges(dimension, &ranges)?;
+        }
+        Ok(slice)
+    }
+}
+
+impl From<TensorSlice> for Raw {
+    fn from(slice: TensorSlice) -> Self {
+        let raw = |ranges: Vec<Range<usize>>| {
+            ranges.into_iter().map(|range| [range.start, range.end]).collect()
+        };
+        Self { dims: slice.dims, ranges: slice.ranges.into_iter().map(raw).collect() }
+    }
+}
+
+impl TensorSlice {
+    /// Returns the slice that is the whole tensor.
+    pub fn whole(dims: &[usize]) -> Self {
+        let ranges = dims.iter().map(|dim| std::iter::once(0..*dim).collect()).collect();
+        Self { dims: dims.to_vec(), ranges }
+    }
+
+    /// Returns the slice with other ranges of a dimension.
+    ///
+    /// # Errors
+    /// Returns [`SliceError`] if there is no such dimension, or the ranges are none, empty, beyond
+    /// it or not in ascending order.
+    pub fn with_ranges(
+        &self,
+        dimension: usize,
+        ranges: &[Range<usize>],
+    ) -> Result<Self, SliceError> {
+        let error = || SliceError { dims: self.dims.clone(), dimension, ranges: ranges.to_vec() };
+        let size = *self.dims.get(dimension).ok_or_else(error)?;
+        let mut end = 0;
+        for range in ranges {
+            if range.start < end || range.is_empty() || range.end > size {
+                return Err(error());
+            }
+            end = range.end;
+        }
+        if ranges.is_empty() {
+            return Err(error());
+        }
+        let mut slice = self.clone();
+        slice.ranges[dimension] = ranges.to_vec();
+        Ok(slice)
+    }
+
+    /// Returns the dimensions of the whole tensor.
+    pub fn whole_dims(&self) -> &[usize] {
+        &self.dims
+    }
+
+    /// Returns the ranges of a dimension.
+    pub fn ranges(&self, dimension: usize) -> &[Range<usize>] {
+        &self.ranges[dimension]
+    }
+
+    /// Returns the dimensions of the slice.
+    pub fn dims(&self) -> Vec<usize> {
+        self.ranges.iter().map(|ranges| total(ranges)).collect()
+    }
+
+    /// Returns true if the slice is the whole tensor.
+    pub fn is_whole(&self) -> bool {
+        self.dims() == self.dims
+    }
+
+    /// Returns the number of elements of the slice.
+    pub fn elements(&self) -> usize {
+        self.dims().iter().product()
+    }
+
+    /// Returns the ranges of elements of the whole tensor, in row-major order, that follow each
+    /// other in the slice.
+    pub fn runs(&self) -> Vec<Range<usize>> {
+        let mut runs: Vec<Range<usize>> = std::iter::once(0..1).collect();
+        for (size, ranges) in self.dims.iter().zip(&self.ranges) {
+            let is_whole = total(ranges) == *size;
+            let mut inner = Vec::new();
+            for run in runs {
+                if is_whole {
+                    inner.push(run.start * size..run.end * size);
+                    continue;
+                }
+                for entry in run {
+                    let offset = entry * size;
+                    inner.extend(ranges.iter().map(|of| offset + of.start..offset + of.end));
+                }
+            }
+            runs = inner;
+        }
+        runs
+    }
+
+    /// Returns the values of the slice, of those of the whole tensor.
+    ///
+    /// # Panics
+    /// If `whole` has another number of elements than the tensor.
+    pub fn cut<T: Copy>(&self, whole: &[T]) -> Vec<T> {
+        assert_eq!(whole.len(), self.dims.iter().product::<usize>(), "a slice of {:?}", self.dims);
+        let mut part = Vec::with_capacity(self.elements());
+        for run in self.runs() {
+            part.extend_from_slice(&whole[run]);
+        }
+        part
+    }
+
+    /// Writes the values of the slice to their places in the whole tensor.
+    ///
+    /// # Panics
+    /// If one of the two has another number of elements than its dimensions.
+    pub fn put<T: Copy>(&self, part: &[T], whole: &mut [T]) {
+        assert_eq!(whole.len(), self.dims.iter().product::<usize>(), "a slice of {:?}", self.dims);
+        assert_eq!(part.len(), self.elements(), "the slice {:?}", self.ranges);
+        let mut rest = part;
+        for run in self.runs() {
+            let (values, others) = rest.split_at(run.len());
+            whole[run].copy_from_slice(values);
+            rest = others;
+        }
+    }
+}
+
+/// Returns the number of entries of some ranges.
+fn total(ranges: &[Range<usize>]) -> usize {
+    ranges.iter().map(Range::len).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ranges by their ends.
+    fn ranges(ends: &[[usize; 2]]) -> Vec<Range<usize>> {
+        ends.iter().map(|[start, end]| *start..*end).collect()
+    }
+
+    fn slice(dims: &[usize], of_dimensions: &[&[[usize; 2]]]) -> TensorSlice {
+        let mut slice = TensorSlice::whole(dims);
+        for (dimension, ends) in of_dimensions.iter().enumerate() {
+            slice = slice.with_ranges(dimension, &ranges(ends)).unwrap();
+        }
+        slice
+    }
+
+    #[test]
+    fn rows_and_columns_are_cut_and_put_back() {
+        let whole: Vec<u32> = (0..24).collect();
+        let all = slice(&[4, 6], &[]);
+        assert!(all.is_whole());
+        assert_eq!((all.runs(), all.cut(&whole)), (ranges(&[[0, 24]]), whole.clone()));
+
+        let rows = slice(&[4, 6], &[&[[1, 3]]]);
+        assert_eq!((rows.dims(), rows.runs()), (vec![2, 6], ranges(&[[6, 18]])));
+        assert_eq!(rows.cut(&whole), (6..18).collect::<Vec<u32>>());
+
+        // Two ranges of rows, as of packed queries, keys and values, and two of columns.
+        let both = slice(&[4, 6], &[&[[0, 1], [2, 3]], &[[1, 2], [4, 6]]]);
+        assert_eq!((both.dims(), both.is_whole()), (vec![2, 3], false));
+        assert_eq!(both.cut(&whole), [1, 4, 5, 13, 16, 17]);
+        let mut back = vec![99; 24];
+        both.put(&both.cut(&whole), &mut back);
+        let expected: Vec<u32> =
+            whole.iter().map(|x| if both.cut(&whole).contains(x) { *x } else { 99 }).collect();
+        assert_eq!(back, expected);
+    }
+
+    #[test]
+    fn a_scalar_is_a_slice_and_columns_of_three_dimensions_are_runs() {
+        assert_eq!(slice(&[], &[]).cut(&[7.5]), [7.5]);
+        let inner = slice(&[2, 2, 3], &[&[[0, 2]], &[[1, 2]]]);
+        assert_eq!(inner.runs(), ranges(&[[3, 6], [9, 12]]));
+    }
+
+    #[test]
+    fn ranges_that_are_no_slice_are_refused() {
+        let whole = TensorSlice::whole(&[4]);
+        for ends in [&[[2, 2]][..], &[[0, 5]], &[[2, 3], [0, 1]], &[[0, 2], [1, 3]], &[]] {
+            assert!(whole.with_ranges(0, &ranges(ends)).is_err(), "{ends:?}");
+        }
+        assert!(whole.with_ranges(1, &ranges(&[[0, 1]])).is_err());
+        let error = serde_json::from_str::<TensorSlice>(r#"{"dims":[2],"ranges":[[[2,3]]]}"#);
+        assert!(error.unwrap_err().to_string().contains("[2..3] are no ranges of dimension 0"));
+        let error = serde_json::from_str::<TensorSlice>(r#"{"dims":[2],"ranges":[]}"#);
+        assert!(error.is_err());
+        let json = r#"{"dims":[4,2],"ranges":[[[0,1],[2,4]],[[0,2]]]}"#;
+        let read: TensorSlice = serde_json::from_str(json).unwrap();
+        assert_eq!(read, slice(&[4, 2], &[&[[0, 1], [2, 4]]]));
+        assert_eq!(serde_json::to_string(&read).unwrap(), json);
+    }
+}
