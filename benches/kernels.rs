@@ -178,7 +178,7 @@ fn op_cases(sizes: &Sizes, caps: &Caps) -> Vec<Case> {
     let fixed = |dims: &[usize]| (Shape::fixed(dims), DType::F32);
     let ids = || (Shape::batched(&[1]), DType::U32);
     let (x, stats, wide, table) = (|| rows(&[c]), || rows(&[2]), || rows(&[4 * c]), fixed(&[v, c]));
-    let dropout = Op::Dropout { p: 0.1, site: Site(1) };
+    let dropout = Op::Dropout { p: 0.1, site: Site(1), columns: None };
     let chain = Op::Fused {
         root: Box::new(Op::Unary(Unary::Gelu)),
         epilogue: vec![EpilogueOp::Binary(Binary::Add)],
@@ -210,14 +210,18 @@ fn op_cases(sizes: &Sizes, caps: &Caps) -> Vec<Case> {
         (Op::Permute { axes: vec![1, 0] }, "transpose", vec![fixed(&[tokens, c])]),
         (Op::Slice { axis: 1, start: c, length: c }, "slice", vec![wide()]),
         (dropout, "dropout", vec![x(), ids()]),
-        (Op::Embedding, "embedding", vec![ids(), table]),
-        (Op::EmbeddingGrad { rows: v }, "embedding_grad", vec![ids(), x()]),
+        (Op::Embedding { first: 0 }, "embedding", vec![ids(), table]),
+        (Op::EmbeddingGrad { first: 0, rows: v }, "embedding_grad", vec![ids(), x()]),
         (Op::SquaredError, "squared_error", vec![x(), x()]),
         (Op::SquaredErrorGrad, "squared_error_grad", vec![x(), x()]),
     ];
     let by_classes = [
-        (Op::CrossEntropy, "cross_entropy", vec![rows(&[v]), ids()]),
-        (Op::CrossEntropyGrad, "cross_entropy_grad", vec![rows(&[v]), ids(), rows(&[])]),
+        (Op::CrossEntropy { first: 0 }, "cross_entropy", vec![rows(&[v]), ids()]),
+        (
+            Op::CrossEntropyGrad { first: 0, classes: v },
+            "cross_entropy_grad",
+            vec![rows(&[v]), ids(), rows(&[])],
+        ),
     ];
     let case = |(op, what, inputs): (Op, &str, Vec<(Shape, DType)>), rows| {
         op_case(format!("{} {what}", sizes.name), &op, rows, &inputs, v, caps)

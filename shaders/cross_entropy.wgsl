@@ -5,11 +5,12 @@
 // uses lib/run
 //
 //   m = max_j x[r, j];  s = sum_j exp(x[r, j] - m);  lse[r] = m + log(s)
-//   cross_entropy       parts[r] = (log(s) - (x[r, target] - m), 1), or (0, 0) if ignored
-//   cross_entropy_grad  dx[r, j] = exp(x[r, j] - lse[r]) - (j == target), or 0 if ignored
+//   cross_entropy       parts[r] = (log(s) - (x[r, target - first] - m), 1), or (0, 0) if the
+//                       target is not among the columns
+//   cross_entropy_grad  dx[r, j] = exp(x[r, j] - lse[r]) - (j == target - first), or 0 if ignored
 //
-// x (n, v), targets (n), parts (n, 2), lse (n). A target that is no class is ignored: IGNORED is
-// the largest u32.
+// x (n, v), the columns of the classes from first on; targets (n), parts (n, 2), lse (n). A target
+// that is no class is ignored, such as the largest u32.
 //
 // cross_entropy: one invocation per row, which reads it twice (8 v bytes), so that no sum crosses
 // invocations. cross_entropy_group: one workgroup per row of at least 256, which reads it once
@@ -86,13 +87,13 @@ fn cross_entropy_grad(
     let i = index(id, groups);
     if (i >= p.n * p.across) { return; }
     let row = i / p.across;
-    let class_of_row = targets[row];
-    let counts = class_of_row < p.v;
+    let counts = targets[row] < p.classes;
+    let column = targets[row] - p.first;
     let lse_of_row = lse_in[row];
     let factor = factor_of(lse_of_row);
     let own = run(i % p.across, p.step, p.v);
     for (var j = own.x; j < own.y; j += p.step) {
-        let hit = select(0.0, 1.0, j == class_of_row);
+        let hit = select(0.0, 1.0, j == column);
         let probability = factor * exp(x[row * p.v + j] - lse_of_row);
         dx[row * p.v + j] = select(0.0, probability - hit, counts);
     }
@@ -110,14 +111,14 @@ fn cross_entropy_grad4(
     if (i >= p.n * p.across) { return; }
     let row = i / p.across;
     let width = p.v / 4u;
-    let class_of_row = targets[row];
-    let counts = class_of_row < p.v;
+    let counts = targets[row] < p.classes;
+    let column = targets[row] - p.first;
     let lse_of_row = lse_in[row];
     let factor = factor_of(lse_of_row);
     let own = run(i % p.across, p.step, width);
     for (var j = own.x; j < own.y; j += p.step) {
-        let classes = 4u * j + vec4u(0u, 1u, 2u, 3u);
-        let hits = select(vec4f(0.0), vec4f(1.0), classes == vec4u(class_of_row));
+        let columns = 4u * j + vec4u(0u, 1u, 2u, 3u);
+        let hits = select(vec4f(0.0), vec4f(1.0), columns == vec4u(column));
         let probabilities = factor * exp(x4[row * width + j] - lse_of_row);
         dx4[row * width + j] = select(vec4f(0.0), probabilities - hits, counts);
     }

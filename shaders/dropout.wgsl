@@ -3,8 +3,9 @@
 //
 //   y[i] = factor x[i] where threefry2x32(key, (samples[s], e)).x >= threshold, else 0
 //
-// with s = i / elements the row of the batch and e = i % elements the place within it, so that
-// the mask of a sample does not depend on the composition of the batch. A threshold of 0 keeps
+// with s = i / elements the row of the batch and e the place within it, so that the mask of a
+// sample does not depend on the composition of the batch. Where x has columns from first on, of all
+// that there are, e is the place of the element among all. A threshold of 0 keeps
 // all without drawing. dropout: one invocation per 8 elements, 8 bytes moved and about 110
 // integer operations each; dropout4: per 4 vectors of 4, where count is a multiple of 4.
 // uses lib/rng
@@ -16,6 +17,9 @@ struct Params {
     factor: f32,
     key0: u32,
     key1: u32,
+    width: u32,             // columns that x has
+    first: u32,
+    all: u32,
 }
 var<immediate> p: Params;
 
@@ -25,7 +29,9 @@ var<immediate> p: Params;
 
 fn keeps(i: u32) -> bool {
     if (p.threshold == 0u) { return true; }
-    let counter = vec2u(samples[i / p.elements], i % p.elements);
+    let e = i % p.elements;
+    let place = e / p.width * p.all + p.first + e % p.width;
+    let counter = vec2u(samples[i / p.elements], place);
     return threefry2x32(vec2u(p.key0, p.key1), counter).x >= p.threshold;
 }
 

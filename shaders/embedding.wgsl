@@ -1,11 +1,11 @@
 // Rows of a table by ids, and the gradient of the table.
 // uses lib/index
 //
-//   embedding       y[t, j] = table[ids[t], j]
-//   embedding_grad  dtable[r, j] = sum over the tokens t with ids[t] = r of dy[t, j]
+//   embedding       y[t, j] = table[ids[t] - first_row, j]
+//   embedding_grad  dtable[r, j] = sum over the tokens t with ids[t] - first_row = r of dy[t, j]
 //                   (+ dtable[r, j], if accumulating)
 //
-// ids (n), table (v, c), y (n, c). Ids beyond the table mean its last row.
+// ids (n), table (v, c), y (n, c). Ids of rows that the table has not mean zeros.
 //
 // embedding: one invocation per 8 elements of a row, `across` apart so that neighbours touch
 // neighbours, 8 bytes each; embedding4: per 4 vectors of 4, where c is a multiple of 4.
@@ -25,6 +25,7 @@ struct Params {
     across: u32,            // invocations per row of embedding
     share: u32,             // rows of the table per workgroup of embedding_grad
     accumulate: u32,
+    first_row: u32,         // the id of row 0
 }
 var<immediate> p: Params;
 
@@ -35,8 +36,9 @@ var<immediate> p: Params;
 @group(0) @binding(1) var<storage, read> dy: array<f32>;               // (n, c)
 @group(0) @binding(2) var<storage, read_write> dtable: array<f32>;     // (v, c)
 
+// The row of a token: v or more if the table has it not.
 fn row_of(token: u32) -> u32 {
-    return min(ids[token], p.v - 1u);
+    return ids[token] - p.first_row;
 }
 
 @compute @workgroup_size(64)
@@ -44,8 +46,12 @@ fn embedding(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) 
     let i = index(id, groups);
     if (i >= p.n * p.across) { return; }
     let token = i / p.across;
-    let source = row_of(token) * p.c;
-    for (var k = i % p.across; k < p.c; k += p.across) { y[token * p.c + k] = table[source + k]; }
+    let row = row_of(token);
+    let has = row < p.v;
+    let source = select(0u, row, has) * p.c;
+    for (var k = i % p.across; k < p.c; k += p.across) {
+        y[token * p.c + k] = select(0.0, table[source + k], has);
+    }
 }
 
 @group(0) @binding(1) var<storage, read> table4: array<vec4f>;          // (v, c / 4)
@@ -57,9 +63,11 @@ fn embedding4(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups)
     if (i >= p.n * p.across) { return; }
     let token = i / p.across;
     let width = p.c / 4u;
-    let source = row_of(token) * width;
+    let row = row_of(token);
+    let has = row < p.v;
+    let source = select(0u, row, has) * width;
     for (var k = i % p.across; k < width; k += p.across) {
-        y4[token * width + k] = table4[source + k];
+        y4[token * width + k] = select(vec4f(0.0), table4[source + k], has);
     }
 }
 

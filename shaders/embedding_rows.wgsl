@@ -1,7 +1,7 @@
 // The gradient of an embedding's table with sums in registers; the formula is that of
 // embedding.wgsl.
 //
-//   dtable[r, k] = sum over the tokens t with ids[t] = r of dy[t, k]
+//   dtable[r, k] = sum over the tokens t with ids[t] - first_row = r of dy[t, k]
 //                  (+ dtable[r, k], if accumulating)
 //
 // Workgroups of 256. One has the rows r of the table with r mod owners = its owner number, so that
@@ -23,6 +23,7 @@ struct Params {
     v: u32,
     owners: u32,            // v, or 2^10 and more, so that r / owners has 21 bits
     accumulate: u32,
+    first_row: u32,         // the id of row 0
 }
 var<immediate> p: Params;
 
@@ -42,9 +43,9 @@ var<workgroup> sums: array<u32, 16>;
 var<workgroup> list: array<u32, 2048>;
 var<workgroup> tile: array<Value, 256>;
 
-// Ids beyond the table mean its last row.
+// The row of a token: v or more if the table has it not.
 fn row_of(token: u32) -> u32 {
-    return min(ids[token], p.v - 1u);
+    return ids[token] - p.first_row;
 }
 
 // Lists the tokens from base on whose rows are the owner's; returns their number.
@@ -53,7 +54,8 @@ fn note(base: u32, owner: u32, local: u32) -> u32 {
     for (var turn = 0u; turn < NOTED / GROUP; turn++) {
         let token = base + GROUP * turn + local;
         if (token < p.n) {
-            word |= select(0u, 1u << turn, row_of(token) % p.owners == owner);
+            let row = row_of(token);
+            word |= select(0u, 1u << turn, row < p.v && row % p.owners == owner);
         }
     }
     counts[local] = countOneBits(word);

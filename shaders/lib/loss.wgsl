@@ -7,6 +7,8 @@ struct Params {
     v: u32,
     across: u32,            // invocations per row of gradients
     step: u32,              // elements from one of an invocation to its next
+    first: u32,             // the class of column 0
+    classes: u32,           // of all columns, whoever has them
 }
 var<immediate> p: Params;
 
@@ -44,9 +46,9 @@ fn seen_by(local: u32, first: u32) -> Seen {
 fn store_parts(row: u32, m: f32, log_of_sum: f32, top: u32) {
     let log_s = nan_where(top > NAN_ABOVE || bitcast<u32>(m) == NAN_ABOVE, log_of_sum);
     lse[row] = m + log_s;
-    let class_of_row = targets[row];
-    if (class_of_row < p.v) {
-        parts[2u * row] = log_s - (x[row * p.v + class_of_row] - m);
+    let column = targets[row] - p.first;
+    if (column < p.v) {
+        parts[2u * row] = log_s - (x[row * p.v + column] - m);
         parts[2u * row + 1u] = 1.0;
     } else {
         parts[2u * row] = 0.0;

@@ -3,11 +3,14 @@
 //! style.
 
 use super::custom::CustomOp;
-use super::op::{Binary, Cell, Op, Unary};
+use super::op::{AttentionOptions, Binary, Cell, Op, Unary};
 use super::pictures::{Conv2dOptions, Pool2dOptions};
 use super::shapes::{self, ShapeError, Typed};
-use super::{Carried, Graph, Init, Node, Parameter, ParameterKind, PassKind, Role, Tensor};
-use potluck_core::{DType, ParamId, Shape, Site, TensorId};
+use super::{
+    Carried, Graph, Init, Node, Parameter, ParameterKind, ParameterSplit, PassKind, Role, Tensor,
+    WholeTensor,
+};
+use potluck_core::{DType, ParamId, Shape, Site, TensorId, TensorSlice};
 
 /// Result of the builder's methods: a tensor, or the reason why the shapes do not fit.
 pub type BuildResult = Result<TensorId, ShapeError>;
@@ -106,9 +109,28 @@ impl Builder {
         let typed = (Shape::fixed(dims), DType::F32);
         let tensor = self.add_tensor(name.to_string(), typed, Role::Parameter(id));
         let decay = kind == ParameterKind::Trained && dims.len() >= 2;
-        let parameter = Parameter { name: name.into(), tensor, kind, init, decay, gradient: None };
+        let parameter = Parameter {
+            name: name.into(),
+            tensor,
+            kind,
+            init,
+            decay,
+            gradient: None,
+            split: None,
+            whole: WholeTensor { name: name.into(), number: id.0 },
+            slice: TensorSlice::whole(dims),
+            rank: None,
+        };
         self.graph.parameters.push(parameter);
         tensor
+    }
+
+    /// Sets how the ranks of a tensor group divide the parameters added so far: `rule` returns it
+    /// by name, and `None` for those that each rank has whole.
+    pub fn split_parameters(&mut self, rule: impl Fn(&str) -> Option<ParameterSplit>) {
+        for parameter in &mut self.graph.parameters {
+            parameter.split = rule(&parameter.name);
+        }
     }
 
     /// Marks a tensor as read after the forward pass, and names it.
@@ -248,7 +270,7 @@ impl Builder {
                 why: format!("{shape} has another number of elements"),
             });
         }
-        Ok(self.graph.add_alias(x, shape, self.phase))
+        Ok(self.graph.add_reshape(x, shape, self.phase))
     }
 
     /// Reorders axes: axis `i` of the result is axis `axes[i]` of `x`. Axis 0 of a batched tensor,
@@ -418,7 +440,9 @@ impl Builder {
         causal: bool,
         dropout: f32,
     ) -> BuildResult {
-        let op = Op::Attention { heads, causal, dropout, site: self.next_site() };
+        let site = self.next_site();
+        let options = AttentionOptions { heads, first_head: 0, causal, dropout, site };
+        let op = Op::Attention(options);
         let samples = if op.is_random() { Some(self.samples()) } else { None };
         let inputs: Vec<TensorId> = [qkv].into_iter().chain(samples).collect();
         self.apply(op, &inputs)
@@ -467,7 +491,7 @@ impl Builder {
 
     /// Looks up rows of `table (v, c)` by `ids`.
     pub fn embedding(&mut self, ids: TensorId, table: TensorId) -> BuildResult {
-        self.apply(Op::Embedding, &[ids, table])
+        self.apply(Op::Embedding { first: 0 }, &[ids, table])
     }
 
     /// Drops elements of a batched tensor with probability `p` while training: none with 0, all
@@ -481,7 +505,7 @@ impl Builder {
         }
         let site = self.next_site();
         let samples = self.samples();
-        self.apply(Op::Dropout { p, site }, &[x, samples])
+        self.apply(Op::Dropout { p, site, columns: None }, &[x, samples])
     }
 
     /// Makes the cross-entropy of `logits (.., v)` with integer targets the loss of the graph.
@@ -507,7 +531,7 @@ impl Builder {
         let rows = shape.per_row() / classes.max(1);
         let flat = self.reshape(logits, &[rows, classes])?;
         let targets = self.reshape(targets, &[rows])?;
-        let parts = self.apply(Op::CrossEntropy, &[flat, targets])?;
+        let parts = self.apply(Op::CrossEntropy { first: 0 }, &[flat, targets])?;
         Ok(self.add_loss(parts))
     }
 
@@ -562,8 +586,9 @@ impl Builder {
     ///
     /// # Errors
     /// Returns [`ShapeError`] if the shapes of the inputs do not fit, if a tensor would have no
-    /// elements, and for the two ops that have no kernel of their own: [`Op::Reshape`], which is
-    /// [`Builder::reshape`], and [`Op::Fused`], which [`super::fuse()`] makes.
+    /// elements, and for ops that others make: [`Builder::reshape`] an [`Op::Reshape`],
+    /// [`super::fuse()`] an [`Op::Fused`], [`super::shard()`] an [`Op::Spread`] and an
+    /// [`Op::AllReduce`].
     pub fn apply(&mut self, op: Op, inputs: &[TensorId]) -> BuildResult {
         Ok(self.apply_all(op, inputs)?[0])
     }
@@ -572,6 +597,7 @@ impl Builder {
     fn apply_all(&mut self, op: Op, inputs: &[TensorId]) -> Result<Vec<TensorId>, ShapeError> {
         let why = match op {
             Op::Reshape => Some("is made by Builder::reshape"),
+            Op::Spread | Op::AllReduce(_) => Some("is made by shard"),
             Op::Fused { .. } => Some("is made by the fusion of a differentiated graph"),
             _ => None,
         };
@@ -607,13 +633,19 @@ impl Graph {
         TensorId(self.tensors.len() as u32 - 1)
     }
 
-    pub(super) fn add_alias(&mut self, x: TensorId, shape: Shape, phase: PassKind) -> TensorId {
+    /// Adds an alias of a tensor under another shape, and its node.
+    pub(super) fn add_reshape(&mut self, x: TensorId, shape: Shape, phase: PassKind) -> TensorId {
+        let id = self.add_alias(x, shape);
+        self.push_node(Op::Reshape, &[x], vec![id], false, phase);
+        id
+    }
+
+    /// Adds an alias of a tensor, which some node must have as an output.
+    pub(super) fn add_alias(&mut self, x: TensorId, shape: Shape) -> TensorId {
         let base = self.tensor(x).clone();
         let role = Role::Activation;
         self.tensors.push(Tensor { shape, alias_of: Some(x), role, ..base });
-        let id = TensorId(self.tensors.len() as u32 - 1);
-        self.push_node(Op::Reshape, &[x], vec![id], false, phase);
-        id
+        TensorId(self.tensors.len() as u32 - 1)
     }
 
     /// Adds a node with new activations as outputs.

@@ -1,6 +1,6 @@
 //! Inputs of integers that number the rows of a table or the classes of a loss, and the check of
-//! their values on the host. Kernels do not check them: an id beyond a table is taken for its last
-//! row, and a target that is no class counts for nothing.
+//! their values on the host. Kernels do not check them: an id beyond a table selects zeros, and a
+//! target that is no class counts for nothing.
 
 use super::{Graph, IGNORE_INDEX, Numbered};
 use potluck_core::TensorId;
@@ -78,7 +78,8 @@ impl IdRange {
 }
 
 impl Graph {
-    /// Returns the ranges of the inputs of integers, several of one that is used in several ways.
+    /// Returns the ranges of the inputs of integers of a whole graph, several of one that is used
+    /// in several ways. A shard has some of the rows and classes only.
     pub fn id_ranges(&self) -> Vec<IdRange> {
         let mut ranges = Vec::new();
         for node in &self.nodes {

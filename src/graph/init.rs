@@ -1,5 +1,6 @@
-//! Initial values of parameters: a pure function of the seed and the parameter's number, computed
-//! on the host, so that every device starts from the same bits.
+//! Initial values of parameters: a pure function of the seed, the parameter's number and the
+//! element's index in the whole tensor, computed on the host, so that every device starts from the
+//! same bits.
 
 use super::{Graph, Init};
 use potluck_core::rng::Key;
@@ -11,13 +12,13 @@ const FIRST_SITE: u32 = 1 << 20;
 /// Returns the initial values of a parameter.
 pub fn values(graph: &Graph, parameter: ParamId, seed: u64) -> Vec<f32> {
     let known = &graph.parameters[parameter.index()];
-    let count = graph.tensor(known.tensor).shape.per_row() as u64;
-    let key = Key::new(seed).site(Site(FIRST_SITE + parameter.0));
+    let key = Key::new(seed).site(Site(FIRST_SITE + known.whole.number));
     let draw = |index: u64| match known.init {
         Init::Zeros => 0.0,
         Init::Ones => 1.0,
         Init::Normal { std } => (f64::from(std) * key.normal(index)) as f32,
         Init::Uniform { bound } => (f64::from(bound) * (2.0 * key.uniform(index) - 1.0)) as f32,
     };
-    (0..count).map(draw).collect()
+    let runs = known.slice.runs().into_iter();
+    runs.flatten().map(|index| draw(index as u64)).collect()
 }

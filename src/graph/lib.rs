@@ -21,10 +21,12 @@ mod place;
 pub mod plan;
 mod planned_part;
 pub mod print;
+mod reduce;
 mod replay;
 
 pub mod shapes;
 mod slots;
+mod split;
 pub mod update;
 mod variant_choices;
 
@@ -34,8 +36,12 @@ pub use custom::{CustomCall, CustomInput, CustomKernel, CustomNode, CustomOp, Sh
 pub use ids::{IdError, IdRange};
 pub use passes::fuse::fuse;
 pub use passes::gradients::{OpGradients, differentiate, op_gradients};
+pub use passes::shard::{Shard, ShardError, reported_once, shard};
 
-pub use op::{Binary, Cell, EpilogueOp, IGNORE_INDEX, LossCount, Numbered, Op, Unary};
+pub use op::{
+    AttentionOptions, Binary, Cell, ColumnRange, EpilogueOp, IGNORE_INDEX, LossCount, Numbered, Op,
+    Reduction, Unary,
+};
 
 pub use memory_layout::{Segment, Slot, SlotKind, TensorLocation};
 pub use part::PlanPart;
@@ -45,12 +51,13 @@ pub use plan::{Bucket, Plan, PlanOptions};
 pub use planned_part::PlannedPart;
 pub use replay::replay;
 pub use shapes::ShapeError;
+pub use split::{ParameterSplit, SplitError, SplitUnit};
 pub use update::{BucketTensor, Update, UpdateRange};
 pub use variant_choices::VariantChoices;
 
 use std::fmt;
 
-use potluck_core::{DType, NodeId, ParamId, Shape, TensorId};
+use potluck_core::{DType, NodeId, ParamId, Shape, TensorId, TensorSlice};
 
 /// Role of a tensor in the execution of a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,7 +161,7 @@ pub enum ParameterKind {
 /// A tensor that lasts from step to step: trained, or a running average.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parameter {
-    /// Unique; the name in checkpoints.
+    /// Unique: the name of the tensor, and of a slice of it with the rank behind.
     pub name: String,
     pub tensor: TensorId,
     pub kind: ParameterKind,
@@ -163,6 +170,22 @@ pub struct Parameter {
     pub decay: bool,
     /// Tensor that accumulates its gradient, once the graph is differentiated.
     pub gradient: Option<TensorId>,
+    /// How the ranks of a tensor group divide it; `None` if each has all of it.
+    pub split: Option<ParameterSplit>,
+    /// Tensor that it is, or in a [`shard()`] of a graph a slice of.
+    pub whole: WholeTensor,
+    pub slice: TensorSlice,
+    /// Rank of the tensor group that has this slice; `None` if every rank has it.
+    pub rank: Option<u32>,
+}
+
+/// Tensor of a model whose slices are parameters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WholeTensor {
+    /// Name in checkpoints.
+    pub name: String,
+    /// Number among the parameters of the whole graph, by which initial values are drawn.
+    pub number: u32,
 }
 
 /// State that each slot of the batch carries from one step to the next: the hidden state of a
@@ -192,6 +215,8 @@ pub struct Graph {
     pub blocks: Vec<String>,
     /// The (sum, count) accumulator, if the graph has a loss.
     pub loss: Option<TensorId>,
+    /// Rank of a tensor group that runs the graph, if that is a [`shard()`].
+    pub tensor_rank: Option<u32>,
 }
 
 impl Graph {
@@ -218,17 +243,25 @@ impl Graph {
         id
     }
 
-    /// Returns the blocks of each parameter that use it in the forward pass, by parameter.
+    /// Returns the blocks of each parameter that use it in the forward pass, by parameter. Where a
+    /// rank uses its slice of a tensor, the others use theirs.
     pub fn users_of_parameters(&self) -> Vec<Vec<u32>> {
         let mut used: Vec<Vec<u32>> = vec![Vec::new(); self.parameters.len()];
         for node in self.nodes.iter().filter(|node| node.phase == PassKind::Forward) {
             for &input in &node.inputs {
                 if let Role::Parameter(id) = self.tensor(self.root(input)).role {
-                    used[id.index()].push(node.block);
+                    self.slices_beside(id).for_each(|id| used[id.index()].push(node.block));
                 }
             }
         }
         used
+    }
+
+    /// Returns the parameters that are slices of the same tensor as one, itself too.
+    pub(crate) fn slices_beside(&self, id: ParamId) -> impl Iterator<Item = ParamId> + '_ {
+        let number = self.parameters[id.index()].whole.number;
+        let ids = (0..self.parameters.len() as u32).map(ParamId);
+        ids.filter(move |other| self.parameters[other.index()].whole.number == number)
     }
 
     /// Returns true if several blocks use the same parameter, such as a tied embedding.

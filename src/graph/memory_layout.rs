@@ -9,7 +9,8 @@ use potluck_core::{BucketId, SlotId};
 /// can bind a buffer.
 pub const ALIGNMENT_BYTES: usize = 256;
 
-/// Segment of the plan: the nodes of one pass and block, which a device runs without interruption.
+/// Segment of the plan: nodes of one pass and block, which a device runs without interruption. A
+/// pass of a block is one segment, or several if it has all-reduces, with which a segment ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
     pub phase: PassKind,

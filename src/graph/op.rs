@@ -128,6 +128,40 @@ impl Cell {
     }
 }
 
+/// Options of attention, of the op and its gradient.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionOptions {
+    /// Heads that the node computes.
+    pub heads: usize,
+    /// Number of the first of them in the model, by which dropout is keyed: 0 where the node
+    /// computes all.
+    pub first_head: usize,
+    /// True if a query sees the keys up to its own position, else all.
+    pub causal: bool,
+    /// Probability with which probabilities are dropped in training.
+    pub dropout: f32,
+    pub site: Site,
+}
+
+/// Columns of the last dimension that a shard has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ColumnRange {
+    /// Number of the first one in the whole graph.
+    pub first: usize,
+    /// Columns of the whole graph.
+    pub all: usize,
+}
+
+/// Reductions of what the ranks of a tensor group computed, each in the order of the ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reduction {
+    /// `x -> y`: the sum, elementwise.
+    Sum,
+    /// `parts (n, 2), lse (n) -> parts, lse` of [`Op::CrossEntropy`] over the classes of a rank,
+    /// joined to those over all `classes`.
+    CrossEntropy { classes: usize },
+}
+
 /// Operation of a node, from inputs to outputs, in this order. `(b*t, c)` and the like are shapes;
 /// an op whose name ends in `Grad` computes the gradient of the op of that name.
 #[derive(Clone, Debug, PartialEq)]
@@ -207,16 +241,18 @@ pub enum Op {
     /// scaled by `1/sqrt(c/heads)` and probabilities dropped with probability `dropout`. A query
     /// sees the keys up to its own position if `causal`, else all. `lse` is the logarithm of the
     /// sum of exponentials of each row of scores.
-    Attention { heads: usize, causal: bool, dropout: f32, site: Site },
+    Attention(AttentionOptions),
     /// `qkv, y, lse, dy [, samples] -> dqkv`
-    AttentionGrad { heads: usize, causal: bool, dropout: f32, site: Site },
-    /// `ids (..) of u32, table (v, c) -> (.., c)`
-    Embedding,
-    /// `ids, dy -> dtable (v, c)`
-    EmbeddingGrad { rows: usize },
-    /// `x, samples (b) of u32 -> y`: zero with probability `p`, else divided by `1 - p`. It is
-    /// its own gradient.
-    Dropout { p: f32, site: Site },
+    AttentionGrad(AttentionOptions),
+    /// `ids (..) of u32, table (v, c) -> (.., c)`: rows of a table whose row 0 has the id `first`;
+    /// zeros for the ids of rows that it has not.
+    Embedding { first: usize },
+    /// `ids, dy -> dtable (rows, c)`: ids of other rows add nothing.
+    EmbeddingGrad { first: usize, rows: usize },
+    /// `x (.., c), samples (b) of u32 -> y`: zero with probability `p`, else divided by `1 - p`. It
+    /// is its own gradient. In a shard, `columns` are those of the last dimension, by whose numbers
+    /// random numbers are drawn.
+    Dropout { p: f32, site: Site, columns: Option<ColumnRange> },
     /// `x (b, h, w, c), weight (o, c/groups, kh, kw) -> y (b, oh, ow, o)`: 2D convolution, without
     /// mirroring the kernel.
     Conv2d(Conv2dOptions),
@@ -236,16 +272,24 @@ pub enum Op {
     AvgPool2d(Pool2dOptions),
     /// `dy -> dx (b, h, w, c)`, with the `size` `(h, w)` of the pictures.
     AvgPool2dGrad { options: Pool2dOptions, size: [usize; 2] },
-    /// `logits (n, v), targets (n) of u32 -> parts (n, 2), lse (n)`: the loss and the count (1,
-    /// or both 0 if the target is [`IGNORE_INDEX`]) of each row.
-    CrossEntropy,
-    /// `logits, targets, lse -> dlogits`, the gradient of the summed loss.
-    CrossEntropyGrad,
+    /// `logits (n, v), targets (n) of u32 -> parts (n, 2), lse (n)`: the loss and the count of each
+    /// row of logits, whose first class is `first`; both are 0 if the target is none of them, such
+    /// as [`IGNORE_INDEX`].
+    CrossEntropy { first: usize },
+    /// `logits, targets, lse -> dlogits`, the gradient of the summed loss over all `classes`, of
+    /// which the logits are those from `first` on and `lse` is over all.
+    CrossEntropyGrad { first: usize, classes: usize },
     /// `x (b*n, ..), target -> parts (b*n, 2)`: the sum of squared differences over each leading
     /// entry, and how many it sums.
     SquaredError,
     /// `x, target -> dx`, the gradient of the summed loss.
     SquaredErrorGrad,
+    /// `x -> x`: an alias, where a tensor that every rank of a tensor group has enters what each
+    /// has a part of. Its gradient is the sum of the ranks' gradients, an [`Op::AllReduce`].
+    Spread,
+    /// The same tensors on every rank of a tensor group, reduced over what the ranks computed:
+    /// aliases, whose elements the host replaces behind the segment that ends with this node.
+    AllReduce(Reduction),
     /// An op of one output and its epilogue, steps on each of its values, in one kernel. Inputs:
     /// those of `root`, then the operands of the steps. Outputs: the final value, then the stored
     /// ones, each with as many elements as the output of `root`, under any shape. Made by the
@@ -274,8 +318,8 @@ impl Op {
     pub fn without_site(&self) -> Op {
         let mut op = self.clone();
         match &mut op {
-            Op::Attention { site, .. }
-            | Op::AttentionGrad { site, .. }
+            Op::Attention(AttentionOptions { site, .. })
+            | Op::AttentionGrad(AttentionOptions { site, .. })
             | Op::Dropout { site, .. } => *site = Site(0),
             Op::Fused { root, .. } => **root = root.without_site(),
             _ => {}
@@ -299,11 +343,25 @@ impl Op {
         )
     }
 
+    /// Returns true if the outputs are the inputs under other names, so that the op has no kernel.
+    pub fn is_alias(&self) -> bool {
+        matches!(self, Op::Reshape | Op::Spread | Op::AllReduce(_))
+    }
+
+    /// Returns the reduction that the host performs between this node, with which a segment ends,
+    /// and the next.
+    pub fn reduction(&self) -> Option<Reduction> {
+        match self {
+            Op::AllReduce(reduction) => Some(*reduction),
+            _ => None,
+        }
+    }
+
     /// Returns the things that the op counts if it computes the parts of a loss.
     pub fn loss_count(&self) -> Option<LossCount> {
         match self {
             Op::SquaredError => Some(LossCount::Elements),
-            Op::CrossEntropy => Some(LossCount::Targets),
+            Op::CrossEntropy { .. } => Some(LossCount::Targets),
             _ => None,
         }
     }
@@ -311,8 +369,8 @@ impl Op {
     /// Returns what the integers number that the op looks up; kernels do not check them.
     pub fn numbered(&self) -> Option<Numbered> {
         match self {
-            Op::Embedding => Some(Numbered::Rows),
-            Op::CrossEntropy => Some(Numbered::Classes),
+            Op::Embedding { .. } => Some(Numbered::Rows),
+            Op::CrossEntropy { .. } => Some(Numbered::Classes),
             _ => None,
         }
     }
@@ -326,7 +384,7 @@ impl Op {
     pub fn is_random(&self) -> bool {
         match self {
             Op::Dropout { .. } => true,
-            Op::Attention { dropout, .. } | Op::AttentionGrad { dropout, .. } => *dropout > 0.0,
+            Op::Attention(options) | Op::AttentionGrad(options) => options.dropout > 0.0,
             _ => false,
         }
     }
@@ -376,17 +434,15 @@ impl fmt::Display for Op {
             Op::BatchNormGrad => write!(f, "batch_norm_grad"),
             Op::Recurrent { cell } => write!(f, "{}", cell.name()),
             Op::RecurrentGrad { cell } => write!(f, "{}_grad", cell.name()),
-            Op::Attention { heads, causal, .. } => {
-                let of_all = if *causal { "" } else { ", not causal" };
-                write!(f, "attention {heads} heads{of_all}")
+            Op::Attention(options) => write!(f, "attention {options}"),
+            Op::AttentionGrad(options) => write!(f, "attention_grad {options}"),
+            Op::Embedding { first } => write!(f, "embedding{}", from(*first)),
+            Op::EmbeddingGrad { first, rows } => {
+                write!(f, "embedding_grad {rows} rows{}", from(*first))
             }
-            Op::AttentionGrad { heads, causal, .. } => {
-                let of_all = if *causal { "" } else { ", not causal" };
-                write!(f, "attention_grad {heads} heads{of_all}")
+            Op::Dropout { p, columns, .. } => {
+                write!(f, "dropout {p}{}", from(columns.map_or(0, |columns| columns.first)))
             }
-            Op::Embedding => write!(f, "embedding"),
-            Op::EmbeddingGrad { rows } => write!(f, "embedding_grad {rows} rows"),
-            Op::Dropout { p, .. } => write!(f, "dropout {p}"),
             Op::Conv2d(options) => write!(f, "conv2d{options}"),
             Op::Conv2dInputGrad { options, .. } => write!(f, "conv2d_input_grad{options}"),
             Op::Conv2dWeightGrad { options, .. } => write!(f, "conv2d_weight_grad{options}"),
@@ -394,16 +450,31 @@ impl fmt::Display for Op {
             Op::MaxPool2dGrad { options, .. } => write!(f, "max_pool2d_grad{options}"),
             Op::AvgPool2d(options) => write!(f, "avg_pool2d{options}"),
             Op::AvgPool2dGrad { options, .. } => write!(f, "avg_pool2d_grad{options}"),
-            Op::CrossEntropy => write!(f, "cross_entropy"),
-            Op::CrossEntropyGrad => write!(f, "cross_entropy_grad"),
+            Op::CrossEntropy { first } => write!(f, "cross_entropy{}", from(*first)),
+            Op::CrossEntropyGrad { first, .. } => write!(f, "cross_entropy_grad{}", from(*first)),
             Op::SquaredError => write!(f, "squared_error"),
             Op::SquaredErrorGrad => write!(f, "squared_error_grad"),
+            Op::Spread => write!(f, "spread"),
+            Op::AllReduce(Reduction::Sum) => write!(f, "all_reduce sum"),
+            Op::AllReduce(Reduction::CrossEntropy { .. }) => write!(f, "all_reduce cross_entropy"),
             Op::Custom(op) => write!(f, "{}", op.name()),
             Op::Fused { root, epilogue } => {
                 write!(f, "{root}")?;
                 epilogue.iter().try_for_each(|step| write!(f, " + {step}"))
             }
         }
+    }
+}
+
+/// Formats the first row or class of a shard; nothing for 0.
+fn from(first: usize) -> String {
+    if first == 0 { String::new() } else { format!(" from {first}") }
+}
+
+impl fmt::Display for AttentionOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} heads{}", self.heads, from(self.first_head))?;
+        if self.causal { Ok(()) } else { f.write_str(", not causal") }
     }
 }
 

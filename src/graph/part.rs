@@ -42,7 +42,9 @@ impl Plan {
         let repetition = Repetition::of(part, &segments);
         let users = bucket_users(&graph, &buckets);
         let is_held = |users: &Vec<bool>| users.iter().zip(part.blocks).any(|(a, b)| *a && *b);
-        let held: Vec<bool> = users.iter().map(is_held).collect();
+        let of_rank = buckets.iter().map(|bucket| bucket.is_of(graph.tensor_rank));
+        let held: Vec<bool> =
+            users.iter().zip(of_rank).map(|(users, is_of)| is_of && is_held(users)).collect();
         for bucket in (0..buckets.len()).filter(|bucket| held[*bucket]) {
             if let Some(last) = completed_by(&repetition.order, &segments, &users[bucket]) {
                 segments[last.index()].completes.push(BucketId(bucket as u32));
@@ -172,7 +174,9 @@ fn bucket_users(graph: &Graph, buckets: &[Bucket]) -> Vec<Vec<bool>> {
             else {
                 continue;
             };
-            users[bucket_of[id.index()]][node.block as usize] = true;
+            for beside in graph.slices_beside(id) {
+                users[bucket_of[beside.index()]][node.block as usize] = true;
+            }
         }
     }
     for users in &mut users {

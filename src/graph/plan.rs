@@ -37,6 +37,8 @@ impl PlanOptions {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bucket {
     pub kind: ParameterKind,
+    /// Rank of the tensor group that has its slices; `None` if every rank has the bucket.
+    pub rank: Option<u32>,
     /// Each parameter and its first element; those with weight decay come first.
     pub parameters: Vec<(ParamId, usize)>,
     /// Number of elements, including the gaps that alignment leaves (which stay zero).
@@ -47,6 +49,12 @@ pub struct Bucket {
 }
 
 impl Bucket {
+    /// Returns true if a rank of a tensor group has the bucket, and so does a device that runs the
+    /// whole graph.
+    pub(super) fn is_of(&self, tensor_rank: Option<u32>) -> bool {
+        self.rank.is_none() || self.rank == tensor_rank
+    }
+
     /// Returns the rule that updates the bucket in a step with this rule of the optimizer.
     ///
     /// A running average is plain gradient descent on `(state - s)^2 / 2` per row, with the
@@ -94,7 +102,7 @@ impl Plan {
                 segments[segment.index()].completes.push(BucketId(bucket as u32));
             }
         }
-        let held = vec![true; buckets.len()];
+        let held: Vec<bool> = buckets.iter().map(|of| of.is_of(graph.tensor_rank)).collect();
         let held_blocks = vec![true; graph.blocks.len()];
         let mut places = vec![TensorLocation::Unallocated; graph.tensors.len()];
         place_parameters(&graph, &buckets, &held, &mut places);
@@ -175,12 +183,13 @@ impl Plan {
     }
 }
 
-/// Returns the maximal runs of nodes of one pass and block.
+/// Returns the maximal runs of nodes of one pass and block between which the host does not act.
 pub(super) fn segments(graph: &Graph) -> Vec<Segment> {
     let mut segments: Vec<Segment> = Vec::new();
     for (index, node) in graph.nodes.iter().enumerate() {
+        let is_new = index > 0 && graph.nodes[index - 1].op.reduction().is_some();
         match segments.last_mut() {
-            Some(last) if (last.phase, last.block) == (node.phase, node.block) => {
+            Some(last) if !is_new && (last.phase, last.block) == (node.phase, node.block) => {
                 last.nodes.end = index + 1;
             }
             _ => segments.push(Segment {
@@ -205,17 +214,19 @@ pub(super) fn buckets(
     let used = graph.users_of_parameters();
     // Keyed so that iteration is the order of completion: by the first block that uses it, from
     // the last block; within one, the block's own parameters before tied ones, each before running
-    // averages.
-    type Key = (std::cmp::Reverse<u32>, Option<u32>, Option<u32>);
+    // averages, and what all ranks of a tensor group have before the slices of each.
+    type Key = (std::cmp::Reverse<u32>, Option<u32>, Option<u32>, Option<u32>);
     let mut groups: BTreeMap<Key, Vec<ParamId>> = BTreeMap::new();
     for (index, blocks) in used.iter().enumerate() {
         let first = blocks.iter().min().copied().unwrap_or(0);
         let tied = blocks.iter().any(|&block| block != first);
-        let momentum = match graph.parameters[index].kind {
+        let parameter = &graph.parameters[index];
+        let momentum = match parameter.kind {
             ParameterKind::Trained => None,
             ParameterKind::State { momentum } => Some(momentum.to_bits()),
         };
-        let key = (std::cmp::Reverse(first), tied.then_some(index as u32), momentum);
+        let tied = tied.then_some(parameter.whole.number);
+        let key = (std::cmp::Reverse(first), tied, momentum, parameter.rank);
         groups.entry(key).or_default().push(ParamId(index as u32));
     }
     let mut buckets = Vec::new();
@@ -252,7 +263,8 @@ fn pack(graph: &Graph, parameters: Vec<ParamId>, bytes_max: usize) -> Vec<Bucket
     let lay_out = |mut ids: Vec<ParamId>| {
         ids.sort_by_key(|id| !parameter(id).decay);
         let kind = ids.first().map_or_else(Default::default, |id| parameter(id).kind);
-        let mut bucket = Bucket { kind, parameters: Vec::new(), length: 0, decay_end: 0 };
+        let rank = ids.first().and_then(|id| parameter(id).rank);
+        let mut bucket = Bucket { kind, rank, parameters: Vec::new(), length: 0, decay_end: 0 };
         for id in ids {
             bucket.parameters.push((id, bucket.length));
             bucket.length += padded(&id);

@@ -5,7 +5,7 @@ mod norms;
 mod pictures;
 
 use super::custom;
-use super::op::{Binary, Cell, EpilogueOp, Op};
+use super::op::{Binary, Cell, ColumnRange, EpilogueOp, Op, Reduction};
 use potluck_core::format::listed;
 use potluck_core::{DType, Shape};
 
@@ -77,16 +77,16 @@ fn arity(op: &Op) -> (usize, usize) {
         Op::BatchNormGrad => (6, 6),
         Op::Recurrent { cell } => (3, 3 + cell.states()),
         Op::RecurrentGrad { .. } => (4, 5),
-        Op::Attention { .. } => (1 + usize::from(op.is_random()), 1 + usize::from(op.is_random())),
-        Op::AttentionGrad { .. } => {
-            (4 + usize::from(op.is_random()), 4 + usize::from(op.is_random()))
-        }
-        Op::Embedding | Op::EmbeddingGrad { .. } | Op::Dropout { .. } => (2, 2),
-        Op::CrossEntropy | Op::SquaredError | Op::SquaredErrorGrad => (2, 2),
+        Op::Attention(_) => (1 + usize::from(op.is_random()), 1 + usize::from(op.is_random())),
+        Op::AttentionGrad(_) => (4 + usize::from(op.is_random()), 4 + usize::from(op.is_random())),
+        Op::Embedding { .. } | Op::EmbeddingGrad { .. } | Op::Dropout { .. } => (2, 2),
+        Op::CrossEntropy { .. } | Op::SquaredError | Op::SquaredErrorGrad => (2, 2),
         Op::Conv2d(_) | Op::Conv2dInputGrad { .. } | Op::Conv2dWeightGrad { .. } => (2, 2),
         Op::MaxPool2dGrad { .. } => (2, 2),
         Op::MaxPool2d(_) | Op::AvgPool2d(_) | Op::AvgPool2dGrad { .. } => (1, 1),
-        Op::CrossEntropyGrad => (3, 3),
+        Op::CrossEntropyGrad { .. } => (3, 3),
+        Op::Spread | Op::AllReduce(Reduction::Sum) => (1, 1),
+        Op::AllReduce(Reduction::CrossEntropy { .. }) => (2, 2),
         Op::Custom(op) => (op.inputs().len(), op.inputs().len()),
         Op::Fused { root, epilogue } => {
             let (least, most) = arity(root);
@@ -100,8 +100,8 @@ fn arity(op: &Op) -> (usize, usize) {
 /// float.
 pub(super) fn input_type(op: &Op, index: usize, count: usize) -> DType {
     let integer = match op {
-        Op::Embedding | Op::EmbeddingGrad { .. } => index == 0,
-        Op::CrossEntropy | Op::CrossEntropyGrad => index == 1,
+        Op::Embedding { .. } | Op::EmbeddingGrad { .. } => index == 0,
+        Op::CrossEntropy { .. } | Op::CrossEntropyGrad { .. } => index == 1,
         Op::Custom(op) => return op.inputs()[index].dtype(),
         Op::Fused { root, .. } => return input_type(root, index, count),
         _ => op.is_random() && index + 1 == count,
@@ -136,8 +136,10 @@ fn rule(op: &Op, x: &[&Shape]) -> Result<Vec<Shape>, String> {
             require(x[2] == x[0], "dy has the shape of the first")?;
             Ok(vec![x[0].clone()])
         }
-        // The wanted shape is an argument of the builder, which checks it.
-        Op::Reshape => Ok(vec![x[0].clone()]),
+        // The wanted shape of a reshape is an argument of the builder, which checks it.
+        Op::Reshape | Op::Spread | Op::AllReduce(_) => {
+            Ok(x.iter().map(|shape| (*shape).clone()).collect())
+        }
         Op::Permute { axes } => permute(x[0], axes),
         Op::Slice { axis, start, length } => {
             axis_fits(*axis)?;
@@ -224,48 +226,56 @@ fn rule(op: &Op, x: &[&Shape]) -> Result<Vec<Shape>, String> {
         }
         Op::Recurrent { cell } => recurrent(*cell, x),
         Op::RecurrentGrad { cell } => recurrent_grad(*cell, x),
-        Op::Attention { heads, dropout, .. } => {
-            is_probability(*dropout)?;
+        Op::Attention(options) => {
+            is_probability(options.dropout)?;
             are_samples(&x[1..])?;
-            attention(x[0], *heads)
+            attention(x[0], options.heads)
         }
-        Op::AttentionGrad { heads, dropout, .. } => {
-            is_probability(*dropout)?;
+        Op::AttentionGrad(options) => {
+            is_probability(options.dropout)?;
             are_samples(&x[4..])?;
-            let forward = attention(x[0], *heads)?;
+            let forward = attention(x[0], options.heads)?;
             let fits = x[1..3].iter().copied().eq(&forward) && *x[3] == forward[0];
             require(fits, "qkv is (b, t, 3c), y and dy (b, t, c), lse (b, h, t)")?;
             Ok(vec![x[0].clone()])
         }
-        Op::Embedding => {
+        Op::Embedding { .. } => {
             require(x[1].rank() == 2 && !x[1].is_batched(), "the table is (v, c)")?;
             let mut dims = x[0].dims().to_vec();
             dims.push(x[1].last());
             Ok(vec![x[0].with_dims(&dims)])
         }
-        Op::EmbeddingGrad { rows } => {
+        Op::EmbeddingGrad { rows, .. } => {
             let c = x[1].last();
             let dims = [x[0].dims(), &[c]].concat();
             require(*x[1] == x[0].with_dims(&dims), "ids are (..), dy (.., c)")?;
             Ok(vec![Shape::fixed(&[*rows, c])])
         }
-        Op::Dropout { p, .. } => {
+        Op::Dropout { p, columns, .. } => {
             is_probability(*p)?;
+            let end = |of: ColumnRange| of.first.checked_add(x[0].last());
+            let fits = columns.is_none_or(|of| end(of).is_some_and(|end| end <= of.all));
+            require(fits, "the columns are more than there are")?;
             require(x[0].is_batched(), "only batched tensors have samples")?;
             are_samples(&x[1..])?;
             Ok(vec![x[0].clone()])
         }
-        Op::CrossEntropy | Op::CrossEntropyGrad => {
+        Op::CrossEntropy { .. } | Op::CrossEntropyGrad { .. } => {
             let wanted = match op {
-                Op::CrossEntropy => "logits are (n, v), targets (n)",
+                Op::CrossEntropy { .. } => "logits are (n, v), targets (n)",
                 _ => "logits are (n, v), targets and lse (n)",
             };
             require(x[0].rank() == 2, wanted)?;
             let rows = x[0].with_dims(&x[0].dims()[..1]);
             require(x[1..].iter().all(|s| **s == rows), wanted)?;
             match op {
-                Op::CrossEntropy => Ok(vec![x[0].with_dims(&[x[0].dims()[0], 2]), rows]),
-                _ => Ok(vec![x[0].clone()]),
+                Op::CrossEntropyGrad { first, classes } => {
+                    let end = first.checked_add(x[0].last());
+                    let fits = end.is_some_and(|end| end <= *classes);
+                    require(fits, "the logits have more classes than there are")?;
+                    Ok(vec![x[0].clone()])
+                }
+                _ => Ok(vec![x[0].with_dims(&[x[0].dims()[0], 2]), rows]),
             }
         }
         Op::SquaredError => {
@@ -452,6 +462,7 @@ fn attention(qkv: &Shape, heads: usize) -> Result<Vec<Shape>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::AttentionOptions;
 
     fn shape_of(op: Op, inputs: &[Shape]) -> Result<String, String> {
         let typed: Vec<Typed> = inputs
@@ -490,8 +501,11 @@ mod tests {
 
     #[test]
     fn attention_wants_whole_heads() {
-        let (causal, dropout, site) = (true, 0.0, Default::default());
-        let op = |heads| Op::Attention { heads, causal, dropout, site };
+        let site = Default::default();
+        let op = |heads| {
+            let (first_head, causal, dropout) = (0, true, 0.0);
+            Op::Attention(AttentionOptions { heads, first_head, causal, dropout, site })
+        };
         let qkv = Shape::batched(&[1, 8, 48]);
         assert_eq!(shape_of(op(4), std::slice::from_ref(&qkv)).unwrap(), "(b, 8, 16) (b, 4, 8)");
         assert!(shape_of(op(5), &[qkv]).is_err());
@@ -504,12 +518,15 @@ mod tests {
         let error = shape_of(norm.clone(), &[Shape::batched(&[4]), gain.clone()]).unwrap_err();
         assert!(error.contains("not the batch"), "{error}");
         assert_eq!(shape_of(norm, &[Shape::batched(&[1, 4]), gain]).unwrap(), "(b, 4) (b, 2)");
-        assert!(shape_of(Op::CrossEntropy, &[Shape::fixed(&[]), Shape::fixed(&[])]).is_err());
+        assert!(
+            shape_of(Op::CrossEntropy { first: 0 }, &[Shape::fixed(&[]), Shape::fixed(&[])])
+                .is_err()
+        );
     }
 
     #[test]
     fn wrong_types_are_refused() {
         let floats = [(Shape::batched(&[4]), DType::F32), (Shape::fixed(&[9, 2]), DType::F32)];
-        assert!(outputs(&Op::Embedding, &floats).unwrap_err().why.contains("U32"));
+        assert!(outputs(&Op::Embedding { first: 0 }, &floats).unwrap_err().why.contains("U32"));
     }
 }

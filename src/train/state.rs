@@ -1,12 +1,13 @@
 //! Checkpoint state: reads parameters and moments by name from devices, and writes them back.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::error::TrainError;
 use crate::checkpoint::{CheckpointError, NamedTensor};
 use crate::runtime::workers::WorkerGroup;
-use potluck_core::{BucketId, ParamId, Position};
-use potluck_graph::{ParameterKind, Plan};
+use potluck_core::{BucketId, Position};
+use potluck_graph::{Parameter, ParameterKind, Plan};
 use potluck_kernels::device::DeviceError;
 use potluck_kernels::exec::{BucketTensor, Executor};
 use potluck_kernels::ops::hash;
@@ -43,7 +44,7 @@ fn read_bucket(
 /// if no device that is left holds the parameters of the step before the one that failed.
 pub fn parameters(group: &WorkerGroup, plan: &Plan) -> Result<Vec<NamedTensor>, TrainError> {
     let readable = group.readable()?;
-    let mut tensors = Vec::new();
+    let mut slices = Vec::new();
     for bucket in (0..plan.buckets.len() as u32).map(BucketId) {
         let holders = group.groups().of(bucket);
         let rank = match holders.iter().find(|(_, rank)| readable.contains(rank)) {
@@ -54,9 +55,9 @@ pub fn parameters(group: &WorkerGroup, plan: &Plan) -> Result<Vec<NamedTensor>, 
         let values = group.read_on(rank, "reading the parameters", move |device| {
             read_bucket(device, BucketTensor::Parameters, bucket)
         })?;
-        tensors.extend(bucket_tensors(plan, bucket, &values));
+        slices.extend(copied(plan, bucket, &values));
     }
-    Ok(in_order(tensors))
+    Ok(joined(slices))
 }
 
 /// Returns true if the optimizer updates a bucket, and keeps moments of it.
@@ -64,23 +65,39 @@ fn is_trained(plan: &Plan, bucket: BucketId) -> bool {
     plan.buckets[bucket.index()].kind == ParameterKind::Trained
 }
 
-/// Copies the parameters of a whole bucket out of its values.
-fn bucket_tensors(plan: &Plan, bucket: BucketId, values: &[f32]) -> Vec<(ParamId, NamedTensor)> {
-    let mut tensors = Vec::new();
-    for &(id, start) in &plan.buckets[bucket.index()].parameters {
-        let parameter = &plan.graph.parameters[id.index()];
-        let shape = plan.graph.tensor(parameter.tensor).shape.dims().to_vec();
-        let length: usize = shape.iter().product();
-        let values = values[start..start + length].to_vec();
-        tensors.push((id, NamedTensor { name: parameter.name.clone(), shape, values }));
-    }
-    tensors
+/// Slice of a tensor, copied out of the values of a bucket.
+struct CopiedSlice<'a> {
+    parameter: &'a Parameter,
+    values: Vec<f32>,
 }
 
-/// Returns parameters in the model's order.
-fn in_order(mut tensors: Vec<(ParamId, NamedTensor)>) -> Vec<NamedTensor> {
-    tensors.sort_by_key(|(id, _)| *id);
-    tensors.into_iter().map(|(_, tensor)| tensor).collect()
+/// Copies the parameters of a whole bucket out of its values.
+fn copied<'a>(plan: &'a Plan, bucket: BucketId, values: &[f32]) -> Vec<CopiedSlice<'a>> {
+    let mut slices = Vec::new();
+    for &(id, start) in &plan.buckets[bucket.index()].parameters {
+        let parameter = &plan.graph.parameters[id.index()];
+        let values = values[start..start + parameter.slice.elements()].to_vec();
+        slices.push(CopiedSlice { parameter, values });
+    }
+    slices
+}
+
+/// Returns the tensors that slices are of, in the model's order.
+fn joined(slices: Vec<CopiedSlice<'_>>) -> Vec<NamedTensor> {
+    let mut tensors: BTreeMap<u32, NamedTensor> = BTreeMap::new();
+    for CopiedSlice { parameter: Parameter { whole, slice, .. }, values } in slices {
+        let shape = slice.whole_dims().to_vec();
+        if slice.is_whole() {
+            tensors.insert(whole.number, NamedTensor { name: whole.name.clone(), shape, values });
+            continue;
+        }
+        let tensor = tensors.entry(whole.number).or_insert_with(|| {
+            let values = vec![0.0; shape.iter().product()];
+            NamedTensor { name: whole.name.clone(), shape, values }
+        });
+        slice.put(&values, &mut tensor.values);
+    }
+    tensors.into_values().collect()
 }
 
 /// Reads the parameters and moments of a worker group, by name: the parameters from the first rank
@@ -99,16 +116,16 @@ pub fn save(
     let parameters = parameters(group, plan)?;
     let mut all = Vec::new();
     for moment in 0..moments {
-        let mut tensors = Vec::new();
+        let mut slices = Vec::new();
         for bucket in (0..plan.buckets.len() as u32).map(BucketId) {
             // The optimizer has no part in running averages.
             if !is_trained(plan, bucket) {
                 continue;
             }
             let values = whole_moment(group, plan, moment, bucket)?;
-            tensors.extend(bucket_tensors(plan, bucket, &values));
+            slices.extend(copied(plan, bucket, &values));
         }
-        all.push(in_order(tensors));
+        all.push(joined(slices));
     }
     Ok((parameters, join_moments(all)))
 }
@@ -180,9 +197,14 @@ fn lay_out(
         let mut values = vec![0.0; bucket.length];
         for &(id, start) in &bucket.parameters {
             let parameter = &plan.graph.parameters[id.index()];
-            let wanted = plan.graph.tensor(parameter.tensor).shape.dims();
-            let tensor = NamedTensor::find(tensors, &parameter.name, wanted)?;
-            values[start..start + tensor.values.len()].copy_from_slice(&tensor.values);
+            let Parameter { whole, slice, .. } = parameter;
+            let tensor = NamedTensor::find(tensors, &whole.name, slice.whole_dims())?;
+            let own = &mut values[start..start + slice.elements()];
+            if slice.is_whole() {
+                own.copy_from_slice(&tensor.values);
+            } else {
+                own.copy_from_slice(&slice.cut(&tensor.values));
+            }
         }
         buckets.push(values);
     }
@@ -233,12 +255,12 @@ pub fn check(
     moments: &[NamedTensor],
     kept: usize,
 ) -> Result<(), CheckpointError> {
-    for parameter in &plan.graph.parameters {
-        let wanted = plan.graph.tensor(parameter.tensor).shape.dims();
-        NamedTensor::find(parameters, &parameter.name, wanted)?;
-        let kept = if parameter.kind == ParameterKind::Trained { kept } else { 0 };
+    for Parameter { whole, slice, kind, .. } in &plan.graph.parameters {
+        let wanted = slice.whole_dims();
+        NamedTensor::find(parameters, &whole.name, wanted)?;
+        let kept = if *kind == ParameterKind::Trained { kept } else { 0 };
         for index in 0..restored(moments, kept) {
-            NamedTensor::find(moments, &format!("{}.{index}", parameter.name), wanted)?;
+            NamedTensor::find(moments, &format!("{}.{index}", whole.name), wanted)?;
         }
     }
     Ok(())
@@ -277,7 +299,10 @@ mod tests {
     use super::*;
     use potluck_core::faults::InjectedFault;
     use potluck_core::{HostTensorView, TensorId};
-    use potluck_graph::{Builder, Init, Place, PlanOptions, Update, UpdateRange};
+    use potluck_graph::model::{MlpConfig, MlpLoss, mlp};
+    use potluck_graph::{
+        Builder, Init, Place, PlanOptions, Unary, Update, UpdateRange, differentiate, shard,
+    };
     use potluck_kernels::device::Heartbeat;
     use potluck_kernels::exec::{
         Cpu, KernelProfile, PassContext, ProfileTarget, Readback, StepSums,
@@ -446,5 +471,46 @@ mod tests {
         assert!(check(&w, &moments[..1]).unwrap_err().contains("'w.1'"));
         assert!(check(&[tensor("w", &[3, 2])], &moments).unwrap_err().contains("[3, 2]"));
         assert!(check(&[], &moments).unwrap_err().contains("'w'"));
+    }
+
+    /// The ranks of a tensor group read their slices from whole tensors, and what they hold is
+    /// whole tensors again.
+    #[test]
+    fn slices_of_ranks_are_saved_as_whole_tensors_and_read_from_them() {
+        let config = MlpConfig {
+            widths: vec![3, 97, 5],
+            activation: Unary::Relu,
+            dropout: 0.0,
+            loss: MlpLoss::CrossEntropy,
+        };
+        let graph = mlp(&config).unwrap();
+        let tensor = |parameter: &Parameter| {
+            let shape = parameter.slice.whole_dims().to_vec();
+            let start = 1000.0 * parameter.whole.number as f32;
+            let values = (0..shape.iter().product()).map(|i| start + i as f32).collect();
+            NamedTensor { name: parameter.whole.name.clone(), shape, values }
+        };
+        let tensors: Vec<NamedTensor> = graph.parameters.iter().map(tensor).collect();
+        let plan = |rank| {
+            let part = shard(&graph, &[2.0, 1.0], rank).unwrap().graph;
+            Plan::new(differentiate(part).unwrap(), PlanOptions::new(1))
+        };
+        let plans: Vec<Plan> = (0..2).map(plan).collect();
+        let mut slices = Vec::new();
+        for plan in &plans {
+            let buckets = lay_out(plan, &tensors, BucketTensor::Parameters).unwrap();
+            for (index, values) in buckets.iter().enumerate() {
+                assert_eq!(values.is_empty(), !plan.held[index]);
+                if plan.held[index] {
+                    slices.extend(copied(plan, BucketId(index as u32), values));
+                }
+            }
+            check(plan, &tensors, &[], 0).unwrap();
+        }
+        // The biases behind the second layer are on both.
+        assert_eq!(slices.len(), 2 * 3 + 2);
+        assert_eq!(joined(slices), tensors);
+        let missing = check(&plans[1], &tensors[1..], &[], 0).unwrap_err().to_string();
+        assert!(missing.contains("no tensor 'layers.0.weight'"), "{missing}");
     }
 }

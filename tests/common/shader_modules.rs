@@ -7,7 +7,7 @@ use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
 use naga::{EntryPoint, Module};
 use potluck_core::Site;
 use potluck_core::rng::Key;
-use potluck_graph::{Binary, Conv2dOptions, EpilogueOp, Op, Unary};
+use potluck_graph::{AttentionOptions, Binary, Conv2dOptions, EpilogueOp, Op, Unary};
 use potluck_kernels::autotune::catalog::catalog_calls;
 use potluck_kernels::ops::attention::tiles;
 use potluck_kernels::ops::matmul::{shared, tile};
@@ -131,7 +131,9 @@ fn attention() -> Vec<(String, String)> {
     let mut texts = Vec::new();
     for d in [5, 16, 32, 64, 128, 256] {
         for (causal, dropout) in [(true, 0.0), (true, 0.1), (false, 0.0)] {
-            let op = Op::Attention { heads: 2, causal, dropout, site: Site(1) };
+            let (heads, first_head, site) = (2, 0, Site(1));
+            let options = AttentionOptions { heads, first_head, causal, dropout, site };
+            let op = Op::Attention(options);
             let call = OpCall {
                 op: &op,
                 inputs: vec![vec![3, 7, 6 * d], vec![3]],
@@ -159,10 +161,8 @@ pub fn attention_tiles(name: &str) -> Vec<(String, String)> {
             let (qkv, y) = (vec![b, t, 3 * d], vec![b, t, d]);
             let samples = (dropout > 0.0).then(|| vec![b]);
             let inputs = vec![qkv.clone(), y.clone(), vec![b, heads, t], y];
-            let calls = [
-                (Op::Attention { heads, causal, dropout, site }, vec![qkv]),
-                (Op::AttentionGrad { heads, causal, dropout, site }, inputs),
-            ];
+            let options = AttentionOptions { heads, first_head: 0, causal, dropout, site };
+            let calls = [(Op::Attention(options), vec![qkv]), (Op::AttentionGrad(options), inputs)];
             for (op, mut inputs) in calls {
                 inputs.extend(samples.clone());
                 let random = RandomContext { step_key: Key::new(1), training: true };
@@ -274,10 +274,10 @@ fn embedding_rows() -> Vec<(String, String)> {
     let mut texts = Vec::new();
     for v in [65, 50_257] {
         for c in [3, 768, 769] {
-            let op = Op::EmbeddingGrad { rows: v };
+            let op = Op::EmbeddingGrad { first: 0, rows: v };
             let random = RandomContext { step_key: Key::new(1), training: true };
             let owned_call = OwnedCall::new(op, vec![vec![7], vec![7, c]], random).unwrap();
-            let shader = &embedding_rows::variant(&owned_call.call(), (v, c)).dispatches[0].shader;
+            let shader = &embedding_rows::variant(&owned_call.call()).dispatches[0].shader;
             texts.push((format!("embedding_rows {v} {c}"), text(shader)));
         }
     }

@@ -122,7 +122,7 @@ fn rows(plan: &Plan) -> Vec<Row> {
         });
         let by_name = chosen.name.starts_with(twin.name);
         let op = if by_name { String::new() } else { format!("{} by ", twin.name) };
-        let of_gradient = matches!(node.op, Op::AttentionGrad { .. });
+        let of_gradient = matches!(node.op, Op::AttentionGrad(_));
         let kind = if of_gradient { OF_ATTENTION_GRADIENT } else { "" };
         let title = format!("{op}{}{kind}", chosen.name);
         // What is handed on is written and read.

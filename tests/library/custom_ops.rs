@@ -55,7 +55,9 @@ impl CustomOp for Mixed {
             (Rule::Missing, _) => Err(node.without_gradient(b, self.name(), input)),
             (Rule::OtherShape, 1) => Ok(x),
             (Rule::Parameter, _) => Ok(b.parameter("more", &[4], Init::Zeros)),
-            (Rule::Random, _) => b.apply(Op::Dropout { p: 0.5, site: Site(1) }, &[x, ids]),
+            (Rule::Random, _) => {
+                b.apply(Op::Dropout { p: 0.5, site: Site(1), columns: None }, &[x, ids])
+            }
             (Rule::OtherRow, 0) => {
                 let (summed, c) = (b.sum(node.dy, &[0])?, b.shape(x).last());
                 let wide = Op::Broadcast { first: 0, dims: vec![1], batched: true };

@@ -262,7 +262,7 @@ fn losses_of_rows_as_ops() {
     check(|b| {
         let logits = source(b, "logits", &[2, IDS as usize]);
         let targets = b.input_ids("classes", &[2]);
-        let parts = b.apply(Op::CrossEntropy, &[logits, targets])?;
+        let parts = b.apply(Op::CrossEntropy { first: 0 }, &[logits, targets])?;
         b.mul(parts, parts)
     });
 }
@@ -296,7 +296,7 @@ fn what_the_loss_does_not_depend_on_has_no_part_in_gradients() {
         device.bank_values(BucketTensor::Gradients, BucketId(0)).to_vec()
     };
     let alone = gradients(None);
-    assert_eq!(gradients(Some(Op::CrossEntropy)), alone);
+    assert_eq!(gradients(Some(Op::CrossEntropy { first: 0 })), alone);
     assert_eq!(gradients(Some(Op::SquaredError)), alone);
 }
 

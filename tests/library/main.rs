@@ -20,3 +20,4 @@ mod shaders;
 mod shape_rules;
 mod sim;
 mod stateful;
+mod tensor_parallel;

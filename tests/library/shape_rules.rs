@@ -5,7 +5,8 @@ use potluck_core::{DType, Shape, Site};
 use potluck_graph::builder::BuildResult;
 use potluck_graph::shapes::{Typed, outputs};
 use potluck_graph::{
-    Binary, Builder, Cell, Conv2dOptions, EpilogueOp, Init, Op, Pool2dOptions, Unary,
+    AttentionOptions, Binary, Builder, Cell, Conv2dOptions, EpilogueOp, Init, Op, Pool2dOptions,
+    Reduction, Unary,
 };
 
 /// An op, its inputs, and which changes of each input fit as well.
@@ -128,9 +129,13 @@ fn with_state() -> Vec<Case> {
 }
 
 fn cases() -> Vec<Case> {
-    let (heads, causal, site) = (2, true, Site(1));
-    let attention = |dropout| Op::Attention { heads, causal, dropout, site };
-    let attention_grad = |dropout| Op::AttentionGrad { heads, causal, dropout, site };
+    let site = Site(1);
+    let options = |dropout| {
+        let (heads, first_head, causal) = (2, 0, true);
+        AttentionOptions { heads, first_head, causal, dropout, site }
+    };
+    let attention = |dropout| Op::Attention(options(dropout));
+    let attention_grad = |dropout| Op::AttentionGrad(options(dropout));
     let (qkv, y, lse) = (batched(&[1, 5, 24]), batched(&[1, 5, 8]), batched(&[1, 2, 5]));
     let any_rank = Free { axes: &[], batched: false, rank: true };
     vec![
@@ -163,22 +168,28 @@ fn cases() -> Vec<Case> {
         (attention_grad(0.0), vec![qkv.clone(), y.clone(), lse.clone(), y.clone()]),
         (attention_grad(0.5), vec![qkv, y.clone(), lse, y, ids(&[1])]),
         (
-            Op::Embedding,
+            Op::Embedding { first: 0 },
             vec![
                 (ids(&[1, 5]).0, Free { axes: &[0, 1], batched: true, rank: true }),
                 free(fixed(&[9, 4]), &[0, 1], false),
             ],
         ),
-        (Op::EmbeddingGrad { rows: 9 }, vec![ids(&[1, 5]), free(batched(&[1, 5, 4]), &[2], false)]),
         (
-            Op::Dropout { p: 0.5, site },
+            Op::EmbeddingGrad { first: 0, rows: 9 },
+            vec![ids(&[1, 5]), free(batched(&[1, 5, 4]), &[2], false)],
+        ),
+        (
+            Op::Dropout { p: 0.5, site, columns: None },
             vec![
                 (batched(&[3, 4]).0, Free { axes: &[0, 1], batched: false, rank: true }),
                 ids(&[1]),
             ],
         ),
-        (Op::CrossEntropy, vec![free(batched(&[3, 7]), &[1], false), ids(&[3])]),
-        (Op::CrossEntropyGrad, vec![free(batched(&[3, 7]), &[1], false), ids(&[3]), batched(&[3])]),
+        (Op::CrossEntropy { first: 2 }, vec![free(batched(&[3, 7]), &[1], false), ids(&[3])]),
+        (
+            Op::CrossEntropyGrad { first: 2, classes: usize::MAX },
+            vec![free(batched(&[3, 7]), &[1], false), ids(&[3]), batched(&[3])],
+        ),
         (Op::SquaredError, vec![batched(&[3, 4]), batched(&[3, 4])]),
         (Op::SquaredErrorGrad, vec![batched(&[3, 4]), batched(&[3, 4])]),
     ]
@@ -285,7 +296,7 @@ fn ops_of_one_input_refuse_what_does_not_exist() {
         Op::Broadcast { first: 1, dims: vec![], batched: false },
         Op::Broadcast { first: 1, dims: vec![most], batched: false },
         Op::Broadcast { first: 0, dims: vec![2], batched: false },
-        Op::EmbeddingGrad { rows: 0 },
+        Op::EmbeddingGrad { first: 0, rows: 0 },
     ];
     for op in wrong {
         let inputs = match op {
@@ -362,6 +373,9 @@ fn ops_without_a_kernel_are_not_applied() {
     let x = b.input("x", &[1, 4]);
     let error = b.apply(Op::Reshape, &[x]).unwrap_err().to_string();
     assert!(error.contains("Builder::reshape"), "{error}");
+    for op in [Op::Spread, Op::AllReduce(Reduction::Sum)] {
+        assert!(b.apply(op, &[x]).unwrap_err().to_string().contains("made by shard"));
+    }
     let epilogue = vec![EpilogueOp::Unary(Unary::Relu)];
     let fused = Op::Fused { root: Box::new(Op::Unary(Unary::Gelu)), epilogue };
     assert!(b.apply(fused, &[x]).unwrap_err().to_string().contains("fusion"));

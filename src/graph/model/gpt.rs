@@ -3,7 +3,7 @@
 //! token embedding. With nanoGPT's settings it has nanoGPT's shapes, names and parameter count.
 
 use crate::builder::{BuildResult, Builder};
-use crate::{Graph, Init, ShapeError, Unary};
+use crate::{Graph, Init, ParameterSplit, ShapeError, SplitUnit, Unary};
 use potluck_core::TensorId;
 
 /// Hyperparameters of a GPT.
@@ -42,6 +42,7 @@ pub fn gpt(config: &GptConfig) -> Result<Graph, ShapeError> {
     let logits = head(&mut b, config, x, wte)?;
     b.output("logits", logits);
     b.cross_entropy_loss(logits, targets)?;
+    b.split_parameters(|name| split(config, name));
     Ok(b.finish())
 }
 
@@ -65,7 +66,25 @@ pub fn next_token_gpt(config: &GptConfig) -> Result<Graph, ShapeError> {
     let x = b.matmul(position, x, false, false)?;
     let logits = head(&mut b, config, x, wte)?;
     b.output("logits", logits);
+    b.split_parameters(|name| split(config, name));
     Ok(b.finish())
+}
+
+/// Tensor parallelism of a GPT (Shoeybi et al. 2019): heads of attention, columns of the MLP, and
+/// rows of the vocabulary. Norms, positions and what is added to the residual stream are whole.
+fn split(config: &GptConfig, name: &str) -> Option<ParameterSplit> {
+    let heads = SplitUnit::Heads { columns: config.width / config.heads };
+    let of_block = name.split_once('.').and_then(|(_, rest)| rest.split_once('.'));
+    match of_block.map_or(name, |(_, rest)| rest) {
+        "wte.weight" | "lm_head.weight" => Some(ParameterSplit::new(0, SplitUnit::Vocabulary)),
+        "attn.c_attn.weight" | "attn.c_attn.bias" => {
+            Some(ParameterSplit { dimension: 0, packed: 3, unit: heads })
+        }
+        "attn.c_proj.weight" => Some(ParameterSplit::new(1, heads)),
+        "mlp.c_fc.weight" | "mlp.c_fc.bias" => Some(ParameterSplit::new(0, SplitUnit::Columns)),
+        "mlp.c_proj.weight" => Some(ParameterSplit::new(1, SplitUnit::Columns)),
+        _ => None,
+    }
 }
 
 /// Residual stream (b, t, c) behind the last layer, and the token embedding.

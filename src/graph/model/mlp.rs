@@ -1,6 +1,6 @@
 //! A multilayer perceptron.
 
-use crate::{Builder, Graph, Init, ShapeError, Unary};
+use crate::{Builder, Graph, Init, ParameterSplit, ShapeError, SplitUnit, Unary};
 
 /// Loss of an MLP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +20,19 @@ pub struct MlpConfig {
     /// Probability with which training sets an activation of a hidden layer to zero.
     pub dropout: f32,
     pub loss: MlpLoss,
+}
+
+/// Tensor parallelism of an MLP whose last layer has this number (Shoeybi et al. 2019): layers are
+/// pairs, the first by its output columns and the second by its inputs. A last layer without a
+/// second one is whole.
+fn split(last: usize, name: &str) -> Option<ParameterSplit> {
+    let (layer, what) = name.strip_prefix("layers.")?.split_once('.')?;
+    let layer: usize = layer.parse().ok()?;
+    match (layer % 2, what) {
+        (0, _) if layer < last => Some(ParameterSplit::new(0, SplitUnit::Columns)),
+        (1, "weight") => Some(ParameterSplit::new(1, SplitUnit::Columns)),
+        _ => None,
+    }
 }
 
 /// Builds the graph of an MLP with inputs `inputs` (b, in) and `targets`, and the output
@@ -46,6 +59,7 @@ pub fn mlp(config: &MlpConfig) -> Result<Graph, ShapeError> {
         }
     }
     b.output("outputs", x);
+    b.split_parameters(|name| split(last, name));
     match config.loss {
         MlpLoss::CrossEntropy => {
             let targets = b.input_ids("targets", &[1]);

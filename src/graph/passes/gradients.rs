@@ -4,7 +4,7 @@
 
 use std::cmp::Reverse;
 
-use crate::op::{Binary, Cell, Op, Unary};
+use crate::op::{Binary, Cell, Op, Reduction, Unary};
 use crate::shapes::{self, ShapeError};
 use crate::{Builder, CustomNode, Graph, Node, ParameterKind, PassKind, Role, SharedCustomOp};
 use potluck_core::format::listed;
@@ -47,7 +47,36 @@ pub fn differentiate(graph: Graph) -> Result<Graph, ShapeError> {
     let mut graph = backward.graph;
     // A stable sort: within a block and phase, the order of emission is a valid order.
     graph.nodes[forward..].sort_by_key(|node| (Reverse(node.block), node.phase));
+    check_reductions(&graph)?;
     Ok(graph)
+}
+
+/// Checks that what an all-reduce replaces is read under no other name behind it.
+fn check_reductions(graph: &Graph) -> Result<(), ShapeError> {
+    for (index, node) in graph.nodes.iter().enumerate() {
+        if !matches!(node.op, Op::AllReduce(_)) {
+            continue;
+        }
+        let replaced: Vec<TensorId> = node.inputs.iter().map(|x| graph.root(*x)).collect();
+        let is_below = |mut id: TensorId| loop {
+            if node.outputs.contains(&id) {
+                return true;
+            }
+            match graph.tensor(id).alias_of {
+                Some(base) => id = base,
+                None => return false,
+            }
+        };
+        let is_stale = |id: &TensorId| replaced.contains(&graph.root(*id)) && !is_below(*id);
+        if let Some(reader) =
+            graph.nodes[index + 1..].iter().find(|n| n.inputs.iter().any(is_stale))
+        {
+            let why = format!("{} reads the values before it, which it replaces", reader.op);
+            let inputs = listed(node.inputs.iter().map(|x| graph.tensor(*x).shape.to_string()));
+            return Err(ShapeError { op: node.op.to_string(), inputs, why });
+        }
+    }
+    Ok(())
 }
 
 /// Graph of one op with its gradients.
@@ -143,7 +172,7 @@ fn rule(b: &mut Backward, id: NodeId) -> Result<(), ShapeError> {
         Op::Reshape => {
             let (shape, phase) = (b.graph.tensor(x[0]).shape.clone(), b.phase_towards(x[0]));
             if b.requires_grad[x[0].index()] {
-                let dx = b.graph.add_alias(dy, shape, phase);
+                let dx = b.graph.add_reshape(dy, shape, phase);
                 b.requires_grad.push(false);
                 b.accumulate_tensor(x[0], dx);
             }
@@ -205,14 +234,14 @@ fn rule(b: &mut Backward, id: NodeId) -> Result<(), ShapeError> {
         Op::Softmax => b.accumulate_op(x[0], Op::SoftmaxGrad, &[node.outputs[0], dy]),
         Op::BatchNorm { .. } => b.batch_norm(&node, dy),
         Op::Recurrent { cell } => b.recurrent(cell, &node, dy),
-        Op::Attention { heads, causal, dropout, site } => {
+        Op::Attention(options) => {
             let mut inputs = vec![x[0], node.outputs[0], node.outputs[1], dy];
             inputs.extend(&x[1..]);
-            b.accumulate_op(x[0], Op::AttentionGrad { heads, causal, dropout, site }, &inputs)
+            b.accumulate_op(x[0], Op::AttentionGrad(options), &inputs)
         }
-        Op::Embedding => {
+        Op::Embedding { first } => {
             let rows = b.graph.tensor(x[1]).shape.dims()[0];
-            b.accumulate_op(x[1], Op::EmbeddingGrad { rows }, &[x[0], dy])
+            b.accumulate_op(x[1], Op::EmbeddingGrad { first, rows }, &[x[0], dy])
         }
         Op::Conv2d(options) => {
             let (size, weight) = (b.picture_size(x[0]), b.graph.tensor(x[1]).shape.dims());
@@ -229,8 +258,18 @@ fn rule(b: &mut Backward, id: NodeId) -> Result<(), ShapeError> {
             let size = b.picture_size(x[0]);
             b.accumulate_op(x[0], Op::AvgPool2dGrad { options, size }, &[dy])
         }
-        Op::Dropout { p, site } => b.accumulate_op(x[0], Op::Dropout { p, site }, &[dy, x[1]]),
-        Op::CrossEntropy | Op::SquaredError => b.parts(&node, dy),
+        Op::Dropout { .. } => b.accumulate_op(x[0], node.op.clone(), &[dy, x[1]]),
+        Op::CrossEntropy { .. } | Op::SquaredError => b.parts(&node, dy),
+        Op::Spread => b.spread(x[0], dy),
+        // What each rank adds to a sum has the gradient of the sum.
+        Op::AllReduce(Reduction::Sum) => {
+            b.accumulate_tensor(x[0], dy);
+            Ok(())
+        }
+        Op::AllReduce(Reduction::CrossEntropy { .. }) => {
+            let why = "the loss depends on its parts otherwise than by their sum".into();
+            Err(b.refused(&node, why))
+        }
         Op::Custom(ref op) => b.custom(op, &node, dy),
         Op::UnaryGrad(_)
         | Op::MaximumGrad
@@ -244,13 +283,13 @@ fn rule(b: &mut Backward, id: NodeId) -> Result<(), ShapeError> {
         | Op::BatchNormAffineGrad
         | Op::BatchNormGrad
         | Op::RecurrentGrad { .. }
-        | Op::AttentionGrad { .. }
+        | Op::AttentionGrad(_)
         | Op::EmbeddingGrad { .. }
         | Op::Conv2dInputGrad { .. }
         | Op::Conv2dWeightGrad { .. }
         | Op::MaxPool2dGrad { .. }
         | Op::AvgPool2dGrad { .. }
-        | Op::CrossEntropyGrad
+        | Op::CrossEntropyGrad { .. }
         | Op::SquaredErrorGrad
         | Op::Fused { .. } => {
             let name = &b.graph.tensor(node.outputs[0]).name;
@@ -311,7 +350,7 @@ impl Backward {
 
     /// Adds the gradients of the op whose parts are the loss, which is their sum.
     fn root(&mut self, node: &Node) -> Result<(), ShapeError> {
-        for (target, op, inputs) in gradients_of_sum(node) {
+        for (target, op, inputs) in gradients_of_sum(&self.graph, node) {
             self.accumulate_op(target, op, &inputs)?;
         }
         Ok(())
@@ -321,7 +360,7 @@ impl Backward {
     /// depends otherwise than by their sum: those of the sum, times the gradient of each part. The
     /// counts are constant.
     fn parts(&mut self, node: &Node, dparts: TensorId) -> Result<(), ShapeError> {
-        for (target, op, inputs) in gradients_of_sum(node) {
+        for (target, op, inputs) in gradients_of_sum(&self.graph, node) {
             if !self.requires_grad[target.index()] {
                 continue;
             }
@@ -455,9 +494,24 @@ impl Backward {
     }
 
     fn alias(&mut self, tensor: TensorId, shape: Shape, phase: PassKind) -> TensorId {
-        let alias = self.graph.add_alias(tensor, shape, phase);
+        let alias = self.graph.add_reshape(tensor, shape, phase);
         self.requires_grad.push(false);
         alias
+    }
+
+    /// Adds to the gradient of `x` the sum over the ranks of the gradients `dy` of what they have
+    /// of it.
+    fn spread(&mut self, x: TensorId, dy: TensorId) -> Result<(), ShapeError> {
+        if !self.requires_grad[x.index()] {
+            return Ok(());
+        }
+        let shape = self.graph.tensor(dy).shape.clone();
+        let sum = self.graph.add_alias(dy, shape);
+        self.requires_grad.push(false);
+        let op = Op::AllReduce(Reduction::Sum);
+        self.graph.push_node(op, &[dy], vec![sum], false, self.phase_towards(x));
+        self.accumulate_tensor(x, sum);
+        Ok(())
     }
 
     fn is_state(&self, tensor: TensorId) -> bool {
@@ -705,11 +759,25 @@ impl Backward {
 
 /// Returns, for each input of floats of an op with the outputs of a loss, the op and the inputs
 /// that give the gradient of the sum of the op's parts by it.
-fn gradients_of_sum(node: &Node) -> Vec<(TensorId, Op, Vec<TensorId>)> {
+fn gradients_of_sum(graph: &Graph, node: &Node) -> Vec<(TensorId, Op, Vec<TensorId>)> {
     let x = &node.inputs;
     match node.op {
-        Op::CrossEntropy => {
-            vec![(x[0], Op::CrossEntropyGrad, vec![x[0], x[1], node.outputs[1]])]
+        Op::CrossEntropy { first } => {
+            let classes = first + graph.tensor(x[0]).shape.last();
+            let op = Op::CrossEntropyGrad { first, classes };
+            vec![(x[0], op, vec![x[0], x[1], node.outputs[1]])]
+        }
+        Op::AllReduce(Reduction::CrossEntropy { classes }) => {
+            let of_rank = graph.nodes.iter().find(|of_rank| of_rank.outputs == *x);
+            let gradient = |of_rank: &Node| match of_rank.op {
+                Op::CrossEntropy { first } => {
+                    let (logits, targets) = (of_rank.inputs[0], of_rank.inputs[1]);
+                    let op = Op::CrossEntropyGrad { first, classes };
+                    Some((logits, op, vec![logits, targets, node.outputs[1]]))
+                }
+                _ => None,
+            };
+            of_rank.and_then(gradient).into_iter().collect()
         }
         Op::SquaredError => vec![
             (x[0], Op::SquaredErrorGrad, vec![x[0], x[1]]),

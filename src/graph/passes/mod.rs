@@ -2,3 +2,4 @@
 
 pub mod fuse;
 pub mod gradients;
+pub mod shard;

@@ -372,7 +372,7 @@ mod tests {
     fn a_plain_variant_that_runs_without_measurements_is_timed_on_hardware() {
         let random = RandomContext { step_key: Key::new(1), training: true };
         let inputs = vec![vec![8, 60_000], vec![8]];
-        let owned_call = OwnedCall::new(Op::CrossEntropy, inputs, random).unwrap();
+        let owned_call = OwnedCall::new(Op::CrossEntropy { first: 0 }, inputs, random).unwrap();
         let call = owned_call.call();
         let caps = Caps { class: DeviceClass::Hardware, ..Caps::EVERY };
         let variants = (twin(call.op).unwrap().variants)(&call, &caps);

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::{PassContext, copies};
 use potluck_core::{HostTensorView, Shape, TensorId};
-use potluck_graph::{LossCount, Plan};
+use potluck_graph::{LossCount, Plan, Reduction};
 
 /// Counter of the elements or targets that the loss of a plan sums.
 pub(crate) struct LossCounter {
@@ -82,11 +82,17 @@ impl CountedLoss {
         let writer =
             |tensor: TensorId| graph.nodes.iter().position(|node| node.outputs.contains(&tensor));
         let node = writer(graph.loss?)?;
-        let parts = &graph.nodes[writer(graph.nodes[node].inputs[0])?];
+        let mut parts = &graph.nodes[writer(graph.nodes[node].inputs[0])?];
+        let mut all_classes = None;
+        if let Some(Reduction::CrossEntropy { classes }) = parts.op.reduction() {
+            all_classes = Some(classes);
+            parts = &graph.nodes[writer(parts.inputs[0])?];
+        }
+        let shape = &graph.tensor(parts.inputs[0]).shape;
         let counted = match parts.op.loss_count()? {
-            LossCount::Elements => Counted::Elements(graph.tensor(parts.inputs[0]).shape.clone()),
+            LossCount::Elements => Counted::Elements(shape.clone()),
             LossCount::Targets => {
-                let classes = graph.tensor(parts.inputs[0]).shape.last();
+                let classes = all_classes.unwrap_or(shape.last());
                 Counted::Targets(TargetCounts::new(plan, parts.inputs[1], classes))
             }
         };

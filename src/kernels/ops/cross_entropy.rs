@@ -30,12 +30,44 @@ pub static TWIN: Twin = Twin {
     catalog,
 };
 
+/// Classes behind those of a shard, among the targets of its calls.
+const OTHER_CLASSES: usize = 3;
+
 /// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
 const TASK: usize = 4 * 1024;
 
 /// Invocations per workgroup of the kernel with one workgroup per row; each processes at least
 /// one element.
 const GROUP: usize = 256;
+
+/// Classes of a call: its logits are those from `first` on, of `all`.
+#[derive(Clone, Copy)]
+struct Classes {
+    first: usize,
+    all: usize,
+}
+
+impl Classes {
+    fn of(call: &OpCall) -> Self {
+        match call.op {
+            Op::CrossEntropy { first } => {
+                Self { first: *first, all: first + call.rows_and_last(0).1 }
+            }
+            Op::CrossEntropyGrad { first, classes } => Self { first: *first, all: *classes },
+            other => panic!("{other} is not a cross-entropy"),
+        }
+    }
+
+    /// Returns true if a target is a class, whoever has its logits.
+    fn has(self, target: u32) -> bool {
+        (target as usize) < self.all
+    }
+
+    /// Returns the index of a target among `v` logits, if it is one of their classes.
+    fn own(self, target: u32, v: usize) -> Option<usize> {
+        (target as usize).checked_sub(self.first).filter(|class| *class < v)
+    }
+}
 
 /// Reference: `logits (n, v), targets (n) -> parts (n, 2), lse (n)`, or
 /// `logits, targets, lse -> dlogits (n, v)`. A target that is no class is ignored, as is
@@ -46,14 +78,16 @@ pub fn reference<T: Float>(
     outputs: &mut [&mut [T]],
 ) {
     let v = call.rows_and_last(0).1;
+    let classes = Classes::of(call);
     let rows = inputs[0].floats().chunks_exact(v).zip(inputs[1].ints()).enumerate();
     for (row, (x, &target)) in rows {
-        let class = Some(target as usize).filter(|class| *class < v);
-        if let Op::CrossEntropyGrad = call.op {
+        let class = classes.own(target, v);
+        if let Op::CrossEntropyGrad { .. } = call.op {
             let lse = inputs[2].floats()[row];
+            let counts = classes.has(target);
             for (j, (dx, x)) in outputs[0][row * v..][..v].iter_mut().zip(x).enumerate() {
                 let hit = if class == Some(j) { T::one() } else { T::zero() };
-                *dx = if class.is_some() { (*x - lse).exp() - hit } else { T::zero() };
+                *dx = if counts { (*x - lse).exp() - hit } else { T::zero() };
             }
             continue;
         }
@@ -69,6 +103,7 @@ pub fn reference<T: Float>(
 pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
     let v = call.rows_and_last(0).1;
     let (logits, targets) = (inputs[0].floats(), inputs[1].ints());
+    let classes = Classes::of(call);
     let rows = (TASK / v).max(1);
     let tasks = logits.par_chunks(rows * v).zip(targets.par_chunks(rows));
     match outputs {
@@ -76,14 +111,18 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
             let lse = inputs[2].floats().par_chunks(rows);
             tasks.zip(lse).zip(dlogits.par_chunks_mut(rows * v)).for_each(|(((x, t), lse), dx)| {
                 let rows = x.chunks_exact(v).zip(t).zip(lse).zip(dx.chunks_exact_mut(v));
-                rows.for_each(|(((x, &target), &lse), dx)| gradient_row(x, target, lse, dx));
+                rows.for_each(|(((x, &target), &lse), dx)| {
+                    gradient_row(x, classes.own(target, v), classes.has(target), lse, dx);
+                });
             });
         }
         [parts, lse] => {
             let outputs = parts.par_chunks_mut(2 * rows).zip(lse.par_chunks_mut(rows));
             tasks.zip(outputs).for_each(|((x, t), (parts, lse))| {
                 let rows = x.chunks_exact(v).zip(t).zip(parts.chunks_exact_mut(2)).zip(lse);
-                rows.for_each(|(((x, &target), part), lse)| *lse = loss_row(x, target, part));
+                rows.for_each(|(((x, &target), part), lse)| {
+                    *lse = loss_row(x, classes.own(target, v), part);
+                });
             });
         }
         other => panic!("{} has no {} outputs", call.op, other.len()),
@@ -92,20 +131,21 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
 
 vectorized! {
     /// Writes `(loss, count)` of a row and returns its `lse`.
-    fn loss_row<S>(x: &[f32], target: u32, part: &mut [f32]) -> f32 {
+    fn loss_row<S>(x: &[f32], class: Option<usize>, part: &mut [f32]) -> f32 {
         let m = largest(x);
         let log_s = sum_of(x.len(), |j| exp::<S>(x[j] - m)).ln();
-        let class = x.get(target as usize);
-        part.copy_from_slice(&class.map_or([0.0; 2], |x| [log_s - (x - m), 1.0]));
+        part.copy_from_slice(&class.map_or([0.0; 2], |class| [log_s - (x[class] - m), 1.0]));
         m + log_s
     }
 
-    fn gradient_row<S>(x: &[f32], target: u32, lse: f32, dx: &mut [f32]) {
-        if target as usize >= x.len() {
+    fn gradient_row<S>(x: &[f32], class: Option<usize>, counts: bool, lse: f32, dx: &mut [f32]) {
+        if !counts {
             return dx.fill(0.0);
         }
         dx.iter_mut().zip(x).for_each(|(dx, x)| *dx = exp::<S>(x - lse));
-        dx[target as usize] -= 1.0;
+        if let Some(class) = class {
+            dx[class] -= 1.0;
+        }
     }
 }
 
@@ -141,8 +181,8 @@ pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
 fn plain(call: &OpCall) -> Dispatch {
     let (n, v) = call.rows_and_last(0);
     match call.op {
-        Op::CrossEntropy if 2 * v > ITERATIONS_MAX => by_groups(call),
-        Op::CrossEntropy => one(call, "cross_entropy", Runs::new(v), grid(n, 64)),
+        Op::CrossEntropy { .. } if 2 * v > ITERATIONS_MAX => by_groups(call),
+        Op::CrossEntropy { .. } => one(call, "cross_entropy", Runs::new(v), grid(n, 64)),
         _ => {
             let runs = Runs::new(v);
             one(call, "cross_entropy_grad", runs, grid(n * runs.across, 64))
@@ -155,7 +195,7 @@ fn plain(call: &OpCall) -> Dispatch {
 fn vectors(call: &OpCall) -> Option<Dispatch> {
     let (n, v) = call.rows_and_last(0);
     let runs = Runs::new(v / 4);
-    let fits = v.is_multiple_of(4) && matches!(call.op, Op::CrossEntropyGrad);
+    let fits = v.is_multiple_of(4) && matches!(call.op, Op::CrossEntropyGrad { .. });
     fits.then(|| one(call, "cross_entropy_grad4", runs, grid(n * runs.across, 64)))
 }
 
@@ -167,7 +207,7 @@ fn group(call: &OpCall) -> Option<Dispatch> {
 
 /// Returns the loss kernel with one workgroup per row, if rows are long enough.
 fn of_groups(call: &OpCall) -> Option<Dispatch> {
-    let fits = call.rows_and_last(0).1 >= GROUP && matches!(call.op, Op::CrossEntropy);
+    let fits = call.rows_and_last(0).1 >= GROUP && matches!(call.op, Op::CrossEntropy { .. });
     fits.then(|| by_groups(call))
 }
 
@@ -178,14 +218,15 @@ fn by_groups(call: &OpCall) -> Dispatch {
 
 fn one(call: &OpCall, entry: &'static str, runs: Runs, groups: [u32; 3]) -> Dispatch {
     let (n, v) = call.rows_and_last(0);
+    let Classes { first, all } = Classes::of(call);
     let last = match call.op {
-        Op::CrossEntropy => [Operand::Output(0), Operand::Output(1)],
+        Op::CrossEntropy { .. } => [Operand::Output(0), Operand::Output(1)],
         _ => [Operand::Input(2), Operand::Output(0)],
     };
     Dispatch {
         shader: Shader::new("cross_entropy", entry),
         operands: vec![Operand::Input(0), Operand::Input(1), last[0], last[1]],
-        params: [n, v, runs.across, runs.step].map(|word| word as u32).to_vec(),
+        params: [n, v, runs.across, runs.step, first, all].map(|word| word as u32).to_vec(),
         groups,
     }
 }
@@ -196,15 +237,23 @@ pub fn cost(call: &OpCall) -> Cost {
 }
 
 /// See [`Twin::inputs`].
-fn inputs(_: &Op, inputs: &[Dims]) -> InputSpec {
-    let classes = inputs[0].last().map_or(1, |v| *v as u32);
-    InputSpec::normal(inputs).with(1, InputFill::Targets(classes))
+fn inputs(op: &Op, inputs: &[Dims]) -> InputSpec {
+    let own = inputs[0].last().map_or(1, |v| *v);
+    let classes = match op {
+        Op::CrossEntropy { first: 0 } => own,
+        // Of a shard, classes before its own and behind them too.
+        Op::CrossEntropy { first } => first + own + OTHER_CLASSES,
+        Op::CrossEntropyGrad { classes, .. } => *classes,
+        other => panic!("{other} is not a cross-entropy"),
+    };
+    InputSpec::normal(inputs).with(1, InputFill::Targets(classes as u32))
 }
 
 /// See [`Twin::forward`].
 fn forward(op: &Op) -> Option<Forward> {
     let (inputs, outputs) = (vec![0, 1], vec![(1, 2)]);
-    matches!(op, Op::CrossEntropyGrad).then_some(Forward { op: Op::CrossEntropy, inputs, outputs })
+    let Op::CrossEntropyGrad { first, .. } = op else { return None };
+    Some(Forward { op: Op::CrossEntropy { first: *first }, inputs, outputs })
 }
 
 /// See [`Twin::probes`].
@@ -217,10 +266,10 @@ fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
 /// See [`Twin::catalog`].
 fn catalog() -> Vec<CallShape> {
     vec![
-        (Op::CrossEntropy, vec![vec![N, V], vec![N]]),
+        (Op::CrossEntropy { first: 0 }, vec![vec![N, V], vec![N]]),
         // Rows that a workgroup shares.
-        (Op::CrossEntropy, vec![vec![N, GROUP + V], vec![N]]),
-        (Op::CrossEntropyGrad, vec![vec![N, V], vec![N], vec![N]]),
+        (Op::CrossEntropy { first: 0 }, vec![vec![N, GROUP + V], vec![N]]),
+        (Op::CrossEntropyGrad { first: 0, classes: V }, vec![vec![N, V], vec![N], vec![N]]),
     ]
 }
 
@@ -232,6 +281,8 @@ mod tests {
     use crate::testing::{self, check_with};
     use potluck_core::{HostTensor, Shape};
     use potluck_graph::IGNORE_INDEX;
+
+    const LOSS: Op = Op::CrossEntropy { first: 0 };
 
     type Input = (Shape, HostTensor<f64>);
 
@@ -252,13 +303,18 @@ mod tests {
 
     /// Returns the inputs of the gradient: those of the loss, and its `lse`.
     fn with_lse(inputs: &[Input; 2], rows: usize) -> [Input; 3] {
-        let lse = testing::reference(&Op::CrossEntropy, inputs, rows).remove(1);
+        let lse = testing::reference(&LOSS, inputs, rows).remove(1);
         [inputs[0].clone(), inputs[1].clone(), (inputs[1].0.clone(), HostTensor::Float(lse))]
     }
 
+    /// Returns the gradient of logits over all classes.
+    fn gradient(inputs: &[Input; 2]) -> Op {
+        Op::CrossEntropyGrad { first: 0, classes: inputs[0].0.last() }
+    }
+
     fn check_both(inputs: [Input; 2], rows: usize) {
-        check_with(Op::CrossEntropy, &inputs, rows);
-        check_with(Op::CrossEntropyGrad, &with_lse(&inputs, rows), rows);
+        check_with(LOSS, &inputs, rows);
+        check_with(gradient(&inputs), &with_lse(&inputs, rows), rows);
     }
 
     #[test]
@@ -287,7 +343,7 @@ mod tests {
         check_both(inputs(5, 33, 3, InputFill::Scaled(50.0, -1000.0), InputFill::Targets(33)), 3);
         for scale in [1000.0, -1000.0] {
             let logits = InputFill::Scaled(50.0, scale);
-            check_with(Op::CrossEntropy, &inputs(2, 777, 3, logits, InputFill::Targets(777)), 3);
+            check_with(LOSS, &inputs(2, 777, 3, logits, InputFill::Targets(777)), 3);
         }
     }
 
@@ -300,26 +356,67 @@ mod tests {
         check_both([long[0].clone(), (Shape::batched(&[1]), masked)], 4);
         let both = [logits, targets];
         check_both(both.clone(), 4);
-        let parts = testing::reference(&Op::CrossEntropy, &both, 4).remove(0);
+        let parts = testing::reference(&LOSS, &both, 4).remove(0);
         assert_eq!(parts[..6], [0.0; 6]);
         assert!(parts[6] > 0.0 && parts[7] == 1.0, "{parts:?}");
-        let dx = testing::reference(&Op::CrossEntropyGrad, &with_lse(&both, 4), 4).remove(0);
+        let dx = testing::reference(&gradient(&both), &with_lse(&both, 4), 4).remove(0);
         assert!(dx[..18].iter().all(|dx| *dx == 0.0) && dx[18..].iter().all(|dx| *dx != 0.0));
+    }
+
+    /// Classes from the middle of 30 and of 700: targets before them, among them, behind them, and
+    /// of no class. The losses and gradients of all shards are those of one over all classes.
+    #[test]
+    fn shards_have_the_classes_from_their_first_on() {
+        for (classes, cuts) in [(30, [0, 7, 8, 30]), (700, [0, 300, 301, 700])] {
+            let (n, rows) = (13, 3);
+            let [logits, (shape, _)] =
+                inputs(n, classes, rows, InputFill::Normal, InputFill::Ids(1));
+            let mut ids: Vec<u32> = (0..n * rows).map(|row| (row * 17 % classes) as u32).collect();
+            ids[3] = IGNORE_INDEX;
+            ids[4] = classes as u32;
+            let targets = (shape, HostTensor::Int(ids));
+            let whole = [logits.clone(), targets.clone()];
+            let of_all = with_lse(&whole, rows);
+            let HostTensor::Float(values) = &logits.1 else { panic!("logits are floats") };
+            let dlogits = testing::reference(&gradient(&whole), &of_all, rows).remove(0);
+            let mut counts = vec![0.0; n * rows];
+            for cut in cuts.windows(2) {
+                let (first, v) = (cut[0], cut[1] - cut[0]);
+                let own = values.chunks_exact(classes).flat_map(|row| &row[first..first + v]);
+                let own = HostTensor::Float(own.copied().collect());
+                let own = (Shape::batched(&[n, v]), own);
+                let loss = Op::CrossEntropy { first };
+                check_with(loss.clone(), &[own.clone(), targets.clone()], rows);
+                let inputs = [own.clone(), targets.clone(), of_all[2].clone()];
+                let grad = Op::CrossEntropyGrad { first, classes };
+                check_with(grad.clone(), &inputs, rows);
+                let dx = testing::reference(&grad, &inputs, rows).remove(0);
+                let expected = dlogits.chunks_exact(classes).flat_map(|row| &row[first..first + v]);
+                assert!(dx.iter().eq(expected), "classes from {first} on");
+                let parts = testing::reference(&loss, &[own, targets.clone()], rows).remove(0);
+                counts
+                    .iter_mut()
+                    .zip(parts.chunks_exact(2))
+                    .for_each(|(sum, part)| *sum += part[1]);
+            }
+            let expected = testing::reference(&LOSS, &whole, rows).remove(0);
+            assert!(counts.iter().eq(expected.iter().skip(1).step_by(2)), "{counts:?}");
+        }
     }
 
     #[test]
     fn equal_logits_cost_the_logarithm_of_the_classes() {
         let logits = (Shape::batched(&[1, 4]), HostTensor::Float(vec![2.5; 4]));
         let targets = (Shape::batched(&[1]), HostTensor::Int(vec![2]));
-        let outputs = testing::reference(&Op::CrossEntropy, &[logits, targets], 1);
+        let outputs = testing::reference(&LOSS, &[logits, targets], 1);
         assert!((outputs[0][0] - 4f64.ln()).abs() < 1e-12, "{outputs:?}");
     }
 
     #[test]
     fn the_gradient_is_the_derivative() {
         let both = inputs(2, 5, 3, InputFill::Normal, InputFill::Targets(5));
-        let dx = testing::reference(&Op::CrossEntropyGrad, &with_lse(&both, 3), 3);
+        let dx = testing::reference(&gradient(&both), &with_lse(&both, 3), 3);
         let weights = [[1.0, 0.0].repeat(6), vec![0.0; 6]];
-        check_gradient(&Op::CrossEntropy, &both, 3, 0, &weights, &dx[0]);
+        check_gradient(&LOSS, &both, 3, 0, &weights, &dx[0]);
     }
 }

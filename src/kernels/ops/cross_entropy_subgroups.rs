@@ -24,7 +24,7 @@ mod tests {
 
     fn losses(n: usize, v: usize) -> OwnedCall {
         let random = RandomContext { step_key: Key::new(1), training: true };
-        OwnedCall::new(Op::CrossEntropy, vec![vec![n, v], vec![n]], random).unwrap()
+        OwnedCall::new(Op::CrossEntropy { first: 0 }, vec![vec![n, v], vec![n]], random).unwrap()
     }
 
     fn variant(of: &OwnedCall, caps: &Caps) -> Option<Variant> {

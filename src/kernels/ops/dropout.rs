@@ -10,7 +10,7 @@ use crate::twin::{InputSpec, no_forward, short_loops};
 use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
 use potluck_core::rng::{Key, drop_threshold, kept_factor};
 use potluck_core::{HostTensorView, Site};
-use potluck_graph::Op;
+use potluck_graph::{ColumnRange, Op};
 
 /// Twin of [`Op::Dropout`].
 pub static TWIN: Twin = Twin {
@@ -41,21 +41,41 @@ struct Mask {
     factor: f64,
     /// Elements per sample.
     elements: usize,
+    /// Columns of a row, and of the whole graph's row, by whose places elements are numbered; a
+    /// sample is one row if all columns are there.
+    width: usize,
+    columns: ColumnRange,
 }
 
 impl Mask {
     fn new(call: &OpCall) -> Self {
-        let Op::Dropout { p, site } = call.op else { panic!("{} is not a dropout", call.op) };
-        let key = call.random.step_key.site(*site);
+        let Op::Dropout { p, site, columns } = call.op else {
+            panic!("{} is not a dropout", call.op)
+        };
         let elements = call.input_len(0) / call.input_len(1).max(1);
-        if !call.random.training {
-            return Self { key, threshold: 0, factor: 1.0, elements };
+        let (width, columns) = match *columns {
+            Some(columns) => (call.rows_and_last(0).1, columns),
+            None => (elements, ColumnRange { first: 0, all: elements }),
+        };
+        let training = call.random.training;
+        Self {
+            key: call.random.step_key.site(*site),
+            threshold: if training { drop_threshold(*p) } else { 0 },
+            factor: if training { kept_factor(*p) } else { 1.0 },
+            elements,
+            width,
+            columns,
         }
-        Self { key, threshold: drop_threshold(*p), factor: kept_factor(*p), elements }
     }
 
+    /// Returns true if an element of a sample is kept.
     fn keeps(&self, sample: u32, element: usize) -> bool {
-        self.threshold == 0 || self.key.words([sample, element as u32])[0] >= self.threshold
+        if self.threshold == 0 {
+            return true;
+        }
+        let (row, column) = (element / self.width, element % self.width);
+        let place = row * self.columns.all + self.columns.first + column;
+        self.key.words([sample, place as u32])[0] >= self.threshold
     }
 }
 
@@ -112,7 +132,17 @@ fn one(call: &OpCall, entry: &'static str) -> Dispatch {
     Dispatch {
         shader: Shader::new("dropout", entry),
         operands: vec![Operand::Input(0), Operand::Input(1), Operand::Output(0)],
-        params: vec![count as u32, mask.elements as u32, mask.threshold, factor, key0, key1],
+        params: vec![
+            count as u32,
+            mask.elements as u32,
+            mask.threshold,
+            factor,
+            key0,
+            key1,
+            mask.width as u32,
+            mask.columns.first as u32,
+            mask.columns.all as u32,
+        ],
         groups: grid(count, if entry == "dropout4" { 1024 } else { 512 }),
     }
 }
@@ -136,7 +166,7 @@ fn probes(op: &Op, _: &[Dims]) -> Vec<CallShape> {
 
 /// See [`Twin::catalog`].
 fn catalog() -> Vec<CallShape> {
-    vec![(Op::Dropout { p: 0.1, site: Site(1) }, vec![vec![B, T, C], vec![B]])]
+    vec![(Op::Dropout { p: 0.1, site: Site(1), columns: None }, vec![vec![B, T, C], vec![B]])]
 }
 
 #[cfg(test)]
@@ -144,7 +174,7 @@ mod tests {
     use super::*;
     use crate::harness::{InputFill, generate};
     use crate::testing::gradient::check_gradient;
-    use crate::testing::{self, check, for_each_gpu};
+    use crate::testing::{self, check, check_with, for_each_gpu};
     use crate::{RandomContext, source};
     use potluck_core::{HostTensor, Shape};
 
@@ -159,7 +189,7 @@ mod tests {
                 (Shape::batched(dims), InputFill::Normal),
                 (Shape::batched(&[1]), InputFill::Samples),
             ];
-            check(Op::Dropout { p, site: SITE }, &inputs, rows);
+            check(Op::Dropout { p, site: SITE, columns: None }, &inputs, rows);
         }
     }
 
@@ -234,7 +264,7 @@ mod tests {
 
     #[test]
     fn masks_are_those_of_the_sample_to_the_bit() {
-        let (op, samples) = (Op::Dropout { p: 0.25, site: SITE }, [7, 0, u32::MAX]);
+        let (op, samples) = (Op::Dropout { p: 0.25, site: SITE, columns: None }, [7, 0, u32::MAX]);
         let elements = TASK + 12;
         let call = call(&op, samples.len(), elements, true);
         let key = Key::new(11).step(4).site(SITE);
@@ -248,15 +278,40 @@ mod tests {
         assert_bits(&call, &vec![1.0; expected.len()], &samples, &expected);
     }
 
+    /// Columns from the middle of rows of 11 and of 24.
+    #[test]
+    fn a_shard_drops_what_the_whole_drops_in_its_columns() {
+        for (all, first, width) in [(11, 3, 5), (24, 8, 12), (24, 0, 24), (1, 0, 1)] {
+            let (rows, per_sample) = (3, 7);
+            let whole = Op::Dropout { p: 0.4, site: SITE, columns: None };
+            let samples = (Shape::batched(&[1]), generate(InputFill::Samples, rows, 0));
+            let ones = |width: usize| {
+                let shape = Shape::batched(&[1, per_sample, width]);
+                let values = HostTensor::Float(vec![1.0; shape.elements(rows)]);
+                (shape, values)
+            };
+            let expected = testing::reference(&whole, &[ones(all), samples.clone()], rows);
+            let expected: Vec<f64> = expected[0]
+                .chunks_exact(all)
+                .flat_map(|row| row[first..first + width].to_vec())
+                .collect();
+            let part =
+                Op::Dropout { p: 0.4, site: SITE, columns: Some(ColumnRange { first, all }) };
+            let inputs = [ones(width), samples];
+            assert_eq!(testing::reference(&part, &inputs, rows)[0], expected);
+            check_with(part, &inputs, rows);
+        }
+    }
+
     #[test]
     fn everything_is_dropped_with_probability_one() {
-        let op = Op::Dropout { p: 1.0, site: SITE };
+        let op = Op::Dropout { p: 1.0, site: SITE, columns: None };
         assert_bits(&call(&op, 2, 70, true), &[3.0; 140], &[3, 4], &[0.0; 140]);
     }
 
     #[test]
     fn nothing_is_dropped_in_evaluation() {
-        let op = Op::Dropout { p: 0.5, site: SITE };
+        let op = Op::Dropout { p: 0.5, site: SITE, columns: None };
         let HostTensor::Float(x) = generate(InputFill::Normal, 2 * 70, 0) else { panic!("floats") };
         let x: Vec<f32> = x.iter().map(|&x| x as f32).collect();
         assert_bits(&call(&op, 2, 70, false), &x, &[3, 4], &x);
@@ -264,7 +319,7 @@ mod tests {
 
     #[test]
     fn it_is_its_own_gradient() {
-        let op = Op::Dropout { p: 0.4, site: SITE };
+        let op = Op::Dropout { p: 0.4, site: SITE, columns: None };
         let shape = Shape::batched(&[1, 9]);
         let samples = (Shape::batched(&[1]), generate(InputFill::Samples, 3, 0));
         let x = (shape.clone(), generate(InputFill::Normal, 27, 0));

@@ -41,32 +41,39 @@ const PER_INVOCATION: usize = 8;
 /// rows, and few enough that it stays cheap for each of them to read all ids.
 const GRAD_WORKGROUPS: usize = 1024;
 
+/// Ids of other rows than those of a shard, among the inputs of its calls.
+const OTHER_IDS: usize = 3;
+
 /// Tokens that a workgroup of the gradient scans at a time to list those of its rows.
 const NOTED: usize = 2048;
 
 /// Reference: `ids (..), table (v, c) -> (.., c)`, or `ids (..), dy (.., c) -> dtable (v, c)`.
-/// Loading the data validates ids; an id beyond the table selects the last row here, as in the
-/// shader.
+/// An id of a row that the table has not selects zeros, and adds to no row, as in the shader.
 pub fn reference<T: Float>(
     call: &OpCall,
     inputs: &[HostTensorView<'_, T>],
     outputs: &mut [&mut [T]],
 ) {
-    let (ids, (v, c)) = (inputs[0].ints(), table_size(call));
-    let row_of = |id: u32| (id as usize).min(v - 1);
+    let ids = inputs[0].ints();
+    let EmbeddingTable { first, rows, columns } = EmbeddingTable::of(call);
+    let row_of = |id: u32| row(id, first, rows);
     match call.op {
-        Op::Embedding => {
+        Op::Embedding { .. } => {
             let table = inputs[1].floats();
-            for (y, &id) in outputs[0].chunks_exact_mut(c).zip(ids) {
-                y.copy_from_slice(&table[row_of(id) * c..][..c]);
+            for (y, &id) in outputs[0].chunks_exact_mut(columns).zip(ids) {
+                match row_of(id) {
+                    Some(row) => y.copy_from_slice(&table[row * columns..][..columns]),
+                    None => y.fill(T::zero()),
+                }
             }
         }
         Op::EmbeddingGrad { .. } => {
             if !call.accumulate {
                 outputs[0].fill(T::zero());
             }
-            for (dy, &id) in inputs[1].floats().chunks_exact(c).zip(ids) {
-                for (sum, dy) in outputs[0][row_of(id) * c..][..c].iter_mut().zip(dy) {
+            for (dy, &id) in inputs[1].floats().chunks_exact(columns).zip(ids) {
+                let Some(row) = row_of(id) else { continue };
+                for (sum, dy) in outputs[0][row * columns..][..columns].iter_mut().zip(dy) {
                     *sum += *dy;
                 }
             }
@@ -75,39 +82,58 @@ pub fn reference<T: Float>(
     }
 }
 
-/// Returns the shape `(v, c)` of the table.
-fn table_size(call: &OpCall) -> (usize, usize) {
-    match call.op {
-        Op::EmbeddingGrad { rows } => (*rows, call.rows_and_last(1).1),
-        _ => call.rows_and_last(1),
+/// Table `(rows, columns)` of a call, whose row 0 has the id `first`.
+#[derive(Clone, Copy)]
+pub(super) struct EmbeddingTable {
+    pub first: usize,
+    pub rows: usize,
+    pub columns: usize,
+}
+
+impl EmbeddingTable {
+    pub fn of(call: &OpCall) -> Self {
+        let (rows, columns) = call.rows_and_last(1);
+        match call.op {
+            Op::Embedding { first } => Self { first: *first, rows, columns },
+            Op::EmbeddingGrad { first, rows } => Self { first: *first, rows: *rows, columns },
+            other => panic!("{other} is not an embedding"),
+        }
     }
+}
+
+/// Returns the row of an id, if the table has it.
+fn row(id: u32, first: usize, rows: usize) -> Option<usize> {
+    (id as usize).checked_sub(first).filter(|row| *row < rows)
 }
 
 /// CPU kernel: parallel over tokens. The gradient is parallel over rows of the table: each task
 /// processes all tokens in order, so the result is bitwise independent of the number of tasks.
 pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
-    let (ids, (v, c)) = (inputs[0].ints(), table_size(call));
-    let row_of = |id: u32| (id as usize).min(v - 1);
+    let (ids, table) = (inputs[0].ints(), EmbeddingTable::of(call));
+    let c = table.columns;
+    let row_of = |id: u32| row(id, table.first, table.rows);
     let values = inputs[1].floats();
-    if let Op::Embedding = call.op {
+    if let Op::Embedding { .. } = call.op {
         let rows = (TASK / c).max(1);
         let tasks = outputs[0].par_chunks_mut(rows * c).zip(ids.par_chunks(rows));
         tasks.for_each(|(y, ids)| {
             for (y, &id) in y.chunks_exact_mut(c).zip(ids) {
-                y.copy_from_slice(&values[row_of(id) * c..][..c]);
+                match row_of(id) {
+                    Some(row) => y.copy_from_slice(&values[row * c..][..c]),
+                    None => y.fill(0.0),
+                }
             }
         });
         return;
     }
-    let rows = v.div_ceil(4 * rayon::current_num_threads());
+    let rows = table.rows.div_ceil(4 * rayon::current_num_threads());
     outputs[0].par_chunks_mut(rows * c).enumerate().for_each(|(part, sums)| {
         if !call.accumulate {
             sums.fill(0.0);
         }
         let covered = part * rows..part * rows + sums.len() / c;
         for (&id, dy) in ids.iter().zip(values.chunks_exact(c)) {
-            let row = row_of(id);
-            if covered.contains(&row) {
+            if let Some(row) = row_of(id).filter(|row| covered.contains(row)) {
                 let sums = &mut sums[(row - covered.start) * c..][..c];
                 sums.iter_mut().zip(dy).for_each(|(sum, dy)| *sum += dy);
             }
@@ -118,11 +144,11 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
 /// Static choice: on GPUs, sums of the gradient in registers; else vectors of 4 if the row width is
 /// a multiple of 4 and, for the gradient, large enough to keep a workgroup busy.
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
-    let is_gradient = !matches!(call.op, Op::Embedding);
+    let is_gradient = !matches!(call.op, Op::Embedding { .. });
     if is_gradient && caps.suits_hardware() {
-        return embedding_rows::variant(call, table_size(call)).dispatches;
+        return embedding_rows::variant(call).dispatches;
     }
-    let wide = !is_gradient || table_size(call).1 >= 4 * 64;
+    let wide = !is_gradient || EmbeddingTable::of(call).columns >= 4 * 64;
     vectors(call).filter(|_| wide).unwrap_or_else(|| plain(call))
 }
 
@@ -132,40 +158,41 @@ pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     let mut ways = vec![named(plain(call))];
     ways.extend(vectors(call).map(named));
     if matches!(call.op, Op::EmbeddingGrad { .. }) && caps.suits_hardware() {
-        ways.push(embedding_rows::variant(call, table_size(call)));
+        ways.push(embedding_rows::variant(call));
     }
     ways
 }
 
 fn plain(call: &OpCall) -> Vec<Dispatch> {
     match call.op {
-        Op::Embedding => gather(call, "embedding", PER_INVOCATION),
+        Op::Embedding { .. } => gather(call, "embedding", PER_INVOCATION),
         _ => scatter(call, "embedding_grad", 1),
     }
 }
 
 /// Returns the kernel on vectors of 4, if the row width is a multiple of 4.
 fn vectors(call: &OpCall) -> Option<Vec<Dispatch>> {
-    let fits = table_size(call).1.is_multiple_of(4);
+    let fits = EmbeddingTable::of(call).columns.is_multiple_of(4);
     fits.then(|| match call.op {
-        Op::Embedding => gather(call, "embedding4", 2 * PER_INVOCATION),
+        Op::Embedding { .. } => gather(call, "embedding4", 2 * PER_INVOCATION),
         _ => scatter(call, "embedding_grad4", 4),
     })
 }
 
 /// Returns the dispatch of the lookup, with `per_invocation` elements of a row per invocation.
 fn gather(call: &OpCall, entry: &'static str, per_invocation: usize) -> Vec<Dispatch> {
-    let (n, across) = (call.input_len(0), table_size(call).1.div_ceil(per_invocation));
+    let (n, across) =
+        (call.input_len(0), EmbeddingTable::of(call).columns.div_ceil(per_invocation));
     vec![one(call, entry, 0..n, across, grid(n * across, 64))]
 }
 
 /// Returns the dispatches of the gradient, with columns in vectors of `lanes`: one for as many
 /// tokens as the iteration limit of an invocation allows if all of them have the same id.
 fn scatter(call: &OpCall, entry: &'static str, lanes: usize) -> Vec<Dispatch> {
-    let (n, (v, c)) = (call.input_len(0), table_size(call));
-    let iterations = 2 + c.div_ceil(64 * lanes);
+    let (n, EmbeddingTable { rows, columns, .. }) = (call.input_len(0), EmbeddingTable::of(call));
+    let iterations = 2 + columns.div_ceil(64 * lanes);
     let tokens = (ITERATIONS_MAX / iterations / NOTED * NOTED).max(NOTED);
-    let groups = grid(v.div_ceil(share(v)), 1);
+    let groups = grid(rows.div_ceil(share(rows)), 1);
     let each = (0..n.max(1)).step_by(tokens);
     each.map(|first| one(call, entry, first..n.min(first + tokens), 1, groups)).collect()
 }
@@ -182,9 +209,10 @@ fn one(
     across: usize,
     groups: [u32; 3],
 ) -> Dispatch {
-    let (v, c) = table_size(call);
+    let EmbeddingTable { first, rows, columns } = EmbeddingTable::of(call);
     let accumulate = usize::from(call.accumulate || tokens.start > 0);
-    let params = [tokens.start, tokens.end, c, v, across, share(v), accumulate];
+    let (begin, end) = (tokens.start, tokens.end);
+    let params = [begin, end, columns, rows, across, share(rows), accumulate, first];
     Dispatch {
         shader: Shader::new("embedding", entry),
         operands: vec![Operand::Input(0), Operand::Input(1), Operand::Output(0)],
@@ -199,9 +227,9 @@ fn one(
 pub fn cost(call: &OpCall) -> Cost {
     let (ids, elements) = (call.input_len(0) as f64, call.output_len(0) as f64);
     match call.op {
-        Op::Embedding => Cost { flops: 0.0, bytes: 4.0 * (ids + 2.0 * elements) },
+        Op::Embedding { .. } => Cost { flops: 0.0, bytes: 4.0 * (ids + 2.0 * elements) },
         _ => {
-            let scanned = ids * embedding_rows::workgroups(table_size(call)) as f64;
+            let scanned = ids * embedding_rows::workgroups(EmbeddingTable::of(call)) as f64;
             Cost { flops: call.input_len(1) as f64 + scanned, bytes: Cost::moved(call) }
         }
     }
@@ -209,34 +237,49 @@ pub fn cost(call: &OpCall) -> Cost {
 
 /// See [`Twin::inputs`].
 fn inputs(op: &Op, inputs: &[Dims]) -> InputSpec {
-    let rows = if let Op::EmbeddingGrad { rows } = op { *rows } else { inputs[1][0] };
-    InputSpec::normal(inputs).with(0, InputFill::Ids(rows as u32))
+    let ids = match op {
+        Op::EmbeddingGrad { first: 0, rows } => *rows,
+        Op::Embedding { first: 0 } => inputs[1][0],
+        // Of a shard, ids before its rows and behind them too.
+        Op::Embedding { first } => first + inputs[1][0] + OTHER_IDS,
+        Op::EmbeddingGrad { first, rows } => first + rows + OTHER_IDS,
+        other => panic!("{other} is not an embedding"),
+    };
+    InputSpec::normal(inputs).with(0, InputFill::Ids(ids as u32))
 }
 
 /// See [`Twin::probes`].
 fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     match op {
-        Op::EmbeddingGrad { rows } => {
+        Op::EmbeddingGrad { first, rows } => {
             let c = inputs[1].last().copied().unwrap_or(1);
             let sized = |v: usize, n: usize| {
-                (Op::EmbeddingGrad { rows: v.min(*rows) }, vec![vec![n], vec![n, c]])
+                let op = Op::EmbeddingGrad { first: few(*first), rows: v.min(*rows) };
+                (op, vec![vec![n], vec![n, c]])
             };
             // More rows than there are workgroups for, and more tokens than one notes at a time.
             let many = GRAD_WORKGROUPS.max(embedding_rows::OWNERS_MAX) + 77;
             vec![sized(29, 67), sized(many, 67), sized(many, NOTED + 53)]
         }
-        _ => {
+        Op::Embedding { first } => {
             let (v, c) = (inputs[1][0], inputs[1][1]);
-            calls(op, [7, 37].map(|n| vec![vec![n], vec![v.min(29), c]]))
+            let op = Op::Embedding { first: few(*first) };
+            calls(&op, [7, 37].map(|n| vec![vec![n], vec![v.min(29), c]]))
         }
+        other => panic!("{other} is not an embedding"),
     }
+}
+
+/// Returns the first row of a shard in a probe: early, so that the probe has ids of its rows.
+fn few(first: usize) -> usize {
+    first.min(5)
 }
 
 /// See [`Twin::catalog`].
 fn catalog() -> Vec<CallShape> {
     vec![
-        (Op::Embedding, vec![vec![N], vec![V, C]]),
-        (Op::EmbeddingGrad { rows: V }, vec![vec![N], vec![N, C]]),
+        (Op::Embedding { first: 0 }, vec![vec![N], vec![V, C]]),
+        (Op::EmbeddingGrad { first: 0, rows: V }, vec![vec![N], vec![N, C]]),
     ]
 }
 
@@ -254,9 +297,22 @@ mod tests {
     fn rows_are_found_and_their_gradients_added() {
         for (t, v, c, rows) in [(7, 5, 3, 2), (1, 1, 1, 1), (64, 65, 132, 3), (11, 301, 7, 5)] {
             let ids = (Shape::batched(&[1, t]), InputFill::Ids(v as u32));
-            check(Op::Embedding, &[ids.clone(), (Shape::fixed(&[v, c]), InputFill::Normal)], rows);
+            let table = (Shape::fixed(&[v, c]), InputFill::Normal);
+            check(Op::Embedding { first: 0 }, &[ids.clone(), table], rows);
             let dy = (Shape::batched(&[1, t, c]), InputFill::Normal);
-            check(Op::EmbeddingGrad { rows: v }, &[ids, dy], rows);
+            check(Op::EmbeddingGrad { first: 0, rows: v }, &[ids, dy], rows);
+        }
+    }
+
+    /// Rows from the middle of a table of 40: ids before them, of them, and behind them.
+    #[test]
+    fn a_shard_has_the_rows_from_its_first_on() {
+        for (first, v, c) in [(0, 13, 4), (17, 13, 3), (17, 23, 4), (39, 1, 260)] {
+            let ids = (Shape::batched(&[1, 67]), InputFill::Ids(40));
+            let table = (Shape::fixed(&[v, c]), InputFill::Normal);
+            check(Op::Embedding { first }, &[ids.clone(), table], 2);
+            let dy = (Shape::batched(&[1, 67, c]), InputFill::Normal);
+            check(Op::EmbeddingGrad { first, rows: v }, &[ids, dy], 2);
         }
     }
 
@@ -267,7 +323,7 @@ mod tests {
         for c in [5, 68] {
             let ids = (Shape::batched(&[2100]), InputFill::Ids(v as u32));
             let dy = (Shape::batched(&[2100, c]), InputFill::Normal);
-            check(Op::EmbeddingGrad { rows: v }, &[ids, dy], 2);
+            check(Op::EmbeddingGrad { first: 0, rows: v }, &[ids, dy], 2);
         }
     }
 
@@ -288,7 +344,7 @@ mod tests {
             let ids = dice.iter().zip(&rare).map(id).map(|id| id.min(v as u32 - 1)).collect();
             let ids = (Shape::batched(&[n]), HostTensor::Int(ids));
             let dy = (Shape::batched(&[n, c]), generate(InputFill::Normal, n * c, 2));
-            check_with(Op::EmbeddingGrad { rows: v }, &[ids, dy], 1);
+            check_with(Op::EmbeddingGrad { first: 0, rows: v }, &[ids, dy], 1);
         }
     }
 
@@ -297,7 +353,7 @@ mod tests {
     fn the_cost_of_the_gradient_covers_the_search_for_ids() {
         let random = RandomContext { step_key: Key::new(1), training: true };
         for (n, v, c) in [(8192, 50_257, 768), (8192, 1000, 768), (70_001, 65, 4), (5, 3, 1)] {
-            let (op, inputs) = (Op::EmbeddingGrad { rows: v }, vec![vec![n], vec![n, c]]);
+            let (op, inputs) = (Op::EmbeddingGrad { first: 0, rows: v }, vec![vec![n], vec![n, c]]);
             let owned_call = OwnedCall::new(op, inputs, random).unwrap();
             let call = owned_call.call();
             for variant in variants(&call, &Caps::EVERY) {
@@ -319,18 +375,26 @@ mod tests {
         for c in [3, 4] {
             let ids = (Shape::batched(&[70_001]), InputFill::Ids(1));
             let dy = (Shape::batched(&[70_001, c]), InputFill::Scaled(1.0, 0.5));
-            check(Op::EmbeddingGrad { rows: 2 }, &[ids, dy], 1);
+            check(Op::EmbeddingGrad { first: 0, rows: 2 }, &[ids, dy], 1);
         }
     }
 
     #[test]
-    fn ids_beyond_the_table_mean_its_last_row() {
-        let (v, c) = (6, 5);
-        let ids = (Shape::batched(&[1]), HostTensor::Int(vec![0, 5, 6, 1 << 31, u32::MAX]));
-        let table = (Shape::fixed(&[v, c]), generate(InputFill::Normal, v * c, 1));
-        check_with(Op::Embedding, &[ids.clone(), table], 5);
-        let dy = (Shape::batched(&[1, c]), generate(InputFill::Normal, 5 * c, 2));
-        check_with(Op::EmbeddingGrad { rows: v }, &[ids, dy], 5);
+    fn ids_of_no_row_mean_zeros_and_add_nothing() {
+        for (first, c) in [(0, 5), (0, 8), (1, 5), (1, 8), (5, 8)] {
+            let v = 6 - first;
+            let ids = HostTensor::Int(vec![0, 5, 6, 1 << 31, u32::MAX]);
+            let ids = (Shape::batched(&[1]), ids);
+            let table = (Shape::fixed(&[v, c]), generate(InputFill::Normal, v * c, 1));
+            let op = Op::Embedding { first };
+            check_with(op.clone(), &[ids.clone(), table.clone()], 5);
+            let y = crate::testing::reference(&op, &[ids.clone(), table], 5).remove(0);
+            let is_row: Vec<bool> =
+                y.chunks_exact(c).map(|y| y.iter().all(|y| *y != 0.0)).collect();
+            assert_eq!(is_row, [first == 0, true, false, false, false]);
+            let dy = (Shape::batched(&[1, c]), generate(InputFill::Normal, 5 * c, 2));
+            check_with(Op::EmbeddingGrad { first, rows: v }, &[ids, dy], 5);
+        }
     }
 
     #[test]
@@ -339,9 +403,9 @@ mod tests {
         let ids = (Shape::batched(&[1]), generate(InputFill::Ids(v as u32), n, 0));
         let table = (Shape::fixed(&[v, c]), generate(InputFill::Normal, v * c, 1));
         let dy = (Shape::batched(&[1, c]), generate(InputFill::Normal, n * c, 2));
-        let grad = Op::EmbeddingGrad { rows: v };
+        let grad = Op::EmbeddingGrad { first: 0, rows: v };
         let dtable = crate::testing::reference(&grad, &[ids.clone(), dy.clone()], n);
         let HostTensor::Float(weights) = dy.1 else { panic!("dy is of floats") };
-        check_gradient(&Op::Embedding, &[ids, table], n, 1, &[weights], &dtable[0]);
+        check_gradient(&Op::Embedding { first: 0 }, &[ids, table], n, 1, &[weights], &dtable[0]);
     }
 }

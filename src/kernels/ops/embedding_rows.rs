@@ -5,6 +5,7 @@
 //! It is meant for GPUs: many workgroups share the columns of a row and the tokens of a frequent
 //! id, at the price of barriers.
 
+use super::embedding::EmbeddingTable;
 use crate::dispatch::{ITERATIONS_MAX, Operand, grid};
 use crate::{Dispatch, OpCall, Shader, Variant};
 
@@ -28,14 +29,16 @@ fn row(v: usize, c: usize) -> (usize, usize) {
     (width, width.next_power_of_two().clamp(4, if v <= OWNERS_MAX { 16 } else { 64 }))
 }
 
-/// Returns the number of workgroups for a table of `(v, c)`, each of which reads all ids.
-pub fn workgroups((v, c): (usize, usize)) -> usize {
-    let (width, columns) = row(v, c);
-    v.min(OWNERS_MAX) * width.div_ceil(columns)
+/// Returns the number of workgroups for a table, each of which reads all ids.
+pub(super) fn workgroups(table: EmbeddingTable) -> usize {
+    let (width, columns) = row(table.rows, table.columns);
+    table.rows.min(OWNERS_MAX) * width.div_ceil(columns)
 }
 
-/// Returns the variant for a gradient with a table of `(v, c)`.
-pub fn variant(call: &OpCall, (v, c): (usize, usize)) -> Variant {
+/// Returns the variant for a gradient.
+pub fn variant(call: &OpCall) -> Variant {
+    let table = EmbeddingTable::of(call);
+    let EmbeddingTable { first: first_row, rows: v, columns: c } = table;
     let (value, (width, columns)) = (if c.is_multiple_of(4) { "vec4f" } else { "f32" }, row(v, c));
     let shader = Shader::new("embedding_rows", "embedding_rows")
         .with_text(&format!("alias Value = {value};\n"))
@@ -45,12 +48,12 @@ pub fn variant(call: &OpCall, (v, c): (usize, usize)) -> Variant {
     let tokens = rounds * NOTED;
     let part = |first: usize| {
         let accumulate = usize::from(call.accumulate || first > 0);
-        let params = [first, n.min(first + tokens), width, v, owners, accumulate];
+        let params = [first, n.min(first + tokens), width, v, owners, accumulate, first_row];
         Dispatch {
             shader: shader.clone(),
             operands: vec![Operand::Input(0), Operand::Input(1), Operand::Output(0)],
             params: params.map(|word| word as u32).to_vec(),
-            groups: grid(workgroups((v, c)), 1),
+            groups: grid(workgroups(table), 1),
         }
     };
     Variant::new("embedding_grad_rows", (0..n.max(1)).step_by(tokens).map(part).collect())

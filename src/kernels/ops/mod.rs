@@ -42,10 +42,10 @@ macro_rules! table {
         /// All twins, in the order in which their kernels are certified.
         pub static TWINS: &[&Twin] = &[$(&$twin),*];
 
-        /// Returns the twin that computes an op, or `None` for a reshape, which moves no data.
+        /// Returns the twin that computes an op, or `None` for an alias, which moves no data.
         pub fn twin(op: &Op) -> Option<&'static Twin> {
             match op {
-                Op::Reshape => None,
+                Op::Reshape | Op::Spread | Op::AllReduce(_) => None,
                 $($ops => Some(&$twin),)*
             }
         }
@@ -61,7 +61,7 @@ table! {
     Op::Fused { .. } => fused::TWIN,
     Op::Permute { .. } | Op::Slice { .. } | Op::Pad { .. } | Op::Concat { .. } => copy::TWIN,
     Op::Sum { .. } | Op::Broadcast { .. } => sum::TWIN,
-    Op::Embedding | Op::EmbeddingGrad { .. } => embedding::TWIN,
+    Op::Embedding { .. } | Op::EmbeddingGrad { .. } => embedding::TWIN,
     Op::LayerNorm { .. } | Op::LayerNormGrad => layer_norm::TWIN,
     Op::LayerNormWeightGrad | Op::LayerNormAffineGrad => layer_norm::TWIN,
     Op::RmsNorm { .. } | Op::RmsNormGrad => layer_norm::TWIN,
@@ -70,13 +70,13 @@ table! {
     Op::Softmax | Op::SoftmaxGrad => softmax::TWIN,
     Op::BatchNorm { .. } | Op::BatchNormAffineGrad | Op::BatchNormGrad => batch_norm::TWIN,
     Op::Recurrent { .. } | Op::RecurrentGrad { .. } => recurrent::TWIN,
-    Op::CrossEntropy | Op::CrossEntropyGrad => cross_entropy::TWIN,
+    Op::CrossEntropy { .. } | Op::CrossEntropyGrad { .. } => cross_entropy::TWIN,
     Op::Conv2d(_) | Op::Conv2dInputGrad { .. } | Op::Conv2dWeightGrad { .. } => conv::TWIN,
     Op::MaxPool2d(_)
     | Op::MaxPool2dGrad { .. }
     | Op::AvgPool2d(_)
     | Op::AvgPool2dGrad { .. } => pool::TWIN,
-    Op::Attention { .. } | Op::AttentionGrad { .. } => attention::TWIN,
+    Op::Attention(_) | Op::AttentionGrad(_) => attention::TWIN,
     Op::Custom(_) => custom::TWIN,
 }
 

@@ -6,7 +6,7 @@ use crate::dispatch::{part_end, workgroups};
 use crate::{CallShape, Caps, OwnedCall, RandomContext, twin};
 use potluck_core::Site;
 use potluck_core::rng::Key;
-use potluck_graph::Op;
+use potluck_graph::{AttentionOptions, Op};
 
 /// The longest submission that counts as short, of which watchdogs allow eight.
 const SECONDS_MAX: f64 = 0.25;
@@ -35,19 +35,17 @@ fn calls() -> Vec<OwnedCall> {
     let (n, c, v, heads) = (8192, 768, 50_257, 12);
     let (causal, dropout, site) = (true, 0.0, Site(1));
     let (qkv, y) = (vec![8, 1024, 3 * c], vec![8, 1024, c]);
+    let options = AttentionOptions { heads, first_head: 0, causal, dropout, site };
     let shapes: Vec<CallShape> = vec![
         (product(false, true), vec![vec![n, c], vec![v, c]]),
         (product(true, false), vec![vec![n, v], vec![n, c]]),
         (product(true, false), vec![vec![n, c], vec![n, c]]),
-        (Op::Attention { heads, causal, dropout, site }, vec![qkv.clone()]),
-        (
-            Op::AttentionGrad { heads, causal, dropout, site },
-            vec![qkv, y.clone(), vec![8, heads, 1024], y],
-        ),
-        (Op::CrossEntropy, vec![vec![n, v], vec![n]]),
-        (Op::CrossEntropyGrad, vec![vec![n, v], vec![n], vec![n]]),
+        (Op::Attention(options), vec![qkv.clone()]),
+        (Op::AttentionGrad(options), vec![qkv, y.clone(), vec![8, heads, 1024], y]),
+        (Op::CrossEntropy { first: 0 }, vec![vec![n, v], vec![n]]),
+        (Op::CrossEntropyGrad { first: 0, classes: v }, vec![vec![n, v], vec![n], vec![n]]),
         (Op::LayerNorm { eps: 1e-5 }, vec![vec![n, c], vec![c], vec![c]]),
-        (Op::EmbeddingGrad { rows: v }, vec![vec![n], vec![n, c]]),
+        (Op::EmbeddingGrad { first: 0, rows: v }, vec![vec![n], vec![n, c]]),
         (Op::Sum { first: 0, last: 0 }, vec![vec![n, 4 * c]]),
     ];
     let random = RandomContext { step_key: Key::new(1), training: true };
@@ -87,7 +85,7 @@ fn for_each_dispatch(mut check: impl FnMut(&str, Cost, [u32; 3], &[f64])) {
         let call = owned_call.call();
         let twin = twin(call.op).unwrap();
         let cost = (twin.cost)(&call);
-        let is_rising = matches!(call.op, Op::Attention { .. } | Op::AttentionGrad { .. });
+        let is_rising = matches!(call.op, Op::Attention(_) | Op::AttentionGrad(_));
         for variant in (twin.variants)(&call, &Caps::EVERY) {
             for dispatch in &variant.dispatches {
                 let work = work(workgroups(dispatch.groups), is_rising);

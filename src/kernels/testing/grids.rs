@@ -5,7 +5,9 @@ use crate::dispatch::GROUPS_MAX;
 use crate::{CallShape, Caps, DeviceClass, OwnedCall, RandomContext, TWINS, twin};
 use potluck_core::Site;
 use potluck_core::rng::Key;
-use potluck_graph::{Binary, Cell, Conv2dOptions, EpilogueOp, Op, Pool2dOptions, Unary};
+use potluck_graph::{
+    AttentionOptions, Binary, Cell, Conv2dOptions, EpilogueOp, Op, Pool2dOptions, Unary,
+};
 
 /// A GPU and a driver that runs on a processor.
 const CLASSES: [Caps; 2] = [
@@ -43,7 +45,7 @@ fn elementwise() -> Vec<CallShape> {
     }
     calls.push((Op::Binary(Binary::Mul), vec![vec![1 << 20, 2047], vec![2047]]));
     for width in [2000, 1999] {
-        let dropout = Op::Dropout { p: 0.1, site: Site(1) };
+        let dropout = Op::Dropout { p: 0.1, site: Site(1), columns: None };
         calls.push((dropout, vec![vec![1 << 20, width], vec![1 << 20]]));
     }
     calls.push((Op::Permute { axes: vec![1, 0] }, vec![vec![1 << 20, 2047]]));
@@ -94,8 +96,9 @@ fn norms_and_losses() -> Vec<CallShape> {
         calls.push((Op::GroupNormAffineGrad { groups }, vec![x.clone(), stats, x.clone()]));
         calls.push((Op::SquaredError, vec![x.clone(); 2]));
         calls.push((Op::SquaredErrorGrad, vec![x.clone(); 2]));
-        calls.push((Op::CrossEntropy, vec![x.clone(), vec![n]]));
-        calls.push((Op::CrossEntropyGrad, vec![x, vec![n], vec![n]]));
+        calls.push((Op::CrossEntropy { first: 0 }, vec![x.clone(), vec![n]]));
+        let classes = x[x.len() - 1];
+        calls.push((Op::CrossEntropyGrad { first: 0, classes }, vec![x, vec![n], vec![n]]));
     }
     calls
 }
@@ -106,13 +109,14 @@ fn lookups_and_attention() -> Vec<CallShape> {
     let (b, t, c) = (1 << 16, 1 << 10, 8);
     let (qkv, y_of_heads, lse) = (vec![b, t, 3 * c], vec![b, t, c], vec![b, heads, t]);
     let mut calls = vec![
-        (Op::Embedding, vec![ids.clone(), vec![50_257, 1000]]),
-        (Op::EmbeddingGrad { rows: 50_257 }, vec![ids, y]),
-        (Op::EmbeddingGrad { rows: HUGE / 4 }, vec![vec![64], vec![64, 4]]),
+        (Op::Embedding { first: 0 }, vec![ids.clone(), vec![50_257, 1000]]),
+        (Op::EmbeddingGrad { first: 0, rows: 50_257 }, vec![ids, y]),
+        (Op::EmbeddingGrad { first: 0, rows: HUGE / 4 }, vec![vec![64], vec![64, 4]]),
     ];
-    calls.push((Op::Attention { heads, causal, dropout, site }, vec![qkv.clone(), vec![b]]));
+    let options = AttentionOptions { heads, first_head: 0, causal, dropout, site };
+    calls.push((Op::Attention(options), vec![qkv.clone(), vec![b]]));
     let inputs = vec![qkv, y_of_heads.clone(), lse, y_of_heads, vec![b]];
-    calls.push((Op::AttentionGrad { heads, causal, dropout, site }, inputs));
+    calls.push((Op::AttentionGrad(options), inputs));
     calls
 }
 

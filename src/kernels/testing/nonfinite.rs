@@ -4,7 +4,11 @@
 
 use super::{InputFill, for_each_result, generate, reference};
 use potluck_core::{HostTensor, Shape, Site};
-use potluck_graph::{Binary, Conv2dOptions, EpilogueOp, IGNORE_INDEX, Op, Pool2dOptions, Unary};
+use potluck_graph::{
+    AttentionOptions, Binary, Conv2dOptions, EpilogueOp, IGNORE_INDEX, Op, Pool2dOptions, Unary,
+};
+
+const LOSS: Op = Op::CrossEntropy { first: 0 };
 
 type Input = (Shape, HostTensor<f64>);
 
@@ -157,11 +161,12 @@ fn norms_and_losses_pass_nan_on() {
         let targets = vec![1, 2, 3, 4, IGNORE_INDEX, 6];
         let targets = (Shape::batched(&[3]), HostTensor::Int(targets));
         let inputs = [x.clone(), targets];
-        assert_same_nans(&Op::CrossEntropy, &inputs, 2);
-        let lse = reference(&Op::CrossEntropy, &inputs, 2).remove(1);
+        assert_same_nans(&LOSS, &inputs, 2);
+        let lse = reference(&LOSS, &inputs, 2).remove(1);
         let [logits, targets] = inputs;
         let lse = (Shape::batched(&[3]), HostTensor::Float(lse));
-        assert_same_nans(&Op::CrossEntropyGrad, &[logits, targets, lse], 2);
+        let gradient = Op::CrossEntropyGrad { first: 0, classes: c };
+        assert_same_nans(&gradient, &[logits, targets, lse], 2);
         let y = normal(x.0.clone(), 2, 1);
         assert_same_nans(&Op::SquaredError, &[x.clone(), y.clone()], 2);
         assert_same_nans(&Op::SquaredErrorGrad, &[x, y], 2);
@@ -199,7 +204,7 @@ fn infinite_logits_make_the_loss_nan() {
     for v in [7, 300, 700] {
         let x = with(normal(Shape::batched(&[3, v]), 1, 0), &[(v + 2, INF)]);
         let targets = (Shape::batched(&[3]), HostTensor::Int(vec![1, 2, 3]));
-        assert_same_nans(&Op::CrossEntropy, &[x, targets], 1);
+        assert_same_nans(&LOSS, &[x, targets], 1);
     }
 }
 
@@ -215,9 +220,9 @@ fn masked_logits_leave_the_loss_of_the_others() {
         let x = with(normal(Shape::batched(&[3, v]), 1, 0), &masked);
         let targets = (Shape::batched(&[3]), HostTensor::Int(vec![2; 3]));
         let inputs = [x, targets];
-        let expected = reference(&Op::CrossEntropy, &inputs, 1);
+        let expected = reference(&LOSS, &inputs, 1);
         assert!(expected.iter().flatten().all(|v| v.is_finite()));
-        for_each_result(&Op::CrossEntropy, &inputs, 1, |who, outputs| {
+        for_each_result(&LOSS, &inputs, 1, |who, outputs| {
             for (got, expected) in outputs.iter().flatten().zip(expected.iter().flatten()) {
                 let error = (f64::from(*got) - expected).abs();
                 assert!(is_finite(*got) && error < 1e-4, "{v} by {who}: {got} for {expected}");
@@ -249,8 +254,13 @@ fn packed(values: &[(usize, f64)]) -> Input {
     with(qkv, values)
 }
 
+fn options(causal: bool) -> AttentionOptions {
+    let (heads, first_head, dropout, site) = (HEADS, 0, 0.0, Site(1));
+    AttentionOptions { heads, first_head, causal, dropout, site }
+}
+
 fn attention() -> Op {
-    Op::Attention { heads: HEADS, causal: true, dropout: 0.0, site: Site(1) }
+    Op::Attention(options(true))
 }
 
 /// Values that make scores NaN or infinite, in a query, a key, or both.
@@ -270,7 +280,7 @@ fn bad_scores() -> Vec<Vec<(usize, f64)>> {
 fn attention_passes_scores_on_that_are_not_finite() {
     for values in bad_scores() {
         assert_same_nans(&attention(), &[packed(&values)], 2);
-        let op = Op::Attention { heads: HEADS, causal: false, dropout: 0.0, site: Site(1) };
+        let op = Op::Attention(options(false));
         assert_same_nans(&op, &[packed(&values)], 2);
     }
 }
@@ -294,7 +304,7 @@ fn attention_gives_no_weight_to_infinitely_low_scores() {
 fn attention_gradient_passes_nan_on() {
     let mut cases = bad_scores();
     cases.push(vec![(at(2, 4, 1), NAN)]);
-    let op = Op::AttentionGrad { heads: HEADS, causal: true, dropout: 0.0, site: Site(1) };
+    let op = Op::AttentionGrad(options(true));
     for values in cases {
         let qkv = packed(&values);
         let [y, lse] = reference(&attention(), std::slice::from_ref(&qkv), 2).try_into().unwrap();

@@ -58,6 +58,7 @@ pub fn plan(blocks: u32, lengths: &[usize], leftover: bool) -> Plan {
     }
     let bucket = |&length: &usize| Bucket {
         kind: ParameterKind::Trained,
+        rank: None,
         parameters: Vec::new(),
         length,
         decay_end: 0,

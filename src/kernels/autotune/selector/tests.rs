@@ -92,13 +92,13 @@ fn signatures_name_a_call() {
     let mut sum = product(3);
     sum.accumulate = true;
     assert!(call_key(&sum.call()).ends_with(" accumulating"));
-    let dropout = Op::Dropout { p: 0.1, site: Site(1) };
+    let dropout = Op::Dropout { p: 0.1, site: Site(1), columns: None };
     let random = RandomContext { step_key: Key::new(0), training: true };
     let dropout = OwnedCall::new(dropout, vec![vec![2, 3], vec![2]], random).unwrap();
     assert_eq!(call_key(&dropout.call()), "dropout 0.1 (2, 3) (2) training");
     // The table's size, which is not that of an input, decides which variant is the fastest.
     let of_table = |rows| {
-        let op = Op::EmbeddingGrad { rows };
+        let op = Op::EmbeddingGrad { first: 0, rows };
         call_key(&OwnedCall::new(op, vec![vec![5], vec![5, 4]], random).unwrap().call())
     };
     assert_eq!(of_table(300), "embedding_grad 300 rows (5) (5, 4)");

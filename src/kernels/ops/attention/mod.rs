@@ -11,7 +11,7 @@ use crate::simd::{exp, mul_add, sum_of, vectorized};
 use crate::{Caps, Cost, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
 use potluck_core::HostTensorView;
 use potluck_core::rng::{Key, drop_threshold, kept_factor, threefry2x32};
-use potluck_graph::Op;
+use potluck_graph::{AttentionOptions, Op};
 
 /// Twin of [`Op::Attention`] and its gradient.
 pub static TWIN: Twin = Twin {
@@ -56,6 +56,7 @@ struct AttentionSizes {
 /// Parameters of the dropout of probabilities.
 #[derive(Clone, Copy)]
 struct Dropout {
+    /// Key of head 0 of the call.
     key: Key,
     threshold: u32,
     /// Factor of the kept probabilities.
@@ -64,21 +65,20 @@ struct Dropout {
 
 impl AttentionSizes {
     fn of(call: &OpCall) -> Self {
-        let (Op::Attention { heads, causal, dropout, site }
-        | Op::AttentionGrad { heads, causal, dropout, site }) = call.op
-        else {
+        let (Op::Attention(options) | Op::AttentionGrad(options)) = call.op else {
             panic!("{} is not an attention", call.op);
         };
+        let AttentionOptions { heads, first_head, causal, dropout, site } = *options;
         let [b, t, width] = call.inputs[0][..] else {
             panic!("{}: qkv is (b, t, 3c)", call.op);
         };
         let (c, d) = (width / 3, width / 3 / heads);
-        let drop = (call.random.training && *dropout > 0.0).then(|| Dropout {
-            key: call.random.step_key.site(*site),
-            threshold: drop_threshold(*dropout),
-            factor: kept_factor(*dropout),
+        let drop = (call.random.training && dropout > 0.0).then(|| Dropout {
+            key: head_key(call.random.step_key.site(site), first_head),
+            threshold: drop_threshold(dropout),
+            factor: kept_factor(dropout),
         });
-        let (heads, causal, scale) = (*heads, *causal, 1.0 / (d as f64).sqrt());
+        let scale = 1.0 / (d as f64).sqrt();
         Self { b, t, c, heads, d, scale, causal, drop }
     }
 
@@ -111,13 +111,11 @@ impl AttentionSizes {
     }
 }
 
-impl Dropout {
-    /// Returns the key of a head. Pairs are numbered per head, so that the heads' masks differ at
-    /// any number of tokens.
-    fn head_key(&self, h: usize) -> Key {
-        let [first, second] = self.key.0;
-        Key([first.wrapping_add(h as u32), second])
-    }
+/// Returns the key of a head, of that of head 0. Pairs are numbered per head, so that the heads'
+/// masks differ at any number of tokens.
+fn head_key(key: Key, h: usize) -> Key {
+    let [first, second] = key.0;
+    Key([first.wrapping_add(h as u32), second])
 }
 
 /// Reference: `qkv [, samples] -> y, lse`, or `qkv, y, lse, dy [, samples] -> dqkv`.
@@ -184,7 +182,7 @@ impl Head {
     /// Returns the dropout factor of the probability of a pair; 1 without dropout.
     fn kept<T: Float>(&self, i: usize, j: usize) -> T {
         let Some(drop) = self.sizes.drop else { return T::one() };
-        let word = drop.head_key(self.h).words([self.id, self.sizes.pair(i, j)])[0];
+        let word = head_key(drop.key, self.h).words([self.id, self.sizes.pair(i, j)])[0];
         if word >= drop.threshold { T::from_f64(drop.factor) } else { T::zero() }
     }
 }
@@ -358,7 +356,7 @@ struct HeadRow<'a> {
 /// Multiplies row `i` by its dropout factors.
 fn drop_row(head: &Head, i: usize, row: &mut [f32]) {
     if let Some(drop) = head.sizes.drop {
-        let (key, first_pair) = (drop.head_key(head.h), head.sizes.pair(i, 0));
+        let (key, first_pair) = (head_key(drop.key, head.h), head.sizes.pair(i, 0));
         drop_pairs(key, head.id, first_pair, drop.threshold, drop.factor as f32, row);
     }
 }
@@ -503,7 +501,7 @@ fn entries(call: &OpCall, sizes: &AttentionSizes) -> Vec<(&'static str, Vec<Oper
     use Operand::{Input, Output};
     // Without dropout, the first input is bound in place of the sample ids and not read.
     let samples = Input(if sizes.drop.is_some() { call.inputs.len() - 1 } else { 0 });
-    if matches!(call.op, Op::Attention { .. }) {
+    if matches!(call.op, Op::Attention(_)) {
         return vec![("forward", vec![Input(0), samples, Output(0), Output(1)])];
     }
     let operands = [Input(0), samples, Input(2), Input(3), Output(0), Input(1)];
@@ -533,7 +531,7 @@ pub fn cost(call: &OpCall) -> Cost {
     let AttentionSizes { b, t, heads, d, causal, .. } = AttentionSizes::of(call);
     let of_head = if causal { t * (t + 1) / 2 } else { t * t };
     let pairs = (b * heads * of_head) as f64;
-    let products = if matches!(call.op, Op::Attention { .. }) { 2.0 } else { 5.0 };
+    let products = if matches!(call.op, Op::Attention(_)) { 2.0 } else { 5.0 };
     Cost { flops: pairs * (2.0 * products * d as f64 + 10.0), bytes: Cost::moved(call) }
 }
 

@@ -5,7 +5,7 @@ use crate::harness::InputFill;
 use crate::twin::{Forward, InputSpec};
 use crate::{CallShape, Dims};
 use potluck_core::Site;
-use potluck_graph::Op;
+use potluck_graph::{AttentionOptions, Op};
 
 /// Token counts of probes: fewer than a tile has, and a little more than one tile of each size
 /// has.
@@ -19,10 +19,10 @@ pub fn inputs(op: &Op, inputs: &[Dims]) -> InputSpec {
 
 /// See [`crate::Twin::forward`].
 pub fn forward(op: &Op) -> Option<Forward> {
-    let &Op::AttentionGrad { heads, causal, dropout, site } = op else { return None };
+    let &Op::AttentionGrad(options) = op else { return None };
     let mut inputs = vec![0];
-    inputs.extend((dropout > 0.0).then_some(4));
-    let op = Op::Attention { heads, causal, dropout, site };
+    inputs.extend((options.dropout > 0.0).then_some(4));
+    let op = Op::Attention(options);
     Some(Forward { op, inputs, outputs: vec![(0, 1), (1, 2)] })
 }
 
@@ -45,16 +45,17 @@ fn resized(inputs: &[Dims], t: usize) -> Vec<Dims> {
 /// See [`crate::Twin::catalog`].
 pub fn catalog() -> Vec<CallShape> {
     let (qkv, y, lse) = (vec![B, T, 3 * C], vec![B, T, C], vec![B, HEADS, T]);
-    let (heads, site) = (HEADS, Site(2));
     let mut calls = Vec::new();
     for (causal, dropout) in [(true, 0.0), (true, 0.1), (false, 0.0)] {
+        let (heads, first_head, site) = (HEADS, 0, Site(2));
+        let options = AttentionOptions { heads, first_head, causal, dropout, site };
         let samples = (dropout > 0.0).then_some(vec![B]);
         let with_samples =
             |inputs: &[Dims]| inputs.iter().cloned().chain(samples.clone()).collect::<Vec<Dims>>();
         let inputs = with_samples(std::slice::from_ref(&qkv));
-        calls.push((Op::Attention { heads, causal, dropout, site }, inputs));
+        calls.push((Op::Attention(options), inputs));
         let inputs = with_samples(&[qkv.clone(), y.clone(), lse.clone(), y.clone()]);
-        calls.push((Op::AttentionGrad { heads, causal, dropout, site }, inputs));
+        calls.push((Op::AttentionGrad(options), inputs));
     }
     calls
 }

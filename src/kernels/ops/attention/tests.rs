@@ -16,11 +16,9 @@ fn ops(heads: usize, dropout: f32) -> [Op; 2] {
 }
 
 fn ops_of(causal: bool, heads: usize, dropout: f32) -> [Op; 2] {
-    let site = SITE;
-    [
-        Op::Attention { heads, causal, dropout, site },
-        Op::AttentionGrad { heads, causal, dropout, site },
-    ]
+    let (first_head, site) = (0, SITE);
+    let options = AttentionOptions { heads, first_head, causal, dropout, site };
+    [Op::Attention(options), Op::AttentionGrad(options)]
 }
 
 /// Returns `qkv [, samples]`.
@@ -44,7 +42,7 @@ fn grad_inputs(
     forward: &[(Shape, HostTensor<f64>)],
     rows: usize,
 ) -> Vec<(Shape, HostTensor<f64>)> {
-    let Op::Attention { heads, .. } = op else { panic!("{op} is not forward") };
+    let Op::Attention(AttentionOptions { heads, .. }) = op else { panic!("{op} is not forward") };
     let [_, t, width] = *forward[0].0.dims() else { panic!("qkv is (b, t, 3c)") };
     let [y, lse] = testing::reference(op, forward, rows).try_into().expect("two outputs");
     let y_shape = Shape::batched(&[1, t, width / 3]);

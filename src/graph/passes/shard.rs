@@ -1,0 +1,426 @@
+//! Tensor parallelism as a graph transformation (Shoeybi et al. 2019): returns what one rank of a
+//! tensor group computes of a forward graph.
+//!
+//! A product with a parameter that is split by its output columns computes these columns, from an
+//! input that all ranks have (column parallel); a product with one that is split by its inputs
+//! computes a part of each sum, which an all-reduce adds up (row parallel). Between the two, the
+//! values stay in columns. Attention has some of the heads, an embedding some rows of its table,
+//! and a cross-entropy some of the classes. All ranks have the same nodes and tensors, of other
+//! sizes, and all parameters and random numbers have the numbers that they have in the whole graph.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use crate::op::{AttentionOptions, ColumnRange, Op, Reduction};
+use crate::shapes::{self, Typed};
+use crate::split::SplitError;
+use crate::{Graph, Node, Parameter, ParameterSplit, PassKind, Role, ShapeError, Tensor};
+use potluck_core::{ParamId, Shape, Site, TensorId, TensorSlice};
+
+/// Reason why a graph cannot be divided over the ranks of a tensor group.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ShardError {
+    #[error("no parameter of the model can be split, so it has no tensor parallelism")]
+    NoRule,
+    #[error("{name}: {error}")]
+    ParameterSplit { name: String, error: SplitError },
+    #[error("{op} ({name}) cannot be divided over ranks: {why}")]
+    Op { op: String, name: String, why: String },
+}
+
+/// What one rank of a tensor group computes of a graph.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Shard {
+    pub graph: Graph,
+    /// By output of the graph: the ranges of its last dimension that this rank computes.
+    pub outputs: Vec<Vec<Range<usize>>>,
+}
+
+/// Returns what the rank at `position` of a tensor group computes of a forward graph, if the ranks
+/// have these shares of it. With one rank, that is all of it.
+///
+/// # Errors
+/// Returns [`ShardError`] if no parameter is split, if there is less to divide than ranks, or if an
+/// op reads a part of what it needs whole.
+///
+/// # Panics
+/// If `position` is not less than the number of shares, a share is not positive, or the graph is
+/// differentiated already.
+pub fn shard(graph: &Graph, shares: &[f64], position: usize) -> Result<Shard, ShardError> {
+    assert!(position < shares.len(), "position {position} of {} ranks", shares.len());
+    assert!(shares.iter().all(|share| share.is_finite() && *share > 0.0), "shares {shares:?}");
+    let is_forward = graph.nodes.iter().all(|node| node.phase == PassKind::Forward);
+    assert!(is_forward, "a graph is divided before it is differentiated");
+    if shares.len() > 1 && graph.parameters.iter().all(|parameter| parameter.split.is_none()) {
+        return Err(ShardError::NoRule);
+    }
+    let mut sharder = Sharder::new(graph);
+    if shares.len() > 1 {
+        sharder.graph.tensor_rank = Some(position as u32);
+        sharder.cut_parameters(shares, position)?;
+    }
+    for node in &graph.nodes {
+        sharder.add(node.clone())?;
+    }
+    Ok(sharder.finish())
+}
+
+/// Returns a differentiated graph of a rank without what the first rank of its tensor group reports
+/// for all: the loss, and the gradients of parameters that all ranks have. What the ranks report is
+/// then summed like that of ranks with other samples.
+pub fn reported_once(mut graph: Graph) -> Graph {
+    if graph.tensor_rank.is_none_or(|rank| rank == 0) {
+        return graph;
+    }
+    let is_of_all = |id: &TensorId| match graph.tensors[id.index()].role {
+        Role::Gradient(id) => graph.parameters[id.index()].rank.is_none(),
+        Role::Loss => true,
+        Role::Input | Role::Parameter(_) | Role::Activation => false,
+    };
+    graph.nodes.retain(|node| !node.outputs.iter().all(is_of_all));
+    graph
+}
+
+/// Traversal of the whole graph in the order of its nodes.
+struct Sharder<'a> {
+    whole: &'a Graph,
+    graph: Graph,
+    /// Nodes of the rank so far.
+    nodes: Vec<Node>,
+    /// By tensor: the ranges of its last dimension that the rank has; `None` for all of it.
+    columns: Vec<Option<Vec<Range<usize>>>>,
+    /// By tensor of the whole graph: the alias that later nodes read in its place.
+    renamed: HashMap<TensorId, TensorId>,
+    /// Aliases that enter what is divided, by the elements and shape of the tensor.
+    spread: HashMap<(TensorId, Shape), TensorId>,
+}
+
+impl<'a> Sharder<'a> {
+    fn new(whole: &'a Graph) -> Self {
+        Self {
+            whole,
+            graph: whole.clone(),
+            nodes: Vec::new(),
+            columns: vec![None; whole.tensors.len()],
+            renamed: HashMap::new(),
+            spread: HashMap::new(),
+        }
+    }
+
+    fn finish(mut self) -> Shard {
+        self.graph.nodes = self.nodes;
+        let mut outputs = Vec::new();
+        for (_, id) in &mut self.graph.outputs {
+            *id = self.renamed.get(id).copied().unwrap_or(*id);
+            let width = self.graph.tensors[id.index()].shape.last();
+            let whole = || std::iter::once(0..width).collect();
+            outputs.push(self.columns[id.index()].clone().unwrap_or_else(whole));
+        }
+        for carried in &mut self.graph.carried {
+            carried.output = self.renamed.get(&carried.output).copied().unwrap_or(carried.output);
+        }
+        Shard { graph: self.graph, outputs }
+    }
+
+    /// Cuts the parameters that have a split: each becomes as many as there are ranks, so that all
+    /// ranks number parameters and buckets alike.
+    fn cut_parameters(&mut self, shares: &[f64], position: usize) -> Result<(), ShardError> {
+        for parameter in std::mem::take(&mut self.graph.parameters) {
+            let Some(ParameterSplit { dimension, packed, unit }) = parameter.split else {
+                self.add_parameter(parameter);
+                continue;
+            };
+            let size = parameter.slice.whole_dims()[dimension] / packed;
+            let refused =
+                |error| ShardError::ParameterSplit { name: parameter.name.clone(), error };
+            for (rank, own) in unit.divide(size, shares).map_err(refused)?.into_iter().enumerate() {
+                let of_tensor = |nth: usize| nth * size + own.start..nth * size + own.end;
+                let ranges: Vec<Range<usize>> = (0..packed).map(of_tensor).collect();
+                let slice = parameter.slice.with_ranges(dimension, &ranges);
+                // Ranges of a division are not empty, ascend and end with the dimension.
+                let slice = slice.unwrap_or_else(|error| panic!("{}: {error}", parameter.name));
+                let tensor = self.tensor_of_slice(&parameter, rank, &slice);
+                if rank == position {
+                    self.renamed.insert(parameter.tensor, tensor);
+                }
+                let name = format!("{}/{rank}", parameter.name);
+                let rank = Some(rank as u32);
+                self.add_parameter(Parameter { name, tensor, slice, rank, ..parameter.clone() });
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the tensor of a slice: that of the whole parameter for the first.
+    fn tensor_of_slice(
+        &mut self,
+        parameter: &Parameter,
+        rank: usize,
+        slice: &TensorSlice,
+    ) -> TensorId {
+        let tensor = Tensor {
+            name: format!("{}/{rank}", parameter.name),
+            shape: Shape::fixed(&slice.dims()),
+            ..self.graph.tensor(parameter.tensor).clone()
+        };
+        if rank == 0 {
+            self.graph.tensors[parameter.tensor.index()] = tensor;
+            return parameter.tensor;
+        }
+        self.graph.tensors.push(tensor);
+        self.columns.push(None);
+        TensorId(self.graph.tensors.len() as u32 - 1)
+    }
+
+    fn add_parameter(&mut self, parameter: Parameter) {
+        let id = ParamId(self.graph.parameters.len() as u32);
+        self.graph.tensors[parameter.tensor.index()].role = Role::Parameter(id);
+        self.graph.parameters.push(parameter);
+    }
+
+    /// Adds what the rank computes of a node of the whole graph.
+    fn add(&mut self, mut node: Node) -> Result<(), ShardError> {
+        for input in &mut node.inputs {
+            *input = self.renamed.get(input).copied().unwrap_or(*input);
+        }
+        let split = node.inputs.iter().map(|id| self.split_of(*id)).collect::<Vec<_>>();
+        let is_whole = |index: usize| self.columns[node.inputs[index].index()].is_none();
+        match (&node.op, &split[..]) {
+            (Op::MatMul { transpose_a: false, transpose_b: true }, [None, Some(weight)]) => {
+                match weight.dimension {
+                    0 => self.column_parallel(node),
+                    _ => self.row_parallel(node),
+                }
+            }
+            (Op::Embedding { .. }, [None, Some(table)]) if table.dimension == 0 => {
+                self.embedding(node)
+            }
+            (Op::CrossEntropy { .. }, _) if !is_whole(0) => self.cross_entropy(node),
+            (Op::Attention(options), [None, ..]) if !is_whole(0) => {
+                let options = *options;
+                self.attention(node, options)
+            }
+            (Op::Unary(_) | Op::Binary(_), _) => self.elementwise(node),
+            (Op::Reshape, [None]) => self.reshape(node),
+            (&Op::Dropout { p, site, columns: None }, [None, None]) if !is_whole(0) => {
+                self.dropout(node, p, site)
+            }
+            _ => {
+                let are_whole = (0..node.inputs.len()).all(is_whole);
+                if !are_whole || split.iter().any(Option::is_some) {
+                    return Err(self.refused(&node, "it reads what a rank has a part of"));
+                }
+                self.push(node, None)
+            }
+        }
+    }
+
+    /// Returns the split of a tensor that is a parameter which the ranks divide.
+    fn split_of(&self, tensor: TensorId) -> Option<ParameterSplit> {
+        let known = self.graph.parameters.iter().find(|parameter| parameter.tensor == tensor);
+        known.filter(|parameter| !parameter.slice.is_whole())?.split
+    }
+
+    /// Returns the ranges that a rank has of a dimension of a parameter.
+    fn ranges_of(&self, tensor: TensorId, dimension: usize) -> Vec<Range<usize>> {
+        let known = self.graph.parameters.iter().find(|parameter| parameter.tensor == tensor);
+        known.map_or_else(Vec::new, |parameter| parameter.slice.ranges(dimension).to_vec())
+    }
+
+    /// `x (.., k), weight (n of N, k)`: columns of the product.
+    fn column_parallel(&mut self, mut node: Node) -> Result<(), ShardError> {
+        if self.columns[node.inputs[0].index()].is_some() {
+            return Err(self.refused(&node, "of its input a rank has some columns"));
+        }
+        node.inputs[0] = self.spread(node.inputs[0], &node);
+        let ranges = self.ranges_of(node.inputs[1], 0);
+        self.push(node, Some(ranges))
+    }
+
+    /// `x (.., k of K), weight (n, k of K)`: a term of the product.
+    fn row_parallel(&mut self, node: Node) -> Result<(), ShardError> {
+        let ranges = self.ranges_of(node.inputs[1], 1);
+        if self.columns[node.inputs[0].index()].as_ref() != Some(&ranges) {
+            return Err(self.refused(&node, "a rank has other columns of its input"));
+        }
+        let sums = node.outputs.clone();
+        let block = node.block;
+        self.push(node, None)?;
+        self.all_reduce(&sums, Reduction::Sum, block);
+        Ok(())
+    }
+
+    /// `ids, table (v of V, c)`: the rows that the rank has, which are zeros on all others.
+    fn embedding(&mut self, mut node: Node) -> Result<(), ShardError> {
+        let ranges = self.ranges_of(node.inputs[1], 0);
+        node.op = Op::Embedding { first: ranges[0].start };
+        let rows = node.outputs.clone();
+        let block = node.block;
+        self.push(node, None)?;
+        self.all_reduce(&rows, Reduction::Sum, block);
+        Ok(())
+    }
+
+    /// `logits (n, v of V), targets`: the loss over the classes that the rank has.
+    fn cross_entropy(&mut self, mut node: Node) -> Result<(), ShardError> {
+        let ranges = self.columns[node.inputs[0].index()].clone().unwrap_or_default();
+        let [own] = &ranges[..] else {
+            return Err(self.refused(&node, "classes are divided as one range"));
+        };
+        let classes = self.width_of(node.inputs[0]);
+        node.op = Op::CrossEntropy { first: own.start };
+        let results = node.outputs.clone();
+        let block = node.block;
+        self.push(node, None)?;
+        self.all_reduce(&results, Reduction::CrossEntropy { classes }, block);
+        Ok(())
+    }
+
+    /// `qkv (b, t, 3c)` by heads.
+    fn attention(&mut self, mut node: Node, options: AttentionOptions) -> Result<(), ShardError> {
+        let ranges = self.columns[node.inputs[0].index()].clone().unwrap_or_default();
+        let whole = self.width_of(node.inputs[0]) / 3;
+        let columns = whole / options.heads;
+        let [q, k, v] = &ranges[..] else {
+            return Err(self.refused(&node, "queries, keys and values are not packed"));
+        };
+        let starts_with = |range: &Range<usize>, nth: usize| {
+            *range == (nth * whole + q.start..nth * whole + q.end)
+        };
+        let is_of_heads = q.start.is_multiple_of(columns) && q.end.is_multiple_of(columns);
+        if !is_of_heads || !starts_with(k, 1) || !starts_with(v, 2) {
+            return Err(self.refused(&node, "a rank has not the same whole heads of each"));
+        }
+        let own =
+            AttentionOptions { heads: q.len() / columns, first_head: q.start / columns, ..options };
+        node.op = Op::Attention(own);
+        let own = vec![q.clone()];
+        self.push(node, Some(own))
+    }
+
+    /// Ops that compute each column of the last dimension from the same columns of their inputs.
+    fn elementwise(&mut self, node: Node) -> Result<(), ShardError> {
+        let is_cut_by_columns = |id: &TensorId| {
+            let rank = self.graph.tensor(*id).shape.rank();
+            self.split_of(*id).is_none_or(|split| split.dimension + 1 == rank)
+        };
+        if !node.inputs.iter().all(is_cut_by_columns) {
+            return Err(self.refused(&node, "a rank has rows of its input, and not columns"));
+        }
+        let columns = self.columns_of(node.inputs[0]);
+        if node.inputs[1..].iter().any(|other| self.columns_of(*other) != columns) {
+            return Err(self.refused(&node, "a rank has other columns of its inputs"));
+        }
+        self.push(node, columns)
+    }
+
+    /// `x (.., c of C), samples`: the columns of the mask of all.
+    fn dropout(&mut self, mut node: Node, p: f32, site: Site) -> Result<(), ShardError> {
+        let ranges = self.columns[node.inputs[0].index()].clone().unwrap_or_default();
+        let [own] = &ranges[..] else {
+            return Err(self.refused(&node, "columns are divided as one range"));
+        };
+        let columns = ColumnRange { first: own.start, all: self.width_of(node.inputs[0]) };
+        node.op = Op::Dropout { p, site, columns: Some(columns) };
+        self.push(node, Some(ranges))
+    }
+
+    fn reshape(&mut self, node: Node) -> Result<(), ShardError> {
+        let (input, output) = (node.inputs[0], node.outputs[0]);
+        if let Some(ranges) = self.columns_of(input) {
+            let shape = &self.graph.tensor(output).shape;
+            if shape.last() != self.width_of(input) {
+                return Err(self.refused(&node, "it joins or divides columns"));
+            }
+            let mut dims = shape.dims().to_vec();
+            dims.pop();
+            dims.push(self.graph.tensor(input).shape.last());
+            self.graph.tensors[output.index()].shape = shape.with_dims(&dims);
+            self.columns[output.index()] = Some(ranges);
+        }
+        // The input may be an alias of the one that the whole graph has.
+        self.graph.tensors[output.index()].alias_of = Some(input);
+        self.nodes.push(node);
+        Ok(())
+    }
+
+    /// Returns the ranges of the last dimension that a rank has of a tensor; `None` for all of it.
+    fn columns_of(&self, tensor: TensorId) -> Option<Vec<Range<usize>>> {
+        match self.split_of(tensor) {
+            Some(ParameterSplit { dimension, .. }) => Some(self.ranges_of(tensor, dimension)),
+            None => self.columns[tensor.index()].clone(),
+        }
+    }
+
+    /// Returns the last dimension of a tensor in the whole graph.
+    fn width_of(&self, tensor: TensorId) -> usize {
+        let of = if tensor.index() < self.whole.tensors.len() { self.whole } else { &self.graph };
+        of.tensor(tensor).shape.last()
+    }
+
+    /// Adds a node; `columns` are those of its first output that the rank computes.
+    fn push(&mut self, node: Node, columns: Option<Vec<Range<usize>>>) -> Result<(), ShardError> {
+        let typed = |id: &TensorId| {
+            let tensor = self.graph.tensor(*id);
+            (tensor.shape.clone(), tensor.dtype)
+        };
+        let inputs: Vec<Typed> = node.inputs.iter().map(typed).collect();
+        let outputs = shapes::outputs(&node.op, &inputs);
+        let outputs = outputs.map_err(|ShapeError { why, .. }| self.refused(&node, &why))?;
+        for (nth, (id, (shape, _))) in node.outputs.iter().zip(outputs).enumerate() {
+            self.graph.tensors[id.index()].shape = shape;
+            // Further outputs, such as statistics, have no columns that another op could read.
+            let of_output =
+                columns.clone().map(|ranges| if nth == 0 { ranges } else { Vec::new() });
+            self.columns[id.index()] = of_output;
+        }
+        self.nodes.push(node);
+        Ok(())
+    }
+
+    /// Returns the alias of a tensor that nodes read which compute a part.
+    fn spread(&mut self, tensor: TensorId, reader: &Node) -> TensorId {
+        let shape = self.graph.tensor(tensor).shape.clone();
+        let key = (self.graph.root(tensor), shape.clone());
+        if let Some(known) = self.spread.get(&key) {
+            return *known;
+        }
+        let alias = self.add_alias(tensor);
+        self.nodes.push(Node {
+            op: Op::Spread,
+            inputs: vec![tensor],
+            outputs: vec![alias],
+            accumulate: false,
+            phase: PassKind::Forward,
+            block: reader.block,
+        });
+        self.spread.insert(key, alias);
+        alias
+    }
+
+    /// Adds the reduction of what the ranks computed, which later nodes read in the place of the
+    /// results of this rank.
+    fn all_reduce(&mut self, results: &[TensorId], reduction: Reduction, block: u32) {
+        let aliases: Vec<TensorId> = results.iter().map(|id| self.add_alias(*id)).collect();
+        self.nodes.push(Node {
+            op: Op::AllReduce(reduction),
+            inputs: results.to_vec(),
+            outputs: aliases.clone(),
+            accumulate: false,
+            phase: PassKind::Forward,
+            block,
+        });
+        self.renamed.extend(results.iter().copied().zip(aliases));
+    }
+
+    fn add_alias(&mut self, tensor: TensorId) -> TensorId {
+        let shape = self.graph.tensor(tensor).shape.clone();
+        self.columns.push(None);
+        self.graph.add_alias(tensor, shape)
+    }
+
+    fn refused(&self, node: &Node, why: &str) -> ShardError {
+        let name = self.graph.tensor(node.outputs[0]).name.clone();
+        ShardError::Op { op: node.op.to_string(), name, why: why.into() }
+    }
+}

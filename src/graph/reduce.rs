@@ -1,0 +1,121 @@
+//! Reductions of what the ranks of a tensor group computed, on the host: in the order of the ranks,
+//! so that every rank goes on with the same bits.
+
+use super::Reduction;
+
+impl Reduction {
+    /// Returns the number of tensors that are reduced together.
+    pub fn tensors(self) -> usize {
+        match self {
+            Self::Sum => 1,
+            Self::CrossEntropy { .. } => 2,
+        }
+    }
+
+    /// Reduces the tensors of all ranks, `ranks[rank][tensor]`, of the same rows; returns the
+    /// reduced tensors.
+    ///
+    /// # Panics
+    /// If there is no rank, or the ranks have tensors of other lengths or numbers.
+    pub fn reduce(self, ranks: &[Vec<Vec<f32>>]) -> Vec<Vec<f32>> {
+        let mut reduced = ranks[0].clone();
+        assert_eq!(reduced.len(), self.tensors(), "tensors of {self:?}");
+        for rank in &ranks[1..] {
+            let lengths = |tensors: &[Vec<f32>]| tensors.iter().map(Vec::len).collect::<Vec<_>>();
+            assert_eq!(lengths(&reduced), lengths(rank), "ranks have the same tensors");
+        }
+        match self {
+            Self::Sum => {
+                for rank in &ranks[1..] {
+                    reduced[0].iter_mut().zip(&rank[0]).for_each(|(sum, value)| *sum += value);
+                }
+            }
+            Self::CrossEntropy { .. } => {
+                for row in 0..reduced[1].len() {
+                    let of_rank = |tensors: &Vec<Vec<f32>>| RowLoss {
+                        loss: f64::from(tensors[0][2 * row]),
+                        count: f64::from(tensors[0][2 * row + 1]),
+                        lse: f64::from(tensors[1][row]),
+                    };
+                    let RowLoss { loss, count, lse } = join(ranks.iter().map(of_rank));
+                    reduced[0][2 * row] = loss as f32;
+                    reduced[0][2 * row + 1] = count as f32;
+                    reduced[1][row] = lse as f32;
+                }
+            }
+        }
+        reduced
+    }
+}
+
+/// Loss of a row over some classes, the count of its target if it is one of them, or 0, and the
+/// logarithm of the sum of the exponentials of their logits.
+#[derive(Clone, Copy)]
+struct RowLoss {
+    loss: f64,
+    count: f64,
+    lse: f64,
+}
+
+/// Returns the loss over the classes of all ranks: `lse = m + log(sum_i exp(lse_i - m))` with the
+/// largest `m` of the `lse_i`, and the loss of the rank that has the target, of which `lse_i` is
+/// replaced by `lse`.
+fn join(ranks: impl Iterator<Item = RowLoss> + Clone) -> RowLoss {
+    let m = ranks.clone().map(|rank| rank.lse).fold(f64::NEG_INFINITY, f64::max);
+    let sum: f64 = ranks.clone().map(|rank| libm::exp(rank.lse - m)).sum();
+    let lse = m + libm::log(sum);
+    let mut joined = RowLoss { loss: 0.0, count: 0.0, lse };
+    for rank in ranks.filter(|rank| rank.count > 0.0) {
+        joined.loss += rank.loss + (lse - rank.lse);
+        joined.count += rank.count;
+    }
+    joined
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_are_in_the_order_of_the_ranks() {
+        let ranks = [1.0f32, 1e8, -1e8].map(|x| vec![vec![x, 2.0 * x]]);
+        let forward = (1.0f32 + 1e8) - 1e8;
+        assert_eq!(Reduction::Sum.reduce(&ranks), [[forward, 2.0 * forward]]);
+        let [a, b, c] = ranks;
+        assert_eq!(Reduction::Sum.reduce(&[b, c, a]), [[1.0, 2.0]]);
+    }
+
+    /// Rows whose target the first rank has, the second, and none; one with infinite and one with
+    /// undefined logits.
+    #[test]
+    fn losses_over_the_classes_of_ranks_are_the_loss_over_all() {
+        let logits = [[0.5, -1.0, 2.0, 3.5, -0.25], [900.0, -3.0, 899.0, 4.0, 901.0], [0.0; 5]];
+        let targets = [1, 4, u32::MAX as usize];
+        let over = |row: usize, classes: std::ops::Range<usize>| {
+            let own = &logits[row][classes.clone()];
+            let m = own.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let lse = m + own.iter().map(|x| (x - m).exp()).sum::<f64>().ln();
+            let has = classes.contains(&targets[row]);
+            let loss = if has { lse - logits[row][targets[row]] } else { 0.0 };
+            [loss, f64::from(u8::from(has)), lse]
+        };
+        let tensors = |classes: std::ops::Range<usize>| {
+            let rows: Vec<[f64; 3]> = (0..3).map(|row| over(row, classes.clone())).collect();
+            let parts = rows.iter().flat_map(|row| [row[0] as f32, row[1] as f32]).collect();
+            vec![parts, rows.iter().map(|row| row[2] as f32).collect()]
+        };
+        let reduction = Reduction::CrossEntropy { classes: 5 };
+        let joined = reduction.reduce(&[tensors(0..2), tensors(2..3), tensors(3..5)]);
+        let whole = tensors(0..5);
+        for (joined, whole) in joined.iter().flatten().zip(whole.iter().flatten()) {
+            assert!((joined - whole).abs() <= 1e-6 * whole.abs().max(100.0), "{joined} {whole}");
+        }
+        assert_eq!(joined[0][4..], [0.0, 0.0]);
+
+        let row = |loss: f32, count: f32, lse: f32| vec![vec![loss, count], vec![lse]];
+        let nan = reduction.reduce(&[row(0.5, 1.0, 1.0), row(0.0, 0.0, f32::NAN)]);
+        assert!(nan[0][0].is_nan() && nan[1][0].is_nan(), "{nan:?}");
+        let ignored = reduction.reduce(&[row(0.0, 0.0, 1.0), row(0.0, 0.0, f32::NAN)]);
+        assert_eq!(ignored[0], [0.0, 0.0]);
+    }
+}

@@ -1,0 +1,153 @@
+//! Splits of parameters: the dimension in which the ranks of a tensor group divide one, and the
+//! units of which each has some.
+
+use std::ops::Range;
+
+use potluck_core::format::counted;
+
+/// Things that the ranks of a tensor group divide.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SplitUnit {
+    /// Heads of attention, of `columns` columns each.
+    Heads { columns: usize },
+    /// Columns of a hidden layer, in multiples of 32.
+    Columns,
+    /// Rows of a vocabulary, in multiples of 64, or of less where there are too few.
+    Vocabulary,
+}
+
+/// The most columns that are divided together: the width of a tile of a product.
+const COLUMNS: usize = 32;
+/// The most rows of a vocabulary that are divided together.
+const ROWS: usize = 64;
+
+/// Split of a parameter over the ranks of a tensor group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ParameterSplit {
+    /// Dimension that is divided.
+    pub dimension: usize,
+    /// Tensors that are packed in this dimension, each of which is divided: 3 for queries, keys and
+    /// values in one.
+    pub packed: usize,
+    pub unit: SplitUnit,
+}
+
+impl ParameterSplit {
+    /// Creates a split of a dimension of one tensor.
+    pub fn new(dimension: usize, unit: SplitUnit) -> Self {
+        Self { dimension, packed: 1, unit }
+    }
+}
+
+/// Reason why something cannot be divided over so many ranks.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what} cannot be divided over {}: {}", counted(*.ranks, "rank", "ranks"), self.why())]
+pub struct SplitError {
+    /// The things, with their number: `4 heads`.
+    pub what: String,
+    pub ranks: usize,
+    /// The most ranks that they can be divided over.
+    pub most: usize,
+}
+
+impl SplitError {
+    fn why(&self) -> String {
+        match self.most {
+            0 | 1 => "they stay whole".into(),
+            most => format!("2 to {most} are possible"),
+        }
+    }
+}
+
+impl SplitUnit {
+    /// Returns the range of each rank of a dimension of `size` entries. A rank has as many units as
+    /// the shares say, at least one, and the last also what remains of a unit.
+    ///
+    /// # Errors
+    /// Returns [`SplitError`] if there are fewer units than ranks.
+    pub fn divide(self, size: usize, shares: &[f64]) -> Result<Vec<Range<usize>>, SplitError> {
+        let ranks = shares.len();
+        let unit = match self {
+            Self::Heads { columns } => columns,
+            Self::Columns => COLUMNS,
+            // A vocabulary of few characters is divided more finely.
+            Self::Vocabulary => largest_unit(size, ranks),
+        };
+        let units = size / unit.max(1);
+        if units < ranks {
+            let what = match self {
+                Self::Heads { .. } => counted(units, "head", "heads"),
+                Self::Columns => format!("{size} columns in multiples of {COLUMNS}"),
+                Self::Vocabulary => format!("a vocabulary of {size}"),
+            };
+            return Err(SplitError { what, ranks, most: units });
+        }
+        let mut ranges = Vec::with_capacity(ranks);
+        let mut start = 0;
+        for (rank, count) in apportion(units, shares).into_iter().enumerate() {
+            let end = if rank + 1 == ranks { size } else { start + count * unit };
+            ranges.push(start..end);
+            start = end;
+        }
+        Ok(ranges)
+    }
+}
+
+/// Returns the largest power of two, up to 64 rows, of which a vocabulary has one for each rank.
+fn largest_unit(size: usize, ranks: usize) -> usize {
+    let mut unit = ROWS;
+    while unit > 1 && size / unit < ranks {
+        unit /= 2;
+    }
+    unit
+}
+
+/// Returns how many of `units`, at least as many as shares, each share has: one, and then each
+/// further unit goes to the share that has the fewest for its size, the first of equal ones.
+fn apportion(units: usize, shares: &[f64]) -> Vec<usize> {
+    let mut counts = vec![1; shares.len()];
+    for _ in shares.len()..units {
+        let load = |rank: &usize| (counts[*rank] + 1) as f64 / shares[*rank];
+        let next = (0..shares.len()).min_by(|a, b| load(a).total_cmp(&load(b)));
+        if let Some(next) = next {
+            counts[next] += 1;
+        }
+    }
+    counts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_have_whole_units_by_their_shares() {
+        let heads = SplitUnit::Heads { columns: 16 };
+        assert_eq!(heads.divide(128, &[1.0, 1.0]).unwrap(), [0..64, 64..128]);
+        assert_eq!(heads.divide(128, &[3.0, 1.0]).unwrap(), [0..96, 96..128]);
+        assert_eq!(heads.divide(128, &[1e9, 1.0]).unwrap(), [0..112, 112..128]);
+        let three = [0..48, 48..96, 96..128];
+        assert_eq!(heads.divide(128, &[1.0; 3]).unwrap(), three);
+        // The last has what remains.
+        assert_eq!(SplitUnit::Columns.divide(100, &[1.0, 1.0]).unwrap(), [0..64, 64..100]);
+        assert_eq!(SplitUnit::Vocabulary.divide(50_257, &[1.0, 3.0]).unwrap()[0], 0..12_544);
+        assert_eq!(SplitUnit::Vocabulary.divide(65, &[1.0, 1.0]).unwrap(), [0..32, 32..65]);
+        let four = SplitUnit::Vocabulary.divide(65, &[1.0; 4]).unwrap();
+        assert_eq!(four, [0..16, 16..32, 32..48, 48..65]);
+    }
+
+    #[test]
+    fn what_has_too_few_units_says_how_many_ranks_it_could_have() {
+        let told = |unit: SplitUnit, size, ranks| {
+            unit.divide(size, &vec![1.0; ranks]).unwrap_err().to_string()
+        };
+        let heads = told(SplitUnit::Heads { columns: 8 }, 32, 5);
+        assert_eq!(heads, "4 heads cannot be divided over 5 ranks: 2 to 4 are possible");
+        let columns = told(SplitUnit::Columns, 63, 2);
+        let expected =
+            "63 columns in multiples of 32 cannot be divided over 2 ranks: they stay whole";
+        assert_eq!(columns, expected);
+        let words = told(SplitUnit::Vocabulary, 3, 4);
+        assert_eq!(words, "a vocabulary of 3 cannot be divided over 4 ranks: 2 to 3 are possible");
+    }
+}

@@ -1,0 +1,397 @@
+//! Shards of models on several devices, whose all-reduces the test computes between segments: they
+//! have the loss, the logits and the gradients of the whole graph, whatever the model's options.
+
+use std::collections::BTreeMap;
+
+use potluck_core::rng::Key;
+use potluck_core::{BucketId, ParamId, TensorId};
+use potluck_graph::model::{GptConfig, MlpConfig, MlpLoss, gpt, mlp};
+use potluck_graph::{
+    Bucket, Builder, Graph, Init, Op, Parameter, ParameterSplit, PassKind, Place, Plan,
+    PlanOptions, Reduction, Segment, Shard, ShardError, SplitUnit, Unary, differentiate, fuse,
+    init, reported_once, shard,
+};
+use potluck_kernels::exec::{BucketTensor, Cpu, Executor, PassContext};
+use proptest::prelude::*;
+
+use crate::common::{fill_inputs, nmse, parameter, pass};
+
+/// Model that is divided.
+#[derive(Clone, Debug)]
+enum Model {
+    Gpt(GptConfig),
+    Mlp(MlpConfig),
+}
+
+impl Model {
+    fn graph(&self) -> Graph {
+        match self {
+            Self::Gpt(config) => gpt(config).unwrap(),
+            Self::Mlp(config) => mlp(config).unwrap(),
+        }
+    }
+
+    /// Width of the output, and number of the ids and classes.
+    fn classes(&self) -> usize {
+        match self {
+            Self::Gpt(config) => config.vocabulary,
+            Self::Mlp(config) => config.widths[config.widths.len() - 1],
+        }
+    }
+}
+
+/// A model, and how it is divided.
+#[derive(Clone, Debug)]
+struct Case {
+    model: Model,
+    /// Samples of the micro-batch.
+    rows: usize,
+    shares: Vec<f64>,
+    fused: bool,
+}
+
+/// GPTs with as many heads, columns and classes as ranks, at least, of odd sizes.
+fn gpts() -> impl Strategy<Value = Case> {
+    let sizes = (4usize..7, 8usize..12, 4usize..90, 1usize..8, 1usize..3, 1usize..4);
+    let options = (any::<[bool; 4]>(), 0usize..3);
+    let shares = prop::collection::vec(0.2f64..4.0, 1..5);
+    (sizes, options, shares).prop_map(|(sizes, ([bias, tie, drops, fused], activation), shares)| {
+        let (heads, columns, vocabulary, context, layers, rows) = sizes;
+        let activation = [Unary::Gelu, Unary::GeluTanh, Unary::Relu][activation];
+        let dropout = if drops { 0.3 } else { 0.0 };
+        let width = heads * columns;
+        let config =
+            GptConfig { vocabulary, context, layers, heads, width, bias, dropout, tie, activation };
+        Case { model: Model::Gpt(config), rows, shares, fused }
+    })
+}
+
+/// Perceptrons with one to three hidden layers, also of odd numbers of columns.
+fn perceptrons() -> impl Strategy<Value = Case> {
+    let sizes = (1usize..9, 1usize..9, 1usize..4);
+    let hidden = prop::collection::vec(128usize..200, 1..4);
+    let shares = prop::collection::vec(0.2f64..4.0, 1..5);
+    (sizes, hidden, any::<[bool; 3]>(), shares).prop_map(
+        |((inputs, outputs, rows), hidden, [drops, classes, fused], shares)| {
+            let config = MlpConfig {
+                widths: [vec![inputs], hidden, vec![outputs]].concat(),
+                activation: Unary::Tanh,
+                dropout: if drops { 0.3 } else { 0.0 },
+                loss: if classes { MlpLoss::CrossEntropy } else { MlpLoss::SquaredError },
+            };
+            Case { model: Model::Mlp(config), rows, shares, fused }
+        },
+    )
+}
+
+/// One device of a tensor group.
+struct Rank {
+    device: Cpu<f64>,
+    outputs: Vec<Vec<std::ops::Range<usize>>>,
+    /// Output of the forward pass, once it has run.
+    values: Vec<f32>,
+}
+
+impl Rank {
+    fn new(part: Shard, fused: bool, rows: usize) -> Self {
+        let graph = reported_once(differentiate(part.graph).unwrap());
+        let graph = if fused { fuse(graph) } else { graph };
+        let plan = Plan::new(graph, PlanOptions::new(rows));
+        let mut device = Cpu::oracle(plan, 0);
+        write_parameters(&mut device);
+        Self { device, outputs: part.outputs, values: Vec::new() }
+    }
+
+    fn plan(&self) -> &Plan {
+        self.device.plan()
+    }
+}
+
+/// Sets every parameter to its slice of a tensor of numbers that follow from its name.
+fn write_parameters(device: &mut dyn Executor) {
+    let plan = device.plan().clone();
+    for (index, bucket) in plan.buckets.iter().enumerate().filter(|(index, _)| plan.held[*index]) {
+        let mut values = vec![0.0; bucket.length];
+        for (id, start) in &bucket.parameters {
+            let parameter = &plan.graph.parameters[id.index()];
+            let own = parameter.slice.cut(&whole_values(parameter));
+            values[*start..start + own.len()].copy_from_slice(&own);
+        }
+        let bucket = BucketId(index as u32);
+        device.write_bank(BucketTensor::Parameters, bucket, &values).unwrap();
+    }
+}
+
+fn whole_values(parameter: &Parameter) -> Vec<f32> {
+    let seed = parameter
+        .whole
+        .name
+        .bytes()
+        .fold(7, |hash: u64, byte| hash.wrapping_mul(31) + u64::from(byte));
+    let count: usize = parameter.slice.whole_dims().iter().product();
+    let shift = if parameter.init == Init::Ones { 1.0 } else { 0.0 };
+    (0..count).map(|index| (shift + 0.3 * Key::new(seed).normal(index as u64)) as f32).collect()
+}
+
+/// Reduction that a rank waits for, and the tensors of it that are reduced.
+type Site = (Reduction, Vec<TensorId>);
+
+impl Rank {
+    /// Runs segments from number `next` on, up to one that ends with a reduction; `None` at the end
+    /// of the backward pass.
+    fn run_to_reduction(&mut self, next: &mut usize, pass: &PassContext) -> Option<Site> {
+        let plan = self.device.plan().clone();
+        let is_forward = |segment: &Segment| segment.phase == PassKind::Forward;
+        let forward_end = plan.segments.iter().rposition(is_forward);
+        while *next < plan.segments.len() {
+            let nodes = plan.segments[*next].nodes.clone();
+            self.device.run(nodes.clone(), pass).unwrap();
+            if Some(*next) == forward_end {
+                self.values = self.device.read(plan.graph.outputs[0].1, pass).unwrap();
+            }
+            *next += 1;
+            let last = &plan.graph.nodes[nodes.end - 1];
+            if let Some(reduction) = last.op.reduction() {
+                return Some((reduction, last.outputs.clone()));
+            }
+        }
+        None
+    }
+}
+
+/// Runs one micro-batch on all ranks, from reduction to reduction, and what the host does there.
+fn run(ranks: &mut [Rank], pass: &PassContext, vocabulary: usize) {
+    for rank in ranks.iter_mut() {
+        rank.device.begin_step().unwrap();
+        fill_inputs(&mut rank.device, 0, pass.rows, 3, vocabulary as u32);
+    }
+    let mut next = vec![0; ranks.len()];
+    loop {
+        let run = |(rank, next): (&mut Rank, &mut usize)| rank.run_to_reduction(next, pass);
+        let sites: Vec<Option<Site>> = ranks.iter_mut().zip(&mut next).map(run).collect();
+        let Some((reduction, _)) = sites[0] else {
+            assert!(sites.iter().all(Option::is_none), "ranks end at other places: {sites:?}");
+            return;
+        };
+        let mut parts = Vec::new();
+        for (rank, site) in ranks.iter_mut().zip(&sites) {
+            let (of_rank, tensors) = site.as_ref().unwrap();
+            assert_eq!(*of_rank, reduction, "ranks reduce other things");
+            let read = |id: &TensorId| rank.device.read(*id, pass).unwrap();
+            parts.push(tensors.iter().map(read).collect::<Vec<Vec<f32>>>());
+        }
+        let reduced = reduction.reduce(&parts);
+        for (rank, site) in ranks.iter_mut().zip(&sites) {
+            for (tensor, values) in site.as_ref().unwrap().1.iter().zip(&reduced) {
+                let (tensor, range) = (rank.plan().graph.root(*tensor), 0..values.len());
+                let place = Place::Tensor { tensor, micro_batch: 0, range };
+                rank.device.write_place(&place, values).unwrap();
+            }
+        }
+    }
+}
+
+/// Returns the outputs, put together from the columns of all ranks, or those that each rank has
+/// whole.
+fn outputs(ranks: &[Rank], width: usize) -> Vec<f32> {
+    let mut whole: Vec<f32> = Vec::new();
+    let mut columns = 0;
+    for rank in ranks {
+        let own = rank.outputs[0].clone();
+        let count: usize = own.iter().map(std::ops::Range::len).sum();
+        whole.resize(rank.values.len() / count * width, 0.0);
+        for (row, values) in rank.values.chunks_exact(count).enumerate() {
+            let places = own.iter().cloned().flatten();
+            places.zip(values).for_each(|(column, value)| whole[row * width + column] = *value);
+        }
+        columns += count;
+    }
+    if columns == width * ranks.len() {
+        assert!(ranks.iter().all(|rank| rank.values == whole), "ranks have other outputs");
+    } else {
+        assert_eq!(columns, width, "each column is of one rank");
+    }
+    whole
+}
+
+fn check(case: &Case) {
+    let Case { model, rows, shares, fused } = case;
+    let (graph, classes) = (model.graph(), model.classes());
+    let part = |shares: &[f64], position| shard(&graph, shares, position).unwrap();
+    let mut whole = [Rank::new(part(&[1.0], 0), *fused, *rows)];
+    let parts = (0..shares.len()).map(|position| part(shares, position));
+    let mut ranks: Vec<Rank> = parts.map(|part| Rank::new(part, *fused, *rows)).collect();
+    let pass = pass(0, *rows);
+    run(&mut whole, &pass, classes);
+    run(&mut ranks, &pass, classes);
+    let error = nmse(&outputs(&ranks, classes), &outputs(&whole, classes));
+    assert!(error < 1e-9, "outputs: {error:e}");
+
+    let expected = whole[0].device.loss().unwrap();
+    let losses: Vec<(f64, f64)> =
+        ranks.iter_mut().map(|rank| rank.device.loss().unwrap()).collect();
+    let loss: f64 = losses.iter().map(|loss| loss.0).sum();
+    assert_eq!(losses.iter().map(|loss| loss.1).sum::<f64>(), expected.1);
+    assert!((loss - expected.0).abs() <= 1e-6 * expected.0.abs(), "{loss} {expected:?}");
+
+    let buckets = ranks[0].plan().buckets.clone();
+    assert!(ranks.iter().all(|rank| rank.plan().buckets == buckets), "buckets differ");
+    let gradients: BTreeMap<String, Vec<f32>> = graph
+        .parameters
+        .iter()
+        .map(|p| {
+            (p.name.clone(), parameter(&mut whole[0].device, BucketTensor::Gradients, &p.name))
+        })
+        .collect();
+    let square = |values: &[f32]| values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>();
+    let of_model: f64 = gradients.values().map(|values| square(values)).sum();
+    let mut elements = 0;
+    for of_rank in &ranks[0].plan().graph.parameters.clone() {
+        let expected = of_rank.slice.cut(&gradients[&of_rank.whole.name]);
+        elements += expected.len();
+        let mut sum = vec![0.0; expected.len()];
+        let mut holders = 0;
+        for (position, rank) in ranks.iter_mut().enumerate() {
+            let is_own = of_rank.rank.is_none_or(|rank| rank as usize == position);
+            assert_eq!(holds(rank.plan(), &of_rank.name), is_own, "{}", of_rank.name);
+            if is_own {
+                let own = parameter(&mut rank.device, BucketTensor::Gradients, &of_rank.name);
+                holders += usize::from(own.iter().any(|value| *value != 0.0));
+                sum.iter_mut().zip(own).for_each(|(sum, own)| *sum += own);
+            }
+        }
+        assert!(holders <= 1, "{} has the gradients of several ranks", of_rank.name);
+        let errors: Vec<f32> = sum.iter().zip(&expected).map(|(a, b)| a - b).collect();
+        // A tensor of small gradients is judged by those of the model.
+        let scale = square(&expected).max(1e-12 * of_model);
+        let error = square(&errors);
+        assert!(error <= 1e-9 * scale, "{}: {error:e} of {scale:e}", of_rank.name);
+    }
+    let whole_elements = gradients.values().map(Vec::len).sum::<usize>();
+    assert_eq!(elements, whole_elements, "slices are not all of the tensors");
+}
+
+/// Returns true if a device that runs a plan has a parameter.
+fn holds(plan: &Plan, name: &str) -> bool {
+    let id = plan.graph.parameters.iter().position(|parameter| parameter.name == name).unwrap();
+    let has = |bucket: &Bucket| bucket.parameters.iter().any(|(of, _)| of.index() == id);
+    plan.held[plan.buckets.iter().position(has).unwrap()]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn shards_of_a_gpt_have_the_gradients_of_the_whole(case in gpts()) {
+        check(&case);
+    }
+
+    #[test]
+    fn shards_of_a_perceptron_have_the_gradients_of_the_whole(case in perceptrons()) {
+        check(&case);
+    }
+}
+
+fn tiny() -> GptConfig {
+    GptConfig {
+        vocabulary: 65,
+        context: 4,
+        layers: 2,
+        heads: 4,
+        width: 32,
+        bias: true,
+        dropout: 0.1,
+        tie: true,
+        activation: Unary::Gelu,
+    }
+}
+
+/// Two all-reduces of activations and two of their gradients per layer, one of each for embedding
+/// and head, and the losses.
+#[test]
+fn a_layer_has_two_reductions_down_and_two_up() {
+    let part = shard(&gpt(&tiny()).unwrap(), &[1.0, 1.0], 1).unwrap();
+    let graph = fuse(differentiate(part.graph).unwrap());
+    let reductions = |forward: bool| {
+        let nodes = graph.nodes.iter().filter(|node| matches!(node.op, Op::AllReduce(_)));
+        nodes.filter(|node| (node.phase == PassKind::Forward) == forward).count()
+    };
+    assert_eq!((reductions(true), reductions(false)), (2 * 2 + 2, 2 * 2 + 1));
+    let slice =
+        |name: &str| graph.parameters.iter().find(|p| p.name == name).unwrap().slice.clone();
+    assert_eq!(slice("h.0.attn.c_attn.weight/1").ranges(0), [16..32, 48..64, 80..96]);
+    assert_eq!(slice("h.1.attn.c_proj.weight/1").ranges(1)[0], 16..32);
+    assert_eq!(slice("h.1.mlp.c_proj.weight/1").ranges(1)[0], 64..128);
+    assert_eq!(slice("wte.weight/1").ranges(0)[0], 32..65);
+    assert!(slice("h.0.attn.c_proj.bias").is_whole() && slice("wpe.weight").is_whole());
+}
+
+/// Initial values and dropout of a shard are those of the whole model.
+#[test]
+fn initial_values_are_slices_of_the_whole() {
+    let whole = gpt(&tiny()).unwrap();
+    for position in 0..2 {
+        let part = shard(&whole, &[1.0, 3.0], position).unwrap().graph;
+        for (index, parameter) in part.parameters.iter().enumerate() {
+            let whole_id = ParamId(parameter.whole.number);
+            let expected = parameter.slice.cut(&init::values(&whole, whole_id, 9));
+            let values = init::values(&part, ParamId(index as u32), 9);
+            assert_eq!(values, expected, "{}", parameter.name);
+        }
+    }
+}
+
+#[test]
+fn one_rank_computes_the_whole_graph() {
+    let whole = gpt(&tiny()).unwrap();
+    let part = shard(&whole, &[5.0], 0).unwrap();
+    assert_eq!((part.graph, part.outputs), (whole, vec![std::iter::once(0..65).collect()]));
+}
+
+#[test]
+fn what_cannot_be_divided_is_refused_by_name() {
+    let told =
+        |graph: &Graph, ranks: usize| shard(graph, &vec![1.0; ranks], 0).unwrap_err().to_string();
+    let error = told(&gpt(&tiny()).unwrap(), 5);
+    let expected = "h.0.attn.c_attn.weight: 4 heads cannot be divided over 5 ranks: 2 to 4 are \
+                    possible";
+    assert_eq!(error, expected);
+    let narrow = GptConfig { width: 12, heads: 2, ..tiny() };
+    assert!(told(&gpt(&narrow).unwrap(), 2).contains("48 columns in multiples of 32"));
+    let mut b = Builder::new();
+    let x = b.input("x", &[1, 64]);
+    let weight = b.parameter("weight", &[64, 64], Init::Zeros);
+    b.linear(x, weight, None).unwrap();
+    assert_eq!(shard(&b.finish(), &[1.0; 2], 0), Err(ShardError::NoRule));
+}
+
+/// A rule that leaves an op with a part of what it needs whole.
+#[test]
+fn an_op_that_needs_all_columns_is_refused() {
+    let graph = |norms: bool| {
+        let mut b = Builder::new();
+        let x = b.input("x", &[1, 8]);
+        let up = b.parameter("up", &[64, 8], Init::Zeros);
+        let mut y = b.linear(x, up, None).unwrap();
+        if norms {
+            y = b.softmax(y).unwrap();
+        }
+        let down = b.parameter("down", &[3, 64], Init::Zeros);
+        let y = b.linear(y, down, None).unwrap();
+        b.output("y", y);
+        b.split_parameters(|name| {
+            Some(ParameterSplit::new(usize::from(name == "down"), SplitUnit::Columns))
+        });
+        b.finish()
+    };
+    assert!(shard(&graph(false), &[1.0; 2], 0).is_ok());
+    let mut b = Builder::new();
+    let weight = b.parameter("weight", &[64, 8], Init::Zeros);
+    let scaled = b.scale(weight, 2.0).unwrap();
+    b.output("scaled", scaled);
+    b.split_parameters(|_| Some(ParameterSplit::new(0, SplitUnit::Columns)));
+    let error = shard(&b.finish(), &[1.0; 2], 0).unwrap_err().to_string();
+    assert!(error.ends_with("a rank has rows of its input, and not columns"), "{error}");
+    let error = shard(&graph(true), &[1.0; 2], 0).unwrap_err().to_string();
+    assert!(error.starts_with("softmax (softmax) cannot be divided over ranks"), "{error}");
+}
