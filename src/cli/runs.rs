@@ -16,7 +16,7 @@ use super::{UsageError, print};
 use crate::ui::ranks::short_name;
 use crate::ui::terminal::print_line;
 use potluck_core::Table;
-use potluck_train::checkpoint::{CheckpointError, Meta, Store};
+use potluck_train::checkpoint::{Meta, Store};
 use potluck_train::config::RunConfig;
 
 /// Bytes that are read from the end of a record: more than its longest lines have.
@@ -150,7 +150,7 @@ impl ListedRun {
             RunState::Running
         } else {
             match (&meta, &length) {
-                (Err(error @ CheckpointError::Format { .. }), _) => {
+                (Err(error), _) if error.is_of_another_version() => {
                     RunState::OtherVersion(error.to_string())
                 }
                 (Err(error), _) => RunState::Damaged(error.to_string()),

@@ -278,8 +278,12 @@ fn holds(plan: &Plan, name: &str) -> bool {
     plan.held[plan.buckets.iter().position(has).unwrap()]
 }
 
+fn generated() -> ProptestConfig {
+    ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(generated())]
 
     #[test]
     fn shards_of_a_gpt_have_the_gradients_of_the_whole(case in gpts()) {

@@ -86,10 +86,19 @@ fn a_locked_run_is_running_and_a_damaged_one_says_so() {
     assert!(table.contains("  damaged: "), "{table}");
 }
 
+/// A manifest with the hash of its content.
+fn rehashed(manifest: &str) -> String {
+    let is_hash = |line: &&str| line.starts_with("  \"blake3\": \"");
+    let others: Vec<&str> = manifest.split_inclusive('\n').filter(|line| !is_hash(line)).collect();
+    let hash = blake3::hash(others.concat().as_bytes()).to_hex();
+    let old = manifest.split_inclusive('\n').find(is_hash).unwrap();
+    manifest.replacen(old, &format!("  \"blake3\": \"{hash}\"\n"), 1)
+}
+
 #[test]
 fn a_run_without_its_file_or_of_another_version_is_not_damaged() {
     let desk = Desk::new();
-    for name in ["whole", "moved", "old"] {
+    for name in ["whole", "moved", "old", "new"] {
         desk.train(&format!("--name {name} --quiet --steps 2")).ok();
     }
     desk.train_with("sigterm@metrics:3", "--name stopped --quiet --steps 9").ended(75);
@@ -99,13 +108,24 @@ fn a_run_without_its_file_or_of_another_version_is_not_damaged() {
     for step in [0, 2] {
         let path = desk.path(&format!("runs/old/checkpoints/step-{step:08}/manifest.json"));
         let text = fs::read_to_string(&path).unwrap();
-        fs::write(&path, text.replacen("\"format\": 4", "\"format\": 2", 1)).unwrap();
+        assert!(text.contains("\"format\": 5"), "{text}");
+        fs::write(&path, text.replacen("\"format\": 5", "\"format\": 2", 1)).unwrap();
+        let path = desk.path(&format!("runs/new/checkpoints/step-{step:08}/manifest.json"));
+        let text = fs::read_to_string(&path).unwrap();
+        let text = text.replacen("\"needs\": []", "\"needs\": [\"float8\"]", 1);
+        fs::write(&path, rehashed(&text)).unwrap();
     }
     let rows = listed(&desk, "runs");
     let row = |name: &str| rows.iter().find(|row| row["name"] == name).unwrap();
-    for (name, state) in [("moved", "done"), ("stopped", "interrupted"), ("old", "other-version")] {
+    for (name, state) in [
+        ("moved", "done"),
+        ("stopped", "interrupted"),
+        ("old", "other-version"),
+        ("new", "other-version"),
+    ] {
         assert_eq!(row(name)["state"], state, "{}", row(name));
     }
+    assert!(row("new")["problem"].as_str().unwrap().contains("needs float8"), "{}", row("new"));
     assert_eq!((&row("stopped")["step"], &row("stopped")["steps"]), (&3.into(), &9.into()));
     assert!(row("old")["problem"].as_str().unwrap().contains("format 2"), "{}", row("old"));
     let table = desk.run("runs").ok().out;

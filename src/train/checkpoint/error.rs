@@ -92,3 +92,10 @@ pub enum CheckpointError {
     )]
     Shape { name: String, found: Vec<usize>, wanted: Vec<usize> },
 }
+
+impl CheckpointError {
+    /// Returns true for a checkpoint that is good for another version of potluck.
+    pub fn is_of_another_version(&self) -> bool {
+        matches!(self, Self::Format { .. } | Self::Needs { .. })
+    }
+}

@@ -194,9 +194,9 @@ impl Store {
     ///
     /// # Errors
     /// Returns `CheckpointError::None` if there is no checkpoint, the newest one's
-    /// `CheckpointError::Format` if all that were tried are of other formats, and
-    /// `CheckpointError::NoneGood`, with an older one that is left, if none of these is good for
-    /// other reasons.
+    /// `CheckpointError::Format` or `CheckpointError::Needs` if all that were tried are of other
+    /// versions, and `CheckpointError::NoneGood`, with an older one that is left, if none of these
+    /// is good for other reasons.
     pub fn load_latest(&self) -> Result<(Checkpoint, Vec<String>), CheckpointError> {
         let mut errors = Vec::new();
         let texts = |errors: &[CheckpointError]| -> Vec<String> {
@@ -222,7 +222,7 @@ impl Store {
             return Err(CheckpointError::None { path });
         }
         // Checkpoints of another version of potluck are good for that version.
-        if errors.iter().all(|error| matches!(error, CheckpointError::Format { .. })) {
+        if errors.iter().all(CheckpointError::is_of_another_version) {
             return Err(errors.swap_remove(0));
         }
         let older = steps.next().map(|step| self.path(step));
