@@ -224,7 +224,8 @@ fn check(case: &Case) {
     let pass = pass(0, *rows);
     run(&mut whole, &pass, classes);
     run(&mut ranks, &pass, classes);
-    let error = nmse(&outputs(&ranks, classes), &outputs(&whole, classes));
+    let of_whole = outputs(&whole, classes);
+    let error = nmse(&outputs(&ranks, classes), &of_whole);
     assert!(error < 1e-9, "outputs: {error:e}");
 
     let expected = whole[0].device.loss().unwrap();
@@ -232,7 +233,9 @@ fn check(case: &Case) {
         ranks.iter_mut().map(|rank| rank.device.loss().unwrap()).collect();
     let loss: f64 = losses.iter().map(|loss| loss.0).sum();
     assert_eq!(losses.iter().map(|loss| loss.1).sum::<f64>(), expected.1);
-    assert!((loss - expected.0).abs() <= 1e-6 * expected.0.abs(), "{loss} {expected:?}");
+    // Sums are exchanged in f32, so outputs are off by their last bits, whatever the loss is.
+    let tolerance = 1e-6 * (expected.0.abs() + expected.1);
+    assert!((loss - expected.0).abs() <= tolerance, "{loss} {expected:?}");
 
     let buckets = ranks[0].plan().buckets.clone();
     assert!(ranks.iter().all(|rank| rank.plan().buckets == buckets), "buckets differ");
@@ -245,6 +248,13 @@ fn check(case: &Case) {
         .collect();
     let square = |values: &[f32]| values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>();
     let of_model: f64 = gradients.values().map(|values| square(values)).sum();
+    // Gradients of a squared error are as uncertain as the difference of outputs and targets, of
+    // which the outputs come from sums in f32.
+    let cancellation = match model {
+        Model::Mlp(MlpConfig { loss: MlpLoss::SquaredError, .. }) => square(&of_whole) / expected.0,
+        _ => 0.0,
+    };
+    let tolerance = 1e-9 + 1e-12 * cancellation;
     let mut elements = 0;
     for of_rank in &ranks[0].plan().graph.parameters.clone() {
         let expected = of_rank.slice.cut(&gradients[&of_rank.whole.name]);
@@ -265,7 +275,7 @@ fn check(case: &Case) {
         // A tensor of small gradients is judged by those of the model.
         let scale = square(&expected).max(1e-12 * of_model);
         let error = square(&errors);
-        assert!(error <= 1e-9 * scale, "{}: {error:e} of {scale:e}", of_rank.name);
+        assert!(error <= tolerance * scale, "{}: {error:e} of {scale:e}", of_rank.name);
     }
     let whole_elements = gradients.values().map(Vec::len).sum::<usize>();
     assert_eq!(elements, whole_elements, "slices are not all of the tensors");
