@@ -21,22 +21,26 @@ struct Raw {
 
 /// Ranges that are no slice of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{ranges:?} are no ranges of dimension {dimension} of a tensor of {dims:?}")]
-pub struct SliceError {
-    pub dims: Vec<usize>,
-    pub dimension: usize,
-    pub ranges: Vec<Range<usize>>,
+pub enum SliceError {
+    #[error("{ranges:?} are no ranges of dimension {dimension} of a tensor of {dims:?}")]
+    Ranges { dims: Vec<usize>, dimension: usize, ranges: Vec<Range<usize>> },
+    #[error("a tensor of {dims:?} has more elements than can be counted")]
+    TooLarge { dims: Vec<usize> },
 }
 
 impl TryFrom<Raw> for TensorSlice {
     type Error = SliceError;
 
     fn try_from(raw: Raw) -> Result<Self, SliceError> {
+        let elements = raw.dims.iter().try_fold(1, |count: usize, dim| count.checked_mul(*dim));
+        if elements.is_none() {
+            return Err(SliceError::TooLarge { dims: raw.dims });
+        }
         let mut slice = Self::whole(&raw.dims);
         let (given, wanted) = (raw.ranges.len(), raw.dims.len());
         if given != wanted {
             let (dimension, ranges) = (given.min(wanted), Vec::new());
-            return Err(SliceError { dims: raw.dims, dimension, ranges });
+            return Err(SliceError::Ranges { dims: raw.dims, dimension, ranges });
         }
         for (dimension, ranges) in raw.ranges.into_iter().enumerate() {
             let ranges: Vec<Range<usize>> =
@@ -73,7 +77,8 @@ impl TensorSlice {
         dimension: usize,
         ranges: &[Range<usize>],
     ) -> Result<Self, SliceError> {
-        let error = || SliceError { dims: self.dims.clone(), dimension, ranges: ranges.to_vec() };
+        let error =
+            || SliceError::Ranges { dims: self.dims.clone(), dimension, ranges: ranges.to_vec() };
         let size = *self.dims.get(dimension).ok_or_else(error)?;
         let mut end = 0;
         for range in ranges {
@@ -226,6 +231,9 @@ mod tests {
         assert!(whole.with_ranges(1, &ranges(&[[0, 1]])).is_err());
         let error = serde_json::from_str::<TensorSlice>(r#"{"dims":[2],"ranges":[[[2,3]]]}"#);
         assert!(error.unwrap_err().to_string().contains("[2..3] are no ranges of dimension 0"));
+        let huge = r#"{"dims":[4294967296,4294967296],"ranges":[[[0,1]],[[0,1]]]}"#;
+        let error = serde_json::from_str::<TensorSlice>(huge).unwrap_err().to_string();
+        assert!(error.contains("more elements than can be counted"), "{error}");
         let error = serde_json::from_str::<TensorSlice>(r#"{"dims":[2],"ranges":[]}"#);
         assert!(error.is_err());
         let json = r#"{"dims":[4,2],"ranges":[[[0,1],[2,4]],[[0,2]]]}"#;

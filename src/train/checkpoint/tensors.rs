@@ -92,9 +92,15 @@ fn joined(
     if slices.is_empty() {
         return Ok(tensors);
     }
-    let is_there = |name: &String| tensors.iter().any(|tensor| tensor.name == *name);
-    if let Some(missing) = slices.keys().find(|name| !is_there(name)) {
-        return Err(format!("it has no slice '{missing}'"));
+    // All of them before anything is made, so that nothing is larger than the file.
+    for (name, SavedSlice { slice, .. }) in slices {
+        let Some(part) = tensors.iter().find(|tensor| tensor.name == *name) else {
+            return Err(format!("it has no slice '{name}'"));
+        };
+        let (found, wanted) = (&part.shape, slice.dims());
+        if *found != wanted {
+            return Err(format!("its slice '{name}' is {found:?} instead of {wanted:?}"));
+        }
     }
     let mut whole: Vec<NamedTensor> = Vec::new();
     // By name: its place in `whole`, and which of its elements the slices so far have.
@@ -107,15 +113,10 @@ fn joined(
             whole.push(part);
             continue;
         };
-        if part.shape != slice.dims() {
-            let (found, wanted) = (part.shape, slice.dims());
-            return Err(format!("its slice '{}' is {found:?} instead of {wanted:?}", part.name));
-        }
         if !open.contains_key(tensor.as_str()) {
             if whole.iter().any(|other| other.name == *tensor) {
                 return Err(format!("it has the tensor '{tensor}' whole and in slices"));
             }
-            // The slices are of as many elements, so that nothing is made larger than the file.
             let of_tensor = slices.values().filter(|other| other.tensor == *tensor);
             let elements = of_tensor.map(|other| other.slice.elements()).sum();
             let shape = slice.whole_dims().to_vec();

@@ -382,6 +382,17 @@ fn slices_of_a_tensor_are_put_together() {
     let wrong = [("wte/0", wte.clone()), ("wte/1", inner.clone())];
     let error = told(&wrong, serde_json::json!({ "wte/0": of_outer, "wte/1": of_inner }));
     assert!(error.contains("its slice 'wte/0' is [3, 4] instead of [3, 2]"), "{error}");
+    // One that claims more than the file has is refused before anything is made of it.
+    let huge = serde_json::json!({ "wte/0": of_outer, "wte/1": [[[0, 3]], [[0, 4]]] });
+    with_slices(&path, &parts, huge);
+    forge(&path, |json| {
+        let slice = &mut json["files"][0]["slices"]["wte/1"]["slice"];
+        *slice = serde_json::json!({
+            "dims": [1u64 << 40, 4], "ranges": [[[0, 1u64 << 40]], [[0, 4]]]
+        });
+    });
+    let error = refused(&path, PARAMETERS);
+    assert!(error.contains("its slice 'wte/1' is [3, 2] instead of [1099511627776, 4]"), "{error}");
     for order in [["wte", "wte/0", "wte/1"], ["wte/0", "wte/1", "wte"]] {
         let part = |name| match name {
             "wte" => ("wte", wte.clone()),
