@@ -13,6 +13,7 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use axis::TickAxis;
+use potluck_core::format::xml_character;
 
 /// Units of a drawing per pixel: places are whole numbers, and pixels are too coarse for curves.
 const UNIT: u32 = 10;
@@ -158,5 +159,7 @@ fn text_at(
     (size, color): (u32, RGBColor),
 ) -> DrawResult {
     let style = ("sans-serif", units(size)).into_font().color(&color);
-    area.draw_text(text, &style.pos(Pos::new(HPos::Left, VPos::Center)), place)
+    // The drawing library escapes signs of markup only.
+    let text: String = text.chars().map(xml_character).collect();
+    area.draw_text(&text, &style.pos(Pos::new(HPos::Left, VPos::Center)), place)
 }

@@ -50,7 +50,7 @@ impl TickAxis {
         let (least, most) = values.fold((f64::INFINITY, f64::NEG_INFINITY), wider);
         let (least, most) = if least <= most { (least, most) } else { (0.0, 1.0) };
         let start = least.floor();
-        Self::of(start..most.ceil().max(start + 1.0), 9, 1.0)
+        Self::of(start..most.ceil().max(start + 1.0), 8, 1.0)
     }
 
     /// Creates the axis from 0 to a round value that is not less than `most`, with five ticks.
@@ -149,6 +149,7 @@ mod tests {
         assert_eq!(ends(&[12.0, 28.0, 13.3]), (12.0, 28.0, 9));
         assert_eq!((ends(&[3.0]), ends(&[])), ((3.0, 4.0, 2), (0.0, 1.0, 2)));
         assert_eq!(ends(&[-3.5, 6.2]), (-4.0, 7.0, 6));
+        assert_eq!(ends(&[10.5, 18.2]).2, 5, "nine at most, and these are two apart");
     }
 
     #[test]

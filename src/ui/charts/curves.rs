@@ -11,7 +11,7 @@ use super::{
     BLUE, CHARACTER, DrawResult, FONT, GREEN, ORANGE, PURPLE, Plot, PlotAxis, PlotLine, SvgArea,
     TEXT, TITLE, document, text, units,
 };
-use potluck_core::format::{grouped, xml_character};
+use potluck_core::format::grouped;
 use potluck_core::metrics::{Curve, CurvePoint, Curves};
 
 /// Width of the drawing, and heights of its parts, in pixels.
@@ -126,8 +126,7 @@ fn title_text(title: &str) -> String {
     let count = title.chars().count();
     let left_out = if count > most { count + 2 - most } else { 0 };
     let dots = if left_out > 0 { ".." } else { "" };
-    // The drawing library escapes signs of markup only.
-    dots.chars().chain(title.chars().skip(left_out).map(xml_character)).collect()
+    dots.chars().chain(title.chars().skip(left_out)).collect()
 }
 
 /// Draws a panel; steps are labelled if there is space `below` for it.
