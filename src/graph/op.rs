@@ -343,11 +343,6 @@ impl Op {
         )
     }
 
-    /// Returns true if the outputs are the inputs under other names, so that the op has no kernel.
-    pub fn is_alias(&self) -> bool {
-        matches!(self, Op::Reshape | Op::Spread | Op::AllReduce(_))
-    }
-
     /// Returns the reduction that the host performs between this node, with which a segment ends,
     /// and the next.
     pub fn reduction(&self) -> Option<Reduction> {

@@ -243,22 +243,14 @@ impl<'a> Sharder<'a> {
         if self.columns[node.inputs[0].index()].as_ref() != Some(&ranges) {
             return Err(self.refused(&node, "a rank has other columns of its input"));
         }
-        let sums = node.outputs.clone();
-        let block = node.block;
-        self.push(node, None)?;
-        self.all_reduce(&sums, Reduction::Sum, block);
-        Ok(())
+        self.push_reduced(node, Reduction::Sum)
     }
 
     /// `ids, table (v of V, c)`: the rows that the rank has, which are zeros on all others.
     fn embedding(&mut self, mut node: Node) -> Result<(), ShardError> {
         let ranges = self.ranges_of(node.inputs[1], 0);
         node.op = Op::Embedding { first: ranges[0].start };
-        let rows = node.outputs.clone();
-        let block = node.block;
-        self.push(node, None)?;
-        self.all_reduce(&rows, Reduction::Sum, block);
-        Ok(())
+        self.push_reduced(node, Reduction::Sum)
     }
 
     /// `logits (n, v of V), targets`: the loss over the classes that the rank has.
@@ -269,11 +261,7 @@ impl<'a> Sharder<'a> {
         };
         let classes = self.width_of(node.inputs[0]);
         node.op = Op::CrossEntropy { first: own.start };
-        let results = node.outputs.clone();
-        let block = node.block;
-        self.push(node, None)?;
-        self.all_reduce(&results, Reduction::CrossEntropy { classes }, block);
-        Ok(())
+        self.push_reduced(node, Reduction::CrossEntropy { classes })
     }
 
     /// `qkv (b, t, 3c)` by heads.
@@ -398,19 +386,23 @@ impl<'a> Sharder<'a> {
         alias
     }
 
-    /// Adds the reduction of what the ranks computed, which later nodes read in the place of the
-    /// results of this rank.
-    fn all_reduce(&mut self, results: &[TensorId], reduction: Reduction, block: u32) {
+    /// Adds a node and the reduction of what the ranks compute with it, which later nodes read in
+    /// the place of the results of this rank.
+    fn push_reduced(&mut self, node: Node, reduction: Reduction) -> Result<(), ShardError> {
+        let results = node.outputs.clone();
+        let block = node.block;
+        self.push(node, None)?;
         let aliases: Vec<TensorId> = results.iter().map(|id| self.add_alias(*id)).collect();
         self.nodes.push(Node {
             op: Op::AllReduce(reduction),
-            inputs: results.to_vec(),
+            inputs: results.clone(),
             outputs: aliases.clone(),
             accumulate: false,
             phase: PassKind::Forward,
             block,
         });
-        self.renamed.extend(results.iter().copied().zip(aliases));
+        self.renamed.extend(results.into_iter().zip(aliases));
+        Ok(())
     }
 
     fn add_alias(&mut self, tensor: TensorId) -> TensorId {

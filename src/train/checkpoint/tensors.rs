@@ -120,9 +120,8 @@ fn joined(
             let of_tensor = slices.values().filter(|other| other.tensor == *tensor);
             let elements = of_tensor.map(|other| other.slice.elements()).sum();
             let shape = slice.whole_dims().to_vec();
-            if shape.iter().try_fold(1, |count: usize, dim| count.checked_mul(*dim))
-                != Some(elements)
-            {
+            // A slice that was read is of a tensor whose elements can be counted.
+            if shape.iter().product::<usize>() != elements {
                 return Err(format!("its slices of '{tensor}' are not all of it"));
             }
             open.insert(tensor, (whole.len(), vec![false; elements]));
