@@ -66,7 +66,7 @@ impl Profile {
         saved: &SavedData,
     ) -> Result<Self, TrainError> {
         let data = spec.load_data(saved)?;
-        let (training, _) = spec.training_graph(&data.shape)?;
+        let training = spec.training_graph(&data.shape)?.whole().clone();
         let plan = Plan::new(training, PlanOptions::new(spec.micro_batch as usize));
         let program = Arc::new(single_rank(&plan, spec.batch, spec.micro_batch));
         let source = spec.batch_source(&plan.graph, &data, 0, 0)?;
@@ -256,6 +256,7 @@ fn kernels(
             Instruction::ZeroGradients
             | Instruction::Send { .. }
             | Instruction::Recv { .. }
+            | Instruction::AllReduce { .. }
             | Instruction::Start(_)
             | Instruction::Wait(_) => continue,
             Instruction::Verdict => {

@@ -114,6 +114,10 @@ pub struct TrainArgs {
     /// (parallel.pipeline_stages)
     #[arg(long, value_name = "K", value_parser = stages, allow_negative_numbers = true)]
     pub pipeline: Option<u64>,
+    /// Divide the tensors of the model, or of each stage, among K devices that compute every sample
+    /// together (parallel.tensor_ranks)
+    #[arg(long, value_name = "K", value_parser = stages, allow_negative_numbers = true)]
+    pub tensor: Option<u64>,
     /// Schedule of a pipeline: 1f1b, gpipe, interleaved (with 2 model chunks per device, or
     /// parallel.virtual_stages) or zero-bubble (parallel.schedule)
     #[arg(long, value_name = "S")]
@@ -242,10 +246,11 @@ impl KeyFlag {
     }
 }
 
-/// Returns the flags of a pipeline.
-fn pipeline_flags(stages: Option<u64>, schedule: Option<&String>) -> [KeyFlag; 2] {
+/// Returns the flags of a pipeline and of tensor groups.
+fn part_flags(stages: Option<u64>, ranks: Option<u64>, schedule: Option<&String>) -> [KeyFlag; 3] {
     [
         KeyFlag::of_number("--pipeline", "parallel.pipeline_stages", stages),
+        KeyFlag::of_number("--tensor", "parallel.tensor_ranks", ranks),
         KeyFlag::of("--schedule", "parallel.schedule", schedule.cloned()),
     ]
 }
@@ -265,15 +270,15 @@ impl TrainArgs {
             KeyFlag::of_number("--seed", "train.seed", self.seed),
             KeyFlag::of_number("--log-every", "train.log_every", self.log_every),
         ];
-        flags.extend(pipeline_flags(self.pipeline, self.schedule.as_ref()));
+        flags.extend(part_flags(self.pipeline, self.tensor, self.schedule.as_ref()));
         flags
     }
 }
 
 impl CheckpointArgs {
     /// Returns the flags that set keys to what was typed, as it is.
-    pub fn key_flags(&self) -> [KeyFlag; 2] {
-        pipeline_flags(self.pipeline, self.schedule.as_ref())
+    pub fn key_flags(&self) -> [KeyFlag; 3] {
+        part_flags(self.pipeline, self.tensor, self.schedule.as_ref())
     }
 }
 
@@ -287,12 +292,15 @@ pub struct CheckpointArgs {
     pub best: bool,
     /// Devices: auto (the first hardware GPU, or else the CPU), or a selector or list of selectors
     /// as for `potluck train`; `eval` and `predict` divide the samples among them, `generate` uses
-    /// the first, or the first K with --pipeline K
+    /// the first, or as many as --pipeline and --tensor need
     #[arg(long, value_name = "SELECTOR,..", default_value = "auto")]
     pub devices: String,
     /// Run the model as a pipeline of K devices
     #[arg(long, value_name = "K", value_parser = stages, allow_negative_numbers = true)]
     pub pipeline: Option<u64>,
+    /// Divide the tensors of the model, or of each stage, among K devices
+    #[arg(long, value_name = "K", value_parser = stages, allow_negative_numbers = true)]
+    pub tensor: Option<u64>,
     /// Schedule of the pipeline: 1f1b, gpipe, interleaved (with 2 model chunks per device, or
     /// --set virtual_stages=V) or zero-bubble
     #[arg(long, value_name = "S")]
@@ -642,8 +650,8 @@ fn listening(typed: &str) -> Result<SocketAddr, String> {
     Err("expects an address and a port, such as 0.0.0.0:7717 or :7717".into())
 }
 
-/// Reads the stages of a pipeline. What is a number, but out of range, is refused with the key of
-/// the configuration.
+/// Reads the stages of a pipeline, or the ranks of a tensor group. What is a number, but out of
+/// range, is refused with the key of the configuration.
 fn stages(typed: &str) -> Result<u64, String> {
     typed.parse().map_err(|_| "expects a whole number from 1 to 64".into())
 }

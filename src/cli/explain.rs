@@ -14,7 +14,6 @@ use instructions::program;
 use memory::memory;
 use placement::{ExplainedPlacement, with_placement};
 use potluck_bench::profile::Profile;
-use potluck_graph::passes::fuse::Fusion;
 use potluck_graph::print::{fusion_table, graph_dot, graph_table};
 use potluck_parallel::Placement;
 use potluck_train::error::TrainError;
@@ -60,12 +59,13 @@ pub fn explanation(
 ) -> anyhow::Result<Explanation> {
     let text = match explain {
         Explain::Graph => {
-            let (plans, fused) = planned(spec, &resumed.data)?;
+            let plans = planned(spec, &resumed.data)?;
             let graph = &plans.of_rows(spec.micro_batch).graph;
-            graph_table(graph) + &fusion_table(&fused, spec.micro_batch as usize)
+            let fused = plans.model().fusions();
+            graph_table(graph) + &fusion_table(fused, spec.micro_batch as usize)
         }
         Explain::Dot => {
-            let (plans, _) = planned(spec, &resumed.data)?;
+            let plans = planned(spec, &resumed.data)?;
             graph_dot(&plans.of_rows(spec.micro_batch).graph)
         }
         Explain::Memory => return table(spec, &resumed, memory),
@@ -86,10 +86,9 @@ pub fn explanation(
     Ok(text.into())
 }
 
-/// Returns the plans of the run's training graph, and what of it is fused.
-fn planned(spec: &RunSpec, saved_data: &SavedData) -> anyhow::Result<(Plans, Vec<Fusion>)> {
-    let (training, fused) = spec.training_graph(&data_shape(spec, saved_data)?)?;
-    Ok((Plans::new(training), fused))
+/// Returns the plans of the run's training graph.
+fn planned(spec: &RunSpec, saved_data: &SavedData) -> anyhow::Result<Plans> {
+    Ok(Plans::new(spec.training_graph(&data_shape(spec, saved_data)?)?))
 }
 
 /// Returns a table that describes the placement of a run, below a note on what is not known of it.

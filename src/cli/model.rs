@@ -11,7 +11,6 @@ use crate::ui::terminal::{Terminal, print_line};
 use potluck_core::Rank;
 use potluck_core::metrics::{Event, Sink, Unit};
 use potluck_data::{DataDescription, Sampler, Split};
-use potluck_graph::Plan;
 use potluck_kernels::device::{AdapterKind, Selection};
 use potluck_train::checkpoint::{Checkpoint, CheckpointError, Store, is_checkpoint};
 use potluck_train::error::TrainError;
@@ -24,6 +23,7 @@ use potluck_train::runtime::pipelines::{ForwardUnits, ModelPipelines};
 use potluck_train::runtime::placement::candidates::selections;
 use potluck_train::runtime::placement::names::{distinct, is_auto};
 use potluck_train::runtime::placement::pipeline::{ForwardDevices, open_forward};
+use potluck_train::runtime::placement::plans::Plans;
 use potluck_train::runtime::workers::WorkerGroup;
 use potluck_train::sampling::Sampling;
 use potluck_train::signals::SignalFlags;
@@ -50,19 +50,19 @@ pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
         let why = "the run held nothing out; give --split train or --data PATH";
         return Err(TrainError::InvalidRequest(why.into()).into());
     }
-    let plan = spec.forward_plan(&data.shape, spec.micro_batch)?;
-    let graph = plan.graph.clone();
+    let plans = spec.forward_plans(&data.shape)?;
+    let graph = plans.model().whole();
     // Nothing is drawn from the sampler, so that the text may be shorter than one to train on.
     let sampler = Sampler::new(spec.seed, 1, spec.batch);
-    let source = BatchSource::new(&graph, data.dataset.clone(), sampler)?;
-    let task = data.task(&graph)?;
+    let source = BatchSource::new(graph, data.dataset.clone(), sampler)?;
+    let task = data.task(graph)?;
     let devices = &args.checkpoint.devices;
     let EvalDevices { mut group, pipelines, weights } =
-        open_for_eval(devices, &spec, checkpoint, plan)?;
+        open_for_eval(devices, &spec, checkpoint, &plans)?;
     let rows = vec![spec.micro_batch; weights.len()];
     let request = EvalRequest {
         source: &source,
-        graph: &graph,
+        graph,
         task: &task,
         pipelines: &pipelines,
         split,
@@ -177,11 +177,12 @@ pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
     // A prompt that cannot be continued is refused before any of it is printed.
     tokenizer.encode(&prompt).map_err(TrainError::from)?;
     let shape = DataShape::Tokens { vocabulary: tokenizer.vocabulary() };
-    let plan = spec.generation_plan(&shape)?;
-    let model = language_model(&plan.graph)?;
+    let plans = spec.generation_plans(&shape)?;
+    let model = language_model(plans.model().whole())?;
     let devices = &args.checkpoint.devices;
-    let first = first_devices(devices, spec.parallel.stages())?;
-    let EvalDevices { group, pipelines, .. } = open_on(first, &spec, checkpoint, plan)?;
+    let first = first_devices(devices, spec.parallel.devices_per_pipeline())?;
+    let opened = open_on(first, &spec, checkpoint, &plans, 1)?;
+    let EvalDevices { group, pipelines, .. } = opened;
     let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, seed: args.seed };
     super::print(args.prompt.as_deref().unwrap_or_default());
     let generation = generate::Generation {
@@ -263,13 +264,13 @@ pub(super) fn open_for_eval(
     devices: &str,
     spec: &RunSpec,
     checkpoint: Checkpoint,
-    plan: Plan,
+    plans: &Plans,
 ) -> anyhow::Result<EvalDevices> {
     let mut chosen = selections(devices)?;
-    if is_auto(devices) && !spec.parallel.has_stages() {
+    if is_auto(devices) && !spec.parallel.is_divided() {
         chosen.truncate(1);
     }
-    open_on(chosen, spec, checkpoint, plan)
+    open_on(chosen, spec, checkpoint, plans, spec.micro_batch)
 }
 
 /// Opens devices, with the checkpoint's parameters on them; of several that hold the whole model
@@ -278,16 +279,17 @@ fn open_on(
     devices: Vec<Selection>,
     spec: &RunSpec,
     checkpoint: Checkpoint,
-    plan: Plan,
+    plans: &Plans,
+    rows: u32,
 ) -> anyhow::Result<EvalDevices> {
     let options = options(spec, &devices);
-    let opened = open_forward(devices, &spec.parallel, &options, plan)?;
+    let opened = open_forward(devices, &spec.parallel, &options, plans, rows)?;
     for note in &opened.notes {
         print_line(note);
     }
     let ForwardDevices { group, pipelines, identities, .. } = opened;
     let mut weights = vec![1; pipelines.stages.len()];
-    if !pipelines.has_stages() && group.world() > 1 {
+    if !pipelines.is_divided() && group.world() > 1 {
         let recorded = &checkpoint.meta.placement.ranks;
         let mut shares = "with equal shares";
         if recorded.iter().map(|rank| &rank.identity).eq(&identities) {
@@ -330,7 +332,7 @@ fn options(spec: &RunSpec, devices: &[Selection]) -> Vec<OpenOptions> {
     let is_mixed = !devices.iter().all(is_gpu);
     let mut options = Vec::with_capacity(devices.len());
     for device in devices {
-        let is_tuned = is_gpu(device) && !(is_mixed && spec.parallel.has_stages());
+        let is_tuned = is_gpu(device) && !(is_mixed && spec.parallel.is_divided());
         let most = if is_tuned { TUNE_S_MAX } else { 0.0 };
         options.push(OpenOptions { tune_s: spec.opening.tune_s.min(most), ..spec.opening });
     }

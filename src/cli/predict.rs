@@ -48,10 +48,10 @@ pub fn predict(args: &PredictArgs) -> anyhow::Result<()> {
     };
     let samples = samples_of(&spec, &args.data, &description)?;
     let shape = saved.shape().ok_or_else(|| TrainError::Defect("data without sizes".into()))?;
-    let plan = spec.forward_plan(&shape, spec.micro_batch)?;
+    let plans = spec.forward_plans(&shape)?;
     let devices = &args.checkpoint.devices;
-    let graph = plan.graph.clone();
-    let opened = open_for_eval(devices, &spec, checkpoint, plan)?;
+    let graph = plans.model().whole();
+    let opened = open_for_eval(devices, &spec, checkpoint, &plans)?;
     let mut csv = csv_writer(&description)?;
     let mut right = 0;
     let mut bad = 0;
@@ -62,7 +62,7 @@ pub fn predict(args: &PredictArgs) -> anyhow::Result<()> {
         let EvalDevices { group, pipelines, weights } = &opened;
         let outputs = model_outputs(&OutputRequest {
             units: ForwardUnits { group, pipelines },
-            graph: &graph,
+            graph,
             output: "outputs",
             rows: rows.len() as u32,
             inputs: &[("inputs", inputs)],

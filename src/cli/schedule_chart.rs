@@ -35,9 +35,9 @@ pub fn explain(
     saved: Option<&Placement>,
 ) -> anyhow::Result<String> {
     let probe = probe(spec, saved_data)?;
-    if !spec.parallel.has_stages() {
-        let why =
-            "--explain schedule needs parallel.pipeline_stages of 2 or more; give --pipeline K";
+    if !spec.parallel.is_divided() {
+        let why = "--explain schedule needs parallel.pipeline_stages or parallel.tensor_ranks of \
+                   2 or more; give --pipeline K or --tensor K";
         return Err(UsageError(why.into()).into());
     }
     let (notes, chart) = with_placement(spec, saved_data, saved, Some(probe), priced_chart)?;
@@ -52,7 +52,7 @@ fn priced_chart(placement: &ExplainedPlacement) -> anyhow::Result<(String, Chart
     let laid_out = &placement.laid_out;
     let times = placement.measured_times()?;
     let links = vec![vec![LinkModel::INSTANT; placement.world()]; placement.world()];
-    let priced = price(&laid_out.written, &laid_out.whole, &times, &links)
+    let priced = price(&laid_out.written, laid_out.whole(), &times, &links)
         .map_err(|unknown| not_measured(placement, unknown))?;
     let mut runs = vec![Vec::new(); placement.world()];
     for span in &priced.spans {
@@ -67,7 +67,7 @@ fn priced_chart(placement: &ExplainedPlacement) -> anyhow::Result<(String, Chart
 
 fn not_measured(placement: &ExplainedPlacement, unknown: UnknownTime) -> RuntimeError {
     let UnknownTime { rank, block } = unknown;
-    let block = &placement.laid_out.whole.graph.blocks[block as usize];
+    let block = &placement.laid_out.whole().graph.blocks[block as usize];
     RuntimeError::InvalidRequest(format!(
         "there is no chart: {} has no memory to measure block {block} alone",
         placement.name(rank.index())
@@ -77,8 +77,8 @@ fn not_measured(placement: &ExplainedPlacement, unknown: UnknownTime) -> Runtime
 /// Returns the inputs with which blocks are measured: those of the run's first step.
 fn probe(spec: &RunSpec, saved_data: &SavedData) -> anyhow::Result<Probe> {
     let data = spec.load_data(saved_data)?;
-    let (training, _) = spec.training_graph(&data.shape)?;
-    let source = spec.batch_source(&training, &data, 0, 0)?;
+    let training = spec.training_graph(&data.shape)?;
+    let source = spec.batch_source(training.whole(), &data, 0, 0)?;
     Ok(Arc::new(move |rows| source.probe(1, rows as u32)))
 }
 
@@ -98,11 +98,15 @@ fn chart(placement: &ExplainedPlacement, runs: Vec<Vec<SegmentRun>>) -> Chart {
     let planned = &placement.planned;
     let mut rows = Vec::new();
     for (rank, runs) in runs.into_iter().enumerate() {
-        let Coordinates { data, pipeline: stage, .. } = placement.coordinates(rank);
+        let Coordinates { data, pipeline: stage, tensor } = placement.coordinates(rank);
         let of = if planned.mesh.data == 1 { String::new() } else { format!("pipeline {data} ") };
         let name = placement.name(rank);
         let blocks = placement.blocks(rank);
-        rows.push(RunsOfRow { label: format!("{of}stage {stage}: {name}, {blocks}"), runs });
+        let member = if planned.mesh.tensor == 1 { String::new() } else { format!(".{tensor}") };
+        rows.push(RunsOfRow {
+            label: format!("{of}stage {stage}{member}: {name}, {blocks}"),
+            runs,
+        });
     }
     let title = format!(
         "{}, {} stages, {}",

@@ -44,6 +44,8 @@ ids! {
     ChunkId(u32) "chunk ";
     /// A tensor that crosses from one rank to another in each micro-batch.
     EdgeId(u32) "edge ";
+    /// An all-reduce of tensors that the ranks of a tensor group compute in each micro-batch.
+    ReductionId(u32) "all-reduce ";
     /// A part of the plan that a device executes without further instructions.
     SegmentId(u32) "s";
     /// A buffer that memory planning assigns to activations by their liveness.

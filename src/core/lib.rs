@@ -26,8 +26,8 @@ pub use decode::{DecodeError, decode};
 pub use edge_piece::EdgePiece;
 pub use host_tensor::{HostTensor, HostTensorView};
 pub use ids::{
-    BucketId, ChunkId, EdgeId, Generation, NodeId, NodeRank, ParamId, Position, Rank, SegmentId,
-    Site, SlotId, TensorId,
+    BucketId, ChunkId, EdgeId, Generation, NodeId, NodeRank, ParamId, Position, Rank, ReductionId,
+    SegmentId, Site, SlotId, TensorId,
 };
 pub use lock::Lock;
 pub use round::{Nanos, Round};

@@ -46,6 +46,8 @@ settings! {
         "cut the model into more stages (PipelineOptions::stages)";
     VirtualStages: "parallel.virtual_stages", "PipelineOptions::virtual_stages";
     BlocksPerStage: "parallel.blocks_per_stage", "PipelineOptions::blocks_per_stage";
+    TensorRanks: "parallel.tensor_ranks", "TensorOptions::ranks";
+    TensorShares: "parallel.tensor_shares", "TensorOptions::shares";
     LearningRate: "optim.lr", "the learning rate";
     Clip: "optim.clip", "TrainerOptions::clip";
     /// Repair of parameters that differ, behind "set".

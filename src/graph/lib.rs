@@ -12,6 +12,7 @@ mod ids;
 pub mod init;
 pub mod memory_layout;
 pub mod model;
+mod model_graph;
 pub mod op;
 pub mod optim;
 mod part;
@@ -42,6 +43,8 @@ pub use op::{
     AttentionOptions, Binary, Cell, ColumnRange, EpilogueOp, IGNORE_INDEX, LossCount, Numbered, Op,
     Reduction, Unary,
 };
+
+pub use model_graph::{ModelGraph, RankGraph};
 
 pub use memory_layout::{Segment, Slot, SlotKind, TensorLocation};
 pub use part::PlanPart;

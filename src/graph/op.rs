@@ -153,7 +153,7 @@ pub struct ColumnRange {
 }
 
 /// Reductions of what the ranks of a tensor group computed, each in the order of the ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Reduction {
     /// `x -> y`: the sum, elementwise.
     Sum,

@@ -17,25 +17,30 @@ impl Reduction {
     ///
     /// # Panics
     /// If there is no rank, or the ranks have tensors of other lengths or numbers.
-    pub fn reduce(self, ranks: &[Vec<Vec<f32>>]) -> Vec<Vec<f32>> {
-        let mut reduced = ranks[0].clone();
+    pub fn reduce<T: AsRef<[f32]>>(self, ranks: &[Vec<T>]) -> Vec<Vec<f32>> {
+        let own = |tensor: &T| tensor.as_ref().to_vec();
+        let mut reduced: Vec<Vec<f32>> = ranks[0].iter().map(own).collect();
         assert_eq!(reduced.len(), self.tensors(), "tensors of {self:?}");
         for rank in &ranks[1..] {
-            let lengths = |tensors: &[Vec<f32>]| tensors.iter().map(Vec::len).collect::<Vec<_>>();
-            assert_eq!(lengths(&reduced), lengths(rank), "ranks have the same tensors");
+            let lengths = rank.iter().map(|tensor| tensor.as_ref().len());
+            let are_alike = reduced.iter().map(Vec::len).eq(lengths);
+            assert!(are_alike, "ranks have the same tensors");
         }
         match self {
             Self::Sum => {
                 for rank in &ranks[1..] {
-                    reduced[0].iter_mut().zip(&rank[0]).for_each(|(sum, value)| *sum += value);
+                    reduced[0]
+                        .iter_mut()
+                        .zip(rank[0].as_ref())
+                        .for_each(|(sum, value)| *sum += value);
                 }
             }
             Self::CrossEntropy { .. } => {
                 for row in 0..reduced[1].len() {
-                    let of_rank = |tensors: &Vec<Vec<f32>>| RowLoss {
-                        loss: f64::from(tensors[0][2 * row]),
-                        count: f64::from(tensors[0][2 * row + 1]),
-                        lse: f64::from(tensors[1][row]),
+                    let of_rank = |tensors: &Vec<T>| RowLoss {
+                        loss: f64::from(tensors[0].as_ref()[2 * row]),
+                        count: f64::from(tensors[0].as_ref()[2 * row + 1]),
+                        lse: f64::from(tensors[1].as_ref()[row]),
                     };
                     let RowLoss { loss, count, lse } = join(ranks.iter().map(of_rank));
                     reduced[0][2 * row] = loss as f32;
@@ -101,8 +106,10 @@ mod tests {
         };
         let tensors = |classes: std::ops::Range<usize>| {
             let rows: Vec<[f64; 3]> = (0..3).map(|row| over(row, classes.clone())).collect();
-            let parts = rows.iter().flat_map(|row| [row[0] as f32, row[1] as f32]).collect();
-            vec![parts, rows.iter().map(|row| row[2] as f32).collect()]
+            let losses = rows.iter().flat_map(|row| [row[0] as f32, row[1] as f32]);
+            let parts: Vec<f32> = losses.collect();
+            let lse: Vec<f32> = rows.iter().map(|row| row[2] as f32).collect();
+            vec![parts, lse]
         };
         let reduction = Reduction::CrossEntropy { classes: 5 };
         let joined = reduction.reduce(&[tensors(0..2), tensors(2..3), tensors(3..5)]);

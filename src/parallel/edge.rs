@@ -1,26 +1,36 @@
-//! Edges: tensors that cross from one rank of a pipeline to another.
+//! Edges: tensors that cross from one rank to others, between the stages of a pipeline or in an
+//! all-reduce of a tensor group.
 
 use std::ops::Range;
 
-use potluck_core::{Rank, Shape, TensorId};
+use potluck_core::{EdgeId, Rank, ReductionId, Shape, TensorId};
+use potluck_graph::Reduction;
 
-/// Tensor that one rank computes and another one reads, in each micro-batch: values in the forward
-/// pass, a gradient in the backward pass. [`potluck_core::EdgeId`] indexes the edges of a run.
+/// Tensor that one rank computes and others read, in each micro-batch: values in the forward pass,
+/// a gradient in the backward pass. [`potluck_core::EdgeId`] indexes the edges of a run.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Edge {
     /// Tensor in the whole graph, not an alias.
     pub tensor: TensorId,
     pub shape: Shape,
     pub from: Rank,
-    pub to: Rank,
+    /// Ranks that read it, ascending: one of another stage, or all of a tensor group, with `from`.
+    pub to: Vec<Rank>,
     /// The most micro-batches whose values may have been sent and not be received yet.
     pub in_flight: usize,
+    /// All-reduce that it is a part of.
+    pub reduction: Option<ReductionId>,
 }
 
 impl Edge {
     /// Returns the number of elements for a micro-batch of `rows` samples.
     pub fn elements(&self, rows: usize) -> usize {
         self.shape.elements(rows)
+    }
+
+    /// Returns true if a rank reads the tensor.
+    pub fn leads_to(&self, rank: Rank) -> bool {
+        self.to.contains(&rank)
     }
 
     /// Returns the ranges in which the elements of a micro-batch of `rows` samples are sent, each
@@ -31,8 +41,24 @@ impl Edge {
         starts.map(move |start| start..(start + piece_max).min(elements))
     }
 
-    /// Returns the most messages of the edge that are on their way at a time.
+    /// Returns the most messages of the edge that are on their way at a time to one rank.
     pub fn messages_max(&self, rows: usize, piece_max: usize) -> usize {
         self.in_flight * self.elements(rows).div_ceil(piece_max.max(1))
+    }
+}
+
+/// All-reduce of a tensor group: every rank sends what it has computed to all, and each reduces
+/// what all have in the order of the ranks.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct GroupReduction {
+    pub kind: Reduction,
+    /// Edges of the tensors that are reduced together, by rank of the group, then by tensor.
+    pub parts: Vec<Vec<EdgeId>>,
+}
+
+impl GroupReduction {
+    /// Returns the edges of all parts.
+    pub fn edges(&self) -> impl Iterator<Item = EdgeId> + Clone {
+        self.parts.iter().flatten().copied()
     }
 }

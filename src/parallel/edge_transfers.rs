@@ -1,12 +1,12 @@
 //! State machine of the tensors that one rank sends and receives: which pieces are read back, which
-//! have arrived, and which are written. It holds no values.
+//! have arrived, which are written, and which are reduced before. It holds no values.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{Edge, Event, StepError, Token};
-use potluck_core::{DType, EdgeId, EdgePiece, Rank};
+use super::{Edge, Event, GroupReduction, StepError, Token};
+use potluck_core::{DType, EdgeId, EdgePiece, Rank, ReductionId};
 use potluck_graph::Place;
 
 /// Edges of a run as its ranks see them.
@@ -14,6 +14,8 @@ use potluck_graph::Place;
 pub struct EdgeLayout {
     /// All edges of the run; [`EdgeId`] indexes them.
     pub edges: Arc<[Edge]>,
+    /// All all-reduces of the run; [`ReductionId`] indexes them.
+    pub reductions: Arc<[GroupReduction]>,
     /// The most elements of a message.
     pub piece_max: usize,
     /// The most rows of a micro-batch.
@@ -25,24 +27,40 @@ impl EdgeLayout {
         &self.edges[id.index()]
     }
 
+    pub fn reduction(&self, id: ReductionId) -> &GroupReduction {
+        &self.reductions[id.index()]
+    }
+
     /// Returns the most messages of edges that are on their way to a rank at a time.
     pub(crate) fn messages_to(&self, rank: Rank) -> usize {
-        let incoming = self.edges.iter().filter(|edge| edge.to == rank);
-        incoming.map(|edge| edge.messages_max(self.rows_max, self.piece_max)).sum()
+        let messages = |edge: &Edge| edge.messages_max(self.rows_max, self.piece_max);
+        self.at_a_time(|edge| if edge.leads_to(rank) { messages(edge) } else { 0 })
     }
 
     /// Returns the most messages of edges that a rank has read back and not sent at a time.
     pub fn messages_from(&self, rank: Rank) -> usize {
-        let outgoing = self.edges.iter().filter(|edge| edge.from == rank);
-        outgoing.map(|edge| edge.messages_max(self.rows_max, self.piece_max)).sum()
+        let messages = |edge: &Edge| edge.messages_max(self.rows_max, self.piece_max);
+        self.at_a_time(|edge| if edge.from == rank { messages(edge) } else { 0 })
     }
 
     /// Returns the most bytes of host memory that the values sent by a rank take at a time, until
     /// they are received.
     pub fn bytes_from(&self, rank: Rank) -> usize {
-        let outgoing = self.edges.iter().filter(|edge| edge.from == rank);
-        let elements = outgoing.map(|edge| edge.in_flight * edge.elements(self.rows_max));
-        elements.sum::<usize>().saturating_mul(DType::F32.bytes())
+        let elements = |edge: &Edge| edge.in_flight * edge.elements(self.rows_max);
+        let most = self.at_a_time(|edge| if edge.from == rank { elements(edge) } else { 0 });
+        most.saturating_mul(DType::F32.bytes())
+    }
+
+    /// Returns the sum of a count over the edges that may be in use at a time: all between stages,
+    /// and one all-reduce of each tensor group with its micro-batches in flight, which are those
+    /// that a rank begins before another one has ended the all-reduce before.
+    fn at_a_time(&self, count: impl Fn(&Edge) -> usize) -> usize {
+        let between_stages = self.edges.iter().filter(|edge| edge.reduction.is_none()).map(&count);
+        let of_reduction = |reduction: &GroupReduction| {
+            reduction.edges().map(|edge| count(self.edge(edge))).sum::<usize>()
+        };
+        let most = self.reductions.iter().map(of_reduction).max().unwrap_or(0);
+        between_stages.sum::<usize>() + most
     }
 
     /// Returns the place of a piece on a device.
@@ -50,6 +68,17 @@ impl EdgeLayout {
         let (tensor, micro_batch) = (self.edge(piece.edge).tensor, piece.micro_batch);
         Place::Tensor { tensor, micro_batch, range: piece.range.clone() }
     }
+}
+
+/// What becomes of a piece that has arrived.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Arrival {
+    /// It is kept until the program receives it, or until it is reduced with others.
+    Keep,
+    /// It is written now, and then the event is reported, if it completes its tensor.
+    Write(Option<Event>),
+    /// It is the last one of an all-reduce that the program waits for.
+    Reduce(ReductionId),
 }
 
 /// Progress of one tensor for one micro-batch on its receiver.
@@ -61,6 +90,15 @@ struct Incoming {
     elements: usize,
     /// Number of elements that the program waits for; `None` before its receive.
     awaited: Option<usize>,
+}
+
+impl Incoming {
+    /// Returns the pieces that have arrived, in order.
+    fn pieces(&self, edge: EdgeId, micro_batch: usize) -> Vec<EdgePiece> {
+        let piece =
+            |(start, end): (&usize, &usize)| EdgePiece { edge, micro_batch, range: *start..*end };
+        self.arrived.iter().map(piece).collect()
+    }
 }
 
 /// Transfers of edges of one rank in a step.
@@ -106,25 +144,60 @@ impl EdgeTransfers {
         let elements = self.layout.edge(edge).elements(rows);
         let incoming = self.incoming.entry((edge, micro_batch)).or_default();
         incoming.awaited = Some(elements);
-        let piece =
-            |(start, end): (&usize, &usize)| EdgePiece { edge, micro_batch, range: *start..*end };
-        let early: Vec<EdgePiece> = incoming.arrived.iter().map(piece).collect();
+        let early = incoming.pieces(edge, micro_batch);
         if let Some(outside) = early.iter().find(|piece| piece.range.end > elements) {
             return Err(StepError::UnexpectedPiece { piece: outside.clone() });
         }
         Ok((early, self.over(edge, micro_batch)))
     }
 
-    /// Processes a piece that has arrived. Returns true if it is to be written now, and the event
-    /// if that is all; a piece that is not to be written is kept until the program receives it.
+    /// Begins to wait for the parts of an all-reduce. Returns true if all have arrived.
+    ///
+    /// # Errors
+    /// Returns [`StepError::UnexpectedPiece`] if more has arrived than a part has.
+    pub fn all_reduce(
+        &mut self,
+        reduction: ReductionId,
+        micro_batch: usize,
+        rows: usize,
+    ) -> Result<bool, StepError> {
+        let edges: Vec<EdgeId> = self.layout.reduction(reduction).edges().collect();
+        for edge in edges {
+            self.receive(edge, micro_batch, rows)?;
+        }
+        Ok(self.is_whole(reduction, micro_batch))
+    }
+
+    /// Returns true if all parts of an all-reduce that the program waits for have arrived.
+    fn is_whole(&self, reduction: ReductionId, micro_batch: usize) -> bool {
+        let mut edges = self.layout.reduction(reduction).edges();
+        edges.all(|edge| {
+            let incoming = self.incoming.get(&(edge, micro_batch));
+            incoming.is_some_and(|incoming| incoming.awaited == Some(incoming.elements))
+        })
+    }
+
+    /// Returns the pieces of the parts of an all-reduce, by rank of the group, then by tensor, each
+    /// in order.
+    pub fn parts(&self, reduction: ReductionId, micro_batch: usize) -> Vec<Vec<Vec<EdgePiece>>> {
+        let pieces = |edge: &EdgeId| {
+            let incoming = self.incoming.get(&(*edge, micro_batch));
+            incoming.map_or_else(Vec::new, |incoming| incoming.pieces(*edge, micro_batch))
+        };
+        let of_rank = |edges: &Vec<EdgeId>| edges.iter().map(pieces).collect();
+        self.layout.reduction(reduction).parts.iter().map(of_rank).collect()
+    }
+
+    /// Processes a piece that has arrived, and returns what becomes of it.
     ///
     /// # Errors
     /// Returns [`StepError::UnexpectedPiece`] for a piece of an edge that does not lead to this
     /// rank, and for one that overlaps another or ends behind the tensor.
-    pub fn arrive(&mut self, piece: &EdgePiece) -> Result<(bool, Option<Event>), StepError> {
+    pub fn arrive(&mut self, piece: &EdgePiece) -> Result<Arrival, StepError> {
         let unexpected = || StepError::UnexpectedPiece { piece: piece.clone() };
-        let edge = self.layout.edges.get(piece.edge.index()).filter(|edge| edge.to == self.rank);
-        let elements_max = edge.ok_or_else(unexpected)?.elements(self.layout.rows_max);
+        let edge = self.layout.edges.get(piece.edge.index());
+        let edge = edge.filter(|edge| edge.leads_to(self.rank)).ok_or_else(unexpected)?;
+        let elements_max = edge.elements(self.layout.rows_max);
         let Range { start, end } = piece.range;
         let incoming = self.incoming.entry((piece.edge, piece.micro_batch)).or_default();
         let before = incoming.arrived.range(..end).next_back();
@@ -135,8 +208,12 @@ impl EdgeTransfers {
         }
         incoming.arrived.insert(start, end);
         incoming.elements += end - start;
-        let is_awaited = incoming.awaited.is_some();
-        Ok((is_awaited, self.over(piece.edge, piece.micro_batch)))
+        Ok(match edge.reduction {
+            _ if incoming.awaited.is_none() => Arrival::Keep,
+            None => Arrival::Write(self.over(piece.edge, piece.micro_batch)),
+            Some(id) if self.is_whole(id, piece.micro_batch) => Arrival::Reduce(id),
+            Some(_) => Arrival::Keep,
+        })
     }
 
     /// Returns the event of a tensor that has been received whole.
@@ -151,6 +228,7 @@ impl EdgeTransfers {
 mod tests {
     use super::*;
     use potluck_core::{Shape, TensorId};
+    use potluck_graph::Reduction;
 
     const EDGE: EdgeId = EdgeId(1);
 
@@ -160,11 +238,37 @@ mod tests {
             tensor: TensorId(7),
             shape: Shape::batched(&[1, 3]),
             from: Rank(from),
-            to: Rank(to),
+            to: vec![Rank(to)],
             in_flight: 2,
+            reduction: None,
         };
         let edges = vec![edge(1, 0), edge(0, 1)].into();
-        EdgeTransfers::new(Rank(rank), EdgeLayout { edges, piece_max: 4, rows_max: 3 })
+        let layout = EdgeLayout { edges, piece_max: 4, rows_max: 3, ..EdgeLayout::default() };
+        EdgeTransfers::new(Rank(rank), layout)
+    }
+
+    /// Two all-reduces of the ranks 0 and 1, of which the second has two tensors: 3 elements per
+    /// row, messages of 4 elements, up to 3 rows.
+    fn reducing(rank: u32) -> EdgeTransfers {
+        let edge = |from, reduction| Edge {
+            tensor: TensorId(7),
+            shape: Shape::batched(&[1, 3]),
+            from: Rank(from),
+            to: vec![Rank(0), Rank(1)],
+            in_flight: 2,
+            reduction: Some(ReductionId(reduction)),
+        };
+        let edges = [(0, 0), (1, 0), (0, 1), (0, 1), (1, 1), (1, 1)];
+        let edges = edges.map(|(from, reduction)| edge(from, reduction));
+        let reductions = [
+            GroupReduction { kind: Reduction::Sum, parts: vec![vec![EdgeId(0)], vec![EdgeId(1)]] },
+            GroupReduction {
+                kind: Reduction::CrossEntropy { classes: 4 },
+                parts: vec![vec![EdgeId(2), EdgeId(3)], vec![EdgeId(4), EdgeId(5)]],
+            },
+        ];
+        let (edges, reductions) = (Arc::from(edges), Arc::from(reductions));
+        EdgeTransfers::new(Rank(rank), EdgeLayout { edges, reductions, piece_max: 4, rows_max: 3 })
     }
 
     fn piece(range: Range<usize>) -> EdgePiece {
@@ -188,13 +292,48 @@ mod tests {
     #[test]
     fn what_arrives_early_is_kept_until_the_program_receives_it() {
         let mut to = transfers(1);
-        assert_eq!(to.arrive(&piece(4..8)), Ok((false, None)));
+        assert_eq!(to.arrive(&piece(4..8)), Ok(Arrival::Keep));
         assert_eq!(to.receive(EDGE, 5, 3), Ok((vec![piece(4..8)], None)));
-        assert_eq!(to.arrive(&piece(8..9)), Ok((true, None)));
-        assert_eq!(to.arrive(&piece(0..4)), Ok((true, done())));
+        assert_eq!(to.arrive(&piece(8..9)), Ok(Arrival::Write(None)));
+        assert_eq!(to.arrive(&piece(0..4)), Ok(Arrival::Write(done())));
         to.restart();
-        assert_eq!(to.arrive(&piece(0..3)), Ok((false, None)));
+        assert_eq!(to.arrive(&piece(0..3)), Ok(Arrival::Keep));
         assert_eq!(to.receive(EDGE, 5, 1), Ok((vec![piece(0..3)], done())));
+    }
+
+    /// Both parts are kept, also while the program waits; the last piece of all ends the wait.
+    #[test]
+    fn parts_of_an_all_reduce_are_kept_until_all_have_arrived() {
+        let of = |edge: u32, range| EdgePiece { edge: EdgeId(edge), micro_batch: 2, range };
+        let mut transfers = reducing(1);
+        assert_eq!(transfers.arrive(&of(0, 0..4)), Ok(Arrival::Keep));
+        assert_eq!(transfers.all_reduce(ReductionId(0), 2, 2), Ok(false));
+        assert_eq!(transfers.arrive(&of(1, 4..6)), Ok(Arrival::Keep));
+        assert_eq!(transfers.arrive(&of(1, 0..4)), Ok(Arrival::Keep));
+        assert_eq!(transfers.arrive(&of(0, 4..6)), Ok(Arrival::Reduce(ReductionId(0))));
+        let parts = [0, 1].map(|edge| vec![vec![of(edge, 0..4), of(edge, 4..6)]]);
+        assert_eq!(transfers.parts(ReductionId(0), 2), parts);
+
+        for edge in 2..6 {
+            assert_eq!(transfers.arrive(&of(edge, 0..3)), Ok(Arrival::Keep));
+        }
+        assert_eq!(transfers.all_reduce(ReductionId(1), 2, 1), Ok(true));
+        let longer = transfers.arrive(&of(5, 3..4)).unwrap_err();
+        assert_eq!(longer, StepError::UnexpectedPiece { piece: of(5, 3..4) });
+        let mut early = reducing(0);
+        assert_eq!(early.arrive(&of(1, 4..8)), Ok(Arrival::Keep));
+        let error = early.all_reduce(ReductionId(0), 2, 2).unwrap_err();
+        assert_eq!(error, StepError::UnexpectedPiece { piece: of(1, 4..8) });
+    }
+
+    /// Of the larger of the two all-reduces: 3 messages for each tensor of a micro-batch, of two
+    /// micro-batches, from each of two ranks.
+    #[test]
+    fn one_all_reduce_at_a_time_is_on_its_way() {
+        let layout = reducing(0).layout.clone();
+        assert_eq!((layout.messages_to(Rank(1)), layout.messages_from(Rank(1))), (24, 12));
+        assert_eq!(layout.bytes_from(Rank(0)), 2 * 2 * 9 * 4);
+        assert_eq!((layout.messages_to(Rank(2)), layout.bytes_from(Rank(2))), (0, 0));
     }
 
     #[test]
@@ -206,7 +345,7 @@ mod tests {
         assert_eq!(to.arrive(&unknown), refused(unknown.clone()));
         assert_eq!(to.arrive(&piece(8..12)), refused(piece(8..12)), "longer than the tensor");
         assert_eq!(to.arrive(&piece(4..4)), refused(piece(4..4)), "empty");
-        assert_eq!(to.arrive(&piece(4..8)), Ok((false, None)));
+        assert_eq!(to.arrive(&piece(4..8)), Ok(Arrival::Keep));
         assert_eq!(to.arrive(&piece(7..9)), refused(piece(7..9)), "twice");
         assert_eq!(to.arrive(&piece(0..5)), refused(piece(0..5)), "twice");
         let error = to.receive(EDGE, 5, 2).unwrap_err();

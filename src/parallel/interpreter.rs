@@ -7,7 +7,7 @@ use super::program::{Instruction, Program};
 use super::verdict::Verdict;
 use super::{StepError, Token};
 use crate::collective::Collective;
-use potluck_core::{BucketId, EdgeId, SegmentId};
+use potluck_core::{BucketId, EdgeId, ReductionId, SegmentId};
 
 /// Next action that the caller must perform for a rank.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,6 +29,12 @@ pub enum Action {
     /// that all have been written, and no action follows before.
     Receive {
         edge: EdgeId,
+        micro_batch: usize,
+    },
+    /// Reduce what all ranks of the tensor group have sent, and write the result to the device;
+    /// [`Event::Done`] reports that it is written, and no action follows before.
+    AllReduce {
+        reduction: ReductionId,
         micro_batch: usize,
     },
     /// Start this rank's part in a collective; [`Event::Done`] reports its end.
@@ -128,6 +134,10 @@ impl<'a> Interpreter<'a> {
             Instruction::Recv { edge, micro_batch } => {
                 self.state = State::Waiting(Token::receive(edge, micro_batch));
                 Action::Receive { edge, micro_batch }
+            }
+            Instruction::AllReduce { reduction, micro_batch } => {
+                self.state = State::Waiting(Token::all_reduce(reduction, micro_batch));
+                Action::AllReduce { reduction, micro_batch }
             }
             Instruction::Start(collective) => Action::Start(collective),
             Instruction::Wait(token) if self.done.contains(&token) => return None,

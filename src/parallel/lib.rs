@@ -26,12 +26,12 @@ pub mod verdict;
 
 pub use answers::{DeviceLoss, MismatchAction};
 pub use coordinator::{Announcement, Coordinator, Decision, Expiry};
-pub use edge::Edge;
+pub use edge::{Edge, GroupReduction};
 pub use edge_transfers::EdgeLayout;
 pub use error::StepError;
 pub use interpreter::{Action, Event, Interpreter, Outcome};
 pub use mesh::{Axis, Coordinates, Mesh};
-pub use options::{ParallelOptions, PipelineOptions, Shares};
+pub use options::{ParallelOptions, PipelineOptions, Shares, TensorOptions};
 pub use pipeline::{PipelinePrograms, PipelineRanks, PipelineRequest};
 pub use placement::{Placement, PlacementChange, RankPlacement};
 pub use program::{

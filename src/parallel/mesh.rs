@@ -11,7 +11,7 @@ pub struct Mesh {
     pub data: usize,
     /// Stages of a pipeline, which hold different blocks.
     pub pipeline: usize,
-    /// Ranks of a stage; always 1 for now.
+    /// Ranks of a stage, which divide its tensors.
     pub tensor: usize,
 }
 
@@ -45,9 +45,10 @@ impl Mesh {
         Self { data: pipelines, pipeline: stages, tensor: 1 }
     }
 
-    /// Returns true if a pipeline has several stages, so that a rank holds a part of the model.
-    pub const fn has_stages(self) -> bool {
-        self.pipeline > 1
+    /// Returns true if a pipeline has several stages, or a stage several ranks, so that a rank
+    /// holds a part of the model.
+    pub const fn is_divided(self) -> bool {
+        self.pipeline > 1 || self.tensor > 1
     }
 
     /// Returns the number of ranks.
@@ -102,9 +103,12 @@ impl Mesh {
         (0..self.data).map(first)
     }
 
-    /// Returns the ranks of each pipeline, by stage.
-    pub fn pipelines(self) -> impl Iterator<Item = Vec<Rank>> + Clone {
-        self.first_ranks().map(move |first| self.group(Axis::Pipeline, first))
+    /// Returns the tensor groups of each pipeline, by stage.
+    pub fn pipelines(self) -> impl Iterator<Item = Vec<Vec<Rank>>> + Clone {
+        self.first_ranks().map(move |first| {
+            let stages = self.group(Axis::Pipeline, first);
+            stages.into_iter().map(|stage| self.group(Axis::Tensor, stage)).collect()
+        })
     }
 }
 
@@ -163,7 +167,7 @@ mod tests {
     #[test]
     fn pipelines_follow_each_other_stage_by_stage() {
         let mesh = Mesh::of_pipelines(2, 3);
-        let ranks = |of: [u32; 3]| of.map(Rank).to_vec();
+        let ranks = |of: [u32; 3]| of.map(|rank| vec![Rank(rank)]).to_vec();
         assert_eq!(mesh.pipelines().collect::<Vec<_>>(), [ranks([0, 1, 2]), ranks([3, 4, 5])]);
         assert_eq!(mesh.first_ranks().collect::<Vec<_>>(), [Rank(0), Rank(3)]);
         assert_eq!(mesh.group(Axis::Data, Rank(4)), [Rank(1), Rank(4)]);
@@ -171,6 +175,8 @@ mod tests {
         let deep = Mesh { tensor: 2, ..mesh };
         assert_eq!(deep.group(Axis::Tensor, Rank(7)), [Rank(6), Rank(7)]);
         assert_eq!(deep.group(Axis::Pipeline, Rank(7)), [Rank(7), Rank(9), Rank(11)]);
+        let second = deep.pipelines().nth(1).unwrap();
+        assert_eq!(second, [[6, 7], [8, 9], [10, 11]].map(|group| group.map(Rank).to_vec()));
     }
 
     #[test]

@@ -17,6 +17,9 @@ pub struct ParallelOptions {
     /// The most bytes of one message.
     pub chunk_bytes: usize,
     pub pipeline: PipelineOptions,
+    /// Absent in records of versions without tensor parallelism.
+    #[serde(default)]
+    pub tensor: TensorOptions,
 }
 
 impl Default for ParallelOptions {
@@ -28,14 +31,16 @@ impl Default for ParallelOptions {
             reduce_site: None,
             chunk_bytes: 1 << 20,
             pipeline: PipelineOptions::default(),
+            tensor: TensorOptions::default(),
         }
     }
 }
 
 impl ParallelOptions {
-    /// Returns true if pipelines have several stages, so that a rank holds a part of the model.
-    pub const fn has_stages(&self) -> bool {
-        self.pipeline.has_stages()
+    /// Returns true if pipelines have several stages, or stages several ranks, so that a rank holds
+    /// a part of the model.
+    pub const fn is_divided(&self) -> bool {
+        self.pipeline.has_stages() || self.tensor.has_groups()
     }
 
     /// Returns the number of stages of each pipeline; 1 if each device holds the whole model.
@@ -43,9 +48,14 @@ impl ParallelOptions {
         self.pipeline.stages as usize
     }
 
+    /// Returns the number of devices over which each pipeline divides the model.
+    pub const fn devices_per_pipeline(&self) -> usize {
+        self.stages() * self.tensor.ranks as usize
+    }
+
     /// Returns true if the cut of the model into stages is left to measurements.
     pub fn lacks_cut(&self) -> bool {
-        self.has_stages() && self.pipeline.blocks_per_stage.is_empty()
+        self.pipeline.has_stages() && self.pipeline.blocks_per_stage.is_empty()
     }
 }
 
@@ -97,6 +107,29 @@ impl PipelineOptions {
     /// Returns true if pipelines have several stages.
     pub const fn has_stages(&self) -> bool {
         self.stages > 1
+    }
+}
+
+/// Options for dividing the tensors of a model among the ranks of a tensor group.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct TensorOptions {
+    /// Ranks of a tensor group; 1: none.
+    pub ranks: u32,
+    /// Shares of the heads, columns and vocabulary by rank of the group, each at least 1; empty: by
+    /// measured speed.
+    pub shares: Vec<u32>,
+}
+
+impl Default for TensorOptions {
+    fn default() -> Self {
+        Self { ranks: 1, shares: Vec::new() }
+    }
+}
+
+impl TensorOptions {
+    /// Returns true if tensor groups have several ranks.
+    pub const fn has_groups(&self) -> bool {
+        self.ranks > 1
     }
 }
 

@@ -1,10 +1,12 @@
-//! Programs of pipelines: a model cut into stages, alone or beside data parallelism.
+//! Programs of pipelines: a model cut into stages and its stages into tensors, alone or beside data
+//! parallelism.
 //!
 //! `D` pipelines of `K` stages run their parts of the batch. A stage holds one model chunk, a run
-//! of consecutive blocks, or several of them: chunk `c` is on stage `c % K`. The programs differ
-//! from those of data parallelism in the order of their segments, which a [`PipelineSchedule`]
-//! gives, and in the tensors that they send and receive; each bucket is reduced between the ranks
-//! that hold it.
+//! of consecutive blocks, or several of them: chunk `c` is on stage `c % K`. A stage has one rank,
+//! or a tensor group of `T`, which divide its tensors and all-reduce what they compute. The
+//! programs differ from those of data parallelism in the order of their segments, which a
+//! [`PipelineSchedule`] gives, and in the tensors that they send, receive and reduce; each bucket
+//! is reduced between the ranks that hold it.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -13,31 +15,64 @@ use std::sync::Arc;
 use super::program::{micro_batches, nearly_equal};
 use super::schedule::{in_flight, stage_work};
 use super::{
-    Edge, EdgeLayout, Instruction, MicroBatch, PipelineSchedule, PipelineShape, Program, Share,
-    StagePass, StageWork, Token,
+    Edge, EdgeLayout, GroupReduction, Instruction, MicroBatch, PipelineSchedule, PipelineShape,
+    Program, Share, StagePass, StageWork, Token,
 };
 use crate::collective::{BucketGroups, Collective, RankGroup};
-use potluck_core::{BucketId, EdgeId, Rank, SegmentId, TensorId};
-use potluck_graph::{PassKind, Plan, PlanPart, Role, crossings};
+use potluck_core::{BucketId, EdgeId, Rank, ReductionId, SegmentId, TensorId};
+use potluck_graph::{Node, PassKind, Plan, PlanPart, Reduction, Role, crossings};
+
+/// Micro-batches of an all-reduce that may be on their way at a time: a rank begins the next one
+/// when it has what the others have sent for the one before, and they may not have read it yet.
+const REDUCTIONS_IN_FLIGHT: usize = 2;
 
 /// One pipeline: its ranks, and the blocks of its model chunks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PipelineRanks {
-    /// By stage.
-    pub ranks: Vec<Rank>,
+    /// By stage: the ranks of its tensor group, as many for each.
+    pub groups: Vec<Vec<Rank>>,
     /// By model chunk, in forward order: consecutive runs of blocks, which are all blocks.
     pub chunks: Vec<Range<u32>>,
 }
 
 impl PipelineRanks {
+    /// Returns a pipeline of stages of one rank each.
+    pub fn of_stages(ranks: Vec<Rank>, chunks: Vec<Range<u32>>) -> Self {
+        Self { groups: ranks.into_iter().map(|rank| vec![rank]).collect(), chunks }
+    }
+
+    /// Returns the number of stages.
+    pub fn stages(&self) -> usize {
+        self.groups.len()
+    }
+
+    /// Returns the number of ranks that divide the tensors of a stage.
+    pub fn tensor_ranks(&self) -> usize {
+        self.groups.first().map_or(1, Vec::len)
+    }
+
+    /// Returns all ranks: by stage, then in the order of the tensor group.
+    pub fn ranks(&self) -> impl Iterator<Item = Rank> + Clone {
+        self.groups.iter().flatten().copied()
+    }
+
+    /// Returns the ranks with their stages and their places in the tensor group.
+    fn places(&self) -> impl Iterator<Item = (usize, usize, Rank)> {
+        let of_stage = |(stage, group): (usize, &Vec<Rank>)| {
+            let of_group = group.clone().into_iter().enumerate();
+            of_group.map(move |(tensor, rank)| (stage, tensor, rank))
+        };
+        self.groups.iter().enumerate().flat_map(of_stage)
+    }
+
     /// Returns the stage of a model chunk.
     pub(crate) fn stage_of_chunk(&self, chunk: usize) -> usize {
-        chunk % self.ranks.len()
+        chunk % self.stages()
     }
 
     /// Returns the blocks of a stage's model chunks, in forward order.
     pub fn chunks_of(&self, stage: usize) -> Vec<Range<u32>> {
-        chunks_of_stage(&self.chunks, self.ranks.len(), stage).cloned().collect()
+        chunks_of_stage(&self.chunks, self.stages(), stage).cloned().collect()
     }
 
     /// Returns by block the stage that holds it.
@@ -66,8 +101,9 @@ pub(crate) fn chunks_of_stage(
 /// Request for the programs of pipelines.
 #[derive(Clone, Copy, Debug)]
 pub struct PipelineRequest<'a> {
-    /// Plan of the whole graph, for the most rows of a micro-batch.
-    pub plan: &'a Plan,
+    /// Plans of what each rank of a tensor group computes of the whole graph, for the most rows of
+    /// a micro-batch: of one rank, all of it.
+    pub plans: &'a [Arc<Plan>],
     pub pipelines: &'a [PipelineRanks],
     /// Samples of each pipeline.
     pub shares: &'a [Share],
@@ -79,6 +115,18 @@ pub struct PipelineRequest<'a> {
     /// Least number of micro-batches of an activation that may be on their way at a time, for
     /// forward passes outside of training.
     pub in_flight_min: usize,
+}
+
+impl PipelineRequest<'_> {
+    /// Returns the plan of the first rank of a tensor group, which has the buckets of all.
+    pub fn plan(&self) -> &Plan {
+        &self.plans[0]
+    }
+
+    /// Returns the number of ranks.
+    fn world(&self) -> usize {
+        self.pipelines.iter().map(|pipeline| pipeline.ranks().count()).sum()
+    }
 }
 
 /// Programs of all ranks of pipelines, with what they need.
@@ -95,15 +143,16 @@ pub struct PipelinePrograms {
 impl PipelinePrograms {
     /// Writes the programs of a training step.
     pub fn training(request: &PipelineRequest) -> Self {
-        let PipelineRequest { plan, pipelines, shares, .. } = *request;
-        let world: usize = pipelines.iter().map(|pipeline| pipeline.ranks.len()).sum();
-        let groups = bucket_groups(plan, pipelines, world as u32);
+        let PipelineRequest { pipelines, shares, .. } = *request;
+        let world = request.world();
+        let groups = bucket_groups(request.plan(), pipelines, world as u32);
         let edges = edge_layout(request);
         let mut written: Vec<Option<(Program, Arc<Plan>)>> = vec![None; world];
         for (pipeline, share) in pipelines.iter().zip(shares) {
             let batches = cut(*share, pipelines.len());
-            for (stage, rank) in pipeline.ranks.iter().enumerate() {
-                let writer = StageWriter { request, pipeline, stage, rank: *rank, edges: &edges };
+            for (stage, tensor, rank) in pipeline.places() {
+                let plan = &request.plans[tensor];
+                let writer = StageWriter { request, plan, pipeline, stage, rank, edges: &edges };
                 let work = writer.training(&batches);
                 written[rank.index()] = Some(writer.finish(batches.clone(), work, &groups));
             }
@@ -120,11 +169,11 @@ impl PipelinePrograms {
         edges: &EdgeLayout,
         batches: &[Vec<MicroBatch>],
     ) -> Vec<Program> {
-        let world: usize = request.pipelines.iter().map(|pipeline| pipeline.ranks.len()).sum();
-        let mut programs = vec![None; world];
+        let mut programs = vec![None; request.world()];
         for (pipeline, batches) in request.pipelines.iter().zip(batches) {
-            for (stage, rank) in pipeline.ranks.iter().enumerate() {
-                let writer = StageWriter { request, pipeline, stage, rank: *rank, edges };
+            for (stage, tensor, rank) in pipeline.places() {
+                let plan = &request.plans[tensor];
+                let writer = StageWriter { request, plan, pipeline, stage, rank, edges };
                 let mut instructions = vec![Instruction::ZeroGradients];
                 instructions.extend(writer.forward(batches.len()));
                 instructions.push(Instruction::Verdict);
@@ -138,18 +187,17 @@ impl PipelinePrograms {
     /// Returns the parts of a forward graph that the ranks hold, for programs of
     /// [`PipelinePrograms::forward`].
     pub fn forward_plans(request: &PipelineRequest) -> Vec<Arc<Plan>> {
-        let world: usize = request.pipelines.iter().map(|pipeline| pipeline.ranks.len()).sum();
         let edges = edge_layout(request);
-        let mut plans = vec![None; world];
+        let mut plans = vec![None; request.world()];
         for pipeline in request.pipelines {
-            for (stage, rank) in pipeline.ranks.iter().enumerate() {
-                let writer = StageWriter { request, pipeline, stage, rank: *rank, edges: &edges };
+            for (stage, tensor, rank) in pipeline.places() {
+                let plan = &request.plans[tensor];
+                let writer = StageWriter { request, plan, pipeline, stage, rank, edges: &edges };
                 // All later rounds repeat the first two: a micro-batch is kept on the device while
                 // the others of its round run on the model chunks before.
-                let runs = runs(&writer.forward(2 * pipeline.ranks.len()));
+                let runs = runs(&writer.forward(2 * pipeline.stages()));
                 let part = PlanPart { blocks: &pipeline.blocks_of(stage), runs: &runs };
-                let Plan { graph, options, .. } = request.plan;
-                let plan = Plan::part(graph.clone(), *options, &part);
+                let plan = Plan::part(plan.graph.clone(), plan.options, &part);
                 plans[rank.index()] = Some(Arc::new(plan));
             }
         }
@@ -160,8 +208,14 @@ impl PipelinePrograms {
 /// Returns the edges of pipelines for passes of their micro-batches; see
 /// [`PipelineRequest::in_flight_min`].
 pub fn edge_layout(request: &PipelineRequest) -> EdgeLayout {
-    let rows_max = request.plan.options.rows;
-    EdgeLayout { edges: edges(request), piece_max: request.piece_max, rows_max }
+    let mut edges = edges_between_stages(request);
+    let reductions = reductions(request, &mut edges);
+    EdgeLayout {
+        edges: edges.into(),
+        reductions: reductions.into(),
+        piece_max: request.piece_max,
+        rows_max: request.plan().options.rows,
+    }
 }
 
 /// Cuts the samples of a pipeline into micro-batches as a single rank does, and beside other
@@ -179,17 +233,21 @@ pub fn micro_batch_counts(shares: &[Share]) -> Vec<usize> {
 }
 
 /// Returns the ranks that hold each bucket: pipeline by pipeline, in the order of the blocks that
-/// use it first.
+/// use it first, and of a tensor group all ranks, or the one whose slices are in the bucket.
 pub fn bucket_groups(plan: &Plan, pipelines: &[PipelineRanks], world: u32) -> BucketGroups {
     let stages: Vec<Vec<u32>> = pipelines.iter().map(PipelineRanks::stage_of_block).collect();
     let mut ranks: Vec<Vec<Rank>> = vec![Vec::new(); plan.buckets.len()];
     for (bucket, ranks) in ranks.iter_mut().enumerate() {
         let blocks = plan.blocks_with(BucketId(bucket as u32));
+        let of_tensor = plan.buckets[bucket].rank;
         for (pipeline, stages) in pipelines.iter().zip(&stages) {
             for block in &blocks {
-                let rank = pipeline.ranks[stages[*block as usize] as usize];
-                if !ranks.contains(&rank) {
-                    ranks.push(rank);
+                let group = &pipeline.groups[stages[*block as usize] as usize];
+                for (tensor, rank) in (0..).zip(group) {
+                    let holds = of_tensor.is_none_or(|of| of == tensor);
+                    if holds && !ranks.contains(rank) {
+                        ranks.push(*rank);
+                    }
                 }
             }
         }
@@ -200,31 +258,83 @@ pub fn bucket_groups(plan: &Plan, pipelines: &[PipelineRanks], world: u32) -> Bu
     BucketGroups::new(world, ranks.iter().map(group).collect())
 }
 
-/// Returns the edges of all pipelines.
-fn edges(request: &PipelineRequest) -> Arc<[Edge]> {
-    let graph = &request.plan.graph;
+/// Returns the edges between the stages of all pipelines: each rank of a tensor group has the whole
+/// tensor, and sends it to the rank in its place.
+fn edges_between_stages(request: &PipelineRequest) -> Vec<Edge> {
     let mut edges = Vec::new();
     for (pipeline, share) in request.pipelines.iter().zip(request.shares) {
         let count = cut(*share, request.pipelines.len()).len();
-        for crossing in crossings(graph, &pipeline.stage_of_block()) {
-            let (from, to) = (crossing.from as usize, crossing.to as usize);
-            let shape = shape_of(request, pipeline, count);
-            // The earlier of the two stages runs at most so many micro-batches ahead.
-            let ahead = in_flight(request.schedule, shape, from.min(to)).min(count);
-            let ahead_min = match crossing.phase {
-                PassKind::Forward => request.in_flight_min,
-                PassKind::BackwardInput | PassKind::BackwardWeight => 1,
-            };
-            edges.push(Edge {
-                tensor: crossing.tensor,
-                shape: graph.tensor(crossing.tensor).shape.clone(),
-                from: pipeline.ranks[from],
-                to: pipeline.ranks[to],
-                in_flight: ahead.max(ahead_min),
-            });
+        for (tensor, plan) in request.plans.iter().enumerate() {
+            let graph = &plan.graph;
+            for crossing in crossings(graph, &pipeline.stage_of_block()) {
+                let (from, to) = (crossing.from as usize, crossing.to as usize);
+                let shape = shape_of(request, pipeline, count);
+                // The earlier of the two stages runs at most so many micro-batches ahead.
+                let ahead = in_flight(request.schedule, shape, from.min(to)).min(count);
+                let ahead_min = match crossing.phase {
+                    PassKind::Forward => request.in_flight_min,
+                    PassKind::BackwardInput | PassKind::BackwardWeight => 1,
+                };
+                edges.push(Edge {
+                    tensor: crossing.tensor,
+                    shape: graph.tensor(crossing.tensor).shape.clone(),
+                    from: pipeline.groups[from][tensor],
+                    to: vec![pipeline.groups[to][tensor]],
+                    in_flight: ahead.max(ahead_min),
+                    reduction: None,
+                });
+            }
         }
     }
-    edges.into()
+    edges
+}
+
+/// Returns the all-reduces of the tensor groups of all stages, in the order of the plan, and adds
+/// their edges.
+fn reductions(request: &PipelineRequest, edges: &mut Vec<Edge>) -> Vec<GroupReduction> {
+    let mut reductions = Vec::new();
+    for pipeline in request.pipelines {
+        for (stage, group) in pipeline.groups.iter().enumerate() {
+            let blocks = pipeline.blocks_of(stage);
+            let mut of_ranks = Vec::new();
+            for plan in request.plans {
+                let segments = (0..plan.segments.len() as u32).map(SegmentId);
+                let held = segments.filter(|id| blocks[plan.segments[id.index()].block as usize]);
+                of_ranks.push(held.filter_map(|id| reduction_of(plan, id)).collect::<Vec<_>>());
+            }
+            let count = of_ranks.iter().map(Vec::len).min().unwrap_or(0);
+            for nth in 0..count {
+                let id = ReductionId(reductions.len() as u32);
+                let mut parts = Vec::new();
+                for ((plan, of_rank), from) in request.plans.iter().zip(&of_ranks).zip(group) {
+                    let (_, node) = of_rank[nth];
+                    let mut own = Vec::new();
+                    for input in &node.inputs {
+                        let tensor = plan.graph.root(*input);
+                        own.push(EdgeId(edges.len() as u32));
+                        edges.push(Edge {
+                            tensor,
+                            shape: plan.graph.tensor(tensor).shape.clone(),
+                            from: *from,
+                            to: group.clone(),
+                            in_flight: REDUCTIONS_IN_FLIGHT,
+                            reduction: Some(id),
+                        });
+                    }
+                    parts.push(own);
+                }
+                reductions.push(GroupReduction { kind: of_ranks[0][nth].0, parts });
+            }
+        }
+    }
+    reductions
+}
+
+/// Returns the reduction with which a segment ends, if it does, and its node.
+fn reduction_of(plan: &Plan, segment: SegmentId) -> Option<(Reduction, &Node)> {
+    let nodes = plan.segments[segment.index()].nodes.clone();
+    let last = plan.graph.nodes[nodes].last()?;
+    Some((last.op.reduction()?, last))
 }
 
 fn shape_of(
@@ -232,7 +342,7 @@ fn shape_of(
     pipeline: &PipelineRanks,
     micro_batches: usize,
 ) -> PipelineShape {
-    let stages = pipeline.ranks.len();
+    let stages = pipeline.stages();
     let chunks = match request.schedule {
         PipelineSchedule::Interleaved => pipeline.chunks.len() / stages,
         _ => 1,
@@ -240,9 +350,11 @@ fn shape_of(
     PipelineShape { stages, chunks, micro_batches }
 }
 
-/// Writer of the program of one stage of one pipeline.
+/// Writer of the program of one rank of one stage of a pipeline.
 struct StageWriter<'a> {
     request: &'a PipelineRequest<'a>,
+    /// Plan of what the rank's place in a tensor group computes of the whole graph.
+    plan: &'a Plan,
     pipeline: &'a PipelineRanks,
     stage: usize,
     rank: Rank,
@@ -254,19 +366,21 @@ struct StageWriter<'a> {
 struct SegmentEdges {
     /// Received directly before the segment.
     received: HashMap<SegmentId, Vec<EdgeId>>,
-    /// Sent directly after the segment.
+    /// Sent directly after the segment, and after the all-reduce with which it ends.
     sent: HashMap<SegmentId, Vec<EdgeId>>,
+    /// All-reduces with which segments end, and the edges of the rank's parts.
+    reduced: HashMap<SegmentId, (ReductionId, Vec<EdgeId>)>,
 }
 
 impl StageWriter<'_> {
     /// Returns the segments of the stage's work, in order.
     fn segments_of(&self, work: StageWork) -> Vec<SegmentId> {
-        segments_of(self.request.plan, &self.pipeline.chunks_of(self.stage), work)
+        segments_of(self.plan, &self.pipeline.chunks_of(self.stage), work)
     }
 
     /// Returns the edges of the rank by segment, given the segments of a micro-batch in order.
     fn edges_by_segment(&self, order: &[SegmentId]) -> SegmentEdges {
-        let plan = self.request.plan;
+        let plan = self.plan;
         let mut by_segment = SegmentEdges::default();
         for (index, edge) in self.edges.edges.iter().enumerate() {
             let touches = |segment: &&SegmentId, reads: bool| {
@@ -275,13 +389,25 @@ impl StageWriter<'_> {
                 tensors.into_iter().any(|tensor| plan.graph.root(*tensor) == edge.tensor)
             };
             let id = EdgeId(index as u32);
-            if edge.to == self.rank
+            if let Some(reduction) = edge.reduction {
+                let reduces = |segment: &&SegmentId| {
+                    touches(segment, false) && reduction_of(plan, **segment).is_some()
+                };
+                if edge.from == self.rank
+                    && let Some(segment) = order.iter().find(reduces)
+                {
+                    let empty = || (reduction, Vec::new());
+                    by_segment.reduced.entry(*segment).or_insert_with(empty).1.push(id);
+                }
+                continue;
+            }
+            if edge.leads_to(self.rank)
                 && let Some(first) = order.iter().find(|segment| touches(segment, true))
             {
                 by_segment.received.entry(*first).or_default().push(id);
             }
             if edge.from == self.rank
-                && let Some(writer) = order.iter().find(|segment| touches(segment, false))
+                && let Some(writer) = order.iter().rfind(|segment| touches(segment, false))
             {
                 by_segment.sent.entry(*writer).or_default().push(id);
             }
@@ -301,7 +427,7 @@ impl StageWriter<'_> {
         let pass = StagePass::Forward;
         // In rounds of as many micro-batches as there are stages, which no stage waits for in a
         // cycle: a later chunk of a round needs only earlier chunks of the same round.
-        let stages = self.pipeline.ranks.len();
+        let stages = self.pipeline.stages();
         let rounds = (0..micro_batches).step_by(stages);
         let work = rounds.flat_map(|first| {
             (0..chunks).flat_map(move |chunk| {
@@ -332,6 +458,12 @@ impl StageWriter<'_> {
                 let received = of(&edges.received).into_iter();
                 instructions.extend(received.map(|edge| Instruction::Recv { edge, micro_batch }));
                 instructions.push(Instruction::Run { segment, micro_batch });
+                if let Some((reduction, parts)) = edges.reduced.get(&segment) {
+                    let (reduction, parts) = (*reduction, parts.iter());
+                    instructions
+                        .extend(parts.map(|part| Instruction::Send { edge: *part, micro_batch }));
+                    instructions.push(Instruction::AllReduce { reduction, micro_batch });
+                }
                 let sent = of(&edges.sent).into_iter();
                 instructions.extend(sent.map(|edge| Instruction::Send { edge, micro_batch }));
             }
@@ -347,7 +479,7 @@ impl StageWriter<'_> {
         work: Vec<Instruction>,
         groups: &BucketGroups,
     ) -> (Program, Arc<Plan>) {
-        let Plan { graph, options, .. } = self.request.plan;
+        let Plan { graph, options, .. } = self.plan;
         let runs = runs(&work);
         let blocks = self.pipeline.blocks_of(self.stage);
         let part = PlanPart { blocks: &blocks, runs: &runs };
@@ -387,12 +519,19 @@ impl StageWriter<'_> {
     /// that its neighbours would wait for each other. It starts behind all sends then, on the ranks
     /// of all pipelines: one with another cut may hold it on one stage, and all ranks start their
     /// reductions in one order. In a star of two, the stage that does not own it sends at once.
+    /// What all ranks of a tensor group hold starts late as well: only the first of them computes
+    /// the gradients, and its readbacks must not take the slots of the sums that the others wait
+    /// for.
     fn may_start_early(&self, bucket: BucketId, groups: &BucketGroups) -> bool {
         let (group, pipelines) = (groups.of(bucket), self.request.pipelines);
         let is_of_one_stage = |pipeline: &PipelineRanks| {
-            pipeline.ranks.iter().filter(|rank| group.position(**rank).is_some()).count() == 1
+            pipeline.ranks().filter(|rank| group.position(*rank).is_some()).count() == 1
         };
-        group.size() > 1 && (pipelines.len() == 1 || pipelines.iter().all(is_of_one_stage))
+        let is_of_one_place =
+            self.pipeline.tensor_ranks() == 1 || self.plan.buckets[bucket.index()].rank.is_some();
+        group.size() > 1
+            && is_of_one_place
+            && (pipelines.len() == 1 || pipelines.iter().all(is_of_one_stage))
     }
 
     /// Inserts the starts of reductions behind the segments that complete their gradients.
@@ -411,7 +550,9 @@ impl StageWriter<'_> {
         let mut due: Vec<BucketId> = Vec::new();
         for instruction in work {
             // Behind the sends of the segment that completes a bucket.
-            if !matches!(instruction, Instruction::Send { .. }) {
+            let is_of_segment =
+                matches!(instruction, Instruction::Send { .. } | Instruction::AllReduce { .. });
+            if !is_of_segment {
                 let starts = due.drain(..).map(Collective::reduce_scatter);
                 instructions.extend(starts.map(Instruction::Start));
             }

@@ -23,6 +23,9 @@ pub struct Placement {
     /// The most samples that any device was allowed to run at a time.
     pub micro_batch_max: u32,
     pub mesh: Mesh,
+    /// Shares of the tensors by rank of a tensor group; empty if stages have one rank each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tensor_shares: Vec<u32>,
     pub ranks: Vec<RankPlacement>,
 }
 
@@ -42,7 +45,8 @@ pub struct RankPlacement {
     pub rows: u32,
     /// Samples of each micro-batch of a step.
     pub micro_batches: Vec<u32>,
-    /// In a pipeline: the blocks of each model chunk that the device holds. Else empty: all.
+    /// In a pipeline or a tensor group: the blocks of each model chunk that the device holds. Else
+    /// empty: all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub blocks: Vec<Range<u32>>,
     pub reduce_site: ReduceSite,
@@ -74,10 +78,10 @@ impl Placement {
         identities.join(", ")
     }
 
-    /// Returns true if these are decisions about a run on such candidates, whose pipelines have
-    /// several stages or one: what was chosen for a whole model is not for a part.
-    pub fn is_of(&self, candidates: &[String], has_stages: bool) -> bool {
-        self.candidates == candidates && self.mesh.has_stages() == has_stages
+    /// Returns true if these are decisions about a run on such candidates, which divide the model
+    /// among them or not: what was chosen for a whole model is not for a part.
+    pub fn is_of(&self, candidates: &[String], is_divided: bool) -> bool {
+        self.candidates == candidates && self.mesh.is_divided() == is_divided
     }
 
     /// Returns the decisions about the device at a position among the candidates, for a run with
@@ -93,11 +97,13 @@ impl Placement {
         self.mesh.first_ranks().map_while(|rank| self.ranks.get(rank.index()))
     }
 
-    /// Returns the ranks of each pipeline, by stage; of a damaged record as many as there are.
-    pub fn pipelines(&self) -> impl Iterator<Item = Vec<&RankPlacement>> + Clone {
-        let of =
-            |ranks: Vec<Rank>| ranks.iter().filter_map(|r| self.ranks.get(r.index())).collect();
-        self.mesh.pipelines().map(of)
+    /// Returns the tensor groups of each pipeline, by stage; of a damaged record the ranks that
+    /// there are.
+    pub fn pipelines(&self) -> impl Iterator<Item = Vec<Vec<&RankPlacement>>> + Clone {
+        let of = |ranks: Vec<Rank>| -> Vec<&RankPlacement> {
+            ranks.iter().filter_map(|rank| self.ranks.get(rank.index())).collect()
+        };
+        self.mesh.pipelines().map(move |stages| stages.into_iter().map(of).collect())
     }
 
     /// Returns true if these shares were decided for batches of `batch` samples, in micro-batches
@@ -126,17 +132,28 @@ impl Placement {
     }
 
     /// Returns true if no device has two ranks, and if the ranks are in the order of the devices
-    /// or make pipelines of several stages, each of which has blocks and the share of the pipeline.
+    /// or hold parts of the model, each of which has blocks and the share of its pipeline.
     fn has_sound_order(&self) -> bool {
-        if !self.mesh.has_stages() {
+        if !self.mesh.is_divided() {
             return self.ranks.is_sorted_by(|one, next| one.position < next.position);
         }
         let mut positions: Vec<usize> = self.ranks.iter().map(|rank| rank.position).collect();
         positions.sort_unstable();
         positions.is_sorted_by(|one, next| one < next)
-            && self
-                .pipelines()
-                .all(|stages| stages.iter().all(|stage| self.is_stage(stage, stages[0])))
+            && self.has_sound_tensor_shares()
+            && self.pipelines().all(|stages| {
+                let first = stages[0][0];
+                stages.iter().flatten().all(|rank| self.is_stage(rank, first))
+                    && stages
+                        .iter()
+                        .all(|group| group.iter().all(|of| of.blocks == group[0].blocks))
+            })
+    }
+
+    /// Returns true if every rank of a tensor group has a share.
+    fn has_sound_tensor_shares(&self) -> bool {
+        let count = if self.mesh.tensor > 1 { self.mesh.tensor } else { 0 };
+        self.tensor_shares.len() == count && !self.tensor_shares.contains(&0)
     }
 
     /// Returns true if a rank has the blocks of a stage, and the micro-batches of the first one.
@@ -172,6 +189,7 @@ mod tests {
             candidates: ["A", "B", "C"].map(|name| format!("{name} identity")).into(),
             micro_batch_max: 4,
             mesh: Mesh::of_pipelines(2, 1),
+            tensor_shares: Vec::new(),
             ranks: vec![rank("B", 1, 3), rank("C", 2, 9)],
         }
     }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::Token;
 use crate::collective::Collective;
-use potluck_core::{BucketId, EdgeId, SegmentId};
+use potluck_core::{BucketId, EdgeId, ReductionId, SegmentId};
 use potluck_graph::Plan;
 
 /// One instruction of a rank's program. Instructions name segments and buckets, not whole passes,
@@ -21,6 +21,9 @@ pub enum Instruction {
     Send { edge: EdgeId, micro_batch: usize },
     /// Wait for the tensor of an edge, and write it to the device.
     Recv { edge: EdgeId, micro_batch: usize },
+    /// Wait for what all ranks of the tensor group have sent for an all-reduce, reduce it in the
+    /// order of the ranks, and write the result to the device.
+    AllReduce { reduction: ReductionId, micro_batch: usize },
     /// Start this rank's part in a collective, which then runs asynchronously.
     Start(Collective),
     /// Wait until this rank's part in an operation is over.
@@ -231,6 +234,9 @@ impl fmt::Display for Instruction {
             }
             Self::Recv { edge, micro_batch } => {
                 write!(f, "receive {edge} of micro-batch {micro_batch}")
+            }
+            Self::AllReduce { reduction, micro_batch } => {
+                write!(f, "{reduction} of micro-batch {micro_batch}")
             }
             Self::Start(collective) => write!(f, "start {collective}"),
             Self::Wait(token) => write!(f, "wait for {token}"),

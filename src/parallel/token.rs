@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::collective::Collective;
-use potluck_core::EdgeId;
+use potluck_core::{EdgeId, ReductionId};
 
 /// Operation of a rank with its peers that ends later than it starts.
 #[derive(
@@ -13,6 +13,8 @@ pub enum Operation {
     Collective(Collective),
     /// Receives the tensor of an edge.
     Receive(EdgeId),
+    /// Reduces what the ranks of a tensor group have computed.
+    AllReduce(ReductionId),
 }
 
 /// One operation in a step: an operation may happen once per micro-batch, or once per step.
@@ -31,6 +33,11 @@ impl Token {
         Self { operation: Operation::Receive(edge), micro_batch: Some(micro_batch) }
     }
 
+    /// Returns the token of an all-reduce of a micro-batch.
+    pub const fn all_reduce(reduction: ReductionId, micro_batch: usize) -> Self {
+        Self { operation: Operation::AllReduce(reduction), micro_batch: Some(micro_batch) }
+    }
+
     /// Returns the token of a collective that happens once per step.
     pub const fn of(collective: Collective) -> Self {
         Self { operation: Operation::Collective(collective), micro_batch: None }
@@ -42,6 +49,7 @@ impl fmt::Display for Operation {
         match self {
             Self::Collective(collective) => write!(f, "{collective}"),
             Self::Receive(edge) => write!(f, "{edge}"),
+            Self::AllReduce(reduction) => write!(f, "{reduction}"),
         }
     }
 }

@@ -5,11 +5,13 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::edge_transfers::{EdgeLayout, EdgeTransfers};
+use super::edge_transfers::{Arrival, EdgeLayout, EdgeTransfers};
 use super::verdict::{GradientSquares, Verdict, Vote};
 use super::{Event, ReduceSite, StepError, Token};
 use crate::collective::{Chunk, Collective, CollectiveKind, Positions, ShardLayout};
-use potluck_core::{BucketId, ChunkId, EdgeId, EdgePiece, Nanos, Position, Rank, Round};
+use potluck_core::{
+    BucketId, ChunkId, EdgeId, EdgePiece, Nanos, Position, Rank, ReductionId, Round,
+};
 use potluck_graph::{BucketTensor, Place};
 
 /// Readback of a rank's own values of one chunk.
@@ -101,8 +103,11 @@ pub enum Response<S, P> {
     Write { tensor: BucketTensor, chunk: ChunkId, values: S },
     /// Write a piece of a tensor to the device, and then report the event, if there is one.
     WritePiece { piece: EdgePiece, values: S, event: Option<Event> },
-    /// Keep a piece until [`PeerTransfers::receive`] returns it.
+    /// Keep a piece until [`PeerTransfers::receive`] or [`PeerTransfers::parts`] returns it.
     Keep { piece: EdgePiece, values: S },
+    /// Keep a piece, and then reduce [`PeerTransfers::parts`], of which it is the last: the program
+    /// waits for the all-reduce of its micro-batch.
+    Reduce { piece: EdgePiece, values: S, reduction: ReductionId },
     /// Add the device's gradients of a chunk to the partial sum, and send it to the ring thread.
     Add { chunk: ChunkId, partial: P },
     /// Report an event to the interpreter.
@@ -299,6 +304,26 @@ impl PeerTransfers {
         self.edges.receive(edge, micro_batch, rows)
     }
 
+    /// Begins to wait for the parts of an all-reduce for a micro-batch of so many rows. Returns
+    /// true if all have arrived, so that they are to be reduced now.
+    ///
+    /// # Errors
+    /// Returns [`StepError::UnexpectedPiece`] if more has arrived than a part has.
+    pub fn all_reduce(
+        &mut self,
+        reduction: ReductionId,
+        micro_batch: usize,
+        rows: usize,
+    ) -> Result<bool, StepError> {
+        self.edges.all_reduce(reduction, micro_batch, rows)
+    }
+
+    /// Returns the pieces of the parts of an all-reduce, which were kept: by rank of the group,
+    /// then by tensor, each in order.
+    pub fn parts(&self, reduction: ReductionId, micro_batch: usize) -> Vec<Vec<Vec<EdgePiece>>> {
+        self.edges.parts(reduction, micro_batch)
+    }
+
     /// Returns the event for which a device thread without an action waits.
     pub fn wait_for(&self) -> WaitFor {
         if self.reads.is_empty() { WaitFor::Message } else { WaitFor::Readback }
@@ -332,8 +357,9 @@ impl PeerTransfers {
                 Response::Write { tensor: self.gathers, chunk, values }
             }
             DeviceMsg::Piece { piece, values, .. } => match self.edges.arrive(&piece)? {
-                (true, event) => Response::WritePiece { piece, values, event },
-                (false, _) => Response::Keep { piece, values },
+                Arrival::Write(event) => Response::WritePiece { piece, values, event },
+                Arrival::Keep => Response::Keep { piece, values },
+                Arrival::Reduce(reduction) => Response::Reduce { piece, values, reduction },
             },
             DeviceMsg::Add { chunk, partial, .. } => {
                 let is_due = self.is_known(chunk)

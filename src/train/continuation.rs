@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use potluck_core::format::shell_word;
-use potluck_parallel::{PipelineOptions, PipelineSchedule};
+use potluck_parallel::{PipelineOptions, PipelineSchedule, TensorOptions};
 
 /// Command line that continues a run, or starts one from a checkpoint. Displayed as text for a
 /// POSIX shell.
@@ -18,6 +18,8 @@ pub struct ResumeCommand {
     pub devices: Option<String>,
     /// Stages of the pipelines on those devices, if the run has pipelines.
     pub pipeline: Option<usize>,
+    /// Ranks of the tensor groups on those devices, if the run has such.
+    pub tensor: Option<usize>,
     /// Nodes of the run, if it is one over several that are all there.
     pub nodes: Option<usize>,
     /// Further keys to set, with their values in TOML.
@@ -32,6 +34,7 @@ impl ResumeCommand {
             out: None,
             devices: None,
             pipeline: None,
+            tensor: None,
             nodes: None,
             settings: Vec::new(),
         }
@@ -49,6 +52,9 @@ impl fmt::Display for ResumeCommand {
         }
         if let Some(stages) = self.pipeline {
             write!(f, " --pipeline {stages}")?;
+        }
+        if let Some(ranks) = self.tensor {
+            write!(f, " --tensor {ranks}")?;
         }
         if let Some(nodes) = self.nodes {
             write!(f, " --nodes {nodes}")?;
@@ -84,6 +90,40 @@ pub(crate) fn pipelines_on(devices: usize, run: &PipelineOptions) -> Option<(usi
     }
     let chosen = dividing.or(largest).unwrap_or(1);
     Some((devices / chosen * chosen, chosen))
+}
+
+/// Parts into which devices divide a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PartsOn {
+    /// Number of the devices that have parts.
+    pub used: usize,
+    /// Stages of pipelines, if the run has pipelines.
+    pub stages: Option<usize>,
+    /// Ranks of tensor groups, if the run has such.
+    pub tensor: Option<usize>,
+}
+
+/// Returns the pipelines and tensor groups that continue a run whose own do not fit so many
+/// devices: tensor groups of the run's size if there are devices for one, in the place of the
+/// devices of [`pipelines_on`], and else none. `None` if the run has neither.
+pub(crate) fn parts_on(
+    devices: usize,
+    pipelines: &PipelineOptions,
+    tensor: &TensorOptions,
+) -> Option<PartsOn> {
+    let asked = tensor.ranks as usize;
+    let ranks = if asked > devices { 1 } else { asked };
+    let groups = devices / ranks;
+    let of_tensor = tensor.has_groups().then_some(ranks);
+    match pipelines_on(groups, pipelines) {
+        Some((used, stages)) => {
+            Some(PartsOn { used: used * ranks, stages: Some(stages), tensor: of_tensor })
+        }
+        None if of_tensor.is_some() => {
+            Some(PartsOn { used: groups * ranks, stages: None, tensor: of_tensor })
+        }
+        None => None,
+    }
 }
 
 /// Returns a path as an argument that is neither a flag nor the word `latest`.
@@ -138,6 +178,16 @@ mod tests {
         assert_eq!((on(3, 4), on(4, 2)), (Some((3, 3)), Some((4, 2))));
         // Devices are left over rather than a whole model put on each.
         assert_eq!((on(3, 2), on(5, 4), on(7, 3)), (Some((2, 2)), Some((4, 4)), Some((6, 3))));
+        let parts = |devices, stages, ranks| {
+            let tensor = TensorOptions { ranks, ..TensorOptions::default() };
+            let found = parts_on(devices, &run(stages, PipelineSchedule::GPipe), &tensor);
+            found.map(|PartsOn { used, stages, tensor }| (used, stages, tensor))
+        };
+        assert_eq!((parts(3, 1, 1), parts(3, 2, 1)), (None, Some((2, Some(2), None))));
+        assert_eq!(parts(7, 2, 2), Some((4, Some(2), Some(2))));
+        assert_eq!(parts(7, 1, 2), Some((6, None, Some(2))));
+        assert_eq!(parts(3, 2, 2), Some((2, Some(1), Some(2))));
+        assert_eq!(parts(3, 1, 4), Some((3, None, Some(1))));
         let rounds =
             |devices, stages| pipelines_on(devices, &run(stages, PipelineSchedule::Interleaved));
         assert_eq!((rounds(2, 3), rounds(2, 4)), (Some((2, 1)), Some((2, 2))));

@@ -180,7 +180,7 @@ pub fn evaluate_split(
         if signals.pending().is_some() {
             return Ok(None);
         }
-        sums = if pipelines.has_stages() {
+        sums = if pipelines.is_divided() {
             run_pipelines(group, pipelines, &job, sums)?
         } else {
             run_jobs(group, &job, sums)?
@@ -241,7 +241,7 @@ fn run_pipelines(
     job: &EvalJob,
     mut sums: Vec<RankSums>,
 ) -> Result<Vec<RankSums>, TrainError> {
-    let most = if pipelines.whole.graph.carried.is_empty() {
+    let most = if pipelines.graph().carried.is_empty() {
         forward_micro_batches_max(pipelines.depth())
     } else {
         // Each begins with the states behind the one before.

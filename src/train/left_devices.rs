@@ -1,9 +1,10 @@
-//! Devices that are left when one has failed, and the pipelines that they can make.
+//! Devices that are left when one has failed, and the pipelines and tensor groups that they can
+//! make.
 
-use super::continuation::pipelines_on;
+use super::continuation::{PartsOn, parts_on};
 use crate::runtime::placement::candidates::{adapters_for, selections};
 use potluck_kernels::device::{selector_of, selector_without};
-use potluck_parallel::PipelineOptions;
+use potluck_parallel::{PipelineOptions, TensorOptions};
 
 /// Devices to go on with.
 #[derive(Debug, PartialEq)]
@@ -12,6 +13,8 @@ pub struct LeftDevices {
     pub devices: String,
     /// Stages of their pipelines, if there were pipelines.
     pub stages: Option<usize>,
+    /// Ranks of their tensor groups, if there were such.
+    pub tensor: Option<usize>,
     /// Number of devices that are left over.
     pub spare: usize,
     /// True if the selector is that of the run: what was lost is on other nodes.
@@ -19,29 +22,33 @@ pub struct LeftDevices {
 }
 
 impl LeftDevices {
-    /// Returns the devices that a selector chooses without the one at a position, in pipelines if
-    /// there were any; `None` if there is no other.
-    pub fn without(selector: &str, position: usize, pipelines: &PipelineOptions) -> Option<Self> {
+    /// Returns the devices that a selector chooses without the one at a position, in pipelines and
+    /// tensor groups if there were any; `None` if there is no other.
+    pub fn without(
+        selector: &str,
+        position: usize,
+        pipelines: &PipelineOptions,
+        tensor: &TensorOptions,
+    ) -> Option<Self> {
         let left = selector_without(selector, position, &adapters_for(selector))?;
-        Some(Self::of(left, pipelines))
+        Some(Self::of(left, pipelines, tensor))
     }
 
-    /// Returns those of a selector's devices that continue pipelines.
-    pub fn of(devices: String, pipelines: &PipelineOptions) -> Self {
+    /// Returns those of a selector's devices that continue pipelines and tensor groups.
+    pub fn of(devices: String, pipelines: &PipelineOptions, tensor: &TensorOptions) -> Self {
         let count = selections(&devices).map_or(1, |left| left.len());
-        let Some((used, stages)) = pipelines_on(count, pipelines) else {
-            return Self { devices, stages: None, spare: 0, are_as_typed: false };
+        let all = Self { devices, stages: None, tensor: None, spare: 0, are_as_typed: false };
+        let Some(PartsOn { used, stages, tensor }) = parts_on(count, pipelines, tensor) else {
+            return all;
         };
         if used == count {
-            return Self { devices, stages: Some(stages), spare: 0, are_as_typed: false };
+            return Self { stages, tensor, ..all };
         }
         let positions: Vec<usize> = (0..used).collect();
-        match selector_of(&devices, &positions, &adapters_for(&devices)) {
-            Some(devices) => {
-                Self { devices, stages: Some(stages), spare: count - used, are_as_typed: false }
-            }
+        match selector_of(&all.devices, &positions, &adapters_for(&all.devices)) {
+            Some(devices) => Self { devices, stages, tensor, spare: count - used, ..all },
             // Devices that cannot be named are all used.
-            None => Self { devices, stages: Some(1), spare: 0, are_as_typed: false },
+            None => Self { stages: stages.map(|_| 1), tensor: tensor.map(|_| 1), ..all },
         }
     }
 }
@@ -54,7 +61,7 @@ mod tests {
     fn devices_without_a_stage_are_left_out() {
         let run = |stages| PipelineOptions { stages, ..PipelineOptions::default() };
         let left = |devices: &str, stages| {
-            let left = LeftDevices::of(devices.into(), &run(stages));
+            let left = LeftDevices::of(devices.into(), &run(stages), &TensorOptions::default());
             (left.devices, left.stages, left.spare)
         };
         assert_eq!(left("cpu*3", 2), ("cpu*2".into(), Some(2), 1));
@@ -62,5 +69,9 @@ mod tests {
         assert_eq!(left("cpu*3", 3), ("cpu*3".into(), Some(3), 0));
         assert_eq!(left("cpu", 2), ("cpu".into(), Some(1), 0));
         assert_eq!(left("cpu*3", 1), ("cpu*3".into(), None, 0));
+        let tensor = TensorOptions { ranks: 2, ..TensorOptions::default() };
+        let groups = LeftDevices::of("cpu*7".into(), &run(2), &tensor);
+        assert_eq!((&*groups.devices, groups.spare), ("cpu*4", 3));
+        assert_eq!((groups.stages, groups.tensor), (Some(2), Some(2)));
     }
 }

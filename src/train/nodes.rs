@@ -341,17 +341,17 @@ impl NodeHost for JoinedNode {
     fn begin(&mut self, run: &[u8]) -> Result<NodeOffer, String> {
         let RunBrief { config, shape, data } = decode(run).map_err(|error| error.to_string())?;
         let spec = (self.configure)(&config)?;
-        let (graph, _) = spec.training_graph(&shape).map_err(|error| error.to_string())?;
+        let model = spec.training_graph(&shape).map_err(|error| error.to_string())?;
         let selections = selections(&self.devices).map_err(|error| error.to_string())?;
         let mut own_data: Option<Arc<dyn InputSource>> = None;
         if let Some(path) = &self.data {
-            own_data = Some(Arc::new(OwnData::open(path, &spec, &graph, &data)?));
+            own_data = Some(Arc::new(OwnData::open(path, &spec, model.whole(), &data)?));
             let note = format!("samples are read from {}, the data of the run", path.display());
             // A terminal never fails.
             let _ = self.sink.event(&Event::Note(note));
         }
         Ok(NodeOffer {
-            graph,
+            model,
             selections,
             opening: spec.opening,
             node_timeout: spec.node_timeout,

@@ -49,11 +49,11 @@ impl Trainer {
         let tensor = self.output(output)?;
         self.require_ids(inputs, 0)?;
         let values = self.values_of(tensor, output, rows, inputs)?;
-        array(&self.graph.tensor(tensor).shape, rows, values)
+        array(&self.graph().tensor(tensor).shape, rows, values)
     }
 
     fn output(&self, name: &str) -> Result<TensorId, TrainError> {
-        self.graph.output(name).ok_or_else(|| {
+        self.graph().output(name).ok_or_else(|| {
             TrainError::InvalidRequest(format!("the graph has no output called {name}"))
         })
     }
@@ -83,7 +83,7 @@ impl Trainer {
         output: &str,
     ) -> Result<ArrayD<f32>, TrainError> {
         let tensor = self.output(output)?;
-        let shape = self.graph.tensor(tensor).shape.clone();
+        let shape = self.graph().tensor(tensor).shape.clone();
         if !shape.is_batched() {
             let why = format!("{output} is {shape}, without a dimension for samples");
             return Err(TrainError::InvalidRequest(why));
@@ -94,7 +94,7 @@ impl Trainer {
             return Err(TrainError::InvalidRequest(why.into()));
         }
         // Checks that the data fit; nothing is drawn from the sampler.
-        BatchSource::new(&self.graph, data.clone(), Sampler::new(0, 1, 1))?;
+        BatchSource::new(self.graph(), data.clone(), Sampler::new(0, 1, 1))?;
         let batch = self.options().batch as u64;
         let mut values = Vec::with_capacity(shape.elements(count as usize));
         for first in (0..count).step_by(self.options().batch) {
@@ -118,7 +118,7 @@ impl Trainer {
             let why = format!("{rows} rows asked for; give at least 1 and fewer than 2^32");
             return Err(TrainError::InvalidRequest(why));
         }
-        let shape = self.graph.tensor(tensor).shape.clone();
+        let shape = self.graph().tensor(tensor).shape.clone();
         let parts = self.parts(rows as u32);
         if !shape.is_batched() && parts.iter().map(Vec::len).sum::<usize>() > 1 {
             return Err(TrainError::InvalidRequest(format!(
@@ -177,7 +177,7 @@ impl Trainer {
         }
         // Nothing is drawn from the sampler.
         let sampler = Sampler::new(0, 1, self.options().batch as u32);
-        let source = BatchSource::new(&self.graph, data.clone(), sampler)?;
+        let source = BatchSource::new(self.graph(), data.clone(), sampler)?;
         let signals = &SignalFlags::default();
         let part = EvaluatedPart { source: &source, task, split, samples, signals };
         self.evaluate_part(&part, &mut |_, _| Ok(()))?
@@ -212,7 +212,7 @@ impl Trainer {
             return Err(TrainError::InvalidRequest(why));
         }
         let parts = self.parts(rows as u32);
-        let work = work_of(&parts, &|part| self.cut(&self.graph.inputs, inputs, rows, part))?;
+        let work = work_of(&parts, &|part| self.cut(&self.graph().inputs, inputs, rows, part))?;
         let session = &mut self.session;
         let mut loss = 0.0;
         let mut targets = 0.0;
@@ -241,7 +241,7 @@ impl Trainer {
         let rows: Vec<u32> = placement.units().map(|rank| rank.micro_batch).collect();
         let request = EvalRequest {
             source,
-            graph: &self.graph,
+            graph: self.model.whole(),
             task,
             pipelines: &self.session.pipelines,
             split,
@@ -272,7 +272,7 @@ impl Trainer {
     ) -> Result<Inputs, TrainError> {
         let mut given = Vec::new();
         let mut missing = Vec::new();
-        for (name, id) in &self.graph.inputs {
+        for (name, id) in &self.graph().inputs {
             if name == "samples" || values.iter().any(|(known, _)| known == name) {
                 given.push((name.clone(), *id));
             } else {
@@ -281,7 +281,7 @@ impl Trainer {
         }
         let mut inputs = self.cut(&given, values, rows, part)?;
         for id in missing {
-            let tensor = self.graph.tensor(id);
+            let tensor = self.graph().tensor(id);
             let elements = tensor.shape.elements(part.rows as usize);
             inputs.push((id, HostTensor::zeros(tensor.dtype, elements)));
         }

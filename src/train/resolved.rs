@@ -41,7 +41,7 @@ pub(crate) fn resolved_toml(
         run.insert("collective", placement.options.topology.name().to_string());
         run.insert("message_kib", (placement.options.chunk_bytes >> 10).to_string());
     }
-    if placement.mesh.has_stages() {
+    if placement.mesh.is_divided() {
         let PipelineOptions { schedule, virtual_stages, .. } = &placement.options.pipeline;
         run.insert("pipeline_stages", placement.mesh.pipeline.to_string());
         run.insert("schedule", schedule.to_string());

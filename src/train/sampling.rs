@@ -58,7 +58,7 @@ pub(crate) fn next_tokens_of(
     if rows.is_empty() {
         return Ok(Vec::new());
     }
-    let pass = pass(&units.pipelines.whole.graph, model, rows, states);
+    let pass = pass(units.pipelines.graph(), model, rows, states);
     let (logits, next) = units.output_parts("a token", unit, pass)?;
     *states = next;
     Ok(draw_rows(&logits, model, rows, sampling))
@@ -77,7 +77,7 @@ pub(crate) fn next_tokens_of_all(
     sampling: &Sampling,
     what: &str,
 ) -> Result<Vec<Vec<u32>>, TrainError> {
-    let graph = &units.pipelines.whole.graph;
+    let graph = units.pipelines.graph();
     let mut passes = Vec::new();
     for rows in parts {
         if rows.is_empty() {

@@ -302,7 +302,7 @@ impl Session {
         for ((rank, placed), report) in mesh.ranks().zip(ranks).zip(reports) {
             let Coordinates { data, pipeline, .. } = mesh.coordinates(rank);
             let mut stage = None;
-            if mesh.has_stages() {
+            if mesh.is_divided() {
                 stage = Some(StageRecord { pipeline: data as u64, stage: pipeline as u64 });
             }
             records.push(RankRecord {

@@ -22,6 +22,7 @@ use crate::config::schema::{
 use crate::runtime::memory;
 use crate::runtime::open::OpenOptions;
 use crate::runtime::placement::names::is_auto;
+use crate::runtime::placement::plans::Plans;
 use potluck_core::DType;
 use potluck_core::faults::Faults;
 use potluck_core::format::listed;
@@ -34,10 +35,9 @@ use potluck_graph::model::{
     cnn, gpt, mlp, resnet, rnn,
 };
 use potluck_graph::optim::{Optimizer, Schedule};
-use potluck_graph::passes::fuse::{Fusion, fuse_listed};
-use potluck_graph::{Cell, Graph, Plan, PlanOptions, differentiate, fuse};
+use potluck_graph::{Cell, Graph, ModelGraph};
 use potluck_parallel::{
-    DeviceLoss, MismatchAction, ParallelOptions, PipelineOptions, Placement, Shares,
+    DeviceLoss, MismatchAction, ParallelOptions, PipelineOptions, Placement, Shares, TensorOptions,
 };
 
 /// Specification of a run: everything that its configuration decides.
@@ -295,9 +295,10 @@ impl RunSpec {
         }
         let (steps, samples) = done;
         let data = self.load_data(saved)?;
-        let (graph, _) = self.training_graph(&data.shape)?;
-        let source = self.batch_source(&graph, &data, steps, samples)?;
-        let epoch = self.epoch(&source.sampler, data.task(&graph)?.unit());
+        let training = self.training_graph(&data.shape)?;
+        let graph = training.whole();
+        let source = self.batch_source(graph, &data, steps, samples)?;
+        let epoch = self.epoch(&source.sampler, data.task(graph)?.unit());
         self.with_epochs(epoch, steps, samples)
     }
 
@@ -325,20 +326,22 @@ impl RunSpec {
     /// Returns the devices without the one at a position, and the pipelines that they make; `None`
     /// if there is no other.
     pub(crate) fn left_without(&self, position: usize) -> Option<LeftDevices> {
-        LeftDevices::without(&self.devices, position, &self.parallel.pipeline)
+        let ParallelOptions { pipeline, tensor, .. } = &self.parallel;
+        LeftDevices::without(&self.devices, position, pipeline, tensor)
     }
 
     /// Returns those of a selector's devices with which the run goes on, and the pipelines that
     /// they make.
     pub(crate) fn left_on(&self, devices: String) -> LeftDevices {
-        LeftDevices::of(devices, &self.parallel.pipeline)
+        LeftDevices::of(devices, &self.parallel.pipeline, &self.parallel.tensor)
     }
 
     /// Returns any devices in the place of those of the run: as few as `auto` may choose.
     pub fn left_on_any(&self) -> LeftDevices {
         LeftDevices {
             devices: "auto".into(),
-            stages: if self.parallel.has_stages() { Some(1) } else { None },
+            stages: self.parallel.pipeline.has_stages().then_some(1),
+            tensor: self.parallel.tensor.has_groups().then_some(1),
             spare: 0,
             are_as_typed: false,
         }
@@ -368,6 +371,11 @@ impl RunSpec {
             parallel.virtual_stages = default.virtual_stages;
         }
         parallel.pipeline_stages = stages;
+        let ranks = left.tensor.unwrap_or(parallel.tensor_ranks);
+        if !left.are_as_typed || ranks != parallel.tensor_ranks {
+            parallel.tensor_shares.clear();
+        }
+        parallel.tensor_ranks = ranks;
         resolved
             .config
             .check()
@@ -385,12 +393,13 @@ impl RunSpec {
         {
             command.settings.extend(placement_settings(&spec));
             // A pipeline that is named gives a micro-batch of its own to a run that set none.
-            if spec.parallel.has_stages() && left.stages.is_some() {
+            if spec.parallel.pipeline.has_stages() && left.stages.is_some() {
                 command.settings.retain(|(key, _)| *key != "train.micro_batch_size");
                 command.settings.push(("train.micro_batch_size", spec.micro_batch.to_string()));
             }
         }
-        ResumeCommand { devices: Some(left.devices), pipeline: left.stages, ..command }
+        let LeftDevices { devices, stages, tensor, .. } = left;
+        ResumeCommand { devices: Some(devices), pipeline: stages, tensor, ..command }
     }
 
     /// Returns a command that continues a run over several nodes on the devices of this one: those
@@ -398,7 +407,7 @@ impl RunSpec {
     /// fit.
     pub(super) fn resume_on_own(&self, mut command: ResumeCommand) -> ResumeCommand {
         let left = self.left_on(self.devices.clone());
-        if left.devices != self.devices || left.stages.is_some() {
+        if left.devices != self.devices || left.stages.is_some() || left.tensor.is_some() {
             return self.resume_on(left, command);
         }
         if let Shares::Fixed(_) = self.parallel.shares {
@@ -418,6 +427,7 @@ impl RunSpec {
             devices: self.devices.clone(),
             shares: self.parallel.shares.clone(),
             pipeline: self.parallel.pipeline.clone(),
+            tensor: self.parallel.tensor.clone(),
             optimizer: self.optimizer,
             batch: self.batch as usize,
             micro_batch_size: self.micro_batch as usize,
@@ -468,13 +478,12 @@ impl RunSpec {
         }
     }
 
-    /// Builds the training graph, and returns the fusions in it.
+    /// Builds the training graph.
     ///
     /// # Errors
     /// Returns `TrainError::Model` if the sizes of the model contradict each other.
-    pub fn training_graph(&self, data: &DataShape) -> Result<(Graph, Vec<Fusion>), TrainError> {
-        let training = differentiate(self.model_graph(data)?)?;
-        Ok(if self.fuse { fuse_listed(training) } else { (training, Vec::new()) })
+    pub fn training_graph(&self, data: &DataShape) -> Result<ModelGraph, TrainError> {
+        Ok(ModelGraph::training(self.forward_graph(data)?, self.fuse)?)
     }
 
     /// Builds the forward graph of the model with its loss.
@@ -482,34 +491,30 @@ impl RunSpec {
     /// # Errors
     /// Returns `TrainError::Runtime` before anything is built if the host has no memory for the
     /// parameters, and `TrainError::Model` if the sizes of the model contradict each other.
-    fn model_graph(&self, data: &DataShape) -> Result<Graph, TrainError> {
+    fn forward_graph(&self, data: &DataShape) -> Result<Graph, TrainError> {
         let bytes = self.model.parameters_at_least.saturating_mul(DType::F32.bytes() as u64);
         memory::require(usize::try_from(bytes).unwrap_or(usize::MAX))?;
         (self.model.graph)(data)
     }
 
-    /// Builds the plan of the forward pass only, for up to `rows` samples at a time.
+    /// Returns the plans of the forward pass only.
     ///
     /// # Errors
     /// Returns `TrainError::Model` if the sizes of the model contradict each other.
-    pub fn forward_plan(&self, data: &DataShape, rows: u32) -> Result<Plan, TrainError> {
-        let forward = self.model_graph(data)?;
-        let forward = if self.fuse { fuse(forward) } else { forward };
-        Ok(Plan::new(forward, PlanOptions::new(rows as usize)))
+    pub fn forward_plans(&self, data: &DataShape) -> Result<Plans, TrainError> {
+        Ok(Plans::new(ModelGraph::forward(self.forward_graph(data)?, self.fuse)))
     }
 
-    /// Builds the plan that generates text, one text at a time.
+    /// Returns the plans that generate text.
     ///
     /// # Errors
     /// Returns `TrainError::InvalidRequest` if the model is not one of text, and
     /// `TrainError::Model` if its sizes contradict each other.
-    pub fn generation_plan(&self, data: &DataShape) -> Result<Plan, TrainError> {
+    pub fn generation_plans(&self, data: &DataShape) -> Result<Plans, TrainError> {
         let Some(next_token) = &self.model.next_token else {
             return Err(TrainError::InvalidRequest("the model generates no text".into()));
         };
-        let next_token = next_token(data)?;
-        let next_token = if self.fuse { fuse(next_token) } else { next_token };
-        Ok(Plan::new(next_token, PlanOptions::new(1)))
+        Ok(Plans::new(ModelGraph::forward(next_token(data)?, self.fuse)))
     }
 
     /// Creates the source of the inputs of a graph, which draws a sample for each slot of each
@@ -812,6 +817,10 @@ fn parallel_options(parallel: &Parallel) -> ParallelOptions {
             virtual_stages: parallel.virtual_stages as u32,
             blocks_per_stage: parallel.blocks_per_stage.iter().map(|n| *n as u32).collect(),
         },
+        tensor: TensorOptions {
+            ranks: parallel.tensor_ranks as u32,
+            shares: parallel.tensor_shares.iter().map(|share| *share as u32).collect(),
+        },
     }
 }
 
@@ -821,7 +830,10 @@ fn placement_settings(spec: &RunSpec) -> Vec<(&'static str, String)> {
     let default = RunConfig::default();
     let mut settings = Vec::new();
     for key in KEYS.iter().filter(|key| is_of_placement(key.full_name)) {
-        let is_flag = matches!(key.full_name, "parallel.devices" | "parallel.pipeline_stages");
+        let is_flag = matches!(
+            key.full_name,
+            "parallel.devices" | "parallel.pipeline_stages" | "parallel.tensor_ranks"
+        );
         let value = (key.get)(&spec.resolved.config);
         if !is_flag
             && value != (key.get)(&default)
@@ -836,7 +848,7 @@ fn placement_settings(spec: &RunSpec) -> Vec<(&'static str, String)> {
 /// Returns the section `[parallel]` that was asked for when a placement was decided, the inverse of
 /// the options of a section. `overlap` is that of the run.
 pub fn section_asked(placement: &Placement, overlap: bool) -> Parallel {
-    let ParallelOptions { shares, topology, reduce_site, chunk_bytes, pipeline, .. } =
+    let ParallelOptions { shares, topology, reduce_site, chunk_bytes, pipeline, tensor, .. } =
         &placement.options;
     let (balance, shares) = match shares {
         Shares::Measured => (Balance::Measured, Vec::new()),
@@ -851,6 +863,8 @@ pub fn section_asked(placement: &Placement, overlap: bool) -> Parallel {
         schedule: pipeline.schedule,
         virtual_stages: pipeline.virtual_stages as usize,
         blocks_per_stage: pipeline.blocks_per_stage.iter().map(|n| u64::from(*n)).collect(),
+        tensor_ranks: tensor.ranks as usize,
+        tensor_shares: tensor.shares.iter().map(|share| u64::from(*share)).collect(),
         collective: *topology,
         overlap,
         reduce_site: *reduce_site,
@@ -866,12 +880,15 @@ pub fn section_on(placement: &Placement, overlap: bool, devices: usize) -> Paral
     if devices == placement.candidates.len() {
         return asked;
     }
-    let mut own = Parallel { blocks_per_stage: Vec::new(), ..asked };
+    let mut own = Parallel { blocks_per_stage: Vec::new(), tensor_shares: Vec::new(), ..asked };
     if !own.shares.is_empty() {
         own.shares.clear();
         own.balance = Balance::Measured;
     }
-    if !devices.is_multiple_of(own.pipeline_stages) {
+    if !devices.is_multiple_of(own.tensor_ranks) {
+        own.tensor_ranks = 1;
+    }
+    if !devices.is_multiple_of(own.pipeline_stages * own.tensor_ranks) {
         let default = Parallel::default();
         own.pipeline_stages = default.pipeline_stages;
         own.schedule = default.schedule;
@@ -896,13 +913,14 @@ mod tests {
     use super::*;
     use crate::loader;
     use crate::runtime::error::EXIT_CONFIGURATION;
+    use potluck_graph::{Plan, PlanOptions};
     use potluck_parallel::ReduceSite;
     use potluck_parallel::collective::Topology;
 
     fn plan(config: &RunConfig) -> Plan {
         let spec = RunSpec::new(config);
-        let (training, _) = spec.training_graph(&DataShape::Tokens { vocabulary: 65 }).unwrap();
-        Plan::new(training, PlanOptions::new(spec.micro_batch as usize))
+        let training = spec.training_graph(&DataShape::Tokens { vocabulary: 65 }).unwrap();
+        Plan::new(training.whole().clone(), PlanOptions::new(spec.micro_batch as usize))
     }
 
     #[test]
@@ -953,6 +971,8 @@ mod tests {
             schedule: Interleaved,
             virtual_stages: 2,
             blocks_per_stage: vec![1, 2, 2, 1],
+            tensor_ranks: 2,
+            tensor_shares: vec![3, 1],
             collective: Topology::Star,
             overlap: false,
             reduce_site: Some(ReduceSite::Host),
@@ -987,6 +1007,7 @@ mod tests {
         let left = |stages| LeftDevices {
             devices: "cpu*3".into(),
             stages: Some(stages),
+            tensor: None,
             spare: 0,
             are_as_typed: false,
         };
@@ -1027,7 +1048,8 @@ mod tests {
         for kind in [ModelKind::Gpt, ModelKind::Rnn] {
             config.model.kind = kind;
             let spec = RunSpec::new(&config);
-            let (graph, _) = spec.training_graph(&DataShape::Tokens { vocabulary: 65 }).unwrap();
+            let training = spec.training_graph(&DataShape::Tokens { vocabulary: 65 }).unwrap();
+            let graph = training.whole();
             let all: usize =
                 graph.parameters.iter().map(|p| graph.tensor(p.tensor).shape.elements(1)).sum();
             let bound = spec.model.parameters_at_least;

@@ -31,11 +31,11 @@ use super::error::TrainError;
 use super::session::Session;
 use crate::checkpoint::{Best, Checkpoint};
 use crate::runtime::step::{Inputs, StepInput, StepReport};
-use opening::{OpenedSession, open_on, training_graph};
+use opening::{OpenedSession, open_on};
 use potluck_core::metrics::Trace;
 use potluck_core::{DType, HostTensor, TensorId};
 use potluck_data::{DataDescription, DataFile, Dataset, Tokenizer};
-use potluck_graph::Graph;
+use potluck_graph::{Graph, ModelGraph};
 use potluck_parallel::{MicroBatch, MismatchAction, Outcome, Placement};
 
 /// Report of a step.
@@ -60,7 +60,8 @@ pub struct Step {
 /// left, and [`Trainer::recover`] goes on with those from the last saved state.
 pub struct Trainer {
     pub(super) session: Session,
-    pub(super) graph: Graph,
+    /// Graph that is trained, of which each rank runs what is placed on it.
+    pub(super) model: ModelGraph,
     /// Options of the devices that are open.
     pub(super) options: TrainerOptions,
     pub(super) notes: Vec<String>,
@@ -130,18 +131,20 @@ impl Trainer {
         data: Option<&Arc<dyn Dataset>>,
     ) -> Result<Self, TrainError> {
         options.check(&forward)?;
-        let opened = open_on(training_graph(forward, options)?, options, None, data)?;
-        let trainer = Self::of(opened, options.clone());
+        let model = ModelGraph::training(forward, options.fuse)?;
+        let opened = open_on(model.clone(), options, None, data)?;
+        let trainer = Self::of(opened, model, options.clone());
         trainer.session.initialize()?;
         Ok(trainer)
     }
 
     pub(super) fn of(
         OpenedSession { session, notes, trace }: OpenedSession,
+        model: ModelGraph,
         options: TrainerOptions,
     ) -> Self {
         Self {
-            graph: session.plan.graph.clone(),
+            model,
             session,
             options,
             notes,
@@ -157,6 +160,11 @@ impl Trainer {
             snapshot: None,
             saved: None,
         }
+    }
+
+    /// Returns the training graph of the whole model.
+    pub(super) fn graph(&self) -> &Graph {
+        self.model.whole()
     }
 
     /// Returns the name of the first device.
@@ -288,7 +296,7 @@ impl Trainer {
         for program in &self.session.programs {
             let mut inputs = Vec::with_capacity(program.micro_batches.len());
             for part in &program.micro_batches {
-                inputs.push(self.cut(&self.graph.inputs, batch, self.options.batch, part)?);
+                inputs.push(self.cut(&self.graph().inputs, batch, self.options.batch, part)?);
             }
             ranks.push(inputs);
         }
@@ -298,7 +306,7 @@ impl Trainer {
     /// Checks that each value is that of an input, and that none is given twice.
     pub(super) fn require_known(&self, values: &[(&str, HostTensor)]) -> Result<(), TrainError> {
         let mut inputs: Vec<&str> = Vec::new();
-        for (input, _) in self.graph.inputs_of_samples() {
+        for (input, _) in self.graph().inputs_of_samples() {
             if input.as_str() != "samples" {
                 inputs.push(input);
             }
@@ -308,7 +316,7 @@ impl Trainer {
                 let why = "the input 'samples' is numbered by the trainer; leave it out";
                 return Err(TrainError::InvalidRequest(why.into()));
             }
-            if !inputs.contains(name) && self.graph.input(name).is_some() {
+            if !inputs.contains(name) && self.graph().input(name).is_some() {
                 return Err(TrainError::InvalidRequest(format!(
                     "the input '{name}' is carried from step to step by the trainer; leave it out"
                 )));
@@ -333,7 +341,7 @@ impl Trainer {
         values: &[(&str, HostTensor)],
         first: u64,
     ) -> Result<(), TrainError> {
-        for range in self.graph.id_ranges() {
+        for range in self.graph().id_ranges() {
             for (name, values) in values {
                 if let HostTensor::Int(values) = values
                     && *name == range.name
@@ -361,9 +369,9 @@ impl Trainer {
                 inputs.push((*id, HostTensor::Int(slots.clone().collect())));
                 continue;
             }
-            let tensor = self.graph.tensor(*id);
+            let tensor = self.graph().tensor(*id);
             let per_row = tensor.shape.per_row();
-            if self.graph.is_carried(*id) {
+            if self.graph().is_carried(*id) {
                 // A step writes what is carried over it.
                 let zeros = HostTensor::zeros(tensor.dtype, per_row * part.rows as usize);
                 inputs.push((*id, zeros));

@@ -2,6 +2,7 @@
 //! that the CPU device's stages send, and the memory that a stage takes.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use crate::common::{adapters, checks, fill_inputs, fill_parameters, nmse, pass, turn};
 use potluck_core::{BucketId, EdgeId, Rank};
@@ -43,13 +44,11 @@ fn model(width: usize, context: usize, layers: usize, rows: usize) -> Plan {
 
 /// Programs of stages that hold two blocks each.
 fn pipeline(plan: &Plan, schedule: PipelineSchedule, piece_max: usize) -> PipelinePrograms {
-    let stages = PipelineRanks {
-        ranks: (0..STAGES).map(Rank).collect(),
-        chunks: (0..STAGES).map(|stage| 2 * stage..2 * stage + 2).collect(),
-    };
+    let chunks = (0..STAGES).map(|stage| 2 * stage..2 * stage + 2).collect();
+    let stages = PipelineRanks::of_stages((0..STAGES).map(Rank).collect(), chunks);
     let share = Share { first: 0, count: BATCH, micro_batch: plan.options.rows as u32 };
     PipelinePrograms::training(&PipelineRequest {
-        plan,
+        plans: &[Arc::new(plan.clone())],
         pipelines: &[stages],
         shares: &[share],
         schedule,
@@ -293,7 +292,7 @@ fn a_stage_that_gets_a_wrong_tensor_or_a_copy_too_few_is_told_apart() {
             .collect()
     };
     let edges = programs.edges.edges.iter();
-    let edge = EdgeId(edges.clone().position(|edge| edge.to == Rank(1)).unwrap() as u32);
+    let edge = EdgeId(edges.clone().position(|edge| edge.leads_to(Rank(1))).unwrap() as u32);
     let mut swapped = sent.clone();
     let (a, b) = (sent[&(edge, 0)].clone(), sent[&(edge, 1)].clone());
     swapped.insert((edge, 0), b);

@@ -10,7 +10,7 @@ use potluck_core::faults::Faults;
 use potluck_core::{DType, HostTensor};
 use potluck_graph::model::{GptConfig, gpt};
 use potluck_graph::optim::Optimizer;
-use potluck_graph::{Graph, Unary, differentiate, fuse};
+use potluck_graph::{Graph, ModelGraph, Unary};
 use potluck_kernels::autotune::TuneOptions;
 use potluck_parallel::planner::cut::even;
 use potluck_parallel::{ParallelOptions, PipelineOptions, Program, ReduceSite, Shares};
@@ -79,13 +79,13 @@ impl PipelineWorkload {
             tie: false,
             activation: Unary::Gelu,
         };
-        let graph = fuse(differentiate(gpt(&config)?)?);
+        let model = ModelGraph::training(gpt(&config)?, true)?;
         // With next to nothing measured, the tuning would take the most time of all.
         let seconds =
             if options.effort == Effort::Tiny { 0.0 } else { OpenOptions::default().tune_s };
         Ok(Self {
-            inputs: inputs_of(&graph),
-            plans: Plans::new(graph),
+            inputs: inputs_of(model.whole()),
+            plans: Plans::new(model),
             optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1 },
             tuning: TuneOptions { seconds, ..TuneOptions::default() },
             sampling_plan: options.effort.sampling_plan(),

@@ -35,12 +35,12 @@ pub(super) fn predict(
     let times: Vec<Vec<BlockTimes>> =
         positions.iter().map(|position| measured.times[*position].clone()).collect();
     let stage = mean_stage(placed, &times, case.shape.stages);
-    let links = links(&positions, measured, &crossing_elements(&pipelines.whole));
+    let links = links(&positions, measured, &crossing_elements(pipelines.plan()));
     let chunks: Vec<_> = pipelines.stages.iter().map(|of| of.chunks.clone()).collect();
     let (mesh, shares) = (placed.placement.mesh, pipelines.shares.clone());
     let planned = Arrangement::of(mesh, positions, &chunks, shares, pipelines.schedule);
-    let laid_out = LaidOut::of(request, &planned);
-    let found = price(&laid_out.written, &laid_out.whole, &times, &links)
+    let laid_out = LaidOut::of(request, &planned)?;
+    let found = price(&laid_out.written, laid_out.whole(), &times, &links)
         .map_err(|error| RuntimeError::InvalidRequest(error.to_string()))?;
     let formula = ideal_bubble(case.schedule, case.shape, stage);
     Ok(PredictedStep { seconds: found.seconds, bubble: found.bubble, formula })

@@ -1,10 +1,10 @@
-//! Messages that the ranks of a placement send each other in a step: gradients, parameters and,
-//! from one stage of a pipeline to another, tensors.
+//! Messages that the ranks of a placement send each other in a step: gradients, parameters and
+//! tensors, from one stage of a pipeline to another and in the all-reduces of tensor groups.
 
 use std::fmt::Write;
 
 use super::placement::ExplainedPlacement;
-use potluck_core::format::{listed, size_text};
+use potluck_core::format::{counted, listed, size_text};
 use potluck_core::{BucketId, DType, EdgeId, Position, Rank};
 use potluck_graph::Plan;
 use potluck_parallel::collective::{CollectiveKind, CommCost, RankGroup, Topology, cost};
@@ -17,9 +17,14 @@ pub fn communication(placement: &ExplainedPlacement) -> String {
         return "one device: nothing travels\n".into();
     }
     let mut tables = Vec::new();
-    if placement.has_stages() {
+    if placement.is_divided() {
         tables.push(head_of_pipelines(placement));
-        tables.push(edge_rows(placement));
+        if placement.planned.mesh.pipeline > 1 {
+            tables.push(edge_rows(placement));
+        }
+        if placement.planned.mesh.tensor > 1 {
+            tables.push(reduction_rows(placement));
+        }
     } else {
         tables.push(head_of_replicas(placement));
     }
@@ -46,7 +51,7 @@ fn head_of_replicas(placement: &ExplainedPlacement) -> String {
 
 fn head_of_pipelines(placement: &ExplainedPlacement) -> String {
     let planned = &placement.planned;
-    let Mesh { data: count, pipeline: depth, .. } = planned.mesh;
+    let Mesh { data: count, pipeline: depth, tensor } = planned.mesh;
     let schedule = planned.schedule;
     let mut counts = Vec::new();
     for rank in planned.mesh.first_ranks() {
@@ -57,9 +62,44 @@ fn head_of_pipelines(placement: &ExplainedPlacement) -> String {
     let rows = planned.rows_max();
     let kib = placement.spec.parallel.chunk_bytes >> 10;
     let what = if count == 1 { "pipeline" } else { "pipelines" };
+    let stages = counted(depth, "stage", "stages");
+    let mut head = format!(
+        "{count} {what} of {stages} ({schedule}), {batches} {all} of up to {rows} rows, messages \
+         of up to {kib} KiB\n"
+    );
+    if tensor > 1 {
+        head += &tensor_line(placement);
+    }
+    head
+}
+
+/// Returns the line on tensor groups: their shares, and what a rank all-reduces for a micro-batch,
+/// which it reads back and writes again.
+fn tensor_line(placement: &ExplainedPlacement) -> String {
+    let planned = &placement.planned;
+    let edges = &placement.laid_out.written.edges;
+    let rows = planned.rows_max() as usize;
+    let mut bytes = 0;
+    let mut sums = 0;
+    for reduction in edges.reductions.iter() {
+        let own = reduction.edges().map(|edge| edges.edge(edge));
+        // Of the first pipeline: all have the same.
+        for edge in own.filter(|edge| planned.mesh.coordinates(edge.from).data == 0) {
+            if planned.mesh.coordinates(edge.from).tensor == 0 {
+                bytes += edge.elements(rows) * DType::F32.bytes();
+            }
+        }
+        let first = edges.edge(reduction.parts[0][0]);
+        sums += usize::from(planned.mesh.coordinates(first.from).data == 0);
+    }
+    let shares = planned.tensor_shares.iter().map(u32::to_string).collect::<Vec<_>>().join(" : ");
+    let what = if planned.mesh.pipeline > 1 { ", over all stages" } else { "" };
     format!(
-        "{count} {what} of {depth} stages ({schedule}), {batches} {all} of up to {rows} rows, \
-         messages of up to {kib} KiB\n"
+        "tensor groups of {} ranks with shares {shares}: {} of a micro-batch, of which each rank \
+         reads back {} and writes as much{what}\n",
+        planned.mesh.tensor,
+        counted(sums, "all-reduce", "all-reduces"),
+        size_text(bytes)
     )
 }
 
@@ -87,12 +127,13 @@ fn all_of(sent: &[CommCost]) -> CommCost {
 
 /// Table of the tensors that cross from one stage to another.
 fn edge_rows(placement: &ExplainedPlacement) -> String {
-    let graph = &placement.laid_out.whole.graph;
+    let graph = &placement.laid_out.whole().graph;
     let mut text = format!(
         "  {:<8}{:<28}{:>6}{:>6}{:>16}{:>13}{:>10}\n",
         "edge", "tensor", "from", "to", "a micro-batch", "a step", "messages"
     );
-    for (index, edge) in placement.laid_out.written.edges.edges.iter().enumerate() {
+    let edges = placement.laid_out.written.edges.edges.iter().enumerate();
+    for (index, edge) in edges.filter(|(_, edge)| edge.reduction.is_none()) {
         let sent = sent_on(placement, edge);
         let largest = sent.iter().map(|one| one.bytes as usize).max().unwrap_or(0);
         let all = all_of(&sent);
@@ -103,7 +144,42 @@ fn edge_rows(placement: &ExplainedPlacement) -> String {
             "  {:<8}{tensor:<28}{:>6}{:>6}{:>16}{:>13}{:>10}",
             EdgeId(index as u32).index(),
             edge.from.index(),
-            edge.to.index(),
+            edge.to[0].index(),
+            size_text(largest),
+            size_text(all.bytes as usize),
+            all.steps
+        );
+    }
+    text
+}
+
+/// Table of the all-reduces of tensor groups: what each rank reads back of each, and writes after
+/// the sum.
+fn reduction_rows(placement: &ExplainedPlacement) -> String {
+    let graph = &placement.laid_out.whole().graph;
+    let edges = &placement.laid_out.written.edges;
+    let head = ["all-reduce", "tensor", "ranks", "a micro-batch", "a step", "messages"];
+    let [id, tensor, ranks, batch, step, messages] = head;
+    let mut text =
+        format!("  {id:<12}{tensor:<28}{ranks:<10}{batch:>16}{step:>13}{messages:>10}\n");
+    for (index, reduction) in edges.reductions.iter().enumerate() {
+        // All ranks send as much: the same tensors.
+        let mut all = CommCost::default();
+        let mut largest = 0;
+        let mut first = None;
+        for edge in reduction.parts[0].iter().map(|edge| edges.edge(*edge)) {
+            let sent = sent_on(placement, edge);
+            largest += sent.iter().map(|one| one.bytes as usize).max().unwrap_or(0);
+            all = all.then(all_of(&sent));
+            first = first.or(Some(edge));
+        }
+        let Some(edge) = first else { continue };
+        let tensor = format!("{} {}", edge.tensor, edge_source(graph, edge));
+        let group = format!("{{{}}}", listed(edge.to.iter().map(|rank| rank.index())));
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            text,
+            "  {index:<12}{tensor:<28}{group:<10}{:>16}{:>13}{:>10}",
             size_text(largest),
             size_text(all.bytes as usize),
             all.steps
@@ -120,12 +196,12 @@ fn buckets(plan: &Plan) -> impl Iterator<Item = BucketId> {
 /// each of them updates.
 fn bucket_rows(placement: &ExplainedPlacement) -> String {
     let layout = &placement.laid_out.layout;
-    let plan = &placement.laid_out.whole;
+    let plan = placement.laid_out.whole();
     let groups = &placement.laid_out.written.groups;
     let widths = buckets(plan).map(|bucket| group_text(groups.of(bucket)).len());
     let width = widths.max().unwrap_or(0).max("group".len());
     let mut text = format!("  bucket{:>12}{:>10}  ", "size", "messages");
-    text += &if placement.has_stages() {
+    text += &if placement.is_divided() {
         format!("{:<width$}  values that each of the group updates\n", "group")
     } else {
         "values that rank 0, 1, .. updates\n".to_string()
@@ -144,7 +220,7 @@ fn bucket_rows(placement: &ExplainedPlacement) -> String {
             }
             owned = ranges.join("  ");
         }
-        let members = if placement.has_stages() {
+        let members = if placement.is_divided() {
             format!("{:<width$}  ", group_text(group))
         } else {
             String::new()
@@ -174,8 +250,11 @@ struct SenderRow {
 fn sender_rows(placement: &ExplainedPlacement) -> String {
     let layout = &placement.laid_out.layout;
     let written = &placement.laid_out.written;
-    let columns: &[&str] = if placement.has_stages() {
-        &["gradients", "parameters", "edges", "a step"]
+    let columns: &[&str] = if placement.is_divided() {
+        match placement.planned.mesh.tensor {
+            1 => &["gradients", "parameters", "edges", "a step"],
+            _ => &["gradients", "parameters", "edges", "all-reduces", "a step"],
+        }
     } else {
         &["reduce", "gather", "a step"]
     };
@@ -189,14 +268,21 @@ fn sender_rows(placement: &ExplainedPlacement) -> String {
             cost::sent_by(layout, positions.clone(), CollectiveKind::ReduceScatter, bytes);
         let parameters = cost::sent_by(layout, positions, CollectiveKind::AllGather, bytes);
         let mut sent = vec![gradients, parameters];
-        if placement.has_stages() {
+        if placement.is_divided() {
             let mut tensors = CommCost::default();
-            for edge in written.edges.edges.iter() {
-                if edge.from == id {
-                    tensors = tensors.then(all_of(&sent_on(placement, edge)));
+            let mut parts = CommCost::default();
+            for edge in written.edges.edges.iter().filter(|edge| edge.from == id) {
+                let sent = all_of(&sent_on(placement, edge));
+                if edge.reduction.is_some() {
+                    parts = parts.then(sent);
+                } else {
+                    tensors = tensors.then(sent);
                 }
             }
             sent.push(tensors);
+            if placement.planned.mesh.tensor > 1 {
+                sent.push(parts);
+            }
         }
         sent.push(all_of(&sent));
         for (column, one) in sent.iter().enumerate() {

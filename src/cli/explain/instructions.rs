@@ -1,25 +1,28 @@
 //! Instructions of the programs of a placement, with the names of blocks, tensors and ranks.
 
 use super::placement::ExplainedPlacement;
-use potluck_core::{BucketId, EdgeId, SegmentId};
+use potluck_core::format::listed;
+use potluck_core::{BucketId, EdgeId, Rank, ReductionId, SegmentId};
 use potluck_graph::Plan;
 use potluck_parallel::collective::Collective;
-use potluck_parallel::{Edge, Instruction, Operation, Program};
+use potluck_parallel::{Coordinates, Edge, EdgeLayout, Instruction, Operation, Program};
 use potluck_train::runtime::placement::laid_out::LaidOut;
 use potluck_train::runtime::trace_labels::edge_source;
 
 /// Returns the programs of the ranks, each below the rank and its samples if there are several.
 pub fn program(placement: &ExplainedPlacement) -> String {
-    let LaidOut { written, whole, .. } = &placement.laid_out;
-    let names = InstructionNames { plan: whole, edges: &written.edges.edges };
+    let LaidOut { written, group, .. } = &placement.laid_out;
+    let names_of =
+        |tensor: usize| InstructionNames { plan: &group.plans[tensor], edges: &written.edges };
     if let [program] = &written.programs[..] {
-        return names.program(program);
+        return names_of(0).program(program);
     }
     let mut texts = Vec::new();
     for (rank, program) in written.programs.iter().enumerate() {
         let title = placement.title(rank);
-        let samples = placement.planned.shares[placement.coordinates(rank).data].count;
-        let program = names.program(program);
+        let Coordinates { data, tensor, .. } = placement.coordinates(rank);
+        let samples = placement.planned.shares[data].count;
+        let program = names_of(tensor).program(program);
         texts.push(format!("rank {rank}: {title}, {samples} samples\n{program}"));
     }
     texts.join("\n")
@@ -27,10 +30,10 @@ pub fn program(placement: &ExplainedPlacement) -> String {
 
 /// Names of what the instructions of a program work on.
 struct InstructionNames<'a> {
-    /// Plan of the whole model.
+    /// Plan of what the rank's place in a tensor group computes of all stages.
     plan: &'a Plan,
-    /// Edges of the pipelines; none without them.
-    edges: &'a [Edge],
+    /// Edges of pipelines and tensor groups; none without them.
+    edges: &'a EdgeLayout,
 }
 
 impl InstructionNames<'_> {
@@ -50,6 +53,9 @@ impl InstructionNames<'_> {
             Instruction::Recv { edge, micro_batch } => {
                 format!("receive {edge}{} of micro-batch {micro_batch}", self.received(edge))
             }
+            Instruction::AllReduce { reduction, micro_batch } => {
+                format!("{reduction}{} of micro-batch {micro_batch}", self.reduced(reduction))
+            }
             Instruction::Start(Collective { bucket, .. }) | Instruction::Update { bucket } => {
                 format!("{instruction} ({})", self.bucket(bucket))
             }
@@ -58,6 +64,9 @@ impl InstructionNames<'_> {
                     format!("{instruction} ({})", self.bucket(bucket))
                 }
                 Operation::Receive(edge) => format!("{instruction}{}", self.received(edge)),
+                Operation::AllReduce(reduction) => {
+                    format!("{instruction}{}", self.reduced(reduction))
+                }
             },
             Instruction::ZeroGradients | Instruction::Load { .. } | Instruction::Verdict => {
                 instruction.to_string()
@@ -72,17 +81,30 @@ impl InstructionNames<'_> {
     }
 
     fn sent(&self, edge: EdgeId) -> String {
-        match self.edges.get(edge.index()) {
-            Some(edge) => format!(" ({} -> {})", self.tensor(edge), edge.to),
+        match self.edges.edges.get(edge.index()) {
+            Some(edge) if edge.reduction.is_some() => {
+                format!(" ({} -> {})", self.tensor(edge), ranks_text(&edge.to))
+            }
+            Some(edge) => format!(" ({} -> {})", self.tensor(edge), edge.to[0]),
             None => String::new(),
         }
     }
 
     fn received(&self, edge: EdgeId) -> String {
-        match self.edges.get(edge.index()) {
+        match self.edges.edges.get(edge.index()) {
             Some(edge) => format!(" ({} of {})", self.tensor(edge), edge.from),
             None => String::new(),
         }
+    }
+
+    /// Returns the tensor of an all-reduce and its ranks: ` (h.1 of ranks 0 and 1)`.
+    fn reduced(&self, reduction: ReductionId) -> String {
+        let Some(reduction) = self.edges.reductions.get(reduction.index()) else {
+            return String::new();
+        };
+        let mut edges = reduction.edges().map(|edge| self.edges.edge(edge));
+        let Some(first) = edges.next() else { return String::new() };
+        format!(" ({} of {})", self.tensor(first), ranks_text(&first.to))
     }
 
     fn tensor(&self, edge: &Edge) -> String {
@@ -103,4 +125,9 @@ impl InstructionNames<'_> {
         }
         text
     }
+}
+
+/// Formats the ranks of a tensor group: `ranks 0, 1`.
+fn ranks_text(ranks: &[Rank]) -> String {
+    format!("ranks {}", listed(ranks.iter().map(|rank| rank.index())))
 }

@@ -46,15 +46,15 @@ pub fn memory(placement: &ExplainedPlacement) -> Explanation {
         }
         least.push(smallest);
         limits.push(limit_line(selection, memory.device, limit, tries_fewer));
-        stashes.push(if placement.has_stages() { Some(placement.stashes(rank)) } else { None });
+        stashes.push(if placement.is_divided() { Some(placement.stashes(rank)) } else { None });
         owned.push(owned_elements(&moments));
     }
     let pools = if tries_fewer {
-        pools_most(request.parallel, &laid_out.whole, world)
+        pools_most(request.parallel, laid_out.whole(), world)
     } else {
         pools_of(&ranks)
     };
-    let batches = batches_bytes(&laid_out.whole.graph, spec.batch as usize);
+    let batches = batches_bytes(&laid_out.whole().graph, spec.batch as usize);
     let of_host = host_bytes(request, ranks.iter().copied(), pools).saturating_add(batches);
     let least_of_host = host_bytes(request, least, pools).saturating_add(batches);
     let available = available_memory().map(|bytes| (bytes, "which are available"));
@@ -77,7 +77,7 @@ pub fn memory(placement: &ExplainedPlacement) -> Explanation {
             workspace: memory.workspace,
             staging: Some(memory.staging),
             pool: Some(memory.pool),
-            edges: if placement.has_stages() { Some(memory.edges) } else { None },
+            edges: if placement.is_divided() { Some(memory.edges) } else { None },
             stashes: stashes[rank].as_deref(),
             limit: &limits[rank],
         });

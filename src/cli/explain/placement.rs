@@ -13,7 +13,7 @@ use potluck_train::error::TrainError;
 use potluck_train::run_data::SavedData;
 use potluck_train::runtime::RuntimeError;
 use potluck_train::runtime::placement::arrangement::Arrangement;
-use potluck_train::runtime::placement::candidates::selections;
+use potluck_train::runtime::placement::candidates::{candidates, selections};
 use potluck_train::runtime::placement::decision::{PlacementDecision, decide, saved_of};
 use potluck_train::runtime::placement::laid_out::LaidOut;
 use potluck_train::runtime::placement::names::{display_names, distinct, is_auto};
@@ -34,6 +34,17 @@ const CAVEAT_OF_STAGES: &str = "stages and shares are measured when the run star
                                 may change places; here blocks and shares are even (--set \
                                 blocks_per_stage=.. shows the cut of a run, and --explain \
                                 schedule measures it)\n";
+
+/// The same for tensor groups.
+const CAVEAT_OF_TENSORS: &str = "the shares of tensor groups are measured when the run starts; \
+                                 here they are even (--set tensor_shares=.. shows those of a \
+                                 run)\n";
+
+/// Returns true if devices are not all of one kind.
+fn has_unlike(devices: &[Selection]) -> bool {
+    let kinds = candidates(devices);
+    kinds.iter().any(|kind| *kind != kinds[0])
+}
 
 /// Placement of a run as far as it is known without opening a device.
 pub struct ExplainedPlacement<'a> {
@@ -66,7 +77,7 @@ pub fn with_placement<R>(
     probe: Option<Probe>,
     explain: impl FnOnce(&ExplainedPlacement) -> anyhow::Result<R>,
 ) -> anyhow::Result<R> {
-    let (training, _) = spec.training_graph(&data_shape(spec, saved_data)?)?;
+    let training = spec.training_graph(&data_shape(spec, saved_data)?)?;
     let plans = Plans::new(training);
     let tuning = TuneOptions::default();
     // Without a probe, shares and blocks are even if they are not given.
@@ -88,10 +99,15 @@ impl<'a> ExplainedPlacement<'a> {
             return Err(TrainError::Defect(why.into()).into());
         };
         let PlacementDecision { arrangement: planned, measured, is_kept, notes } = decided;
+        let has_groups = planned.mesh.tensor > 1;
         let lacks_shares = request.parallel.shares.are_measured() && planned.mesh.data > 1;
-        let is_measured =
-            request.probe.is_none() && !is_kept && (request.parallel.lacks_cut() || lacks_shares);
-        let laid_out = LaidOut::of(request, &planned);
+        let lacks = if has_groups {
+            request.parallel.tensor.shares.is_empty() && has_unlike(&selections)
+        } else {
+            request.parallel.lacks_cut() || lacks_shares
+        };
+        let is_measured = request.probe.is_none() && !is_kept && lacks;
+        let laid_out = LaidOut::of(request, &planned)?;
         let all = distinct(selections.iter().map(|one| one.name().to_string()).collect());
         let names = planned.positions.iter().map(|position| all[*position].clone()).collect();
         Ok(Self {
@@ -108,7 +124,8 @@ impl<'a> ExplainedPlacement<'a> {
     }
 
     /// Returns the times of the blocks of the model on the devices for the most rows of a
-    /// micro-batch, by rank, then by block. They are measured if that was not done before.
+    /// micro-batch, by rank, then by block: of a rank of a tensor group, its part of them. They are
+    /// measured if that was not done before.
     ///
     /// # Errors
     /// Returns `RuntimeError` if a device fails, or if there is no probe.
@@ -122,7 +139,25 @@ impl<'a> ExplainedPlacement<'a> {
                 &measure_blocks(self.request, devices, rows, &mut |_, _| {})?.times
             }
         };
-        Ok(self.planned.positions.iter().map(|position| times[*position].clone()).collect())
+        let mut of_ranks = Vec::new();
+        for (rank, position) in self.planned.positions.iter().enumerate() {
+            let part = self.tensor_part(rank);
+            let of_part = |whole: &BlockTimes| BlockTimes {
+                forward_s: part * whole.forward_s,
+                backward_input_s: part * whole.backward_input_s,
+                backward_weight_s: part * whole.backward_weight_s,
+            };
+            of_ranks.push(times[*position].iter().map(of_part).collect());
+        }
+        Ok(of_ranks)
+    }
+
+    /// Returns the part of its stage's tensors that a rank has, from 0 to 1.
+    fn tensor_part(&self, rank: usize) -> f64 {
+        let shares = &self.planned.tensor_shares;
+        let sum: u32 = shares.iter().sum();
+        let own = shares.get(self.coordinates(rank).tensor);
+        own.map_or(1.0, |share| f64::from(*share) / f64::from(sum))
     }
 
     /// Returns the note that shares and stages are not known before the devices are measured, or an
@@ -130,7 +165,9 @@ impl<'a> ExplainedPlacement<'a> {
     pub fn caveat(&self) -> &'static str {
         if !self.is_measured {
             ""
-        } else if self.has_stages() {
+        } else if self.planned.mesh.tensor > 1 {
+            CAVEAT_OF_TENSORS
+        } else if self.is_divided() {
             CAVEAT_OF_STAGES
         } else if is_auto(&self.spec.devices) {
             CAVEAT_OF_AUTO
@@ -141,7 +178,7 @@ impl<'a> ExplainedPlacement<'a> {
 
     /// Returns true if the run tries fewer samples at a time on devices that lack memory.
     pub fn tries_fewer(&self) -> bool {
-        self.is_measured && !self.has_stages()
+        self.is_measured && !self.is_divided()
     }
 
     /// Returns the number of ranks.
@@ -150,8 +187,8 @@ impl<'a> ExplainedPlacement<'a> {
     }
 
     /// Returns true if a rank holds a part of the model.
-    pub fn has_stages(&self) -> bool {
-        self.planned.mesh.has_stages()
+    pub fn is_divided(&self) -> bool {
+        self.planned.mesh.is_divided()
     }
 
     /// Returns the device of a rank.
@@ -173,18 +210,24 @@ impl<'a> ExplainedPlacement<'a> {
     /// of pipeline 0, h.2 to head`.
     pub fn title(&self, rank: usize) -> String {
         let name = self.name(rank);
-        if !self.has_stages() {
+        if !self.is_divided() {
             return name.to_string();
         }
-        let Coordinates { data, pipeline, .. } = self.coordinates(rank);
-        format!("{name}, stage {pipeline} of pipeline {data}, {}", self.blocks(rank))
+        let Coordinates { data, pipeline, tensor } = self.coordinates(rank);
+        let mut text = format!("{name}, ");
+        if let Some(share) = self.planned.tensor_shares.get(tensor) {
+            let all: u32 = self.planned.tensor_shares.iter().sum();
+            text += &format!("tensor rank {tensor} ({share}/{all}) of ");
+        }
+        text += &format!("stage {pipeline} of pipeline {data}, {}", self.blocks(rank));
+        text
     }
 
     /// Returns the blocks that a rank holds: `h.2 to head`.
     pub fn blocks(&self, rank: usize) -> String {
         let at = self.coordinates(rank);
         let chunks = self.planned.pipelines[at.data].chunks_of(at.pipeline);
-        let graph = &self.laid_out.whole.graph;
+        let graph = &self.laid_out.whole().graph;
         names_of_runs(graph, &chunks)
     }
 

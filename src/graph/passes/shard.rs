@@ -26,6 +26,9 @@ pub enum ShardError {
     ParameterSplit { name: String, error: SplitError },
     #[error("{op} ({name}) cannot be divided over ranks: {why}")]
     Op { op: String, name: String, why: String },
+    /// What a rank computes cannot be differentiated.
+    #[error(transparent)]
+    Gradient(#[from] ShapeError),
 }
 
 /// What one rank of a tensor group computes of a graph.

@@ -3,15 +3,16 @@
 use super::*;
 use crate::Mesh;
 use crate::program::contiguous_shares;
-use potluck_graph::{Builder, Init, PlanOptions, differentiate, replay};
+use potluck_graph::model::{GptConfig, gpt};
+use potluck_graph::{Builder, Init, ModelGraph, PlanOptions, Unary, differentiate, replay};
 
 /// Blocks in a row with a parameter each; the last one uses the first one's if `is_tied`.
-fn plan(blocks: u32, is_tied: bool) -> Plan {
+fn plan(blocks: u32, is_tied: bool) -> Arc<Plan> {
     plan_of(blocks, |block| (is_tied && block + 1 == blocks).then_some(0))
 }
 
 /// Blocks in a row with a parameter each, or that of the earlier block that `shared` returns.
-fn plan_of(blocks: u32, shared: impl Fn(u32) -> Option<u32>) -> Plan {
+fn plan_of(blocks: u32, shared: impl Fn(u32) -> Option<u32>) -> Arc<Plan> {
     let mut b = Builder::new();
     let mut parameters = Vec::new();
     let mut x = None;
@@ -25,7 +26,7 @@ fn plan_of(blocks: u32, shared: impl Fn(u32) -> Option<u32>) -> Plan {
     }
     let target = b.input("target", &[1, 8]);
     b.squared_error_loss(x.unwrap(), target).unwrap();
-    Plan::new(differentiate(b.finish()).unwrap(), PlanOptions::new(4))
+    Arc::new(Plan::new(differentiate(b.finish()).unwrap(), PlanOptions::new(4)))
 }
 
 fn even(stages: u32, chunks: u32, blocks: u32) -> Vec<Range<u32>> {
@@ -35,18 +36,19 @@ fn even(stages: u32, chunks: u32, blocks: u32) -> Vec<Range<u32>> {
 
 fn pipelines(count: u32, stages: u32, chunks: u32, blocks: u32) -> Vec<PipelineRanks> {
     let mesh = Mesh::of_pipelines(count as usize, stages as usize);
-    let of = |ranks| PipelineRanks { ranks, chunks: even(stages, chunks, blocks) };
+    let of = |groups| PipelineRanks { groups, chunks: even(stages, chunks, blocks) };
     mesh.pipelines().map(of).collect()
 }
 
 fn request<'a>(
-    plan: &'a Plan,
+    plan: &'a Arc<Plan>,
     pipelines: &'a [PipelineRanks],
     shares: &'a [Share],
     schedule: PipelineSchedule,
 ) -> PipelineRequest<'a> {
     let (overlap, piece_max, in_flight_min) = (true, 16, 1);
-    PipelineRequest { plan, pipelines, shares, schedule, overlap, piece_max, in_flight_min }
+    let plans = std::slice::from_ref(plan);
+    PipelineRequest { plans, pipelines, shares, schedule, overlap, piece_max, in_flight_min }
 }
 
 /// Performs the programs of all ranks in turns, instruction by instruction, as far as receives
@@ -54,22 +56,34 @@ fn request<'a>(
 /// that wait for ever.
 fn perform(programs: &[Program], edges: &EdgeLayout) -> Result<Vec<usize>, Vec<usize>> {
     let mut next = vec![0; programs.len()];
-    let mut sent: Vec<Vec<usize>> = vec![Vec::new(); edges.edges.len()];
-    let mut most = vec![0; sent.len()];
+    // By edge and reader.
+    let mut sent: HashMap<(EdgeId, Rank), Vec<usize>> = HashMap::new();
+    let mut most = vec![0; edges.edges.len()];
     loop {
         let before = next.clone();
         for (rank, program) in programs.iter().enumerate() {
             while let Some(instruction) = program.instructions.get(next[rank]) {
                 match *instruction {
                     Instruction::Send { edge, micro_batch } => {
-                        let sent = &mut sent[edge.index()];
-                        sent.push(micro_batch);
-                        most[edge.index()] = most[edge.index()].max(sent.len());
+                        for to in &edges.edge(edge).to {
+                            let sent = sent.entry((edge, *to)).or_default();
+                            sent.push(micro_batch);
+                            most[edge.index()] = most[edge.index()].max(sent.len());
+                        }
                     }
                     Instruction::Recv { edge, micro_batch } => {
-                        let sent = &mut sent[edge.index()];
-                        let Some(at) = sent.iter().position(|of| *of == micro_batch) else { break };
-                        sent.remove(at);
+                        let reader = Rank(rank as u32);
+                        if !take(&mut sent, &[(edge, reader)], micro_batch) {
+                            break;
+                        }
+                    }
+                    Instruction::AllReduce { reduction, micro_batch } => {
+                        let reader = Rank(rank as u32);
+                        let parts = edges.reduction(reduction).edges();
+                        let parts: Vec<_> = parts.map(|edge| (edge, reader)).collect();
+                        if !take(&mut sent, &parts, micro_batch) {
+                            break;
+                        }
                     }
                     _ => {}
                 }
@@ -79,9 +93,115 @@ fn perform(programs: &[Program], edges: &EdgeLayout) -> Result<Vec<usize>, Vec<u
         if next == before {
             let stuck = |rank: &usize| next[*rank] < programs[*rank].instructions.len();
             let waiting: Vec<usize> = (0..programs.len()).filter(stuck).collect();
-            let is_received = sent.iter().all(Vec::is_empty);
+            let is_received = sent.values().all(Vec::is_empty);
             return if waiting.is_empty() && is_received { Ok(most) } else { Err(waiting) };
         }
+    }
+}
+
+/// Takes a micro-batch from each of these, if it is in all.
+fn take(
+    sent: &mut HashMap<(EdgeId, Rank), Vec<usize>>,
+    from: &[(EdgeId, Rank)],
+    micro_batch: usize,
+) -> bool {
+    let has = |of: &(EdgeId, Rank)| sent.get(of).is_some_and(|sent| sent.contains(&micro_batch));
+    if !from.iter().all(has) {
+        return false;
+    }
+    for of in from {
+        let sent = sent.get_mut(of).unwrap();
+        let at = sent.iter().position(|one| *one == micro_batch).unwrap();
+        sent.remove(at);
+    }
+    true
+}
+
+/// Plans of the ranks of a tensor group with these shares of a GPT of three layers.
+fn group_plans(shares: &[u32], tie: bool) -> Vec<Arc<Plan>> {
+    let config = GptConfig {
+        vocabulary: 70,
+        context: 4,
+        layers: 3,
+        heads: 4,
+        width: 32,
+        bias: true,
+        dropout: 0.1,
+        tie,
+        activation: Unary::Gelu,
+    };
+    let model = ModelGraph::training(gpt(&config).unwrap(), true).unwrap();
+    let mut plans = Vec::new();
+    for position in 0..shares.len() {
+        let graph = model.of_rank(shares, position).unwrap().graph;
+        plans.push(Arc::new(Plan::new(graph, PlanOptions::new(4))));
+    }
+    plans
+}
+
+/// Cuts into 1, 2 and 3 stages, in 1 or 2 pipelines, each with its tensor groups.
+#[test]
+fn tensor_groups_end_on_their_slots_and_within_the_bounds_of_their_edges() {
+    let mut cases = 0;
+    for shares in [vec![1, 1], vec![2, 1, 1], vec![1; 4]] {
+        for (count, stages, tie) in [(1, 1, true), (2, 1, false), (1, 2, true), (2, 3, true)] {
+            let plans = group_plans(&shares, tie);
+            let mesh = Mesh { data: count, pipeline: stages, tensor: shares.len() };
+            let chunks = even(stages as u32, 1, plans[0].graph.blocks.len() as u32);
+            let of = |groups| PipelineRanks { groups, chunks: chunks.clone() };
+            let pipelines: Vec<PipelineRanks> = mesh.pipelines().map(of).collect();
+            let samples = vec![4 * stages as u32 + 4; count];
+            let of_pipelines = contiguous_shares(&samples, &vec![4; count]);
+            for schedule in [PipelineSchedule::GPipe, PipelineSchedule::OneFOneB] {
+                let request = PipelineRequest {
+                    plans: &plans,
+                    ..request(&plans[0], &pipelines, &of_pipelines, schedule)
+                };
+                let written = PipelinePrograms::training(&request);
+                for (program, plan) in written.programs.iter().zip(&written.plans) {
+                    assert_eq!(replay(plan, &runs(&program.instructions)), Ok(()), "{schedule}");
+                }
+                let most = perform(&written.programs, &written.edges).unwrap();
+                for (edge, most) in written.edges.edges.iter().zip(most) {
+                    assert!(most <= edge.in_flight, "{schedule}: {most} of {edge:?}");
+                }
+                assert_groups(&written, mesh);
+                cases += 1;
+            }
+        }
+    }
+    assert_eq!(cases, 24);
+}
+
+/// Checks that slices are reduced between the ranks in one place of the tensor groups, and all else
+/// between all that hold it, late; each rank all-reduces as often as the others of its group.
+fn assert_groups(written: &PipelinePrograms, mesh: Mesh) {
+    let buckets = &written.plans[0].buckets;
+    for (bucket, id) in buckets.iter().zip((0..).map(BucketId)) {
+        let group = written.groups.of(id);
+        let places: Vec<usize> =
+            group.iter().map(|(_, rank)| mesh.coordinates(rank).tensor).collect();
+        match bucket.rank {
+            Some(rank) => assert!(places.iter().all(|place| *place == rank as usize)),
+            None => assert!((0..mesh.tensor).all(|place| places.contains(&place))),
+        }
+        for program in &written.programs {
+            let start = Instruction::Start(Collective::reduce_scatter(id));
+            let mut starts = program.instructions.iter();
+            if let Some(at) = starts.position(|one| *one == start).filter(|_| bucket.rank.is_none())
+            {
+                let is_sum = |one: &Instruction| matches!(one, Instruction::AllReduce { .. });
+                assert!(!program.instructions[at..].iter().any(is_sum), "{id} starts too early");
+            }
+        }
+    }
+    let sums = |rank: &Rank| {
+        let instructions = written.programs[rank.index()].instructions.iter();
+        instructions.filter(|one| matches!(one, Instruction::AllReduce { .. })).count()
+    };
+    for rank in mesh.ranks() {
+        let group = mesh.group(crate::Axis::Tensor, rank);
+        assert!(sums(&rank) > 0 && group.iter().all(|other| sums(other) == sums(&rank)));
     }
 }
 
@@ -121,9 +241,9 @@ fn every_schedule_ends_on_its_slots_and_within_the_bounds_of_its_edges() {
 /// many micro-batches as there are stages from it on, and `perform` lets the earlier stage run as
 /// far ahead as it can. Gradients never wait for so long.
 fn assert_no_more_than_due(request: &PipelineRequest, edge: &Edge, most: usize) {
-    let stages = request.pipelines[0].ranks.len();
+    let stages = request.pipelines[0].stages();
     let mesh = Mesh::of_pipelines(request.pipelines.len(), stages);
-    let [from, to] = [edge.from, edge.to].map(|rank| mesh.coordinates(rank).pipeline);
+    let [from, to] = [edge.from, edge.to[0]].map(|rank| mesh.coordinates(rank).pipeline);
     let micro_batches = micro_batch_counts(request.shares)[mesh.coordinates(edge.from).data];
     let ahead = match request.schedule {
         PipelineSchedule::GPipe => micro_batches,

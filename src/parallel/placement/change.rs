@@ -10,6 +10,8 @@ pub enum PlacementChange {
     Devices,
     /// Number of pipelines, or of devices that hold the whole model.
     Pipelines,
+    /// Ranks of the tensor groups, or their shares.
+    Tensors,
     /// Blocks of the stages, on devices that round differently.
     Cut,
     Shares,
@@ -23,6 +25,7 @@ impl fmt::Display for PlacementChange {
         f.write_str(match self {
             Self::Devices => "other devices",
             Self::Pipelines => "another number of pipelines",
+            Self::Tensors => "another division of tensors",
             Self::Cut => "another cut",
             Self::Shares => "other shares",
             Self::MicroBatches => "other micro-batches",
@@ -44,6 +47,9 @@ impl Placement {
         }
         if self.mesh.data != before.mesh.data {
             return vec![PlacementChange::Pipelines];
+        }
+        if !self.divides_tensors_as(before) {
+            return vec![PlacementChange::Tensors];
         }
         let (has_other_shares, has_other_batches) = (
             self.differs_per_pipeline(before, |now, was| now.share != was.share),
@@ -72,7 +78,15 @@ impl Placement {
     /// device accumulates both uses instead.
     fn adds_as(&self, other: &Self, is_tied: bool) -> bool {
         let (now, was) = (self.mesh, other.mesh);
-        now.data == was.data && (!is_tied || now.has_stages() == was.has_stages())
+        now.data == was.data
+            && self.divides_tensors_as(other)
+            && (!is_tied || (now.pipeline > 1) == (was.pipeline > 1))
+    }
+
+    /// Returns true if the ranks of a tensor group have the shares that they have with the other
+    /// placement, so that what they sum is the same.
+    fn divides_tensors_as(&self, other: &Self) -> bool {
+        self.mesh.tensor == other.mesh.tensor && self.tensor_shares == other.tensor_shares
     }
 
     /// Returns true if the first ranks of any two pipelines differ.

@@ -188,7 +188,7 @@ fn of_all(cut: Result<Cut, CutError>, group: &[usize]) -> Result<Cut, CutError> 
 
 fn consecutive(devices: usize, stages: usize) -> Vec<Vec<usize>> {
     let pipelines = Mesh::of_pipelines(devices / stages, stages).pipelines();
-    pipelines.map(|ranks| ranks.iter().map(|rank| rank.index()).collect()).collect()
+    pipelines.map(|stages| stages.iter().flatten().map(|rank| rank.index()).collect()).collect()
 }
 
 /// Returns all ways to divide devices, given in ascending order, into groups of `size`, which are

@@ -171,13 +171,12 @@ mod tests {
     /// One pipeline with a block per chunk.
     fn programs(plan: &Plan, schedule: PipelineSchedule, shape: PipelineShape) -> PipelinePrograms {
         let parts = (shape.stages * shape.chunks) as u32;
-        let stages = PipelineRanks {
-            ranks: (0..shape.stages as u32).map(Rank).collect(),
-            chunks: (0..parts).map(|part| part..part + 1).collect(),
-        };
+        let ranks = (0..shape.stages as u32).map(Rank).collect();
+        let chunks = (0..parts).map(|part| part..part + 1).collect();
+        let stages = PipelineRanks::of_stages(ranks, chunks);
         let count = (shape.micro_batches * ROWS) as u32;
         PipelinePrograms::training(&PipelineRequest {
-            plan,
+            plans: &[Arc::new(plan.clone())],
             pipelines: &[stages],
             shares: &[Share { first: 0, count, micro_batch: ROWS as u32 }],
             schedule,

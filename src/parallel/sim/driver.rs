@@ -280,6 +280,9 @@ impl<'a> Simulation<'a> {
             Action::Finish(outcome) => return self.finish(rank, outcome),
             Action::Send { edge, micro_batch } => self.send_tensor(rank, edge, micro_batch),
             Action::Receive { edge, micro_batch } => self.receive_tensor(rank, edge, micro_batch),
+            Action::AllReduce { reduction, micro_batch } => {
+                self.begin_all_reduce(rank, reduction, micro_batch);
+            }
             Action::Load { .. } | Action::Run { .. } | Action::Update { .. } => {}
         }
         true
@@ -494,6 +497,11 @@ impl<'a> Simulation<'a> {
             }
             Ok(Response::Keep { piece, values }) => {
                 drop(virtual_rank.driver.kept.insert(piece, values));
+            }
+            Ok(Response::Reduce { piece, values, reduction }) => {
+                let micro_batch = piece.micro_batch;
+                virtual_rank.driver.kept.insert(piece, values);
+                self.all_reduce(rank, reduction, micro_batch);
             }
             Ok(Response::None) => {}
             Err(error) => self.violations.push(format!("{rank}: {error}")),

@@ -9,7 +9,7 @@ use super::values::tensor_values;
 use super::world::{Event, Simulation};
 use crate::comm::SharedBuffer;
 use crate::{Action, Event as StepEvent, Token};
-use potluck_core::{DType, EdgeId, EdgePiece, Nanos, Rank, Round, TensorId};
+use potluck_core::{DType, EdgeId, EdgePiece, Nanos, Rank, ReductionId, Round, TensorId};
 
 impl Simulation<'_> {
     // ---- Memory ----
@@ -40,14 +40,17 @@ impl Simulation<'_> {
         TensorOf { step, micro_batch, rows, tensor }
     }
 
-    /// Returns the values of a piece of a micro-batch, as a rank knows its samples.
+    /// Returns the values of a piece of a micro-batch, as a rank knows its samples: in an
+    /// all-reduce those of the part that the sender has computed, and else those of the whole
+    /// tensor.
     fn values_of(&self, rank: Rank, piece: &EdgePiece, micro_batch: usize) -> Vec<f32> {
         let Some(seed) = self.scenario.values else { return Vec::new() };
         let virtual_rank = &self.virtual_ranks[rank.index()];
         let step = virtual_rank.driver.transfers.round().step;
-        let tensor = self.scenario.edges.edge(piece.edge).tensor;
+        let edge = self.scenario.edges.edge(piece.edge);
         let samples = virtual_rank.program.micro_batches[micro_batch];
-        tensor_values(seed, step, tensor, samples, piece.range.clone())
+        let part_of = edge.reduction.map(|_| edge.from);
+        tensor_values(seed, step, (edge.tensor, part_of), samples, piece.range.clone())
     }
 
     // ---- Sending ----
@@ -75,29 +78,50 @@ impl Simulation<'_> {
         self.forward_readbacks(rank);
     }
 
-    /// Sends a piece from a ring thread to the device thread of the rank that its edge leads to.
+    /// Sends a piece from a ring thread to the device threads of the ranks that its edge leads to.
     pub(super) fn send_piece(
         &mut self,
         from: Rank,
+        message: &(Round, EdgePiece, SharedBuffer),
+        at: Nanos,
+    ) {
+        let edge = self.scenario.edges.edge(message.1.edge);
+        for to in &edge.to {
+            // The values are shared; they are there as long as the slowest reader needs them.
+            self.send_piece_to(from, *to, message.clone(), at);
+        }
+    }
+
+    fn send_piece_to(
+        &mut self,
+        from: Rank,
+        to: Rank,
         message: (Round, EdgePiece, SharedBuffer),
         at: Nanos,
     ) {
         let piece = &message.1;
-        let (to, elements) = (self.scenario.edges.edge(piece.edge).to, piece.range.len());
+        let elements = piece.range.len();
         self.pieces += 1;
         if self.scenario.seeded_bug == Some(SeededBug::LosesPiece(self.pieces)) {
             return;
         }
         self.on_their_way[from.index()] += elements;
+        // Values that are sent to several ranks count once for each here.
+        let sent = self.scenario.edges.edges.iter().filter(|edge| edge.from == from);
+        let readers = sent.map(|edge| edge.to.len()).max().unwrap_or(1);
         let (bytes, known) = (
             self.on_their_way[from.index()] * DType::F32.bytes(),
-            self.scenario.edges.bytes_from(from),
+            self.scenario.edges.bytes_from(from) * readers,
         );
         if bytes > known {
             let violation = format!("{from} has {bytes} bytes on their way, of {known} at most");
             self.violations.push(violation);
         }
-        let there = self.pass_link((from, to), elements, at, || format!("{piece} to {to}"));
+        let there = if to == from {
+            at
+        } else {
+            self.pass_link((from, to), elements, at, || format!("{piece} to {to}"))
+        };
         self.queue.push(there, Event::Piece { to, message, sent: (from, at) });
     }
 
@@ -124,6 +148,73 @@ impl Simulation<'_> {
             return self.report_event(rank, StepEvent::Done(token));
         }
         self.report_received(rank, event);
+    }
+
+    /// Begins an all-reduce: reduces what all have sent, if it has arrived.
+    pub(super) fn begin_all_reduce(
+        &mut self,
+        rank: Rank,
+        reduction: ReductionId,
+        micro_batch: usize,
+    ) {
+        let rows = self.tensor_of(rank, micro_batch, TensorId(0)).rows;
+        let token = Token::all_reduce(reduction, micro_batch);
+        let driver = &mut self.virtual_ranks[rank.index()].driver;
+        driver.waits_for = token.to_string();
+        match driver.transfers.all_reduce(reduction, micro_batch, rows) {
+            Ok(true) => self.all_reduce(rank, reduction, micro_batch),
+            Ok(false) if self.scenario.seeded_bug == Some(SeededBug::ReducesWithoutWaiting) => {
+                self.all_reduce(rank, reduction, micro_batch);
+            }
+            Ok(false) => {}
+            Err(error) => self.violations.push(format!("{rank}: {error}")),
+        }
+    }
+
+    /// Checks that each part of an all-reduce has the values of its rank, and writes the result.
+    pub(super) fn all_reduce(&mut self, rank: Rank, reduction: ReductionId, micro_batch: usize) {
+        let token = Token::all_reduce(reduction, micro_batch);
+        let parts = self.virtual_ranks[rank.index()].driver.transfers.parts(reduction, micro_batch);
+        let mut parts_whole = true;
+        for (of_rank, edges) in parts.iter().zip(&self.scenario.edges.reduction(reduction).parts) {
+            for (pieces, edge) in of_rank.iter().zip(edges) {
+                let edge = self.scenario.edges.edge(*edge);
+                let rows = self.tensor_of(rank, micro_batch, edge.tensor).rows;
+                let elements: usize = pieces.iter().map(|piece| piece.range.len()).sum();
+                parts_whole &= elements == edge.elements(rows);
+                for piece in pieces {
+                    self.take_part(rank, piece);
+                    if edge.from == rank {
+                        self.write_reduced(rank, piece);
+                    }
+                }
+            }
+        }
+        if !parts_whole {
+            self.violations.push(format!("{rank} reduces before all of {token} has arrived"));
+        }
+        self.report_event(rank, StepEvent::Done(token));
+    }
+
+    /// Takes a piece of a part of an all-reduce from those that are kept.
+    fn take_part(&mut self, rank: Rank, piece: &EdgePiece) {
+        let kept = self.virtual_ranks[rank.index()].driver.kept.remove(piece);
+        let from = self.scenario.edges.edge(piece.edge).from;
+        let Some(values) = kept else {
+            return self.violations.push(format!("{rank} has not kept {piece}"));
+        };
+        if *values != self.values_of(rank, piece, piece.micro_batch)[..] {
+            self.violations.push(format!("{rank} reduces other values than those of {piece}"));
+        }
+        self.on_their_way[from.index()] -= piece.range.len();
+    }
+
+    /// Writes as much of what was reduced as a piece has.
+    fn write_reduced(&mut self, rank: Rank, piece: &EdgePiece) {
+        let (now, elements) = (self.queue.now(), piece.range.len());
+        let device = &mut self.virtual_ranks[rank.index()].device;
+        let span = device.write(now, UploadTarget::Tensors, elements);
+        self.timeline.add(rank, VirtualTrack::Upload, span, || format!("reduced {piece}"));
     }
 
     /// Reports that a tensor was received whole, if it was.

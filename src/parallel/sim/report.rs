@@ -35,6 +35,8 @@ pub struct SimulationReport {
     pub seconds: f64,
     /// Number of events that were handled.
     pub events: u64,
+    /// Number of pieces of tensors that were sent, once for each rank that reads them.
+    pub pieces: u64,
     pub timeline: Timeline,
     /// Violations of invariants during the run.
     pub violations: Vec<String>,

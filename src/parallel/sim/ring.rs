@@ -195,7 +195,7 @@ impl Simulation<'_> {
             match effect {
                 Effect::Send { to, message } => self.send(rank, to, message, now + after),
                 Effect::SendPiece { round, piece, values } => {
-                    self.send_piece(rank, (round, piece, values), now + after);
+                    self.send_piece(rank, &(round, piece, values), now + after);
                 }
                 Effect::ToDriver(message) => {
                     // In the order in which the ring thread sends them.

@@ -112,6 +112,8 @@ pub enum SeededBug {
     ShortMailboxes,
     /// A program goes on when it has begun to receive a tensor.
     ReceivesWithoutWaiting,
+    /// An all-reduce does not wait for the parts of all ranks.
+    ReducesWithoutWaiting,
     /// A tensor that is sent has the values of the next micro-batch.
     SendsNextMicroBatch,
     /// The n-th piece of a tensor between ranks is lost.

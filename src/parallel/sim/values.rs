@@ -47,17 +47,18 @@ fn sample_loss(seed: u64, step: u64, slot: u32) -> f64 {
     f64::from(number(sample_key(seed, step, slot, (SegmentId(0), BucketId(u32::MAX)))).abs())
 }
 
-/// Returns a range of the elements of a tensor that crosses from one rank to another, for a
-/// micro-batch of these samples.
+/// Returns a range of the elements of a tensor that crosses from one rank to another, or of the
+/// part of one that a rank has computed for an all-reduce, for a micro-batch of these samples.
 pub(super) fn tensor_values(
     seed: u64,
     step: u64,
-    tensor: TensorId,
+    (tensor, part_of): (TensorId, Option<Rank>),
     samples: MicroBatch,
     range: Range<usize>,
 ) -> Vec<f32> {
     let of_samples = u64::from(samples.first) << 32 | u64::from(samples.rows);
-    let key = mix(mix(mix(!seed ^ mix(step)) ^ of_samples) ^ u64::from(tensor.0));
+    let of_part = part_of.map_or(0, |rank| u64::from(rank.0 + 1) << 32);
+    let key = mix(mix(mix(!seed ^ mix(step)) ^ of_samples) ^ u64::from(tensor.0) ^ of_part);
     range.map(|index| number(mix(key.wrapping_add(index as u64)))).collect()
 }
 

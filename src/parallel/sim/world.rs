@@ -465,6 +465,7 @@ impl<'a> Simulation<'a> {
             ranks: self.virtual_ranks.into_iter().map(rank_report).collect(),
             seconds: self.ended_at as f64 / 1e9,
             events,
+            pieces: self.pieces,
             timeline: self.timeline,
             violations: self.violations,
         }

@@ -33,6 +33,7 @@ fn placement() -> Placement {
         candidates: ["A", "B", "C"].map(|name| format!("{name} identity")).into(),
         micro_batch_max: 4,
         mesh: Mesh::of_pipelines(2, 1),
+        tensor_shares: Vec::new(),
         ranks: vec![rank("B", 1, 3), rank("C", 2, 9)],
     }
 }

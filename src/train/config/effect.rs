@@ -1,7 +1,7 @@
 //! Keys that have an effect on `eval` and `generate`, which do not train.
 
 use super::read::{ConfigError, Origin, Override, with_section};
-use super::schema::{is_of_pipelines, key};
+use super::schema::{is_of_parts, key};
 
 /// Keys that have an effect besides those of pipelines, or sections of them; and those that a
 /// checkpoint keeps, which are refused later, with that reason.
@@ -36,7 +36,7 @@ pub fn require_effect(overrides: &[Override]) -> Result<(), ConfigError> {
         let name = key.full_name;
         let instead = match FLAGS.iter().find(|(of, _)| *of == name) {
             Some((_, instead)) => instead,
-            None if is_of_pipelines(name) => continue,
+            None if is_of_parts(name) => continue,
             None if EFFECTIVE.iter().any(|known| name.starts_with(known)) => continue,
             None => "leave it out",
         };

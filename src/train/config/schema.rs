@@ -168,6 +168,8 @@ const HIDDEN_MAX: usize = 1024;
 /// Largest number of blocks in a model chunk: far above what a model can have, and so small that
 /// sums of it do not wrap.
 const BLOCKS_MAX: u64 = 65_536;
+/// Largest share of a rank of a tensor group.
+const TENSOR_SHARE_MAX: u64 = 1_000_000;
 /// Fractions from 0 to below 1, as decaying averages need them.
 const FRACTION: Constraint = Constraint::Real(Included(0.0), Excluded(1.0));
 /// Largest accepted learning rate: useful ones are far below, a larger one is a typing error.
@@ -345,7 +347,7 @@ sections! {
         /// Tokens of the sample text generated at the end; 0 = no sample, no measure.
         sample_tokens: usize = 200, Constraint::Whole(0, 1_000_000), if MODEL_KIND = OF_TOKENS;
     }
-    /// Data parallelism and pipelines over several devices.
+    /// Data, pipeline and tensor parallelism over several devices.
     parallel: Parallel {
         /// Devices of the run: auto, all, or a list as --devices takes it.
         devices: String = "auto".to_string(), Constraint::Text;
@@ -362,6 +364,10 @@ sections! {
         virtual_stages: usize = 1, Constraint::Whole(1, 16), "2 for interleaved, or else 1";
         /// Blocks of each model chunk of a pipeline, in forward order.
         blocks_per_stage: Vec<u64> = Vec::new(), Constraint::IntList, "by measurement";
+        /// Ranks of a tensor group: devices that divide the tensors of a stage; 1 = none.
+        tensor_ranks: usize = 1, Constraint::Whole(1, 64);
+        /// Shares of heads, columns and vocabulary by rank of a tensor group.
+        tensor_shares: Vec<u64> = Vec::new(), Constraint::IntList, "by measurement";
         /// Topology of the collectives: a ring, or a star over the first device.
         collective: Topology = Topology::Ring, Constraint::OneOf(Topology::WORDS);
         /// Overlap of gradient communication with the backward pass.
@@ -458,12 +464,14 @@ const DECIDED_BY_PLACEMENT: [&str; 6] = [
     "parallel.message_kib",
 ];
 
-/// Keys of pipelines, whose result is also the placement of a run.
-const OF_PIPELINES: [&str; 4] = [
+/// Keys of pipelines and tensor groups, whose result is also the placement of a run.
+const OF_PARTS: [&str; 6] = [
     "parallel.pipeline_stages",
     "parallel.blocks_per_stage",
     "parallel.virtual_stages",
     "parallel.schedule",
+    "parallel.tensor_ranks",
+    "parallel.tensor_shares",
 ];
 
 /// Former names of keys, each with today's. No key may have a name of this list.
@@ -482,21 +490,25 @@ pub(crate) const RENAMED: [(&str, &str); 10] = [
 
 /// Returns true for a key whose result is part of the placement of a run.
 pub(crate) fn is_of_placement(key: &str) -> bool {
-    DECIDED_BY_PLACEMENT.contains(&key) || is_of_pipelines(key)
+    DECIDED_BY_PLACEMENT.contains(&key) || is_of_parts(key)
 }
 
-/// Returns true for a key of pipelines.
-pub(crate) fn is_of_pipelines(key: &str) -> bool {
-    OF_PIPELINES.contains(&key)
+/// Returns true for a key of pipelines and tensor groups.
+pub(crate) fn is_of_parts(key: &str) -> bool {
+    OF_PARTS.contains(&key)
 }
 
 impl Parallel {
-    /// Returns the devices, with the stages of pipelines if there are any, for messages: `cpu*2
-    /// with parallel.pipeline_stages = 2`.
+    /// Returns the devices, with the stages of pipelines and the ranks of tensor groups if there
+    /// are any, for messages: `cpu*2 with parallel.pipeline_stages = 2`.
     pub fn devices_text(&self) -> String {
-        match self.pipeline_stages {
-            1 => self.devices.clone(),
-            stages => format!("{} with parallel.pipeline_stages = {stages}", self.devices),
+        let stages = format!("parallel.pipeline_stages = {}", self.pipeline_stages);
+        let ranks = format!("parallel.tensor_ranks = {}", self.tensor_ranks);
+        match (self.pipeline_stages, self.tensor_ranks) {
+            (1, 1) => self.devices.clone(),
+            (_, 1) => format!("{} with {stages}", self.devices),
+            (1, _) => format!("{} with {ranks}", self.devices),
+            _ => format!("{} with {stages} and {ranks}", self.devices),
         }
     }
 }

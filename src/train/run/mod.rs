@@ -127,13 +127,13 @@ impl Run {
         let mut sinks = Sinks::from(sink);
         let saved = resumed.as_ref().map(|checkpoint| SavedData::of(&checkpoint.meta));
         let data = spec.load_data(&saved.unwrap_or_default())?;
-        let (training, _) = spec.training_graph(&data.shape)?;
+        let training = spec.training_graph(&data.shape)?;
         let (steps, samples) = match &resumed {
             Some(checkpoint) => (checkpoint.meta.step, checkpoint.meta.samples),
             None => (0, 0),
         };
-        let source = spec.batch_source(&training, &data, steps, samples)?;
-        let task = data.task(&training)?;
+        let source = spec.batch_source(training.whole(), &data, steps, samples)?;
+        let task = data.task(training.whole())?;
         let epoch = spec.epoch(&source.sampler, task.unit());
         let spec = spec.with_epochs(epoch, steps, samples)?;
         if spec.patience > 0

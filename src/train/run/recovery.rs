@@ -51,7 +51,7 @@ impl Run {
         else {
             return self.spec.left_without(position);
         };
-        if self.trainer.session.placement.mesh.has_stages() {
+        if self.trainer.session.placement.mesh.is_divided() {
             return None;
         }
         let devices = self.spec.devices.clone();
@@ -62,7 +62,7 @@ impl Run {
         } else {
             return self.spec.left_without(position);
         }
-        Some(LeftDevices { devices, stages: None, spare: 0, are_as_typed: true })
+        Some(LeftDevices { devices, stages: None, tensor: None, spare: 0, are_as_typed: true })
     }
 
     /// Returns the number of requested devices that are on this node.
@@ -166,10 +166,10 @@ impl RunOpening<'_> {
         sinks: &mut Sinks,
     ) -> Result<Trainer, TrainError> {
         let Self { spec, data, options, trainer } = *self;
-        let graph = trainer.session.plan.graph.clone();
+        let model = trainer.model.clone();
         let Meta { step, samples, .. } = checkpoint.meta;
-        let source = spec.batch_source(&graph, data, step, samples)?;
-        let plans = Plans::new(graph);
+        let source = spec.batch_source(model.whole(), data, step, samples)?;
+        let plans = Plans::new(model);
         let mut opened = startup::open(spec, options, Some(checkpoint), &plans, &source, sinks)?;
         let loader = opened.loader(&source, spec.steps)?;
         fit.go_on(source, loader);

@@ -196,7 +196,7 @@ impl Run {
         };
         // Some changes of pipelines have no effect on the bits.
         let has_stages =
-            self.trainer.session.placement.mesh.has_stages() || before.mesh.has_stages();
+            self.trainer.session.placement.mesh.is_divided() || before.mesh.is_divided();
         let verb = if has_stages { "may" } else { "will" };
         self.note(format!("{what}: its bits {verb} differ from those of an uninterrupted run"))
     }

@@ -11,7 +11,8 @@ use crate::runtime::step::StepInput;
 use crate::session::Session;
 use crate::trainer::Trainer;
 use crate::trainer::steps::SkippedStep;
-use potluck_core::{Rank, SegmentId};
+use potluck_core::Rank;
+use potluck_graph::PassKind;
 use potluck_kernels::RandomContext;
 use potluck_kernels::exec::PassContext;
 
@@ -70,7 +71,7 @@ impl Diagnosis<'_> {
     /// of a step, and of equal ones that of the lowest rank; names the device if there are several.
     fn diagnose(&self, inputs: &[Arc<StepInput>]) -> Result<String, TrainError> {
         let inputs = self.with_inputs(inputs)?;
-        if self.session.placement.mesh.has_stages() {
+        if self.session.placement.mesh.is_divided() {
             return self.diagnose_pipelines(&self.session.pipelines, &inputs);
         }
         let began = self.session.group.run_on_all("a diagnosis", move |rank, device| {
@@ -140,16 +141,16 @@ impl Diagnosis<'_> {
         pipelines: &ModelPipelines,
         inputs: &[Arc<StepInput>],
     ) -> Result<Option<(NotFinite, Rank)>, TrainError> {
-        let segments: Vec<SegmentId> =
-            (0..pipelines.whole.segments.len() as u32).map(SegmentId).collect();
         for (pipeline, stages) in pipelines.stages.iter().enumerate() {
-            let first = &inputs[stages.ranks[0].index()];
+            let first = &inputs[stages.groups[0][0].index()];
             let step_key = first.run_key.step(first.round.step);
             let random = RandomContext { step_key, training: true };
             for (micro_batch, of_batch) in first.program.micro_batches.iter().enumerate() {
                 let loaded = |rank: Rank| inputs[rank.index()].inputs_of(micro_batch);
                 let pass = PassContext { micro_batch, rows: of_batch.rows as usize, random };
-                let walk = PipelineWalk { pipeline, segments: &segments, inputs: &loaded, pass };
+                let passes =
+                    &[PassKind::Forward, PassKind::BackwardInput, PassKind::BackwardWeight];
+                let walk = PipelineWalk { pipeline, passes, inputs: &loaded, pass };
                 let found = pipelines.walk(&self.session.group, walk, bad_output)?;
                 if let Some((rank, what)) = found {
                     return Ok(Some((NotFinite::Activation(what), rank)));

@@ -62,7 +62,7 @@ pub(super) fn open(
     if let Some(error) = failed.take() {
         return Err(error.into());
     }
-    let mut trainer = Trainer::of(opened, trainer_options);
+    let mut trainer = Trainer::of(opened, plans.model().clone(), trainer_options);
     trainer.session.taken = taken;
     Ok(trainer)
 }

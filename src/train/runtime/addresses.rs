@@ -108,7 +108,8 @@ impl ReceiveFrames for ArrivingFrames {
                 elements == found.range.len() && from.index() < size as usize
             }
             FrameContent::Piece { edge, start, .. } => {
-                let edge = self.edges.edges.get(edge.index()).filter(|edge| edge.to == header.to);
+                let edge =
+                    self.edges.edges.get(edge.index()).filter(|edge| edge.leads_to(header.to));
                 let Some(edge) = edge else { return wrong("a frame of no edge to this rank") };
                 let most = edge.elements(self.edges.rows_max) as u64;
                 let end = start.saturating_add(elements as u64);

@@ -10,7 +10,7 @@ use super::defect::{defect, refused};
 use super::messages::{CoordinatorMsg, DriverMsg, RankRingMsg};
 use super::step::Peers;
 use super::trace_tracks::TraceTracks;
-use potluck_core::{ChunkId, EdgeId, EdgePiece, Round};
+use potluck_core::{ChunkId, EdgeId, EdgePiece, ReductionId, Round};
 use potluck_graph::Place;
 use potluck_kernels::device::DeviceError;
 use potluck_kernels::exec::{BucketTensor, Executor, Readback};
@@ -20,7 +20,7 @@ use potluck_parallel::coordinator::RankActivity;
 use potluck_parallel::transfers::{
     CompletedRead, LocalTransfer, PeerTransfers, Read, Response, SLOT_POLL_INTERVAL, WaitFor,
 };
-use potluck_parallel::{Event, Token, Vote};
+use potluck_parallel::{Event, GroupReduction, Token, Vote};
 
 /// Wait state of a rank, shared with the coordinator.
 #[derive(Debug, Default)]
@@ -131,6 +131,11 @@ impl RingPeers {
                 return Ok(event);
             }
             Response::Keep { piece, values } => drop(self.kept.insert(piece, values)),
+            Response::Reduce { piece, values, reduction } => {
+                let micro_batch = piece.micro_batch;
+                self.kept.insert(piece, values);
+                return Ok(Some(self.reduce(device, reduction, micro_batch)?));
+            }
             Response::Event(event) => return Ok(Some(event)),
             Response::None => {}
         }
@@ -157,6 +162,36 @@ impl RingPeers {
     ) -> Result<(), DeviceError> {
         let _span = self.tracks.staging.span(|| format!("write {piece}"));
         device.write_place(&self.transfers.edges().place(piece), values)
+    }
+
+    /// Reduces the parts of an all-reduce, which are all there, and writes the result. Returns the
+    /// event of its end.
+    fn reduce(
+        &mut self,
+        device: &mut dyn Executor,
+        reduction: ReductionId,
+        micro_batch: usize,
+    ) -> Result<Event, DeviceError> {
+        let labels = self.tracks.labels.clone();
+        let name = move || format!("{} of micro-batch {micro_batch}", labels.reduction(reduction));
+        let _span = self.tracks.driver.span(|| format!("reduce {}", name()));
+        let mut parts = Vec::new();
+        for of_rank in self.transfers.parts(reduction, micro_batch) {
+            let mut tensors = Vec::with_capacity(of_rank.len());
+            for pieces in &of_rank {
+                tensors.push(ReducedPart::of(pieces, &mut self.kept));
+            }
+            parts.push(tensors);
+        }
+        let edges = self.transfers.edges();
+        let GroupReduction { kind, parts: of_ranks } = edges.reduction(reduction);
+        let reduced = kind.reduce(&parts);
+        // All ranks of the group reduce tensors with the same numbers.
+        for (edge, values) in of_ranks[0].iter().zip(&reduced) {
+            let (tensor, range) = (edges.edge(*edge).tensor, 0..values.len());
+            device.write_place(&Place::Tensor { tensor, micro_batch, range }, values)?;
+        }
+        Ok(Event::Done(Token::all_reduce(reduction, micro_batch)))
     }
 
     /// Waits for a message of the ring thread or the coordinator, for `at_most` if given.
@@ -207,6 +242,37 @@ impl RingPeers {
     }
 }
 
+/// Tensor that a rank has computed for an all-reduce, of the pieces in which it was sent.
+enum ReducedPart {
+    Shared(SharedBuffer),
+    Joined(Vec<f32>),
+}
+
+impl ReducedPart {
+    /// Takes the pieces of a tensor, in order, from those that are kept.
+    fn of(pieces: &[EdgePiece], kept: &mut HashMap<EdgePiece, SharedBuffer>) -> Self {
+        if let [whole] = pieces
+            && let Some(values) = kept.remove(whole)
+        {
+            return Self::Shared(values);
+        }
+        let mut joined = Vec::new();
+        for values in pieces.iter().filter_map(|piece| kept.remove(piece)) {
+            joined.extend_from_slice(&values);
+        }
+        Self::Joined(joined)
+    }
+}
+
+impl AsRef<[f32]> for ReducedPart {
+    fn as_ref(&self) -> &[f32] {
+        match self {
+            Self::Shared(values) => values,
+            Self::Joined(values) => values,
+        }
+    }
+}
+
 impl Peers for RingPeers {
     fn restart(&mut self, round: Round) {
         self.transfers.restart(round);
@@ -249,6 +315,21 @@ impl Peers for RingPeers {
             }
         }
         self.due.extend(event);
+        Ok(())
+    }
+
+    fn all_reduce(
+        &mut self,
+        device: &mut dyn Executor,
+        reduction: ReductionId,
+        micro_batch: usize,
+        rows: usize,
+    ) -> Result<(), DeviceError> {
+        let begun = self.transfers.all_reduce(reduction, micro_batch, rows);
+        if begun.map_err(|error| defect(device, &error))? {
+            let event = self.reduce(device, reduction, micro_batch)?;
+            self.due.push_back(event);
+        }
         Ok(())
     }
 

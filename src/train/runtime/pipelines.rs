@@ -1,11 +1,13 @@
 //! Pipelines of a worker group: forward passes of many micro-batches, which the stages run at the
-//! same time, and passes of one micro-batch, segment by segment through the stages. Devices that
-//! hold the whole model are pipelines of one stage: each runs its passes by itself.
+//! same time, and passes of one micro-batch, segment by segment through the stages and their tensor
+//! groups. Devices that hold the whole model are pipelines of one stage and one rank: each runs its
+//! passes by itself.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::RuntimeError;
+use super::placement::plans::GroupPlans;
 use super::step::{Inputs, NextStates, StepInput, forward, read_states};
 use super::workers::WorkerGroup;
 use potluck_core::rng::Key;
@@ -22,15 +24,16 @@ use potluck_parallel::{
 /// Pipelines of a worker group, which hold a model in parts or, with one stage each, whole.
 #[derive(Clone, Debug)]
 pub struct ModelPipelines {
-    /// Plan of the whole graph.
-    pub whole: Arc<Plan>,
+    /// Plans of what each rank of a tensor group computes of the whole graph.
+    model: GroupPlans,
+    /// By pipeline.
     pub stages: Vec<PipelineRanks>,
     /// Samples of each pipeline per step.
     pub shares: Vec<Share>,
     pub schedule: PipelineSchedule,
     pub edges: EdgeLayout,
-    /// By pipeline, then by block: the rank that holds it.
-    rank_of_block: Vec<Vec<Rank>>,
+    /// By pipeline, then by block: the stage that holds it.
+    stage_of_block: Vec<Vec<u32>>,
     /// By tensor: the block that computes it, if one does.
     block_of_tensor: Vec<Option<u32>>,
 }
@@ -81,7 +84,7 @@ impl ForwardUnits<'_> {
         tensor: TensorId,
         work: Vec<Vec<(usize, Inputs)>>,
     ) -> Result<Vec<f32>, RuntimeError> {
-        if self.pipelines.has_stages() {
+        if self.pipelines.is_divided() {
             let mut values = Vec::new();
             for (pipeline, parts) in work.iter().enumerate() {
                 for (rows, inputs) in parts {
@@ -115,10 +118,10 @@ impl ForwardUnits<'_> {
         unit: usize,
         pass: OutputPass,
     ) -> Result<(Vec<f32>, NextStates), RuntimeError> {
-        if self.pipelines.has_stages() {
+        if self.pipelines.is_divided() {
             return self.pipelines.output_parts(self.group, unit, pass);
         }
-        let rank = self.pipelines.stages[unit].ranks[0];
+        let rank = self.pipelines.stages[unit].groups[0][0];
         self.group.run_on(rank, what, move |device: &mut dyn Executor| pass.run(device))
     }
 
@@ -132,7 +135,7 @@ impl ForwardUnits<'_> {
         what: &str,
         passes: Vec<Option<OutputPass>>,
     ) -> Result<Vec<(Vec<f32>, NextStates)>, RuntimeError> {
-        if self.pipelines.has_stages() {
+        if self.pipelines.is_divided() {
             let mut found = Vec::new();
             for (unit, pass) in passes.into_iter().enumerate() {
                 found.push(match pass {
@@ -149,14 +152,18 @@ impl ForwardUnits<'_> {
     }
 }
 
-/// Segments that one micro-batch runs on a pipeline.
+/// Passes that one micro-batch runs on a pipeline.
 pub struct PipelineWalk<'a> {
     pub pipeline: usize,
-    pub segments: &'a [SegmentId],
+    pub passes: &'a [PassKind],
     /// Returns the inputs to load, by rank.
     pub inputs: &'a dyn Fn(Rank) -> Inputs,
     pub pass: PassContext,
 }
+
+/// Segments that the ranks of a tensor group run before they all-reduce, by rank; a rank may have
+/// none at the end of a pass.
+type GroupSegments = Vec<Option<SegmentId>>;
 
 /// Result of the forward pass of one pipeline.
 #[derive(Clone, Debug, Default)]
@@ -170,22 +177,26 @@ pub struct PipelinePass {
 impl ModelPipelines {
     /// Returns the pipelines of a worker group that hold the model of a plan in parts.
     pub fn new(
-        whole: Arc<Plan>,
+        model: GroupPlans,
         stages: Vec<PipelineRanks>,
         shares: Vec<Share>,
         schedule: PipelineSchedule,
         edges: EdgeLayout,
     ) -> Self {
-        let mut rank_of_block = Vec::with_capacity(stages.len());
-        for pipeline in &stages {
-            let mut ranks = Vec::new();
-            for stage in pipeline.stage_of_block() {
-                ranks.push(pipeline.ranks[stage as usize]);
-            }
-            rank_of_block.push(ranks);
-        }
-        let block_of_tensor = writers(&whole.graph);
-        Self { whole, stages, shares, schedule, edges, rank_of_block, block_of_tensor }
+        let stage_of_block = stages.iter().map(PipelineRanks::stage_of_block).collect();
+        let block_of_tensor = writers(&model.plans[0].graph);
+        Self { model, stages, shares, schedule, edges, stage_of_block, block_of_tensor }
+    }
+
+    /// Returns the plan of the first rank of a tensor group for all stages.
+    pub fn plan(&self) -> &Plan {
+        &self.model.plans[0]
+    }
+
+    /// Returns the graph of the first rank of a tensor group, which has the inputs and outputs of
+    /// all.
+    pub fn graph(&self) -> &Graph {
+        &self.plan().graph
     }
 
     /// Returns the pipelines of one stage each of so many ranks, which all hold the model of a
@@ -195,31 +206,34 @@ impl ModelPipelines {
         let blocks = whole.graph.blocks.len() as u32;
         let chunks = vec![std::iter::once(0..blocks).collect(); ranks];
         let mesh = potluck_parallel::Mesh::of_pipelines(ranks, 1);
+        let outputs = vec![Vec::new()];
+        let model = GroupPlans { plans: vec![whole.clone()], outputs };
         let stages = crate::runtime::placement::arrangement::pipelines_of(mesh, &chunks);
         let rows = whole.options.rows as u32;
         let shares = vec![Share { first: 0, count: rows, micro_batch: rows }; ranks];
-        Self::new(whole, stages, shares, PipelineSchedule::default(), EdgeLayout::default())
+        Self::new(model, stages, shares, PipelineSchedule::default(), EdgeLayout::default())
     }
 
-    /// Returns true if a pipeline has several stages, so that no rank holds the whole model.
-    pub fn has_stages(&self) -> bool {
-        self.depth() > 1
+    /// Returns true if a pipeline has several ranks, so that none holds the whole model.
+    pub fn is_divided(&self) -> bool {
+        self.stages.first().is_some_and(|pipeline| pipeline.ranks().count() > 1)
     }
 
     /// Returns the number of stages of each pipeline.
     pub fn depth(&self) -> usize {
-        self.stages.first().map_or(1, |pipeline| pipeline.ranks.len())
+        self.stages.first().map_or(1, PipelineRanks::stages)
     }
 
-    /// Returns the rank of a pipeline that holds a block.
-    pub(crate) fn rank_of(&self, pipeline: usize, block: u32) -> Rank {
-        self.rank_of_block[pipeline][block as usize]
+    /// Returns the ranks of a pipeline that hold a block, in the order of the tensor group.
+    fn group_of(&self, pipeline: usize, block: u32) -> &[Rank] {
+        let stage = self.stage_of_block[pipeline][block as usize];
+        &self.stages[pipeline].groups[stage as usize]
     }
 
-    /// Returns the rank of a pipeline that computes a tensor.
-    fn rank_with(&self, pipeline: usize, tensor: TensorId) -> Option<Rank> {
-        let block = self.block_of_tensor[self.whole.graph.root(tensor).index()]?;
-        Some(self.rank_of(pipeline, block))
+    /// Returns the ranks of a pipeline that compute a tensor, in the order of the tensor group.
+    fn group_with(&self, pipeline: usize, tensor: TensorId) -> Option<&[Rank]> {
+        let block = self.block_of_tensor[self.graph().root(tensor).index()]?;
+        Some(self.group_of(pipeline, block))
     }
 
     /// Runs the forward pass without dropout of all pipelines on these micro-batches (rows and
@@ -249,7 +263,7 @@ impl ModelPipelines {
             inputs.push(inputs_here);
         }
         let request = PipelineRequest {
-            plan: &self.whole,
+            plans: &self.model.plans,
             pipelines: &self.stages,
             shares: &self.shares,
             schedule: self.schedule,
@@ -262,13 +276,13 @@ impl ModelPipelines {
         let round = group.round().next(group.round().step);
         let mut of_rank = vec![None; programs.len()];
         for (pipeline, stages) in self.stages.iter().enumerate() {
-            for rank in &stages.ranks {
+            for rank in stages.ranks() {
                 let program = programs[rank.index()].clone();
                 let input = StepInput {
                     // What is carried in is among the inputs; what is carried on is reported.
                     states: vec![Inputs::new(); inputs[pipeline].len()],
                     is_training: false,
-                    ..StepInput::new(round, *rank, program, inputs[pipeline].clone())
+                    ..StepInput::new(round, rank, program, inputs[pipeline].clone())
                 };
                 of_rank[rank.index()] = Some(Arc::new(input));
             }
@@ -278,7 +292,7 @@ impl ModelPipelines {
         let mut passes = Vec::with_capacity(self.stages.len());
         for stages in &self.stages {
             let mut pass = PipelinePass::default();
-            for rank in &stages.ranks {
+            for rank in stages.ranks() {
                 let report = &reports[rank.index()];
                 pass.loss.0 += report.loss.0;
                 pass.loss.1 += report.loss.1;
@@ -302,7 +316,7 @@ impl ModelPipelines {
         group: &mut WorkerGroup,
         work: Vec<Vec<(usize, Inputs)>>,
     ) -> Result<Vec<(f64, f64)>, RuntimeError> {
-        if !self.has_stages() {
+        if !self.is_divided() {
             return group.run_on_all("an evaluation", move |rank, device| {
                 device.begin_step()?;
                 for (rows, inputs) in &work[rank.index()] {
@@ -345,7 +359,7 @@ impl ModelPipelines {
         inputs: &Inputs,
         output: TensorId,
     ) -> Result<Vec<f32>, RuntimeError> {
-        let all = 0..self.whole.graph.tensor(output).shape.elements(rows);
+        let all = 0..rows * self.width_of(output) * self.output_rows(output);
         let parts = std::iter::once(all).collect();
         let pass = OutputPass { rows, inputs: inputs.clone(), output, parts };
         Ok(self.output_parts(group, pipeline, pass)?.0)
@@ -365,36 +379,75 @@ impl ModelPipelines {
         let OutputPass { rows, inputs, output, parts } = pass;
         let random = RandomContext { step_key: Key::new(0), training: false };
         let pass = PassContext { micro_batch: 0, rows, random };
-        let segments: Vec<SegmentId> = self.whole.phase(PassKind::Forward).collect();
-        let walk =
-            PipelineWalk { pipeline, segments: &segments, inputs: &|_| inputs.clone(), pass };
+        let passes = &[PassKind::Forward];
+        let walk = PipelineWalk { pipeline, passes, inputs: &|_| inputs.clone(), pass };
         self.walk(group, walk, |device, nodes, pass| {
             device.run(nodes, pass)?;
             Ok(None::<()>)
         })?;
-        let Some(rank) = self.rank_with(pipeline, output) else {
+        let Some(ranks) = self.group_with(pipeline, output) else {
             let why = format!("no stage computes {output}");
             return Err(RuntimeError::Defect(why));
         };
-        let values = group.run_on(rank, "reading an output", move |device| {
-            device.read_parts(output, &parts, &pass)
-        })?;
+        let places = OutputPlaces::of(&self.columns_of(output), &parts);
+        let mut values = vec![0.0; parts.iter().map(Range::len).sum()];
+        for (rank, own) in ranks.iter().zip(places.ranks) {
+            if own.is_empty() {
+                continue;
+            }
+            let (ranges, own): (Vec<_>, Vec<_>) = own.into_iter().unzip();
+            let read = group.run_on(*rank, "reading an output", move |device| {
+                device.read_parts(output, &ranges, &pass)
+            })?;
+            let mut read = &read[..];
+            for place in own {
+                let (now, rest) = read.split_at(place.len());
+                values[place].copy_from_slice(now);
+                read = rest;
+            }
+        }
         let mut states = NextStates::new();
-        if !self.whole.graph.carried.is_empty() {
-            for rank in &self.stages[pipeline].ranks {
-                let of_rank = group.run_on(*rank, "reading the states", move |device| {
-                    read_states(device, &pass)
-                })?;
+        if !self.graph().carried.is_empty() {
+            for rank in self.stages[pipeline].ranks() {
+                let of_rank = group
+                    .run_on(rank, "reading the states", move |device| read_states(device, &pass))?;
                 states.extend(of_rank);
             }
         }
         Ok((values, states))
     }
 
-    /// Runs the segments of a walk, one after the other, each on the stage that holds its block,
-    /// after loading the inputs of each rank; what a segment reads of another stage is copied to
-    /// its device before. `visit` performs the nodes of a segment. Returns its first result, with
-    /// the rank, which ends the walk.
+    /// Returns by rank of a tensor group the ranges of the last dimension of an output that it
+    /// computes; of what all ranks have, only the first computes it.
+    fn columns_of(&self, output: TensorId) -> Vec<Vec<Range<usize>>> {
+        let graph = self.graph();
+        let is_output = |(_, id): &(String, TensorId)| graph.root(*id) == graph.root(output);
+        let index = graph.outputs.iter().position(is_output);
+        let mut columns = Vec::new();
+        for outputs in &self.model.outputs {
+            let own = index.and_then(|index| outputs.get(index)).cloned();
+            let whole = || std::iter::once(0..graph.tensor(output).shape.last()).collect();
+            let own = own.unwrap_or_else(whole);
+            columns.push(if columns.contains(&own) { Vec::new() } else { own });
+        }
+        columns
+    }
+
+    /// Returns the last dimension of an output over all ranks of a tensor group.
+    fn width_of(&self, output: TensorId) -> usize {
+        self.columns_of(output).iter().flatten().map(|range| range.end).max().unwrap_or(0)
+    }
+
+    /// Returns the number of rows of an output for one sample.
+    fn output_rows(&self, output: TensorId) -> usize {
+        let shape = &self.graph().tensor(output).shape;
+        shape.elements(1) / shape.last().max(1)
+    }
+
+    /// Runs passes of a walk, segment by segment, each on the ranks that hold its block, after
+    /// loading the inputs of each rank; what a segment reads of another stage is copied to its
+    /// device before, and what a tensor group all-reduces is reduced behind it. `visit` performs
+    /// the nodes of a segment. Returns its first result, with the rank, which ends the walk.
     ///
     /// # Errors
     /// Returns the `RuntimeError` of a device that fails.
@@ -412,41 +465,120 @@ impl ModelPipelines {
             + 'static,
     {
         const WHAT: &str = "a pass through a pipeline";
-        let PipelineWalk { pipeline, segments, inputs, pass } = walk;
-        for rank in &self.stages[pipeline].ranks {
-            let inputs = inputs(*rank);
-            group.run_on(*rank, WHAT, move |device| load(device, &inputs, pass.micro_batch))?;
+        let PipelineWalk { pipeline, passes, inputs, pass } = walk;
+        for rank in self.stages[pipeline].ranks() {
+            let inputs = inputs(rank);
+            group.run_on(rank, WHAT, move |device| load(device, &inputs, pass.micro_batch))?;
         }
         let mut received: Vec<(TensorId, Rank)> = Vec::new();
-        for segment in segments {
-            let found = &self.whole.segments[segment.index()];
-            let nodes = found.nodes.clone();
-            let rank = self.rank_of(pipeline, found.block);
-            for tensor in self.foreign_inputs(pipeline, &nodes, rank) {
-                if received.contains(&(tensor, rank)) {
-                    continue;
+        for segments in self.group_segments(passes) {
+            for (member, segment) in segments.iter().enumerate() {
+                let Some(segment) = segment else { continue };
+                let plan = &self.model.plans[member];
+                let found = &plan.segments[segment.index()];
+                let nodes = found.nodes.clone();
+                let rank = self.group_of(pipeline, found.block)[member];
+                for tensor in self.foreign_inputs(pipeline, member, &nodes, rank) {
+                    if received.contains(&(tensor, rank)) {
+                        continue;
+                    }
+                    received.push((tensor, rank));
+                    self.copy(group, (pipeline, member), tensor, rank, pass)?;
                 }
-                received.push((tensor, rank));
-                self.copy(group, pipeline, tensor, rank, pass)?;
+                let visit = visit.clone();
+                let visited =
+                    group.run_on(rank, WHAT, move |device| visit(device, nodes, &pass))?;
+                if let Some(result) = visited {
+                    return Ok(Some((rank, result)));
+                }
             }
-            let visit = visit.clone();
-            let visited = group.run_on(rank, WHAT, move |device| visit(device, nodes, &pass))?;
-            if let Some(result) = visited {
-                return Ok(Some((rank, result)));
-            }
+            self.all_reduce(group, pipeline, &segments, pass)?;
         }
         Ok(None)
     }
 
+    /// Returns the segments of passes in the order in which they run, those that the ranks of a
+    /// tensor group run at the same time together.
+    fn group_segments(&self, passes: &[PassKind]) -> Vec<GroupSegments> {
+        let mut all: Vec<GroupSegments> = Vec::new();
+        let mut of_run: Vec<Vec<SegmentId>> = vec![Vec::new(); self.model.plans.len()];
+        let first = &self.model.plans[0].segments;
+        let mut runs: Vec<(PassKind, u32)> = first.iter().map(|s| (s.phase, s.block)).collect();
+        runs.dedup();
+        for run in runs.into_iter().filter(|(phase, _)| passes.contains(phase)) {
+            for (plan, own) in self.model.plans.iter().zip(&mut of_run) {
+                let segments = plan.segments.iter().zip((0..).map(SegmentId));
+                let of_run = segments.filter(|(segment, _)| (segment.phase, segment.block) == run);
+                *own = of_run.map(|(_, id)| id).collect();
+            }
+            let count = of_run.iter().map(Vec::len).max().unwrap_or(0);
+            for nth in 0..count {
+                all.push(of_run.iter().map(|own| own.get(nth).copied()).collect());
+            }
+        }
+        all
+    }
+
+    /// Reduces what the ranks of a tensor group have computed with the last node of these segments,
+    /// if that is an all-reduce.
+    fn all_reduce(
+        &self,
+        group: &WorkerGroup,
+        pipeline: usize,
+        segments: &GroupSegments,
+        pass: PassContext,
+    ) -> Result<(), RuntimeError> {
+        let mut parts = Vec::new();
+        let mut members = Vec::new();
+        let mut kind = None;
+        for (member, segment) in segments.iter().enumerate() {
+            let Some(segment) = segment else { continue };
+            let plan = &self.model.plans[member];
+            let found = &plan.segments[segment.index()];
+            let Some(node) = plan.graph.nodes[found.nodes.clone()].last() else { continue };
+            let Some(reduction) = node.op.reduction() else { continue };
+            kind = Some(reduction);
+            let rank = self.group_of(pipeline, found.block)[member];
+            let tensors: Vec<TensorId> =
+                node.inputs.iter().map(|input| plan.graph.root(*input)).collect();
+            let read = tensors.clone();
+            parts.push(group.run_on(rank, "an all-reduce", move |device| {
+                read.iter().map(|tensor| device.read(*tensor, &pass)).collect::<Result<Vec<_>, _>>()
+            })?);
+            members.push((rank, tensors));
+        }
+        let Some(reduction) = kind else { return Ok(()) };
+        let reduced = Arc::new(reduction.reduce(&parts));
+        for (rank, tensors) in members {
+            let reduced = reduced.clone();
+            group.run_on(rank, "an all-reduce", move |device| {
+                for (tensor, values) in tensors.iter().zip(reduced.iter()) {
+                    let (tensor, range) = (*tensor, 0..values.len());
+                    let micro_batch = pass.micro_batch;
+                    device.write_place(&Place::Tensor { tensor, micro_batch, range }, values)?;
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
     /// Returns the tensors that nodes read on a rank and another rank computes.
-    fn foreign_inputs(&self, pipeline: usize, nodes: &Range<usize>, rank: Rank) -> Vec<TensorId> {
-        let graph = &self.whole.graph;
+    fn foreign_inputs(
+        &self,
+        pipeline: usize,
+        member: usize,
+        nodes: &Range<usize>,
+        rank: Rank,
+    ) -> Vec<TensorId> {
+        let plan = &self.model.plans[member];
+        let graph = &plan.graph;
         let mut foreign = Vec::new();
         for node in &graph.nodes[nodes.clone()] {
             for input in &node.inputs {
                 let tensor = graph.root(*input);
-                if matches!(self.whole.place(tensor), TensorLocation::Slot(_))
-                    && self.rank_with(pipeline, tensor).is_some_and(|of| of != rank)
+                if matches!(plan.place(tensor), TensorLocation::Slot(_))
+                    && self.group_with(pipeline, tensor).is_some_and(|of| of[member] != rank)
                 {
                     foreign.push(tensor);
                 }
@@ -455,16 +587,18 @@ impl ModelPipelines {
         foreign
     }
 
-    /// Copies a tensor of a micro-batch from the rank that computes it to another one.
+    /// Copies a tensor of a micro-batch from the rank of a pipeline that computes it, in this place
+    /// of a tensor group, to another one.
     fn copy(
         &self,
         group: &WorkerGroup,
-        pipeline: usize,
+        (pipeline, member): (usize, usize),
         tensor: TensorId,
         to: Rank,
         pass: PassContext,
     ) -> Result<(), RuntimeError> {
-        let Some(from) = self.rank_with(pipeline, tensor) else { return Ok(()) };
+        let Some(ranks) = self.group_with(pipeline, tensor) else { return Ok(()) };
+        let from = ranks[member];
         let values = group.run_on(from, "reading a tensor of a stage", move |device| {
             device.read(tensor, &pass)
         })?;
@@ -472,6 +606,44 @@ impl ModelPipelines {
         group.run_on(to, "writing a tensor of a stage", move |device| {
             device.write_place(&place, &values)
         })
+    }
+}
+
+/// Where the parts of an output are on the ranks of a tensor group.
+struct OutputPlaces {
+    /// By rank: ranges of the elements that it has, and their places among the elements of all
+    /// parts.
+    ranks: Vec<Vec<(Range<usize>, Range<usize>)>>,
+}
+
+impl OutputPlaces {
+    /// Returns where parts of an output are, of which each rank has these ranges of the last
+    /// dimension.
+    fn of(columns: &[Vec<Range<usize>>], parts: &[Range<usize>]) -> Self {
+        let width = columns.iter().flatten().map(|range| range.end).max().unwrap_or(1);
+        let mut ranks = vec![Vec::new(); columns.len()];
+        for (own, found) in columns.iter().zip(&mut ranks) {
+            let own_width: usize = own.iter().map(Range::len).sum();
+            let mut before = 0;
+            for part in parts {
+                for row in part.start / width..part.end.div_ceil(width) {
+                    let first = part.start.max(row * width) - row * width;
+                    let end = part.end.min((row + 1) * width) - row * width;
+                    let mut packed = 0;
+                    for range in own {
+                        let of = range.start.max(first)..range.end.min(end);
+                        if of.start < of.end {
+                            let start = row * own_width + packed + of.start - range.start;
+                            let place = before + row * width + of.start - part.start;
+                            found.push((start..start + of.len(), place..place + of.len()));
+                        }
+                        packed += range.len();
+                    }
+                }
+                before += part.len();
+            }
+        }
+        Self { ranks }
     }
 }
 
@@ -484,4 +656,35 @@ fn writers(graph: &Graph) -> Vec<Option<u32>> {
         }
     }
     writers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Three rows of five columns, of which one rank has the columns 0, 1 and 4, and one the rest.
+    #[test]
+    fn parts_of_an_output_are_gathered_from_the_columns_of_ranks() {
+        let columns = [vec![0..2, 4..5], vec![2..3, 3..4]];
+        let whole: Vec<usize> = (0..15).collect();
+        let of_rank = |own: &Vec<Range<usize>>| -> Vec<usize> {
+            let of_row = |row: usize| {
+                own.iter().flat_map(move |range| range.clone().map(move |column| 5 * row + column))
+            };
+            (0..3).flat_map(of_row).collect()
+        };
+        for parts in [vec![0..0, 0..15], vec![5..10, 1..2], vec![14..15, 0..0, 2..9]] {
+            let wanted: Vec<usize> =
+                parts.iter().flat_map(|part| whole[part.clone()].iter().copied()).collect();
+            let mut found = vec![usize::MAX; wanted.len()];
+            let places = OutputPlaces::of(&columns, &parts);
+            for (own, ranges) in columns.iter().zip(places.ranks) {
+                let values = of_rank(own);
+                for (range, place) in ranges {
+                    found[place].copy_from_slice(&values[range]);
+                }
+            }
+            assert_eq!(found, wanted, "{parts:?}");
+        }
+    }
 }

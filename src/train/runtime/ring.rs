@@ -158,8 +158,11 @@ impl RingOutput for RingChannels {
         piece: EdgePiece,
         values: SharedBuffer,
     ) -> Result<(), Closed> {
-        let to = self.edges.edge(piece.edge).to;
-        self.addresses[to.index()].send_piece(to, round, piece, values)
+        for to in &self.edges.edge(piece.edge).to {
+            let address = &self.addresses[to.index()];
+            address.send_piece(*to, round, piece.clone(), values.clone())?;
+        }
+        Ok(())
     }
 
     fn done(&mut self, round: Round, collective: Collective) -> Result<(), Closed> {

@@ -9,7 +9,8 @@ use super::trace_tracks::TraceTracks;
 use potluck_core::faults::{Fault, Faults, Point};
 use potluck_core::rng::Key;
 use potluck_core::{
-    BucketId, ChunkId, EdgeId, HostTensor, Position, Rank, Round, SegmentId, TensorId, raw,
+    BucketId, ChunkId, EdgeId, HostTensor, Position, Rank, ReductionId, Round, SegmentId, TensorId,
+    raw,
 };
 use potluck_graph::{Carried, ParameterKind, PassKind, Update, UpdateRange};
 use potluck_kernels::RandomContext;
@@ -170,6 +171,16 @@ pub trait Peers {
         rows: usize,
     ) -> Result<(), DeviceError>;
 
+    /// Begins to reduce what all ranks of the tensor group have sent for an all-reduce of a
+    /// micro-batch of so many rows, and to write the result; its end is returned as an event.
+    fn all_reduce(
+        &mut self,
+        device: &mut dyn Executor,
+        reduction: ReductionId,
+        micro_batch: usize,
+        rows: usize,
+    ) -> Result<(), DeviceError>;
+
     /// Sends the tensors that other ranks need and that are still being read back, as far as the
     /// device has room for them: what follows may keep the device's thread busy for long.
     fn send_all(&mut self, _device: &mut dyn Executor) -> Result<(), DeviceError> {
@@ -230,6 +241,16 @@ impl Peers for NoPeers {
         &mut self,
         _: &mut dyn Executor,
         _: EdgeId,
+        _: usize,
+        _: usize,
+    ) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn all_reduce(
+        &mut self,
+        _: &mut dyn Executor,
+        _: ReductionId,
         _: usize,
         _: usize,
     ) -> Result<(), DeviceError> {
@@ -358,6 +379,12 @@ impl<'a> Performer<'a> {
                 let rows = self.rows(micro_batch);
                 self.peers.receive(self.device, edge, micro_batch, rows)
             }
+            Action::AllReduce { reduction, micro_batch } => {
+                self.fault_once(Point::Recv)?;
+                self.awaited = Some(Token::all_reduce(reduction, micro_batch));
+                let rows = self.rows(micro_batch);
+                self.peers.all_reduce(self.device, reduction, micro_batch, rows)
+            }
             Action::Wait(token) => {
                 self.awaited = Some(token);
                 match token.operation {
@@ -365,7 +392,9 @@ impl<'a> Performer<'a> {
                         kind: CollectiveKind::ReduceScatter,
                         ..
                     }) => self.fault_once(Point::Reduce),
-                    Operation::Collective(_) | Operation::Receive(_) => Ok(()),
+                    Operation::Collective(_) | Operation::Receive(_) | Operation::AllReduce(_) => {
+                        Ok(())
+                    }
                 }
             }
             Action::Finish(_) => Ok(()),

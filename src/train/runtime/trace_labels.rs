@@ -1,50 +1,69 @@
-//! Names of the stages and the edges of pipelines in a trace.
+//! Names of the stages, tensor groups, edges and all-reduces of pipelines in a trace.
 
 use std::sync::Arc;
 
-use potluck_core::{EdgeId, Rank};
+use potluck_core::{EdgeId, Rank, ReductionId};
 use potluck_graph::{Graph, PassKind};
 use potluck_parallel::{Edge, EdgeLayout, Operation, PipelineRanks, Token};
 
-/// Names of stages and edges; empty if pipelines have one stage each.
+/// Names of ranks, edges and all-reduces; empty if every rank holds the whole model.
 #[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub struct TraceLabels {
-    /// By rank: `stage 1`, or `stage 1 of pipeline 0` if there are several.
-    stages: Arc<[String]>,
+    /// By rank: `stage 1`, or `stage 1 of pipeline 0` if there are several, and in a tensor group
+    /// `tensor rank 0 of stage 1`.
+    ranks: Arc<[String]>,
     /// By edge: `edge 1 (h.1 -> stage 1)`, the block that computes the tensor and its receiver.
     edges: Arc<[String]>,
+    /// By all-reduce: `all-reduce 3 (h.1)`, the block that computes the tensor.
+    reductions: Arc<[String]>,
 }
 
 impl TraceLabels {
     /// Creates the names of these pipelines of a graph.
     pub fn of(graph: &Graph, pipelines: &[PipelineRanks], edges: &EdgeLayout) -> Self {
-        if pipelines.iter().all(|pipeline| pipeline.ranks.len() == 1) {
+        if pipelines.iter().all(|pipeline| pipeline.ranks().count() == 1) {
             return Self::default();
         }
         let several = pipelines.len() > 1;
-        let mut stages = Vec::new();
+        let mut ranks = Vec::new();
         for (pipeline, of_pipeline) in pipelines.iter().enumerate() {
-            for stage in 0..of_pipeline.ranks.len() {
-                stages.push(if several {
+            for (stage, group) in of_pipeline.groups.iter().enumerate() {
+                let stage = if several {
                     format!("stage {stage} of pipeline {pipeline}")
                 } else {
                     format!("stage {stage}")
-                });
+                };
+                for member in 0..group.len() {
+                    ranks.push(if group.len() > 1 {
+                        format!("tensor rank {member} of {stage}")
+                    } else {
+                        stage.clone()
+                    });
+                }
             }
         }
         let mut names = Vec::with_capacity(edges.edges.len());
         for (index, edge) in edges.edges.iter().enumerate() {
             let id = EdgeId(index as u32);
-            let to = stage_of(pipelines, edge.to);
-            names.push(format!("{id} ({} -> stage {to})", edge_source(graph, edge)));
+            let source = edge_source(graph, edge);
+            names.push(match edge.to[..] {
+                [to] => format!("{id} ({source} -> stage {})", stage_of(pipelines, to)),
+                _ => format!("{id} ({source} -> tensor group)"),
+            });
         }
-        Self { stages: stages.into(), edges: names.into() }
+        let mut reductions = Vec::with_capacity(edges.reductions.len());
+        for (index, reduction) in edges.reductions.iter().enumerate() {
+            let id = ReductionId(index as u32);
+            let sources = reduction.edges().map(|edge| edge_source(graph, edges.edge(edge)));
+            reductions.push(format!("{id} ({})", sources.take(1).collect::<String>()));
+        }
+        Self { ranks: ranks.into(), edges: names.into(), reductions: reductions.into() }
     }
 
-    /// Returns the name of a rank's device, with its stage if it has one.
+    /// Returns the name of a rank's device, with its place if it holds a part of the model.
     pub fn device(&self, rank: Rank, name: &str) -> String {
-        match self.stages.get(rank.index()) {
-            Some(stage) => format!("{name}, {stage}"),
+        match self.ranks.get(rank.index()) {
+            Some(place) => format!("{name}, {place}"),
             None => name.into(),
         }
     }
@@ -54,11 +73,19 @@ impl TraceLabels {
         self.edges.get(edge.index()).cloned().unwrap_or_else(|| edge.to_string())
     }
 
+    /// Returns the name of an all-reduce.
+    pub fn reduction(&self, id: ReductionId) -> String {
+        self.reductions.get(id.index()).cloned().unwrap_or_else(|| id.to_string())
+    }
+
     /// Returns the name of what a program waits for.
     pub fn awaited(&self, token: &Token) -> String {
         match (token.operation, token.micro_batch) {
             (Operation::Receive(edge), Some(micro_batch)) => {
                 format!("{} of micro-batch {micro_batch}", self.edge(edge))
+            }
+            (Operation::AllReduce(id), Some(micro_batch)) => {
+                format!("{} of micro-batch {micro_batch}", self.reduction(id))
             }
             _ => token.to_string(),
         }
@@ -68,7 +95,7 @@ impl TraceLabels {
 /// Returns the stage of a rank in its pipeline.
 fn stage_of(pipelines: &[PipelineRanks], rank: Rank) -> usize {
     for pipeline in pipelines {
-        if let Some(stage) = pipeline.ranks.iter().position(|one| *one == rank) {
+        if let Some(stage) = pipeline.groups.iter().position(|group| group.contains(&rank)) {
             return stage;
         }
     }

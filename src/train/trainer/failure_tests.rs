@@ -61,8 +61,13 @@ fn a_state_that_cannot_be_brought_back_is_kept_to_try_again() {
         TrainerOptions { snapshot_every: 3, trace: Some(trace.clone()), ..faulty("cpu*2", faults) };
     let mut trainer = Trainer::new(wave_model(), &faulty).unwrap();
     trainer.fit(&waves(), &steps(6)).unwrap_err();
-    let left =
-        || LeftDevices { devices: "cpu*2".into(), stages: None, spare: 0, are_as_typed: false };
+    let left = || LeftDevices {
+        devices: "cpu*2".into(),
+        stages: None,
+        tensor: None,
+        spare: 0,
+        are_as_typed: false,
+    };
     let state = trainer.last_state().unwrap();
     assert_eq!((state.meta.step, Arc::strong_count(&state)), (3, 2), "there is no second copy");
     let error = trainer.reopen_on(left(), state).unwrap_err();

@@ -161,7 +161,7 @@ impl Trainer {
         options: &FitOptions,
     ) -> Result<BatchSource, TrainError> {
         let steps = self.steps();
-        let mut source = source(&self.graph, data.clone(), &self.options, steps, self.samples)?;
+        let mut source = source(self.graph(), data.clone(), &self.options, steps, self.samples)?;
         let seed = self.options.seed;
         source.augmentation = options.augmentation.clone().map(|changes| (changes, seed));
         Ok(source)

@@ -18,7 +18,7 @@ use potluck_core::HostTensor;
 use potluck_core::metrics::Trace;
 use potluck_core::setting::as_fields;
 use potluck_data::{Dataset, Split};
-use potluck_graph::{Graph, differentiate, fuse};
+use potluck_graph::{Graph, ModelGraph};
 use potluck_kernels::autotune::{TuneOptions, TuneProgress};
 use potluck_parallel::Placement;
 
@@ -85,17 +85,17 @@ pub(crate) fn open(
     Ok(OpenedSession { session, notes, trace })
 }
 
-/// Opens the devices of a trainer of the library for a training graph, as `saved` has it if its
-/// devices are the same. Devices are timed on samples of `data` if given, or else on zeros.
+/// Opens the devices of a trainer of the library for the training of a model, as `saved` has it if
+/// its devices are the same. Devices are timed on samples of `data` if given, or else on zeros.
 pub(super) fn open_on(
-    graph: Graph,
+    model: ModelGraph,
     options: &TrainerOptions,
     saved: Option<&Placement>,
     data: Option<&Arc<dyn Dataset>>,
 ) -> Result<OpenedSession, TrainError> {
     let probe = match data {
-        Some(data) => probe_of(source(&graph, data.clone(), options, 0, 0)?, 1),
-        None => probe_of_zeros(&graph),
+        Some(data) => probe_of(source(model.whole(), data.clone(), options, 0, 0)?, 1),
+        None => probe_of_zeros(model.whole()),
     };
     let notes = RefCell::new(Vec::new());
     let opening = Opening {
@@ -107,18 +107,9 @@ pub(super) fn open_on(
         report: &mut |_, _| {},
     };
     // Notes are texts, in the words of the library.
-    let mut opened = as_fields(|| open(&Plans::new(graph), options, opening))?;
+    let mut opened = as_fields(|| open(&Plans::new(model), options, opening))?;
     opened.notes.splice(0..0, notes.take());
     Ok(opened)
-}
-
-/// Returns the graph that trains a forward graph.
-pub(super) fn training_graph(
-    forward: Graph,
-    options: &TrainerOptions,
-) -> Result<Graph, TrainError> {
-    let training = differentiate(forward)?;
-    Ok(if options.fuse { fuse(training) } else { training })
 }
 
 /// Creates the source of the inputs of a graph; `steps` and `samples` are those so far.

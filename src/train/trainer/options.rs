@@ -15,7 +15,7 @@ use potluck_graph::optim::Optimizer;
 use potluck_kernels::autotune::TuneOptions;
 use potluck_parallel::collective::Topology;
 use potluck_parallel::{
-    DeviceLoss, MismatchAction, ParallelOptions, PipelineOptions, ReduceSite, Shares,
+    DeviceLoss, MismatchAction, ParallelOptions, PipelineOptions, ReduceSite, Shares, TensorOptions,
 };
 
 /// Options of a [`Trainer`](super::Trainer).
@@ -27,6 +27,8 @@ pub struct TrainerOptions {
     /// Pipelines: the stages of each (1: none), their schedule, and the blocks of each model chunk
     /// (empty: nearly equal numbers of blocks).
     pub pipeline: PipelineOptions,
+    /// Tensor groups: the ranks of each (1: none), and their shares (empty: equal ones).
+    pub tensor: TensorOptions,
     pub optimizer: Optimizer,
     /// Samples per step, over all devices.
     pub batch: usize,
@@ -92,6 +94,7 @@ impl TrainerOptions {
             devices: devices.to_string(),
             shares: Shares::default(),
             pipeline: PipelineOptions::default(),
+            tensor: TensorOptions::default(),
             optimizer,
             batch,
             micro_batch_size: batch,
@@ -129,6 +132,11 @@ impl TrainerOptions {
         if matches!(&self.shares, Shares::Fixed(shares) if shares.contains(&0)) {
             return refused("shares must each be at least 1: name only the devices that take part");
         }
+        let TensorOptions { ranks, shares } = &self.tensor;
+        let has_all = shares.is_empty() || shares.len() == *ranks as usize;
+        if *ranks == 0 || !has_all || shares.contains(&0) {
+            return refused("a tensor group has at least one rank, and none or all have a share");
+        }
         if !(self.clip.is_finite() && self.clip >= 0.0) {
             let why = format!("clip must be 0 (off) or a positive number, and is {}", self.clip);
             return refused(&why);
@@ -144,7 +152,8 @@ impl TrainerOptions {
 
     /// Returns true if the shares are measured.
     fn is_measured(&self) -> bool {
-        self.shares.are_measured() && (!self.pipeline.has_stages() || self.measures_pipelines)
+        let is_divided = self.pipeline.has_stages() || self.tensor.has_groups();
+        self.shares.are_measured() && (!is_divided || self.measures_pipelines)
     }
 
     /// Returns true if devices are timed for what was not given.
@@ -166,6 +175,7 @@ impl TrainerOptions {
             reduce_site: self.reduce_site,
             chunk_bytes: self.message_bytes,
             pipeline: self.pipeline.clone(),
+            tensor: self.tensor.clone(),
         }
     }
 
@@ -204,7 +214,7 @@ impl TrainerOptions {
     /// Returns the devices without the one at a position, and the pipelines that they make; `None`
     /// if there is no other.
     pub(super) fn left_without(&self, position: usize) -> Option<LeftDevices> {
-        LeftDevices::without(&self.devices, position, &self.pipeline)
+        LeftDevices::without(&self.devices, position, &self.pipeline, &self.tensor)
     }
 
     /// Returns the options on devices that are left when one has failed: shares and blocks that
@@ -218,6 +228,9 @@ impl TrainerOptions {
             options.pipeline =
                 PipelineOptions { blocks_per_stage: Vec::new(), ..self.pipeline.clone() };
             options.pipeline.stages = stages as u32;
+        }
+        if let Some(ranks) = left.tensor {
+            options.tensor = TensorOptions { ranks: ranks as u32, shares: Vec::new() };
         }
         if !options.pipeline.has_stages() {
             options.pipeline = PipelineOptions::default();

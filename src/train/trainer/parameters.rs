@@ -86,14 +86,14 @@ impl Trainer {
     }
 
     fn shape_of(&self, name: &str) -> Result<Vec<usize>, TrainError> {
-        let parameter = self.graph.parameters.iter().find(|parameter| parameter.name == name);
+        let parameter = self.graph().parameters.iter().find(|parameter| parameter.name == name);
         let parameter = parameter.ok_or_else(|| self.unknown_parameter(name))?;
-        Ok(self.graph.tensor(parameter.tensor).shape.dims().to_vec())
+        Ok(self.graph().tensor(parameter.tensor).shape.dims().to_vec())
     }
 
     fn unknown_parameter(&self, name: &str) -> TrainError {
         let names: Vec<&str> =
-            self.graph.parameters.iter().map(|parameter| &*parameter.name).collect();
+            self.graph().parameters.iter().map(|parameter| &*parameter.name).collect();
         let known = names.join(", ");
         TrainError::InvalidRequest(format!(
             "the model has no parameter '{name}'; its parameters are {known}"

@@ -137,9 +137,9 @@ impl Trainer {
         let traced = TrainerOptions { trace, ..options.clone() };
         let before = Some(&state.meta.placement);
         let without = |position| options.left_without(position);
-        let opened = open_on(self.graph.clone(), &traced, before, None)
+        let opened = open_on(self.model.clone(), &traced, before, None)
             .map_err(|error| FailedOpening::unplaced(error, without))?;
-        let mut opened = Self::of(opened, options.clone());
+        let mut opened = Self::of(opened, self.model.clone(), options.clone());
         match opened.restore_checkpoint(state) {
             Ok(()) => Ok(opened),
             Err(error) => {

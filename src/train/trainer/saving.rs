@@ -4,14 +4,14 @@ use std::mem;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::opening::{open_on, training_graph};
+use super::opening::open_on;
 use super::{SavedRun, Trainer, TrainerOptions};
 use crate::carried::STATES_OF_ZEROS;
 use crate::checkpoint::{Checkpoint, Meta, NamedTensor, Store};
 use crate::error::TrainError;
 use crate::session::StepsTaken;
 use crate::state;
-use potluck_graph::Graph;
+use potluck_graph::{Graph, ModelGraph};
 
 impl Trainer {
     /// Saves the state below a directory, as `checkpoints/step-00001234`: parameters, moments,
@@ -59,10 +59,10 @@ impl Trainer {
     ) -> Result<Self, TrainError> {
         options.check(&forward)?;
         let (checkpoint, warnings) = Checkpoint::load_path(directory)?;
-        let graph = training_graph(forward, options)?;
-        check(&graph, &checkpoint)?;
-        let opened = open_on(graph, options, Some(&checkpoint.meta.placement), None)?;
-        let mut trainer = Self::of(opened, options.clone());
+        let model = ModelGraph::training(forward, options.fuse)?;
+        check(model.whole(), &checkpoint)?;
+        let opened = open_on(model.clone(), options, Some(&checkpoint.meta.placement), None)?;
+        let mut trainer = Self::of(opened, model, options.clone());
         trainer.notes.extend(warnings);
         let checkpoint = Arc::new(checkpoint);
         trainer.restore_checkpoint(&checkpoint)?;
@@ -83,7 +83,7 @@ impl Trainer {
 
     fn go_to(&mut self, directory: &Path) -> Result<(), TrainError> {
         let (checkpoint, warnings) = Checkpoint::load_path(directory)?;
-        check(&self.graph, &checkpoint)?;
+        check(self.graph(), &checkpoint)?;
         self.notes.extend(warnings);
         let checkpoint = Arc::new(checkpoint);
         self.restore_checkpoint(&checkpoint)?;

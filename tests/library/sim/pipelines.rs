@@ -4,7 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use potluck_core::{BucketId, Rank};
-use potluck_graph::{Builder, Init, PassKind, Plan, PlanOptions, Unary, differentiate};
+use potluck_graph::model::{GptConfig, gpt};
+use potluck_graph::{Builder, Init, ModelGraph, PassKind, Plan, PlanOptions, Unary, differentiate};
 use potluck_parallel::collective::{BucketGroups, LaidOutBucket, ShardLayout, Topology};
 use potluck_parallel::schedule::{StageTimes, ideal_bubble};
 use potluck_parallel::sim::{
@@ -59,10 +60,35 @@ impl Chain {
     }
 }
 
+/// Plans of the ranks of a tensor group of a small GPT with so many blocks.
+fn divided(blocks: u32, ranks: usize) -> Vec<Arc<Plan>> {
+    let config = GptConfig {
+        vocabulary: 8,
+        context: 2,
+        layers: blocks as usize - 2,
+        heads: ranks,
+        width: 8 * ranks,
+        bias: true,
+        dropout: 0.0,
+        tie: true,
+        activation: Unary::Gelu,
+    };
+    let model = ModelGraph::training(gpt(&config).unwrap(), true).unwrap();
+    let mut plans = Vec::new();
+    for rank in 0..ranks {
+        let graph = model.of_rank(&vec![1; ranks], rank).unwrap().graph;
+        plans.push(Arc::new(Plan::new(graph, PlanOptions::new(ROWS))));
+    }
+    plans
+}
+
 /// What a scenario of pipelines is built of.
 #[derive(Clone, Debug)]
 struct Pipelines {
     chain: Chain,
+    /// Ranks of the tensor group of each stage: of several, the model is a GPT with as many blocks
+    /// as the chain.
+    tensor: usize,
     stages: Vec<PipelineRanks>,
     shares: Vec<Share>,
     schedule: PipelineSchedule,
@@ -92,11 +118,12 @@ impl Pipelines {
         let parts = stages * chunks;
         let chunks: Vec<_> = (0..parts).map(|part| part..part + 1).collect();
         let mesh = Mesh::of_pipelines(beside as usize, stages as usize);
-        let of = |ranks| PipelineRanks { ranks, chunks: chunks.clone() };
+        let of = |groups| PipelineRanks { groups, chunks: chunks.clone() };
         let share =
             |pipeline| Share { first: pipeline * 2 * count, count: 2 * count, micro_batch: 2 };
         Self {
             chain: Chain { blocks: parts, is_tied: false, shared: None, has_skip: false },
+            tensor: 1,
             stages: mesh.pipelines().map(of).collect(),
             shares: (0..beside).map(share).collect(),
             schedule,
@@ -111,9 +138,34 @@ impl Pipelines {
         Self { chain: Chain { is_tied: true, ..self.chain }, ..self }
     }
 
-    fn programs(&self, plan: &Plan) -> PipelinePrograms {
+    /// One or two stages of tensor groups of a GPT of two layers, alone or beside another pipeline.
+    fn of_groups(ranks: usize, beside: u32, stages: u32, count: u32) -> Self {
+        let one = Self::even(PipelineSchedule::OneFOneB, beside, stages, count);
+        let mesh = Mesh { data: beside as usize, pipeline: stages as usize, tensor: ranks };
+        let chunks: Vec<Range<u32>> =
+            (0..stages).map(|stage| stage * 4 / stages..(stage + 1) * 4 / stages).collect();
+        let of = |groups| PipelineRanks { groups, chunks: chunks.clone() };
+        let stages = mesh.pipelines().map(of).collect();
+        Self {
+            chain: Chain { blocks: 4, ..one.chain },
+            tensor: ranks,
+            stages,
+            piece_max: 20,
+            chunk_max: 512,
+            ..one
+        }
+    }
+
+    fn plans(&self) -> Vec<Arc<Plan>> {
+        match self.tensor {
+            1 => vec![Arc::new(self.chain.plan())],
+            ranks => divided(self.chain.blocks, ranks),
+        }
+    }
+
+    fn programs(&self, plans: &[Arc<Plan>]) -> PipelinePrograms {
         PipelinePrograms::training(&PipelineRequest {
-            plan,
+            plans,
             pipelines: &self.stages,
             shares: &self.shares,
             schedule: self.schedule,
@@ -125,11 +177,12 @@ impl Pipelines {
 
     /// Without chance, faults and timeline; equal ranks and links.
     fn scenario(&self, seed: u64) -> Scenario {
-        let plan = self.chain.plan();
-        let written = self.programs(&plan);
-        let (world, layout) = (written.programs.len(), layout(&plan, &written.groups, self));
+        let plans = self.plans();
+        let written = self.programs(&plans);
+        let (world, layout) = (written.programs.len(), layout(&plans[0], &written.groups, self));
+        let segments = plans.iter().map(|plan| plan.segments.len()).max().unwrap();
         let link = LinkModel { latency_s: 1e-5, bytes_per_s: 1e6 };
-        let costs = vec![random::even_costs(plan.segments.len(), link); world];
+        let costs = vec![random::even_costs(segments, link); world];
         let links = vec![vec![link; world]; world];
         let machine = MachineModel { costs: &costs, links: &links, control_s: 1e-5, window: 2 };
         Scenario {
@@ -163,14 +216,15 @@ fn any_pipelines(draw: &mut Draw) -> Pipelines {
         _ => 1,
     };
     let parts = stages * chunks;
-    let blocks = parts + draw.below(3);
+    let tensor = if draw.one_in(4) { 2 + draw.below(2) } else { 1 };
+    let blocks = (parts + draw.below(3)).max(if tensor == 1 { 1 } else { 3 });
     let chain = Chain {
         blocks,
         is_tied: draw.one_in(2) && blocks > 1,
         shared: (blocks > 1 && draw.one_in(2)).then(|| 1 + draw.below(blocks - 1)),
         has_skip: draw.one_in(2),
     };
-    let mut unused: Vec<Rank> = (0..beside * stages).map(Rank).collect();
+    let mut unused: Vec<Rank> = (0..beside * stages * tensor).map(Rank).collect();
     let mut next = |draw: &mut Draw| {
         if draw.one_in(2) {
             unused.remove(0)
@@ -179,7 +233,7 @@ fn any_pipelines(draw: &mut Draw) -> Pipelines {
         }
     };
     let mut of = |draw: &mut Draw| PipelineRanks {
-        ranks: (0..stages).map(|_| next(draw)).collect(),
+        groups: (0..stages).map(|_| (0..tensor).map(|_| next(draw)).collect()).collect(),
         chunks: any_cut(draw, blocks, parts),
     };
     let pipelines = (0..beside).map(|_| of(draw)).collect();
@@ -196,13 +250,14 @@ fn any_pipelines(draw: &mut Draw) -> Pipelines {
     };
     Pipelines {
         chain,
+        tensor: tensor as usize,
         stages: pipelines,
         shares: (0..beside).map(|_| share(draw)).collect(),
         schedule,
         topology: if draw.one_in(3) { Topology::Star } else { Topology::Ring },
         overlap: !draw.one_in(4),
         piece_max: 4 + draw.below(60) as usize,
-        chunk_max: 4 * (1 + draw.below(20) as usize),
+        chunk_max: if tensor == 1 { 4 * (1 + draw.below(20) as usize) } else { 256 },
     }
 }
 
@@ -323,6 +378,7 @@ fn a_death_before_every_event_of_a_pipeline_ends_all() {
         Pipelines::even(PipelineSchedule::GPipe, 1, 3, 2),
         Pipelines::even(PipelineSchedule::Interleaved, 1, 2, 2).tied(),
         Pipelines { chunk_max: 64, ..Pipelines::even(PipelineSchedule::ZeroBubble, 2, 2, 2) },
+        Pipelines { piece_max: 1000, chunk_max: 4096, ..Pipelines::of_groups(2, 1, 1, 2) },
     ] {
         for detection in [Detection::AtOnce, Detection::ByDeadline] {
             let scenario = pipelines.scenario(2);
@@ -331,6 +387,26 @@ fn a_death_before_every_event_of_a_pipeline_ends_all() {
             assert!(deaths.failed_untouched > 40, "{deaths:?}");
             assert!(deaths.failed_touched > 0 && deaths.completed > 0, "{deaths:?}");
         }
+    }
+}
+
+/// What the ranks of a tensor group send each other in a step, counted as it passes the links: 4
+/// all-reduces per layer, one behind the embedding and one before the head, of `b t c` elements,
+/// and 12 bytes per token for the loss (Shoeybi et al. 2019), from each rank to each, itself
+/// included.
+#[test]
+fn tensor_groups_send_what_the_formula_says() {
+    for (ranks, stages) in [(2usize, 1), (3, 1), (2, 2)] {
+        let pipelines = Pipelines { piece_max: 1, ..Pipelines::of_groups(ranks, 1, stages, 3) };
+        let scenario = pipelines.scenario(1);
+        let report = run_and_check(&scenario);
+        let (layers, context, width) = (2, 2, 8 * ranks);
+        // Three micro-batches of two samples.
+        let tokens = 3 * 2 * context;
+        let sums = (4 * layers + 2) * tokens * width + 3 * tokens;
+        let crossing = if stages == 1 { 0 } else { 2 * ranks * tokens * width };
+        let expected = ranks * ranks * sums + crossing;
+        assert_eq!(report.pieces, expected as u64, "{ranks} ranks, {stages} stages");
     }
 }
 
@@ -350,6 +426,13 @@ fn a_planted_receive_that_does_not_wait_is_found() {
     let found = complaints(SeededBug::ReceivesWithoutWaiting);
     assert_said(&found, "is read, but");
     assert!(found.len() > 100, "{}", found.len());
+}
+
+#[test]
+fn a_planted_all_reduce_that_does_not_wait_is_found() {
+    let found = complaints(SeededBug::ReducesWithoutWaiting);
+    assert_said(&found, "reduces before all of all-reduce");
+    assert!(found.len() > 30, "{}", found.len());
 }
 
 #[test]

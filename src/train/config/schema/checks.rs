@@ -95,6 +95,7 @@ impl RunConfig {
         self.check_shares()?;
         self.check_pipeline()?;
         self.check_stages()?;
+        self.check_tensor()?;
         let lr = self.optim.lr;
         let min_lr = self.schedule.min_lr;
         if self.schedule.kind != Decay::Constant && min_lr > lr {
@@ -193,6 +194,31 @@ impl RunConfig {
             return refused(&["parallel.virtual_stages", "parallel.schedule"], why);
         }
         Ok(())
+    }
+
+    /// Checks that tensor groups have a share for each of their ranks.
+    fn check_tensor(&self) -> Result<(), ConstraintError> {
+        let Parallel { tensor_ranks, tensor_shares, .. } = &self.parallel;
+        let keys = ["parallel.tensor_shares", "parallel.tensor_ranks"];
+        let why = if tensor_shares.is_empty() {
+            return Ok(());
+        } else if *tensor_ranks == 1 {
+            format!(
+                "= {tensor_shares:?} has no effect without tensor groups; set \
+                 parallel.tensor_ranks to {}, or leave it out",
+                tensor_shares.len().max(2)
+            )
+        } else if tensor_shares.len() != *tensor_ranks {
+            format!(
+                "expects {tensor_ranks} shares, one for each rank of parallel.tensor_ranks = \
+                 {tensor_ranks}, got {tensor_shares:?}"
+            )
+        } else if let Some(share) = tensor_shares.iter().find(|share| **share > TENSOR_SHARE_MAX) {
+            format!("expects shares from 1 to {TENSOR_SHARE_MAX}, got {share}")
+        } else {
+            return Ok(());
+        };
+        refused(&keys, why)
     }
 
     /// Checks that a cut names as many model chunks as there are. Their sum is compared with the

@@ -17,6 +17,8 @@ pub struct Arrangement {
     /// By rank: the most rows of its plan.
     pub rows: Vec<u32>,
     pub schedule: PipelineSchedule,
+    /// Shares of the tensors by rank of a tensor group; empty if stages have one rank each.
+    pub tensor_shares: Vec<u32>,
 }
 
 impl Arrangement {
@@ -34,11 +36,18 @@ impl Arrangement {
         for share in &shares {
             rows.push(share.micro_batch.min(share.count).max(1));
         }
-        if mesh.has_stages() {
+        if mesh.is_divided() {
             let most = rows.iter().copied().max().unwrap_or(1);
             rows = vec![most; mesh.world_size()];
         }
-        Self { mesh, positions, pipelines: pipelines_of(mesh, chunks), shares, rows, schedule }
+        let pipelines = pipelines_of(mesh, chunks);
+        let tensor_shares = Vec::new();
+        Self { mesh, positions, pipelines, shares, rows, schedule, tensor_shares }
+    }
+
+    /// Sets the shares of the ranks of tensor groups.
+    pub fn with_tensor_shares(self, tensor_shares: Vec<u32>) -> Self {
+        Self { tensor_shares, ..self }
     }
 
     /// Returns the most rows of a micro-batch.
@@ -50,8 +59,8 @@ impl Arrangement {
 /// Returns the pipelines of a mesh, each cut into its model chunks.
 pub(crate) fn pipelines_of(mesh: Mesh, chunks: &[Vec<Range<u32>>]) -> Vec<PipelineRanks> {
     let mut pipelines = Vec::new();
-    for (ranks, chunks) in mesh.pipelines().zip(chunks) {
-        pipelines.push(PipelineRanks { ranks, chunks: chunks.clone() });
+    for (groups, chunks) in mesh.pipelines().zip(chunks) {
+        pipelines.push(PipelineRanks { groups, chunks: chunks.clone() });
     }
     pipelines
 }

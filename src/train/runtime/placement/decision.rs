@@ -9,6 +9,7 @@ use super::pipeline::checks::{require_devices, require_micro_batches, require_mo
 use super::pipeline::{MeasuredBlocks, by_measurement};
 use super::requested_pipelines::RequestedPipelines;
 use super::shares::fixed_counts;
+use super::tensor_shares;
 use super::types::PlacementRequest;
 use crate::runtime::{RuntimeError, timing};
 use potluck_core::Setting;
@@ -34,7 +35,7 @@ pub fn saved_of<'a>(
     request: &PlacementRequest<'a>,
     selections: &[Selection],
 ) -> Option<&'a Placement> {
-    let has_stages = request.parallel.has_stages();
+    let has_stages = request.parallel.is_divided();
     request.saved.filter(|saved| saved.is_of(&candidates(selections), has_stages))
 }
 
@@ -54,7 +55,7 @@ pub fn decide(
     let requested = RequestedPipelines::of(request);
     let mut count = devices.selections.len();
     require_devices(&requested, count)?;
-    require_model(&requested, &request.plans.of_rows(1).graph)?;
+    require_model(&requested, request.plans)?;
     let mut notes = Vec::new();
     let mut measured = None;
     let kept = kept(request, saved, count)?;
@@ -66,8 +67,16 @@ pub fn decide(
             count = request.batch as usize;
             notes.push(note);
         }
-        match given(request, count)? {
+        match given(request, &devices.selections[..count])? {
             Some(given) => given,
+            None if requested.tensor > 1 => {
+                let units = requested.mesh(count).data;
+                let counts = fixed_counts(request.parallel, request.batch, units)?;
+                let even = in_given_order(request, count, &counts);
+                let (found, blocks) = tensor_shares::measured(request, devices, even, report)?;
+                measured = Some(blocks);
+                found
+            }
             None if requested.stages == 1 => return Ok(None),
             None => {
                 // One pipeline has all samples, whatever its blocks take.
@@ -91,21 +100,32 @@ pub fn decide(
 /// # Errors
 /// Returns `RuntimeError::Unplaceable` if the shares do not fit the batch, the devices or the
 /// pipelines.
-fn given(request: &PlacementRequest, devices: usize) -> Result<Option<Arrangement>, RuntimeError> {
+fn given(
+    request: &PlacementRequest,
+    devices: &[Selection],
+) -> Result<Option<Arrangement>, RuntimeError> {
     let parallel = request.parallel;
     let requested = RequestedPipelines::of(request);
-    let units = requested.mesh(devices).data;
+    let units = requested.mesh(devices.len()).data;
+    if requested.tensor > 1 {
+        let counts = fixed_counts(parallel, request.batch, units)?;
+        let is_measured = requested.tensor_shares.is_empty()
+            && request.probe.is_some()
+            && tensor_shares::differ(&requested, &candidates(devices));
+        let even = in_given_order(request, devices.len(), &counts);
+        return Ok(if is_measured { None } else { Some(even) });
+    }
     let lacks_shares = parallel.shares.are_measured() && units > 1;
     if request.probe.is_some() && (parallel.lacks_cut() || lacks_shares) {
         return Ok(None);
     }
     // Devices without a sample are left out when shares are measured.
-    let counts = if lacks_shares && !parallel.has_stages() {
+    let counts = if lacks_shares && !parallel.is_divided() {
         timing::split_evenly(request.batch, units)
     } else {
         fixed_counts(parallel, request.batch, units)?
     };
-    Ok(Some(in_given_order(request, devices, &counts)))
+    Ok(Some(in_given_order(request, devices.len(), &counts)))
 }
 
 /// Returns the arrangement of devices in the order of the request, with so many samples of each
@@ -124,7 +144,7 @@ fn without_sample(request: &PlacementRequest, devices: RequestedDevices) -> Opti
     let samples = request.batch as usize;
     let is_even = request.parallel.shares == Shares::Even;
     let is_short = devices.names.len() > samples;
-    if request.parallel.has_stages() || is_named(request.selector) || !is_even || !is_short {
+    if request.parallel.is_divided() || is_named(request.selector) || !is_even || !is_short {
         return None;
     }
     let without = &devices.names[samples..];
@@ -148,7 +168,7 @@ fn kept(
     if request.retune || !saved.shares_fit(request.batch, request.micro_batch) {
         return Ok(None);
     }
-    if request.parallel.has_stages() {
+    if request.parallel.is_divided() {
         let recorded = RequestedPipelines::of(request).recorded(saved);
         return Ok(recorded.filter(|kept| is_as_given(request, kept)));
     }
@@ -181,6 +201,9 @@ fn kept(
 fn is_as_given(request: &PlacementRequest, planned: &Arrangement) -> bool {
     let has_shares = !request.parallel.shares.are_measured();
     let requested = RequestedPipelines::of(request);
+    if !requested.tensor_shares.is_empty() && requested.tensor_shares != planned.tensor_shares {
+        return false;
+    }
     if requested.blocks.is_empty() && !has_shares {
         return true;
     }

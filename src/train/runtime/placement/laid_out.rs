@@ -3,13 +3,15 @@
 use std::sync::Arc;
 
 use super::arrangement::Arrangement;
+use super::plans::GroupPlans;
 use super::rank_memory::RankMemory;
 use super::shares::{layout_of, owned};
 use super::types::PlacementRequest;
+use crate::runtime::RuntimeError;
 use crate::runtime::pipelines::forward_micro_batches_max;
-use potluck_core::{BucketId, DType, Rank};
-use potluck_graph::Plan;
+use potluck_core::{BucketId, DType, Rank, Setting};
 use potluck_graph::memory_layout::ALIGNMENT_BYTES;
+use potluck_graph::{Plan, ShardError};
 use potluck_kernels::device::Selection;
 use potluck_kernels::exec::Moments;
 use potluck_parallel::collective::{BucketGroups, LaidOutBucket, ShardLayout, Topology};
@@ -21,26 +23,39 @@ use potluck_parallel::{
 
 /// Programs of an arrangement, with the layout of their buckets.
 pub struct LaidOut {
-    /// Plan of the whole graph.
-    pub whole: Arc<Plan>,
+    /// Plans of what each rank of a tensor group computes of the whole graph.
+    pub group: GroupPlans,
     pub written: PipelinePrograms,
     pub layout: ShardLayout,
 }
 
 impl LaidOut {
     /// Writes the programs of an arrangement, and lays out their buckets.
-    pub fn of(request: &PlacementRequest, arrangement: &Arrangement) -> Self {
-        if arrangement.mesh.has_stages() {
-            Self::of_stages(request, arrangement)
+    ///
+    /// # Errors
+    /// Returns `RuntimeError::Unplaceable` if the model cannot be divided over the tensor groups.
+    pub fn of(request: &PlacementRequest, arrangement: &Arrangement) -> Result<Self, RuntimeError> {
+        if arrangement.mesh.is_divided() {
+            Self::of_parts(request, arrangement)
         } else {
             Self::of_replicas(request, arrangement)
         }
     }
 
-    fn of_stages(request: &PlacementRequest, arrangement: &Arrangement) -> Self {
-        let whole = request.plans.of_rows(arrangement.rows_max());
+    /// Returns the plan of the first rank of a tensor group, which has the buckets of all.
+    pub fn whole(&self) -> &Arc<Plan> {
+        &self.group.plans[0]
+    }
+
+    fn of_parts(
+        request: &PlacementRequest,
+        arrangement: &Arrangement,
+    ) -> Result<Self, RuntimeError> {
+        let Arrangement { tensor_shares, .. } = arrangement;
+        let group = request.plans.of_group(tensor_shares, arrangement.rows_max());
+        let group = group.map_err(|error| cannot_divide(&error))?;
         let written = PipelinePrograms::training(&PipelineRequest {
-            plan: &whole,
+            plans: &group.plans,
             pipelines: &arrangement.pipelines,
             shares: &arrangement.shares,
             schedule: arrangement.schedule,
@@ -49,22 +64,28 @@ impl LaidOut {
             in_flight_min: forward_micro_batches_max(arrangement.mesh.pipeline),
         });
         let pipelines = arrangement.mesh.data;
-        let layout = layout_of_groups(request.parallel, &whole, &written.groups, pipelines);
-        Self { whole, written, layout }
+        let whole = &group.plans[0];
+        let layout = layout_of_groups(request.parallel, whole, &written.groups, pipelines);
+        Ok(Self { group, written, layout })
     }
 
-    fn of_replicas(request: &PlacementRequest, arrangement: &Arrangement) -> Self {
+    fn of_replicas(
+        request: &PlacementRequest,
+        arrangement: &Arrangement,
+    ) -> Result<Self, RuntimeError> {
         let plans: Vec<Arc<Plan>> =
             arrangement.rows.iter().map(|rows| request.plans.of_rows(*rows)).collect();
-        let whole = plans[0].clone();
-        let layout = layout_of(request.parallel, &whole, arrangement.mesh.world_size());
+        let group = request.plans.of_group(&[], arrangement.rows[0]);
+        let group = group.map_err(|error| cannot_divide(&error))?;
+        let whole = &group.plans[0];
+        let layout = layout_of(request.parallel, whole, arrangement.mesh.world_size());
         let written = PipelinePrograms {
-            programs: programs_of_replicas(request.parallel, &whole, &arrangement.shares),
+            programs: programs_of_replicas(request.parallel, whole, &arrangement.shares),
             plans,
             edges: EdgeLayout::default(),
             groups: BucketGroups::all(layout.size, layout.buckets()),
         };
-        Self { whole, written, layout }
+        Ok(Self { group, written, layout })
     }
 
     /// Returns the moments that a rank keeps: those of its shards, or all if it is alone.
@@ -94,6 +115,11 @@ impl LaidOut {
         }
         ranks
     }
+}
+
+/// Returns the error of a model that tensor groups cannot divide.
+pub(crate) fn cannot_divide(error: &ShardError) -> RuntimeError {
+    RuntimeError::unplaceable(format_args!("{error}; change {}", Setting::TensorRanks))
 }
 
 /// Returns the programs of ranks that each hold the whole model.

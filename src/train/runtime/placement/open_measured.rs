@@ -88,8 +88,8 @@ pub(crate) fn open_measured(
     }
     let shares = contiguous_shares(&counts, &micro_batches);
     let arrangement = Arrangement::of_replicas(request, positions, shares, rows);
-    let laid_out = LaidOut::of(request, &arrangement);
-    notes.extend(require_statistics(&laid_out.whole, laid_out.written.programs.iter())?);
+    let laid_out = LaidOut::of(request, &arrangement)?;
+    notes.extend(require_statistics(laid_out.whole(), laid_out.written.programs.iter())?);
     Ok(ReadyRanks { arrangement, laid_out, members, reduce_sites, is_kept: false, notes })
 }
 
@@ -198,6 +198,7 @@ fn open_reserved(
             selection: &selection,
             name: &name,
             plan: request.plans.of_rows(now.rows),
+            tensor_shares: &[],
             moments: now.reserve.clone(),
         };
         let error = match open_initialized(request, opening, now.memory.device, report) {

@@ -27,6 +27,8 @@ pub(crate) struct RankOpening<'a> {
     pub name: &'a str,
     /// Plan of what the rank holds.
     pub plan: Arc<Plan>,
+    /// Shares of the ranks of its tensor group, if it is in one.
+    pub tensor_shares: &'a [u32],
     pub moments: Moments,
 }
 
@@ -41,10 +43,11 @@ pub(crate) fn open_one(
     saved: Option<&RankPlacement>,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<OpenDevice, RuntimeError> {
-    let RankOpening { position, selection, name, plan, moments } = rank;
+    let RankOpening { position, selection, name, plan, tensor_shares, moments } = rank;
     let plan = Arc::unwrap_or_clone(plan);
     let opened = if let Selection::Offered(device) = selection {
-        let opening = RemoteOpening { name, tuning: request.tuning, kept: saved, report };
+        let tuning = request.tuning;
+        let opening = RemoteOpening { name, tuning, kept: saved, tensor_shares, report };
         let deadline = request.opening.deadline;
         request.nodes.open(device, plan, moments, opening, deadline)?
     } else {

@@ -29,12 +29,12 @@ pub(crate) fn open_decided(
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<ReadyRanks, RuntimeError> {
     let PlacementDecision { arrangement, is_kept, mut notes, .. } = decision;
-    let laid_out = LaidOut::of(request, &arrangement);
-    notes.extend(require_statistics(&laid_out.whole, laid_out.written.programs.iter())?);
+    let laid_out = LaidOut::of(request, &arrangement)?;
+    notes.extend(require_statistics(laid_out.whole(), laid_out.written.programs.iter())?);
     let on = arrangement.positions.iter().map(|position| &devices.selections[*position]);
     let ranks = laid_out.memory(request, on);
     memory::require(host_bytes(request, ranks.iter().copied(), pools_of(&ranks)))?;
-    if arrangement.mesh.has_stages() {
+    if arrangement.mesh.is_divided() {
         require_shared_memory(request, devices, &arrangement.positions, &ranks)?;
     }
     let mut openings = Vec::new();
@@ -44,6 +44,7 @@ pub(crate) fn open_decided(
             selection: &devices.selections[position],
             name: &devices.names[position],
             plan: laid_out.written.plans[rank].clone(),
+            tensor_shares: &arrangement.tensor_shares,
             moments: laid_out.moments(request, rank),
         });
     }

@@ -1,39 +1,83 @@
-//! Plans of one graph for different numbers of rows.
+//! Plans of one model for different numbers of rows, whole and divided over tensor groups.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
-use potluck_graph::{Graph, Plan, PlanOptions};
+use potluck_graph::{ModelGraph, Plan, PlanOptions, RankGraph, ShardError};
 
-/// Plans of a graph by their most rows, each built once.
+/// Plans of what the ranks of a tensor group compute of a model.
+#[derive(Clone, Debug)]
+pub struct GroupPlans {
+    /// By rank of the group; of a group of one, the plan of the whole model.
+    pub plans: Vec<Arc<Plan>>,
+    /// By rank, then by output of the graph: the ranges of its last dimension that the rank
+    /// computes.
+    pub outputs: Vec<Vec<Vec<Range<usize>>>>,
+}
+
+/// Plans of a model by the shares of a tensor group and by their most rows, each built once.
 pub struct Plans {
-    graph: Graph,
-    built: RefCell<BTreeMap<u32, Arc<Plan>>>,
+    model: ModelGraph,
+    built: RefCell<BTreeMap<(Vec<u32>, u32), GroupPlans>>,
 }
 
 impl Plans {
-    /// Returns the plans of a graph, of which none is built yet.
-    pub fn new(graph: Graph) -> Self {
-        Self { graph, built: RefCell::default() }
+    /// Returns the plans of a model, of which none is built yet.
+    pub fn new(model: ModelGraph) -> Self {
+        Self { model, built: RefCell::default() }
     }
 
-    /// Returns the plan for up to this many rows.
+    /// Returns the model.
+    pub fn model(&self) -> &ModelGraph {
+        &self.model
+    }
+
+    /// Returns the plan of the whole model for up to this many rows.
     pub fn of_rows(&self, rows: u32) -> Arc<Plan> {
         let mut built = self.built.borrow_mut();
-        if let Some(plan) = built.get(&rows) {
-            return plan.clone();
+        let of_one = built.entry((Vec::new(), rows)).or_insert_with(|| {
+            let graph = self.model.whole().clone();
+            let whole = |(_, id): &(String, _)| {
+                std::iter::once(0..graph.tensor(*id).shape.last()).collect()
+            };
+            let outputs = vec![graph.outputs.iter().map(whole).collect()];
+            let plan = Plan::new(graph, PlanOptions::new(rows as usize));
+            GroupPlans { plans: vec![Arc::new(plan)], outputs }
+        });
+        of_one.plans[0].clone()
+    }
+
+    /// Returns the plans of a tensor group with these shares for up to this many rows; without
+    /// shares, or with one, of one rank with the whole model.
+    ///
+    /// # Errors
+    /// Returns `ShardError` if the model cannot be divided so.
+    pub fn of_group(&self, shares: &[u32], rows: u32) -> Result<GroupPlans, ShardError> {
+        if shares.len() < 2 {
+            self.of_rows(rows);
         }
-        let plan = Arc::new(Plan::new(self.graph.clone(), PlanOptions::new(rows as usize)));
-        built.insert(rows, plan.clone());
-        plan
+        let key = (if shares.len() < 2 { Vec::new() } else { shares.to_vec() }, rows);
+        if let Some(known) = self.built.borrow().get(&key) {
+            return Ok(known.clone());
+        }
+        let mut group = GroupPlans { plans: Vec::new(), outputs: Vec::new() };
+        for position in 0..shares.len() {
+            let RankGraph { graph, outputs } = self.model.of_rank(shares, position)?;
+            group.plans.push(Arc::new(Plan::new(graph, PlanOptions::new(rows as usize))));
+            group.outputs.push(outputs);
+        }
+        self.built.borrow_mut().insert(key, group.clone());
+        Ok(group)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use potluck_graph::{Builder, Init, differentiate};
+    use potluck_graph::model::{MlpConfig, MlpLoss, mlp};
+    use potluck_graph::{Builder, Init, Unary};
 
     #[test]
     fn a_plan_is_built_once_for_a_number_of_rows() {
@@ -42,9 +86,32 @@ mod tests {
         let w = b.parameter("w", &[2, 2], Init::Zeros);
         let y = b.linear(x, w, None).unwrap();
         b.squared_error_loss(y, x).unwrap();
-        let plans = Plans::new(differentiate(b.finish()).unwrap());
+        let plans = Plans::new(ModelGraph::training(b.finish(), true).unwrap());
         let (three, again, four) = (plans.of_rows(3), plans.of_rows(3), plans.of_rows(4));
         assert!(Arc::ptr_eq(&three, &again));
         assert_eq!((three.options.rows, four.options.rows), (3, 4));
+        let alone = plans.of_group(&[7], 3).unwrap();
+        assert!(Arc::ptr_eq(&alone.plans[0], &three));
+        assert!(matches!(plans.of_group(&[1, 1], 3), Err(ShardError::NoRule)));
+    }
+
+    #[test]
+    fn plans_of_a_group_have_its_shares_and_say_which_columns_of_outputs_are_theirs() {
+        let widths = vec![8, 128, 5];
+        let loss = MlpLoss::CrossEntropy;
+        let config = MlpConfig { widths, activation: Unary::Relu, dropout: 0.0, loss };
+        let plans = Plans::new(ModelGraph::training(mlp(&config).unwrap(), true).unwrap());
+        let group = plans.of_group(&[3, 1], 2).unwrap();
+        assert_eq!((group.plans.len(), group.outputs.len()), (2, 2));
+        let again = plans.of_group(&[3, 1], 2).unwrap();
+        assert!(Arc::ptr_eq(&group.plans[1], &again.plans[1]));
+        let elements = |plan: &Arc<Plan>| -> usize {
+            let held = plan.buckets.iter().zip(&plan.held).filter(|(_, held)| **held);
+            held.map(|(bucket, _)| bucket.length).sum()
+        };
+        assert!(elements(&group.plans[0]) > 2 * elements(&group.plans[1]));
+        for outputs in &group.outputs {
+            assert_eq!(outputs[0].iter().cloned().flatten().collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
+        }
     }
 }

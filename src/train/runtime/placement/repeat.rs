@@ -12,7 +12,7 @@ use potluck_parallel::{Placement, RankPlacement, contiguous_shares};
 /// they were measured; `None` for one device that was chosen without measuring.
 pub fn note(placed: &PlacedWorkers, repeated: Option<String>) -> Option<String> {
     let placement = &placed.placement;
-    let decided = if placement.mesh.has_stages() {
+    let decided = if placement.mesh.is_divided() {
         stages_text(placement, &placed.plan.graph)
     } else {
         samples_text(placement)
@@ -32,17 +32,37 @@ fn samples_text(placement: &Placement) -> String {
     format!("samples per step: {}", shares.join(", "))
 }
 
-/// Returns which device has which blocks, and how many samples each pipeline has.
+/// Returns which devices have which blocks, with their shares of the tensors if several have the
+/// same, and how many samples each pipeline has.
 fn stages_text(placement: &Placement, graph: &Graph) -> String {
     let mut pipelines = Vec::new();
-    for ranks in placement.pipelines() {
+    for of_pipeline in placement.pipelines() {
         let mut stages = Vec::new();
-        for rank in &ranks {
-            stages.push(format!("{}: {}", rank.name, names_of_runs(graph, &rank.blocks)));
+        for group in &of_pipeline {
+            stages.push(format!(
+                "{}: {}",
+                group_text(placement, group),
+                names_of_runs(graph, &group[0].blocks)
+            ));
         }
-        pipelines.push(format!("{} ({} samples per step)", stages.join(", "), ranks[0].share));
+        let samples = of_pipeline[0][0].share;
+        pipelines.push(format!("{} ({samples} samples per step)", stages.join(", ")));
     }
-    format!("stages: {}", pipelines.join("; "))
+    let what = if placement.mesh.pipeline > 1 { "stages" } else { "tensor groups" };
+    format!("{what}: {}", pipelines.join("; "))
+}
+
+/// Returns the devices of a stage: `cpu`, or `cpu (3/4) + GL llvmpipe (1/4)`.
+fn group_text(placement: &Placement, group: &[&RankPlacement]) -> String {
+    let sum: u32 = placement.tensor_shares.iter().sum();
+    let mut names = Vec::new();
+    for (nth, rank) in group.iter().enumerate() {
+        names.push(match placement.tensor_shares.get(nth) {
+            Some(share) => format!("{} ({share}/{sum})", rank.name),
+            None => rank.name.clone(),
+        });
+    }
+    names.join(" + ")
 }
 
 /// Returns the flags with which another run gets this measured placement, in words for a shell;
@@ -56,9 +76,13 @@ pub(crate) fn repeated_by(
 ) -> Option<String> {
     let mesh = placement.mesh;
     let parallel = request.parallel;
-    let has_shares = mesh.data > 1 && parallel.shares.are_measured();
-    let is_measured = if mesh.has_stages() {
-        has_shares || parallel.lacks_cut()
+    // With tensor groups, only their shares are measured, and those of unlike devices.
+    let has_tensor_shares = mesh.tensor > 1
+        && parallel.tensor.shares.is_empty()
+        && placement.tensor_shares.iter().any(|share| *share != placement.tensor_shares[0]);
+    let has_shares = mesh.data > 1 && mesh.tensor == 1 && parallel.shares.are_measured();
+    let is_measured = if mesh.is_divided() {
+        has_shares || has_tensor_shares || (mesh.tensor == 1 && parallel.lacks_cut())
     } else {
         parallel.shares.are_measured() && placement.has_alternatives()
     };
@@ -75,14 +99,18 @@ pub(crate) fn repeated_by(
         let selector = selector_of(request.selector, &positions, adapters)?;
         flags.push(Setting::Devices.given(selector).to_string());
     }
-    if mesh.has_stages() {
+    if mesh.pipeline > 1 && mesh.tensor == 1 {
         flags.push(cut_flag(placement));
+    }
+    if has_tensor_shares {
+        let shares = &placement.tensor_shares;
+        flags.push(Setting::TensorShares.given(format_args!("{shares:?}")).to_string());
     }
     if has_shares {
         let shares: Vec<u32> = placement.units().map(|rank| rank.share).collect();
         flags.push(Setting::Shares.given(format_args!("{shares:?}")).to_string());
     }
-    if !mesh.has_stages() {
+    if !mesh.is_divided() {
         flags.extend(micro_batch_flag(request, placement, plan));
     }
     Some(flags.join(" "))
@@ -91,7 +119,7 @@ pub(crate) fn repeated_by(
 /// Returns the flag that gives the cut of all pipelines, or that there is none.
 fn cut_flag(placement: &Placement) -> String {
     let cuts: Vec<Vec<usize>> =
-        placement.pipelines().map(|ranks| blocks_of_chunks(&ranks)).collect();
+        placement.pipelines().map(|stages| blocks_of_chunks(&stages)).collect();
     if cuts.iter().any(|cut| *cut != cuts[0]) {
         return "(but with one cut for all pipelines)".into();
     }
@@ -99,12 +127,12 @@ fn cut_flag(placement: &Placement) -> String {
 }
 
 /// Returns the numbers of blocks of a pipeline's model chunks, in the order of the model.
-fn blocks_of_chunks(pipeline: &[&RankPlacement]) -> Vec<usize> {
-    let chunks = pipeline.first().map_or(0, |rank| rank.blocks.len());
+fn blocks_of_chunks(pipeline: &[Vec<&RankPlacement>]) -> Vec<usize> {
+    let chunks = pipeline.first().map_or(0, |group| group[0].blocks.len());
     let mut blocks = Vec::new();
     for chunk in 0..chunks {
-        for rank in pipeline {
-            blocks.push(rank.blocks[chunk].len());
+        for group in pipeline {
+            blocks.push(group[0].blocks[chunk].len());
         }
     }
     blocks

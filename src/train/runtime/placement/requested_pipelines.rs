@@ -18,6 +18,10 @@ pub(crate) struct RequestedPipelines<'a> {
     pub schedule: PipelineSchedule,
     /// Blocks of each model chunk; empty if they are not given.
     pub blocks: &'a [u32],
+    /// Ranks of the tensor group of each stage.
+    pub tensor: usize,
+    /// Their shares; empty if they are not given.
+    pub tensor_shares: &'a [u32],
 }
 
 impl<'a> RequestedPipelines<'a> {
@@ -28,7 +32,26 @@ impl<'a> RequestedPipelines<'a> {
 
     /// Returns the mesh of so many devices: as many whole pipelines as they make.
     pub fn mesh(&self, devices: usize) -> Mesh {
-        Mesh::of_pipelines(devices / self.stages.max(1), self.stages)
+        let Self { stages, tensor, .. } = *self;
+        let data = devices / self.devices_per_pipeline().max(1);
+        Mesh { data, pipeline: stages, tensor }
+    }
+
+    /// Returns the number of devices of a pipeline.
+    pub fn devices_per_pipeline(&self) -> usize {
+        self.stages * self.tensor
+    }
+
+    /// Returns the shares of the ranks of tensor groups: those that are given, or equal ones; none
+    /// if stages have one rank each.
+    pub fn given_tensor_shares(&self) -> Vec<u32> {
+        if self.tensor == 1 {
+            Vec::new()
+        } else if self.tensor_shares.is_empty() {
+            vec![1; self.tensor]
+        } else {
+            self.tensor_shares.to_vec()
+        }
     }
 
     /// Returns the model chunks of a model of `blocks` blocks: those that are given or, if none
@@ -55,23 +78,25 @@ impl<'a> RequestedPipelines<'a> {
         let shares = contiguous_shares(counts, &micro_batches);
         let chunks = vec![chunks.to_vec(); counts.len()];
         Arrangement::of(mesh, positions, &chunks, shares, self.schedule)
+            .with_tensor_shares(self.given_tensor_shares())
     }
 
     /// Returns the pipelines of a checkpoint, if they were placed as is asked; `None` if not.
     pub fn recorded(&self, saved: &Placement) -> Option<Arrangement> {
         let PipelineOptions { schedule, virtual_stages, .. } = saved.options.pipeline;
         let is_same = saved.mesh.pipeline == self.stages
+            && saved.mesh.tensor == self.tensor
             && schedule == self.schedule
             && virtual_stages as usize == self.chunks;
         if !is_same || !saved.is_consistent() {
             return None;
         }
         let mut chunks = Vec::new();
-        for ranks in saved.pipelines() {
+        for stages in saved.pipelines() {
             let mut of_pipeline = Vec::new();
             for chunk in 0..self.chunks {
-                for rank in &ranks {
-                    of_pipeline.push(rank.blocks[chunk].clone());
+                for group in &stages {
+                    of_pipeline.push(group[0].blocks[chunk].clone());
                 }
             }
             chunks.push(of_pipeline);
@@ -84,13 +109,14 @@ impl<'a> RequestedPipelines<'a> {
         }
         let positions = saved.ranks.iter().map(|rank| rank.position).collect();
         let shares = contiguous_shares(&counts, &micro_batches);
-        Some(Arrangement::of(saved.mesh, positions, &chunks, shares, self.schedule))
+        let arrangement = Arrangement::of(saved.mesh, positions, &chunks, shares, self.schedule);
+        Some(arrangement.with_tensor_shares(saved.tensor_shares.clone()))
     }
 }
 
 impl<'a> From<&'a ParallelOptions> for RequestedPipelines<'a> {
     fn from(options: &'a ParallelOptions) -> Self {
-        let ParallelOptions { pipeline, .. } = options;
+        let ParallelOptions { pipeline, tensor, .. } = options;
         let PipelineOptions { stages, schedule, virtual_stages, blocks_per_stage } = pipeline;
         let has_stages = pipeline.has_stages();
         Self {
@@ -98,6 +124,8 @@ impl<'a> From<&'a ParallelOptions> for RequestedPipelines<'a> {
             chunks: if has_stages { *virtual_stages as usize } else { 1 },
             schedule: *schedule,
             blocks: if has_stages { blocks_per_stage } else { &[] },
+            tensor: tensor.ranks as usize,
+            tensor_shares: &tensor.shares,
         }
     }
 }

@@ -86,7 +86,7 @@ pub(crate) fn fixed_counts(
     batch: u32,
     world: usize,
 ) -> Result<Vec<u32>, RuntimeError> {
-    let unit = if parallel.has_stages() { "pipeline" } else { "device" };
+    let unit = if parallel.is_divided() { "pipeline" } else { "device" };
     let Shares::Fixed(shares) = &parallel.shares else {
         if (batch as usize) < world {
             return Err(RuntimeError::unplaceable(format_args!(
@@ -122,21 +122,21 @@ pub(crate) fn fixed_counts(
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use potluck_graph::{Builder, Graph, Init, PlanOptions, differentiate};
+    use potluck_graph::{Builder, Init, ModelGraph, PlanOptions};
 
-    /// Returns a graph of one parameter with 2^18 values: 1 MiB.
-    pub fn graph() -> Graph {
+    /// Returns a model of one parameter with 2^18 values: 1 MiB.
+    pub fn model() -> ModelGraph {
         let mut b = Builder::new();
         let x = b.input("x", &[1, 512]);
         let w = b.parameter("w", &[512, 512], Init::Zeros);
         let y = b.linear(x, w, None).unwrap();
         b.squared_error_loss(y, x).unwrap();
-        differentiate(b.finish()).unwrap()
+        ModelGraph::training(b.finish(), false).unwrap()
     }
 
-    /// Returns the plan of that graph for up to so many rows.
+    /// Returns the plan of that model for up to so many rows.
     pub fn plan(rows: usize) -> Plan {
-        Plan::new(graph(), PlanOptions::new(rows))
+        Plan::new(model().whole().clone(), PlanOptions::new(rows))
     }
 
     #[test]

@@ -38,7 +38,8 @@ pub fn start(
 ) -> Result<PlacedWorkers, RuntimeError> {
     let placement = placement(request, &ready, candidates);
     let ReadyRanks { arrangement, laid_out, members, reduce_sites, mut notes, .. } = ready;
-    let LaidOut { whole, written, layout } = laid_out;
+    let LaidOut { group: model, written, layout } = laid_out;
+    let whole = model.plans[0].clone();
     let PipelinePrograms { programs, plans, edges, groups } = written;
     let trace = request.trace.as_deref().map(Trace::create).transpose()?;
     let options = WorkerGroupOptions {
@@ -56,20 +57,20 @@ pub fn start(
     let group = WorkerGroup::start(drivers, layout, groups, &options)?;
     let programs = programs.into_iter().map(Arc::new).collect();
     let Arrangement { pipelines, shares, schedule, .. } = arrangement;
-    let pipelines = ModelPipelines::new(whole.clone(), pipelines, shares, schedule, edges);
+    let pipelines = ModelPipelines::new(model, pipelines, shares, schedule, edges);
     let pipelines = Arc::new(pipelines);
     Ok(PlacedWorkers { group, plan: whole, programs, placement, pipelines, plans, notes, trace })
 }
 
 /// Returns the record of opened ranks.
 fn placement(request: &PlacementRequest, ready: &ReadyRanks, candidates: Vec<String>) -> Placement {
-    let Arrangement { mesh, pipelines, shares, .. } = &ready.arrangement;
+    let Arrangement { mesh, pipelines, shares, tensor_shares, .. } = &ready.arrangement;
     let mut ranks = Vec::new();
     for (rank, one) in mesh.ranks().zip(&ready.members) {
         let at = mesh.coordinates(rank);
         let micro_batches = &ready.laid_out.written.programs[rank.index()].micro_batches;
         let blocks =
-            if mesh.has_stages() { pipelines[at.data].chunks_of(at.pipeline) } else { Vec::new() };
+            if mesh.is_divided() { pipelines[at.data].chunks_of(at.pipeline) } else { Vec::new() };
         ranks.push(RankPlacement {
             name: one.driver.name().to_string(),
             identity: one.identity.clone(),
@@ -90,6 +91,7 @@ fn placement(request: &PlacementRequest, ready: &ReadyRanks, candidates: Vec<Str
         candidates,
         micro_batch_max: request.micro_batch,
         mesh: *mesh,
+        tensor_shares: tensor_shares.clone(),
         ranks,
     }
 }

@@ -13,7 +13,7 @@ use super::open_one::RequestedDevices;
 use super::open_ranks::open_decided;
 use super::plans::Plans;
 use super::repeat::repeated_by;
-use super::shares::tests::graph;
+use super::shares::tests::model;
 use super::start::ReadyRanks;
 use super::types::{PlacedWorkers, PlacementRequest};
 use super::{rank_memory, shares};
@@ -61,7 +61,7 @@ fn inputs(plans: &Plans, rows: usize) -> Inputs {
 /// Calls `test` with a request for a model with 1 MiB of parameters, of which AdamW keeps 2 MiB of
 /// moments.
 fn with_request<R>(options: &Options, test: impl FnOnce(&PlacementRequest) -> R) -> R {
-    let plans = Plans::new(graph());
+    let plans = Plans::new(model());
     let ids: Vec<TensorId> = plans.of_rows(1).graph.inputs.iter().map(|(_, id)| *id).collect();
     let probe: Probe = Arc::new(move |rows| {
         let values = |id: &TensorId| (*id, HostTensor::Float(vec![0.01; rows * 512]));

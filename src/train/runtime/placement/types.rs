@@ -50,7 +50,8 @@ pub struct PlacementRequest<'a> {
 /// Worker group, with the decisions by which it was placed.
 pub struct PlacedWorkers {
     pub group: WorkerGroup,
-    /// Plan of the whole model, for the rows of the first rank; buckets are the same on all ranks.
+    /// Plan of all stages for the first rank of a tensor group, for the rows of the first rank:
+    /// buckets are the same on all ranks.
     pub plan: Arc<Plan>,
     /// Programs by rank.
     pub programs: Vec<Arc<Program>>,

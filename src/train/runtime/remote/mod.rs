@@ -69,6 +69,8 @@ pub struct RemoteOpening<'a> {
     pub tuning: &'a TuneOptions,
     /// Record of the device in the run that is resumed, with its kernel variants.
     pub kept: Option<&'a RankPlacement>,
+    /// Shares of the ranks of the device's tensor group, if it is in one.
+    pub tensor_shares: &'a [u32],
     /// Receives the device's name and the progress of autotuning.
     pub report: &'a mut dyn FnMut(&str, TuneProgress),
 }
@@ -92,14 +94,14 @@ impl RemoteNodes {
         opening: RemoteOpening,
         deadline: Duration,
     ) -> Result<OpenDevice, RuntimeError> {
-        let RemoteOpening { name, tuning, kept, report } = opening;
+        let RemoteOpening { name, tuning, kept, tensor_shares, report } = opening;
         let Some(node) = self.nodes.iter().find(|node| node.number == device.node) else {
             return Err(RuntimeError::Defect(format!("there is no node {}", device.node)));
         };
         let order = OpenOrder {
             device: device.index,
             name: name.into(),
-            recipe: PlanRecipe::of(&plan),
+            recipe: PlanRecipe::of(&plan, tensor_shares),
             plan_hash: plan_hash(&plan),
             moments: moments.clone(),
             tuning: tuning_of(tuning, kept),

@@ -28,7 +28,7 @@ use potluck_core::faults::Faults;
 use potluck_core::format::no_thread;
 use potluck_core::metrics::Trace;
 use potluck_core::{Lock, Rank, TensorId, decode};
-use potluck_graph::Graph;
+use potluck_graph::ModelGraph;
 use potluck_kernels::autotune::TuneOptions;
 use potluck_kernels::device::{DeviceError, Selection};
 use potluck_net::nodes::{FrameReceiver, NodeConnection};
@@ -46,10 +46,10 @@ const CALLS_MAX: usize = 256;
 /// Time between two reports of signs of life.
 const ACTIVITY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Devices that a node offers to a run, and the graph for them.
+/// Devices that a node offers to a run, and the model for them.
 pub struct NodeOffer {
-    /// Training graph of the run's model.
-    pub graph: Graph,
+    /// Model of the run.
+    pub model: ModelGraph,
     pub selections: Vec<Selection>,
     pub opening: OpenOptions,
     /// Longest silence of a node.
@@ -356,7 +356,7 @@ impl<'h> NodeServer<'h> {
             return Err(RuntimeError::InvalidRequest(why));
         };
         let selection = selection.clone();
-        let plan = recipe.plan(offer.graph.clone()).map_err(RuntimeError::InvalidRequest)?;
+        let plan = recipe.plan(&offer.model).map_err(RuntimeError::InvalidRequest)?;
         if hash_of(&plan) != plan_hash {
             let why = "the model of this node is not that of the first one; start both with the \
                        same potluck";

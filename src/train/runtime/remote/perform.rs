@@ -3,7 +3,7 @@
 use super::calls::{CallReply, DeviceCall, device_calls};
 use super::wire::PlanRecipe;
 use potluck_core::{BucketId, HostTensor, TensorId};
-use potluck_graph::{Graph, Place, Plan, PlanPart, PlannedPart};
+use potluck_graph::{ModelGraph, Place, Plan, PlanPart, PlannedPart};
 use potluck_kernels::device::DeviceError;
 use potluck_kernels::exec::Executor;
 
@@ -63,17 +63,32 @@ macro_rules! server {
 device_calls!(server);
 
 impl PlanRecipe {
-    /// Returns the recipe of a plan.
-    pub fn of(plan: &Plan) -> Self {
-        Self { options: plan.options, part: plan.part.clone() }
+    /// Returns the recipe of a plan for a rank of a tensor group with these shares, if it is one.
+    pub fn of(plan: &Plan, tensor_shares: &[u32]) -> Self {
+        Self {
+            options: plan.options,
+            part: plan.part.clone(),
+            tensor_shares: tensor_shares.to_vec(),
+            tensor_rank: plan.graph.tensor_rank.unwrap_or(0),
+        }
     }
 
-    /// Returns the plan of a graph by this recipe.
+    /// Returns the plan of a model by this recipe.
     ///
     /// # Errors
-    /// Returns why the recipe is not one of this graph.
-    pub fn plan(self, graph: Graph) -> Result<Plan, String> {
-        let Self { options, part } = self;
+    /// Returns why the recipe is not one of this model.
+    pub fn plan(self, model: &ModelGraph) -> Result<Plan, String> {
+        let Self { options, part, tensor_shares, tensor_rank } = self;
+        let has_rank = (tensor_rank as usize) < tensor_shares.len().max(1);
+        if tensor_shares.contains(&0) || !has_rank {
+            return Err(format!("rank {tensor_rank} of a tensor group of {tensor_shares:?}"));
+        }
+        let graph = if tensor_shares.len() < 2 {
+            model.whole().clone()
+        } else {
+            let part = model.of_rank(&tensor_shares, tensor_rank as usize);
+            part.map_err(|error| error.to_string())?.graph
+        };
         if options.rows == 0 || options.in_flight == 0 {
             return Err("a plan has rows and a copy of each slot".into());
         }

@@ -28,7 +28,7 @@ use potluck_core::rng::Key;
 use potluck_core::{BucketId, DType, HostTensor, Rank, TensorId, decode};
 use potluck_graph::model::gpt::{GptConfig, gpt};
 use potluck_graph::optim::Optimizer;
-use potluck_graph::{Graph, Unary, differentiate, fuse};
+use potluck_graph::{Graph, ModelGraph, Unary};
 use potluck_kernels::autotune::TuneOptions;
 use potluck_kernels::device::Selection;
 use potluck_kernels::exec::{BucketTensor, Executor};
@@ -44,7 +44,7 @@ const ADAMW: Optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, 
 
 /// Layer above the server of a node.
 struct TestHost {
-    graph: Graph,
+    model: ModelGraph,
     selections: Vec<Selection>,
     faults: Faults,
     data: Option<Arc<dyn InputSource>>,
@@ -59,7 +59,7 @@ impl NodeHost for TestHost {
         }
         Ok(NodeOffer {
             data: self.data.clone(),
-            graph: self.graph.clone(),
+            model: self.model.clone(),
             selections: self.selections.clone(),
             opening: OpenOptions::default(),
             node_timeout: Duration::from_secs(1),
@@ -173,13 +173,13 @@ struct Nodes {
 }
 
 impl Nodes {
-    fn start(graph: &Graph, devices: &[usize], faults: &str) -> Self {
+    fn start(graph: &ModelGraph, devices: &[usize], faults: &str) -> Self {
         Self::start_with(graph, devices, faults, None)
     }
 
     /// Starts nodes that have a copy of the data.
     fn start_with(
-        graph: &Graph,
+        graph: &ModelGraph,
         devices: &[usize],
         faults: &str,
         data: Option<Arc<dyn InputSource>>,
@@ -212,7 +212,7 @@ impl Nodes {
             firsts[number].set(node.clone()).ok().unwrap();
             remote.nodes.push(node);
             let mut host = TestHost {
-                graph: graph.clone(),
+                model: graph.clone(),
                 selections: vec![Selection::cpu(count); count],
                 faults: faults.parse().unwrap(),
                 data: data.clone(),
@@ -246,7 +246,7 @@ impl Nodes {
     }
 }
 
-fn graph(tie: bool) -> Graph {
+fn graph(tie: bool) -> ModelGraph {
     let config = GptConfig {
         vocabulary: 11,
         context: 8,
@@ -258,7 +258,7 @@ fn graph(tie: bool) -> Graph {
         tie,
         activation: Unary::Gelu,
     };
-    fuse(differentiate(gpt(&config).unwrap()).unwrap())
+    ModelGraph::training(gpt(&config).unwrap(), true).unwrap()
 }
 
 fn inputs(graph: &Graph, first: u32, rows: usize) -> Inputs {
@@ -277,12 +277,12 @@ fn inputs(graph: &Graph, first: u32, rows: usize) -> Inputs {
 
 /// Calls `test` with a request for the selected devices and those of other nodes.
 fn with_request<R>(
-    graph: &Graph,
+    graph: &ModelGraph,
     (selector, nodes): (&str, &RemoteNodes),
     parallel: &ParallelOptions,
     test: impl FnOnce(&PlacementRequest) -> R,
 ) -> R {
-    let (plans, probed) = (Plans::new(graph.clone()), graph.clone());
+    let (plans, probed) = (Plans::new(graph.clone()), graph.whole().clone());
     let probe: Probe = Arc::new(move |rows| inputs(&probed, 0, rows));
     test(&PlacementRequest {
         selector,
@@ -417,8 +417,8 @@ impl InputSource for Copy {
 }
 
 impl Copy {
-    fn new(graph: &Graph, last: u64) -> Arc<Self> {
-        Arc::new(Self { graph: graph.clone(), last, read: Mutex::default() })
+    fn new(graph: &ModelGraph, last: u64) -> Arc<Self> {
+        Arc::new(Self { graph: graph.whole().clone(), last, read: Mutex::default() })
     }
 }
 
@@ -489,7 +489,7 @@ fn work_of_many_calls_is_one_call_of_a_device_on_another_node() {
     let seconds = with_request(&graph, ("cpu", &nodes.remote), &shares, |request| {
         let placed = assemble(request, &mut |_, _| {}).unwrap();
         nodes.ends[1].heard.lock().unwrap().clear();
-        let values = inputs(&graph, 0, 3);
+        let values = inputs(graph.whole(), 0, 3);
         let timing = move |device: &mut dyn Executor| {
             device.initialize(5)?;
             let (host_s, device_s) = device.time_addition(BucketId(0), 0..64)?;

@@ -2,9 +2,11 @@
 
 use crate::runtime::RuntimeError;
 use crate::runtime::placement::arrangement::Arrangement;
+use crate::runtime::placement::laid_out::cannot_divide;
+use crate::runtime::placement::plans::Plans;
 use crate::runtime::placement::requested_pipelines::RequestedPipelines;
-use potluck_core::Setting;
 use potluck_core::format::counted;
+use potluck_core::{Setting, Wording};
 use potluck_graph::Graph;
 use potluck_parallel::pipeline::micro_batch_counts;
 use potluck_parallel::planner::cut::of_counts;
@@ -16,28 +18,47 @@ use potluck_parallel::{PipelineSchedule, PipelineShape};
 /// # Errors
 /// Returns `RuntimeError::Unplaceable` with the number of devices.
 pub fn require_devices(requested: &RequestedPipelines, devices: usize) -> Result<(), RuntimeError> {
-    let stages = requested.stages;
-    if devices > 0 && devices.is_multiple_of(stages) {
+    let RequestedPipelines { stages, tensor, .. } = *requested;
+    let multiple = requested.devices_per_pipeline();
+    if devices > 0 && devices.is_multiple_of(multiple) {
         return Ok(());
     }
+    let asked = match (stages, tensor) {
+        (_, 1) => Wording::new(format_args!("{} = {stages} needs", Setting::PipelineStages)),
+        (1, _) => Wording::new(format_args!("{} = {tensor} needs", Setting::TensorRanks)),
+        _ => Wording::new(format_args!(
+            "{} = {stages} with {} = {tensor} need",
+            Setting::PipelineStages,
+            Setting::TensorRanks
+        )),
+    };
     Err(RuntimeError::unplaceable(format_args!(
-        "{} = {stages} needs a multiple of {stages} devices, and there {} {devices}; change it, \
-         or the number of {} (NAME*N is N ranks on one device)",
-        Setting::PipelineStages,
+        "{asked} a multiple of {multiple} devices, and there {} {devices}; change it, or the \
+         number of {} (NAME*N is N ranks on one device)",
         if devices == 1 { "is" } else { "are" },
         Setting::Devices
     )))
 }
 
-/// Checks that a model can be cut as requested, if it is to be cut.
+/// Checks that a model can be cut and divided as requested, if it is to be.
 ///
 /// # Errors
-/// Returns `RuntimeError::Unplaceable` if the model has no blocks or too few, or if the given ones
-/// do not add up.
+/// Returns `RuntimeError::Unplaceable` if the model has no blocks or too few, if the given ones do
+/// not add up, or if its tensors cannot be divided.
 pub(crate) fn require_model(
     requested: &RequestedPipelines,
-    graph: &Graph,
+    plans: &Plans,
 ) -> Result<(), RuntimeError> {
+    require_blocks(requested, plans.model().whole())?;
+    if requested.tensor > 1 {
+        let shares = requested.given_tensor_shares();
+        plans.of_group(&shares, 1).map_err(|error| cannot_divide(&error))?;
+    }
+    Ok(())
+}
+
+/// Checks that a model can be cut as requested, if it is to be cut.
+fn require_blocks(requested: &RequestedPipelines, graph: &Graph) -> Result<(), RuntimeError> {
     let RequestedPipelines { stages, chunks, blocks, .. } = *requested;
     if stages == 1 {
         return Ok(());
@@ -127,7 +148,8 @@ mod tests {
             1 => PipelineSchedule::OneFOneB,
             _ => PipelineSchedule::Interleaved,
         };
-        RequestedPipelines { stages, chunks, schedule, blocks: &[] }
+        let (tensor, tensor_shares) = (1, &[][..]);
+        RequestedPipelines { stages, chunks, schedule, blocks: &[], tensor, tensor_shares }
     }
 
     fn graph(blocks: usize) -> Graph {
@@ -149,6 +171,12 @@ mod tests {
                         4; change it, or the number of --devices (NAME*N is N ranks on one device)";
         assert_eq!(error(3, 4), expected);
         assert!(error(2, 1).contains("and there is 1; "), "{}", error(2, 1));
+        let groups = RequestedPipelines { tensor: 2, ..requested(2, 1) };
+        let both = require_devices(&groups, 6).unwrap_err().to_string();
+        let expected = "parallel.pipeline_stages = 2 with parallel.tensor_ranks = 2 need a \
+                        multiple of 4 devices, and there are 6; change it, or the number of ";
+        assert!(both.starts_with(expected), "{both}");
+        assert!(require_devices(&groups, 8).is_ok());
         let fields = as_fields(|| error(3, 4));
         assert!(fields.starts_with("PipelineOptions::stages = 3 needs "), "{fields}");
         assert!(fields.contains("number of TrainerOptions::devices ("), "{fields}");
@@ -157,7 +185,7 @@ mod tests {
     #[test]
     fn models_have_enough_blocks_and_stages_add_up() {
         let cut = |requested: RequestedPipelines, model: usize, blocks: &[u32]| {
-            require_model(&RequestedPipelines { blocks, ..requested }, &graph(model))
+            require_blocks(&RequestedPipelines { blocks, ..requested }, &graph(model))
         };
         assert!(cut(requested(2, 2), 4, &[]).is_ok());
         assert!(cut(requested(2, 1), 6, &[4, 2]).is_ok());

@@ -1,15 +1,14 @@
 //! Opening of devices for forward passes only: evaluation and generation with a checkpoint.
 
-use std::sync::Arc;
-
 use super::checks::{require_devices, require_model};
 use super::names_of_runs;
 use crate::runtime::RuntimeError;
 use crate::runtime::open::{OpenOptions, open_named};
 use crate::runtime::pipelines::{ModelPipelines, forward_micro_batches_max};
 use crate::runtime::placement::arrangement::pipelines_of;
-use crate::runtime::placement::laid_out::layout_of_groups;
+use crate::runtime::placement::laid_out::{cannot_divide, layout_of_groups};
 use crate::runtime::placement::names::display_names;
+use crate::runtime::placement::plans::Plans;
 use crate::runtime::placement::requested_pipelines::RequestedPipelines;
 use crate::runtime::workers::{WorkerGroup, WorkerGroupOptions};
 use potluck_core::DType;
@@ -31,9 +30,9 @@ pub struct ForwardDevices {
     pub notes: Vec<String>,
 }
 
-/// Opens devices as pipelines of the forward graph `plan`, in their order. A model is cut as is
-/// given, or else into nearly equal numbers of blocks: blocks are not measured for passes that run
-/// once. `options` are by device.
+/// Opens devices as pipelines of a forward graph for up to `rows` samples at a time, in their
+/// order. A model is cut and divided as is given, or else into nearly equal numbers of blocks and
+/// equal shares: blocks are not measured for passes that run once. `options` are by device.
 ///
 /// # Errors
 /// Returns `RuntimeError` if the devices make no whole pipelines, if the model cannot be cut so, or
@@ -42,22 +41,24 @@ pub fn open_forward(
     selections: Vec<Selection>,
     parallel: &ParallelOptions,
     options: &[OpenOptions],
-    plan: Plan,
+    plans: &Plans,
+    rows: u32,
 ) -> Result<ForwardDevices, RuntimeError> {
     let requested = RequestedPipelines::from(parallel);
     require_devices(&requested, selections.len())?;
-    require_model(&requested, &plan.graph)?;
-    let plan = Arc::new(plan);
+    require_model(&requested, plans)?;
+    let tensor_shares = requested.given_tensor_shares();
+    let model = plans.of_group(&tensor_shares, rows).map_err(|error| cannot_divide(&error))?;
+    let plan = model.plans[0].clone();
     let chunks = requested.model_chunks(plan.graph.blocks.len() as u32);
     let mesh = requested.mesh(selections.len());
     let stages = pipelines_of(mesh, &vec![chunks; mesh.data]);
-    let rows = plan.options.rows as u32;
     let shares = vec![Share { first: 0, count: rows, micro_batch: rows }; mesh.data];
     let mut parts = vec![plan.clone(); mesh.world_size()];
     let mut edges = EdgeLayout::default();
-    if mesh.has_stages() {
+    if mesh.is_divided() {
         let request = PipelineRequest {
-            plan: &plan,
+            plans: &model.plans,
             pipelines: &stages,
             shares: &shares,
             schedule: requested.schedule,
@@ -79,12 +80,16 @@ pub fn open_forward(
         identities.push(opened.identity.clone());
         drivers.push(opened.driver);
     }
-    if mesh.has_stages() {
+    if mesh.is_divided() {
         let mut named = Vec::new();
         for (rank, name) in mesh.ranks().zip(&names) {
-            let Coordinates { data, pipeline, .. } = mesh.coordinates(rank);
+            let Coordinates { data, pipeline, tensor } = mesh.coordinates(rank);
             let runs = stages[data].chunks_of(pipeline);
-            named.push(format!("{name}: {}", names_of_runs(&plan.graph, &runs)));
+            let part = match tensor_shares.get(tensor) {
+                Some(share) => format!(" (tensor share {share})"),
+                None => String::new(),
+            };
+            named.push(format!("{name}: {}{part}", names_of_runs(&plan.graph, &runs)));
         }
         notes.push(format!("stages: {}", named.join(", ")));
     }
@@ -92,6 +97,6 @@ pub fn open_forward(
     let layout = layout_of_groups(parallel, &plan, &groups, mesh.data);
     let group_options = WorkerGroupOptions { edges: edges.clone(), ..Default::default() };
     let group = WorkerGroup::start(drivers, layout, groups, &group_options)?;
-    let pipelines = ModelPipelines::new(plan, stages, shares, requested.schedule, edges);
+    let pipelines = ModelPipelines::new(model, stages, shares, requested.schedule, edges);
     Ok(ForwardDevices { group, pipelines, identities, notes })
 }

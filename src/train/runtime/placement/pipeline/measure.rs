@@ -173,7 +173,8 @@ fn time_on(
     let needed = memory::needed(selection, &part, &moments);
     memory::require_of_host(selection, &part, &moments)?;
     let name = &devices.names[position];
-    let opening = RankOpening { position, selection, name, plan: part, moments };
+    let tensor_shares = &[];
+    let opening = RankOpening { position, selection, name, plan: part, tensor_shares, moments };
     let opened = match open_one(request, opening, None, report) {
         Ok(opened) => opened,
         Err(error) if error.is_capacity_error() => return Ok(Err(error)),

@@ -138,8 +138,8 @@ fn with_given_cut(
 ) -> PipelineDivision {
     let chunks = chunks_of_counts(requested.blocks);
     let mut pipelines = Vec::new();
-    for ranks in requested.mesh(measured.times.len()).pipelines() {
-        let devices: Vec<usize> = ranks.iter().map(|rank| rank.index()).collect();
+    for stages in requested.mesh(measured.times.len()).pipelines() {
+        let devices: Vec<usize> = stages.iter().flatten().map(|rank| rank.index()).collect();
         let seconds = stage_seconds(&measured.times, &measured.cut_s, &devices, &chunks);
         let blocks = by_stage(&chunks, requested.stages);
         let slowest_s = seconds.into_iter().fold(0.0, f64::max);

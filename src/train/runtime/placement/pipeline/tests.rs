@@ -22,7 +22,7 @@ use potluck_core::setting::as_fields;
 use potluck_core::{DType, HostTensor, Rank, TensorId};
 use potluck_graph::model::gpt::{GptConfig, gpt};
 use potluck_graph::optim::Optimizer;
-use potluck_graph::{Graph, Unary, differentiate, fuse};
+use potluck_graph::{ModelGraph, Unary};
 use potluck_kernels::autotune::TuneOptions;
 use potluck_kernels::device::Selection;
 use potluck_parallel::planner::cut::{CutStage, even, of_counts};
@@ -73,7 +73,7 @@ impl Asked {
     }
 
     /// A GPT of four layers: six blocks.
-    fn graph(&self) -> Graph {
+    fn model(&self) -> ModelGraph {
         let config = GptConfig {
             vocabulary: 65,
             context: 8,
@@ -85,11 +85,11 @@ impl Asked {
             tie: self.tie,
             activation: Unary::Gelu,
         };
-        fuse(differentiate(gpt(&config).unwrap()).unwrap())
+        ModelGraph::training(gpt(&config).unwrap(), true).unwrap()
     }
 
     fn request<R>(&self, test: impl FnOnce(&PlacementRequest) -> R) -> R {
-        let plans = Plans::new(self.graph());
+        let plans = Plans::new(self.model());
         let inputs = plans.of_rows(1).graph.clone();
         let probe: Probe = Arc::new(move |rows| {
             let of = |tensor: TensorId| {
@@ -274,7 +274,7 @@ fn the_memory_of_stages_is_that_of_their_plans_and_within_the_bounds() {
                 let counts = vec![BATCH / pipelines; pipelines as usize];
                 let positions = (0..2 * pipelines as usize).collect();
                 let planned = requested.in_order(positions, &chunks, &counts, 3);
-                let laid_out = LaidOut::of(request, &planned);
+                let laid_out = LaidOut::of(request, &planned).unwrap();
                 let micro_batches = (BATCH / pipelines / 3) as usize;
                 let cpu = Selection::cpu(1);
                 let devices = vec![cpu.clone(); 2 * pipelines as usize];

@@ -1,0 +1,128 @@
+//! Graph of a model as devices run it, with what it is made of: the whole, and what each rank of a
+//! tensor group computes of it.
+
+use std::ops::Range;
+
+use super::passes::fuse::{Fusion, fuse_listed};
+use super::{Graph, ShapeError, Shard, ShardError, differentiate, reported_once, shard};
+
+/// Graph of a model as devices run it: trained or forward only, fused or not. It is made anew of
+/// the forward graph for each rank of a tensor group.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelGraph {
+    forward: Graph,
+    is_trained: bool,
+    is_fused: bool,
+    whole: Graph,
+    fusions: Vec<Fusion>,
+}
+
+/// What one rank of a tensor group runs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RankGraph {
+    pub graph: Graph,
+    /// By output of the graph: the ranges of its last dimension that the rank computes.
+    pub outputs: Vec<Vec<Range<usize>>>,
+}
+
+impl ModelGraph {
+    /// Creates the training graph of a forward graph.
+    ///
+    /// # Errors
+    /// Returns the errors of [`differentiate`].
+    pub fn training(forward: Graph, is_fused: bool) -> Result<Self, ShapeError> {
+        Self::new(forward, true, is_fused)
+    }
+
+    /// Creates the graph of forward passes only.
+    pub fn forward(forward: Graph, is_fused: bool) -> Self {
+        let (whole, fusions) = fused(forward.clone(), is_fused);
+        Self { forward, is_trained: false, is_fused, whole, fusions }
+    }
+
+    fn new(forward: Graph, is_trained: bool, is_fused: bool) -> Result<Self, ShapeError> {
+        let (whole, fusions) = fused(differentiate(forward.clone())?, is_fused);
+        Ok(Self { forward, is_trained, is_fused, whole, fusions })
+    }
+
+    /// Returns the graph of a device that holds the whole model.
+    pub fn whole(&self) -> &Graph {
+        &self.whole
+    }
+
+    /// Returns the fusions in the graph of the whole model.
+    pub fn fusions(&self) -> &[Fusion] {
+        &self.fusions
+    }
+
+    /// Returns what the rank at `position` of a tensor group runs, if the ranks have these shares
+    /// of the model, each at least 1; of a group of one, the whole. The first rank reports the loss
+    /// and the gradients of what all have.
+    ///
+    /// # Errors
+    /// Returns the errors of [`shard`].
+    ///
+    /// # Panics
+    /// If `position` is not less than the number of shares, or a share is 0.
+    pub fn of_rank(&self, shares: &[u32], position: usize) -> Result<RankGraph, ShardError> {
+        let shares: Vec<f64> = shares.iter().map(|share| f64::from(*share)).collect();
+        let Shard { graph, outputs } = shard(&self.forward, &shares, position)?;
+        let graph = if self.is_trained { differentiate(graph)? } else { graph };
+        let (graph, _) = fused(reported_once(graph), self.is_fused);
+        Ok(RankGraph { graph, outputs })
+    }
+}
+
+fn fused(graph: Graph, is_fused: bool) -> (Graph, Vec<Fusion>) {
+    if is_fused { fuse_listed(graph) } else { (graph, Vec::new()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Builder, Init, ParameterSplit, PassKind, SplitUnit, Unary, fuse};
+
+    fn forward() -> Graph {
+        let mut b = Builder::new();
+        b.block("layers");
+        let x = b.input("x", &[1, 8]);
+        let targets = b.input_ids("targets", &[1]);
+        let first = b.parameter("first", &[64, 8], Init::Ones);
+        let second = b.parameter("second", &[5, 64], Init::Ones);
+        let y = b.linear(x, first, None).unwrap();
+        let y = b.unary(y, Unary::Relu).unwrap();
+        let y = b.linear(y, second, None).unwrap();
+        b.output("y", y);
+        b.cross_entropy_loss(y, targets).unwrap();
+        let columns = |dimension| Some(ParameterSplit::new(dimension, SplitUnit::Columns));
+        b.split_parameters(|name| if name == "first" { columns(0) } else { columns(1) });
+        b.finish()
+    }
+
+    #[test]
+    fn a_group_of_one_runs_the_whole() {
+        let model = ModelGraph::training(forward(), true).unwrap();
+        assert_eq!(*model.whole(), fuse(differentiate(forward()).unwrap()));
+        assert!(!model.fusions().is_empty());
+        assert_eq!(model.of_rank(&[3], 0).unwrap().graph, *model.whole());
+        let unfused = ModelGraph::training(forward(), false).unwrap();
+        assert_eq!(*unfused.whole(), differentiate(forward()).unwrap());
+        let passes = ModelGraph::forward(forward(), true);
+        assert!(passes.whole().nodes.iter().all(|node| node.phase == PassKind::Forward));
+        assert_eq!(passes.of_rank(&[1], 0).unwrap().graph, *passes.whole());
+    }
+
+    #[test]
+    fn ranks_of_a_group_have_their_shares_and_one_reports_the_loss() {
+        let model = ModelGraph::training(forward(), true).unwrap();
+        let ranks = [0, 1].map(|rank| model.of_rank(&[1, 1], rank).unwrap());
+        let writes_loss = |rank: &RankGraph| {
+            let mut outputs = rank.graph.nodes.iter().flat_map(|node| &node.outputs);
+            outputs.any(|output| Some(*output) == rank.graph.loss)
+        };
+        assert_eq!(ranks.each_ref().map(writes_loss), [true, false]);
+        assert!(ranks.iter().all(|rank| rank.graph.tensor_rank.is_some()));
+        assert_eq!(ranks[0].graph.parameters, ranks[1].graph.parameters);
+        assert!(model.of_rank(&[1; 9], 0).is_err());
+    }
+}

@@ -1,0 +1,129 @@
+//! Shares of the ranks of tensor groups: as they are given, or by the measured speed of the devices
+//! in each place, as far as their memory goes.
+
+use super::arrangement::Arrangement;
+use super::laid_out::LaidOut;
+use super::open_one::RequestedDevices;
+use super::pipeline::{MeasuredBlocks, measure_blocks};
+use super::requested_pipelines::RequestedPipelines;
+use super::types::PlacementRequest;
+use crate::runtime::{RuntimeError, memory};
+use potluck_kernels::autotune;
+use potluck_parallel::Mesh;
+use potluck_parallel::planner::cut::BlockTimes;
+
+/// Share of the place with the fastest devices.
+const FASTEST: f64 = 1000.0;
+
+/// Attempts to make the shares of devices with too little memory smaller.
+const ATTEMPTS: usize = 64;
+
+/// Factor by which a share that does not fit its device becomes smaller.
+const SHRINKING: f64 = 0.9;
+
+/// Measures the blocks of the model on the devices of an arrangement, and gives the ranks of its
+/// tensor groups shares by their speeds. The slowest device of those in one place of the groups
+/// counts. A share that does not fit the memory of its devices becomes smaller.
+///
+/// # Errors
+/// Returns `RuntimeError` if a device fails, or if the model cannot be divided.
+pub(crate) fn measured(
+    request: &PlacementRequest,
+    devices: RequestedDevices,
+    arrangement: Arrangement,
+    report: &mut dyn FnMut(&str, autotune::TuneProgress),
+) -> Result<(Arrangement, MeasuredBlocks), RuntimeError> {
+    let blocks = measure_blocks(request, devices, arrangement.rows_max(), report)?;
+    let times = arrangement.positions.iter().map(|position| &blocks.times[*position]);
+    let seconds: Vec<f64> = times.map(|times| seconds_of(times)).collect();
+    let shares = shares_of(arrangement.mesh, &seconds);
+    let arrangement = arrangement.with_tensor_shares(shares);
+    Ok((within_memory(request, devices, arrangement)?, blocks))
+}
+
+/// Returns true if the devices in the places of tensor groups differ, so that equal shares may not
+/// be the fastest: `kinds` are those of the devices, by rank.
+pub(crate) fn differ<T: PartialEq>(requested: &RequestedPipelines, kinds: &[T]) -> bool {
+    kinds.chunks(requested.tensor.max(1)).any(|group| group.iter().any(|kind| *kind != group[0]))
+}
+
+fn seconds_of(times: &[BlockTimes]) -> f64 {
+    times.iter().map(|of| of.forward_s + of.backward_input_s + of.backward_weight_s).sum()
+}
+
+/// Returns the shares by the seconds that each rank needs for all blocks.
+fn shares_of(mesh: Mesh, seconds: &[f64]) -> Vec<u32> {
+    let mut slowest = vec![0.0f64; mesh.tensor];
+    for (rank, seconds) in mesh.ranks().zip(seconds) {
+        let place = mesh.coordinates(rank).tensor;
+        slowest[place] = slowest[place].max(*seconds);
+    }
+    let fastest = slowest.iter().copied().fold(f64::INFINITY, f64::min);
+    let share = |seconds: &f64| {
+        // A device that holds no whole block has a part of each in its memory.
+        let of_fastest = if seconds.is_finite() { fastest / seconds } else { 1.0 };
+        let of_fastest = if of_fastest.is_finite() { of_fastest } else { 1.0 };
+        (FASTEST * of_fastest).round().max(1.0) as u32
+    };
+    slowest.iter().map(share).collect()
+}
+
+/// Makes the shares smaller that do not fit the memory of their devices. What does not fit whatever
+/// the shares is told when the devices are opened.
+fn within_memory(
+    request: &PlacementRequest,
+    devices: RequestedDevices,
+    mut arrangement: Arrangement,
+) -> Result<Arrangement, RuntimeError> {
+    for _ in 0..ATTEMPTS {
+        let places = overfull_places(request, devices, &arrangement)?;
+        let mut shares = arrangement.tensor_shares.clone();
+        if places.is_empty() || places.len() == shares.len() {
+            break;
+        }
+        for place in places {
+            shares[place] = (f64::from(shares[place]) * SHRINKING).floor().max(1.0) as u32;
+        }
+        if shares == arrangement.tensor_shares {
+            break;
+        }
+        arrangement = arrangement.with_tensor_shares(shares);
+    }
+    Ok(arrangement)
+}
+
+/// Returns the places of tensor groups in which a device has too little memory for its part.
+fn overfull_places(
+    request: &PlacementRequest,
+    devices: RequestedDevices,
+    arrangement: &Arrangement,
+) -> Result<Vec<usize>, RuntimeError> {
+    let laid_out = LaidOut::of(request, arrangement)?;
+    let selections: Vec<_> =
+        arrangement.positions.iter().map(|position| &devices.selections[*position]).collect();
+    let needed = laid_out.memory(request, selections.iter().copied());
+    let mut places = Vec::new();
+    for ((rank, needed), selection) in arrangement.mesh.ranks().zip(needed).zip(selections) {
+        let place = arrangement.mesh.coordinates(rank).tensor;
+        let limit = memory::limit(selection, request.opening.device_memory_mib);
+        let is_over = limit.is_some_and(|(has, _)| needed.device as u64 > has);
+        if is_over && !places.contains(&place) {
+            places.push(place);
+        }
+    }
+    Ok(places)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_slowest_device_of_a_place_decides_its_share() {
+        let mesh = Mesh { data: 2, pipeline: 1, tensor: 2 };
+        assert_eq!(shares_of(mesh, &[1.0, 4.0, 2.0, 3.0]), [1000, 500]);
+        assert_eq!(shares_of(mesh, &[1.0, f64::INFINITY, 2.0, 3.0]), [1000, 1000]);
+        let alone = Mesh { data: 1, pipeline: 1, tensor: 3 };
+        assert_eq!(shares_of(alone, &[1.0, 1e9, 3.0]), [1000, 1, 333]);
+    }
+}
