@@ -33,5 +33,7 @@ pub mod task;
 pub mod trainer;
 
 pub use error::TrainError;
-pub use potluck_parallel::{DeviceLoss, MismatchAction, PipelineOptions, PipelineSchedule, Shares};
+pub use potluck_parallel::{
+    DeviceLoss, MismatchAction, PipelineOptions, PipelineSchedule, Shares, TensorOptions,
+};
 pub use trainer::{FitEnd, FitLength, FitOptions, FitReport, Step, Trainer, TrainerOptions};

@@ -107,7 +107,7 @@ fn bad_bank(
         }
     }
     let Some((is_summed, id)) = found else { return Ok(None) };
-    Ok(Some((device.plan().graph.parameters[id.index()].name.clone(), is_summed)))
+    Ok(Some((device.plan().graph.parameters[id.index()].whole.name.clone(), is_summed)))
 }
 
 fn bad_activation(

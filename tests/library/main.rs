@@ -10,6 +10,7 @@ mod common;
 mod custom_ops;
 mod fusion;
 mod gradients;
+mod layouts;
 mod loom_mailbox;
 mod net;
 mod parts;

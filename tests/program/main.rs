@@ -40,6 +40,7 @@ mod sample_runs;
 #[path = "../common/samples.rs"]
 mod samples;
 mod shakespeare;
+mod tensor;
 #[cfg(target_os = "linux")]
 mod terminals;
 #[path = "../common/udp_proxy.rs"]

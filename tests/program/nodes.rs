@@ -29,6 +29,8 @@ fn runs_over_nodes_have_the_bits_of_one_process() {
         ("ring", "--set parallel.shares=1,1,1,1"),
         ("star", "--set parallel.shares=1,1,1,1 --set parallel.collective=star"),
         ("stages", "--pipeline 2 --set parallel.blocks_per_stage=1,2 --set parallel.shares=3,1"),
+        ("tensors", "--tensor 2 --set parallel.shares=3,1 --set model.width=16"),
+        ("mesh", "--tensor 2 --pipeline 2 --set model.width=16"),
     ] {
         desk.run(&format!("{LINE} {more} --devices cpu*4 --out {name}")).ok();
         let over: [&[&str]; 3] =

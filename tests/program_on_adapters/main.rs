@@ -11,4 +11,5 @@ mod pipelines;
 #[path = "../common/process.rs"]
 mod process;
 mod several_devices;
+mod tensor;
 mod trainers;

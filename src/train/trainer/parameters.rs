@@ -1,5 +1,6 @@
 //! Parameters of a [`Trainer`], read and written by name between steps.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use super::Trainer;
@@ -7,7 +8,7 @@ use crate::checkpoint::NamedTensor;
 use crate::error::TrainError;
 use crate::state;
 use potluck_core::BucketId;
-use potluck_graph::Plan;
+use potluck_graph::{Parameter, Plan};
 use potluck_kernels::exec::{BucketTensor, Executor};
 
 impl Trainer {
@@ -113,24 +114,30 @@ fn write_into(
         return Ok(());
     }
     let mut values = device.read_bank(BucketTensor::Parameters, bucket)?;
-    for (start, tensor) in given {
-        values[start..start + tensor.values.len()].copy_from_slice(&tensor.values);
+    for (start, own) in given {
+        values[start..start + own.len()].copy_from_slice(&own);
     }
     device.write_bank(BucketTensor::Parameters, bucket, &values)
 }
 
-/// Returns the tensors that are in a bucket, each with its start.
+/// Returns the values of the tensors that are in a bucket, of slices their parts, each with its
+/// start.
 fn given_in<'t>(
     plan: &Plan,
     bucket: BucketId,
     tensors: &'t [NamedTensor],
-) -> Vec<(usize, &'t NamedTensor)> {
+) -> Vec<(usize, Cow<'t, [f32]>)> {
     let mut given = Vec::new();
     for &(id, start) in &plan.buckets[bucket.index()].parameters {
-        let name = &plan.graph.parameters[id.index()].name;
+        let Parameter { whole, slice, .. } = &plan.graph.parameters[id.index()];
         // The last of several of one name counts.
-        if let Some(tensor) = tensors.iter().rfind(|tensor| tensor.name == *name) {
-            given.push((start, tensor));
+        if let Some(tensor) = tensors.iter().rfind(|tensor| tensor.name == whole.name) {
+            let own = if slice.is_whole() {
+                Cow::Borrowed(&tensor.values[..])
+            } else {
+                Cow::Owned(slice.cut(&tensor.values))
+            };
+            given.push((start, own));
         }
     }
     given

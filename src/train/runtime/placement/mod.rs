@@ -8,6 +8,7 @@ pub mod candidates;
 pub mod decision;
 pub mod laid_out;
 pub mod names;
+mod network_note;
 pub(crate) mod open_measured;
 pub mod open_one;
 mod open_ranks;

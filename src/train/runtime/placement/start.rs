@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::arrangement::Arrangement;
 use super::laid_out::LaidOut;
+use super::network_note::network_note;
 use super::types::{PlacedWorkers, PlacementRequest};
 use crate::runtime::RuntimeError;
 use crate::runtime::open::OpenDevice;
@@ -39,6 +40,9 @@ pub fn start(
     let placement = placement(request, &ready, candidates);
     let ReadyRanks { arrangement, laid_out, members, reduce_sites, mut notes, .. } = ready;
     let LaidOut { group: model, written, layout } = laid_out;
+    let node = |one: &OpenDevice| one.driver.remote().map_or(0, |slot| slot.node.number);
+    let nodes: Vec<u32> = members.iter().map(node).collect();
+    notes.extend(network_note(&written, &nodes).map(|note| format!("warning: {note}")));
     let whole = model.plans[0].clone();
     let PipelinePrograms { programs, plans, edges, groups } = written;
     let trace = request.trace.as_deref().map(Trace::create).transpose()?;

@@ -1,0 +1,87 @@
+//! Warning about tensor groups whose ranks are on several nodes: what they send over the network in
+//! a step, and the time that takes.
+
+use std::collections::BTreeMap;
+
+use potluck_core::DType;
+use potluck_core::format::{counted, size_text};
+use potluck_parallel::{Edge, PipelinePrograms};
+
+/// Rate of the link by which the time is told: 1 Gbit/s.
+const BYTES_PER_S: f64 = 125e6;
+
+/// Returns a warning if the ranks of a tensor group are on several nodes; `nodes` are those of the
+/// ranks.
+pub(crate) fn network_note(written: &PipelinePrograms, nodes: &[u32]) -> Option<String> {
+    let node_of = |rank: potluck_core::Rank| nodes.get(rank.index()).copied().unwrap_or(0);
+    let mut sent: BTreeMap<u32, usize> = BTreeMap::new();
+    for edge in written.edges.edges.iter().filter(|edge| edge.reduction.is_some()) {
+        let own = node_of(edge.from);
+        let others = edge.to.iter().filter(|rank| node_of(**rank) != own).count();
+        if others > 0 {
+            *sent.entry(own).or_default() += others * bytes_of(written, edge);
+        }
+    }
+    let most = sent.values().copied().max()?;
+    let first = &written.programs[0];
+    let sums = first.instructions.iter().filter(|one| {
+        matches!(one, potluck_parallel::Instruction::AllReduce { .. })
+    });
+    let seconds = most as f64 / BYTES_PER_S;
+    Some(format!(
+        "a tensor group is on {} nodes: each step sends {} from one of them for {}, one after the \
+         other, which takes at least {seconds:.3} s at 1 Gbit/s; tensor groups are for devices of \
+         one machine, and pipelines for several",
+        sent.len(),
+        size_text(most),
+        counted(sums.count(), "all-reduce", "all-reduces"),
+    ))
+}
+
+/// Returns the bytes of an edge in a step, to one reader.
+fn bytes_of(written: &PipelinePrograms, edge: &Edge) -> usize {
+    let batches = &written.programs[edge.from.index()].micro_batches;
+    let elements: usize = batches.iter().map(|batch| edge.elements(batch.rows as usize)).sum();
+    elements * DType::F32.bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::placement::plans::Plans;
+    use potluck_graph::model::{MlpConfig, MlpLoss, mlp};
+    use potluck_graph::{ModelGraph, Unary};
+    use potluck_parallel::{Mesh, PipelineRanks, PipelineRequest, PipelineSchedule, Share};
+
+    #[test]
+    fn only_what_leaves_a_node_is_told() {
+        let widths = vec![8, 64, 5];
+        let loss = MlpLoss::CrossEntropy;
+        let config = MlpConfig { widths, activation: Unary::Relu, dropout: 0.0, loss };
+        let plans = Plans::new(ModelGraph::training(mlp(&config).unwrap(), true).unwrap());
+        let group = plans.of_group(&[1, 1], 4).unwrap();
+        let blocks = group.plans[0].graph.blocks.len() as u32;
+        let mesh = Mesh { data: 2, pipeline: 1, tensor: 2 };
+        let of = |groups| PipelineRanks {
+            groups,
+            chunks: std::iter::once(0..blocks).collect(),
+        };
+        let pipelines: Vec<PipelineRanks> = mesh.pipelines().map(of).collect();
+        let share = |first| Share { first, count: 8, micro_batch: 4 };
+        let written = PipelinePrograms::training(&PipelineRequest {
+            plans: &group.plans,
+            pipelines: &pipelines,
+            shares: &[share(0), share(8)],
+            schedule: PipelineSchedule::OneFOneB,
+            overlap: true,
+            piece_max: 1 << 20,
+            in_flight_min: 1,
+        });
+        assert_eq!(network_note(&written, &[0, 0, 1, 1]), None, "pipelines on nodes of their own");
+        let note = network_note(&written, &[0, 1, 0, 1]).unwrap();
+        // Two pipelines of two micro-batches of four samples: the sums of the last layer.
+        let bytes = size_text(2 * 2 * 4 * 5 * 4);
+        let expected = format!("on 2 nodes: each step sends {bytes} from one of them for 2 all-");
+        assert!(note.contains(&expected), "{note}");
+    }
+}

@@ -1,0 +1,182 @@
+//! Layouts of a GPT over CPU devices: data, pipeline and tensor parallelism and their mixtures, with
+//! and without fusion, have the loss and the gradients of one device, whatever the model's options.
+
+use std::env;
+
+use potluck_core::HostTensor;
+use potluck_graph::Unary;
+use potluck_graph::model::{GptConfig, gpt};
+use potluck_graph::optim::Optimizer;
+use potluck_train::{PipelineOptions, PipelineSchedule, Shares, TensorOptions};
+use potluck_train::{Trainer, TrainerOptions};
+use proptest::prelude::*;
+
+/// Error of a gradient against that of one device, whose layouts sum in another order.
+const NMSE_MAX: f64 = 1e-9;
+
+/// Norm of a tensor's gradient, as a part of that of the model, below which its error is judged by
+/// the model's: such a gradient is what others leave of each other.
+const NORM_MIN: f64 = 1e-6;
+
+/// Learning rate with which a step of plain gradient descent leaves little but the gradient.
+const LR: f32 = 1e4;
+
+/// Devices of a run.
+#[derive(Clone, Debug)]
+struct Layout {
+    pipelines: usize,
+    stages: u32,
+    /// Shares of the ranks of a tensor group; of one, none.
+    tensor: Vec<u32>,
+    schedule: PipelineSchedule,
+}
+
+#[derive(Clone, Debug)]
+struct Case {
+    config: GptConfig,
+    layout: Layout,
+    batch: usize,
+    micro_batch: usize,
+    fuse: bool,
+}
+
+/// One device, two with the whole model, pipelines of 2 and 3, tensor groups of 1 to 4 with any
+/// shares, and meshes of up to 2 x 2 x 2.
+fn layouts() -> impl Strategy<Value = Layout> {
+    let sizes = prop_oneof![
+        (1usize..3, Just(1u32), Just(1usize)),
+        (Just(1), 2u32..4, Just(1)),
+        (Just(1), Just(1), 2usize..5),
+        (1usize..3, 1u32..3, 1usize..3),
+    ];
+    let schedules = prop::sample::select(vec![
+        PipelineSchedule::GPipe,
+        PipelineSchedule::OneFOneB,
+        PipelineSchedule::ZeroBubble,
+    ]);
+    let shares = prop::collection::vec(1u32..4, 4);
+    (sizes, schedules, shares).prop_map(|((pipelines, stages, ranks), schedule, shares)| {
+        let tensor = if ranks == 1 { Vec::new() } else { shares[..ranks].to_vec() };
+        let schedule = if stages == 1 { PipelineSchedule::default() } else { schedule };
+        Layout { pipelines, stages, tensor, schedule }
+    })
+}
+
+fn cases() -> impl Strategy<Value = Case> {
+    let sizes = (4usize..6, 8usize..11, 9usize..80, 1usize..7, 1usize..4);
+    let batch = (2usize..8, 1usize..4);
+    let options = (any::<[bool; 4]>(), 0usize..3);
+    (sizes, options, layouts(), batch).prop_map(
+        |(sizes, ([bias, tie, drops, fuse], activation), layout, (batch, micro_batch))| {
+            let (heads, columns, vocabulary, context, layers) = sizes;
+            let config = GptConfig {
+                vocabulary,
+                context,
+                layers,
+                heads,
+                width: heads * columns,
+                bias,
+                dropout: if drops { 0.3 } else { 0.0 },
+                tie,
+                activation: [Unary::Gelu, Unary::GeluTanh, Unary::Relu][activation],
+            };
+            Case { config, layout, batch, micro_batch, fuse }
+        },
+    )
+}
+
+/// Returns the ids of a batch, with some targets that are ignored.
+fn batch(case: &Case) -> (Vec<u32>, Vec<u32>) {
+    let count = case.batch * case.config.context;
+    let vocabulary = case.config.vocabulary as u32;
+    let id = |at: usize| (7 * at as u32 + 3) % vocabulary;
+    let target = |at: usize| if at % 5 == 4 { potluck_graph::IGNORE_INDEX } else { id(at + 1) };
+    ((0..count).map(id).collect(), (0..count).map(target).collect())
+}
+
+/// Returns the loss of a step, its norm, and the gradient of each parameter.
+fn gradients(case: &Case, layout: &Layout) -> (f64, f64, Vec<(String, Vec<f64>)>) {
+    let ranks = layout.tensor.len().max(1) * layout.stages as usize * layout.pipelines;
+    let devices = if ranks == 1 { "cpu".into() } else { format!("cpu*{ranks}") };
+    let optimizer = Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 };
+    let options = TrainerOptions {
+        micro_batch_size: case.micro_batch,
+        shares: Shares::Even,
+        pipeline: PipelineOptions {
+            stages: layout.stages,
+            schedule: layout.schedule,
+            ..PipelineOptions::default()
+        },
+        tensor: TensorOptions {
+            ranks: layout.tensor.len().max(1) as u32,
+            shares: layout.tensor.clone(),
+        },
+        fuse: case.fuse,
+        tune_s: 0.0,
+        hash_every: 1,
+        seed: 5,
+        ..TrainerOptions::new(&devices, optimizer, case.batch)
+    };
+    let mut trainer = Trainer::new(gpt(&case.config).unwrap(), &options).unwrap();
+    let (tokens, targets) = batch(case);
+    let inputs =
+        [("tokens", HostTensor::Int(tokens)), ("targets", HostTensor::Int(targets))];
+    let before = trainer.parameters().unwrap();
+    let step = trainer.step(&inputs, f64::from(LR)).unwrap();
+    let after = trainer.parameters().unwrap();
+    let mut gradients = Vec::new();
+    for (before, after) in before.iter().zip(&after) {
+        let pairs = before.values.iter().zip(&after.values);
+        let of = |(before, after): (&f32, &f32)| {
+            (f64::from(*before) - f64::from(*after)) / f64::from(LR)
+        };
+        gradients.push((before.name.clone(), pairs.map(of).collect()));
+    }
+    (step.loss, step.gradient_norm, gradients)
+}
+
+fn squares(values: &[f64]) -> f64 {
+    values.iter().map(|value| value * value).sum()
+}
+
+fn check(case: &Case) {
+    let one = Layout {
+        pipelines: 1,
+        stages: 1,
+        tensor: Vec::new(),
+        schedule: PipelineSchedule::default(),
+    };
+    let (loss, norm, expected) = gradients(case, &one);
+    let (found_loss, found_norm, found) = gradients(case, &case.layout);
+    assert!((found_loss - loss).abs() <= 1e-5 * loss, "{found_loss} {loss}");
+    assert!((found_norm - norm).abs() <= 1e-4 * norm, "{found_norm} {norm}");
+    let model: f64 = expected.iter().map(|(_, values)| squares(values)).sum();
+    assert_eq!(found.len(), expected.len());
+    for ((name, found), (same, expected)) in found.iter().zip(&expected) {
+        assert_eq!(name, same);
+        let difference: Vec<f64> = found.iter().zip(expected).map(|(a, b)| a - b).collect();
+        let own = squares(expected);
+        let norm = if own < NORM_MIN * NORM_MIN * model { model } else { own };
+        let nmse = squares(&difference) / norm;
+        assert!(nmse <= NMSE_MAX, "{name}: {nmse:e}");
+    }
+}
+
+/// As many cases as every change waits for, or those of `POTLUCK_LAYOUT_CASES`.
+fn generated() -> ProptestConfig {
+    let cases = env::var("POTLUCK_LAYOUT_CASES").ok().and_then(|cases| cases.parse().ok());
+    ProptestConfig {
+        cases: cases.unwrap_or(60),
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    }
+}
+
+proptest! {
+    #![proptest_config(generated())]
+
+    #[test]
+    fn every_layout_of_a_gpt_has_the_gradients_of_one_device(case in cases()) {
+        check(&case);
+    }
+}
