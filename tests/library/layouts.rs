@@ -119,8 +119,7 @@ fn gradients(case: &Case, layout: &Layout) -> (f64, f64, Vec<(String, Vec<f64>)>
     };
     let mut trainer = Trainer::new(gpt(&case.config).unwrap(), &options).unwrap();
     let (tokens, targets) = batch(case);
-    let inputs =
-        [("tokens", HostTensor::Int(tokens)), ("targets", HostTensor::Int(targets))];
+    let inputs = [("tokens", HostTensor::Int(tokens)), ("targets", HostTensor::Int(targets))];
     let before = trainer.parameters().unwrap();
     let step = trainer.step(&inputs, f64::from(LR)).unwrap();
     let after = trainer.parameters().unwrap();

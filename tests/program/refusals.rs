@@ -220,7 +220,9 @@ fn pipelines_that_do_not_fit() {
     );
     refuses(
         "--explain schedule",
-        &["--explain schedule needs parallel.pipeline_stages or parallel.tensor_ranks of 2 or more"],
+        &[
+            "--explain schedule needs parallel.pipeline_stages or parallel.tensor_ranks of 2 or more",
+        ],
     );
 }
 

@@ -24,9 +24,10 @@ pub(crate) fn network_note(written: &PipelinePrograms, nodes: &[u32]) -> Option<
     }
     let most = sent.values().copied().max()?;
     let first = &written.programs[0];
-    let sums = first.instructions.iter().filter(|one| {
-        matches!(one, potluck_parallel::Instruction::AllReduce { .. })
-    });
+    let sums = first
+        .instructions
+        .iter()
+        .filter(|one| matches!(one, potluck_parallel::Instruction::AllReduce { .. }));
     let seconds = most as f64 / BYTES_PER_S;
     Some(format!(
         "a tensor group is on {} nodes: each step sends {} from one of them for {}, one after the \
@@ -62,10 +63,7 @@ mod tests {
         let group = plans.of_group(&[1, 1], 4).unwrap();
         let blocks = group.plans[0].graph.blocks.len() as u32;
         let mesh = Mesh { data: 2, pipeline: 1, tensor: 2 };
-        let of = |groups| PipelineRanks {
-            groups,
-            chunks: std::iter::once(0..blocks).collect(),
-        };
+        let of = |groups| PipelineRanks { groups, chunks: std::iter::once(0..blocks).collect() };
         let pipelines: Vec<PipelineRanks> = mesh.pipelines().map(of).collect();
         let share = |first| Share { first, count: 8, micro_batch: 4 };
         let written = PipelinePrograms::training(&PipelineRequest {
