@@ -49,6 +49,17 @@ fn exclusive_or_is_learned() {
 }
 
 #[test]
+fn a_tensor_group_has_the_losses_of_one_device() {
+    for (args, shares) in [(&["cpu*2"][..], "(1/2)"), (&["cpu*3", "2", "1", "1"], "(2/4)")] {
+        let out = run("tensor", args);
+        assert!(out.contains("tensor groups: cpu") && out.contains(shares), "{out}");
+        assert_eq!(out.matches("down has the shape [1, 512]").count(), 2, "{out}");
+        let error = numbers(&out, "by")[0];
+        assert!(error < 1e-4, "{out}");
+    }
+}
+
+#[test]
 fn devices_for_which_there_is_no_sample_are_left_out_with_a_note() {
     let out = run("xor", &["cpu*5"]);
     assert!(out.contains(" is left out: ") && out.contains("samples per step: "), "{out}");
