@@ -29,6 +29,7 @@ pub struct ParameterSplit {
     /// Tensors that are packed in this dimension, each of which is divided: 3 for queries, keys and
     /// values in one.
     pub packed: usize,
+    /// Things of which each rank has whole ones.
     pub unit: SplitUnit,
 }
 
@@ -45,6 +46,7 @@ impl ParameterSplit {
 pub struct SplitError {
     /// The things, with their number: `4 heads`.
     pub what: String,
+    /// The ranks that they were to be divided over.
     pub ranks: usize,
     /// The most ranks that they can be divided over.
     pub most: usize,

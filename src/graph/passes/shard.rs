@@ -20,10 +20,13 @@ use potluck_core::{ParamId, Shape, Site, TensorId, TensorSlice};
 /// Reason why a graph cannot be divided over the ranks of a tensor group.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ShardError {
+    /// No parameter has a split: the family of the model has no rule for it.
     #[error("no parameter of the model can be split, so it has no tensor parallelism")]
     NoRule,
+    /// The parameter of this name has fewer units than there are ranks.
     #[error("{name}: {error}")]
     ParameterSplit { name: String, error: SplitError },
+    /// A node needs whole what a rank has a part of; `name` is that of its first output.
     #[error("{op} ({name}) cannot be divided over ranks: {why}")]
     Op { op: String, name: String, why: String },
 }
@@ -31,6 +34,7 @@ pub enum ShardError {
 /// What one rank of a tensor group computes of a graph.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shard {
+    /// Forward graph of the rank, with the parameters of all ranks.
     pub graph: Graph,
     /// By output of the graph: the ranges of its last dimension that this rank computes.
     pub outputs: Vec<Vec<Range<usize>>>,
