@@ -35,8 +35,8 @@ pub use potluck_core::{DType, HostTensor, HostTensorView, ParamId, Rank, Shape, 
 pub mod graph {
     pub use potluck_graph::builder::{BuildResult, Builder};
     pub use potluck_graph::{
-        AttentionOptions, Binary, Cell, Conv2dOptions, Graph, IGNORE_INDEX, Init, Op,
-        ParameterKind, ParameterSplit, Pool2dOptions, ShapeError, SplitUnit, Unary,
+        AttentionOptions, Binary, Cell, ColumnRange, Conv2dOptions, Graph, IGNORE_INDEX, Init, Op,
+        ParameterKind, ParameterSplit, Pool2dOptions, Reduction, ShapeError, SplitUnit, Unary,
     };
 }
 

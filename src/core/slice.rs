@@ -2,6 +2,9 @@
 
 use std::ops::Range;
 
+/// Most dimensions of a tensor whose slice is read from a file: more than any op takes.
+const DIMENSIONS_MAX: usize = 16;
+
 /// Slice of a tensor: for each dimension one or more ranges, in ascending order, whose entries
 /// follow each other in the slice. A packed tensor of queries, keys and values is cut in three
 /// ranges of one dimension.
@@ -26,12 +29,18 @@ pub enum SliceError {
     Ranges { dims: Vec<usize>, dimension: usize, ranges: Vec<Range<usize>> },
     #[error("a tensor of {dims:?} has more elements than can be counted")]
     TooLarge { dims: Vec<usize> },
+    #[error("a tensor of {dimensions} dimensions has more than the {DIMENSIONS_MAX} that are read")]
+    TooManyDimensions { dimensions: usize },
 }
 
 impl TryFrom<Raw> for TensorSlice {
     type Error = SliceError;
 
     fn try_from(raw: Raw) -> Result<Self, SliceError> {
+        // Each dimension is checked on a copy of the slice.
+        if raw.dims.len() > DIMENSIONS_MAX {
+            return Err(SliceError::TooManyDimensions { dimensions: raw.dims.len() });
+        }
         let elements = raw.dims.iter().try_fold(1, |count: usize, dim| count.checked_mul(*dim));
         if elements.is_none() {
             return Err(SliceError::TooLarge { dims: raw.dims });
@@ -234,6 +243,14 @@ mod tests {
         let huge = r#"{"dims":[4294967296,4294967296],"ranges":[[[0,1]],[[0,1]]]}"#;
         let error = serde_json::from_str::<TensorSlice>(huge).unwrap_err().to_string();
         assert!(error.contains("more elements than can be counted"), "{error}");
+        let of_ones = |dimensions: usize| {
+            let (dims, ranges) = (vec![1; dimensions], vec![[[0, 1]]; dimensions]);
+            let json = serde_json::json!({ "dims": dims, "ranges": ranges });
+            serde_json::from_value::<TensorSlice>(json).map_err(|error| error.to_string())
+        };
+        assert!(of_ones(DIMENSIONS_MAX).unwrap().is_whole());
+        let error = of_ones(100_000).unwrap_err();
+        assert!(error.contains("100000 dimensions has more than the 16"), "{error}");
         let error = serde_json::from_str::<TensorSlice>(r#"{"dims":[2],"ranges":[]}"#);
         assert!(error.is_err());
         let json = r#"{"dims":[4,2],"ranges":[[[0,1],[2,4]],[[0,2]]]}"#;

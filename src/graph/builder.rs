@@ -587,8 +587,8 @@ impl Builder {
     /// # Errors
     /// Returns [`ShapeError`] if the shapes of the inputs do not fit, if a tensor would have no
     /// elements, and for ops that others make: [`Builder::reshape`] an [`Op::Reshape`],
-    /// [`super::fuse()`] an [`Op::Fused`], [`super::shard()`] an [`Op::Spread`] and an
-    /// [`Op::AllReduce`].
+    /// [`super::fuse()`] an [`Op::Fused`], [`super::shard()`] an [`Op::Spread`], an
+    /// [`Op::AllReduce`], and an [`Op::Embedding`] or [`Op::CrossEntropy`] whose `first` is not 0.
     pub fn apply(&mut self, op: Op, inputs: &[TensorId]) -> BuildResult {
         Ok(self.apply_all(op, inputs)?[0])
     }
@@ -598,6 +598,10 @@ impl Builder {
         let why = match op {
             Op::Reshape => Some("is made by Builder::reshape"),
             Op::Spread | Op::AllReduce(_) => Some("is made by shard"),
+            // In a whole graph, ranges of ids and counts of targets begin at 0.
+            Op::Embedding { first: 1.. } | Op::CrossEntropy { first: 1.. } => {
+                Some("is made by shard, and of a whole graph begins with row or class 0")
+            }
             Op::Fused { .. } => Some("is made by the fusion of a differentiated graph"),
             _ => None,
         };
@@ -685,5 +689,28 @@ impl Graph {
         let block = self.blocks.len() as u32 - 1;
         let inputs = inputs.to_vec();
         self.nodes.push(Node { op, inputs, outputs, accumulate, phase, block });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_and_classes_of_a_rank_are_refused_in_a_whole_graph() {
+        let mut b = Builder::new();
+        let table = b.parameter("table", &[5, 4], Init::Zeros);
+        let (ids, logits) = (b.input_ids("ids", &[1]), b.input("logits", &[1, 4]));
+        for first in [0, 3] {
+            let ops = [
+                (Op::Embedding { first }, [ids, table]),
+                (Op::CrossEntropy { first }, [logits, ids]),
+            ];
+            for (op, inputs) in ops {
+                let why = b.apply(op.clone(), &inputs).map_err(|error| error.why);
+                let is_refused = why.is_err_and(|why| why.starts_with("is made by shard"));
+                assert_eq!(is_refused, first > 0, "{op}");
+            }
+        }
     }
 }

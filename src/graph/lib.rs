@@ -177,6 +177,7 @@ pub struct Parameter {
     pub split: Option<ParameterSplit>,
     /// Tensor that it is, or in a [`shard()`] of a graph a slice of.
     pub whole: WholeTensor,
+    /// The part of that tensor which it is: all of it but in a shard.
     pub slice: TensorSlice,
     /// Rank of the tensor group that has this slice; `None` if every rank has it.
     pub rank: Option<u32>,

@@ -64,14 +64,18 @@ struct RowLoss {
 
 /// Returns the loss over the classes of all ranks: `lse = m + log(sum_i exp(lse_i - m))` with the
 /// largest `m` of the `lse_i`, and the loss of the rank that has the target, of which `lse_i` is
-/// replaced by `lse`.
+/// replaced by `lse`. That is infinite where all logits of the rank are `-inf`, and so its `lse_i`.
 fn join(ranks: impl Iterator<Item = RowLoss> + Clone) -> RowLoss {
     let m = ranks.clone().map(|rank| rank.lse).fold(f64::NEG_INFINITY, f64::max);
     let sum: f64 = ranks.clone().map(|rank| libm::exp(rank.lse - m)).sum();
     let lse = m + libm::log(sum);
     let mut joined = RowLoss { loss: 0.0, count: 0.0, lse };
     for rank in ranks.filter(|rank| rank.count > 0.0) {
-        joined.loss += rank.loss + (lse - rank.lse);
+        joined.loss += if rank.lse == f64::NEG_INFINITY && !lse.is_nan() {
+            f64::INFINITY
+        } else {
+            rank.loss + (lse - rank.lse)
+        };
         joined.count += rank.count;
     }
     joined
@@ -124,5 +128,23 @@ mod tests {
         assert!(nan[0][0].is_nan() && nan[1][0].is_nan(), "{nan:?}");
         let ignored = reduction.reduce(&[row(0.0, 0.0, 1.0), row(0.0, 0.0, f32::NAN)]);
         assert_eq!(ignored[0], [0.0, 0.0]);
+    }
+
+    /// A kernel has no loss of a row of such logits alone, as their sum of exponentials is 0.
+    #[test]
+    fn a_target_among_logits_of_minus_infinity_costs_infinitely_much() {
+        let row = |loss: f32, count: f32, lse: f32| vec![vec![loss, count], vec![lse]];
+        let reduction = Reduction::CrossEntropy { classes: 4 };
+        let (empty, other) = (f32::NEG_INFINITY, row(0.0, 0.0, 1.5));
+        for loss in [f32::NAN, f32::INFINITY] {
+            let joined = reduction.reduce(&[row(loss, 1.0, empty), other.clone()]);
+            assert_eq!(joined, [vec![f32::INFINITY, 1.0], vec![1.5]]);
+        }
+        // The rank without the target adds nothing to the sum.
+        let joined = reduction.reduce(&[row(0.0, 0.0, empty), row(0.25, 1.0, 1.5)]);
+        assert_eq!(joined, [vec![0.25, 1.0], vec![1.5]]);
+        // Where all are, the sum over all classes is none either, as without ranks.
+        let joined = reduction.reduce(&[row(f32::NAN, 1.0, empty), row(0.0, 0.0, empty)]);
+        assert!(joined[0][0].is_nan() && joined[1][0].is_nan(), "{joined:?}");
     }
 }

@@ -229,23 +229,27 @@ fn rule(op: &Op, x: &[&Shape]) -> Result<Vec<Shape>, String> {
         Op::Attention(options) => {
             is_probability(options.dropout)?;
             are_samples(&x[1..])?;
+            are_numbered(options.first_head, options.heads)?;
             attention(x[0], options.heads)
         }
         Op::AttentionGrad(options) => {
             is_probability(options.dropout)?;
             are_samples(&x[4..])?;
+            are_numbered(options.first_head, options.heads)?;
             let forward = attention(x[0], options.heads)?;
             let fits = x[1..3].iter().copied().eq(&forward) && *x[3] == forward[0];
             require(fits, "qkv is (b, t, 3c), y and dy (b, t, c), lse (b, h, t)")?;
             Ok(vec![x[0].clone()])
         }
-        Op::Embedding { .. } => {
+        Op::Embedding { first } => {
             require(x[1].rank() == 2 && !x[1].is_batched(), "the table is (v, c)")?;
+            are_numbered(*first, x[1].dims()[0])?;
             let mut dims = x[0].dims().to_vec();
             dims.push(x[1].last());
             Ok(vec![x[0].with_dims(&dims)])
         }
-        Op::EmbeddingGrad { rows, .. } => {
+        Op::EmbeddingGrad { first, rows } => {
+            are_numbered(*first, *rows)?;
             let c = x[1].last();
             let dims = [x[0].dims(), &[c]].concat();
             require(*x[1] == x[0].with_dims(&dims), "ids are (..), dy (.., c)")?;
@@ -256,27 +260,23 @@ fn rule(op: &Op, x: &[&Shape]) -> Result<Vec<Shape>, String> {
             let end = |of: ColumnRange| of.first.checked_add(x[0].last());
             let fits = columns.is_none_or(|of| end(of).is_some_and(|end| end <= of.all));
             require(fits, "the columns are more than there are")?;
+            columns.map_or(Ok(()), |of| are_numbered(of.first, of.all - of.first))?;
             require(x[0].is_batched(), "only batched tensors have samples")?;
             are_samples(&x[1..])?;
             Ok(vec![x[0].clone()])
         }
-        Op::CrossEntropy { .. } | Op::CrossEntropyGrad { .. } => {
-            let wanted = match op {
-                Op::CrossEntropy { .. } => "logits are (n, v), targets (n)",
-                _ => "logits are (n, v), targets and lse (n)",
-            };
-            require(x[0].rank() == 2, wanted)?;
-            let rows = x[0].with_dims(&x[0].dims()[..1]);
-            require(x[1..].iter().all(|s| **s == rows), wanted)?;
-            match op {
-                Op::CrossEntropyGrad { first, classes } => {
-                    let end = first.checked_add(x[0].last());
-                    let fits = end.is_some_and(|end| end <= *classes);
-                    require(fits, "the logits have more classes than there are")?;
-                    Ok(vec![x[0].clone()])
-                }
-                _ => Ok(vec![x[0].with_dims(&[x[0].dims()[0], 2]), rows]),
-            }
+        Op::CrossEntropy { first } => {
+            let rows = rows_of_logits(x, "logits are (n, v), targets (n)")?;
+            are_numbered(*first, x[0].last())?;
+            Ok(vec![x[0].with_dims(&[x[0].dims()[0], 2]), rows])
+        }
+        Op::CrossEntropyGrad { first, classes } => {
+            rows_of_logits(x, "logits are (n, v), targets and lse (n)")?;
+            let end = first.checked_add(x[0].last());
+            let fits = end.is_some_and(|end| end <= *classes);
+            require(fits, "the logits have more classes than there are")?;
+            are_numbered(*first, *classes - *first)?;
+            Ok(vec![x[0].clone()])
         }
         Op::SquaredError => {
             require(x[0] == x[1], "the two shapes must be equal")?;
@@ -390,11 +390,31 @@ fn recurrent_grad(cell: Cell, x: &[&Shape]) -> Result<Vec<Shape>, String> {
     })
 }
 
+/// Returns the shape `(n)` of the rows of logits `x[0] (n, v)`, which all other inputs have.
+fn rows_of_logits(x: &[&Shape], wanted: &str) -> Result<Shape, String> {
+    if x[0].rank() != 2 {
+        return Err(wanted.into());
+    }
+    let rows = x[0].with_dims(&x[0].dims()[..1]);
+    if x[1..].iter().all(|shape| **shape == rows) { Ok(rows) } else { Err(wanted.into()) }
+}
+
 fn is_probability(p: f32) -> Result<(), String> {
     if (0.0..=1.0).contains(&p) {
         return Ok(());
     }
     Err(format!("the probability of dropout must be from 0 to 1, not {p}"))
+}
+
+/// Checks that kernels, which count in u32, can number the rows, classes or columns of a rank, of
+/// which there are `count` from `first` on.
+fn are_numbered(first: usize, count: usize) -> Result<(), String> {
+    let end = first.checked_add(count).filter(|end| u32::try_from(*end).is_ok());
+    // Those of a whole graph are numbered from 0 on, and are as many as memory has room for.
+    if first == 0 || end.is_some() {
+        return Ok(());
+    }
+    Err(format!("kernels number less than 2^32, and not {count} from {first} on"))
 }
 
 fn are_samples(x: &[&Shape]) -> Result<(), String> {
@@ -522,6 +542,45 @@ mod tests {
             shape_of(Op::CrossEntropy { first: 0 }, &[Shape::fixed(&[]), Shape::fixed(&[])])
                 .is_err()
         );
+    }
+
+    #[test]
+    fn kernels_can_number_what_a_rank_has() {
+        let most = u32::MAX as usize;
+        let (ids, samples) = (Shape::batched(&[1, 4]), Shape::batched(&[1]));
+        let (logits, rows) = (Shape::batched(&[4, 7]), Shape::batched(&[4]));
+        let qkv = Shape::batched(&[1, 8, 48]);
+        // Each with 7 entries from `first` on: an op, and its inputs.
+        let all = |first: usize| {
+            let columns = Some(ColumnRange { first, all: first.saturating_add(7) });
+            let (site, heads, causal, dropout) = (Default::default(), 4, true, 0.0);
+            let own = AttentionOptions { heads, first_head: first, causal, dropout, site };
+            [
+                (Op::Embedding { first }, vec![ids.clone(), Shape::fixed(&[7, 2])]),
+                (
+                    Op::EmbeddingGrad { first, rows: 7 },
+                    vec![ids.clone(), Shape::batched(&[1, 4, 2])],
+                ),
+                (Op::CrossEntropy { first }, vec![logits.clone(), rows.clone()]),
+                (
+                    Op::CrossEntropyGrad { first, classes: first.saturating_add(7) },
+                    vec![logits.clone(), rows.clone(), rows.clone()],
+                ),
+                (Op::Dropout { p: 0.5, site, columns }, vec![logits.clone(), samples.clone()]),
+                (Op::Attention(own), vec![qkv.clone()]),
+            ]
+        };
+        for (op, inputs) in all(most - 7) {
+            assert!(shape_of(op.clone(), &inputs).is_ok(), "{op}");
+        }
+        for first in [most, most + 1, usize::MAX - 8, usize::MAX] {
+            for (op, inputs) in all(first) {
+                assert!(shape_of(op.clone(), &inputs).is_err(), "{op}");
+            }
+        }
+        let error = shape_of(Op::CrossEntropy { first: most }, &[logits, rows]).unwrap_err();
+        let why = "kernels number less than 2^32, and not 7 from 4294967295 on";
+        assert!(error.ends_with(why), "{error}");
     }
 
     #[test]

@@ -29,6 +29,7 @@ pub struct ParameterSplit {
     /// Tensors that are packed in this dimension, each of which is divided: 3 for queries, keys and
     /// values in one.
     pub packed: usize,
+    /// Things of which each rank has whole ones.
     pub unit: SplitUnit,
 }
 
@@ -36,6 +37,27 @@ impl ParameterSplit {
     /// Creates a split of a dimension of one tensor.
     pub fn new(dimension: usize, unit: SplitUnit) -> Self {
         Self { dimension, packed: 1, unit }
+    }
+
+    /// Returns the size in the dimension of each of the packed tensors.
+    ///
+    /// # Errors
+    /// Returns a sentence if a tensor of these dimensions has no such split.
+    pub(crate) fn size_of_packed(&self, dims: &[usize]) -> Result<usize, String> {
+        let Self { dimension, packed, unit } = *self;
+        let Some(size) = dims.get(dimension) else {
+            return Err(format!("it has no dimension {dimension}"));
+        };
+        if unit == (SplitUnit::Heads { columns: 0 }) {
+            return Err("a head has no columns".into());
+        }
+        if packed == 0 {
+            return Err(format!("0 tensors are packed in dimension {dimension}"));
+        }
+        if !size.is_multiple_of(packed) {
+            return Err(format!("{size} is not divisible by {packed} packed tensors"));
+        }
+        Ok(size / packed)
     }
 }
 
@@ -45,6 +67,7 @@ impl ParameterSplit {
 pub struct SplitError {
     /// The things, with their number: `4 heads`.
     pub what: String,
+    /// The ranks that they were to be divided over.
     pub ranks: usize,
     /// The most ranks that they can be divided over.
     pub most: usize,
@@ -73,7 +96,8 @@ impl SplitUnit {
             // A vocabulary of few characters is divided more finely.
             Self::Vocabulary => largest_unit(size, ranks),
         };
-        let units = size / unit.max(1);
+        // Heads without columns are none.
+        let units = size.checked_div(unit).unwrap_or(0);
         if units < ranks {
             let what = match self {
                 Self::Heads { .. } => counted(units, "head", "heads"),
@@ -142,6 +166,8 @@ mod tests {
             unit.divide(size, &vec![1.0; ranks]).unwrap_err().to_string()
         };
         let heads = told(SplitUnit::Heads { columns: 8 }, 32, 5);
+        let none = told(SplitUnit::Heads { columns: 0 }, 32, 2);
+        assert_eq!(none, "0 heads cannot be divided over 2 ranks: they stay whole");
         assert_eq!(heads, "4 heads cannot be divided over 5 ranks: 2 to 4 are possible");
         let columns = told(SplitUnit::Columns, 63, 2);
         let expected =

@@ -40,8 +40,9 @@ fn read_bucket(
 /// a step these are the parameters before it, from the devices that are left.
 ///
 /// # Errors
-/// Returns `TrainError` if a device fails, if the values read back are not those that it holds, or
-/// if no device that is left holds the parameters of the step before the one that failed.
+/// Returns `TrainError` if a device fails, if the values read back are not those that it holds, if
+/// no device that is left holds the parameters of the step before the one that failed, or if the
+/// slices of a tensor are not all of it.
 pub fn parameters(group: &WorkerGroup, plan: &Plan) -> Result<Vec<NamedTensor>, TrainError> {
     let readable = group.readable()?;
     let mut slices = Vec::new();
@@ -57,7 +58,7 @@ pub fn parameters(group: &WorkerGroup, plan: &Plan) -> Result<Vec<NamedTensor>, 
         })?;
         slices.extend(copied(plan, bucket, &values));
     }
-    Ok(joined(slices))
+    Ok(joined(slices)?)
 }
 
 /// Returns true if the optimizer updates a bucket, and keeps moments of it.
@@ -83,21 +84,35 @@ fn copied<'a>(plan: &'a Plan, bucket: BucketId, values: &[f32]) -> Vec<CopiedSli
 }
 
 /// Returns the tensors that slices are of, in the model's order.
-fn joined(slices: Vec<CopiedSlice<'_>>) -> Vec<NamedTensor> {
-    let mut tensors: BTreeMap<u32, NamedTensor> = BTreeMap::new();
+///
+/// # Errors
+/// Returns `CheckpointError` if the slices of a tensor are not all of it.
+fn joined(slices: Vec<CopiedSlice<'_>>) -> Result<Vec<NamedTensor>, CheckpointError> {
+    // By number: the tensor, and how many of its elements there are so far.
+    let mut tensors: BTreeMap<u32, (NamedTensor, usize)> = BTreeMap::new();
     for CopiedSlice { parameter: Parameter { whole, slice, .. }, values } in slices {
         let shape = slice.whole_dims().to_vec();
         if slice.is_whole() {
-            tensors.insert(whole.number, NamedTensor { name: whole.name.clone(), shape, values });
+            let count = values.len();
+            let tensor = NamedTensor { name: whole.name.clone(), shape, values };
+            tensors.insert(whole.number, (tensor, count));
             continue;
         }
-        let tensor = tensors.entry(whole.number).or_insert_with(|| {
+        let (tensor, count) = tensors.entry(whole.number).or_insert_with(|| {
             let values = vec![0.0; shape.iter().product()];
-            NamedTensor { name: whole.name.clone(), shape, values }
+            (NamedTensor { name: whole.name.clone(), shape, values }, 0)
         });
         slice.put(&values, &mut tensor.values);
+        *count += values.len();
     }
-    tensors.into_values().collect()
+    let complete = |(tensor, count): (NamedTensor, usize)| {
+        if count == tensor.values.len() {
+            return Ok(tensor);
+        }
+        let why = "the slices that were read are not all of it, once";
+        Err(CheckpointError::Unsavable { name: tensor.name, why })
+    };
+    tensors.into_values().map(complete).collect()
 }
 
 /// Reads the parameters and moments of a worker group, by name: the parameters from the first rank
@@ -106,8 +121,8 @@ fn joined(slices: Vec<CopiedSlice<'_>>) -> Vec<NamedTensor> {
 /// is that of any rank.
 ///
 /// # Errors
-/// Returns `TrainError` if a device fails, or if the values read back are not those that it
-/// holds.
+/// Returns `TrainError` if a device fails, if the values read back are not those that it holds, or
+/// if the slices of a tensor are not all of it.
 pub fn save(
     group: &WorkerGroup,
     plan: &Plan,
@@ -125,7 +140,7 @@ pub fn save(
             let values = whole_moment(group, plan, moment, bucket)?;
             slices.extend(copied(plan, bucket, &values));
         }
-        all.push(joined(slices));
+        all.push(joined(slices)?);
     }
     Ok((parameters, join_moments(all)))
 }
@@ -509,7 +524,18 @@ mod tests {
         }
         // The biases behind the second layer are on both.
         assert_eq!(slices.len(), 2 * 3 + 2);
-        assert_eq!(joined(slices), tensors);
+        assert_eq!(joined(slices).unwrap(), tensors);
+        // What the second rank has is not taken as zeros.
+        let mut of_first = Vec::new();
+        let buckets = lay_out(&plans[0], &tensors, BucketTensor::Parameters).unwrap();
+        for (index, values) in buckets.iter().enumerate() {
+            if plans[0].held[index] {
+                of_first.extend(copied(&plans[0], BucketId(index as u32), values));
+            }
+        }
+        let error = joined(of_first).unwrap_err().to_string();
+        let expected = "'layers.0.weight' cannot be saved: the slices that were read are not all";
+        assert!(error.contains(expected), "{error}");
         let missing = check(&plans[1], &tensors[1..], &[], 0).unwrap_err().to_string();
         assert!(missing.contains("no tensor 'layers.0.weight'"), "{missing}");
     }

@@ -73,7 +73,9 @@ pub fn next_token_gpt(config: &GptConfig) -> Result<Graph, ShapeError> {
 /// Tensor parallelism of a GPT (Shoeybi et al. 2019): heads of attention, columns of the MLP, and
 /// rows of the vocabulary. Norms, positions and what is added to the residual stream are whole.
 fn split(config: &GptConfig, name: &str) -> Option<ParameterSplit> {
-    let heads = SplitUnit::Heads { columns: config.width / config.heads };
+    // Without heads there is no attention to divide.
+    let columns = config.width.checked_div(config.heads).unwrap_or(0);
+    let heads = SplitUnit::Heads { columns };
     let of_block = name.split_once('.').and_then(|(_, rest)| rest.split_once('.'));
     match of_block.map_or(name, |(_, rest)| rest) {
         "wte.weight" | "lm_head.weight" => Some(ParameterSplit::new(0, SplitUnit::Vocabulary)),
@@ -206,5 +208,24 @@ mod tests {
             ..small
         };
         assert_eq!(gpt(&gpt2).unwrap().parameter_count(), 124_439_808);
+    }
+
+    #[test]
+    fn a_gpt_without_layers_needs_no_heads_and_one_with_layers_does() {
+        let bare = GptConfig {
+            vocabulary: 65,
+            context: 8,
+            layers: 0,
+            heads: 0,
+            width: 16,
+            bias: false,
+            dropout: 0.0,
+            tie: true,
+            activation: Unary::Gelu,
+        };
+        assert_eq!(gpt(&bare).unwrap().parameter_count(), 65 * 16 + 8 * 16 + 16);
+        assert!(next_token_gpt(&bare).is_ok());
+        let error = gpt(&GptConfig { layers: 1, ..bare }).unwrap_err().to_string();
+        assert!(error.contains("needs at least 1 head"), "{error}");
     }
 }

@@ -14,26 +14,40 @@ use std::ops::Range;
 use crate::op::{AttentionOptions, ColumnRange, Op, Reduction};
 use crate::shapes::{self, Typed};
 use crate::split::SplitError;
-use crate::{Graph, Node, Parameter, ParameterSplit, PassKind, Role, ShapeError, Tensor};
+use crate::{Carried, Graph, Node, Parameter, ParameterSplit, PassKind, Role, ShapeError, Tensor};
 use potluck_core::{ParamId, Shape, Site, TensorId, TensorSlice};
 
 /// Reason why a graph cannot be divided over the ranks of a tensor group.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ShardError {
+    /// No parameter has a split: the family of the model has no rule for it.
     #[error("no parameter of the model can be split, so it has no tensor parallelism")]
     NoRule,
+    /// The graph is what one rank computes.
+    #[error("the graph is that of a rank already; divide the whole graph")]
+    Divided,
+    /// The parameter of this name has fewer units than there are ranks.
     #[error("{name}: {error}")]
     ParameterSplit { name: String, error: SplitError },
+    /// The parameter of this name has a split that its dimensions do not have.
+    #[error("{name} of {dims:?} has a split that does not fit: {why}")]
+    UnfitSplit { name: String, dims: Vec<usize>, why: String },
+    /// A node needs whole what a rank has a part of; `name` is that of its first output.
     #[error("{op} ({name}) cannot be divided over ranks: {why}")]
     Op { op: String, name: String, why: String },
     /// What a rank computes cannot be differentiated.
     #[error(transparent)]
     Gradient(#[from] ShapeError),
+    /// The caller reads what a rank has a part of that is not columns: an output of this name, or
+    /// the state of an input of this name.
+    #[error("{name} is read behind the forward pass, and cannot be divided over ranks: {why}")]
+    Read { name: String, why: String },
 }
 
 /// What one rank of a tensor group computes of a graph.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shard {
+    /// Forward graph of the rank, with the parameters of all ranks.
     pub graph: Graph,
     /// By output of the graph: the ranges of its last dimension that this rank computes.
     pub outputs: Vec<Vec<Range<usize>>>,
@@ -43,8 +57,9 @@ pub struct Shard {
 /// have these shares of it. With one rank, that is all of it.
 ///
 /// # Errors
-/// Returns [`ShardError`] if no parameter is split, if there is less to divide than ranks, or if an
-/// op reads a part of what it needs whole.
+/// Returns [`ShardError`] if the graph is a shard itself, if no parameter is split or one has a
+/// split that does not fit it, if there is less to divide than ranks, or if an op or the caller
+/// reads a part of what it needs whole.
 ///
 /// # Panics
 /// If `position` is not less than the number of shares, a share is not positive, or the graph is
@@ -54,6 +69,10 @@ pub fn shard(graph: &Graph, shares: &[f64], position: usize) -> Result<Shard, Sh
     assert!(shares.iter().all(|share| share.is_finite() && *share > 0.0), "shares {shares:?}");
     let is_forward = graph.nodes.iter().all(|node| node.phase == PassKind::Forward);
     assert!(is_forward, "a graph is divided before it is differentiated");
+    let is_part = |parameter: &Parameter| parameter.rank.is_some() || !parameter.slice.is_whole();
+    if graph.tensor_rank.is_some() || graph.parameters.iter().any(is_part) {
+        return Err(ShardError::Divided);
+    }
     if shares.len() > 1 && graph.parameters.iter().all(|parameter| parameter.split.is_none()) {
         return Err(ShardError::NoRule);
     }
@@ -65,7 +84,7 @@ pub fn shard(graph: &Graph, shares: &[f64], position: usize) -> Result<Shard, Sh
     for node in &graph.nodes {
         sharder.add(node.clone())?;
     }
-    Ok(sharder.finish())
+    sharder.finish()
 }
 
 /// Returns a differentiated graph of a rank without what the first rank of its tensor group reports
@@ -110,32 +129,58 @@ impl<'a> Sharder<'a> {
         }
     }
 
-    fn finish(mut self) -> Shard {
-        self.graph.nodes = self.nodes;
+    fn finish(mut self) -> Result<Shard, ShardError> {
+        self.graph.nodes = std::mem::take(&mut self.nodes);
         let mut outputs = Vec::new();
-        for (_, id) in &mut self.graph.outputs {
-            *id = self.renamed.get(id).copied().unwrap_or(*id);
-            let width = self.graph.tensors[id.index()].shape.last();
-            let whole = || std::iter::once(0..width).collect();
-            outputs.push(self.columns[id.index()].clone().unwrap_or_else(whole));
+        let mut named = std::mem::take(&mut self.graph.outputs);
+        for (name, id) in &mut named {
+            *id = self.name_of_all(*id);
+            outputs.push(self.columns_read(*id).map_err(|why| unreadable(name, why))?);
         }
-        for carried in &mut self.graph.carried {
-            carried.output = self.renamed.get(&carried.output).copied().unwrap_or(carried.output);
+        self.graph.outputs = named;
+        let mut carried = std::mem::take(&mut self.graph.carried);
+        for Carried { input, output } in &mut carried {
+            *output = self.name_of_all(*output);
+            if self.columns_of(*output).is_some() {
+                let name = &self.graph.tensor(*input).name;
+                return Err(unreadable(name, "the next step needs all columns of the state"));
+            }
         }
-        Shard { graph: self.graph, outputs }
+        self.graph.carried = carried;
+        Ok(Shard { graph: self.graph, outputs })
+    }
+
+    /// Returns the tensor that later nodes read in the place of one of the whole graph.
+    fn name_of_all(&self, id: TensorId) -> TensorId {
+        self.renamed.get(&id).copied().unwrap_or(id)
+    }
+
+    /// Returns the columns of an output that the rank has, or why what it has is not columns.
+    fn columns_read(&self, output: TensorId) -> Result<Vec<Range<usize>>, &'static str> {
+        if !self.is_cut_by_columns(output) {
+            return Err("a rank has rows of it, and not columns");
+        }
+        match self.columns_of(output) {
+            Some(ranges) if ranges.is_empty() => Err("a rank has a part that is not columns"),
+            Some(ranges) => Ok(ranges),
+            None => Ok(std::iter::once(0..self.graph.tensor(output).shape.last()).collect()),
+        }
     }
 
     /// Cuts the parameters that have a split: each becomes as many as there are ranks, so that all
     /// ranks number parameters and buckets alike.
     fn cut_parameters(&mut self, shares: &[f64], position: usize) -> Result<(), ShardError> {
         for parameter in std::mem::take(&mut self.graph.parameters) {
-            let Some(ParameterSplit { dimension, packed, unit }) = parameter.split else {
+            let Some(split) = parameter.split else {
                 self.add_parameter(parameter);
                 continue;
             };
-            let size = parameter.slice.whole_dims()[dimension] / packed;
-            let refused =
-                |error| ShardError::ParameterSplit { name: parameter.name.clone(), error };
+            let ParameterSplit { dimension, packed, unit } = split;
+            let dims = parameter.slice.whole_dims();
+            let name = || parameter.name.clone();
+            let unfit = |why| ShardError::UnfitSplit { name: name(), dims: dims.to_vec(), why };
+            let size = split.size_of_packed(dims).map_err(unfit)?;
+            let refused = |error| ShardError::ParameterSplit { name: name(), error };
             for (rank, own) in unit.divide(size, shares).map_err(refused)?.into_iter().enumerate() {
                 let of_tensor = |nth: usize| nth * size + own.start..nth * size + own.end;
                 let ranges: Vec<Range<usize>> = (0..packed).map(of_tensor).collect();
@@ -184,7 +229,7 @@ impl<'a> Sharder<'a> {
     /// Adds what the rank computes of a node of the whole graph.
     fn add(&mut self, mut node: Node) -> Result<(), ShardError> {
         for input in &mut node.inputs {
-            *input = self.renamed.get(input).copied().unwrap_or(*input);
+            *input = self.name_of_all(*input);
         }
         let split = node.inputs.iter().map(|id| self.split_of(*id)).collect::<Vec<_>>();
         let is_whole = |index: usize| self.columns[node.inputs[index].index()].is_none();
@@ -192,13 +237,14 @@ impl<'a> Sharder<'a> {
             (Op::MatMul { transpose_a: false, transpose_b: true }, [None, Some(weight)]) => {
                 match weight.dimension {
                     0 => self.column_parallel(node),
-                    _ => self.row_parallel(node),
+                    1 => self.row_parallel(node),
+                    _ => Err(self.refused(&node, "it has several products")),
                 }
             }
-            (Op::Embedding { .. }, [None, Some(table)]) if table.dimension == 0 => {
+            (Op::Embedding { first: 0 }, [None, Some(table)]) if table.dimension == 0 => {
                 self.embedding(node)
             }
-            (Op::CrossEntropy { .. }, _) if !is_whole(0) => self.cross_entropy(node),
+            (Op::CrossEntropy { first: 0 }, _) if !is_whole(0) => self.cross_entropy(node),
             (Op::Attention(options), [None, ..]) if !is_whole(0) => {
                 let options = *options;
                 self.attention(node, options)
@@ -252,7 +298,10 @@ impl<'a> Sharder<'a> {
     /// `ids, table (v of V, c)`: the rows that the rank has, which are zeros on all others.
     fn embedding(&mut self, mut node: Node) -> Result<(), ShardError> {
         let ranges = self.ranges_of(node.inputs[1], 0);
-        node.op = Op::Embedding { first: ranges[0].start };
+        let [own] = &ranges[..] else {
+            return Err(self.refused(&node, "rows are divided as one range"));
+        };
+        node.op = Op::Embedding { first: own.start };
         self.push_reduced(node, Reduction::Sum)
     }
 
@@ -282,8 +331,8 @@ impl<'a> Sharder<'a> {
         if !is_of_heads || !starts_with(k, 1) || !starts_with(v, 2) {
             return Err(self.refused(&node, "a rank has not the same whole heads of each"));
         }
-        let own =
-            AttentionOptions { heads: q.len() / columns, first_head: q.start / columns, ..options };
+        let first_head = options.first_head + q.start / columns;
+        let own = AttentionOptions { heads: q.len() / columns, first_head, ..options };
         node.op = Op::Attention(own);
         let own = vec![q.clone()];
         self.push(node, Some(own))
@@ -291,11 +340,7 @@ impl<'a> Sharder<'a> {
 
     /// Ops that compute each column of the last dimension from the same columns of their inputs.
     fn elementwise(&mut self, node: Node) -> Result<(), ShardError> {
-        let is_cut_by_columns = |id: &TensorId| {
-            let rank = self.graph.tensor(*id).shape.rank();
-            self.split_of(*id).is_none_or(|split| split.dimension + 1 == rank)
-        };
-        if !node.inputs.iter().all(is_cut_by_columns) {
+        if !node.inputs.iter().all(|id| self.is_cut_by_columns(*id)) {
             return Err(self.refused(&node, "a rank has rows of its input, and not columns"));
         }
         let columns = self.columns_of(node.inputs[0]);
@@ -333,6 +378,13 @@ impl<'a> Sharder<'a> {
         self.graph.tensors[output.index()].alias_of = Some(input);
         self.nodes.push(node);
         Ok(())
+    }
+
+    /// Returns true for all but a parameter of which the ranks divide another than the last
+    /// dimension.
+    fn is_cut_by_columns(&self, tensor: TensorId) -> bool {
+        let rank = self.graph.tensor(tensor).shape.rank();
+        self.split_of(tensor).is_none_or(|split| split.dimension + 1 == rank)
     }
 
     /// Returns the ranges of the last dimension that a rank has of a tensor; `None` for all of it.
@@ -417,5 +469,214 @@ impl<'a> Sharder<'a> {
     fn refused(&self, node: &Node, why: &str) -> ShardError {
         let name = self.graph.tensor(node.outputs[0]).name.clone();
         ShardError::Op { op: node.op.to_string(), name, why: why.into() }
+    }
+}
+
+fn unreadable(name: &str, why: &str) -> ShardError {
+    ShardError::Read { name: name.into(), why: why.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{GptConfig, MlpConfig, MlpLoss, gpt, mlp};
+    use crate::{Builder, Init, SplitUnit, Unary, differentiate};
+
+    const COLUMNS: SplitUnit = SplitUnit::Columns;
+
+    /// Equal shares and unlike ones.
+    const SHARES: [&[f64]; 4] = [&[1.0, 1.0], &[1.0, 3.0], &[1.0, 1.0, 1.0], &[1.0, 2.0, 1.0]];
+
+    fn small_gpt() -> Graph {
+        let config = GptConfig {
+            vocabulary: 200,
+            context: 4,
+            layers: 2,
+            heads: 4,
+            width: 32,
+            bias: true,
+            dropout: 0.1,
+            tie: true,
+            activation: Unary::Gelu,
+        };
+        gpt(&config).unwrap()
+    }
+
+    fn differentiated(graph: &Graph, shares: &[f64], position: usize) -> Graph {
+        differentiate(shard(graph, shares, position).unwrap().graph).unwrap()
+    }
+
+    #[test]
+    fn ranks_of_a_gpt_number_heads_rows_and_classes_as_the_whole_does() {
+        let graph = small_gpt();
+        let heads: [&[Range<usize>]; 4] =
+            [&[0..2, 2..4], &[0..1, 1..4], &[0..2, 2..3, 3..4], &[0..1, 1..3, 3..4]];
+        let thirds = &[0..64, 64..128, 128..200];
+        let rows: [&[Range<usize>]; 4] = [&[0..128, 128..200], &[0..64, 64..200], thirds, thirds];
+        for ((shares, heads), rows) in SHARES.into_iter().zip(heads).zip(rows) {
+            for (position, (heads, rows)) in heads.iter().zip(rows).enumerate() {
+                let part = differentiated(&graph, shares, position);
+                let mut found = [0; 3];
+                for node in &part.nodes {
+                    let own = |input: usize| &part.tensor(node.inputs[input]).shape;
+                    match node.op {
+                        Op::Attention(options) | Op::AttentionGrad(options) => {
+                            let first = options.first_head;
+                            assert_eq!(first..first + options.heads, *heads, "{shares:?}");
+                            found[0] += 1;
+                        }
+                        Op::Embedding { first } => {
+                            assert_eq!(first..first + own(1).dims()[0], *rows, "{shares:?}");
+                            found[1] += 1;
+                        }
+                        Op::EmbeddingGrad { first, rows: count } => {
+                            assert_eq!(first..first + count, *rows, "{shares:?}");
+                            found[1] += 1;
+                        }
+                        Op::CrossEntropy { first } => {
+                            assert_eq!(first..first + own(0).last(), *rows, "{shares:?}");
+                            found[2] += 1;
+                        }
+                        Op::CrossEntropyGrad { first, classes } => {
+                            assert_eq!(first..first + own(0).last(), *rows, "{shares:?}");
+                            assert_eq!(classes, 200);
+                            found[2] += 1;
+                        }
+                        Op::AllReduce(Reduction::CrossEntropy { classes }) => {
+                            assert_eq!(classes, 200);
+                        }
+                        _ => {}
+                    }
+                }
+                assert_eq!(found, [4, 2, 2], "{shares:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn ranks_of_a_perceptron_number_columns_as_the_whole_does() {
+        let config = MlpConfig {
+            widths: vec![3, 130, 5],
+            activation: Unary::Relu,
+            dropout: 0.5,
+            loss: MlpLoss::CrossEntropy,
+        };
+        let graph = mlp(&config).unwrap();
+        let columns: [&[Range<usize>]; 4] = [
+            &[0..64, 64..130],
+            &[0..32, 32..130],
+            &[0..64, 64..96, 96..130],
+            &[0..32, 32..96, 96..130],
+        ];
+        for (shares, columns) in SHARES.into_iter().zip(columns) {
+            for (position, expected) in columns.iter().enumerate() {
+                let part = differentiated(&graph, shares, position);
+                let mut found = 0;
+                for node in &part.nodes {
+                    if let Op::Dropout { columns, .. } = node.op {
+                        let ColumnRange { first, all } = columns.unwrap();
+                        let width = part.tensor(node.inputs[0]).shape.last();
+                        assert_eq!((first..first + width, all), (expected.clone(), 130));
+                        found += 1;
+                    }
+                }
+                assert_eq!(found, 2, "the forward and the backward pass");
+            }
+        }
+    }
+
+    #[test]
+    fn a_shard_is_not_divided_again() {
+        let part = shard(&small_gpt(), &[1.0, 1.0], 1).unwrap().graph;
+        for shares in [&[1.0][..], &[1.0, 1.0]] {
+            assert_eq!(shard(&part, shares, 0), Err(ShardError::Divided));
+            // By its parameters alone, too.
+            let unnamed = Graph { tensor_rank: None, ..part.clone() };
+            assert_eq!(shard(&unnamed, shares, 0), Err(ShardError::Divided));
+        }
+    }
+
+    #[test]
+    fn splits_that_do_not_fit_are_refused() {
+        let told = |dimension, packed, unit| {
+            let mut b = Builder::new();
+            let (x, w) = (b.input("x", &[1, 8]), b.parameter("w", &[64, 8], Init::Zeros));
+            b.linear(x, w, None).unwrap();
+            b.split_parameters(|_| Some(ParameterSplit { dimension, packed, unit }));
+            shard(&b.finish(), &[1.0, 1.0], 0).map(|_| ()).map_err(|error| error.to_string())
+        };
+        assert_eq!(told(0, 1, COLUMNS), Ok(()));
+        let unfit = |why: &str| Err(format!("w of [64, 8] has a split that does not fit: {why}"));
+        assert_eq!(told(2, 1, COLUMNS), unfit("it has no dimension 2"));
+        assert_eq!(
+            told(usize::MAX, 1, COLUMNS),
+            unfit(&format!("it has no dimension {}", usize::MAX))
+        );
+        assert_eq!(told(0, 0, COLUMNS), unfit("0 tensors are packed in dimension 0"));
+        assert_eq!(told(0, 3, COLUMNS), unfit("64 is not divisible by 3 packed tensors"));
+        let heads = SplitUnit::Heads { columns: 0 };
+        assert_eq!(told(0, 1, heads), unfit("a head has no columns"));
+    }
+
+    #[test]
+    fn rows_of_a_table_in_several_ranges_are_refused() {
+        let mut b = Builder::new();
+        let (ids, table) = (b.input_ids("ids", &[1]), b.parameter("table", &[128, 8], Init::Zeros));
+        b.embedding(ids, table).unwrap();
+        b.split_parameters(|_| Some(ParameterSplit { dimension: 0, packed: 2, unit: COLUMNS }));
+        let error = shard(&b.finish(), &[1.0, 1.0], 1).unwrap_err().to_string();
+        assert!(error.ends_with("rows are divided as one range"), "{error}");
+    }
+
+    #[test]
+    fn outputs_are_columns_or_refused() {
+        let shards = |dimension| {
+            let mut b = Builder::new();
+            let w = b.parameter("w", &[64, 96], Init::Zeros);
+            b.output("w", w);
+            b.split_parameters(|_| Some(ParameterSplit::new(dimension, COLUMNS)));
+            shard(&b.finish(), &[1.0, 1.0], 1)
+        };
+        let part = shards(1).unwrap();
+        assert_eq!(part.outputs, [std::iter::once(64..96).collect::<Vec<_>>()]);
+        let own = part.graph.tensor(part.graph.output("w").unwrap());
+        assert_eq!((&*own.name, own.shape.dims()), ("w/1", &[64, 32][..]));
+        let error = shards(0).unwrap_err().to_string();
+        let expected = "w is read behind the forward pass, and cannot be divided over ranks: a \
+                        rank has rows of it, and not columns";
+        assert_eq!(error, expected);
+
+        // The statistics of some heads.
+        let mut graph = small_gpt();
+        let is_attention = |node: &&Node| matches!(node.op, Op::Attention(_));
+        let attention = graph.nodes.iter().find(is_attention).unwrap().outputs[1];
+        graph.outputs.push(("lse".into(), attention));
+        let error = shard(&graph, &[1.0, 1.0], 0).unwrap_err().to_string();
+        assert!(error.starts_with("lse is read") && error.ends_with("not columns"), "{error}");
+    }
+
+    #[test]
+    fn a_state_is_carried_whole_or_refused() {
+        let shards = |is_reduced: bool| {
+            let mut b = Builder::new();
+            let (h, up) = (b.input("h", &[1, 64]), b.parameter("up", &[64, 64], Init::Zeros));
+            let mut y = b.linear(h, up, None).unwrap();
+            if is_reduced {
+                let down = b.parameter("down", &[64, 64], Init::Zeros);
+                y = b.linear(y, down, None).unwrap();
+            }
+            b.carry(h, y).unwrap();
+            b.split_parameters(|name| {
+                Some(ParameterSplit::new(usize::from(name == "down"), COLUMNS))
+            });
+            shard(&b.finish(), &[1.0, 1.0], 0)
+        };
+        let part = shards(true).unwrap().graph;
+        let reduction = part.nodes.last().unwrap();
+        assert_eq!(reduction.op, Op::AllReduce(Reduction::Sum));
+        assert_eq!(part.carried[0].output, reduction.outputs[0]);
+        let error = shards(false).unwrap_err();
+        let why = "the next step needs all columns of the state".into();
+        assert_eq!(error, ShardError::Read { name: "h".into(), why });
     }
 }

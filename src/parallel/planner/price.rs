@@ -1,5 +1,6 @@
 //! Price of a step of pipelines: the programs of all ranks, run by `sim` with measured times.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::cut::BlockTimes;
@@ -11,7 +12,8 @@ use crate::{Instruction, Operation, PipelinePrograms, Program, Token};
 use potluck_core::Rank;
 use potluck_graph::{PassKind, Plan, Segment};
 
-/// Pass of a block over a micro-batch, in the time in which its device runs it.
+/// Segment of a pass of a block over a micro-batch, in the time in which its device runs it: the
+/// whole pass, but in the shard of a tensor group, where a pass is cut at each reduction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PricedSpan {
     pub rank: Rank,
@@ -41,7 +43,7 @@ pub struct StepPrice {
     pub bubble: f64,
     /// By rank: fraction of the step in which its device is idle.
     pub idle: Vec<f64>,
-    /// All passes in the order in which they are queued.
+    /// The segments of all passes in the order in which they are queued.
     pub spans: Vec<PricedSpan>,
 }
 
@@ -88,9 +90,14 @@ pub fn price(
     Ok(of_spans(spans.collect(), passes.len()))
 }
 
-/// Returns the seconds of each segment of the plan on a rank.
+/// Returns the seconds of each segment of the plan on a rank. The segments of a pass of a block
+/// take equal parts of its time, because they are not measured apart.
 fn costs(whole: &Plan, program: &Program, times: &[BlockTimes]) -> Costs {
     let rows_max = program.micro_batches.iter().map(|batch| batch.rows).max().unwrap_or(0);
+    let mut of_pass: HashMap<(PassKind, u32), u32> = HashMap::new();
+    for segment in &whole.segments {
+        *of_pass.entry((segment.phase, segment.block)).or_default() += 1;
+    }
     let cost = |segment: &Segment| {
         let BlockTimes { forward_s, backward_input_s, backward_weight_s } =
             times[segment.block as usize];
@@ -99,7 +106,8 @@ fn costs(whole: &Plan, program: &Program, times: &[BlockTimes]) -> Costs {
             PassKind::BackwardInput => backward_input_s,
             PassKind::BackwardWeight => backward_weight_s,
         };
-        SegmentCost { fixed_s: 0.0, row_s: seconds / f64::from(rows_max.max(1)) }
+        let parts = of_pass[&(segment.phase, segment.block)];
+        SegmentCost { fixed_s: 0.0, row_s: seconds / f64::from(parts) / f64::from(rows_max.max(1)) }
     };
     Costs {
         segments: whole.segments.iter().map(cost).collect(),
@@ -149,7 +157,8 @@ mod tests {
     use super::*;
     use crate::schedule::{StageTimes, ideal_bubble};
     use crate::{PipelineRanks, PipelineRequest, PipelineSchedule, PipelineShape, Share};
-    use potluck_graph::{Builder, Init, PlanOptions, Unary, differentiate};
+    use potluck_graph::model::{MlpConfig, MlpLoss, mlp};
+    use potluck_graph::{Builder, Init, PlanOptions, Unary, differentiate, shard};
 
     const ROWS: usize = 2;
 
@@ -243,6 +252,35 @@ mod tests {
         times[1][1].forward_s = f64::INFINITY;
         let error = price(&programs, &plan, &times, &links(3, LinkModel::INSTANT)).unwrap_err();
         assert_eq!(error, UnknownTime { rank: Rank(1), block: 1 });
+    }
+
+    /// The two layers of a rank of a tensor group end with reductions.
+    #[test]
+    fn a_pass_of_several_segments_costs_as_much_as_one() {
+        let config = MlpConfig {
+            widths: vec![3, 64, 5],
+            activation: Unary::Relu,
+            dropout: 0.0,
+            loss: MlpLoss::SquaredError,
+        };
+        let graph = mlp(&config).unwrap();
+        let step = |shares: &[f64]| {
+            let part = shard(&graph, shares, 0).unwrap().graph;
+            let plan = Plan::new(differentiate(part).unwrap(), PlanOptions::new(ROWS));
+            let shape = PipelineShape { stages: 2, chunks: 1, micro_batches: 1 };
+            let programs = programs(&plan, PipelineSchedule::GPipe, shape);
+            let times = vec![vec![TIMES; 2]; 2];
+            price(&programs, &plan, &times, &links(2, LinkModel::INSTANT)).unwrap()
+        };
+        let (whole, part) = (step(&[1.0]), step(&[1.0, 1.0]));
+        assert!(part.spans.len() > whole.spans.len(), "{part:?}");
+        for rank in [Rank(0), Rank(1)] {
+            let busy = |step: &StepPrice| -> f64 {
+                let own = step.spans.iter().filter(|span| span.rank == rank);
+                own.map(|span| span.to_s - span.from_s).sum()
+            };
+            assert!((busy(&part) - busy(&whole)).abs() < 1e-6, "{part:?} {whole:?}");
+        }
     }
 
     #[test]

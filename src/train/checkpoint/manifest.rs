@@ -12,6 +12,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
 
+use serde::Deserialize;
 use serde_json::Value;
 
 use super::{CheckpointError, FILES, Meta};
@@ -22,7 +23,8 @@ pub const NAME: &str = "manifest.json";
 /// Format that is written.
 const FORMAT: u64 = 5;
 
-/// Oldest format that is read: all its tensors are whole, and it needs nothing.
+/// Oldest format that is read: all its tensors are whole, and it needs nothing. Fields that say
+/// otherwise are unknown ones there.
 const OLDEST: u64 = 4;
 
 /// Names in `needs` that this version knows.
@@ -83,6 +85,13 @@ struct Format {
     format: u64,
 }
 
+/// What a reader must know, whatever the other fields of the manifest are.
+#[derive(serde::Deserialize)]
+struct Needs {
+    #[serde(default)]
+    needs: Vec<String>,
+}
+
 impl Manifest {
     pub fn new(meta: Meta, files: Vec<FileEntry>) -> Self {
         let mut manifest = Self {
@@ -126,18 +135,25 @@ impl Manifest {
             let (oldest, newest) = (OLDEST, FORMAT);
             return Err(CheckpointError::Format { path, found: format, oldest, newest, reader });
         }
-        let mut manifest: Self =
+        let found: Value =
             serde_json::from_slice(&bytes).map_err(|why| damaged(why.to_string()))?;
-        if !manifest.has_digest_of(&bytes) {
+        if !has_digest_of(&found, &bytes) {
             return Err(damaged("its content does not have its BLAKE3 hash".into()));
         }
-        let is_unknown = |name: &&String| !KNOWN_NEEDS.contains(&name.as_str());
-        let unknown: Vec<String> = manifest.needs.iter().filter(is_unknown).cloned().collect();
+        let mut own = found.clone();
+        if format == OLDEST {
+            remove_later_fields(&mut own);
+        }
+        // Before all else: what a later version needs may be in any other field.
+        let Needs { needs } =
+            Needs::deserialize(&own).map_err(|why| damaged(format!("its needs: {why}")))?;
+        let is_unknown = |name: &String| !KNOWN_NEEDS.contains(&name.as_str());
+        let unknown: Vec<String> = needs.into_iter().filter(is_unknown).collect();
         if !unknown.is_empty() {
             return Err(CheckpointError::Needs { path, names: unknown });
         }
-        let found: Value =
-            serde_json::from_slice(&bytes).map_err(|why| damaged(why.to_string()))?;
+        let mut manifest: Self =
+            serde_json::from_value(own).map_err(|why| damaged(why.to_string()))?;
         manifest.unknown_names = unknown_names(&found, &manifest.known(), "");
         // Only the known names are ever opened: a path that leads elsewhere is not followed.
         let names: Vec<&str> = manifest.files.iter().map(|file| file.name.as_str()).collect();
@@ -153,14 +169,6 @@ impl Manifest {
     /// Returns the entry of one of [`FILES`]; `None` if it is missing.
     pub fn file(&self, name: &str) -> Option<&FileEntry> {
         self.files.iter().find(|file| file.name == name)
-    }
-
-    /// Returns true if the file has exactly one line with the hash, and that of all other lines.
-    fn has_digest_of(&self, bytes: &[u8]) -> bool {
-        let mut lines = bytes.split_inclusive(|byte| *byte == b'\n').filter(|line| is_hash(line));
-        let line = format!("{HASH_LINE}{}\"\n", self.blake3);
-        let is_only = lines.next() == Some(line.as_bytes()) && lines.next().is_none();
-        is_only && self.blake3 == digest(bytes)
     }
 
     /// Returns the names of the unknown fields that a run does not write again.
@@ -179,11 +187,15 @@ impl Manifest {
         (&meta, &self.files) == (&other.meta, &other.files)
     }
 
-    /// Returns the manifest as JSON without the unknown fields.
+    /// Returns the manifest as JSON without the fields that are unknown in its format.
     fn known(&self) -> Value {
         let meta = Meta { unknown: BTreeMap::new(), ..self.meta.clone() };
         let known = Self { meta, unknown: BTreeMap::new(), ..self.clone() };
-        serde_json::to_value(known).expect("a manifest is plain data")
+        let mut json = serde_json::to_value(known).expect("a manifest is plain data");
+        if self.format == OLDEST {
+            remove_later_fields(&mut json);
+        }
+        json
     }
 
     fn json(&self) -> Vec<u8> {
@@ -192,6 +204,28 @@ impl Manifest {
         let mut json = serde_json::to_vec_pretty(self).expect("a manifest is plain data");
         json.push(b'\n');
         json
+    }
+}
+
+/// Returns true if the file has exactly one line with the hash, and that of all other lines.
+fn has_digest_of(manifest: &Value, bytes: &[u8]) -> bool {
+    let Some(hash) = manifest.get("blake3").and_then(Value::as_str) else { return false };
+    let mut lines = bytes.split_inclusive(|byte| *byte == b'\n').filter(|line| is_hash(line));
+    let line = format!("{HASH_LINE}{hash}\"\n");
+    let is_only = lines.next() == Some(line.as_bytes()) && lines.next().is_none();
+    is_only && hash == digest(bytes)
+}
+
+/// Removes from a manifest the fields that [`OLDEST`] does not have and later formats do.
+fn remove_later_fields(manifest: &mut Value) {
+    if let Some(fields) = manifest.as_object_mut() {
+        fields.remove("needs");
+    }
+    let files = manifest.get_mut("files").and_then(Value::as_array_mut);
+    for file in files.into_iter().flatten() {
+        if let Some(entry) = file.as_object_mut() {
+            entry.remove("slices");
+        }
     }
 }
 

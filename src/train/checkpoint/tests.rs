@@ -312,6 +312,17 @@ fn forged_manifests_are_refused() {
     let expected = "needs blocks, float8, which this version of potluck does not know";
     assert!(error.contains(expected), "{error}");
     restore();
+    // A later version may write all else in another way.
+    forge(&path, |json| {
+        json["needs"] = serde_json::json!(["float8"]);
+        json["meta"]["samples"] = "many".into();
+        json["files"] = 3.into();
+    });
+    assert!(refused(&path, manifest::NAME).contains("needs float8, which this version"));
+    restore();
+    forge(&path, |json| json["needs"] = "float8".into());
+    assert!(refused(&path, manifest::NAME).contains("is damaged: its needs: "));
+    restore();
     forge(&path, |json| json["files"][0]["bytes"] = u64::MAX.into());
     assert!(refused(&path, PARAMETERS).contains("instead of 18446744073709551615"));
     for garbage in ["", "null", "[]", "{\"format\":4}", "{\"format\":-1}", "\u{FF}"] {
@@ -329,6 +340,27 @@ fn format_4_is_read_as_whole_tensors() {
         json.as_object_mut().unwrap().remove("needs");
     });
     assert_eq!(Checkpoint::load(&path).unwrap(), checkpoint(1));
+}
+
+/// Needs and slices are fields that format 4 does not know, as it knows no others.
+#[test]
+fn fields_of_format_5_are_unknown_in_format_4() {
+    let run = directory();
+    let store = store(run.path(), &[1]);
+    let slice = serde_json::json!({ "dims": [4], "ranges": [[[0, 2]]] });
+    let slices = serde_json::json!({ "wte": { "tensor": "bias", "slice": slice } });
+    let others = (serde_json::json!(7), serde_json::json!("none"));
+    for (needs, slices) in [(serde_json::json!(["float8"]), slices), others] {
+        forge(&store.path(1), |json| {
+            json["format"] = 4.into();
+            json["needs"] = needs;
+            json["files"][0]["slices"] = slices;
+        });
+        let (loaded, warnings) = store.load_latest().unwrap();
+        assert_eq!(loaded, checkpoint(1));
+        let [warning] = &warnings[..] else { panic!("{warnings:?}") };
+        assert!(warning.contains("does not know needs, files.slices, and"), "{warning}");
+    }
 }
 
 /// Writes slices of `wte (3, 4)` and the whole `bias`, which the manifest lists as `ranges` says.
