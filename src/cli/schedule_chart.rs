@@ -52,7 +52,7 @@ fn priced_chart(placement: &ExplainedPlacement) -> anyhow::Result<(String, Chart
     let laid_out = &placement.laid_out;
     let times = placement.measured_times()?;
     let links = vec![vec![LinkModel::INSTANT; placement.world()]; placement.world()];
-    let priced = price(&laid_out.written, laid_out.whole(), &times, &links)
+    let priced = price(&laid_out.written, &times, &links)
         .map_err(|unknown| not_measured(placement, unknown))?;
     let mut runs = vec![Vec::new(); placement.world()];
     for span in &priced.spans {

@@ -40,7 +40,7 @@ pub(super) fn predict(
     let (mesh, shares) = (placed.placement.mesh, pipelines.shares.clone());
     let planned = Arrangement::of(mesh, positions, &chunks, shares, pipelines.schedule);
     let laid_out = LaidOut::of(request, &planned)?;
-    let found = price(&laid_out.written, laid_out.whole(), &times, &links)
+    let found = price(&laid_out.written, &times, &links)
         .map_err(|error| RuntimeError::InvalidRequest(error.to_string()))?;
     let formula = ideal_bubble(case.schedule, case.shape, stage);
     Ok(PredictedStep { seconds: found.seconds, bubble: found.bubble, formula })

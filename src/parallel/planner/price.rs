@@ -47,7 +47,7 @@ pub struct StepPrice {
     pub spans: Vec<PricedSpan>,
 }
 
-/// Returns the price of a step of these programs, whose segments are those of `whole`.
+/// Returns the price of a step of these programs.
 ///
 /// `times` has the seconds of each block for the longest micro-batch of a rank, by rank and then
 /// by block; a shorter micro-batch takes less in proportion to its rows. A block that a rank does
@@ -65,37 +65,38 @@ pub struct StepPrice {
 /// If `times` or `links` have fewer ranks, or `times` fewer blocks, than the programs.
 pub fn price(
     programs: &PipelinePrograms,
-    whole: &Plan,
     times: &[Vec<BlockTimes>],
     links: &[Vec<LinkModel>],
 ) -> Result<StepPrice, UnknownTime> {
-    for (rank, (program, times)) in programs.programs.iter().zip(times).enumerate() {
+    let PipelinePrograms { programs: steps, plans, edges, .. } = programs;
+    let mut costs = Vec::with_capacity(steps.len());
+    for (rank, ((program, plan), times)) in steps.iter().zip(plans).zip(times).enumerate() {
         let is_unknown = |block: &u32| !times[*block as usize].sum_s().is_finite();
         let segments = runs(&program.instructions).into_iter();
-        let mut blocks = segments.map(|(segment, _)| whole.segments[segment.index()].block);
+        let mut blocks = segments.map(|(segment, _)| plan.segments[segment.index()].block);
         if let Some(block) = blocks.find(is_unknown) {
             return Err(UnknownTime { rank: Rank(rank as u32), block });
         }
+        costs.push(costs_of(plan, program, times));
     }
-    let costs: Vec<Costs> =
-        programs.programs.iter().zip(times).map(|(of, times)| costs(whole, of, times)).collect();
     let machine = MachineModel { costs: &costs, links, control_s: 0.0, window: 1 };
-    let passes: Vec<Program> = programs.programs.iter().map(without_collectives).collect();
+    let passes: Vec<Program> = steps.iter().map(without_collectives).collect();
     // Without collectives, no bucket counts.
     let layout = Arc::new(ShardLayout::new(Topology::Ring, passes.len() as u32, &[], 1, 1));
     let step = one_step(&passes, &layout, machine);
-    let report = run(&Scenario { edges: programs.edges.clone(), timeline: true, ..step });
+    let report = run(&Scenario { edges: edges.clone(), timeline: true, ..step });
     debug_assert!(report.violations.is_empty(), "{report}");
-    let spans = report.timeline.spans.iter().filter_map(|span| priced(whole, span));
+    let spans =
+        report.timeline.spans.iter().filter_map(|span| priced(&plans[span.rank.index()], span));
     Ok(of_spans(spans.collect(), passes.len()))
 }
 
 /// Returns the seconds of each segment of the plan on a rank. The segments of a pass of a block
 /// take equal parts of its time, because they are not measured apart.
-fn costs(whole: &Plan, program: &Program, times: &[BlockTimes]) -> Costs {
+fn costs_of(plan: &Plan, program: &Program, times: &[BlockTimes]) -> Costs {
     let rows_max = program.micro_batches.iter().map(|batch| batch.rows).max().unwrap_or(0);
     let mut of_pass: HashMap<(PassKind, u32), u32> = HashMap::new();
-    for segment in &whole.segments {
+    for segment in &plan.segments {
         *of_pass.entry((segment.phase, segment.block)).or_default() += 1;
     }
     let cost = |segment: &Segment| {
@@ -110,7 +111,7 @@ fn costs(whole: &Plan, program: &Program, times: &[BlockTimes]) -> Costs {
         SegmentCost { fixed_s: 0.0, row_s: seconds / f64::from(parts) / f64::from(rows_max.max(1)) }
     };
     Costs {
-        segments: whole.segments.iter().map(cost).collect(),
+        segments: plan.segments.iter().map(cost).collect(),
         load_s: 0.0,
         update_element_s: 0.0,
         read_back: LinkModel::INSTANT,
@@ -132,9 +133,9 @@ fn without_collectives(program: &Program) -> Program {
 }
 
 /// Returns the pass that a span of the timeline shows, if it is one.
-fn priced(whole: &Plan, span: &VirtualSpan) -> Option<PricedSpan> {
+fn priced(plan: &Plan, span: &VirtualSpan) -> Option<PricedSpan> {
     let (segment, micro_batch) = span.run?;
-    let Segment { phase, block, .. } = whole.segments[segment.index()];
+    let Segment { phase, block, .. } = plan.segments[segment.index()];
     let [from_s, to_s] = [span.from, span.to].map(|at| at as f64 / 1e9);
     Some(PricedSpan { rank: span.rank, pass: phase, block, micro_batch, from_s, to_s })
 }
@@ -213,7 +214,7 @@ mod tests {
             let plan = plan((shape.stages * chunks) as u32);
             let times = vec![vec![block; plan.graph.blocks.len()]; shape.stages];
             let programs = programs(&plan, schedule, shape);
-            let found = price(&programs, &plan, &times, &links(shape.stages, LinkModel::INSTANT));
+            let found = price(&programs, &times, &links(shape.stages, LinkModel::INSTANT));
             let found = found.unwrap();
             let stage = StageTimes {
                 forward: block.forward_s,
@@ -237,9 +238,9 @@ mod tests {
         let programs = programs(&plan, PipelineSchedule::OneFOneB, shape);
         let seconds = |times: &[Vec<BlockTimes>], latency_s| {
             let link = LinkModel { latency_s, ..LinkModel::INSTANT };
-            price(&programs, &plan, times, &links(3, link)).unwrap().seconds
+            price(&programs, times, &links(3, link)).unwrap().seconds
         };
-        let unlike = price(&programs, &plan, &times, &links(3, LinkModel::INSTANT)).unwrap();
+        let unlike = price(&programs, &times, &links(3, LinkModel::INSTANT)).unwrap();
         // Its own passes, and one forward and one backward pass of the stages beside it.
         assert!(unlike.seconds >= 5.0 * 0.14 + 0.05, "{unlike:?}");
         assert!(unlike.idle[1] < 0.2 && unlike.idle[0] > 0.5, "{:?}", unlike.idle);
@@ -250,7 +251,7 @@ mod tests {
         times[0][1].forward_s = f64::INFINITY;
         assert!(seconds(&times, 0.0) < unlike.seconds);
         times[1][1].forward_s = f64::INFINITY;
-        let error = price(&programs, &plan, &times, &links(3, LinkModel::INSTANT)).unwrap_err();
+        let error = price(&programs, &times, &links(3, LinkModel::INSTANT)).unwrap_err();
         assert_eq!(error, UnknownTime { rank: Rank(1), block: 1 });
     }
 
@@ -270,7 +271,7 @@ mod tests {
             let shape = PipelineShape { stages: 2, chunks: 1, micro_batches: 1 };
             let programs = programs(&plan, PipelineSchedule::GPipe, shape);
             let times = vec![vec![TIMES; 2]; 2];
-            price(&programs, &plan, &times, &links(2, LinkModel::INSTANT)).unwrap()
+            price(&programs, &times, &links(2, LinkModel::INSTANT)).unwrap()
         };
         let (whole, part) = (step(&[1.0]), step(&[1.0, 1.0]));
         assert!(part.spans.len() > whole.spans.len(), "{part:?}");
@@ -305,7 +306,7 @@ mod tests {
                 }
             }
         }
-        let found = price(&programs, &plan, &times, &links).unwrap();
+        let found = price(&programs, &times, &links).unwrap();
         let longest = found.spans.iter().map(|span| span.to_s - span.from_s).fold(0.0, f64::max);
         assert!((longest - 0.015).abs() < 1e-6, "{found:?}");
     }
