@@ -3,14 +3,15 @@
 //! pipeline and as a tensor group, medians of some rounds, in which the ways take turns.
 //!
 //!     cargo bench --bench layouts -- [--rounds N] [--steps N] [--width N] [--layers N]
-//!                                    [--context N] [--batch N] [--shares A,B]
+//!                                    [--context N] [--batch N] [--micro-batch N] [--shares A,B]
 //!
 //!     alone       one device with the whole batch
 //!     two alone   the same twice at a time, each with the whole batch: what they lose is what two
 //!                 busy cores take from each other
 //!     data        two devices with half of the batch each
 //!     pipeline    two stages of four micro-batches
-//!     tensor      a tensor group of two ranks
+//!     tensor      a tensor group of two ranks, which runs two micro-batches at a time if a
+//!                 `--micro-batch` smaller than the batch is given
 //!
 //! The column `/alone` is the time of a step by that of one device in the same round, and `/lost`
 //! the same without what two busy cores take from each other. For tensor groups, the last line tells
@@ -122,6 +123,7 @@ fn step_seconds(way: &str) -> Result<f64, TrainError> {
             let shares = text("--shares").unwrap_or_default();
             let shares = shares.split(',').filter_map(|share| share.parse().ok()).collect();
             options.tensor = TensorOptions { ranks: 2, shares };
+            options.micro_batch_size = number("--micro-batch", batch);
             options.trace = Some(TRACE.into());
         }
         _ => {}

@@ -22,9 +22,13 @@ use crate::collective::{BucketGroups, Collective, RankGroup};
 use potluck_core::{BucketId, EdgeId, Rank, ReductionId, SegmentId, TensorId};
 use potluck_graph::{Node, PassKind, Plan, PlanPart, Reduction, Role, crossings};
 
-/// Micro-batches of an all-reduce that may be on their way at a time: a rank begins the next one
-/// when it has what the others have sent for the one before, and they may not have read it yet.
+/// Tensors of all-reduces, each of a micro-batch, that a rank may have sent and others not read yet,
+/// for each micro-batch that a stage runs at a time: a rank begins the next all-reduce when it has
+/// what the others have sent for the one before.
 const REDUCTIONS_IN_FLIGHT: usize = 2;
+/// Micro-batches that a tensor group runs at a time, if it has so many and is the only stage of its
+/// pipeline: while the sum of one travels, its devices compute the other.
+const OVERLAPPED: usize = 2;
 
 /// One pipeline: its ranks, and the blocks of its model chunks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,6 +53,11 @@ impl PipelineRanks {
     /// Returns the number of ranks that divide the tensors of a stage.
     pub fn tensor_ranks(&self) -> usize {
         self.groups.first().map_or(1, Vec::len)
+    }
+
+    /// Returns true if the only stage has a tensor group, which runs two micro-batches at a time.
+    fn is_paired(&self) -> bool {
+        self.tensor_ranks() > 1 && self.chunks.len() == 1
     }
 
     /// Returns all ranks: by stage, then in the order of the tensor group.
@@ -293,7 +302,10 @@ fn edges_between_stages(request: &PipelineRequest) -> Vec<Edge> {
 /// their edges.
 fn reductions(request: &PipelineRequest, edges: &mut Vec<Edge>) -> Vec<GroupReduction> {
     let mut reductions = Vec::new();
-    for pipeline in request.pipelines {
+    for (pipeline, share) in request.pipelines.iter().zip(request.shares) {
+        let micro_batches = cut(*share, request.pipelines.len()).len();
+        let at_a_time = if pipeline.is_paired() { micro_batches.clamp(1, OVERLAPPED) } else { 1 };
+        let in_flight = REDUCTIONS_IN_FLIGHT * at_a_time;
         for (stage, group) in pipeline.groups.iter().enumerate() {
             let blocks = pipeline.blocks_of(stage);
             let mut of_ranks = Vec::new();
@@ -317,7 +329,7 @@ fn reductions(request: &PipelineRequest, edges: &mut Vec<Edge>) -> Vec<GroupRedu
                             shape: plan.graph.tensor(tensor).shape.clone(),
                             from: *from,
                             to: group.clone(),
-                            in_flight: REDUCTIONS_IN_FLIGHT,
+                            in_flight,
                             reduction: Some(id),
                         });
                     }
@@ -418,7 +430,12 @@ impl StageWriter<'_> {
     /// Returns the instructions of all work of a training step, without those of collectives.
     fn training(&self, batches: &[MicroBatch]) -> Vec<Instruction> {
         let shape = shape_of(self.request, self.pipeline, batches.len());
-        self.lower(&stage_work(self.request.schedule, shape, self.stage))
+        // Stages compute other micro-batches while one travels to the next stage, which would wait
+        // longer for what is computed two at a time.
+        if self.pipeline.is_paired() {
+            return self.lower(&in_pairs(batches.len()), true);
+        }
+        self.lower(&stage_work(self.request.schedule, shape, self.stage), false)
     }
 
     /// Returns the instructions of a forward pass of so many micro-batches.
@@ -435,40 +452,67 @@ impl StageWriter<'_> {
                 round.map(move |micro_batch| StageWork { pass, chunk, micro_batch })
             })
         });
-        self.lower(&work.collect::<Vec<_>>())
+        self.lower(&work.collect::<Vec<_>>(), false)
     }
 
-    fn lower(&self, work: &[StageWork]) -> Vec<Instruction> {
+    /// Returns the instructions of work. With `overlaps`, two neighbours that differ in their
+    /// micro-batch only run at a time: one computes while what the other has computed is reduced.
+    fn lower(&self, work: &[StageWork], overlaps: bool) -> Vec<Instruction> {
         let Some(first) = work.first() else { return Vec::new() };
         let of_first = work.iter().filter(|other| other.micro_batch == first.micro_batch);
         let order: Vec<SegmentId> = of_first.flat_map(|work| self.segments_of(*work)).collect();
         let edges = self.edges_by_segment(&order);
         let mut instructions = Vec::new();
         let mut loaded = Vec::new();
-        for work in work {
-            let micro_batch = work.micro_batch;
-            if !loaded.contains(&micro_batch) {
-                loaded.push(micro_batch);
-                instructions.push(Instruction::Load { micro_batch });
-            }
-            for segment in self.segments_of(*work) {
-                let of = |list: &HashMap<SegmentId, Vec<EdgeId>>| {
-                    list.get(&segment).cloned().unwrap_or_default()
-                };
-                let received = of(&edges.received).into_iter();
-                instructions.extend(received.map(|edge| Instruction::Recv { edge, micro_batch }));
-                instructions.push(Instruction::Run { segment, micro_batch });
-                if let Some((reduction, parts)) = edges.reduced.get(&segment) {
-                    let (reduction, parts) = (*reduction, parts.iter());
-                    instructions
-                        .extend(parts.map(|part| Instruction::Send { edge: *part, micro_batch }));
-                    instructions.push(Instruction::AllReduce { reduction, micro_batch });
+        let mut work = work.iter().copied().peekable();
+        while let Some(now) = work.next() {
+            let is_alike = |next: &StageWork| {
+                (next.pass, next.chunk) == (now.pass, now.chunk)
+                    && next.micro_batch != now.micro_batch
+            };
+            let beside = work.next_if(|next| overlaps && is_alike(next));
+            let mut lanes = Vec::new();
+            for work in [Some(now), beside].into_iter().flatten() {
+                let micro_batch = work.micro_batch;
+                if !loaded.contains(&micro_batch) {
+                    loaded.push(micro_batch);
+                    instructions.push(Instruction::Load { micro_batch });
                 }
-                let sent = of(&edges.sent).into_iter();
-                instructions.extend(sent.map(|edge| Instruction::Send { edge, micro_batch }));
+                lanes.push(self.sections(work, &edges).into_iter());
+            }
+            // All lanes have as many sections.
+            while let Some(sections) =
+                lanes.iter_mut().map(Iterator::next).collect::<Option<Vec<_>>>()
+            {
+                instructions.extend(sections.into_iter().flatten());
             }
         }
         instructions
+    }
+
+    /// Returns the instructions of a unit of work, in sections of which all but the first begin
+    /// with an all-reduce of what the one before has computed and sent.
+    fn sections(&self, work: StageWork, edges: &SegmentEdges) -> Vec<Vec<Instruction>> {
+        let micro_batch = work.micro_batch;
+        let mut sections = vec![Vec::new()];
+        for segment in self.segments_of(work) {
+            let of = |list: &HashMap<SegmentId, Vec<EdgeId>>| {
+                list.get(&segment).cloned().unwrap_or_default().into_iter()
+            };
+            let mut now = sections.pop().unwrap_or_default();
+            let received = of(&edges.received);
+            now.extend(received.map(|edge| Instruction::Recv { edge, micro_batch }));
+            now.push(Instruction::Run { segment, micro_batch });
+            if let Some((reduction, parts)) = edges.reduced.get(&segment) {
+                let sent = parts.iter().map(|part| Instruction::Send { edge: *part, micro_batch });
+                now.extend(sent);
+                sections.push(now);
+                now = vec![Instruction::AllReduce { reduction: *reduction, micro_batch }];
+            }
+            now.extend(of(&edges.sent).map(|edge| Instruction::Send { edge, micro_batch }));
+            sections.push(now);
+        }
+        sections
     }
 
     /// Completes the program of a training step with its collectives, its verdict and its updates,
@@ -569,6 +613,19 @@ impl StageWriter<'_> {
             .extend(due.into_iter().map(Collective::reduce_scatter).map(Instruction::Start));
         instructions
     }
+}
+
+/// Returns the work of the only stage of a pipeline, whose tensor group runs two micro-batches at a
+/// time: the forward passes of a pair, and then its backward passes.
+fn in_pairs(micro_batches: usize) -> Vec<StageWork> {
+    let mut work = Vec::with_capacity(2 * micro_batches);
+    for first in (0..micro_batches).step_by(OVERLAPPED) {
+        let pair = first..(first + OVERLAPPED).min(micro_batches);
+        for pass in [StagePass::Forward, StagePass::Backward] {
+            work.extend(pair.clone().map(|micro_batch| StageWork { pass, chunk: 0, micro_batch }));
+        }
+    }
+    work
 }
 
 /// Returns the segments of a stage's work, in order; `chunks` are the blocks of its model chunks.

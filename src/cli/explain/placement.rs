@@ -245,12 +245,18 @@ impl<'a> ExplainedPlacement<'a> {
         let chunks = self.planned.pipelines[at.data].chunks.len() / stages;
         let micro_batches = self.micro_batches(rank);
         let shape = PipelineShape { stages, chunks, micro_batches };
-        let most = in_flight(schedule, shape, at.pipeline);
+        let is_paired = self.planned.mesh.tensor > 1 && stages == 1;
+        let most =
+            if is_paired { micro_batches.min(2) } else { in_flight(schedule, shape, at.pipeline) };
         match schedule {
             PipelineSchedule::Interleaved => format!(
                 "stashes in flight: {most} of {}, one per micro-batch and model chunk ({schedule})",
                 micro_batches * chunks
             ),
+            _ if is_paired => {
+                let of = counted(micro_batches, "micro-batch", "micro-batches");
+                format!("stashes in flight: {most} of {of}: one computes while another is reduced")
+            }
             _ => {
                 let of = counted(micro_batches, "micro-batch", "micro-batches");
                 format!("stashes in flight: {most} of {of} ({schedule})")

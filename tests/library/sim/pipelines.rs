@@ -410,6 +410,29 @@ fn tensor_groups_send_what_the_formula_says() {
     }
 }
 
+/// Two micro-batches at a time: while one is reduced, the other is computed.
+#[test]
+fn a_tensor_group_computes_while_it_reduces() {
+    let seconds = |link: LinkModel| {
+        let pipelines = Pipelines { piece_max: 1 << 20, ..Pipelines::of_groups(2, 1, 1, 4) };
+        let mut scenario = pipelines.scenario(1);
+        let (world, segments) = (scenario.world(), scenario.costs[0].segments.len());
+        let instant = LinkModel::INSTANT;
+        let mut costs = random::even_costs(segments, instant);
+        costs.segments = vec![SegmentCost { fixed_s: 1e-3, row_s: 0.0 }; segments];
+        (costs.load_s, costs.update_element_s) = (0.0, 0.0);
+        (scenario.costs, scenario.control_s) = (vec![costs; world], 0.0);
+        scenario.links = vec![vec![link; world]; world];
+        run_and_check(&scenario).seconds
+    };
+    // Every message takes as long as a segment computes.
+    let free = seconds(LinkModel::INSTANT);
+    let paid = seconds(LinkModel { latency_s: 1e-3, bytes_per_s: f64::INFINITY });
+    // Without overlap, 4 micro-batches wait for 11 sums each.
+    let sums = 4.0 * 11.0 * 1e-3;
+    assert!(paid - free < 0.3 * sums, "{free} s, and {paid} s of {} without overlap", free + sums);
+}
+
 // ---- What is wrong is found ----
 
 /// The complaints about the scenarios of the seeds with a bug.
