@@ -141,13 +141,17 @@ impl Placement {
         positions.sort_unstable();
         positions.is_sorted_by(|one, next| one < next)
             && self.has_sound_tensor_shares()
-            && self.pipelines().all(|stages| {
-                let first = stages[0][0];
-                stages.iter().flatten().all(|rank| self.is_stage(rank, first))
-                    && stages
-                        .iter()
-                        .all(|group| group.iter().all(|of| of.blocks == group[0].blocks))
-            })
+            && self.pipelines().all(|stages| self.is_pipeline(&stages))
+    }
+
+    /// Returns true if the ranks of a pipeline have the parts of one, and each tensor group the same
+    /// blocks.
+    fn is_pipeline(&self, stages: &[Vec<&RankPlacement>]) -> bool {
+        let Some(first) = stages.first().and_then(|group| group.first()) else { return false };
+        let has_one_part = |group: &Vec<&RankPlacement>| {
+            group.iter().all(|rank| self.is_stage(rank, first) && rank.blocks == group[0].blocks)
+        };
+        stages.iter().all(has_one_part)
     }
 
     /// Returns true if every rank of a tensor group has a share.
@@ -250,6 +254,33 @@ mod tests {
         for mesh in [Mesh::of_pipelines(3, 1), Mesh { pipeline: 0, ..placement().mesh }] {
             let damaged = Placement { mesh, ..placement() };
             assert!(!damaged.is_consistent() && !damaged.shares_fit(13, 4), "{mesh:?}");
+        }
+        let none = Mesh { pipeline: 0, tensor: 2, ..placement().mesh };
+        let empty = Placement { mesh: none, ranks: Vec::new(), ..placement() };
+        assert!(!Placement { tensor_shares: vec![1, 1], ..empty }.is_consistent());
+    }
+
+    #[test]
+    fn tensor_groups_have_shares_and_blocks_of_their_own() {
+        let mut sound = placement();
+        sound.mesh = Mesh { data: 1, pipeline: 1, tensor: 2 };
+        sound.tensor_shares = vec![3, 1];
+        for rank in &mut sound.ranks {
+            (rank.share, rank.micro_batches) = (12, vec![3; 4]);
+            rank.blocks = vec![std::ops::Range { start: 0, end: 3 }];
+        }
+        assert!(sound.is_consistent());
+        let edits: [fn(&mut Placement); 5] = [
+            |placement| placement.tensor_shares.clear(),
+            |placement| placement.tensor_shares = vec![1, 0],
+            |placement| placement.tensor_shares = vec![1; 3],
+            |placement| placement.ranks[1].blocks[0].end = 2,
+            |placement| placement.ranks[1].position = 1,
+        ];
+        for (index, edit) in edits.into_iter().enumerate() {
+            let mut damaged = sound.clone();
+            edit(&mut damaged);
+            assert!(!damaged.is_consistent(), "edit {index}");
         }
     }
 

@@ -300,10 +300,14 @@ impl Session {
             return records;
         }
         for ((rank, placed), report) in mesh.ranks().zip(ranks).zip(reports) {
-            let Coordinates { data, pipeline, .. } = mesh.coordinates(rank);
+            let Coordinates { data, pipeline, tensor } = mesh.coordinates(rank);
             let mut stage = None;
             if mesh.is_divided() {
-                stage = Some(StageRecord { pipeline: data as u64, stage: pipeline as u64 });
+                stage = Some(StageRecord {
+                    pipeline: data as u64,
+                    stage: pipeline as u64,
+                    tensor: (mesh.tensor > 1).then_some(tensor as u64),
+                });
             }
             records.push(RankRecord {
                 name: placed.name.clone(),

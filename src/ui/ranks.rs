@@ -100,9 +100,10 @@ impl Mean {
     /// (llvmpipe): idle 3 %`.
     fn text(&self, pipelines: bool) -> String {
         let [waits, idle] = [self.waited, self.idle].map(|sum| 100.0 * sum / self.steps);
-        if let Some(StageRecord { pipeline, stage }) = self.stage {
+        if let Some(StageRecord { pipeline, stage, tensor }) = self.stage {
             let of = if pipelines { format!(" of pipeline {pipeline}") } else { String::new() };
-            return format!("stage {stage}{of} ({}): idle {idle:.0} %", self.name);
+            let place = tensor.map_or(String::new(), |rank| format!(", tensor rank {rank}"));
+            return format!("stage {stage}{of}{place} ({}): idle {idle:.0} %", self.name);
         }
         let speed = self.samples / self.seconds;
         let speed = if !speed.is_finite() {
@@ -168,7 +169,7 @@ mod tests {
     #[test]
     fn stages_are_named_with_their_idle_shares() {
         let stage = |pipeline, stage, idle| RankRecord {
-            stage: Some(StageRecord { pipeline, stage }),
+            stage: Some(StageRecord { pipeline, stage, tensor: None }),
             idle,
             ..rank("llvmpipe (LLVM 19.1.7, 256 bits)", 12, 55.0, 0.9)
         };
@@ -176,6 +177,14 @@ mod tests {
         means.add(&[stage(0, 0, 0.03), stage(0, 1, 0.25)]);
         assert_eq!(means.line(), "stage 0 (llvmpipe): idle 3 %, stage 1 (llvmpipe): idle 25 %");
         assert!(means.block().starts_with("  stage 0 (llvmpipe): idle 3 %, stage 1"));
+        let mut group = RunningMeans::default();
+        let member = |tensor| RankRecord {
+            stage: Some(StageRecord { pipeline: 0, stage: 1, tensor: Some(tensor) }),
+            ..stage(0, 1, 0.1)
+        };
+        group.add(&[member(0), member(1)]);
+        let of_group = "stage 1, tensor rank 0 (llvmpipe): idle 10 %, stage 1, tensor rank 1";
+        assert!(group.line().starts_with(of_group), "{}", group.line());
         means.add(&[stage(0, 0, 0.05), stage(1, 0, 0.5)]);
         let both = "stage 0 of pipeline 0 (llvmpipe): idle 4 %, \
                     stage 0 of pipeline 1 (llvmpipe): idle 38 %";

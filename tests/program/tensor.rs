@@ -58,6 +58,13 @@ fn tensor_groups_and_meshes_follow_the_course_of_one_device() {
         assert_eq!(train(&desk, out, line).ok().err, "", "{line}");
         assert_course(&desk, out, line);
     }
+    let places: Vec<(Value, Value, Value)> = desk.steps("mesh")[11]["ranks"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|rank| (rank["pipeline"].clone(), rank["stage"].clone(), rank["tensor"].clone()))
+        .collect();
+    assert_eq!(places[6], (1.into(), 1.into(), 0.into()), "{places:?}");
     let placement = &desk.manifest("mesh", 12)["meta"]["placement"];
     assert_eq!(placement["mesh"], serde_json::json!({ "data": 2, "pipeline": 2, "tensor": 2 }));
     assert_eq!(placement["tensor_shares"], serde_json::json!([1, 1]));
@@ -193,6 +200,21 @@ fn what_a_group_reduces_is_told_before_the_run() {
     assert!(program.contains("all-reduce 1 (h.0 of ranks 0, 1) of micro-batch 0"), "{program}");
     let memory = explain("memory", "--devices cpu*2 --tensor 2 --set tensor_shares=3,1");
     assert!(memory.contains("cpu, tensor rank 0 (3/4) of stage 0 of pipeline 0"), "{memory}");
+}
+
+/// Each device has as much memory as 1 / 1.6 of the model needs.
+#[test]
+fn a_model_of_more_than_the_memory_of_a_device_trains_over_two() {
+    let desk = Desk::new();
+    let line = format!("{SMALL} --set model.width=256 --set model.layers=4 --steps 1 --out run");
+    let told = desk.run(&format!("{line} --explain memory --devices cpu")).ok().out;
+    let peak = told.lines().find(|line| line.trim_start().starts_with("peak")).unwrap();
+    let mib: f64 = peak.split_whitespace().nth(1).unwrap().parse().unwrap();
+    let line = format!("{line} --set train.device_memory_mib={}", (mib / 1.6) as u64);
+    let error = desk.run(&format!("{line} --devices cpu")).ended(78);
+    assert!(error.line("error:").contains("of its memory and it has"), "{}", error.err);
+    desk.run(&format!("{line} --devices cpu*2 --tensor 2")).ok();
+    assert_eq!(desk.losses("run").len(), 1);
 }
 
 #[test]

@@ -86,6 +86,8 @@ pub struct RankRecord {
 pub struct StageRecord {
     pub pipeline: u64,
     pub stage: u64,
+    /// Place in the tensor group of the stage, if it has one.
+    pub tensor: Option<u64>,
 }
 
 impl RankRecord {
@@ -109,8 +111,8 @@ fn rounded(share: f64) -> f64 {
 /// the fields that go to other nodes.
 pub(super) struct JsonLine<'a, T>(pub &'a T);
 
-/// Written as the share, and the milliseconds of work and of waiting; in a pipeline also the stage
-/// and its idle share.
+/// Written as the share, and the milliseconds of work and of waiting; of a rank with a part of the
+/// model also its place and its idle share.
 impl Serialize for JsonLine<'_, RankRecord> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Self(record) = self;
@@ -120,9 +122,12 @@ impl Serialize for JsonLine<'_, RankRecord> {
         map.serialize_entry("share", &record.share)?;
         map.serialize_entry("work_ms", &ms(record.time.saturating_sub(record.waited)))?;
         map.serialize_entry("wait_ms", &ms(record.waited))?;
-        if let Some(StageRecord { pipeline, stage }) = record.stage {
+        if let Some(StageRecord { pipeline, stage, tensor }) = record.stage {
             map.serialize_entry("pipeline", &pipeline)?;
             map.serialize_entry("stage", &stage)?;
+            if let Some(tensor) = tensor {
+                map.serialize_entry("tensor", &tensor)?;
+            }
             map.serialize_entry("idle", &rounded(record.idle))?;
         }
         map.end()
@@ -354,7 +359,7 @@ pub(super) mod tests {
             time: Duration::from_millis(300),
             waited: Duration::from_millis(waited),
             idle,
-            stage: Some(StageRecord { pipeline: 1, stage }),
+            stage: Some(StageRecord { pipeline: 1, stage, tensor: None }),
         };
         let record =
             StepRecord { ranks: vec![rank(0, 30, 0.05), rank(1, 100, 1.0 / 3.0)], ..step(7) };
