@@ -22,9 +22,9 @@ use crate::collective::{BucketGroups, Collective, RankGroup};
 use potluck_core::{BucketId, EdgeId, Rank, ReductionId, SegmentId, TensorId};
 use potluck_graph::{Node, PassKind, Plan, PlanPart, Reduction, Role, crossings};
 
-/// Tensors of all-reduces, each of a micro-batch, that a rank may have sent and others not read yet,
-/// for each micro-batch that a stage runs at a time: a rank begins the next all-reduce when it has
-/// what the others have sent for the one before.
+/// Tensors of all-reduces, each of a micro-batch, that a rank may have sent and others not read
+/// yet, for each micro-batch that a stage runs at a time: a rank begins the next all-reduce when it
+/// has what the others have sent for the one before.
 const REDUCTIONS_IN_FLIGHT: usize = 2;
 /// Micro-batches that a tensor group runs at a time, if it has so many and is the only stage of its
 /// pipeline: while the sum of one travels, its devices compute the other.

@@ -144,8 +144,8 @@ impl Placement {
             && self.pipelines().all(|stages| self.is_pipeline(&stages))
     }
 
-    /// Returns true if the ranks of a pipeline have the parts of one, and each tensor group the same
-    /// blocks.
+    /// Returns true if the ranks of a pipeline have the parts of one, and each tensor group the
+    /// same blocks.
     fn is_pipeline(&self, stages: &[Vec<&RankPlacement>]) -> bool {
         let Some(first) = stages.first().and_then(|group| group.first()) else { return false };
         let has_one_part = |group: &Vec<&RankPlacement>| {

@@ -7,6 +7,8 @@ pub mod mlp;
 mod pictures;
 pub mod resnet;
 pub mod rnn;
+#[cfg(test)]
+mod shard_tests;
 
 pub use cnn::{CnnConfig, cnn};
 pub use gpt::{GptConfig, gpt};
