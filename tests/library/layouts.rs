@@ -1,5 +1,6 @@
-//! Layouts of a GPT over CPU devices: data, pipeline and tensor parallelism and their mixtures, with
-//! and without fusion, have the loss and the gradients of one device, whatever the model's options.
+//! Layouts of a GPT over CPU devices: data, pipeline and tensor parallelism and their mixtures,
+//! with and without fusion, have the loss and the gradients of one device, whatever the model's
+//! options.
 
 use std::env;
 

@@ -220,9 +220,7 @@ fn pipelines_that_do_not_fit() {
     );
     refuses(
         "--explain schedule",
-        &[
-            "--explain schedule needs parallel.pipeline_stages or parallel.tensor_ranks of 2 or more",
-        ],
+        &["parallel.tensor_ranks of 2 or more; give --pipeline K or --tensor K"],
     );
 }
 

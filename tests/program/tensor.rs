@@ -177,8 +177,8 @@ fn a_perceptron_trains_and_predicts_over_a_tensor_group() {
     assert_eq!(predicted("--devices cpu*2 --tensor 2"), predicted("--devices cpu"));
 }
 
-/// 4 all-reduces per layer, one behind the embedding and one before the head, of `b t c` values, and
-/// 12 bytes per token for the loss.
+/// 4 all-reduces per layer, one behind the embedding and one before the head, of `b t c` values,
+/// and 12 bytes per token for the loss.
 #[test]
 fn what_a_group_reduces_is_told_before_the_run() {
     let explain =

@@ -1,5 +1,5 @@
-//! Tensor groups of unlike devices: gradients and losses of one CPU device, and slices that all ranks
-//! hold with the same bits at every step.
+//! Tensor groups of unlike devices: gradients and losses of one CPU device, and slices that all
+//! ranks hold with the same bits at every step.
 
 use crate::pipelines::{largest_error, train};
 use crate::process::{Desk, adapter_selectors, skip};
@@ -10,8 +10,8 @@ const GRADIENTS: &str = "--steps 1 --set optim.kind=sgd --set optim.momentum=0 -
 
 const STEPS: usize = 50;
 
-/// Returns the groups of this machine's adapters: two of them, and one with the CPU device, of unlike
-/// shares.
+/// Returns the groups of this machine's adapters: two of them, and one with the CPU device, of
+/// unlike shares.
 fn groups() -> Vec<String> {
     let names = adapter_selectors();
     let mut groups = Vec::new();
