@@ -1,6 +1,6 @@
-//! A model whose layers are wider than a device: a tensor group divides each of them, all its devices
-//! compute every sample together, and sum what they have after each pair of layers (Shoeybi et al.
-//! 2019, "Megatron-LM"). The losses are those of one device, but for the order of the sums.
+//! A model whose layers are wider than a device: a tensor group divides each of them, all its
+//! devices compute every sample together, and sum what they have after each pair of layers (Shoeybi
+//! et al. 2019, "Megatron-LM"). The losses are those of one device, but for the order of the sums.
 //!
 //!     cargo run --release --example tensor -- [DEVICES] [SHARE..]
 //!

@@ -93,7 +93,7 @@ fn tensor_line(placement: &ExplainedPlacement) -> String {
         sums += usize::from(planned.mesh.coordinates(first.from).data == 0);
     }
     let shares = planned.tensor_shares.iter().map(u32::to_string).collect::<Vec<_>>().join(" : ");
-    let what = if planned.mesh.pipeline > 1 { ", over all stages" } else { "" };
+    let what = if planned.mesh.pipeline > 1 { ", in all stages together" } else { "" };
     format!(
         "tensor groups of {} ranks with shares {shares}: {} of a micro-batch, of which each rank \
          reads back {} and writes as much{what}\n",
