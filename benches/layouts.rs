@@ -14,8 +14,8 @@
 //!                 `--micro-batch` smaller than the batch is given
 //!
 //! The column `/alone` is the time of a step by that of one device in the same round, and `/lost`
-//! the same without what two busy cores take from each other. For tensor groups, the last line tells
-//! which part of the steps went to all-reduces: sums, and waiting for the other rank.
+//! the same without what two busy cores take from each other. For tensor groups, the last line
+//! tells which part of the steps went to all-reduces: sums, and waiting for the other rank.
 
 use std::io::Read;
 use std::path::Path;
