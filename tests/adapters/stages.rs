@@ -8,7 +8,9 @@ use crate::common::{adapters, checks, fill_inputs, fill_parameters, nmse, pass, 
 use potluck_core::{BucketId, EdgeId, Rank};
 use potluck_graph::model::{GptConfig, gpt};
 use potluck_graph::print::MemoryUsage;
-use potluck_graph::{Place, Plan, PlanOptions, SlotKind, Unary, differentiate, fuse};
+use potluck_graph::{
+    ModelGraph, Place, Plan, PlanOptions, PlanPart, SlotKind, Unary, differentiate, fuse,
+};
 use potluck_kernels::autotune::cache::device_key;
 use potluck_kernels::autotune::{KernelCache, KernelSelector};
 use potluck_kernels::device::{Adapter, Gpu};
@@ -27,7 +29,12 @@ const PIECE: usize = 100;
 
 /// A model with so many layers for each stage besides the embedding and the head.
 fn model(width: usize, context: usize, layers: usize, rows: usize) -> Plan {
-    let config = GptConfig {
+    let graph = gpt(&config(width, context, layers)).unwrap();
+    Plan::new(fuse(differentiate(graph).unwrap()), PlanOptions::new(rows))
+}
+
+fn config(width: usize, context: usize, layers: usize) -> GptConfig {
+    GptConfig {
         vocabulary: 11,
         context,
         layers,
@@ -37,9 +44,7 @@ fn model(width: usize, context: usize, layers: usize, rows: usize) -> Plan {
         dropout: 0.2,
         tie: false,
         activation: Unary::Gelu,
-    };
-    let graph = fuse(differentiate(gpt(&config).unwrap()).unwrap());
-    Plan::new(graph, PlanOptions::new(rows))
+    }
 }
 
 /// Programs of stages that hold two blocks each.
@@ -348,5 +353,32 @@ fn a_stage_takes_the_memory_of_what_it_holds() {
         fill(&mut stage, &whole);
         alone(&mut stage, &mut Stage::new(&programs, 1), &sent);
         compare("after a step");
+    }
+}
+
+/// The same of the ranks of a tensor group, which all hold every block.
+#[test]
+fn a_rank_of_a_tensor_group_takes_the_memory_of_its_slices() {
+    let (_turn, opener) = (turn(), Opener::new());
+    let model = ModelGraph::training(gpt(&config(128, 64, 4)).unwrap(), true).unwrap();
+    let whole = Plan::new(model.whole().clone(), PlanOptions::new(4));
+    for position in 0..2 {
+        let graph = model.of_rank(&[1, 1], position).unwrap().graph;
+        let blocks = vec![true; graph.blocks.len()];
+        let part = PlanPart { blocks: &blocks, runs: &[] };
+        let plan = Plan::part(graph, PlanOptions::new(4), &part);
+        let needed = MemoryUsage::of(&plan, 2).peak();
+        assert!(10 * needed < 7 * MemoryUsage::of(&whole, 2).peak(), "{needed}");
+        for adapter in adapters() {
+            let gpu = Gpu::open(&adapter, checks(&adapter)).unwrap();
+            let device = gpu.device.clone();
+            let Some(before) = allocated(&device) else { continue };
+            let _rank = opener.open(&adapter, gpu, &plan, whole_moments(&plan));
+            let all = allocated(&device).unwrap() - before;
+            let tensors = all as f64 - staging_bytes(&plan) as f64;
+            let error = (tensors / needed as f64 - 1.0).abs();
+            println!("{}, rank {position}: {tensors} bytes of {needed}", adapter.name);
+            assert!(error <= 0.1, "{}: {all} bytes, {tensors} of tensors", adapter.name);
+        }
     }
 }
