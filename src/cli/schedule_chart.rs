@@ -108,12 +108,12 @@ fn chart(placement: &ExplainedPlacement, runs: Vec<Vec<SegmentRun>>) -> Chart {
             runs,
         });
     }
-    let title = format!(
-        "{}, {} stages, {}",
-        planned.schedule,
-        planned.mesh.pipeline,
-        counted(placement.micro_batches(0), "micro-batch", "micro-batches")
-    );
+    let batches = counted(placement.micro_batches(0), "micro-batch", "micro-batches");
+    let title = if planned.mesh.pipeline == 1 {
+        format!("tensor group of {}, {batches}", planned.mesh.tensor)
+    } else {
+        format!("{}, {} stages, {batches}", planned.schedule, planned.mesh.pipeline)
+    };
     chart_of_runs(title, &rows)
 }
 

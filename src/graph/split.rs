@@ -77,6 +77,7 @@ impl SplitError {
     fn why(&self) -> String {
         match self.most {
             0 | 1 => "they stay whole".into(),
+            2 => "2 are possible".into(),
             most => format!("2 to {most} are possible"),
         }
     }

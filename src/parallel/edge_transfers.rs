@@ -27,6 +27,27 @@ impl EdgeLayout {
         &self.edges[id.index()]
     }
 
+    /// Returns true if all ranks of the edges are among `world`, and all all-reduces have the edges
+    /// that name them: false only for a layout of a damaged message.
+    pub fn is_sound(&self, world: usize) -> bool {
+        let is_rank = |rank: &Rank| rank.index() < world;
+        let is_edge = |edge: &Edge| {
+            let names = edge.reduction.is_none_or(|id| id.index() < self.reductions.len());
+            names && is_rank(&edge.from) && !edge.to.is_empty() && edge.to.iter().all(is_rank)
+        };
+        let are_sound = |(id, reduction): (usize, &GroupReduction)| {
+            let has_edge = |edge: EdgeId| {
+                let edge = self.edges.get(edge.index());
+                edge.is_some_and(|edge| edge.reduction == Some(ReductionId(id as u32)))
+            };
+            let tensors = reduction.kind.tensors();
+            !reduction.parts.is_empty()
+                && reduction.parts.iter().all(|own| own.len() == tensors)
+                && reduction.edges().all(has_edge)
+        };
+        self.edges.iter().all(is_edge) && self.reductions.iter().enumerate().all(are_sound)
+    }
+
     pub fn reduction(&self, id: ReductionId) -> &GroupReduction {
         &self.reductions[id.index()]
     }
@@ -188,6 +209,14 @@ impl EdgeTransfers {
         self.layout.reduction(reduction).parts.iter().map(of_rank).collect()
     }
 
+    /// Returns the place of this rank among those whose parts an all-reduce has; 0 if it has none.
+    pub fn own_part(&self, reduction: ReductionId) -> usize {
+        let is_own = |own: &Vec<EdgeId>| {
+            own.first().is_some_and(|edge| self.layout.edge(*edge).from == self.rank)
+        };
+        self.layout.reduction(reduction).parts.iter().position(is_own).unwrap_or(0)
+    }
+
     /// Processes a piece that has arrived, and returns what becomes of it.
     ///
     /// # Errors
@@ -313,6 +342,10 @@ mod tests {
         assert_eq!(transfers.arrive(&of(0, 4..6)), Ok(Arrival::Reduce(ReductionId(0))));
         let parts = [0, 1].map(|edge| vec![vec![of(edge, 0..4), of(edge, 4..6)]]);
         assert_eq!(transfers.parts(ReductionId(0), 2), parts);
+        assert_eq!(
+            (transfers.own_part(ReductionId(0)), reducing(0).own_part(ReductionId(1))),
+            (1, 0)
+        );
 
         for edge in 2..6 {
             assert_eq!(transfers.arrive(&of(edge, 0..3)), Ok(Arrival::Keep));
@@ -334,6 +367,26 @@ mod tests {
         assert_eq!((layout.messages_to(Rank(1)), layout.messages_from(Rank(1))), (24, 12));
         assert_eq!(layout.bytes_from(Rank(0)), 2 * 2 * 9 * 4);
         assert_eq!((layout.messages_to(Rank(2)), layout.bytes_from(Rank(2))), (0, 0));
+    }
+
+    #[test]
+    fn damaged_layouts_are_not_sound() {
+        let sound = reducing(0).layout.clone();
+        assert!(sound.is_sound(2) && !sound.is_sound(1));
+        let edits: [fn(&mut Vec<Edge>, &mut Vec<GroupReduction>); 6] = [
+            |edges, _| edges[0].reduction = Some(ReductionId(2)),
+            |edges, _| edges[0].reduction = None,
+            |edges, _| edges[0].to.clear(),
+            |_, reductions| reductions[1].parts[0][0] = EdgeId(6),
+            |_, reductions| reductions[0].parts.clear(),
+            |_, reductions| reductions[1].parts[1].truncate(1),
+        ];
+        for (index, edit) in edits.into_iter().enumerate() {
+            let (mut edges, mut reductions) = (sound.edges.to_vec(), sound.reductions.to_vec());
+            edit(&mut edges, &mut reductions);
+            let (edges, reductions) = (edges.into(), reductions.into());
+            assert!(!EdgeLayout { edges, reductions, ..sound }.is_sound(2), "edit {index}");
+        }
     }
 
     #[test]

@@ -110,6 +110,9 @@ impl PipelineOptions {
     }
 }
 
+/// Largest share of a rank of a tensor group.
+pub const TENSOR_SHARE_MAX: u32 = 1_000_000;
+
 /// Options for dividing the tensors of a model among the ranks of a tensor group.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct TensorOptions {

@@ -28,7 +28,7 @@ use potluck_graph::{Node, PassKind, Plan, PlanPart, Reduction, Role, crossings};
 const REDUCTIONS_IN_FLIGHT: usize = 2;
 /// Micro-batches that a tensor group runs at a time, if it has so many and is the only stage of its
 /// pipeline: while the sum of one travels, its devices compute the other.
-const OVERLAPPED: usize = 2;
+pub const OVERLAPPED: usize = 2;
 
 /// One pipeline: its ranks, and the blocks of its model chunks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,8 +55,9 @@ impl PipelineRanks {
         self.groups.first().map_or(1, Vec::len)
     }
 
-    /// Returns true if the only stage has a tensor group, which runs two micro-batches at a time.
-    fn is_paired(&self) -> bool {
+    /// Returns true if the only stage has a tensor group, which runs two micro-batches at a time if
+    /// it has so many.
+    pub fn is_paired(&self) -> bool {
         self.tensor_ranks() > 1 && self.chunks.len() == 1
     }
 
@@ -314,7 +315,9 @@ fn reductions(request: &PipelineRequest, edges: &mut Vec<Edge>) -> Vec<GroupRedu
                 let held = segments.filter(|id| blocks[plan.segments[id.index()].block as usize]);
                 of_ranks.push(held.filter_map(|id| reduction_of(plan, id)).collect::<Vec<_>>());
             }
-            let count = of_ranks.iter().map(Vec::len).min().unwrap_or(0);
+            let count = of_ranks[0].len();
+            let are_alike = of_ranks.iter().all(|own| own.len() == count);
+            assert!(are_alike, "the ranks of a tensor group all-reduce the same");
             for nth in 0..count {
                 let id = ReductionId(reductions.len() as u32);
                 let mut parts = Vec::new();
@@ -480,7 +483,8 @@ impl StageWriter<'_> {
                 }
                 lanes.push(self.sections(work, &edges).into_iter());
             }
-            // All lanes have as many sections.
+            // Lanes run the same segments, so that all have as many sections.
+            debug_assert!(lanes.iter().all(|lane| lane.len() == lanes[0].len()));
             while let Some(sections) =
                 lanes.iter_mut().map(Iterator::next).collect::<Option<Vec<_>>>()
             {

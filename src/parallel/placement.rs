@@ -7,6 +7,7 @@ pub use change::PlacementChange;
 
 use std::ops::Range;
 
+use super::options::TENSOR_SHARE_MAX;
 use super::{Mesh, ParallelOptions, ReduceSite};
 
 use potluck_core::Rank;
@@ -109,6 +110,9 @@ impl Placement {
     /// Returns true if these shares were decided for batches of `batch` samples, in micro-batches
     /// of at most `micro_batch_max`, among several devices.
     pub fn shares_fit(&self, batch: u32, micro_batch_max: u32) -> bool {
+        if !self.has_ranks_of_mesh() {
+            return false;
+        }
         let sum: u64 = self.units().map(|rank| u64::from(rank.share)).sum();
         self.has_alternatives()
             && self.micro_batch_max == micro_batch_max
@@ -126,9 +130,14 @@ impl Placement {
                 && sizes.contains(&rank.rows)
                 && rank.has_its_share()
         };
-        self.mesh.world_size() == self.ranks.len()
-            && self.ranks.iter().all(is_sound)
-            && self.has_sound_order()
+        self.has_ranks_of_mesh() && self.ranks.iter().all(is_sound) && self.has_sound_order()
+    }
+
+    /// Returns true if there are as many ranks as the mesh has places.
+    fn has_ranks_of_mesh(&self) -> bool {
+        let Mesh { data, pipeline, tensor } = self.mesh;
+        let has_axes = data > 0 && pipeline > 0 && tensor > 0;
+        has_axes && self.mesh.world_size() == self.ranks.len()
     }
 
     /// Returns true if no device has two ranks, and if the ranks are in the order of the devices
@@ -157,7 +166,9 @@ impl Placement {
     /// Returns true if every rank of a tensor group has a share.
     fn has_sound_tensor_shares(&self) -> bool {
         let count = if self.mesh.tensor > 1 { self.mesh.tensor } else { 0 };
-        self.tensor_shares.len() == count && !self.tensor_shares.contains(&0)
+        let sizes = 1..=TENSOR_SHARE_MAX;
+        self.tensor_shares.len() == count
+            && self.tensor_shares.iter().all(|share| sizes.contains(share))
     }
 
     /// Returns true if a rank has the blocks of a stage, and the micro-batches of the first one.
@@ -255,6 +266,9 @@ mod tests {
             let damaged = Placement { mesh, ..placement() };
             assert!(!damaged.is_consistent() && !damaged.shares_fit(13, 4), "{mesh:?}");
         }
+        let many = Mesh { data: 1 << 60, pipeline: 0, tensor: 2 };
+        let damaged = Placement { mesh: many, ..placement() };
+        assert!(!damaged.is_consistent() && !damaged.shares_fit(12, 4));
         let none = Mesh { pipeline: 0, tensor: 2, ..placement().mesh };
         let empty = Placement { mesh: none, ranks: Vec::new(), ..placement() };
         assert!(!Placement { tensor_shares: vec![1, 1], ..empty }.is_consistent());
@@ -270,9 +284,10 @@ mod tests {
             rank.blocks = vec![std::ops::Range { start: 0, end: 3 }];
         }
         assert!(sound.is_consistent());
-        let edits: [fn(&mut Placement); 5] = [
+        let edits: [fn(&mut Placement); 6] = [
             |placement| placement.tensor_shares.clear(),
             |placement| placement.tensor_shares = vec![1, 0],
+            |placement| placement.tensor_shares = vec![1, u32::MAX],
             |placement| placement.tensor_shares = vec![1; 3],
             |placement| placement.ranks[1].blocks[0].end = 2,
             |placement| placement.ranks[1].position = 1,

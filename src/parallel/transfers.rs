@@ -324,6 +324,11 @@ impl PeerTransfers {
         self.edges.parts(reduction, micro_batch)
     }
 
+    /// Returns the place of this rank among those whose parts an all-reduce has.
+    pub fn own_part(&self, reduction: ReductionId) -> usize {
+        self.edges.own_part(reduction)
+    }
+
     /// Returns the event for which a device thread without an action waits.
     pub fn wait_for(&self) -> WaitFor {
         if self.reads.is_empty() { WaitFor::Message } else { WaitFor::Readback }

@@ -104,15 +104,17 @@ pub(crate) struct PartsOn {
 }
 
 /// Returns the pipelines and tensor groups that continue a run whose own do not fit so many
-/// devices: tensor groups of the run's size if there are devices for one, in the place of the
-/// devices of [`pipelines_on`], and else none. `None` if the run has neither.
+/// devices: the largest tensor groups up to the run's that divide the devices, or else the largest
+/// that there are devices for, in the place of the devices of [`pipelines_on`]. `None` if the run
+/// has neither.
 pub(crate) fn parts_on(
     devices: usize,
     pipelines: &PipelineOptions,
     tensor: &TensorOptions,
 ) -> Option<PartsOn> {
-    let asked = tensor.ranks as usize;
-    let ranks = if asked > devices { 1 } else { asked };
+    let most = (tensor.ranks as usize).min(devices).max(1);
+    let dividing = (2..=most).rev().find(|ranks| devices.is_multiple_of(*ranks));
+    let ranks = dividing.unwrap_or(most);
     let groups = devices / ranks;
     let of_tensor = tensor.has_groups().then_some(ranks);
     match pipelines_on(groups, pipelines) {
@@ -187,7 +189,10 @@ mod tests {
         assert_eq!(parts(7, 2, 2), Some((4, Some(2), Some(2))));
         assert_eq!(parts(7, 1, 2), Some((6, None, Some(2))));
         assert_eq!(parts(3, 2, 2), Some((2, Some(1), Some(2))));
-        assert_eq!(parts(3, 1, 4), Some((3, None, Some(1))));
+        assert_eq!(parts(3, 1, 4), Some((3, None, Some(3))));
+        assert_eq!(parts(5, 1, 3), Some((3, None, Some(3))));
+        assert_eq!(parts(4, 1, 3), Some((4, None, Some(2))));
+        assert_eq!(parts(1, 1, 4), Some((1, None, Some(1))));
         let rounds =
             |devices, stages| pipelines_on(devices, &run(stages, PipelineSchedule::Interleaved));
         assert_eq!((rounds(2, 3), rounds(2, 4)), (Some((2, 1)), Some((2, 2))));

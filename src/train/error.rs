@@ -43,7 +43,8 @@ pub enum TrainError {
         checkpoint: PathBuf,
         command: Box<ResumeCommand>,
         left_out: LeftOut,
-        /// Number of other devices that it leaves out, because there is no stage for them.
+        /// Number of other devices that it leaves out, because they fit in no pipeline or tensor
+        /// group.
         spare: usize,
     },
     #[error(
@@ -261,13 +262,13 @@ pub enum LeftOut {
     All,
 }
 
-/// Returns the words before the command that continues a run. `spare` is the number of devices for
-/// which there is no stage.
+/// Returns the words before the command that continues a run. `spare` is the number of devices that
+/// fit in no pipeline or tensor group.
 fn how(left_out: LeftOut, spare: usize) -> String {
     let others = match spare {
         0 => String::new(),
-        1 => ", and without another one, for which there is no stage,".into(),
-        spare => format!(", and without {spare} others, for which there are no stages,"),
+        1 => ", and without another one, which fits in no pipeline or tensor group,".into(),
+        spare => format!(", and without {spare} others, which fit in no pipeline or tensor group,"),
     };
     let none_left = "no other device of the run is left, continue on";
     match (left_out, spare) {
@@ -292,8 +293,8 @@ mod tests {
     fn what_a_command_leaves_out_is_said() {
         assert_eq!(how(LeftOut::None, 0), "continue it with");
         assert_eq!(how(LeftOut::Failed, 0), "continue without that device with");
-        let one = "continue without that device, and without another one, for which there is no \
-                   stage, with";
+        let one = "continue without that device, and without another one, which fits in no \
+                   pipeline or tensor group, with";
         assert_eq!(how(LeftOut::Failed, 1), one);
         assert!(how(LeftOut::Failed, 2).contains("without 2 others"));
         assert!(how(LeftOut::All, 0).ends_with("continue on what is found with"));

@@ -32,6 +32,13 @@ struct Layout {
     schedule: PipelineSchedule,
 }
 
+impl Layout {
+    /// Model chunks of each stage.
+    fn chunks(&self) -> u32 {
+        if self.schedule == PipelineSchedule::Interleaved { 2 } else { 1 }
+    }
+}
+
 #[derive(Clone, Debug)]
 struct Case {
     config: GptConfig,
@@ -54,6 +61,7 @@ fn layouts() -> impl Strategy<Value = Layout> {
         PipelineSchedule::GPipe,
         PipelineSchedule::OneFOneB,
         PipelineSchedule::ZeroBubble,
+        PipelineSchedule::Interleaved,
     ]);
     let shares = prop::collection::vec(1u32..4, 4);
     (sizes, schedules, shares).prop_map(|((pipelines, stages, ranks), schedule, shares)| {
@@ -69,7 +77,14 @@ fn cases() -> impl Strategy<Value = Case> {
     let options = (any::<[bool; 4]>(), 0usize..3);
     (sizes, options, layouts(), batch).prop_map(
         |(sizes, ([bias, tie, drops, fuse], activation), layout, (batch, micro_batch))| {
-            let (heads, columns, vocabulary, context, layers) = sizes;
+            let (heads, columns, vocabulary, context, mut layers) = sizes;
+            let (mut batch, mut micro_batch) = (batch, micro_batch);
+            if layout.schedule == PipelineSchedule::Interleaved {
+                // Enough blocks, and whole rounds of micro-batches for each pipeline.
+                layers = layers.max(4);
+                batch = 2 * layout.pipelines * layout.stages as usize;
+                micro_batch = 1;
+            }
             let config = GptConfig {
                 vocabulary,
                 context,
@@ -106,6 +121,7 @@ fn gradients(case: &Case, layout: &Layout) -> (f64, f64, Vec<(String, Vec<f64>)>
         pipeline: PipelineOptions {
             stages: layout.stages,
             schedule: layout.schedule,
+            virtual_stages: layout.chunks(),
             ..PipelineOptions::default()
         },
         tensor: TensorOptions {

@@ -50,7 +50,10 @@ fn exclusive_or_is_learned() {
 
 #[test]
 fn a_tensor_group_has_the_losses_of_one_device() {
-    for (args, shares) in [(&["cpu*2"][..], "(1/2)"), (&["cpu*3", "2", "1", "1"], "(2/4)")] {
+    for (args, shares) in [
+        (&["cpu*2"][..], "(50 %)"),
+        (&["cpu*3", "2", "1", "1"], "(50 %) + cpu 2 (1 thread) (25 %)"),
+    ] {
         let out = run("tensor", args);
         assert!(out.contains("tensor groups: cpu") && out.contains(shares), "{out}");
         assert_eq!(out.matches("down has the shape [1, 512]").count(), 2, "{out}");

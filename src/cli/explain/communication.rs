@@ -62,10 +62,13 @@ fn head_of_pipelines(placement: &ExplainedPlacement) -> String {
     let rows = planned.rows_max();
     let kib = placement.spec.parallel.chunk_bytes >> 10;
     let what = if count == 1 { "pipeline" } else { "pipelines" };
-    let stages = counted(depth, "stage", "stages");
+    let stages = match depth {
+        1 => "one stage".into(),
+        _ => format!("{depth} stages ({schedule})"),
+    };
     let mut head = format!(
-        "{count} {what} of {stages} ({schedule}), {batches} {all} of up to {rows} rows, messages \
-         of up to {kib} KiB\n"
+        "{count} {what} of {stages}, {batches} {all} of up to {rows} rows, messages of up to {kib} \
+         KiB\n"
     );
     if tensor > 1 {
         head += &tensor_line(placement);

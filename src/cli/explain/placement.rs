@@ -3,9 +3,10 @@
 
 use super::data_shape;
 use potluck_core::Rank;
-use potluck_core::format::counted;
+use potluck_core::format::{counted, percent};
 use potluck_kernels::autotune::TuneOptions;
 use potluck_kernels::device::Selection;
+use potluck_parallel::pipeline::OVERLAPPED;
 use potluck_parallel::planner::cut::BlockTimes;
 use potluck_parallel::schedule::in_flight;
 use potluck_parallel::{Coordinates, PipelineSchedule, PipelineShape, Placement};
@@ -20,6 +21,7 @@ use potluck_train::runtime::placement::names::{display_names, distinct, is_auto}
 use potluck_train::runtime::placement::open_one::RequestedDevices;
 use potluck_train::runtime::placement::pipeline::{MeasuredBlocks, measure_blocks, names_of_runs};
 use potluck_train::runtime::placement::plans::Plans;
+use potluck_train::runtime::placement::tensor_shares::tensor_parts;
 use potluck_train::runtime::placement::types::PlacementRequest;
 use potluck_train::runtime::timing::Probe;
 use potluck_train::spec::RunSpec;
@@ -154,10 +156,11 @@ impl<'a> ExplainedPlacement<'a> {
 
     /// Returns the part of its stage's tensors that a rank has, from 0 to 1.
     fn tensor_part(&self, rank: usize) -> f64 {
-        let shares = &self.planned.tensor_shares;
-        let sum: u32 = shares.iter().sum();
-        let own = shares.get(self.coordinates(rank).tensor);
-        own.map_or(1.0, |share| f64::from(*share) / f64::from(sum))
+        let ranks = self.planned.mesh.tensor;
+        if ranks == 1 {
+            return 1.0;
+        }
+        tensor_parts(self.laid_out.whole(), ranks)[self.coordinates(rank).tensor]
     }
 
     /// Returns the note that shares and stages are not known before the devices are measured, or an
@@ -215,9 +218,9 @@ impl<'a> ExplainedPlacement<'a> {
         }
         let Coordinates { data, pipeline, tensor } = self.coordinates(rank);
         let mut text = format!("{name}, ");
-        if let Some(share) = self.planned.tensor_shares.get(tensor) {
-            let all: u32 = self.planned.tensor_shares.iter().sum();
-            text += &format!("tensor rank {tensor} ({share}/{all}) of ");
+        if self.planned.mesh.tensor > 1 {
+            let part = percent(self.tensor_part(rank), 0);
+            text += &format!("tensor rank {tensor} ({part}) of ");
         }
         text += &format!("stage {pipeline} of pipeline {data}, {}", self.blocks(rank));
         text
@@ -245,18 +248,18 @@ impl<'a> ExplainedPlacement<'a> {
         let chunks = self.planned.pipelines[at.data].chunks.len() / stages;
         let micro_batches = self.micro_batches(rank);
         let shape = PipelineShape { stages, chunks, micro_batches };
-        let is_paired = self.planned.mesh.tensor > 1 && stages == 1;
-        let most =
-            if is_paired { micro_batches.min(2) } else { in_flight(schedule, shape, at.pipeline) };
+        if self.planned.pipelines[at.data].is_paired() {
+            let most = micro_batches.min(OVERLAPPED);
+            let of = counted(micro_batches, "micro-batch", "micro-batches");
+            let why = if most > 1 { ", one computed while another is reduced" } else { "" };
+            return format!("stashes in flight: {most} of {of}{why}");
+        }
+        let most = in_flight(schedule, shape, at.pipeline);
         match schedule {
             PipelineSchedule::Interleaved => format!(
                 "stashes in flight: {most} of {}, one per micro-batch and model chunk ({schedule})",
                 micro_batches * chunks
             ),
-            _ if is_paired => {
-                let of = counted(micro_batches, "micro-batch", "micro-batches");
-                format!("stashes in flight: {most} of {of}: one computes while another is reduced")
-            }
             _ => {
                 let of = counted(micro_batches, "micro-batch", "micro-batches");
                 format!("stashes in flight: {most} of {of} ({schedule})")

@@ -124,6 +124,12 @@ impl<T: Element> Deref for SharedBuffer<T> {
     }
 }
 
+impl<T: Element> AsRef<[T]> for SharedBuffer<T> {
+    fn as_ref(&self) -> &[T] {
+        self
+    }
+}
+
 impl<T: Element> From<Vec<T>> for SharedBuffer<T> {
     /// Wraps a vector without a pool: its memory is freed when the last handle is dropped.
     fn from(values: Vec<T>) -> Self {

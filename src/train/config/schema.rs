@@ -168,8 +168,6 @@ const HIDDEN_MAX: usize = 1024;
 /// Largest number of blocks in a model chunk: far above what a model can have, and so small that
 /// sums of it do not wrap.
 const BLOCKS_MAX: u64 = 65_536;
-/// Largest share of a rank of a tensor group.
-const TENSOR_SHARE_MAX: u64 = 1_000_000;
 /// Fractions from 0 to below 1, as decaying averages need them.
 const FRACTION: Constraint = Constraint::Real(Included(0.0), Excluded(1.0));
 /// Largest accepted learning rate: useful ones are far below, a larger one is a typing error.

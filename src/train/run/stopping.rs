@@ -16,7 +16,7 @@ const ANY_DEVICES: &str = "auto";
 
 /// Returns an error with the last checkpoint and the command that continues the run from it. If
 /// `failed` is the position among its devices of the one that failed, the command leaves it out,
-/// and those for which there is no stage.
+/// and those that fit in no pipeline or tensor group.
 pub(super) fn with_command(
     cause: TrainError,
     checkpoint: PathBuf,

@@ -11,7 +11,7 @@ use super::messages::{CoordinatorMsg, DriverMsg, RankRingMsg};
 use super::step::Peers;
 use super::trace_tracks::TraceTracks;
 use potluck_core::{ChunkId, EdgeId, EdgePiece, ReductionId, Round};
-use potluck_graph::Place;
+use potluck_graph::{Place, Reduction};
 use potluck_kernels::device::DeviceError;
 use potluck_kernels::exec::{BucketTensor, Executor, Readback};
 use potluck_parallel::collective::{Collective, ShardLayout};
@@ -20,7 +20,7 @@ use potluck_parallel::coordinator::RankActivity;
 use potluck_parallel::transfers::{
     CompletedRead, LocalTransfer, PeerTransfers, Read, Response, SLOT_POLL_INTERVAL, WaitFor,
 };
-use potluck_parallel::{Event, GroupReduction, Token, Vote};
+use potluck_parallel::{Event, Token, Vote};
 
 /// Wait state of a rank, shared with the coordinator.
 #[derive(Debug, Default)]
@@ -175,21 +175,38 @@ impl RingPeers {
         let labels = self.tracks.labels.clone();
         let name = move || format!("{} of micro-batch {micro_batch}", labels.reduction(reduction));
         let _span = self.tracks.driver.span(|| format!("reduce {}", name()));
-        let mut parts = Vec::new();
-        for of_rank in self.transfers.parts(reduction, micro_batch) {
-            let mut tensors = Vec::with_capacity(of_rank.len());
-            for pieces in &of_rank {
-                tensors.push(ReducedPart::of(pieces, &mut self.kept));
-            }
-            parts.push(tensors);
-        }
+        let parts = self.transfers.parts(reduction, micro_batch);
         let edges = self.transfers.edges();
-        let GroupReduction { kind, parts: of_ranks } = edges.reduction(reduction);
-        let reduced = kind.reduce(&parts);
-        // All ranks of the group reduce tensors with the same numbers.
-        for (edge, values) in of_ranks[0].iter().zip(&reduced) {
-            let (tensor, range) = (edges.edge(*edge).tensor, 0..values.len());
-            device.write_place(&Place::Tensor { tensor, micro_batch, range }, values)?;
+        let kind = edges.reduction(reduction).kind;
+        let own = self.transfers.own_part(reduction);
+        if kind == Reduction::Sum {
+            // Piece by piece, so that the host holds no sum of a whole tensor.
+            for (nth, piece) in parts[own][0].iter().enumerate() {
+                let mut values = Vec::with_capacity(parts.len());
+                for of_rank in &parts {
+                    values.push(vec![taken(device, &mut self.kept, of_rank[0].get(nth))?]);
+                }
+                let [sum] = &kind.reduce(&values)[..] else { continue };
+                device.write_place(&edges.place(piece), sum)?;
+            }
+        } else {
+            let mut values = Vec::with_capacity(parts.len());
+            for of_rank in &parts {
+                let mut tensors = Vec::with_capacity(of_rank.len());
+                for pieces in of_rank {
+                    let mut tensor = Vec::new();
+                    for piece in pieces {
+                        tensor.extend_from_slice(&taken(device, &mut self.kept, Some(piece))?);
+                    }
+                    tensors.push(tensor);
+                }
+                values.push(tensors);
+            }
+            let reduced = kind.reduce(&values);
+            for (edge, values) in edges.reduction(reduction).parts[own].iter().zip(&reduced) {
+                let (tensor, range) = (edges.edge(*edge).tensor, 0..values.len());
+                device.write_place(&Place::Tensor { tensor, micro_batch, range }, values)?;
+            }
         }
         Ok(Event::Done(Token::all_reduce(reduction, micro_batch)))
     }
@@ -242,35 +259,14 @@ impl RingPeers {
     }
 }
 
-/// Tensor that a rank has computed for an all-reduce, of the pieces in which it was sent.
-enum ReducedPart {
-    Shared(SharedBuffer),
-    Joined(Vec<f32>),
-}
-
-impl ReducedPart {
-    /// Takes the pieces of a tensor, in order, from those that are kept.
-    fn of(pieces: &[EdgePiece], kept: &mut HashMap<EdgePiece, SharedBuffer>) -> Self {
-        if let [whole] = pieces
-            && let Some(values) = kept.remove(whole)
-        {
-            return Self::Shared(values);
-        }
-        let mut joined = Vec::new();
-        for values in pieces.iter().filter_map(|piece| kept.remove(piece)) {
-            joined.extend_from_slice(&values);
-        }
-        Self::Joined(joined)
-    }
-}
-
-impl AsRef<[f32]> for ReducedPart {
-    fn as_ref(&self) -> &[f32] {
-        match self {
-            Self::Shared(values) => values,
-            Self::Joined(values) => values,
-        }
-    }
+/// Takes the values of a piece of an all-reduce from those that are kept.
+fn taken(
+    device: &dyn Executor,
+    kept: &mut HashMap<EdgePiece, SharedBuffer>,
+    piece: Option<&EdgePiece>,
+) -> Result<SharedBuffer, DeviceError> {
+    let values = piece.and_then(|piece| kept.remove(piece));
+    values.ok_or_else(|| refused(device, "a part of an all-reduce was not kept"))
 }
 
 impl Peers for RingPeers {

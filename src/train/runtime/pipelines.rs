@@ -3,6 +3,7 @@
 //! groups. Devices that hold the whole model are pipelines of one stage and one rank: each runs its
 //! passes by itself.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use super::step::{Inputs, NextStates, StepInput, forward, read_states};
 use super::workers::WorkerGroup;
 use potluck_core::rng::Key;
 use potluck_core::{Rank, SegmentId, TensorId};
-use potluck_graph::{Graph, PassKind, Place, Plan, TensorLocation};
+use potluck_graph::{Graph, PassKind, Place, Plan, Reduction, TensorLocation};
 use potluck_kernels::RandomContext;
 use potluck_kernels::device::DeviceError;
 use potluck_kernels::exec::{Executor, PassContext, load};
@@ -164,6 +165,22 @@ pub struct PipelineWalk<'a> {
 /// Segments that the ranks of a tensor group run before they all-reduce, by rank; a rank may have
 /// none at the end of a pass.
 type GroupSegments = Vec<Option<SegmentId>>;
+
+/// Segment that a rank runs in a walk.
+#[derive(Clone, Debug)]
+struct SegmentRun {
+    nodes: Range<usize>,
+    /// What the rank has computed with it for an all-reduce.
+    reduced: Option<(Reduction, Vec<TensorId>)>,
+}
+
+/// Returns the all-reduce with which a segment ends, and the tensors that are reduced, if it does.
+fn reduced_by(plan: &Plan, segment: SegmentId) -> Option<(Reduction, Vec<TensorId>)> {
+    let nodes = plan.segments[segment.index()].nodes.clone();
+    let last = plan.graph.nodes[nodes].last()?;
+    let tensors = last.inputs.iter().map(|input| plan.graph.root(*input)).collect();
+    Some((last.op.reduction()?, tensors))
+}
 
 /// Result of the forward pass of one pipeline.
 #[derive(Clone, Debug, Default)]
@@ -472,6 +489,7 @@ impl ModelPipelines {
         }
         let mut received: Vec<(TensorId, Rank)> = Vec::new();
         for segments in self.group_segments(passes) {
+            let mut runs: HashMap<Rank, SegmentRun> = HashMap::new();
             for (member, segment) in segments.iter().enumerate() {
                 let Some(segment) = segment else { continue };
                 let plan = &self.model.plans[member];
@@ -485,15 +503,72 @@ impl ModelPipelines {
                     received.push((tensor, rank));
                     self.copy(group, (pipeline, member), tensor, rank, pass)?;
                 }
-                let visit = visit.clone();
-                let visited =
-                    group.run_on(rank, WHAT, move |device| visit(device, nodes, &pass))?;
-                if let Some(result) = visited {
-                    return Ok(Some((rank, result)));
-                }
+                runs.insert(rank, SegmentRun { reduced: reduced_by(plan, *segment), nodes });
             }
-            self.all_reduce(group, pipeline, &segments, pass)?;
+            let visited = self.run_segments(group, &runs, pass, visit.clone())?;
+            if visited.is_some() {
+                return Ok(visited);
+            }
         }
+        Ok(None)
+    }
+
+    /// Runs segments on the ranks of a tensor group at the same time, and reduces what they have
+    /// computed with the last node, if that is an all-reduce. Returns the first result of `visit`,
+    /// in the order of ranks, with the rank.
+    fn run_segments<T, F>(
+        &self,
+        group: &WorkerGroup,
+        runs: &HashMap<Rank, SegmentRun>,
+        pass: PassContext,
+        visit: F,
+    ) -> Result<Option<(Rank, T)>, RuntimeError>
+    where
+        T: Send + 'static,
+        F: Fn(&mut dyn Executor, Range<usize>, &PassContext) -> Result<Option<T>, DeviceError>
+            + Clone
+            + Send
+            + 'static,
+    {
+        const WHAT: &str = "a pass through a pipeline";
+        if let Some((rank, run)) = runs.iter().next().filter(|_| runs.len() == 1) {
+            // The only rank of a stage, which has nothing to reduce.
+            let nodes = run.nodes.clone();
+            let visited = group.run_on(*rank, WHAT, move |device| visit(device, nodes, &pass))?;
+            return Ok(visited.map(|result| (*rank, result)));
+        }
+        let of_ranks = runs.clone();
+        let ended = group.run_on_all(WHAT, move |rank, device| {
+            let Some(run) = of_ranks.get(&rank) else { return Ok((None, Vec::new())) };
+            let visited = visit(device, run.nodes.clone(), &pass)?;
+            let mut parts = Vec::new();
+            for tensor in run.reduced.iter().flat_map(|(_, tensors)| tensors) {
+                parts.push(device.read(*tensor, &pass)?);
+            }
+            Ok((visited, parts))
+        })?;
+        let mut parts = Vec::new();
+        let mut first = None;
+        for (rank, (visited, of_rank)) in (0..).map(Rank).zip(ended) {
+            first = first.or(visited.map(|result| (rank, result)));
+            if runs.contains_key(&rank) {
+                parts.push(of_rank);
+            }
+        }
+        let kind = runs.values().find_map(|run| run.reduced.as_ref()).map(|(kind, _)| *kind);
+        let Some(kind) = kind.filter(|_| first.is_none()) else { return Ok(first) };
+        let reduced = Arc::new(kind.reduce(&parts));
+        let of_ranks = runs.clone();
+        group.run_on_all(WHAT, move |rank, device| {
+            let run = of_ranks.get(&rank);
+            let tensors = run.and_then(|run| run.reduced.as_ref()).map(|(_, tensors)| tensors);
+            for (tensor, values) in tensors.into_iter().flatten().zip(reduced.iter()) {
+                let (tensor, range) = (*tensor, 0..values.len());
+                let micro_batch = pass.micro_batch;
+                device.write_place(&Place::Tensor { tensor, micro_batch, range }, values)?;
+            }
+            Ok(())
+        })?;
         Ok(None)
     }
 
@@ -517,50 +592,6 @@ impl ModelPipelines {
             }
         }
         all
-    }
-
-    /// Reduces what the ranks of a tensor group have computed with the last node of these segments,
-    /// if that is an all-reduce.
-    fn all_reduce(
-        &self,
-        group: &WorkerGroup,
-        pipeline: usize,
-        segments: &GroupSegments,
-        pass: PassContext,
-    ) -> Result<(), RuntimeError> {
-        let mut parts = Vec::new();
-        let mut members = Vec::new();
-        let mut kind = None;
-        for (member, segment) in segments.iter().enumerate() {
-            let Some(segment) = segment else { continue };
-            let plan = &self.model.plans[member];
-            let found = &plan.segments[segment.index()];
-            let Some(node) = plan.graph.nodes[found.nodes.clone()].last() else { continue };
-            let Some(reduction) = node.op.reduction() else { continue };
-            kind = Some(reduction);
-            let rank = self.group_of(pipeline, found.block)[member];
-            let tensors: Vec<TensorId> =
-                node.inputs.iter().map(|input| plan.graph.root(*input)).collect();
-            let read = tensors.clone();
-            parts.push(group.run_on(rank, "an all-reduce", move |device| {
-                read.iter().map(|tensor| device.read(*tensor, &pass)).collect::<Result<Vec<_>, _>>()
-            })?);
-            members.push((rank, tensors));
-        }
-        let Some(reduction) = kind else { return Ok(()) };
-        let reduced = Arc::new(reduction.reduce(&parts));
-        for (rank, tensors) in members {
-            let reduced = reduced.clone();
-            group.run_on(rank, "an all-reduce", move |device| {
-                for (tensor, values) in tensors.iter().zip(reduced.iter()) {
-                    let (tensor, range) = (*tensor, 0..values.len());
-                    let micro_batch = pass.micro_batch;
-                    device.write_place(&Place::Tensor { tensor, micro_batch, range }, values)?;
-                }
-                Ok(())
-            })?;
-        }
-        Ok(())
     }
 
     /// Returns the tensors that nodes read on a rank and another rank computes.

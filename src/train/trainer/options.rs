@@ -15,7 +15,8 @@ use potluck_graph::optim::Optimizer;
 use potluck_kernels::autotune::TuneOptions;
 use potluck_parallel::collective::Topology;
 use potluck_parallel::{
-    DeviceLoss, MismatchAction, ParallelOptions, PipelineOptions, ReduceSite, Shares, TensorOptions,
+    DeviceLoss, MismatchAction, ParallelOptions, PipelineOptions, ReduceSite, Shares,
+    TENSOR_SHARE_MAX, TensorOptions,
 };
 
 /// Options of a [`Trainer`](super::Trainer).
@@ -134,8 +135,13 @@ impl TrainerOptions {
         }
         let TensorOptions { ranks, shares } = &self.tensor;
         let has_all = shares.is_empty() || shares.len() == *ranks as usize;
-        if *ranks == 0 || !has_all || shares.contains(&0) {
-            return refused("a tensor group has at least one rank, and none or all have a share");
+        let sizes = 1..=TENSOR_SHARE_MAX;
+        if *ranks == 0 || !has_all || !shares.iter().all(|share| sizes.contains(share)) {
+            let why = format!(
+                "a tensor group has at least one rank, and none of them or all have a share, from 1 \
+                 to {TENSOR_SHARE_MAX}"
+            );
+            return refused(&why);
         }
         if !(self.clip.is_finite() && self.clip >= 0.0) {
             let why = format!("clip must be 0 (off) or a positive number, and is {}", self.clip);

@@ -1,6 +1,7 @@
 //! Checks of a configuration: of each key by itself, and between keys.
 
 use super::*;
+use potluck_parallel::TENSOR_SHARE_MAX;
 
 impl RunConfig {
     /// Checks each key by itself, then the constraints between keys.
@@ -213,7 +214,9 @@ impl RunConfig {
                 "expects {tensor_ranks} shares, one for each rank of parallel.tensor_ranks = \
                  {tensor_ranks}, got {tensor_shares:?}"
             )
-        } else if let Some(share) = tensor_shares.iter().find(|share| **share > TENSOR_SHARE_MAX) {
+        } else if let Some(share) =
+            tensor_shares.iter().find(|share| **share > u64::from(TENSOR_SHARE_MAX))
+        {
             format!("expects shares from 1 to {TENSOR_SHARE_MAX}, got {share}")
         } else {
             return Ok(());

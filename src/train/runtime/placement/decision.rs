@@ -169,7 +169,8 @@ fn kept(
         return Ok(None);
     }
     if request.parallel.is_divided() {
-        let recorded = RequestedPipelines::of(request).recorded(saved);
+        let blocks = request.plans.model().whole().blocks.len() as u32;
+        let recorded = RequestedPipelines::of(request).recorded(saved, blocks);
         return Ok(recorded.filter(|kept| is_as_given(request, kept)));
     }
     if !request.parallel.shares.are_measured() {
@@ -201,7 +202,8 @@ fn kept(
 fn is_as_given(request: &PlacementRequest, planned: &Arrangement) -> bool {
     let has_shares = !request.parallel.shares.are_measured();
     let requested = RequestedPipelines::of(request);
-    if !requested.tensor_shares.is_empty() && requested.tensor_shares != planned.tensor_shares {
+    let has_tensor_shares = !requested.tensor_shares.is_empty();
+    if has_tensor_shares && requested.given_tensor_shares() != planned.tensor_shares {
         return false;
     }
     if requested.blocks.is_empty() && !has_shares {

@@ -9,7 +9,7 @@ use super::shares::{layout_of, owned};
 use super::types::PlacementRequest;
 use crate::runtime::RuntimeError;
 use crate::runtime::pipelines::forward_micro_batches_max;
-use potluck_core::{BucketId, DType, Rank, Setting};
+use potluck_core::{BucketId, DType, Rank, Setting, Wording};
 use potluck_graph::memory_layout::ALIGNMENT_BYTES;
 use potluck_graph::{Plan, ShardError};
 use potluck_kernels::device::Selection;
@@ -119,7 +119,11 @@ impl LaidOut {
 
 /// Returns the error of a model that tensor groups cannot divide.
 pub(crate) fn cannot_divide(error: &ShardError) -> RuntimeError {
-    RuntimeError::unplaceable(format_args!("{error}; change {}", Setting::TensorRanks))
+    let advice = match error {
+        ShardError::NoRule => Wording::new(format_args!("leave {} at 1", Setting::TensorRanks)),
+        _ => Wording::new(format_args!("change {}", Setting::TensorRanks)),
+    };
+    RuntimeError::unplaceable(format_args!("{error}; {advice}"))
 }
 
 /// Returns the programs of ranks that each hold the whole model.

@@ -21,7 +21,7 @@ mod requested_pipelines;
 pub mod shares;
 mod start;
 mod statistics;
-mod tensor_shares;
+pub mod tensor_shares;
 #[cfg(test)]
 mod tests;
 pub mod types;

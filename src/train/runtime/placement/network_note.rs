@@ -3,39 +3,45 @@
 
 use std::collections::BTreeMap;
 
-use potluck_core::DType;
 use potluck_core::format::{counted, size_text};
+use potluck_core::{DType, Rank};
 use potluck_parallel::{Edge, PipelinePrograms};
 
 /// Rate of the link by which the time is told: 1 Gbit/s.
 const BYTES_PER_S: f64 = 125e6;
 
-/// Returns a warning if the ranks of a tensor group are on several nodes; `nodes` are those of the
-/// ranks.
+/// Returns a warning about the tensor group that sends the most between nodes, if one is on several;
+/// `nodes` are those of the ranks.
 pub(crate) fn network_note(written: &PipelinePrograms, nodes: &[u32]) -> Option<String> {
-    let node_of = |rank: potluck_core::Rank| nodes.get(rank.index()).copied().unwrap_or(0);
-    let mut sent: BTreeMap<u32, usize> = BTreeMap::new();
-    for edge in written.edges.edges.iter().filter(|edge| edge.reduction.is_some()) {
-        let own = node_of(edge.from);
-        let others = edge.to.iter().filter(|rank| node_of(**rank) != own).count();
-        if others > 0 {
-            *sent.entry(own).or_default() += others * bytes_of(written, edge);
+    let node_of = |rank: &Rank| nodes.get(rank.index()).copied().unwrap_or(0);
+    // By group: the bytes that each of its nodes sends, and the number of all-reduces.
+    let mut groups: BTreeMap<&[Rank], (BTreeMap<u32, usize>, usize)> = BTreeMap::new();
+    for reduction in written.edges.reductions.iter() {
+        let edges = reduction.edges().map(|edge| written.edges.edge(edge));
+        for edge in edges {
+            let own = node_of(&edge.from);
+            let others = edge.to.iter().filter(|rank| node_of(rank) != own).count();
+            if others > 0 {
+                let (sent, _) = groups.entry(&edge.to).or_default();
+                *sent.entry(own).or_default() += others * bytes_of(written, edge);
+            }
+        }
+        let first = written.edges.edge(reduction.parts[0][0]);
+        if let Some((_, count)) = groups.get_mut(&first.to[..]) {
+            *count += written.programs[first.from.index()].micro_batches.len();
         }
     }
-    let most = sent.values().copied().max()?;
-    let first = &written.programs[0];
-    let sums = first
-        .instructions
-        .iter()
-        .filter(|one| matches!(one, potluck_parallel::Instruction::AllReduce { .. }));
+    let most_of = |sent: &BTreeMap<u32, usize>| sent.values().copied().max().unwrap_or(0);
+    let (_, (sent, count)) = groups.iter().max_by_key(|(_, (sent, _))| most_of(sent))?;
+    let most = most_of(sent);
     let seconds = most as f64 / BYTES_PER_S;
     Some(format!(
-        "a tensor group is on {} nodes: each step sends {} from one of them for {}, one after the \
-         other, which takes at least {seconds:.3} s at 1 Gbit/s; tensor groups are for devices of \
-         one machine, and pipelines for several",
+        "a tensor group is on {} nodes: each step sends {} from one of them for {}, which takes at \
+         least {seconds:.3} s at 1 Gbit/s; tensor groups are for devices of one machine, and \
+         pipelines for several",
         sent.len(),
         size_text(most),
-        counted(sums.count(), "all-reduce", "all-reduces"),
+        counted(*count, "all-reduce", "all-reduces"),
     ))
 }
 
@@ -77,9 +83,11 @@ mod tests {
         });
         assert_eq!(network_note(&written, &[0, 0, 1, 1]), None, "pipelines on nodes of their own");
         let note = network_note(&written, &[0, 1, 0, 1]).unwrap();
-        // Two pipelines of two micro-batches of four samples: the sums of the last layer.
-        let bytes = size_text(2 * 2 * 4 * 5 * 4);
+        // Two micro-batches of four samples: the sums of the last layer.
+        let bytes = size_text(2 * 4 * 5 * 4);
         let expected = format!("on 2 nodes: each step sends {bytes} from one of them for 2 all-");
         assert!(note.contains(&expected), "{note}");
+        let one = network_note(&written, &[0, 0, 1, 2]).unwrap();
+        assert!(one.contains("on 2 nodes"), "{one}");
     }
 }

@@ -36,17 +36,7 @@ impl Plans {
 
     /// Returns the plan of the whole model for up to this many rows.
     pub fn of_rows(&self, rows: u32) -> Arc<Plan> {
-        let mut built = self.built.borrow_mut();
-        let of_one = built.entry((Vec::new(), rows)).or_insert_with(|| {
-            let graph = self.model.whole().clone();
-            let whole = |(_, id): &(String, _)| {
-                std::iter::once(0..graph.tensor(*id).shape.last()).collect()
-            };
-            let outputs = vec![graph.outputs.iter().map(whole).collect()];
-            let plan = Plan::new(graph, PlanOptions::new(rows as usize));
-            GroupPlans { plans: vec![Arc::new(plan)], outputs }
-        });
-        of_one.plans[0].clone()
+        self.of_one(rows).plans[0].clone()
     }
 
     /// Returns the plans of a tensor group with these shares for up to this many rows; without
@@ -56,9 +46,9 @@ impl Plans {
     /// Returns `ShardError` if the model cannot be divided so.
     pub fn of_group(&self, shares: &[u32], rows: u32) -> Result<GroupPlans, ShardError> {
         if shares.len() < 2 {
-            self.of_rows(rows);
+            return Ok(self.of_one(rows));
         }
-        let key = (if shares.len() < 2 { Vec::new() } else { shares.to_vec() }, rows);
+        let key = (shares.to_vec(), rows);
         if let Some(known) = self.built.borrow().get(&key) {
             return Ok(known.clone());
         }
@@ -70,6 +60,21 @@ impl Plans {
         }
         self.built.borrow_mut().insert(key, group.clone());
         Ok(group)
+    }
+
+    /// Returns the plan of one rank with the whole model, as that of a group.
+    fn of_one(&self, rows: u32) -> GroupPlans {
+        let mut built = self.built.borrow_mut();
+        let group = built.entry((Vec::new(), rows)).or_insert_with(|| {
+            let graph = self.model.whole().clone();
+            let columns = |(_, id): &(String, _)| {
+                std::iter::once(0..graph.tensor(*id).shape.last()).collect()
+            };
+            let outputs = vec![graph.outputs.iter().map(columns).collect()];
+            let plan = Plan::new(graph, PlanOptions::new(rows as usize));
+            GroupPlans { plans: vec![Arc::new(plan)], outputs }
+        });
+        group.clone()
     }
 }
 

@@ -1,19 +1,23 @@
 //! Note on what was decided, with the flags by which another run gets the same without measuring.
 
+use std::ops::Range;
+
 use super::laid_out::programs_of_replicas;
 use super::pipeline::names_of_runs;
+use super::tensor_shares::tensor_parts;
 use super::types::{PlacedWorkers, PlacementRequest};
 use potluck_core::Setting;
-use potluck_graph::{Graph, Plan};
+use potluck_core::format::percent;
+use potluck_graph::Plan;
 use potluck_kernels::device::{Adapter, selector_of};
-use potluck_parallel::{Placement, RankPlacement, contiguous_shares};
+use potluck_parallel::{Mesh, Placement, RankPlacement, contiguous_shares};
 
 /// Returns a note on the samples or the stages of each device, with the flags that repeat them if
 /// they were measured; `None` for one device that was chosen without measuring.
 pub fn note(placed: &PlacedWorkers, repeated: Option<String>) -> Option<String> {
     let placement = &placed.placement;
     let decided = if placement.mesh.is_divided() {
-        stages_text(placement, &placed.plan.graph)
+        stages_text(placement, &placed.plan)
     } else {
         samples_text(placement)
     };
@@ -32,37 +36,39 @@ fn samples_text(placement: &Placement) -> String {
     format!("samples per step: {}", shares.join(", "))
 }
 
-/// Returns which devices have which blocks, with their shares of the tensors if several have the
+/// Returns which devices have which blocks, with their parts of the tensors if several have the
 /// same, and how many samples each pipeline has.
-fn stages_text(placement: &Placement, graph: &Graph) -> String {
+fn stages_text(placement: &Placement, plan: &Plan) -> String {
     let mut pipelines = Vec::new();
     for of_pipeline in placement.pipelines() {
         let mut stages = Vec::new();
         for group in &of_pipeline {
-            stages.push(format!(
-                "{}: {}",
-                group_text(placement, group),
-                names_of_runs(graph, &group[0].blocks)
-            ));
+            let names: Vec<&str> = group.iter().map(|rank| &*rank.name).collect();
+            stages.push(stage_text(plan, &names, &group[0].blocks));
         }
         let samples = of_pipeline[0][0].share;
         pipelines.push(format!("{} ({samples} samples per step)", stages.join(", ")));
     }
-    let what = if placement.mesh.pipeline > 1 { "stages" } else { "tensor groups" };
-    format!("{what}: {}", pipelines.join("; "))
+    format!("{}: {}", name_of_parts(placement.mesh), pipelines.join("; "))
 }
 
-/// Returns the devices of a stage: `cpu`, or `cpu (3/4) + GL llvmpipe (1/4)`.
-fn group_text(placement: &Placement, group: &[&RankPlacement]) -> String {
-    let sum: u32 = placement.tensor_shares.iter().sum();
-    let mut names = Vec::new();
-    for (nth, rank) in group.iter().enumerate() {
-        names.push(match placement.tensor_shares.get(nth) {
-            Some(share) => format!("{} ({share}/{sum})", rank.name),
-            None => rank.name.clone(),
+/// Returns what the devices of a run are parts of.
+pub(crate) fn name_of_parts(mesh: Mesh) -> &'static str {
+    if mesh.pipeline > 1 { "stages" } else { "tensor groups" }
+}
+
+/// Returns the devices of a stage with its blocks: `cpu: embed to h.1`, or those of a tensor group
+/// with their parts: `cpu (75 %) + llvmpipe (25 %): embed to h.1`.
+pub(crate) fn stage_text(plan: &Plan, names: &[&str], blocks: &[Range<u32>]) -> String {
+    let mut devices = Vec::new();
+    for (name, part) in names.iter().zip(tensor_parts(plan, names.len())) {
+        devices.push(if names.len() > 1 {
+            format!("{name} ({})", percent(part, 0))
+        } else {
+            (*name).to_string()
         });
     }
-    names.join(" + ")
+    format!("{}: {}", devices.join(" + "), names_of_runs(&plan.graph, blocks))
 }
 
 /// Returns the flags with which another run gets this measured placement, in words for a shell;

@@ -42,15 +42,15 @@ impl<'a> RequestedPipelines<'a> {
         self.stages * self.tensor
     }
 
-    /// Returns the shares of the ranks of tensor groups: those that are given, or equal ones; none
-    /// if stages have one rank each.
+    /// Returns the shares of the ranks of tensor groups in lowest terms: those that are given, or
+    /// equal ones; none if stages have one rank each.
     pub fn given_tensor_shares(&self) -> Vec<u32> {
         if self.tensor == 1 {
             Vec::new()
         } else if self.tensor_shares.is_empty() {
             vec![1; self.tensor]
         } else {
-            self.tensor_shares.to_vec()
+            in_lowest_terms(self.tensor_shares)
         }
     }
 
@@ -81,8 +81,9 @@ impl<'a> RequestedPipelines<'a> {
             .with_tensor_shares(self.given_tensor_shares())
     }
 
-    /// Returns the pipelines of a checkpoint, if they were placed as is asked; `None` if not.
-    pub fn recorded(&self, saved: &Placement) -> Option<Arrangement> {
+    /// Returns the pipelines of a checkpoint of a model of so many blocks, if they were placed as is
+    /// asked; `None` if not, and if their chunks are not the model.
+    pub fn recorded(&self, saved: &Placement, blocks: u32) -> Option<Arrangement> {
         let PipelineOptions { schedule, virtual_stages, .. } = saved.options.pipeline;
         let is_same = saved.mesh.pipeline == self.stages
             && saved.mesh.tensor == self.tensor
@@ -99,6 +100,9 @@ impl<'a> RequestedPipelines<'a> {
                     of_pipeline.push(group[0].blocks[chunk].clone());
                 }
             }
+            if !is_all_of(&of_pipeline, blocks) {
+                return None;
+            }
             chunks.push(of_pipeline);
         }
         let mut counts = Vec::new();
@@ -112,6 +116,31 @@ impl<'a> RequestedPipelines<'a> {
         let arrangement = Arrangement::of(saved.mesh, positions, &chunks, shares, self.schedule);
         Some(arrangement.with_tensor_shares(saved.tensor_shares.clone()))
     }
+}
+
+/// Returns shares without what divides all of them: 3 and 1 for 6 and 2.
+fn in_lowest_terms(shares: &[u32]) -> Vec<u32> {
+    let mut divisor = 0;
+    for share in shares {
+        let (mut a, mut b) = (divisor, *share);
+        while b > 0 {
+            (a, b) = (b, a % b);
+        }
+        divisor = a;
+    }
+    shares.iter().map(|share| share / divisor.max(1)).collect()
+}
+
+/// Returns true if runs of blocks follow each other and are all blocks.
+fn is_all_of(runs: &[Range<u32>], blocks: u32) -> bool {
+    let mut end = 0;
+    for run in runs {
+        if run.start != end {
+            return false;
+        }
+        end = run.end;
+    }
+    end == blocks
 }
 
 impl<'a> From<&'a ParallelOptions> for RequestedPipelines<'a> {
@@ -143,5 +172,29 @@ impl Arrangement {
         let chunks = vec![requested.model_chunks(blocks); positions.len()];
         let mesh = requested.mesh(positions.len());
         Self { rows, ..Self::of(mesh, positions, &chunks, shares, requested.schedule) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_that_mean_the_same_are_the_same() {
+        assert_eq!(in_lowest_terms(&[6, 2]), [3, 1]);
+        assert_eq!(in_lowest_terms(&[1000, 171]), [1000, 171]);
+        assert_eq!(in_lowest_terms(&[5, 5, 10]), [1, 1, 2]);
+        assert_eq!(in_lowest_terms(&[]), [0; 0]);
+    }
+
+    #[test]
+    fn recorded_runs_of_blocks_are_the_model_or_of_another() {
+        let runs = |bounds: &[(u32, u32)]| -> Vec<Range<u32>> {
+            bounds.iter().map(|(start, end)| *start..*end).collect()
+        };
+        assert!(is_all_of(&runs(&[(0, 2), (2, 4)]), 4) && is_all_of(&runs(&[(0, 4)]), 4));
+        for damaged in [&[(0, 1)][..], &[(1, 4)], &[(0, 9)], &[(0, 2), (3, 4)], &[(2, 4), (0, 2)]] {
+            assert!(!is_all_of(&runs(damaged), 4), "{damaged:?}");
+        }
     }
 }

@@ -8,6 +8,7 @@ use super::pipeline::{MeasuredBlocks, measure_blocks};
 use super::requested_pipelines::RequestedPipelines;
 use super::types::PlacementRequest;
 use crate::runtime::{RuntimeError, memory};
+use potluck_graph::Plan;
 use potluck_kernels::autotune;
 use potluck_parallel::Mesh;
 use potluck_parallel::planner::cut::BlockTimes;
@@ -39,6 +40,19 @@ pub(crate) fn measured(
     let shares = shares_of(arrangement.mesh, &seconds);
     let arrangement = arrangement.with_tensor_shares(shares);
     Ok((within_memory(request, devices, arrangement)?, blocks))
+}
+
+/// Returns the part of what a tensor group divides that each of its ranks has, from 0 to 1, by the
+/// plan of any of them.
+pub fn tensor_parts(plan: &Plan, ranks: usize) -> Vec<f64> {
+    let mut elements = vec![0; ranks];
+    for bucket in &plan.buckets {
+        if let Some(rank) = bucket.rank {
+            elements[rank as usize] += bucket.length;
+        }
+    }
+    let all: usize = elements.iter().sum();
+    elements.into_iter().map(|own| own as f64 / all.max(1) as f64).collect()
 }
 
 /// Returns true if the devices in the places of tensor groups differ, so that equal shares may not

@@ -391,6 +391,10 @@ impl<'h> NodeServer<'h> {
 
     fn assemble(&mut self, assembly: Assembly) -> Result<(), RuntimeError> {
         self.disband("another group begins");
+        if !assembly.edges.is_sound(assembly.nodes.len()) {
+            let why = "the edges of the group are not those of its ranks";
+            return Err(RuntimeError::InvalidRequest(why.into()));
+        }
         self.trace = assembly.trace_epoch.and_then(|epoch| self.trace_from(epoch));
         let options = WorkerGroupOptions {
             reduce_site: assembly.reduce_site,

@@ -6,6 +6,7 @@ use potluck_core::{BucketId, HostTensor, TensorId};
 use potluck_graph::{ModelGraph, Place, Plan, PlanPart, PlannedPart};
 use potluck_kernels::device::DeviceError;
 use potluck_kernels::exec::Executor;
+use potluck_parallel::TENSOR_SHARE_MAX;
 
 /// Calls of which the arguments or the results are other ones on the wire.
 pub(super) trait OnNode: Executor {
@@ -62,6 +63,9 @@ macro_rules! server {
 }
 device_calls!(server);
 
+/// The most ranks of a tensor group that a configuration can ask for.
+const TENSOR_RANKS_MAX: usize = 64;
+
 impl PlanRecipe {
     /// Returns the recipe of a plan for a rank of a tensor group with these shares, if it is one.
     pub fn of(plan: &Plan, tensor_shares: &[u32]) -> Self {
@@ -80,7 +84,9 @@ impl PlanRecipe {
     pub fn plan(self, model: &ModelGraph) -> Result<Plan, String> {
         let Self { options, part, tensor_shares, tensor_rank } = self;
         let has_rank = (tensor_rank as usize) < tensor_shares.len().max(1);
-        if tensor_shares.contains(&0) || !has_rank {
+        let sizes = 1..=TENSOR_SHARE_MAX;
+        let has_shares = tensor_shares.iter().all(|share| sizes.contains(share));
+        if !has_shares || !has_rank || tensor_shares.len() > TENSOR_RANKS_MAX {
             return Err(format!("rank {tensor_rank} of a tensor group of {tensor_shares:?}"));
         }
         let graph = if tensor_shares.len() < 2 {

@@ -1,7 +1,6 @@
 //! Opening of devices for forward passes only: evaluation and generation with a checkpoint.
 
 use super::checks::{require_devices, require_model};
-use super::names_of_runs;
 use crate::runtime::RuntimeError;
 use crate::runtime::open::{OpenOptions, open_named};
 use crate::runtime::pipelines::{ModelPipelines, forward_micro_batches_max};
@@ -9,15 +8,14 @@ use crate::runtime::placement::arrangement::pipelines_of;
 use crate::runtime::placement::laid_out::{cannot_divide, layout_of_groups};
 use crate::runtime::placement::names::display_names;
 use crate::runtime::placement::plans::Plans;
+use crate::runtime::placement::repeat::{name_of_parts, stage_text};
 use crate::runtime::placement::requested_pipelines::RequestedPipelines;
 use crate::runtime::workers::{WorkerGroup, WorkerGroupOptions};
 use potluck_core::DType;
 use potluck_graph::Plan;
 use potluck_kernels::device::Selection;
 use potluck_parallel::pipeline::{bucket_groups, edge_layout};
-use potluck_parallel::{
-    Coordinates, EdgeLayout, ParallelOptions, PipelinePrograms, PipelineRequest, Share,
-};
+use potluck_parallel::{EdgeLayout, ParallelOptions, PipelinePrograms, PipelineRequest, Share};
 
 /// Devices opened for forward passes.
 pub struct ForwardDevices {
@@ -82,16 +80,13 @@ pub fn open_forward(
     }
     if mesh.is_divided() {
         let mut named = Vec::new();
-        for (rank, name) in mesh.ranks().zip(&names) {
-            let Coordinates { data, pipeline, tensor } = mesh.coordinates(rank);
-            let runs = stages[data].chunks_of(pipeline);
-            let part = match tensor_shares.get(tensor) {
-                Some(share) => format!(" (tensor share {share})"),
-                None => String::new(),
-            };
-            named.push(format!("{name}: {}{part}", names_of_runs(&plan.graph, &runs)));
+        for pipeline in &stages {
+            for (stage, group) in pipeline.groups.iter().enumerate() {
+                let of_group: Vec<&str> = group.iter().map(|rank| &*names[rank.index()]).collect();
+                named.push(stage_text(&plan, &of_group, &pipeline.chunks_of(stage)));
+            }
         }
-        notes.push(format!("stages: {}", named.join(", ")));
+        notes.push(format!("{}: {}", name_of_parts(mesh), named.join(", ")));
     }
     let groups = bucket_groups(&plan, &stages, parts.len() as u32);
     let layout = layout_of_groups(parallel, &plan, &groups, mesh.data);
