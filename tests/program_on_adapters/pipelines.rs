@@ -189,8 +189,8 @@ fn the_suggested_command_goes_on_with_a_pipeline_of_those_that_are_left() {
     let line = format!("--steps {STEPS} --devices {adapter},cpu*3 --pipeline 2");
     let ran = train(&desk, "lost@backward:6/0", &line).ended(75);
     let error = ran.line("error:");
-    let text = "continue without that device, and without another one, which fits in no \
-                pipeline or tensor group, with: potluck train --resume run --devices 'cpu*2' --pipeline 2";
+    let text = "continue without that device, and without another one, which fits in no pipeline \
+                or tensor group, with: potluck train --resume run --devices 'cpu*2' --pipeline 2";
     assert!(error.contains(text), "{error}");
     desk.run_suggested(error).ok();
 }

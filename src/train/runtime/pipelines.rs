@@ -168,7 +168,7 @@ type GroupSegments = Vec<Option<SegmentId>>;
 
 /// Segment that a rank runs in a walk.
 #[derive(Clone, Debug)]
-struct SegmentRun {
+struct WalkedSegment {
     nodes: Range<usize>,
     /// What the rank has computed with it for an all-reduce.
     reduced: Option<(Reduction, Vec<TensorId>)>,
@@ -489,7 +489,7 @@ impl ModelPipelines {
         }
         let mut received: Vec<(TensorId, Rank)> = Vec::new();
         for segments in self.group_segments(passes) {
-            let mut runs: HashMap<Rank, SegmentRun> = HashMap::new();
+            let mut runs: HashMap<Rank, WalkedSegment> = HashMap::new();
             for (member, segment) in segments.iter().enumerate() {
                 let Some(segment) = segment else { continue };
                 let plan = &self.model.plans[member];
@@ -503,7 +503,7 @@ impl ModelPipelines {
                     received.push((tensor, rank));
                     self.copy(group, (pipeline, member), tensor, rank, pass)?;
                 }
-                runs.insert(rank, SegmentRun { reduced: reduced_by(plan, *segment), nodes });
+                runs.insert(rank, WalkedSegment { reduced: reduced_by(plan, *segment), nodes });
             }
             let visited = self.run_segments(group, &runs, pass, visit.clone())?;
             if visited.is_some() {
@@ -519,7 +519,7 @@ impl ModelPipelines {
     fn run_segments<T, F>(
         &self,
         group: &WorkerGroup,
-        runs: &HashMap<Rank, SegmentRun>,
+        runs: &HashMap<Rank, WalkedSegment>,
         pass: PassContext,
         visit: F,
     ) -> Result<Option<(Rank, T)>, RuntimeError>

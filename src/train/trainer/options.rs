@@ -138,8 +138,8 @@ impl TrainerOptions {
         let sizes = 1..=TENSOR_SHARE_MAX;
         if *ranks == 0 || !has_all || !shares.iter().all(|share| sizes.contains(share)) {
             let why = format!(
-                "a tensor group has at least one rank, and none of them or all have a share, from 1 \
-                 to {TENSOR_SHARE_MAX}"
+                "a tensor group has at least one rank, and none of them or all have a share, from \
+                 1 to {TENSOR_SHARE_MAX}"
             );
             return refused(&why);
         }

@@ -10,8 +10,8 @@ use potluck_parallel::{Edge, PipelinePrograms};
 /// Rate of the link by which the time is told: 1 Gbit/s.
 const BYTES_PER_S: f64 = 125e6;
 
-/// Returns a warning about the tensor group that sends the most between nodes, if one is on several;
-/// `nodes` are those of the ranks.
+/// Returns a warning about the tensor group that sends the most between nodes, if one is on
+/// several; `nodes` are those of the ranks.
 pub(crate) fn network_note(written: &PipelinePrograms, nodes: &[u32]) -> Option<String> {
     let node_of = |rank: &Rank| nodes.get(rank.index()).copied().unwrap_or(0);
     // By group: the bytes that each of its nodes sends, and the number of all-reduces.

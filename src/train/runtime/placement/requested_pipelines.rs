@@ -81,8 +81,8 @@ impl<'a> RequestedPipelines<'a> {
             .with_tensor_shares(self.given_tensor_shares())
     }
 
-    /// Returns the pipelines of a checkpoint of a model of so many blocks, if they were placed as is
-    /// asked; `None` if not, and if their chunks are not the model.
+    /// Returns the pipelines of a checkpoint of a model of so many blocks, if they were placed as
+    /// is asked; `None` if not, and if their chunks are not the model.
     pub fn recorded(&self, saved: &Placement, blocks: u32) -> Option<Arrangement> {
         let PipelineOptions { schedule, virtual_stages, .. } = saved.options.pipeline;
         let is_same = saved.mesh.pipeline == self.stages
