@@ -371,9 +371,10 @@ mod tests {
 
     #[test]
     fn damaged_layouts_are_not_sound() {
+        type Edit = fn(&mut Vec<Edge>, &mut Vec<GroupReduction>);
         let sound = reducing(0).layout.clone();
         assert!(sound.is_sound(2) && !sound.is_sound(1));
-        let edits: [fn(&mut Vec<Edge>, &mut Vec<GroupReduction>); 6] = [
+        let edits: [Edit; 6] = [
             |edges, _| edges[0].reduction = Some(ReductionId(2)),
             |edges, _| edges[0].reduction = None,
             |edges, _| edges[0].to.clear(),
