@@ -85,10 +85,30 @@ impl Simulation<'_> {
         message: &(Round, EdgePiece, SharedBuffer),
         at: Nanos,
     ) {
-        let edge = self.scenario.edges.edge(message.1.edge);
+        let piece = &message.1;
+        let edge = self.scenario.edges.edge(piece.edge);
+        // The values are shared: they are there until the last reader has taken them.
+        self.on_their_way[from.index()] += piece.range.len();
+        self.unread.insert(piece.clone(), edge.to.len());
+        let bytes = self.on_their_way[from.index()] * DType::F32.bytes();
+        let known = self.scenario.edges.bytes_from(from);
+        if bytes > known {
+            let violation = format!("{from} has {bytes} bytes on their way, of {known} at most");
+            self.violations.push(violation);
+        }
         for to in &edge.to {
-            // The values are shared; they are there as long as the slowest reader needs them.
             self.send_piece_to(from, *to, message.clone(), at);
+        }
+    }
+
+    /// Counts the taking of a piece by one of its readers.
+    fn count_reading(&mut self, piece: &EdgePiece) {
+        let Some(readers) = self.unread.get_mut(piece) else { return };
+        *readers -= 1;
+        if *readers == 0 {
+            self.unread.remove(piece);
+            let from = self.scenario.edges.edge(piece.edge).from;
+            self.on_their_way[from.index()] -= piece.range.len();
         }
     }
 
@@ -104,18 +124,6 @@ impl Simulation<'_> {
         self.pieces += 1;
         if self.scenario.seeded_bug == Some(SeededBug::LosesPiece(self.pieces)) {
             return;
-        }
-        self.on_their_way[from.index()] += elements;
-        // Values that are sent to several ranks count once for each here.
-        let sent = self.scenario.edges.edges.iter().filter(|edge| edge.from == from);
-        let readers = sent.map(|edge| edge.to.len()).max().unwrap_or(1);
-        let (bytes, known) = (
-            self.on_their_way[from.index()] * DType::F32.bytes(),
-            self.scenario.edges.bytes_from(from) * readers,
-        );
-        if bytes > known {
-            let violation = format!("{from} has {bytes} bytes on their way, of {known} at most");
-            self.violations.push(violation);
         }
         let there = if to == from {
             at
@@ -199,14 +207,13 @@ impl Simulation<'_> {
     /// Takes a piece of a part of an all-reduce from those that are kept.
     fn take_part(&mut self, rank: Rank, piece: &EdgePiece) {
         let kept = self.virtual_ranks[rank.index()].driver.kept.remove(piece);
-        let from = self.scenario.edges.edge(piece.edge).from;
         let Some(values) = kept else {
             return self.violations.push(format!("{rank} has not kept {piece}"));
         };
         if *values != self.values_of(rank, piece, piece.micro_batch)[..] {
             self.violations.push(format!("{rank} reduces other values than those of {piece}"));
         }
-        self.on_their_way[from.index()] -= piece.range.len();
+        self.count_reading(piece);
     }
 
     /// Writes as much of what was reduced as a piece has.
@@ -231,7 +238,7 @@ impl Simulation<'_> {
         if values != self.values_of(rank, piece, piece.micro_batch) {
             self.violations.push(format!("{rank} receives other values than those of {piece}"));
         }
-        self.on_their_way[edge.from.index()] -= piece.range.len();
+        self.count_reading(piece);
         let tensor = self.tensor_of(rank, piece.micro_batch, edge.tensor);
         let (now, elements) = (self.queue.now(), piece.range.len());
         let device = &mut self.virtual_ranks[rank.index()].device;

@@ -1,5 +1,7 @@
 //! Simulation of all ranks of a run under one virtual clock.
 
+use std::collections::HashMap;
+
 use super::coordinator_thread::{CoordinatorThread, ToCoordinator, ToRank, ToRanks};
 use super::device::VirtualDevice;
 use super::driver::Driver;
@@ -159,6 +161,8 @@ pub(super) struct Simulation<'a> {
     pub pieces: u64,
     /// By rank: elements of tensors that were copied to be sent and not written since.
     pub(crate) on_their_way: Vec<usize>,
+    /// Number of ranks that have not taken a piece yet, of those that are on their way.
+    pub(crate) unread: HashMap<EdgePiece, usize>,
     /// For [`SeededBug::AccumulatesInArrivalOrder`]: the last sender that was assigned, per chunk.
     pub arrived: Vec<u32>,
     ended_at: Nanos,
@@ -207,6 +211,7 @@ impl<'a> Simulation<'a> {
             messages: 0,
             pieces: 0,
             on_their_way: vec![0; world],
+            unread: HashMap::new(),
             arrived: vec![0; scenario.layout.chunks.len()],
             ended_at: 0,
         }

@@ -122,3 +122,40 @@ pub(crate) fn plan_hash(plan: &Plan) -> [u8; 32] {
     let _ = std::fmt::Write::write_fmt(&mut hashed, format_args!("{plan:?}"));
     *hashed.0.finalize().as_bytes()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use potluck_graph::model::{MlpConfig, MlpLoss, mlp};
+    use potluck_graph::{PlanOptions, Unary};
+
+    #[test]
+    fn recipes_of_tensor_groups_give_their_plans_or_are_refused() {
+        let widths = vec![8, 128, 5];
+        let loss = MlpLoss::CrossEntropy;
+        let config = MlpConfig { widths, activation: Unary::Relu, dropout: 0.0, loss };
+        let model = ModelGraph::training(mlp(&config).unwrap(), true).unwrap();
+        let shares = [3, 1];
+        for rank in 0..2 {
+            let graph = model.of_rank(&shares, rank).unwrap().graph;
+            let plan = Plan::new(graph, PlanOptions::new(4));
+            let recipe = PlanRecipe::of(&plan, &shares);
+            assert_eq!(plan_hash(&recipe.plan(&model).unwrap()), plan_hash(&plan));
+        }
+        let whole = Plan::new(model.whole().clone(), PlanOptions::new(4));
+        let recipe = PlanRecipe::of(&whole, &[]);
+        assert_eq!(recipe.clone().plan(&model).unwrap(), whole);
+        for (tensor_shares, tensor_rank) in [
+            (vec![3, 1], 2),
+            (vec![], 1),
+            (vec![1, 0], 0),
+            (vec![1, u32::MAX], 0),
+            (vec![1; 5], 0),
+            (vec![1; 65], 0),
+        ] {
+            let damaged = PlanRecipe { tensor_shares, tensor_rank, ..recipe.clone() };
+            let told = format!("{damaged:?}");
+            assert!(damaged.plan(&model).is_err(), "{told}");
+        }
+    }
+}
