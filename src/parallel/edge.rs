@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use potluck_core::{EdgeId, Rank, ReductionId, Shape, TensorId};
+use potluck_core::{DType, EdgeId, Rank, ReductionId, Shape, TensorId};
 use potluck_graph::Reduction;
 
 /// Tensor that one rank computes and others read, in each micro-batch: values in the forward pass,
@@ -26,6 +26,11 @@ impl Edge {
     /// Returns the number of elements for a micro-batch of `rows` samples.
     pub fn elements(&self, rows: usize) -> usize {
         self.shape.elements(rows)
+    }
+
+    /// Returns the bytes of the values for a micro-batch of `rows` samples.
+    pub fn bytes(&self, rows: usize) -> usize {
+        self.elements(rows) * DType::F32.bytes()
     }
 
     /// Returns true if a rank reads the tensor.

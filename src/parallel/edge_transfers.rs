@@ -162,14 +162,28 @@ impl EdgeTransfers {
         micro_batch: usize,
         rows: usize,
     ) -> Result<(Vec<EdgePiece>, Option<Event>), StepError> {
+        let early = self.await_tensor(edge, micro_batch, rows)?.pieces(edge, micro_batch);
+        Ok((early, self.over(edge, micro_batch)))
+    }
+
+    /// Begins to wait for a tensor of so many rows. Returns what has arrived of it before.
+    ///
+    /// # Errors
+    /// Returns [`StepError::UnexpectedPiece`] if more has arrived than the tensor has.
+    fn await_tensor(
+        &mut self,
+        edge: EdgeId,
+        micro_batch: usize,
+        rows: usize,
+    ) -> Result<&Incoming, StepError> {
         let elements = self.layout.edge(edge).elements(rows);
         let incoming = self.incoming.entry((edge, micro_batch)).or_default();
         incoming.awaited = Some(elements);
-        let early = incoming.pieces(edge, micro_batch);
-        if let Some(outside) = early.iter().find(|piece| piece.range.end > elements) {
-            return Err(StepError::UnexpectedPiece { piece: outside.clone() });
+        if let Some((start, end)) = incoming.arrived.iter().find(|(_, end)| **end > elements) {
+            let piece = EdgePiece { edge, micro_batch, range: *start..*end };
+            return Err(StepError::UnexpectedPiece { piece });
         }
-        Ok((early, self.over(edge, micro_batch)))
+        Ok(incoming)
     }
 
     /// Begins to wait for the parts of an all-reduce. Returns true if all have arrived.
@@ -184,7 +198,7 @@ impl EdgeTransfers {
     ) -> Result<bool, StepError> {
         let edges: Vec<EdgeId> = self.layout.reduction(reduction).edges().collect();
         for edge in edges {
-            self.receive(edge, micro_batch, rows)?;
+            self.await_tensor(edge, micro_batch, rows)?;
         }
         Ok(self.is_whole(reduction, micro_batch))
     }

@@ -85,15 +85,13 @@ fn tensor_line(placement: &ExplainedPlacement) -> String {
     let mut bytes = 0;
     let mut sums = 0;
     for reduction in edges.reductions.iter() {
-        let own = reduction.edges().map(|edge| edges.edge(edge));
-        // Of the first pipeline: all have the same.
-        for edge in own.filter(|edge| planned.mesh.coordinates(edge.from).data == 0) {
-            if planned.mesh.coordinates(edge.from).tensor == 0 {
-                bytes += edge.elements(rows) * DType::F32.bytes();
-            }
+        // The first rank of each group of the first pipeline: all others have the same.
+        let own = &reduction.parts[0];
+        if planned.mesh.coordinates(edges.edge(own[0]).from).data > 0 {
+            continue;
         }
-        let first = edges.edge(reduction.parts[0][0]);
-        sums += usize::from(planned.mesh.coordinates(first.from).data == 0);
+        sums += 1;
+        bytes += own.iter().map(|edge| edges.edge(*edge).bytes(rows)).sum::<usize>();
     }
     let shares = planned.tensor_shares.iter().map(u32::to_string).collect::<Vec<_>>().join(" : ");
     let what = if planned.mesh.pipeline > 1 { ", in all stages together" } else { "" };
@@ -114,7 +112,7 @@ fn sent_on(placement: &ExplainedPlacement, edge: &Edge) -> Vec<CommCost> {
         let rows = micro_batch.rows as usize;
         sent.push(CommCost {
             steps: edge.pieces(rows, written.edges.piece_max).count() as u64,
-            bytes: (edge.elements(rows) * DType::F32.bytes()) as u64,
+            bytes: edge.bytes(rows) as u64,
         });
     }
     sent
@@ -169,16 +167,14 @@ fn reduction_rows(placement: &ExplainedPlacement) -> String {
         // All ranks send as much: the same tensors.
         let mut all = CommCost::default();
         let mut largest = 0;
-        let mut first = None;
-        for edge in reduction.parts[0].iter().map(|edge| edges.edge(*edge)) {
-            let sent = sent_on(placement, edge);
+        for edge in &reduction.parts[0] {
+            let sent = sent_on(placement, edges.edge(*edge));
             largest += sent.iter().map(|one| one.bytes as usize).max().unwrap_or(0);
             all = all.then(all_of(&sent));
-            first = first.or(Some(edge));
         }
-        let Some(edge) = first else { continue };
+        let edge = edges.edge(reduction.parts[0][0]);
         let tensor = format!("{} {}", edge.tensor, edge_source(graph, edge));
-        let group = format!("{{{}}}", listed(edge.to.iter().map(|rank| rank.index())));
+        let group = group_text(edge.to.iter().copied());
         // Writing to a string cannot fail.
         let _ = writeln!(
             text,
@@ -201,7 +197,7 @@ fn bucket_rows(placement: &ExplainedPlacement) -> String {
     let layout = &placement.laid_out.layout;
     let plan = placement.laid_out.whole();
     let groups = &placement.laid_out.written.groups;
-    let widths = buckets(plan).map(|bucket| group_text(groups.of(bucket)).len());
+    let widths = buckets(plan).map(|bucket| group_text(ranks_of(groups.of(bucket))).len());
     let width = widths.max().unwrap_or(0).max("group".len());
     let mut text = format!("  bucket{:>12}{:>10}  ", "size", "messages");
     text += &if placement.is_divided() {
@@ -224,7 +220,7 @@ fn bucket_rows(placement: &ExplainedPlacement) -> String {
             owned = ranges.join("  ");
         }
         let members = if placement.is_divided() {
-            format!("{:<width$}  ", group_text(group))
+            format!("{:<width$}  ", group_text(ranks_of(group)))
         } else {
             String::new()
         };
@@ -235,9 +231,13 @@ fn bucket_rows(placement: &ExplainedPlacement) -> String {
     text
 }
 
+fn ranks_of(group: &RankGroup) -> impl Iterator<Item = Rank> {
+    group.iter().map(|(_, rank)| rank)
+}
+
 /// Formats the ranks of a group: `{0, 2}`.
-fn group_text(group: &RankGroup) -> String {
-    format!("{{{}}}", listed(group.iter().map(|(_, rank)| rank.index())))
+fn group_text(ranks: impl Iterator<Item = Rank>) -> String {
+    format!("{{{}}}", listed(ranks.map(Rank::index)))
 }
 
 /// Row of what a rank sends.

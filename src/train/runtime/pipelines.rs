@@ -22,6 +22,9 @@ use potluck_parallel::{
     Program, Share,
 };
 
+/// What a device does in a pass of a walk, for errors.
+const PASS: &str = "a pass through a pipeline";
+
 /// Pipelines of a worker group, which hold a model in parts or, with one stage each, whole.
 #[derive(Clone, Debug)]
 pub struct ModelPipelines {
@@ -481,11 +484,10 @@ impl ModelPipelines {
             + Send
             + 'static,
     {
-        const WHAT: &str = "a pass through a pipeline";
         let PipelineWalk { pipeline, passes, inputs, pass } = walk;
         for rank in self.stages[pipeline].ranks() {
             let inputs = inputs(rank);
-            group.run_on(rank, WHAT, move |device| load(device, &inputs, pass.micro_batch))?;
+            group.run_on(rank, PASS, move |device| load(device, &inputs, pass.micro_batch))?;
         }
         let mut received: Vec<(TensorId, Rank)> = Vec::new();
         for segments in self.group_segments(passes) {
@@ -530,15 +532,14 @@ impl ModelPipelines {
             + Send
             + 'static,
     {
-        const WHAT: &str = "a pass through a pipeline";
         if let Some((rank, run)) = runs.iter().next().filter(|_| runs.len() == 1) {
             // The only rank of a stage, which has nothing to reduce.
             let nodes = run.nodes.clone();
-            let visited = group.run_on(*rank, WHAT, move |device| visit(device, nodes, &pass))?;
+            let visited = group.run_on(*rank, PASS, move |device| visit(device, nodes, &pass))?;
             return Ok(visited.map(|result| (*rank, result)));
         }
         let of_ranks = runs.clone();
-        let ended = group.run_on_all(WHAT, move |rank, device| {
+        let ended = group.run_on_all(PASS, move |rank, device| {
             let Some(run) = of_ranks.get(&rank) else { return Ok((None, Vec::new())) };
             let visited = visit(device, run.nodes.clone(), &pass)?;
             let mut parts = Vec::new();
@@ -559,7 +560,7 @@ impl ModelPipelines {
         let Some(kind) = kind.filter(|_| first.is_none()) else { return Ok(first) };
         let reduced = Arc::new(kind.reduce(&parts));
         let of_ranks = runs.clone();
-        group.run_on_all(WHAT, move |rank, device| {
+        group.run_on_all(PASS, move |rank, device| {
             let run = of_ranks.get(&rank);
             let tensors = run.and_then(|run| run.reduced.as_ref()).map(|(_, tensors)| tensors);
             for (tensor, values) in tensors.into_iter().flatten().zip(reduced.iter()) {

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use potluck_core::Rank;
 use potluck_core::format::{counted, size_text};
-use potluck_core::{DType, Rank};
 use potluck_parallel::{Edge, PipelinePrograms};
 
 /// Rate of the link by which the time is told: 1 Gbit/s.
@@ -48,8 +48,7 @@ pub(crate) fn network_note(written: &PipelinePrograms, nodes: &[u32]) -> Option<
 /// Returns the bytes of an edge in a step, to one reader.
 fn bytes_of(written: &PipelinePrograms, edge: &Edge) -> usize {
     let batches = &written.programs[edge.from.index()].micro_batches;
-    let elements: usize = batches.iter().map(|batch| edge.elements(batch.rows as usize)).sum();
-    elements * DType::F32.bytes()
+    batches.iter().map(|batch| edge.bytes(batch.rows as usize)).sum()
 }
 
 #[cfg(test)]

@@ -35,8 +35,10 @@ pub(crate) fn measured(
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<(Arrangement, MeasuredBlocks), RuntimeError> {
     let blocks = measure_blocks(request, devices, arrangement.rows_max(), report)?;
-    let times = arrangement.positions.iter().map(|position| &blocks.times[*position]);
-    let seconds: Vec<f64> = times.map(|times| seconds_of(times)).collect();
+    let mut seconds: Vec<f64> = Vec::new();
+    for position in &arrangement.positions {
+        seconds.push(blocks.times[*position].iter().map(BlockTimes::sum_s).sum());
+    }
     let shares = shares_of(arrangement.mesh, &seconds);
     let arrangement = arrangement.with_tensor_shares(shares);
     Ok((within_memory(request, devices, arrangement)?, blocks))
@@ -59,10 +61,6 @@ pub fn tensor_parts(plan: &Plan, ranks: usize) -> Vec<f64> {
 /// be the fastest: `kinds` are those of the devices, by rank.
 pub(crate) fn differ<T: PartialEq>(requested: &RequestedPipelines, kinds: &[T]) -> bool {
     kinds.chunks(requested.tensor.max(1)).any(|group| group.iter().any(|kind| *kind != group[0]))
-}
-
-fn seconds_of(times: &[BlockTimes]) -> f64 {
-    times.iter().map(|of| of.forward_s + of.backward_input_s + of.backward_weight_s).sum()
 }
 
 /// Returns the shares by the seconds that each rank needs for all blocks.
