@@ -1,4 +1,4 @@
-// Attention over packed queries, keys and values, and its gradient.
+// Attention over queries, keys and values in columns of one to three tensors, and its gradient.
 // uses lib/attention
 // uses lib/nan
 // uses lib/rng
@@ -13,14 +13,14 @@
 // running maximum and sum (Milakov and Gimelshein 2018), the gradient computes p again from lse
 // (Dao, Fu, Ermon, Rudra, Re 2022).
 //
-// qkv is (b, t, 3c): queries in columns 0..c, keys in c..2c, values in 2c..3c; head h has columns
-// h*D..(h+1)*D of each, D = c / heads. One invocation takes 4 neighbouring positions of a head:
-// queries in forward and grad_q, keys in grad_kv. It walks over the other side 4 positions at a
+// A head has D columns; query head h reads head h / group of keys and values. One invocation takes
+// 4 neighbouring positions of a head: queries in forward and grad_q, keys in grad_kv, of all the
+// query heads that share them, one after the other. It walks over the other side 4 positions at a
 // time, so everything is a product of 4x4 matrices, and a value is read once for 4 uses. Bytes read
 // per pair of positions: 3 D (forward), 5 D (grad_q), 6 D (grad_kv), mostly from the cache.
 //
-// The gradient runs as delta, grad_kv, grad_q: delta stores delta_i for grad_kv in the first
-// column of dq_i, which grad_q then overwrites.
+// The gradient runs as delta, which stores lse_i and delta_i side by side for the others, grad_kv
+// and grad_q.
 //
 // Prepended: what lib/attention needs. Of its vectors of 4 columns, a head has p.parts.
 //
@@ -34,9 +34,20 @@
 const SLAB: u32 = min(16u, (D + 3u) / 4u);
 const SLABS: u32 = (D + 4u * SLAB - 1u) / (4u * SLAB);
 // A column for each of four rows.
-fn qkv_block(rows: vec4u, part: u32) -> mat4x4f {
-    return mat4x4f(qkv_part(rows.x, part), qkv_part(rows.y, part),
-        qkv_part(rows.z, part), qkv_part(rows.w, part));
+
+fn q_block(rows: vec4u, part: u32) -> mat4x4f {
+    return mat4x4f(q_part(rows.x, part), q_part(rows.y, part),
+        q_part(rows.z, part), q_part(rows.w, part));
+}
+
+fn k_block(rows: vec4u, part: u32) -> mat4x4f {
+    return mat4x4f(k_part(rows.x, part), k_part(rows.y, part),
+        k_part(rows.z, part), k_part(rows.w, part));
+}
+
+fn v_block(rows: vec4u, part: u32) -> mat4x4f {
+    return mat4x4f(v_part(rows.x, part), v_part(rows.y, part),
+        v_part(rows.z, part), v_part(rows.w, part));
 }
 
 fn dy_block(rows: vec4u, part: u32) -> mat4x4f {
@@ -48,27 +59,20 @@ fn dy_block(rows: vec4u, part: u32) -> mat4x4f {
 struct Task {
     sample: u32,
     head: u32,
-    qkv: u32,         // where the head's row 0 starts in qkv,
-    y: u32,           // in y,
-    lse: u32,         // and in lse
     first: u32,       // of the positions
     first_part: u32,  // of the slab
     parts: u32,       // in the slab
 }
 
-fn tasks() -> u32 {
-    return p.b * p.heads * ((p.t + 3u) / 4u) * SLABS;
+fn tasks(heads: u32) -> u32 {
+    return p.b * heads * ((p.t + 3u) / 4u) * SLABS;
 }
 
-fn task_of(index: u32) -> Task {
+fn task_of(index: u32, heads: u32) -> Task {
     let blocks = (p.t + 3u) / 4u;
     let head_of_all = index / (blocks * SLABS);
-    let sample = head_of_all / p.heads;
-    let head = head_of_all % p.heads;
-    let first_row = sample * p.t * p.heads * D;
     let first_part = (index % SLABS) * SLAB;
-    return Task(sample, head, 3u * first_row + head * D, first_row + head * D,
-        head_of_all * p.t, 4u * ((index / SLABS) % blocks),
+    return Task(head_of_all / heads, head_of_all % heads, 4u * ((index / SLABS) % blocks),
         first_part, min(SLAB, p.parts - first_part));
 }
 
@@ -95,24 +99,24 @@ fn first_query(first: u32) -> u32 {
 @compute @workgroup_size(32)
 fn forward(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {
     let index = index_of(id, groups);
-    if (index >= tasks()) { return; }
-    let task = task_of(index);
+    if (index >= tasks(p.heads)) { return; }
+    let task = task_of(index, p.heads);
     let first = task.first;
     let i = first + LANES;
-    let c = p.heads * D;
-    let width = 3u * c;
+    let keys = start_of(K, task.sample, task.head);
+    let values = start_of(V, task.sample, task.head);
 
     var sum: array<mat4x4f, SLAB>;
     for (var part = 0u; part < task.parts; part++) { sum[part] = mat4x4f(); }
-    let own = task.qkv + four(first) * width;
+    let own = start_of(Q, task.sample, task.head) + four(first) * p.q_width;
     var highest = vec4f(LOWEST);
     var total = vec4f(0.0);
     var top = vec4u(0u);
     for (var j = 0u; j <= last_key(first); j += 4u) {
-        let k = task.qkv + c + four(j) * width;
+        let k = keys + four(j) * p.k_width;
         var s = mat4x4f();  // a column of four scores for each query
         for (var part = 0u; part < p.parts; part++) {
-            s += transpose(qkv_block(k, part)) * qkv_block(own, part);
+            s += transpose(k_block(k, part)) * q_block(own, part);
         }
         s *= p.scale;
         let at = j + LANES;
@@ -136,19 +140,21 @@ fn forward(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) gr
         if (DROPOUT != 0u) {
             weights = product(weights, kept_by_query(task.sample, task.head, i, at));
         }
+        let v = values + four(j) * p.v_width;
         for (var part = 0u; part < task.parts; part++) {
-            let values = qkv_block(k + c, task.first_part + part);
-            sum[part] = times(sum[part], shrink) + values * weights;
+            sum[part] = times(sum[part], shrink) + v_block(v, task.first_part + part) * weights;
         }
     }
 
     let logarithms = nan_where_bad(highest + log(total), top, highest);
     total = nan_where_bad(total, top, highest);
+    let y_start = start_of(DY, task.sample, task.head);
+    let stats_start = start_of_stats(task.sample, task.head);
     for (var lane = 0u; lane < min(4u, p.t - first); lane++) {
-        if (task.first_part == 0u) { new_lse[task.lse + first + lane] = logarithms[lane]; }
+        if (task.first_part == 0u) { new_lse[stats_start + first + lane] = logarithms[lane]; }
         for (var part = 0u; part < task.parts; part++) {
             let value = sum[part][lane] / total[lane];
-            put_y(task.y + (first + lane) * c, task.first_part + part, value);
+            put_y(y_start + (first + lane) * p.heads * D, task.first_part + part, value);
         }
     }
 }
@@ -169,63 +175,72 @@ fn deltas_of(rows: vec4u) -> vec4f {
 @compute @workgroup_size(32)
 fn delta(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {
     let index = index_of(id, groups);
-    if (index >= tasks() || index % SLABS != 0u) { return; }
-    let task = task_of(index);
+    if (index >= tasks(p.heads) || index % SLABS != 0u) { return; }
+    let task = task_of(index, p.heads);
     let rows = four(task.first);
-    let c = p.heads * D;
-    let deltas = deltas_of(task.y + rows * c);
+    let deltas = deltas_of(start_of(DY, task.sample, task.head) + rows * (p.heads * D));
+    let stats_start = start_of_stats(task.sample, task.head);
     for (var lane = 0u; lane < min(4u, p.t - task.first); lane++) {
-        dqkv[task.qkv + rows[lane] * 3u * c] = deltas[lane];
+        let at = stats_start + rows[lane];
+        stats[at] = vec2f(lse[at], deltas[lane]);
     }
 }
 
 @compute @workgroup_size(32)
 fn grad_kv(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {
     let index = index_of(id, groups);
-    if (index >= tasks()) { return; }
-    let task = task_of(index);
+    let kv_heads = p.heads / p.group;
+    if (index >= tasks(kv_heads)) { return; }
+    let task = task_of(index, kv_heads);
     let first = task.first;
     let j = first + LANES;
-    let c = p.heads * D;
-    let width = 3u * c;
+    let first_head = task.head * p.group;
+    let keys = start_of(K, task.sample, first_head);
+    let values = start_of(V, task.sample, first_head);
 
     var dk: array<mat4x4f, SLAB>;
     var dv: array<mat4x4f, SLAB>;
-    let own = task.qkv + c + four(first) * width;
+    let own_k = keys + four(first) * p.k_width;
+    let own_v = values + four(first) * p.v_width;
     for (var part = 0u; part < task.parts; part++) {
         dk[part] = mat4x4f();
         dv[part] = mat4x4f();
     }
-    for (var i = first_query(first); i < p.t; i += 4u) {
-        let rows = four(i);
-        let q = task.qkv + rows * width;
-        let d = task.y + rows * c;
-        var s = mat4x4f();   // a column of four queries for each key
-        var dp = mat4x4f();
-        for (var part = 0u; part < p.parts; part++) {
-            s += transpose(qkv_block(q, part)) * qkv_block(own, part);
-            dp += transpose(dy_block(d, part)) * qkv_block(own + c, part);
-        }
-        s *= p.scale;
-        let at = i + LANES;
-        let weights = weights_by_key(s, lse_of(task.lse + rows), at, j);
-        var dropped = weights;
-        if (DROPOUT != 0u) {
-            let m = kept_by_key(task.sample, task.head, rows, j);
-            dropped = product(weights, m);
-            dp = product(dp, m);
-        }
-        let deltas = vec4f(dqkv[q.x], dqkv[q.y], dqkv[q.z], dqkv[q.w]);
-        let ds = product(p.scale * weights, dp - mat4x4f(deltas, deltas, deltas, deltas));
-        for (var part = 0u; part < task.parts; part++) {
-            dk[part] += qkv_block(q, task.first_part + part) * ds;
-            dv[part] += dy_block(d, task.first_part + part) * dropped;
+    for (var head = first_head; head < first_head + p.group; head++) {
+        let queries = start_of(Q, task.sample, head);
+        let slopes = start_of(DY, task.sample, head);
+        let stats_start = start_of_stats(task.sample, head);
+        for (var i = first_query(first); i < p.t; i += 4u) {
+            let rows = four(i);
+            let q = queries + rows * p.q_width;
+            let d = slopes + rows * (p.heads * D);
+            var s = mat4x4f();   // a column of four queries for each key
+            var dp = mat4x4f();
+            for (var part = 0u; part < p.parts; part++) {
+                s += transpose(q_block(q, part)) * k_block(own_k, part);
+                dp += transpose(dy_block(d, part)) * v_block(own_v, part);
+            }
+            s *= p.scale;
+            let at = i + LANES;
+            let weights = weights_by_key(s, lse_of(stats_start + rows), at, j);
+            var dropped = weights;
+            if (DROPOUT != 0u) {
+                let m = kept_by_key(task.sample, head, rows, j);
+                dropped = product(weights, m);
+                dp = product(dp, m);
+            }
+            let deltas = delta_of(stats_start + rows);
+            let ds = product(p.scale * weights, dp - mat4x4f(deltas, deltas, deltas, deltas));
+            for (var part = 0u; part < task.parts; part++) {
+                dk[part] += q_block(q, task.first_part + part) * ds;
+                dv[part] += dy_block(d, task.first_part + part) * dropped;
+            }
         }
     }
     for (var lane = 0u; lane < min(4u, p.t - first); lane++) {
         for (var part = 0u; part < task.parts; part++) {
-            put_dqkv(own[lane], task.first_part + part, dk[part][lane]);
-            put_dqkv(own[lane] + c, task.first_part + part, dv[part][lane]);
+            put_gradient(K, own_k[lane], task.first_part + part, dk[part][lane]);
+            put_gradient(V, own_v[lane], task.first_part + part, dv[part][lane]);
         }
     }
 }
@@ -233,27 +248,29 @@ fn grad_kv(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) gr
 @compute @workgroup_size(32)
 fn grad_q(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {
     let index = index_of(id, groups);
-    if (index >= tasks()) { return; }
-    let task = task_of(index);
+    if (index >= tasks(p.heads)) { return; }
+    let task = task_of(index, p.heads);
     let first = task.first;
     let i = first + LANES;
-    let c = p.heads * D;
-    let width = 3u * c;
+    let keys = start_of(K, task.sample, task.head);
+    let values = start_of(V, task.sample, task.head);
 
     let rows = four(first);
-    let own = task.qkv + rows * width;
-    let own_y = task.y + rows * c;
-    let own_lse = lse_of(task.lse + rows);
-    let deltas = deltas_of(own_y);
+    let own = start_of(Q, task.sample, task.head) + rows * p.q_width;
+    let own_dy = start_of(DY, task.sample, task.head) + rows * (p.heads * D);
+    let own_stats = start_of_stats(task.sample, task.head) + rows;
+    let own_lse = lse_of(own_stats);
+    let deltas = delta_of(own_stats);
     var dq: array<mat4x4f, SLAB>;
     for (var part = 0u; part < task.parts; part++) { dq[part] = mat4x4f(); }
     for (var j = 0u; j <= last_key(first); j += 4u) {
-        let k = task.qkv + c + four(j) * width;
+        let k = keys + four(j) * p.k_width;
+        let v = values + four(j) * p.v_width;
         var s = mat4x4f();   // a column of four keys for each query
         var dp = mat4x4f();
         for (var part = 0u; part < p.parts; part++) {
-            s += transpose(qkv_block(k, part)) * qkv_block(own, part);
-            dp += transpose(qkv_block(k + c, part)) * dy_block(own_y, part);
+            s += transpose(k_block(k, part)) * q_block(own, part);
+            dp += transpose(v_block(v, part)) * dy_block(own_dy, part);
         }
         s *= p.scale;
         let at = j + LANES;
@@ -261,12 +278,12 @@ fn grad_q(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) gro
         if (DROPOUT != 0u) { dp = product(dp, kept_by_query(task.sample, task.head, i, at)); }
         let ds = score_slopes_by_query(weights, dp, deltas);
         for (var part = 0u; part < task.parts; part++) {
-            dq[part] += qkv_block(k, task.first_part + part) * ds;
+            dq[part] += k_block(k, task.first_part + part) * ds;
         }
     }
     for (var lane = 0u; lane < min(4u, p.t - first); lane++) {
         for (var part = 0u; part < task.parts; part++) {
-            put_dqkv(own[lane], task.first_part + part, dq[part][lane]);
+            put_gradient(Q, own[lane], task.first_part + part, dq[part][lane]);
         }
     }
 }

@@ -54,9 +54,6 @@ var<workgroup> tile: array<vec4f, max(SHARED + SIZE, ROWS + STEP * SLICE)>;
 struct Block {
     sample: u32,
     head: u32,
-    qkv: u32,         // where the head's row 0 starts in qkv,
-    y: u32,           // in y,
-    lse: u32,         // and in lse
     first: u32,       // of the rows
     first_part: u32,  // of the slice
 }
@@ -68,20 +65,18 @@ struct Sums {
     right: mat4x4f,
 }
 
-fn block_count() -> u32 {
-    return p.b * p.heads * ((p.t + R - 1u) / R) * SLICES;
+fn block_count(heads: u32) -> u32 {
+    return p.b * heads * ((p.t + R - 1u) / R) * SLICES;
 }
 
-// Block `index`. Blocks of few pairs come last in each head: the first rows as keys, the last ones
-// as queries have the most.
-fn block_of(index: u32, of_queries: bool) -> Block {
+// Block `index` of so many heads of each sample. Blocks of few pairs come last in each head: the
+// first rows as keys, the last ones as queries have the most.
+fn block_of(index: u32, heads: u32, of_queries: bool) -> Block {
     let blocks = (p.t + R - 1u) / R;
     let of_all = index / (blocks * SLICES);
     let at = (index / SLICES) % blocks;
-    let first_row = (of_all / p.heads) * p.t * p.heads * D;
-    let column = (of_all % p.heads) * D;
-    return Block(of_all / p.heads, of_all % p.heads, 3u * first_row + column, first_row + column,
-        of_all * p.t, R * select(at, blocks - 1u - at, of_queries), (index % SLICES) * SLICE);
+    return Block(of_all / heads, of_all % heads,
+        R * select(at, blocks - 1u - at, of_queries), (index % SLICES) * SLICE);
 }
 
 // Vector n + local of what is staged, `parts` from each row, n a multiple of SIZE: its row's place
@@ -119,39 +114,21 @@ fn within(part: u32, parts: u32) -> u32 {
     return min(part, PARTS - 1u);
 }
 
-// Copies `parts` vectors from `part` on of each of `rows` rows of qkv to the tile, rows `stride`
-// apart. Rows come in runs of DEPTH, which start `apart` rows from each other, from row `first` on
-// of those that start at `column` in qkv. In place of rows behind the last one comes the last one,
-// whose scores do not count; vectors behind a head's are zero.
-fn stage_qkv(
-    at: u32, rows: u32, parts: u32, stride: u32,
+// Copies `parts` vectors from `part` on of each of `rows` rows of a source to the tile, rows
+// `stride` apart. Rows come in runs of DEPTH, which start `apart` rows from each other, from row
+// `first` on of those that start at `column` in the source. In place of rows behind the last one
+// comes the last one, whose scores do not count; vectors behind a head's are zero.
+fn stage(
+    source: u32, at: u32, rows: u32, parts: u32, stride: u32,
     column: u32, first: u32, apart: u32, part: u32, local: u32,
 ) {
-    let width = 3u * p.heads * D;
+    let width = width_of(source);
     for (var n = 0u; n < rows * parts; n += SIZE) {
         if (rows * parts % SIZE == 0u || n + local < rows * parts) {
             let place = place_of(n, local, parts);
             let next = part + part_of(n, local, parts);
             let row = row_of(n, local, parts, first, apart, width);
-            let value = qkv_part(column + row, within(next, parts));
-            tile[at + place * stride + next - part] =
-                select(vec4f(0.0), value, PARTS % parts == 0u || next < PARTS);
-        }
-    }
-}
-
-// Does the same with rows of dy.
-fn stage_dy(
-    at: u32, rows: u32, parts: u32, stride: u32,
-    column: u32, first: u32, apart: u32, part: u32, local: u32,
-) {
-    let width = p.heads * D;
-    for (var n = 0u; n < rows * parts; n += SIZE) {
-        if (rows * parts % SIZE == 0u || n + local < rows * parts) {
-            let place = place_of(n, local, parts);
-            let next = part + part_of(n, local, parts);
-            let row = row_of(n, local, parts, first, apart, width);
-            let value = dy_part(column + row, within(next, parts));
+            let value = row_part(source, column + row, within(next, parts));
             tile[at + place * stride + next - part] =
                 select(vec4f(0.0), value, PARTS % parts == 0u || next < PARTS);
         }
@@ -182,43 +159,17 @@ fn add_stage(sums: mat4x4f, x: u32, y: u32) -> mat4x4f {
     return s;
 }
 
-// Products of own and streamed rows of qkv, a column for each of four own rows.
-fn scores(own: u32, first: u32, other: u32, other_first: u32, local: u32) -> mat4x4f {
-    var s = mat4x4f();
-    for (var part = 0u; part < p.parts; part += STAGE) {
-        workgroupBarrier();
-        stage_qkv(0u, R, STAGE, STRIDE, own, first, DEPTH, part, local);
-        stage_qkv(OTHER, W, STAGE, STRIDE, other, other_first, DEPTH, part, local);
-        workgroupBarrier();
-        s = add_stage(s, local % X, local / X);
-    }
-    return s;
-}
-
-// Products of own rows of dy and streamed rows of qkv.
-fn slopes_by_query(
-    own: u32, first: u32, other: u32, other_first: u32, local: u32,
+// Products of own rows of a source and streamed rows of another one, each from a row on of those
+// that start at a column: a column for each of four own rows.
+fn products(
+    own_source: u32, own: u32, first: u32,
+    other_source: u32, other: u32, other_first: u32, local: u32,
 ) -> mat4x4f {
     var s = mat4x4f();
     for (var part = 0u; part < p.parts; part += STAGE) {
         workgroupBarrier();
-        stage_dy(0u, R, STAGE, STRIDE, own, first, DEPTH, part, local);
-        stage_qkv(OTHER, W, STAGE, STRIDE, other, other_first, DEPTH, part, local);
-        workgroupBarrier();
-        s = add_stage(s, local % X, local / X);
-    }
-    return s;
-}
-
-// Products of own rows of qkv and streamed rows of dy.
-fn slopes_by_key(
-    own: u32, first: u32, other: u32, other_first: u32, local: u32,
-) -> mat4x4f {
-    var s = mat4x4f();
-    for (var part = 0u; part < p.parts; part += STAGE) {
-        workgroupBarrier();
-        stage_qkv(0u, R, STAGE, STRIDE, own, first, DEPTH, part, local);
-        stage_dy(OTHER, W, STAGE, STRIDE, other, other_first, DEPTH, part, local);
+        stage(own_source, 0u, R, STAGE, STRIDE, own, first, DEPTH, part, local);
+        stage(other_source, OTHER, W, STAGE, STRIDE, other, other_first, DEPTH, part, local);
         workgroupBarrier();
         s = add_stage(s, local % X, local / X);
     }
@@ -253,32 +204,16 @@ fn add_rows(sums: Sums, step: u32, local: u32) -> Sums {
     return s;
 }
 
-// Adds a tile of pairs times streamed rows of qkv.
-fn add_qkv(
-    sums: Sums, pairs: mat4x4f, column: u32, first: u32, part: u32, local: u32,
+// Adds a tile of pairs times streamed rows of a source.
+fn add_source(
+    sums: Sums, pairs: mat4x4f, source: u32, column: u32, first: u32, part: u32, local: u32,
 ) -> Sums {
     var s = sums;
     workgroupBarrier();
     put_pairs(pairs, local);
     for (var step = 0u; step < STEPS; step++) {
         if (step > 0u) { workgroupBarrier(); }
-        stage_qkv(ROWS, STEP, SLICE, SLICE, column, first + DEPTH * step, X, part, local);
-        workgroupBarrier();
-        s = add_rows(s, step, local);
-    }
-    return s;
-}
-
-// Does the same with rows of dy.
-fn add_dy(
-    sums: Sums, pairs: mat4x4f, column: u32, first: u32, part: u32, local: u32,
-) -> Sums {
-    var s = sums;
-    workgroupBarrier();
-    put_pairs(pairs, local);
-    for (var step = 0u; step < STEPS; step++) {
-        if (step > 0u) { workgroupBarrier(); }
-        stage_dy(ROWS, STEP, SLICE, SLICE, column, first + DEPTH * step, X, part, local);
+        stage(source, ROWS, STEP, SLICE, SLICE, column, first + DEPTH * step, X, part, local);
         workgroupBarrier();
         s = add_rows(s, step, local);
     }
@@ -315,8 +250,8 @@ fn first_query(first: u32) -> u32 {
 
 fn put_row_of_y(block: Block, i: u32, part: u32, left: vec4f, right: vec4f, logarithm: f32) {
     if (i >= p.t) { return; }
-    if (part == 0u) { new_lse[block.lse + i] = logarithm; }
-    let row = block.y + i * p.heads * D;
+    if (part == 0u) { new_lse[start_of_stats(block.sample, block.head) + i] = logarithm; }
+    let row = start_of(DY, block.sample, block.head) + i * p.heads * D;
     if (part < PARTS) { put_y(row, part, left); }
     if (QUADS == 2u && part + X < PARTS) { put_y(row, part + X, right); }
 }
@@ -328,18 +263,20 @@ fn forward(
     @builtin(local_invocation_index) local: u32,
 ) {
     let index = workgroup_of(group, groups);
-    if (index >= block_count()) { return; }
-    let block = block_of(index, true);
-    let c = p.heads * D;
+    if (index >= block_count(p.heads)) { return; }
+    let block = block_of(index, p.heads, true);
     let i = block.first + local / X + Y * LANES;
     let end = end_of_keys(block.first);
+    let queries = start_of(Q, block.sample, block.head);
+    let keys = start_of(K, block.sample, block.head);
+    let values = start_of(V, block.sample, block.head);
 
     var sums = Sums();
     var highest = vec4f(LOWEST);
     var total = vec4f(0.0);
     var top = vec4u(0u);
     for (var first = 0u; first < end; first += W) {
-        let s = p.scale * scores(block.qkv, block.first, block.qkv + c, first, local);
+        let s = p.scale * products(Q, queries, block.first, K, keys, first, local);
         let j = first + local % X + X * LANES;
         let counts_x = sees(i.x, j);
         let counts_y = sees(i.y, j);
@@ -363,7 +300,7 @@ fn forward(
         }
         sums.left = times(sums.left, shrink);
         if (QUADS == 2u) { sums.right = times(sums.right, shrink); }
-        sums = add_qkv(sums, weights, block.qkv + 2u * c, first, block.first_part, local);
+        sums = add_source(sums, weights, V, values, first, block.first_part, local);
     }
 
     workgroupBarrier();
@@ -383,7 +320,8 @@ fn forward(
 
 // dy . y of an invocation's own rows.
 fn deltas_of(block: Block, i: vec4u, local: u32) -> vec4f {
-    let rows = block.y + min(i, vec4u(p.t - 1u)) * (p.heads * D);
+    let start = start_of(DY, block.sample, block.head);
+    let rows = start + min(i, vec4u(p.t - 1u)) * (p.heads * D);
     var sums = vec4f(0.0);
     for (var part = local % X; part < PARTS; part += X) {
         sums += vec4f(
@@ -402,28 +340,32 @@ fn delta(
     @builtin(local_invocation_index) local: u32,
 ) {
     let index = workgroup_of(group, groups);
-    if (index >= block_count() || index % SLICES != 0u) { return; }
-    let block = block_of(index, true);
+    if (index >= block_count(p.heads) || index % SLICES != 0u) { return; }
+    let block = block_of(index, p.heads, true);
     let i = block.first + local / X + Y * LANES;
     let deltas = deltas_of(block, i, local);
     if (local % X != 0u) { return; }
+    let stats_start = start_of_stats(block.sample, block.head);
     for (var lane = 0u; lane < 4u; lane++) {
-        if (i[lane] < p.t) { dqkv[block.qkv + i[lane] * (3u * p.heads * D)] = deltas[lane]; }
+        if (i[lane] < p.t) {
+            let at = stats_start + i[lane];
+            stats[at] = vec2f(lse[at], deltas[lane]);
+        }
     }
 }
 
-fn put_row_of_dqkv(column: u32, i: u32, part: u32, left: vec4f, right: vec4f) {
+fn put_row(source: u32, start: u32, i: u32, part: u32, left: vec4f, right: vec4f) {
     if (i >= p.t) { return; }
-    let row = column + i * (3u * p.heads * D);
-    if (part < PARTS) { put_dqkv(row, part, left); }
-    if (QUADS == 2u && part + X < PARTS) { put_dqkv(row, part + X, right); }
+    let row = start + i * width_of(source);
+    if (part < PARTS) { put_gradient(source, row, part, left); }
+    if (QUADS == 2u && part + X < PARTS) { put_gradient(source, row, part + X, right); }
 }
 
-fn put_rows_of_dqkv(column: u32, i: vec4u, part: u32, sums: Sums) {
-    put_row_of_dqkv(column, i.x, part, sums.left[0], sums.right[0]);
-    put_row_of_dqkv(column, i.y, part, sums.left[1], sums.right[1]);
-    put_row_of_dqkv(column, i.z, part, sums.left[2], sums.right[2]);
-    put_row_of_dqkv(column, i.w, part, sums.left[3], sums.right[3]);
+fn put_rows(source: u32, start: u32, i: vec4u, part: u32, sums: Sums) {
+    put_row(source, start, i.x, part, sums.left[0], sums.right[0]);
+    put_row(source, start, i.y, part, sums.left[1], sums.right[1]);
+    put_row(source, start, i.z, part, sums.left[2], sums.right[2]);
+    put_row(source, start, i.w, part, sums.left[3], sums.right[3]);
 }
 
 @compute @workgroup_size(SIZE)
@@ -433,26 +375,30 @@ fn grad_q(
     @builtin(local_invocation_index) local: u32,
 ) {
     let index = workgroup_of(group, groups);
-    if (index >= block_count()) { return; }
-    let block = block_of(index, true);
-    let c = p.heads * D;
+    if (index >= block_count(p.heads)) { return; }
+    let block = block_of(index, p.heads, true);
     let i = block.first + local / X + Y * LANES;
     let end = end_of_keys(block.first);
+    let queries = start_of(Q, block.sample, block.head);
+    let keys = start_of(K, block.sample, block.head);
+    let values = start_of(V, block.sample, block.head);
+    let slopes = start_of(DY, block.sample, block.head);
 
-    let own_lse = lse_of(block.lse + min(i, vec4u(p.t - 1u)));
-    let deltas = deltas_of(block, i, local);
+    let own_stats = start_of_stats(block.sample, block.head) + min(i, vec4u(p.t - 1u));
+    let own_lse = lse_of(own_stats);
+    let deltas = delta_of(own_stats);
     var sums = Sums();
     for (var first = 0u; first < end; first += W) {
-        let s = p.scale * scores(block.qkv, block.first, block.qkv + c, first, local);
-        var dp = slopes_by_query(block.y, block.first, block.qkv + 2u * c, first, local);
+        let s = p.scale * products(Q, queries, block.first, K, keys, first, local);
+        var dp = products(DY, slopes, block.first, V, values, first, local);
         let j = first + local % X + X * LANES;
         let weights = weights_by_query(s, own_lse, i, j);
         if (DROPOUT != 0u) { dp = product(dp, kept_by_query(block.sample, block.head, i, j)); }
         let ds = score_slopes_by_query(weights, dp, deltas);
-        sums = add_qkv(sums, ds, block.qkv + c, first, block.first_part, local);
+        sums = add_source(sums, ds, K, keys, first, block.first_part, local);
     }
 
-    put_rows_of_dqkv(block.qkv, i, block.first_part + local % X, sums);
+    put_rows(Q, queries, i, block.first_part + local % X, sums);
 }
 
 @compute @workgroup_size(SIZE)
@@ -462,32 +408,39 @@ fn grad_kv(
     @builtin(local_invocation_index) local: u32,
 ) {
     let index = workgroup_of(group, groups);
-    if (index >= block_count()) { return; }
-    let block = block_of(index, false);
-    let c = p.heads * D;
+    let kv_heads = p.heads / p.group;
+    if (index >= block_count(kv_heads)) { return; }
+    let block = block_of(index, kv_heads, false);
     let j = block.first + local / X + Y * LANES;
+    let first_head = block.head * p.group;
+    let keys = start_of(K, block.sample, first_head);
+    let values = start_of(V, block.sample, first_head);
 
     var dk = Sums();
     var dv = Sums();
-    for (var first = first_query(block.first); first < p.t; first += W) {
-        let s = p.scale * scores(block.qkv + c, block.first, block.qkv, first, local);
-        var dp = slopes_by_key(block.qkv + 2u * c, block.first, block.y, first, local);
-        let i = first + local % X + X * LANES;
-        let rows = min(i, vec4u(p.t - 1u));
-        let weights = weights_by_key(s, lse_of(block.lse + rows), i, j);
-        var dropped = weights;
-        if (DROPOUT != 0u) {
-            let m = kept_by_key(block.sample, block.head, i, j);
-            dropped = product(weights, m);
-            dp = product(dp, m);
+    for (var head = first_head; head < first_head + p.group; head++) {
+        let queries = start_of(Q, block.sample, head);
+        let slopes = start_of(DY, block.sample, head);
+        let stats_start = start_of_stats(block.sample, head);
+        for (var first = first_query(block.first); first < p.t; first += W) {
+            let s = p.scale * products(K, keys, block.first, Q, queries, first, local);
+            var dp = products(V, values, block.first, DY, slopes, first, local);
+            let i = first + local % X + X * LANES;
+            let rows = stats_start + min(i, vec4u(p.t - 1u));
+            let weights = weights_by_key(s, lse_of(rows), i, j);
+            var dropped = weights;
+            if (DROPOUT != 0u) {
+                let m = kept_by_key(block.sample, head, i, j);
+                dropped = product(weights, m);
+                dp = product(dp, m);
+            }
+            let deltas = delta_of(rows);
+            let ds = product(p.scale * weights, dp - mat4x4f(deltas, deltas, deltas, deltas));
+            dv = add_source(dv, dropped, DY, slopes, first, block.first_part, local);
+            dk = add_source(dk, ds, Q, queries, first, block.first_part, local);
         }
-        let q = block.qkv + rows * (3u * c);
-        let deltas = vec4f(dqkv[q.x], dqkv[q.y], dqkv[q.z], dqkv[q.w]);
-        let ds = product(p.scale * weights, dp - mat4x4f(deltas, deltas, deltas, deltas));
-        dv = add_dy(dv, dropped, block.y, first, block.first_part, local);
-        dk = add_qkv(dk, ds, block.qkv, first, block.first_part, local);
     }
 
-    put_rows_of_dqkv(block.qkv + c, j, block.first_part + local % X, dk);
-    put_rows_of_dqkv(block.qkv + 2u * c, j, block.first_part + local % X, dv);
+    put_rows(K, keys, j, block.first_part + local % X, dk);
+    put_rows(V, values, j, block.first_part + local % X, dv);
 }

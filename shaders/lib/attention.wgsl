@@ -3,35 +3,60 @@
 // and the dropout mask of four pairs. 16 bytes are moved per vector.
 //
 // Prepended: the constants D, columns per head, CAUSAL, which is 0 if queries see all keys, and
-// DROPOUT, which is 1 if anything is dropped; and the functions qkv_part, dy_part and y_part, which
-// call qkv_vector, dy_vector and y_vector if D is a multiple of 4, else qkv_scalars, dy_scalars and
-// y_scalars.
+// DROPOUT, which is 1 if anything is dropped; the storage variables, which are bound in another
+// order for each entry point; and the functions that read and write rows of heads by parts, vectors
+// of 4 columns of which the last one is filled up with zeros: q_part, k_part, v_part, y_part and
+// dy_part, row_part for any source, and put_gradient.
+//
+//   x_0, x_1, x_2   tensors (b, t, ..) with queries, keys and values in their columns
+//   samples         (b), those of the dropout; without it another buffer is bound and not read
+//   new_y, y, dy    (b, t, heads D)
+//   new_lse, lse    (b, heads, t)
+//   stats           (b, heads, t) of lse and delta, workspace
+//   d_0, d_1        gradients of the tensors with queries, or keys, and of those with values
 
 struct Params {
     b: u32, heads: u32, t: u32, scale: f32,
     threshold: u32, factor: f32, key_0: u32, key_1: u32,
-    parts: u32,
+    parts: u32, group: u32, q_width: u32, k_width: u32,
+    v_width: u32, q_first: u32, k_first: u32, v_first: u32,
 }
 var<immediate> p: Params;
 
 const LOWEST: f32 = -3.4e38;
 const LANES: vec4u = vec4u(0u, 1u, 2u, 3u);
 
-// samples are those of the dropout; without it another buffer is bound and not read. Of a tensor
-// that is declared as scalars and as vectors, an entry point uses one of the two.
-@group(0) @binding(0) var<storage, read> qkv: array<f32>;            // (b, t, 3c)
-@group(0) @binding(0) var<storage, read> qkv_vectors: array<vec4f>;  // (b, t, 3c/4)
-@group(0) @binding(1) var<storage, read> samples: array<u32>;        // (b)
-// forward binds qkv, samples, y, lse.
-@group(0) @binding(2) var<storage, read_write> new_y: array<f32>;    // (b, t, c)
-@group(0) @binding(3) var<storage, read_write> new_lse: array<f32>;  // (b, h, t)
-// Gradients bind qkv, samples, lse, dy, dqkv, y.
-@group(0) @binding(2) var<storage, read> lse: array<f32>;            // (b, h, t)
-@group(0) @binding(3) var<storage, read> dy: array<f32>;             // (b, t, c)
-@group(0) @binding(3) var<storage, read> dy_vectors: array<vec4f>;   // (b, t, c/4)
-@group(0) @binding(4) var<storage, read_write> dqkv: array<f32>;     // (b, t, 3c)
-@group(0) @binding(5) var<storage, read> y: array<f32>;              // (b, t, c)
-@group(0) @binding(5) var<storage, read> y_vectors: array<vec4f>;    // (b, t, c/4)
+// Sources of rows.
+const Q: u32 = 0u;
+const K: u32 = 1u;
+const V: u32 = 2u;
+const DY: u32 = 3u;
+
+// Elements from a row of a source to the next.
+fn width_of(source: u32) -> u32 {
+    switch source {
+        case Q: { return p.q_width; }
+        case K: { return p.k_width; }
+        case V: { return p.v_width; }
+        default: { return p.heads * D; }
+    }
+}
+
+// Where row 0 of a query head of a sample starts in a source.
+fn start_of(source: u32, sample: u32, head: u32) -> u32 {
+    let row = sample * p.t * width_of(source);
+    switch source {
+        case Q: { return row + p.q_first + head * D; }
+        case K: { return row + p.k_first + head / p.group * D; }
+        case V: { return row + p.v_first + head / p.group * D; }
+        default: { return row + head * D; }
+    }
+}
+
+// Where the statistics of a query head of a sample start.
+fn start_of_stats(sample: u32, head: u32) -> u32 {
+    return (sample * p.heads + head) * p.t;
+}
 
 // Which of four keys a query sees.
 fn sees(i: u32, j: vec4u) -> vec4<bool> {
@@ -45,53 +70,10 @@ fn seen_by(i: vec4u, j: u32) -> vec4<bool> {
     return i < vec4u(p.t);
 }
 
-// Rows of D values are taken as vectors of 4, the last one filled up with zeros.
-
-fn qkv_vector(row: u32, part: u32) -> vec4f {
-    return qkv_vectors[row / 4u + part];
-}
-
-fn dy_vector(row: u32, part: u32) -> vec4f {
-    return dy_vectors[row / 4u + part];
-}
-
-fn y_vector(row: u32, part: u32) -> vec4f {
-    return y_vectors[row / 4u + part];
-}
-
-fn qkv_scalars(row: u32, part: u32) -> vec4f {
-    var value = vec4f(0.0);
-    for (var lane = 0u; lane < min(4u, D - 4u * part); lane++) {
-        value[lane] = qkv[row + 4u * part + lane];
-    }
-    return value;
-}
-
-fn dy_scalars(row: u32, part: u32) -> vec4f {
-    var value = vec4f(0.0);
-    for (var lane = 0u; lane < min(4u, D - 4u * part); lane++) {
-        value[lane] = dy[row + 4u * part + lane];
-    }
-    return value;
-}
-
-fn y_scalars(row: u32, part: u32) -> vec4f {
-    var value = vec4f(0.0);
-    for (var lane = 0u; lane < min(4u, D - 4u * part); lane++) {
-        value[lane] = y[row + 4u * part + lane];
-    }
-    return value;
-}
-
+// Writes four columns of a row of y.
 fn put_y(row: u32, part: u32, value: vec4f) {
     for (var lane = 0u; lane < min(4u, D - 4u * part); lane++) {
         new_y[row + 4u * part + lane] = value[lane];
-    }
-}
-
-fn put_dqkv(row: u32, part: u32, value: vec4f) {
-    for (var lane = 0u; lane < min(4u, D - 4u * part); lane++) {
-        dqkv[row + 4u * part + lane] = value[lane];
     }
 }
 
@@ -130,7 +112,12 @@ fn exp_where(x: vec4f, counts: vec4<bool>) -> vec4f {
 
 // lse of four queries.
 fn lse_of(at: vec4u) -> vec4f {
-    return vec4f(lse[at.x], lse[at.y], lse[at.z], lse[at.w]);
+    return vec4f(stats[at.x].x, stats[at.y].x, stats[at.z].x, stats[at.w].x);
+}
+
+// delta of four queries.
+fn delta_of(at: vec4u) -> vec4f {
+    return vec4f(stats[at.x].y, stats[at.y].y, stats[at.z].y, stats[at.w].y);
 }
 
 // 1, or NaN where a value is NaN.

@@ -2,8 +2,9 @@
 //! or an error that names the shapes that do not fit; the model functions in `model` show the
 //! style.
 
+use super::attention::{AttentionOptions, AttentionPlace};
 use super::custom::CustomOp;
-use super::op::{AttentionOptions, Binary, Cell, Op, Unary};
+use super::op::{Binary, Cell, Op, Unary};
 use super::pictures::{Conv2dOptions, Pool2dOptions};
 use super::shapes::{self, ShapeError, Typed};
 use super::{
@@ -440,11 +441,45 @@ impl Builder {
         causal: bool,
         dropout: f32,
     ) -> BuildResult {
+        let width = self.shape(qkv).dims().last().copied().unwrap_or(0);
+        // Without heads, the op's own rule says what is wrong.
+        if heads > 0 && !width.is_multiple_of(heads.saturating_mul(3)) {
+            let op = Op::Attention(AttentionOptions::packed(heads, 0)).to_string();
+            let why = format!("3c = {width} must be a multiple of 3 * {heads} heads");
+            return Err(ShapeError { op, inputs: self.shape(qkv).to_string(), why });
+        }
+        let head_width = (width / 3).checked_div(heads).unwrap_or(0);
+        let packed = AttentionOptions::packed(heads, head_width);
+        let places = packed.places.map(|place| (qkv, place.first));
+        self.attention_over(places, AttentionOptions { causal, dropout, ..packed })
+    }
+
+    /// Computes attention over queries, keys and values, of each of which is given the tensor
+    /// `(b, t, ..)` that has them and their first column there; several may be in one tensor. The
+    /// places and the site of the options are set by the builder; see [`Op::Attention`].
+    ///
+    /// # Errors
+    /// Returns [`ShapeError`] if a column of a tensor belongs to none or several of the three, or
+    /// `kv_heads` does not divide `heads`.
+    pub fn attention_over(
+        &mut self,
+        places: [(TensorId, usize); 3],
+        options: AttentionOptions,
+    ) -> BuildResult {
+        let mut inputs: Vec<TensorId> = Vec::new();
+        let places = places.map(|(tensor, first)| {
+            let known = inputs.iter().position(|input| *input == tensor);
+            let input = known.unwrap_or_else(|| {
+                inputs.push(tensor);
+                inputs.len() - 1
+            });
+            AttentionPlace { input, first }
+        });
         let site = self.next_site();
-        let options = AttentionOptions { heads, first_head: 0, causal, dropout, site };
-        let op = Op::Attention(options);
-        let samples = if op.is_random() { Some(self.samples()) } else { None };
-        let inputs: Vec<TensorId> = [qkv].into_iter().chain(samples).collect();
+        let op = Op::Attention(AttentionOptions { places, site, ..options });
+        if op.is_random() {
+            inputs.push(self.samples());
+        }
         self.apply(op, &inputs)
     }
 

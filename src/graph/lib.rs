@@ -5,6 +5,7 @@
 //! is the pair (sum, count) over the rows it saw, and gradients are those of the sum, so that
 //! micro-batches, masked targets and uneven shares add up exactly.
 
+mod attention;
 pub mod builder;
 mod crossing;
 mod custom;
@@ -31,6 +32,7 @@ mod split;
 pub mod update;
 mod variant_choices;
 
+pub use attention::{AttentionOptions, AttentionPlace};
 pub use builder::Builder;
 pub use crossing::{Crossing, crossings};
 pub use custom::{CustomCall, CustomInput, CustomKernel, CustomNode, CustomOp, SharedCustomOp};
@@ -40,8 +42,7 @@ pub use passes::gradients::{OpGradients, differentiate, op_gradients};
 pub use passes::shard::{Shard, ShardError, reported_once, shard};
 
 pub use op::{
-    AttentionOptions, Binary, Cell, ColumnRange, EpilogueOp, IGNORE_INDEX, LossCount, Numbered, Op,
-    Reduction, Unary,
+    Binary, Cell, ColumnRange, EpilogueOp, IGNORE_INDEX, LossCount, Numbered, Op, Reduction, Unary,
 };
 
 pub use model_graph::{ModelGraph, RankGraph};

@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+use super::attention::AttentionOptions;
 use super::custom::{CustomOp, SharedCustomOp};
 use super::pictures::{Conv2dOptions, Pool2dOptions};
 use potluck_core::Site;
@@ -128,21 +129,6 @@ impl Cell {
     }
 }
 
-/// Options of attention, of the op and its gradient.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AttentionOptions {
-    /// Heads that the node computes.
-    pub heads: usize,
-    /// Number of the first of them in the model, by which dropout is keyed: 0 where the node
-    /// computes all.
-    pub first_head: usize,
-    /// True if a query sees the keys up to its own position, else all.
-    pub causal: bool,
-    /// Probability with which probabilities are dropped in training.
-    pub dropout: f32,
-    pub site: Site,
-}
-
 /// Columns of the last dimension that a shard has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ColumnRange {
@@ -237,12 +223,13 @@ pub enum Op {
     /// `gates, weight, cells, dy [, c0] -> dx, dh0, dc0` of an LSTM, and
     /// `gates, weight, y, dy [, h0] -> dx, dproduct (b, t, g h), dh0` of a GRU.
     RecurrentGrad { cell: Cell },
-    /// `qkv (b, t, 3c) [, samples (b)] -> y (b, t, c), lse (b, h, t)`: attention with scores
-    /// scaled by `1/sqrt(c/heads)` and probabilities dropped with probability `dropout`. A query
-    /// sees the keys up to its own position if `causal`, else all. `lse` is the logarithm of the
-    /// sum of exponentials of each row of scores.
+    /// `tensors (b, t, ..) [, samples (b)] -> y (b, t, heads d), lse (b, heads, t)`: attention with
+    /// scores scaled by `1/sqrt(d)`, `d` the width of a head, and probabilities dropped with
+    /// probability `dropout`. The tensors, one to three of them, have queries, keys and values in
+    /// the columns that the options tell. A query sees the keys up to its own position if `causal`,
+    /// else all. `lse` is the logarithm of the sum of exponentials of each row of scores.
     Attention(AttentionOptions),
-    /// `qkv, y, lse, dy [, samples] -> dqkv`
+    /// `tensors, y, lse, dy [, samples] -> dtensors`
     AttentionGrad(AttentionOptions),
     /// `ids (..) of u32, table (v, c) -> (.., c)`: rows of a table whose row 0 has the id `first`;
     /// zeros for the ids of rows that it has not.
@@ -464,13 +451,6 @@ impl fmt::Display for Op {
 /// Formats the first row or class of a shard; nothing for 0.
 fn from(first: usize) -> String {
     if first == 0 { String::new() } else { format!(" from {first}") }
-}
-
-impl fmt::Display for AttentionOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} heads{}", self.heads, from(self.first_head))?;
-        if self.causal { Ok(()) } else { f.write_str(", not causal") }
-    }
 }
 
 impl fmt::Display for EpilogueOp {

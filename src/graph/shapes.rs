@@ -1,6 +1,7 @@
 //! Shape rule of each op: computes the shapes of the outputs from those of the inputs, or the
 //! reason why they do not fit.
 
+mod attention;
 mod norms;
 mod pictures;
 
@@ -77,8 +78,14 @@ fn arity(op: &Op) -> (usize, usize) {
         Op::BatchNormGrad => (6, 6),
         Op::Recurrent { cell } => (3, 3 + cell.states()),
         Op::RecurrentGrad { .. } => (4, 5),
-        Op::Attention(_) => (1 + usize::from(op.is_random()), 1 + usize::from(op.is_random())),
-        Op::AttentionGrad(_) => (4 + usize::from(op.is_random()), 4 + usize::from(op.is_random())),
+        Op::Attention(options) => {
+            let count = options.tensors() + usize::from(op.is_random());
+            (count, count)
+        }
+        Op::AttentionGrad(options) => {
+            let count = options.tensors() + 3 + usize::from(op.is_random());
+            (count, count)
+        }
         Op::Embedding { .. } | Op::EmbeddingGrad { .. } | Op::Dropout { .. } => (2, 2),
         Op::CrossEntropy { .. } | Op::SquaredError | Op::SquaredErrorGrad => (2, 2),
         Op::Conv2d(_) | Op::Conv2dInputGrad { .. } | Op::Conv2dWeightGrad { .. } => (2, 2),
@@ -226,21 +233,8 @@ fn rule(op: &Op, x: &[&Shape]) -> Result<Vec<Shape>, String> {
         }
         Op::Recurrent { cell } => recurrent(*cell, x),
         Op::RecurrentGrad { cell } => recurrent_grad(*cell, x),
-        Op::Attention(options) => {
-            is_probability(options.dropout)?;
-            are_samples(&x[1..])?;
-            are_numbered(options.first_head, options.heads)?;
-            attention(x[0], options.heads)
-        }
-        Op::AttentionGrad(options) => {
-            is_probability(options.dropout)?;
-            are_samples(&x[4..])?;
-            are_numbered(options.first_head, options.heads)?;
-            let forward = attention(x[0], options.heads)?;
-            let fits = x[1..3].iter().copied().eq(&forward) && *x[3] == forward[0];
-            require(fits, "qkv is (b, t, 3c), y and dy (b, t, c), lse (b, h, t)")?;
-            Ok(vec![x[0].clone()])
-        }
+        Op::Attention(options) => attention::attention(options, x),
+        Op::AttentionGrad(options) => attention::attention_grad(options, x),
         Op::Embedding { first } => {
             require(x[1].rank() == 2 && !x[1].is_batched(), "the table is (v, c)")?;
             are_numbered(*first, x[1].dims()[0])?;
@@ -460,25 +454,6 @@ fn permute(x: &Shape, axes: &[usize]) -> Result<Vec<Shape>, String> {
     Ok(vec![x.with_dims(&dims)])
 }
 
-fn attention(qkv: &Shape, heads: usize) -> Result<Vec<Shape>, String> {
-    let [b, t, width] = *qkv.dims() else {
-        return Err("qkv is (b, t, 3c)".into());
-    };
-    if !qkv.is_batched() {
-        return Err("qkv is (b, t, 3c) with the batch b, which inputs have; this has none".into());
-    }
-    if b != 1 {
-        return Err(format!("qkv is (b, t, 3c), one sequence per sample, and has {b}"));
-    }
-    if heads == 0 {
-        return Err("needs at least 1 head".into());
-    }
-    if !width.is_multiple_of(3) || !(width / 3).is_multiple_of(heads) {
-        return Err(format!("3c = {width} must be a multiple of 3 * {heads} heads"));
-    }
-    Ok(vec![Shape::batched(&[1, t, width / 3]), Shape::batched(&[1, heads, t])])
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -521,11 +496,7 @@ mod tests {
 
     #[test]
     fn attention_wants_whole_heads() {
-        let site = Default::default();
-        let op = |heads| {
-            let (first_head, causal, dropout) = (0, true, 0.0);
-            Op::Attention(AttentionOptions { heads, first_head, causal, dropout, site })
-        };
+        let op = |heads| Op::Attention(AttentionOptions::packed(heads, 4));
         let qkv = Shape::batched(&[1, 8, 48]);
         assert_eq!(shape_of(op(4), std::slice::from_ref(&qkv)).unwrap(), "(b, 8, 16) (b, 4, 8)");
         assert!(shape_of(op(5), &[qkv]).is_err());
@@ -553,8 +524,8 @@ mod tests {
         // Each with 7 entries from `first` on: an op, and its inputs.
         let all = |first: usize| {
             let columns = Some(ColumnRange { first, all: first.saturating_add(7) });
-            let (site, heads, causal, dropout) = (Default::default(), 4, true, 0.0);
-            let own = AttentionOptions { heads, first_head: first, causal, dropout, site };
+            let site = Default::default();
+            let own = AttentionOptions { first_head: first, ..AttentionOptions::packed(4, 4) };
             [
                 (Op::Embedding { first }, vec![ids.clone(), Shape::fixed(&[7, 2])]),
                 (

@@ -131,8 +131,8 @@ fn attention() -> Vec<(String, String)> {
     let mut texts = Vec::new();
     for d in [5, 16, 32, 64, 128, 256] {
         for (causal, dropout) in [(true, 0.0), (true, 0.1), (false, 0.0)] {
-            let (heads, first_head, site) = (2, 0, Site(1));
-            let options = AttentionOptions { heads, first_head, causal, dropout, site };
+            let packed = AttentionOptions::packed(2, d);
+            let options = AttentionOptions { causal, dropout, site: Site(1), ..packed };
             let op = Op::Attention(options);
             let call = OpCall {
                 op: &op,
@@ -157,11 +157,12 @@ pub fn attention_tiles(name: &str) -> Vec<(String, String)> {
     let mut texts: Vec<(String, String)> = Vec::new();
     for d in [5, 20, 32, 64, 80, 256] {
         for (causal, dropout) in [(true, 0.0), (true, 0.1), (false, 0.0)] {
-            let (b, t, heads, site) = (2, 128, 1, Site(1));
+            let (b, t, heads) = (2, 128, 1);
             let (qkv, y) = (vec![b, t, 3 * d], vec![b, t, d]);
             let samples = (dropout > 0.0).then(|| vec![b]);
             let inputs = vec![qkv.clone(), y.clone(), vec![b, heads, t], y];
-            let options = AttentionOptions { heads, first_head: 0, causal, dropout, site };
+            let packed = AttentionOptions::packed(heads, d);
+            let options = AttentionOptions { causal, dropout, site: Site(1), ..packed };
             let calls = [(Op::Attention(options), vec![qkv]), (Op::AttentionGrad(options), inputs)];
             for (op, mut inputs) in calls {
                 inputs.extend(samples.clone());

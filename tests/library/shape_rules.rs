@@ -130,10 +130,7 @@ fn with_state() -> Vec<Case> {
 
 fn cases() -> Vec<Case> {
     let site = Site(1);
-    let options = |dropout| {
-        let (heads, first_head, causal) = (2, 0, true);
-        AttentionOptions { heads, first_head, causal, dropout, site }
-    };
+    let options = |dropout| AttentionOptions { dropout, site, ..AttentionOptions::packed(2, 4) };
     let attention = |dropout| Op::Attention(options(dropout));
     let attention_grad = |dropout| Op::AttentionGrad(options(dropout));
     let (qkv, y, lse) = (batched(&[1, 5, 24]), batched(&[1, 5, 8]), batched(&[1, 2, 5]));

@@ -6,7 +6,10 @@ use std::cmp::Reverse;
 
 use crate::op::{Binary, Cell, Op, Reduction, Unary};
 use crate::shapes::{self, ShapeError};
-use crate::{Builder, CustomNode, Graph, Node, ParameterKind, PassKind, Role, SharedCustomOp};
+use crate::{
+    AttentionOptions, Builder, CustomNode, Graph, Node, ParameterKind, PassKind, Role,
+    SharedCustomOp,
+};
 use potluck_core::format::listed;
 use potluck_core::{DType, NodeId, Shape, TensorId};
 
@@ -234,11 +237,7 @@ fn rule(b: &mut Backward, id: NodeId) -> Result<(), ShapeError> {
         Op::Softmax => b.accumulate_op(x[0], Op::SoftmaxGrad, &[node.outputs[0], dy]),
         Op::BatchNorm { .. } => b.batch_norm(&node, dy),
         Op::Recurrent { cell } => b.recurrent(cell, &node, dy),
-        Op::Attention(options) => {
-            let mut inputs = vec![x[0], node.outputs[0], node.outputs[1], dy];
-            inputs.extend(&x[1..]);
-            b.accumulate_op(x[0], Op::AttentionGrad(options), &inputs)
-        }
+        Op::Attention(options) => b.attention(options, &node, dy),
         Op::Embedding { first } => {
             let rows = b.graph.tensor(x[1]).shape.dims()[0];
             b.accumulate_op(x[1], Op::EmbeddingGrad { first, rows }, &[x[0], dy])
@@ -491,6 +490,26 @@ impl Backward {
             None => self.apply(Op::Pad { axis: 1, before: 1, after: 0 }, &[rest], phase)?,
         };
         Ok(Some(before))
+    }
+
+    /// Adds the gradients by the tensors with queries, keys and values, which one op computes.
+    fn attention(
+        &mut self,
+        options: AttentionOptions,
+        node: &Node,
+        dy: TensorId,
+    ) -> Result<(), ShapeError> {
+        let (tensors, samples) = node.inputs.split_at(options.tensors());
+        let wanted = tensors.iter().filter(|tensor| self.requires_grad[tensor.index()]);
+        let Some(phase) = wanted.map(|tensor| self.phase_towards(*tensor)).min() else {
+            return Ok(());
+        };
+        let inputs = [tensors, &node.outputs, &[dy], samples].concat();
+        let gradients = self.apply_all(Op::AttentionGrad(options), &inputs, phase)?;
+        for (tensor, gradient) in tensors.iter().zip(gradients) {
+            self.accumulate_tensor(*tensor, gradient);
+        }
+        Ok(())
     }
 
     fn alias(&mut self, tensor: TensorId, shape: Shape, phase: PassKind) -> TensorId {

@@ -11,10 +11,13 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use crate::op::{AttentionOptions, ColumnRange, Op, Reduction};
+use crate::op::{ColumnRange, Op, Reduction};
 use crate::shapes::{self, Typed};
 use crate::split::SplitError;
-use crate::{Carried, Graph, Node, Parameter, ParameterSplit, PassKind, Role, ShapeError, Tensor};
+use crate::{
+    AttentionOptions, Carried, Graph, Node, Parameter, ParameterSplit, PassKind, Role, ShapeError,
+    Tensor,
+};
 use potluck_core::{ParamId, Shape, Site, TensorId, TensorSlice};
 
 /// Reason why a graph cannot be divided over the ranks of a tensor group.
@@ -245,7 +248,7 @@ impl<'a> Sharder<'a> {
                 self.embedding(node)
             }
             (Op::CrossEntropy { first: 0 }, _) if !is_whole(0) => self.cross_entropy(node),
-            (Op::Attention(options), [None, ..]) if !is_whole(0) => {
+            (Op::Attention(options), _) if !is_whole(0) => {
                 let options = *options;
                 self.attention(node, options)
             }
@@ -316,26 +319,49 @@ impl<'a> Sharder<'a> {
         self.push_reduced(node, Reduction::CrossEntropy { classes })
     }
 
-    /// `qkv (b, t, 3c)` by heads.
+    /// `tensors (b, t, ..)` by heads of keys and values, each with its heads of queries.
     fn attention(&mut self, mut node: Node, options: AttentionOptions) -> Result<(), ShardError> {
-        let ranges = self.columns[node.inputs[0].index()].clone().unwrap_or_default();
-        let whole = self.width_of(node.inputs[0]) / 3;
-        let columns = whole / options.heads;
-        let [q, k, v] = &ranges[..] else {
-            return Err(self.refused(&node, "queries, keys and values are not packed"));
-        };
-        let starts_with = |range: &Range<usize>, nth: usize| {
-            *range == (nth * whole + q.start..nth * whole + q.end)
-        };
-        let is_of_heads = q.start.is_multiple_of(columns) && q.end.is_multiple_of(columns);
-        if !is_of_heads || !starts_with(k, 1) || !starts_with(v, 2) {
-            return Err(self.refused(&node, "a rank has not the same whole heads of each"));
+        let group = options.group();
+        let mut places = options.places;
+        let mut heads = [const { 0..0 }; 3];
+        for (nth, place) in places.iter_mut().enumerate() {
+            let unit = if nth == 0 { group * options.head_width } else { options.head_width };
+            let whole = place.first..place.first + options.columns()[nth];
+            let Some((first, own)) = self.own_columns(node.inputs[place.input], &whole) else {
+                return Err(self.refused(&node, "queries, keys and values are divided otherwise"));
+            };
+            let start = own.start - whole.start;
+            if !start.is_multiple_of(unit) || !own.len().is_multiple_of(unit) {
+                return Err(self.refused(&node, "a rank has parts of heads"));
+            }
+            heads[nth] = start / unit..(start + own.len()) / unit;
+            place.first = first;
         }
-        let first_head = options.first_head + q.start / columns;
-        let own = AttentionOptions { heads: q.len() / columns, first_head, ..options };
-        node.op = Op::Attention(own);
-        let own = vec![q.clone()];
-        self.push(node, Some(own))
+        let [kv_heads, k, v] = heads;
+        if kv_heads != k || k != v {
+            return Err(self.refused(&node, "a rank has not the same heads of each"));
+        }
+        let queries = kv_heads.start * group..kv_heads.end * group;
+        node.op = Op::Attention(AttentionOptions {
+            heads: queries.len(),
+            kv_heads: kv_heads.len(),
+            places,
+            first_head: options.first_head + queries.start,
+            ..options
+        });
+        let columns = queries.start * options.head_width..queries.end * options.head_width;
+        self.push(node, Some(vec![columns]))
+    }
+
+    /// Returns the columns that the rank has of some columns of a tensor, if they are one range,
+    /// and before it the first column of that in the tensor of the rank.
+    fn own_columns(&self, tensor: TensorId, whole: &Range<usize>) -> Option<(usize, Range<usize>)> {
+        let ranges = self.columns[tensor.index()].as_ref()?;
+        let is_in = |range: &Range<usize>| whole.start <= range.start && range.end <= whole.end;
+        let at = ranges.iter().position(is_in)?;
+        let first = ranges[..at].iter().map(Range::len).sum();
+        let is_one = !ranges[at + 1..].iter().any(is_in);
+        is_one.then(|| (first, ranges[at].clone()))
     }
 
     /// Ops that compute each column of the last dimension from the same columns of their inputs.

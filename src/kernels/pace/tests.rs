@@ -4,7 +4,6 @@
 use super::*;
 use crate::dispatch::{part_end, workgroups};
 use crate::{CallShape, Caps, OwnedCall, RandomContext, twin};
-use potluck_core::Site;
 use potluck_core::rng::Key;
 use potluck_graph::{AttentionOptions, Op};
 
@@ -33,9 +32,8 @@ impl Device {
 fn calls() -> Vec<OwnedCall> {
     let product = |transpose_a, transpose_b| Op::MatMul { transpose_a, transpose_b };
     let (n, c, v, heads) = (8192, 768, 50_257, 12);
-    let (causal, dropout, site) = (true, 0.0, Site(1));
     let (qkv, y) = (vec![8, 1024, 3 * c], vec![8, 1024, c]);
-    let options = AttentionOptions { heads, first_head: 0, causal, dropout, site };
+    let options = AttentionOptions::packed(heads, c / heads);
     let shapes: Vec<CallShape> = vec![
         (product(false, true), vec![vec![n, c], vec![v, c]]),
         (product(true, false), vec![vec![n, v], vec![n, c]]),

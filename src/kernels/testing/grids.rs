@@ -105,15 +105,15 @@ fn norms_and_losses() -> Vec<CallShape> {
 
 fn lookups_and_attention() -> Vec<CallShape> {
     let (ids, y) = (vec![1 << 21], vec![1 << 21, 1000]);
-    let (heads, causal, dropout, site) = (8, true, 0.1, Site(1));
-    let (b, t, c) = (1 << 16, 1 << 10, 8);
+    let (b, t, c, heads) = (1 << 16, 1 << 10, 8, 8);
     let (qkv, y_of_heads, lse) = (vec![b, t, 3 * c], vec![b, t, c], vec![b, heads, t]);
     let mut calls = vec![
         (Op::Embedding { first: 0 }, vec![ids.clone(), vec![50_257, 1000]]),
         (Op::EmbeddingGrad { first: 0, rows: 50_257 }, vec![ids, y]),
         (Op::EmbeddingGrad { first: 0, rows: HUGE / 4 }, vec![vec![64], vec![64, 4]]),
     ];
-    let options = AttentionOptions { heads, first_head: 0, causal, dropout, site };
+    let packed = AttentionOptions::packed(heads, c / heads);
+    let options = AttentionOptions { dropout: 0.1, site: Site(1), ..packed };
     calls.push((Op::Attention(options), vec![qkv.clone(), vec![b]]));
     let inputs = vec![qkv, y_of_heads.clone(), lse, y_of_heads, vec![b]];
     calls.push((Op::AttentionGrad(options), inputs));

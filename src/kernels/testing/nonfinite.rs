@@ -3,7 +3,7 @@
 //! may compile a shader as if no float were NaN.
 
 use super::{InputFill, for_each_result, generate, reference};
-use potluck_core::{HostTensor, Shape, Site};
+use potluck_core::{HostTensor, Shape};
 use potluck_graph::{
     AttentionOptions, Binary, Conv2dOptions, EpilogueOp, IGNORE_INDEX, Op, Pool2dOptions, Unary,
 };
@@ -255,8 +255,7 @@ fn packed(values: &[(usize, f64)]) -> Input {
 }
 
 fn options(causal: bool) -> AttentionOptions {
-    let (heads, first_head, dropout, site) = (HEADS, 0, 0.0, Site(1));
-    AttentionOptions { heads, first_head, causal, dropout, site }
+    AttentionOptions { causal, ..AttentionOptions::packed(HEADS, C / HEADS) }
 }
 
 fn attention() -> Op {

@@ -20,42 +20,50 @@ pub fn inputs(op: &Op, inputs: &[Dims]) -> InputSpec {
 /// See [`crate::Twin::forward`].
 pub fn forward(op: &Op) -> Option<Forward> {
     let &Op::AttentionGrad(options) = op else { return None };
-    let mut inputs = vec![0];
-    inputs.extend((options.dropout > 0.0).then_some(4));
-    let op = Op::Attention(options);
-    Some(Forward { op, inputs, outputs: vec![(0, 1), (1, 2)] })
+    let tensors = options.tensors();
+    let mut inputs: Vec<usize> = (0..tensors).collect();
+    inputs.extend((options.dropout > 0.0).then_some(tensors + 3));
+    let outputs = vec![(0, tensors), (1, tensors + 1)];
+    Some(Forward { op: Op::Attention(options), inputs, outputs })
 }
 
 /// See [`crate::Twin::probes`].
 pub fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
-    calls(op, TOKENS.map(|t| resized(inputs, t)))
+    let (Op::Attention(options) | Op::AttentionGrad(options)) = op else {
+        panic!("{op} is not an attention");
+    };
+    calls(op, TOKENS.map(|t| resized(options, inputs, t)))
 }
 
 /// Returns the inputs of attention or its gradient for 2 samples of `t` tokens.
-fn resized(inputs: &[Dims], t: usize) -> Vec<Dims> {
+fn resized(options: &AttentionOptions, inputs: &[Dims], t: usize) -> Vec<Dims> {
+    let lse = options.tensors() + 1;
     let resized = |(index, dims): (usize, &Dims)| match dims.as_slice() {
-        // The logarithms of sums, input 2 of the gradient, are (b, h, t); qkv, y, dy (b, t, ..).
-        [_, heads, _] if index == 2 => vec![2, *heads, t],
+        // The logarithms of sums are (b, h, t), all others (b, t, ..).
+        [_, heads, _] if index == lse => vec![2, *heads, t],
         [_, _, last] => vec![2, t, *last],
         _ => vec![2],
     };
     inputs.iter().enumerate().map(resized).collect()
 }
 
-/// See [`crate::Twin::catalog`].
+/// See [`crate::Twin::catalog`]: packed as in a GPT, and apart with shared keys as in a Llama.
 pub fn catalog() -> Vec<CallShape> {
-    let (qkv, y, lse) = (vec![B, T, 3 * C], vec![B, T, C], vec![B, HEADS, T]);
+    let d = C / HEADS;
+    let packed = AttentionOptions::packed(HEADS, d);
+    let shared = AttentionOptions::separate(HEADS, HEADS / 2, d);
     let mut calls = Vec::new();
-    for (causal, dropout) in [(true, 0.0), (true, 0.1), (false, 0.0)] {
-        let (heads, first_head, site) = (HEADS, 0, Site(2));
-        let options = AttentionOptions { heads, first_head, causal, dropout, site };
-        let samples = (dropout > 0.0).then_some(vec![B]);
-        let with_samples =
-            |inputs: &[Dims]| inputs.iter().cloned().chain(samples.clone()).collect::<Vec<Dims>>();
-        let inputs = with_samples(std::slice::from_ref(&qkv));
-        calls.push((Op::Attention(options), inputs));
-        let inputs = with_samples(&[qkv.clone(), y.clone(), lse.clone(), y.clone()]);
-        calls.push((Op::AttentionGrad(options), inputs));
+    for (options, causal, dropout) in
+        [(packed, true, 0.0), (packed, true, 0.1), (packed, false, 0.0), (shared, true, 0.0)]
+    {
+        let options = AttentionOptions { causal, dropout, site: Site(2), ..options };
+        let tensors: Vec<Dims> =
+            (0..options.tensors()).map(|input| vec![B, T, options.input_columns(input)]).collect();
+        let samples: Vec<Dims> = (dropout > 0.0).then_some(vec![B]).into_iter().collect();
+        let results = vec![vec![B, T, C], vec![B, HEADS, T], vec![B, T, C]];
+        let of_gradient = [tensors.clone(), results, samples.clone()].concat();
+        calls.push((Op::Attention(options), [tensors, samples].concat()));
+        calls.push((Op::AttentionGrad(options), of_gradient));
     }
     calls
 }

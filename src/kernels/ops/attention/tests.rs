@@ -1,23 +1,27 @@
 //! Tests of attention: every implementation against the reference, and the reference against
 //! differences.
 
+use super::reference::{Head, reference};
 use super::*;
 use crate::device::{Gpu, ShaderChecks};
 use crate::dispatch::folded;
 use crate::harness::InputFill;
 use crate::testing::{self, adapters, check_with, compare, for_each_gpu, for_each_result, on_gpu};
 use crate::{DeviceClass, OwnedCall, Pipelines, RandomContext};
-use potluck_core::{HostTensor, Shape, Site};
+use potluck_core::{HostTensor, HostTensorView, Shape, Site};
 
 const SITE: Site = Site(9);
 
-fn ops(heads: usize, dropout: f32) -> [Op; 2] {
-    ops_of(true, heads, dropout)
+fn ops(c: usize, heads: usize, dropout: f32) -> [Op; 2] {
+    ops_of(true, c, heads, dropout)
 }
 
-fn ops_of(causal: bool, heads: usize, dropout: f32) -> [Op; 2] {
-    let (first_head, site) = (0, SITE);
-    let options = AttentionOptions { heads, first_head, causal, dropout, site };
+fn ops_of(causal: bool, c: usize, heads: usize, dropout: f32) -> [Op; 2] {
+    let packed = AttentionOptions::packed(heads, c / heads);
+    both(AttentionOptions { causal, dropout, site: SITE, ..packed })
+}
+
+fn both(options: AttentionOptions) -> [Op; 2] {
     [Op::Attention(options), Op::AttentionGrad(options)]
 }
 
@@ -36,31 +40,45 @@ fn inputs(
     if dropout > 0.0 { vec![qkv, samples] } else { vec![qkv] }
 }
 
-/// Returns `qkv, y, lse, dy [, samples]` for a random `dy`.
+/// Returns `tensors [, samples]` of any places.
+fn inputs_of(options: &AttentionOptions, t: usize, rows: usize) -> Vec<(Shape, HostTensor<f64>)> {
+    let mut inputs = Vec::new();
+    for input in 0..options.tensors() {
+        let shape = Shape::batched(&[1, t, options.input_columns(input)]);
+        let values = testing::generate(InputFill::Normal, shape.elements(rows), 10 + input);
+        inputs.push((shape, values));
+    }
+    if options.dropout > 0.0 {
+        let ids = testing::generate(InputFill::Samples, rows, 1);
+        inputs.push((Shape::batched(&[1]), ids));
+    }
+    inputs
+}
+
+/// Returns `tensors, y, lse, dy [, samples]` for a random `dy`.
 fn grad_inputs(
     op: &Op,
     forward: &[(Shape, HostTensor<f64>)],
     rows: usize,
 ) -> Vec<(Shape, HostTensor<f64>)> {
-    let Op::Attention(AttentionOptions { heads, .. }) = op else { panic!("{op} is not forward") };
-    let [_, t, width] = *forward[0].0.dims() else { panic!("qkv is (b, t, 3c)") };
+    let Op::Attention(options) = op else { panic!("{op} is not forward") };
+    let [_, t, _] = *forward[0].0.dims() else { panic!("queries are (b, t, ..)") };
     let [y, lse] = testing::reference(op, forward, rows).try_into().expect("two outputs");
-    let y_shape = Shape::batched(&[1, t, width / 3]);
+    let y_shape = Shape::batched(&[1, t, options.columns()[0]]);
     let dy = testing::generate(InputFill::Normal, y_shape.elements(rows), 2);
-    let mut inputs = vec![
-        forward[0].clone(),
+    let (tensors, samples) = forward.split_at(options.tensors());
+    let results = [
         (y_shape.clone(), HostTensor::Float(y)),
-        (Shape::batched(&[1, *heads, t]), HostTensor::Float(lse)),
+        (Shape::batched(&[1, options.heads, t]), HostTensor::Float(lse)),
         (y_shape, dy),
     ];
-    inputs.extend_from_slice(&forward[1..]);
-    inputs
+    [tensors, &results, samples].concat()
 }
 
 /// Checks both ops on random input of `rows` samples.
 fn agree(t: usize, c: usize, heads: usize, dropout: f32, rows: usize, fill: InputFill) {
     let inputs = inputs(t, c, dropout, rows, fill);
-    both_agree(ops(heads, dropout), &inputs, rows);
+    both_agree(ops(c, heads, dropout), &inputs, rows);
 }
 
 fn both_agree([forward, grad]: [Op; 2], inputs: &[(Shape, HostTensor<f64>)], rows: usize) {
@@ -75,7 +93,7 @@ fn full_attention_agrees() {
         [(5, 12, 2, 0.3, 3), (67, 20, 1, 0.0, 2), (6, 66, 1, 0.0, 2)]
     {
         let inputs = inputs(t, c, dropout, rows, InputFill::Normal);
-        both_agree(ops_of(false, heads, dropout), &inputs, rows);
+        both_agree(ops_of(false, c, heads, dropout), &inputs, rows);
     }
 }
 
@@ -89,7 +107,7 @@ fn every_query_sees_all_keys_unless_it_is_causal() {
     values[..c].fill(0.0);
     let values = values.clone();
     let [causal, full] = [true, false].map(|causal| {
-        let [forward, _] = ops_of(causal, 2, 0.0);
+        let [forward, _] = ops_of(causal, c, 2, 0.0);
         testing::reference(&forward, &given, 1).remove(0)
     });
     for column in 0..c {
@@ -131,8 +149,10 @@ fn heads_draw_different_masks_at_any_length() {
     let key = Key::new(3).site(SITE);
     let drop = Some(Dropout { key, threshold: drop_threshold(0.5), factor: 2.0 });
     for t in [64, 65_536, 100_000] {
-        let sizes =
-            AttentionSizes { b: 1, t, c: 4, heads: 4, d: 1, scale: 1.0, causal: true, drop };
+        let [op, _] = ops(4, 4, 0.0);
+        let random = RandomContext { step_key: Key::new(3), training: true };
+        let owned_call = OwnedCall::new(op, vec![vec![1, t, 12]], random).expect("it fits");
+        let sizes = AttentionSizes { drop, ..AttentionSizes::of(&owned_call.call()) };
         let mask = |h: usize| -> Vec<bool> {
             let head = Head { sizes, sample: 0, id: 7, h };
             (0..64).map(|j| head.kept::<f64>(t - 1, j) > 0.0).collect()
@@ -146,7 +166,7 @@ fn heads_draw_different_masks_at_any_length() {
 
 #[test]
 fn dropout_of_all_probabilities_gives_zeros() {
-    let [forward, grad] = ops(2, 1.0);
+    let [forward, grad] = ops(8, 2, 1.0);
     let inputs = inputs(7, 8, 1.0, 2, InputFill::Normal);
     for_each_result(&forward, &inputs, 2, |who, outputs| {
         assert!(outputs[0].iter().all(|y| *y == 0.0), "y by {who}: {:?}", outputs[0]);
@@ -170,7 +190,7 @@ fn nothing_is_dropped_outside_of_training() {
         panic!("floats and sample ids")
     };
     let run = |dropout: f32, training: bool| {
-        let [op, _] = ops(2, dropout);
+        let [op, _] = ops(8, 2, dropout);
         let random = RandomContext { step_key: Key::new(1), training };
         let outputs = vec![vec![2, 6, 8], vec![2, 2, 6]];
         let dims = vec![qkv.resolve(2), vec![2]];
@@ -185,11 +205,107 @@ fn nothing_is_dropped_outside_of_training() {
     assert_ne!(run(0.5, true), run(0.0, true));
 }
 
+/// Keys and values that several heads of queries share, and every way to hold the three in
+/// tensors: apart, keys and values in one, in another order, at columns that are no vectors.
+fn arrangements() -> Vec<AttentionOptions> {
+    let place = AttentionPlace::new;
+    let grouped = AttentionOptions::separate(6, 2, 4);
+    let of_scalars = AttentionOptions::separate(3, 1, 3);
+    vec![
+        AttentionOptions { dropout: 0.3, site: SITE, ..grouped },
+        AttentionOptions { places: [place(0, 0), place(1, 0), place(1, 8)], ..grouped },
+        AttentionOptions {
+            causal: false,
+            places: [place(0, 16), place(0, 0), place(0, 8)],
+            ..grouped
+        },
+        AttentionOptions { places: [place(0, 3), place(0, 0), place(1, 0)], ..of_scalars },
+    ]
+}
+
+#[test]
+fn every_arrangement_agrees() {
+    for options in arrangements() {
+        both_agree(both(options), &inputs_of(&options, 11, 3), 3);
+    }
+}
+
+/// Packed and apart are the same values in other places, and so are their results.
+#[test]
+fn places_change_no_bit() {
+    let (t, d, heads, rows) = (37, 4, 3, 2);
+    let packed = AttentionOptions::packed(heads, d);
+    let given = inputs_of(&packed, t, rows);
+    let HostTensor::Float(values) = &given[0].1 else { panic!("floats") };
+    let c = heads * d;
+    let column = |which: usize| {
+        let rows = values.chunks_exact(3 * c).flat_map(|row| &row[which * c..(which + 1) * c]);
+        (Shape::batched(&[1, t, c]), HostTensor::Float(rows.copied().collect()))
+    };
+    let apart = [0, 1, 2].map(column);
+    let [forward, grad] = both(packed);
+    let [forward_apart, grad_apart] = both(AttentionOptions::separate(heads, heads, d));
+    let of_grad = grad_inputs(&forward, &given, rows);
+    let of_grad_apart = [&apart[..], &of_grad[1..]].concat();
+    let joined = |outputs: &[Vec<f32>]| -> Vec<u32> {
+        let mut bits = Vec::new();
+        for row in 0..rows * t {
+            let of_row = |output: &Vec<f32>| {
+                output[row * output.len() / (rows * t)..][..output.len() / (rows * t)].to_vec()
+            };
+            bits.extend(outputs.iter().flat_map(of_row).map(f32::to_bits));
+        }
+        bits
+    };
+    for (op, given, op_apart, apart) in [
+        (&forward, &given[..], &forward_apart, &apart[..]),
+        (&grad, &of_grad, &grad_apart, &of_grad_apart),
+    ] {
+        let mut of_packed = Vec::new();
+        for_each_result(op, given, rows, |who, outputs| {
+            of_packed.push((who.to_string(), joined(outputs)));
+        });
+        let mut of_apart = Vec::new();
+        for_each_result(op_apart, apart, rows, |who, outputs| {
+            of_apart.push((who.to_string(), joined(outputs)));
+        });
+        assert_eq!(of_packed, of_apart);
+    }
+}
+
+#[test]
+fn gradients_of_shared_keys_are_finite_differences() {
+    for options in arrangements() {
+        let rows = 2;
+        let [forward, grad] = both(options);
+        let inputs = inputs_of(&options, 4, rows);
+        let given = grad_inputs(&forward, &inputs, rows);
+        let HostTensor::Float(dy) = &given[options.tensors() + 2].1 else { panic!("floats") };
+        let gradients = testing::reference(&grad, &given, rows);
+        for (input, gradient) in gradients.iter().enumerate() {
+            let scale = gradient.iter().fold(0.0f64, |a, g| a.max(g.abs()));
+            for (at, exact) in gradient.iter().enumerate().step_by(7) {
+                let value = |step: f64| {
+                    let mut moved = inputs.clone();
+                    if let HostTensor::Float(values) = &mut moved[input].1 {
+                        values[at] += step;
+                    }
+                    let y = testing::reference(&forward, &moved, rows).remove(0);
+                    y.iter().zip(dy).map(|(y, dy)| y * dy).sum::<f64>()
+                };
+                let slope = (value(1e-6) - value(-1e-6)) / 2e-6;
+                let error = (slope - exact).abs() / scale;
+                assert!(error < 1e-5, "{options}, input {input}, {at}: {slope} and {exact}");
+            }
+        }
+    }
+}
+
 #[test]
 fn gradients_are_finite_differences() {
     for (causal, dropout) in [(true, 0.0), (true, 0.4), (false, 0.0), (false, 0.4)] {
         let rows = 2;
-        let [forward, grad] = ops_of(causal, 2, dropout);
+        let [forward, grad] = ops_of(causal, 6, 2, dropout);
         let inputs = inputs(5, 6, dropout, rows, InputFill::Normal);
         let given = grad_inputs(&forward, &inputs, rows);
         let HostTensor::Float(dy) = &given[3].1 else { panic!("dy is of floats") };
@@ -220,7 +336,7 @@ fn tiles_agree(
     (d, dropout, causal): (usize, f32, bool),
     t: usize,
 ) {
-    let [forward, grad] = ops_of(causal, 2, dropout);
+    let [forward, grad] = ops_of(causal, 2 * d, 2, dropout);
     let given = inputs(t, 2 * d, dropout, 1, InputFill::Normal);
     let grad_given = grad_inputs(&forward, &given, 1);
     for (op, given) in [(forward, given), (grad, grad_given)] {
@@ -294,7 +410,7 @@ fn tiles_agree_that_need_more_memory() {
 #[test]
 fn every_implementation_drops_the_same_pairs() {
     let (t, d, dropout) = (64, 64, 0.3);
-    let [forward, _] = ops(1, dropout);
+    let [forward, _] = ops(d, 1, dropout);
     let mut given = inputs(t, d, dropout, 1, InputFill::Normal);
     let HostTensor::Float(values) = &mut given[0].1 else { panic!("qkv is of floats") };
     for (at, value) in values.iter_mut().enumerate() {
@@ -312,7 +428,7 @@ fn every_implementation_drops_the_same_pairs() {
 #[test]
 fn tiles_are_candidates_where_they_may_win() {
     let names = |t: usize, caps: Caps| -> Vec<String> {
-        let [op, _] = ops(2, 0.0);
+        let [op, _] = ops(16, 2, 0.0);
         let random = RandomContext { step_key: Key::new(1), training: true };
         let owned_call = OwnedCall::new(op, vec![vec![2, t, 3 * 16]], random).expect("it fits");
         variants(&owned_call.call(), &caps).into_iter().map(|way| way.name).collect()

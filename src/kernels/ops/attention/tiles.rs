@@ -6,7 +6,8 @@
 //! invocation keeps 16 to 32 sums of each result. Software adapters, where a barrier is costly and
 //! all memory is cache, run it slower, so it is no candidate there.
 
-use super::{AttentionSizes, entries, shader};
+use super::AttentionSizes;
+use super::shaders::{AttentionKernel, kernels};
 use crate::dispatch::grid;
 use crate::{Caps, Dispatch, OpCall};
 
@@ -75,11 +76,11 @@ impl TileArrangement {
         4 * self.y as usize
     }
 
-    /// Returns the number of workgroups for all heads.
-    fn workgroups(&self, sizes: &AttentionSizes) -> usize {
+    /// Returns the number of workgroups for so many heads of each sample.
+    fn workgroups(&self, sizes: &AttentionSizes, heads: usize) -> usize {
         let columns = (4 * self.x * self.quads) as usize;
         let blocks = sizes.t.div_ceil(self.rows()) * sizes.d.div_ceil(columns);
-        sizes.b * sizes.heads * blocks
+        sizes.b * heads * blocks
     }
 }
 
@@ -87,7 +88,7 @@ impl TileArrangement {
 /// each core of a large GPU, or else the smallest; `None` if none is a candidate.
 pub(super) fn chosen(sizes: &AttentionSizes, caps: &Caps) -> Option<AttentionTile> {
     let is_busy = |tile: &AttentionTile| {
-        tile.arrangement("forward", sizes.d).workgroups(sizes) >= WORKGROUPS_MIN
+        tile.arrangement("forward", sizes.d).workgroups(sizes, sizes.heads) >= WORKGROUPS_MIN
     };
     let portable = TILES[..2].iter().rev().filter(|tile| tile.fits(sizes, caps));
     let smallest = TILES[0].fits(sizes, caps).then_some(TILES[0]);
@@ -100,18 +101,19 @@ pub(super) fn dispatches(
     sizes: &AttentionSizes,
     tile: AttentionTile,
 ) -> Vec<Dispatch> {
-    let run = |(entry, operands)| {
-        let arrangement = tile.arrangement(entry, sizes.d);
+    let dispatch = |kernel: AttentionKernel| {
+        let arrangement = tile.arrangement(kernel.entry, sizes.d);
         let TileArrangement { x, y, quads } = arrangement;
         Dispatch {
-            shader: shader("attention_tiles", sizes, entry)
+            shader: kernel
+                .shader("attention_tiles", sizes)
                 .with_const("X", x)
                 .with_const("Y", y)
                 .with_const("QUADS", quads),
-            operands,
             params: sizes.params(),
-            groups: grid(arrangement.workgroups(sizes), 1),
+            groups: grid(arrangement.workgroups(sizes, kernel.heads(sizes)), 1),
+            operands: kernel.operands(),
         }
     };
-    entries(call, sizes).into_iter().map(run).collect()
+    kernels(call, sizes).into_iter().map(dispatch).collect()
 }

@@ -1,0 +1,103 @@
+//! Options of attention: its heads, and the columns of its inputs in which it finds queries, keys
+//! and values.
+
+use std::fmt;
+
+use potluck_core::Site;
+
+/// Columns of an input that hold the queries, keys or values of all heads, side by side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionPlace {
+    /// Number of the input.
+    pub input: usize,
+    /// First column in it.
+    pub first: usize,
+}
+
+impl AttentionPlace {
+    /// Returns the place that begins at a column of an input.
+    pub fn new(input: usize, first: usize) -> Self {
+        Self { input, first }
+    }
+}
+
+/// Options of attention, of the op and its gradient.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionOptions {
+    /// Heads of queries that the node computes.
+    pub heads: usize,
+    /// Heads of keys and values, which divide those of queries: query head `h` reads head
+    /// `h / (heads / kv_heads)` of them (Ainslie et al. 2023).
+    pub kv_heads: usize,
+    /// Columns of a head.
+    pub head_width: usize,
+    /// Places of queries, keys and values. Each column of their inputs belongs to one of them.
+    pub places: [AttentionPlace; 3],
+    /// Number of the first query head in the model, by which dropout is keyed: 0 where the node
+    /// computes all.
+    pub first_head: usize,
+    /// True if a query sees the keys up to its own position, else all.
+    pub causal: bool,
+    /// Probability with which probabilities are dropped in training.
+    pub dropout: f32,
+    pub site: Site,
+}
+
+impl AttentionOptions {
+    /// Returns the options of causal attention without dropout over queries, keys and values that
+    /// are packed in one input, in this order.
+    pub fn packed(heads: usize, head_width: usize) -> Self {
+        let columns = heads.saturating_mul(head_width);
+        let places =
+            [0, 1, 2].map(|nth: usize| AttentionPlace::new(0, columns.saturating_mul(nth)));
+        Self { places, ..Self::separate(heads, heads, head_width) }
+    }
+
+    /// Returns the options of causal attention without dropout over queries, keys and values that
+    /// are inputs of their own.
+    pub fn separate(heads: usize, kv_heads: usize, head_width: usize) -> Self {
+        let places = [0, 1, 2].map(|input| AttentionPlace::new(input, 0));
+        let (first_head, causal, dropout, site) = (0, true, 0.0, Site(0));
+        Self { heads, kv_heads, head_width, places, first_head, causal, dropout, site }
+    }
+
+    /// Returns the number of inputs that hold queries, keys and values.
+    pub fn tensors(&self) -> usize {
+        self.places.iter().map(|place| place.input + 1).max().unwrap_or(0)
+    }
+
+    /// Returns the columns of queries (0), keys (1) and values (2).
+    pub fn columns(&self) -> [usize; 3] {
+        let of = |heads: usize| heads.saturating_mul(self.head_width);
+        [of(self.heads), of(self.kv_heads), of(self.kv_heads)]
+    }
+
+    /// Returns the query heads that share a head of keys and values; 0 without any.
+    pub fn group(&self) -> usize {
+        self.heads.checked_div(self.kv_heads).unwrap_or(0)
+    }
+
+    /// Returns the number of columns of an input.
+    pub fn input_columns(&self, input: usize) -> usize {
+        let places = self.places.iter().zip(self.columns());
+        let own = places.filter(|(place, _)| place.input == input);
+        own.map(|(_, columns)| columns).fold(0, usize::saturating_add)
+    }
+}
+
+impl fmt::Display for AttentionOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} heads", self.heads)?;
+        if self.kv_heads != self.heads {
+            write!(f, " and {} of keys", self.kv_heads)?;
+        }
+        if self.first_head > 0 {
+            write!(f, " from {}", self.first_head)?;
+        }
+        if self.places != Self::packed(self.heads, self.head_width).places {
+            let [q, k, v] = self.places.map(|place| format!("{}:{}", place.input, place.first));
+            write!(f, " at {q} {k} {v}")?;
+        }
+        if self.causal { Ok(()) } else { f.write_str(", not causal") }
+    }
+}

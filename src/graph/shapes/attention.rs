@@ -1,0 +1,91 @@
+//! Shape rules of attention and its gradient.
+
+use super::{are_numbered, are_samples, is_probability};
+use crate::AttentionOptions;
+use potluck_core::Shape;
+
+/// Returns the shapes of `y` and `lse`.
+pub(super) fn attention(options: &AttentionOptions, x: &[&Shape]) -> Result<Vec<Shape>, String> {
+    is_probability(options.dropout)?;
+    let (tensors, samples) = x.split_at(options.tensors());
+    are_samples(samples)?;
+    are_numbered(options.first_head, options.heads)?;
+    let AttentionOptions { heads, kv_heads, head_width, .. } = *options;
+    if heads == 0 {
+        return Err("needs at least 1 head".into());
+    }
+    if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+        return Err(format!("{heads} heads cannot share {kv_heads} heads of keys evenly"));
+    }
+    if head_width == 0 {
+        return Err("needs heads of at least 1 column".into());
+    }
+    let t = tokens(tensors)?;
+    for (input, shape) in tensors.iter().enumerate() {
+        are_columns_of(options, input, shape)?;
+    }
+    let [columns, ..] = options.columns();
+    Ok(vec![Shape::batched(&[1, t, columns]), Shape::batched(&[1, heads, t])])
+}
+
+/// Returns the shapes of the gradients by the tensors with queries, keys and values.
+pub(super) fn attention_grad(
+    options: &AttentionOptions,
+    x: &[&Shape],
+) -> Result<Vec<Shape>, String> {
+    let tensors = &x[..options.tensors()];
+    let [y, lse, dy] = [0, 1, 2].map(|nth| x[tensors.len() + nth]);
+    are_samples(&x[tensors.len() + 3..])?;
+    // The forward pass takes the samples too, which are checked already.
+    let forward = attention(options, tensors)?;
+    if *y != forward[0] || *dy != forward[0] || *lse != forward[1] {
+        return Err("y and dy are (b, t, heads d), lse (b, heads, t)".into());
+    }
+    Ok(tensors.iter().map(|shape| (*shape).clone()).collect())
+}
+
+/// Returns the number of tokens of a sample, which all tensors have.
+fn tokens(tensors: &[&Shape]) -> Result<usize, String> {
+    let mut known = None;
+    for shape in tensors {
+        let [b, t, _] = *shape.dims() else {
+            return Err("queries, keys and values are (b, t, ..)".into());
+        };
+        if !shape.is_batched() {
+            return Err(
+                "tensors are (b, t, ..) with the batch b, which inputs have; this has none".into(),
+            );
+        }
+        if b != 1 {
+            return Err(format!("tensors are (b, t, ..), one sequence per sample, and has {b}"));
+        }
+        if *known.get_or_insert(t) != t {
+            return Err("queries, keys and values have the same number of tokens".into());
+        }
+    }
+    known.ok_or_else(|| "has no queries, keys and values".into())
+}
+
+/// Checks that each column of an input belongs to one place of queries, keys or values.
+fn are_columns_of(options: &AttentionOptions, input: usize, shape: &Shape) -> Result<(), String> {
+    let places = options.places.iter().zip(options.columns());
+    let mut own: Vec<(usize, usize)> = places
+        .filter(|(place, _)| place.input == input)
+        .map(|(place, columns)| (place.first, columns))
+        .collect();
+    own.sort_unstable();
+    let mut end = 0;
+    for (first, columns) in own {
+        if first != end {
+            let column = first.min(end);
+            return Err(format!(
+                "column {column} of input {input} must belong to one of queries, keys and values"
+            ));
+        }
+        end = first.saturating_add(columns);
+    }
+    if end != shape.last() {
+        return Err(format!("input {input} has {} columns, and needs {end}", shape.last()));
+    }
+    Ok(())
+}

@@ -1,0 +1,341 @@
+//! CPU kernel of attention and its gradient.
+
+use rayon::prelude::*;
+
+use super::reference::Head;
+use super::{AttentionSizes, head_key};
+use crate::OpCall;
+use crate::simd::{exp, mul_add, sum_of, vectorized};
+use potluck_core::HostTensorView;
+use potluck_core::rng::{Key, threefry2x32};
+use potluck_graph::Op;
+
+/// Queries per block of `fast`: few enough to skip most of the keys after them, many enough for
+/// efficient matrix products.
+const BLOCK: usize = 32;
+
+/// CPU kernel: parallel over heads, each in blocks of queries: scores by a matrix product, then
+/// the softmax or its gradient row by row, then the sums by matrix products. Every block stops at
+/// the last key that its last query sees.
+pub(super) fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
+    let sizes = AttentionSizes::of(call);
+    let AttentionSizes { b, t, heads, tensors, .. } = sizes;
+    let row = t * sizes.c();
+    let ids = sizes.drop.map(|_| inputs[inputs.len() - 1].ints());
+    let samples: Vec<Sample> = (0..b)
+        .map(|sample| Sample {
+            sizes,
+            id: ids.map_or(0, |ids| ids[sample]),
+            tensors: inputs[..tensors].iter().map(|x| part_of(x.floats(), b, sample)).collect(),
+        })
+        .collect();
+    if matches!(call.op, Op::Attention(_)) {
+        let [y, lse] = outputs else { panic!("{} has two outputs", call.op) };
+        let each = y.par_chunks_mut(row).zip(lse.par_chunks_mut(heads * t)).zip(samples);
+        each.for_each(|((y, lse), sample)| sample.forward(y, lse));
+        return;
+    }
+    let [y, lse, dy] = [0, 1, 2].map(|nth| inputs[tensors + nth].floats());
+    let mut gradients: Vec<Vec<&mut [f32]>> = samples.iter().map(|_| Vec::new()).collect();
+    for gradient in outputs.iter_mut() {
+        let elements = gradient.len() / b;
+        for (own, part) in gradients.iter_mut().zip(gradient.chunks_exact_mut(elements)) {
+            own.push(part);
+        }
+    }
+    samples.par_iter().zip(gradients).enumerate().for_each(|(nth, (sample, mut gradients))| {
+        let [y, lse, dy] = [y, lse, dy].map(|all| part_of(all, b, nth));
+        sample.gradient(y, lse, dy, &mut gradients);
+    });
+}
+
+/// Returns the part of one of `count` samples.
+fn part_of(all: &[f32], count: usize, sample: usize) -> &[f32] {
+    let elements = all.len() / count;
+    &all[sample * elements..(sample + 1) * elements]
+}
+
+/// Tensors of one sample with its queries, keys and values.
+struct Sample<'a> {
+    sizes: AttentionSizes,
+    id: u32,
+    tensors: Vec<&'a [f32]>,
+}
+
+impl Sample<'_> {
+    fn head(&self, h: usize) -> Head {
+        // The slices that the head indexes hold its own sample only.
+        Head { sizes: self.sizes, sample: 0, id: self.id, h }
+    }
+
+    /// Returns the rows of the queries (`which` 0), keys (1) or values (2) of a head, from `i` on.
+    fn rows(&self, head: &Head, which: usize, i: usize) -> Matrix<'_> {
+        let place = self.sizes.places[which];
+        Matrix::rows(&self.tensors[place.input][head.at(which, i)..], place.width)
+    }
+
+    fn forward(&self, y: &mut [f32], lse: &mut [f32]) {
+        let AttentionSizes { t, d, .. } = self.sizes;
+        let each = lse.par_chunks_mut(t).enumerate();
+        let parts: Vec<Vec<f32>> = each.map(|(h, lse)| self.forward_head(h, lse)).collect();
+        for (h, part) in parts.iter().enumerate() {
+            put_columns(part, d, y, self.sizes.c(), h * d);
+        }
+    }
+
+    /// Writes the gradients of the sample by its tensors.
+    fn gradient(&self, y: &[f32], lse: &[f32], dy: &[f32], gradients: &mut [&mut [f32]]) {
+        let AttentionSizes { d, group, places, .. } = self.sizes;
+        let shared = (0..self.sizes.kv_heads()).into_par_iter();
+        let parts: Vec<SharedGradients> =
+            shared.map(|kv_head| self.shared_gradients(kv_head, y, lse, dy)).collect();
+        let [q, k, v] = places;
+        for (kv_head, part) in parts.iter().enumerate() {
+            for (nth, dq) in part.queries.iter().enumerate() {
+                let first = q.first + (kv_head * group + nth) * d;
+                put_columns(dq, d, gradients[q.input], q.width, first);
+            }
+            for (place, values) in [(k, &part.keys), (v, &part.values)] {
+                let first = place.first + kv_head * d;
+                put_columns(values, d, gradients[place.input], place.width, first);
+            }
+        }
+    }
+
+    /// Returns the gradients of a head of keys and values, and of the queries that share it.
+    fn shared_gradients(
+        &self,
+        kv_head: usize,
+        y: &[f32],
+        lse: &[f32],
+        dy: &[f32],
+    ) -> SharedGradients {
+        let AttentionSizes { t, d, group, .. } = self.sizes;
+        let [keys, values] = [(); 2].map(|()| vec![0.0; t * d]);
+        let mut gradients = SharedGradients { queries: Vec::new(), keys, values };
+        for h in kv_head * group..(kv_head + 1) * group {
+            self.add_head(h, y, &lse[h * t..(h + 1) * t], dy, &mut gradients);
+        }
+        gradients
+    }
+
+    /// Returns `y (t, d)` of one head and writes its `lse`.
+    fn forward_head(&self, h: usize, lse: &mut [f32]) -> Vec<f32> {
+        let AttentionSizes { t, d, scale, .. } = self.sizes;
+        let head = &self.head(h);
+        let (keys_of_head, values) = (self.rows(head, 1, 0), self.rows(head, 2, 0));
+        let mut y = vec![0.0; t * d];
+        let mut weights = vec![0.0; BLOCK.min(t) * t];
+        for first in (0..t).step_by(BLOCK) {
+            let end = t.min(first + BLOCK);
+            let keys = head.sizes.keys(end - 1);
+            let block = &mut weights[..(end - first) * keys];
+            let factor = scale as f32;
+            let scores = HeadProduct { m: end - first, n: keys, k: d, factor, add: false };
+            scores.run(self.rows(head, 0, first), keys_of_head.transposed(), block, keys);
+            for (i, row) in (first..end).zip(block.chunks_exact_mut(keys)) {
+                let (seen, behind) = row.split_at_mut(head.sizes.keys(i));
+                lse[i] = softmax(seen);
+                behind.fill(0.0);
+                drop_row(head, i, seen);
+            }
+            let sums = HeadProduct { m: end - first, n: d, k: keys, factor: 1.0, add: false };
+            sums.run(Matrix::rows(block, keys), values, &mut y[first * d..], d);
+        }
+        y
+    }
+
+    /// Adds the gradients of a query head; `lse` is that of the head, the other slices are those of
+    /// its sample.
+    fn add_head(
+        &self,
+        h: usize,
+        y: &[f32],
+        lse: &[f32],
+        dy: &[f32],
+        gradients: &mut SharedGradients,
+    ) {
+        let AttentionSizes { t, d, scale, .. } = self.sizes;
+        let c = self.sizes.c();
+        let head = &self.head(h);
+        let (keys_of_head, values) = (self.rows(head, 1, 0), self.rows(head, 2, 0));
+        let mut dq = vec![0.0; t * d];
+        let [mut weights, mut scratch] = [(); 2].map(|()| vec![0.0; BLOCK.min(t) * t]);
+        let mut kept = vec![1.0; t];
+        for first in (0..t).step_by(BLOCK) {
+            let end = t.min(first + BLOCK);
+            let keys = head.sizes.keys(end - 1);
+            let size = (end - first) * keys;
+            let (p, ds) = (&mut weights[..size], &mut scratch[..size]);
+            let dy_rows = Matrix::rows(&dy[head.y_at(first)..], c);
+            let factor = scale as f32;
+            let scores = HeadProduct { m: end - first, n: keys, k: d, factor, add: false };
+            let queries = self.rows(head, 0, first);
+            scores.run(queries, keys_of_head.transposed(), p, keys);
+            let slopes = HeadProduct { factor: 1.0, ..scores };
+            slopes.run(dy_rows, values.transposed(), ds, keys);
+            let each = p.chunks_exact_mut(keys).zip(ds.chunks_exact_mut(keys));
+            for (i, (p, ds)) in (first..end).zip(each) {
+                let (at, seen) = (head.y_at(i), head.sizes.keys(i));
+                let (p, behind) = p.split_at_mut(seen);
+                behind.fill(0.0);
+                let (ds, behind) = ds.split_at_mut(seen);
+                behind.fill(0.0);
+                if head.sizes.drop.is_some() {
+                    kept[..seen].fill(1.0);
+                    drop_row(head, i, &mut kept[..seen]);
+                }
+                let row = HeadRow { lse: lse[i], y: &y[at..at + d], dy: &dy[at..at + d] };
+                grad_row(row, factor, &kept[..seen], p, ds);
+            }
+            let by_query = HeadProduct { m: end - first, n: d, k: keys, factor: 1.0, add: false };
+            by_query.run(Matrix::rows(ds, keys), keys_of_head, &mut dq[first * d..], d);
+            let by_key = HeadProduct { m: keys, n: d, k: end - first, factor: 1.0, add: true };
+            let (dk, dv) = (&mut gradients.keys, &mut gradients.values);
+            by_key.run(Matrix::rows(ds, keys).transposed(), queries, dk, d);
+            by_key.run(Matrix::rows(p, keys).transposed(), dy_rows, dv, d);
+        }
+        gradients.queries.push(dq);
+    }
+}
+
+/// Gradients of a head of keys and values, `(t, d)` each, and of the queries that share it.
+struct SharedGradients {
+    /// By query head, in order.
+    queries: Vec<Vec<f32>>,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+}
+
+/// Copies rows of `d` values into columns `first` and following of rows of `width` values.
+fn put_columns(from: &[f32], d: usize, to: &mut [f32], width: usize, first: usize) {
+    for (from, to) in from.chunks_exact(d).zip(to.chunks_exact_mut(width)) {
+        to[first..first + d].copy_from_slice(from);
+    }
+}
+
+/// Inputs of the gradient of a row of scores that belong to its query.
+struct HeadRow<'a> {
+    lse: f32,
+    y: &'a [f32],
+    dy: &'a [f32],
+}
+
+/// Multiplies row `i` by its dropout factors.
+fn drop_row(head: &Head, i: usize, row: &mut [f32]) {
+    if let Some(drop) = head.sizes.drop {
+        let (key, first_pair) = (head_key(drop.key, head.h), head.sizes.pair(i, 0));
+        drop_pairs(key, head.id, first_pair, drop.threshold, drop.factor as f32, row);
+    }
+}
+
+vectorized! {
+    /// Converts scores to probabilities; returns the logarithm of the sum of exponentials.
+    fn softmax<S>(row: &mut [f32]) -> f32 {
+        let highest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        for value in row.iter_mut() {
+            *value = exp::<S>(*value - highest);
+        }
+        let total = sum_of(row.len(), |j| row[j]);
+        let share = 1.0 / total;
+        for value in row {
+            *value *= share;
+        }
+        highest + total.ln()
+    }
+
+    /// Converts scores in `p` to probabilities after dropout, and `dy . v` in `ds` to the
+    /// gradient of the scores.
+    fn grad_row<S>(row: HeadRow<'_>, scale: f32, kept: &[f32], p: &mut [f32], ds: &mut [f32]) {
+        let delta = sum_of(row.y.len(), |k| row.y[k] * row.dy[k]);
+        for ((p, ds), kept) in p.iter_mut().zip(ds).zip(kept) {
+            let probability = exp::<S>(*p - row.lse);
+            *ds = scale * probability * mul_add::<S>(*ds, *kept, -delta);
+            *p = probability * *kept;
+        }
+    }
+
+    /// Multiplies each value by the factor if its random number reaches the threshold, else by 0.
+    fn drop_pairs<S>(
+        key: Key,
+        sample: u32,
+        first_pair: u32,
+        threshold: u32,
+        factor: f32,
+        row: &mut [f32],
+    ) {
+        for (j, value) in row.iter_mut().enumerate() {
+            let pair = first_pair.wrapping_add(j as u32);
+            let word = threefry2x32(key.0, [sample, pair])[0];
+            *value *= if word >= threshold { factor } else { 0.0 };
+        }
+    }
+}
+
+/// A strided matrix view of a slice, which starts at its first element.
+#[derive(Clone, Copy)]
+struct Matrix<'a> {
+    values: &'a [f32],
+    row_stride: usize,
+    column_stride: usize,
+}
+
+impl<'a> Matrix<'a> {
+    /// Creates a view of rows that are `stride` elements apart.
+    fn rows(values: &'a [f32], stride: usize) -> Self {
+        Self { values, row_stride: stride, column_stride: 1 }
+    }
+
+    fn transposed(self) -> Self {
+        Self { row_stride: self.column_stride, column_stride: self.row_stride, ..self }
+    }
+
+    fn holds(&self, rows: usize, columns: usize) -> bool {
+        (rows - 1) * self.row_stride + (columns - 1) * self.column_stride < self.values.len()
+    }
+}
+
+/// Matrix product `out (m, n) = factor a (m, k) b (k, n)`, added to the contents of `out` if
+/// `add`.
+#[derive(Clone, Copy)]
+struct HeadProduct {
+    m: usize,
+    n: usize,
+    k: usize,
+    factor: f32,
+    add: bool,
+}
+
+impl HeadProduct {
+    /// Computes the product on the calling thread; `out` has rows `stride` apart.
+    fn run(self, a: Matrix, b: Matrix, out: &mut [f32], stride: usize) {
+        let Self { m, n, k, factor, add } = self;
+        assert!(m > 0 && n > 0 && k > 0 && a.holds(m, k) && b.holds(k, n));
+        assert!((m - 1) * stride + n <= out.len() && n <= stride);
+        // SAFETY: the last element of each matrix lies within its slice, as just asserted, and
+        // `out` is borrowed mutably, so it overlaps neither `a` nor `b`.
+        unsafe {
+            gemm::gemm(
+                m,
+                n,
+                k,
+                out.as_mut_ptr(),
+                1,
+                stride as isize,
+                add,
+                a.values.as_ptr(),
+                a.column_stride as isize,
+                a.row_stride as isize,
+                b.values.as_ptr(),
+                b.column_stride as isize,
+                b.row_stride as isize,
+                1.0,
+                factor,
+                false,
+                false,
+                false,
+                gemm::Parallelism::None,
+            );
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Reference of attention and its gradient: pair by pair, in any precision.
+
+use super::{AttentionSizes, head_key};
+use crate::{Float, OpCall};
+use potluck_core::HostTensorView;
+use potluck_graph::Op;
+
+/// Reference: `tensors [, samples] -> y, lse`, or `tensors, y, lse, dy [, samples] -> dtensors`.
+pub(super) fn reference<T: Float>(
+    call: &OpCall,
+    inputs: &[HostTensorView<'_, T>],
+    outputs: &mut [&mut [T]],
+) {
+    let sizes = AttentionSizes::of(call);
+    let tensors: Vec<&[T]> = inputs[..sizes.tensors].iter().map(|x| x.floats()).collect();
+    let is_forward = matches!(call.op, Op::Attention(_));
+    if !is_forward {
+        outputs.iter_mut().for_each(|gradient| gradient.fill(T::zero()));
+    }
+    for sample in 0..sizes.b {
+        let id = sizes.drop.map_or(0, |_| inputs[inputs.len() - 1].ints()[sample]);
+        for h in 0..sizes.heads {
+            let head = Head { sizes, sample, id, h };
+            if is_forward {
+                let [y, lse] = outputs else { panic!("{} has two outputs", call.op) };
+                forward(&head, &tensors, y, lse);
+            } else {
+                let [y, lse, dy] = [0, 1, 2].map(|nth| inputs[sizes.tensors + nth].floats());
+                gradient(&head, &tensors, &GradientInputs { y, lse, dy }, outputs);
+            }
+        }
+    }
+}
+
+/// One query head of one sample.
+#[derive(Clone, Copy)]
+pub(super) struct Head {
+    pub sizes: AttentionSizes,
+    pub sample: usize,
+    /// Id of the sample, part of the counter of its random numbers.
+    pub id: u32,
+    pub h: usize,
+}
+
+impl Head {
+    /// Returns the offset, in the tensor that has them, of the head's columns of query (`which`
+    /// 0), key (1) or value (2) `i`.
+    pub(super) fn at(&self, which: usize, i: usize) -> usize {
+        let AttentionSizes { t, d, group, places, .. } = self.sizes;
+        let h = if which == 0 { self.h } else { self.h / group };
+        (self.sample * t + i) * places[which].width + places[which].first + h * d
+    }
+
+    /// Returns the offset in `y` of the head's columns of row `i`.
+    pub(super) fn y_at(&self, i: usize) -> usize {
+        let AttentionSizes { t, d, .. } = self.sizes;
+        (self.sample * t + i) * self.sizes.c() + self.h * d
+    }
+
+    /// Returns the index of position `i` in `lse`.
+    fn lse_at(&self, i: usize) -> usize {
+        (self.sample * self.sizes.heads + self.h) * self.sizes.t + i
+    }
+
+    /// Returns the query (`which` 0), key (1) or value (2) `i`.
+    fn row<'a, T>(&self, tensors: &[&'a [T]], which: usize, i: usize) -> &'a [T] {
+        &tensors[self.sizes.places[which].input][self.at(which, i)..][..self.sizes.d]
+    }
+
+    /// Returns the scaled score of query `i` and key `j`.
+    fn score<T: Float>(&self, tensors: &[&[T]], i: usize, j: usize) -> T {
+        let (q, k) = (self.row(tensors, 0, i), self.row(tensors, 1, j));
+        let product: T = q.iter().zip(k).map(|(q, k)| *q * *k).sum();
+        product * T::from_f64(self.sizes.scale)
+    }
+
+    /// Returns the dropout factor of the probability of a pair; 1 without dropout.
+    pub(super) fn kept<T: Float>(&self, i: usize, j: usize) -> T {
+        let Some(drop) = self.sizes.drop else { return T::one() };
+        let word = head_key(drop.key, self.h).words([self.id, self.sizes.pair(i, j)])[0];
+        if word >= drop.threshold { T::from_f64(drop.factor) } else { T::zero() }
+    }
+}
+
+fn forward<T: Float>(head: &Head, tensors: &[&[T]], y: &mut [T], lse: &mut [T]) {
+    for i in 0..head.sizes.t {
+        let scores: Vec<T> = (0..head.sizes.keys(i)).map(|j| head.score(tensors, i, j)).collect();
+        let highest = scores.iter().copied().fold(scores[0], T::max);
+        let total: T = scores.iter().map(|s| (*s - highest).exp()).sum();
+        lse[head.lse_at(i)] = highest + total.ln();
+        for column in 0..head.sizes.d {
+            let weighted = scores.iter().enumerate().map(|(j, s)| {
+                let value = head.row(tensors, 2, j)[column];
+                (*s - highest).exp() / total * head.kept(i, j) * value
+            });
+            y[head.y_at(i) + column] = weighted.sum();
+        }
+    }
+}
+
+/// Inputs of the gradient besides queries, keys and values.
+struct GradientInputs<'a, T> {
+    y: &'a [T],
+    lse: &'a [T],
+    dy: &'a [T],
+}
+
+/// Adds what a query head contributes to the gradients.
+fn gradient<T: Float>(
+    head: &Head,
+    tensors: &[&[T]],
+    inputs: &GradientInputs<T>,
+    gradients: &mut [&mut [T]],
+) {
+    let AttentionSizes { t, d, places, .. } = head.sizes;
+    let scale = T::from_f64(head.sizes.scale);
+    for i in 0..t {
+        let dy = &inputs.dy[head.y_at(i)..][..d];
+        let y = &inputs.y[head.y_at(i)..][..d];
+        let delta: T = dy.iter().zip(y).map(|(dy, y)| *dy * *y).sum();
+        let q = head.row(tensors, 0, i);
+        for j in 0..head.sizes.keys(i) {
+            let (k, v) = (head.row(tensors, 1, j), head.row(tensors, 2, j));
+            let probability = (head.score(tensors, i, j) - inputs.lse[head.lse_at(i)]).exp();
+            let kept = head.kept::<T>(i, j);
+            let dp: T = kept * dy.iter().zip(v).map(|(dy, v)| *dy * *v).sum::<T>();
+            let ds = scale * probability * (dp - delta);
+            let [dq_at, dk_at, dv_at] = [head.at(0, i), head.at(1, j), head.at(2, j)];
+            let [dq, dk, dv] = places.map(|place| place.input);
+            for column in 0..d {
+                gradients[dq][dq_at + column] += ds * k[column];
+                gradients[dk][dk_at + column] += ds * q[column];
+                gradients[dv][dv_at + column] += probability * kept * dy[column];
+            }
+        }
+    }
+}

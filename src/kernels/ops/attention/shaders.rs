@@ -1,0 +1,176 @@
+//! What the kernels of attention have in common on GPUs: the entry points that a call runs, what
+//! each binds, and the WGSL that `shaders/lib/attention.wgsl` expects in front.
+
+use super::AttentionSizes;
+use crate::{OpCall, Operand, Shader};
+use potluck_graph::Op;
+
+/// Entry point that a call runs, with what it binds.
+pub(super) struct AttentionKernel {
+    pub entry: &'static str,
+    /// Variables of the shader in the order of their bindings.
+    bindings: Vec<Binding>,
+}
+
+/// Storage variable of the shaders, and what is bound to it.
+type Binding = (&'static str, Operand);
+
+/// Tensors with queries, keys and values.
+const TENSORS: [&str; 3] = ["x_0", "x_1", "x_2"];
+
+/// Variables of rows of heads, which are read by vectors where all of them are whole vectors.
+const OF_ROWS: [&str; 5] = ["x_0", "x_1", "x_2", "y", "dy"];
+
+/// Storage variables with their access and, but for those of rows, their elements.
+const VARIABLES: [(&str, &str, &str); 12] = [
+    ("x_0", "read", ""),
+    ("x_1", "read", ""),
+    ("x_2", "read", ""),
+    ("samples", "read", "u32"),
+    ("y", "read", ""),
+    ("lse", "read", "f32"),
+    ("dy", "read", ""),
+    // Workspace: lse and delta of each query.
+    ("stats", "read_write", "vec2f"),
+    ("new_y", "read_write", "f32"),
+    ("new_lse", "read_write", "f32"),
+    ("d_0", "read_write", "f32"),
+    ("d_1", "read_write", "f32"),
+];
+
+/// Returns the kernels of a call, in the order in which they run.
+pub(super) fn kernels(call: &OpCall, sizes: &AttentionSizes) -> Vec<AttentionKernel> {
+    use Operand::{Input, Output};
+    let tensors = TENSORS.into_iter().take(sizes.tensors).enumerate();
+    let mut read: Vec<Binding> = tensors.map(|(input, name)| (name, Input(input))).collect();
+    // Without dropout, the first input is bound in place of the sample ids and not read.
+    read.push(("samples", Input(if sizes.drop.is_some() { call.inputs.len() - 1 } else { 0 })));
+    let kernel = |entry, more: &[Binding]| {
+        let bindings = read.iter().chain(more).copied().collect();
+        AttentionKernel { entry, bindings }
+    };
+    if matches!(call.op, Op::Attention(_)) {
+        return vec![kernel("forward", &[("new_y", Output(0)), ("new_lse", Output(1))])];
+    }
+    let [y, lse, dy] = [0, 1, 2].map(|nth| Input(sizes.tensors + nth));
+    let stats = ("stats", Operand::workspace(2 * sizes.b * sizes.heads * sizes.t));
+    let [dq, dk, dv] = sizes.places.map(|place| Output(place.input));
+    let mut of_keys = vec![("dy", dy), stats, ("d_0", dk)];
+    if dv != dk {
+        of_keys.push(("d_1", dv));
+    }
+    let delta = vec![("y", y), ("lse", lse), ("dy", dy), stats];
+    vec![
+        AttentionKernel { entry: "delta", bindings: delta },
+        kernel("grad_kv", &of_keys),
+        kernel("grad_q", &[("dy", dy), stats, ("d_0", dq)]),
+    ]
+}
+
+impl AttentionKernel {
+    pub(super) fn operands(&self) -> Vec<Operand> {
+        self.bindings.iter().map(|(_, operand)| *operand).collect()
+    }
+
+    /// Returns the number of heads of a sample that the kernel is for.
+    pub(super) fn heads(&self, sizes: &AttentionSizes) -> usize {
+        if self.entry == "grad_kv" { sizes.kv_heads() } else { sizes.heads }
+    }
+
+    fn binds(&self, name: &str) -> bool {
+        self.bindings.iter().any(|(bound, _)| *bound == name)
+    }
+
+    /// Returns the shader of a file, with what `shaders/lib/attention.wgsl` needs prepended.
+    pub(super) fn shader(&self, file: &'static str, sizes: &AttentionSizes) -> Shader {
+        let mut shader = Shader::new(file, self.entry)
+            .with_const("D", sizes.d as u32)
+            .with_const("CAUSAL", u32::from(sizes.causal))
+            .with_const("DROPOUT", u32::from(sizes.drop.is_some()));
+        let has_vectors = sizes.has_vectors();
+        shader.header += &self.declarations(if has_vectors { "vec4f" } else { "f32" });
+        for name in OF_ROWS {
+            shader.header += &part(name, has_vectors);
+        }
+        shader.header += &self.sources(sizes);
+        shader.header += &self.put();
+        shader
+    }
+
+    /// Returns the declarations of all storage variables: those that are bound have the first
+    /// numbers, in order, and those of other entry points of the file the numbers behind.
+    fn declarations(&self, rows: &str) -> String {
+        let bound = self.bindings.iter().map(|(name, _)| *name);
+        let others = VARIABLES.iter().map(|(name, ..)| *name).filter(|name| !self.binds(name));
+        let mut text = String::new();
+        for (number, wanted) in bound.chain(others).enumerate() {
+            let known = VARIABLES.iter().find(|(name, ..)| *name == wanted);
+            let Some((name, access, element)) = known else { panic!("{wanted} is not declared") };
+            let element = if element.is_empty() { rows } else { element };
+            text += &format!(
+                "@group(0) @binding({number}) var<storage, {access}> {name}: array<{element}>;\n"
+            );
+        }
+        text
+    }
+
+    /// Returns the functions that read queries, keys, values and, if they are bound, gradients of
+    /// `y`.
+    fn sources(&self, sizes: &AttentionSizes) -> String {
+        let mut text = String::new();
+        let mut cases = String::new();
+        for (source, place) in ["q", "k", "v"].into_iter().zip(sizes.places) {
+            let tensor = TENSORS[place.input];
+            text += &format!(
+                "fn {source}_part(row: u32, part: u32) -> vec4f {{ \
+                 return {tensor}_part(row, part); }}\n"
+            );
+            let name = source.to_uppercase();
+            cases += &format!("        case {name}: {{ return {source}_part(row, part); }}\n");
+        }
+        if self.binds("dy") {
+            cases += "        case DY: { return dy_part(row, part); }\n";
+        }
+        text + &format!(
+            "fn row_part(source: u32, row: u32, part: u32) -> vec4f {{\n    switch source {{\n\
+             {cases}        default: {{ return vec4f(); }}\n    }}\n}}\n"
+        )
+    }
+
+    /// Returns the function that writes gradients of queries, keys or values.
+    fn put(&self) -> String {
+        let values = if self.binds("d_1") {
+            "if (source == V) { d_1[at] = value[lane]; } else { d_0[at] = value[lane]; }"
+        } else {
+            "d_0[at] = value[lane];"
+        };
+        format!(
+            "fn put_gradient(source: u32, row: u32, part: u32, value: vec4f) {{\n    \
+             for (var lane = 0u; lane < min(4u, D - 4u * part); lane++) {{\n        \
+             let at = row + 4u * part + lane;\n        {values}\n    }}\n}}\n"
+        )
+    }
+}
+
+/// Returns the function that reads four columns of a row of a head, which starts at an element;
+/// those behind the last one are zeros.
+fn part(name: &str, has_vectors: bool) -> String {
+    let signature = format!("fn {name}_part(row: u32, part: u32) -> vec4f");
+    if has_vectors {
+        return format!("{signature} {{ return {name}[row / 4u + part]; }}\n");
+    }
+    format!(
+        "{signature} {{\n    var value = vec4f(0.0);\n    \
+         for (var lane = 0u; lane < min(4u, D - 4u * part); lane++) {{\n        \
+         value[lane] = {name}[row + 4u * part + lane];\n    }}\n    return value;\n}}\n"
+    )
+}
+
+impl AttentionSizes {
+    /// Returns true if all rows of heads are whole vectors of four.
+    fn has_vectors(&self) -> bool {
+        let is_whole = |columns: usize| columns.is_multiple_of(4);
+        is_whole(self.d)
+            && self.places.iter().all(|place| is_whole(place.first) && is_whole(place.width))
+    }
+}
