@@ -1,12 +1,19 @@
 //! Shape rule of each op: computes the shapes of the outputs from those of the inputs, or the
-//! reason why they do not fit.
+//! reason why they do not fit. The rules are in the modules here, by topic.
 
 mod attention;
+mod checks;
+mod elementwise;
+mod fused;
+mod layout;
+mod losses;
 mod norms;
 mod pictures;
+mod products;
+mod recurrent;
 
 use super::custom;
-use super::op::{Binary, Cell, ColumnRange, EpilogueOp, Op, Reduction};
+use super::op::{Op, Reduction};
 use potluck_core::format::listed;
 use potluck_core::{DType, Shape};
 
@@ -117,347 +124,63 @@ pub(super) fn input_type(op: &Op, index: usize, count: usize) -> DType {
 }
 
 fn rule(op: &Op, x: &[&Shape]) -> Result<Vec<Shape>, String> {
-    let require = |holds: bool, why: &str| if holds { Ok(()) } else { Err(why.to_string()) };
-    let axis_fits = |axis: usize| {
-        require(axis < x[0].rank(), "has no such axis")?;
-        require(axis > 0 || !x[0].is_batched(), "the batch axis cannot be cut or joined")
-    };
-    let cut = |axis: usize, length: usize| {
-        let mut dims = x[0].dims().to_vec();
-        dims[axis] = length;
-        x[0].with_dims(&dims)
-    };
     match op {
-        Op::MatMul { transpose_a, transpose_b } => matmul(x[0], x[1], *transpose_a, *transpose_b),
-        Op::Unary(_) => Ok(vec![x[0].clone()]),
-        Op::UnaryGrad(_) | Op::SquaredErrorGrad => {
-            require(x[0] == x[1], "the two shapes must be equal")?;
-            Ok(vec![x[0].clone()])
+        Op::MatMul { transpose_a, transpose_b } => {
+            products::matmul(x[0], x[1], *transpose_a, *transpose_b)
         }
-        Op::Binary(_) => {
-            require(x[1].is_suffix_of(x[0]), "the second must be a suffix of the first")?;
-            Ok(vec![x[0].clone()])
-        }
-        Op::MaximumGrad => {
-            require(x[1].is_suffix_of(x[0]), "the second must be a suffix of the first")?;
-            require(x[2] == x[0], "dy has the shape of the first")?;
-            Ok(vec![x[0].clone()])
-        }
-        // The wanted shape of a reshape is an argument of the builder, which checks it.
-        Op::Reshape | Op::Spread | Op::AllReduce(_) => {
-            Ok(x.iter().map(|shape| (*shape).clone()).collect())
-        }
-        Op::Permute { axes } => permute(x[0], axes),
-        Op::Slice { axis, start, length } => {
-            axis_fits(*axis)?;
-            let end = start.checked_add(*length);
-            require(end.is_some_and(|end| end <= x[0].dims()[*axis]), "out of range")?;
-            Ok(vec![cut(*axis, *length)])
-        }
-        Op::Pad { axis, before, after } => {
-            axis_fits(*axis)?;
-            let length = x[0].dims()[*axis].saturating_add(*before).saturating_add(*after);
-            Ok(vec![cut(*axis, length)])
-        }
-        Op::Concat { axis } => {
-            axis_fits(*axis)?;
-            let total: usize = x.iter().map(|s| s.dims().get(*axis).copied().unwrap_or(0)).sum();
-            let same = |s: &&Shape| s.rank() == x[0].rank() && cut(*axis, s.dims()[*axis]) == **s;
-            require(x.iter().all(same), "shapes may differ along the axis only")?;
-            Ok(vec![cut(*axis, total)])
-        }
-        Op::Sum { first, last } => {
-            require(first <= last && *last < x[0].rank(), "has no such axes")?;
-            let mut dims = x[0].dims().to_vec();
-            dims.drain(*first..=*last);
-            let batched = x[0].is_batched() && *first > 0;
-            Ok(vec![if batched { Shape::batched(&dims) } else { Shape::fixed(&dims) }])
-        }
-        Op::Broadcast { first, dims, batched } => {
-            require(*first <= x[0].rank(), "has no such place")?;
-            require(!dims.is_empty(), "needs a new dimension")?;
-            require(!batched || (*first == 0 && !x[0].is_batched()), "the batch comes first")?;
-            require(*first > 0 || !x[0].is_batched(), "the batch comes first")?;
-            let mut all = x[0].dims().to_vec();
-            all.splice(first..first, dims.iter().copied());
-            let batched = *batched || x[0].is_batched();
-            Ok(vec![if batched { Shape::batched(&all) } else { Shape::fixed(&all) }])
-        }
-        Op::LayerNorm { eps } | Op::RmsNorm { eps } => {
-            require(*eps >= 0.0 && eps.is_finite(), "eps must be finite and not negative")?;
-            let (channels, stats) = normalized(x[0])?;
-            require(x[1..].iter().all(|s| **s == channels), "weight and bias are (c)")?;
-            Ok(vec![x[0].clone(), stats])
-        }
-        Op::LayerNormGrad | Op::RmsNormGrad => {
-            let (channels, stats) = normalized(x[0])?;
-            let fits = *x[1] == channels && *x[2] == stats && x[3] == x[0];
-            require(fits, "x and dy are (.., c), weight (c), stats (.., 2)")?;
-            Ok(vec![x[0].clone()])
-        }
-        Op::LayerNormWeightGrad | Op::LayerNormAffineGrad => {
-            let (channels, stats) = normalized(x[0])?;
-            require(*x[1] == stats && x[2] == x[0], "x and dy are (.., c), stats (.., 2)")?;
-            let outputs = if *op == Op::LayerNormAffineGrad { 2 } else { 1 };
-            Ok(vec![channels; outputs])
-        }
+        Op::Unary(_) => elementwise::unary(x[0]),
+        Op::UnaryGrad(_) => elementwise::unary_grad(x),
+        Op::Binary(_) => elementwise::binary(x),
+        Op::MaximumGrad => elementwise::maximum_grad(x),
+        Op::Reshape | Op::Spread | Op::AllReduce(_) => layout::aliases(x),
+        Op::Permute { axes } => layout::permute(axes, x[0]),
+        Op::Slice { axis, start, length } => layout::slice(*axis, *start, *length, x[0]),
+        Op::Pad { axis, before, after } => layout::pad(*axis, *before, *after, x[0]),
+        Op::Concat { axis } => layout::concat(*axis, x),
+        Op::Sum { first, last } => layout::sum(*first, *last, x[0]),
+        Op::Broadcast { first, dims, batched } => layout::broadcast(*first, dims, *batched, x[0]),
+        Op::LayerNorm { eps } | Op::RmsNorm { eps } => norms::layer_norm(*eps, x),
+        Op::LayerNormGrad | Op::RmsNormGrad => norms::layer_norm_grad(x),
+        Op::LayerNormWeightGrad => norms::layer_norm_weight_grad(x),
+        Op::LayerNormAffineGrad => norms::layer_norm_affine_grad(x),
         Op::GroupNorm { groups, eps } => norms::group_norm(*groups, *eps, x),
         Op::GroupNormGrad { groups } => norms::group_norm_grad(*groups, x),
         Op::GroupNormAffineGrad { groups } => norms::group_norm_affine_grad(*groups, x),
-        Op::Softmax => {
-            normalized(x[0])?;
-            Ok(vec![x[0].clone()])
-        }
-        Op::SoftmaxGrad => {
-            normalized(x[0])?;
-            require(x[0] == x[1], "the two shapes must be equal")?;
-            Ok(vec![x[0].clone()])
-        }
-        Op::BatchNorm { eps } => {
-            require(*eps >= 0.0 && eps.is_finite(), "eps must be finite and not negative")?;
-            let (channels, stats) = batch_normalized(x[0])?;
-            require(x[1..].iter().all(|s| **s == channels), "all but x are (c)")?;
-            Ok(vec![x[0].clone(), stats, channels.clone(), channels])
-        }
-        Op::BatchNormAffineGrad => {
-            let (channels, stats) = batch_normalized(x[0])?;
-            require(*x[1] == stats && x[2] == x[0], "x and dy are (b, .., c), stats (2, c)")?;
-            Ok(vec![channels.clone(), channels])
-        }
-        Op::BatchNormGrad => {
-            let (channels, stats) = batch_normalized(x[0])?;
-            let fits = *x[2] == stats && x[3] == x[0];
-            let fits = fits && [x[1], x[4], x[5]].into_iter().all(|s| *s == channels);
-            require(fits, "x and dy are (b, .., c), stats (2, c), all others (c)")?;
-            Ok(vec![x[0].clone()])
-        }
-        Op::Recurrent { cell } => recurrent(*cell, x),
-        Op::RecurrentGrad { cell } => recurrent_grad(*cell, x),
+        Op::Softmax => norms::softmax(x[0]),
+        Op::SoftmaxGrad => norms::softmax_grad(x),
+        Op::BatchNorm { eps } => norms::batch_norm(*eps, x),
+        Op::BatchNormAffineGrad => norms::batch_norm_affine_grad(x),
+        Op::BatchNormGrad => norms::batch_norm_grad(x),
+        Op::Recurrent { cell } => recurrent::recurrent(*cell, x),
+        Op::RecurrentGrad { cell } => recurrent::recurrent_grad(*cell, x),
         Op::Attention(options) => attention::attention(options, x),
         Op::AttentionGrad(options) => attention::attention_grad(options, x),
-        Op::Embedding { first } => {
-            require(x[1].rank() == 2 && !x[1].is_batched(), "the table is (v, c)")?;
-            are_numbered(*first, x[1].dims()[0])?;
-            let mut dims = x[0].dims().to_vec();
-            dims.push(x[1].last());
-            Ok(vec![x[0].with_dims(&dims)])
-        }
-        Op::EmbeddingGrad { first, rows } => {
-            are_numbered(*first, *rows)?;
-            let c = x[1].last();
-            let dims = [x[0].dims(), &[c]].concat();
-            require(*x[1] == x[0].with_dims(&dims), "ids are (..), dy (.., c)")?;
-            Ok(vec![Shape::fixed(&[*rows, c])])
-        }
-        Op::Dropout { p, columns, .. } => {
-            is_probability(*p)?;
-            let end = |of: ColumnRange| of.first.checked_add(x[0].last());
-            let fits = columns.is_none_or(|of| end(of).is_some_and(|end| end <= of.all));
-            require(fits, "the columns are more than there are")?;
-            columns.map_or(Ok(()), |of| are_numbered(of.first, of.all - of.first))?;
-            require(x[0].is_batched(), "only batched tensors have samples")?;
-            are_samples(&x[1..])?;
-            Ok(vec![x[0].clone()])
-        }
-        Op::CrossEntropy { first } => {
-            let rows = rows_of_logits(x, "logits are (n, v), targets (n)")?;
-            are_numbered(*first, x[0].last())?;
-            Ok(vec![x[0].with_dims(&[x[0].dims()[0], 2]), rows])
-        }
-        Op::CrossEntropyGrad { first, classes } => {
-            rows_of_logits(x, "logits are (n, v), targets and lse (n)")?;
-            let end = first.checked_add(x[0].last());
-            let fits = end.is_some_and(|end| end <= *classes);
-            require(fits, "the logits have more classes than there are")?;
-            are_numbered(*first, *classes - *first)?;
-            Ok(vec![x[0].clone()])
-        }
-        Op::SquaredError => {
-            require(x[0] == x[1], "the two shapes must be equal")?;
-            require(x[0].rank() > 0, "scalars have no rows to sum over; reshape them to (1)")?;
-            Ok(vec![x[0].with_dims(&[x[0].dims()[0], 2])])
-        }
-        Op::Conv2d(options) => Ok(vec![pictures::conv2d(options, x[0], x[1])?]),
-        Op::Conv2dInputGrad { options, size } => {
-            Ok(vec![pictures::conv2d_input(options, *size, x[0], x[1])?])
-        }
+        Op::Embedding { first } => products::embedding(*first, x),
+        Op::EmbeddingGrad { first, rows } => products::embedding_grad(*first, *rows, x),
+        Op::Dropout { p, columns, .. } => elementwise::dropout(*p, *columns, x),
+        Op::CrossEntropy { first } => losses::cross_entropy(*first, x),
+        Op::CrossEntropyGrad { first, classes } => losses::cross_entropy_grad(*first, *classes, x),
+        Op::SquaredError => losses::squared_error(x),
+        Op::SquaredErrorGrad => losses::squared_error_grad(x),
+        Op::Conv2d(options) => pictures::conv2d(options, x),
+        Op::Conv2dInputGrad { options, size } => pictures::conv2d_input_grad(options, *size, x),
         Op::Conv2dWeightGrad { options, kernel } => {
-            Ok(vec![pictures::conv2d_weight(options, *kernel, x[0], x[1])?])
+            pictures::conv2d_weight_grad(options, *kernel, x)
         }
-        Op::MaxPool2d(options) => Ok(vec![pictures::pool2d(options, x[0])?; 2]),
-        Op::AvgPool2d(options) => Ok(vec![pictures::pool2d(options, x[0])?]),
+        Op::MaxPool2d(options) => pictures::max_pool2d(options, x[0]),
+        Op::AvgPool2d(options) => pictures::avg_pool2d(options, x[0]),
         Op::MaxPool2dGrad { options, size } | Op::AvgPool2dGrad { options, size } => {
-            Ok(vec![pictures::pool2d_input(options, *size, x)?])
+            pictures::pool2d_grad(options, *size, x)
         }
         Op::Custom(op) => custom::shape(op, x),
-        Op::Fused { root, epilogue } => fused(root, epilogue, x),
+        Op::Fused { root, epilogue } => fused::fused(root, epilogue, x),
     }
-}
-
-/// Returns the output shape of `root` once for the final value, and once per stored value. An
-/// operand is read in the order of its elements, whatever its shape: it has as many as the value,
-/// or fewer, which repeat. The gradient of layer norm is fused with one sum of whole tensors only.
-fn fused(root: &Op, epilogue: &[EpilogueOp], x: &[&Shape]) -> Result<Vec<Shape>, String> {
-    let operands = epilogue.iter().filter(|step| step.has_operand()).count();
-    let (own, operands) = x.split_at(x.len().saturating_sub(operands));
-    let outputs = rule(root, own)?;
-    let [y] = outputs.as_slice() else {
-        return Err(format!("{root} has {} outputs", outputs.len()));
-    };
-    let is_summed = matches!(root, Op::LayerNormGrad | Op::RmsNormGrad);
-    if is_summed && *epilogue != [EpilogueOp::Binary(Binary::Add)] {
-        return Err(format!("only a sum is fused with {root}"));
-    }
-    for (step, operand) in epilogue.iter().filter(|step| step.has_operand()).zip(operands) {
-        let (elements, whole) = (operand.per_row(), y.per_row());
-        let equal = operand.is_batched() == y.is_batched() && elements == whole;
-        let repeats = !operand.is_batched() && elements > 0 && whole % elements == 0;
-        let fits = equal || (repeats && !is_summed && matches!(step, EpilogueOp::Binary(_)));
-        if !fits {
-            return Err(format!("an operand {operand} does not fit values {y} in {step}"));
-        }
-    }
-    let kept = epilogue.iter().filter(|step| **step == EpilogueOp::Store).count();
-    Ok(vec![y.clone(); 1 + kept])
-}
-
-/// Returns the shapes of a weight `(c)` and of the statistics `(.., 2)` of the rows of `x (.., c)`.
-fn normalized(x: &Shape) -> Result<(Shape, Shape), String> {
-    if x.rank() <= usize::from(x.is_batched()) {
-        return Err("needs a dimension to normalize that is not the batch".into());
-    }
-    let leading = &x.dims()[..x.rank() - 1];
-    Ok((Shape::fixed(&[x.last()]), x.with_dims(&[leading, &[2]].concat())))
-}
-
-/// Returns the shapes of a weight `(c)` and of the statistics `(2, c)` of `x (b, .., c)`.
-fn batch_normalized(x: &Shape) -> Result<(Shape, Shape), String> {
-    if x.rank() < 2 || x.is_batched() && x.dims()[0] != 1 {
-        return Err("x is (b, .., c)".into());
-    }
-    Ok((Shape::fixed(&[x.last()]), Shape::fixed(&[2, x.last()])))
-}
-
-/// Returns the output shapes of a recurrent layer on `x, weight, bias` and a whole state or none.
-fn recurrent(cell: Cell, x: &[&Shape]) -> Result<Vec<Shape>, String> {
-    let gates = cell.gates();
-    let wanted = format!("x is (b, t, {gates}h), weight ({gates}h, h), bias ({gates}h)");
-    let [b, t, columns] = *x[0].dims() else { return Err(wanted) };
-    let h = columns / gates;
-    let is_weight = *x[1] == Shape::fixed(&[columns, h]) && *x[2] == Shape::fixed(&[columns]);
-    if h * gates != columns || !is_weight || x[0].is_batched() && b != 1 {
-        return Err(wanted);
-    }
-    let states = x.len() - 3;
-    if states != 0 && states != cell.states()
-        || x[3..].iter().any(|s| **s != x[0].with_dims(&[b, h]))
-    {
-        return Err(format!("the state is {} of (b, h)", cell.states()));
-    }
-    let (y, gates) = (x[0].with_dims(&[b, t, h]), x[0].with_dims(&[b, t, 4 * h]));
-    Ok(match cell {
-        Cell::Lstm => vec![y.clone(), gates, y],
-        Cell::Gru => vec![y, gates],
-    })
-}
-
-/// Returns the output shapes of the gradient of a recurrent layer.
-fn recurrent_grad(cell: Cell, x: &[&Shape]) -> Result<Vec<Shape>, String> {
-    let gates = cell.gates();
-    let wanted = format!(
-        "gates are (b, t, 4h), weight ({gates}h, h), hidden values and dy (b, t, h), a state (b, h)"
-    );
-    let [b, t, h] = *x[3].dims() else { return Err(wanted) };
-    let state = x[3].with_dims(&[b, h]);
-    let fits = *x[0] == x[3].with_dims(&[b, t, 4 * h])
-        && *x[1] == Shape::fixed(&[gates * h, h])
-        && x[2] == x[3]
-        && x[4..].iter().all(|s| **s == state)
-        && (b == 1 || !x[3].is_batched());
-    if !fits {
-        return Err(wanted);
-    }
-    let dx = x[3].with_dims(&[b, t, gates * h]);
-    Ok(match cell {
-        Cell::Lstm => vec![dx, state.clone(), state],
-        Cell::Gru => vec![dx.clone(), dx, state],
-    })
-}
-
-/// Returns the shape `(n)` of the rows of logits `x[0] (n, v)`, which all other inputs have.
-fn rows_of_logits(x: &[&Shape], wanted: &str) -> Result<Shape, String> {
-    if x[0].rank() != 2 {
-        return Err(wanted.into());
-    }
-    let rows = x[0].with_dims(&x[0].dims()[..1]);
-    if x[1..].iter().all(|shape| **shape == rows) { Ok(rows) } else { Err(wanted.into()) }
-}
-
-fn is_probability(p: f32) -> Result<(), String> {
-    if (0.0..=1.0).contains(&p) {
-        return Ok(());
-    }
-    Err(format!("the probability of dropout must be from 0 to 1, not {p}"))
-}
-
-/// Checks that kernels, which count in u32, can number the rows, classes or columns of a rank, of
-/// which there are `count` from `first` on.
-fn are_numbered(first: usize, count: usize) -> Result<(), String> {
-    let end = first.checked_add(count).filter(|end| u32::try_from(*end).is_ok());
-    // Those of a whole graph are numbered from 0 on, and are as many as memory has room for.
-    if first == 0 || end.is_some() {
-        return Ok(());
-    }
-    Err(format!("kernels number less than 2^32, and not {count} from {first} on"))
-}
-
-fn are_samples(x: &[&Shape]) -> Result<(), String> {
-    let fits = x.iter().all(|shape| **shape == Shape::batched(&[1]));
-    if fits { Ok(()) } else { Err("sample ids are (b)".into()) }
-}
-
-fn matmul(a: &Shape, b: &Shape, ta: bool, tb: bool) -> Result<Vec<Shape>, String> {
-    let rank = a.rank();
-    if rank != b.rank() || !(2..=3).contains(&rank) {
-        return Err("both sides must have 2 dimensions, or both 3".into());
-    }
-    let (ad, bd) = (&a.dims()[rank - 2..], &b.dims()[rank - 2..]);
-    let (m, ka) = if ta { (ad[1], ad[0]) } else { (ad[0], ad[1]) };
-    let (n, kb) = if tb { (bd[0], bd[1]) } else { (bd[1], bd[0]) };
-    if ka != kb {
-        return Err(format!("sums over {ka} on the left and {kb} on the right"));
-    }
-    if rank == 3 {
-        if a.dims()[0] != b.dims()[0] || a.is_batched() != b.is_batched() {
-            return Err("the leading dimensions must be equal".into());
-        }
-        return Ok(vec![a.with_dims(&[a.dims()[0], m, n])]);
-    }
-    match (a.is_batched(), b.is_batched()) {
-        (false, false) => Ok(vec![Shape::fixed(&[m, n])]),
-        (true, false) if !ta => Ok(vec![Shape::batched(&[m, n])]),
-        (true, true) if ta && !tb => Ok(vec![Shape::fixed(&[m, n])]),
-        _ => Err("the batch must be the rows of the left side, or summed over".into()),
-    }
-}
-
-fn permute(x: &Shape, axes: &[usize]) -> Result<Vec<Shape>, String> {
-    let mut sorted = axes.to_vec();
-    sorted.sort_unstable();
-    if !sorted.iter().copied().eq(0..x.rank()) || x.rank() > 5 {
-        return Err("axes must name each of at most 5 dimensions once".into());
-    }
-    if x.is_batched() && axes[0] != 0 {
-        return Err("the batch axis stays in front".into());
-    }
-    let dims: Vec<usize> = axes.iter().map(|&axis| x.dims()[axis]).collect();
-    Ok(vec![x.with_dims(&dims)])
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::AttentionOptions;
+    use crate::{AttentionOptions, ColumnRange};
 
     fn shape_of(op: Op, inputs: &[Shape]) -> Result<String, String> {
         let typed: Vec<Typed> = inputs

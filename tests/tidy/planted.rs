@@ -195,6 +195,7 @@ fn planted_mentions_of_ops_are_found() {
             assert!(wrong[0].ends_with("hides the ops it brings"), "{wrong:?}");
         }
         assert!(with(OP_FILES[1], text, &[]).is_empty());
+        assert!(with(&format!("{}a.rs", OP_FOLDERS[1]), text, &[]).is_empty());
         let tests = format!("#[cfg(test)]\nmod tests {{ {text} }}");
         assert!(with(probes, &tests, &[]).is_empty());
     }

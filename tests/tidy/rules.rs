@@ -29,6 +29,8 @@ pub const OP_FILES: [&str; 5] = [
     "src/graph/builder.rs",
     TWIN_TABLE,
 ];
+/// Folders of the rules by topic, which the files beside them dispatch to.
+pub const OP_FOLDERS: [&str; 2] = ["src/graph/shapes/", "src/graph/passes/gradients/"];
 /// The table of ops and their twins.
 pub const TWIN_TABLE: &str = "src/kernels/ops/mod.rs";
 
@@ -381,17 +383,17 @@ pub fn twins(files: &[Source]) -> Vec<String> {
     wrong
 }
 
-/// An op is known to [`OP_FILES`], to its twin and to the twin's shaders; every other file that
-/// mentions it needs an exception. A file mentions an op by its variant, by the module of its twin
-/// or by the name of a shader of the twin, and imports no variants and renames no `Op`, so that it
-/// cannot mention one unseen. Tests may mention any.
+/// An op is known to [`OP_FILES`], to the files of [`OP_FOLDERS`], to its twin and to the twin's
+/// shaders; every other file that mentions it needs an exception. A file mentions an op by its
+/// variant, by the module of its twin or by the name of a shader of the twin, and imports no
+/// variants and renames no `Op`, so that it cannot mention one unseen. Tests may mention any.
 pub fn op_users(files: &[Source], exceptions: &[(&str, &str, &str)]) -> Vec<String> {
     let code = |path: &str| files.iter().find(|f| f.path == path).map_or("", |f| &f.code);
     let (mut wrong, mut used) = (Vec::new(), Vec::new());
     for op in enum_variants(code("src/graph/op.rs"), "Op") {
         let twin = twin_of(code(TWIN_TABLE), &op);
         for file in files.iter().filter(|file| file.path.starts_with("src/") && file.is_rust()) {
-            let is_known = OP_FILES.contains(&file.path.as_str());
+            let is_known = knows_ops(&file.path);
             let is_own = twin.as_deref().is_some_and(|twin| is_twin_file(&file.path, twin));
             let mention = mention(file, &op, twin.as_deref(), files);
             let Some(at) = mention.filter(|_| !is_known && !is_own) else { continue };
@@ -402,7 +404,7 @@ pub fn op_users(files: &[Source], exceptions: &[(&str, &str, &str)]) -> Vec<Stri
         }
     }
     let others = files.iter().filter(|file| file.path.starts_with("src/") && file.is_rust());
-    for file in others.filter(|file| !OP_FILES.contains(&file.path.as_str())) {
+    for file in others.filter(|file| !knows_ops(&file.path)) {
         for hidden in ["Op::*", "Op::{", "Op as "] {
             let places = file.outside_tests(hidden).into_iter();
             wrong.extend(places.map(|at| file.at(at, format!("{hidden} hides the ops it brings"))));
@@ -414,6 +416,11 @@ pub fn op_users(files: &[Source], exceptions: &[(&str, &str, &str)]) -> Vec<Stri
         }
     }
     wrong
+}
+
+/// Returns true for a file that may mention any op.
+fn knows_ops(path: &str) -> bool {
+    OP_FILES.contains(&path) || OP_FOLDERS.iter().any(|folder| path.starts_with(folder))
 }
 
 /// The module of an op's twin, by the table: `a` in `Op::A | Op::AGrad => a::TWIN,`.

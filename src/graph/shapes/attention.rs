@@ -1,11 +1,11 @@
 //! Shape rules of attention and its gradient.
 
-use super::{are_numbered, are_samples, is_probability};
+use super::checks::{are_numbered, are_samples, is_probability};
 use crate::AttentionOptions;
 use potluck_core::Shape;
 
 /// Returns the shapes of `y` and `lse`.
-pub(super) fn attention(options: &AttentionOptions, x: &[&Shape]) -> Result<Vec<Shape>, String> {
+pub fn attention(options: &AttentionOptions, x: &[&Shape]) -> Result<Vec<Shape>, String> {
     is_probability(options.dropout)?;
     let (tensors, samples) = x.split_at(options.tensors());
     are_samples(samples)?;
@@ -29,10 +29,7 @@ pub(super) fn attention(options: &AttentionOptions, x: &[&Shape]) -> Result<Vec<
 }
 
 /// Returns the shapes of the gradients by the tensors with queries, keys and values.
-pub(super) fn attention_grad(
-    options: &AttentionOptions,
-    x: &[&Shape],
-) -> Result<Vec<Shape>, String> {
+pub fn attention_grad(options: &AttentionOptions, x: &[&Shape]) -> Result<Vec<Shape>, String> {
     let tensors = &x[..options.tensors()];
     let [y, lse, dy] = [0, 1, 2].map(|nth| x[tensors.len() + nth]);
     are_samples(&x[tensors.len() + 3..])?;

@@ -31,8 +31,13 @@ fn divides(groups: usize, channels: usize, what: &str) -> Result<(), String> {
     Err(format!("{groups} groups do not divide {channels} {what} channels"))
 }
 
+/// Returns the output of `x, weight`.
+pub fn conv2d(options: &Conv2dOptions, x: &[&Shape]) -> Result<Vec<Shape>, String> {
+    Ok(vec![convolved(options, x[0], x[1])?])
+}
+
 /// Returns the output `(b, oh, ow, o)` of `x (b, h, w, c)` and `weight (o, c/groups, kh, kw)`.
-pub fn conv2d(options: &Conv2dOptions, x: &Shape, weight: &Shape) -> Result<Shape, String> {
+fn convolved(options: &Conv2dOptions, x: &Shape, weight: &Shape) -> Result<Shape, String> {
     let (b, size, c) = picture(x)?;
     let (o, per_group, kernel) = filters(weight, options.groups)?;
     divides(options.groups, c, "input")?;
@@ -46,57 +51,68 @@ pub fn conv2d(options: &Conv2dOptions, x: &Shape, weight: &Shape) -> Result<Shap
     Ok(x.with_dims(&[b, oh, ow, o]))
 }
 
-/// Returns the shape of the pictures `(b, h, w, c)` of which `dy` is the gradient of the output.
-pub(crate) fn conv2d_input(
+/// Returns the shape of the pictures `(b, h, w, c)` of which `dy` is the gradient of the output,
+/// from `dy, weight`.
+pub fn conv2d_input_grad(
     options: &Conv2dOptions,
     size: [usize; 2],
-    dy: &Shape,
-    weight: &Shape,
-) -> Result<Shape, String> {
+    x: &[&Shape],
+) -> Result<Vec<Shape>, String> {
+    let (dy, weight) = (x[0], x[1]);
     let (b, ..) = picture(dy)?;
     let (_, per_group, _) = filters(weight, options.groups)?;
     let channels = per_group.checked_mul(options.groups).ok_or("too many channels")?;
     let x = dy.with_dims(&[b, size[0], size[1], channels]);
-    if conv2d(options, &x, weight)? != *dy {
+    if convolved(options, &x, weight)? != *dy {
         return Err(format!("dy is not the output for pictures {x}"));
     }
-    Ok(x)
+    Ok(vec![x])
 }
 
-/// Returns the shape of the weight whose output for `x` has the gradient `dy`.
-pub(crate) fn conv2d_weight(
+/// Returns the shape of the weight whose output for `x` has the gradient `dy`, from `x, dy`.
+pub fn conv2d_weight_grad(
     options: &Conv2dOptions,
     kernel: [usize; 2],
-    x: &Shape,
-    dy: &Shape,
-) -> Result<Shape, String> {
+    x: &[&Shape],
+) -> Result<Vec<Shape>, String> {
+    let (x, dy) = (x[0], x[1]);
     let ((_, _, c), (_, _, o)) = (picture(x)?, picture(dy)?);
     divides(options.groups, c, "input")?;
     let weight = Shape::fixed(&[o, c / options.groups, kernel[0], kernel[1]]);
-    if conv2d(options, x, &weight)? != *dy {
+    if convolved(options, x, &weight)? != *dy {
         return Err(format!("dy is not the output for a weight {weight}"));
     }
-    Ok(weight)
+    Ok(vec![weight])
+}
+
+/// Returns the outputs `y, places`.
+pub fn max_pool2d(options: &Pool2dOptions, x: &Shape) -> Result<Vec<Shape>, String> {
+    Ok(vec![pooled(options, x)?; 2])
+}
+
+pub fn avg_pool2d(options: &Pool2dOptions, x: &Shape) -> Result<Vec<Shape>, String> {
+    Ok(vec![pooled(options, x)?])
 }
 
 /// Returns the output `(b, oh, ow, c)` of `x (b, h, w, c)`.
-pub(crate) fn pool2d(options: &Pool2dOptions, x: &Shape) -> Result<Shape, String> {
+fn pooled(options: &Pool2dOptions, x: &Shape) -> Result<Shape, String> {
     let (b, size, c) = picture(x)?;
     let [oh, ow] = options.output_size(size)?;
     Ok(x.with_dims(&[b, oh, ow, c]))
 }
 
-/// Returns the shape of the pictures of which each of `outputs` has the shape of the output.
-pub(crate) fn pool2d_input(
+/// Returns the shape of the pictures, from inputs that all have the shape of a pooling's output:
+/// `places, dy` or `dy`.
+pub fn pool2d_grad(
     options: &Pool2dOptions,
     size: [usize; 2],
     outputs: &[&Shape],
-) -> Result<Shape, String> {
+) -> Result<Vec<Shape>, String> {
     let (b, _, c) = picture(outputs[0])?;
     let x = outputs[0].with_dims(&[b, size[0], size[1], c]);
-    let y = pool2d(options, &x)?;
+    let y = pooled(options, &x)?;
     if outputs.iter().any(|output| **output != y) {
         return Err(format!("{y} is the output for pictures of {}", by(size)));
     }
-    Ok(x)
+    Ok(vec![x])
 }

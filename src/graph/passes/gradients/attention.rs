@@ -1,0 +1,27 @@
+//! Gradient rule of attention.
+
+use super::backward::Backward;
+use crate::op::Op;
+use crate::shapes::ShapeError;
+use crate::{AttentionOptions, Node};
+use potluck_core::TensorId;
+
+/// Adds the gradients by the tensors with queries, keys and values, which one op computes.
+pub fn attention(
+    b: &mut Backward,
+    options: AttentionOptions,
+    node: &Node,
+    dy: TensorId,
+) -> Result<(), ShapeError> {
+    let (tensors, samples) = node.inputs.split_at(options.tensors());
+    let wanted = tensors.iter().filter(|tensor| b.requires_grad[tensor.index()]);
+    let Some(phase) = wanted.map(|tensor| b.phase_towards(*tensor)).min() else {
+        return Ok(());
+    };
+    let inputs = [tensors, &node.outputs, &[dy], samples].concat();
+    let gradients = b.apply_all(Op::AttentionGrad(options), &inputs, phase)?;
+    for (tensor, gradient) in tensors.iter().zip(gradients) {
+        b.accumulate_tensor(*tensor, gradient);
+    }
+    Ok(())
+}

@@ -1,0 +1,234 @@
+//! Traversal from the loss to the parameters: the gradients so far, and the methods by which the
+//! rules add to them.
+
+use crate::op::{Binary, Op, Unary};
+use crate::shapes::ShapeError;
+use crate::{Graph, Node, PassKind, Role};
+use potluck_core::format::listed;
+use potluck_core::{DType, NodeId, Shape, TensorId};
+
+/// State of the traversal, to which the rules add.
+pub struct Backward {
+    pub graph: Graph,
+    /// Gradient of each tensor so far: the sum of the contributions of its users.
+    pub adjoint: Vec<Option<TensorId>>,
+    /// Per tensor: true if it is a parameter or is computed from one.
+    pub requires_grad: Vec<bool>,
+    /// Tensor `(n, 2)` that the loss sums.
+    pub loss_parts: Option<TensorId>,
+}
+
+impl Backward {
+    pub fn new(mut graph: Graph) -> Self {
+        let mut requires_grad = vec![false; graph.tensors.len()];
+        for parameter in &graph.parameters {
+            requires_grad[parameter.tensor.index()] = true;
+        }
+        for node in &graph.nodes {
+            if node.inputs.iter().any(|input| requires_grad[input.index()]) {
+                node.outputs.iter().for_each(|output| requires_grad[output.index()] = true);
+            }
+        }
+        let adjoint = vec![None; graph.tensors.len()];
+        for index in 0..graph.parameters.len() {
+            let parameter = &graph.parameters[index];
+            let Role::Parameter(id) = graph.tensor(parameter.tensor).role else {
+                unreachable!("parameters are made with their role");
+            };
+            let typed = (graph.tensor(parameter.tensor).shape.clone(), DType::F32);
+            let name = format!("gradient of {}", parameter.name);
+            let gradient = graph.add_tensor(name, typed, Role::Gradient(id));
+            graph.parameters[index].gradient = Some(gradient);
+            requires_grad.push(false);
+        }
+        let loss = graph.loss;
+        let sum = graph.nodes.iter().find(|node| loss.is_some_and(|id| node.outputs.contains(&id)));
+        let loss_parts = sum.map(|node| node.inputs[0]);
+        Self { graph, adjoint, requires_grad, loss_parts }
+    }
+
+    pub fn refused(&self, node: &Node, why: String) -> ShapeError {
+        let shapes = node.inputs.iter().map(|input| self.graph.tensor(*input).shape.to_string());
+        ShapeError { op: node.op.to_string(), inputs: listed(shapes), why }
+    }
+
+    /// Returns the error of an op that is a gradient itself.
+    pub fn without_gradient(&self, id: NodeId, node: &Node) -> ShapeError {
+        let name = &self.graph.tensor(node.outputs[0]).name;
+        let why = format!(
+            "node {} ({name}) has no gradient, being one itself, and the loss depends on a \
+             parameter by it; compute the same of the builder's other ops",
+            id.index()
+        );
+        self.refused(node, why)
+    }
+
+    pub fn gradient_of(&self, tensor: TensorId) -> Option<TensorId> {
+        self.adjoint.get(tensor.index()).copied().flatten()
+    }
+
+    fn parameter_gradient(&self, target: TensorId) -> Option<TensorId> {
+        match self.graph.tensor(target).role {
+            Role::Parameter(id) => self.graph.parameters[id.index()].gradient,
+            _ => None,
+        }
+    }
+
+    /// Returns the gradients of two parameters; `None` if one is none, or both are one.
+    pub fn both_gradients(&self, targets: [TensorId; 2]) -> Option<[TensorId; 2]> {
+        let [first, second] = targets.map(|target| self.parameter_gradient(target));
+        Some([first?, second?]).filter(|_| targets[0] != targets[1])
+    }
+
+    /// Returns the pass of a gradient: W for parameters, B for all other tensors.
+    pub fn phase_towards(&self, target: TensorId) -> PassKind {
+        match self.graph.tensor(target).role {
+            Role::Parameter(_) => PassKind::BackwardWeight,
+            _ => PassKind::BackwardInput,
+        }
+    }
+
+    fn rank(&self, tensor: TensorId) -> usize {
+        self.graph.tensor(tensor).shape.rank()
+    }
+
+    pub fn apply(
+        &mut self,
+        op: Op,
+        inputs: &[TensorId],
+        phase: PassKind,
+    ) -> Result<TensorId, ShapeError> {
+        Ok(self.apply_all(op, inputs, phase)?[0])
+    }
+
+    /// Adds an op and returns all its outputs.
+    pub fn apply_all(
+        &mut self,
+        op: Op,
+        inputs: &[TensorId],
+        phase: PassKind,
+    ) -> Result<Vec<TensorId>, ShapeError> {
+        let scope = self.graph.tensor(inputs[0]).name.clone();
+        let scope = scope.rsplit_once('.').map_or("", |(scope, _)| scope);
+        let outputs = self.graph.apply(op, inputs, phase, scope)?;
+        self.requires_grad.extend(outputs.iter().map(|_| false));
+        Ok(outputs)
+    }
+
+    pub fn alias(&mut self, tensor: TensorId, shape: Shape, phase: PassKind) -> TensorId {
+        let alias = self.graph.add_reshape(tensor, shape, phase);
+        self.requires_grad.push(false);
+        alias
+    }
+
+    /// Adds the result of `op` to the gradient of `target`: in place if `target` is a parameter
+    /// and the op can accumulate, else as a tensor of its own.
+    pub fn accumulate_op(
+        &mut self,
+        target: TensorId,
+        op: Op,
+        inputs: &[TensorId],
+    ) -> Result<(), ShapeError> {
+        if !self.requires_grad[target.index()] {
+            return Ok(());
+        }
+        let gradient = self.parameter_gradient(target);
+        match gradient {
+            Some(gradient) if op.accumulates() => {
+                self.graph.push_node(op, inputs, vec![gradient], true, PassKind::BackwardWeight);
+            }
+            _ => {
+                let phase = self.phase_towards(target);
+                let contribution = self.apply(op, inputs, phase)?;
+                self.accumulate_tensor(target, contribution);
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the two results of an op to the gradients of two tensors: in place if both are
+    /// parameters, else as tensors of their own.
+    pub fn accumulate_pair(
+        &mut self,
+        targets: [TensorId; 2],
+        op: Op,
+        inputs: &[TensorId],
+    ) -> Result<(), ShapeError> {
+        if let Some(gradients) = self.both_gradients(targets) {
+            self.graph.push_node(op, inputs, gradients.to_vec(), true, PassKind::BackwardWeight);
+            return Ok(());
+        }
+        let wanted = targets.into_iter().filter(|target| self.requires_grad[target.index()]);
+        let Some(phase) = wanted.map(|target| self.phase_towards(target)).min() else {
+            return Ok(());
+        };
+        let contributions = self.apply_all(op, inputs, phase)?;
+        for (target, contribution) in targets.into_iter().zip(contributions) {
+            self.accumulate_tensor(target, contribution);
+        }
+        Ok(())
+    }
+
+    /// Adds an existing tensor to the gradient of `target`.
+    pub fn accumulate_tensor(&mut self, target: TensorId, contribution: TensorId) {
+        if !self.requires_grad[target.index()] {
+            return;
+        }
+        if let Some(gradient) = self.parameter_gradient(target) {
+            let copy = Op::Unary(Unary::Scale(1.0));
+            self.graph.push_node(
+                copy,
+                &[contribution],
+                vec![gradient],
+                true,
+                PassKind::BackwardWeight,
+            );
+            return;
+        }
+        let sum = match self.adjoint[target.index()] {
+            None => contribution,
+            Some(so_far) => {
+                let add = Op::Binary(Binary::Add);
+                let sum = self.apply(add, &[so_far, contribution], PassKind::BackwardInput);
+                // Both have the shape of `target`.
+                sum.unwrap_or_else(|error| panic!("contributions differ in shape: {error}"))
+            }
+        };
+        self.adjoint[target.index()] = Some(sum);
+    }
+
+    /// Adds to the gradient of a tensor that was broadcast over leading axes the sum of `dy` over
+    /// these axes.
+    pub fn accumulate_reduced(&mut self, target: TensorId, dy: TensorId) -> Result<(), ShapeError> {
+        let (whole, part) = (self.rank(dy), self.rank(target));
+        if whole == part {
+            self.accumulate_tensor(target, dy);
+            return Ok(());
+        }
+        self.accumulate_op(target, Op::Sum { first: 0, last: whole - part - 1 }, &[dy])
+    }
+
+    /// Subtracts from the gradient of a tensor that was broadcast over leading axes the sum of `dy`
+    /// over these axes.
+    pub fn accumulate_negated(&mut self, target: TensorId, dy: TensorId) -> Result<(), ShapeError> {
+        if !self.requires_grad[target.index()] {
+            return Ok(());
+        }
+        let sum = self.reduced(target, dy, self.phase_towards(target))?;
+        self.accumulate_op(target, Op::Unary(Unary::Scale(-1.0)), &[sum])
+    }
+
+    /// Returns the sum of `dy` over the leading axes over which `target` was broadcast.
+    pub fn reduced(
+        &mut self,
+        target: TensorId,
+        dy: TensorId,
+        phase: PassKind,
+    ) -> Result<TensorId, ShapeError> {
+        let (whole, part) = (self.rank(dy), self.rank(target));
+        if whole == part {
+            return Ok(dy);
+        }
+        self.apply(Op::Sum { first: 0, last: whole - part - 1 }, &[dy], phase)
+    }
+}

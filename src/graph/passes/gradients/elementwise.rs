@@ -1,0 +1,88 @@
+//! Gradient rules of elementwise ops: functions of one tensor and of two, and dropout.
+
+use super::backward::Backward;
+use crate::Node;
+use crate::op::{Binary, Op, Unary};
+use crate::shapes::ShapeError;
+use potluck_core::TensorId;
+
+pub fn unary(
+    b: &mut Backward,
+    function: Unary,
+    x: TensorId,
+    dy: TensorId,
+) -> Result<(), ShapeError> {
+    match function {
+        Unary::Scale(_) => b.accumulate_op(x, Op::Unary(function), &[dy]),
+        _ => b.accumulate_op(x, Op::UnaryGrad(function), &[x, dy]),
+    }
+}
+
+pub fn binary(
+    b: &mut Backward,
+    function: Binary,
+    node: &Node,
+    dy: TensorId,
+) -> Result<(), ShapeError> {
+    let x = [node.inputs[0], node.inputs[1]];
+    match function {
+        Binary::Add => add(b, x, dy),
+        Binary::Sub => sub(b, x, dy),
+        Binary::Mul => mul(b, x, dy),
+        Binary::Div => div(b, x, node.outputs[0], dy),
+        Binary::Maximum => maximum(b, x, dy),
+    }
+}
+
+fn add(b: &mut Backward, x: [TensorId; 2], dy: TensorId) -> Result<(), ShapeError> {
+    b.accumulate_tensor(x[0], dy);
+    b.accumulate_reduced(x[1], dy)
+}
+
+fn sub(b: &mut Backward, x: [TensorId; 2], dy: TensorId) -> Result<(), ShapeError> {
+    b.accumulate_tensor(x[0], dy);
+    b.accumulate_negated(x[1], dy)
+}
+
+fn mul(b: &mut Backward, x: [TensorId; 2], dy: TensorId) -> Result<(), ShapeError> {
+    b.accumulate_op(x[0], Op::Binary(Binary::Mul), &[dy, x[1]])?;
+    if !b.requires_grad[x[1].index()] {
+        return Ok(());
+    }
+    let phase = b.phase_towards(x[1]);
+    let product = b.apply(Op::Binary(Binary::Mul), &[dy, x[0]], phase)?;
+    b.accumulate_reduced(x[1], product)
+}
+
+fn div(b: &mut Backward, x: [TensorId; 2], y: TensorId, dy: TensorId) -> Result<(), ShapeError> {
+    b.accumulate_op(x[0], Op::Binary(Binary::Div), &[dy, x[1]])?;
+    if !b.requires_grad[x[1].index()] {
+        return Ok(());
+    }
+    // -(sum of dy y) / divisor: the divisor is constant over what is summed.
+    let phase = b.phase_towards(x[1]);
+    let product = b.apply(Op::Binary(Binary::Mul), &[dy, y], phase)?;
+    let sum = b.reduced(x[1], product, phase)?;
+    let quotient = b.apply(Op::Binary(Binary::Div), &[sum, x[1]], phase)?;
+    b.accumulate_op(x[1], Op::Unary(Unary::Scale(-1.0)), &[quotient])
+}
+
+/// The gradient of the second side is what that of the first leaves of `dy`.
+fn maximum(b: &mut Backward, x: [TensorId; 2], dy: TensorId) -> Result<(), ShapeError> {
+    let wanted = x.into_iter().filter(|side| b.requires_grad[side.index()]);
+    let Some(first) = wanted.map(|side| b.phase_towards(side)).min() else {
+        return Ok(());
+    };
+    let da = b.apply(Op::MaximumGrad, &[x[0], x[1], dy], first)?;
+    b.accumulate_tensor(x[0], da);
+    if !b.requires_grad[x[1].index()] {
+        return Ok(());
+    }
+    let db = b.apply(Op::Binary(Binary::Sub), &[dy, da], b.phase_towards(x[1]))?;
+    b.accumulate_reduced(x[1], db)
+}
+
+/// Dropout is its own gradient: the random numbers of a site are the same again.
+pub fn dropout(b: &mut Backward, node: &Node, dy: TensorId) -> Result<(), ShapeError> {
+    b.accumulate_op(node.inputs[0], node.op.clone(), &[dy, node.inputs[1]])
+}

@@ -1,0 +1,78 @@
+//! Gradient rule of recurrent layers.
+
+use super::backward::Backward;
+use crate::op::{Cell, Op};
+use crate::shapes::ShapeError;
+use crate::{Node, PassKind};
+use potluck_core::TensorId;
+
+/// Adds the gradients of a recurrent layer.
+pub fn recurrent(
+    b: &mut Backward,
+    cell: Cell,
+    node: &Node,
+    dy: TensorId,
+) -> Result<(), ShapeError> {
+    let (x, phase) = (&node.inputs, PassKind::BackwardInput);
+    let (hidden, state) = match cell {
+        Cell::Lstm => (node.outputs[2], x.get(4)),
+        Cell::Gru => (node.outputs[0], x.get(3)),
+    };
+    let inputs: Vec<TensorId> =
+        [node.outputs[1], x[1], hidden, dy].into_iter().chain(state.copied()).collect();
+    let gradients = b.apply_all(Op::RecurrentGrad { cell }, &inputs, phase)?;
+    let (dproduct, states) = match cell {
+        Cell::Lstm => (gradients[0], &gradients[1..]),
+        Cell::Gru => (gradients[1], &gradients[2..]),
+    };
+    b.accumulate_tensor(x[0], gradients[0]);
+    x[3..].iter().zip(states).for_each(|(state, d)| b.accumulate_tensor(*state, *d));
+    b.accumulate_reduced(x[2], dproduct)?;
+    hidden_weight(b, node, dproduct)
+}
+
+/// Adds the gradient of the weight of the hidden values: one product over all time steps, of the
+/// gradient of each step's product with the hidden values of the step before.
+fn hidden_weight(b: &mut Backward, node: &Node, dproduct: TensorId) -> Result<(), ShapeError> {
+    let x = &node.inputs;
+    if !b.requires_grad[x[1].index()] {
+        return Ok(());
+    }
+    let phase = b.phase_towards(x[1]);
+    let Some(before) = hidden_before(b, node.outputs[0], x.get(3).copied(), phase)? else {
+        return Ok(());
+    };
+    let (dproduct, before) = (steps(b, dproduct, phase), steps(b, before, phase));
+    let product = Op::MatMul { transpose_a: true, transpose_b: false };
+    b.accumulate_op(x[1], product, &[dproduct, before])
+}
+
+/// Returns the rows of all time steps of `(b, t, width)` as a matrix.
+fn steps(b: &mut Backward, tensor: TensorId, phase: PassKind) -> TensorId {
+    let shape = b.graph.tensor(tensor).shape.clone();
+    let [_, t, width] = *shape.dims() else { return tensor };
+    b.alias(tensor, shape.with_dims(&[t, width]), phase)
+}
+
+/// Returns the hidden values before each time step of `y (b, t, h)`; `None` if that is a single
+/// one and all are zero.
+fn hidden_before(
+    b: &mut Backward,
+    y: TensorId,
+    h0: Option<TensorId>,
+    phase: PassKind,
+) -> Result<Option<TensorId>, ShapeError> {
+    let shape = b.graph.tensor(y).shape.clone();
+    let [rows, t, h] = *shape.dims() else { return Ok(None) };
+    let first = h0.map(|h0| b.alias(h0, shape.with_dims(&[rows, 1, h]), phase));
+    if t == 1 {
+        return Ok(first);
+    }
+    let all_but_last = Op::Slice { axis: 1, start: 0, length: t - 1 };
+    let rest = b.apply(all_but_last, &[y], phase)?;
+    let before = match first {
+        Some(first) => b.apply(Op::Concat { axis: 1 }, &[first, rest], phase)?,
+        None => b.apply(Op::Pad { axis: 1, before: 1, after: 0 }, &[rest], phase)?,
+    };
+    Ok(Some(before))
+}

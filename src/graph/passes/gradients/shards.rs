@@ -1,0 +1,41 @@
+//! Gradient rules of the ops between the ranks of a tensor group.
+
+use super::backward::Backward;
+use crate::Node;
+use crate::op::{Op, Reduction};
+use crate::shapes::ShapeError;
+use potluck_core::TensorId;
+
+/// Adds to the gradient of `x` the sum over the ranks of the gradients `dy` of what they have
+/// of it.
+pub fn spread(b: &mut Backward, x: TensorId, dy: TensorId) -> Result<(), ShapeError> {
+    if !b.requires_grad[x.index()] {
+        return Ok(());
+    }
+    let shape = b.graph.tensor(dy).shape.clone();
+    let sum = b.graph.add_alias(dy, shape);
+    b.requires_grad.push(false);
+    let op = Op::AllReduce(Reduction::Sum);
+    b.graph.push_node(op, &[dy], vec![sum], false, b.phase_towards(x));
+    b.accumulate_tensor(x, sum);
+    Ok(())
+}
+
+pub fn all_reduce(
+    b: &mut Backward,
+    reduction: Reduction,
+    node: &Node,
+    dy: TensorId,
+) -> Result<(), ShapeError> {
+    match reduction {
+        // What each rank adds to a sum has the gradient of the sum.
+        Reduction::Sum => {
+            b.accumulate_tensor(node.inputs[0], dy);
+            Ok(())
+        }
+        Reduction::CrossEntropy { .. } => {
+            let why = "the loss depends on its parts otherwise than by their sum".into();
+            Err(b.refused(node, why))
+        }
+    }
+}
