@@ -14,7 +14,7 @@ pub const FILES: &[(&str, &str)] = texts! { "":
     "cross_entropy_subgroups" "dropout" "embedding" "embedding_rows" "fused" "fused_vectors"
     "group_norm" "hash" "layer_norm" "layer_norm_group" "layer_norm_rows" "matmul" "matmul_shared"
     "matmul_split_k" "matmul_vector" "norm" "peak" "pool" "recurrent_gru" "recurrent_lstm"
-    "row_blocks" "row_sums" "sgd" "softmax" "spin" "squared_error" "sum" "unary"
+    "rotary" "row_blocks" "row_sums" "sgd" "softmax" "spin" "squared_error" "sum" "unary"
 };
 
 /// All shared snippets as (name, text), in the order in which a shader that uses several has them;

@@ -38,6 +38,8 @@ ids! {
     NodeId(u32) "n";
     /// A parameter of a graph.
     ParamId(u32) "p";
+    /// A tensor of a graph that stays on the device from step to step.
+    StateId(u32) "state ";
     /// A flat range of parameters and of their gradients: the unit of reduction and of update.
     BucketId(u32) "bucket ";
     /// A part of a bucket that is sent in one message.

@@ -27,7 +27,7 @@ pub use edge_piece::EdgePiece;
 pub use host_tensor::{HostTensor, HostTensorView};
 pub use ids::{
     BucketId, ChunkId, EdgeId, Generation, NodeId, NodeRank, ParamId, Position, Rank, ReductionId,
-    SegmentId, Site, SlotId, TensorId,
+    SegmentId, Site, SlotId, StateId, TensorId,
 };
 pub use lock::Lock;
 pub use round::{Nanos, Round};

@@ -8,10 +8,10 @@ use super::op::{Binary, Cell, Op, Unary};
 use super::pictures::{Conv2dOptions, Pool2dOptions};
 use super::shapes::{self, ShapeError, Typed};
 use super::{
-    Carried, Graph, Init, Node, Parameter, ParameterKind, ParameterSplit, PassKind, Role, Tensor,
-    WholeTensor,
+    Carried, DeviceState, Graph, Init, Node, Parameter, ParameterKind, ParameterSplit, PassKind,
+    Role, StateInit, Tensor, WholeTensor,
 };
-use potluck_core::{DType, ParamId, Shape, Site, TensorId, TensorSlice};
+use potluck_core::{DType, ParamId, Shape, Site, StateId, TensorId, TensorSlice};
 
 /// Result of the builder's methods: a tensor, or the reason why the shapes do not fit.
 pub type BuildResult = Result<TensorId, ShapeError>;
@@ -118,12 +118,37 @@ impl Builder {
             decay,
             gradient: None,
             split: None,
+            has_partial_gradient: false,
             whole: WholeTensor { name: name.into(), number: id.0 },
             slice: TensorSlice::whole(dims),
             rank: None,
         };
         self.graph.parameters.push(parameter);
         tensor
+    }
+
+    /// Adds a tensor of floats with a unique name that stays on the device from step to step; see
+    /// [`DeviceState`].
+    ///
+    /// # Panics
+    /// If another state has the name.
+    pub fn device_state(&mut self, name: &str, dims: &[usize], init: StateInit) -> TensorId {
+        let taken = self.graph.states.iter().any(|state| state.name == name);
+        assert!(!taken, "two states are called {name}");
+        let id = StateId(self.graph.states.len() as u32);
+        let tensor =
+            self.add_tensor(name.into(), (Shape::fixed(dims), DType::F32), Role::State(id));
+        self.graph.states.push(DeviceState { name: name.into(), tensor, init });
+        tensor
+    }
+
+    /// Turns each head of `x (b, t, heads d)` by its position, by a table `(t, d)` of cosines and
+    /// sines ([`StateInit::Rotary`]); see [`Op::Rotary`].
+    ///
+    /// # Errors
+    /// Returns [`ShapeError`] if `d` is odd or does not divide the columns.
+    pub fn rotary(&mut self, x: TensorId, table: TensorId) -> BuildResult {
+        self.apply(Op::Rotary { inverse: false }, &[x, table])
     }
 
     /// Sets how the ranks of a tensor group divide the parameters added so far: `rule` returns it

@@ -25,6 +25,7 @@ mod planned_part;
 pub mod print;
 mod reduce;
 mod replay;
+mod rotary;
 
 pub mod shapes;
 mod slots;
@@ -54,6 +55,7 @@ pub use place::Place;
 pub use plan::{Bucket, Plan, PlanOptions};
 pub use planned_part::PlannedPart;
 pub use replay::replay;
+pub use rotary::{RotaryAngles, RotaryScaling};
 pub use shapes::ShapeError;
 pub use split::{ParameterSplit, SplitError, SplitUnit};
 pub use update::{BucketTensor, Update, UpdateRange};
@@ -61,7 +63,7 @@ pub use variant_choices::VariantChoices;
 
 use std::fmt;
 
-use potluck_core::{DType, NodeId, ParamId, Shape, TensorId, TensorSlice};
+use potluck_core::{DType, NodeId, ParamId, Shape, StateId, TensorId, TensorSlice};
 
 /// Role of a tensor in the execution of a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +77,8 @@ pub enum Role {
     /// `(2)`: the accumulated (sum, count) of the loss. In f32 the count is exact below 2^24;
     /// executors report one that is always exact.
     Loss,
+    /// Stays on the device from step to step, without a gradient; see [`DeviceState`].
+    State(StateId),
     /// Computed by a node and read by later nodes of the same micro-batch.
     Activation,
 }
@@ -176,12 +180,43 @@ pub struct Parameter {
     pub gradient: Option<TensorId>,
     /// How the ranks of a tensor group divide it; `None` if each has all of it.
     pub split: Option<ParameterSplit>,
+    /// True if each rank of a tensor group computes a part of its gradient, though all have the
+    /// parameter.
+    pub has_partial_gradient: bool,
     /// Tensor that it is, or in a [`shard()`] of a graph a slice of.
     pub whole: WholeTensor,
     /// The part of that tensor which it is: all of it but in a shard.
     pub slice: TensorSlice,
     /// Rank of the tensor group that has this slice; `None` if every rank has it.
     pub rank: Option<u32>,
+}
+
+/// Tensor of floats that stays on the device from step to step: it has initial values, no gradient,
+/// and no place in checkpoints. Every device whose nodes use it has all of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeviceState {
+    /// Unique among the states.
+    pub name: String,
+    pub tensor: TensorId,
+    pub init: StateInit,
+}
+
+/// Initial values of a [`DeviceState`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum StateInit {
+    Zeros,
+    /// Cosines and sines of positions, for [`Op::Rotary`].
+    Rotary(RotaryAngles),
+}
+
+impl StateInit {
+    /// Returns the values of a state of these dimensions, computed in f64.
+    pub fn values(&self, dims: &[usize]) -> Vec<f64> {
+        match self {
+            Self::Zeros => vec![0.0; dims.iter().product()],
+            Self::Rotary(angles) => angles.table(dims),
+        }
+    }
 }
 
 /// Tensor of a model whose slices are parameters.
@@ -214,6 +249,8 @@ pub struct Graph {
     pub inputs: Vec<(String, TensorId)>,
     /// Tensors that the caller reads after the forward pass (logits, for example), by name.
     pub outputs: Vec<(String, TensorId)>,
+    /// Tensors that stay on the device from step to step.
+    pub states: Vec<DeviceState>,
     /// State that is carried from step to step. No gradient passes from one step to another.
     pub carried: Vec<Carried>,
     /// Names of the blocks, in forward order; a pipeline may be split between blocks.

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::PassKind;
-use potluck_core::{BucketId, SlotId};
+use potluck_core::{BucketId, SlotId, StateId};
 
 /// Alignment in bytes of tensors in buckets and of ranges of slots: offsets at which every device
 /// can bind a buffer.
@@ -55,6 +55,8 @@ pub enum TensorLocation {
         bucket: BucketId,
         start: usize,
     },
+    /// A buffer of its own.
+    State(StateId),
     /// The (sum, count) accumulator.
     Loss,
     /// In no memory, because no node writes or reads it.

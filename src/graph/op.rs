@@ -231,6 +231,10 @@ pub enum Op {
     Attention(AttentionOptions),
     /// `tensors, y, lse, dy [, samples] -> dtensors`
     AttentionGrad(AttentionOptions),
+    /// `x (b, t, heads d), table (t, d) -> y`: each head of a row turned by its position, column
+    /// `i` with column `i + d/2` (Su et al. 2021, in halves as in Llama). The table has `d/2`
+    /// cosines, then the sines of a position. The gradient is the inverse.
+    Rotary { inverse: bool },
     /// `ids (..) of u32, table (v, c) -> (.., c)`: rows of a table whose row 0 has the id `first`;
     /// zeros for the ids of rows that it has not.
     Embedding { first: usize },
@@ -418,6 +422,9 @@ impl fmt::Display for Op {
             Op::RecurrentGrad { cell } => write!(f, "{}_grad", cell.name()),
             Op::Attention(options) => write!(f, "attention {options}"),
             Op::AttentionGrad(options) => write!(f, "attention_grad {options}"),
+            Op::Rotary { inverse } => {
+                write!(f, "rotary{}", if *inverse { " inverse" } else { "" })
+            }
             Op::Embedding { first } => write!(f, "embedding{}", from(*first)),
             Op::EmbeddingGrad { first, rows } => {
                 write!(f, "embedding_grad {rows} rows{}", from(*first))

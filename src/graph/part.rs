@@ -53,6 +53,7 @@ impl Plan {
         let mut places = vec![TensorLocation::Unallocated; graph.tensors.len()];
         plan::place_parameters(&graph, &buckets, &held, &mut places);
         place_loss(&graph, part.blocks, &mut places);
+        plan::place_states(&graph, part.blocks, &mut places);
         let is_read = read_by(&graph, part.blocks);
         let order = NodeOrder::new(&segments, &repetition.order);
         let lives = order.lifetimes(&graph, part.blocks, |input| is_read[input.index()]);

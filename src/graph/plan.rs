@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use super::memory_layout::{ALIGNMENT_BYTES, Segment, Slot, TensorLocation};
 use super::slots::{Liveness, NodeOrder, assign};
-use super::{Graph, ParameterKind, PassKind, Update};
+use super::{Graph, ParameterKind, PassKind, Role, Update};
 use potluck_core::{BucketId, DType, ParamId, SegmentId, TensorId};
 
 const ALIGNMENT: usize = ALIGNMENT_BYTES / DType::F32.bytes();
@@ -109,6 +109,7 @@ impl Plan {
         if let Some(loss) = graph.loss {
             places[loss.index()] = TensorLocation::Loss;
         }
+        place_states(&graph, &held_blocks, &mut places);
         let canonical: Vec<SegmentId> = (0..segments.len() as u32).map(SegmentId).collect();
         let order = NodeOrder::new(&segments, &canonical);
         let lives = order.lifetimes(&graph, &held_blocks, |_| true);
@@ -155,6 +156,12 @@ impl Plan {
     /// Returns the location of a tensor's elements, through aliases.
     pub fn place(&self, tensor: TensorId) -> TensorLocation {
         self.places[self.graph.root(tensor).index()]
+    }
+
+    /// Returns the bytes of the states that a device with this plan has.
+    pub fn state_bytes(&self) -> usize {
+        let held = self.graph.states.iter().filter(|state| self.is_placed(state.tensor));
+        held.map(|state| self.graph.tensor(state.tensor).bytes(0)).sum()
     }
 
     /// Returns the segments of a pass, in canonical order.
@@ -298,10 +305,22 @@ pub(super) fn place_parameters(
     }
 }
 
+/// Gives the states that nodes of the held blocks use their places.
+pub(super) fn place_states(graph: &Graph, held: &[bool], places: &mut [TensorLocation]) {
+    for node in graph.nodes.iter().filter(|node| held[node.block as usize]) {
+        for tensor in node.inputs.iter().chain(&node.outputs) {
+            let root = graph.root(*tensor);
+            if let Role::State(id) = graph.tensor(root).role {
+                places[root.index()] = TensorLocation::State(id);
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Builder, Init, Role, SlotKind, Unary, differentiate};
+    use crate::{Builder, Init, SlotKind, Unary, differentiate};
 
     /// Three layers in two blocks, with one parameter used in both.
     fn sample() -> Graph {

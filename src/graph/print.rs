@@ -111,6 +111,8 @@ pub struct MemoryUsage {
     /// Activations kept from forward to backward, in all copies.
     pub stash: usize,
     pub scratch: usize,
+    /// Tensors that stay on the device from step to step.
+    pub states: usize,
     /// Memory in which kernels hand results on within one call; 0 unless the caller sets it.
     pub workspace: usize,
 }
@@ -129,6 +131,7 @@ impl MemoryUsage {
             moments: parameters * moments,
             stash: of_kind(SlotKind::Stash),
             scratch: of_kind(SlotKind::Scratch),
+            states: plan.state_bytes(),
             workspace: 0,
         }
     }
@@ -142,8 +145,8 @@ impl MemoryUsage {
 
     /// Returns the peak, which is the sum, because everything is allocated before the first step.
     pub fn peak(&self) -> usize {
-        let tensors = [self.parameters, self.gradients, self.moments, self.stash, self.scratch];
-        sum(tensors).saturating_add(self.workspace)
+        let Self { parameters, gradients, moments, stash, scratch, states, workspace } = *self;
+        sum([parameters, gradients, moments, stash, scratch, states, workspace])
     }
 }
 
@@ -246,10 +249,11 @@ fn memory_rows(
         ("moments", memory.moments, moments.into()),
         ("stash", memory.stash, format!("{stash} kept between segments, {copies}")),
         ("scratch", memory.scratch, format!("{scratch} within a segment")),
+        ("states", memory.states, "kept from step to step".into()),
         ("workspace", memory.workspace, "of kernels, within one call".into()),
         ("peak", memory.peak(), "all of it allocated before the first step".into()),
     ];
-    rows.retain(|(name, bytes, _)| *name != "workspace" || *bytes > 0);
+    rows.retain(|(name, bytes, _)| !["states", "workspace"].contains(name) || *bytes > 0);
     rows.extend(host.iter().map(|(name, bytes, note)| (*name, *bytes, (*note).into())));
     let mut text = String::new();
     for (name, bytes, note) in rows {

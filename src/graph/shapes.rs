@@ -94,6 +94,7 @@ fn arity(op: &Op) -> (usize, usize) {
             (count, count)
         }
         Op::Embedding { .. } | Op::EmbeddingGrad { .. } | Op::Dropout { .. } => (2, 2),
+        Op::Rotary { .. } => (2, 2),
         Op::CrossEntropy { .. } | Op::SquaredError | Op::SquaredErrorGrad => (2, 2),
         Op::Conv2d(_) | Op::Conv2dInputGrad { .. } | Op::Conv2dWeightGrad { .. } => (2, 2),
         Op::MaxPool2dGrad { .. } => (2, 2),
@@ -155,6 +156,7 @@ fn rule(op: &Op, x: &[&Shape]) -> Result<Vec<Shape>, String> {
         Op::RecurrentGrad { cell } => recurrent::recurrent_grad(*cell, x),
         Op::Attention(options) => attention::attention(options, x),
         Op::AttentionGrad(options) => attention::attention_grad(options, x),
+        Op::Rotary { .. } => attention::rotary(x),
         Op::Embedding { first } => products::embedding(*first, x),
         Op::EmbeddingGrad { first, rows } => products::embedding_grad(*first, *rows, x),
         Op::Dropout { p, columns, .. } => elementwise::dropout(*p, *columns, x),

@@ -8,6 +8,7 @@ mod custom_ops;
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 mod exit;
 mod golden;
+mod golden_language;
 mod golden_layers;
 mod hashes;
 mod nonfinite;

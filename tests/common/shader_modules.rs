@@ -285,7 +285,8 @@ fn embedding_rows() -> Vec<(String, String)> {
     texts
 }
 
-/// The softmax and group normalization, of values and of vectors, by workgroups of each size.
+/// The softmax, group normalization and rotary positions, of values and of vectors, the first two
+/// by workgroups of each size.
 fn values_and_vectors() -> Vec<(String, String)> {
     let mut texts = Vec::new();
     for file in ["softmax", "group_norm"] {
@@ -293,6 +294,10 @@ fn values_and_vectors() -> Vec<(String, String)> {
             let shader = Shader::new(file, "").with_text(snippet(value)).with_const("GROUP", group);
             texts.push((format!("{file} {value} {group}"), text(&shader)));
         }
+    }
+    for value in ["value", "value4"] {
+        let shader = Shader::new("rotary", "").with_text(snippet(value));
+        texts.push((format!("rotary {value}"), text(&shader)));
     }
     texts
 }
@@ -459,6 +464,7 @@ pub fn modules() -> Vec<(String, String)> {
         "pool",
         "recurrent_gru",
         "recurrent_lstm",
+        "rotary",
         "row_blocks",
         "row_sums",
         "softmax",

@@ -1,13 +1,13 @@
-//! Layouts of a GPT over CPU devices: data, pipeline and tensor parallelism and their mixtures,
-//! with and without fusion, have the loss and the gradients of one device, whatever the model's
-//! options.
+//! Layouts of a language model over CPU devices: data, pipeline and tensor parallelism and their
+//! mixtures, with and without fusion, have the loss and the gradients of one device, whatever the
+//! model's family and options.
 
 use std::env;
 
 use potluck_core::HostTensor;
-use potluck_graph::Unary;
-use potluck_graph::model::{GptConfig, gpt};
+use potluck_graph::model::{AttentionBias, GptConfig, LlamaConfig, gpt, llama};
 use potluck_graph::optim::Optimizer;
+use potluck_graph::{Graph, RotaryAngles, RotaryScaling, Unary};
 use potluck_train::{PipelineOptions, PipelineSchedule, Shares, TensorOptions};
 use potluck_train::{Trainer, TrainerOptions};
 use proptest::prelude::*;
@@ -39,9 +39,28 @@ impl Layout {
     }
 }
 
+/// Model of one of the families.
+#[derive(Clone, Debug)]
+enum Model {
+    Gpt(GptConfig),
+    Llama(LlamaConfig),
+}
+
+impl Model {
+    fn graph(&self) -> Graph {
+        let graph = match self {
+            Self::Gpt(config) => gpt(config),
+            Self::Llama(config) => llama(config),
+        };
+        graph.unwrap()
+    }
+}
+
 #[derive(Clone, Debug)]
 struct Case {
-    config: GptConfig,
+    model: Model,
+    context: usize,
+    vocabulary: usize,
     layout: Layout,
     batch: usize,
     micro_batch: usize,
@@ -74,18 +93,18 @@ fn layouts() -> impl Strategy<Value = Layout> {
 fn cases() -> impl Strategy<Value = Case> {
     let sizes = (4usize..6, 8usize..11, 9usize..80, 1usize..7, 1usize..4);
     let batch = (2usize..8, 1usize..4);
-    let options = (any::<[bool; 4]>(), 0usize..3);
+    let options = (any::<[bool; 5]>(), 0usize..3, 1usize..3);
     (sizes, options, layouts(), batch).prop_map(
-        |(sizes, ([bias, tie, drops, fuse], activation), layout, (batch, micro_batch))| {
+        |(sizes, ([bias, tie, drops, fuse, is_llama], choice, group), layout, of_batch)| {
             let (heads, columns, vocabulary, context, mut layers) = sizes;
-            let (mut batch, mut micro_batch) = (batch, micro_batch);
+            let (mut batch, mut micro_batch) = of_batch;
             if layout.schedule == PipelineSchedule::Interleaved {
                 // Enough blocks, and whole rounds of micro-batches for each pipeline.
                 layers = layers.max(4);
                 batch = 2 * layout.pipelines * layout.stages as usize;
                 micro_batch = 1;
             }
-            let config = GptConfig {
+            let gpt = GptConfig {
                 vocabulary,
                 context,
                 layers,
@@ -94,17 +113,37 @@ fn cases() -> impl Strategy<Value = Case> {
                 bias,
                 dropout: if drops { 0.3 } else { 0.0 },
                 tie,
-                activation: [Unary::Gelu, Unary::GeluTanh, Unary::Relu][activation],
+                activation: [Unary::Gelu, Unary::GeluTanh, Unary::Relu][choice],
             };
-            Case { config, layout, batch, micro_batch, fuse }
+            let scaling = RotaryScaling::Linear { factor: 2.0 };
+            let biases = [AttentionBias::None, AttentionBias::Qkv, AttentionBias::All];
+            let llama = LlamaConfig {
+                vocabulary,
+                context,
+                layers,
+                heads: heads * group,
+                kv_heads: heads,
+                head_width: 2 * group + 2,
+                width: 3 * columns,
+                // Enough columns for each rank of the largest group.
+                mlp_width: 130 + columns,
+                norm_eps: 1e-5,
+                rotary: RotaryAngles { theta: 100.0, scaling },
+                attention_bias: biases[choice],
+                qk_norm: bias,
+                no_rope_every: if drops { 2 } else { 0 },
+                tie,
+            };
+            let model = if is_llama { Model::Llama(llama) } else { Model::Gpt(gpt) };
+            Case { model, context, vocabulary, layout, batch, micro_batch, fuse }
         },
     )
 }
 
 /// Returns the ids of a batch, with some targets that are ignored.
 fn batch(case: &Case) -> (Vec<u32>, Vec<u32>) {
-    let count = case.batch * case.config.context;
-    let vocabulary = case.config.vocabulary as u32;
+    let count = case.batch * case.context;
+    let vocabulary = case.vocabulary as u32;
     let id = |at: usize| (7 * at as u32 + 3) % vocabulary;
     let target = |at: usize| if at % 5 == 4 { potluck_graph::IGNORE_INDEX } else { id(at + 1) };
     ((0..count).map(id).collect(), (0..count).map(target).collect())
@@ -134,7 +173,7 @@ fn gradients(case: &Case, layout: &Layout) -> (f64, f64, Vec<(String, Vec<f64>)>
         seed: 5,
         ..TrainerOptions::new(&devices, optimizer, case.batch)
     };
-    let mut trainer = Trainer::new(gpt(&case.config).unwrap(), &options).unwrap();
+    let mut trainer = Trainer::new(case.model.graph(), &options).unwrap();
     let (tokens, targets) = batch(case);
     let inputs = [("tokens", HostTensor::Int(tokens)), ("targets", HostTensor::Int(targets))];
     let before = trainer.parameters().unwrap();
@@ -192,7 +231,7 @@ proptest! {
     #![proptest_config(generated())]
 
     #[test]
-    fn every_layout_of_a_gpt_has_the_gradients_of_one_device(case in cases()) {
+    fn every_layout_has_the_gradients_of_one_device(case in cases()) {
         check(&case);
     }
 }

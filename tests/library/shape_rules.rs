@@ -165,6 +165,14 @@ fn cases() -> Vec<Case> {
         (attention_grad(0.0), vec![qkv.clone(), y.clone(), lse.clone(), y.clone()]),
         (attention_grad(0.5), vec![qkv, y.clone(), lse, y, ids(&[1])]),
         (
+            Op::Attention(AttentionOptions::separate(4, 2, 3)),
+            [12, 6, 6].map(|columns| batched(&[1, 5, columns])).to_vec(),
+        ),
+        (
+            Op::Rotary { inverse: false },
+            vec![free(batched(&[1, 5, 12]), &[0], true), fixed(&[5, 6])],
+        ),
+        (
             Op::Embedding { first: 0 },
             vec![
                 (ids(&[1, 5]).0, Free { axes: &[0, 1], batched: true, rank: true }),

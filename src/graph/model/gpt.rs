@@ -2,6 +2,8 @@
 //! norm before each sublayer, causal attention, a two-layer MLP, and a head that may share the
 //! token embedding. With nanoGPT's settings it has nanoGPT's shapes, names and parameter count.
 
+use super::language;
+use super::names::FileName;
 use crate::builder::{BuildResult, Builder};
 use crate::{Graph, Init, ParameterSplit, ShapeError, SplitUnit, Unary};
 use potluck_core::TensorId;
@@ -25,6 +27,27 @@ pub struct GptConfig {
     pub tie: bool,
     pub activation: Unary,
 }
+
+/// Parameters of a GPT in Hugging Face's files, whose linear layers are `Conv1D`: `(in, out)`.
+pub const NAMES: &[FileName] = &[
+    FileName::same("wte.weight", "transformer.wte.weight"),
+    FileName::same("wpe.weight", "transformer.wpe.weight"),
+    FileName::same("h.#.ln_1.weight", "transformer.h.#.ln_1.weight"),
+    FileName::same("h.#.ln_1.bias", "transformer.h.#.ln_1.bias"),
+    FileName::transposed("h.#.attn.c_attn.weight", "transformer.h.#.attn.c_attn.weight"),
+    FileName::same("h.#.attn.c_attn.bias", "transformer.h.#.attn.c_attn.bias"),
+    FileName::transposed("h.#.attn.c_proj.weight", "transformer.h.#.attn.c_proj.weight"),
+    FileName::same("h.#.attn.c_proj.bias", "transformer.h.#.attn.c_proj.bias"),
+    FileName::same("h.#.ln_2.weight", "transformer.h.#.ln_2.weight"),
+    FileName::same("h.#.ln_2.bias", "transformer.h.#.ln_2.bias"),
+    FileName::transposed("h.#.mlp.c_fc.weight", "transformer.h.#.mlp.c_fc.weight"),
+    FileName::same("h.#.mlp.c_fc.bias", "transformer.h.#.mlp.c_fc.bias"),
+    FileName::transposed("h.#.mlp.c_proj.weight", "transformer.h.#.mlp.c_proj.weight"),
+    FileName::same("h.#.mlp.c_proj.bias", "transformer.h.#.mlp.c_proj.bias"),
+    FileName::same("ln_f.weight", "transformer.ln_f.weight"),
+    FileName::same("ln_f.bias", "transformer.ln_f.bias"),
+    FileName::same("lm_head.weight", "lm_head.weight"),
+];
 
 /// Builds the graph of a GPT with inputs `tokens` and `targets` (both (b, t)), the output
 /// `logits` (b, t, v), and the cross-entropy of the next token as its loss.
@@ -60,10 +83,7 @@ pub fn next_token_gpt(config: &GptConfig) -> Result<Graph, ShapeError> {
     let tokens = b.input_ids("tokens", &[1, t]);
     let (x, wte) = transformer(&mut b, config, tokens)?;
     b.block("head");
-    let position = b.input("position", &[1, 1, t]);
-    // A product with a one-hot row is a gather: all other terms are 0 (or NaN, where a position
-    // of an overflowed model is not finite).
-    let x = b.matmul(position, x, false, false)?;
+    let x = language::row_at_position(&mut b, x)?;
     let logits = head(&mut b, config, x, wte)?;
     b.output("logits", logits);
     b.split_parameters(|name| split(config, name));
@@ -179,8 +199,23 @@ fn layer_norm(b: &mut Builder, config: &GptConfig, name: &str, x: TensorId) -> B
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
+
+    pub fn with_all_parameters() -> Graph {
+        let config = GptConfig {
+            vocabulary: 7,
+            context: 4,
+            layers: 2,
+            heads: 2,
+            width: 8,
+            bias: true,
+            dropout: 0.0,
+            tie: false,
+            activation: Unary::Gelu,
+        };
+        gpt(&config).unwrap()
+    }
 
     /// Counts of nanoGPT's CPU recipe and of GPT-2's smallest model, which are published (nanoGPT
     /// prints the first without position embeddings, as 0.80M).

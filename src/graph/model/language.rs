@@ -1,7 +1,18 @@
 //! Language model: a graph whose inputs and outputs have known names.
 
 use crate::Graph;
+use crate::builder::{BuildResult, Builder};
 use potluck_core::TensorId;
+
+/// Returns the row (b, 1, c) of `x (b, t, c)` at the position of each sample, which it adds as the
+/// input `position` (b, 1, t): 1 there and 0 elsewhere.
+pub(super) fn row_at_position(b: &mut Builder, x: TensorId) -> BuildResult {
+    let t = b.shape(x).dims().get(1).copied().unwrap_or(1);
+    let position = b.input("position", &[1, 1, t]);
+    // A product with a one-hot row is a gather: all other terms are 0 (or NaN, where a position
+    // of an overflowed model is not finite).
+    b.matmul(position, x, false, false)
+}
 
 /// Tensors and sizes of a language model that text generation uses.
 #[derive(Clone, Copy, Debug)]

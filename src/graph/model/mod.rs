@@ -3,7 +3,9 @@
 pub mod cnn;
 pub mod gpt;
 pub(crate) mod language;
+pub mod llama;
 pub mod mlp;
+pub mod names;
 mod pictures;
 pub mod resnet;
 pub mod rnn;
@@ -13,6 +15,7 @@ mod shard_tests;
 pub use cnn::{CnnConfig, cnn};
 pub use gpt::{GptConfig, gpt};
 pub use language::LanguageModel;
+pub use llama::{AttentionBias, LlamaConfig, llama};
 pub use mlp::{MlpConfig, MlpLoss, mlp};
 pub use pictures::PictureSizes;
 pub use resnet::{PictureNorm, ResnetConfig, resnet};

@@ -1,6 +1,7 @@
 //! A recurrent language model: an embedding, layers of LSTM or GRU, and a head, with the parameters
 //! and initial values of PyTorch's `Embedding`, `LSTM` or `GRU`, and `Linear`.
 
+use super::language;
 use crate::builder::{BuildResult, Builder};
 use crate::{Cell, Graph, Init, ShapeError};
 use potluck_core::TensorId;
@@ -56,8 +57,7 @@ pub fn next_token_rnn(config: &RnnConfig) -> Result<Graph, ShapeError> {
     let tokens = b.input_ids("tokens", &[1, steps]);
     let mut x = hidden(&mut b, config, tokens)?;
     if !config.stateful {
-        let position = b.input("position", &[1, 1, steps]);
-        x = b.matmul(position, x, false, false)?;
+        x = language::row_at_position(&mut b, x)?;
     }
     let logits = head(&mut b, config, x)?;
     b.output("logits", logits);

@@ -169,6 +169,7 @@ fn rule(b: &mut Backward, id: NodeId, node: &Node, dy: TensorId) -> Result<(), S
         Op::BatchNorm { .. } => norms::batch_norm(b, node, dy),
         Op::Recurrent { cell } => recurrent::recurrent(b, cell, node, dy),
         Op::Attention(options) => attention::attention(b, options, node, dy),
+        Op::Rotary { inverse } => attention::rotary(b, inverse, x, dy),
         Op::Embedding { first } => products::embedding(b, first, x, dy),
         Op::Conv2d(options) => pictures::conv2d(b, options, x, dy),
         Op::MaxPool2d(options) => pictures::max_pool2d(b, options, node, dy),

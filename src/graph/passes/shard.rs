@@ -98,9 +98,12 @@ pub fn reported_once(mut graph: Graph) -> Graph {
         return graph;
     }
     let is_of_all = |id: &TensorId| match graph.tensors[id.index()].role {
-        Role::Gradient(id) => graph.parameters[id.index()].rank.is_none(),
+        Role::Gradient(id) => {
+            let parameter = &graph.parameters[id.index()];
+            parameter.rank.is_none() && !parameter.has_partial_gradient
+        }
         Role::Loss => true,
-        Role::Input | Role::Parameter(_) | Role::Activation => false,
+        Role::Input | Role::Parameter(_) | Role::State(_) | Role::Activation => false,
     };
     graph.nodes.retain(|node| !node.outputs.iter().all(is_of_all));
     graph
@@ -114,10 +117,21 @@ struct Sharder<'a> {
     nodes: Vec<Node>,
     /// By tensor: the ranges of its last dimension that the rank has; `None` for all of it.
     columns: Vec<Option<Vec<Range<usize>>>>,
+    /// Tensors `(rows, d)` whose rows are heads of which the rank has some.
+    heads: HashMap<TensorId, HeadRows>,
     /// By tensor of the whole graph: the alias that later nodes read in its place.
     renamed: HashMap<TensorId, TensorId>,
     /// Aliases that enter what is divided, by the elements and shape of the tensor.
     spread: HashMap<(TensorId, Shape), TensorId>,
+}
+
+/// Columns `(.., heads d)` of which each head is a row of a tensor `(rows, d)`.
+#[derive(Clone)]
+struct HeadRows {
+    /// Those that the rank has.
+    ranges: Vec<Range<usize>>,
+    /// Number in the whole graph.
+    columns: usize,
 }
 
 impl<'a> Sharder<'a> {
@@ -127,6 +141,7 @@ impl<'a> Sharder<'a> {
             graph: whole.clone(),
             nodes: Vec::new(),
             columns: vec![None; whole.tensors.len()],
+            heads: HashMap::new(),
             renamed: HashMap::new(),
             spread: HashMap::new(),
         }
@@ -252,6 +267,8 @@ impl<'a> Sharder<'a> {
                 let options = *options;
                 self.attention(node, options)
             }
+            (Op::Rotary { .. }, [None, None]) if !is_whole(0) => self.rotary(node),
+            (Op::RmsNorm { .. }, [None, None]) if !is_whole(0) => self.norm_of_heads(node),
             (Op::Unary(_) | Op::Binary(_), _) => self.elementwise(node),
             (Op::Reshape, [None]) => self.reshape(node),
             (&Op::Dropout { p, site, columns: None }, [None, None]) if !is_whole(0) => {
@@ -387,23 +404,66 @@ impl<'a> Sharder<'a> {
         self.push(node, Some(ranges))
     }
 
+    /// `x (b, t, heads d), table (t, d)`: each head from its own columns.
+    fn rotary(&mut self, node: Node) -> Result<(), ShardError> {
+        let ranges = self.columns[node.inputs[0].index()].clone().unwrap_or_default();
+        let d = self.graph.tensor(node.inputs[1]).shape.last();
+        if ranges.is_empty() || !are_multiples(&ranges, d) {
+            return Err(self.refused(&node, "a rank has parts of heads"));
+        }
+        self.push(node, Some(ranges))
+    }
+
+    /// `x (rows, d), weight (d)`, whose rows are heads of which the rank has some: so it has a part
+    /// of the gradient of the weight.
+    fn norm_of_heads(&mut self, node: Node) -> Result<(), ShardError> {
+        let Some(rows) = self.heads.get(&node.inputs[0]).cloned() else {
+            return Err(self.refused(&node, "a rank has some columns of its input"));
+        };
+        let (weight, output) = (node.inputs[1], node.outputs[0]);
+        if let Role::Parameter(id) = self.graph.tensor(weight).role {
+            self.graph.parameters[id.index()].has_partial_gradient = true;
+        }
+        self.push(node, Some(Vec::new()))?;
+        self.heads.insert(output, rows);
+        Ok(())
+    }
+
     fn reshape(&mut self, node: Node) -> Result<(), ShardError> {
         let (input, output) = (node.inputs[0], node.outputs[0]);
-        if let Some(ranges) = self.columns_of(input) {
-            let shape = &self.graph.tensor(output).shape;
-            if shape.last() != self.width_of(input) {
+        let shape = self.graph.tensor(output).shape.clone();
+        if let Some(HeadRows { ranges, columns }) = self.heads.get(&input).cloned() {
+            if shape.last() != columns {
+                return Err(self.refused(&node, "it joins or divides heads"));
+            }
+            self.set_columns(output, ranges);
+        } else if let Some(ranges) = self.columns_of(input) {
+            let (d, columns) = (shape.last(), self.width_of(input));
+            if d == columns {
+                self.set_columns(output, ranges);
+            } else if shape.rank() == 2 && !ranges.is_empty() && are_multiples(&ranges, d) {
+                let rows = self.graph.tensor(input).shape.per_row() / d;
+                self.graph.tensors[output.index()].shape = shape.with_dims(&[rows, d]);
+                self.columns[output.index()] = Some(Vec::new());
+                self.heads.insert(output, HeadRows { ranges, columns });
+            } else {
                 return Err(self.refused(&node, "it joins or divides columns"));
             }
-            let mut dims = shape.dims().to_vec();
-            dims.pop();
-            dims.push(self.graph.tensor(input).shape.last());
-            self.graph.tensors[output.index()].shape = shape.with_dims(&dims);
-            self.columns[output.index()] = Some(ranges);
         }
         // The input may be an alias of the one that the whole graph has.
         self.graph.tensors[output.index()].alias_of = Some(input);
         self.nodes.push(node);
         Ok(())
+    }
+
+    /// Gives a tensor the columns that the rank has of it.
+    fn set_columns(&mut self, tensor: TensorId, ranges: Vec<Range<usize>>) {
+        let known = &mut self.graph.tensors[tensor.index()];
+        let mut dims = known.shape.dims().to_vec();
+        dims.pop();
+        dims.push(ranges.iter().map(Range::len).sum());
+        known.shape = known.shape.with_dims(&dims);
+        self.columns[tensor.index()] = Some(ranges);
     }
 
     /// Returns true for all but a parameter of which the ranks divide another than the last
@@ -496,6 +556,11 @@ impl<'a> Sharder<'a> {
         let name = self.graph.tensor(node.outputs[0]).name.clone();
         ShardError::Op { op: node.op.to_string(), name, why: why.into() }
     }
+}
+
+/// Returns true if all ranges begin and end at multiples of `unit`.
+fn are_multiples(ranges: &[Range<usize>], unit: usize) -> bool {
+    ranges.iter().all(|own| own.start.is_multiple_of(unit) && own.end.is_multiple_of(unit))
 }
 
 fn unreadable(name: &str, why: &str) -> ShardError {

@@ -86,3 +86,21 @@ fn are_columns_of(options: &AttentionOptions, input: usize, shape: &Shape) -> Re
     }
     Ok(())
 }
+
+/// Returns the shape of the rotated heads.
+pub fn rotary(x: &[&Shape]) -> Result<Vec<Shape>, String> {
+    let (heads, table) = (x[0], x[1]);
+    let [_, t, columns] = *heads.dims() else {
+        return Err("x is (b, t, heads d)".into());
+    };
+    let [tokens, d] = *table.dims() else {
+        return Err("the table is (t, d)".into());
+    };
+    if table.is_batched() || tokens != t {
+        return Err("x is (b, t, heads d), the table (t, d)".into());
+    }
+    if !d.is_multiple_of(2) || !columns.is_multiple_of(d) {
+        return Err(format!("{columns} columns are not of heads of {d}, in two halves each"));
+    }
+    Ok(vec![heads.clone()])
+}

@@ -22,7 +22,7 @@ use crate::{CpuKernel, Float, Twin, UpdateKernel, UpdateTwin, twin, update_twin}
 use potluck_core::faults::InjectedFault;
 use potluck_core::format::counted;
 use potluck_core::{BucketId, DType, HostTensorView, TensorId};
-use potluck_graph::{Place, Plan, Role, TensorLocation, Update, UpdateRange};
+use potluck_graph::{DeviceState, Place, Plan, Role, TensorLocation, Update, UpdateRange};
 
 /// Identity of a CPU device, which decides the bits of its results: they do not depend on its
 /// threads.
@@ -79,6 +79,8 @@ pub struct Cpu<T> {
     slots: Vec<Vec<Vec<T>>>,
     /// Integer inputs, per tensor and copy.
     ints: Vec<Vec<Vec<u32>>>,
+    /// Per state of the graph: its values; empty if no node of the plan uses it.
+    states: Vec<Vec<T>>,
     parameters: Vec<Vec<T>>,
     gradients: Vec<Vec<T>>,
     /// Per moment and bucket: values of the owned elements.
@@ -155,6 +157,7 @@ impl<T: Float> Cpu<T> {
             functions,
             slots,
             ints: ints.collect(),
+            states: plan.graph.states.iter().map(|state| initial(&plan, state)).collect(),
             parameters: bank(),
             gradients: if plan.graph.is_trained() { bank() } else { Vec::new() },
             moments: vec![zero_shards(&shards); moments.count],
@@ -186,6 +189,9 @@ impl<T: Float> Cpu<T> {
             TensorLocation::Gradient { bucket, start } => {
                 HostTensorView::Float(&self.gradients[bucket.index()][start..start + count])
             }
+            TensorLocation::State(state) => {
+                HostTensorView::Float(&self.states[state.index()][..count])
+            }
             TensorLocation::Loss => HostTensorView::Float(&self.loss),
             TensorLocation::Unallocated => HostTensorView::Float(&[]),
         }
@@ -200,6 +206,7 @@ impl<T: Float> Cpu<T> {
             TensorLocation::Gradient { bucket, start } => {
                 (&mut self.gradients[bucket.index()], start)
             }
+            TensorLocation::State(state) => (&mut self.states[state.index()], 0),
             TensorLocation::Loss => (&mut self.loss, 0),
             other => panic!("no node writes to {other:?}"),
         }
@@ -284,6 +291,15 @@ impl<T: Float> Cpu<T> {
     pub fn set_element(&mut self, bank: BucketTensor, bucket: BucketId, index: usize, value: T) {
         self.bank(bank, bucket)[index] = value;
     }
+}
+
+/// Returns the initial values of a state; none if no node of the plan uses it.
+fn initial<T: Float>(plan: &Plan, state: &DeviceState) -> Vec<T> {
+    if !plan.is_placed(state.tensor) {
+        return Vec::new();
+    }
+    let values = state.init.values(plan.graph.tensor(state.tensor).shape.dims());
+    values.into_iter().map(T::from_f64).collect()
 }
 
 /// Values that hold outputs of a node, taken out of the executor.

@@ -25,6 +25,7 @@ pub mod matmul;
 pub mod norm;
 pub mod pool;
 pub(crate) mod recurrent;
+pub(crate) mod rotary;
 pub(crate) mod row_blocks;
 pub(crate) mod row_sums;
 mod row_terms;
@@ -77,6 +78,7 @@ table! {
     | Op::AvgPool2d(_)
     | Op::AvgPool2dGrad { .. } => pool::TWIN,
     Op::Attention(_) | Op::AttentionGrad(_) => attention::TWIN,
+    Op::Rotary { .. } => rotary::TWIN,
     Op::Custom(_) => custom::TWIN,
 }
 

@@ -112,6 +112,9 @@ fn lookups_and_attention() -> Vec<CallShape> {
         (Op::EmbeddingGrad { first: 0, rows: 50_257 }, vec![ids, y]),
         (Op::EmbeddingGrad { first: 0, rows: HUGE / 4 }, vec![vec![64], vec![64, 4]]),
     ];
+    let table = vec![t, c / 4];
+    calls.push((Op::Rotary { inverse: false }, vec![vec![b * 7, t, 4], vec![t, 2]]));
+    calls.push((Op::Rotary { inverse: true }, vec![vec![b, t, c], table]));
     let packed = AttentionOptions::packed(heads, c / heads);
     let options = AttentionOptions { dropout: 0.1, site: Site(1), ..packed };
     calls.push((Op::Attention(options), vec![qkv.clone(), vec![b]]));

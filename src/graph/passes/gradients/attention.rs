@@ -25,3 +25,12 @@ pub fn attention(
     }
     Ok(())
 }
+
+pub fn rotary(
+    b: &mut Backward,
+    inverse: bool,
+    x: &[TensorId],
+    dy: TensorId,
+) -> Result<(), ShapeError> {
+    b.accumulate_op(x[0], Op::Rotary { inverse: !inverse }, &[dy, x[1]])
+}

@@ -40,7 +40,7 @@ use banks::Banks;
 use potluck_core::arithmetic::gcd;
 use potluck_core::faults::InjectedFault;
 use potluck_core::{BucketId, DType, HostTensorView, TensorId};
-use potluck_graph::{Node, Place, Plan, TensorLocation, Update, UpdateRange};
+use potluck_graph::{DeviceState, Node, Place, Plan, TensorLocation, Update, UpdateRange};
 use prepare::PreparedKernel;
 use readbacks::{ReadbackQueue, ReadbackRequest};
 use stream::{CommandStream, ReadRange};
@@ -65,6 +65,8 @@ pub struct GpuExecutor {
     stream: CommandStream,
     /// Per slot: one buffer per copy.
     slots: Vec<Vec<wgpu::Buffer>>,
+    /// Per state of the graph; `None` if no node of the plan uses it.
+    states: Vec<Option<wgpu::Buffer>>,
     banks: Banks,
     loss: wgpu::Buffer,
     loss_counter: LossCounter,
@@ -122,8 +124,10 @@ impl GpuExecutor {
         let norm_slots = NormSlots::new(banks.shards.lengths());
         let workspace_bytes = workspace_bytes(&plan, &Caps::of(&gpu));
         let norms_bytes = (2 * plan.buckets.len() * DType::F32.bytes()) as u64;
+        let states = plan.graph.states.iter().map(|state| state_buffer(&gpu, &plan, state));
         let mut executor = Self {
             slots,
+            states: states.collect::<Result<Vec<Option<wgpu::Buffer>>, DeviceError>>()?,
             banks,
             loss: gpu.storage("loss", 8)?,
             loss_counter: LossCounter::new(&plan),
@@ -213,6 +217,10 @@ impl GpuExecutor {
             TensorLocation::Gradient { bucket, start } => {
                 at(self.banks.buffer(BucketTensor::Gradients, bucket), start)
             }
+            TensorLocation::State(state) => match &self.states[state.index()] {
+                Some(buffer) => at(buffer, 0),
+                None => panic!("no node uses {state}"),
+            },
             TensorLocation::Loss => at(&self.loss, 0),
             TensorLocation::Unallocated => panic!("no node touches a tensor without a place"),
         }
@@ -357,6 +365,23 @@ impl GpuExecutor {
         self.stream.read(&[range], bytemuck::cast_slice_mut(&mut values))?;
         Ok(values)
     }
+}
+
+/// Allocates a state and writes its initial values; `None` if no node of the plan uses it.
+fn state_buffer(
+    gpu: &Gpu,
+    plan: &Plan,
+    state: &DeviceState,
+) -> Result<Option<wgpu::Buffer>, DeviceError> {
+    if !plan.is_placed(state.tensor) {
+        return Ok(None);
+    }
+    let tensor = plan.graph.tensor(state.tensor);
+    let values = state.init.values(tensor.shape.dims());
+    let values: Vec<f32> = values.into_iter().map(|value| value as f32).collect();
+    let buffer = gpu.storage(&state.name, tensor.bytes(0) as u64)?;
+    gpu.upload(&buffer, 0, bytemuck::cast_slice(&values));
+    Ok(Some(buffer))
 }
 
 /// Returns the number of micro-batches after which a node uses the same copies of slots again: the

@@ -46,7 +46,7 @@ struct AttentionSizes {
     d: usize,
     /// Inputs that hold queries, keys and values.
     tensors: usize,
-    /// Where queries, keys and values are.
+    /// Places of queries, keys and values.
     places: [ColumnPlace; 3],
     scale: f64,
     /// True if a query sees no key behind its own position.

@@ -15,7 +15,9 @@ pub(super) fn reference<T: Float>(
     let tensors: Vec<&[T]> = inputs[..sizes.tensors].iter().map(|x| x.floats()).collect();
     let is_forward = matches!(call.op, Op::Attention(_));
     if !is_forward {
-        outputs.iter_mut().for_each(|gradient| gradient.fill(T::zero()));
+        for gradient in outputs.iter_mut() {
+            gradient.fill(T::zero());
+        }
     }
     for sample in 0..sizes.b {
         let id = sizes.drop.map_or(0, |_| inputs[inputs.len() - 1].ints()[sample]);

@@ -1,19 +1,19 @@
-//! What the kernels of attention have in common on GPUs: the entry points that a call runs, what
-//! each binds, and the WGSL that `shaders/lib/attention.wgsl` expects in front.
+//! Common parts of the kernels of attention on GPUs: the entry points that a call runs, with their
+//! bindings, and the WGSL that `shaders/lib/attention.wgsl` expects in front.
 
 use super::AttentionSizes;
 use crate::{OpCall, Operand, Shader};
 use potluck_graph::Op;
 
-/// Entry point that a call runs, with what it binds.
+/// Entry point that a call runs, with its bindings.
 pub(super) struct AttentionKernel {
     pub entry: &'static str,
     /// Variables of the shader in the order of their bindings.
-    bindings: Vec<Binding>,
+    bindings: Vec<BoundVariable>,
 }
 
 /// Storage variable of the shaders, and what is bound to it.
-type Binding = (&'static str, Operand);
+type BoundVariable = (&'static str, Operand);
 
 /// Tensors with queries, keys and values.
 const TENSORS: [&str; 3] = ["x_0", "x_1", "x_2"];
@@ -42,10 +42,10 @@ const VARIABLES: [(&str, &str, &str); 12] = [
 pub(super) fn kernels(call: &OpCall, sizes: &AttentionSizes) -> Vec<AttentionKernel> {
     use Operand::{Input, Output};
     let tensors = TENSORS.into_iter().take(sizes.tensors).enumerate();
-    let mut read: Vec<Binding> = tensors.map(|(input, name)| (name, Input(input))).collect();
+    let mut read: Vec<BoundVariable> = tensors.map(|(input, name)| (name, Input(input))).collect();
     // Without dropout, the first input is bound in place of the sample ids and not read.
     read.push(("samples", Input(if sizes.drop.is_some() { call.inputs.len() - 1 } else { 0 })));
-    let kernel = |entry, more: &[Binding]| {
+    let kernel = |entry, more: &[BoundVariable]| {
         let bindings = read.iter().chain(more).copied().collect();
         AttentionKernel { entry, bindings }
     };
