@@ -16,10 +16,10 @@ use potluck_kernels::autotune::catalog;
 use potluck_train::checkpoint::{Checkpoint, Meta};
 use potluck_train::config::RunConfig;
 use potluck_train::config::effect::require_effect;
-use potluck_train::config::key::Value;
 use potluck_train::config::read::{self, ConfigError, Override, Resolved};
-use potluck_train::config::schema::{DataKind, KEYS};
+use potluck_train::config::schema::DataKind;
 use potluck_train::error::{EXIT_CONFIGURATION, TrainError};
+use potluck_train::keys::Value;
 use potluck_train::nodes::{NodesSink, RunFailure};
 use potluck_train::run::{Run, RunOptions, RunOutcome, train};
 use potluck_train::run_data::SavedData;
@@ -350,13 +350,13 @@ fn refuse_another(saved: &RunConfig, config: &RunConfig) -> Result<(), TrainErro
         "data.normalize",
         "data.image_size",
     ];
-    for key in KEYS {
+    for key in config.keys() {
         let is_kept = match key.section {
             "model" => !matches!(key.name, "dropout" | "stateful"),
             _ => KEPT.contains(&key.full_name),
         };
-        let there = (key.get)(saved);
-        let got = (key.get)(config);
+        let there = saved.value(key.full_name);
+        let got = config.value(key.full_name);
         if is_kept && there != got {
             let why = format!(
                 "it is {} there, and {} here; leave it out, or start a new run with it",
@@ -402,15 +402,22 @@ mod tests {
 
     #[test]
     fn a_resumed_run_keeps_its_model_its_optimizer_and_the_preparation_of_samples() {
-        let resumed = |edit: fn(&mut RunConfig)| {
-            let (saved, mut config) = (RunConfig::default(), RunConfig::default());
+        let resumed_of = |kind: &str, edit: fn(&mut RunConfig)| {
+            let mut saved = RunConfig::default();
+            saved.set("model.kind", kind.into());
+            let mut config = saved.clone();
             edit(&mut config);
             refuse_another(&saved, &config).map_err(|error| error.to_string())
         };
+        let resumed = |edit: fn(&mut RunConfig)| resumed_of("gpt", edit);
         assert_eq!(resumed(|c| c.optim.lr = 0.5), Ok(()));
-        assert_eq!(resumed(|c| c.model.dropout = 0.5), Ok(()));
-        assert_eq!(resumed(|c| c.model.stateful = true), Ok(()));
-        let layers = resumed(|c| c.model.layers = 5).unwrap_err();
+        assert_eq!(resumed(|c| c.set("model.dropout", 0.5.into())), Ok(()));
+        assert_eq!(resumed_of("rnn", |c| c.set("model.stateful", true.into())), Ok(()));
+        let model = resumed(|c| c.set("model.kind", "rnn".into())).unwrap_err();
+        let expected = "model.kind does not fit the checkpoint: it is \"gpt\" there, and \"rnn\" \
+                        here; leave it out";
+        assert!(model.starts_with(expected), "{model}");
+        let layers = resumed(|c| c.set("model.layers", 5.into())).unwrap_err();
         assert!(layers.starts_with("model.layers does not fit"), "{layers}");
         assert!(layers.contains("it is 4 there, and 5 here"), "{layers}");
         let kind = resumed(|c| c.optim.kind = potluck_train::config::schema::OptimKind::Sgd);

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use super::continuation::ResumeCommand;
 use crate::checkpoint::CheckpointError;
+use crate::families::FamilyError;
 use crate::runtime::RuntimeError;
 use potluck_core::faults::FaultError;
 use potluck_core::files::is_disk_full;
@@ -142,6 +143,15 @@ pub enum TrainError {
 impl From<ShapeError> for TrainError {
     fn from(error: ShapeError) -> Self {
         Self::Model(error)
+    }
+}
+
+impl From<FamilyError> for TrainError {
+    fn from(error: FamilyError) -> Self {
+        match error {
+            FamilyError::Shape(error) => Self::Model(error),
+            FamilyError::Unfit(why) => Self::InvalidRequest(why),
+        }
     }
 }
 

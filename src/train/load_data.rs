@@ -35,7 +35,7 @@ impl RunSpec {
     /// Returns `TrainError::Data` if the data cannot be read, tokenized or split.
     pub fn load_data(&self, saved: &SavedData) -> Result<RunData, TrainError> {
         let DataSpec { source, held_out, .. } = &self.data;
-        let context = self.model.context;
+        let context = self.context();
         Ok(match source {
             DataSource::Builtin => {
                 let corpus = world::corpus();

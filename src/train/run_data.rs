@@ -8,9 +8,10 @@ use super::error::TrainError;
 use super::language_model::language_model;
 use super::task::{Task, TextTask, TokenTask, task_of_samples};
 use crate::checkpoint::Meta;
+use crate::families::DataShape;
 use potluck_data::{
-    Augmentation, DataDescription, DataError, Dataset, SampleDescription, TargetNames, TextData,
-    TextWindows, Tokenizer,
+    Augmentation, DataDescription, DataError, Dataset, SampleDescription, TextData, TextWindows,
+    Tokenizer,
 };
 use potluck_graph::Graph;
 
@@ -43,35 +44,6 @@ impl SavedData {
             (Some(tokenizer), _) => Some(DataShape::Tokens { vocabulary: tokenizer.vocabulary() }),
             (None, Some(description)) => Some(DataShape::of(description)),
             (None, None) => None,
-        }
-    }
-}
-
-/// Sizes of the data, to which the inputs and outputs of a model must be built.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub enum DataShape {
-    Tokens {
-        vocabulary: usize,
-    },
-    Samples {
-        /// Shape of the features of a sample.
-        shape: Vec<usize>,
-        /// Outputs of a model: one per class, or one per value.
-        outputs: usize,
-        /// True if the targets are classes.
-        has_classes: bool,
-    },
-}
-
-impl DataShape {
-    fn of(description: &DataDescription) -> Self {
-        match description {
-            DataDescription::Tokens { vocabulary } => Self::Tokens { vocabulary: *vocabulary },
-            DataDescription::Samples(samples) => Self::Samples {
-                shape: samples.shape.clone(),
-                outputs: samples.outputs(),
-                has_classes: matches!(samples.targets, TargetNames::Classes(_)),
-            },
         }
     }
 }

@@ -10,32 +10,24 @@ use super::continuation::ResumeCommand;
 use super::error::TrainError;
 use super::left_devices::LeftDevices;
 use super::loader::{BatchSource, sampler_of};
-use super::run_data::{DataShape, RunData, SavedData};
+use super::run_data::{RunData, SavedData};
 use super::task::Task;
 use super::trainer::fit::EpochSize;
 use super::trainer::{FitLength, FitOptions, SavedRun, TrainerOptions};
 use crate::config::RunConfig;
 use crate::config::read::{ConfigError, Override, Resolved, read_complete};
-use crate::config::schema::{
-    Balance, DataKind, KEYS, Model, ModelKind, OptimKind, Parallel, TypedKeys, is_of_placement,
-};
+use crate::config::schema::{Balance, DataKind, OptimKind, Parallel, TypedKeys, is_of_placement};
+use crate::families::{DataShape, ModelFamily};
 use crate::runtime::memory;
 use crate::runtime::open::OpenOptions;
 use crate::runtime::placement::names::is_auto;
 use crate::runtime::placement::plans::Plans;
 use potluck_core::DType;
 use potluck_core::faults::Faults;
-use potluck_core::format::listed;
 use potluck_core::metrics::Unit;
 use potluck_data::{ReadOptions, SampleFormat, Sampler, TokenizerKind};
-use potluck_graph::model::gpt::next_token_gpt;
-use potluck_graph::model::rnn::next_token_rnn;
-use potluck_graph::model::{
-    CnnConfig, GptConfig, MlpConfig, MlpLoss, PictureNorm, PictureSizes, ResnetConfig, RnnConfig,
-    cnn, gpt, mlp, resnet, rnn,
-};
 use potluck_graph::optim::{Optimizer, Schedule};
-use potluck_graph::{Cell, Graph, ModelGraph};
+use potluck_graph::{Graph, ModelGraph};
 use potluck_parallel::{
     DeviceLoss, MismatchAction, ParallelOptions, PipelineOptions, Placement, Shares, TensorOptions,
 };
@@ -43,7 +35,7 @@ use potluck_parallel::{
 /// Specification of a run: everything that its configuration decides.
 #[derive(Clone)]
 pub struct RunSpec {
-    pub model: ModelSpec,
+    pub model: Box<dyn ModelFamily>,
     pub data: DataSpec,
     pub seed: u64,
     /// Samples per step, over all devices.
@@ -93,25 +85,6 @@ pub struct RunSpec {
     pub(crate) model_toml: String,
     /// Configuration from which this is derived, with the keys that the user has set.
     resolved: Resolved,
-}
-
-/// Builder of the forward graph of a model, with its loss, for data of given sizes.
-type ModelBuilder = dyn Fn(&DataShape) -> Result<Graph, TrainError> + Send + Sync;
-
-/// Model of a run, before the sizes of its data are known.
-#[derive(Clone)]
-pub struct ModelSpec {
-    /// Tokens of a sample, of a model of text or tokens.
-    pub context: usize,
-    /// Sizes of the model, for the user.
-    pub summary: String,
-    /// A number of parameters below that of the model, known before it is built.
-    parameters_at_least: u64,
-    /// Builds the forward graph with its loss for data of these sizes.
-    graph: Arc<ModelBuilder>,
-    /// Builds the graph that generation runs, with the logits of one position; `None` of models
-    /// that generate no text.
-    next_token: Option<Arc<ModelBuilder>>,
 }
 
 /// Data of a run.
@@ -180,7 +153,7 @@ impl RunSpec {
         let parallel = &config.parallel;
         let faults = &config.faults;
         Self {
-            model: model(config),
+            model: config.model.family.clone(),
             data: data(config),
             seed: train.seed,
             batch: train.batch as u32,
@@ -227,11 +200,16 @@ impl RunSpec {
         Self::resolved(&Resolved { config: config.clone(), typed, other_placement: None })
     }
 
+    /// Returns the number of tokens in a sample, which is 1 for models of samples.
+    pub(super) fn context(&self) -> usize {
+        self.model.context().unwrap_or(1)
+    }
+
     /// Returns the size of an epoch, in which as many samples or tokens are trained on as there
     /// are, by the sampler of the data and the unit of the task.
     pub(super) fn epoch(&self, sampler: &Sampler, unit: Unit) -> EpochSize {
         let samples = sampler.epoch_samples();
-        let per_sample = self.model.context as u64;
+        let per_sample = self.context() as u64;
         match unit {
             Unit::Samples => EpochSize { units: samples, per_sample: 1 },
             Unit::Tokens if sampler.is_of_streams() => {
@@ -492,9 +470,9 @@ impl RunSpec {
     /// Returns `TrainError::Runtime` before anything is built if the host has no memory for the
     /// parameters, and `TrainError::Model` if the sizes of the model contradict each other.
     fn forward_graph(&self, data: &DataShape) -> Result<Graph, TrainError> {
-        let bytes = self.model.parameters_at_least.saturating_mul(DType::F32.bytes() as u64);
+        let bytes = self.model.parameters_at_least().saturating_mul(DType::F32.bytes() as u64);
         memory::require(usize::try_from(bytes).unwrap_or(usize::MAX))?;
-        (self.model.graph)(data)
+        Ok(self.model.graph(data)?)
     }
 
     /// Returns the plans of the forward pass only.
@@ -511,10 +489,10 @@ impl RunSpec {
     /// Returns `TrainError::InvalidRequest` if the model is not one of text, and
     /// `TrainError::Model` if its sizes contradict each other.
     pub fn generation_plans(&self, data: &DataShape) -> Result<Plans, TrainError> {
-        let Some(next_token) = &self.model.next_token else {
+        let Some(graph) = self.model.next_token_graph(data)? else {
             return Err(TrainError::InvalidRequest("the model generates no text".into()));
         };
-        Ok(Plans::new(ModelGraph::forward(next_token(data)?, self.fuse)))
+        Ok(Plans::new(ModelGraph::forward(graph, self.fuse)))
     }
 
     /// Creates the source of the inputs of a graph, which draws a sample for each slot of each
@@ -535,216 +513,6 @@ impl RunSpec {
         source.augmentation = data.augmentation.clone().map(|changes| (changes, self.seed));
         Ok(source)
     }
-}
-
-fn model(config: &RunConfig) -> ModelSpec {
-    let model = config.model.clone();
-    let context = model.context;
-    let parameters_at_least = parameters_at_least(&model);
-    match model.kind {
-        ModelKind::Gpt => ModelSpec {
-            context,
-            parameters_at_least,
-            summary: format!(
-                "{} layers, {} heads, width {}, context {context}",
-                model.layers, model.heads, model.width
-            ),
-            next_token: Some({
-                let model = model.clone();
-                Arc::new(move |data| Ok(next_token_gpt(&gpt_config(&model, data)?)?))
-            }),
-            graph: Arc::new(move |data| Ok(gpt(&gpt_config(&model, data)?)?)),
-        },
-        ModelKind::Rnn => ModelSpec {
-            context,
-            parameters_at_least,
-            summary: format!(
-                "{} layers of {}, width {}, context {context}{}",
-                model.layers,
-                if model.cell == Cell::Lstm { "LSTM" } else { "GRU" },
-                model.width,
-                if model.stateful { ", state carried from step to step" } else { "" }
-            ),
-            next_token: Some({
-                let model = model.clone();
-                Arc::new(move |data| Ok(next_token_rnn(&rnn_config(&model, data)?)?))
-            }),
-            graph: Arc::new(move |data| Ok(rnn(&rnn_config(&model, data)?)?)),
-        },
-        ModelKind::Cnn => ModelSpec {
-            context,
-            parameters_at_least,
-            summary: cnn_summary(&model),
-            next_token: None,
-            graph: Arc::new(move |data| Ok(cnn(&cnn_config(&model, data)?)?)),
-        },
-        ModelKind::Resnet => ModelSpec {
-            context,
-            parameters_at_least,
-            summary: format!(
-                "resnet of {} layers, {} channels at first, {} norm",
-                6 * model.layers + 2,
-                model.width,
-                if model.norm == PictureNorm::Batch { "batch" } else { "group" }
-            ),
-            next_token: None,
-            graph: Arc::new(move |data| Ok(resnet(&resnet_config(&model, data)?)?)),
-        },
-        ModelKind::Mlp => {
-            let summary = match &model.hidden[..] {
-                [] => "linear model".into(),
-                [one] => format!("mlp with a hidden layer of {one}"),
-                several => format!("mlp with hidden layers of {}", listed(several)),
-            };
-            let graph = Arc::new(move |data: &DataShape| mlp_graph(&model, data));
-            ModelSpec { context, summary, parameters_at_least, graph, next_token: None }
-        }
-    }
-}
-
-/// Returns a number of parameters below that of a model: those of the products in its blocks,
-/// without what depends on the data.
-fn parameters_at_least(model: &Model) -> u64 {
-    let width = model.width as u64;
-    let layers = model.layers as u64;
-    // No product of these wraps: widths are at most 65,536 and layers 1,024.
-    let square = width * width;
-    match model.kind {
-        // Queries, keys, values and projection, and two matrices of 4 widths.
-        ModelKind::Gpt => 12 * layers * square,
-        // Of each gate the matrices of the input and of the state.
-        ModelKind::Rnn => {
-            let gates = match model.cell {
-                Cell::Lstm => 4,
-                Cell::Gru => 3,
-            };
-            2 * gates * layers * square
-        }
-        // The first stage: two convolutions of 3 x 3 per block.
-        ModelKind::Resnet => 18 * layers * square,
-        ModelKind::Mlp | ModelKind::Cnn => {
-            model.hidden.windows(2).map(|pair| pair[0].saturating_mul(pair[1])).sum()
-        }
-    }
-}
-
-fn cnn_summary(model: &Model) -> String {
-    let convolutions = match model.channels.len() {
-        0 => "no convolutions".into(),
-        _ => format!("convolutions of {} channels", listed(&model.channels)),
-    };
-    match model.hidden.len() {
-        0 => format!("cnn with {convolutions} and no hidden layer"),
-        1 => format!("cnn with {convolutions} and a hidden layer of {}", model.hidden[0]),
-        _ => format!("cnn with {convolutions} and hidden layers of {}", listed(&model.hidden)),
-    }
-}
-
-/// Returns the sizes of a model of pictures.
-fn picture_sizes(kind: &str, data: &DataShape) -> Result<PictureSizes, TrainError> {
-    let DataShape::Samples { shape, outputs, has_classes } = data else {
-        let other = "set model.kind = \"gpt\" for texts and tokens";
-        let why = format!("a {kind} is trained on pictures; {other}");
-        return Err(TrainError::InvalidRequest(why));
-    };
-    let picture = match shape[..] {
-        [channels, height, width] => [channels, height, width],
-        [height, width] => [1, height, width],
-        _ => {
-            return Err(TrainError::InvalidRequest(format!(
-                "a {kind} is trained on pictures of channels, height and width, not on samples of \
-                 {shape:?}; set model.kind = \"mlp\""
-            )));
-        }
-    };
-    let loss = if *has_classes { MlpLoss::CrossEntropy } else { MlpLoss::SquaredError };
-    Ok(PictureSizes { picture, outputs: *outputs, loss })
-}
-
-fn lengths(list: &[u64]) -> Vec<usize> {
-    list.iter().map(|length| *length as usize).collect()
-}
-
-fn cnn_config(model: &Model, data: &DataShape) -> Result<CnnConfig, TrainError> {
-    let sizes = picture_sizes("cnn", data)?;
-    let [_, height, width] = sizes.picture;
-    let poolings = model.channels.len();
-    let halvings = height.min(width).checked_ilog2().unwrap_or(0) as usize;
-    if halvings < poolings {
-        return Err(TrainError::InvalidRequest(format!(
-            "pictures of {width}x{height} are too small for {poolings} pooling{}; shorten \
-             model.channels, or set data.image_size",
-            if poolings == 1 { "" } else { "s" }
-        )));
-    }
-    Ok(CnnConfig {
-        sizes,
-        channels: lengths(&model.channels),
-        hidden: lengths(&model.hidden),
-        activation: model.activation,
-        dropout: model.dropout as f32,
-    })
-}
-
-fn resnet_config(model: &Model, data: &DataShape) -> Result<ResnetConfig, TrainError> {
-    Ok(ResnetConfig {
-        sizes: picture_sizes("resnet", data)?,
-        blocks: model.layers,
-        width: model.width,
-        norm: model.norm,
-    })
-}
-
-/// Returns the vocabulary of a model of tokens.
-fn vocabulary(kind: &str, data: &DataShape) -> Result<usize, TrainError> {
-    let DataShape::Tokens { vocabulary } = *data else {
-        let why =
-            format!("{kind} is trained on texts or tokens; set model.kind = \"mlp\" for samples");
-        return Err(TrainError::InvalidRequest(why));
-    };
-    Ok(vocabulary)
-}
-
-fn rnn_config(model: &Model, data: &DataShape) -> Result<RnnConfig, TrainError> {
-    Ok(RnnConfig {
-        vocabulary: vocabulary("an rnn", data)?,
-        context: model.context,
-        layers: model.layers,
-        width: model.width,
-        cell: model.cell,
-        dropout: model.dropout as f32,
-        stateful: model.stateful,
-    })
-}
-
-fn gpt_config(model: &Model, data: &DataShape) -> Result<GptConfig, TrainError> {
-    Ok(GptConfig {
-        vocabulary: vocabulary("a gpt", data)?,
-        context: model.context,
-        layers: model.layers,
-        heads: model.heads,
-        width: model.width,
-        bias: model.bias,
-        dropout: model.dropout as f32,
-        tie: model.tie,
-        activation: model.activation,
-    })
-}
-
-fn mlp_graph(model: &Model, data: &DataShape) -> Result<Graph, TrainError> {
-    let DataShape::Samples { shape, outputs, has_classes } = data else {
-        let why = "an mlp is trained on samples; set model.kind = \"gpt\" for texts and tokens";
-        return Err(TrainError::InvalidRequest(why.into()));
-    };
-    let mut widths = vec![shape.iter().product()];
-    widths.extend(lengths(&model.hidden));
-    widths.push(*outputs);
-    Ok(mlp(&MlpConfig {
-        widths,
-        activation: model.activation,
-        dropout: model.dropout as f32,
-        loss: if *has_classes { MlpLoss::CrossEntropy } else { MlpLoss::SquaredError },
-    })?)
 }
 
 fn data(config: &RunConfig) -> DataSpec {
@@ -829,17 +597,18 @@ fn parallel_options(parallel: &Parallel) -> ParallelOptions {
 fn placement_settings(spec: &RunSpec) -> Vec<(&'static str, String)> {
     let default = RunConfig::default();
     let mut settings = Vec::new();
-    for key in KEYS.iter().filter(|key| is_of_placement(key.full_name)) {
+    for name in Parallel::KEYS.iter().map(|key| key.full_name) {
         let is_flag = matches!(
-            key.full_name,
+            name,
             "parallel.devices" | "parallel.pipeline_stages" | "parallel.tensor_ranks"
         );
-        let value = (key.get)(&spec.resolved.config);
-        if !is_flag
-            && value != (key.get)(&default)
+        let value = spec.resolved.config.value(name);
+        if is_of_placement(name)
+            && !is_flag
+            && value != default.value(name)
             && let Some(value) = value
         {
-            settings.push((key.full_name, value.to_string()));
+            settings.push((name, value.to_string()));
         }
     }
     settings
@@ -1028,7 +797,8 @@ mod tests {
     #[cfg(target_os = "linux")]
     fn a_model_that_no_host_holds_is_refused_before_it_is_allocated() {
         let mut config = RunConfig::default();
-        (config.model.width, config.model.layers) = (65_536, 1024);
+        config.set("model.width", 65_536.into());
+        config.set("model.layers", 1024.into());
         config.check().unwrap();
         let started = std::time::Instant::now();
         let spec = RunSpec::new(&config);
@@ -1039,24 +809,6 @@ mod tests {
         let text = error.to_string();
         assert!(text.contains("GiB") && text.contains("model.width"), "{text}");
         assert_eq!(error.exit_code(), EXIT_CONFIGURATION);
-    }
-
-    #[test]
-    fn parameters_are_counted_from_below() {
-        let mut config = RunConfig::default();
-        config.model.hidden = vec![64, 32, 16];
-        for kind in [ModelKind::Gpt, ModelKind::Rnn] {
-            config.model.kind = kind;
-            let spec = RunSpec::new(&config);
-            let training = spec.training_graph(&DataShape::Tokens { vocabulary: 65 }).unwrap();
-            let graph = training.whole();
-            let all: usize =
-                graph.parameters.iter().map(|p| graph.tensor(p.tensor).shape.elements(1)).sum();
-            let bound = spec.model.parameters_at_least;
-            assert!(bound <= all as u64 && bound * 2 > all as u64, "{kind:?}: {bound} of {all}");
-        }
-        config.model.kind = ModelKind::Mlp;
-        assert_eq!(RunSpec::new(&config).model.parameters_at_least, 64 * 32 + 32 * 16);
     }
 
     #[test]

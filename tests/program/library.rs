@@ -6,10 +6,9 @@ use std::sync::Arc;
 use crate::process::Desk;
 use potluck_data::Dataset;
 use potluck_graph::Graph;
-use potluck_graph::model::{GptConfig, gpt};
 use potluck_train::checkpoint::Checkpoint;
 use potluck_train::config::read::Resolved;
-use potluck_train::run_data::{DataShape, SavedData};
+use potluck_train::run_data::SavedData;
 use potluck_train::spec::RunSpec;
 use potluck_train::{FitLength, FitOptions, Shares, Trainer, TrainerOptions};
 
@@ -27,20 +26,9 @@ fn described(desk: &Desk, devices: &str, step: u64) -> Described {
     let place = desk.path(&format!("run/checkpoints/step-{step:08}"));
     let checkpoint = Checkpoint::load(&place).unwrap();
     let resolved = Resolved::saved(&checkpoint.meta.run, &checkpoint.meta.typed).unwrap();
-    let (spec, model) = (RunSpec::resolved(&resolved), resolved.config.model);
+    let spec = RunSpec::resolved(&resolved);
     let data = spec.load_data(&SavedData::of(&checkpoint.meta)).unwrap();
-    let DataShape::Tokens { vocabulary } = data.shape else { panic!("the run is on a text") };
-    let graph = gpt(&GptConfig {
-        vocabulary,
-        context: model.context,
-        layers: model.layers,
-        heads: model.heads,
-        width: model.width,
-        bias: model.bias,
-        dropout: model.dropout as f32,
-        tie: model.tie,
-        activation: model.activation,
-    });
+    let graph = spec.model.graph(&data.shape);
     let shares = checkpoint.meta.placement.ranks.iter().map(|rank| rank.share as usize);
     let options = TrainerOptions {
         shares: Shares::Fixed(shares.collect()),

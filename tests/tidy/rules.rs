@@ -99,10 +99,12 @@ pub const ROOMS: &[(&str, &str, &str)] = &[
     ("kernels", "kernels", "device"),
     ("kernels", "autotune", "device kernels"),
     ("kernels", "exec", "device kernels autotune"),
-    ("train", "config", ""),
+    ("train", "keys", ""),
+    ("train", "families", "keys"),
+    ("train", "config", "keys families"),
     ("train", "checkpoint", ""),
     ("train", "runtime", ""),
-    ("train", "train", "config checkpoint runtime"),
+    ("train", "train", "keys families config checkpoint runtime"),
     ("bench", "bench", ""),
     ("gantt", "gantt", ""),
     ("ui", "ui", ""),
@@ -149,9 +151,11 @@ pub const IMPURE: &str =
     "std::fs std::net std::io std::env std::thread std::time Instant SystemTime";
 /// Rooms that start long-lived threads.
 pub const THREADED: &str = "net nodes runtime train";
-/// Rooms that print, and that may name keys and flags. The messages of all others are also those of
-/// a library.
+/// Rooms that print, and that may name keys and flags.
 pub const OF_THE_PROGRAM: &str = "train bench cli";
+/// Rooms that name keys, because they have them. The messages of all others are also those of a
+/// library.
+pub const OF_KEYS: &str = "keys families config";
 
 /// The room that a path of a crate leads to: one of the crate, or the crate's own.
 pub fn room_named<'a>(package: &'a str, name: &str) -> &'a str {
@@ -269,7 +273,7 @@ pub fn absences(file: &Source) -> Vec<String> {
 
 /// Literals of rooms whose messages users of the library read, too, name no keys and no flags.
 pub fn settings_by_hand(file: &Source) -> Vec<String> {
-    let is_checked = |room: &str| room != "config" && !lists(OF_THE_PROGRAM, room);
+    let is_checked = |room: &str| !lists(OF_KEYS, room) && !lists(OF_THE_PROGRAM, room);
     // Its names of parameters, those of Hugging Face's files, begin like the keys of a model.
     if file.path == "src/graph/model/llama.rs"
         || !file.is_rust()

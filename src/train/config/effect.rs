@@ -1,7 +1,7 @@
 //! Keys that have an effect on `eval` and `generate`, which do not train.
 
 use super::read::{ConfigError, Origin, Override, with_section};
-use super::schema::{is_of_parts, key};
+use super::schema::{is_of_parts, known_key};
 
 /// Keys that have an effect besides those of pipelines, or sections of them; and those that a
 /// checkpoint keeps, which are refused later, with that reason.
@@ -32,7 +32,7 @@ const FLAGS: [(&str, &str); 3] = [
 pub fn require_effect(overrides: &[Override]) -> Result<(), ConfigError> {
     for Override { flag, key: name, .. } in overrides {
         let origin = Origin::Flag(0, flag.clone());
-        let Some(key) = key(with_section(&origin, name)?) else { continue };
+        let Some(key) = known_key(with_section(&origin, name)?) else { continue };
         let name = key.full_name;
         let instead = match FLAGS.iter().find(|(of, _)| *of == name) {
             Some((_, instead)) => instead,

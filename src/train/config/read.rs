@@ -9,10 +9,11 @@ use std::path::{Path, PathBuf};
 use toml::de::{DeTable, DeValue};
 
 use super::RunConfig;
-use super::key::{Constraint, Key, Value, Words};
 use super::schema::{
-    ConstraintError, DataKind, KEYS, RENAMED, SECTIONS, TypedKeys, is_of_placement, key,
+    DataKind, RENAMED, SECTIONS, TypedKeys, is_of_placement, known_key, known_keys,
 };
+use crate::families::{FAMILIES, KIND};
+use crate::keys::{Constraint, ConstraintError, Key, Value, Words};
 
 /// A configuration that cannot be run: exit code 78.
 #[derive(Debug, PartialEq, thiserror::Error)]
@@ -124,7 +125,7 @@ impl Resolved {
         let config = read_complete(place, text, &[])?.config;
         let mut now = BTreeSet::new();
         for name in typed {
-            if let Some(key) = key(name) {
+            if let Some(key) = known_key(name) {
                 now.insert(key.full_name);
             }
         }
@@ -135,10 +136,10 @@ impl Resolved {
     /// in TOML.
     pub fn changes(&self, saved: &RunConfig) -> Vec<(&'static str, String)> {
         let mut changes = Vec::new();
-        for key in KEYS {
-            let value = (key.get)(&self.config);
+        for key in self.config.keys() {
+            let value = self.config.value(key.full_name);
             if self.typed.now.contains(key.full_name)
-                && value != (key.get)(saved)
+                && value != saved.value(key.full_name)
                 && let Some(value) = value
             {
                 changes.push((key.full_name, value.to_string()));
@@ -193,12 +194,19 @@ fn resolve(
         origins: BTreeMap::new(),
         before: saved.map(|saved| saved.typed.all()),
     };
-    if let Some((path, text)) = file {
-        reader.file(path, text)?;
+    let table = match file {
+        Some((path, text)) => Some(parsed(path, text)?),
+        None => None,
+    };
+    let mut assignments = Vec::new();
+    if let (Some((path, text)), Some(table)) = (file, &table) {
+        assignments = of_file(path, text, table)?;
     }
-    for (index, one) in overrides.iter().enumerate() {
-        reader.apply(index, one)?;
+    let values: Vec<_> = overrides.iter().map(|one| DeValue::parse(&one.value).ok()).collect();
+    for (index, (one, value)) in overrides.iter().zip(&values).enumerate() {
+        assignments.push(of_flag(index, one, value.as_ref().map(|value| value.get_ref()))?);
     }
+    reader.apply(assignments)?;
     let typed = reader.typed();
     let other_placement = match saved {
         Some(saved) => reader.config.other_placement(&saved.config, &typed),
@@ -236,26 +244,71 @@ pub fn keys_help() -> String {
     for (section, doc) in SECTIONS {
         let gap = if text.is_empty() { "" } else { "\n" };
         text.push_str(&format!("{gap}[{section}]  {}\n", doc.trim()));
-        for key in KEYS.iter().filter(|key| key.section == *section) {
-            let default = match (key.follows, (key.get)(&defaults)) {
-                (Some(follows), _) => follows.to_owned(),
-                (None, Some(value)) => value.to_string(),
-                (None, None) => "none".to_owned(),
-            };
-            text.push_str(&format!("  {:<17} {}\n", key.name, key.doc.trim()));
-            let accepts = key.accepts.to_string();
-            // Long lists of words leave no room for the default on their line.
-            let gap =
-                if accepts.len() + default.len() < 68 { " " } else { "\n                    " };
-            text.push_str(&format!("{:20}{accepts};{gap}default: {default}\n", ""));
-            if let Some((other, words)) = key.only {
-                let words = Constraint::OneOf(words);
-                text.push_str(&format!("{:20}only with {other} = {words}\n", ""));
-            }
+        if *section == KIND.section {
+            text.push_str(&model_help());
+            continue;
+        }
+        for key in defaults.keys().into_iter().filter(|key| key.section == *section) {
+            text.push_str(&key_help(key, defaults.value(key.full_name)));
         }
     }
     text
 }
+
+/// Returns the listing of the keys of models, by family.
+fn model_help() -> String {
+    let mut text = key_help(&KIND, None);
+    for family in FAMILIES {
+        let kind = KIND.full_name;
+        text.push_str(&format!(
+            "\n{kind} = \"{}\"  {};\n{:20}{} by default\n",
+            family.name, family.doc, "", family.defaults
+        ));
+        let model = (family.new)();
+        for key in model.keys() {
+            text.push_str(&key_help(key, model.value(key.name)));
+        }
+    }
+    text
+}
+
+/// Returns the lines of the listing on a key with this default.
+fn key_help(key: &Key, default: Option<Value>) -> String {
+    let default = match (key.follows, default) {
+        (Some(follows), _) => follows.to_owned(),
+        (None, Some(value)) => value.to_string(),
+        (None, None) => "none".to_owned(),
+    };
+    let accepts = key.accepts.to_string();
+    // Long lists of words leave no room for the default on their line.
+    let gap = if accepts.len() + default.len() < 68 { " " } else { "\n                    " };
+    let mut text = format!(
+        "  {:<17} {}\n{:20}{accepts};{gap}default: {default}\n",
+        key.name,
+        key.doc.trim(),
+        ""
+    );
+    if let Some((other, words)) = key.only {
+        let words = Constraint::OneOf(words);
+        text.push_str(&format!("{:20}only with {other} = {words}\n", ""));
+    }
+    text
+}
+
+/// Value that a file or a flag gives to a key, before it is known whether there is such a key.
+struct Assignment<'a> {
+    origin: Origin,
+    /// Full name of the key.
+    name: String,
+    /// Value in TOML; `None` if it is the bare word `written`.
+    value: Option<&'a DeValue<'a>>,
+    /// Beginning of the value as it is written, for messages.
+    written: String,
+}
+
+/// Keys on which it depends which others there are. They are applied first, wherever they are
+/// written.
+const SELECTING: [&str; 3] = ["data.path", "data.kind", KIND.full_name];
 
 /// Configuration under construction, with the origin of the last value of each key that was set.
 struct ConfigReader {
@@ -266,75 +319,58 @@ struct ConfigReader {
 }
 
 impl ConfigReader {
-    fn file(&mut self, path: &Path, text: &str) -> Result<(), ConfigError> {
-        let root = DeTable::parse(text).map_err(|error| {
-            let span = error.span().unwrap_or(0..0);
-            let what = excerpt(text, &span);
-            let at = if what.is_empty() { String::new() } else { format!(" at {what}") };
-            let origin = line(path, text, span.start);
-            ConfigError::Syntax { origin, why: format!("{}{at}", error.message()) }
-        })?;
-        for (name, section) in in_order(root.get_ref()) {
-            let origin = line(path, text, name.span().start);
-            let section_name = name.get_ref().as_ref();
-            let known = SECTIONS.iter().any(|(known, _)| *known == section_name);
-            let table = match section.get_ref() {
-                DeValue::Table(table) if known => table,
-                DeValue::Table(_) => return Err(unknown_section(origin, section_name)),
-                _ => return Err(unknown_key(origin, section_name)),
-            };
-            for (key_name, value) in in_order(table) {
-                let name = format!("{section_name}.{}", key_name.get_ref());
-                let written = excerpt(text, &value.span());
-                let origin = line(path, text, key_name.span().start);
-                self.put(origin, &name, Some(value.get_ref()), &written)?;
-            }
+    /// Sets keys, of which later ones win.
+    fn apply(&mut self, assignments: Vec<Assignment>) -> Result<(), ConfigError> {
+        let (selecting, others): (Vec<_>, Vec<_>) =
+            assignments.into_iter().partition(|one| SELECTING.contains(&one.name.as_str()));
+        for one in selecting {
+            self.put(one)?;
+        }
+        let typed = self.typed();
+        self.config.select_kinds(&typed);
+        for one in others {
+            self.put(one)?;
         }
         Ok(())
     }
 
-    fn apply(&mut self, index: usize, one: &Override) -> Result<(), ConfigError> {
-        let origin = Origin::Flag(index, one.flag.clone());
-        let parsed = DeValue::parse(&one.value).ok();
-        let name = with_section(&origin, &one.key)?;
-        let is_text = key(name).is_some_and(|key| key.accepts == Constraint::Text);
-        let mut value = parsed.as_ref().map(|value| value.get_ref());
-        // What is no string is one without its quotes, such as the index of a device.
-        if is_text && !matches!(value, Some(DeValue::String(_))) {
-            value = None;
-        }
-        self.put(origin, name, value, &one.value)
-    }
-
-    /// Sets a key; if `value` is `None`, the value is the bare word `written`.
-    fn put(
-        &mut self,
-        origin: Origin,
-        name: &str,
-        value: Option<&DeValue>,
-        written: &str,
-    ) -> Result<(), ConfigError> {
-        let Some(key) = key(name) else {
-            return Err(unknown_key(origin, name));
+    fn put(&mut self, one: Assignment) -> Result<(), ConfigError> {
+        let Assignment { origin, name, value, written } = one;
+        let Some(key) = self.config.keys().into_iter().find(|key| key.full_name == name) else {
+            return Err(self.no_key(origin, &name));
         };
-        match accepted_value(key, value, written) {
+        match accepted_value(key, value, &written) {
             Some(value) => {
-                (key.set)(&mut self.config, value);
+                self.config.set(key.full_name, value);
                 self.origins.insert(key.full_name, origin);
                 Ok(())
             }
             None => {
                 let got = match value {
                     Some(DeValue::Table(_)) => "a table",
-                    Some(DeValue::Array(_)) if key.accepts == Constraint::IntList => written,
+                    Some(DeValue::Array(_)) if key.accepts == Constraint::IntList => &written,
                     Some(DeValue::Array(_)) => "an array",
                     _ if written.is_empty() => "nothing",
-                    _ => written,
+                    _ => &written,
                 };
                 let why = format!("expects {}, got {got}", key.accepts);
                 Err(ConfigError::Value { origin, name: key.full_name.into(), why })
             }
         }
+    }
+
+    /// Returns the error on a key that this configuration does not have: one of other families of
+    /// models, or none.
+    fn no_key(&mut self, origin: Origin, name: &str) -> ConfigError {
+        let Some(key) = known_key(name) else { return unknown_key(origin, name) };
+        let mut kinds = Vec::new();
+        for family in FAMILIES {
+            if (family.new)().keys().iter().any(|known| known.full_name == name) {
+                kinds.push(family.name);
+            }
+        }
+        self.origins.insert(key.full_name, origin);
+        self.attribute(self.config.without_effect(key.full_name, KIND.full_name, &kinds))
     }
 
     /// Returns the keys that were set.
@@ -366,6 +402,59 @@ impl ConfigReader {
     }
 }
 
+/// Parses the text of a file.
+fn parsed<'a>(path: &Path, text: &'a str) -> Result<toml::Spanned<DeTable<'a>>, ConfigError> {
+    DeTable::parse(text).map_err(|error| {
+        let span = error.span().unwrap_or(0..0);
+        let what = excerpt(text, &span);
+        let at = if what.is_empty() { String::new() } else { format!(" at {what}") };
+        let origin = line(path, text, span.start);
+        ConfigError::Syntax { origin, why: format!("{}{at}", error.message()) }
+    })
+}
+
+/// Returns what a file sets, in the order of its text.
+fn of_file<'a>(
+    path: &Path,
+    text: &str,
+    root: &'a toml::Spanned<DeTable<'a>>,
+) -> Result<Vec<Assignment<'a>>, ConfigError> {
+    let mut assignments = Vec::new();
+    for (name, section) in in_order(root.get_ref()) {
+        let origin = line(path, text, name.span().start);
+        let section_name = name.get_ref().as_ref();
+        let known = SECTIONS.iter().any(|(known, _)| *known == section_name);
+        let table = match section.get_ref() {
+            DeValue::Table(table) if known => table,
+            DeValue::Table(_) => return Err(unknown_section(origin, section_name)),
+            _ => return Err(unknown_key(origin, section_name)),
+        };
+        for (key_name, value) in in_order(table) {
+            assignments.push(Assignment {
+                origin: line(path, text, key_name.span().start),
+                name: format!("{section_name}.{}", key_name.get_ref()),
+                value: Some(value.get_ref()),
+                written: excerpt(text, &value.span()),
+            });
+        }
+    }
+    Ok(assignments)
+}
+
+/// Returns what the nth flag sets, whose value in TOML is `value` if it is one.
+fn of_flag<'a>(
+    index: usize,
+    one: &Override,
+    value: Option<&'a DeValue<'a>>,
+) -> Result<Assignment<'a>, ConfigError> {
+    let origin = Origin::Flag(index, one.flag.clone());
+    let name = with_section(&origin, &one.key)?.to_owned();
+    let is_text = known_key(&name).is_some_and(|key| key.accepts == Constraint::Text);
+    // What is no string is one without its quotes, such as the index of a device.
+    let value = value.filter(|value| !is_text || matches!(value, DeValue::String(_)));
+    Ok(Assignment { origin, name, value, written: one.value.clone() })
+}
+
 /// Returns the line of the byte at an offset in the text of a file.
 fn line(path: &Path, text: &str, offset: usize) -> Origin {
     let before = &text.as_bytes()[..offset.min(text.len())];
@@ -382,7 +471,7 @@ fn in_order<'t, 'i>(
 }
 
 /// Converts a written value to that of the key; `None` if the key does not accept it.
-fn accepted_value(key: &Key<RunConfig>, value: Option<&DeValue>, written: &str) -> Option<Value> {
+fn accepted_value(key: &Key, value: Option<&DeValue>, written: &str) -> Option<Value> {
     let value = match value {
         // Without brackets, as a flag may have it: 4,4,4.
         None if key.accepts == Constraint::IntList => {
@@ -429,8 +518,12 @@ fn excerpt(text: &str, span: &Range<usize>) -> String {
 /// Returns the full name of a key that a flag may have without its section, if only one section
 /// has it; any other name as it is.
 pub(super) fn with_section<'a>(origin: &Origin, name: &'a str) -> Result<&'a str, ConfigError> {
-    let found: Vec<&str> =
-        KEYS.iter().filter(|key| key.name == name).map(|key| key.full_name).collect();
+    let mut found = Vec::new();
+    for key in known_keys() {
+        if key.name == name && !found.contains(&key.full_name) {
+            found.push(key.full_name);
+        }
+    }
     match found[..] {
         [] => Ok(name),
         [one] => Ok(one),
@@ -473,16 +566,17 @@ fn unknown_key(origin: Origin, name: &str) -> ConfigError {
     let section = name.split('.').next().unwrap_or(name);
     let is_section = SECTIONS.iter().any(|(known, _)| *known == section);
     // A near match of the full name (a typo) beats the same key of another section (a mistake).
-    let near = nearest(name, KEYS.iter().map(|key| (key.full_name, key.full_name)))
-        .or_else(|| nearest(key_name, KEYS.iter().map(|key| (key.name, key.full_name))));
+    let keys = known_keys();
+    let near = nearest(name, keys.iter().map(|key| (key.full_name, key.full_name)))
+        .or_else(|| nearest(key_name, keys.iter().map(|key| (key.name, key.full_name))));
     let hint = if is_section && section == name {
         format!("{section} is a section: [{section}]")
     } else if let Some(near) = near {
         format!("did you mean {near}?")
     } else {
         let mut known = Vec::new();
-        for key in KEYS {
-            if !is_section || key.section == section {
+        for key in keys {
+            if (!is_section || key.section == section) && !known.contains(&key.full_name) {
                 known.push(key.full_name);
             }
         }
@@ -514,8 +608,8 @@ mod resumed;
 mod tests {
     use super::*;
     use crate::config::schema::{Balance, OptimKind};
+    use crate::families::TrainedOn;
     use potluck_data::TokenizerKind;
-    use potluck_graph::Unary;
     use potluck_graph::optim::Decay;
     use potluck_parallel::PipelineSchedule;
     use proptest::prelude::*;
@@ -554,10 +648,10 @@ mod tests {
         let text = "[model]\nwidth = 64 # comment\n[optim]\nlr = 1\n[train]\nsteps = 1_000";
         let sets = ["train.steps=20", "train.steps = 30", "model.activation=relu"];
         let resolved = typed(text, &sets).unwrap();
-        assert_eq!(resolved.config.model.width, 64);
+        assert_eq!(resolved.config.value("model.width"), Some(64.into()));
         assert_eq!(resolved.config.optim.lr, 1.0);
         assert_eq!(resolved.config.train.steps, 30);
-        assert_eq!(resolved.config.model.activation, Unary::Relu);
+        assert_eq!(resolved.config.value("model.activation"), Some("relu".into()));
         let keys = ["model.activation", "model.width", "optim.lr", "train.steps"];
         assert_eq!(resolved.typed.now, keys.into());
     }
@@ -565,8 +659,8 @@ mod tests {
     #[test]
     fn former_names_are_refused_with_the_present_one() {
         for (before, now) in RENAMED {
-            assert!(key(before).is_none(), "{before}");
-            assert!(key(now).is_some(), "{now}");
+            assert!(known_key(before).is_none(), "{before}");
+            assert!(known_key(now).is_some(), "{now}");
             let hint = format!("there is no key {before}; it is called {now} now");
             refused("", &[&format!("{before}=1")], &format!("--set {before}=1: {hint}"));
             let (section, name) = before.split_once('.').unwrap();
@@ -804,7 +898,7 @@ mod tests {
     #[test]
     fn the_listing_names_every_key_within_the_columns() {
         let help = keys_help();
-        for key in KEYS {
+        for key in known_keys() {
             assert!(help.contains(&format!("\n  {} ", key.name)), "{} is missing", key.full_name);
         }
         for line in help.lines() {
@@ -823,8 +917,54 @@ mod tests {
         }
     }
 
+    #[test]
+    fn keys_of_models_are_those_of_the_kind_wherever_it_is_set() {
+        let value = |text: &str, sets: &[&str], key: &str| config(text, sets).value(key);
+        // Also if the kind comes behind the key, or by a flag.
+        let file = "[model]\ncell = 'gru'\nkind = 'rnn'";
+        assert_eq!(value(file, &[], "model.cell"), Some("gru".into()));
+        assert_eq!(
+            value("model.cell = 'gru'", &["model.kind=rnn"], "model.width"),
+            Some(128.into())
+        );
+        assert_eq!(
+            value("model.kind = 'rnn'", &["model.kind=gpt"], "model.width"),
+            Some(64.into())
+        );
+        let samples = "[model]\nhidden = [7]\n[data]\npath = 'a'\nkind = 'npy'";
+        assert_eq!(value(samples, &[], "model.kind"), Some("mlp".into()));
+        assert_eq!(
+            value(samples, &["model.kind=cnn"], "model.hidden"),
+            Some(Value::IntList(vec![7]))
+        );
+    }
+
+    #[test]
+    fn keys_of_other_kinds_of_models_are_refused() {
+        let of = |kind: &str, kinds: &str| {
+            format!("has no effect with model.kind = \"{kind}\", only with {kinds}; leave it out")
+        };
+        let hidden = format!("model.hidden {}", of("gpt", "\"mlp\" or \"cnn\""));
+        refused("[model]\nlayers = 2\nhidden = [8]", &[], &format!("run.toml:3: {hidden}"));
+        refused("", &["hidden=8"], &format!("--set hidden=8: {hidden}"));
+        // Also if it would have its default.
+        let heads = format!("model.heads {}", of("rnn", "\"gpt\""));
+        refused("[model]\nheads = 4\nkind = 'rnn'", &[], &format!("run.toml:3: {heads}"));
+        let line = "(model.heads is set in run.toml:1)";
+        let flag = format!("--set model.kind=rnn: {heads} {line}");
+        refused("model.heads = 4", &["model.kind=rnn"], &flag);
+        // Whatever its value is.
+        refused(
+            "",
+            &["model.cell=2"],
+            &format!("--set model.cell=2: model.cell {}", of("gpt", "\"rnn\"")),
+        );
+        let near = "run.toml:1: there is no key model.hiden; did you mean model.hidden?";
+        refused("model.hiden = [8]", &[], near);
+    }
+
     /// Picks a value of a key; `fraction`, from 0 to 1, is its position in the accepted range.
-    fn pick(key: &Key<RunConfig>, fraction: f64) -> Option<Value> {
+    fn pick(key: &Key, fraction: f64) -> Option<Value> {
         use std::ops::Bound::{Excluded, Included};
         let value = match key.accepts {
             Constraint::Whole(first, last) => {
@@ -847,15 +987,24 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_printed_reads_back_the_same(
-            fractions in proptest::collection::vec(0.0..1.0f64, KEYS.len())
+            kind in 0..FAMILIES.len(),
+            fractions in proptest::collection::vec(0.0..1.0f64, 100)
         ) {
+            let family = &FAMILIES[kind];
             let mut config = RunConfig::default();
-            for (key, fraction) in KEYS.iter().zip(fractions) {
-                let Some(value) = pick(key, fraction) else { continue };
+            config.set(KIND.full_name, family.name.into());
+            if family.trained_on != TrainedOn::Tokens {
+                (config.data.kind, config.data.path) = (DataKind::Npy, Some("samples".into()));
+            }
+            let keys = config.keys();
+            prop_assert!(keys.len() <= fractions.len());
+            for (key, fraction) in keys.into_iter().zip(fractions) {
+                let Some(value) = pick(key, fraction).filter(|_| key.name != "kind") else {
+                    continue
+                };
                 let mut changed = config.clone();
-                (key.set)(&mut changed, value);
+                changed.set(key.full_name, value);
                 changed.train.batch = changed.train.batch.max(changed.train.micro_batch_size);
-                changed.model.width = changed.model.width.next_multiple_of(changed.model.heads);
                 if !changed.parallel.shares.is_empty() {
                     let batch = changed.parallel.shares.iter().sum::<u64>() as usize;
                     changed.parallel.balance = Balance::Fixed;
@@ -872,7 +1021,7 @@ mod tests {
                 let chunks = parallel.pipeline_stages * parallel.virtual_stages;
                 parallel.blocks_per_stage = parallel.blocks_per_stage.repeat(chunks);
                 parallel.blocks_per_stage.truncate(chunks);
-                if changed.data.path.is_some() {
+                if changed.data.path.is_some() && family.trained_on == TrainedOn::Tokens {
                     changed.data.kind = DataKind::Text;
                 }
                 if changed.check().is_ok() {

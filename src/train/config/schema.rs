@@ -1,33 +1,19 @@
 //! Schema of a run's configuration: checked, resolved, printable as TOML and readable again.
-//! `read` builds a [`RunConfig`] from file and flags; every key is one entry of [`KEYS`].
+//! `read` builds a [`RunConfig`] from file and flags. A key is one entry of its section here, or of
+//! a family of models in `families`.
 
 use std::collections::BTreeSet;
 use std::ops::Bound::{Excluded, Included};
 use std::path::{Path, PathBuf};
 
-use super::key::{ConfigValue, Constraint, Key, Value, Words, words};
+use crate::families::{KIND, ModelSection, OF_SAMPLES, OF_TOKENS, keys_of_all};
+use crate::keys::{
+    Constraint, ConstraintError, FRACTION, Key, Section, Value, Words, refused, section, words,
+};
 use potluck_data::{SampleFormat, TargetKind, TokenizerKind, formats, tokens};
-use potluck_graph::model::PictureNorm;
 use potluck_graph::optim::Decay;
-use potluck_graph::plan::STATISTICS_ROWS_MIN;
-use potluck_graph::{Cell, Unary};
 use potluck_parallel::collective::Topology;
 use potluck_parallel::{DeviceLoss, MismatchAction, PipelineSchedule, ReduceSite};
-
-/// Architecture of the model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ModelKind {
-    /// A decoder-only transformer.
-    Gpt,
-    /// A recurrent language model.
-    Rnn,
-    /// A multilayer perceptron.
-    Mlp,
-    /// A convolutional network.
-    Cnn,
-    /// A residual network.
-    Resnet,
-}
 
 /// Source of the samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,25 +82,6 @@ pub enum Balance {
 }
 
 words! {
-    ModelKind {
-        ModelKind::Gpt => "gpt",
-        ModelKind::Rnn => "rnn",
-        ModelKind::Mlp => "mlp",
-        ModelKind::Cnn => "cnn",
-        ModelKind::Resnet => "resnet",
-    }
-    PictureNorm { PictureNorm::Batch => "batch", PictureNorm::Group => "group", }
-    Cell { Cell::Lstm => "lstm", Cell::Gru => "gru", }
-    // The others are no activations of a model.
-    Unary {
-        Unary::Gelu => "gelu",
-        Unary::GeluTanh => "gelu_tanh",
-        Unary::Relu => "relu",
-        Unary::Sigmoid => "sigmoid",
-        Unary::Silu => "silu",
-        Unary::Tanh => "tanh",
-        _ => None,
-    }
     DataKind {
         DataKind::Text => "text",
         DataKind::Builtin => "builtin",
@@ -162,123 +129,69 @@ const EVAL_TOKENS: u64 = 65_536;
 const STEPS: i64 = 1_000_000_000;
 /// Largest number of samples in a batch.
 const BATCH_MAX: i64 = 1 << 20;
-/// Largest width of a hidden layer, and the most hidden layers of an MLP.
-const WIDTH_MAX: u64 = 65_536;
-const HIDDEN_MAX: usize = 1024;
 /// Largest number of blocks in a model chunk: far above what a model can have, and so small that
 /// sums of it do not wrap.
 const BLOCKS_MAX: u64 = 65_536;
-/// Fractions from 0 to below 1, as decaying averages need them.
-const FRACTION: Constraint = Constraint::Real(Included(0.0), Excluded(1.0));
 /// Largest accepted learning rate: useful ones are far below, a larger one is a typing error.
 const LR_MAX: f64 = 1000.0;
 
 /// Keys on which it depends whether others have an effect, and words of them.
-const MODEL_KIND: &str = "model.kind";
+const MODEL_KIND: &str = KIND.full_name;
 const DATA_KIND: &str = "data.kind";
-const GPT: &[&str] = &["gpt"];
-const RNN: &[&str] = &["rnn"];
-/// Models of texts and tokens.
-const OF_TOKENS: &[&str] = &["gpt", "rnn"];
-/// Models of equal layers.
-const WITH_LAYERS: &[&str] = &["gpt", "rnn", "resnet"];
-const CNN: &[&str] = &["cnn"];
-const RESNET: &[&str] = &["resnet"];
-/// Models with hidden linear layers.
-const WITH_HIDDEN: &[&str] = &["mlp", "cnn"];
 const TEXTS: &[&str] = &["text", "builtin"];
 const SAMPLES: &[&str] = &["idx", "cifar10", "csv", "npy", "images"];
 const PICTURES: &[&str] = &["idx", "cifar10", "npy", "images"];
 
-/// Generates the structs of the sections, their defaults, [`RunConfig`] and the table of keys
-/// from one entry per key: doc, name, type, default, accepted values, and the other key that the
-/// default follows, if any.
+/// Generates the sections besides `[model]` and [`RunConfig`], which has them all.
 macro_rules! sections {
     ($(
         $(#[doc = $section_doc:literal])*
-        $section:ident: $Section:ident {
-            $(
-                $(#[doc = $doc:literal])*
-                $key:ident: $ty:ty = $default:expr, $accepts:expr $(, $follows:literal)?
-                    $(, if $other:ident = $words:expr)?;
-            )*
-        }
+        $section:ident: $Section:ident { $($keys:tt)* }
     )*) => {
-        $(
+        $(section! {
             $(#[doc = $section_doc])*
-            #[derive(Clone, Debug, PartialEq)]
-            pub struct $Section {
-                $($(#[doc = $doc])* pub $key: $ty,)*
-            }
-
-            impl Default for $Section {
-                fn default() -> Self {
-                    Self { $($key: $default,)* }
-                }
-            }
-        )*
+            $section: $Section { $($keys)* }
+        })*
 
         /// Complete configuration of a run. Equal configurations on the same devices give the
         /// same bits.
         #[derive(Clone, Debug, Default, PartialEq)]
         pub struct RunConfig {
+            /// Architecture of the model.
+            pub model: ModelSection,
             $($(#[doc = $section_doc])* pub $section: $Section,)*
         }
 
         /// Sections with a help sentence each, in printing order.
-        pub const SECTIONS: &[(&str, &str)] =
-            &[$((stringify!($section), concat!($($section_doc),*)),)*];
+        pub const SECTIONS: &[(&str, &str)] = &[
+            ("model", "Architecture of the model."),
+            $((stringify!($section), concat!($($section_doc),*)),)*
+        ];
 
-        /// All keys, in printing order.
-        pub const KEYS: &[Key<RunConfig>] = &[$($(Key {
-            full_name: concat!(stringify!($section), ".", stringify!($key)),
-            section: stringify!($section),
-            name: stringify!($key),
-            doc: concat!($($doc),*),
-            accepts: $accepts,
-            follows: [$(Some($follows),)? None][0],
-            only: [$(Some(($other, $words as &[&str])),)? None][0],
-            get: |config| ConfigValue::value(&config.$section.$key),
-            set: |config, value| ConfigValue::replace(&mut config.$section.$key, value),
-        },)*)*];
+        /// Keys of the sections besides `[model]`, in printing order.
+        pub(super) const FIXED_KEYS: &[&[Key]] = &[$($Section::KEYS,)*];
+
+        impl RunConfig {
+            fn section(&self, name: &str) -> Option<&dyn Section> {
+                match name {
+                    "model" => Some(&self.model),
+                    $(stringify!($section) => Some(&self.$section),)*
+                    _ => None,
+                }
+            }
+
+            fn section_mut(&mut self, name: &str) -> Option<&mut dyn Section> {
+                match name {
+                    "model" => Some(&mut self.model),
+                    $(stringify!($section) => Some(&mut self.$section),)*
+                    _ => None,
+                }
+            }
+        }
     };
 }
 
 sections! {
-    /// Architecture of the model.
-    model: Model {
-        /// Model architecture.
-        kind: ModelKind = ModelKind::Gpt, Constraint::OneOf(ModelKind::WORDS),
-            "\"gpt\" for texts and tokens, or else \"mlp\"";
-        /// Blocks; layers of an rnn, by default 2; blocks per stage of a resnet, 1.
-        layers: usize = 4, Constraint::Whole(1, 1024), if MODEL_KIND = WITH_LAYERS;
-        /// Cell of the recurrent layers.
-        cell: Cell = Cell::Lstm, Constraint::OneOf(Cell::WORDS), if MODEL_KIND = RNN;
-        /// Carries states to the next step, whose samples then follow in the text.
-        stateful: bool = false, Constraint::Flag, if MODEL_KIND = RNN;
-        /// Number of attention heads; must divide the width.
-        heads: usize = 4, Constraint::Whole(1, 1024), if MODEL_KIND = GPT;
-        /// Channels; an rnn's hidden values, by default 128; of a resnet's 1st stage, 16.
-        width: usize = 64, Constraint::Whole(1, 65_536), if MODEL_KIND = WITH_LAYERS;
-        /// Context length: tokens of a sample.
-        context: usize = 64, Constraint::Whole(1, 65_536), if MODEL_KIND = OF_TOKENS;
-        /// Output channels of the convolutions; each is followed by a pooling by 2.
-        channels: Vec<u64> = vec![6, 16], Constraint::IntList, if MODEL_KIND = CNN;
-        /// Normalization between the convolutions.
-        norm: PictureNorm = PictureNorm::Batch, Constraint::OneOf(PictureNorm::WORDS),
-            if MODEL_KIND = RESNET;
-        /// Widths of the hidden layers; empty for none; by default [120, 84] of a cnn.
-        hidden: Vec<u64> = vec![128], Constraint::IntList, if MODEL_KIND = WITH_HIDDEN;
-        /// Biases in linear layers and layer norms.
-        bias: bool = false, Constraint::Flag, if MODEL_KIND = GPT;
-        /// Dropout probability: share of activations that training sets to zero.
-        dropout: f64 = 0.0, FRACTION, if MODEL_KIND = &["gpt", "rnn", "mlp", "cnn"];
-        /// Weight tying: the output head shares the token embedding.
-        tie: bool = true, Constraint::Flag, if MODEL_KIND = GPT;
-        /// Activation function; for an mlp and a cnn "relu" unless set.
-        activation: Unary = Unary::Gelu, Constraint::OneOf(Unary::WORDS),
-            if MODEL_KIND = &["gpt", "mlp", "cnn"];
-    }
     /// Data for training and validation.
     data: Data {
         /// Source of the samples; with a data.path as what is there, unless set.
@@ -310,8 +223,8 @@ sections! {
     }
     /// The training run.
     train: Train {
-        /// Samples per step; by default 128 of an mlp, 32 of an rnn, 64 for pictures.
-        batch: usize = 12, Constraint::Whole(1, BATCH_MAX);
+        /// Samples per step.
+        batch: usize = 12, Constraint::Whole(1, BATCH_MAX), "12, or as model.kind has it";
         /// Micro-batch size: the most samples that a device runs in one pass.
         micro_batch_size: usize = 12, Constraint::Whole(1, BATCH_MAX),
             "as train.batch; 1/4K in K stages";
@@ -396,7 +309,7 @@ sections! {
         kind: OptimKind = OptimKind::AdamW, Constraint::OneOf(OptimKind::WORDS);
         /// Learning rate after the warm-up.
         lr: f64 = 4e-3, Constraint::Real(Excluded(0.0), Included(LR_MAX)),
-            "gpt 4e-3 * (64 / model.width)^0.75; rnn 2e-3; of samples 1e-3";
+            "as model.kind has it, which may follow model.width";
         /// Decay of AdamW's first moment, the mean of gradients.
         beta1: f64 = 0.9, FRACTION;
         /// Decay of AdamW's second moment, the mean of squared gradients.
@@ -427,16 +340,6 @@ sections! {
         /// Event files for TensorBoard in the run's directory.
         tensorboard: bool = false, Constraint::Flag;
     }
-}
-
-/// Violated constraint: a value out of range, or keys that contradict each other.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[error("{} {why}", keys[0])]
-pub struct ConstraintError {
-    /// Conflicting keys; the first is the subject of the message.
-    pub keys: Vec<&'static str>,
-    /// Predicate of the message, after the first key's name, with the accepted values.
-    pub why: String,
 }
 
 /// Keys whose default is derived from another key, which [`RunConfig::to_run_toml`] leaves to be
@@ -543,13 +446,42 @@ impl TypedKeys {
 }
 
 impl RunConfig {
+    /// Returns the keys of this configuration, in printing order: those of its family of models,
+    /// and those of all other sections.
+    pub fn keys(&self) -> Vec<&'static Key> {
+        let mut keys = self.model.keys();
+        keys.extend(FIXED_KEYS.iter().copied().flatten());
+        keys
+    }
+
+    /// Returns the value of the key of this full name; `None` if it has none, or is no key of this
+    /// configuration.
+    pub fn value(&self, name: &str) -> Option<Value> {
+        let (section, key) = name.split_once('.')?;
+        self.section(section)?.value(key)
+    }
+
+    /// Sets the key of this full name to a value that it accepts.
+    ///
+    /// # Panics
+    /// If it is no key of this configuration, and on a value of another type than the key's.
+    pub fn set(&mut self, name: &str, value: Value) {
+        let (section, key) = name.split_once('.').unwrap_or((name, ""));
+        match self.section_mut(section) {
+            Some(section) => section.set(key, value),
+            None => panic!("there is no section [{section}]"),
+        }
+    }
+
     /// Sets the keys whose default follows another key, except for those that were set. In a
     /// resumed run they follow only a key that is set now; the warm-up and the end of the decay
     /// keep their values.
     pub(crate) fn apply_derived_defaults(&mut self, typed: &TypedKeys) {
         let is_new = typed.before.is_none();
         let now = &typed.now;
-        self.derive_kinds(typed);
+        if is_new {
+            self.apply_family_defaults(now);
+        }
         if now.contains("parallel.shares") && !now.contains("parallel.balance") {
             self.parallel.balance = Balance::Fixed;
         }
@@ -567,12 +499,11 @@ impl RunConfig {
         } else if !now.contains("train.micro_batch_size") {
             self.train.micro_batch_size = self.train.micro_batch_size.min(self.train.batch);
         }
-        if is_new && self.model.kind == ModelKind::Gpt && !now.contains("optim.lr") {
-            self.optim.lr = default_gpt_lr(self.model.width);
-        }
-        if is_new && !now.contains("train.eval_samples") && self.data.kind.sample_format().is_none()
+        if is_new
+            && !now.contains("train.eval_samples")
+            && let Some(context) = self.model.context()
         {
-            let samples = EVAL_TOKENS / self.model.context.max(1) as u64;
+            let samples = EVAL_TOKENS / context.max(1) as u64;
             self.train.eval_samples = samples.clamp(1, EVAL_SAMPLES);
         }
         if typed.follows("schedule.min_lr", "optim.lr") {
@@ -608,74 +539,43 @@ impl RunConfig {
         }
     }
 
-    /// Derives the kind of the data from what is at their path, that of the model from the data,
-    /// and what another kind of model has otherwise.
-    fn derive_kinds(&mut self, typed: &TypedKeys) {
+    /// Derives the kind of the data from what is at their path, and in a new run that of the model
+    /// from the data, unless they are set. All other keys of the model depend on its kind.
+    pub(crate) fn select_kinds(&mut self, typed: &TypedKeys) {
         if let Some(path) = &self.data.path
             && typed.now.contains("data.path")
-            && !typed.contains("data.kind")
+            && !typed.contains(DATA_KIND)
         {
             self.data.kind = DataKind::of(path);
         }
-        if typed.before.is_some() {
-            return;
-        }
-        if !typed.now.contains("model.kind") && self.data.kind.sample_format().is_some() {
-            self.model.kind = ModelKind::Mlp;
-        }
-        let (of_kind, names) = Self::of_kind(self.model.kind);
-        for name in names {
-            if !typed.now.contains(name)
-                && let Some(key) = key(name)
-                && let Some(value) = (key.get)(&of_kind)
-            {
-                (key.set)(self, value);
-            }
+        if typed.before.is_none()
+            && !typed.now.contains(MODEL_KIND)
+            && self.data.kind.sample_format().is_some()
+        {
+            self.set(MODEL_KIND, OF_SAMPLES.into());
         }
     }
 
-    /// Returns the defaults of a kind of model and the keys in which they are others.
-    fn of_kind(kind: ModelKind) -> (Self, &'static [&'static str]) {
-        let mut config = Self::default();
-        match kind {
-            ModelKind::Gpt => (config, &[]),
-            ModelKind::Mlp => {
-                config.model.activation = Unary::Relu;
-                (config.train.batch, config.optim.lr) = (128, 1e-3);
-                (config, &["model.activation", "train.batch", "optim.lr"])
-            }
-            ModelKind::Cnn => {
-                config.model.activation = Unary::Relu;
-                config.model.hidden = vec![120, 84];
-                (config.train.batch, config.optim.lr) = (64, 1e-3);
-                (config, &["model.activation", "model.hidden", "train.batch", "optim.lr"])
-            }
-            ModelKind::Resnet => {
-                (config.model.layers, config.model.width) = (1, 16);
-                (config.train.batch, config.optim.lr) = (64, 1e-3);
-                (config, &["model.layers", "model.width", "train.batch", "optim.lr"])
-            }
-            ModelKind::Rnn => {
-                (config.model.layers, config.model.width) = (2, 128);
-                (config.train.batch, config.optim.lr) = (32, 2e-3);
-                (config, &["model.layers", "model.width", "train.batch", "optim.lr"])
+    /// Gives keys of other sections that are not set the defaults that they have with the model.
+    fn apply_family_defaults(&mut self, now: &BTreeSet<&'static str>) {
+        for (name, value) in self.model.defaults() {
+            if !now.contains(name) {
+                self.set(name, value);
             }
         }
     }
 
     /// Returns the micro-batch of a run that sets none: the batch, or in a pipeline of K stages the
     /// most with which a pipeline of its own runs 4K micro-batches, so that its bubble is small, in
-    /// whole rounds of an interleaved schedule if there are such; no fewer samples than batch
-    /// normalization needs.
+    /// whole rounds of an interleaved schedule if there are such; no fewer samples than the model
+    /// needs.
     fn default_micro_batch(&self) -> usize {
         let batch = self.train.batch;
         let stages = self.parallel.pipeline_stages;
         if stages <= 1 {
             return batch;
         }
-        let has_statistics =
-            self.model.kind == ModelKind::Resnet && self.model.norm == PictureNorm::Batch;
-        let least = if has_statistics { STATISTICS_ROWS_MIN as usize } else { 1 };
+        let least = self.model.micro_batch_min();
         let most = (batch / (4 * stages)).max(least).min(batch);
         let round = match self.parallel.schedule {
             PipelineSchedule::Interleaved => stages,
@@ -692,14 +592,14 @@ impl RunConfig {
     /// Returns the first key of the placement, of those set now, with another value than in
     /// `saved`.
     pub fn other_placement(&self, saved: &Self, typed: &TypedKeys) -> Option<&'static str> {
-        for key in KEYS.iter().filter(|key| is_of_placement(key.full_name)) {
-            let is_other = if key.full_name == "parallel.devices" {
+        for name in Parallel::KEYS.iter().map(|key| key.full_name) {
+            let is_other = if name == "parallel.devices" {
                 normalized(&self.parallel.devices) != normalized(&saved.parallel.devices)
             } else {
-                (key.get)(self) != (key.get)(saved)
+                self.value(name) != saved.value(name)
             };
-            if is_other && typed.now.contains(key.full_name) {
-                return Some(key.full_name);
+            if is_other && is_of_placement(name) && typed.now.contains(name) {
+                return Some(name);
             }
         }
         None
@@ -713,12 +613,11 @@ impl RunConfig {
             &mut self.parallel,
             Parallel { devices, overlap, ..Parallel::default() },
         );
-        let before = Self { parallel: before, ..Self::default() };
-        for key in KEYS.iter().filter(|key| is_of_placement(key.full_name)) {
+        for key in Parallel::KEYS.iter().filter(|key| is_of_placement(key.full_name)) {
             if typed.now.contains(key.full_name)
-                && let Some(value) = (key.get)(&before)
+                && let Some(value) = before.value(key.name)
             {
-                (key.set)(self, value);
+                self.parallel.set(key.name, value);
             }
         }
     }
@@ -739,7 +638,7 @@ impl RunConfig {
     /// configuration again.
     pub(crate) fn to_run_toml(&self, typed: &BTreeSet<&'static str>) -> String {
         let mut derived = BTreeSet::new();
-        for key in KEYS {
+        for key in self.keys() {
             let is_open = match key.full_name {
                 "train.steps" => self.train.epochs > 0,
                 name => DERIVED.contains(&name) && !typed.contains(name),
@@ -752,8 +651,8 @@ impl RunConfig {
         loop {
             let fresh = self.derived_again(&derived);
             let before = derived.len();
-            for key in KEYS {
-                if (key.get)(self) != (key.get)(&fresh) {
+            for key in self.keys() {
+                if self.value(key.full_name) != fresh.value(key.full_name) {
                     derived.remove(key.full_name);
                 }
             }
@@ -768,15 +667,15 @@ impl RunConfig {
 
     /// Returns what this configuration is when it is read without some of its keys.
     fn derived_again(&self, without: &BTreeSet<&'static str>) -> Self {
-        let defaults = Self::default();
+        let defaults = Self { model: self.model.of_defaults(), ..Self::default() };
         let mut fresh = self.clone();
         let mut now = BTreeSet::new();
-        for key in KEYS {
+        for key in self.keys() {
             if without.contains(key.full_name) {
-                if let Some(default) = (key.get)(&defaults) {
-                    (key.set)(&mut fresh, default);
+                if let Some(default) = defaults.value(key.full_name) {
+                    fresh.set(key.full_name, default);
                 }
-            } else if (key.get)(self).is_some() {
+            } else if self.value(key.full_name).is_some() {
                 now.insert(key.full_name);
             }
         }
@@ -801,8 +700,10 @@ impl RunConfig {
 
     fn section_lines(&self, section: &str, line_of: &dyn Fn(&str) -> KeyLine) -> String {
         let mut text = format!("[{section}]\n");
-        for key in KEYS.iter().filter(|key| key.section == section && self.has_effect(key)) {
-            let Some(value) = (key.get)(self) else { continue };
+        for key in self.keys().into_iter().filter(|key| key.section == section) {
+            let Some(value) = self.value(key.full_name).filter(|_| self.has_effect(key)) else {
+                continue;
+            };
             match (line_of(key.full_name), key.follows) {
                 (KeyLine::None, _) => {}
                 (KeyLine::Comment, Some(follows)) => {
@@ -830,19 +731,17 @@ enum KeyLine {
     None,
 }
 
-/// Returns the learning rate of a GPT of this width that sets none: 4e-3 at width 64, and less for
-/// wider ones, 6.2e-4 at 768, to two digits, so that it is the number that is printed.
-fn default_gpt_lr(width: usize) -> f64 {
-    let lr = 4e-3 * (64.0 / width.max(1) as f64).powf(0.75);
-    let exponent = lr.log10().floor() - 1.0;
-    let digits = (lr / 10f64.powf(exponent)).round();
-    // Through decimal digits, which give the nearest number to what is printed.
-    format!("{digits}e{exponent}").parse().unwrap_or(lr)
+/// Returns the keys of all configurations: those with any family of models, of which several may
+/// have a key of the same name.
+pub(super) fn known_keys() -> Vec<&'static Key> {
+    let mut keys = keys_of_all();
+    keys.extend(FIXED_KEYS.iter().copied().flatten());
+    keys
 }
 
-/// Returns the key of this name, `section.key_name`.
-pub fn key(name: &str) -> Option<&'static Key<RunConfig>> {
-    KEYS.iter().find(|key| key.full_name == name)
+/// Returns a key of this full name, `section.key_name`, of any configuration.
+pub(super) fn known_key(name: &str) -> Option<&'static Key> {
+    known_keys().into_iter().find(|key| key.full_name == name)
 }
 
 mod checks;

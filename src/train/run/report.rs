@@ -21,7 +21,7 @@ impl Run {
             self.trainer.session.placement.ranks.iter().map(|rank| &*rank.name).collect();
         let summary = format!(
             "{}; {} parameters; {}; batch {}{micro_batches}; on {}; in {}",
-            self.spec.model.summary,
+            self.spec.model.summary(),
             thousands(self.trainer.session.plan.graph.parameter_count() as f64),
             self.fit.options.task.summary(),
             self.spec.batch,

@@ -1,83 +1,81 @@
 //! Checks of a configuration: of each key by itself, and between keys.
 
 use super::*;
+use crate::families::{FAMILIES, TrainedOn};
+use crate::keys::one_of;
 use potluck_parallel::TENSOR_SHARE_MAX;
 
 impl RunConfig {
     /// Checks each key by itself, then the constraints between keys.
     pub fn check(&self) -> Result<(), ConstraintError> {
-        for key in KEYS {
-            let Some(value) = (key.get)(self) else { continue };
+        for key in self.keys() {
+            let Some(value) = self.value(key.full_name) else { continue };
             if key.accepts.check(value.clone()).is_none() {
                 let why = format!("expects {}, got {value}", key.accepts);
                 return refused(&[key.full_name], why);
             }
         }
         self.check_scopes()?;
+        self.check_trained_on()?;
+        self.model.check()?;
         self.check_pairs()
     }
 
     /// Returns true if a key has an effect with the kinds of the model and the data.
-    pub(super) fn has_effect(&self, of: &Key<Self>) -> bool {
+    pub(super) fn has_effect(&self, of: &Key) -> bool {
         let Some((other, words)) = of.only else { return true };
-        matches!(self.value_of(other), Some(Value::Text(word)) if words.contains(&&*word))
+        matches!(self.value(other), Some(Value::Text(word)) if words.contains(&&*word))
     }
 
-    /// Returns the value of the key of this name, if it has one.
-    fn value_of(&self, name: &str) -> Option<Value> {
-        (key(name)?.get)(self)
-    }
-
-    /// Checks that keys without an effect have their defaults, and that the model is one for the
-    /// data.
+    /// Checks that keys without an effect have their defaults.
     fn check_scopes(&self) -> Result<(), ConstraintError> {
         let default = Self::default();
-        for key in KEYS {
+        for key in self.keys() {
             let Some((other, words)) = key.only else { continue };
-            if (key.get)(self) == (key.get)(&default) || self.has_effect(key) {
-                continue;
+            if self.value(key.full_name) != default.value(key.full_name) && !self.has_effect(key) {
+                return Err(self.without_effect(key.full_name, other, words));
             }
-            let now = match self.value_of(other) {
-                Some(now) => now.to_string(),
-                None => String::new(),
-            };
-            let why = format!(
-                "has no effect with {other} = {now}, only with {}; leave it out",
-                Constraint::OneOf(words)
-            );
-            return refused(&[key.full_name, other], why);
         }
-        let is_of_samples = self.data.kind.sample_format().is_some();
-        let (wanted, of) = match self.model.kind {
-            ModelKind::Gpt | ModelKind::Rnn if self.data.kind == DataKind::Csv => {
-                ("\"mlp\"", "tables")
-            }
-            ModelKind::Gpt | ModelKind::Rnn if is_of_samples => {
-                ("\"mlp\", \"cnn\" or \"resnet\"", "samples")
-            }
-            ModelKind::Mlp | ModelKind::Cnn | ModelKind::Resnet if !is_of_samples => {
-                ("\"gpt\" or \"rnn\"", "texts and tokens")
-            }
-            ModelKind::Cnn | ModelKind::Resnet if self.data.kind == DataKind::Csv => {
-                ("\"mlp\"", "tables")
-            }
-            _ => return Ok(()),
+        Ok(())
+    }
+
+    /// Returns the error on a key that has an effect only with some words of another one.
+    pub(in crate::config) fn without_effect(
+        &self,
+        key: &'static str,
+        other: &'static str,
+        words: &[&str],
+    ) -> ConstraintError {
+        let now = match self.value(other) {
+            Some(now) => now.to_string(),
+            None => String::new(),
         };
+        let words = one_of(words);
+        let why = format!("has no effect with {other} = {now}, only with {words}; leave it out");
+        ConstraintError { keys: vec![key, other], why }
+    }
+
+    /// Checks that the model is one for the data.
+    fn check_trained_on(&self) -> Result<(), ConstraintError> {
+        let (kinds, of): (&[TrainedOn], _) = match self.data.kind {
+            kind if kind.sample_format().is_none() => (&[TrainedOn::Tokens], "texts and tokens"),
+            DataKind::Csv => (&[TrainedOn::Samples], "tables"),
+            _ => (&[TrainedOn::Samples, TrainedOn::Pictures], "samples"),
+        };
+        if kinds.contains(&self.model.family().trained_on) {
+            return Ok(());
+        }
+        let mut wanted = Vec::new();
+        for family in FAMILIES.iter().filter(|family| kinds.contains(&family.trained_on)) {
+            wanted.push(family.name);
+        }
         let data = self.data.kind.word().unwrap_or_default();
-        let why = format!("expects {wanted} for {of} (data.kind = \"{data}\")");
+        let why = format!("expects {} for {of} (data.kind = \"{data}\")", one_of(&wanted));
         refused(&[MODEL_KIND, DATA_KIND], why)
     }
 
     fn check_pairs(&self) -> Result<(), ConstraintError> {
-        let model = &self.model;
         let train = &self.train;
-        if model.kind == ModelKind::Gpt && !model.width.is_multiple_of(model.heads) {
-            let why = format!(
-                "expects a number that divides model.width = {}, got {}",
-                model.width, model.heads
-            );
-            return refused(&["model.heads", "model.width"], why);
-        }
         if train.micro_batch_size > train.batch {
             let why = format!(
                 "expects at most train.batch = {}, got {}",
@@ -102,17 +100,6 @@ impl RunConfig {
         if self.schedule.kind != Decay::Constant && min_lr > lr {
             let why = format!("expects at most optim.lr = {lr:?}, got {min_lr:?}");
             return refused(&["schedule.min_lr", "optim.lr"], why);
-        }
-        for (key, widths) in [("model.hidden", &model.hidden), ("model.channels", &model.channels)]
-        {
-            if let Some(width) = widths.iter().find(|width| !(1..=WIDTH_MAX).contains(*width)) {
-                let why = format!("expects widths from 1 to {WIDTH_MAX}, got {width}");
-                return refused(&[key], why);
-            }
-            if widths.len() > HIDDEN_MAX {
-                let why = format!("expects at most {HIDDEN_MAX} layers, got {}", widths.len());
-                return refused(&[key], why);
-            }
         }
         if !matches!(self.data.image_size.len(), 0 | 2) {
             let why = format!("expects [height, width], got {:?}", self.data.image_size);
@@ -251,8 +238,4 @@ impl RunConfig {
             ["parallel.blocks_per_stage", "parallel.pipeline_stages", "parallel.virtual_stages"];
         refused(&keys, why)
     }
-}
-
-fn refused(keys: &[&'static str], why: String) -> Result<(), ConstraintError> {
-    Err(ConstraintError { keys: keys.to_vec(), why })
 }

@@ -1,7 +1,22 @@
 //! Tests of the schema: defaults, ranges, and keys that contradict each other.
 
 use super::*;
-use crate::config::key::Value;
+use crate::families::FAMILIES;
+
+/// Returns the default with a kind of model, on data of which it can be one.
+fn of_kind(kind: &str) -> RunConfig {
+    let mut config = RunConfig::default();
+    config.set("model.kind", kind.into());
+    if config.model.context().is_none() {
+        (config.data.kind, config.data.path) = (DataKind::Idx, Some("x".into()));
+    }
+    config
+}
+
+/// Returns the default of each kind.
+fn of_kinds() -> Vec<RunConfig> {
+    FAMILIES.iter().map(|family| of_kind(family.name)).collect()
+}
 
 #[test]
 fn the_default_is_sound_and_follows_itself() {
@@ -13,26 +28,41 @@ fn the_default_is_sound_and_follows_itself() {
 
 #[test]
 fn every_word_of_a_key_sets_a_value_of_its_own() {
-    let mut config = RunConfig::default();
-    for key in KEYS {
-        let Constraint::OneOf(words) = key.accepts else { continue };
-        for word in words {
-            let word = Value::Text(word.to_string());
-            (key.set)(&mut config, word.clone());
-            assert_eq!((key.get)(&config), Some(word), "{}", key.full_name);
+    for mut config in of_kinds() {
+        for key in config.keys() {
+            let Constraint::OneOf(words) = key.accepts else { continue };
+            for word in words.iter().filter(|_| key.full_name != MODEL_KIND) {
+                config.set(key.full_name, (*word).into());
+                assert_eq!(config.value(key.full_name), Some((*word).into()), "{}", key.full_name);
+            }
         }
     }
 }
 
 #[test]
 fn every_key_is_documented_and_its_default_is_accepted() {
-    let config = RunConfig::default();
-    for key in KEYS {
-        assert!(key.doc.trim().ends_with('.'), "{} has no sentence", key.full_name);
-        assert_eq!(key.full_name, format!("{}.{}", key.section, key.name));
-        if let Some(value) = (key.get)(&config) {
-            assert_eq!(key.accepts.check(value.clone()), Some(value), "{}", key.full_name);
+    for config in of_kinds() {
+        let mut names = BTreeSet::new();
+        for key in config.keys() {
+            assert!(key.doc.trim().ends_with('.'), "{} has no sentence", key.full_name);
+            assert_eq!(key.full_name, format!("{}.{}", key.section, key.name));
+            assert!(names.insert(key.full_name), "{} is there twice", key.full_name);
+            if let Some(value) = config.value(key.full_name) {
+                assert_eq!(key.accepts.check(value.clone()), Some(value), "{}", key.full_name);
+            }
         }
+    }
+}
+
+#[test]
+fn defaults_that_depend_on_the_model_are_accepted_by_their_keys() {
+    for mut config in of_kinds() {
+        for (name, value) in config.model.defaults() {
+            let key = known_key(name).unwrap();
+            assert!(key.accepts.check(value).is_some() && key.section != "model", "{name}");
+        }
+        config.apply_derived_defaults(&TypedKeys::default());
+        assert_eq!(config.check(), Ok(()));
     }
 }
 
@@ -46,7 +76,7 @@ fn check(edit: impl Fn(&mut RunConfig)) -> String {
 #[test]
 fn impossible_values_name_the_key_and_what_is_accepted() {
     let heads = "model.heads expects a number that divides model.width = 64, got 3";
-    assert_eq!(check(|c| c.model.heads = 3), heads);
+    assert_eq!(check(|c| c.set("model.heads", 3.into())), heads);
     let shares = |c: &mut RunConfig, shares: &[u64]| {
         (c.parallel.shares, c.parallel.balance) = (shares.to_vec(), Balance::Fixed);
     };
@@ -59,16 +89,13 @@ fn impossible_values_name_the_key_and_what_is_accepted() {
     let measured = check(|c| c.parallel.shares = vec![12]);
     assert!(measured.contains("conflicts with parallel.balance"), "{measured}");
     let layers = "model.layers expects a whole number from 1 to 1024, got 1000000000000";
-    assert_eq!(check(|c| c.model.layers = 1_000_000_000_000), layers);
+    assert_eq!(check(|c| c.set("model.layers", 1_000_000_000_000.into())), layers);
     assert!(check(|c| c.train.seed = u64::MAX).ends_with("got 18446744073709551615"));
     let micro = "train.micro_batch_size expects at most train.batch = 12, got 13";
     assert_eq!(check(|c| c.train.micro_batch_size = 13), micro);
     assert_eq!(check(|c| c.train.micro_batch_size = 5), "fine");
     let lr = "optim.lr expects a number above 0, at most 1000, got NaN";
     assert_eq!(check(|c| c.optim.lr = f64::NAN), lr);
-    let scale = "model.activation expects \"gelu\", \"gelu_tanh\", \"relu\", \"sigmoid\", \
-                 \"silu\" or \"tanh\", got \"Scale(2.0)\"";
-    assert_eq!(check(|c| c.model.activation = Unary::Scale(2.0)), scale);
     let min_lr = "schedule.min_lr expects at most optim.lr = 0.004, got 0.01";
     assert_eq!(check(|c| c.schedule.min_lr = 0.01), min_lr);
     let constant = |c: &mut RunConfig| {
@@ -77,23 +104,25 @@ fn impossible_values_name_the_key_and_what_is_accepted() {
     };
     assert_eq!(check(constant), "fine");
     let csv = |c: &mut RunConfig| {
-        (c.data.kind, c.model.kind) = (DataKind::Csv, ModelKind::Mlp);
-        c.data.path = Some("x.csv".into());
+        (c.data.kind, c.data.path) = (DataKind::Csv, Some("x.csv".into()));
+        c.set("model.kind", "mlp".into());
     };
     assert_eq!(check(csv), "fine");
-    let scope = "model.heads has no effect with model.kind = \"mlp\", only with \"gpt\"; leave it \
-                 out";
-    assert_eq!(check(|c| (csv(c), c.model.heads = 2).1), scope);
+    let scope = "train.sample_tokens has no effect with model.kind = \"mlp\", only with \"gpt\" or \
+                 \"rnn\"; leave it out";
+    assert_eq!(check(|c| (csv(c), c.train.sample_tokens = 2).1), scope);
     let crop = "data.crop has no effect with data.kind = \"csv\", only with \"idx\", \"cifar10\", \
                 \"npy\" or \"images\"; leave it out";
     assert_eq!(check(|c| (csv(c), c.data.crop = 2).1), crop);
     let model = "model.kind expects \"mlp\" for tables (data.kind = \"csv\")";
-    assert_eq!(check(|c| (csv(c), c.model.kind = ModelKind::Gpt).1), model);
-    assert_eq!(check(|c| (csv(c), c.model.kind = ModelKind::Cnn).1), model);
+    assert_eq!(check(|c| (csv(c), c.set("model.kind", "gpt".into())).1), model);
+    assert_eq!(check(|c| (csv(c), c.set("model.kind", "cnn".into())).1), model);
     let model =
         "model.kind expects \"gpt\" or \"rnn\" for texts and tokens (data.kind = \"builtin\")";
-    assert_eq!(check(|c| c.model.kind = ModelKind::Mlp), model);
-    let hidden = |widths: &[u64]| check(|c| (csv(c), c.model.hidden = widths.to_vec()).1);
+    assert_eq!(check(|c| c.set("model.kind", "mlp".into())), model);
+    let hidden = |widths: &[u64]| {
+        check(|c| (csv(c), c.set("model.hidden", Value::IntList(widths.to_vec()))).1)
+    };
     assert_eq!(hidden(&[]), "fine");
     assert_eq!(hidden(&[65_537]), "model.hidden expects widths from 1 to 65536, got 65537");
     assert_eq!(hidden(&[1; 1025]), "model.hidden expects at most 1024 layers, got 1025");
@@ -111,19 +140,15 @@ fn impossible_values_name_the_key_and_what_is_accepted() {
 
 #[test]
 fn a_recurrent_model_has_defaults_and_keys_of_its_own() {
-    let mut config = RunConfig::default();
-    (config.model.kind, config.model.width) = (ModelKind::Rnn, 48);
+    let mut config = of_kind("rnn");
+    config.set("model.width", 48.into());
     let now = ["model.kind", "model.width"].into();
     config.apply_derived_defaults(&TypedKeys { now, before: None });
-    let model = &config.model;
-    assert_eq!((model.layers, model.width, config.train.batch), (2, 48, 32));
     let text = config.to_toml();
-    assert!(text.contains("cell = \"lstm\"") && !text.contains("heads"), "{text}");
-    assert!(!text.contains("activation"), "{text}");
-    let mut config = RunConfig::default();
-    config.model.cell = Cell::Gru;
-    let error = config.check().unwrap_err().to_string();
-    assert!(error.contains("model.cell") && error.contains("only with \"rnn\""), "{error}");
+    for line in ["layers = 2", "cell = \"lstm\"", "width = 48", "batch = 32", "lr = 0.002"] {
+        assert!(text.contains(&format!("\n{line}\n")), "{line}: {text}");
+    }
+    assert!(!text.contains("heads") && !text.contains("activation"), "{text}");
 }
 
 #[test]
@@ -132,9 +157,12 @@ fn a_model_of_samples_has_defaults_of_its_own_unless_they_are_set() {
     config.data.kind = DataKind::Csv;
     config.optim.lr = 0.5;
     let now = ["data.kind", "optim.lr"].into();
-    config.apply_derived_defaults(&TypedKeys { now, before: None });
-    assert_eq!(config.model.kind, ModelKind::Mlp);
-    assert_eq!((config.model.activation, config.train.batch), (Unary::Relu, 128));
+    let typed = TypedKeys { now, before: None };
+    config.select_kinds(&typed);
+    config.apply_derived_defaults(&typed);
+    assert_eq!(config.value("model.kind"), Some("mlp".into()));
+    assert_eq!(config.value("model.activation"), Some("relu".into()));
+    assert_eq!(config.train.batch, 128);
     assert_eq!((config.train.micro_batch_size, config.optim.lr), (128, 0.5));
     let text = config.to_toml();
     assert!(text.contains("hidden = [128]") && !text.contains("heads"), "{text}");
@@ -164,8 +192,7 @@ fn check_pipeline(
 fn a_pipeline_has_four_micro_batches_per_stage_unless_they_are_given() {
     use PipelineSchedule::{Interleaved, OneFOneB};
     let of_model = |kind, batch, pipeline, schedule| {
-        let mut config = RunConfig::default();
-        config.model.kind = kind;
+        let mut config = of_kind(kind);
         (config.train.batch, config.parallel.pipeline_stages) = (batch, pipeline);
         config.parallel.schedule = schedule;
         let now = ["train.batch", "parallel.pipeline_stages"].into();
@@ -178,7 +205,7 @@ fn a_pipeline_has_four_micro_batches_per_stage_unless_they_are_given() {
         assert_eq!(config.train.micro_batch_size, 5);
         derived
     };
-    let of = |batch, pipeline, schedule| of_model(ModelKind::Gpt, batch, pipeline, schedule);
+    let of = |batch, pipeline, schedule| of_model("gpt", batch, pipeline, schedule);
     assert_eq!([of(64, 1, OneFOneB), of(64, 2, OneFOneB), of(64, 4, OneFOneB)], [64, 8, 4]);
     assert_eq!([of(12, 2, OneFOneB), of(7, 2, OneFOneB), of(100, 3, OneFOneB)], [1, 1, 8]);
     // 50 samples in micro-batches of 6 are 9; of 5 they are 10, a multiple of 2.
@@ -186,7 +213,7 @@ fn a_pipeline_has_four_micro_batches_per_stage_unless_they_are_given() {
     // No micro-batches of 7 samples are a multiple of 4 but 4 of 2, which are too long.
     assert_eq!(of(7, 4, Interleaved), 1);
     // Batch normalization needs 8 samples, if there are as many.
-    let resnet = |batch| of_model(ModelKind::Resnet, batch, 2, OneFOneB);
+    let resnet = |batch| of_model("resnet", batch, 2, OneFOneB);
     assert_eq!([resnet(128), resnet(32), resnet(6)], [16, 8, 6]);
 }
 

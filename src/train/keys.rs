@@ -1,13 +1,13 @@
-//! Configuration key: name, accepted values, default and documentation. Reading, validation,
-//! printing and the help listing are loops over the table of all keys,
-//! [`KEYS`](super::schema::KEYS).
+//! Keys of a configuration: names, accepted values, defaults and documentation, and the sections
+//! that they are fields of. Reading, validation, printing and the help listing are loops over keys.
 
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
 use std::path::PathBuf;
 
-/// One key of a configuration `C`.
-pub struct Key<C: 'static> {
+/// One key of a configuration.
+#[derive(Debug)]
+pub struct Key {
     /// Full name `section.key_name`, as used in flags and messages.
     pub full_name: &'static str,
     pub section: &'static str,
@@ -19,11 +19,87 @@ pub struct Key<C: 'static> {
     pub follows: Option<&'static str>,
     /// Name of another key and the words of it with which this key has an effect; `None`: always.
     pub only: Option<(&'static str, &'static [&'static str])>,
-    /// Returns the value in a configuration; `None` for a path that is unset or not Unicode.
-    pub get: fn(&C) -> Option<Value>,
-    /// Sets a value that [`Key::accepts`] has checked. Panics on a value of another type.
-    pub set: fn(&mut C, Value),
 }
+
+/// Section of a configuration: a struct whose fields are the values of its keys, see [`section`].
+pub trait Section {
+    /// Returns the keys, in printing order.
+    fn keys(&self) -> Vec<&'static Key>;
+
+    /// Returns the value of the key of this name, without that of the section; `None` if there is
+    /// no such key, or if it has no value: it is unset, or a path that is not Unicode.
+    fn value(&self, name: &str) -> Option<Value>;
+
+    /// Sets the key of this name to a value that [`Key::accepts`] has checked.
+    ///
+    /// # Panics
+    /// On a value of another type, and if there is no such key.
+    fn set(&mut self, name: &str, value: Value);
+}
+
+/// Generates the struct of a section, its defaults and its keys from one entry per key: doc, name,
+/// type, default, accepted values, and the other key that the default follows, if any; then the
+/// key and the words of it with which this one has an effect, if it has not always one.
+macro_rules! section {
+    (
+        $(#[doc = $section_doc:literal])*
+        $section:ident: $Section:ident {
+            $(
+                $(#[doc = $doc:literal])*
+                $key:ident: $ty:ty = $default:expr, $accepts:expr $(, $follows:literal)?
+                    $(, if $other:ident = $words:expr)?;
+            )*
+        }
+    ) => {
+        $(#[doc = $section_doc])*
+        #[derive(Clone, Debug, PartialEq)]
+        pub struct $Section {
+            $($(#[doc = $doc])* pub $key: $ty,)*
+        }
+
+        impl Default for $Section {
+            fn default() -> Self {
+                Self { $($key: $default,)* }
+            }
+        }
+
+        impl $Section {
+            /// Keys of the section, in printing order.
+            pub const KEYS: &'static [$crate::keys::Key] = &[$($crate::keys::Key {
+                full_name: concat!(stringify!($section), ".", stringify!($key)),
+                section: stringify!($section),
+                name: stringify!($key),
+                doc: concat!($($doc),*),
+                accepts: $accepts,
+                follows: [$(Some($follows),)? None][0],
+                only: [$(Some(($other, $words as &[&str])),)? None][0],
+            },)*];
+        }
+
+        impl $crate::keys::Section for $Section {
+            fn keys(&self) -> Vec<&'static $crate::keys::Key> {
+                Self::KEYS.iter().collect()
+            }
+
+            fn value(&self, name: &str) -> Option<$crate::keys::Value> {
+                match name {
+                    $(stringify!($key) => $crate::keys::ConfigValue::value(&self.$key),)*
+                    _ => None,
+                }
+            }
+
+            fn set(&mut self, name: &str, value: $crate::keys::Value) {
+                match name {
+                    $(stringify!($key) => {
+                        $crate::keys::ConfigValue::replace(&mut self.$key, value);
+                    })*
+                    _ => panic!("[{}] has no key {name}", stringify!($section)),
+                }
+            }
+        }
+    };
+}
+pub(crate) use section;
 
 /// Value of a key, in one of the types that TOML and the keys have in common.
 #[derive(Clone, Debug, PartialEq)]
@@ -52,6 +128,10 @@ pub enum Constraint {
     /// A list of whole numbers of at least 1; may be empty.
     IntList,
 }
+
+/// Fractions from 0 to below 1, as probabilities and decaying averages need them.
+pub(crate) const FRACTION: Constraint =
+    Constraint::Real(Bound::Included(0.0), Bound::Excluded(1.0));
 
 impl Constraint {
     /// Returns the value converted to the key's own type (a whole number becomes a real one for
@@ -118,23 +198,27 @@ impl fmt::Display for Constraint {
                 }
             }
             Constraint::Flag => f.write_str("true or false"),
-            Constraint::OneOf(words) => {
-                for (i, word) in words.iter().enumerate() {
-                    let between = match i {
-                        0 => "",
-                        i if i + 1 == words.len() => " or ",
-                        _ => ", ",
-                    };
-                    write!(f, "{between}\"{word}\"")?;
-                }
-                Ok(())
-            }
+            Constraint::OneOf(words) => f.write_str(&one_of(words)),
             Constraint::IntList => {
                 f.write_str("a list of whole numbers from 1 on, such as [32, 32]")
             }
             Constraint::Text => f.write_str("a string that is not empty"),
         }
     }
+}
+
+/// Formats words as a choice: `"a", "b" or "c"`.
+pub(crate) fn one_of(words: &[&str]) -> String {
+    let mut text = String::new();
+    for (i, word) in words.iter().enumerate() {
+        text += match i {
+            0 => "",
+            i if i + 1 == words.len() => " or ",
+            _ => ", ",
+        };
+        text += &format!("\"{word}\"");
+    }
+    text
 }
 
 /// Formats a number in its shortest form: 1, 0.5, 1e-20.
@@ -156,6 +240,45 @@ impl fmt::Display for Value {
             Value::Text(v) => write!(f, "{}", toml::Value::String(v.clone())),
         }
     }
+}
+
+impl From<usize> for Value {
+    fn from(whole: usize) -> Self {
+        Self::Whole(whole as i128)
+    }
+}
+
+impl From<f64> for Value {
+    fn from(real: f64) -> Self {
+        Self::Real(real)
+    }
+}
+
+impl From<bool> for Value {
+    fn from(flag: bool) -> Self {
+        Self::Flag(flag)
+    }
+}
+
+impl From<&str> for Value {
+    fn from(text: &str) -> Self {
+        Self::Text(text.into())
+    }
+}
+
+/// Violated constraint: a value out of range, or keys that contradict each other.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{} {why}", keys[0])]
+pub struct ConstraintError {
+    /// Conflicting keys; the first is the subject of the message.
+    pub keys: Vec<&'static str>,
+    /// Predicate of the message, after the first key's name, with the accepted values.
+    pub why: String,
+}
+
+/// Returns the error that refuses the first of some keys for a reason that has to do with all.
+pub(crate) fn refused(keys: &[&'static str], why: String) -> Result<(), ConstraintError> {
+    Err(ConstraintError { keys: keys.to_vec(), why })
 }
 
 /// Rust type of a configuration field, convertible from and to a key's `Value`.
@@ -263,7 +386,7 @@ macro_rules! words {
         $($name:ident $(::$variant:ident)? $(($($of:tt)*))? => $word:expr,)*
         $(_ => $none:ident,)?
     })*) => {$(
-        impl $crate::config::key::Words for $ty {
+        impl $crate::keys::Words for $ty {
             const WORDS: &'static [&'static str] = &[$($word),*];
             const VALUES: &'static [Self] = &[$($name $(::$variant)? $(($($of)*))?),*];
 
@@ -276,7 +399,7 @@ macro_rules! words {
         }
     )*};
 }
-pub(super) use words;
+pub(crate) use words;
 
 #[cfg(test)]
 mod tests {

@@ -1,0 +1,76 @@
+//! Sizes of data, to which a model is built.
+
+use super::FamilyError;
+use potluck_data::{DataDescription, TargetNames};
+use potluck_graph::model::{MlpLoss, PictureSizes};
+
+/// Sizes of the data, to which the inputs and outputs of a model must be built.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub enum DataShape {
+    Tokens {
+        vocabulary: usize,
+    },
+    Samples {
+        /// Shape of the features of a sample.
+        shape: Vec<usize>,
+        /// Outputs of a model: one per class, or one per value.
+        outputs: usize,
+        /// True if the targets are classes.
+        has_classes: bool,
+    },
+}
+
+impl DataShape {
+    /// Returns the sizes of data with this description.
+    pub(crate) fn of(description: &DataDescription) -> Self {
+        match description {
+            DataDescription::Tokens { vocabulary } => Self::Tokens { vocabulary: *vocabulary },
+            DataDescription::Samples(samples) => Self::Samples {
+                shape: samples.shape.clone(),
+                outputs: samples.outputs(),
+                has_classes: matches!(samples.targets, TargetNames::Classes(_)),
+            },
+        }
+    }
+
+    /// Returns the vocabulary of the data of a model of tokens, which `model` names: "a gpt".
+    ///
+    /// # Errors
+    /// Returns `FamilyError::Unfit` for samples.
+    pub(super) fn vocabulary(&self, model: &str) -> Result<usize, FamilyError> {
+        let Self::Tokens { vocabulary } = *self else {
+            let other = "set model.kind = \"mlp\" for samples";
+            let why = format!("{model} is trained on texts or tokens; {other}");
+            return Err(FamilyError::Unfit(why));
+        };
+        Ok(vocabulary)
+    }
+
+    /// Returns the sizes of the data of a model of pictures, which `model` names: "a cnn".
+    ///
+    /// # Errors
+    /// Returns `FamilyError::Unfit` for texts, tokens and samples that are no pictures.
+    pub(super) fn pictures(&self, model: &str) -> Result<PictureSizes, FamilyError> {
+        let Self::Samples { shape, outputs, has_classes } = self else {
+            let other = "set model.kind = \"gpt\" for texts and tokens";
+            let why = format!("{model} is trained on pictures; {other}");
+            return Err(FamilyError::Unfit(why));
+        };
+        let picture = match shape[..] {
+            [channels, height, width] => [channels, height, width],
+            [height, width] => [1, height, width],
+            _ => {
+                return Err(FamilyError::Unfit(format!(
+                    "{model} is trained on pictures of channels, height and width, not on samples \
+                     of {shape:?}; set model.kind = \"mlp\""
+                )));
+            }
+        };
+        Ok(PictureSizes { picture, outputs: *outputs, loss: loss_of(*has_classes) })
+    }
+}
+
+/// Returns the loss of a model of samples, whose targets are classes or values.
+pub(super) fn loss_of(has_classes: bool) -> MlpLoss {
+    if has_classes { MlpLoss::CrossEntropy } else { MlpLoss::SquaredError }
+}

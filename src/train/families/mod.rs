@@ -1,0 +1,214 @@
+//! Families of models: a file each, with the keys of the family, their defaults, and the graph that
+//! they mean; and the registry of them. [`ModelFamily`] says how another one is added.
+
+mod cnn;
+mod data_shape;
+mod gpt;
+mod mlp;
+mod resnet;
+mod rnn;
+mod section;
+
+use std::fmt;
+
+pub use data_shape::DataShape;
+pub use section::ModelSection;
+pub(crate) use section::{KIND, keys_of_all};
+
+use crate::keys::{ConstraintError, Section, Value, refused, words};
+use potluck_graph::{Graph, ShapeError, Unary};
+
+/// Families of models, in the order of the help listing.
+pub const FAMILIES: &[Family] =
+    &[gpt::FAMILY, rnn::FAMILY, mlp::FAMILY, cnn::FAMILY, resnet::FAMILY];
+/// Family of a configuration that says nothing of its model and its data.
+const DEFAULT: Family = gpt::FAMILY;
+/// Family of data of samples, unless another one is set.
+pub(crate) const OF_SAMPLES: &str = mlp::FAMILY.name;
+
+/// Words of `model.kind`.
+pub(crate) const KINDS: &[&str] = &names::<{ FAMILIES.len() }>(&[]);
+/// Those of models of texts and tokens.
+pub(crate) const OF_TOKENS: &[&str] = &names::<2>(&[TrainedOn::Tokens]);
+
+/// Largest width of a layer.
+const WIDTH_MAX: u64 = 65_536;
+/// The most layers in a list of their widths.
+const LISTED_MAX: usize = 1024;
+
+/// Kind of the data that a model is trained on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TrainedOn {
+    /// Texts and tokens.
+    Tokens,
+    /// Samples of any shape.
+    Samples,
+    /// Samples that are pictures.
+    Pictures,
+}
+
+/// Facts that all models of a family have in common: a line of the registry.
+#[derive(Debug)]
+pub struct Family {
+    /// Word of `model.kind`.
+    pub name: &'static str,
+    /// Description for the help listing: "a transformer".
+    pub doc: &'static str,
+    /// Defaults of keys of other sections ([`ModelFamily::defaults`]) for the help listing.
+    pub defaults: &'static str,
+    pub trained_on: TrainedOn,
+    /// Makes the model of the family whose keys have their defaults.
+    pub new: fn() -> Box<dyn ModelFamily>,
+}
+
+/// A model of a family: the values of the family's keys, and what they mean.
+///
+/// Another family is a file beside this one, and its [`Family`] in [`FAMILIES`]. The file has a
+/// struct of keys, made by `section!` with the section's name `model`, and the implementation of
+/// this trait. Reading, printing, `--explain keys`, checks, refusals of keys of other families and
+/// defaults in other sections follow from these. Its graph is a function in `graph::model`, which
+/// also says how a tensor group divides its parameters. Whatever else depends on the family alone
+/// is another method here, with a default for those without it.
+pub trait ModelFamily: Section + fmt::Debug + Send + Sync {
+    /// Returns what all models of the family have in common.
+    fn family(&self) -> &'static Family;
+
+    /// Returns a copy, which `clone` cannot, because its type would not be known.
+    fn boxed(&self) -> Box<dyn ModelFamily>;
+
+    /// Returns the sizes of the model, for the user: a few words without a period.
+    fn summary(&self) -> String;
+
+    /// Returns a number of parameters below that of the model, without what depends on the data: a
+    /// model for which the host has no memory is refused by it before it is built.
+    fn parameters_at_least(&self) -> u64;
+
+    /// Builds the forward graph of the model, with its loss, for data of these sizes.
+    ///
+    /// # Errors
+    /// Returns `FamilyError` if the data are none for the model, or its sizes contradict each
+    /// other.
+    fn graph(&self, data: &DataShape) -> Result<Graph, FamilyError>;
+
+    /// Builds the graph that generation runs, with the logits of one position; `None` if the model
+    /// generates no text.
+    ///
+    /// # Errors
+    /// Those of [`ModelFamily::graph`].
+    fn next_token_graph(&self, _data: &DataShape) -> Result<Option<Graph>, FamilyError> {
+        Ok(None)
+    }
+
+    /// Returns the number of tokens in a sample; `None` of models of samples.
+    fn context(&self) -> Option<usize> {
+        None
+    }
+
+    /// Returns the fewest samples that a micro-batch should have.
+    fn micro_batch_min(&self) -> usize {
+        1
+    }
+
+    /// Returns keys of other sections, by their full names, with the defaults that they have with
+    /// this model.
+    fn defaults(&self) -> Vec<(&'static str, Value)> {
+        Vec::new()
+    }
+
+    /// Checks the constraints between keys of the family; each key by itself is checked before.
+    ///
+    /// # Errors
+    /// Returns `ConstraintError` for the first violation.
+    fn check(&self) -> Result<(), ConstraintError> {
+        Ok(())
+    }
+}
+
+impl Clone for Box<dyn ModelFamily> {
+    fn clone(&self) -> Self {
+        self.boxed()
+    }
+}
+
+impl PartialEq for dyn ModelFamily {
+    fn eq(&self, other: &Self) -> bool {
+        self.family().name == other.family().name
+            && self.keys().iter().all(|key| self.value(key.name) == other.value(key.name))
+    }
+}
+
+/// Reason why a model cannot be built for the data of a run.
+#[derive(Debug, thiserror::Error)]
+pub enum FamilyError {
+    /// Sizes contradict each other.
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    /// The data are none for the model; the sentence has the next action.
+    #[error("{0}")]
+    Unfit(String),
+}
+
+/// Returns the family of this name.
+pub(crate) fn family(name: &str) -> Option<&'static Family> {
+    FAMILIES.iter().find(|family| family.name == name)
+}
+
+/// Returns the names of the families that are trained on data of these kinds, or of all families if
+/// there are none. Does not compile if they are not `N`.
+const fn names<const N: usize>(kinds: &[TrainedOn]) -> [&'static str; N] {
+    let mut names = [""; N];
+    let mut count = 0;
+    let mut index = 0;
+    while index < FAMILIES.len() {
+        let mut is_of_kind = kinds.is_empty();
+        let mut kind = 0;
+        while kind < kinds.len() {
+            is_of_kind |= kinds[kind] as u8 == FAMILIES[index].trained_on as u8;
+            kind += 1;
+        }
+        if is_of_kind {
+            names[count] = FAMILIES[index].name;
+            count += 1;
+        }
+        index += 1;
+    }
+    assert!(count == N, "there is another number of such families");
+    names
+}
+
+/// Checks the widths of layers, which are the value of a key.
+fn check_widths(key: &'static str, widths: &[u64]) -> Result<(), ConstraintError> {
+    if let Some(width) = widths.iter().find(|width| !(1..=WIDTH_MAX).contains(*width)) {
+        return refused(&[key], format!("expects widths from 1 to {WIDTH_MAX}, got {width}"));
+    }
+    if widths.len() > LISTED_MAX {
+        let why = format!("expects at most {LISTED_MAX} layers, got {}", widths.len());
+        return refused(&[key], why);
+    }
+    Ok(())
+}
+
+/// Returns a number of parameters below that of layers of these widths, one behind the other.
+fn products(widths: &[u64]) -> u64 {
+    widths.windows(2).map(|pair| pair[0].saturating_mul(pair[1])).sum()
+}
+
+fn lengths(list: &[u64]) -> Vec<usize> {
+    list.iter().map(|length| *length as usize).collect()
+}
+
+words! {
+    // The others are no activations of a model.
+    Unary {
+        Unary::Gelu => "gelu",
+        Unary::GeluTanh => "gelu_tanh",
+        Unary::Relu => "relu",
+        Unary::Sigmoid => "sigmoid",
+        Unary::Silu => "silu",
+        Unary::Tanh => "tanh",
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,119 @@
+//! Tests of all families by the registry: another family is tested by its line there.
+
+use std::collections::HashSet;
+
+use super::*;
+use potluck_graph::Parameter;
+
+/// Data on which models of this family are trained.
+fn data_of(family: &Family) -> DataShape {
+    match family.trained_on {
+        TrainedOn::Tokens => DataShape::Tokens { vocabulary: 65 },
+        TrainedOn::Samples => DataShape::Samples { shape: vec![5], outputs: 3, has_classes: false },
+        TrainedOn::Pictures => {
+            DataShape::Samples { shape: vec![3, 32, 32], outputs: 10, has_classes: true }
+        }
+    }
+}
+
+fn parameters(graph: &Graph) -> HashSet<(&str, &[usize])> {
+    let of = |parameter: &'_ Parameter| graph.tensor(parameter.tensor).shape.dims();
+    graph.parameters.iter().map(|parameter| (&*parameter.name, of(parameter))).collect()
+}
+
+#[test]
+fn families_are_told_apart_by_their_names() {
+    let names: HashSet<&str> = FAMILIES.iter().map(|family| family.name).collect();
+    assert_eq!(names.len(), FAMILIES.len());
+    assert_eq!(KINDS.len(), FAMILIES.len());
+    for family in FAMILIES {
+        assert_eq!((family.new)().family().name, family.name);
+        let is_of_tokens = OF_TOKENS.contains(&family.name);
+        assert_eq!(is_of_tokens, family.trained_on == TrainedOn::Tokens, "{}", family.name);
+    }
+}
+
+#[test]
+fn models_are_equal_if_their_keys_are() {
+    for family in FAMILIES {
+        for other in FAMILIES {
+            assert_eq!(*(family.new)() == *(other.new)(), family.name == other.name);
+        }
+        let (model, mut changed) = ((family.new)(), (family.new)());
+        for key in model.keys().into_iter().filter(|key| key.name == "dropout") {
+            changed.set(key.name, 0.5.into());
+            assert!(*changed != *model && *changed.clone() == *changed, "{}", family.name);
+        }
+    }
+}
+
+#[test]
+fn a_function_that_is_no_activation_is_a_value_that_no_key_accepts() {
+    let mut gpt = gpt::GptFamily { activation: Unary::Scale(2.0), ..Default::default() };
+    let accepts = gpt.keys().into_iter().find(|key| key.name == "activation").unwrap().accepts;
+    let value = gpt.value("activation").unwrap();
+    assert_eq!((value.to_string(), accepts.check(value)), ("\"Scale(2.0)\"".into(), None));
+    gpt.set("activation", "relu".into());
+    assert_eq!(gpt.activation, Unary::Relu);
+}
+
+#[test]
+fn a_model_of_defaults_is_built_for_its_data() {
+    for family in FAMILIES {
+        let (model, data) = ((family.new)(), data_of(family));
+        assert_eq!(model.check(), Ok(()), "{}", family.name);
+        let graph = model.graph(&data).unwrap();
+        let bound = model.parameters_at_least();
+        assert!(bound < graph.parameter_count() as u64, "{}: {bound}", family.name);
+        let next = model.next_token_graph(&data).unwrap();
+        let is_of_tokens = family.trained_on == TrainedOn::Tokens;
+        assert_eq!(model.context().is_some(), is_of_tokens, "{}", family.name);
+        if let Some(next) = next {
+            assert!(is_of_tokens && parameters(&next) == parameters(&graph), "{}", family.name);
+        }
+        assert!(!model.summary().is_empty(), "{}", family.name);
+    }
+}
+
+#[test]
+fn the_bound_of_a_model_of_tokens_is_not_far_below() {
+    for name in OF_TOKENS {
+        let family = family(name).unwrap();
+        let model = (family.new)();
+        let all = model.graph(&data_of(family)).unwrap().parameter_count() as u64;
+        assert!(model.parameters_at_least() * 2 > all, "{name}: of {all}");
+    }
+    let mut mlp = (family("mlp").unwrap().new)();
+    mlp.set("hidden", Value::IntList(vec![64, 32, 16]));
+    assert_eq!(mlp.parameters_at_least(), 64 * 32 + 32 * 16);
+}
+
+#[test]
+fn data_of_another_kind_are_refused_with_a_family_for_them() {
+    let tokens = DataShape::Tokens { vocabulary: 65 };
+    let values = DataShape::Samples { shape: vec![5], outputs: 3, has_classes: false };
+    for family in FAMILIES {
+        let model = (family.new)();
+        for (data, fits) in [
+            (&tokens, family.trained_on == TrainedOn::Tokens),
+            (&values, family.trained_on == TrainedOn::Samples),
+        ] {
+            match model.graph(data) {
+                Ok(_) => assert!(fits, "{}", family.name),
+                Err(error) => {
+                    let error = error.to_string();
+                    assert!(!fits && error.contains("set model.kind = \""), "{error}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn pictures_that_are_halved_to_nothing_are_refused() {
+    let mut cnn = (family("cnn").unwrap().new)();
+    cnn.set("channels", Value::IntList(vec![2; 4]));
+    let small = DataShape::Samples { shape: vec![8, 12], outputs: 2, has_classes: true };
+    let error = cnn.graph(&small).unwrap_err().to_string();
+    assert!(error.contains("12x8 are too small for 4 poolings; shorten"), "{error}");
+}
