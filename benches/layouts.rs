@@ -99,6 +99,7 @@ fn step_seconds(way: &str) -> Result<f64, TrainError> {
     let config = GptConfig {
         vocabulary: VOCABULARY,
         context,
+        positions: context,
         layers: number("--layers", 8),
         heads: (width / HEAD).max(1),
         width,

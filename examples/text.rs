@@ -29,6 +29,7 @@ fn main() -> anyhow::Result<()> {
     let config = GptConfig {
         vocabulary: data.tokenizer().vocabulary(),
         context: CONTEXT,
+        positions: CONTEXT,
         layers: 2,
         heads: 4,
         width: 64,

@@ -32,6 +32,7 @@ fn small() -> GptConfig {
     GptConfig {
         vocabulary: 65,
         context: 64,
+        positions: 64,
         layers: 4,
         heads: 4,
         width: 128,
@@ -47,6 +48,7 @@ pub fn gpt2() -> GptConfig {
     GptConfig {
         vocabulary: 50_257,
         context: 1024,
+        positions: 1024,
         layers: 12,
         heads: 12,
         width: 768,

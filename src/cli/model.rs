@@ -184,7 +184,12 @@ pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
     let first = first_devices(devices, spec.parallel.devices_per_pipeline())?;
     let opened = open_on(first, &spec, checkpoint, &plans, 1)?;
     let EvalDevices { group, pipelines, .. } = opened;
-    let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, seed: args.seed };
+    let sampling = Sampling {
+        temperature: args.temperature,
+        top_k: args.top_k,
+        vocabulary: tokenizer.vocabulary(),
+        seed: args.seed,
+    };
     super::print(args.prompt.as_deref().unwrap_or_default());
     let generation = generate::Generation {
         units: ForwardUnits { group: &group, pipelines: &pipelines },

@@ -314,6 +314,20 @@ fields! {
     String, Text, |v| v.clone(), |v| v;
 }
 
+/// Optional number: has no value if it is unset.
+impl ConfigValue for Option<usize> {
+    fn value(&self) -> Option<Value> {
+        self.map(Value::from)
+    }
+
+    fn replace(&mut self, value: Value) {
+        match value {
+            Value::Whole(number) => *self = Some(number as usize),
+            other => panic!("{other} was not admitted for this key"),
+        }
+    }
+}
+
 /// Optional path: has no value if it is unset or not Unicode, which TOML cannot hold.
 impl ConfigValue for Option<PathBuf> {
     fn value(&self) -> Option<Value> {

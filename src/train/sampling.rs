@@ -16,6 +16,8 @@ pub struct Sampling {
     pub temperature: f64,
     /// Only this many of the most likely tokens are drawn from; 0: all.
     pub top_k: usize,
+    /// Number of tokens that the tokenizer has: a model may know more, which are never drawn.
+    pub vocabulary: usize,
     pub seed: u64,
 }
 
@@ -170,8 +172,9 @@ fn draw_rows(
     sampling: &Sampling,
 ) -> Vec<u32> {
     let mut tokens = Vec::with_capacity(rows.len());
+    let drawn = model.vocabulary.min(sampling.vocabulary);
     for (row, logits) in rows.iter().zip(logits.chunks(model.vocabulary)) {
-        tokens.push(draw(logits, sampling, row.uniform));
+        tokens.push(draw(&logits[..drawn], sampling, row.uniform));
     }
     tokens
 }
@@ -215,7 +218,7 @@ mod tests {
     use potluck_graph::{Plan, PlanOptions, Unary};
 
     /// Returns the tokens that a graph with initial parameters gives for texts of several lengths.
-    fn next_of(graph: Graph, rows: &[Continuation]) -> Vec<u32> {
+    fn next_of(graph: Graph, rows: &[Continuation], sampling: &Sampling) -> Vec<u32> {
         let model = LanguageModel::of(&graph).unwrap();
         let plan = Plan::new(graph, PlanOptions::new(rows.len()));
         let opened = open::open("cpu", plan.clone(), 0, &OpenOptions::default()).unwrap();
@@ -224,7 +227,7 @@ mod tests {
         let pipelines = ModelPipelines::of_replicas(Arc::new(plan), 1);
         let units = ForwardUnits { group: &group, pipelines: &pipelines };
         let parts = [rows.to_vec()];
-        next_tokens_of_all(units, &model, &parts, &sampling(0.0, 0), "tokens").unwrap().remove(0)
+        next_tokens_of_all(units, &model, &parts, sampling, "tokens").unwrap().remove(0)
     }
 
     #[test]
@@ -232,6 +235,7 @@ mod tests {
         let config = GptConfig {
             vocabulary: 97,
             context: 8,
+            positions: 8,
             layers: 2,
             heads: 2,
             width: 16,
@@ -246,15 +250,19 @@ mod tests {
         let of_one = next_token_gpt(&config).unwrap();
         let logits = LanguageModel::of(&of_one).unwrap().logits;
         assert_eq!(of_one.tensor(logits).shape.per_row(), 97);
-        let next = next_of(of_one, &rows);
-        assert_eq!(next, next_of(gpt(&config).unwrap(), &rows));
+        let next = next_of(of_one.clone(), &rows, &sampling(0.0, 0));
+        assert_eq!(next, next_of(gpt(&config).unwrap(), &rows, &sampling(0.0, 0)));
         assert!(next.iter().any(|token| *token != next[0]), "{next:?}");
+        // A tokenizer may have fewer tokens than the model.
+        let fewer = *next.iter().max().unwrap() as usize;
+        let few = next_of(of_one, &rows, &Sampling { vocabulary: fewer, ..sampling(0.0, 0) });
+        assert!(few.iter().all(|token| (*token as usize) < fewer), "{few:?} of {fewer}");
     }
 
     const LOGITS: [f32; 4] = [0.0, 3.0, 2.0, -1.0];
 
     fn sampling(temperature: f64, top_k: usize) -> Sampling {
-        Sampling { temperature, top_k, seed: 1 }
+        Sampling { temperature, top_k, vocabulary: usize::MAX, seed: 1 }
     }
 
     #[test]

@@ -92,6 +92,7 @@ impl Golden {
             let config = GptConfig {
                 vocabulary: self.number("vocabulary"),
                 context: self.number("context"),
+                positions: self.number("context"),
                 layers: self.number("layers"),
                 heads: self.number("heads"),
                 width: self.number("width"),

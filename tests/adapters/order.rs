@@ -12,6 +12,7 @@ fn plan(in_flight: usize) -> Plan {
     let config = GptConfig {
         vocabulary: 11,
         context: 6,
+        positions: 6,
         layers: 2,
         heads: 2,
         width: 12,

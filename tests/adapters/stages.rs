@@ -37,6 +37,7 @@ fn config(width: usize, context: usize, layers: usize) -> GptConfig {
     GptConfig {
         vocabulary: 11,
         context,
+        positions: context,
         layers,
         heads: 2,
         width,

@@ -21,6 +21,7 @@ fn gpt_of(bias: bool, dropout: f32, activation: Unary) -> Graph {
     let config = GptConfig {
         vocabulary: IDS as usize,
         context: 6,
+        positions: 6,
         layers: 2,
         heads: 2,
         width: 8,

@@ -107,6 +107,7 @@ fn cases() -> impl Strategy<Value = Case> {
             let gpt = GptConfig {
                 vocabulary,
                 context,
+                positions: context,
                 layers,
                 heads,
                 width: heads * columns,

@@ -19,6 +19,7 @@ fn gpt_of(tie: bool, dropout: f32, fused: bool) -> Graph {
     let config = GptConfig {
         vocabulary: 11,
         context: 6,
+        positions: 6,
         layers: LAYERS,
         heads: 2,
         width: 8,

@@ -60,8 +60,18 @@ fn gpts() -> impl Strategy<Value = Case> {
         let activation = [Unary::Gelu, Unary::GeluTanh, Unary::Relu][activation];
         let dropout = if drops { 0.3 } else { 0.0 };
         let width = heads * columns;
-        let config =
-            GptConfig { vocabulary, context, layers, heads, width, bias, dropout, tie, activation };
+        let config = GptConfig {
+            vocabulary,
+            context,
+            positions: context,
+            layers,
+            heads,
+            width,
+            bias,
+            dropout,
+            tie,
+            activation,
+        };
         Case { model: Model::Gpt(config), rows, shares, fused }
     })
 }
@@ -312,6 +322,7 @@ fn tiny() -> GptConfig {
     GptConfig {
         vocabulary: 65,
         context: 4,
+        positions: 4,
         layers: 2,
         heads: 4,
         width: 32,

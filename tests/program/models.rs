@@ -147,6 +147,23 @@ fn a_model_that_carries_states_evaluates_short_texts_and_generates() {
 }
 
 #[test]
+fn a_gpt_with_spare_positions_and_tokens_does_not_depend_on_the_cut_and_writes_no_others() {
+    let desk = Desk::new();
+    let line = "train tiny.toml --data text.txt --quiet --steps 12 --set model.positions=24 \
+                --set model.vocabulary=90 --set model.tie=false --micro-batch 2";
+    desk.run(&format!("{line} --devices cpu --out one")).ok();
+    desk.run(&format!("{line} --devices cpu*2 --pipeline 2 --out cut")).ok();
+    assert!(parameters(&desk, "one", 12) == parameters(&desk, "cut", 12));
+    desk.run(&format!("{line} --devices cpu*2 --tensor 2 --out divided")).ok();
+    desk.run("train --resume divided --devices cpu --quiet --steps 13").ok();
+    let text = desk.run("generate one --devices cpu --prompt t --tokens 300 --seed 5").ok().out;
+    assert!(!text.contains('\u{fffd}'), "{text}");
+    let few = desk.run(&format!("{line} --devices cpu --out no --set model.vocabulary=3"));
+    let why = "model.vocabulary expects at least the ";
+    assert!(few.code() == Some(78) && few.err.contains(why), "{}", few.err);
+}
+
+#[test]
 fn models_of_other_data_are_refused_in_a_sentence() {
     let desk = desk_with_images();
     desk.write("t.csv", "a,b\n1,2\n3,4\n");

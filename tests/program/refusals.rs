@@ -288,6 +288,10 @@ fn what_does_not_fit_a_run() {
     );
     let layers = "model.layers does not fit the checkpoint: it is 1 there, and 2 here";
     refuses("train --resume run --set model.layers=2", &[layers]);
+    let kind = "model.kind does not fit the checkpoint: it is \"gpt\" there, and \"rnn\" here";
+    refuses("train --resume run --set model.kind=rnn", &[kind]);
+    let preset = "model.preset does not fit the checkpoint: it is not set there, and \"gpt2\" here";
+    refuses("train --resume run --set preset=gpt2", &[preset]);
     let kept = "data.tokenizer does not fit the checkpoint";
     refuses("train --resume run --set data.tokenizer=byte", &[kept]);
     refuses("train --resume run --set optim.kind=sgd", &["optim.kind does not fit"]);

@@ -71,6 +71,7 @@ impl PipelineWorkload {
         let config = GptConfig {
             vocabulary: VOCABULARY,
             context: options.context,
+            positions: options.context,
             layers: options.layers,
             heads: heads.unwrap_or(1),
             width: options.width,

@@ -14,6 +14,9 @@ pub struct GptConfig {
     pub vocabulary: usize,
     /// Context length, the largest number of tokens in a sample: t.
     pub context: usize,
+    /// Rows of the table of learned positions, of which the first `context` are used: as many as
+    /// `context`, or more, as in a model that was trained on longer samples.
+    pub positions: usize,
     pub layers: usize,
     pub heads: usize,
     /// Channels of the residual stream: c, a multiple of `heads`.
@@ -53,7 +56,8 @@ pub const NAMES: &[FileName] = &[
 /// `logits` (b, t, v), and the cross-entropy of the next token as its loss.
 ///
 /// # Errors
-/// Returns a `ShapeError` if `width` is not a multiple of `heads`.
+/// Returns a `ShapeError` if `width` is not a multiple of `heads`, or if there are fewer positions
+/// than tokens in a sample.
 pub fn gpt(config: &GptConfig) -> Result<Graph, ShapeError> {
     let t = config.context;
     let mut b = Builder::new();
@@ -75,7 +79,8 @@ pub fn gpt(config: &GptConfig) -> Result<Graph, ShapeError> {
 /// row, and one row is read.
 ///
 /// # Errors
-/// Returns a `ShapeError` if `width` is not a multiple of `heads`.
+/// Returns a `ShapeError` if `width` is not a multiple of `heads`, or if there are fewer positions
+/// than tokens in a sample.
 pub fn next_token_gpt(config: &GptConfig) -> Result<Graph, ShapeError> {
     let t = config.context;
     let mut b = Builder::new();
@@ -118,9 +123,11 @@ fn transformer(
     let (t, c) = (config.context, config.width);
     let normal = Init::Normal { std: 0.02 };
     let wte = b.parameter("wte.weight", &[config.vocabulary, c], normal);
-    let wpe = b.parameter("wpe.weight", &[t, c], normal);
+    let wpe = b.parameter("wpe.weight", &[config.positions, c], normal);
     let x = b.embedding(tokens, wte)?;
-    let x = b.add(x, wpe)?;
+    // A table of which all rows are used needs no node.
+    let positions = if config.positions == t { wpe } else { b.slice(wpe, 0, 0, t)? };
+    let x = b.add(x, positions)?;
     let mut x = b.dropout(x, config.dropout)?;
 
     for layer in 0..config.layers {
@@ -224,6 +231,7 @@ pub(super) mod tests {
         let small = GptConfig {
             vocabulary: 65,
             context: 64,
+            positions: 64,
             layers: 4,
             heads: 4,
             width: 128,
@@ -236,6 +244,7 @@ pub(super) mod tests {
         let gpt2 = GptConfig {
             vocabulary: 50257,
             context: 1024,
+            positions: 1024,
             layers: 12,
             heads: 12,
             width: 768,
@@ -243,6 +252,10 @@ pub(super) mod tests {
             ..small
         };
         assert_eq!(gpt(&gpt2).unwrap().parameter_count(), 124_439_808);
+        let short = GptConfig { context: 64, ..gpt2 };
+        assert_eq!(gpt(&short).unwrap().parameter_count(), 124_439_808);
+        assert_eq!(next_token_gpt(&short).unwrap().parameter_count(), 124_439_808);
+        assert!(gpt(&GptConfig { positions: 63, ..short }).is_err());
     }
 
     #[test]
@@ -250,6 +263,7 @@ pub(super) mod tests {
         let bare = GptConfig {
             vocabulary: 65,
             context: 8,
+            positions: 8,
             layers: 0,
             heads: 0,
             width: 16,

@@ -15,6 +15,7 @@ fn small_gpt() -> Graph {
     let config = GptConfig {
         vocabulary: 200,
         context: 4,
+        positions: 4,
         layers: 2,
         heads: 4,
         width: 32,

@@ -122,6 +122,7 @@ fn group_plans(shares: &[u32], tie: bool) -> Vec<Arc<Plan>> {
     let config = GptConfig {
         vocabulary: 70,
         context: 4,
+        positions: 4,
         layers: 3,
         heads: 4,
         width: 32,

@@ -12,7 +12,7 @@ use super::RunConfig;
 use super::schema::{
     DataKind, RENAMED, SECTIONS, TypedKeys, is_of_placement, known_key, known_keys,
 };
-use crate::families::{FAMILIES, KIND};
+use crate::families::{FAMILIES, KIND, PRESET};
 use crate::keys::{Constraint, ConstraintError, Key, Value, Words};
 
 /// A configuration that cannot be run: exit code 78.
@@ -257,7 +257,7 @@ pub fn keys_help() -> String {
 
 /// Returns the listing of the keys of models, by family.
 fn model_help() -> String {
-    let mut text = key_help(&KIND, None);
+    let mut text = key_help(&KIND, None) + &key_help(&PRESET, None);
     for family in FAMILIES {
         let kind = KIND.full_name;
         text.push_str(&format!(
@@ -308,7 +308,7 @@ struct Assignment<'a> {
 
 /// Keys on which it depends which others there are. They are applied first, wherever they are
 /// written.
-const SELECTING: [&str; 3] = ["data.path", "data.kind", KIND.full_name];
+const SELECTING: [&str; 4] = ["data.path", "data.kind", KIND.full_name, PRESET.full_name];
 
 /// Configuration under construction, with the origin of the last value of each key that was set.
 struct ConfigReader {
@@ -328,6 +328,7 @@ impl ConfigReader {
         }
         let typed = self.typed();
         self.config.select_kinds(&typed);
+        self.config.model.check_preset().map_err(|invalid| self.attribute(invalid))?;
         for one in others {
             self.put(one)?;
         }
@@ -940,6 +941,58 @@ mod tests {
     }
 
     #[test]
+    fn a_preset_selects_its_kind_and_gives_defaults_to_its_keys() {
+        let gpt2 = config("", &["preset=gpt2"]);
+        for (key, value) in [
+            ("model.kind", "\"gpt\""),
+            ("model.preset", "\"gpt2\""),
+            ("model.layers", "12"),
+            ("model.width", "768"),
+            ("model.context", "1024"),
+            ("model.positions", "1024"),
+            ("model.vocabulary", "50257"),
+            ("model.bias", "true"),
+            ("model.activation", "\"gelu_tanh\""),
+            ("optim.lr", "0.00062"),
+            ("train.eval_samples", "64"),
+        ] {
+            assert_eq!(gpt2.value(key).unwrap().to_string(), value, "{key}");
+        }
+        let text = "[model]\nlayers = 2\npreset = 'gpt2-medium'\ncontext = 32";
+        let changed = config(text, &["model.bias=false"]);
+        let value = |key: &str| changed.value(key).unwrap().to_string();
+        assert_eq!([value("model.layers"), value("model.heads")], ["2", "16"]);
+        assert_eq!([value("model.context"), value("model.bias")], ["32", "false"]);
+        // The last one counts.
+        let xl = config(text, &["preset=gpt2-xl"]);
+        assert_eq!(xl.value("model.width"), Some(1600.into()));
+    }
+
+    #[test]
+    fn a_preset_that_contradicts_other_keys_is_refused() {
+        let kind = "model.preset = \"gpt2\" is a model of model.kind = \"gpt\", not of \"rnn\"; \
+                    leave one of them out";
+        let text = "[model]\nkind = 'rnn'\npreset = 'gpt2'\ncell = 'gru'";
+        refused(text, &[], &format!("run.toml:3: {kind}"));
+        let flag = format!("--set model.kind=rnn: {kind} (model.preset is set in run.toml:1)");
+        refused("model.preset = 'gpt2'", &["model.kind=rnn"], &flag);
+        let names = "\"gpt2\", \"gpt2-medium\", \"gpt2-large\" or \"gpt2-xl\"";
+        let unknown = format!("run.toml:1: model.preset expects {names}, got \"gpt3\"");
+        refused("model.preset = \"gpt3\"", &[], &unknown);
+        let heads =
+            "--set heads=7: model.heads expects a number that divides model.width = 768, got 7";
+        refused("", &["preset=gpt2", "heads=7"], heads);
+        let positions = "model.positions expects at least model.context = 2000, got 1024";
+        let flag = format!("--set context=2000: {positions}");
+        refused("", &["preset=gpt2", "context=2000"], &flag);
+        let samples = "[data]\npath = 'a'\nkind = 'npy'";
+        let data = "model.kind expects \"mlp\", \"cnn\" or \"resnet\" for samples (data.kind = \
+                    \"npy\")";
+        let flag = format!("run.toml:3: {data}");
+        refused(samples, &["preset=gpt2"], &flag);
+    }
+
+    #[test]
     fn keys_of_other_kinds_of_models_are_refused() {
         let of = |kind: &str, kinds: &str| {
             format!("has no effect with model.kind = \"{kind}\", only with {kinds}; leave it out")
@@ -1004,6 +1057,14 @@ mod tests {
                 };
                 let mut changed = config.clone();
                 changed.set(key.full_name, value);
+                if changed.model.check_preset().is_err() {
+                    continue;
+                }
+                if key.full_name == PRESET.full_name {
+                    for (name, value) in changed.model.preset_values() {
+                        changed.set(name, value);
+                    }
+                }
                 changed.train.batch = changed.train.batch.max(changed.train.micro_batch_size);
                 if !changed.parallel.shares.is_empty() {
                     let batch = changed.parallel.shares.iter().sum::<u64>() as usize;

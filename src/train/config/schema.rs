@@ -343,7 +343,7 @@ sections! {
 }
 
 /// Keys whose default is derived from another key, which [`RunConfig::to_run_toml`] leaves to be
-/// derived again.
+/// derived again; so does it those of a preset.
 const DERIVED: [&str; 7] = [
     "train.eval_samples",
     "optim.lr",
@@ -480,7 +480,7 @@ impl RunConfig {
         let is_new = typed.before.is_none();
         let now = &typed.now;
         if is_new {
-            self.apply_family_defaults(now);
+            self.apply_model_defaults(now);
         }
         if now.contains("parallel.shares") && !now.contains("parallel.balance") {
             self.parallel.balance = Balance::Fixed;
@@ -540,7 +540,8 @@ impl RunConfig {
     }
 
     /// Derives the kind of the data from what is at their path, and in a new run that of the model
-    /// from the data, unless they are set. All other keys of the model depend on its kind.
+    /// from its preset or from the data, unless they are set. All other keys of the model depend on
+    /// its kind.
     pub(crate) fn select_kinds(&mut self, typed: &TypedKeys) {
         if let Some(path) = &self.data.path
             && typed.now.contains("data.path")
@@ -548,17 +549,26 @@ impl RunConfig {
         {
             self.data.kind = DataKind::of(path);
         }
-        if typed.before.is_none()
-            && !typed.now.contains(MODEL_KIND)
-            && self.data.kind.sample_format().is_some()
-        {
+        if typed.before.is_some() || typed.now.contains(MODEL_KIND) {
+            return;
+        }
+        if let Some(kind) = self.model.kind_of_preset() {
+            self.set(MODEL_KIND, kind.into());
+        } else if self.data.kind.sample_format().is_some() {
             self.set(MODEL_KIND, OF_SAMPLES.into());
         }
     }
 
-    /// Gives keys of other sections that are not set the defaults that they have with the model.
-    fn apply_family_defaults(&mut self, now: &BTreeSet<&'static str>) {
-        for (name, value) in self.model.defaults() {
+    /// Gives keys that are not set the defaults that they have with the model: those of its preset,
+    /// and then in other sections those that follow from its sizes.
+    fn apply_model_defaults(&mut self, now: &BTreeSet<&'static str>) {
+        self.set_unless(now, self.model.preset_values());
+        self.set_unless(now, self.model.defaults());
+    }
+
+    /// Sets keys but those that are set already.
+    fn set_unless(&mut self, now: &BTreeSet<&'static str>, values: Vec<(&'static str, Value)>) {
+        for (name, value) in values {
             if !now.contains(name) {
                 self.set(name, value);
             }
@@ -630,18 +640,25 @@ impl RunConfig {
     /// Formats what a checkpoint saves of the configuration: all keys but those whose result is in
     /// the placement, which it saves instead.
     pub(crate) fn to_saved_toml(&self) -> String {
-        self.sections_toml(&|key| if is_of_placement(key) { KeyLine::None } else { KeyLine::Value })
+        self.sections_toml(&|key| {
+            if is_of_placement(key.full_name) { KeyLine::None } else { KeyLine::Value }
+        })
     }
 
     /// Formats the configuration as TOML that is to be read, and edited, as that of a new run.
     /// Derived defaults are comments: they follow their keys again. Reading it gives this
     /// configuration again.
     pub(crate) fn to_run_toml(&self, typed: &BTreeSet<&'static str>) -> String {
+        let of_preset: BTreeSet<_> =
+            self.model.preset_values().into_iter().map(|(name, _)| name).collect();
         let mut derived = BTreeSet::new();
         for key in self.keys() {
             let is_open = match key.full_name {
                 "train.steps" => self.train.epochs > 0,
-                name => DERIVED.contains(&name) && !typed.contains(name),
+                name => {
+                    let is_derived = DERIVED.contains(&name) || of_preset.contains(name);
+                    is_derived && !typed.contains(name)
+                }
             };
             if is_open {
                 derived.insert(key.full_name);
@@ -660,8 +677,11 @@ impl RunConfig {
                 break;
             }
         }
-        self.sections_toml(&|key| {
-            if derived.contains(&key) { KeyLine::Comment } else { KeyLine::Value }
+        self.sections_toml(&|key| match key.follows {
+            _ if !derived.contains(key.full_name) => KeyLine::Value,
+            _ if of_preset.contains(key.full_name) => KeyLine::Comment("as model.preset"),
+            Some(follows) => KeyLine::Comment(follows),
+            None => KeyLine::Value,
         })
     }
 
@@ -687,7 +707,7 @@ impl RunConfig {
         fresh
     }
 
-    fn sections_toml(&self, line_of: &dyn Fn(&str) -> KeyLine) -> String {
+    fn sections_toml(&self, line_of: &dyn Fn(&Key) -> KeyLine) -> String {
         let sections: Vec<String> =
             SECTIONS.iter().map(|(section, _)| self.section_lines(section, line_of)).collect();
         sections.join("\n")
@@ -698,20 +718,18 @@ impl RunConfig {
         self.section_lines(section, &|_| KeyLine::Value)
     }
 
-    fn section_lines(&self, section: &str, line_of: &dyn Fn(&str) -> KeyLine) -> String {
+    fn section_lines(&self, section: &str, line_of: &dyn Fn(&Key) -> KeyLine) -> String {
         let mut text = format!("[{section}]\n");
         for key in self.keys().into_iter().filter(|key| key.section == section) {
             let Some(value) = self.value(key.full_name).filter(|_| self.has_effect(key)) else {
                 continue;
             };
-            match (line_of(key.full_name), key.follows) {
-                (KeyLine::None, _) => {}
-                (KeyLine::Comment, Some(follows)) => {
+            match line_of(key) {
+                KeyLine::None => {}
+                KeyLine::Comment(follows) => {
                     text.push_str(&format!("# {} = {value}  # {follows}\n", key.name));
                 }
-                (KeyLine::Comment | KeyLine::Value, _) => {
-                    text.push_str(&format!("{} = {value}\n", key.name));
-                }
+                KeyLine::Value => text.push_str(&format!("{} = {value}\n", key.name)),
             }
         }
         text
@@ -726,8 +744,8 @@ fn normalized(selector: &str) -> String {
 /// Form of a key in the text of a configuration.
 enum KeyLine {
     Value,
-    /// A comment, if the default follows another key.
-    Comment,
+    /// A comment that ends with what the default follows.
+    Comment(&'static str),
     None,
 }
 

@@ -13,6 +13,7 @@ pub(super) const FAMILY: Family = Family {
     doc: "a convolutional network of pictures, LeNet-5 (LeCun et al. 1998)",
     defaults: "train.batch is 64, optim.lr 1e-3",
     trained_on: TrainedOn::Pictures,
+    presets: &[],
     new: || Box::new(CnnFamily::default()),
 };
 

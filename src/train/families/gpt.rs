@@ -1,6 +1,6 @@
 //! Transformers of the kind of GPT-2.
 
-use super::{DataShape, Family, FamilyError, ModelFamily, TrainedOn};
+use super::{DataShape, Family, FamilyError, ModelFamily, Preset, TrainedOn};
 use crate::keys::{Constraint, ConstraintError, FRACTION, Value, Words, refused, section};
 use potluck_graph::model::gpt::next_token_gpt;
 use potluck_graph::model::{GptConfig, gpt};
@@ -11,8 +11,28 @@ pub(super) const FAMILY: Family = Family {
     doc: "a transformer of texts and tokens, GPT-2 (Radford et al. 2019)",
     defaults: "optim.lr is 4e-3 * (64 / model.width)^0.75",
     trained_on: TrainedOn::Tokens,
+    presets: &[
+        Preset { name: "gpt2", values: || gpt2(12, 12, 768) },
+        Preset { name: "gpt2-medium", values: || gpt2(24, 16, 1024) },
+        Preset { name: "gpt2-large", values: || gpt2(36, 20, 1280) },
+        Preset { name: "gpt2-xl", values: || gpt2(48, 25, 1600) },
+    ],
     new: || Box::new(GptFamily::default()),
 };
+
+/// Returns the keys of a published GPT-2 of these sizes.
+fn gpt2(layers: usize, heads: usize, width: usize) -> Vec<(&'static str, Value)> {
+    vec![
+        ("model.layers", layers.into()),
+        ("model.heads", heads.into()),
+        ("model.width", width.into()),
+        ("model.positions", 1024.into()),
+        ("model.vocabulary", 50_257.into()),
+        ("model.bias", true.into()),
+        ("model.tie", true.into()),
+        ("model.activation", "gelu_tanh".into()),
+    ]
+}
 
 section! {
     /// Keys of a GPT.
@@ -25,6 +45,10 @@ section! {
         width: usize = 64, Constraint::Whole(1, 65_536);
         /// Context length: tokens of a sample.
         context: usize = 64, Constraint::Whole(1, 65_536);
+        /// Rows of the table of learned positions; the first model.context are used.
+        positions: Option<usize> = None, Constraint::Whole(1, 65_536), "as model.context";
+        /// Tokens that the model knows: those of the data, or more.
+        vocabulary: Option<usize> = None, Constraint::Whole(1, 1 << 24), "those of the data";
         /// Biases in linear layers and layer norms.
         bias: bool = false, Constraint::Flag;
         /// Dropout probability: share of activations that training sets to zero.
@@ -37,10 +61,27 @@ section! {
 }
 
 impl GptFamily {
+    fn table_rows(&self) -> usize {
+        self.positions.unwrap_or(self.context)
+    }
+
+    fn vocabulary_for(&self, data: &DataShape) -> Result<usize, FamilyError> {
+        let of_data = data.vocabulary("a gpt")?;
+        match self.vocabulary {
+            None => Ok(of_data),
+            Some(vocabulary) if vocabulary < of_data => Err(FamilyError::Unfit(format!(
+                "model.vocabulary expects at least the {of_data} tokens of the data, got \
+                 {vocabulary}; leave it out for as many as the data have"
+            ))),
+            Some(vocabulary) => Ok(vocabulary),
+        }
+    }
+
     fn config(&self, data: &DataShape) -> Result<GptConfig, FamilyError> {
         Ok(GptConfig {
-            vocabulary: data.vocabulary("a gpt")?,
+            vocabulary: self.vocabulary_for(data)?,
             context: self.context,
+            positions: self.table_rows(),
             layers: self.layers,
             heads: self.heads,
             width: self.width,
@@ -62,16 +103,20 @@ impl ModelFamily for GptFamily {
     }
 
     fn summary(&self) -> String {
-        format!(
-            "{} layers, {} heads, width {}, context {}",
-            self.layers, self.heads, self.width, self.context
-        )
+        let Self { layers, heads, width, context, .. } = self;
+        let rows = self.table_rows();
+        let positions =
+            if rows > *context { format!(" of {rows} positions") } else { String::new() };
+        format!("{layers} layers, {heads} heads, width {width}, context {context}{positions}")
     }
 
-    /// Queries, keys, values and projection, and two matrices of 4 widths.
+    /// The tables, and of each layer queries, keys, values and projection, and two matrices of 4
+    /// widths.
     fn parameters_at_least(&self) -> u64 {
-        // Does not wrap: widths are at most 65,536 and layers 1,024.
-        12 * self.layers as u64 * (self.width as u64).pow(2)
+        // Does not wrap: widths are at most 65,536, layers 1,024 and rows 2^24.
+        let rows = self.table_rows() as u64 + self.vocabulary.unwrap_or(0) as u64;
+        let width = self.width as u64;
+        rows * width + 12 * self.layers as u64 * width.pow(2)
     }
 
     fn graph(&self, data: &DataShape) -> Result<Graph, FamilyError> {
@@ -95,6 +140,11 @@ impl ModelFamily for GptFamily {
         if !width.is_multiple_of(*heads) {
             let why = format!("expects a number that divides model.width = {width}, got {heads}");
             return refused(&["model.heads", "model.width"], why);
+        }
+        let (rows, context) = (self.table_rows(), self.context);
+        if rows < context {
+            let why = format!("expects at least model.context = {context}, got {rows}");
+            return refused(&["model.positions", "model.context"], why);
         }
         Ok(())
     }

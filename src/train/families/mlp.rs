@@ -14,6 +14,7 @@ pub(super) const FAMILY: Family = Family {
     doc: "a multilayer perceptron of samples",
     defaults: "train.batch is 128, optim.lr 1e-3",
     trained_on: TrainedOn::Samples,
+    presets: &[],
     new: || Box::new(MlpFamily::default()),
 };
 

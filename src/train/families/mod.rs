@@ -13,7 +13,7 @@ use std::fmt;
 
 pub use data_shape::DataShape;
 pub use section::ModelSection;
-pub(crate) use section::{KIND, keys_of_all};
+pub(crate) use section::{KIND, PRESET, keys_of_all};
 
 use crate::keys::{ConstraintError, Section, Value, refused, words};
 use potluck_graph::{Graph, ShapeError, Unary};
@@ -27,9 +27,12 @@ const DEFAULT: Family = gpt::FAMILY;
 pub(crate) const OF_SAMPLES: &str = mlp::FAMILY.name;
 
 /// Words of `model.kind`.
-pub(crate) const KINDS: &[&str] = &names::<{ FAMILIES.len() }>(&[]);
+pub(crate) const KINDS: &[&str] = &names::<{ count(ANY_DATA) }>(ANY_DATA);
 /// Those of models of texts and tokens.
-pub(crate) const OF_TOKENS: &[&str] = &names::<2>(&[TrainedOn::Tokens]);
+pub(crate) const OF_TOKENS: &[&str] = &names::<{ count(TOKENS) }>(TOKENS);
+
+/// Words of `model.preset`.
+const PRESETS: &[&str] = &preset_names::<{ preset_count() }>();
 
 /// Largest width of a layer.
 const WIDTH_MAX: u64 = 65_536;
@@ -57,8 +60,20 @@ pub struct Family {
     /// Defaults of keys of other sections ([`ModelFamily::defaults`]) for the help listing.
     pub defaults: &'static str,
     pub trained_on: TrainedOn,
+    /// Published models of the family. No two families have one of the same name.
+    pub presets: &'static [Preset],
     /// Makes the model of the family whose keys have their defaults.
     pub new: fn() -> Box<dyn ModelFamily>,
+}
+
+/// Published model: values of keys of its family, which are defaults where it is the preset.
+#[derive(Debug)]
+pub struct Preset {
+    /// Word of `model.preset`.
+    pub name: &'static str,
+    /// Returns the values by the full names of the keys. `model.context` is none of them, because
+    /// it is a choice of the run.
+    pub values: fn() -> Vec<(&'static str, Value)>,
 }
 
 /// A model of a family: the values of the family's keys, and what they mean.
@@ -66,9 +81,10 @@ pub struct Family {
 /// Another family is a file beside this one, and its [`Family`] in [`FAMILIES`]. The file has a
 /// struct of keys, made by `section!` with the section's name `model`, and the implementation of
 /// this trait. Reading, printing, `--explain keys`, checks, refusals of keys of other families and
-/// defaults in other sections follow from these. Its graph is a function in `graph::model`, which
-/// also says how a tensor group divides its parameters. Whatever else depends on the family alone
-/// is another method here, with a default for those without it.
+/// defaults in other sections follow from these. Its presets are a list in [`Family`]; its graph
+/// is a function in `graph::model`, which also says how a tensor group divides its parameters.
+/// Whatever else depends on the family alone, such as names of parameters in files of other
+/// programs, is another method here, with a default for those without it.
 pub trait ModelFamily: Section + fmt::Debug + Send + Sync {
     /// Returns what all models of the family have in common.
     fn family(&self) -> &'static Family;
@@ -153,27 +169,84 @@ pub(crate) fn family(name: &str) -> Option<&'static Family> {
     FAMILIES.iter().find(|family| family.name == name)
 }
 
-/// Returns the names of the families that are trained on data of these kinds, or of all families if
-/// there are none. Does not compile if they are not `N`.
+/// Returns the preset of this name, with its family.
+fn preset(name: &str) -> Option<(&'static Preset, &'static Family)> {
+    for family in FAMILIES {
+        if let Some(preset) = family.presets.iter().find(|preset| preset.name == name) {
+            return Some((preset, family));
+        }
+    }
+    None
+}
+
+/// Returns the number of presets of all families.
+const fn preset_count() -> usize {
+    let mut count = 0;
+    let mut family = 0;
+    while family < FAMILIES.len() {
+        count += FAMILIES[family].presets.len();
+        family += 1;
+    }
+    count
+}
+
+/// Returns the names of the presets of all families, which are `N`.
+const fn preset_names<const N: usize>() -> [&'static str; N] {
+    let mut names = [""; N];
+    let mut count = 0;
+    let mut family = 0;
+    while family < FAMILIES.len() {
+        let mut preset = 0;
+        while preset < FAMILIES[family].presets.len() {
+            names[count] = FAMILIES[family].presets[preset].name;
+            count += 1;
+            preset += 1;
+        }
+        family += 1;
+    }
+    names
+}
+
+const TOKENS: &[TrainedOn] = &[TrainedOn::Tokens];
+const ANY_DATA: &[TrainedOn] = &[TrainedOn::Tokens, TrainedOn::Samples, TrainedOn::Pictures];
+
+/// Returns the names of the families that are trained on data of these kinds, which are `N`.
 const fn names<const N: usize>(kinds: &[TrainedOn]) -> [&'static str; N] {
     let mut names = [""; N];
     let mut count = 0;
     let mut index = 0;
     while index < FAMILIES.len() {
-        let mut is_of_kind = kinds.is_empty();
-        let mut kind = 0;
-        while kind < kinds.len() {
-            is_of_kind |= kinds[kind] as u8 == FAMILIES[index].trained_on as u8;
-            kind += 1;
-        }
-        if is_of_kind {
+        if is_trained_on(&FAMILIES[index], kinds) {
             names[count] = FAMILIES[index].name;
             count += 1;
         }
         index += 1;
     }
-    assert!(count == N, "there is another number of such families");
     names
+}
+
+/// Returns the number of families that are trained on data of these kinds.
+const fn count(kinds: &[TrainedOn]) -> usize {
+    let mut count = 0;
+    let mut index = 0;
+    while index < FAMILIES.len() {
+        count += is_trained_on(&FAMILIES[index], kinds) as usize;
+        index += 1;
+    }
+    count
+}
+
+/// Returns true if a family is trained on data of one of these kinds.
+const fn is_trained_on(family: &Family, kinds: &[TrainedOn]) -> bool {
+    let mut index = 0;
+    while index < kinds.len() {
+        // `==` is no constant function.
+        if kinds[index] as u8 == family.trained_on as u8 {
+            return true;
+        }
+        index += 1;
+    }
+    false
 }
 
 /// Checks the widths of layers, which are the value of a key.

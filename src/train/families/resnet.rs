@@ -11,6 +11,7 @@ pub(super) const FAMILY: Family = Family {
     doc: "a residual network of pictures (He et al. 2016)",
     defaults: "train.batch is 64, optim.lr 1e-3",
     trained_on: TrainedOn::Pictures,
+    presets: &[],
     new: || Box::new(ResnetFamily::default()),
 };
 

@@ -11,6 +11,7 @@ pub(super) const FAMILY: Family = Family {
     doc: "a recurrent network of texts and tokens",
     defaults: "train.batch is 32, optim.lr 2e-3",
     trained_on: TrainedOn::Tokens,
+    presets: &[],
     new: || Box::new(RnnFamily::default()),
 };
 

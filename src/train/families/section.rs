@@ -1,9 +1,14 @@
-//! Section `[model]` of a configuration: the family of the model, with the values of its keys.
+//! Section `[model]` of a configuration: the family of the model, with the values of its keys, and
+//! the published model whose sizes it has.
 
 use std::ops::Deref;
 
-use super::{DEFAULT, FAMILIES, KINDS, ModelFamily, family};
-use crate::keys::{Constraint, Key, Section, Value};
+use super::{DEFAULT, FAMILIES, Family, KINDS, ModelFamily, PRESETS, Preset, family, preset};
+use crate::keys::{Constraint, ConstraintError, Key, Section, Value, refused};
+
+/// Context length of a model with a preset that sets none: that of GPT-2. Most published models are
+/// trained on more, for which small devices have no memory.
+const PRESET_CONTEXT: usize = 1024;
 
 /// Key that selects the family.
 pub(crate) const KIND: Key = Key {
@@ -12,35 +17,49 @@ pub(crate) const KIND: Key = Key {
     name: "kind",
     doc: "Family of the model, on which its other keys depend.",
     accepts: Constraint::OneOf(KINDS),
-    follows: Some("\"gpt\" for texts and tokens, or else \"mlp\""),
+    follows: Some("that of model.preset; \"gpt\" for texts and tokens, or else \"mlp\""),
+    only: None,
+};
+
+/// Key of a published model, whose sizes are the defaults of the family's keys.
+pub(crate) const PRESET: Key = Key {
+    full_name: "model.preset",
+    section: "model",
+    name: "preset",
+    doc: "Published model: its sizes are the defaults, with a context of 1024.",
+    accepts: Constraint::OneOf(PRESETS),
+    follows: None,
     only: None,
 };
 
 /// Returns the keys of the section with any family, in the order of the help listing. Several
 /// families may have a key of the same name.
 pub(crate) fn keys_of_all() -> Vec<&'static Key> {
-    let mut keys = vec![&KIND];
+    let mut keys = vec![&KIND, &PRESET];
     for family in FAMILIES {
         keys.extend((family.new)().keys());
     }
     keys
 }
 
-/// Section `[model]`. It has the key `kind`, and those of the family that this selects.
+/// Section `[model]`. It has the keys `kind` and `preset`, and those of the family that `kind`
+/// selects.
 #[derive(Clone, Debug)]
 pub struct ModelSection {
     pub family: Box<dyn ModelFamily>,
+    preset: Option<(&'static Preset, &'static Family)>,
 }
 
 impl Default for ModelSection {
     fn default() -> Self {
-        Self { family: (DEFAULT.new)() }
+        Self { family: (DEFAULT.new)(), preset: None }
     }
 }
 
 impl PartialEq for ModelSection {
     fn eq(&self, other: &Self) -> bool {
-        *self.family == *other.family
+        let name = |section: &Self| section.preset.map(|(preset, _)| preset.name);
+        *self.family == *other.family && name(self) == name(other)
     }
 }
 
@@ -55,36 +74,77 @@ impl Deref for ModelSection {
 impl ModelSection {
     /// Returns the section of a model of the same family whose keys have their defaults.
     pub(crate) fn of_defaults(&self) -> Self {
-        Self { family: (self.family.family().new)() }
+        Self { family: (self.family.family().new)(), preset: None }
+    }
+
+    /// Returns the name of the family that the preset is one of, if there is a preset.
+    pub(crate) fn kind_of_preset(&self) -> Option<&'static str> {
+        self.preset.map(|(_, family)| family.name)
+    }
+
+    /// Returns the defaults that the preset gives to keys of the family, by their full names.
+    pub(crate) fn preset_values(&self) -> Vec<(&'static str, Value)> {
+        let Some((preset, _)) = self.preset else { return Vec::new() };
+        let mut values = (preset.values)();
+        if self.family.context().is_some() {
+            values.push(("model.context", PRESET_CONTEXT.into()));
+        }
+        values
+    }
+
+    /// Checks that the preset is one of the family.
+    pub(crate) fn check_preset(&self) -> Result<(), ConstraintError> {
+        let Some((preset, family)) = self.preset else { return Ok(()) };
+        let kind = self.family.family().name;
+        if family.name == kind {
+            return Ok(());
+        }
+        let why = format!(
+            "= \"{}\" is a model of model.kind = \"{}\", not of \"{kind}\"; leave one of them out",
+            preset.name, family.name
+        );
+        refused(&[PRESET.full_name, KIND.full_name], why)
     }
 }
 
 impl Section for ModelSection {
     fn keys(&self) -> Vec<&'static Key> {
-        let mut keys = vec![&KIND];
+        let mut keys = vec![&KIND, &PRESET];
         keys.extend(self.family.keys());
         keys
     }
 
     fn value(&self, name: &str) -> Option<Value> {
         if name == KIND.name {
-            return Some(self.family.family().name.into());
+            Some(self.family.family().name.into())
+        } else if name == PRESET.name {
+            self.preset.map(|(preset, _)| preset.name.into())
+        } else {
+            self.family.value(name)
         }
-        self.family.value(name)
     }
 
-    /// Sets a key. Another kind than before gives all keys of the family their defaults.
+    /// Sets a key. Another kind than before gives all keys of the family their defaults; a preset
+    /// gives none a value ([`ModelSection::preset_values`]).
     fn set(&mut self, name: &str, value: Value) {
-        if name != KIND.name {
-            return self.family.set(name, value);
-        }
-        let kind = match &value {
-            Value::Text(word) => family(word),
-            _ => None,
-        };
-        let kind = kind.unwrap_or_else(|| panic!("{value} was not admitted for this key"));
-        if kind.name != self.family.family().name {
-            self.family = (kind.new)();
+        if name == KIND.name {
+            let kind = of_word(&value, family);
+            if kind.name != self.family.family().name {
+                self.family = (kind.new)();
+            }
+        } else if name == PRESET.name {
+            self.preset = Some(of_word(&value, preset));
+        } else {
+            self.family.set(name, value);
         }
     }
+}
+
+/// Returns what the word of a value names; panics if it names nothing.
+fn of_word<T>(value: &Value, named: impl Fn(&str) -> Option<T>) -> T {
+    let found = match value {
+        Value::Text(word) => named(word),
+        _ => None,
+    };
+    found.unwrap_or_else(|| panic!("{value} was not admitted for this key"))
 }

@@ -117,3 +117,64 @@ fn pictures_that_are_halved_to_nothing_are_refused() {
     let error = cnn.graph(&small).unwrap_err().to_string();
     assert!(error.contains("12x8 are too small for 4 poolings; shorten"), "{error}");
 }
+
+#[test]
+fn presets_are_models_of_their_family_with_the_published_number_of_parameters() {
+    let published = [
+        ("gpt2", 124_439_808),
+        ("gpt2-medium", 354_823_168),
+        ("gpt2-large", 774_030_080),
+        ("gpt2-xl", 1_557_611_200),
+    ];
+    let mut names = HashSet::new();
+    for family in FAMILIES {
+        for preset in family.presets {
+            assert!(names.insert(preset.name), "{} is there twice", preset.name);
+            let mut section = ModelSection::default();
+            section.set(PRESET.name, preset.name.into());
+            section.set(KIND.name, section.kind_of_preset().unwrap().into());
+            assert_eq!(section.check_preset(), Ok(()));
+            for (full_name, value) in section.preset_values() {
+                let key = section.keys().into_iter().find(|key| key.full_name == full_name);
+                let key = key.unwrap_or_else(|| panic!("{}: {full_name}", preset.name));
+                assert_eq!(key.accepts.check(value.clone()), Some(value.clone()), "{full_name}");
+                section.set(key.name, value);
+            }
+            assert!((preset.values)().iter().all(|(name, _)| *name != "model.context"));
+            assert_eq!(section.check(), Ok(()), "{}", preset.name);
+            // Of data with fewer tokens, which do not change the model.
+            let graph = section.graph(&data_of(family)).unwrap();
+            let count = published.iter().find(|(name, _)| *name == preset.name);
+            let (_, count) = count.unwrap_or_else(|| panic!("{} has no count", preset.name));
+            assert_eq!(graph.parameter_count(), *count, "{}", preset.name);
+            assert!(section.parameters_at_least() < *count as u64, "{}", preset.name);
+        }
+    }
+    assert_eq!(names.len(), PRESETS.len());
+}
+
+#[test]
+fn spare_positions_are_rows_that_no_sample_reaches() {
+    let data = DataShape::Tokens { vocabulary: 65 };
+    let plain = gpt::GptFamily::default();
+    let of = |positions| gpt::GptFamily { positions: Some(positions), ..plain.clone() };
+    assert_eq!(of(64).graph(&data).unwrap(), plain.graph(&data).unwrap());
+    let graph = of(100).graph(&data).unwrap();
+    assert!(parameters(&graph).contains(&("wpe.weight", &[100, 64])));
+    assert_eq!(graph.nodes.len(), plain.graph(&data).unwrap().nodes.len() + 1);
+    assert_eq!(of(100).summary(), "4 layers, 4 heads, width 64, context 64 of 100 positions");
+    let error = of(63).check().unwrap_err().to_string();
+    assert_eq!(error, "model.positions expects at least model.context = 64, got 63");
+}
+
+#[test]
+fn a_vocabulary_may_be_larger_than_that_of_the_data_and_not_smaller() {
+    let data = DataShape::Tokens { vocabulary: 65 };
+    let of = |vocabulary| gpt::GptFamily { vocabulary: Some(vocabulary), ..Default::default() };
+    let graph = of(70).graph(&data).unwrap();
+    assert!(parameters(&graph).contains(&("wte.weight", &[70, 64])));
+    assert!(of(65).graph(&data).unwrap() == gpt::GptFamily::default().graph(&data).unwrap());
+    let error = of(64).next_token_graph(&data).unwrap_err().to_string();
+    assert!(error.starts_with("model.vocabulary expects at least the 65 tokens"), "{error}");
+    assert!(error.contains("got 64"), "{error}");
+}

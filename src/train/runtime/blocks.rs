@@ -102,6 +102,7 @@ mod tests {
         let config = GptConfig {
             vocabulary: 65,
             context: 8,
+            positions: 8,
             layers,
             heads: 2,
             width: 16,

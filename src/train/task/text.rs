@@ -50,8 +50,9 @@ impl Task for TextTask {
 
     /// Generates text that starts at a line break.
     fn sample(&self, ending: &Ending, tokens: u64) -> Result<String, TrainError> {
-        let sampling = Sampling { temperature: 0.8, top_k: 0, seed: ending.seed };
         let tokenizer = self.text.tokenizer();
+        let vocabulary = tokenizer.vocabulary();
+        let sampling = Sampling { temperature: 0.8, top_k: 0, vocabulary, seed: ending.seed };
         let prompt = default_prompt(tokenizer);
         let generation = Generation {
             units: ending.units,

@@ -287,6 +287,7 @@ fn gpt_plan() -> Plan {
     let config = GptConfig {
         vocabulary: 31,
         context: 8,
+        positions: 8,
         layers: 4,
         heads: 2,
         width: 16,

@@ -65,6 +65,7 @@ fn divided(blocks: u32, ranks: usize) -> Vec<Arc<Plan>> {
     let config = GptConfig {
         vocabulary: 8,
         context: 2,
+        positions: 2,
         layers: blocks as usize - 2,
         heads: ranks,
         width: 8 * ranks,

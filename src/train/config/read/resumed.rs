@@ -272,6 +272,26 @@ fn the_defaults_of_a_gpt_follow_its_width_and_context() {
 }
 
 #[test]
+fn a_run_file_and_a_checkpoint_keep_the_preset_and_what_overrides_it() {
+    let run = new(&["preset=gpt2", "model.layers=2", "model.context=32"]);
+    let text = run.config.to_run_toml(&run.typed.all());
+    for line in
+        ["preset = \"gpt2\"", "layers = 2", "# width = 768  # as model.preset", "context = 32"]
+    {
+        assert!(text.lines().any(|found| found == line), "'{line}' is missing: {text}");
+    }
+    let path = Path::new("run.toml");
+    let file = |sets: &[&str]| read(None, Some((path, &text)), &overrides(sets)).unwrap().config;
+    assert_eq!(file(&[]), run.config);
+    assert_eq!(file(&["preset=gpt2-xl"]).value("model.width"), Some(1600.into()));
+    // A resume keeps the sizes: another preset changes none, and is refused by its name.
+    assert_eq!(resumed(&run, &["preset=gpt2"]).config, run.config);
+    let other = resumed(&run, &["preset=gpt2-xl"]).config;
+    assert_eq!(other.value("model.width"), run.config.value("model.width"));
+    assert_ne!(other.model, run.config.model);
+}
+
+#[test]
 fn a_run_file_writes_what_a_written_key_would_derive_otherwise() {
     let mut config = RunConfig::default();
     config.optim.lr = 2.0;

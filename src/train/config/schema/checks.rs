@@ -15,6 +15,7 @@ impl RunConfig {
                 return refused(&[key.full_name], why);
             }
         }
+        self.model.check_preset()?;
         self.check_scopes()?;
         self.check_trained_on()?;
         self.model.check()?;

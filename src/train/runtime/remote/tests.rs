@@ -250,6 +250,7 @@ fn graph(tie: bool) -> ModelGraph {
     let config = GptConfig {
         vocabulary: 11,
         context: 8,
+        positions: 8,
         layers: 2,
         heads: 2,
         width: 16,

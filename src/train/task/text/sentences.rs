@@ -222,7 +222,8 @@ impl SentenceRequest<'_> {
             }
             parts.push(of_unit);
         }
-        let sampling = Sampling { temperature: TEMPERATURE, top_k: 0, seed: self.seed };
+        let vocabulary = self.tokenizer.vocabulary();
+        let sampling = Sampling { temperature: TEMPERATURE, top_k: 0, vocabulary, seed: self.seed };
         let what = "tokens of sentences";
         let next = next_tokens_of_all(self.units, &self.model, &parts, &sampling, what)?;
         for (line, token) in open.iter_mut().zip(next.into_iter().flatten()) {
@@ -315,6 +316,7 @@ mod tests {
         let config = GptConfig {
             vocabulary: tokenizer.vocabulary(),
             context: 8,
+            positions: 8,
             layers: 1,
             heads: 2,
             width: 8,

@@ -77,6 +77,7 @@ impl Asked {
         let config = GptConfig {
             vocabulary: 65,
             context: 8,
+            positions: 8,
             layers: 4,
             heads: 2,
             width: self.width,
