@@ -213,6 +213,7 @@ pub(super) mod tests {
         let config = GptConfig {
             vocabulary: 7,
             context: 4,
+            positions: 6,
             layers: 2,
             heads: 2,
             width: 8,
