@@ -35,8 +35,9 @@ pub use potluck_core::{DType, HostTensor, HostTensorView, ParamId, Rank, Shape, 
 pub mod graph {
     pub use potluck_graph::builder::{BuildResult, Builder};
     pub use potluck_graph::{
-        AttentionOptions, Binary, Cell, ColumnRange, Conv2dOptions, Graph, IGNORE_INDEX, Init, Op,
-        ParameterKind, ParameterSplit, Pool2dOptions, Reduction, ShapeError, SplitUnit, Unary,
+        AttentionOptions, AttentionPlace, Binary, Cell, ColumnRange, Conv2dOptions, Graph,
+        IGNORE_INDEX, Init, Op, ParameterKind, ParameterSplit, Pool2dOptions, Reduction,
+        RotaryAngles, RotaryScaling, ShapeError, SplitUnit, StateInit, Unary,
     };
 }
 
@@ -160,11 +161,13 @@ pub mod custom_op {
 }
 
 /// Models that are here: perceptrons, transformers, convolutional, residual and recurrent networks,
-/// with PyTorch's names of parameters.
+/// with PyTorch's names of parameters, and those in Hugging Face's files.
 pub mod model {
+    pub use potluck_graph::model::names::{FileName, our_name, their_name};
     pub use potluck_graph::model::{
-        CnnConfig, GptConfig, LanguageModel, MlpConfig, MlpLoss, PictureNorm, PictureSizes,
-        ResnetConfig, RnnConfig, cnn, gpt, mlp, resnet, rnn,
+        AttentionBias, CnnConfig, GPT_NAMES, GptConfig, LLAMA_NAMES, LanguageModel, LlamaConfig,
+        MlpConfig, MlpLoss, PictureNorm, PictureSizes, ResnetConfig, RnnConfig, cnn, gpt, llama,
+        mlp, resnet, rnn,
     };
 }
 

@@ -1,5 +1,6 @@
-//! Convolutional, residual and recurrent models through the command line: trained, resumed to the
-//! same bits, evaluated, predicted and generated with, as pipelines and on several devices.
+//! Convolutional, residual and recurrent models and llamas through the command line: trained,
+//! resumed to the same bits, evaluated, predicted and generated with, as pipelines and on several
+//! devices.
 
 use std::fs;
 use std::path::Path;
@@ -23,6 +24,12 @@ const RESNET: &str = "train --data images --quiet --batch 32 --steps 12 --set mo
                       --set model.width=4 --set train.eval_every=6 --lr 0.02";
 const RNN: &str = "train --quiet --batch 8 --steps 12 --set model.kind=rnn --set model.width=16 \
                    --set model.context=16 --set train.eval_every=6 --set train.sample_tokens=20";
+const LLAMA: &str = "train --quiet --batch 8 --steps 20 --set model.kind=llama \
+                     --set model.layers=2 --set model.kv_heads=2 --set model.width=32 \
+                     --set model.context=16 --set rope_scaling=llama3 --set rope_context=8 \
+                     --set model.tie=false --set model.qk_norm=true \
+                     --set train.eval_samples=16 --set train.sample_tokens=0 --micro-batch 4 \
+                     --set schedule.kind=constant --set schedule.warmup=0";
 
 fn last_accuracy(desk: &Desk, run: &str) -> f64 {
     let mut lines = desk.metrics(run).into_iter();
@@ -164,12 +171,55 @@ fn a_gpt_with_spare_positions_and_tokens_does_not_depend_on_the_cut_and_writes_n
 }
 
 #[test]
+fn llamas_learn_resume_to_the_same_bits_and_generate_wherever_they_are_trained() {
+    let desk = Desk::new();
+    desk.run(&format!("{LLAMA} --devices cpu --out whole")).ok();
+    let losses = desk.losses("whole");
+    assert!(losses[19] < 0.9 * losses[0], "{losses:?}");
+    desk.run(&format!("{LLAMA} --devices cpu --out part --steps 10")).ok();
+    desk.run("train --resume part --quiet --devices cpu --steps 20").ok();
+    assert!(parameters(&desk, "whole", 20) == parameters(&desk, "part", 20));
+    desk.run(&format!("{LLAMA} --devices cpu*2 --pipeline 2 --out cut")).ok();
+    assert!(parameters(&desk, "whole", 20) == parameters(&desk, "cut", 20));
+    desk.run(&format!("{LLAMA} --devices cpu*2 --tensor 2 --out divided")).ok();
+    for (one, two) in losses.into_iter().zip(desk.losses("divided")) {
+        assert!((one - two).abs() < 1e-4 * one, "{one} and {two}");
+    }
+    let text = desk.run("generate divided --devices cpu --prompt The --tokens 12").ok().out;
+    assert!(text.starts_with("The"), "{text}");
+    let json: Value = serde_json::from_str(&desk.run("eval whole --json").ok().out).unwrap();
+    assert!(json["loss"].as_f64().unwrap() < desk.losses("whole")[0], "{json}");
+    // It would be another model.
+    let other = desk.run("train --resume whole --devices cpu --set rope_theta=500 --steps 21");
+    let why = "model.rope_theta does not fit the checkpoint: it is 10000.0 there, and 500.0 here";
+    assert!(other.err.contains(why), "{}", other.err);
+}
+
+#[test]
+fn llamas_that_are_not_supported_are_refused_by_name() {
+    let desk = Desk::new();
+    for (sets, why) in [
+        ("--set rope_scaling=yarn", "expects \"none\", \"linear\" or \"llama3\", got yarn"),
+        ("--set rope_low_freq=2", "model.rope_low_freq has no effect with model.rope_scaling ="),
+        ("--set kv_heads=3", "model.kv_heads expects a number that divides model.heads = 4, got 3"),
+        ("--set sliding_window=32", "= 32 is shorter than model.context = 64, and attention over"),
+        ("--set positions=20", "model.positions expects at least model.context = 64, got 20"),
+        ("--set model.bias=true", "model.bias has no effect with model.kind = \"llama\""),
+        ("--set vocabulary=3", "model.vocabulary expects at least the"),
+        ("--set kv_heads=1 --devices cpu*2 --tensor 2", "1 head cannot be divided over 2 ranks"),
+    ] {
+        let ran = desk.run(&format!("train --devices cpu --out no --set model.kind=llama {sets}"));
+        assert!(ran.code() == Some(78) && ran.err.contains(why), "{sets}: {}", ran.err);
+    }
+}
+
+#[test]
 fn models_of_other_data_are_refused_in_a_sentence() {
     let desk = desk_with_images();
     desk.write("t.csv", "a,b\n1,2\n3,4\n");
     for (line, why) in [
         ("--data t.csv --set model.kind=cnn", "model.kind expects \"mlp\" for tables"),
-        ("--set model.kind=resnet", "model.kind expects \"gpt\" or \"rnn\" for texts"),
+        ("--set model.kind=resnet", "model.kind expects \"gpt\", \"llama\" or \"rnn\" for texts"),
         ("--data images --set model.kind=rnn", "\"cnn\" or \"resnet\" for samples"),
         (
             "--data images --set model.kind=cnn --set model.channels=2,2,2,2",

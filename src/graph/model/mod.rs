@@ -13,9 +13,9 @@ pub mod rnn;
 mod shard_tests;
 
 pub use cnn::{CnnConfig, cnn};
-pub use gpt::{GptConfig, gpt};
+pub use gpt::{GptConfig, NAMES as GPT_NAMES, gpt};
 pub use language::LanguageModel;
-pub use llama::{AttentionBias, LlamaConfig, llama};
+pub use llama::{AttentionBias, LlamaConfig, NAMES as LLAMA_NAMES, llama};
 pub use mlp::{MlpConfig, MlpLoss, mlp};
 pub use pictures::PictureSizes;
 pub use resnet::{PictureNorm, ResnetConfig, resnet};

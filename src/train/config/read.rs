@@ -279,7 +279,7 @@ fn key_help(key: &Key, default: Option<Value>) -> String {
         (None, Some(value)) => value.to_string(),
         (None, None) => "none".to_owned(),
     };
-    let accepts = key.accepts.to_string();
+    let accepts = in_lines(&key.accepts.to_string(), 78);
     // Long lists of words leave no room for the default on their line.
     let gap = if accepts.len() + default.len() < 68 { " " } else { "\n                    " };
     let mut text = format!(
@@ -293,6 +293,25 @@ fn key_help(key: &Key, default: Option<Value>) -> String {
         text.push_str(&format!("{:20}only with {other} = {words}\n", ""));
     }
     text
+}
+
+/// Breaks a text into lines of at most so many characters, those behind the first indented as the
+/// listing is.
+fn in_lines(text: &str, columns: usize) -> String {
+    let (mut lines, mut column) = (String::new(), 0);
+    for word in text.split(' ') {
+        let width = word.chars().count();
+        if column > 0 && column + 1 + width > columns {
+            let _ = write!(lines, "\n{:20}", "");
+            column = 0;
+        } else if column > 0 {
+            lines.push(' ');
+            column += 1;
+        }
+        lines.push_str(word);
+        column += width;
+    }
+    lines
 }
 
 /// Value that a file or a flag gives to a key, before it is known whether there is such a key.
@@ -773,8 +792,8 @@ mod tests {
         let dropout = "model.dropout expects a number from 0 to below 1, got";
         value("\nmodel.dropout = 1", &format!("{dropout} 1"));
         value("\nmodel.dropout = nan", &format!("{dropout} nan"));
-        let kinds =
-            "model.kind expects \"gpt\", \"rnn\", \"mlp\", \"cnn\" or \"resnet\", got \"vae\"";
+        let kinds = "model.kind expects \"gpt\", \"llama\", \"rnn\", \"mlp\", \"cnn\" or \"resnet\", \
+                     got \"vae\"";
         value("\nmodel.kind = \"vae\"", kinds);
         value("\nmodel.bias = 1", "model.bias expects true or false, got 1");
         let path = "data.path expects a string that is not empty, got \"\"";
@@ -919,6 +938,33 @@ mod tests {
     }
 
     #[test]
+    fn the_examples_of_language_models_have_the_published_sizes_and_half_a_million_tokens() {
+        let gpt2 = include_str!("../../../examples/configs/gpt2-124m.toml");
+        let llama = include_str!("../../../examples/configs/llama-135m.toml");
+        for (text, kind, parameters) in [(gpt2, "gpt", 124_439_808), (llama, "llama", 134_515_008)]
+        {
+            let config = config(text, &[]);
+            assert_eq!(config.value(KIND.full_name), Some(kind.into()));
+            let data = crate::families::DataShape::Tokens { vocabulary: 40_000 };
+            assert_eq!(config.model.graph(&data).unwrap().parameter_count(), parameters);
+            let tokens = config.train.batch * config.model.context().unwrap();
+            assert_eq!((tokens, config.schedule.warmup), (1 << 19, 2000));
+            assert_eq!(config.schedule.decay_steps, config.train.steps);
+            assert_eq!((config.optim.beta2, config.optim.weight_decay), (0.95, 0.1));
+        }
+    }
+
+    #[test]
+    fn the_example_of_the_page_on_language_models_is_read() {
+        let page = include_str!("../../../docs/language-models.md");
+        let text =
+            page.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+        let config = config(text, &[]);
+        assert_eq!(config.value("model.kv_heads"), Some(2.into()));
+        assert_eq!(config.optim.lr, 8.4e-4, "as the page says");
+    }
+
+    #[test]
     fn keys_of_models_are_those_of_the_kind_wherever_it_is_set() {
         let value = |text: &str, sets: &[&str], key: &str| config(text, sets).value(key);
         // Also if the kind comes behind the key, or by a flag.
@@ -976,7 +1022,7 @@ mod tests {
         refused(text, &[], &format!("run.toml:3: {kind}"));
         let flag = format!("--set model.kind=rnn: {kind} (model.preset is set in run.toml:1)");
         refused("model.preset = 'gpt2'", &["model.kind=rnn"], &flag);
-        let names = "\"gpt2\", \"gpt2-medium\", \"gpt2-large\" or \"gpt2-xl\"";
+        let names = PRESET.accepts.to_string();
         let unknown = format!("run.toml:1: model.preset expects {names}, got \"gpt3\"");
         refused("model.preset = \"gpt3\"", &[], &unknown);
         let heads =
@@ -993,6 +1039,27 @@ mod tests {
     }
 
     #[test]
+    fn scalings_of_rotary_positions_have_keys_of_their_own() {
+        let supported = "\"none\", \"linear\" or \"llama3\"";
+        for scaling in ["yarn", "dynamic", "longrope"] {
+            let set = format!("rope_scaling={scaling}");
+            let got = format!("--set {set}: model.rope_scaling expects {supported}, got {scaling}");
+            refused("model.kind = 'llama'", &[&set], &got);
+        }
+        let llama = ["model.kind=llama", "rope_scaling=linear", "rope_factor=2"];
+        assert_eq!(config("", &llama).value("model.rope_factor"), Some(2.0.into()));
+        let low = "model.rope_low_freq has no effect with model.rope_scaling = \"linear\", only \
+                   with \"llama3\"; leave it out";
+        let sets = ["rope_scaling=linear", "rope_low_freq=2"];
+        refused("model.kind = 'llama'", &sets, &format!("--set rope_low_freq=2: {low}"));
+        // Values of a preset that have no effect are not refused: nobody asked for them.
+        let plain = config("", &["preset=llama-3.2-1b", "rope_scaling=none"]);
+        assert!(!plain.to_toml().contains("rope_factor"), "{}", plain.to_toml());
+        let text = config("", &["preset=llama-3.2-1b"]).to_toml();
+        assert!(text.contains("\nrope_factor = 32.0\n"), "{text}");
+    }
+
+    #[test]
     fn keys_of_other_kinds_of_models_are_refused() {
         let of = |kind: &str, kinds: &str| {
             format!("has no effect with model.kind = \"{kind}\", only with {kinds}; leave it out")
@@ -1001,7 +1068,7 @@ mod tests {
         refused("[model]\nlayers = 2\nhidden = [8]", &[], &format!("run.toml:3: {hidden}"));
         refused("", &["hidden=8"], &format!("--set hidden=8: {hidden}"));
         // Also if it would have its default.
-        let heads = format!("model.heads {}", of("rnn", "\"gpt\""));
+        let heads = format!("model.heads {}", of("rnn", "\"gpt\" or \"llama\""));
         refused("[model]\nheads = 4\nkind = 'rnn'", &[], &format!("run.toml:3: {heads}"));
         let line = "(model.heads is set in run.toml:1)";
         let flag = format!("--set model.kind=rnn: {heads} {line}");

@@ -566,10 +566,11 @@ impl RunConfig {
         self.set_unless(now, self.model.defaults());
     }
 
-    /// Sets keys but those that are set already.
+    /// Sets keys but those that are set already, and those without an effect.
     fn set_unless(&mut self, now: &BTreeSet<&'static str>, values: Vec<(&'static str, Value)>) {
         for (name, value) in values {
-            if !now.contains(name) {
+            let key = self.keys().into_iter().find(|key| key.full_name == name);
+            if !now.contains(name) && key.is_none_or(|key| self.has_effect(key)) {
                 self.set(name, value);
             }
         }

@@ -1,9 +1,10 @@
 //! Transformers of the kind of GPT-2.
 
-use super::{DataShape, Family, FamilyError, ModelFamily, Preset, TrainedOn};
+use super::{DataShape, Family, FamilyError, ModelFamily, Preset, TrainedOn, language};
 use crate::keys::{Constraint, ConstraintError, FRACTION, Value, Words, refused, section};
 use potluck_graph::model::gpt::next_token_gpt;
-use potluck_graph::model::{GptConfig, gpt};
+use potluck_graph::model::names::FileName;
+use potluck_graph::model::{GPT_NAMES, GptConfig, gpt};
 use potluck_graph::{Graph, Unary};
 
 pub(super) const FAMILY: Family = Family {
@@ -65,21 +66,9 @@ impl GptFamily {
         self.positions.unwrap_or(self.context)
     }
 
-    fn vocabulary_for(&self, data: &DataShape) -> Result<usize, FamilyError> {
-        let of_data = data.vocabulary("a gpt")?;
-        match self.vocabulary {
-            None => Ok(of_data),
-            Some(vocabulary) if vocabulary < of_data => Err(FamilyError::Unfit(format!(
-                "model.vocabulary expects at least the {of_data} tokens of the data, got \
-                 {vocabulary}; leave it out for as many as the data have"
-            ))),
-            Some(vocabulary) => Ok(vocabulary),
-        }
-    }
-
     fn config(&self, data: &DataShape) -> Result<GptConfig, FamilyError> {
         Ok(GptConfig {
-            vocabulary: self.vocabulary_for(data)?,
+            vocabulary: language::vocabulary("a gpt", self.vocabulary, data)?,
             context: self.context,
             positions: self.table_rows(),
             layers: self.layers,
@@ -104,10 +93,8 @@ impl ModelFamily for GptFamily {
 
     fn summary(&self) -> String {
         let Self { layers, heads, width, context, .. } = self;
-        let rows = self.table_rows();
-        let positions =
-            if rows > *context { format!(" of {rows} positions") } else { String::new() };
-        format!("{layers} layers, {heads} heads, width {width}, context {context}{positions}")
+        let context = language::context_text(*context, self.table_rows());
+        format!("{layers} layers, {heads} heads, width {width}, {context}")
     }
 
     /// The tables, and of each layer queries, keys, values and projection, and two matrices of 4
@@ -127,12 +114,16 @@ impl ModelFamily for GptFamily {
         Ok(Some(next_token_gpt(&self.config(data)?)?))
     }
 
+    fn names(&self) -> &'static [FileName] {
+        GPT_NAMES
+    }
+
     fn context(&self) -> Option<usize> {
         Some(self.context)
     }
 
     fn defaults(&self) -> Vec<(&'static str, Value)> {
-        vec![("optim.lr", default_lr(self.width).into())]
+        vec![("optim.lr", language::default_lr(self.width).into())]
     }
 
     fn check(&self) -> Result<(), ConstraintError> {
@@ -141,21 +132,6 @@ impl ModelFamily for GptFamily {
             let why = format!("expects a number that divides model.width = {width}, got {heads}");
             return refused(&["model.heads", "model.width"], why);
         }
-        let (rows, context) = (self.table_rows(), self.context);
-        if rows < context {
-            let why = format!("expects at least model.context = {context}, got {rows}");
-            return refused(&["model.positions", "model.context"], why);
-        }
-        Ok(())
+        language::check_positions(self.table_rows(), self.context)
     }
-}
-
-/// Returns the learning rate of a GPT of this width that sets none: 4e-3 at width 64, and less for
-/// wider ones, 6.2e-4 at 768, to two digits, so that it is the number that is printed.
-fn default_lr(width: usize) -> f64 {
-    let lr = 4e-3 * (64.0 / width.max(1) as f64).powf(0.75);
-    let exponent = lr.log10().floor() - 1.0;
-    let digits = (lr / 10f64.powf(exponent)).round();
-    // Through decimal digits, which give the nearest number to what is printed.
-    format!("{digits}e{exponent}").parse().unwrap_or(lr)
 }

@@ -4,6 +4,8 @@
 mod cnn;
 mod data_shape;
 mod gpt;
+mod language;
+mod llama;
 mod mlp;
 mod resnet;
 mod rnn;
@@ -16,11 +18,12 @@ pub use section::ModelSection;
 pub(crate) use section::{KIND, PRESET, keys_of_all};
 
 use crate::keys::{ConstraintError, Section, Value, refused, words};
+use potluck_graph::model::names::FileName;
 use potluck_graph::{Graph, ShapeError, Unary};
 
 /// Families of models, in the order of the help listing.
 pub const FAMILIES: &[Family] =
-    &[gpt::FAMILY, rnn::FAMILY, mlp::FAMILY, cnn::FAMILY, resnet::FAMILY];
+    &[gpt::FAMILY, llama::FAMILY, rnn::FAMILY, mlp::FAMILY, cnn::FAMILY, resnet::FAMILY];
 /// Family of a configuration that says nothing of its model and its data.
 const DEFAULT: Family = gpt::FAMILY;
 /// Family of data of samples, unless another one is set.
@@ -71,8 +74,9 @@ pub struct Family {
 pub struct Preset {
     /// Word of `model.preset`.
     pub name: &'static str,
-    /// Returns the values by the full names of the keys. `model.context` is none of them, because
-    /// it is a choice of the run.
+    /// Returns the values by the full names of the keys, those behind the others on which it
+    /// depends whether they have an effect. `model.context` is none of them, because it is a
+    /// choice of the run.
     pub values: fn() -> Vec<(&'static str, Value)>,
 }
 
@@ -83,8 +87,8 @@ pub struct Preset {
 /// this trait. Reading, printing, `--explain keys`, checks, refusals of keys of other families and
 /// defaults in other sections follow from these. Its presets are a list in [`Family`]; its graph
 /// is a function in `graph::model`, which also says how a tensor group divides its parameters.
-/// Whatever else depends on the family alone, such as names of parameters in files of other
-/// programs, is another method here, with a default for those without it.
+/// Whatever else depends on the family alone is another method here, with a default for those
+/// without it.
 pub trait ModelFamily: Section + fmt::Debug + Send + Sync {
     /// Returns what all models of the family have in common.
     fn family(&self) -> &'static Family;
@@ -113,6 +117,12 @@ pub trait ModelFamily: Section + fmt::Debug + Send + Sync {
     /// Those of [`ModelFamily::graph`].
     fn next_token_graph(&self, _data: &DataShape) -> Result<Option<Graph>, FamilyError> {
         Ok(None)
+    }
+
+    /// Returns the names that the parameters have in Hugging Face's files; empty if no such file
+    /// has a model of the family.
+    fn names(&self) -> &'static [FileName] {
+        &[]
     }
 
     /// Returns the number of tokens in a sample; `None` of models of samples.

@@ -3,7 +3,10 @@
 use std::collections::HashSet;
 
 use super::*;
+use crate::keys::Words;
 use potluck_graph::Parameter;
+use potluck_graph::model::AttentionBias;
+use potluck_graph::model::names::their_name;
 
 /// Data on which models of this family are trained.
 fn data_of(family: &Family) -> DataShape {
@@ -125,6 +128,14 @@ fn presets_are_models_of_their_family_with_the_published_number_of_parameters() 
         ("gpt2-medium", 354_823_168),
         ("gpt2-large", 774_030_080),
         ("gpt2-xl", 1_557_611_200),
+        ("smollm2-135m", 134_515_008),
+        ("smollm2-360m", 361_821_120),
+        ("tinyllama-1.1b", 1_100_048_384),
+        ("qwen2.5-0.5b", 494_032_768),
+        ("qwen3-0.6b", 596_049_920),
+        ("llama-3.2-1b", 1_235_814_400),
+        ("llama-3.1-8b", 8_030_261_248),
+        ("mistral-7b", 7_241_732_096),
     ];
     let mut names = HashSet::new();
     for family in FAMILIES {
@@ -151,6 +162,134 @@ fn presets_are_models_of_their_family_with_the_published_number_of_parameters() 
         }
     }
     assert_eq!(names.len(), PRESETS.len());
+}
+
+/// Returns the parameters of a llama of these sizes by the formula of its layers.
+fn llama_count(model: &llama::LlamaFamily) -> usize {
+    let (width, heads) = (model.width, model.heads);
+    let kv_heads = model.kv_heads.unwrap();
+    let columns = model.head_width.unwrap_or(width / heads);
+    let (queries, keys) = (heads * columns, kv_heads * columns);
+    let biases = match model.attention_bias {
+        AttentionBias::None => 0,
+        AttentionBias::Qkv => queries + 2 * keys,
+        AttentionBias::All => queries + 2 * keys + width,
+    };
+    let norms = 2 * width + if model.qk_norm { 2 * columns } else { 0 };
+    let matrices = 2 * width * (queries + keys) + 3 * width * model.mlp_width.unwrap();
+    let tables = if model.tie { 1 } else { 2 } * model.vocabulary.unwrap() * width;
+    tables + model.layers * (matrices + biases + norms) + width
+}
+
+#[test]
+fn presets_of_llamas_have_all_their_values_and_the_parameters_of_the_formula() {
+    for preset in llama::FAMILY.presets {
+        let mut model = llama::LlamaFamily::default();
+        for (full_name, value) in (preset.values)() {
+            model.set(full_name.strip_prefix("model.").unwrap(), value);
+        }
+        let data = DataShape::Tokens { vocabulary: 65 };
+        let count = model.graph(&data).unwrap().parameter_count();
+        assert_eq!(count, llama_count(&model), "{}", preset.name);
+        let (rope, window) = (model.rope_scaling, model.sliding_window);
+        let positions = model.positions.unwrap();
+        let of_preset = match preset.name {
+            "smollm2-135m" | "smollm2-360m" => (8192, 1e5, 1e-5, "none", 0),
+            "tinyllama-1.1b" => (2048, 1e4, 1e-5, "none", 0),
+            "qwen2.5-0.5b" => (32_768, 1e6, 1e-6, "none", 0),
+            "qwen3-0.6b" => (40_960, 1e6, 1e-6, "none", 0),
+            "llama-3.2-1b" | "llama-3.1-8b" => (131_072, 5e5, 1e-5, "llama3", 0),
+            "mistral-7b" => (32_768, 1e4, 1e-5, "none", 4096),
+            other => panic!("{other} has no values here"),
+        };
+        let rope = rope.word().unwrap();
+        let values = (positions, model.rope_theta, model.norm_eps, rope, window);
+        assert_eq!(values, of_preset, "{}", preset.name);
+        let factor = if preset.name == "llama-3.2-1b" { 32.0 } else { 8.0 };
+        let of_scaling = (model.rope_factor, model.rope_low_freq, model.rope_high_freq);
+        assert_eq!((of_scaling, model.rope_context), ((factor, 1.0, 4.0), 8192));
+    }
+}
+
+#[test]
+fn sizes_of_a_llama_that_are_left_out_follow_the_others() {
+    let data = DataShape::Tokens { vocabulary: 65 };
+    let graph = llama::LlamaFamily::default().graph(&data).unwrap();
+    let parameters = parameters(&graph);
+    for (name, shape) in [
+        ("model.layers.3.self_attn.k_proj.weight", [64, 64]),
+        ("model.layers.3.mlp.gate_proj.weight", [192, 64]),
+    ] {
+        assert!(parameters.contains(&(name, &shape)), "{name}");
+    }
+    let model = llama::LlamaFamily { kv_heads: Some(2), width: 96, ..Default::default() };
+    let graph = model.graph(&data).unwrap();
+    let shape = |name: &str| {
+        let parameter = graph.parameters.iter().find(|known| known.name.ends_with(name)).unwrap();
+        graph.tensor(parameter.tensor).shape.dims().to_vec()
+    };
+    assert_eq!(shape("v_proj.weight"), [48, 96]);
+    assert_eq!(shape("down_proj.weight"), [96, 256]);
+    let summary = "4 layers, 4 heads that share 2 of keys, width 96, context 64";
+    assert_eq!(model.summary(), summary);
+}
+
+#[test]
+fn a_llama_whose_sizes_contradict_each_other_is_refused() {
+    let plain = llama::LlamaFamily::default;
+    let refused = |model: llama::LlamaFamily| match model.check() {
+        Ok(()) => "fine".into(),
+        Err(error) => error.to_string(),
+    };
+    for (model, why) in [
+        (
+            llama::LlamaFamily { kv_heads: Some(3), ..plain() },
+            "model.kv_heads expects a number that divides model.heads = 4, got 3",
+        ),
+        (
+            llama::LlamaFamily { heads: 3, ..plain() },
+            "model.heads expects a number by which model.width = 64 is divided into even widths, \
+             got 3; or set model.head_width",
+        ),
+        (
+            llama::LlamaFamily { head_width: Some(7), ..plain() },
+            "model.head_width expects an even number of columns, got 7",
+        ),
+        (llama::LlamaFamily { heads: 3, head_width: Some(10), ..plain() }, "fine"),
+        (
+            llama::LlamaFamily { positions: Some(63), ..plain() },
+            "model.positions expects at least model.context = 64, got 63",
+        ),
+        (
+            llama::LlamaFamily { sliding_window: 63, ..plain() },
+            "model.sliding_window = 63 is shorter than model.context = 64, and attention over a \
+             window is not supported; set model.context to at most 63, or the window to 0",
+        ),
+        (llama::LlamaFamily { sliding_window: 64, ..plain() }, "fine"),
+        (
+            llama::LlamaFamily {
+                rope_scaling: llama::RopeScaling::Llama3,
+                rope_low_freq: 4.0,
+                ..plain()
+            },
+            "model.rope_high_freq expects a number above model.rope_low_freq = 4.0, got 4.0",
+        ),
+    ] {
+        assert_eq!(refused(model), why);
+    }
+}
+
+#[test]
+fn names_in_files_are_there_for_every_parameter_of_a_family_that_has_such() {
+    for family in FAMILIES {
+        let model = (family.new)();
+        let graph = model.graph(&data_of(family)).unwrap();
+        let known = model.names().len();
+        assert_eq!(known > 0, matches!(family.name, "gpt" | "llama"), "{}", family.name);
+        for parameter in graph.parameters.iter().filter(|_| known > 0) {
+            assert!(their_name(model.names(), &parameter.name).is_some(), "{}", parameter.name);
+        }
+    }
 }
 
 #[test]

@@ -30,7 +30,7 @@ impl RunConfig {
 
     /// Checks that keys without an effect have their defaults.
     fn check_scopes(&self) -> Result<(), ConstraintError> {
-        let default = Self::default();
+        let default = Self { model: self.model.of_defaults(), ..Self::default() };
         for key in self.keys() {
             let Some((other, words)) = key.only else { continue };
             if self.value(key.full_name) != default.value(key.full_name) && !self.has_effect(key) {

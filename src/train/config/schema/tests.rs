@@ -108,8 +108,8 @@ fn impossible_values_name_the_key_and_what_is_accepted() {
         c.set("model.kind", "mlp".into());
     };
     assert_eq!(check(csv), "fine");
-    let scope = "train.sample_tokens has no effect with model.kind = \"mlp\", only with \"gpt\" or \
-                 \"rnn\"; leave it out";
+    let scope = "train.sample_tokens has no effect with model.kind = \"mlp\", only with \"gpt\", \
+                 \"llama\" or \"rnn\"; leave it out";
     assert_eq!(check(|c| (csv(c), c.train.sample_tokens = 2).1), scope);
     let crop = "data.crop has no effect with data.kind = \"csv\", only with \"idx\", \"cifar10\", \
                 \"npy\" or \"images\"; leave it out";
@@ -117,8 +117,8 @@ fn impossible_values_name_the_key_and_what_is_accepted() {
     let model = "model.kind expects \"mlp\" for tables (data.kind = \"csv\")";
     assert_eq!(check(|c| (csv(c), c.set("model.kind", "gpt".into())).1), model);
     assert_eq!(check(|c| (csv(c), c.set("model.kind", "cnn".into())).1), model);
-    let model =
-        "model.kind expects \"gpt\" or \"rnn\" for texts and tokens (data.kind = \"builtin\")";
+    let model = "model.kind expects \"gpt\", \"llama\" or \"rnn\" for texts and tokens \
+                 (data.kind = \"builtin\")";
     assert_eq!(check(|c| c.set("model.kind", "mlp".into())), model);
     let hidden = |widths: &[u64]| {
         check(|c| (csv(c), c.set("model.hidden", Value::IntList(widths.to_vec()))).1)
