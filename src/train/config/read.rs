@@ -792,8 +792,8 @@ mod tests {
         let dropout = "model.dropout expects a number from 0 to below 1, got";
         value("\nmodel.dropout = 1", &format!("{dropout} 1"));
         value("\nmodel.dropout = nan", &format!("{dropout} nan"));
-        let kinds = "model.kind expects \"gpt\", \"llama\", \"rnn\", \"mlp\", \"cnn\" or \"resnet\", \
-                     got \"vae\"";
+        let kinds = "model.kind expects \"gpt\", \"llama\", \"rnn\", \"mlp\", \"cnn\" or \
+                     \"resnet\", got \"vae\"";
         value("\nmodel.kind = \"vae\"", kinds);
         value("\nmodel.bias = 1", "model.bias expects true or false, got 1");
         let path = "data.path expects a string that is not empty, got \"\"";
