@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+use super::op::from;
 use potluck_core::Site;
 
 /// Columns of an input that hold the queries, keys or values of all heads, side by side.
@@ -91,9 +92,7 @@ impl fmt::Display for AttentionOptions {
         if self.kv_heads != self.heads {
             write!(f, " and {} of keys", self.kv_heads)?;
         }
-        if self.first_head > 0 {
-            write!(f, " from {}", self.first_head)?;
-        }
+        f.write_str(&from(self.first_head))?;
         if self.places != Self::packed(self.heads, self.head_width).places {
             let [q, k, v] = self.places.map(|place| format!("{}:{}", place.input, place.first));
             write!(f, " at {q} {k} {v}")?;

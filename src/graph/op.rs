@@ -455,8 +455,8 @@ impl fmt::Display for Op {
     }
 }
 
-/// Formats the first row or class of a shard; nothing for 0.
-fn from(first: usize) -> String {
+/// Formats the first row, class or head of a shard; nothing for 0.
+pub(super) fn from(first: usize) -> String {
     if first == 0 { String::new() } else { format!(" from {first}") }
 }
 

@@ -24,20 +24,25 @@ impl FileName {
 /// Returns the name in their files of one of our parameters, and true if their matrix is the
 /// transpose of ours; `None` if the table has no such parameter.
 pub fn their_name(table: &[FileName], ours: &str) -> Option<(String, bool)> {
-    for entry in table {
-        if let Some(layer) = layer_of(entry.ours, ours) {
-            return Some((entry.theirs.replace('#', layer), entry.is_transposed));
-        }
-    }
-    None
+    renamed(table, ours, |entry| [entry.ours, entry.theirs])
 }
 
 /// Returns our name of a parameter in their files, and true if their matrix is the transpose of
 /// ours; `None` if the table has no such parameter.
 pub fn our_name(table: &[FileName], theirs: &str) -> Option<(String, bool)> {
+    renamed(table, theirs, |entry| [entry.theirs, entry.ours])
+}
+
+/// Returns the name to which the first entry that has `name` leads, in the direction of `from_to`.
+fn renamed(
+    table: &[FileName],
+    name: &str,
+    from_to: impl Fn(&FileName) -> [&'static str; 2],
+) -> Option<(String, bool)> {
     for entry in table {
-        if let Some(layer) = layer_of(entry.theirs, theirs) {
-            return Some((entry.ours.replace('#', layer), entry.is_transposed));
+        let [from, to] = from_to(entry);
+        if let Some(layer) = layer_of(from, name) {
+            return Some((to.replace('#', layer), entry.is_transposed));
         }
     }
     None

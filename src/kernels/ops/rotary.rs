@@ -107,16 +107,21 @@ fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [
 
 /// Static choice: vectors of 4 if halves of heads are whole ones.
 fn dispatch(call: &OpCall, _: &Caps) -> Vec<Dispatch> {
-    vec![one(call, if RotarySizes::of(call).half.is_multiple_of(4) { 4 } else { 1 })]
+    vec![one(call, lanes(call))]
 }
 
 /// Returns all GPU kernel variants of the call.
 fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
     let mut ways = vec![Variant::new("rotary", vec![one(call, 1)])];
-    if RotarySizes::of(call).half.is_multiple_of(4) {
+    if lanes(call) == 4 {
         ways.push(Variant::new("rotary4", vec![one(call, 4)]));
     }
     ways
+}
+
+/// Returns the floats of a value: 4 if halves of heads are whole vectors.
+fn lanes(call: &OpCall) -> usize {
+    if RotarySizes::of(call).half.is_multiple_of(4) { 4 } else { 1 }
 }
 
 fn one(call: &OpCall, lanes: usize) -> Dispatch {

@@ -18,10 +18,8 @@ type BoundVariable = (&'static str, Operand);
 /// Tensors with queries, keys and values.
 const TENSORS: [&str; 3] = ["x_0", "x_1", "x_2"];
 
-/// Variables of rows of heads, which are read by vectors where all of them are whole vectors.
-const OF_ROWS: [&str; 5] = ["x_0", "x_1", "x_2", "y", "dy"];
-
-/// Storage variables with their access and, but for those of rows, their elements.
+/// Storage variables with their access and their elements; these are empty for rows of heads, which
+/// are read by vectors where all of them are whole vectors.
 const VARIABLES: [(&str, &str, &str); 12] = [
     ("x_0", "read", ""),
     ("x_1", "read", ""),
@@ -89,8 +87,10 @@ impl AttentionKernel {
             .with_const("DROPOUT", u32::from(sizes.drop.is_some()));
         let has_vectors = sizes.has_vectors();
         shader.header += &self.declarations(if has_vectors { "vec4f" } else { "f32" });
-        for name in OF_ROWS {
-            shader.header += &part(name, has_vectors);
+        for (name, _, element) in VARIABLES {
+            if element.is_empty() {
+                shader.header += &part(name, has_vectors);
+            }
         }
         shader.header += &self.sources(sizes);
         shader.header += &self.put();
