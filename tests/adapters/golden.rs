@@ -224,8 +224,7 @@ impl Golden {
         }
     }
 
-    /// Compares the gradients of the first batch. A gradient that is what others leave of each
-    /// other, such as that of a key's bias, is judged by the norm of the model's.
+    /// Compares the gradients of the first batch.
     pub(crate) fn check_gradients(
         &self,
         who: &str,
@@ -234,13 +233,10 @@ impl Golden {
         limits: Limits,
     ) {
         let gradients = self.gradients(device, rows);
-        let squares = |values: &[f32]| values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>();
         let of = |name: &str| &self.floats[&format!("grad/{name}")];
-        let model: f64 = gradients.iter().map(|(name, _)| squares(of(name))).sum();
+        let model: f64 = gradients.iter().map(|(name, _)| crate::common::squares(of(name))).sum();
         for (name, gradient) in &gradients {
-            let own = squares(of(name));
-            let errors: Vec<f32> = gradient.iter().zip(of(name)).map(|(a, b)| a - b).collect();
-            let nmse = squares(&errors) / if own < 1e-12 * model { model } else { own };
+            let nmse = crate::common::gradient_nmse(gradient, of(name), model);
             let is_right = nmse <= limits.gradient_nmse;
             assert!(is_right, "{who}: gradient of {name}, NMSE {nmse:.1e}");
         }

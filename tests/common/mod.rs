@@ -192,6 +192,26 @@ pub fn parameter(device: &mut dyn Executor, bank: BucketTensor, name: &str) -> V
     device.read_bank(bank, BucketId(bucket as u32)).unwrap()[start..start + count].to_vec()
 }
 
+/// Norm of a tensor's gradient, as a part of that of the model, below which its error is judged by
+/// the model's: such a gradient, as that of a key's bias, is what others leave of each other.
+const GRADIENT_NORM_MIN: f64 = 1e-6;
+
+/// The squared error of a tensor's gradient over the squared expectation, or over `model`, the
+/// [`squares`] of all gradients of the model, if the expectation is next to nothing.
+pub fn gradient_nmse<T: Copy + Into<f64>>(got: &[T], expected: &[T], model: f64) -> f64 {
+    assert_eq!(got.len(), expected.len());
+    let errors: Vec<f64> =
+        got.iter().zip(expected).map(|(a, b)| (*a).into() - (*b).into()).collect();
+    let own = squares(expected);
+    let is_small = own < GRADIENT_NORM_MIN * GRADIENT_NORM_MIN * model;
+    squares(&errors) / if is_small { model } else { own }
+}
+
+/// The sum of the squares of values.
+pub fn squares<T: Copy + Into<f64>>(values: &[T]) -> f64 {
+    values.iter().map(|value| (*value).into().powi(2)).sum()
+}
+
 /// The squared error over the squared expectation.
 pub fn nmse(got: &[f32], expected: &[f32]) -> f64 {
     assert_eq!(got.len(), expected.len());

@@ -4,6 +4,7 @@
 
 use std::env;
 
+use crate::common::{gradient_nmse, squares};
 use potluck_core::HostTensor;
 use potluck_graph::model::{AttentionBias, GptConfig, LlamaConfig, gpt, llama};
 use potluck_graph::optim::Optimizer;
@@ -14,10 +15,6 @@ use proptest::prelude::*;
 
 /// Error of a gradient against that of one device, whose layouts sum in another order.
 const NMSE_MAX: f64 = 1e-9;
-
-/// Norm of a tensor's gradient, as a part of that of the model, below which its error is judged by
-/// the model's: such a gradient is what others leave of each other.
-const NORM_MIN: f64 = 1e-6;
 
 /// Learning rate with which a step of plain gradient descent leaves little but the gradient.
 const LR: f32 = 1e4;
@@ -191,10 +188,6 @@ fn gradients(case: &Case, layout: &Layout) -> (f64, f64, Vec<(String, Vec<f64>)>
     (step.loss, step.gradient_norm, gradients)
 }
 
-fn squares(values: &[f64]) -> f64 {
-    values.iter().map(|value| value * value).sum()
-}
-
 fn check(case: &Case) {
     let one = Layout {
         pipelines: 1,
@@ -210,10 +203,7 @@ fn check(case: &Case) {
     assert_eq!(found.len(), expected.len());
     for ((name, found), (same, expected)) in found.iter().zip(&expected) {
         assert_eq!(name, same);
-        let difference: Vec<f64> = found.iter().zip(expected).map(|(a, b)| a - b).collect();
-        let own = squares(expected);
-        let norm = if own < NORM_MIN * NORM_MIN * model { model } else { own };
-        let nmse = squares(&difference) / norm;
+        let nmse = gradient_nmse(found, expected, model);
         assert!(nmse <= NMSE_MAX, "{name}: {nmse:e}");
     }
 }

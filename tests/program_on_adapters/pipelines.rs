@@ -1,6 +1,7 @@
 //! Pipelines whose stages are on unlike devices: losses and gradients of one device, replicas that
 //! stay equal, schedules that change no bit, faults while a stage sends, resuming.
 
+use crate::common::{gradient_nmse, squares};
 use crate::process::{Desk, Ran, adapter_selectors};
 use crate::several_devices::{unlike, warm, with_cpus};
 use safetensors::SafeTensors;
@@ -58,16 +59,9 @@ pub fn largest_error(desk: &Desk, alone: &Desk) -> f64 {
     for ((name, got), (of, wanted)) in changes.iter().zip(&expected) {
         assert_eq!(name, of);
         assert!(wanted.iter().any(|value| *value != 0.0), "{name} has no gradient");
-        let own = squares(wanted);
-        let norm = if own < 1e-12 * all { all } else { own };
-        let differences: Vec<f32> = got.iter().zip(wanted).map(|(a, b)| a - b).collect();
-        largest = largest.max(squares(&differences) / norm);
+        largest = largest.max(gradient_nmse(got, wanted, all));
     }
     largest
-}
-
-fn squares(values: &[f32]) -> f64 {
-    values.iter().map(|value| f64::from(*value).powi(2)).sum()
 }
 
 fn assert_losses_near(desk: &Desk, alone: &Desk) {

@@ -274,47 +274,36 @@ fn places_change_no_bit() {
 }
 
 #[test]
-fn gradients_of_shared_keys_are_finite_differences() {
-    for options in arrangements() {
-        let rows = 2;
-        let [forward, grad] = both(options);
-        let inputs = inputs_of(&options, 4, rows);
-        let given = grad_inputs(&forward, &inputs, rows);
-        let HostTensor::Float(dy) = &given[options.tensors() + 2].1 else { panic!("floats") };
-        let gradients = testing::reference(&grad, &given, rows);
-        for (input, gradient) in gradients.iter().enumerate() {
-            let scale = gradient.iter().fold(0.0f64, |a, g| a.max(g.abs()));
-            for (at, exact) in gradient.iter().enumerate().step_by(7) {
-                let value = |step: f64| {
-                    let mut moved = inputs.clone();
-                    if let HostTensor::Float(values) = &mut moved[input].1 {
-                        values[at] += step;
-                    }
-                    let y = testing::reference(&forward, &moved, rows).remove(0);
-                    y.iter().zip(dy).map(|(y, dy)| y * dy).sum::<f64>()
-                };
-                let slope = (value(1e-6) - value(-1e-6)) / 2e-6;
-                let error = (slope - exact).abs() / scale;
-                assert!(error < 1e-5, "{options}, input {input}, {at}: {slope} and {exact}");
-            }
-        }
+fn gradients_are_finite_differences() {
+    for (causal, dropout) in [(true, 0.0), (true, 0.4), (false, 0.0), (false, 0.4)] {
+        let inputs = inputs(5, 6, dropout, 2, InputFill::Normal);
+        are_finite_differences(ops_of(causal, 6, 2, dropout), &inputs, 2);
     }
 }
 
 #[test]
-fn gradients_are_finite_differences() {
-    for (causal, dropout) in [(true, 0.0), (true, 0.4), (false, 0.0), (false, 0.4)] {
-        let rows = 2;
-        let [forward, grad] = ops_of(causal, 6, 2, dropout);
-        let inputs = inputs(5, 6, dropout, rows, InputFill::Normal);
-        let given = grad_inputs(&forward, &inputs, rows);
-        let HostTensor::Float(dy) = &given[3].1 else { panic!("dy is of floats") };
-        let dqkv = testing::reference(&grad, &given, rows).remove(0);
-        let scale = dqkv.iter().fold(0.0f64, |a, g| a.max(g.abs()));
-        for (at, exact) in dqkv.iter().enumerate() {
+fn gradients_of_shared_keys_are_finite_differences() {
+    for options in arrangements() {
+        are_finite_differences(both(options), &inputs_of(&options, 4, 2), 2);
+    }
+}
+
+/// Checks every element of the gradients of the reference.
+fn are_finite_differences(
+    [forward, grad]: [Op; 2],
+    inputs: &[(Shape, HostTensor<f64>)],
+    rows: usize,
+) {
+    let Op::Attention(options) = &forward else { panic!("{forward} is not forward") };
+    let given = grad_inputs(&forward, inputs, rows);
+    let HostTensor::Float(dy) = &given[options.tensors() + 2].1 else { panic!("dy is of floats") };
+    let gradients = testing::reference(&grad, &given, rows);
+    for (input, gradient) in gradients.iter().enumerate() {
+        let scale = gradient.iter().fold(0.0f64, |a, g| a.max(g.abs()));
+        for (at, exact) in gradient.iter().enumerate() {
             let value = |step: f64| {
-                let mut moved = inputs.clone();
-                if let HostTensor::Float(values) = &mut moved[0].1 {
+                let mut moved = inputs.to_vec();
+                if let HostTensor::Float(values) = &mut moved[input].1 {
                     values[at] += step;
                 }
                 let y = testing::reference(&forward, &moved, rows).remove(0);
@@ -322,7 +311,7 @@ fn gradients_are_finite_differences() {
             };
             let slope = (value(1e-6) - value(-1e-6)) / 2e-6;
             let error = (slope - exact).abs() / scale;
-            assert!(error < 1e-5, "dropout {dropout}, element {at}: {slope} and {exact}");
+            assert!(error < 1e-5, "{options:?}, input {input}, {at}: {slope} and {exact}");
         }
     }
 }
