@@ -693,7 +693,7 @@ fn batched(name: &str, dims: &[usize]) -> Shape {
 impl Graph {
     pub(super) fn add_tensor(&mut self, name: String, typed: Typed, role: Role) -> TensorId {
         let (shape, dtype) = typed;
-        self.tensors.push(Tensor { name, shape, dtype, role, alias_of: None });
+        self.tensors.push(Tensor { name, shape, dtype, role, alias_of: None, repeats: None });
         TensorId(self.tensors.len() as u32 - 1)
     }
 

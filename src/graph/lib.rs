@@ -40,6 +40,7 @@ pub use custom::{CustomCall, CustomInput, CustomKernel, CustomNode, CustomOp, Sh
 pub use ids::{IdError, IdRange};
 pub use passes::fuse::fuse;
 pub use passes::gradients::{OpGradients, differentiate, op_gradients};
+pub use passes::recompute::{Recomputation, Recompute};
 pub use passes::shard::{Shard, ShardError, reported_once, shard};
 
 pub use op::{
@@ -93,6 +94,9 @@ pub struct Tensor {
     pub role: Role,
     /// Tensor that holds the elements, if this one is an alias under another shape.
     pub alias_of: Option<TensorId>,
+    /// Tensor of the forward pass that has the same values, if this is one that is computed again
+    /// for the backward pass; see [`Recomputation`].
+    pub repeats: Option<TensorId>,
 }
 
 impl Tensor {
@@ -353,6 +357,20 @@ impl Graph {
             shape.per_row() / shape.last().max(1)
         });
         values.min()
+    }
+
+    /// Returns the nodes of the forward pass that compute something, and do not only rename it.
+    pub fn forward_nodes(&self) -> impl Iterator<Item = &Node> {
+        let of_pass = self.nodes.iter().filter(|node| node.phase == PassKind::Forward);
+        of_pass.filter(|node| self.tensor(node.outputs[0]).alias_of.is_none())
+    }
+
+    /// Returns those that compute something again for the backward pass; see [`Recomputation`].
+    pub fn repeated_nodes(&self) -> impl Iterator<Item = &Node> {
+        self.nodes.iter().filter(|node| {
+            let first = self.tensor(node.outputs[0]);
+            first.repeats.is_some() && first.alias_of.is_none()
+        })
     }
 
     /// Returns true if the graph was differentiated, so that its parameters have gradients.

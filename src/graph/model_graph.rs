@@ -4,15 +4,19 @@
 use std::ops::Range;
 
 use super::passes::fuse::{Fusion, fuse_listed};
-use super::{Graph, ShapeError, Shard, ShardError, differentiate, reported_once, shard};
+use super::{
+    Graph, Recomputation, Recompute, ShapeError, Shard, ShardError, differentiate, reported_once,
+    shard,
+};
 
-/// Graph of a model as devices run it: trained or forward only, fused or not. It is made anew of
-/// the forward graph for each rank of a tensor group.
+/// Graph of a model as devices run it: trained or forward only, fused or not, with or without
+/// recomputation. It is made anew of the forward graph for each rank of a tensor group.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelGraph {
     forward: Graph,
     is_trained: bool,
     is_fused: bool,
+    recompute: Recompute,
     whole: Graph,
     fusions: Vec<Fusion>,
 }
@@ -37,12 +41,21 @@ impl ModelGraph {
     /// Creates the graph of forward passes only.
     pub fn forward(forward: Graph, is_fused: bool) -> Self {
         let (whole, fusions) = fused(forward.clone(), is_fused);
-        Self { forward, is_trained: false, is_fused, whole, fusions }
+        let recompute = Recompute::None;
+        Self { forward, is_trained: false, is_fused, recompute, whole, fusions }
+    }
+
+    /// Returns the training graph that computes again what its backward pass needs, instead of
+    /// keeping it; of a graph of forward passes only, the same. It is given once.
+    pub fn with_recompute(self, recompute: Recompute) -> Self {
+        let whole = Recomputation::of(&self.whole, recompute).apply(self.whole);
+        Self { recompute, whole, ..self }
     }
 
     fn new(forward: Graph, is_trained: bool, is_fused: bool) -> Result<Self, ShapeError> {
         let (whole, fusions) = fused(differentiate(forward.clone())?, is_fused);
-        Ok(Self { forward, is_trained, is_fused, whole, fusions })
+        let recompute = Recompute::None;
+        Ok(Self { forward, is_trained, is_fused, recompute, whole, fusions })
     }
 
     /// Returns the graph of a device that holds the whole model.
@@ -68,8 +81,9 @@ impl ModelGraph {
         let shares: Vec<f64> = shares.iter().map(|share| f64::from(*share)).collect();
         let Shard { graph, outputs } = shard(&self.forward, &shares, position)?;
         let graph = if self.is_trained { differentiate(graph)? } else { graph };
+        let recomputation = Recomputation::of(&graph, self.recompute);
         let (graph, _) = fused(reported_once(graph), self.is_fused);
-        Ok(RankGraph { graph, outputs })
+        Ok(RankGraph { graph: recomputation.apply(graph), outputs })
     }
 }
 
@@ -105,6 +119,8 @@ mod tests {
         assert_eq!(*model.whole(), fuse(differentiate(forward()).unwrap()));
         assert!(!model.fusions().is_empty());
         assert_eq!(model.of_rank(&[3], 0).unwrap().graph, *model.whole());
+        let again = model.clone().with_recompute(Recompute::Blocks);
+        assert_eq!(again.of_rank(&[3], 0).unwrap().graph, *again.whole());
         let unfused = ModelGraph::training(forward(), false).unwrap();
         assert_eq!(*unfused.whole(), differentiate(forward()).unwrap());
         let passes = ModelGraph::forward(forward(), true);

@@ -361,6 +361,18 @@ impl Op {
         }
     }
 
+    /// Returns true if the op costs much more than to read its inputs and to write its outputs: a
+    /// matrix product, a convolution or a recurrent layer, and an embedding, of which the ranks of
+    /// a tensor group must add up what each has. Selective recomputation keeps their results.
+    /// Attention is none: its result is computed again, as are norms and elementwise functions
+    /// (Korthikanti et al. 2022). Nothing is known of the cost of custom ops.
+    pub fn is_costly(&self) -> bool {
+        matches!(
+            self,
+            Op::MatMul { .. } | Op::Conv2d(_) | Op::Embedding { .. } | Op::Recurrent { .. }
+        )
+    }
+
     /// Returns true if the op normalizes by statistics of the batch.
     pub fn normalizes_over_batch(&self) -> bool {
         matches!(self, Op::BatchNorm { .. })

@@ -27,7 +27,7 @@ use potluck_core::faults::Faults;
 use potluck_core::metrics::Unit;
 use potluck_data::{ReadOptions, SampleFormat, Sampler, TokenizerKind};
 use potluck_graph::optim::{Optimizer, Schedule};
-use potluck_graph::{Graph, ModelGraph};
+use potluck_graph::{Graph, ModelGraph, Recompute};
 use potluck_parallel::{
     DeviceLoss, MismatchAction, ParallelOptions, PipelineOptions, Placement, Shares, TensorOptions,
 };
@@ -48,6 +48,8 @@ pub struct RunSpec {
     pub epochs: u64,
     /// True to fuse neighbouring operations into one kernel.
     pub fuse: bool,
+    /// Parts of the forward pass that are computed again for the backward pass.
+    pub recompute: Recompute,
     pub optimizer: Optimizer,
     pub schedule: Schedule,
     /// Gradient norm above which gradients are scaled down to it; 0: off.
@@ -162,6 +164,7 @@ impl RunSpec {
             epochs: train.epochs,
             patience: train.patience,
             fuse: train.fuse,
+            recompute: train.recompute,
             optimizer: optimizer(config),
             schedule: schedule(config),
             clip: config.optim.clip,
@@ -412,6 +415,7 @@ impl RunSpec {
             clip: self.clip,
             seed: self.seed,
             fuse: self.fuse,
+            recompute: self.recompute,
             tune_s: self.opening.tune_s,
             retune: false,
             device_timeout: self.opening.deadline,
@@ -461,7 +465,8 @@ impl RunSpec {
     /// # Errors
     /// Returns `TrainError::Model` if the sizes of the model contradict each other.
     pub fn training_graph(&self, data: &DataShape) -> Result<ModelGraph, TrainError> {
-        Ok(ModelGraph::training(self.forward_graph(data)?, self.fuse)?)
+        let model = ModelGraph::training(self.forward_graph(data)?, self.fuse)?;
+        Ok(model.with_recompute(self.recompute))
     }
 
     /// Builds the forward graph of the model with its loss.

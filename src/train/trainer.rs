@@ -131,7 +131,7 @@ impl Trainer {
         data: Option<&Arc<dyn Dataset>>,
     ) -> Result<Self, TrainError> {
         options.check(&forward)?;
-        let model = ModelGraph::training(forward, options.fuse)?;
+        let model = options.training_graph(forward)?;
         let opened = open_on(model.clone(), options, None, data)?;
         let trainer = Self::of(opened, model, options.clone());
         trainer.session.initialize()?;

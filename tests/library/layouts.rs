@@ -1,6 +1,6 @@
 //! Layouts of a language model over CPU devices: data, pipeline and tensor parallelism and their
-//! mixtures, with and without fusion, have the loss and the gradients of one device, whatever the
-//! model's family and options.
+//! mixtures, with and without fusion and recomputation, have the loss and the gradients of one
+//! device that keeps all it computes, whatever the model's family and options.
 
 use std::env;
 
@@ -8,7 +8,7 @@ use crate::common::{gradient_nmse, squares};
 use potluck_core::HostTensor;
 use potluck_graph::model::{AttentionBias, GptConfig, LlamaConfig, gpt, llama};
 use potluck_graph::optim::Optimizer;
-use potluck_graph::{Graph, RotaryAngles, RotaryScaling, Unary};
+use potluck_graph::{Graph, Recompute, RotaryAngles, RotaryScaling, Unary};
 use potluck_train::{PipelineOptions, PipelineSchedule, Shares, TensorOptions};
 use potluck_train::{Trainer, TrainerOptions};
 use proptest::prelude::*;
@@ -62,6 +62,7 @@ struct Case {
     batch: usize,
     micro_batch: usize,
     fuse: bool,
+    recompute: Recompute,
 }
 
 /// One device, two with the whole model, pipelines of 2 and 3, tensor groups of 1 to 4 with any
@@ -90,9 +91,12 @@ fn layouts() -> impl Strategy<Value = Layout> {
 fn cases() -> impl Strategy<Value = Case> {
     let sizes = (4usize..6, 8usize..11, 9usize..80, 1usize..7, 1usize..4);
     let batch = (2usize..8, 1usize..4);
-    let options = (any::<[bool; 5]>(), 0usize..3, 1usize..3);
+    let recompute =
+        prop::sample::select(vec![Recompute::None, Recompute::Blocks, Recompute::Selective]);
+    let options = (any::<[bool; 5]>(), 0usize..3, 1usize..3, recompute);
     (sizes, options, layouts(), batch).prop_map(
-        |(sizes, ([bias, tie, drops, fuse, is_llama], choice, group), layout, of_batch)| {
+        |(sizes, (flags, choice, group, recompute), layout, of_batch)| {
+            let [bias, tie, drops, fuse, is_llama] = flags;
             let (heads, columns, vocabulary, context, mut layers) = sizes;
             let (mut batch, mut micro_batch) = of_batch;
             if layout.schedule == PipelineSchedule::Interleaved {
@@ -133,7 +137,7 @@ fn cases() -> impl Strategy<Value = Case> {
                 tie,
             };
             let model = if is_llama { Model::Llama(llama) } else { Model::Gpt(gpt) };
-            Case { model, context, vocabulary, layout, batch, micro_batch, fuse }
+            Case { model, context, vocabulary, layout, batch, micro_batch, fuse, recompute }
         },
     )
 }
@@ -148,7 +152,11 @@ fn batch(case: &Case) -> (Vec<u32>, Vec<u32>) {
 }
 
 /// Returns the loss of a step, its norm, and the gradient of each parameter.
-fn gradients(case: &Case, layout: &Layout) -> (f64, f64, Vec<(String, Vec<f64>)>) {
+fn gradients(
+    case: &Case,
+    layout: &Layout,
+    recompute: Recompute,
+) -> (f64, f64, Vec<(String, Vec<f64>)>) {
     let ranks = layout.tensor.len().max(1) * layout.stages as usize * layout.pipelines;
     let devices = if ranks == 1 { "cpu".into() } else { format!("cpu*{ranks}") };
     let optimizer = Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 };
@@ -166,6 +174,7 @@ fn gradients(case: &Case, layout: &Layout) -> (f64, f64, Vec<(String, Vec<f64>)>
             shares: layout.tensor.clone(),
         },
         fuse: case.fuse,
+        recompute,
         tune_s: 0.0,
         hash_every: 1,
         seed: 5,
@@ -195,8 +204,8 @@ fn check(case: &Case) {
         tensor: Vec::new(),
         schedule: PipelineSchedule::default(),
     };
-    let (loss, norm, expected) = gradients(case, &one);
-    let (found_loss, found_norm, found) = gradients(case, &case.layout);
+    let (loss, norm, expected) = gradients(case, &one, Recompute::None);
+    let (found_loss, found_norm, found) = gradients(case, &case.layout, case.recompute);
     assert!((found_loss - loss).abs() <= 1e-5 * loss, "{found_loss} {loss}");
     assert!((found_norm - norm).abs() <= 1e-4 * norm, "{found_norm} {norm}");
     let model: f64 = expected.iter().map(|(_, values)| squares(values)).sum();

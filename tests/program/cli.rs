@@ -381,6 +381,29 @@ fn numbers(text: &str, start: &str) -> Vec<f64> {
 }
 
 #[test]
+fn explaining_memory_tells_what_is_computed_again() {
+    let desk = Desk::new();
+    let explain = |recompute: &str| {
+        let line = "train tiny.toml --data text.txt --devices cpu --set model.layers=6";
+        desk.run(&format!("{line} --explain memory --set train.recompute={recompute}")).ok().out
+    };
+    let [none, selective, blocks] = ["none", "selective", "blocks"].map(explain);
+    let of =
+        |text: &str| text.lines().find(|line| line.starts_with("recomputation ")).map(String::from);
+    assert_eq!(of(&none), None);
+    let told = "recomputation (train.recompute = \"blocks\"): 36 of 48 forward operations run \
+                again in the backward pass";
+    assert_eq!(of(&blocks).as_deref(), Some(told), "{blocks}");
+    assert!(of(&selective).unwrap().contains("\"selective\"): 18 of 48 forward"), "{selective}");
+    let stashes = [blocks, selective, none].map(|text| {
+        let line = text.lines().find(|line| line.starts_with("  stash ")).unwrap();
+        let kib = if line.contains(" MiB ") { 1024.0 } else { 1.0 };
+        kib * numbers(line, "stash")[0]
+    });
+    assert!(stashes.is_sorted_by(|a, b| a < b), "{stashes:?}");
+}
+
+#[test]
 fn explaining_several_devices_tells_what_each_does() {
     let desk = Desk::new();
     let before = desk.files();

@@ -83,6 +83,30 @@ fn an_untied_pipeline_has_the_bits_of_one_device() {
     }
 }
 
+/// Evaluations, which run the forward passes only, and checkpoints too: recomputation may begin and
+/// end with a resume.
+#[test]
+fn recomputation_changes_no_bit_and_no_schedule_does() {
+    let desk = Desk::new();
+    let (blocks, selective) = ("--set train.recompute=blocks", "--set train.recompute=selective");
+    let stages = |schedule: &str| format!("--devices cpu*2 --pipeline 2 --schedule {schedule}");
+    for line in [
+        format!("{blocks} --devices cpu"),
+        format!("{selective} {}", stages("gpipe")),
+        format!("{blocks} {}", stages("1f1b")),
+        format!("{blocks} {}", stages("zero-bubble")),
+        format!("{blocks} {} --set virtual_stages=2", stages("interleaved")),
+    ] {
+        train(&desk, "other", &line);
+        assert_same_bits(&desk, "other", one(), &line);
+        fs::remove_dir_all(desk.path("other")).unwrap();
+    }
+    train(&desk, "run", &format!("{blocks} --devices cpu --steps 4"));
+    resume(&desk, "run", &format!("{selective} --steps 8"));
+    resume(&desk, "run", "--set train.recompute=none --steps 12");
+    assert_same_bits(&desk, "run", one(), "a run that computes again for some time");
+}
+
 /// The comparisons above can fail: another seed, no dropout and other micro-batches have other
 /// bits.
 #[test]

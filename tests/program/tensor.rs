@@ -179,8 +179,8 @@ fn a_perceptron_trains_and_predicts_over_a_tensor_group() {
     assert_eq!(predicted("--devices cpu*2 --tensor 2"), predicted("--devices cpu"));
 }
 
-/// 4 all-reduces per layer, one behind the embedding and one before the head, of `b t c` values,
-/// and 12 bytes per token for the loss.
+/// 4 all-reduces per layer, 5 if it is computed again, one behind the embedding and one before the
+/// head, of `b t c` values, and 12 bytes per token for the loss.
 #[test]
 fn what_a_group_reduces_is_told_before_the_run() {
     let explain =
@@ -200,6 +200,20 @@ fn what_a_group_reduces_is_told_before_the_run() {
     let sums = program.lines().filter(|line| line.contains(" all-reduce ")).count();
     assert_eq!(sums, 2 * 4 * 11, "{program}");
     assert!(program.contains("all-reduce 1 (h.0 of ranks 0, 1) of micro-batch 0"), "{program}");
+    let again = "--devices cpu*2 --tensor 2 --set train.recompute=blocks";
+    let told = explain("communication", again);
+    let bytes = bytes + layers * rows * context * width * 4;
+    let line = format!(
+        "13 all-reduces of a micro-batch, of which each rank reads back {} and",
+        size_text(bytes)
+    );
+    assert!(told.contains(&line), "{told}\n{line}");
+    assert!(told.contains(" h.1 again ") && told.contains(&size_text(4 * bytes)), "{told}");
+    let program = explain("program", again);
+    let sums = program.lines().filter(|line| line.contains(" all-reduce ")).count();
+    assert_eq!(sums, 2 * 4 * 13, "{program}");
+    let selective = again.replace("blocks", "selective");
+    assert!(explain("communication", &selective).contains(": 11 all-reduces of a micro-batch"));
     let memory = explain("memory", "--devices cpu*2 --tensor 2 --set tensor_shares=3,1");
     assert!(memory.contains("cpu, tensor rank 0 (74 %) of stage 0 of pipeline 0"), "{memory}");
 }

@@ -10,6 +10,7 @@ mod nodes;
 mod pipelines;
 #[path = "../common/process.rs"]
 mod process;
+mod recompute;
 mod several_devices;
 mod tensor;
 mod trainers;

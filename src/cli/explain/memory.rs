@@ -3,8 +3,8 @@
 use super::Explanation;
 use super::placement::ExplainedPlacement;
 use potluck_core::format::gibibytes;
-use potluck_graph::Graph;
 use potluck_graph::print::{RankMemoryUsage, memory_table, memory_tables};
+use potluck_graph::{Graph, Recompute};
 use potluck_kernels::device::Selection;
 use potluck_kernels::device::host::available_memory;
 use potluck_train::runtime::limit_basis::LimitBasis;
@@ -14,6 +14,7 @@ use potluck_train::runtime::placement::rank_memory::{
     RankMemory, host_bytes, pools_most, pools_of,
 };
 use potluck_train::runtime::placement::shares::owned_elements;
+use potluck_train::spec::RunSpec;
 use potluck_train::{carried, loader};
 
 /// Returns the table of the memory of each rank, and a line about that of the host; it fits if both
@@ -63,9 +64,10 @@ pub fn memory(placement: &ExplainedPlacement) -> Explanation {
     let enough = if leaves_out { fitting > 0 } else { fitting == world };
     let fits = enough && available.is_none_or(|(has, _)| least_of_host as u64 <= has);
     let host = format!("memory of the host: {}\n", comparison(of_host, available));
+    let last = recomputation_line(spec, &laid_out.whole().graph) + &host;
     let count = request.optimizer.moments();
     if let [plan] = &plans[..] {
-        let text = memory_table(plan, count, ranks[0].workspace, &limits[0]) + &host;
+        let text = memory_table(plan, count, ranks[0].workspace, &limits[0]) + &last;
         return Explanation { text, fits };
     }
     let mut usages = Vec::new();
@@ -82,7 +84,20 @@ pub fn memory(placement: &ExplainedPlacement) -> Explanation {
             limit: &limits[rank],
         });
     }
-    Explanation { text: memory_tables(&usages, count) + &host, fits }
+    Explanation { text: memory_tables(&usages, count) + &last, fits }
+}
+
+/// Returns a line on what is computed again for the backward pass; none if nothing is to be.
+fn recomputation_line(spec: &RunSpec, graph: &Graph) -> String {
+    if spec.recompute == Recompute::None {
+        return String::new();
+    }
+    let (again, all) = (graph.repeated_nodes().count(), graph.forward_nodes().count());
+    let name = spec.recompute.name();
+    format!(
+        "recomputation (train.recompute = \"{name}\"): {again} of {all} forward operations run \
+         again in the backward pass\n"
+    )
 }
 
 /// Returns the bytes of host memory that batches take: prefetched inputs, and carried states.

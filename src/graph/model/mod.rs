@@ -7,6 +7,8 @@ pub mod llama;
 pub mod mlp;
 pub mod names;
 mod pictures;
+#[cfg(test)]
+mod recompute_tests;
 pub mod resnet;
 pub mod rnn;
 #[cfg(test)]

@@ -2,4 +2,5 @@
 
 pub mod fuse;
 pub mod gradients;
+pub mod recompute;
 pub mod shard;

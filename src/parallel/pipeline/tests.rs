@@ -4,7 +4,10 @@ use super::*;
 use crate::Mesh;
 use crate::program::contiguous_shares;
 use potluck_graph::model::{GptConfig, gpt};
-use potluck_graph::{Builder, Init, ModelGraph, PlanOptions, Unary, differentiate, replay};
+use potluck_graph::print::MemoryUsage;
+use potluck_graph::{
+    Builder, Init, ModelGraph, PlanOptions, Recompute, Unary, differentiate, replay,
+};
 
 /// Blocks in a row with a parameter each; the last one uses the first one's if `is_tied`.
 fn plan(blocks: u32, is_tied: bool) -> Arc<Plan> {
@@ -119,6 +122,10 @@ fn take(
 
 /// Plans of the ranks of a tensor group with these shares of a GPT of three layers.
 fn group_plans(shares: &[u32], tie: bool) -> Vec<Arc<Plan>> {
+    recomputing_plans(shares, tie, Recompute::None)
+}
+
+fn recomputing_plans(shares: &[u32], tie: bool, recompute: Recompute) -> Vec<Arc<Plan>> {
     let config = GptConfig {
         vocabulary: 70,
         context: 4,
@@ -132,12 +139,52 @@ fn group_plans(shares: &[u32], tie: bool) -> Vec<Arc<Plan>> {
         activation: Unary::Gelu,
     };
     let model = ModelGraph::training(gpt(&config).unwrap(), true).unwrap();
+    let model = model.with_recompute(recompute);
     let mut plans = Vec::new();
     for position in 0..shares.len() {
         let graph = model.of_rank(shares, position).unwrap().graph;
         plans.push(Arc::new(Plan::new(graph, PlanOptions::new(4))));
     }
     plans
+}
+
+/// Every schedule, with and without tensor groups: programs end, slots suffice, and what is
+/// computed again is kept by no micro-batch that waits for its backward pass.
+#[test]
+fn programs_that_compute_again_end_on_fewer_slots() {
+    for (shares, stages) in [(vec![1], 2), (vec![1], 4), (vec![2, 1], 2), (vec![1, 1], 1)] {
+        for schedule in PipelineSchedule::ALL {
+            let chunks = if schedule == PipelineSchedule::Interleaved { 2 } else { 1 };
+            if stages * chunks > 5 || stages < 2 && schedule != PipelineSchedule::OneFOneB {
+                continue;
+            }
+            let mut stashes = Vec::new();
+            for recompute in [Recompute::None, Recompute::Selective, Recompute::Blocks] {
+                let plans = recomputing_plans(&shares, true, recompute);
+                let mesh = Mesh { data: 1, pipeline: stages, tensor: shares.len() };
+                let chunks = even(stages as u32, chunks as u32, 5);
+                let of = |groups| PipelineRanks { groups, chunks: chunks.clone() };
+                let pipelines: Vec<PipelineRanks> = mesh.pipelines().map(of).collect();
+                let samples = contiguous_shares(&[16 * stages as u32], &[4]);
+                let request = PipelineRequest {
+                    plans: &plans,
+                    ..request(&plans[0], &pipelines, &samples, schedule)
+                };
+                let written = PipelinePrograms::training(&request);
+                for (program, plan) in written.programs.iter().zip(&written.plans) {
+                    assert_eq!(replay(plan, &runs(&program.instructions)), Ok(()), "{schedule}");
+                }
+                let most = perform(&written.programs, &written.edges).unwrap();
+                for (edge, most) in written.edges.edges.iter().zip(most) {
+                    assert!(most <= edge.in_flight, "{schedule}: {most} of {edge:?}");
+                }
+                let stash = |plan: &Arc<Plan>| MemoryUsage::of(plan, 0).stash;
+                stashes.push(written.plans.iter().map(stash).sum::<usize>());
+            }
+            let is_less = stashes.is_sorted_by(|a, b| a > b);
+            assert!(is_less, "{schedule} on {stages} stages: {stashes:?}");
+        }
+    }
 }
 
 /// Cuts into 1, 2 and 3 stages, in 1 or 2 pipelines, each with its tensor groups.

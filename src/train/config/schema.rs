@@ -11,6 +11,7 @@ use crate::keys::{
     Constraint, ConstraintError, FRACTION, Key, Section, Value, Words, refused, section, words,
 };
 use potluck_data::{SampleFormat, TargetKind, TokenizerKind, formats, tokens};
+use potluck_graph::Recompute;
 use potluck_graph::optim::Decay;
 use potluck_parallel::collective::Topology;
 use potluck_parallel::{DeviceLoss, MismatchAction, PipelineSchedule, ReduceSite};
@@ -118,6 +119,11 @@ words! {
     MismatchAction {
         MismatchAction::Stop => "stop",
         MismatchAction::Repair => "repair",
+    }
+    Recompute {
+        Recompute::None => Recompute::None.name(),
+        Recompute::Blocks => Recompute::Blocks.name(),
+        Recompute::Selective => Recompute::Selective.name(),
     }
     DeviceLoss { DeviceLoss::Stop => "stop", DeviceLoss::Continue => "continue", }
 }
@@ -230,6 +236,8 @@ sections! {
             "as train.batch; 1/4K in K stages";
         /// Operator fusion: neighbouring operations become one kernel.
         fuse: bool = true, Constraint::Flag;
+        /// Recomputation in the backward pass: of blocks, or of all but their products.
+        recompute: Recompute = Recompute::None, Constraint::OneOf(Recompute::WORDS);
         /// Step after which the run ends; 0 writes the initial checkpoint only.
         steps: u64 = 3500, Constraint::Whole(0, STEPS), "3500, or as train.epochs";
         /// Passes through the data after which the run ends; 0 = after train.steps.

@@ -102,14 +102,15 @@ fn stage_of(pipelines: &[PipelineRanks], rank: Rank) -> usize {
     0
 }
 
-/// Returns the name of the tensor of an edge: the block that computes it, `h.1`, or `gradient from
-/// h.2` in a backward pass.
+/// Returns the name of the tensor of an edge: the block that computes it, `h.1`, `h.1 again` if it
+/// does so for the backward pass, or `gradient from h.2` in a backward pass.
 pub fn edge_source(graph: &Graph, edge: &Edge) -> String {
     for node in &graph.nodes {
         if node.outputs.iter().any(|tensor| graph.root(*tensor) == edge.tensor) {
             let block = &graph.blocks[node.block as usize];
             return match node.phase {
                 PassKind::Forward => block.clone(),
+                _ if graph.tensor(edge.tensor).repeats.is_some() => format!("{block} again"),
                 _ => format!("gradient from {block}"),
             };
         }

@@ -10,8 +10,8 @@ use crate::runtime::placement::plans::Plans;
 use crate::runtime::placement::types::PlacementRequest;
 use crate::runtime::remote::NO_NODES;
 use potluck_core::faults::Faults;
-use potluck_graph::Graph;
 use potluck_graph::optim::Optimizer;
+use potluck_graph::{Graph, ModelGraph, Recompute, ShapeError};
 use potluck_kernels::autotune::TuneOptions;
 use potluck_parallel::collective::Topology;
 use potluck_parallel::{
@@ -41,6 +41,9 @@ pub struct TrainerOptions {
     pub seed: u64,
     /// True to fuse neighbouring operations into one kernel.
     pub fuse: bool,
+    /// Parts of the forward pass that are computed again for the backward pass: less memory, the
+    /// same bits.
+    pub recompute: Recompute,
     /// Time budget in seconds for autotuning kernels that were not timed before on this machine;
     /// 0: none, and what was timed before is used. The selected kernels can change the last bits of
     /// results.
@@ -85,9 +88,9 @@ pub struct TrainerOptions {
 }
 
 impl TrainerOptions {
-    /// Returns options with whole batches, measured shares, no clipping, seed 0, fused, kernels
-    /// timed for up to 5 seconds, a device that is silent for 300 seconds taken as hung, and errors
-    /// for devices that fail or differ.
+    /// Returns options with whole batches, measured shares, no clipping, seed 0, fused, nothing
+    /// computed again, kernels timed for up to 5 seconds, a device that is silent for 300 seconds
+    /// taken as hung, and errors for devices that fail or differ.
     pub fn new(devices: &str, optimizer: Optimizer, batch: usize) -> Self {
         let opening = OpenOptions::default();
         let parallel = ParallelOptions::default();
@@ -102,6 +105,7 @@ impl TrainerOptions {
             clip: 0.0,
             seed: 0,
             fuse: true,
+            recompute: Recompute::default(),
             tune_s: opening.tune_s,
             retune: false,
             device_timeout: opening.deadline,
@@ -154,6 +158,11 @@ impl TrainerOptions {
             return refused("tune_s must be a number of seconds, and not negative");
         }
         Ok(())
+    }
+
+    /// Returns the training graph of a forward graph.
+    pub(super) fn training_graph(&self, forward: Graph) -> Result<ModelGraph, ShapeError> {
+        Ok(ModelGraph::training(forward, self.fuse)?.with_recompute(self.recompute))
     }
 
     /// Returns true if the shares are measured.

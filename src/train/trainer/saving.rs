@@ -11,7 +11,7 @@ use crate::checkpoint::{Checkpoint, Meta, NamedTensor, Store};
 use crate::error::TrainError;
 use crate::session::StepsTaken;
 use crate::state;
-use potluck_graph::{Graph, ModelGraph};
+use potluck_graph::Graph;
 
 impl Trainer {
     /// Saves the state below a directory, as `checkpoints/step-00001234`: parameters, moments,
@@ -59,7 +59,7 @@ impl Trainer {
     ) -> Result<Self, TrainError> {
         options.check(&forward)?;
         let (checkpoint, warnings) = Checkpoint::load_path(directory)?;
-        let model = ModelGraph::training(forward, options.fuse)?;
+        let model = options.training_graph(forward)?;
         check(model.whole(), &checkpoint)?;
         let opened = open_on(model.clone(), options, Some(&checkpoint.meta.placement), None)?;
         let mut trainer = Self::of(opened, model, options.clone());

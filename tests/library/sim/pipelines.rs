@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use potluck_core::{BucketId, Rank};
 use potluck_graph::model::{GptConfig, gpt};
-use potluck_graph::{Builder, Init, ModelGraph, PassKind, Plan, PlanOptions, Unary, differentiate};
+use potluck_graph::{Builder, Init, ModelGraph, PassKind, Plan, PlanOptions, Recompute, Unary};
 use potluck_parallel::collective::{BucketGroups, LaidOutBucket, ShardLayout, Topology};
 use potluck_parallel::schedule::{StageTimes, ideal_bubble};
 use potluck_parallel::sim::{
@@ -34,7 +34,7 @@ struct Chain {
 const ROWS: usize = 4;
 
 impl Chain {
-    fn plan(self) -> Plan {
+    fn plan(self, recompute: Recompute) -> Plan {
         let mut b = Builder::new();
         let (mut x, mut first, mut before, mut early) = (None, None, None, None);
         for block in 0..self.blocks {
@@ -56,12 +56,13 @@ impl Chain {
         }
         let target = b.input("target", &[1, 8]);
         b.squared_error_loss(x.unwrap(), target).unwrap();
-        Plan::new(differentiate(b.finish()).unwrap(), PlanOptions::new(ROWS))
+        let model = ModelGraph::training(b.finish(), false).unwrap().with_recompute(recompute);
+        Plan::new(model.whole().clone(), PlanOptions::new(ROWS))
     }
 }
 
 /// Plans of the ranks of a tensor group of a small GPT with so many blocks.
-fn divided(blocks: u32, ranks: usize) -> Vec<Arc<Plan>> {
+fn divided(blocks: u32, ranks: usize, recompute: Recompute) -> Vec<Arc<Plan>> {
     let config = GptConfig {
         vocabulary: 8,
         context: 2,
@@ -75,6 +76,7 @@ fn divided(blocks: u32, ranks: usize) -> Vec<Arc<Plan>> {
         activation: Unary::Gelu,
     };
     let model = ModelGraph::training(gpt(&config).unwrap(), true).unwrap();
+    let model = model.with_recompute(recompute);
     let mut plans = Vec::new();
     for rank in 0..ranks {
         let graph = model.of_rank(&vec![1; ranks], rank).unwrap().graph;
@@ -90,6 +92,7 @@ struct Pipelines {
     /// Ranks of the tensor group of each stage: of several, the model is a GPT with as many blocks
     /// as the chain.
     tensor: usize,
+    recompute: Recompute,
     stages: Vec<PipelineRanks>,
     shares: Vec<Share>,
     schedule: PipelineSchedule,
@@ -125,6 +128,7 @@ impl Pipelines {
         Self {
             chain: Chain { blocks: parts, is_tied: false, shared: None, has_skip: false },
             tensor: 1,
+            recompute: Recompute::None,
             stages: mesh.pipelines().map(of).collect(),
             shares: (0..beside).map(share).collect(),
             schedule,
@@ -159,8 +163,8 @@ impl Pipelines {
 
     fn plans(&self) -> Vec<Arc<Plan>> {
         match self.tensor {
-            1 => vec![Arc::new(self.chain.plan())],
-            ranks => divided(self.chain.blocks, ranks),
+            1 => vec![Arc::new(self.chain.plan(self.recompute))],
+            ranks => divided(self.chain.blocks, ranks, self.recompute),
         }
     }
 
@@ -252,6 +256,7 @@ fn any_pipelines(draw: &mut Draw) -> Pipelines {
     Pipelines {
         chain,
         tensor: tensor as usize,
+        recompute: Recompute::None,
         stages: pipelines,
         shares: (0..beside).map(|_| share(draw)).collect(),
         schedule,
@@ -265,7 +270,11 @@ fn any_pipelines(draw: &mut Draw) -> Pipelines {
 /// A scenario of pipelines of any shape and speed, without faults.
 fn any_scenario(seed: u64) -> Scenario {
     let draw = &mut Draw::new(seed ^ 0x9173);
-    let mut scenario = any_pipelines(draw).scenario(seed);
+    let mut pipelines = any_pipelines(draw);
+    // Not drawn, so that all else of a seed stays what it is.
+    let choices = [Recompute::None, Recompute::Blocks, Recompute::Selective];
+    pipelines.recompute = choices[seed as usize % choices.len()];
+    let mut scenario = pipelines.scenario(seed);
     let (world, segments) = (scenario.world(), scenario.costs[0].segments.len());
     scenario.costs = (0..world).map(|_| random::costs(draw, segments)).collect();
     let row = |draw: &mut Draw| (0..world).map(|_| random::link(draw)).collect();
@@ -392,22 +401,27 @@ fn a_death_before_every_event_of_a_pipeline_ends_all() {
 }
 
 /// What the ranks of a tensor group send each other in a step, counted as it passes the links: 4
-/// all-reduces per layer, one behind the embedding and one before the head, of `b t c` elements,
-/// and 12 bytes per token for the loss (Shoeybi et al. 2019), from each rank to each, itself
-/// included.
+/// all-reduces per layer, 5 if the layer is computed again, of whose second sum in the forward pass
+/// the backward pass reads nothing; one behind the embedding and one before the head, of `b t c`
+/// elements, and 12 bytes per token for the loss (Shoeybi et al. 2019), from each rank to each,
+/// itself included.
 #[test]
 fn tensor_groups_send_what_the_formula_says() {
-    for (ranks, stages) in [(2usize, 1), (3, 1), (2, 2)] {
-        let pipelines = Pipelines { piece_max: 1, ..Pipelines::of_groups(ranks, 1, stages, 3) };
+    let (none, blocks, selective) = (Recompute::None, Recompute::Blocks, Recompute::Selective);
+    let kept = [(2usize, 1, none, 4), (3, 1, none, 4), (2, 2, none, 4)];
+    let again = [(2, 1, blocks, 5), (2, 2, blocks, 5), (3, 1, selective, 4)];
+    for (ranks, stages, recompute, of_layer) in kept.into_iter().chain(again) {
+        let groups = Pipelines::of_groups(ranks, 1, stages, 3);
+        let pipelines = Pipelines { piece_max: 1, recompute, ..groups };
         let scenario = pipelines.scenario(1);
         let report = run_and_check(&scenario);
         let (layers, context, width) = (2, 2, 8 * ranks);
         // Three micro-batches of two samples.
         let tokens = 3 * 2 * context;
-        let sums = (4 * layers + 2) * tokens * width + 3 * tokens;
+        let sums = (of_layer * layers + 2) * tokens * width + 3 * tokens;
         let crossing = if stages == 1 { 0 } else { 2 * ranks * tokens * width };
         let expected = ranks * ranks * sums + crossing;
-        assert_eq!(report.pieces, expected as u64, "{ranks} ranks, {stages} stages");
+        assert_eq!(report.pieces, expected as u64, "{ranks} ranks, {stages} stages, {recompute:?}");
     }
 }
 
@@ -503,7 +517,7 @@ fn planted_mailboxes_for_one_piece_less_are_found() {
 fn idle_shares(schedule: PipelineSchedule, shape: PipelineShape, times: StageTimes) -> Vec<f64> {
     let [stages, count] = [shape.stages, shape.micro_batches].map(|number| number as u32);
     let pipelines = Pipelines::even(schedule, 1, stages, count);
-    let plan = pipelines.chain.plan();
+    let plan = pipelines.chain.plan(pipelines.recompute);
     let fixed = |seconds: f64| SegmentCost { fixed_s: seconds / shape.chunks as f64, row_s: 0.0 };
     let segments = plan.segments.iter().map(|segment| match segment.phase {
         PassKind::Forward => fixed(times.forward),

@@ -1,0 +1,237 @@
+//! Activation recomputation as a graph transformation (Chen et al. 2016; in spirit, selective as in
+//! Korthikanti et al. 2022): what the backward pass of a block reads of the block's forward pass
+//! is computed again, and so is not kept in between.
+//!
+//! Copies of the forward nodes are in pass B, in front of the block's own, and write tensors of
+//! their own, which the block's B and W nodes read. The originals are then read in their segment
+//! only. The pass comes after fusion, so that a copy is the same call as its original, runs in the
+//! same kernel and has the same bits: fused apart, the two would round in other places. Dropout
+//! repeats itself, because its random numbers are a function of step, sample and site.
+//!
+//! Nothing is counted twice: a node that adds to what is there, writes anything but activations,
+//! normalizes over the batch, or computes what is carried to the next step runs once, and what it
+//! has computed is kept. So there is no graph that must be refused.
+
+use std::collections::{BTreeSet, HashMap};
+
+use crate::{Graph, Node, PassKind, Role, Tensor};
+use potluck_core::TensorId;
+
+/// Parts of the forward pass that are computed again for the backward pass, instead of being kept
+/// from one to the other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Recompute {
+    /// None: all that the backward pass reads is kept.
+    #[default]
+    None,
+    /// All that the backward pass of a block reads of the block itself. What other blocks have
+    /// computed is kept: of a layer, its input.
+    Blocks,
+    /// The same but for the results of products, convolutions, embeddings and recurrent layers,
+    /// which are kept.
+    Selective,
+}
+
+impl Recompute {
+    /// Returns the word by which users choose it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Blocks => "blocks",
+            Self::Selective => "selective",
+        }
+    }
+}
+
+/// Recomputation in a graph and in what is made of it: the same on all ranks of a tensor group,
+/// which must all-reduce the same tensors in the same order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recomputation {
+    recompute: Recompute,
+    /// Block that computes the loss.
+    loss_block: Option<u32>,
+    /// Results of the forward pass's all-reduces that are computed again.
+    sums: BTreeSet<TensorId>,
+}
+
+impl Recomputation {
+    /// Decides on the recomputation in a differentiated graph: of a rank of a tensor group, before
+    /// ranks report what all of them compute once, because the ranks' graphs are unlike after that.
+    pub fn of(graph: &Graph, recompute: Recompute) -> Self {
+        let is_loss = |id: &TensorId| graph.loss == Some(*id);
+        let loss = graph.nodes.iter().find(|node| node.outputs.iter().any(is_loss));
+        let mut all = BTreeSet::new();
+        for node in forward(graph).iter().filter(|node| node.op.reduction().is_some()) {
+            all.extend(node.outputs.iter().copied());
+        }
+        let loss_block = loss.map(|node| node.block);
+        let mut recomputation = Self { recompute, loss_block, sums: all };
+        let mut sums = BTreeSet::new();
+        for index in recomputation.repeated(graph, &BTreeSet::new()).into_iter().flatten() {
+            let node = &graph.nodes[index];
+            if node.op.reduction().is_some() {
+                sums.extend(node.outputs.iter().copied());
+            }
+        }
+        recomputation.sums = sums;
+        recomputation
+    }
+
+    /// Returns the graph that computes again what its backward pass reads. It is that of which this
+    /// was decided, fused or not.
+    pub fn apply(&self, mut graph: Graph) -> Graph {
+        if self.recompute == Recompute::None {
+            return graph;
+        }
+        // All ranks sum again what some need, whether they need it or not.
+        let repeated = self.repeated(&graph, &self.sums);
+        let nodes = std::mem::take(&mut graph.nodes);
+        let forward = forward_length(&nodes);
+        graph.nodes.extend_from_slice(&nodes[..forward]);
+        for block in (0..graph.blocks.len() as u32).rev() {
+            let mut again = HashMap::new();
+            for index in &repeated[block as usize] {
+                let copy = copy_of(&mut graph, &nodes[*index], &mut again);
+                graph.nodes.push(copy);
+            }
+            for node in nodes[forward..].iter().filter(|node| node.block == block) {
+                let node = reading(&mut graph, node, &again);
+                graph.nodes.push(node);
+            }
+        }
+        graph
+    }
+
+    /// Returns by block the forward nodes that run again, in order: those on which the block's
+    /// backward pass depends, and the `wanted` tensors.
+    fn repeated(&self, graph: &Graph, wanted: &BTreeSet<TensorId>) -> Vec<Vec<usize>> {
+        let writers = self.writers(graph);
+        let mut repeated = Vec::new();
+        for block in 0..graph.blocks.len() as u32 {
+            let mut open: Vec<TensorId> = Vec::new();
+            for node in graph.nodes.iter().filter(|node| node.block == block) {
+                match node.phase {
+                    PassKind::Forward => {
+                        open.extend(node.outputs.iter().filter(|id| wanted.contains(id)));
+                    }
+                    _ => open.extend(&node.inputs),
+                }
+            }
+            let mut of_block = BTreeSet::new();
+            while let Some(tensor) = open.pop() {
+                let Some(index) = writers[tensor.index()] else { continue };
+                let node = &graph.nodes[index];
+                if node.block == block && of_block.insert(index) {
+                    open.extend(&node.inputs);
+                }
+            }
+            repeated.push(of_block.into_iter().collect());
+        }
+        repeated
+    }
+
+    /// Returns by tensor the forward node that computes it, if that may run twice.
+    fn writers(&self, graph: &Graph) -> Vec<Option<usize>> {
+        let once = self.computed_once(graph);
+        let mut writers: Vec<Option<usize>> = vec![None; graph.tensors.len()];
+        for (index, node) in forward(graph).iter().enumerate() {
+            // An alias is made again where its elements are, and with them.
+            let is_repeated = match aliased(graph, node) {
+                Some(base) => {
+                    writers[base.index()].is_some_and(|at| graph.nodes[at].block == node.block)
+                }
+                None => self.may_repeat(graph, node, &once),
+            };
+            for output in node.outputs.iter().filter(|_| is_repeated) {
+                writers[output.index()] = Some(index);
+            }
+        }
+        writers
+    }
+
+    /// Returns the tensors whose nodes run once: what is kept anyway, and what changes while nodes
+    /// run.
+    fn computed_once(&self, graph: &Graph) -> BTreeSet<TensorId> {
+        let mut once = BTreeSet::new();
+        // What is carried stays in memory to the end of the micro-batch.
+        once.extend(graph.carried.iter().map(|carried| graph.root(carried.output)));
+        for node in forward(graph) {
+            let is_sum = node.op.reduction().is_some();
+            if is_sum && !node.outputs.iter().all(|id| self.sums.contains(id)) {
+                once.extend(node.inputs.iter().map(|id| graph.root(*id)));
+            }
+        }
+        // Aliases are activations, also those of inputs, which no node changes.
+        let written = graph.nodes.iter().flat_map(|node| &node.outputs);
+        once.extend(written.filter(|id| graph.tensor(**id).role != Role::Activation));
+        once
+    }
+
+    fn may_repeat(&self, graph: &Graph, node: &Node, once: &BTreeSet<TensorId>) -> bool {
+        // Between the forward and the backward pass of the block with the loss, which is the last,
+        // no other block runs on the micro-batch: at the peak its results are there in any case.
+        // Only `gpipe` runs other micro-batches in between.
+        let is_late = self.loss_block == Some(node.block);
+        let op = node.op.root_op();
+        let is_kept = self.recompute == Recompute::Selective && op.is_costly();
+        if is_late || is_kept || node.accumulate || op.normalizes_over_batch() {
+            return false;
+        }
+        let mut inputs = node.inputs.iter().map(|id| graph.root(*id));
+        let reads_changing =
+            inputs.any(|id| once.contains(&id) && graph.tensor(id).role != Role::Activation);
+        !reads_changing && !node.outputs.iter().any(|id| once.contains(&graph.root(*id)))
+    }
+}
+
+/// Returns the nodes of the forward pass, which are the first.
+fn forward(graph: &Graph) -> &[Node] {
+    &graph.nodes[..forward_length(&graph.nodes)]
+}
+
+fn forward_length(nodes: &[Node]) -> usize {
+    nodes.iter().take_while(|node| node.phase == PassKind::Forward).count()
+}
+
+/// Returns the tensor that has the elements of a node's outputs, if these are aliases.
+fn aliased(graph: &Graph, node: &Node) -> Option<TensorId> {
+    let first = node.outputs[0];
+    graph.tensor(first).alias_of.map(|_| graph.root(first))
+}
+
+/// Returns a forward node that runs again, with outputs of its own, which it adds to those of the
+/// block so far, `again`.
+fn copy_of(graph: &mut Graph, node: &Node, again: &mut HashMap<TensorId, TensorId>) -> Node {
+    let inputs = renamed(&node.inputs, again);
+    let mut outputs = Vec::new();
+    for output in &node.outputs {
+        let original = graph.tensor(*output);
+        let alias_of = original.alias_of.map(|base| name_in(again, base));
+        let copy = Tensor { alias_of, repeats: Some(*output), ..original.clone() };
+        let id = TensorId(graph.tensors.len() as u32);
+        graph.tensors.push(copy);
+        again.insert(*output, id);
+        outputs.push(id);
+    }
+    Node { inputs, outputs, phase: PassKind::BackwardInput, ..node.clone() }
+}
+
+/// Returns a backward node that reads what was computed again, under the names in `again`.
+fn reading(graph: &mut Graph, node: &Node, again: &HashMap<TensorId, TensorId>) -> Node {
+    for output in &node.outputs {
+        let alias_of = &mut graph.tensors[output.index()].alias_of;
+        *alias_of = alias_of.map(|base| name_in(again, base));
+    }
+    Node { inputs: renamed(&node.inputs, again), ..node.clone() }
+}
+
+fn renamed(tensors: &[TensorId], again: &HashMap<TensorId, TensorId>) -> Vec<TensorId> {
+    tensors.iter().map(|id| name_in(again, *id)).collect()
+}
+
+fn name_in(again: &HashMap<TensorId, TensorId>, tensor: TensorId) -> TensorId {
+    again.get(&tensor).copied().unwrap_or(tensor)
+}
+
+#[cfg(test)]
+pub mod tests;
