@@ -12,7 +12,9 @@ use std::time::Instant;
 
 use potluck_core::rng::Key;
 use potluck_core::{DType, HostTensor, Shape, Site};
-use potluck_graph::{Binary, EpilogueOp, Op, Unary, Update, UpdateRange, shapes};
+use potluck_graph::{
+    Accumulation, Binary, EpilogueOp, LossClasses, Op, Unary, Update, UpdateRange, shapes,
+};
 use potluck_kernels::device::{DeviceError, Gpu, ShaderChecks, list_adapters};
 use potluck_kernels::harness::{self, InputFill};
 use potluck_kernels::ops::norm::NormSlots;
@@ -140,7 +142,7 @@ fn op_case(
         op,
         inputs: dims(inputs),
         outputs: dims(&outputs),
-        accumulate: false,
+        accumulate: Accumulation::NONE,
         random: RandomContext { step_key: Key::new(3), training: true },
     };
     let twin = twin(op).unwrap_or_else(|| panic!("{name}: {op} has a kernel"));
@@ -216,9 +218,9 @@ fn op_cases(sizes: &Sizes, caps: &Caps) -> Vec<Case> {
         (Op::SquaredErrorGrad, "squared_error_grad", vec![x(), x()]),
     ];
     let by_classes = [
-        (Op::CrossEntropy { first: 0 }, "cross_entropy", vec![rows(&[v]), ids()]),
+        (Op::CrossEntropy(LossClasses::whole(v)), "cross_entropy", vec![rows(&[v]), ids()]),
         (
-            Op::CrossEntropyGrad { first: 0, classes: v },
+            Op::CrossEntropyGrad(LossClasses::whole(v)),
             "cross_entropy_grad",
             vec![rows(&[v]), ids(), rows(&[])],
         ),

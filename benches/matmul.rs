@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use potluck_core::DType;
 use potluck_core::rng::Key;
-use potluck_graph::Op;
+use potluck_graph::{Accumulation, Op};
 use potluck_kernels::device::{Adapter, Gpu, ShaderChecks, list_adapters};
 use potluck_kernels::ops::matmul;
 use potluck_kernels::{BoundDispatch, Caps, Dispatch, OpCall, Pipelines, RandomContext, Variant};
@@ -154,7 +154,7 @@ fn rates(
         op: &Op::MatMul { transpose_a, transpose_b },
         inputs: vec![pair(m, k, transpose_a).to_vec(), pair(k, n, transpose_b).to_vec()],
         outputs: vec![vec![m, n]],
-        accumulate: false,
+        accumulate: Accumulation::NONE,
         random: RandomContext { step_key: Key::new(0), training: true },
     };
     let inputs = [filled(gpu, m * k)?, filled(gpu, k * n)?];

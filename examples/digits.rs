@@ -34,7 +34,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let options =
         TrainerOptions { seed: 1337, on_loss, ..TrainerOptions::new(devices, optimizer, 128) };
     let (decay, lr, min_lr) = (Decay::Cosine, 2e-3, 2e-4);
-    let schedule = Schedule { decay, lr, min_lr, warmup: 100, decay_steps: 1000 };
+    let schedule =
+        Schedule { decay, lr, min_lr, warmup: 100, decay_steps: 1000, cooldown_steps: 0 };
     let (directory, save_every) = (Some(saves.to_path_buf()), 250);
     let fit = FitOptions {
         eval_every: 250,

@@ -44,7 +44,14 @@ fn main() -> anyhow::Result<()> {
     println!("training on {}, {} characters", trainer.device(), data.tokens(Split::Train).len());
 
     let decay = Decay::Cosine;
-    let schedule = Schedule { decay, lr: 3e-3, min_lr: 3e-4, warmup: 20, decay_steps: steps };
+    let schedule = Schedule {
+        decay,
+        lr: 3e-3,
+        min_lr: 3e-4,
+        warmup: 20,
+        decay_steps: steps,
+        cooldown_steps: 0,
+    };
     let fit = FitOptions { eval_every: 50, ..FitOptions::new(FitLength::Steps(steps), schedule) };
     let windows: Arc<dyn Dataset> = Arc::new(TextWindows { text: data.clone(), context: CONTEXT });
     trainer.fit_with(&windows, &fit, &mut |event| {
@@ -69,10 +76,17 @@ fn continuation(trainer: &mut Trainer, data: &TextData) -> Result<String, TrainE
     let (start, _) = data.sample(Split::Train, 0, CONTEXT);
     let vocabulary = data.tokenizer().vocabulary();
     let mut tokens = start.to_vec();
+    // The logits that are computed are those of the last token.
+    let mut position = vec![0.0; CONTEXT];
+    position[CONTEXT - 1] = 1.0;
     for _ in 0..CONTEXT {
         let window = tokens[tokens.len() - CONTEXT..].to_vec();
-        let logits = trainer.predict("logits", 1, &[("tokens", HostTensor::Int(window))])?;
-        let last = logits.slice(s![0, CONTEXT - 1, ..]);
+        let inputs = [
+            ("tokens", HostTensor::Int(window)),
+            ("position", HostTensor::Float(position.clone())),
+        ];
+        let logits = trainer.predict("logits", 1, &inputs)?;
+        let last = logits.slice(s![0, 0, ..]);
         let best = (0..vocabulary).max_by(|a, b| last[*a].total_cmp(&last[*b]));
         tokens.push(best.unwrap_or(0) as u32);
     }

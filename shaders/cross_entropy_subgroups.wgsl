@@ -8,7 +8,7 @@
 // those of the row, in the order of the subgroups. Subgroups have at least 4 invocations; nothing
 // else is assumed of their size, nor of which invocations they have.
 
-var<workgroup> seen: array<vec2f, 64>;      // m, s of each subgroup
+var<workgroup> seen: array<vec3f, 64>;      // m, s and sum of each subgroup
 var<workgroup> tops: array<u32, 64>;        // largest magnitude of each subgroup
 
 @compute @workgroup_size(256)
@@ -24,10 +24,11 @@ fn cross_entropy_subgroups(
     if (row >= p.n) { return; }
     let own = seen_by(local, row * p.v);
     let largest = subgroupMax(own.m);
-    let sum = subgroupAdd(own.s * exp(own.m - largest));
+    let s_of_all = subgroupAdd(own.s * exp(own.m - largest));
+    let sum_of_all = subgroupAdd(own.sum);
     let top = subgroupMax(own.top);
     if (lane == 0u) {
-        seen[subgroup] = vec2f(largest, sum);
+        seen[subgroup] = vec3f(largest, s_of_all, sum_of_all);
         tops[subgroup] = top;
     }
     workgroupBarrier();
@@ -39,6 +40,10 @@ fn cross_entropy_subgroups(
         highest = max(highest, tops[i]);
     }
     var s = 0.0;
-    for (var i = 0u; i < subgroups; i++) { s += seen[i].y * exp(seen[i].x - m); }
-    store_parts(row, m, log(s), highest);
+    var sum = 0.0;
+    for (var i = 0u; i < subgroups; i++) {
+        s += seen[i].y * exp(seen[i].x - m);
+        sum += seen[i].z;
+    }
+    store_parts(row, Seen(m, s, sum, highest), log(s));
 }

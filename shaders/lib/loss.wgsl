@@ -9,6 +9,8 @@ struct Params {
     step: u32,              // elements from one of an invocation to its next
     first: u32,             // the class of column 0
     classes: u32,           // of all columns, whoever has them
+    kept: f32,              // probability of a target above that of other classes
+    even: f32,              // probability of every class, by label smoothing
 }
 var<immediate> p: Params;
 
@@ -21,37 +23,41 @@ var<immediate> p: Params;
 // infinity, would be NaN.
 const LOWEST: f32 = -3.4028234e38;
 
-// m and s of some logits of a row, and their largest magnitude.
-struct Seen { m: f32, s: f32, top: u32 }
+// m and s of some logits of a row, their sum, and their largest magnitude.
+struct Seen { m: f32, s: f32, sum: f32, top: u32 }
 
 // What an invocation has seen of a row from `first` on: every 256th logit, each read once.
 fn seen_by(local: u32, first: u32) -> Seen {
     let start = x[first + local];
     var m = max(start, LOWEST);
     var s = exp(start - m);
+    var sum = start;
     var top = magnitude_of(start);
     for (var j = local + 256u; j < p.v; j += 256u) {
         let value = x[first + j];
+        sum += value;
         top = max(top, magnitude_of(value));
         // Of the two terms the larger is exp(0).
         let smaller = exp(-abs(value - m));
         s = select(s + smaller, s * smaller + 1.0, value > m);
         m = max(m, value);
     }
-    return Seen(m, s, top);
+    return Seen(m, s, sum, top);
 }
 
 // The parts of a row's loss: NaN if a logit is NaN, by the largest magnitude in the row, or plus
 // infinity.
-fn store_parts(row: u32, m: f32, log_of_sum: f32, top: u32) {
-    let log_s = nan_where(top > NAN_ABOVE || bitcast<u32>(m) == NAN_ABOVE, log_of_sum);
-    lse[row] = m + log_s;
+fn store_parts(row: u32, all: Seen, log_of_sum: f32) {
+    let is_nan = all.top > NAN_ABOVE || bitcast<u32>(all.m) == NAN_ABOVE;
+    let log_s = nan_where(is_nan, log_of_sum);
+    lse[row] = all.m + log_s;
     let column = targets[row] - p.first;
-    if (column < p.v) {
-        parts[2u * row] = log_s - (x[row * p.v + column] - m);
-        parts[2u * row + 1u] = 1.0;
-    } else {
-        parts[2u * row] = 0.0;
-        parts[2u * row + 1u] = 0.0;
+    let is_own = column < p.v;
+    var loss = 0.0;
+    if (is_own) { loss = log_s - p.kept * (x[row * p.v + column] - all.m); }
+    if (p.even > 0.0 && targets[row] < p.classes) {
+        loss += select(0.0, 1.0 - p.kept, is_own) * all.m - p.even * all.sum;
     }
+    parts[2u * row] = loss;
+    parts[2u * row + 1u] = select(0.0, 1.0, is_own);
 }

@@ -102,7 +102,8 @@ impl MeasuredModel {
                 }
             }
         };
-        self.graph.inputs.iter().map(|(name, id)| (name.as_str(), value(*id))).collect()
+        let inputs = self.graph.inputs_of_samples();
+        inputs.map(|(name, id)| (name.as_str(), value(*id))).collect()
     }
 }
 
@@ -250,7 +251,8 @@ fn flops_of(graph: &Graph, batch: usize) -> f64 {
     let dims = |ids: &[potluck_core::TensorId]| -> Vec<Vec<usize>> {
         ids.iter().map(|id| graph.tensor(*id).shape.resolve(batch)).collect()
     };
-    let cost = graph.nodes.iter().filter_map(|node| {
+    let of_step = graph.nodes.iter().filter(|node| node.when.includes(true));
+    let cost = of_step.filter_map(|node| {
         let twin = twin(&node.op).filter(|twin| twin.counts_as_model_flops)?;
         let call = OpCall {
             op: &node.op,

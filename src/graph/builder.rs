@@ -4,12 +4,12 @@
 
 use super::attention::{AttentionOptions, AttentionPlace};
 use super::custom::CustomOp;
-use super::op::{Binary, Cell, Op, Unary};
+use super::op::{Binary, Cell, LossClasses, Op, Unary};
 use super::pictures::{Conv2dOptions, Pool2dOptions};
 use super::shapes::{self, ShapeError, Typed};
 use super::{
-    Carried, DeviceState, Graph, Init, Node, Parameter, ParameterKind, ParameterSplit, PassKind,
-    Role, StateInit, Tensor, WholeTensor,
+    Accumulation, Carried, DeviceState, Graph, Init, Node, Parameter, ParameterKind,
+    ParameterSplit, PassKind, Role, RunsIn, StateInit, Tensor, WholeTensor,
 };
 use potluck_core::{DType, ParamId, Shape, Site, StateId, TensorId, TensorSlice};
 
@@ -24,6 +24,8 @@ pub struct Builder {
     scope: String,
     /// Pass of the nodes that are added.
     phase: PassKind,
+    /// Passes in which they run.
+    when: RunsIn,
 }
 
 impl Builder {
@@ -34,7 +36,7 @@ impl Builder {
 
     /// Creates a builder that goes on with a graph, with nodes of another pass.
     pub(super) fn resume(graph: Graph, phase: PassKind, scope: &str) -> Self {
-        Self { graph, phase, scope: scope.to_string(), sites: 0 }
+        Self { graph, phase, scope: scope.to_string(), ..Self::default() }
     }
 
     /// Returns the finished forward graph.
@@ -296,7 +298,11 @@ impl Builder {
                 why: format!("{shape} has another number of elements"),
             });
         }
-        Ok(self.graph.add_reshape(x, shape, self.phase))
+        let alias = self.graph.add_reshape(x, shape, self.phase);
+        if let Some(node) = self.graph.nodes.last_mut() {
+            node.when = self.when;
+        }
+        Ok(alias)
     }
 
     /// Reorders axes: axis `i` of the result is axis `axes[i]` of `x`. Axis 0 of a batched tensor,
@@ -591,7 +597,7 @@ impl Builder {
         let rows = shape.per_row() / classes.max(1);
         let flat = self.reshape(logits, &[rows, classes])?;
         let targets = self.reshape(targets, &[rows])?;
-        let parts = self.apply(Op::CrossEntropy { first: 0 }, &[flat, targets])?;
+        let parts = self.apply(Op::CrossEntropy(LossClasses::whole(classes)), &[flat, targets])?;
         Ok(self.add_loss(parts))
     }
 
@@ -603,6 +609,53 @@ impl Builder {
         self.require_no_loss("squared_error_loss", [x, target])?;
         let parts = self.apply(Op::SquaredError, &[x, target])?;
         Ok(self.add_loss(parts))
+    }
+
+    /// Makes the cross-entropy of the logits `x (.., c) weight (v, c)^T` and the integer targets,
+    /// averaged over the targets that are classes, the loss of the graph. Logits are computed for
+    /// `rows` rows at a time, forward and backward at once in training, so that they take the
+    /// memory of so many; see [`Op::LinearCrossEntropy`].
+    ///
+    /// # Errors
+    /// Returns [`ShapeError`] if the graph has a loss already, or there is not one target per row.
+    pub fn linear_cross_entropy_loss(
+        &mut self,
+        x: TensorId,
+        weight: TensorId,
+        targets: TensorId,
+        rows: usize,
+    ) -> BuildResult {
+        self.require_no_loss("linear_cross_entropy_loss", [x, targets])?;
+        let (c, count) = (self.shape(x).last(), self.shape(targets).per_row());
+        let flat = self.reshape(x, &[self.shape(x).per_row() / c.max(1), c])?;
+        let targets = self.reshape(targets, &[count])?;
+        let classes = LossClasses::whole(self.shape(weight).dims().first().copied().unwrap_or(0));
+        let op = Op::LinearCrossEntropy { rows, classes };
+        let parts = self.apply(op, &[flat, weight, targets])?;
+        Ok(self.add_loss(parts))
+    }
+
+    /// Adds nodes that run outside of training only, such as those of an output that a user looks
+    /// at between two steps.
+    ///
+    /// # Errors
+    /// Returns the error of `add`.
+    pub fn outside_of_training<T>(
+        &mut self,
+        add: impl FnOnce(&mut Self) -> Result<T, ShapeError>,
+    ) -> Result<T, ShapeError> {
+        let before = std::mem::replace(&mut self.when, RunsIn::Evaluation);
+        let added = add(self);
+        self.when = before;
+        added
+    }
+
+    /// Adds a batched float input by which the caller selects what an output is, outside of
+    /// training; samples have no values of it. See [`Builder::input`].
+    pub fn selector(&mut self, name: &str, dims: &[usize]) -> TensorId {
+        let input = self.input(name, dims);
+        self.graph.selectors.push(input);
+        input
     }
 
     fn require_no_loss(&self, op: &str, inputs: [TensorId; 2]) -> Result<(), ShapeError> {
@@ -623,7 +676,7 @@ impl Builder {
         let typed = (Shape::fixed(&[2]), DType::F32);
         let loss = self.add_tensor("loss".into(), typed, Role::Loss);
         let op = Op::Sum { first: 0, last: 0 };
-        self.graph.push_node(op, &[parts], vec![loss], true, PassKind::Forward);
+        self.graph.push_node(op, &[parts], vec![loss], Accumulation::all(1), PassKind::Forward);
         self.graph.loss = Some(loss);
         loss
     }
@@ -659,7 +712,7 @@ impl Builder {
             Op::Reshape => Some("is made by Builder::reshape"),
             Op::Spread | Op::AllReduce(_) => Some("is made by shard"),
             // In a whole graph, ranges of ids and counts of targets begin at 0.
-            Op::Embedding { first: 1.. } | Op::CrossEntropy { first: 1.. } => {
+            Op::Embedding { first: 1.. } | Op::CrossEntropy(LossClasses { first: 1.., .. }) => {
                 Some("is made by shard, and of a whole graph begins with row or class 0")
             }
             Op::Fused { .. } => Some("is made by the fusion of a differentiated graph"),
@@ -671,7 +724,9 @@ impl Builder {
             return Err(ShapeError { op, inputs, why: why.into() });
         }
         let scope = std::mem::take(&mut self.scope);
+        let first = self.graph.nodes.len();
         let outputs = self.graph.apply(op, inputs, self.phase, &scope);
+        self.graph.nodes[first..].iter_mut().for_each(|node| node.when = self.when);
         self.scope = scope;
         outputs
     }
@@ -700,7 +755,7 @@ impl Graph {
     /// Adds an alias of a tensor under another shape, and its node.
     pub(super) fn add_reshape(&mut self, x: TensorId, shape: Shape, phase: PassKind) -> TensorId {
         let id = self.add_alias(x, shape);
-        self.push_node(Op::Reshape, &[x], vec![id], false, phase);
+        self.push_node(Op::Reshape, &[x], vec![id], Accumulation::NONE, phase);
         id
     }
 
@@ -731,7 +786,7 @@ impl Graph {
             .into_iter()
             .map(|typed| self.add_tensor(name.clone(), typed, Role::Activation))
             .collect();
-        self.push_node(op, inputs, outputs.clone(), false, phase);
+        self.push_node(op, inputs, outputs.clone(), Accumulation::NONE, phase);
         Ok(outputs)
     }
 
@@ -740,7 +795,7 @@ impl Graph {
         op: Op,
         inputs: &[TensorId],
         outputs: Vec<TensorId>,
-        accumulate: bool,
+        accumulate: Accumulation,
         phase: PassKind,
     ) {
         if self.blocks.is_empty() {
@@ -748,7 +803,8 @@ impl Graph {
         }
         let block = self.blocks.len() as u32 - 1;
         let inputs = inputs.to_vec();
-        self.nodes.push(Node { op, inputs, outputs, accumulate, phase, block });
+        let when = RunsIn::AllPasses;
+        self.nodes.push(Node { op, inputs, outputs, accumulate, when, phase, block });
     }
 }
 
@@ -764,7 +820,7 @@ mod tests {
         for first in [0, 3] {
             let ops = [
                 (Op::Embedding { first }, [ids, table]),
-                (Op::CrossEntropy { first }, [logits, ids]),
+                (Op::CrossEntropy(LossClasses { first, ..LossClasses::whole(7) }), [logits, ids]),
             ];
             for (op, inputs) in ops {
                 let why = b.apply(op.clone(), &inputs).map_err(|error| error.why);

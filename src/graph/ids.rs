@@ -3,7 +3,7 @@
 //! target that is no class counts for nothing.
 
 use super::{Graph, IGNORE_INDEX, Numbered};
-use potluck_core::TensorId;
+use potluck_core::{Shape, TensorId};
 
 /// Range of the values of an input of integers: those less than `below`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,10 +84,11 @@ impl Graph {
         let mut ranges = Vec::new();
         for node in &self.nodes {
             let Some(numbered) = node.op.root_op().numbered() else { continue };
-            let shape = |input: usize| &self.tensor(node.inputs[input]).shape;
-            let (ids, below) = match numbered {
-                Numbered::Rows => (0, shape(1).dims()[0]),
-                Numbered::Classes => (1, shape(0).last()),
+            let shapes: Vec<&Shape> =
+                node.inputs.iter().map(|id| &self.tensor(*id).shape).collect();
+            let (ids, below) = match node.op.root_op().targets(&shapes) {
+                Some(targets) => targets,
+                None => (0, shapes[1].dims()[0]),
             };
             let input = self.root(node.inputs[ids]);
             let Some(name) = self.name_of_input(input) else { continue };

@@ -44,7 +44,8 @@ pub use passes::recompute::{Recomputation, Recompute};
 pub use passes::shard::{Shard, ShardError, reported_once, shard};
 
 pub use op::{
-    Binary, Cell, ColumnRange, EpilogueOp, IGNORE_INDEX, LossCount, Numbered, Op, Reduction, Unary,
+    Binary, Cell, ColumnRange, EpilogueOp, IGNORE_INDEX, LossClasses, LossCount, Numbered, Op,
+    Reduction, Unary,
 };
 
 pub use model_graph::{ModelGraph, RankGraph};
@@ -129,15 +130,61 @@ impl fmt::Display for PassKind {
     }
 }
 
+/// Outputs of a node to whose contents it adds, instead of replacing them: a flag per output.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Accumulation(u8);
+
+impl Accumulation {
+    /// All outputs are replaced.
+    pub const NONE: Self = Self(0);
+
+    /// Returns the flags of a node that adds to each of its outputs.
+    pub fn all(outputs: usize) -> Self {
+        (0..outputs).fold(Self::NONE, |flags, output| Self(flags.0 | Self::only(output).0))
+    }
+
+    /// Returns the flags of a node that adds to one of its outputs.
+    pub fn only(output: usize) -> Self {
+        Self(1 << output)
+    }
+
+    /// Returns true if the node adds to an output.
+    pub fn has(self, output: usize) -> bool {
+        self.0 & Self::only(output).0 != 0
+    }
+
+    /// Returns true if the node adds to one of its outputs.
+    pub fn any(self) -> bool {
+        self != Self::NONE
+    }
+}
+
+/// Passes in which a node runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum RunsIn {
+    #[default]
+    AllPasses,
+    /// Passes outside of training: what training computes in its backward pass, or not at all.
+    Evaluation,
+}
+
+impl RunsIn {
+    /// Returns true if the node runs in a pass of training, or outside of it.
+    pub fn includes(self, training: bool) -> bool {
+        self == Self::AllPasses || !training
+    }
+}
+
 /// Node of a graph: one application of an op.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
     pub op: Op,
     pub inputs: Vec<TensorId>,
     pub outputs: Vec<TensorId>,
-    /// True if the node adds to the contents of its outputs, of all of them, instead of replacing
-    /// them.
-    pub accumulate: bool,
+    /// Outputs to whose contents the node adds, instead of replacing them.
+    pub accumulate: Accumulation,
+    /// Passes in which the node runs.
+    pub when: RunsIn,
     pub phase: PassKind,
     /// Index into [`Graph::blocks`].
     pub block: u32,
@@ -253,6 +300,8 @@ pub struct Graph {
     pub inputs: Vec<(String, TensorId)>,
     /// Tensors that the caller reads after the forward pass (logits, for example), by name.
     pub outputs: Vec<(String, TensorId)>,
+    /// Inputs by which the caller selects what an output is, outside of training only.
+    pub selectors: Vec<TensorId>,
     /// Tensors that stay on the device from step to step.
     pub states: Vec<DeviceState>,
     /// State that is carried from step to step. No gradient passes from one step to another.
@@ -316,6 +365,33 @@ impl Graph {
         self.users_of_parameters().iter().any(is_tied)
     }
 
+    /// Returns the graph with the logits of its linear cross-entropy computed for so many rows at a
+    /// time.
+    pub fn with_loss_rows(mut self, count: usize) -> Self {
+        for node in &mut self.nodes {
+            if let Op::LinearCrossEntropy { rows, .. }
+            | Op::LinearCrossEntropyGrad { rows, .. }
+            | Op::LinearCrossEntropyPass { rows, .. } = &mut node.op
+            {
+                *rows = count;
+            }
+        }
+        self
+    }
+
+    /// Returns the forward graph with label smoothing in its loss, of a part `smoothing` of each
+    /// target's probability (0 to 1); `None` if its loss is no cross-entropy.
+    pub fn with_label_smoothing(mut self, smoothing: f32) -> Option<Self> {
+        let mut is_cross_entropy = false;
+        for node in &mut self.nodes {
+            if let Some(classes) = node.op.loss_classes_mut() {
+                classes.smoothing = smoothing;
+                is_cross_entropy = true;
+            }
+        }
+        is_cross_entropy.then_some(self)
+    }
+
     /// Returns the input of this name.
     pub fn input(&self, name: &str) -> Option<TensorId> {
         find(&self.inputs, name)
@@ -331,6 +407,27 @@ impl Graph {
         self.carried.iter().any(|carried| carried.input == input)
     }
 
+    /// Returns true if the caller selects by an input what an output is, outside of training.
+    pub fn is_selector(&self, input: TensorId) -> bool {
+        self.selectors.contains(&input)
+    }
+
+    /// Returns the inputs by which the caller selects what this tensor is, by name.
+    pub fn selectors_of(&self, tensor: TensorId) -> Vec<&str> {
+        let mut needed = vec![false; self.tensors.len()];
+        needed[self.root(tensor).index()] = true;
+        for node in self.nodes.iter().rev() {
+            if node.outputs.iter().any(|output| needed[self.root(*output).index()]) {
+                for input in &node.inputs {
+                    needed[self.root(*input).index()] = true;
+                }
+            }
+        }
+        let inputs = self.inputs.iter();
+        let selecting = inputs.filter(|(_, id)| self.is_selector(*id) && needed[id.index()]);
+        selecting.map(|(name, _)| name.as_str()).collect()
+    }
+
     /// Returns the tensors that the caller reads: the outputs, and what is carried to the next
     /// step.
     pub fn read_by_caller(&self) -> impl Iterator<Item = TensorId> + '_ {
@@ -338,9 +435,11 @@ impl Graph {
         outputs.chain(self.carried.iter().map(|carried| carried.output))
     }
 
-    /// Returns the inputs that the caller fills, by name: all but those that are carried.
+    /// Returns the inputs that samples have values of, by name: all but those that are carried, and
+    /// those by which the caller selects an output in passes outside of training.
     pub fn inputs_of_samples(&self) -> impl Iterator<Item = &(String, TensorId)> {
-        self.inputs.iter().filter(|(_, id)| !self.is_carried(*id))
+        let inputs = self.inputs.iter();
+        inputs.filter(|(_, id)| !self.is_carried(*id) && !self.is_selector(*id))
     }
 
     /// Returns the inputs that are carried, with the number of their values per sample.
@@ -359,10 +458,12 @@ impl Graph {
         values.min()
     }
 
-    /// Returns the nodes of the forward pass that compute something, and do not only rename it.
+    /// Returns the nodes of the forward pass of a step that compute something, and do not only
+    /// rename it.
     pub fn forward_nodes(&self) -> impl Iterator<Item = &Node> {
-        let of_pass = self.nodes.iter().filter(|node| node.phase == PassKind::Forward);
-        of_pass.filter(|node| self.tensor(node.outputs[0]).alias_of.is_none())
+        let runs = |node: &&Node| node.phase == PassKind::Forward && node.when.includes(true);
+        let of_step = self.nodes.iter().filter(runs);
+        of_step.filter(|node| self.tensor(node.outputs[0]).alias_of.is_none())
     }
 
     /// Returns those that compute something again for the backward pass; see [`Recomputation`].

@@ -3,10 +3,11 @@
 
 use std::fmt;
 
+use super::Accumulation;
 use super::attention::AttentionOptions;
 use super::custom::{CustomOp, SharedCustomOp};
 use super::pictures::{Conv2dOptions, Pool2dOptions};
-use potluck_core::Site;
+use potluck_core::{Shape, Site};
 
 /// Ignored target, the one beside the classes: it counts neither in the loss, nor in its count, nor
 /// in the gradient.
@@ -81,7 +82,7 @@ impl EpilogueOp {
 pub enum LossCount {
     /// Elements of the first input.
     Elements,
-    /// Targets, the second input, that are less than the last dimension of the first.
+    /// Targets that are classes.
     Targets,
 }
 
@@ -90,8 +91,7 @@ pub enum LossCount {
 pub enum Numbered {
     /// Rows of the table, the second input: the first input does.
     Rows,
-    /// Classes, the last dimension of the first input: the second input does. [`IGNORE_INDEX`] is
-    /// no class, and a target that does not count.
+    /// Classes: the targets do. [`IGNORE_INDEX`] is no class, and a target that does not count.
     Classes,
 }
 
@@ -136,6 +136,34 @@ pub struct ColumnRange {
     pub first: usize,
     /// Columns of the whole graph.
     pub all: usize,
+}
+
+/// Classes of a cross-entropy, of which the logits of a node are those from `first` on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LossClasses {
+    pub first: usize,
+    /// Number of all classes, whichever rank has their logits.
+    pub all: usize,
+    /// Part of the probability of each target that is divided evenly among all classes: label
+    /// smoothing (Szegedy et al. 2016), as in PyTorch. 0 to 1.
+    pub smoothing: f32,
+}
+
+impl LossClasses {
+    /// Returns the classes of a node with the logits of all of them, without label smoothing.
+    pub const fn whole(all: usize) -> Self {
+        Self { first: 0, all, smoothing: 0.0 }
+    }
+
+    /// Returns the probability that a target has more than each other class.
+    pub fn kept(self) -> f32 {
+        1.0 - self.smoothing
+    }
+
+    /// Returns the probability that every class has, beside that of the target.
+    pub fn even(self) -> f32 {
+        self.smoothing / self.all as f32
+    }
 }
 
 /// Reductions of what the ranks of a tensor group computed, each in the order of the ranks.
@@ -263,13 +291,23 @@ pub enum Op {
     AvgPool2d(Pool2dOptions),
     /// `dy -> dx (b, h, w, c)`, with the `size` `(h, w)` of the pictures.
     AvgPool2dGrad { options: Pool2dOptions, size: [usize; 2] },
-    /// `logits (n, v), targets (n) of u32 -> parts (n, 2), lse (n)`: the loss and the count of each
-    /// row of logits, whose first class is `first`; both are 0 if the target is none of them, such
-    /// as [`IGNORE_INDEX`].
-    CrossEntropy { first: usize },
-    /// `logits, targets, lse -> dlogits`, the gradient of the summed loss over all `classes`, of
-    /// which the logits are those from `first` on and `lse` is over all.
-    CrossEntropyGrad { first: usize, classes: usize },
+    /// `logits (n, v), targets (n) of u32 -> parts (n, 2), lse (n)`: the loss of each row of
+    /// logits, and the count of its target, which is 0 if the logits are not of its class. Of a
+    /// target that is no class, such as [`IGNORE_INDEX`], both are 0.
+    CrossEntropy(LossClasses),
+    /// `logits, targets, lse -> dlogits`, the gradient of the summed loss over all classes, over
+    /// which `lse` is.
+    CrossEntropyGrad(LossClasses),
+    /// `x (n, c), weight (v, c), targets (n) of u32 -> parts (n, 2), lse (n)`: the
+    /// [`Op::CrossEntropy`] of the logits `x weight^T`, which are computed for so many `rows` at a
+    /// time and are in no memory as a whole.
+    LinearCrossEntropy { rows: usize, classes: LossClasses },
+    /// `x, weight, targets, lse -> dx (n, c), dweight (v, c)`, the gradient of the summed loss over
+    /// all classes, over which `lse` is. It computes the logits again.
+    LinearCrossEntropyGrad { rows: usize, classes: LossClasses },
+    /// `x, weight, targets -> dx, dweight, parts, lse`: the loss and its gradient with the logits
+    /// computed once, which is possible where the gradient of the loss is 1.
+    LinearCrossEntropyPass { rows: usize, classes: LossClasses },
     /// `x (b*n, ..), target -> parts (b*n, 2)`: the sum of squared differences over each leading
     /// entry, and how many it sums.
     SquaredError,
@@ -318,20 +356,23 @@ impl Op {
         op
     }
 
-    /// Returns true if the op's kernels can add to the contents of all outputs. Ops that compute
-    /// the gradient of a parameter can, so that micro-batches accumulate without a further pass.
-    pub fn accumulates(&self) -> bool {
-        matches!(
-            self,
+    /// Returns the outputs to whose contents the op's kernels can add. Ops that compute the
+    /// gradient of a parameter can add to it, so that micro-batches accumulate without a further
+    /// pass.
+    pub fn accumulates(&self) -> Accumulation {
+        match self {
             Op::MatMul { .. }
-                | Op::Unary(Unary::Scale(_))
-                | Op::Sum { .. }
-                | Op::LayerNormWeightGrad
-                | Op::LayerNormAffineGrad
-                | Op::GroupNormAffineGrad { .. }
-                | Op::EmbeddingGrad { .. }
-                | Op::Conv2dWeightGrad { .. }
-        )
+            | Op::Unary(Unary::Scale(_))
+            | Op::Sum { .. }
+            | Op::LayerNormWeightGrad
+            | Op::EmbeddingGrad { .. }
+            | Op::Conv2dWeightGrad { .. } => Accumulation::all(1),
+            Op::LayerNormAffineGrad | Op::GroupNormAffineGrad { .. } => Accumulation::all(2),
+            Op::LinearCrossEntropyGrad { .. } | Op::LinearCrossEntropyPass { .. } => {
+                Accumulation::only(1)
+            }
+            _ => Accumulation::NONE,
+        }
     }
 
     /// Returns the reduction that the host performs between this node, with which a segment ends,
@@ -347,7 +388,25 @@ impl Op {
     pub fn loss_count(&self) -> Option<LossCount> {
         match self {
             Op::SquaredError => Some(LossCount::Elements),
-            Op::CrossEntropy { .. } => Some(LossCount::Targets),
+            Op::CrossEntropy { .. } | Op::LinearCrossEntropy { .. } => Some(LossCount::Targets),
+            _ => None,
+        }
+    }
+
+    /// Returns the input with the targets of a loss of classes, and the number of classes that its
+    /// inputs of these shapes have.
+    pub fn targets(&self, inputs: &[&Shape]) -> Option<(usize, usize)> {
+        match self {
+            Op::CrossEntropy { .. } => Some((1, inputs[0].last())),
+            Op::LinearCrossEntropy { .. } => Some((2, inputs[1].dims()[0])),
+            _ => None,
+        }
+    }
+
+    /// Returns the classes of a loss of classes.
+    pub(super) fn loss_classes_mut(&mut self) -> Option<&mut LossClasses> {
+        match self {
+            Op::CrossEntropy(classes) | Op::LinearCrossEntropy { classes, .. } => Some(classes),
             _ => None,
         }
     }
@@ -356,7 +415,7 @@ impl Op {
     pub fn numbered(&self) -> Option<Numbered> {
         match self {
             Op::Embedding { .. } => Some(Numbered::Rows),
-            Op::CrossEntropy { .. } => Some(Numbered::Classes),
+            Op::CrossEntropy { .. } | Op::LinearCrossEntropy { .. } => Some(Numbered::Classes),
             _ => None,
         }
     }
@@ -451,8 +510,17 @@ impl fmt::Display for Op {
             Op::MaxPool2dGrad { options, .. } => write!(f, "max_pool2d_grad{options}"),
             Op::AvgPool2d(options) => write!(f, "avg_pool2d{options}"),
             Op::AvgPool2dGrad { options, .. } => write!(f, "avg_pool2d_grad{options}"),
-            Op::CrossEntropy { first } => write!(f, "cross_entropy{}", from(*first)),
-            Op::CrossEntropyGrad { first, .. } => write!(f, "cross_entropy_grad{}", from(*first)),
+            Op::CrossEntropy(classes) => write!(f, "cross_entropy{classes}"),
+            Op::CrossEntropyGrad(classes) => write!(f, "cross_entropy_grad{classes}"),
+            Op::LinearCrossEntropy { rows, classes } => {
+                write!(f, "linear_cross_entropy {rows}{classes}")
+            }
+            Op::LinearCrossEntropyGrad { rows, classes } => {
+                write!(f, "linear_cross_entropy_grad {rows}{classes}")
+            }
+            Op::LinearCrossEntropyPass { rows, classes } => {
+                write!(f, "linear_cross_entropy_pass {rows}{classes}")
+            }
             Op::SquaredError => write!(f, "squared_error"),
             Op::SquaredErrorGrad => write!(f, "squared_error_grad"),
             Op::Spread => write!(f, "spread"),
@@ -470,6 +538,13 @@ impl fmt::Display for Op {
 /// Formats the first row, class or head of a shard; nothing for 0.
 pub(super) fn from(first: usize) -> String {
     if first == 0 { String::new() } else { format!(" from {first}") }
+}
+
+impl fmt::Display for LossClasses {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&from(self.first))?;
+        if self.smoothing > 0.0 { write!(f, " smoothing {}", self.smoothing) } else { Ok(()) }
+    }
 }
 
 impl fmt::Display for EpilogueOp {

@@ -188,14 +188,14 @@ fn bucket_users(graph: &Graph, buckets: &[Bucket]) -> Vec<Vec<bool>> {
     users
 }
 
-/// Returns the segment with which the gradients of a bucket are complete on a rank: the last that
-/// computes gradients of parameters in a block that uses it, and for a bucket to whose gradients
-/// nothing is added, the last of all.
+/// Returns the segment with which the gradients of a bucket are complete on a rank: the last of the
+/// backward pass in a block that uses it, and for a bucket to whose gradients nothing is added, the
+/// last of all.
 fn completed_by(order: &[SegmentId], segments: &[Segment], users: &[bool]) -> Option<SegmentId> {
     let segment = |id: &SegmentId| &segments[id.index()];
-    let mut weights = order.iter().rev().filter(|id| segment(id).phase == PassKind::BackwardWeight);
-    let last = weights.clone().next();
-    weights.find(|id| users[segment(id).block as usize]).or(last).copied()
+    let mut backward = order.iter().rev().filter(|id| segment(id).phase != PassKind::Forward);
+    let last = backward.clone().next();
+    backward.find(|id| users[segment(id).block as usize]).or(last).copied()
 }
 
 #[cfg(test)]

@@ -239,8 +239,7 @@ pub(super) fn buckets(
     let mut buckets = Vec::new();
     let mut finished_by = Vec::new();
     for ((std::cmp::Reverse(block), ..), parameters) in groups {
-        let last =
-            segments.iter().rposition(|s| s.block == block && s.phase == PassKind::BackwardWeight);
+        let last = segments.iter().rposition(|s| s.block == block && s.phase != PassKind::Forward);
         for bucket in pack(graph, parameters, bytes_max) {
             buckets.push(bucket);
             finished_by.push(last.map(|index| SegmentId(index as u32)));

@@ -15,7 +15,7 @@ pub fn graph_table(graph: &Graph) -> String {
     for (index, node) in graph.nodes.iter().enumerate() {
         let block = &graph.blocks[node.block as usize];
         let list = |ids: &[TensorId]| listed(ids.iter().map(|id| operand(graph, *id)));
-        let arrow = if node.accumulate { "+=>" } else { "->" };
+        let arrow = if node.accumulate.any() { "+=>" } else { "->" };
         let (op, phase) = (node.op.to_string(), node.phase);
         let (inputs, outputs) = (list(&node.inputs), list(&node.outputs));
         // Writing to a string cannot fail.

@@ -63,14 +63,20 @@ struct RowLoss {
 }
 
 /// Returns the loss over the classes of all ranks: `lse = m + log(sum_i exp(lse_i - m))` with the
-/// largest `m` of the `lse_i`, and the loss of the rank that has the target, of which `lse_i` is
-/// replaced by `lse`. That is infinite where all logits of the rank are `-inf`, and so its `lse_i`.
+/// largest `m` of the `lse_i`, and the sum of the losses, where in that of the rank with the
+/// target `lse_i` is replaced by `lse`. That is infinite where all logits of the rank are `-inf`,
+/// and so its `lse_i`.
 fn join(ranks: impl Iterator<Item = RowLoss> + Clone) -> RowLoss {
     let m = ranks.clone().map(|rank| rank.lse).fold(f64::NEG_INFINITY, f64::max);
     let sum: f64 = ranks.clone().map(|rank| libm::exp(rank.lse - m)).sum();
     let lse = m + libm::log(sum);
     let mut joined = RowLoss { loss: 0.0, count: 0.0, lse };
-    for rank in ranks.filter(|rank| rank.count > 0.0) {
+    for rank in ranks {
+        if rank.count == 0.0 {
+            // What label smoothing gives its classes.
+            joined.loss += rank.loss;
+            continue;
+        }
         joined.loss += if rank.lse == f64::NEG_INFINITY && !lse.is_nan() {
             f64::INFINITY
         } else {

@@ -100,6 +100,8 @@ fn arity(op: &Op) -> (usize, usize) {
         Op::MaxPool2dGrad { .. } => (2, 2),
         Op::MaxPool2d(_) | Op::AvgPool2d(_) | Op::AvgPool2dGrad { .. } => (1, 1),
         Op::CrossEntropyGrad { .. } => (3, 3),
+        Op::LinearCrossEntropy { .. } | Op::LinearCrossEntropyPass { .. } => (3, 3),
+        Op::LinearCrossEntropyGrad { .. } => (4, 4),
         Op::Spread | Op::AllReduce(Reduction::Sum) => (1, 1),
         Op::AllReduce(Reduction::CrossEntropy { .. }) => (2, 2),
         Op::Custom(op) => (op.inputs().len(), op.inputs().len()),
@@ -117,6 +119,9 @@ pub(super) fn input_type(op: &Op, index: usize, count: usize) -> DType {
     let integer = match op {
         Op::Embedding { .. } | Op::EmbeddingGrad { .. } => index == 0,
         Op::CrossEntropy { .. } | Op::CrossEntropyGrad { .. } => index == 1,
+        Op::LinearCrossEntropy { .. }
+        | Op::LinearCrossEntropyGrad { .. }
+        | Op::LinearCrossEntropyPass { .. } => index == 2,
         Op::Custom(op) => return op.inputs()[index].dtype(),
         Op::Fused { root, .. } => return input_type(root, index, count),
         _ => op.is_random() && index + 1 == count,
@@ -160,8 +165,17 @@ fn rule(op: &Op, x: &[&Shape]) -> Result<Vec<Shape>, String> {
         Op::Embedding { first } => products::embedding(*first, x),
         Op::EmbeddingGrad { first, rows } => products::embedding_grad(*first, *rows, x),
         Op::Dropout { p, columns, .. } => elementwise::dropout(*p, *columns, x),
-        Op::CrossEntropy { first } => losses::cross_entropy(*first, x),
-        Op::CrossEntropyGrad { first, classes } => losses::cross_entropy_grad(*first, *classes, x),
+        Op::CrossEntropy(classes) => losses::cross_entropy(*classes, x),
+        Op::CrossEntropyGrad(classes) => losses::cross_entropy_grad(*classes, x),
+        Op::LinearCrossEntropy { rows, classes } => {
+            losses::linear_cross_entropy(*rows, *classes, x)
+        }
+        Op::LinearCrossEntropyGrad { rows, classes } => {
+            losses::linear_cross_entropy_grad(*rows, *classes, x)
+        }
+        Op::LinearCrossEntropyPass { rows, classes } => {
+            losses::linear_cross_entropy_pass(*rows, *classes, x)
+        }
         Op::SquaredError => losses::squared_error(x),
         Op::SquaredErrorGrad => losses::squared_error_grad(x),
         Op::Conv2d(options) => pictures::conv2d(options, x),
@@ -182,7 +196,7 @@ fn rule(op: &Op, x: &[&Shape]) -> Result<Vec<Shape>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{AttentionOptions, ColumnRange};
+    use crate::{AttentionOptions, ColumnRange, LossClasses};
 
     fn shape_of(op: Op, inputs: &[Shape]) -> Result<String, String> {
         let typed: Vec<Typed> = inputs
@@ -235,8 +249,11 @@ mod tests {
         assert!(error.contains("not the batch"), "{error}");
         assert_eq!(shape_of(norm, &[Shape::batched(&[1, 4]), gain]).unwrap(), "(b, 4) (b, 2)");
         assert!(
-            shape_of(Op::CrossEntropy { first: 0 }, &[Shape::fixed(&[]), Shape::fixed(&[])])
-                .is_err()
+            shape_of(
+                Op::CrossEntropy(LossClasses::whole(1)),
+                &[Shape::fixed(&[]), Shape::fixed(&[])]
+            )
+            .is_err()
         );
     }
 
@@ -250,6 +267,7 @@ mod tests {
         let all = |first: usize| {
             let columns = Some(ColumnRange { first, all: first.saturating_add(7) });
             let site = Default::default();
+            let classes = LossClasses { first, all: first.saturating_add(7), smoothing: 0.0 };
             let own = AttentionOptions { first_head: first, ..AttentionOptions::packed(4, 4) };
             [
                 (Op::Embedding { first }, vec![ids.clone(), Shape::fixed(&[7, 2])]),
@@ -257,11 +275,8 @@ mod tests {
                     Op::EmbeddingGrad { first, rows: 7 },
                     vec![ids.clone(), Shape::batched(&[1, 4, 2])],
                 ),
-                (Op::CrossEntropy { first }, vec![logits.clone(), rows.clone()]),
-                (
-                    Op::CrossEntropyGrad { first, classes: first.saturating_add(7) },
-                    vec![logits.clone(), rows.clone(), rows.clone()],
-                ),
+                (Op::CrossEntropy(classes), vec![logits.clone(), rows.clone()]),
+                (Op::CrossEntropyGrad(classes), vec![logits.clone(), rows.clone(), rows.clone()]),
                 (Op::Dropout { p: 0.5, site, columns }, vec![logits.clone(), samples.clone()]),
                 (Op::Attention(own), vec![qkv.clone()]),
             ]
@@ -274,7 +289,8 @@ mod tests {
                 assert!(shape_of(op.clone(), &inputs).is_err(), "{op}");
             }
         }
-        let error = shape_of(Op::CrossEntropy { first: most }, &[logits, rows]).unwrap_err();
+        let classes = LossClasses { first: most, all: most + 7, smoothing: 0.0 };
+        let error = shape_of(Op::CrossEntropy(classes), &[logits, rows]).unwrap_err();
         let why = "kernels number less than 2^32, and not 7 from 4294967295 on";
         assert!(error.ends_with(why), "{error}");
     }

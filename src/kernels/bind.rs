@@ -24,9 +24,59 @@ impl Binding {
         Self { buffer: buffer.clone(), offset: 0, bytes: buffer.size() }
     }
 
+    /// Returns the part of this binding that begins at byte `first` and has so many bytes, or those
+    /// up to its end.
+    fn part(&self, first: usize, bytes: usize) -> Self {
+        let first = first as u64;
+        let bytes = (bytes as u64).min(self.bytes.saturating_sub(first));
+        Self { buffer: self.buffer.clone(), offset: self.offset + first, bytes }
+    }
+
     /// Returns the range of bytes of the buffer that the binding covers.
     pub fn range(&self) -> Range<u64> {
         self.offset..self.offset + self.bytes
+    }
+}
+
+/// Buffers in which the dispatches of a call hand results on.
+pub(crate) struct CallBuffers {
+    pub workspace: wgpu::Buffer,
+    pub scratch: wgpu::Buffer,
+}
+
+impl CallBuffers {
+    /// Allocates buffers of so many bytes, of which there may be none.
+    ///
+    /// # Errors
+    /// Returns [`DeviceError`] if there is too little memory.
+    pub fn new(gpu: &Gpu, workspace: usize, scratch: usize) -> Result<Self, DeviceError> {
+        let buffer = |name, bytes: usize| gpu.storage(name, bytes.max(4) as u64);
+        Ok(Self {
+            workspace: buffer("workspace", workspace)?,
+            scratch: buffer("scratch of calls", scratch)?,
+        })
+    }
+
+    /// Returns the buffers for the dispatches of a call.
+    ///
+    /// # Errors
+    /// Returns [`DeviceError`] if there is too little memory.
+    pub fn of(gpu: &Gpu, dispatches: &[Dispatch]) -> Result<Self, DeviceError> {
+        Self::new(gpu, workspace_bytes(dispatches), dispatch::scratch_bytes(dispatches))
+    }
+
+    /// Returns the binding of an operand of a call with these tensors.
+    pub fn binding(&self, operand: Operand, inputs: &[Binding], outputs: &[Binding]) -> Binding {
+        match operand {
+            Operand::Input(index) => inputs[index].clone(),
+            Operand::Output(index) => outputs[index].clone(),
+            Operand::InputPart(part) => inputs[part.tensor].part(part.first, part.bytes),
+            Operand::OutputPart(part) | Operand::WrittenPart(part) => {
+                outputs[part.tensor].part(part.first, part.bytes)
+            }
+            Operand::Workspace { .. } => Binding::whole(&self.workspace),
+            Operand::Scratch { .. } => Binding::whole(&self.scratch),
+        }
     }
 }
 
@@ -134,8 +184,8 @@ impl BoundDispatch {
         Ok(Self { pipeline, group, params, groups, can_split: dispatch.can_split() })
     }
 
-    /// Binds whole buffers, the operands of each dispatch by their index, and a buffer of its own
-    /// as workspace; see [`BoundDispatch::new`].
+    /// Binds whole buffers, the operands of each dispatch by their index, and buffers of their own
+    /// in which they hand results on; see [`BoundDispatch::new`].
     ///
     /// # Errors
     /// Returns [`DeviceError`] if the driver or the validation rejects a shader, or if there is too
@@ -147,27 +197,25 @@ impl BoundDispatch {
         inputs: &[wgpu::Buffer],
         outputs: &[wgpu::Buffer],
     ) -> Result<Vec<Self>, DeviceError> {
-        let workspace = gpu.storage("workspace", workspace_bytes(dispatches).max(4) as u64)?;
-        Self::with_workspace(gpu, pipelines, dispatches, [inputs, outputs], &workspace)
+        let between = CallBuffers::of(gpu, dispatches)?;
+        Self::handing_on(gpu, pipelines, dispatches, [inputs, outputs], &between)
     }
 
-    /// Does the same as [`BoundDispatch::of_buffers`], inputs and outputs, with the given
-    /// workspace.
+    /// Does the same as [`BoundDispatch::of_buffers`], inputs and outputs, with the given buffers
+    /// between dispatches.
     ///
     /// # Errors
     /// Returns [`DeviceError`] if the driver or the validation rejects a shader.
-    pub(crate) fn with_workspace(
+    pub(crate) fn handing_on(
         gpu: &Gpu,
         pipelines: &mut Pipelines,
         dispatches: &[Dispatch],
         [inputs, outputs]: [&[wgpu::Buffer]; 2],
-        workspace: &wgpu::Buffer,
+        between: &CallBuffers,
     ) -> Result<Vec<Self>, DeviceError> {
-        let binding = |operand| match operand {
-            Operand::Input(index) => Binding::whole(&inputs[index]),
-            Operand::Output(index) => Binding::whole(&outputs[index]),
-            Operand::Workspace { .. } => Binding::whole(workspace),
-        };
+        let inputs: Vec<Binding> = inputs.iter().map(Binding::whole).collect();
+        let outputs: Vec<Binding> = outputs.iter().map(Binding::whole).collect();
+        let binding = |operand| between.binding(operand, &inputs, &outputs);
         dispatches.iter().map(|dispatch| Self::new(gpu, pipelines, dispatch, &binding)).collect()
     }
 

@@ -5,7 +5,7 @@ use std::iter::Sum;
 
 use super::twin;
 use potluck_core::rng::Key;
-use potluck_graph::Op;
+use potluck_graph::{Accumulation, Op};
 
 /// One call of an op with all dimensions resolved.
 #[derive(Clone, Debug)]
@@ -14,8 +14,8 @@ pub struct OpCall<'a> {
     /// Dimensions of each input, with the rows of this run resolved.
     pub inputs: Vec<Vec<usize>>,
     pub outputs: Vec<Vec<usize>>,
-    /// True if the kernel adds its results to the contents of the outputs.
-    pub accumulate: bool,
+    /// Outputs to whose contents the kernel adds its results.
+    pub accumulate: Accumulation,
     pub random: RandomContext,
 }
 
@@ -37,6 +37,11 @@ impl OpCall<'_> {
     /// Returns the number of elements of output `index`.
     pub fn output_len(&self, index: usize) -> usize {
         self.outputs[index].iter().product()
+    }
+
+    /// Returns true if the kernel adds to an output: of most ops, to all of them or to none.
+    pub fn accumulates(&self) -> bool {
+        self.accumulate.any()
     }
 
     /// Returns an upper bound of the loop iterations of one invocation; see

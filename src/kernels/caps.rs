@@ -10,6 +10,8 @@ pub struct Caps {
     pub workgroup_bytes: u32,
     /// True if shaders may use subgroup operations.
     pub subgroups: bool,
+    /// The most bytes that a kernel sees of a buffer.
+    pub binding_bytes: u64,
 }
 
 /// Class of a device by what is fast on it.
@@ -26,8 +28,12 @@ pub enum DeviceClass {
 
 impl Caps {
     /// Capabilities with which every variant is a candidate.
-    pub const EVERY: Self =
-        Self { class: DeviceClass::Any, workgroup_bytes: u32::MAX, subgroups: true };
+    pub const EVERY: Self = Self {
+        class: DeviceClass::Any,
+        workgroup_bytes: u32::MAX,
+        subgroups: true,
+        binding_bytes: u64::MAX,
+    };
 
     /// Returns the capabilities of an opened device.
     pub fn of(gpu: &Gpu) -> Self {
@@ -35,6 +41,7 @@ impl Caps {
             class: class(gpu.kind),
             workgroup_bytes: gpu.limits.workgroup_bytes,
             subgroups: gpu.features.subgroups.is_some(),
+            binding_bytes: gpu.limits.binding_bytes,
         }
     }
 
@@ -44,6 +51,7 @@ impl Caps {
             class: class(adapter.kind),
             workgroup_bytes: adapter.limits().workgroup_bytes,
             subgroups: adapter.features().subgroups.is_some(),
+            binding_bytes: adapter.limits().binding_bytes,
         }
     }
 

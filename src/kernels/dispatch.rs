@@ -60,9 +60,28 @@ pub enum Operand {
     Input(usize),
     /// Output tensor, bound read-write.
     Output(usize),
+    /// A range of an input tensor, bound read-only.
+    InputPart(TensorPart),
+    /// A range of an output tensor, bound read-write.
+    OutputPart(TensorPart),
+    /// A range of an output tensor that an earlier dispatch of the call wrote, bound read-only.
+    WrittenPart(TensorPart),
     /// Memory for what one dispatch of a call hands to the next, bound read-write. All calls of a
     /// device share it, so a call finds anything in it, and must write before it reads.
     Workspace { bytes: usize },
+    /// Memory for a tensor that dispatches of a call hand on whole, apart from the workspace, so
+    /// that one may be read while the other is written.
+    Scratch { bytes: usize, is_writable: bool },
+}
+
+/// Range of the bytes of a tensor of a call. It may reach beyond its end, where it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TensorPart {
+    /// Number of the input or output.
+    pub tensor: usize,
+    /// First byte, a multiple of 256.
+    pub first: usize,
+    pub bytes: usize,
 }
 
 impl Operand {
@@ -73,13 +92,18 @@ impl Operand {
 
     /// Returns true if kernels may write to what is bound.
     pub(crate) fn is_writable(&self) -> bool {
-        !matches!(self, Self::Input(_))
+        match self {
+            Self::Input(_) | Self::InputPart(_) | Self::WrittenPart(_) => false,
+            Self::Output(_) | Self::OutputPart(_) | Self::Workspace { .. } => true,
+            Self::Scratch { is_writable, .. } => *is_writable,
+        }
     }
 
     /// Returns the operand without sizes: operands that are equal then are bound alike.
     pub(crate) fn unsized_operand(self) -> Self {
         match self {
             Self::Workspace { .. } => Self::Workspace { bytes: 0 },
+            Self::Scratch { is_writable, .. } => Self::Scratch { bytes: 0, is_writable },
             tensor => tensor,
         }
     }
@@ -95,7 +119,17 @@ pub fn workspace_bytes(dispatches: &[Dispatch]) -> usize {
     let operands = dispatches.iter().flat_map(|dispatch| &dispatch.operands);
     let bytes = operands.map(|operand| match operand {
         Operand::Workspace { bytes } => *bytes,
-        Operand::Input(_) | Operand::Output(_) => 0,
+        _ => 0,
+    });
+    bytes.max().unwrap_or(0)
+}
+
+/// Returns the bytes that a tensor takes which the dispatches of a call hand on.
+pub(crate) fn scratch_bytes(dispatches: &[Dispatch]) -> usize {
+    let operands = dispatches.iter().flat_map(|dispatch| &dispatch.operands);
+    let bytes = operands.map(|operand| match operand {
+        Operand::Scratch { bytes, .. } => *bytes,
+        _ => 0,
     });
     bytes.max().unwrap_or(0)
 }

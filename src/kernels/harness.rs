@@ -1,7 +1,8 @@
 //! Harness of certification and of the kernel tests: runs dispatches on host data, with sentinels
 //! after every output that reveal out-of-bounds writes.
 
-use super::dispatch::workspace_bytes;
+use super::bind::CallBuffers;
+use super::dispatch::{scratch_bytes, workspace_bytes};
 use super::{BoundDispatch, CpuKernel, Dispatch, Float, OpCall, Pipelines};
 use crate::device::{DeviceError, Gpu};
 use potluck_core::rng::Key;
@@ -11,6 +12,10 @@ use potluck_graph::IGNORE_INDEX;
 /// Maximum normalized mean squared error (NMSE) at which f32 results agree with the f64
 /// reference.
 pub(crate) const NMSE_MAX: f64 = 1e-6;
+
+/// Initial value of the elements of outputs that a call adds to. Kernels that replace an output
+/// must not read it, which they show if it is NaN.
+const ADDED_TO: f64 = 0.25;
 
 /// Sentinel value after every output; any other value there was written out of bounds.
 const SENTINEL: f32 = -12345.5;
@@ -91,15 +96,16 @@ pub fn host<T: Float>(
 ) -> Vec<Vec<T>> {
     let inputs: Vec<HostTensor<T>> = inputs.iter().map(|values| values.map(T::from_f64)).collect();
     let views: Vec<HostTensorView<T>> = inputs.iter().map(HostTensor::as_view).collect();
+    let initial = |output| if call.accumulate.has(output) { T::from_f64(ADDED_TO) } else { start };
     let mut outputs: Vec<Vec<T>> =
-        (0..call.outputs.len()).map(|i| vec![start; call.output_len(i)]).collect();
+        (0..call.outputs.len()).map(|i| vec![initial(i); call.output_len(i)]).collect();
     let mut results: Vec<&mut [T]> = outputs.iter_mut().map(Vec::as_mut_slice).collect();
     function(call, &views, &mut results);
     outputs
 }
 
 /// Runs the dispatches of a call on a device and returns its outputs, whose elements are
-/// initialized to `start`.
+/// initialized to `start`, or where the call adds to them to another value.
 ///
 /// # Errors
 /// Returns the same errors as [`run`].
@@ -113,8 +119,9 @@ pub(crate) fn run_call(
 ) -> Result<Vec<Vec<f32>>, HarnessError> {
     let inputs: Vec<HostTensor> = inputs.iter().map(|values| values.map(|v| v as f32)).collect();
     let bytes: Vec<&[u8]> = inputs.iter().map(|values| values.as_view().bytes()).collect();
+    let initial = |output| if call.accumulate.has(output) { ADDED_TO as f32 } else { start };
     let starts: Vec<Vec<f32>> =
-        (0..call.outputs.len()).map(|i| vec![start; call.output_len(i)]).collect();
+        (0..call.outputs.len()).map(|i| vec![initial(i); call.output_len(i)]).collect();
     run(gpu, pipelines, dispatches, &bytes, &starts)
 }
 
@@ -141,11 +148,14 @@ pub fn run(
         let initial = [start, &[SENTINEL; SENTINELS][..]].concat();
         outputs.push(upload_new(gpu, bytemuck::cast_slice(&initial))?);
     }
-    let words = workspace_bytes(dispatches).div_ceil(4);
-    let nan = [vec![f32::NAN; words], vec![SENTINEL; SENTINELS]].concat();
-    let workspace = upload_new(gpu, bytemuck::cast_slice(&nan))?;
+    let words = [workspace_bytes(dispatches), scratch_bytes(dispatches)].map(|b| b.div_ceil(4));
+    let new = |words: usize| {
+        let nan = [vec![f32::NAN; words], vec![SENTINEL; SENTINELS]].concat();
+        upload_new(gpu, bytemuck::cast_slice(&nan))
+    };
+    let between = CallBuffers { workspace: new(words[0])?, scratch: new(words[1])? };
     let buffers = [&inputs[..], &outputs[..]];
-    let bound = BoundDispatch::with_workspace(gpu, pipelines, dispatches, buffers, &workspace)?;
+    let bound = BoundDispatch::handing_on(gpu, pipelines, dispatches, buffers, &between)?;
     let mut encoder = gpu.device.create_command_encoder(&Default::default());
     {
         let mut pass = encoder.begin_compute_pass(&Default::default());
@@ -154,11 +164,12 @@ pub fn run(
         }
     }
     gpu.queue.submit([encoder.finish()]);
-    let behind_workspace = (4 * SENTINELS) as u64;
-    let staging = gpu.readback(starts.iter().map(bytes).sum::<u64>() + behind_workspace)?;
+    let behind = (4 * SENTINELS) as u64;
+    let staging = gpu.readback(starts.iter().map(bytes).sum::<u64>() + 2 * behind)?;
     let outputs = outputs.iter().zip(starts).map(|(o, start)| (o, 0, bytes(start)));
+    let ends = [(&between.workspace, words[0]), (&between.scratch, words[1])];
     let ranges: Vec<_> =
-        outputs.chain([(&workspace, 4 * words as u64, behind_workspace)]).collect();
+        outputs.chain(ends.map(|(buffer, words)| (buffer, 4 * words as u64, behind))).collect();
     let read: Vec<f32> = bytemuck::pod_collect_to_vec(&gpu.read(&staging, &ranges)?);
     let mut rest = &read[..];
     let mut results = Vec::with_capacity(starts.len());

@@ -4,7 +4,7 @@ use super::harness::{self, InputFill, generate};
 use super::twin::Dims;
 use super::{OpCall, RandomContext, Twin, twin};
 use potluck_core::{DType, HostTensor, Shape};
-use potluck_graph::{Op, shapes};
+use potluck_graph::{Accumulation, Op, shapes};
 
 /// Op call that owns its op.
 #[derive(Clone, Debug)]
@@ -12,7 +12,7 @@ pub struct OwnedCall {
     pub op: Op,
     pub inputs: Vec<Dims>,
     pub outputs: Vec<Dims>,
-    pub accumulate: bool,
+    pub accumulate: Accumulation,
     pub random: RandomContext,
 }
 
@@ -49,7 +49,7 @@ impl OwnedCall {
         let outputs = shapes::outputs(&op, &typed).ok()?;
         let outputs = outputs.iter().map(|(shape, _)| shape.resolve(spec.samples.unwrap_or(1)));
         let outputs = outputs.collect();
-        Some(Self { op, inputs, outputs, accumulate: false, random })
+        Some(Self { op, inputs, outputs, accumulate: Accumulation::NONE, random })
     }
 
     pub fn call(&self) -> OpCall<'_> {
@@ -95,7 +95,7 @@ impl OwnedCall {
         if let Some(owned_call) = OwnedCall::new(forward.op, inputs, self.random) {
             let given: Vec<HostTensor<f64>> =
                 forward.inputs.iter().map(|at| all[*at].clone()).collect();
-            let computed = owned_call.expected(&given, 0.0);
+            let computed = owned_call.expected(&given);
             for (output, index) in forward.outputs {
                 all[index] = HostTensor::Float(computed[output].clone());
             }
@@ -103,12 +103,12 @@ impl OwnedCall {
         all
     }
 
-    /// Returns the outputs of the f64 reference, computed in outputs that start as `start`.
+    /// Returns the outputs of the f64 reference.
     ///
     /// # Panics
     /// Panics if the op has no kernel.
-    pub fn expected(&self, inputs: &[HostTensor<f64>], start: f64) -> Vec<Vec<f64>> {
+    pub fn expected(&self, inputs: &[HostTensor<f64>]) -> Vec<Vec<f64>> {
         let inputs: Vec<&HostTensor<f64>> = inputs.iter().collect();
-        harness::host(&self.call(), &inputs, start, self.twin().reference_f64)
+        harness::host(&self.call(), &inputs, f64::NAN, self.twin().reference_f64)
     }
 }

@@ -23,7 +23,7 @@ use crate::device::{
 };
 use potluck_core::rng::Key;
 use potluck_core::{HostTensor, Lock, Shape};
-use potluck_graph::{Op, shapes};
+use potluck_graph::{Accumulation, Op, shapes};
 
 pub(crate) use super::harness::NMSE_MAX;
 pub use super::harness::{InputFill, generate};
@@ -41,16 +41,16 @@ pub fn check(op: Op, inputs: &[(Shape, InputFill)], rows: usize) {
 
 /// Does the same as [`check`] on the given input values.
 pub(crate) fn check_with(op: Op, inputs: &[(Shape, HostTensor<f64>)], rows: usize) {
-    run_all(&op, inputs, rows, false);
-    if op.accumulates() {
-        run_all(&op, inputs, rows, true);
+    run_all(&op, inputs, rows, Accumulation::NONE);
+    if op.accumulates().any() {
+        run_all(&op, inputs, rows, op.accumulates());
     }
 }
 
 /// Returns the outputs of the f64 reference of `op`, e.g. the statistics that its gradient takes
 /// as input.
 pub fn reference(op: &Op, inputs: &[(Shape, HostTensor<f64>)], rows: usize) -> Vec<Vec<f64>> {
-    let call = call(op, inputs, rows, false);
+    let call = call(op, inputs, rows, Accumulation::NONE);
     host(&call, inputs, 0.0, known(op).reference_f64)
 }
 
@@ -62,7 +62,7 @@ fn call<'a>(
     op: &'a Op,
     inputs: &[(Shape, HostTensor<f64>)],
     rows: usize,
-    accumulate: bool,
+    accumulate: Accumulation,
 ) -> OpCall<'a> {
     use potluck_core::DType;
     let typed: Vec<(Shape, DType)> =
@@ -77,12 +77,14 @@ fn call<'a>(
     }
 }
 
-fn run_all(op: &Op, inputs: &[(Shape, HostTensor<f64>)], rows: usize, accumulate: bool) {
+fn run_all(op: &Op, inputs: &[(Shape, HostTensor<f64>)], rows: usize, accumulate: Accumulation) {
     let call = call(op, inputs, rows, accumulate);
-    let start = if accumulate { 0.25 } else { f32::NAN };
+    let start = f32::NAN;
     let twin = known(op);
     let expected = host::<f64>(&call, inputs, f64::from(start), twin.reference_f64);
-    let what = |who: &str| format!("{op} of {:?} by {who}, accumulate {accumulate}", call.inputs);
+    let what = |who: &str| {
+        format!("{op} of {:?} by {who}, accumulate {}", call.inputs, call.accumulates())
+    };
     let wide = |outputs: Vec<Vec<f32>>| -> Vec<Vec<f64>> {
         outputs.into_iter().map(|o| o.into_iter().map(f64::from).collect()).collect()
     };
@@ -114,7 +116,7 @@ pub(crate) fn for_each_result(
     rows: usize,
     mut body: impl FnMut(&str, &[Vec<f32>]),
 ) {
-    let call = call(op, inputs, rows, false);
+    let call = call(op, inputs, rows, Accumulation::NONE);
     let (twin, start) = (known(op), 0.25);
     body("the reference in f32", &host(&call, inputs, start, twin.reference_f32));
     body("the fast version", &host(&call, inputs, start, twin.fast));

@@ -1,7 +1,7 @@
 //! GPU kernel variants of an op call.
 
 use super::Dispatch;
-use super::dispatch::workspace_bytes;
+use super::dispatch::{scratch_bytes, workspace_bytes};
 
 /// One GPU implementation of an op call. All variants of a call compute the same function; they
 /// may differ in rounding.
@@ -20,6 +20,11 @@ impl Variant {
     /// Returns the bytes of workspace that the dispatches need.
     pub fn workspace_bytes(&self) -> usize {
         workspace_bytes(&self.dispatches)
+    }
+
+    /// Returns the bytes of a tensor that the dispatches hand on.
+    pub(crate) fn scratch_bytes(&self) -> usize {
+        scratch_bytes(&self.dispatches)
     }
 
     /// Returns true if a shader's text comes from outside the crate.

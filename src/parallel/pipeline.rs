@@ -688,11 +688,11 @@ fn held_in_order(plan: &Plan, runs: &[(SegmentId, usize)]) -> Vec<BucketId> {
     order
 }
 
-/// Returns the inputs that a rank with this plan reads.
+/// Returns the inputs that a rank with this plan reads in a step; none of them selects an output.
 pub fn used_inputs(plan: &Plan) -> Vec<TensorId> {
     let is_used = |tensor: &TensorId| {
         let is_input = plan.graph.tensor(*tensor).role == Role::Input;
-        is_input && plan.is_placed(*tensor)
+        is_input && plan.is_placed(*tensor) && !plan.graph.is_selector(*tensor)
     };
     plan.graph.inputs.iter().map(|(_, tensor)| *tensor).filter(is_used).collect()
 }

@@ -22,7 +22,8 @@ impl Trainer {
     /// Computes an output of the graph for `rows` samples, without dropout, in the output's shape
     /// with the samples in their order. The samples are divided among the devices like a batch,
     /// and run in micro-batches. Inputs that the output does not depend on (targets) may be left
-    /// out.
+    /// out. The `logits` of a language model are those of one `position` of each sample, an input
+    /// (rows, 1, context) that is 1 there and 0 elsewhere.
     ///
     /// # Errors
     /// Returns `TrainError` if there is no such output, if `rows` is 0 or 2^32 and more, if there
@@ -116,6 +117,12 @@ impl Trainer {
     ) -> Result<Vec<f32>, TrainError> {
         if rows == 0 || u32::try_from(rows).is_err() {
             let why = format!("{rows} rows asked for; give at least 1 and fewer than 2^32");
+            return Err(TrainError::InvalidRequest(why));
+        }
+        let selectors = self.graph().selectors_of(tensor);
+        let is_given = |name: &str| inputs.iter().any(|(given, _)| *given == name);
+        if let Some(missing) = selectors.into_iter().find(|name| !is_given(name)) {
+            let why = format!("the input {missing} is missing, by which {output} is selected");
             return Err(TrainError::InvalidRequest(why));
         }
         let shape = self.graph().tensor(tensor).shape.clone();
@@ -316,7 +323,7 @@ mod tests {
     use super::*;
     use crate::{Shares, TrainerOptions};
     use potluck_graph::Unary;
-    use potluck_graph::model::{MlpConfig, MlpLoss, mlp};
+    use potluck_graph::model::{GptConfig, MlpConfig, MlpLoss, mlp};
     use potluck_graph::optim::Optimizer;
 
     const WIDTH: usize = 3;
@@ -373,5 +380,40 @@ mod tests {
         assert!(refused("w", 1 << 32).contains("fewer than 2^32"));
         assert!(refused("w", 3).contains("without a dimension for rows"), "{}", refused("w", 3));
         assert_eq!(refused("w", 2), "runs");
+    }
+
+    /// The logits of a language model are those of the position that is given, and of none if none
+    /// is.
+    #[test]
+    fn an_output_of_a_position_needs_it() {
+        let (vocabulary, context, layers, heads, width) = (7, 4, 1, 2, 8);
+        let graph = potluck_graph::model::gpt(&GptConfig {
+            vocabulary,
+            context,
+            positions: context,
+            layers,
+            heads,
+            width,
+            bias: true,
+            dropout: 0.0,
+            tie: true,
+            activation: Unary::Gelu,
+        });
+        let optimizer = Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 };
+        let options = TrainerOptions::new("cpu", optimizer, 2);
+        let mut trainer = Trainer::new(graph.unwrap(), &options).unwrap();
+        let tokens = ("tokens", HostTensor::Int(vec![1, 2, 3, 4]));
+        let refused = trainer.predict("logits", 1, std::slice::from_ref(&tokens)).unwrap_err();
+        assert!(refused.to_string().contains("input position is missing"), "{refused}");
+        let at = |position: usize| {
+            let one_hot = (0..context).map(|i| f32::from(u8::from(i == position))).collect();
+            ("position", HostTensor::Float(one_hot))
+        };
+        let mut logits = |position| {
+            let predicted = trainer.predict("logits", 1, &[tokens.clone(), at(position)]).unwrap();
+            assert_eq!(predicted.shape(), [1, 1, vocabulary]);
+            predicted
+        };
+        assert!(logits(1) != logits(2));
     }
 }

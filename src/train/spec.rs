@@ -50,6 +50,8 @@ pub struct RunSpec {
     pub fuse: bool,
     /// Parts of the forward pass that are computed again for the backward pass.
     pub recompute: Recompute,
+    /// Part of the probability of each target that all classes share; 0: none.
+    pub label_smoothing: f32,
     pub optimizer: Optimizer,
     pub schedule: Schedule,
     /// Gradient norm above which gradients are scaled down to it; 0: off.
@@ -165,6 +167,7 @@ impl RunSpec {
             patience: train.patience,
             fuse: train.fuse,
             recompute: train.recompute,
+            label_smoothing: config.optim.label_smoothing as f32,
             optimizer: optimizer(config),
             schedule: schedule(config),
             clip: config.optim.clip,
@@ -477,7 +480,16 @@ impl RunSpec {
     fn forward_graph(&self, data: &DataShape) -> Result<Graph, TrainError> {
         let bytes = self.model.parameters_at_least().saturating_mul(DType::F32.bytes() as u64);
         memory::require(usize::try_from(bytes).unwrap_or(usize::MAX))?;
-        Ok(self.model.graph(data)?)
+        let graph = self.model.graph(data)?;
+        if self.label_smoothing == 0.0 {
+            return Ok(graph);
+        }
+        graph.with_label_smoothing(self.label_smoothing).ok_or_else(|| {
+            let smoothing = self.label_smoothing;
+            TrainError::InvalidRequest(format!(
+                "optim.label_smoothing = {smoothing} needs targets that are classes; leave it out"
+            ))
+        })
     }
 
     /// Returns the plans of the forward pass only.
@@ -679,6 +691,7 @@ fn schedule(config: &RunConfig) -> Schedule {
         min_lr: schedule.min_lr,
         warmup: schedule.warmup,
         decay_steps: schedule.decay_steps,
+        cooldown_steps: schedule.cooldown_steps,
     }
 }
 

@@ -306,8 +306,8 @@ impl Trainer {
     /// Checks that each value is that of an input, and that none is given twice.
     pub(super) fn require_known(&self, values: &[(&str, HostTensor)]) -> Result<(), TrainError> {
         let mut inputs: Vec<&str> = Vec::new();
-        for (input, _) in self.graph().inputs_of_samples() {
-            if input.as_str() != "samples" {
+        for (input, id) in &self.graph().inputs {
+            if input != "samples" && !self.graph().is_carried(*id) {
                 inputs.push(input);
             }
         }
@@ -371,8 +371,9 @@ impl Trainer {
             }
             let tensor = self.graph().tensor(*id);
             let per_row = tensor.shape.per_row();
-            if self.graph().is_carried(*id) {
-                // A step writes what is carried over it.
+            let is_given = values.iter().any(|(known, _)| known == name);
+            if self.graph().is_carried(*id) || self.graph().is_selector(*id) && !is_given {
+                // A step writes what is carried over it, and does not run what is selected.
                 let zeros = HostTensor::zeros(tensor.dtype, per_row * part.rows as usize);
                 inputs.push((*id, zeros));
                 continue;

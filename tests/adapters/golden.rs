@@ -132,7 +132,7 @@ impl Golden {
         let samples = self.number("batch");
         for first in (0..samples).step_by(rows) {
             let rows = rows.min(samples - first);
-            for (name, id) in &graph.inputs {
+            for (name, id) in graph.inputs_of_samples() {
                 let per_row = graph.tensor(*id).shape.per_row();
                 let range = first * per_row..(first + rows) * per_row;
                 let key = format!("batch/{batch}/{name}");

@@ -111,6 +111,13 @@ pub fn pass(micro_batch: usize, rows: usize) -> PassContext {
     PassContext { micro_batch, rows, random: RandomContext { step_key, training: true } }
 }
 
+/// Returns the same pass outside of training.
+pub fn evaluation(micro_batch: usize, rows: usize) -> PassContext {
+    let mut pass = pass(micro_batch, rows);
+    pass.random.training = false;
+    pass
+}
+
 /// Fills every input of the plan for micro-batch `seed`: floats are standard normal, integers
 /// below `bound`.
 pub fn fill_inputs(

@@ -7,7 +7,7 @@ use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
 use naga::{EntryPoint, Module};
 use potluck_core::Site;
 use potluck_core::rng::Key;
-use potluck_graph::{AttentionOptions, Binary, Conv2dOptions, EpilogueOp, Op, Unary};
+use potluck_graph::{Accumulation, AttentionOptions, Binary, Conv2dOptions, EpilogueOp, Op, Unary};
 use potluck_kernels::autotune::catalog::catalog_calls;
 use potluck_kernels::ops::attention::tiles;
 use potluck_kernels::ops::matmul::{shared, tile};
@@ -91,7 +91,13 @@ fn fused_call<'a>(op: &'a Op, epilogue: &[EpilogueOp]) -> OpCall<'a> {
     }
     let kept = epilogue.iter().filter(|step| **step == EpilogueOp::Store).count();
     let random = RandomContext { step_key: Key::new(1), training: true };
-    OpCall { op, inputs, outputs: vec![vec![32, 32]; 1 + kept], accumulate: false, random }
+    OpCall {
+        op,
+        inputs,
+        outputs: vec![vec![32, 32]; 1 + kept],
+        accumulate: Accumulation::NONE,
+        random,
+    }
 }
 
 /// The elementwise functions of one tensor and of two, as their dispatches put them in front.
@@ -138,7 +144,7 @@ fn attention() -> Vec<(String, String)> {
                 op: &op,
                 inputs: vec![vec![3, 7, 6 * d], vec![3]],
                 outputs: vec![vec![3, 7, 2 * d], vec![3, 2, 7]],
-                accumulate: false,
+                accumulate: Accumulation::NONE,
                 random: RandomContext { step_key: Key::new(1), training: true },
             };
             let shader =
@@ -440,7 +446,7 @@ pub fn modules() -> Vec<(String, String)> {
     modules.extend(conv());
     modules.extend(pool());
     modules.extend(values_and_vectors());
-    modules.extend(of_catalog(&["batch_norm", "lstm", "gru"]));
+    modules.extend(of_catalog(&["batch_norm", "cross_entropy_grad", "lstm", "gru", "linear_"]));
     let completed = [
         "attention",
         "attention_tiles",
@@ -450,6 +456,7 @@ pub fn modules() -> Vec<(String, String)> {
         "conv_depthwise",
         "conv_shared",
         "conv_shared_weight",
+        "cross_entropy_grad",
         "embedding_rows",
         "fused",
         "fused_vectors",

@@ -37,8 +37,12 @@ const CARDS: [Card; 4] = [
 ];
 
 /// Capabilities of all these cards.
-pub const CAPS: Caps =
-    Caps { class: DeviceClass::Hardware, workgroup_bytes: 32 * 1024, subgroups: true };
+pub const CAPS: Caps = Caps {
+    class: DeviceClass::Hardware,
+    workgroup_bytes: 32 * 1024,
+    subgroups: true,
+    ..Caps::EVERY
+};
 
 /// Share of the memory's bandwidth that a kernel of long rows of accesses reaches.
 const BANDWIDTH_SHARE: f64 = 0.85;

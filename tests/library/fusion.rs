@@ -409,7 +409,7 @@ fn what_accumulates_is_not_fused() {
         let scaled = b.scale(w, 0.5)?;
         b.linear(x, scaled, None)
     });
-    let accumulating: Vec<_> = fused.nodes.iter().filter(|node| node.accumulate).collect();
+    let accumulating: Vec<_> = fused.nodes.iter().filter(|node| node.accumulate.any()).collect();
     assert!(accumulating.iter().any(|node| node.op == Op::Unary(Unary::Scale(0.5))));
     assert!(accumulating.iter().all(|node| !matches!(node.op, Op::Fused { .. })));
 }

@@ -4,8 +4,8 @@
 use potluck_core::{BucketId, TensorId};
 use potluck_graph::builder::BuildResult;
 use potluck_graph::{
-    Binary, Builder, Cell, Conv2dOptions, Graph, Init, Op, ParameterKind, Plan, PlanOptions,
-    Pool2dOptions, Unary, differentiate, fuse,
+    Binary, Builder, Cell, Conv2dOptions, Graph, Init, LossClasses, Op, ParameterKind, Plan,
+    PlanOptions, Pool2dOptions, Unary, differentiate, fuse,
 };
 use potluck_kernels::exec::{BucketTensor, Cpu, Executor};
 
@@ -262,7 +262,8 @@ fn losses_of_rows_as_ops() {
     check(|b| {
         let logits = source(b, "logits", &[2, IDS as usize]);
         let targets = b.input_ids("classes", &[2]);
-        let parts = b.apply(Op::CrossEntropy { first: 0 }, &[logits, targets])?;
+        let parts =
+            b.apply(Op::CrossEntropy(LossClasses::whole(IDS as usize)), &[logits, targets])?;
         b.mul(parts, parts)
     });
 }
@@ -296,7 +297,7 @@ fn what_the_loss_does_not_depend_on_has_no_part_in_gradients() {
         device.bank_values(BucketTensor::Gradients, BucketId(0)).to_vec()
     };
     let alone = gradients(None);
-    assert_eq!(gradients(Some(Op::CrossEntropy { first: 0 })), alone);
+    assert_eq!(gradients(Some(Op::CrossEntropy(LossClasses::whole(4)))), alone);
     assert_eq!(gradients(Some(Op::SquaredError)), alone);
 }
 

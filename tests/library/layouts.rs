@@ -58,6 +58,8 @@ struct Case {
     model: Model,
     context: usize,
     vocabulary: usize,
+    /// Rows of logits that are computed at a time for the loss.
+    loss_rows: usize,
     layout: Layout,
     batch: usize,
     micro_batch: usize,
@@ -137,7 +139,18 @@ fn cases() -> impl Strategy<Value = Case> {
                 tie,
             };
             let model = if is_llama { Model::Llama(llama) } else { Model::Gpt(gpt) };
-            Case { model, context, vocabulary, layout, batch, micro_batch, fuse, recompute }
+            let loss_rows = if tie { 3 } else { 1024 };
+            Case {
+                model,
+                context,
+                vocabulary,
+                loss_rows,
+                layout,
+                batch,
+                micro_batch,
+                fuse,
+                recompute,
+            }
         },
     )
 }
@@ -180,7 +193,12 @@ fn gradients(
         seed: 5,
         ..TrainerOptions::new(&devices, optimizer, case.batch)
     };
-    let mut trainer = Trainer::new(case.model.graph(), &options).unwrap();
+    // One device computes all logits at once.
+    let loss_rows = if ranks == 1 { 1024 } else { case.loss_rows };
+    let smoothing = if case.fuse { 0.125 } else { 0.0 };
+    let graph = case.model.graph().with_loss_rows(loss_rows);
+    let graph = graph.with_label_smoothing(smoothing).unwrap();
+    let mut trainer = Trainer::new(graph, &options).unwrap();
     let (tokens, targets) = batch(case);
     let inputs = [("tokens", HostTensor::Int(tokens)), ("targets", HostTensor::Int(targets))];
     let before = trainer.parameters().unwrap();

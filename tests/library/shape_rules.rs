@@ -5,8 +5,8 @@ use potluck_core::{DType, Shape, Site};
 use potluck_graph::builder::BuildResult;
 use potluck_graph::shapes::{Typed, outputs};
 use potluck_graph::{
-    AttentionOptions, Binary, Builder, Cell, Conv2dOptions, EpilogueOp, Init, Op, Pool2dOptions,
-    Reduction, Unary,
+    AttentionOptions, Binary, Builder, Cell, Conv2dOptions, EpilogueOp, Init, LossClasses, Op,
+    Pool2dOptions, Reduction, Unary,
 };
 
 /// An op, its inputs, and which changes of each input fit as well.
@@ -130,6 +130,7 @@ fn with_state() -> Vec<Case> {
 
 fn cases() -> Vec<Case> {
     let site = Site(1);
+    let classes = LossClasses { first: 2, ..LossClasses::whole(u32::MAX as usize) };
     let options = |dropout| AttentionOptions { dropout, site, ..AttentionOptions::packed(2, 4) };
     let attention = |dropout| Op::Attention(options(dropout));
     let attention_grad = |dropout| Op::AttentionGrad(options(dropout));
@@ -190,9 +191,9 @@ fn cases() -> Vec<Case> {
                 ids(&[1]),
             ],
         ),
-        (Op::CrossEntropy { first: 2 }, vec![free(batched(&[3, 7]), &[1], false), ids(&[3])]),
+        (Op::CrossEntropy(classes), vec![free(batched(&[3, 7]), &[1], false), ids(&[3])]),
         (
-            Op::CrossEntropyGrad { first: 2, classes: u32::MAX as usize },
+            Op::CrossEntropyGrad(classes),
             vec![free(batched(&[3, 7]), &[1], false), ids(&[3]), batched(&[3])],
         ),
         (Op::SquaredError, vec![batched(&[3, 4]), batched(&[3, 4])]),

@@ -14,7 +14,7 @@ use potluck_graph::{
 use potluck_kernels::exec::{BucketTensor, Cpu, Executor, PassContext};
 use proptest::prelude::*;
 
-use crate::common::{fill_inputs, nmse, parameter, pass};
+use crate::common::{evaluation, fill_inputs, nmse, parameter, pass};
 
 /// Model that is divided.
 #[derive(Clone, Debug)]
@@ -148,15 +148,16 @@ type Site = (Reduction, Vec<TensorId>);
 
 impl Rank {
     /// Runs segments from number `next` on, up to one that ends with a reduction; `None` at the end
-    /// of the backward pass.
+    /// of the backward pass, or outside of training of the forward pass.
     fn run_to_reduction(&mut self, next: &mut usize, pass: &PassContext) -> Option<Site> {
         let plan = self.device.plan().clone();
         let is_forward = |segment: &Segment| segment.phase == PassKind::Forward;
         let forward_end = plan.segments.iter().rposition(is_forward);
-        while *next < plan.segments.len() {
+        let end = if pass.random.training { plan.segments.len() } else { forward_end? + 1 };
+        while *next < end {
             let nodes = plan.segments[*next].nodes.clone();
             self.device.run(nodes.clone(), pass).unwrap();
-            if Some(*next) == forward_end {
+            if Some(*next) == forward_end && !pass.random.training {
                 self.values = self.device.read(plan.graph.outputs[0].1, pass).unwrap();
             }
             *next += 1;
@@ -232,11 +233,14 @@ fn check(case: &Case) {
     let parts = (0..shares.len()).map(|position| part(shares, position));
     let mut ranks: Vec<Rank> = parts.map(|part| Rank::new(part, *fused, *rows)).collect();
     let pass = pass(0, *rows);
-    run(&mut whole, &pass, classes);
-    run(&mut ranks, &pass, classes);
+    let evaluation = evaluation(0, *rows);
+    run(&mut whole, &evaluation, classes);
+    run(&mut ranks, &evaluation, classes);
     let of_whole = outputs(&whole, classes);
     let error = nmse(&outputs(&ranks, classes), &of_whole);
     assert!(error < 1e-9, "outputs: {error:e}");
+    run(&mut whole, &pass, classes);
+    run(&mut ranks, &pass, classes);
 
     let expected = whole[0].device.loss().unwrap();
     let losses: Vec<(f64, f64)> =

@@ -391,10 +391,10 @@ fn explaining_memory_tells_what_is_computed_again() {
     let of =
         |text: &str| text.lines().find(|line| line.starts_with("recomputation ")).map(String::from);
     assert_eq!(of(&none), None);
-    let told = "recomputation (train.recompute = \"blocks\"): 36 of 48 forward operations run \
+    let told = "recomputation (train.recompute = \"blocks\"): 36 of 45 forward operations run \
                 again in the backward pass";
     assert_eq!(of(&blocks).as_deref(), Some(told), "{blocks}");
-    assert!(of(&selective).unwrap().contains("\"selective\"): 18 of 48 forward"), "{selective}");
+    assert!(of(&selective).unwrap().contains("\"selective\"): 18 of 45 forward"), "{selective}");
     let stashes = [blocks, selective, none].map(|text| {
         let line = text.lines().find(|line| line.starts_with("  stash ")).unwrap();
         let kib = if line.contains(" MiB ") { 1024.0 } else { 1.0 };

@@ -95,8 +95,8 @@ fn a_signal_drops_an_evaluation_and_the_resumed_run_repeats_it() {
     assert_eq!(evaluations(&desk, "run"), evaluations(&desk, "whole"));
 }
 
-/// An evaluation that takes some 15 s without a signal, on one device and on two. The limit leaves
-/// room for a machine that is busy with other things.
+/// An evaluation that takes at least 15 s without a signal, on one device and on two. The limit
+/// leaves room for a machine that is busy with other things.
 #[test]
 #[cfg(unix)]
 fn a_signal_ends_an_evaluation_at_once_and_the_run_is_saved() {
@@ -108,7 +108,7 @@ fn a_signal_ends_an_evaluation_at_once_and_the_run_is_saved() {
         let line = format!(
             "train tiny.toml --data long.txt --devices {devices} --out run --steps 1 --set \
              data.held_out=0.5 --set train.eval_samples=0 --set model.context=256 --set \
-             model.layers=4 --set model.width=64 --set parallel.balance=fixed"
+             model.layers=24 --set model.width=64 --set parallel.balance=fixed"
         );
         let mut child = desk.command(&line).spawn().unwrap();
         let mut err = BufReader::new(child.stderr.take().unwrap()).lines();

@@ -82,6 +82,20 @@ fn a_run_has_one_length() {
     assert!(nothing.line("error:").contains("data.held_out above 0"), "{}", nothing.err);
 }
 
+/// A schedule that stays at its rate until the last steps, as many as are set or a tenth.
+#[test]
+fn warm_up_stable_decay_decays_in_the_last_steps() {
+    let desk = Desk::new();
+    let line = "--steps 10 --set schedule.kind=wsd --set schedule.warmup=2 --set optim.lr=0.01";
+    desk.train(&format!("{line} --set schedule.cooldown_steps=4 --out run --quiet")).ok();
+    let rates: Vec<f64> =
+        desk.steps("run").iter().map(|step| step["lr"].as_f64().unwrap()).collect();
+    assert!(rates[1] < 0.01 && rates[2..6].iter().all(|lr| *lr == 0.01), "{rates:?}");
+    assert!(rates[6..].is_sorted_by(|a, b| a > b) && rates[9] > 0.001, "{rates:?}");
+    let explained = desk.train(&format!("{line} --steps 500 --explain config")).ok().out;
+    assert!(explained.contains("# cooldown_steps = 50 "), "{explained}");
+}
+
 #[test]
 fn a_run_ends_when_its_patience_does_and_a_larger_one_goes_on() {
     let desk = Desk::new();

@@ -246,3 +246,29 @@ fn digits_are_recognized_by_convolutions() {
     finish(command.spawn().unwrap(), "digits").ok();
     assert!(last_accuracy(&desk, "run") > 0.975, "{}", last_accuracy(&desk, "run"));
 }
+
+#[test]
+fn label_smoothing_is_part_of_the_loss_and_needs_classes() {
+    let desk = Desk::new();
+    let [plain, smoothed] = [("plain", 0.0), ("smoothed", 0.2)].map(|(run, part)| {
+        let line = format!("--set optim.label_smoothing={part} --steps 3 --out {run} --quiet");
+        desk.train(&line).ok();
+        let evaluated = desk.run(&format!("eval {run} --devices cpu --json")).ok();
+        let evaluated: Value = serde_json::from_str(&evaluated.out).unwrap();
+        let loss = evaluated["loss"].as_f64().unwrap();
+        [desk.losses(run)[0], loss]
+    });
+    // Logits are almost equal at first, and so is what they cost.
+    for (plain, smoothed) in plain.into_iter().zip(smoothed) {
+        assert!(plain != smoothed && (plain - smoothed).abs() < 0.05, "{plain} {smoothed}");
+    }
+    let graph = desk.train("--set optim.label_smoothing=0.2 --explain graph").ok().out;
+    assert!(graph.contains("linear_cross_entropy_pass 1024 smoothing 0.2"), "{graph}");
+
+    desk.write("t.csv", "a,b\n".to_string() + &"1,0.5\n3,4\n5,6\n2,1\n".repeat(20));
+    let line = "train --data t.csv --devices cpu --set optim.label_smoothing=0.1";
+    let refused = desk.run(line).ended(78);
+    assert!(refused.line("error:").contains("needs targets that are classes"), "{}", refused.err);
+    let refused = desk.train("--set optim.label_smoothing=1").ended(78);
+    assert!(refused.line("error:").contains("expects a number"), "{}", refused.err);
+}

@@ -182,7 +182,7 @@ fn a_run_that_the_memory_of_its_device_does_not_hold_is_refused_with_the_figures
 }
 
 /// SwiftShader refuses a buffer of 1 GiB, which its limits allow: its driver is asked for one, for
-/// the logits of 131,072 samples of 8 tokens with 256 values.
+/// the 256 hidden values of 131,072 samples of 8 tokens.
 #[test]
 fn a_driver_that_refuses_memory_at_the_start_is_a_matter_of_the_configuration() {
     let swiftshader = adapter_selectors().into_iter().find(|adapter| is_swiftshader(adapter));
@@ -192,9 +192,9 @@ fn a_driver_that_refuses_memory_at_the_start_is_a_matter_of_the_configuration() 
     let desk = Desk::new();
     let before = desk.files();
     let line = format!(
-        "train tiny.toml --data text.txt --out run --devices {swiftshader} --set model.width=2 \
-         --set model.heads=1 --set data.tokenizer=byte --set train.batch=131072 \
-         --set train.device_memory_mib=100000 --set train.tune_s=0"
+        "train tiny.toml --data text.txt --out run --devices {swiftshader} --set model.width=4 \
+         --set model.kind=llama --set model.mlp_width=256 --set data.tokenizer=byte --set \
+         train.batch=131072 --set train.device_memory_mib=100000 --set train.tune_s=0"
     );
     let ran = desk.run(&line).ended(78);
     let error = ran.line("error: SwiftShader");

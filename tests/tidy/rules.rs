@@ -39,6 +39,16 @@ pub const OP_EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("src/kernels/autotune/cache.rs", "MatMul", "the hash of all kernels covers the emitted one"),
     ("src/bench/matmul.rs", "MatMul", "a benchmark of products"),
     (
+        "src/kernels/ops/linear_cross_entropy.rs",
+        "MatMul CrossEntropy CrossEntropyGrad",
+        "the ops of whose kernels it is composed",
+    ),
+    (
+        "src/graph/lib.rs",
+        "LinearCrossEntropy LinearCrossEntropyGrad LinearCrossEntropyPass",
+        "sets the rows of a chunk",
+    ),
+    (
         "src/kernels/ops/recurrent/steps.rs",
         "Permute Slice Pad Concat",
         "transposes a weight by the kernel of the op",
@@ -50,7 +60,7 @@ pub const OP_EXCEPTIONS: &[(&str, &str, &str)] = &[
     (
         "src/graph/passes/shard.rs",
         "MatMul Unary Binary Reshape Dropout Attention Rotary RmsNorm Embedding CrossEntropy \
-         Spread AllReduce",
+         LinearCrossEntropy Spread AllReduce",
         "the ops that a rank of a tensor group computes a part of",
     ),
     ("src/kernels/exec/gpu/add.rs", "Binary", "adds chunks of gradients by the kernel of the op"),

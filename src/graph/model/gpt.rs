@@ -52,8 +52,9 @@ pub const NAMES: &[FileName] = &[
     FileName::same("lm_head.weight", "lm_head.weight"),
 ];
 
-/// Builds the graph of a GPT with inputs `tokens` and `targets` (both (b, t)), the output
-/// `logits` (b, t, v), and the cross-entropy of the next token as its loss.
+/// Builds the graph of a GPT with inputs `tokens` and `targets` (both (b, t)), the cross-entropy of
+/// the next token as its loss, and outside of training the output `logits` of
+/// [`next_token_gpt`], of the `position`.
 ///
 /// # Errors
 /// Returns a `ShapeError` if `width` is not a multiple of `heads`, or if there are fewer positions
@@ -66,17 +67,15 @@ pub fn gpt(config: &GptConfig) -> Result<Graph, ShapeError> {
     let targets = b.input_ids("targets", &[1, t]);
     let (x, wte) = transformer(&mut b, config, tokens)?;
     b.block("head");
-    let logits = head(&mut b, config, x, wte)?;
-    b.output("logits", logits);
-    b.cross_entropy_loss(logits, targets)?;
+    let (x, head) = head(&mut b, config, x, wte)?;
+    language::end_with_loss(&mut b, x, head, targets)?;
     b.split_parameters(|name| split(config, name));
     Ok(b.finish())
 }
 
 /// Builds the forward graph of the same GPT that generation runs: `logits` (b, 1, v) of one
 /// position per sample, with the inputs `tokens` (b, t) and `position` (b, 1, t), which is 1 at the
-/// position and 0 elsewhere. The head, the largest matrix of a small model, is computed for one
-/// row, and one row is read.
+/// position and 0 elsewhere.
 ///
 /// # Errors
 /// Returns a `ShapeError` if `width` is not a multiple of `heads`, or if there are fewer positions
@@ -88,9 +87,8 @@ pub fn next_token_gpt(config: &GptConfig) -> Result<Graph, ShapeError> {
     let tokens = b.input_ids("tokens", &[1, t]);
     let (x, wte) = transformer(&mut b, config, tokens)?;
     b.block("head");
-    let x = language::row_at_position(&mut b, x)?;
-    let logits = head(&mut b, config, x, wte)?;
-    b.output("logits", logits);
+    let (x, head) = head(&mut b, config, x, wte)?;
+    language::end_with_logits(&mut b, x, head)?;
     b.split_parameters(|name| split(config, name));
     Ok(b.finish())
 }
@@ -139,8 +137,13 @@ fn transformer(
     Ok((x, wte))
 }
 
-/// Logits of the residual stream `x`: the last layer norm, then the head.
-fn head(b: &mut Builder, config: &GptConfig, x: TensorId, wte: TensorId) -> BuildResult {
+/// Last layer norm of the residual stream `x`, and the matrix of the head.
+fn head(
+    b: &mut Builder,
+    config: &GptConfig,
+    x: TensorId,
+    wte: TensorId,
+) -> Result<(TensorId, TensorId), ShapeError> {
     let x = layer_norm(b, config, "ln_f", x)?;
     let shape = [config.vocabulary, config.width];
     let head = if config.tie {
@@ -148,7 +151,7 @@ fn head(b: &mut Builder, config: &GptConfig, x: TensorId, wte: TensorId) -> Buil
     } else {
         b.parameter("lm_head.weight", &shape, Init::Normal { std: 0.02 })
     };
-    b.linear(x, head, None)
+    Ok((x, head))
 }
 
 /// Attention sublayer: `x + proj(attention(qkv(norm(x))))`

@@ -79,8 +79,9 @@ const fn ours(name: &'static str) -> FileName {
 /// Initial values of all linear layers and of the embedding, as in transformers.
 const NORMAL: Init = Init::Normal { std: 0.02 };
 
-/// Builds the graph of a Llama with inputs `tokens` and `targets` (both (b, t)), the output
-/// `logits` (b, t, v), and the cross-entropy of the next token as its loss.
+/// Builds the graph of a Llama with inputs `tokens` and `targets` (both (b, t)), the cross-entropy
+/// of the next token as its loss, and outside of training the output `logits` of
+/// [`next_token_llama`], of the `position`.
 ///
 /// # Errors
 /// Returns a `ShapeError` if `kv_heads` does not divide `heads`, or `head_width` is odd.
@@ -91,9 +92,8 @@ pub fn llama(config: &LlamaConfig) -> Result<Graph, ShapeError> {
     let targets = b.input_ids("targets", &[1, config.context]);
     let (x, table) = layers(&mut b, config, tokens)?;
     b.block("head");
-    let logits = head(&mut b, config, x, table)?;
-    b.output("logits", logits);
-    b.cross_entropy_loss(logits, targets)?;
+    let (x, head) = head(&mut b, config, x, table)?;
+    language::end_with_loss(&mut b, x, head, targets)?;
     b.split_parameters(|name| split(config, name));
     Ok(b.finish())
 }
@@ -109,9 +109,8 @@ pub fn next_token_llama(config: &LlamaConfig) -> Result<Graph, ShapeError> {
     let tokens = b.input_ids("tokens", &[1, config.context]);
     let (x, table) = layers(&mut b, config, tokens)?;
     b.block("head");
-    let x = language::row_at_position(&mut b, x)?;
-    let logits = head(&mut b, config, x, table)?;
-    b.output("logits", logits);
+    let (x, head) = head(&mut b, config, x, table)?;
+    language::end_with_logits(&mut b, x, head)?;
     b.split_parameters(|name| split(config, name));
     Ok(b.finish())
 }
@@ -166,15 +165,20 @@ fn layers(
     Ok((x, table))
 }
 
-/// Logits of the residual stream `x`: the last norm, then the head.
-fn head(b: &mut Builder, config: &LlamaConfig, x: TensorId, table: TensorId) -> BuildResult {
+/// Last norm of the residual stream `x`, and the matrix of the head.
+fn head(
+    b: &mut Builder,
+    config: &LlamaConfig,
+    x: TensorId,
+    table: TensorId,
+) -> Result<(TensorId, TensorId), ShapeError> {
     let x = norm(b, config, "model.norm", x)?;
     let head = if config.tie {
         table
     } else {
         b.parameter("lm_head.weight", &[config.vocabulary, config.width], NORMAL)
     };
-    b.linear(x, head, None)
+    Ok((x, head))
 }
 
 /// Attention sublayer: `x + o(attention(q(norm(x)), k(..), v(..)))`

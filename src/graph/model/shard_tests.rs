@@ -58,13 +58,11 @@ fn ranks_of_a_gpt_number_heads_rows_and_classes_as_the_whole_does() {
                         assert_eq!(first..first + count, *rows, "{shares:?}");
                         found[1] += 1;
                     }
-                    Op::CrossEntropy { first } => {
-                        assert_eq!(first..first + own(0).last(), *rows, "{shares:?}");
-                        found[2] += 1;
-                    }
-                    Op::CrossEntropyGrad { first, classes } => {
-                        assert_eq!(first..first + own(0).last(), *rows, "{shares:?}");
-                        assert_eq!(classes, 200);
+                    Op::LinearCrossEntropy { classes, .. }
+                    | Op::LinearCrossEntropyGrad { classes, .. } => {
+                        let first = classes.first;
+                        assert_eq!(first..first + own(1).dims()[0], *rows, "{shares:?}");
+                        assert_eq!(classes.all, 200);
                         found[2] += 1;
                     }
                     Op::AllReduce(Reduction::CrossEntropy { classes }) => {

@@ -8,6 +8,10 @@ pub enum Decay {
     Linear,
     /// Half a cosine from `lr` to `min_lr` (Loshchilov and Hutter 2017, one cycle).
     Cosine,
+    /// No decay until `cooldown_steps` before the end, and then a straight line from `lr` to
+    /// `min_lr`: warm-up, stable, decay (Hu et al. 2024), so that a run can go on from the end of
+    /// its constant part.
+    Wsd,
 }
 
 /// Linear warm-up to `lr`, then a decay that ends at `decay_steps` and stays at `min_lr`.
@@ -19,6 +23,8 @@ pub struct Schedule {
     /// Steps of warm-up; the first has the learning rate `lr / (warmup + 1)`.
     pub warmup: u64,
     pub decay_steps: u64,
+    /// Steps of the decay of [`Decay::Wsd`]: the last before `decay_steps`, after the warm-up.
+    pub cooldown_steps: u64,
 }
 
 impl Schedule {
@@ -34,10 +40,17 @@ impl Schedule {
         if done >= self.decay_steps {
             return self.min_lr;
         }
-        let progress = (done - self.warmup) as f64 / (self.decay_steps - self.warmup) as f64;
+        let start = match self.decay {
+            Decay::Wsd => self.warmup.max(self.decay_steps.saturating_sub(self.cooldown_steps)),
+            _ => self.warmup,
+        };
+        if done < start {
+            return self.lr;
+        }
+        let progress = (done - start) as f64 / (self.decay_steps - start) as f64;
         let remaining = match self.decay {
             Decay::Cosine => 0.5 * (1.0 + (std::f64::consts::PI * progress).cos()),
-            Decay::Linear | Decay::Constant => 1.0 - progress,
+            Decay::Linear | Decay::Wsd | Decay::Constant => 1.0 - progress,
         };
         self.min_lr + remaining * (self.lr - self.min_lr)
     }
@@ -48,7 +61,8 @@ mod tests {
     use super::*;
 
     fn schedule(decay: Decay) -> Schedule {
-        Schedule { decay, lr: 1e-3, min_lr: 1e-4, warmup: 100, decay_steps: 2000 }
+        let (warmup, decay_steps, cooldown_steps) = (100, 2000, 500);
+        Schedule { decay, lr: 1e-3, min_lr: 1e-4, warmup, decay_steps, cooldown_steps }
     }
 
     #[test]
@@ -62,6 +76,19 @@ mod tests {
             assert_eq!(schedule.lr(1_000_000), 1e-4);
             assert!((2..2100).all(|s| s <= 101 || schedule.lr(s) <= schedule.lr(s - 1)));
         }
+    }
+
+    #[test]
+    fn warm_up_stable_decay_falls_in_the_last_steps() {
+        let wsd = schedule(Decay::Wsd);
+        assert!(wsd.lr(50) < 1e-3 && (101..=1501).all(|step| wsd.lr(step) == 1e-3));
+        assert!((wsd.lr(1751) - 5.5e-4).abs() < 1e-9, "{}", wsd.lr(1751));
+        assert_eq!((wsd.lr(2001), wsd.lr(9999)), (1e-4, 1e-4));
+        // The warm-up comes first; without a cool-down the rate falls at once.
+        let short = Schedule { cooldown_steps: 5000, ..wsd };
+        assert_eq!(short.lr(1051), schedule(Decay::Linear).lr(1051));
+        let sudden = Schedule { cooldown_steps: 0, ..wsd };
+        assert_eq!((sudden.lr(2000), sudden.lr(2001)), (1e-3, 1e-4));
     }
 
     #[test]

@@ -259,7 +259,7 @@ impl Fuser {
     fn step(&self, consumer: &Node, input: usize) -> Option<(EpilogueOp, Option<TensorId>)> {
         let x = &consumer.inputs;
         match (&consumer.op, input) {
-            _ if consumer.accumulate || is_wild(&consumer.op) => None,
+            _ if consumer.accumulate.any() || is_wild(&consumer.op) => None,
             (Op::Unary(function), 0) => Some((EpilogueOp::Unary(*function), None)),
             (Op::UnaryGrad(function), 1) => Some((EpilogueOp::UnaryGrad(*function), Some(x[0]))),
             (Op::Binary(function), 0) => Some((EpilogueOp::Binary(*function), Some(x[1]))),
@@ -285,7 +285,7 @@ impl Fuser {
         let from = self.producer[value.index()]?;
         let producer = self.nodes[from].as_ref()?;
         let is_last = producer.outputs[0] == value;
-        let overwrites = producer.accumulate || is_wild(&producer.op);
+        let overwrites = producer.accumulate.any() || is_wild(&producer.op);
         let is_activation = |id: &TensorId| self.graph.tensor(*id).role == Role::Activation;
         let named = self.graph.read_by_caller().any(|output| root(output) == value);
         // An operand that the same node computes is not in memory yet.
@@ -296,6 +296,7 @@ impl Fuser {
             !matches!(self.graph.tensor(root(*id)).role, Role::Gradient(_) | Role::Loss)
         };
         let fits = is_last
+            && producer.when == consumer.when
             && !overwrites
             && !named
             && !is_own

@@ -176,6 +176,7 @@ fn rule(b: &mut Backward, id: NodeId, node: &Node, dy: TensorId) -> Result<(), S
         Op::AvgPool2d(options) => pictures::avg_pool2d(b, options, x[0], dy),
         Op::Dropout { .. } => elementwise::dropout(b, node, dy),
         Op::CrossEntropy { .. } | Op::SquaredError => losses::parts(b, node, dy),
+        Op::LinearCrossEntropy { .. } => losses::linear_parts(b, node),
         Op::Spread => shards::spread(b, x[0], dy),
         Op::AllReduce(reduction) => shards::all_reduce(b, reduction, node, dy),
         Op::Custom(ref op) => custom::custom(b, op, node, dy),
@@ -198,6 +199,8 @@ fn rule(b: &mut Backward, id: NodeId, node: &Node, dy: TensorId) -> Result<(), S
         | Op::MaxPool2dGrad { .. }
         | Op::AvgPool2dGrad { .. }
         | Op::CrossEntropyGrad { .. }
+        | Op::LinearCrossEntropyGrad { .. }
+        | Op::LinearCrossEntropyPass { .. }
         | Op::SquaredErrorGrad
         | Op::Fused { .. } => Err(b.without_gradient(id, node)),
     }
@@ -225,7 +228,7 @@ mod tests {
         let gradient = graph.parameters[0].gradient.unwrap();
         let into: Vec<_> = graph.nodes.iter().filter(|n| n.outputs == [gradient]).collect();
         assert_eq!(into.len(), 2);
-        assert!(into.iter().all(|n| n.accumulate && n.phase == PassKind::BackwardWeight));
+        assert!(into.iter().all(|n| n.accumulate.any() && n.phase == PassKind::BackwardWeight));
         let blocks: Vec<u32> =
             graph.nodes.iter().filter(|n| n.phase != PassKind::Forward).map(|n| n.block).collect();
         assert!(blocks.is_sorted_by_key(|&block| Reverse(block)), "{blocks:?}");

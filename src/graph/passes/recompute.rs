@@ -174,7 +174,7 @@ impl Recomputation {
         let is_late = self.loss_block == Some(node.block);
         let op = node.op.root_op();
         let is_kept = self.recompute == Recompute::Selective && op.is_costly();
-        if is_late || is_kept || node.accumulate || op.normalizes_over_batch() {
+        if is_late || is_kept || node.accumulate.any() || op.normalizes_over_batch() {
             return false;
         }
         let mut inputs = node.inputs.iter().map(|id| graph.root(*id));

@@ -11,12 +11,12 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use crate::op::{ColumnRange, Op, Reduction};
+use crate::op::{ColumnRange, LossClasses, Op, Reduction};
 use crate::shapes::{self, Typed};
 use crate::split::SplitError;
 use crate::{
-    AttentionOptions, Carried, Graph, Node, Parameter, ParameterSplit, PassKind, Role, ShapeError,
-    Tensor,
+    Accumulation, AttentionOptions, Carried, Graph, Node, Parameter, ParameterSplit, PassKind,
+    Role, RunsIn, ShapeError, Tensor,
 };
 use potluck_core::{ParamId, Shape, Site, TensorId, TensorSlice};
 
@@ -262,7 +262,13 @@ impl<'a> Sharder<'a> {
             (Op::Embedding { first: 0 }, [None, Some(table)]) if table.dimension == 0 => {
                 self.embedding(node)
             }
-            (Op::CrossEntropy { first: 0 }, _) if !is_whole(0) => self.cross_entropy(node),
+            (&Op::CrossEntropy(classes @ LossClasses { first: 0, .. }), _) if !is_whole(0) => {
+                self.cross_entropy(node, classes)
+            }
+            (
+                &Op::LinearCrossEntropy { rows, classes: classes @ LossClasses { first: 0, .. } },
+                [None, Some(weight), None],
+            ) if weight.dimension == 0 => self.linear_cross_entropy(node, rows, classes),
             (Op::Attention(options), _) if !is_whole(0) => {
                 let options = *options;
                 self.attention(node, options)
@@ -326,14 +332,33 @@ impl<'a> Sharder<'a> {
     }
 
     /// `logits (n, v of V), targets`: the loss over the classes that the rank has.
-    fn cross_entropy(&mut self, mut node: Node) -> Result<(), ShardError> {
+    fn cross_entropy(&mut self, mut node: Node, classes: LossClasses) -> Result<(), ShardError> {
         let ranges = self.columns[node.inputs[0].index()].clone().unwrap_or_default();
         let [own] = &ranges[..] else {
             return Err(self.refused(&node, "classes are divided as one range"));
         };
-        let classes = self.width_of(node.inputs[0]);
-        node.op = Op::CrossEntropy { first: own.start };
-        self.push_reduced(node, Reduction::CrossEntropy { classes })
+        node.op = Op::CrossEntropy(LossClasses { first: own.start, ..classes });
+        self.push_reduced(node, Reduction::CrossEntropy { classes: classes.all })
+    }
+
+    /// `x (n, c), weight (v of V, c), targets`: the loss over the classes that the rank has.
+    fn linear_cross_entropy(
+        &mut self,
+        mut node: Node,
+        rows: usize,
+        classes: LossClasses,
+    ) -> Result<(), ShardError> {
+        if self.columns[node.inputs[0].index()].is_some() {
+            return Err(self.refused(&node, "of its input a rank has some columns"));
+        }
+        node.inputs[0] = self.spread(node.inputs[0], &node);
+        let ranges = self.ranges_of(node.inputs[1], 0);
+        let [own] = &ranges[..] else {
+            return Err(self.refused(&node, "classes are divided as one range"));
+        };
+        let own = LossClasses { first: own.start, ..classes };
+        node.op = Op::LinearCrossEntropy { rows, classes: own };
+        self.push_reduced(node, Reduction::CrossEntropy { classes: classes.all })
     }
 
     /// `tensors (b, t, ..)` by heads of keys and values, each with its heads of queries.
@@ -519,7 +544,8 @@ impl<'a> Sharder<'a> {
             op: Op::Spread,
             inputs: vec![tensor],
             outputs: vec![alias],
-            accumulate: false,
+            accumulate: Accumulation::NONE,
+            when: RunsIn::AllPasses,
             phase: PassKind::Forward,
             block: reader.block,
         });
@@ -538,7 +564,8 @@ impl<'a> Sharder<'a> {
             op: Op::AllReduce(reduction),
             inputs: results.clone(),
             outputs: aliases.clone(),
-            accumulate: false,
+            accumulate: Accumulation::NONE,
+            when: RunsIn::AllPasses,
             phase: PassKind::Forward,
             block,
         });

@@ -5,7 +5,7 @@ use crate::device::{DeviceError, Gpu};
 use crate::{OwnedCall, RandomContext};
 use potluck_core::rng::Key;
 use potluck_core::{DType, Shape, TensorId};
-use potluck_graph::{CustomOp, Graph, Node, Op, ShapeError, op_gradients, shapes};
+use potluck_graph::{Accumulation, CustomOp, Graph, Node, Op, ShapeError, op_gradients, shapes};
 
 /// Error of a kernel check.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -40,7 +40,13 @@ pub fn check_kernel(
             let outputs = shapes::outputs(&op, &typed.collect::<Vec<_>>())?;
             let inputs = inputs.iter().map(|shape| shape.resolve(rows)).collect();
             let outputs = outputs.iter().map(|(shape, _)| shape.resolve(rows)).collect();
-            vec![OwnedCall { op, inputs, outputs, accumulate: false, random: random() }]
+            vec![OwnedCall {
+                op,
+                inputs,
+                outputs,
+                accumulate: Accumulation::NONE,
+                random: random(),
+            }]
         }
     };
     let mut kernels = KernelSelector::new(KernelCache::in_memory());

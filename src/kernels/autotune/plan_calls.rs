@@ -16,7 +16,7 @@ pub fn call_key(call: &OpCall) -> String {
         let dims: Vec<String> = dims.iter().map(usize::to_string).collect();
         text += &format!(" ({})", dims.join(", "));
     }
-    if call.accumulate {
+    if call.accumulates() {
         text += " accumulating";
     }
     if call.op.depends_on_training() && call.random.training {

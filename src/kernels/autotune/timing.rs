@@ -3,8 +3,8 @@
 use std::cmp::Reverse;
 use std::time::{Duration, Instant};
 
+use crate::bind::CallBuffers;
 use crate::device::{DeviceError, Gpu, Timestamps};
-use crate::dispatch::workspace_bytes;
 use crate::harness::generate;
 use crate::pace::{PART_SECONDS, nominal_seconds, workgroups_per_part};
 use crate::{
@@ -43,7 +43,7 @@ pub(crate) struct VariantTimer<'a> {
     block: wgpu::Buffer,
     inputs: Vec<wgpu::Buffer>,
     outputs: Vec<wgpu::Buffer>,
-    workspace: wgpu::Buffer,
+    between: CallBuffers,
     /// Seconds of the current call at the nominal rates.
     seconds_max: f64,
     timestamps: Option<Timestamps>,
@@ -64,7 +64,7 @@ impl<'a> VariantTimer<'a> {
             block: gpu.storage("tuning", 4 * BLOCK as u64)?,
             inputs: Vec::new(),
             outputs: Vec::new(),
-            workspace: gpu.storage("tuning", 4)?,
+            between: CallBuffers::new(gpu, 0, 0)?,
             seconds_max: 0.0,
             timestamps: Timestamps::new(gpu, 1)?,
             staging: gpu.readback(16)?,
@@ -147,14 +147,14 @@ impl<'a> VariantTimer<'a> {
         best: Option<f64>,
         until: Instant,
     ) -> Result<Option<f64>, DeviceError> {
-        let bytes = workspace_bytes(&variant.dispatches) as u64;
-        if bytes > self.workspace.size() {
-            self.workspace = self.gpu.storage("tuning", bytes)?;
+        let workspace = (variant.workspace_bytes() as u64).max(self.between.workspace.size());
+        let scratch = (variant.scratch_bytes() as u64).max(self.between.scratch.size());
+        if workspace > self.between.workspace.size() || scratch > self.between.scratch.size() {
+            self.between = CallBuffers::new(self.gpu, workspace as usize, scratch as usize)?;
         }
-        let (buffers, workspace) = ([&self.inputs[..], &self.outputs[..]], &self.workspace);
+        let (buffers, between) = ([&self.inputs[..], &self.outputs[..]], &self.between);
         let dispatches = &variant.dispatches;
-        let bound =
-            BoundDispatch::with_workspace(self.gpu, pipelines, dispatches, buffers, workspace)?;
+        let bound = BoundDispatch::handing_on(self.gpu, pipelines, dispatches, buffers, between)?;
         let hopeless = |seconds: f64, factor| best.is_some_and(|best| seconds > factor * best);
         // Warm-up: the driver may still compile.
         let first_run = self.first_run(&bound, until, |s| hopeless(s, PRUNE_RATIOS[0]))?;
@@ -336,7 +336,7 @@ mod tests {
     use crate::testing::for_each_gpu;
     use crate::{Caps, RandomContext, twin};
     use potluck_core::rng::Key;
-    use potluck_graph::Op;
+    use potluck_graph::{LossClasses, Op};
 
     fn product() -> OwnedCall {
         catalog_calls().into_iter().find(|p| p.op.to_string() == "matmul a b^T").unwrap()
@@ -372,7 +372,9 @@ mod tests {
     fn a_plain_variant_that_runs_without_measurements_is_timed_on_hardware() {
         let random = RandomContext { step_key: Key::new(1), training: true };
         let inputs = vec![vec![8, 60_000], vec![8]];
-        let owned_call = OwnedCall::new(Op::CrossEntropy { first: 0 }, inputs, random).unwrap();
+        let owned_call =
+            OwnedCall::new(Op::CrossEntropy(LossClasses::whole(inputs[0][1])), inputs, random)
+                .unwrap();
         let call = owned_call.call();
         let caps = Caps { class: DeviceClass::Hardware, ..Caps::EVERY };
         let variants = (twin(call.op).unwrap().variants)(&call, &caps);

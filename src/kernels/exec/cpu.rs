@@ -17,10 +17,11 @@ use super::{
     READBACK_ELEMENTS_MAX, Readback, StepSums, copies, slot_of,
 };
 use crate::device::{DeviceError, Heartbeat, host, inject_on_host};
-use crate::ops::{hash, norm};
-use crate::{CpuKernel, Float, Twin, UpdateKernel, UpdateTwin, twin, update_twin};
+use crate::ops::{hash, host_bytes, norm};
+use crate::{CpuKernel, Float, RandomContext, Twin, UpdateKernel, UpdateTwin, twin, update_twin};
 use potluck_core::faults::InjectedFault;
 use potluck_core::format::counted;
+use potluck_core::rng::Key;
 use potluck_core::{BucketId, DType, HostTensorView, TensorId};
 use potluck_graph::{DeviceState, Place, Plan, Role, TensorLocation, Update, UpdateRange};
 
@@ -43,6 +44,15 @@ pub fn host_extra_bytes(plan: &Plan) -> usize {
         copies.saturating_mul(elements)
     });
     ints.fold(2, usize::saturating_add).saturating_mul(DType::U32.bytes())
+}
+
+/// Returns the bytes that the CPU device takes for a plan within one call: the most of any node.
+pub fn workspace_bytes(plan: &Plan) -> usize {
+    let random = RandomContext { step_key: Key::new(0), training: true };
+    let pass = PassContext { micro_batch: 0, rows: plan.options.rows, random };
+    let held = plan.graph.nodes.iter().filter(|node| plan.holds_block(node.block));
+    let bytes = held.map(|node| host_bytes(&pass.call(&plan.graph, node)));
+    bytes.max().unwrap_or(0)
 }
 
 /// Returns the number of copies of an integer input, which is 0 if it has no place, and the
@@ -425,8 +435,10 @@ impl<T: Float> Executor for Cpu<T> {
     fn run(&mut self, nodes: Range<usize>, pass: &PassContext) -> Result<(), DeviceError> {
         self.loss_counter.run(&nodes, pass);
         for index in nodes {
-            self.run_node(index, pass);
-            self.heartbeat.tick();
+            if self.plan.graph.nodes[index].when.includes(pass.random.training) {
+                self.run_node(index, pass);
+                self.heartbeat.tick();
+            }
         }
         Ok(())
     }

@@ -88,12 +88,13 @@ impl CountedLoss {
             all_classes = Some(classes);
             parts = &graph.nodes[writer(parts.inputs[0])?];
         }
-        let shape = &graph.tensor(parts.inputs[0]).shape;
+        let shapes: Vec<&Shape> = parts.inputs.iter().map(|id| &graph.tensor(*id).shape).collect();
         let counted = match parts.op.loss_count()? {
-            LossCount::Elements => Counted::Elements(shape.clone()),
+            LossCount::Elements => Counted::Elements(shapes[0].clone()),
             LossCount::Targets => {
-                let classes = all_classes.unwrap_or(shape.last());
-                Counted::Targets(TargetCounts::new(plan, parts.inputs[1], classes))
+                let (targets, own_classes) = parts.op.targets(&shapes)?;
+                let classes = all_classes.unwrap_or(own_classes);
+                Counted::Targets(TargetCounts::new(plan, parts.inputs[targets], classes))
             }
         };
         Some(Self { node, counted })

@@ -58,8 +58,12 @@ impl PassContext {
         }
     }
 
-    /// Returns the cost of a node of a graph in this pass; `None` for one that moves no data.
+    /// Returns the cost of a node of a graph in this pass; `None` for one that moves no data or
+    /// does not run.
     pub fn cost(&self, graph: &Graph, node: &Node) -> Option<Cost> {
+        if !node.when.includes(self.random.training) {
+            return None;
+        }
         Some((twin(&node.op)?.cost)(&self.call(graph, node)))
     }
 }

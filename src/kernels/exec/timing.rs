@@ -36,7 +36,7 @@ impl KernelProfile {
             ProfileTarget::Node(index) => {
                 let node = &plan.graph.nodes[*index];
                 let call = pass.call(&plan.graph, node);
-                let arrow = if call.accumulate { "+=>" } else { "->" };
+                let arrow = if call.accumulates() { "+=>" } else { "->" };
                 let (inputs, outputs) = (dims(&call.inputs), dims(&call.outputs));
                 let cost = pass.cost(&plan.graph, node)?;
                 (node.op.to_string(), format!("{inputs} {arrow} {outputs}"), cost)

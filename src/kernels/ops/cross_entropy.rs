@@ -3,7 +3,7 @@
 
 use rayon::prelude::*;
 
-use super::cross_entropy_subgroups;
+use super::{cross_entropy_grad, cross_entropy_subgroups};
 use crate::call_shapes::{N, PROBE_ROWS, V, calls};
 use crate::dispatch::{ITERATIONS_MAX, Runs, grid};
 use crate::harness::InputFill;
@@ -11,7 +11,7 @@ use crate::simd::{LANES, exp, sum_of, vectorized};
 use crate::twin::{Forward, InputSpec, short_loops};
 use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
 use potluck_core::HostTensorView;
-use potluck_graph::Op;
+use potluck_graph::{LossClasses, Op};
 
 /// Twin of [`Op::CrossEntropy`] and its gradient.
 pub static TWIN: Twin = Twin {
@@ -30,9 +30,6 @@ pub static TWIN: Twin = Twin {
     catalog,
 };
 
-/// Classes behind those of a shard, among the targets of its calls.
-const OTHER_CLASSES: usize = 3;
-
 /// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
 const TASK: usize = 4 * 1024;
 
@@ -40,32 +37,29 @@ const TASK: usize = 4 * 1024;
 /// one element.
 const GROUP: usize = 256;
 
-/// Classes of a call: its logits are those from `first` on, of `all`.
-#[derive(Clone, Copy)]
-struct Classes {
-    first: usize,
-    all: usize,
+/// Returns the classes of a call.
+fn classes_of(call: &OpCall) -> LossClasses {
+    match call.op {
+        Op::CrossEntropy(classes) | Op::CrossEntropyGrad(classes) => *classes,
+        other => panic!("{other} is not a cross-entropy"),
+    }
 }
 
-impl Classes {
-    fn of(call: &OpCall) -> Self {
-        match call.op {
-            Op::CrossEntropy { first } => {
-                Self { first: *first, all: first + call.rows_and_last(0).1 }
-            }
-            Op::CrossEntropyGrad { first, classes } => Self { first: *first, all: *classes },
-            other => panic!("{other} is not a cross-entropy"),
-        }
-    }
+/// RowTarget of a row of logits.
+#[derive(Clone, Copy)]
+struct RowTarget {
+    /// True if it is a class, whoever has its logits.
+    counts: bool,
+    /// Its index among the logits, if it is one of their classes.
+    own: Option<usize>,
+}
 
-    /// Returns true if a target is a class, whoever has its logits.
-    fn has(self, target: u32) -> bool {
-        (target as usize) < self.all
-    }
-
-    /// Returns the index of a target among `v` logits, if it is one of their classes.
-    fn own(self, target: u32, v: usize) -> Option<usize> {
-        (target as usize).checked_sub(self.first).filter(|class| *class < v)
+impl RowTarget {
+    /// Returns a target for `v` logits.
+    fn new(classes: LossClasses, target: u32, v: usize) -> Self {
+        let target = target as usize;
+        let own = target.checked_sub(classes.first).filter(|class| *class < v);
+        Self { counts: target < classes.all, own }
     }
 }
 
@@ -78,24 +72,30 @@ pub fn reference<T: Float>(
     outputs: &mut [&mut [T]],
 ) {
     let v = call.rows_and_last(0).1;
-    let classes = Classes::of(call);
+    let classes = classes_of(call);
+    let smoothing = T::from(classes.smoothing).unwrap_or_else(T::nan);
+    let kept = T::one() - smoothing;
+    let even = smoothing / T::from(classes.all).unwrap_or_else(T::nan);
     let rows = inputs[0].floats().chunks_exact(v).zip(inputs[1].ints()).enumerate();
     for (row, (x, &target)) in rows {
-        let class = classes.own(target, v);
+        let RowTarget { counts, own } = RowTarget::new(classes, target, v);
         if let Op::CrossEntropyGrad { .. } = call.op {
             let lse = inputs[2].floats()[row];
-            let counts = classes.has(target);
             for (j, (dx, x)) in outputs[0][row * v..][..v].iter_mut().zip(x).enumerate() {
-                let hit = if class == Some(j) { T::one() } else { T::zero() };
+                let hit = if own == Some(j) { kept + even } else { even };
                 *dx = if counts { (*x - lse).exp() - hit } else { T::zero() };
             }
             continue;
         }
         let m = x.iter().copied().fold(x[0], T::max);
         let log_s = x.iter().map(|x| (*x - m).exp()).sum::<T>().ln();
-        let part = class.map_or([T::zero(); 2], |class| [log_s - (x[class] - m), T::one()]);
+        let lse = m + log_s;
+        let mut part = own.map_or([T::zero(); 2], |class| [lse - kept * x[class], T::one()]);
+        if counts && smoothing > T::zero() {
+            part[0] -= even * x.iter().copied().sum::<T>();
+        }
         outputs[0][2 * row..][..2].copy_from_slice(&part);
-        outputs[1][row] = m + log_s;
+        outputs[1][row] = lse;
     }
 }
 
@@ -103,7 +103,7 @@ pub fn reference<T: Float>(
 pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
     let v = call.rows_and_last(0).1;
     let (logits, targets) = (inputs[0].floats(), inputs[1].ints());
-    let classes = Classes::of(call);
+    let classes = classes_of(call);
     let rows = (TASK / v).max(1);
     let tasks = logits.par_chunks(rows * v).zip(targets.par_chunks(rows));
     match outputs {
@@ -112,7 +112,7 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
             tasks.zip(lse).zip(dlogits.par_chunks_mut(rows * v)).for_each(|(((x, t), lse), dx)| {
                 let rows = x.chunks_exact(v).zip(t).zip(lse).zip(dx.chunks_exact_mut(v));
                 rows.for_each(|(((x, &target), &lse), dx)| {
-                    gradient_row(x, classes.own(target, v), classes.has(target), lse, dx);
+                    gradient_row(x, classes, RowTarget::new(classes, target, v), lse, dx);
                 });
             });
         }
@@ -121,7 +121,7 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
             tasks.zip(outputs).for_each(|((x, t), (parts, lse))| {
                 let rows = x.chunks_exact(v).zip(t).zip(parts.chunks_exact_mut(2)).zip(lse);
                 rows.for_each(|(((x, &target), part), lse)| {
-                    *lse = loss_row(x, classes.own(target, v), part);
+                    *lse = loss_row(x, classes, RowTarget::new(classes, target, v), part);
                 });
             });
         }
@@ -129,22 +129,80 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
     }
 }
 
+/// Replaces rows of logits by the gradient of a call, with the targets and `lse` of the rows: in
+/// any precision.
+pub(super) fn reference_in_place<T: Float>(
+    call: &OpCall,
+    logits: &mut [T],
+    targets: &[u32],
+    lse: &[T],
+) {
+    let given = logits.to_vec();
+    let inputs =
+        [HostTensorView::Float(&given), HostTensorView::Int(targets), HostTensorView::Float(lse)];
+    reference(call, &inputs, &mut [logits]);
+}
+
+/// Does the same as [`reference_in_place`], parallel over rows.
+pub(super) fn fast_in_place(call: &OpCall, logits: &mut [f32], targets: &[u32], lse: &[f32]) {
+    let v = call.rows_and_last(0).1;
+    let classes = classes_of(call);
+    let rows = (TASK / v).max(1);
+    let tasks = logits.par_chunks_mut(rows * v).zip(targets.par_chunks(rows));
+    tasks.zip(lse.par_chunks(rows)).for_each(|((x, targets), lse)| {
+        for ((x, &target), &lse) in x.chunks_exact_mut(v).zip(targets).zip(lse) {
+            gradient_of_row(x, classes, RowTarget::new(classes, target, v), lse);
+        }
+    });
+}
+
 vectorized! {
     /// Writes `(loss, count)` of a row and returns its `lse`.
-    fn loss_row<S>(x: &[f32], class: Option<usize>, part: &mut [f32]) -> f32 {
+    fn loss_row<S>(x: &[f32], classes: LossClasses, target: RowTarget, part: &mut [f32]) -> f32 {
         let m = largest(x);
         let log_s = sum_of(x.len(), |j| exp::<S>(x[j] - m)).ln();
-        part.copy_from_slice(&class.map_or([0.0; 2], |class| [log_s - (x[class] - m), 1.0]));
+        let (kept, even) = (classes.kept(), classes.even());
+        let mut smoothed = 0.0;
+        if even > 0.0 && target.counts {
+            let sum = sum_of(x.len(), |j| x[j]);
+            // Of what the largest logit was taken from, the part that this does not use.
+            let rest = if target.own.is_some() { classes.smoothing } else { 0.0 };
+            smoothed = rest * m - even * sum;
+        }
+        let of_own = |class: usize| [log_s - kept * (x[class] - m), 1.0];
+        let [loss, count] = target.own.map_or([0.0; 2], of_own);
+        part.copy_from_slice(&[loss + smoothed, count]);
         m + log_s
     }
 
-    fn gradient_row<S>(x: &[f32], class: Option<usize>, counts: bool, lse: f32, dx: &mut [f32]) {
-        if !counts {
+    fn gradient_row<S>(
+        x: &[f32],
+        classes: LossClasses,
+        target: RowTarget,
+        lse: f32,
+        dx: &mut [f32],
+    ) {
+        if !target.counts {
             return dx.fill(0.0);
         }
-        dx.iter_mut().zip(x).for_each(|(dx, x)| *dx = exp::<S>(x - lse));
-        if let Some(class) = class {
-            dx[class] -= 1.0;
+        let even = classes.even();
+        dx.iter_mut().zip(x).for_each(|(dx, x)| *dx = exp::<S>(x - lse) - even);
+        if let Some(class) = target.own {
+            dx[class] -= classes.kept();
+        }
+    }
+
+    /// Does the same as `gradient_row` in the place of the logits.
+    fn gradient_of_row<S>(x: &mut [f32], classes: LossClasses, target: RowTarget, lse: f32) {
+        if !target.counts {
+            return x.fill(0.0);
+        }
+        let even = classes.even();
+        for x in x.iter_mut() {
+            *x = exp::<S>(*x - lse) - even;
+        }
+        if let Some(class) = target.own {
+            x[class] -= classes.kept();
         }
     }
 }
@@ -218,17 +276,37 @@ fn by_groups(call: &OpCall) -> Dispatch {
 
 fn one(call: &OpCall, entry: &'static str, runs: Runs, groups: [u32; 3]) -> Dispatch {
     let (n, v) = call.rows_and_last(0);
-    let Classes { first, all } = Classes::of(call);
-    let last = match call.op {
-        Op::CrossEntropy { .. } => [Operand::Output(0), Operand::Output(1)],
-        _ => [Operand::Input(2), Operand::Output(0)],
+    let classes = classes_of(call);
+    let is_loss = matches!(call.op, Op::CrossEntropy { .. });
+    let last = if is_loss {
+        [Operand::Output(0), Operand::Output(1)]
+    } else {
+        [Operand::Input(2), Operand::Output(0)]
     };
+    let shader = if is_loss {
+        Shader::new("cross_entropy", entry)
+    } else {
+        cross_entropy_grad::into_another(entry)
+    };
+    let sizes = [n, v, runs.across, runs.step, classes.first, classes.all];
+    let mut params = sizes.map(|word| word as u32).to_vec();
+    params.extend([classes.kept(), classes.even()].map(f32::to_bits));
     Dispatch {
-        shader: Shader::new("cross_entropy", entry),
+        shader,
         operands: vec![Operand::Input(0), Operand::Input(1), last[0], last[1]],
-        params: [n, v, runs.across, runs.step, first, all].map(|word| word as u32).to_vec(),
+        params,
         groups,
     }
+}
+
+/// Returns the kernel of a gradient whose input 0, the logits, is also its output, with the
+/// operands `logits, targets, lse`; the plain one, or by vectors where rows are whole ones.
+pub(super) fn in_place(call: &OpCall, is_plain: bool) -> Dispatch {
+    let chosen = if is_plain { None } else { vectors(call) };
+    let mut dispatch = chosen.unwrap_or_else(|| plain(call));
+    dispatch.shader = cross_entropy_grad::in_place(dispatch.shader.entry);
+    dispatch.operands.pop();
+    dispatch
 }
 
 /// Returns the cost: one exponential per logit, which is about 10 FLOPs, and two more FLOPs.
@@ -238,22 +316,17 @@ pub fn cost(call: &OpCall) -> Cost {
 
 /// See [`Twin::inputs`].
 fn inputs(op: &Op, inputs: &[Dims]) -> InputSpec {
-    let own = inputs[0].last().map_or(1, |v| *v);
-    let classes = match op {
-        Op::CrossEntropy { first: 0 } => own,
-        // Of a shard, classes before its own and behind them too.
-        Op::CrossEntropy { first } => first + own + OTHER_CLASSES,
-        Op::CrossEntropyGrad { classes, .. } => *classes,
-        other => panic!("{other} is not a cross-entropy"),
+    let (Op::CrossEntropy(classes) | Op::CrossEntropyGrad(classes)) = op else {
+        panic!("{op} is not a cross-entropy")
     };
-    InputSpec::normal(inputs).with(1, InputFill::Targets(classes as u32))
+    InputSpec::normal(inputs).with(1, InputFill::Targets(classes.all as u32))
 }
 
 /// See [`Twin::forward`].
 fn forward(op: &Op) -> Option<Forward> {
     let (inputs, outputs) = (vec![0, 1], vec![(1, 2)]);
-    let Op::CrossEntropyGrad { first, .. } = op else { return None };
-    Some(Forward { op: Op::CrossEntropy { first: *first }, inputs, outputs })
+    let &Op::CrossEntropyGrad(classes) = op else { return None };
+    Some(Forward { op: Op::CrossEntropy(classes), inputs, outputs })
 }
 
 /// See [`Twin::probes`].
@@ -265,11 +338,12 @@ fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
 
 /// See [`Twin::catalog`].
 fn catalog() -> Vec<CallShape> {
+    let classes = |v| LossClasses { smoothing: 0.1, ..LossClasses::whole(v) };
     vec![
-        (Op::CrossEntropy { first: 0 }, vec![vec![N, V], vec![N]]),
+        (Op::CrossEntropy(classes(V)), vec![vec![N, V], vec![N]]),
         // Rows that a workgroup shares.
-        (Op::CrossEntropy { first: 0 }, vec![vec![N, GROUP + V], vec![N]]),
-        (Op::CrossEntropyGrad { first: 0, classes: V }, vec![vec![N, V], vec![N], vec![N]]),
+        (Op::CrossEntropy(classes(GROUP + V)), vec![vec![N, GROUP + V], vec![N]]),
+        (Op::CrossEntropyGrad(classes(V)), vec![vec![N, V], vec![N], vec![N]]),
     ]
 }
 
@@ -281,8 +355,6 @@ mod tests {
     use crate::testing::{self, check_with};
     use potluck_core::{HostTensor, Shape};
     use potluck_graph::IGNORE_INDEX;
-
-    const LOSS: Op = Op::CrossEntropy { first: 0 };
 
     type Input = (Shape, HostTensor<f64>);
 
@@ -301,20 +373,30 @@ mod tests {
         ]
     }
 
+    /// Returns the loss over all classes.
+    fn loss(inputs: &[Input; 2]) -> Op {
+        Op::CrossEntropy(LossClasses::whole(inputs[0].0.last()))
+    }
+
     /// Returns the inputs of the gradient: those of the loss, and its `lse`.
     fn with_lse(inputs: &[Input; 2], rows: usize) -> [Input; 3] {
-        let lse = testing::reference(&LOSS, inputs, rows).remove(1);
+        let lse = testing::reference(&loss(inputs), inputs, rows).remove(1);
         [inputs[0].clone(), inputs[1].clone(), (inputs[1].0.clone(), HostTensor::Float(lse))]
     }
 
     /// Returns the gradient of logits over all classes.
     fn gradient(inputs: &[Input; 2]) -> Op {
-        Op::CrossEntropyGrad { first: 0, classes: inputs[0].0.last() }
+        Op::CrossEntropyGrad(LossClasses::whole(inputs[0].0.last()))
     }
 
+    /// Without and with label smoothing.
     fn check_both(inputs: [Input; 2], rows: usize) {
-        check_with(LOSS, &inputs, rows);
-        check_with(gradient(&inputs), &with_lse(&inputs, rows), rows);
+        let with_lse = with_lse(&inputs, rows);
+        for smoothing in [0.0, 0.3] {
+            let classes = LossClasses { smoothing, ..LossClasses::whole(inputs[0].0.last()) };
+            check_with(Op::CrossEntropy(classes), &inputs, rows);
+            check_with(Op::CrossEntropyGrad(classes), &with_lse, rows);
+        }
     }
 
     #[test]
@@ -343,7 +425,8 @@ mod tests {
         check_both(inputs(5, 33, 3, InputFill::Scaled(50.0, -1000.0), InputFill::Targets(33)), 3);
         for scale in [1000.0, -1000.0] {
             let logits = InputFill::Scaled(50.0, scale);
-            check_with(LOSS, &inputs(2, 777, 3, logits, InputFill::Targets(777)), 3);
+            let inputs = inputs(2, 777, 3, logits, InputFill::Targets(777));
+            check_with(loss(&inputs), &inputs, 3);
         }
     }
 
@@ -356,7 +439,7 @@ mod tests {
         check_both([long[0].clone(), (Shape::batched(&[1]), masked)], 4);
         let both = [logits, targets];
         check_both(both.clone(), 4);
-        let parts = testing::reference(&LOSS, &both, 4).remove(0);
+        let parts = testing::reference(&loss(&both), &both, 4).remove(0);
         assert_eq!(parts[..6], [0.0; 6]);
         assert!(parts[6] > 0.0 && parts[7] == 1.0, "{parts:?}");
         let dx = testing::reference(&gradient(&both), &with_lse(&both, 4), 4).remove(0);
@@ -385,11 +468,15 @@ mod tests {
                 let own = values.chunks_exact(classes).flat_map(|row| &row[first..first + v]);
                 let own = HostTensor::Float(own.copied().collect());
                 let own = (Shape::batched(&[n, v]), own);
-                let loss = Op::CrossEntropy { first };
+                let all = LossClasses::whole(classes);
+                let loss = Op::CrossEntropy(LossClasses { first, ..all });
                 check_with(loss.clone(), &[own.clone(), targets.clone()], rows);
+                let smoothed = LossClasses { first, smoothing: 0.1, ..all };
+                check_with(Op::CrossEntropy(smoothed), &[own.clone(), targets.clone()], rows);
                 let inputs = [own.clone(), targets.clone(), of_all[2].clone()];
-                let grad = Op::CrossEntropyGrad { first, classes };
+                let grad = Op::CrossEntropyGrad(LossClasses { first, ..all });
                 check_with(grad.clone(), &inputs, rows);
+                check_with(Op::CrossEntropyGrad(smoothed), &inputs, rows);
                 let dx = testing::reference(&grad, &inputs, rows).remove(0);
                 let expected = dlogits.chunks_exact(classes).flat_map(|row| &row[first..first + v]);
                 assert!(dx.iter().eq(expected), "classes from {first} on");
@@ -399,7 +486,7 @@ mod tests {
                     .zip(parts.chunks_exact(2))
                     .for_each(|(sum, part)| *sum += part[1]);
             }
-            let expected = testing::reference(&LOSS, &whole, rows).remove(0);
+            let expected = testing::reference(&loss(&whole), &whole, rows).remove(0);
             assert!(counts.iter().eq(expected.iter().skip(1).step_by(2)), "{counts:?}");
         }
     }
@@ -408,15 +495,38 @@ mod tests {
     fn equal_logits_cost_the_logarithm_of_the_classes() {
         let logits = (Shape::batched(&[1, 4]), HostTensor::Float(vec![2.5; 4]));
         let targets = (Shape::batched(&[1]), HostTensor::Int(vec![2]));
-        let outputs = testing::reference(&LOSS, &[logits, targets], 1);
-        assert!((outputs[0][0] - 4f64.ln()).abs() < 1e-12, "{outputs:?}");
+        for smoothing in [0.0, 0.1, 1.0] {
+            let op = Op::CrossEntropy(LossClasses { smoothing, ..LossClasses::whole(4) });
+            let outputs = testing::reference(&op, &[logits.clone(), targets.clone()], 1);
+            assert!((outputs[0][0] - 4f64.ln()).abs() < 1e-12, "{outputs:?}");
+        }
+    }
+
+    /// `-sum_j q_j log(p_j)` with the probabilities `q = (1 - s) [target] + s / v`.
+    #[test]
+    fn label_smoothing_divides_a_part_of_the_probability_among_all_classes() {
+        let x: [f64; 5] = [0.5, -1.0, 2.0, 3.5, -0.25];
+        let (target, s) = (3, 0.25);
+        let lse = x.iter().map(|x| x.exp()).sum::<f64>().ln();
+        let q = |j: usize| s / 5.0 + if j == target { 1.0 - s } else { 0.0 };
+        let expected: f64 = (0..5).map(|j| q(j) * (lse - x[j])).sum();
+        let logits = (Shape::batched(&[1, 5]), HostTensor::Float(x.to_vec()));
+        let targets = (Shape::batched(&[1]), HostTensor::Int(vec![target as u32]));
+        let op = Op::CrossEntropy(LossClasses { smoothing: 0.25, ..LossClasses::whole(5) });
+        let outputs = testing::reference(&op, &[logits, targets], 1);
+        assert!((outputs[0][0] - expected).abs() < 1e-12, "{outputs:?}, not {expected}");
+        assert_eq!(outputs[0][1], 1.0);
     }
 
     #[test]
     fn the_gradient_is_the_derivative() {
         let both = inputs(2, 5, 3, InputFill::Normal, InputFill::Targets(5));
-        let dx = testing::reference(&gradient(&both), &with_lse(&both, 3), 3);
-        let weights = [[1.0, 0.0].repeat(6), vec![0.0; 6]];
-        check_gradient(&LOSS, &both, 3, 0, &weights, &dx[0]);
+        for smoothing in [0.0, 0.2] {
+            let classes = LossClasses { smoothing, ..LossClasses::whole(5) };
+            let gradient = Op::CrossEntropyGrad(classes);
+            let dx = testing::reference(&gradient, &with_lse(&both, 3), 3);
+            let weights = [[1.0, 0.0].repeat(6), vec![0.0; 6]];
+            check_gradient(&Op::CrossEntropy(classes), &both, 3, 0, &weights, &dx[0]);
+        }
     }
 }

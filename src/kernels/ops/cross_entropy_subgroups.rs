@@ -18,13 +18,14 @@ mod tests {
     use crate::testing::{adapters, for_each_gpu};
     use crate::{Caps, DeviceClass, OwnedCall, RandomContext, Variant, twin};
     use potluck_core::rng::Key;
-    use potluck_graph::Op;
+    use potluck_graph::{LossClasses, Op};
 
     const NAME: &str = "cross_entropy_subgroups";
 
     fn losses(n: usize, v: usize) -> OwnedCall {
         let random = RandomContext { step_key: Key::new(1), training: true };
-        OwnedCall::new(Op::CrossEntropy { first: 0 }, vec![vec![n, v], vec![n]], random).unwrap()
+        let op = Op::CrossEntropy(LossClasses::whole(v));
+        OwnedCall::new(op, vec![vec![n, v], vec![n]], random).unwrap()
     }
 
     fn variant(of: &OwnedCall, caps: &Caps) -> Option<Variant> {

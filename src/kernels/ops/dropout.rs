@@ -177,6 +177,7 @@ mod tests {
     use crate::testing::{self, check, check_with, for_each_gpu};
     use crate::{RandomContext, source};
     use potluck_core::{HostTensor, Shape};
+    use potluck_graph::Accumulation;
 
     const SITE: Site = Site(9);
 
@@ -237,7 +238,7 @@ mod tests {
             op,
             inputs: vec![vec![rows, elements], vec![rows]],
             outputs: vec![vec![rows, elements]],
-            accumulate: false,
+            accumulate: Accumulation::NONE,
             random: RandomContext { step_key: Key::new(11).step(4), training },
         }
     }

@@ -68,7 +68,7 @@ pub fn reference<T: Float>(
             }
         }
         Op::EmbeddingGrad { .. } => {
-            if !call.accumulate {
+            if !call.accumulates() {
                 outputs[0].fill(T::zero());
             }
             for (dy, &id) in inputs[1].floats().chunks_exact(columns).zip(ids) {
@@ -128,7 +128,7 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
     }
     let rows = table.rows.div_ceil(4 * rayon::current_num_threads());
     outputs[0].par_chunks_mut(rows * c).enumerate().for_each(|(part, sums)| {
-        if !call.accumulate {
+        if !call.accumulates() {
             sums.fill(0.0);
         }
         let covered = part * rows..part * rows + sums.len() / c;
@@ -210,7 +210,7 @@ fn one(
     groups: [u32; 3],
 ) -> Dispatch {
     let EmbeddingTable { first, rows, columns } = EmbeddingTable::of(call);
-    let accumulate = usize::from(call.accumulate || tokens.start > 0);
+    let accumulate = usize::from(call.accumulates() || tokens.start > 0);
     let (begin, end) = (tokens.start, tokens.end);
     let params = [begin, end, columns, rows, across, share(rows), accumulate, first];
     Dispatch {

@@ -47,7 +47,7 @@ pub fn variant(call: &OpCall) -> Variant {
     let rounds = ITERATIONS_MAX / ITERATIONS[usize::from(v > OWNERS_MAX)];
     let tokens = rounds * NOTED;
     let part = |first: usize| {
-        let accumulate = usize::from(call.accumulate || first > 0);
+        let accumulate = usize::from(call.accumulates() || first > 0);
         let params = [first, n.min(first + tokens), width, v, owners, accumulate, first_row];
         Dispatch {
             shader: shader.clone(),

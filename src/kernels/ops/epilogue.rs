@@ -90,7 +90,7 @@ pub(crate) fn of_steps(call: &OpCall, steps: &[EpilogueStep], first: usize) -> E
     };
     let library = if steps.iter().any(calls) { source::snippet("elementwise") } else { "" };
     let store = format!("fn store(at: u32, total: f32) {{\n    var v = total;\n{body}");
-    let assign = if call.accumulate { "+=" } else { "=" };
+    let assign = if call.accumulates() { "+=" } else { "=" };
     Epilogue { text: format!("{library}{bindings}{store}    c[at] {assign} v;\n}}\n"), operands }
 }
 

@@ -15,7 +15,7 @@ use crate::dispatch::grid;
 use crate::twin::{Forward, normal_inputs};
 use crate::{Caps, Cost, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant, twin};
 use potluck_core::{DType, HostTensorView, Shape};
-use potluck_graph::{Binary, Op, shapes};
+use potluck_graph::{Accumulation, Binary, Op, shapes};
 use probes::{catalog, probes};
 
 /// Twin of [`Op::Fused`].
@@ -55,7 +55,7 @@ fn root_call<'a>(call: &OpCall<'a>) -> OpCall<'a> {
     let outputs = shapes::outputs(op, &typed)
         .unwrap_or_else(|error| panic!("the shape rules have checked {op}: {error}"));
     let outputs = outputs.iter().map(|(shape, _)| shape.dims().to_vec()).collect();
-    OpCall { op, inputs, outputs, accumulate: false, random: call.random }
+    OpCall { op, inputs, outputs, accumulate: Accumulation::NONE, random: call.random }
 }
 
 /// Returns the twin of a root op.
@@ -502,7 +502,7 @@ mod tests {
                 op: &op,
                 inputs: vec![vec![count], vec![operand]],
                 outputs: vec![vec![count]],
-                accumulate: false,
+                accumulate: Accumulation::NONE,
                 random: RandomContext { step_key: Key::new(0), training: true },
             };
             variants(&call, &Caps::EVERY).len()
@@ -557,7 +557,7 @@ mod tests {
             op: &op,
             inputs: vec![vec![3, 4], vec![4, 5], vec![5]],
             outputs: vec![vec![3, 5]; 2],
-            accumulate: false,
+            accumulate: Accumulation::NONE,
             random: RandomContext { step_key: Key::new(0), training: true },
         };
         let bytes = 4.0 * (12 + 20 + 5 + 15 + 15) as f64;

@@ -40,7 +40,7 @@ pub(crate) fn of_steps(call: &OpCall, steps: &[EpilogueStep], first: usize) -> O
     };
     let library = if steps.iter().any(calls) { source::snippet("elementwise") } else { "" };
     let store = format!("fn store4(at: u32, total: vec4f) {{\n    var v = total;\n{body}");
-    let assign = if call.accumulate { "+=" } else { "=" };
+    let assign = if call.accumulates() { "+=" } else { "=" };
     let text = format!("{library}{bindings}{store}    c[at] {assign} v;\n}}\n");
     call.output_len(0).is_multiple_of(4).then_some(Epilogue { text, operands })
 }

@@ -98,7 +98,7 @@ pub fn reference<T: Float>(
 ) {
     let inputs: Vec<&[T]> = inputs.iter().map(|input| input.floats()).collect();
     let sizes = GroupedSizes::of(call);
-    if matches!(call.op, Op::GroupNormAffineGrad { .. }) && !call.accumulate {
+    if matches!(call.op, Op::GroupNormAffineGrad { .. }) && !call.accumulates() {
         for output in outputs.iter_mut() {
             output.fill(T::zero());
         }
@@ -191,7 +191,7 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
                 affine_sums(x, dy, &means, &rstds)
             };
             let sums: Vec<[Vec<f32>; 2]> = tasks.map(affine).collect();
-            if !call.accumulate {
+            if !call.accumulates() {
                 dweight.fill(0.0);
                 dbias.fill(0.0);
             }
@@ -337,7 +337,7 @@ vectorized! {
 /// per group of a sample, on software adapters an invocation, if it need not take too many steps.
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     if let Some(terms) = terms(call) {
-        return row_sums::chosen(NAME, &terms, call.accumulate, caps).dispatches;
+        return row_sums::chosen(NAME, &terms, call.accumulates(), caps).dispatches;
     }
     let lanes = lanes(call);
     if caps.suits_hardware() {
@@ -368,7 +368,7 @@ fn terms(call: &OpCall) -> Option<RowTerms> {
 /// Returns all GPU kernel variants of the call.
 pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     if let Some(terms) = terms(call) {
-        return row_sums::variants(NAME, &terms, call.accumulate, caps);
+        return row_sums::variants(NAME, &terms, call.accumulates(), caps);
     }
     let lanes = lanes(call);
     let suffix = if lanes == 4 { "4" } else { "" };

@@ -86,7 +86,7 @@ pub fn reference<T: Float>(
             }
         }
         (op, [x, stats, dy], [dweight, dbias @ ..]) if sums_of(op).is_some() => {
-            let total = |before: T, sum: T| if call.accumulate { before + sum } else { sum };
+            let total = |before: T, sum: T| if call.accumulates() { before + sum } else { sum };
             for (k, dweight) in dweight.iter_mut().enumerate() {
                 let rows = x.chunks(c).zip(dy.chunks(c)).zip(stats.chunks(2));
                 let sum: T = rows.map(|((x, dy), s)| dy[k] * (x[k] - s[0]) * s[1]).sum();
@@ -151,7 +151,7 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
             let has_bias = outputs.len() == 2;
             let sums: Vec<Vec<f32>> =
                 chunks.map(|((x, dy), stats)| affine_rows(x, stats, dy, c, has_bias)).collect();
-            add_sums(&sums, outputs, call.accumulate);
+            add_sums(&sums, outputs, call.accumulates());
         }
         (other, ..) => panic!("{other} is not a layer normalization"),
     }
@@ -247,7 +247,7 @@ vectorized! {
 /// workgroups that share rows.
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     if let Some((name, terms)) = terms(call) {
-        return row_sums::chosen(name, &terms, call.accumulate, caps).dispatches;
+        return row_sums::chosen(name, &terms, call.accumulates(), caps).dispatches;
     }
     let workgroups = caps.suits_hardware().then(|| by_workgroups(call));
     let workgroups = workgroups.and_then(|mut ways| ways.pop()).map(|way| way.dispatches);
@@ -285,7 +285,7 @@ fn by_rows(call: &OpCall) -> Dispatch {
 /// gradients of parameters; the static choice for software adapters; and those of workgroups.
 pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     if let Some((name, terms)) = terms(call) {
-        return row_sums::variants(name, &terms, call.accumulate, caps);
+        return row_sums::variants(name, &terms, call.accumulates(), caps);
     }
     let (rows, _) = call.rows_and_last(0);
     let entry = if is_forward(call.op) { "forward" } else { "grad" };

@@ -7,6 +7,7 @@ pub mod binary;
 pub mod conv;
 pub mod copy;
 pub(crate) mod cross_entropy;
+mod cross_entropy_grad;
 pub(crate) mod cross_entropy_subgroups;
 pub mod custom;
 pub mod dropout;
@@ -21,6 +22,7 @@ pub(crate) mod layer_norm;
 mod layer_norm_consts;
 pub(crate) mod layer_norm_group;
 pub mod layer_norm_rows;
+mod linear_cross_entropy;
 pub mod matmul;
 pub mod norm;
 pub mod pool;
@@ -35,8 +37,13 @@ pub(crate) mod squared_error;
 pub mod sum;
 pub(crate) mod unary;
 
-use crate::{Twin, UpdateTwin};
+use crate::{OpCall, Twin, UpdateTwin};
 use potluck_graph::{Op, Update};
+
+/// Returns the bytes in which the host's kernel of a call hands results on.
+pub(crate) fn host_bytes(call: &OpCall) -> usize {
+    linear_cross_entropy::host_bytes(call)
+}
 
 macro_rules! table {
     ($($ops:pat => $twin:path,)*) => {
@@ -72,6 +79,9 @@ table! {
     Op::BatchNorm { .. } | Op::BatchNormAffineGrad | Op::BatchNormGrad => batch_norm::TWIN,
     Op::Recurrent { .. } | Op::RecurrentGrad { .. } => recurrent::TWIN,
     Op::CrossEntropy { .. } | Op::CrossEntropyGrad { .. } => cross_entropy::TWIN,
+    Op::LinearCrossEntropy { .. }
+    | Op::LinearCrossEntropyGrad { .. }
+    | Op::LinearCrossEntropyPass { .. } => linear_cross_entropy::TWIN,
     Op::Conv2d(_) | Op::Conv2dInputGrad { .. } | Op::Conv2dWeightGrad { .. } => conv::TWIN,
     Op::MaxPool2d(_)
     | Op::MaxPool2dGrad { .. }

@@ -80,7 +80,7 @@ pub fn reference<T: Float>(
     let View { outer, middle, inner } = View::of(call);
     let (x, y) = (inputs[0].floats(), &mut *outputs[0]);
     let sums = matches!(call.op, Op::Sum { .. });
-    if sums && !call.accumulate {
+    if sums && !call.accumulates() {
         y.fill(T::zero());
     }
     for o in 0..outer {
@@ -116,7 +116,7 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
     }
     let each = y.par_chunks_mut(few).zip(x.par_chunks(many)).with_min_len(tasks_of);
     each.for_each_init(Vec::new, |lanes, (y, x)| {
-        if !call.accumulate {
+        if !call.accumulates() {
             y.fill(0.0);
         }
         sum_blocks(x, y, lanes);
@@ -205,7 +205,7 @@ fn blocks(call: &OpCall) -> Option<Variant> {
     let (sums, vectors, words) = (1, true, [0; 3]);
     let terms = RowTerms { outer, middle, inner, operands, sums, vectors, words, text };
     let is_wide = matches!(call.op, Op::Sum { .. }) && inner >= 16;
-    is_wide.then(|| row_blocks::variant("sum_blocks", &terms, call.accumulate)).flatten()
+    is_wide.then(|| row_blocks::variant("sum_blocks", &terms, call.accumulates())).flatten()
 }
 
 /// Returns the kernel whose workgroups share the rows of few columns, with its grid.
@@ -239,7 +239,7 @@ fn plain(call: &OpCall) -> Dispatch {
 
 fn one(call: &OpCall, entry: &'static str, groups: [u32; 3]) -> Dispatch {
     let View { middle, inner, .. } = View::of(call);
-    let params = [call.output_len(0), middle, inner, usize::from(call.accumulate)];
+    let params = [call.output_len(0), middle, inner, usize::from(call.accumulates())];
     Dispatch {
         shader: Shader::new("sum", entry),
         operands: vec![Operand::Input(0), Operand::Output(0)],
@@ -302,6 +302,7 @@ mod tests {
     use crate::{OwnedCall, RandomContext};
     use potluck_core::Shape;
     use potluck_core::rng::Key;
+    use potluck_graph::Accumulation;
 
     fn check_sum(shape: Shape, first: usize, last: usize, rows: usize) {
         // The offset keeps sums away from zero, where rounding errors would not be small.
@@ -379,7 +380,7 @@ mod tests {
             op: &op,
             inputs: vec![vec![100_000, 3]],
             outputs: vec![vec![3]],
-            accumulate: false,
+            accumulate: Accumulation::NONE,
             random: RandomContext { step_key: Key::new(0), training: true },
         };
         let run = |threads| {

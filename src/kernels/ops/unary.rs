@@ -47,7 +47,7 @@ pub fn reference<T: Float>(
         Op::Unary(Unary::Scale(factor)) => {
             let factor = T::from_f64(f64::from(*factor));
             for (y, x) in outputs[0].iter_mut().zip(x) {
-                *y = if call.accumulate { *y + factor * *x } else { factor * *x };
+                *y = if call.accumulates() { *y + factor * *x } else { factor * *x };
             }
         }
         Op::Unary(function) => {
@@ -158,7 +158,7 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
     let x = inputs[0].floats();
     let tasks = outputs[0].par_chunks_mut(TASK).zip(x.par_chunks(TASK));
     match call.op {
-        Op::Unary(Unary::Scale(factor)) if call.accumulate => {
+        Op::Unary(Unary::Scale(factor)) if call.accumulates() => {
             tasks.for_each(|(y, x)| add_scaled(*factor, x, y));
         }
         Op::Unary(function) => tasks.for_each(|(y, x)| values(*function, x, y)),
@@ -408,7 +408,7 @@ fn one(call: &OpCall, entry: &'static str, size: u32) -> Dispatch {
     Dispatch {
         shader: Shader::new("unary", entry).with_text(&text(function)),
         operands,
-        params: vec![count as u32, factor.to_bits(), u32::from(call.accumulate)],
+        params: vec![count as u32, factor.to_bits(), u32::from(call.accumulates())],
         groups: grid(count, size),
     }
 }

@@ -5,7 +5,7 @@ use super::*;
 use crate::dispatch::{part_end, workgroups};
 use crate::{CallShape, Caps, OwnedCall, RandomContext, twin};
 use potluck_core::rng::Key;
-use potluck_graph::{AttentionOptions, Op};
+use potluck_graph::{AttentionOptions, LossClasses, Op};
 
 /// The longest submission that counts as short, of which watchdogs allow eight.
 const SECONDS_MAX: f64 = 0.25;
@@ -40,8 +40,8 @@ fn calls() -> Vec<OwnedCall> {
         (product(true, false), vec![vec![n, c], vec![n, c]]),
         (Op::Attention(options), vec![qkv.clone()]),
         (Op::AttentionGrad(options), vec![qkv, y.clone(), vec![8, heads, 1024], y]),
-        (Op::CrossEntropy { first: 0 }, vec![vec![n, v], vec![n]]),
-        (Op::CrossEntropyGrad { first: 0, classes: v }, vec![vec![n, v], vec![n], vec![n]]),
+        (Op::CrossEntropy(LossClasses::whole(v)), vec![vec![n, v], vec![n]]),
+        (Op::CrossEntropyGrad(LossClasses::whole(v)), vec![vec![n, v], vec![n], vec![n]]),
         (Op::LayerNorm { eps: 1e-5 }, vec![vec![n, c], vec![c], vec![c]]),
         (Op::EmbeddingGrad { first: 0, rows: v }, vec![vec![n], vec![n, c]]),
         (Op::Sum { first: 0, last: 0 }, vec![vec![n, 4 * c]]),

@@ -6,13 +6,24 @@ use crate::{CallShape, Caps, DeviceClass, OwnedCall, RandomContext, TWINS, twin}
 use potluck_core::Site;
 use potluck_core::rng::Key;
 use potluck_graph::{
-    AttentionOptions, Binary, Cell, Conv2dOptions, EpilogueOp, Op, Pool2dOptions, Unary,
+    AttentionOptions, Binary, Cell, Conv2dOptions, EpilogueOp, LossClasses, Op, Pool2dOptions,
+    Unary,
 };
 
 /// A GPU and a driver that runs on a processor.
 const CLASSES: [Caps; 2] = [
-    Caps { class: DeviceClass::Hardware, workgroup_bytes: 32 << 10, subgroups: true },
-    Caps { class: DeviceClass::Software, workgroup_bytes: 32 << 10, subgroups: true },
+    Caps {
+        class: DeviceClass::Hardware,
+        workgroup_bytes: 32 << 10,
+        subgroups: true,
+        ..Caps::EVERY
+    },
+    Caps {
+        class: DeviceClass::Software,
+        workgroup_bytes: 32 << 10,
+        subgroups: true,
+        ..Caps::EVERY
+    },
 ];
 
 /// Elements of the largest tensors: a multiple of 4, and below 2^31.
@@ -96,9 +107,18 @@ fn norms_and_losses() -> Vec<CallShape> {
         calls.push((Op::GroupNormAffineGrad { groups }, vec![x.clone(), stats, x.clone()]));
         calls.push((Op::SquaredError, vec![x.clone(); 2]));
         calls.push((Op::SquaredErrorGrad, vec![x.clone(); 2]));
-        calls.push((Op::CrossEntropy { first: 0 }, vec![x.clone(), vec![n]]));
-        let classes = x[x.len() - 1];
-        calls.push((Op::CrossEntropyGrad { first: 0, classes }, vec![x, vec![n], vec![n]]));
+        let classes = LossClasses::whole(c);
+        calls.push((Op::CrossEntropy(classes), vec![x.clone(), vec![n]]));
+        calls.push((Op::CrossEntropyGrad(classes), vec![x, vec![n], vec![n]]));
+    }
+    for [n, c, v] in [[1 << 25, 60, 7], [1 << 25, 61, 300], [1 << 16, 64, 1 << 14]] {
+        let rows = 1 << 20;
+        let classes = LossClasses::whole(v);
+        let given = vec![vec![n, c], vec![v, c], vec![n]];
+        let with_lse = [given.clone(), vec![vec![n]]].concat();
+        calls.push((Op::LinearCrossEntropy { rows, classes }, given.clone()));
+        calls.push((Op::LinearCrossEntropyPass { rows, classes }, given));
+        calls.push((Op::LinearCrossEntropyGrad { rows, classes }, with_lse));
     }
     calls
 }

@@ -5,10 +5,14 @@
 use super::{InputFill, for_each_result, generate, reference};
 use potluck_core::{HostTensor, Shape};
 use potluck_graph::{
-    AttentionOptions, Binary, Conv2dOptions, EpilogueOp, IGNORE_INDEX, Op, Pool2dOptions, Unary,
+    AttentionOptions, Binary, Conv2dOptions, EpilogueOp, IGNORE_INDEX, LossClasses, Op,
+    Pool2dOptions, Unary,
 };
 
-const LOSS: Op = Op::CrossEntropy { first: 0 };
+/// Returns the loss over these classes.
+fn loss(classes: usize) -> Op {
+    Op::CrossEntropy(LossClasses::whole(classes))
+}
 
 type Input = (Shape, HostTensor<f64>);
 
@@ -161,11 +165,11 @@ fn norms_and_losses_pass_nan_on() {
         let targets = vec![1, 2, 3, 4, IGNORE_INDEX, 6];
         let targets = (Shape::batched(&[3]), HostTensor::Int(targets));
         let inputs = [x.clone(), targets];
-        assert_same_nans(&LOSS, &inputs, 2);
-        let lse = reference(&LOSS, &inputs, 2).remove(1);
+        assert_same_nans(&loss(c), &inputs, 2);
+        let lse = reference(&loss(c), &inputs, 2).remove(1);
         let [logits, targets] = inputs;
         let lse = (Shape::batched(&[3]), HostTensor::Float(lse));
-        let gradient = Op::CrossEntropyGrad { first: 0, classes: c };
+        let gradient = Op::CrossEntropyGrad(LossClasses::whole(c));
         assert_same_nans(&gradient, &[logits, targets, lse], 2);
         let y = normal(x.0.clone(), 2, 1);
         assert_same_nans(&Op::SquaredError, &[x.clone(), y.clone()], 2);
@@ -204,7 +208,7 @@ fn infinite_logits_make_the_loss_nan() {
     for v in [7, 300, 700] {
         let x = with(normal(Shape::batched(&[3, v]), 1, 0), &[(v + 2, INF)]);
         let targets = (Shape::batched(&[3]), HostTensor::Int(vec![1, 2, 3]));
-        assert_same_nans(&LOSS, &[x, targets], 1);
+        assert_same_nans(&loss(v), &[x, targets], 1);
     }
 }
 
@@ -220,9 +224,9 @@ fn masked_logits_leave_the_loss_of_the_others() {
         let x = with(normal(Shape::batched(&[3, v]), 1, 0), &masked);
         let targets = (Shape::batched(&[3]), HostTensor::Int(vec![2; 3]));
         let inputs = [x, targets];
-        let expected = reference(&LOSS, &inputs, 1);
+        let expected = reference(&loss(v), &inputs, 1);
         assert!(expected.iter().flatten().all(|v| v.is_finite()));
-        for_each_result(&LOSS, &inputs, 1, |who, outputs| {
+        for_each_result(&loss(v), &inputs, 1, |who, outputs| {
             for (got, expected) in outputs.iter().flatten().zip(expected.iter().flatten()) {
                 let error = (f64::from(*got) - expected).abs();
                 assert!(is_finite(*got) && error < 1e-4, "{v} by {who}: {got} for {expected}");

@@ -9,6 +9,7 @@ const EFFECTIVE: &[&str] = &[
     "data.",
     "model.",
     "optim.kind",
+    "optim.label_smoothing",
     "parallel.message_kib",
     "train.device_memory_mib",
     "faults.device_timeout_s",

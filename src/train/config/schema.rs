@@ -101,7 +101,8 @@ words! {
     }
     TokenizerKind { TokenizerKind::Char => "char", TokenizerKind::Byte => "byte", }
     OptimKind { OptimKind::AdamW => "adamw", OptimKind::Sgd => "sgd", }
-    Decay { Decay::Constant => "constant", Decay::Cosine => "cosine", Decay::Linear => "linear", }
+    Decay { Decay::Constant => "constant", Decay::Cosine => "cosine", Decay::Linear => "linear",
+        Decay::Wsd => "wsd", }
     Balance { Balance::Measured => "measured", Balance::Fixed => "fixed", }
     Topology { Topology::Ring => Topology::Ring.name(), Topology::Star => Topology::Star.name(), }
     // `None`: the faster site, by measurement.
@@ -330,6 +331,8 @@ sections! {
         weight_decay: f64 = 0.1, Constraint::Real(Included(0.0), Included(1000.0));
         /// Gradient clipping: norm to which larger gradients are scaled down; 0 = off.
         clip: f64 = 1.0, Constraint::Real(Included(0.0), Included(1e9));
+        /// Label smoothing: part of each target's probability that all classes share.
+        label_smoothing: f64 = 0.0, FRACTION;
     }
     /// Learning-rate schedule.
     schedule: Schedule {
@@ -340,6 +343,8 @@ sections! {
         /// Learning rate at the end of the decay.
         min_lr: f64 = 4e-4, Constraint::Real(Included(0.0), Included(LR_MAX)),
             "a tenth of optim.lr";
+        /// Steps of the decay of "wsd", the last before decay_steps.
+        cooldown_steps: u64 = 350, Constraint::Whole(0, STEPS), "schedule.decay_steps / 10";
         /// Step from which the learning rate stays at min_lr; 0 = train.steps.
         decay_steps: u64 = 3500, Constraint::Whole(0, STEPS), "as train.steps";
     }
@@ -352,13 +357,14 @@ sections! {
 
 /// Keys whose default is derived from another key, which [`RunConfig::to_run_toml`] leaves to be
 /// derived again; so does it those of a preset.
-const DERIVED: [&str; 7] = [
+const DERIVED: [&str; 8] = [
     "train.eval_samples",
     "optim.lr",
     "train.micro_batch_size",
     "parallel.virtual_stages",
     "schedule.warmup",
     "schedule.min_lr",
+    "schedule.cooldown_steps",
     "schedule.decay_steps",
 ];
 
@@ -544,6 +550,9 @@ impl RunConfig {
         let is_free = is_new && !typed.contains("schedule.decay_steps");
         if is_free || self.schedule.decay_steps == 0 {
             self.schedule.decay_steps = self.train.steps;
+        }
+        if !typed.contains("schedule.cooldown_steps") {
+            self.schedule.cooldown_steps = self.schedule.decay_steps / 10;
         }
     }
 

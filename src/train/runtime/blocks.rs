@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use potluck_core::{DType, Shape, TensorId};
-use potluck_graph::{Graph, Op, PassKind, Role};
+use potluck_graph::{Accumulation, Graph, Op, PassKind, Role, RunsIn};
 
 /// Blocks of a model by kind: blocks of one kind are equal.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,7 +19,8 @@ pub(crate) struct BlockKinds {
 struct NodeForm {
     op: Op,
     phase: PassKind,
-    accumulate: bool,
+    accumulate: Accumulation,
+    when: RunsIn,
     inputs: Vec<TensorForm>,
     outputs: Vec<TensorForm>,
 }
@@ -63,6 +64,7 @@ fn block_form(graph: &Graph, block: u32) -> Vec<NodeForm> {
                 op: node.op.without_site(),
                 phase: node.phase,
                 accumulate: node.accumulate,
+                when: node.when,
                 inputs: tensor_forms(graph, &node.inputs, &mut numbers),
                 outputs: tensor_forms(graph, &node.outputs, &mut numbers),
             });
@@ -124,7 +126,7 @@ mod tests {
     #[test]
     fn a_block_with_another_attribute_shape_or_use_is_of_another_kind() {
         let edits: [fn(&mut Graph, usize); 3] = [
-            |graph, node| graph.nodes[node].accumulate ^= true,
+            |graph, node| graph.nodes[node].accumulate = Accumulation::only(1),
             |graph, node| {
                 let output = graph.nodes[node].outputs[0];
                 graph.tensors[output.index()].shape = Shape::batched(&[3, 5]);

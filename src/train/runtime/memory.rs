@@ -13,8 +13,8 @@ use potluck_kernels::Caps;
 use potluck_kernels::device::Selection;
 use potluck_kernels::device::host::available_memory;
 use potluck_kernels::exec::Moments;
-use potluck_kernels::exec::cpu::host_extra_bytes;
-use potluck_kernels::exec::gpu::{adder_bytes, workspace_bytes};
+use potluck_kernels::exec::cpu::{host_extra_bytes, workspace_bytes};
+use potluck_kernels::exec::gpu::{CallMemory, adder_bytes};
 use potluck_parallel::Instruction;
 
 /// Checks that the host has `bytes` of memory available; passes where the available amount is
@@ -70,21 +70,24 @@ pub fn needed(selection: &Selection, plan: &Plan, moments: &Moments) -> usize {
 /// Returns the bytes of a device's memory that a plan takes besides its tensors.
 pub(crate) fn beside_tensors(selection: &Selection, plan: &Plan, moments: &Moments) -> usize {
     match selection {
-        Selection::Cpu { .. } => host_extra_bytes(plan),
+        Selection::Cpu { .. } => {
+            host_extra_bytes(plan).saturating_add(workspace(selection, plan, moments))
+        }
         Selection::Adapter(_) | Selection::Offered(_) => workspace(selection, plan, moments),
     }
 }
 
-/// Returns the bytes of an adapter's memory that the kernels of a plan use within one call and, for
-/// one of several devices, which have shards of the moments, in adding gradients to partial sums; 0
-/// for other devices.
+/// Returns the bytes of a device's memory that the kernels of a plan use within one call and, on
+/// an adapter that is one of several devices, which have shards of the moments, in adding gradients
+/// to partial sums; 0 for a device of another node.
 pub fn workspace(selection: &Selection, plan: &Plan, moments: &Moments) -> usize {
     match selection {
         Selection::Adapter(adapter) => {
             let sums = if moments.owned.is_some() { adder_bytes(plan) } else { 0 };
-            workspace_bytes(plan, &Caps::of_adapter(adapter)).saturating_add(sums)
+            CallMemory::of(plan, &Caps::of_adapter(adapter)).bytes().saturating_add(sums)
         }
-        Selection::Cpu { .. } | Selection::Offered(_) => 0,
+        Selection::Cpu { .. } => workspace_bytes(plan),
+        Selection::Offered(_) => 0,
     }
 }
 

@@ -62,7 +62,8 @@ impl FitOptions {
     /// Returns options for steps at one learning rate, without evaluations and saves.
     pub fn constant(length: FitLength, lr: f64) -> Self {
         let decay = Decay::Constant;
-        let schedule = Schedule { decay, lr, min_lr: lr, warmup: 0, decay_steps: 0 };
+        let schedule =
+            Schedule { decay, lr, min_lr: lr, warmup: 0, decay_steps: 0, cooldown_steps: 0 };
         Self::new(length, schedule)
     }
 

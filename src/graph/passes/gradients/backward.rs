@@ -3,7 +3,7 @@
 
 use crate::op::{Binary, Op, Unary};
 use crate::shapes::ShapeError;
-use crate::{Graph, Node, PassKind, Role};
+use crate::{Accumulation, Graph, Node, PassKind, Role};
 use potluck_core::format::listed;
 use potluck_core::{DType, NodeId, Shape, TensorId};
 
@@ -67,7 +67,7 @@ impl Backward {
         self.adjoint.get(tensor.index()).copied().flatten()
     }
 
-    fn parameter_gradient(&self, target: TensorId) -> Option<TensorId> {
+    pub fn parameter_gradient(&self, target: TensorId) -> Option<TensorId> {
         match self.graph.tensor(target).role {
             Role::Parameter(id) => self.graph.parameters[id.index()].gradient,
             _ => None,
@@ -134,8 +134,15 @@ impl Backward {
         }
         let gradient = self.parameter_gradient(target);
         match gradient {
-            Some(gradient) if op.accumulates() => {
-                self.graph.push_node(op, inputs, vec![gradient], true, PassKind::BackwardWeight);
+            Some(gradient) if op.accumulates().any() => {
+                let accumulate = Accumulation::all(1);
+                self.graph.push_node(
+                    op,
+                    inputs,
+                    vec![gradient],
+                    accumulate,
+                    PassKind::BackwardWeight,
+                );
             }
             _ => {
                 let phase = self.phase_towards(target);
@@ -155,7 +162,8 @@ impl Backward {
         inputs: &[TensorId],
     ) -> Result<(), ShapeError> {
         if let Some(gradients) = self.both_gradients(targets) {
-            self.graph.push_node(op, inputs, gradients.to_vec(), true, PassKind::BackwardWeight);
+            let (gradients, accumulate) = (gradients.to_vec(), Accumulation::all(2));
+            self.graph.push_node(op, inputs, gradients, accumulate, PassKind::BackwardWeight);
             return Ok(());
         }
         let wanted = targets.into_iter().filter(|target| self.requires_grad[target.index()]);
@@ -180,7 +188,7 @@ impl Backward {
                 copy,
                 &[contribution],
                 vec![gradient],
-                true,
+                Accumulation::all(1),
                 PassKind::BackwardWeight,
             );
             return;

@@ -3,15 +3,81 @@
 use super::backward::Backward;
 use crate::op::{Binary, Op, Reduction};
 use crate::shapes::ShapeError;
-use crate::{Graph, Node, PassKind};
+use crate::{Accumulation, Graph, Node, PassKind, RunsIn};
 use potluck_core::TensorId;
 
 /// Adds the gradients of the op whose parts are the loss, which is their sum.
 pub fn root(b: &mut Backward, node: &Node) -> Result<(), ShapeError> {
+    if let Op::LinearCrossEntropy { rows, classes } = node.op {
+        return linear_pass(b, Op::LinearCrossEntropyPass { rows, classes }, node);
+    }
+    if let Some((of_rank, op)) = linear_of_rank(&b.graph, node) {
+        return linear_grad(b, op, &[&of_rank.inputs[..], &node.outputs[1..]].concat());
+    }
     for (target, op, inputs) in gradients_of_sum(&b.graph, node) {
         b.accumulate_op(target, op, &inputs)?;
     }
     Ok(())
+}
+
+/// Adds the node that computes a linear cross-entropy, the loss of the graph, together with its
+/// gradient, and its sum. The nodes of the forward pass run outside of training only.
+fn linear_pass(b: &mut Backward, pass: Op, node: &Node) -> Result<(), ShapeError> {
+    let parts = node.outputs[0];
+    for of_loss in &mut b.graph.nodes {
+        if of_loss.outputs == node.outputs || of_loss.inputs.contains(&parts) {
+            of_loss.when = RunsIn::Evaluation;
+        }
+    }
+    let new = linear_gradients(b, pass, &node.inputs)?;
+    if let Some(loss) = b.graph.loss {
+        let sum = Op::Sum { first: 0, last: 0 };
+        let accumulate = Accumulation::all(1);
+        b.graph.push_node(sum, &[new[2]], vec![loss], accumulate, PassKind::BackwardInput);
+    }
+    Ok(())
+}
+
+/// Adds the gradient of a rank's part of a linear cross-entropy, given the `lse` of all ranks.
+fn linear_grad(b: &mut Backward, op: Op, inputs: &[TensorId]) -> Result<(), ShapeError> {
+    linear_gradients(b, op, inputs).map(|_| ())
+}
+
+/// Adds an op with the outputs `dx, dweight, ..` and returns them. It adds to the gradient of the
+/// weight in place, if that is a parameter.
+fn linear_gradients(
+    b: &mut Backward,
+    op: Op,
+    inputs: &[TensorId],
+) -> Result<Vec<TensorId>, ShapeError> {
+    let (x, weight) = (inputs[0], inputs[1]);
+    let mut outputs = b.apply_all(op, inputs, PassKind::BackwardInput)?;
+    if let Some(gradient) = b.parameter_gradient(weight)
+        && let Some(node) = b.graph.nodes.last_mut()
+    {
+        outputs[1] = gradient;
+        node.outputs[1] = gradient;
+        node.accumulate = Accumulation::only(1);
+    } else {
+        b.accumulate_tensor(weight, outputs[1]);
+    }
+    b.accumulate_tensor(x, outputs[0]);
+    Ok(outputs)
+}
+
+/// Returns, of the reduction of a linear cross-entropy over the ranks of a tensor group, the node
+/// of this rank and the op of its gradient.
+fn linear_of_rank(graph: &Graph, node: &Node) -> Option<(Node, Op)> {
+    let Op::AllReduce(Reduction::CrossEntropy { .. }) = node.op else { return None };
+    let of_rank = graph.nodes.iter().find(|of_rank| of_rank.outputs == node.inputs)?;
+    let Op::LinearCrossEntropy { rows, classes } = of_rank.op else { return None };
+    Some((of_rank.clone(), Op::LinearCrossEntropyGrad { rows, classes }))
+}
+
+/// Refuses a linear cross-entropy on which the loss depends otherwise than by its sum.
+pub fn linear_parts(b: &Backward, node: &Node) -> Result<(), ShapeError> {
+    let why = "the loss depends on its parts otherwise than by their sum".into();
+    Err(b.refused(node, why))
 }
 
 /// Adds the gradients of an op with the outputs of a loss, of whose parts `(n, 2)` the loss
@@ -55,17 +121,16 @@ fn factors(
 fn gradients_of_sum(graph: &Graph, node: &Node) -> Vec<(TensorId, Op, Vec<TensorId>)> {
     let x = &node.inputs;
     match node.op {
-        Op::CrossEntropy { first } => {
-            let classes = first + graph.tensor(x[0]).shape.last();
-            let op = Op::CrossEntropyGrad { first, classes };
+        Op::CrossEntropy(classes) => {
+            let op = Op::CrossEntropyGrad(classes);
             vec![(x[0], op, vec![x[0], x[1], node.outputs[1]])]
         }
-        Op::AllReduce(Reduction::CrossEntropy { classes }) => {
+        Op::AllReduce(Reduction::CrossEntropy { .. }) => {
             let of_rank = graph.nodes.iter().find(|of_rank| of_rank.outputs == *x);
-            let Some(Node { op: Op::CrossEntropy { first }, inputs, .. }) = of_rank else {
+            let Some(Node { op: Op::CrossEntropy(classes), inputs, .. }) = of_rank else {
                 return Vec::new();
             };
-            let op = Op::CrossEntropyGrad { first: *first, classes };
+            let op = Op::CrossEntropyGrad(*classes);
             vec![(inputs[0], op, vec![inputs[0], inputs[1], node.outputs[1]])]
         }
         Op::SquaredError => vec![

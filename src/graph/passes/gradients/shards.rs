@@ -1,9 +1,9 @@
 //! Gradient rules of the ops between the ranks of a tensor group.
 
 use super::backward::Backward;
-use crate::Node;
 use crate::op::{Op, Reduction};
 use crate::shapes::ShapeError;
+use crate::{Accumulation, Node};
 use potluck_core::TensorId;
 
 /// Adds to the gradient of `x` the sum over the ranks of the gradients `dy` of what they have
@@ -16,7 +16,7 @@ pub fn spread(b: &mut Backward, x: TensorId, dy: TensorId) -> Result<(), ShapeEr
     let sum = b.graph.add_alias(dy, shape);
     b.requires_grad.push(false);
     let op = Op::AllReduce(Reduction::Sum);
-    b.graph.push_node(op, &[dy], vec![sum], false, b.phase_towards(x));
+    b.graph.push_node(op, &[dy], vec![sum], Accumulation::NONE, b.phase_towards(x));
     b.accumulate_tensor(x, sum);
     Ok(())
 }

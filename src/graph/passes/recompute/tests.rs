@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::{
-    Builder, Init, ModelGraph, ParameterSplit, Plan, PlanOptions, SplitUnit, StateInit, Unary,
-    differentiate, fuse, replay,
+    Accumulation, Builder, Init, ModelGraph, ParameterSplit, Plan, PlanOptions, RunsIn, SplitUnit,
+    StateInit, Unary, differentiate, fuse, replay,
 };
 use potluck_core::SegmentId;
 
@@ -110,7 +110,7 @@ fn what_counts_or_is_carried_runs_once() {
     };
     let plain = differentiate(forward.clone()).unwrap();
     let counted: [fn(&Node) -> bool; 2] =
-        [|node| node.op.normalizes_over_batch(), |node| node.accumulate];
+        [|node| node.op.normalizes_over_batch(), |node| node.accumulate.any()];
     for is_counted in counted {
         assert_eq!(of_graph(&graph, is_counted), of_graph(&plain, is_counted));
     }
@@ -121,7 +121,8 @@ fn what_counts_or_is_carried_runs_once() {
         op: counting.nodes[2].op.clone(),
         inputs: vec![x],
         outputs: vec![table],
-        accumulate: true,
+        accumulate: Accumulation::all(1),
+        when: RunsIn::AllPasses,
         phase: PassKind::Forward,
         block: 0,
     };

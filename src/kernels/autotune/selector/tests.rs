@@ -8,7 +8,8 @@ use crate::{Elementwise, OwnedCall, RandomContext};
 use potluck_core::rng::Key;
 use potluck_core::{HostTensorView, Shape, Site};
 use potluck_graph::{
-    Builder, CustomCall, CustomKernel, CustomOp, Init, Op, PlanOptions, Unary, differentiate,
+    Accumulation, Builder, CustomCall, CustomKernel, CustomOp, Init, Op, PlanOptions, Unary,
+    differentiate,
 };
 
 /// Rows at full capacity: enough for every tile.
@@ -90,7 +91,7 @@ fn runs(kernels: &mut KernelSelector, gpu: &Gpu, rows: usize) -> String {
 fn signatures_name_a_call() {
     assert_eq!(call_key(&product(768).call()), "matmul a b^T (768, 40) (48, 40)");
     let mut sum = product(3);
-    sum.accumulate = true;
+    sum.accumulate = Accumulation::all(1);
     assert!(call_key(&sum.call()).ends_with(" accumulating"));
     let dropout = Op::Dropout { p: 0.1, site: Site(1), columns: None };
     let random = RandomContext { step_key: Key::new(0), training: true };

@@ -11,7 +11,7 @@ use crate::exec::staging::held_lengths;
 use crate::{Binding, OpCall, Operand, RandomContext, Variant, twin};
 use potluck_core::DType;
 use potluck_core::rng::Key;
-use potluck_graph::{Binary, Op, Plan};
+use potluck_graph::{Accumulation, Binary, Op, Plan};
 
 /// The most elements that are added, and read back, at a time.
 const ELEMENTS_MAX: usize = 1 << 20;
@@ -60,7 +60,7 @@ impl PartialSumAdder {
             Operand::Input(0) => Binding::whole(&partial),
             Operand::Input(_) => Binding::whole(&gradients),
             Operand::Output(_) => Binding::whole(&sum),
-            Operand::Workspace { .. } => unreachable!("no kernel that adds has a workspace"),
+            other => unreachable!("no kernel that adds has {other:?}"),
         };
         let full = call(elements);
         let variant = kernels.variant(gpu, &full, &full)?;
@@ -135,7 +135,7 @@ fn call(elements: usize) -> OpCall<'static> {
         op: &Op::Binary(Binary::Add),
         inputs: vec![vec![elements]; 2],
         outputs: vec![vec![elements]],
-        accumulate: false,
+        accumulate: Accumulation::NONE,
         random: RandomContext { step_key: Key::new(0), training: false },
     }
 }

@@ -23,6 +23,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::autotune::KernelSelector;
+use crate::bind::CallBuffers;
 use crate::device::{DeviceError, Gpu, Heartbeat};
 use crate::exec::loss_count::LossCounter;
 use crate::exec::staging::ReadbackBudget;
@@ -44,7 +45,7 @@ use potluck_graph::{DeviceState, Node, Place, Plan, TensorLocation, Update, Upda
 use prepare::PreparedKernel;
 use readbacks::{ReadbackQueue, ReadbackRequest};
 use stream::{CommandStream, ReadRange};
-pub use workspace::workspace_bytes;
+pub use workspace::CallMemory;
 
 /// Key of a prepared node: its index, the copies of slots that it uses (the micro-batch modulo the
 /// node's period), the rows, and true if the node draws random numbers in this pass.
@@ -76,8 +77,9 @@ pub struct GpuExecutor {
     norms: wgpu::Buffer,
     /// Two words of the last hash of a bucket; its partial sums are in `norm_parts`.
     hashed: wgpu::Buffer,
-    /// Workspace of all calls, see [`workspace::workspace_bytes`].
-    workspace: wgpu::Buffer,
+    /// Buffers in which the dispatches of all calls hand results on, of the sizes of
+    /// [`CallMemory`].
+    between: CallBuffers,
     /// Per node: the number of micro-batches after which it uses the same copies of slots again.
     periods: Vec<usize>,
     /// Bind groups by node and by micro-batch modulo the node's period. They do not depend on the
@@ -122,7 +124,7 @@ impl GpuExecutor {
             .collect::<Result<Vec<Vec<wgpu::Buffer>>, DeviceError>>()?;
         let banks = Banks::new(&gpu, &plan, &moments)?;
         let norm_slots = NormSlots::new(banks.shards.lengths());
-        let workspace_bytes = workspace_bytes(&plan, &Caps::of(&gpu));
+        let CallMemory { workspace, scratch } = CallMemory::of(&plan, &Caps::of(&gpu));
         let norms_bytes = (2 * plan.buckets.len() * DType::F32.bytes()) as u64;
         let states = plan.graph.states.iter().map(|state| state_buffer(&gpu, &plan, state));
         let mut executor = Self {
@@ -135,7 +137,7 @@ impl GpuExecutor {
                 .storage("norm parts", (norm_slots.words() * DType::F32.bytes()) as u64)?,
             norms: gpu.storage("norms", norms_bytes)?,
             hashed: gpu.storage("hash", 8)?,
-            workspace: gpu.storage("workspace", workspace_bytes.max(DType::F32.bytes()) as u64)?,
+            between: CallBuffers::new(&gpu, workspace, scratch)?,
             periods: plan.graph.nodes.iter().map(|node| period(&plan, node)).collect(),
             bind_groups: HashMap::new(),
             prepared: HashMap::new(),
@@ -149,7 +151,7 @@ impl GpuExecutor {
             gpu,
             plan: Arc::new(plan),
         };
-        executor.kernels.set_workspace_bytes(workspace_bytes);
+        executor.kernels.set_workspace_bytes(workspace);
         executor.prepare_norms(norm_slots)?;
         executor.kernels.save_pipelines();
         if moments.owned.is_some() {
@@ -180,7 +182,7 @@ impl GpuExecutor {
             let binding = |operand| match operand {
                 Operand::Input(_) => Binding::whole(gradients),
                 Operand::Output(i) => Binding::whole(outputs[i]),
-                Operand::Workspace { .. } => Binding::whole(&self.workspace),
+                other => unreachable!("only ops have {other:?}"),
             };
             let [first, total] = self.kernels.norm(&self.gpu, length, norm_slots, index)?;
             let cost = norm_cost(length);
@@ -269,11 +271,7 @@ impl GpuExecutor {
             ids.iter().map(|id| self.binding(*id, pass.micro_batch)).collect()
         };
         let (inputs, outputs) = (bind(&node.inputs), bind(&node.outputs));
-        let binding = |operand| match operand {
-            Operand::Input(i) => inputs[i].clone(),
-            Operand::Output(i) => outputs[i].clone(),
-            Operand::Workspace { .. } => Binding::whole(&self.workspace),
-        };
+        let binding = |operand| self.between.binding(operand, &inputs, &outputs);
         let cost = (twin.cost)(&call);
         let (gpu, pipelines) = (&self.gpu, &mut self.kernels.pipelines);
         let made = self.bind_groups.entry((index, key.1)).or_default();
@@ -303,7 +301,7 @@ impl GpuExecutor {
                 Operand::Output(moment) => {
                     self.banks.owned(BucketTensor::Moment(moment - 1), bucket)
                 }
-                Operand::Workspace { .. } => Binding::whole(&self.workspace),
+                other => unreachable!("only ops have {other:?}"),
             };
             let (dispatches, cost) = ([dispatch], update_cost(update, &range));
             let task = PreparedKernel::new(
@@ -459,6 +457,9 @@ impl Executor for GpuExecutor {
         self.loss_counter.run(&nodes, pass);
         self.note_rows(pass.rows);
         for index in nodes {
+            if !self.plan.graph.nodes[index].when.includes(pass.random.training) {
+                continue;
+            }
             self.prepare_node(index, pass)?;
             if let Some(task) = self.prepared.get(&self.key(index, pass)) {
                 self.stream.run(task)?;
@@ -562,7 +563,7 @@ impl Executor for GpuExecutor {
         let binding = |operand| match operand {
             Operand::Input(_) => Binding::whole(&words),
             Operand::Output(i) => Binding::whole(outputs[i]),
-            Operand::Workspace { .. } => Binding::whole(&self.workspace),
+            other => unreachable!("only ops have {other:?}"),
         };
         let parts = self.norm_parts.size() as usize / (2 * DType::F32.bytes());
         let dispatches = self.kernels.hash(&self.gpu, length, parts)?;

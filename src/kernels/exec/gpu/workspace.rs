@@ -1,18 +1,38 @@
-//! Workspace of a plan's kernels, in which the dispatches of one call hand results on.
+//! Memory in which the dispatches of one call of a plan hand results on.
 
 use crate::Caps;
 use crate::autotune::plan_calls::{distinct_calls, distinct_calls_of};
 use potluck_graph::Plan;
 
-/// Returns the bytes of workspace that a device with these capabilities allocates for a plan:
-/// the most that a variant of one of its calls needs, whichever of them is chosen later. Calls run
-/// one after the other and share it. A plan without gradients may run as in training too, and then
-/// normalizes by the statistics of the batch.
-pub fn workspace_bytes(plan: &Plan, caps: &Caps) -> usize {
-    let mut calls = distinct_calls(plan, *caps);
-    if !plan.graph.is_trained() {
-        calls.extend(distinct_calls_of(plan, *caps, true));
+/// Bytes that a device allocates for what the dispatches of a call hand on, for all calls together,
+/// which run one after the other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CallMemory {
+    /// Partial results.
+    pub workspace: usize,
+    /// A tensor that dispatches hand on whole.
+    pub scratch: usize,
+}
+
+impl CallMemory {
+    /// Returns the memory for a plan on a device with these capabilities: the most that a variant
+    /// of one of its calls needs, whichever of them is chosen later. A plan without gradients may
+    /// run as in training too, and then normalizes by the statistics of the batch.
+    pub fn of(plan: &Plan, caps: &Caps) -> Self {
+        let mut calls = distinct_calls(plan, *caps);
+        if !plan.graph.is_trained() {
+            calls.extend(distinct_calls_of(plan, *caps, true));
+        }
+        let mut memory = Self::default();
+        for variant in calls.iter().flat_map(|planned| &planned.variants) {
+            memory.workspace = memory.workspace.max(variant.workspace_bytes());
+            memory.scratch = memory.scratch.max(variant.scratch_bytes());
+        }
+        memory
     }
-    let variants = calls.iter().flat_map(|planned| &planned.variants);
-    variants.map(|variant| variant.workspace_bytes()).max().unwrap_or(0)
+
+    /// Returns the bytes of both.
+    pub fn bytes(&self) -> usize {
+        self.workspace.saturating_add(self.scratch)
+    }
 }

@@ -40,12 +40,14 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
     let geometry = Geometry::of(call);
     let (a, b, out) = (inputs[0].floats(), inputs[1].floats(), &mut *outputs[0]);
     match geometry.kind {
-        _ if geometry.is_depthwise() => depthwise_host::fast(&geometry, call.accumulate, a, b, out),
+        _ if geometry.is_depthwise() => {
+            depthwise_host::fast(&geometry, call.accumulates(), a, b, out)
+        }
         ConvKind::WeightGrad if direct::fits(&geometry) => {
-            direct::weight_grad(&geometry, call.accumulate, a, b, out);
+            direct::weight_grad(&geometry, call.accumulates(), a, b, out);
         }
         _ if direct::fits(&geometry) => direct::gathered(&geometry, a, b, out),
-        ConvKind::WeightGrad => weight_grad(&geometry, call.accumulate, a, b, out),
+        ConvKind::WeightGrad => weight_grad(&geometry, call.accumulates(), a, b, out),
         ConvKind::Forward | ConvKind::InputGrad => gathered(&geometry, a, b, out),
     }
 }

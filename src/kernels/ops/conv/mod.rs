@@ -64,7 +64,7 @@ pub fn reference<T: Float>(
 ) {
     let geometry = Geometry::of(call);
     let (a, b, out) = (inputs[0].floats(), inputs[1].floats(), &mut *outputs[0]);
-    if !call.accumulate {
+    if !call.accumulates() {
         out.fill(T::zero());
     }
     let (c, o) = (geometry.group_c(), geometry.group_o());
@@ -162,7 +162,7 @@ fn naive(call: &OpCall) -> Vec<Dispatch> {
         let count = call.output_len(0);
         let shader = Shader::new("conv", entry).with_text(&text);
         let operands = [&OPERANDS[..], &operands].concat();
-        let params = params(&geometry, count, call.accumulate, places);
+        let params = params(&geometry, count, call.accumulates(), places);
         return vec![Dispatch { shader, operands, params, groups: grid(count, 64) }];
     }
     let count = parts * geometry.weights();

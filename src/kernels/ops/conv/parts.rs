@@ -29,7 +29,7 @@ pub fn add(call: &OpCall, parts: usize, layout: &PartLayout, workspace: Operand)
     let params = [
         geometry.weights(),
         parts,
-        usize::from(call.accumulate),
+        usize::from(call.accumulates()),
         geometry.group_c(),
         geometry.taps(),
         layout.part,

@@ -90,7 +90,7 @@ pub fn reference<T: Float>(
             let a = a[z * m * k + i * a_row + q * a_step];
             total += a * b[z * k * n + q * b_step + j * b_column];
         }
-        *c = if call.accumulate { *c + total } else { total };
+        *c = if call.accumulates() { *c + total } else { total };
     }
 }
 
@@ -109,7 +109,7 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
     }
     let product = |z: usize, c: &mut [f32], parallelism| {
         let (a, b) = (&a[z * m * k..(z + 1) * m * k], &b[z * k * n..(z + 1) * k * n]);
-        product(sizes, call.accumulate, a, b, c, parallelism);
+        product(sizes, call.accumulates(), a, b, c, parallelism);
     };
     let products = c.chunks_mut(m * n).enumerate();
     if batch < rayon::current_num_threads() {
@@ -241,7 +241,7 @@ fn naive(call: &OpCall, sizes: Sizes) -> Dispatch {
     let count = call.output_len(0);
     let ((a_row, a_step), (b_step, b_column)) = (sizes.a_strides(), sizes.b_strides());
     let Sizes { m, n, k, .. } = sizes;
-    let accumulate = usize::from(call.accumulate);
+    let accumulate = usize::from(call.accumulates());
     let params = [count, m, n, k, a_row, a_step, b_step, b_column, accumulate];
     let Epilogue { text: store, operands } = epilogue::of(call, OPERANDS.len());
     Dispatch {
@@ -258,7 +258,7 @@ fn tiled(call: &OpCall, sizes: Sizes, tile: RegisterTile) -> Dispatch {
     let Sizes { m, n, k, transpose_a, transpose_b, .. } = sizes;
     let Epilogue { text: store, operands } = epilogue::of(call, OPERANDS.len());
     let text = tile::text(tile, transpose_a, transpose_b, &store);
-    let params = [tiles, down * across, across, m, n, k, usize::from(call.accumulate)];
+    let params = [tiles, down * across, across, m, n, k, usize::from(call.accumulates())];
     Dispatch {
         shader: Shader::emitted(tile.name, "tile", text),
         operands: [&OPERANDS[..], &operands].concat(),
@@ -291,7 +291,7 @@ mod tests {
     use crate::{DeviceClass, OwnedCall, RandomContext};
     use potluck_core::rng::Key;
     use potluck_core::{DType, HostTensor, Shape};
-    use potluck_graph::shapes;
+    use potluck_graph::{Accumulation, shapes};
 
     const TRANSPOSES: [(bool, bool); 4] =
         [(false, false), (false, true), (true, false), (true, true)];
@@ -317,7 +317,7 @@ mod tests {
             op,
             inputs: dims.to_vec(),
             outputs: outputs.iter().map(|(shape, _)| shape.dims().to_vec()).collect(),
-            accumulate,
+            accumulate: if accumulate { Accumulation::all(1) } else { Accumulation::NONE },
             random: RandomContext { step_key: Key::new(0), training: true },
         }
     }
@@ -467,7 +467,7 @@ mod tests {
     #[test]
     fn static_choices_on_gpus_use_workgroup_memory() {
         let class = DeviceClass::Hardware;
-        let gpu = Caps { class, workgroup_bytes: 16 << 10, subgroups: false };
+        let gpu = Caps { class, workgroup_bytes: 16 << 10, subgroups: false, ..Caps::EVERY };
         let op = op((false, true));
         let named = |m: usize, k: usize, n: usize| {
             let inputs = vec![vec![m, k], vec![n, k]];

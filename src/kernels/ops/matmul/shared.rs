@@ -31,6 +31,7 @@ use super::sizes::{OPERANDS, Sizes};
 use crate::ops::epilogue::{self, Epilogue, EpilogueStep};
 use crate::ops::fused_vectors;
 use crate::{Dispatch, OpCall, Operand, Shader, dispatch};
+use potluck_graph::Accumulation;
 
 /// Tile of the output that one workgroup computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -248,7 +249,7 @@ pub(crate) fn dispatch_split_k(
     [parts, terms]: [usize; 2],
     partials: Operand,
 ) -> Dispatch {
-    let partial_call = OpCall { accumulate: false, ..call.clone() };
+    let partial_call = OpCall { accumulate: Accumulation::NONE, ..call.clone() };
     let output = Output::of(&partial_call, &[], sizes.n, OPERANDS.len());
     let [a, b, _] = OPERANDS;
     Dispatch {

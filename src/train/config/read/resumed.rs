@@ -42,6 +42,7 @@ fn resuming_replaces_only_what_is_typed() {
     assert_eq!(resumed(&saved, &["train.steps=900"]).config, longer);
     assert_eq!(longer.schedule.decay_steps, 3500);
     longer.schedule.decay_steps = 900;
+    longer.schedule.cooldown_steps = 90;
     let stretched = ["train.steps=900", "schedule.decay_steps=900"];
     assert_eq!(resumed(&saved, &stretched).config, longer);
     assert_eq!(resumed(&saved, &["train.batch=2"]).config.train.micro_batch_size, 2);

@@ -18,7 +18,7 @@ use potluck_parallel::comm::ring_pool_bytes_max;
 pub struct RankMemory {
     /// All of its device's memory, with `workspace`.
     pub device: usize,
-    /// Of an adapter's memory: what kernels use within one call, and what adding gradients takes.
+    /// Of the device's memory: what kernels use within one call, and what adding gradients takes.
     pub workspace: usize,
     /// True if the memory of the device is the host's.
     pub(crate) is_of_host: bool,
@@ -42,10 +42,9 @@ impl RankMemory {
             Selection::Offered(_) => 0,
         };
         let beside = memory::beside_tensors(selection, plan, moments);
-        let is_cpu = matches!(selection, Selection::Cpu { .. });
         Self {
             device: memory::memory(plan, moments).peak().saturating_add(beside),
-            workspace: if is_cpu { 0 } else { beside },
+            workspace: memory::workspace(selection, plan, moments),
             is_of_host: memory::uses_host_memory(selection),
             staging,
             pool: 0,

@@ -273,7 +273,7 @@ fn inputs(graph: &Graph, first: u32, rows: usize) -> Inputs {
         };
         (*id, HostTensor::Int((0..count).map(value).collect()))
     };
-    graph.inputs.iter().map(values).collect()
+    graph.inputs_of_samples().map(values).collect()
 }
 
 /// Calls `test` with a request for the selected devices and those of other nodes.

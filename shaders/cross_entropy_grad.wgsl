@@ -1,0 +1,75 @@
+// Gradient of the cross-entropy of logits with integer targets, also in the place of the logits.
+// uses lib/index
+// uses lib/nan
+// uses lib/run
+//
+//   dx[r, j] = exp(x[r, j] - lse[r]) - kept (j == target - first) - even, or 0 if the target is
+//              ignored; kept = 1 and even = 0 without label smoothing
+//
+// x (n, v), the columns of the classes from first on; targets (n), lse (n) over all classes. A
+// target that is no class is ignored, such as the largest u32.
+//
+// cross_entropy_grad: one invocation per 8 elements of a row, 8 bytes each; cross_entropy_grad4:
+// per 8 vectors of 4. Prepended: x and x4, and the functions put and put4, which write dx.
+
+struct Params {
+    n: u32,
+    v: u32,
+    across: u32,            // invocations per row
+    step: u32,              // elements from one of an invocation to its next
+    first: u32,             // the class of column 0
+    classes: u32,           // of all columns, whoever has them
+    kept: f32,              // probability of a target above that of other classes
+    even: f32,              // probability of every class, by label smoothing
+}
+var<immediate> p: Params;
+
+@group(0) @binding(1) var<storage, read> targets: array<u32>;         // (n)
+@group(0) @binding(2) var<storage, read> lse_in: array<f32>;          // (n)
+
+// The factor of a row's exponentials: 1, or NaN if its lse is.
+fn factor_of(lse_of_row: f32) -> f32 {
+    return nan_where(magnitude_of(lse_of_row) > NAN_ABOVE, 1.0);
+}
+
+@compute @workgroup_size(64)
+fn cross_entropy_grad(
+    @builtin(global_invocation_id) id: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+) {
+    let i = index(id, groups);
+    if (i >= p.n * p.across) { return; }
+    let row = i / p.across;
+    let counts = targets[row] < p.classes;
+    let column = targets[row] - p.first;
+    let lse_of_row = lse_in[row];
+    let factor = factor_of(lse_of_row);
+    let own = run(i % p.across, p.step, p.v);
+    for (var j = own.x; j < own.y; j += p.step) {
+        let hit = select(p.even, p.even + p.kept, j == column);
+        let probability = factor * exp(x[row * p.v + j] - lse_of_row);
+        put(row * p.v + j, select(0.0, probability - hit, counts));
+    }
+}
+
+@compute @workgroup_size(64)
+fn cross_entropy_grad4(
+    @builtin(global_invocation_id) id: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+) {
+    let i = index(id, groups);
+    if (i >= p.n * p.across) { return; }
+    let row = i / p.across;
+    let width = p.v / 4u;
+    let counts = targets[row] < p.classes;
+    let column = targets[row] - p.first;
+    let lse_of_row = lse_in[row];
+    let factor = factor_of(lse_of_row);
+    let own = run(i % p.across, p.step, width);
+    for (var j = own.x; j < own.y; j += p.step) {
+        let columns = 4u * j + vec4u(0u, 1u, 2u, 3u);
+        let hits = select(vec4f(p.even), vec4f(p.even + p.kept), columns == vec4u(column));
+        let probabilities = factor * exp(x4[row * width + j] - lse_of_row);
+        put4(row * width + j, select(vec4f(0.0), probabilities - hits, counts));
+    }
+}
