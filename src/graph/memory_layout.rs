@@ -26,8 +26,8 @@ pub struct Segment {
 pub enum SlotKind {
     /// Within one segment; one copy.
     Scratch,
-    /// From one segment to another, so that other micro-batches may run between; one copy per
-    /// micro-batch in flight.
+    /// From one segment to another, for some of its tensors, so that other micro-batches may run
+    /// between; one copy per micro-batch in flight.
     Stash,
 }
 

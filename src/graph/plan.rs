@@ -319,6 +319,8 @@ pub(super) fn place_states(graph: &Graph, held: &[bool], places: &mut [TensorLoc
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeMap;
+
     use crate::{Builder, Init, SlotKind, Unary, differentiate};
 
     /// Three layers in two blocks, with one parameter used in both.
@@ -411,7 +413,18 @@ mod tests {
             .filter(|t| t.role == Role::Activation && t.alias_of.is_none())
             .count();
         assert!(plan.slots.len() < activations, "{} of {activations}", plan.slots.len());
-        assert!(plan.slots.iter().any(|s| s.kind == SlotKind::Scratch));
+        // Of one device every slot has one copy, so that all tensors share all slots.
+        let mut lives = BTreeMap::new();
+        for (tensor, place) in plan.graph.tensors.iter().zip(&plan.places) {
+            if let TensorLocation::Slot(slot) = place {
+                lives.entry(slot.index()).or_insert_with(Vec::new).push(tensor.bytes(4));
+            }
+        }
+        for (slot, tensors) in &lives {
+            let largest = tensors.iter().max().unwrap().next_multiple_of(256);
+            assert_eq!(plan.slots[*slot].bytes, largest);
+        }
+        assert!(lives.values().any(|tensors| tensors.len() > 2), "{lives:?}");
         for (_, output) in &plan.graph.outputs {
             let TensorLocation::Slot(slot) = plan.place(*output) else {
                 panic!("outputs have slots")

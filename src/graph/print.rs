@@ -253,7 +253,9 @@ fn memory_rows(
         ("workspace", memory.workspace, "of kernels, within one call".into()),
         ("peak", memory.peak(), "all of it allocated before the first step".into()),
     ];
-    rows.retain(|(name, bytes, _)| !["states", "workspace"].contains(name) || *bytes > 0);
+    rows.retain(|(name, bytes, _)| {
+        !["scratch", "states", "workspace"].contains(name) || *bytes > 0
+    });
     rows.extend(host.iter().map(|(name, bytes, note)| (*name, *bytes, (*note).into())));
     let mut text = String::new();
     for (name, bytes, note) in rows {

@@ -1,7 +1,7 @@
 //! Memory planning: the tensors that a device computes in a micro-batch, assigned to slots by
 //! liveness in the order in which the device runs their nodes.
 
-use std::collections::BTreeSet;
+use std::cmp::Reverse;
 
 use super::memory_layout::{ALIGNMENT_BYTES, Segment, Slot, SlotKind, TensorLocation};
 use super::{Graph, PassKind, Role};
@@ -165,88 +165,86 @@ pub(super) struct Liveness<'a> {
     pub rows: usize,
 }
 
-/// Slots while tensors are assigned to them.
-struct Slots<F> {
-    slots: Vec<Slot>,
-    /// By slot: from the first to the last segment of any tensor in it.
-    spans: Vec<SegmentSpan>,
-    /// Free ones, by their bytes.
-    free: BTreeSet<(usize, usize)>,
-    /// Copies that a slot kept over these segments needs.
-    copies: F,
+/// Slot while tensors are assigned to it.
+struct SharedSlot {
+    slot: Slot,
+    /// Lives of its tensors, none of which overlap.
+    lives: Vec<Life>,
+    /// From the first to the last segment of any of them.
+    span: SegmentSpan,
 }
 
-/// Assigns slots in the order of first writes: the free slot of the right kind that fits best,
-/// grown if none is large enough. A node's inputs stay live while its outputs are placed, so that
-/// no kernel reads and writes one buffer. `copies` returns the number of copies of a slot that is
-/// kept over some segments.
+/// Assigns slots, the largest tensors first and of equal ones the earliest: the smallest slot that
+/// is free for the life of the tensor, or a new one, so that no slot is larger than its first
+/// tensor (greedy by size for shared objects, Pisarchyk and Lee 2020). A node's inputs stay live
+/// while its outputs are placed, so that no kernel reads and writes one buffer. `copies` returns
+/// the number of copies of a slot that is kept over some segments.
 pub(super) fn assign(
     liveness: &Liveness,
     places: &mut [TensorLocation],
-    copies: impl FnMut(SegmentSpan) -> usize,
+    mut copies: impl FnMut(SegmentSpan) -> usize,
 ) -> Vec<Slot> {
     let Liveness { graph, lives, rows } = liveness;
-    let end = lives.iter().flatten().map(|life| life.last + 1).max().unwrap_or(0);
-    let mut starts: Vec<Vec<usize>> = vec![Vec::new(); end];
-    let mut ends = starts.clone();
+    let mut tensors = Vec::new();
     for (tensor, life) in lives.iter().enumerate() {
         if let Some(life) = life {
-            starts[life.first].push(tensor);
-            ends[life.last].push(tensor);
-        }
-    }
-    let mut slots = Slots { slots: Vec::new(), spans: Vec::new(), free: BTreeSet::new(), copies };
-    for (starts, ends) in starts.iter().zip(&ends) {
-        for &tensor in starts {
-            let Some(life) = lives[tensor] else { continue };
             let placed = &graph.tensors[tensor];
             let bytes = placed.bytes(*rows).max(placed.dtype.bytes());
-            let bytes = bytes.next_multiple_of(ALIGNMENT_BYTES);
-            let slot = slots.take(&life, bytes);
-            places[tensor] = TensorLocation::Slot(SlotId(slot as u32));
-        }
-        for &tensor in ends {
-            if let TensorLocation::Slot(slot) = places[tensor] {
-                slots.free.insert((slots.slots[slot.index()].bytes, slot.index()));
-            }
+            tensors.push((Reverse(bytes.next_multiple_of(ALIGNMENT_BYTES)), life.first, tensor));
         }
     }
-    slots.slots
+    tensors.sort_unstable();
+    let mut slots: Vec<SharedSlot> = Vec::new();
+    for (Reverse(bytes), _, tensor) in tensors {
+        let Some(life) = lives[tensor] else { continue };
+        let copies_of_tensor = match life.kind {
+            SlotKind::Scratch => 1,
+            SlotKind::Stash => copies(life.span),
+        };
+        // The last slots are the smallest.
+        let shared = slots.iter().rposition(|slot| {
+            slot.is_free(&life) && slot.has_copies(&life, copies_of_tensor, &mut copies)
+        });
+        let index = shared.unwrap_or_else(|| {
+            let slot = Slot { kind: life.kind, bytes, copies: copies_of_tensor };
+            slots.push(SharedSlot { slot, lives: Vec::new(), span: life.span });
+            slots.len() - 1
+        });
+        slots[index].add(life);
+        places[tensor] = TensorLocation::Slot(SlotId(index as u32));
+    }
+    slots.into_iter().map(|shared| shared.slot).collect()
 }
 
-impl<F: FnMut(SegmentSpan) -> usize> Slots<F> {
-    /// Returns the free slot that fits a life best, or a new one.
-    fn take(&mut self, life: &Life, bytes: usize) -> usize {
-        let Self { slots, spans, free, copies: copies_over } = self;
-        let mut copies_over = |span| match life.kind {
-            SlotKind::Scratch => 1,
-            SlotKind::Stash => copies_over(span),
-        };
-        let copies = copies_over(life.span);
-        // A tensor that alone needs `copies` copies shares a slot if that costs no further copy of
-        // anything, neither of what is in the slot nor, unless it fits into what is there, of the
-        // tensor.
-        let mut may_share = |slot: usize| {
-            let known = slots[slot];
-            known.kind == life.kind
-                && (copies == known.copies || (copies < known.copies && bytes <= known.bytes))
-                && copies_over(spans[slot].with(life.span)) == known.copies
-        };
-        // The tightest that fits; else the largest, which grows least.
-        let mut by_fit = free.range((bytes, 0)..).chain(free.range(..(bytes, 0)).rev());
-        match by_fit.find(|(_, slot)| may_share(*slot)).copied() {
-            Some((has, slot)) => {
-                free.remove(&(has, slot));
-                slots[slot].bytes = has.max(bytes);
-                spans[slot] = spans[slot].with(life.span);
-                slot
-            }
-            None => {
-                slots.push(Slot { kind: life.kind, bytes, copies });
-                spans.push(life.span);
-                slots.len() - 1
-            }
+impl SharedSlot {
+    /// Returns true if no tensor of the slot is live together with this one.
+    fn is_free(&self, life: &Life) -> bool {
+        self.lives.iter().all(|other| life.last < other.first || other.last < life.first)
+    }
+
+    /// Returns true if the slot takes a tensor that alone needs so many `copies`, and neither it
+    /// nor what is in the slot needs more than the slot has.
+    fn has_copies(
+        &self,
+        life: &Life,
+        copies: usize,
+        copies_over: &mut impl FnMut(SegmentSpan) -> usize,
+    ) -> bool {
+        let Slot { kind, copies: own, .. } = self.slot;
+        match (kind, life.kind) {
+            (SlotKind::Scratch, SlotKind::Scratch) => true,
+            // Within a segment one copy is enough.
+            (SlotKind::Stash, SlotKind::Scratch) if own > 1 => false,
+            _ => copies <= own && copies_over(self.span.with(life.span)) == own,
         }
+    }
+
+    fn add(&mut self, life: Life) {
+        if life.kind == SlotKind::Stash {
+            self.slot.kind = SlotKind::Stash;
+        }
+        self.span = self.span.with(life.span);
+        self.lives.push(life);
     }
 }
 
