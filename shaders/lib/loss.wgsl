@@ -56,7 +56,7 @@ fn store_parts(row: u32, all: Seen, log_of_sum: f32) {
     var loss = 0.0;
     if (is_own) { loss = log_s - p.kept * (x[row * p.v + column] - all.m); }
     if (p.even > 0.0 && targets[row] < p.classes) {
-        loss += select(0.0, 1.0 - p.kept, is_own) * all.m - p.even * all.sum;
+        loss += select(0.0, (1.0 - p.kept) * all.m, is_own) - p.even * all.sum;
     }
     parts[2u * row] = loss;
     parts[2u * row + 1u] = select(0.0, 1.0, is_own);

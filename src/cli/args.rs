@@ -90,10 +90,10 @@ pub struct TrainArgs {
     /// Samples per step, over all devices (train.batch)
     #[arg(long, value_name = "N", value_parser = whole::<u64>)]
     pub batch: Option<u64>,
-    /// The most samples that a device runs at a time: less memory, the same gradient
-    /// (train.micro_batch_size)
-    #[arg(long, value_name = "N", value_parser = whole::<u64>)]
-    pub micro_batch: Option<u64>,
+    /// The most samples that a device runs at a time, or auto, as many as fit its memory: less
+    /// memory, the same gradient (train.micro_batch_size)
+    #[arg(long, value_name = "N")]
+    pub micro_batch: Option<String>,
     /// Learning rate after the warm-up (optim.lr)
     #[arg(long, value_name = "LR", value_parser = non_negative)]
     pub lr: Option<f64>,
@@ -263,7 +263,7 @@ impl TrainArgs {
             KeyFlag::of_number("--steps", "train.steps", self.steps),
             KeyFlag::of_number("--epochs", "train.epochs", self.epochs),
             KeyFlag::of_number("--batch", "train.batch", self.batch),
-            KeyFlag::of_number("--micro-batch", "train.micro_batch_size", self.micro_batch),
+            KeyFlag::of("--micro-batch", "train.micro_batch_size", self.micro_batch.clone()),
             KeyFlag::of("--lr", "optim.lr", lr),
             KeyFlag::of_number("--eval-every", "train.eval_every", self.eval_every),
             KeyFlag::of_number("--patience", "train.patience", self.patience),

@@ -87,7 +87,10 @@ pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
         None => task.measure(&ending)?,
         Some(_) => None,
     };
-    super::print(&report(args.json, step, &*task, &evaluation, measure));
+    // The exponential of a loss with label smoothing is none.
+    let has_perplexity = task.unit() == Unit::Tokens && spec.label_smoothing == 0.0;
+    let perplexity = has_perplexity.then(|| evaluation.loss.exp());
+    super::print(&report(args.json, step, &*task, &evaluation, perplexity, measure));
     Ok(())
 }
 
@@ -117,14 +120,15 @@ fn report(
     step: u64,
     task: &dyn Task,
     evaluation: &Evaluation,
+    perplexity: Option<f64>,
     measure: Option<FinalMeasure>,
 ) -> String {
     let &Evaluation { loss, samples, targets, ref sums } = evaluation;
     let metrics = task.metrics(sums);
     if json {
         let mut line = serde_json::json!({ "step": step, "loss": loss });
-        if task.unit() == Unit::Tokens {
-            line["perplexity"] = loss.exp().into();
+        if let Some(perplexity) = perplexity {
+            line["perplexity"] = perplexity.into();
         }
         line["samples"] = samples.into();
         line["targets"] = targets.into();
@@ -140,8 +144,8 @@ fn report(
         return format!("{line}\n");
     }
     let mut text = format!("step {step}  loss {loss:.4}");
-    if task.unit() == Unit::Tokens {
-        text += &format!("  perplexity {:.2}", loss.exp());
+    if let Some(perplexity) = perplexity {
+        text += &format!("  perplexity {perplexity:.2}");
     }
     for (name, value) in &metrics {
         text += &format!("  {} {value:.4}", without_split(name));

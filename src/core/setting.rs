@@ -53,6 +53,8 @@ settings! {
     /// Repair of parameters that differ, behind "set".
     Repair: "faults.on_mismatch=repair", "TrainerOptions::on_mismatch to MismatchAction::Repair";
     Context: "model.context", "the context";
+    /// What computes activations again instead of keeping them, behind "set".
+    Recompute: "train.recompute to blocks", "TrainerOptions::recompute to Recompute::Blocks";
     /// All that makes a model large.
     ModelSize: "the model's size (model.context, model.width, model.layers, model.hidden)",
         "the model's size";

@@ -153,4 +153,24 @@ mod tests {
         let joined = reduction.reduce(&[row(f32::NAN, 1.0, empty), row(0.0, 0.0, empty)]);
         assert!(joined[0][0].is_nan() && joined[1][0].is_nan(), "{joined:?}");
     }
+
+    /// Each rank has a part of what label smoothing gives all classes, the target or not.
+    #[test]
+    fn smoothed_losses_over_the_classes_of_ranks_are_the_loss_over_all() {
+        let logits = [0.5f32, -1.0, 2.0, 3.5, -0.25];
+        let (target, kept, even) = (1, 0.75, 0.05);
+        let lse = |x: &[f32]| x.iter().map(|x| x.exp()).sum::<f32>().ln();
+        let of_rank = |classes: std::ops::Range<usize>| {
+            let own = &logits[classes.clone()];
+            let smoothed = even * own.iter().sum::<f32>();
+            let has = classes.contains(&target);
+            let loss = if has { lse(own) - kept * logits[target] } else { 0.0 };
+            vec![vec![loss - smoothed, f32::from(u8::from(has))], vec![lse(own)]]
+        };
+        let joined = Reduction::CrossEntropy { classes: 5 }.reduce(&[of_rank(0..2), of_rank(2..5)]);
+        let expected = of_rank(0..5);
+        for (joined, expected) in joined.concat().iter().zip(expected.concat()) {
+            assert!((joined - expected).abs() < 1e-6, "{joined}, not {expected}");
+        }
+    }
 }

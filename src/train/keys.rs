@@ -117,6 +117,8 @@ pub enum Value {
 pub enum Constraint {
     /// Whole numbers from the first bound to the last, both included.
     Whole(i64, i64),
+    /// The same, or this word.
+    WholeOr(i64, i64, &'static str),
     /// Finite numbers between two bounds.
     Real(Bound<f64>, Bound<f64>),
     /// `true` or `false`.
@@ -142,6 +144,10 @@ impl Constraint {
                 if (i128::from(*first)..=i128::from(*last)).contains(&v) =>
             {
                 Some(Value::Whole(v))
+            }
+            (Constraint::WholeOr(_, _, word), Value::Text(v)) if v == *word => Some(Value::Text(v)),
+            (Constraint::WholeOr(first, last, _), value) => {
+                Constraint::Whole(*first, *last).check(value)
             }
             (Constraint::Real(..), Value::Whole(v)) => self.check(Value::Real(v as f64)),
             (Constraint::Real(from, to), Value::Real(v))
@@ -176,6 +182,9 @@ impl fmt::Display for Constraint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Constraint::Whole(first, last) => write!(f, "a whole number from {first} to {last}"),
+            Constraint::WholeOr(first, last, word) => {
+                write!(f, "\"{word}\" or a whole number from {first} to {last}")
+            }
             Constraint::Real(from, to) => {
                 let up_to = match from {
                     Bound::Included(v) => {

@@ -16,7 +16,9 @@ use super::trainer::fit::EpochSize;
 use super::trainer::{FitLength, FitOptions, SavedRun, TrainerOptions};
 use crate::config::RunConfig;
 use crate::config::read::{ConfigError, Override, Resolved, read_complete};
-use crate::config::schema::{Balance, DataKind, OptimKind, Parallel, TypedKeys, is_of_placement};
+use crate::config::schema::{
+    Balance, DataKind, MicroBatchSize, OptimKind, Parallel, TypedKeys, is_of_placement,
+};
 use crate::families::{DataShape, ModelFamily};
 use crate::runtime::memory;
 use crate::runtime::open::OpenOptions;
@@ -42,6 +44,8 @@ pub struct RunSpec {
     pub batch: u32,
     /// The most samples that a device runs at a time.
     pub micro_batch: u32,
+    /// True to run fewer samples at a time on devices with too little memory for so many.
+    pub fits_micro_batch: bool,
     /// Step after which the run ends; with `epochs`, the one with their last sample on its data.
     pub steps: u64,
     /// Passes through the training split after which the run ends; 0: it ends after `steps`.
@@ -161,7 +165,8 @@ impl RunSpec {
             data: data(config),
             seed: train.seed,
             batch: train.batch as u32,
-            micro_batch: train.micro_batch_size as u32,
+            micro_batch: train.micro_batch_size.of_batch(train.batch) as u32,
+            fits_micro_batch: train.micro_batch_size == MicroBatchSize::Auto,
             steps: train.steps,
             epochs: train.epochs,
             patience: train.patience,
@@ -415,6 +420,7 @@ impl RunSpec {
             optimizer: self.optimizer,
             batch: self.batch as usize,
             micro_batch_size: self.micro_batch as usize,
+            fits_micro_batch: self.fits_micro_batch,
             clip: self.clip,
             seed: self.seed,
             fuse: self.fuse,

@@ -403,6 +403,59 @@ fn explaining_memory_tells_what_is_computed_again() {
     assert!(stashes.is_sorted_by(|a, b| a < b), "{stashes:?}");
 }
 
+/// Of the powers of two and the divisors of the batch, the most samples at a time with which nine
+/// tenths of the memory are enough: on every device, by the plan; a run has as many.
+#[test]
+fn as_many_samples_at_a_time_as_fit_the_memory() {
+    let desk = Desk::new();
+    let mut devices = crate::process::adapter_selectors();
+    devices.push("cpu".into());
+    for device in devices {
+        let line = format!(
+            "train tiny.toml --data text.txt --devices {device} --batch 24 --set model.width=128 \
+             --set model.context=64 --explain memory"
+        );
+        let explain = |flags: String| desk.run(&format!("{line} {flags}"));
+        let needed = |samples: usize| {
+            let out = explain(format!("--micro-batch {samples}")).ok().out;
+            let words: Vec<&str> = out.split_whitespace().collect();
+            let at = words.iter().position(|word| *word == "needed" || *word == "needed,").unwrap();
+            assert_eq!(words[at - 1], "MiB", "{out}");
+            words[at - 2].parse::<f64>().unwrap()
+        };
+        let sizes = [24, 16, 12, 8, 6, 4, 3, 2, 1];
+        let bytes = sizes.map(needed);
+        assert!(bytes.is_sorted_by(|a, b| a > b), "{device}: {bytes:?}");
+        for limit in [bytes[1] + 2.0, bytes[4] * 1.2, bytes[8] * 1.05] {
+            let limit = limit.ceil();
+            let out = explain(format!("--set train.device_memory_mib={limit}")).ok().out;
+            let fitting = bytes.iter().position(|bytes| *bytes <= 0.9 * limit).unwrap_or(8);
+            let told = format!("memory for micro-batches of up to {} rows", sizes[fitting]);
+            assert!(out.starts_with(&told), "{device}, {limit} MiB: {out}");
+        }
+    }
+    let sets = "--batch 24 --set model.width=128 --set model.context=64 --steps 2 --quiet";
+    let limited = |mebibytes: u32| format!("{sets} --set train.device_memory_mib={mebibytes}");
+    desk.train(&format!("{} --out run", limited(12))).ok();
+    let recorded = desk.manifest("run", 2)["meta"]["placement"]["ranks"][0].clone();
+    let samples = recorded["micro_batch"].as_u64().unwrap();
+    assert!((1..24).contains(&samples), "{recorded}");
+    // What was recorded is kept, and refused if it fits no more; so is a number that is given.
+    for line in [
+        "train --resume run --steps 4 --set train.device_memory_mib=4".to_string(),
+        format!("train tiny.toml --data text.txt --devices cpu --micro-batch 24 {}", limited(12)),
+    ] {
+        let refused = desk.run(&line).ended(78);
+        let error = refused.line("error:");
+        assert!(error.contains(" MiB of its memory and it has "), "{error}");
+        assert!(error.contains("set train.recompute to blocks"), "{error}");
+    }
+    let line = format!("{} --micro-batch 24 --explain memory", limited(12));
+    let small = desk.train(&line).ended(78).out;
+    assert!(small.contains("\nwith --micro-batch 1, "), "{small}");
+    assert!(small.contains("\nwith --set train.recompute=blocks, "), "{small}");
+}
+
 #[test]
 fn explaining_several_devices_tells_what_each_does() {
     let desk = Desk::new();

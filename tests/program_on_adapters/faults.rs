@@ -169,7 +169,7 @@ fn a_run_that_the_memory_of_its_device_does_not_hold_is_refused_with_the_figures
         let desk = Desk::new();
         let before = desk.files();
         let line = "train tiny.toml --data text.txt --out run --set train.device_memory_mib=1 \
-                    --set train.batch=512";
+                    --set train.batch=512 --micro-batch 512";
         let ran = desk.run(&format!("{line} --devices {devices}")).ended(78);
         let error = ran.line("error:");
         for part in

@@ -162,6 +162,7 @@ impl PipelineWorkload {
             parallel,
             batch: case.shape.micro_batches as u32 * self.samples,
             micro_batch: self.samples,
+            fits_micro_batch: false,
             optimizer: &self.optimizer,
             plans: &self.plans,
             probe: Some(self.inputs.clone()),

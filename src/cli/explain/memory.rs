@@ -2,7 +2,7 @@
 
 use super::Explanation;
 use super::placement::ExplainedPlacement;
-use potluck_core::format::gibibytes;
+use potluck_core::format::{gibibytes, gibibytes_up};
 use potluck_graph::print::{RankMemoryUsage, memory_table, memory_tables};
 use potluck_graph::{Graph, Recompute};
 use potluck_kernels::device::Selection;
@@ -10,6 +10,7 @@ use potluck_kernels::device::host::available_memory;
 use potluck_train::runtime::limit_basis::LimitBasis;
 use potluck_train::runtime::memory::{comparison, limit};
 use potluck_train::runtime::placement::names::is_named;
+use potluck_train::runtime::placement::plans::Plans;
 use potluck_train::runtime::placement::rank_memory::{
     RankMemory, host_bytes, pools_most, pools_of,
 };
@@ -64,7 +65,10 @@ pub fn memory(placement: &ExplainedPlacement) -> Explanation {
     let enough = if leaves_out { fitting > 0 } else { fitting == world };
     let fits = enough && available.is_none_or(|(has, _)| least_of_host as u64 <= has);
     let host = format!("memory of the host: {}\n", comparison(of_host, available));
-    let last = recomputation_line(spec, &laid_out.whole().graph) + &host;
+    let mut last = recomputation_line(spec, &laid_out.whole().graph) + &host;
+    if !fits && !placement.is_divided() {
+        last.push_str(&savings(placement, &ranks));
+    }
     let count = request.optimizer.moments();
     if let [plan] = &plans[..] {
         let text = memory_table(plan, count, ranks[0].workspace, &limits[0]) + &last;
@@ -85,6 +89,39 @@ pub fn memory(placement: &ExplainedPlacement) -> Explanation {
         });
     }
     Explanation { text: memory_tables(&usages, count) + &last, fits }
+}
+
+/// Returns lines with the memory that the device with the most of it would take with fewer samples
+/// at a time, with recomputation, and with both.
+fn savings(placement: &ExplainedPlacement, ranks: &[RankMemory]) -> String {
+    let ExplainedPlacement { spec, request, laid_out, planned, .. } = placement;
+    let most = (0..ranks.len()).max_by_key(|rank| ranks[*rank].device);
+    let Some(rank) = most else { return String::new() };
+    let moments = laid_out.moments(request, rank);
+    let selection = placement.selection(rank);
+    let bytes = |plans: &Plans, rows: u32| {
+        RankMemory::of(selection, &plans.of_rows(rows), &moments, ranks.len()).device
+    };
+    let rows = planned.rows[rank];
+    let mut ways = Vec::new();
+    if rows > 1 {
+        ways.push(("--micro-batch 1", bytes(request.plans, 1)));
+    }
+    if spec.recompute == Recompute::None {
+        let model = request.plans.model().clone().with_recompute(Recompute::Blocks);
+        let plans = Plans::new(model);
+        ways.push(("--set train.recompute=blocks", bytes(&plans, rows)));
+        if rows > 1 {
+            ways.push(("--micro-batch 1 --set train.recompute=blocks", bytes(&plans, 1)));
+        }
+    }
+    let mut text = String::new();
+    for (flags, bytes) in ways {
+        if bytes < ranks[rank].device {
+            text += &format!("with {flags}, {} needed\n", gibibytes_up(bytes as u64));
+        }
+    }
+    text
 }
 
 /// Returns a line on what is computed again for the backward pass; none if nothing is to be.

@@ -181,7 +181,7 @@ impl<'a> ExplainedPlacement<'a> {
 
     /// Returns true if the run tries fewer samples at a time on devices that lack memory.
     pub fn tries_fewer(&self) -> bool {
-        self.is_measured && !self.is_divided()
+        self.is_measured && !self.is_divided() && self.spec.fits_micro_batch
     }
 
     /// Returns the number of ranks.

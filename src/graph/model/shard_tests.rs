@@ -145,3 +145,22 @@ fn outputs_are_columns_or_refused() {
     let error = shard(&graph, &[1.0, 1.0], 0).unwrap_err().to_string();
     assert!(error.starts_with("lse is read") && error.ends_with("not columns"), "{error}");
 }
+
+/// Its gradient comes with that of what it multiplies, which all ranks need.
+#[test]
+fn a_head_in_chunks_that_no_rank_divides_is_refused() {
+    let mut b = Builder::new();
+    let (x, targets) = (b.input("x", &[3, 64]), b.input_ids("targets", &[3]));
+    let weights = ["up", "down", "head"].map(|name| b.parameter(name, &[64, 64], Init::Zeros));
+    let [up, down, head] = weights;
+    let y = b.linear(x, up, None).unwrap();
+    let y = b.linear(y, down, None).unwrap();
+    b.linear_cross_entropy_loss(y, head, targets, 2).unwrap();
+    b.split_parameters(|name| match name {
+        "up" => Some(ParameterSplit::new(0, SplitUnit::Columns)),
+        "down" => Some(ParameterSplit::new(1, SplitUnit::Columns)),
+        _ => None,
+    });
+    let error = shard(&b.finish(), &[1.0, 1.0], 0).unwrap_err().to_string();
+    assert!(error.contains("its weight is not divided by rows"), "{error}");
+}

@@ -269,6 +269,11 @@ impl<'a> Sharder<'a> {
                 &Op::LinearCrossEntropy { rows, classes: classes @ LossClasses { first: 0, .. } },
                 [None, Some(weight), None],
             ) if weight.dimension == 0 => self.linear_cross_entropy(node, rows, classes),
+            // One node computes the gradients of `x`, which all ranks need, and of the weight,
+            // which only one may report.
+            (Op::LinearCrossEntropy { .. }, _) if self.graph.tensor_rank.is_some() => {
+                Err(self.refused(&node, "its weight is not divided by rows"))
+            }
             (Op::Attention(options), _) if !is_whole(0) => {
                 let options = *options;
                 self.attention(node, options)

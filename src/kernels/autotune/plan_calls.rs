@@ -54,7 +54,9 @@ pub(crate) fn distinct_calls_of(plan: &Plan, caps: Caps, training: bool) -> Vec<
         let owned_call = OwnedCall { op, inputs, outputs, accumulate, random };
         let call = owned_call.call();
         let (call_key, cost) = (call_key(&call), (twin.cost)(&call));
-        let weight = cost.flops + cost.bytes;
+        // What no step makes is timed last.
+        let is_of_step = node.when.includes(true);
+        let weight = if is_of_step { cost.flops + cost.bytes } else { 0.0 };
         match calls.iter_mut().find(|planned| planned.call_key == call_key) {
             Some(planned) => planned.weight += weight,
             None => {

@@ -45,7 +45,7 @@ fn classes_of(call: &OpCall) -> LossClasses {
     }
 }
 
-/// RowTarget of a row of logits.
+/// Target of a row of logits.
 #[derive(Clone, Copy)]
 struct RowTarget {
     /// True if it is a class, whoever has its logits.
@@ -112,7 +112,8 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
             tasks.zip(lse).zip(dlogits.par_chunks_mut(rows * v)).for_each(|(((x, t), lse), dx)| {
                 let rows = x.chunks_exact(v).zip(t).zip(lse).zip(dx.chunks_exact_mut(v));
                 rows.for_each(|(((x, &target), &lse), dx)| {
-                    gradient_row(x, classes, RowTarget::new(classes, target, v), lse, dx);
+                    dx.copy_from_slice(x);
+                    gradient_of_row(dx, classes, RowTarget::new(classes, target, v), lse);
                 });
             });
         }
@@ -165,9 +166,9 @@ vectorized! {
         let mut smoothed = 0.0;
         if even > 0.0 && target.counts {
             let sum = sum_of(x.len(), |j| x[j]);
-            // Of what the largest logit was taken from, the part that this does not use.
-            let rest = if target.own.is_some() { classes.smoothing } else { 0.0 };
-            smoothed = rest * m - even * sum;
+            // The loss of the target counts from the largest logit, which may be infinite.
+            let above = if target.own.is_some() { classes.smoothing * m } else { 0.0 };
+            smoothed = above - even * sum;
         }
         let of_own = |class: usize| [log_s - kept * (x[class] - m), 1.0];
         let [loss, count] = target.own.map_or([0.0; 2], of_own);
@@ -175,24 +176,7 @@ vectorized! {
         m + log_s
     }
 
-    fn gradient_row<S>(
-        x: &[f32],
-        classes: LossClasses,
-        target: RowTarget,
-        lse: f32,
-        dx: &mut [f32],
-    ) {
-        if !target.counts {
-            return dx.fill(0.0);
-        }
-        let even = classes.even();
-        dx.iter_mut().zip(x).for_each(|(dx, x)| *dx = exp::<S>(x - lse) - even);
-        if let Some(class) = target.own {
-            dx[class] -= classes.kept();
-        }
-    }
-
-    /// Does the same as `gradient_row` in the place of the logits.
+    /// Replaces the logits of a row by the gradient of its loss.
     fn gradient_of_row<S>(x: &mut [f32], classes: LossClasses, target: RowTarget, lse: f32) {
         if !target.counts {
             return x.fill(0.0);

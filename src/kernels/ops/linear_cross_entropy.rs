@@ -114,7 +114,7 @@ impl LinearSizes {
     }
 }
 
-/// ChunkSteps of a chunk, with the outputs of the op that they write.
+/// Steps of a chunk, with the outputs of the op that they write.
 struct ChunkSteps {
     /// Outputs of the loss: `parts` and `lse`.
     loss: Option<[usize; 2]>,
@@ -288,7 +288,7 @@ fn composed(call: &OpCall, caps: &Caps, name: &str) -> Option<Vec<Dispatch>> {
     let rows = LinearSizes::on_gpu(call, caps).rows;
     let product = |product: &OpCall| {
         let all = matmul::variants(product, caps);
-        let is_rest = !product.inputs[0].contains(&rows) && call.inputs[0][0] > rows;
+        let is_rest = product.inputs[0][0] != rows && call.inputs[0][0] > rows;
         let chosen = all.iter().find(|variant| variant.name == name);
         let chosen = chosen.or_else(|| all.first().filter(|_| is_rest));
         chosen.map(|variant| variant.dispatches.clone())

@@ -627,7 +627,7 @@ mod resumed;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::schema::{Balance, OptimKind};
+    use crate::config::schema::{Balance, MicroBatchSize, OptimKind};
     use crate::families::TrainedOn;
     use potluck_data::TokenizerKind;
     use potluck_graph::optim::Decay;
@@ -832,14 +832,15 @@ mod tests {
     #[test]
     fn keys_that_follow_others_do_so_until_they_are_typed() {
         let follow = config("", &["train.batch=7", "train.steps=30", "optim.lr=0.5"]);
-        assert_eq!(follow.train.micro_batch_size, 7);
+        assert_eq!(follow.train.micro_batch_size, MicroBatchSize::Auto);
         assert_eq!(follow.schedule.decay_steps, 30);
         assert_eq!(follow.schedule.warmup, 3);
         assert_eq!(follow.schedule.min_lr, 0.05);
         let typed =
             "[train]\nbatch = 7\nmicro_batch_size = 3\n[schedule]\ndecay_steps = 9\nwarmup = 90";
         let typed = config(typed, &["train.steps=30"]);
-        assert_eq!((typed.train.micro_batch_size, typed.schedule.decay_steps), (3, 9));
+        assert_eq!(typed.train.micro_batch_size, MicroBatchSize::Samples(3));
+        assert_eq!(typed.schedule.decay_steps, 9);
         assert_eq!(typed.schedule.warmup, 90);
         let constant = config("schedule.kind = 'constant'\nschedule.min_lr = 1", &[]);
         assert_eq!(constant.schedule.kind, Decay::Constant);
@@ -924,7 +925,7 @@ mod tests {
         for line in help.lines() {
             assert!(line.chars().count() <= 100, "too long: {line}");
         }
-        assert!(help.contains("default: as train.batch"));
+        assert!(help.contains("default: as train.steps"));
     }
 
     #[test]
@@ -1090,6 +1091,10 @@ mod tests {
             Constraint::Whole(first, last) => {
                 Value::Whole(i128::from(first) + ((last - first) as f64 * fraction.powi(8)) as i128)
             }
+            Constraint::WholeOr(_, _, word) if fraction < 0.5 => Value::Text(word.into()),
+            Constraint::WholeOr(first, ..) => {
+                Value::Whole(i128::from(first) + (100.0 * (fraction - 0.5)) as i128)
+            }
             Constraint::Real(Included(from) | Excluded(from), Included(to) | Excluded(to)) => {
                 Value::Real(from + (to - from) * fraction)
             }
@@ -1132,12 +1137,14 @@ mod tests {
                         changed.set(name, value);
                     }
                 }
-                changed.train.batch = changed.train.batch.max(changed.train.micro_batch_size);
+                let micro_batch = changed.train.micro_batch_size.of_batch(1);
+                changed.train.batch = changed.train.batch.max(micro_batch);
                 if !changed.parallel.shares.is_empty() {
                     let batch = changed.parallel.shares.iter().sum::<u64>() as usize;
                     changed.parallel.balance = Balance::Fixed;
                     changed.train.batch = batch;
-                    changed.train.micro_batch_size = changed.train.micro_batch_size.min(batch);
+                    let micro_batch = changed.train.micro_batch_size.of_batch(batch).min(batch);
+                    changed.train.micro_batch_size = MicroBatchSize::Samples(micro_batch);
                 }
                 let parallel = &mut changed.parallel;
                 match parallel.schedule {

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 
 use crate::families::{KIND, ModelSection, OF_SAMPLES, OF_TOKENS, keys_of_all};
 use crate::keys::{
-    Constraint, ConstraintError, FRACTION, Key, Section, Value, Words, refused, section, words,
+    ConfigValue, Constraint, ConstraintError, FRACTION, Key, Section, Value, Words, refused,
+    section, words,
 };
 use potluck_data::{SampleFormat, TargetKind, TokenizerKind, formats, tokens};
 use potluck_graph::Recompute;
@@ -80,6 +81,44 @@ pub enum Balance {
     Measured,
     /// By `parallel.shares`, or evenly if that is empty.
     Fixed,
+}
+
+/// Value of `train.micro_batch_size` for what fits the memory of each device.
+const AUTO: &str = "auto";
+
+/// The most samples that a device runs in one pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MicroBatchSize {
+    /// As many as fit a device's memory.
+    Auto,
+    Samples(usize),
+}
+
+impl MicroBatchSize {
+    /// Returns the most samples, of a batch of so many.
+    pub fn of_batch(self, batch: usize) -> usize {
+        match self {
+            Self::Auto => batch,
+            Self::Samples(samples) => samples,
+        }
+    }
+}
+
+impl ConfigValue for MicroBatchSize {
+    fn value(&self) -> Option<Value> {
+        Some(match self {
+            Self::Auto => Value::Text(AUTO.into()),
+            Self::Samples(samples) => Value::from(*samples),
+        })
+    }
+
+    fn replace(&mut self, value: Value) {
+        *self = match value {
+            Value::Text(_) => Self::Auto,
+            Value::Whole(samples) => Self::Samples(samples as usize),
+            other => panic!("{other} was not admitted for this key"),
+        };
+    }
 }
 
 words! {
@@ -233,8 +272,8 @@ sections! {
         /// Samples per step.
         batch: usize = 12, Constraint::Whole(1, BATCH_MAX), "12, or as model.kind has it";
         /// Micro-batch size: the most samples that a device runs in one pass.
-        micro_batch_size: usize = 12, Constraint::Whole(1, BATCH_MAX),
-            "as train.batch; 1/4K in K stages";
+        micro_batch_size: MicroBatchSize = MicroBatchSize::Auto,
+            Constraint::WholeOr(1, BATCH_MAX, AUTO), "\"auto\", what fits; 1/4K of it in K stages";
         /// Operator fusion: neighbouring operations become one kernel.
         fuse: bool = true, Constraint::Flag;
         /// Recomputation in the backward pass: of blocks, or of all but their products.
@@ -510,8 +549,14 @@ impl RunConfig {
                 .any(|key| typed.follows("train.micro_batch_size", key));
         if becomes_pipeline || typed.follows("train.micro_batch_size", "train.batch") {
             self.train.micro_batch_size = self.default_micro_batch();
-        } else if !now.contains("train.micro_batch_size") {
-            self.train.micro_batch_size = self.train.micro_batch_size.min(self.train.batch);
+        } else if !now.contains("train.micro_batch_size")
+            && let MicroBatchSize::Samples(samples) = &mut self.train.micro_batch_size
+        {
+            *samples = (*samples).min(self.train.batch);
+        }
+        // Of a pipeline as many micro-batches as keep its stages busy.
+        if self.train.micro_batch_size == MicroBatchSize::Auto {
+            self.train.micro_batch_size = self.default_micro_batch();
         }
         if is_new
             && !now.contains("train.eval_samples")
@@ -597,11 +642,11 @@ impl RunConfig {
     /// most with which a pipeline of its own runs 4K micro-batches, so that its bubble is small, in
     /// whole rounds of an interleaved schedule if there are such; no fewer samples than the model
     /// needs.
-    fn default_micro_batch(&self) -> usize {
+    fn default_micro_batch(&self) -> MicroBatchSize {
         let batch = self.train.batch;
         let stages = self.parallel.pipeline_stages;
         if stages <= 1 {
-            return batch;
+            return MicroBatchSize::Auto;
         }
         let least = self.model.micro_batch_min();
         let most = (batch / (4 * stages)).max(least).min(batch);
@@ -611,10 +656,10 @@ impl RunConfig {
         };
         for rows in (least..=most).rev() {
             if batch.div_ceil(rows).is_multiple_of(round) {
-                return rows;
+                return MicroBatchSize::Samples(rows);
             }
         }
-        most
+        MicroBatchSize::Samples(most)
     }
 
     /// Returns the first key of the placement, of those set now, with another value than in

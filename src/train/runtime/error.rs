@@ -35,9 +35,10 @@ pub enum RuntimeError {
     Memory { needed: String, available: String },
     #[error(
         "{adapter}: the run needs {needed} of its memory and it has {has}, {basis}; lower {} or \
-         {}, {}, or choose another device",
+         {}, set {}, {}, or choose another device",
         Setting::MicroBatchSize,
         Setting::ModelSize,
+        Setting::Recompute,
         Setting::MoreStages
     )]
     DeviceMemory { adapter: String, needed: String, has: String, basis: LimitBasis },

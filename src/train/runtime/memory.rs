@@ -14,7 +14,7 @@ use potluck_kernels::device::Selection;
 use potluck_kernels::device::host::available_memory;
 use potluck_kernels::exec::Moments;
 use potluck_kernels::exec::cpu::{host_extra_bytes, workspace_bytes};
-use potluck_kernels::exec::gpu::{CallMemory, adder_bytes};
+use potluck_kernels::exec::gpu::{CallMemory, adder_bytes, tensor_bytes_max};
 use potluck_parallel::Instruction;
 
 /// Checks that the host has `bytes` of memory available; passes where the available amount is
@@ -122,6 +122,22 @@ pub(crate) fn require_on(
             Setting::DeviceMemory
         ))),
     }
+}
+
+/// Returns true if a device can bind the tensors of a plan.
+pub(crate) fn binds_tensors(selection: &Selection, plan: &Plan) -> bool {
+    match selection {
+        Selection::Adapter(adapter) => {
+            plan.tensor_bytes_max() as u64 <= tensor_bytes_max(&adapter.limits())
+        }
+        Selection::Cpu { .. } | Selection::Offered(_) => true,
+    }
+}
+
+/// Returns true if so many bytes are at most nine tenths of the memory that a device may take, or
+/// if there is no limit.
+pub(crate) fn is_within_budget(selection: &Selection, setting: u64, bytes: usize) -> bool {
+    limit(selection, setting).is_none_or(|(has, _)| bytes as u64 <= has / 10 * 9)
 }
 
 /// Returns the bytes of memory that a device may take, with the basis of that number; `None` if

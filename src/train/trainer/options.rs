@@ -35,6 +35,10 @@ pub struct TrainerOptions {
     pub batch: usize,
     /// The most samples that a device runs at a time.
     pub micro_batch_size: usize,
+    /// True to run fewer samples at a time on devices with too little memory for so many: the most
+    /// with which nine tenths of it are enough, of the powers of two and the divisors of a device's
+    /// samples. False to refuse such a device.
+    pub fits_micro_batch: bool,
     /// Gradient norm above which gradients are scaled down to it; 0: off. Finite, not negative.
     pub clip: f64,
     /// Seed of initial values, dropout, and the order of a data set's samples.
@@ -102,6 +106,7 @@ impl TrainerOptions {
             optimizer,
             batch,
             micro_batch_size: batch,
+            fits_micro_batch: true,
             clip: 0.0,
             seed: 0,
             fuse: true,
@@ -208,6 +213,7 @@ impl TrainerOptions {
             parallel,
             batch: self.batch as u32,
             micro_batch: self.micro_batch_size as u32,
+            fits_micro_batch: self.fits_micro_batch,
             optimizer: &self.optimizer,
             plans,
             probe: None,

@@ -12,7 +12,8 @@ pub fn root(b: &mut Backward, node: &Node) -> Result<(), ShapeError> {
         return linear_pass(b, Op::LinearCrossEntropyPass { rows, classes }, node);
     }
     if let Some((of_rank, op)) = linear_of_rank(&b.graph, node) {
-        return linear_grad(b, op, &[&of_rank.inputs[..], &node.outputs[1..]].concat());
+        let inputs = [&of_rank.inputs[..], &node.outputs[1..]].concat();
+        return linear_gradients(b, op, &inputs).map(|_| ());
     }
     for (target, op, inputs) in gradients_of_sum(&b.graph, node) {
         b.accumulate_op(target, op, &inputs)?;
@@ -36,11 +37,6 @@ fn linear_pass(b: &mut Backward, pass: Op, node: &Node) -> Result<(), ShapeError
         b.graph.push_node(sum, &[new[2]], vec![loss], accumulate, PassKind::BackwardInput);
     }
     Ok(())
-}
-
-/// Adds the gradient of a rank's part of a linear cross-entropy, given the `lse` of all ranks.
-fn linear_grad(b: &mut Backward, op: Op, inputs: &[TensorId]) -> Result<(), ShapeError> {
-    linear_gradients(b, op, inputs).map(|_| ())
 }
 
 /// Adds an op with the outputs `dx, dweight, ..` and returns them. It adds to the gradient of the

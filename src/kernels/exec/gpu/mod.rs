@@ -38,6 +38,7 @@ use crate::{BindGroups, Binding, Caps, Operand, Variant, twin};
 use add::PartialSumAdder;
 pub use add::adder_bytes;
 use banks::Banks;
+pub use limits::tensor_bytes_max;
 use potluck_core::arithmetic::gcd;
 use potluck_core::faults::InjectedFault;
 use potluck_core::{BucketId, DType, HostTensorView, TensorId};

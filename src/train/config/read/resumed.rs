@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::*;
-use crate::config::schema::{Balance, Parallel, is_of_placement};
+use crate::config::schema::{Balance, MicroBatchSize, Parallel, is_of_placement};
 use potluck_parallel::PipelineSchedule;
 
 /// Resolves the configuration of a new run with these flags.
@@ -45,8 +45,14 @@ fn resuming_replaces_only_what_is_typed() {
     longer.schedule.cooldown_steps = 90;
     let stretched = ["train.steps=900", "schedule.decay_steps=900"];
     assert_eq!(resumed(&saved, &stretched).config, longer);
-    assert_eq!(resumed(&saved, &["train.batch=2"]).config.train.micro_batch_size, 2);
-    assert_eq!(resumed(&saved, &["train.batch=16"]).config.train.micro_batch_size, 4);
+    assert_eq!(
+        resumed(&saved, &["train.batch=2"]).config.train.micro_batch_size,
+        MicroBatchSize::Samples(2)
+    );
+    assert_eq!(
+        resumed(&saved, &["train.batch=16"]).config.train.micro_batch_size,
+        MicroBatchSize::Samples(4)
+    );
     let heads = try_resumed(&saved, &["model.heads=3"]).unwrap_err();
     let expected = "--set model.heads=3: model.heads expects a number that divides \
                     model.width = 64, got 3";
@@ -110,14 +116,20 @@ fn min_lr_follows_lr_until_it_is_typed() {
 #[test]
 fn the_micro_batch_follows_the_batch_until_it_is_typed() {
     let saved = new(&["train.batch=8"]);
-    assert_eq!(resumed(&saved, &["train.batch=16"]).config.train.micro_batch_size, 16);
-    assert_eq!(resumed(&saved, &["optim.lr=0.5"]).config.train.micro_batch_size, 8);
+    assert_eq!(
+        resumed(&saved, &["train.batch=16"]).config.train.micro_batch_size,
+        MicroBatchSize::Auto
+    );
+    assert_eq!(
+        resumed(&saved, &["optim.lr=0.5"]).config.train.micro_batch_size,
+        MicroBatchSize::Auto
+    );
 }
 
 #[test]
 fn a_run_that_becomes_a_pipeline_gets_its_micro_batches() {
     let rows = |saved: &[&str], sets: &[&str]| -> usize {
-        resumed(&new(saved), sets).config.train.micro_batch_size
+        resumed(&new(saved), sets).config.train.micro_batch_size.of_batch(16)
     };
     assert_eq!(rows(&["train.batch=16"], &["pipeline_stages=2"]), 2);
     let typed = ["train.batch=16", "train.micro_batch_size=4"];
@@ -308,7 +320,8 @@ fn a_run_file_reads_back_and_its_derived_keys_still_follow() {
         |text: &str, sets: &[&str]| read(None, Some((path, text)), &overrides(sets)).unwrap();
     let resolved = new(&["train.batch=8", "schedule.warmup=7"]);
     let text = resolved.config.to_run_toml(&resolved.typed.all());
-    for line in ["# min_lr = 0.0004  # a tenth of optim.lr", "warmup = 7", "# micro_batch_size = 8"]
+    for line in
+        ["# min_lr = 0.0004  # a tenth of optim.lr", "warmup = 7", "# micro_batch_size = \"auto\""]
     {
         assert!(text.lines().any(|found| found.starts_with(line)), "'{line}' is missing: {text}");
     }

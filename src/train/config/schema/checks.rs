@@ -77,11 +77,9 @@ impl RunConfig {
 
     fn check_pairs(&self) -> Result<(), ConstraintError> {
         let train = &self.train;
-        if train.micro_batch_size > train.batch {
-            let why = format!(
-                "expects at most train.batch = {}, got {}",
-                train.batch, train.micro_batch_size
-            );
+        let micro_batch = train.micro_batch_size.of_batch(train.batch);
+        if micro_batch > train.batch {
+            let why = format!("expects at most train.batch = {}, got {micro_batch}", train.batch);
             return refused(&["train.micro_batch_size", "train.batch"], why);
         }
         if train.patience > 0 && train.eval_every == 0 {

@@ -92,8 +92,8 @@ fn impossible_values_name_the_key_and_what_is_accepted() {
     assert_eq!(check(|c| c.set("model.layers", 1_000_000_000_000.into())), layers);
     assert!(check(|c| c.train.seed = u64::MAX).ends_with("got 18446744073709551615"));
     let micro = "train.micro_batch_size expects at most train.batch = 12, got 13";
-    assert_eq!(check(|c| c.train.micro_batch_size = 13), micro);
-    assert_eq!(check(|c| c.train.micro_batch_size = 5), "fine");
+    assert_eq!(check(|c| c.train.micro_batch_size = MicroBatchSize::Samples(13)), micro);
+    assert_eq!(check(|c| c.train.micro_batch_size = MicroBatchSize::Samples(5)), "fine");
     let lr = "optim.lr expects a number above 0, at most 1000, got NaN";
     assert_eq!(check(|c| c.optim.lr = f64::NAN), lr);
     let min_lr = "schedule.min_lr expects at most optim.lr = 0.004, got 0.01";
@@ -163,7 +163,7 @@ fn a_model_of_samples_has_defaults_of_its_own_unless_they_are_set() {
     assert_eq!(config.value("model.kind"), Some("mlp".into()));
     assert_eq!(config.value("model.activation"), Some("relu".into()));
     assert_eq!(config.train.batch, 128);
-    assert_eq!((config.train.micro_batch_size, config.optim.lr), (128, 0.5));
+    assert_eq!((config.train.micro_batch_size, config.optim.lr), (MicroBatchSize::Auto, 0.5));
     let text = config.to_toml();
     assert!(text.contains("hidden = [128]") && !text.contains("heads"), "{text}");
     let text = RunConfig::default().to_toml();
@@ -198,11 +198,11 @@ fn a_pipeline_has_four_micro_batches_per_stage_unless_they_are_given() {
         let now = ["train.batch", "parallel.pipeline_stages"].into();
         let mut typed = TypedKeys { now, before: None };
         config.apply_derived_defaults(&typed);
-        let derived = config.train.micro_batch_size;
+        let derived = config.train.micro_batch_size.of_batch(batch);
         typed.now.insert("train.micro_batch_size");
-        config.train.micro_batch_size = 5;
+        config.train.micro_batch_size = MicroBatchSize::Samples(5);
         config.apply_derived_defaults(&typed);
-        assert_eq!(config.train.micro_batch_size, 5);
+        assert_eq!(config.train.micro_batch_size, MicroBatchSize::Samples(5));
         derived
     };
     let of = |batch, pipeline, schedule| of_model("gpt", batch, pipeline, schedule);

@@ -126,8 +126,15 @@ fn fit_devices(
     }
 }
 
+/// Returns the numbers of samples that a device may run at a time, of up to `most`, the largest
+/// first: powers of two, and divisors of `most`, whose micro-batches are all alike.
+pub(crate) fn micro_batch_sizes(most: u32) -> Vec<u32> {
+    let is_size = |rows: &u32| rows.is_power_of_two() || most.is_multiple_of(*rows);
+    (1..=most).rev().filter(is_size).collect()
+}
+
 /// Returns the ways to open a device that fit its memory: with the largest reserve first, and of
-/// each reserve with the most rows first, halved down to one.
+/// each reserve with the most rows first.
 fn admissions(
     request: &PlacementRequest,
     selection: &Selection,
@@ -137,23 +144,24 @@ fn admissions(
 ) -> Result<VecDeque<Admission>, RuntimeError> {
     let mut fitting = VecDeque::new();
     let mut failed = None;
+    let most = request.micro_batch.min(request.batch).max(1);
+    let sizes = if request.fits_micro_batch { micro_batch_sizes(most) } else { vec![most] };
+    let setting = request.opening.device_memory_mib;
     for reserve in reserves(request, position, world) {
-        let mut rows = request.micro_batch.min(request.batch).max(1);
-        loop {
+        for &rows in &sizes {
             let plan = request.plans.of_rows(rows);
-            let setting = request.opening.device_memory_mib;
             match memory::require_on(selection, name, setting, &plan, &reserve) {
-                Ok(_) => fitting.push_back(Admission {
-                    rows,
-                    memory: RankMemory::of(selection, &plan, &reserve, world),
-                    reserve: reserve.clone(),
-                }),
+                Ok(_) => {
+                    let memory = RankMemory::of(selection, &plan, &reserve, world);
+                    // What is left is for other programs, and for the driver.
+                    let fits = memory::is_within_budget(selection, setting, memory.device)
+                        && memory::binds_tensors(selection, &plan);
+                    if fits || sizes.last() == Some(&rows) {
+                        fitting.push_back(Admission { rows, memory, reserve: reserve.clone() });
+                    }
+                }
                 Err(error) => failed = Some(error),
             }
-            if rows == 1 {
-                break;
-            }
-            rows = rows.div_ceil(2);
         }
     }
     match failed {

@@ -1,6 +1,7 @@
 //! Decision about the ranks of a run: kept of the run that is resumed, given by the request, or
 //! measured. Everything that does not need an open device is checked here.
 
+use super::admission::micro_batch_sizes;
 use super::arrangement::Arrangement;
 use super::candidates::candidates;
 use super::names::is_named;
@@ -8,13 +9,14 @@ use super::open_one::RequestedDevices;
 use super::pipeline::checks::{require_devices, require_micro_batches, require_model};
 use super::pipeline::{MeasuredBlocks, by_measurement};
 use super::requested_pipelines::RequestedPipelines;
-use super::shares::fixed_counts;
+use super::shares::{fixed_counts, layout_of, moments};
 use super::tensor_shares;
 use super::types::PlacementRequest;
-use crate::runtime::{RuntimeError, timing};
+use crate::runtime::{RuntimeError, memory, timing};
 use potluck_core::Setting;
 use potluck_kernels::autotune;
 use potluck_kernels::device::Selection;
+use potluck_kernels::device::host::available_memory;
 use potluck_parallel::planner::cut::chunks_of_counts;
 use potluck_parallel::{Placement, Shares, contiguous_shares};
 
@@ -67,7 +69,7 @@ pub fn decide(
             count = request.batch as usize;
             notes.push(note);
         }
-        match given(request, &devices.selections[..count])? {
+        match given(request, &devices.selections[..count], saved)? {
             Some(given) => given,
             None if requested.tensor > 1 => {
                 let units = requested.mesh(count).data;
@@ -103,6 +105,7 @@ pub fn decide(
 fn given(
     request: &PlacementRequest,
     devices: &[Selection],
+    saved: Option<&Placement>,
 ) -> Result<Option<Arrangement>, RuntimeError> {
     let parallel = request.parallel;
     let requested = RequestedPipelines::of(request);
@@ -125,7 +128,57 @@ fn given(
     } else {
         fixed_counts(parallel, request.batch, units)?
     };
-    Ok(Some(in_given_order(request, devices.len(), &counts)))
+    let given = in_given_order(request, devices.len(), &counts);
+    Ok(Some(fitted(request, devices, given, saved)))
+}
+
+/// Returns the arrangement of devices with the whole model each with as many samples at a time on
+/// each as fit its memory, if the request leaves that open: as many as were recorded, if the
+/// devices and their samples are the same.
+fn fitted(
+    request: &PlacementRequest,
+    devices: &[Selection],
+    mut arrangement: Arrangement,
+    saved: Option<&Placement>,
+) -> Arrangement {
+    if !request.fits_micro_batch || request.parallel.is_divided() {
+        return arrangement;
+    }
+    let setting = request.opening.device_memory_mib;
+    let world = arrangement.positions.len();
+    let layout = layout_of(request.parallel, &request.plans.of_rows(1), world);
+    let of_host = |at: &&usize| memory::uses_host_memory(&devices[**at]);
+    let users = arrangement.positions.iter().filter(of_host).count().max(1);
+    // Nine tenths of the host's memory, shared by the devices that use it.
+    let host = available_memory().map(|bytes| bytes as usize / 10 * 9 / users);
+    let kept = saved.filter(|saved| {
+        let shares = saved.ranks.iter().map(|rank| (rank.position, rank.share));
+        let given = arrangement.positions.iter().zip(&arrangement.shares);
+        let is_kept = !request.retune && saved.micro_batch_max == request.micro_batch;
+        is_kept && saved.is_consistent() && shares.eq(given.map(|(at, share)| (*at, share.count)))
+    });
+    for (rank, share) in arrangement.shares.iter_mut().enumerate() {
+        if let Some(kept) = kept {
+            share.micro_batch = kept.ranks[rank].micro_batch;
+            arrangement.rows[rank] = share.micro_batch.min(share.count).max(1);
+            continue;
+        }
+        let selection = &devices[arrangement.positions[rank]];
+        let moments = moments(request.optimizer, &layout, rank);
+        let fits = |rows: &u32| {
+            let plan = request.plans.of_rows(*rows);
+            let bytes = memory::needed(selection, &plan, &moments);
+            memory::is_within_budget(selection, setting, bytes)
+                && memory::binds_tensors(selection, &plan)
+                && (!memory::uses_host_memory(selection)
+                    || host.is_none_or(|host| memory::device_bytes(&plan, &moments) <= host))
+        };
+        let most = share.micro_batch.min(share.count).max(1);
+        let rows = micro_batch_sizes(most).into_iter().find(fits).unwrap_or(1);
+        share.micro_batch = share.micro_batch.min(rows);
+        arrangement.rows[rank] = rows;
+    }
+    arrangement
 }
 
 /// Returns the arrangement of devices in the order of the request, with so many samples of each

@@ -75,6 +75,7 @@ fn with_request<R>(options: &Options, test: impl FnOnce(&PlacementRequest) -> R)
         parallel: &options.parallel,
         batch: BATCH,
         micro_batch: BATCH,
+        fits_micro_batch: true,
         optimizer: &Optimizer::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.0 },
         plans: &plans,
         probe: Some(probe),

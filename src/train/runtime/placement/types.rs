@@ -27,6 +27,8 @@ pub struct PlacementRequest<'a> {
     pub batch: u32,
     /// The most samples that a device runs at a time.
     pub micro_batch: u32,
+    /// True to run fewer on devices with too little memory; false to refuse these.
+    pub fits_micro_batch: bool,
     pub optimizer: &'a Optimizer,
     pub plans: &'a Plans,
     /// Inputs of a micro-batch of the plan, for timing devices.

@@ -291,6 +291,7 @@ fn with_request<R>(
         parallel,
         batch: BATCH,
         micro_batch: 3,
+        fits_micro_batch: true,
         optimizer: &ADAMW,
         plans: &plans,
         probe: Some(probe),

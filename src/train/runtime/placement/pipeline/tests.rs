@@ -110,6 +110,7 @@ impl Asked {
             parallel: &self.parallel,
             batch: BATCH,
             micro_batch: 3,
+            fits_micro_batch: true,
             optimizer: &Optimizer::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.0 },
             plans: &plans,
             probe: Some(probe),
