@@ -1,4 +1,5 @@
 // Cross-entropy of logits with integer targets; its gradient is cross_entropy_grad.wgsl.
+// uses lib/classes
 // uses lib/index
 // uses lib/loss
 // uses lib/nan

@@ -1,4 +1,5 @@
 // Gradient of the cross-entropy of logits with integer targets, also in the place of the logits.
+// uses lib/classes
 // uses lib/index
 // uses lib/nan
 // uses lib/run
@@ -12,19 +13,6 @@
 // cross_entropy_grad: one invocation per 8 elements of a row, 8 bytes each; cross_entropy_grad4:
 // per 8 vectors of 4. Prepended: x and x4, and the functions put and put4, which write dx.
 
-struct Params {
-    n: u32,
-    v: u32,
-    across: u32,            // invocations per row
-    step: u32,              // elements from one of an invocation to its next
-    first: u32,             // the class of column 0
-    classes: u32,           // of all columns, whoever has them
-    kept: f32,              // probability of a target above that of other classes
-    even: f32,              // probability of every class, by label smoothing
-}
-var<immediate> p: Params;
-
-@group(0) @binding(1) var<storage, read> targets: array<u32>;         // (n)
 @group(0) @binding(2) var<storage, read> lse_in: array<f32>;          // (n)
 
 // The factor of a row's exponentials: 1, or NaN if its lse is.

@@ -1,5 +1,6 @@
 // Cross-entropy of rows of at least 256 logits by subgroup operations, for GPUs; the formulas are
 // those of cross_entropy.wgsl.
+// uses lib/classes
 // uses lib/loss
 // uses lib/nan
 //

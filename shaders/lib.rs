@@ -20,8 +20,8 @@ pub const FILES: &[(&str, &str)] = texts! { "":
 /// All shared snippets as (name, text), in the order in which a shader that uses several has them;
 /// a shader includes one by a line `// uses lib/NAME` in its head.
 pub const LIBRARY: &[(&str, &str)] = texts! { "lib/":
-    "attention" "loss" "grid" "elementwise" "nan" "product_tile" "index" "run" "span" "recurrent"
-    "rng" "value" "value4" "store"
+    "attention" "classes" "loss" "grid" "elementwise" "nan" "product_tile" "index" "run" "span"
+    "recurrent" "rng" "value" "value4" "store"
 };
 
 #[cfg(test)]

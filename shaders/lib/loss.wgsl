@@ -1,21 +1,8 @@
 // What the kernels of the cross-entropy share (cross_entropy.wgsl, which has the formulas, and
-// cross_entropy_subgroups.wgsl): parameters, tensors, the logits of an invocation where a workgroup
-// of 256 has a row, and the results of a row. Of a row 4 v bytes are read.
-
-struct Params {
-    n: u32,
-    v: u32,
-    across: u32,            // invocations per row of gradients
-    step: u32,              // elements from one of an invocation to its next
-    first: u32,             // the class of column 0
-    classes: u32,           // of all columns, whoever has them
-    kept: f32,              // probability of a target above that of other classes
-    even: f32,              // probability of every class, by label smoothing
-}
-var<immediate> p: Params;
+// cross_entropy_subgroups.wgsl) beside lib/classes: tensors, the logits of an invocation where a
+// workgroup of 256 has a row, and the results of a row. Of a row 4 v bytes are read.
 
 @group(0) @binding(0) var<storage, read> x: array<f32>;               // (n, v)
-@group(0) @binding(1) var<storage, read> targets: array<u32>;         // (n)
 @group(0) @binding(2) var<storage, read_write> parts: array<f32>;     // (n, 2)
 @group(0) @binding(3) var<storage, read_write> lse: array<f32>;       // (n)
 

@@ -386,14 +386,14 @@ mod tests {
     /// is.
     #[test]
     fn an_output_of_a_position_needs_it() {
-        let (vocabulary, context, layers, heads, width) = (7, 4, 1, 2, 8);
+        let (vocabulary, context) = (7, 4);
         let graph = potluck_graph::model::gpt(&GptConfig {
             vocabulary,
             context,
             positions: context,
-            layers,
-            heads,
-            width,
+            layers: 1,
+            heads: 2,
+            width: 8,
             bias: true,
             dropout: 0.0,
             tie: true,

@@ -371,15 +371,15 @@ impl Trainer {
             }
             let tensor = self.graph().tensor(*id);
             let per_row = tensor.shape.per_row();
-            let is_given = values.iter().any(|(known, _)| known == name);
-            if self.graph().is_carried(*id) || self.graph().is_selector(*id) && !is_given {
+            let given = values.iter().find(|(known, _)| known == name);
+            if self.graph().is_carried(*id) || self.graph().is_selector(*id) && given.is_none() {
                 // A step writes what is carried over it, and does not run what is selected.
                 let zeros = HostTensor::zeros(tensor.dtype, per_row * part.rows as usize);
                 inputs.push((*id, zeros));
                 continue;
             }
             let range = slots.start as usize * per_row..slots.end as usize * per_row;
-            let Some((_, given)) = values.iter().find(|(known, _)| known == name) else {
+            let Some((_, given)) = given else {
                 return Err(TrainError::InvalidRequest(format!("input {name} is missing")));
             };
             let length = rows * per_row;

@@ -15,19 +15,17 @@ const BATCH: usize = 5;
 
 /// With dropout everywhere, and a head that is tied to the embedding.
 fn tiny_gpt() -> Graph {
-    let (vocabulary, context, layers, heads, width) = (VOCABULARY, CONTEXT, 2, 2, 16);
-    let (bias, dropout, tie, activation) = (true, 0.2, true, Unary::GeluTanh);
     let config = GptConfig {
-        vocabulary,
-        context,
-        positions: context,
-        layers,
-        heads,
-        width,
-        bias,
-        dropout,
-        tie,
-        activation,
+        vocabulary: VOCABULARY,
+        context: CONTEXT,
+        positions: CONTEXT,
+        layers: 2,
+        heads: 2,
+        width: 16,
+        bias: true,
+        dropout: 0.2,
+        tie: true,
+        activation: Unary::GeluTanh,
     };
     gpt(&config).unwrap()
 }

@@ -14,22 +14,23 @@ use potluck_core::{DType, TensorId};
 
 const BOTH: [Recompute; 2] = [Recompute::Blocks, Recompute::Selective];
 
+fn tiny() -> GptConfig {
+    GptConfig {
+        vocabulary: 70,
+        context: 4,
+        positions: 4,
+        layers: 2,
+        heads: 4,
+        width: 32,
+        bias: true,
+        dropout: 0.1,
+        tie: true,
+        activation: Unary::Gelu,
+    }
+}
+
 fn tiny_gpt(dropout: f32, layers: usize) -> Graph {
-    let (vocabulary, context, heads, width) = (70, 4, 4, 32);
-    let (bias, tie, activation) = (true, true, Unary::Gelu);
-    let config = GptConfig {
-        vocabulary,
-        context,
-        positions: context,
-        layers,
-        heads,
-        width,
-        bias,
-        dropout,
-        tie,
-        activation,
-    };
-    gpt(&config).unwrap()
+    gpt(&GptConfig { dropout, layers, ..tiny() }).unwrap()
 }
 
 fn tiny_llama() -> Graph {
@@ -177,19 +178,17 @@ fn ranks_of_a_tensor_group_sum_again_what_they_compute_again() {
 /// GPT-2 at 8 samples of 1,024 tokens. Logits are in no memory as a whole.
 #[test]
 fn activations_of_twelve_layers_take_a_fifth() {
-    let (vocabulary, context, layers, heads, width) = (50_257, 1024, 12, 12, 768);
-    let (bias, dropout, tie, activation) = (true, 0.0, true, Unary::GeluTanh);
+    let (context, width) = (1024, 768);
     let config = GptConfig {
-        vocabulary,
+        vocabulary: 50_257,
         context,
         positions: context,
-        layers,
-        heads,
+        layers: 12,
+        heads: 12,
         width,
-        bias,
-        dropout,
-        tie,
-        activation,
+        dropout: 0.0,
+        activation: Unary::GeluTanh,
+        ..tiny()
     };
     let rows = 8;
     let memory = |recompute| {

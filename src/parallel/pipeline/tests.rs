@@ -171,13 +171,7 @@ fn programs_that_compute_again_end_on_fewer_slots() {
                     ..request(&plans[0], &pipelines, &samples, schedule)
                 };
                 let written = PipelinePrograms::training(&request);
-                for (program, plan) in written.programs.iter().zip(&written.plans) {
-                    assert_eq!(replay(plan, &runs(&program.instructions)), Ok(()), "{schedule}");
-                }
-                let most = perform(&written.programs, &written.edges).unwrap();
-                for (edge, most) in written.edges.edges.iter().zip(most) {
-                    assert!(most <= edge.in_flight, "{schedule}: {most} of {edge:?}");
-                }
+                assert_ends(&written, schedule);
                 let stash = |plan: &Arc<Plan>| MemoryUsage::of(plan, 0).stash;
                 stashes.push(written.plans.iter().map(stash).sum::<usize>());
             }
@@ -206,19 +200,26 @@ fn tensor_groups_end_on_their_slots_and_within_the_bounds_of_their_edges() {
                     ..request(&plans[0], &pipelines, &of_pipelines, schedule)
                 };
                 let written = PipelinePrograms::training(&request);
-                for (program, plan) in written.programs.iter().zip(&written.plans) {
-                    assert_eq!(replay(plan, &runs(&program.instructions)), Ok(()), "{schedule}");
-                }
-                let most = perform(&written.programs, &written.edges).unwrap();
-                for (edge, most) in written.edges.edges.iter().zip(most) {
-                    assert!(most <= edge.in_flight, "{schedule}: {most} of {edge:?}");
-                }
+                assert_ends(&written, schedule);
                 assert_groups(&written, mesh);
                 cases += 1;
             }
         }
     }
     assert_eq!(cases, 24);
+}
+
+/// Checks that programs end, on their slots and within the bounds of their edges; returns the most
+/// tensors that each edge has had on their way.
+fn assert_ends(written: &PipelinePrograms, schedule: PipelineSchedule) -> Vec<usize> {
+    for (program, plan) in written.programs.iter().zip(&written.plans) {
+        assert_eq!(replay(plan, &runs(&program.instructions)), Ok(()), "{schedule}");
+    }
+    let most = perform(&written.programs, &written.edges).unwrap();
+    for (edge, most) in written.edges.edges.iter().zip(&most) {
+        assert!(*most <= edge.in_flight, "{schedule}: {most} of {edge:?}");
+    }
+    most
 }
 
 /// Checks that slices are reduced between the ranks in one place of the tensor groups, and all else
@@ -270,12 +271,8 @@ fn every_schedule_ends_on_its_slots_and_within_the_bounds_of_its_edges() {
                     contiguous_shares(&vec![samples; count as usize], &vec![4; count as usize]);
                 let request = request(&plan, &pipelines, &shares, schedule);
                 let written = PipelinePrograms::training(&request);
-                for (program, plan) in written.programs.iter().zip(&written.plans) {
-                    assert_eq!(replay(plan, &runs(&program.instructions)), Ok(()), "{schedule}");
-                }
-                let most = perform(&written.programs, &written.edges).unwrap();
+                let most = assert_ends(&written, schedule);
                 for (edge, most) in written.edges.edges.iter().zip(most) {
-                    assert!(most <= edge.in_flight, "{schedule}: {most} of {edge:?}");
                     assert_no_more_than_due(&request, edge, most);
                 }
                 cases += 1;

@@ -124,20 +124,18 @@ pub(crate) fn require_on(
     }
 }
 
-/// Returns true if a device can bind the tensors of a plan.
-pub(crate) fn binds_tensors(selection: &Selection, plan: &Plan) -> bool {
-    match selection {
+/// Returns true if the bytes of a plan are at most nine tenths of the memory that a device may
+/// take, or there is no limit, and the device can bind its tensors. What is left is for other
+/// programs, and for the driver.
+pub(crate) fn fits_amply(selection: &Selection, setting: u64, plan: &Plan, bytes: usize) -> bool {
+    let binds_tensors = match selection {
         Selection::Adapter(adapter) => {
             plan.tensor_bytes_max() as u64 <= tensor_bytes_max(&adapter.limits())
         }
         Selection::Cpu { .. } | Selection::Offered(_) => true,
-    }
-}
-
-/// Returns true if so many bytes are at most nine tenths of the memory that a device may take, or
-/// if there is no limit.
-pub(crate) fn is_within_budget(selection: &Selection, setting: u64, bytes: usize) -> bool {
-    limit(selection, setting).is_none_or(|(has, _)| bytes as u64 <= has / 10 * 9)
+    };
+    let limit = limit(selection, setting);
+    binds_tensors && limit.is_none_or(|(has, _)| bytes as u64 <= has / 10 * 9)
 }
 
 /// Returns the bytes of memory that a device may take, with the basis of that number; `None` if

@@ -153,10 +153,8 @@ fn admissions(
             match memory::require_on(selection, name, setting, &plan, &reserve) {
                 Ok(_) => {
                     let memory = RankMemory::of(selection, &plan, &reserve, world);
-                    // What is left is for other programs, and for the driver.
-                    let fits = memory::is_within_budget(selection, setting, memory.device)
-                        && memory::binds_tensors(selection, &plan);
-                    if fits || sizes.last() == Some(&rows) {
+                    let is_least = sizes.last() == Some(&rows);
+                    if is_least || memory::fits_amply(selection, setting, &plan, memory.device) {
                         fitting.push_back(Admission { rows, memory, reserve: reserve.clone() });
                     }
                 }

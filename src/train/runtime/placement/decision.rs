@@ -144,6 +144,19 @@ fn fitted(
     if !request.fits_micro_batch || request.parallel.is_divided() {
         return arrangement;
     }
+    let kept = saved.filter(|saved| {
+        let shares = saved.ranks.iter().map(|rank| (rank.position, rank.share));
+        let given = arrangement.positions.iter().zip(&arrangement.shares);
+        let is_kept = !request.retune && saved.micro_batch_max == request.micro_batch;
+        is_kept && saved.is_consistent() && shares.eq(given.map(|(at, share)| (*at, share.count)))
+    });
+    if let Some(kept) = kept {
+        for (rank, recorded) in kept.ranks.iter().enumerate() {
+            arrangement.shares[rank].micro_batch = recorded.micro_batch;
+            arrangement.rows[rank] = recorded.micro_batch.min(recorded.share).max(1);
+        }
+        return arrangement;
+    }
     let setting = request.opening.device_memory_mib;
     let world = arrangement.positions.len();
     let layout = layout_of(request.parallel, &request.plans.of_rows(1), world);
@@ -151,27 +164,15 @@ fn fitted(
     let users = arrangement.positions.iter().filter(of_host).count().max(1);
     // Nine tenths of the host's memory, shared by the devices that use it.
     let host = available_memory().map(|bytes| bytes as usize / 10 * 9 / users);
-    let kept = saved.filter(|saved| {
-        let shares = saved.ranks.iter().map(|rank| (rank.position, rank.share));
-        let given = arrangement.positions.iter().zip(&arrangement.shares);
-        let is_kept = !request.retune && saved.micro_batch_max == request.micro_batch;
-        is_kept && saved.is_consistent() && shares.eq(given.map(|(at, share)| (*at, share.count)))
-    });
     for (rank, share) in arrangement.shares.iter_mut().enumerate() {
-        if let Some(kept) = kept {
-            share.micro_batch = kept.ranks[rank].micro_batch;
-            arrangement.rows[rank] = share.micro_batch.min(share.count).max(1);
-            continue;
-        }
         let selection = &devices[arrangement.positions[rank]];
         let moments = moments(request.optimizer, &layout, rank);
+        let host = host.filter(|_| memory::uses_host_memory(selection));
         let fits = |rows: &u32| {
             let plan = request.plans.of_rows(*rows);
             let bytes = memory::needed(selection, &plan, &moments);
-            memory::is_within_budget(selection, setting, bytes)
-                && memory::binds_tensors(selection, &plan)
-                && (!memory::uses_host_memory(selection)
-                    || host.is_none_or(|host| memory::device_bytes(&plan, &moments) <= host))
+            memory::fits_amply(selection, setting, &plan, bytes)
+                && host.is_none_or(|host| memory::device_bytes(&plan, &moments) <= host)
         };
         let most = share.micro_batch.min(share.count).max(1);
         let rows = micro_batch_sizes(most).into_iter().find(fits).unwrap_or(1);
