@@ -191,6 +191,7 @@ impl DeviceEntry<'_> {
             "usable": adapter.usable().is_ok(),
             "why_not": adapter.usable().err(),
             "memory_bytes": adapter.memory.bytes,
+            "memory_free_bytes": adapter.memory.free,
             "memory_of_host": adapter.memory.of_host,
             "limits": limits_json(&adapter.limits()),
             "features": features_json(&adapter.features()),
@@ -219,9 +220,13 @@ fn block(selector: &str, name: &str, lines: &[(&str, String)]) -> String {
 }
 
 fn memory_text(memory: AdapterMemory) -> String {
+    let free = match (memory.bytes, memory.free) {
+        (Some(bytes), Some(free)) if free < bytes => format!(", {} of it free", binary(free)),
+        _ => String::new(),
+    };
     match (memory.bytes, memory.of_host) {
-        (Some(bytes), false) => binary(bytes),
-        (Some(bytes), true) => format!("up to {} of the host's", binary(bytes)),
+        (Some(bytes), false) => binary(bytes) + &free,
+        (Some(bytes), true) => format!("up to {} of the host's{free}", binary(bytes)),
         (None, true) => "the host's; how much of it is unknown".into(),
         (None, false) => "unknown; train.device_memory_mib sets it".into(),
     }
@@ -310,10 +315,12 @@ mod tests {
 
     #[test]
     fn memory_says_whose_it_is() {
-        let text = |bytes, of_host| memory_text(AdapterMemory { bytes, of_host });
+        let text = |bytes, of_host| memory_text(AdapterMemory { bytes, free: None, of_host });
         assert_eq!(text(Some(8 << 30), false), "8 GiB");
         assert_eq!(text(Some(8 << 30), true), "up to 8 GiB of the host's");
         assert!(text(None, false).contains("train.device_memory_mib"));
         assert!(text(None, true).contains("unknown"));
+        let used = AdapterMemory { bytes: Some(8 << 30), free: Some(7 << 30), of_host: false };
+        assert_eq!(memory_text(used), "8 GiB, 7 GiB of it free");
     }
 }

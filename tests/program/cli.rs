@@ -275,6 +275,7 @@ fn devices_are_listed_once_each_with_what_they_have() {
             "usable",
             "why_not",
             "memory_bytes",
+            "memory_free_bytes",
             "memory_of_host",
             "limits",
             "features",

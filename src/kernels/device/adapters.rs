@@ -120,7 +120,10 @@ fn find_adapters() -> Vec<Adapter> {
     // One API may report what another does not: GL has no way to query the memory.
     for index in 0..list.len() {
         if let Some(preferred) = list[index].merged_into {
-            list[index].memory.bytes = list[index].memory.bytes.or(list[preferred].memory.bytes);
+            let AdapterMemory { bytes, free, .. } = list[preferred].memory;
+            let memory = &mut list[index].memory;
+            memory.bytes = memory.bytes.or(bytes);
+            memory.free = memory.free.or(free);
         }
     }
     list

@@ -7,6 +7,10 @@ use super::AdapterKind;
 pub struct AdapterMemory {
     /// Bytes that the driver offers; `None` where no way to query them is known.
     pub bytes: Option<u64>,
+    /// Bytes of them that this process could still allocate when it listed its adapters for the
+    /// first time: other programs had the rest. `None` if the driver does not tell
+    /// (`VK_EXT_memory_budget`).
+    pub free: Option<u64>,
     /// True if they are part of the host's memory, as with software and integrated adapters: then
     /// they must not be counted in addition to it.
     pub of_host: bool,
@@ -16,28 +20,79 @@ impl AdapterMemory {
     /// Queries the back end of an adapter.
     pub(super) fn of(adapter: &wgpu::Adapter, kind: AdapterKind) -> Self {
         let of_host = matches!(kind, AdapterKind::Software | AdapterKind::Integrated);
-        Self { bytes: driver_bytes(adapter), of_host }
+        let (bytes, free) = driver_bytes(adapter).unzip();
+        Self { bytes, free: free.flatten(), of_host }
+    }
+
+    /// Returns the bytes that a run may take: those that are free, or else those that there are.
+    pub fn available(&self) -> Option<u64> {
+        self.free.or(self.bytes)
     }
 }
 
-/// Returns the sum of Vulkan's device-local heaps.
+/// Returns the sum of Vulkan's device-local heaps, and what is free of them.
 #[cfg(any(target_os = "linux", target_os = "android", windows))]
-fn driver_bytes(adapter: &wgpu::Adapter) -> Option<u64> {
-    /// `VK_MEMORY_HEAP_DEVICE_LOCAL_BIT`.
-    const DEVICE_LOCAL: u32 = 1;
-    // SAFETY: nothing of the adapter is destroyed, and the guard outlives the call.
+fn driver_bytes(adapter: &wgpu::Adapter) -> Option<(u64, Option<u64>)> {
+    use ash::{ext, vk};
+
+    // SAFETY: nothing of the adapter is destroyed, and the guard outlives the calls.
     let adapter = unsafe { adapter.as_hal::<wgpu::hal::api::Vulkan>() }?;
-    let instance = adapter.shared_instance().raw_instance();
-    // SAFETY: the physical device is one of this instance, which the guard keeps alive.
-    let properties =
-        unsafe { instance.get_physical_device_memory_properties(adapter.raw_physical_device()) };
-    let heaps = properties.memory_heaps_as_slice().iter();
-    let own = heaps.filter(|heap| heap.flags.as_raw() & DEVICE_LOCAL != 0);
-    Some(own.map(|heap| heap.size).sum()).filter(|bytes| *bytes > 0)
+    let shared = adapter.shared_instance();
+    let capabilities = adapter.physical_device_capabilities();
+    let device = adapter.raw_physical_device();
+    let is_local = |heap: &vk::MemoryHeap| heap.flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL);
+    let version = shared.instance_api_version().min(capabilities.properties().api_version);
+    let has_budget =
+        version >= vk::API_VERSION_1_1 && capabilities.supports_extension(ext::memory_budget::NAME);
+    if !has_budget {
+        // SAFETY: the physical device is one of this instance, which the guard keeps alive.
+        let properties =
+            unsafe { shared.raw_instance().get_physical_device_memory_properties(device) };
+        let heaps = properties.memory_heaps_as_slice().iter();
+        let bytes: u64 = heaps.filter(|heap| is_local(heap)).map(|heap| heap.size).sum();
+        return Some((bytes, None)).filter(|_| bytes > 0);
+    }
+    let mut budget = vk::PhysicalDeviceMemoryBudgetPropertiesEXT::default();
+    let mut properties = vk::PhysicalDeviceMemoryProperties2::default().push_next(&mut budget);
+    // SAFETY: as above, and instance and device have Vulkan 1.1, of which the call is.
+    unsafe {
+        let instance = shared.raw_instance();
+        instance.get_physical_device_memory_properties2(device, &mut properties);
+    }
+    let properties = properties.memory_properties;
+    let (mut bytes, mut free) = (0u64, 0u64);
+    for (index, heap) in properties.memory_heaps_as_slice().iter().enumerate() {
+        if is_local(heap) {
+            bytes += heap.size;
+            // A budget is that of the whole process, which the specification says is not 0.
+            let left = match budget.heap_budget[index] {
+                0 => heap.size,
+                budgeted => budgeted.saturating_sub(budget.heap_usage[index]),
+            };
+            free += left.min(heap.size);
+        }
+    }
+    Some((bytes, Some(free))).filter(|_| bytes > 0)
 }
 
 /// Returns `None`: Metal's working set can only be queried where that code can be compiled.
 #[cfg(not(any(target_os = "linux", target_os = "android", windows)))]
-fn driver_bytes(_: &wgpu::Adapter) -> Option<u64> {
+fn driver_bytes(_: &wgpu::Adapter) -> Option<(u64, Option<u64>)> {
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::list_adapters;
+
+    #[test]
+    fn what_is_free_is_no_more_than_there_is() {
+        for adapter in list_adapters() {
+            let AdapterMemory { bytes, free, .. } = adapter.memory;
+            assert!(free.is_none_or(|free| Some(free) <= bytes), "{bytes:?} {free:?}");
+        }
+        let memory = |free| AdapterMemory { bytes: Some(8), free, of_host: false }.available();
+        assert_eq!([memory(None), memory(Some(3))], [Some(8), Some(3)]);
+    }
 }

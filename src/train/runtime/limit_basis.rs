@@ -7,8 +7,10 @@ use potluck_core::Setting;
 /// Basis of a limit of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LimitBasis {
-    /// Report of the driver.
+    /// Report of the driver on the memory that there is.
     Driver,
+    /// Report of the driver on what other programs left of it.
+    Free,
     /// `train.device_memory_mib`.
     Setting,
 }
@@ -18,6 +20,9 @@ impl fmt::Display for LimitBasis {
         match self {
             Self::Driver => {
                 write!(f, "as its driver reports ({} overrides that)", Setting::DeviceMemory)
+            }
+            Self::Free => {
+                write!(f, "free, as its driver reports ({} overrides that)", Setting::DeviceMemory)
             }
             Self::Setting => write!(f, "as {} sets it", Setting::DeviceMemory),
         }

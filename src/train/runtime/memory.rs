@@ -143,7 +143,11 @@ pub(crate) fn fits_amply(selection: &Selection, setting: u64, plan: &Plan, bytes
 pub fn limit(selection: &Selection, setting: u64) -> Option<(u64, LimitBasis)> {
     match (selection, setting) {
         (Selection::Adapter(adapter), 0) => {
-            adapter.memory.bytes.map(|bytes| (bytes, LimitBasis::Driver))
+            let basis = match adapter.memory.free {
+                Some(_) => LimitBasis::Free,
+                None => LimitBasis::Driver,
+            };
+            adapter.memory.available().map(|bytes| (bytes, basis))
         }
         (Selection::Cpu { .. }, 0) | (Selection::Offered(_), _) => None,
         (_, mebibytes) => Some((mebibytes.saturating_mul(1 << 20), LimitBasis::Setting)),
