@@ -159,7 +159,8 @@ fn product(
 }
 
 /// Static choice: on adapters that run on a processor the largest register tile with enough
-/// invocations, or else one invocation per output; on GPUs that of `on_hardware`.
+/// invocations, with long sums split, or else one invocation per output; on GPUs that of
+/// `on_hardware`.
 ///
 /// GFLOP/s in trusted modules on two cores of an AMD EPYC, llvmpipe / SwiftShader:
 ///
@@ -178,6 +179,9 @@ pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     let sizes = Sizes::of(call);
     if caps.suits_hardware() {
         return on_hardware(call, sizes);
+    }
+    if let Some(split) = SplitK::of_registers(&sizes) {
+        return split.dispatches(call, &sizes);
     }
     let enough = |tile: RegisterTile| {
         let (down, across) = sizes.tiles(tile);
@@ -219,12 +223,16 @@ pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     let tiled = sizes
         .register_tiles(caps)
         .map(|tile| Variant::new(tile.name, vec![tiled(call, sizes, tile)]));
-    let every = std::iter::once(naive).chain(vector).chain(tiled);
-    if caps.suits_hardware() {
-        every.chain(in_workgroup_memory(call, &sizes)).collect()
-    } else {
-        every.collect()
+    let mut every: Vec<Variant> = std::iter::once(naive).chain(vector).chain(tiled).collect();
+    if caps.suits_software()
+        && let Some(split) = SplitK::of_registers(&sizes)
+    {
+        every.push(Variant::new(split.name, split.dispatches(call, &sizes)));
     }
+    if caps.suits_hardware() {
+        every.extend(in_workgroup_memory(call, &sizes));
+    }
+    every
 }
 
 /// Returns the variants for GPUs: tiles in workgroup memory, and those that split long sums.
@@ -253,12 +261,24 @@ fn naive(call: &OpCall, sizes: Sizes) -> Dispatch {
 }
 
 fn tiled(call: &OpCall, sizes: Sizes, tile: RegisterTile) -> Dispatch {
+    tiled_in_parts(call, sizes, tile, [1, sizes.k])
+}
+
+/// Returns the dispatch that writes the products of so many parts of the sum, of `terms` terms
+/// each: (parts, batch, m, n).
+fn tiled_in_parts(
+    call: &OpCall,
+    sizes: Sizes,
+    tile: RegisterTile,
+    [parts, terms]: [usize; 2],
+) -> Dispatch {
     let (down, across) = sizes.tiles(tile);
-    let tiles = sizes.batch * down * across;
-    let Sizes { m, n, k, transpose_a, transpose_b, .. } = sizes;
+    let Sizes { batch, m, n, k, transpose_a, transpose_b } = sizes;
+    let tiles = parts * batch * down * across;
     let Epilogue { text: store, operands } = epilogue::of(call, OPERANDS.len());
     let text = tile::text(tile, transpose_a, transpose_b, &store);
-    let params = [tiles, down * across, across, m, n, k, usize::from(call.accumulates())];
+    let accumulate = usize::from(call.accumulates());
+    let params = [tiles, down * across, across, m, n, k, accumulate, batch, terms];
     Dispatch {
         shader: Shader::emitted(tile.name, "tile", text),
         operands: [&OPERANDS[..], &operands].concat(),
@@ -425,6 +445,8 @@ mod tests {
             [0, 66, 1537, 140],
             [0, 256, 1040, 129],
             [0, 128, 1600, 136],
+            [0, 17, 2048, 16],
+            [2, 19, 2060, 33],
         ];
         for (index, product) in products.into_iter().enumerate() {
             let is_split = |name: &str| name.ends_with("_split_k");

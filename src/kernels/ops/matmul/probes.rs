@@ -1,12 +1,13 @@
 //! Products on which the kernels are certified.
 
+use super::split_k::CACHED_TERMS_MIN;
 use crate::call_shapes::{C, N, calls};
 use crate::{CallShape, Dims};
 use potluck_graph::Op;
 
 /// `(m, k, n)` of probes, the cheapest first: large enough for one tile size after the other, and
 /// longer sums for variants that split them.
-const PRODUCTS: [[usize; 3]; 8] = [
+const PRODUCTS: [[usize; 3]; 9] = [
     [19, 7, 21],
     [37, 18, 35],
     [67, 35, 69],
@@ -14,6 +15,7 @@ const PRODUCTS: [[usize; 3]; 8] = [
     [19, 1031, 21],
     [67, 519, 69],
     [259, 37, 261],
+    [19, CACHED_TERMS_MIN + 7, 21],
     [131, 1031, 133],
 ];
 

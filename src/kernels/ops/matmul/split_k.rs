@@ -1,16 +1,22 @@
 //! Matrix products whose sums are split between workgroups: each computes a part of the terms of
 //! its tile, and a second dispatch adds the parts in order and applies the epilogue. Twin of
-//! `shaders/matmul_split_k.wgsl` behind `shaders/matmul_shared.wgsl`.
+//! `shaders/matmul_split_k.wgsl` behind `shaders/matmul_shared.wgsl` or a register tile.
 //!
 //! It is meant for GPUs and for long sums of few outputs: the gradient of a weight of (768, 768)
 //! has 36 tiles of 128x128, fewer than a large GPU has cores. The parts cost 8 bytes per output
 //! and part on top.
+//!
+//! On adapters that run on a processor, register tiles are split for another reason: all tiles of a
+//! part read the same rows of the second operand, which then stay in the processor's cache.
 
 use super::shared::{self, Output, WorkgroupTile};
-use super::sizes::Sizes;
+use super::sizes::{OPERANDS, Sizes};
+use super::tile::{RegisterTile, TILES, WORKGROUP};
+use super::tiled_in_parts;
 use crate::dispatch::{WORKSPACE_VALUES_MAX, grid};
 use crate::ops::epilogue;
 use crate::{Dispatch, OpCall, Operand, Shader};
+use potluck_graph::Accumulation;
 
 /// Workgroups that fill a large device, each with the fewest terms of a part for so many: about two
 /// per core, and about four, with which the last round of workgroups leaves fewer cores idle.
@@ -19,18 +25,48 @@ const FILLS: [(usize, usize); 2] = [(256, 512), (512, 1024)];
 /// Invocations per workgroup that add parts.
 const SIZE: u32 = 64;
 
-/// A tile in workgroup memory, and how its sums are split.
+/// Terms of a part on a processor, whose rows stay in its cache. Parts of 1,024 gain 2.9 times on
+/// llvmpipe and 2.1 on SwiftShader for sums of 49,152 terms, 1.1 for 4,096, and are faster than
+/// parts of 256.
+const CACHED_TERMS: usize = 1024;
+/// The fewest terms of a sum that is split on a processor.
+pub(crate) const CACHED_TERMS_MIN: usize = 2 * CACHED_TERMS;
+
+/// Name of the kernel variant that splits the sums of the largest register tile.
+pub(crate) const OF_REGISTERS: &str = "matmul_tile_16x16_split_k";
+
+/// A tile, and how its sums are split.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SplitK {
     /// Name of the kernel variant.
     pub name: &'static str,
-    tile: WorkgroupTile,
+    tile: Tile,
     count: usize,
-    /// Terms of each part but the last one: whole stages of the tile.
+    /// Terms of each part but the last one: of tiles in workgroup memory whole stages.
     terms: usize,
 }
 
+#[derive(Clone, Copy, Debug)]
+enum Tile {
+    Workgroup(WorkgroupTile),
+    Register(RegisterTile),
+}
+
 impl SplitK {
+    /// Returns the split of the largest register tile; `None` if there is less than a tile, or if
+    /// the sums are too short.
+    pub fn of_registers(sizes: &Sizes) -> Option<Self> {
+        let [tile, ..] = TILES;
+        let values = sizes.batch * sizes.m * sizes.n;
+        let most = WORKSPACE_VALUES_MAX / values.max(1);
+        if !sizes.fits(tile) || sizes.k < CACHED_TERMS_MIN || most < 2 {
+            return None;
+        }
+        let terms = CACHED_TERMS.max(sizes.k.div_ceil(most));
+        let name = OF_REGISTERS;
+        Some(Self { name, tile: Tile::Register(tile), count: sizes.k.div_ceil(terms), terms })
+    }
+
     /// Returns the splits that are candidates for these sizes, that of the largest tile first.
     pub fn of(sizes: &Sizes) -> impl Iterator<Item = Self> {
         let named = [
@@ -56,12 +92,19 @@ impl SplitK {
             return None;
         }
         let terms = sizes.k.div_ceil(parts).next_multiple_of(tile.k as usize);
-        Some(Self { name, tile, count: sizes.k.div_ceil(terms), terms })
+        Some(Self { name, tile: Tile::Workgroup(tile), count: sizes.k.div_ceil(terms), terms })
     }
 
     /// Returns the number of workgroups that compute parts.
     pub fn workgroups(&self, sizes: &Sizes) -> usize {
-        self.count * self.tile.count(sizes)
+        let tiles = match self.tile {
+            Tile::Workgroup(tile) => tile.count(sizes),
+            Tile::Register(tile) => {
+                let (down, across) = sizes.tiles(tile);
+                (sizes.batch * down * across).div_ceil(WORKGROUP as usize)
+            }
+        };
+        self.count * tiles
     }
 
     /// Returns the dispatches of a call: the parts, and their sums.
@@ -69,7 +112,19 @@ impl SplitK {
         let values = sizes.batch * sizes.m * sizes.n;
         let partials = Operand::workspace(self.count * values);
         let parts = [self.count, self.terms];
-        let first = shared::dispatch_split_k(call, sizes, self.tile, parts, partials);
+        let first = match self.tile {
+            Tile::Workgroup(tile) => shared::dispatch_split_k(call, sizes, tile, parts, partials),
+            Tile::Register(tile) => {
+                let plain = OpCall {
+                    op: call.op.root_op(),
+                    accumulate: Accumulation::NONE,
+                    ..call.clone()
+                };
+                let [a, b, _] = OPERANDS;
+                let operands = vec![a, b, partials];
+                Dispatch { operands, ..tiled_in_parts(&plain, *sizes, tile, parts) }
+            }
+        };
         let output = Output::of(call, &epilogue::steps(call), sizes.n, 2);
         let (value, store, lanes) =
             if output.vectors { ("vec4f", "store4", 4) } else { ("f32", "store", 1) };

@@ -52,13 +52,15 @@ pub(crate) const NARROW_MAX: usize = 4;
 /// Head of the WGSL of every tile. The formula and the shapes are those of `matmul.wgsl`.
 const HEAD: &str = "\
 struct Params {
-    tiles: u32,             // in all matrices
+    tiles: u32,             // in all matrices, of all parts of the sums
     tiles_each: u32,        // in one
     tiles_across: u32,      // in one row of tiles
     m: u32,
     n: u32,
     k: u32,
     accumulate: u32,
+    batch: u32,
+    terms: u32,             // of a part of the sums, but the last one: k if they are not split
 }
 var<immediate> p: Params;
 
@@ -70,7 +72,7 @@ var<immediate> p: Params;
 /// Returns the WGSL of a tile, with the entry point `tile`, for operands that are stored
 /// transposed or not. Its `Params` are in `HEAD`, `store` is that of
 /// [`epilogue`](crate::ops::epilogue), and m and n of the product must be at least those
-/// of the tile.
+/// of the tile. The products of several parts of the sums are one behind the other.
 pub fn text(tile: RegisterTile, transpose_a: bool, transpose_b: bool, store: &str) -> String {
     // Elements to the next row of a, to the next column of b, and to the next term of the sum.
     let (a_row, a_step) = if transpose_a { ("1u", "p.m") } else { ("p.k", "1u") };
@@ -93,9 +95,11 @@ fn tile(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) group
     let column = within % p.tiles_across * {n}u;
     let i = min(row, p.m - {m}u);
     let j = min(column, p.n - {n}u);
-    var a_at = z * p.m * p.k + i * {a_row};
-    var b_at = z * p.k * p.n + j * {b_column};
-{sums}    for (var q = 0u; q < p.k; q++) {{
+    let begin = z / p.batch * p.terms;
+    let end = min(begin + p.terms, p.k);
+    var a_at = z % p.batch * p.m * p.k + i * {a_row} + begin * {a_step};
+    var b_at = z % p.batch * p.k * p.n + j * {b_column} + begin * {b_step};
+{sums}    for (var q = begin; q < end; q++) {{
 {a_loads}{b_loads}{products}        a_at += {a_step};
         b_at += {b_step};
     }}
