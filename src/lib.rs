@@ -173,7 +173,10 @@ pub mod model {
 
 /// Update rules and schedules of the learning rate.
 pub mod optim {
-    pub use potluck_graph::optim::{Decay, Optimizer, Schedule};
+    pub use potluck_graph::UpdateRates;
+    pub use potluck_graph::optim::{
+        Decay, GroupRule, Optimizer, ParameterGroup, ParameterGroupError, Schedule,
+    };
 }
 
 /// Data sets, readers of samples, texts and tokens, and tokenizers.

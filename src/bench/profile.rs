@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use potluck_core::rng::Key;
-use potluck_core::{BucketId, Rank, Round, TensorId};
+use potluck_core::{Rank, Round, TensorId};
 use potluck_graph::{Plan, PlanOptions, UpdateRange};
 use potluck_kernels::device::{DeviceError, Selection};
 use potluck_kernels::exec::{Executor, KernelProfile, PassContext, ProfileTarget, load};
@@ -260,12 +260,8 @@ fn kernels(
             | Instruction::Start(_)
             | Instruction::Wait(_) => continue,
             Instruction::Verdict => {
-                let buckets = 0..device.plan().buckets.len() as u32;
-                (
-                    StepPart::Norms,
-                    buckets.map(|b| ProfileTarget::Norm(BucketId(b))).collect(),
-                    pass(0),
-                )
+                let buckets = device.plan().updated_buckets();
+                (StepPart::Norms, buckets.map(ProfileTarget::Norm).collect(), pass(0))
             }
             Instruction::Update { bucket } => {
                 let layout = &device.plan().buckets[bucket.index()];

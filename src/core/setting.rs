@@ -36,6 +36,7 @@ settings! {
     Retune: "--retune", "TrainerOptions::retune";
     Batch: "train.batch", "TrainerOptions::batch";
     MicroBatchSize: "train.micro_batch_size", "TrainerOptions::micro_batch_size";
+    Groups: "optim.groups", "TrainerOptions::groups";
     DeviceMemory: "train.device_memory_mib", "TrainerOptions::device_memory_mib";
     DeviceTimeout: "faults.device_timeout_s", "TrainerOptions::device_timeout";
     TuneSeconds: "train.tune_s", "TrainerOptions::tune_s";

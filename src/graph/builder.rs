@@ -9,7 +9,7 @@ use super::pictures::{Conv2dOptions, Pool2dOptions};
 use super::shapes::{self, ShapeError, Typed};
 use super::{
     Accumulation, Carried, DeviceState, Graph, Init, Node, Parameter, ParameterKind,
-    ParameterSplit, PassKind, Role, RunsIn, StateInit, Tensor, WholeTensor,
+    ParameterSplit, PassKind, Role, RunsIn, StateInit, Tensor, UpdateRates, WholeTensor,
 };
 use potluck_core::{DType, ParamId, Shape, Site, StateId, TensorId, TensorSlice};
 
@@ -118,6 +118,7 @@ impl Builder {
             kind,
             init,
             decay,
+            rates: UpdateRates::default(),
             gradient: None,
             split: None,
             has_partial_gradient: false,

@@ -60,7 +60,7 @@ pub use replay::replay;
 pub use rotary::{RotaryAngles, RotaryScaling};
 pub use shapes::ShapeError;
 pub use split::{ParameterSplit, SplitError, SplitUnit};
-pub use update::{BucketTensor, Update, UpdateRange};
+pub use update::{BucketTensor, Update, UpdateRange, UpdateRates};
 pub use variant_choices::VariantChoices;
 
 use std::fmt;
@@ -215,9 +215,19 @@ pub enum ParameterKind {
     /// the mean of what the micro-batches of a step have, weighted by their rows. Its gradient
     /// tensor accumulates `-rows s`. It has no part in the gradient's norm.
     State { momentum: f32 },
+    /// Nothing: it has no gradient, no moments and no reduction, and is hashed, saved and restored
+    /// like the others.
+    Frozen,
 }
 
-/// A tensor that lasts from step to step: trained, or a running average.
+impl ParameterKind {
+    /// Returns true for a running average.
+    pub fn is_state(self) -> bool {
+        matches!(self, Self::State { .. })
+    }
+}
+
+/// A tensor that lasts from step to step: trained, a running average, or frozen.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parameter {
     /// Unique: the name of the tensor, and of a slice of it with the rank behind.
@@ -227,7 +237,10 @@ pub struct Parameter {
     pub init: Init,
     /// True if weight decay applies: by default to matrices, not to norm weights and biases.
     pub decay: bool,
-    /// Tensor that accumulates its gradient, once the graph is differentiated.
+    /// Rates of the optimizer, if it is trained.
+    pub rates: UpdateRates,
+    /// Tensor that accumulates its gradient, once the graph is differentiated; `None` if it is
+    /// frozen.
     pub gradient: Option<TensorId>,
     /// How the ranks of a tensor group divide it; `None` if each has all of it.
     pub split: Option<ParameterSplit>,
@@ -479,10 +492,19 @@ impl Graph {
         self.parameters.iter().any(|parameter| parameter.gradient.is_some())
     }
 
-    /// Returns the number of trained values.
+    /// Returns the number of values of parameters, without running averages.
     pub fn parameter_count(&self) -> usize {
-        let trained = self.parameters.iter().filter(|p| p.kind == ParameterKind::Trained);
-        trained.map(|p| self.tensor(p.tensor).shape.per_row()).sum()
+        self.count_of(|kind| !kind.is_state())
+    }
+
+    /// Returns the number of values of frozen parameters.
+    pub fn frozen_count(&self) -> usize {
+        self.count_of(|kind| kind == ParameterKind::Frozen)
+    }
+
+    fn count_of(&self, is_counted: impl Fn(ParameterKind) -> bool) -> usize {
+        let counted = self.parameters.iter().filter(|parameter| is_counted(parameter.kind));
+        counted.map(|parameter| self.tensor(parameter.tensor).shape.per_row()).sum()
     }
 }
 

@@ -302,12 +302,13 @@ pub enum Op {
     /// [`Op::CrossEntropy`] of the logits `x weight^T`, which are computed for so many `rows` at a
     /// time and are in no memory as a whole.
     LinearCrossEntropy { rows: usize, classes: LossClasses },
-    /// `x, weight, targets, lse -> dx (n, c), dweight (v, c)`, the gradient of the summed loss over
-    /// all classes, over which `lse` is. It computes the logits again.
-    LinearCrossEntropyGrad { rows: usize, classes: LossClasses },
-    /// `x, weight, targets -> dx, dweight, parts, lse`: the loss and its gradient with the logits
-    /// computed once, which is possible where the gradient of the loss is 1.
-    LinearCrossEntropyPass { rows: usize, classes: LossClasses },
+    /// `x, weight, targets, lse -> dx (n, c)` and, `by_weight`, `dweight (v, c)`: the gradient of
+    /// the summed loss over all classes, over which `lse` is. It computes the logits again.
+    LinearCrossEntropyGrad { rows: usize, classes: LossClasses, by_weight: bool },
+    /// `x, weight, targets -> dx, parts, lse` and, `by_weight`, `dweight`: the loss and its
+    /// gradient with the logits computed once, which is possible where the gradient of the loss
+    /// is 1.
+    LinearCrossEntropyPass { rows: usize, classes: LossClasses, by_weight: bool },
     /// `x (b*n, ..), target -> parts (b*n, 2)`: the sum of squared differences over each leading
     /// entry, and how many it sums.
     SquaredError,
@@ -368,9 +369,8 @@ impl Op {
             | Op::EmbeddingGrad { .. }
             | Op::Conv2dWeightGrad { .. } => Accumulation::all(1),
             Op::LayerNormAffineGrad | Op::GroupNormAffineGrad { .. } => Accumulation::all(2),
-            Op::LinearCrossEntropyGrad { .. } | Op::LinearCrossEntropyPass { .. } => {
-                Accumulation::only(1)
-            }
+            Op::LinearCrossEntropyGrad { by_weight: true, .. } => Accumulation::only(1),
+            Op::LinearCrossEntropyPass { by_weight: true, .. } => Accumulation::only(3),
             _ => Accumulation::NONE,
         }
     }
@@ -515,11 +515,13 @@ impl fmt::Display for Op {
             Op::LinearCrossEntropy { rows, classes } => {
                 write!(f, "linear_cross_entropy {rows}{classes}")
             }
-            Op::LinearCrossEntropyGrad { rows, classes } => {
-                write!(f, "linear_cross_entropy_grad {rows}{classes}")
+            Op::LinearCrossEntropyGrad { rows, classes, by_weight } => {
+                let frozen = if *by_weight { "" } else { " frozen" };
+                write!(f, "linear_cross_entropy_grad {rows}{classes}{frozen}")
             }
-            Op::LinearCrossEntropyPass { rows, classes } => {
-                write!(f, "linear_cross_entropy_pass {rows}{classes}")
+            Op::LinearCrossEntropyPass { rows, classes, by_weight } => {
+                let frozen = if *by_weight { "" } else { " frozen" };
+                write!(f, "linear_cross_entropy_pass {rows}{classes}{frozen}")
             }
             Op::SquaredError => write!(f, "squared_error"),
             Op::SquaredErrorGrad => write!(f, "squared_error_grad"),

@@ -45,7 +45,8 @@ impl Plan {
         let of_rank = buckets.iter().map(|bucket| bucket.is_of(graph.tensor_rank));
         let held: Vec<bool> =
             users.iter().zip(of_rank).map(|(users, is_of)| is_of && is_held(users)).collect();
-        for bucket in (0..buckets.len()).filter(|bucket| held[*bucket]) {
+        let is_completed = |bucket: &usize| held[*bucket] && buckets[*bucket].is_updated();
+        for bucket in (0..buckets.len()).filter(is_completed) {
             if let Some(last) = completed_by(&repetition.order, &segments, &users[bucket]) {
                 segments[last.index()].completes.push(BucketId(bucket as u32));
             }

@@ -6,13 +6,16 @@ use std::collections::BTreeMap;
 
 use super::memory_layout::{ALIGNMENT_BYTES, Segment, Slot, TensorLocation};
 use super::slots::{Liveness, NodeOrder, assign};
-use super::{Graph, ParameterKind, PassKind, Role, Update};
+use super::{Graph, Parameter, ParameterKind, PassKind, Role, Update, UpdateRates};
 use potluck_core::{BucketId, DType, ParamId, SegmentId, TensorId};
 
 const ALIGNMENT: usize = ALIGNMENT_BYTES / DType::F32.bytes();
 
 /// Fewest samples of which statistics should be taken to normalize by.
 pub const STATISTICS_ROWS_MIN: u32 = 8;
+
+/// The most bytes of workspace of any kernel.
+pub const WORKSPACE_BYTES_MAX: usize = 64 << 20;
 
 /// Options of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -24,19 +27,31 @@ pub struct PlanOptions {
     pub in_flight: usize,
     /// The most bytes that a bucket takes, unless a single tensor is larger.
     pub bucket_bytes_max: usize,
+    /// The most bytes of workspace in which a kernel hands partial results on: kernels that need
+    /// more are not chosen, unless there is no other for a call. No kernel needs more than the
+    /// default.
+    pub workspace_bytes_max: usize,
 }
 
 impl PlanOptions {
     /// Returns options for one device that runs one micro-batch of up to `rows` rows at a time.
     pub fn new(rows: usize) -> Self {
-        Self { rows, in_flight: 1, bucket_bytes_max: 64 << 20 }
+        Self {
+            rows,
+            in_flight: 1,
+            bucket_bytes_max: 64 << 20,
+            workspace_bytes_max: WORKSPACE_BYTES_MAX,
+        }
     }
 }
 
-/// A flat range of parameters of one kind, and of gradients and moments in the same order.
+/// A flat range of parameters of one kind and at the same rates, and of gradients and moments in
+/// the same order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bucket {
     pub kind: ParameterKind,
+    /// Rates of the optimizer, if it is trained.
+    pub rates: UpdateRates,
     /// Rank of the tensor group that has its slices; `None` if every rank has the bucket.
     pub rank: Option<u32>,
     /// Each parameter and its first element; those with weight decay come first.
@@ -55,17 +70,30 @@ impl Bucket {
         self.rank.is_none() || self.rank == tensor_rank
     }
 
-    /// Returns the rule that updates the bucket in a step with this rule of the optimizer.
+    /// Returns true if a step updates the bucket: it has gradients, which are reduced over the
+    /// ranks.
+    pub fn is_updated(&self) -> bool {
+        self.kind != ParameterKind::Frozen
+    }
+
+    /// Returns the number of elements that have gradients: all or none.
+    pub fn gradient_length(&self) -> usize {
+        if self.is_updated() { self.length } else { 0 }
+    }
+
+    /// Returns the rule that updates the bucket in a step with this rule of the optimizer; `None`
+    /// if it is frozen.
     ///
     /// A running average is plain gradient descent on `(state - s)^2 / 2` per row, with the
     /// momentum as learning rate: the state in the gradient is its weight decay of 1, and the rest
     /// is what was accumulated.
-    pub fn update(&self, optimizer: &Update) -> Update {
+    pub fn update(&self, optimizer: &Update) -> Option<Update> {
         match self.kind {
-            ParameterKind::Trained => *optimizer,
+            ParameterKind::Trained => Some(optimizer.at(self.rates)),
             ParameterKind::State { momentum } => {
-                Update::Sgd { lr: momentum, momentum: 0.0, weight_decay: 1.0 }
+                Some(Update::Sgd { lr: momentum, momentum: 0.0, weight_decay: 1.0 })
             }
+            ParameterKind::Frozen => None,
         }
     }
 }
@@ -122,8 +150,11 @@ impl Plan {
     /// Returns the fewest samples that a micro-batch should have: 8 if statistics of micro-batches
     /// are normalized by, which of fewer differ too much from those of the batch, or else 1.
     pub fn rows_min(&self) -> u32 {
-        let is_state = |bucket: &Bucket| bucket.kind != ParameterKind::Trained;
-        if self.buckets.iter().any(is_state) { STATISTICS_ROWS_MIN } else { 1 }
+        if self.buckets.iter().any(|bucket| bucket.kind.is_state()) {
+            STATISTICS_ROWS_MIN
+        } else {
+            1
+        }
     }
 
     /// Returns true if a device that runs this plan holds a block.
@@ -134,6 +165,12 @@ impl Plan {
     /// Returns true if a device that runs this plan holds a bucket.
     pub fn holds(&self, bucket: BucketId) -> bool {
         self.held[bucket.index()]
+    }
+
+    /// Returns the buckets that a step updates, in order.
+    pub fn updated_buckets(&self) -> impl Iterator<Item = BucketId> + '_ {
+        let buckets = (0..).map(BucketId).zip(&self.buckets);
+        buckets.filter_map(|(id, bucket)| bucket.is_updated().then_some(id))
     }
 
     /// Returns true if a device that runs this plan runs a segment.
@@ -210,6 +247,29 @@ pub(super) fn segments(graph: &Graph) -> Vec<Segment> {
     segments
 }
 
+/// Order of buckets by their updates: trained ones, by their rates, before running averages and
+/// those before frozen ones. Parameters of one key are updated alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum UpdateOrder {
+    Trained { lr_scale: u32, weight_decay: Option<u32> },
+    State { momentum: u32 },
+    Frozen,
+}
+
+impl UpdateOrder {
+    fn of(parameter: &Parameter) -> Self {
+        match parameter.kind {
+            ParameterKind::Trained => {
+                let UpdateRates { lr_scale, weight_decay } = parameter.rates;
+                let weight_decay = weight_decay.map(f32::to_bits);
+                Self::Trained { lr_scale: lr_scale.to_bits(), weight_decay }
+            }
+            ParameterKind::State { momentum } => Self::State { momentum: momentum.to_bits() },
+            ParameterKind::Frozen => Self::Frozen,
+        }
+    }
+}
+
 /// Returns the buckets in order of backward completion, and the segment that completes each: whole
 /// blocks from the last; a parameter that several blocks use has a bucket of its own, complete
 /// after the first of them.
@@ -220,20 +280,16 @@ pub(super) fn buckets(
 ) -> (Vec<Bucket>, Vec<Option<SegmentId>>) {
     let used = graph.users_of_parameters();
     // Keyed so that iteration is the order of completion: by the first block that uses it, from
-    // the last block; within one, the block's own parameters before tied ones, each before running
-    // averages, and what all ranks of a tensor group have before the slices of each.
-    type Key = (std::cmp::Reverse<u32>, Option<u32>, Option<u32>, Option<u32>);
+    // the last block; within one, the block's own parameters before tied ones, each by its update,
+    // and what all ranks of a tensor group have before the slices of each.
+    type Key = (std::cmp::Reverse<u32>, Option<u32>, UpdateOrder, Option<u32>);
     let mut groups: BTreeMap<Key, Vec<ParamId>> = BTreeMap::new();
     for (index, blocks) in used.iter().enumerate() {
         let first = blocks.iter().min().copied().unwrap_or(0);
         let tied = blocks.iter().any(|&block| block != first);
         let parameter = &graph.parameters[index];
-        let momentum = match parameter.kind {
-            ParameterKind::Trained => None,
-            ParameterKind::State { momentum } => Some(momentum.to_bits()),
-        };
         let tied = tied.then_some(parameter.whole.number);
-        let key = (std::cmp::Reverse(first), tied, momentum, parameter.rank);
+        let key = (std::cmp::Reverse(first), tied, UpdateOrder::of(parameter), parameter.rank);
         groups.entry(key).or_default().push(ParamId(index as u32));
     }
     let mut buckets = Vec::new();
@@ -241,8 +297,9 @@ pub(super) fn buckets(
     for ((std::cmp::Reverse(block), ..), parameters) in groups {
         let last = segments.iter().rposition(|s| s.block == block && s.phase != PassKind::Forward);
         for bucket in pack(graph, parameters, bytes_max) {
-            buckets.push(bucket);
+            let last = last.filter(|_| bucket.is_updated());
             finished_by.push(last.map(|index| SegmentId(index as u32)));
+            buckets.push(bucket);
         }
     }
     (buckets, finished_by)
@@ -268,13 +325,14 @@ fn pack(graph: &Graph, parameters: Vec<ParamId>, bytes_max: usize) -> Vec<Bucket
     }
     let lay_out = |mut ids: Vec<ParamId>| {
         ids.sort_by_key(|id| !parameter(id).decay);
-        let kind = ids.first().map_or_else(Default::default, |id| parameter(id).kind);
-        let rank = ids.first().and_then(|id| parameter(id).rank);
-        let mut bucket = Bucket { kind, rank, parameters: Vec::new(), length: 0, decay_end: 0 };
+        // All have the same kind, rates and rank, and there is at least one.
+        let Parameter { kind, rates, rank, .. } = *parameter(&ids[0]);
+        let parameters = Vec::with_capacity(ids.len());
+        let mut bucket = Bucket { kind, rates, rank, parameters, length: 0, decay_end: 0 };
         for id in ids {
             bucket.parameters.push((id, bucket.length));
             bucket.length += padded(&id);
-            if parameter(&id).decay || kind != ParameterKind::Trained {
+            if parameter(&id).decay || kind.is_state() {
                 bucket.decay_end = bucket.length;
             }
         }

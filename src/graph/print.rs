@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::passes::fuse::{Fusion, RULES};
-use super::{Bucket, Graph, PassKind, Plan, Role, SlotKind, TensorLocation};
+use super::{Bucket, Graph, PassKind, Plan, Role, SlotKind, TensorLocation, UpdateRates};
 use potluck_core::format::{counted, listed, size_text};
 use potluck_core::{DType, TensorId};
 
@@ -121,14 +121,16 @@ impl MemoryUsage {
     /// Returns the memory of a plan whose optimizer keeps `moments` numbers per parameter.
     pub fn of(plan: &Plan, moments: usize) -> Self {
         let parameters = held_elements(plan) * DType::F32.bytes();
+        let updated = held_buckets(plan).map(|(_, bucket)| bucket.gradient_length());
+        let updated = updated.sum::<usize>() * DType::F32.bytes();
         let of_kind = |kind| {
             let slots = plan.slots.iter().filter(|s| s.kind == kind);
             sum(slots.map(|slot| slot.bytes.saturating_mul(slot.copies)))
         };
         Self {
             parameters,
-            gradients: if plan.graph.is_trained() { parameters } else { 0 },
-            moments: parameters * moments,
+            gradients: if plan.graph.is_trained() { updated } else { 0 },
+            moments: updated * moments,
             stash: of_kind(SlotKind::Stash),
             scratch: of_kind(SlotKind::Scratch),
             states: plan.state_bytes(),
@@ -191,7 +193,7 @@ pub struct RankMemoryUsage<'a> {
 /// about the memory that the device has, then its buckets.
 pub fn memory_table(plan: &Plan, moments: usize, workspace: usize, limit: &str) -> String {
     let mut text = format!("memory for micro-batches of up to {} rows\n", plan.options.rows);
-    let note = format!("{moments} per parameter");
+    let note = format!("{moments} per parameter{}", of_trained(plan));
     let memory = MemoryUsage { workspace, ..MemoryUsage::of(plan, moments) };
     text += &memory_rows(plan, &memory, &note, &[]);
     let _ = writeln!(text, "  {limit}");
@@ -207,7 +209,7 @@ pub fn memory_tables(ranks: &[RankMemoryUsage], moments: usize) -> String {
         let RankMemoryUsage { name, plan, owned, staging, pool, edges, stashes, limit, .. } = usage;
         let rows = plan.options.rows;
         let _ = writeln!(text, "rank {rank}: {name}, micro-batches of up to {rows} rows");
-        let all = held_elements(plan);
+        let all: usize = held_buckets(plan).map(|(_, bucket)| bucket.gradient_length()).sum();
         let note = format!("{moments} per parameter that it updates, {owned} of {all}");
         let memory = MemoryUsage::of_shard(plan, moments, *owned);
         let memory = MemoryUsage { workspace: usage.workspace, ..memory };
@@ -289,9 +291,32 @@ fn bucket_rows(plan: &Plan) -> String {
     for (index, bucket) in held_buckets(plan) {
         let tensors = counted(bucket.parameters.len(), "tensor", "tensors");
         let size = size_text(bucket.length * DType::F32.bytes());
-        let _ = writeln!(text, "  bucket {index:<4}{size:>12}  {tensors}");
+        let note = update_note(bucket);
+        let _ = writeln!(text, "  bucket {index:<4}{size:>12}  {tensors}{note}");
     }
     text
+}
+
+/// Returns the words that leave frozen parameters out, if there are any.
+fn of_trained(plan: &Plan) -> &'static str {
+    let is_frozen = |bucket: &Bucket| !bucket.is_updated();
+    if plan.buckets.iter().any(is_frozen) { " that is not frozen" } else { "" }
+}
+
+/// Returns how a bucket is updated, if not as most are.
+fn update_note(bucket: &Bucket) -> String {
+    let UpdateRates { lr_scale, weight_decay } = bucket.rates;
+    let mut note = String::new();
+    if !bucket.is_updated() {
+        note += ", frozen";
+    }
+    if lr_scale != 1.0 {
+        let _ = write!(note, ", learning rate times {lr_scale}");
+    }
+    if let Some(weight_decay) = weight_decay {
+        let _ = write!(note, ", weight decay {weight_decay}");
+    }
+    note
 }
 
 #[cfg(test)]

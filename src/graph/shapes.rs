@@ -170,11 +170,11 @@ fn rule(op: &Op, x: &[&Shape]) -> Result<Vec<Shape>, String> {
         Op::LinearCrossEntropy { rows, classes } => {
             losses::linear_cross_entropy(*rows, *classes, x)
         }
-        Op::LinearCrossEntropyGrad { rows, classes } => {
-            losses::linear_cross_entropy_grad(*rows, *classes, x)
+        Op::LinearCrossEntropyGrad { rows, classes, by_weight } => {
+            losses::linear_cross_entropy_grad(*rows, *classes, *by_weight, x)
         }
-        Op::LinearCrossEntropyPass { rows, classes } => {
-            losses::linear_cross_entropy_pass(*rows, *classes, x)
+        Op::LinearCrossEntropyPass { rows, classes, by_weight } => {
+            losses::linear_cross_entropy_pass(*rows, *classes, *by_weight, x)
         }
         Op::SquaredError => losses::squared_error(x),
         Op::SquaredErrorGrad => losses::squared_error_grad(x),

@@ -22,6 +22,26 @@ impl fmt::Display for BucketTensor {
     }
 }
 
+/// Rates at which the optimizer updates a parameter, where they differ from its own.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct UpdateRates {
+    /// Factor of the learning rate, at every step of its schedule.
+    pub lr_scale: f32,
+    /// Weight decay in place of the optimizer's; `None` for that one.
+    pub weight_decay: Option<f32>,
+}
+
+impl UpdateRates {
+    /// The largest factor of the learning rate, and the largest weight decay.
+    pub const MAX: f32 = 1000.0;
+}
+
+impl Default for UpdateRates {
+    fn default() -> Self {
+        Self { lr_scale: 1.0, weight_decay: None }
+    }
+}
+
 /// Update rule with the hyperparameters of one step.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub enum Update {
@@ -45,6 +65,19 @@ pub enum Update {
 }
 
 impl Update {
+    /// Returns the rule at rates of a parameter group.
+    pub fn at(self, rates: UpdateRates) -> Self {
+        let UpdateRates { lr_scale, weight_decay: own } = rates;
+        let mut update = self;
+        match &mut update {
+            Self::Sgd { lr, weight_decay, .. } | Self::AdamW { lr, weight_decay, .. } => {
+                *lr *= lr_scale;
+                *weight_decay = own.unwrap_or(*weight_decay);
+            }
+        }
+        update
+    }
+
     /// Returns the number of running averages that the rule keeps per parameter.
     pub fn moments(&self) -> usize {
         match self {

@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use crate::device::Limits;
 use potluck_core::DType;
+use potluck_graph::plan::WORKSPACE_BYTES_MAX;
 
 /// A shader: a file of `shaders/`, an entry point in it, and the WGSL prepended to it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -109,8 +110,6 @@ impl Operand {
     }
 }
 
-/// The most bytes of workspace of a call; variants that would need more are no candidates.
-pub(crate) const WORKSPACE_BYTES_MAX: usize = 64 << 20;
 /// Most f32 values in the workspace of a dispatch.
 pub(crate) const WORKSPACE_VALUES_MAX: usize = WORKSPACE_BYTES_MAX / DType::F32.bytes();
 

@@ -279,8 +279,13 @@ fn edges_between_stages(request: &PipelineRequest) -> Vec<Edge> {
             for crossing in crossings(graph, &pipeline.stage_of_block()) {
                 let (from, to) = (crossing.from as usize, crossing.to as usize);
                 let shape = shape_of(request, pipeline, count);
-                // The earlier of the two stages runs at most so many micro-batches ahead.
-                let ahead = in_flight(request.schedule, shape, from.min(to)).min(count);
+                // The earlier of the two stages runs at most so many micro-batches ahead, or all of
+                // them, if it waits for no gradients.
+                let ahead = if has_backward(plan, pipeline, from.min(to)) {
+                    in_flight(request.schedule, shape, from.min(to)).min(count)
+                } else {
+                    count
+                };
                 let ahead_min = match crossing.phase {
                     PassKind::Forward => request.in_flight_min,
                     PassKind::BackwardInput | PassKind::BackwardWeight => 1,
@@ -297,6 +302,14 @@ fn edges_between_stages(request: &PipelineRequest) -> Vec<Edge> {
         }
     }
     edges
+}
+
+/// Returns true if a stage has a backward pass: not all of its parameters, and of those before
+/// them, are frozen.
+fn has_backward(plan: &Plan, pipeline: &PipelineRanks, stage: usize) -> bool {
+    let blocks = pipeline.blocks_of(stage);
+    let mut backward = plan.segments.iter().filter(|of| of.phase != PassKind::Forward);
+    backward.any(|segment| blocks[segment.block as usize])
 }
 
 /// Returns the all-reduces of the tensor groups of all stages, in the order of the plan, and adds
@@ -674,11 +687,11 @@ pub fn runs(instructions: &[Instruction]) -> Vec<(SegmentId, usize)> {
     instructions.iter().filter_map(run).collect()
 }
 
-/// Returns the buckets that a rank holds, in the order in which its gradients become final, and
-/// last those that no segment completes.
+/// Returns the buckets that a rank holds and updates, in the order in which its gradients become
+/// final, and last those that no segment completes.
 fn held_in_order(plan: &Plan, runs: &[(SegmentId, usize)]) -> Vec<BucketId> {
     let completed = runs.iter().flat_map(|(segment, _)| &plan.segments[segment.index()].completes);
-    let all = (0..plan.buckets.len() as u32).map(BucketId);
+    let all = plan.updated_buckets();
     let mut order = Vec::new();
     for bucket in completed.copied().chain(all).filter(|bucket| plan.holds(*bucket)) {
         if !order.contains(&bucket) {

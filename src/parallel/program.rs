@@ -81,8 +81,7 @@ impl Program {
             has(Instruction::Update { bucket: *bucket })
                 && !has(Instruction::Start(Collective::reduce_scatter(*bucket)))
         };
-        let buckets = (0..plan.buckets.len() as u32).map(BucketId);
-        buckets.filter(|bucket| plan.holds(*bucket)).filter(is_alone).collect()
+        plan.updated_buckets().filter(|bucket| plan.holds(*bucket)).filter(is_alone).collect()
     }
 
     /// Formats the program with the texts that `text` gives for its instructions.
@@ -128,15 +127,14 @@ pub(super) fn nearly_equal(share: Share) -> Vec<MicroBatch> {
     (0..pieces).map(next).collect()
 }
 
-/// Returns the buckets in the order in which a rank's gradients become final: as the segments
-/// complete them, then those that no segment completes. A property of the plan, so it is the same
-/// on every rank, also on one that runs nothing.
+/// Returns the buckets that a step updates in the order in which a rank's gradients become final:
+/// as the segments complete them, then those that no segment completes. A property of the plan, so
+/// it is the same on every rank, also on one that runs nothing.
 fn completion_order(plan: &Plan) -> Vec<BucketId> {
     let (_, backward) = plan.passes();
     let mut order = Vec::with_capacity(plan.buckets.len());
     let finished = backward.iter().flat_map(|segment| &plan.segments[segment.index()].completes);
-    let all = (0..plan.buckets.len() as u32).map(BucketId);
-    for bucket in finished.copied().chain(all) {
+    for bucket in finished.copied().chain(plan.updated_buckets()) {
         if !order.contains(&bucket) {
             order.push(bucket);
         }
@@ -216,8 +214,7 @@ pub fn single_rank(plan: &Plan, batch: u32, micro_batch: u32) -> Program {
         );
     }
     instructions.push(Instruction::Verdict);
-    let buckets = (0..plan.buckets.len() as u32).map(BucketId);
-    instructions.extend(buckets.map(|bucket| Instruction::Update { bucket }));
+    instructions.extend(plan.updated_buckets().map(|bucket| Instruction::Update { bucket }));
     Program { micro_batches, instructions }
 }
 

@@ -1,7 +1,7 @@
 //! Votes of the ranks at the end of a step, and the verdict that follows from them.
 
 use potluck_core::{BucketId, ChunkId, Position, Rank, Round};
-use potluck_graph::{ParameterKind, Plan};
+use potluck_graph::Plan;
 
 /// Vote of one rank on its share of a step. Its values are sums, so that shares of any size add
 /// up.
@@ -20,9 +20,7 @@ impl Vote {
     /// Removes the squares of running averages, which are no gradients of the loss; that one is not
     /// finite still counts.
     pub fn without_states(mut self, plan: &Plan) -> Self {
-        let is_state = |of: &&mut GradientSquares| {
-            plan.buckets[of.bucket.index()].kind != ParameterKind::Trained
-        };
+        let is_state = |of: &&mut GradientSquares| plan.buckets[of.bucket.index()].kind.is_state();
         self.gradients.iter_mut().filter(is_state).for_each(|of| of.squares = 0.0);
         self
     }

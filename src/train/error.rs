@@ -15,6 +15,7 @@ use potluck_core::setting::as_fields;
 use potluck_core::{Rank, Setting};
 use potluck_data::DataError;
 use potluck_graph::ShapeError;
+use potluck_graph::optim::ParameterGroupError;
 use potluck_kernels::device::DeviceError;
 
 pub use crate::runtime::error::{EXIT_CONFIGURATION, EXIT_DEFECT, EXIT_RESTART};
@@ -24,6 +25,8 @@ pub use crate::runtime::error::{EXIT_CONFIGURATION, EXIT_DEFECT, EXIT_RESTART};
 pub enum TrainError {
     #[error(transparent)]
     Fault(#[from] FaultError),
+    #[error("{setting}: {0}", setting = Setting::Groups)]
+    Groups(ParameterGroupError),
     #[error(transparent)]
     Data(#[from] DataError),
     #[error(transparent)]
@@ -143,6 +146,12 @@ pub enum TrainError {
 impl From<ShapeError> for TrainError {
     fn from(error: ShapeError) -> Self {
         Self::Model(error)
+    }
+}
+
+impl From<ParameterGroupError> for TrainError {
+    fn from(error: ParameterGroupError) -> Self {
+        Self::Groups(error)
     }
 }
 

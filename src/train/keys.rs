@@ -110,6 +110,8 @@ pub enum Value {
     Text(String),
     /// A list of whole numbers.
     IntList(Vec<u64>),
+    /// A list of strings.
+    TextList(Vec<String>),
 }
 
 /// The values that a key accepts.
@@ -129,6 +131,8 @@ pub enum Constraint {
     Text,
     /// A list of whole numbers of at least 1; may be empty.
     IntList,
+    /// A list of strings that are not empty and have no comma; may be empty.
+    TextList,
 }
 
 /// Fractions from 0 to below 1, as probabilities and decaying averages need them.
@@ -136,6 +140,11 @@ pub(crate) const FRACTION: Constraint =
     Constraint::Real(Bound::Included(0.0), Bound::Excluded(1.0));
 
 impl Constraint {
+    /// Returns true if the values are lists.
+    pub(crate) fn is_list(&self) -> bool {
+        matches!(self, Self::IntList | Self::TextList)
+    }
+
     /// Returns the value converted to the key's own type (a whole number becomes a real one for
     /// `Real`), or `None` if it has another type or is out of range.
     pub fn check(&self, value: Value) -> Option<Value> {
@@ -167,6 +176,11 @@ impl Constraint {
                 Some(Value::IntList(v))
             }
             (Constraint::Text, Value::Text(v)) if !v.is_empty() => Some(Value::Text(v)),
+            (Constraint::TextList, Value::TextList(v))
+                if v.iter().all(|text| !text.trim().is_empty() && !text.contains(',')) =>
+            {
+                Some(Value::TextList(v))
+            }
             _ => None,
         }
     }
@@ -212,6 +226,7 @@ impl fmt::Display for Constraint {
                 f.write_str("a list of whole numbers from 1 on, such as [32, 32]")
             }
             Constraint::Text => f.write_str("a string that is not empty"),
+            Constraint::TextList => f.write_str("a list of strings without commas"),
         }
     }
 }
@@ -247,6 +262,7 @@ impl fmt::Display for Value {
             Value::Flag(v) => write!(f, "{v}"),
             Value::IntList(v) => write!(f, "{v:?}"),
             Value::Text(v) => write!(f, "{}", toml::Value::String(v.clone())),
+            Value::TextList(v) => write!(f, "{}", toml::Value::from(v.clone())),
         }
     }
 }
@@ -320,6 +336,7 @@ fields! {
     f64, Real, |v| *v, |v| v;
     bool, Flag, |v| *v, |v| v;
     Vec<u64>, IntList, |v| v.clone(), |v| v;
+    Vec<String>, TextList, |v| v.clone(), |v| v;
     String, Text, |v| v.clone(), |v| v;
 }
 

@@ -85,7 +85,9 @@ fn bad_bank(
     let mut found: Option<(bool, ParamId)> = None;
     for bucket in 0..device.plan().buckets.len() as u32 {
         let bucket = BucketId(bucket);
-        if !device.plan().holds(bucket) {
+        let plan = device.plan();
+        let is_updated = plan.buckets[bucket.index()].is_updated();
+        if !plan.holds(bucket) || (bank != BucketTensor::Parameters && !is_updated) {
             continue;
         }
         let values = device.read_bank(bank, bucket)?;

@@ -28,7 +28,7 @@ use potluck_core::DType;
 use potluck_core::faults::Faults;
 use potluck_core::metrics::Unit;
 use potluck_data::{ReadOptions, SampleFormat, Sampler, TokenizerKind};
-use potluck_graph::optim::{Optimizer, Schedule};
+use potluck_graph::optim::{Optimizer, ParameterGroup, Schedule, assign_groups};
 use potluck_graph::{Graph, ModelGraph, Recompute};
 use potluck_parallel::{
     DeviceLoss, MismatchAction, ParallelOptions, PipelineOptions, Placement, Shares, TensorOptions,
@@ -57,6 +57,8 @@ pub struct RunSpec {
     /// Part of the probability of each target that all classes share; 0: none.
     pub label_smoothing: f32,
     pub optimizer: Optimizer,
+    /// Parameters with rates of their own, and frozen ones.
+    pub groups: Vec<ParameterGroup>,
     pub schedule: Schedule,
     /// Gradient norm above which gradients are scaled down to it; 0: off.
     pub clip: f64,
@@ -174,6 +176,8 @@ impl RunSpec {
             recompute: train.recompute,
             label_smoothing: config.optim.label_smoothing as f32,
             optimizer: optimizer(config),
+            // Texts that are none are refused when a configuration is checked.
+            groups: config.optim.parameter_groups().unwrap_or_default(),
             schedule: schedule(config),
             clip: config.optim.clip,
             every: Intervals {
@@ -418,6 +422,7 @@ impl RunSpec {
             pipeline: self.parallel.pipeline.clone(),
             tensor: self.parallel.tensor.clone(),
             optimizer: self.optimizer,
+            groups: self.groups.clone(),
             batch: self.batch as usize,
             micro_batch_size: self.micro_batch as usize,
             fits_micro_batch: self.fits_micro_batch,
@@ -472,9 +477,11 @@ impl RunSpec {
     /// Builds the training graph.
     ///
     /// # Errors
-    /// Returns `TrainError::Model` if the sizes of the model contradict each other.
+    /// Returns `TrainError::Model` if the sizes of the model contradict each other, and
+    /// `TrainError::Groups` if it has no parameters for one of the groups.
     pub fn training_graph(&self, data: &DataShape) -> Result<ModelGraph, TrainError> {
-        let model = ModelGraph::training(self.forward_graph(data)?, self.fuse)?;
+        let forward = assign_groups(self.forward_graph(data)?, &self.groups)?;
+        let model = ModelGraph::training(forward, self.fuse)?;
         Ok(model.with_recompute(self.recompute))
     }
 

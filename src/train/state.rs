@@ -263,7 +263,8 @@ fn restored(moments: &[NamedTensor], kept: usize) -> usize {
 /// Checks that a checkpoint's tensors fit a plan whose optimizer keeps `kept` moments.
 ///
 /// # Errors
-/// Returns `CheckpointError` if a tensor is missing or has another shape.
+/// Returns `CheckpointError` if a tensor is missing or has another shape, and
+/// [`CheckpointError::NoMoments`] for a parameter that was frozen and is trained now.
 pub fn check(
     plan: &Plan,
     parameters: &[NamedTensor],
@@ -274,8 +275,14 @@ pub fn check(
         let wanted = slice.whole_dims();
         NamedTensor::find(parameters, &whole.name, wanted)?;
         let kept = if *kind == ParameterKind::Trained { kept } else { 0 };
-        for index in 0..restored(moments, kept) {
-            NamedTensor::find(moments, &format!("{}.{index}", whole.name), wanted)?;
+        let names: Vec<String> =
+            (0..restored(moments, kept)).map(|index| format!("{}.{index}", whole.name)).collect();
+        let is_missing = |name: &String| moments.iter().all(|tensor| tensor.name != *name);
+        if !names.is_empty() && names.iter().all(is_missing) {
+            return Err(CheckpointError::NoMoments { name: whole.name.clone() });
+        }
+        for name in names {
+            NamedTensor::find(moments, &name, wanted)?;
         }
     }
     Ok(())

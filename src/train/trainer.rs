@@ -7,6 +7,8 @@ mod fit_end;
 mod fit_options;
 #[cfg(test)]
 mod fit_tests;
+#[cfg(test)]
+mod group_tests;
 pub(super) mod opening;
 mod options;
 mod parameters;

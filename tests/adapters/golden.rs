@@ -165,17 +165,15 @@ impl Golden {
             losses.push(sums.loss / sums.count);
             for bucket in 0..device.plan().buckets.len() {
                 let layout = &device.plan().buckets[bucket];
-                let count = match layout.kind {
-                    ParameterKind::Trained => sums.count,
-                    ParameterKind::State { .. } => self.number("batch") as f64,
-                };
+                let Some(update) = layout.update(&optimizer.update(lr, step)) else { continue };
+                let is_state = layout.kind.is_state();
+                let count = if is_state { self.number("batch") as f64 } else { sums.count };
                 let range = UpdateRange {
                     start: 0,
                     length: layout.length,
                     decay_end: layout.decay_end,
                     gradient_scale: (1.0 / count) as f32,
                 };
-                let update = layout.update(&optimizer.update(lr, step));
                 device.update(BucketId(bucket as u32), &update, &range).unwrap();
             }
         }

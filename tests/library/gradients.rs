@@ -34,14 +34,33 @@ fn check(body: impl Fn(&mut Builder) -> BuildResult) {
     check_graph(b);
 }
 
-/// Checks the graph as the rules give it, and fused.
+/// Checks the graph as the rules give it, and fused; and with every second parameter frozen.
 fn check_graph(b: Builder) {
-    let graph = differentiate(b.finish()).unwrap();
-    check_gradients(fuse(graph.clone()));
+    let forward = b.finish();
+    let graph = differentiate(forward.clone()).unwrap();
+    assert!(check_gradients(fuse(graph.clone())) > 0, "no gradient was other than 0");
     check_gradients(graph);
+    for first in 0..forward.parameters.len().min(2) {
+        let mut partly = forward.clone();
+        for frozen in partly.parameters.iter_mut().skip(first).step_by(2) {
+            if frozen.kind == ParameterKind::Trained {
+                frozen.kind = ParameterKind::Frozen;
+            }
+        }
+        if partly.parameters.iter().all(|of| of.kind != ParameterKind::Trained) {
+            continue;
+        }
+        let graph = differentiate(partly).unwrap();
+        for parameter in &graph.parameters {
+            let is_frozen = parameter.kind == ParameterKind::Frozen;
+            assert_eq!(parameter.gradient.is_none(), is_frozen, "{}", parameter.name);
+        }
+        check_gradients(fuse(graph));
+    }
 }
 
-fn check_gradients(graph: Graph) {
+/// Returns the number of gradients that were checked and are not 0.
+fn check_gradients(graph: Graph) -> usize {
     let mut device = Cpu::oracle(Plan::new(graph, PlanOptions::new(ROWS)), 0);
     crate::common::fill_parameters(&mut device, 0.7);
     crate::common::fill_inputs(&mut device, 0, ROWS, 11, IDS);
@@ -81,7 +100,7 @@ fn check_gradients(graph: Graph) {
             }
         }
     }
-    assert!(checked > 0, "no gradient was other than 0");
+    checked
 }
 
 #[test]

@@ -272,3 +272,51 @@ fn label_smoothing_is_part_of_the_loss_and_needs_classes() {
     let refused = desk.train("--set optim.label_smoothing=1").ended(78);
     assert!(refused.line("error:").contains("expects a number"), "{}", refused.err);
 }
+
+#[test]
+fn parameter_groups_freeze_and_scale_and_are_kept_by_a_resume() {
+    let desk = Desk::new();
+    let run = |line: &str, groups: &str| {
+        let mut command = desk.command(line);
+        if !groups.is_empty() {
+            command.args(["--set", &format!("optim.groups={groups}")]);
+        }
+        finish(command.spawn().unwrap(), &format!("{line} {groups}"))
+    };
+    let new = "train tiny.toml --data text.txt --devices cpu";
+    let groups = "wte.* frozen, *.ln_* lr_scale=2 weight_decay=0.1";
+    let started = run(&format!("{new} --steps 2 --out run"), groups).ok();
+    assert!(started.err.contains("of them frozen"), "{}", started.err);
+    let kept = std::fs::read_to_string(desk.path("run/run.toml")).unwrap();
+    let written = r#"groups = ["wte.* frozen", "*.ln_* lr_scale=2 weight_decay=0.1"]"#;
+    assert!(kept.contains(written), "{kept}");
+    desk.resume("run", "--steps 4 --quiet").ok();
+    let refused = run("train --devices cpu --resume run --steps 6", "wpe.* frozen").ended(78);
+    let why = "has no moments of 'wte.weight', which was frozen; freeze it here too (optim.groups)";
+    assert!(refused.line("error:").contains(why), "{}", refused.err);
+    // Neither gradients nor moments of the embedding.
+    let memory = |groups: &str| {
+        let text = run(&format!("{new} --explain memory"), groups).ok().out;
+        let line = |name: &str| {
+            let line = text.lines().find(|line| line.trim_start().starts_with(name));
+            line.unwrap_or_else(|| panic!("{name} in {text}")).to_owned()
+        };
+        ["parameters", "gradients", "moments"].map(line)
+    };
+    let ([parameters, gradients, moments], plain) = (memory("wte.* frozen"), memory(""));
+    assert_eq!(parameters, plain[0]);
+    assert!(gradients != plain[1] && moments != plain[2], "{gradients} {moments}");
+    let buckets = run(&format!("{new} --explain memory"), groups).ok().out;
+    assert!(buckets.contains("1 tensor, frozen"), "{buckets}");
+    assert!(buckets.contains("learning rate times 2, weight decay 0.1"), "{buckets}");
+
+    for (groups, why) in [
+        ("nothing frozen", "no trained parameter is called 'nothing' that"),
+        ("* frozen", "there is nothing to train"),
+        ("*.bias", "is no parameter group"),
+        ("*.bias lr_scale=0", "must be a number above 0"),
+    ] {
+        let refused = run(new, groups).ended(78);
+        assert!(refused.line("error:").contains(why), "{}", refused.err);
+    }
+}

@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod faults;
+mod groups;
 mod kernels;
 #[path = "../common/node_processes.rs"]
 mod node_processes;

@@ -210,7 +210,9 @@ fn bucket_rows(placement: &ExplainedPlacement) -> String {
         let size = size_text(plan.buckets[bucket.index()].length * DType::F32.bytes());
         let mut messages = 0;
         let mut owned = "not reduced, one rank updates all".to_string();
-        if group.size() > 1 {
+        if !plan.buckets[bucket.index()].is_updated() {
+            owned = "not reduced, frozen".to_string();
+        } else if group.size() > 1 {
             messages = layout.chunks_of(bucket).len();
             let mut ranges = Vec::new();
             for position in 0..group.size() {

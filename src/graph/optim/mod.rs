@@ -1,7 +1,10 @@
-//! Optimizers: the update rule, learning rate and gradient clipping of a step, as pure functions.
+//! Optimizers: the update rule, learning rate and gradient clipping of a step, and the groups of
+//! parameters that have rates of their own, as pure functions.
 
+mod groups;
 pub mod schedule;
 
+pub use groups::{GroupRule, ParameterGroup, ParameterGroupError, assign_groups};
 pub use schedule::{Decay, Schedule};
 
 use crate::Update;

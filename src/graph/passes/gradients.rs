@@ -25,7 +25,7 @@ use potluck_core::format::listed;
 use potluck_core::{DType, NodeId, Shape, TensorId};
 
 /// Appends to a forward graph the nodes that accumulate the gradient of its summed loss into one
-/// [`Role::Gradient`](crate::Role::Gradient) tensor per parameter.
+/// [`Role::Gradient`](crate::Role::Gradient) tensor per parameter that is not frozen.
 ///
 /// Gradients of activations are tagged [`PassKind::BackwardInput`], those of parameters
 /// [`PassKind::BackwardWeight`]; both carry the block of the forward node they come from. Backward

@@ -49,20 +49,27 @@ pub fn linear_cross_entropy(
 pub fn linear_cross_entropy_grad(
     rows: usize,
     classes: LossClasses,
+    by_weight: bool,
     x: &[&Shape],
 ) -> Result<Vec<Shape>, String> {
     cross_entropy_grad(classes, &[&logits(rows, x)?, x[2], x[3]])?;
-    Ok(vec![x[0].clone(), x[1].clone()])
+    let inputs = if by_weight { 2 } else { 1 };
+    Ok(x[..inputs].iter().map(|&shape| shape.clone()).collect())
 }
 
 /// Returns the outputs of `x, weight, targets`.
 pub fn linear_cross_entropy_pass(
     rows: usize,
     classes: LossClasses,
+    by_weight: bool,
     x: &[&Shape],
 ) -> Result<Vec<Shape>, String> {
-    let parts = linear_cross_entropy(rows, classes, x)?;
-    Ok([vec![x[0].clone(), x[1].clone()], parts].concat())
+    let mut outputs = vec![x[0].clone()];
+    outputs.extend(linear_cross_entropy(rows, classes, x)?);
+    if by_weight {
+        outputs.push(x[1].clone());
+    }
+    Ok(outputs)
 }
 
 /// Returns the shape of the logits of `x (n, c), weight (v, c)`.

@@ -60,7 +60,10 @@ pub(crate) fn distinct_calls_of(plan: &Plan, caps: Caps, training: bool) -> Vec<
         match calls.iter_mut().find(|planned| planned.call_key == call_key) {
             Some(planned) => planned.weight += weight,
             None => {
-                let variants = (twin.variants)(&call, &caps);
+                let mut variants = (twin.variants)(&call, &caps);
+                let most = plan.options.workspace_bytes_max;
+                let least = variants.iter().map(Variant::workspace_bytes).min().unwrap_or(0);
+                variants.retain(|variant| variant.workspace_bytes() <= most.max(least));
                 calls.push(PlanCall { owned_call, call_key, variants, weight });
             }
         }

@@ -13,13 +13,13 @@ use super::session::{ProgressMeter, TimingSession, TuneProgress};
 use super::timing::{default_variant, timing_order};
 use super::{KernelCache, catalog};
 use crate::device::{DeviceError, Gpu};
-use crate::dispatch::WORKSPACE_BYTES_MAX;
 use crate::ops::norm::NormSlots;
 use crate::ops::{hash, norm};
 use crate::{
     BucketProbe, Caps, DeviceClass, Dispatch, OpCall, Pipelines, Variant, twin, update_twin,
 };
 use potluck_core::Setting;
+use potluck_graph::plan::WORKSPACE_BYTES_MAX;
 use potluck_graph::{Plan, Update, UpdateRange, VariantChoices};
 
 /// Options of autotuning.

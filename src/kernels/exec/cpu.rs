@@ -159,7 +159,7 @@ impl<T: Float> Cpu<T> {
         });
         let moments: Moments = moments.into();
         let shards = Shards::new(&plan, &moments);
-        let bank = || shards.lengths().map(zeros).collect();
+        let bank = |bank| -> Vec<Vec<T>> { shards.lengths(bank).map(zeros).collect() };
         Self {
             name,
             threads: None,
@@ -168,9 +168,13 @@ impl<T: Float> Cpu<T> {
             slots,
             ints: ints.collect(),
             states: plan.graph.states.iter().map(|state| initial(&plan, state)).collect(),
-            parameters: bank(),
-            gradients: if plan.graph.is_trained() { bank() } else { Vec::new() },
-            moments: vec![zero_shards(&shards); moments.count],
+            parameters: bank(BucketTensor::Parameters),
+            gradients: if plan.graph.is_trained() {
+                bank(BucketTensor::Gradients)
+            } else {
+                Vec::new()
+            },
+            moments: zero_moments(&shards, moments.count),
             shards,
             readbacks: ReadbackQueue::new(host_staging_bytes(&plan)),
             readback_elements_max: READBACK_ELEMENTS_MAX,
@@ -351,9 +355,11 @@ fn copy_of<T>(copies: &mut [Vec<T>], micro_batch: usize) -> &mut Vec<T> {
     &mut copies[micro_batch % count]
 }
 
-/// Returns zeros for the owned elements of every bucket.
-fn zero_shards<T: Float>(shards: &Shards) -> Vec<Vec<T>> {
-    shards.all_owned().map(|owned| vec![T::zero(); owned.len()]).collect()
+/// Returns zeros for the owned elements of every bucket, per moment.
+fn zero_moments<T: Float>(shards: &Shards, count: usize) -> Vec<Vec<Vec<T>>> {
+    let of_moment =
+        |moment| shards.lengths(BucketTensor::Moment(moment)).map(|length| vec![T::zero(); length]);
+    (0..count).map(|moment| of_moment(moment).collect()).collect()
 }
 
 fn narrow<T: Float>(values: &[T]) -> Vec<f32> {
@@ -510,7 +516,7 @@ impl<T: Float> Executor for Cpu<T> {
         self.shards = Shards::new(&self.plan, &moments);
         // Freed before the new ones are allocated.
         self.moments.clear();
-        self.moments = vec![zero_shards(&self.shards); moments.count];
+        self.moments = zero_moments(&self.shards, moments.count);
         Ok(())
     }
 

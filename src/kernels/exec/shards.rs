@@ -11,10 +11,18 @@ use potluck_graph::{Plan, UpdateRange};
 /// which every kernel that covers a whole bucket computes the same bits for a shard.
 const ALIGNMENT: usize = 64;
 
-/// Length of each bucket, and the shard of it that the device owns; zeros for a bucket that the
-/// plan does not hold.
+/// Elements of each bucket that a device has.
 pub struct Shards {
-    buckets: Vec<(usize, Range<usize>)>,
+    buckets: Vec<HeldBucket>,
+}
+
+/// Elements of a bucket that a device has: none if the plan does not hold it.
+struct HeldBucket {
+    length: usize,
+    /// Number of elements that have gradients: all or, of a frozen bucket, none.
+    gradients: usize,
+    /// Shard that the device updates.
+    owned: Range<usize>,
 }
 
 impl Shards {
@@ -25,45 +33,44 @@ impl Shards {
     /// elements, or ends neither at one nor at the end of its bucket, or if elements of a bucket
     /// are owned that the plan does not hold.
     pub fn new(plan: &Plan, moments: &Moments) -> Self {
-        let held = plan.buckets.iter().zip(&plan.held);
-        let lengths = held.map(|(bucket, held)| if *held { bucket.length } else { 0 });
-        let Some(owned) = &moments.owned else {
-            return Self { buckets: lengths.map(|length| (length, 0..length)).collect() };
-        };
-        assert_eq!(owned.len(), plan.buckets.len(), "one range per bucket");
-        let shard = |(length, owned): (usize, &Range<usize>)| match length {
-            0 if owned.is_empty() => (0, 0..0),
-            _ => (length, owned.clone()),
-        };
-        let buckets: Vec<(usize, Range<usize>)> = lengths.zip(owned).map(shard).collect();
-        for (length, Range { start, end }) in &buckets {
-            let fits = start <= end && end <= length && start.is_multiple_of(ALIGNMENT);
-            let whole = end.is_multiple_of(ALIGNMENT) || end == length;
-            assert!(fits && whole, "{start}..{end} is no shard of a bucket of {length}");
+        if let Some(owned) = &moments.owned {
+            assert_eq!(owned.len(), plan.buckets.len(), "one range per bucket");
+        }
+        let mut buckets = Vec::with_capacity(plan.buckets.len());
+        for (index, (bucket, held)) in plan.buckets.iter().zip(&plan.held).enumerate() {
+            let [length, gradients] =
+                if *held { [bucket.length, bucket.gradient_length()] } else { [0, 0] };
+            let owned = match &moments.owned {
+                None => 0..gradients,
+                Some(owned) if gradients == 0 && owned[index].is_empty() => 0..0,
+                Some(owned) => owned[index].clone(),
+            };
+            let Range { start, end } = owned;
+            let fits = start <= end && end <= gradients && start.is_multiple_of(ALIGNMENT);
+            let whole = end.is_multiple_of(ALIGNMENT) || end == gradients;
+            assert!(fits && whole, "{start}..{end} is no shard of a bucket of {gradients}");
+            buckets.push(HeldBucket { length, gradients, owned });
         }
         Self { buckets }
     }
 
     /// Returns the elements of a bucket that the device updates.
     pub fn owned(&self, bucket: BucketId) -> Range<usize> {
-        self.buckets[bucket.index()].1.clone()
+        self.buckets[bucket.index()].owned.clone()
     }
 
-    /// Returns the number of elements that the device holds of every bucket.
-    pub fn lengths(&self) -> impl Iterator<Item = usize> + '_ {
-        self.buckets.iter().map(|(length, _)| *length)
-    }
-
-    /// Returns the owned elements of every bucket.
-    pub(crate) fn all_owned(&self) -> impl Iterator<Item = Range<usize>> + '_ {
-        self.buckets.iter().map(|(_, owned)| owned.clone())
+    /// Returns the number of elements of every bucket that a bank holds.
+    pub fn lengths(&self, bank: BucketTensor) -> impl Iterator<Item = usize> + '_ {
+        (0..self.buckets.len() as u32).map(move |id| self.held(bank, BucketId(id)).len())
     }
 
     /// Returns the elements of a bucket that a bank holds.
     pub fn held(&self, bank: BucketTensor, bucket: BucketId) -> Range<usize> {
+        let held = &self.buckets[bucket.index()];
         match bank {
-            BucketTensor::Parameters | BucketTensor::Gradients => 0..self.buckets[bucket.index()].0,
-            BucketTensor::Moment(_) => self.owned(bucket),
+            BucketTensor::Parameters => 0..held.length,
+            BucketTensor::Gradients => 0..held.gradients,
+            BucketTensor::Moment(_) => held.owned.clone(),
         }
     }
 
@@ -100,7 +107,7 @@ mod tests {
     use super::*;
 
     fn shards(owned: Range<usize>) -> Shards {
-        Shards { buckets: vec![(1024, owned)] }
+        Shards { buckets: vec![HeldBucket { length: 1024, gradients: 1024, owned }] }
     }
 
     #[test]

@@ -72,10 +72,10 @@ pub fn host_staging_bytes(plan: &Plan) -> usize {
     all.saturating_mul(DType::F32.bytes())
 }
 
-/// Returns the lengths of the buckets that a plan holds.
+/// Returns the lengths of the buckets that a plan holds and that are reduced over ranks.
 pub(crate) fn held_lengths(plan: &Plan) -> Vec<usize> {
     let held = plan.buckets.iter().zip(&plan.held).filter(|(_, held)| **held);
-    held.map(|(bucket, _)| bucket.length).collect()
+    held.map(|(bucket, _)| bucket.gradient_length()).filter(|length| *length > 0).collect()
 }
 
 /// Returns the elements of the longest tensor that a part of a plan may send, and the most copies

@@ -59,9 +59,9 @@ fn micro_batch(
 /// Returns `DeviceError` if the device fails.
 pub(super) fn exchange(device: &mut (impl Executor + ?Sized)) -> Result<f64, DeviceError> {
     let plan = device.plan();
-    let all = (0..plan.buckets.len() as u32).map(BucketId).filter(|bucket| plan.holds(*bucket));
+    let travelling = plan.updated_buckets().filter(|bucket| plan.holds(*bucket));
     let mut buckets = Vec::new();
-    for bucket in all.collect::<Vec<_>>() {
+    for bucket in travelling.collect::<Vec<_>>() {
         buckets.push((bucket, device.read_bank(BucketTensor::Parameters, bucket)?));
     }
     let piece = device.readback_elements_max();

@@ -5,6 +5,8 @@
 
 use std::ops::Range;
 
+use super::matmul::split_k::{CACHED_TERMS_MIN, OF_REGISTERS};
+use super::matmul::tile::TILES;
 use super::{cross_entropy, matmul};
 use crate::call_shapes::N;
 use crate::dispatch::TensorPart;
@@ -63,8 +65,8 @@ fn reference<T: Float>() -> Kernels<T> {
 fn chunks_of(op: &Op) -> Option<(usize, LossClasses)> {
     match *op {
         Op::LinearCrossEntropy { rows, classes }
-        | Op::LinearCrossEntropyGrad { rows, classes }
-        | Op::LinearCrossEntropyPass { rows, classes } => Some((rows, classes)),
+        | Op::LinearCrossEntropyGrad { rows, classes, .. }
+        | Op::LinearCrossEntropyPass { rows, classes, .. } => Some((rows, classes)),
         _ => None,
     }
 }
@@ -118,17 +120,21 @@ impl LinearSizes {
 struct ChunkSteps {
     /// Outputs of the loss: `parts` and `lse`.
     loss: Option<[usize; 2]>,
-    /// True to compute the gradients, outputs 0 and 1.
+    /// True to compute the gradients: output 0, and the one of the weight.
     gradient: bool,
+    dweight: Option<usize>,
 }
 
 impl ChunkSteps {
     fn of(op: &Op) -> Self {
-        match op {
-            Op::LinearCrossEntropy { .. } => Self { loss: Some([0, 1]), gradient: false },
-            Op::LinearCrossEntropyGrad { .. } => Self { loss: None, gradient: true },
-            _ => Self { loss: Some([2, 3]), gradient: true },
-        }
+        let loss = match op {
+            Op::LinearCrossEntropy { .. } => Some([0, 1]),
+            Op::LinearCrossEntropyPass { .. } => Some([1, 2]),
+            _ => None,
+        };
+        let accumulates = op.accumulates();
+        let dweight = (0..=3).find(|output| accumulates.has(*output));
+        Self { loss, gradient: !matches!(op, Op::LinearCrossEntropy { .. }), dweight }
     }
 }
 
@@ -179,7 +185,8 @@ impl<'a> ChunkCalls<'a> {
         let r = chunk.len();
         let vectors = |count| vec![vec![r]; count];
         let logits = part(call, &LOGITS, &[[r, c], [v, c]], &[[r, v]]);
-        let accumulates = chunk.start > 0 || call.accumulate.has(1);
+        let is_added = |output| call.accumulate.has(output);
+        let accumulates = chunk.start > 0 || ChunkSteps::of(call.op).dweight.is_some_and(is_added);
         let dweight = part(call, &WEIGHT_GRADIENT, &[[r, v], [r, c]], &[[v, c]]);
         Self {
             loss: OpCall {
@@ -245,7 +252,9 @@ fn run<T: Float>(
         let slopes = HostTensorView::Float(&*logits);
         let dx = &mut outputs[0][chunk.start * sizes.c..chunk.end * sizes.c];
         (kernels.product)(&calls.dx, &[slopes, weight], &mut [dx]);
-        (kernels.product)(&calls.dweight, &[slopes, rows], &mut [&mut *outputs[1]]);
+        if let Some(dweight) = steps.dweight {
+            (kernels.product)(&calls.dweight, &[slopes, rows], &mut [&mut *outputs[dweight]]);
+        }
     }
 }
 
@@ -258,6 +267,8 @@ fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     let chosen = matmul::dispatch(&whole.logits, caps);
     let known = matmul::variants(&whole.logits, caps);
     let name = known.into_iter().find(|variant| variant.dispatches == chosen).map(|one| one.name);
+    // Sums of chunks, which are short, have no split: long ones of the tile are split anyway.
+    let name = name.map(|name| if name == OF_REGISTERS { TILES[0].name.into() } else { name });
     let by_name = name.and_then(|name| composed(call, caps, &name));
     by_name.unwrap_or_else(|| plain(call, caps))
 }
@@ -270,6 +281,9 @@ fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     let whole = ChunkCalls::of(call, &ops, &(0..sizes.rows));
     let mut variants = vec![Variant::new("linear_naive", plain(call, caps))];
     for product in matmul::variants(&whole.logits, caps).into_iter().skip(1) {
+        if product.name == OF_REGISTERS {
+            continue;
+        }
         let name = product.name.replace("matmul", "linear");
         let dispatches = composed(call, caps, &product.name);
         variants.extend(dispatches.map(|dispatches| Variant::new(name, dispatches)));
@@ -282,14 +296,17 @@ fn plain(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     dispatches(call, caps, &|product| Some(naive(product)), true).unwrap_or_default()
 }
 
-/// Returns the dispatches with the kernel of this name for all products of whole chunks; `None` if
-/// one of them cannot have it. What remains of the rows may be too little for it.
+/// Returns the dispatches with the kernel of this name for all products of whole chunks, with long
+/// sums split if the kernel can split them on a processor; `None` if one of them cannot have it.
+/// What remains of the rows may be too little for it.
 fn composed(call: &OpCall, caps: &Caps, name: &str) -> Option<Vec<Dispatch>> {
     let rows = LinearSizes::on_gpu(call, caps).rows;
     let product = |product: &OpCall| {
         let all = matmul::variants(product, caps);
         let is_rest = product.inputs[0][0] != rows && call.inputs[0][0] > rows;
-        let chosen = all.iter().find(|variant| variant.name == name);
+        let named = |name: &str| all.iter().find(|variant| variant.name == name);
+        let split = Some(OF_REGISTERS).filter(|_| name == TILES[0].name);
+        let chosen = split.and_then(named).or_else(|| named(name));
         let chosen = chosen.or_else(|| all.first().filter(|_| is_rest));
         chosen.map(|variant| variant.dispatches.clone())
     };
@@ -339,7 +356,9 @@ fn dispatches(
         all.push(gradient);
         let dx = Operand::OutputPart(rows_of(0, sizes.c));
         all.extend(bound(product(&calls.dx)?, &[read, weight], &[dx]));
-        all.extend(bound(product(&calls.dweight)?, &[read, x], &[Operand::Output(1)]));
+        if let Some(dweight) = steps.dweight {
+            all.extend(bound(product(&calls.dweight)?, &[read, x], &[Operand::Output(dweight)]));
+        }
     }
     Some(all)
 }
@@ -358,14 +377,15 @@ fn bound(dispatches: Vec<Dispatch>, inputs: &[Operand], outputs: &[Operand]) -> 
     dispatches.into_iter().map(bind).collect()
 }
 
-/// Returns the cost: one product for the logits and two for the gradient, and what the loss costs.
+/// Returns the cost: one product for the logits, one for the gradient by the input and one for that
+/// by the weight, and what the loss costs.
 fn cost(call: &OpCall) -> Cost {
     let LinearSizes { n, c, v, .. } = LinearSizes::of(call);
-    let ChunkSteps { loss, gradient } = ChunkSteps::of(call.op);
-    let products = if gradient { 3.0 } else { 1.0 };
-    let passes = f64::from(u8::from(loss.is_some())) + f64::from(u8::from(gradient));
-    let logits = n as f64 * v as f64;
-    Cost { flops: logits * (products * 2.0 * c as f64 + 12.0 * passes), bytes: Cost::moved(call) }
+    let ChunkSteps { loss, gradient, dweight } = ChunkSteps::of(call.op);
+    let products = 1 + usize::from(gradient) + usize::from(dweight.is_some());
+    let passes = usize::from(loss.is_some()) + usize::from(gradient);
+    let of_logit = (2 * c * products + 12 * passes) as f64;
+    Cost { flops: n as f64 * v as f64 * of_logit, bytes: Cost::moved(call) }
 }
 
 /// See [`Twin::iterations`]: those of the longest sum.
@@ -373,9 +393,11 @@ fn iterations(call: &OpCall) -> usize {
     let sizes = LinearSizes::on_gpu(call, &Caps::EVERY);
     let ops = LossOps::of(&sizes);
     let ChunkCalls { logits, dx, dweight, .. } = ChunkCalls::of(call, &ops, &(0..sizes.rows));
-    let of =
-        if ChunkSteps::of(call.op).gradient { vec![logits, dx, dweight] } else { vec![logits] };
-    of.iter().map(matmul::iterations).max().unwrap_or(0)
+    let steps = ChunkSteps::of(call.op);
+    let mut products = vec![logits];
+    products.extend(steps.gradient.then_some(dx));
+    products.extend(steps.dweight.map(|_| dweight));
+    products.iter().map(matmul::iterations).max().unwrap_or(0)
 }
 
 /// See [`Twin::inputs`].
@@ -386,22 +408,24 @@ fn inputs(op: &Op, inputs: &[Dims]) -> InputSpec {
 
 /// See [`Twin::forward`].
 fn forward(op: &Op) -> Option<Forward> {
-    let &Op::LinearCrossEntropyGrad { rows, classes } = op else { return None };
+    let &Op::LinearCrossEntropyGrad { rows, classes, .. } = op else { return None };
     let op = Op::LinearCrossEntropy { rows, classes };
     Some(Forward { op, inputs: vec![0, 1, 2], outputs: vec![(1, 3)] })
 }
 
-/// See [`Twin::probes`]: one chunk, whole chunks, and whole ones with a rest.
+/// See [`Twin::probes`]: one chunk, whole chunks, and whole ones with a rest; and, where sums over
+/// the classes are long enough to be split, one with so many.
 fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
-    let (c, v) = (inputs[0][1], inputs[1][0]);
+    let (c, all_classes) = (inputs[0][1], inputs[1][0]);
     // A multiple of four, or not, as the call's; classes for workgroups if it has so many.
     let small = |size: usize, of: usize| if of.is_multiple_of(4) { size } else { size + 1 }.min(of);
-    let (c, v) = (small(36, c), small(260, v));
-    let of = |rows: usize, n: usize| {
+    let c = small(36, c);
+    let of = |rows: usize, n: usize, v: usize| {
+        let v = small(v, all_classes);
         let mut op = op.clone();
         if let Op::LinearCrossEntropy { rows: of_chunk, classes }
-        | Op::LinearCrossEntropyGrad { rows: of_chunk, classes }
-        | Op::LinearCrossEntropyPass { rows: of_chunk, classes } = &mut op
+        | Op::LinearCrossEntropyGrad { rows: of_chunk, classes, .. }
+        | Op::LinearCrossEntropyPass { rows: of_chunk, classes, .. } = &mut op
         {
             *of_chunk = rows;
             // As many behind the own classes as in front of them.
@@ -411,7 +435,12 @@ fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     };
     // Of chunks of two units every kernel has more than one workgroup.
     let unit = ROWS_UNIT;
-    vec![of(unit, 5), of(unit, unit + 3), of(unit, unit + 30), of(2 * unit, 4 * unit)]
+    let sizes = [[unit, 5], [unit, unit + 3], [unit, unit + 30], [2 * unit, 4 * unit]];
+    let mut probes: Vec<CallShape> = sizes.map(|[rows, n]| of(rows, n, 260)).into();
+    if all_classes >= CACHED_TERMS_MIN {
+        probes.push(of(unit, 20, CACHED_TERMS_MIN + 4));
+    }
+    probes
 }
 
 /// See [`Twin::catalog`].
@@ -423,8 +452,12 @@ fn catalog() -> Vec<CallShape> {
         let with_lse = [given.clone(), vec![vec![N]]].concat();
         let classes = LossClasses::whole(v);
         calls.push((Op::LinearCrossEntropy { rows, classes }, given.clone()));
-        calls.push((Op::LinearCrossEntropyPass { rows, classes }, given));
-        calls.push((Op::LinearCrossEntropyGrad { rows, classes }, with_lse));
+        for by_weight in [true, false] {
+            let pass = Op::LinearCrossEntropyPass { rows, classes, by_weight };
+            calls.push((pass, given.clone()));
+            let gradient = Op::LinearCrossEntropyGrad { rows, classes, by_weight };
+            calls.push((gradient, with_lse.clone()));
+        }
     }
     calls
 }
@@ -435,7 +468,7 @@ mod tests {
     use crate::dispatch::scratch_bytes;
     use crate::harness::generate;
     use crate::testing::{check_with, reference as expected};
-    use crate::{OwnedCall, RandomContext};
+    use crate::{DeviceClass, OwnedCall, RandomContext};
     use potluck_core::rng::Key;
     use potluck_core::{HostTensor, Shape};
     use potluck_graph::IGNORE_INDEX;
@@ -458,7 +491,8 @@ mod tests {
     /// Where a binding is smaller than the logits of a chunk, there are more chunks.
     #[test]
     fn logits_of_a_chunk_fit_a_binding() {
-        let op = Op::LinearCrossEntropyPass { rows: 1000, classes: LossClasses::whole(300) };
+        let classes = LossClasses::whole(300);
+        let op = Op::LinearCrossEntropyPass { rows: 1000, classes, by_weight: true };
         let inputs = vec![vec![3000, 8], vec![300, 8], vec![3000]];
         let random = RandomContext { step_key: Key::new(0), training: true };
         let owned = OwnedCall::new(op, inputs, random).unwrap();
@@ -474,6 +508,23 @@ mod tests {
         assert_eq!([u64::MAX, 200 * 1200, 1000].map(rows), [1024, 192, 64]);
     }
 
+    /// Also where the logits are long sums, which would be split alone.
+    #[test]
+    fn products_of_wide_models_have_tiles() {
+        let class = DeviceClass::Software;
+        let caps = Caps { class, ..Caps::EVERY };
+        let classes = LossClasses::whole(64);
+        let op = Op::LinearCrossEntropyPass { rows: 1024, classes, by_weight: true };
+        let inputs = vec![vec![256, 2048], vec![64, 2048], vec![256]];
+        let random = RandomContext { step_key: Key::new(0), training: true };
+        let owned = OwnedCall::new(op, inputs, random).unwrap();
+        let chosen = dispatch(&owned.call(), &caps);
+        let mut names = variants(&owned.call(), &caps).into_iter();
+        let found = names.find(|variant| variant.dispatches == chosen).unwrap();
+        assert_eq!(found.name, "linear_tile_16x16");
+        assert!(names.all(|variant| variant.dispatches != chosen));
+    }
+
     #[test]
     fn chunks_of_every_kind_agree() {
         for (n, c, v, rows) in [(3, 5, 7, 64), (130, 8, 20, 64), (67, 7, 261, 1), (64, 12, 300, 64)]
@@ -482,10 +533,13 @@ mod tests {
             let classes = LossClasses { smoothing: 0.1, ..LossClasses::whole(v) };
             let loss = Op::LinearCrossEntropy { rows, classes };
             check_with(loss.clone(), &given, 1);
-            check_with(Op::LinearCrossEntropyPass { rows, classes }, &given, 1);
             let lse = expected(&loss, &given, 1).swap_remove(1);
-            let with_lse = [given, vec![(Shape::batched(&[n]), HostTensor::Float(lse))]].concat();
-            check_with(Op::LinearCrossEntropyGrad { rows, classes }, &with_lse, 1);
+            let lse = (Shape::batched(&[n]), HostTensor::Float(lse));
+            let with_lse = [given.clone(), vec![lse]].concat();
+            for by_weight in [true, false] {
+                check_with(Op::LinearCrossEntropyPass { rows, classes, by_weight }, &given, 1);
+                check_with(Op::LinearCrossEntropyGrad { rows, classes, by_weight }, &with_lse, 1);
+            }
         }
     }
 
@@ -505,9 +559,11 @@ mod tests {
         let slopes = tensor(&[n, v], expected(&gradient, &of_gradient, 1).remove(0));
         let dx = expected(&INPUT_GRADIENT, &[slopes.clone(), given[1].clone()], 1).remove(0);
         let dweight = expected(&WEIGHT_GRADIENT, &[slopes, given[0].clone()], 1).remove(0);
-        let whole = [dx, dweight, parts, lse];
-        for rows in [1, 64, 1000] {
-            let found = expected(&Op::LinearCrossEntropyPass { rows, classes }, &given, 1);
+        let whole = [dx, parts, lse, dweight];
+        for (rows, by_weight) in [(1, true), (64, true), (64, false), (1000, true)] {
+            let pass = Op::LinearCrossEntropyPass { rows, classes, by_weight };
+            let found = expected(&pass, &given, 1);
+            assert_eq!(found.len(), if by_weight { 4 } else { 3 });
             for (found, whole) in found.iter().zip(&whole) {
                 let error = found.iter().zip(whole).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
                 assert!(error < 1e-12, "{rows} rows: {error:e}");

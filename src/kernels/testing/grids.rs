@@ -117,8 +117,9 @@ fn norms_and_losses() -> Vec<CallShape> {
         let given = vec![vec![n, c], vec![v, c], vec![n]];
         let with_lse = [given.clone(), vec![vec![n]]].concat();
         calls.push((Op::LinearCrossEntropy { rows, classes }, given.clone()));
-        calls.push((Op::LinearCrossEntropyPass { rows, classes }, given));
-        calls.push((Op::LinearCrossEntropyGrad { rows, classes }, with_lse));
+        let by_weight = true;
+        calls.push((Op::LinearCrossEntropyPass { rows, classes, by_weight }, given));
+        calls.push((Op::LinearCrossEntropyGrad { rows, classes, by_weight }, with_lse));
     }
     calls
 }

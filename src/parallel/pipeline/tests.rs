@@ -6,7 +6,7 @@ use crate::program::contiguous_shares;
 use potluck_graph::model::{GptConfig, gpt};
 use potluck_graph::print::MemoryUsage;
 use potluck_graph::{
-    Builder, Init, ModelGraph, PlanOptions, Recompute, Unary, differentiate, replay,
+    Builder, Init, ModelGraph, ParameterKind, PlanOptions, Recompute, Unary, differentiate, replay,
 };
 
 /// Blocks in a row with a parameter each; the last one uses the first one's if `is_tied`.
@@ -125,8 +125,8 @@ fn group_plans(shares: &[u32], tie: bool) -> Vec<Arc<Plan>> {
     recomputing_plans(shares, tie, Recompute::None)
 }
 
-fn recomputing_plans(shares: &[u32], tie: bool, recompute: Recompute) -> Vec<Arc<Plan>> {
-    let config = GptConfig {
+fn group_config(tie: bool) -> GptConfig {
+    GptConfig {
         vocabulary: 70,
         context: 4,
         positions: 4,
@@ -137,8 +137,11 @@ fn recomputing_plans(shares: &[u32], tie: bool, recompute: Recompute) -> Vec<Arc
         dropout: 0.1,
         tie,
         activation: Unary::Gelu,
-    };
-    let model = ModelGraph::training(gpt(&config).unwrap(), true).unwrap();
+    }
+}
+
+fn recomputing_plans(shares: &[u32], tie: bool, recompute: Recompute) -> Vec<Arc<Plan>> {
+    let model = ModelGraph::training(gpt(&group_config(tie)).unwrap(), true).unwrap();
     let model = model.with_recompute(recompute);
     let mut plans = Vec::new();
     for position in 0..shares.len() {
@@ -146,6 +149,52 @@ fn recomputing_plans(shares: &[u32], tie: bool, recompute: Recompute) -> Vec<Arc
         plans.push(Arc::new(Plan::new(graph, PlanOptions::new(4))));
     }
     plans
+}
+
+/// A stage without gradients runs ahead as far as it can, and its edges say so.
+#[test]
+fn programs_with_frozen_stages_end_and_their_edges_hold_what_is_on_its_way() {
+    let mut forward = gpt(&group_config(true)).unwrap();
+    for parameter in &mut forward.parameters {
+        if ["w", "h.0.", "h.1."].iter().any(|start| parameter.name.starts_with(start)) {
+            parameter.kind = ParameterKind::Frozen;
+        }
+    }
+    let model = ModelGraph::training(forward, true).unwrap();
+    for (shares, stages) in [(vec![1], 2), (vec![1], 4), (vec![2, 1], 2)] {
+        for schedule in PipelineSchedule::ALL {
+            if schedule == PipelineSchedule::Interleaved {
+                continue;
+            }
+            let mut plans = Vec::new();
+            for position in 0..shares.len() {
+                let graph = model.of_rank(&shares, position).unwrap().graph;
+                plans.push(Arc::new(Plan::new(graph, PlanOptions::new(4))));
+            }
+            let mesh = Mesh { data: 1, pipeline: stages, tensor: shares.len() };
+            let chunks = even(stages as u32, 1, 5);
+            let of = |groups| PipelineRanks { groups, chunks: chunks.clone() };
+            let pipelines: Vec<PipelineRanks> = mesh.pipelines().map(of).collect();
+            // More micro-batches than any schedule has in flight.
+            let samples = contiguous_shares(&[40 * stages as u32], &[4]);
+            let request = PipelineRequest {
+                plans: &plans,
+                ..request(&plans[0], &pipelines, &samples, schedule)
+            };
+            let written = PipelinePrograms::training(&request);
+            assert_ends(&written, schedule);
+            // The first stage waits for nobody.
+            let first = written.programs[0].instructions.iter();
+            let receives = first.filter(|of| matches!(of, Instruction::Recv { .. })).count();
+            assert_eq!(receives, 0, "{schedule}");
+            let count = written.programs[0].micro_batches.len();
+            let mut edges = written.edges.edges.iter().filter(|edge| edge.reduction.is_none());
+            assert!(
+                edges.any(|edge| edge.from == Rank(0) && edge.in_flight == count),
+                "{schedule}"
+            );
+        }
+    }
 }
 
 /// Every schedule, with and without tensor groups: programs end, slots suffice, and what is

@@ -84,6 +84,12 @@ pub enum CheckpointError {
     ReadOnly { path: PathBuf },
     #[error("the tensor '{name}' cannot be saved: {why}")]
     Unsavable { name: String, why: &'static str },
+    #[error(
+        "the checkpoint has no moments of '{name}', which was frozen; freeze it here too ({}), or \
+         start a new run",
+        Setting::Groups
+    )]
+    NoMoments { name: String },
     #[error("the checkpoint has no tensor '{name}'; use the model that it was trained with")]
     NoTensor { name: String },
     #[error(

@@ -368,7 +368,7 @@ impl ConfigReader {
             None => {
                 let got = match value {
                     Some(DeValue::Table(_)) => "a table",
-                    Some(DeValue::Array(_)) if key.accepts == Constraint::IntList => &written,
+                    Some(DeValue::Array(_)) if key.accepts.is_list() => &written,
                     Some(DeValue::Array(_)) => "an array",
                     _ if written.is_empty() => "nothing",
                     _ => &written,
@@ -511,6 +511,20 @@ fn accepted_value(key: &Key, value: Option<&DeValue>, written: &str) -> Option<V
                 counts.push(whole(count)?.try_into().ok()?);
             }
             Value::IntList(counts)
+        }
+        None if key.accepts == Constraint::TextList => {
+            Value::TextList(written.split(',').map(|text| text.trim().to_owned()).collect())
+        }
+        Some(DeValue::String(text)) if key.accepts == Constraint::TextList => {
+            Value::TextList(vec![text.clone().into_owned()])
+        }
+        Some(DeValue::Array(items)) if key.accepts == Constraint::TextList => {
+            let mut texts = Vec::new();
+            for item in items.iter() {
+                let DeValue::String(text) = item.get_ref() else { return None };
+                texts.push(text.clone().into_owned());
+            }
+            Value::TextList(texts)
         }
         None => Value::Text(written.to_owned()),
         Some(DeValue::String(text)) => Value::Text(text.clone().into_owned()),
@@ -1105,6 +1119,10 @@ mod tests {
             }
             Constraint::IntList => Value::IntList(vec![1 + (fraction * 9.0) as u64; 3]),
             Constraint::Text => Value::Text(format!("a \"{fraction}\"\\\n'ü'")),
+            Constraint::TextList => {
+                let scale = format!("*.\"{fraction}\" lr_scale={}", 1.0 + fraction);
+                Value::TextList(vec![scale, "'ü' frozen".into()])
+            }
         };
         key.accepts.check(value)
     }

@@ -13,7 +13,7 @@ use crate::keys::{
 };
 use potluck_data::{SampleFormat, TargetKind, TokenizerKind, formats, tokens};
 use potluck_graph::Recompute;
-use potluck_graph::optim::Decay;
+use potluck_graph::optim::{Decay, ParameterGroup, ParameterGroupError};
 use potluck_parallel::collective::Topology;
 use potluck_parallel::{DeviceLoss, MismatchAction, PipelineSchedule, ReduceSite};
 
@@ -299,7 +299,7 @@ sections! {
         tune_s: f64 = 5.0, Constraint::Real(Included(0.0), Included(3600.0));
         /// Consecutive steps skipped for non-finite values after which the run stops.
         skipped_steps_max: u64 = 10, Constraint::Whole(1, STEPS);
-        /// Memory limit of each device in MiB; 0 = as much as the device reports.
+        /// Memory limit of each device in MiB; 0 = what its driver says is free.
         device_memory_mib: u64 = 0, Constraint::Whole(0, 1 << 30);
         /// Steps between progress lines if stderr is not a terminal.
         log_every: u64 = 10, Constraint::Whole(1, STEPS);
@@ -368,6 +368,8 @@ sections! {
         momentum: f64 = 0.9, FRACTION;
         /// Weight decay of parameters with 2 or more dimensions.
         weight_decay: f64 = 0.1, Constraint::Real(Included(0.0), Included(1000.0));
+        /// Parameter groups: "NAMES lr_scale=X weight_decay=Y" or "NAMES frozen" each.
+        groups: Vec<String> = Vec::new(), Constraint::TextList, "none";
         /// Gradient clipping: norm to which larger gradients are scaled down; 0 = off.
         clip: f64 = 1.0, Constraint::Real(Included(0.0), Included(1e9));
         /// Label smoothing: part of each target's probability that all classes share.
@@ -450,6 +452,16 @@ pub(crate) fn is_of_placement(key: &str) -> bool {
 /// Returns true for a key of pipelines and tensor groups.
 pub(crate) fn is_of_parts(key: &str) -> bool {
     OF_PARTS.contains(&key)
+}
+
+impl Optim {
+    /// Returns the parameter groups.
+    ///
+    /// # Errors
+    /// Returns [`ParameterGroupError`] for the first that describes none.
+    pub fn parameter_groups(&self) -> Result<Vec<ParameterGroup>, ParameterGroupError> {
+        self.groups.iter().map(|text| text.parse()).collect()
+    }
 }
 
 impl Parallel {

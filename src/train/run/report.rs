@@ -19,10 +19,15 @@ impl Run {
         };
         let names: Vec<&str> =
             self.trainer.session.placement.ranks.iter().map(|rank| &*rank.name).collect();
+        let graph = &self.trainer.session.plan.graph;
+        let frozen = match graph.frozen_count() {
+            0 => String::new(),
+            count => format!(", {} of them frozen", thousands(count as f64)),
+        };
         let summary = format!(
-            "{}; {} parameters; {}; batch {}{micro_batches}; on {}; in {}",
+            "{}; {} parameters{frozen}; {}; batch {}{micro_batches}; on {}; in {}",
             self.spec.model.summary(),
-            thousands(self.trainer.session.plan.graph.parameter_count() as f64),
+            thousands(graph.parameter_count() as f64),
             self.fit.options.task.summary(),
             self.spec.batch,
             names.join(", "),

@@ -84,8 +84,13 @@ fn differences(
         if tensors.is_empty() {
             continue;
         }
-        let believed =
-            if truth.is_voted { "" } else { " from those of the device that updates them" };
+        let believed = if truth.is_voted {
+            ""
+        } else if plan.buckets[bucket.index()].is_updated() {
+            " from those of the device that updates them"
+        } else {
+            " from those of the first device that has them"
+        };
         found.push((rank, format!("{}{believed}", tensors.join(", "))));
         if repair {
             let values = truth.values.clone();

@@ -12,7 +12,7 @@ use potluck_core::{
     BucketId, ChunkId, EdgeId, HostTensor, Position, Rank, ReductionId, Round, SegmentId, TensorId,
     raw,
 };
-use potluck_graph::{Carried, ParameterKind, PassKind, Update, UpdateRange};
+use potluck_graph::{Carried, PassKind, Update, UpdateRange};
 use potluck_kernels::RandomContext;
 use potluck_kernels::device::DeviceError;
 use potluck_kernels::exec::{BucketTensor, Executor, PassContext, load};
@@ -468,15 +468,15 @@ impl<'a> Performer<'a> {
         let Some(verdict) = &self.verdict else { return Ok(()) };
         let totals = verdict.totals();
         let planned = &self.device.plan().buckets[bucket.index()];
-        let scale = match planned.kind {
-            ParameterKind::Trained => {
-                let clip = potluck_graph::optim::clip_factor(totals.gradient_norm, self.input.clip);
-                clip / totals.count
-            }
-            ParameterKind::State { .. } => 1.0 / self.input.samples as f64,
+        // No program updates a frozen bucket.
+        let Some(update) = planned.update(&self.input.update) else { return Ok(()) };
+        let scale = if planned.kind.is_state() {
+            1.0 / self.input.samples as f64
+        } else {
+            let clip = potluck_graph::optim::clip_factor(totals.gradient_norm, self.input.clip);
+            clip / totals.count
         };
         let decay_end = planned.decay_end;
-        let update = planned.update(&self.input.update);
         let owned = self.device.owned(bucket);
         let range = UpdateRange {
             start: owned.start,
@@ -593,15 +593,15 @@ pub fn forward(device: &mut dyn Executor, rows: usize) -> Result<PassContext, De
     Ok(pass)
 }
 
-/// Injects a fault for tests: changes the first value of the first bucket that a bank holds.
+/// Injects a fault for tests: changes the first value of the first updated bucket that a bank
+/// holds.
 fn poison(
     device: &mut dyn Executor,
     bank: BucketTensor,
     change: impl Fn(f32) -> f32,
 ) -> Result<(), DeviceError> {
     let plan = device.plan();
-    let count = plan.buckets.len() as u32;
-    let held = (0..count).map(BucketId).find(|bucket| plan.holds(*bucket));
+    let held = plan.updated_buckets().find(|bucket| plan.holds(*bucket));
     let Some(bucket) = held else { return Ok(()) };
     let mut values = device.read_bank(bank, bucket)?;
     values[0] = change(values[0]);

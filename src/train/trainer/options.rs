@@ -10,8 +10,8 @@ use crate::runtime::placement::plans::Plans;
 use crate::runtime::placement::types::PlacementRequest;
 use crate::runtime::remote::NO_NODES;
 use potluck_core::faults::Faults;
-use potluck_graph::optim::Optimizer;
-use potluck_graph::{Graph, ModelGraph, Recompute, ShapeError};
+use potluck_graph::optim::{Optimizer, ParameterGroup, assign_groups};
+use potluck_graph::{Graph, ModelGraph, Recompute};
 use potluck_kernels::autotune::TuneOptions;
 use potluck_parallel::collective::Topology;
 use potluck_parallel::{
@@ -31,6 +31,9 @@ pub struct TrainerOptions {
     /// Tensor groups: the ranks of each (1: none), and their shares (empty: equal ones).
     pub tensor: TensorOptions,
     pub optimizer: Optimizer,
+    /// Parameters with rates of their own, and frozen ones; the first group that has a parameter
+    /// counts.
+    pub groups: Vec<ParameterGroup>,
     /// Samples per step, over all devices.
     pub batch: usize,
     /// The most samples that a device runs at a time.
@@ -104,6 +107,7 @@ impl TrainerOptions {
             pipeline: PipelineOptions::default(),
             tensor: TensorOptions::default(),
             optimizer,
+            groups: Vec::new(),
             batch,
             micro_batch_size: batch,
             fits_micro_batch: true,
@@ -166,7 +170,8 @@ impl TrainerOptions {
     }
 
     /// Returns the training graph of a forward graph.
-    pub(super) fn training_graph(&self, forward: Graph) -> Result<ModelGraph, ShapeError> {
+    pub(super) fn training_graph(&self, forward: Graph) -> Result<ModelGraph, TrainError> {
+        let forward = assign_groups(forward, &self.groups)?;
         Ok(ModelGraph::training(forward, self.fuse)?.with_recompute(self.recompute))
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use potluck_core::{BucketId, Rank};
 use potluck_graph::Segment;
 use potluck_graph::plan::{Bucket, Plan, PlanOptions};
-use potluck_graph::{Graph, ParameterKind, PassKind};
+use potluck_graph::{Graph, ParameterKind, PassKind, UpdateRates};
 use potluck_parallel::collective::{ShardLayout, Topology};
 use potluck_parallel::sim::queue::Random;
 use potluck_parallel::sim::{
@@ -58,6 +58,7 @@ pub fn plan(blocks: u32, lengths: &[usize], leftover: bool) -> Plan {
     }
     let bucket = |&length: &usize| Bucket {
         kind: ParameterKind::Trained,
+        rates: UpdateRates::default(),
         rank: None,
         parameters: Vec::new(),
         length,

@@ -3,7 +3,7 @@
 
 use crate::op::{Binary, Op, Unary};
 use crate::shapes::ShapeError;
-use crate::{Accumulation, Graph, Node, PassKind, Role};
+use crate::{Accumulation, Graph, Node, ParameterKind, PassKind, Role};
 use potluck_core::format::listed;
 use potluck_core::{DType, NodeId, Shape, TensorId};
 
@@ -12,7 +12,7 @@ pub struct Backward {
     pub graph: Graph,
     /// Gradient of each tensor so far: the sum of the contributions of its users.
     pub adjoint: Vec<Option<TensorId>>,
-    /// Per tensor: true if it is a parameter or is computed from one.
+    /// Per tensor: true if it is a parameter that is not frozen or is computed from one.
     pub requires_grad: Vec<bool>,
     /// Tensor `(n, 2)` that the loss sums.
     pub loss_parts: Option<TensorId>,
@@ -22,7 +22,7 @@ impl Backward {
     pub fn new(mut graph: Graph) -> Self {
         let mut requires_grad = vec![false; graph.tensors.len()];
         for parameter in &graph.parameters {
-            requires_grad[parameter.tensor.index()] = true;
+            requires_grad[parameter.tensor.index()] = parameter.kind != ParameterKind::Frozen;
         }
         for node in &graph.nodes {
             if node.inputs.iter().any(|input| requires_grad[input.index()]) {
@@ -32,6 +32,9 @@ impl Backward {
         let adjoint = vec![None; graph.tensors.len()];
         for index in 0..graph.parameters.len() {
             let parameter = &graph.parameters[index];
+            if parameter.kind == ParameterKind::Frozen {
+                continue;
+            }
             let Role::Parameter(id) = graph.tensor(parameter.tensor).role else {
                 unreachable!("parameters are made with their role");
             };

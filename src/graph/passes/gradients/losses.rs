@@ -1,7 +1,7 @@
 //! Gradient rules of losses.
 
 use super::backward::Backward;
-use crate::op::{Binary, Op, Reduction};
+use crate::op::{Binary, LossClasses, Op, Reduction};
 use crate::shapes::ShapeError;
 use crate::{Accumulation, Graph, Node, PassKind, RunsIn};
 use potluck_core::TensorId;
@@ -9,9 +9,13 @@ use potluck_core::TensorId;
 /// Adds the gradients of the op whose parts are the loss, which is their sum.
 pub fn root(b: &mut Backward, node: &Node) -> Result<(), ShapeError> {
     if let Op::LinearCrossEntropy { rows, classes } = node.op {
-        return linear_pass(b, Op::LinearCrossEntropyPass { rows, classes }, node);
+        let by_weight = b.requires_grad[node.inputs[1].index()];
+        let op = Op::LinearCrossEntropyPass { rows, classes, by_weight };
+        return linear_pass(b, op, node);
     }
-    if let Some((of_rank, op)) = linear_of_rank(&b.graph, node) {
+    if let Some((of_rank, rows, classes)) = linear_of_rank(&b.graph, node) {
+        let by_weight = b.requires_grad[of_rank.inputs[1].index()];
+        let op = Op::LinearCrossEntropyGrad { rows, classes, by_weight };
         let inputs = [&of_rank.inputs[..], &node.outputs[1..]].concat();
         return linear_gradients(b, op, &inputs).map(|_| ());
     }
@@ -34,40 +38,43 @@ fn linear_pass(b: &mut Backward, pass: Op, node: &Node) -> Result<(), ShapeError
     if let Some(loss) = b.graph.loss {
         let sum = Op::Sum { first: 0, last: 0 };
         let accumulate = Accumulation::all(1);
-        b.graph.push_node(sum, &[new[2]], vec![loss], accumulate, PassKind::BackwardInput);
+        b.graph.push_node(sum, &[new[1]], vec![loss], accumulate, PassKind::BackwardInput);
     }
     Ok(())
 }
 
-/// Adds an op with the outputs `dx, dweight, ..` and returns them. It adds to the gradient of the
-/// weight in place, if that is a parameter.
+/// Adds an op with the outputs `dx, ..` and, if the weight has a gradient, `dweight`, and returns
+/// them. It adds to the gradient of the weight in place, if that is a parameter.
 fn linear_gradients(
     b: &mut Backward,
     op: Op,
     inputs: &[TensorId],
 ) -> Result<Vec<TensorId>, ShapeError> {
     let (x, weight) = (inputs[0], inputs[1]);
+    let accumulates = op.accumulates();
     let mut outputs = b.apply_all(op, inputs, PassKind::BackwardInput)?;
-    if let Some(gradient) = b.parameter_gradient(weight)
-        && let Some(node) = b.graph.nodes.last_mut()
-    {
-        outputs[1] = gradient;
-        node.outputs[1] = gradient;
-        node.accumulate = Accumulation::only(1);
-    } else {
-        b.accumulate_tensor(weight, outputs[1]);
+    if let Some(dweight) = (0..outputs.len()).find(|output| accumulates.has(*output)) {
+        if let Some(gradient) = b.parameter_gradient(weight)
+            && let Some(node) = b.graph.nodes.last_mut()
+        {
+            outputs[dweight] = gradient;
+            node.outputs[dweight] = gradient;
+            node.accumulate = accumulates;
+        } else {
+            b.accumulate_tensor(weight, outputs[dweight]);
+        }
     }
     b.accumulate_tensor(x, outputs[0]);
     Ok(outputs)
 }
 
 /// Returns, of the reduction of a linear cross-entropy over the ranks of a tensor group, the node
-/// of this rank and the op of its gradient.
-fn linear_of_rank(graph: &Graph, node: &Node) -> Option<(Node, Op)> {
+/// of this rank, with the rows of its chunks and its classes.
+fn linear_of_rank(graph: &Graph, node: &Node) -> Option<(Node, usize, LossClasses)> {
     let Op::AllReduce(Reduction::CrossEntropy { .. }) = node.op else { return None };
     let of_rank = graph.nodes.iter().find(|of_rank| of_rank.outputs == node.inputs)?;
     let Op::LinearCrossEntropy { rows, classes } = of_rank.op else { return None };
-    Some((of_rank.clone(), Op::LinearCrossEntropyGrad { rows, classes }))
+    Some((of_rank.clone(), rows, classes))
 }
 
 /// Refuses a linear cross-entropy on which the loss depends otherwise than by its sum.

@@ -3,7 +3,7 @@
 use super::backward::Backward;
 use crate::op::{Op, Unary};
 use crate::shapes::ShapeError;
-use crate::{Node, ParameterKind, PassKind, Role};
+use crate::{Node, PassKind, Role};
 use potluck_core::TensorId;
 
 pub fn layer_norm(b: &mut Backward, node: &Node, dy: TensorId) -> Result<(), ShapeError> {
@@ -50,7 +50,7 @@ pub fn softmax(b: &mut Backward, node: &Node, dy: TensorId) -> Result<(), ShapeE
 
 /// Adds the gradients of a batch normalization. The sums for weight and bias come in the pass
 /// of activations, because `dx` needs them. The gradient of a running average accumulates what
-/// [`ParameterKind::State`] defines.
+/// [`crate::ParameterKind::State`] defines.
 pub fn batch_norm(b: &mut Backward, node: &Node, dy: TensorId) -> Result<(), ShapeError> {
     let (x, stats) = (&node.inputs, node.outputs[1]);
     let sums = [x[0], stats, dy];
@@ -69,7 +69,7 @@ pub fn batch_norm(b: &mut Backward, node: &Node, dy: TensorId) -> Result<(), Sha
 
 fn is_state(b: &Backward, tensor: TensorId) -> bool {
     match b.graph.tensor(tensor).role {
-        Role::Parameter(id) => b.graph.parameters[id.index()].kind != ParameterKind::Trained,
+        Role::Parameter(id) => b.graph.parameters[id.index()].kind.is_state(),
         _ => false,
     }
 }

@@ -10,7 +10,7 @@ use potluck_core::{BucketId, DType};
 use potluck_graph::Plan;
 
 /// Buffers of the parameters and gradients of every bucket, and of the moments of the owned
-/// shards; none of buckets that the plan does not hold.
+/// shards; none of buckets that the plan does not hold, nor gradients and moments of frozen ones.
 pub(crate) struct Banks {
     parameters: Vec<Option<wgpu::Buffer>>,
     /// Empty unless the plan is trained.
@@ -99,7 +99,8 @@ impl Banks {
     }
 }
 
-/// Allocates the buffers of a bank, one per bucket that the plan holds.
+/// Allocates the buffers of a bank, one per bucket that the plan holds; of gradients and moments,
+/// also none of a bucket that is not updated.
 fn make(
     gpu: &Gpu,
     plan: &Plan,
@@ -109,6 +110,11 @@ fn make(
 ) -> Result<Vec<Option<wgpu::Buffer>>, DeviceError> {
     let buckets = (0..plan.buckets.len() as u32).map(BucketId);
     let bytes = |bucket| (shards.held(bank, bucket).len() * DType::F32.bytes()) as u64;
-    let held = buckets.map(|bucket| plan.holds(bucket).then_some(bucket));
+    let is_held = |bucket: BucketId| {
+        let is_in_bank =
+            bank == BucketTensor::Parameters || plan.buckets[bucket.index()].is_updated();
+        plan.holds(bucket) && is_in_bank
+    };
+    let held = buckets.map(|bucket| is_held(bucket).then_some(bucket));
     held.map(|bucket| bucket.map(|held| gpu.storage(label, bytes(held))).transpose()).collect()
 }

@@ -124,7 +124,7 @@ impl GpuExecutor {
             .map(|slot| (0..slot.copies).map(|_| gpu.storage("slot", slot.bytes as u64)).collect())
             .collect::<Result<Vec<Vec<wgpu::Buffer>>, DeviceError>>()?;
         let banks = Banks::new(&gpu, &plan, &moments)?;
-        let norm_slots = NormSlots::new(banks.shards.lengths());
+        let norm_slots = NormSlots::new(banks.shards.lengths(BucketTensor::Gradients));
         let CallMemory { workspace, scratch } = CallMemory::of(&plan, &Caps::of(&gpu));
         let norms_bytes = (2 * plan.buckets.len() * DType::F32.bytes()) as u64;
         let states = plan.graph.states.iter().map(|state| state_buffer(&gpu, &plan, state));

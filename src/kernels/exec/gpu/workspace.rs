@@ -36,3 +36,30 @@ impl CallMemory {
         self.workspace.saturating_add(self.scratch)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use potluck_graph::{Builder, Init, PlanOptions, differentiate};
+
+    /// Sums that kernels split, whose parts take memory.
+    fn plan(workspace_bytes_max: usize) -> Plan {
+        let mut b = Builder::new();
+        let x = b.input("x", &[1, 2048]);
+        let w = b.parameter("w", &[64, 2048], Init::Normal { std: 0.1 });
+        let y = b.linear(x, w, None).unwrap();
+        let target = b.input("target", &[1, 64]);
+        b.squared_error_loss(y, target).unwrap();
+        let options = PlanOptions { workspace_bytes_max, ..PlanOptions::new(64) };
+        Plan::new(differentiate(b.finish()).unwrap(), options)
+    }
+
+    #[test]
+    fn a_plan_bounds_the_workspace_of_its_kernels() {
+        let bytes = |most| CallMemory::of(&plan(most), &Caps::EVERY).workspace;
+        let usual = bytes(PlanOptions::new(64).workspace_bytes_max);
+        assert!(usual > 4096, "{usual}");
+        assert!((1..usual).contains(&bytes(usual - 1)));
+        assert!(bytes(0) < 4096, "{}", bytes(0));
+    }
+}

@@ -100,6 +100,9 @@ impl RunConfig {
             let why = format!("expects at most optim.lr = {lr:?}, got {min_lr:?}");
             return refused(&["schedule.min_lr", "optim.lr"], why);
         }
+        if let Err(error) = self.optim.parameter_groups() {
+            return refused(&["optim.groups"], format!("is wrong: {error}"));
+        }
         if !matches!(self.data.image_size.len(), 0 | 2) {
             let why = format!("expects [height, width], got {:?}", self.data.image_size);
             return refused(&["data.image_size"], why);

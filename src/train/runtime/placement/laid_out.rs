@@ -152,7 +152,7 @@ pub(crate) fn layout_of_groups(
         let size = groups.of(BucketId(index as u32)).size();
         let is_star = pipelines == 1 && size > 1;
         let topology = if is_star { Topology::Star } else { parallel.topology };
-        buckets.push(LaidOutBucket { length: bucket.length, size, topology });
+        buckets.push(LaidOutBucket { length: bucket.gradient_length(), size, topology });
     }
     let align = ALIGNMENT_BYTES / DType::F32.bytes();
     let chunk_max = parallel.chunk_bytes / DType::F32.bytes();

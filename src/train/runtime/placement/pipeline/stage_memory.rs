@@ -138,8 +138,7 @@ impl<'a> StageMemory<'a> {
     pub fn bounds(&self, stage: CutStage) -> (u64, u64) {
         let CutStage { device, stage, blocks } = stage;
         let (held, moments) = self.held(blocks);
-        let banks = if self.whole.graph.is_trained() { 2 } else { 1 };
-        let elements = held * banks + owned_elements(&moments) * moments.count;
+        let elements = held + owned_elements(&moments) * moments.count;
         let least = elements * DType::F32.bytes();
         let copies = in_flight(self.schedule, self.shape, stage);
         let alone = self.alone.get_or_init(|| self.blocks_alone());
@@ -167,9 +166,11 @@ impl<'a> StageMemory<'a> {
             .or_insert_with(|| memory::beside_tensors(selection, &self.whole, moments))
     }
 
-    /// Returns the elements of the buckets that a stage holds, and the moments that it keeps.
+    /// Returns the elements of parameters and gradients that a stage holds, and the moments that it
+    /// keeps.
     fn held(&self, blocks: &[Range<u32>]) -> (usize, Moments) {
         let has = |block: &u32| blocks.iter().any(|run| run.contains(block));
+        let is_trained = self.whole.graph.is_trained();
         let mut held = 0;
         let mut owned = Vec::new();
         for ((users, of_bucket), bucket) in self.buckets.iter().zip(&self.whole.buckets) {
@@ -177,9 +178,9 @@ impl<'a> StageMemory<'a> {
                 owned.push(0..0);
                 continue;
             }
-            held += bucket.length;
+            held += bucket.length + if is_trained { bucket.gradient_length() } else { 0 };
             owned.push(match of_bucket {
-                Owned::OfFirst if users.first().is_some_and(has) => 0..bucket.length,
+                Owned::OfFirst if users.first().is_some_and(has) => 0..bucket.gradient_length(),
                 Owned::OfFirst => 0..0,
                 Owned::Shard { of_all, .. } if users.iter().all(has) => 0..*of_all,
                 Owned::Shard { of_some, .. } => 0..*of_some,
@@ -221,7 +222,7 @@ fn shards(
     // No stage of several has the first and the last block.
     let last = whole.graph.blocks.len() as u32 - 1;
     let fewest = if users.contains(&0) && users.contains(&last) { 2 } else { 1 };
-    let length = whole.buckets[bucket.index()].length;
+    let length = whole.buckets[bucket.index()].gradient_length();
     let topology = request.parallel.topology;
     let chunk_max = request.parallel.chunk_bytes / DType::F32.bytes();
     let longest = |of_own: usize| {

@@ -1,0 +1,164 @@
+//! Benchmark of the memory of a training step on the CPU device, by an allocator that counts: GPT-2
+//! 124M with logits of all rows or in chunks, and with parts of the forward pass computed again.
+//!
+//!     cargo bench --bench activations -- [--rounds N] [--context N] [--rows N]
+//!
+//! `told` is what `--explain memory` says of activations, logits and workspace, `taken` the highest
+//! number of bytes allocated at a time, without parameters, gradients and moments. `step` is the
+//! forward and backward pass of a micro-batch, the fastest of some rounds.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use potluck_core::format::size_text;
+use potluck_core::{DType, HostTensor, TensorId};
+use potluck_graph::model::{GptConfig, gpt};
+use potluck_graph::print::MemoryUsage;
+use potluck_graph::{Graph, ModelGraph, Plan, PlanOptions, Recompute, Unary};
+use potluck_kernels::exec::cpu::{host_extra_bytes, workspace_bytes};
+use potluck_kernels::exec::{Cpu, Executor};
+
+/// Moments of AdamW.
+const MOMENTS: usize = 2;
+/// GPT-2's tokens.
+const VOCABULARY: usize = 50_257;
+
+/// The system's allocator, with the bytes that are allocated, and the most that were at a time.
+struct Counting {
+    now: AtomicUsize,
+    most: AtomicUsize,
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting { now: AtomicUsize::new(0), most: AtomicUsize::new(0) };
+
+impl Counting {
+    fn add(&self, bytes: usize) {
+        let now = self.now.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.most.fetch_max(now, Ordering::Relaxed);
+    }
+
+    fn subtract(&self, bytes: usize) {
+        self.now.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+// SAFETY: every call is passed on to the system's allocator as it is, which keeps its contract.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        self.add(layout.size());
+        // SAFETY: the caller's contract is the same.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        self.add(layout.size());
+        // SAFETY: the caller's contract is the same.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        self.subtract(layout.size());
+        // SAFETY: the caller's contract is the same.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+/// Way of computing a step.
+struct Way {
+    name: &'static str,
+    /// Logits of all rows at once, and not in chunks.
+    whole_logits: bool,
+    recompute: Recompute,
+}
+
+const WAYS: [Way; 4] = [
+    Way { name: "whole logits", whole_logits: true, recompute: Recompute::None },
+    Way { name: "chunks", whole_logits: false, recompute: Recompute::None },
+    Way { name: "selective", whole_logits: false, recompute: Recompute::Selective },
+    Way { name: "blocks", whole_logits: false, recompute: Recompute::Blocks },
+];
+
+fn main() {
+    let (context, rows) = (number("--context", 1024), number("--rows", 4));
+    let rounds = number("--rounds", 3);
+    let config = GptConfig {
+        vocabulary: VOCABULARY,
+        context,
+        positions: context.max(1024),
+        layers: 12,
+        heads: 12,
+        width: 768,
+        bias: true,
+        dropout: 0.0,
+        tie: true,
+        activation: Unary::GeluTanh,
+    };
+    println!("{:14}{:>12}{:>12}{:>8}{:>10}{:>8}", "", "told", "taken", "part", "step", "ratio");
+    let mut first: Option<(usize, f64)> = None;
+    let mut unrepeated = None;
+    for way in WAYS {
+        let forward = gpt(&config).unwrap_or_else(|error| panic!("the model is right: {error}"));
+        let forward =
+            if way.whole_logits { forward.with_loss_rows(rows * context) } else { forward };
+        let model = ModelGraph::training(forward, true);
+        let model = model.unwrap_or_else(|error| panic!("the model is trained: {error}"));
+        let graph = model.with_recompute(way.recompute).whole().clone();
+        let Measured { told, taken, seconds } = measured(graph, rows, rounds as u32);
+        let (whole, _) = *first.get_or_insert((taken, seconds));
+        // The ratio of times is to the step that computes nothing again, with the same logits.
+        if !way.whole_logits {
+            unrepeated.get_or_insert(seconds);
+        }
+        let part = taken as f64 / whole as f64;
+        let ratio = seconds / unrepeated.unwrap_or(seconds);
+        let [told, taken] = [told, taken].map(size_text);
+        println!("{:14}{told:>12}{taken:>12}{part:8.3}{seconds:9.2}s{ratio:8.2}", way.name);
+    }
+}
+
+struct Measured {
+    /// Bytes of activations, logits and workspace by the plan.
+    told: usize,
+    /// By the allocator.
+    taken: usize,
+    seconds: f64,
+}
+
+/// Runs forward and backward passes of a graph, and returns their memory and time.
+fn measured(graph: Graph, rows: usize, rounds: u32) -> Measured {
+    let plan = Plan::new(graph, PlanOptions::new(rows));
+    let usage = MemoryUsage::of(&plan, MOMENTS);
+    let banks = usage.parameters + usage.gradients + usage.moments;
+    let told = usage.peak() - banks + workspace_bytes(&plan) + host_extra_bytes(&plan);
+    let inputs = inputs(&plan.graph, rows);
+    let before = ALLOCATOR.now.load(Ordering::Relaxed);
+    let mut device = Cpu::fast(plan, MOMENTS);
+    let failed = |error| -> ! { panic!("the CPU device does not fail: {error}") };
+    device.initialize(1).unwrap_or_else(|error| failed(error));
+    // Without the initial values, of which there was a copy.
+    ALLOCATOR.most.store(ALLOCATOR.now.load(Ordering::Relaxed), Ordering::Relaxed);
+    let seconds = device.time_micro_batch(&inputs, rows as u32, rounds);
+    let seconds = seconds.unwrap_or_else(|error| failed(error));
+    let most = ALLOCATOR.most.load(Ordering::Relaxed);
+    Measured { told, taken: most - before - banks, seconds }
+}
+
+/// Returns the inputs of a micro-batch: tokens in some order.
+fn inputs(graph: &Graph, rows: usize) -> Vec<(TensorId, HostTensor)> {
+    let mut inputs = Vec::new();
+    for (_, id) in graph.inputs_of_samples() {
+        let tensor = graph.tensor(*id);
+        assert_eq!(tensor.dtype, DType::U32, "inputs of a language model are integers");
+        let count = tensor.shape.elements(rows);
+        let values = (0..count).map(|i| (i * 7919 % VOCABULARY) as u32).collect();
+        inputs.push((*id, HostTensor::Int(values)));
+    }
+    inputs
+}
+
+/// Returns the number behind a flag.
+fn number(flag: &str, default: usize) -> usize {
+    let mut arguments = std::env::args().skip_while(|argument| argument != flag).skip(1);
+    arguments.next().map_or(default, |text| text.parse().unwrap_or(default))
+}

@@ -1,0 +1,253 @@
+//! Parameter groups: parameters that the optimizer updates at rates of their own, or not at all,
+//! chosen by patterns of their names.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::{Graph, ParameterKind, UpdateRates};
+
+/// Treatment of the parameters of a group.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum GroupRule {
+    /// They keep their values; see [`ParameterKind::Frozen`].
+    Frozen,
+    /// They are updated at these rates. A weight decay applies to all of them, whatever their
+    /// dimensions.
+    Rates(UpdateRates),
+}
+
+/// Parameters whose names fit a pattern, and their treatment.
+///
+/// As text, the pattern with `frozen`, or with `lr_scale=X`, `weight_decay=Y` or both behind it:
+/// `*.bias lr_scale=2 weight_decay=0`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParameterGroup {
+    /// Pattern of whole names: `*` stands for any characters, also none, and `?` for one.
+    pub names: String,
+    pub rule: GroupRule,
+}
+
+/// Refusal of a text that describes no group, or of groups that a model cannot have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ParameterGroupError {
+    #[error(
+        "'{0}' is no parameter group; write a pattern of names and behind it 'frozen', or \
+         'lr_scale=X', 'weight_decay=Y' or both, as in \"*.bias weight_decay=0\""
+    )]
+    Syntax(String),
+    #[error("'{text}' sets {key} to {value}; it must be a number {range}")]
+    Range { text: String, key: &'static str, value: String, range: &'static str },
+    #[error(
+        "no trained parameter is called '{pattern}' that no group before has; the model's first is \
+         '{first}'"
+    )]
+    NoParameter { pattern: String, first: String },
+    #[error("all parameters are frozen, so that there is nothing to train")]
+    NothingTrained,
+}
+
+impl FromStr for ParameterGroup {
+    type Err = ParameterGroupError;
+
+    fn from_str(text: &str) -> Result<Self, ParameterGroupError> {
+        let mut words = text.split_whitespace();
+        let syntax = || ParameterGroupError::Syntax(text.to_string());
+        let names = words.next().ok_or_else(syntax)?.to_string();
+        let settings: Vec<&str> = words.collect();
+        if settings == ["frozen"] {
+            return Ok(Self { names, rule: GroupRule::Frozen });
+        }
+        let (mut lr_scale, mut weight_decay) = (None, None);
+        for setting in &settings {
+            let (key, value) = setting.split_once('=').ok_or_else(syntax)?;
+            let (known, is_allowed, key, range) = match key {
+                "lr_scale" => {
+                    let is_allowed: fn(f32) -> bool = |v| v > 0.0 && v <= UpdateRates::MAX;
+                    (&mut lr_scale, is_allowed, "lr_scale", "above 0, at most 1000")
+                }
+                "weight_decay" => {
+                    let is_allowed: fn(f32) -> bool = |v| (0.0..=UpdateRates::MAX).contains(&v);
+                    (&mut weight_decay, is_allowed, "weight_decay", "from 0 to 1000")
+                }
+                _ => return Err(syntax()),
+            };
+            let number = value.parse::<f32>().ok().filter(|number| is_allowed(*number));
+            let Some(number) = number else {
+                let (text, value) = (text.to_string(), value.to_string());
+                return Err(ParameterGroupError::Range { text, key, value, range });
+            };
+            if known.replace(number).is_some() {
+                return Err(syntax());
+            }
+        }
+        if settings.is_empty() {
+            return Err(syntax());
+        }
+        let rates = UpdateRates { lr_scale: lr_scale.unwrap_or(1.0), weight_decay };
+        Ok(Self { names, rule: GroupRule::Rates(rates) })
+    }
+}
+
+impl fmt::Display for ParameterGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.names)?;
+        match self.rule {
+            GroupRule::Frozen => f.write_str(" frozen"),
+            GroupRule::Rates(UpdateRates { lr_scale, weight_decay }) => {
+                write!(f, " lr_scale={lr_scale}")?;
+                match weight_decay {
+                    Some(weight_decay) => write!(f, " weight_decay={weight_decay}"),
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+}
+
+/// Gives the trained parameters of a forward graph the treatment of the first group that each
+/// belongs to. Running averages belong to none.
+///
+/// # Errors
+/// Returns [`ParameterGroupError`] if a pattern fits no trained parameter, or if nothing is left to
+/// train.
+pub fn assign_groups(
+    mut graph: Graph,
+    groups: &[ParameterGroup],
+) -> Result<Graph, ParameterGroupError> {
+    let is_trained = |kind| kind == ParameterKind::Trained;
+    let mut is_used = vec![false; groups.len()];
+    for parameter in graph.parameters.iter_mut().filter(|of| is_trained(of.kind)) {
+        let first = groups.iter().position(|group| fits(&group.names, &parameter.whole.name));
+        let Some(index) = first else { continue };
+        is_used[index] = true;
+        match groups[index].rule {
+            GroupRule::Frozen => parameter.kind = ParameterKind::Frozen,
+            GroupRule::Rates(rates) => {
+                parameter.rates = rates;
+                parameter.decay |= rates.weight_decay.is_some();
+            }
+        }
+    }
+    if let Some(unused) = is_used.iter().position(|is_used| !is_used) {
+        let mut others = graph.parameters.iter().filter(|of| !of.kind.is_state());
+        let first = others.next().map_or_else(String::new, |of| of.whole.name.clone());
+        return Err(ParameterGroupError::NoParameter {
+            pattern: groups[unused].names.clone(),
+            first,
+        });
+    }
+    let is_left = graph.parameters.iter().any(|of| is_trained(of.kind));
+    if !groups.is_empty() && !is_left {
+        return Err(ParameterGroupError::NothingTrained);
+    }
+    Ok(graph)
+}
+
+/// Returns true if a pattern stands for a whole name.
+fn fits(pattern: &str, name: &str) -> bool {
+    let pattern: Vec<char> = pattern.chars().collect();
+    let name: Vec<char> = name.chars().collect();
+    // Position behind the last star, and of the name's character that it is tried up to.
+    let mut star: Option<(usize, usize)> = None;
+    let (mut at, mut matched) = (0, 0);
+    while matched < name.len() {
+        match pattern.get(at) {
+            Some('*') => {
+                at += 1;
+                star = Some((at, matched));
+            }
+            Some(wanted) if *wanted == '?' || *wanted == name[matched] => {
+                at += 1;
+                matched += 1;
+            }
+            _ => {
+                // The star stands for one more character.
+                let Some((behind, tried)) = &mut star else { return false };
+                *tried += 1;
+                (at, matched) = (*behind, *tried);
+            }
+        }
+    }
+    pattern[at..].iter().all(|rest| *rest == '*')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Builder, Init};
+
+    #[test]
+    fn patterns_stand_for_whole_names() {
+        let cases = [
+            ("h.0.bias", "h.0.bias", true),
+            ("h.0", "h.0.bias", false),
+            ("*.bias", "h.0.bias", true),
+            ("*.bias", "h.0.bias.more", false),
+            ("h.*.w*t", "h.11.attn.weight", true),
+            ("h.?.weight", "h.1.weight", true),
+            ("h.?.weight", "h.11.weight", false),
+            ("*ab*ab", "abaabab", true),
+            ("*", "", true),
+            ("?", "", false),
+            ("h**", "h", true),
+        ];
+        for (pattern, name, expected) in cases {
+            assert_eq!(fits(pattern, name), expected, "{pattern} {name}");
+        }
+    }
+
+    #[test]
+    fn texts_are_read_or_refused() {
+        let read = |text: &str| text.parse::<ParameterGroup>();
+        for text in ["*.bias frozen", "a lr_scale=0.5", "a lr_scale=1 weight_decay=0.25"] {
+            assert_eq!(read(text).unwrap().to_string(), text);
+        }
+        assert_eq!(read(" a  weight_decay=0 ").unwrap().to_string(), "a lr_scale=1 weight_decay=0");
+        for text in
+            ["", "a", "a thawed", "a frozen lr_scale=1", "a lr=1", "a lr_scale=1 lr_scale=2"]
+        {
+            assert_eq!(read(text), Err(ParameterGroupError::Syntax(text.into())), "{text}");
+        }
+        for text in ["a lr_scale=0", "a lr_scale=inf", "a weight_decay=-1", "a weight_decay=x"] {
+            let error = read(text).unwrap_err();
+            assert!(matches!(error, ParameterGroupError::Range { .. }), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_first_group_counts_and_every_group_has_parameters() {
+        let graph = || {
+            let mut b = Builder::new();
+            b.parameter("in.weight", &[2, 3], Init::Zeros);
+            b.parameter("in.bias", &[2], Init::Zeros);
+            b.parameter("out.bias", &[2], Init::Zeros);
+            b.state("out.mean", &[2], Init::Zeros, 0.1);
+            b.finish()
+        };
+        let assign = |groups: &[&str]| {
+            let groups: Vec<ParameterGroup> =
+                groups.iter().map(|text| text.parse().unwrap()).collect();
+            assign_groups(graph(), &groups)
+        };
+        let found = assign(&["out.* frozen", "*.bias lr_scale=2 weight_decay=0.5"]).unwrap();
+        let of = |index: usize| (found.parameters[index].kind, found.parameters[index].rates);
+        let (plain, own) =
+            (UpdateRates::default(), UpdateRates { lr_scale: 2.0, weight_decay: Some(0.5) });
+        assert_eq!(of(0), (ParameterKind::Trained, plain));
+        assert_eq!(of(1), (ParameterKind::Trained, own));
+        assert!(found.parameters[1].decay);
+        assert_eq!(of(2), (ParameterKind::Frozen, plain));
+        assert_eq!(of(3), (ParameterKind::State { momentum: 0.1 }, plain));
+        let refused = |groups: &[&str]| assign(groups).unwrap_err();
+        let none = ParameterGroupError::NoParameter {
+            pattern: "*.mean".into(),
+            first: "in.weight".into(),
+        };
+        assert_eq!(refused(&["*.mean frozen"]), none);
+        assert_eq!(refused(&["* frozen"]), ParameterGroupError::NothingTrained);
+        // All that it fits is in the group before.
+        let none = refused(&["*.bias lr_scale=2", "out.* frozen"]);
+        assert!(none.to_string().contains("'out.*'"), "{none}");
+        assert_eq!(assign(&[]).unwrap(), graph());
+    }
+}
