@@ -10,6 +10,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use super::addresses::all_addresses;
 use super::runs_directory::RUNS;
 use potluck_parallel::PipelineSchedule;
+use potluck_train::hugging_face::FileType;
 
 /// Trains neural networks on every GPU you have, from any vendor
 #[derive(Debug, Parser)]
@@ -62,6 +63,8 @@ pub enum Command {
     Generate(GenerateArgs),
     /// Predict samples with a checkpoint: classes with probabilities, or values, as a CSV file
     Predict(PredictArgs),
+    /// Write the model of a run as files that Hugging Face's transformers reads
+    Export(ExportArgs),
     /// List the runs of a directory with their steps, losses, devices and states
     Runs(RunsArgs),
     /// Benchmark the devices of this machine, or compare two benchmark reports
@@ -148,6 +151,11 @@ pub struct TrainArgs {
     /// a checkpoint outside a run, a new run starts there
     #[arg(long, value_name = "latest|DIR")]
     pub resume: Option<String>,
+    /// Start a new run from a model in Hugging Face's files: its directory, or org/name of one that
+    /// `hf download` has put in the cache. The keys of the model are its own, the learning rate is
+    /// a tenth of that of a new model, and the warm-up 3 % of train.steps
+    #[arg(long, value_name = "DIR|ORG/NAME", conflicts_with = "resume")]
+    pub init: Option<String>,
     /// Repeat the autotuning of GPU kernels and the measurement of shares, and ignore cached and
     /// saved results
     #[arg(long)]
@@ -378,6 +386,28 @@ pub struct PredictArgs {
     /// File of the predictions [default: stdout]
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
+}
+
+/// Arguments of `export`.
+#[derive(Debug, Args)]
+pub struct ExportArgs {
+    /// Directory of a run (for its newest checkpoint) or of a checkpoint
+    pub checkpoint: PathBuf,
+    /// Use the run's checkpoint with the best validation loss instead of the newest
+    #[arg(long)]
+    pub best: bool,
+    /// Directory to write, which must not exist
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+    /// Type of the values
+    #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = file_type)]
+    pub dtype: FileType,
+}
+
+/// Reads the name of a type of values.
+fn file_type(text: &str) -> Result<FileType, String> {
+    let found = FileType::NAMES.into_iter().find(|(name, _)| *name == text);
+    found.map(|(_, kind)| kind).ok_or_else(|| "expects f32, f16 or bf16".into())
 }
 
 /// Arguments of `runs`.

@@ -6,6 +6,7 @@ pub mod bench;
 pub mod bench_nodes;
 pub mod devices;
 pub mod explain;
+pub mod export;
 pub mod model;
 pub mod nodes;
 pub mod predict;
@@ -77,6 +78,7 @@ fn run(command: &Command) -> anyhow::Result<i32> {
         Command::Eval(args) => model::eval(args)?,
         Command::Generate(args) => model::generate(args)?,
         Command::Predict(args) => predict::predict(args)?,
+        Command::Export(args) => export::export(args)?,
         Command::Runs(args) => runs::run(args)?,
         Command::Bench(args) => return bench::run(args),
     }

@@ -219,19 +219,23 @@ pub(super) fn of_tokens(what: &str) -> TrainError {
 /// Loads the checkpoint that the arguments name, and the specification of its run with the keys
 /// that they set.
 pub(super) fn load(args: &CheckpointArgs) -> anyhow::Result<(Checkpoint, RunSpec)> {
-    let (checkpoint, warnings) = if args.best {
-        Store::open_to_read(&args.checkpoint)
-            .load_best()
-            .map_err(|error| without_best(&args.checkpoint, error))?
+    let checkpoint = load_parameters(&args.checkpoint, args.best)?;
+    let mut spec = saved_spec(&checkpoint, Some(args))?;
+    spec.micro_batch = args.micro_batch.unwrap_or(spec.micro_batch);
+    Ok((checkpoint, spec))
+}
+
+/// Loads the newest checkpoint of a path or, of a run, the best one, without its moments.
+pub(super) fn load_parameters(path: &Path, best: bool) -> anyhow::Result<Checkpoint> {
+    let (checkpoint, warnings) = if best {
+        Store::open_to_read(path).load_best().map_err(|error| without_best(path, error))?
     } else {
-        Checkpoint::parameters_of_path(&args.checkpoint).map_err(TrainError::from)?
+        Checkpoint::parameters_of_path(path).map_err(TrainError::from)?
     };
     for warning in warnings {
         print_line(&format!("warning: {warning}"));
     }
-    let mut spec = saved_spec(&checkpoint, Some(args))?;
-    spec.micro_batch = args.micro_batch.unwrap_or(spec.micro_batch);
-    Ok((checkpoint, spec))
+    Ok(checkpoint)
 }
 
 /// Returns the error of `--best`: with the reason, if no checkpoint is marked as the best.

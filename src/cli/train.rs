@@ -16,9 +16,10 @@ use potluck_kernels::autotune::catalog;
 use potluck_train::checkpoint::{Checkpoint, Meta};
 use potluck_train::config::RunConfig;
 use potluck_train::config::effect::require_effect;
-use potluck_train::config::read::{self, ConfigError, Override, Resolved};
+use potluck_train::config::read::{self, ConfigError, InitialModel, Override, Resolved};
 use potluck_train::config::schema::DataKind;
 use potluck_train::error::{EXIT_CONFIGURATION, TrainError};
+use potluck_train::hugging_face::ModelDirectory;
 use potluck_train::keys::Value;
 use potluck_train::nodes::{NodesSink, RunFailure};
 use potluck_train::run::{Run, RunOptions, RunOutcome, train};
@@ -47,7 +48,9 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
         Some(point) => Some(resumed_config(&point.checkpoint, args.nodes.is_some())?),
         None => None,
     };
-    let mut resolved = configuration(args, saved.as_ref())?;
+    let init = args.init.as_deref().map(ModelDirectory::open).transpose();
+    let init = init.map_err(TrainError::from)?;
+    let mut resolved = configuration(args, saved.as_ref(), init.as_ref())?;
     let named = args.name.as_deref().map(named_run).transpose()?;
     let typed_out = named.as_deref().or(args.out.as_deref());
     if let Some(explain) = args.explain {
@@ -102,6 +105,18 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
             ));
         }
     }
+    if let Some(init) = &init
+        && !args.quiet
+    {
+        let config = &resolved.config;
+        let warmup = if config.train.epochs == 0 && config.train.steps > 0 {
+            format!(", schedule.warmup = {}", config.schedule.warmup)
+        } else {
+            String::new()
+        };
+        let lr = config.optim.lr;
+        print_line(&format!("starting from {}: optim.lr = {lr:?}{warmup}", init.path().display()));
+    }
     let spec = RunSpec::resolved(&resolved);
     let nodes = nodes::meet(args, &spec, &directory)?;
     let options = RunOptions {
@@ -112,6 +127,7 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
         retune: args.retune,
         faults,
         nodes: nodes.clone(),
+        init,
     };
     let checkpoint = point.map(|point| point.checkpoint);
     let ended = execute(spec, options, checkpoint, args.quiet);
@@ -212,8 +228,13 @@ fn execute(
     Ok((ending, code))
 }
 
-/// Resolves the configuration: the checkpoint's, the file's, the flags', later ones on top.
-fn configuration(args: &TrainArgs, saved: Option<&Resolved>) -> anyhow::Result<Resolved> {
+/// Resolves the configuration: the checkpoint's, or the keys of the model that the run starts from,
+/// the file's, the flags', later ones on top.
+fn configuration(
+    args: &TrainArgs,
+    saved: Option<&Resolved>,
+    init: Option<&ModelDirectory>,
+) -> anyhow::Result<Resolved> {
     let file = match args.config.as_deref() {
         Some(path) => Some((path, read::load(path)?)),
         None => None,
@@ -230,7 +251,15 @@ fn configuration(args: &TrainArgs, saved: Option<&Resolved>) -> anyhow::Result<R
         overrides.push(Override::set(typed)?);
     }
     let file = file.as_ref().map(|(path, text)| (*path, text.as_str()));
-    let mut resolved = read::read(saved, file, &overrides)?;
+    let mut resolved = match init {
+        Some(init) => {
+            let name = format!("--init {}", init.path().display());
+            let model = InitialModel { name, settings: init.settings().clone() };
+            let model = model.with_gentle_rates(file, &overrides)?;
+            read::read_from(&model, file, &overrides)?
+        }
+        None => read::read(saved, file, &overrides)?,
+    };
     if let Some(saved) = saved {
         refuse_another(&saved.config, &resolved.config)?;
     }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use super::continuation::ResumeCommand;
 use crate::checkpoint::CheckpointError;
 use crate::families::FamilyError;
+use crate::hugging_face::HuggingFaceError;
 use crate::runtime::RuntimeError;
 use potluck_core::faults::FaultError;
 use potluck_core::files::is_disk_full;
@@ -27,6 +28,8 @@ pub enum TrainError {
     Fault(#[from] FaultError),
     #[error("{setting}: {0}", setting = Setting::Groups)]
     Groups(ParameterGroupError),
+    #[error(transparent)]
+    HuggingFace(#[from] HuggingFaceError),
     #[error(transparent)]
     Data(#[from] DataError),
     #[error(transparent)]

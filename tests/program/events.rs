@@ -62,6 +62,7 @@ fn a_run_sends_its_events_to_the_sink_in_order() {
         trace: None,
         retune: false,
         nodes: None,
+        init: None,
         faults: Faults::none(),
     };
     let words = Rc::new(RefCell::new(Vec::new()));

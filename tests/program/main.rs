@@ -11,6 +11,7 @@ mod examples;
 mod first_run;
 #[cfg(unix)]
 mod guide;
+mod hugging_face;
 mod interruptions;
 mod lengths;
 mod library;

@@ -35,6 +35,8 @@ pub enum Origin {
     Default,
     /// The configuration stored in a checkpoint.
     Saved,
+    /// The model of this name, from which a run starts.
+    Model(String),
     /// A file and its line, counted from 1.
     File(PathBuf, usize),
     /// The nth override flag, as it was typed.
@@ -46,6 +48,7 @@ impl fmt::Display for Origin {
         match self {
             Origin::Default => f.write_str("the defaults"),
             Origin::Saved => f.write_str("the saved configuration"),
+            Origin::Model(name) => f.write_str(name),
             Origin::File(path, line) => write!(f, "{}:{line}", path.display()),
             Origin::Flag(_, flag) => f.write_str(flag),
         }
@@ -149,6 +152,53 @@ impl Resolved {
     }
 }
 
+/// Keys that a model has from which a run starts, with the name under which messages speak of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct InitialModel {
+    pub name: String,
+    pub settings: Vec<(&'static str, Value)>,
+}
+
+impl InitialModel {
+    /// Sets what the model is trained with by default: a tenth of the learning rate of a new one,
+    /// and a warm-up of 3 % of the steps.
+    ///
+    /// # Errors
+    /// Those of [`read`], of the configuration without that.
+    pub fn with_gentle_rates(
+        mut self,
+        file: Option<(&Path, &str)>,
+        overrides: &[Override],
+    ) -> Result<Self, ConfigError> {
+        let resolved = read_from(&self, file, overrides)?;
+        let (config, now) = (resolved.config, resolved.typed.now);
+        if !now.contains("optim.lr") {
+            self.settings.push(("optim.lr", (config.optim.lr / 10.0).into()));
+        }
+        // A run of 0 steps has an open schedule, and that of epochs follows from the data.
+        let has_steps = config.train.epochs == 0 && config.train.steps > 0;
+        if !now.contains("schedule.warmup") && has_steps {
+            let steps = (config.train.steps as f64 * 0.03).ceil() as usize;
+            self.settings.push(("schedule.warmup", steps.into()));
+        }
+        Ok(self)
+    }
+}
+
+/// Resolves the configuration of a new run that starts from a model, whose keys are defaults: those
+/// of the file and the flags win.
+///
+/// # Errors
+/// Those of [`read`].
+pub fn read_from(
+    model: &InitialModel,
+    file: Option<(&Path, &str)>,
+    overrides: &[Override],
+) -> Result<Resolved, ConfigError> {
+    let (resolved, reader) = resolve(None, Some(model), file, overrides)?;
+    reader.require_one_length(resolved)
+}
+
 /// Resolves a configuration, in rising precedence: the saved one of a checkpoint (or the
 /// defaults), the file's keys, the flags' keys, of which later ones win. Keys that are not set
 /// are derived from those they depend on, see [`RunConfig::apply_derived_defaults`]. If a key of
@@ -159,19 +209,8 @@ pub fn read(
     file: Option<(&Path, &str)>,
     overrides: &[Override],
 ) -> Result<Resolved, ConfigError> {
-    let (resolved, reader) = resolve(saved, file, overrides)?;
-    let now = &resolved.typed.now;
-    let epochs = resolved.config.train.epochs;
-    if epochs > 0 && now.contains("train.epochs") && now.contains("train.steps") {
-        return Err(reader.attribute(ConstraintError {
-            keys: vec!["train.epochs", "train.steps"],
-            why: format!(
-                "= {epochs} and train.steps = {} are two lengths of the run; set one of them",
-                resolved.config.train.steps
-            ),
-        }));
-    }
-    Ok(resolved)
+    let (resolved, reader) = resolve(saved, None, file, overrides)?;
+    reader.require_one_length(resolved)
 }
 
 /// Resolves the complete configuration of a run like [`read`]: it has the steps beside the epochs
@@ -181,11 +220,12 @@ pub(crate) fn read_complete(
     text: &str,
     overrides: &[Override],
 ) -> Result<Resolved, ConfigError> {
-    Ok(resolve(None, Some((path, text)), overrides)?.0)
+    Ok(resolve(None, None, Some((path, text)), overrides)?.0)
 }
 
 fn resolve(
     saved: Option<&Resolved>,
+    model: Option<&InitialModel>,
     file: Option<(&Path, &str)>,
     overrides: &[Override],
 ) -> Result<(Resolved, ConfigReader), ConfigError> {
@@ -199,8 +239,24 @@ fn resolve(
         None => None,
     };
     let mut assignments = Vec::new();
+    let of_model: Vec<(&InitialModel, &'static str, String)> = match model {
+        Some(model) => {
+            model.settings.iter().map(|(name, value)| (model, *name, value.to_string())).collect()
+        }
+        None => Vec::new(),
+    };
+    let model_values: Vec<_> =
+        of_model.iter().map(|(_, _, text)| DeValue::parse(text).ok()).collect();
+    for ((model, name, written), value) in of_model.iter().zip(&model_values) {
+        assignments.push(Assignment {
+            origin: Origin::Model(model.name.clone()),
+            name: (*name).to_owned(),
+            value: value.as_ref().map(|value| value.get_ref()),
+            written: written.clone(),
+        });
+    }
     if let (Some((path, text)), Some(table)) = (file, &table) {
-        assignments = of_file(path, text, table)?;
+        assignments.extend(of_file(path, text, table)?);
     }
     let values: Vec<_> = overrides.iter().map(|one| DeValue::parse(&one.value).ok()).collect();
     for (index, (one, value)) in overrides.iter().zip(&values).enumerate() {
@@ -340,6 +396,17 @@ struct ConfigReader {
 impl ConfigReader {
     /// Sets keys, of which later ones win.
     fn apply(&mut self, assignments: Vec<Assignment>) -> Result<(), ConfigError> {
+        let is_of_model = |one: &Assignment| matches!(one.origin, Origin::Model(_));
+        let is_kind = |one: &&Assignment| {
+            [KIND.full_name, PRESET.full_name].contains(&one.name.as_str()) && !is_of_model(one)
+        };
+        if assignments.iter().any(is_of_model)
+            && let Some(Assignment { origin, name, .. }) = assignments.iter().find(is_kind)
+        {
+            let (origin, name) = (origin.clone(), name.clone());
+            let why = "is that of the model from which the run starts; leave it out".into();
+            return Err(ConfigError::Value { origin, name, why });
+        }
         let (selecting, others): (Vec<_>, Vec<_>) =
             assignments.into_iter().partition(|one| SELECTING.contains(&one.name.as_str()));
         for one in selecting {
@@ -351,7 +418,24 @@ impl ConfigReader {
         for one in others {
             self.put(one)?;
         }
+        self.drop_ineffective();
         Ok(())
+    }
+
+    /// Gives keys of the model from which the run starts their defaults, if they have no effect
+    /// with what is set besides.
+    fn drop_ineffective(&mut self) {
+        let model = self.config.model.of_defaults();
+        for key in self.config.keys() {
+            let is_of_model = matches!(self.origins.get(key.full_name), Some(Origin::Model(_)));
+            if is_of_model
+                && !self.config.has_effect(key)
+                && let Some(default) = model.value(key.name)
+            {
+                self.config.set(key.full_name, default);
+                self.origins.remove(key.full_name);
+            }
+        }
     }
 
     fn put(&mut self, one: Assignment) -> Result<(), ConfigError> {
@@ -391,6 +475,22 @@ impl ConfigReader {
         }
         self.origins.insert(key.full_name, origin);
         self.attribute(self.config.without_effect(key.full_name, KIND.full_name, &kinds))
+    }
+
+    /// Returns what was resolved, unless it has two lengths.
+    fn require_one_length(&self, resolved: Resolved) -> Result<Resolved, ConfigError> {
+        let now = &resolved.typed.now;
+        let epochs = resolved.config.train.epochs;
+        if epochs > 0 && now.contains("train.epochs") && now.contains("train.steps") {
+            return Err(self.attribute(ConstraintError {
+                keys: vec!["train.epochs", "train.steps"],
+                why: format!(
+                    "= {epochs} and train.steps = {} are two lengths of the run; set one of them",
+                    resolved.config.train.steps
+                ),
+            }));
+        }
+        Ok(resolved)
     }
 
     /// Returns the keys that were set.

@@ -15,7 +15,7 @@ use std::fmt;
 
 pub use data_shape::DataShape;
 pub use section::ModelSection;
-pub(crate) use section::{KIND, PRESET, keys_of_all};
+pub(crate) use section::{KIND, PRESET, PRESET_CONTEXT, keys_of_all};
 
 use crate::keys::{ConstraintError, Section, Value, refused, words};
 use potluck_graph::model::names::FileName;

@@ -8,7 +8,7 @@ use crate::keys::{Constraint, ConstraintError, Key, Section, Value, refused};
 
 /// Context length of a model with a preset that sets none: that of GPT-2. Most published models are
 /// trained on more, for which small devices have no memory.
-const PRESET_CONTEXT: usize = 1024;
+pub(crate) const PRESET_CONTEXT: usize = 1024;
 
 /// Key that selects the family.
 pub(crate) const KIND: Key = Key {

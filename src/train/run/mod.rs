@@ -19,6 +19,7 @@ use std::sync::Arc;
 use crate::checkpoint::{Checkpoint, Store};
 use crate::error::TrainError;
 use crate::evaluate::extent_of;
+use crate::hugging_face::ModelDirectory;
 use crate::nodes::RunNodes;
 use crate::run_data::{RunData, SavedData};
 use crate::runtime::memory;
@@ -56,6 +57,8 @@ pub struct RunOptions {
     pub faults: Faults,
     /// Other nodes that take part.
     pub nodes: Option<Arc<RunNodes>>,
+    /// Model whose parameters a new run starts from, in place of random ones.
+    pub init: Option<ModelDirectory>,
 }
 
 /// Run in progress: a trainer, its steps, and the directory, record and signals around them.
@@ -133,6 +136,13 @@ impl Run {
             None => (0, 0),
         };
         let source = spec.batch_source(training.whole(), &data, steps, samples)?;
+        // Before anything is opened: the files may be of another model.
+        let initial = match &options.init {
+            Some(model) if resumed.is_none() => {
+                Some(model.tensors(training.whole(), &*spec.model)?)
+            }
+            _ => None,
+        };
         let task = data.task(training.whole())?;
         let epoch = spec.epoch(&source.sampler, task.unit());
         let spec = spec.with_epochs(epoch, steps, samples)?;
@@ -181,7 +191,7 @@ impl Run {
         let host = RunHost { options, store, sinks, signals, began: String::new() };
         let mut run = Self { spec, data, trainer, fit, host };
         run.tell_notes()?;
-        match run.begin(resumed) {
+        match run.begin(resumed, initial) {
             Ok(()) => Ok(run),
             Err(error) => Err(run.stopped(error)),
         }

@@ -9,6 +9,7 @@ use super::stopping::with_command;
 use crate::checkpoint::{Checkpoint, CheckpointError, Meta};
 use crate::continuation::ResumeCommand;
 use crate::error::TrainError;
+use crate::hugging_face::ModelTensors;
 use potluck_core::format::counted;
 use potluck_core::metrics::{Recorder, TensorBoard, aside};
 use potluck_parallel::{Placement, PlacementChange};
@@ -16,10 +17,14 @@ use potluck_parallel::{Placement, PlacementChange};
 impl Run {
     /// Brings the first state onto the devices: that of a checkpoint, or a new one, which is
     /// saved. The same is done if the run starts in another directory than the checkpoint's.
-    pub(super) fn begin(&mut self, resumed: Option<Checkpoint>) -> Result<(), TrainError> {
+    pub(super) fn begin(
+        &mut self,
+        resumed: Option<Checkpoint>,
+        initial: Option<ModelTensors>,
+    ) -> Result<(), TrainError> {
         match resumed {
             Some(checkpoint) => self.restore(checkpoint)?,
-            None => self.initialize()?,
+            None => self.initialize(initial)?,
         }
         // Before the first checkpoint this compares the parameters of all devices, as every save
         // does.
@@ -29,9 +34,15 @@ impl Run {
         self.write_files()
     }
 
-    fn initialize(&mut self) -> Result<(), TrainError> {
+    fn initialize(&mut self, initial: Option<ModelTensors>) -> Result<(), TrainError> {
+        // Before anything is written: a value may be of no use.
+        let initial = initial.map(|initial| initial.read()).transpose()?;
         self.create_record()?;
-        self.trainer.session.initialize()
+        self.trainer.session.initialize()?;
+        match initial {
+            Some(initial) => self.trainer.set_parameters(&initial),
+            None => Ok(()),
+        }
     }
 
     /// Brings the state of a checkpoint onto the devices, and sets a later course of the run aside.

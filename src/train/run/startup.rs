@@ -101,6 +101,7 @@ mod tests {
                 retune: false,
                 faults: Faults::none(),
                 nodes: None,
+                init: None,
             };
             open_store(&options).map(drop)
         };

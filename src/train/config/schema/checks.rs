@@ -23,7 +23,7 @@ impl RunConfig {
     }
 
     /// Returns true if a key has an effect with the kinds of the model and the data.
-    pub(super) fn has_effect(&self, of: &Key) -> bool {
+    pub(in crate::config) fn has_effect(&self, of: &Key) -> bool {
         let Some((other, words)) = of.only else { return true };
         matches!(self.value(other), Some(Value::Text(word)) if words.contains(&&*word))
     }

@@ -1,0 +1,317 @@
+//! Tensors of a model directory: `model.safetensors`, or the shards that an index names, read
+//! tensor by tensor and converted to f32.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use safetensors::Dtype;
+use safetensors::tensor::Metadata;
+
+use super::HuggingFaceError;
+use crate::checkpoint::NamedTensor;
+use potluck_graph::Graph;
+use potluck_graph::model::names::{FileName, their_name};
+
+/// The only file of a model that is not in shards.
+pub const SINGLE: &str = "model.safetensors";
+/// Tensor of the head, under our name and theirs.
+const HEAD: &str = "lm_head.weight";
+/// Index of a model in shards.
+pub const INDEX: &str = "model.safetensors.index.json";
+/// Files that are no tensors, but a program.
+const PICKLED: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
+/// The largest header of a file, as of the safetensors crate.
+const HEADER_BYTES_MAX: u64 = 100_000_000;
+/// The largest index: far above those of models with thousands of layers.
+const INDEX_BYTES_MAX: u64 = 100_000_000;
+
+/// Tensor in one of the files.
+struct StoredTensor {
+    file: PathBuf,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    /// First byte in the file, and their number.
+    start: u64,
+    bytes: usize,
+}
+
+/// Index of a model in shards: the file of each tensor.
+#[derive(serde::Deserialize)]
+struct ShardIndex {
+    weight_map: BTreeMap<String, String>,
+}
+
+/// Tensors of a model directory by name, of which nothing but the headers is read.
+pub struct StoredTensors {
+    directory: PathBuf,
+    tensors: BTreeMap<String, StoredTensor>,
+}
+
+impl StoredTensors {
+    /// Reads the headers of the files of a model directory.
+    ///
+    /// # Errors
+    /// Returns [`HuggingFaceError`] if there is no such file, or if one is damaged or missing.
+    pub fn open(directory: &Path) -> Result<Self, HuggingFaceError> {
+        let mut tensors = BTreeMap::new();
+        let [single, index] = [SINGLE, INDEX].map(|name| directory.join(name));
+        if single.exists() {
+            tensors = header(&single)?;
+        } else if index.exists() {
+            let ShardIndex { weight_map } = read_json(&index, INDEX_BYTES_MAX)?;
+            let mut shards: BTreeMap<&str, BTreeMap<String, StoredTensor>> = BTreeMap::new();
+            for (name, shard) in &weight_map {
+                let refused = |why: String| damaged(&index, why);
+                if !is_file_name(shard) {
+                    return Err(refused(format!("'{shard}' is no name of a file beside it")));
+                }
+                if !shards.contains_key(shard.as_str()) {
+                    shards.insert(shard, header(&directory.join(shard))?);
+                }
+                // Inserted above, if not before.
+                let Some(of_shard) = shards.get_mut(shard.as_str()) else { continue };
+                let Some(tensor) = of_shard.remove(name) else {
+                    return Err(refused(format!("{shard} has no tensor '{name}'")));
+                };
+                tensors.insert(name.clone(), tensor);
+            }
+        } else if let Some(name) = PICKLED.into_iter().find(|name| directory.join(name).exists()) {
+            return Err(HuggingFaceError::Pickled { path: directory.join(name) });
+        } else {
+            return Err(HuggingFaceError::NoTensors { directory: directory.into() });
+        }
+        Ok(Self { directory: directory.into(), tensors })
+    }
+
+    /// Finds the parameters of a graph, whose names in the files are those of a table. The files
+    /// may have masks and tables of angles beside them, which are computed, and the head of a
+    /// model whose head is the embedding; and a file of GPT-2 may leave out the prefix
+    /// `transformer.`.
+    ///
+    /// # Errors
+    /// Returns [`HuggingFaceError`] for the first tensor that is missing, has another shape, or is
+    /// none of the model.
+    pub fn of_model(
+        mut self,
+        graph: &Graph,
+        names: &[FileName],
+    ) -> Result<ModelTensors, HuggingFaceError> {
+        let mut found = Vec::with_capacity(graph.parameters.len());
+        let has_head = graph.parameters.iter().any(|parameter| parameter.whole.name == HEAD);
+        for parameter in &graph.parameters {
+            let ours = &parameter.whole.name;
+            let named = their_name(names, ours);
+            let (theirs, is_transposed) = named.unwrap_or_else(|| (ours.clone(), false));
+            let short = theirs.strip_prefix("transformer.").unwrap_or(&theirs);
+            let stored = self.tensors.remove(&theirs).or_else(|| self.tensors.remove(short));
+            // A head that is the embedding may be stored in its place.
+            let is_table = names.first().is_some_and(|table| table.theirs == theirs);
+            let stored = stored
+                .or_else(|| if is_table && !has_head { self.tensors.remove(HEAD) } else { None });
+            let Some(stored) = stored else {
+                return Err(self.refused(&theirs, "is missing".into()));
+            };
+            if !stored.is_half_or_float() {
+                let why = format!("is in {:?}, not F32, F16 or BF16", stored.dtype);
+                return Err(self.refused(&theirs, why));
+            }
+            let shape = parameter.slice.whole_dims().to_vec();
+            let mut there = shape.clone();
+            if is_transposed {
+                there.reverse();
+            }
+            if stored.shape != there {
+                let why = format!("is {:?}, and the model's is {there:?}", stored.shape);
+                return Err(self.refused(&theirs, why));
+            }
+            let ours = ours.clone();
+            found.push(FoundTensor { ours, theirs, shape, is_transposed, stored });
+        }
+        let head = self.tensors.remove(HEAD);
+        match self.tensors.keys().find(|name| !is_computed(name)) {
+            Some(other) => Err(self.refused(other, "is none of the model".into())),
+            None => Ok(ModelTensors { directory: self.directory, tensors: found, head }),
+        }
+    }
+
+    fn refused(&self, tensor: &str, why: String) -> HuggingFaceError {
+        HuggingFaceError::Tensor { directory: self.directory.clone(), tensor: tensor.into(), why }
+    }
+}
+
+/// Parameter of a model and its place in the files.
+struct FoundTensor {
+    ours: String,
+    theirs: String,
+    /// Shape of ours.
+    shape: Vec<usize>,
+    is_transposed: bool,
+    stored: StoredTensor,
+}
+
+/// Parameters of a model in its files.
+pub struct ModelTensors {
+    directory: PathBuf,
+    tensors: Vec<FoundTensor>,
+    /// Head of a model whose head is the embedding, if the files have it too.
+    head: Option<StoredTensor>,
+}
+
+impl ModelTensors {
+    /// Reads all parameters, in the order of the graph and under our names, converted to f32.
+    /// Beside what is returned, memory holds one tensor as it is in its file.
+    ///
+    /// # Errors
+    /// Returns [`HuggingFaceError`] if a file cannot be read, or if a value is not finite.
+    pub fn read(&self) -> Result<Vec<NamedTensor>, HuggingFaceError> {
+        let mut read = Vec::with_capacity(self.tensors.len());
+        for FoundTensor { ours, theirs, shape, is_transposed, stored } in &self.tensors {
+            let mut values = stored.read()?;
+            if values.iter().any(|value| !value.is_finite()) {
+                let (directory, tensor) = (self.directory.clone(), theirs.clone());
+                let why = "has values that are not finite".into();
+                return Err(HuggingFaceError::Tensor { directory, tensor, why });
+            }
+            if let ([rows, columns], true) = (&shape[..], *is_transposed) {
+                values = transposed(&values, *columns, *rows);
+            }
+            read.push(NamedTensor { name: ours.clone(), shape: shape.clone(), values });
+        }
+        if let Some(head) = &self.head {
+            // The embedding is the first of a family's table, and of its graph.
+            let is_alike = read.first().is_some_and(|table| table.shape == head.shape)
+                && head.is_half_or_float()
+                && read.first().map(|table| &table.values) == Some(&head.read()?);
+            if !is_alike {
+                let (directory, tensor) = (self.directory.clone(), HEAD.to_string());
+                let why = "differs from the embedding, which is the head by tie_word_embeddings; \
+                           set model.tie=false to have both"
+                    .into();
+                return Err(HuggingFaceError::Tensor { directory, tensor, why });
+            }
+        }
+        Ok(read)
+    }
+}
+
+/// Returns true for a tensor that a file may have and a model computes.
+fn is_computed(name: &str) -> bool {
+    let is_mask = name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
+    is_mask || name.ends_with(".rotary_emb.inv_freq")
+}
+
+impl StoredTensor {
+    fn is_half_or_float(&self) -> bool {
+        matches!(self.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16)
+    }
+
+    /// Reads the values, converted to f32, which is exact.
+    fn read(&self) -> Result<Vec<f32>, HuggingFaceError> {
+        let mut bytes = vec![0; self.bytes];
+        let read = || -> std::io::Result<Vec<u8>> {
+            let mut file = File::open(&self.file)?;
+            file.seek(SeekFrom::Start(self.start))?;
+            file.read_exact(&mut bytes)?;
+            Ok(bytes)
+        };
+        let bytes =
+            read().map_err(|why| HuggingFaceError::Read { path: self.file.clone(), why })?;
+        Ok(match self.dtype {
+            Dtype::BF16 => widened(&bytes, |pair| f32::from_bits(u32::from(pair) << 16)),
+            Dtype::F16 => widened(&bytes, |pair| half::f16::from_bits(pair).to_f32()),
+            // Of other types none is read.
+            _ => bytes
+                .chunks_exact(4)
+                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+                .collect(),
+        })
+    }
+}
+
+fn widened(bytes: &[u8], value: impl Fn(u16) -> f32) -> Vec<f32> {
+    bytes.chunks_exact(2).map(|pair| value(u16::from_le_bytes([pair[0], pair[1]]))).collect()
+}
+
+/// Returns the transpose of a matrix.
+pub(super) fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
+    let mut result = Vec::with_capacity(values.len());
+    for column in 0..columns {
+        result.extend((0..rows).map(|row| values[row * columns + column]));
+    }
+    result
+}
+
+/// Reads the header of a file.
+fn header(path: &Path) -> Result<BTreeMap<String, StoredTensor>, HuggingFaceError> {
+    let unreadable = |why| HuggingFaceError::Read { path: path.into(), why };
+    let mut file = File::open(path).map_err(unreadable)?;
+    let length = file.metadata().map_err(unreadable)?.len();
+    let mut prefix = [0; 8];
+    let cut = |_| damaged(path, "is cut off in its header".into());
+    file.read_exact(&mut prefix).map_err(cut)?;
+    let bytes = u64::from_le_bytes(prefix);
+    if bytes > HEADER_BYTES_MAX || bytes > length {
+        return Err(damaged(path, "is no safetensors file, or cut off in its header".into()));
+    }
+    let mut text = vec![0; bytes as usize];
+    file.read_exact(&mut text).map_err(cut)?;
+    let metadata: Metadata = serde_json::from_slice(&text)
+        .map_err(|why| damaged(path, format!("has a header that {why}")))?;
+    let first = 8 + bytes;
+    if first + metadata.data_len() as u64 != length {
+        let why = format!(
+            "has {length} bytes, and its header is of {}",
+            first + metadata.data_len() as u64
+        );
+        return Err(damaged(path, why));
+    }
+    let mut tensors = BTreeMap::new();
+    for (name, info) in metadata.tensors() {
+        let (start, end) = info.data_offsets;
+        let stored = StoredTensor {
+            file: path.into(),
+            dtype: info.dtype,
+            shape: info.shape.clone(),
+            start: first + start as u64,
+            bytes: end - start,
+        };
+        tensors.insert(name, stored);
+    }
+    Ok(tensors)
+}
+
+/// Returns true for a name that leads to no other directory.
+fn is_file_name(name: &str) -> bool {
+    Path::new(name).file_name().is_some_and(|file| file == name) && !name.contains(['/', '\\'])
+}
+
+fn damaged(path: &Path, why: String) -> HuggingFaceError {
+    HuggingFaceError::Damaged { path: path.into(), why }
+}
+
+/// Reads a file of JSON of at most so many bytes.
+pub fn read_json<T: serde::de::DeserializeOwned>(
+    path: &Path,
+    bytes_max: u64,
+) -> Result<T, HuggingFaceError> {
+    let text = read_text(path, bytes_max)?;
+    serde_json::from_str(&text)
+        .map_err(|why| damaged(path, format!("is not what it should be: {why}")))
+}
+
+/// Reads a text file of at most so many bytes.
+pub fn read_text(path: &Path, bytes_max: u64) -> Result<String, HuggingFaceError> {
+    let unreadable = |why| HuggingFaceError::Read { path: path.into(), why };
+    if !fs::metadata(path).map_err(unreadable)?.is_file() {
+        return Err(damaged(path, "is no file".into()));
+    }
+    let mut text = String::new();
+    let file = File::open(path).map_err(unreadable)?;
+    file.take(bytes_max + 1).read_to_string(&mut text).map_err(unreadable)?;
+    if text.len() as u64 > bytes_max {
+        return Err(damaged(path, format!("is larger than {bytes_max} bytes")));
+    }
+    Ok(text)
+}

@@ -1,0 +1,170 @@
+//! Models in Hugging Face's files: a directory with `config.json` and `model.safetensors`, or
+//! shards of it, as `save_pretrained` of transformers writes it. Names of tensors are tables beside
+//! the families ([`ModelFamily::names`]).
+
+mod config;
+mod export;
+mod files;
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+pub use config::ModelSettings;
+pub use export::{FileType, export};
+pub use files::ModelTensors;
+
+use crate::families::{ModelFamily, PRESET_CONTEXT};
+use crate::keys::Value;
+use files::StoredTensors;
+use potluck_graph::Graph;
+
+/// The largest configuration.
+const CONFIG_BYTES_MAX: u64 = 1 << 20;
+/// Branch of a repository in the cache whose files are taken.
+const REVISION: &str = "main";
+
+/// Reason why a model cannot be read from Hugging Face's files, or written as such.
+#[derive(Debug, thiserror::Error)]
+pub enum HuggingFaceError {
+    #[error("{}: cannot be read: {why}", path.display())]
+    Read { path: PathBuf, why: io::Error },
+    #[error("{}: {why}", path.display())]
+    Damaged { path: PathBuf, why: String },
+    /// Key that the model cannot have.
+    #[error("{}: {why}", path.display())]
+    Config { path: PathBuf, why: String },
+    #[error("{}: the tensor '{tensor}' {why}", directory.display())]
+    Tensor { directory: PathBuf, tensor: String, why: String },
+    #[error(
+        "{}: has no model.safetensors and no model.safetensors.index.json",
+        directory.display()
+    )]
+    NoTensors { directory: PathBuf },
+    #[error(
+        "{}: is a program in Python's pickle format, which is not read; where you trust it, \
+         convert it with transformers: \
+         AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW)",
+        path.display()
+    )]
+    Pickled { path: PathBuf },
+    #[error(
+        "{name}: is no directory, and not in the cache at {}; download it with: hf download {name}",
+        cache.display()
+    )]
+    NotInCache { name: String, cache: PathBuf },
+    #[error("{name}: there is no such directory")]
+    NoDirectory { name: String },
+    /// Model that no file of theirs can hold.
+    #[error("the model has no form in Hugging Face's files: {0}")]
+    NoForm(String),
+    #[error("{}: cannot be written: {why}", path.display())]
+    Write { path: PathBuf, why: io::Error },
+    #[error("{}: is there already; name another with --out", path.display())]
+    Exists { path: PathBuf },
+}
+
+/// Directory with a model, whose configuration was read.
+#[derive(Clone, Debug)]
+pub struct ModelDirectory {
+    path: PathBuf,
+    settings: ModelSettings,
+}
+
+impl ModelDirectory {
+    /// Opens a directory, or if there is none the one of `org/name` in the cache of `hf download`.
+    ///
+    /// # Errors
+    /// Returns [`HuggingFaceError`] if there is none, or if its configuration cannot be read or is
+    /// of a model that potluck does not have.
+    pub fn open(name: &str) -> Result<Self, HuggingFaceError> {
+        let path = located(name)?;
+        let config = path.join("config.json");
+        let text = files::read_text(&config, CONFIG_BYTES_MAX)?;
+        let mut settings = config::settings(&config, &text)?;
+        settings.push(("model.context", context_of(&settings).into()));
+        Ok(Self { path, settings })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Returns the keys of the model that the configuration stands for, `model.kind` first.
+    pub fn settings(&self) -> &ModelSettings {
+        &self.settings
+    }
+
+    /// Finds the parameters of a graph in the files, of which nothing but the headers is read.
+    ///
+    /// # Errors
+    /// Returns [`HuggingFaceError`] for the first tensor that is missing, has another shape or
+    /// type, or is none of the model, and for a file that is damaged.
+    pub fn tensors(
+        &self,
+        graph: &Graph,
+        family: &dyn ModelFamily,
+    ) -> Result<ModelTensors, HuggingFaceError> {
+        StoredTensors::open(&self.path)?.of_model(graph, family.names())
+    }
+}
+
+/// Returns the context of a run that sets none: the positions of the model, or its window if that
+/// is shorter, but no more than of a preset.
+fn context_of(settings: &ModelSettings) -> usize {
+    let mut context = PRESET_CONTEXT;
+    for (name, value) in settings {
+        if let ("model.positions" | "model.sliding_window", Value::Whole(count @ 1..)) =
+            (*name, value)
+        {
+            context = context.min(usize::try_from(*count).unwrap_or(context));
+        }
+    }
+    context
+}
+
+/// Returns the directory of a name.
+fn located(name: &str) -> Result<PathBuf, HuggingFaceError> {
+    let path = PathBuf::from(name);
+    if path.is_dir() {
+        return Ok(path);
+    }
+    let parts: Vec<&str> = name.split('/').collect();
+    let is_part = |part: &&str| {
+        let is_plain = part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c));
+        !part.is_empty() && is_plain && !part.starts_with('.')
+    };
+    if parts.len() > 2 || !parts.iter().all(is_part) {
+        return Err(HuggingFaceError::NoDirectory { name: name.into() });
+    }
+    let Some(cache) = cache() else {
+        return Err(HuggingFaceError::NoDirectory { name: name.into() });
+    };
+    let not_there = || HuggingFaceError::NotInCache { name: name.into(), cache: cache.clone() };
+    let repository = cache.join(format!("models--{}", parts.join("--")));
+    let commit = std::fs::read_to_string(repository.join("refs").join(REVISION));
+    let commit = commit.map_err(|_| not_there())?;
+    let commit = commit.trim();
+    let is_commit = !commit.is_empty() && commit.chars().all(|c| c.is_ascii_hexdigit());
+    let snapshot = repository.join("snapshots").join(commit);
+    if is_commit && snapshot.is_dir() { Ok(snapshot) } else { Err(not_there()) }
+}
+
+/// Returns the directory of the cache: that of `HF_HUB_CACHE`, or `hub` in `HF_HOME`, or else in
+/// `huggingface` in the user's cache; `None` if there is no user's cache.
+fn cache() -> Option<PathBuf> {
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    if let Some(cache) = variable("HF_HUB_CACHE") {
+        return Some(cache.into());
+    }
+    if let Some(home) = variable("HF_HOME") {
+        return Some(PathBuf::from(home).join("hub"));
+    }
+    let user = match variable("XDG_CACHE_HOME") {
+        Some(cache) => PathBuf::from(cache),
+        None => PathBuf::from(variable("HOME").or_else(|| variable("USERPROFILE"))?).join(".cache"),
+    };
+    Some(user.join("huggingface").join("hub"))
+}
+
+#[cfg(test)]
+mod tests;
