@@ -1198,6 +1198,42 @@ mod tests {
         refused("model.hiden = [8]", &[], near);
     }
 
+    /// The keys of the model from which a run starts are those of no file and no flag.
+    #[test]
+    fn files_and_flags_win_over_the_model_that_a_run_starts_from() {
+        let settings = vec![
+            ("model.kind", "llama".into()),
+            ("model.width", 64usize.into()),
+            ("model.rope_scaling", "linear".into()),
+            ("model.rope_factor", 2.0.into()),
+            ("model.context", 32usize.into()),
+        ];
+        let model = InitialModel { name: "--init m".into(), settings };
+        let from = |text: &str, sets: &[&str]| {
+            let (file, overrides) = (Some((Path::new("run.toml"), text)), overrides(sets));
+            let model = model.clone().with_gentle_rates(file, &overrides)?;
+            read_from(&model, file, &overrides).map(|resolved| resolved.config)
+        };
+        let plain = from("", &["steps=200"]).unwrap();
+        assert_eq!(plain.value("model.rope_factor"), Some(Value::Real(2.0)));
+        // 4e-3 for a width of 64, and 3 % of the steps.
+        assert_eq!((plain.optim.lr, plain.schedule.warmup), (4e-4, 6));
+        let set =
+            from("[model]\ncontext = 16", &["lr=0.1", "warmup=1", "rope_scaling=none"]).unwrap();
+        assert_eq!(set.value("model.context"), Some(Value::Whole(16)));
+        assert_eq!((set.optim.lr, set.schedule.warmup), (0.1, 1));
+        let refused = |text: &str, sets: &[&str]| from(text, sets).unwrap_err().to_string();
+        let kind = "is that of the model from which the run starts; leave it out";
+        assert_eq!(
+            refused("", &["model.kind=gpt"]),
+            format!("--set model.kind=gpt: model.kind {kind}")
+        );
+        let preset = format!("run.toml:2: model.preset {kind}");
+        assert_eq!(refused("[model]\npreset = 'gpt2'", &[]), preset);
+        let open = from("", &["steps=0"]).unwrap();
+        assert!(!open.to_toml().contains("warmup = 0\n"), "{}", open.to_toml());
+    }
+
     /// Picks a value of a key; `fraction`, from 0 to 1, is its position in the accepted range.
     fn pick(key: &Key, fraction: f64) -> Option<Value> {
         use std::ops::Bound::{Excluded, Included};
