@@ -10,18 +10,17 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use potluck_bench::step::gpt2;
 use potluck_core::format::size_text;
 use potluck_core::{DType, HostTensor, TensorId};
 use potluck_graph::model::{GptConfig, gpt};
 use potluck_graph::print::MemoryUsage;
-use potluck_graph::{Graph, ModelGraph, Plan, PlanOptions, Recompute, Unary};
+use potluck_graph::{Graph, ModelGraph, Plan, PlanOptions, Recompute};
 use potluck_kernels::exec::cpu::{host_extra_bytes, workspace_bytes};
 use potluck_kernels::exec::{Cpu, Executor};
 
 /// Moments of AdamW.
 const MOMENTS: usize = 2;
-/// GPT-2's tokens.
-const VOCABULARY: usize = 50_257;
 
 /// The system's allocator, with the bytes that are allocated, and the most that were at a time.
 struct Counting {
@@ -82,20 +81,9 @@ const WAYS: [Way; 4] = [
 fn main() {
     let (context, rows) = (number("--context", 1024), number("--rows", 4));
     let rounds = number("--rounds", 3);
-    let config = GptConfig {
-        vocabulary: VOCABULARY,
-        context,
-        positions: context.max(1024),
-        layers: 12,
-        heads: 12,
-        width: 768,
-        bias: true,
-        dropout: 0.0,
-        tie: true,
-        activation: Unary::GeluTanh,
-    };
+    let config = GptConfig { context, positions: context.max(1024), ..gpt2() };
     println!("{:14}{:>12}{:>12}{:>8}{:>10}{:>8}", "", "told", "taken", "part", "step", "ratio");
-    let mut first: Option<(usize, f64)> = None;
+    let mut whole = None;
     let mut unrepeated = None;
     for way in WAYS {
         let forward = gpt(&config).unwrap_or_else(|error| panic!("the model is right: {error}"));
@@ -105,12 +93,11 @@ fn main() {
         let model = model.unwrap_or_else(|error| panic!("the model is trained: {error}"));
         let graph = model.with_recompute(way.recompute).whole().clone();
         let Measured { told, taken, seconds } = measured(graph, rows, rounds as u32);
-        let (whole, _) = *first.get_or_insert((taken, seconds));
+        let part = taken as f64 / *whole.get_or_insert(taken) as f64;
         // The ratio of times is to the step that computes nothing again, with the same logits.
         if !way.whole_logits {
             unrepeated.get_or_insert(seconds);
         }
-        let part = taken as f64 / whole as f64;
         let ratio = seconds / unrepeated.unwrap_or(seconds);
         let [told, taken] = [told, taken].map(size_text);
         println!("{:14}{told:>12}{taken:>12}{part:8.3}{seconds:9.2}s{ratio:8.2}", way.name);
@@ -151,7 +138,7 @@ fn inputs(graph: &Graph, rows: usize) -> Vec<(TensorId, HostTensor)> {
         let tensor = graph.tensor(*id);
         assert_eq!(tensor.dtype, DType::U32, "inputs of a language model are integers");
         let count = tensor.shape.elements(rows);
-        let values = (0..count).map(|i| (i * 7919 % VOCABULARY) as u32).collect();
+        let values = (0..count).map(|i| (i * 7919 % gpt2().vocabulary) as u32).collect();
         inputs.push((*id, HostTensor::Int(values)));
     }
     inputs

@@ -1,8 +1,19 @@
-//! Arithmetic of whole numbers.
+//! Arithmetic of whole numbers, and of matrices in memory.
 
 /// Returns the greatest common divisor of two numbers; 0 if both are 0.
 pub fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// Returns the transpose of a matrix, of which neither dimension is 0.
+pub fn transpose(matrix: &[f32], rows: usize, columns: usize) -> Vec<f32> {
+    let mut transposed = vec![0.0; rows * columns];
+    for (row, values) in matrix.chunks(columns).enumerate() {
+        values.iter().enumerate().for_each(|(column, value)| {
+            transposed[column * rows + row] = *value;
+        });
+    }
+    transposed
 }
 
 #[cfg(test)]
@@ -13,5 +24,13 @@ mod tests {
     fn divisors_are_common_and_the_greatest() {
         assert_eq!([gcd(12, 18), gcd(18, 12), gcd(7, 5)], [6, 6, 1]);
         assert_eq!([gcd(0, 4), gcd(4, 0), gcd(0, 0)], [4, 4, 0]);
+    }
+
+    #[test]
+    fn a_transpose_has_rows_for_columns() {
+        let matrix = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+        let transposed = transpose(&matrix, 2, 3);
+        assert_eq!(transposed, [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]);
+        assert_eq!(transpose(&transposed, 3, 2), matrix);
     }
 }

@@ -45,9 +45,10 @@ impl Plan {
         let of_rank = buckets.iter().map(|bucket| bucket.is_of(graph.tensor_rank));
         let held: Vec<bool> =
             users.iter().zip(of_rank).map(|(users, is_of)| is_of && is_held(users)).collect();
-        let is_completed = |bucket: &usize| held[*bucket] && buckets[*bucket].is_updated();
-        for bucket in (0..buckets.len()).filter(is_completed) {
-            if let Some(last) = completed_by(&repetition.order, &segments, &users[bucket]) {
+        for bucket in (0..buckets.len()).filter(|bucket| held[*bucket]) {
+            if buckets[bucket].is_updated()
+                && let Some(last) = completed_by(&repetition.order, &segments, &users[bucket])
+            {
                 segments[last.index()].completes.push(BucketId(bucket as u32));
             }
         }

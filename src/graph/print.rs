@@ -299,8 +299,8 @@ fn bucket_rows(plan: &Plan) -> String {
 
 /// Returns the words that leave frozen parameters out, if there are any.
 fn of_trained(plan: &Plan) -> &'static str {
-    let is_frozen = |bucket: &Bucket| !bucket.is_updated();
-    if plan.buckets.iter().any(is_frozen) { " that is not frozen" } else { "" }
+    let all_are = plan.buckets.iter().all(Bucket::is_updated);
+    if all_are { "" } else { " that is not frozen" }
 }
 
 /// Returns how a bucket is updated, if not as most are.

@@ -28,7 +28,7 @@ use potluck_core::DType;
 use potluck_core::faults::Faults;
 use potluck_core::metrics::Unit;
 use potluck_data::{ReadOptions, SampleFormat, Sampler, TokenizerKind};
-use potluck_graph::optim::{Optimizer, ParameterGroup, Schedule, assign_groups};
+use potluck_graph::optim::{Optimizer, ParameterGroup, Schedule};
 use potluck_graph::{Graph, ModelGraph, Recompute};
 use potluck_parallel::{
     DeviceLoss, MismatchAction, ParallelOptions, PipelineOptions, Placement, Shares, TensorOptions,
@@ -480,9 +480,7 @@ impl RunSpec {
     /// Returns `TrainError::Model` if the sizes of the model contradict each other, and
     /// `TrainError::Groups` if it has no parameters for one of the groups.
     pub fn training_graph(&self, data: &DataShape) -> Result<ModelGraph, TrainError> {
-        let forward = assign_groups(self.forward_graph(data)?, &self.groups)?;
-        let model = ModelGraph::training(forward, self.fuse)?;
-        Ok(model.with_recompute(self.recompute))
+        self.trainer_options().training_graph(self.forward_graph(data)?)
     }
 
     /// Builds the forward graph of the model with its loss.

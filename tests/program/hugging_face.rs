@@ -44,7 +44,7 @@ fn a_run_starts_from_an_export_with_its_bits_however_it_is_divided() {
     let mut command = desk.command(line);
     command.env("HF_HUB_CACHE", desk.path("hub"));
     finish(command.spawn().unwrap(), line).ok();
-    desk.run("export cached --out from-cache").ok();
+    desk.run("export cached --out from-cache/").ok();
     assert!(weights("from-cache") == weights("model"));
     // A key of the model itself, or one that contradicts it.
     let line = "train --init model --data text.txt --devices cpu --explain memory";

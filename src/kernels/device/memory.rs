@@ -40,29 +40,23 @@ fn driver_bytes(adapter: &wgpu::Adapter) -> Option<(u64, Option<u64>)> {
     let shared = adapter.shared_instance();
     let capabilities = adapter.physical_device_capabilities();
     let device = adapter.raw_physical_device();
-    let is_local = |heap: &vk::MemoryHeap| heap.flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL);
+    // SAFETY: the physical device is one of this instance, which the guard keeps alive.
+    let properties = unsafe { shared.raw_instance().get_physical_device_memory_properties(device) };
     let version = shared.instance_api_version().min(capabilities.properties().api_version);
     let has_budget =
         version >= vk::API_VERSION_1_1 && capabilities.supports_extension(ext::memory_budget::NAME);
-    if !has_budget {
-        // SAFETY: the physical device is one of this instance, which the guard keeps alive.
-        let properties =
-            unsafe { shared.raw_instance().get_physical_device_memory_properties(device) };
-        let heaps = properties.memory_heaps_as_slice().iter();
-        let bytes: u64 = heaps.filter(|heap| is_local(heap)).map(|heap| heap.size).sum();
-        return Some((bytes, None)).filter(|_| bytes > 0);
-    }
     let mut budget = vk::PhysicalDeviceMemoryBudgetPropertiesEXT::default();
-    let mut properties = vk::PhysicalDeviceMemoryProperties2::default().push_next(&mut budget);
-    // SAFETY: as above, and instance and device have Vulkan 1.1, of which the call is.
-    unsafe {
-        let instance = shared.raw_instance();
-        instance.get_physical_device_memory_properties2(device, &mut properties);
+    if has_budget {
+        let mut with_budget = vk::PhysicalDeviceMemoryProperties2::default().push_next(&mut budget);
+        // SAFETY: as above, and instance and device have Vulkan 1.1, of which the call is.
+        unsafe {
+            let instance = shared.raw_instance();
+            instance.get_physical_device_memory_properties2(device, &mut with_budget);
+        }
     }
-    let properties = properties.memory_properties;
     let (mut bytes, mut free) = (0u64, 0u64);
     for (index, heap) in properties.memory_heaps_as_slice().iter().enumerate() {
-        if is_local(heap) {
+        if heap.flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL) {
             bytes += heap.size;
             // A budget is that of the whole process, which the specification says is not 0.
             let left = match budget.heap_budget[index] {
@@ -72,7 +66,7 @@ fn driver_bytes(adapter: &wgpu::Adapter) -> Option<(u64, Option<u64>)> {
             free += left.min(heap.size);
         }
     }
-    Some((bytes, Some(free))).filter(|_| bytes > 0)
+    Some((bytes, has_budget.then_some(free))).filter(|_| bytes > 0)
 }
 
 /// Returns `None`: Metal's working set can only be queried where that code can be compiled.

@@ -357,9 +357,12 @@ fn copy_of<T>(copies: &mut [Vec<T>], micro_batch: usize) -> &mut Vec<T> {
 
 /// Returns zeros for the owned elements of every bucket, per moment.
 fn zero_moments<T: Float>(shards: &Shards, count: usize) -> Vec<Vec<Vec<T>>> {
-    let of_moment =
-        |moment| shards.lengths(BucketTensor::Moment(moment)).map(|length| vec![T::zero(); length]);
-    (0..count).map(|moment| of_moment(moment).collect()).collect()
+    let mut moments = Vec::with_capacity(count);
+    for moment in 0..count {
+        let lengths = shards.lengths(BucketTensor::Moment(moment));
+        moments.push(lengths.map(|length| vec![T::zero(); length]).collect());
+    }
+    moments
 }
 
 fn narrow<T: Float>(values: &[T]) -> Vec<f32> {

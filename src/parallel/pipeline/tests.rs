@@ -142,13 +142,34 @@ fn group_config(tie: bool) -> GptConfig {
 
 fn recomputing_plans(shares: &[u32], tie: bool, recompute: Recompute) -> Vec<Arc<Plan>> {
     let model = ModelGraph::training(gpt(&group_config(tie)).unwrap(), true).unwrap();
-    let model = model.with_recompute(recompute);
+    plans_of(&model.with_recompute(recompute), shares)
+}
+
+/// Plans of the ranks of a tensor group with these shares of a model.
+fn plans_of(model: &ModelGraph, shares: &[u32]) -> Vec<Arc<Plan>> {
     let mut plans = Vec::new();
     for position in 0..shares.len() {
         let graph = model.of_rank(shares, position).unwrap().graph;
         plans.push(Arc::new(Plan::new(graph, PlanOptions::new(4))));
     }
     plans
+}
+
+/// Programs of one pipeline of so many stages and of model chunks for each, whose stages are tensor
+/// groups with these plans of a graph of 5 blocks.
+fn one_pipeline(
+    plans: &[Arc<Plan>],
+    [stages, chunks]: [usize; 2],
+    samples: u32,
+    schedule: PipelineSchedule,
+) -> PipelinePrograms {
+    let mesh = Mesh { data: 1, pipeline: stages, tensor: plans.len() };
+    let chunks = even(stages as u32, chunks as u32, 5);
+    let of = |groups| PipelineRanks { groups, chunks: chunks.clone() };
+    let pipelines: Vec<PipelineRanks> = mesh.pipelines().map(of).collect();
+    let samples = contiguous_shares(&[samples], &[4]);
+    let request = request(&plans[0], &pipelines, &samples, schedule);
+    PipelinePrograms::training(&PipelineRequest { plans, ..request })
 }
 
 /// A stage without gradients runs ahead as far as it can, and its edges say so.
@@ -166,22 +187,9 @@ fn programs_with_frozen_stages_end_and_their_edges_hold_what_is_on_its_way() {
             if schedule == PipelineSchedule::Interleaved {
                 continue;
             }
-            let mut plans = Vec::new();
-            for position in 0..shares.len() {
-                let graph = model.of_rank(&shares, position).unwrap().graph;
-                plans.push(Arc::new(Plan::new(graph, PlanOptions::new(4))));
-            }
-            let mesh = Mesh { data: 1, pipeline: stages, tensor: shares.len() };
-            let chunks = even(stages as u32, 1, 5);
-            let of = |groups| PipelineRanks { groups, chunks: chunks.clone() };
-            let pipelines: Vec<PipelineRanks> = mesh.pipelines().map(of).collect();
             // More micro-batches than any schedule has in flight.
-            let samples = contiguous_shares(&[40 * stages as u32], &[4]);
-            let request = PipelineRequest {
-                plans: &plans,
-                ..request(&plans[0], &pipelines, &samples, schedule)
-            };
-            let written = PipelinePrograms::training(&request);
+            let plans = plans_of(&model, &shares);
+            let written = one_pipeline(&plans, [stages, 1], 40 * stages as u32, schedule);
             assert_ends(&written, schedule);
             // The first stage waits for nobody.
             let first = written.programs[0].instructions.iter();
@@ -210,16 +218,7 @@ fn programs_that_compute_again_end_on_fewer_slots() {
             let mut stashes = Vec::new();
             for recompute in [Recompute::None, Recompute::Selective, Recompute::Blocks] {
                 let plans = recomputing_plans(&shares, true, recompute);
-                let mesh = Mesh { data: 1, pipeline: stages, tensor: shares.len() };
-                let chunks = even(stages as u32, chunks as u32, 5);
-                let of = |groups| PipelineRanks { groups, chunks: chunks.clone() };
-                let pipelines: Vec<PipelineRanks> = mesh.pipelines().map(of).collect();
-                let samples = contiguous_shares(&[16 * stages as u32], &[4]);
-                let request = PipelineRequest {
-                    plans: &plans,
-                    ..request(&plans[0], &pipelines, &samples, schedule)
-                };
-                let written = PipelinePrograms::training(&request);
+                let written = one_pipeline(&plans, [stages, chunks], 16 * stages as u32, schedule);
                 assert_ends(&written, schedule);
                 let stash = |plan: &Arc<Plan>| MemoryUsage::of(plan, 0).stash;
                 stashes.push(written.plans.iter().map(stash).sum::<usize>());

@@ -397,15 +397,8 @@ impl ConfigReader {
     /// Sets keys, of which later ones win.
     fn apply(&mut self, assignments: Vec<Assignment>) -> Result<(), ConfigError> {
         let is_of_model = |one: &Assignment| matches!(one.origin, Origin::Model(_));
-        let is_kind = |one: &&Assignment| {
-            [KIND.full_name, PRESET.full_name].contains(&one.name.as_str()) && !is_of_model(one)
-        };
-        if assignments.iter().any(is_of_model)
-            && let Some(Assignment { origin, name, .. }) = assignments.iter().find(is_kind)
-        {
-            let (origin, name) = (origin.clone(), name.clone());
-            let why = "is that of the model from which the run starts; leave it out".into();
-            return Err(ConfigError::Value { origin, name, why });
+        if assignments.iter().any(is_of_model) {
+            require_kind_of_model(assignments.iter().filter(|one| !is_of_model(one)))?;
         }
         let (selecting, others): (Vec<_>, Vec<_>) =
             assignments.into_iter().partition(|one| SELECTING.contains(&one.name.as_str()));
@@ -520,6 +513,19 @@ impl ConfigReader {
         }
         ConfigError::Value { origin, name: invalid.keys[0].into(), why }
     }
+}
+
+/// Refuses another kind of model than that of the one from which the run starts.
+fn require_kind_of_model<'a>(
+    others: impl Iterator<Item = &'a Assignment<'a>>,
+) -> Result<(), ConfigError> {
+    for Assignment { origin, name, .. } in others {
+        if [KIND.full_name, PRESET.full_name].contains(&name.as_str()) {
+            let why = "is that of the model from which the run starts; leave it out".into();
+            return Err(ConfigError::Value { origin: origin.clone(), name: name.clone(), why });
+        }
+    }
+    Ok(())
 }
 
 /// Parses the text of a file.

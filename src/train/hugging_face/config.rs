@@ -300,8 +300,12 @@ impl LlamaType {
         }
         let Some(first) = has_positions.iter().position(|has| !has) else { return Ok(0) };
         let every = first + 1;
-        let is_like = |(layer, has): (usize, &bool)| *has != (layer + 1).is_multiple_of(every);
-        if has_positions.iter().enumerate().all(is_like) { Ok(every) } else { Err(unlike()) }
+        for (layer, has) in (1..).zip(has_positions) {
+            if has == usize::is_multiple_of(layer, every) {
+                return Err(unlike());
+            }
+        }
+        Ok(every)
     }
 
     /// Returns the keys of rotary positions: of the older `rope_scaling` where there is one, as
@@ -328,23 +332,14 @@ impl LlamaType {
             Some(kind) => Some(kind),
             None => rope.text("type")?,
         };
-        let of_kind: &[&str] = match kind.as_deref() {
-            Some("linear") => &["factor"],
-            Some("llama3") => &[
-                "factor",
-                "low_freq_factor",
-                "high_freq_factor",
-                "original_max_position_embeddings",
-            ],
-            _ => &[],
-        };
         let factor =
             || rope.real("factor")?.ok_or_else(|| "rope scaling has no factor".to_string());
-        match kind.as_deref() {
-            None | Some("default") => {}
+        let of_kind: &[&str] = match kind.as_deref() {
+            None | Some("default") => &[],
             Some("linear") => {
                 settings.push(("model.rope_scaling", "linear".into()));
                 settings.push(("model.rope_factor", factor()?.into()));
+                &["factor"]
             }
             Some("llama3") => {
                 let real = |name| rope.real(name)?.ok_or_else(|| format!("llama3 has no {name}"));
@@ -354,19 +349,26 @@ impl LlamaType {
                 settings.push(("model.rope_high_freq", real("high_freq_factor")?.into()));
                 let before = rope.needed("original_max_position_embeddings")?;
                 settings.push(("model.rope_context", before.into()));
+                &[
+                    "factor",
+                    "low_freq_factor",
+                    "high_freq_factor",
+                    "original_max_position_embeddings",
+                ]
             }
             Some(other) => {
                 return Err(format!(
                     "rope_type = \"{other}\" is not supported, only default, linear and llama3"
                 ));
             }
-        }
+        };
         let of_all = ["rope_type", "type", "rope_theta", "partial_rotary_factor"];
-        let is_known = |key: &str| of_all.contains(&key) || of_kind.contains(&key);
-        match table.keys().find(|key| !is_known(key)) {
-            Some(other) => Err(format!("{other} of rotary positions is not supported")),
-            None => Ok(settings),
+        for key in table.keys().map(String::as_str) {
+            if !of_all.contains(&key) && !of_kind.contains(&key) {
+                return Err(format!("{key} of rotary positions is not supported"));
+            }
         }
+        Ok(settings)
     }
 }
 
@@ -375,15 +377,13 @@ impl LlamaType {
 ///
 /// # Errors
 /// Returns what no kind of model in these files has.
-pub fn exported(family: &dyn ModelFamily, vocabulary: usize) -> Result<Map<String, Json>, String> {
+pub fn exported(family: &dyn ModelFamily, vocabulary: usize) -> Result<Json, String> {
     let keys = ModelKeys(family);
-    let json = match family.family().name {
-        "gpt" => keys.gpt2(vocabulary)?,
-        "llama" => keys.llama(vocabulary)?,
-        other => return Err(format!("model.kind = \"{other}\" is none of gpt and llama")),
-    };
-    let Json::Object(map) = json else { return Err("its configuration is no object".into()) };
-    Ok(map)
+    match family.family().name {
+        "gpt" => keys.gpt2(vocabulary),
+        "llama" => keys.llama(vocabulary),
+        other => Err(format!("model.kind = \"{other}\" is none of gpt and llama")),
+    }
 }
 
 /// Keys of a model by name, as JSON.
@@ -420,7 +420,8 @@ impl ModelKeys<'_> {
                 return Err(format!("model.activation = {other:?} is none of its activations"));
             }
         };
-        let (dropout, positions) = (self.get("dropout"), self.or("positions", self.get("context")));
+        let dropout = self.get("dropout");
+        let positions = self.or("positions", self.get("context"));
         Ok(json!({
             "architectures": ["GPT2LMHeadModel"],
             "model_type": "gpt2",

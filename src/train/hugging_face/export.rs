@@ -11,10 +11,12 @@ use safetensors::tensor::View;
 use safetensors::{Dtype, SafeTensorError, serialize_to_file};
 use serde_json::{Value as Json, json};
 
-use super::files::{SINGLE, transposed};
+use super::files::{SINGLE, refused};
 use super::{HuggingFaceError, config};
 use crate::checkpoint::NamedTensor;
 use crate::families::ModelFamily;
+use potluck_core::arithmetic::transpose;
+use potluck_core::files;
 use potluck_graph::model::names::their_name;
 
 /// Type of the values in a file.
@@ -102,7 +104,7 @@ impl View for &WrittenTensor<'_> {
 
     fn data(&self) -> Cow<'_, [u8]> {
         let values = match (&self.shape[..], self.is_transposed) {
-            ([rows, columns], true) => Cow::Owned(transposed(self.values, *columns, *rows)),
+            ([rows, columns], true) => Cow::Owned(transpose(self.values, *columns, *rows)),
             _ => Cow::Borrowed(self.values),
         };
         self.kind.bytes_of(&values).into()
@@ -124,6 +126,9 @@ pub fn export(
     parameters: &[NamedTensor],
     kind: FileType,
 ) -> Result<(), HuggingFaceError> {
+    // Without a separator at the end, so that what is beside it is not in it.
+    let out = out.components().collect::<PathBuf>();
+    let out = out.as_path();
     if fs::symlink_metadata(out).is_ok() {
         return Err(HuggingFaceError::Exists { path: out.into() });
     }
@@ -132,8 +137,9 @@ pub fn export(
     let embedding = parameters.iter().find(|tensor| tensor.name == table);
     let vocabulary = embedding.map_or(0, |tensor| tensor.shape[0]);
     let mut settings = config::exported(family, vocabulary).map_err(HuggingFaceError::NoForm)?;
-    settings.insert("torch_dtype".into(), kind.torch_name().into());
-    settings.insert("dtype".into(), kind.torch_name().into());
+    for key in ["torch_dtype", "dtype"] {
+        settings[key] = kind.torch_name().into();
+    }
     let mut written = Vec::with_capacity(parameters.len());
     for tensor in parameters {
         let named = their_name(family.names(), &tensor.name);
@@ -144,8 +150,7 @@ pub fn export(
             )));
         };
         if let Some(value) = tensor.values.iter().find(|value| !kind.rounded(**value).is_finite()) {
-            let (directory, why) = (out.to_path_buf(), kind.why_not(*value));
-            return Err(HuggingFaceError::Tensor { directory, tensor: name, why });
+            return Err(refused(out, &name, kind.why_not(*value)));
         }
         let mut shape = tensor.shape.clone();
         if is_transposed {
@@ -154,7 +159,7 @@ pub fn export(
         written.push((name, WrittenTensor { values: &tensor.values, shape, is_transposed, kind }));
     }
     let temporary = new_directory_beside(out)?;
-    let done = write_files(&temporary, &Json::Object(settings), &written)
+    let done = write_files(&temporary, &settings, &written)
         .and_then(|()| fs::rename(&temporary, out).map_err(|why| unwritable(out, why)));
     if done.is_err() {
         // What is left of it is of no use; that it cannot be removed is no news.
@@ -165,14 +170,11 @@ pub fn export(
 
 /// Creates a directory of a new name beside another.
 fn new_directory_beside(out: &Path) -> Result<PathBuf, HuggingFaceError> {
-    if let Some(parent) = out.parent() {
-        fs::create_dir_all(parent).map_err(|why| unwritable(parent, why))?;
-    }
+    let parent = files::parent(out);
+    fs::create_dir_all(parent).map_err(|why| unwritable(parent, why))?;
     let mut number = 0u32;
     loop {
-        let mut name = out.file_name().unwrap_or_default().to_os_string();
-        name.push(format!(".{}-{number}.tmp", std::process::id()));
-        let path = out.with_file_name(name);
+        let path = files::beside(out, &format!(".{}-{number}.tmp", std::process::id()));
         match fs::create_dir(&path) {
             Ok(()) => return Ok(path),
             Err(why) if why.kind() == ErrorKind::AlreadyExists && number < 100 => number += 1,

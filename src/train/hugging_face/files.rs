@@ -11,6 +11,7 @@ use safetensors::tensor::Metadata;
 
 use super::HuggingFaceError;
 use crate::checkpoint::NamedTensor;
+use potluck_core::arithmetic::transpose;
 use potluck_graph::Graph;
 use potluck_graph::model::names::{FileName, their_name};
 
@@ -111,11 +112,11 @@ impl StoredTensors {
             let stored = stored
                 .or_else(|| if is_table && !has_head { self.tensors.remove(HEAD) } else { None });
             let Some(stored) = stored else {
-                return Err(self.refused(&theirs, "is missing".into()));
+                return Err(refused(&self.directory, &theirs, "is missing".into()));
             };
             if !stored.is_half_or_float() {
                 let why = format!("is in {:?}, not F32, F16 or BF16", stored.dtype);
-                return Err(self.refused(&theirs, why));
+                return Err(refused(&self.directory, &theirs, why));
             }
             let shape = parameter.slice.whole_dims().to_vec();
             let mut there = shape.clone();
@@ -124,20 +125,16 @@ impl StoredTensors {
             }
             if stored.shape != there {
                 let why = format!("is {:?}, and the model's is {there:?}", stored.shape);
-                return Err(self.refused(&theirs, why));
+                return Err(refused(&self.directory, &theirs, why));
             }
             let ours = ours.clone();
             found.push(FoundTensor { ours, theirs, shape, is_transposed, stored });
         }
         let head = self.tensors.remove(HEAD);
         match self.tensors.keys().find(|name| !is_computed(name)) {
-            Some(other) => Err(self.refused(other, "is none of the model".into())),
+            Some(other) => Err(refused(&self.directory, other, "is none of the model".into())),
             None => Ok(ModelTensors { directory: self.directory, tensors: found, head }),
         }
-    }
-
-    fn refused(&self, tensor: &str, why: String) -> HuggingFaceError {
-        HuggingFaceError::Tensor { directory: self.directory.clone(), tensor: tensor.into(), why }
     }
 }
 
@@ -170,12 +167,11 @@ impl ModelTensors {
         for FoundTensor { ours, theirs, shape, is_transposed, stored } in &self.tensors {
             let mut values = stored.read()?;
             if values.iter().any(|value| !value.is_finite()) {
-                let (directory, tensor) = (self.directory.clone(), theirs.clone());
-                let why = "has values that are not finite".into();
-                return Err(HuggingFaceError::Tensor { directory, tensor, why });
+                let why = "has values that are not finite";
+                return Err(refused(&self.directory, theirs, why.into()));
             }
             if let ([rows, columns], true) = (&shape[..], *is_transposed) {
-                values = transposed(&values, *columns, *rows);
+                values = transpose(&values, *columns, *rows);
             }
             read.push(NamedTensor { name: ours.clone(), shape: shape.clone(), values });
         }
@@ -185,11 +181,9 @@ impl ModelTensors {
                 && head.is_half_or_float()
                 && read.first().map(|table| &table.values) == Some(&head.read()?);
             if !is_alike {
-                let (directory, tensor) = (self.directory.clone(), HEAD.to_string());
                 let why = "differs from the embedding, which is the head by tie_word_embeddings; \
-                           set model.tie=false to have both"
-                    .into();
-                return Err(HuggingFaceError::Tensor { directory, tensor, why });
+                           set model.tie=false to have both";
+                return Err(refused(&self.directory, HEAD, why.into()));
             }
         }
         Ok(read)
@@ -222,25 +216,13 @@ impl StoredTensor {
             Dtype::BF16 => widened(&bytes, |pair| f32::from_bits(u32::from(pair) << 16)),
             Dtype::F16 => widened(&bytes, |pair| half::f16::from_bits(pair).to_f32()),
             // Of other types none is read.
-            _ => bytes
-                .chunks_exact(4)
-                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-                .collect(),
+            _ => bytemuck::pod_collect_to_vec(&bytes),
         })
     }
 }
 
 fn widened(bytes: &[u8], value: impl Fn(u16) -> f32) -> Vec<f32> {
     bytes.chunks_exact(2).map(|pair| value(u16::from_le_bytes([pair[0], pair[1]]))).collect()
-}
-
-/// Returns the transpose of a matrix.
-pub(super) fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
-    let mut result = Vec::with_capacity(values.len());
-    for column in 0..columns {
-        result.extend((0..rows).map(|row| values[row * columns + column]));
-    }
-    result
 }
 
 /// Reads the header of a file.
@@ -260,11 +242,9 @@ fn header(path: &Path) -> Result<BTreeMap<String, StoredTensor>, HuggingFaceErro
     let metadata: Metadata = serde_json::from_slice(&text)
         .map_err(|why| damaged(path, format!("has a header that {why}")))?;
     let first = 8 + bytes;
-    if first + metadata.data_len() as u64 != length {
-        let why = format!(
-            "has {length} bytes, and its header is of {}",
-            first + metadata.data_len() as u64
-        );
+    let wanted = first + metadata.data_len() as u64;
+    if wanted != length {
+        let why = format!("has {length} bytes, and its header is of {wanted}");
         return Err(damaged(path, why));
     }
     let mut tensors = BTreeMap::new();
@@ -285,6 +265,11 @@ fn header(path: &Path) -> Result<BTreeMap<String, StoredTensor>, HuggingFaceErro
 /// Returns true for a name that leads to no other directory.
 fn is_file_name(name: &str) -> bool {
     Path::new(name).file_name().is_some_and(|file| file == name) && !name.contains(['/', '\\'])
+}
+
+/// Returns the error of a tensor.
+pub(super) fn refused(directory: &Path, tensor: &str, why: String) -> HuggingFaceError {
+    HuggingFaceError::Tensor { directory: directory.into(), tensor: tensor.into(), why }
 }
 
 fn damaged(path: &Path, why: String) -> HuggingFaceError {

@@ -170,7 +170,7 @@ impl TrainerOptions {
     }
 
     /// Returns the training graph of a forward graph.
-    pub(super) fn training_graph(&self, forward: Graph) -> Result<ModelGraph, TrainError> {
+    pub(crate) fn training_graph(&self, forward: Graph) -> Result<ModelGraph, TrainError> {
         let forward = assign_groups(forward, &self.groups)?;
         Ok(ModelGraph::training(forward, self.fuse)?.with_recompute(self.recompute))
     }

@@ -108,13 +108,15 @@ fn make(
     label: &str,
     bank: BucketTensor,
 ) -> Result<Vec<Option<wgpu::Buffer>>, DeviceError> {
-    let buckets = (0..plan.buckets.len() as u32).map(BucketId);
-    let bytes = |bucket| (shards.held(bank, bucket).len() * DType::F32.bytes()) as u64;
-    let is_held = |bucket: BucketId| {
-        let is_in_bank =
-            bank == BucketTensor::Parameters || plan.buckets[bucket.index()].is_updated();
-        plan.holds(bucket) && is_in_bank
-    };
-    let held = buckets.map(|bucket| is_held(bucket).then_some(bucket));
-    held.map(|bucket| bucket.map(|held| gpu.storage(label, bytes(held))).transpose()).collect()
+    let mut buffers = Vec::with_capacity(plan.buckets.len());
+    for (bucket, planned) in (0..).map(BucketId).zip(&plan.buckets) {
+        let is_in_bank = bank == BucketTensor::Parameters || planned.is_updated();
+        if !plan.holds(bucket) || !is_in_bank {
+            buffers.push(None);
+            continue;
+        }
+        let bytes = shards.held(bank, bucket).len() * DType::F32.bytes();
+        buffers.push(Some(gpu.storage(label, bytes as u64)?));
+    }
+    Ok(buffers)
 }

@@ -6,6 +6,7 @@ use rayon::prelude::*;
 
 use super::time_steps::TimeSteps;
 use super::{RecurrentSizes, gru, lstm};
+use potluck_core::arithmetic::transpose;
 use potluck_graph::Cell;
 
 /// Fewest samples of a thread: a product of fewer reads the weight too often.
@@ -75,15 +76,4 @@ fn divide<'a>(
         rests.iter_mut().zip(&per_sample).map(take).collect()
     };
     samples.map(of_part).collect()
-}
-
-/// Returns the transpose of a matrix.
-fn transpose(matrix: &[f32], rows: usize, columns: usize) -> Vec<f32> {
-    let mut transposed = vec![0.0; rows * columns];
-    for (row, values) in matrix.chunks(columns).enumerate() {
-        values.iter().enumerate().for_each(|(column, value)| {
-            transposed[column * rows + row] = *value;
-        });
-    }
-    transposed
 }
