@@ -11,9 +11,10 @@
 use std::time::Instant;
 
 use potluck_core::rng::Key;
-use potluck_core::{DType, HostTensor, Shape, Site};
+use potluck_core::{DType, HostTensor, Shape, Site, TensorSlice};
 use potluck_graph::{
-    Accumulation, Binary, EpilogueOp, LossClasses, Op, Unary, Update, UpdateRange, shapes,
+    Accumulation, Binary, EpilogueOp, LossClasses, MomentRounding, Op, Unary, Update, UpdateRange,
+    shapes,
 };
 use potluck_kernels::device::{DeviceError, Gpu, ShaderChecks, list_adapters};
 use potluck_kernels::harness::{self, InputFill};
@@ -264,7 +265,13 @@ fn picture_cases(sizes: &Sizes, caps: &Caps) -> Vec<Case> {
 /// Returns the cases of kernels that work on buckets and belong to no op.
 fn bucket_cases(sizes: &Sizes, caps: &Caps) -> Vec<Case> {
     let count = sizes.bucket;
-    let range = UpdateRange { start: 0, length: count, decay_end: count, gradient_scale: 1.0 };
+    let range = UpdateRange {
+        start: 0,
+        length: count,
+        decay_end: count,
+        gradient_scale: 1.0,
+        rounding: None,
+    };
     let odd = UpdateRange { start: 1, length: count - 1, ..range };
     let adam = Update::AdamW {
         lr: 1e-3,
@@ -286,9 +293,14 @@ fn bucket_cases(sizes: &Sizes, caps: &Caps) -> Vec<Case> {
         outputs,
         bytes: 4.0 * (words * count) as f64,
     };
-    // Ranges with an unaligned start are not read and written as vectors.
+    let series = TensorSlice::whole(&[count]).series()[0];
+    let rounding = Some(MomentRounding { key: Key::new(1), series, first: 0 });
+    let rounded = UpdateRange { rounding, ..range };
+    // Ranges with an unaligned start are not read and written as vectors. Moments in bf16 move 20
+    // bytes of 28, or 16 of 20.
     let whole = |update| {
-        [("whole", range), ("from element 1", odd)].map(|(name, range)| {
+        let ways = [("whole", range), ("from element 1", odd), ("moments in bf16", rounded)];
+        ways.map(|(name, range)| {
             Variant::new(name, vec![(update_twin(&update).dispatch)(&update, &range)])
         })
     };

@@ -194,7 +194,7 @@ pub mod data {
 /// Training of any graph on one device or several.
 #[cfg(feature = "train")]
 pub mod train {
-    pub use potluck_graph::Recompute;
+    pub use potluck_graph::{MomentFormat, Recompute};
     pub use potluck_parallel::collective::Topology;
     pub use potluck_parallel::{
         DeviceLoss, MismatchAction, PipelineOptions, PipelineSchedule, Placement, ReduceSite,

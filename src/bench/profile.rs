@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use potluck_core::rng::Key;
 use potluck_core::{Rank, Round, TensorId};
-use potluck_graph::{Plan, PlanOptions, UpdateRange};
+use potluck_graph::{Plan, UpdateRange};
 use potluck_kernels::device::{DeviceError, Selection};
 use potluck_kernels::exec::{Executor, KernelProfile, PassContext, ProfileTarget, load};
 use potluck_kernels::{Cost, RandomContext};
@@ -66,8 +66,9 @@ impl Profile {
         saved: &SavedData,
     ) -> Result<Self, TrainError> {
         let data = spec.load_data(saved)?;
-        let training = spec.training_graph(&data.shape)?.whole().clone();
-        let plan = Plan::new(training, PlanOptions::new(spec.micro_batch as usize));
+        let training = spec.training_graph(&data.shape)?;
+        let options = training.plan_options(spec.micro_batch as usize);
+        let plan = Plan::new(training.whole().clone(), options);
         let program = Arc::new(single_rank(&plan, spec.batch, spec.micro_batch));
         let source = spec.batch_source(&plan.graph, &data, 0, 0)?;
         let inputs = inputs(spec, source, (&program, used_inputs(&plan)))?;
@@ -270,12 +271,13 @@ fn kernels(
                     length: layout.length,
                     decay_end: layout.decay_end,
                     gradient_scale: 1.0 / samples as f32,
+                    rounding: None,
                 };
-                (
-                    StepPart::Updates,
-                    vec![ProfileTarget::Update(bucket, input.update, range)],
-                    pass(0),
-                )
+                let pass = pass(0);
+                let key = pass.random.step_key;
+                let ranges = device.plan().update_ranges(bucket, &input.update, range, key);
+                let update = |range| ProfileTarget::Update(bucket, input.update, range);
+                (StepPart::Updates, ranges.into_iter().map(update).collect(), pass)
             }
         };
         for work in works {

@@ -33,5 +33,5 @@ pub use lock::Lock;
 pub use round::{Nanos, Round};
 pub use setting::{Setting, Wording};
 pub use shape::{DType, Shape};
-pub use slice::{SliceError, TensorSlice};
+pub use slice::{RunSeries, SliceError, TensorSlice};
 pub use table::Table;

@@ -11,7 +11,8 @@ const ROTATIONS: [[u32; 4]; 2] = [[13, 15, 26, 6], [17, 29, 16, 24]];
 const PARITY: u32 = 0x1BD1_1BDA;
 
 /// One block of Threefry-2x32-20: two random words from a key and a counter.
-#[inline]
+// Inlined into loops that are compiled for several instruction sets, where it becomes vectors.
+#[inline(always)]
 pub fn threefry2x32(key: [u32; 2], counter: [u32; 2]) -> [u32; 2] {
     let keys = [key[0], key[1], PARITY ^ key[0] ^ key[1]];
     let mut x = [counter[0].wrapping_add(keys[0]), counter[1].wrapping_add(keys[1])];

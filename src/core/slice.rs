@@ -151,6 +151,39 @@ impl TensorSlice {
         runs
     }
 
+    /// Returns the slice as series of runs: one series, if it is cut in one range of one dimension.
+    pub fn series(&self) -> Vec<RunSeries> {
+        let is_cut = |dimension: &usize| total(&self.ranges[*dimension]) != self.dims[*dimension];
+        let cut: Vec<usize> = (0..self.dims.len()).filter(is_cut).collect();
+        // Most slices are one series, which needs no list of runs.
+        match cut[..] {
+            [] => return vec![RunSeries::of(0, 0..self.elements())],
+            [dimension] => {
+                if let [range] = &self.ranges[dimension][..] {
+                    let inner: usize = self.dims[dimension + 1..].iter().product();
+                    return vec![RunSeries {
+                        start: 0,
+                        elements: self.elements(),
+                        first: range.start * inner,
+                        run: range.len() * inner,
+                        distance: self.dims[dimension] * inner,
+                    }];
+                }
+            }
+            _ => {}
+        }
+        let mut series: Vec<RunSeries> = Vec::new();
+        let mut elements = 0;
+        for run in self.runs() {
+            let is_next = series.last_mut().is_some_and(|last| last.extend(&run));
+            if !is_next {
+                series.push(RunSeries::of(elements, run.clone()));
+            }
+            elements += run.len();
+        }
+        series
+    }
+
     /// Returns the values of the slice, of those of the whole tensor.
     ///
     /// # Panics
@@ -177,6 +210,45 @@ impl TensorSlice {
             whole[run].copy_from_slice(values);
             rest = others;
         }
+    }
+}
+
+/// Elements of a slice whose places in the whole tensor are runs of one length, each at the same
+/// distance from the one before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct RunSeries {
+    /// First element of the slice that is in the series, and the number of elements.
+    pub start: usize,
+    pub elements: usize,
+    /// Place of the first of them in the whole tensor.
+    pub first: usize,
+    /// Elements of a run, and from the start of one to the start of the next.
+    pub run: usize,
+    pub distance: usize,
+}
+
+impl RunSeries {
+    /// Returns a series of one run, whose first element is `start` of the slice.
+    fn of(start: usize, run: Range<usize>) -> Self {
+        let elements = run.len();
+        Self { start, elements, first: run.start, run: elements, distance: elements }
+    }
+
+    /// Adds a run at the end, if it belongs there; returns true if it did.
+    fn extend(&mut self, run: &Range<usize>) -> bool {
+        let runs = self.elements / self.run;
+        let distance = if runs == 1 { run.start - self.first } else { self.distance };
+        let belongs = run.len() == self.run && run.start == self.first + runs * distance;
+        if belongs {
+            self.distance = distance;
+            self.elements += run.len();
+        }
+        belongs
+    }
+
+    /// Returns the place in the whole tensor of the element with this number in the series.
+    pub fn place(&self, number: usize) -> usize {
+        number / self.run * self.distance + self.first + number % self.run
     }
 }
 
@@ -222,6 +294,37 @@ mod tests {
         let expected: Vec<u32> =
             whole.iter().map(|x| if both.cut(&whole).contains(x) { *x } else { 99 }).collect();
         assert_eq!(back, expected);
+    }
+
+    #[test]
+    fn series_have_the_places_of_the_runs() {
+        let count = |slice: &TensorSlice| {
+            let series = slice.series();
+            let places: Vec<usize> = series
+                .iter()
+                .flat_map(|series| (0..series.elements).map(|number| series.place(number)))
+                .collect();
+            assert_eq!(places, slice.runs().into_iter().flatten().collect::<Vec<_>>());
+            let mut end = 0;
+            for one in &series {
+                assert_eq!(one.start, end);
+                end += one.elements;
+            }
+            assert_eq!(end, slice.elements());
+            series.len()
+        };
+        assert_eq!(count(&slice(&[], &[])), 1);
+        assert_eq!(count(&slice(&[4, 6], &[])), 1);
+        assert_eq!(count(&slice(&[4, 6], &[&[[1, 3]]])), 1);
+        assert_eq!(count(&slice(&[4, 6], &[&[[0, 4]], &[[2, 5]]])), 1);
+        assert_eq!(count(&slice(&[3, 4, 5], &[&[[0, 3]], &[[1, 2]]])), 1);
+        // Packed queries, keys and values: columns of all rows, and their bias.
+        assert_eq!(count(&slice(&[4, 12], &[&[[0, 4]], &[[2, 4], [6, 8], [10, 12]]])), 1);
+        assert_eq!(count(&slice(&[12], &[&[[2, 4], [6, 8], [10, 12]]])), 1);
+        // Fewer keys than queries.
+        assert_eq!(count(&slice(&[8], &[&[[2, 4], [5, 6], [7, 8]]])), 2);
+        assert_eq!(count(&slice(&[2, 8], &[&[[0, 2]], &[[2, 4], [5, 6], [7, 8]]])), 4);
+        assert_eq!(count(&slice(&[4, 6], &[&[[0, 1], [2, 3]], &[[1, 2], [4, 6]]])), 4);
     }
 
     #[test]

@@ -60,7 +60,7 @@ pub use replay::replay;
 pub use rotary::{RotaryAngles, RotaryScaling};
 pub use shapes::ShapeError;
 pub use split::{ParameterSplit, SplitError, SplitUnit};
-pub use update::{BucketTensor, Update, UpdateRange, UpdateRates};
+pub use update::{BucketTensor, MomentFormat, MomentRounding, Update, UpdateRange, UpdateRates};
 pub use variant_choices::VariantChoices;
 
 use std::fmt;

@@ -5,18 +5,20 @@ use std::ops::Range;
 
 use super::passes::fuse::{Fusion, fuse_listed};
 use super::{
-    Graph, Recomputation, Recompute, ShapeError, Shard, ShardError, differentiate, reported_once,
-    shard,
+    Graph, MomentFormat, PlanOptions, Recomputation, Recompute, ShapeError, Shard, ShardError,
+    differentiate, reported_once, shard,
 };
 
 /// Graph of a model as devices run it: trained or forward only, fused or not, with or without
-/// recomputation. It is made anew of the forward graph for each rank of a tensor group.
+/// recomputation, with the moments of the optimizer in f32 or bf16. It is made anew of the forward
+/// graph for each rank of a tensor group.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelGraph {
     forward: Graph,
     is_trained: bool,
     is_fused: bool,
     recompute: Recompute,
+    moments: MomentFormat,
     whole: Graph,
     fusions: Vec<Fusion>,
 }
@@ -35,14 +37,24 @@ impl ModelGraph {
     /// # Errors
     /// Returns the errors of [`differentiate`].
     pub fn training(forward: Graph, is_fused: bool) -> Result<Self, ShapeError> {
-        Self::new(forward, true, is_fused)
+        let (whole, fusions) = fused(differentiate(forward.clone())?, is_fused);
+        Ok(Self::new(forward, true, is_fused, (whole, fusions)))
     }
 
     /// Creates the graph of forward passes only.
     pub fn forward(forward: Graph, is_fused: bool) -> Self {
         let (whole, fusions) = fused(forward.clone(), is_fused);
-        let recompute = Recompute::None;
-        Self { forward, is_trained: false, is_fused, recompute, whole, fusions }
+        Self::new(forward, false, is_fused, (whole, fusions))
+    }
+
+    fn new(
+        forward: Graph,
+        is_trained: bool,
+        is_fused: bool,
+        (whole, fusions): (Graph, Vec<Fusion>),
+    ) -> Self {
+        let (recompute, moments) = (Recompute::default(), MomentFormat::default());
+        Self { forward, is_trained, is_fused, recompute, moments, whole, fusions }
     }
 
     /// Returns the training graph that computes again what its backward pass needs, instead of
@@ -52,10 +64,14 @@ impl ModelGraph {
         Self { recompute, whole, ..self }
     }
 
-    fn new(forward: Graph, is_trained: bool, is_fused: bool) -> Result<Self, ShapeError> {
-        let (whole, fusions) = fused(differentiate(forward.clone())?, is_fused);
-        let recompute = Recompute::None;
-        Ok(Self { forward, is_trained, is_fused, recompute, whole, fusions })
+    /// Returns the graph for devices that keep the optimizer's moments in this format.
+    pub fn with_moments(self, moments: MomentFormat) -> Self {
+        Self { moments, ..self }
+    }
+
+    /// Returns the options of a plan of the graph for up to `rows` rows.
+    pub fn plan_options(&self, rows: usize) -> PlanOptions {
+        PlanOptions { moments: self.moments, ..PlanOptions::new(rows) }
     }
 
     /// Returns the graph of a device that holds the whole model.

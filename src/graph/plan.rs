@@ -6,10 +6,18 @@ use std::collections::BTreeMap;
 
 use super::memory_layout::{ALIGNMENT_BYTES, Segment, Slot, TensorLocation};
 use super::slots::{Liveness, NodeOrder, assign};
-use super::{Graph, Parameter, ParameterKind, PassKind, Role, Update, UpdateRates};
-use potluck_core::{BucketId, DType, ParamId, SegmentId, TensorId};
+use super::{
+    Graph, MomentFormat, MomentRounding, Parameter, ParameterKind, PassKind, Role, Update,
+    UpdateRange, UpdateRates,
+};
+use potluck_core::rng::Key;
+use potluck_core::{BucketId, DType, ParamId, SegmentId, Site, TensorId};
 
 const ALIGNMENT: usize = ALIGNMENT_BYTES / DType::F32.bytes();
+
+/// Random-number site of the rounding of parameter 0's moments; each parameter has its own, far
+/// from those of dropouts.
+const FIRST_ROUNDING_SITE: u32 = 1 << 20;
 
 /// Fewest samples of which statistics should be taken to normalize by.
 pub const STATISTICS_ROWS_MIN: u32 = 8;
@@ -31,6 +39,8 @@ pub struct PlanOptions {
     /// more are not chosen, unless there is no other for a call. No kernel needs more than the
     /// default.
     pub workspace_bytes_max: usize,
+    /// Number format of the optimizer's moments.
+    pub moments: MomentFormat,
 }
 
 impl PlanOptions {
@@ -41,6 +51,7 @@ impl PlanOptions {
             in_flight: 1,
             bucket_bytes_max: 64 << 20,
             workspace_bytes_max: WORKSPACE_BYTES_MAX,
+            moments: MomentFormat::default(),
         }
     }
 }
@@ -171,6 +182,36 @@ impl Plan {
     pub fn updated_buckets(&self) -> impl Iterator<Item = BucketId> + '_ {
         let buckets = (0..).map(BucketId).zip(&self.buckets);
         buckets.filter_map(|(id, bucket)| bucket.is_updated().then_some(id))
+    }
+
+    /// Returns the ranges in which an update of a range of a bucket runs: that one or, if moments
+    /// are rounded, one or more for each of its parameters. `step_key` is the key of the step.
+    pub fn update_ranges(
+        &self,
+        bucket: BucketId,
+        update: &Update,
+        range: UpdateRange,
+        step_key: Key,
+    ) -> Vec<UpdateRange> {
+        if self.options.moments == MomentFormat::F32 || update.moments() == 0 {
+            return vec![range];
+        }
+        let mut ranges = Vec::new();
+        for &(id, parameter_start) in &self.buckets[bucket.index()].parameters {
+            let Parameter { whole, slice, .. } = &self.graph.parameters[id.index()];
+            let key = step_key.site(Site(FIRST_ROUNDING_SITE + whole.number));
+            for series in slice.series() {
+                let begin = parameter_start + series.start;
+                let start = begin.max(range.start);
+                let end = (begin + series.elements).min(range.start + range.length);
+                if start < end {
+                    let rounding = MomentRounding { key, series, first: start - begin };
+                    let length = end - start;
+                    ranges.push(UpdateRange { start, length, rounding: Some(rounding), ..range });
+                }
+            }
+        }
+        ranges
     }
 
     /// Returns true if a device that runs this plan runs a segment.

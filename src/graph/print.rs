@@ -3,7 +3,9 @@
 use std::fmt::Write;
 
 use super::passes::fuse::{Fusion, RULES};
-use super::{Bucket, Graph, PassKind, Plan, Role, SlotKind, TensorLocation, UpdateRates};
+use super::{
+    Bucket, Graph, MomentFormat, PassKind, Plan, Role, SlotKind, TensorLocation, UpdateRates,
+};
 use potluck_core::format::{counted, listed, size_text};
 use potluck_core::{DType, TensorId};
 
@@ -121,16 +123,15 @@ impl MemoryUsage {
     /// Returns the memory of a plan whose optimizer keeps `moments` numbers per parameter.
     pub fn of(plan: &Plan, moments: usize) -> Self {
         let parameters = held_elements(plan) * DType::F32.bytes();
-        let updated = held_buckets(plan).map(|(_, bucket)| bucket.gradient_length());
-        let updated = updated.sum::<usize>() * DType::F32.bytes();
+        let updated = held_buckets(plan).map(|(_, bucket)| bucket.gradient_length()).sum::<usize>();
         let of_kind = |kind| {
             let slots = plan.slots.iter().filter(|s| s.kind == kind);
             sum(slots.map(|slot| slot.bytes.saturating_mul(slot.copies)))
         };
         Self {
             parameters,
-            gradients: if plan.graph.is_trained() { updated } else { 0 },
-            moments: updated * moments,
+            gradients: if plan.graph.is_trained() { updated * DType::F32.bytes() } else { 0 },
+            moments: plan.options.moments.bytes(updated) * moments,
             stash: of_kind(SlotKind::Stash),
             scratch: of_kind(SlotKind::Scratch),
             states: plan.state_bytes(),
@@ -141,8 +142,18 @@ impl MemoryUsage {
     /// Returns [`MemoryUsage::of`] for one of several ranks, which keeps the moments only of the
     /// `owned` parameters that it updates.
     pub fn of_shard(plan: &Plan, moments: usize, owned: usize) -> Self {
-        let moments = owned.saturating_mul(DType::F32.bytes()).saturating_mul(moments);
+        let moments = plan.options.moments.bytes(owned).saturating_mul(moments);
         Self { moments, ..Self::of(plan, 0) }
+    }
+
+    /// Returns the bytes of a copy of the parameters and the moments in f32, as a save makes it, of
+    /// a device that keeps the moments in `format`.
+    pub fn saved(&self, format: MomentFormat) -> usize {
+        let moments = match format {
+            MomentFormat::F32 => self.moments,
+            MomentFormat::Bf16 => self.moments.saturating_mul(2),
+        };
+        self.parameters.saturating_add(moments)
     }
 
     /// Returns the peak, which is the sum, because everything is allocated before the first step.
@@ -193,11 +204,19 @@ pub struct RankMemoryUsage<'a> {
 /// about the memory that the device has, then its buckets.
 pub fn memory_table(plan: &Plan, moments: usize, workspace: usize, limit: &str) -> String {
     let mut text = format!("memory for micro-batches of up to {} rows\n", plan.options.rows);
-    let note = format!("{moments} per parameter{}", of_trained(plan));
+    let note = format!("{moments} per parameter{}{}", of_trained(plan), format_text(plan));
     let memory = MemoryUsage { workspace, ..MemoryUsage::of(plan, moments) };
     text += &memory_rows(plan, &memory, &note, &[]);
     let _ = writeln!(text, "  {limit}");
     text + &bucket_rows(plan)
+}
+
+/// Returns a clause on the number format of moments, if it is not that of the parameters.
+fn format_text(plan: &Plan) -> &'static str {
+    match plan.options.moments {
+        MomentFormat::F32 => "",
+        MomentFormat::Bf16 => ", in bf16",
+    }
 }
 
 /// Formats the memory of ranks that share the moments, a table for each, and their buckets: once
@@ -210,7 +229,8 @@ pub fn memory_tables(ranks: &[RankMemoryUsage], moments: usize) -> String {
         let rows = plan.options.rows;
         let _ = writeln!(text, "rank {rank}: {name}, micro-batches of up to {rows} rows");
         let all: usize = held_buckets(plan).map(|(_, bucket)| bucket.gradient_length()).sum();
-        let note = format!("{moments} per parameter that it updates, {owned} of {all}");
+        let format = format_text(plan);
+        let note = format!("{moments} per parameter that it updates, {owned} of {all}{format}");
         let memory = MemoryUsage::of_shard(plan, moments, *owned);
         let memory = MemoryUsage { workspace: usage.workspace, ..memory };
         let staging = staging.map(|bytes| ("staging", bytes, "of the host, for what travels"));

@@ -3,6 +3,9 @@
 
 use std::fmt;
 
+use potluck_core::RunSeries;
+use potluck_core::rng::Key;
+
 /// One of the tensors that a device holds of each bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum BucketTensor {
@@ -87,6 +90,62 @@ impl Update {
     }
 }
 
+/// Number format in which a device keeps the moments of the optimizer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub enum MomentFormat {
+    #[default]
+    F32,
+    /// bfloat16, two in a word, the first in its low half. An update computes in f32 and rounds
+    /// what it keeps up or down at random, so that the mean of what is kept is what was computed:
+    /// rounded to nearest, a running average would ignore what is less than 1/512 of it.
+    Bf16,
+}
+
+impl MomentFormat {
+    /// Returns the format of a bank of a device that keeps moments in this format.
+    pub fn of_bank(self, bank: BucketTensor) -> Self {
+        match bank {
+            BucketTensor::Parameters | BucketTensor::Gradients => Self::F32,
+            BucketTensor::Moment(_) => self,
+        }
+    }
+
+    /// Returns the words of 4 bytes that some elements take.
+    pub fn words(self, elements: usize) -> usize {
+        match self {
+            Self::F32 => elements,
+            Self::Bf16 => elements.div_ceil(2),
+        }
+    }
+
+    /// Returns the bytes that some elements take.
+    pub fn bytes(self, elements: usize) -> usize {
+        self.words(elements).saturating_mul(size_of::<u32>())
+    }
+}
+
+/// How the moments of a range of one parameter are rounded to bf16: the random numbers of an
+/// element depend on its place in the whole tensor, so that they are the same however the tensor is
+/// divided.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct MomentRounding {
+    /// Random numbers of the parameter in this step. Elements `2 n` and `2 n + 1` of the whole
+    /// tensor have the two words of counter `n`; the low half of a word rounds the first moment,
+    /// the high half the second.
+    pub key: Key,
+    /// Places of the slice's elements in the whole tensor, and the number in this series of the
+    /// first element of the range.
+    pub series: RunSeries,
+    pub first: usize,
+}
+
+impl MomentRounding {
+    /// Returns the place in the whole tensor of the element with this number in the range.
+    pub fn place(&self, number: usize) -> usize {
+        self.series.place(self.first + number)
+    }
+}
+
 /// Range of elements of a bucket that an update covers.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct UpdateRange {
@@ -98,4 +157,6 @@ pub struct UpdateRange {
     pub decay_end: usize,
     /// Factor that gradient sums are multiplied by first: 1/count and the clipping factor.
     pub gradient_scale: f32,
+    /// Rounding of the moments, if they are kept in bf16; `None` in f32 and without moments.
+    pub rounding: Option<MomentRounding>,
 }

@@ -2,18 +2,29 @@
 //! the norm and the hash. Counts that are multiples of four and other counts run different kernels,
 //! so there is a probe of each.
 
-use super::{Dispatch, Shader, update_twin};
-use potluck_core::Site;
+use super::{Dispatch, Shader, bf16_moments, update_twin};
 use potluck_core::rng::Key;
-use potluck_graph::{Update, UpdateRange};
+use potluck_core::{RunSeries, Site};
+use potluck_graph::{MomentRounding, Update, UpdateRange};
 
 /// Elements of the bucket of an update, and the ranges that are updated, in its middle: several
 /// workgroups of every kernel.
 const ELEMENTS: usize = 2200;
 const RANGES: [UpdateRange; 2] = [
-    UpdateRange { start: 64, length: 2101, decay_end: 1117, gradient_scale: 0.5 },
-    UpdateRange { start: 64, length: 2100, decay_end: 1117, gradient_scale: 0.5 },
+    UpdateRange { start: 64, length: 2101, decay_end: 1117, gradient_scale: 0.5, rounding: None },
+    UpdateRange { start: 64, length: 2100, decay_end: 1117, gradient_scale: 0.5, rounding: None },
 ];
+
+/// Rounding of the moments of a probe: those of a slice of columns.
+const ROUNDING: MomentRounding = MomentRounding {
+    key: Key([0x1234_5678, 0x9abc_def0]),
+    series: RunSeries { start: 0, elements: 2800, first: 3, run: 7, distance: 33 },
+    first: 11,
+};
+
+/// The most rounded moments, as a part of them, that may be the other neighbour of what was
+/// computed: where f32 and f64 are on different sides of the random number.
+const OTHERS_MAX: f64 = 0.01;
 
 /// Element counts of whole buckets.
 const COUNTS: [usize; 2] = [65_537, 65_540];
@@ -39,6 +50,9 @@ impl BucketProbe {
     /// update of a small bucket. Its error is the squared error of the distances that values moved,
     /// against the f64 reference, over the squared distances.
     pub(crate) fn of_update(update: &Update, like: &UpdateRange) -> Self {
+        if like.rounding.is_some() {
+            return Self::of_rounded_update(update);
+        }
         let twin = update_twin(update);
         let shader = (twin.dispatch)(update, like).shader;
         let same = |range: &UpdateRange| (twin.dispatch)(update, range).shader == shader;
@@ -62,6 +76,59 @@ impl BucketProbe {
             }),
         }
     }
+
+    /// See [`BucketProbe::of_update`]; the moments must have the bits of the reference, with few
+    /// exceptions.
+    fn of_rounded_update(update: &Update) -> Self {
+        let twin = update_twin(update);
+        let range = UpdateRange { rounding: Some(ROUNDING), ..RANGES[0] };
+        let update = (twin.probe)(update);
+        let (gradients, state) = (normals(ELEMENTS, 50), update_state(ELEMENTS, update.moments()));
+        let (parameters, moments) = state.split_first().expect("parameters come first");
+        let before: Vec<Vec<u32>> =
+            moments.iter().map(|values| bf16_moments::rounded(values)).collect();
+        let (mut moved, mut expected) = (widen(parameters), before.clone());
+        let (kernel, wide) = (twin.reference_f64, widen(&gradients));
+        bf16_moments::update(kernel, &update, &range, &mut moved, &wide, &mut expected);
+        let as_floats = |words: &Vec<u32>| words.iter().map(|word| f32::from_bits(*word)).collect();
+        let parameters = vec![parameters.clone()];
+        let starts = parameters.iter().cloned().chain(before.iter().map(as_floats)).collect();
+        let moved = vec![moved];
+        Self {
+            name: twin.name,
+            input: gradients.iter().map(|gradient| gradient.to_bits()).collect(),
+            dispatches: vec![(twin.dispatch)(&update, &range)],
+            starts,
+            error: Box::new(move |got, factor| {
+                let (got_parameters, got_moments) = got.split_at(1);
+                let others = got_moments.iter().zip(&expected).map(|(got, expected)| {
+                    let got: Vec<u32> = got.iter().map(|word| word.to_bits()).collect();
+                    other_neighbours(&got, expected)
+                });
+                if !others.into_iter().all(|part| part <= OTHERS_MAX) {
+                    return f64::INFINITY;
+                }
+                distance_error(&range, &parameters, &moved, got_parameters, factor)
+            }),
+        }
+    }
+}
+
+/// Returns the part of the halves of words that is the next number above or below the expected one
+/// and not that; infinity if one is neither.
+pub(crate) fn other_neighbours(got: &[u32], expected: &[u32]) -> f64 {
+    let mut others = 0;
+    for (got, expected) in got.iter().zip(expected) {
+        for shift in [0, 16] {
+            let [got, expected] = [got, expected].map(|word| (word >> shift) as u16);
+            match got.abs_diff(expected) {
+                0 => {}
+                1 => others += 1,
+                _ => return f64::INFINITY,
+            }
+        }
+    }
+    f64::from(others) / (2 * got.len()) as f64
 }
 
 /// Returns the largest error of the lists of an update: squared error of the distances that the

@@ -12,6 +12,7 @@
 
 pub mod autotune;
 pub mod bench;
+mod bf16_moments;
 pub mod bind;
 mod bucket_probe;
 pub mod call;

@@ -29,7 +29,7 @@ use potluck_core::faults::Faults;
 use potluck_core::metrics::Unit;
 use potluck_data::{ReadOptions, SampleFormat, Sampler, TokenizerKind};
 use potluck_graph::optim::{Optimizer, ParameterGroup, Schedule};
-use potluck_graph::{Graph, ModelGraph, Recompute};
+use potluck_graph::{Graph, ModelGraph, MomentFormat, Recompute};
 use potluck_parallel::{
     DeviceLoss, MismatchAction, ParallelOptions, PipelineOptions, Placement, Shares, TensorOptions,
 };
@@ -54,6 +54,7 @@ pub struct RunSpec {
     pub fuse: bool,
     /// Parts of the forward pass that are computed again for the backward pass.
     pub recompute: Recompute,
+    pub moments: MomentFormat,
     /// Part of the probability of each target that all classes share; 0: none.
     pub label_smoothing: f32,
     pub optimizer: Optimizer,
@@ -174,6 +175,7 @@ impl RunSpec {
             patience: train.patience,
             fuse: train.fuse,
             recompute: train.recompute,
+            moments: config.optim.moments,
             label_smoothing: config.optim.label_smoothing as f32,
             optimizer: optimizer(config),
             // Texts that are none are refused when a configuration is checked.
@@ -430,6 +432,7 @@ impl RunSpec {
             seed: self.seed,
             fuse: self.fuse,
             recompute: self.recompute,
+            moments: self.moments,
             tune_s: self.opening.tune_s,
             retune: false,
             device_timeout: self.opening.deadline,

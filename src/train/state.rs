@@ -9,7 +9,7 @@ use crate::runtime::workers::WorkerGroup;
 use potluck_core::{BucketId, Position};
 use potluck_graph::{Parameter, ParameterKind, Plan};
 use potluck_kernels::device::DeviceError;
-use potluck_kernels::exec::{BucketTensor, Executor};
+use potluck_kernels::exec::{BucketTensor, Executor, bank_words};
 use potluck_kernels::ops::hash;
 
 /// Reads a whole bucket back and verifies it against the hash that the device computes in its own
@@ -24,7 +24,8 @@ fn read_bucket(
     bucket: BucketId,
 ) -> Result<Vec<f32>, DeviceError> {
     let values = device.read_bank(bank, bucket)?;
-    if hash::fast(bytemuck::cast_slice(&values), 0) == device.hash(bank, bucket)? {
+    let words = bank_words(device.plan(), bank, &values);
+    if words.map(|words| hash::fast(&words, 0)) == Some(device.hash(bank, bucket)?) {
         return Ok(values);
     }
     let what = match bank {

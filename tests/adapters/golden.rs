@@ -173,6 +173,7 @@ impl Golden {
                     length: layout.length,
                     decay_end: layout.decay_end,
                     gradient_scale: (1.0 / count) as f32,
+                    rounding: None,
                 };
                 device.update(BucketId(bucket as u32), &update, &range).unwrap();
             }

@@ -24,7 +24,13 @@ fn devices_hash_what_they_hold() {
             let before = device.hash(BucketTensor::Parameters, bucket).unwrap();
             let update = Update::Sgd { lr: 0.5, momentum: 0.0, weight_decay: 0.5 };
             // One element, which decays.
-            let range = UpdateRange { start: 0, length: 1, decay_end: 1, gradient_scale: 1.0 };
+            let range = UpdateRange {
+                start: 0,
+                length: 1,
+                decay_end: 1,
+                gradient_scale: 1.0,
+                rounding: None,
+            };
             device.update(bucket, &update, &range).unwrap();
             assert_ne!(
                 device.hash(BucketTensor::Parameters, bucket).unwrap(),

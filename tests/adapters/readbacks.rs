@@ -338,7 +338,8 @@ fn update_owned(device: &mut dyn Executor, rule: &Update) -> Vec<(Range<usize>, 
         let middle = (owned.start + owned.len() / 2).next_multiple_of(64).min(owned.end);
         for part in [owned.start..middle, middle..owned.end] {
             let (start, length) = (part.start, part.len());
-            let range = UpdateRange { start, length, decay_end, gradient_scale: 0.7 };
+            let range =
+                UpdateRange { start, length, decay_end, gradient_scale: 0.7, rounding: None };
             device.update(bucket, rule, &range).unwrap();
         }
         let parameters = device.read_bank(BucketTensor::Parameters, bucket).unwrap();

@@ -146,7 +146,13 @@ fn rows(plan: &Plan) -> Vec<Row> {
     };
     for (index, bucket) in plan.buckets.iter().enumerate() {
         let length = bucket.length;
-        let range = UpdateRange { start: 0, length, decay_end: length, gradient_scale: 1.0 };
+        let range = UpdateRange {
+            start: 0,
+            length,
+            decay_end: length,
+            gradient_scale: 1.0,
+            rounding: None,
+        };
         let places = norm::NormSlots::new([length]);
         let [sums, total] = norm::dispatch(length, &CAPS, places, 0);
         let bytes = 4.0 * length as f64;

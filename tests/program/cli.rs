@@ -5,6 +5,7 @@ use std::fs;
 use std::process::Stdio;
 
 use crate::process::{Desk, Ran};
+use potluck_train::checkpoint::Checkpoint;
 use serde_json::Value;
 
 fn mean(values: &[f64]) -> f64 {
@@ -455,6 +456,42 @@ fn as_many_samples_at_a_time_as_fit_the_memory() {
     let small = desk.train(&line).ended(78).out;
     assert!(small.contains("\nwith --micro-batch 1, "), "{small}");
     assert!(small.contains("\nwith --set train.recompute=blocks, "), "{small}");
+    assert!(small.contains("\nwith --set optim.moments=bf16, "), "{small}");
+}
+
+#[test]
+fn moments_in_bf16_take_half_of_the_memory_and_are_recorded() {
+    let desk = Desk::new();
+    let explain = |moments: &str| {
+        let line = "train tiny.toml --data text.txt --devices cpu --set model.layers=6 --explain";
+        let out = desk.run(&format!("{line} memory --set optim.moments={moments}")).ok().out;
+        let line = out.lines().find(|line| line.starts_with("  moments ")).unwrap().to_string();
+        let kib = if line.contains(" MiB ") { 1024.0 } else { 1.0 };
+        (kib * numbers(&line, "moments")[0], line)
+    };
+    let ((exact, line), (rounded, of_rounded)) = (explain("f32"), explain("bf16"));
+    assert!((exact - 2.0 * rounded).abs() <= 6.0, "{line}\n{of_rounded}");
+    assert!(of_rounded.ends_with("2 per parameter, in bf16"), "{of_rounded}");
+    desk.train("--steps 3 --quiet --set optim.moments=bf16 --out run").ok();
+    let are_rounded = |step: u64| {
+        let path = desk.path("run").join(format!("checkpoints/step-{step:08}"));
+        let moments = Checkpoint::load(&path).unwrap().moments;
+        let mut values = moments.iter().flat_map(|tensor| &tensor.values);
+        assert!(values.clone().any(|value| *value != 0.0));
+        values.all(|value| value.to_bits() % (1 << 16) == 0)
+    };
+    assert!(are_rounded(3));
+    // A resumed run keeps the format, and may have the other.
+    desk.resume("run", "--steps 6 --quiet").ok();
+    assert!(are_rounded(6));
+    desk.resume("run", "--steps 8 --quiet --set optim.moments=f32").ok();
+    assert!(!are_rounded(8));
+    let refused = desk.train("--steps 3 --set optim.moments=f16").ended(78);
+    assert!(
+        refused.line("error:").contains("optim.moments expects \"f32\" or \"bf16\""),
+        "{}",
+        refused.err
+    );
 }
 
 #[test]

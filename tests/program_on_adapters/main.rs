@@ -5,6 +5,7 @@ mod common;
 mod faults;
 mod groups;
 mod kernels;
+mod moments;
 #[path = "../common/node_processes.rs"]
 mod node_processes;
 mod nodes;

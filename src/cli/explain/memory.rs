@@ -4,7 +4,7 @@ use super::Explanation;
 use super::placement::ExplainedPlacement;
 use potluck_core::format::{gibibytes, gibibytes_up};
 use potluck_graph::print::{RankMemoryUsage, memory_table, memory_tables};
-use potluck_graph::{Graph, Recompute};
+use potluck_graph::{Graph, MomentFormat, Recompute};
 use potluck_kernels::device::Selection;
 use potluck_kernels::device::host::available_memory;
 use potluck_train::runtime::limit_basis::LimitBasis;
@@ -92,7 +92,7 @@ pub fn memory(placement: &ExplainedPlacement) -> Explanation {
 }
 
 /// Returns lines with the memory that the device with the most of it would take with fewer samples
-/// at a time, with recomputation, and with both.
+/// at a time, with recomputation, with both, and with moments in bf16.
 fn savings(placement: &ExplainedPlacement, ranks: &[RankMemory]) -> String {
     let ExplainedPlacement { spec, request, laid_out, planned, .. } = placement;
     let most = (0..ranks.len()).max_by_key(|rank| ranks[*rank].device);
@@ -114,6 +114,10 @@ fn savings(placement: &ExplainedPlacement, ranks: &[RankMemory]) -> String {
         if rows > 1 {
             ways.push(("--micro-batch 1 --set train.recompute=blocks", bytes(&plans, 1)));
         }
+    }
+    if spec.moments == MomentFormat::F32 {
+        let model = request.plans.model().clone().with_moments(MomentFormat::Bf16);
+        ways.push(("--set optim.moments=bf16", bytes(&Plans::new(model), rows)));
     }
     let mut text = String::new();
     for (flags, bytes) in ways {

@@ -1,8 +1,9 @@
 //! Catalog of calls that cover every kernel, which `potluck devices --certify` certifies.
 
 use crate::{CallShape, Caps, OwnedCall, RandomContext, TWINS, UPDATE_TWINS, twin};
+use potluck_core::RunSeries;
 use potluck_core::rng::Key;
-use potluck_graph::{Update, UpdateRange};
+use potluck_graph::{MomentFormat, MomentRounding, Update, UpdateRange};
 
 /// Returns the calls that the twins list, in the order of [`TWINS`]: per op, large enough for all
 /// variants.
@@ -20,16 +21,33 @@ pub fn catalog_calls() -> Vec<OwnedCall> {
 /// and one for other counts.
 pub(crate) const COUNTS: [usize; 2] = [4, 1];
 
-/// Update ranges with the lengths of `COUNTS`.
-pub(crate) const RANGES: [UpdateRange; 2] = [
-    UpdateRange { start: 0, length: COUNTS[0], decay_end: 0, gradient_scale: 1.0 },
-    UpdateRange { start: 0, length: COUNTS[1], decay_end: 0, gradient_scale: 1.0 },
+/// Update ranges with the lengths of `COUNTS`, and moments in f32.
+const RANGES: [UpdateRange; 2] = [
+    UpdateRange { start: 0, length: COUNTS[0], decay_end: 0, gradient_scale: 1.0, rounding: None },
+    UpdateRange { start: 0, length: COUNTS[1], decay_end: 0, gradient_scale: 1.0, rounding: None },
 ];
 
-/// Returns an update per kernel of each rule over each of the ranges.
+/// Returns a range per kernel of a rule whose moments are kept in this format.
+pub(crate) fn update_ranges(update: &Update, format: MomentFormat) -> Vec<UpdateRange> {
+    if format == MomentFormat::F32 || update.moments() == 0 {
+        return RANGES.to_vec();
+    }
+    let series = RunSeries { start: 0, elements: 1, first: 0, run: 1, distance: 1 };
+    let rounding = MomentRounding { key: Key::new(1), series, first: 0 };
+    vec![UpdateRange { rounding: Some(rounding), ..RANGES[0] }]
+}
+
+/// Returns an update per kernel of each rule over each of its ranges.
 pub fn updates() -> Vec<(Update, UpdateRange)> {
-    let rules = UPDATE_TWINS.iter().flat_map(|twin| (twin.catalog)());
-    rules.flat_map(|rule| RANGES.map(|range| (rule, range))).collect()
+    let mut updates = Vec::new();
+    for rule in UPDATE_TWINS.iter().flat_map(|twin| (twin.catalog)()) {
+        let mut ranges = update_ranges(&rule, MomentFormat::F32);
+        if rule.moments() > 0 {
+            ranges.extend(update_ranges(&rule, MomentFormat::Bf16));
+        }
+        updates.extend(ranges.into_iter().map(|range| (rule, range)));
+    }
+    updates
 }
 
 /// Returns the name of every variant of every kernel, sorted.

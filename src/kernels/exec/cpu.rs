@@ -18,12 +18,17 @@ use super::{
 };
 use crate::device::{DeviceError, Heartbeat, host, inject_on_host};
 use crate::ops::{hash, host_bytes, norm};
-use crate::{CpuKernel, Float, RandomContext, Twin, UpdateKernel, UpdateTwin, twin, update_twin};
+use crate::{
+    CpuKernel, Float, RandomContext, Twin, UpdateKernel, UpdateTwin, bf16_moments, twin,
+    update_twin,
+};
 use potluck_core::faults::InjectedFault;
 use potluck_core::format::counted;
 use potluck_core::rng::Key;
 use potluck_core::{BucketId, DType, HostTensorView, TensorId};
-use potluck_graph::{DeviceState, Place, Plan, Role, TensorLocation, Update, UpdateRange};
+use potluck_graph::{
+    DeviceState, MomentFormat, Place, Plan, Role, TensorLocation, Update, UpdateRange,
+};
 
 /// Identity of a CPU device, which decides the bits of its results: they do not depend on its
 /// threads.
@@ -93,8 +98,10 @@ pub struct Cpu<T> {
     states: Vec<Vec<T>>,
     parameters: Vec<Vec<T>>,
     gradients: Vec<Vec<T>>,
-    /// Per moment and bucket: values of the owned elements.
+    /// Per moment and bucket: values of the owned elements; empty if they are in bf16.
     moments: Vec<Vec<Vec<T>>>,
+    /// Per bucket and moment: words of the owned elements, if they are in bf16.
+    packed_moments: Vec<Vec<Vec<u32>>>,
     shards: Shards,
     readbacks: ReadbackQueue,
     readback_elements_max: usize,
@@ -160,7 +167,7 @@ impl<T: Float> Cpu<T> {
         let moments: Moments = moments.into();
         let shards = Shards::new(&plan, &moments);
         let bank = |bank| -> Vec<Vec<T>> { shards.lengths(bank).map(zeros).collect() };
-        Self {
+        let mut device = Self {
             name,
             threads: None,
             pool: None,
@@ -174,7 +181,8 @@ impl<T: Float> Cpu<T> {
             } else {
                 Vec::new()
             },
-            moments: zero_moments(&shards, moments.count),
+            moments: Vec::new(),
+            packed_moments: Vec::new(),
             shards,
             readbacks: ReadbackQueue::new(host_staging_bytes(&plan)),
             readback_elements_max: READBACK_ELEMENTS_MAX,
@@ -182,6 +190,39 @@ impl<T: Float> Cpu<T> {
             loss_counter: LossCounter::new(&plan),
             heartbeat: Heartbeat::default(),
             plan: Arc::new(plan),
+        };
+        device.allocate_moments(moments.count);
+        device
+    }
+
+    /// Replaces the moments by zeros of the owned elements of every bucket.
+    fn allocate_moments(&mut self, count: usize) {
+        // Freed before the new ones are allocated.
+        self.moments.clear();
+        self.packed_moments.clear();
+        match self.plan.options.moments {
+            MomentFormat::F32 => {
+                for moment in 0..count {
+                    let lengths = self.shards.lengths(BucketTensor::Moment(moment));
+                    self.moments.push(lengths.map(|length| vec![T::zero(); length]).collect());
+                }
+            }
+            MomentFormat::Bf16 => {
+                for length in self.shards.lengths(BucketTensor::Moment(0)) {
+                    let words = MomentFormat::Bf16.words(length);
+                    self.packed_moments.push(vec![vec![0; words]; count]);
+                }
+            }
+        }
+    }
+
+    /// Returns the words of a bucket of a bank, if it is in bf16.
+    fn packed(&mut self, bank: BucketTensor, bucket: BucketId) -> Option<&mut Vec<u32>> {
+        match (self.plan.options.moments, bank) {
+            (MomentFormat::Bf16, BucketTensor::Moment(moment)) => {
+                Some(&mut self.packed_moments[bucket.index()][moment])
+            }
+            _ => None,
         }
     }
 
@@ -355,16 +396,6 @@ fn copy_of<T>(copies: &mut [Vec<T>], micro_batch: usize) -> &mut Vec<T> {
     &mut copies[micro_batch % count]
 }
 
-/// Returns zeros for the owned elements of every bucket, per moment.
-fn zero_moments<T: Float>(shards: &Shards, count: usize) -> Vec<Vec<Vec<T>>> {
-    let mut moments = Vec::with_capacity(count);
-    for moment in 0..count {
-        let lengths = shards.lengths(BucketTensor::Moment(moment));
-        moments.push(lengths.map(|length| vec![T::zero(); length]).collect());
-    }
-    moments
-}
-
 fn narrow<T: Float>(values: &[T]) -> Vec<f32> {
     values.iter().map(|v| v.as_f64() as f32).collect()
 }
@@ -407,8 +438,9 @@ impl<T: Float> Executor for Cpu<T> {
             + all(&self.parameters)
             + all(&self.gradients)
             + self.loss.capacity();
-        let ints: usize = self.ints.iter().flatten().map(Vec::capacity).sum();
-        let tensors = floats * size_of::<T>() + ints * size_of::<u32>();
+        let ints = self.ints.iter().chain(&self.packed_moments).flatten();
+        let tensors =
+            floats * size_of::<T>() + ints.map(Vec::capacity).sum::<usize>() * size_of::<u32>();
         Some(AllocatedBytes { tensors, staging_peak: self.readbacks.bytes_peak() })
     }
 
@@ -475,10 +507,15 @@ impl<T: Float> Executor for Cpu<T> {
         let function = (self.functions.update)(update_twin(update));
         let (owned, range) = (self.shards.owned(bucket), self.shards.update(bucket, range));
         let bucket = bucket.index();
-        let mut moments: Vec<&mut [T]> =
-            self.moments.iter_mut().map(|bank| bank[bucket].as_mut_slice()).collect();
         let parameters = &mut self.parameters[bucket][owned.clone()];
         let gradients = &self.gradients[bucket][owned];
+        if range.rounding.is_some() {
+            let moments = &mut self.packed_moments[bucket];
+            bf16_moments::update(function, update, &range, parameters, gradients, moments);
+            return Ok(());
+        }
+        let mut moments: Vec<&mut [T]> =
+            self.moments.iter_mut().map(|bank| bank[bucket].as_mut_slice()).collect();
         function(update, &range, parameters, gradients, &mut moments);
         Ok(())
     }
@@ -495,10 +532,17 @@ impl<T: Float> Executor for Cpu<T> {
     }
 
     fn read_bank(&mut self, bank: BucketTensor, bucket: BucketId) -> Result<Vec<f32>, DeviceError> {
+        let length = self.shards.held(bank, bucket).len();
+        if let Some(words) = self.packed(bank, bucket) {
+            return Ok(bf16_moments::values(words, length));
+        }
         Ok(narrow(self.bank(bank, bucket)))
     }
 
     fn hash(&mut self, bank: BucketTensor, bucket: BucketId) -> Result<u64, DeviceError> {
+        if let Some(words) = self.packed(bank, bucket) {
+            return Ok(hash::fast(words, 0));
+        }
         let values = narrow(self.bank(bank, bucket));
         Ok(hash::fast(bytemuck::cast_slice(&values), 0))
     }
@@ -509,17 +553,19 @@ impl<T: Float> Executor for Cpu<T> {
         bucket: BucketId,
         values: &[f32],
     ) -> Result<(), DeviceError> {
-        let bank = self.bank(bank, bucket);
-        assert_eq!(bank.len(), values.len(), "a bank is written whole");
-        widen(bank, values);
+        let length = self.shards.held(bank, bucket).len();
+        assert_eq!(length, values.len(), "a bank is written whole");
+        if let Some(words) = self.packed(bank, bucket) {
+            *words = bf16_moments::rounded(values);
+        } else {
+            widen(self.bank(bank, bucket), values);
+        }
         Ok(())
     }
 
     fn set_moments(&mut self, moments: Moments) -> Result<(), DeviceError> {
         self.shards = Shards::new(&self.plan, &moments);
-        // Freed before the new ones are allocated.
-        self.moments.clear();
-        self.moments = zero_moments(&self.shards, moments.count);
+        self.allocate_moments(moments.count);
         Ok(())
     }
 

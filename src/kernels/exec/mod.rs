@@ -12,14 +12,17 @@ mod staging;
 pub mod timing;
 mod work_timing;
 
+use std::borrow::Cow;
 use std::io;
 use std::ops::Range;
 
 use crate::device::{DeviceError, Heartbeat};
-use crate::{Cost, OpCall, RandomContext, twin};
+use crate::{Cost, OpCall, RandomContext, bf16_moments, twin};
 use potluck_core::faults::InjectedFault;
 use potluck_core::{BucketId, DType, HostTensor, HostTensorView, SlotId, TensorId};
-use potluck_graph::{Graph, Node, Place, Plan, TensorLocation, Update, UpdateRange, init};
+use potluck_graph::{
+    Graph, MomentFormat, Node, Place, Plan, TensorLocation, Update, UpdateRange, init,
+};
 
 pub use block_timing::BlockTiming;
 pub use cpu::Cpu;
@@ -103,6 +106,19 @@ pub struct Moments {
 impl From<usize> for Moments {
     fn from(count: usize) -> Self {
         Self { count, owned: None }
+    }
+}
+
+/// Returns the words in which a device with this plan holds values of a bank, which it was asked
+/// for; `None` if it cannot have held them.
+pub fn bank_words<'a>(
+    plan: &Plan,
+    bank: BucketTensor,
+    values: &'a [f32],
+) -> Option<Cow<'a, [u32]>> {
+    match plan.options.moments.of_bank(bank) {
+        MomentFormat::F32 => Some(Cow::Borrowed(bytemuck::cast_slice(values))),
+        MomentFormat::Bf16 => bf16_moments::exact(values).map(Cow::Owned),
     }
 }
 
@@ -228,7 +244,7 @@ pub trait Executor: Send {
     fn loss(&mut self) -> Result<(f64, f64), DeviceError>;
 
     /// Applies an optimizer update to a range of a bucket from its gradients, within the shard
-    /// that the device owns.
+    /// that the device owns. The range is one of [`Plan::update_ranges`].
     fn update(
         &mut self,
         bucket: BucketId,
@@ -261,17 +277,17 @@ pub trait Executor: Send {
         pass: &PassContext,
     ) -> Result<Vec<f32>, DeviceError>;
 
-    /// Returns a whole bucket; of moments, the elements that the device [owns](Executor::owned).
-    /// Waits for the device.
+    /// Returns a whole bucket; of moments, the elements that the device [owns](Executor::owned), in
+    /// f32 whatever the plan's [`potluck_graph::MomentFormat`] is. Waits for the device.
     fn read_bank(&mut self, bank: BucketTensor, bucket: BucketId) -> Result<Vec<f32>, DeviceError>;
 
     /// Returns the hash of a whole bucket as the device holds it (see
-    /// [`crate::ops::hash`], from position 0), over the words of its floats as
-    /// [`Executor::read_bank`] returns them: of moments, those of the owned elements. Waits for
-    /// the device.
+    /// [`crate::ops::hash`], from position 0), over the words of what [`Executor::read_bank`]
+    /// returns (see [`bank_words`]): of moments, those of the owned elements. Waits for the device.
     fn hash(&mut self, bank: BucketTensor, bucket: BucketId) -> Result<u64, DeviceError>;
 
-    /// Replaces a whole bucket; of moments, the owned elements.
+    /// Replaces a whole bucket; of moments, the owned elements, which are rounded to nearest if the
+    /// plan keeps them in bf16.
     fn write_bank(
         &mut self,
         bank: BucketTensor,
@@ -296,7 +312,7 @@ pub trait Executor: Send {
     /// takes additional memory.
     ///
     /// # Panics
-    /// If the device does not hold the place.
+    /// If the device does not hold the place, or holds it in bf16.
     fn start_readback(&mut self, place: Place) -> Result<(), DeviceError>;
 
     /// Returns the next completed readback, if there is one; with `wait`, waits for it as long as
@@ -322,7 +338,8 @@ pub trait Executor: Send {
     /// Replaces the elements of a place.
     ///
     /// # Panics
-    /// If the device does not hold the place, or if there are not as many values as elements.
+    /// If the device does not hold the place, or holds it in bf16, or if there are not as many
+    /// values as elements.
     fn write_place(&mut self, place: &Place, values: &[f32]) -> Result<(), DeviceError>;
 
     /// Prepares [`Executor::add`] for chunks of these lengths, so that it allocates nothing in a

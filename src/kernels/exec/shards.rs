@@ -113,7 +113,8 @@ mod tests {
     #[test]
     fn updates_are_counted_from_the_shard() {
         let of = |owned: Range<usize>, start, decay_end| {
-            let range = UpdateRange { start, length: 64, decay_end, gradient_scale: 1.0 };
+            let range =
+                UpdateRange { start, length: 64, decay_end, gradient_scale: 1.0, rounding: None };
             let local = shards(owned).update(BucketId(0), &range);
             (local.start, local.length, local.decay_end)
         };

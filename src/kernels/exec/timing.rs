@@ -3,7 +3,7 @@
 use super::PassContext;
 use crate::{Cost, update_twin};
 use potluck_core::{BucketId, DType};
-use potluck_graph::{Plan, Update, UpdateRange};
+use potluck_graph::{MomentFormat, Plan, Update, UpdateRange};
 
 /// Part of a step that can be timed by itself.
 #[derive(Clone, Copy, Debug)]
@@ -76,8 +76,9 @@ pub(super) fn norm_cost(length: usize) -> Cost {
 /// Returns the cost of an update: gradients are read, parameters and moments are read and written.
 pub(super) fn update_cost(update: &Update, range: &UpdateRange) -> Cost {
     let flops = (update_twin(update).flops)(update) * range.length as f64;
-    let accesses = (3 + 2 * update.moments()) * range.length;
-    Cost { flops, bytes: (DType::F32.bytes() * accesses) as f64 }
+    let format = if range.rounding.is_some() { MomentFormat::Bf16 } else { MomentFormat::F32 };
+    let moments = 2 * update.moments() * format.bytes(range.length);
+    Cost { flops, bytes: (3 * DType::F32.bytes() * range.length + moments) as f64 }
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 
 use rayon::prelude::*;
 
+use super::adamw_bf16;
 use crate::dispatch::grid;
 use crate::{Dispatch, Float, Operand, Shader, UpdateTwin};
 use potluck_graph::{Update, UpdateRange};
@@ -132,9 +133,26 @@ fn update_slice(
     }
 }
 
-/// Returns the dispatch: one invocation per 8 elements of the range, or per 4 vectors of 4. Input
-/// 0 is the gradients, output 0 the parameters, outputs 1 and 2 the running averages.
+/// Returns the dispatch: one invocation per 8 elements of the range, or per 4 vectors of 4; of a
+/// range whose moments are rounded, that of `adamw_bf16`. Input 0 is the gradients, output 0 the
+/// parameters, outputs 1 and 2 the running averages.
 pub fn dispatch(update: &Update, range: &UpdateRange) -> Dispatch {
+    let operands =
+        vec![Operand::Input(0), Operand::Output(0), Operand::Output(1), Operand::Output(2)];
+    let params = params(update, range);
+    if let Some(rounding) = &range.rounding {
+        return adamw_bf16::dispatch(operands, params, range, rounding);
+    }
+    let vectors = range.start.is_multiple_of(4) && range.length.is_multiple_of(4);
+    Dispatch {
+        shader: Shader::new("adamw", if vectors { "adamw4" } else { "adamw" }),
+        operands,
+        params,
+        groups: grid(range.length, if vectors { 1024 } else { 512 }),
+    }
+}
+
+fn params(update: &Update, range: &UpdateRange) -> Vec<u32> {
     let numbers = Numbers::new(update, range);
     let floats = [
         numbers.scale,
@@ -149,18 +167,7 @@ pub fn dispatch(update: &Update, range: &UpdateRange) -> Dispatch {
     ];
     let counts = [range.start, range.length, range.decay_end].map(|count| count as u32);
     let words = floats.map(|number| (number as f32).to_bits());
-    let vectors = range.start.is_multiple_of(4) && range.length.is_multiple_of(4);
-    Dispatch {
-        shader: Shader::new("adamw", if vectors { "adamw4" } else { "adamw" }),
-        operands: vec![
-            Operand::Input(0),
-            Operand::Output(0),
-            Operand::Output(1),
-            Operand::Output(2),
-        ],
-        params: counts.into_iter().chain(words).collect(),
-        groups: grid(range.length, if vectors { 1024 } else { 512 }),
-    }
+    counts.into_iter().chain(words).collect()
 }
 
 /// See [`UpdateTwin::flops`].
@@ -200,7 +207,8 @@ mod tests {
     /// f64. All numbers are exact in f32, so that f64 must agree to the last digits.
     #[test]
     fn three_steps_give_the_values_of_pytorch() {
-        let range = UpdateRange { start: 0, length: 2, decay_end: 1, gradient_scale: 0.5 };
+        let range =
+            UpdateRange { start: 0, length: 2, decay_end: 1, gradient_scale: 0.5, rounding: None };
         let expected = [
             [0.37109398841812435, -1.1250001192091759],
             [0.2519700444256976, -1.1723226018956878],
@@ -225,7 +233,8 @@ mod tests {
             [(0, 1, 0), (130, 701, 400), (130, 701, 100), (130, 701, 900), (5, 20_001, 17_000)];
         let vectors = [(0, 4, 3), (64, 4096, 2001), (128, 1028, 64), (4, 700, 5000)];
         for (start, length, decay_end) in ranges.into_iter().chain(vectors) {
-            let range = UpdateRange { start, length, decay_end, gradient_scale: 0.3 };
+            let range =
+                UpdateRange { start, length, decay_end, gradient_scale: 0.3, rounding: None };
             check_update(start + length + 77, &range, &steps, &TWIN);
         }
     }

@@ -1,6 +1,7 @@
 //! Twins of all ops and update rules, one file each, and the tables that map them to their twins.
 
 pub(crate) mod adamw;
+mod adamw_bf16;
 pub mod attention;
 pub(crate) mod batch_norm;
 pub mod binary;
@@ -32,6 +33,7 @@ pub(crate) mod row_blocks;
 pub(crate) mod row_sums;
 mod row_terms;
 pub(crate) mod sgd;
+mod sgd_bf16;
 pub(crate) mod softmax;
 pub(crate) mod squared_error;
 pub mod sum;

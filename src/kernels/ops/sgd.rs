@@ -3,6 +3,7 @@
 
 use rayon::prelude::*;
 
+use super::sgd_bf16;
 use crate::dispatch::grid;
 use crate::{Dispatch, Float, Operand, Shader, UpdateTwin};
 use potluck_graph::{Update, UpdateRange};
@@ -95,13 +96,21 @@ pub fn fast(
     }
 }
 
-/// Returns the dispatch: one invocation per 8 elements of the range, or per 4 vectors of 4. Input
-/// 0 is the gradients, output 0 the parameters, output 1 the running average, if there is
-/// momentum.
+/// Returns the dispatch: one invocation per 8 elements of the range, or per 4 vectors of 4; of a
+/// range whose moment is rounded, that of `sgd_bf16`. Input 0 is the gradients, output 0 the
+/// parameters, output 1 the running average, if there is momentum.
 pub fn dispatch(update: &Update, range: &UpdateRange) -> Dispatch {
     let (lr, momentum, weight_decay) = numbers(update);
     let mut operands = vec![Operand::Input(0), Operand::Output(0)];
     operands.extend((0..update.moments()).map(|moment| Operand::Output(1 + moment)));
+    let [start, length, decay_end] =
+        [range.start, range.length, range.decay_end].map(|count| count as u32);
+    let [scale, lr, momentum, decay] =
+        [range.gradient_scale, lr, momentum, weight_decay].map(f32::to_bits);
+    let params = vec![start, length, decay_end, scale, lr, momentum, decay];
+    if let Some(rounding) = &range.rounding {
+        return sgd_bf16::dispatch(operands, params, range, rounding);
+    }
     let vectors = range.start.is_multiple_of(4) && range.length.is_multiple_of(4);
     let entry = match (update.moments(), vectors) {
         (0, false) => "sgd_plain",
@@ -109,14 +118,10 @@ pub fn dispatch(update: &Update, range: &UpdateRange) -> Dispatch {
         (_, false) => "sgd_momentum",
         (_, true) => "sgd_momentum4",
     };
-    let [start, length, decay_end] =
-        [range.start, range.length, range.decay_end].map(|count| count as u32);
-    let [scale, lr, momentum, decay] =
-        [range.gradient_scale, lr, momentum, weight_decay].map(f32::to_bits);
     Dispatch {
         shader: Shader::new("sgd", entry),
         operands,
-        params: vec![start, length, decay_end, scale, lr, momentum, decay],
+        params,
         groups: grid(range.length, if vectors { 1024 } else { 512 }),
     }
 }
@@ -151,7 +156,8 @@ mod tests {
     /// Two parameters, the first of which decays; the values are those of PyTorch's `SGD` in f64.
     #[test]
     fn three_steps_give_the_values_of_pytorch() {
-        let range = UpdateRange { start: 0, length: 2, decay_end: 1, gradient_scale: 0.5 };
+        let range =
+            UpdateRange { start: 0, length: 2, decay_end: 1, gradient_scale: 0.5, rounding: None };
         let expected = [
             (
                 0.0,
@@ -189,7 +195,8 @@ mod tests {
             [(0, 1, 0), (130, 701, 400), (130, 701, 100), (130, 701, 900), (5, 20_001, 17_000)];
         let vectors = [(0, 4, 3), (64, 4096, 2001), (128, 1028, 64), (4, 700, 5000)];
         for (start, length, decay_end) in ranges.into_iter().chain(vectors) {
-            let range = UpdateRange { start, length, decay_end, gradient_scale: 0.3 };
+            let range =
+                UpdateRange { start, length, decay_end, gradient_scale: 0.3, rounding: None };
             for momentum in [0.0, 0.9] {
                 let step = Update::Sgd { lr: 0.1, momentum, weight_decay: 0.2 };
                 check_update(start + length + 77, &range, &[step; 3], &TWIN);

@@ -2,10 +2,13 @@
 //! bucket, on the CPU and on every adapter, and compares them with the f64 reference.
 
 use super::{for_each_gpu, run_dispatches};
-use crate::bucket_probe::{normals, update_state, widen};
+use crate::bf16_moments;
+use crate::bucket_probe::{normals, other_neighbours, update_state, widen};
 use crate::harness::NMSE_MAX;
 use crate::{UpdateKernel, UpdateTwin};
-use potluck_graph::{Update, UpdateRange};
+use potluck_core::RunSeries;
+use potluck_core::rng::Key;
+use potluck_graph::{MomentRounding, Update, UpdateRange};
 
 /// The parameters and the moments of a bucket, which an update changes.
 type UpdateState<T> = Vec<Vec<T>>;
@@ -38,6 +41,69 @@ pub(crate) fn check_update(
         }
         same(&who, state);
     });
+}
+
+/// Runs `steps` over ranges whose moments are rounded: from one element to several workgroups, at
+/// odd starts, of a whole tensor and of a slice of columns.
+pub(crate) fn check_rounded_updates(steps: &[Update], twin: &UpdateTwin) {
+    let elements = 40_000;
+    let whole = RunSeries { start: 0, elements, first: 0, run: elements, distance: elements };
+    let columns = RunSeries { first: 3, run: 7, distance: 33, ..whole };
+    for (start, length, decay_end, series, first) in [
+        (0, 1, 0, whole, 0),
+        (64, 4096, 2001, whole, 64),
+        (5, 20_001, 17_000, whole, 0),
+        (131, 700, 400, columns, 11),
+    ] {
+        let rounding = Some(MomentRounding { key: Key::new(7).step(3), series, first });
+        let range = UpdateRange { start, length, decay_end, gradient_scale: 0.3, rounding };
+        check_rounded_update(start + length + 77, &range, steps, twin);
+    }
+}
+
+/// Runs `steps` in sequence over `range`, whose moments are rounded, of a bucket of `elements`
+/// elements in every implementation, each step from the state of the f64 reference. Compares the
+/// parameters as [`check_update`] does; moments must have the same bits, with few exceptions.
+fn check_rounded_update(elements: usize, range: &UpdateRange, steps: &[Update], twin: &UpdateTwin) {
+    let state = update_state(elements, steps[0].moments());
+    let (parameters, moments) = state.split_first().expect("parameters come first");
+    let mut moments: Vec<Vec<u32>> = moments.iter().map(|v| bf16_moments::rounded(v)).collect();
+    let mut parameters = parameters.clone();
+    for (step, update) in steps.iter().enumerate() {
+        let gradients = normals(elements, 50 + step as u32);
+        let (mut moved, mut expected) = (widen(&parameters), moments.clone());
+        let kernel = twin.reference_f64;
+        let wide = widen(&gradients);
+        bf16_moments::update(kernel, update, range, &mut moved, &wide, &mut expected);
+        let same = |who: &str, got: &[f32], words: &[Vec<u32>]| {
+            for (words, expected) in words.iter().zip(&expected) {
+                let part = other_neighbours(words, expected);
+                assert!(part < 0.001, "{who}: {part} of the moments are rounded otherwise");
+            }
+            let start = vec![parameters.clone()];
+            compare(who, range, &start, &vec![got.to_vec()], &vec![moved.clone()]);
+        };
+        for (who, kernel) in
+            [("the reference in f32", twin.reference_f32), ("the fast version", twin.fast)]
+        {
+            let (mut got, mut words) = (parameters.clone(), moments.clone());
+            bf16_moments::update(kernel, update, range, &mut got, &gradients, &mut words);
+            same(who, &got, &words);
+        }
+        for_each_gpu(|gpu, pipelines| {
+            let as_floats = |words: &Vec<u32>| bytemuck::cast_slice(words).to_vec();
+            let mut starts: Vec<Vec<f32>> = vec![parameters.clone()];
+            starts.extend(moments.iter().map(as_floats));
+            let dispatches = [(twin.dispatch)(update, range)];
+            let inputs = [bytemuck::cast_slice(&gradients)];
+            let got = run_dispatches(gpu, pipelines, "an update", &dispatches, &inputs, &starts);
+            let words: Vec<Vec<u32>> =
+                got[1..].iter().map(|list| bytemuck::cast_slice(list).to_vec()).collect();
+            same(&format!("{} ({:?})", gpu.name, gpu.checks), &got[0], &words);
+        });
+        parameters = moved.iter().map(|value| *value as f32).collect();
+        moments = expected;
+    }
 }
 
 fn host<T: Clone>(

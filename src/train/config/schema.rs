@@ -12,8 +12,8 @@ use crate::keys::{
     section, words,
 };
 use potluck_data::{SampleFormat, TargetKind, TokenizerKind, formats, tokens};
-use potluck_graph::Recompute;
 use potluck_graph::optim::{Decay, ParameterGroup, ParameterGroupError};
+use potluck_graph::{MomentFormat, Recompute};
 use potluck_parallel::collective::Topology;
 use potluck_parallel::{DeviceLoss, MismatchAction, PipelineSchedule, ReduceSite};
 
@@ -140,6 +140,7 @@ words! {
     }
     TokenizerKind { TokenizerKind::Char => "char", TokenizerKind::Byte => "byte", }
     OptimKind { OptimKind::AdamW => "adamw", OptimKind::Sgd => "sgd", }
+    MomentFormat { MomentFormat::F32 => "f32", MomentFormat::Bf16 => "bf16", }
     Decay { Decay::Constant => "constant", Decay::Cosine => "cosine", Decay::Linear => "linear",
         Decay::Wsd => "wsd", }
     Balance { Balance::Measured => "measured", Balance::Fixed => "fixed", }
@@ -366,6 +367,8 @@ sections! {
         eps: f64 = 1e-8, Constraint::Real(Included(1e-20), Included(1.0));
         /// SGD's momentum: decay of its running sum of gradients.
         momentum: f64 = 0.9, FRACTION;
+        /// Number format of the moments: bf16 takes half of the memory, and rounds at random.
+        moments: MomentFormat = MomentFormat::F32, Constraint::OneOf(MomentFormat::WORDS);
         /// Weight decay of parameters with 2 or more dimensions.
         weight_decay: f64 = 0.1, Constraint::Real(Included(0.0), Included(1000.0));
         /// Parameter groups: "NAMES lr_scale=X weight_decay=Y" or "NAMES frozen" each.

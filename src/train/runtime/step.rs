@@ -483,10 +483,15 @@ impl<'a> Performer<'a> {
             length: owned.len(),
             decay_end,
             gradient_scale: scale as f32,
+            rounding: None,
         };
         if range.length > 0 {
             let _span = self.tracks.driver.span(|| format!("update {bucket}"));
-            self.device.update(bucket, &update, &range)?;
+            let step_key = self.random.step_key;
+            let ranges = self.device.plan().update_ranges(bucket, &update, range, step_key);
+            for range in ranges {
+                self.device.update(bucket, &update, &range)?;
+            }
         }
         self.inject_fault(Point::Update)
     }

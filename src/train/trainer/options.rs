@@ -11,7 +11,7 @@ use crate::runtime::placement::types::PlacementRequest;
 use crate::runtime::remote::NO_NODES;
 use potluck_core::faults::Faults;
 use potluck_graph::optim::{Optimizer, ParameterGroup, assign_groups};
-use potluck_graph::{Graph, ModelGraph, Recompute};
+use potluck_graph::{Graph, ModelGraph, MomentFormat, Recompute};
 use potluck_kernels::autotune::TuneOptions;
 use potluck_parallel::collective::Topology;
 use potluck_parallel::{
@@ -51,6 +51,9 @@ pub struct TrainerOptions {
     /// Parts of the forward pass that are computed again for the backward pass: less memory, the
     /// same bits.
     pub recompute: Recompute,
+    /// Number format in which devices keep the optimizer's moments: bf16 takes half of the memory
+    /// of f32, and rounds at random.
+    pub moments: MomentFormat,
     /// Time budget in seconds for autotuning kernels that were not timed before on this machine;
     /// 0: none, and what was timed before is used. The selected kernels can change the last bits of
     /// results.
@@ -115,6 +118,7 @@ impl TrainerOptions {
             seed: 0,
             fuse: true,
             recompute: Recompute::default(),
+            moments: MomentFormat::default(),
             tune_s: opening.tune_s,
             retune: false,
             device_timeout: opening.deadline,
@@ -172,7 +176,8 @@ impl TrainerOptions {
     /// Returns the training graph of a forward graph.
     pub(crate) fn training_graph(&self, forward: Graph) -> Result<ModelGraph, TrainError> {
         let forward = assign_groups(forward, &self.groups)?;
-        Ok(ModelGraph::training(forward, self.fuse)?.with_recompute(self.recompute))
+        let training = ModelGraph::training(forward, self.fuse)?;
+        Ok(training.with_recompute(self.recompute).with_moments(self.moments))
     }
 
     /// Returns true if the shares are measured.

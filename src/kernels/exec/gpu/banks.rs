@@ -6,8 +6,8 @@ use crate::Binding;
 use crate::device::{DeviceError, Gpu};
 use crate::exec::shards::Shards;
 use crate::exec::{BucketTensor, Moments};
-use potluck_core::{BucketId, DType};
-use potluck_graph::Plan;
+use potluck_core::BucketId;
+use potluck_graph::{MomentFormat, Plan};
 
 /// Buffers of the parameters and gradients of every bucket, and of the moments of the owned
 /// shards; none of buckets that the plan does not hold, nor gradients and moments of frozen ones.
@@ -17,6 +17,7 @@ pub(crate) struct Banks {
     pub gradients: Vec<Option<wgpu::Buffer>>,
     /// Per moment, then per bucket.
     moments: Vec<Vec<Option<wgpu::Buffer>>>,
+    moment_format: MomentFormat,
     pub shards: Shards,
 }
 
@@ -37,6 +38,7 @@ impl Banks {
                 Vec::new()
             },
             moments: Vec::new(),
+            moment_format: plan.options.moments,
             shards,
         };
         banks.set_moments(gpu, plan, moments)?;
@@ -76,7 +78,8 @@ impl Banks {
         buffer
     }
 
-    /// Returns the buffer that holds elements of a bucket, and their offset in it in bytes.
+    /// Returns the buffer that holds elements of a bucket, and their bytes in it: of moments in
+    /// bf16, all of the words that hold one of them.
     ///
     /// # Panics
     /// If the bank does not hold all of them.
@@ -85,17 +88,21 @@ impl Banks {
         bank: BucketTensor,
         bucket: BucketId,
         elements: &Range<usize>,
-    ) -> (wgpu::Buffer, u64) {
-        let place = self.shards.place(bank, bucket, elements);
-        (self.buffer(bank, bucket).clone(), (place.start * DType::F32.bytes()) as u64)
+    ) -> (wgpu::Buffer, Range<u64>) {
+        let Range { start, end } = self.shards.place(bank, bucket, elements);
+        let bytes = match self.moment_format.of_bank(bank) {
+            MomentFormat::F32 => start * 4..end * 4,
+            MomentFormat::Bf16 => start / 2 * 4..end.div_ceil(2) * 4,
+        };
+        (self.buffer(bank, bucket).clone(), bytes.start as u64..bytes.end as u64)
     }
 
     /// Returns the binding of a bank for an update of a bucket: the owned elements, of which there
     /// must be at least one.
     pub fn owned(&self, bank: BucketTensor, bucket: BucketId) -> Binding {
         let owned = self.shards.owned(bucket);
-        let (buffer, offset) = self.place(bank, bucket, &owned);
-        Binding { buffer, offset, bytes: (owned.len() * DType::F32.bytes()) as u64 }
+        let (buffer, bytes) = self.place(bank, bucket, &owned);
+        Binding { buffer, offset: bytes.start, bytes: bytes.end - bytes.start }
     }
 }
 
@@ -115,7 +122,8 @@ fn make(
             buffers.push(None);
             continue;
         }
-        let bytes = shards.held(bank, bucket).len() * DType::F32.bytes();
+        let format = plan.options.moments.of_bank(bank);
+        let bytes = format.bytes(shards.held(bank, bucket).len());
         buffers.push(Some(gpu.storage(label, bytes as u64)?));
     }
     Ok(buffers)

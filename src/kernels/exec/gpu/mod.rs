@@ -23,6 +23,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::autotune::KernelSelector;
+use crate::bf16_moments;
 use crate::bind::CallBuffers;
 use crate::device::{DeviceError, Gpu, Heartbeat};
 use crate::exec::loss_count::LossCounter;
@@ -42,7 +43,9 @@ pub use limits::tensor_bytes_max;
 use potluck_core::arithmetic::gcd;
 use potluck_core::faults::InjectedFault;
 use potluck_core::{BucketId, DType, HostTensorView, TensorId};
-use potluck_graph::{DeviceState, Node, Place, Plan, TensorLocation, Update, UpdateRange};
+use potluck_graph::{
+    DeviceState, MomentFormat, Node, Place, Plan, TensorLocation, Update, UpdateRange,
+};
 use prepare::PreparedKernel;
 use readbacks::{ReadbackQueue, ReadbackRequest};
 use stream::{CommandStream, ReadRange};
@@ -55,8 +58,8 @@ type NodeKey = (usize, usize, usize, bool);
 /// Numbers of rows whose prepared nodes are kept. Training uses one or two, an evaluation one more.
 const ROWS_KEPT: usize = 8;
 
-/// Key of a prepared update: its bucket and the entry point of its shader.
-type UpdateKey = (usize, &'static str);
+/// Key of a prepared update: its bucket, the start of its range, and the entry point of its shader.
+type UpdateKey = (usize, usize, &'static str);
 
 /// Executor of a plan with all its tensors on a GPU. See [`Executor`].
 pub struct GpuExecutor {
@@ -292,7 +295,7 @@ impl GpuExecutor {
     ) -> Result<UpdateKey, DeviceError> {
         let range = self.banks.shards.update(bucket, range);
         let dispatch = self.kernels.update(&self.gpu, update, &range)?;
-        let key = (bucket.index(), dispatch.shader.entry);
+        let key = (bucket.index(), range.start, dispatch.shader.entry);
         if let Some(task) = self.updates.get_mut(&key) {
             task.refresh(vec![dispatch]);
         } else {
@@ -343,7 +346,12 @@ impl GpuExecutor {
     /// If the device does not hold all of them.
     fn buffer_of(&self, place: &Place) -> (wgpu::Buffer, u64) {
         match place {
-            Place::Bank { bank, bucket, range } => self.banks.place(*bank, *bucket, range),
+            Place::Bank { bank, bucket, range } => {
+                let format = self.plan.options.moments.of_bank(*bank);
+                assert_eq!(format, MomentFormat::F32, "{place} is read and written whole");
+                let (buffer, bytes) = self.banks.place(*bank, *bucket, range);
+                (buffer, bytes.start)
+            }
             Place::Tensor { tensor, micro_batch, range } => {
                 let copies = &self.slots[slot_of(&self.plan, *tensor, range).index()];
                 let dtype = self.plan.graph.tensor(*tensor).dtype;
@@ -515,11 +523,10 @@ impl Executor for GpuExecutor {
         let key = self.prepare_update(bucket, update, range)?;
         let Some(task) = self.updates.get(&key) else { return Ok(()) };
         let changed = range.start..range.start + range.length;
-        let bytes = (range.length * DType::F32.bytes()) as u64;
         let moments = (0..update.moments()).map(BucketTensor::Moment);
         for bank in [BucketTensor::Parameters].into_iter().chain(moments) {
-            let (buffer, offset) = self.banks.place(bank, bucket, &changed);
-            self.stream.preserve_readbacks(&buffer, offset..offset + bytes)?;
+            let (buffer, bytes) = self.banks.place(bank, bucket, &changed);
+            self.stream.preserve_readbacks(&buffer, bytes)?;
         }
         self.stream.run(task)
     }
@@ -551,11 +558,21 @@ impl Executor for GpuExecutor {
         if length == 0 {
             return Ok(Vec::new());
         }
-        self.read_range(&self.banks.buffer(bank, bucket).clone(), 0, length)
+        let buffer = self.banks.buffer(bank, bucket).clone();
+        match self.plan.options.moments.of_bank(bank) {
+            MomentFormat::F32 => self.read_range(&buffer, 0, length),
+            MomentFormat::Bf16 => {
+                let mut words = vec![0u32; MomentFormat::Bf16.words(length)];
+                let range = (&buffer, 0, size_of_val(&words[..]) as u64);
+                self.stream.read(&[range], bytemuck::cast_slice_mut(&mut words))?;
+                Ok(bf16_moments::values(&words, length))
+            }
+        }
     }
 
     fn hash(&mut self, bank: BucketTensor, bucket: BucketId) -> Result<u64, DeviceError> {
-        let length = self.banks.shards.held(bank, bucket).len();
+        let format = self.plan.options.moments.of_bank(bank);
+        let length = format.words(self.banks.shards.held(bank, bucket).len());
         if length == 0 {
             return Ok(hash::fast(&[], 0));
         }
@@ -585,7 +602,16 @@ impl Executor for GpuExecutor {
         let held = self.banks.shards.held(bank, bucket);
         assert_eq!(held.len(), values.len(), "a bank is written whole");
         if !held.is_empty() {
-            self.write_place(&Place::bank(bank, bucket, held), values)?;
+            match self.plan.options.moments.of_bank(bank) {
+                MomentFormat::F32 => {
+                    self.write_place(&Place::bank(bank, bucket, held), values)?;
+                }
+                MomentFormat::Bf16 => {
+                    let words = bf16_moments::rounded(values);
+                    let buffer = self.banks.buffer(bank, bucket).clone();
+                    self.stream.upload(&buffer, 0, bytemuck::cast_slice(&words))?;
+                }
+            }
         }
         self.gpu.check()
     }
@@ -642,10 +668,10 @@ impl Executor for GpuExecutor {
         partial: &mut [f32],
     ) -> Result<(), DeviceError> {
         let range = start..start + partial.len();
-        let (source, offset) = self.banks.place(BucketTensor::Gradients, bucket, &range);
+        let (source, bytes) = self.banks.place(BucketTensor::Gradients, bucket, &range);
         let elements = self.stream.readback_queue.elements();
         let adder = adder(&mut self.adder, &self.gpu, &mut self.kernels, elements)?;
-        adder.add(&mut self.stream, &mut self.kernels, (&source, offset), partial)
+        adder.add(&mut self.stream, &mut self.kernels, (&source, bytes.start), partial)
     }
 
     fn on_queue_done(&mut self, then: Box<dyn FnOnce() + Send>) -> Result<(), DeviceError> {

@@ -190,7 +190,8 @@ fn an_update_makes_slots_only_for_copies_of_what_it_changes() {
     for mut device in executors_with(&plan, moments, |_| ()) {
         let update = |device: &mut GpuExecutor, start: usize| {
             let (decay_end, gradient_scale) = (0, 1.0);
-            let range = UpdateRange { start, length: 512, decay_end, gradient_scale };
+            let range =
+                UpdateRange { start, length: 512, decay_end, gradient_scale, rounding: None };
             device.update(BucketId(0), &rule, &range).unwrap();
         };
         update(&mut device, owned.start);

@@ -110,7 +110,7 @@ fn adam(device: &GpuExecutor, bucket: usize, step: u64) -> (Update, UpdateRange)
     };
     let layout = &device.plan.buckets[bucket];
     let (length, decay_end) = (layout.length, layout.decay_end);
-    (update, UpdateRange { start: 0, length, decay_end, gradient_scale: 0.1 })
+    (update, UpdateRange { start: 0, length, decay_end, gradient_scale: 0.1, rounding: None })
 }
 
 #[test]

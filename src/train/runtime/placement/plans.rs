@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use potluck_graph::{ModelGraph, Plan, PlanOptions, RankGraph, ShardError};
+use potluck_graph::{ModelGraph, Plan, RankGraph, ShardError};
 
 /// Plans of what the ranks of a tensor group compute of a model.
 #[derive(Clone, Debug)]
@@ -53,9 +53,10 @@ impl Plans {
             return Ok(known.clone());
         }
         let mut group = GroupPlans { plans: Vec::new(), outputs: Vec::new() };
+        let options = self.model.plan_options(rows as usize);
         for position in 0..shares.len() {
             let RankGraph { graph, outputs } = self.model.of_rank(shares, position)?;
-            group.plans.push(Arc::new(Plan::new(graph, PlanOptions::new(rows as usize))));
+            group.plans.push(Arc::new(Plan::new(graph, options)));
             group.outputs.push(outputs);
         }
         self.built.borrow_mut().insert(key, group.clone());
@@ -71,7 +72,7 @@ impl Plans {
                 std::iter::once(0..graph.tensor(*id).shape.last()).collect()
             };
             let outputs = vec![graph.outputs.iter().map(columns).collect()];
-            let plan = Plan::new(graph, PlanOptions::new(rows as usize));
+            let plan = Plan::new(graph, self.model.plan_options(rows as usize));
             GroupPlans { plans: vec![Arc::new(plan)], outputs }
         });
         group.clone()

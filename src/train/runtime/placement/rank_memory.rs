@@ -67,8 +67,8 @@ pub fn host_bytes(
     pools: usize,
 ) -> usize {
     let plan = request.plans.of_rows(1);
-    let saved = MemoryUsage::of(&plan, request.optimizer.moments());
-    let mut bytes = pools.saturating_add(saved.parameters).saturating_add(saved.moments);
+    let memory = MemoryUsage::of(&plan, request.optimizer.moments());
+    let mut bytes = pools.saturating_add(memory.saved(plan.options.moments));
     for rank in ranks {
         bytes = bytes.saturating_add(rank.of_host());
     }

@@ -28,7 +28,7 @@ use potluck_core::rng::Key;
 use potluck_core::{BucketId, DType, HostTensor, Rank, TensorId, decode};
 use potluck_graph::model::gpt::{GptConfig, gpt};
 use potluck_graph::optim::Optimizer;
-use potluck_graph::{Graph, ModelGraph, Unary};
+use potluck_graph::{Graph, ModelGraph, MomentFormat, Unary};
 use potluck_kernels::autotune::TuneOptions;
 use potluck_kernels::device::Selection;
 use potluck_kernels::exec::{BucketTensor, Executor};
@@ -365,11 +365,19 @@ fn fixed(shares: &[usize]) -> ParallelOptions {
 
 #[test]
 fn ranks_on_several_nodes_have_the_bits_of_one_process() {
-    let (graph, shares) = (graph(true), fixed(&[4, 2, 3, 3]));
-    let expected = with_request(&graph, ("cpu*4", &NO_NODES), &shares, train);
-    for (selector, devices) in [("cpu*2", &[2][..]), ("cpu", &[3]), ("cpu", &[1, 1, 1])] {
-        let nodes = Nodes::start(&graph, devices, "");
-        let (losses, bits, names) = with_request(&graph, (selector, &nodes.remote), &shares, train);
+    let shares = fixed(&[4, 2, 3, 3]);
+    let [exact, rounded] =
+        [MomentFormat::F32, MomentFormat::Bf16].map(|format| graph(true).with_moments(format));
+    let one = |graph| with_request(graph, ("cpu*4", &NO_NODES), &shares, train);
+    let (expected, of_rounded) = (one(&exact), one(&rounded));
+    assert_ne!(expected.1, of_rounded.1);
+    for (graph, expected, selector, devices) in [
+        (&exact, &expected, "cpu*2", &[2][..]),
+        (&rounded, &of_rounded, "cpu", &[3]),
+        (&exact, &expected, "cpu", &[1, 1, 1]),
+    ] {
+        let nodes = Nodes::start(graph, devices, "");
+        let (losses, bits, names) = with_request(graph, (selector, &nodes.remote), &shares, train);
         assert_eq!((&losses, &bits), (&expected.0, &expected.1), "{selector} {devices:?}");
         assert!(names[3].starts_with("b cpu"), "{names:?}");
         nodes.end();

@@ -138,8 +138,8 @@ impl<'a> StageMemory<'a> {
     pub fn bounds(&self, stage: CutStage) -> (u64, u64) {
         let CutStage { device, stage, blocks } = stage;
         let (held, moments) = self.held(blocks);
-        let elements = held + owned_elements(&moments) * moments.count;
-        let least = elements * DType::F32.bytes();
+        let of_moment = self.whole.options.moments.bytes(owned_elements(&moments));
+        let least = held * DType::F32.bytes() + of_moment * moments.count;
         let copies = in_flight(self.schedule, self.shape, stage);
         let alone = self.alone.get_or_init(|| self.blocks_alone());
         let mut most = least;
