@@ -7,8 +7,8 @@
 //! number of bytes allocated at a time, without parameters, gradients and moments. `step` is the
 //! forward and backward pass of a micro-batch, the fastest of some rounds.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
+#[path = "allocator/mod.rs"]
+mod allocator;
 
 use potluck_bench::step::gpt2;
 use potluck_core::format::size_text;
@@ -21,47 +21,6 @@ use potluck_kernels::exec::{Cpu, Executor};
 
 /// Moments of AdamW.
 const MOMENTS: usize = 2;
-
-/// The system's allocator, with the bytes that are allocated, and the most that were at a time.
-struct Counting {
-    now: AtomicUsize,
-    most: AtomicUsize,
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting { now: AtomicUsize::new(0), most: AtomicUsize::new(0) };
-
-impl Counting {
-    fn add(&self, bytes: usize) {
-        let now = self.now.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        self.most.fetch_max(now, Ordering::Relaxed);
-    }
-
-    fn subtract(&self, bytes: usize) {
-        self.now.fetch_sub(bytes, Ordering::Relaxed);
-    }
-}
-
-// SAFETY: every call is passed on to the system's allocator as it is, which keeps its contract.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        self.add(layout.size());
-        // SAFETY: the caller's contract is the same.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        self.add(layout.size());
-        // SAFETY: the caller's contract is the same.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        self.subtract(layout.size());
-        // SAFETY: the caller's contract is the same.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
 
 /// Way of computing a step.
 struct Way {
@@ -91,7 +50,7 @@ fn main() {
             if way.whole_logits { forward.with_loss_rows(rows * context) } else { forward };
         let model = ModelGraph::training(forward, true);
         let model = model.unwrap_or_else(|error| panic!("the model is trained: {error}"));
-        let graph = model.with_recompute(way.recompute).whole().clone();
+        let graph = model.with_recompute(way.recompute).with_merged_backward().whole().clone();
         let Measured { told, taken, seconds } = measured(graph, rows, rounds as u32);
         let part = taken as f64 / *whole.get_or_insert(taken) as f64;
         // The ratio of times is to the step that computes nothing again, with the same logits.
@@ -119,16 +78,15 @@ fn measured(graph: Graph, rows: usize, rounds: u32) -> Measured {
     let banks = usage.parameters + usage.gradients + usage.moments;
     let told = usage.peak() - banks + workspace_bytes(&plan) + host_extra_bytes(&plan);
     let inputs = inputs(&plan.graph, rows);
-    let before = ALLOCATOR.now.load(Ordering::Relaxed);
+    let before = allocator::allocated();
     let mut device = Cpu::fast(plan, MOMENTS);
     let failed = |error| -> ! { panic!("the CPU device does not fail: {error}") };
     device.initialize(1).unwrap_or_else(|error| failed(error));
     // Without the initial values, of which there was a copy.
-    ALLOCATOR.most.store(ALLOCATOR.now.load(Ordering::Relaxed), Ordering::Relaxed);
+    allocator::forget_peak();
     let seconds = device.time_micro_batch(&inputs, rows as u32, rounds);
     let seconds = seconds.unwrap_or_else(|error| failed(error));
-    let most = ALLOCATOR.most.load(Ordering::Relaxed);
-    Measured { told, taken: most - before - banks, seconds }
+    Measured { told, taken: allocator::peak() - before - banks, seconds }
 }
 
 /// Returns the inputs of a micro-batch: tokens in some order.

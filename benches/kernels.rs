@@ -294,7 +294,7 @@ fn bucket_cases(sizes: &Sizes, caps: &Caps) -> Vec<Case> {
         bytes: 4.0 * (words * count) as f64,
     };
     let series = TensorSlice::whole(&[count]).series()[0];
-    let rounding = Some(MomentRounding { key: Key::new(1), series, first: 0 });
+    let rounding = Some(MomentRounding { key: Key::new(1), series, number: 0 });
     let rounded = UpdateRange { rounding, ..range };
     // Ranges with an unaligned start are not read and written as vectors. Moments in bf16 move 20
     // bytes of 28, or 16 of 20.

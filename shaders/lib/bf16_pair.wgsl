@@ -8,16 +8,17 @@ struct Rounding {
     number: u32,          // of the first element of the range, in its series of runs
     run: u32,
     distance: u32,
-    first: u32,
+    place: u32,           // of the first element of the series
 }
 
 fn place_of(r: Rounding, element: u32) -> u32 {
     let number = r.number + element;
-    return number / r.run * r.distance + r.first + number % r.run;
+    return number / r.run * r.distance + r.place + number % r.run;
 }
 
 // The random words of an element of the range and the next one: the low half of a word is for the
-// first moment, the high half for the second.
+// first moment, the high half for the second. Where the range begins in the middle of a word, the
+// element is -1, and nobody uses its word.
 fn rounding_words(r: Rounding, element: u32) -> array<u32, 2> {
     let places = vec2u(place_of(r, element), place_of(r, element + 1u));
     let key = vec2u(r.key0, r.key1);
@@ -36,7 +37,7 @@ fn bf16_of(word: u32, half: u32) -> f32 {
 // The word with one of its halves replaced by a float, rounded with the low half of a random word.
 fn with_bf16(word: u32, half: u32, value: f32, random: u32) -> u32 {
     let bits = bitcast<u32>(value);
-    // Infinity stays what it is, and so does no number, whatever bits it has.
+    // Infinity stays infinity, and NaN stays NaN: with its quiet bit, so that it has a bit left.
     let exact = (bits >> 16u) | select(0u, 0x40u, (bits & 0x7fffffu) != 0u);
     let is_finite = (bits & 0x7f800000u) != 0x7f800000u;
     let rounded = select(exact, (bits + (random & 0xffffu)) >> 16u, is_finite);

@@ -164,7 +164,7 @@ impl TensorSlice {
                     return vec![RunSeries {
                         start: 0,
                         elements: self.elements(),
-                        first: range.start * inner,
+                        place: range.start * inner,
                         run: range.len() * inner,
                         distance: self.dims[dimension] * inner,
                     }];
@@ -221,7 +221,7 @@ pub struct RunSeries {
     pub start: usize,
     pub elements: usize,
     /// Place of the first of them in the whole tensor.
-    pub first: usize,
+    pub place: usize,
     /// Elements of a run, and from the start of one to the start of the next.
     pub run: usize,
     pub distance: usize,
@@ -231,14 +231,14 @@ impl RunSeries {
     /// Returns a series of one run, whose first element is `start` of the slice.
     fn of(start: usize, run: Range<usize>) -> Self {
         let elements = run.len();
-        Self { start, elements, first: run.start, run: elements, distance: elements }
+        Self { start, elements, place: run.start, run: elements, distance: elements }
     }
 
     /// Adds a run at the end, if it belongs there; returns true if it did.
     fn extend(&mut self, run: &Range<usize>) -> bool {
         let runs = self.elements / self.run;
-        let distance = if runs == 1 { run.start - self.first } else { self.distance };
-        let belongs = run.len() == self.run && run.start == self.first + runs * distance;
+        let distance = if runs == 1 { run.start - self.place } else { self.distance };
+        let belongs = run.len() == self.run && run.start == self.place + runs * distance;
         if belongs {
             self.distance = distance;
             self.elements += run.len();
@@ -247,8 +247,8 @@ impl RunSeries {
     }
 
     /// Returns the place in the whole tensor of the element with this number in the series.
-    pub fn place(&self, number: usize) -> usize {
-        number / self.run * self.distance + self.first + number % self.run
+    pub fn place_of(&self, number: usize) -> usize {
+        number / self.run * self.distance + self.place + number % self.run
     }
 }
 
@@ -302,7 +302,7 @@ mod tests {
             let series = slice.series();
             let places: Vec<usize> = series
                 .iter()
-                .flat_map(|series| (0..series.elements).map(|number| series.place(number)))
+                .flat_map(|series| (0..series.elements).map(|number| series.place_of(number)))
                 .collect();
             assert_eq!(places, slice.runs().into_iter().flatten().collect::<Vec<_>>());
             let mut end = 0;

@@ -351,6 +351,16 @@ impl Graph {
         id
     }
 
+    /// Returns the bytes of the logits that the kernels of a node hand on, at a capacity of rows;
+    /// `None` if they compute none.
+    pub fn logits_bytes(&self, node: &Node, rows: usize) -> Option<usize> {
+        let chunk = node.op.logits_rows()?;
+        let [x, weight] = [0, 1].map(|input| &self.tensor(node.inputs[input]).shape);
+        let all_rows = x.elements(rows) / x.last().max(1);
+        let classes = weight.elements(rows) / weight.last().max(1);
+        Some(chunk.min(all_rows).saturating_mul(classes).saturating_mul(DType::F32.bytes()))
+    }
+
     /// Returns the blocks of each parameter that use it in the forward pass, by parameter. Where a
     /// rank uses its slice of a tensor, the others use theirs.
     pub fn users_of_parameters(&self) -> Vec<Vec<u32>> {

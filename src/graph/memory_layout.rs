@@ -29,6 +29,10 @@ pub enum SlotKind {
     /// From one segment to another, for some of its tensors, so that other micro-batches may run
     /// between; one copy per micro-batch in flight.
     Stash,
+    /// As [`SlotKind::Scratch`], in the memory in which kernels hand logits on from one dispatch to
+    /// the next: what is in it is no longer needed when such a kernel runs, and the tensors are no
+    /// larger than the logits. At most one; it has no bytes if no tensor is in it.
+    Logits,
 }
 
 /// A buffer for tensors whose lifetimes do not overlap.

@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use super::passes::fuse::{Fusion, fuse_listed};
+use super::passes::merge_backward::merge_backward;
 use super::{
     Graph, MomentFormat, PlanOptions, Recomputation, Recompute, ShapeError, Shard, ShardError,
     differentiate, reported_once, shard,
@@ -18,7 +19,10 @@ pub struct ModelGraph {
     is_trained: bool,
     is_fused: bool,
     recompute: Recompute,
+    is_merged: bool,
     moments: MomentFormat,
+    /// The whole graph without recomputation and with passes B and W apart.
+    plain: Graph,
     whole: Graph,
     fusions: Vec<Fusion>,
 }
@@ -53,15 +57,40 @@ impl ModelGraph {
         is_fused: bool,
         (whole, fusions): (Graph, Vec<Fusion>),
     ) -> Self {
-        let (recompute, moments) = (Recompute::default(), MomentFormat::default());
-        Self { forward, is_trained, is_fused, recompute, moments, whole, fusions }
+        Self {
+            forward,
+            is_trained,
+            is_fused,
+            recompute: Recompute::default(),
+            is_merged: false,
+            moments: MomentFormat::default(),
+            plain: whole.clone(),
+            whole,
+            fusions,
+        }
     }
 
     /// Returns the training graph that computes again what its backward pass needs, instead of
-    /// keeping it; of a graph of forward passes only, the same. It is given once.
+    /// keeping it; of a graph of forward passes only, the same.
     pub fn with_recompute(self, recompute: Recompute) -> Self {
-        let whole = Recomputation::of(&self.whole, recompute).apply(self.whole);
-        Self { recompute, whole, ..self }
+        Self { recompute, ..self }.rebuilt()
+    }
+
+    /// Returns the training graph with the gradients of parameters in pass B, where they need less
+    /// memory; see [`merge_backward`].
+    pub fn with_merged_backward(self) -> Self {
+        Self { is_merged: true, ..self }.rebuilt()
+    }
+
+    /// Returns the same with the whole graph by the present options.
+    fn rebuilt(self) -> Self {
+        let recomputation = Recomputation::of(&self.plain, self.recompute);
+        let whole = self.laid_out(recomputation.apply(self.plain.clone()));
+        Self { whole, ..self }
+    }
+
+    fn laid_out(&self, graph: Graph) -> Graph {
+        if self.is_merged { merge_backward(graph) } else { graph }
     }
 
     /// Returns the graph for devices that keep the optimizer's moments in this format.
@@ -99,7 +128,7 @@ impl ModelGraph {
         let graph = if self.is_trained { differentiate(graph)? } else { graph };
         let recomputation = Recomputation::of(&graph, self.recompute);
         let (graph, _) = fused(reported_once(graph), self.is_fused);
-        Ok(RankGraph { graph: recomputation.apply(graph), outputs })
+        Ok(RankGraph { graph: self.laid_out(recomputation.apply(graph)), outputs })
     }
 }
 

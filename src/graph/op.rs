@@ -384,6 +384,17 @@ impl Op {
         }
     }
 
+    /// Returns the rows whose logits the kernels of the op hand on at a time, if it is one that
+    /// computes them in chunks.
+    pub fn logits_rows(&self) -> Option<usize> {
+        match self {
+            Op::LinearCrossEntropy { rows, .. }
+            | Op::LinearCrossEntropyGrad { rows, .. }
+            | Op::LinearCrossEntropyPass { rows, .. } => Some(*rows),
+            _ => None,
+        }
+    }
+
     /// Returns the things that the op counts if it computes the parts of a loss.
     pub fn loss_count(&self) -> Option<LossCount> {
         match self {

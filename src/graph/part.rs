@@ -61,7 +61,8 @@ impl Plan {
         let lives = order.lifetimes(&graph, part.blocks, |input| is_read[input.index()]);
         let mut known = HashMap::new();
         let copies = |span| *known.entry(span).or_insert_with(|| repetition.copies(span));
-        let liveness = Liveness { graph: &graph, lives, rows: options.rows };
+        let logits = order.logits(&graph, options.rows);
+        let liveness = Liveness { graph: &graph, lives, logits, rows: options.rows };
         let slots = assign(&liveness, &mut places, copies);
         let in_flight = slots.iter().map(|slot| slot.copies).max().unwrap_or(1);
         let options = PlanOptions { in_flight, ..options };

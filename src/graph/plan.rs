@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use super::memory_layout::{ALIGNMENT_BYTES, Segment, Slot, TensorLocation};
+use super::memory_layout::{ALIGNMENT_BYTES, Segment, Slot, SlotKind, TensorLocation};
 use super::slots::{Liveness, NodeOrder, assign};
 use super::{
     Graph, MomentFormat, MomentRounding, Parameter, ParameterKind, PassKind, Role, Update,
@@ -152,9 +152,9 @@ impl Plan {
         let canonical: Vec<SegmentId> = (0..segments.len() as u32).map(SegmentId).collect();
         let order = NodeOrder::new(&segments, &canonical);
         let lives = order.lifetimes(&graph, &held_blocks, |_| true);
-        let rows = options.rows;
-        let slots =
-            assign(&Liveness { graph: &graph, lives, rows }, &mut places, |_| options.in_flight);
+        let logits = order.logits(&graph, options.rows);
+        let liveness = Liveness { graph: &graph, lives, logits, rows: options.rows };
+        let slots = assign(&liveness, &mut places, |_| options.in_flight);
         Self { graph, options, segments, slots, places, buckets, held, held_blocks, part: None }
     }
 
@@ -176,6 +176,12 @@ impl Plan {
     /// Returns true if a device that runs this plan holds a bucket.
     pub fn holds(&self, bucket: BucketId) -> bool {
         self.held[bucket.index()]
+    }
+
+    /// Returns the bytes of the slot that shares the memory of logits; 0 without one.
+    pub fn logits_slot_bytes(&self) -> usize {
+        let mut slots = self.slots.iter().filter(|slot| slot.kind == SlotKind::Logits);
+        slots.next().map_or(0, |slot| slot.bytes)
     }
 
     /// Returns the buckets that a step updates, in order.
@@ -205,7 +211,7 @@ impl Plan {
                 let start = begin.max(range.start);
                 let end = (begin + series.elements).min(range.start + range.length);
                 if start < end {
-                    let rounding = MomentRounding { key, series, first: start - begin };
+                    let rounding = MomentRounding { key, series, number: start - begin };
                     let length = end - start;
                     ranges.push(UpdateRange { start, length, rounding: Some(rounding), ..range });
                 }
@@ -420,7 +426,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeMap;
 
-    use crate::{Builder, Init, SlotKind, Unary, differentiate};
+    use crate::{Builder, Init, Unary, differentiate};
 
     /// Three layers in two blocks, with one parameter used in both.
     fn sample() -> Graph {

@@ -117,6 +117,9 @@ pub struct MemoryUsage {
     pub states: usize,
     /// Memory in which kernels hand results on within one call; 0 unless the caller sets it.
     pub workspace: usize,
+    /// Copy of the parameters and of the moments in f32, which a save makes in the host's memory;
+    /// no part of the peak.
+    pub saved: usize,
 }
 
 impl MemoryUsage {
@@ -136,29 +139,23 @@ impl MemoryUsage {
             scratch: of_kind(SlotKind::Scratch),
             states: plan.state_bytes(),
             workspace: 0,
+            saved: parameters + updated * DType::F32.bytes() * moments,
         }
     }
 
     /// Returns [`MemoryUsage::of`] for one of several ranks, which keeps the moments only of the
     /// `owned` parameters that it updates.
     pub fn of_shard(plan: &Plan, moments: usize, owned: usize) -> Self {
-        let moments = plan.options.moments.bytes(owned).saturating_mul(moments);
-        Self { moments, ..Self::of(plan, 0) }
-    }
-
-    /// Returns the bytes of a copy of the parameters and the moments in f32, as a save makes it, of
-    /// a device that keeps the moments in `format`.
-    pub fn saved(&self, format: MomentFormat) -> usize {
-        let moments = match format {
-            MomentFormat::F32 => self.moments,
-            MomentFormat::Bf16 => self.moments.saturating_mul(2),
-        };
-        self.parameters.saturating_add(moments)
+        let of_format = |format: MomentFormat| format.bytes(owned).saturating_mul(moments);
+        let parameters = Self::of(plan, 0);
+        let saved = parameters.saved.saturating_add(of_format(MomentFormat::F32));
+        Self { moments: of_format(plan.options.moments), saved, ..parameters }
     }
 
     /// Returns the peak, which is the sum, because everything is allocated before the first step.
     pub fn peak(&self) -> usize {
-        let Self { parameters, gradients, moments, stash, scratch, states, workspace } = *self;
+        let Self { parameters, gradients, moments, stash, scratch, states, workspace, saved: _ } =
+            *self;
         sum([parameters, gradients, moments, stash, scratch, states, workspace])
     }
 }
@@ -204,7 +201,7 @@ pub struct RankMemoryUsage<'a> {
 /// about the memory that the device has, then its buckets.
 pub fn memory_table(plan: &Plan, moments: usize, workspace: usize, limit: &str) -> String {
     let mut text = format!("memory for micro-batches of up to {} rows\n", plan.options.rows);
-    let note = format!("{moments} per parameter{}{}", of_trained(plan), format_text(plan));
+    let note = format!("{moments} per parameter{}{}", of_trained(plan), format_text(plan, moments));
     let memory = MemoryUsage { workspace, ..MemoryUsage::of(plan, moments) };
     text += &memory_rows(plan, &memory, &note, &[]);
     let _ = writeln!(text, "  {limit}");
@@ -212,10 +209,10 @@ pub fn memory_table(plan: &Plan, moments: usize, workspace: usize, limit: &str) 
 }
 
 /// Returns a clause on the number format of moments, if it is not that of the parameters.
-fn format_text(plan: &Plan) -> &'static str {
+fn format_text(plan: &Plan, moments: usize) -> &'static str {
     match plan.options.moments {
-        MomentFormat::F32 => "",
-        MomentFormat::Bf16 => ", in bf16",
+        MomentFormat::Bf16 if moments > 0 => ", in bf16",
+        _ => "",
     }
 }
 
@@ -229,7 +226,7 @@ pub fn memory_tables(ranks: &[RankMemoryUsage], moments: usize) -> String {
         let rows = plan.options.rows;
         let _ = writeln!(text, "rank {rank}: {name}, micro-batches of up to {rows} rows");
         let all: usize = held_buckets(plan).map(|(_, bucket)| bucket.gradient_length()).sum();
-        let format = format_text(plan);
+        let format = format_text(plan, moments);
         let note = format!("{moments} per parameter that it updates, {owned} of {all}{format}");
         let memory = MemoryUsage::of_shard(plan, moments, *owned);
         let memory = MemoryUsage { workspace: usage.workspace, ..memory };
@@ -408,7 +405,8 @@ mod tests {
         let whole = MemoryUsage::of(&plan, 2);
         assert_eq!(MemoryUsage::of_shard(&plan, 2, 64 * 64), whole);
         let part = MemoryUsage::of_shard(&plan, 2, 64);
-        assert_eq!(part, MemoryUsage { moments: 2 * 64 * 4, ..whole });
+        let moments = 2 * 64 * 4;
+        assert_eq!(part, MemoryUsage { moments, saved: whole.parameters + moments, ..whole });
         assert_eq!(whole.peak() - part.peak(), 2 * (64 * 64 - 64) * 4);
         assert_eq!(MemoryUsage::of_shard(&plan, 2, usize::MAX).peak(), usize::MAX);
 

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Graph, Node, PassKind, Plan, Role, Segment, TensorLocation};
+use super::{Graph, Node, PassKind, Plan, Role, Segment, SlotKind, TensorLocation};
 use potluck_core::{SegmentId, SlotId, TensorId};
 
 /// Replays the segments that a rank runs, each with its micro-batch, on the slots of the rank's
@@ -108,6 +108,9 @@ impl<'a> Replay<'a> {
         for input in &node.inputs {
             self.read(*input, micro_batch, &|| label(index, node))?;
         }
+        if graph.logits_bytes(node, self.plan.options.rows).is_some() {
+            self.overwrite_logits(index, node)?;
+        }
         let real = |tensor: &&TensorId| graph.tensor(**tensor).alias_of.is_none();
         let outputs: Vec<TensorId> = node.outputs.iter().filter(real).copied().collect();
         for (nth, &output) in outputs.iter().enumerate() {
@@ -129,6 +132,22 @@ impl<'a> Replay<'a> {
             self.holds.insert(copy, (output, micro_batch));
             self.written.insert((output, micro_batch));
         }
+        Ok(())
+    }
+
+    /// Overwrites the slot of logits, in which a node that computes them has no tensor.
+    fn overwrite_logits(&mut self, index: usize, node: &Node) -> Result<(), String> {
+        let plan = self.plan;
+        let is_of_logits = |slot: SlotId| plan.slots[slot.index()].kind == SlotKind::Logits;
+        for tensor in node.inputs.iter().chain(&node.outputs) {
+            if let TensorLocation::Slot(slot) = plan.place(*tensor)
+                && is_of_logits(slot)
+            {
+                let node = label(index, node);
+                return Err(format!("{node} has its {tensor} in {slot}, where its logits are"));
+            }
+        }
+        self.holds.retain(|(slot, _), _| !is_of_logits(*slot));
         Ok(())
     }
 

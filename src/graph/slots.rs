@@ -93,6 +93,18 @@ impl NodeOrder {
         lives
     }
 
+    /// Returns the lives of the logits that kernels hand on within a node.
+    pub(super) fn logits(&self, graph: &Graph, rows: usize) -> LogitsLives {
+        let mut logits = LogitsLives { lives: Vec::new(), bytes: usize::MAX };
+        for (position, (index, _)) in self.nodes.iter().enumerate() {
+            if let Some(bytes) = graph.logits_bytes(&graph.nodes[*index], rows) {
+                logits.lives.push(self.life(position, SlotKind::Scratch));
+                logits.bytes = logits.bytes.min(bytes);
+            }
+        }
+        logits
+    }
+
     fn life(&self, position: usize, kind: SlotKind) -> Life {
         let segment = self.nodes.get(position).map_or(0, |(_, segment)| *segment);
         let span = SegmentSpan { first: segment, last: segment };
@@ -158,16 +170,35 @@ impl NodeOrder {
     }
 }
 
-/// Live ranges of a graph's tensors, at a capacity of rows.
+/// Live ranges of a graph's tensors, and of the logits of its kernels, at a capacity of rows.
 pub(super) struct Liveness<'a> {
     pub graph: &'a Graph,
     pub lives: Vec<Option<Life>>,
+    pub logits: LogitsLives,
     pub rows: usize,
+}
+
+/// Logits that kernels of a device hand on within a node.
+pub(super) struct LogitsLives {
+    lives: Vec<Life>,
+    /// Bytes that the kernels of each node have memory for.
+    bytes: usize,
+}
+
+impl LogitsLives {
+    /// Returns the slot that shares their memory, if there are any.
+    fn slot(&self) -> Option<SharedSlot> {
+        let span = self.lives.iter().map(|life| life.span).reduce(SegmentSpan::with)?;
+        let slot = Slot { kind: SlotKind::Logits, bytes: 0, copies: 1 };
+        Some(SharedSlot { slot, bytes_max: self.bytes, lives: self.lives.clone(), span })
+    }
 }
 
 /// Slot while tensors are assigned to it.
 struct SharedSlot {
     slot: Slot,
+    /// Bytes of the first tensor, which is the largest, or of logits.
+    bytes_max: usize,
     /// Lives of its tensors, none of which overlap.
     lives: Vec<Life>,
     /// From the first to the last segment of any of them.
@@ -184,7 +215,7 @@ pub(super) fn assign(
     places: &mut [TensorLocation],
     mut copies: impl FnMut(SegmentSpan) -> usize,
 ) -> Vec<Slot> {
-    let Liveness { graph, lives, rows } = liveness;
+    let Liveness { graph, lives, logits, rows } = liveness;
     let mut tensors = Vec::new();
     for (tensor, life) in lives.iter().enumerate() {
         if let Some(life) = life {
@@ -194,23 +225,22 @@ pub(super) fn assign(
         }
     }
     tensors.sort_unstable();
-    let mut slots: Vec<SharedSlot> = Vec::new();
+    let mut slots: Vec<SharedSlot> = logits.slot().into_iter().collect();
     for (Reverse(bytes), _, tensor) in tensors {
         let Some(life) = lives[tensor] else { continue };
-        let copies_of_tensor = match life.kind {
-            SlotKind::Scratch => 1,
-            SlotKind::Stash => copies(life.span),
-        };
+        let copies_of_tensor = if life.kind == SlotKind::Stash { copies(life.span) } else { 1 };
         // The last slots are the smallest.
         let shared = slots.iter().rposition(|slot| {
-            slot.is_free(&life) && slot.has_copies(&life, copies_of_tensor, &mut copies)
+            bytes <= slot.bytes_max
+                && slot.is_free(&life)
+                && slot.has_copies(&life, copies_of_tensor, &mut copies)
         });
         let index = shared.unwrap_or_else(|| {
-            let slot = Slot { kind: life.kind, bytes, copies: copies_of_tensor };
-            slots.push(SharedSlot { slot, lives: Vec::new(), span: life.span });
+            let slot = Slot { kind: life.kind, bytes: 0, copies: copies_of_tensor };
+            slots.push(SharedSlot { slot, bytes_max: bytes, lives: Vec::new(), span: life.span });
             slots.len() - 1
         });
-        slots[index].add(life);
+        slots[index].add(life, bytes);
         places[tensor] = TensorLocation::Slot(SlotId(index as u32));
     }
     slots.into_iter().map(|shared| shared.slot).collect()
@@ -232,14 +262,16 @@ impl SharedSlot {
     ) -> bool {
         let Slot { kind, copies: own, .. } = self.slot;
         match (kind, life.kind) {
-            (SlotKind::Scratch, SlotKind::Scratch) => true,
+            (SlotKind::Scratch | SlotKind::Logits, SlotKind::Scratch) => true,
+            (SlotKind::Logits, _) => false,
             // Within a segment one copy is enough.
             (SlotKind::Stash, SlotKind::Scratch) if own > 1 => false,
             _ => copies <= own && copies_over(self.span.with(life.span)) == own,
         }
     }
 
-    fn add(&mut self, life: Life) {
+    fn add(&mut self, life: Life, bytes: usize) {
+        self.slot.bytes = self.slot.bytes.max(bytes);
         if life.kind == SlotKind::Stash {
             self.slot.kind = SlotKind::Stash;
         }

@@ -136,13 +136,13 @@ pub struct MomentRounding {
     /// Places of the slice's elements in the whole tensor, and the number in this series of the
     /// first element of the range.
     pub series: RunSeries,
-    pub first: usize,
+    pub number: usize,
 }
 
 impl MomentRounding {
-    /// Returns the place in the whole tensor of the element with this number in the range.
-    pub fn place(&self, number: usize) -> usize {
-        self.series.place(self.first + number)
+    /// Returns the place in the whole tensor of an element of the range, counted from its first.
+    pub fn place(&self, element: usize) -> usize {
+        self.series.place_of(self.number + element)
     }
 }
 

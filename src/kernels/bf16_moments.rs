@@ -16,10 +16,10 @@ const TASK: usize = 16 * 1024;
 
 /// Returns the parameters of a rounding, in the order of `Rounding` of the shaders.
 pub(crate) fn rounding_params(rounding: &MomentRounding) -> [u32; 6] {
-    let MomentRounding { key: Key([key0, key1]), series, first } = *rounding;
-    let [first, run, distance, place] =
-        [first, series.run, series.distance, series.first].map(|count| count as u32);
-    [key0, key1, first, run, distance, place]
+    let MomentRounding { key: Key([key0, key1]), series, number } = *rounding;
+    let [number, run, distance, place] =
+        [number, series.run, series.distance, series.place].map(|count| count as u32);
+    [key0, key1, number, run, distance, place]
 }
 
 /// Returns the workgroups of an update whose moments are rounded: one invocation per 4 words.
@@ -28,16 +28,15 @@ pub(crate) fn groups(range: &UpdateRange) -> [u32; 3] {
 }
 
 /// Returns the words of values, rounded to nearest.
-pub(crate) fn rounded(values: &[f32]) -> Vec<u32> {
+pub(crate) fn to_nearest(values: &[f32]) -> Vec<u32> {
     let half = |value: Option<&f32>| value.map_or(0, |value| bf16::from_f32(*value).to_bits());
     values.chunks(2).map(|pair| joined([half(pair.first()), half(pair.get(1))])).collect()
 }
 
-/// Returns the words of values that have been moments in bf16, or `None` if one of them cannot have
-/// been.
-pub(crate) fn exact(values: &[f32]) -> Option<Vec<u32>> {
+/// Returns the words of values that are all those of bf16; `None` if one of them is not.
+pub(crate) fn words_of(values: &[f32]) -> Option<Vec<u32>> {
     let all = values.iter().all(|value| value.to_bits().is_multiple_of(1 << 16));
-    all.then(|| rounded(values))
+    all.then(|| to_nearest(values))
 }
 
 /// Returns the values of the first `elements` halves of words.
@@ -53,13 +52,13 @@ fn joined([low, high]: [u16; 2]) -> u32 {
     u32::from(low) | (u32::from(high) << 16)
 }
 
-/// Rounds a value down if `random` is less than the part of its bits that bf16 has no place for, as
-/// a part of 2^16, and else up: away from zero. A value that bf16 has stays what it is; one above
-/// its largest may become infinite.
+/// Rounds a value away from zero if `random` and its low 16 bits, for which bf16 has no place,
+/// reach 2^16, and else towards zero: away with a probability of its low bits / 2^16, so that the
+/// mean is the value. A value of bf16 stays what it is; one above the largest may become infinite.
 #[inline(always)]
-fn round(value: f32, random: u16) -> u16 {
+fn round_at_random(value: f32, random: u16) -> u16 {
     let bits = value.to_bits();
-    // Infinity stays what it is, and so does no number, whatever bits it has.
+    // Infinity stays infinity, and NaN stays NaN: with its quiet bit, so that it has a bit left.
     let exact = (bits >> 16) | if bits & 0x7f_ffff == 0 { 0 } else { 0x40 };
     let is_finite = bits & 0x7f80_0000 != 0x7f80_0000;
     let up = bits.wrapping_add(u32::from(random)) >> 16;
@@ -79,7 +78,7 @@ vectorized! {
         let pairs = values.as_chunks::<2>().0.iter().zip(random.as_chunks::<2>().0);
         for (word, ([low, high], random)) in words.iter_mut().zip(pairs) {
             let [of_low, of_high] = random.map(|random| (random >> shift) as u16);
-            *word = joined([round(*low, of_low), round(*high, of_high)]);
+            *word = joined([round_at_random(*low, of_low), round_at_random(*high, of_high)]);
         }
     }
 
@@ -100,7 +99,7 @@ fn draw_words(rounding: &MomentRounding, first: usize, words: &mut [u32]) {
         // Elements up to the end of a run are neighbours in the whole tensor.
         let place = rounding.place(element);
         let run = rounding.series.run;
-        let left = (run - (rounding.first + element) % run).min(rest.len());
+        let left = (run - (rounding.number + element) % run).min(rest.len());
         blocks.resize((place + left).div_ceil(2) - place / 2, [0; 2]);
         draw(rounding.key.0, (place / 2) as u32, &mut blocks);
         let (own, others) = rest.split_at_mut(left);
@@ -207,7 +206,7 @@ mod tests {
     /// Returns the rounding of a whole tensor in a step.
     fn rounding(elements: usize, step: u64) -> MomentRounding {
         let series = TensorSlice::whole(&[elements]).series()[0];
-        MomentRounding { key: Key::new(3).step(step), series, first: 0 }
+        MomentRounding { key: Key::new(3).step(step), series, number: 0 }
     }
 
     fn range(start: usize, length: usize, rounding: MomentRounding) -> UpdateRange {
@@ -229,13 +228,13 @@ mod tests {
 
     #[test]
     fn words_hold_two_values_and_say_what_was_rounded() {
-        let words = rounded(&[1.0, -2.5, 0.75]);
+        let words = to_nearest(&[1.0, -2.5, 0.75]);
         assert_eq!(words, [0xc020_3f80, 0x3f40]);
         assert_eq!(values(&words, 3), [1.0, -2.5, 0.75]);
-        assert_eq!(exact(&values(&words, 3)), Some(words));
-        assert_eq!(exact(&[1.0, 1.000_000_1]), None);
+        assert_eq!(words_of(&values(&words, 3)), Some(words));
+        assert_eq!(words_of(&[1.0, 1.000_000_1]), None);
         // To nearest, ties to even.
-        assert_eq!(rounded(&[1.0 + 0.003_906_25, 1.0 + 3.0 * 0.003_906_25]), [0x3f82_3f80]);
+        assert_eq!(to_nearest(&[1.0 + 0.003_906_25, 1.0 + 3.0 * 0.003_906_25]), [0x3f82_3f80]);
     }
 
     #[test]
@@ -245,7 +244,7 @@ mod tests {
         let draws = 20_000;
         let sum: f64 = (0..draws)
             .map(|draw| {
-                let rounded = round(value, key.words([draw, 0])[0] as u16);
+                let rounded = round_at_random(value, key.words([draw, 0])[0] as u16);
                 let wide = bf16::from_bits(rounded).to_f64();
                 assert!(wide == 1.0 || wide == 1.007_812_5, "{wide}");
                 wide
@@ -254,9 +253,9 @@ mod tests {
         // The standard deviation of the mean is below 2e-5.
         let mean = sum / f64::from(draws);
         assert!((mean - f64::from(value)).abs() < 1e-4, "{mean}");
-        assert_eq!(round(-1.0, u16::MAX), bf16::NEG_ONE.to_bits());
-        assert_eq!(round(f32::INFINITY, u16::MAX), bf16::INFINITY.to_bits());
-        assert!(bf16::from_bits(round(f32::from_bits(0x7f80_0001), 0)).is_nan());
+        assert_eq!(round_at_random(-1.0, u16::MAX), bf16::NEG_ONE.to_bits());
+        assert_eq!(round_at_random(f32::INFINITY, u16::MAX), bf16::INFINITY.to_bits());
+        assert!(bf16::from_bits(round_at_random(f32::from_bits(0x7f80_0001), 0)).is_nan());
     }
 
     /// The mean of squares rises by less than half of the last place of bf16 in a step: rounded to
@@ -265,7 +264,7 @@ mod tests {
     fn a_slow_running_average_reaches_its_value() {
         let elements = 512;
         let (mut parameters, gradients) = (vec![0.0f32; elements], vec![2.0f32; elements]);
-        let mut moments = vec![rounded(&vec![0.0; elements]), rounded(&vec![0.5; elements])];
+        let mut moments = vec![to_nearest(&vec![0.0; elements]), to_nearest(&vec![0.5; elements])];
         let rule = adam(0.9, 0.999);
         let kernel = update_twin(&rule).fast;
         for step in 0..4000 {
@@ -288,7 +287,7 @@ mod tests {
         let start: Vec<f32> = (0..elements).map(|i| (i % 101) as f32 / 50.0 - 1.0).collect();
         let squares: Vec<f32> = start.iter().map(|value| value * value).collect();
         let run = |parameters: &[f32], squares: &[f32], ranges: &[UpdateRange]| {
-            let mut moments = vec![rounded(parameters), rounded(squares)];
+            let mut moments = vec![to_nearest(parameters), to_nearest(squares)];
             let (mut updated, gradients) = (parameters.to_vec(), parameters.to_vec());
             for range in ranges {
                 let range = UpdateRange { decay_end: 0, ..*range };
@@ -299,7 +298,7 @@ mod tests {
         };
         let whole = rounding(elements, 1);
         let at_once = run(&start, &squares, &[range(0, elements, whole)]);
-        let at = |first: usize, length| range(first, length, MomentRounding { first, ..whole });
+        let at = |start, length| range(start, length, MomentRounding { number: start, ..whole });
         let parts = [at(0, 64), at(64, 20_001), at(20_065, elements - 20_065)];
         assert_eq!(run(&start, &squares, &parts), at_once);
 

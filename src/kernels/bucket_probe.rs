@@ -18,13 +18,13 @@ const RANGES: [UpdateRange; 2] = [
 /// Rounding of the moments of a probe: those of a slice of columns.
 const ROUNDING: MomentRounding = MomentRounding {
     key: Key([0x1234_5678, 0x9abc_def0]),
-    series: RunSeries { start: 0, elements: 2800, first: 3, run: 7, distance: 33 },
-    first: 11,
+    series: RunSeries { start: 0, elements: 2800, place: 3, run: 7, distance: 33 },
+    number: 11,
 };
 
-/// The most rounded moments, as a part of them, that may be the other neighbour of what was
-/// computed: where f32 and f64 are on different sides of the random number.
-const OTHERS_MAX: f64 = 0.01;
+/// The most moments, as a part of those of the range, that may be rounded to the other side: where
+/// f32 and f64 are on different sides of the random number.
+const OTHERWISE_MAX: f64 = 0.002;
 
 /// Element counts of whole buckets.
 const COUNTS: [usize; 2] = [65_537, 65_540];
@@ -81,12 +81,13 @@ impl BucketProbe {
     /// exceptions.
     fn of_rounded_update(update: &Update) -> Self {
         let twin = update_twin(update);
-        let range = UpdateRange { rounding: Some(ROUNDING), ..RANGES[0] };
+        // From the second half of a word on.
+        let range = UpdateRange { start: 65, rounding: Some(ROUNDING), ..RANGES[0] };
         let update = (twin.probe)(update);
         let (gradients, state) = (normals(ELEMENTS, 50), update_state(ELEMENTS, update.moments()));
         let (parameters, moments) = state.split_first().expect("parameters come first");
         let before: Vec<Vec<u32>> =
-            moments.iter().map(|values| bf16_moments::rounded(values)).collect();
+            moments.iter().map(|values| bf16_moments::to_nearest(values)).collect();
         let (mut moved, mut expected) = (widen(parameters), before.clone());
         let (kernel, wide) = (twin.reference_f64, widen(&gradients));
         bf16_moments::update(kernel, &update, &range, &mut moved, &wide, &mut expected);
@@ -101,11 +102,11 @@ impl BucketProbe {
             starts,
             error: Box::new(move |got, factor| {
                 let (got_parameters, got_moments) = got.split_at(1);
-                let others = got_moments.iter().zip(&expected).map(|(got, expected)| {
+                let parts = got_moments.iter().zip(&expected).map(|(got, expected)| {
                     let got: Vec<u32> = got.iter().map(|word| word.to_bits()).collect();
-                    other_neighbours(&got, expected)
+                    rounded_otherwise(&range, &got, expected)
                 });
-                if !others.into_iter().all(|part| part <= OTHERS_MAX) {
+                if !parts.into_iter().all(|part| part <= OTHERWISE_MAX) {
                     return f64::INFINITY;
                 }
                 distance_error(&range, &parameters, &moved, got_parameters, factor)
@@ -114,21 +115,22 @@ impl BucketProbe {
     }
 }
 
-/// Returns the part of the halves of words that is the next number above or below the expected one
-/// and not that; infinity if one is neither.
-pub(crate) fn other_neighbours(got: &[u32], expected: &[u32]) -> f64 {
-    let mut others = 0;
-    for (got, expected) in got.iter().zip(expected) {
-        for shift in [0, 16] {
-            let [got, expected] = [got, expected].map(|word| (word >> shift) as u16);
+/// Returns the part of a range's moments, two in a word, that are one step above or below the
+/// expected one; infinity if one is further away, or if one outside of the range changed.
+pub(crate) fn rounded_otherwise(range: &UpdateRange, got: &[u32], expected: &[u32]) -> f64 {
+    let covered = range.start..range.start + range.length;
+    let mut otherwise = 0;
+    for (word, (got, expected)) in got.iter().zip(expected).enumerate() {
+        for half in 0..2 {
+            let [got, expected] = [got, expected].map(|word| (word >> (16 * half)) as u16);
             match got.abs_diff(expected) {
                 0 => {}
-                1 => others += 1,
+                1 if covered.contains(&(2 * word + half)) => otherwise += 1,
                 _ => return f64::INFINITY,
             }
         }
     }
-    f64::from(others) / (2 * got.len()) as f64
+    f64::from(otherwise) / range.length as f64
 }
 
 /// Returns the largest error of the lists of an update: squared error of the distances that the

@@ -324,7 +324,8 @@ mod tests {
     use potluck_core::{HostTensorView, TensorId};
     use potluck_graph::model::{MlpConfig, MlpLoss, mlp};
     use potluck_graph::{
-        Builder, Init, Place, PlanOptions, Unary, Update, UpdateRange, differentiate, shard,
+        Builder, Init, MomentFormat, Place, PlanOptions, Unary, Update, UpdateRange, differentiate,
+        shard,
     };
     use potluck_kernels::device::Heartbeat;
     use potluck_kernels::exec::{
@@ -333,10 +334,11 @@ mod tests {
 
     type Done = Result<(), DeviceError>;
 
-    /// CPU device whose readback of a bucket flips bit 0 of the word `flips`.
+    /// CPU device whose readback of a bucket flips a bit of the word `flips`.
     struct Flipping {
         cpu: Cpu<f32>,
         flips: Option<(BucketTensor, BucketId, usize)>,
+        bit: u32,
     }
 
     impl Executor for Flipping {
@@ -404,7 +406,7 @@ mod tests {
             if let Some((_, _, at)) =
                 self.flips.filter(|flips| (flips.0, flips.1) == (bank, bucket))
             {
-                values[at] = f32::from_bits(values[at].to_bits() ^ 1);
+                values[at] = f32::from_bits(values[at].to_bits() ^ (1 << self.bit));
             }
             Ok(values)
         }
@@ -456,7 +458,7 @@ mod tests {
         let mut b = Builder::new();
         b.parameter("w", &[20, 3], Init::Normal { std: 1.0 });
         let plan = Plan::new(b.finish(), PlanOptions::new(1));
-        let mut device = Flipping { cpu: Cpu::fast(plan, 2), flips: None };
+        let mut device = Flipping { cpu: Cpu::fast(plan, 2), flips: None, bit: 0 };
         device.initialize(5).unwrap();
         let read = |device: &mut Flipping, bank| read_bucket(device, bank, BucketId(0));
         let sound = read(&mut device, BucketTensor::Parameters).unwrap();
@@ -472,6 +474,26 @@ mod tests {
         assert!(error.contains("bucket 0 of moment 1"), "{error}");
         let again = read(&mut device, BucketTensor::Parameters).unwrap();
         assert_eq!(again, sound);
+    }
+
+    /// Also a bit that bf16 does not have, of which the device's words know nothing.
+    #[test]
+    fn a_bit_that_flips_in_a_moment_of_bf16_is_an_error() {
+        for bit in [0, 15, 16, 31] {
+            let mut b = Builder::new();
+            b.parameter("w", &[20, 3], Init::Normal { std: 1.0 });
+            let options = PlanOptions { moments: MomentFormat::Bf16, ..PlanOptions::new(1) };
+            let plan = Plan::new(b.finish(), options);
+            let length = plan.buckets[0].length;
+            let mut device = Flipping { cpu: Cpu::fast(plan, 1), flips: None, bit };
+            let bank = BucketTensor::Moment(0);
+            device.write_bank(bank, BucketId(0), &vec![1.5; length]).unwrap();
+            let mut read = || read_bucket(&mut device, bank, BucketId(0));
+            assert_eq!(read().unwrap(), vec![1.5; length]);
+            device.flips = Some((bank, BucketId(0), 7));
+            let error = read_bucket(&mut device, bank, BucketId(0)).unwrap_err().to_string();
+            assert!(error.contains("bucket 0 of moment 0"), "{bit}: {error}");
+        }
     }
 
     fn tensor(name: &str, shape: &[usize]) -> NamedTensor {

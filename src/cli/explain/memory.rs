@@ -92,7 +92,7 @@ pub fn memory(placement: &ExplainedPlacement) -> Explanation {
 }
 
 /// Returns lines with the memory that the device with the most of it would take with fewer samples
-/// at a time, with recomputation, with both, and with moments in bf16.
+/// at a time, with recomputation, with both, with moments in bf16, and with all three.
 fn savings(placement: &ExplainedPlacement, ranks: &[RankMemory]) -> String {
     let ExplainedPlacement { spec, request, laid_out, planned, .. } = placement;
     let most = (0..ranks.len()).max_by_key(|rank| ranks[*rank].device);
@@ -117,7 +117,12 @@ fn savings(placement: &ExplainedPlacement, ranks: &[RankMemory]) -> String {
     }
     if spec.moments == MomentFormat::F32 {
         let model = request.plans.model().clone().with_moments(MomentFormat::Bf16);
-        ways.push(("--set optim.moments=bf16", bytes(&Plans::new(model), rows)));
+        ways.push(("--set optim.moments=bf16", bytes(&Plans::new(model.clone()), rows)));
+        let all = Plans::new(model.with_recompute(Recompute::Blocks));
+        if rows > 1 && spec.recompute == Recompute::None {
+            let flags = "--micro-batch 1 --set train.recompute=blocks --set optim.moments=bf16";
+            ways.push((flags, bytes(&all, 1)));
+        }
     }
     let mut text = String::new();
     for (flags, bytes) in ways {

@@ -4,6 +4,8 @@ pub mod cnn;
 pub mod gpt;
 pub(crate) mod language;
 pub mod llama;
+#[cfg(test)]
+mod memory_tests;
 pub mod mlp;
 pub mod names;
 mod pictures;

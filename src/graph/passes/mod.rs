@@ -2,5 +2,6 @@
 
 pub mod fuse;
 pub mod gradients;
+pub mod merge_backward;
 pub mod recompute;
 pub mod shard;

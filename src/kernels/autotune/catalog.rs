@@ -28,12 +28,12 @@ const RANGES: [UpdateRange; 2] = [
 ];
 
 /// Returns a range per kernel of a rule whose moments are kept in this format.
-pub(crate) fn update_ranges(update: &Update, format: MomentFormat) -> Vec<UpdateRange> {
+pub(crate) fn ranges_of_kernels(update: &Update, format: MomentFormat) -> Vec<UpdateRange> {
     if format == MomentFormat::F32 || update.moments() == 0 {
         return RANGES.to_vec();
     }
-    let series = RunSeries { start: 0, elements: 1, first: 0, run: 1, distance: 1 };
-    let rounding = MomentRounding { key: Key::new(1), series, first: 0 };
+    let series = RunSeries { start: 0, elements: 1, place: 0, run: 1, distance: 1 };
+    let rounding = MomentRounding { key: Key::new(1), series, number: 0 };
     vec![UpdateRange { rounding: Some(rounding), ..RANGES[0] }]
 }
 
@@ -41,9 +41,9 @@ pub(crate) fn update_ranges(update: &Update, format: MomentFormat) -> Vec<Update
 pub fn updates() -> Vec<(Update, UpdateRange)> {
     let mut updates = Vec::new();
     for rule in UPDATE_TWINS.iter().flat_map(|twin| (twin.catalog)()) {
-        let mut ranges = update_ranges(&rule, MomentFormat::F32);
+        let mut ranges = ranges_of_kernels(&rule, MomentFormat::F32);
         if rule.moments() > 0 {
-            ranges.extend(update_ranges(&rule, MomentFormat::Bf16));
+            ranges.extend(ranges_of_kernels(&rule, MomentFormat::Bf16));
         }
         updates.extend(ranges.into_iter().map(|range| (rule, range)));
     }

@@ -184,7 +184,7 @@ impl KernelSelector {
         let calls = distinct_calls(plan, Caps::of(gpu));
         let mut meter = ProgressMeter::new(gpu, &calls, report);
         if let Some(update) = &tuning.update {
-            for range in catalog::update_ranges(update, plan.options.moments) {
+            for range in catalog::ranges_of_kernels(update, plan.options.moments) {
                 self.update(gpu, update, &range)?;
             }
         }

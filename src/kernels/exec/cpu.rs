@@ -14,7 +14,7 @@ use super::shards::Shards;
 use super::staging::host_staging_bytes;
 use super::{
     AllocatedBytes, BucketTensor, Executor, KernelProfile, Moments, PassContext, ProfileTarget,
-    READBACK_ELEMENTS_MAX, Readback, StepSums, copies, slot_of,
+    READBACK_ELEMENTS_MAX, Readback, StepSums, check_parts, check_rounding, copies, slot_of,
 };
 use crate::device::{DeviceError, Heartbeat, host, inject_on_host};
 use crate::ops::{hash, host_bytes, norm};
@@ -27,7 +27,7 @@ use potluck_core::format::counted;
 use potluck_core::rng::Key;
 use potluck_core::{BucketId, DType, HostTensorView, TensorId};
 use potluck_graph::{
-    DeviceState, MomentFormat, Place, Plan, Role, TensorLocation, Update, UpdateRange,
+    DeviceState, MomentFormat, Place, Plan, Role, SlotKind, TensorLocation, Update, UpdateRange,
 };
 
 /// Identity of a CPU device, which decides the bits of its results: they do not depend on its
@@ -51,13 +51,14 @@ pub fn host_extra_bytes(plan: &Plan) -> usize {
     ints.fold(2, usize::saturating_add).saturating_mul(DType::U32.bytes())
 }
 
-/// Returns the bytes that the CPU device takes for a plan within one call: the most of any node.
+/// Returns the bytes that the CPU device takes for a plan within one call, the most of any node, or
+/// for the slot that has this memory between such calls.
 pub fn workspace_bytes(plan: &Plan) -> usize {
     let random = RandomContext { step_key: Key::new(0), training: true };
     let pass = PassContext { micro_batch: 0, rows: plan.options.rows, random };
     let held = plan.graph.nodes.iter().filter(|node| plan.holds_block(node.block));
     let bytes = held.map(|node| host_bytes(&pass.call(&plan.graph, node)));
-    bytes.max().unwrap_or(0)
+    bytes.max().unwrap_or(0).max(plan.logits_slot_bytes())
 }
 
 /// Returns the number of copies of an integer input, which is 0 if it has no place, and the
@@ -287,6 +288,10 @@ impl<T: Float> Cpu<T> {
                 }
             }
         }
+        let needs_logits = host_bytes(&call) > 0;
+        if needs_logits {
+            self.take_logits_slot();
+        }
         let args: Vec<HostTensorView<T>> =
             node.inputs.iter().map(|id| self.arg(*id, pass)).collect();
         let mut parts: Vec<(usize, &mut [T])> =
@@ -297,9 +302,30 @@ impl<T: Float> Cpu<T> {
         for home in taken {
             *self.home(home.tensor, pass).0 = home.values;
         }
+        if needs_logits {
+            self.allocate_logits_slot();
+        }
+    }
+
+    /// Frees the slot whose memory logits have while a node computes them.
+    fn take_logits_slot(&mut self) {
+        for (slot, copies) in self.plan.slots.iter().zip(&mut self.slots) {
+            if slot.kind == SlotKind::Logits {
+                copies.fill(Vec::new());
+            }
+        }
+    }
+
+    fn allocate_logits_slot(&mut self) {
+        for (slot, copies) in self.plan.slots.iter().zip(&mut self.slots) {
+            if slot.kind == SlotKind::Logits {
+                copies.fill(vec![T::zero(); slot.bytes / DType::F32.bytes()]);
+            }
+        }
     }
 
     fn bank(&mut self, bank: BucketTensor, bucket: BucketId) -> &mut Vec<T> {
+        check_parts(&self.plan, bank);
         match bank {
             BucketTensor::Parameters => &mut self.parameters[bucket.index()],
             BucketTensor::Gradients => &mut self.gradients[bucket.index()],
@@ -504,6 +530,7 @@ impl<T: Float> Executor for Cpu<T> {
         update: &Update,
         range: &UpdateRange,
     ) -> Result<(), DeviceError> {
+        check_rounding(&self.plan, update, range);
         let function = (self.functions.update)(update_twin(update));
         let (owned, range) = (self.shards.owned(bucket), self.shards.update(bucket, range));
         let bucket = bucket.index();
@@ -556,7 +583,7 @@ impl<T: Float> Executor for Cpu<T> {
         let length = self.shards.held(bank, bucket).len();
         assert_eq!(length, values.len(), "a bank is written whole");
         if let Some(words) = self.packed(bank, bucket) {
-            *words = bf16_moments::rounded(values);
+            *words = bf16_moments::to_nearest(values);
         } else {
             widen(self.bank(bank, bucket), values);
         }

@@ -109,8 +109,27 @@ impl From<usize> for Moments {
     }
 }
 
-/// Returns the words in which a device with this plan holds values of a bank, which it was asked
-/// for; `None` if it cannot have held them.
+/// Checks that a range rounds moments if a device with this plan keeps them in bf16.
+///
+/// # Panics
+/// If it does not, or if it rounds others.
+fn check_rounding(plan: &Plan, update: &Update, range: &UpdateRange) {
+    let rounds = plan.options.moments == MomentFormat::Bf16 && update.moments() > 0;
+    assert_eq!(range.rounding.is_some(), rounds, "ranges come from Plan::update_ranges");
+}
+
+/// Checks that a bank is in f32 on a device with this plan, so that its parts can be read and
+/// written.
+///
+/// # Panics
+/// If it is in bf16.
+fn check_parts(plan: &Plan, bank: BucketTensor) {
+    let format = plan.options.moments.of_bank(bank);
+    assert_eq!(format, MomentFormat::F32, "{bank} is read by read_bank, written by write_bank");
+}
+
+/// Returns the words from which a device with this plan has read values of a bank; `None` if there
+/// are no such words.
 pub fn bank_words<'a>(
     plan: &Plan,
     bank: BucketTensor,
@@ -118,7 +137,7 @@ pub fn bank_words<'a>(
 ) -> Option<Cow<'a, [u32]>> {
     match plan.options.moments.of_bank(bank) {
         MomentFormat::F32 => Some(Cow::Borrowed(bytemuck::cast_slice(values))),
-        MomentFormat::Bf16 => bf16_moments::exact(values).map(Cow::Owned),
+        MomentFormat::Bf16 => bf16_moments::words_of(values).map(Cow::Owned),
     }
 }
 

@@ -3,7 +3,7 @@
 
 use super::{for_each_gpu, run_dispatches};
 use crate::bf16_moments;
-use crate::bucket_probe::{normals, other_neighbours, update_state, widen};
+use crate::bucket_probe::{normals, rounded_otherwise, update_state, widen};
 use crate::harness::NMSE_MAX;
 use crate::{UpdateKernel, UpdateTwin};
 use potluck_core::RunSeries;
@@ -47,15 +47,15 @@ pub(crate) fn check_update(
 /// odd starts, of a whole tensor and of a slice of columns.
 pub(crate) fn check_rounded_updates(steps: &[Update], twin: &UpdateTwin) {
     let elements = 40_000;
-    let whole = RunSeries { start: 0, elements, first: 0, run: elements, distance: elements };
-    let columns = RunSeries { first: 3, run: 7, distance: 33, ..whole };
-    for (start, length, decay_end, series, first) in [
+    let whole = RunSeries { start: 0, elements, place: 0, run: elements, distance: elements };
+    let columns = RunSeries { place: 3, run: 7, distance: 33, ..whole };
+    for (start, length, decay_end, series, number) in [
         (0, 1, 0, whole, 0),
         (64, 4096, 2001, whole, 64),
         (5, 20_001, 17_000, whole, 0),
         (131, 700, 400, columns, 11),
     ] {
-        let rounding = Some(MomentRounding { key: Key::new(7).step(3), series, first });
+        let rounding = Some(MomentRounding { key: Key::new(7).step(3), series, number });
         let range = UpdateRange { start, length, decay_end, gradient_scale: 0.3, rounding };
         check_rounded_update(start + length + 77, &range, steps, twin);
     }
@@ -67,7 +67,7 @@ pub(crate) fn check_rounded_updates(steps: &[Update], twin: &UpdateTwin) {
 fn check_rounded_update(elements: usize, range: &UpdateRange, steps: &[Update], twin: &UpdateTwin) {
     let state = update_state(elements, steps[0].moments());
     let (parameters, moments) = state.split_first().expect("parameters come first");
-    let mut moments: Vec<Vec<u32>> = moments.iter().map(|v| bf16_moments::rounded(v)).collect();
+    let mut moments: Vec<Vec<u32>> = moments.iter().map(|v| bf16_moments::to_nearest(v)).collect();
     let mut parameters = parameters.clone();
     for (step, update) in steps.iter().enumerate() {
         let gradients = normals(elements, 50 + step as u32);
@@ -77,7 +77,7 @@ fn check_rounded_update(elements: usize, range: &UpdateRange, steps: &[Update], 
         bf16_moments::update(kernel, update, range, &mut moved, &wide, &mut expected);
         let same = |who: &str, got: &[f32], words: &[Vec<u32>]| {
             for (words, expected) in words.iter().zip(&expected) {
-                let part = other_neighbours(words, expected);
+                let part = rounded_otherwise(range, words, expected);
                 assert!(part < 0.001, "{who}: {part} of the moments are rounded otherwise");
             }
             let start = vec![parameters.clone()];

@@ -367,7 +367,7 @@ sections! {
         eps: f64 = 1e-8, Constraint::Real(Included(1e-20), Included(1.0));
         /// SGD's momentum: decay of its running sum of gradients.
         momentum: f64 = 0.9, FRACTION;
-        /// Number format of the moments: bf16 takes half of the memory, and rounds at random.
+        /// Number format of the moments; bf16 takes half of the memory.
         moments: MomentFormat = MomentFormat::F32, Constraint::OneOf(MomentFormat::WORDS);
         /// Weight decay of parameters with 2 or more dimensions.
         weight_decay: f64 = 0.1, Constraint::Real(Included(0.0), Included(1000.0));

@@ -186,7 +186,7 @@ pub fn memory(plan: &Plan, moments: &Moments) -> MemoryUsage {
 /// parameters and moments that saving a checkpoint makes.
 pub fn device_bytes(plan: &Plan, moments: &Moments) -> usize {
     let memory = memory(plan, moments);
-    memory.peak().saturating_add(memory.saved(plan.options.moments))
+    memory.peak().saturating_add(memory.saved)
 }
 
 /// Returns the bytes that a run with batches of `batch` samples takes besides the device: its

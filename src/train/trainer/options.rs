@@ -177,7 +177,9 @@ impl TrainerOptions {
     pub(crate) fn training_graph(&self, forward: Graph) -> Result<ModelGraph, TrainError> {
         let forward = assign_groups(forward, &self.groups)?;
         let training = ModelGraph::training(forward, self.fuse)?;
-        Ok(training.with_recompute(self.recompute).with_moments(self.moments))
+        let training = training.with_recompute(self.recompute).with_moments(self.moments);
+        // The stages of a pipeline send the gradients of their inputs before pass W.
+        Ok(if self.pipeline.has_stages() { training } else { training.with_merged_backward() })
     }
 
     /// Returns true if the shares are measured.

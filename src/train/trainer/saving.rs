@@ -11,7 +11,7 @@ use crate::checkpoint::{Checkpoint, Meta, NamedTensor, Store};
 use crate::error::TrainError;
 use crate::session::StepsTaken;
 use crate::state;
-use potluck_graph::Graph;
+use potluck_graph::{Graph, MomentFormat};
 
 impl Trainer {
     /// Saves the state below a directory, as `checkpoints/step-00001234`: parameters, moments,
@@ -212,9 +212,13 @@ impl Trainer {
     fn note_other_seed(&mut self, saved: u64) {
         let seed = self.options.seed;
         if saved != seed {
+            let rounding = match self.options.moments {
+                MomentFormat::F32 => "",
+                MomentFormat::Bf16 => ", the rounding of moments",
+            };
             self.notes.push(format!(
                 "the save was made with seed {saved}, and training goes on with seed {seed}: \
-                 dropout and the order of samples are others"
+                 dropout{rounding} and the order of samples are others"
             ));
         }
     }

@@ -31,7 +31,7 @@ use crate::exec::staging::ReadbackBudget;
 use crate::exec::timing::{KernelProfile, ProfileTarget, norm_cost, update_cost};
 use crate::exec::{
     BucketTensor, Executor, Moments, PassContext, READBACK_ELEMENTS_MAX, Readback, StepSums,
-    copies, slot_of,
+    check_parts, check_rounding, copies, slot_of,
 };
 use crate::ops::hash;
 use crate::ops::norm::NormSlots;
@@ -44,7 +44,7 @@ use potluck_core::arithmetic::gcd;
 use potluck_core::faults::InjectedFault;
 use potluck_core::{BucketId, DType, HostTensorView, TensorId};
 use potluck_graph::{
-    DeviceState, MomentFormat, Node, Place, Plan, TensorLocation, Update, UpdateRange,
+    DeviceState, MomentFormat, Node, Place, Plan, SlotKind, TensorLocation, Update, UpdateRange,
 };
 use prepare::PreparedKernel;
 use readbacks::{ReadbackQueue, ReadbackRequest};
@@ -121,14 +121,19 @@ impl GpuExecutor {
         let moments: Moments = moments.into();
         limits::check(&gpu, &plan)?;
         let gpu = Arc::new(gpu);
-        let slots = plan
-            .slots
-            .iter()
-            .map(|slot| (0..slot.copies).map(|_| gpu.storage("slot", slot.bytes as u64)).collect())
-            .collect::<Result<Vec<Vec<wgpu::Buffer>>, DeviceError>>()?;
+        let CallMemory { workspace, scratch } = CallMemory::of(&plan, &Caps::of(&gpu));
+        let between = CallBuffers::new(&gpu, workspace, scratch)?;
+        let mut slots = Vec::with_capacity(plan.slots.len());
+        for slot in &plan.slots {
+            let buffer = || match slot.kind {
+                SlotKind::Logits => Ok(between.scratch.clone()),
+                SlotKind::Scratch | SlotKind::Stash => gpu.storage("slot", slot.bytes as u64),
+            };
+            let copies: Result<Vec<_>, DeviceError> = (0..slot.copies).map(|_| buffer()).collect();
+            slots.push(copies?);
+        }
         let banks = Banks::new(&gpu, &plan, &moments)?;
         let norm_slots = NormSlots::new(banks.shards.lengths(BucketTensor::Gradients));
-        let CallMemory { workspace, scratch } = CallMemory::of(&plan, &Caps::of(&gpu));
         let norms_bytes = (2 * plan.buckets.len() * DType::F32.bytes()) as u64;
         let states = plan.graph.states.iter().map(|state| state_buffer(&gpu, &plan, state));
         let mut executor = Self {
@@ -141,7 +146,7 @@ impl GpuExecutor {
                 .storage("norm parts", (norm_slots.words() * DType::F32.bytes()) as u64)?,
             norms: gpu.storage("norms", norms_bytes)?,
             hashed: gpu.storage("hash", 8)?,
-            between: CallBuffers::new(&gpu, workspace, scratch)?,
+            between,
             periods: plan.graph.nodes.iter().map(|node| period(&plan, node)).collect(),
             bind_groups: HashMap::new(),
             prepared: HashMap::new(),
@@ -162,6 +167,13 @@ impl GpuExecutor {
             executor.stream.readback_queue.make(&executor.gpu)?;
         }
         Ok(executor)
+    }
+
+    /// Returns the bytes of device memory that wgpu has allocated for the device, with those of
+    /// staging; `None` on a backend that does not count them.
+    pub fn allocated_by_wgpu(&self) -> Option<u64> {
+        let report = self.gpu.device.generate_allocator_report()?;
+        Some(report.total_allocated_bytes)
     }
 
     /// Sets [`Executor::readback_elements_max`] and allocates the readback slots again. Must be
@@ -293,6 +305,7 @@ impl GpuExecutor {
         update: &Update,
         range: &UpdateRange,
     ) -> Result<UpdateKey, DeviceError> {
+        check_rounding(&self.plan, update, range);
         let range = self.banks.shards.update(bucket, range);
         let dispatch = self.kernels.update(&self.gpu, update, &range)?;
         let key = (bucket.index(), range.start, dispatch.shader.entry);
@@ -347,8 +360,7 @@ impl GpuExecutor {
     fn buffer_of(&self, place: &Place) -> (wgpu::Buffer, u64) {
         match place {
             Place::Bank { bank, bucket, range } => {
-                let format = self.plan.options.moments.of_bank(*bank);
-                assert_eq!(format, MomentFormat::F32, "{place} is read and written whole");
+                check_parts(&self.plan, *bank);
                 let (buffer, bytes) = self.banks.place(*bank, *bucket, range);
                 (buffer, bytes.start)
             }
@@ -607,7 +619,7 @@ impl Executor for GpuExecutor {
                     self.write_place(&Place::bank(bank, bucket, held), values)?;
                 }
                 MomentFormat::Bf16 => {
-                    let words = bf16_moments::rounded(values);
+                    let words = bf16_moments::to_nearest(values);
                     let buffer = self.banks.buffer(bank, bucket).clone();
                     self.stream.upload(&buffer, 0, bytemuck::cast_slice(&words))?;
                 }

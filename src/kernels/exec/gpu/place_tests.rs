@@ -5,7 +5,7 @@ use super::tests::{executors, pass, plan};
 use super::*;
 use crate::exec::Cpu;
 use potluck_core::DType;
-use potluck_graph::{PassKind, SlotKind};
+use potluck_graph::{MomentFormat, PassKind, SlotKind};
 
 const ROWS: usize = 4;
 const WIDTH: usize = 128;
@@ -324,10 +324,19 @@ fn the_norm_of_a_bucket_that_is_not_held_is_a_defect() {
 
 #[test]
 fn buckets_that_are_not_held_take_no_memory() {
-    let (whole, part) = (plan(WIDTH), second_block());
+    // Parameters, gradients, and two moments.
+    check_memory_of_bucket(MomentFormat::F32, 4);
+    check_memory_of_bucket(MomentFormat::Bf16, 3);
+}
+
+/// Checks that a device without a bucket takes `words` per parameter less.
+fn check_memory_of_bucket(moments: MomentFormat, words: usize) {
+    let (mut whole, mut part) = (plan(WIDTH), second_block());
+    whole.options.moments = moments;
+    part.options.moments = moments;
     let bytes = |plan: &Plan| Cpu::fast(plan.clone(), 2).allocated().unwrap().tensors;
-    // Parameters, gradients, two moments, and the samples' numbers.
-    let bucket = 4 * WIDTH * WIDTH * DType::F32.bytes();
+    // And the samples' numbers.
+    let bucket = words * WIDTH * WIDTH * DType::F32.bytes();
     assert_eq!(bytes(&whole) - bytes(&part), bucket + ROWS * DType::F32.bytes());
     let extra = crate::exec::cpu::host_extra_bytes;
     assert_eq!(extra(&whole) - extra(&part), ROWS * DType::F32.bytes());

@@ -10,7 +10,7 @@ use potluck_graph::Plan;
 pub struct CallMemory {
     /// Partial results.
     pub workspace: usize,
-    /// A tensor that dispatches hand on whole.
+    /// A tensor that dispatches hand on whole, and the slot that shares its memory.
     pub scratch: usize,
 }
 
@@ -28,6 +28,7 @@ impl CallMemory {
             memory.workspace = memory.workspace.max(variant.workspace_bytes());
             memory.scratch = memory.scratch.max(variant.scratch_bytes());
         }
+        memory.scratch = memory.scratch.max(plan.logits_slot_bytes());
         memory
     }
 

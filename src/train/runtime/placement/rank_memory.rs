@@ -68,7 +68,7 @@ pub fn host_bytes(
 ) -> usize {
     let plan = request.plans.of_rows(1);
     let memory = MemoryUsage::of(&plan, request.optimizer.moments());
-    let mut bytes = pools.saturating_add(memory.saved(plan.options.moments));
+    let mut bytes = pools.saturating_add(memory.saved);
     for rank in ranks {
         bytes = bytes.saturating_add(rank.of_host());
     }

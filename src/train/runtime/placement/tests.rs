@@ -24,6 +24,7 @@ use crate::runtime::step::{Inputs, StepInput};
 use crate::runtime::timing::Probe;
 use potluck_core::rng::Key;
 use potluck_core::{HostTensor, Rank, TensorId};
+use potluck_graph::MomentFormat;
 use potluck_graph::optim::Optimizer;
 use potluck_kernels::autotune::TuneOptions;
 use potluck_kernels::device::Selection;
@@ -39,6 +40,7 @@ const MIB: usize = 1 << 20;
 struct Options {
     selector: &'static str,
     parallel: ParallelOptions,
+    moments: MomentFormat,
     device_memory_mib: u64,
     faults: &'static str,
     /// Messages to the user.
@@ -48,7 +50,9 @@ struct Options {
 impl Options {
     fn new(selector: &'static str) -> Self {
         let parallel = ParallelOptions::default();
-        Self { selector, parallel, device_memory_mib: 0, faults: "", notified: Rc::default() }
+        let moments = MomentFormat::F32;
+        let notified = Rc::default();
+        Self { selector, parallel, moments, device_memory_mib: 0, faults: "", notified }
     }
 }
 
@@ -61,7 +65,7 @@ fn inputs(plans: &Plans, rows: usize) -> Inputs {
 /// Calls `test` with a request for a model with 1 MiB of parameters, of which AdamW keeps 2 MiB of
 /// moments.
 fn with_request<R>(options: &Options, test: impl FnOnce(&PlacementRequest) -> R) -> R {
-    let plans = Plans::new(model());
+    let plans = Plans::new(model().with_moments(options.moments));
     let ids: Vec<TensorId> = plans.of_rows(1).graph.inputs.iter().map(|(_, id)| *id).collect();
     let probe: Probe = Arc::new(move |rows| {
         let values = |id: &TensorId| (*id, HostTensor::Float(vec![0.01; rows * 512]));
@@ -157,8 +161,13 @@ fn a_limit_of_device_memory_is_kept_by_measured_shares_or_refused() {
 
 #[test]
 fn what_the_cpu_device_allocates_is_what_is_admitted() {
-    for world in ["cpu", "cpu*3"] {
-        with_request(&Options::new(world), |request| {
+    for (world, moments) in [
+        ("cpu", MomentFormat::F32),
+        ("cpu*3", MomentFormat::F32),
+        ("cpu", MomentFormat::Bf16),
+        ("cpu*3", MomentFormat::Bf16),
+    ] {
+        with_request(&Options { moments, ..Options::new(world) }, |request| {
             let placed = place(request).unwrap();
             let ranks = placed.placement.ranks.len();
             let layout = shares::layout_of(request.parallel, &placed.plan, ranks);
