@@ -74,7 +74,7 @@ fn interleaved_micro_batches_give_the_bits_of_sequential_ones() {
 #[test]
 fn one_copy_is_not_enough() {
     let two = plan(2);
-    assert!(two.slots.iter().all(|slot| slot.kind == SlotKind::Scratch || slot.copies == 2));
+    assert!(two.slots.iter().all(|slot| slot.kind != SlotKind::Stash || slot.copies == 2));
     assert!(plan(1).slots.iter().all(|slot| slot.copies == 1));
     let mut device = potluck_kernels::exec::Cpu::fast(two, 0);
     let sequential = gradients(&mut device, false);

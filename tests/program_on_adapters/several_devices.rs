@@ -421,7 +421,7 @@ fn inside_backward(more: &str) -> usize {
     }
     let last = |rank| {
         let backward = spans.iter().filter(move |s| s.0 == rank && s.1 == "device");
-        backward.filter(|s| s.2.starts_with("W 0 of")).collect::<Vec<_>>()
+        backward.filter(|s| s.2.starts_with("B 0 of")).collect::<Vec<_>>()
     };
     let adds = spans.iter().filter(|s| s.1 == "ring" && s.2.starts_with("add bucket 0"));
     // The segment that ends a backward pass comes at most a step later than the addition.

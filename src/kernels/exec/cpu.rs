@@ -51,14 +51,19 @@ pub fn host_extra_bytes(plan: &Plan) -> usize {
     ints.fold(2, usize::saturating_add).saturating_mul(DType::U32.bytes())
 }
 
-/// Returns the bytes that the CPU device takes for a plan within one call, the most of any node, or
-/// for the slot that has this memory between such calls.
+/// Returns the bytes that the CPU device takes for a plan within one call, and for the slot that
+/// has the memory of logits while none are computed: the most at a time.
 pub fn workspace_bytes(plan: &Plan) -> usize {
     let random = RandomContext { step_key: Key::new(0), training: true };
-    let pass = PassContext { micro_batch: 0, rows: plan.options.rows, random };
-    let held = plan.graph.nodes.iter().filter(|node| plan.holds_block(node.block));
-    let bytes = held.map(|node| host_bytes(&pass.call(&plan.graph, node)));
-    bytes.max().unwrap_or(0).max(plan.logits_slot_bytes())
+    let rows = plan.options.rows;
+    let pass = PassContext { micro_batch: 0, rows, random };
+    let mut most = 0;
+    for node in plan.graph.nodes.iter().filter(|node| plan.holds_block(node.block)) {
+        let has_logits = plan.graph.logits_bytes(node, rows).is_some();
+        let slot = if has_logits { 0 } else { plan.logits_slot_bytes() };
+        most = most.max(slot.saturating_add(host_bytes(&pass.call(&plan.graph, node))));
+    }
+    most
 }
 
 /// Returns the number of copies of an integer input, which is 0 if it has no place, and the
@@ -288,7 +293,7 @@ impl<T: Float> Cpu<T> {
                 }
             }
         }
-        let needs_logits = host_bytes(&call) > 0;
+        let needs_logits = plan.graph.logits_bytes(node, pass.rows).is_some();
         if needs_logits {
             self.take_logits_slot();
         }

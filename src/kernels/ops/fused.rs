@@ -58,6 +58,14 @@ fn root_call<'a>(call: &OpCall<'a>) -> OpCall<'a> {
     OpCall { op, inputs, outputs, accumulate: Accumulation::NONE, random: call.random }
 }
 
+/// Returns the bytes that the host's kernel takes besides its tensors; 0 for another op.
+pub(crate) fn host_bytes(call: &OpCall) -> usize {
+    match call.op {
+        Op::Fused { .. } => matmul::host_bytes(&root_call(call)),
+        _ => 0,
+    }
+}
+
 /// Returns the twin of a root op.
 fn twin_of(root: &OpCall) -> &'static Twin {
     twin(root.op).unwrap_or_else(|| panic!("{} has a kernel", root.op))

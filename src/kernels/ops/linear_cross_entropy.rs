@@ -211,9 +211,23 @@ impl<'a> ChunkCalls<'a> {
     }
 }
 
-/// Returns the bytes that the logits of a chunk take on the host; 0 for another op.
+/// Returns the bytes that the logits of a chunk and its largest product take on the host; 0 for
+/// another op.
 pub(crate) fn host_bytes(call: &OpCall) -> usize {
-    if chunks_of(call.op).is_some() { LinearSizes::of(call).logits_bytes() } else { 0 }
+    if chunks_of(call.op).is_none() {
+        return 0;
+    }
+    let (sizes, steps) = (LinearSizes::of(call), ChunkSteps::of(call.op));
+    let ops = LossOps::of(&sizes);
+    let ChunkCalls { logits, dx, dweight, .. } = ChunkCalls::of(call, &ops, &(0..sizes.rows));
+    let mut packed = matmul::host_bytes(&logits);
+    if steps.gradient {
+        packed = packed.max(matmul::host_bytes(&dx));
+    }
+    if steps.dweight.is_some() {
+        packed = packed.max(matmul::host_bytes(&dweight));
+    }
+    sizes.logits_bytes().saturating_add(packed)
 }
 
 /// Computes a call on the host: `x, weight, targets [, lse]` to the outputs of the op.

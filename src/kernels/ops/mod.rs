@@ -42,9 +42,11 @@ pub(crate) mod unary;
 use crate::{OpCall, Twin, UpdateTwin};
 use potluck_graph::{Op, Update};
 
-/// Returns the bytes in which the host's kernel of a call hands results on.
+/// Returns the bytes that the host's kernel of a call takes besides its tensors: of products, in
+/// which all others are small.
 pub(crate) fn host_bytes(call: &OpCall) -> usize {
-    linear_cross_entropy::host_bytes(call)
+    let of = [linear_cross_entropy::host_bytes, matmul::host_bytes, fused::host_bytes];
+    of.into_iter().map(|bytes| bytes(call)).sum()
 }
 
 macro_rules! table {

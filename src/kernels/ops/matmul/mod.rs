@@ -17,7 +17,7 @@ use crate::dispatch::grid;
 use crate::ops::epilogue::{self, Epilogue};
 use crate::twin::{no_forward, normal_inputs};
 use crate::{Caps, Cost, Dispatch, Float, OpCall, Shader, Twin, Variant};
-use potluck_core::HostTensorView;
+use potluck_core::{DType, HostTensorView};
 use potluck_graph::Op;
 pub(crate) use probes::probes_with_columns;
 use probes::{catalog, probes};
@@ -117,6 +117,22 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
     }
     let products = c.par_chunks_mut(m * n).enumerate();
     products.for_each(|(z, c)| product(z, c, Parallelism::None));
+}
+
+/// The longest part of a sum for which `gemm` packs operands at a time, by its default.
+const PACKED_TERMS: usize = 512;
+
+/// The most bytes of the packed first operand, of which `gemm` takes what fits the last cache: as
+/// large as that of most processors.
+const PACKED_BYTES_MAX: usize = 32 << 20;
+
+/// Returns the bytes in which [`fast`] packs the first operand of a product, the larger one of the
+/// two that `gemm` packs; 0 for another op.
+pub(crate) fn host_bytes(call: &OpCall) -> usize {
+    let Op::MatMul { .. } = call.op else { return 0 };
+    let Sizes { m, k, .. } = Sizes::of(call);
+    let row = k.min(PACKED_TERMS) * DType::F32.bytes();
+    row.saturating_mul(m).min(PACKED_BYTES_MAX)
 }
 
 fn product(
