@@ -187,7 +187,8 @@ pub mod data {
         Augmentation, DataDescription, DataError, DataFile, Dataset, DatasetInput, Features,
         LoadedSamples, MeanStd, NamedInputs, Normalization, ReadOptions, SampleDescription,
         SampleFormat, SampleOptions, SampleSet, Samples, Split, TargetKind, TargetNames, Targets,
-        TextData, TextWindows, TokenFile, TokenWindows, Tokenizer, TokenizerChoice, TokenizerKind,
+        TextData, TextWindows, TokenFile, TokenWindows, Tokenizer, TokenizerChoice, TokenizerFile,
+        TokenizerKind,
     };
 }
 

@@ -17,7 +17,7 @@ use potluck_train::checkpoint::{Checkpoint, Meta};
 use potluck_train::config::RunConfig;
 use potluck_train::config::effect::require_effect;
 use potluck_train::config::read::{self, ConfigError, InitialModel, Override, Resolved};
-use potluck_train::config::schema::DataKind;
+use potluck_train::config::schema::{DataKind, TokenizerSource};
 use potluck_train::error::{EXIT_CONFIGURATION, TrainError};
 use potluck_train::hugging_face::ModelDirectory;
 use potluck_train::keys::Value;
@@ -254,8 +254,10 @@ fn configuration(
     let mut resolved = match init {
         Some(init) => {
             let name = format!("--init {}", init.path().display());
-            let model = InitialModel { name, settings: init.settings().clone() };
-            let model = model.with_gentle_rates(file, &overrides)?;
+            let tokenizer = Some(absolute(&init.path().join("tokenizer.json")));
+            let tokenizer = tokenizer.filter(|path| path.is_file());
+            let model = InitialModel { name, settings: init.settings().clone(), tokenizer };
+            let model = model.with_defaults(file, &overrides)?;
             read::read_from(&model, file, &overrides)?
         }
         None => read::read(saved, file, &overrides)?,
@@ -270,6 +272,11 @@ fn configuration(
         {
             *typed = absolute(typed);
         }
+    }
+    if let TokenizerSource::File(path) = &mut data.tokenizer
+        && resolved.typed.now.contains("data.tokenizer")
+    {
+        *path = absolute(path);
     }
     Ok(resolved)
 }

@@ -28,5 +28,5 @@ pub use sampler::{SampleIndex, Sampler};
 pub use samples::{DataFile, Features, LazyFeatures, LoadedSamples, Samples, Targets};
 pub use split::Split;
 pub use text::{TextData, TokenizerChoice};
-pub use tokenizer::{Decoder, Tokenizer, TokenizerKind};
+pub use tokenizer::{Decoder, Tokenizer, TokenizerFile, TokenizerKind};
 pub use tokens::{TokenFile, TokenWindows, is_token_file};

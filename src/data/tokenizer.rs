@@ -1,9 +1,13 @@
-//! Tokenizers: encode text to tokens and decode tokens to text, by character or by byte.
+//! Tokenizers: encode text to tokens and decode tokens to text, by character, by byte, or by a
+//! `tokenizer.json`.
+
+mod file;
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 
 use super::DataError;
+pub use file::TokenizerFile;
 
 /// Replacement of a token that is not in the vocabulary, or of bytes that are not UTF-8.
 const REPLACEMENT: char = char::REPLACEMENT_CHARACTER;
@@ -35,6 +39,8 @@ pub enum Tokenizer {
     Char { chars: Vec<char> },
     /// Token `i` is the byte `i`.
     Byte,
+    /// As a file describes it.
+    File(TokenizerFile),
 }
 
 impl Tokenizer {
@@ -52,14 +58,24 @@ impl Tokenizer {
         match self {
             Self::Char { chars } => chars.len(),
             Self::Byte => 256,
+            Self::File(file) => file.vocabulary(),
+        }
+    }
+
+    /// Returns the file of the tokenizer, if it has one.
+    pub fn file(&self) -> Option<&TokenizerFile> {
+        match self {
+            Self::File(file) => Some(file),
+            Self::Char { .. } | Self::Byte => None,
         }
     }
 
     /// Returns the tokens of a text.
     ///
     /// # Errors
-    /// Returns a `DataError` if a character tokenizer meets bytes that are not UTF-8 or a
-    /// character that is not in the vocabulary.
+    /// Returns a `DataError` if a tokenizer other than that of bytes meets bytes that are not
+    /// UTF-8, one of characters a character that is not in the vocabulary, or that of a file
+    /// refuses the text.
     pub fn encode(&self, text: impl AsRef<[u8]>) -> Result<Vec<u32>, DataError> {
         self.encode_named("the text", text.as_ref())
     }
@@ -90,6 +106,7 @@ impl Tokenizer {
     pub(super) fn encode_named(&self, name: &str, bytes: &[u8]) -> Result<Vec<u32>, DataError> {
         let chars = match self {
             Self::Byte => return Ok(bytes.iter().map(|byte| u32::from(*byte)).collect()),
+            Self::File(file) => return file.encode(name, utf8(name, bytes)?),
             Self::Char { chars } => chars,
         };
         let tokens: HashMap<char, u32> = chars.iter().copied().zip(0..).collect();
@@ -116,11 +133,18 @@ impl Tokenizer {
 pub struct Decoder<'a> {
     tokenizer: &'a Tokenizer,
     held: Vec<u8>,
+    /// Of a file's tokenizer: the last tokens, of which the first `shown` are returned as text.
+    tokens: Vec<u32>,
+    shown: usize,
 }
+
+/// Tokens before a new one by which a file's tokenizer decodes it: a token of several characters,
+/// a space in front of it or a character of several tokens depend on them.
+const TOKENS_BEFORE: usize = 8;
 
 impl<'a> Decoder<'a> {
     pub fn new(tokenizer: &'a Tokenizer) -> Self {
-        Self { tokenizer, held: Vec::new() }
+        Self { tokenizer, held: Vec::new(), tokens: Vec::new(), shown: 0 }
     }
 
     /// Decodes a token and returns the text that it completes; empty if it only begins a
@@ -141,12 +165,38 @@ impl<'a> Decoder<'a> {
                     text
                 }
             },
+            Tokenizer::File(file) => {
+                self.tokens.push(token);
+                self.take_decoded(file, false)
+            }
         }
+    }
+
+    /// Takes the text of the tokens that are not shown yet, unless it ends with an incomplete
+    /// character; also then if `all`.
+    fn take_decoded(&mut self, file: &TokenizerFile, all: bool) -> String {
+        let before = file.decode(&self.tokens[..self.shown]);
+        let text = file.decode(&self.tokens);
+        // A decoder may change what it made of earlier tokens.
+        let same = before.chars().zip(text.chars()).take_while(|(a, b)| a == b);
+        let new = &text[same.map(|(shown, _)| shown.len_utf8()).sum()..];
+        // No character has so many tokens: these are of none.
+        let is_stuck = self.tokens.len() - self.shown > TOKENS_BEFORE;
+        if new.is_empty() || (text.ends_with(REPLACEMENT) && !is_stuck && !all) {
+            return String::new();
+        }
+        let new = new.to_string();
+        self.tokens.drain(..self.tokens.len().saturating_sub(TOKENS_BEFORE));
+        self.shown = self.tokens.len();
+        new
     }
 
     /// Returns the bytes that are still held back: an incomplete character, as U+FFFD.
     pub fn finish(mut self) -> String {
-        self.take(true)
+        match self.tokenizer {
+            Tokenizer::File(file) => self.take_decoded(file, true),
+            Tokenizer::Char { .. } | Tokenizer::Byte => self.take(true),
+        }
     }
 
     /// Takes the held bytes as text, including the incomplete character at their end only if

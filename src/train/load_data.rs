@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use super::config::schema::TokenizerSource;
 use super::error::TrainError;
 use super::run_data::{RunData, SavedData, require_there};
 use super::spec::{DataSource, DataSpec, RunSpec};
@@ -10,7 +11,7 @@ use potluck_data::formats::{self, KnownSamples, ReadOptions};
 use potluck_data::tokens::{TokenFile, TokenWindows};
 use potluck_data::{
     Augmentation, DataDescription, DataError, LoadedSamples, SampleDescription, SampleOptions,
-    SampleSet, TextData, Tokenizer, TokenizerChoice, world,
+    SampleSet, TextData, Tokenizer, TokenizerChoice, TokenizerFile, world,
 };
 
 impl DataSource {
@@ -40,12 +41,12 @@ impl RunSpec {
             DataSource::Builtin => {
                 let corpus = world::corpus();
                 let bytes = corpus.as_bytes();
-                let tokenizer = self.tokenizer_choice(saved.tokenizer.clone());
+                let tokenizer = self.tokenizer_choice(saved.tokenizer.clone())?;
                 let text = TextData::from_bytes(world::NAME, bytes, tokenizer, *held_out, context)?;
                 RunData::of_text(text, context, true)
             }
             DataSource::Text(path) => {
-                let tokenizer = self.tokenizer_choice(saved.tokenizer.clone());
+                let tokenizer = self.tokenizer_choice(saved.tokenizer.clone())?;
                 let text = TextData::load(path, tokenizer, *held_out, context)?;
                 RunData::of_text(text, context, false)
             }
@@ -118,10 +119,17 @@ impl RunSpec {
         ReadOptions { known: trained_on.map(KnownSamples::of), ..self.data.reading.clone() }
     }
 
-    fn tokenizer_choice(&self, given: Option<Tokenizer>) -> TokenizerChoice {
-        match given {
-            Some(tokenizer) => TokenizerChoice::Given(tokenizer),
-            None => TokenizerChoice::Derived(self.data.tokenizer),
-        }
+    fn tokenizer_choice(&self, given: Option<Tokenizer>) -> Result<TokenizerChoice, DataError> {
+        Ok(match (given, &self.data.tokenizer) {
+            // Another node has said which file it is; as the data, it is on every machine.
+            (Some(Tokenizer::File(file)), TokenizerSource::File(path)) if !file.is_read() => {
+                TokenizerChoice::Given(Tokenizer::File(file.read_from(path)?))
+            }
+            (Some(tokenizer), _) => TokenizerChoice::Given(tokenizer),
+            (None, TokenizerSource::Kind(kind)) => TokenizerChoice::Derived(*kind),
+            (None, TokenizerSource::File(path)) => {
+                TokenizerChoice::Given(Tokenizer::File(TokenizerFile::load(path)?))
+            }
+        })
     }
 }

@@ -17,7 +17,8 @@ use super::trainer::{FitLength, FitOptions, SavedRun, TrainerOptions};
 use crate::config::RunConfig;
 use crate::config::read::{ConfigError, Override, Resolved, read_complete};
 use crate::config::schema::{
-    Balance, DataKind, MicroBatchSize, OptimKind, Parallel, TypedKeys, is_of_placement,
+    Balance, DataKind, MicroBatchSize, OptimKind, Parallel, TokenizerSource, TypedKeys,
+    is_of_placement,
 };
 use crate::families::{DataShape, ModelFamily};
 use crate::runtime::memory;
@@ -27,7 +28,7 @@ use crate::runtime::placement::plans::Plans;
 use potluck_core::DType;
 use potluck_core::faults::Faults;
 use potluck_core::metrics::Unit;
-use potluck_data::{ReadOptions, SampleFormat, Sampler, TokenizerKind};
+use potluck_data::{ReadOptions, SampleFormat, Sampler};
 use potluck_graph::optim::{Optimizer, ParameterGroup, Schedule};
 use potluck_graph::{Graph, ModelGraph, MomentFormat, Recompute};
 use potluck_parallel::{
@@ -102,7 +103,7 @@ pub struct RunSpec {
 #[derive(Clone, Debug)]
 pub struct DataSpec {
     pub source: DataSource,
-    pub tokenizer: TokenizerKind,
+    pub tokenizer: TokenizerSource,
     /// Share for the validation split: of a text its end, of samples any.
     pub held_out: f64,
     pub reading: ReadOptions,
@@ -572,7 +573,7 @@ fn data(config: &RunConfig) -> DataSpec {
     let reading = ReadOptions { target, kind: data.task, image_size, known: None };
     DataSpec {
         source,
-        tokenizer: data.tokenizer,
+        tokenizer: data.tokenizer.clone(),
         held_out: data.held_out,
         reading,
         normalize: data.normalize,

@@ -22,3 +22,4 @@ mod shape_rules;
 mod sim;
 mod stateful;
 mod tensor_parallel;
+mod tokenizers;

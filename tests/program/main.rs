@@ -44,5 +44,6 @@ mod shakespeare;
 mod tensor;
 #[cfg(target_os = "linux")]
 mod terminals;
+mod tokenizer_files;
 #[path = "../common/udp_proxy.rs"]
 mod udp_proxy;

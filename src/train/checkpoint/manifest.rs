@@ -15,8 +15,9 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{CheckpointError, FILES, Meta};
+use super::{CheckpointError, FILES, Meta, TOKENIZER};
 use potluck_core::{TensorSlice, files};
+use potluck_data::Tokenizer;
 
 pub const NAME: &str = "manifest.json";
 
@@ -28,7 +29,10 @@ const FORMAT: u64 = 5;
 const OLDEST: u64 = 4;
 
 /// Names in `needs` that this version knows.
-const KNOWN_NEEDS: [&str; 0] = [];
+const KNOWN_NEEDS: [&str; 1] = [NEEDS_TOKENIZER];
+
+/// Need of a reader of a checkpoint whose tokenizer is a file.
+const NEEDS_TOKENIZER: &str = "tokenizer-file";
 
 /// Former formats, each with the last commit of the program that reads it.
 const READERS: [(u64, &str); 1] = [(3, "a3fe4cf")];
@@ -94,9 +98,10 @@ struct Needs {
 
 impl Manifest {
     pub fn new(meta: Meta, files: Vec<FileEntry>) -> Self {
+        let has_file = matches!(meta.tokenizer, Some(Tokenizer::File(_)));
         let mut manifest = Self {
             format: FORMAT,
-            needs: Vec::new(),
+            needs: if has_file { vec![NEEDS_TOKENIZER.into()] } else { Vec::new() },
             meta,
             files,
             unknown: BTreeMap::new(),
@@ -157,8 +162,16 @@ impl Manifest {
         manifest.unknown_names = unknown_names(&found, &manifest.known(), "");
         // Only the known names are ever opened: a path that leads elsewhere is not followed.
         let names: Vec<&str> = manifest.files.iter().map(|file| file.name.as_str()).collect();
-        if names != FILES && names != FILES[..FILES.len() - 1] {
+        let tensors = match (names.split_last(), &manifest.meta.tokenizer) {
+            (Some((&TOKENIZER, others)), Some(Tokenizer::File(_))) => others,
+            _ => &names[..],
+        };
+        if tensors != FILES && tensors != &FILES[..FILES.len() - 1] {
             return Err(damaged(format!("it names the files {names:?} instead of {FILES:?}")));
+        }
+        let has_tokenizer = tensors.len() < names.len();
+        if has_tokenizer != matches!(manifest.meta.tokenizer, Some(Tokenizer::File(_))) {
+            return Err(damaged(format!("it names no {TOKENIZER}, which its tokenizer is")));
         }
         if step_of(directory).is_some_and(|step| step != manifest.meta.step) {
             return Err(damaged(format!("it is that of step {}", manifest.meta.step)));

@@ -40,6 +40,9 @@ const MOMENTS: &str = "moments.safetensors";
 const CARRIED: &str = "carried.safetensors";
 const FILES: [&str; 3] = [PARAMETERS, MOMENTS, CARRIED];
 
+/// File of a tokenizer that has one, behind the others.
+const TOKENIZER: &str = "tokenizer.json";
+
 /// State of a training run between two steps.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Checkpoint {
@@ -156,6 +159,13 @@ impl Checkpoint {
         let parameters = read(PARAMETERS)?;
         let moments = if with_moments { read(MOMENTS)? } else { Vec::new() };
         let carried = read(CARRIED)?;
+        let mut meta = manifest.meta.clone();
+        if let Some(Tokenizer::File(file)) = &mut meta.tokenizer {
+            let path = directory.join(TOKENIZER);
+            let found = file.read_from(&path);
+            // The hash is the one in the manifest's list of files, too.
+            *file = found.map_err(|why| CheckpointError::Damaged { path, why: why.to_string() })?;
+        }
         let mut warnings = Vec::new();
         if !manifest.unknown_names.is_empty() {
             let (place, names) =
@@ -169,7 +179,7 @@ impl Checkpoint {
                 place.display()
             ));
         }
-        Ok((Self { meta: manifest.meta, parameters, moments, carried }, warnings))
+        Ok((Self { meta, parameters, moments, carried }, warnings))
     }
 
     /// Reads a checkpoint directory, or the newest good checkpoint of a run directory, in that

@@ -2,15 +2,19 @@
 
 mod aside;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use super::lock::{self, RunLock};
-use super::manifest::{Manifest, directory_name, step_of};
-use super::{CARRIED, Checkpoint, CheckpointError, FILES, MOMENTS, Meta, NamedTensor, tensors};
+use super::manifest::{FileEntry, Manifest, directory_name, step_of};
+use super::{
+    CARRIED, Checkpoint, CheckpointError, FILES, MOMENTS, Meta, NamedTensor, TOKENIZER, tensors,
+};
 use potluck_core::faults::{Faults, Point};
 use potluck_core::files;
+use potluck_data::{Tokenizer, TokenizerFile};
 
 /// Name of the directory of checkpoints in that of a run.
 pub(super) const DIRECTORY: &str = "checkpoints";
@@ -151,6 +155,10 @@ impl Store {
             }
             let written = tensors::write(&path, tensors, || at(Point::CheckpointTensors));
             entries.push(written.map_err(|why| error(&path, why))?);
+        }
+        if let Some(Tokenizer::File(file)) = &checkpoint.meta.tokenizer {
+            let path = directory.join(TOKENIZER);
+            entries.push(write_tokenizer(&path, file).map_err(|why| error(&path, why))?);
         }
         let manifest = Manifest::new(checkpoint.meta.clone(), entries);
         at(Point::CheckpointManifest).map_err(|why| error(directory, why))?;
@@ -410,6 +418,19 @@ fn tensors_of<'a>(checkpoint: &'a Checkpoint, file: &str) -> &'a [NamedTensor] {
         CARRIED => &checkpoint.carried,
         _ => &checkpoint.parameters,
     }
+}
+
+/// Writes the file of a tokenizer, which is synced to the disk on return.
+fn write_tokenizer(path: &Path, tokenizer: &TokenizerFile) -> io::Result<FileEntry> {
+    let mut file = fs::File::create_new(path)?;
+    file.write_all(tokenizer.json())?;
+    file.sync_all()?;
+    Ok(FileEntry {
+        name: TOKENIZER.into(),
+        bytes: tokenizer.json().len() as u64,
+        blake3: tokenizer.blake3().into(),
+        slices: BTreeMap::new(),
+    })
 }
 
 /// Verifies the manifest of a checkpoint directory and its files against the manifest.

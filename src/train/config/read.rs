@@ -157,21 +157,29 @@ impl Resolved {
 pub struct InitialModel {
     pub name: String,
     pub settings: Vec<(&'static str, Value)>,
+    /// Its `tokenizer.json`, if it has one.
+    pub tokenizer: Option<PathBuf>,
 }
 
 impl InitialModel {
-    /// Sets what the model is trained with by default: a tenth of the learning rate of a new one,
-    /// and a warm-up of 3 % of the steps.
+    /// Sets what the model is trained with by default: its own tokenizer, of a text, a tenth of the
+    /// learning rate of a new one, and a warm-up of 3 % of the steps.
     ///
     /// # Errors
     /// Those of [`read`], of the configuration without that.
-    pub fn with_gentle_rates(
+    pub fn with_defaults(
         mut self,
         file: Option<(&Path, &str)>,
         overrides: &[Override],
     ) -> Result<Self, ConfigError> {
         let resolved = read_from(&self, file, overrides)?;
         let (config, now) = (resolved.config, resolved.typed.now);
+        if let Some(path) = self.tokenizer.as_deref().and_then(Path::to_str)
+            && config.data.kind == DataKind::Text
+            && !now.contains("data.tokenizer")
+        {
+            self.settings.push(("data.tokenizer", Value::Text(path.into())));
+        }
         if !now.contains("optim.lr") {
             self.settings.push(("optim.lr", (config.optim.lr / 10.0).into()));
         }
@@ -747,6 +755,7 @@ mod resumed;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::schema::TokenizerSource;
     use crate::config::schema::{Balance, MicroBatchSize, OptimKind};
     use crate::families::TrainedOn;
     use potluck_data::TokenizerKind;
@@ -836,7 +845,10 @@ mod tests {
         assert_eq!(config("train.steps = 7\noptim = { kind = \"sgd\" }", &[]).train.steps, 7);
         assert_eq!(config("optim = { kind = \"sgd\" }", &[]).optim.kind, OptimKind::Sgd);
         assert_eq!(config("\u{feff}[train]\r\nsteps = 0x10\r\n", &[]).train.steps, 16);
-        assert_eq!(config("[data]\n'tokenizer' = 'byte'", &[]).data.tokenizer, TokenizerKind::Byte);
+        assert_eq!(
+            config("[data]\n'tokenizer' = 'byte'", &[]).data.tokenizer,
+            TokenizerSource::Kind(TokenizerKind::Byte)
+        );
     }
 
     #[test]
@@ -1214,10 +1226,10 @@ mod tests {
             ("model.rope_factor", 2.0.into()),
             ("model.context", 32usize.into()),
         ];
-        let model = InitialModel { name: "--init m".into(), settings };
+        let model = InitialModel { name: "--init m".into(), settings, tokenizer: None };
         let from = |text: &str, sets: &[&str]| {
             let (file, overrides) = (Some((Path::new("run.toml"), text)), overrides(sets));
-            let model = model.clone().with_gentle_rates(file, &overrides)?;
+            let model = model.clone().with_defaults(file, &overrides)?;
             read_from(&model, file, &overrides).map(|resolved| resolved.config)
         };
         let plain = from("", &["steps=200"]).unwrap();

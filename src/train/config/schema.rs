@@ -83,6 +83,32 @@ pub enum Balance {
     Fixed,
 }
 
+/// Tokenizer of a text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TokenizerSource {
+    /// Derived from the text.
+    Kind(TokenizerKind),
+    /// Described by a `tokenizer.json`.
+    File(PathBuf),
+}
+
+impl ConfigValue for TokenizerSource {
+    fn value(&self) -> Option<Value> {
+        Some(Value::Text(match self {
+            Self::Kind(kind) => kind.to_string(),
+            // A configuration holds Unicode only, and so does what was read from one.
+            Self::File(path) => path.to_string_lossy().into_owned(),
+        }))
+    }
+
+    fn replace(&mut self, value: Value) {
+        let Value::Text(text) = value else { panic!("{value} was not admitted for this key") };
+        let named = [TokenizerKind::Char, TokenizerKind::Byte].into_iter();
+        let kind = named.clone().find(|kind| kind.to_string() == text);
+        *self = kind.map_or_else(|| Self::File(text.into()), Self::Kind);
+    }
+}
+
 /// Value of `train.micro_batch_size` for what fits the memory of each device.
 const AUTO: &str = "auto";
 
@@ -138,7 +164,6 @@ words! {
         Some(TargetKind::Classes) => "classification",
         Some(TargetKind::Values) => "regression",
     }
-    TokenizerKind { TokenizerKind::Char => "char", TokenizerKind::Byte => "byte", }
     OptimKind { OptimKind::AdamW => "adamw", OptimKind::Sgd => "sgd", }
     MomentFormat { MomentFormat::F32 => "f32", MomentFormat::Bf16 => "bf16", }
     Decay { Decay::Constant => "constant", Decay::Cosine => "cosine", Decay::Linear => "linear",
@@ -247,8 +272,8 @@ sections! {
         path: Option<PathBuf> = None, Constraint::Text;
         /// Path of held-out samples of their own, in the same format.
         val_path: Option<PathBuf> = None, Constraint::Text, if DATA_KIND = SAMPLES;
-        /// Unit of tokenization: a character or a byte.
-        tokenizer: TokenizerKind = TokenizerKind::Char, Constraint::OneOf(TokenizerKind::WORDS),
+        /// Unit of tokenization, char or byte, or the path of a tokenizer.json.
+        tokenizer: TokenizerSource = TokenizerSource::Kind(TokenizerKind::Char), Constraint::Text,
             if DATA_KIND = TEXTS;
         /// Share for the validation split; 0 = none. Of a text the end, of samples any.
         held_out: f64 = 0.1, Constraint::Real(Included(0.0), Included(0.5));

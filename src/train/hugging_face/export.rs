@@ -1,5 +1,5 @@
 //! Export of a model as a directory that transformers reads: `config.json`,
-//! `generation_config.json` and `model.safetensors`.
+//! `generation_config.json`, `model.safetensors`, and the `tokenizer.json` of a model that has one.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -17,6 +17,7 @@ use crate::checkpoint::NamedTensor;
 use crate::families::ModelFamily;
 use potluck_core::arithmetic::transpose;
 use potluck_core::files;
+use potluck_data::TokenizerFile;
 use potluck_graph::model::names::their_name;
 
 /// Type of the values in a file.
@@ -115,7 +116,8 @@ impl View for &WrittenTensor<'_> {
     }
 }
 
-/// Writes a model to a new directory, which is there as a whole or not at all.
+/// Writes a model to a new directory, with its tokenizer if that is a file; it is there as a whole
+/// or not at all.
 ///
 /// # Errors
 /// Returns [`HuggingFaceError`] if the directory is there already, if the model has no form in
@@ -124,6 +126,7 @@ pub fn export(
     out: &Path,
     family: &dyn ModelFamily,
     parameters: &[NamedTensor],
+    tokenizer: Option<&TokenizerFile>,
     kind: FileType,
 ) -> Result<(), HuggingFaceError> {
     // Without a separator at the end, so that what is beside it is not in it.
@@ -160,6 +163,7 @@ pub fn export(
     }
     let temporary = new_directory_beside(out)?;
     let done = write_files(&temporary, &settings, &written)
+        .and_then(|()| tokenizer.map_or(Ok(()), |file| write_tokenizer(&temporary, file)))
         .and_then(|()| fs::rename(&temporary, out).map_err(|why| unwritable(out, why)));
     if done.is_err() {
         // What is left of it is of no use; that it cannot be removed is no news.
@@ -181,6 +185,15 @@ fn new_directory_beside(out: &Path) -> Result<PathBuf, HuggingFaceError> {
             Err(why) => return Err(unwritable(&path, why)),
         }
     }
+}
+
+/// Writes the file of a tokenizer, and how transformers is to read it.
+fn write_tokenizer(directory: &Path, tokenizer: &TokenizerFile) -> Result<(), HuggingFaceError> {
+    let path = directory.join("tokenizer.json");
+    fs::write(&path, tokenizer.json()).map_err(|why| unwritable(&path, why))?;
+    let class = json!({ "tokenizer_class": "PreTrainedTokenizerFast" });
+    let path = directory.join("tokenizer_config.json");
+    fs::write(&path, format!("{class:#}\n")).map_err(|why| unwritable(&path, why))
 }
 
 fn write_files(

@@ -159,7 +159,7 @@ fn what_is_exported_is_read_back() {
         let (graph, tensors) = parameters(&*family);
         for (name, kind) in FileType::NAMES {
             let out = place.path().join(format!("{index}-{name}"));
-            export(&out, &*family, &tensors, kind).unwrap();
+            export(&out, &*family, &tensors, None, kind).unwrap();
             let again = ModelDirectory::open(out.to_str().unwrap()).unwrap();
             let mut settings = again.settings().clone();
             settings.retain(|(name, _)| *name != "model.context");
@@ -181,8 +181,13 @@ fn what_is_exported_is_read_back() {
                 }
             }
         }
-        let exists =
-            export(&place.path().join(format!("{index}-f32")), &*family, &tensors, FileType::F32);
+        let exists = export(
+            &place.path().join(format!("{index}-f32")),
+            &*family,
+            &tensors,
+            None,
+            FileType::F32,
+        );
         assert!(exists.unwrap_err().to_string().contains("is there already"));
     }
 }
@@ -196,7 +201,7 @@ fn shards_are_read_and_bad_files_are_refused() {
     let family = model(&own);
     let (graph, tensors) = parameters(&*family);
     let out = place.path().join("model");
-    export(&out, &*family, &tensors, FileType::F32).unwrap();
+    export(&out, &*family, &tensors, None, FileType::F32).unwrap();
     let open = || {
         let directory = ModelDirectory::open(out.to_str().unwrap()).map_err(|e| e.to_string())?;
         let tensors = directory.tensors(&graph, &*family).map_err(|e| e.to_string())?;
@@ -272,7 +277,7 @@ fn a_tied_head_may_be_stored_and_must_be_the_embedding() {
     let out = place.path().join("model");
     let read_tied = |tensors: &[NamedTensor]| {
         let _ = fs::remove_dir_all(&out);
-        export(&out, &*untied, tensors, FileType::F32).unwrap();
+        export(&out, &*untied, tensors, None, FileType::F32).unwrap();
         let directory = ModelDirectory::open(out.to_str().unwrap()).unwrap();
         directory.tensors(&graph, &*tied).unwrap().read().map_err(|error| error.to_string())
     };
@@ -285,7 +290,7 @@ fn a_tied_head_may_be_stored_and_must_be_the_embedding() {
     // What no type of 16 bits holds.
     tensors[1].values[0] = 3.4e38;
     for kind in [FileType::F16, FileType::Bf16] {
-        let told = export(&place.path().join("half"), &*untied, &tensors, kind).unwrap_err();
+        let told = export(&place.path().join("half"), &*untied, &tensors, None, kind).unwrap_err();
         assert!(told.to_string().contains("3.4e38, too large for"), "{told}");
     }
 }

@@ -1,0 +1,250 @@
+//! Tokenizers of Hugging Face's `tokenizer.json`, by the crate `tokenizers`: what stands in such a
+//! file has too many forms to follow them all otherwise.
+
+use std::fmt;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::DataError;
+
+/// Most bytes of a `tokenizer.json`: the largest that are in use have 40 MB.
+const BYTES_MAX: u64 = 256 << 20;
+
+/// Bytes of a part of a text that is encoded at a time, which takes some 250 times as many while it
+/// is, and parts that are at a time.
+const PART_BYTES: usize = 128 << 10;
+const PARTS_AT_A_TIME: usize = 8;
+
+/// Bytes on each side of a place at which a text may be divided that are encoded to find out, and
+/// places that are tried before the rest is encoded whole.
+const WINDOW_BYTES: usize = 256;
+const TRIES: usize = 16;
+
+/// Tokenizer of a `tokenizer.json`. Two are equal if their files are.
+///
+/// Where it is saved there are its hash and its size only, and the file stands beside them: what
+/// was deserialized is to be [read](Self::read_from).
+#[derive(Clone, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TokenizerFile {
+    /// BLAKE3 hash of the file, in hexadecimal.
+    blake3: String,
+    vocabulary: usize,
+    #[serde(skip)]
+    read: Option<Arc<ReadFile>>,
+}
+
+/// Content of a file, and what it describes.
+struct ReadFile {
+    json: Vec<u8>,
+    tokenizer: tokenizers::Tokenizer,
+}
+
+impl TokenizerFile {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// Returns a `DataError` that names the file if it cannot be read or is no `tokenizer.json`.
+    pub fn load(path: &Path) -> Result<Self, DataError> {
+        let name = path.display().to_string();
+        let read_error = |why| DataError::Read { name: name.clone(), why };
+        let found = fs::metadata(path).map_err(read_error)?;
+        if found.is_dir() {
+            return Err(invalid(&name, "is a directory; give its tokenizer.json".into()));
+        }
+        if found.len() > BYTES_MAX {
+            let why = format!("has {} bytes, too many for a tokenizer.json", found.len());
+            return Err(invalid(&name, why));
+        }
+        Self::from_json(&name, fs::read(path).map_err(read_error)?)
+    }
+
+    /// Reads the bytes of a file, which error messages call `name`.
+    ///
+    /// # Errors
+    /// Returns `DataError::Invalid` if they are no `tokenizer.json`.
+    pub fn from_json(name: &str, json: Vec<u8>) -> Result<Self, DataError> {
+        let read = tokenizers::Tokenizer::from_bytes(&json);
+        let mut tokenizer =
+            read.map_err(|why| invalid(name, format!("is no tokenizer.json ({why})")))?;
+        // Texts are encoded whole, and what looks like a special token is text in them.
+        tokenizer.set_encode_special_tokens(true);
+        tokenizer.with_padding(None);
+        let truncated = tokenizer.with_truncation(None);
+        truncated.map_err(|why| invalid(name, format!("cannot do without truncation ({why})")))?;
+        let ids = tokenizer.get_vocab(true);
+        let vocabulary = ids.values().max().map_or(0, |last| *last as usize + 1);
+        if vocabulary == 0 {
+            return Err(invalid(name, "has no tokens".into()));
+        }
+        let blake3 = blake3::hash(&json).to_hex().to_string();
+        Ok(Self { blake3, vocabulary, read: Some(Arc::new(ReadFile { json, tokenizer })) })
+    }
+
+    /// Returns the tokenizer with the file that it was saved beside.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Self::load`], and `DataError::Invalid` if it is another file.
+    pub fn read_from(&self, path: &Path) -> Result<Self, DataError> {
+        let found = Self::load(path)?;
+        if found != *self {
+            let why = format!("is not the file that was saved, which has the hash {}", self.blake3);
+            return Err(invalid(&path.display().to_string(), why));
+        }
+        Ok(found)
+    }
+
+    /// Returns true unless this was deserialized and not read since.
+    pub fn is_read(&self) -> bool {
+        self.read.is_some()
+    }
+
+    /// Returns the bytes of the file; none of a tokenizer that was not read.
+    pub fn json(&self) -> &[u8] {
+        self.read.as_ref().map_or(&[], |read| &read.json)
+    }
+
+    /// Returns the BLAKE3 hash of the file, in hexadecimal.
+    pub fn blake3(&self) -> &str {
+        &self.blake3
+    }
+
+    /// Returns the number of ids: one more than the largest, which need not all be in use.
+    pub fn vocabulary(&self) -> usize {
+        self.vocabulary
+    }
+
+    /// Returns the ids of a text, without those that a model's template puts around it. A long text
+    /// is encoded in parts, where they have the ids of the whole.
+    ///
+    /// # Errors
+    /// Returns `DataError::Invalid` if the tokenizer refuses the text, which error messages call
+    /// `name`, or was not read.
+    pub fn encode(&self, name: &str, text: &str) -> Result<Vec<u32>, DataError> {
+        self.encode_parts(name, text, PART_BYTES)
+    }
+
+    /// See [`Self::encode`]; a part has about so many bytes.
+    fn encode_parts(&self, name: &str, text: &str, bytes: usize) -> Result<Vec<u32>, DataError> {
+        let mut ids = Vec::new();
+        let mut rest = text;
+        while !rest.is_empty() {
+            let mut parts = Vec::with_capacity(PARTS_AT_A_TIME);
+            while parts.len() < PARTS_AT_A_TIME && !rest.is_empty() {
+                let (part, behind) = rest.split_at(self.part_end(name, rest, bytes)?);
+                parts.push(part);
+                rest = behind;
+            }
+            for encoded in self.encode_each(name, parts)? {
+                ids.extend(encoded);
+            }
+        }
+        Ok(ids)
+    }
+
+    /// Returns the ids of each of some texts, which are encoded on all threads.
+    fn encode_each(&self, name: &str, texts: Vec<&str>) -> Result<Vec<Vec<u32>>, DataError> {
+        let refused = |why: String| invalid(name, format!("cannot be tokenized ({why})"));
+        let read = self.read.as_ref().ok_or_else(|| refused("no tokenizer was read".into()))?;
+        let encoded = read.tokenizer.encode_batch_fast(texts, false);
+        let encoded = encoded.map_err(|why| refused(why.to_string()))?;
+        Ok(encoded.into_iter().map(|one| one.get_ids().to_vec()).collect())
+    }
+
+    /// Returns the end of the first part of a text: behind the end of a line from which on the ids
+    /// are the same whether the text is divided there or not, as they are in the lines around it.
+    /// A tokenizer that puts something in front of every text has no such place.
+    fn part_end(&self, name: &str, text: &str, bytes: usize) -> Result<usize, DataError> {
+        let mut tried = 0;
+        for (at, _) in text.match_indices('\n').skip_while(|(at, _)| *at < bytes) {
+            let end = at + 1;
+            // Spaces and empty lines belong to what is around them.
+            if text[end..].starts_with(char::is_whitespace) || end == text.len() {
+                continue;
+            }
+            let before = &text[boundary(text, end.saturating_sub(WINDOW_BYTES))..end];
+            let behind = &text[end..boundary(text, text.len().min(end + WINDOW_BYTES))];
+            let whole = [before, behind].concat();
+            let ids = self.encode_each(name, vec![before, behind, &whole])?;
+            if [&ids[0][..], &ids[1]].concat() == ids[2] {
+                return Ok(end);
+            }
+            tried += 1;
+            if tried == TRIES {
+                break;
+            }
+        }
+        Ok(text.len())
+    }
+
+    /// Returns the text of ids. What is no id is left out, and bytes that are not UTF-8 become
+    /// U+FFFD.
+    pub fn decode(&self, ids: &[u32]) -> String {
+        let Some(read) = &self.read else { return String::new() };
+        // Only a decoder that the file does not describe could fail.
+        read.tokenizer.decode(ids, false).unwrap_or_default()
+    }
+}
+
+/// Returns the last boundary of a character up to a byte.
+fn boundary(text: &str, at: usize) -> usize {
+    (0..=at).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0)
+}
+
+fn invalid(name: &str, why: String) -> DataError {
+    DataError::Invalid { name: name.into(), place: String::new(), why: why.into() }
+}
+
+impl PartialEq for TokenizerFile {
+    fn eq(&self, other: &Self) -> bool {
+        self.blake3 == other.blake3
+    }
+}
+
+impl Eq for TokenizerFile {}
+
+impl fmt::Debug for TokenizerFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TokenizerFile({} of {} ids)", self.blake3, self.vocabulary)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    #[derive(serde::Deserialize)]
+    struct Golden {
+        lines: Vec<String>,
+        files: HashMap<String, GoldenFile>,
+    }
+
+    #[derive(serde::Deserialize)]
+    struct GoldenFile {
+        json: String,
+    }
+
+    #[test]
+    fn parts_of_a_long_text_have_the_ids_of_the_whole() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/tokenizers.json.gz");
+        let file = flate2::read::GzDecoder::new(fs::File::open(path).unwrap());
+        let Golden { lines, files } = serde_json::from_reader(file).unwrap();
+        for separator in ["\n", "", " "] {
+            let text = lines.join(separator);
+            for (name, file) in &files {
+                let file = TokenizerFile::from_json(name, file.json.clone().into_bytes()).unwrap();
+                let whole = file.encode_parts(name, &text, usize::MAX).unwrap();
+                for bytes in [100, 777, 5000] {
+                    let parts = file.encode_parts(name, &text, bytes).unwrap();
+                    assert!(parts == whole, "{name}, parts of {bytes} bytes, {separator:?}");
+                }
+                // One that begins every text with a space cannot divide it.
+                let end = file.part_end(name, &text, 777).unwrap();
+                assert_eq!(end < 5000, name != "llama2", "{name}, {separator:?}: {end}");
+            }
+        }
+    }
+}
