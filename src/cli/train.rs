@@ -116,6 +116,17 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
         };
         let lr = config.optim.lr;
         print_line(&format!("starting from {}: optim.lr = {lr:?}{warmup}", init.path().display()));
+        let is_text = matches!(config.data.kind, DataKind::Text | DataKind::Builtin);
+        if let TokenizerSource::Kind(kind) = &config.data.tokenizer
+            && is_text
+            && !resolved.typed.now.contains("data.tokenizer")
+        {
+            print_line(&format!(
+                "note: {} has no tokenizer.json; the text is tokenized as data.tokenizer = \
+                 \"{kind}\"",
+                init.path().display()
+            ));
+        }
     }
     let spec = RunSpec::resolved(&resolved);
     let nodes = nodes::meet(args, &spec, &directory)?;
@@ -262,9 +273,6 @@ fn configuration(
         }
         None => read::read(saved, file, &overrides)?,
     };
-    if let Some(saved) = saved {
-        refuse_another(&saved.config, &resolved.config)?;
-    }
     let data = &mut resolved.config.data;
     for (name, path) in [("data.path", &mut data.path), ("data.val_path", &mut data.val_path)] {
         if let Some(typed) = path
@@ -277,6 +285,9 @@ fn configuration(
         && resolved.typed.now.contains("data.tokenizer")
     {
         *path = absolute(path);
+    }
+    if let Some(saved) = saved {
+        refuse_another(&saved.config, &resolved.config)?;
     }
     Ok(resolved)
 }

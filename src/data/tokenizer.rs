@@ -133,18 +133,25 @@ impl Tokenizer {
 pub struct Decoder<'a> {
     tokenizer: &'a Tokenizer,
     held: Vec<u8>,
-    /// Of a file's tokenizer: the last tokens, of which the first `shown` are returned as text.
+    /// Of a file's tokenizer: tokens from the beginning of the last text that was returned on.
     tokens: Vec<u32>,
-    shown: usize,
+    /// Number of them whose text was returned.
+    returned: usize,
 }
 
-/// Tokens before a new one by which a file's tokenizer decodes it: a token of several characters,
-/// a space in front of it or a character of several tokens depend on them.
-const TOKENS_BEFORE: usize = 8;
+/// The most tokens whose text is waited for because it ends with an incomplete character: more than
+/// any character has.
+const PENDING_MAX: usize = 16;
 
 impl<'a> Decoder<'a> {
     pub fn new(tokenizer: &'a Tokenizer) -> Self {
-        Self { tokenizer, held: Vec::new(), tokens: Vec::new(), shown: 0 }
+        Self { tokenizer, held: Vec::new(), tokens: Vec::new(), returned: 0 }
+    }
+
+    /// Creates the decoder of what follows some tokens, whose text is known: a file may describe
+    /// tokens that have a space in front where they follow others, and none at the beginning.
+    pub fn after(tokenizer: &'a Tokenizer, tokens: &[u32]) -> Self {
+        Self { tokens: tokens.to_vec(), returned: tokens.len(), ..Self::new(tokenizer) }
     }
 
     /// Decodes a token and returns the text that it completes; empty if it only begins a
@@ -172,22 +179,22 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    /// Takes the text of the tokens that are not shown yet, unless it ends with an incomplete
-    /// character; also then if `all`.
+    /// Takes the text of the tokens whose text was not returned yet, unless it ends with an
+    /// incomplete character; also then if `all`. They are decoded behind those of the text before,
+    /// which begins with a whole character.
     fn take_decoded(&mut self, file: &TokenizerFile, all: bool) -> String {
-        let before = file.decode(&self.tokens[..self.shown]);
+        let pending = self.tokens.len() - self.returned;
         let text = file.decode(&self.tokens);
-        // A decoder may change what it made of earlier tokens.
-        let same = before.chars().zip(text.chars()).take_while(|(a, b)| a == b);
-        let new = &text[same.map(|(shown, _)| shown.len_utf8()).sum()..];
-        // No character has so many tokens: these are of none.
-        let is_stuck = self.tokens.len() - self.shown > TOKENS_BEFORE;
-        if new.is_empty() || (text.ends_with(REPLACEMENT) && !is_stuck && !all) {
+        let is_complete = !text.ends_with(REPLACEMENT) || pending > PENDING_MAX;
+        if pending == 0 || !(is_complete || all) {
             return String::new();
         }
-        let new = new.to_string();
-        self.tokens.drain(..self.tokens.len().saturating_sub(TOKENS_BEFORE));
-        self.shown = self.tokens.len();
+        let before = file.decode(&self.tokens[..self.returned]).chars().count();
+        let new: String = text.chars().skip(before).collect();
+        if !new.is_empty() || pending > PENDING_MAX {
+            self.tokens.drain(..self.returned);
+            self.returned = self.tokens.len();
+        }
         new
     }
 

@@ -10,12 +10,13 @@ use potluck_data::Tokenizer;
 use potluck_data::tokenizer::Decoder;
 use potluck_graph::model::LanguageModel;
 
-/// Returns the default prompt: a line break, or the first token if the vocabulary has none.
+/// Returns the default prompt: a line break, or the first token if the vocabulary has none for
+/// that.
 pub fn default_prompt(tokenizer: &Tokenizer) -> String {
     let line_break = "\n";
     match tokenizer.encode(line_break) {
-        Ok(_) => line_break.into(),
-        Err(_) => tokenizer.decode(&[0]),
+        Ok(tokens) if !tokens.is_empty() => line_break.into(),
+        _ => tokenizer.decode(&[0]),
     }
 }
 
@@ -66,7 +67,7 @@ pub fn generate(
             "the prompt is empty; give at least one token".into(),
         ));
     }
-    let mut decoder = Decoder::new(tokenizer);
+    let mut decoder = Decoder::after(tokenizer, &tokens);
     let mut text = String::new();
     let key = Key::new(sampling.seed).site(Site(u32::MAX));
     let mut states = NextStates::new();

@@ -64,6 +64,26 @@ fn characters_are_shown_when_they_are_complete() {
     assert_eq!(shown.concat(), "a\u{1fae0}b");
     assert!(shown.iter().all(|text| !text.contains('\u{fffd}')), "{shown:?}");
     assert!(shown.contains(&"\u{1fae0}".to_string()), "{shown:?}");
+    // Runs of bytes, of which a tokenizer with spaces makes characters together.
+    let json = files.remove("llama2").unwrap().json;
+    let of_bytes = TokenizerFile::from_json("llama2", json.into_bytes()).unwrap();
+    let of_bytes = Tokenizer::File(of_bytes);
+    for text in ["한국어는 말이다 한국어는", "漢字漢字漢字ab 漢字", "the 👩‍👩‍👧‍👦 quick"]
+    {
+        let ids = of_bytes.encode(text).unwrap();
+        let mut decoder = Decoder::new(&of_bytes);
+        let mut shown: String = ids.iter().map(|id| decoder.push(*id)).collect();
+        shown.push_str(&decoder.finish());
+        assert_eq!(shown, text);
+    }
+    // Behind a prompt a word has its space, and at the beginning none.
+    let [prompt, both] = ["the", "the quick"].map(|text| of_bytes.encode(text).unwrap());
+    let mut decoder = Decoder::after(&of_bytes, &prompt);
+    let shown: String = both[prompt.len()..].iter().map(|id| decoder.push(*id)).collect();
+    assert_eq!(shown, " quick");
+    // Ids that are none have no text, however many there are.
+    let mut decoder = Decoder::new(&of_bytes);
+    assert!((0..100).all(|_| decoder.push(100_000).is_empty()));
     // What never becomes a character is not waited for.
     let lone = ids[1];
     let mut decoder = Decoder::new(&tokenizer);
@@ -87,6 +107,8 @@ fn what_is_no_tokenizer_is_refused_in_a_sentence() {
         "normalizer": null, "pre_tokenizer": null, "post_processor": null, "decoder": null,
         "model": {"type": "WordLevel", "vocab": {}, "unk_token": "?"}}"#;
     assert_eq!(refused(empty), "f.json: has no tokens");
+    let json = golden().files["gpt2"].json.replacen("\"dropout\":null", "\"dropout\":0.1", 1);
+    assert!(refused(&json).contains("leaves merges out at random"), "{}", refused(&json));
     let directory = tempfile::tempdir().unwrap();
     let error = TokenizerFile::load(directory.path()).unwrap_err().to_string();
     assert!(error.contains("is a directory; give its tokenizer.json"), "{error}");

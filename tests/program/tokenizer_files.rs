@@ -22,6 +22,9 @@ fn a_tokenizer_of_a_file_travels_with_its_run_and_its_exports() {
     desk.write("words/tokenizer.json", gpt2());
     let line = format!("{GPT2} --set data.tokenizer=words/tokenizer.json --quiet");
     desk.train(&format!("{line} --steps 6 --set train.checkpoint_every=3 --out run")).ok();
+    // The path as it was typed before.
+    let again = "train --resume run --steps 7 --set data.tokenizer=words/tokenizer.json";
+    desk.run(&format!("{again} --devices cpu --quiet")).ok();
     // From here on, the run has its own.
     fs::remove_dir_all(desk.path("words")).unwrap();
     let manifest = desk.manifest("run", 6);
@@ -38,7 +41,7 @@ fn a_tokenizer_of_a_file_travels_with_its_run_and_its_exports() {
 
     // An export has it, and a run from that takes it by itself.
     let told = desk.run("export run --out model").ok();
-    assert!(!told.err.contains("the tokenizer"), "{}", told.err);
+    assert!(!told.err.contains("the tokenizer is one of potluck"), "{}", told.err);
     assert!(fs::read(desk.path("model/tokenizer.json")).unwrap() == gpt2().into_bytes());
     let class = fs::read_to_string(desk.path("model/tokenizer_config.json")).unwrap();
     assert!(class.contains("PreTrainedTokenizerFast"), "{class}");
@@ -57,6 +60,13 @@ fn a_tokenizer_of_a_file_travels_with_its_run_and_its_exports() {
     fs::remove_file(&path).unwrap();
     let refused = desk.run("generate run").ended(78);
     assert!(refused.line("error:").contains("tokenizer.json"), "{}", refused.err);
+    #[cfg(unix)]
+    {
+        desk.write("elsewhere.json", gpt2());
+        std::os::unix::fs::symlink(desk.path("elsewhere.json"), &path).unwrap();
+        let refused = desk.run("generate run").ended(78);
+        assert!(refused.line("error:").contains("it is not a regular file"), "{}", refused.err);
+    }
 }
 
 #[test]
@@ -66,7 +76,8 @@ fn tokenizers_that_do_not_fit_are_refused() {
         let ended = desk.train(line).ended(78);
         assert!(ended.line("error:").contains(why), "{}", ended.err);
     };
-    refused("--set data.tokenizer=nowhere.json", "nowhere.json: cannot be read");
+    refused("--set data.tokenizer=Char", "is char, byte, or the path of a tokenizer.json");
+    refused("--set data.tokenizer=nowhere.json", "nowhere.json: cannot be read (");
     desk.write("not.json", "{\"model\": 7}");
     refused("--set data.tokenizer=not.json", "not.json: is no tokenizer.json");
     desk.write("tokenizer.json", gpt2());

@@ -408,7 +408,7 @@ fn spans(desk: &Desk) -> Vec<(u64, String, String, f64, f64)> {
 fn inside_backward(more: &str) -> usize {
     let desk = Desk::new();
     // Behind the head, whose gradients are added first, are several layers.
-    let line = format!("--trace trace.json --set model.layers=6 {more}");
+    let line = format!("--trace trace.json --set model.layers=12 {more}");
     train(&desk, "", "cpu*3", &line).ok();
     let spans = spans(&desk);
     for lane in ["driver", "device", "staging", "ring"] {

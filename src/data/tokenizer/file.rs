@@ -2,11 +2,14 @@
 //! file has too many forms to follow them all otherwise.
 
 use std::fmt;
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::path::Path;
 use std::sync::Arc;
 
 use crate::DataError;
+use potluck_core::Setting;
+use potluck_core::format::size_text;
 
 /// Most bytes of a `tokenizer.json`: the largest that are in use have 40 MB.
 const BYTES_MAX: u64 = 256 << 20;
@@ -48,16 +51,22 @@ impl TokenizerFile {
     /// Returns a `DataError` that names the file if it cannot be read or is no `tokenizer.json`.
     pub fn load(path: &Path) -> Result<Self, DataError> {
         let name = path.display().to_string();
-        let read_error = |why| DataError::Read { name: name.clone(), why };
+        let read_error = |why: io::Error| {
+            let expected = "char, byte, or the path of a tokenizer.json";
+            invalid(&name, format!("cannot be read ({why}); {} is {expected}", Setting::Tokenizer))
+        };
         let found = fs::metadata(path).map_err(read_error)?;
         if found.is_dir() {
             return Err(invalid(&name, "is a directory; give its tokenizer.json".into()));
         }
-        if found.len() > BYTES_MAX {
-            let why = format!("has {} bytes, too many for a tokenizer.json", found.len());
+        if !found.is_file() || found.len() > BYTES_MAX {
+            let why = format!("is no file of at most {}", size_text(BYTES_MAX as usize));
             return Err(invalid(&name, why));
         }
-        Self::from_json(&name, fs::read(path).map_err(read_error)?)
+        let mut json = Vec::new();
+        let file = File::open(path).map_err(read_error)?;
+        file.take(BYTES_MAX).read_to_end(&mut json).map_err(read_error)?;
+        Self::from_json(&name, json)
     }
 
     /// Reads the bytes of a file, which error messages call `name`.
@@ -68,6 +77,12 @@ impl TokenizerFile {
         let read = tokenizers::Tokenizer::from_bytes(&json);
         let mut tokenizer =
             read.map_err(|why| invalid(name, format!("is no tokenizer.json ({why})")))?;
+        if let tokenizers::ModelWrapper::BPE(bpe) = tokenizer.get_model()
+            && bpe.dropout.is_some_and(|part| part > 0.0)
+        {
+            let why = "leaves merges out at random; set its dropout to null";
+            return Err(invalid(name, why.into()));
+        }
         // Texts are encoded whole, and what looks like a special token is text in them.
         tokenizer.set_encode_special_tokens(true);
         tokenizer.with_padding(None);
@@ -116,7 +131,8 @@ impl TokenizerFile {
     }
 
     /// Returns the ids of a text, without those that a model's template puts around it. A long text
-    /// is encoded in parts, where they have the ids of the whole.
+    /// is encoded in parts if it can be, which takes less memory: at places around which the ids
+    /// are those of the whole.
     ///
     /// # Errors
     /// Returns `DataError::Invalid` if the tokenizer refuses the text, which error messages call

@@ -52,7 +52,8 @@ pub(crate) struct Manifest {
     #[serde(default)]
     needs: Vec<String>,
     pub meta: Meta,
-    /// One entry for each of [`FILES`], in that order, the last of which may be missing.
+    /// One entry for each of [`FILES`], in that order, the last of which may be missing, and one
+    /// for [`TOKENIZER`] if the tokenizer is a file.
     pub files: Vec<FileEntry>,
     /// Fields that this version does not know.
     #[serde(flatten)]
@@ -171,7 +172,13 @@ impl Manifest {
         }
         let has_tokenizer = tensors.len() < names.len();
         if has_tokenizer != matches!(manifest.meta.tokenizer, Some(Tokenizer::File(_))) {
-            return Err(damaged(format!("it names no {TOKENIZER}, which its tokenizer is")));
+            return Err(damaged(format!("its tokenizer is a file, and it lists no {TOKENIZER}")));
+        }
+        if let (Some(Tokenizer::File(file)), Some(entry)) =
+            (&manifest.meta.tokenizer, manifest.file(TOKENIZER))
+            && file.blake3() != entry.blake3
+        {
+            return Err(damaged(format!("it has two hashes of {TOKENIZER}")));
         }
         if step_of(directory).is_some_and(|step| step != manifest.meta.step) {
             return Err(damaged(format!("it is that of step {}", manifest.meta.step)));
@@ -179,7 +186,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Returns the entry of one of [`FILES`]; `None` if it is missing.
+    /// Returns the entry of a file; `None` if it is missing.
     pub fn file(&self, name: &str) -> Option<&FileEntry> {
         self.files.iter().find(|file| file.name == name)
     }

@@ -162,8 +162,10 @@ impl Checkpoint {
         let mut meta = manifest.meta.clone();
         if let Some(Tokenizer::File(file)) = &mut meta.tokenizer {
             let path = directory.join(TOKENIZER);
+            if let Some(entry) = manifest.file(TOKENIZER) {
+                tensors::verify(&path, entry)?;
+            }
             let found = file.read_from(&path);
-            // The hash is the one in the manifest's list of files, too.
             *file = found.map_err(|why| CheckpointError::Damaged { path, why: why.to_string() })?;
         }
         let mut warnings = Vec::new();

@@ -175,7 +175,7 @@ impl InitialModel {
         let resolved = read_from(&self, file, overrides)?;
         let (config, now) = (resolved.config, resolved.typed.now);
         if let Some(path) = self.tokenizer.as_deref().and_then(Path::to_str)
-            && config.data.kind == DataKind::Text
+            && matches!(config.data.kind, DataKind::Text | DataKind::Builtin)
             && !now.contains("data.tokenizer")
         {
             self.settings.push(("data.tokenizer", Value::Text(path.into())));
