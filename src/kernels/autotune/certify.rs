@@ -242,11 +242,17 @@ fn result_of(error: HarnessError) -> Result<CertificationResult, DeviceError> {
 mod tests {
     use super::*;
     use crate::autotune::catalog::{COUNTS, catalog_calls, names, updates as rules};
+    use crate::autotune::plan_calls::{PlanCall, distinct_calls};
     use crate::ops::{hash, norm};
     use crate::testing::for_each_gpu;
     use crate::{DeviceClass, RandomContext};
     use potluck_core::rng::Key;
-    use potluck_graph::Op;
+    use potluck_graph::model::gpt::{GptConfig, gpt};
+    use potluck_graph::model::llama::{self, AttentionBias, LlamaConfig};
+    use potluck_graph::{
+        Op, Plan, PlanOptions, RotaryAngles, RotaryScaling, Unary, differentiate, fuse,
+    };
+    use std::collections::BTreeSet;
 
     /// A GPU and a driver that runs on a processor.
     const CLASSES: [Caps; 2] = [
@@ -301,6 +307,63 @@ mod tests {
                 }
             }
         }
+        assert!(without.is_empty(), "no probe runs\n{}", without.join("\n"));
+    }
+
+    /// Those without a probe would be certified on the call itself, whose reference takes minutes.
+    #[test]
+    fn every_kernel_of_large_language_models_is_tried_on_small_calls() {
+        let gpt2 = GptConfig {
+            vocabulary: 50_257,
+            context: 1024,
+            positions: 1024,
+            layers: 1,
+            heads: 12,
+            width: 768,
+            bias: true,
+            dropout: 0.1,
+            tie: true,
+            activation: Unary::GeluTanh,
+        };
+        let llama = LlamaConfig {
+            vocabulary: 128_256,
+            context: 1000,
+            layers: 1,
+            heads: 32,
+            kv_heads: 8,
+            head_width: 64,
+            width: 2048,
+            mlp_width: 8192,
+            norm_eps: 1e-5,
+            rotary: RotaryAngles { theta: 5e5, scaling: RotaryScaling::None },
+            attention_bias: AttentionBias::None,
+            qk_norm: true,
+            no_rope_every: 0,
+            tie: true,
+        };
+        let graphs = [gpt(&gpt2).unwrap(), llama::llama(&llama).unwrap()];
+        let graphs = graphs.map(|graph| fuse(differentiate(graph).unwrap()));
+        let mut without = BTreeSet::new();
+        for (graph, rows) in graphs.iter().flat_map(|graph| [1, 5, 8].map(|rows| (graph, rows))) {
+            let plan = Plan::new(graph.clone(), PlanOptions::new(rows));
+            for (caps, binding_bytes) in CLASSES.into_iter().zip([(2 << 30) - 4, 128 << 20]) {
+                let caps = Caps { binding_bytes, ..caps };
+                for PlanCall { owned_call, call_key, variants, .. } in distinct_calls(&plan, caps) {
+                    let call = owned_call.call();
+                    let small = probes(&call);
+                    for variant in variants {
+                        let hash = variant_hash(ShaderChecks::Disabled, &call, &variant);
+                        let runs = |small: &OwnedCall| {
+                            same_kernel(ShaderChecks::Disabled, small, &variant, &hash).is_some()
+                        };
+                        if !small.iter().any(runs) {
+                            without.insert(format!("{} of {call_key}", variant.name));
+                        }
+                    }
+                }
+            }
+        }
+        let without: Vec<String> = without.into_iter().collect();
         assert!(without.is_empty(), "no probe runs\n{}", without.join("\n"));
     }
 

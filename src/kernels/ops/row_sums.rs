@@ -51,12 +51,15 @@ pub fn chosen(name: &str, terms: &RowTerms, accumulate: bool, caps: &Caps) -> Va
 }
 
 /// Returns all variants that may win on a device with these capabilities, the baseline first: one
-/// invocation per column, unless it would exceed the iteration limit, block loops included.
+/// invocation per column, or workgroups whose invocations share columns if one would exceed the
+/// iteration limit, block loops included.
 pub fn variants(name: &str, terms: &RowTerms, accumulate: bool, caps: &Caps) -> Vec<Variant> {
-    let baseline = if is_short(terms) { Way::Columns } else { Way::Tall };
-    let mut ways = vec![one(name, terms, accumulate, baseline)];
+    let shared = tall(name, terms, accumulate);
+    let baseline =
+        if is_short(terms) { one(name, terms, accumulate, Way::Columns) } else { shared.clone() };
+    let mut ways = vec![baseline];
     let blocks = caps.suits_hardware().then(|| by_workgroups(name, terms, accumulate));
-    let others = [by_columns(name, terms, accumulate), tall(name, terms, accumulate)];
+    let others = [by_columns(name, terms, accumulate), shared];
     for way in others.into_iter().chain(blocks) {
         if ways.iter().all(|known| known.name != way.name) {
             ways.push(way);

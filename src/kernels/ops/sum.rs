@@ -262,11 +262,11 @@ fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     let x = &inputs[0];
     match op {
         Op::Sum { first, last } => {
-            // Long enough for tiles that share a sum, and for blocks of rows.
+            // Long enough for tiles that share a sum, and for blocks of rows, also if only the last
+            // axis is longer than 1.
             let mut kept = shrunk_around(x, last + 1..=x.len());
-            let longest = if first == last { 259 } else { 67 };
             for axis in *first..=*last {
-                kept[axis] = x[axis].min(longest);
+                kept[axis] = x[axis].min(if axis == *last { 259 } else { 67 });
             }
             // More outputs than a workgroup has.
             let mut wide = shrunk(x);

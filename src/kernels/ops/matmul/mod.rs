@@ -3,7 +3,7 @@
 //! [`shared`], which [`split_k`] splits between workgroups where sums are long and tiles few, and
 //! [`vector`] for few rows or columns.
 
-mod probes;
+pub(crate) mod probes;
 pub mod shared;
 pub mod sizes;
 pub(crate) mod split_k;

@@ -72,6 +72,12 @@ fn like(size: usize, of: usize, multiples: &[usize]) -> usize {
     }
 }
 
+/// Returns a size with which kernels have the text that they have with `size`: itself, or if it is
+/// more than `near`, that or a little more.
+pub(crate) fn near(size: usize, near: usize) -> usize {
+    if size <= near { size } else { like(near, size, &STAGES) }
+}
+
 fn pair(first: usize, second: usize, swapped: bool) -> [usize; 2] {
     if swapped { [second, first] } else { [first, second] }
 }

@@ -22,6 +22,9 @@ use potluck_graph::Accumulation;
 /// per core, and about four, with which the last round of workgroups leaves fewer cores idle.
 const FILLS: [(usize, usize); 2] = [(256, 512), (512, 1024)];
 
+/// The fewest terms of a sum that is split on a GPU: two parts.
+pub(crate) const SPLIT_TERMS_MIN: usize = 2 * FILLS[0].1;
+
 /// Invocations per workgroup that add parts.
 const SIZE: u32 = 64;
 
