@@ -377,7 +377,8 @@ pub mod collectives {
 #[cfg(feature = "train")]
 pub mod device {
     pub use potluck_kernels::device::{
-        Adapter, AdapterKind, DeviceError, Features, Gpu, Limits, ShaderChecks, list_adapters,
+        Adapter, AdapterKind, CooperativeMatrix, DeviceError, Features, Gpu, Limits, ShaderChecks,
+        list_adapters,
     };
 }
 

@@ -6,8 +6,8 @@ use crate::ui::terminal::print_line;
 use potluck_core::faults::Faults;
 use potluck_kernels::autotune::{KernelCache, KernelSelector, cache, catalog};
 use potluck_kernels::device::{
-    Adapter, AdapterMemory, DeviceError, Features, Gpu, HostInfo, Limits, Selection, ShaderChecks,
-    host, list_adapters, no_adapter, select,
+    Adapter, AdapterMemory, CooperativeMatrix, DeviceError, Features, Gpu, HostInfo, Limits,
+    Selection, ShaderChecks, host, list_adapters, no_adapter, select,
 };
 use potluck_train::TrainError;
 
@@ -154,6 +154,10 @@ impl DeviceEntry<'_> {
         lines.push(("memory", memory_text(adapter.memory)));
         lines.extend(limits_text(&adapter.limits()));
         lines.push(("features", features_text(&adapter.features())));
+        let matrices = matrices(&adapter.cooperative_matrices());
+        if !matrices.is_empty() {
+            lines.push(("matrices", matrices.join(", ")));
+        }
         for (index, other) in &self.merged {
             let name = if other.name == adapter.name { "" } else { other.name.as_str() };
             lines.push(("also", format!("{}, as {index} {name}", other.api).trim().into()));
@@ -195,6 +199,7 @@ impl DeviceEntry<'_> {
             "memory_of_host": adapter.memory.of_host,
             "limits": limits_json(&adapter.limits()),
             "features": features_json(&adapter.features()),
+            "cooperative_matrices": matrices(&adapter.cooperative_matrices()),
             "kernels": { "certified": certified, "switched_off": off },
         })
     }
@@ -281,6 +286,15 @@ fn features_text(features: &Features) -> String {
     if all.is_empty() { "none beyond the portable core".into() } else { all.join(", ") }
 }
 
+/// Returns the names of configurations of cooperative matrices, each once: drivers repeat those
+/// that differ in what kernels do not use.
+fn matrices(configurations: &[CooperativeMatrix]) -> Vec<String> {
+    let mut names: Vec<String> = configurations.iter().map(ToString::to_string).collect();
+    names.sort();
+    names.dedup();
+    names
+}
+
 fn features_json(features: &Features) -> Value {
     json!({
         "f16": features.f16,
@@ -303,6 +317,15 @@ fn binary(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_configuration_of_matrices_is_named_once() {
+        let half = CooperativeMatrix { m: 16, n: 8, k: 16, operands: "f16", sums: "f32" };
+        let single = CooperativeMatrix { k: 8, operands: "f32", ..half };
+        let named = matrices(&[half, single, half]);
+        assert_eq!(named, ["16x8x16 f16 to f32", "16x8x8 f32 to f32"]);
+        assert!(matrices(&[]).is_empty());
+    }
 
     #[test]
     fn sizes_are_short() {

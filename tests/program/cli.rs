@@ -280,6 +280,7 @@ fn devices_are_listed_once_each_with_what_they_have() {
             "memory_of_host",
             "limits",
             "features",
+            "cooperative_matrices",
             "kernels",
         ];
         assert_fields(adapter, &fields);

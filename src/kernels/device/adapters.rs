@@ -4,7 +4,7 @@
 use std::sync::OnceLock;
 
 use super::adapter_kind::AdapterKind;
-use super::features::Features;
+use super::features::{CooperativeMatrix, Features};
 use super::limits::Limits;
 use super::memory::AdapterMemory;
 
@@ -38,6 +38,11 @@ impl Adapter {
     /// Returns the features that the adapter offers beyond the portable core.
     pub fn features(&self) -> Features {
         Features::of(self.wgpu.features(), &self.wgpu.get_info())
+    }
+
+    /// Returns the configurations of cooperative matrices that the adapter offers.
+    pub fn cooperative_matrices(&self) -> Vec<CooperativeMatrix> {
+        self.wgpu.cooperative_matrix_properties().into_iter().map(Into::into).collect()
     }
 
     /// Checks that potluck's kernels can run on the adapter; the error names what is missing.

@@ -1,5 +1,7 @@
 //! Features of an adapter beyond the portable core, which kernel variants may use.
 
+use std::fmt;
+
 /// Features of an adapter, or those that were requested when a device was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features {
@@ -26,6 +28,43 @@ impl Features {
             cooperative_matrix: features.contains(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX),
             mappable: features.contains(wgpu::Features::MAPPABLE_PRIMARY_BUFFERS),
         }
+    }
+}
+
+/// Configuration of cooperative matrices that an adapter offers: `c (m, n) += a (m, k) b (k, n)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CooperativeMatrix {
+    pub m: u32,
+    pub n: u32,
+    pub k: u32,
+    /// Element type of `a` and `b`, such as `f16`.
+    pub operands: &'static str,
+    /// Element type of `c`.
+    pub sums: &'static str,
+}
+
+impl From<wgpu::CooperativeMatrixProperties> for CooperativeMatrix {
+    fn from(properties: wgpu::CooperativeMatrixProperties) -> Self {
+        let name = |scalar: wgpu::CooperativeScalarType| match scalar {
+            wgpu::CooperativeScalarType::F32 => "f32",
+            wgpu::CooperativeScalarType::F16 => "f16",
+            wgpu::CooperativeScalarType::I32 => "i32",
+            wgpu::CooperativeScalarType::U32 => "u32",
+        };
+        Self {
+            m: properties.m_size,
+            n: properties.n_size,
+            k: properties.k_size,
+            operands: name(properties.ab_type),
+            sums: name(properties.cr_type),
+        }
+    }
+}
+
+impl fmt::Display for CooperativeMatrix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { m, n, k, operands, sums } = self;
+        write!(f, "{m}x{n}x{k} {operands} to {sums}")
     }
 }
 
