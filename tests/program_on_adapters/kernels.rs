@@ -116,8 +116,9 @@ fn a_run_that_goes_on_keeps_its_kernels() {
     resume("--steps 4 --retune");
     let timed = timings(&desk);
     assert_eq!(timed.as_object().unwrap().len(), chosen.len(), "{timed}");
-    let measured = timed.as_object().unwrap().values().next().unwrap()["measured"].clone();
-    assert!(measured.as_object().unwrap().len() > 1, "{timed}");
+    // Where a plain variant is not timed, some calls have one variant to time.
+    let count = |call: &serde_json::Value| call["measured"].as_object().unwrap().len();
+    assert!(timed.as_object().unwrap().values().any(|call| count(call) > 1), "{timed}");
 }
 
 #[test]

@@ -301,6 +301,10 @@ fn the_command_after_a_fault_leaves_the_device_out() {
 #[test]
 fn a_run_goes_on_by_itself_as_it_would_by_hand() {
     let _turn = crate::common::turn();
+    // Two devices are lost.
+    if unlike().contains('*') {
+        return crate::process::skip("two adapters and the processor are needed");
+    }
     // Shares of three devices would be measured anew on two.
     let settings = SETTINGS.replace("parallel.shares=7,3,2", "parallel.balance=fixed");
     let train = |desk: &Desk, fault: &str, more: &str| {

@@ -3,7 +3,7 @@
 use crate::device::{DeviceError, Gpu};
 use crate::{Binding, BoundDispatch, Dispatch, Operand, Pipelines, Shader};
 
-/// Maximum number of workgroups of a submission; on a software adapter these take seconds.
+/// Workgroups of a dispatch: on a software adapter they take seconds, on a large card milliseconds.
 pub const GROUPS_MAX: u32 = 32_768;
 
 /// Number of elements that are written; all further invocations only consume time.
@@ -38,12 +38,16 @@ impl Spin {
         Ok(Self { bound, words })
     }
 
-    /// Submits work that keeps the device busy in proportion to `groups`, at most [`GROUPS_MAX`].
+    /// Submits work that keeps the device busy in proportion to `groups`, in dispatches of at most
+    /// [`GROUPS_MAX`].
     pub fn submit(&self, gpu: &Gpu, groups: u32) -> wgpu::SubmissionIndex {
         let mut encoder = gpu.device.create_command_encoder(&Default::default());
         {
             let mut pass = encoder.begin_compute_pass(&Default::default());
-            self.bound.record_part(&mut pass, &self.bound.part(0, groups));
+            for first in (0..groups).step_by(GROUPS_MAX as usize) {
+                let part = self.bound.part(0, GROUPS_MAX.min(groups - first));
+                self.bound.record_part(&mut pass, &part);
+            }
         }
         gpu.queue.submit([encoder.finish()])
     }

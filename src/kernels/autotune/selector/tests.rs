@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::*;
+use crate::ops::matmul::tile::{RegisterTile, TILES};
 use crate::testing::for_each_gpu;
 use crate::{Elementwise, OwnedCall, RandomContext};
 use potluck_core::rng::Key;
@@ -80,11 +81,18 @@ fn product(rows: usize) -> OwnedCall {
     OwnedCall::new(op, vec![vec![rows, 40], vec![48, 40]], random).unwrap()
 }
 
-/// Returns the shader file that the product with these rows runs.
+/// Returns the kernel variant that the product with these rows runs.
 fn runs(kernels: &mut KernelSelector, gpu: &Gpu, rows: usize) -> String {
     let (call, full) = (product(rows), product(ROWS));
-    let variant = kernels.variant(gpu, &call.call(), &full.call()).unwrap();
-    variant.dispatches[0].shader.file.to_string()
+    kernels.variant(gpu, &call.call(), &full.call()).unwrap().name
+}
+
+/// Returns the largest register tile that is a candidate on a device.
+fn largest_tile(gpu: &Gpu) -> RegisterTile {
+    let variants =
+        (twin(product(ROWS).call().op).unwrap().variants)(&product(ROWS).call(), &Caps::of(gpu));
+    let is_candidate = |tile: &RegisterTile| variants.iter().any(|one| one.name == tile.name);
+    TILES.into_iter().find(is_candidate).unwrap()
 }
 
 #[test]
@@ -185,7 +193,7 @@ fn a_wrong_variant_is_refused_and_another_runs() {
     on_one_gpu(|gpu| {
         let (mut kernels, _) = prepared(gpu, KernelCache::in_memory(), &TuneOptions::default());
         let unmeasured = runs(&mut kernels, gpu, ROWS);
-        assert_ne!(unmeasured, "matmul", "a tile is chosen without measuring");
+        assert_ne!(unmeasured, "matmul_naive", "a tile is chosen without measuring");
 
         let cache = tempfile::tempdir().unwrap();
         for tuning in [with_corrupted(&[&unmeasured]), enough()] {
@@ -335,14 +343,14 @@ fn saved_choices_are_kept_without_measuring() {
 fn fewer_rows_run_the_chosen_variant_if_it_fits() {
     on_one_gpu(|gpu| {
         let call_key = call_key(&product(ROWS).call());
-        let name = "matmul_tile_16x16";
+        let RegisterTile { name, m, .. } = largest_tile(gpu);
         let saved = [(call_key, name.to_string())].into_iter().collect();
         let tuning = TuneOptions { saved, ..TuneOptions::default() };
         let (mut kernels, _) = prepared(gpu, KernelCache::in_memory(), &tuning);
         assert_eq!(runs(&mut kernels, gpu, ROWS), name);
-        assert_eq!(runs(&mut kernels, gpu, 16), name);
-        assert_eq!(runs(&mut kernels, gpu, 15), "matmul");
-        assert_eq!(runs(&mut kernels, gpu, 1), "matmul");
+        assert_eq!(runs(&mut kernels, gpu, m), name);
+        assert_ne!(runs(&mut kernels, gpu, m - 1), name);
+        assert_ne!(runs(&mut kernels, gpu, 1), name);
     });
 }
 
@@ -357,12 +365,16 @@ fn rows_too_few_for_the_chosen_variant_run_the_static_choice() {
         };
         let mut kernels = KernelSelector::new(KernelCache::in_memory());
         let full = product(ROWS);
-        kernels.choices.insert(call_key(&full.call()), "matmul_tile_16x16".to_string());
-        for (rows, expected) in [(16, "matmul_tile_16x16"), (15, "matmul_tile_8x8")] {
-            let few = product(rows);
-            let variant = kernels.variant(gpu, &few.call(), &full.call()).unwrap();
-            assert_eq!(variant.name, expected, "{rows} rows");
-        }
+        let RegisterTile { name, m, .. } = largest_tile(gpu);
+        kernels.choices.insert(call_key(&full.call()), name.to_string());
+        let fits = product(m);
+        let variant = kernels.variant(gpu, &fits.call(), &full.call()).unwrap();
+        assert_eq!(variant.name, name, "{m} rows");
+        let few = product(m - 1);
+        let variant = kernels.variant(gpu, &few.call(), &full.call()).unwrap();
+        let unmeasured = (twin(&op).unwrap().dispatch)(&few.call(), &Caps::of(gpu));
+        assert_eq!(variant.dispatches, unmeasured, "{} rows", m - 1);
+        assert_ne!(variant.name, "matmul_naive");
     });
 }
 
