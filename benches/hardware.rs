@@ -1,8 +1,8 @@
-//! Everything that is to be known of this machine's graphics cards, in one folder: the kernel tests
-//! on each of them, certification, the benchmark suite, a training curve beside that of the CPU
-//! device, and one page that sums it up, written anew after each part. Each part is a process of
-//! its own with a limit of time, so that a driver that fails in one of them leaves the others. The
-//! exit code is 1 if a part failed.
+//! Everything that is to be known of this machine's graphics cards, in one folder: certification,
+//! a training curve beside that of the CPU device, the benchmark suite, the kernel tests, and one
+//! page that sums it up, written anew after each part. Each part is a process of its own with a
+//! limit of time, so that a driver that fails in one of them leaves the others. The exit code is 1
+//! if a part failed.
 //!
 //!     ./x hardware [OUT] [PART-OF-AN-ADAPTER'S-NAME]
 
@@ -31,6 +31,9 @@ const FIGURES: [&str; 8] = [
     "step.gpt_small_tokens",
     "step.gpt2_tokens",
 ];
+
+/// The most tests that use an adapter at a time.
+const TEST_THREADS_MAX: usize = 8;
 
 /// The longest time of a part: of the build of the tests, and of any other.
 const BUILD_S: u64 = 3600;
@@ -117,7 +120,8 @@ fn report(out: &Path, adapters: &[(usize, Adapter)]) -> io::Result<Page> {
         std::env::consts::OS,
         std::env::consts::ARCH
     ))?;
-    let built = logged(cargo_tests((cache, ""), &["--no-run"]), &out.join("build.log"), BUILD_S)?;
+    let built = cargo_tests((cache, ""), &["--workspace", "--no-run"]);
+    let built = logged(built, &out.join("build.log"), BUILD_S)?;
     page.part("build of the tests", &format!("{:.0} s", built.seconds), built.is_right)?;
     let cpu = train((out, cache), "cpu", "cpu")?;
     page.part("training on the CPU device", &compared(&cpu, &cpu), cpu.len() as u64 == STEPS)?;
@@ -139,34 +143,37 @@ fn report_on(
     let (selector, Adapter { name, api, kind, driver, .. }) = (number.to_string(), adapter);
     page.add(&format!("\n## {name} on {api}\n\n{kind}, {driver}\n\n"))?;
     let begins = name.split(',').next().unwrap_or_default();
-    for (what, words) in tests() {
-        let command = cargo_tests((places.1, &format!("{api}:{begins}")), &words);
-        let ended = logged(command, &places.0.join(format!("{what}.log")), PART_S)?;
-        page.part(&format!("tests of {what}"), &tested(&ended), ended.is_right)?;
-    }
     let certify = ["devices", "--certify", &selector].map(String::from);
     let ended = logged(program(places, &certify), &places.0.join("certify.log"), PART_S)?;
     let last = ended.text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
     page.part("certification", last.trim(), ended.is_right)?;
     let losses = train(places, &selector, "run")?;
     page.part("training", &compared(&losses, cpu), losses.len() == cpu.len())?;
-    benchmarks(places, &selector, page)
+    benchmarks(places, &selector, page)?;
+    // Last, because a vendor's compiler takes long for all variants of all kernels.
+    for (what, words) in tests() {
+        let command = cargo_tests((places.1, &format!("{api}:{begins}")), &words);
+        let ended = logged(command, &places.0.join(format!("{what}.log")), PART_S)?;
+        page.part(&format!("tests of {what}"), &tested(&ended), ended.is_right)?;
+    }
+    Ok(())
 }
 
 /// Returns the tests that use adapters, with what cargo is given for each.
 fn tests() -> [(&'static str, Vec<&'static str>); 2] {
     [
-        ("kernels", vec!["--lib", "--", "kernels::", "autotune::", "exec::gpu::"]),
+        ("kernels", vec!["--package", "potluck-kernels", "--lib"]),
         ("plans", vec!["--test", "adapters"]),
     ]
 }
 
-/// Returns a command of cargo that tests an adapter, which no two tests use at a time.
+/// Returns a command of cargo that tests an adapter. Tests compile far longer than they run.
 fn cargo_tests((cache, selector): (&Path, &str), words: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     let directory = env!("CARGO_MANIFEST_DIR");
     command.current_dir(directory).env("POTLUCK_TEST_ADAPTERS", selector).arg("test").args(words);
-    command.env("POTLUCK_CACHE", cache).env("RUST_TEST_THREADS", "1");
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(TEST_THREADS_MAX);
+    command.env("POTLUCK_CACHE", cache).env("RUST_TEST_THREADS", threads.to_string());
     command
 }
 
