@@ -57,6 +57,9 @@ pub enum Command {
     Join(JoinArgs),
     /// Print a new code for --secret-file of train, join and bench
     Secret,
+    /// Prepare data for training
+    #[command(subcommand)]
+    Data(DataCommand),
     /// Print the loss of a checkpoint on a data set
     Eval(EvalArgs),
     /// Generate text with a checkpoint
@@ -69,6 +72,42 @@ pub enum Command {
     Runs(RunsArgs),
     /// Benchmark the devices of this machine, or compare two benchmark reports
     Bench(BenchArgs),
+}
+
+/// Subcommands of `data`.
+#[derive(Debug, Subcommand)]
+pub enum DataCommand {
+    /// Make token ids of texts, in parallel; one that was stopped goes on where it was
+    Prepare(PrepareArgs),
+}
+
+/// Arguments of `data prepare`.
+#[derive(Debug, Args)]
+pub struct PrepareArgs {
+    /// Texts, files of JSON Lines with a document in each line (.jsonl, .ndjson), and directories
+    /// of them; .gz behind the name is unpacked
+    #[arg(required = true, value_name = "INPUT")]
+    pub inputs: Vec<PathBuf>,
+    /// tokenizer.json, the directory of a model that has one, or org/name of a model that
+    /// `hf download` has put in the cache
+    #[arg(long, value_name = "FILE|DIR|ORG/NAME")]
+    pub tokenizer: PathBuf,
+    /// Directory to write: tokens.bin, tokens.json and tokenizer.json
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+    /// Key of the text in a line of JSON
+    #[arg(long, value_name = "KEY", default_value = "text")]
+    pub key: String,
+    /// Token behind every document, or none [default: the eos_token of tokenizer_config.json beside
+    /// the tokenizer, or else the one of its tokens that is named as one]
+    #[arg(long, value_name = "TOKEN")]
+    pub end_token: Option<String>,
+    /// Take what looks like a special token in a text for one, instead of for text
+    #[arg(long)]
+    pub allow_special: bool,
+    /// Print no progress
+    #[arg(long)]
+    pub quiet: bool,
 }
 
 /// Arguments of `train`. A flag that is given twice counts as it is given last, so that flags can

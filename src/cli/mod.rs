@@ -4,6 +4,7 @@ pub mod addresses;
 pub mod args;
 pub mod bench;
 pub mod bench_nodes;
+pub mod data;
 pub mod devices;
 pub mod explain;
 pub mod export;
@@ -75,6 +76,7 @@ fn run(command: &Command) -> anyhow::Result<i32> {
         Command::Train(args) => return train::run(args),
         Command::Join(args) => return nodes::join(args),
         Command::Secret => nodes::secret()?,
+        Command::Data(command) => data::run(command)?,
         Command::Eval(args) => model::eval(args)?,
         Command::Generate(args) => model::generate(args)?,
         Command::Predict(args) => predict::predict(args)?,

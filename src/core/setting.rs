@@ -73,6 +73,8 @@ settings! {
     ImageSize: "data.image_size", "ReadOptions::image_size";
     /// Directory of a run, behind "another".
     Out: "--out", "directory";
+    /// Key of the text in a line of JSON.
+    TextKey: "--key", "PrepareOptions::key";
     /// Another certification of a kernel, as an order.
     Recertify: "try it again with potluck devices --certify",
         "delete its entry in the cache of kernels";

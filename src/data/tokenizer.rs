@@ -7,6 +7,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 
 use super::DataError;
+pub(crate) use file::TextDivision;
 pub use file::TokenizerFile;
 
 /// Replacement of a token that is not in the vocabulary, or of bytes that are not UTF-8.

@@ -1,36 +1,59 @@
 //! Token files: the tokens of a corpus as integers on disk, which may be larger than memory.
 //!
 //! `NAME.bin` holds the tokens as little-endian `u16` or `u32`; `NAME.json` beside it describes
-//! them: `{"vocabulary": 50257, "dtype": "u16", "count": 1000, "blake3": "..", "documents": [0,
-//! 700]}`. `blake3` is the hash of the tokens' bytes, and `documents` are the first tokens of the
-//! documents, if there are documents.
+//! them: `{"version": 2, "vocabulary": 50257, "dtype": "u16", "count": 1000, "blake3": "..",
+//! "tokenizer": "..", "documents": [0, 700], "mask": ".."}`. `blake3` is the hash of the tokens'
+//! bytes, `tokenizer` that of the `tokenizer.json` whose ids they are, and `documents` are the
+//! first tokens of the documents. With a `mask`, the hash of `NAME.mask`, only those tokens are
+//! targets whose byte there is 1. These three may be missing, as they are in version 1. Without
+//! `NAME.json`, the tokens are `u16`, as nanoGPT writes them.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Write};
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use memmap2::Mmap;
 
 use super::dataset::{Dataset, DatasetInput, NamedInputs};
-use super::{DataDescription, DataError, DataFile, Split};
+use super::prepare::TOKENIZER;
+use super::{DataDescription, DataError, DataFile, Split, TokenizerFile};
 use potluck_core::{DType, HostTensor};
 
 /// Bytes that are hashed and checked at a time, a multiple of every token's size.
 const CHUNK: usize = 1 << 20;
 
+/// Name of the tokens in a directory of a preparation.
+pub(crate) const TOKENS: &str = "tokens.bin";
+
+/// Target that does not count, being no class.
+const NO_TARGET: u32 = u32::MAX;
+
 /// Type of the tokens in a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
-enum TokenType {
+pub(crate) enum TokenType {
     U16,
     U32,
 }
 
 impl TokenType {
+    /// Returns the smallest type of the tokens of a vocabulary.
+    pub fn of(vocabulary: usize) -> Self {
+        if vocabulary <= 1 << 16 { Self::U16 } else { Self::U32 }
+    }
+
+    /// Writes a token, which must be of a vocabulary of this type.
+    pub fn write(self, file: &mut impl Write, token: u32) -> io::Result<()> {
+        match self {
+            Self::U16 => file.write_all(&(token as u16).to_le_bytes()),
+            Self::U32 => file.write_all(&token.to_le_bytes()),
+        }
+    }
+
     /// Returns the bytes of a token.
-    fn size(self) -> usize {
+    pub fn size(self) -> usize {
         match self {
             Self::U16 => 2,
             Self::U32 => 4,
@@ -48,25 +71,60 @@ impl TokenType {
 }
 
 /// Description of a token file.
-#[derive(Clone, Debug, serde::Deserialize)]
-struct TokenFileInfo {
+#[derive(Clone, Debug, serde::Deserialize, serde::Serialize)]
+pub(crate) struct TokenFileInfo {
+    #[serde(default = "first_version")]
+    pub version: u32,
     /// Number of different tokens; all are below it.
-    vocabulary: usize,
-    dtype: TokenType,
+    pub vocabulary: usize,
+    pub dtype: TokenType,
     /// Number of tokens.
-    count: u64,
+    pub count: u64,
     /// Hash of the tokens' bytes, in hexadecimal.
-    blake3: String,
+    pub blake3: String,
+    /// Hash of the `tokenizer.json`, in hexadecimal.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokenizer: Option<String>,
     /// First tokens of the documents.
-    documents: Option<Vec<u64>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub documents: Option<Vec<u64>>,
+    /// Hash of the mask of targets, in hexadecimal.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mask: Option<String>,
+    /// Hash of what the tokens were prepared from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub inputs: Option<String>,
+}
+
+fn first_version() -> u32 {
+    1
 }
 
 impl TokenFileInfo {
+    /// Newest version, and that which is written.
+    pub const VERSION: u32 = 2;
+
+    /// Describes tokens without a description: those of nanoGPT, which are 16 bits each.
+    fn of_bare(bytes: &[u8]) -> Self {
+        let dtype = TokenType::U16;
+        Self {
+            version: 1,
+            vocabulary: dtype.tokens(bytes).max().map_or(1, |highest| highest as usize + 1),
+            dtype,
+            count: (bytes.len() / dtype.size()) as u64,
+            blake3: blake3::hash(bytes).to_hex().to_string(),
+            tokenizer: None,
+            documents: None,
+            mask: None,
+            inputs: None,
+        }
+    }
+
     /// Reads a description.
     ///
     /// # Errors
     /// Returns `DataError` with the place if it is no JSON of this form, or contradicts itself.
-    fn parse(name: &str, bytes: &[u8]) -> Result<Self, DataError> {
+    pub fn parse(name: &str, bytes: &[u8]) -> Result<Self, DataError> {
         let refuse = |place: &str, why: String| {
             Err(DataError::Invalid { name: name.into(), place: place.into(), why: why.into() })
         };
@@ -74,12 +132,22 @@ impl TokenFileInfo {
             Ok(info) => info,
             Err(why) => return refuse("", format!("does not describe tokens ({why})")),
         };
+        if info.version == 0 || info.version > Self::VERSION {
+            let why = format!("is {}; this version reads up to {}", info.version, Self::VERSION);
+            return refuse("version", why);
+        }
         if info.vocabulary == 0 {
             return refuse("vocabulary", "is 0; expected the number of different tokens".into());
         }
-        if blake3::Hash::from_hex(&info.blake3).is_err() {
-            let why = format!("{:?} is not a hash of 64 hexadecimal digits", info.blake3);
-            return refuse("blake3", why);
+        let hashes = [
+            ("blake3", Some(&info.blake3)),
+            ("tokenizer", info.tokenizer.as_ref()),
+            ("mask", info.mask.as_ref()),
+        ];
+        for (place, hash) in hashes {
+            if let Some(hash) = hash.filter(|hash| blake3::Hash::from_hex(hash.as_str()).is_err()) {
+                return refuse(place, format!("{hash:?} is not a hash of 64 hexadecimal digits"));
+            }
         }
         let Some(documents) = &info.documents else { return Ok(info) };
         if documents.first() != Some(&0) {
@@ -108,23 +176,29 @@ impl TokenFileInfo {
     }
 }
 
-/// Returns true if a path is named as a token file: a file ending in `.bin`. One without its
-/// `.json` is no text either, and is refused with the name of what is missing.
+/// Returns true if a path is named as a token file: a file ending in `.bin`, or a directory that
+/// was prepared.
 pub fn is_token_file(path: &Path) -> bool {
-    path.extension().is_some_and(|ending| ending == "bin") && path.is_file()
+    let is_named = path.extension().is_some_and(|ending| ending == "bin") && path.is_file();
+    is_named || path.join(TOKENS).is_file()
 }
 
 /// Tokens on disk, mapped into memory, with the boundary of the splits.
 pub struct TokenFile {
     bytes: Mmap,
+    /// For each token whether it is a target, if not all are.
+    mask: Option<Mmap>,
     info: TokenFileInfo,
+    /// The `tokenizer.json` beside it.
+    tokenizer: PathBuf,
     /// Number of tokens in the training split.
     training: usize,
     files: Vec<DataFile>,
 }
 
 impl TokenFile {
-    /// Opens a `.bin` file with its description beside it, and checks all of it once. `held_out` is
+    /// Opens a `.bin` file with its description beside it, or those of a directory that was
+    /// prepared, and checks all of it once. `held_out` is
     /// the share of the tokens, at the end, that is not trained on (0 = none); it begins with a
     /// document. `context` is the number of tokens in a sample. The file must not be changed while
     /// it is open.
@@ -137,22 +211,35 @@ impl TokenFile {
         if !(0.0..1.0).contains(&held_out) {
             return Err(DataError::HeldOut { held_out });
         }
+        let path = &if path.is_dir() { path.join(TOKENS) } else { path.to_path_buf() };
         let name = path.display().to_string();
         let info_path = path.with_extension("json");
         let info_name = info_path.display().to_string();
-        let info_bytes =
-            fs::read(&info_path).map_err(|why| DataError::Read { name: info_name.clone(), why })?;
-        let info = TokenFileInfo::parse(&info_name, &info_bytes)?;
         let bytes = map(path).map_err(|why| DataError::Read { name: name.clone(), why })?;
+        let mut files = Vec::new();
+        let info = match fs::read(&info_path) {
+            Ok(text) => {
+                let hash = blake3::hash(&text).to_string();
+                files.push(described(&info_path, text.len(), hash));
+                TokenFileInfo::parse(&info_name, &text)?
+            }
+            Err(why) if why.kind() == io::ErrorKind::NotFound => TokenFileInfo::of_bare(&bytes),
+            Err(why) => return Err(DataError::Read { name: info_name, why }),
+        };
         check(&name, &bytes, &info)?;
+        files.push(described(path, bytes.len(), info.blake3.to_lowercase()));
+        let mut mask = None;
+        if let Some(hash) = &info.mask {
+            let mask_path = path.with_extension("mask");
+            let of_tokens = checked_mask(&mask_path, info.count, hash)?;
+            files.push(described(&mask_path, of_tokens.len(), hash.to_lowercase()));
+            mask = Some(of_tokens);
+        }
+        files.sort_by(|a, b| a.name.cmp(&b.name));
 
         let training = info.training(held_out) as usize;
-        let mut files = vec![
-            described(path, bytes.len(), info.blake3.to_lowercase()),
-            described(&info_path, info_bytes.len(), blake3::hash(&info_bytes).to_string()),
-        ];
-        files.sort_by(|a, b| a.name.cmp(&b.name));
-        let file = Self { bytes, info, training, files };
+        let tokenizer = path.with_file_name(TOKENIZER);
+        let file = Self { bytes, mask, info, tokenizer, training, files };
         for split in [Split::Train, Split::Validation] {
             let tokens = file.len(split);
             let used = split == Split::Train || held_out > 0.0;
@@ -168,7 +255,31 @@ impl TokenFile {
         self.info.vocabulary
     }
 
-    /// Returns the two files, by their names.
+    /// Returns the hash of the `tokenizer.json` whose ids these are, in hexadecimal; `None` if it
+    /// is not known.
+    pub fn tokenizer_hash(&self) -> Option<&str> {
+        self.info.tokenizer.as_deref()
+    }
+
+    /// Returns the tokenizer whose ids these are, from the file beside the tokens; `None` if it is
+    /// not known, or is not there.
+    ///
+    /// # Errors
+    /// Returns a `DataError` that names the file if it cannot be read, or is another one.
+    pub fn tokenizer(&self) -> Result<Option<TokenizerFile>, DataError> {
+        let Some(hash) = self.tokenizer_hash().filter(|_| self.tokenizer.is_file()) else {
+            return Ok(None);
+        };
+        let found = TokenizerFile::load(&self.tokenizer)?;
+        if !found.blake3().eq_ignore_ascii_case(hash) {
+            let (name, place) = (self.tokenizer.display().to_string(), String::new());
+            let why = format!("is not the tokenizer of the tokens beside it, whose hash is {hash}");
+            return Err(DataError::Invalid { name, place, why: why.into() });
+        }
+        Ok(Some(found))
+    }
+
+    /// Returns the files, by their names.
     pub fn files(&self) -> &[DataFile] {
         &self.files
     }
@@ -195,11 +306,33 @@ impl TokenFile {
         self.info.dtype.tokens(&self.bytes[bytes]).collect()
     }
 
-    /// Returns a hash of the tokens and of the boundary of the splits.
+    /// Returns some tokens of a split as targets: those that are masked are no class.
+    ///
+    /// # Panics
+    /// If the range does not lie within [`TokenFile::len`].
+    pub fn targets(&self, split: Split, range: Range<usize>) -> Vec<u32> {
+        let mut targets = self.tokens(split, range.clone());
+        if let Some(mask) = &self.mask {
+            let first = self.range(split).start;
+            for (target, is_one) in
+                targets.iter_mut().zip(&mask[first + range.start..first + range.end])
+            {
+                if *is_one == 0 {
+                    *target = NO_TARGET;
+                }
+            }
+        }
+        targets
+    }
+
+    /// Returns a hash of the tokens, of those that are targets, and of the boundary of the splits.
     pub fn fingerprint(&self) -> String {
         let mut hasher = blake3::Hasher::new();
         hasher.update(&(self.training as u64).to_le_bytes());
         hasher.update(self.info.blake3.to_lowercase().as_bytes());
+        if let Some(mask) = &self.info.mask {
+            hasher.update(mask.to_lowercase().as_bytes());
+        }
         hasher.finalize().to_hex().to_string()
     }
 
@@ -221,6 +354,29 @@ fn map(path: &Path) -> io::Result<Mmap> {
     // SAFETY: nobody may change the file while it is open, as `TokenFile::open` documents; potluck
     // does not.
     unsafe { Mmap::map(&file) }
+}
+
+/// Maps a mask of targets, and checks it.
+fn checked_mask(path: &Path, count: u64, hash: &str) -> Result<Mmap, DataError> {
+    let name = path.display().to_string();
+    let mask = map(path).map_err(|why| DataError::Read { name: name.clone(), why })?;
+    let refuse = |place: String, why: String| {
+        Err(DataError::Invalid { name: name.clone(), place, why: why.into() })
+    };
+    if mask.len() as u64 != count {
+        let why =
+            format!("is {} bytes long; one for each of {count} tokens was expected", mask.len());
+        return refuse(String::new(), why);
+    }
+    if let Some(at) = mask.iter().position(|byte| *byte > 1) {
+        return refuse(format!("byte {at}"), format!("is {}; expected 0 or 1", mask[at]));
+    }
+    let found = blake3::hash(&mask).to_hex();
+    if !found.eq_ignore_ascii_case(hash) {
+        let why = format!("its BLAKE3 hash is {found}, and {hash} was expected; write it anew");
+        return refuse(String::new(), why);
+    }
+    Ok(mask)
 }
 
 /// Checks length, tokens and hash of a token file.
@@ -305,9 +461,8 @@ impl Dataset for TokenWindows {
         let (mut tokens, mut targets) = (Vec::with_capacity(count), Vec::with_capacity(count));
         for start in indices {
             let start = *start as usize;
-            let window = self.file.tokens(split, start..start + self.context + 1);
-            tokens.extend_from_slice(&window[..self.context]);
-            targets.extend_from_slice(&window[1..]);
+            tokens.extend(self.file.tokens(split, start..start + self.context));
+            targets.extend(self.file.targets(split, start + 1..start + 1 + self.context));
         }
         Ok(vec![("tokens", HostTensor::Int(tokens)), ("targets", HostTensor::Int(targets))])
     }

@@ -14,7 +14,7 @@ use potluck_core::format::{gibibytes_down, gibibytes_up};
 use potluck_core::metrics::MetricsError;
 use potluck_core::setting::as_fields;
 use potluck_core::{Rank, Setting};
-use potluck_data::DataError;
+use potluck_data::{DataError, PrepareError};
 use potluck_graph::ShapeError;
 use potluck_graph::optim::ParameterGroupError;
 use potluck_kernels::device::DeviceError;
@@ -32,6 +32,8 @@ pub enum TrainError {
     HuggingFace(#[from] HuggingFaceError),
     #[error(transparent)]
     Data(#[from] DataError),
+    #[error(transparent)]
+    Prepare(#[from] PrepareError),
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
     #[error(
@@ -208,7 +210,9 @@ impl TrainError {
             Self::Runtime(error) => error.exit_code(),
             Self::Stopped { cause, .. } => cause.exit_code(),
             // Space may be there later; a path that cannot be written never becomes one that can.
-            Self::Checkpoint(CheckpointError::Write { why, .. }) | Self::Io { why, .. } => {
+            Self::Checkpoint(CheckpointError::Write { why, .. })
+            | Self::Prepare(PrepareError::Write { why, .. })
+            | Self::Io { why, .. } => {
                 if is_disk_full(why) {
                     EXIT_RESTART
                 } else {

@@ -1,6 +1,7 @@
 //! Loading of the data that a specification names.
 
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::config::schema::TokenizerSource;
@@ -10,9 +11,11 @@ use super::spec::{DataSource, DataSpec, RunSpec};
 use potluck_data::formats::{self, KnownSamples, ReadOptions};
 use potluck_data::tokens::{TokenFile, TokenWindows};
 use potluck_data::{
-    Augmentation, DataDescription, DataError, LoadedSamples, SampleDescription, SampleOptions,
-    SampleSet, TextData, Tokenizer, TokenizerChoice, TokenizerFile, world,
+    Augmentation, DataDescription, DataError, LoadedSamples, PrepareError, PrepareOptions,
+    SampleDescription, SampleOptions, SampleSet, TextData, Tokenizer, TokenizerChoice,
+    TokenizerFile, is_token_file, prepare, world,
 };
+use potluck_kernels::autotune::cache;
 
 impl DataSource {
     /// Checks that the data can be read, without reading them.
@@ -47,14 +50,28 @@ impl RunSpec {
             }
             DataSource::Text(path) => {
                 let tokenizer = self.tokenizer_choice(saved.tokenizer.clone())?;
+                if let TokenizerChoice::Given(Tokenizer::File(tokenizer)) = &tokenizer
+                    && let Some(prepared) = cached(path, tokenizer)?
+                {
+                    let file = Arc::new(TokenFile::open(&prepared, *held_out, context)?);
+                    let windows = TokenWindows { file, context };
+                    return Ok(RunData::of_tokens(windows, Tokenizer::File(tokenizer.clone())));
+                }
                 let text = TextData::load(path, tokenizer, *held_out, context)?;
                 RunData::of_text(text, context, false)
             }
             DataSource::Tokens(path) => {
                 let file = Arc::new(TokenFile::open(path, *held_out, context)?);
+                let tokenizer = self.tokenizer_of(&file, path, saved)?;
                 let vocabulary = file.vocabulary();
-                let windows = Arc::new(TokenWindows { file, context });
-                RunData::described(windows, DataDescription::Tokens { vocabulary })
+                let windows = TokenWindows { file, context };
+                match tokenizer {
+                    Some(tokenizer) => RunData::of_tokens(windows, Tokenizer::File(tokenizer)),
+                    None => {
+                        let description = DataDescription::Tokens { vocabulary };
+                        RunData::described(Arc::new(windows), description)
+                    }
+                }
             }
             DataSource::Samples { .. } => self.load_samples(saved)?,
         })
@@ -71,8 +88,11 @@ impl RunSpec {
         let mut spec = self.clone();
         spec.data.held_out = 0.0;
         spec.data.source = match &self.data.source {
-            DataSource::Builtin | DataSource::Text(_) => DataSource::Text(path),
-            DataSource::Tokens(_) => DataSource::Tokens(path),
+            // A model of texts may see tokens, and one of tokens a text, by the same tokenizer.
+            DataSource::Tokens(_) if saved.tokenizer.is_none() => DataSource::Tokens(path),
+            DataSource::Builtin | DataSource::Text(_) | DataSource::Tokens(_) => {
+                if is_token_file(&path) { DataSource::Tokens(path) } else { DataSource::Text(path) }
+            }
             DataSource::Samples { format, .. } => {
                 let format = formats::detect(&path).unwrap_or(*format);
                 let options = spec.read_options(saved.samples());
@@ -119,6 +139,57 @@ impl RunSpec {
         ReadOptions { known: trained_on.map(KnownSamples::of), ..self.data.reading.clone() }
     }
 
+    /// Returns the tokenizer of token ids: that of the checkpoint, the one that is named, or the
+    /// one beside them; `None` if there is none.
+    fn tokenizer_of(
+        &self,
+        file: &TokenFile,
+        path: &Path,
+        saved: &SavedData,
+    ) -> Result<Option<TokenizerFile>, DataError> {
+        let refuse = |why: String| {
+            let (name, place) = (path.display().to_string(), String::new());
+            Err(DataError::Invalid { name, place, why: why.into() })
+        };
+        let (tokenizer, whose) = match (&saved.tokenizer, &self.data.tokenizer) {
+            (Some(Tokenizer::File(tokenizer)), _) if tokenizer.is_read() => {
+                (tokenizer.clone(), "the model's".to_string())
+            }
+            (Some(Tokenizer::File(tokenizer)), TokenizerSource::File(named)) => {
+                (tokenizer.read_from(named)?, named.display().to_string())
+            }
+            (Some(Tokenizer::File(tokenizer)), TokenizerSource::Kind(_)) => {
+                let beside = file.tokenizer()?.filter(|beside| beside == tokenizer);
+                return match beside {
+                    Some(beside) => Ok(Some(beside)),
+                    None => refuse("has no tokenizer.json beside it that is the model's".into()),
+                };
+            }
+            (Some(_), _) => return refuse("is of token ids, and the model of characters".into()),
+            (None, TokenizerSource::File(named)) => {
+                (TokenizerFile::load(named)?, named.display().to_string())
+            }
+            (None, TokenizerSource::Kind(_)) => return file.tokenizer(),
+        };
+        if let Some(hash) = file.tokenizer_hash()
+            && !hash.eq_ignore_ascii_case(tokenizer.blake3())
+        {
+            return refuse(format!(
+                "has ids of another tokenizer (hash {hash}) than {whose} ({}); prepare the text \
+                 with that",
+                tokenizer.blake3()
+            ));
+        }
+        if file.vocabulary() > tokenizer.vocabulary() {
+            return refuse(format!(
+                "has ids of a vocabulary of {}, and {whose} has {}",
+                file.vocabulary(),
+                tokenizer.vocabulary()
+            ));
+        }
+        Ok(Some(tokenizer))
+    }
+
     fn tokenizer_choice(&self, given: Option<Tokenizer>) -> Result<TokenizerChoice, DataError> {
         Ok(match (given, &self.data.tokenizer) {
             // Another node has said which file it is; as the data, it is on every machine.
@@ -131,5 +202,31 @@ impl RunSpec {
                 TokenizerChoice::Given(Tokenizer::File(TokenizerFile::load(path)?))
             }
         })
+    }
+}
+
+/// Returns the ids of a text by a tokenizer, from the cache, where they are prepared at first use;
+/// `None` if there is no cache.
+fn cached(path: &Path, tokenizer: &TokenizerFile) -> Result<Option<PathBuf>, DataError> {
+    let Some(cache) = cache::directory() else { return Ok(None) };
+    require_there(path)?;
+    let changed = fs::metadata(path).and_then(|found| Ok((found.len(), found.modified()?)));
+    let told = format!("{:?} {changed:?} {}", fs::canonicalize(path), tokenizer.blake3());
+    let name = blake3::hash(told.as_bytes()).to_hex();
+    let out = cache.join("tokens").join(&name[..32]);
+    let options = PrepareOptions {
+        inputs: vec![path.into()],
+        tokenizer: tokenizer.clone(),
+        end_token: None,
+        key: "text".into(),
+        allow_special: false,
+        out,
+        wait: true,
+    };
+    match prepare(&options, &mut |_| {}) {
+        Ok(prepared) => Ok(Some(prepared.path)),
+        Err(PrepareError::Data(why)) => Err(why),
+        // The run does without a cache that cannot be written.
+        Err(PrepareError::Write { .. } | PrepareError::Occupied { .. }) => Ok(None),
     }
 }

@@ -11,7 +11,7 @@ use crate::checkpoint::Meta;
 use crate::families::DataShape;
 use potluck_data::{
     Augmentation, DataDescription, DataError, Dataset, SampleDescription, TextData, TextWindows,
-    Tokenizer,
+    TokenWindows, Tokenizer,
 };
 use potluck_graph::Graph;
 
@@ -54,35 +54,44 @@ pub struct RunData {
     pub dataset: Arc<dyn Dataset>,
     pub shape: DataShape,
     pub augmentation: Option<Augmentation>,
-    /// Text with its tokenizer, if the data are text.
-    text: Option<Arc<TextData>>,
+    /// Tokenizer, if the data are text, or the ids of one.
+    tokenizer: Option<Tokenizer>,
     description: Option<DataDescription>,
     is_builtin: bool,
 }
 
 impl RunData {
     pub(super) fn of_text(text: TextData, context: usize, is_builtin: bool) -> Self {
-        let text = Arc::new(text);
+        let tokenizer = text.tokenizer().clone();
+        let dataset = Arc::new(TextWindows { text: Arc::new(text), context });
+        Self { is_builtin, ..Self::tokenized(dataset, tokenizer) }
+    }
+
+    /// Data of ids that a tokenizer made of a text.
+    pub(super) fn of_tokens(windows: TokenWindows, tokenizer: Tokenizer) -> Self {
+        Self::tokenized(Arc::new(windows), tokenizer)
+    }
+
+    fn tokenized(dataset: Arc<dyn Dataset>, tokenizer: Tokenizer) -> Self {
         Self {
-            dataset: Arc::new(TextWindows { text: text.clone(), context }),
-            shape: DataShape::Tokens { vocabulary: text.tokenizer().vocabulary() },
+            dataset,
+            shape: DataShape::Tokens { vocabulary: tokenizer.vocabulary() },
             augmentation: None,
-            text: Some(text),
+            tokenizer: Some(tokenizer),
             description: None,
-            is_builtin,
+            is_builtin: false,
         }
     }
 
     pub(super) fn described(dataset: Arc<dyn Dataset>, description: DataDescription) -> Self {
         let shape = DataShape::of(&description);
         let description = Some(description);
-        Self { dataset, shape, augmentation: None, text: None, description, is_builtin: false }
+        Self { dataset, shape, augmentation: None, tokenizer: None, description, is_builtin: false }
     }
 
     /// Returns what a checkpoint is to know.
     pub fn saved(&self) -> SavedData {
-        let tokenizer = self.text.as_ref().map(|text| text.tokenizer().clone());
-        SavedData { tokenizer, description: self.description.clone() }
+        SavedData { tokenizer: self.tokenizer.clone(), description: self.description.clone() }
     }
 
     /// Returns the task of a model of this data.
@@ -90,11 +99,11 @@ impl RunData {
     /// # Errors
     /// Returns `TrainError::Defect` if the graph is not that of a model of text, and the data are.
     pub fn task(&self, graph: &Graph) -> Result<Arc<dyn Task>, TrainError> {
-        Ok(match (&self.text, &self.description) {
-            (Some(text), _) => {
+        Ok(match (&self.tokenizer, &self.description) {
+            (Some(tokenizer), _) => {
                 let model = language_model(graph)?;
                 let is_builtin = self.is_builtin;
-                Arc::new(TextTask { text: text.clone(), model, is_builtin })
+                Arc::new(TextTask { tokenizer: tokenizer.clone(), model, is_builtin })
             }
             (None, Some(DataDescription::Tokens { vocabulary })) => {
                 Arc::new(TokenTask { vocabulary: *vocabulary })

@@ -31,6 +31,7 @@ mod pipeline_charts;
 mod pipeline_faults;
 mod pipelines;
 mod placement;
+mod prepared_data;
 #[path = "../common/process.rs"]
 mod process;
 mod recorded_placement;

@@ -7,6 +7,8 @@ use std::io::{self, Read};
 use std::path::Path;
 use std::sync::Arc;
 
+use rayon::prelude::*;
+
 use crate::DataError;
 use potluck_core::Setting;
 use potluck_core::format::size_text;
@@ -20,7 +22,7 @@ const PART_BYTES: usize = 128 << 10;
 const PARTS_AT_A_TIME: usize = 8;
 
 /// Bytes on each side of a place at which a text may be divided that are encoded to find out, and
-/// places that are tried before the rest is encoded whole.
+/// places that are tried before others are looked for further behind.
 const WINDOW_BYTES: usize = 256;
 const TRIES: usize = 16;
 
@@ -36,6 +38,33 @@ pub struct TokenizerFile {
     vocabulary: usize,
     #[serde(skip)]
     read: Option<Arc<ReadFile>>,
+}
+
+/// End of the first part of a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TextDivision {
+    /// Behind so many bytes.
+    At(usize),
+    /// The text cannot be divided.
+    Nowhere,
+    /// It depends on what follows.
+    Unknown,
+}
+
+/// Names of the token that ends a document, in the models that have one of them.
+const END_TOKENS: [&str; 5] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>"];
+
+/// Content of a `tokenizer_config.json`.
+#[derive(serde::Deserialize)]
+struct TokenizerConfig {
+    eos_token: Option<EndToken>,
+}
+
+#[derive(serde::Deserialize)]
+#[serde(untagged)]
+enum EndToken {
+    Text(String),
+    Added { content: String },
 }
 
 /// Content of a file, and what it describes.
@@ -148,11 +177,15 @@ impl TokenizerFile {
         while !rest.is_empty() {
             let mut parts = Vec::with_capacity(PARTS_AT_A_TIME);
             while parts.len() < PARTS_AT_A_TIME && !rest.is_empty() {
-                let (part, behind) = rest.split_at(self.part_end(name, rest, bytes)?);
+                let end = match self.division(name, rest, bytes, true)? {
+                    TextDivision::At(end) => end,
+                    TextDivision::Nowhere | TextDivision::Unknown => rest.len(),
+                };
+                let (part, behind) = rest.split_at(end);
                 parts.push(part);
                 rest = behind;
             }
-            for encoded in self.encode_each(name, parts)? {
+            for encoded in self.encode_each(name, &parts)? {
                 ids.extend(encoded);
             }
         }
@@ -160,38 +193,101 @@ impl TokenizerFile {
     }
 
     /// Returns the ids of each of some texts, which are encoded on all threads.
-    fn encode_each(&self, name: &str, texts: Vec<&str>) -> Result<Vec<Vec<u32>>, DataError> {
-        let refused = |why: String| invalid(name, format!("cannot be tokenized ({why})"));
-        let read = self.read.as_ref().ok_or_else(|| refused("no tokenizer was read".into()))?;
-        let encoded = read.tokenizer.encode_batch_fast(texts, false);
-        let encoded = encoded.map_err(|why| refused(why.to_string()))?;
-        Ok(encoded.into_iter().map(|one| one.get_ids().to_vec()).collect())
+    fn encode_each(&self, name: &str, texts: &[&str]) -> Result<Vec<Vec<u32>>, DataError> {
+        texts.par_iter().map(|text| self.encode_piece(name, text)).collect()
     }
 
-    /// Returns the end of the first part of a text: behind the end of a line from which on the ids
-    /// are the same whether the text is divided there or not, as they are in the lines around it.
-    /// A tokenizer that puts something in front of every text has no such place.
-    fn part_end(&self, name: &str, text: &str, bytes: usize) -> Result<usize, DataError> {
-        let mut tried = 0;
-        for (at, _) in text.match_indices('\n').skip_while(|(at, _)| *at < bytes) {
-            let end = at + 1;
-            // Spaces and empty lines belong to what is around them.
-            if text[end..].starts_with(char::is_whitespace) || end == text.len() {
+    /// Returns the ids of a text, which is encoded whole, on this thread.
+    ///
+    /// # Errors
+    /// Those of [`Self::encode`].
+    pub(crate) fn encode_piece(&self, name: &str, text: &str) -> Result<Vec<u32>, DataError> {
+        let refused = |why: String| invalid(name, format!("cannot be tokenized ({why})"));
+        let read = self.read.as_ref().ok_or_else(|| refused("no tokenizer was read".into()))?;
+        let encoded = read.tokenizer.encode_fast(text, false);
+        Ok(encoded.map_err(|why| refused(why.to_string()))?.get_ids().to_vec())
+    }
+
+    /// Finds the end of the first part of a text, of so many bytes at least: behind the end of a
+    /// line, or in front of a space between words, where the ids are the same whether the text is
+    /// divided there or not, as they are in what is around it. After many that are not, others are
+    /// tried behind twice as many bytes. A tokenizer that puts something in front of every text has
+    /// hardly any.
+    /// `is_end` is true if nothing follows the text.
+    ///
+    /// # Errors
+    /// Those of [`Self::encode`].
+    pub(crate) fn division(
+        &self,
+        name: &str,
+        text: &str,
+        bytes: usize,
+        is_end: bool,
+    ) -> Result<TextDivision, DataError> {
+        let (mut first, mut tried) = (bytes, 0);
+        for end in places(text, bytes) {
+            if end < first {
                 continue;
+            }
+            if end == text.len() || !is_end && text.len() < end + WINDOW_BYTES {
+                break;
             }
             let before = &text[boundary(text, end.saturating_sub(WINDOW_BYTES))..end];
             let behind = &text[end..boundary(text, text.len().min(end + WINDOW_BYTES))];
+            // A run of spaces that is longer may be one token, and is not seen as a whole.
+            if [before, behind].iter().any(|part| part.trim().is_empty()) {
+                continue;
+            }
             let whole = [before, behind].concat();
-            let ids = self.encode_each(name, vec![before, behind, &whole])?;
-            if [&ids[0][..], &ids[1]].concat() == ids[2] {
-                return Ok(end);
+            let mut apart = self.encode_piece(name, before)?;
+            apart.extend(self.encode_piece(name, behind)?);
+            if apart == self.encode_piece(name, &whole)? {
+                return Ok(TextDivision::At(end));
             }
             tried += 1;
             if tried == TRIES {
-                break;
+                (first, tried) = (2 * first.max(1), 0);
             }
         }
-        Ok(text.len())
+        Ok(if is_end { TextDivision::Nowhere } else { TextDivision::Unknown })
+    }
+
+    /// Returns the id of a token.
+    pub fn id_of(&self, token: &str) -> Option<u32> {
+        self.read.as_ref()?.tokenizer.token_to_id(token)
+    }
+
+    /// Returns the same tokenizer, but what looks like a special token in a text is one.
+    pub(crate) fn with_special(&self) -> Self {
+        let Some(read) = &self.read else { return self.clone() };
+        let mut tokenizer = read.tokenizer.clone();
+        tokenizer.set_encode_special_tokens(false);
+        let read = ReadFile { json: read.json.clone(), tokenizer };
+        Self { read: Some(Arc::new(read)), ..self.clone() }
+    }
+
+    /// Returns the token behind each document, by the `tokenizer_config.json` of a directory if it
+    /// names one (`eos_token`), or else the one of the names in use that is a token.
+    ///
+    /// # Errors
+    /// Returns a `DataError` that names the file if it is no such configuration, or names what is
+    /// no token.
+    pub fn end_token(&self, directory: &Path) -> Result<Option<u32>, DataError> {
+        let path = directory.join("tokenizer_config.json");
+        let name = path.display().to_string();
+        if let Ok(text) = fs::read(&path) {
+            let read: Result<TokenizerConfig, _> = serde_json::from_slice(&text);
+            let config = read.map_err(|why| invalid(&name, format!("is no such file ({why})")))?;
+            if let Some(EndToken::Text(token) | EndToken::Added { content: token }) =
+                config.eos_token
+            {
+                let id = self.id_of(&token).ok_or_else(|| {
+                    invalid(&name, format!("has the eos_token {token:?}, which is no token"))
+                })?;
+                return Ok(Some(id));
+            }
+        }
+        Ok(END_TOKENS.iter().find_map(|token| self.id_of(token)))
     }
 
     /// Returns the text of ids. What is no id is left out, and bytes that are not UTF-8 become
@@ -201,6 +297,24 @@ impl TokenizerFile {
         // Only a decoder that the file does not describe could fail.
         read.tokenizer.decode(ids, false).unwrap_or_default()
     }
+}
+
+/// Returns the places at which a text may be divided, from the one behind so many bytes on: behind
+/// the ends of lines, and in front of single spaces.
+fn places(text: &str, bytes: usize) -> impl Iterator<Item = usize> {
+    let start = boundary(text, text.len().min(bytes));
+    let mut before = ' ';
+    text[start..].char_indices().filter_map(move |(at, char)| {
+        let is_after_word = !before.is_whitespace();
+        before = char;
+        let behind = start + at + char.len_utf8();
+        let is_before_word = || !text[behind..].starts_with(char::is_whitespace);
+        match char {
+            '\n' => Some(behind),
+            ' ' if is_after_word && is_before_word() => Some(start + at),
+            _ => None,
+        }
+    })
 }
 
 /// Returns the last boundary of a character up to a byte.
@@ -257,9 +371,17 @@ mod tests {
                     let parts = file.encode_parts(name, &text, bytes).unwrap();
                     assert!(parts == whole, "{name}, parts of {bytes} bytes, {separator:?}");
                 }
-                // One that begins every text with a space cannot divide it.
-                let end = file.part_end(name, &text, 777).unwrap();
-                assert_eq!(end < 5000, name != "llama2", "{name}, {separator:?}: {end}");
+                // One that begins every text with a space can divide it hardly anywhere.
+                let found = file.division(name, &text, 777, true).unwrap();
+                let is_near = matches!(found, TextDivision::At(end) if end < 5000);
+                assert!(is_near || name == "llama2", "{name}, {separator:?}: {found:?}");
+                // What is decided before the end is known does not change behind it.
+                for bytes in (1000..text.len()).step_by(1500) {
+                    let begun = &text[..boundary(&text, bytes)];
+                    let early = file.division(name, begun, 777, false).unwrap();
+                    let is_same = early == found || early == TextDivision::Unknown;
+                    assert!(is_same, "{name}, {bytes} bytes: {early:?}, {found:?}");
+                }
             }
         }
     }

@@ -124,6 +124,12 @@ fn descriptions_that_do_not_fit_are_refused() {
             "t.bin: is 40 bytes long; 18446744073709551615 tokens of 2 bytes were expected",
         ),
         ("dtype", "u32".into(), "t.bin: is 40 bytes long; 20 tokens of 4 bytes were expected"),
+        ("version", 3.into(), "t.json: version: is 3; this version reads up to 2"),
+        (
+            "tokenizer",
+            "0".into(),
+            "t.json: tokenizer: \"0\" is not a hash of 64 hexadecimal digits",
+        ),
         ("blake3", "ab".into(), "t.json: blake3: \"ab\" is not a hash of 64 hexadecimal digits"),
         (
             "blake3",
@@ -156,8 +162,12 @@ fn files_that_are_missing_or_empty_are_refused() {
     let empty = "t.bin: is empty; give a file with data in it as --data or data.path";
     assert_eq!(open(&directory, 0.0, 1).err().unwrap(), empty);
     assert!(matches!(TokenFile::open(&path, 1.0, 1), Err(DataError::HeldOut { .. })));
+    assert!(!is_token_file(&directory.path().join("none.bin")) && !is_token_file(directory.path()));
+    fs::rename(&path, directory.path().join(TOKENS)).unwrap();
+    assert!(is_token_file(directory.path()));
     fs::remove_file(path.with_extension("json")).unwrap();
-    assert!(is_token_file(&path) && !is_token_file(&directory.path().join("none.bin")));
+    fs::create_dir(path.with_extension("json")).unwrap();
+    fs::write(&path, [1, 0]).unwrap();
     assert!(open(&directory, 0.0, 1).err().unwrap().starts_with("t.json: cannot be read ("));
 }
 
@@ -191,4 +201,49 @@ fn damaged_descriptions_are_read_or_refused() {
         }
     }
     assert!(read > 1000 && refused > 1000, "{read} are read, {refused} refused");
+}
+
+#[test]
+fn tokens_without_a_description_have_16_bits_as_nanogpt_writes_them() {
+    let directory = directory(&digits(), |_| {});
+    fs::remove_file(directory.path().join("t.json")).unwrap();
+    let file = open(&directory, 0.25, 2).unwrap();
+    assert_eq!((file.vocabulary(), file.len(Split::Train)), (266, 15));
+    assert_eq!(file.tokens(Split::Validation, 0..2), [261, 262]);
+    assert_eq!(file.tokenizer_hash(), None);
+    assert_eq!(file.files().len(), 1);
+    fs::write(directory.path().join("t.bin"), [1, 2, 3]).unwrap();
+    let odd = "t.bin: is 3 bytes long; 1 tokens of 2 bytes were expected";
+    assert_eq!(open(&directory, 0.0, 1).err().unwrap(), odd);
+}
+
+#[test]
+fn masked_tokens_are_no_targets() {
+    let mask: Vec<u8> = (0..20).map(|n| u8::from(n % 3 != 0)).collect();
+    let with = |mask: &[u8], hash: String| {
+        let directory = directory(&digits(), |info| {
+            info["version"] = 2.into();
+            info["mask"] = hash.clone().into();
+        });
+        fs::write(directory.path().join("t.mask"), mask).unwrap();
+        let file = open(&directory, 0.25, 4)?;
+        Ok::<_, String>(TokenWindows { file: Arc::new(file), context: 4 })
+    };
+    let hash = |mask: &[u8]| blake3::hash(mask).to_string();
+    let windows = with(&mask, hash(&mask)).unwrap();
+    let targets = |split, index| windows.rows(split, &[index]).unwrap().remove(1).1;
+    let none = u32::MAX;
+    assert_eq!(targets(Split::Train, 1), HostTensor::Int(vec![258, none, 260, 261]));
+    assert_eq!(targets(Split::Validation, 0), HostTensor::Int(vec![262, 263, none, 265]));
+    let tokens = windows.rows(Split::Train, &[1]).unwrap().remove(0).1;
+    assert_eq!(tokens, HostTensor::Int(vec![257, 258, 259, 260]));
+    let plain = TokenWindows {
+        file: Arc::new(open(&directory(&digits(), |_| {}), 0.25, 4).unwrap()),
+        context: 4,
+    };
+    assert_ne!(windows.fingerprint(), plain.fingerprint());
+    let why = |mask: &[u8], hash: String| with(mask, hash).err().unwrap();
+    assert!(why(&mask[1..], hash(&mask[1..])).contains("is 19 bytes long; one for each of 20"));
+    assert!(why(&mask, hash(b"x")).contains("its BLAKE3 hash is"));
+    assert!(why(&[2; 20], hash(&[2; 20])).contains("byte 0: is 2; expected 0 or 1"));
 }

@@ -175,7 +175,7 @@ impl InitialModel {
         let resolved = read_from(&self, file, overrides)?;
         let (config, now) = (resolved.config, resolved.typed.now);
         if let Some(path) = self.tokenizer.as_deref().and_then(Path::to_str)
-            && matches!(config.data.kind, DataKind::Text | DataKind::Builtin)
+            && matches!(config.data.kind, DataKind::Text | DataKind::Builtin | DataKind::Tokens)
             && !now.contains("data.tokenizer")
         {
             self.settings.push(("data.tokenizer", Value::Text(path.into())));

@@ -53,13 +53,15 @@ impl DataKind {
 
     /// Returns the kind of what is at a path; that of a text, unless it looks like another.
     pub fn of(path: &Path) -> Self {
+        if tokens::is_token_file(path) {
+            return Self::Tokens;
+        }
         match formats::detect(path) {
             Some(SampleFormat::Idx) => Self::Idx,
             Some(SampleFormat::Cifar10) => Self::Cifar10,
             Some(SampleFormat::Csv) => Self::Csv,
             Some(SampleFormat::Npy) => Self::Npy,
             Some(SampleFormat::Pictures) => Self::Images,
-            None if tokens::is_token_file(path) => Self::Tokens,
             None => Self::Text,
         }
     }
@@ -210,7 +212,7 @@ const LR_MAX: f64 = 1000.0;
 /// Keys on which it depends whether others have an effect, and words of them.
 const MODEL_KIND: &str = KIND.full_name;
 const DATA_KIND: &str = "data.kind";
-const TEXTS: &[&str] = &["text", "builtin"];
+const TEXTS: &[&str] = &["text", "builtin", "tokens"];
 const SAMPLES: &[&str] = &["idx", "cifar10", "csv", "npy", "images"];
 const PICTURES: &[&str] = &["idx", "cifar10", "npy", "images"];
 

@@ -2,15 +2,13 @@
 
 mod sentences;
 
-use std::sync::Arc;
-
 use super::{Ending, FinalMeasure, Task};
 use crate::error::TrainError;
 use crate::generate::{Generation, default_prompt, generate};
 use crate::sampling::Sampling;
 use potluck_core::format::thousands;
 use potluck_core::metrics::Unit;
-use potluck_data::TextData;
+use potluck_data::Tokenizer;
 use potluck_graph::model::LanguageModel;
 
 use sentences::{SentenceRequest, measure_sentences};
@@ -20,7 +18,7 @@ pub(super) use sentences::NAME as MEASURE;
 /// Prediction of the next token of a text.
 #[derive(Clone, Debug)]
 pub struct TextTask {
-    pub text: Arc<TextData>,
+    pub tokenizer: Tokenizer,
     pub model: LanguageModel,
     /// True if the text is the built-in corpus, of whose sentences it is known which are right.
     pub is_builtin: bool,
@@ -32,7 +30,7 @@ impl Task for TextTask {
     }
 
     fn summary(&self) -> String {
-        format!("vocabulary {}", self.text.tokenizer().vocabulary())
+        format!("vocabulary {}", self.tokenizer.vocabulary())
     }
 
     fn measure(&self, ending: &Ending) -> Result<Option<FinalMeasure>, TrainError> {
@@ -40,7 +38,7 @@ impl Task for TextTask {
             return Ok(None);
         }
         let Ending { units, rows, step, seed, stop } = *ending;
-        let tokenizer = self.text.tokenizer();
+        let tokenizer = &self.tokenizer;
         let request = SentenceRequest { units, tokenizer, model: self.model, rows, step, seed };
         match measure_sentences(&request, stop)? {
             Some(sampled) => Ok(Some(sampled.into_measure())),
@@ -50,7 +48,7 @@ impl Task for TextTask {
 
     /// Generates text that starts at a line break.
     fn sample(&self, ending: &Ending, tokens: u64) -> Result<String, TrainError> {
-        let tokenizer = self.text.tokenizer();
+        let tokenizer = &self.tokenizer;
         let vocabulary = tokenizer.vocabulary();
         let sampling = Sampling { temperature: 0.8, top_k: 0, vocabulary, seed: ending.seed };
         let prompt = default_prompt(tokenizer);

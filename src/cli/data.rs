@@ -1,0 +1,170 @@
+//! `potluck data prepare`: texts become token files.
+
+use std::io::{self, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use super::args::{DataCommand, PrepareArgs};
+use super::{UsageError, print};
+use crate::ui::terminal::print_line;
+use potluck_core::format::{clock, counted, grouped};
+use potluck_data::prepare::TOKENIZER;
+use potluck_data::{PrepareOptions, PrepareProgress, Prepared, TokenizerFile, prepare};
+use potluck_train::TrainError;
+use potluck_train::hugging_face::ModelDirectory;
+
+/// Time between lines of progress on a terminal, where they replace each other, and elsewhere.
+const INTERVALS: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(10)];
+
+/// Runs `potluck data`.
+pub fn run(command: &DataCommand) -> anyhow::Result<()> {
+    match command {
+        DataCommand::Prepare(args) => run_prepare(args),
+    }
+}
+
+fn run_prepare(args: &PrepareArgs) -> anyhow::Result<()> {
+    let path = tokenizer_path(&args.tokenizer)?;
+    let tokenizer = TokenizerFile::load(&path).map_err(TrainError::from)?;
+    let end_token = match args.end_token.as_deref() {
+        Some("none") => None,
+        Some(name) => match tokenizer.id_of(name) {
+            Some(id) => Some(id),
+            None => {
+                return Err(usage(format!(
+                    "--end-token {name}: is no token of {}",
+                    path.display()
+                )));
+            }
+        },
+        None => match tokenizer.end_token(parent(&path)).map_err(TrainError::from)? {
+            Some(id) => Some(id),
+            None => {
+                return Err(usage(format!(
+                    "{}: it is not known which token ends a document; name it with --end-token \
+                     TOKEN, or none",
+                    path.display()
+                )));
+            }
+        },
+    };
+    let options = PrepareOptions {
+        inputs: args.inputs.clone(),
+        tokenizer,
+        end_token,
+        key: args.key.clone(),
+        allow_special: args.allow_special,
+        out: args.out.clone(),
+        wait: false,
+    };
+    let mut meter = Meter::new(args.quiet);
+    let prepared = prepare(&options, &mut |progress| meter.show(progress));
+    meter.end();
+    let prepared = prepared.map_err(TrainError::from)?;
+    report(&prepared, &args.out);
+    Ok(())
+}
+
+/// Returns the path of the tokenizer that is named: a file, the directory of a model, or a model in
+/// the cache of `hf download`.
+fn tokenizer_path(named: &Path) -> anyhow::Result<PathBuf> {
+    if named.is_file() {
+        return Ok(named.into());
+    }
+    if named.is_dir() {
+        return Ok(named.join(TOKENIZER));
+    }
+    let name = named.to_string_lossy();
+    let directory = ModelDirectory::open(&name).map_err(|_| {
+        usage(format!(
+            "--tokenizer {name}: is no tokenizer.json, no directory with one, and no model that \
+             hf download has put in the cache"
+        ))
+    })?;
+    Ok(directory.path().join(TOKENIZER))
+}
+
+fn parent(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new(""))
+}
+
+fn usage(why: String) -> anyhow::Error {
+    UsageError(why).into()
+}
+
+fn report(prepared: &Prepared, out: &Path) {
+    let Prepared { path, tokens, documents, vocabulary, before, left_out } = prepared;
+    let count = |count: u64| grouped(&count.to_string());
+    if before == tokens {
+        print_line("the tokens were there already");
+    } else if *before > 0 {
+        print_line(&format!("went on behind {} tokens that were there", count(*before)));
+    }
+    if *left_out > 0 {
+        let files = counted(*left_out, "file of another format was", "files of other formats were");
+        print_line(&format!("note: {files} left out; a file that is named is read as a text"));
+    }
+    let documents = match documents {
+        1 => "1 document".to_string(),
+        several => format!("{} documents", count(*several)),
+    };
+    print(&format!(
+        "{} tokens of {documents}, vocabulary {}, in {}\n\
+         train on them with: potluck train --data {}\n",
+        count(*tokens),
+        count(*vocabulary as u64),
+        path.display(),
+        out.display()
+    ));
+}
+
+/// Line of the progress on stderr.
+struct Meter {
+    is_quiet: bool,
+    is_terminal: bool,
+    started: Instant,
+    /// Bytes that were read before this start.
+    first: Option<u64>,
+    shown: Option<Instant>,
+}
+
+impl Meter {
+    fn new(is_quiet: bool) -> Self {
+        let is_terminal = io::stderr().is_terminal();
+        Self { is_quiet, is_terminal, started: Instant::now(), first: None, shown: None }
+    }
+
+    fn show(&mut self, progress: PrepareProgress) {
+        let first = *self.first.get_or_insert(progress.bytes);
+        let interval = INTERVALS[usize::from(!self.is_terminal)];
+        let since = self.shown.unwrap_or(self.started);
+        if self.is_quiet || since.elapsed() < interval {
+            return;
+        }
+        self.shown = Some(Instant::now());
+        let seconds = self.started.elapsed().as_secs_f64();
+        let rate = (progress.bytes - first) as f64 / seconds;
+        let left = (progress.total - progress.bytes) as f64 / rate.max(1.0);
+        let megabytes = |bytes: u64| grouped(&format!("{:.0}", bytes as f64 / 1e6));
+        let text = format!(
+            "{} of {} MB, {:.1} MB/s, {} tokens, eta {}",
+            megabytes(progress.bytes),
+            megabytes(progress.total),
+            rate / 1e6,
+            grouped(&progress.tokens.to_string()),
+            clock(left)
+        );
+        if self.is_terminal {
+            // A terminal that is gone is no reason to stop.
+            let _ = write!(io::stderr(), "\r{text}\x1b[K");
+        } else {
+            print_line(&text);
+        }
+    }
+
+    fn end(&self) {
+        if self.is_terminal && self.shown.is_some() {
+            let _ = writeln!(io::stderr());
+        }
+    }
+}

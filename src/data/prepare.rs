@@ -1,0 +1,432 @@
+//! Preparation of token files: texts, directories of them and JSON Lines become the ids of a
+//! `tokenizer.json`, in parallel and with little memory. What was stopped in the middle goes on
+//! where it was, to the same bytes.
+//!
+//! A directory of them has `tokens.bin` with `tokens.json` beside it ([`super::tokens`]) and the
+//! `tokenizer.json`. Until they are complete, the ids are in `tokens.bin.part`, the first ids of
+//! the documents in `documents.part`, and how far both go in `prepare.json`.
+
+mod documents;
+mod inputs;
+
+use std::fs::{self, File, TryLockError};
+use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
+use std::mem;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rayon::prelude::*;
+
+use super::tokens::{TOKENS, TokenFileInfo, TokenType};
+use super::{DataError, TokenizerFile};
+use documents::{Piece, PieceSource, Pieces, ReadPlace};
+use inputs::InputFiles;
+use potluck_core::Setting;
+use potluck_core::files::{self, is_disk_full};
+
+/// Name of the tokenizer beside the tokens.
+pub const TOKENIZER: &str = "tokenizer.json";
+
+const PART: &str = "tokens.bin.part";
+const DOCUMENTS: &str = "documents.part";
+const STATE: &str = "prepare.json";
+const LOCK: &str = "prepare.lock";
+
+/// Changes whenever the same inputs would become other ids.
+const FORMAT: u32 = 1;
+
+/// Sizes of the work that is done at a time.
+#[derive(Clone, Copy, Debug)]
+struct Granularity {
+    /// Bytes of a piece of a document that is longer.
+    piece_bytes: usize,
+    /// Pieces that are made tokens of at a time, per thread.
+    pieces: usize,
+    /// Time between saves of the state.
+    save_interval: Duration,
+}
+
+const GRANULARITY: Granularity =
+    Granularity { piece_bytes: 64 << 10, pieces: 8, save_interval: Duration::from_secs(2) };
+
+/// InputFiles of a preparation, and its settings.
+#[derive(Clone, Debug)]
+pub struct PrepareOptions {
+    /// Texts, files of JSON Lines (also with `.gz`), and directories of them.
+    pub inputs: Vec<PathBuf>,
+    pub tokenizer: TokenizerFile,
+    /// Token behind every document; none if it is `None`.
+    pub end_token: Option<u32>,
+    /// Key of the text in a line of JSON.
+    pub key: String,
+    /// True to take what looks like a special token in a text for one.
+    pub allow_special: bool,
+    /// Directory to write.
+    pub out: PathBuf,
+    /// True to wait for another process that prepares the same directory, false for an error.
+    pub wait: bool,
+}
+
+/// Progress of a preparation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PrepareProgress {
+    /// Bytes read of the files, as they are on disk, and of all.
+    pub bytes: u64,
+    pub total: u64,
+    pub tokens: u64,
+    pub documents: u64,
+}
+
+/// Result of a preparation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prepared {
+    /// The token file.
+    pub path: PathBuf,
+    pub tokens: u64,
+    pub documents: u64,
+    pub vocabulary: usize,
+    /// Tokens that were there before.
+    pub before: u64,
+    /// Number of files in the directories that were left out, being of other formats.
+    pub left_out: usize,
+}
+
+/// Error of a preparation.
+#[derive(Debug, thiserror::Error)]
+pub enum PrepareError {
+    #[error(transparent)]
+    Data(#[from] DataError),
+    #[error(
+        "{}: {why}; {}choose another {}",
+        path.display(),
+        if is_disk_full(why) { "free space there or " } else { "" },
+        Setting::Out
+    )]
+    Write { path: PathBuf, why: io::Error },
+    /// The directory cannot be taken; `why` is an order at its end.
+    #[error("{}: {why} another {}", path.display(), Setting::Out)]
+    Occupied { path: PathBuf, why: &'static str },
+}
+
+/// PrepareState of a preparation that goes on, as `prepare.json` has it.
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+struct PrepareState {
+    /// Hash of what is prepared and how.
+    inputs: String,
+    place: ReadPlace,
+    tokens: u64,
+    documents: u64,
+}
+
+/// Prepares token files; calls `report` with the progress.
+///
+/// # Errors
+/// Returns `PrepareError` if an input cannot be read or is not what its name says, if the
+/// directory has other tokens or is in use, or if it cannot be written.
+pub fn prepare(
+    options: &PrepareOptions,
+    report: &mut dyn FnMut(PrepareProgress),
+) -> Result<Prepared, PrepareError> {
+    prepare_by(GRANULARITY, options, report)
+}
+
+fn prepare_by(
+    granularity: Granularity,
+    options: &PrepareOptions,
+    report: &mut dyn FnMut(PrepareProgress),
+) -> Result<Prepared, PrepareError> {
+    let inputs = InputFiles::find(&options.inputs)?;
+    let out = &options.out;
+    let write_error = |why| PrepareError::Write { path: out.clone(), why };
+    fs::create_dir_all(out).map_err(write_error)?;
+    let lock = File::create(out.join(LOCK)).map_err(write_error)?;
+    if options.wait {
+        lock.lock().map_err(write_error)?;
+    } else {
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::Error(why)) => return Err(write_error(why)),
+            Err(TryLockError::WouldBlock) => {
+                let why = "another process prepares tokens there; wait for its end, or choose";
+                return Err(PrepareError::Occupied { path: out.clone(), why });
+            }
+        }
+    }
+    let hash = hash_of(options, &inputs);
+    if let Some(before) = finished(out, &hash)? {
+        return Ok(Prepared { left_out: inputs.left_out, ..before });
+    }
+    let state = begun(out, &hash)?;
+    let before = state.tokens;
+    let mut output =
+        TokenOutput::open(options, state, granularity.save_interval).map_err(write_error)?;
+    let read = Arc::new(AtomicU64::new(0));
+    let source = PieceSource {
+        files: &inputs.files,
+        tokenizer: &options.tokenizer,
+        key: &options.key,
+        piece_bytes: granularity.piece_bytes,
+        read: read.clone(),
+    };
+    let pieces = Pieces::new(source, output.saved.place);
+    let batch_bytes = granularity.piece_bytes * granularity.pieces * rayon::current_num_threads();
+    let skipped: u64 = inputs.files.iter().take(output.saved.place.file).map(|f| f.bytes).sum();
+    let total = inputs.bytes();
+    thread::scope(|scope| -> Result<(), PrepareError> {
+        let (sender, receiver) = sync_channel(1);
+        scope.spawn(move || send_batches(pieces, batch_bytes, &sender));
+        encode_batches(options, receiver, &mut output, &mut |tokens, documents| {
+            let bytes = (skipped + read.load(Ordering::Relaxed)).min(total);
+            report(PrepareProgress { bytes, total, tokens, documents });
+        })
+    })?;
+    let PrepareState { tokens, documents, .. } = output.saved;
+    if tokens == 0 {
+        let name = out.display().to_string();
+        return Err(DataError::Empty { name }.into());
+    }
+    let path = output.finish(options).map_err(write_error)?;
+    let (vocabulary, left_out) = (options.tokenizer.vocabulary(), inputs.left_out);
+    Ok(Prepared { path, tokens, documents, vocabulary, before, left_out })
+}
+
+/// Returns the hash of what is prepared and how.
+fn hash_of(options: &PrepareOptions, inputs: &InputFiles) -> String {
+    let mut hasher = blake3::Hasher::new();
+    let PrepareOptions { tokenizer, end_token, key, allow_special, .. } = options;
+    let blake3 = tokenizer.blake3();
+    let told = format!("{FORMAT}\n{blake3}\n{end_token:?}\n{key:?}\n{allow_special}\n");
+    hasher.update(told.as_bytes());
+    inputs.hash(&mut hasher);
+    hasher.finalize().to_hex().to_string()
+}
+
+/// Returns what was prepared before, from the same inputs.
+fn finished(out: &Path, hash: &str) -> Result<Option<Prepared>, PrepareError> {
+    let path = out.join(TOKENS);
+    let info_path = path.with_extension("json");
+    let Ok(bytes) = fs::read(&info_path) else { return Ok(None) };
+    let info = TokenFileInfo::parse(&info_path.display().to_string(), &bytes)?;
+    if info.inputs.as_deref() != Some(hash) {
+        let why = "has other tokens, or the inputs changed since; choose";
+        return Err(PrepareError::Occupied { path: out.into(), why });
+    }
+    let documents = info.documents.as_ref().map_or(0, |starts| starts.len() as u64);
+    let (tokens, vocabulary) = (info.count, info.vocabulary);
+    Ok(Some(Prepared { path, tokens, documents, vocabulary, before: tokens, left_out: 0 }))
+}
+
+/// Returns the state of a preparation that was stopped, or that of a new one.
+fn begun(out: &Path, hash: &str) -> Result<PrepareState, PrepareError> {
+    let new =
+        PrepareState { inputs: hash.into(), place: ReadPlace::default(), tokens: 0, documents: 0 };
+    let Ok(bytes) = fs::read(out.join(STATE)) else {
+        if out.join(TOKENS).exists() {
+            let why = "has tokens that are not of a preparation; choose";
+            return Err(PrepareError::Occupied { path: out.into(), why });
+        }
+        return Ok(new);
+    };
+    match serde_json::from_slice::<PrepareState>(&bytes) {
+        Ok(state) if state.inputs == hash => Ok(state),
+        Ok(state) if state.tokens == 0 => Ok(new),
+        _ => {
+            let why = "has the beginning of other tokens, or the inputs changed since; remove it \
+                       or choose";
+            Err(PrepareError::Occupied { path: out.into(), why })
+        }
+    }
+}
+
+/// Reads the pieces of all documents, and sends them in batches of so many bytes until nobody takes
+/// them.
+fn send_batches(
+    mut pieces: Pieces,
+    batch_bytes: usize,
+    sender: &SyncSender<Result<Vec<Piece>, DataError>>,
+) {
+    let mut batch = Vec::new();
+    let mut bytes = 0;
+    loop {
+        match pieces.piece() {
+            Ok(Some(piece)) => {
+                bytes += piece.text.len();
+                batch.push(piece);
+            }
+            Ok(None) => {
+                // Nobody takes it if an earlier one failed.
+                let _ = sender.send(Ok(batch));
+                return;
+            }
+            Err(why) => {
+                let _ = sender.send(Err(why));
+                return;
+            }
+        }
+        if bytes >= batch_bytes {
+            bytes = 0;
+            if sender.send(Ok(mem::take(&mut batch))).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// Makes tokens of batches, and writes them.
+fn encode_batches(
+    options: &PrepareOptions,
+    batches: Receiver<Result<Vec<Piece>, DataError>>,
+    output: &mut TokenOutput,
+    report: &mut dyn FnMut(u64, u64),
+) -> Result<(), PrepareError> {
+    let tokenizer = if options.allow_special {
+        options.tokenizer.with_special()
+    } else {
+        options.tokenizer.clone()
+    };
+    let write_error = |why| PrepareError::Write { path: options.out.clone(), why };
+    for batch in batches {
+        let batch = batch?;
+        let encoded: Result<Vec<Vec<u32>>, DataError> = batch
+            .par_iter()
+            .map(|piece| tokenizer.encode_piece("a document", &piece.text))
+            .collect();
+        for (piece, ids) in batch.iter().zip(encoded?) {
+            output.write(piece, &ids, options.end_token).map_err(write_error)?;
+        }
+        output.save_at_times().map_err(write_error)?;
+        report(output.tokens, output.documents);
+    }
+    output.save().map_err(write_error)
+}
+
+/// Files that are written, and how far.
+struct TokenOutput {
+    out: PathBuf,
+    dtype: TokenType,
+    ids: BufWriter<File>,
+    starts: BufWriter<File>,
+    tokens: u64,
+    documents: u64,
+    /// PrepareState behind the last piece at which the files can be read again, and that on disk.
+    next: PrepareState,
+    saved: PrepareState,
+    saved_at: Instant,
+    save_interval: Duration,
+}
+
+impl TokenOutput {
+    /// Opens the files, as long as a state says.
+    fn open(
+        options: &PrepareOptions,
+        state: PrepareState,
+        save_interval: Duration,
+    ) -> io::Result<Self> {
+        let out = &options.out;
+        let dtype = TokenType::of(options.tokenizer.vocabulary());
+        let (part, whole) = (out.join(PART), out.join(TOKENS));
+        // It was complete, and was not described yet.
+        if !part.exists() && whole.exists() {
+            fs::rename(&whole, &part)?;
+        }
+        let ids = cut(&part, state.tokens * dtype.size() as u64)?;
+        let starts = cut(&out.join(DOCUMENTS), state.documents * size_of::<u64>() as u64)?;
+        let (tokens, documents) = (state.tokens, state.documents);
+        let (next, saved, saved_at) = (state.clone(), state, Instant::now());
+        let out = out.clone();
+        Ok(Self {
+            out,
+            dtype,
+            ids,
+            starts,
+            tokens,
+            documents,
+            next,
+            saved,
+            saved_at,
+            save_interval,
+        })
+    }
+
+    fn write(&mut self, piece: &Piece, ids: &[u32], end_token: Option<u32>) -> io::Result<()> {
+        if piece.begins {
+            self.starts.write_all(&self.tokens.to_le_bytes())?;
+            self.documents += 1;
+        }
+        for id in ids.iter().copied().chain(end_token.filter(|_| piece.ends)) {
+            self.dtype.write(&mut self.ids, id)?;
+            self.tokens += 1;
+        }
+        if let Some(place) = piece.place {
+            let (tokens, documents) = (self.tokens, self.documents);
+            self.next = PrepareState { place, tokens, documents, ..self.next.clone() };
+        }
+        Ok(())
+    }
+
+    fn save_at_times(&mut self) -> io::Result<()> {
+        if self.saved_at.elapsed() >= self.save_interval { self.save() } else { Ok(()) }
+    }
+
+    /// Writes how far the files go, which have it before that is said.
+    fn save(&mut self) -> io::Result<()> {
+        for file in [&mut self.ids, &mut self.starts] {
+            file.flush()?;
+            file.get_ref().sync_data()?;
+        }
+        let text = serde_json::to_vec(&self.next).map_err(io::Error::other)?;
+        files::replace(&self.out.join(STATE), &text)?;
+        self.saved = self.next.clone();
+        self.saved_at = Instant::now();
+        Ok(())
+    }
+
+    /// Gives the files their names, with the description last; returns the path of the tokens.
+    fn finish(self, options: &PrepareOptions) -> io::Result<PathBuf> {
+        let Self { out, dtype, .. } = self;
+        let (part, path) = (out.join(PART), out.join(TOKENS));
+        let mut hasher = blake3::Hasher::new();
+        hasher.update_reader(File::open(&part)?)?;
+        let mut starts = Vec::new();
+        File::open(out.join(DOCUMENTS))?.read_to_end(&mut starts)?;
+        let starts = starts.chunks_exact(size_of::<u64>());
+        let info = TokenFileInfo {
+            version: TokenFileInfo::VERSION,
+            vocabulary: options.tokenizer.vocabulary(),
+            dtype,
+            count: self.saved.tokens,
+            blake3: hasher.finalize().to_hex().to_string(),
+            tokenizer: Some(options.tokenizer.blake3().into()),
+            documents: Some(starts.map(bytemuck::pod_read_unaligned).collect()),
+            mask: None,
+            inputs: Some(self.saved.inputs),
+        };
+        files::replace(&out.join(TOKENIZER), options.tokenizer.json())?;
+        fs::rename(&part, &path)?;
+        let text = serde_json::to_vec(&info).map_err(io::Error::other)?;
+        files::replace(&path.with_extension("json"), &text)?;
+        for name in [STATE, DOCUMENTS, LOCK] {
+            fs::remove_file(out.join(name))?;
+        }
+        Ok(path)
+    }
+}
+
+/// Opens a file for writing behind so many bytes, which it has.
+fn cut(path: &Path, bytes: u64) -> io::Result<BufWriter<File>> {
+    let mut file = File::options().create(true).write(true).truncate(false).open(path)?;
+    if file.metadata()?.len() < bytes {
+        let why = format!("{} is shorter than it was; remove the directory", path.display());
+        return Err(io::Error::other(why));
+    }
+    file.set_len(bytes)?;
+    file.seek(SeekFrom::End(0))?;
+    Ok(BufWriter::with_capacity(1 << 20, file))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,206 @@
+//! Files that are prepared: their order, their formats, and what is refused by its name.
+
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::UNIX_EPOCH;
+
+use flate2::read::MultiGzDecoder;
+
+use crate::DataError;
+
+/// Endings of the texts that are taken from a directory. A file that is named is read as a text
+/// whatever its ending is.
+const TEXTS: [&str; 3] = ["txt", "text", "md"];
+
+/// Endings of files of one JSON value per line.
+const LINES: [&str; 2] = ["jsonl", "ndjson"];
+
+/// The deepest directories below one that is named.
+const DEPTH_MAX: usize = 64;
+
+/// A file that is prepared.
+#[derive(Debug)]
+pub(super) struct InputFile {
+    pub path: PathBuf,
+    /// Its size on disk.
+    pub bytes: u64,
+    /// Time of its last change, in nanoseconds since 1970; 0 if the system does not tell.
+    modified: u128,
+    /// True if each line is a document in JSON, false for a text.
+    pub is_lines: bool,
+    is_compressed: bool,
+}
+
+/// Files of some paths.
+#[derive(Debug, Default)]
+pub(super) struct InputFiles {
+    pub files: Vec<InputFile>,
+    /// Number of files in directories that are of other formats.
+    pub left_out: usize,
+}
+
+impl InputFiles {
+    /// Finds the files: those that are named, and those below directories that are, in the order of
+    /// their names, without hidden ones.
+    ///
+    /// # Errors
+    /// Returns a `DataError` that names the path if one cannot be read, or is of a format that is
+    /// not read, or if there is no file.
+    pub fn find(paths: &[PathBuf]) -> Result<Self, DataError> {
+        let mut found = Self::default();
+        for path in paths {
+            if path.is_dir() {
+                let before = found.files.len();
+                found.walk(path, 0)?;
+                if found.files.len() == before {
+                    let why = "has no text (.txt, .text, .md) and no JSON Lines (.jsonl, .ndjson), \
+                               also with .gz behind that; name files to read them as texts";
+                    return Err(invalid(path, why.into()));
+                }
+            } else {
+                found.add(path)?;
+            }
+        }
+        Ok(found)
+    }
+
+    fn walk(&mut self, directory: &Path, depth: usize) -> Result<(), DataError> {
+        let unread = |why| unreadable(directory, why);
+        let mut paths = Vec::new();
+        for entry in fs::read_dir(directory).map_err(unread)? {
+            let entry = entry.map_err(unread)?;
+            let is_hidden = entry.file_name().to_string_lossy().starts_with('.');
+            // A link to a directory may lead back to here.
+            let is_link = entry.file_type().map_err(unread)?.is_symlink();
+            let may_lead_back = is_link && entry.path().is_dir();
+            if !is_hidden && !may_lead_back {
+                paths.push(entry.path());
+            }
+        }
+        paths.sort();
+        for path in paths {
+            if path.is_dir() {
+                if depth == DEPTH_MAX {
+                    return Err(invalid(&path, "is too deep in directories".into()));
+                }
+                self.walk(&path, depth + 1)?;
+            } else if is_taken(&path) {
+                self.add(&path)?;
+            } else {
+                self.left_out += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, path: &Path) -> Result<(), DataError> {
+        let found = fs::metadata(path).map_err(|why| unreadable(path, why))?;
+        if !found.is_file() {
+            return Err(invalid(path, "is no regular file".into()));
+        }
+        let (ending, is_compressed) = ending(path);
+        if let Some(why) = refusal(path, &ending) {
+            return Err(invalid(path, why));
+        }
+        let since = found.modified().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+        self.files.push(InputFile {
+            path: path.into(),
+            bytes: found.len(),
+            modified: since.map_or(0, |since| since.as_nanos()),
+            is_lines: LINES.contains(&&*ending),
+            is_compressed,
+        });
+        Ok(())
+    }
+
+    /// Returns the bytes of all files on disk.
+    pub fn bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.bytes).sum()
+    }
+
+    /// Adds what tells these files from others to a hash.
+    pub fn hash(&self, hasher: &mut blake3::Hasher) {
+        for file in &self.files {
+            let path = fs::canonicalize(&file.path).unwrap_or_else(|_| file.path.clone());
+            let told = format!("{}\n{} {}\n", path.display(), file.bytes, file.modified);
+            hasher.update(told.as_bytes());
+        }
+    }
+}
+
+impl InputFile {
+    /// Opens the file, unpacked; `read` counts the bytes that are read from the disk.
+    pub fn open(&self, read: &Arc<AtomicU64>) -> io::Result<Box<dyn BufRead + Send>> {
+        let file = Counting { file: File::open(&self.path)?, read: read.clone() };
+        Ok(if self.is_compressed {
+            Box::new(BufReader::new(MultiGzDecoder::new(BufReader::new(file))))
+        } else {
+            Box::new(BufReader::new(file))
+        })
+    }
+}
+
+/// A file that counts what is read of it.
+struct Counting {
+    file: File,
+    read: Arc<AtomicU64>,
+}
+
+impl Read for Counting {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read(buffer)?;
+        self.read.fetch_add(read as u64, Ordering::Relaxed);
+        Ok(read)
+    }
+}
+
+/// Returns the ending of a name in lower case, without a `.gz` behind it, and whether there is one.
+fn ending(path: &Path) -> (String, bool) {
+    let lower = |path: &Path| path.extension().map(|one| one.to_string_lossy().to_lowercase());
+    let last = lower(path).unwrap_or_default();
+    if last == "gz" {
+        return (lower(&path.with_extension("")).unwrap_or_default(), true);
+    }
+    (last, false)
+}
+
+fn is_taken(path: &Path) -> bool {
+    let (ending, _) = ending(path);
+    TEXTS.contains(&&*ending) || LINES.contains(&&*ending)
+}
+
+/// Returns why a file of this ending is not read, with what makes one of it that is.
+fn refusal(path: &Path, ending: &str) -> Option<String> {
+    let name = path.display();
+    let lines = path.with_extension("jsonl");
+    let lines = lines.display();
+    Some(match ending {
+        "parquet" => format!(
+            "is Parquet, which is not read; convert it: python3 -c \"import pandas; \
+             pandas.read_parquet('{name}').to_json('{lines}', orient='records', lines=True)\""
+        ),
+        "arrow" | "feather" => format!(
+            "is an Arrow file, which is not read; convert it: python3 -c \"import pandas; \
+             pandas.read_feather('{name}').to_json('{lines}', orient='records', lines=True)\""
+        ),
+        "json" => format!(
+            "is JSON, and not a document per line; convert it: jq -c '.[]' '{name}' > '{lines}'"
+        ),
+        "zst" | "xz" | "bz2" | "zip" | "tar" | "7z" => {
+            "is packed in a way that is not read; unpack it, or pack it with gzip".into()
+        }
+        _ => return None,
+    })
+}
+
+pub(super) fn unreadable(path: &Path, why: io::Error) -> DataError {
+    DataError::Read { name: path.display().to_string(), why }
+}
+
+pub(super) fn invalid(path: &Path, why: String) -> DataError {
+    let name = path.display().to_string();
+    DataError::Invalid { name, place: String::new(), why: why.into() }
+}

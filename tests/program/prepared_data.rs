@@ -1,0 +1,122 @@
+//! `potluck data prepare`, and runs on what it made.
+
+use std::fs::{self, File};
+
+use crate::process::Desk;
+use flate2::read::GzDecoder;
+use serde_json::Value;
+
+/// Kept tokenizers, and lines that are hard to make tokens of.
+fn golden() -> Value {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/tokenizers.json.gz");
+    serde_json::from_reader(GzDecoder::new(File::open(path).unwrap())).unwrap()
+}
+
+/// Returns a desk with tokenizers in `gpt2` and `llama3`, and documents in `texts`.
+fn desk() -> Desk {
+    let (desk, golden) = (Desk::new(), golden());
+    for name in ["gpt2", "llama3"] {
+        fs::create_dir(desk.path(name)).unwrap();
+        let json = golden["files"][name]["json"].as_str().unwrap();
+        desk.write(&format!("{name}/tokenizer.json"), json);
+    }
+    fs::create_dir(desk.path("texts")).unwrap();
+    let lines: Vec<&str> =
+        golden["lines"].as_array().unwrap().iter().map(|line| line.as_str().unwrap()).collect();
+    desk.write("texts/a.txt", lines.join("\n"));
+    let document = |line: &&str| serde_json::json!({"body": line, "url": 1}).to_string() + "\n";
+    desk.write("b.jsonl", lines.iter().map(document).collect::<String>());
+    desk
+}
+
+const MODEL: &str = "--set model.bias=true --set model.activation=gelu_tanh --set model.width=16 \
+                     --set model.heads=2 --set model.layers=1 --set model.context=16 --batch 4 \
+                     --devices cpu --quiet";
+
+#[test]
+fn texts_are_prepared_trained_on_and_continued() {
+    let desk = desk();
+    let line = "data prepare texts b.jsonl --key body --tokenizer gpt2 --out tokens";
+    let refused = desk.run("data prepare b.jsonl --tokenizer gpt2 --out tokens").ended(78);
+    assert!(refused.line("error:").contains("b.jsonl: line 1: has no \"text\""), "{}", refused.err);
+    // Nothing was written yet, so that another line may follow.
+    let prepared = desk.run(line).ok();
+    assert!(prepared.out.contains("tokens of 1,000 documents, vocabulary 420"), "{}", prepared.out);
+    assert!(prepared.out.contains("potluck train --data tokens\n"), "{}", prepared.out);
+    let info: Value =
+        serde_json::from_slice(&fs::read(desk.path("tokens/tokens.json")).unwrap()).unwrap();
+    assert_eq!((&info["version"], info["documents"].as_array().unwrap().len()), (&2.into(), 1000));
+    assert!(desk.run(line).ok().err.contains("were there already"));
+
+    desk.run(&format!("train --data tokens {MODEL} --steps 3 --out run")).ok();
+    let tokenizer = &desk.manifest("run", 3)["meta"]["tokenizer"];
+    assert_eq!(tokenizer["blake3"], info["tokenizer"]);
+    let generated = desk.run("generate run --prompt hello --tokens 8").ok();
+    assert!(generated.out.starts_with("hello"), "{}", generated.out);
+    // The same text, and the tokens of it, have the same loss but for the end of the document.
+    desk.run("data prepare texts --tokenizer gpt2 --end-token none --out plain").ok();
+    let loss = |data: &str| {
+        let evaluated = desk.run(&format!("eval run --data {data} --json")).ok();
+        let evaluated: Value = serde_json::from_str(&evaluated.out).unwrap();
+        evaluated["loss"].as_f64().unwrap()
+    };
+    assert_eq!(loss("plain"), loss("texts/a.txt"));
+    // From here on, the run has its own tokenizer; ids of another one are refused.
+    desk.run("data prepare texts --tokenizer llama3/tokenizer.json --out other").ok();
+    let refused = desk.run("eval run --data other").ended(78);
+    assert!(refused.line("error:").contains("ids of another tokenizer"), "{}", refused.err);
+    desk.run("train --resume run --steps 4 --devices cpu --quiet").ok();
+
+    // A model that has a tokenizer takes no ids of another one.
+    desk.run("export run --out model").ok();
+    let start = "train --init model --devices cpu --quiet --steps 1 --set model.context=16";
+    let refused = desk.run(&format!("{start} --data other --out no")).ended(78);
+    let told = refused.line("error:");
+    assert!(told.contains("other: has ids of another tokenizer"), "{told}");
+    desk.run(&format!("{start} --data tokens --out on")).ok();
+}
+
+#[test]
+fn ids_without_a_description_are_read() {
+    let desk = desk();
+    let ids: Vec<u8> = (0..400u16).flat_map(|n| (n % 97).to_le_bytes()).collect();
+    desk.write("train.bin", &ids);
+    desk.run(&format!("train --data train.bin {MODEL} --steps 2 --out bare")).ok();
+    assert_eq!(desk.manifest("bare", 2)["meta"]["description"]["tokens"]["vocabulary"], 97);
+    let refused = desk.run("generate bare").ended(78);
+    assert!(refused.line("error:").contains("token ids without a tokenizer"), "{}", refused.err);
+    // With the tokenizer, they are a text.
+    let named = "--set data.tokenizer=gpt2/tokenizer.json";
+    desk.run(&format!("train --data train.bin {MODEL} {named} --steps 2 --out known")).ok();
+    assert_eq!(desk.manifest("known", 2)["meta"]["tokenizer"]["vocabulary"], 420);
+    desk.run("generate known --tokens 4").ok();
+    desk.write("train.bin", [0xff, 0xff].repeat(400));
+    let refused = desk.run(&format!("train --data train.bin {MODEL} {named} --out no")).ended(78);
+    let told = refused.line("error:");
+    assert!(told.contains("a vocabulary of 65536, and") && told.contains("has 420"), "{told}");
+}
+
+#[test]
+fn a_text_with_a_tokenizer_is_prepared_once() {
+    let desk = desk();
+    let named = "--set data.tokenizer=gpt2/tokenizer.json";
+    let train = |out: &str| {
+        desk.run(&format!("train --data texts/a.txt {MODEL} {named} --steps 2 --out {out}")).ok();
+        desk.losses(out)
+    };
+    let first = train("first");
+    let of_cache = || -> Vec<_> {
+        let found = fs::read_dir(desk.cache().join("tokens")).unwrap();
+        found.map(|entry| entry.unwrap().path().join("tokens.bin")).collect()
+    };
+    let [tokens] = &of_cache()[..] else { panic!("{:?}", of_cache()) };
+    let changed = || fs::metadata(tokens).unwrap().modified().unwrap();
+    let before = changed();
+    assert_eq!(train("second"), first);
+    assert_eq!(changed(), before);
+    // A text that changed is another one.
+    let text = fs::read_to_string(desk.path("texts/a.txt")).unwrap();
+    desk.write("texts/a.txt", format!("{text}\nmore"));
+    train("third");
+    assert_eq!(of_cache().len(), 2);
+}
