@@ -190,10 +190,11 @@ pub struct TrainArgs {
     /// a checkpoint outside a run, a new run starts there
     #[arg(long, value_name = "latest|DIR")]
     pub resume: Option<String>,
-    /// Start a new run from a model in Hugging Face's files: its directory, or org/name of one that
-    /// `hf download` has put in the cache. The keys of the model are its own, the learning rate is
-    /// a tenth of that of a new model, and the warm-up 3 % of train.steps
-    #[arg(long, value_name = "DIR|ORG/NAME", conflicts_with = "resume")]
+    /// Start a new run from a model: the directory of a run or of a checkpoint, that of a model in
+    /// Hugging Face's files, or org/name of one that `hf download` has put in the cache. The keys
+    /// of the model are its own, the learning rate is a tenth of that of a new model, and the
+    /// warm-up 3 % of train.steps
+    #[arg(long, value_name = "RUN|DIR|ORG/NAME", conflicts_with = "resume")]
     pub init: Option<String>,
     /// Repeat the autotuning of GPU kernels and the measurement of shares, and ignore cached and
     /// saved results
@@ -332,7 +333,9 @@ impl CheckpointArgs {
 /// Checkpoint that a command reads, and the devices that run it.
 #[derive(Debug, Args)]
 pub struct CheckpointArgs {
-    /// Directory of a run (for its newest checkpoint) or of a checkpoint
+    /// Directory of a run (for its newest checkpoint), of a checkpoint, or of a model in Hugging
+    /// Face's files, or org/name of one that `hf download` has put in the cache
+    #[arg(value_name = "RUN|DIR|ORG/NAME")]
     pub checkpoint: PathBuf,
     /// Use the run's checkpoint with the best validation loss instead of the newest
     #[arg(long)]
@@ -430,7 +433,9 @@ pub struct PredictArgs {
 /// Arguments of `export`.
 #[derive(Debug, Args)]
 pub struct ExportArgs {
-    /// Directory of a run (for its newest checkpoint) or of a checkpoint
+    /// Directory of a run (for its newest checkpoint), of a checkpoint, or of a model in Hugging
+    /// Face's files, or org/name of one that `hf download` has put in the cache
+    #[arg(value_name = "RUN|DIR|ORG/NAME")]
     pub checkpoint: PathBuf,
     /// Use the run's checkpoint with the best validation loss instead of the newest
     #[arg(long)]

@@ -1,7 +1,7 @@
 //! `potluck export`: writes the model of a checkpoint as files of others.
 
 use super::args::ExportArgs;
-use super::model::load_parameters;
+use super::model::{LoadedModel, files_of, load_files, load_parameters};
 use super::train::saved_spec;
 use crate::ui::terminal::print_line;
 use potluck_data::Tokenizer;
@@ -10,13 +10,20 @@ use potluck_train::hugging_face;
 
 /// Runs `potluck export`.
 pub fn export(args: &ExportArgs) -> anyhow::Result<()> {
-    let checkpoint = load_parameters(&args.checkpoint, args.best)?;
-    let spec = saved_spec(&checkpoint, None)?;
-    let tokenizer = checkpoint.meta.tokenizer.as_ref();
+    let (loaded, spec): (LoadedModel, _) = match files_of(&args.checkpoint)? {
+        Some(directory) => load_files(&directory, None)?,
+        None => {
+            let checkpoint = load_parameters(&args.checkpoint, args.best)?;
+            let spec = saved_spec(&checkpoint, None)?;
+            (checkpoint.into(), spec)
+        }
+    };
+    let tokenizer = loaded.saved.tokenizer.as_ref();
     let file = tokenizer.and_then(Tokenizer::file);
-    hugging_face::export(&args.out, &*spec.model, &checkpoint.parameters, file, args.dtype)
+    hugging_face::export(&args.out, &*spec.model, &loaded.parameters, file, args.dtype)
         .map_err(TrainError::from)?;
-    print_line(&format!("the model of step {} is in {}", checkpoint.meta.step, args.out.display()));
+    let whose = loaded.step.map(|step| format!(" of step {step}")).unwrap_or_default();
+    print_line(&format!("the model{whose} is in {}", args.out.display()));
     if tokenizer.is_some() && file.is_none() {
         print_line("note: the tokenizer is one of potluck, and stays in the checkpoint");
     }

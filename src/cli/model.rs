@@ -6,16 +6,20 @@ use std::time::Instant;
 
 use super::args::{CheckpointArgs, EvalArgs, EvalSplit, GenerateArgs};
 use super::resume::find_data;
-use super::train::saved_spec;
+use super::train::{saved_spec, spec_of_files};
 use crate::ui::terminal::{Terminal, print_line};
 use potluck_core::Rank;
 use potluck_core::metrics::{Event, Sink, Unit};
-use potluck_data::{DataDescription, Sampler, Split};
+use potluck_data::prepare::TOKENIZER;
+use potluck_data::{DataDescription, Sampler, Split, Tokenizer, TokenizerFile, is_token_file};
 use potluck_kernels::device::{AdapterKind, Selection};
-use potluck_train::checkpoint::{Checkpoint, CheckpointError, Store, is_checkpoint};
+use potluck_parallel::placement::Placement;
+use potluck_train::checkpoint::{Checkpoint, CheckpointError, NamedTensor, Store, is_checkpoint};
 use potluck_train::error::TrainError;
 use potluck_train::evaluate::{EvalRequest, Evaluation, evaluate_split};
 use potluck_train::families::DataShape;
+use potluck_train::hugging_face::{HuggingFaceError, ModelDirectory};
+use potluck_train::keys::Value;
 use potluck_train::language_model::language_model;
 use potluck_train::loader::BatchSource;
 use potluck_train::run_data::{RunData, SavedData};
@@ -40,13 +44,13 @@ const OTHER_DATA: &str = "warning: the data are not those that the checkpoint wa
 /// the perplexity of a text, the accuracy and the confusions of classes, the error of values, and
 /// what the task measures at the end of a run.
 pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
-    let (checkpoint, mut spec) = load(&args.checkpoint)?;
+    let (loaded, mut spec) = load(&args.checkpoint)?;
     let split = match args.split {
         EvalSplit::Val if args.data.is_none() => Split::Validation,
         EvalSplit::Val | EvalSplit::Train => Split::Train,
     };
-    let step = checkpoint.meta.step;
-    let data = data_of(args, &checkpoint, &mut spec)?;
+    let step = loaded.step;
+    let data = data_of(args, &loaded, &mut spec)?;
     if data.dataset.is_empty(split) {
         let why = "the run held nothing out; give --split train or --data PATH";
         return Err(TrainError::InvalidRequest(why.into()).into());
@@ -59,7 +63,7 @@ pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
     let task = data.task(graph)?;
     let devices = &args.checkpoint.devices;
     let EvalDevices { mut group, pipelines, weights } =
-        open_for_eval(devices, &spec, checkpoint, &plans)?;
+        open_for_eval(devices, &spec, loaded, &plans)?;
     let rows = vec![spec.micro_batch; weights.len()];
     let request = EvalRequest {
         source: &source,
@@ -82,7 +86,9 @@ pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
         return Err(TrainError::Defect(why.into()).into());
     };
     let units = ForwardUnits { group: &group, pipelines: &pipelines };
-    let ending = Ending { units, rows: &rows, step, seed: spec.seed, stop: &|| false };
+    let step_or_none = step.unwrap_or_default();
+    let ending =
+        Ending { units, rows: &rows, step: step_or_none, seed: spec.seed, stop: &|| false };
     let measure = match args.data {
         None => task.measure(&ending)?,
         Some(_) => None,
@@ -97,18 +103,27 @@ pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
 /// Loads the data to evaluate. Warns if they are not those that the run was trained on.
 fn data_of(
     args: &EvalArgs,
-    checkpoint: &Checkpoint,
+    loaded: &LoadedModel,
     spec: &mut RunSpec,
 ) -> Result<RunData, TrainError> {
-    let saved = SavedData::of(&checkpoint.meta);
+    let saved = &loaded.saved;
     if let Some(path) = &args.data {
-        return spec.load_other(path, &saved);
+        if loaded.data.is_none() && saved.tokenizer.is_none() && !is_token_file(path) {
+            let why = "the model has no tokenizer.json, which makes tokens of a text; give token \
+                       ids as --data";
+            return Err(TrainError::InvalidRequest(why.into()));
+        }
+        return spec.load_other(path, saved);
     }
+    let Some(fingerprint) = &loaded.data else {
+        let why = "the model has no data of its own; give some with --data PATH";
+        return Err(TrainError::InvalidRequest(why.into()));
+    };
     for path in spec.data.source.paths_mut() {
         *path = find_data(path, &args.checkpoint.checkpoint)?;
     }
-    let data = spec.load_data(&saved)?;
-    if data.dataset.fingerprint() != checkpoint.meta.data {
+    let data = spec.load_data(saved)?;
+    if data.dataset.fingerprint() != *fingerprint {
         print_line(OTHER_DATA);
     }
     Ok(data)
@@ -117,7 +132,7 @@ fn data_of(
 /// Formats the result of an evaluation, as a line of JSON or for the user.
 fn report(
     json: bool,
-    step: u64,
+    step: Option<u64>,
     task: &dyn Task,
     evaluation: &Evaluation,
     perplexity: Option<f64>,
@@ -126,7 +141,11 @@ fn report(
     let &Evaluation { loss, samples, targets, ref sums } = evaluation;
     let metrics = task.metrics(sums);
     if json {
-        let mut line = serde_json::json!({ "step": step, "loss": loss });
+        let mut line = serde_json::json!({});
+        if let Some(step) = step {
+            line["step"] = step.into();
+        }
+        line["loss"] = loss.into();
         if let Some(perplexity) = perplexity {
             line["perplexity"] = perplexity.into();
         }
@@ -143,7 +162,8 @@ fn report(
         }
         return format!("{line}\n");
     }
-    let mut text = format!("step {step}  loss {loss:.4}");
+    let step = step.map(|step| format!("step {step}  ")).unwrap_or_default();
+    let mut text = format!("{step}loss {loss:.4}");
     if let Some(perplexity) = perplexity {
         text += &format!("  perplexity {perplexity:.2}");
     }
@@ -169,9 +189,9 @@ fn without_split(name: &str) -> &str {
 
 /// Prints the prompt and the model's continuation of it, token by token as it is generated.
 pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
-    let (checkpoint, spec) = load(&args.checkpoint)?;
-    let Some(tokenizer) = checkpoint.meta.tokenizer.clone() else {
-        if let Some(DataDescription::Tokens { .. }) = &checkpoint.meta.description {
+    let (loaded, spec) = load(&args.checkpoint)?;
+    let Some(tokenizer) = loaded.saved.tokenizer.clone() else {
+        if let Some(DataDescription::Tokens { .. }) = &loaded.saved.description {
             return Err(of_tokens("text to continue").into());
         }
         let why = "the checkpoint is not of a model of text; for models of samples see potluck \
@@ -186,7 +206,7 @@ pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
     let model = language_model(plans.model().whole())?;
     let devices = &args.checkpoint.devices;
     let first = first_devices(devices, spec.parallel.devices_per_pipeline())?;
-    let opened = open_on(first, &spec, checkpoint, &plans, 1)?;
+    let opened = open_on(first, &spec, loaded, &plans, 1)?;
     let EvalDevices { group, pipelines, .. } = opened;
     let sampling = Sampling {
         temperature: args.temperature,
@@ -216,13 +236,105 @@ pub(super) fn of_tokens(what: &str) -> TrainError {
     ))
 }
 
-/// Loads the checkpoint that the arguments name, and the specification of its run with the keys
-/// that they set.
-pub(super) fn load(args: &CheckpointArgs) -> anyhow::Result<(Checkpoint, RunSpec)> {
-    let checkpoint = load_parameters(&args.checkpoint, args.best)?;
-    let mut spec = saved_spec(&checkpoint, Some(args))?;
+/// Model that a command uses: that of a checkpoint, or one in Hugging Face's files.
+pub(super) struct LoadedModel {
+    /// Step of the checkpoint; `None` of files.
+    pub step: Option<u64>,
+    pub saved: SavedData,
+    /// Fingerprint of the data that the run was trained on; `None` of files.
+    data: Option<String>,
+    /// Placement of the run; `None` of files.
+    placement: Option<Placement>,
+    pub parameters: Vec<NamedTensor>,
+}
+
+impl From<Checkpoint> for LoadedModel {
+    fn from(checkpoint: Checkpoint) -> Self {
+        Self {
+            step: Some(checkpoint.meta.step),
+            saved: SavedData::of(&checkpoint.meta),
+            data: Some(checkpoint.meta.data),
+            placement: Some(checkpoint.meta.placement),
+            parameters: checkpoint.parameters,
+        }
+    }
+}
+
+/// Loads the model that the arguments name, and the specification of its run, or of one that uses
+/// it, with the keys that they set.
+pub(super) fn load(args: &CheckpointArgs) -> anyhow::Result<(LoadedModel, RunSpec)> {
+    let (loaded, mut spec) = match files_of(&args.checkpoint)? {
+        Some(directory) if args.best => {
+            let text = format!(
+                "{}: is no run, whose best checkpoint --best takes; leave it out",
+                directory.path().display()
+            );
+            return Err(TrainError::InvalidRequest(text).into());
+        }
+        Some(directory) => load_files(&directory, Some(args))?,
+        None => {
+            let checkpoint = load_parameters(&args.checkpoint, args.best)?;
+            let spec = saved_spec(&checkpoint, Some(args))?;
+            (checkpoint.into(), spec)
+        }
+    };
     spec.micro_batch = args.micro_batch.unwrap_or(spec.micro_batch);
-    Ok((checkpoint, spec))
+    Ok((loaded, spec))
+}
+
+/// Returns the model in Hugging Face's files that is named by its directory, or as `org/name` of
+/// the cache of `hf download`; `None` if it is none, but a run or a checkpoint.
+pub(super) fn files_of(path: &Path) -> anyhow::Result<Option<ModelDirectory>> {
+    let name = path.to_string_lossy();
+    if path.exists() {
+        let is_ours = is_checkpoint(path) || path.join("checkpoints").is_dir();
+        if is_ours || !path.join("config.json").is_file() {
+            return Ok(None);
+        }
+        return Ok(Some(ModelDirectory::open(&name).map_err(TrainError::from)?));
+    }
+    match ModelDirectory::open(&name) {
+        Ok(directory) => Ok(Some(directory)),
+        // More likely a mistyped path of a run.
+        Err(HuggingFaceError::NotInCache { .. } | HuggingFaceError::NoDirectory { .. }) => Ok(None),
+        Err(error) => Err(TrainError::from(error).into()),
+    }
+}
+
+/// Loads a model in Hugging Face's files, with its tokenizer if that is there.
+pub(super) fn load_files(
+    directory: &ModelDirectory,
+    args: Option<&CheckpointArgs>,
+) -> anyhow::Result<(LoadedModel, RunSpec)> {
+    let spec = spec_of_files(directory, args)?;
+    let path = directory.path().join(TOKENIZER);
+    let known = directory.settings().iter().find(|(key, _)| *key == "model.vocabulary");
+    let Some((_, Value::Whole(vocabulary))) = known else {
+        return Err(TrainError::Defect("a model of files without a vocabulary".into()).into());
+    };
+    let vocabulary = usize::try_from(*vocabulary).unwrap_or(0);
+    let mut saved = SavedData::default();
+    if path.is_file() {
+        let tokenizer = TokenizerFile::load(&path).map_err(TrainError::from)?;
+        if tokenizer.vocabulary() > vocabulary {
+            let text = format!(
+                "{}: has {} tokens, and the model beside it {vocabulary}",
+                path.display(),
+                tokenizer.vocabulary()
+            );
+            return Err(TrainError::InvalidRequest(text).into());
+        }
+        saved.tokenizer = Some(Tokenizer::File(tokenizer));
+    } else {
+        saved.description = Some(DataDescription::Tokens { vocabulary });
+    }
+    let shape = saved.shape().ok_or_else(|| TrainError::Defect("data without sizes".into()))?;
+    let plans = spec.forward_plans(&shape)?;
+    let tensors = directory.tensors(plans.model().whole(), &*spec.model);
+    let tensors = tensors.map_err(TrainError::from)?;
+    let parameters = tensors.read().map_err(TrainError::from)?;
+    let loaded = LoadedModel { step: None, saved, data: None, placement: None, parameters };
+    Ok((loaded, spec))
 }
 
 /// Loads the newest checkpoint of a path or, of a run, the best one, without its moments.
@@ -277,14 +389,14 @@ pub(super) struct EvalDevices {
 pub(super) fn open_for_eval(
     devices: &str,
     spec: &RunSpec,
-    checkpoint: Checkpoint,
+    loaded: LoadedModel,
     plans: &Plans,
 ) -> anyhow::Result<EvalDevices> {
     let mut chosen = selections(devices)?;
     if is_auto(devices) && !spec.parallel.is_divided() {
         chosen.truncate(1);
     }
-    open_on(chosen, spec, checkpoint, plans, spec.micro_batch)
+    open_on(chosen, spec, loaded, plans, spec.micro_batch)
 }
 
 /// Opens devices, with the checkpoint's parameters on them; of several that hold the whole model
@@ -292,7 +404,7 @@ pub(super) fn open_for_eval(
 fn open_on(
     devices: Vec<Selection>,
     spec: &RunSpec,
-    checkpoint: Checkpoint,
+    loaded: LoadedModel,
     plans: &Plans,
     rows: u32,
 ) -> anyhow::Result<EvalDevices> {
@@ -304,7 +416,7 @@ fn open_on(
     let ForwardDevices { group, pipelines, identities, .. } = opened;
     let mut weights = vec![1; pipelines.stages.len()];
     if !pipelines.is_divided() && group.world() > 1 {
-        let recorded = &checkpoint.meta.placement.ranks;
+        let recorded = loaded.placement.map(|placement| placement.ranks).unwrap_or_default();
         let mut shares = "with equal shares";
         if recorded.iter().map(|rank| &rank.identity).eq(&identities) {
             weights = recorded.iter().map(|rank| rank.share).collect();
@@ -316,7 +428,7 @@ fn open_on(
         }
         print_line(&format!("on {} devices {shares}: {}", names.len(), names.join(", ")));
     }
-    state::restore(&group, checkpoint.parameters, &[], 0)?;
+    state::restore(&group, loaded.parameters, &[], 0)?;
     Ok(EvalDevices { group, pipelines, weights })
 }
 

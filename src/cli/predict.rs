@@ -12,7 +12,6 @@ use potluck_core::{HostTensor, files};
 use potluck_data::{DataDescription, SampleDescription, Samples, TargetNames, Targets, formats};
 use potluck_train::error::TrainError;
 use potluck_train::outputs::{OutputRequest, model_outputs};
-use potluck_train::run_data::SavedData;
 use potluck_train::runtime::pipelines::ForwardUnits;
 use potluck_train::spec::{DataSource, RunSpec};
 use potluck_train::task::chosen;
@@ -35,9 +34,8 @@ pub fn predict(args: &PredictArgs) -> anyhow::Result<()> {
             return Err(UsageError(why).into());
         }
     }
-    let (checkpoint, spec) = load(&args.checkpoint)?;
-    let saved = SavedData::of(&checkpoint.meta);
-    let description = match saved.description.clone() {
+    let (loaded, spec) = load(&args.checkpoint)?;
+    let description = match loaded.saved.description.clone() {
         Some(DataDescription::Samples(description)) => description,
         Some(DataDescription::Tokens { .. }) => return Err(of_tokens("samples to predict").into()),
         None => {
@@ -47,11 +45,12 @@ pub fn predict(args: &PredictArgs) -> anyhow::Result<()> {
         }
     };
     let samples = samples_of(&spec, &args.data, &description)?;
-    let shape = saved.shape().ok_or_else(|| TrainError::Defect("data without sizes".into()))?;
+    let shape =
+        loaded.saved.shape().ok_or_else(|| TrainError::Defect("data without sizes".into()))?;
     let plans = spec.forward_plans(&shape)?;
     let devices = &args.checkpoint.devices;
     let graph = plans.model().whole();
-    let opened = open_for_eval(devices, &spec, checkpoint, &plans)?;
+    let opened = open_for_eval(devices, &spec, loaded, &plans)?;
     let mut csv = csv_writer(&description)?;
     let mut right = 0;
     let mut bad = 0;

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::args::{CheckpointArgs, Explain, KeyFlag, TrainArgs};
 use super::explain::{Explanation, ResumedParts, explanation};
@@ -12,8 +13,10 @@ use crate::ui::curves::CurveDrawing;
 use crate::ui::terminal::{Terminal, print_line};
 use potluck_core::faults::Faults;
 use potluck_core::metrics::{Sink, Sinks};
+use potluck_data::prepare::TOKENIZER;
+use potluck_data::{Tokenizer, TokenizerKind};
 use potluck_kernels::autotune::catalog;
-use potluck_train::checkpoint::{Checkpoint, Meta};
+use potluck_train::checkpoint::{self, Checkpoint, Meta, Store};
 use potluck_train::config::RunConfig;
 use potluck_train::config::effect::require_effect;
 use potluck_train::config::read::{self, ConfigError, InitialModel, Override, Resolved};
@@ -22,7 +25,7 @@ use potluck_train::error::{EXIT_CONFIGURATION, TrainError};
 use potluck_train::hugging_face::ModelDirectory;
 use potluck_train::keys::Value;
 use potluck_train::nodes::{NodesSink, RunFailure};
-use potluck_train::run::{Run, RunOptions, RunOutcome, train};
+use potluck_train::run::{Run, RunOptions, RunOutcome, StartingModel, train};
 use potluck_train::run_data::SavedData;
 use potluck_train::runtime::placement::candidates::selections;
 use potluck_train::spec::{RunSpec, section_asked, section_on};
@@ -48,13 +51,15 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
         Some(point) => Some(resumed_config(&point.checkpoint, args.nodes.is_some())?),
         None => None,
     };
-    let init = args.init.as_deref().map(ModelDirectory::open).transpose();
-    let init = init.map_err(TrainError::from)?;
+    let init = args.init.as_deref().map(starting_model).transpose()?;
     let mut resolved = configuration(args, saved.as_ref(), init.as_ref())?;
     let named = args.name.as_deref().map(named_run).transpose()?;
     let typed_out = named.as_deref().or(args.out.as_deref());
     if let Some(explain) = args.explain {
         let mut resumed = ResumedParts::default();
+        if let Some(init) = &init {
+            resumed.data = init.saved();
+        }
         if let Some(point) = point {
             let meta = point.checkpoint.meta;
             resumed.data = SavedData::of(&meta);
@@ -118,6 +123,7 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
         print_line(&format!("starting from {}: optim.lr = {lr:?}{warmup}", init.path().display()));
         let is_text = matches!(config.data.kind, DataKind::Text | DataKind::Builtin);
         if let TokenizerSource::Kind(kind) = &config.data.tokenizer
+            && init.saved() == SavedData::default()
             && is_text
             && !resolved.typed.now.contains("data.tokenizer")
         {
@@ -244,7 +250,7 @@ fn execute(
 fn configuration(
     args: &TrainArgs,
     saved: Option<&Resolved>,
-    init: Option<&ModelDirectory>,
+    init: Option<&StartingModel>,
 ) -> anyhow::Result<Resolved> {
     let file = match args.config.as_deref() {
         Some(path) => Some((path, read::load(path)?)),
@@ -264,11 +270,7 @@ fn configuration(
     let file = file.as_ref().map(|(path, text)| (*path, text.as_str()));
     let mut resolved = match init {
         Some(init) => {
-            let name = format!("--init {}", init.path().display());
-            let tokenizer = Some(absolute(&init.path().join("tokenizer.json")));
-            let tokenizer = tokenizer.filter(|path| path.is_file());
-            let model = InitialModel { name, settings: init.settings().clone(), tokenizer };
-            let model = model.with_defaults(file, &overrides)?;
+            let model = initial_model(init)?.with_defaults(file, &overrides)?;
             read::read_from(&model, file, &overrides)?
         }
         None => read::read(saved, file, &overrides)?,
@@ -290,6 +292,58 @@ fn configuration(
         refuse_another(&saved.config, &resolved.config)?;
     }
     Ok(resolved)
+}
+
+/// Returns the model from which `--init` starts: that of a run or a checkpoint, or one in Hugging
+/// Face's files.
+fn starting_model(named: &str) -> anyhow::Result<StartingModel> {
+    let path = Path::new(named);
+    let is_run = checkpoint::is_checkpoint(path) || holds_run(path)?;
+    if !is_run {
+        let directory = ModelDirectory::open(named).map_err(TrainError::from)?;
+        return Ok(StartingModel::Files(directory));
+    }
+    let (checkpoint, warnings) = Checkpoint::parameters_of_path(path).map_err(TrainError::from)?;
+    for warning in warnings {
+        print_line(&format!("warning: {warning}"));
+    }
+    let path = if checkpoint::is_checkpoint(path) {
+        path.to_path_buf()
+    } else {
+        Store::open_to_read(path).path(checkpoint.meta.step)
+    };
+    Ok(StartingModel::Checkpoint { path, checkpoint: Arc::new(checkpoint) })
+}
+
+/// Returns the keys that a run takes from the model that it starts from.
+fn initial_model(init: &StartingModel) -> anyhow::Result<InitialModel> {
+    let name = format!("--init {}", init.path().display());
+    let file = || {
+        let path = absolute(&init.path().join(TOKENIZER));
+        path.is_file().then(|| path.to_string_lossy().into_owned())
+    };
+    let (settings, tokenizer) = match init {
+        StartingModel::Files(directory) => (directory.settings().clone(), file()),
+        StartingModel::Checkpoint { checkpoint, .. } => {
+            let config = saved_run(&checkpoint.meta)?.config;
+            let mut settings = Vec::new();
+            for key in config.keys() {
+                if key.section == "model"
+                    && let Some(value) = config.value(key.full_name)
+                {
+                    settings.push((key.full_name, value));
+                }
+            }
+            let tokenizer = match &checkpoint.meta.tokenizer {
+                Some(Tokenizer::File(_)) => file(),
+                Some(Tokenizer::Char { .. }) => Some(TokenizerKind::Char.to_string()),
+                Some(Tokenizer::Byte) => Some(TokenizerKind::Byte.to_string()),
+                None => None,
+            };
+            (settings, tokenizer)
+        }
+    };
+    Ok(InitialModel { name, settings, tokenizer })
 }
 
 /// Returns the overrides by the flags that have a value.
@@ -334,6 +388,27 @@ pub fn saved_spec(
     saved.config.data.image_size.clone_from(&resolved.config.data.image_size);
     refuse_another(&saved.config, &resolved.config)?;
     Ok(RunSpec::resolved(&resolved))
+}
+
+/// Returns the specification of a run that uses a model in Hugging Face's files, with the keys that
+/// `args` set.
+///
+/// # Errors
+/// Returns `ConfigError` if a key is set that does not exist, has no effect without training or
+/// cannot have the value.
+pub fn spec_of_files(
+    directory: &ModelDirectory,
+    args: Option<&CheckpointArgs>,
+) -> anyhow::Result<RunSpec> {
+    let overrides = match args {
+        Some(args) => overrides_of(args)?,
+        None => Vec::new(),
+    };
+    require_effect(&overrides)?;
+    let name = directory.path().display().to_string();
+    let settings = directory.settings().clone();
+    let model = InitialModel { name, settings, tokenizer: None };
+    Ok(RunSpec::resolved(&read::read_from(&model, None, &overrides)?))
 }
 
 fn overrides_of(args: &CheckpointArgs) -> Result<Vec<Override>, ConfigError> {

@@ -13,7 +13,7 @@ use potluck_data::tokens::{TokenFile, TokenWindows};
 use potluck_data::{
     Augmentation, DataDescription, DataError, LoadedSamples, PrepareError, PrepareOptions,
     SampleDescription, SampleOptions, SampleSet, TextData, Tokenizer, TokenizerChoice,
-    TokenizerFile, is_token_file, prepare, world,
+    TokenizerFile, TokenizerKind, is_token_file, prepare, world,
 };
 use potluck_kernels::autotune::cache;
 
@@ -75,6 +75,20 @@ impl RunSpec {
             }
             DataSource::Samples { .. } => self.load_samples(saved)?,
         })
+    }
+
+    /// Returns what of the data of a model, from which the run starts, counts for the run's: not
+    /// its tokenizer if the configuration names another.
+    pub(super) fn known_data(&self, of_model: SavedData) -> SavedData {
+        let tokenizer = of_model.tokenizer.filter(|tokenizer| match tokenizer {
+            Tokenizer::Char { .. } => {
+                self.data.tokenizer == TokenizerSource::Kind(TokenizerKind::Char)
+            }
+            Tokenizer::Byte => self.data.tokenizer == TokenizerSource::Kind(TokenizerKind::Byte),
+            // The configuration names the file, be it the model's or another one.
+            Tokenizer::File(_) => false,
+        });
+        SavedData { tokenizer, ..of_model }
     }
 
     /// Loads other data than the run's, of which nothing is held out: all of it is the training

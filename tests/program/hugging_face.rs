@@ -97,3 +97,116 @@ fn models_that_cannot_be_read_or_written_are_refused() {
     let left: Vec<String> = desk.files().into_iter().filter(|file| file.contains(".tmp")).collect();
     assert!(left.is_empty(), "{left:?}");
 }
+
+/// A model in files is evaluated, continued and written again as the run is that it came from.
+#[test]
+fn commands_take_models_in_files() {
+    let desk = Desk::new();
+    fs::create_dir(desk.path("words")).unwrap();
+    desk.write("words/tokenizer.json", tokenizer());
+    let line = "--set model.bias=true --set model.activation=gelu_tanh --quiet";
+    desk.train(&format!("{line} --set data.tokenizer=words/tokenizer.json --steps 3 --out run"))
+        .ok();
+    desk.run("export run --out model").ok();
+    let json = |line: &str| -> serde_json::Value {
+        serde_json::from_str(&desk.run(line).ok().out).unwrap()
+    };
+    let of_run = json("eval run --data text.txt --json --micro-batch 4");
+    let of_files = json("eval model --data text.txt --json --devices cpu --micro-batch 4");
+    assert_eq!((&of_files["loss"], &of_files["step"]), (&of_run["loss"], &serde_json::Value::Null));
+    assert_eq!(of_files["perplexity"], of_run["perplexity"]);
+    let told = desk.run("eval model --data text.txt --devices cpu*2").ok();
+    assert!(told.out.starts_with("loss "), "{}", told.out);
+    let text = |model: &str| {
+        desk.run(&format!("generate {model} --prompt hello --tokens 20 --seed 5")).ok().out
+    };
+    assert_eq!(text("model"), text("run"));
+    desk.run("generate model --tokens 3 --devices cpu*2 --pipeline 2").ok();
+    let told = desk.run("export model --out again").ok();
+    assert!(told.err.contains("the model is in again"), "{}", told.err);
+    for name in ["model.safetensors", "config.json", "tokenizer.json"] {
+        let read = |directory: &str| fs::read(desk.path(directory).join(name)).unwrap();
+        assert!(read("again") == read("model"), "{name}");
+    }
+
+    // A longer context than a run would take by itself, but no more than the model has positions.
+    let evaluated = desk.run("eval model --data text.txt --set model.context=5").ok();
+    assert!(evaluated.out.contains("targets in"), "{}", evaluated.out);
+    let refused = |line: &str, expected: &str| {
+        let ran = desk.run(line).ended(78);
+        assert!(ran.line("error:").contains(expected), "{line}: {}", ran.err);
+    };
+    refused("eval model --set model.context=999 --data text.txt", "model.context");
+    refused("eval model", "no data of its own; give some with --data");
+    refused("eval model --best --data text.txt", "is no run, whose best checkpoint");
+    refused("predict model --data text.txt", "potluck generate --help");
+    refused("eval nothing/here --data text.txt", "nothing/here");
+    // Without its tokenizer there are ids only.
+    fs::remove_file(desk.path("model/tokenizer.json")).unwrap();
+    refused("generate model", "token ids without a tokenizer");
+    refused("eval model --data text.txt", "the model has no tokenizer.json");
+    let ids: Vec<u8> = (0..300u16).flat_map(|n| (n % 97).to_le_bytes()).collect();
+    desk.write("ids.bin", ids);
+    desk.run("eval model --data ids.bin").ok();
+    // One with more tokens than the model has rows.
+    let mut more: Value = serde_json::from_str(&tokenizer()).unwrap();
+    let mut token = more["added_tokens"][0].clone();
+    (token["id"], token["content"]) = (420.into(), "<more>".into());
+    more["added_tokens"].as_array_mut().unwrap().push(token);
+    desk.write("again/tokenizer.json", more.to_string());
+    refused("generate again", "has 421 tokens, and the model beside it 420");
+}
+
+/// Returns a kept tokenizer of 420 tokens.
+fn tokenizer() -> String {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/tokenizers.json.gz");
+    let file = flate2::read::GzDecoder::new(fs::File::open(path).unwrap());
+    let golden: serde_json::Value = serde_json::from_reader(file).unwrap();
+    golden["files"]["gpt2"]["json"].as_str().unwrap().to_string()
+}
+
+/// A run starts from another one with new data: the parameters, the tokenizer and the keys of the
+/// model are those of that, and the schedule is its own.
+#[test]
+fn a_run_starts_from_another_run_or_a_checkpoint_of_it() {
+    let desk = Desk::new();
+    desk.train("--steps 4 --set train.checkpoint_every=2 --out run --quiet").ok();
+    let text = fs::read_to_string(desk.path("text.txt")).unwrap();
+    desk.write("more.txt", text.chars().rev().collect::<String>());
+    let start = "train --data more.txt --devices cpu";
+    let parameters = |run: &str, step| desk.checkpoint(run, step, "parameters.safetensors");
+    for (from, step, out, layout) in [
+        ("run", 4, "on", ""),
+        ("run/checkpoints/step-00000002", 2, "older", ""),
+        ("run", 4, "divided", "--devices cpu*2 --pipeline 2"),
+    ] {
+        let told = desk.run(&format!("{start} --init {from} --steps 0 --out {out} {layout}")).ok();
+        assert!(parameters(out, 0) == parameters("run", step), "{out}");
+        assert!(told.err.contains("starting from run/checkpoints/step-0000000"), "{}", told.err);
+        let of_run = &desk.manifest("run", step)["meta"];
+        let begun = desk.manifest(out, 0);
+        assert_eq!(begun["meta"]["tokenizer"], of_run["tokenizer"]);
+        assert_eq!((&begun["meta"]["step"], &begun["meta"]["samples"]), (&0.into(), &0.into()));
+    }
+    // A tenth of the rate of a new model of this width, and 3 % of the steps.
+    let new = desk.run("train --explain config --data more.txt --init run").ok();
+    let lr = |text: &str| -> f64 {
+        let mut lines = text.lines().map(|line| line.trim_start_matches("# "));
+        let line = lines.find_map(|line| line.strip_prefix("lr = ")).unwrap();
+        line.split_whitespace().next().unwrap().parse().unwrap()
+    };
+    let plain = desk.run("train --explain config --data more.txt --set model.width=16").ok();
+    assert!((lr(&new.out) / lr(&plain.out) - 0.1).abs() < 1e-9, "{}", new.out);
+    desk.run(&format!("{start} --init run --steps 3 --out tuned --quiet")).ok();
+    assert_eq!(desk.losses("tuned").len(), 3);
+
+    let refused = |line: &str, expected: &str| {
+        let ran = desk.run(&format!("{start} --init run --steps 1 --out no {line}")).ended(78);
+        assert!(ran.line("error:").contains(expected), "{line}: {}", ran.err);
+        assert!(!desk.path("no").exists(), "{line}");
+    };
+    refused("--set model.layers=9", "h.");
+    refused("--set data.tokenizer=byte", "wte.weight");
+    desk.write("more.txt", format!("{text}\u{1F600}").repeat(9));
+    refused("", "is not in the vocabulary of");
+}

@@ -157,8 +157,8 @@ impl Resolved {
 pub struct InitialModel {
     pub name: String,
     pub settings: Vec<(&'static str, Value)>,
-    /// Its `tokenizer.json`, if it has one.
-    pub tokenizer: Option<PathBuf>,
+    /// Its `data.tokenizer`, if it has a tokenizer.
+    pub tokenizer: Option<String>,
 }
 
 impl InitialModel {
@@ -174,11 +174,11 @@ impl InitialModel {
     ) -> Result<Self, ConfigError> {
         let resolved = read_from(&self, file, overrides)?;
         let (config, now) = (resolved.config, resolved.typed.now);
-        if let Some(path) = self.tokenizer.as_deref().and_then(Path::to_str)
+        if let Some(tokenizer) = &self.tokenizer
             && matches!(config.data.kind, DataKind::Text | DataKind::Builtin | DataKind::Tokens)
             && !now.contains("data.tokenizer")
         {
-            self.settings.push(("data.tokenizer", Value::Text(path.into())));
+            self.settings.push(("data.tokenizer", Value::Text(tokenizer.clone())));
         }
         if !now.contains("optim.lr") {
             self.settings.push(("optim.lr", (config.optim.lr / 10.0).into()));

@@ -9,6 +9,7 @@ mod report;
 mod restoring;
 mod saving;
 mod skipped;
+mod starting;
 mod startup;
 mod stopping;
 
@@ -19,7 +20,6 @@ use std::sync::Arc;
 use crate::checkpoint::{Checkpoint, Store};
 use crate::error::TrainError;
 use crate::evaluate::extent_of;
-use crate::hugging_face::ModelDirectory;
 use crate::nodes::RunNodes;
 use crate::run_data::{RunData, SavedData};
 use crate::runtime::memory;
@@ -37,6 +37,7 @@ use potluck_data::{DataFile, Split};
 
 use host::RunHost;
 pub use outcome::RunOutcome;
+pub use starting::StartingModel;
 
 /// Options of a run besides its specification.
 #[derive(Clone, Debug)]
@@ -58,7 +59,7 @@ pub struct RunOptions {
     /// Other nodes that take part.
     pub nodes: Option<Arc<RunNodes>>,
     /// Model whose parameters a new run starts from, in place of random ones.
-    pub init: Option<ModelDirectory>,
+    pub init: Option<StartingModel>,
 }
 
 /// Run in progress: a trainer, its steps, and the directory, record and signals around them.
@@ -128,8 +129,12 @@ impl Run {
         sink: Box<dyn Sink>,
     ) -> Result<Self, TrainError> {
         let mut sinks = Sinks::from(sink);
-        let saved = resumed.as_ref().map(|checkpoint| SavedData::of(&checkpoint.meta));
-        let data = spec.load_data(&saved.unwrap_or_default())?;
+        let saved = match (&resumed, &options.init) {
+            (Some(checkpoint), _) => SavedData::of(&checkpoint.meta),
+            (None, Some(model)) => spec.known_data(model.saved()),
+            (None, None) => SavedData::default(),
+        };
+        let data = spec.load_data(&saved)?;
         let training = spec.training_graph(&data.shape)?;
         let (steps, samples) = match &resumed {
             Some(checkpoint) => (checkpoint.meta.step, checkpoint.meta.samples),
@@ -139,7 +144,7 @@ impl Run {
         // Before anything is opened: the files may be of another model.
         let initial = match &options.init {
             Some(model) if resumed.is_none() => {
-                Some(model.tensors(training.whole(), &*spec.model)?)
+                Some(model.parameters(training.whole(), &*spec.model)?)
             }
             _ => None,
         };

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::Run;
+use super::starting::StartingParameters;
 use super::stopping::with_command;
 use crate::checkpoint::{Checkpoint, CheckpointError, Meta};
 use crate::continuation::ResumeCommand;
 use crate::error::TrainError;
-use crate::hugging_face::ModelTensors;
 use potluck_core::format::counted;
 use potluck_core::metrics::{Recorder, TensorBoard, aside};
 use potluck_parallel::{Placement, PlacementChange};
@@ -20,7 +20,7 @@ impl Run {
     pub(super) fn begin(
         &mut self,
         resumed: Option<Checkpoint>,
-        initial: Option<ModelTensors>,
+        initial: Option<StartingParameters>,
     ) -> Result<(), TrainError> {
         match resumed {
             Some(checkpoint) => self.restore(checkpoint)?,
@@ -34,9 +34,9 @@ impl Run {
         self.write_files()
     }
 
-    fn initialize(&mut self, initial: Option<ModelTensors>) -> Result<(), TrainError> {
+    fn initialize(&mut self, initial: Option<StartingParameters>) -> Result<(), TrainError> {
         // Before anything is written: a value may be of no use.
-        let initial = initial.map(|initial| initial.read()).transpose()?;
+        let initial = initial.map(StartingParameters::read).transpose()?;
         self.create_record()?;
         self.trainer.session.initialize()?;
         match initial {
