@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 
+use clap::builder::NonEmptyStringValueParser;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
@@ -410,6 +411,21 @@ pub struct GenerateArgs {
     /// Sample from the K most likely tokens only; 0: all
     #[arg(long, default_value_t = 0, value_name = "K", value_parser = whole::<usize>)]
     pub top_k: usize,
+    /// Sample from the most likely tokens that have the probability P together; 1: all
+    #[arg(long, default_value_t = 1.0, value_name = "P", value_parser = share)]
+    pub top_p: f64,
+    /// Sample from tokens that are at least P times as likely as the most likely one; 0: all
+    #[arg(long, default_value_t = 0.0, value_name = "P", value_parser = share)]
+    pub min_p: f64,
+    /// Divide positive logits of tokens that the text has by X, and multiply negative ones; 1: none
+    #[arg(long, default_value_t = 1.0, value_name = "X", value_parser = positive)]
+    pub repetition_penalty: f64,
+    /// End the text in front of TEXT; may be repeated
+    #[arg(long, value_name = "TEXT", value_parser = NonEmptyStringValueParser::new())]
+    pub stop: Vec<String>,
+    /// Go on behind the token that ends a text
+    #[arg(long)]
+    pub ignore_end: bool,
     /// Seed of the sampling; the same seed generates the same text
     #[arg(long, default_value_t = 1337, value_name = "N", value_parser = whole::<u64>)]
     pub seed: u64,
@@ -763,6 +779,20 @@ fn parameters(typed: &str) -> Result<u64, String> {
 fn schedule(typed: &str) -> Result<PipelineSchedule, String> {
     let names = PipelineSchedule::ALL.map(PipelineSchedule::name).join(", ");
     PipelineSchedule::of_name(typed).ok_or(format!("expects one of {names}"))
+}
+
+fn share(typed: &str) -> Result<f64, String> {
+    match typed.parse::<f64>() {
+        Ok(value) if (0.0..=1.0).contains(&value) => Ok(value),
+        _ => Err("expects a number from 0 to 1".into()),
+    }
+}
+
+fn positive(typed: &str) -> Result<f64, String> {
+    match typed.parse::<f64>() {
+        Ok(value) if value.is_finite() && value > 0.0 => Ok(value),
+        _ => Err("expects a number above 0".into()),
+    }
 }
 
 fn non_negative(typed: &str) -> Result<f64, String> {

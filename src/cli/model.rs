@@ -190,6 +190,7 @@ fn without_split(name: &str) -> &str {
 /// Prints the prompt and the model's continuation of it, token by token as it is generated.
 pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
     let (loaded, spec) = load(&args.checkpoint)?;
+    let ends = loaded.ends.clone();
     let Some(tokenizer) = loaded.saved.tokenizer.clone() else {
         if let Some(DataDescription::Tokens { .. }) = &loaded.saved.description {
             return Err(of_tokens("text to continue").into());
@@ -209,15 +210,20 @@ pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
     let opened = open_on(first, &spec, loaded, &plans, 1)?;
     let EvalDevices { group, pipelines, .. } = opened;
     let sampling = Sampling {
+        repetition_penalty: args.repetition_penalty,
         temperature: args.temperature,
         top_k: args.top_k,
-        vocabulary: tokenizer.vocabulary(),
-        seed: args.seed,
+        top_p: args.top_p,
+        min_p: args.min_p,
+        ..Sampling::new(tokenizer.vocabulary(), args.seed)
     };
+    let tokens = if args.ignore_end { Vec::new() } else { ends };
+    let ends = generate::Ends { tokens, texts: args.stop.clone() };
     super::print(args.prompt.as_deref().unwrap_or_default());
     let generation = generate::Generation {
         units: ForwardUnits { group: &group, pipelines: &pipelines },
         tokenizer: &tokenizer,
+        ends: &ends,
         model,
         prompt: &prompt,
         sampling,
@@ -241,6 +247,8 @@ pub(super) struct LoadedModel {
     /// Step of the checkpoint; `None` of files.
     pub step: Option<u64>,
     pub saved: SavedData,
+    /// Tokens that end a text.
+    pub ends: Vec<u32>,
     /// Fingerprint of the data that the run was trained on; `None` of files.
     data: Option<String>,
     /// Placement of the run; `None` of files.
@@ -250,9 +258,12 @@ pub(super) struct LoadedModel {
 
 impl From<Checkpoint> for LoadedModel {
     fn from(checkpoint: Checkpoint) -> Self {
+        let saved = SavedData::of(&checkpoint.meta);
+        let file = saved.tokenizer.as_ref().and_then(Tokenizer::file);
         Self {
             step: Some(checkpoint.meta.step),
-            saved: SavedData::of(&checkpoint.meta),
+            ends: file.and_then(TokenizerFile::named_end_token).into_iter().collect(),
+            saved,
             data: Some(checkpoint.meta.data),
             placement: Some(checkpoint.meta.placement),
             parameters: checkpoint.parameters,
@@ -313,7 +324,8 @@ pub(super) fn load_files(
         return Err(TrainError::Defect("a model of files without a vocabulary".into()).into());
     };
     let vocabulary = usize::try_from(*vocabulary).unwrap_or(0);
-    let mut saved = SavedData::default();
+    let (mut saved, mut ends) =
+        (SavedData::default(), directory.end_tokens().map_err(TrainError::from)?);
     if path.is_file() {
         let tokenizer = TokenizerFile::load(&path).map_err(TrainError::from)?;
         if tokenizer.vocabulary() > vocabulary {
@@ -324,6 +336,10 @@ pub(super) fn load_files(
             );
             return Err(TrainError::InvalidRequest(text).into());
         }
+        if ends.is_empty() {
+            let named = tokenizer.end_token(directory.path()).map_err(TrainError::from)?;
+            ends.extend(named);
+        }
         saved.tokenizer = Some(Tokenizer::File(tokenizer));
     } else {
         saved.description = Some(DataDescription::Tokens { vocabulary });
@@ -333,7 +349,7 @@ pub(super) fn load_files(
     let tensors = directory.tensors(plans.model().whole(), &*spec.model);
     let tensors = tensors.map_err(TrainError::from)?;
     let parameters = tensors.read().map_err(TrainError::from)?;
-    let loaded = LoadedModel { step: None, saved, data: None, placement: None, parameters };
+    let loaded = LoadedModel { step: None, saved, ends, data: None, placement: None, parameters };
     Ok((loaded, spec))
 }
 

@@ -1,5 +1,6 @@
 //! Sampling of the next tokens of texts from a model, several texts in one forward pass.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use super::error::TrainError;
@@ -9,16 +10,41 @@ use potluck_core::HostTensor;
 use potluck_graph::model::LanguageModel;
 use potluck_graph::{Graph, IGNORE_INDEX};
 
-/// Options for drawing tokens from logits.
+/// Options for drawing tokens from logits, which are applied in the order of the fields, as
+/// transformers does.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
+    /// Logits of tokens that the text has are divided by it if they are positive, and multiplied if
+    /// they are negative (Keskar et al. 2019); 1: as they are.
+    pub repetition_penalty: f64,
     /// Logits are divided by it; 0 takes the most likely token.
     pub temperature: f64,
     /// Only this many of the most likely tokens are drawn from; 0: all.
     pub top_k: usize,
+    /// Only the most likely tokens are drawn from that have this probability together (Holtzman et
+    /// al. 2019), at least one; 1: all.
+    pub top_p: f64,
+    /// Only tokens are drawn from that are at least this part as likely as the most likely one; 0:
+    /// all.
+    pub min_p: f64,
     /// Number of tokens that the tokenizer has: a model may know more, which are never drawn.
     pub vocabulary: usize,
     pub seed: u64,
+}
+
+impl Sampling {
+    /// Draws from the probabilities of the model as they are.
+    pub fn new(vocabulary: usize, seed: u64) -> Self {
+        Self {
+            repetition_penalty: 1.0,
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            vocabulary,
+            seed,
+        }
+    }
 }
 
 /// Text that is to be continued by one token: a row of a forward pass.
@@ -26,6 +52,8 @@ pub struct Sampling {
 pub(crate) struct Continuation {
     /// Last tokens of the text, at least one and at most `context`.
     window: Vec<u32>,
+    /// Tokens whose repetition is penalized.
+    said: Vec<u32>,
     /// Random number that selects the token: uniform in `[0, 1)`.
     uniform: f64,
 }
@@ -34,7 +62,13 @@ impl Continuation {
     /// Creates the row that continues `tokens` (at least one), of which the model sees only the
     /// last `context`.
     pub fn new(tokens: &[u32], context: usize, uniform: f64) -> Self {
-        Self { window: tokens[tokens.len().saturating_sub(context)..].to_vec(), uniform }
+        let window = tokens[tokens.len().saturating_sub(context)..].to_vec();
+        Self { window, said: Vec::new(), uniform }
+    }
+
+    /// Sets the tokens whose repetition is penalized.
+    pub fn penalizing(self, tokens: &[u32]) -> Self {
+        Self { said: tokens.to_vec(), ..self }
     }
 
     /// Returns the position of the last token.
@@ -174,34 +208,70 @@ fn draw_rows(
     let mut tokens = Vec::with_capacity(rows.len());
     let drawn = model.vocabulary.min(sampling.vocabulary);
     for (row, logits) in rows.iter().zip(logits.chunks(model.vocabulary)) {
-        tokens.push(draw(&logits[..drawn], sampling, row.uniform));
+        let logits = penalized(&logits[..drawn], &row.said, sampling.repetition_penalty);
+        tokens.push(draw(&logits, sampling, row.uniform));
     }
     tokens
 }
 
+/// Returns logits with the repetition of tokens penalized, each once.
+fn penalized<'a>(logits: &'a [f32], said: &[u32], penalty: f64) -> Cow<'a, [f32]> {
+    if penalty == 1.0 || said.is_empty() {
+        return logits.into();
+    }
+    let mut changed = logits.to_vec();
+    for token in said {
+        let Some(before) = logits.get(*token as usize) else { continue };
+        let value = f64::from(*before);
+        changed[*token as usize] =
+            if value < 0.0 { value * penalty } else { value / penalty } as f32;
+    }
+    changed.into()
+}
+
 /// Draws a token from the softmax of `logits` with a number uniform in `[0, 1)`.
 fn draw(logits: &[f32], sampling: &Sampling, uniform: f64) -> u32 {
-    let mut order: Vec<u32> = (0..logits.len() as u32).collect();
-    let logit = |token: u32| f64::from(logits[token as usize]);
-    order.sort_by(|&a, &b| logit(b).total_cmp(&logit(a)));
-    if sampling.temperature == 0.0 {
-        return order[0];
-    }
-    if sampling.top_k > 0 {
-        order.truncate(sampling.top_k);
-    }
-    let best = logit(order[0]);
-    let weights: Vec<f64> =
-        order.iter().map(|token| ((logit(*token) - best) / sampling.temperature).exp()).collect();
-    let mut left = uniform * weights.iter().sum::<f64>();
-    for (token, weight) in order.iter().zip(&weights) {
+    let kept = kept(logits, sampling);
+    let mut left = uniform * kept.iter().map(|(_, weight)| weight).sum::<f64>();
+    for (token, weight) in &kept {
         left -= weight;
         if left < 0.0 {
             return *token;
         }
     }
     // Rounding may leave a remainder.
-    order[order.len() - 1]
+    kept[kept.len() - 1].0
+}
+
+/// Returns the tokens that may be drawn, with weights in proportion to their probabilities, the
+/// most likely one first.
+fn kept(logits: &[f32], sampling: &Sampling) -> Vec<(u32, f64)> {
+    let mut order: Vec<u32> = (0..logits.len() as u32).collect();
+    let logit = |token: u32| f64::from(logits[token as usize]);
+    order.sort_by(|&a, &b| logit(b).total_cmp(&logit(a)));
+    if sampling.temperature == 0.0 {
+        order.truncate(1);
+    }
+    if sampling.top_k > 0 {
+        order.truncate(sampling.top_k);
+    }
+    let best = logit(order[0]);
+    // Of the most likely token, the weight is 1.
+    let weight = |token: u32| {
+        if token == order[0] { 1.0 } else { ((logit(token) - best) / sampling.temperature).exp() }
+    };
+    let mut kept: Vec<(u32, f64)> = order.iter().map(|token| (*token, weight(*token))).collect();
+    if sampling.top_p < 1.0 {
+        let all: f64 = kept.iter().map(|(_, weight)| weight).sum();
+        let (mut needed, mut before) = (0, 0.0);
+        while needed < kept.len() && before < sampling.top_p * all {
+            before += kept[needed].1;
+            needed += 1;
+        }
+        kept.truncate(needed.max(1));
+    }
+    kept.retain(|(_, weight)| *weight >= sampling.min_p);
+    kept
 }
 
 #[cfg(test)]
@@ -262,7 +332,45 @@ mod tests {
     const LOGITS: [f32; 4] = [0.0, 3.0, 2.0, -1.0];
 
     fn sampling(temperature: f64, top_k: usize) -> Sampling {
-        Sampling { temperature, top_k, vocabulary: usize::MAX, seed: 1 }
+        Sampling { temperature, top_k, ..Sampling::new(usize::MAX, 1) }
+    }
+
+    /// Probabilities of transformers 5.23, by its processors in its order.
+    #[test]
+    fn probabilities_are_those_of_transformers() {
+        let logits = [0.0, 3.0, 2.0, -1.0, 2.5, 1.0, -4.0, 0.5];
+        let said = [1, 3, 3, 6];
+        for ((repetition_penalty, temperature, top_k, top_p, min_p), expected) in [
+            (
+                (1.3, 1.0, 0, 1.0, 0.0),
+                [0.028354, 0.284997, 0.209513, 0.007727, 0.345428, 0.077075, 0.000156, 0.046749],
+            ),
+            ((1.0, 0.7, 3, 1.0, 0.0), [0.0, 0.578305, 0.138591, 0.0, 0.283104, 0.0, 0.0, 0.0]),
+            ((1.0, 1.0, 0, 0.8, 0.0), [0.0, 0.50648, 0.186324, 0.0, 0.307196, 0.0, 0.0, 0.0]),
+            ((1.0, 1.5, 0, 1.0, 0.2), [0.0, 0.401035, 0.205898, 0.0, 0.287354, 0.105712, 0.0, 0.0]),
+            ((1.2, 0.9, 6, 0.9, 0.1), [0.0, 0.361974, 0.207684, 0.0, 0.361974, 0.068368, 0.0, 0.0]),
+            ((0.8, 2.0, 5, 0.5, 0.05), [0.0, 0.651355, 0.0, 0.0, 0.348645, 0.0, 0.0, 0.0]),
+            ((1.0, 1.0, 0, 0.05, 0.0), [0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]),
+            ((1.0, 0.0, 5, 0.5, 0.0), [0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]),
+        ] {
+            let sampling = Sampling {
+                repetition_penalty,
+                temperature,
+                top_k,
+                top_p,
+                min_p,
+                ..Sampling::new(usize::MAX, 1)
+            };
+            let kept = kept(&penalized(&logits, &said, repetition_penalty), &sampling);
+            let all: f64 = kept.iter().map(|(_, weight)| weight).sum();
+            let mut found = [0.0; 8];
+            for (token, weight) in kept {
+                found[token as usize] = weight / all;
+            }
+            for (found, expected) in found.iter().zip(expected) {
+                assert!((found - expected).abs() < 1e-6, "{sampling:?}: {found} {expected}");
+            }
+        }
     }
 
     #[test]

@@ -122,6 +122,27 @@ fn commands_take_models_in_files() {
     };
     assert_eq!(text("model"), text("run"));
     desk.run("generate model --tokens 3 --devices cpu*2 --pipeline 2").ok();
+    // Of nearly one probability, only the most likely token is left, as with temperature 0.
+    let with = |words: &str| {
+        desk.run(&format!("generate model --prompt hello --tokens 12 --seed 7 {words}")).ok().out
+    };
+    let greedy = with("--temperature 0");
+    for words in ["--top-p 0.0", "--min-p 1", "--top-k 1"] {
+        assert_eq!(with(words), greedy, "{words}");
+    }
+    assert_ne!(with("--temperature 0 --repetition-penalty 9"), greedy);
+    let end = &greedy["hello".len()..][2..4];
+    let stopped = with(&format!("--temperature 0 --stop never --stop {end}"));
+    assert!(greedy.starts_with(stopped.trim_end_matches('\n')), "{stopped:?} of {greedy:?}");
+    assert!(!stopped["hello".len()..].contains(end), "{stopped:?} has {end:?}");
+    // The model's files say which tokens end a text.
+    let path = desk.path("model/generation_config.json");
+    let before = fs::read(&path).unwrap();
+    let all: Vec<u32> = (0..420).collect();
+    fs::write(&path, serde_json::json!({"eos_token_id": all}).to_string()).unwrap();
+    assert_eq!(with(""), "hello\n");
+    assert_eq!(with("--temperature 0 --ignore-end"), greedy);
+    fs::write(&path, before).unwrap();
     let told = desk.run("export model --out again").ok();
     assert!(told.err.contains("the model is in again"), "{}", told.err);
     for name in ["model.safetensors", "config.json", "tokenizer.json"] {

@@ -277,7 +277,9 @@ impl TokenizerFile {
         let name = path.display().to_string();
         if let Ok(text) = fs::read(&path) {
             let read: Result<TokenizerConfig, _> = serde_json::from_slice(&text);
-            let config = read.map_err(|why| invalid(&name, format!("is no such file ({why})")))?;
+            let config = read.map_err(|why| {
+                invalid(&name, format!("is no configuration of a tokenizer ({why})"))
+            })?;
             if let Some(EndToken::Text(token) | EndToken::Added { content: token }) =
                 config.eos_token
             {
@@ -287,7 +289,12 @@ impl TokenizerFile {
                 return Ok(Some(id));
             }
         }
-        Ok(END_TOKENS.iter().find_map(|token| self.id_of(token)))
+        Ok(self.named_end_token())
+    }
+
+    /// Returns the one of the names in use for the end of a document that is a token.
+    pub fn named_end_token(&self) -> Option<u32> {
+        END_TOKENS.iter().find_map(|token| self.id_of(token))
     }
 
     /// Returns the text of ids. What is no id is left out, and bytes that are not UTF-8 become

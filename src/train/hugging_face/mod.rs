@@ -94,6 +94,33 @@ impl ModelDirectory {
         &self.settings
     }
 
+    /// Returns the tokens that end a text, by the files: `eos_token_id` of
+    /// `generation_config.json`, or else of `config.json`.
+    ///
+    /// # Errors
+    /// Returns [`HuggingFaceError`] if one of them is no JSON.
+    pub fn end_tokens(&self) -> Result<Vec<u32>, HuggingFaceError> {
+        #[derive(serde::Deserialize)]
+        struct Ends {
+            #[serde(default)]
+            eos_token_id: serde_json::Value,
+        }
+        for name in ["generation_config.json", "config.json"] {
+            let path = self.path.join(name);
+            if !path.is_file() {
+                continue;
+            }
+            let Ends { eos_token_id: ids } = files::read_json(&path, CONFIG_BYTES_MAX)?;
+            let ids = ids.as_array().cloned().unwrap_or_else(|| vec![ids]);
+            let ids = ids.iter().filter_map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()));
+            let ids: Vec<u32> = ids.collect();
+            if !ids.is_empty() {
+                return Ok(ids);
+            }
+        }
+        Ok(Vec::new())
+    }
+
     /// Finds the parameters of a graph in the files, of which nothing but the headers is read.
     ///
     /// # Errors

@@ -4,7 +4,7 @@ mod sentences;
 
 use super::{Ending, FinalMeasure, Task};
 use crate::error::TrainError;
-use crate::generate::{Generation, default_prompt, generate};
+use crate::generate::{Ends, Generation, default_prompt, generate};
 use crate::sampling::Sampling;
 use potluck_core::format::thousands;
 use potluck_core::metrics::Unit;
@@ -50,7 +50,7 @@ impl Task for TextTask {
     fn sample(&self, ending: &Ending, tokens: u64) -> Result<String, TrainError> {
         let tokenizer = &self.tokenizer;
         let vocabulary = tokenizer.vocabulary();
-        let sampling = Sampling { temperature: 0.8, top_k: 0, vocabulary, seed: ending.seed };
+        let sampling = Sampling { temperature: 0.8, ..Sampling::new(vocabulary, ending.seed) };
         let prompt = default_prompt(tokenizer);
         let generation = Generation {
             units: ending.units,
@@ -58,6 +58,7 @@ impl Task for TextTask {
             model: self.model,
             prompt: &prompt,
             sampling,
+            ends: &Ends::default(),
             count: tokens,
         };
         generate(&generation, |_| !(ending.stop)())

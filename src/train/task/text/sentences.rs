@@ -223,7 +223,8 @@ impl SentenceRequest<'_> {
             parts.push(of_unit);
         }
         let vocabulary = self.tokenizer.vocabulary();
-        let sampling = Sampling { temperature: TEMPERATURE, top_k: 0, vocabulary, seed: self.seed };
+        let sampling =
+            Sampling { temperature: TEMPERATURE, ..Sampling::new(vocabulary, self.seed) };
         let what = "tokens of sentences";
         let next = next_tokens_of_all(self.units, &self.model, &parts, &sampling, what)?;
         for (line, token) in open.iter_mut().zip(next.into_iter().flatten()) {
