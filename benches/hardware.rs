@@ -120,9 +120,13 @@ fn report(out: &Path, adapters: &[(usize, Adapter)]) -> io::Result<Page> {
         std::env::consts::OS,
         std::env::consts::ARCH
     ))?;
-    let built = cargo_tests((cache, ""), &["--workspace", "--no-run"]);
-    let built = logged(built, &out.join("build.log"), BUILD_S)?;
-    page.part("build of the tests", &format!("{:.0} s", built.seconds), built.is_right)?;
+    for (what, words) in tests() {
+        let words = [&words[..], &["--no-run"]].concat();
+        let log = out.join(format!("build-{what}.log"));
+        let built = logged(cargo_tests((cache, ""), &words), &log, BUILD_S)?;
+        let title = format!("build of the tests of {what}");
+        page.part(&title, &format!("{:.0} s", built.seconds), built.is_right)?;
+    }
     let cpu = train((out, cache), "cpu", "cpu")?;
     page.part("training on the CPU device", &compared(&cpu, &cpu), cpu.len() as u64 == STEPS)?;
     for (number, adapter) in adapters {

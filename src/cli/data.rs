@@ -55,6 +55,7 @@ fn run_prepare(args: &PrepareArgs) -> anyhow::Result<()> {
         key: args.key.clone(),
         allow_special: args.allow_special,
         out: args.out.clone(),
+        plain: false,
         wait: false,
     };
     let mut meter = Meter::new(args.quiet);
@@ -75,11 +76,8 @@ fn tokenizer_path(named: &Path) -> anyhow::Result<PathBuf> {
         return Ok(named.join(TOKENIZER));
     }
     let name = named.to_string_lossy();
-    let directory = ModelDirectory::open(&name).map_err(|_| {
-        usage(format!(
-            "--tokenizer {name}: is no tokenizer.json, no directory with one, and no model that \
-             hf download has put in the cache"
-        ))
+    let directory = ModelDirectory::open(&name).map_err(|why| {
+        usage(format!("--tokenizer {name}: is no tokenizer.json and no directory with one ({why})"))
     })?;
     Ok(directory.path().join(TOKENIZER))
 }
@@ -102,7 +100,7 @@ fn report(prepared: &Prepared, out: &Path) {
     }
     if *left_out > 0 {
         let files = counted(*left_out, "file of another format was", "files of other formats were");
-        print_line(&format!("note: {files} left out; a file that is named is read as a text"));
+        print_line(&format!("note: {files} left out; name texts of other endings one by one"));
     }
     let documents = match documents {
         1 => "1 document".to_string(),

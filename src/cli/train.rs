@@ -14,7 +14,7 @@ use crate::ui::terminal::{Terminal, print_line};
 use potluck_core::faults::Faults;
 use potluck_core::metrics::{Sink, Sinks};
 use potluck_data::prepare::TOKENIZER;
-use potluck_data::{Tokenizer, TokenizerKind};
+use potluck_data::{Tokenizer, TokenizerKind, is_described};
 use potluck_kernels::autotune::catalog;
 use potluck_train::checkpoint::{self, Checkpoint, Meta, Store};
 use potluck_train::config::RunConfig;
@@ -287,6 +287,16 @@ fn configuration(
         && resolved.typed.now.contains("data.tokenizer")
     {
         *path = absolute(path);
+    }
+    if let (DataKind::Tokens, Some(path)) = (data.kind, &data.path)
+        && path.is_file()
+        && !is_described(path)
+    {
+        print_line(&format!(
+            "note: {} has no {} beside it: its ids are read as 16 bits each",
+            path.display(),
+            path.with_extension("json").display()
+        ));
     }
     if let Some(saved) = saved {
         refuse_another(&saved.config, &resolved.config)?;

@@ -31,4 +31,4 @@ pub use samples::{DataFile, Features, LazyFeatures, LoadedSamples, Samples, Targ
 pub use split::Split;
 pub use text::{TextData, TokenizerChoice};
 pub use tokenizer::{Decoder, Tokenizer, TokenizerFile, TokenizerKind};
-pub use tokens::{TokenFile, TokenWindows, is_token_file};
+pub use tokens::{TokenFile, TokenWindows, is_described, is_token_file};

@@ -53,7 +53,7 @@ struct Granularity {
 const GRANULARITY: Granularity =
     Granularity { piece_bytes: 64 << 10, pieces: 8, save_interval: Duration::from_secs(2) };
 
-/// InputFiles of a preparation, and its settings.
+/// Inputs of a preparation, and its settings.
 #[derive(Clone, Debug)]
 pub struct PrepareOptions {
     /// Texts, files of JSON Lines (also with `.gz`), and directories of them.
@@ -65,6 +65,8 @@ pub struct PrepareOptions {
     pub key: String,
     /// True to take what looks like a special token in a text for one.
     pub allow_special: bool,
+    /// True to read every file as a plain text, whatever its name is.
+    pub plain: bool,
     /// Directory to write.
     pub out: PathBuf,
     /// True to wait for another process that prepares the same directory, false for an error.
@@ -112,7 +114,7 @@ pub enum PrepareError {
     Occupied { path: PathBuf, why: &'static str },
 }
 
-/// PrepareState of a preparation that goes on, as `prepare.json` has it.
+/// State of a preparation that goes on, as `prepare.json` has it.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 struct PrepareState {
     /// Hash of what is prepared and how.
@@ -120,6 +122,8 @@ struct PrepareState {
     place: ReadPlace,
     tokens: u64,
     documents: u64,
+    /// True if the next id is the first one of its document.
+    is_at_start: bool,
 }
 
 /// Prepares token files; calls `report` with the progress.
@@ -139,35 +143,43 @@ fn prepare_by(
     options: &PrepareOptions,
     report: &mut dyn FnMut(PrepareProgress),
 ) -> Result<Prepared, PrepareError> {
-    let inputs = InputFiles::find(&options.inputs)?;
+    let inputs = InputFiles::find(&options.inputs, options.plain)?;
+    let hash = hash_of(options, &inputs);
     let out = &options.out;
+    if let Some(before) = finished(out, &hash)? {
+        return Ok(Prepared { left_out: inputs.left_out, ..before });
+    }
     let write_error = |why| PrepareError::Write { path: out.clone(), why };
     fs::create_dir_all(out).map_err(write_error)?;
     let lock = File::create(out.join(LOCK)).map_err(write_error)?;
     if options.wait {
-        lock.lock().map_err(write_error)?;
-    } else {
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::Error(why)) => return Err(write_error(why)),
-            Err(TryLockError::WouldBlock) => {
-                let why = "another process prepares tokens there; wait for its end, or choose";
-                return Err(PrepareError::Occupied { path: out.clone(), why });
-            }
-        }
+        // Where files cannot be locked, nothing keeps two processes apart.
+        let _ = lock.lock();
+    } else if let Err(TryLockError::WouldBlock) = lock.try_lock() {
+        let why = "another process prepares tokens there; wait for its end, or choose";
+        return Err(PrepareError::Occupied { path: out.clone(), why });
     }
-    let hash = hash_of(options, &inputs);
+    // Another process may have ended meanwhile.
     if let Some(before) = finished(out, &hash)? {
         return Ok(Prepared { left_out: inputs.left_out, ..before });
+    }
+    match fs::read(out.join(TOKENIZER)) {
+        Ok(json) if json != options.tokenizer.json() => {
+            let why = "has another tokenizer.json; choose";
+            return Err(PrepareError::Occupied { path: out.clone(), why });
+        }
+        _ => {}
     }
     let state = begun(out, &hash)?;
     let before = state.tokens;
     let mut output =
         TokenOutput::open(options, state, granularity.save_interval).map_err(write_error)?;
     let read = Arc::new(AtomicU64::new(0));
+    let tokenizer =
+        if options.allow_special { &options.tokenizer.with_special() } else { &options.tokenizer };
     let source = PieceSource {
         files: &inputs.files,
-        tokenizer: &options.tokenizer,
+        tokenizer,
         key: &options.key,
         piece_bytes: granularity.piece_bytes,
         read: read.clone(),
@@ -179,14 +191,14 @@ fn prepare_by(
     thread::scope(|scope| -> Result<(), PrepareError> {
         let (sender, receiver) = sync_channel(1);
         scope.spawn(move || send_batches(pieces, batch_bytes, &sender));
-        encode_batches(options, receiver, &mut output, &mut |tokens, documents| {
+        encode_batches(tokenizer, receiver, &mut output, &mut |tokens, documents| {
             let bytes = (skipped + read.load(Ordering::Relaxed)).min(total);
             report(PrepareProgress { bytes, total, tokens, documents });
         })
     })?;
     let PrepareState { tokens, documents, .. } = output.saved;
     if tokens == 0 {
-        let name = out.display().to_string();
+        let name = options.inputs.first().unwrap_or(out).display().to_string();
         return Err(DataError::Empty { name }.into());
     }
     let path = output.finish(options).map_err(write_error)?;
@@ -205,27 +217,55 @@ fn hash_of(options: &PrepareOptions, inputs: &InputFiles) -> String {
     hasher.finalize().to_hex().to_string()
 }
 
-/// Returns what was prepared before, from the same inputs.
+/// Returns true if a preparation of the tokens at a path has begun, and has not ended.
+pub(super) fn is_begun(tokens: &Path) -> bool {
+    tokens.with_file_name(STATE).exists()
+}
+
+/// Returns what was prepared before, from the same inputs; `None` also if its tokens are gone.
 fn finished(out: &Path, hash: &str) -> Result<Option<Prepared>, PrepareError> {
     let path = out.join(TOKENS);
     let info_path = path.with_extension("json");
-    let Ok(bytes) = fs::read(&info_path) else { return Ok(None) };
+    let Some(bytes) = read_if_there(&info_path)? else { return Ok(None) };
     let info = TokenFileInfo::parse(&info_path.display().to_string(), &bytes)?;
     if info.inputs.as_deref() != Some(hash) {
         let why = "has other tokens, or the inputs changed since; choose";
         return Err(PrepareError::Occupied { path: out.into(), why });
+    }
+    let length = fs::metadata(&path).map_or(0, |found| found.len());
+    if length != info.count * info.dtype.size() as u64 {
+        return Ok(None);
+    }
+    // A process may have ended before it removed them.
+    for name in [STATE, DOCUMENTS] {
+        let _ = fs::remove_file(out.join(name));
     }
     let documents = info.documents.as_ref().map_or(0, |starts| starts.len() as u64);
     let (tokens, vocabulary) = (info.count, info.vocabulary);
     Ok(Some(Prepared { path, tokens, documents, vocabulary, before: tokens, left_out: 0 }))
 }
 
+/// Returns the content of a file; `None` if there is none.
+fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, DataError> {
+    match fs::read(path) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(why) => Err(DataError::Read { name: path.display().to_string(), why }),
+    }
+}
+
 /// Returns the state of a preparation that was stopped, or that of a new one.
 fn begun(out: &Path, hash: &str) -> Result<PrepareState, PrepareError> {
-    let new =
-        PrepareState { inputs: hash.into(), place: ReadPlace::default(), tokens: 0, documents: 0 };
-    let Ok(bytes) = fs::read(out.join(STATE)) else {
-        if out.join(TOKENS).exists() {
+    let new = PrepareState {
+        inputs: hash.into(),
+        place: ReadPlace::default(),
+        tokens: 0,
+        documents: 0,
+        is_at_start: false,
+    };
+    let Some(bytes) = read_if_there(&out.join(STATE))? else {
+        let is_ours = out.join(TOKENS).with_extension("json").exists();
+        if out.join(TOKENS).exists() && !is_ours {
             let why = "has tokens that are not of a preparation; choose";
             return Err(PrepareError::Occupied { path: out.into(), why });
         }
@@ -254,7 +294,7 @@ fn send_batches(
     loop {
         match pieces.piece() {
             Ok(Some(piece)) => {
-                bytes += piece.text.len();
+                bytes += piece.text.len() + size_of::<Piece>();
                 batch.push(piece);
             }
             Ok(None) => {
@@ -278,17 +318,13 @@ fn send_batches(
 
 /// Makes tokens of batches, and writes them.
 fn encode_batches(
-    options: &PrepareOptions,
+    tokenizer: &TokenizerFile,
     batches: Receiver<Result<Vec<Piece>, DataError>>,
     output: &mut TokenOutput,
     report: &mut dyn FnMut(u64, u64),
 ) -> Result<(), PrepareError> {
-    let tokenizer = if options.allow_special {
-        options.tokenizer.with_special()
-    } else {
-        options.tokenizer.clone()
-    };
-    let write_error = |why| PrepareError::Write { path: options.out.clone(), why };
+    let path = output.out.clone();
+    let write_error = |why| PrepareError::Write { path: path.clone(), why };
     for batch in batches {
         let batch = batch?;
         let encoded: Result<Vec<Vec<u32>>, DataError> = batch
@@ -296,7 +332,7 @@ fn encode_batches(
             .map(|piece| tokenizer.encode_piece("a document", &piece.text))
             .collect();
         for (piece, ids) in batch.iter().zip(encoded?) {
-            output.write(piece, &ids, options.end_token).map_err(write_error)?;
+            output.write(piece, &ids).map_err(write_error)?;
         }
         output.save_at_times().map_err(write_error)?;
         report(output.tokens, output.documents);
@@ -308,11 +344,14 @@ fn encode_batches(
 struct TokenOutput {
     out: PathBuf,
     dtype: TokenType,
+    end_token: Option<u32>,
+    /// True if the next id is the first one of its document.
+    is_at_start: bool,
     ids: BufWriter<File>,
     starts: BufWriter<File>,
     tokens: u64,
     documents: u64,
-    /// PrepareState behind the last piece at which the files can be read again, and that on disk.
+    /// State behind the last piece at which the files can be read again, and that on disk.
     next: PrepareState,
     saved: PrepareState,
     saved_at: Instant,
@@ -336,11 +375,13 @@ impl TokenOutput {
         let ids = cut(&part, state.tokens * dtype.size() as u64)?;
         let starts = cut(&out.join(DOCUMENTS), state.documents * size_of::<u64>() as u64)?;
         let (tokens, documents) = (state.tokens, state.documents);
-        let (next, saved, saved_at) = (state.clone(), state, Instant::now());
+        let (next, saved, saved_at) = (state.clone(), state.clone(), Instant::now());
         let out = out.clone();
         Ok(Self {
             out,
             dtype,
+            end_token: options.end_token,
+            is_at_start: state.is_at_start,
             ids,
             starts,
             tokens,
@@ -352,18 +393,22 @@ impl TokenOutput {
         })
     }
 
-    fn write(&mut self, piece: &Piece, ids: &[u32], end_token: Option<u32>) -> io::Result<()> {
-        if piece.begins {
-            self.starts.write_all(&self.tokens.to_le_bytes())?;
-            self.documents += 1;
-        }
-        for id in ids.iter().copied().chain(end_token.filter(|_| piece.ends)) {
+    fn write(&mut self, piece: &Piece, ids: &[u32]) -> io::Result<()> {
+        self.is_at_start |= piece.begins;
+        for id in ids.iter().copied().chain(self.end_token.filter(|_| piece.ends)) {
+            // A document without ids is none.
+            if mem::take(&mut self.is_at_start) {
+                self.starts.write_all(&self.tokens.to_le_bytes())?;
+                self.documents += 1;
+            }
             self.dtype.write(&mut self.ids, id)?;
             self.tokens += 1;
         }
         if let Some(place) = piece.place {
             let (tokens, documents) = (self.tokens, self.documents);
-            self.next = PrepareState { place, tokens, documents, ..self.next.clone() };
+            let inputs = mem::take(&mut self.next.inputs);
+            let is_at_start = self.is_at_start;
+            self.next = PrepareState { inputs, place, tokens, documents, is_at_start };
         }
         Ok(())
     }
@@ -409,8 +454,9 @@ impl TokenOutput {
         fs::rename(&part, &path)?;
         let text = serde_json::to_vec(&info).map_err(io::Error::other)?;
         files::replace(&path.with_extension("json"), &text)?;
+        // What is left of them says nothing any more.
         for name in [STATE, DOCUMENTS, LOCK] {
-            fs::remove_file(out.join(name))?;
+            let _ = fs::remove_file(out.join(name));
         }
         Ok(path)
     }

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::{fs, io};
 
-use super::{DataError, DataFile, Split, Tokenizer, TokenizerKind};
+use super::{DataError, DataFile, Split, Tokenizer, TokenizerKind, tokens};
 
 /// Tokenizer for a text: derived from the text, or given (by a checkpoint, say).
 #[derive(Clone, Debug, PartialEq)]
@@ -112,6 +112,9 @@ impl TextData {
     /// Returns a hash of the tokens and of the boundary of the splits, which a resumed run
     /// compares with the saved one.
     pub fn fingerprint(&self) -> String {
+        if let Tokenizer::File(file) = &self.tokenizer {
+            return tokens::fingerprint_of(&self.tokens, file.vocabulary(), self.training);
+        }
         let mut hasher = blake3::Hasher::new();
         hasher.update(&(self.training as u64).to_le_bytes());
         // Hashed as laid out in memory, which is little-endian wherever checkpoints can be
@@ -154,6 +157,7 @@ impl TextData {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{PrepareOptions, TokenFile, TokenizerFile, prepare};
     use potluck_core::setting::as_fields;
 
     fn digits(held_out: f64, context: usize) -> Result<TextData, DataError> {
@@ -241,5 +245,35 @@ mod tests {
         fs::write(&file, "abcäef").unwrap();
         let data = TextData::load(&file, TokenizerKind::Byte, 0.0, 4).unwrap();
         assert_eq!(data.tokens(Split::Train).len(), 7);
+    }
+
+    /// So that a run goes on where the cache that it used is not.
+    #[test]
+    fn ids_in_memory_have_the_fingerprint_of_those_on_disk() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/tokenizers.json.gz");
+        let file = flate2::read::GzDecoder::new(fs::File::open(path).unwrap());
+        let golden: serde_json::Value = serde_json::from_reader(file).unwrap();
+        let json = golden["files"]["gpt2"]["json"].as_str().unwrap();
+        let tokenizer = TokenizerFile::from_json("gpt2", json.into()).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let (text, out) = (directory.path().join("a.jsonl"), directory.path().join("out"));
+        fs::write(&text, "some text, and more of it\n".repeat(400)).unwrap();
+        let options = PrepareOptions {
+            inputs: vec![text.clone()],
+            tokenizer: tokenizer.clone(),
+            end_token: None,
+            key: String::new(),
+            allow_special: false,
+            plain: true,
+            out,
+            wait: true,
+        };
+        let prepared = prepare(&options, &mut |_| {}).unwrap();
+        for held_out in [0.0, 0.3] {
+            let on_disk = TokenFile::open(&prepared.path, held_out, 4).unwrap();
+            let given = Tokenizer::File(tokenizer.clone());
+            let in_memory = TextData::load(&text, given, held_out, 4).unwrap();
+            assert_eq!(in_memory.fingerprint(), on_disk.fingerprint());
+        }
     }
 }

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use memmap2::Mmap;
 
 use super::dataset::{Dataset, DatasetInput, NamedInputs};
-use super::prepare::TOKENIZER;
+use super::prepare::{TOKENIZER, is_begun};
 use super::{DataDescription, DataError, DataFile, Split, TokenizerFile};
 use potluck_core::{DType, HostTensor};
 
@@ -179,8 +179,20 @@ impl TokenFileInfo {
 /// Returns true if a path is named as a token file: a file ending in `.bin`, or a directory that
 /// was prepared.
 pub fn is_token_file(path: &Path) -> bool {
-    let is_named = path.extension().is_some_and(|ending| ending == "bin") && path.is_file();
-    is_named || path.join(TOKENS).is_file()
+    is_bare(path) || is_described(path)
+}
+
+/// Returns true if a path is a token file with a description: a directory that was prepared, or a
+/// `.bin` with its `.json` beside it.
+pub fn is_described(path: &Path) -> bool {
+    let tokens = if path.is_dir() { path.join(TOKENS) } else { path.to_path_buf() };
+    let is_named = tokens.extension().is_some_and(|ending| ending == "bin");
+    is_named && tokens.is_file() && tokens.with_extension("json").is_file()
+}
+
+/// Returns true if a path is a `.bin`, whose ids have 16 bits if nothing describes them.
+fn is_bare(path: &Path) -> bool {
+    path.extension().is_some_and(|ending| ending == "bin") && path.is_file()
 }
 
 /// Tokens on disk, mapped into memory, with the boundary of the splits.
@@ -223,7 +235,13 @@ impl TokenFile {
                 files.push(described(&info_path, text.len(), hash));
                 TokenFileInfo::parse(&info_name, &text)?
             }
-            Err(why) if why.kind() == io::ErrorKind::NotFound => TokenFileInfo::of_bare(&bytes),
+            Err(why) if why.kind() == io::ErrorKind::NotFound => {
+                if is_begun(path) {
+                    let why = "is of a preparation that has not ended; type its line again";
+                    return Err(DataError::Invalid { name, place: String::new(), why: why.into() });
+                }
+                TokenFileInfo::of_bare(&bytes)
+            }
             Err(why) => return Err(DataError::Read { name: info_name, why }),
         };
         check(&name, &bytes, &info)?;
@@ -327,9 +345,7 @@ impl TokenFile {
 
     /// Returns a hash of the tokens, of those that are targets, and of the boundary of the splits.
     pub fn fingerprint(&self) -> String {
-        let mut hasher = blake3::Hasher::new();
-        hasher.update(&(self.training as u64).to_le_bytes());
-        hasher.update(self.info.blake3.to_lowercase().as_bytes());
+        let mut hasher = hasher_of(self.training, &self.info.blake3);
         if let Some(mask) = &self.info.mask {
             hasher.update(mask.to_lowercase().as_bytes());
         }
@@ -343,6 +359,32 @@ impl TokenFile {
             Split::Validation => self.training..self.bytes.len() / self.info.dtype.size(),
         }
     }
+}
+
+/// Returns the fingerprint of tokens in memory that are those of a tokenizer's file: the one that
+/// they have on disk.
+pub(crate) fn fingerprint_of(tokens: &[u32], vocabulary: usize, training: usize) -> String {
+    let dtype = TokenType::of(vocabulary);
+    let mut hasher = blake3::Hasher::new();
+    for chunk in tokens.chunks(CHUNK) {
+        let mut bytes = Vec::with_capacity(chunk.len() * dtype.size());
+        for token in chunk {
+            match dtype {
+                TokenType::U16 => bytes.extend((*token as u16).to_le_bytes()),
+                TokenType::U32 => bytes.extend(token.to_le_bytes()),
+            }
+        }
+        hasher.update(&bytes);
+    }
+    let hash = hasher.finalize().to_hex();
+    hasher_of(training, &hash).finalize().to_hex().to_string()
+}
+
+fn hasher_of(training: usize, blake3: &str) -> blake3::Hasher {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&(training as u64).to_le_bytes());
+    hasher.update(blake3.to_lowercase().as_bytes());
+    hasher
 }
 
 /// Maps a regular file into memory.

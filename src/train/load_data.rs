@@ -1,7 +1,7 @@
 //! Loading of the data that a specification names.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use super::config::schema::TokenizerSource;
@@ -11,9 +11,9 @@ use super::spec::{DataSource, DataSpec, RunSpec};
 use potluck_data::formats::{self, KnownSamples, ReadOptions};
 use potluck_data::tokens::{TokenFile, TokenWindows};
 use potluck_data::{
-    Augmentation, DataDescription, DataError, LoadedSamples, PrepareError, PrepareOptions,
-    SampleDescription, SampleOptions, SampleSet, TextData, Tokenizer, TokenizerChoice,
-    TokenizerFile, TokenizerKind, is_token_file, prepare, world,
+    Augmentation, DataDescription, DataError, LoadedSamples, PrepareOptions, SampleDescription,
+    SampleOptions, SampleSet, TextData, Tokenizer, TokenizerChoice, TokenizerFile, TokenizerKind,
+    is_token_file, prepare, world,
 };
 use potluck_kernels::autotune::cache;
 
@@ -51,10 +51,9 @@ impl RunSpec {
             DataSource::Text(path) => {
                 let tokenizer = self.tokenizer_choice(saved.tokenizer.clone())?;
                 if let TokenizerChoice::Given(Tokenizer::File(tokenizer)) = &tokenizer
-                    && let Some(prepared) = cached(path, tokenizer)?
+                    && let Some(file) = cached(path, tokenizer, *held_out, context)
                 {
-                    let file = Arc::new(TokenFile::open(&prepared, *held_out, context)?);
-                    let windows = TokenWindows { file, context };
+                    let windows = TokenWindows { file: Arc::new(file), context };
                     return Ok(RunData::of_tokens(windows, Tokenizer::File(tokenizer.clone())));
                 }
                 let text = TextData::load(path, tokenizer, *held_out, context)?;
@@ -102,10 +101,13 @@ impl RunSpec {
         let mut spec = self.clone();
         spec.data.held_out = 0.0;
         spec.data.source = match &self.data.source {
-            // A model of texts may see tokens, and one of tokens a text, by the same tokenizer.
-            DataSource::Tokens(_) if saved.tokenizer.is_none() => DataSource::Tokens(path),
             DataSource::Builtin | DataSource::Text(_) | DataSource::Tokens(_) => {
-                if is_token_file(&path) { DataSource::Tokens(path) } else { DataSource::Text(path) }
+                match saved.tokenizer {
+                    // The same tokenizer may have made ids of a text before.
+                    Some(Tokenizer::File(_)) if !is_token_file(&path) => DataSource::Text(path),
+                    Some(Tokenizer::File(_)) | None => DataSource::Tokens(path),
+                    Some(_) => DataSource::Text(path),
+                }
             }
             DataSource::Samples { format, .. } => {
                 let format = formats::detect(&path).unwrap_or(*format);
@@ -219,28 +221,58 @@ impl RunSpec {
     }
 }
 
+/// Texts whose ids the cache keeps.
+const CACHED_MAX: usize = 8;
+
 /// Returns the ids of a text by a tokenizer, from the cache, where they are prepared at first use;
-/// `None` if there is no cache.
-fn cached(path: &Path, tokenizer: &TokenizerFile) -> Result<Option<PathBuf>, DataError> {
-    let Some(cache) = cache::directory() else { return Ok(None) };
-    require_there(path)?;
-    let changed = fs::metadata(path).and_then(|found| Ok((found.len(), found.modified()?)));
+/// `None` if they cannot be there, and are made in memory, which also tells what is wrong with the
+/// text.
+fn cached(
+    path: &Path,
+    tokenizer: &TokenizerFile,
+    held_out: f64,
+    context: usize,
+) -> Option<TokenFile> {
+    let found = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
+    let directory = cache::directory()?.join("tokens");
+    let changed = (found.len(), found.modified().ok()?);
     let told = format!("{:?} {changed:?} {}", fs::canonicalize(path), tokenizer.blake3());
     let name = blake3::hash(told.as_bytes()).to_hex();
-    let out = cache.join("tokens").join(&name[..32]);
+    let out = directory.join(&name[..32]);
     let options = PrepareOptions {
         inputs: vec![path.into()],
         tokenizer: tokenizer.clone(),
         end_token: None,
-        key: "text".into(),
+        key: String::new(),
         allow_special: false,
-        out,
+        plain: true,
+        out: out.clone(),
         wait: true,
     };
-    match prepare(&options, &mut |_| {}) {
-        Ok(prepared) => Ok(Some(prepared.path)),
-        Err(PrepareError::Data(why)) => Err(why),
-        // The run does without a cache that cannot be written.
-        Err(PrepareError::Write { .. } | PrepareError::Occupied { .. }) => Ok(None),
+    let opened = prepare(&options, &mut |_| {})
+        .ok()
+        .and_then(|prepared| TokenFile::open(&prepared.path, held_out, context).ok());
+    if opened.is_none() {
+        // Half of it, or a damaged one, would be in the way; that it stays there is no fault.
+        let _ = fs::remove_dir_all(&out);
+    }
+    remove_oldest(&directory);
+    opened
+}
+
+/// Removes the ids of texts that were prepared before the last few. One that a process has open
+/// stays there for that, or stays if the system says so.
+fn remove_oldest(directory: &Path) {
+    let Ok(entries) = fs::read_dir(directory) else { return };
+    let mut known = Vec::new();
+    for path in entries.flatten().map(|entry| entry.path()) {
+        if let Ok(changed) = fs::metadata(&path).and_then(|found| found.modified()) {
+            known.push((changed, path));
+        }
+    }
+    known.sort();
+    let surplus = known.len().saturating_sub(CACHED_MAX);
+    for (_, path) in known.into_iter().take(surplus) {
+        let _ = fs::remove_dir_all(path);
     }
 }

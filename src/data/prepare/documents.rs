@@ -18,7 +18,7 @@ const LINE_BYTES_MAX: usize = 64 << 20;
 /// many for.
 const PIECE_BYTES_MAX: usize = 8 << 20;
 
-/// ReadPlace between two pieces from which on the files can be read again.
+/// Place between two pieces from which on the files can be read again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(super) struct ReadPlace {
     /// Index of the file.
@@ -37,7 +37,7 @@ pub(super) struct Piece {
     pub text: String,
     pub begins: bool,
     pub ends: bool,
-    /// ReadPlace behind it; `None` within a line of JSON.
+    /// Place behind it; `None` within a line of JSON.
     pub place: Option<ReadPlace>,
 }
 
@@ -109,11 +109,8 @@ impl<'a> Pieces<'a> {
 
     /// Opens a file at the current place.
     fn open(&self, file: &InputFile) -> Result<Box<dyn BufRead + Send>, DataError> {
-        let unread = |why| unreadable(&file.path, why);
-        let mut reader = file.open(&self.source.read).map_err(unread)?;
-        let before = &mut (&mut reader).take(self.place.offset);
-        std::io::copy(before, &mut std::io::sink()).map_err(unread)?;
-        Ok(reader)
+        let opened = file.open(self.place.offset, &self.source.read);
+        opened.map_err(|why| unreadable(&file.path, why))
     }
 
     /// Reads a document in JSON, whose pieces are then in `of_line`, the first one returned; `None`
@@ -146,30 +143,31 @@ impl<'a> Pieces<'a> {
             if text.is_empty() {
                 continue;
             }
-            self.of_line = self.divided(file, text)?;
+            self.of_line = self.divided(file, &text)?;
             return Ok(self.of_line.pop());
         }
     }
 
     /// Returns the pieces of a document that was read as a whole, the last one first.
-    fn divided(&self, file: &InputFile, mut text: String) -> Result<Vec<Piece>, DataError> {
+    fn divided(&self, file: &InputFile, text: &str) -> Result<Vec<Piece>, DataError> {
         let name = file.path.display().to_string();
         let PieceSource { tokenizer, piece_bytes, .. } = self.source;
         let mut pieces = Vec::new();
-        while text.len() > piece_bytes {
-            let TextDivision::At(end) = tokenizer.division(&name, &text, piece_bytes, true)? else {
+        let mut rest = text;
+        while rest.len() > piece_bytes {
+            let TextDivision::At(end) = tokenizer.division(&name, rest, piece_bytes, true)? else {
                 break;
             };
-            let rest = text.split_off(end);
+            let (part, behind) = rest.split_at(end);
             let begins = pieces.is_empty();
-            pieces.push(Piece { text, begins, ends: false, place: None });
-            text = rest;
+            pieces.push(Piece { text: part.to_owned(), begins, ends: false, place: None });
+            rest = behind;
         }
-        if text.len() > PIECE_BYTES_MAX {
-            return Err(self.indivisible(file, self.place.line));
+        if rest.len() > PIECE_BYTES_MAX {
+            return Err(indivisible(file, self.place.line));
         }
         let (begins, place) = (pieces.is_empty(), Some(self.place));
-        pieces.push(Piece { text, begins, ends: true, place });
+        pieces.push(Piece { text: rest.to_owned(), begins, ends: true, place });
         pieces.reverse();
         Ok(pieces)
     }
@@ -186,8 +184,8 @@ impl<'a> Pieces<'a> {
             }
             match tokenizer.division(&name, &self.text, piece_bytes, self.is_end)? {
                 TextDivision::At(end) => {
-                    let rest = self.text.split_off(end);
-                    let text = mem::replace(&mut self.text, rest);
+                    let text = self.text[..end].to_owned();
+                    self.text.drain(..end);
                     return Ok(Some(self.piece_of_text(text, false)));
                 }
                 TextDivision::Nowhere => break,
@@ -198,23 +196,13 @@ impl<'a> Pieces<'a> {
             }
         }
         if self.text.len() > PIECE_BYTES_MAX {
-            return Err(self.indivisible(file, self.place.line + 1));
+            return Err(indivisible(file, self.place.line + 1));
         }
         if self.text.is_empty() && !self.place.is_within {
             return Ok(None);
         }
         let text = mem::take(&mut self.text);
         Ok(Some(self.piece_of_text(text, true)))
-    }
-
-    fn indivisible(&self, file: &InputFile, line: u64) -> DataError {
-        let why = format!(
-            "begins {} and more that this tokenizer cannot take in parts; divide it into \
-             documents, as JSON Lines or files",
-            size_text(PIECE_BYTES_MAX)
-        );
-        let (name, place) = (file.path.display().to_string(), format!("line {line}"));
-        DataError::Invalid { name, place, why: why.into() }
     }
 
     /// Returns a piece of a text, with the place moved behind it.
@@ -255,6 +243,16 @@ impl<'a> Pieces<'a> {
     }
 }
 
+fn indivisible(file: &InputFile, line: u64) -> DataError {
+    let why = format!(
+        "begins {} and more that this tokenizer cannot take in parts; divide it into documents, as \
+         JSON Lines or files",
+        size_text(PIECE_BYTES_MAX)
+    );
+    let (name, place) = (file.path.display().to_string(), format!("line {line}"));
+    DataError::Invalid { name, place, why: why.into() }
+}
+
 /// Returns the text of a document in JSON.
 fn document(line: &[u8], key: &str) -> Result<String, String> {
     let read: Result<serde_json::Value, _> = serde_json::from_slice(line);
@@ -264,7 +262,15 @@ fn document(line: &[u8], key: &str) -> Result<String, String> {
     };
     match fields.remove(key) {
         Some(serde_json::Value::String(text)) => Ok(text),
-        Some(other) => Err(format!("has {other} as {key:?}; a text was expected")),
+        Some(other) => {
+            let kind = match other {
+                serde_json::Value::Array(_) => "a list",
+                serde_json::Value::Object(_) => "an object",
+                serde_json::Value::Number(_) => "a number",
+                _ => "no text",
+            };
+            Err(format!("has {kind} as {key:?}; a text was expected"))
+        }
         None => {
             let names: Vec<&str> = fields.keys().map(String::as_str).take(8).collect();
             let names = names.join(", ");
@@ -286,6 +292,6 @@ mod tests {
         assert!(text(r#"{"text": "#).unwrap_err().contains("is no JSON (EOF"));
         let other = text(r#"{"body": "b", "id": 3}"#).unwrap_err();
         assert!(other.contains("and these keys: body, id; set "), "{other}");
-        assert!(text(r#"{"text": [1, 2]}"#).unwrap_err().contains("has [1,2] as \"text\""));
+        assert!(text(r#"{"text": [1, 2]}"#).unwrap_err().contains("has a list as \"text\""));
     }
 }

@@ -1,7 +1,7 @@
 //! Files that are prepared: their order, their formats, and what is refused by its name.
 
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use crate::DataError;
 
 /// Endings of the texts that are taken from a directory. A file that is named is read as a text
 /// whatever its ending is.
-const TEXTS: [&str; 3] = ["txt", "text", "md"];
+const TEXTS: [&str; 2] = ["txt", "text"];
 
 /// Endings of files of one JSON value per line.
 const LINES: [&str; 2] = ["jsonl", "ndjson"];
@@ -44,19 +44,21 @@ pub(super) struct InputFiles {
 
 impl InputFiles {
     /// Finds the files: those that are named, and those below directories that are, in the order of
-    /// their names, without hidden ones.
+    /// their names, without hidden ones. With `plain`, all are texts, and there are no directories.
     ///
     /// # Errors
     /// Returns a `DataError` that names the path if one cannot be read, or is of a format that is
     /// not read, or if there is no file.
-    pub fn find(paths: &[PathBuf]) -> Result<Self, DataError> {
+    pub fn find(paths: &[PathBuf], plain: bool) -> Result<Self, DataError> {
         let mut found = Self::default();
         for path in paths {
-            if path.is_dir() {
+            if plain {
+                found.add_as(path, "", false)?;
+            } else if path.is_dir() {
                 let before = found.files.len();
                 found.walk(path, 0)?;
                 if found.files.len() == before {
-                    let why = "has no text (.txt, .text, .md) and no JSON Lines (.jsonl, .ndjson), \
+                    let why = "has no text (.txt, .text) and no JSON Lines (.jsonl, .ndjson), \
                                also with .gz behind that; name files to read them as texts";
                     return Err(invalid(path, why.into()));
                 }
@@ -87,7 +89,8 @@ impl InputFiles {
                     return Err(invalid(&path, "is too deep in directories".into()));
                 }
                 self.walk(&path, depth + 1)?;
-            } else if is_taken(&path) {
+            } else if is_taken(&path) || is_table(&path) {
+                // A table is refused: what is left of a data set without it is not worth a run.
                 self.add(&path)?;
             } else {
                 self.left_out += 1;
@@ -97,20 +100,24 @@ impl InputFiles {
     }
 
     fn add(&mut self, path: &Path) -> Result<(), DataError> {
-        let found = fs::metadata(path).map_err(|why| unreadable(path, why))?;
-        if !found.is_file() {
-            return Err(invalid(path, "is no regular file".into()));
-        }
         let (ending, is_compressed) = ending(path);
         if let Some(why) = refusal(path, &ending) {
             return Err(invalid(path, why));
+        }
+        self.add_as(path, &ending, is_compressed)
+    }
+
+    fn add_as(&mut self, path: &Path, ending: &str, is_compressed: bool) -> Result<(), DataError> {
+        let found = fs::metadata(path).map_err(|why| unreadable(path, why))?;
+        if !found.is_file() {
+            return Err(invalid(path, "is no regular file".into()));
         }
         let since = found.modified().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
         self.files.push(InputFile {
             path: path.into(),
             bytes: found.len(),
             modified: since.map_or(0, |since| since.as_nanos()),
-            is_lines: LINES.contains(&&*ending),
+            is_lines: LINES.contains(&ending),
             is_compressed,
         });
         Ok(())
@@ -132,14 +139,17 @@ impl InputFiles {
 }
 
 impl InputFile {
-    /// Opens the file, unpacked; `read` counts the bytes that are read from the disk.
-    pub fn open(&self, read: &Arc<AtomicU64>) -> io::Result<Box<dyn BufRead + Send>> {
-        let file = Counting { file: File::open(&self.path)?, read: read.clone() };
-        Ok(if self.is_compressed {
-            Box::new(BufReader::new(MultiGzDecoder::new(BufReader::new(file))))
-        } else {
-            Box::new(BufReader::new(file))
-        })
+    /// Opens the file, unpacked, behind so many bytes; `read` counts those of the disk.
+    pub fn open(&self, offset: u64, read: &Arc<AtomicU64>) -> io::Result<Box<dyn BufRead + Send>> {
+        let mut file = Counting { file: File::open(&self.path)?, read: read.clone() };
+        if !self.is_compressed {
+            file.file.seek(SeekFrom::Start(offset))?;
+            read.fetch_add(offset, Ordering::Relaxed);
+            return Ok(Box::new(BufReader::new(file)));
+        }
+        let mut unpacked = BufReader::new(MultiGzDecoder::new(BufReader::new(file)));
+        io::copy(&mut (&mut unpacked).take(offset), &mut io::sink())?;
+        Ok(Box::new(unpacked))
     }
 }
 
@@ -170,6 +180,11 @@ fn ending(path: &Path) -> (String, bool) {
 fn is_taken(path: &Path) -> bool {
     let (ending, _) = ending(path);
     TEXTS.contains(&&*ending) || LINES.contains(&&*ending)
+}
+
+/// Returns true for the formats of tables in which data sets are handed out.
+fn is_table(path: &Path) -> bool {
+    ["parquet", "arrow", "feather"].contains(&&*ending(path).0)
 }
 
 /// Returns why a file of this ending is not read, with what makes one of it that is.

@@ -47,6 +47,7 @@ fn options(inputs: &[&Path], tokenizer: &TokenizerFile, out: &Path) -> PrepareOp
         end_token: tokenizer.end_token(Path::new("nowhere")).unwrap(),
         key: "text".into(),
         allow_special: false,
+        plain: false,
         out: out.into(),
         wait: false,
     }
@@ -147,8 +148,10 @@ fn what_was_stopped_goes_on_to_the_same_bytes() {
         if let Ok(ended) = ended {
             break ended.unwrap();
         }
-        let mut part = File::options().append(true).open(parts.path().join(PART)).unwrap();
-        part.write_all(b"more").unwrap();
+        for name in [PART, DOCUMENTS] {
+            let mut part = File::options().append(true).open(parts.path().join(name)).unwrap();
+            part.write_all(b"more").unwrap();
+        }
     };
     assert!(starts > 5 && prepared.before > 0, "{starts} starts, {prepared:?}");
     assert!(content(whole.path()) == content(parts.path()));
@@ -191,7 +194,7 @@ fn the_end_token_is_that_of_the_configuration_beside_the_tokenizer() {
     assert_eq!(of(r#"{"eos_token": {"content": "the", "lstrip": false}}"#), Ok(the));
     assert_eq!(of(r#"{"eos_token": null}"#), Ok(tokenizer.id_of("<|endoftext|>")));
     assert!(of(r#"{"eos_token": "never"}"#).unwrap_err().contains("\"never\", which is no token"));
-    assert!(of("[").unwrap_err().contains("is no such file"));
+    assert!(of("[").unwrap_err().contains("is no configuration of a tokenizer"));
 }
 
 #[test]
@@ -220,12 +223,17 @@ fn inputs_that_are_not_what_they_say_are_refused_with_the_place() {
     assert!(refused("a.txt.zst", b"").contains("unpack it"));
     assert_eq!(
         refused("a.txt", b""),
-        "out: is empty; give a file with data in it as --data or data.path"
+        "a.txt: is empty; give a file with data in it as --data or data.path"
     );
     let nothing = tempfile::tempdir().unwrap();
     fs::write(nothing.path().join("a.png"), b"").unwrap();
-    let why = InputFiles::find(&[nothing.path().into()]).unwrap_err().to_string();
+    let why = InputFiles::find(&[nothing.path().into()], false).unwrap_err().to_string();
     assert!(why.contains("has no text (.txt"), "{why}");
+    // A data set of tables is not the text beside them.
+    fs::write(nothing.path().join("about.txt"), "about").unwrap();
+    fs::write(nothing.path().join("b.parquet"), b"").unwrap();
+    let why = InputFiles::find(&[nothing.path().into()], false).unwrap_err().to_string();
+    assert!(why.contains("b.parquet: is Parquet"), "{why}");
 }
 
 #[test]
@@ -250,4 +258,77 @@ fn other_tokens_in_a_directory_are_kept() {
     held.lock().unwrap();
     let why = prepare(&options, &mut |_| {}).unwrap_err().to_string();
     assert!(why.contains("another process prepares"), "{why}");
+}
+
+#[test]
+fn a_process_may_end_between_any_two_files() {
+    let (tokenizer, lines) = golden("gpt2");
+    let (directory, _) = corpus(&lines);
+    let out = tempfile::tempdir().unwrap();
+    let options = options(&[directory.path()], &tokenizer, out.path());
+    let mut state = None;
+    let kept = |name: &str| fs::read(out.path().join(name)).ok();
+    prepare_by(SMALL, &options, &mut |_| state = [STATE, DOCUMENTS].map(kept).into()).unwrap();
+    let whole = content(out.path());
+    // The last report comes before the last save: all of the files are read again from there.
+    let [Some(state), Some(starts)] = state.unwrap() else { panic!("no state was saved") };
+    let restore = || {
+        fs::write(out.path().join(STATE), &state).unwrap();
+        fs::write(out.path().join(DOCUMENTS), &starts).unwrap();
+    };
+    // Before the description: what is there is not taken for ids of 16 bits.
+    restore();
+    fs::remove_file(out.path().join("tokens.json")).unwrap();
+    let why = TokenFile::open(out.path(), 0.0, 1).err().unwrap().to_string();
+    assert!(why.contains("is of a preparation that has not ended"), "{why}");
+    prepare_by(SMALL, &options, &mut |_| {}).unwrap();
+    assert!(content(out.path()) == whole);
+    // Behind it, before the rest was removed.
+    restore();
+    let again = prepare_by(SMALL, &options, &mut |_| {}).unwrap();
+    assert_eq!(again.before, again.tokens);
+    assert!(!out.path().join(STATE).exists() && !out.path().join(DOCUMENTS).exists());
+    // Tokens that are gone, or were cut off, are made again.
+    for bytes in [None, Some(&whole[0][..99])] {
+        let path = out.path().join(TOKENS);
+        match bytes {
+            Some(bytes) => fs::write(path, bytes).unwrap(),
+            None => fs::remove_file(path).unwrap(),
+        }
+        prepare_by(SMALL, &options, &mut |_| {}).unwrap();
+        assert!(content(out.path()) == whole);
+    }
+}
+
+#[test]
+fn a_document_without_ids_is_none() {
+    let (tokenizer, _) = golden("gpt2");
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path().join("out");
+    let mut output = TokenOutput::open(
+        &PrepareOptions { end_token: None, ..options(&[], &tokenizer, directory.path()) },
+        begun(&out, "").unwrap(),
+        Duration::ZERO,
+    )
+    .unwrap();
+    let piece = |begins, ends| Piece { text: String::new(), begins, ends, place: None };
+    output.write(&piece(true, true), &[]).unwrap();
+    output.write(&piece(true, false), &[]).unwrap();
+    output.write(&piece(false, true), &[5, 6]).unwrap();
+    output.write(&piece(true, true), &[]).unwrap();
+    output.write(&piece(true, true), &[7]).unwrap();
+    assert_eq!((output.tokens, output.documents), (3, 2));
+}
+
+#[test]
+fn the_tokenizer_of_something_else_is_kept() {
+    let (tokenizer, lines) = golden("gpt2");
+    let directory = tempfile::tempdir().unwrap();
+    let (a, model) = (directory.path().join("a.txt"), directory.path().join("model"));
+    fs::write(&a, &lines[5]).unwrap();
+    fs::create_dir(&model).unwrap();
+    fs::write(model.join(TOKENIZER), "{}").unwrap();
+    let why = prepare(&options(&[&a], &tokenizer, &model), &mut |_| {}).unwrap_err().to_string();
+    assert!(why.contains("has another tokenizer.json"), "{why}");
+    assert_eq!(fs::read(model.join(TOKENIZER)).unwrap(), b"{}");
 }

@@ -164,6 +164,8 @@ fn files_that_are_missing_or_empty_are_refused() {
     assert!(matches!(TokenFile::open(&path, 1.0, 1), Err(DataError::HeldOut { .. })));
     assert!(!is_token_file(&directory.path().join("none.bin")) && !is_token_file(directory.path()));
     fs::rename(&path, directory.path().join(TOKENS)).unwrap();
+    assert!(!is_token_file(directory.path()), "nothing describes it");
+    fs::write(directory.path().join("tokens.json"), "{}").unwrap();
     assert!(is_token_file(directory.path()));
     fs::remove_file(path.with_extension("json")).unwrap();
     fs::create_dir(path.with_extension("json")).unwrap();

@@ -283,7 +283,10 @@ fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     let name = known.into_iter().find(|variant| variant.dispatches == chosen).map(|one| one.name);
     // Which of the sums are split, the composition decides.
     let name = name.map(|name| if name == OF_REGISTERS { TILES[0].name.into() } else { name });
-    let by_name = name.and_then(|name| composed(call, caps, name.trim_end_matches(SPLIT)));
+    let by_name = name.and_then(|name| {
+        let tile = name.strip_suffix(SPLIT).unwrap_or(&name);
+        composed(call, caps, tile)
+    });
     by_name.unwrap_or_else(|| plain(call, caps))
 }
 

@@ -53,7 +53,7 @@ impl DataKind {
 
     /// Returns the kind of what is at a path; that of a text, unless it looks like another.
     pub fn of(path: &Path) -> Self {
-        if tokens::is_token_file(path) {
+        if tokens::is_described(path) {
             return Self::Tokens;
         }
         match formats::detect(path) {
@@ -62,6 +62,7 @@ impl DataKind {
             Some(SampleFormat::Csv) => Self::Csv,
             Some(SampleFormat::Npy) => Self::Npy,
             Some(SampleFormat::Pictures) => Self::Images,
+            None if tokens::is_token_file(path) => Self::Tokens,
             None => Self::Text,
         }
     }
