@@ -184,11 +184,12 @@ pub mod optim {
 pub mod data {
     pub use potluck_data::formats::load;
     pub use potluck_data::{
-        Augmentation, DataDescription, DataError, DataFile, Dataset, DatasetInput, Features,
-        LoadedSamples, MeanStd, NamedInputs, Normalization, PrepareError, PrepareOptions,
-        PrepareProgress, Prepared, ReadOptions, SampleDescription, SampleFormat, SampleOptions,
-        SampleSet, Samples, Split, TargetKind, TargetNames, Targets, TextData, TextWindows,
-        TokenFile, TokenWindows, Tokenizer, TokenizerChoice, TokenizerFile, TokenizerKind, prepare,
+        Augmentation, ChatMessage, ChatTemplate, DataDescription, DataError, DataFile, Dataset,
+        DatasetInput, Features, LoadedSamples, MeanStd, NamedInputs, Normalization, PrepareError,
+        PrepareOptions, PrepareProgress, Prepared, ReadOptions, SampleDescription, SampleFormat,
+        SampleOptions, SampleSet, Samples, Split, TargetKind, TargetNames, Targets, TextData,
+        TextWindows, TokenFile, TokenWindows, Tokenizer, TokenizerChoice, TokenizerFile,
+        TokenizerKind, prepare,
     };
 }
 

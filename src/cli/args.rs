@@ -65,6 +65,8 @@ pub enum Command {
     Eval(EvalArgs),
     /// Generate text with a checkpoint
     Generate(GenerateArgs),
+    /// Talk to a model: lines from stdin, answers on stdout
+    Chat(ChatArgs),
     /// Predict samples with a checkpoint: classes with probabilities, or values, as a CSV file
     Predict(PredictArgs),
     /// Write the model of a run as files that Hugging Face's transformers reads
@@ -404,6 +406,32 @@ pub struct GenerateArgs {
     /// Number of tokens to generate
     #[arg(long, default_value_t = 500, value_name = "N", value_parser = whole::<u64>)]
     pub tokens: u64,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+}
+
+/// Arguments of `chat`.
+#[derive(Debug, Args)]
+pub struct ChatArgs {
+    #[command(flatten)]
+    pub checkpoint: CheckpointArgs,
+    /// Message that precedes the conversation and says how to answer
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    /// Jinja template of a conversation, or chatml [default: that of the model in its files, or
+    /// else chatml]
+    #[arg(long, value_name = "FILE|chatml")]
+    pub template: Option<PathBuf>,
+    /// The most tokens of an answer
+    #[arg(long, default_value_t = 256, value_name = "N", value_parser = whole::<u64>)]
+    pub tokens: u64,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+}
+
+/// Choice of the next tokens of a text, in the order in which it is made.
+#[derive(Debug, Args)]
+pub struct SamplingArgs {
     /// Sampling temperature; below 1: safer choices; above: wilder ones; 0: always the most
     /// likely token
     #[arg(long, default_value_t = 0.8, value_name = "T", value_parser = non_negative)]

@@ -4,6 +4,7 @@ pub mod addresses;
 pub mod args;
 pub mod bench;
 pub mod bench_nodes;
+pub mod chat;
 pub mod data;
 pub mod devices;
 pub mod explain;
@@ -79,6 +80,7 @@ fn run(command: &Command) -> anyhow::Result<i32> {
         Command::Data(command) => data::run(command)?,
         Command::Eval(args) => model::eval(args)?,
         Command::Generate(args) => model::generate(args)?,
+        Command::Chat(args) => chat::chat(args)?,
         Command::Predict(args) => predict::predict(args)?,
         Command::Export(args) => export::export(args)?,
         Command::Runs(args) => runs::run(args)?,

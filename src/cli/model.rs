@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::Instant;
 
-use super::args::{CheckpointArgs, EvalArgs, EvalSplit, GenerateArgs};
+use super::args::{CheckpointArgs, EvalArgs, EvalSplit, GenerateArgs, SamplingArgs};
 use super::resume::find_data;
 use super::train::{saved_spec, spec_of_files};
 use crate::ui::terminal::{Terminal, print_line};
@@ -12,6 +12,7 @@ use potluck_core::Rank;
 use potluck_core::metrics::{Event, Sink, Unit};
 use potluck_data::prepare::TOKENIZER;
 use potluck_data::{DataDescription, Sampler, Split, Tokenizer, TokenizerFile, is_token_file};
+use potluck_graph::model::LanguageModel;
 use potluck_kernels::device::{AdapterKind, Selection};
 use potluck_parallel::placement::Placement;
 use potluck_train::checkpoint::{Checkpoint, CheckpointError, NamedTensor, Store, is_checkpoint};
@@ -190,48 +191,93 @@ fn without_split(name: &str) -> &str {
 /// Prints the prompt and the model's continuation of it, token by token as it is generated.
 pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
     let (loaded, spec) = load(&args.checkpoint)?;
-    let ends = loaded.ends.clone();
-    let Some(tokenizer) = loaded.saved.tokenizer.clone() else {
-        if let Some(DataDescription::Tokens { .. }) = &loaded.saved.description {
-            return Err(of_tokens("text to continue").into());
-        }
-        let why = "the checkpoint is not of a model of text; for models of samples see potluck \
-                   predict --help";
-        return Err(TrainError::InvalidRequest(why.into()).into());
-    };
+    let tokenizer = tokenizer_of(&loaded, "text to continue")?;
     let prompt = args.prompt.clone().unwrap_or_else(|| generate::default_prompt(&tokenizer));
     // A prompt that cannot be continued is refused before any of it is printed.
-    tokenizer.encode(&prompt).map_err(TrainError::from)?;
-    let shape = DataShape::Tokens { vocabulary: tokenizer.vocabulary() };
-    let plans = spec.generation_plans(&shape)?;
-    let model = language_model(plans.model().whole())?;
-    let devices = &args.checkpoint.devices;
-    let first = first_devices(devices, spec.parallel.devices_per_pipeline())?;
-    let opened = open_on(first, &spec, loaded, &plans, 1)?;
-    let EvalDevices { group, pipelines, .. } = opened;
-    let sampling = Sampling {
-        repetition_penalty: args.repetition_penalty,
-        temperature: args.temperature,
-        top_k: args.top_k,
-        top_p: args.top_p,
-        min_p: args.min_p,
-        ..Sampling::new(tokenizer.vocabulary(), args.seed)
-    };
-    let tokens = if args.ignore_end { Vec::new() } else { ends };
-    let ends = generate::Ends { tokens, texts: args.stop.clone() };
+    let tokens = tokenizer.encode(&prompt).map_err(TrainError::from)?;
+    let writer = TextWriter::open(&args.checkpoint, loaded, &spec, tokenizer)?;
     super::print(args.prompt.as_deref().unwrap_or_default());
-    let generation = generate::Generation {
-        units: ForwardUnits { group: &group, pipelines: &pipelines },
-        tokenizer: &tokenizer,
-        ends: &ends,
-        model,
-        prompt: &prompt,
-        sampling,
-        count: args.tokens,
-    };
-    generate::generate(&generation, super::print)?;
+    writer.write(&tokens, args.tokens, &args.sampling, super::print)?;
     super::print("\n");
     Ok(())
+}
+
+/// Returns the tokenizer of a model.
+///
+/// # Errors
+/// Returns an error if it has none, and so no `what`.
+pub(super) fn tokenizer_of(loaded: &LoadedModel, what: &str) -> Result<Tokenizer, TrainError> {
+    match (&loaded.saved.tokenizer, &loaded.saved.description) {
+        (Some(tokenizer), _) => Ok(tokenizer.clone()),
+        (None, Some(DataDescription::Tokens { .. })) => Err(of_tokens(what)),
+        (None, _) => {
+            let why = "the checkpoint is not of a model of text; for models of samples see \
+                       potluck predict --help";
+            Err(TrainError::InvalidRequest(why.into()))
+        }
+    }
+}
+
+/// Model on its devices that continues texts.
+pub(super) struct TextWriter {
+    devices: EvalDevices,
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    /// Tokens that end a text.
+    ends: Vec<u32>,
+}
+
+impl TextWriter {
+    /// Brings a model onto the devices that the arguments name.
+    pub fn open(
+        args: &CheckpointArgs,
+        loaded: LoadedModel,
+        spec: &RunSpec,
+        tokenizer: Tokenizer,
+    ) -> anyhow::Result<Self> {
+        let shape = DataShape::Tokens { vocabulary: tokenizer.vocabulary() };
+        let plans = spec.generation_plans(&shape)?;
+        let model = language_model(plans.model().whole())?;
+        let first = first_devices(&args.devices, spec.parallel.devices_per_pipeline())?;
+        let ends = loaded.ends.clone();
+        let devices = open_on(first, spec, loaded, &plans, 1)?;
+        Ok(Self { devices, model, tokenizer, ends })
+    }
+
+    /// Returns the most tokens that the model sees at a time.
+    pub fn context(&self) -> usize {
+        self.model.context
+    }
+
+    /// Continues tokens by so many at most, and returns the text; see [`generate::generate`].
+    pub fn write(
+        &self,
+        prompt: &[u32],
+        count: u64,
+        args: &SamplingArgs,
+        piece: impl FnMut(&str) -> bool,
+    ) -> Result<String, TrainError> {
+        let EvalDevices { group, pipelines, .. } = &self.devices;
+        let tokens = if args.ignore_end { Vec::new() } else { self.ends.clone() };
+        let ends = generate::Ends { tokens, texts: args.stop.clone() };
+        let generation = generate::Generation {
+            units: ForwardUnits { group, pipelines },
+            tokenizer: &self.tokenizer,
+            ends: &ends,
+            model: self.model,
+            prompt,
+            sampling: Sampling {
+                repetition_penalty: args.repetition_penalty,
+                temperature: args.temperature,
+                top_k: args.top_k,
+                top_p: args.top_p,
+                min_p: args.min_p,
+                ..Sampling::new(self.tokenizer.vocabulary(), args.seed)
+            },
+            count,
+        };
+        generate::generate(&generation, piece)
+    }
 }
 
 /// Returns the error of a command that needs `what` of a model that has token ids only.

@@ -3,6 +3,7 @@
 //! slot of each step.
 
 pub mod augmentation;
+mod chat_template;
 pub mod dataset;
 mod description;
 pub mod error;
@@ -19,6 +20,7 @@ pub mod tokens;
 pub mod world;
 
 pub use augmentation::Augmentation;
+pub use chat_template::{ChatMessage, ChatTemplate};
 pub use dataset::{Dataset, DatasetInput, NamedInputs, TextWindows};
 pub use description::{DataDescription, SampleDescription, TargetNames};
 pub use error::DataError;

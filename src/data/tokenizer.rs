@@ -1,6 +1,7 @@
 //! Tokenizers: encode text to tokens and decode tokens to text, by character, by byte, or by a
 //! `tokenizer.json`.
 
+pub(crate) mod config;
 mod file;
 
 use std::collections::{BTreeSet, HashMap};

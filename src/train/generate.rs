@@ -58,7 +58,8 @@ pub struct Generation<'a> {
     pub units: ForwardUnits<'a>,
     pub tokenizer: &'a Tokenizer,
     pub model: LanguageModel,
-    pub prompt: &'a str,
+    /// Tokens that are continued, one at least.
+    pub prompt: &'a [u32],
     pub sampling: Sampling,
     pub ends: &'a Ends,
     /// Number of tokens by which the prompt is continued, at most.
@@ -89,14 +90,13 @@ impl Generation<'_> {
 /// there.
 ///
 /// # Errors
-/// Returns `TrainError` if the prompt is empty or has a character outside the vocabulary, or if
-/// the device fails.
+/// Returns `TrainError` if the prompt is empty, or if the device fails.
 pub fn generate(
     generation: &Generation,
     mut piece: impl FnMut(&str) -> bool,
 ) -> Result<String, TrainError> {
     let Generation { tokenizer, model, prompt, sampling, ends, count, .. } = *generation;
-    let mut tokens = tokenizer.encode(prompt)?;
+    let mut tokens = prompt.to_vec();
     if tokens.is_empty() {
         return Err(TrainError::InvalidRequest(
             "the prompt is empty; give at least one token".into(),

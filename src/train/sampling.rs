@@ -252,8 +252,10 @@ fn kept(logits: &[f32], sampling: &Sampling) -> Vec<(u32, f64)> {
     if sampling.temperature == 0.0 {
         order.truncate(1);
     }
-    if sampling.top_k > 0 {
-        order.truncate(sampling.top_k);
+    if let Some(last) = sampling.top_k.checked_sub(1).and_then(|last| order.get(last)) {
+        // With those that are as likely as the last one.
+        let least = logit(*last);
+        order.retain(|token| logit(*token) >= least);
     }
     let best = logit(order[0]);
     // Of the most likely token, the weight is 1.

@@ -3,6 +3,7 @@
 mod bench;
 mod bench_nodes;
 mod charts;
+mod chat;
 mod cli;
 mod continuation;
 mod evaluation;

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
+use super::config::{StoredToken, TokenizerConfig};
 use crate::DataError;
 use potluck_core::Setting;
 use potluck_core::format::size_text;
@@ -53,19 +54,6 @@ pub(crate) enum TextDivision {
 
 /// Names of the token that ends a document, in the models that have one of them.
 const END_TOKENS: [&str; 5] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>"];
-
-/// Content of a `tokenizer_config.json`.
-#[derive(serde::Deserialize)]
-struct TokenizerConfig {
-    eos_token: Option<EndToken>,
-}
-
-#[derive(serde::Deserialize)]
-#[serde(untagged)]
-enum EndToken {
-    Text(String),
-    Added { content: String },
-}
 
 /// Content of a file, and what it describes.
 struct ReadFile {
@@ -258,7 +246,7 @@ impl TokenizerFile {
     }
 
     /// Returns the same tokenizer, but what looks like a special token in a text is one.
-    pub(crate) fn with_special(&self) -> Self {
+    pub fn with_special(&self) -> Self {
         let Some(read) = &self.read else { return self.clone() };
         let mut tokenizer = read.tokenizer.clone();
         tokenizer.set_encode_special_tokens(false);
@@ -273,21 +261,12 @@ impl TokenizerFile {
     /// Returns a `DataError` that names the file if it is no such configuration, or names what is
     /// no token.
     pub fn end_token(&self, directory: &Path) -> Result<Option<u32>, DataError> {
-        let path = directory.join("tokenizer_config.json");
-        let name = path.display().to_string();
-        if let Ok(text) = fs::read(&path) {
-            let read: Result<TokenizerConfig, _> = serde_json::from_slice(&text);
-            let config = read.map_err(|why| {
-                invalid(&name, format!("is no configuration of a tokenizer ({why})"))
+        if let Some(token) = TokenizerConfig::read(directory)?.eos_token.map(StoredToken::text) {
+            let name = TokenizerConfig::path(directory).display().to_string();
+            let id = self.id_of(&token).ok_or_else(|| {
+                invalid(&name, format!("has the eos_token {token:?}, which is no token"))
             })?;
-            if let Some(EndToken::Text(token) | EndToken::Added { content: token }) =
-                config.eos_token
-            {
-                let id = self.id_of(&token).ok_or_else(|| {
-                    invalid(&name, format!("has the eos_token {token:?}, which is no token"))
-                })?;
-                return Ok(Some(id));
-            }
+            return Ok(Some(id));
         }
         Ok(self.named_end_token())
     }

@@ -51,7 +51,7 @@ impl Task for TextTask {
         let tokenizer = &self.tokenizer;
         let vocabulary = tokenizer.vocabulary();
         let sampling = Sampling { temperature: 0.8, ..Sampling::new(vocabulary, ending.seed) };
-        let prompt = default_prompt(tokenizer);
+        let prompt = tokenizer.encode(default_prompt(tokenizer))?;
         let generation = Generation {
             units: ending.units,
             tokenizer,

@@ -1,0 +1,153 @@
+//! `potluck chat`: a conversation with a model.
+
+use std::io::{self, BufRead, IsTerminal};
+use std::path::Path;
+
+use super::args::ChatArgs;
+use super::model::{TextWriter, files_of, load, tokenizer_of};
+use crate::ui::terminal::print_line;
+use potluck_core::format::counted;
+use potluck_data::{ChatMessage, ChatTemplate, Tokenizer};
+use potluck_train::TrainError;
+
+const HELP: &str = "type a message; /reset begins anew, /exit or the end of input ends";
+
+/// Tokens by which models end their turn, in the templates in use.
+const TURN_ENDS: [&str; 4] = ["<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>"];
+
+/// Answers the lines of stdin in one conversation, until its end.
+pub fn chat(args: &ChatArgs) -> anyhow::Result<()> {
+    let files = files_of(&args.checkpoint.checkpoint)?;
+    let template = match args.template.as_deref() {
+        Some(name) if name == Path::new("chatml") => ChatTemplate::chatml(),
+        Some(path) => ChatTemplate::load(path).map_err(TrainError::from)?,
+        None => {
+            let own = files.as_ref().map(|files| ChatTemplate::of_directory(files.path()));
+            let own = own.transpose().map_err(TrainError::from)?.flatten();
+            own.unwrap_or_else(ChatTemplate::chatml)
+        }
+    };
+    let (mut loaded, spec) = load(&args.checkpoint)?;
+    let tokenizer = tokenizer_of(&loaded, "conversation")?;
+    // Here, special tokens are those of the template.
+    let tokenizer = match tokenizer {
+        Tokenizer::File(file) => {
+            loaded.ends.extend(TURN_ENDS.iter().filter_map(|token| file.id_of(token)));
+            Tokenizer::File(file.with_special())
+        }
+        other => other,
+    };
+    let mut conversation = Conversation::new(args.system.as_deref());
+    // Before the model is on its devices: the template may be of no use.
+    template.render(&conversation.with("")).map_err(TrainError::from)?;
+    let writer = TextWriter::open(&args.checkpoint, loaded, &spec, tokenizer.clone())?;
+    let is_terminal = io::stdin().is_terminal();
+    if is_terminal {
+        print_line(HELP);
+    }
+    for line in io::stdin().lock().lines() {
+        let line = line.map_err(|why| TrainError::InvalidRequest(format!("stdin: {why}")))?;
+        match line.trim() {
+            "" => continue,
+            "/exit" => break,
+            "/reset" => {
+                conversation = Conversation::new(args.system.as_deref());
+                print_line("a new conversation begins");
+                continue;
+            }
+            message => conversation.add("user", message),
+        }
+        let room = writer.context().saturating_sub(args.tokens as usize);
+        let (tokens, forgotten) = conversation.tokens(&template, &tokenizer, room)?;
+        if forgotten > 0 {
+            let messages = counted(forgotten, "message does", "messages do");
+            print_line(&format!("note: the first {messages} not fit the context any more"));
+        }
+        let answer = writer.write(&tokens, args.tokens, &args.sampling, super::print)?;
+        if !super::print("\n") {
+            break;
+        }
+        conversation.add("assistant", answer.trim());
+    }
+    Ok(())
+}
+
+/// Messages so far.
+#[derive(Debug)]
+struct Conversation {
+    system: Option<ChatMessage>,
+    messages: Vec<ChatMessage>,
+    /// Messages at the beginning that did not fit the context.
+    forgotten: usize,
+}
+
+impl Conversation {
+    fn new(system: Option<&str>) -> Self {
+        let system = system.map(|text| ChatMessage { role: "system", content: text.into() });
+        Self { system, messages: Vec::new(), forgotten: 0 }
+    }
+
+    fn add(&mut self, role: &'static str, content: &str) {
+        self.messages.push(ChatMessage { role, content: content.into() });
+    }
+
+    /// Returns the messages with one more of the user.
+    fn with(&self, content: &str) -> Vec<ChatMessage> {
+        let more = ChatMessage { role: "user", content: content.into() };
+        self.system.iter().chain(&self.messages).cloned().chain([more]).collect()
+    }
+
+    /// Returns the tokens that the answer follows: of the last messages, as many as fit `room`, the
+    /// last one at least, from one of the user on; and the number of those that fit no longer.
+    fn tokens(
+        &mut self,
+        template: &ChatTemplate,
+        tokenizer: &Tokenizer,
+        room: usize,
+    ) -> Result<(Vec<u32>, usize), TrainError> {
+        let before = self.forgotten;
+        loop {
+            let kept = self.system.iter().chain(&self.messages[self.forgotten..]);
+            let kept: Vec<ChatMessage> = kept.cloned().collect();
+            let tokens = tokenizer.encode(template.render(&kept)?)?;
+            // A question goes with its answer.
+            let is_last = self.forgotten + 2 >= self.messages.len();
+            if tokens.len() <= room || is_last {
+                return Ok((tokens, self.forgotten - before));
+            }
+            self.forgotten += 2;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use potluck_data::TokenizerKind;
+
+    #[test]
+    fn the_oldest_messages_are_forgotten_first_and_the_system_message_never() {
+        let tokenizer = Tokenizer::derive(TokenizerKind::Byte, "").unwrap();
+        let template = ChatTemplate::chatml();
+        let mut conversation = Conversation::new(Some("be short"));
+        let text = |conversation: &mut Conversation, room| {
+            let (tokens, forgotten) = conversation.tokens(&template, &tokenizer, room).unwrap();
+            (tokenizer.decode(&tokens), forgotten)
+        };
+        conversation.add("user", "one");
+        let (all, _) = text(&mut conversation, 1000);
+        for (role, content) in [("assistant", "1"), ("user", "two"), ("assistant", "2")] {
+            conversation.add(role, content);
+        }
+        conversation.add("user", "three");
+        assert_eq!(text(&mut conversation, 1000).1, 0);
+        let (short, forgotten) = text(&mut conversation, all.len() + 90);
+        assert_eq!(forgotten, 2);
+        assert!(short.contains("be short") && !short.contains("one") && short.contains("two"));
+        // The last message stays, whatever room there is, and what is forgotten stays so.
+        let (last, forgotten) = text(&mut conversation, 1);
+        assert_eq!(forgotten, 2);
+        assert!(last.contains("three") && !last.contains("two"));
+        assert_eq!(text(&mut conversation, 1000), (last, 0));
+    }
+}
