@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use super::args::{DataCommand, PrepareArgs};
 use super::{UsageError, print};
 use crate::ui::terminal::print_line;
+use potluck_core::files;
 use potluck_core::format::{clock, counted, grouped};
-use potluck_data::prepare::TOKENIZER;
+use potluck_data::tokenizer::TOKENIZER;
 use potluck_data::{PrepareOptions, PrepareProgress, Prepared, TokenizerFile, prepare};
 use potluck_train::TrainError;
 use potluck_train::hugging_face::ModelDirectory;
@@ -37,7 +38,7 @@ fn run_prepare(args: &PrepareArgs) -> anyhow::Result<()> {
                 )));
             }
         },
-        None => match tokenizer.end_token(parent(&path)).map_err(TrainError::from)? {
+        None => match tokenizer.end_token(files::parent(&path)).map_err(TrainError::from)? {
             Some(id) => Some(id),
             None => {
                 return Err(usage(format!(
@@ -80,10 +81,6 @@ fn tokenizer_path(named: &Path) -> anyhow::Result<PathBuf> {
         usage(format!("--tokenizer {name}: is no tokenizer.json and no directory with one ({why})"))
     })?;
     Ok(directory.path().join(TOKENIZER))
-}
-
-fn parent(path: &Path) -> &Path {
-    path.parent().unwrap_or(Path::new(""))
 }
 
 fn usage(why: String) -> anyhow::Error {

@@ -1,8 +1,7 @@
 //! `potluck export`: writes the model of a checkpoint as files of others.
 
 use super::args::ExportArgs;
-use super::model::{LoadedModel, files_of, load_files, load_parameters};
-use super::train::saved_spec;
+use super::model::load_with;
 use crate::ui::terminal::print_line;
 use potluck_data::Tokenizer;
 use potluck_train::TrainError;
@@ -10,14 +9,7 @@ use potluck_train::hugging_face;
 
 /// Runs `potluck export`.
 pub fn export(args: &ExportArgs) -> anyhow::Result<()> {
-    let (loaded, spec): (LoadedModel, _) = match files_of(&args.checkpoint)? {
-        Some(directory) => load_files(&directory, None)?,
-        None => {
-            let checkpoint = load_parameters(&args.checkpoint, args.best)?;
-            let spec = saved_spec(&checkpoint, None)?;
-            (checkpoint.into(), spec)
-        }
-    };
+    let (loaded, spec) = load_with(&args.checkpoint, args.best, None)?;
     let tokenizer = loaded.saved.tokenizer.as_ref();
     let file = tokenizer.and_then(Tokenizer::file);
     hugging_face::export(&args.out, &*spec.model, &loaded.parameters, file, args.dtype)

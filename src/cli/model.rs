@@ -10,7 +10,7 @@ use super::train::{saved_spec, spec_of_files};
 use crate::ui::terminal::{Terminal, print_line};
 use potluck_core::Rank;
 use potluck_core::metrics::{Event, Sink, Unit};
-use potluck_data::prepare::TOKENIZER;
+use potluck_data::tokenizer::TOKENIZER;
 use potluck_data::{DataDescription, Sampler, Split, Tokenizer, TokenizerFile, is_token_file};
 use potluck_graph::model::LanguageModel;
 use potluck_kernels::device::{AdapterKind, Selection};
@@ -87,9 +87,9 @@ pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
         return Err(TrainError::Defect(why.into()).into());
     };
     let units = ForwardUnits { group: &group, pipelines: &pipelines };
-    let step_or_none = step.unwrap_or_default();
+    let seed = spec.seed;
     let ending =
-        Ending { units, rows: &rows, step: step_or_none, seed: spec.seed, stop: &|| false };
+        Ending { units, rows: &rows, step: step.unwrap_or_default(), seed, stop: &|| false };
     let measure = match args.data {
         None => task.measure(&ending)?,
         Some(_) => None,
@@ -320,23 +320,32 @@ impl From<Checkpoint> for LoadedModel {
 /// Loads the model that the arguments name, and the specification of its run, or of one that uses
 /// it, with the keys that they set.
 pub(super) fn load(args: &CheckpointArgs) -> anyhow::Result<(LoadedModel, RunSpec)> {
-    let (loaded, mut spec) = match files_of(&args.checkpoint)? {
-        Some(directory) if args.best => {
+    let (loaded, mut spec) = load_with(&args.checkpoint, args.best, Some(args))?;
+    spec.micro_batch = args.micro_batch.unwrap_or(spec.micro_batch);
+    Ok((loaded, spec))
+}
+
+/// Loads the model at a path, and its specification with the keys that `args` set.
+pub(super) fn load_with(
+    path: &Path,
+    best: bool,
+    args: Option<&CheckpointArgs>,
+) -> anyhow::Result<(LoadedModel, RunSpec)> {
+    match files_of(path)? {
+        Some(directory) if best => {
             let text = format!(
                 "{}: is no run, whose best checkpoint --best takes; leave it out",
                 directory.path().display()
             );
-            return Err(TrainError::InvalidRequest(text).into());
+            Err(TrainError::InvalidRequest(text).into())
         }
-        Some(directory) => load_files(&directory, Some(args))?,
+        Some(directory) => load_files(&directory, args),
         None => {
-            let checkpoint = load_parameters(&args.checkpoint, args.best)?;
-            let spec = saved_spec(&checkpoint, Some(args))?;
-            (checkpoint.into(), spec)
+            let checkpoint = load_parameters(path, best)?;
+            let spec = saved_spec(&checkpoint, args)?;
+            Ok((checkpoint.into(), spec))
         }
-    };
-    spec.micro_batch = args.micro_batch.unwrap_or(spec.micro_batch);
-    Ok((loaded, spec))
+    }
 }
 
 /// Returns the model in Hugging Face's files that is named by its directory, or as `org/name` of
@@ -359,7 +368,7 @@ pub(super) fn files_of(path: &Path) -> anyhow::Result<Option<ModelDirectory>> {
 }
 
 /// Loads a model in Hugging Face's files, with its tokenizer if that is there.
-pub(super) fn load_files(
+fn load_files(
     directory: &ModelDirectory,
     args: Option<&CheckpointArgs>,
 ) -> anyhow::Result<(LoadedModel, RunSpec)> {

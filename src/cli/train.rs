@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::args::{CheckpointArgs, Explain, KeyFlag, TrainArgs};
 use super::explain::{Explanation, ResumedParts, explanation};
+use super::model::load_parameters;
 use super::resume::{ResumePoint, RunDirectory, find_data, holds_run};
 use super::runs_directory::RUNS;
 use super::{UsageError, exit_code, nodes, writable};
@@ -13,7 +14,7 @@ use crate::ui::curves::CurveDrawing;
 use crate::ui::terminal::{Terminal, print_line};
 use potluck_core::faults::Faults;
 use potluck_core::metrics::{Sink, Sinks};
-use potluck_data::prepare::TOKENIZER;
+use potluck_data::tokenizer::TOKENIZER;
 use potluck_data::{Tokenizer, TokenizerKind, is_described};
 use potluck_kernels::autotune::catalog;
 use potluck_train::checkpoint::{self, Checkpoint, Meta, Store};
@@ -313,10 +314,7 @@ fn starting_model(named: &str) -> anyhow::Result<StartingModel> {
         let directory = ModelDirectory::open(named).map_err(TrainError::from)?;
         return Ok(StartingModel::Files(directory));
     }
-    let (checkpoint, warnings) = Checkpoint::parameters_of_path(path).map_err(TrainError::from)?;
-    for warning in warnings {
-        print_line(&format!("warning: {warning}"));
-    }
+    let checkpoint = load_parameters(path, false)?;
     let path = if checkpoint::is_checkpoint(path) {
         path.to_path_buf()
     } else {

@@ -7,10 +7,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use minijinja::value::Kwargs;
 use minijinja::{Environment, Error, ErrorKind, Value, context};
+use serde_json::ser::Formatter;
 
 use super::DataError;
 use super::tokenizer::config::{
-    NamedTemplate, StoredTemplate, StoredToken, TokenizerConfig, invalid, read_text,
+    NamedTemplate, StoredTemplate, StoredToken, TokenizerConfig, read_text,
 };
 use potluck_core::format::size_text;
 
@@ -72,7 +73,8 @@ impl ChatTemplate {
             (None, Some(StoredTemplate::Named(all))) => {
                 let is_default = |one: &NamedTemplate| one.name == "default";
                 let Some(found) = all.into_iter().find(is_default) else {
-                    return Err(invalid(&config_path, "has no default chat_template".into()));
+                    let why = "has no default chat_template";
+                    return Err(DataError::of_file(config_path.display(), why));
                 };
                 (config_path, found.template)
             }
@@ -94,7 +96,7 @@ impl ChatTemplate {
     pub fn load(path: &Path) -> Result<Self, DataError> {
         let Some(source) = read_text(path)? else {
             let why = io::Error::from(io::ErrorKind::NotFound);
-            return Err(invalid(path, format!("cannot be read ({why})")));
+            return Err(DataError::of_file(path.display(), format!("cannot be read ({why})")));
         };
         let name = path.display().to_string();
         Ok(Self { name, source, bos_token: String::new(), eos_token: String::new() })
@@ -106,10 +108,7 @@ impl ChatTemplate {
     /// Returns `DataError::Invalid` if the template is none, refuses the conversation, or takes too
     /// long for it.
     pub fn render(&self, messages: &[ChatMessage]) -> Result<String, DataError> {
-        let refuse = |why: String| {
-            let (name, place) = (self.name.clone(), String::new());
-            DataError::Invalid { name, place, why: why.into() }
-        };
+        let refuse = |why: String| DataError::of_file(&self.name, why);
         if self.source.len() > BYTES_MAX {
             return Err(refuse(format!("has more than {}", size_text(BYTES_MAX))));
         }
@@ -206,27 +205,28 @@ fn to_json(value: Value, options: Kwargs) -> Result<String, Error> {
     let _: Option<bool> = options.get("ensure_ascii")?;
     options.assert_all_used()?;
     let failed = |why: String| Error::new(ErrorKind::BadSerialization, why);
-    let mut bytes = Vec::new();
     let written = match indent {
         Some(columns) => {
             let spaces = vec![b' '; columns.min(64)];
-            let formatter = serde_json::ser::PrettyFormatter::with_indent(&spaces);
-            let mut serializer = serde_json::Serializer::with_formatter(&mut bytes, formatter);
-            serde::Serialize::serialize(&value, &mut serializer)
+            serialized(&value, serde_json::ser::PrettyFormatter::with_indent(&spaces))
         }
-        None => {
-            let mut serializer = serde_json::Serializer::with_formatter(&mut bytes, PythonFormat);
-            serde::Serialize::serialize(&value, &mut serializer)
-        }
+        None => serialized(&value, PythonFormat),
     };
-    written.map_err(|why| failed(why.to_string()))?;
-    String::from_utf8(bytes).map_err(|why| failed(why.to_string()))
+    String::from_utf8(written.map_err(|why| failed(why.to_string()))?)
+        .map_err(|why| failed(why.to_string()))
+}
+
+fn serialized(value: &Value, formatter: impl Formatter) -> serde_json::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let mut serializer = serde_json::Serializer::with_formatter(&mut bytes, formatter);
+    serde::Serialize::serialize(value, &mut serializer)?;
+    Ok(bytes)
 }
 
 /// Separators of Python's `json.dumps`.
 struct PythonFormat;
 
-impl serde_json::ser::Formatter for PythonFormat {
+impl Formatter for PythonFormat {
     fn begin_array_value<W: ?Sized + io::Write>(
         &mut self,
         writer: &mut W,
@@ -240,7 +240,7 @@ impl serde_json::ser::Formatter for PythonFormat {
         writer: &mut W,
         first: bool,
     ) -> io::Result<()> {
-        if first { Ok(()) } else { writer.write_all(b", ") }
+        self.begin_array_value(writer, first)
     }
 
     fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {

@@ -1,6 +1,7 @@
 //! Errors of data sets: each message is one sentence that names the file, or the text, and the
 //! place in it.
 
+use std::fmt;
 use std::io;
 
 use super::Split;
@@ -51,4 +52,11 @@ pub enum DataError {
         Setting::HeldOut
     )]
     HeldOut { held_out: f64 },
+}
+
+impl DataError {
+    /// Returns the error of a file whose content as a whole is not allowed.
+    pub(crate) fn of_file(name: impl fmt::Display, why: impl Into<Wording>) -> Self {
+        Self::Invalid { name: name.to_string(), place: String::new(), why: why.into() }
+    }
 }

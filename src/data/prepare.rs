@@ -21,15 +21,13 @@ use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
+use super::tokenizer::TOKENIZER;
 use super::tokens::{TOKENS, TokenFileInfo, TokenType};
 use super::{DataError, TokenizerFile};
 use documents::{Piece, PieceSource, Pieces, ReadPlace};
 use inputs::InputFiles;
 use potluck_core::Setting;
 use potluck_core::files::{self, is_disk_full};
-
-/// Name of the tokenizer beside the tokens.
-pub const TOKENIZER: &str = "tokenizer.json";
 
 const PART: &str = "tokens.bin.part";
 const DOCUMENTS: &str = "documents.part";
@@ -71,6 +69,22 @@ pub struct PrepareOptions {
     pub out: PathBuf,
     /// True to wait for another process that prepares the same directory, false for an error.
     pub wait: bool,
+}
+
+impl PrepareOptions {
+    /// Options for the ids of a text file as a whole, and nothing else.
+    pub fn of_text(path: &Path, tokenizer: &TokenizerFile, out: PathBuf) -> Self {
+        Self {
+            inputs: vec![path.into()],
+            tokenizer: tokenizer.clone(),
+            end_token: None,
+            key: String::new(),
+            allow_special: false,
+            plain: true,
+            out,
+            wait: true,
+        }
+    }
 }
 
 /// Progress of a preparation.
@@ -184,9 +198,9 @@ fn prepare_by(
         piece_bytes: granularity.piece_bytes,
         read: read.clone(),
     };
-    let pieces = Pieces::new(source, output.saved.place);
+    let pieces = Pieces::new(source, output.state.place);
     let batch_bytes = granularity.piece_bytes * granularity.pieces * rayon::current_num_threads();
-    let skipped: u64 = inputs.files.iter().take(output.saved.place.file).map(|f| f.bytes).sum();
+    let skipped: u64 = inputs.files.iter().take(output.state.place.file).map(|f| f.bytes).sum();
     let total = inputs.bytes();
     thread::scope(|scope| -> Result<(), PrepareError> {
         let (sender, receiver) = sync_channel(1);
@@ -196,7 +210,7 @@ fn prepare_by(
             report(PrepareProgress { bytes, total, tokens, documents });
         })
     })?;
-    let PrepareState { tokens, documents, .. } = output.saved;
+    let PrepareState { tokens, documents, .. } = output.state;
     if tokens == 0 {
         let name = options.inputs.first().unwrap_or(out).display().to_string();
         return Err(DataError::Empty { name }.into());
@@ -351,9 +365,8 @@ struct TokenOutput {
     starts: BufWriter<File>,
     tokens: u64,
     documents: u64,
-    /// State behind the last piece at which the files can be read again, and that on disk.
-    next: PrepareState,
-    saved: PrepareState,
+    /// State behind the last piece at which the files can be read again.
+    state: PrepareState,
     saved_at: Instant,
     save_interval: Duration,
 }
@@ -375,7 +388,6 @@ impl TokenOutput {
         let ids = cut(&part, state.tokens * dtype.size() as u64)?;
         let starts = cut(&out.join(DOCUMENTS), state.documents * size_of::<u64>() as u64)?;
         let (tokens, documents) = (state.tokens, state.documents);
-        let (next, saved, saved_at) = (state.clone(), state.clone(), Instant::now());
         let out = out.clone();
         Ok(Self {
             out,
@@ -386,9 +398,8 @@ impl TokenOutput {
             starts,
             tokens,
             documents,
-            next,
-            saved,
-            saved_at,
+            state,
+            saved_at: Instant::now(),
             save_interval,
         })
     }
@@ -405,10 +416,10 @@ impl TokenOutput {
             self.tokens += 1;
         }
         if let Some(place) = piece.place {
-            let (tokens, documents) = (self.tokens, self.documents);
-            let inputs = mem::take(&mut self.next.inputs);
-            let is_at_start = self.is_at_start;
-            self.next = PrepareState { inputs, place, tokens, documents, is_at_start };
+            self.state.place = place;
+            self.state.tokens = self.tokens;
+            self.state.documents = self.documents;
+            self.state.is_at_start = self.is_at_start;
         }
         Ok(())
     }
@@ -423,9 +434,8 @@ impl TokenOutput {
             file.flush()?;
             file.get_ref().sync_data()?;
         }
-        let text = serde_json::to_vec(&self.next).map_err(io::Error::other)?;
+        let text = serde_json::to_vec(&self.state).map_err(io::Error::other)?;
         files::replace(&self.out.join(STATE), &text)?;
-        self.saved = self.next.clone();
         self.saved_at = Instant::now();
         Ok(())
     }
@@ -443,12 +453,12 @@ impl TokenOutput {
             version: TokenFileInfo::VERSION,
             vocabulary: options.tokenizer.vocabulary(),
             dtype,
-            count: self.saved.tokens,
+            count: self.state.tokens,
             blake3: hasher.finalize().to_hex().to_string(),
             tokenizer: Some(options.tokenizer.blake3().into()),
             documents: Some(starts.map(bytemuck::pod_read_unaligned).collect()),
             mask: None,
-            inputs: Some(self.saved.inputs),
+            inputs: Some(self.state.inputs),
         };
         files::replace(&out.join(TOKENIZER), options.tokenizer.json())?;
         fs::rename(&part, &path)?;

@@ -258,16 +258,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (text, out) = (directory.path().join("a.jsonl"), directory.path().join("out"));
         fs::write(&text, "some text, and more of it\n".repeat(400)).unwrap();
-        let options = PrepareOptions {
-            inputs: vec![text.clone()],
-            tokenizer: tokenizer.clone(),
-            end_token: None,
-            key: String::new(),
-            allow_special: false,
-            plain: true,
-            out,
-            wait: true,
-        };
+        let options = PrepareOptions::of_text(&text, &tokenizer, out);
         let prepared = prepare(&options, &mut |_| {}).unwrap();
         for held_out in [0.0, 0.3] {
             let on_disk = TokenFile::open(&prepared.path, held_out, 4).unwrap();

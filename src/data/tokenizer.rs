@@ -11,6 +11,9 @@ use super::DataError;
 pub(crate) use file::TextDivision;
 pub use file::TokenizerFile;
 
+/// Name of the file of a tokenizer in the directory of a model, a checkpoint or tokens.
+pub const TOKENIZER: &str = "tokenizer.json";
+
 /// Replacement of a token that is not in the vocabulary, or of bytes that are not UTF-8.
 const REPLACEMENT: char = char::REPLACEMENT_CHARACTER;
 

@@ -17,7 +17,8 @@ use std::sync::Arc;
 use memmap2::Mmap;
 
 use super::dataset::{Dataset, DatasetInput, NamedInputs};
-use super::prepare::{TOKENIZER, is_begun};
+use super::prepare::is_begun;
+use super::tokenizer::TOKENIZER;
 use super::{DataDescription, DataError, DataFile, Split, TokenizerFile};
 use potluck_core::{DType, HostTensor};
 
@@ -46,10 +47,7 @@ impl TokenType {
 
     /// Writes a token, which must be of a vocabulary of this type.
     pub fn write(self, file: &mut impl Write, token: u32) -> io::Result<()> {
-        match self {
-            Self::U16 => file.write_all(&(token as u16).to_le_bytes()),
-            Self::U32 => file.write_all(&token.to_le_bytes()),
-        }
+        file.write_all(&token.to_le_bytes()[..self.size()])
     }
 
     /// Returns the bytes of a token.
@@ -185,9 +183,14 @@ pub fn is_token_file(path: &Path) -> bool {
 /// Returns true if a path is a token file with a description: a directory that was prepared, or a
 /// `.bin` with its `.json` beside it.
 pub fn is_described(path: &Path) -> bool {
-    let tokens = if path.is_dir() { path.join(TOKENS) } else { path.to_path_buf() };
+    let tokens = tokens_of(path);
     let is_named = tokens.extension().is_some_and(|ending| ending == "bin");
     is_named && tokens.is_file() && tokens.with_extension("json").is_file()
+}
+
+/// Returns the file of the tokens at a path: itself, or the one in a directory.
+fn tokens_of(path: &Path) -> PathBuf {
+    if path.is_dir() { path.join(TOKENS) } else { path.to_path_buf() }
 }
 
 /// Returns true if a path is a `.bin`, whose ids have 16 bits if nothing describes them.
@@ -210,10 +213,9 @@ pub struct TokenFile {
 
 impl TokenFile {
     /// Opens a `.bin` file with its description beside it, or those of a directory that was
-    /// prepared, and checks all of it once. `held_out` is
-    /// the share of the tokens, at the end, that is not trained on (0 = none); it begins with a
-    /// document. `context` is the number of tokens in a sample. The file must not be changed while
-    /// it is open.
+    /// prepared, and checks all of it once. `held_out` is the share of the tokens, at the end,
+    /// that is not trained on (0 = none); it begins with a document. `context` is the number of
+    /// tokens in a sample. The file must not be changed while it is open.
     ///
     /// # Errors
     /// Returns a `DataError` if a file cannot be read, if length, hash or a token is not as the
@@ -223,7 +225,7 @@ impl TokenFile {
         if !(0.0..1.0).contains(&held_out) {
             return Err(DataError::HeldOut { held_out });
         }
-        let path = &if path.is_dir() { path.join(TOKENS) } else { path.to_path_buf() };
+        let path = &tokens_of(path);
         let name = path.display().to_string();
         let info_path = path.with_extension("json");
         let info_name = info_path.display().to_string();
@@ -238,7 +240,7 @@ impl TokenFile {
             Err(why) if why.kind() == io::ErrorKind::NotFound => {
                 if is_begun(path) {
                     let why = "is of a preparation that has not ended; type its line again";
-                    return Err(DataError::Invalid { name, place: String::new(), why: why.into() });
+                    return Err(DataError::of_file(name, why));
                 }
                 TokenFileInfo::of_bare(&bytes)
             }
@@ -290,9 +292,8 @@ impl TokenFile {
         };
         let found = TokenizerFile::load(&self.tokenizer)?;
         if !found.blake3().eq_ignore_ascii_case(hash) {
-            let (name, place) = (self.tokenizer.display().to_string(), String::new());
             let why = format!("is not the tokenizer of the tokens beside it, whose hash is {hash}");
-            return Err(DataError::Invalid { name, place, why: why.into() });
+            return Err(DataError::of_file(self.tokenizer.display(), why));
         }
         Ok(Some(found))
     }
@@ -324,23 +325,15 @@ impl TokenFile {
         self.info.dtype.tokens(&self.bytes[bytes]).collect()
     }
 
-    /// Returns some tokens of a split as targets: those that are masked are no class.
-    ///
-    /// # Panics
-    /// If the range does not lie within [`TokenFile::len`].
-    pub fn targets(&self, split: Split, range: Range<usize>) -> Vec<u32> {
-        let mut targets = self.tokens(split, range.clone());
-        if let Some(mask) = &self.mask {
-            let first = self.range(split).start;
-            for (target, is_one) in
-                targets.iter_mut().zip(&mask[first + range.start..first + range.end])
-            {
-                if *is_one == 0 {
-                    *target = NO_TARGET;
-                }
+    /// Replaces the tokens of a split from `start` on that are no targets by one that is no class.
+    fn mask_targets(&self, split: Split, start: usize, targets: &mut [u32]) {
+        let Some(mask) = &self.mask else { return };
+        let first = self.range(split).start + start;
+        for (target, is_target) in targets.iter_mut().zip(&mask[first..]) {
+            if *is_target == 0 {
+                *target = NO_TARGET;
             }
         }
-        targets
     }
 
     /// Returns a hash of the tokens, of those that are targets, and of the boundary of the splits.
@@ -369,10 +362,7 @@ pub(crate) fn fingerprint_of(tokens: &[u32], vocabulary: usize, training: usize)
     for chunk in tokens.chunks(CHUNK) {
         let mut bytes = Vec::with_capacity(chunk.len() * dtype.size());
         for token in chunk {
-            match dtype {
-                TokenType::U16 => bytes.extend((*token as u16).to_le_bytes()),
-                TokenType::U32 => bytes.extend(token.to_le_bytes()),
-            }
+            bytes.extend_from_slice(&token.to_le_bytes()[..dtype.size()]);
         }
         hasher.update(&bytes);
     }
@@ -413,12 +403,18 @@ fn checked_mask(path: &Path, count: u64, hash: &str) -> Result<Mmap, DataError> 
     if let Some(at) = mask.iter().position(|byte| *byte > 1) {
         return refuse(format!("byte {at}"), format!("is {}; expected 0 or 1", mask[at]));
     }
-    let found = blake3::hash(&mask).to_hex();
-    if !found.eq_ignore_ascii_case(hash) {
-        let why = format!("its BLAKE3 hash is {found}, and {hash} was expected; write it anew");
-        return refuse(String::new(), why);
-    }
+    require_hash(&name, blake3::hash(&mask), hash)?;
     Ok(mask)
+}
+
+/// Checks the hash of a file.
+fn require_hash(name: &str, found: blake3::Hash, expected: &str) -> Result<(), DataError> {
+    let found = found.to_hex();
+    if !found.eq_ignore_ascii_case(expected) {
+        let why = format!("its BLAKE3 hash is {found}, and {expected} was expected; write it anew");
+        return Err(DataError::of_file(name, why));
+    }
+    Ok(())
 }
 
 /// Checks length, tokens and hash of a token file.
@@ -445,13 +441,7 @@ fn check(name: &str, bytes: &[u8], info: &TokenFileInfo) -> Result<(), DataError
             return refuse(place, why);
         }
     }
-    let found = hasher.finalize().to_hex();
-    if !found.eq_ignore_ascii_case(&info.blake3) {
-        let expected = &info.blake3;
-        let why = format!("its BLAKE3 hash is {found}, and {expected} was expected; write it anew");
-        return refuse(String::new(), why);
-    }
-    Ok(())
+    require_hash(name, hasher.finalize(), &info.blake3)
 }
 
 fn described(path: &Path, bytes: usize, blake3: String) -> DataFile {
@@ -503,8 +493,10 @@ impl Dataset for TokenWindows {
         let (mut tokens, mut targets) = (Vec::with_capacity(count), Vec::with_capacity(count));
         for start in indices {
             let start = *start as usize;
-            tokens.extend(self.file.tokens(split, start..start + self.context));
-            targets.extend(self.file.targets(split, start + 1..start + 1 + self.context));
+            let mut window = self.file.tokens(split, start..start + self.context + 1);
+            tokens.extend_from_slice(&window[..self.context]);
+            self.file.mask_targets(split, start + 1, &mut window[1..]);
+            targets.extend_from_slice(&window[1..]);
         }
         Ok(vec![("tokens", HostTensor::Int(tokens)), ("targets", HostTensor::Int(targets))])
     }

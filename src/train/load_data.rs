@@ -239,16 +239,7 @@ fn cached(
     let told = format!("{:?} {changed:?} {}", fs::canonicalize(path), tokenizer.blake3());
     let name = blake3::hash(told.as_bytes()).to_hex();
     let out = directory.join(&name[..32]);
-    let options = PrepareOptions {
-        inputs: vec![path.into()],
-        tokenizer: tokenizer.clone(),
-        end_token: None,
-        key: String::new(),
-        allow_special: false,
-        plain: true,
-        out: out.clone(),
-        wait: true,
-    };
+    let options = PrepareOptions::of_text(path, tokenizer, out.clone());
     let opened = prepare(&options, &mut |_| {})
         .ok()
         .and_then(|prepared| TokenFile::open(&prepared.path, held_out, context).ok());

@@ -99,11 +99,9 @@ impl<'a> Pieces<'a> {
             if found.is_some() {
                 return Ok(found);
             }
-            if self.of_line.is_empty() {
-                self.place = ReadPlace { file: self.place.file + 1, ..ReadPlace::default() };
-                self.reader = None;
-                self.is_end = false;
-            }
+            self.place = ReadPlace { file: self.place.file + 1, ..ReadPlace::default() };
+            self.reader = None;
+            self.is_end = false;
         }
     }
 
@@ -152,23 +150,17 @@ impl<'a> Pieces<'a> {
     fn divided(&self, file: &InputFile, text: &str) -> Result<Vec<Piece>, DataError> {
         let name = file.path.display().to_string();
         let PieceSource { tokenizer, piece_bytes, .. } = self.source;
-        let mut pieces = Vec::new();
-        let mut rest = text;
-        while rest.len() > piece_bytes {
-            let TextDivision::At(end) = tokenizer.division(&name, rest, piece_bytes, true)? else {
-                break;
-            };
-            let (part, behind) = rest.split_at(end);
-            let begins = pieces.is_empty();
-            pieces.push(Piece { text: part.to_owned(), begins, ends: false, place: None });
-            rest = behind;
-        }
-        if rest.len() > PIECE_BYTES_MAX {
+        let parts = tokenizer.parts(&name, text, piece_bytes)?;
+        let last = parts.len().saturating_sub(1);
+        if parts.get(last).is_some_and(|part| part.len() > PIECE_BYTES_MAX) {
             return Err(indivisible(file, self.place.line));
         }
-        let (begins, place) = (pieces.is_empty(), Some(self.place));
-        pieces.push(Piece { text: rest.to_owned(), begins, ends: true, place });
-        pieces.reverse();
+        let mut pieces = Vec::with_capacity(parts.len());
+        for (index, part) in parts.into_iter().enumerate().rev() {
+            let (begins, ends) = (index == 0, index == last);
+            let place = ends.then_some(self.place);
+            pieces.push(Piece { text: part.to_owned(), begins, ends, place });
+        }
         Ok(pieces)
     }
 

@@ -60,7 +60,7 @@ impl InputFiles {
                 if found.files.len() == before {
                     let why = "has no text (.txt, .text) and no JSON Lines (.jsonl, .ndjson), \
                                also with .gz behind that; name files to read them as texts";
-                    return Err(invalid(path, why.into()));
+                    return Err(DataError::of_file(path.display(), why));
                 }
             } else {
                 found.add(path)?;
@@ -86,7 +86,7 @@ impl InputFiles {
         for path in paths {
             if path.is_dir() {
                 if depth == DEPTH_MAX {
-                    return Err(invalid(&path, "is too deep in directories".into()));
+                    return Err(DataError::of_file(path.display(), "is too deep in directories"));
                 }
                 self.walk(&path, depth + 1)?;
             } else if is_taken(&path) || is_table(&path) {
@@ -102,7 +102,7 @@ impl InputFiles {
     fn add(&mut self, path: &Path) -> Result<(), DataError> {
         let (ending, is_compressed) = ending(path);
         if let Some(why) = refusal(path, &ending) {
-            return Err(invalid(path, why));
+            return Err(DataError::of_file(path.display(), why));
         }
         self.add_as(path, &ending, is_compressed)
     }
@@ -110,7 +110,7 @@ impl InputFiles {
     fn add_as(&mut self, path: &Path, ending: &str, is_compressed: bool) -> Result<(), DataError> {
         let found = fs::metadata(path).map_err(|why| unreadable(path, why))?;
         if !found.is_file() {
-            return Err(invalid(path, "is no regular file".into()));
+            return Err(DataError::of_file(path.display(), "is no regular file"));
         }
         let since = found.modified().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
         self.files.push(InputFile {
@@ -213,9 +213,4 @@ fn refusal(path: &Path, ending: &str) -> Option<String> {
 
 pub(super) fn unreadable(path: &Path, why: io::Error) -> DataError {
     DataError::Read { name: path.display().to_string(), why }
-}
-
-pub(super) fn invalid(path: &Path, why: String) -> DataError {
-    let name = path.display().to_string();
-    DataError::Invalid { name, place: String::new(), why: why.into() }
 }

@@ -63,8 +63,12 @@ impl TokenizerConfig {
     pub fn read(directory: &Path) -> Result<Self, DataError> {
         let path = Self::path(directory);
         let Some(text) = read_text(&path)? else { return Ok(Self::default()) };
-        serde_json::from_str(&text)
-            .map_err(|why| invalid(&path, format!("is no configuration of a tokenizer ({why})")))
+        serde_json::from_str(&text).map_err(|why| {
+            DataError::of_file(
+                path.display(),
+                format!("is no configuration of a tokenizer ({why})"),
+            )
+        })
     }
 }
 
@@ -73,19 +77,18 @@ impl TokenizerConfig {
 /// # Errors
 /// Returns a `DataError` that names the file if it cannot be read or is too large.
 pub(crate) fn read_text(path: &Path) -> Result<Option<String>, DataError> {
-    let unreadable = |why: io::Error| invalid(path, format!("cannot be read ({why})"));
+    let unreadable =
+        |why: io::Error| DataError::of_file(path.display(), format!("cannot be read ({why})"));
     match fs::metadata(path) {
         Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(why) => return Err(unreadable(why)),
         Ok(found) if found.len() > BYTES_MAX => {
-            return Err(invalid(path, format!("has more than {}", size_text(BYTES_MAX as usize))));
+            return Err(DataError::of_file(
+                path.display(),
+                format!("has more than {}", size_text(BYTES_MAX as usize)),
+            ));
         }
         Ok(_) => {}
     }
     Ok(Some(fs::read_to_string(path).map_err(unreadable)?))
-}
-
-pub(crate) fn invalid(path: &Path, why: String) -> DataError {
-    let name = path.display().to_string();
-    DataError::Invalid { name, place: String::new(), why: why.into() }
 }

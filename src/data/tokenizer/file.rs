@@ -70,15 +70,18 @@ impl TokenizerFile {
         let name = path.display().to_string();
         let read_error = |why: io::Error| {
             let expected = "char, byte, or the path of a tokenizer.json";
-            invalid(&name, format!("cannot be read ({why}); {} is {expected}", Setting::Tokenizer))
+            DataError::of_file(
+                &name,
+                format!("cannot be read ({why}); {} is {expected}", Setting::Tokenizer),
+            )
         };
         let found = fs::metadata(path).map_err(read_error)?;
         if found.is_dir() {
-            return Err(invalid(&name, "is a directory; give its tokenizer.json".into()));
+            return Err(DataError::of_file(&name, "is a directory; give its tokenizer.json"));
         }
         if !found.is_file() || found.len() > BYTES_MAX {
             let why = format!("is no file of at most {}", size_text(BYTES_MAX as usize));
-            return Err(invalid(&name, why));
+            return Err(DataError::of_file(&name, why));
         }
         let mut json = Vec::new();
         let file = File::open(path).map_err(read_error)?;
@@ -93,22 +96,24 @@ impl TokenizerFile {
     pub fn from_json(name: &str, json: Vec<u8>) -> Result<Self, DataError> {
         let read = tokenizers::Tokenizer::from_bytes(&json);
         let mut tokenizer =
-            read.map_err(|why| invalid(name, format!("is no tokenizer.json ({why})")))?;
+            read.map_err(|why| DataError::of_file(name, format!("is no tokenizer.json ({why})")))?;
         if let tokenizers::ModelWrapper::BPE(bpe) = tokenizer.get_model()
             && bpe.dropout.is_some_and(|part| part > 0.0)
         {
             let why = "leaves merges out at random; set its dropout to null";
-            return Err(invalid(name, why.into()));
+            return Err(DataError::of_file(name, why));
         }
         // Texts are encoded whole, and what looks like a special token is text in them.
         tokenizer.set_encode_special_tokens(true);
         tokenizer.with_padding(None);
         let truncated = tokenizer.with_truncation(None);
-        truncated.map_err(|why| invalid(name, format!("cannot do without truncation ({why})")))?;
+        truncated.map_err(|why| {
+            DataError::of_file(name, format!("cannot do without truncation ({why})"))
+        })?;
         let ids = tokenizer.get_vocab(true);
         let vocabulary = ids.values().max().map_or(0, |last| *last as usize + 1);
         if vocabulary == 0 {
-            return Err(invalid(name, "has no tokens".into()));
+            return Err(DataError::of_file(name, "has no tokens"));
         }
         let blake3 = blake3::hash(&json).to_hex().to_string();
         Ok(Self { blake3, vocabulary, read: Some(Arc::new(ReadFile { json, tokenizer })) })
@@ -122,7 +127,7 @@ impl TokenizerFile {
         let found = Self::load(path)?;
         if found != *self {
             let why = format!("is not the file that was saved, which has the hash {}", self.blake3);
-            return Err(invalid(&path.display().to_string(), why));
+            return Err(DataError::of_file(path.display(), why));
         }
         Ok(found)
     }
@@ -161,23 +166,37 @@ impl TokenizerFile {
     /// See [`Self::encode`]; a part has about so many bytes.
     fn encode_parts(&self, name: &str, text: &str, bytes: usize) -> Result<Vec<u32>, DataError> {
         let mut ids = Vec::new();
-        let mut rest = text;
-        while !rest.is_empty() {
-            let mut parts = Vec::with_capacity(PARTS_AT_A_TIME);
-            while parts.len() < PARTS_AT_A_TIME && !rest.is_empty() {
-                let end = match self.division(name, rest, bytes, true)? {
-                    TextDivision::At(end) => end,
-                    TextDivision::Nowhere | TextDivision::Unknown => rest.len(),
-                };
-                let (part, behind) = rest.split_at(end);
-                parts.push(part);
-                rest = behind;
-            }
-            for encoded in self.encode_each(name, &parts)? {
+        for parts in self.parts(name, text, bytes)?.chunks(PARTS_AT_A_TIME) {
+            for encoded in self.encode_each(name, parts)? {
                 ids.extend(encoded);
             }
         }
         Ok(ids)
+    }
+
+    /// Divides a text into parts of about so many bytes, at places around which the ids are those
+    /// of the whole.
+    ///
+    /// # Errors
+    /// Those of [`Self::encode`].
+    pub(crate) fn parts<'a>(
+        &self,
+        name: &str,
+        text: &'a str,
+        bytes: usize,
+    ) -> Result<Vec<&'a str>, DataError> {
+        let mut parts = Vec::new();
+        let mut rest = text;
+        while rest.len() > bytes {
+            let TextDivision::At(end) = self.division(name, rest, bytes, true)? else { break };
+            let (part, behind) = rest.split_at(end);
+            parts.push(part);
+            rest = behind;
+        }
+        if !rest.is_empty() {
+            parts.push(rest);
+        }
+        Ok(parts)
     }
 
     /// Returns the ids of each of some texts, which are encoded on all threads.
@@ -190,7 +209,8 @@ impl TokenizerFile {
     /// # Errors
     /// Those of [`Self::encode`].
     pub(crate) fn encode_piece(&self, name: &str, text: &str) -> Result<Vec<u32>, DataError> {
-        let refused = |why: String| invalid(name, format!("cannot be tokenized ({why})"));
+        let refused =
+            |why: String| DataError::of_file(name, format!("cannot be tokenized ({why})"));
         let read = self.read.as_ref().ok_or_else(|| refused("no tokenizer was read".into()))?;
         let encoded = read.tokenizer.encode_fast(text, false);
         Ok(encoded.map_err(|why| refused(why.to_string()))?.get_ids().to_vec())
@@ -200,8 +220,7 @@ impl TokenizerFile {
     /// line, or in front of a space between words, where the ids are the same whether the text is
     /// divided there or not, as they are in what is around it. After many that are not, others are
     /// tried behind twice as many bytes. A tokenizer that puts something in front of every text has
-    /// hardly any.
-    /// `is_end` is true if nothing follows the text.
+    /// hardly any. `is_end` is true if nothing follows the text.
     ///
     /// # Errors
     /// Those of [`Self::encode`].
@@ -264,7 +283,7 @@ impl TokenizerFile {
         if let Some(token) = TokenizerConfig::read(directory)?.eos_token.map(StoredToken::text) {
             let name = TokenizerConfig::path(directory).display().to_string();
             let id = self.id_of(&token).ok_or_else(|| {
-                invalid(&name, format!("has the eos_token {token:?}, which is no token"))
+                DataError::of_file(&name, format!("has the eos_token {token:?}, which is no token"))
             })?;
             return Ok(Some(id));
         }
@@ -306,10 +325,6 @@ fn places(text: &str, bytes: usize) -> impl Iterator<Item = usize> {
 /// Returns the last boundary of a character up to a byte.
 fn boundary(text: &str, at: usize) -> usize {
     (0..=at).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0)
-}
-
-fn invalid(name: &str, why: String) -> DataError {
-    DataError::Invalid { name: name.into(), place: String::new(), why: why.into() }
 }
 
 impl PartialEq for TokenizerFile {

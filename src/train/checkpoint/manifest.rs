@@ -15,9 +15,10 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{CheckpointError, FILES, Meta, TOKENIZER};
+use super::{CheckpointError, FILES, Meta};
 use potluck_core::{TensorSlice, files};
 use potluck_data::Tokenizer;
+use potluck_data::tokenizer::TOKENIZER;
 
 pub const NAME: &str = "manifest.json";
 

@@ -30,6 +30,7 @@ pub use error::CheckpointError;
 pub use store::Store;
 
 use manifest::Manifest;
+use potluck_data::tokenizer::TOKENIZER;
 use potluck_data::{DataDescription, DataFile, Tokenizer};
 use potluck_parallel::Placement;
 
@@ -39,9 +40,6 @@ const PARAMETERS: &str = "parameters.safetensors";
 const MOMENTS: &str = "moments.safetensors";
 const CARRIED: &str = "carried.safetensors";
 const FILES: [&str; 3] = [PARAMETERS, MOMENTS, CARRIED];
-
-/// File of a tokenizer that has one, behind the others.
-const TOKENIZER: &str = "tokenizer.json";
 
 /// State of a training run between two steps.
 #[derive(Clone, Debug, PartialEq)]

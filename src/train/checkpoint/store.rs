@@ -9,11 +9,10 @@ use std::{fs, io};
 
 use super::lock::{self, RunLock};
 use super::manifest::{FileEntry, Manifest, directory_name, step_of};
-use super::{
-    CARRIED, Checkpoint, CheckpointError, FILES, MOMENTS, Meta, NamedTensor, TOKENIZER, tensors,
-};
+use super::{CARRIED, Checkpoint, CheckpointError, FILES, MOMENTS, Meta, NamedTensor, tensors};
 use potluck_core::faults::{Faults, Point};
 use potluck_core::files;
+use potluck_data::tokenizer::TOKENIZER;
 use potluck_data::{Tokenizer, TokenizerFile};
 
 /// Name of the directory of checkpoints in that of a run.

@@ -18,6 +18,7 @@ use crate::families::ModelFamily;
 use potluck_core::arithmetic::transpose;
 use potluck_core::files;
 use potluck_data::TokenizerFile;
+use potluck_data::tokenizer::TOKENIZER;
 use potluck_graph::model::names::their_name;
 
 /// Type of the values in a file.
@@ -189,7 +190,7 @@ fn new_directory_beside(out: &Path) -> Result<PathBuf, HuggingFaceError> {
 
 /// Writes the file of a tokenizer, and how transformers is to read it.
 fn write_tokenizer(directory: &Path, tokenizer: &TokenizerFile) -> Result<(), HuggingFaceError> {
-    let path = directory.join("tokenizer.json");
+    let path = directory.join(TOKENIZER);
     fs::write(&path, tokenizer.json()).map_err(|why| unwritable(&path, why))?;
     let class = json!({ "tokenizer_class": "PreTrainedTokenizerFast" });
     let path = directory.join("tokenizer_config.json");
