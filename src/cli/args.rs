@@ -400,10 +400,11 @@ pub enum EvalSplit {
 pub struct GenerateArgs {
     #[command(flatten)]
     pub checkpoint: CheckpointArgs,
-    /// Text to continue [default: a line break]
+    /// Text to continue; may be repeated, and all are then continued at the same time [default: a
+    /// line break]
     #[arg(long, value_name = "TEXT")]
-    pub prompt: Option<String>,
-    /// Number of tokens to generate
+    pub prompt: Vec<String>,
+    /// Number of tokens to generate, of each text
     #[arg(long, default_value_t = 500, value_name = "N", value_parser = whole::<u64>)]
     pub tokens: u64,
     #[command(flatten)]
@@ -454,6 +455,10 @@ pub struct SamplingArgs {
     /// Go on behind the token that ends a text
     #[arg(long)]
     pub ignore_end: bool,
+    /// Compute all that the model sees again for each token, and keep no keys and values on the
+    /// device
+    #[arg(long)]
+    pub no_cache: bool,
     /// Seed of the sampling; the same seed generates the same text
     #[arg(long, default_value_t = 1337, value_name = "N", value_parser = whole::<u64>)]
     pub seed: u64,

@@ -40,7 +40,9 @@ pub fn chat(args: &ChatArgs) -> anyhow::Result<()> {
     let mut conversation = Conversation::new(args.system.as_deref());
     // Before the model is on its devices: the template may be of no use.
     template.render(&conversation.with("")).map_err(TrainError::from)?;
-    let writer = TextWriter::open(&args.checkpoint, loaded, &spec, tokenizer.clone())?;
+    let sequences = (!args.sampling.no_cache).then_some(1);
+    let mut writer =
+        TextWriter::open(&args.checkpoint, loaded, &spec, tokenizer.clone(), sequences)?;
     let is_terminal = io::stdin().is_terminal();
     if is_terminal {
         print_line(HELP);
@@ -63,11 +65,12 @@ pub fn chat(args: &ChatArgs) -> anyhow::Result<()> {
             let messages = counted(forgotten, "message does", "messages do");
             print_line(&format!("note: the first {messages} not fit the context any more"));
         }
-        let answer = writer.write(&tokens, args.tokens, &args.sampling, super::print)?;
+        let answer =
+            writer.write(&[tokens], args.tokens, &args.sampling, |_, piece| super::print(piece))?;
         if !super::print("\n") {
             break;
         }
-        conversation.add("assistant", answer.trim());
+        conversation.add("assistant", answer.concat().trim());
     }
     Ok(())
 }

@@ -31,7 +31,7 @@ use potluck_train::runtime::placement::names::{distinct, is_auto};
 use potluck_train::runtime::placement::pipeline::{ForwardDevices, open_forward};
 use potluck_train::runtime::placement::plans::Plans;
 use potluck_train::runtime::workers::WorkerGroup;
-use potluck_train::sampling::Sampling;
+use potluck_train::sampling::{Sampling, TextMemory};
 use potluck_train::signals::SignalFlags;
 use potluck_train::spec::RunSpec;
 use potluck_train::task::{Ending, FinalMeasure, Task};
@@ -188,17 +188,35 @@ fn without_split(name: &str) -> &str {
     name.strip_prefix("val_").unwrap_or(name)
 }
 
-/// Prints the prompt and the model's continuation of it, token by token as it is generated.
+/// Line between texts.
+const BETWEEN_TEXTS: &str = "-----\n";
+
+/// Prints the prompts and the model's continuations of them: the first one token by token as it is
+/// generated, and each of the others with it once those before are complete.
 pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
     let (loaded, spec) = load(&args.checkpoint)?;
     let tokenizer = tokenizer_of(&loaded, "text to continue")?;
-    let prompt = args.prompt.clone().unwrap_or_else(|| generate::default_prompt(&tokenizer));
+    let mut prompts = Vec::new();
+    if args.prompt.is_empty() {
+        prompts.push(generate::default_prompt(&tokenizer));
+    }
+    prompts.extend_from_slice(&args.prompt);
     // A prompt that cannot be continued is refused before any of it is printed.
-    let tokens = tokenizer.encode(&prompt).map_err(TrainError::from)?;
-    let writer = TextWriter::open(&args.checkpoint, loaded, &spec, tokenizer)?;
-    super::print(args.prompt.as_deref().unwrap_or_default());
-    writer.write(&tokens, args.tokens, &args.sampling, super::print)?;
+    let mut tokens = Vec::with_capacity(prompts.len());
+    for prompt in &prompts {
+        tokens.push(tokenizer.encode(prompt).map_err(TrainError::from)?);
+    }
+    let sequences = (!args.sampling.no_cache).then_some(prompts.len());
+    let mut writer = TextWriter::open(&args.checkpoint, loaded, &spec, tokenizer, sequences)?;
+    // The default prompt is not shown.
+    super::print(args.prompt.first().map(String::as_str).unwrap_or_default());
+    let written = writer.write(&tokens, args.tokens, &args.sampling, |number, text| {
+        number > 0 || super::print(text)
+    })?;
     super::print("\n");
+    for (prompt, text) in prompts.iter().zip(&written).skip(1) {
+        super::print(&format!("{BETWEEN_TEXTS}{prompt}{text}\n"));
+    }
     Ok(())
 }
 
@@ -225,23 +243,31 @@ pub(super) struct TextWriter {
     tokenizer: Tokenizer,
     /// Tokens that end a text.
     ends: Vec<u32>,
+    memory: TextMemory,
 }
 
+/// Rows of a pass over single tokens of a prompt: enough for products of matrices at about full
+/// speed, few enough that the activations are small beside the parameters.
+const CACHED_ROWS: u32 = 128;
+
 impl TextWriter {
-    /// Brings a model onto the devices that the arguments name.
+    /// Brings a model onto the devices that the arguments name, with a cache of keys and values for
+    /// so many sequences, if that is given and the model has any.
     pub fn open(
         args: &CheckpointArgs,
         loaded: LoadedModel,
         spec: &RunSpec,
         tokenizer: Tokenizer,
+        sequences: Option<usize>,
     ) -> anyhow::Result<Self> {
         let shape = DataShape::Tokens { vocabulary: tokenizer.vocabulary() };
-        let plans = spec.generation_plans(&shape)?;
+        let plans = spec.generation_plans(&shape, sequences)?;
         let model = language_model(plans.model().whole())?;
         let first = first_devices(&args.devices, spec.parallel.devices_per_pipeline())?;
         let ends = loaded.ends.clone();
-        let devices = open_on(first, spec, loaded, &plans, 1)?;
-        Ok(Self { devices, model, tokenizer, ends })
+        let rows = if model.cache.is_some() { CACHED_ROWS } else { 1 };
+        let devices = open_on(first, spec, loaded, &plans, rows)?;
+        Ok(Self { devices, model, tokenizer, ends, memory: TextMemory::default() })
     }
 
     /// Returns the most tokens that the model sees at a time.
@@ -249,14 +275,15 @@ impl TextWriter {
         self.model.context
     }
 
-    /// Continues tokens by so many at most, and returns the text; see [`generate::generate`].
+    /// Continues prompts by so many tokens at most, and returns the texts; see
+    /// [`generate::generate`].
     pub fn write(
-        &self,
-        prompt: &[u32],
+        &mut self,
+        prompts: &[Vec<u32>],
         count: u64,
         args: &SamplingArgs,
-        piece: impl FnMut(&str) -> bool,
-    ) -> Result<String, TrainError> {
+        piece: impl FnMut(usize, &str) -> bool,
+    ) -> Result<Vec<String>, TrainError> {
         let EvalDevices { group, pipelines, .. } = &self.devices;
         let tokens = if args.ignore_end { Vec::new() } else { self.ends.clone() };
         let ends = generate::Ends { tokens, texts: args.stop.clone() };
@@ -265,7 +292,7 @@ impl TextWriter {
             tokenizer: &self.tokenizer,
             ends: &ends,
             model: self.model,
-            prompt,
+            prompts,
             sampling: Sampling {
                 repetition_penalty: args.repetition_penalty,
                 temperature: args.temperature,
@@ -276,7 +303,7 @@ impl TextWriter {
             },
             count,
         };
-        generate::generate(&generation, piece)
+        generate::generate(&generation, &mut self.memory, piece)
     }
 }
 

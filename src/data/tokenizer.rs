@@ -204,7 +204,7 @@ impl<'a> Decoder<'a> {
     }
 
     /// Returns the bytes that are still held back: an incomplete character, as U+FFFD.
-    pub fn finish(mut self) -> String {
+    pub fn finish(&mut self) -> String {
         match self.tokenizer {
             Tokenizer::File(file) => self.take_decoded(file, true),
             Tokenizer::Char { .. } | Tokenizer::Byte => self.take(true),

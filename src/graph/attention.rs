@@ -86,6 +86,61 @@ impl AttentionOptions {
     }
 }
 
+/// Heads of keys and values in columns of tensors, which a cache of keys and values takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheUpdateOptions {
+    /// Places of keys and values; their inputs may have other columns beside them.
+    pub places: [AttentionPlace; 2],
+    pub kv_heads: usize,
+    pub head_width: usize,
+    /// Sequences that have keys and values in the cache.
+    pub sequences: usize,
+    /// Positions of a sequence: t.
+    pub context: usize,
+}
+
+impl CacheUpdateOptions {
+    /// Returns the number of inputs that hold keys and values.
+    pub fn tensors(&self) -> usize {
+        self.places.iter().map(|place| place.input + 1).max().unwrap_or(0)
+    }
+
+    /// Returns the columns of the keys, and of the values.
+    pub fn columns(&self) -> usize {
+        self.kv_heads.saturating_mul(self.head_width)
+    }
+
+    /// Returns the dimensions of the cache: `(sequences, 2 kv_heads, t, d)`, the heads of keys
+    /// before those of values.
+    pub fn cache(&self) -> [usize; 4] {
+        [self.sequences, 2 * self.kv_heads, self.context, self.head_width]
+    }
+}
+
+impl fmt::Display for CacheUpdateOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { places, kv_heads, sequences, context, .. } = self;
+        let [k, v] = places.map(|place| format!("{}:{}", place.input, place.first));
+        write!(f, "{sequences} x {context}, {kv_heads} heads at {k} {v}")
+    }
+}
+
+/// Options of attention over a cache of keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CachedAttentionOptions {
+    /// Heads of queries that the node computes; see [`AttentionOptions`].
+    pub heads: usize,
+    /// First column of the queries in their tensor.
+    pub first: usize,
+}
+
+impl fmt::Display for CachedAttentionOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} heads", self.heads)?;
+        if self.first > 0 { write!(f, " at {}", self.first) } else { Ok(()) }
+    }
+}
+
 impl fmt::Display for AttentionOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} heads", self.heads)?;

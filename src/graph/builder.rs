@@ -2,7 +2,9 @@
 //! or an error that names the shapes that do not fit; the model functions in `model` show the
 //! style.
 
-use super::attention::{AttentionOptions, AttentionPlace};
+use super::attention::{
+    AttentionOptions, AttentionPlace, CacheUpdateOptions, CachedAttentionOptions,
+};
 use super::custom::CustomOp;
 use super::op::{Binary, Cell, LossClasses, Op, Unary};
 use super::pictures::{Conv2dOptions, Pool2dOptions};
@@ -15,6 +17,19 @@ use potluck_core::{DType, ParamId, Shape, Site, StateId, TensorId, TensorSlice};
 
 /// Result of the builder's methods: a tensor, or the reason why the shapes do not fit.
 pub type BuildResult = Result<TensorId, ShapeError>;
+
+/// Cache of keys and values of a layer of attention.
+#[derive(Clone, Debug)]
+pub struct CacheSpec {
+    /// Name of the state, unique in the graph.
+    pub name: String,
+    /// Sequences that have keys and values in it.
+    pub sequences: usize,
+    /// Positions of a sequence: t.
+    pub context: usize,
+    /// Input of integers `(b, n)`: the place of each row, `sequence * t + position`.
+    pub places: TensorId,
+}
 
 /// Builds a forward graph, node by node.
 #[derive(Debug, Default)]
@@ -515,6 +530,50 @@ impl Builder {
         self.apply(op, &inputs)
     }
 
+    /// Computes attention of rows over a cache of keys and values, which it makes: each row writes
+    /// its keys and values to its place `(b, n)`, and its query sees what its sequence has there
+    /// up to its own position. The columns are given as in [`Builder::attention_over`]; of the
+    /// options, the heads count. See [`Op::CacheUpdate`] and [`Op::CachedAttention`].
+    ///
+    /// # Errors
+    /// Returns [`ShapeError`] if a tensor has not the columns, or `kv_heads` does not divide
+    /// `heads`.
+    ///
+    /// # Panics
+    /// If another state has the cache's name.
+    pub fn cached_attention(
+        &mut self,
+        columns: [(TensorId, usize); 3],
+        options: AttentionOptions,
+        cache: &CacheSpec,
+    ) -> BuildResult {
+        let [(queries, first), keys, values] = columns;
+        let AttentionOptions { heads, kv_heads, head_width, .. } = options;
+        let mut inputs: Vec<TensorId> = Vec::new();
+        let mut place = |(tensor, first): (TensorId, usize)| {
+            if !inputs.contains(&tensor) {
+                inputs.push(tensor);
+            }
+            let input = inputs.iter().position(|input| *input == tensor).unwrap_or(0);
+            AttentionPlace { input, first }
+        };
+        let update = CacheUpdateOptions {
+            places: [place(keys), place(values)],
+            kv_heads,
+            head_width,
+            sequences: cache.sequences,
+            context: cache.context,
+        };
+        inputs.push(cache.places);
+        let state = self.device_state(&cache.name, &update.cache(), StateInit::Zeros);
+        let op = Op::CacheUpdate(update);
+        self.graph.shapes_of(&op, &inputs)?;
+        let changed = op.changes_in_place();
+        self.graph.push_node(op, &inputs, vec![state], changed, self.phase);
+        let op = Op::CachedAttention(CachedAttentionOptions { heads, first });
+        self.apply(op, &[queries, state, cache.places])
+    }
+
     /// Computes a 2D convolution of pictures `x (b, h, w, c)` with `weight (o, c/groups, kh, kw)`
     /// and an optional `bias (o)`: `(b, oh, ow, o)`, with
     /// `oh = (h + 2 padding - dilation (kh - 1) - 1) / stride + 1`, rounded down, and `ow` alike.
@@ -768,6 +827,15 @@ impl Graph {
         TensorId(self.tensors.len() as u32 - 1)
     }
 
+    /// Returns the shapes and types of the outputs of an op on some tensors.
+    fn shapes_of(&self, op: &Op, inputs: &[TensorId]) -> Result<Vec<Typed>, ShapeError> {
+        let types: Vec<Typed> = inputs
+            .iter()
+            .map(|&id| (self.tensor(id).shape.clone(), self.tensor(id).dtype))
+            .collect();
+        shapes::outputs(op, &types)
+    }
+
     /// Adds a node with new activations as outputs.
     pub(super) fn apply(
         &mut self,
@@ -776,14 +844,11 @@ impl Graph {
         phase: PassKind,
         scope: &str,
     ) -> Result<Vec<TensorId>, ShapeError> {
-        let types: Vec<Typed> = inputs
-            .iter()
-            .map(|&id| (self.tensor(id).shape.clone(), self.tensor(id).dtype))
-            .collect();
+        let shapes = self.shapes_of(&op, inputs)?;
         let label = op.to_string();
         let word = label.split(' ').next().unwrap_or_default();
         let name = if scope.is_empty() { word.to_string() } else { format!("{scope}.{word}") };
-        let outputs: Vec<TensorId> = shapes::outputs(&op, &types)?
+        let outputs: Vec<TensorId> = shapes
             .into_iter()
             .map(|typed| self.add_tensor(name.clone(), typed, Role::Activation))
             .collect();

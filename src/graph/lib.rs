@@ -33,7 +33,7 @@ mod split;
 pub mod update;
 mod variant_choices;
 
-pub use attention::{AttentionOptions, AttentionPlace};
+pub use attention::{AttentionOptions, AttentionPlace, CacheUpdateOptions, CachedAttentionOptions};
 pub use builder::Builder;
 pub use crossing::{Crossing, crossings};
 pub use custom::{CustomCall, CustomInput, CustomKernel, CustomNode, CustomOp, SharedCustomOp};

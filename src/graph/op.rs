@@ -4,7 +4,7 @@
 use std::fmt;
 
 use super::Accumulation;
-use super::attention::AttentionOptions;
+use super::attention::{AttentionOptions, CacheUpdateOptions, CachedAttentionOptions};
 use super::custom::{CustomOp, SharedCustomOp};
 use super::pictures::{Conv2dOptions, Pool2dOptions};
 use potluck_core::{Shape, Site};
@@ -259,9 +259,19 @@ pub enum Op {
     Attention(AttentionOptions),
     /// `tensors, y, lse, dy [, samples] -> dtensors`
     AttentionGrad(AttentionOptions),
+    /// `tensors (b, n, ..), places (b, n) of u32 -> cache (sequences, 2 kv_heads, t, d)`: writes
+    /// the keys and values of each row to their places in the cache, `sequence * t + position`, and
+    /// keeps all others. What has no place is not kept; two rows with one place are a defect.
+    CacheUpdate(CacheUpdateOptions),
+    /// `q (b, n, ..), cache (sequences, 2 kv_heads, t, d), places (b, n) of u32 -> y (b, n, heads
+    /// d)`: attention of the query of each row over the keys of its sequence up to its own
+    /// position, by [`Op::CacheUpdate`], with scores scaled by `1/sqrt(d)`. Zeros for a row without
+    /// a place.
+    CachedAttention(CachedAttentionOptions),
     /// `x (b, t, heads d), table (t, d) -> y`: each head of a row turned by its position, column
     /// `i` with column `i + d/2` (Su et al. 2021, in halves as in Llama). The table has `d/2`
-    /// cosines, then the sines of a position. The gradient is the inverse.
+    /// cosines, then the sines of a position; a table `(b, t, d)` has those of each row. The
+    /// gradient is the inverse.
     Rotary { inverse: bool },
     /// `ids (..) of u32, table (v, c) -> (.., c)`: rows of a table whose row 0 has the id `first`;
     /// zeros for the ids of rows that it has not.
@@ -371,6 +381,15 @@ impl Op {
             Op::LayerNormAffineGrad | Op::GroupNormAffineGrad { .. } => Accumulation::all(2),
             Op::LinearCrossEntropyGrad { by_weight: true, .. } => Accumulation::only(1),
             Op::LinearCrossEntropyPass { by_weight: true, .. } => Accumulation::only(3),
+            _ => Accumulation::NONE,
+        }
+    }
+
+    /// Returns the outputs of which the op's kernels write some elements and keep the others: their
+    /// contents always matter.
+    pub fn changes_in_place(&self) -> Accumulation {
+        match self {
+            Op::CacheUpdate(_) => Accumulation::only(0),
             _ => Accumulation::NONE,
         }
     }
@@ -504,6 +523,8 @@ impl fmt::Display for Op {
             Op::RecurrentGrad { cell } => write!(f, "{}_grad", cell.name()),
             Op::Attention(options) => write!(f, "attention {options}"),
             Op::AttentionGrad(options) => write!(f, "attention_grad {options}"),
+            Op::CacheUpdate(options) => write!(f, "cache_update {options}"),
+            Op::CachedAttention(options) => write!(f, "cached_attention {options}"),
             Op::Rotary { inverse } => {
                 write!(f, "rotary{}", if *inverse { " inverse" } else { "" })
             }

@@ -26,7 +26,7 @@ impl RotaryAngles {
     /// Returns the table `(positions, d)`: `d/2` cosines, then the sines, of each position.
     pub fn table(&self, dims: &[usize]) -> Vec<f64> {
         let [positions, d] = *dims else { panic!("a table of angles is (positions, d)") };
-        let frequencies: Vec<f64> = (0..d / 2).map(|pair| self.frequency(pair, d)).collect();
+        let frequencies = self.frequencies(d);
         let mut table = Vec::with_capacity(positions * d);
         for position in 0..positions {
             let angles = frequencies.iter().map(|frequency| position as f64 * frequency);
@@ -34,6 +34,11 @@ impl RotaryAngles {
             table.extend(angles.map(f64::sin));
         }
         table
+    }
+
+    /// Returns the angle per position of each pair of columns of a head of `d`.
+    pub fn frequencies(&self, d: usize) -> Vec<f64> {
+        (0..d / 2).map(|pair| self.frequency(pair, d)).collect()
     }
 
     /// Returns the angle per position of a pair of columns of a head.

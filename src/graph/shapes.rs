@@ -94,6 +94,8 @@ fn arity(op: &Op) -> (usize, usize) {
             (count, count)
         }
         Op::Embedding { .. } | Op::EmbeddingGrad { .. } | Op::Dropout { .. } => (2, 2),
+        Op::CacheUpdate(options) => (options.tensors() + 1, options.tensors() + 1),
+        Op::CachedAttention(_) => (3, 3),
         Op::Rotary { .. } => (2, 2),
         Op::CrossEntropy { .. } | Op::SquaredError | Op::SquaredErrorGrad => (2, 2),
         Op::Conv2d(_) | Op::Conv2dInputGrad { .. } | Op::Conv2dWeightGrad { .. } => (2, 2),
@@ -122,6 +124,7 @@ pub(super) fn input_type(op: &Op, index: usize, count: usize) -> DType {
         Op::LinearCrossEntropy { .. }
         | Op::LinearCrossEntropyGrad { .. }
         | Op::LinearCrossEntropyPass { .. } => index == 2,
+        Op::CacheUpdate(_) | Op::CachedAttention(_) => index + 1 == count,
         Op::Custom(op) => return op.inputs()[index].dtype(),
         Op::Fused { root, .. } => return input_type(root, index, count),
         _ => op.is_random() && index + 1 == count,
@@ -161,6 +164,8 @@ fn rule(op: &Op, x: &[&Shape]) -> Result<Vec<Shape>, String> {
         Op::RecurrentGrad { cell } => recurrent::recurrent_grad(*cell, x),
         Op::Attention(options) => attention::attention(options, x),
         Op::AttentionGrad(options) => attention::attention_grad(options, x),
+        Op::CacheUpdate(options) => attention::cache_update(options, x),
+        Op::CachedAttention(options) => attention::cached_attention(options, x),
         Op::Rotary { .. } => attention::rotary(x),
         Op::Embedding { first } => products::embedding(*first, x),
         Op::EmbeddingGrad { first, rows } => products::embedding_grad(*first, *rows, x),

@@ -47,6 +47,9 @@ pub enum InputFill {
     Ids(u32),
     /// Integers below a bound, about one in five replaced by [`IGNORE_INDEX`].
     Targets(u32),
+    /// Integers below a bound that differ, at most as many, about one in five replaced by
+    /// [`IGNORE_INDEX`].
+    Places(u32),
     /// 1000, 1001, ..: sample ids.
     Samples,
 }
@@ -56,7 +59,7 @@ impl InputFill {
     pub fn dtype(self) -> DType {
         match self {
             Self::Normal | Self::Scaled(..) | Self::Uniform(..) | Self::Whole(_) => DType::F32,
-            Self::Ids(_) | Self::Targets(_) | Self::Samples => DType::U32,
+            Self::Ids(_) | Self::Targets(_) | Self::Places(_) | Self::Samples => DType::U32,
         }
     }
 }
@@ -82,6 +85,10 @@ pub fn generate(fill: InputFill, count: usize, which: usize) -> HostTensor<f64> 
         InputFill::Targets(bound) => HostTensor::Int(
             ids(5 * bound).map(|id| if id % 5 == 0 { IGNORE_INDEX } else { id / 5 }).collect(),
         ),
+        InputFill::Places(bound) => {
+            let place = |i: usize| if i % 5 == 3 { IGNORE_INDEX } else { bound - 1 - i as u32 };
+            HostTensor::Int((0..count).map(place).collect())
+        }
         InputFill::Samples => HostTensor::Int((0..count).map(|i| 1000 + i as u32).collect()),
     }
 }

@@ -35,21 +35,21 @@ impl OwnedCall {
     /// May panic if there are fewer inputs or dimensions, or no samples.
     pub fn new(op: Op, inputs: Vec<Dims>, random: RandomContext) -> Option<Self> {
         let spec = (twin(&op)?.inputs)(&op, &inputs);
-        let shape = |dims: &Dims| match (spec.samples, dims.split_first()) {
-            (Some(samples), Some((first, rest))) => {
+        let shape = |index: usize, dims: &Dims| match (spec.samples, dims.split_first()) {
+            (Some(samples), Some((first, rest))) if spec.unbatched != Some(index) => {
                 Shape::batched(&[&[first / samples], rest].concat())
             }
             _ => Shape::fixed(dims),
         };
-        let typed: Vec<(Shape, DType)> = inputs
-            .iter()
-            .zip(&spec.fills)
-            .map(|(dims, fill)| (shape(dims), fill.dtype()))
-            .collect();
+        let mut typed: Vec<(Shape, DType)> = Vec::with_capacity(inputs.len());
+        for (index, (dims, fill)) in inputs.iter().zip(&spec.fills).enumerate() {
+            typed.push((shape(index, dims), fill.dtype()));
+        }
         let outputs = shapes::outputs(&op, &typed).ok()?;
         let outputs = outputs.iter().map(|(shape, _)| shape.resolve(spec.samples.unwrap_or(1)));
         let outputs = outputs.collect();
-        Some(Self { op, inputs, outputs, accumulate: Accumulation::NONE, random })
+        let accumulate = op.changes_in_place();
+        Some(Self { op, inputs, outputs, accumulate, random })
     }
 
     pub fn call(&self) -> OpCall<'_> {

@@ -41,7 +41,7 @@ pub fn check(op: Op, inputs: &[(Shape, InputFill)], rows: usize) {
 
 /// Does the same as [`check`] on the given input values.
 pub(crate) fn check_with(op: Op, inputs: &[(Shape, HostTensor<f64>)], rows: usize) {
-    run_all(&op, inputs, rows, Accumulation::NONE);
+    run_all(&op, inputs, rows, op.changes_in_place());
     if op.accumulates().any() {
         run_all(&op, inputs, rows, op.accumulates());
     }
@@ -50,7 +50,7 @@ pub(crate) fn check_with(op: Op, inputs: &[(Shape, HostTensor<f64>)], rows: usiz
 /// Returns the outputs of the f64 reference of `op`, e.g. the statistics that its gradient takes
 /// as input.
 pub fn reference(op: &Op, inputs: &[(Shape, HostTensor<f64>)], rows: usize) -> Vec<Vec<f64>> {
-    let call = call(op, inputs, rows, Accumulation::NONE);
+    let call = call(op, inputs, rows, op.changes_in_place());
     host(&call, inputs, 0.0, known(op).reference_f64)
 }
 
@@ -116,7 +116,7 @@ pub(crate) fn for_each_result(
     rows: usize,
     mut body: impl FnMut(&str, &[Vec<f32>]),
 ) {
-    let call = call(op, inputs, rows, Accumulation::NONE);
+    let call = call(op, inputs, rows, op.changes_in_place());
     let (twin, start) = (known(op), 0.25);
     body("the reference in f32", &host(&call, inputs, start, twin.reference_f32));
     body("the fast version", &host(&call, inputs, start, twin.fast));

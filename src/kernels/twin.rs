@@ -68,12 +68,15 @@ pub struct InputSpec {
     pub fills: Vec<InputFill>,
     /// Number of samples in the batch, if the shape rule requires batched tensors.
     pub samples: Option<usize>,
+    /// An input that is not batched where the others are.
+    pub unbatched: Option<usize>,
 }
 
 impl InputSpec {
     /// Returns the specification of inputs of normally distributed floats.
     pub fn normal(inputs: &[Dims]) -> Self {
-        Self { fills: vec![InputFill::Normal; inputs.len()], samples: None }
+        let fills = vec![InputFill::Normal; inputs.len()];
+        Self { fills, samples: None, unbatched: None }
     }
 
     /// Returns this specification with another distribution of one input.

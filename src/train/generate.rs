@@ -1,9 +1,8 @@
-//! Text generation: continues a prompt token by token, with streaming output.
+//! Text generation: continues prompts token by token, with streaming output.
 
 use super::error::TrainError;
-use super::sampling::{Continuation, Sampling, next_tokens_of};
+use super::sampling::{Continuation, Sampling, TextMemory, next_tokens_of};
 use crate::runtime::pipelines::ForwardUnits;
-use crate::runtime::step::NextStates;
 use potluck_core::Site;
 use potluck_core::rng::Key;
 use potluck_data::Tokenizer;
@@ -51,92 +50,168 @@ impl Ends {
     }
 }
 
-/// Text that is to be generated.
+/// Texts that are to be generated.
 #[derive(Clone, Copy)]
 pub struct Generation<'a> {
     /// Units of devices, of which the first generates.
     pub units: ForwardUnits<'a>,
     pub tokenizer: &'a Tokenizer,
     pub model: LanguageModel,
-    /// Tokens that are continued, one at least.
-    pub prompt: &'a [u32],
+    /// Texts that are continued, of one token at least.
+    pub prompts: &'a [Vec<u32>],
     pub sampling: Sampling,
     pub ends: &'a Ends,
-    /// Number of tokens by which the prompt is continued, at most.
+    /// Number of tokens by which each prompt is continued, at most.
     pub count: u64,
 }
 
 impl Generation<'_> {
-    /// Returns the token that follows others. A model that goes by token begins with `states`,
-    /// which are then those behind the last of the tokens.
-    fn next_token(
+    /// Returns the number of texts that are continued at the same time.
+    fn sequences(&self) -> usize {
+        self.model.cache.map_or(1, |cache| cache.sequences)
+    }
+
+    /// Continues texts at the same time; returns `false` if `piece` did.
+    fn continue_texts(
         &self,
-        tokens: &[u32],
-        uniform: f64,
-        states: &mut NextStates,
-    ) -> Result<u32, TrainError> {
-        if !self.model.goes_by_token {
-            states.clear();
+        texts: &mut [Continued],
+        memory: &mut TextMemory,
+        piece: &mut impl FnMut(usize, &str) -> bool,
+    ) -> Result<bool, TrainError> {
+        if let [text] = &texts[..] {
+            self.carry_states(&text.tokens, memory)?;
         }
-        let row = Continuation::new(tokens, self.model.context, uniform);
-        let is_penalized = self.sampling.repetition_penalty != 1.0;
-        let row = [if is_penalized { row.penalizing(tokens) } else { row }];
-        Ok(next_tokens_of(self.units, 0, &self.model, &row, states, &self.sampling)?[0])
+        for index in 0..self.count {
+            let mut going: Vec<(usize, &mut Continued)> = texts.iter_mut().enumerate().collect();
+            going.retain(|(_, text)| !text.is_complete);
+            let mut rows = Vec::with_capacity(going.len());
+            for (sequence, text) in &going {
+                let uniform = text.key.uniform(index);
+                let row = Continuation::new(&text.tokens, self.model.context, uniform);
+                let row = row.of_sequence(*sequence);
+                let is_penalized = self.sampling.repetition_penalty != 1.0;
+                rows.push(if is_penalized { row.penalizing(&text.tokens) } else { row });
+            }
+            let next = next_tokens_of(self.units, 0, &self.model, &rows, memory, &self.sampling)?;
+            for ((_, text), token) in going.into_iter().zip(next) {
+                if !piece(text.number, text.push(token, self.ends)) {
+                    return Ok(false);
+                }
+            }
+        }
+        for text in texts.iter_mut().filter(|text| !text.is_complete) {
+            if !piece(text.number, text.finish(self.ends)) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Carries the states of a model that goes by token over a prompt but for its last token.
+    fn carry_states(&self, prompt: &[u32], memory: &mut TextMemory) -> Result<(), TrainError> {
+        memory.states.clear();
+        if self.model.goes_by_token {
+            for end in 1..prompt.len() {
+                let row = [Continuation::new(&prompt[..end], self.model.context, 0.0)];
+                next_tokens_of(self.units, 0, &self.model, &row, memory, &self.sampling)?;
+            }
+        }
+        Ok(())
     }
 }
 
-/// Continues a prompt, and returns the text. Calls `piece` with each part of the text as soon as
-/// its characters are complete, and cannot be those of an end; `piece` may return `false` to stop
-/// there.
+/// Text while it is continued.
+struct Continued<'a> {
+    /// Number among the texts.
+    number: usize,
+    tokens: Vec<u32>,
+    /// Key of its random numbers.
+    key: Key,
+    decoder: Decoder<'a>,
+    /// What follows the prompt.
+    text: String,
+    /// Bytes of it that were handed out.
+    given: usize,
+    is_complete: bool,
+}
+
+impl<'a> Continued<'a> {
+    fn new(number: usize, prompt: &[u32], generation: &Generation<'a>) -> Self {
+        let site = Site(u32::MAX - number as u32);
+        Self {
+            number,
+            tokens: prompt.to_vec(),
+            key: Key::new(generation.sampling.seed).site(site),
+            decoder: Decoder::after(generation.tokenizer, prompt),
+            text: String::new(),
+            given: 0,
+            is_complete: false,
+        }
+    }
+
+    /// Adds a token; returns what can be handed out then.
+    fn push(&mut self, token: u32, ends: &Ends) -> &str {
+        if ends.tokens.contains(&token) {
+            return self.finish(ends);
+        }
+        self.tokens.push(token);
+        let searched = self.text.len();
+        self.text += &self.decoder.push(token);
+        let end = match ends.found(&self.text, searched) {
+            Some(end) => {
+                self.text.truncate(end);
+                self.is_complete = true;
+                end
+            }
+            None => self.given + ends.settled(&self.text[self.given..]),
+        };
+        self.hand_out(end)
+    }
+
+    /// Ends the text; returns what was not handed out.
+    fn finish(&mut self, ends: &Ends) -> &str {
+        self.is_complete = true;
+        self.text += &self.decoder.finish();
+        if let Some(end) = ends.found(&self.text, self.given) {
+            self.text.truncate(end);
+        }
+        self.hand_out(self.text.len())
+    }
+
+    fn hand_out(&mut self, end: usize) -> &str {
+        let start = std::mem::replace(&mut self.given, end);
+        &self.text[start..end]
+    }
+}
+
+/// Continues prompts, and returns the texts: as many at the same time as the device keeps keys and
+/// values of, one after the other if it keeps none. `memory` is that of the units, where a text may
+/// begin as one that was generated before. Calls `piece` with each part of a text as soon as its
+/// characters are complete, and cannot be those of an end, and with the number of the text; `piece`
+/// may return `false` to stop there.
 ///
 /// # Errors
-/// Returns `TrainError` if the prompt is empty, or if the device fails.
+/// Returns `TrainError` if a prompt is empty, or if the device fails.
 pub fn generate(
     generation: &Generation,
-    mut piece: impl FnMut(&str) -> bool,
-) -> Result<String, TrainError> {
-    let Generation { tokenizer, model, prompt, sampling, ends, count, .. } = *generation;
-    let mut tokens = prompt.to_vec();
-    if tokens.is_empty() {
+    memory: &mut TextMemory,
+    mut piece: impl FnMut(usize, &str) -> bool,
+) -> Result<Vec<String>, TrainError> {
+    if generation.prompts.iter().any(Vec::is_empty) {
         return Err(TrainError::InvalidRequest(
             "the prompt is empty; give at least one token".into(),
         ));
     }
-    let mut decoder = Decoder::after(tokenizer, &tokens);
-    // The first `given` bytes of it were handed to `piece`.
-    let (mut text, mut given) = (String::new(), 0);
-    let key = Key::new(sampling.seed).site(Site(u32::MAX));
-    let mut states = NextStates::new();
-    if model.goes_by_token {
-        for end in 1..tokens.len() {
-            generation.next_token(&tokens[..end], 0.0, &mut states)?;
-        }
+    let mut texts = Vec::with_capacity(generation.prompts.len());
+    for (number, prompt) in generation.prompts.iter().enumerate() {
+        texts.push(Continued::new(number, prompt, generation));
     }
-    for index in 0..count {
-        let next = generation.next_token(&tokens, key.uniform(index), &mut states)?;
-        if ends.tokens.contains(&next) {
+    for together in texts.chunks_mut(generation.sequences()) {
+        if !generation.continue_texts(together, memory, &mut piece)? {
             break;
         }
-        tokens.push(next);
-        let searched = text.len();
-        text += &decoder.push(next);
-        if let Some(end) = ends.found(&text, searched) {
-            text.truncate(end);
-            piece(&text[given..]);
-            return Ok(text);
-        }
-        let settled = given + ends.settled(&text[given..]);
-        if !piece(&text[given..settled]) {
-            return Ok(text);
-        }
-        given = settled;
     }
-    text += &decoder.finish();
-    if let Some(end) = ends.found(&text, given) {
-        text.truncate(end);
-    }
-    piece(&text[given..]);
-    Ok(text)
+    Ok(texts.into_iter().map(|text| text.text).collect())
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use super::error::TrainError;
 use crate::runtime::pipelines::{ForwardUnits, OutputPass};
 use crate::runtime::step::{Inputs, NextStates};
 use potluck_core::HostTensor;
-use potluck_graph::model::LanguageModel;
+use potluck_graph::model::{CacheInputs, LanguageModel};
 use potluck_graph::{Graph, IGNORE_INDEX};
 
 /// Options for drawing tokens from logits, which are applied in the order of the fields, as
@@ -52,6 +52,8 @@ impl Sampling {
 pub(crate) struct Continuation {
     /// Last tokens of the text, at least one and at most `context`.
     window: Vec<u32>,
+    /// Number of the text among those of which the device keeps keys and values.
+    sequence: usize,
     /// Tokens whose repetition is penalized.
     said: Vec<u32>,
     /// Random number that selects the token: uniform in `[0, 1)`.
@@ -59,11 +61,16 @@ pub(crate) struct Continuation {
 }
 
 impl Continuation {
-    /// Creates the row that continues `tokens` (at least one), of which the model sees only the
-    /// last `context`.
+    /// Creates the row that continues `tokens` (at least one), of which the model sees the last
+    /// ones; see [`window_start`].
     pub fn new(tokens: &[u32], context: usize, uniform: f64) -> Self {
-        let window = tokens[tokens.len().saturating_sub(context)..].to_vec();
-        Self { window, said: Vec::new(), uniform }
+        let window = tokens[window_start(tokens.len(), context)..].to_vec();
+        Self { window, sequence: 0, said: Vec::new(), uniform }
+    }
+
+    /// Sets the number of the text among those of a pass.
+    pub fn of_sequence(self, sequence: usize) -> Self {
+        Self { sequence, ..self }
     }
 
     /// Sets the tokens whose repetition is penalized.
@@ -77,9 +84,26 @@ impl Continuation {
     }
 }
 
+/// Returns the first of so many tokens of a text that the model sees. When its `context` is full,
+/// it goes on with the last half, which a cache of keys and values computes anew: so that happens
+/// once in half a context, and the model sees the same without a cache.
+fn window_start(tokens: usize, context: usize) -> usize {
+    let dropped = context.div_ceil(2);
+    tokens.saturating_sub(context).div_ceil(dropped) * dropped
+}
+
+/// Texts of which a unit of a worker group keeps something that it has computed.
+#[derive(Debug, Default)]
+pub struct TextMemory {
+    /// Of a model that carries its states: those behind the texts; zeros if empty.
+    pub(crate) states: NextStates,
+    /// By sequence of the cache of keys and values: the tokens that it has.
+    cached: Vec<Vec<u32>>,
+}
+
 /// Returns the next token of each row from one unit of a worker group: a device that holds the
-/// model, or a pipeline. A model that carries its states begins with `states`, or with zeros if
-/// there are none, and leaves those behind the texts there.
+/// model, or a pipeline. A model that carries its states begins with those of `memory`, and leaves
+/// those behind the texts there. One with a cache computes the tokens that it does not have yet.
 ///
 /// # Errors
 /// Returns `TrainError` if a device fails.
@@ -88,16 +112,99 @@ pub(crate) fn next_tokens_of(
     unit: usize,
     model: &LanguageModel,
     rows: &[Continuation],
-    states: &mut NextStates,
+    memory: &mut TextMemory,
     sampling: &Sampling,
 ) -> Result<Vec<u32>, TrainError> {
     if rows.is_empty() {
         return Ok(Vec::new());
     }
-    let pass = pass(units.pipelines.graph(), model, rows, states);
-    let (logits, next) = units.output_parts("a token", unit, pass)?;
-    *states = next;
+    let logits = if let Some(cache) = model.cache {
+        CachedPass { units, unit, model, cache }.logits(rows, &mut memory.cached)?
+    } else {
+        let pass = pass(units.pipelines.graph(), model, rows, &memory.states);
+        let (logits, next) = units.output_parts(A_TOKEN, unit, pass)?;
+        memory.states = next;
+        logits
+    };
     Ok(draw_rows(&logits, model, rows, sampling))
+}
+
+/// Name of a pass that computes tokens, for errors.
+const A_TOKEN: &str = "a token";
+
+/// Passes over single tokens on a unit with caches of keys and values.
+struct CachedPass<'a> {
+    units: ForwardUnits<'a>,
+    unit: usize,
+    model: &'a LanguageModel,
+    cache: CacheInputs,
+}
+
+/// Token at a position of a sequence.
+struct CachedToken {
+    token: u32,
+    sequence: usize,
+    position: usize,
+}
+
+impl CachedPass<'_> {
+    /// Returns the logits behind each row, after computing the tokens before its last one that the
+    /// cache does not have: those of all rows together.
+    fn logits(
+        &self,
+        rows: &[Continuation],
+        cached: &mut Vec<Vec<u32>>,
+    ) -> Result<Vec<f32>, TrainError> {
+        cached.resize(self.cache.sequences, Vec::new());
+        let (mut new, mut last) = (Vec::new(), Vec::new());
+        for row in rows {
+            let known = &mut cached[row.sequence];
+            let is_same = |(known, token): &(&u32, &u32)| known == token;
+            let same = known.iter().zip(&row.window).take_while(is_same).count().min(row.last());
+            // What is behind is overwritten, or lost if a device fails.
+            known.truncate(same);
+            for (position, &token) in row.window.iter().enumerate().skip(same) {
+                let token = CachedToken { token, sequence: row.sequence, position };
+                if position < row.last() { new.push(token) } else { last.push(token) }
+            }
+        }
+        let most = self.units.pipelines.plan().options.rows;
+        for tokens in new.chunks(most) {
+            self.run(tokens, Vec::new())?;
+        }
+        let mut logits = Vec::with_capacity(rows.len() * self.model.vocabulary);
+        for tokens in last.chunks(most) {
+            let all = 0..tokens.len() * self.model.vocabulary;
+            logits.extend(self.run(tokens, vec![all])?);
+        }
+        for row in rows {
+            cached[row.sequence].clone_from(&row.window);
+        }
+        Ok(logits)
+    }
+
+    /// Computes tokens, and returns these parts of their logits; without any, the head is left out.
+    fn run(
+        &self,
+        tokens: &[CachedToken],
+        parts: Vec<Range<usize>>,
+    ) -> Result<Vec<f32>, TrainError> {
+        let ints =
+            |of: &dyn Fn(&CachedToken) -> u32| HostTensor::Int(tokens.iter().map(of).collect());
+        let context = self.model.context;
+        let place = |of: &CachedToken| (of.sequence * context + of.position) as u32;
+        let pass = OutputPass {
+            rows: tokens.len(),
+            inputs: vec![
+                (self.model.tokens, ints(&|of| of.token)),
+                (self.cache.positions, ints(&|of| of.position as u32)),
+                (self.cache.places, ints(&place)),
+            ],
+            output: self.model.logits,
+            parts,
+        };
+        Ok(self.units.output_parts(A_TOKEN, self.unit, pass)?.0)
+    }
 }
 
 /// Returns the next token of each row of each unit; no unit has more rows than its plan holds. A
@@ -243,27 +350,38 @@ fn draw(logits: &[f32], sampling: &Sampling, uniform: f64) -> u32 {
     kept[kept.len() - 1].0
 }
 
-/// Returns the tokens that may be drawn, with weights in proportion to their probabilities, the
-/// most likely one first.
+/// Returns the tokens that may be drawn, at least one, with weights in proportion to their
+/// probabilities; 1 for the most likely one.
 fn kept(logits: &[f32], sampling: &Sampling) -> Vec<(u32, f64)> {
-    let mut order: Vec<u32> = (0..logits.len() as u32).collect();
-    let logit = |token: u32| f64::from(logits[token as usize]);
-    order.sort_by(|&a, &b| logit(b).total_cmp(&logit(a)));
+    let (mut best, mut highest) = (0, f32::NEG_INFINITY);
+    for (token, &logit) in logits.iter().enumerate() {
+        if logit > highest {
+            (best, highest) = (token as u32, logit);
+        }
+    }
     if sampling.temperature == 0.0 {
-        order.truncate(1);
+        return vec![(best, 1.0)];
     }
-    if let Some(last) = sampling.top_k.checked_sub(1).and_then(|last| order.get(last)) {
-        // With those that are as likely as the last one.
-        let least = logit(*last);
-        order.retain(|token| logit(*token) >= least);
-    }
-    let best = logit(order[0]);
-    // Of the most likely token, the weight is 1.
-    let weight = |token: u32| {
-        if token == order[0] { 1.0 } else { ((logit(token) - best) / sampling.temperature).exp() }
+    // With those that are as likely as the last of the `top_k`.
+    let least = match sampling.top_k {
+        0 => f32::NEG_INFINITY,
+        count if count >= logits.len() => f32::NEG_INFINITY,
+        count => {
+            let mut sorted = logits.to_vec();
+            *sorted.select_nth_unstable_by(count - 1, |a, b| b.total_cmp(a)).1
+        }
     };
-    let mut kept: Vec<(u32, f64)> = order.iter().map(|token| (*token, weight(*token))).collect();
+    let mut kept = Vec::new();
+    for (token, &logit) in (0u32..).zip(logits) {
+        let weight = ((f64::from(logit) - f64::from(highest)) / sampling.temperature).exp();
+        if token == best {
+            kept.push((token, 1.0));
+        } else if logit >= least && !weight.is_nan() {
+            kept.push((token, weight));
+        }
+    }
     if sampling.top_p < 1.0 {
+        kept.sort_by(|(_, a), (_, b)| b.total_cmp(a));
         let all: f64 = kept.iter().map(|(_, weight)| weight).sum();
         let (mut needed, mut before) = (0, 0.0);
         while needed < kept.len() && before < sampling.top_p * all {

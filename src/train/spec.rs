@@ -515,13 +515,26 @@ impl RunSpec {
         Ok(Plans::new(ModelGraph::forward(self.forward_graph(data)?, self.fuse)))
     }
 
-    /// Returns the plans that generate text.
+    /// Returns the plans that generate text: with the keys and values of so many sequences on the
+    /// device if the model has them to keep.
     ///
     /// # Errors
     /// Returns `TrainError::InvalidRequest` if the model is not one of text, and
     /// `TrainError::Model` if its sizes contradict each other.
-    pub fn generation_plans(&self, data: &DataShape) -> Result<Plans, TrainError> {
-        let Some(graph) = self.model.next_token_graph(data)? else {
+    pub fn generation_plans(
+        &self,
+        data: &DataShape,
+        cached_sequences: Option<usize>,
+    ) -> Result<Plans, TrainError> {
+        let cached = match cached_sequences {
+            Some(sequences) => self.model.cached_graph(data, sequences)?,
+            None => None,
+        };
+        let graph = match cached {
+            Some(graph) => Some(graph),
+            None => self.model.next_token_graph(data)?,
+        };
+        let Some(graph) = graph else {
             return Err(TrainError::InvalidRequest("the model generates no text".into()));
         };
         Ok(Plans::new(ModelGraph::forward(graph, self.fuse)))

@@ -10,10 +10,13 @@ mod evaluation;
 mod events;
 mod examples;
 mod first_run;
+mod generation;
 #[cfg(unix)]
 mod guide;
 mod hugging_face;
 mod interruptions;
+#[path = "../common/language_models.rs"]
+mod language_models;
 mod lengths;
 mod library;
 mod models;

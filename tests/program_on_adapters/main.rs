@@ -3,8 +3,11 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod faults;
+mod generation;
 mod groups;
 mod kernels;
+#[path = "../common/language_models.rs"]
+mod language_models;
 mod moments;
 #[path = "../common/node_processes.rs"]
 mod node_processes;

@@ -59,8 +59,8 @@ pub const OP_EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("src/kernels/ops/conv/tile.rs", "MatMul", "the same"),
     (
         "src/graph/passes/shard.rs",
-        "MatMul Unary Binary Reshape Dropout Attention Rotary RmsNorm Embedding CrossEntropy \
-         LinearCrossEntropy Spread AllReduce",
+        "MatMul Unary Binary Reshape Dropout Attention CacheUpdate CachedAttention Rotary RmsNorm \
+         Embedding CrossEntropy LinearCrossEntropy Spread AllReduce",
         "the ops that a rank of a tensor group computes a part of",
     ),
     ("src/kernels/exec/gpu/add.rs", "Binary", "adds chunks of gradients by the kernel of the op"),

@@ -2,10 +2,10 @@
 //! norm before each sublayer, causal attention, a two-layer MLP, and a head that may share the
 //! token embedding. With nanoGPT's settings it has nanoGPT's shapes, names and parameter count.
 
-use super::language;
+use super::language::{self, CachedRows};
 use super::names::FileName;
 use crate::builder::{BuildResult, Builder};
-use crate::{Graph, Init, ParameterSplit, ShapeError, SplitUnit, Unary};
+use crate::{AttentionOptions, Graph, Init, ParameterSplit, ShapeError, SplitUnit, Unary};
 use potluck_core::TensorId;
 
 /// Hyperparameters of a GPT.
@@ -65,7 +65,7 @@ pub fn gpt(config: &GptConfig) -> Result<Graph, ShapeError> {
     b.block("embed");
     let tokens = b.input_ids("tokens", &[1, t]);
     let targets = b.input_ids("targets", &[1, t]);
-    let (x, wte) = transformer(&mut b, config, tokens)?;
+    let (x, wte) = transformer(&mut b, config, tokens, None)?;
     b.block("head");
     let (x, head) = head(&mut b, config, x, wte)?;
     language::end_with_loss(&mut b, x, head, targets)?;
@@ -85,10 +85,31 @@ pub fn next_token_gpt(config: &GptConfig) -> Result<Graph, ShapeError> {
     let mut b = Builder::new();
     b.block("embed");
     let tokens = b.input_ids("tokens", &[1, t]);
-    let (x, wte) = transformer(&mut b, config, tokens)?;
+    let (x, wte) = transformer(&mut b, config, tokens, None)?;
     b.block("head");
     let (x, head) = head(&mut b, config, x, wte)?;
     language::end_with_logits(&mut b, x, head)?;
+    b.split_parameters(|name| split(config, name));
+    Ok(b.finish())
+}
+
+/// Builds the forward graph of the same GPT, at least one layer, for tokens one by one: each row
+/// is a token of one of so many `sequences`, with the inputs `tokens`, `positions` and `places`
+/// (all (b, 1)) and the output `logits` (b, 1, v). What layers need of the tokens before it is in
+/// caches of keys and values on the device; see [`crate::Op::CacheUpdate`].
+///
+/// # Errors
+/// Returns a `ShapeError` if `width` is not a multiple of `heads`.
+pub fn cached_gpt(config: &GptConfig, sequences: usize) -> Result<Graph, ShapeError> {
+    let config = &GptConfig { dropout: 0.0, ..config.clone() };
+    let mut b = Builder::new();
+    b.block("embed");
+    let rows = CachedRows::new(&mut b, sequences, config.context);
+    let (x, wte) = transformer(&mut b, config, rows.tokens, Some(&rows))?;
+    b.block("head");
+    let (x, head) = head(&mut b, config, x, wte)?;
+    let logits = b.linear(x, head, None)?;
+    b.output("logits", logits);
     b.split_parameters(|name| split(config, name));
     Ok(b.finish())
 }
@@ -117,21 +138,26 @@ fn transformer(
     b: &mut Builder,
     config: &GptConfig,
     tokens: TensorId,
+    rows: Option<&CachedRows>,
 ) -> Result<(TensorId, TensorId), ShapeError> {
     let (t, c) = (config.context, config.width);
     let normal = Init::Normal { std: 0.02 };
     let wte = b.parameter("wte.weight", &[config.vocabulary, c], normal);
     let wpe = b.parameter("wpe.weight", &[config.positions, c], normal);
     let x = b.embedding(tokens, wte)?;
-    // A table of which all rows are used needs no node.
-    let positions = if config.positions == t { wpe } else { b.slice(wpe, 0, 0, t)? };
+    let positions = match rows {
+        Some(rows) => rows.at_positions(b, wpe)?,
+        // A table of which all rows are used needs no node.
+        None if config.positions == t => wpe,
+        None => b.slice(wpe, 0, 0, t)?,
+    };
     let x = b.add(x, positions)?;
     let mut x = b.dropout(x, config.dropout)?;
 
     for layer in 0..config.layers {
         let name = format!("h.{layer}");
         b.block(&name);
-        x = attention(b, config, &name, x)?;
+        x = attention(b, config, &name, x, rows)?;
         x = feed_forward(b, config, &name, x)?;
     }
     Ok((x, wte))
@@ -155,11 +181,24 @@ fn head(
 }
 
 /// Attention sublayer: `x + proj(attention(qkv(norm(x))))`
-fn attention(b: &mut Builder, config: &GptConfig, block: &str, x: TensorId) -> BuildResult {
+fn attention(
+    b: &mut Builder,
+    config: &GptConfig,
+    block: &str,
+    x: TensorId,
+    rows: Option<&CachedRows>,
+) -> BuildResult {
     let c = config.width;
     let y = layer_norm(b, config, &format!("{block}.ln_1"), x)?;
     let qkv = linear(b, config, &format!("{block}.attn.c_attn"), y, (c, 3 * c), 0.02)?;
-    let y = b.attention(qkv, config.heads, config.dropout)?;
+    let y = match rows {
+        Some(rows) => {
+            let d = c.checked_div(config.heads).unwrap_or(0);
+            let options = AttentionOptions::separate(config.heads, config.heads, d);
+            b.cached_attention([0, c, 2 * c].map(|at| (qkv, at)), options, &rows.cache(block))?
+        }
+        None => b.attention(qkv, config.heads, config.dropout)?,
+    };
     residual(b, config, &format!("{block}.attn.c_proj"), x, y, c)
 }
 

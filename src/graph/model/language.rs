@@ -1,6 +1,6 @@
 //! Language model: a graph whose inputs and outputs have known names.
 
-use crate::builder::{BuildResult, Builder};
+use crate::builder::{BuildResult, Builder, CacheSpec};
 use crate::{Graph, ShapeError};
 use potluck_core::TensorId;
 
@@ -45,6 +45,51 @@ pub(super) fn row_at_position(b: &mut Builder, x: TensorId) -> BuildResult {
     b.matmul(position, x, false, false)
 }
 
+/// Inputs of a graph whose rows are tokens of sequences, each of which is computed once: attention
+/// reads the keys and values of those before it from a cache.
+pub(super) struct CachedRows {
+    pub tokens: TensorId,
+    positions: TensorId,
+    places: TensorId,
+    sequences: usize,
+    context: usize,
+}
+
+impl CachedRows {
+    /// Adds the inputs `tokens`, `positions` and `places`, all (b, 1).
+    pub fn new(b: &mut Builder, sequences: usize, context: usize) -> Self {
+        let [tokens, positions, places] =
+            [TOKENS, POSITIONS, PLACES].map(|name| b.input_ids(name, &[1, 1]));
+        Self { tokens, positions, places, sequences, context }
+    }
+
+    /// Returns the rows (b, 1, c) of a table (t, c) at the positions of the tokens.
+    pub fn at_positions(&self, b: &mut Builder, table: TensorId) -> BuildResult {
+        b.embedding(self.positions, table)
+    }
+
+    /// Returns the cache of a layer.
+    pub fn cache(&self, layer: &str) -> CacheSpec {
+        let &Self { sequences, context, places, .. } = self;
+        CacheSpec { name: format!("{layer} keys and values"), sequences, context, places }
+    }
+}
+
+const TOKENS: &str = "tokens";
+const POSITIONS: &str = "positions";
+const PLACES: &str = "places";
+
+/// Inputs and sizes of a graph that keeps keys and values on the device.
+#[derive(Clone, Copy, Debug)]
+pub struct CacheInputs {
+    /// Position of each token in its sequence, (b, 1).
+    pub positions: TensorId,
+    /// Place of each token in the cache, (b, 1): `sequence * context + position`.
+    pub places: TensorId,
+    /// Sequences that have places.
+    pub sequences: usize,
+}
+
 /// Tensors and sizes of a language model that text generation uses.
 #[derive(Clone, Copy, Debug)]
 pub struct LanguageModel {
@@ -54,7 +99,10 @@ pub struct LanguageModel {
     /// One-hot selection of the position whose logits are computed; `None` if all are.
     pub position: Option<TensorId>,
     pub logits: TensorId,
+    /// Tokens that the model sees at a time.
     pub context: usize,
+    /// Inputs of a graph whose rows are single tokens; `None` if a row is a whole text.
+    pub cache: Option<CacheInputs>,
     /// True if a pass takes one token and carries the states that come of it to the next.
     pub goes_by_token: bool,
     pub vocabulary: usize,
@@ -66,10 +114,14 @@ impl LanguageModel {
     /// logits are missing.
     pub fn of(graph: &Graph) -> Option<Self> {
         let logits = graph.output("logits")?;
-        let tokens = graph.input("tokens")?;
-        let context = graph.tensor(tokens).shape.last();
+        let tokens = graph.input(TOKENS)?;
+        let (cache, context) = match cache_inputs(graph) {
+            Some((cache, context)) => (Some(cache), context),
+            None => (None, graph.tensor(tokens).shape.last()),
+        };
         Some(Self {
             tokens,
+            cache,
             goes_by_token: context == 1 && !graph.carried.is_empty(),
             targets: graph.input("targets"),
             position: graph.input("position"),
@@ -78,4 +130,15 @@ impl LanguageModel {
             vocabulary: graph.tensor(logits).shape.last(),
         })
     }
+}
+
+/// Returns the inputs of a cache of keys and values, and the positions of a sequence in it, if the
+/// graph has one.
+fn cache_inputs(graph: &Graph) -> Option<(CacheInputs, usize)> {
+    let node = graph.nodes.iter().find(|node| node.op.changes_in_place().any())?;
+    let [sequences, _, context, _] = *graph.tensor(node.outputs[0]).shape.dims() else {
+        return None;
+    };
+    let (positions, places) = (graph.input(POSITIONS)?, graph.input(PLACES)?);
+    Some((CacheInputs { positions, places, sequences }, context))
 }

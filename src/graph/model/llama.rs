@@ -3,7 +3,7 @@
 //! MLP. Parameters have the names and shapes of Hugging Face's files. By its options it is Llama 2
 //! and 3, Qwen2 and Qwen3, Mistral without a sliding window, SmolLM2 and SmolLM3.
 
-use super::language;
+use super::language::{self, CachedRows};
 use super::names::FileName;
 use crate::builder::{BuildResult, Builder};
 use crate::{
@@ -90,7 +90,7 @@ pub fn llama(config: &LlamaConfig) -> Result<Graph, ShapeError> {
     b.block("embed");
     let tokens = b.input_ids("tokens", &[1, config.context]);
     let targets = b.input_ids("targets", &[1, config.context]);
-    let (x, table) = layers(&mut b, config, tokens)?;
+    let (x, table) = layers(&mut b, config, tokens, None)?;
     b.block("head");
     let (x, head) = head(&mut b, config, x, table)?;
     language::end_with_loss(&mut b, x, head, targets)?;
@@ -107,10 +107,28 @@ pub fn next_token_llama(config: &LlamaConfig) -> Result<Graph, ShapeError> {
     let mut b = Builder::new();
     b.block("embed");
     let tokens = b.input_ids("tokens", &[1, config.context]);
-    let (x, table) = layers(&mut b, config, tokens)?;
+    let (x, table) = layers(&mut b, config, tokens, None)?;
     b.block("head");
     let (x, head) = head(&mut b, config, x, table)?;
     language::end_with_logits(&mut b, x, head)?;
+    b.split_parameters(|name| split(config, name));
+    Ok(b.finish())
+}
+
+/// Builds the forward graph of the same Llama for tokens one by one; see
+/// [`cached_gpt`](super::gpt::cached_gpt).
+///
+/// # Errors
+/// Like [`llama()`].
+pub fn cached_llama(config: &LlamaConfig, sequences: usize) -> Result<Graph, ShapeError> {
+    let mut b = Builder::new();
+    b.block("embed");
+    let rows = CachedRows::new(&mut b, sequences, config.context);
+    let (x, table) = layers(&mut b, config, rows.tokens, Some(&rows))?;
+    b.block("head");
+    let (x, head) = head(&mut b, config, x, table)?;
+    let logits = b.linear(x, head, None)?;
+    b.output("logits", logits);
     b.split_parameters(|name| split(config, name));
     Ok(b.finish())
 }
@@ -148,18 +166,24 @@ fn layers(
     b: &mut Builder,
     config: &LlamaConfig,
     tokens: TensorId,
+    rows: Option<&CachedRows>,
 ) -> Result<(TensorId, TensorId), ShapeError> {
     let table = [config.vocabulary, config.width];
     let table = b.parameter("model.embed_tokens.weight", &table, NORMAL);
     let angles = StateInit::Rotary(config.rotary);
     let angles = b.device_state("rotary angles", &[config.context, config.head_width], angles);
+    let angles = match rows {
+        Some(rows) => rows.at_positions(b, angles)?,
+        None => angles,
+    };
     let mut x = b.embedding(tokens, table)?;
     for layer in 0..config.layers {
         b.block(&format!("layers.{layer}"));
         let name = format!("model.layers.{layer}");
         let every = config.no_rope_every;
         let is_rotary = every == 0 || !(layer + 1).is_multiple_of(every);
-        x = attention(b, config, &name, x, is_rotary.then_some(angles))?;
+        let angles = is_rotary.then_some(angles);
+        x = attention(b, config, &name, x, RowPositions { angles, rows })?;
         x = feed_forward(b, config, &name, x)?;
     }
     Ok((x, table))
@@ -181,13 +205,22 @@ fn head(
     Ok((x, head))
 }
 
+/// Positions of the rows of a layer of attention.
+#[derive(Clone, Copy)]
+struct RowPositions<'a> {
+    /// Rotary angles, if the layer has them.
+    angles: Option<TensorId>,
+    /// Cache of what comes before the rows; `None` if they are whole samples.
+    rows: Option<&'a CachedRows>,
+}
+
 /// Attention sublayer: `x + o(attention(q(norm(x)), k(..), v(..)))`
 fn attention(
     b: &mut Builder,
     config: &LlamaConfig,
     layer: &str,
     x: TensorId,
-    angles: Option<TensorId>,
+    positions: RowPositions,
 ) -> BuildResult {
     let LlamaConfig { heads, kv_heads, head_width, .. } = *config;
     let name = format!("{layer}.self_attn");
@@ -199,13 +232,16 @@ fn attention(
         let proj = format!("{name}.{part}_proj");
         let mut z = linear(b, &proj, y, [config.width, heads * head_width], has_bias)?;
         if part != "v" {
-            z = positioned(b, config, &format!("{name}.{part}_norm"), z, angles)?;
+            z = positioned(b, config, &format!("{name}.{part}_norm"), z, positions.angles)?;
         }
         places.push((z, 0));
     }
     let [q, k, v] = places[..] else { unreachable!("there are three") };
     let options = AttentionOptions::separate(heads, kv_heads, head_width);
-    let y = b.attention_over([q, k, v], options)?;
+    let y = match positions.rows {
+        Some(rows) => b.cached_attention([q, k, v], options, &rows.cache(layer))?,
+        None => b.attention_over([q, k, v], options)?,
+    };
     let has_bias = config.attention_bias == AttentionBias::All;
     let y = linear(b, &format!("{name}.o_proj"), y, [heads * head_width, config.width], has_bias)?;
     b.add(x, y)
@@ -223,9 +259,9 @@ fn positioned(
     let mut z = z;
     if config.qk_norm {
         let dims = b.shape(z).dims().to_vec();
-        let (columns, d) = (dims[2], config.head_width);
+        let (rows, d) = (dims[1] * dims[2] / config.head_width, config.head_width);
         let weight = b.parameter(&format!("{norm}.weight"), &[d], Init::Ones);
-        let heads = b.reshape(z, &[config.context * columns / d, d])?;
+        let heads = b.reshape(z, &[rows, d])?;
         let heads = b.rms_norm(heads, weight, config.norm_eps)?;
         z = b.reshape(heads, &dims)?;
     }

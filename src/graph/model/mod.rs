@@ -18,7 +18,7 @@ mod shard_tests;
 
 pub use cnn::{CnnConfig, cnn};
 pub use gpt::{GptConfig, NAMES as GPT_NAMES, gpt};
-pub use language::LanguageModel;
+pub use language::{CacheInputs, LanguageModel};
 pub use llama::{AttentionBias, LlamaConfig, NAMES as LLAMA_NAMES, llama};
 pub use mlp::{MlpConfig, MlpLoss, mlp};
 pub use pictures::PictureSizes;

@@ -193,6 +193,8 @@ fn rule(b: &mut Backward, id: NodeId, node: &Node, dy: TensorId) -> Result<(), S
         | Op::BatchNormGrad
         | Op::RecurrentGrad { .. }
         | Op::AttentionGrad(_)
+        | Op::CacheUpdate(_)
+        | Op::CachedAttention(_)
         | Op::EmbeddingGrad { .. }
         | Op::Conv2dInputGrad { .. }
         | Op::Conv2dWeightGrad { .. }

@@ -15,8 +15,8 @@ use crate::op::{ColumnRange, LossClasses, Op, Reduction};
 use crate::shapes::{self, Typed};
 use crate::split::SplitError;
 use crate::{
-    Accumulation, AttentionOptions, Carried, Graph, Node, Parameter, ParameterSplit, PassKind,
-    Role, RunsIn, ShapeError, Tensor,
+    Accumulation, AttentionOptions, CacheUpdateOptions, CachedAttentionOptions, Carried, Graph,
+    Node, Parameter, ParameterSplit, PassKind, Role, RunsIn, ShapeError, Tensor,
 };
 use potluck_core::{ParamId, Shape, Site, TensorId, TensorSlice};
 
@@ -119,6 +119,8 @@ struct Sharder<'a> {
     columns: Vec<Option<Vec<Range<usize>>>>,
     /// Tensors `(rows, d)` whose rows are heads of which the rank has some.
     heads: HashMap<TensorId, HeadRows>,
+    /// Caches of keys and values of which the rank has some heads.
+    cached: HashMap<TensorId, CachedHeads>,
     /// By tensor of the whole graph: the alias that later nodes read in its place.
     renamed: HashMap<TensorId, TensorId>,
     /// Aliases that enter what is divided, by the elements and shape of the tensor.
@@ -134,6 +136,15 @@ struct HeadRows {
     columns: usize,
 }
 
+/// Heads of keys and values in a cache.
+#[derive(Clone)]
+struct CachedHeads {
+    /// Those that the rank has.
+    own: Range<usize>,
+    /// Number in the whole graph.
+    all: usize,
+}
+
 impl<'a> Sharder<'a> {
     fn new(whole: &'a Graph) -> Self {
         Self {
@@ -142,6 +153,7 @@ impl<'a> Sharder<'a> {
             nodes: Vec::new(),
             columns: vec![None; whole.tensors.len()],
             heads: HashMap::new(),
+            cached: HashMap::new(),
             renamed: HashMap::new(),
             spread: HashMap::new(),
         }
@@ -278,6 +290,14 @@ impl<'a> Sharder<'a> {
                 let options = *options;
                 self.attention(node, options)
             }
+            (Op::CacheUpdate(options), _) if !is_whole(0) => {
+                let options = *options;
+                self.cache_update(node, options)
+            }
+            (Op::CachedAttention(options), _) if !is_whole(0) => {
+                let options = *options;
+                self.cached_attention(node, options)
+            }
             (Op::Rotary { .. }, [None, None]) if !is_whole(0) => self.rotary(node),
             (Op::RmsNorm { .. }, [None, None]) if !is_whole(0) => self.norm_of_heads(node),
             (Op::Unary(_) | Op::Binary(_), _) => self.elementwise(node),
@@ -374,15 +394,10 @@ impl<'a> Sharder<'a> {
         for (nth, place) in places.iter_mut().enumerate() {
             let unit = if nth == 0 { group * options.head_width } else { options.head_width };
             let whole = place.first..place.first + options.columns()[nth];
-            let Some((first, own)) = self.own_columns(node.inputs[place.input], &whole) else {
-                return Err(self.refused(&node, "queries, keys and values are divided otherwise"));
-            };
-            let start = own.start - whole.start;
-            if !start.is_multiple_of(unit) || !own.len().is_multiple_of(unit) {
+            let Some((first, own)) = self.own_heads(node.inputs[place.input], whole, unit) else {
                 return Err(self.refused(&node, "a rank has parts of heads"));
-            }
-            heads[nth] = start / unit..(start + own.len()) / unit;
-            place.first = first;
+            };
+            (place.first, heads[nth]) = (first, own);
         }
         let [kv_heads, k, v] = heads;
         if kv_heads != k || k != v {
@@ -398,6 +413,69 @@ impl<'a> Sharder<'a> {
         });
         let columns = queries.start * options.head_width..queries.end * options.head_width;
         self.push(node, Some(vec![columns]))
+    }
+
+    /// `tensors (b, n, ..), places`: the heads of keys and values that the rank has.
+    fn cache_update(
+        &mut self,
+        mut node: Node,
+        options: CacheUpdateOptions,
+    ) -> Result<(), ShardError> {
+        let mut places = options.places;
+        let mut heads = [const { 0..0 }; 2];
+        for (place, heads) in places.iter_mut().zip(&mut heads) {
+            let columns = place.first..place.first + options.columns();
+            let own = self.own_heads(node.inputs[place.input], columns, options.head_width);
+            let Some((first, own)) = own else {
+                return Err(self.refused(&node, "a rank has parts of heads"));
+            };
+            (place.first, *heads) = (first, own);
+        }
+        let [keys, values] = heads;
+        if keys != values {
+            return Err(self.refused(&node, "a rank has not the same heads of each"));
+        }
+        node.op = Op::CacheUpdate(CacheUpdateOptions { places, kv_heads: keys.len(), ..options });
+        let cache = node.outputs[0];
+        self.push(node, Some(Vec::new()))?;
+        self.cached.insert(cache, CachedHeads { own: keys, all: options.kv_heads });
+        Ok(())
+    }
+
+    /// `q (b, n, ..), cache, places`: the queries of the heads that the rank has in the cache.
+    fn cached_attention(
+        &mut self,
+        mut node: Node,
+        options: CachedAttentionOptions,
+    ) -> Result<(), ShardError> {
+        let Some(cached) = self.cached.get(&node.inputs[1]).cloned() else {
+            return Err(self.refused(&node, "queries, keys and values are divided otherwise"));
+        };
+        let d = self.graph.tensor(node.inputs[1]).shape.last();
+        let group = options.heads / cached.all;
+        let columns = options.first..options.first + options.heads * d;
+        let own = self.own_heads(node.inputs[0], columns, d);
+        let queries = cached.own.start * group..cached.own.end * group;
+        let Some((first, _)) = own.filter(|(_, heads)| *heads == queries) else {
+            return Err(self.refused(&node, "a rank has not the same heads of each"));
+        };
+        node.op = Op::CachedAttention(CachedAttentionOptions { heads: queries.len(), first });
+        let columns = queries.start * d..queries.end * d;
+        self.push(node, Some(vec![columns]))
+    }
+
+    /// Returns the heads of `d` columns that the rank has of some columns of a tensor, if they are
+    /// whole and one range, and before them their first column in the tensor of the rank.
+    fn own_heads(
+        &self,
+        tensor: TensorId,
+        columns: Range<usize>,
+        d: usize,
+    ) -> Option<(usize, Range<usize>)> {
+        let (first, own) = self.own_columns(tensor, &columns)?;
+        let start = own.start - columns.start;
+        let are_whole = start.is_multiple_of(d) && own.len().is_multiple_of(d);
+        are_whole.then(|| (first, start / d..(start + own.len()) / d))
     }
 
     /// Returns the columns that the rank has of some columns of a tensor, if they are one range,

@@ -1,7 +1,7 @@
 //! Shape rules of attention and its gradient.
 
 use super::checks::{are_numbered, are_samples, is_probability};
-use crate::AttentionOptions;
+use crate::{AttentionOptions, CacheUpdateOptions, CachedAttentionOptions};
 use potluck_core::Shape;
 
 /// Returns the shapes of `y` and `lse`.
@@ -87,17 +87,71 @@ fn are_columns_of(options: &AttentionOptions, input: usize, shape: &Shape) -> Re
     Ok(())
 }
 
+/// Returns the shape of a cache with the keys and values of some rows.
+pub fn cache_update(options: &CacheUpdateOptions, x: &[&Shape]) -> Result<Vec<Shape>, String> {
+    let (tensors, places) = x.split_at(options.tensors());
+    let tokens = tokens(tensors)?;
+    are_places(places[0], tokens)?;
+    for place in options.places {
+        let own = tensors[place.input].last();
+        if place.first.saturating_add(options.columns()) > own {
+            let from = place.first;
+            let wanted = options.columns();
+            return Err(format!("input {} has no {wanted} columns from {from} on", place.input));
+        }
+    }
+    let [sequences, _, context, _] = options.cache();
+    are_numbered(0, sequences.saturating_mul(context))?;
+    Ok(vec![Shape::fixed(&options.cache())])
+}
+
+/// Returns the shape of `y`.
+pub fn cached_attention(
+    options: &CachedAttentionOptions,
+    x: &[&Shape],
+) -> Result<Vec<Shape>, String> {
+    let (queries, cache, places) = (x[0], x[1], x[2]);
+    let tokens = tokens(&[queries])?;
+    are_places(places, tokens)?;
+    let CachedAttentionOptions { heads, first } = *options;
+    let [_, both, _, d] = *cache.dims() else {
+        return Err("the cache is (sequences, 2 kv_heads, t, d)".into());
+    };
+    if cache.is_batched() || !both.is_multiple_of(2) {
+        return Err("the cache is (sequences, 2 kv_heads, t, d)".into());
+    }
+    let kv_heads = both / 2;
+    if heads == 0 || kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+        return Err(format!("{heads} heads cannot share {kv_heads} heads of keys evenly"));
+    }
+    let columns = heads.saturating_mul(d);
+    if first.saturating_add(columns) > queries.last() {
+        return Err(format!("the queries have no {columns} columns from {first} on"));
+    }
+    Ok(vec![Shape::batched(&[1, tokens, columns])])
+}
+
+/// Checks that each row of some tensors has a place in a cache.
+fn are_places(places: &Shape, tokens: usize) -> Result<(), String> {
+    let is_fit = places.is_batched() && *places.dims() == [1, tokens];
+    is_fit.then_some(()).ok_or_else(|| "places are (b, n), as many as rows".into())
+}
+
+const ROTARY: &str = "x is (b, t, heads d), the table (t, d) or (b, t, d)";
+
 /// Returns the shape of the rotated heads.
 pub fn rotary(x: &[&Shape]) -> Result<Vec<Shape>, String> {
     let (heads, table) = (x[0], x[1]);
     let [_, t, columns] = *heads.dims() else {
-        return Err("x is (b, t, heads d)".into());
+        return Err(ROTARY.into());
     };
-    let [tokens, d] = *table.dims() else {
-        return Err("the table is (t, d)".into());
+    let [ref rows @ .., tokens, d] = *table.dims() else {
+        return Err(ROTARY.into());
     };
-    if table.is_batched() || tokens != t {
-        return Err("x is (b, t, heads d), the table (t, d)".into());
+    let is_of_rows = table.is_batched() && rows == [1];
+    let is_of_positions = !table.is_batched() && rows.is_empty();
+    if tokens != t || !(is_of_rows || is_of_positions) {
+        return Err(ROTARY.into());
     }
     if !d.is_multiple_of(2) || !columns.is_multiple_of(d) {
         return Err(format!("{columns} columns are not of heads of {d}, in two halves each"));

@@ -85,7 +85,8 @@ fn input_spec(op: &Op, _: &[Dims]) -> InputSpec {
         CustomInput::Float { low, high } => InputFill::Uniform(low, high),
         CustomInput::Ids { below } => InputFill::Ids(below.max(1)),
     };
-    InputSpec { fills: definition(op).inputs().into_iter().map(fill).collect(), samples: None }
+    let fills = definition(op).inputs().into_iter().map(fill).collect();
+    InputSpec { fills, samples: None, unbatched: None }
 }
 
 /// See [`Twin::probes`].

@@ -5,6 +5,8 @@ mod adamw_bf16;
 pub mod attention;
 pub(crate) mod batch_norm;
 pub mod binary;
+pub(crate) mod cache_update;
+pub(crate) mod cached_attention;
 pub mod conv;
 pub mod copy;
 pub(crate) mod cross_entropy;
@@ -19,6 +21,7 @@ pub mod fused;
 pub(crate) mod fused_vectors;
 pub(crate) mod group_norm;
 pub mod hash;
+mod head_product;
 pub(crate) mod layer_norm;
 mod layer_norm_consts;
 pub(crate) mod layer_norm_group;
@@ -74,6 +77,8 @@ table! {
     Op::Permute { .. } | Op::Slice { .. } | Op::Pad { .. } | Op::Concat { .. } => copy::TWIN,
     Op::Sum { .. } | Op::Broadcast { .. } => sum::TWIN,
     Op::Embedding { .. } | Op::EmbeddingGrad { .. } => embedding::TWIN,
+    Op::CacheUpdate(_) => cache_update::TWIN,
+    Op::CachedAttention(_) => cached_attention::TWIN,
     Op::LayerNorm { .. } | Op::LayerNormGrad => layer_norm::TWIN,
     Op::LayerNormWeightGrad | Op::LayerNormAffineGrad => layer_norm::TWIN,
     Op::RmsNorm { .. } | Op::RmsNormGrad => layer_norm::TWIN,

@@ -6,8 +6,8 @@ use crate::{CallShape, Caps, DeviceClass, OwnedCall, RandomContext, TWINS, twin}
 use potluck_core::Site;
 use potluck_core::rng::Key;
 use potluck_graph::{
-    AttentionOptions, Binary, Cell, Conv2dOptions, EpilogueOp, LossClasses, Op, Pool2dOptions,
-    Unary,
+    AttentionOptions, AttentionPlace, Binary, CacheUpdateOptions, CachedAttentionOptions, Cell,
+    Conv2dOptions, EpilogueOp, LossClasses, Op, Pool2dOptions, Unary,
 };
 
 /// A GPU and a driver that runs on a processor.
@@ -141,6 +141,21 @@ fn lookups_and_attention() -> Vec<CallShape> {
     calls.push((Op::Attention(options), vec![qkv.clone(), vec![b]]));
     let inputs = vec![qkv, y_of_heads.clone(), lse, y_of_heads, vec![b]];
     calls.push((Op::AttentionGrad(options), inputs));
+    let (rows, places) = (1 << 20, vec![1 << 20, 1]);
+    for d in [64, 66] {
+        let cache = CacheUpdateOptions {
+            places: [AttentionPlace::new(0, 8 * d), AttentionPlace::new(0, 9 * d)],
+            kv_heads: 1,
+            head_width: d,
+            sequences: 16,
+            context: 1 << 18,
+        };
+        let qkv = vec![rows, 1, 10 * d];
+        calls.push((Op::CacheUpdate(cache), vec![qkv.clone(), places.clone()]));
+        let attention = CachedAttentionOptions { heads: 8, first: 0 };
+        let inputs = vec![qkv, cache.cache().to_vec(), places.clone()];
+        calls.push((Op::CachedAttention(attention), inputs));
+    }
     calls
 }
 

@@ -2,7 +2,7 @@
 
 use super::{DataShape, Family, FamilyError, ModelFamily, Preset, TrainedOn, language};
 use crate::keys::{Constraint, ConstraintError, FRACTION, Value, Words, refused, section};
-use potluck_graph::model::gpt::next_token_gpt;
+use potluck_graph::model::gpt::{cached_gpt, next_token_gpt};
 use potluck_graph::model::names::FileName;
 use potluck_graph::model::{GPT_NAMES, GptConfig, gpt};
 use potluck_graph::{Graph, Unary};
@@ -112,6 +112,17 @@ impl ModelFamily for GptFamily {
 
     fn next_token_graph(&self, data: &DataShape) -> Result<Option<Graph>, FamilyError> {
         Ok(Some(next_token_gpt(&self.config(data)?)?))
+    }
+
+    fn cached_graph(
+        &self,
+        data: &DataShape,
+        sequences: usize,
+    ) -> Result<Option<Graph>, FamilyError> {
+        if self.layers == 0 {
+            return Ok(None);
+        }
+        Ok(Some(cached_gpt(&self.config(data)?, sequences)?))
     }
 
     fn names(&self) -> &'static [FileName] {

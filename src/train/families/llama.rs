@@ -4,7 +4,7 @@ use std::ops::Bound::{Excluded, Included};
 
 use super::{DataShape, Family, FamilyError, ModelFamily, Preset, TrainedOn, language};
 use crate::keys::{Constraint, ConstraintError, Section, Value, Words, refused, section, words};
-use potluck_graph::model::llama::next_token_llama;
+use potluck_graph::model::llama::{cached_llama, next_token_llama};
 use potluck_graph::model::names::FileName;
 use potluck_graph::model::{AttentionBias, LLAMA_NAMES, LlamaConfig, llama};
 use potluck_graph::{Graph, RotaryAngles, RotaryScaling};
@@ -365,6 +365,17 @@ impl ModelFamily for LlamaFamily {
 
     fn next_token_graph(&self, data: &DataShape) -> Result<Option<Graph>, FamilyError> {
         Ok(Some(next_token_llama(&self.config(data)?)?))
+    }
+
+    fn cached_graph(
+        &self,
+        data: &DataShape,
+        sequences: usize,
+    ) -> Result<Option<Graph>, FamilyError> {
+        if self.layers == 0 {
+            return Ok(None);
+        }
+        Ok(Some(cached_llama(&self.config(data)?, sequences)?))
     }
 
     fn names(&self) -> &'static [FileName] {

@@ -119,6 +119,19 @@ pub trait ModelFamily: Section + fmt::Debug + Send + Sync {
         Ok(None)
     }
 
+    /// Builds the graph that generation runs with the keys and values of so many `sequences` in
+    /// caches on the device; `None` if the model has none to keep.
+    ///
+    /// # Errors
+    /// Those of [`ModelFamily::graph`].
+    fn cached_graph(
+        &self,
+        _data: &DataShape,
+        _sequences: usize,
+    ) -> Result<Option<Graph>, FamilyError> {
+        Ok(None)
+    }
+
     /// Returns the names that the parameters have in Hugging Face's files; empty if no such file
     /// has a model of the family.
     fn names(&self) -> &'static [FileName] {

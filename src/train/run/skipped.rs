@@ -150,7 +150,7 @@ impl Diagnosis<'_> {
                 let pass = PassContext { micro_batch, rows: of_batch.rows as usize, random };
                 let passes =
                     &[PassKind::Forward, PassKind::BackwardInput, PassKind::BackwardWeight];
-                let walk = PipelineWalk { pipeline, passes, inputs: &loaded, pass };
+                let walk = PipelineWalk { pipeline, passes, inputs: &loaded, pass, left_out: None };
                 let found = pipelines.walk(&self.session.group, walk, bad_output)?;
                 if let Some((rank, what)) = found {
                     return Ok(Some((NotFinite::Activation(what), rank)));

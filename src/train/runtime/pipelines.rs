@@ -3,17 +3,17 @@
 //! groups. Devices that hold the whole model are pipelines of one stage and one rank: each runs its
 //! passes by itself.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::RuntimeError;
 use super::placement::plans::GroupPlans;
-use super::step::{Inputs, NextStates, StepInput, forward, read_states};
+use super::step::{Inputs, NextStates, StepInput, forward, forward_without, read_states};
 use super::workers::WorkerGroup;
 use potluck_core::rng::Key;
 use potluck_core::{Rank, SegmentId, TensorId};
-use potluck_graph::{Graph, PassKind, Place, Plan, Reduction, TensorLocation};
+use potluck_graph::{Graph, Node, PassKind, Place, Plan, Reduction, TensorLocation};
 use potluck_kernels::RandomContext;
 use potluck_kernels::device::DeviceError;
 use potluck_kernels::exec::{Executor, PassContext, load};
@@ -56,7 +56,8 @@ pub struct ForwardUnits<'a> {
     pub pipelines: &'a ModelPipelines,
 }
 
-/// Forward pass without dropout of one micro-batch, of which parts of an output are read.
+/// Forward pass without dropout of one micro-batch, of which parts of an output are read. If there
+/// are none, the block that computes the output does not run.
 #[derive(Clone, Debug)]
 pub(crate) struct OutputPass {
     pub rows: usize,
@@ -71,9 +72,21 @@ impl OutputPass {
     /// the states behind the micro-batch.
     fn run(&self, device: &mut dyn Executor) -> Result<(Vec<f32>, NextStates), DeviceError> {
         load(device, &self.inputs, 0)?;
-        let pass = forward(device, self.rows)?;
+        let left_out = self.left_out(&device.plan().graph);
+        let pass = forward_without(device, self.rows, left_out)?;
+        if self.parts.is_empty() {
+            return Ok(Default::default());
+        }
         let values = device.read_parts(self.output, &self.parts, &pass)?;
         Ok((values, read_states(device, &pass)?))
+    }
+
+    /// Returns the block that does not run.
+    fn left_out(&self, graph: &Graph) -> Option<u32> {
+        let output = graph.root(self.output);
+        let computes = |node: &&Node| node.outputs.contains(&output);
+        let node = graph.nodes.iter().find(computes).filter(|_| self.parts.is_empty());
+        node.map(|node| node.block)
     }
 }
 
@@ -163,6 +176,8 @@ pub struct PipelineWalk<'a> {
     /// Returns the inputs to load, by rank.
     pub inputs: &'a dyn Fn(Rank) -> Inputs,
     pub pass: PassContext,
+    /// Block that does not run.
+    pub left_out: Option<u32>,
 }
 
 /// Segments that the ranks of a tensor group run before they all-reduce, by rank; a rank may have
@@ -396,15 +411,19 @@ impl ModelPipelines {
         pipeline: usize,
         pass: OutputPass,
     ) -> Result<(Vec<f32>, NextStates), RuntimeError> {
+        let left_out = pass.left_out(self.graph());
         let OutputPass { rows, inputs, output, parts } = pass;
         let random = RandomContext { step_key: Key::new(0), training: false };
         let pass = PassContext { micro_batch: 0, rows, random };
         let passes = &[PassKind::Forward];
-        let walk = PipelineWalk { pipeline, passes, inputs: &|_| inputs.clone(), pass };
+        let walk = PipelineWalk { pipeline, passes, inputs: &|_| inputs.clone(), pass, left_out };
         self.walk(group, walk, |device, nodes, pass| {
             device.run(nodes, pass)?;
             Ok(None::<()>)
         })?;
+        if parts.is_empty() {
+            return Ok(Default::default());
+        }
         let Some(ranks) = self.group_with(pipeline, output) else {
             let why = format!("no stage computes {output}");
             return Err(RuntimeError::Defect(why));
@@ -484,13 +503,15 @@ impl ModelPipelines {
             + Send
             + 'static,
     {
-        let PipelineWalk { pipeline, passes, inputs, pass } = walk;
+        let PipelineWalk { pipeline, passes, inputs, pass, left_out } = walk;
         for rank in self.stages[pipeline].ranks() {
             let inputs = inputs(rank);
             group.run_on(rank, PASS, move |device| load(device, &inputs, pass.micro_batch))?;
         }
+        let order = self.group_segments(passes, left_out);
+        let mut crossing = CrossingTensors::of(self, pipeline, &order);
         let mut received: Vec<(TensorId, Rank)> = Vec::new();
-        for segments in self.group_segments(passes) {
+        for segments in &order {
             let mut runs: HashMap<Rank, WalkedSegment> = HashMap::new();
             for (member, segment) in segments.iter().enumerate() {
                 let Some(segment) = segment else { continue };
@@ -503,13 +524,19 @@ impl ModelPipelines {
                         continue;
                     }
                     received.push((tensor, rank));
-                    self.copy(group, (pipeline, member), tensor, rank, pass)?;
+                    crossing.write(group, (member, tensor), rank, pass)?;
                 }
                 runs.insert(rank, WalkedSegment { reduced: reduced_by(plan, *segment), nodes });
             }
             let visited = self.run_segments(group, &runs, pass, visit.clone())?;
             if visited.is_some() {
                 return Ok(visited);
+            }
+            for (member, segment) in segments.iter().enumerate() {
+                let Some(segment) = segment else { continue };
+                let found = &self.model.plans[member].segments[segment.index()];
+                let rank = self.group_of(pipeline, found.block)[member];
+                crossing.read(group, (self, member), &found.nodes, rank, pass)?;
             }
         }
         Ok(None)
@@ -575,13 +602,14 @@ impl ModelPipelines {
 
     /// Returns the segments of passes in the order in which they run, those that the ranks of a
     /// tensor group run at the same time together.
-    fn group_segments(&self, passes: &[PassKind]) -> Vec<GroupSegments> {
+    fn group_segments(&self, passes: &[PassKind], left_out: Option<u32>) -> Vec<GroupSegments> {
         let mut all: Vec<GroupSegments> = Vec::new();
         let mut of_run: Vec<Vec<SegmentId>> = vec![Vec::new(); self.model.plans.len()];
         let first = &self.model.plans[0].segments;
         let mut runs: Vec<(PassKind, u32)> = first.iter().map(|s| (s.phase, s.block)).collect();
         runs.dedup();
-        for run in runs.into_iter().filter(|(phase, _)| passes.contains(phase)) {
+        runs.retain(|(phase, block)| passes.contains(phase) && Some(*block) != left_out);
+        for run in runs {
             for (plan, own) in self.model.plans.iter().zip(&mut of_run) {
                 let segments = plan.segments.iter().zip((0..).map(SegmentId));
                 let of_run = segments.filter(|(segment, _)| (segment.phase, segment.block) == run);
@@ -618,23 +646,67 @@ impl ModelPipelines {
         }
         foreign
     }
+}
 
-    /// Copies a tensor of a micro-batch from the rank of a pipeline that computes it, in this place
-    /// of a tensor group, to another one.
-    fn copy(
+/// Tensors of a walk that a stage computes and others read, by place of the tensor group: read from
+/// its device behind the segment that computes them, because the plan of the stage keeps them no
+/// longer, and written to another one in front of the segment that reads them.
+struct CrossingTensors {
+    values: HashMap<(usize, TensorId), Arc<Vec<f32>>>,
+    read_elsewhere: HashSet<(usize, TensorId)>,
+}
+
+impl CrossingTensors {
+    /// Finds the tensors of a pipeline that cross between the segments of a walk.
+    fn of(pipelines: &ModelPipelines, pipeline: usize, order: &[GroupSegments]) -> Self {
+        let mut read_elsewhere = HashSet::new();
+        for segments in order {
+            for (member, segment) in segments.iter().enumerate() {
+                let Some(segment) = segment else { continue };
+                let found = &pipelines.model.plans[member].segments[segment.index()];
+                let rank = pipelines.group_of(pipeline, found.block)[member];
+                let foreign = pipelines.foreign_inputs(pipeline, member, &found.nodes, rank);
+                read_elsewhere.extend(foreign.into_iter().map(|tensor| (member, tensor)));
+            }
+        }
+        Self { values: HashMap::new(), read_elsewhere }
+    }
+
+    /// Reads those that a segment of a rank has computed.
+    fn read(
+        &mut self,
+        group: &WorkerGroup,
+        (pipelines, member): (&ModelPipelines, usize),
+        nodes: &Range<usize>,
+        rank: Rank,
+        pass: PassContext,
+    ) -> Result<(), RuntimeError> {
+        let graph = &pipelines.model.plans[member].graph;
+        for output in graph.nodes[nodes.clone()].iter().flat_map(|node| &node.outputs) {
+            let tensor = graph.root(*output);
+            if self.read_elsewhere.contains(&(member, tensor)) {
+                let values = group.run_on(rank, "reading a tensor of a stage", move |device| {
+                    device.read(tensor, &pass)
+                })?;
+                self.values.insert((member, tensor), Arc::new(values));
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes one to a rank that is about to read it.
+    fn write(
         &self,
         group: &WorkerGroup,
-        (pipeline, member): (usize, usize),
-        tensor: TensorId,
+        (member, tensor): (usize, TensorId),
         to: Rank,
         pass: PassContext,
     ) -> Result<(), RuntimeError> {
-        let Some(ranks) = self.group_with(pipeline, tensor) else { return Ok(()) };
-        let from = ranks[member];
-        let values = group.run_on(from, "reading a tensor of a stage", move |device| {
-            device.read(tensor, &pass)
-        })?;
-        let place = Place::Tensor { tensor, micro_batch: pass.micro_batch, range: 0..values.len() };
+        let Some(values) = self.values.get(&(member, tensor)).cloned() else {
+            return Err(RuntimeError::Defect(format!("{tensor} is read before it is computed")));
+        };
+        let range = 0..values.len();
+        let place = Place::Tensor { tensor, micro_batch: pass.micro_batch, range };
         group.run_on(to, "writing a tensor of a stage", move |device| {
             device.write_place(&place, &values)
         })

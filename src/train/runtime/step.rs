@@ -589,10 +589,21 @@ pub(crate) fn inference_pass(rows: usize) -> PassContext {
 /// Runs the forward pass without dropout on inputs that are loaded. Outputs can be read with the
 /// returned context until the device runs anything else.
 pub fn forward(device: &mut dyn Executor, rows: usize) -> Result<PassContext, DeviceError> {
+    forward_without(device, rows, None)
+}
+
+/// Does the same as [`forward`] without one of the blocks.
+pub(crate) fn forward_without(
+    device: &mut dyn Executor,
+    rows: usize,
+    left_out: Option<u32>,
+) -> Result<PassContext, DeviceError> {
     let pass = inference_pass(rows);
-    let segments: Vec<_> = device.plan().phase(PassKind::Forward).collect();
-    for segment in segments {
-        let nodes = device.plan().segments[segment.index()].nodes.clone();
+    let plan = device.plan();
+    let segments = plan.phase(PassKind::Forward).map(|id| &plan.segments[id.index()]);
+    let segments = segments.filter(|segment| Some(segment.block) != left_out);
+    let nodes: Vec<_> = segments.map(|segment| segment.nodes.clone()).collect();
+    for nodes in nodes {
         device.run(nodes, &pass)?;
     }
     Ok(pass)

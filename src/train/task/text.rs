@@ -5,7 +5,7 @@ mod sentences;
 use super::{Ending, FinalMeasure, Task};
 use crate::error::TrainError;
 use crate::generate::{Ends, Generation, default_prompt, generate};
-use crate::sampling::Sampling;
+use crate::sampling::{Sampling, TextMemory};
 use potluck_core::format::thousands;
 use potluck_core::metrics::Unit;
 use potluck_data::Tokenizer;
@@ -56,12 +56,13 @@ impl Task for TextTask {
             units: ending.units,
             tokenizer,
             model: self.model,
-            prompt: &prompt,
+            prompts: &[prompt],
             sampling,
             ends: &Ends::default(),
             count: tokens,
         };
-        generate(&generation, |_| !(ending.stop)())
+        let texts = generate(&generation, &mut TextMemory::default(), |_, _| !(ending.stop)())?;
+        Ok(texts.concat())
     }
 }
 

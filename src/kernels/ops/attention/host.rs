@@ -5,6 +5,7 @@ use rayon::prelude::*;
 use super::reference::Head;
 use super::{AttentionSizes, head_key};
 use crate::OpCall;
+use crate::ops::head_product::{HeadProduct, Matrix};
 use crate::simd::{exp, mul_add, sum_of, vectorized};
 use potluck_core::HostTensorView;
 use potluck_core::rng::{Key, threefry2x32};
@@ -268,74 +269,6 @@ vectorized! {
             let pair = first_pair.wrapping_add(j as u32);
             let word = threefry2x32(key.0, [sample, pair])[0];
             *value *= if word >= threshold { factor } else { 0.0 };
-        }
-    }
-}
-
-/// A strided matrix view of a slice, which starts at its first element.
-#[derive(Clone, Copy)]
-struct Matrix<'a> {
-    values: &'a [f32],
-    row_stride: usize,
-    column_stride: usize,
-}
-
-impl<'a> Matrix<'a> {
-    /// Creates a view of rows that are `stride` elements apart.
-    fn rows(values: &'a [f32], stride: usize) -> Self {
-        Self { values, row_stride: stride, column_stride: 1 }
-    }
-
-    fn transposed(self) -> Self {
-        Self { row_stride: self.column_stride, column_stride: self.row_stride, ..self }
-    }
-
-    fn holds(&self, rows: usize, columns: usize) -> bool {
-        (rows - 1) * self.row_stride + (columns - 1) * self.column_stride < self.values.len()
-    }
-}
-
-/// Matrix product `out (m, n) = factor a (m, k) b (k, n)`, added to the contents of `out` if
-/// `add`.
-#[derive(Clone, Copy)]
-struct HeadProduct {
-    m: usize,
-    n: usize,
-    k: usize,
-    factor: f32,
-    add: bool,
-}
-
-impl HeadProduct {
-    /// Computes the product on the calling thread; `out` has rows `stride` apart.
-    fn run(self, a: Matrix, b: Matrix, out: &mut [f32], stride: usize) {
-        let Self { m, n, k, factor, add } = self;
-        assert!(m > 0 && n > 0 && k > 0 && a.holds(m, k) && b.holds(k, n));
-        assert!((m - 1) * stride + n <= out.len() && n <= stride);
-        // SAFETY: the last element of each matrix lies within its slice, as just asserted, and
-        // `out` is borrowed mutably, so it overlaps neither `a` nor `b`.
-        unsafe {
-            gemm::gemm(
-                m,
-                n,
-                k,
-                out.as_mut_ptr(),
-                1,
-                stride as isize,
-                add,
-                a.values.as_ptr(),
-                a.column_stride as isize,
-                a.row_stride as isize,
-                b.values.as_ptr(),
-                b.column_stride as isize,
-                b.row_stride as isize,
-                1.0,
-                factor,
-                false,
-                false,
-                false,
-                gemm::Parallelism::None,
-            );
         }
     }
 }

@@ -7,6 +7,7 @@ pub(crate) mod probes;
 pub mod shared;
 pub mod sizes;
 pub(crate) mod split_k;
+mod thin;
 pub mod tile;
 pub(crate) mod vector;
 
@@ -106,6 +107,9 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
     let (a, b, c) = (inputs[0].floats(), inputs[1].floats(), &mut *outputs[0]);
     if c.is_empty() {
         return;
+    }
+    if thin::suits(&sizes) {
+        return thin::product(&sizes, call.accumulates(), a, b, c);
     }
     let product = |z: usize, c: &mut [f32], parallelism| {
         let (a, b) = (&a[z * m * k..(z + 1) * m * k], &b[z * k * n..(z + 1) * k * n]);

@@ -1,0 +1,385 @@
+//! Attention of single queries over a cache of keys and values. Twin of
+//! `shaders/cached_attention.wgsl`, which has the formulas.
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::head_product::{HeadProduct, Matrix};
+use crate::call_shapes::{C, HEADS, N, PROBE_ROWS, calls};
+use crate::dispatch::grid;
+use crate::harness::InputFill;
+use crate::simd::{exp, sum_of, vectorized};
+use crate::twin::{InputSpec, no_forward};
+use crate::{
+    CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant, source,
+};
+use potluck_core::HostTensorView;
+use potluck_graph::{CachedAttentionOptions, Op};
+
+/// Twin of [`Op::CachedAttention`].
+pub static TWIN: Twin = Twin {
+    name: "cached_attention",
+    reference_f32: reference::<f32>,
+    reference_f64: reference::<f64>,
+    fast,
+    dispatch,
+    variants,
+    cost,
+    counts_as_model_flops: true,
+    iterations,
+    inputs,
+    forward: no_forward,
+    probes,
+    catalog,
+};
+
+/// Keys that a workgroup of the shader takes at a time.
+const KEYS: usize = 256;
+
+/// Values of a head per workgroup of the shader: its `SLAB`.
+const SLAB: usize = 64;
+
+/// Rows per task of `fast`: enough for products of matrices at full speed.
+const BLOCK: usize = 32;
+
+/// Positions of a sequence in the caches of probes and of the catalog: more keys than a workgroup
+/// takes at a time.
+const PROBE_CONTEXT: usize = 300;
+
+/// Dimensions of a call.
+#[derive(Clone, Copy)]
+struct CachedSizes {
+    rows: usize,
+    heads: usize,
+    kv_heads: usize,
+    d: usize,
+    /// Sequences in the cache.
+    sequences: usize,
+    /// Positions of a sequence.
+    tokens: usize,
+    /// Columns of the tensor with the queries, and the first of them.
+    width: usize,
+    first: usize,
+    scale: f64,
+}
+
+impl CachedSizes {
+    fn of(call: &OpCall) -> Self {
+        let Op::CachedAttention(CachedAttentionOptions { heads, first }) = *call.op else {
+            panic!("{} is no attention over a cache", call.op);
+        };
+        let [sequences, both, tokens, d] = call.inputs[1][..] else {
+            panic!("{}: the cache is (sequences, 2 kv_heads, t, d)", call.op);
+        };
+        let (rows, width) = call.rows_and_last(0);
+        let scale = 1.0 / (d as f64).sqrt();
+        Self { rows, heads, kv_heads: both / 2, d, sequences, tokens, width, first, scale }
+    }
+
+    /// Returns the number of keys that a row with this place sees; 0 if that is none.
+    fn keys(&self, place: u32) -> usize {
+        let place = place as usize;
+        if place < self.sequences * self.tokens { place % self.tokens + 1 } else { 0 }
+    }
+
+    /// Returns the first element of the keys (`which` 0) or values (1) of a query head.
+    fn at(&self, which: usize, place: u32, head: usize) -> usize {
+        let shared = head / (self.heads / self.kv_heads);
+        let of_sequence = place as usize / self.tokens * 2 * self.kv_heads;
+        (of_sequence + which * self.kv_heads + shared) * self.tokens * self.d
+    }
+
+    /// Returns the first element of the query of a row and head.
+    fn query_at(&self, row: usize, head: usize) -> usize {
+        row * self.width + self.first + head * self.d
+    }
+}
+
+/// Reference: `q (b, n, ..), cache, places (b, n) -> y`.
+fn reference<T: Float>(call: &OpCall, inputs: &[HostTensorView<'_, T>], outputs: &mut [&mut [T]]) {
+    let sizes = CachedSizes::of(call);
+    let (d, heads) = (sizes.d, sizes.heads);
+    let (queries, cache, places) = (inputs[0].floats(), inputs[1].floats(), inputs[2].ints());
+    for (row, place) in places.iter().enumerate() {
+        for head in 0..heads {
+            let y = &mut outputs[0][(row * heads + head) * d..][..d];
+            y.fill(T::zero());
+            let query = &queries[sizes.query_at(row, head)..][..d];
+            let mut scores = Vec::new();
+            for key in 0..sizes.keys(*place) {
+                let key = &cache[sizes.at(0, *place, head) + key * d..][..d];
+                let product: T = query.iter().zip(key).map(|(q, k)| *q * *k).sum();
+                scores.push(product * T::from_f64(sizes.scale));
+            }
+            let highest = scores.iter().copied().fold(T::neg_infinity(), T::max);
+            let total: T = scores.iter().map(|score| (*score - highest).exp()).sum();
+            for (key, score) in scores.iter().enumerate() {
+                let weight = (*score - highest).exp() / total;
+                let value = &cache[sizes.at(1, *place, head) + key * d..][..d];
+                for (y, value) in y.iter_mut().zip(value) {
+                    *y += weight * *value;
+                }
+            }
+        }
+    }
+}
+
+/// CPU kernel: parallel over heads, each in blocks of rows that follow one another in a sequence:
+/// products of matrices, as without a cache.
+fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
+    let sizes = CachedSizes::of(call);
+    let (queries, cache, places) = (inputs[0].floats(), inputs[1].floats(), inputs[2].ints());
+    let columns = sizes.heads * sizes.d;
+    let mut rest = &mut *outputs[0];
+    let mut blocks = Vec::new();
+    for rows in blocks_of(&sizes, places) {
+        let (y, behind) = rest.split_at_mut(rows.len() * columns);
+        rest = behind;
+        blocks.push((rows, y));
+    }
+    blocks.into_par_iter().for_each(|(rows, y)| {
+        if sizes.keys(places[rows.start]) == 0 {
+            return y.fill(0.0);
+        }
+        let heads = (0..sizes.heads).into_par_iter();
+        let of_head = |head| block_of_head(&sizes, queries, cache, places, rows.clone(), head);
+        let parts: Vec<Vec<f32>> = heads.map(of_head).collect();
+        for (head, part) in parts.iter().enumerate() {
+            for (y, part) in y.chunks_exact_mut(columns).zip(part.chunks_exact(sizes.d)) {
+                y[head * sizes.d..][..sizes.d].copy_from_slice(part);
+            }
+        }
+    });
+}
+
+/// Returns the rows in runs of neighbours, of at most [`BLOCK`], whose places follow one another
+/// in one sequence; rows without a place are alone.
+fn blocks_of(sizes: &CachedSizes, places: &[u32]) -> Vec<Range<usize>> {
+    let mut blocks: Vec<Range<usize>> = Vec::new();
+    for (row, &place) in places.iter().enumerate() {
+        let keys = sizes.keys(place);
+        match blocks.last_mut() {
+            Some(block)
+                if keys > 1
+                    && block.len() < BLOCK
+                    && places[row - 1].checked_add(1) == Some(place) =>
+            {
+                block.end = row + 1;
+            }
+            _ => blocks.push(row..row + 1),
+        }
+    }
+    blocks
+}
+
+/// Returns `y (rows, d)` of a block of rows and a head.
+fn block_of_head(
+    sizes: &CachedSizes,
+    queries: &[f32],
+    cache: &[f32],
+    places: &[u32],
+    rows: Range<usize>,
+    head: usize,
+) -> Vec<f32> {
+    let &CachedSizes { d, .. } = sizes;
+    let place = places[rows.start];
+    let keys = sizes.keys(places[rows.end - 1]);
+    let of = |which| Matrix::rows(&cache[sizes.at(which, place, head)..][..keys * d], d);
+    let own = Matrix::rows(&queries[sizes.query_at(rows.start, head)..], sizes.width);
+    let mut weights = vec![0.0; rows.len() * keys];
+    let factor = sizes.scale as f32;
+    let scores = HeadProduct { m: rows.len(), n: keys, k: d, factor, add: false };
+    scores.run(own, of(0).transposed(), &mut weights, keys);
+    for (row, weights) in rows.clone().zip(weights.chunks_exact_mut(keys)) {
+        let (seen, behind) = weights.split_at_mut(sizes.keys(places[row]));
+        softmax(seen);
+        behind.fill(0.0);
+    }
+    let mut y = vec![0.0; rows.len() * d];
+    let values = HeadProduct { m: rows.len(), n: d, k: keys, factor: 1.0, add: false };
+    values.run(Matrix::rows(&weights, keys), of(1), &mut y, d);
+    y
+}
+
+vectorized! {
+    /// Converts scores to probabilities.
+    fn softmax<S>(row: &mut [f32]) {
+        let highest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        for value in row.iter_mut() {
+            *value = exp::<S>(*value - highest);
+        }
+        let share = 1.0 / sum_of(row.len(), |j| row[j]);
+        for value in row {
+            *value *= share;
+        }
+    }
+}
+
+/// Static choice: vectors of 4 if heads and columns are of whole ones.
+fn dispatch(call: &OpCall, _: &Caps) -> Vec<Dispatch> {
+    vec![one(call, lanes(call))]
+}
+
+/// Returns all GPU kernel variants of the call.
+fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
+    let mut ways = vec![Variant::new("cached_attention", vec![one(call, 1)])];
+    if lanes(call) == 4 {
+        ways.push(Variant::new("cached_attention4", vec![one(call, 4)]));
+    }
+    ways
+}
+
+/// Returns the floats of a value: 4 if heads and the columns of queries are of whole vectors.
+fn lanes(call: &OpCall) -> usize {
+    let CachedSizes { d, width, first, .. } = CachedSizes::of(call);
+    if [d, width, first].iter().all(|size| size.is_multiple_of(4)) { 4 } else { 1 }
+}
+
+fn one(call: &OpCall, lanes: usize) -> Dispatch {
+    let sizes = CachedSizes::of(call);
+    let d = sizes.d / lanes;
+    let value = if lanes == 4 { "value4" } else { "value" };
+    let scale = sizes.scale as f32;
+    let items = sizes.rows * sizes.heads * d.div_ceil(SLAB);
+    let mut params: Vec<u32> = [
+        items,
+        sizes.heads,
+        sizes.heads / sizes.kv_heads,
+        d,
+        d.min(SLAB),
+        sizes.tokens,
+        sizes.sequences * sizes.tokens,
+        sizes.first / lanes,
+        sizes.width / lanes,
+    ]
+    .map(|word| word as u32)
+    .to_vec();
+    params.push(scale.to_bits());
+    Dispatch {
+        shader: Shader::new("cached_attention", "attend").with_text(source::snippet(value)),
+        operands: vec![Operand::Input(0), Operand::Input(1), Operand::Input(2), Operand::Output(0)],
+        params,
+        groups: grid(items, 1),
+    }
+}
+
+/// Returns the cost at most, with every row at the last position of its sequence: two products of
+/// `d` columns for each key, and 10 FLOPs for an exponential; bytes are those of all tensors.
+fn cost(call: &OpCall) -> Cost {
+    let CachedSizes { rows, heads, d, tokens, .. } = CachedSizes::of(call);
+    let pairs = (rows * heads * tokens) as f64;
+    Cost { flops: pairs * (4.0 * d as f64 + 10.0), bytes: Cost::moved(call) }
+}
+
+/// See [`Twin::iterations`]: for 256 keys each, the values of a head and of the keys.
+fn iterations(call: &OpCall) -> usize {
+    let CachedSizes { d, tokens, .. } = CachedSizes::of(call);
+    tokens.div_ceil(KEYS) * (d + d.min(SLAB) + 40) + KEYS
+}
+
+/// See [`Twin::inputs`].
+fn inputs(_: &Op, inputs: &[Dims]) -> InputSpec {
+    let places = (inputs[1][0] * inputs[1][2]) as u32;
+    let (samples, unbatched) = (Some(inputs[0][0]), Some(1));
+    let spec = InputSpec { samples, unbatched, ..InputSpec::normal(inputs) };
+    spec.with(2, InputFill::Targets(places))
+}
+
+/// See [`Twin::probes`]: caches of a few sequences.
+fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
+    let (width, both, d) = (inputs[0][2], inputs[1][1], inputs[1][3]);
+    let sizes = PROBE_ROWS
+        .map(|rows| vec![vec![rows, 1, width], vec![2, both, PROBE_CONTEXT, d], vec![rows, 1]]);
+    calls(op, sizes)
+}
+
+/// See [`Twin::catalog`]: packed as in a GPT, apart with shared keys as in a Llama, and heads that
+/// are no whole vectors.
+fn catalog() -> Vec<CallShape> {
+    let mut calls = Vec::new();
+    for (heads, kv_heads, d, first, width) in
+        [(HEADS, HEADS, C / HEADS, 0, 3 * C), (HEADS, HEADS / 2, C / HEADS, 0, C), (4, 4, 6, 6, 80)]
+    {
+        let op = Op::CachedAttention(CachedAttentionOptions { heads, first });
+        let cache = vec![3, 2 * kv_heads, PROBE_CONTEXT, d];
+        calls.push((op, vec![vec![N, 1, width], cache, vec![N, 1]]));
+    }
+    calls
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::harness::generate;
+    use crate::testing::{check_with, reference as expected};
+    use potluck_core::{HostTensor, Shape};
+    use potluck_graph::{AttentionOptions, IGNORE_INDEX};
+
+    /// Returns random queries and a random cache with these places.
+    fn given(width: usize, cache: [usize; 4], places: Vec<u32>) -> Vec<(Shape, HostTensor<f64>)> {
+        let rows = places.len();
+        vec![
+            (Shape::batched(&[1, 1, width]), generate(InputFill::Normal, rows * width, 0)),
+            (Shape::fixed(&cache), generate(InputFill::Normal, cache.iter().product(), 1)),
+            (Shape::batched(&[1, 1]), HostTensor::Int(places)),
+        ]
+    }
+
+    #[test]
+    fn heads_and_caches_of_all_sizes_agree() {
+        for (heads, kv_heads, d, tokens) in [
+            (1, 1, 1, 1),
+            (2, 2, 6, 7),
+            (6, 2, 8, 40),
+            (4, 1, 64, 300),
+            (2, 1, 96, 600),
+            (1, 1, 322, 5),
+        ] {
+            let last = 3 * tokens as u32 - 1;
+            // Alone, in a row of one sequence, none, and across the end of a sequence.
+            let mut places = vec![last, 0, IGNORE_INDEX];
+            places.extend((0..40).map(|i| (i + tokens as u32 / 2).min(last)));
+            places.extend([last + 1, last]);
+            let (first, width) = (d, heads * d + 2 * d);
+            let op = Op::CachedAttention(CachedAttentionOptions { heads, first });
+            let rows = places.len();
+            check_with(op, &given(width, [3, 2 * kv_heads, tokens, d], places), rows);
+        }
+    }
+
+    /// A row sees of its sequence in the cache what causal attention sees of a sample.
+    #[test]
+    fn rows_see_what_causal_attention_sees() {
+        let (heads, kv_heads, d, t) = (4, 2, 3, 9);
+        let [q, k, v] = [heads, kv_heads, kv_heads].map(|heads| heads * d);
+        let tensor = |columns: usize, which| {
+            (Shape::batched(&[1, t, columns]), generate(InputFill::Normal, t * columns, which))
+        };
+        let inputs = [tensor(q, 0), tensor(k, 1), tensor(v, 2)];
+        let options = AttentionOptions::separate(heads, kv_heads, d);
+        let whole = expected(&Op::Attention(options), &inputs, 1).remove(0);
+        // (t, heads d) as (heads, t, d), the second of two sequences.
+        let mut cache = vec![f64::NAN; 2 * 2 * kv_heads * t * d];
+        for (which, (_, values)) in inputs[1..].iter().enumerate() {
+            let HostTensor::Float(values) = values else { panic!("floats") };
+            for (at, value) in values.iter().enumerate() {
+                let (row, head, column) = (at / (kv_heads * d), at / d % kv_heads, at % d);
+                let head = 2 * kv_heads + which * kv_heads + head;
+                cache[(head * t + row) * d + column] = *value;
+            }
+        }
+        let (Shape { .. }, queries) = inputs[0].clone();
+        let places = (0..t as u32).map(|i| t as u32 + i).collect();
+        let inputs = [
+            (Shape::batched(&[1, 1, q]), queries),
+            (Shape::fixed(&[2, 2 * kv_heads, t, d]), HostTensor::Float(cache)),
+            (Shape::batched(&[1, 1]), HostTensor::Int(places)),
+        ];
+        let op = Op::CachedAttention(CachedAttentionOptions { heads, first: 0 });
+        let found = expected(&op, &inputs, t).remove(0);
+        for (found, whole) in found.iter().zip(&whole) {
+            assert!((found - whole).abs() < 1e-12, "{found} and {whole}");
+        }
+    }
+}
