@@ -9,6 +9,7 @@
 
 pub mod collectives;
 pub mod compare;
+mod generation;
 pub mod link;
 mod matmul;
 mod peaks;
@@ -46,6 +47,15 @@ pub enum Part {
     Matmul,
     /// A training step of a GPT.
     Step,
+    /// Tokens that a GPT writes.
+    Generation,
+}
+
+impl Part {
+    /// Returns true for the parts that open the device as a run does.
+    fn is_of_models(self) -> bool {
+        matches!(self, Self::Step | Self::Generation)
+    }
 }
 
 /// Options of a benchmark: devices, effort and parts.
@@ -95,9 +105,12 @@ fn measure_parts(
     if options.parts.contains(&Part::Step) {
         step::measure(target, &sampling_plan, options.full, recorder)?;
     }
+    if options.parts.contains(&Part::Generation) {
+        generation::measure(target, &sampling_plan, options.full, recorder)?;
+    }
     match &target.place {
         TargetDevice::Cpu => measure_host(&options.parts, &sampling_plan, recorder),
-        TargetDevice::Adapter(adapter) if options.parts.iter().any(|part| *part != Part::Step) => {
+        TargetDevice::Adapter(adapter) if options.parts.iter().any(|part| !part.is_of_models()) => {
             let mut device = BenchDevice::open(adapter)?;
             measure_gpu(&mut device, target, &options.parts, &sampling_plan, recorder)?;
         }

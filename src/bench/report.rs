@@ -66,6 +66,8 @@ pub enum FigureKind {
     Matmul,
     /// Training step of a model.
     Step,
+    /// Text that a model writes.
+    Generation,
     Link(LinkFigure),
     /// Call of a collective; the value of the figure is the bus bandwidth.
     Collective(CollectiveFigure),
@@ -96,6 +98,7 @@ impl FigureKind {
             Self::Dispatch => "dispatch",
             Self::Matmul => "matmul",
             Self::Step => "step",
+            Self::Generation => "generation",
             Self::Link(_) => "link",
             Self::Collective(collective) => &collective.by,
             Self::Pipeline(_) => "pipeline",

@@ -28,7 +28,7 @@ const STEPS_MIN: usize = 3;
 const BATCHES: [usize; 6] = [32, 16, 8, 4, 2, 1];
 
 /// Returns the model of nanoGPT's recipe for the CPU: 0.8 million parameters.
-fn small() -> GptConfig {
+pub(crate) fn small() -> GptConfig {
     GptConfig {
         vocabulary: 65,
         context: 64,

@@ -55,6 +55,7 @@ impl fmt::Display for DeviceReport {
             peaks(self),
             products(self),
             steps(self),
+            generation(self),
             collectives(self),
             pipelines(self),
             links(self),
@@ -122,8 +123,17 @@ fn products(device: &DeviceReport) -> Table {
 }
 
 fn steps(device: &DeviceReport) -> Table {
-    let mut table = Table::new(&["<training step", "median", "<unit", "spread", "of peak", "<on"]);
-    for figure in device.of_kind(FigureKind::Step) {
+    models(device, FigureKind::Step, "<training step")
+}
+
+fn generation(device: &DeviceReport) -> Table {
+    models(device, FigureKind::Generation, "<generation")
+}
+
+/// Returns the table of figures of models, of one kind.
+fn models(device: &DeviceReport, kind: FigureKind, head: &str) -> Table {
+    let mut table = Table::new(&[head, "median", "<unit", "spread", "of peak", "<on"]);
+    for figure in device.of_kind(kind) {
         table.row(vec![
             what(figure),
             number(figure.median),

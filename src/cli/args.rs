@@ -381,6 +381,10 @@ pub struct EvalArgs {
     /// Samples to evaluate, spread evenly; 0: all
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = whole::<u64>)]
     pub samples: u64,
+    /// Distance in tokens from one sample of a text to the next, which counts only what the one
+    /// before it has not [default: the context, so that samples do not overlap]
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub stride: Option<u64>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -489,18 +493,52 @@ pub struct ExportArgs {
     /// Use the run's checkpoint with the best validation loss instead of the newest
     #[arg(long)]
     pub best: bool,
-    /// Directory to write, which must not exist
-    #[arg(long, value_name = "DIR")]
+    /// Form of what is written
+    #[arg(long, value_enum, default_value_t = ExportFormat::Huggingface)]
+    pub format: ExportFormat,
+    /// Directory to write, or the file of gguf and safetensors; it must not exist
+    #[arg(long, value_name = "PATH")]
     pub out: PathBuf,
-    /// Type of the values
+    /// Type of the values: f32, f16, bf16, or for gguf q8_0
     #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = file_type)]
     pub dtype: FileType,
+    /// The most bytes of a file of parameters in a directory, such as 5GB: a larger model is in
+    /// several
+    #[arg(long, value_name = "SIZE", default_value = "50GB", value_parser = file_bytes)]
+    pub shard_size: u64,
+}
+
+/// Forms of an export.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ExportFormat {
+    /// A directory that transformers reads
+    Huggingface,
+    /// A file that llama.cpp, ollama and LM Studio read: of GPT-2, Llama, Mistral, Qwen2 and Qwen3
+    /// with a tokenizer.json
+    Gguf,
+    /// A file of the parameters of any model, under their own names
+    Safetensors,
 }
 
 /// Reads the name of a type of values.
 fn file_type(text: &str) -> Result<FileType, String> {
     let found = FileType::NAMES.into_iter().find(|(name, _)| *name == text);
-    found.map(|(_, kind)| kind).ok_or_else(|| "expects f32, f16 or bf16".into())
+    found.map(|(_, kind)| kind).ok_or_else(|| "expects f32, f16, bf16 or q8_0".into())
+}
+
+/// Reads a number of bytes, with a decimal unit or without one.
+fn file_bytes(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match text[digits.len()..].to_ascii_uppercase().as_str() {
+        "" | "B" => Some(1),
+        "KB" => Some(1000),
+        "MB" => Some(1000 * 1000),
+        "GB" => Some(1000 * 1000 * 1000),
+        _ => None,
+    };
+    let bytes = unit.and_then(|unit: u64| digits.parse::<u64>().ok()?.checked_mul(unit));
+    let bytes = bytes.filter(|bytes| *bytes > 0);
+    bytes.ok_or_else(|| "expects a number of bytes, such as 5GB or 500MB".into())
 }
 
 /// Arguments of `runs`.
@@ -752,6 +790,9 @@ pub enum BenchPart {
     Matmul,
     /// The training step of a GPT
     Step,
+    /// Tokens per second that GPTs write: of a prompt, and one by one for a text and for 8 at the
+    /// same time; with --full also of GPT-2 124M, but on software adapters. Not by default
+    Generation,
 }
 
 fn whole<T: std::str::FromStr>(typed: &str) -> Result<T, String> {

@@ -173,6 +173,7 @@ fn options(args: &BenchArgs) -> Options {
             BenchPart::Peaks => Part::Peaks,
             BenchPart::Matmul => Part::Matmul,
             BenchPart::Step => Part::Step,
+            BenchPart::Generation => Part::Generation,
         });
     }
     let effort = effort(args.tiny, args.quick);

@@ -4,7 +4,7 @@ use std::io::{self, BufRead, IsTerminal};
 use std::path::Path;
 
 use super::args::ChatArgs;
-use super::model::{TextWriter, files_of, load, tokenizer_of};
+use super::model::{TextWriter, load, tokenizer_of};
 use crate::ui::terminal::print_line;
 use potluck_core::format::counted;
 use potluck_data::{ChatMessage, ChatTemplate, Tokenizer};
@@ -17,17 +17,16 @@ const TURN_ENDS: [&str; 4] = ["<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|en
 
 /// Answers the lines of stdin in one conversation, until its end.
 pub fn chat(args: &ChatArgs) -> anyhow::Result<()> {
-    let files = files_of(&args.checkpoint.checkpoint)?;
+    let (mut loaded, spec) = load(&args.checkpoint)?;
     let template = match args.template.as_deref() {
         Some(name) if name == Path::new("chatml") => ChatTemplate::chatml(),
         Some(path) => ChatTemplate::load(path).map_err(TrainError::from)?,
         None => {
-            let own = files.as_ref().map(|files| ChatTemplate::of_directory(files.path()));
+            let own = loaded.files.as_ref().map(|files| ChatTemplate::of_directory(files));
             let own = own.transpose().map_err(TrainError::from)?.flatten();
             own.unwrap_or_else(ChatTemplate::chatml)
         }
     };
-    let (mut loaded, spec) = load(&args.checkpoint)?;
     let tokenizer = tokenizer_of(&loaded, "conversation")?;
     // Here, special tokens are those of the template.
     let tokenizer = match tokenizer {
@@ -65,8 +64,16 @@ pub fn chat(args: &ChatArgs) -> anyhow::Result<()> {
             let messages = counted(forgotten, "message does", "messages do");
             print_line(&format!("note: the first {messages} not fit the context any more"));
         }
+        // Beyond the context, the model would lose the beginning of the conversation.
+        let left = writer.context().saturating_sub(tokens.len()) as u64;
+        if left == 0 {
+            print_line("note: the message does not fit the context, and is not answered");
+            conversation.messages.pop();
+            continue;
+        }
+        let count = args.tokens.min(left);
         let answer =
-            writer.write(&[tokens], args.tokens, &args.sampling, |_, piece| super::print(piece))?;
+            writer.write(&[tokens], count, &args.sampling, |_, piece| super::print(piece))?;
         if !super::print("\n") {
             break;
         }

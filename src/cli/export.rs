@@ -1,23 +1,82 @@
 //! `potluck export`: writes the model of a checkpoint as files of others.
 
-use super::args::ExportArgs;
-use super::model::load_with;
+use super::args::{ExportArgs, ExportFormat};
+use super::model::{LoadedModel, load_with};
 use crate::ui::terminal::print_line;
-use potluck_data::Tokenizer;
+use potluck_data::{ChatTemplate, Tokenizer};
 use potluck_train::TrainError;
-use potluck_train::hugging_face;
+use potluck_train::gguf::{self, GgufModel, SpecialTokens};
+use potluck_train::hugging_face::{self, ExportedModel, ModelFiles};
+use potluck_train::spec::RunSpec;
 
 /// Runs `potluck export`.
 pub fn export(args: &ExportArgs) -> anyhow::Result<()> {
     let (loaded, spec) = load_with(&args.checkpoint, args.best, None)?;
-    let tokenizer = loaded.saved.tokenizer.as_ref();
-    let file = tokenizer.and_then(Tokenizer::file);
-    hugging_face::export(&args.out, &*spec.model, &loaded.parameters, file, args.dtype)
-        .map_err(TrainError::from)?;
+    write(args, &loaded, &spec)?;
     let whose = loaded.step.map(|step| format!(" of step {step}")).unwrap_or_default();
     print_line(&format!("the model{whose} is in {}", args.out.display()));
-    if tokenizer.is_some() && file.is_none() {
+    let tokenizer = loaded.saved.tokenizer.as_ref();
+    if tokenizer.is_some_and(|tokenizer| tokenizer.file().is_none()) {
         print_line("note: the tokenizer is one of potluck, and stays in the checkpoint");
+    }
+    Ok(())
+}
+
+fn write(args: &ExportArgs, loaded: &LoadedModel, spec: &RunSpec) -> Result<(), TrainError> {
+    let tokenizer = loaded.saved.tokenizer.as_ref().and_then(Tokenizer::file);
+    let begin = match &loaded.files {
+        Some(directory) => hugging_face::begin_token(directory)?,
+        None => None,
+    };
+    match args.format {
+        ExportFormat::Huggingface => {
+            let files = match &loaded.files {
+                Some(directory) => ModelFiles::read(directory)?,
+                None => ModelFiles::default(),
+            };
+            let model = ExportedModel {
+                family: &*spec.model,
+                parameters: &loaded.parameters,
+                tokenizer,
+                begin,
+                ends: &loaded.ends,
+                files: &files,
+                kind: args.dtype,
+                shard_bytes: args.shard_size,
+            };
+            hugging_face::export(&args.out, &model)?;
+        }
+        ExportFormat::Gguf => {
+            let Some(tokenizer) = tokenizer else {
+                let why = "a GGUF file has the tokenizer.json of its model, and this model has \
+                           none; train it with data.tokenizer = PATH";
+                return Err(TrainError::InvalidRequest(why.into()));
+            };
+            let template = match &loaded.files {
+                Some(directory) => ChatTemplate::of_directory(directory)?,
+                None => None,
+            };
+            // Of several ends, the one that the tokenizer is configured with.
+            let end = match &loaded.files {
+                Some(directory) => tokenizer.end_token(directory)?,
+                None => None,
+            };
+            let end = end.filter(|end| loaded.ends.contains(end)).or(loaded.ends.first().copied());
+            let name = args.out.file_stem().unwrap_or_default().to_string_lossy();
+            let model = GgufModel {
+                family: &*spec.model,
+                parameters: &loaded.parameters,
+                name: &name,
+                tokenizer: tokenizer.json(),
+                special: SpecialTokens { begin, end },
+                chat_template: template.as_ref().map(ChatTemplate::source),
+                kind: args.dtype,
+            };
+            gguf::export(&args.out, &model)?;
+        }
+        ExportFormat::Safetensors => {
+            hugging_face::export_parameters(&args.out, &loaded.parameters, args.dtype)?;
+        }
     }
     Ok(())
 }

@@ -1,7 +1,8 @@
 //! `potluck eval` and `potluck generate`: evaluation of a checkpoint, and text generation with
 //! it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::args::{CheckpointArgs, EvalArgs, EvalSplit, GenerateArgs, SamplingArgs};
@@ -11,7 +12,9 @@ use crate::ui::terminal::{Terminal, print_line};
 use potluck_core::Rank;
 use potluck_core::metrics::{Event, Sink, Unit};
 use potluck_data::tokenizer::TOKENIZER;
-use potluck_data::{DataDescription, Sampler, Split, Tokenizer, TokenizerFile, is_token_file};
+use potluck_data::{
+    DataDescription, Sampler, Split, StridedWindows, Tokenizer, TokenizerFile, is_token_file,
+};
 use potluck_graph::model::LanguageModel;
 use potluck_kernels::device::{AdapterKind, Selection};
 use potluck_parallel::placement::Placement;
@@ -19,7 +22,7 @@ use potluck_train::checkpoint::{Checkpoint, CheckpointError, NamedTensor, Store,
 use potluck_train::error::TrainError;
 use potluck_train::evaluate::{EvalRequest, Evaluation, evaluate_split};
 use potluck_train::families::DataShape;
-use potluck_train::hugging_face::{HuggingFaceError, ModelDirectory};
+use potluck_train::hugging_face::{HuggingFaceError, ModelDirectory, directory_of_run, end_tokens};
 use potluck_train::keys::Value;
 use potluck_train::language_model::language_model;
 use potluck_train::loader::BatchSource;
@@ -51,13 +54,22 @@ pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
         EvalSplit::Val | EvalSplit::Train => Split::Train,
     };
     let step = loaded.step;
-    let data = data_of(args, &loaded, &mut spec)?;
+    let mut data = data_of(args, &loaded, &mut spec)?;
+    if let Some(stride) = args.stride {
+        let strided = StridedWindows::new(data.dataset, stride).map_err(TrainError::from)?;
+        data.dataset = Arc::new(strided);
+    }
     if data.dataset.is_empty(split) {
         let why = "the run held nothing out; give --split train or --data PATH";
         return Err(TrainError::InvalidRequest(why.into()).into());
     }
     let plans = spec.forward_plans(&data.shape)?;
     let graph = plans.model().whole();
+    if args.stride.is_some() && !graph.carried.is_empty() {
+        let why = "the model carries its state from each sample to the next, and samples with \
+                   --stride overlap; leave it out";
+        return Err(TrainError::InvalidRequest(why.into()).into());
+    }
     // Nothing is drawn from the sampler, so that the text may be shorter than one to train on.
     let sampler = Sampler::new(spec.seed, 1, spec.batch);
     let source = BatchSource::new(graph, data.dataset.clone(), sampler)?;
@@ -188,6 +200,9 @@ fn without_split(name: &str) -> &str {
     name.strip_prefix("val_").unwrap_or(name)
 }
 
+/// The most texts that are continued at the same time: each takes memory for its context.
+const SEQUENCES_MAX: usize = 16;
+
 /// Line between texts.
 const BETWEEN_TEXTS: &str = "-----\n";
 
@@ -204,9 +219,14 @@ pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
     // A prompt that cannot be continued is refused before any of it is printed.
     let mut tokens = Vec::with_capacity(prompts.len());
     for prompt in &prompts {
-        tokens.push(tokenizer.encode(prompt).map_err(TrainError::from)?);
+        let ids = tokenizer.encode(prompt).map_err(TrainError::from)?;
+        if ids.is_empty() {
+            let why = "the prompt is empty; give at least one token";
+            return Err(TrainError::InvalidRequest(why.into()).into());
+        }
+        tokens.push(ids);
     }
-    let sequences = (!args.sampling.no_cache).then_some(prompts.len());
+    let sequences = (!args.sampling.no_cache).then_some(prompts.len().min(SEQUENCES_MAX));
     let mut writer = TextWriter::open(&args.checkpoint, loaded, &spec, tokenizer, sequences)?;
     // The default prompt is not shown.
     super::print(args.prompt.first().map(String::as_str).unwrap_or_default());
@@ -322,6 +342,9 @@ pub(super) struct LoadedModel {
     pub saved: SavedData,
     /// Tokens that end a text.
     pub ends: Vec<u32>,
+    /// Directory with files that say how the model is used: that of the model, or of a run which
+    /// started from one.
+    pub files: Option<PathBuf>,
     /// Fingerprint of the data that the run was trained on; `None` of files.
     data: Option<String>,
     /// Placement of the run; `None` of files.
@@ -336,6 +359,7 @@ impl From<Checkpoint> for LoadedModel {
         Self {
             step: Some(checkpoint.meta.step),
             ends: file.and_then(TokenizerFile::named_end_token).into_iter().collect(),
+            files: None,
             saved,
             data: Some(checkpoint.meta.data),
             placement: Some(checkpoint.meta.placement),
@@ -370,7 +394,13 @@ pub(super) fn load_with(
         None => {
             let checkpoint = load_parameters(path, best)?;
             let spec = saved_spec(&checkpoint, args)?;
-            Ok((checkpoint.into(), spec))
+            let mut loaded = LoadedModel::from(checkpoint);
+            loaded.files = directory_of_run(path);
+            if let Some(directory) = &loaded.files {
+                let file = loaded.saved.tokenizer.as_ref().and_then(Tokenizer::file);
+                loaded.ends = ends_of(directory, file)?;
+            }
+            Ok((loaded, spec))
         }
     }
 }
@@ -394,6 +424,16 @@ pub(super) fn files_of(path: &Path) -> anyhow::Result<Option<ModelDirectory>> {
     }
 }
 
+/// Returns the tokens that end a text of a model, by the files of a directory or else by the
+/// tokenizer.
+fn ends_of(directory: &Path, tokenizer: Option<&TokenizerFile>) -> Result<Vec<u32>, TrainError> {
+    let ends = end_tokens(directory)?;
+    match tokenizer {
+        Some(file) if ends.is_empty() => Ok(file.end_token(directory)?.into_iter().collect()),
+        _ => Ok(ends),
+    }
+}
+
 /// Loads a model in Hugging Face's files, with its tokenizer if that is there.
 fn load_files(
     directory: &ModelDirectory,
@@ -406,8 +446,7 @@ fn load_files(
         return Err(TrainError::Defect("a model of files without a vocabulary".into()).into());
     };
     let vocabulary = usize::try_from(*vocabulary).unwrap_or(0);
-    let (mut saved, mut ends) =
-        (SavedData::default(), directory.end_tokens().map_err(TrainError::from)?);
+    let mut saved = SavedData::default();
     if path.is_file() {
         let tokenizer = TokenizerFile::load(&path).map_err(TrainError::from)?;
         if tokenizer.vocabulary() > vocabulary {
@@ -418,10 +457,6 @@ fn load_files(
             );
             return Err(TrainError::InvalidRequest(text).into());
         }
-        if ends.is_empty() {
-            let named = tokenizer.end_token(directory.path()).map_err(TrainError::from)?;
-            ends.extend(named);
-        }
         saved.tokenizer = Some(Tokenizer::File(tokenizer));
     } else {
         saved.description = Some(DataDescription::Tokens { vocabulary });
@@ -431,7 +466,10 @@ fn load_files(
     let tensors = directory.tensors(plans.model().whole(), &*spec.model);
     let tensors = tensors.map_err(TrainError::from)?;
     let parameters = tensors.read().map_err(TrainError::from)?;
-    let loaded = LoadedModel { step: None, saved, ends, data: None, placement: None, parameters };
+    let files = Some(directory.path().to_path_buf());
+    let ends = ends_of(directory.path(), saved.tokenizer.as_ref().and_then(Tokenizer::file))?;
+    let loaded =
+        LoadedModel { step: None, saved, ends, files, data: None, placement: None, parameters };
     Ok((loaded, spec))
 }
 

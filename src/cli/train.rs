@@ -23,7 +23,7 @@ use potluck_train::config::effect::require_effect;
 use potluck_train::config::read::{self, ConfigError, InitialModel, Override, Resolved};
 use potluck_train::config::schema::{DataKind, TokenizerSource};
 use potluck_train::error::{EXIT_CONFIGURATION, TrainError};
-use potluck_train::hugging_face::ModelDirectory;
+use potluck_train::hugging_face::{ModelDirectory, ModelFiles};
 use potluck_train::keys::Value;
 use potluck_train::nodes::{NodesSink, RunFailure};
 use potluck_train::run::{Run, RunOptions, RunOutcome, StartingModel, train};
@@ -145,6 +145,11 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
         retune: args.retune,
         faults,
         nodes: nodes.clone(),
+        files: match (&init, &point) {
+            (Some(model), _) => model.files()?,
+            (None, Some(point)) => ModelFiles::of_run(&point.from).map_err(TrainError::from)?,
+            (None, None) => ModelFiles::default(),
+        },
         init,
     };
     let checkpoint = point.map(|point| point.checkpoint);

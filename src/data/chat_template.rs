@@ -89,6 +89,11 @@ impl ChatTemplate {
         }))
     }
 
+    /// Returns the text of the template.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
     /// Reads a template from a file.
     ///
     /// # Errors

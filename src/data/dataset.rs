@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::tokens::NO_TARGET;
 use super::{DataDescription, DataError, DataFile, Split, TextData};
 use potluck_core::{DType, HostTensor};
 
@@ -121,10 +122,118 @@ impl Dataset for TextWindows {
     }
 }
 
+/// Windows of tokens at a distance of `stride` from each other, shorter than a window: each counts
+/// only the targets that those before it have not, which have more tokens before them than in
+/// windows beside each other. The last one ends with the data.
+#[derive(Clone)]
+pub struct StridedWindows {
+    windows: Arc<dyn Dataset>,
+    stride: u64,
+}
+
+impl StridedWindows {
+    /// Creates the windows of `windows`, whose samples are runs of tokens by their first one.
+    ///
+    /// # Errors
+    /// Returns `DataError::Invalid` if they are none, or if the stride is not from 1 to the length
+    /// of a window.
+    pub fn new(windows: Arc<dyn Dataset>, stride: u64) -> Result<Self, DataError> {
+        let Some(length) = windows.next_distance() else {
+            return Err(DataError::of_file("stride", "is of texts and token ids only"));
+        };
+        if !(1..=length).contains(&stride) {
+            let why = format!("is from 1 to the {length} tokens of a sample, not {stride}");
+            return Err(DataError::of_file("stride", why));
+        }
+        Ok(Self { windows, stride })
+    }
+
+    /// Returns the targets of a window that count, which are its last.
+    fn counted(&self, start: u64, length: usize) -> usize {
+        let before = match start.checked_sub(1) {
+            None => return length,
+            Some(last) => last / self.stride * self.stride,
+        };
+        (start - before) as usize
+    }
+}
+
+impl Dataset for StridedWindows {
+    fn inputs(&self) -> Vec<DatasetInput> {
+        self.windows.inputs()
+    }
+
+    fn len(&self, split: Split) -> u64 {
+        self.windows.len(split)
+    }
+
+    fn evaluation_samples(&self, split: Split) -> Vec<u64> {
+        let mut starts: Vec<u64> = (0..self.len(split)).step_by(self.stride as usize).collect();
+        if let Some(last) = self.len(split).checked_sub(1)
+            && !last.is_multiple_of(self.stride)
+        {
+            starts.push(last);
+        }
+        starts
+    }
+
+    fn fingerprint(&self) -> String {
+        self.windows.fingerprint()
+    }
+
+    fn description(&self) -> Option<DataDescription> {
+        self.windows.description()
+    }
+
+    fn files(&self) -> Vec<DataFile> {
+        self.windows.files()
+    }
+
+    fn rows(&self, split: Split, indices: &[u64]) -> Result<NamedInputs, DataError> {
+        let mut rows = self.windows.rows(split, indices)?;
+        for (name, values) in &mut rows {
+            let HostTensor::Int(targets) = values else { continue };
+            if *name != "targets" || indices.is_empty() {
+                continue;
+            }
+            let length = targets.len() / indices.len();
+            for (start, targets) in indices.iter().zip(targets.chunks_exact_mut(length)) {
+                let counted = self.counted(*start, length);
+                targets[..length - counted].fill(NO_TARGET);
+            }
+        }
+        Ok(rows)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::TokenizerKind;
+
+    #[test]
+    fn strided_windows_count_every_target_once() {
+        let text = TextData::from_bytes("digits", b"0123456789", TokenizerKind::Char, 0.0, 4);
+        let windows: Arc<dyn Dataset> =
+            Arc::new(TextWindows { text: Arc::new(text.unwrap()), context: 4 });
+        for stride in 1..=4 {
+            let strided = StridedWindows::new(windows.clone(), stride).unwrap();
+            let samples = strided.evaluation_samples(Split::Train);
+            assert_eq!((samples[0], samples.last()), (0, Some(&5)));
+            let rows = strided.rows(Split::Train, &samples).unwrap();
+            let (_, HostTensor::Int(targets)) = &rows[1] else { panic!("targets are integers") };
+            let mut counted: Vec<u32> = targets.clone();
+            counted.retain(|target| *target != NO_TARGET);
+            assert_eq!(counted, (1..10).collect::<Vec<u32>>(), "{stride}");
+            // Each but the first window's has at least the tokens of a window less its stride.
+            let all = windows.rows(Split::Train, &samples).unwrap();
+            assert_eq!(rows[0], all[0]);
+        }
+        for stride in [0, 5] {
+            let error = StridedWindows::new(windows.clone(), stride).err().unwrap().to_string();
+            assert!(error.contains("from 1 to the 4 tokens"), "{error}");
+        }
+    }
 
     #[test]
     fn windows_are_rows_of_tokens_and_of_those_that_follow() {

@@ -21,7 +21,7 @@ pub mod world;
 
 pub use augmentation::Augmentation;
 pub use chat_template::{ChatMessage, ChatTemplate};
-pub use dataset::{Dataset, DatasetInput, NamedInputs, TextWindows};
+pub use dataset::{Dataset, DatasetInput, NamedInputs, StridedWindows, TextWindows};
 pub use description::{DataDescription, SampleDescription, TargetNames};
 pub use error::DataError;
 pub use formats::{KnownSamples, ReadOptions, SampleFormat, TargetKind};

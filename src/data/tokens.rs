@@ -29,7 +29,7 @@ const CHUNK: usize = 1 << 20;
 pub(crate) const TOKENS: &str = "tokens.bin";
 
 /// Target that does not count, being no class.
-const NO_TARGET: u32 = u32::MAX;
+pub(crate) const NO_TARGET: u32 = u32::MAX;
 
 /// Type of the tokens in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, serde::Serialize)]

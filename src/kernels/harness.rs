@@ -47,7 +47,7 @@ pub enum InputFill {
     Ids(u32),
     /// Integers below a bound, about one in five replaced by [`IGNORE_INDEX`].
     Targets(u32),
-    /// Integers below a bound that differ, at most as many, about one in five replaced by
+    /// Integers below a bound that differ, about one in five and all behind as many replaced by
     /// [`IGNORE_INDEX`].
     Places(u32),
     /// 1000, 1001, ..: sample ids.
@@ -86,7 +86,10 @@ pub fn generate(fill: InputFill, count: usize, which: usize) -> HostTensor<f64> 
             ids(5 * bound).map(|id| if id % 5 == 0 { IGNORE_INDEX } else { id / 5 }).collect(),
         ),
         InputFill::Places(bound) => {
-            let place = |i: usize| if i % 5 == 3 { IGNORE_INDEX } else { bound - 1 - i as u32 };
+            let place = |i: usize| {
+                let place = (bound - 1).checked_sub(i as u32).filter(|_| i % 5 != 3);
+                place.unwrap_or(IGNORE_INDEX)
+            };
             HostTensor::Int((0..count).map(place).collect())
         }
         InputFill::Samples => HostTensor::Int((0..count).map(|i| 1000 + i as u32).collect()),

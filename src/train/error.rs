@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use super::continuation::ResumeCommand;
 use crate::checkpoint::CheckpointError;
 use crate::families::FamilyError;
+use crate::gguf::GgufError;
 use crate::hugging_face::HuggingFaceError;
 use crate::runtime::RuntimeError;
 use potluck_core::faults::FaultError;
@@ -30,6 +31,8 @@ pub enum TrainError {
     Groups(ParameterGroupError),
     #[error(transparent)]
     HuggingFace(#[from] HuggingFaceError),
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
     #[error(transparent)]
     Data(#[from] DataError),
     #[error(transparent)]

@@ -13,6 +13,7 @@ pub mod evaluate;
 mod evaluated_part;
 pub mod families;
 pub mod generate;
+pub mod gguf;
 pub mod hugging_face;
 pub mod keys;
 pub mod language_model;

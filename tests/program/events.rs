@@ -63,6 +63,7 @@ fn a_run_sends_its_events_to_the_sink_in_order() {
         retune: false,
         nodes: None,
         init: None,
+        files: Default::default(),
         faults: Faults::none(),
     };
     let words = Rc::new(RefCell::new(Vec::new()));

@@ -3,7 +3,7 @@
 use std::fs;
 
 use crate::process::{Desk, finish};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// A GPT as GPT-2 has it.
 const GPT2: &str = "--set model.bias=true --set model.activation=gelu_tanh";
@@ -230,4 +230,106 @@ fn a_run_starts_from_another_run_or_a_checkpoint_of_it() {
     refused("--set data.tokenizer=byte", "wte.weight");
     desk.write("more.txt", format!("{text}\u{1F600}").repeat(9));
     refused("", "is not in the vocabulary of");
+}
+
+/// Strings of a list of a GGUF file, behind its key.
+fn gguf_texts(bytes: &[u8], key: &str) -> Vec<String> {
+    let at = bytes.windows(key.len()).position(|part| part == key.as_bytes()).unwrap();
+    let length = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()) as usize;
+    // Behind the codes of a list and of its entries.
+    let mut at = at + key.len() + 8;
+    let count = length(at);
+    at += 8;
+    let mut texts = Vec::new();
+    for _ in 0..count {
+        let end = at + 8 + length(at);
+        texts.push(String::from_utf8(bytes[at + 8..end].to_vec()).unwrap());
+        at = end;
+    }
+    texts
+}
+
+/// A model and its files, in all forms that an export has.
+#[test]
+fn exports_have_shards_files_of_the_model_and_other_forms() {
+    let desk = Desk::new();
+    fs::create_dir(desk.path("words")).unwrap();
+    desk.write("words/tokenizer.json", tokenizer());
+    let line = "--set data.tokenizer=words/tokenizer.json --set model.bias=true --set \
+                model.activation=gelu_tanh --steps 2 --quiet";
+    desk.train(&format!("{line} --out run")).ok();
+    desk.run("export run --out model --shard-size 5KB").ok();
+    let index: Value = serde_json::from_str(
+        &fs::read_to_string(desk.path("model/model.safetensors.index.json")).unwrap(),
+    )
+    .unwrap();
+    let map = index["weight_map"].as_object().unwrap();
+    assert!(
+        map.contains_key("transformer.wte.weight")
+            && !desk.path("model/model.safetensors").exists()
+    );
+    let total: u64 = index["metadata"]["total_size"].as_u64().unwrap();
+    let shards: Vec<String> =
+        desk.files().into_iter().filter(|file| file.starts_with("model/model-")).collect();
+    assert!(shards.len() > 3, "{shards:?}");
+    let bytes: u64 = shards.iter().map(|file| fs::metadata(desk.path(file)).unwrap().len()).sum();
+    assert!(bytes > total && bytes < total + 10_000 * shards.len() as u64);
+    // The files of a model stay with it: in the run that starts from it, and in its exports.
+    desk.write("model/chat_template.jinja", "{{ messages[0].content }}");
+    desk.write("model/generation_config.json", r#"{"eos_token_id": [3, 4], "bos_token_id": 5}"#);
+    desk.run("train --init model --data text.txt --devices cpu --steps 1 --out tuned --quiet").ok();
+    desk.run("train --init tuned --data text.txt --devices cpu --steps 0 --out again --quiet").ok();
+    desk.run("export again --out exported").ok();
+    for name in ["chat_template.jinja", "generation_config.json"] {
+        let read = |of: &str| fs::read_to_string(desk.path(&format!("{of}/{name}"))).unwrap();
+        assert_eq!(read("exported"), read("model"), "{name}");
+    }
+    let config: Value =
+        serde_json::from_str(&fs::read_to_string(desk.path("exported/config.json")).unwrap())
+            .unwrap();
+    assert_eq!((&config["eos_token_id"], &config["bos_token_id"]), (&json!([3, 4]), &json!(5)));
+    desk.run("export model --out whole --format safetensors --dtype f16").ok();
+    let whole = fs::read(desk.path("whole")).unwrap();
+    let whole = safetensors::SafeTensors::deserialize(&whole).unwrap();
+    assert_eq!(whole.tensor("wte.weight").unwrap().dtype(), safetensors::Dtype::F16);
+    desk.run("export again --out tuned.gguf --format gguf --dtype q8_0").ok();
+    let bytes = fs::read(desk.path("tuned.gguf")).unwrap();
+    assert!(bytes.starts_with(b"GGUF\x03\0\0\0"));
+    let has = |text: &str| bytes.windows(text.len()).any(|part| part == text.as_bytes());
+    assert!(has("general.architecture") && has("{{ messages[0].content }}"));
+    assert!(has("blk.0.attn_qkv.weight") && has("tokenizer.ggml.bos_token_id"));
+    let tokens = gguf_texts(&bytes, "tokenizer.ggml.tokens");
+    assert_eq!(tokens.len() as u64, config["vocab_size"].as_u64().unwrap());
+    assert!(tokens.contains(&"<|endoftext|>".to_string()), "{:?}", &tokens[..9]);
+    assert!(!gguf_texts(&bytes, "tokenizer.ggml.merges").is_empty());
+    // What has no such form is refused, and leaves nothing.
+    let refused = |line: &str, why: &str| {
+        let ended = desk.run(line).ended(78);
+        assert!(ended.line("error:").contains(why), "{}", ended.err);
+    };
+    refused("export again --out tuned.gguf --format gguf", "tuned.gguf: is there already");
+    refused("export again --out no --dtype q8_0", "q8_0 is a type of GGUF files");
+    desk.train("--steps 0 --out letters --quiet").ok();
+    refused("export letters --out no --format gguf", "this model has none");
+    desk.run("export letters --out letters.safetensors --format safetensors").ok();
+    assert!(!desk.path("no").exists());
+    let left: Vec<String> = desk.files().into_iter().filter(|file| file.contains(".tmp")).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+/// Windows that overlap count each target once, behind more tokens.
+#[test]
+fn a_text_is_evaluated_with_a_stride() {
+    let desk = Desk::new();
+    desk.train("--steps 30 --out run --quiet").ok();
+    let evaluated = |line: &str| -> Value {
+        serde_json::from_str(&desk.run(&format!("eval run --json {line}")).ok().out).unwrap()
+    };
+    let (beside, overlapping) = (evaluated(""), evaluated("--stride 2"));
+    let number = |of: &Value, key: &str| of[key].as_f64().unwrap();
+    assert!(number(&overlapping, "targets") >= number(&beside, "targets"));
+    assert!(number(&overlapping, "samples") > 2.0 * number(&beside, "samples"));
+    assert!(number(&overlapping, "loss") < number(&beside, "loss"));
+    let told = desk.run("eval run --stride 100000").ended(78);
+    assert!(told.err.contains("stride: is from 1 to the"), "{}", told.err);
 }

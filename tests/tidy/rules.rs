@@ -114,8 +114,9 @@ pub const ROOMS: &[(&str, &str, &str)] = &[
     ("train", "config", "keys families"),
     ("train", "checkpoint", ""),
     ("train", "hugging_face", "keys families checkpoint"),
+    ("train", "gguf", "families checkpoint hugging_face"),
     ("train", "runtime", ""),
-    ("train", "train", "keys families config checkpoint hugging_face runtime"),
+    ("train", "train", "keys families config checkpoint hugging_face gguf runtime"),
     ("bench", "bench", ""),
     ("gantt", "gantt", ""),
     ("ui", "ui", ""),
@@ -166,7 +167,7 @@ pub const THREADED: &str = "net nodes runtime train";
 pub const OF_THE_PROGRAM: &str = "train bench cli";
 /// Rooms that name keys, because they have them. The messages of all others are also those of a
 /// library.
-pub const OF_KEYS: &str = "keys families config hugging_face";
+pub const OF_KEYS: &str = "keys families config hugging_face gguf";
 
 /// The room that a path of a crate leads to: one of the crate, or the crate's own.
 pub fn room_named<'a>(package: &'a str, name: &str) -> &'a str {

@@ -11,7 +11,7 @@ pub struct FileName {
 
 impl FileName {
     /// Returns an entry of a matrix or vector that has the same shape in their files.
-    pub(crate) const fn same(ours: &'static str, theirs: &'static str) -> Self {
+    pub const fn same(ours: &'static str, theirs: &'static str) -> Self {
         Self { ours, theirs, is_transposed: false }
     }
 

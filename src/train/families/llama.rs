@@ -246,6 +246,10 @@ impl LlamaFamily {
         self.positions.unwrap_or(self.context)
     }
 
+    fn angles(&self) -> RotaryAngles {
+        RotaryAngles { theta: self.rope_theta, scaling: self.scaling() }
+    }
+
     fn scaling(&self) -> RotaryScaling {
         let factor = self.rope_factor;
         match self.rope_scaling {
@@ -271,7 +275,7 @@ impl LlamaFamily {
             width: self.width,
             mlp_width: self.hidden(),
             norm_eps: self.norm_eps as f32,
-            rotary: RotaryAngles { theta: self.rope_theta, scaling: self.scaling() },
+            rotary: self.angles(),
             attention_bias: self.attention_bias,
             qk_norm: self.qk_norm,
             no_rope_every: self.no_rope_every,
@@ -380,6 +384,10 @@ impl ModelFamily for LlamaFamily {
 
     fn names(&self) -> &'static [FileName] {
         LLAMA_NAMES
+    }
+
+    fn rotary(&self) -> Option<RotaryAngles> {
+        Some(self.angles())
     }
 
     fn context(&self) -> Option<usize> {

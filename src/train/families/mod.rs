@@ -19,7 +19,7 @@ pub(crate) use section::{KIND, PRESET, PRESET_CONTEXT, keys_of_all};
 
 use crate::keys::{ConstraintError, Section, Value, refused, words};
 use potluck_graph::model::names::FileName;
-use potluck_graph::{Graph, ShapeError, Unary};
+use potluck_graph::{Graph, RotaryAngles, ShapeError, Unary};
 
 /// Families of models, in the order of the help listing.
 pub const FAMILIES: &[Family] =
@@ -136,6 +136,11 @@ pub trait ModelFamily: Section + fmt::Debug + Send + Sync {
     /// has a model of the family.
     fn names(&self) -> &'static [FileName] {
         &[]
+    }
+
+    /// Returns the angles of rotary positions, if the model has them.
+    fn rotary(&self) -> Option<RotaryAngles> {
+        None
     }
 
     /// Returns the number of tokens in a sample; `None` of models of samples.

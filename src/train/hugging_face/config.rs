@@ -372,6 +372,17 @@ impl LlamaType {
     }
 }
 
+/// Does the same as [`exported`], with the error of a model without a form.
+///
+/// # Errors
+/// Returns [`HuggingFaceError::NoForm`] if there is no such model in these files.
+pub fn configuration(
+    family: &dyn ModelFamily,
+    vocabulary: usize,
+) -> Result<Json, HuggingFaceError> {
+    exported(family, vocabulary).map_err(HuggingFaceError::NoForm)
+}
+
 /// Returns the configuration of a model with so many tokens, with the keys of transformers 5 and
 /// of 4.57, which reads rotary positions elsewhere.
 ///

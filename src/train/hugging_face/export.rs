@@ -1,5 +1,6 @@
 //! Export of a model as a directory that transformers reads: `config.json`,
-//! `generation_config.json`, `model.safetensors`, and the `tokenizer.json` of a model that has one.
+//! `generation_config.json`, `model.safetensors` or shards of it, the `tokenizer.json` of a model
+//! that has one, and the files of the model that it was trained from.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -11,8 +12,9 @@ use safetensors::tensor::View;
 use safetensors::{Dtype, SafeTensorError, serialize_to_file};
 use serde_json::{Value as Json, json};
 
-use super::files::{SINGLE, refused};
-use super::{HuggingFaceError, config};
+use super::files::{INDEX, SINGLE, refused};
+use super::model_files::token_ids;
+use super::{FileType, HuggingFaceError, ModelFiles, config};
 use crate::checkpoint::NamedTensor;
 use crate::families::ModelFamily;
 use potluck_core::arithmetic::transpose;
@@ -20,67 +22,6 @@ use potluck_core::files;
 use potluck_data::TokenizerFile;
 use potluck_data::tokenizer::TOKENIZER;
 use potluck_graph::model::names::their_name;
-
-/// Type of the values in a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FileType {
-    F32,
-    F16,
-    Bf16,
-}
-
-impl FileType {
-    /// Names of all types, as flags have them.
-    pub const NAMES: [(&str, Self); 3] =
-        [("f32", Self::F32), ("f16", Self::F16), ("bf16", Self::Bf16)];
-
-    /// Returns the name that transformers has for the type.
-    fn torch_name(self) -> &'static str {
-        match self {
-            Self::F32 => "float32",
-            Self::F16 => "float16",
-            Self::Bf16 => "bfloat16",
-        }
-    }
-
-    /// Returns a value as it is in this type.
-    fn rounded(self, value: f32) -> f32 {
-        match self {
-            Self::F32 => value,
-            Self::F16 => half::f16::from_f32(value).to_f32(),
-            Self::Bf16 => half::bf16::from_f32(value).to_f32(),
-        }
-    }
-
-    /// Returns why a value cannot be written in this type.
-    fn why_not(self, value: f32) -> String {
-        if value.is_finite() {
-            format!("has {value:e}, too large for {}; use --dtype f32", self.torch_name())
-        } else {
-            format!("has {value}, with which no model is of use")
-        }
-    }
-
-    fn bytes(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::F16 | Self::Bf16 => 2,
-        }
-    }
-
-    /// Returns the values in this type, rounded to nearest, ties to even.
-    fn bytes_of(self, values: &[f32]) -> Vec<u8> {
-        match self {
-            Self::F32 => bytemuck::cast_slice(values).to_vec(),
-            Self::F16 => halves(values, |value| half::f16::from_f32(value).to_bits()),
-            Self::Bf16 => halves(values, |value| half::bf16::from_f32(value).to_bits()),
-        }
-    }
-}
-
-fn halves(values: &[f32], bits: impl Fn(f32) -> u16) -> Vec<u8> {
-    values.iter().flat_map(|value| bits(*value).to_le_bytes()).collect()
-}
 
 /// Parameter as it is written, converted when it is.
 struct WrittenTensor<'a> {
@@ -91,12 +32,39 @@ struct WrittenTensor<'a> {
     kind: FileType,
 }
 
+impl<'a> WrittenTensor<'a> {
+    /// Returns a parameter as it is written under a name, if all its values are finite then.
+    fn of(
+        out: &Path,
+        name: &str,
+        tensor: &'a NamedTensor,
+        is_transposed: bool,
+        kind: FileType,
+    ) -> Result<Self, HuggingFaceError> {
+        if let Some(value) = tensor.values.iter().find(|value| !kind.holds(**value)) {
+            return Err(refused(out, name, kind.why_not(*value)));
+        }
+        let mut shape = tensor.shape.clone();
+        if is_transposed {
+            shape.reverse();
+        }
+        Ok(Self { values: &tensor.values, shape, is_transposed, kind })
+    }
+
+    /// Returns the bytes of the values in the file.
+    fn bytes(&self) -> usize {
+        self.kind.bytes(self.values.len())
+    }
+}
+
 impl View for &WrittenTensor<'_> {
     fn dtype(&self) -> Dtype {
         match self.kind {
             FileType::F32 => Dtype::F32,
             FileType::F16 => Dtype::F16,
             FileType::Bf16 => Dtype::BF16,
+            // Of no export; bytes are what they are.
+            FileType::Q8_0 => Dtype::U8,
         }
     }
 
@@ -113,8 +81,24 @@ impl View for &WrittenTensor<'_> {
     }
 
     fn data_len(&self) -> usize {
-        self.values.len() * self.kind.bytes()
+        self.bytes()
     }
+}
+
+/// Model and the files that are written beside its parameters.
+pub struct ExportedModel<'a> {
+    pub family: &'a dyn ModelFamily,
+    pub parameters: &'a [NamedTensor],
+    pub tokenizer: Option<&'a TokenizerFile>,
+    /// Token in front of a text, if there is one.
+    pub begin: Option<u32>,
+    /// Tokens that end a text.
+    pub ends: &'a [u32],
+    /// Files of the model that this one was trained from.
+    pub files: &'a ModelFiles,
+    pub kind: FileType,
+    /// The most bytes of a file of parameters, unless a single one is larger.
+    pub shard_bytes: u64,
 }
 
 /// Writes a model to a new directory, with its tokenizer if that is a file; it is there as a whole
@@ -123,54 +107,107 @@ impl View for &WrittenTensor<'_> {
 /// # Errors
 /// Returns [`HuggingFaceError`] if the directory is there already, if the model has no form in
 /// Hugging Face's files, if a value is not finite in the type, or if a file cannot be written.
-pub fn export(
-    out: &Path,
-    family: &dyn ModelFamily,
-    parameters: &[NamedTensor],
-    tokenizer: Option<&TokenizerFile>,
-    kind: FileType,
-) -> Result<(), HuggingFaceError> {
+pub fn export(out: &Path, model: &ExportedModel) -> Result<(), HuggingFaceError> {
     // Without a separator at the end, so that what is beside it is not in it.
     let out = out.components().collect::<PathBuf>();
     let out = out.as_path();
     if fs::symlink_metadata(out).is_ok() {
         return Err(HuggingFaceError::Exists { path: out.into() });
     }
-    // The first of a family's table is its embedding.
-    let table = family.names().first().map_or("", |name| name.ours);
-    let embedding = parameters.iter().find(|tensor| tensor.name == table);
-    let vocabulary = embedding.map_or(0, |tensor| tensor.shape[0]);
-    let mut settings = config::exported(family, vocabulary).map_err(HuggingFaceError::NoForm)?;
+    let torch_name = torch_name(model.kind)?;
+    let vocabulary = vocabulary_of(model.family, model.parameters);
+    let mut settings = config::configuration(model.family, vocabulary)?;
     for key in ["torch_dtype", "dtype"] {
-        settings[key] = kind.torch_name().into();
+        settings[key] = torch_name.into();
     }
-    let mut written = Vec::with_capacity(parameters.len());
-    for tensor in parameters {
-        let named = their_name(family.names(), &tensor.name);
+    let ends = json!(token_ids(model.ends));
+    let mut generation = json!({ "_from_model_config": true });
+    for json in [&mut settings, &mut generation] {
+        json["bos_token_id"] = json!(model.begin);
+        json["eos_token_id"] = ends.clone();
+    }
+    let mut written = Vec::with_capacity(model.parameters.len());
+    for tensor in model.parameters {
+        let named = their_name(model.family.names(), &tensor.name);
         let Some((name, is_transposed)) = named else {
             return Err(HuggingFaceError::NoForm(format!(
                 "it has the parameter '{}'",
                 tensor.name
             )));
         };
-        if let Some(value) = tensor.values.iter().find(|value| !kind.rounded(**value).is_finite()) {
-            return Err(refused(out, &name, kind.why_not(*value)));
-        }
-        let mut shape = tensor.shape.clone();
-        if is_transposed {
-            shape.reverse();
-        }
-        written.push((name, WrittenTensor { values: &tensor.values, shape, is_transposed, kind }));
+        written.push((
+            name.clone(),
+            WrittenTensor::of(out, &name, tensor, is_transposed, model.kind)?,
+        ));
     }
     let temporary = new_directory_beside(out)?;
-    let done = write_files(&temporary, &settings, &written)
-        .and_then(|()| tokenizer.map_or(Ok(()), |file| write_tokenizer(&temporary, file)))
-        .and_then(|()| fs::rename(&temporary, out).map_err(|why| unwritable(out, why)));
+    let write = || -> Result<(), HuggingFaceError> {
+        write_json(&temporary.join("config.json"), &settings)?;
+        write_json(&temporary.join("generation_config.json"), &generation)?;
+        if let Some(file) = model.tokenizer {
+            write_tokenizer(&temporary, file)?;
+        }
+        // Those of the model before it say more.
+        model.files.write(&temporary)?;
+        write_shards(&temporary, &written, model.shard_bytes)?;
+        fs::rename(&temporary, out).map_err(|why| unwritable(out, why))?;
+        files::sync_directory(files::parent(out)).map_err(|why| unwritable(out, why))
+    };
+    let done = write();
     if done.is_err() {
         // What is left of it is of no use; that it cannot be removed is no news.
         let _ = fs::remove_dir_all(&temporary);
     }
     done
+}
+
+/// Writes parameters of any model to a new file under their own names; it is there as a whole or
+/// not at all.
+///
+/// # Errors
+/// Returns [`HuggingFaceError`] if the file is there already, if a value is not finite in the type,
+/// or if it cannot be written.
+pub fn export_parameters(
+    out: &Path,
+    parameters: &[NamedTensor],
+    kind: FileType,
+) -> Result<(), HuggingFaceError> {
+    if fs::symlink_metadata(out).is_ok() {
+        return Err(HuggingFaceError::Exists { path: out.into() });
+    }
+    torch_name(kind)?;
+    let mut written = Vec::with_capacity(parameters.len());
+    for tensor in parameters {
+        let name = tensor.name.clone();
+        written.push((name.clone(), WrittenTensor::of(out, &name, tensor, false, kind)?));
+    }
+    let parent = files::parent(out);
+    fs::create_dir_all(parent).map_err(|why| unwritable(parent, why))?;
+    let temporary = files::beside(out, ".tmp");
+    let all: Vec<&(String, WrittenTensor)> = written.iter().collect();
+    let done = write_tensors(&temporary, &all).and_then(|()| {
+        fs::rename(&temporary, out).map_err(|why| unwritable(out, why))?;
+        files::sync_directory(parent).map_err(|why| unwritable(out, why))
+    });
+    if done.is_err() {
+        // What is left of it is of no use; that it cannot be removed is no news.
+        let _ = fs::remove_file(&temporary);
+    }
+    done
+}
+
+/// Returns the name that transformers has for a type.
+fn torch_name(kind: FileType) -> Result<&'static str, HuggingFaceError> {
+    let why = "q8_0 is a type of GGUF files: use --format gguf, or another --dtype";
+    kind.torch_name().ok_or_else(|| HuggingFaceError::NoForm(why.into()))
+}
+
+/// Returns the number of tokens of a model: the rows of its embedding, the first of its family's
+/// table.
+pub fn vocabulary_of(family: &dyn ModelFamily, parameters: &[NamedTensor]) -> usize {
+    let table = family.names().first().map_or("", |name| name.ours);
+    let embedding = parameters.iter().find(|tensor| tensor.name == table);
+    embedding.map_or(0, |tensor| tensor.shape[0])
 }
 
 /// Creates a directory of a new name beside another.
@@ -193,32 +230,63 @@ fn write_tokenizer(directory: &Path, tokenizer: &TokenizerFile) -> Result<(), Hu
     let path = directory.join(TOKENIZER);
     fs::write(&path, tokenizer.json()).map_err(|why| unwritable(&path, why))?;
     let class = json!({ "tokenizer_class": "PreTrainedTokenizerFast" });
-    let path = directory.join("tokenizer_config.json");
-    fs::write(&path, format!("{class:#}\n")).map_err(|why| unwritable(&path, why))
+    write_json(&directory.join("tokenizer_config.json"), &class)
 }
 
-fn write_files(
+fn write_json(path: &Path, json: &Json) -> Result<(), HuggingFaceError> {
+    fs::write(path, format!("{json:#}\n")).map_err(|why| unwritable(path, why))
+}
+
+/// Writes tensors to one file, or if that is too large to several with an index.
+fn write_shards(
     directory: &Path,
-    settings: &Json,
     written: &[(String, WrittenTensor)],
+    bytes_max: u64,
 ) -> Result<(), HuggingFaceError> {
-    let generation = json!({ "_from_model_config": true });
-    for (name, json) in [("config.json", settings), ("generation_config.json", &generation)] {
-        let path = directory.join(name);
-        let text = format!("{json:#}\n");
-        fs::write(&path, text).map_err(|why| unwritable(&path, why))?;
+    let mut shards: Vec<Vec<&(String, WrittenTensor)>> = Vec::new();
+    let mut bytes = 0;
+    for tensor in written {
+        let own = tensor.1.bytes() as u64;
+        match shards.last_mut() {
+            Some(last) if bytes + own <= bytes_max => last.push(tensor),
+            _ => {
+                bytes = 0;
+                shards.push(vec![tensor]);
+            }
+        }
+        bytes += own;
     }
-    let path = directory.join(SINGLE);
-    let tensors = written.iter().map(|(name, tensor)| (name, tensor));
-    let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
-    serialize_to_file(tensors, Some(metadata), &path).map_err(|error| match error {
-        SafeTensorError::IoError(why) => unwritable(&path, why),
-        other => unwritable(&path, std::io::Error::other(other)),
-    })?;
-    let file = fs::File::open(&path).and_then(|file| file.sync_all());
-    file.map_err(|why| unwritable(&path, why))
+    if let [all] = &shards[..] {
+        return write_tensors(&directory.join(SINGLE), all);
+    }
+    let (mut weight_map, mut total) = (serde_json::Map::new(), 0);
+    for (number, shard) in (1..).zip(&shards) {
+        let file = format!("model-{number:05}-of-{:05}.safetensors", shards.len());
+        for (name, tensor) in shard {
+            weight_map.insert(name.clone(), file.clone().into());
+            total += tensor.bytes();
+        }
+        write_tensors(&directory.join(&file), shard)?;
+    }
+    let index = json!({ "metadata": { "total_size": total }, "weight_map": weight_map });
+    write_json(&directory.join(INDEX), &index)
 }
 
-fn unwritable(path: &Path, why: std::io::Error) -> HuggingFaceError {
+fn write_tensors(
+    path: &Path,
+    tensors: &[&(String, WrittenTensor)],
+) -> Result<(), HuggingFaceError> {
+    let tensors = tensors.iter().map(|(name, tensor)| (name, tensor));
+    let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
+    serialize_to_file(tensors, Some(metadata), path).map_err(|error| match error {
+        SafeTensorError::IoError(why) => unwritable(path, why),
+        other => unwritable(path, std::io::Error::other(other)),
+    })?;
+    let file = fs::File::open(path).and_then(|file| file.sync_all());
+    file.map_err(|why| unwritable(path, why))
+}
+
+/// Returns the error of a file that cannot be written.
+pub(super) fn unwritable(path: &Path, why: std::io::Error) -> HuggingFaceError {
     HuggingFaceError::Write { path: PathBuf::from(path), why }
 }

@@ -288,15 +288,21 @@ pub fn read_json<T: serde::de::DeserializeOwned>(
 
 /// Reads a text file of at most so many bytes.
 pub fn read_text(path: &Path, bytes_max: u64) -> Result<String, HuggingFaceError> {
+    let bytes = read_bytes(path, bytes_max)?;
+    String::from_utf8(bytes).map_err(|_| damaged(path, "is no text in UTF-8".into()))
+}
+
+/// Reads a file of at most so many bytes.
+pub fn read_bytes(path: &Path, bytes_max: u64) -> Result<Vec<u8>, HuggingFaceError> {
     let unreadable = |why| HuggingFaceError::Read { path: path.into(), why };
     if !fs::metadata(path).map_err(unreadable)?.is_file() {
         return Err(damaged(path, "is no file".into()));
     }
-    let mut text = String::new();
+    let mut bytes = Vec::new();
     let file = File::open(path).map_err(unreadable)?;
-    file.take(bytes_max + 1).read_to_string(&mut text).map_err(unreadable)?;
-    if text.len() as u64 > bytes_max {
+    file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+    if bytes.len() as u64 > bytes_max {
         return Err(damaged(path, format!("is larger than {bytes_max} bytes")));
     }
-    Ok(text)
+    Ok(bytes)
 }

@@ -4,14 +4,18 @@
 
 mod config;
 mod export;
+mod file_type;
 mod files;
+mod model_files;
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-pub use config::ModelSettings;
-pub use export::{FileType, export};
+pub use config::{ModelSettings, configuration};
+pub use export::{ExportedModel, export, export_parameters, vocabulary_of};
+pub use file_type::{BLOCK, FileType};
 pub use files::ModelTensors;
+pub use model_files::{ModelFiles, directory_of_run};
 
 use crate::families::{ModelFamily, PRESET_CONTEXT};
 use crate::keys::Value;
@@ -94,33 +98,6 @@ impl ModelDirectory {
         &self.settings
     }
 
-    /// Returns the tokens that end a text, by the files: `eos_token_id` of
-    /// `generation_config.json`, or else of `config.json`.
-    ///
-    /// # Errors
-    /// Returns [`HuggingFaceError`] if one of them is no JSON.
-    pub fn end_tokens(&self) -> Result<Vec<u32>, HuggingFaceError> {
-        #[derive(serde::Deserialize)]
-        struct Ends {
-            #[serde(default)]
-            eos_token_id: serde_json::Value,
-        }
-        for name in ["generation_config.json", "config.json"] {
-            let path = self.path.join(name);
-            if !path.is_file() {
-                continue;
-            }
-            let Ends { eos_token_id: ids } = files::read_json(&path, CONFIG_BYTES_MAX)?;
-            let ids = ids.as_array().cloned().unwrap_or_else(|| vec![ids]);
-            let ids = ids.iter().filter_map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()));
-            let ids: Vec<u32> = ids.collect();
-            if !ids.is_empty() {
-                return Ok(ids);
-            }
-        }
-        Ok(Vec::new())
-    }
-
     /// Finds the parameters of a graph in the files, of which nothing but the headers is read.
     ///
     /// # Errors
@@ -133,6 +110,57 @@ impl ModelDirectory {
     ) -> Result<ModelTensors, HuggingFaceError> {
         StoredTensors::open(&self.path)?.of_model(graph, family.names())
     }
+}
+
+/// Tokens of a model that begin and end a text, by the files of a directory.
+#[derive(Debug, Default, serde::Deserialize)]
+struct TextTokens {
+    #[serde(default)]
+    bos_token_id: serde_json::Value,
+    #[serde(default)]
+    eos_token_id: serde_json::Value,
+}
+
+/// Files that name such tokens, in the order in which they are asked.
+const NAMING_TOKENS: [&str; 2] = ["generation_config.json", "config.json"];
+
+/// Returns the tokens that end a text, by the files of a directory: `eos_token_id` of
+/// `generation_config.json`, or else of `config.json`.
+///
+/// # Errors
+/// Returns [`HuggingFaceError`] if one of them is no JSON.
+pub fn end_tokens(directory: &Path) -> Result<Vec<u32>, HuggingFaceError> {
+    tokens_named(directory, |tokens| &tokens.eos_token_id)
+}
+
+/// Returns the token in front of a text, by the files of a directory: `bos_token_id` of
+/// `generation_config.json`, or else of `config.json`.
+///
+/// # Errors
+/// Returns [`HuggingFaceError`] if one of them is no JSON.
+pub fn begin_token(directory: &Path) -> Result<Option<u32>, HuggingFaceError> {
+    Ok(tokens_named(directory, |tokens| &tokens.bos_token_id)?.first().copied())
+}
+
+fn tokens_named(
+    directory: &Path,
+    of: impl Fn(&TextTokens) -> &serde_json::Value,
+) -> Result<Vec<u32>, HuggingFaceError> {
+    for name in NAMING_TOKENS {
+        let path = directory.join(name);
+        if !path.is_file() {
+            continue;
+        }
+        let tokens: TextTokens = files::read_json(&path, CONFIG_BYTES_MAX)?;
+        let ids = of(&tokens);
+        let ids = ids.as_array().cloned().unwrap_or_else(|| vec![ids.clone()]);
+        let ids = ids.iter().filter_map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()));
+        let ids: Vec<u32> = ids.collect();
+        if !ids.is_empty() {
+            return Ok(ids);
+        }
+    }
+    Ok(Vec::new())
 }
 
 /// Returns the context of a run that sets none: the positions of the model, or its window if that

@@ -11,6 +11,24 @@ use crate::keys::Value;
 use potluck_core::ParamId;
 use potluck_graph::init;
 
+/// Returns a model without a tokenizer and without files beside its parameters.
+fn plain<'a>(
+    family: &'a dyn ModelFamily,
+    parameters: &'a [NamedTensor],
+    kind: FileType,
+) -> ExportedModel<'a> {
+    ExportedModel {
+        family,
+        parameters,
+        tokenizer: None,
+        begin: None,
+        ends: &[],
+        files: const { &ModelFiles::NONE },
+        kind,
+        shard_bytes: u64::MAX,
+    }
+}
+
 /// Returns a model of these keys.
 fn model(settings: &[(&'static str, Value)]) -> Box<dyn ModelFamily> {
     let Some((_, Value::Text(kind))) = settings.first() else { panic!("the kind is first") };
@@ -157,9 +175,9 @@ fn what_is_exported_is_read_back() {
         own.push(("model.context", 16usize.into()));
         let family = model(&own);
         let (graph, tensors) = parameters(&*family);
-        for (name, kind) in FileType::NAMES {
+        for (name, kind) in FileType::NAMES.into_iter().take(3) {
             let out = place.path().join(format!("{index}-{name}"));
-            export(&out, &*family, &tensors, None, kind).unwrap();
+            export(&out, &plain(&*family, &tensors, kind)).unwrap();
             let again = ModelDirectory::open(out.to_str().unwrap()).unwrap();
             let mut settings = again.settings().clone();
             settings.retain(|(name, _)| *name != "model.context");
@@ -171,6 +189,7 @@ fn what_is_exported_is_read_back() {
                 FileType::F32 => 0.0,
                 FileType::F16 => 1e-3,
                 FileType::Bf16 => 1e-2,
+                FileType::Q8_0 => panic!("no type of these files"),
             };
             for (found, tensor) in found.iter().zip(&tensors) {
                 assert_eq!((&found.name, &found.shape), (&tensor.name, &tensor.shape));
@@ -183,10 +202,7 @@ fn what_is_exported_is_read_back() {
         }
         let exists = export(
             &place.path().join(format!("{index}-f32")),
-            &*family,
-            &tensors,
-            None,
-            FileType::F32,
+            &plain(&*family, &tensors, FileType::F32),
         );
         assert!(exists.unwrap_err().to_string().contains("is there already"));
     }
@@ -201,7 +217,7 @@ fn shards_are_read_and_bad_files_are_refused() {
     let family = model(&own);
     let (graph, tensors) = parameters(&*family);
     let out = place.path().join("model");
-    export(&out, &*family, &tensors, None, FileType::F32).unwrap();
+    export(&out, &plain(&*family, &tensors, FileType::F32)).unwrap();
     let open = || {
         let directory = ModelDirectory::open(out.to_str().unwrap()).map_err(|e| e.to_string())?;
         let tensors = directory.tensors(&graph, &*family).map_err(|e| e.to_string())?;
@@ -277,7 +293,7 @@ fn a_tied_head_may_be_stored_and_must_be_the_embedding() {
     let out = place.path().join("model");
     let read_tied = |tensors: &[NamedTensor]| {
         let _ = fs::remove_dir_all(&out);
-        export(&out, &*untied, tensors, None, FileType::F32).unwrap();
+        export(&out, &plain(&*untied, tensors, FileType::F32)).unwrap();
         let directory = ModelDirectory::open(out.to_str().unwrap()).unwrap();
         directory.tensors(&graph, &*tied).unwrap().read().map_err(|error| error.to_string())
     };
@@ -290,7 +306,8 @@ fn a_tied_head_may_be_stored_and_must_be_the_embedding() {
     // What no type of 16 bits holds.
     tensors[1].values[0] = 3.4e38;
     for kind in [FileType::F16, FileType::Bf16] {
-        let told = export(&place.path().join("half"), &*untied, &tensors, None, kind).unwrap_err();
+        let told =
+            export(&place.path().join("half"), &plain(&*untied, &tensors, kind)).unwrap_err();
         assert!(told.to_string().contains("3.4e38, too large for"), "{told}");
     }
 }

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use crate::checkpoint::{Checkpoint, Store};
 use crate::error::TrainError;
 use crate::evaluate::extent_of;
+use crate::hugging_face::ModelFiles;
 use crate::nodes::RunNodes;
 use crate::run_data::{RunData, SavedData};
 use crate::runtime::memory;
@@ -60,6 +61,8 @@ pub struct RunOptions {
     pub nodes: Option<Arc<RunNodes>>,
     /// Model whose parameters a new run starts from, in place of random ones.
     pub init: Option<StartingModel>,
+    /// Files of the model that a run in a new directory keeps, unless it has another tokenizer.
+    pub files: ModelFiles,
 }
 
 /// Run in progress: a trainer, its steps, and the directory, record and signals around them.
@@ -177,6 +180,15 @@ impl Run {
         };
         let loader = trainer.loader(&source, spec.steps)?;
         let store = startup::open_store(&options)?;
+        let tokenizer = data.saved().tokenizer;
+        let is_of_model = match &options.init {
+            Some(model) if resumed.is_none() => model.has_tokenizer(tokenizer.as_ref())?,
+            _ => true,
+        };
+        if options.continued.is_none() {
+            let files = if is_of_model { options.files.clone() } else { ModelFiles::default() };
+            files.keep(&options.out)?;
+        }
         sinks.event(&Event::Started {
             done: trainer.steps(),
             steps: spec.steps,

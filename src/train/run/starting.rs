@@ -6,8 +6,10 @@ use std::sync::Arc;
 use crate::checkpoint::{Checkpoint, NamedTensor};
 use crate::error::TrainError;
 use crate::families::ModelFamily;
-use crate::hugging_face::{ModelDirectory, ModelTensors};
+use crate::hugging_face::{ModelDirectory, ModelFiles, ModelTensors};
 use crate::run_data::SavedData;
+use potluck_data::tokenizer::TOKENIZER;
+use potluck_data::{Tokenizer, TokenizerFile};
 use potluck_graph::Graph;
 
 /// Model from which a new run starts.
@@ -34,6 +36,31 @@ impl StartingModel {
             Self::Files(_) => SavedData::default(),
             Self::Checkpoint { checkpoint, .. } => SavedData::of(&checkpoint.meta),
         }
+    }
+
+    /// Reads the files that say how the model is used.
+    ///
+    /// # Errors
+    /// Returns `TrainError` if one cannot be read.
+    pub fn files(&self) -> Result<ModelFiles, TrainError> {
+        Ok(match self {
+            Self::Files(directory) => ModelFiles::of_model(directory.path())?,
+            Self::Checkpoint { path, .. } => ModelFiles::of_run(path)?,
+        })
+    }
+
+    /// Returns true if the model has this tokenizer, or both have none.
+    ///
+    /// # Errors
+    /// Returns `TrainError` if that of the model cannot be read.
+    pub(super) fn has_tokenizer(&self, tokenizer: Option<&Tokenizer>) -> Result<bool, TrainError> {
+        let path = self.path().join(TOKENIZER);
+        let own = match self {
+            Self::Files(_) if path.is_file() => Some(Tokenizer::File(TokenizerFile::load(&path)?)),
+            Self::Files(_) => None,
+            Self::Checkpoint { checkpoint, .. } => SavedData::of(&checkpoint.meta).tokenizer,
+        };
+        Ok(own.as_ref() == tokenizer)
     }
 
     /// Finds the parameters of a graph.

@@ -86,6 +86,7 @@ pub(super) fn open_store(options: &RunOptions) -> Result<Store, TrainError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hugging_face::ModelFiles;
     use potluck_core::faults::Faults;
 
     #[test]
@@ -102,6 +103,7 @@ mod tests {
                 faults: Faults::none(),
                 nodes: None,
                 init: None,
+                files: ModelFiles::default(),
             };
             open_store(&options).map(drop)
         };

@@ -593,7 +593,7 @@ pub fn forward(device: &mut dyn Executor, rows: usize) -> Result<PassContext, De
 }
 
 /// Does the same as [`forward`] without one of the blocks.
-pub(crate) fn forward_without(
+pub fn forward_without(
     device: &mut dyn Executor,
     rows: usize,
     left_out: Option<u32>,
