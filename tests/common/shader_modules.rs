@@ -291,8 +291,8 @@ fn embedding_rows() -> Vec<(String, String)> {
     texts
 }
 
-/// The softmax, group normalization and rotary positions, of values and of vectors, the first two
-/// by workgroups of each size.
+/// The softmax, group normalization, caches of keys and rotary positions, of values and of vectors,
+/// the first two by workgroups of each size.
 fn values_and_vectors() -> Vec<(String, String)> {
     let mut texts = Vec::new();
     for file in ["softmax", "group_norm"] {
@@ -302,8 +302,10 @@ fn values_and_vectors() -> Vec<(String, String)> {
         }
     }
     for value in ["value", "value4"] {
-        let shader = Shader::new("rotary", "").with_text(snippet(value));
-        texts.push((format!("rotary {value}"), text(&shader)));
+        for file in ["cache_update", "cached_attention", "rotary"] {
+            let shader = Shader::new(file, "").with_text(snippet(value));
+            texts.push((format!("{file} {value}"), text(&shader)));
+        }
     }
     texts
 }
@@ -452,6 +454,8 @@ pub fn modules() -> Vec<(String, String)> {
         "attention_tiles",
         "batch_norm",
         "binary",
+        "cache_update",
+        "cached_attention",
         "conv",
         "conv_depthwise",
         "conv_shared",
