@@ -526,15 +526,7 @@ impl RunSpec {
         data: &DataShape,
         cached_sequences: Option<usize>,
     ) -> Result<Plans, TrainError> {
-        let cached = match cached_sequences {
-            Some(sequences) => self.model.cached_graph(data, sequences)?,
-            None => None,
-        };
-        let graph = match cached {
-            Some(graph) => Some(graph),
-            None => self.model.next_token_graph(data)?,
-        };
-        let Some(graph) = graph else {
+        let Some(graph) = self.model.next_token_graph(data, cached_sequences)? else {
             return Err(TrainError::InvalidRequest("the model generates no text".into()));
         };
         Ok(Plans::new(ModelGraph::forward(graph, self.fuse)))

@@ -5,11 +5,10 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::head_product::{HeadProduct, Matrix};
+use super::head_product::{HeadProduct, Matrix, put_columns, softmax};
 use crate::call_shapes::{C, HEADS, N, PROBE_ROWS, calls};
 use crate::dispatch::grid;
 use crate::harness::InputFill;
-use crate::simd::{exp, sum_of, vectorized};
 use crate::twin::{InputSpec, no_forward};
 use crate::{
     CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant, source,
@@ -146,9 +145,7 @@ fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [
         let of_head = |head| block_of_head(&sizes, queries, cache, places, rows.clone(), head);
         let parts: Vec<Vec<f32>> = heads.map(of_head).collect();
         for (head, part) in parts.iter().enumerate() {
-            for (y, part) in y.chunks_exact_mut(columns).zip(part.chunks_exact(sizes.d)) {
-                y[head * sizes.d..][..sizes.d].copy_from_slice(part);
-            }
+            put_columns(part, sizes.d, y, columns, head * sizes.d);
         }
     });
 }
@@ -200,20 +197,6 @@ fn block_of_head(
     let values = HeadProduct { m: rows.len(), n: d, k: keys, factor: 1.0, add: false };
     values.run(Matrix::rows(&weights, keys), of(1), &mut y, d);
     y
-}
-
-vectorized! {
-    /// Converts scores to probabilities.
-    fn softmax<S>(row: &mut [f32]) {
-        let highest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        for value in row.iter_mut() {
-            *value = exp::<S>(*value - highest);
-        }
-        let share = 1.0 / sum_of(row.len(), |j| row[j]);
-        for value in row {
-            *value *= share;
-        }
-    }
 }
 
 /// Static choice: vectors of 4 if heads and columns are of whole ones.

@@ -1,4 +1,7 @@
-//! Small matrix products of the heads of attention, on the thread that calls.
+//! Small matrix products of the heads of attention and the softmax between them, on the thread that
+//! calls.
+
+use crate::simd::{exp, sum_of, vectorized};
 
 /// A strided matrix view of a slice, which starts at its first element.
 #[derive(Clone, Copy)]
@@ -65,5 +68,28 @@ impl HeadProduct {
                 gemm::Parallelism::None,
             );
         }
+    }
+}
+
+/// Copies rows of `d` values into columns `first` and following of rows of `width` values.
+pub fn put_columns(from: &[f32], d: usize, to: &mut [f32], width: usize, first: usize) {
+    for (from, to) in from.chunks_exact(d).zip(to.chunks_exact_mut(width)) {
+        to[first..first + d].copy_from_slice(from);
+    }
+}
+
+vectorized! {
+    /// Converts scores to probabilities; returns the logarithm of the sum of exponentials.
+    pub fn softmax<S>(row: &mut [f32]) -> f32 {
+        let highest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        for value in row.iter_mut() {
+            *value = exp::<S>(*value - highest);
+        }
+        let total = sum_of(row.len(), |j| row[j]);
+        let share = 1.0 / total;
+        for value in row {
+            *value *= share;
+        }
+        highest + total.ln()
     }
 }

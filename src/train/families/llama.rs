@@ -367,19 +367,18 @@ impl ModelFamily for LlamaFamily {
         Ok(llama(&self.config(data)?)?)
     }
 
-    fn next_token_graph(&self, data: &DataShape) -> Result<Option<Graph>, FamilyError> {
-        Ok(Some(next_token_llama(&self.config(data)?)?))
-    }
-
-    fn cached_graph(
+    fn next_token_graph(
         &self,
         data: &DataShape,
-        sequences: usize,
+        cached_sequences: Option<usize>,
     ) -> Result<Option<Graph>, FamilyError> {
-        if self.layers == 0 {
-            return Ok(None);
-        }
-        Ok(Some(cached_llama(&self.config(data)?, sequences)?))
+        let config = self.config(data)?;
+        // Without layers, there is nothing to keep.
+        let graph = match cached_sequences.filter(|_| self.layers > 0) {
+            Some(sequences) => cached_llama(&config, sequences)?,
+            None => next_token_llama(&config)?,
+        };
+        Ok(Some(graph))
     }
 
     fn names(&self) -> &'static [FileName] {

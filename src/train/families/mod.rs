@@ -110,24 +110,16 @@ pub trait ModelFamily: Section + fmt::Debug + Send + Sync {
     /// other.
     fn graph(&self, data: &DataShape) -> Result<Graph, FamilyError>;
 
-    /// Builds the graph that generation runs, with the logits of one position; `None` if the model
-    /// generates no text.
+    /// Builds the graph that generation runs, with the logits of one position; with the keys and
+    /// values of so many sequences in caches on the device, if that is given and the model has any
+    /// to keep; `None` if the model generates no text.
     ///
     /// # Errors
     /// Those of [`ModelFamily::graph`].
-    fn next_token_graph(&self, _data: &DataShape) -> Result<Option<Graph>, FamilyError> {
-        Ok(None)
-    }
-
-    /// Builds the graph that generation runs with the keys and values of so many `sequences` in
-    /// caches on the device; `None` if the model has none to keep.
-    ///
-    /// # Errors
-    /// Those of [`ModelFamily::graph`].
-    fn cached_graph(
+    fn next_token_graph(
         &self,
         _data: &DataShape,
-        _sequences: usize,
+        _cached_sequences: Option<usize>,
     ) -> Result<Option<Graph>, FamilyError> {
         Ok(None)
     }

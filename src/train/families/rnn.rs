@@ -81,7 +81,11 @@ impl ModelFamily for RnnFamily {
         Ok(rnn(&self.config(data)?)?)
     }
 
-    fn next_token_graph(&self, data: &DataShape) -> Result<Option<Graph>, FamilyError> {
+    fn next_token_graph(
+        &self,
+        data: &DataShape,
+        _cached_sequences: Option<usize>,
+    ) -> Result<Option<Graph>, FamilyError> {
         Ok(Some(next_token_rnn(&self.config(data)?)?))
     }
 

@@ -68,7 +68,7 @@ fn a_model_of_defaults_is_built_for_its_data() {
         let graph = model.graph(&data).unwrap();
         let bound = model.parameters_at_least();
         assert!(bound < graph.parameter_count() as u64, "{}: {bound}", family.name);
-        let next = model.next_token_graph(&data).unwrap();
+        let next = model.next_token_graph(&data, None).unwrap();
         let is_of_tokens = family.trained_on == TrainedOn::Tokens;
         assert_eq!(model.context().is_some(), is_of_tokens, "{}", family.name);
         if let Some(next) = next {
@@ -313,7 +313,7 @@ fn a_vocabulary_may_be_larger_than_that_of_the_data_and_not_smaller() {
     let graph = of(70).graph(&data).unwrap();
     assert!(parameters(&graph).contains(&("wte.weight", &[70, 64])));
     assert!(of(65).graph(&data).unwrap() == gpt::GptFamily::default().graph(&data).unwrap());
-    let error = of(64).next_token_graph(&data).unwrap_err().to_string();
+    let error = of(64).next_token_graph(&data, None).unwrap_err().to_string();
     assert!(error.starts_with("model.vocabulary expects at least the 65 tokens"), "{error}");
     assert!(error.contains("got 64"), "{error}");
 }

@@ -83,10 +83,12 @@ impl OutputPass {
 
     /// Returns the block that does not run.
     fn left_out(&self, graph: &Graph) -> Option<u32> {
+        if !self.parts.is_empty() {
+            return None;
+        }
         let output = graph.root(self.output);
         let computes = |node: &&Node| node.outputs.contains(&output);
-        let node = graph.nodes.iter().find(computes).filter(|_| self.parts.is_empty());
-        node.map(|node| node.block)
+        graph.nodes.iter().find(computes).map(|node| node.block)
     }
 }
 

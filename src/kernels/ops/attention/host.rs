@@ -5,7 +5,7 @@ use rayon::prelude::*;
 use super::reference::Head;
 use super::{AttentionSizes, head_key};
 use crate::OpCall;
-use crate::ops::head_product::{HeadProduct, Matrix};
+use crate::ops::head_product::{HeadProduct, Matrix, put_columns, softmax};
 use crate::simd::{exp, mul_add, sum_of, vectorized};
 use potluck_core::HostTensorView;
 use potluck_core::rng::{Key, threefry2x32};
@@ -208,13 +208,6 @@ struct SharedGradients {
     values: Vec<f32>,
 }
 
-/// Copies rows of `d` values into columns `first` and following of rows of `width` values.
-fn put_columns(from: &[f32], d: usize, to: &mut [f32], width: usize, first: usize) {
-    for (from, to) in from.chunks_exact(d).zip(to.chunks_exact_mut(width)) {
-        to[first..first + d].copy_from_slice(from);
-    }
-}
-
 /// Inputs of the gradient of a row of scores that belong to its query.
 struct HeadRow<'a> {
     lse: f32,
@@ -231,20 +224,6 @@ fn drop_row(head: &Head, i: usize, row: &mut [f32]) {
 }
 
 vectorized! {
-    /// Converts scores to probabilities; returns the logarithm of the sum of exponentials.
-    fn softmax<S>(row: &mut [f32]) -> f32 {
-        let highest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        for value in row.iter_mut() {
-            *value = exp::<S>(*value - highest);
-        }
-        let total = sum_of(row.len(), |j| row[j]);
-        let share = 1.0 / total;
-        for value in row {
-            *value *= share;
-        }
-        highest + total.ln()
-    }
-
     /// Converts scores in `p` to probabilities after dropout, and `dy . v` in `ds` to the
     /// gradient of the scores.
     fn grad_row<S>(row: HeadRow<'_>, scale: f32, kept: &[f32], p: &mut [f32], ds: &mut [f32]) {
