@@ -7,7 +7,7 @@ use super::report::{Direction, Figure, FigureKind, FigureRecorder, GBS};
 use super::sample::SamplingPlan;
 use super::step::{gpt2, small};
 use super::target::{Target, TargetDevice};
-use potluck_core::{DType, HostTensor, TensorId};
+use potluck_core::DType;
 use potluck_graph::model::gpt::cached_gpt;
 use potluck_graph::model::{CacheInputs, GptConfig, LanguageModel};
 use potluck_graph::{ModelGraph, Plan, PlanOptions};
@@ -17,12 +17,10 @@ use potluck_train::TrainError;
 use potluck_train::runtime::open::{OpenOptions, open};
 use potluck_train::runtime::step::forward_without;
 use potluck_train::runtime::workers::WorkerGroup;
+use potluck_train::sampling::{CachedToken, PROMPT_ROWS};
 
 /// Sequences that are continued at the same time, besides one alone.
 const SEQUENCES: usize = 8;
-
-/// Tokens of a pass over a prompt, as `potluck generate` computes them.
-const PROMPT: usize = 128;
 
 /// Passes before those that are measured.
 const WARM_UP: usize = 3;
@@ -59,7 +57,7 @@ fn measure_model(
         return Err(TrainError::Defect("a cached graph without a cache".into()));
     };
     let weights = graph.parameter_count() * DType::F32.bytes();
-    let plan = Plan::new(graph, PlanOptions::new(PROMPT));
+    let plan = Plan::new(graph, PlanOptions::new(PROMPT_ROWS));
     let opened = open(&target.selector, plan, 0, &OpenOptions::default())?;
     let group = WorkerGroup::single(opened.driver)?;
     group.run_on_all("initialization", |_, device| device.initialize(1))?;
@@ -67,7 +65,7 @@ fn measure_model(
     // Keys and values that a token reads, of so many positions.
     let cached = 2 * config.layers * config.width * length * DType::F32.bytes();
     for (what, sequences, tokens) in
-        [("prompt", 1, PROMPT.min(config.context)), ("1", 1, 1), ("8", SEQUENCES, 1)]
+        [("prompt", 1, PROMPT_ROWS.min(config.context)), ("1", 1, 1), ("8", SEQUENCES, 1)]
     {
         let pass = MeasuredPass { model, cache, sequences, tokens, last: length };
         let samples = sampling_plan.steps;
@@ -117,23 +115,15 @@ impl MeasuredPass {
     fn seconds(self, device: &mut dyn Executor, samples: usize) -> Result<Vec<f64>, DeviceError> {
         let Self { model, cache, sequences, tokens, last } = self;
         let first = if tokens == 1 { last } else { 0 };
-        let (mut ids, mut positions, mut places) = (Vec::new(), Vec::new(), Vec::new());
+        let mut rows = Vec::with_capacity(sequences * tokens);
         for sequence in 0..sequences {
             for position in first..first + tokens {
-                ids.push((31 * position + sequence) as u32 % model.vocabulary as u32);
-                positions.push(position as u32);
-                places.push((sequence * model.context + position) as u32);
+                let token = (31 * position + sequence) as u32 % model.vocabulary as u32;
+                rows.push(CachedToken { token, sequence, position });
             }
         }
-        let inputs: Vec<(TensorId, HostTensor)> = vec![
-            (model.tokens, HostTensor::Int(ids)),
-            (cache.positions, HostTensor::Int(positions)),
-            (cache.places, HostTensor::Int(places)),
-        ];
-        let graph = &device.plan().graph;
-        let logits = graph.root(model.logits);
-        let head = graph.nodes.iter().find(|node| node.outputs.contains(&logits));
-        let head = head.map(|node| node.block).filter(|_| tokens > 1);
+        let inputs = CachedToken::inputs(&model, &cache, &rows);
+        let head = device.plan().graph.block_of(model.logits).filter(|_| tokens > 1);
         let mut seconds = Vec::with_capacity(samples);
         for nth in 0..WARM_UP + samples {
             let begun = Instant::now();

@@ -34,7 +34,7 @@ use potluck_train::runtime::placement::names::{distinct, is_auto};
 use potluck_train::runtime::placement::pipeline::{ForwardDevices, open_forward};
 use potluck_train::runtime::placement::plans::Plans;
 use potluck_train::runtime::workers::WorkerGroup;
-use potluck_train::sampling::{Sampling, TextMemory};
+use potluck_train::sampling::{PROMPT_ROWS, Sampling, TextMemory};
 use potluck_train::signals::SignalFlags;
 use potluck_train::spec::RunSpec;
 use potluck_train::task::{Ending, FinalMeasure, Task};
@@ -220,10 +220,7 @@ pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
     let mut tokens = Vec::with_capacity(prompts.len());
     for prompt in &prompts {
         let ids = tokenizer.encode(prompt).map_err(TrainError::from)?;
-        if ids.is_empty() {
-            let why = "the prompt is empty; give at least one token";
-            return Err(TrainError::InvalidRequest(why.into()).into());
-        }
+        generate::require_tokens(&ids)?;
         tokens.push(ids);
     }
     let sequences = (!args.sampling.no_cache).then_some(prompts.len().min(SEQUENCES_MAX));
@@ -266,10 +263,6 @@ pub(super) struct TextWriter {
     memory: TextMemory,
 }
 
-/// Rows of a pass over single tokens of a prompt: enough for products of matrices at about full
-/// speed, few enough that the activations are small beside the parameters.
-const CACHED_ROWS: u32 = 128;
-
 impl TextWriter {
     /// Brings a model onto the devices that the arguments name, with a cache of keys and values for
     /// so many sequences, if that is given and the model has any.
@@ -285,7 +278,7 @@ impl TextWriter {
         let model = language_model(plans.model().whole())?;
         let first = first_devices(&args.devices, spec.parallel.devices_per_pipeline())?;
         let ends = loaded.ends.clone();
-        let rows = if model.cache.is_some() { CACHED_ROWS } else { 1 };
+        let rows = if model.cache.is_some() { PROMPT_ROWS as u32 } else { 1 };
         let devices = open_on(first, spec, loaded, &plans, rows)?;
         Ok(Self { devices, model, tokenizer, ends, memory: TextMemory::default() })
     }

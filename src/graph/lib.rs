@@ -351,6 +351,13 @@ impl Graph {
         id
     }
 
+    /// Returns the block of the node that computes a tensor; `None` for inputs and parameters.
+    pub fn block_of(&self, tensor: TensorId) -> Option<u32> {
+        let root = self.root(tensor);
+        let computes = |node: &&Node| node.outputs.contains(&root);
+        self.nodes.iter().find(computes).map(|node| node.block)
+    }
+
     /// Returns the bytes of the logits that the kernels of a node hand on, at a capacity of rows;
     /// `None` if they compute none.
     pub fn logits_bytes(&self, node: &Node, rows: usize) -> Option<usize> {

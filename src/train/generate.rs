@@ -197,11 +197,7 @@ pub fn generate(
     memory: &mut TextMemory,
     mut piece: impl FnMut(usize, &str) -> bool,
 ) -> Result<Vec<String>, TrainError> {
-    if generation.prompts.iter().any(Vec::is_empty) {
-        return Err(TrainError::InvalidRequest(
-            "the prompt is empty; give at least one token".into(),
-        ));
-    }
+    generation.prompts.iter().try_for_each(|prompt| require_tokens(prompt))?;
     let mut texts = Vec::with_capacity(generation.prompts.len());
     for (number, prompt) in generation.prompts.iter().enumerate() {
         texts.push(Continued::new(number, prompt, generation));
@@ -212,6 +208,18 @@ pub fn generate(
         }
     }
     Ok(texts.into_iter().map(|text| text.text).collect())
+}
+
+/// Refuses a prompt without a token, which nothing can follow.
+///
+/// # Errors
+/// Returns `TrainError::InvalidRequest`.
+pub fn require_tokens(prompt: &[u32]) -> Result<(), TrainError> {
+    if prompt.is_empty() {
+        let why = "the prompt is empty; give at least one token";
+        return Err(TrainError::InvalidRequest(why.into()));
+    }
+    Ok(())
 }
 
 #[cfg(test)]

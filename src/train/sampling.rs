@@ -140,11 +140,29 @@ struct CachedPass<'a> {
     cache: CacheInputs,
 }
 
+/// Tokens of a pass over a prompt at most: enough for products of matrices at about full speed, few
+/// enough that the activations are small beside the parameters.
+pub const PROMPT_ROWS: usize = 128;
+
 /// Token at a position of a sequence.
-struct CachedToken {
-    token: u32,
-    sequence: usize,
-    position: usize,
+pub struct CachedToken {
+    pub token: u32,
+    pub sequence: usize,
+    pub position: usize,
+}
+
+impl CachedToken {
+    /// Returns the inputs of a pass over some tokens.
+    pub fn inputs(model: &LanguageModel, cache: &CacheInputs, tokens: &[Self]) -> Inputs {
+        let ints = |of: &dyn Fn(&Self) -> usize| {
+            HostTensor::Int(tokens.iter().map(|token| of(token) as u32).collect())
+        };
+        vec![
+            (model.tokens, ints(&|of| of.token as usize)),
+            (cache.positions, ints(&|of| of.position)),
+            (cache.places, ints(&|of| of.sequence * model.context + of.position)),
+        ]
+    }
 }
 
 impl CachedPass<'_> {
@@ -189,17 +207,9 @@ impl CachedPass<'_> {
         tokens: &[CachedToken],
         parts: Vec<Range<usize>>,
     ) -> Result<Vec<f32>, TrainError> {
-        let ints =
-            |of: &dyn Fn(&CachedToken) -> u32| HostTensor::Int(tokens.iter().map(of).collect());
-        let context = self.model.context;
-        let place = |of: &CachedToken| (of.sequence * context + of.position) as u32;
         let pass = OutputPass {
             rows: tokens.len(),
-            inputs: vec![
-                (self.model.tokens, ints(&|of| of.token)),
-                (self.cache.positions, ints(&|of| of.position as u32)),
-                (self.cache.places, ints(&place)),
-            ],
+            inputs: CachedToken::inputs(self.model, &self.cache, tokens),
             output: self.model.logits,
             parts,
         };

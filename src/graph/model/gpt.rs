@@ -108,8 +108,7 @@ pub fn cached_gpt(config: &GptConfig, sequences: usize) -> Result<Graph, ShapeEr
     let (x, wte) = transformer(&mut b, config, rows.tokens, Some(&rows))?;
     b.block("head");
     let (x, head) = head(&mut b, config, x, wte)?;
-    let logits = b.linear(x, head, None)?;
-    b.output("logits", logits);
+    language::output_logits(&mut b, x, head)?;
     b.split_parameters(|name| split(config, name));
     Ok(b.finish())
 }

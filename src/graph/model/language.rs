@@ -30,7 +30,16 @@ pub(super) fn end_with_logits(
     head: TensorId,
 ) -> Result<(), ShapeError> {
     let row = row_at_position(b, x)?;
-    let logits = b.linear(row, head, None)?;
+    output_logits(b, row, head)
+}
+
+/// Makes the logits `x head^T` of rows `x (b, n, c)` the output `logits` (b, n, v).
+pub(super) fn output_logits(
+    b: &mut Builder,
+    x: TensorId,
+    head: TensorId,
+) -> Result<(), ShapeError> {
+    let logits = b.linear(x, head, None)?;
     b.output("logits", logits);
     Ok(())
 }

@@ -127,8 +127,7 @@ pub fn cached_llama(config: &LlamaConfig, sequences: usize) -> Result<Graph, Sha
     let (x, table) = layers(&mut b, config, rows.tokens, Some(&rows))?;
     b.block("head");
     let (x, head) = head(&mut b, config, x, table)?;
-    let logits = b.linear(x, head, None)?;
-    b.output("logits", logits);
+    language::output_logits(&mut b, x, head)?;
     b.split_parameters(|name| split(config, name));
     Ok(b.finish())
 }

@@ -5,9 +5,8 @@ mod file;
 mod vocabulary;
 
 use std::borrow::Cow;
-use std::fs;
-use std::io::{self, BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::io::{BufWriter, Write};
+use std::path::Path;
 
 use serde_json::Value as Json;
 
@@ -24,16 +23,13 @@ use potluck_graph::{RotaryAngles, RotaryScaling};
 /// Reason why a model cannot be written as a GGUF file.
 #[derive(Debug, thiserror::Error)]
 pub enum GgufError {
+    /// Of the configuration, or of writing.
     #[error(transparent)]
-    Configuration(#[from] HuggingFaceError),
+    Files(#[from] HuggingFaceError),
     #[error("the model has no form in a GGUF file: {0}")]
     NoForm(String),
     #[error("the tokenizer has no form in a GGUF file: {0}")]
     Tokenizer(String),
-    #[error("{}: cannot be written: {why}", path.display())]
-    Write { path: PathBuf, why: io::Error },
-    #[error("{}: is there already; name another with --out", path.display())]
-    Exists { path: PathBuf },
 }
 
 /// Model and what is written beside its parameters.
@@ -103,23 +99,19 @@ const POSITIONS: &str = "position_embd.weight";
 /// Returns [`GgufError`] if the file is there already, if the model or its tokenizer has no form in
 /// it, or if it cannot be written.
 pub fn export(out: &Path, model: &GgufModel) -> Result<(), GgufError> {
-    if fs::symlink_metadata(out).is_ok() {
-        return Err(GgufError::Exists { path: out.into() });
-    }
+    hugging_face::require_free(out)?;
     let vocabulary = hugging_face::vocabulary_of(model.family, model.parameters);
     let config = hugging_face::configuration(model.family, vocabulary)?;
     let shape = ModelShape { config: &config };
     let keys = keys(model, &shape, vocabulary)?;
     let tensors = tensors(model, &shape)?;
-    let unwritable = |path: &Path, why| GgufError::Write { path: path.into(), why };
-    let parent = files::parent(out);
-    fs::create_dir_all(parent).map_err(|why| unwritable(parent, why))?;
+    hugging_face::create_parent(out)?;
     let written = files::replace_with(out, |file| {
         let mut file = BufWriter::with_capacity(1 << 20, file);
         file::write(&mut file, &keys, &tensors)?;
         file.flush()
     });
-    written.map_err(|why| unwritable(out, why))
+    Ok(written.map_err(|why| HuggingFaceError::Write { path: out.into(), why })?)
 }
 
 /// Sizes of a model, by the keys of its `config.json`.

@@ -30,6 +30,7 @@ struct WrittenTensor<'a> {
     shape: Vec<usize>,
     is_transposed: bool,
     kind: FileType,
+    dtype: Dtype,
 }
 
 impl<'a> WrittenTensor<'a> {
@@ -44,11 +45,12 @@ impl<'a> WrittenTensor<'a> {
         if let Some(value) = tensor.values.iter().find(|value| !kind.holds(**value)) {
             return Err(refused(out, name, kind.why_not(*value)));
         }
+        let (_, dtype) = names_of(kind)?;
         let mut shape = tensor.shape.clone();
         if is_transposed {
             shape.reverse();
         }
-        Ok(Self { values: &tensor.values, shape, is_transposed, kind })
+        Ok(Self { values: &tensor.values, shape, is_transposed, kind, dtype })
     }
 
     /// Returns the bytes of the values in the file.
@@ -59,13 +61,7 @@ impl<'a> WrittenTensor<'a> {
 
 impl View for &WrittenTensor<'_> {
     fn dtype(&self) -> Dtype {
-        match self.kind {
-            FileType::F32 => Dtype::F32,
-            FileType::F16 => Dtype::F16,
-            FileType::Bf16 => Dtype::BF16,
-            // Of no export; bytes are what they are.
-            FileType::Q8_0 => Dtype::U8,
-        }
+        self.dtype
     }
 
     fn shape(&self) -> &[usize] {
@@ -111,10 +107,8 @@ pub fn export(out: &Path, model: &ExportedModel) -> Result<(), HuggingFaceError>
     // Without a separator at the end, so that what is beside it is not in it.
     let out = out.components().collect::<PathBuf>();
     let out = out.as_path();
-    if fs::symlink_metadata(out).is_ok() {
-        return Err(HuggingFaceError::Exists { path: out.into() });
-    }
-    let torch_name = torch_name(model.kind)?;
+    require_free(out)?;
+    let (torch_name, _) = names_of(model.kind)?;
     let vocabulary = vocabulary_of(model.family, model.parameters);
     let mut settings = config::configuration(model.family, vocabulary)?;
     for key in ["torch_dtype", "dtype"] {
@@ -172,17 +166,13 @@ pub fn export_parameters(
     parameters: &[NamedTensor],
     kind: FileType,
 ) -> Result<(), HuggingFaceError> {
-    if fs::symlink_metadata(out).is_ok() {
-        return Err(HuggingFaceError::Exists { path: out.into() });
-    }
-    torch_name(kind)?;
+    require_free(out)?;
     let mut written = Vec::with_capacity(parameters.len());
     for tensor in parameters {
         let name = tensor.name.clone();
         written.push((name.clone(), WrittenTensor::of(out, &name, tensor, false, kind)?));
     }
-    let parent = files::parent(out);
-    fs::create_dir_all(parent).map_err(|why| unwritable(parent, why))?;
+    let parent = create_parent(out)?;
     let temporary = files::beside(out, ".tmp");
     let all: Vec<&(String, WrittenTensor)> = written.iter().collect();
     let done = write_tensors(&temporary, &all).and_then(|()| {
@@ -196,10 +186,38 @@ pub fn export_parameters(
     done
 }
 
-/// Returns the name that transformers has for a type.
-fn torch_name(kind: FileType) -> Result<&'static str, HuggingFaceError> {
-    let why = "q8_0 is a type of GGUF files: use --format gguf, or another --dtype";
-    kind.torch_name().ok_or_else(|| HuggingFaceError::NoForm(why.into()))
+/// Returns the names that transformers and safetensors have for a type.
+fn names_of(kind: FileType) -> Result<(&'static str, Dtype), HuggingFaceError> {
+    match kind {
+        FileType::F32 => Ok(("float32", Dtype::F32)),
+        FileType::F16 => Ok(("float16", Dtype::F16)),
+        FileType::Bf16 => Ok(("bfloat16", Dtype::BF16)),
+        FileType::Q8_0 => {
+            let why = "q8_0 is a type of GGUF files: use --format gguf, or another --dtype";
+            Err(HuggingFaceError::NoForm(why.into()))
+        }
+    }
+}
+
+/// Refuses to write where there is something already.
+///
+/// # Errors
+/// Returns [`HuggingFaceError::Exists`].
+pub fn require_free(out: &Path) -> Result<(), HuggingFaceError> {
+    if fs::symlink_metadata(out).is_ok() {
+        return Err(HuggingFaceError::Exists { path: out.into() });
+    }
+    Ok(())
+}
+
+/// Creates the directory of a file that is about to be written, and returns it.
+///
+/// # Errors
+/// Returns [`HuggingFaceError::Write`].
+pub fn create_parent(out: &Path) -> Result<&Path, HuggingFaceError> {
+    let parent = files::parent(out);
+    fs::create_dir_all(parent).map_err(|why| unwritable(parent, why))?;
+    Ok(parent)
 }
 
 /// Returns the number of tokens of a model: the rows of its embedding, the first of its family's
@@ -212,8 +230,7 @@ pub fn vocabulary_of(family: &dyn ModelFamily, parameters: &[NamedTensor]) -> us
 
 /// Creates a directory of a new name beside another.
 fn new_directory_beside(out: &Path) -> Result<PathBuf, HuggingFaceError> {
-    let parent = files::parent(out);
-    fs::create_dir_all(parent).map_err(|why| unwritable(parent, why))?;
+    create_parent(out)?;
     let mut number = 0u32;
     loop {
         let path = files::beside(out, &format!(".{}-{number}.tmp", std::process::id()));

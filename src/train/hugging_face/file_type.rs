@@ -18,16 +18,6 @@ impl FileType {
     pub const NAMES: [(&str, Self); 4] =
         [("f32", Self::F32), ("f16", Self::F16), ("bf16", Self::Bf16), ("q8_0", Self::Q8_0)];
 
-    /// Returns the name that transformers has for the type; `None` for a type of GGUF files only.
-    pub(super) fn torch_name(self) -> Option<&'static str> {
-        match self {
-            Self::F32 => Some("float32"),
-            Self::F16 => Some("float16"),
-            Self::Bf16 => Some("bfloat16"),
-            Self::Q8_0 => None,
-        }
-    }
-
     /// Returns true if a value is finite in this type.
     pub fn holds(self, value: f32) -> bool {
         match self {

@@ -12,7 +12,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 pub use config::{ModelSettings, configuration};
-pub use export::{ExportedModel, export, export_parameters, vocabulary_of};
+pub use export::{
+    ExportedModel, create_parent, export, export_parameters, require_free, vocabulary_of,
+};
 pub use file_type::{BLOCK, FileType};
 pub use files::ModelTensors;
 pub use model_files::{ModelFiles, directory_of_run};

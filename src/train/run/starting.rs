@@ -1,5 +1,7 @@
 //! Models from which new runs start, in place of random parameters.
 
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -8,8 +10,8 @@ use crate::error::TrainError;
 use crate::families::ModelFamily;
 use crate::hugging_face::{ModelDirectory, ModelFiles, ModelTensors};
 use crate::run_data::SavedData;
+use potluck_data::Tokenizer;
 use potluck_data::tokenizer::TOKENIZER;
-use potluck_data::{Tokenizer, TokenizerFile};
 use potluck_graph::Graph;
 
 /// Model from which a new run starts.
@@ -54,13 +56,21 @@ impl StartingModel {
     /// # Errors
     /// Returns `TrainError` if that of the model cannot be read.
     pub(super) fn has_tokenizer(&self, tokenizer: Option<&Tokenizer>) -> Result<bool, TrainError> {
-        let path = self.path().join(TOKENIZER);
-        let own = match self {
-            Self::Files(_) if path.is_file() => Some(Tokenizer::File(TokenizerFile::load(&path)?)),
-            Self::Files(_) => None,
-            Self::Checkpoint { checkpoint, .. } => SavedData::of(&checkpoint.meta).tokenizer,
+        let Self::Files(directory) = self else {
+            return Ok(self.saved().tokenizer.as_ref() == tokenizer);
         };
-        Ok(own.as_ref() == tokenizer)
+        // By its hash: a file that cannot be parsed is no obstacle to a run with another tokenizer.
+        let path = directory.path().join(TOKENIZER);
+        let own = match fs::read(&path) {
+            Ok(json) => Some(blake3::hash(&json).to_hex().to_string()),
+            Err(why) if why.kind() == io::ErrorKind::NotFound => None,
+            Err(why) => return Err(TrainError::Io { path, why }),
+        };
+        Ok(match tokenizer {
+            Some(Tokenizer::File(file)) => own.as_deref() == Some(file.blake3()),
+            Some(_) => false,
+            None => own.is_none(),
+        })
     }
 
     /// Finds the parameters of a graph.

@@ -13,7 +13,7 @@ use super::step::{Inputs, NextStates, StepInput, forward, forward_without, read_
 use super::workers::WorkerGroup;
 use potluck_core::rng::Key;
 use potluck_core::{Rank, SegmentId, TensorId};
-use potluck_graph::{Graph, Node, PassKind, Place, Plan, Reduction, TensorLocation};
+use potluck_graph::{Graph, PassKind, Place, Plan, Reduction, TensorLocation};
 use potluck_kernels::RandomContext;
 use potluck_kernels::device::DeviceError;
 use potluck_kernels::exec::{Executor, PassContext, load};
@@ -83,12 +83,7 @@ impl OutputPass {
 
     /// Returns the block that does not run.
     fn left_out(&self, graph: &Graph) -> Option<u32> {
-        if !self.parts.is_empty() {
-            return None;
-        }
-        let output = graph.root(self.output);
-        let computes = |node: &&Node| node.outputs.contains(&output);
-        graph.nodes.iter().find(computes).map(|node| node.block)
+        if self.parts.is_empty() { graph.block_of(self.output) } else { None }
     }
 }
 
@@ -182,14 +177,15 @@ pub struct PipelineWalk<'a> {
     pub left_out: Option<u32>,
 }
 
-/// Segments that the ranks of a tensor group run before they all-reduce, by rank; a rank may have
-/// none at the end of a pass.
-type GroupSegments = Vec<Option<SegmentId>>;
-
 /// Segment that a rank runs in a walk.
 #[derive(Clone, Debug)]
 struct WalkedSegment {
+    /// Place of the rank in its tensor group.
+    member: usize,
+    rank: Rank,
     nodes: Range<usize>,
+    /// Tensors that it reads and another rank computes.
+    foreign: Vec<TensorId>,
     /// What the rank has computed with it for an all-reduce.
     reduced: Option<(Reduction, Vec<TensorId>)>,
 }
@@ -510,35 +506,29 @@ impl ModelPipelines {
             let inputs = inputs(rank);
             group.run_on(rank, PASS, move |device| load(device, &inputs, pass.micro_batch))?;
         }
-        let order = self.group_segments(passes, left_out);
-        let mut crossing = CrossingTensors::of(self, pipeline, &order);
+        let order = self.walk_order(pipeline, passes, left_out);
+        let mut crossing = CrossingTensors::of(&order);
         let mut received: Vec<(TensorId, Rank)> = Vec::new();
         for segments in &order {
             let mut runs: HashMap<Rank, WalkedSegment> = HashMap::new();
-            for (member, segment) in segments.iter().enumerate() {
-                let Some(segment) = segment else { continue };
-                let plan = &self.model.plans[member];
-                let found = &plan.segments[segment.index()];
-                let nodes = found.nodes.clone();
-                let rank = self.group_of(pipeline, found.block)[member];
-                for tensor in self.foreign_inputs(pipeline, member, &nodes, rank) {
+            for segment in segments {
+                let rank = segment.rank;
+                for &tensor in &segment.foreign {
                     if received.contains(&(tensor, rank)) {
                         continue;
                     }
                     received.push((tensor, rank));
-                    crossing.write(group, (member, tensor), rank, pass)?;
+                    crossing.write(group, (segment.member, tensor), rank, pass)?;
                 }
-                runs.insert(rank, WalkedSegment { reduced: reduced_by(plan, *segment), nodes });
+                runs.insert(rank, segment.clone());
             }
             let visited = self.run_segments(group, &runs, pass, visit.clone())?;
             if visited.is_some() {
                 return Ok(visited);
             }
-            for (member, segment) in segments.iter().enumerate() {
-                let Some(segment) = segment else { continue };
-                let found = &self.model.plans[member].segments[segment.index()];
-                let rank = self.group_of(pipeline, found.block)[member];
-                crossing.read(group, (self, member), &found.nodes, rank, pass)?;
+            for segment in segments {
+                let graph = &self.model.plans[segment.member].graph;
+                crossing.read(group, graph, segment, pass)?;
             }
         }
         Ok(None)
@@ -602,10 +592,16 @@ impl ModelPipelines {
         Ok(None)
     }
 
-    /// Returns the segments of passes in the order in which they run, those that the ranks of a
-    /// tensor group run at the same time together.
-    fn group_segments(&self, passes: &[PassKind], left_out: Option<u32>) -> Vec<GroupSegments> {
-        let mut all: Vec<GroupSegments> = Vec::new();
+    /// Returns the segments of passes on a pipeline in the order in which they run: together those
+    /// that the ranks of a tensor group run at the same time, before they all-reduce. A rank may
+    /// have none at the end of a pass.
+    fn walk_order(
+        &self,
+        pipeline: usize,
+        passes: &[PassKind],
+        left_out: Option<u32>,
+    ) -> Vec<Vec<WalkedSegment>> {
+        let mut all: Vec<Vec<WalkedSegment>> = Vec::new();
         let mut of_run: Vec<Vec<SegmentId>> = vec![Vec::new(); self.model.plans.len()];
         let first = &self.model.plans[0].segments;
         let mut runs: Vec<(PassKind, u32)> = first.iter().map(|s| (s.phase, s.block)).collect();
@@ -619,10 +615,25 @@ impl ModelPipelines {
             }
             let count = of_run.iter().map(Vec::len).max().unwrap_or(0);
             for nth in 0..count {
-                all.push(of_run.iter().map(|own| own.get(nth).copied()).collect());
+                let mut segments = Vec::with_capacity(of_run.len());
+                for (member, own) in of_run.iter().enumerate() {
+                    let segment = own.get(nth).map(|id| self.walked(pipeline, member, *id));
+                    segments.extend(segment);
+                }
+                all.push(segments);
             }
         }
         all
+    }
+
+    /// Returns a segment as the rank at this place of a tensor group runs it.
+    fn walked(&self, pipeline: usize, member: usize, id: SegmentId) -> WalkedSegment {
+        let plan = &self.model.plans[member];
+        let segment = &plan.segments[id.index()];
+        let nodes = segment.nodes.clone();
+        let rank = self.group_of(pipeline, segment.block)[member];
+        let foreign = self.foreign_inputs(pipeline, member, &nodes, rank);
+        WalkedSegment { member, rank, nodes, foreign, reduced: reduced_by(plan, id) }
     }
 
     /// Returns the tensors that nodes read on a rank and another rank computes.
@@ -659,31 +670,24 @@ struct CrossingTensors {
 }
 
 impl CrossingTensors {
-    /// Finds the tensors of a pipeline that cross between the segments of a walk.
-    fn of(pipelines: &ModelPipelines, pipeline: usize, order: &[GroupSegments]) -> Self {
+    /// Finds the tensors that cross between the segments of a walk.
+    fn of(order: &[Vec<WalkedSegment>]) -> Self {
         let mut read_elsewhere = HashSet::new();
-        for segments in order {
-            for (member, segment) in segments.iter().enumerate() {
-                let Some(segment) = segment else { continue };
-                let found = &pipelines.model.plans[member].segments[segment.index()];
-                let rank = pipelines.group_of(pipeline, found.block)[member];
-                let foreign = pipelines.foreign_inputs(pipeline, member, &found.nodes, rank);
-                read_elsewhere.extend(foreign.into_iter().map(|tensor| (member, tensor)));
-            }
+        for WalkedSegment { member, foreign, .. } in order.iter().flatten() {
+            read_elsewhere.extend(foreign.iter().map(|tensor| (*member, *tensor)));
         }
         Self { values: HashMap::new(), read_elsewhere }
     }
 
-    /// Reads those that a segment of a rank has computed.
+    /// Reads those that a segment of this graph has computed.
     fn read(
         &mut self,
         group: &WorkerGroup,
-        (pipelines, member): (&ModelPipelines, usize),
-        nodes: &Range<usize>,
-        rank: Rank,
+        graph: &Graph,
+        segment: &WalkedSegment,
         pass: PassContext,
     ) -> Result<(), RuntimeError> {
-        let graph = &pipelines.model.plans[member].graph;
+        let &WalkedSegment { member, rank, ref nodes, .. } = segment;
         for output in graph.nodes[nodes.clone()].iter().flat_map(|node| &node.outputs) {
             let tensor = graph.root(*output);
             if self.read_elsewhere.contains(&(member, tensor)) {
