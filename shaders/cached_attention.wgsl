@@ -6,12 +6,16 @@
 // place[row] = s t + i; m is the largest product so far (Milakov and Gimelshein 2018). A row
 // without a place in the cache has zeros.
 //
-// One workgroup of 256 per row, head and slab of at most SLAB values of it, which takes 256 keys at
-// a time: a product per invocation, then each of the slab's values by 256 / lanes invocations, for
-// every such key. 8 bytes moved per float of the keys that a query sees. Sums are in a fixed order.
+// One workgroup of KEYS per row, head, slab of at most SLAB values of it and split of its keys, of
+// which it takes KEYS at a time: a product per invocation, then each of the slab's values by
+// KEYS / lanes invocations, for every such key. 8 bytes moved per float of the keys that a query
+// sees. Sums are in a fixed order.
 //
-// Prepended: lib/value, or lib/value4 where heads and columns are of whole vectors; all sizes are
-// in Values.
+// Several splits leave partial sums, which cached_attention_merge.wgsl adds: for every row, head
+// and split the d values of sum_j w[j] v[j], then m and sum_j w[j], each in all floats of a Value.
+//
+// Prepended: KEYS and IS_SPLIT; lib/value, or lib/value4 where heads and columns are of whole
+// vectors; all sizes are in Values.
 
 struct Params {
     items: u32,
@@ -24,6 +28,8 @@ struct Params {
     query_first: u32,
     query_width: u32,
     scale: f32,
+    splits: u32,
+    span: u32,              // keys of a split
 }
 var<immediate> p: Params;
 
@@ -31,10 +37,12 @@ var<immediate> p: Params;
 // (sequences, 2 heads / group, tokens, d)
 @group(0) @binding(1) var<storage, read> cache: array<Value>;
 @group(0) @binding(2) var<storage, read> places: array<u32>;     // (rows)
-@group(0) @binding(3) var<storage, read_write> y: array<Value>;  // (rows, heads d)
+// (rows, heads d), or of several splits (rows, heads, splits, d + 2)
+@group(0) @binding(3) var<storage, read_write> y: array<Value>;
 
-const KEYS = 256u;
 const SLAB = 64u;
+// Weights that each of 16 invocations reduces.
+const EACH = KEYS / 16u;
 // The lowest f32: a maximum begins with it.
 const LOWEST: f32 = -3.4028234e38;
 
@@ -46,8 +54,8 @@ var<workgroup> sums: array<Value, KEYS>;
 fn highest(local: u32) -> f32 {
     workgroupBarrier();
     if (local < 16u) {
-        var m = weights[16u * local];
-        for (var i = 1u; i < 16u; i++) { m = max(m, weights[16u * local + i]); }
+        var m = weights[EACH * local];
+        for (var i = 1u; i < EACH; i++) { m = max(m, weights[EACH * local + i]); }
         parts[local] = m;
     }
     workgroupBarrier();
@@ -61,7 +69,7 @@ fn total(local: u32) -> f32 {
     workgroupBarrier();
     if (local < 16u) {
         var sum = 0.0;
-        for (var i = 0u; i < 16u; i++) { sum += weights[16u * local + i]; }
+        for (var i = 0u; i < EACH; i++) { sum += weights[EACH * local + i]; }
         parts[local] = sum;
     }
     workgroupBarrier();
@@ -70,7 +78,7 @@ fn total(local: u32) -> f32 {
     return sum;
 }
 
-@compute @workgroup_size(256)
+@compute @workgroup_size(KEYS)
 fn attend(
     @builtin(workgroup_id) group: vec3u,
     @builtin(num_workgroups) groups: vec3u,
@@ -79,24 +87,27 @@ fn attend(
     let slabs = (p.d + SLAB - 1u) / SLAB;
     let item = workgroup_of(group, groups);
     if (item >= p.items) { return; }
-    let row = item / (p.heads * slabs);
-    let head = item / slabs % p.heads;
+    let split = item % p.splits;
+    let slab = item / p.splits % slabs;
+    let head = item / (p.splits * slabs) % p.heads;
+    let row = item / (p.splits * slabs * p.heads);
     let place = places[row];
     let sequence = place / p.tokens;
-    let keys = select(0u, place % p.tokens + 1u, place < p.places);
+    let all_keys = select(0u, place % p.tokens + 1u, place < p.places);
+    let keys = min(all_keys, (split + 1u) * p.span);
     let kv_heads = p.heads / p.group;
     let own = sequence * 2u * kv_heads + head / p.group;
     let key_first = own * p.tokens * p.d;
     let value_first = (own + kv_heads) * p.tokens * p.d;
     let query = row * p.query_width + p.query_first + head * p.d;
     // This invocation's value of the head, and every which of the keys it sums up.
-    let part = item % slabs * SLAB + local % p.lanes;
+    let part = slab * SLAB + local % p.lanes;
     let stripes = KEYS / p.lanes;
     let stripe = local / p.lanes;
     var m = LOWEST;
     var of_own_keys = 0.0;
     var sum = Value();
-    for (var first = 0u; first < keys; first += KEYS) {
+    for (var first = split * p.span; first < keys; first += KEYS) {
         var score = LOWEST;
         let is_seen = first + local < keys;
         if (is_seen) {
@@ -127,9 +138,17 @@ fn attend(
     weights[local] = of_own_keys;
     sums[local] = sum;
     let all = total(local);
-    if (local < p.lanes && part < p.d) {
-        var result = Value();
-        for (var i = 0u; i < stripes; i++) { result += sums[i * p.lanes + local]; }
+    if (local >= p.lanes || part >= p.d) { return; }
+    var result = Value();
+    for (var i = 0u; i < stripes; i++) { result += sums[i * p.lanes + local]; }
+    if (IS_SPLIT == 0u) {
         y[(row * p.heads + head) * p.d + part] = select(Value(), result / all, keys > 0u);
+        return;
+    }
+    let partial = ((row * p.heads + head) * p.splits + split) * (p.d + 2u);
+    y[partial + part] = result;
+    if (part == 0u) {
+        y[partial + p.d] = Value(m);
+        y[partial + p.d + 1u] = Value(all);
     }
 }

@@ -185,14 +185,16 @@ fn transfers(
     let sent = values(bytes as usize / DType::F32.bytes());
     let sent: &[u8] = bytemuck::cast_slice(&sent);
     let (mut up, mut down) = (Vec::new(), Vec::new());
-    // Warm-up: the first transfers allocate and touch pages, and are not counted.
+    // Warm-up: the first transfers allocate and touch pages, of the host's memory too, which takes
+    // several times as long as the transfer.
     device.upload(&memory, sent)?;
-    device.read(&memory, &staging, bytes)?;
+    let mut read = vec![0; sent.len()];
+    device.read(&memory, &staging, &mut read)?;
     let begun = Instant::now();
     while !sampling_plan.is_enough(up.len(), begun) {
         up.push(device.upload(&memory, sent)?);
-        let (read, seconds) = device.read(&memory, &staging, bytes)?;
-        down.push(seconds);
+        read.fill(0);
+        down.push(device.read(&memory, &staging, &mut read)?);
         if read != sent {
             return Err(DeviceError::Refused {
                 adapter: device.gpu.name.clone(),

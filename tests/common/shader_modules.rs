@@ -219,13 +219,16 @@ fn products() -> Vec<(String, String)> {
         ("rows", [8, 256, 256]),
         ("odd", [7, 257, 259]),
     ];
-    texts
-        .extend(few.into_iter().flat_map(|(kind, sizes)| of_product("matmul_vector", kind, sizes)));
+    for (kind, sizes) in few {
+        for name in ["matmul_vector", "matmul_vector_64", "matmul_vector_128"] {
+            texts.extend(of_product(name, kind, sizes));
+        }
+    }
     texts
 }
 
-/// The texts of a variant for products `(m, k, n)` with all transposes; those that transposes do
-/// not change are one.
+/// The texts of a variant for products `(m, k, n)` with all transposes for which it is a candidate;
+/// those that transposes do not change are one.
 fn of_product(variant: &str, kind: &str, [m, k, n]: [usize; 3]) -> Vec<(String, String)> {
     let mut texts: Vec<(String, String)> = Vec::new();
     for (transpose_a, transpose_b) in TRANSPOSES {
@@ -236,8 +239,9 @@ fn of_product(variant: &str, kind: &str, [m, k, n]: [usize; 3]) -> Vec<(String, 
         let owned_call = OwnedCall::new(op, inputs, random).unwrap();
         let call = owned_call.call();
         let variants = (twin(call.op).unwrap().variants)(&call, &Caps::EVERY);
-        let found = variants.into_iter().find(|one| one.name == variant);
-        let found = found.unwrap_or_else(|| panic!("{variant} {kind} is no candidate"));
+        let Some(found) = variants.into_iter().find(|one| one.name == variant) else {
+            continue;
+        };
         let order = |transposed| if transposed { "t" } else { "n" };
         let name = format!("{variant} {} {} {kind}", order(transpose_a), order(transpose_b));
         for text in found.dispatches.iter().map(|dispatch| text(&dispatch.shader)) {
@@ -246,6 +250,7 @@ fn of_product(variant: &str, kind: &str, [m, k, n]: [usize; 3]) -> Vec<(String, 
             }
         }
     }
+    assert!(!texts.is_empty(), "{variant} {kind} is no candidate");
     texts
 }
 
@@ -302,9 +307,16 @@ fn values_and_vectors() -> Vec<(String, String)> {
         }
     }
     for value in ["value", "value4"] {
-        for file in ["cache_update", "cached_attention", "rotary"] {
+        for file in ["cache_update", "cached_attention_merge", "rotary"] {
             let shader = Shader::new(file, "").with_text(snippet(value));
             texts.push((format!("{file} {value}"), text(&shader)));
+        }
+        for (keys, is_split) in [(256, 0), (64, 1)] {
+            let shader = Shader::new("cached_attention", "")
+                .with_const("KEYS", keys)
+                .with_const("IS_SPLIT", is_split)
+                .with_text(snippet(value));
+            texts.push((format!("cached_attention {value} {keys}"), text(&shader)));
         }
     }
     texts
@@ -456,6 +468,7 @@ pub fn modules() -> Vec<(String, String)> {
         "binary",
         "cache_update",
         "cached_attention",
+        "cached_attention_merge",
         "conv",
         "conv_depthwise",
         "conv_shared",

@@ -332,11 +332,27 @@ impl Gpu {
         staging: &wgpu::Buffer,
         ranges: &[(&wgpu::Buffer, u64, u64)],
     ) -> Result<Vec<u8>, DeviceError> {
+        let total: u64 = ranges.iter().map(|(_, _, bytes)| bytes).sum();
+        let mut bytes = vec![0; total as usize];
+        self.read_into(staging, ranges, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Does what [`Gpu::read`] does, into memory of the caller.
+    ///
+    /// # Panics
+    /// Panics if `bytes` is not as long as all ranges.
+    pub fn read_into(
+        &self,
+        staging: &wgpu::Buffer,
+        ranges: &[(&wgpu::Buffer, u64, u64)],
+        bytes: &mut [u8],
+    ) -> Result<(), DeviceError> {
         let mut encoder = self.device.create_command_encoder(&Default::default());
         let mut total = 0;
-        for (buffer, offset, bytes) in ranges {
-            encoder.copy_buffer_to_buffer(buffer, *offset, staging, total, *bytes);
-            total += bytes;
+        for (buffer, offset, length) in ranges {
+            encoder.copy_buffer_to_buffer(buffer, *offset, staging, total, *length);
+            total += length;
         }
         let (sender, receiver) = mpsc::sync_channel(1);
         let submission = self.queue.submit([encoder.finish()]);
@@ -349,10 +365,10 @@ impl Gpu {
         let mapped = receiver.recv().map_err(|error| refused(error.to_string()))?;
         mapped.map_err(|error| refused(error.to_string()))?;
         let view = staging.get_mapped_range(0..total).map_err(|e| refused(e.to_string()))?;
-        let bytes = view.to_vec();
+        bytes.copy_from_slice(&view);
         drop(view);
         staging.unmap();
-        Ok(bytes)
+        Ok(())
     }
 }
 

@@ -218,7 +218,7 @@ pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
 /// fill the device, or else the largest one of which there are enough to keep it busy.
 fn on_hardware(call: &OpCall, sizes: Sizes) -> Vec<Dispatch> {
     if vector::fits(&sizes) {
-        return vec![vector::dispatch(call, &sizes)];
+        return vec![vector::dispatch(call, &sizes, vector::static_choice(&sizes))];
     }
     let is_filled = |split: &SplitK| split.workgroups(&sizes) >= WORKGROUPS_MIN;
     if let Some(split) = SplitK::of(&sizes).find(is_filled) {
@@ -238,12 +238,13 @@ fn on_hardware(call: &OpCall, sizes: Sizes) -> Vec<Dispatch> {
 pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     let sizes = Sizes::of(call);
     let naive = Variant::new("matmul_naive", vec![naive(call, sizes)]);
-    let vector = vector::fits(&sizes)
-        .then(|| Variant::new("matmul_vector", vec![vector::dispatch(call, &sizes)]));
+    let vectors = vector::kernels(&sizes, caps)
+        .into_iter()
+        .map(|kernel| Variant::new(kernel.name, vec![vector::dispatch(call, &sizes, kernel)]));
     let tiled = sizes
         .register_tiles(caps)
         .map(|tile| Variant::new(tile.name, vec![tiled(call, sizes, tile)]));
-    let mut every: Vec<Variant> = std::iter::once(naive).chain(vector).chain(tiled).collect();
+    let mut every: Vec<Variant> = std::iter::once(naive).chain(vectors).chain(tiled).collect();
     if caps.suits_software()
         && let Some(split) = SplitK::of_registers(&sizes)
     {
@@ -527,7 +528,9 @@ mod tests {
         assert_eq!(named(8192, 768, 50257), "matmul_shared_128x128");
         assert_eq!(named(768, 8192, 768), "matmul_shared_128x128_split_k");
         assert_eq!(named(768, 1000, 768), "matmul_shared_128x64");
-        assert_eq!(named(1, 768, 2304), "matmul_vector");
+        assert_eq!(named(1, 768, 2304), "matmul_vector_64");
+        assert_eq!(named(1, 3072, 768), "matmul_vector_128");
+        assert_eq!(named(1, 768, 50257), "matmul_vector");
         // Too few tiles of any size, and long sums.
         assert_eq!(named(64, 4096, 64), "matmul_shared_32x32_split");
         assert_eq!(named(12, 3, 12), "matmul_tile_4x4");
@@ -545,10 +548,11 @@ mod tests {
         };
         assert_eq!(names(16, 3, 16).len(), 1 + TILES.len());
         assert_eq!(names(15, 3, 9), ["matmul_naive", "matmul_tile_8x8", "matmul_tile_4x4"]);
-        assert_eq!(names(16, 3, 7), ["matmul_naive", "matmul_vector", "matmul_tile_4x4"]);
-        assert_eq!(names(3, 3, 7), ["matmul_naive", "matmul_vector"]);
+        let vectors = ["matmul_naive", "matmul_vector", "matmul_vector_64", "matmul_vector_128"];
+        assert_eq!(names(16, 3, 7), [&vectors[..], &["matmul_tile_4x4"]].concat());
+        assert_eq!(names(3, 3, 7), vectors[..2]);
         assert_eq!(names(3, 3, 100), ["matmul_naive", "matmul_vector", "matmul_tile_1x8"]);
-        assert_eq!(names(100, 3, 1), ["matmul_naive", "matmul_vector", "matmul_tile_8x1"]);
+        assert_eq!(names(100, 3, 1), [&vectors[..], &["matmul_tile_8x1"]].concat());
         assert_eq!(names(65, 255, 65).len(), TILES.len() + shared::TILES.len());
         let mut all = names(65, 256, 65);
         assert_eq!(all.len(), 1 + TILES.len() + shared::TILES.len());
