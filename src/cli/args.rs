@@ -199,6 +199,10 @@ pub struct TrainArgs {
     /// warm-up 3 % of train.steps
     #[arg(long, value_name = "RUN|DIR|ORG/NAME", conflicts_with = "resume")]
     pub init: Option<String>,
+    /// With --init, and a tokenizer or data with more tokens than the model: add the tokens to the
+    /// model, with the mean of the rows of its own
+    #[arg(long, requires = "init")]
+    pub add_tokens: bool,
     /// Repeat the autotuning of GPU kernels and the measurement of shares, and ignore cached and
     /// saved results
     #[arg(long)]

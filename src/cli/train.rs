@@ -15,7 +15,7 @@ use crate::ui::terminal::{Terminal, print_line};
 use potluck_core::faults::Faults;
 use potluck_core::metrics::{Sink, Sinks};
 use potluck_data::tokenizer::TOKENIZER;
-use potluck_data::{Tokenizer, TokenizerKind, is_described};
+use potluck_data::{TokenFile, Tokenizer, TokenizerFile, TokenizerKind, is_described};
 use potluck_kernels::autotune::catalog;
 use potluck_train::checkpoint::{self, Checkpoint, Meta, Store};
 use potluck_train::config::RunConfig;
@@ -30,6 +30,9 @@ use potluck_train::run::{Run, RunOptions, RunOutcome, StartingModel, train};
 use potluck_train::run_data::SavedData;
 use potluck_train::runtime::placement::candidates::selections;
 use potluck_train::spec::{RunSpec, section_asked, section_on};
+
+/// Key with the number of tokens of a model.
+const VOCABULARY: &str = "model.vocabulary";
 
 /// Runs `potluck train` and returns the process's exit code.
 pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
@@ -151,6 +154,7 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
             (None, None) => ModelFiles::default(),
         },
         init,
+        add_tokens: args.add_tokens,
     };
     let checkpoint = point.map(|point| point.checkpoint);
     let ended = execute(spec, options, checkpoint, args.quiet);
@@ -276,8 +280,25 @@ fn configuration(
     let file = file.as_ref().map(|(path, text)| (*path, text.as_str()));
     let mut resolved = match init {
         Some(init) => {
-            let model = initial_model(init)?.with_defaults(file, &overrides)?;
-            read::read_from(&model, file, &overrides)?
+            let mut model = initial_model(init)?.with_defaults(file, &overrides)?;
+            let resolved = read::read_from(&model, file, &overrides)?;
+            let added = if args.add_tokens { added_tokens(init, &resolved.config)? } else { None };
+            match added {
+                Some((known, tokens)) => {
+                    if !args.quiet {
+                        let count = tokens - known;
+                        print_line(&format!(
+                            "{count} tokens are added to the {known} of {}, each with the mean of \
+                             their rows",
+                            init.path().display()
+                        ));
+                    }
+                    model.settings.retain(|(name, _)| *name != VOCABULARY);
+                    model.settings.push((VOCABULARY, tokens.into()));
+                    read::read_from(&model, file, &overrides)?
+                }
+                None => resolved,
+            }
         }
         None => read::read(saved, file, &overrides)?,
     };
@@ -341,11 +362,17 @@ fn initial_model(init: &StartingModel) -> anyhow::Result<InitialModel> {
             let config = saved_run(&checkpoint.meta)?.config;
             let mut settings = Vec::new();
             for key in config.keys() {
-                if key.section == "model"
-                    && let Some(value) = config.value(key.full_name)
-                {
-                    settings.push((key.full_name, value));
+                if key.section != "model" {
+                    continue;
                 }
+                let mut value = config.value(key.full_name);
+                if key.full_name == VOCABULARY
+                    && let Some(Tokenizer::File(tokenizer)) = &checkpoint.meta.tokenizer
+                {
+                    // Of a run that did not set it, those of its data.
+                    value = value.or_else(|| Some(tokenizer.vocabulary().into()));
+                }
+                settings.extend(value.map(|value| (key.full_name, value)));
             }
             let tokenizer = match &checkpoint.meta.tokenizer {
                 Some(Tokenizer::File(_)) => file(),
@@ -357,6 +384,40 @@ fn initial_model(init: &StartingModel) -> anyhow::Result<InitialModel> {
         }
     };
     Ok(InitialModel { name, settings, tokenizer })
+}
+
+/// Returns the number of tokens of a model that a run starts from, `model.vocabulary`, and of the
+/// run's data, if that is larger.
+fn added_tokens(
+    init: &StartingModel,
+    config: &RunConfig,
+) -> anyhow::Result<Option<(usize, usize)>> {
+    let (name, tokens, tokenizer) = match (&config.data.tokenizer, &config.data.path) {
+        (TokenizerSource::File(path), _) => {
+            let tokenizer = TokenizerFile::load(path).map_err(TrainError::from)?;
+            (path, tokenizer.vocabulary(), Some(tokenizer))
+        }
+        (_, Some(path)) if config.data.kind == DataKind::Tokens => {
+            let file = TokenFile::open(path, 0.0, 1).map_err(TrainError::from)?;
+            (path, file.vocabulary(), file.tokenizer().map_err(TrainError::from)?)
+        }
+        _ => {
+            let why = "--add-tokens needs data.tokenizer, the path of a tokenizer.json, or data of \
+                       token ids";
+            return Err(TrainError::InvalidRequest(why.into()).into());
+        }
+    };
+    let own = init.path().join(TOKENIZER);
+    if let Some(tokenizer) = &tokenizer
+        && own.is_file()
+    {
+        let own = TokenizerFile::load(&own).map_err(TrainError::from)?;
+        let name = name.display().to_string();
+        tokenizer.require_tokens_of(&name, &own).map_err(TrainError::from)?;
+    }
+    let Some(Value::Whole(known)) = config.value(VOCABULARY) else { return Ok(None) };
+    let known = usize::try_from(known).unwrap_or(usize::MAX);
+    Ok((known < tokens).then_some((known, tokens)))
 }
 
 /// Returns the overrides by the flags that have a value.

@@ -4,7 +4,9 @@ texts, losses, exports in both directions, GGUF files, and losses of training.
 Run:    ./x oracle      (a few minutes; makes an environment in target/oracle)
         python3 tests/oracle/models.py POTLUCK [FAMILY ..]     in an environment of one's own
 
-POTLUCK is the program. Ends with 1 if a comparison fails, and says which.
+POTLUCK is the program. POTLUCK_OLDER_TRANSFORMERS names a directory with transformers 4.57, as of
+`pip install --target`, which reads the exports too. Ends with 1 if a comparison fails, and says
+which.
 """
 
 import copy
@@ -59,6 +61,21 @@ LAYOUTS = {
     "a pipeline": ["--devices", "cpu*2", "--pipeline", "2"],
     "a tensor group": ["--devices", "cpu*2", "--tensor", "2"],
 }
+
+
+OLDER = os.environ.get("POTLUCK_OLDER_TRANSFORMERS")
+# Writes the logits of models, each a directory, to a file.
+OF_OLDER = """
+import sys, torch, transformers
+assert transformers.__version__.startswith("4.57."), transformers.__version__
+out, ids, *models = sys.argv[1:]
+ids, logits = torch.tensor([[int(word) for word in ids.split(",")]]), {}
+for name in models:
+    model = transformers.AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
+    with torch.no_grad():
+        logits[name] = model.eval()(ids).logits[0].double()
+torch.save(logits, out)
+"""
 
 
 class Checks:
@@ -151,8 +168,21 @@ def loss_of(model, ids):
     return sum(losses) / len(losses)
 
 
+def exports_in_older(checks, family, program, ids, expected):
+    """Compares what transformers 4.57 computes of exports, by their names."""
+    out = program.folder / "older.pt"
+    words = [sys.executable, "-c", OF_OLDER, str(out), ",".join(map(str, ids)), *expected]
+    subprocess.run(
+        words, cwd=program.folder, env=os.environ | {"PYTHONPATH": OLDER}, check=True, timeout=600)
+    logits = torch.load(out)
+    for name, wanted in expected.items():
+        error = nmse(logits[name], wanted)
+        checks.check(error <= F32, f"{family}: {name} in transformers 4.57, NMSE {error:.1e}")
+
+
 def exports(checks, family, model, tokenizer, program, ids):
     expected = logits_of(model, ids)
+    of_exports = {}
     for dtype in ("f32", "f16", "bf16"):
         rounded = copy.deepcopy(model)
         kind = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[dtype]
@@ -163,13 +193,16 @@ def exports(checks, family, model, tokenizer, program, ids):
             out = f"{family}-{dtype}{'-shards' if shards else ''}"
             program.run("export", family, "--out", out, "--dtype", dtype, *shards)
             back = AutoModelForCausalLM.from_pretrained(program.folder / out, dtype=torch.float32)
-            error = nmse(logits_of(back.eval(), ids), logits_of(rounded, ids))
+            of_exports[out] = logits_of(rounded, ids)
+            error = nmse(logits_of(back.eval(), ids), of_exports[out])
             checks.check(error <= F32, f"{family}: export in {dtype} {shards}, NMSE {error:.1e}")
             again = f"{out}-again"
             program.run("export", out, "--out", again, "--dtype", dtype)
             back = AutoModelForCausalLM.from_pretrained(program.folder / again, dtype=torch.float32)
-            error = nmse(logits_of(back.eval(), ids), logits_of(rounded, ids))
+            error = nmse(logits_of(back.eval(), ids), of_exports[out])
             checks.check(error <= F32, f"{family}: {out} read again, NMSE {error:.1e}")
+    if OLDER:
+        exports_in_older(checks, family, program, ids, of_exports)
     loss = json.loads(program.run(
         "eval", family, "--data", "text.txt", "--devices", "cpu", "--json", "--set",
         f"model.context={CONTEXT}"))["loss"]

@@ -55,6 +55,8 @@ fn a_run_starts_from_an_export_with_its_bits_however_it_is_divided() {
     desk.resume("run0", "--steps 2 --quiet").ok();
     let kept = fs::read_to_string(desk.path("run0/run.toml")).unwrap();
     assert!(!kept.contains("\nwarmup = 0\n"), "{kept}");
+    let origin = format!("# Started from {}, by --init\n", desk.path("model").display());
+    assert!(kept.starts_with(&origin), "{kept}");
     // The loss goes on where it was, at a tenth of the learning rate.
     let line = "train --init model --data text.txt --devices cpu --batch 8 --steps 40 --out on";
     desk.run(&format!("{line} --quiet")).ok();
@@ -96,6 +98,70 @@ fn models_that_cannot_be_read_or_written_are_refused() {
     assert!(!desk.path("other").exists());
     let left: Vec<String> = desk.files().into_iter().filter(|file| file.contains(".tmp")).collect();
     assert!(left.is_empty(), "{left:?}");
+}
+
+/// Each damage of files ends with one sentence that names the file, or the tensor.
+#[test]
+fn damaged_files_are_refused_in_a_sentence() {
+    let desk = Desk::new();
+    desk.write("tokenizer.json", tokenizer());
+    let line = format!("{GPT2} --set data.tokenizer=tokenizer.json --steps 0 --out run --quiet");
+    desk.train(&line).ok();
+    desk.run("export run --out whole").ok();
+    desk.run("export run --out shards --shard-size 10KB").ok();
+    let damaged = |of: &str, file: &str, damage: &dyn Fn(Vec<u8>) -> Option<Vec<u8>>, why: &str| {
+        let (model, path) = (desk.path("damaged"), desk.path("damaged").join(file));
+        fs::create_dir(&model).unwrap();
+        for found in fs::read_dir(desk.path(of)).unwrap().map(Result::unwrap) {
+            fs::copy(found.path(), model.join(found.file_name())).unwrap();
+        }
+        match damage(fs::read(&path).unwrap()) {
+            Some(bytes) => fs::write(&path, bytes).unwrap(),
+            None => fs::remove_file(&path).unwrap(),
+        }
+        for line in [
+            "train --init damaged --data text.txt --devices cpu --steps 1 --out r --quiet",
+            "eval damaged --data text.txt --devices cpu",
+        ] {
+            let ended = desk.run(line).ended(78);
+            let errors = ended.err.lines().filter(|line| line.starts_with("error:")).count();
+            assert!(ended.line("error:").contains(why) && errors == 1, "{file}: {}", ended.err);
+        }
+        fs::remove_dir_all(&model).unwrap();
+    };
+    let replaced = |from: &'static str, to: &'static str| {
+        move |bytes| Some(String::from_utf8(bytes).unwrap().replace(from, to).into_bytes())
+    };
+    const WEIGHTS: &str = "model.safetensors";
+    damaged("whole", WEIGHTS, &|bytes| Some(bytes[..bytes.len() - 9].into()), WEIGHTS);
+    damaged("whole", WEIGHTS, &|bytes| Some(bytes[..5].into()), "cut off in its header");
+    let nan = |mut bytes: Vec<u8>| {
+        let end = bytes.len();
+        bytes[end - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
+        Some(bytes)
+    };
+    damaged("whole", WEIGHTS, &nan, "has values that are not finite");
+    let larger = replaced("\"n_embd\": 16", "\"n_embd\": 32");
+    damaged("whole", "config.json", &larger, "is [420, 16], and the model's is [420, 32]");
+    let none = replaced("\"model\"", "\"none\"");
+    damaged("whole", "tokenizer.json", &none, "is no tokenizer.json");
+    let mut shards: Vec<String> = Vec::new();
+    for found in fs::read_dir(desk.path("shards")).unwrap().map(Result::unwrap) {
+        shards.push(found.file_name().into_string().unwrap());
+    }
+    let shard = shards.iter().find(|name| name.starts_with("model-00002")).unwrap();
+    damaged("shards", shard, &|_| None, "cannot be read");
+    let outside = replaced("\"model-00002", "\"../model-00002");
+    damaged("shards", "model.safetensors.index.json", &outside, "no name of a file beside it");
+    let refused = |line: &str, why: &[&str]| {
+        let ended = desk.run(line).ended(78);
+        assert!(why.iter().all(|why| ended.line("error:").contains(why)), "{}", ended.err);
+    };
+    let prepare = "data prepare --tokenizer tokenizer.json --out ids";
+    desk.write("corpus.jsonl", "{\"text\": \"one\"}\n{\"text\": \"tw\n");
+    refused(&format!("{prepare} corpus.jsonl"), &["corpus.jsonl", "line 2"]);
+    desk.write("corpus.parquet", "PAR1");
+    refused(&format!("{prepare} corpus.parquet"), &["corpus.parquet", "to_json"]);
 }
 
 /// A model in files is evaluated, continued and written again as the run is that it came from.
@@ -184,6 +250,84 @@ fn tokenizer() -> String {
     let file = flate2::read::GzDecoder::new(fs::File::open(path).unwrap());
     let golden: serde_json::Value = serde_json::from_reader(file).unwrap();
     golden["files"]["gpt2"]["json"].as_str().unwrap().to_string()
+}
+
+/// Tokens that a tokenizer has and its model has not are added with the mean of the others' rows,
+/// to models in files and to runs.
+#[test]
+fn tokens_are_added_to_a_model() {
+    let desk = Desk::new();
+    desk.write("tokenizer.json", tokenizer());
+    let untied = "--set model.tie=false";
+    for (form, kind) in [("gpt", GPT2), ("llama", "--set model.kind=llama")] {
+        for (ties, tie) in [("", ""), ("-untied", untied)] {
+            if form == "gpt" && tie == untied {
+                continue;
+            }
+            let run = format!("{form}{ties}");
+            let line = format!("{kind} {tie} --set data.tokenizer=tokenizer.json --steps 1");
+            desk.train(&format!("{line} --out {run} --quiet")).ok();
+            desk.run(&format!("export {run} --out {run}-model")).ok();
+        }
+    }
+    let mut more: Value = serde_json::from_str(&tokenizer()).unwrap();
+    let mut token = more["added_tokens"][0].clone();
+    for id in 420..423 {
+        (token["id"], token["content"]) = (id.into(), format!("<more {id}>").into());
+        more["added_tokens"].as_array_mut().unwrap().push(token.clone());
+    }
+    desk.write("more.json", more.to_string());
+    let start = "train --data text.txt --devices cpu --set data.tokenizer=more.json --steps 0";
+    for from in ["gpt-model", "llama-model", "llama-untied-model", "gpt"] {
+        let line = format!("{start} --init {from}");
+        let told = desk.run(&format!("{line} --out none")).ended(78);
+        assert!(told.line("error:").contains("--add-tokens"), "{}", told.err);
+        let (out, exported) = (format!("{from}-more"), format!("{from}-exported"));
+        let told = desk.run(&format!("{line} --add-tokens --out {out}")).ok();
+        assert!(told.err.contains("3 tokens are added to the 420 of"), "{}", told.err);
+        desk.run(&format!("export {out} --out {exported}")).ok();
+        let before = if from == "gpt" { "gpt-model" } else { from };
+        let [before, after] = [before, &exported]
+            .map(|model| fs::read(desk.path(&format!("{model}/model.safetensors"))).unwrap());
+        let [before, after] =
+            [&before, &after].map(|bytes| safetensors::SafeTensors::deserialize(bytes).unwrap());
+        let mut tables = 0;
+        for (name, tensor) in before.tensors() {
+            let grown = after.tensor(&name).unwrap();
+            let (old, new) = (tensor.data(), grown.data());
+            assert_eq!(&new[..old.len()], old, "{from}: {name}");
+            if tensor.shape()[0] != 420 {
+                assert_eq!(new.len(), old.len(), "{from}: {name}");
+                continue;
+            }
+            tables += 1;
+            let columns = tensor.shape()[1];
+            assert_eq!(grown.shape(), [423, columns]);
+            let old: Vec<f32> = bytemuck::pod_collect_to_vec(old);
+            let new: Vec<f32> = bytemuck::pod_collect_to_vec(new);
+            for (at, value) in new[old.len()..].iter().enumerate() {
+                let column = old.iter().skip(at % columns).step_by(columns);
+                let mean = column.map(|value| f64::from(*value)).sum::<f64>() / 420.0;
+                assert!((f64::from(*value) - mean).abs() < 1e-7, "{from}: {name} {at}");
+            }
+        }
+        assert_eq!(tables, if from.contains("untied") { 2 } else { 1 });
+        // Its own run goes on as any other, and knows the new tokens.
+        desk.run(&format!("train --resume {out} --steps 1 --quiet")).ok();
+    }
+    // No tokenizer whose ids are others, and none without more tokens than the model's own.
+    let vocabulary = more["model"]["vocab"].as_object_mut().unwrap();
+    let ids = ["!", "?"].map(|token| vocabulary[token].clone());
+    for (token, id) in ["?", "!"].into_iter().zip(ids) {
+        vocabulary.insert(token.into(), id);
+    }
+    desk.write("other.json", more.to_string());
+    let line = start.replace("more.json", "other.json");
+    let told = desk.run(&format!("{line} --init gpt-model --add-tokens --out none")).ended(78);
+    assert!(told.line("error:").contains("is not the model's tokenizer"), "{}", told.err);
+    let line = "train --data text.txt --devices cpu --add-tokens --out none";
+    let told = desk.run(line).ended(2);
+    assert!(told.err.contains("--init"), "{}", told.err);
 }
 
 /// A run starts from another one with new data: the parameters, the tokenizer and the keys of the

@@ -152,6 +152,35 @@ impl TokenizerFile {
         self.vocabulary
     }
 
+    /// Checks that the tokens of another tokenizer have the same ids here, so that a model of that
+    /// one understands ids of this one.
+    ///
+    /// # Errors
+    /// Returns `DataError::Invalid` with the first token for which that is not so; `name` is that
+    /// of this tokenizer.
+    pub fn require_tokens_of(&self, name: &str, other: &Self) -> Result<(), DataError> {
+        let mut tokens: Vec<(u32, String)> = match &other.read {
+            Some(read) => {
+                let ids = read.tokenizer.get_vocab(true);
+                ids.into_iter().map(|(token, id)| (id, token)).collect()
+            }
+            None => Vec::new(),
+        };
+        tokens.sort_unstable();
+        for (id, token) in tokens {
+            let found = self.id_of(&token);
+            if found != Some(id) {
+                let here = found.map_or("none".to_string(), |found| found.to_string());
+                let why = format!(
+                    "is not the model's tokenizer with more tokens: {token:?} has the id {id} \
+                     there, and {here} here"
+                );
+                return Err(DataError::of_file(name, why));
+            }
+        }
+        Ok(())
+    }
+
     /// Returns the ids of a text, without those that a model's template puts around it. A long text
     /// is encoded in parts if it can be, which takes less memory: at places around which the ids
     /// are those of the whole.

@@ -93,11 +93,13 @@ impl StoredTensors {
     ///
     /// # Errors
     /// Returns [`HuggingFaceError`] for the first tensor that is missing, has another shape, or is
-    /// none of the model.
+    /// none of the model. With `fewer_tokens`, tables of tokens may have fewer rows than the
+    /// model's.
     pub fn of_model(
         mut self,
         graph: &Graph,
         names: &[FileName],
+        fewer_tokens: bool,
     ) -> Result<ModelTensors, HuggingFaceError> {
         let mut found = Vec::with_capacity(graph.parameters.len());
         let has_head = graph.parameters.iter().any(|parameter| parameter.whole.name == HEAD);
@@ -118,7 +120,13 @@ impl StoredTensors {
                 let why = format!("is in {:?}, not F32, F16 or BF16", stored.dtype);
                 return Err(refused(&self.directory, &theirs, why));
             }
-            let shape = parameter.slice.whole_dims().to_vec();
+            let mut shape = parameter.slice.whole_dims().to_vec();
+            if fewer_tokens
+                && is_table_of_tokens(names, ours)
+                && let Some(&rows) = stored.shape.first()
+            {
+                shape[0] = rows.min(shape[0]);
+            }
             let mut there = shape.clone();
             if is_transposed {
                 there.reverse();
@@ -136,6 +144,12 @@ impl StoredTensors {
             None => Ok(ModelTensors { directory: self.directory, tensors: found, head }),
         }
     }
+}
+
+/// Returns true for a parameter with a row for every token: the embedding, which is the first of a
+/// family's table, or a head of its own.
+pub fn is_table_of_tokens(names: &[FileName], ours: &str) -> bool {
+    names.first().is_some_and(|table| table.ours == ours || ours == HEAD)
 }
 
 /// Parameter of a model and its place in the files.

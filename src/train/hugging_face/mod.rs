@@ -16,7 +16,7 @@ pub use export::{
     ExportedModel, create_parent, export, export_parameters, require_free, vocabulary_of,
 };
 pub use file_type::{BLOCK, FileType};
-pub use files::ModelTensors;
+pub use files::{ModelTensors, is_table_of_tokens};
 pub use model_files::{ModelFiles, directory_of_run};
 
 use crate::families::{ModelFamily, PRESET_CONTEXT};
@@ -104,13 +104,15 @@ impl ModelDirectory {
     ///
     /// # Errors
     /// Returns [`HuggingFaceError`] for the first tensor that is missing, has another shape or
-    /// type, or is none of the model, and for a file that is damaged.
+    /// type, or is none of the model, and for a file that is damaged. With `fewer_tokens`, tables
+    /// of tokens may have fewer rows than the model's.
     pub fn tensors(
         &self,
         graph: &Graph,
         family: &dyn ModelFamily,
+        fewer_tokens: bool,
     ) -> Result<ModelTensors, HuggingFaceError> {
-        StoredTensors::open(&self.path)?.of_model(graph, family.names())
+        StoredTensors::open(&self.path)?.of_model(graph, family.names(), fewer_tokens)
     }
 }
 

@@ -61,6 +61,8 @@ pub struct RunOptions {
     pub nodes: Option<Arc<RunNodes>>,
     /// Model whose parameters a new run starts from, in place of random ones.
     pub init: Option<StartingModel>,
+    /// True if that model may know fewer tokens than the run's: they are added to it.
+    pub add_tokens: bool,
     /// Files of the model that a run in a new directory keeps, unless it has another tokenizer.
     pub files: ModelFiles,
 }
@@ -147,7 +149,7 @@ impl Run {
         // Before anything is opened: the files may be of another model.
         let initial = match &options.init {
             Some(model) if resumed.is_none() => {
-                Some(model.parameters(training.whole(), &*spec.model)?)
+                Some(model.parameters(training.whole(), &*spec.model, options.add_tokens)?)
             }
             _ => None,
         };

@@ -1,5 +1,8 @@
 //! Files of a run besides its checkpoints and its record.
 
+use std::fs;
+use std::path;
+
 use super::Run;
 use crate::error::TrainError;
 use crate::resolved::resolved_toml;
@@ -7,6 +10,12 @@ use potluck_core::files;
 
 /// Version of potluck, as resolved.toml records it.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Name of the file with the configuration of a run.
+const RUN_TOML: &str = "run.toml";
+
+/// Begins the line of `run.toml` that names the model from which the run started.
+const STARTED_FROM: &str = "# Started from ";
 
 impl Run {
     /// Writes `run.toml` (the configuration) and `resolved.toml` (the decisions).
@@ -17,11 +26,28 @@ impl Run {
             &self.trainer.files,
             VERSION,
         );
-        let files = [("run.toml", self.spec.run_toml.clone()), ("resolved.toml", decided)];
+        let configuration = self.origin() + &self.spec.run_toml;
+        let files = [(RUN_TOML, configuration), ("resolved.toml", decided)];
         for (name, text) in files {
             let path = self.host.options.out.join(name);
             files::replace(&path, text.as_bytes()).map_err(|why| TrainError::Io { path, why })?;
         }
         Ok(())
+    }
+
+    /// Returns the line that names the model from which the run started, also of a run that goes
+    /// on; an empty text if there is none.
+    fn origin(&self) -> String {
+        if let Some(model) = &self.host.options.init {
+            let named = model.path();
+            let path = path::absolute(named).unwrap_or_else(|_| named.to_path_buf());
+            return format!("{STARTED_FROM}{}, by --init\n", path.display());
+        }
+        // A comment only: a file that cannot be read has none.
+        let before = fs::read_to_string(self.host.options.out.join(RUN_TOML)).unwrap_or_default();
+        match before.split_inclusive('\n').next() {
+            Some(line) if line.starts_with(STARTED_FROM) => line.to_string(),
+            _ => String::new(),
+        }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::checkpoint::{Checkpoint, NamedTensor};
 use crate::error::TrainError;
 use crate::families::ModelFamily;
-use crate::hugging_face::{ModelDirectory, ModelFiles, ModelTensors};
+use crate::hugging_face::{self, ModelDirectory, ModelFiles, ModelTensors};
 use crate::run_data::SavedData;
 use potluck_data::Tokenizer;
 use potluck_data::tokenizer::TOKENIZER;
@@ -73,7 +73,8 @@ impl StartingModel {
         })
     }
 
-    /// Finds the parameters of a graph.
+    /// Finds the parameters of a graph. With `add_tokens`, its tables of tokens may have more rows
+    /// than those of the model.
     ///
     /// # Errors
     /// Returns `TrainError` for the first one that is missing or has another shape.
@@ -81,24 +82,48 @@ impl StartingModel {
         &self,
         graph: &Graph,
         family: &dyn ModelFamily,
+        add_tokens: bool,
     ) -> Result<StartingParameters, TrainError> {
-        match self {
-            Self::Files(directory) => {
-                Ok(StartingParameters::Files(directory.tensors(graph, family)?))
-            }
-            Self::Checkpoint { checkpoint, .. } => {
-                for parameter in &graph.parameters {
-                    let wanted = parameter.slice.whole_dims();
-                    NamedTensor::find(&checkpoint.parameters, &parameter.whole.name, wanted)?;
-                }
-                Ok(StartingParameters::Checkpoint(checkpoint.clone()))
+        let is_table = |name: &str| hugging_face::is_table_of_tokens(family.names(), name);
+        let mut tables = Vec::new();
+        for parameter in &graph.parameters {
+            if add_tokens && is_table(&parameter.whole.name) {
+                let rows = parameter.slice.whole_dims()[0];
+                tables.push((parameter.whole.name.clone(), rows));
             }
         }
+        let source = match self {
+            Self::Files(directory) => {
+                ParameterSource::Files(directory.tensors(graph, family, add_tokens)?)
+            }
+            Self::Checkpoint { checkpoint, .. } => {
+                let known = &checkpoint.parameters;
+                for parameter in &graph.parameters {
+                    let name = &parameter.whole.name;
+                    let mut wanted = parameter.slice.whole_dims().to_vec();
+                    if add_tokens
+                        && is_table(name)
+                        && let Some(own) = known.iter().find(|own| own.name == *name)
+                    {
+                        wanted[0] = wanted[0].min(own.shape[0]);
+                    }
+                    NamedTensor::find(known, name, &wanted)?;
+                }
+                ParameterSource::Checkpoint(checkpoint.clone())
+            }
+        };
+        Ok(StartingParameters { source, tables })
     }
 }
 
 /// Parameters from which a run starts, which fit its model.
-pub(super) enum StartingParameters {
+pub(super) struct StartingParameters {
+    source: ParameterSource,
+    /// Names of tables of tokens that may have fewer rows than the model's, and the rows of those.
+    tables: Vec<(String, usize)>,
+}
+
+enum ParameterSource {
     Files(ModelTensors),
     Checkpoint(Arc<Checkpoint>),
 }
@@ -109,9 +134,36 @@ impl StartingParameters {
     /// # Errors
     /// Returns `TrainError` if a file cannot be read, or has a value that is not finite.
     pub(super) fn read(self) -> Result<Vec<NamedTensor>, TrainError> {
-        Ok(match self {
-            Self::Files(tensors) => tensors.read()?,
-            Self::Checkpoint(checkpoint) => checkpoint.parameters.clone(),
-        })
+        let mut read = match self.source {
+            ParameterSource::Files(tensors) => tensors.read()?,
+            ParameterSource::Checkpoint(checkpoint) => checkpoint.parameters.clone(),
+        };
+        for (name, rows) in &self.tables {
+            if let Some(table) = read.iter_mut().find(|tensor| tensor.name == *name) {
+                add_rows(table, *rows);
+            }
+        }
+        Ok(read)
     }
+}
+
+/// Adds rows to a matrix until it has so many, each the mean of those that it has: a token that the
+/// model does not know begins as likely as the average one (Hewitt 2021, "Initializing New Word
+/// Embeddings for Pretrained Language Models").
+fn add_rows(table: &mut NamedTensor, rows: usize) {
+    let [known, columns] = table.shape[..] else { return };
+    if known == 0 || known >= rows {
+        return;
+    }
+    let mut sums = vec![0.0; columns];
+    for row in table.values.chunks_exact(columns) {
+        for (sum, value) in sums.iter_mut().zip(row) {
+            *sum += f64::from(*value);
+        }
+    }
+    let mean: Vec<f32> = sums.iter().map(|sum| (sum / known as f64) as f32).collect();
+    for _ in known..rows {
+        table.values.extend_from_slice(&mean);
+    }
+    table.shape[0] = rows;
 }

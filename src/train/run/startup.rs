@@ -103,6 +103,7 @@ mod tests {
                 faults: Faults::none(),
                 nodes: None,
                 init: None,
+                add_tokens: false,
                 files: ModelFiles::default(),
             };
             open_store(&options).map(drop)

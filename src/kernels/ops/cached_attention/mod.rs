@@ -343,15 +343,17 @@ fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
 }
 
 /// See [`Twin::catalog`]: packed as in a GPT, apart with shared keys as in a Llama, and heads that
-/// are no whole vectors.
+/// are no whole vectors; of one row too, whose keys are split.
 fn catalog() -> Vec<CallShape> {
     let mut calls = Vec::new();
     for (heads, kv_heads, d, first, width) in
         [(HEADS, HEADS, C / HEADS, 0, 3 * C), (HEADS, HEADS / 2, C / HEADS, 0, C), (4, 4, 6, 6, 80)]
     {
-        let op = Op::CachedAttention(CachedAttentionOptions { heads, first });
-        let cache = vec![3, 2 * kv_heads, PROBE_CONTEXT, d];
-        calls.push((op, vec![vec![N, 1, width], cache, vec![N, 1]]));
+        for rows in [N, 1] {
+            let op = Op::CachedAttention(CachedAttentionOptions { heads, first });
+            let cache = vec![3, 2 * kv_heads, PROBE_CONTEXT, d];
+            calls.push((op, vec![vec![rows, 1, width], cache, vec![rows, 1]]));
+        }
     }
     calls
 }
