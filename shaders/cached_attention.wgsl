@@ -13,6 +13,7 @@
 //
 // Several splits leave partial sums, which cached_attention_merge.wgsl adds: for every row, head
 // and split the d values of sum_j w[j] v[j], then m and sum_j w[j], each in all floats of a Value.
+// Of a split without keys that sum is -1.
 //
 // Prepended: KEYS and IS_SPLIT; lib/value, or lib/value4 where heads and columns are of whole
 // vectors; all sizes are in Values.
@@ -149,6 +150,6 @@ fn attend(
     y[partial + part] = result;
     if (part == 0u) {
         y[partial + p.d] = Value(m);
-        y[partial + p.d + 1u] = Value(all);
+        y[partial + p.d + 1u] = Value(select(-1.0, all, keys > split * p.span));
     }
 }

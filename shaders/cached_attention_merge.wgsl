@@ -2,8 +2,8 @@
 //
 //   y[row, h] = sum_s f[s] sum[s] / sum_s f[s] total[s]      f[s] = exp(m[s] - max_s m[s])
 //
-// sum, m and total are those that cached_attention.wgsl leaves for every split s. Splits behind the
-// last key have totals of 0; a row without a place has only such, and zeros.
+// sum, m and total are those that cached_attention.wgsl leaves for every split s with keys; others
+// have a total of -1. A row without a place has only such, and zeros.
 //
 // One invocation per Value of y; 4 bytes moved per float of every partial sum.
 //
@@ -26,17 +26,22 @@ fn merge(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) grou
     if (at >= p.count) { return; }
     let part = at % p.d;
     let first = at / p.d * p.splits * (p.d + 2u);
+    // Splits with keys come first.
+    var seen = 0u;
     var m = partials[first + p.d];
-    for (var split = 1u; split < p.splits; split++) {
-        m = max(m, partials[first + split * (p.d + 2u) + p.d]);
+    for (var split = 0u; split < p.splits; split++) {
+        let own = first + split * (p.d + 2u);
+        if (max_of_value(partials[own + p.d + 1u]) < 0.0) { break; }
+        m = max(m, partials[own + p.d]);
+        seen = split + 1u;
     }
     var sum = Value();
     var total = Value();
-    for (var split = 0u; split < p.splits; split++) {
+    for (var split = 0u; split < seen; split++) {
         let own = first + split * (p.d + 2u);
         let factor = exp(partials[own + p.d] - m);
         sum += factor * partials[own + part];
         total += factor * partials[own + p.d + 1u];
     }
-    y[at] = select(sum / total, Value(), total == Value());
+    y[at] = select(Value(), sum / total, seen > 0u);
 }

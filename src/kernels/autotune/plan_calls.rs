@@ -37,14 +37,20 @@ pub(crate) struct PlanCall {
 /// Returns the distinct calls of a plan at full capacity, with their variants on a device with
 /// these capabilities.
 pub(crate) fn distinct_calls(plan: &Plan, caps: Caps) -> Vec<PlanCall> {
-    distinct_calls_of(plan, caps, plan.graph.is_trained())
+    distinct_calls_of(plan, caps, plan.graph.is_trained(), plan.options.rows)
 }
 
-/// Returns the distinct calls of a plan like [`distinct_calls`], in training or not.
-pub(crate) fn distinct_calls_of(plan: &Plan, caps: Caps, training: bool) -> Vec<PlanCall> {
+/// Returns the distinct calls of a plan like [`distinct_calls`], in training or not, on so many
+/// rows.
+pub(crate) fn distinct_calls_of(
+    plan: &Plan,
+    caps: Caps,
+    training: bool,
+    rows: usize,
+) -> Vec<PlanCall> {
     let random = RandomContext { step_key: Key::new(1), training };
     let dims = |ids: &[TensorId]| -> Vec<Vec<usize>> {
-        ids.iter().map(|id| plan.graph.tensor(*id).shape.resolve(plan.options.rows)).collect()
+        ids.iter().map(|id| plan.graph.tensor(*id).shape.resolve(rows)).collect()
     };
     let mut calls: Vec<PlanCall> = Vec::new();
     for node in plan.graph.nodes.iter().filter(|node| plan.holds_block(node.block)) {

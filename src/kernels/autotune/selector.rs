@@ -415,8 +415,9 @@ impl KernelSelector {
     }
 
     /// Returns the variant of a call: the one chosen for `full`, the same call at full capacity,
-    /// if it fits this number of rows, or else the twin's own choice for it. Certifies it if need
-    /// be.
+    /// if it fits this number of rows, or else the twin's own choice for it. That also comes first
+    /// if it is no candidate at full capacity, such as a kernel for a few rows. Certifies it if
+    /// need be.
     ///
     /// # Errors
     /// Returns [`DeviceError`] if the plain variant of the call fails certification, if a shader
@@ -433,6 +434,7 @@ impl KernelSelector {
         };
         variants.retain(|variant| variant.workspace_bytes() <= self.workspace_bytes);
         let chosen = self.choices.get(&call_key(full)).map(str::to_string);
+        let chosen = chosen.filter(|_| counts_for(call, &variants, full, &Caps::of(gpu)));
         let key = (call_key(call), chosen.clone().unwrap_or_default());
         let index = match self.selected.get(&key) {
             Some(name) => variants.iter().position(|variant| variant.name == *name).unwrap_or(0),
@@ -717,6 +719,14 @@ impl KernelSelector {
 /// Returns the key of a kernel from outside the crate and the call on which it was certified.
 fn foreign_key(call: &OpCall, hash: &str) -> String {
     format!("{hash} {}", call_key(call))
+}
+
+/// Returns true if the choice for `full` counts for a call with these variants: unless the twin's
+/// own choice for that is no candidate of `full`.
+fn counts_for(call: &OpCall, variants: &[Variant], full: &OpCall, caps: &Caps) -> bool {
+    let own = &variants[default_variant(call, variants, caps)].name;
+    let of_full = twin(full.op).map(|twin| (twin.variants)(full, caps)).unwrap_or_default();
+    of_full.iter().any(|variant| variant.name == *own)
 }
 
 /// Returns true if a variant is the plain one of a call.

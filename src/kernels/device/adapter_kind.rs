@@ -25,14 +25,44 @@ impl fmt::Display for AdapterKind {
     }
 }
 
-impl From<wgpu::DeviceType> for AdapterKind {
-    fn from(kind: wgpu::DeviceType) -> Self {
+/// Parts of the names of drivers that run on the processor: their type may be another one, as
+/// behind a layer that hands Vulkan on to another machine, or through GL.
+const SOFTWARE: [&str; 5] =
+    ["llvmpipe", "softpipe", "swiftshader", "warp", "microsoft basic render driver"];
+
+impl AdapterKind {
+    /// Returns the kind of an adapter of this type and name.
+    pub(super) fn of(kind: wgpu::DeviceType, name: &str) -> Self {
+        let name = name.to_lowercase();
+        if SOFTWARE.iter().any(|part| name.contains(part)) {
+            return Self::Software;
+        }
         match kind {
             wgpu::DeviceType::DiscreteGpu => Self::Discrete,
             wgpu::DeviceType::IntegratedGpu => Self::Integrated,
             wgpu::DeviceType::VirtualGpu => Self::Virtual,
             wgpu::DeviceType::Cpu => Self::Software,
             wgpu::DeviceType::Other => Self::Other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wgpu::DeviceType;
+
+    #[test]
+    fn drivers_that_run_on_the_processor_are_known_by_name() {
+        for (kind, name, expected) in [
+            (DeviceType::VirtualGpu, "Virtio-GPU Venus (llvmpipe)", AdapterKind::Software),
+            (DeviceType::Other, "Microsoft Basic Render Driver", AdapterKind::Software),
+            (DeviceType::IntegratedGpu, "SwiftShader Device (Subzero)", AdapterKind::Software),
+            (DeviceType::Cpu, "a new one", AdapterKind::Software),
+            (DeviceType::DiscreteGpu, "NVIDIA H100 80GB HBM3", AdapterKind::Discrete),
+            (DeviceType::Other, "Mesa Intel(R) Arc(tm)", AdapterKind::Other),
+        ] {
+            assert_eq!(AdapterKind::of(kind, name), expected, "{name}");
         }
     }
 }

@@ -110,7 +110,7 @@ fn find_adapters() -> Vec<Adapter> {
     let merged = merge(&seen.collect::<Vec<_>>());
     let entries = found.into_iter().zip(&infos).zip(merged);
     let entry = |((wgpu, info), merged_into): ((wgpu::Adapter, &wgpu::AdapterInfo), _)| {
-        let kind = AdapterKind::from(info.device_type);
+        let kind = AdapterKind::of(info.device_type, &info.name);
         Adapter {
             name: info.name.clone(),
             api: api_name(info.backend),

@@ -5,12 +5,12 @@ use std::path::Path;
 use super::*;
 use crate::ops::matmul::tile::{RegisterTile, TILES};
 use crate::testing::for_each_gpu;
-use crate::{Elementwise, OwnedCall, RandomContext};
+use crate::{DeviceClass, Elementwise, OwnedCall, RandomContext};
 use potluck_core::rng::Key;
 use potluck_core::{HostTensorView, Shape, Site};
 use potluck_graph::{
-    Accumulation, Builder, CustomCall, CustomKernel, CustomOp, Init, Op, PlanOptions, Unary,
-    differentiate,
+    Accumulation, Builder, CachedAttentionOptions, CustomCall, CustomKernel, CustomOp, Init, Op,
+    PlanOptions, Unary, differentiate,
 };
 
 /// Rows at full capacity: enough for every tile.
@@ -25,6 +25,25 @@ fn plan() -> Plan {
     let y = b.linear(x, w, None).unwrap();
     b.squared_error_loss(y, target).unwrap();
     Plan::new(differentiate(b.finish()).unwrap(), PlanOptions::new(ROWS))
+}
+
+/// Behind a cache, a token of a few texts has other kernels than a prompt.
+#[test]
+fn kernels_for_a_few_rows_come_before_the_choice_at_full_capacity() {
+    let caps = Caps { class: DeviceClass::Hardware, ..Caps::EVERY };
+    let op = Op::CachedAttention(CachedAttentionOptions { heads: 12, first: 0 });
+    let call = |rows: usize| {
+        let inputs = vec![vec![rows, 1, 2304], vec![8, 24, 1024, 64], vec![rows, 1]];
+        let random = RandomContext { step_key: Key::new(1), training: false };
+        OwnedCall::new(op.clone(), inputs, random).unwrap()
+    };
+    let full = call(128);
+    for (rows, counts) in [(1, false), (5, false), (6, true), (128, true)] {
+        let owned = call(rows);
+        let few = owned.call();
+        let variants = (twin(few.op).unwrap().variants)(&few, &caps);
+        assert_eq!(counts_for(&few, &variants, &full.call(), &caps), counts, "{rows} rows");
+    }
 }
 
 /// Runs `body` on one adapter, because the tested code runs on the host.

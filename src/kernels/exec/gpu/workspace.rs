@@ -14,14 +14,21 @@ pub struct CallMemory {
     pub scratch: usize,
 }
 
+/// Rows of small passes: those of a token of a few texts, which have kernels of their own.
+const FEW_ROWS: usize = 8;
+
 impl CallMemory {
     /// Returns the memory for a plan on a device with these capabilities: the most that a variant
     /// of one of its calls needs, whichever of them is chosen later. A plan without gradients may
-    /// run as in training too, and then normalizes by the statistics of the batch.
+    /// run as in training too, and then normalizes by the statistics of the batch; and it may run
+    /// on a few rows.
     pub fn of(plan: &Plan, caps: &Caps) -> Self {
         let mut calls = distinct_calls(plan, *caps);
         if !plan.graph.is_trained() {
-            calls.extend(distinct_calls_of(plan, *caps, true));
+            calls.extend(distinct_calls_of(plan, *caps, true, plan.options.rows));
+            for rows in 1..=FEW_ROWS.min(plan.options.rows) {
+                calls.extend(distinct_calls_of(plan, *caps, false, rows));
+            }
         }
         let mut memory = Self::default();
         for variant in calls.iter().flat_map(|planned| &planned.variants) {
@@ -41,7 +48,10 @@ impl CallMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use potluck_graph::{Builder, Init, PlanOptions, differentiate};
+    use crate::{DeviceClass, Variant};
+    use potluck_graph::model::GptConfig;
+    use potluck_graph::model::gpt::cached_gpt;
+    use potluck_graph::{Builder, Init, ModelGraph, PlanOptions, Unary, differentiate};
 
     /// Sums that kernels split, whose parts take memory.
     fn plan(workspace_bytes_max: usize) -> Plan {
@@ -62,5 +72,32 @@ mod tests {
         assert!(usual > 4096, "{usual}");
         assert!((1..usual).contains(&bytes(usual - 1)));
         assert!(bytes(0) < 4096, "{}", bytes(0));
+    }
+
+    /// Keys of a token of a few texts are split, and those of a prompt are not.
+    #[test]
+    fn kernels_of_a_few_rows_have_room() {
+        let config = GptConfig {
+            vocabulary: 9,
+            context: 512,
+            positions: 512,
+            layers: 1,
+            heads: 4,
+            width: 16,
+            bias: true,
+            dropout: 0.0,
+            tie: true,
+            activation: Unary::Gelu,
+        };
+        let graph = ModelGraph::forward(cached_gpt(&config, 8).unwrap(), true).whole().clone();
+        let plan = Plan::new(graph, PlanOptions::new(128));
+        let caps = Caps { class: DeviceClass::Hardware, ..Caps::EVERY };
+        let room = CallMemory::of(&plan, &caps).workspace;
+        let needed = |rows| {
+            let calls = distinct_calls_of(&plan, caps, false, rows);
+            calls.iter().flat_map(|call| &call.variants).map(Variant::workspace_bytes).max()
+        };
+        assert!(needed(128) < needed(1), "splits need memory");
+        assert!((1..=8).all(|rows| needed(rows) <= Some(room)));
     }
 }

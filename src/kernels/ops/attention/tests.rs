@@ -430,6 +430,8 @@ fn tiles_are_candidates_where_they_may_win() {
     assert_eq!(names(64, Caps::EVERY), [plain, all[0], all[1], "attention_tiles_128"]);
     let portable = Caps { workgroup_bytes: 16 * 1024, ..Caps::EVERY };
     assert_eq!(names(1024, portable), [plain, all[0], all[1]]);
+    let card = Caps { class: DeviceClass::Hardware, ..portable };
+    assert_eq!(names(1024, card), all, "the plain one is not compiled on cards");
     let software = Caps { class: DeviceClass::Software, ..Caps::EVERY };
     assert_eq!(names(1024, software), [plain]);
     assert_eq!(names(1024, software.with_all_that_run()), names(1024, Caps::EVERY));

@@ -41,11 +41,22 @@ const KEYS: usize = 256;
 /// Keys that a workgroup takes at a time if they are split between workgroups.
 const SPLIT_KEYS: usize = 64;
 
-/// Rows and heads that keep a large device busy without splits, and the workgroups that splits come
-/// to. Behind 512 keys, 12 heads of one row run at 1.25 times the speed with splits on an NVIDIA
-/// H200, and of 8 rows at 0.8.
+/// Rows and heads that keep a large device busy without splits. Behind 512 keys, 12 heads of one
+/// row run at 1.25 times the speed with splits on an NVIDIA H200, and of 8 rows at 0.8.
 const BUSY: usize = 64;
+
+/// Workgroups that splits come to, if there are enough keys.
 const FILLED: usize = 1024;
+
+/// How the keys of a row and head are divided between workgroups.
+#[derive(Clone, Copy)]
+struct KeySplit {
+    /// Keys that a workgroup takes at a time.
+    keys: usize,
+    splits: usize,
+    /// Keys of a split.
+    span: usize,
+}
 
 /// Values of a head per workgroup of the shader: its `SLAB`.
 const SLAB: usize = 64;
@@ -262,14 +273,15 @@ fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
 
 /// Returns the dispatch in which a workgroup takes all keys of a row, head and slab.
 fn whole(sizes: &CachedSizes, lanes: usize) -> Dispatch {
-    attend(sizes, lanes, [KEYS, 1, sizes.tokens], Operand::Output(0))
+    let all = KeySplit { keys: KEYS, splits: 1, span: sizes.tokens };
+    attend(sizes, lanes, all, Operand::Output(0))
 }
 
 /// Returns the dispatches of splits of `span` keys: partial sums, and their sum.
 fn split(sizes: &CachedSizes, lanes: usize, span: usize) -> Vec<Dispatch> {
     let splits = sizes.tokens.div_ceil(span);
     let partials = merge::partials(sizes, lanes, splits);
-    let first = attend(sizes, lanes, [SPLIT_KEYS, splits, span], partials);
+    let first = attend(sizes, lanes, KeySplit { keys: SPLIT_KEYS, splits, span }, partials);
     vec![first, merge::dispatch(sizes, lanes, splits)]
 }
 
@@ -282,7 +294,7 @@ fn value_text(lanes: usize) -> &'static str {
 fn attend(
     sizes: &CachedSizes,
     lanes: usize,
-    [keys, splits, span]: [usize; 3],
+    KeySplit { keys, splits, span }: KeySplit,
     out: Operand,
 ) -> Dispatch {
     let d = sizes.d / lanes;
@@ -320,7 +332,8 @@ fn cost(call: &OpCall) -> Cost {
     Cost { flops: pairs * (4.0 * d as f64 + 10.0), bytes: Cost::moved(call) }
 }
 
-/// See [`Twin::iterations`]: for 256 keys each, the values of a head and of the keys.
+/// See [`Twin::iterations`]: for 256 keys each, the values of a head and of the keys. Splits have
+/// fewer.
 fn iterations(call: &OpCall) -> usize {
     let CachedSizes { d, tokens, .. } = CachedSizes::of(call);
     tokens.div_ceil(KEYS) * (d + d.min(SLAB) + 40) + KEYS

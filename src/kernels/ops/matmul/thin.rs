@@ -11,7 +11,7 @@ use pulp::Simd;
 /// Rows of `a` at most: more are faster in packed tiles.
 pub const ROWS_MAX: usize = 16;
 
-/// Rows of `a` that are multiplied at a time, whose sums fit the registers.
+/// Rows of `a` that are multiplied with two of `b` at a time, whose sums fit the registers.
 const ROWS: usize = 4;
 
 /// Terms of a sum that are added at a time.
@@ -45,45 +45,69 @@ vectorized! {
     /// Computes `b (n, k) a^T` with `a (m, k)`.
     fn add_up<S>(k: usize, a: &[f32], b: &[f32], sums: &mut [f32]) {
         let m = a.len() / k;
-        for (sums, row) in sums.chunks_exact_mut(m).zip(b.chunks_exact(k)) {
-            let mut fours = sums.chunks_exact_mut(ROWS);
-            let mut rows = a.chunks_exact(ROWS * k);
-            for (sums, rows) in fours.by_ref().zip(rows.by_ref()) {
-                sums.copy_from_slice(&four_dots::<S>(rows, row));
-            }
-            let rest = rows.remainder().chunks_exact(k);
-            for (sum, a) in fours.into_remainder().iter_mut().zip(rest) {
-                *sum = sum_of(k, |i| a[i] * row[i]);
+        let n = b.len() / k;
+        // Pairs of rows that are half of all apart: each half is read as it lies in memory, which
+        // is faster than two neighbours in turns. The middle one of an odd number is its own pair.
+        let half = n.div_ceil(2);
+        for first in 0..half {
+            let second = if first + half < n { first + half } else { first };
+            let pair = [first, second].map(|row| &b[row * k..][..k]);
+            for (block, rows) in a.chunks(ROWS * k).enumerate() {
+                let places = [first, second].map(|row| row * m + block * ROWS);
+                if rows.len() == ROWS * k {
+                    for (place, found) in places.into_iter().zip(dots::<S>(rows, pair)) {
+                        sums[place..][..ROWS].copy_from_slice(&found);
+                    }
+                    continue;
+                }
+                for (place, row) in places.into_iter().zip(pair) {
+                    for (sum, a) in sums[place..].iter_mut().zip(rows.chunks_exact(k)) {
+                        *sum = sum_of(k, |i| a[i] * row[i]);
+                    }
+                }
             }
         }
     }
 }
 
-/// Returns the products of four rows with one of as many terms.
+/// Returns the products of four rows with each of two of as many terms.
 #[inline(always)]
-fn four_dots<S: Simd>(rows: &[f32], row: &[f32]) -> [f32; ROWS] {
-    let k = row.len();
+fn dots<S: Simd>(rows: &[f32], [v, w]: [&[f32]; 2]) -> [[f32; ROWS]; 2] {
+    let k = v.len();
     let (a, behind) = rows.split_at(k);
     let (b, behind) = behind.split_at(k);
     let (c, d) = behind.split_at(k);
-    let ((row, last), (a, last_a)) = (row.as_chunks::<LANES>(), a.as_chunks::<LANES>());
-    let ((b, last_b), (c, last_c)) = (b.as_chunks::<LANES>(), c.as_chunks::<LANES>());
-    let (d, last_d) = d.as_chunks::<LANES>();
-    // Four arrays, and not one of four, stay in registers.
-    let [mut of_a, mut of_b, mut of_c, mut of_d] = [[0.0f32; LANES]; ROWS];
-    for ((((w, a), b), c), d) in row.iter().zip(a).zip(b).zip(c).zip(d) {
+    let ((v, last_v), (w, last_w)) = (v.as_chunks::<LANES>(), w.as_chunks::<LANES>());
+    let ((a, last_a), (b, last_b)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
+    let ((c, last_c), (d, last_d)) = (c.as_chunks::<LANES>(), d.as_chunks::<LANES>());
+    // Single arrays, and not an array of them, stay in registers.
+    let [mut va, mut vb, mut vc, mut vd] = [[0.0f32; LANES]; ROWS];
+    let [mut wa, mut wb, mut wc, mut wd] = [[0.0f32; LANES]; ROWS];
+    for (((((v, w), a), b), c), d) in v.iter().zip(w).zip(a).zip(b).zip(c).zip(d) {
         for lane in 0..LANES {
-            of_a[lane] = mul_add::<S>(w[lane], a[lane], of_a[lane]);
-            of_b[lane] = mul_add::<S>(w[lane], b[lane], of_b[lane]);
-            of_c[lane] = mul_add::<S>(w[lane], c[lane], of_c[lane]);
-            of_d[lane] = mul_add::<S>(w[lane], d[lane], of_d[lane]);
+            va[lane] = mul_add::<S>(v[lane], a[lane], va[lane]);
+            vb[lane] = mul_add::<S>(v[lane], b[lane], vb[lane]);
+            vc[lane] = mul_add::<S>(v[lane], c[lane], vc[lane]);
+            vd[lane] = mul_add::<S>(v[lane], d[lane], vd[lane]);
+            wa[lane] = mul_add::<S>(w[lane], a[lane], wa[lane]);
+            wb[lane] = mul_add::<S>(w[lane], b[lane], wb[lane]);
+            wc[lane] = mul_add::<S>(w[lane], c[lane], wc[lane]);
+            wd[lane] = mul_add::<S>(w[lane], d[lane], wd[lane]);
         }
     }
     [
-        total(of_a, last, last_a),
-        total(of_b, last, last_b),
-        total(of_c, last, last_c),
-        total(of_d, last, last_d),
+        [
+            total(va, last_v, last_a),
+            total(vb, last_v, last_b),
+            total(vc, last_v, last_c),
+            total(vd, last_v, last_d),
+        ],
+        [
+            total(wa, last_w, last_a),
+            total(wb, last_w, last_b),
+            total(wc, last_w, last_c),
+            total(wd, last_w, last_d),
+        ],
     ]
 }
 
@@ -91,7 +115,13 @@ fn four_dots<S: Simd>(rows: &[f32], row: &[f32]) -> [f32; ROWS] {
 #[inline(always)]
 fn total(lanes: [f32; LANES], last: &[f32], of_row: &[f32]) -> f32 {
     let rest: f32 = last.iter().zip(of_row).map(|(w, a)| w * a).sum();
-    sum_of(LANES, |lane| lanes[lane]) + rest
+    // Halves are added as vectors, which a loop over all lanes is not.
+    let mut eight = [0.0; LANES / 2];
+    for (lane, sum) in eight.iter_mut().enumerate() {
+        *sum = lanes[lane] + lanes[lane + LANES / 2];
+    }
+    let [a, b, c, d, e, f, g, h] = eight;
+    ((a + e) + (c + g)) + ((b + f) + (d + h)) + rest
 }
 
 #[cfg(test)]

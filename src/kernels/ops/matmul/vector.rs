@@ -66,7 +66,7 @@ pub fn kernels(sizes: &Sizes, caps: &Caps) -> Vec<VectorKernel> {
 pub fn static_choice(sizes: &Sizes) -> VectorKernel {
     let [wide, widest] = WIDER;
     match sizes.k {
-        _ if Roles::of(sizes).columns >= MANY_COLUMNS => NARROW,
+        _ if sizes.batch * Roles::of(sizes).columns >= MANY_COLUMNS => NARROW,
         WIDEST_TERMS_MIN.. => widest,
         _ => wide,
     }
