@@ -1,5 +1,6 @@
 //! Command line: parses the arguments and runs the command that they name.
 
+mod added_tokens;
 pub mod addresses;
 pub mod args;
 pub mod bench;

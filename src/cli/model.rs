@@ -456,7 +456,7 @@ fn load_files(
     }
     let shape = saved.shape().ok_or_else(|| TrainError::Defect("data without sizes".into()))?;
     let plans = spec.forward_plans(&shape)?;
-    let tensors = directory.tensors(plans.model().whole(), &*spec.model, false);
+    let tensors = directory.tensors(plans.model().whole(), &*spec.model, None);
     let tensors = tensors.map_err(TrainError::from)?;
     let parameters = tensors.read().map_err(TrainError::from)?;
     let files = Some(directory.path().to_path_buf());

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::added_tokens::{AddedTokens, VOCABULARY};
 use super::args::{CheckpointArgs, Explain, KeyFlag, TrainArgs};
 use super::explain::{Explanation, ResumedParts, explanation};
 use super::model::load_parameters;
@@ -15,7 +16,7 @@ use crate::ui::terminal::{Terminal, print_line};
 use potluck_core::faults::Faults;
 use potluck_core::metrics::{Sink, Sinks};
 use potluck_data::tokenizer::TOKENIZER;
-use potluck_data::{TokenFile, Tokenizer, TokenizerFile, TokenizerKind, is_described};
+use potluck_data::{Tokenizer, TokenizerKind, is_described};
 use potluck_kernels::autotune::catalog;
 use potluck_train::checkpoint::{self, Checkpoint, Meta, Store};
 use potluck_train::config::RunConfig;
@@ -30,9 +31,6 @@ use potluck_train::run::{Run, RunOptions, RunOutcome, StartingModel, train};
 use potluck_train::run_data::SavedData;
 use potluck_train::runtime::placement::candidates::selections;
 use potluck_train::spec::{RunSpec, section_asked, section_on};
-
-/// Key with the number of tokens of a model.
-const VOCABULARY: &str = "model.vocabulary";
 
 /// Runs `potluck train` and returns the process's exit code.
 pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
@@ -56,13 +54,13 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
         None => None,
     };
     let init = args.init.as_deref().map(starting_model).transpose()?;
-    let mut resolved = configuration(args, saved.as_ref(), init.as_ref())?;
+    let (mut resolved, known_tokens) = configuration(args, saved.as_ref(), init.as_ref())?;
     let named = args.name.as_deref().map(named_run).transpose()?;
     let typed_out = named.as_deref().or(args.out.as_deref());
     if let Some(explain) = args.explain {
         let mut resumed = ResumedParts::default();
         if let Some(init) = &init {
-            resumed.data = init.saved();
+            resumed.data = RunSpec::resolved(&resolved).known_data(init.saved());
         }
         if let Some(point) = point {
             let meta = point.checkpoint.meta;
@@ -154,7 +152,7 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
             (None, None) => ModelFiles::default(),
         },
         init,
-        add_tokens: args.add_tokens,
+        add_tokens: known_tokens,
     };
     let checkpoint = point.map(|point| point.checkpoint);
     let ended = execute(spec, options, checkpoint, args.quiet);
@@ -256,12 +254,13 @@ fn execute(
 }
 
 /// Resolves the configuration: the checkpoint's, or the keys of the model that the run starts from,
-/// the file's, the flags', later ones on top.
+/// the file's, the flags', later ones on top. Returns it with the number of tokens that the model
+/// has, if others are added to it.
 fn configuration(
     args: &TrainArgs,
     saved: Option<&Resolved>,
     init: Option<&StartingModel>,
-) -> anyhow::Result<Resolved> {
+) -> anyhow::Result<(Resolved, Option<usize>)> {
     let file = match args.config.as_deref() {
         Some(path) => Some((path, read::load(path)?)),
         None => None,
@@ -278,26 +277,35 @@ fn configuration(
         overrides.push(Override::set(typed)?);
     }
     let file = file.as_ref().map(|(path, text)| (*path, text.as_str()));
+    let mut known_tokens = None;
     let mut resolved = match init {
         Some(init) => {
-            let mut model = initial_model(init)?.with_defaults(file, &overrides)?;
+            let model = initial_model(init)?;
+            let typed = read::read_from(&model, file, &overrides)?.typed.now;
+            let mut model = model.with_defaults(file, &overrides)?;
             let resolved = read::read_from(&model, file, &overrides)?;
-            let added = if args.add_tokens { added_tokens(init, &resolved.config)? } else { None };
-            match added {
-                Some((known, tokens)) => {
-                    if !args.quiet {
-                        let count = tokens - known;
-                        print_line(&format!(
-                            "{count} tokens are added to the {known} of {}, each with the mean of \
-                             their rows",
-                            init.path().display()
-                        ));
-                    }
-                    model.settings.retain(|(name, _)| *name != VOCABULARY);
-                    model.settings.push((VOCABULARY, tokens.into()));
-                    read::read_from(&model, file, &overrides)?
+            let has_tokenizer = typed.contains("data.tokenizer");
+            let vocabulary = match resolved.config.value(VOCABULARY) {
+                Some(Value::Whole(vocabulary)) => usize::try_from(vocabulary).ok(),
+                _ => None,
+            };
+            let spec = RunSpec::resolved(&resolved);
+            let added = AddedTokens::find(args.add_tokens, init, &spec, vocabulary, has_tokenizer)?;
+            if let Some(added) = &added {
+                if !args.quiet {
+                    print_line(&added.note(init));
                 }
-                None => resolved,
+                model.settings.retain(|(name, _)| *name != VOCABULARY);
+                model.settings.push((VOCABULARY, added.wanted.into()));
+                if let Some(path) = &added.tokenizer {
+                    let path = absolute(path).to_string_lossy().into_owned();
+                    model.settings.retain(|(name, _)| *name != "data.tokenizer");
+                    model.settings.push(("data.tokenizer", Value::Text(path)));
+                }
+                known_tokens = Some(added.known);
+                read::read_from(&model, file, &overrides)?
+            } else {
+                resolved
             }
         }
         None => read::read(saved, file, &overrides)?,
@@ -328,7 +336,7 @@ fn configuration(
     if let Some(saved) = saved {
         refuse_another(&saved.config, &resolved.config)?;
     }
-    Ok(resolved)
+    Ok((resolved, known_tokens))
 }
 
 /// Returns the model from which `--init` starts: that of a run or a checkpoint, or one in Hugging
@@ -362,17 +370,11 @@ fn initial_model(init: &StartingModel) -> anyhow::Result<InitialModel> {
             let config = saved_run(&checkpoint.meta)?.config;
             let mut settings = Vec::new();
             for key in config.keys() {
-                if key.section != "model" {
-                    continue;
-                }
-                let mut value = config.value(key.full_name);
-                if key.full_name == VOCABULARY
-                    && let Some(Tokenizer::File(tokenizer)) = &checkpoint.meta.tokenizer
+                if key.section == "model"
+                    && let Some(value) = config.value(key.full_name)
                 {
-                    // Of a run that did not set it, those of its data.
-                    value = value.or_else(|| Some(tokenizer.vocabulary().into()));
+                    settings.push((key.full_name, value));
                 }
-                settings.extend(value.map(|value| (key.full_name, value)));
             }
             let tokenizer = match &checkpoint.meta.tokenizer {
                 Some(Tokenizer::File(_)) => file(),
@@ -384,40 +386,6 @@ fn initial_model(init: &StartingModel) -> anyhow::Result<InitialModel> {
         }
     };
     Ok(InitialModel { name, settings, tokenizer })
-}
-
-/// Returns the number of tokens of a model that a run starts from, `model.vocabulary`, and of the
-/// run's data, if that is larger.
-fn added_tokens(
-    init: &StartingModel,
-    config: &RunConfig,
-) -> anyhow::Result<Option<(usize, usize)>> {
-    let (name, tokens, tokenizer) = match (&config.data.tokenizer, &config.data.path) {
-        (TokenizerSource::File(path), _) => {
-            let tokenizer = TokenizerFile::load(path).map_err(TrainError::from)?;
-            (path, tokenizer.vocabulary(), Some(tokenizer))
-        }
-        (_, Some(path)) if config.data.kind == DataKind::Tokens => {
-            let file = TokenFile::open(path, 0.0, 1).map_err(TrainError::from)?;
-            (path, file.vocabulary(), file.tokenizer().map_err(TrainError::from)?)
-        }
-        _ => {
-            let why = "--add-tokens needs data.tokenizer, the path of a tokenizer.json, or data of \
-                       token ids";
-            return Err(TrainError::InvalidRequest(why.into()).into());
-        }
-    };
-    let own = init.path().join(TOKENIZER);
-    if let Some(tokenizer) = &tokenizer
-        && own.is_file()
-    {
-        let own = TokenizerFile::load(&own).map_err(TrainError::from)?;
-        let name = name.display().to_string();
-        tokenizer.require_tokens_of(&name, &own).map_err(TrainError::from)?;
-    }
-    let Some(Value::Whole(known)) = config.value(VOCABULARY) else { return Ok(None) };
-    let known = usize::try_from(known).unwrap_or(usize::MAX);
-    Ok((known < tokens).then_some((known, tokens)))
 }
 
 /// Returns the overrides by the flags that have a value.

@@ -298,6 +298,11 @@ impl TokenFile {
         Ok(Some(found))
     }
 
+    /// Returns the path of the tokenizer beside the tokens, which need not be there.
+    pub fn tokenizer_path(&self) -> &Path {
+        &self.tokenizer
+    }
+
     /// Returns the files, by their names.
     pub fn files(&self) -> &[DataFile] {
         &self.files

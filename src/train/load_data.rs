@@ -78,7 +78,7 @@ impl RunSpec {
 
     /// Returns what of the data of a model, from which the run starts, counts for the run's: not
     /// its tokenizer if the configuration names another.
-    pub(super) fn known_data(&self, of_model: SavedData) -> SavedData {
+    pub fn known_data(&self, of_model: SavedData) -> SavedData {
         let tokenizer = of_model.tokenizer.filter(|tokenizer| match tokenizer {
             Tokenizer::Char { .. } => {
                 self.data.tokenizer == TokenizerSource::Kind(TokenizerKind::Char)

@@ -115,6 +115,16 @@ pub struct DataSpec {
     pub flip: bool,
 }
 
+impl DataSpec {
+    /// Returns the path of the `tokenizer.json` that is named; `None` if the unit of tokens is.
+    pub fn tokenizer_file(&self) -> Option<&Path> {
+        match &self.tokenizer {
+            TokenizerSource::File(path) => Some(path),
+            TokenizerSource::Kind(_) => None,
+        }
+    }
+}
+
 /// Source of the data of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub enum DataSource {

@@ -1,7 +1,7 @@
 //! `potluck chat`: conversations from stdin.
 
 use std::fs;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::process::Stdio;
 
 use crate::process::{Desk, Ran, finish};
@@ -9,7 +9,10 @@ use crate::process::{Desk, Ran, finish};
 /// Runs a line with these lines as input.
 fn with_input(desk: &Desk, line: &str, input: &str) -> Ran {
     let mut child = desk.command(line).stdin(Stdio::piped()).spawn().unwrap();
-    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    if let Err(why) = child.stdin.take().unwrap().write_all(input.as_bytes()) {
+        // A command that is refused ends before it reads.
+        assert_eq!(why.kind(), ErrorKind::BrokenPipe, "{line}");
+    }
     finish(child, line)
 }
 

@@ -63,7 +63,7 @@ fn a_run_sends_its_events_to_the_sink_in_order() {
         retune: false,
         nodes: None,
         init: None,
-        add_tokens: false,
+        add_tokens: None,
         files: Default::default(),
         faults: Faults::none(),
     };

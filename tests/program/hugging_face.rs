@@ -55,7 +55,7 @@ fn a_run_starts_from_an_export_with_its_bits_however_it_is_divided() {
     desk.resume("run0", "--steps 2 --quiet").ok();
     let kept = fs::read_to_string(desk.path("run0/run.toml")).unwrap();
     assert!(!kept.contains("\nwarmup = 0\n"), "{kept}");
-    let origin = format!("# Started from {}, by --init\n", desk.path("model").display());
+    let origin = format!("# Started from {:?}, by --init\n", desk.path("model"));
     assert!(kept.starts_with(&origin), "{kept}");
     // The loss goes on where it was, at a tenth of the learning rate.
     let line = "train --init model --data text.txt --devices cpu --batch 8 --steps 40 --out on";
@@ -261,9 +261,6 @@ fn tokens_are_added_to_a_model() {
     let untied = "--set model.tie=false";
     for (form, kind) in [("gpt", GPT2), ("llama", "--set model.kind=llama")] {
         for (ties, tie) in [("", ""), ("-untied", untied)] {
-            if form == "gpt" && tie == untied {
-                continue;
-            }
             let run = format!("{form}{ties}");
             let line = format!("{kind} {tie} --set data.tokenizer=tokenizer.json --steps 1");
             desk.train(&format!("{line} --out {run} --quiet")).ok();
@@ -278,7 +275,7 @@ fn tokens_are_added_to_a_model() {
     }
     desk.write("more.json", more.to_string());
     let start = "train --data text.txt --devices cpu --set data.tokenizer=more.json --steps 0";
-    for from in ["gpt-model", "llama-model", "llama-untied-model", "gpt"] {
+    for from in ["gpt-model", "llama-model", "llama-untied-model", "gpt-untied-model", "gpt"] {
         let line = format!("{start} --init {from}");
         let told = desk.run(&format!("{line} --out none")).ended(78);
         assert!(told.line("error:").contains("--add-tokens"), "{}", told.err);
@@ -314,8 +311,28 @@ fn tokens_are_added_to_a_model() {
         assert_eq!(tables, if from.contains("untied") { 2 } else { 1 });
         // Its own run goes on as any other, and knows the new tokens.
         desk.run(&format!("train --resume {out} --steps 1 --quiet")).ok();
+        desk.run(&format!("generate {out} --prompt \"<more421>\" --tokens 3")).ok();
+        let config = fs::read_to_string(desk.path(&format!("{out}/run.toml"))).unwrap();
+        assert!(config.contains("vocabulary = 423"), "{config}");
     }
-    // No tokenizer whose ids are others, and none without more tokens than the model's own.
+    assert!(desk.path("gpt-model-more/model_files/generation_config.json").is_file());
+    // Token ids with a tokenizer beside them, which no key names.
+    desk.run("data prepare text.txt --tokenizer more.json --out ids").ok();
+    let line = "train --init gpt-model --data ids --devices cpu --steps 0 --add-tokens";
+    let told = desk.run(&format!("{line} --out of-ids")).ok();
+    assert!(told.err.contains("3 tokens are added to the 420 of"), "{}", told.err);
+    let told = desk.run(&format!("{line} --out wider --set model.vocabulary=512")).ok();
+    assert!(told.err.contains("92 tokens are added to the 420 of"), "{}", told.err);
+    // None that is missing, and a model of characters.
+    let line = "train --data text.txt --devices cpu --steps 0 --add-tokens";
+    let told = desk.run(&format!("{line} --init gpt-model --out none")).ok();
+    assert!(told.err.contains("no tokens are added"), "{}", told.err);
+    fs::remove_dir_all(desk.path("none")).unwrap();
+    desk.train("--steps 0 --out letters --quiet").ok();
+    let line = format!("{start} --init letters --add-tokens --out none");
+    let told = desk.run(&line).ended(78);
+    assert!(told.line("error:").contains("has characters or bytes"), "{}", told.err);
+    // A tokenizer with other ids.
     let vocabulary = more["model"]["vocab"].as_object_mut().unwrap();
     let ids = ["!", "?"].map(|token| vocabulary[token].clone());
     for (token, id) in ["?", "!"].into_iter().zip(ids) {

@@ -15,8 +15,7 @@ pub(super) fn vocabulary(
         None => Ok(of_data),
         Some(vocabulary) if vocabulary < of_data => Err(FamilyError::Unfit(format!(
             "model.vocabulary expects at least the {of_data} tokens of the data, got {vocabulary}; \
-             leave it out for as many as the data have, or add them to the model of --init with \
-             --add-tokens"
+             leave it out for as many as the data have"
         ))),
         Some(vocabulary) => Ok(vocabulary),
     }

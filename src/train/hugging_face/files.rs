@@ -89,17 +89,17 @@ impl StoredTensors {
     /// Finds the parameters of a graph, whose names in the files are those of a table. The files
     /// may have masks and tables of angles beside them, which are computed, and the head of a
     /// model whose head is the embedding; and a file of GPT-2 may leave out the prefix
-    /// `transformer.`.
+    /// `transformer.`. Tables of tokens have `tokens` rows, if that is given, whatever the graph's
+    /// have.
     ///
     /// # Errors
     /// Returns [`HuggingFaceError`] for the first tensor that is missing, has another shape, or is
-    /// none of the model. With `fewer_tokens`, tables of tokens may have fewer rows than the
-    /// model's.
+    /// none of the model.
     pub fn of_model(
         mut self,
         graph: &Graph,
         names: &[FileName],
-        fewer_tokens: bool,
+        tokens: Option<usize>,
     ) -> Result<ModelTensors, HuggingFaceError> {
         let mut found = Vec::with_capacity(graph.parameters.len());
         let has_head = graph.parameters.iter().any(|parameter| parameter.whole.name == HEAD);
@@ -121,11 +121,10 @@ impl StoredTensors {
                 return Err(refused(&self.directory, &theirs, why));
             }
             let mut shape = parameter.slice.whole_dims().to_vec();
-            if fewer_tokens
+            if let Some(tokens) = tokens
                 && is_table_of_tokens(names, ours)
-                && let Some(&rows) = stored.shape.first()
             {
-                shape[0] = rows.min(shape[0]);
+                shape[0] = tokens;
             }
             let mut there = shape.clone();
             if is_transposed {
@@ -156,7 +155,7 @@ pub fn is_table_of_tokens(names: &[FileName], ours: &str) -> bool {
 struct FoundTensor {
     ours: String,
     theirs: String,
-    /// Shape of ours.
+    /// Shape in the files, of a matrix that is not transposed.
     shape: Vec<usize>,
     is_transposed: bool,
     stored: StoredTensor,

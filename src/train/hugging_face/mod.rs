@@ -101,18 +101,18 @@ impl ModelDirectory {
     }
 
     /// Finds the parameters of a graph in the files, of which nothing but the headers is read.
+    /// Tables of tokens have `tokens` rows, if that is given, whatever the graph's have.
     ///
     /// # Errors
     /// Returns [`HuggingFaceError`] for the first tensor that is missing, has another shape or
-    /// type, or is none of the model, and for a file that is damaged. With `fewer_tokens`, tables
-    /// of tokens may have fewer rows than the model's.
+    /// type, or is none of the model, and for a file that is damaged.
     pub fn tensors(
         &self,
         graph: &Graph,
         family: &dyn ModelFamily,
-        fewer_tokens: bool,
+        tokens: Option<usize>,
     ) -> Result<ModelTensors, HuggingFaceError> {
-        StoredTensors::open(&self.path)?.of_model(graph, family.names(), fewer_tokens)
+        StoredTensors::open(&self.path)?.of_model(graph, family.names(), tokens)
     }
 }
 

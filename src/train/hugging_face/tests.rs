@@ -184,7 +184,7 @@ fn what_is_exported_is_read_back() {
             settings.push(("model.context", 16usize.into()));
             let read_back = model(&settings);
             assert_eq!(exported(&*read_back, 11), exported(&*family, 11), "{source}");
-            let found = again.tensors(&graph, &*read_back, false).unwrap().read().unwrap();
+            let found = again.tensors(&graph, &*read_back, None).unwrap().read().unwrap();
             let tolerance = match kind {
                 FileType::F32 => 0.0,
                 FileType::F16 => 1e-3,
@@ -220,7 +220,7 @@ fn shards_are_read_and_bad_files_are_refused() {
     export(&out, &plain(&*family, &tensors, FileType::F32)).unwrap();
     let open = || {
         let directory = ModelDirectory::open(out.to_str().unwrap()).map_err(|e| e.to_string())?;
-        let tensors = directory.tensors(&graph, &*family, false).map_err(|e| e.to_string())?;
+        let tensors = directory.tensors(&graph, &*family, None).map_err(|e| e.to_string())?;
         tensors.read().map_err(|error| error.to_string())
     };
     let whole = fs::read(out.join("model.safetensors")).unwrap();
@@ -273,7 +273,7 @@ fn shards_are_read_and_bad_files_are_refused() {
     let other = model(&[read(&wide).unwrap(), vec![("model.context", 16usize.into())]].concat());
     let (graph, _) = parameters(&*other);
     let directory = ModelDirectory::open(out.to_str().unwrap()).unwrap();
-    let told = directory.tensors(&graph, &*other, false).err().unwrap().to_string();
+    let told = directory.tensors(&graph, &*other, None).err().unwrap().to_string();
     assert!(
         told.contains("'transformer.wte.weight' is [11, 8], and the model's is [11, 16]"),
         "{told}"
@@ -295,7 +295,7 @@ fn a_tied_head_may_be_stored_and_must_be_the_embedding() {
         let _ = fs::remove_dir_all(&out);
         export(&out, &plain(&*untied, tensors, FileType::F32)).unwrap();
         let directory = ModelDirectory::open(out.to_str().unwrap()).unwrap();
-        directory.tensors(&graph, &*tied, false).unwrap().read().map_err(|error| error.to_string())
+        directory.tensors(&graph, &*tied, None).unwrap().read().map_err(|error| error.to_string())
     };
     assert!(
         read_tied(&tensors).unwrap_err().contains("'lm_head.weight' differs from the embedding")

@@ -61,8 +61,8 @@ pub struct RunOptions {
     pub nodes: Option<Arc<RunNodes>>,
     /// Model whose parameters a new run starts from, in place of random ones.
     pub init: Option<StartingModel>,
-    /// True if that model may know fewer tokens than the run's: they are added to it.
-    pub add_tokens: bool,
+    /// Number of tokens of that model, if others are added to it.
+    pub add_tokens: Option<usize>,
     /// Files of the model that a run in a new directory keeps, unless it has another tokenizer.
     pub files: ModelFiles,
 }
@@ -184,6 +184,8 @@ impl Run {
         let store = startup::open_store(&options)?;
         let tokenizer = data.saved().tokenizer;
         let is_of_model = match &options.init {
+            // A tokenizer with more tokens is used as the model's own.
+            Some(_) if options.add_tokens.is_some() => true,
             Some(model) if resumed.is_none() => model.has_tokenizer(tokenizer.as_ref())?,
             _ => true,
         };

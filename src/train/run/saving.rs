@@ -36,12 +36,15 @@ impl Run {
     }
 
     /// Returns the line that names the model from which the run started, also of a run that goes
-    /// on; an empty text if there is none.
+    /// on in its directory; an empty text if there is none.
     fn origin(&self) -> String {
         if let Some(model) = &self.host.options.init {
             let named = model.path();
             let path = path::absolute(named).unwrap_or_else(|_| named.to_path_buf());
-            return format!("{STARTED_FROM}{}, by --init\n", path.display());
+            return format!("{STARTED_FROM}{path:?}, by --init\n");
+        }
+        if self.host.options.continued.is_none() {
+            return String::new();
         }
         // A comment only: a file that cannot be read has none.
         let before = fs::read_to_string(self.host.options.out.join(RUN_TOML)).unwrap_or_default();

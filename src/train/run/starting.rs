@@ -9,6 +9,7 @@ use crate::checkpoint::{Checkpoint, NamedTensor};
 use crate::error::TrainError;
 use crate::families::ModelFamily;
 use crate::hugging_face::{self, ModelDirectory, ModelFiles, ModelTensors};
+use crate::keys::Value;
 use crate::run_data::SavedData;
 use potluck_data::Tokenizer;
 use potluck_data::tokenizer::TOKENIZER;
@@ -73,8 +74,28 @@ impl StartingModel {
         })
     }
 
-    /// Finds the parameters of a graph. With `add_tokens`, its tables of tokens may have more rows
-    /// than those of the model.
+    /// Returns the number of tokens of the model, of this family: the rows of its embedding; `None`
+    /// of a family that has none in a table.
+    pub fn tokens(&self, family: &dyn ModelFamily) -> Option<usize> {
+        let table = family.names().first()?;
+        match self {
+            Self::Files(directory) => {
+                let known = directory.settings().iter().find(|(key, _)| *key == "model.vocabulary");
+                match known {
+                    Some((_, Value::Whole(tokens))) => usize::try_from(*tokens).ok(),
+                    _ => None,
+                }
+            }
+            Self::Checkpoint { checkpoint, .. } => {
+                let tensors = &checkpoint.parameters;
+                let embedding = tensors.iter().find(|tensor| tensor.name == table.ours)?;
+                embedding.shape.first().copied()
+            }
+        }
+    }
+
+    /// Finds the parameters of a graph. If `tokens` are given, the model has so many, and the graph
+    /// more, which are added.
     ///
     /// # Errors
     /// Returns `TrainError` for the first one that is missing or has another shape.
@@ -82,32 +103,29 @@ impl StartingModel {
         &self,
         graph: &Graph,
         family: &dyn ModelFamily,
-        add_tokens: bool,
+        tokens: Option<usize>,
     ) -> Result<StartingParameters, TrainError> {
-        let is_table = |name: &str| hugging_face::is_table_of_tokens(family.names(), name);
         let mut tables = Vec::new();
         for parameter in &graph.parameters {
-            if add_tokens && is_table(&parameter.whole.name) {
-                let rows = parameter.slice.whole_dims()[0];
-                tables.push((parameter.whole.name.clone(), rows));
+            let name = &parameter.whole.name;
+            if tokens.is_some() && hugging_face::is_table_of_tokens(family.names(), name) {
+                tables.push((name.clone(), parameter.slice.whole_dims()[0]));
             }
         }
         let source = match self {
             Self::Files(directory) => {
-                ParameterSource::Files(directory.tensors(graph, family, add_tokens)?)
+                ParameterSource::Files(directory.tensors(graph, family, tokens)?)
             }
             Self::Checkpoint { checkpoint, .. } => {
-                let known = &checkpoint.parameters;
                 for parameter in &graph.parameters {
                     let name = &parameter.whole.name;
                     let mut wanted = parameter.slice.whole_dims().to_vec();
-                    if add_tokens
-                        && is_table(name)
-                        && let Some(own) = known.iter().find(|own| own.name == *name)
+                    if let Some(tokens) = tokens
+                        && tables.iter().any(|(table, _)| table == name)
                     {
-                        wanted[0] = wanted[0].min(own.shape[0]);
+                        wanted[0] = tokens;
                     }
-                    NamedTensor::find(known, name, &wanted)?;
+                    NamedTensor::find(&checkpoint.parameters, name, &wanted)?;
                 }
                 ParameterSource::Checkpoint(checkpoint.clone())
             }
@@ -119,7 +137,7 @@ impl StartingModel {
 /// Parameters from which a run starts, which fit its model.
 pub(super) struct StartingParameters {
     source: ParameterSource,
-    /// Names of tables of tokens that may have fewer rows than the model's, and the rows of those.
+    /// Names of tables of tokens to which rows are added, and the rows that they have then.
     tables: Vec<(String, usize)>,
 }
 
@@ -148,8 +166,8 @@ impl StartingParameters {
 }
 
 /// Adds rows to a matrix until it has so many, each the mean of those that it has: a token that the
-/// model does not know begins as likely as the average one (Hewitt 2021, "Initializing New Word
-/// Embeddings for Pretrained Language Models").
+/// model does not know begins no more likely than the average one (Hewitt 2021, "Initializing New
+/// Word Embeddings for Pretrained Language Models").
 fn add_rows(table: &mut NamedTensor, rows: usize) {
     let [known, columns] = table.shape[..] else { return };
     if known == 0 || known >= rows {
@@ -162,6 +180,7 @@ fn add_rows(table: &mut NamedTensor, rows: usize) {
         }
     }
     let mean: Vec<f32> = sums.iter().map(|sum| (sum / known as f64) as f32).collect();
+    table.values.reserve_exact((rows - known) * columns);
     for _ in known..rows {
         table.values.extend_from_slice(&mean);
     }

@@ -103,7 +103,7 @@ mod tests {
                 faults: Faults::none(),
                 nodes: None,
                 init: None,
-                add_tokens: false,
+                add_tokens: None,
                 files: ModelFiles::default(),
             };
             open_store(&options).map(drop)
