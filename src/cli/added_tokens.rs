@@ -71,6 +71,10 @@ impl AddedTokens {
         let wanted = data.count.max(vocabulary.unwrap_or(0));
         if !is_allowed {
             if data.count <= known {
+                // Allowed: a model may be trained anew on other tokens.
+                if let Err(why) = data.require_tokens_of(init) {
+                    print_line(&format!("warning: {why}"));
+                }
                 return Ok(None);
             }
             return refuse(format!(

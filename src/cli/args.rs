@@ -199,8 +199,9 @@ pub struct TrainArgs {
     /// warm-up 3 % of train.steps
     #[arg(long, value_name = "RUN|DIR|ORG/NAME", conflicts_with = "resume")]
     pub init: Option<String>,
-    /// With --init, and a tokenizer or data with more tokens than the model: add the tokens to the
-    /// model, with the mean of the rows of its own
+    /// If the tokenizer (data.tokenizer, or the one beside token ids) has more tokens than the
+    /// model of --init: give the model rows for them, each the mean of its own. Without this, such
+    /// data are refused
     #[arg(long, requires = "init")]
     pub add_tokens: bool,
     /// Repeat the autotuning of GPU kernels and the measurement of shares, and ignore cached and

@@ -172,8 +172,8 @@ impl TokenizerFile {
             if found != Some(id) {
                 let here = found.map_or("none".to_string(), |found| found.to_string());
                 let why = format!(
-                    "is not the model's tokenizer with more tokens: {token:?} has the id {id} \
-                     there, and {here} here"
+                    "has other ids than the model's tokenizer: {token:?} has {id} there, and \
+                     {here} here"
                 );
                 return Err(DataError::of_file(name, why));
             }
