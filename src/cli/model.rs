@@ -23,7 +23,6 @@ use potluck_train::error::TrainError;
 use potluck_train::evaluate::{EvalRequest, Evaluation, evaluate_split};
 use potluck_train::families::DataShape;
 use potluck_train::hugging_face::{HuggingFaceError, ModelDirectory, directory_of_run, end_tokens};
-use potluck_train::keys::Value;
 use potluck_train::language_model::language_model;
 use potluck_train::loader::BatchSource;
 use potluck_train::run_data::{RunData, SavedData};
@@ -434,11 +433,9 @@ fn load_files(
 ) -> anyhow::Result<(LoadedModel, RunSpec)> {
     let spec = spec_of_files(directory, args)?;
     let path = directory.path().join(TOKENIZER);
-    let known = directory.settings().iter().find(|(key, _)| *key == "model.vocabulary");
-    let Some((_, Value::Whole(vocabulary))) = known else {
+    let Some(vocabulary) = directory.vocabulary() else {
         return Err(TrainError::Defect("a model of files without a vocabulary".into()).into());
     };
-    let vocabulary = usize::try_from(*vocabulary).unwrap_or(0);
     let mut saved = SavedData::default();
     if path.is_file() {
         let tokenizer = TokenizerFile::load(&path).map_err(TrainError::from)?;

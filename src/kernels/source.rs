@@ -12,6 +12,11 @@ pub fn snippet(name: &str) -> &'static str {
     found.unwrap_or_else(|| panic!("no shared snippet is called {name}")).1
 }
 
+/// Returns the snippet of values of so many floats: vectors for 4, or else single ones.
+pub(crate) fn values_of(lanes: usize) -> &'static str {
+    snippet(if lanes == 4 { "value4" } else { "value" })
+}
+
 /// Name of the snippet that every shader of this crate includes.
 const GRID: &str = "grid";
 

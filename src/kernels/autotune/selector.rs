@@ -433,9 +433,12 @@ impl KernelSelector {
             None => return Ok(Variant::new("none", Vec::new())),
         };
         variants.retain(|variant| variant.workspace_bytes() <= self.workspace_bytes);
-        let chosen = self.choices.get(&call_key(full)).map(str::to_string);
-        let chosen = chosen.filter(|_| counts_for(call, &variants, full, &Caps::of(gpu)));
-        let key = (call_key(call), chosen.clone().unwrap_or_default());
+        let (own_key, full_key) = (call_key(call), call_key(full));
+        let chosen =
+            self.choices.get(&full_key).map(str::to_string).filter(|_| {
+                own_key == full_key || counts_for(call, &variants, full, &Caps::of(gpu))
+            });
+        let key = (own_key, chosen.clone().unwrap_or_default());
         let index = match self.selected.get(&key) {
             Some(name) => variants.iter().position(|variant| variant.name == *name).unwrap_or(0),
             None => {

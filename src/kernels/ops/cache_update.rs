@@ -86,9 +86,8 @@ fn one(call: &OpCall, lanes: usize) -> Dispatch {
     let (rows, key_width) = call.rows_and_last(keys.input);
     let (_, value_width) = call.rows_and_last(values.input);
     let count = rows * 2 * options.columns() / lanes;
-    let value = if lanes == 4 { "value4" } else { "value" };
     Dispatch {
-        shader: Shader::new("cache_update", "update").with_text(source::snippet(value)),
+        shader: Shader::new("cache_update", "update").with_text(source::values_of(lanes)),
         operands: vec![
             Operand::Input(keys.input),
             Operand::Input(values.input),

@@ -426,7 +426,7 @@ fn one(
     let sizes = [samples, positions, groups, width / lanes].map(|word| word as u32);
     Dispatch {
         shader: Shader::new("group_norm", entry)
-            .with_text(source::snippet(if lanes == 4 { "value4" } else { "value" }))
+            .with_text(source::values_of(lanes))
             .with_const("GROUP", group),
         operands: inputs.chain((0..outputs).map(Operand::Output)).collect(),
         params: [&sizes[..], &[eps.to_bits()]].concat(),

@@ -126,10 +126,9 @@ fn lanes(call: &OpCall) -> usize {
 
 fn one(call: &OpCall, lanes: usize) -> Dispatch {
     let sizes = RotarySizes::of(call);
-    let value = if lanes == 4 { "value4" } else { "value" };
     let pairs = sizes.pairs() / lanes;
     Dispatch {
-        shader: Shader::new("rotary", "rotate").with_text(source::snippet(value)),
+        shader: Shader::new("rotary", "rotate").with_text(source::values_of(lanes)),
         operands: vec![Operand::Input(0), Operand::Input(1), Operand::Output(0)],
         params: vec![
             pairs as u32,

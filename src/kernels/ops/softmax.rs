@@ -149,11 +149,10 @@ fn by_groups(call: &OpCall, lanes: usize) -> Dispatch {
 fn one(call: &OpCall, entry: &'static str, lanes: usize, groups: [u32; 3]) -> Dispatch {
     let (rows, c) = call.rows_and_last(0);
     let width = c / lanes;
-    let value = if lanes == 4 { "value4" } else { "value" };
     let inputs = (0..call.inputs.len()).map(Operand::Input);
     Dispatch {
         shader: Shader::new("softmax", entry)
-            .with_text(source::snippet(value))
+            .with_text(source::values_of(lanes))
             .with_const("GROUP", if width < WIDE { 64 } else { 256 }),
         operands: inputs.chain([Operand::Output(0)]).collect(),
         params: vec![rows as u32, width as u32],

@@ -100,6 +100,15 @@ impl ModelDirectory {
         &self.settings
     }
 
+    /// Returns the number of tokens of the model, by its configuration.
+    pub fn vocabulary(&self) -> Option<usize> {
+        let known = self.settings.iter().find(|(key, _)| *key == "model.vocabulary");
+        match known {
+            Some((_, Value::Whole(tokens))) => usize::try_from(*tokens).ok(),
+            _ => None,
+        }
+    }
+
     /// Finds the parameters of a graph in the files, of which nothing but the headers is read.
     /// Tables of tokens have `tokens` rows, if that is given, whatever the graph's have.
     ///

@@ -9,7 +9,6 @@ use crate::checkpoint::{Checkpoint, NamedTensor};
 use crate::error::TrainError;
 use crate::families::ModelFamily;
 use crate::hugging_face::{self, ModelDirectory, ModelFiles, ModelTensors};
-use crate::keys::Value;
 use crate::run_data::SavedData;
 use potluck_data::Tokenizer;
 use potluck_data::tokenizer::TOKENIZER;
@@ -77,19 +76,11 @@ impl StartingModel {
     /// Returns the number of tokens of the model, of this family: the rows of its embedding; `None`
     /// of a family that has none in a table.
     pub fn tokens(&self, family: &dyn ModelFamily) -> Option<usize> {
-        let table = family.names().first()?;
         match self {
-            Self::Files(directory) => {
-                let known = directory.settings().iter().find(|(key, _)| *key == "model.vocabulary");
-                match known {
-                    Some((_, Value::Whole(tokens))) => usize::try_from(*tokens).ok(),
-                    _ => None,
-                }
-            }
+            Self::Files(directory) => directory.vocabulary(),
             Self::Checkpoint { checkpoint, .. } => {
-                let tensors = &checkpoint.parameters;
-                let embedding = tensors.iter().find(|tensor| tensor.name == table.ours)?;
-                embedding.shape.first().copied()
+                let tokens = hugging_face::vocabulary_of(family, &checkpoint.parameters);
+                (tokens > 0).then_some(tokens)
             }
         }
     }

@@ -253,20 +253,18 @@ fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
 /// Returns all GPU kernel variants of the call.
 fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     let sizes = CachedSizes::of(call);
-    let mut ways = vec![Variant::new("cached_attention", vec![whole(&sizes, 1)])];
-    if sizes.lanes() == 4 {
-        ways.push(Variant::new("cached_attention4", vec![whole(&sizes, 4)]));
+    let all = [(1, "cached_attention"), (4, "cached_attention4")];
+    let named = &all[..if sizes.lanes() == 4 { 2 } else { 1 }];
+    let mut ways = Vec::new();
+    for (lanes, name) in named {
+        ways.push(Variant::new(*name, vec![whole(&sizes, *lanes)]));
     }
-    if let Some(span) = sizes.span(1)
-        && caps.suits_hardware()
-    {
-        ways.push(Variant::new("cached_attention_split", split(&sizes, 1, span)));
-    }
-    if let Some(span) = sizes.span(4)
-        && caps.suits_hardware()
-        && sizes.lanes() == 4
-    {
-        ways.push(Variant::new("cached_attention4_split", split(&sizes, 4, span)));
+    for (lanes, name) in named {
+        if let Some(span) = sizes.span(*lanes)
+            && caps.suits_hardware()
+        {
+            ways.push(Variant::new(format!("{name}_split"), split(&sizes, *lanes, span)));
+        }
     }
     ways
 }
@@ -283,11 +281,6 @@ fn split(sizes: &CachedSizes, lanes: usize, span: usize) -> Vec<Dispatch> {
     let partials = merge::partials(sizes, lanes, splits);
     let first = attend(sizes, lanes, KeySplit { keys: SPLIT_KEYS, splits, span }, partials);
     vec![first, merge::dispatch(sizes, lanes, splits)]
-}
-
-/// Returns the text of the shaders' values.
-fn value_text(lanes: usize) -> &'static str {
-    source::snippet(if lanes == 4 { "value4" } else { "value" })
 }
 
 /// Returns the dispatch of workgroups that take so many keys at a time, each of a split.
@@ -317,7 +310,7 @@ fn attend(
         shader: Shader::new("cached_attention", "attend")
             .with_const("KEYS", keys as u32)
             .with_const("IS_SPLIT", u32::from(splits > 1))
-            .with_text(value_text(lanes)),
+            .with_text(source::values_of(lanes)),
         operands: vec![Operand::Input(0), Operand::Input(1), Operand::Input(2), out],
         params,
         groups: grid(items, 1),
