@@ -100,7 +100,11 @@ fn table(
 ) -> anyhow::Result<Explanation> {
     with_placement(spec, &resumed.data, resumed.placement.as_ref(), None, |placement| {
         let Explanation { text, fits } = explain(placement);
-        Ok(Explanation { text: placement.caveat().to_string() + &text, fits })
+        let mut above = placement.caveat().to_string();
+        for note in &placement.notes {
+            above += &format!("{note}\n");
+        }
+        Ok(Explanation { text: above + &text, fits })
     })
 }
 

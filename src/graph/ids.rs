@@ -3,7 +3,7 @@
 //! target that is no class counts for nothing.
 
 use super::{Graph, IGNORE_INDEX, Numbered};
-use potluck_core::{Shape, TensorId};
+use potluck_core::TensorId;
 
 /// Range of the values of an input of integers: those less than `below`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,16 +79,14 @@ impl IdRange {
 
 impl Graph {
     /// Returns the ranges of the inputs of integers of a whole graph, several of one that is used
-    /// in several ways. A shard has some of the rows and classes only.
+    /// in several ways. A shard has some of the rows only.
     pub fn id_ranges(&self) -> Vec<IdRange> {
         let mut ranges = Vec::new();
         for node in &self.nodes {
             let Some(numbered) = node.op.root_op().numbered() else { continue };
-            let shapes: Vec<&Shape> =
-                node.inputs.iter().map(|id| &self.tensor(*id).shape).collect();
-            let (ids, below) = match node.op.root_op().targets(&shapes) {
+            let (ids, below) = match node.op.root_op().targets() {
                 Some(targets) => targets,
-                None => (0, shapes[1].dims()[0]),
+                None => (0, self.tensor(node.inputs[1]).shape.dims()[0]),
             };
             let input = self.root(node.inputs[ids]);
             let Some(name) = self.name_of_input(input) else { continue };

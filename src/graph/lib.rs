@@ -40,6 +40,7 @@ pub use custom::{CustomCall, CustomInput, CustomKernel, CustomNode, CustomOp, Sh
 pub use ids::{IdError, IdRange};
 pub use passes::fuse::fuse;
 pub use passes::gradients::{OpGradients, differentiate, op_gradients};
+pub use passes::large_parameters::cut_large_parameters;
 pub use passes::recompute::{Recomputation, Recompute};
 pub use passes::shard::{Shard, ShardError, reported_once, shard};
 
@@ -56,6 +57,7 @@ pub use pictures::{Conv2dOptions, Pool2dOptions};
 pub use place::Place;
 pub use plan::{Bucket, Plan, PlanOptions};
 pub use planned_part::PlannedPart;
+pub use reduce::ClassLoss;
 pub use replay::replay;
 pub use rotary::{RotaryAngles, RotaryScaling};
 pub use shapes::ShapeError;
@@ -230,7 +232,7 @@ impl ParameterKind {
 /// A tensor that lasts from step to step: trained, a running average, or frozen.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parameter {
-    /// Unique: the name of the tensor, and of a slice of it with the rank behind.
+    /// Unique: the name of the tensor, and of a slice of it with the rank or the rows behind.
     pub name: String,
     pub tensor: TensorId,
     pub kind: ParameterKind,
@@ -247,9 +249,10 @@ pub struct Parameter {
     /// True if each rank of a tensor group computes a part of its gradient, though all have the
     /// parameter.
     pub has_partial_gradient: bool,
-    /// Tensor that it is, or in a [`shard()`] of a graph a slice of.
+    /// Tensor that it is, or that it is a slice of: in a [`shard()`] of a graph, and where a device
+    /// cannot bind it whole ([`cut_large_parameters`]).
     pub whole: WholeTensor,
-    /// The part of that tensor which it is: all of it but in a shard.
+    /// The part of that tensor which it is.
     pub slice: TensorSlice,
     /// Rank of the tensor group that has this slice; `None` if every rank has it.
     pub rank: Option<u32>,

@@ -7,7 +7,7 @@ use super::passes::fuse::{Fusion, fuse_listed};
 use super::passes::merge_backward::merge_backward;
 use super::{
     Graph, MomentFormat, PlanOptions, Recomputation, Recompute, ShapeError, Shard, ShardError,
-    differentiate, reported_once, shard,
+    cut_large_parameters, differentiate, reported_once, shard,
 };
 
 /// Graph of a model as devices run it: trained or forward only, fused or not, with or without
@@ -21,6 +21,7 @@ pub struct ModelGraph {
     recompute: Recompute,
     is_merged: bool,
     moments: MomentFormat,
+    parameter_bytes_max: Option<usize>,
     /// The whole graph without recomputation and with passes B and W apart.
     plain: Graph,
     whole: Graph,
@@ -64,6 +65,7 @@ impl ModelGraph {
             recompute: Recompute::default(),
             is_merged: false,
             moments: MomentFormat::default(),
+            parameter_bytes_max: None,
             plain: whole.clone(),
             whole,
             fusions,
@@ -98,9 +100,44 @@ impl ModelGraph {
         Self { moments, ..self }
     }
 
+    /// Returns the graph for devices that can bind so many bytes at a time, with larger parameters
+    /// cut by rows where that is possible: see [`cut_large_parameters`]. `None` is the graph
+    /// without cuts. All inputs, outputs and blocks keep their numbers.
+    ///
+    /// # Errors
+    /// Returns the errors of [`differentiate`].
+    pub fn with_parameter_bytes_max(self, bytes: Option<usize>) -> Result<Self, ShapeError> {
+        if bytes == self.parameter_bytes_max {
+            return Ok(self);
+        }
+        let limited = Self { parameter_bytes_max: bytes, ..self };
+        let graph = limited.differentiated(limited.cut(limited.forward.clone()))?;
+        let (plain, fusions) = fused(graph, limited.is_fused);
+        Ok(Self { plain, fusions, ..limited }.rebuilt())
+    }
+
+    /// Returns a forward graph with the parameters cut that are too large.
+    fn cut(&self, graph: Graph) -> Graph {
+        match self.parameter_bytes_max {
+            Some(bytes) => cut_large_parameters(graph, bytes),
+            None => graph,
+        }
+    }
+
+    fn differentiated(&self, graph: Graph) -> Result<Graph, ShapeError> {
+        if self.is_trained { differentiate(graph) } else { Ok(graph) }
+    }
+
+    /// Returns the bytes of the largest parameter of the whole model.
+    pub fn parameter_bytes(&self) -> usize {
+        let parameters = self.whole.parameters.iter();
+        parameters.map(|parameter| self.whole.tensor(parameter.tensor).bytes(1)).max().unwrap_or(0)
+    }
+
     /// Returns the options of a plan of the graph for up to `rows` rows.
     pub fn plan_options(&self, rows: usize) -> PlanOptions {
-        PlanOptions { moments: self.moments, ..PlanOptions::new(rows) }
+        let parameter_bytes_max = self.parameter_bytes_max;
+        PlanOptions { moments: self.moments, parameter_bytes_max, ..PlanOptions::new(rows) }
     }
 
     /// Returns the graph of a device that holds the whole model.
@@ -125,7 +162,7 @@ impl ModelGraph {
     pub fn of_rank(&self, shares: &[u32], position: usize) -> Result<RankGraph, ShardError> {
         let shares: Vec<f64> = shares.iter().map(|share| f64::from(*share)).collect();
         let Shard { graph, outputs } = shard(&self.forward, &shares, position)?;
-        let graph = if self.is_trained { differentiate(graph)? } else { graph };
+        let graph = self.differentiated(self.cut(graph))?;
         let recomputation = Recomputation::of(&graph, self.recompute);
         let (graph, _) = fused(reported_once(graph), self.is_fused);
         Ok(RankGraph { graph: self.laid_out(recomputation.apply(graph)), outputs })
@@ -139,7 +176,7 @@ fn fused(graph: Graph, is_fused: bool) -> (Graph, Vec<Fusion>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Builder, Init, ParameterSplit, PassKind, SplitUnit, Unary, fuse};
+    use crate::{Builder, Init, ParameterSplit, PassKind, Plan, SplitUnit, Unary, fuse};
 
     fn forward() -> Graph {
         let mut b = Builder::new();
@@ -171,6 +208,20 @@ mod tests {
         let passes = ModelGraph::forward(forward(), true);
         assert!(passes.whole().nodes.iter().all(|node| node.phase == PassKind::Forward));
         assert_eq!(passes.of_rank(&[1], 0).unwrap().graph, *passes.whole());
+    }
+
+    #[test]
+    fn a_limit_cuts_parameters_of_the_whole_and_of_ranks() {
+        let model = ModelGraph::training(forward(), true).unwrap();
+        let limited = model.clone().with_parameter_bytes_max(Some(512)).unwrap();
+        assert_eq!((model.parameter_bytes(), limited.parameter_bytes()), (2048, 512));
+        assert_eq!(limited.plan_options(3).parameter_bytes_max, Some(512));
+        let rank = limited.of_rank(&[3, 1], 0).unwrap().graph;
+        let names: Vec<&str> = rank.parameters.iter().map(|p| &*p.name).collect();
+        assert!(names.contains(&"first/0[0..16]"), "{names:?}");
+        let plan = Plan::new(limited.whole().clone(), limited.plan_options(3));
+        assert!(plan.buckets.iter().all(|bucket| bucket.length <= 128));
+        assert_eq!(limited.with_parameter_bytes_max(None).unwrap(), model);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use super::Accumulation;
 use super::attention::{AttentionOptions, CacheUpdateOptions, CachedAttentionOptions};
 use super::custom::{CustomOp, SharedCustomOp};
 use super::pictures::{Conv2dOptions, Pool2dOptions};
-use potluck_core::{Shape, Site};
+use potluck_core::Site;
 
 /// Ignored target, the one beside the classes: it counts neither in the loss, nor in its count, nor
 /// in the gradient.
@@ -319,6 +319,10 @@ pub enum Op {
     /// gradient with the logits computed once, which is possible where the gradient of the loss
     /// is 1.
     LinearCrossEntropyPass { rows: usize, classes: LossClasses, by_weight: bool },
+    /// `parts (n, 2), lse (n), parts (n, 2), lse (n) -> parts, lse` of [`Op::CrossEntropy`] over
+    /// some classes each, joined to those over both: where a table of classes is cut. The gradient
+    /// of the loss is that over the classes of each, with the joined `lse`.
+    JoinCrossEntropy,
     /// `x (b*n, ..), target -> parts (b*n, 2)`: the sum of squared differences over each leading
     /// entry, and how many it sums.
     SquaredError,
@@ -423,12 +427,17 @@ impl Op {
         }
     }
 
-    /// Returns the input with the targets of a loss of classes, and the number of classes that its
-    /// inputs of these shapes have.
-    pub fn targets(&self, inputs: &[&Shape]) -> Option<(usize, usize)> {
+    /// Returns true if the op joins losses over some classes each to that over all: its first two
+    /// inputs, and further pairs, are the outputs of an op that computes one.
+    pub fn joins_losses(&self) -> bool {
+        matches!(self, Op::AllReduce(Reduction::CrossEntropy { .. }) | Op::JoinCrossEntropy)
+    }
+
+    /// Returns the input with the targets of a loss of classes, and the number of all classes.
+    pub fn targets(&self) -> Option<(usize, usize)> {
         match self {
-            Op::CrossEntropy { .. } => Some((1, inputs[0].last())),
-            Op::LinearCrossEntropy { .. } => Some((2, inputs[1].dims()[0])),
+            Op::CrossEntropy(classes) => Some((1, classes.all)),
+            Op::LinearCrossEntropy { classes, .. } => Some((2, classes.all)),
             _ => None,
         }
     }
@@ -555,6 +564,7 @@ impl fmt::Display for Op {
                 let frozen = if *by_weight { "" } else { " frozen" };
                 write!(f, "linear_cross_entropy_pass {rows}{classes}{frozen}")
             }
+            Op::JoinCrossEntropy => write!(f, "join_cross_entropy"),
             Op::SquaredError => write!(f, "squared_error"),
             Op::SquaredErrorGrad => write!(f, "squared_error_grad"),
             Op::Spread => write!(f, "spread"),

@@ -38,7 +38,7 @@ impl Plan {
         assert!(options.rows > 0, "a plan has rows");
         assert_eq!(part.blocks.len(), graph.blocks.len(), "a part names every block");
         let mut segments = plan::segments(&graph);
-        let (buckets, _) = plan::buckets(&graph, &segments, options.bucket_bytes_max);
+        let (buckets, _) = plan::buckets(&graph, &segments, &options);
         let repetition = Repetition::of(part, &segments);
         let users = bucket_users(&graph, &buckets);
         let is_held = |users: &Vec<bool>| users.iter().zip(part.blocks).any(|(a, b)| *a && *b);

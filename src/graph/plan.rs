@@ -35,6 +35,11 @@ pub struct PlanOptions {
     pub in_flight: usize,
     /// The most bytes that a bucket takes, unless a single tensor is larger.
     pub bucket_bytes_max: usize,
+    /// The most bytes that a parameter takes which can be cut by rows, and a bucket; `None` without
+    /// a limit. It is that of [`ModelGraph::with_parameter_bytes_max`].
+    ///
+    /// [`ModelGraph::with_parameter_bytes_max`]: super::ModelGraph::with_parameter_bytes_max
+    pub parameter_bytes_max: Option<usize>,
     /// The most bytes of workspace in which a kernel hands partial results on: kernels that need
     /// more are not chosen, unless there is no other for a call. No kernel needs more than the
     /// default.
@@ -50,9 +55,15 @@ impl PlanOptions {
             rows,
             in_flight: 1,
             bucket_bytes_max: 64 << 20,
+            parameter_bytes_max: None,
             workspace_bytes_max: WORKSPACE_BYTES_MAX,
             moments: MomentFormat::default(),
         }
+    }
+
+    /// Returns the most bytes that a bucket takes, unless a single tensor is larger.
+    fn bucket_bytes(&self) -> usize {
+        self.parameter_bytes_max.unwrap_or(usize::MAX).min(self.bucket_bytes_max)
     }
 }
 
@@ -135,7 +146,7 @@ impl Plan {
     pub fn new(graph: Graph, options: PlanOptions) -> Self {
         assert!(options.rows > 0 && options.in_flight > 0, "a plan has rows and one copy");
         let mut segments = segments(&graph);
-        let (buckets, finished_by) = buckets(&graph, &segments, options.bucket_bytes_max);
+        let (buckets, finished_by) = buckets(&graph, &segments, &options);
         for (bucket, segment) in finished_by.into_iter().enumerate() {
             if let Some(segment) = segment {
                 segments[segment.index()].completes.push(BucketId(bucket as u32));
@@ -323,7 +334,7 @@ impl UpdateOrder {
 pub(super) fn buckets(
     graph: &Graph,
     segments: &[Segment],
-    bytes_max: usize,
+    options: &PlanOptions,
 ) -> (Vec<Bucket>, Vec<Option<SegmentId>>) {
     let used = graph.users_of_parameters();
     // Keyed so that iteration is the order of completion: by the first block that uses it, from
@@ -343,7 +354,7 @@ pub(super) fn buckets(
     let mut finished_by = Vec::new();
     for ((std::cmp::Reverse(block), ..), parameters) in groups {
         let last = segments.iter().rposition(|s| s.block == block && s.phase != PassKind::Forward);
-        for bucket in pack(graph, parameters, bytes_max) {
+        for bucket in pack(graph, parameters, options.bucket_bytes()) {
             let last = last.filter(|_| bucket.is_updated());
             finished_by.push(last.map(|index| SegmentId(index as u32)));
             buckets.push(bucket);

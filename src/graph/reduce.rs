@@ -37,12 +37,13 @@ impl Reduction {
             }
             Self::CrossEntropy { .. } => {
                 for row in 0..reduced[1].len() {
-                    let of_rank = |tensors: &Vec<T>| RowLoss {
+                    let of_rank = |tensors: &Vec<T>| ClassLoss {
                         loss: f64::from(tensors[0].as_ref()[2 * row]),
                         count: f64::from(tensors[0].as_ref()[2 * row + 1]),
                         lse: f64::from(tensors[1].as_ref()[row]),
                     };
-                    let RowLoss { loss, count, lse } = join(ranks.iter().map(of_rank));
+                    let ClassLoss { loss, count, lse } =
+                        ClassLoss::joined(ranks.iter().map(of_rank));
                     reduced[0][2 * row] = loss as f32;
                     reduced[0][2 * row + 1] = count as f32;
                     reduced[1][row] = lse as f32;
@@ -53,38 +54,41 @@ impl Reduction {
     }
 }
 
-/// Loss of a row over some classes, the count of its target if it is one of them, or 0, and the
-/// logarithm of the sum of the exponentials of their logits.
-#[derive(Clone, Copy)]
-struct RowLoss {
-    loss: f64,
-    count: f64,
-    lse: f64,
+/// Loss of a row over some classes.
+#[derive(Clone, Copy, Debug)]
+pub struct ClassLoss {
+    pub loss: f64,
+    /// Count of the target: 0 if it is none of the classes.
+    pub count: f64,
+    /// Logarithm of the sum of the exponentials of the logits of the classes.
+    pub lse: f64,
 }
 
-/// Returns the loss over the classes of all ranks: `lse = m + log(sum_i exp(lse_i - m))` with the
-/// largest `m` of the `lse_i`, and the sum of the losses, where in that of the rank with the
-/// target `lse_i` is replaced by `lse`. That is infinite where all logits of the rank are `-inf`,
-/// and so its `lse_i`.
-fn join(ranks: impl Iterator<Item = RowLoss> + Clone) -> RowLoss {
-    let m = ranks.clone().map(|rank| rank.lse).fold(f64::NEG_INFINITY, f64::max);
-    let sum: f64 = ranks.clone().map(|rank| libm::exp(rank.lse - m)).sum();
-    let lse = m + libm::log(sum);
-    let mut joined = RowLoss { loss: 0.0, count: 0.0, lse };
-    for rank in ranks {
-        if rank.count == 0.0 {
-            // What label smoothing gives its classes.
-            joined.loss += rank.loss;
-            continue;
+impl ClassLoss {
+    /// Returns the loss over the classes of all parts: `lse = m + log(sum_i exp(lse_i - m))` with
+    /// the largest `m` of the `lse_i`, and the sum of the losses, where in that of the part with
+    /// the target `lse_i` is replaced by `lse`. That is infinite where all logits of the part are
+    /// `-inf`, and so its `lse_i`.
+    pub fn joined(parts: impl Iterator<Item = Self> + Clone) -> Self {
+        let m = parts.clone().map(|part| part.lse).fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = parts.clone().map(|part| libm::exp(part.lse - m)).sum();
+        let lse = m + libm::log(sum);
+        let mut joined = Self { loss: 0.0, count: 0.0, lse };
+        for part in parts {
+            if part.count == 0.0 {
+                // What label smoothing gives its classes.
+                joined.loss += part.loss;
+                continue;
+            }
+            joined.loss += if part.lse == f64::NEG_INFINITY && !lse.is_nan() {
+                f64::INFINITY
+            } else {
+                part.loss + (lse - part.lse)
+            };
+            joined.count += part.count;
         }
-        joined.loss += if rank.lse == f64::NEG_INFINITY && !lse.is_nan() {
-            f64::INFINITY
-        } else {
-            rank.loss + (lse - rank.lse)
-        };
-        joined.count += rank.count;
+        joined
     }
-    joined
 }
 
 #[cfg(test)]

@@ -26,6 +26,9 @@ pub struct ShapeError {
     pub why: String,
 }
 
+/// The most inputs of an [`Op::Concat`]: with the output, as many as every device binds.
+pub(super) const CONCAT_INPUTS_MAX: usize = 7;
+
 /// Shape and type of a tensor: the input of a shape rule.
 pub type Typed = (Shape, DType);
 
@@ -72,7 +75,7 @@ fn arity(op: &Op) -> (usize, usize) {
         Op::MatMul { .. } | Op::UnaryGrad(_) | Op::Binary(_) => (2, 2),
         Op::Unary(_) | Op::Reshape | Op::Permute { .. } | Op::Slice { .. } => (1, 1),
         Op::Pad { .. } | Op::Sum { .. } | Op::Broadcast { .. } => (1, 1),
-        Op::Concat { .. } => (1, 7),
+        Op::Concat { .. } => (1, CONCAT_INPUTS_MAX),
         Op::LayerNorm { .. } => (2, 3),
         Op::MaximumGrad => (3, 3),
         Op::LayerNormGrad | Op::RmsNormGrad | Op::GroupNormGrad { .. } => (4, 4),
@@ -103,7 +106,7 @@ fn arity(op: &Op) -> (usize, usize) {
         Op::MaxPool2d(_) | Op::AvgPool2d(_) | Op::AvgPool2dGrad { .. } => (1, 1),
         Op::CrossEntropyGrad { .. } => (3, 3),
         Op::LinearCrossEntropy { .. } | Op::LinearCrossEntropyPass { .. } => (3, 3),
-        Op::LinearCrossEntropyGrad { .. } => (4, 4),
+        Op::LinearCrossEntropyGrad { .. } | Op::JoinCrossEntropy => (4, 4),
         Op::Spread | Op::AllReduce(Reduction::Sum) => (1, 1),
         Op::AllReduce(Reduction::CrossEntropy { .. }) => (2, 2),
         Op::Custom(op) => (op.inputs().len(), op.inputs().len()),
@@ -181,6 +184,7 @@ fn rule(op: &Op, x: &[&Shape]) -> Result<Vec<Shape>, String> {
         Op::LinearCrossEntropyPass { rows, classes, by_weight } => {
             losses::linear_cross_entropy_pass(*rows, *classes, *by_weight, x)
         }
+        Op::JoinCrossEntropy => losses::join_cross_entropy(x),
         Op::SquaredError => losses::squared_error(x),
         Op::SquaredErrorGrad => losses::squared_error_grad(x),
         Op::Conv2d(options) => pictures::conv2d(options, x),

@@ -23,6 +23,9 @@ pub struct Placement {
     pub candidates: Vec<String>,
     /// The most samples that any device was allowed to run at a time.
     pub micro_batch_max: u32,
+    /// The most bytes of a parameter that every device can bind, if larger ones are cut by rows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parameter_bytes_max: Option<u64>,
     pub mesh: Mesh,
     /// Shares of the tensors by rank of a tensor group; empty if stages have one rank each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -203,6 +206,7 @@ mod tests {
             options: ParallelOptions::default(),
             candidates: ["A", "B", "C"].map(|name| format!("{name} identity")).into(),
             micro_batch_max: 4,
+            parameter_bytes_max: None,
             mesh: Mesh::of_pipelines(2, 1),
             tensor_shares: Vec::new(),
             ranks: vec![rank("B", 1, 3), rank("C", 2, 9)],

@@ -8,8 +8,8 @@ use potluck_core::{BucketId, ParamId, TensorId};
 use potluck_graph::model::{GptConfig, MlpConfig, MlpLoss, gpt, mlp};
 use potluck_graph::{
     Bucket, Builder, Graph, Init, Op, Parameter, ParameterSplit, PassKind, Place, Plan,
-    PlanOptions, Reduction, Segment, Shard, ShardError, SplitUnit, Unary, differentiate, fuse,
-    init, reported_once, shard,
+    PlanOptions, Reduction, Segment, Shard, ShardError, SplitUnit, Unary, cut_large_parameters,
+    differentiate, fuse, init, reported_once, shard,
 };
 use potluck_kernels::exec::{BucketTensor, Cpu, Executor, PassContext};
 use proptest::prelude::*;
@@ -48,6 +48,13 @@ struct Case {
     rows: usize,
     shares: Vec<f64>,
     fused: bool,
+    /// The most bytes of a parameter that the devices bind, if they have a limit.
+    bytes_max: Option<usize>,
+}
+
+/// A limit of the devices, or none.
+fn limits() -> impl Strategy<Value = Option<usize>> {
+    any::<bool>().prop_map(|is_limited| is_limited.then_some(4096))
 }
 
 /// GPTs with as many heads, columns and classes as ranks, at least, of odd sizes.
@@ -55,7 +62,8 @@ fn gpts() -> impl Strategy<Value = Case> {
     let sizes = (4usize..7, 8usize..12, 4usize..90, 1usize..8, 1usize..3, 1usize..4);
     let options = (any::<[bool; 4]>(), 0usize..3);
     let shares = prop::collection::vec(0.2f64..4.0, 1..5);
-    (sizes, options, shares).prop_map(|(sizes, ([bias, tie, drops, fused], activation), shares)| {
+    (sizes, options, shares, limits()).prop_map(|(sizes, options, shares, bytes_max)| {
+        let ([bias, tie, drops, fused], activation) = options;
         let (heads, columns, vocabulary, context, layers, rows) = sizes;
         let activation = [Unary::Gelu, Unary::GeluTanh, Unary::Relu][activation];
         let dropout = if drops { 0.3 } else { 0.0 };
@@ -72,7 +80,7 @@ fn gpts() -> impl Strategy<Value = Case> {
             tie,
             activation,
         };
-        Case { model: Model::Gpt(config), rows, shares, fused }
+        Case { model: Model::Gpt(config), rows, shares, fused, bytes_max }
     })
 }
 
@@ -81,15 +89,15 @@ fn perceptrons() -> impl Strategy<Value = Case> {
     let sizes = (1usize..9, 1usize..9, 1usize..4);
     let hidden = prop::collection::vec(128usize..200, 1..4);
     let shares = prop::collection::vec(0.2f64..4.0, 1..5);
-    (sizes, hidden, any::<[bool; 3]>(), shares).prop_map(
-        |((inputs, outputs, rows), hidden, [drops, classes, fused], shares)| {
+    (sizes, hidden, any::<[bool; 3]>(), shares, limits()).prop_map(
+        |((inputs, outputs, rows), hidden, [drops, classes, fused], shares, bytes_max)| {
             let config = MlpConfig {
                 widths: [vec![inputs], hidden, vec![outputs]].concat(),
                 activation: Unary::Tanh,
                 dropout: if drops { 0.3 } else { 0.0 },
                 loss: if classes { MlpLoss::CrossEntropy } else { MlpLoss::SquaredError },
             };
-            Case { model: Model::Mlp(config), rows, shares, fused }
+            Case { model: Model::Mlp(config), rows, shares, fused, bytes_max }
         },
     )
 }
@@ -103,10 +111,16 @@ struct Rank {
 }
 
 impl Rank {
-    fn new(part: Shard, fused: bool, rows: usize) -> Self {
-        let graph = reported_once(differentiate(part.graph).unwrap());
+    fn new(part: Shard, case: &Case) -> Self {
+        let &Case { rows, fused, bytes_max, .. } = case;
+        let graph = match bytes_max {
+            Some(bytes) => cut_large_parameters(part.graph, bytes),
+            None => part.graph,
+        };
+        let graph = reported_once(differentiate(graph).unwrap());
         let graph = if fused { fuse(graph) } else { graph };
-        let plan = Plan::new(graph, PlanOptions::new(rows));
+        let options = PlanOptions { parameter_bytes_max: bytes_max, ..PlanOptions::new(rows) };
+        let plan = Plan::new(graph, options);
         let mut device = Cpu::oracle(plan, 0);
         write_parameters(&mut device);
         Self { device, outputs: part.outputs, values: Vec::new() }
@@ -226,12 +240,13 @@ fn outputs(ranks: &[Rank], width: usize) -> Vec<f32> {
 }
 
 fn check(case: &Case) {
-    let Case { model, rows, shares, fused } = case;
+    let Case { model, rows, shares, bytes_max, .. } = case;
     let (graph, classes) = (model.graph(), model.classes());
     let part = |shares: &[f64], position| shard(&graph, shares, position).unwrap();
-    let mut whole = [Rank::new(part(&[1.0], 0), *fused, *rows)];
+    let of_one = Case { bytes_max: None, ..case.clone() };
+    let mut whole = [Rank::new(part(&[1.0], 0), &of_one)];
     let parts = (0..shares.len()).map(|position| part(shares, position));
-    let mut ranks: Vec<Rank> = parts.map(|part| Rank::new(part, *fused, *rows)).collect();
+    let mut ranks: Vec<Rank> = parts.map(|part| Rank::new(part, case)).collect();
     let pass = pass(0, *rows);
     let evaluation = evaluation(0, *rows);
     run(&mut whole, &evaluation, classes);
@@ -253,6 +268,16 @@ fn check(case: &Case) {
 
     let buckets = ranks[0].plan().buckets.clone();
     assert!(ranks.iter().all(|rank| rank.plan().buckets == buckets), "buckets differ");
+    if let Some(bytes) = bytes_max {
+        // All tables here have rows of less.
+        let is_table = |bucket: &Bucket| {
+            let parameters = &ranks[0].plan().graph.parameters;
+            let dims = |id: &ParamId| parameters[id.index()].slice.dims().len();
+            bucket.parameters.iter().any(|(id, _)| dims(id) == 2)
+        };
+        let largest = buckets.iter().filter(|bucket| is_table(bucket)).map(|b| 4 * b.length).max();
+        assert!(largest <= Some(*bytes), "a bucket has {largest:?} bytes");
+    }
     let gradients: BTreeMap<String, Vec<f32>> = graph
         .parameters
         .iter()

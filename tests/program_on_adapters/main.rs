@@ -8,6 +8,7 @@ mod groups;
 mod kernels;
 #[path = "../common/language_models.rs"]
 mod language_models;
+mod large_tables;
 mod moments;
 #[path = "../common/node_processes.rs"]
 mod node_processes;

@@ -63,6 +63,11 @@ pub const OP_EXCEPTIONS: &[(&str, &str, &str)] = &[
          Embedding CrossEntropy LinearCrossEntropy Spread AllReduce",
         "the ops that a rank of a tensor group computes a part of",
     ),
+    (
+        "src/graph/passes/large_parameters.rs",
+        "MatMul Binary Concat Embedding LinearCrossEntropy JoinCrossEntropy",
+        "the ops that read tables, and those that join what slices give",
+    ),
     ("src/kernels/exec/gpu/add.rs", "Binary", "adds chunks of gradients by the kernel of the op"),
     (
         "src/graph/passes/fuse.rs",

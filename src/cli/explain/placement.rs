@@ -16,6 +16,7 @@ use potluck_train::runtime::RuntimeError;
 use potluck_train::runtime::placement::arrangement::Arrangement;
 use potluck_train::runtime::placement::candidates::{candidates, selections};
 use potluck_train::runtime::placement::decision::{PlacementDecision, decide, saved_of};
+use potluck_train::runtime::placement::device_limits::cut_plans;
 use potluck_train::runtime::placement::laid_out::LaidOut;
 use potluck_train::runtime::placement::names::{display_names, distinct, is_auto};
 use potluck_train::runtime::placement::open_one::RequestedDevices;
@@ -80,6 +81,7 @@ pub fn with_placement<R>(
     explain: impl FnOnce(&ExplainedPlacement) -> anyhow::Result<R>,
 ) -> anyhow::Result<R> {
     let training = spec.training_graph(&data_shape(spec, saved_data)?)?;
+    let selections = selections(&spec.devices)?;
     let plans = Plans::new(training);
     let tuning = TuneOptions::default();
     // Without a probe, shares and blocks are even if they are not given.
@@ -87,12 +89,22 @@ pub fn with_placement<R>(
     let parallel = options.parallel();
     let request = options.placement_request(&parallel, &plans, &tuning);
     let request = PlacementRequest { probe, saved, ..request };
-    explain(&ExplainedPlacement::of(spec, &request)?)
+    let names = display_names(&selections);
+    let devices = RequestedDevices { selections: &selections, names: &names };
+    let cut = cut_plans(&plans, devices, saved_of(&request, &selections))?;
+    let plans = cut.as_ref().map_or(&plans, |cut| &cut.plans);
+    let request = PlacementRequest { plans, ..request };
+    let mut explained = ExplainedPlacement::of(spec, &request, selections)?;
+    explained.notes.extend(cut.as_ref().map(|cut| cut.note.clone()));
+    explain(&explained)
 }
 
 impl<'a> ExplainedPlacement<'a> {
-    fn of(spec: &'a RunSpec, request: &'a PlacementRequest<'a>) -> anyhow::Result<Self> {
-        let selections = selections(&spec.devices)?;
+    fn of(
+        spec: &'a RunSpec,
+        request: &'a PlacementRequest<'a>,
+        selections: Vec<Selection>,
+    ) -> anyhow::Result<Self> {
         let all = display_names(&selections);
         let devices = RequestedDevices { selections: &selections, names: &all };
         let saved = saved_of(request, &selections);

@@ -176,7 +176,7 @@ fn rule(b: &mut Backward, id: NodeId, node: &Node, dy: TensorId) -> Result<(), S
         Op::AvgPool2d(options) => pictures::avg_pool2d(b, options, x[0], dy),
         Op::Dropout { .. } => elementwise::dropout(b, node, dy),
         Op::CrossEntropy { .. } | Op::SquaredError => losses::parts(b, node, dy),
-        Op::LinearCrossEntropy { .. } => losses::linear_parts(b, node),
+        Op::LinearCrossEntropy { .. } | Op::JoinCrossEntropy => losses::linear_parts(b, node),
         Op::Spread => shards::spread(b, x[0], dy),
         Op::AllReduce(reduction) => shards::all_reduce(b, reduction, node, dy),
         Op::Custom(ref op) => custom::custom(b, op, node, dy),

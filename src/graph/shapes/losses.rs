@@ -81,6 +81,16 @@ fn logits(rows: usize, x: &[&Shape]) -> Result<Shape, String> {
     Ok(input.with_dims(&[input.dims()[0], weight.dims()[0]]))
 }
 
+/// Returns the outputs of `parts, lse, parts, lse`.
+pub fn join_cross_entropy(x: &[&Shape]) -> Result<Vec<Shape>, String> {
+    let wanted = "parts are (n, 2), lse (n)";
+    let rows = rows_of_logits(&[x[0], x[1]], wanted)?;
+    require(x[0].last() == 2, wanted)?;
+    are_equal(x[0], x[2])?;
+    are_equal(x[1], x[3])?;
+    Ok(vec![x[0].clone(), rows])
+}
+
 /// Returns the output of `x, target`.
 pub fn squared_error(x: &[&Shape]) -> Result<Vec<Shape>, String> {
     are_equal(x[0], x[1])?;

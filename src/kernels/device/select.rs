@@ -40,6 +40,8 @@ pub struct OfferedDevice {
     /// Identity that decides the bits of its results.
     pub identity: String,
     pub is_cpu: bool,
+    /// The most bytes of a tensor that it can bind; `None` without a limit.
+    pub binding_bytes: Option<u64>,
 }
 
 impl Selection {

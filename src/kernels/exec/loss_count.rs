@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::{PassContext, copies};
 use potluck_core::{HostTensorView, Shape, TensorId};
-use potluck_graph::{LossCount, Plan, Reduction};
+use potluck_graph::{LossCount, Plan};
 
 /// Counter of the elements or targets that the loss of a plan sums.
 pub(crate) struct LossCounter {
@@ -83,17 +83,14 @@ impl CountedLoss {
             |tensor: TensorId| graph.nodes.iter().position(|node| node.outputs.contains(&tensor));
         let node = writer(graph.loss?)?;
         let mut parts = &graph.nodes[writer(graph.nodes[node].inputs[0])?];
-        let mut all_classes = None;
-        if let Some(Reduction::CrossEntropy { classes }) = parts.op.reduction() {
-            all_classes = Some(classes);
+        // Any of the parts over some classes has the targets.
+        while parts.op.joins_losses() {
             parts = &graph.nodes[writer(parts.inputs[0])?];
         }
-        let shapes: Vec<&Shape> = parts.inputs.iter().map(|id| &graph.tensor(*id).shape).collect();
         let counted = match parts.op.loss_count()? {
-            LossCount::Elements => Counted::Elements(shapes[0].clone()),
+            LossCount::Elements => Counted::Elements(graph.tensor(parts.inputs[0]).shape.clone()),
             LossCount::Targets => {
-                let (targets, own_classes) = parts.op.targets(&shapes)?;
-                let classes = all_classes.unwrap_or(own_classes);
+                let (targets, classes) = parts.op.targets()?;
                 Counted::Targets(TargetCounts::new(plan, parts.inputs[targets], classes))
             }
         };

@@ -22,6 +22,7 @@ pub(crate) mod fused_vectors;
 pub(crate) mod group_norm;
 pub mod hash;
 mod head_product;
+pub(crate) mod join_cross_entropy;
 pub(crate) mod layer_norm;
 mod layer_norm_consts;
 pub(crate) mod layer_norm_group;
@@ -91,6 +92,7 @@ table! {
     Op::LinearCrossEntropy { .. }
     | Op::LinearCrossEntropyGrad { .. }
     | Op::LinearCrossEntropyPass { .. } => linear_cross_entropy::TWIN,
+    Op::JoinCrossEntropy => join_cross_entropy::TWIN,
     Op::Conv2d(_) | Op::Conv2dInputGrad { .. } | Op::Conv2dWeightGrad { .. } => conv::TWIN,
     Op::MaxPool2d(_)
     | Op::MaxPool2dGrad { .. }

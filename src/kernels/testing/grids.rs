@@ -107,6 +107,8 @@ fn norms_and_losses() -> Vec<CallShape> {
         calls.push((Op::GroupNormAffineGrad { groups }, vec![x.clone(), stats, x.clone()]));
         calls.push((Op::SquaredError, vec![x.clone(); 2]));
         calls.push((Op::SquaredErrorGrad, vec![x.clone(); 2]));
+        let of_classes = [vec![n, 2], vec![n]];
+        calls.push((Op::JoinCrossEntropy, [of_classes.clone(), of_classes].concat()));
         let classes = LossClasses::whole(c);
         calls.push((Op::CrossEntropy(classes), vec![x.clone(), vec![n]]));
         calls.push((Op::CrossEntropyGrad(classes), vec![x, vec![n], vec![n]]));

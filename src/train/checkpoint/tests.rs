@@ -32,6 +32,7 @@ fn placement() -> Placement {
         options: ParallelOptions::default(),
         candidates: ["A", "B", "C"].map(|name| format!("{name} identity")).into(),
         micro_batch_max: 4,
+        parameter_bytes_max: None,
         mesh: Mesh::of_pipelines(2, 1),
         tensor_shares: Vec::new(),
         ranks: vec![rank("B", 1, 3), rank("C", 2, 9)],

@@ -13,11 +13,14 @@ pub fn root(b: &mut Backward, node: &Node) -> Result<(), ShapeError> {
         let op = Op::LinearCrossEntropyPass { rows, classes, by_weight };
         return linear_pass(b, op, node);
     }
-    if let Some((of_rank, rows, classes)) = linear_of_rank(&b.graph, node) {
-        let by_weight = b.requires_grad[of_rank.inputs[1].index()];
-        let op = Op::LinearCrossEntropyGrad { rows, classes, by_weight };
-        let inputs = [&of_rank.inputs[..], &node.outputs[1..]].concat();
-        return linear_gradients(b, op, &inputs).map(|_| ());
+    let joined = joined_linear(&b.graph, node);
+    if !joined.is_empty() {
+        for LinearPart { inputs, rows, classes } in joined {
+            let by_weight = b.requires_grad[inputs[1].index()];
+            let op = Op::LinearCrossEntropyGrad { rows, classes, by_weight };
+            linear_gradients(b, op, &[&inputs[..], &node.outputs[1..]].concat())?;
+        }
+        return Ok(());
     }
     for (target, op, inputs) in gradients_of_sum(&b.graph, node) {
         b.accumulate_op(target, op, &inputs)?;
@@ -68,13 +71,33 @@ fn linear_gradients(
     Ok(outputs)
 }
 
-/// Returns, of the reduction of a linear cross-entropy over the ranks of a tensor group, the node
-/// of this rank, with the rows of its chunks and its classes.
-fn linear_of_rank(graph: &Graph, node: &Node) -> Option<(Node, usize, LossClasses)> {
-    let Op::AllReduce(Reduction::CrossEntropy { .. }) = node.op else { return None };
-    let of_rank = graph.nodes.iter().find(|of_rank| of_rank.outputs == node.inputs)?;
-    let Op::LinearCrossEntropy { rows, classes } = of_rank.op else { return None };
-    Some((of_rank.clone(), rows, classes))
+/// Linear cross-entropy over some classes: `x, weight, targets`, the rows of its chunks, and its
+/// classes.
+struct LinearPart {
+    inputs: Vec<TensorId>,
+    rows: usize,
+    classes: LossClasses,
+}
+
+/// Returns the linear cross-entropies of this rank that a node joins to the loss over all classes:
+/// a reduction over the ranks of a tensor group, or a join of those over slices of a table; none if
+/// the node is neither.
+fn joined_linear(graph: &Graph, node: &Node) -> Vec<LinearPart> {
+    let mut parts = Vec::new();
+    let mut joins = vec![node];
+    while let Some(join) = joins.pop().filter(|node| node.op.joins_losses()) {
+        for outputs in join.inputs.chunks(2) {
+            let Some(part) = graph.nodes.iter().find(|part| part.outputs == outputs) else {
+                continue;
+            };
+            if let Op::LinearCrossEntropy { rows, classes } = part.op {
+                parts.push(LinearPart { inputs: part.inputs.clone(), rows, classes });
+            } else {
+                joins.push(part);
+            }
+        }
+    }
+    parts
 }
 
 /// Refuses a linear cross-entropy on which the loss depends otherwise than by its sum.

@@ -6,6 +6,7 @@ pub mod arrangement;
 pub mod assemble;
 pub mod candidates;
 pub mod decision;
+pub mod device_limits;
 pub mod laid_out;
 pub mod names;
 mod network_note;

@@ -69,6 +69,7 @@ pub fn start(
 /// Returns the record of opened ranks.
 fn placement(request: &PlacementRequest, ready: &ReadyRanks, candidates: Vec<String>) -> Placement {
     let Arrangement { mesh, pipelines, shares, tensor_shares, .. } = &ready.arrangement;
+    let parameter_bytes_max = ready.laid_out.whole().options.parameter_bytes_max;
     let mut ranks = Vec::new();
     for (rank, one) in mesh.ranks().zip(&ready.members) {
         let at = mesh.coordinates(rank);
@@ -94,6 +95,7 @@ fn placement(request: &PlacementRequest, ready: &ReadyRanks, candidates: Vec<Str
         options: request.parallel.clone(),
         candidates,
         micro_batch_max: request.micro_batch,
+        parameter_bytes_max: parameter_bytes_max.map(|bytes| bytes as u64),
         mesh: *mesh,
         tensor_shares: tensor_shares.clone(),
         ranks,

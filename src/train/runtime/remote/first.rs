@@ -225,13 +225,14 @@ impl RemoteNode {
         self.has_data.store(has_data, Ordering::Relaxed);
         let mut devices = Vec::with_capacity(offered.len());
         for (index, device) in offered.into_iter().enumerate() {
-            let OfferedHere { name, identity, is_cpu } = device;
+            let OfferedHere { name, identity, is_cpu, binding_bytes } = device;
             devices.push(OfferedDevice {
                 node: self.number,
                 index: index as u32,
                 name: format!("{} {}", self.host, shown_text(&name, DEVICE_BYTES_MAX)),
                 identity,
                 is_cpu,
+                binding_bytes,
             });
         }
         Ok(devices)

@@ -20,6 +20,7 @@ use crate::runtime::group_layout::{GroupLayout, WorkerGroupOptions};
 use crate::runtime::messages::CoordinatorMsg;
 use crate::runtime::open::{DeviceToOpen, OpenDevice, OpenOptions, open_selected};
 use crate::runtime::placement::candidates::identity;
+use crate::runtime::placement::device_limits::binding_bytes;
 use crate::runtime::placement::names::display_names;
 use crate::runtime::step::{Inputs, StepInput};
 use crate::runtime::workers::seat::LocalSeat;
@@ -146,6 +147,7 @@ impl NodeOffer {
                 name,
                 identity: identity(selection),
                 is_cpu: matches!(selection, Selection::Cpu { .. }),
+                binding_bytes: binding_bytes(selection),
             });
         }
         devices

@@ -89,6 +89,8 @@ impl PlanRecipe {
         if !has_shares || !has_rank || tensor_shares.len() > TENSOR_RANKS_MAX {
             return Err(format!("rank {tensor_rank} of a tensor group of {tensor_shares:?}"));
         }
+        let model = model.clone().with_parameter_bytes_max(options.parameter_bytes_max);
+        let model = model.map_err(|error| error.to_string())?;
         let graph = if tensor_shares.len() < 2 {
             model.whole().clone()
         } else {

@@ -31,7 +31,7 @@ impl ToFirst {
         match self {
             Self::Offer(Ok(offered)) => {
                 let mut texts = Vec::new();
-                for OfferedHere { name, identity, is_cpu: _ } in &mut offered.devices {
+                for OfferedHere { name, identity, .. } in &mut offered.devices {
                     texts.extend([name, identity]);
                 }
                 texts
@@ -82,7 +82,12 @@ mod tests {
 
     #[test]
     fn no_text_of_a_message_steers_a_terminal_or_fills_it() {
-        let device = OfferedHere { name: BAD.into(), identity: BAD.into(), is_cpu: true };
+        let device = OfferedHere {
+            name: BAD.into(),
+            identity: BAD.into(),
+            is_cpu: true,
+            binding_bytes: None,
+        };
         let opened = Opened {
             notes: vec![BAD.into(); 1000],
             identity: BAD.into(),

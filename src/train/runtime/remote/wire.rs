@@ -97,6 +97,8 @@ pub struct OfferedHere {
     /// Identity that decides the bits of its results.
     pub identity: String,
     pub is_cpu: bool,
+    /// The most bytes of a tensor that it can bind; `None` without a limit.
+    pub(crate) binding_bytes: Option<u64>,
 }
 
 /// Order to open one of a node's devices.

@@ -5,8 +5,10 @@ use crate::runtime::RuntimeError;
 use crate::runtime::open::{OpenOptions, open_named};
 use crate::runtime::pipelines::{ModelPipelines, forward_micro_batches_max};
 use crate::runtime::placement::arrangement::pipelines_of;
+use crate::runtime::placement::device_limits::cut_plans;
 use crate::runtime::placement::laid_out::{cannot_divide, layout_of_groups};
 use crate::runtime::placement::names::display_names;
+use crate::runtime::placement::open_one::RequestedDevices;
 use crate::runtime::placement::plans::Plans;
 use crate::runtime::placement::repeat::{name_of_parts, stage_text};
 use crate::runtime::placement::requested_pipelines::RequestedPipelines;
@@ -42,6 +44,10 @@ pub fn open_forward(
     plans: &Plans,
     rows: u32,
 ) -> Result<ForwardDevices, RuntimeError> {
+    let names = display_names(&selections);
+    let devices = RequestedDevices { selections: &selections, names: &names };
+    let cut = cut_plans(plans, devices, None)?;
+    let plans = cut.as_ref().map_or(plans, |cut| &cut.plans);
     let requested = RequestedPipelines::from(parallel);
     require_devices(&requested, selections.len())?;
     require_model(&requested, plans)?;
@@ -67,10 +73,9 @@ pub fn open_forward(
         parts = PipelinePrograms::forward_plans(&request);
         edges = edge_layout(&request);
     }
-    let names = display_names(&selections);
     let mut drivers = Vec::new();
     let mut identities = Vec::new();
-    let mut notes = Vec::new();
+    let mut notes = Vec::from_iter(cut.as_ref().map(|cut| cut.note.clone()));
     for (rank, selection) in selections.into_iter().enumerate() {
         let part = Plan::clone(&parts[rank]);
         let opened = open_named(selection, &names[rank], part, 0, &options[rank])?;

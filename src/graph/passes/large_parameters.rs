@@ -1,0 +1,338 @@
+//! Parameters that are larger than a device can bind, as a graph transformation: each is cut by its
+//! rows into several parameters, which are slices of one tensor. So they have memory and updates of
+//! their own, and files have one tensor.
+//!
+//! What reads such a table computes from the rows of each slice apart: the embeddings of the slices
+//! are added up, each of which has zeros for the ids of other slices; a product has columns from
+//! all of them; and linear cross-entropies over the classes of each are joined.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+
+use crate::memory_layout::ALIGNMENT_BYTES;
+use crate::op::{Binary, LossClasses, Op};
+use crate::shapes::CONCAT_INPUTS_MAX;
+use crate::{Graph, Node, Parameter, Role, Tensor};
+use potluck_core::{ParamId, Shape, TensorId};
+
+/// The most slices of a parameter: one that would have more stays whole, and is refused by the
+/// devices that cannot bind it.
+const SLICES_MAX: usize = 256;
+
+/// Rows of a slice are a multiple of so many where that fits, which suits products.
+const ROWS_UNIT: usize = 64;
+
+/// Returns a forward graph, or what a rank of a tensor group computes of one, with every parameter
+/// of more than `bytes_max` bytes cut by rows into slices of at most so many. A parameter stays
+/// whole if a row of it is larger, or if it is read otherwise than as a table of rows.
+pub fn cut_large_parameters(graph: Graph, bytes_max: usize) -> Graph {
+    let mut cutter = Cutter { graph, nodes: Vec::new(), slices: HashMap::new() };
+    cutter.cut_parameters(bytes_max);
+    if cutter.slices.is_empty() {
+        return cutter.graph;
+    }
+    for node in std::mem::take(&mut cutter.graph.nodes) {
+        cutter.add(node);
+    }
+    Graph { nodes: cutter.nodes, ..cutter.graph }
+}
+
+/// Rows of a table that are a tensor of their own.
+#[derive(Clone)]
+struct RowSlice {
+    tensor: TensorId,
+    rows: Range<usize>,
+}
+
+struct Cutter {
+    graph: Graph,
+    /// Nodes of the new graph so far.
+    nodes: Vec<Node>,
+    /// By tensor of a parameter that was cut: its slices in ascending order.
+    slices: HashMap<TensorId, Vec<RowSlice>>,
+}
+
+impl Cutter {
+    fn cut_parameters(&mut self, bytes_max: usize) {
+        // The ranks of a tensor group cut the parameters of all alike, though a rank reads its own
+        // only: so a tensor is cut if this rank reads its slice of it as a table.
+        let mut read_otherwise = HashSet::new();
+        for parameter in &self.graph.parameters {
+            if !is_table(&self.graph, parameter.tensor) {
+                read_otherwise.insert(parameter.whole.number);
+            }
+        }
+        for parameter in std::mem::take(&mut self.graph.parameters) {
+            let shape = &self.graph.tensor(parameter.tensor).shape;
+            let is_table = !read_otherwise.contains(&parameter.whole.number);
+            match row_ranges(shape, bytes_max).filter(|_| is_table) {
+                Some(ranges) => self.cut(&parameter, ranges),
+                None => self.add_parameter(parameter),
+            }
+        }
+    }
+
+    fn cut(&mut self, parameter: &Parameter, ranges: Vec<Range<usize>>) {
+        let mut slices = Vec::with_capacity(ranges.len());
+        for rows in ranges {
+            let of_whole = sub_ranges(parameter.slice.ranges(0), &rows);
+            let slice = parameter.slice.with_ranges(0, &of_whole);
+            // Ranges of rows ascend, are not empty and lie in the parameter.
+            let slice = slice.unwrap_or_else(|error| panic!("{}: {error}", parameter.name));
+            let name = format!("{}[{}..{}]", parameter.name, rows.start, rows.end);
+            let tensor = Tensor {
+                name: name.clone(),
+                shape: Shape::fixed(&slice.dims()),
+                ..self.graph.tensor(parameter.tensor).clone()
+            };
+            // The first slice takes the place of the whole, so that no tensor is left over.
+            let tensor = if rows.start == 0 {
+                self.graph.tensors[parameter.tensor.index()] = tensor;
+                parameter.tensor
+            } else {
+                self.graph.tensors.push(tensor);
+                TensorId(self.graph.tensors.len() as u32 - 1)
+            };
+            self.add_parameter(Parameter { name, tensor, slice, ..parameter.clone() });
+            slices.push(RowSlice { tensor, rows });
+        }
+        self.slices.insert(parameter.tensor, slices);
+    }
+
+    fn add_parameter(&mut self, parameter: Parameter) {
+        let id = ParamId(self.graph.parameters.len() as u32);
+        self.graph.tensors[parameter.tensor.index()].role = Role::Parameter(id);
+        self.graph.parameters.push(parameter);
+    }
+
+    /// Adds a node, or what computes its outputs from the slices of its table.
+    fn add(&mut self, node: Node) {
+        let table = node.inputs.get(1).and_then(|table| self.slices.get(table)).cloned();
+        match (&node.op, table) {
+            (&Op::Embedding { first }, Some(slices)) => self.add_embedding(&node, first, &slices),
+            (Op::MatMul { .. }, Some(slices)) => self.add_product(&node, &slices),
+            (&Op::LinearCrossEntropy { rows, classes }, Some(slices)) => {
+                self.add_loss(&node, rows, classes, &slices);
+            }
+            _ => self.nodes.push(node),
+        }
+    }
+
+    fn add_embedding(&mut self, node: &Node, first: usize, slices: &[RowSlice]) {
+        let mut parts = Vec::with_capacity(slices.len());
+        for RowSlice { tensor, rows } in slices {
+            let part = self.beside(node.outputs[0]);
+            let op = Op::Embedding { first: first + rows.start };
+            self.push(node, op, vec![node.inputs[0], *tensor], vec![part]);
+            parts.push(vec![part]);
+        }
+        self.push_chain(node, &Op::Binary(Binary::Add), &parts);
+    }
+
+    fn add_product(&mut self, node: &Node, slices: &[RowSlice]) {
+        let (x, y) = (node.inputs[0], node.outputs[0]);
+        let mut columns = Vec::with_capacity(slices.len());
+        for RowSlice { tensor, rows } in slices {
+            let part = self.beside_of_columns(y, rows.len());
+            self.push(node, node.op.clone(), vec![x, *tensor], vec![part]);
+            columns.push(part);
+        }
+        let axis = self.graph.tensor(y).shape.rank() - 1;
+        while columns.len() > CONCAT_INPUTS_MAX {
+            let mut joined = Vec::new();
+            for parts in columns.chunks(CONCAT_INPUTS_MAX) {
+                let widths = parts.iter().map(|part| self.graph.tensor(*part).shape.last());
+                let run = self.beside_of_columns(y, widths.sum());
+                self.push(node, Op::Concat { axis }, parts.to_vec(), vec![run]);
+                joined.push(run);
+            }
+            columns = joined;
+        }
+        self.push(node, Op::Concat { axis }, columns, vec![y]);
+    }
+
+    fn add_loss(&mut self, node: &Node, rows: usize, classes: LossClasses, slices: &[RowSlice]) {
+        let mut parts = Vec::with_capacity(slices.len());
+        for RowSlice { tensor, rows: own } in slices {
+            let part: Vec<TensorId> = node.outputs.iter().map(|y| self.beside(*y)).collect();
+            let classes = LossClasses { first: classes.first + own.start, ..classes };
+            let op = Op::LinearCrossEntropy { rows, classes };
+            let inputs = vec![node.inputs[0], *tensor, node.inputs[2]];
+            self.push(node, op, inputs, part.clone());
+            parts.push(part);
+        }
+        self.push_chain(node, &Op::JoinCrossEntropy, &parts);
+    }
+
+    /// Adds an op of two sides for every part but the first, on what was before and the part; the
+    /// last has the outputs of the node.
+    fn push_chain(&mut self, node: &Node, op: &Op, parts: &[Vec<TensorId>]) {
+        let mut before = parts[0].clone();
+        for (index, part) in parts.iter().enumerate().skip(1) {
+            let is_last = index + 1 == parts.len();
+            let after: Vec<TensorId> = if is_last {
+                node.outputs.clone()
+            } else {
+                node.outputs.iter().map(|y| self.beside(*y)).collect()
+            };
+            self.push(node, op.clone(), [&before[..], part].concat(), after.clone());
+            before = after;
+        }
+    }
+
+    /// Returns a new tensor like another.
+    fn beside(&mut self, tensor: TensorId) -> TensorId {
+        let Tensor { name, shape, dtype, .. } = self.graph.tensor(tensor).clone();
+        self.graph.add_tensor(name, (shape, dtype), Role::Activation)
+    }
+
+    /// Returns a new tensor like another, with so many columns.
+    fn beside_of_columns(&mut self, tensor: TensorId, columns: usize) -> TensorId {
+        let part = self.beside(tensor);
+        let shape = &self.graph.tensor(part).shape;
+        let mut dims = shape.dims().to_vec();
+        dims.pop();
+        dims.push(columns);
+        self.graph.tensors[part.index()].shape = shape.with_dims(&dims);
+        part
+    }
+
+    /// Adds a node in the place of another.
+    fn push(&mut self, of: &Node, op: Op, inputs: Vec<TensorId>, outputs: Vec<TensorId>) {
+        self.nodes.push(Node { op, inputs, outputs, ..of.clone() });
+    }
+}
+
+/// Returns true if every node that reads a tensor reads it as a table, of whose rows it computes
+/// one by one; a tensor that none reads is a table too.
+fn is_table(graph: &Graph, tensor: TensorId) -> bool {
+    let is_named = graph.tensors.iter().any(|other| other.alias_of == Some(tensor));
+    let reads_rows = |node: &Node| {
+        let is_row_op = match node.op {
+            Op::Embedding { .. } | Op::LinearCrossEntropy { .. } => true,
+            Op::MatMul { transpose_a, transpose_b } => {
+                !transpose_a && transpose_b && graph.tensor(tensor).shape.rank() == 2
+            }
+            _ => false,
+        };
+        is_row_op && node.inputs[1] == tensor && node.inputs[0] != tensor
+    };
+    let mut readers = graph.nodes.iter().filter(|node| node.inputs.contains(&tensor));
+    !is_named && readers.all(reads_rows)
+}
+
+/// Returns the rows of each slice of a table of floats with more than `bytes_max` bytes; `None` if
+/// it has not more, or cannot be cut so.
+fn row_ranges(table: &Shape, bytes_max: usize) -> Option<Vec<Range<usize>>> {
+    let (&rows, row) = table.dims().split_first()?;
+    let row_bytes = row.iter().product::<usize>() * size_of::<f32>();
+    // A bucket, in which a slice is alone, ends at a multiple of the alignment.
+    let rows_max = bytes_max / ALIGNMENT_BYTES * ALIGNMENT_BYTES / row_bytes.max(1);
+    let count = rows.checked_div(rows_max)? + usize::from(!rows.is_multiple_of(rows_max));
+    if !(2..=SLICES_MAX).contains(&count) {
+        return None;
+    }
+    let even = rows.div_ceil(count);
+    let each = Some(even.next_multiple_of(ROWS_UNIT)).filter(|each| *each <= rows_max);
+    let each = each.unwrap_or(even);
+    Some((0..rows).step_by(each).map(|start| start..rows.min(start + each)).collect())
+}
+
+/// Returns the entries that follow each other in ranges of a dimension from number `own.start` to
+/// `own.end`.
+fn sub_ranges(ranges: &[Range<usize>], own: &Range<usize>) -> Vec<Range<usize>> {
+    let mut found = Vec::new();
+    let mut before = 0;
+    for range in ranges {
+        let end = before + range.len();
+        let (first, last) = (own.start.max(before), own.end.min(end));
+        if first < last {
+            found.push(range.start + first - before..range.start + last - before);
+        }
+        before = end;
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Builder, Init, ParameterSplit, SplitUnit, differentiate, shard};
+
+    /// A table of 300 rows of 8, for ids and for classes, 9,600 bytes, and one that is sliced.
+    fn tied() -> Graph {
+        let mut b = Builder::new();
+        let table = b.parameter("table", &[300, 8], Init::Zeros);
+        let positions = b.parameter("positions", &[300, 8], Init::Zeros);
+        let ids = b.input_ids("ids", &[1, 3]);
+        let targets = b.input_ids("targets", &[1, 3]);
+        let x = b.embedding(ids, table).unwrap();
+        let own = b.slice(positions, 0, 0, 3).unwrap();
+        let x = b.add(x, own).unwrap();
+        let logits = b.linear(x, table, None).unwrap();
+        b.output("logits", logits);
+        b.linear_cross_entropy_loss(x, table, targets, 64).unwrap();
+        b.split_parameters(|name| {
+            (name == "table").then(|| ParameterSplit::new(0, SplitUnit::Columns))
+        });
+        b.finish()
+    }
+
+    fn names(graph: &Graph) -> Vec<&str> {
+        graph.parameters.iter().map(|parameter| &*parameter.name).collect()
+    }
+
+    #[test]
+    fn a_table_is_cut_and_what_is_read_otherwise_stays_whole() {
+        let graph = cut_large_parameters(tied(), 4096);
+        let cut = ["table[0..128]", "table[128..256]", "table[256..300]", "positions"];
+        assert_eq!(names(&graph), cut);
+        let ops: Vec<String> = graph.nodes.iter().map(|node| node.op.to_string()).collect();
+        let count = |name: &str| ops.iter().filter(|op| op.starts_with(name)).count();
+        let counts = ["embedding", "matmul", "concat", "linear_cross", "join"].map(count);
+        assert_eq!(counts, [3, 3, 1, 3, 2]);
+        assert!(ops.contains(&"embedding from 128".to_string()), "{ops:?}");
+        for parameter in &graph.parameters {
+            let shape = &graph.tensor(parameter.tensor).shape;
+            assert_eq!(shape.dims(), parameter.slice.dims());
+        }
+        differentiate(graph).unwrap();
+        assert_eq!(cut_large_parameters(tied(), 9728), tied());
+    }
+
+    #[test]
+    fn slices_of_a_rank_are_cut_again_and_alike_on_all_ranks() {
+        let of_rank = |rank| {
+            let part = shard(&tied(), &[3.0, 1.0], rank).unwrap().graph;
+            cut_large_parameters(part, 4096)
+        };
+        let ranks = [0, 1].map(of_rank);
+        assert_eq!(ranks[0].parameters, ranks[1].parameters);
+        let cut = ["table/0[0..128]", "table/0[128..224]", "table/1", "positions"];
+        assert_eq!(names(&ranks[0]), cut);
+        assert_eq!(ranks[0].parameters[1].slice.ranges(0)[0], 128..224);
+        assert_eq!(ranks[0].parameters[2].slice.ranges(0)[0], 224..300);
+        for rank in ranks {
+            differentiate(rank).unwrap();
+        }
+    }
+
+    #[test]
+    fn rows_fill_slices_evenly_and_fit() {
+        let ranges = |rows, columns, bytes| row_ranges(&Shape::fixed(&[rows, columns]), bytes);
+        let gpt2 = ranges(50_257, 768, 128 << 20).unwrap();
+        assert_eq!(gpt2, [0..25_152, 25_152..50_257]);
+        assert_eq!(ranges(10, 8, 128), None, "an alignment has no room");
+        assert_eq!(ranges(10, 8, 256), Some(vec![0..5, 5..10]));
+        assert_eq!(ranges(10, 8, 511), Some(vec![0..5, 5..10]), "its bucket has 512 bytes");
+        assert_eq!(ranges(10, 8, 512), None);
+        assert_eq!(ranges(10, 100, 256), None, "a row is larger");
+        assert_eq!(ranges(100_000, 8, 256), None, "too many");
+    }
+
+    #[test]
+    fn slices_of_packed_tensors_have_parts_of_their_ranges() {
+        let parts = [0..1, 1..4, 4..5].map(|own| sub_ranges(&[2..4, 10..13], &own));
+        assert_eq!(format!("{parts:?}"), "[[2..3], [3..4, 10..12], [12..13]]");
+    }
+}
