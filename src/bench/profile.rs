@@ -17,6 +17,7 @@ use potluck_train::loader::{BatchSource, LoadedRanks, Loader};
 use potluck_train::run_data::SavedData;
 use potluck_train::runtime::device_thread::DeviceThread;
 use potluck_train::runtime::open::{self, OpenDevice};
+use potluck_train::runtime::placement::device_limits::binding_bytes;
 use potluck_train::runtime::step::{NoPeers, StepInput, run_step};
 use potluck_train::runtime::trace_tracks::TraceTracks;
 use potluck_train::spec::RunSpec;
@@ -66,7 +67,8 @@ impl Profile {
         saved: &SavedData,
     ) -> Result<Self, TrainError> {
         let data = spec.load_data(saved)?;
-        let training = spec.training_graph(&data.shape)?;
+        let bytes = binding_bytes(&selection).and_then(|bytes| usize::try_from(bytes).ok());
+        let training = spec.training_graph(&data.shape)?.with_parameter_bytes_max(bytes)?;
         let options = training.plan_options(spec.micro_batch as usize);
         let plan = Plan::new(training.whole().clone(), options);
         let program = Arc::new(single_rank(&plan, spec.batch, spec.micro_batch));

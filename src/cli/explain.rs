@@ -101,7 +101,7 @@ fn table(
     with_placement(spec, &resumed.data, resumed.placement.as_ref(), None, |placement| {
         let Explanation { text, fits } = explain(placement);
         let mut above = placement.caveat().to_string();
-        for note in &placement.notes {
+        if let Some(note) = &placement.cut_note {
             above += &format!("{note}\n");
         }
         Ok(Explanation { text: above + &text, fits })

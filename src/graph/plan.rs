@@ -35,8 +35,8 @@ pub struct PlanOptions {
     pub in_flight: usize,
     /// The most bytes that a bucket takes, unless a single tensor is larger.
     pub bucket_bytes_max: usize,
-    /// The most bytes that a parameter takes which can be cut by rows, and a bucket; `None` without
-    /// a limit. It is that of [`ModelGraph::with_parameter_bytes_max`].
+    /// The most bytes that a device of the run binds at a time, if parameters are cut by that:
+    /// buckets have no more. It is that of [`ModelGraph::with_parameter_bytes_max`].
     ///
     /// [`ModelGraph::with_parameter_bytes_max`]: super::ModelGraph::with_parameter_bytes_max
     pub parameter_bytes_max: Option<usize>,

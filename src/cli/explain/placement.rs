@@ -18,7 +18,7 @@ use potluck_train::runtime::placement::candidates::{candidates, selections};
 use potluck_train::runtime::placement::decision::{PlacementDecision, decide, saved_of};
 use potluck_train::runtime::placement::device_limits::cut_plans;
 use potluck_train::runtime::placement::laid_out::LaidOut;
-use potluck_train::runtime::placement::names::{display_names, distinct, is_auto};
+use potluck_train::runtime::placement::names::{display_names, distinct, is_auto, is_named};
 use potluck_train::runtime::placement::open_one::RequestedDevices;
 use potluck_train::runtime::placement::pipeline::{MeasuredBlocks, measure_blocks, names_of_runs};
 use potluck_train::runtime::placement::plans::Plans;
@@ -64,6 +64,8 @@ pub struct ExplainedPlacement<'a> {
     is_measured: bool,
     /// Messages for the user about what was measured.
     pub notes: Vec<String>,
+    /// Message for the user about parameters that are cut.
+    pub cut_note: Option<String>,
 }
 
 /// Calls `explain` with the placement of a run. `saved_data` is that of a checkpoint, and `saved`
@@ -91,11 +93,15 @@ pub fn with_placement<R>(
     let request = PlacementRequest { probe, saved, ..request };
     let names = display_names(&selections);
     let devices = RequestedDevices { selections: &selections, names: &names };
-    let cut = cut_plans(&plans, devices, saved_of(&request, &selections))?;
+    let are_all_used = is_named(&spec.devices);
+    let saved = saved_of(&request, &selections);
+    let cut = cut_plans(&plans, are_all_used, devices, saved)?;
     let plans = cut.as_ref().map_or(&plans, |cut| &cut.plans);
     let request = PlacementRequest { plans, ..request };
     let mut explained = ExplainedPlacement::of(spec, &request, selections)?;
-    explained.notes.extend(cut.as_ref().map(|cut| cut.note.clone()));
+    let graph = &explained.laid_out.whole().graph;
+    let note = cut.as_ref().and_then(|cut| cut.note(graph));
+    explained.cut_note = note;
     explain(&explained)
 }
 
@@ -134,6 +140,7 @@ impl<'a> ExplainedPlacement<'a> {
             measured,
             is_measured,
             notes,
+            cut_note: None,
         })
     }
 

@@ -146,10 +146,16 @@ fn a_recurrent_layer_carries_the_state_of_its_forward_pass() {
     assert!(!kept.repeated_nodes().any(|node| node.op.to_string() == "lstm"));
 }
 
-/// Of the two sums of a layer in the forward pass, the second one is what the next layer reads.
+/// Of the two sums of a layer in the forward pass, the second one is what the next layer reads. So
+/// it is where weights are cut, by a limit that not all shares need.
 #[test]
 fn ranks_of_a_tensor_group_sum_again_what_they_compute_again() {
-    for forward in [tiny_gpt(0.1, 3), tiny_llama()] {
+    for (forward, bytes_max) in [
+        (tiny_gpt(0.1, 3), None),
+        (tiny_gpt(0.1, 3), Some(4096)),
+        (tiny_llama(), None),
+        (tiny_llama(), Some(4096)),
+    ] {
         let layers = forward.blocks.len() - 2;
         for shares in [vec![1, 1], vec![2, 1, 1]] {
             for (recompute, more) in
@@ -157,6 +163,9 @@ fn ranks_of_a_tensor_group_sum_again_what_they_compute_again() {
             {
                 let model = ModelGraph::training(forward.clone(), true).unwrap();
                 let model = model.with_recompute(recompute);
+                let model = model.with_parameter_bytes_max(bytes_max).unwrap();
+                let is_cut = model.whole().parameters.iter().any(|one| !one.slice.is_whole());
+                assert_eq!(is_cut, bytes_max.is_some());
                 let of_rank = |rank| model.of_rank(&shares, rank).unwrap().graph;
                 let first = of_rank(0);
                 let backward = sums(&first, PassKind::BackwardInput);
@@ -169,6 +178,7 @@ fn ranks_of_a_tensor_group_sum_again_what_they_compute_again() {
                     };
                     let own = sums(&graph, PassKind::BackwardInput);
                     assert_eq!(blocks(&own), blocks(&backward));
+                    assert_eq!(graph.parameters, first.parameters);
                 }
             }
         }

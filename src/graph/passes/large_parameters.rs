@@ -6,7 +6,7 @@
 //! are added up, each of which has zeros for the ids of other slices; a product has columns from
 //! all of them; and linear cross-entropies over the classes of each are joined.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::ops::Range;
 
 use crate::memory_layout::ALIGNMENT_BYTES;
@@ -23,8 +23,10 @@ const SLICES_MAX: usize = 256;
 const ROWS_UNIT: usize = 64;
 
 /// Returns a forward graph, or what a rank of a tensor group computes of one, with every parameter
-/// of more than `bytes_max` bytes cut by rows into slices of at most so many. A parameter stays
-/// whole if a row of it is larger, or if it is read otherwise than as a table of rows.
+/// of more than `bytes_max` bytes cut by rows into slices of at most so many. Where one rank of a
+/// group must cut its slice of a tensor, all cut theirs into as many, so that all have the same
+/// nodes and tensors. A parameter stays whole if a row of it is larger, or if it is read otherwise
+/// than as a table of rows.
 pub fn cut_large_parameters(graph: Graph, bytes_max: usize) -> Graph {
     let mut cutter = Cutter { graph, nodes: Vec::new(), slices: HashMap::new() };
     cutter.cut_parameters(bytes_max);
@@ -54,19 +56,23 @@ struct Cutter {
 
 impl Cutter {
     fn cut_parameters(&mut self, bytes_max: usize) {
-        // The ranks of a tensor group cut the parameters of all alike, though a rank reads its own
-        // only: so a tensor is cut if this rank reads its slice of it as a table.
-        let mut read_otherwise = HashSet::new();
+        // By number of a tensor: into how many slices each rank must cut its part of it at least,
+        // and at most. A rank reads its own part only.
+        let mut counts: HashMap<u32, (usize, usize)> = HashMap::new();
         for parameter in &self.graph.parameters {
-            if !is_table(&self.graph, parameter.tensor) {
-                read_otherwise.insert(parameter.whole.number);
-            }
+            let rows = rows_max(&self.graph.tensor(parameter.tensor).shape, bytes_max);
+            let own = match rows.filter(|_| is_table(&self.graph, parameter.tensor)) {
+                Some((rows, most)) => (rows.div_ceil(most), rows.min(SLICES_MAX)),
+                None => (1, 1),
+            };
+            let count = counts.entry(parameter.whole.number).or_insert(own);
+            *count = (count.0.max(own.0), count.1.min(own.1));
         }
         for parameter in std::mem::take(&mut self.graph.parameters) {
+            let (least, most) = counts[&parameter.whole.number];
             let shape = &self.graph.tensor(parameter.tensor).shape;
-            let is_table = !read_otherwise.contains(&parameter.whole.number);
-            match row_ranges(shape, bytes_max).filter(|_| is_table) {
-                Some(ranges) => self.cut(&parameter, ranges),
+            match rows_max(shape, bytes_max).filter(|_| (2..=most).contains(&least)) {
+                Some((rows, of_slice)) => self.cut(&parameter, row_ranges(rows, least, of_slice)),
                 None => self.add_parameter(parameter),
             }
         }
@@ -217,25 +223,65 @@ fn is_table(graph: &Graph, tensor: TensorId) -> bool {
         };
         is_row_op && node.inputs[1] == tensor && node.inputs[0] != tensor
     };
+    let is_read_by_caller = graph.read_by_caller().any(|read| read == tensor);
     let mut readers = graph.nodes.iter().filter(|node| node.inputs.contains(&tensor));
-    !is_named && readers.all(reads_rows)
+    !is_named && !is_read_by_caller && readers.all(reads_rows)
 }
 
-/// Returns the rows of each slice of a table of floats with more than `bytes_max` bytes; `None` if
-/// it has not more, or cannot be cut so.
-fn row_ranges(table: &Shape, bytes_max: usize) -> Option<Vec<Range<usize>>> {
+/// Returns the rows of a table of floats, and how many of them a slice may have; `None` if a row
+/// has more than `bytes_max` bytes.
+fn rows_max(table: &Shape, bytes_max: usize) -> Option<(usize, usize)> {
     let (&rows, row) = table.dims().split_first()?;
     let row_bytes = row.iter().product::<usize>() * size_of::<f32>();
-    // A bucket, in which a slice is alone, ends at a multiple of the alignment.
-    let rows_max = bytes_max / ALIGNMENT_BYTES * ALIGNMENT_BYTES / row_bytes.max(1);
-    let count = rows.checked_div(rows_max)? + usize::from(!rows.is_multiple_of(rows_max));
-    if !(2..=SLICES_MAX).contains(&count) {
-        return None;
-    }
+    // A bucket ends at a multiple of the alignment.
+    let most = bytes_max / ALIGNMENT_BYTES * ALIGNMENT_BYTES / row_bytes.max(1);
+    (most > 0).then_some((rows, most))
+}
+
+/// Returns the rows of each of `count` slices, at most `most` each: a multiple of [`ROWS_UNIT`] for
+/// all but the last where that fits.
+fn row_ranges(rows: usize, count: usize, most: usize) -> Vec<Range<usize>> {
     let even = rows.div_ceil(count);
-    let each = Some(even.next_multiple_of(ROWS_UNIT)).filter(|each| *each <= rows_max);
-    let each = each.unwrap_or(even);
-    Some((0..rows).step_by(each).map(|start| start..rows.min(start + each)).collect())
+    let rounded = even.next_multiple_of(ROWS_UNIT);
+    let each = if rounded <= most && rounded * (count - 1) < rows { rounded } else { even };
+    // Where rows are few, the last slices have one less.
+    let mut starts: Vec<usize> = (0..count).map(|index| index * each).collect();
+    if each * (count - 1) >= rows {
+        starts = (0..count).map(|index| index * rows / count).collect();
+    }
+    let ends = starts.iter().skip(1).copied().chain([rows]);
+    starts.iter().zip(ends).map(|(start, end)| *start..end).collect()
+}
+
+/// Returns by node true if it joins what was computed from the slices of one table: with it, all of
+/// them are done, and neither is read again.
+pub fn joins_of_slices(graph: &Graph) -> Vec<bool> {
+    // By tensor: the number of the table, if it was computed from a slice of that, or joined.
+    let mut tables: Vec<Option<u32>> = vec![None; graph.tensors.len()];
+    let mut joins = Vec::with_capacity(graph.nodes.len());
+    for node in &graph.nodes {
+        let of_input = |input: &TensorId| tables[input.index()];
+        let (table, is_join) = match node.op.root_op() {
+            Op::Embedding { .. } | Op::MatMul { .. } => (slice_of(graph, node.inputs[1]), false),
+            Op::Concat { .. } | Op::Binary(Binary::Add) => {
+                let first = of_input(&node.inputs[0]);
+                let are_of_one = node.inputs.iter().all(|input| of_input(input) == first);
+                let table = first.filter(|_| are_of_one);
+                (table, table.is_some())
+            }
+            _ => (None, false),
+        };
+        tables[node.outputs[0].index()] = table;
+        joins.push(is_join);
+    }
+    joins
+}
+
+/// Returns the number of the tensor that a parameter is a slice of; `None` for all else.
+fn slice_of(graph: &Graph, tensor: TensorId) -> Option<u32> {
+    let Role::Parameter(id) = graph.tensor(tensor).role else { return None };
+    let parameter = &graph.parameters[id.index()];
+    (!parameter.slice.is_whole()).then_some(parameter.whole.number)
 }
 
 /// Returns the entries that follow each other in ranges of a dimension from number `own.start` to
@@ -308,10 +354,17 @@ mod tests {
         };
         let ranks = [0, 1].map(of_rank);
         assert_eq!(ranks[0].parameters, ranks[1].parameters);
-        let cut = ["table/0[0..128]", "table/0[128..224]", "table/1", "positions"];
-        assert_eq!(names(&ranks[0]), cut);
+        let of_first = ["table/0[0..128]", "table/0[128..224]"];
+        let of_second = ["table/1[0..64]", "table/1[64..76]"];
+        assert_eq!(names(&ranks[0]), [&of_first[..], &of_second, &["positions"]].concat());
         assert_eq!(ranks[0].parameters[1].slice.ranges(0)[0], 128..224);
-        assert_eq!(ranks[0].parameters[2].slice.ranges(0)[0], 224..300);
+        assert_eq!(ranks[0].parameters[3].slice.ranges(0)[0], 288..300);
+        let sizes = ranks.each_ref().map(|rank| (rank.nodes.len(), rank.tensors.len()));
+        assert_eq!(sizes[0], sizes[1], "ranks number nodes and tensors alike");
+        for rank in &ranks {
+            let joins = joins_of_slices(rank).iter().filter(|is_join| **is_join).count();
+            assert_eq!(joins, 2, "a sum of embeddings, and columns of logits");
+        }
         for rank in ranks {
             differentiate(rank).unwrap();
         }
@@ -319,15 +372,19 @@ mod tests {
 
     #[test]
     fn rows_fill_slices_evenly_and_fit() {
-        let ranges = |rows, columns, bytes| row_ranges(&Shape::fixed(&[rows, columns]), bytes);
-        let gpt2 = ranges(50_257, 768, 128 << 20).unwrap();
-        assert_eq!(gpt2, [0..25_152, 25_152..50_257]);
-        assert_eq!(ranges(10, 8, 128), None, "an alignment has no room");
-        assert_eq!(ranges(10, 8, 256), Some(vec![0..5, 5..10]));
-        assert_eq!(ranges(10, 8, 511), Some(vec![0..5, 5..10]), "its bucket has 512 bytes");
-        assert_eq!(ranges(10, 8, 512), None);
-        assert_eq!(ranges(10, 100, 256), None, "a row is larger");
-        assert_eq!(ranges(100_000, 8, 256), None, "too many");
+        let most = |rows, columns, bytes| rows_max(&Shape::fixed(&[rows, columns]), bytes);
+        assert_eq!(most(50_257, 768, 128 << 20), Some((50_257, 43_690)));
+        assert_eq!(row_ranges(50_257, 2, 43_690), [0..25_152, 25_152..50_257]);
+        assert_eq!(most(10, 8, 128), None, "an alignment has no room");
+        assert_eq!(most(10, 8, 511), Some((10, 8)), "a bucket of all has 512 bytes");
+        assert_eq!(most(10, 100, 256), None, "a row is larger");
+        for (rows, count, most) in [(10, 2, 8), (10, 4, 3), (9, 5, 2), (7, 7, 1), (130, 3, 64)] {
+            let ranges = row_ranges(rows, count, most);
+            assert_eq!(ranges.len(), count);
+            assert!(ranges.iter().all(|range| (1..=most).contains(&range.len())), "{ranges:?}");
+            assert!(ranges[0].start == 0 && ranges[count - 1].end == rows, "{ranges:?}");
+            assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start), "{ranges:?}");
+        }
     }
 
     #[test]

@@ -14,6 +14,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
+use super::large_parameters::joins_of_slices;
 use crate::{Graph, Node, PassKind, Role, Tensor};
 use potluck_core::TensorId;
 
@@ -133,14 +134,18 @@ impl Recomputation {
     /// Returns by tensor the forward node that computes it, if that may run twice.
     fn writers(&self, graph: &Graph) -> Vec<Option<usize>> {
         let once = self.computed_once(graph);
+        // What joins the results of slices is kept, and not each of these.
+        let joins = joins_of_slices(graph);
         let mut writers: Vec<Option<usize>> = vec![None; graph.tensors.len()];
         for (index, node) in forward(graph).iter().enumerate() {
             // An alias is made again where its elements are, and with them.
+            let is_kept = self.recompute == Recompute::Selective
+                && (node.op.root_op().is_costly() || joins[index]);
             let is_repeated = match aliased(graph, node) {
                 Some(base) => {
                     writers[base.index()].is_some_and(|at| graph.nodes[at].block == node.block)
                 }
-                None => self.may_repeat(graph, node, &once),
+                None => !is_kept && self.may_repeat(graph, node, &once),
             };
             for output in node.outputs.iter().filter(|_| is_repeated) {
                 writers[output.index()] = Some(index);
@@ -172,9 +177,8 @@ impl Recomputation {
         // no other block runs on the micro-batch: at the peak its results are there in any case.
         // Only `gpipe` runs other micro-batches in between.
         let is_late = self.loss_block == Some(node.block);
-        let op = node.op.root_op();
-        let is_kept = self.recompute == Recompute::Selective && op.is_costly();
-        if is_late || is_kept || node.accumulate.any() || op.normalizes_over_batch() {
+        let normalizes = node.op.root_op().normalizes_over_batch();
+        if is_late || node.accumulate.any() || normalizes {
             return false;
         }
         let mut inputs = node.inputs.iter().map(|id| graph.root(*id));

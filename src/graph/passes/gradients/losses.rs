@@ -85,7 +85,10 @@ struct LinearPart {
 fn joined_linear(graph: &Graph, node: &Node) -> Vec<LinearPart> {
     let mut parts = Vec::new();
     let mut joins = vec![node];
-    while let Some(join) = joins.pop().filter(|node| node.op.joins_losses()) {
+    while let Some(join) = joins.pop() {
+        if !join.op.joins_losses() {
+            continue;
+        }
         for outputs in join.inputs.chunks(2) {
             let Some(part) = graph.nodes.iter().find(|part| part.outputs == outputs) else {
                 continue;

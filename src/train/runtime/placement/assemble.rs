@@ -5,7 +5,7 @@
 use super::candidates::{adapters_for, candidates};
 use super::decision::{decide, saved_of};
 use super::device_limits::cut_plans;
-use super::names::display_names;
+use super::names::{display_names, is_named};
 use super::open_measured::open_measured;
 use super::open_one::RequestedDevices;
 use super::open_ranks::open_decided;
@@ -31,7 +31,7 @@ pub fn assemble(
     let names = display_names(&selections);
     let devices = RequestedDevices { selections: &selections, names: &names };
     let saved = saved_of(request, &selections);
-    let cut = cut_plans(request.plans, devices, saved)?;
+    let cut = cut_plans(request.plans, is_named(request.selector), devices, saved)?;
     let plans = cut.as_ref().map_or(request.plans, |cut| &cut.plans);
     let request = &PlacementRequest { plans, ..request.clone() };
     let ready = match decide(request, devices, saved, report)? {
@@ -47,6 +47,7 @@ pub fn assemble(
         repeated_by(request, &adapters, &placed.placement, &placed.plan)
     };
     placed.notes.extend(note(&placed, repeated));
-    placed.notes.extend(cut.filter(|_| !is_kept).map(|cut| cut.note));
+    let cut = cut.filter(|_| !is_kept).and_then(|cut| cut.note(&placed.plan.graph));
+    placed.notes.extend(cut);
     Ok(placed)
 }

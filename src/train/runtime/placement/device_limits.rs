@@ -1,58 +1,87 @@
 //! Limits of the devices of a run: a parameter that is larger than one of them can bind is cut on
 //! all, because all have the same buckets.
 
+use std::collections::BTreeMap;
+
 use super::open_one::RequestedDevices;
 use super::plans::Plans;
 use crate::runtime::RuntimeError;
-use potluck_core::format::gibibytes;
-use potluck_kernels::device::Selection;
+use potluck_core::format::{gibibytes, listed};
+use potluck_graph::Graph;
+use potluck_kernels::device::{Limits, Selection};
 use potluck_kernels::exec::gpu::tensor_bytes_max;
 use potluck_parallel::Placement;
 
 /// Plans of a model with its large parameters cut.
 pub struct CutPlans {
     pub plans: Plans,
-    /// Message for the user.
-    pub note: String,
+    /// Bytes that the device with the smallest limit binds at a time, and its name.
+    limit: (u64, String),
 }
 
 /// Returns the plans of a model whose parameters are cut so that each of the requested devices can
-/// bind them; `None` if all can as it is. `saved` is the placement of a run that is resumed on such
-/// devices, whose cuts are kept.
+/// bind them; `None` if all can as it is, or if one can and not all need be used, because the
+/// others are left out. `saved` is the placement of a run that is resumed on such devices, whose
+/// cuts are kept.
 ///
 /// # Errors
 /// Returns `RuntimeError` if the graph with the cuts cannot be differentiated.
 pub fn cut_plans(
     plans: &Plans,
+    are_all_used: bool,
     devices: RequestedDevices,
     saved: Option<&Placement>,
 ) -> Result<Option<CutPlans>, RuntimeError> {
-    let recorded = saved.and_then(|saved| saved.parameter_bytes_max);
-    let limits = devices.selections.iter().map(binding_bytes);
-    let limited = limits.zip(devices.names).filter_map(|(bytes, name)| Some((bytes?, name)));
-    let Some((smallest, name)) = limited.min_by_key(|(bytes, _)| *bytes) else { return Ok(None) };
-    let bytes = smallest.min(recorded.unwrap_or(u64::MAX));
-    let largest = plans.model().parameter_bytes();
-    let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+    let largest = plans.model().parameter_bytes() as u64;
+    let limits = devices.selections.iter().map(|one| binding_bytes(one).unwrap_or(u64::MAX));
+    let has_room = limits.clone().any(|bytes| bytes >= largest);
+    let Some((smallest, name)) = limits.zip(devices.names).min_by_key(|(bytes, _)| *bytes) else {
+        return Ok(None);
+    };
+    let recorded = saved.and_then(|saved| saved.parameter_bytes_max).unwrap_or(u64::MAX);
+    let own = if has_room && !are_all_used { u64::MAX } else { smallest };
+    let bytes = own.min(recorded);
     if largest <= bytes {
         return Ok(None);
     }
-    let model = plans.model().clone().with_parameter_bytes_max(Some(bytes));
-    let model = model.map_err(RuntimeError::unplaceable)?;
-    let note = format!(
-        "parameters above {} are cut by rows, because {name} binds no more at a time; the largest \
-         has {}",
-        gibibytes(bytes as u64),
-        gibibytes(largest as u64)
-    );
-    Ok(Some(CutPlans { plans: Plans::new(model), note }))
+    let of_model = usize::try_from(bytes).ok();
+    let model = plans.model().clone().with_parameter_bytes_max(of_model);
+    let plans = Plans::new(model.map_err(RuntimeError::unplaceable)?);
+    Ok(Some(CutPlans { plans, limit: (bytes, name.clone()) }))
+}
+
+impl CutPlans {
+    /// Returns a message for the user on the parameters of a graph that are cut, if any are.
+    pub fn note(&self, graph: &Graph) -> Option<String> {
+        let mut slices: BTreeMap<&str, usize> = BTreeMap::new();
+        let of_rank = graph.tensor_rank.unwrap_or(0);
+        for parameter in &graph.parameters {
+            if parameter.rank.is_none_or(|rank| rank == of_rank) {
+                *slices.entry(&parameter.whole.name).or_default() += 1;
+            }
+        }
+        slices.retain(|_, count| *count > 1);
+        if slices.is_empty() {
+            return None;
+        }
+        let (bytes, name) = &self.limit;
+        let cut = slices.iter().map(|(name, count)| format!("{name} in {count}"));
+        Some(format!(
+            "cut by rows, because {name} binds {} at a time: {}",
+            gibibytes(*bytes),
+            listed(cut)
+        ))
+    }
 }
 
 /// Returns the most bytes of a tensor that a device can bind; `None` without a limit.
-pub(crate) fn binding_bytes(selection: &Selection) -> Option<u64> {
+pub fn binding_bytes(selection: &Selection) -> Option<u64> {
     match selection {
         Selection::Cpu { .. } => None,
         Selection::Adapter(adapter) => Some(tensor_bytes_max(&adapter.limits())),
-        Selection::Offered(device) => device.binding_bytes,
+        // Whatever a node says: a device with less is not usable.
+        Selection::Offered(device) => {
+            device.binding_bytes.map(|bytes| bytes.max(Limits::portable().binding_bytes))
+        }
     }
 }

@@ -46,7 +46,7 @@ pub fn open_forward(
 ) -> Result<ForwardDevices, RuntimeError> {
     let names = display_names(&selections);
     let devices = RequestedDevices { selections: &selections, names: &names };
-    let cut = cut_plans(plans, devices, None)?;
+    let cut = cut_plans(plans, true, devices, None)?;
     let plans = cut.as_ref().map_or(plans, |cut| &cut.plans);
     let requested = RequestedPipelines::from(parallel);
     require_devices(&requested, selections.len())?;
@@ -75,7 +75,7 @@ pub fn open_forward(
     }
     let mut drivers = Vec::new();
     let mut identities = Vec::new();
-    let mut notes = Vec::from_iter(cut.as_ref().map(|cut| cut.note.clone()));
+    let mut notes = Vec::from_iter(cut.as_ref().and_then(|cut| cut.note(&plan.graph)));
     for (rank, selection) in selections.into_iter().enumerate() {
         let part = Plan::clone(&parts[rank]);
         let opened = open_named(selection, &names[rank], part, 0, &options[rank])?;
