@@ -4,11 +4,13 @@ use serde_json::{Value, json};
 
 use crate::ui::terminal::print_line;
 use potluck_core::faults::Faults;
+use potluck_kernels::autotune::cache::Summary;
 use potluck_kernels::autotune::{KernelCache, KernelSelector, cache, catalog};
 use potluck_kernels::device::{
     Adapter, AdapterMemory, CooperativeMatrix, DeviceError, Features, Gpu, HostInfo, Limits,
     Selection, ShaderChecks, host, list_adapters, no_adapter, select,
 };
+use potluck_kernels::harness::Deviation;
 use potluck_train::TrainError;
 
 /// Prints the CPU device and every adapter, one entry per physical adapter. With `certify`, first
@@ -82,16 +84,15 @@ fn certify_all(adapter: &Adapter, faults: &Faults) -> Result<(), DeviceError> {
     print_line(&format!("certifying every kernel on {}", adapter.name));
     let gpu = Gpu::open(adapter, ShaderChecks::Disabled)?;
     let mut kernels = KernelSelector::new(KernelCache::of(adapter));
-    let certified = kernels.certify_all(&gpu, faults.wrong_kernels());
+    let certified = kernels.certify_all(&gpu, faults.kernels());
     for note in kernels.take_notes() {
         print_line(&note);
     }
     certified
 }
 
-/// Returns the cached certification results of an adapter: the number of certified kernels, and
-/// the kernels that are switched off, each with the reason.
-fn known_kernels(adapter: &Adapter) -> (usize, Vec<(String, String)>) {
+/// Returns the cached certification results of an adapter.
+fn known_kernels(adapter: &Adapter) -> Summary {
     let mut known = KernelCache::of(adapter);
     for note in known.take_notes() {
         print_line(&note);
@@ -99,18 +100,28 @@ fn known_kernels(adapter: &Adapter) -> (usize, Vec<(String, String)>) {
     cache::summary(&known)
 }
 
-/// Formats the result of [`known_kernels`]: one line of counts, and one line for each kernel that
-/// is switched off.
-fn kernels_lines(certified: usize, wrong: &[(String, String)]) -> Vec<(&'static str, String)> {
-    if certified == 0 && wrong.is_empty() {
+/// Formats certification results: one line of counts, and one line for each kernel that is not
+/// simply right.
+fn kernels_lines(kernels: &Summary) -> Vec<(&'static str, String)> {
+    let Summary { certified, unusual, off } = kernels;
+    if certified.is_empty() && unusual.is_empty() && off.is_empty() {
         return vec![("certified", "no kernel yet: a run does it, or --certify".into())];
     }
-    let off = match wrong.len() {
-        0 => "none is switched off".to_string(),
-        count => format!("{count} switched off"),
+    let mut counts = format!("{} kernels", certified.len());
+    if !unusual.is_empty() {
+        counts += &format!(", {} unusual", unusual.len());
+    }
+    counts += &match off.len() {
+        0 => ", none is switched off".to_string(),
+        count => format!(", {count} switched off"),
     };
-    let mut lines = vec![("certified", format!("{certified} kernels, {off}"))];
-    for (kernel, why) in wrong {
+    let mut lines = vec![("certified", counts)];
+    let worst = certified.iter().map(|(_, deviation)| *deviation).reduce(Deviation::worst);
+    lines.extend(worst.map(|worst| ("deviation", format!("at most {worst}"))));
+    for (kernel, figures) in unusual {
+        lines.push(("unusual", format!("{kernel}: {figures}")));
+    }
+    for (kernel, why) in off {
         // A compiler's message may have more lines than fit.
         let first = why.lines().next().unwrap_or_default();
         lines.push(("off", format!("{kernel}: {first}")));
@@ -164,8 +175,7 @@ impl DeviceEntry<'_> {
         }
         match adapter.usable() {
             Ok(()) => {
-                let (certified, wrong) = known_kernels(adapter);
-                lines.extend(kernels_lines(certified, &wrong));
+                lines.extend(kernels_lines(&known_kernels(adapter)));
             }
             Err(why) => lines.push(("not usable", why)),
         }
@@ -180,10 +190,17 @@ impl DeviceEntry<'_> {
                 json!({ "selector": index.to_string(), "api": other.api, "name": other.name });
             merged.push(entry);
         }
-        let (certified, wrong) = known_kernels(adapter);
-        let mut off = Vec::new();
-        for (kernel, why) in &wrong {
-            off.push(json!({ "kernel": kernel, "why": why }));
+        let Summary { certified, unusual, off } = known_kernels(adapter);
+        let figures = |kernels: &[(String, Deviation)]| {
+            let mut listed = Vec::new();
+            for (kernel, Deviation { nmse, element }) in kernels {
+                listed.push(json!({ "kernel": kernel, "nmse": nmse, "element": element }));
+            }
+            listed
+        };
+        let mut refused = Vec::new();
+        for (kernel, why) in &off {
+            refused.push(json!({ "kernel": kernel, "why": why }));
         }
         json!({
             "selector": self.index.to_string(),
@@ -200,7 +217,12 @@ impl DeviceEntry<'_> {
             "limits": limits_json(&adapter.limits()),
             "features": features_json(&adapter.features()),
             "cooperative_matrices": matrices(&adapter.cooperative_matrices()),
-            "kernels": { "certified": certified, "switched_off": off },
+            "kernels": {
+                "certified": certified.len(),
+                "deviations": figures(&certified),
+                "unusual": figures(&unusual),
+                "switched_off": refused,
+            },
         })
     }
 }

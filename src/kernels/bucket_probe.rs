@@ -2,6 +2,7 @@
 //! the norm and the hash. Counts that are multiples of four and other counts run different kernels,
 //! so there is a probe of each.
 
+use super::harness::Deviation;
 use super::{Dispatch, Shader, bf16_moments, update_twin};
 use potluck_core::rng::Key;
 use potluck_core::{RunSeries, Site};
@@ -29,9 +30,9 @@ const OTHERWISE_MAX: f64 = 0.002;
 /// Element counts of whole buckets.
 const COUNTS: [usize; 2] = [65_537, 65_540];
 
-/// Returns the error of the outputs of a probe, whose result is multiplied by a factor: a
-/// normalized mean squared error, infinite if a value is wrong that must be exact.
-pub(crate) type BucketErrorFn = Box<dyn Fn(&[Vec<f32>], f32) -> f64>;
+/// Returns the deviation of the outputs of a probe, whose result is multiplied by a factor:
+/// infinite if a value is wrong that must be exact.
+pub(crate) type BucketErrorFn = Box<dyn Fn(&[Vec<f32>], f32) -> Deviation>;
 
 /// Probe of a kernel that works on a bucket.
 pub struct BucketProbe {
@@ -107,7 +108,7 @@ impl BucketProbe {
                     rounded_otherwise(&range, &got, expected)
                 });
                 if !parts.into_iter().all(|part| part <= OTHERWISE_MAX) {
-                    return f64::INFINITY;
+                    return Deviation::WRONG;
                 }
                 distance_error(&range, &parameters, &moved, got_parameters, factor)
             }),
@@ -133,30 +134,27 @@ pub(crate) fn rounded_otherwise(range: &UpdateRange, got: &[u32], expected: &[u3
     f64::from(otherwise) / range.length as f64
 }
 
-/// Returns the largest error of the lists of an update: squared error of the distances that the
-/// values of `got`, multiplied by `factor`, moved, over the squared distances; infinite if a value
-/// outside the range changed.
+/// Returns the largest deviation of the lists of an update: of the distances that the values of
+/// `got`, multiplied by `factor`, moved; infinite if a value outside the range changed.
 fn distance_error(
     range: &UpdateRange,
     before: &[Vec<f32>],
     expected: &[Vec<f64>],
     got: &[Vec<f32>],
     factor: f32,
-) -> f64 {
+) -> Deviation {
     let covered = range.start..range.start + range.length;
-    let mut worst: f64 = 0.0;
+    let mut worst = Deviation::default();
     for ((got, expected), before) in got.iter().zip(expected).zip(before) {
-        let (mut error, mut way) = (0.0, 0.0);
-        for i in 0..before.len() {
-            if covered.contains(&i) {
-                error += (f64::from(got[i] * factor) - expected[i]).powi(2);
-                way += (expected[i] - f64::from(before[i])).powi(2);
-            } else if got[i].to_bits() != before[i].to_bits() {
-                return f64::INFINITY;
-            }
+        let is_changed = |i: usize| got[i].to_bits() != before[i].to_bits();
+        if (0..before.len()).any(|i| !covered.contains(&i) && is_changed(i)) {
+            return Deviation::WRONG;
         }
-        let nmse: f64 = error / way;
-        worst = if nmse <= worst { worst } else { nmse };
+        let moved = covered.clone().map(|i| {
+            let way = expected[i] - f64::from(before[i]);
+            (f64::from(got[i] * factor) - expected[i], way)
+        });
+        worst = worst.worst(Deviation::of_scale(moved));
     }
     worst
 }

@@ -1,6 +1,8 @@
 //! Harness of certification and of the kernel tests: runs dispatches on host data, with sentinels
 //! after every output that reveal out-of-bounds writes.
 
+use std::fmt;
+
 use super::bind::CallBuffers;
 use super::dispatch::{scratch_bytes, workspace_bytes};
 use super::{BoundDispatch, CpuKernel, Dispatch, Float, OpCall, Pipelines};
@@ -10,7 +12,7 @@ use potluck_core::{DType, HostTensor, HostTensorView, Site};
 use potluck_graph::IGNORE_INDEX;
 
 /// Maximum normalized mean squared error (NMSE) at which f32 results agree with the f64
-/// reference.
+/// reference at all. What f32 arithmetic gives is far below it: see `autotune::certify`.
 pub(crate) const NMSE_MAX: f64 = 1e-6;
 
 /// Initial value of the elements of outputs that a call adds to. Kernels that replace an output
@@ -219,12 +221,58 @@ pub fn upload_new(gpu: &Gpu, bytes: &[u8]) -> Result<wgpu::Buffer, DeviceError> 
     Ok(buffer)
 }
 
-/// Returns the normalized mean squared error: squared error divided by squared expectation. The
-/// result is not finite if a value is not.
+/// Deviation of results from those of the reference.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Deviation {
+    /// Normalized mean squared error: squared error divided by squared expectation. Not finite if a
+    /// value is not.
+    pub nmse: f64,
+    /// The largest error of an element, over the root mean square of the expected values.
+    pub element: f64,
+}
+
+impl Deviation {
+    /// Deviation of results that are wrong where they must be exact.
+    pub(crate) const WRONG: Self = Self { nmse: f64::INFINITY, element: f64::INFINITY };
+
+    /// Returns the deviation of values from the expected ones.
+    pub fn of(got: impl Iterator<Item = f64>, expected: &[f64]) -> Self {
+        Self::of_scale(got.zip(expected).map(|(got, expected)| (got - expected, *expected)))
+    }
+
+    /// Returns the deviation of errors, each with the value whose square it is measured by.
+    pub(crate) fn of_scale(errors: impl Iterator<Item = (f64, f64)>) -> Self {
+        let (mut error, mut scale, mut largest, mut count) = (0.0, 0.0, 0.0, 0.0);
+        for (difference, value) in errors {
+            error += difference * difference;
+            scale += value * value;
+            largest = f64::max(largest, difference.abs());
+            count += 1.0;
+        }
+        if error == 0.0 {
+            return Self::default();
+        }
+        let scale = f64::max(scale, 1e-30);
+        Self { nmse: error / scale, element: largest / (scale / count).sqrt() }
+    }
+
+    /// Returns the larger figures of two, NaN among them.
+    pub fn worst(self, other: Self) -> Self {
+        let larger = |a: f64, b: f64| if a >= b || a.is_nan() { a } else { b };
+        Self { nmse: larger(self.nmse, other.nmse), element: larger(self.element, other.element) }
+    }
+}
+
+impl fmt::Display for Deviation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { nmse, element } = self;
+        write!(f, "NMSE {nmse:.2e}, largest error {element:.1e} of the root mean square")
+    }
+}
+
+/// Returns [`Deviation::nmse`].
 pub fn nmse(got: impl Iterator<Item = f64>, expected: &[f64]) -> f64 {
-    let error: f64 = got.zip(expected).map(|(g, e)| (g - e).powi(2)).sum();
-    let scale: f64 = expected.iter().map(|e| e * e).sum();
-    if error == 0.0 { 0.0 } else { error / scale.max(1e-30) }
+    Deviation::of(got, expected).nmse
 }
 
 #[cfg(test)]

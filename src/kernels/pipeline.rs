@@ -1,9 +1,11 @@
 //! Pipeline cache of one device, with one compiled pipeline per (shader, constants, access).
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, mpsc};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use super::dispatch::{Dispatch, Operand, Shader};
 use super::source;
@@ -58,17 +60,27 @@ impl Pipelines {
             return Ok(pipeline.clone());
         }
         let cache = self.driver_cache.as_ref();
-        let pipeline = Arc::new(compile(gpu, &key, immediate_bytes(dispatch), cache)?);
+        let bytes = immediate_bytes(dispatch);
+        let compiled = thread::scope(|scope| {
+            let (working, ended) = mpsc::channel();
+            scope.spawn(move || wait(gpu, &ended, &mut |_| {}));
+            let compiled = compile(gpu, &key, bytes, cache);
+            drop(working);
+            compiled
+        });
+        let pipeline = Arc::new(compiled?);
         self.made.insert(key, pipeline.clone());
         Ok(pipeline)
     }
 
     /// Compiles the pipelines of dispatches that are not compiled yet, several at a time. Those
-    /// that do not compile are left out: [`Pipelines::get`] returns the error.
+    /// that do not compile are left out: [`Pipelines::get`] returns the error. Calls `report` with
+    /// what is being compiled whenever that takes long.
     pub fn compile_all<'a>(
         &mut self,
         gpu: &Gpu,
         dispatches: impl IntoIterator<Item = &'a Dispatch>,
+        report: &mut dyn FnMut(String),
     ) {
         let mut missing: Vec<(PipelineKey, u32)> = Vec::new();
         for dispatch in dispatches {
@@ -82,25 +94,70 @@ impl Pipelines {
             // The caller compiles one by one what it needs.
             return;
         }
-        let (next, compiled) = (AtomicUsize::new(0), Lock::new(Vec::new()));
+        let next = AtomicUsize::new(0);
+        let compiled = Lock::new(Vec::new());
+        let current = Lock::new(Vec::new());
         let cache = self.driver_cache.as_ref();
         // Error scopes belong to the thread that opens them.
         let work = || {
             while let Some((key, bytes)) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
-                if let Ok(pipeline) = compile(gpu, key, *bytes, cache) {
-                    let mut compiled = compiled.lock();
-                    compiled.push((key.clone(), Arc::new(pipeline)));
+                current.lock().push(key);
+                let pipeline = compile(gpu, key, *bytes, cache);
+                current.lock().retain(|other| *other != key);
+                if let Ok(pipeline) = pipeline {
+                    compiled.lock().push((key.clone(), Arc::new(pipeline)));
                 }
             }
         };
+        let mut report_current = |waited: Duration| {
+            let names: Vec<String> =
+                current.lock().iter().map(|(shader, _)| label(shader)).collect();
+            report(format!("{}, for {} s", names.join(", "), waited.as_secs()));
+        };
         thread::scope(|scope| {
-            // What a thread that panicked has not compiled, the caller compiles, or panics with it.
-            let quietly = || catch_quietly(&PanicText::default(), work);
-            (1..threads).for_each(|_| drop(scope.spawn(quietly)));
-            work();
+            let (working, ended) = mpsc::channel();
+            for _ in 0..threads {
+                let working = working.clone();
+                // What a thread that panicked has not compiled, the caller compiles, or panics.
+                scope.spawn(|| {
+                    catch_quietly(&PanicText::default(), work);
+                    drop(working);
+                });
+            }
+            drop(working);
+            wait(gpu, &ended, &mut report_current);
         });
         self.made.extend(compiled.into_inner());
     }
+}
+
+/// Time after which a heartbeat ticks while a driver compiles, and after which a user is told.
+const TICK: Duration = Duration::from_secs(1);
+const LONG: Duration = Duration::from_secs(10);
+
+/// Time after which the heartbeat ticks no longer: a driver that has compiled for so long hangs.
+const COMPILATION_MAX: Duration = Duration::from_secs(900);
+
+/// Lets the heartbeat tick while a driver compiles, until all senders of `ended` are gone. Calls
+/// `report` with the time that has passed whenever it is a multiple of [`LONG`].
+fn wait(gpu: &Gpu, ended: &Receiver<()>, report: &mut dyn FnMut(Duration)) {
+    let started = Instant::now();
+    let mut told = LONG;
+    while ended.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
+        let elapsed = started.elapsed();
+        if elapsed < COMPILATION_MAX {
+            gpu.heartbeat.tick();
+        }
+        if elapsed >= told {
+            report(told);
+            told += LONG;
+        }
+    }
+}
+
+/// Returns the name of a shader for messages.
+fn label(shader: &Shader) -> String {
+    format!("{}.{}", shader.file, shader.entry)
 }
 
 /// Returns the number of threads that may compile at a time for a device: one on GL, whose context
@@ -128,7 +185,7 @@ fn compile(
     immediates: u32,
     cache: Option<&wgpu::PipelineCache>,
 ) -> Result<Pipeline, DeviceError> {
-    let label = format!("{}.{}", shader.file, shader.entry);
+    let label = label(shader);
     let checks = checks(gpu, shader);
     let entries: Vec<wgpu::BindGroupLayoutEntry> = access
         .iter()
@@ -221,7 +278,7 @@ mod tests {
         let dispatches: Vec<Dispatch> = (0..20).map(|number| one("copy", text(number))).collect();
         for_each_gpu(|gpu, _| {
             let mut pipelines = Pipelines::default();
-            pipelines.compile_all(gpu, dispatches.iter().chain(&dispatches));
+            pipelines.compile_all(gpu, dispatches.iter().chain(&dispatches), &mut |_| {});
             let expected = if threads(gpu) > 1 { dispatches.len() - 1 } else { 0 };
             assert_eq!(pipelines.count(), expected, "{}", gpu.name);
             gpu.check().unwrap();

@@ -92,6 +92,24 @@ fn a_wrong_kernel_is_switched_off_and_told_and_what_was_measured_is_kept() {
     assert!(!measured.to_string().contains(TILE), "what is wrong is not timed: {measured}");
 }
 
+/// A driver that crashes when it compiles a kernel: the first start does not know which of many.
+#[test]
+fn a_kernel_whose_compilation_ends_the_process_is_named_and_then_switched_off() {
+    let _turn = crate::common::turn();
+    let desk = Desk::new();
+    let start = |out: &str| train(&desk, "kill@kernel:embedding4", &format!("--out {out}"));
+    let (first, second) = (start("first"), start("second"));
+    assert!([&first, &second].iter().all(|ran| ran.status.code().is_none()), "both are killed");
+    let told = |ran: &Ran| format!("{}{}", ran.out, ran.err);
+    assert!(!told(&first).contains("embedding4"), "{}", told(&first));
+    let line = "compiles embedding4 of embedding alone, because a process ended";
+    assert!(told(&second).contains(line), "{}", told(&second));
+    let third = start("third").ok();
+    let off = "embedding4 of embedding is switched off: the process ended";
+    assert!(told(&third).contains(off), "{}", told(&third));
+    assert!(desk.run("devices").ok().out.contains("embedding4 of embedding: the process ended"));
+}
+
 #[test]
 fn a_run_that_goes_on_keeps_its_kernels() {
     let _turn = crate::common::turn();

@@ -1,7 +1,8 @@
 //! Injected faults for tests, at named points of a step instead of by timing:
-//! `POTLUCK_FAULT=kill@verdict:37` kills the process at the verdict of step 37. The fault
-//! `wrong@kernel:NAME` is not bound to a step: it corrupts the results by which that kernel
-//! variant is certified.
+//! `POTLUCK_FAULT=kill@verdict:37` kills the process at the verdict of step 37. The faults
+//! `wrong@kernel:NAME`, `element@kernel:NAME` and `half@kernel:NAME` are not bound to a step: they
+//! corrupt what that kernel variant is certified by; `kill@kernel:NAME` kills the process when it
+//! is compiled.
 
 #[cfg(feature = "signals")]
 mod signal;
@@ -25,8 +26,51 @@ use crate::format::listed;
 /// with commas between them; `FAULT@POINT:STEP/RANK` for another rank than 0.
 pub const FAULT_ENV: &str = "POTLUCK_FAULT";
 
-/// Prefix of the fault that is not bound to a step.
-const WRONG_KERNEL: &str = "wrong@kernel:";
+/// Prefixes of the faults that are not bound to a step.
+const KERNEL_FAULTS: [(&str, KernelFault); 4] = [
+    ("wrong@kernel:", KernelFault::Scaled),
+    ("element@kernel:", KernelFault::Element),
+    ("half@kernel:", KernelFault::Half),
+    ("kill@kernel:", KernelFault::Kill),
+];
+
+/// Fault of a kernel while it is compiled or certified.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub enum KernelFault {
+    /// All results are off by one in a hundred.
+    Scaled,
+    /// One result is off, by as much as the mean square over all still hides.
+    Element,
+    /// The inputs are rounded to half precision.
+    Half,
+    /// The process is killed when it is compiled, as by a driver that crashes.
+    Kill,
+}
+
+/// Kernel variant that has a fault.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct FaultyKernel {
+    pub name: String,
+    pub fault: KernelFault,
+}
+
+impl FaultyKernel {
+    /// Kills the process if that is the fault, as [`Fault::Kill`].
+    pub fn compile(&self) {
+        if self.fault == KernelFault::Kill {
+            signal::kill();
+        }
+    }
+
+    /// Parses a fault such as `wrong@kernel:NAME`; `None` if it is another.
+    fn parse(item: &str) -> Option<Self> {
+        let of = |(prefix, fault): &(&str, KernelFault)| {
+            let name = item.strip_prefix(prefix)?.to_string();
+            Some(Self { name, fault: *fault })
+        };
+        KERNEL_FAULTS.iter().find_map(of)
+    }
+}
 
 /// Kind of fault to inject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -168,7 +212,7 @@ pub enum FaultError {
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
     planned: Arc<[PlannedFault]>,
-    wrong_kernels: Arc<[String]>,
+    kernels: Arc<[FaultyKernel]>,
 }
 
 #[derive(Debug)]
@@ -200,15 +244,15 @@ impl Faults {
     /// # Errors
     /// Returns `FaultError::Kernel` for the first name that is not among `known`.
     pub fn check_kernels(&self, known: &[String]) -> Result<(), FaultError> {
-        let unknown = self.wrong_kernels.iter().find(|name| !known.contains(name));
-        unknown.map_or(Ok(()), |name| {
-            Err(FaultError::Kernel { text: name.clone(), known: known.join(", ") })
+        let unknown = self.kernels.iter().find(|kernel| !known.contains(&kernel.name));
+        unknown.map_or(Ok(()), |kernel| {
+            Err(FaultError::Kernel { text: kernel.name.clone(), known: known.join(", ") })
         })
     }
 
-    /// Returns the kernels whose results are to be corrupted when they are certified.
-    pub fn wrong_kernels(&self) -> &[String] {
-        &self.wrong_kernels
+    /// Returns the kernels that are to have a fault when they are certified.
+    pub fn kernels(&self) -> &[FaultyKernel] {
+        &self.kernels
     }
 
     /// Injects and returns the fault planned for a point of the process, which are those that
@@ -259,18 +303,16 @@ impl FromStr for Faults {
 
     fn from_str(text: &str) -> Result<Self, FaultError> {
         let items = text.split(',').map(str::trim).filter(|item| !item.is_empty());
-        let (kernels, steps): (Vec<&str>, Vec<&str>) =
-            items.partition(|item| item.starts_with(WRONG_KERNEL));
-        Ok(Self {
-            planned: steps.into_iter().map(PlannedFault::parse).collect::<Result<_, _>>()?,
-            wrong_kernels: kernels.into_iter().map(kernel).collect(),
-        })
+        let mut kernels = Vec::new();
+        let mut planned = Vec::new();
+        for item in items {
+            match FaultyKernel::parse(item) {
+                Some(kernel) => kernels.push(kernel),
+                None => planned.push(PlannedFault::parse(item)?),
+            }
+        }
+        Ok(Self { planned: planned.into(), kernels: kernels.into() })
     }
-}
-
-/// Returns the name in `wrong@kernel:NAME`.
-fn kernel(item: &str) -> String {
-    item.trim_start_matches(WRONG_KERNEL).to_string()
 }
 
 impl PlannedFault {

@@ -1,6 +1,8 @@
 //! Attempts at kernels on a graphics card. A file beside the kernel cache names the kernel that
-//! runs for the first time, until it has run. One that a process finds there has lost the device or
-//! kept it from answering, or somebody ended the process just then: a second time tells.
+//! runs for the first time, until it has run, or those that the driver compiles at the time. A
+//! process that finds one there knows that it has ended another process, lost the device or kept it
+//! from answering, or that somebody ended the process just then: a second time tells. Of several
+//! that were compiled at a time, each is compiled alone, as an attempt of its own.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
@@ -12,7 +14,7 @@ pub(crate) struct Attempt {
     pub hash: String,
     /// Display name (variant and op).
     pub kernel: String,
-    /// True if it was the attempt before, too.
+    /// True if it was among the attempts before, too.
     is_second: bool,
     /// True if the device was lost.
     is_lost: bool,
@@ -29,9 +31,10 @@ impl Attempt {
 #[derive(Debug)]
 pub(crate) struct AttemptFile {
     file: File,
-    /// Attempt that did not end before, and that which goes on.
-    left: Option<Attempt>,
-    current: Option<Attempt>,
+    /// Attempts that did not end before.
+    left: Vec<Attempt>,
+    /// Attempts that go on.
+    current: Vec<Attempt>,
 }
 
 impl AttemptFile {
@@ -44,32 +47,46 @@ impl AttemptFile {
         file.try_lock().ok()?;
         let mut text = String::new();
         file.read_to_string(&mut text).ok()?;
-        let left: Option<Attempt> = serde_json::from_str(&text).ok();
-        let cause = left.clone().filter(Attempt::is_cause);
-        Some((Self { file, left, current: None }, cause))
+        let left: Vec<Attempt> = serde_json::from_str(&text).unwrap_or_default();
+        let cause = match &left[..] {
+            [only] if only.is_cause() => Some(only.clone()),
+            _ => None,
+        };
+        Some((Self { file, left, current: Vec::new() }, cause))
     }
 
-    /// Names the kernel that is tried, on disk before it runs.
-    pub fn begin(&mut self, hash: &str, kernel: &str) {
-        let is_second = self.left.as_ref().is_some_and(|left| left.hash == hash);
-        let (hash, kernel) = (hash.into(), kernel.into());
-        self.current = Some(Attempt { hash, kernel, is_second, is_lost: false });
-        self.write();
+    /// Returns true if a kernel of this hash is one of several that were tried at a time when the
+    /// process before ended.
+    pub fn is_suspect(&self, hash: &str) -> bool {
+        self.left.len() > 1 && self.left.iter().any(|left| left.hash == hash)
     }
 
-    /// Removes the name, unless the device was lost.
-    pub fn end(&mut self, is_lost: bool) {
-        match &mut self.current {
-            Some(current) if is_lost => current.is_lost = true,
-            _ => self.current = None,
+    /// Names the kernels that are tried, by hash and name, on disk before they are.
+    pub fn begin(&mut self, tried: &[(String, String)]) {
+        self.current.clear();
+        for (hash, kernel) in tried {
+            let is_second = self.left.iter().any(|left| left.hash == *hash);
+            let (hash, kernel) = (hash.clone(), kernel.clone());
+            self.current.push(Attempt { hash, kernel, is_second, is_lost: false });
         }
         self.write();
     }
 
-    /// Writes the attempt that goes on. If that fails, a kernel that ends the run is tried again.
+    /// Removes the names, unless the device was lost.
+    pub fn end(&mut self, is_lost: bool) {
+        if is_lost {
+            self.current.iter_mut().for_each(|attempt| attempt.is_lost = true);
+        } else {
+            self.current.clear();
+        }
+        self.write();
+    }
+
+    /// Writes the attempts that go on. If that fails, a kernel that ends the run is tried again.
     fn write(&mut self) {
-        let text = self.current.as_ref().map(serde_json::to_string);
-        let text = text.and_then(Result::ok).unwrap_or_default();
+        let is_over = self.current.is_empty();
+        let text = serde_json::to_string(&self.current).ok().filter(|_| !is_over);
+        let text = text.unwrap_or_default();
         let _: io::Result<()> = (|| {
             self.file.set_len(0)?;
             self.file.rewind()?;
@@ -84,6 +101,31 @@ impl AttemptFile {
 mod tests {
     use super::*;
 
+    fn attempt(hash: &str, kernel: &str) -> (String, String) {
+        (hash.into(), kernel.into())
+    }
+
+    /// The first process ends while it compiles all, the second while it compiles one alone.
+    #[test]
+    fn of_kernels_that_are_compiled_together_the_one_that_ends_a_process_alone_is_the_cause() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("kernels.attempt");
+        let all = [attempt("a", "one"), attempt("b", "two"), attempt("c", "three")];
+        let (mut first, _) = AttemptFile::open(&path).unwrap();
+        assert!(!first.is_suspect("a"));
+        first.begin(&all);
+        drop(first);
+        let (mut second, cause) = AttemptFile::open(&path).unwrap();
+        assert!(cause.is_none() && second.is_suspect("b") && !second.is_suspect("d"));
+        second.begin(&all[..1]);
+        second.end(false);
+        second.begin(&all[1..2]);
+        drop(second);
+        let (third, cause) = AttemptFile::open(&path).unwrap();
+        assert_eq!(cause.map(|cause| cause.kernel), Some("two".to_string()));
+        assert!(!third.is_suspect("b") && !third.is_suspect("a"));
+    }
+
     #[test]
     fn an_attempt_that_does_not_end_is_found_by_the_next_process() {
         let directory = tempfile::tempdir().unwrap();
@@ -92,9 +134,9 @@ mod tests {
         let next = |ends: Option<bool>| {
             let (mut file, cause) = AttemptFile::open(&path).unwrap();
             assert!(AttemptFile::open(&path).is_none(), "one process at a time");
-            file.begin("other", "another kernel");
+            file.begin(&[attempt("other", "another kernel")]);
             file.end(false);
-            file.begin("abc", "tile of matmul");
+            file.begin(&[attempt("abc", "tile of matmul")]);
             if let Some(is_lost) = ends {
                 file.end(is_lost);
             }

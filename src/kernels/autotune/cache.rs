@@ -1,7 +1,7 @@
 //! Kernel cache of one driver, kept on disk: certification results and timings of kernels. One
 //! file per adapter, API and driver, which several processes may write.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,6 +11,7 @@ use std::time::Duration;
 use super::attempts::AttemptFile;
 use super::certify::CertificationResult;
 use crate::device::Adapter;
+use crate::harness::Deviation;
 use crate::ops::matmul::tile;
 use crate::source;
 use potluck_core::{Setting, files};
@@ -18,14 +19,15 @@ use potluck_core::{Setting, files};
 /// Environment variable that names another directory for the files kept between runs.
 pub(crate) const CACHE_DIR_ENV: &str = "POTLUCK_CACHE";
 
-const FORMAT: u64 = 2;
+const FORMAT: u64 = 3;
 
 /// Attempts to take a lock that another process holds for writing, and the pause between them.
 const TRIES: u32 = 40;
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Reason of the failure of a kernel whose attempt did not end.
-const ENDED: &str = "the device was lost, or did not answer, when it was tried";
+const ENDED: &str =
+    "the process ended, or the device was lost or did not answer, when it was tried";
 
 /// Certification result of a kernel.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -223,11 +225,23 @@ impl KernelCache {
         }
     }
 
-    /// Notes on disk that a kernel is tried, until [`Self::end_attempt`].
-    pub(crate) fn begin_attempt(&mut self, hash: &str, kernel: &str) {
+    /// Notes on disk that kernels are tried, by hash and name, until [`Self::end_attempt`].
+    pub(crate) fn begin_attempt(&mut self, tried: &[(String, String)]) {
         if let Some(file) = &mut self.attempts {
-            file.begin(hash, kernel);
+            file.begin(tried);
         }
+    }
+
+    /// Returns true if a process ended while it compiled several kernels, one of which has this
+    /// hash.
+    pub(crate) fn is_suspect(&self, hash: &str) -> bool {
+        self.attempts.as_ref().is_some_and(|file| file.is_suspect(hash))
+    }
+
+    /// Returns true if a kernel of this hash is switched off because an attempt at it did not end.
+    pub(crate) fn has_ended(&self, hash: &str) -> bool {
+        let known = self.certificate(hash).map(|known| &known.result);
+        matches!(known, Some(CertificationResult::Fail { why }) if why == ENDED)
     }
 
     /// Notes that the attempt is over, or that it lost the device.
@@ -382,32 +396,51 @@ fn file_name(device: &str) -> String {
     format!("kernels-{}-{}.json", slug.trim_matches('-'), &hash[..8])
 }
 
-/// Returns the number of certified kernels of this build, and the failed ones with the reason, by
-/// name.
-pub fn summary(cache: &KernelCache) -> (usize, Vec<(String, String)>) {
-    let mut wrong: HashMap<&str, &str> = HashMap::new();
-    let mut right = 0;
+/// Kernels of this build by their certificates.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Summary {
+    /// Kernels that are right, by name; of one name there may be several.
+    pub certified: Vec<(String, Deviation)>,
+    /// Kernels that deviate more than f32 arithmetic explains, by name.
+    pub unusual: Vec<(String, Deviation)>,
+    /// Kernels that are switched off, each with the reason, by name.
+    pub off: Vec<(String, String)>,
+}
+
+/// Returns the certified kernels of this build and those that are not.
+pub fn summary(cache: &KernelCache) -> Summary {
+    let mut found = Summary::default();
     let of_this_build = cache.certificates().filter(|known| known.build == build());
     for Certificate { kernel, result, .. } in of_this_build {
+        let name = kernel.clone();
         match result {
-            CertificationResult::Pass { .. } => right += 1,
-            CertificationResult::Fail { why } => {
-                wrong.insert(kernel, why);
-            }
+            CertificationResult::Pass(deviation) => found.certified.push((name, *deviation)),
+            CertificationResult::Unusual(deviation) => found.unusual.push((name, *deviation)),
+            CertificationResult::Fail { why } => found.off.push((name, why.clone())),
         }
     }
-    let mut wrong: Vec<_> =
-        wrong.into_iter().map(|(name, why)| (name.to_string(), why.to_string())).collect();
-    wrong.sort();
-    (right, wrong)
+    found.certified.sort_by(|a, b| a.0.cmp(&b.0));
+    found.unusual.sort_by(|a, b| a.0.cmp(&b.0));
+    found.off.sort();
+    found.off.dedup_by(|a, b| a.0 == b.0);
+    found
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// The numbers of certified kernels, and those that are switched off.
+    fn told(cache: &KernelCache) -> (usize, Vec<(String, String)>) {
+        let Summary { certified, off, .. } = summary(cache);
+        (certified.len(), off)
+    }
+
     fn certificate(kernel: &str) -> Certificate {
-        Certificate::new(kernel, CertificationResult::Pass { nmse: 1.25e-13 })
+        Certificate::new(
+            kernel,
+            CertificationResult::Pass(Deviation { nmse: 1.25e-13, element: 1e-6 }),
+        )
     }
 
     fn timings(seconds: f64) -> Timings {
@@ -432,9 +465,9 @@ mod tests {
         assert_eq!(reopened.content, cache.content);
         assert_eq!(reopened.timings("call", "all"), Some(&timings(0.1 + 0.2)));
         assert_eq!(reopened.timings("call", "other candidates"), None);
-        assert_eq!(summary(&reopened), (1, vec![("two".into(), "NMSE 1".into())]));
+        assert_eq!(told(&reopened), (1, vec![("two".into(), "NMSE 1".into())]));
         let other = KernelCache::open(&directory, "vulkan:A (2)");
-        assert_eq!(summary(&other), (0, vec![]), "another driver knows nothing");
+        assert_eq!(summary(&other), Summary::default(), "another driver knows nothing");
     }
 
     #[test]
@@ -446,23 +479,23 @@ mod tests {
             cache
         };
         let mut first = open();
-        first.begin_attempt("abc", "tile of matmul");
+        first.begin_attempt(&[("abc".into(), "tile of matmul".into())]);
         first.end_attempt(true);
         drop(first);
         let mut second = open();
-        let off = || (0, vec![("tile of matmul".to_string(), ENDED.to_string())]);
-        assert_eq!(summary(&second), off());
+        let ended = || (0, vec![("tile of matmul".to_string(), ENDED.to_string())]);
+        assert_eq!(told(&second), ended());
         assert!(second.take_notes()[0].starts_with("tile of matmul is switched off: "));
         // The attempt of another kernel takes the place of the name, and the result stays.
-        second.begin_attempt("other", "other");
+        second.begin_attempt(&[("other".into(), "other".into())]);
         second.end_attempt(false);
         drop(second);
         let mut third = open();
-        assert_eq!((summary(&third), third.take_notes()), (off(), Vec::new()));
+        assert_eq!((told(&third), third.take_notes()), (ended(), Vec::new()));
         third.forget_attempts();
         third.certify("other".into(), certificate("other"));
         third.save();
-        assert_eq!((summary(&third), summary(&open())), ((1, vec![]), (1, vec![])));
+        assert_eq!((told(&third), told(&open())), ((1, vec![]), (1, vec![])));
     }
 
     #[test]
@@ -485,7 +518,7 @@ mod tests {
         for writer in writers {
             assert_eq!(writer.join().unwrap(), [""; 0]);
         }
-        assert_eq!(summary(&open()).0, 40);
+        assert_eq!(told(&open()).0, 40);
     }
 
     #[test]
@@ -500,7 +533,7 @@ mod tests {
         let spoiled = [
             (String::new(), "EOF"),
             (good[..good.len() / 2].to_string(), "EOF"),
-            (good.replace("\"format\": 2", "\"format\": 3"), "format is 3"),
+            (good.replace("\"format\": 3", "\"format\": 4"), "format is 4"),
             (good.replace("\"device\": \"device\"", "\"device\": \"B\""), "that of B"),
             (good.replace("0.5", "-0.5"), "takes -0.5 s"),
             ("{\"a\": 1}".into(), "unknown field"),
@@ -515,7 +548,7 @@ mod tests {
             cache.certify("one".into(), certificate("one"));
             cache.save();
             assert_eq!(fs::read_to_string(damaged(&path)).unwrap(), text);
-            assert_eq!(summary(&KernelCache::open(directory.path(), "device")).0, 1);
+            assert_eq!(told(&KernelCache::open(directory.path(), "device")).0, 1);
         }
     }
 
@@ -535,7 +568,7 @@ mod tests {
         // What was not written is written once it can be.
         fs::remove_file(&file).unwrap();
         cache.save();
-        assert_eq!(summary(&KernelCache::open(&file.join("below"), "device")).0, 2);
+        assert_eq!(told(&KernelCache::open(&file.join("below"), "device")).0, 2);
         assert_eq!(cache.take_notes(), [""; 0]);
     }
 

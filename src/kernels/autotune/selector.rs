@@ -19,6 +19,7 @@ use crate::{
     BucketProbe, Caps, DeviceClass, Dispatch, OpCall, Pipelines, Variant, twin, update_twin,
 };
 use potluck_core::Setting;
+use potluck_core::faults::FaultyKernel;
 use potluck_graph::plan::WORKSPACE_BYTES_MAX;
 use potluck_graph::{Plan, Update, UpdateRange, VariantChoices};
 
@@ -35,8 +36,8 @@ pub struct TuneOptions {
     pub saved_untimed: Vec<String>,
     /// An update of the rule that will run, if there is one.
     pub update: Option<Update>,
-    /// Names of kernels whose certification is corrupted by a seeded error, for tests.
-    pub corrupted_kernels: Vec<String>,
+    /// Kernels with a seeded error while they are certified, for tests.
+    pub faulty_kernels: Vec<FaultyKernel>,
 }
 
 /// Counters of autotuning work; results from the cache do not count.
@@ -50,6 +51,26 @@ pub struct TuneStats {
     pub untimed: usize,
 }
 
+/// Standing of a kernel on a driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    /// It is right.
+    Certified,
+    /// It runs only where no other fits.
+    Unusual,
+    Refused,
+}
+
+impl Standing {
+    fn of(result: &CertificationResult) -> Self {
+        match result {
+            CertificationResult::Pass(_) => Self::Certified,
+            CertificationResult::Unusual(_) => Self::Unusual,
+            CertificationResult::Fail { .. } => Self::Refused,
+        }
+    }
+}
+
 /// Kernel selector of one device.
 pub struct KernelSelector {
     pub pipelines: Pipelines,
@@ -60,7 +81,7 @@ pub struct KernelSelector {
     choices: VariantChoices,
     /// Keys of the calls whose variants were chosen without timings of all, in order of weight.
     untimed: Vec<String>,
-    corrupted_kernels: Vec<String>,
+    faulty_kernels: Vec<FaultyKernel>,
     /// Variant that each (call, choice) runs.
     selected: HashMap<(String, String), String>,
     /// Results of kernels from outside the crate, by call and hash. They are not kept on disk,
@@ -84,7 +105,7 @@ impl KernelSelector {
             cache,
             choices: VariantChoices::default(),
             untimed: Vec::new(),
-            corrupted_kernels: Vec::new(),
+            faulty_kernels: Vec::new(),
             selected: HashMap::new(),
             foreign: HashMap::new(),
             certified_buckets: Vec::new(),
@@ -130,9 +151,9 @@ impl KernelSelector {
         tuning: &TuneOptions,
         report: &mut dyn FnMut(TuneProgress),
     ) -> Result<Vec<String>, DeviceError> {
-        self.corrupted_kernels.clone_from(&tuning.corrupted_kernels);
+        self.faulty_kernels.clone_from(&tuning.faulty_kernels);
         self.open_pipelines_file(gpu);
-        if Caps::of(gpu).class == DeviceClass::Hardware {
+        if Caps::of(gpu).class == DeviceClass::Hardware || !self.faulty_kernels.is_empty() {
             self.cache.open_attempts();
         }
         if tuning.retune {
@@ -142,7 +163,7 @@ impl KernelSelector {
         let prepared =
             self.certify_needed(gpu, plan, tuning, report).and_then(|(calls, mut meter)| {
                 self.choose_all(gpu, &calls, tuning, &mut meter, &mut notes)?;
-                self.compile_chosen(gpu, &calls);
+                self.compile_chosen(gpu, &calls, &mut meter);
                 Ok(())
             });
         self.reference_cache.clear();
@@ -188,41 +209,106 @@ impl KernelSelector {
                 self.update(gpu, update, &range)?;
             }
         }
-        self.compile_uncertified(gpu, &calls);
+        self.compile_uncertified(gpu, &calls, &mut meter);
         for planned in &calls {
             let call = planned.owned_call.call();
-            for index in [0, default_variant(&call, &planned.variants, &Caps::of(gpu))] {
-                let right = self.is_certified(gpu, &call, &planned.variants[index])?;
-                if index == 0 && !right {
-                    return Err(self.uncertified(gpu, &call, &planned.variants[0]));
-                }
-                meter.passed(variant_hash(gpu.checks, &call, &planned.variants[index]));
+            let hash_of = |index: usize| variant_hash(gpu.checks, &call, &planned.variants[index]);
+            let plain = self.standing(gpu, &call, &planned.variants[0])?;
+            meter.passed(hash_of(0));
+            // The twin's own choice may do without a plain kernel at which a process ended, but not
+            // beside one with wrong results.
+            if plain == Standing::Refused && !self.cache.has_ended(&hash_of(0)) {
+                return Err(self.uncertified(gpu, &call, &planned.variants[0]));
+            }
+            let default = default_variant(&call, &planned.variants, &Caps::of(gpu));
+            let own = self.standing(gpu, &call, &planned.variants[default])?;
+            meter.passed(hash_of(default));
+            if plain == Standing::Refused && own == Standing::Refused {
+                return Err(self.uncertified(gpu, &call, &planned.variants[0]));
             }
         }
         Ok((calls, meter))
     }
 
-    /// Compiles the kernels that [`Self::certify_needed`] certifies, several at a time.
-    fn compile_uncertified(&mut self, gpu: &Gpu, calls: &[PlanCall]) {
-        let cache = &self.cache;
-        let needed = calls.iter().flat_map(|planned| {
+    /// Compiles the kernels that [`Self::certify_needed`] certifies.
+    fn compile_uncertified(&mut self, gpu: &Gpu, calls: &[PlanCall], meter: &mut ProgressMeter) {
+        let mut needed = Vec::new();
+        for planned in calls {
             let call = planned.owned_call.call();
             let default = default_variant(&call, &planned.variants, &Caps::of(gpu));
-            let both = [0, default].map(|index| &planned.variants[index]);
-            both.into_iter().filter(move |variant| {
-                cache.certificate(&variant_hash(gpu.checks, &call, variant)).is_none()
-            })
-        });
-        self.pipelines.compile_all(gpu, needed.flat_map(|variant| &variant.dispatches));
+            for variant in [0, default].map(|index| &planned.variants[index]) {
+                if self.cache.certificate(&variant_hash(gpu.checks, &call, variant)).is_none() {
+                    needed.push((planned, variant));
+                }
+            }
+        }
+        self.compile(gpu, &needed, meter);
     }
 
-    /// Compiles the kernels that a plan runs, several at a time.
-    fn compile_chosen(&mut self, gpu: &Gpu, calls: &[PlanCall]) {
-        let chosen = calls.iter().filter_map(|planned| {
+    /// Compiles the kernels that a plan runs.
+    fn compile_chosen(&mut self, gpu: &Gpu, calls: &[PlanCall], meter: &mut ProgressMeter) {
+        let mut chosen = Vec::new();
+        for planned in calls {
             let name = self.choices.get(&planned.call_key);
-            planned.variants.iter().find(|variant| name.is_none_or(|name| variant.name == name))
-        });
-        self.pipelines.compile_all(gpu, chosen.flat_map(|variant| &variant.dispatches));
+            let is_chosen = |variant: &&Variant| name.is_none_or(|name| variant.name == name);
+            let variant = planned.variants.iter().find(is_chosen);
+            chosen.extend(variant.map(|variant| (planned, variant)));
+        }
+        self.compile(gpu, &chosen, meter);
+    }
+
+    /// Compiles variants of calls that may run, several at a time, with their names on disk as long
+    /// as it lasts; those during whose compilation a process ended first, one by one.
+    fn compile(
+        &mut self,
+        gpu: &Gpu,
+        variants: &[(&PlanCall, &Variant)],
+        meter: &mut ProgressMeter,
+    ) {
+        let mut together = Vec::new();
+        let mut tried = Vec::new();
+        for (planned, variant) in variants {
+            let call = planned.owned_call.call();
+            let attempt = (variant_hash(gpu.checks, &call, variant), label(&call, variant));
+            let known = self.cache.certificate(&attempt.0);
+            if tried.contains(&attempt) || known.is_some_and(|known| !known.result.is_usable()) {
+                continue;
+            }
+            if self.cache.is_suspect(&attempt.0) {
+                let why = "alone, because a process ended while it was compiled with others";
+                meter.compiling(format!("{} {why}", attempt.1));
+                self.compile_as(gpu, &[attempt], &[variant], meter);
+            } else {
+                tried.push(attempt);
+                together.push(*variant);
+            }
+        }
+        self.compile_as(gpu, &tried, &together, meter);
+    }
+
+    /// Compiles variants as these attempts, by hash and name.
+    fn compile_as(
+        &mut self,
+        gpu: &Gpu,
+        tried: &[(String, String)],
+        variants: &[&Variant],
+        meter: &mut ProgressMeter,
+    ) {
+        if tried.is_empty() {
+            return;
+        }
+        self.cache.begin_attempt(tried);
+        for variant in variants {
+            let faulty = self.faulty_kernels.iter().filter(|kernel| kernel.name == variant.name);
+            faulty.for_each(FaultyKernel::compile);
+        }
+        let dispatches = || variants.iter().flat_map(|variant| &variant.dispatches);
+        self.pipelines.compile_all(gpu, dispatches(), &mut |what| meter.compiling(what));
+        if let [_] = variants {
+            // The error of one that does not compile is that of its certification.
+            dispatches().for_each(|dispatch| drop(self.pipelines.get(gpu, dispatch)));
+        }
+        self.cache.end_attempt(gpu.is_lost());
     }
 
     /// Chooses a variant of each call that has several.
@@ -282,7 +368,7 @@ impl KernelSelector {
         if let Some(name) = tuning.saved.get(call_key).filter(|_| !tuning.retune) {
             let saved = variants.iter().find(|variant| variant.name == name);
             if let Some(variant) = saved
-                && self.is_certified(gpu, &call, variant)?
+                && self.standing(gpu, &call, variant)? != Standing::Refused
             {
                 return Ok((Some(name.to_string()), !tuning.saved_untimed.contains(call_key)));
             }
@@ -323,7 +409,7 @@ impl KernelSelector {
         for timing in timings {
             let variant = variants.iter().find(|variant| variant.name == timing.variant);
             if let Some(variant) = variant
-                && self.is_certified(gpu, call, variant)?
+                && self.standing(gpu, call, variant)? == Standing::Certified
             {
                 return Ok(Some(variant.name.clone()));
             }
@@ -352,13 +438,9 @@ impl KernelSelector {
         order.retain(|index| {
             !measured.contains_key(&variant_hash(gpu.checks, &call, &planned.variants[*index]))
         });
-        let candidates = order.iter().map(|index| &planned.variants[*index]);
-        let is_usable = |variant: &&Variant| {
-            let known = self.cache.certificate(&variant_hash(gpu.checks, &call, variant));
-            known.is_none_or(|known| known.result.is_certified())
-        };
-        let dispatches = candidates.filter(is_usable).flat_map(|variant| &variant.dispatches);
-        self.pipelines.compile_all(gpu, dispatches);
+        let candidates: Vec<(&PlanCall, &Variant)> =
+            order.iter().map(|index| (planned, &planned.variants[*index])).collect();
+        self.compile(gpu, &candidates, session.meter);
         let mut best = measured.values().map(|timing| timing.seconds).reduce(f64::min);
         for index in order {
             let variant = &planned.variants[index];
@@ -394,7 +476,7 @@ impl KernelSelector {
         session: &mut TimingSession,
     ) -> Result<Option<f64>, DeviceError> {
         let (gpu, until) = (session.gpu, session.until);
-        if !self.is_certified(gpu, call, variant)? {
+        if self.standing(gpu, call, variant)? != Standing::Certified {
             return Ok(None);
         }
         let Some(timer) = &mut session.timer else { return Ok(None) };
@@ -405,13 +487,37 @@ impl KernelSelector {
         })
     }
 
-    /// Returns the variant that runs without measurements: the twin's own choice if it is
-    /// certified, or else the plain variant, which is.
+    /// Returns the variant that runs without measurements: the twin's own choice, the plain
+    /// variant, or another.
     fn fallback(&mut self, gpu: &Gpu, planned: &PlanCall) -> Result<String, DeviceError> {
         let call = planned.owned_call.call();
-        let variant = &planned.variants[default_variant(&call, &planned.variants, &Caps::of(gpu))];
-        let right = self.is_certified(gpu, &call, variant)?;
-        Ok(if right { variant } else { &planned.variants[0] }.name.clone())
+        let default = default_variant(&call, &planned.variants, &Caps::of(gpu));
+        let index = self.first_usable(gpu, &call, &planned.variants, &[default, 0])?;
+        Ok(planned.variants[index].name.clone())
+    }
+
+    /// Returns the first certified one of the preferred variants, or else of all; where none is,
+    /// the first that is unusual, in the same order.
+    ///
+    /// # Errors
+    /// Returns [`DeviceError`] if all are refused, with the reason of the plain one, or if the
+    /// device fails.
+    fn first_usable(
+        &mut self,
+        gpu: &Gpu,
+        call: &OpCall,
+        variants: &[Variant],
+        preferred: &[usize],
+    ) -> Result<usize, DeviceError> {
+        let mut unusual = None;
+        for index in preferred.iter().copied().chain(0..variants.len()) {
+            match self.standing(gpu, call, &variants[index])? {
+                Standing::Certified => return Ok(index),
+                Standing::Unusual => unusual = unusual.or(Some(index)),
+                Standing::Refused => {}
+            }
+        }
+        unusual.ok_or_else(|| self.uncertified(gpu, call, &variants[0]))
     }
 
     /// Returns the variant of a call: the one chosen for `full`, the same call at full capacity,
@@ -450,8 +556,8 @@ impl KernelSelector {
         Ok(variants.swap_remove(index))
     }
 
-    /// Returns the first certified one of: the chosen variant if it fits the call, the twin's own
-    /// choice for this size, the plain variant.
+    /// Returns the first usable one of: the chosen variant if it fits the call, the twin's own
+    /// choice for this size, the plain variant, another.
     fn select_certified(
         &mut self,
         gpu: &Gpu,
@@ -460,18 +566,11 @@ impl KernelSelector {
         chosen: Option<&str>,
     ) -> Result<usize, DeviceError> {
         let fits = |name| variants.iter().position(|variant| variant.name == name);
-        for index in chosen
-            .and_then(fits)
-            .into_iter()
-            .chain([default_variant(call, variants, &Caps::of(gpu)), 0])
-        {
-            if self.is_certified(gpu, call, &variants[index])? {
-                self.cache.save();
-                return Ok(index);
-            }
-        }
+        let mut preferred = Vec::from_iter(chosen.and_then(fits));
+        preferred.extend([default_variant(call, variants, &Caps::of(gpu)), 0]);
+        let index = self.first_usable(gpu, call, variants, &preferred);
         self.cache.save();
-        Err(self.uncertified(gpu, call, &variants[0]))
+        index
     }
 
     /// Returns the dispatch of an update, with its kernel certified.
@@ -554,9 +653,9 @@ impl KernelSelector {
     pub fn certify_all(
         &mut self,
         gpu: &Gpu,
-        corrupted_kernels: &[String],
+        faulty_kernels: &[FaultyKernel],
     ) -> Result<(), DeviceError> {
-        self.corrupted_kernels = corrupted_kernels.to_vec();
+        self.faulty_kernels = faulty_kernels.to_vec();
         self.cache.forget_certificates();
         self.open_pipelines_file(gpu);
         let tried = self.try_all(gpu);
@@ -571,7 +670,7 @@ impl KernelSelector {
             let call = owned_call.call();
             let variants = twin(call.op).map(|twin| (twin.variants)(&call, &Caps::of(gpu)));
             for variant in variants.unwrap_or_default() {
-                self.is_certified(gpu, &call, &variant)?;
+                self.standing(gpu, &call, &variant)?;
             }
         }
         for (rule, range) in catalog::updates() {
@@ -601,19 +700,20 @@ impl KernelSelector {
         self.cache.take_notes()
     }
 
-    fn is_certified(
+    /// Returns how a kernel stands on this driver, by certifying it if need be.
+    fn standing(
         &mut self,
         gpu: &Gpu,
         call: &OpCall,
         variant: &Variant,
-    ) -> Result<bool, DeviceError> {
+    ) -> Result<Standing, DeviceError> {
         let hash = variant_hash(gpu.checks, call, variant);
         if variant.is_foreign() {
-            return self.is_foreign_certified(gpu, call, variant, &hash);
+            return self.standing_of_foreign(gpu, call, variant, &hash);
         }
         // Of this call alone: the kernel may be right for others.
         if beyond_limits(gpu, variant).is_some() {
-            return Ok(false);
+            return Ok(Standing::Refused);
         }
         let kernel = label(call, variant);
         // Without the plain variant the call cannot run, so it is tried each time.
@@ -633,34 +733,34 @@ impl KernelSelector {
         body: impl FnOnce(&mut Self) -> Result<T, DeviceError>,
     ) -> Result<T, DeviceError> {
         let Some((hash, kernel)) = attempt else { return body(self) };
-        self.cache.begin_attempt(hash, kernel);
+        self.cache.begin_attempt(&[(hash.clone(), kernel.clone())]);
         let result = body(self);
         self.cache.end_attempt(result.is_err() && gpu.is_lost());
         result
     }
 
-    /// Returns true if a kernel from outside the crate is right for a call, by certifying it for
-    /// each size of call once.
-    fn is_foreign_certified(
+    /// Returns how a kernel from outside the crate stands for a call, by certifying it for each
+    /// size of call once.
+    fn standing_of_foreign(
         &mut self,
         gpu: &Gpu,
         call: &OpCall,
         variant: &Variant,
         hash: &str,
-    ) -> Result<bool, DeviceError> {
+    ) -> Result<Standing, DeviceError> {
         let key = foreign_key(call, hash);
         if let Some(known) = self.foreign.get(&key) {
-            return Ok(known.is_certified());
+            return Ok(Standing::of(known));
         }
         self.work.certified += 1;
         // Not kept: its inputs and outputs may be as large as those of the model.
         let reference_cache = &mut ReferenceCache::default();
-        let Self { pipelines, corrupted_kernels, .. } = self;
-        let mut certifier = Certifier { gpu, pipelines, reference_cache, corrupted_kernels };
+        let Self { pipelines, faulty_kernels, .. } = self;
+        let mut certifier = Certifier { gpu, pipelines, reference_cache, faulty_kernels };
         let result = certifier.variant(call, variant)?;
-        let right = result.is_certified();
+        let standing = Standing::of(&result);
         self.foreign.insert(key, result);
-        Ok(right)
+        Ok(standing)
     }
 
     fn require_certified(
@@ -670,30 +770,39 @@ impl KernelSelector {
         hash: String,
         attempt: impl FnOnce(&mut Certifier) -> Result<CertificationResult, DeviceError>,
     ) -> Result<(), DeviceError> {
-        let right = self.certified(gpu, kernel.into(), hash.clone(), attempt)?;
+        let standing = self.certified(gpu, kernel.into(), hash.clone(), attempt)?;
         self.cache.save();
-        if right { Ok(()) } else { Err(self.refusal(gpu, kernel.into(), &hash)) }
+        match standing {
+            Standing::Certified | Standing::Unusual => Ok(()),
+            Standing::Refused => Err(self.refusal(gpu, kernel.into(), &hash)),
+        }
     }
 
-    /// Returns true if a kernel is certified, by the cache or by certifying it now. If the device
-    /// fails, the cache gets no result for the kernel, so the next run certifies it again.
+    /// Returns how a kernel stands, by the cache or by certifying it now. If the device fails, the
+    /// cache gets no result for the kernel, so the next run certifies it again.
     fn certified(
         &mut self,
         gpu: &Gpu,
         kernel: String,
         hash: String,
         attempt: impl FnOnce(&mut Certifier) -> Result<CertificationResult, DeviceError>,
-    ) -> Result<bool, DeviceError> {
+    ) -> Result<Standing, DeviceError> {
         if let Some(known) = self.cache.certificate(&hash) {
-            return Ok(known.result.is_certified());
+            return Ok(Standing::of(&known.result));
         }
         self.work.certified += 1;
-        let Self { pipelines, reference_cache, corrupted_kernels, .. } = self;
-        let result =
-            attempt(&mut Certifier { gpu, pipelines, reference_cache, corrupted_kernels })?;
-        let right = result.is_certified();
+        let Self { pipelines, reference_cache, faulty_kernels, .. } = self;
+        let result = attempt(&mut Certifier { gpu, pipelines, reference_cache, faulty_kernels })?;
+        if let CertificationResult::Unusual(deviation) = &result {
+            self.cache.note(format!(
+                "{kernel} deviates unusually on {}, and runs only where no other kernel fits: \
+                 {deviation}",
+                gpu.name
+            ));
+        }
+        let standing = Standing::of(&result);
         self.cache.certify(hash, Certificate::new(kernel, result));
-        Ok(right)
+        Ok(standing)
     }
 
     fn uncertified(&self, gpu: &Gpu, call: &OpCall, variant: &Variant) -> DeviceError {

@@ -10,12 +10,14 @@ use super::timing::VariantTimer;
 use crate::device::{DeviceError, Gpu};
 
 /// Progress of certification and timing.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct TuneProgress {
     /// Kernels of the plan that are done, out of `total`.
     pub done: usize,
     pub total: usize,
     pub elapsed: Duration,
+    /// Names of what the driver compiles, if it takes long or is suspected of ending the process.
+    pub compiling: Option<String>,
 }
 
 /// Counts the kernels that are done, and reports the progress.
@@ -45,8 +47,18 @@ impl<'a> ProgressMeter<'a> {
     /// Notes that a kernel is done.
     pub fn passed(&mut self, hash: String) {
         self.waiting.remove(&hash);
+        self.tell(None);
+    }
+
+    /// Reports what the driver compiles.
+    pub fn compiling(&mut self, what: String) {
+        self.tell(Some(what));
+    }
+
+    fn tell(&mut self, compiling: Option<String>) {
         let done = self.total - self.waiting.len();
-        (self.report)(TuneProgress { done, total: self.total, elapsed: self.started.elapsed() });
+        let (total, elapsed) = (self.total, self.started.elapsed());
+        (self.report)(TuneProgress { done, total, elapsed, compiling });
     }
 }
 

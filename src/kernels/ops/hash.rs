@@ -8,6 +8,7 @@ use rayon::prelude::*;
 
 use crate::bucket_probe::probe_count;
 use crate::dispatch::{Strips, grid};
+use crate::harness::Deviation;
 use crate::{BucketProbe, Dispatch, Operand, Shader};
 use potluck_core::Site;
 use potluck_core::rng::Key;
@@ -98,8 +99,8 @@ pub fn dispatch(range: Range<usize>, parts: usize) -> Vec<Dispatch> {
 }
 
 /// Makes a probe for the kernels that a bucket of `like` words runs. The result, whose bits are
-/// those of floats, must be exact: the error is 0 or infinite. With a factor other than 1, one is
-/// added to the result.
+/// those of floats, must be exact: the deviation is 0 or infinite. With a factor other than 1, one
+/// is added to the result.
 pub fn probe(like: usize) -> BucketProbe {
     let count = probe_count(like, |count| dispatch(0..count, 1).swap_remove(0).shader);
     let key = Key::new(42).site(Site(52));
@@ -108,7 +109,7 @@ pub fn probe(like: usize) -> BucketProbe {
     let error = move |outputs: &[Vec<f32>], factor: f32| {
         let lanes = [outputs[1][0].to_bits(), outputs[1][1].to_bits()];
         let got = join(lanes).wrapping_add(u64::from(factor != 1.0));
-        if got == expected { 0.0 } else { f64::INFINITY }
+        if got == expected { Deviation::default() } else { Deviation::WRONG }
     };
     BucketProbe {
         name: "hash",

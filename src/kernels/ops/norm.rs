@@ -7,6 +7,7 @@ use rayon::prelude::*;
 
 use crate::bucket_probe::{normals, probe_count};
 use crate::dispatch::{Strips, grid};
+use crate::harness::Deviation;
 use crate::{BucketProbe, Caps, Dispatch, Operand, Shader};
 
 /// Elements per rayon task of `fast`; this fixes the order of its sums.
@@ -130,8 +131,7 @@ pub fn dispatch(count: usize, caps: &Caps, places: NormSlots, slot: usize) -> [D
 
 /// Makes a probe for the kernels that a bucket of `like` elements runs: a bucket with some values
 /// that are not finite, and its norm in the middle one of three slots, the others of which have no
-/// partial sums. The error is the squared relative one, infinite if the count is wrong or another
-/// slot is not empty.
+/// partial sums. The deviation is infinite if the count is wrong or another slot is not empty.
 pub fn probe(like: usize, caps: &Caps) -> BucketProbe {
     let count = probe_count(like, |count| {
         let [first, _] = dispatch(count, caps, NormSlots::new([count]), 0);
@@ -146,9 +146,9 @@ pub fn probe(like: usize, caps: &Caps) -> BucketProbe {
         let slots = &outputs[1];
         let others = [&slots[..2], &slots[4..]].concat();
         if slots[3] != bad as f32 || others != [0.0; 4] {
-            return f64::INFINITY;
+            return Deviation::WRONG;
         }
-        (f64::from(slots[2] * factor) / sum - 1.0).powi(2)
+        Deviation::of(std::iter::once(f64::from(slots[2] * factor)), &[sum])
     };
     let places = NormSlots::new([count; 3]);
     // A slot whose number is 0 has no partial sums.

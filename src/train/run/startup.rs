@@ -54,8 +54,9 @@ pub(super) fn open(
         lr: spec.schedule.lr,
         saved,
         notify: &|text| emit(Event::Note(text.into())),
-        report: &mut |device, TuneProgress { done, total, elapsed }| {
-            emit(Event::Tuning { device: device.into(), done, total, elapsed });
+        report: &mut |device, TuneProgress { done, total, elapsed, compiling }| match compiling {
+            Some(what) => emit(Event::Note(format!("the driver of {device} compiles {what}"))),
+            None => emit(Event::Tuning { device: device.into(), done, total, elapsed }),
         },
     };
     let opened = opening::open(plans, &trainer_options, opening)?;

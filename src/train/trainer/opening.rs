@@ -59,7 +59,7 @@ pub(crate) fn open(
         seconds: options.tune_s,
         retune: options.retune,
         update: Some(options.optimizer.update(opening.lr, 1)),
-        corrupted_kernels: options.faults.wrong_kernels().to_vec(),
+        faulty_kernels: options.faults.kernels().to_vec(),
         ..TuneOptions::default()
     };
     let parallel = options.parallel();

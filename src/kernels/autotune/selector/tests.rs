@@ -6,6 +6,7 @@ use super::*;
 use crate::ops::matmul::tile::{RegisterTile, TILES};
 use crate::testing::for_each_gpu;
 use crate::{DeviceClass, Elementwise, OwnedCall, RandomContext};
+use potluck_core::faults::KernelFault;
 use potluck_core::rng::Key;
 use potluck_core::{HostTensorView, Shape, Site};
 use potluck_graph::{
@@ -65,11 +66,14 @@ fn enough() -> TuneOptions {
     TuneOptions { seconds: 600.0, ..TuneOptions::default() }
 }
 
+fn with_fault(fault: KernelFault, names: &[&str]) -> TuneOptions {
+    let faulty = |name: &&str| FaultyKernel { name: name.to_string(), fault };
+    let faulty_kernels = names.iter().map(faulty).collect();
+    TuneOptions { faulty_kernels, ..TuneOptions::default() }
+}
+
 fn with_corrupted(names: &[&str]) -> TuneOptions {
-    TuneOptions {
-        corrupted_kernels: names.iter().map(|name| name.to_string()).collect(),
-        ..TuneOptions::default()
-    }
+    with_fault(KernelFault::Scaled, names)
 }
 
 fn prepared(gpu: &Gpu, cache: KernelCache, tuning: &TuneOptions) -> (KernelSelector, Vec<String>) {
@@ -207,6 +211,32 @@ fn recorded_timings_decide_and_those_of_other_candidates_do_not() {
     });
 }
 
+/// One wrong element, and operands in half precision: an NMSE of 1e-6 lets both through.
+#[test]
+fn an_unusual_variant_runs_only_where_no_other_fits() {
+    on_one_gpu(|gpu| {
+        let (mut kernels, _) = prepared(gpu, KernelCache::in_memory(), &TuneOptions::default());
+        let own = runs(&mut kernels, gpu, ROWS);
+        for fault in [KernelFault::Element, KernelFault::Half] {
+            let prepare =
+                |names: &[&str]| prepared(gpu, KernelCache::in_memory(), &with_fault(fault, names));
+            let (mut kernels, notes) = prepare(&[&own]);
+            assert_ne!(runs(&mut kernels, gpu, ROWS), own, "{fault:?}");
+            let known = crate::autotune::cache::summary(kernels.cache());
+            assert!(known.off.is_empty() && !known.certified.is_empty(), "{known:?}");
+            assert!(known.unusual.iter().all(|(kernel, _)| kernel.starts_with(&own)), "{known:?}");
+            let told = |note: &String| note.starts_with(&own) && note.contains("unusually");
+            assert!(notes.iter().any(told), "{notes:?}");
+
+            let call = product(ROWS);
+            let variants = (twin(call.call().op).unwrap().variants)(&call.call(), &Caps::of(gpu));
+            let names: Vec<&str> = variants.iter().map(|variant| &*variant.name).collect();
+            let (mut kernels, _) = prepare(&names);
+            assert_eq!(runs(&mut kernels, gpu, ROWS), own, "all are unusual: {fault:?}");
+        }
+    });
+}
+
 #[test]
 fn a_wrong_variant_is_refused_and_another_runs() {
     on_one_gpu(|gpu| {
@@ -222,9 +252,9 @@ fn a_wrong_variant_is_refused_and_another_runs() {
             // Other calls run another kernel of this name, which is right.
             let chosen = kernels.choices().get(&call_key(&product(ROWS).call()));
             assert!(chosen.is_some_and(|name| name != unmeasured), "{chosen:?}");
-            let (right, wrong) = crate::autotune::cache::summary(kernels.cache());
-            assert!(right > 0 && !wrong.is_empty(), "{right} {wrong:?}");
-            for (kernel, why) in wrong {
+            let known = crate::autotune::cache::summary(kernels.cache());
+            assert!(!known.certified.is_empty() && !known.off.is_empty(), "{known:?}");
+            for (kernel, why) in known.off {
                 assert!(kernel.starts_with(&unmeasured) && why.contains("NMSE"), "{kernel}: {why}");
             }
         }
@@ -401,7 +431,7 @@ fn rows_too_few_for_the_chosen_variant_run_the_static_choice() {
 fn a_kernel_that_only_other_rows_use_is_certified_when_it_runs() {
     on_one_gpu(|gpu| {
         let mut kernels = KernelSelector::new(KernelCache::in_memory());
-        kernels.corrupted_kernels = vec!["relu".into()];
+        kernels.faulty_kernels = with_corrupted(&["relu"]).faulty_kernels;
         let op = Op::Unary(Unary::Relu);
         let random = RandomContext { step_key: Key::new(0), training: true };
         let relu = OwnedCall::new(op, vec![vec![3, 5]], random).unwrap();
@@ -617,10 +647,10 @@ fn a_call_beyond_the_limits_leaves_the_kernel_to_others() {
         let mut beyond = right.clone();
         beyond.dispatches[0].groups[1] = gpu.limits.workgroups + 1;
         let mut kernels = KernelSelector::new(KernelCache::in_memory());
-        assert!(!kernels.is_certified(gpu, &call, &beyond).unwrap());
+        assert_eq!(kernels.standing(gpu, &call, &beyond).unwrap(), Standing::Refused);
         let error = kernels.uncertified(gpu, &call, &beyond).to_string();
         assert!(error.contains("is not of 1 to"), "{error}");
-        assert!(kernels.is_certified(gpu, &call, &right).unwrap());
+        assert_eq!(kernels.standing(gpu, &call, &right).unwrap(), Standing::Certified);
     });
 }
 
@@ -645,7 +675,10 @@ fn a_lost_device_ends_timing() {
     let mut cache = cache_in(directory.path());
     cache.open_attempts();
     let notes = cache.take_notes();
-    assert!(notes.len() == 1 && notes[0].contains(" is switched off: the device was"), "{notes:?}");
-    let (_, wrong) = crate::autotune::cache::summary(&cache);
-    assert!(wrong.len() == 1 && wrong[0].0.starts_with("matmul"), "{wrong:?}");
+    assert!(
+        notes.len() == 1 && notes[0].contains(" is switched off: the process ended"),
+        "{notes:?}"
+    );
+    let off = crate::autotune::cache::summary(&cache).off;
+    assert!(off.len() == 1 && off[0].0.starts_with("matmul"), "{off:?}");
 }

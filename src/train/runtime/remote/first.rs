@@ -372,11 +372,11 @@ impl RemoteNode {
                 // The caller may be gone.
                 let _ = waiting.send(OpenEvent::Ended(opened));
             }
-            ToFirst::Tuning { slot, done, total, elapsed_ms } => {
+            ToFirst::Tuning { slot, done, total, elapsed_ms, compiling } => {
                 let elapsed = Duration::from_millis(elapsed_ms);
                 if let Some(waiting) = state.opening.get(&slot) {
-                    let _ =
-                        waiting.send(OpenEvent::Progress(TuneProgress { done, total, elapsed }));
+                    let progress = TuneProgress { done, total, elapsed, compiling };
+                    let _ = waiting.send(OpenEvent::Progress(progress));
                 }
             }
             ToFirst::Reply { id, reply } => {

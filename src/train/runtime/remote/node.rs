@@ -382,6 +382,7 @@ impl<'h> NodeServer<'h> {
                     done: progress.done,
                     total: progress.total,
                     elapsed_ms: progress.elapsed.as_millis() as u64,
+                    compiling: progress.compiling,
                 };
                 send(&*self.first, &tuning);
             },

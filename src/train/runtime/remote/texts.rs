@@ -37,6 +37,7 @@ impl ToFirst {
                 texts
             }
             Self::Offer(Err(why)) | Self::Assembled(Err(why)) => vec![why],
+            Self::Tuning { compiling, .. } => Vec::from_iter(compiling),
             Self::Opened { opened: Ok(Opened { notes, identity, .. }), .. } => {
                 notes.iter_mut().chain([identity]).collect()
             }
@@ -53,7 +54,6 @@ impl ToFirst {
                 Outcome::Updated | Outcome::Skipped => Vec::new(),
             },
             Self::Signal(_)
-            | Self::Tuning { .. }
             | Self::Reply { reply: Ok(_), .. }
             | Self::Assembled(Ok(()))
             | Self::Vote(_)

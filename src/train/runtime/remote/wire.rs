@@ -59,6 +59,8 @@ pub enum ToFirst {
         done: usize,
         total: usize,
         elapsed_ms: u64,
+        /// What the driver compiles, if it takes long.
+        compiling: Option<String>,
     },
     Reply {
         id: u64,

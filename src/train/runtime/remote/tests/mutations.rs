@@ -136,7 +136,13 @@ fn mutated_messages_between_nodes_are_refused_or_hold_no_more_than_their_bytes()
     let activity = |slot| SlotActivity { slot, heartbeats: 900, is_waiting: true, received: 70 };
     let more = [
         ToFirst::Signal(1),
-        ToFirst::Tuning { slot: 1, done: 3, total: 300, elapsed_ms: 70_000 },
+        ToFirst::Tuning {
+            slot: 1,
+            done: 3,
+            total: 300,
+            elapsed_ms: 70_000,
+            compiling: Some("a kernel".into()),
+        },
         // A run may be over before the first report.
         ToFirst::Activity(vec![activity(0), activity(1)]),
         ToFirst::Clock(1 << 40),
