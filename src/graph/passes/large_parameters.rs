@@ -2,7 +2,7 @@
 //! rows into several parameters, which are slices of one tensor. So they have memory and updates of
 //! their own, and files have one tensor.
 //!
-//! What reads such a table computes from the rows of each slice apart: the embeddings of the slices
+//! Whatever reads such a table computes from the rows of each slice apart: embeddings of the slices
 //! are added up, each of which has zeros for the ids of other slices; a product has columns from
 //! all of them; and linear cross-entropies over the classes of each are joined.
 

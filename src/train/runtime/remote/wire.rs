@@ -59,7 +59,7 @@ pub enum ToFirst {
         done: usize,
         total: usize,
         elapsed_ms: u64,
-        /// What the driver compiles, if it takes long.
+        /// Names of what the driver compiles, if it takes long.
         compiling: Option<String>,
     },
     Reply {
