@@ -14,26 +14,36 @@ pub const ROWS_MAX: usize = 16;
 /// Rows of `a` that are multiplied with two of `b` at a time, whose sums fit the registers.
 const ROWS: usize = 4;
 
+/// Rows of `b` that are multiplied with a single one of `a` at a time.
+const OF_ONE: usize = 4;
+
 /// Terms of a sum that are added at a time.
 const LANES: usize = 16;
 
-/// Multiply-adds per task: enough to outweigh the scheduling overhead.
+/// Multiply-adds per task: enough to outweigh the scheduling overhead. Of a single row of `a` more,
+/// because these take as long as `b` is read.
 const TASK: usize = 128 * 1024;
+const TASK_OF_ONE: usize = 4 * TASK;
 
 /// Returns true for products that this kernel is made for.
 pub fn suits(sizes: &Sizes) -> bool {
     let Sizes { batch, m, transpose_a, transpose_b, .. } = *sizes;
-    batch == 1 && (2..=ROWS_MAX).contains(&m) && transpose_b && !transpose_a
+    batch == 1 && (1..=ROWS_MAX).contains(&m) && transpose_b && !transpose_a
 }
 
 /// Computes `c (m, n)`, added to its contents if `accumulate`.
 pub fn product(sizes: &Sizes, accumulate: bool, a: &[f32], b: &[f32], c: &mut [f32]) {
     let &Sizes { m, n, k, .. } = sizes;
-    let columns = (TASK / (m * k).max(1)).clamp(1, n);
+    let task = if m == 1 { TASK_OF_ONE } else { TASK };
+    let columns = (task / (m * k).max(1)).clamp(1, n);
     // Transposed, so that a task has its part of it.
     let mut sums = vec![0.0; n * m];
     let tasks = sums.par_chunks_mut(columns * m).zip(b.par_chunks(columns * k));
-    tasks.for_each(|(sums, b)| add_up(k, a, b, sums));
+    if m == 1 {
+        tasks.for_each(|(sums, b)| add_up_one(k, a, b, sums));
+    } else {
+        tasks.for_each(|(sums, b)| add_up(k, a, b, sums));
+    }
     for (i, c) in c.chunks_exact_mut(n).enumerate() {
         for (c, sums) in c.iter_mut().zip(sums.chunks_exact(m)) {
             *c = if accumulate { *c + sums[i] } else { sums[i] };
@@ -42,6 +52,23 @@ pub fn product(sizes: &Sizes, accumulate: bool, a: &[f32], b: &[f32], c: &mut [f
 }
 
 vectorized! {
+    /// Computes `b (n, k) a` with `a (k)`, which is bound by the reading of `b`: by four rows at a
+    /// time that are a quarter of all apart, so that each quarter is read as it lies in memory.
+    fn add_up_one<S>(k: usize, a: &[f32], b: &[f32], sums: &mut [f32]) {
+        let quarter = sums.len() / OF_ONE;
+        let row = |index: usize| &b[index * k..][..k];
+        for first in 0..quarter {
+            let rows: [usize; OF_ONE] = std::array::from_fn(|nth| nth * quarter + first);
+            let found = dots_of_one::<S>(a, rows.map(row));
+            for (row, sum) in rows.into_iter().zip(found) {
+                sums[row] = sum;
+            }
+        }
+        for (index, sum) in sums.iter_mut().enumerate().skip(OF_ONE * quarter) {
+            *sum = dots_of_one::<S>(a, [row(index); OF_ONE])[0];
+        }
+    }
+
     /// Computes `b (n, k) a^T` with `a (m, k)`.
     fn add_up<S>(k: usize, a: &[f32], b: &[f32], sums: &mut [f32]) {
         let m = a.len() / k;
@@ -68,6 +95,30 @@ vectorized! {
             }
         }
     }
+}
+
+/// Returns the products of a row with each of four of as many terms.
+#[inline(always)]
+fn dots_of_one<S: Simd>(a: &[f32], rows: [&[f32]; OF_ONE]) -> [f32; OF_ONE] {
+    let (a, last_a) = a.as_chunks::<LANES>();
+    let [(p, last_p), (q, last_q), (r, last_r), (s, last_s)] =
+        rows.map(|row| row.as_chunks::<LANES>());
+    // Single arrays, and not an array of them, stay in registers.
+    let [mut of_p, mut of_q, mut of_r, mut of_s] = [[0.0f32; LANES]; OF_ONE];
+    for ((((a, p), q), r), s) in a.iter().zip(p).zip(q).zip(r).zip(s) {
+        for lane in 0..LANES {
+            of_p[lane] = mul_add::<S>(a[lane], p[lane], of_p[lane]);
+            of_q[lane] = mul_add::<S>(a[lane], q[lane], of_q[lane]);
+            of_r[lane] = mul_add::<S>(a[lane], r[lane], of_r[lane]);
+            of_s[lane] = mul_add::<S>(a[lane], s[lane], of_s[lane]);
+        }
+    }
+    [
+        total(of_p, last_p, last_a),
+        total(of_q, last_q, last_a),
+        total(of_r, last_r, last_a),
+        total(of_s, last_s, last_a),
+    ]
 }
 
 /// Returns the products of four rows with each of two of as many terms.
@@ -130,7 +181,16 @@ mod tests {
 
     #[test]
     fn products_of_all_numbers_of_rows_are_those_of_plain_loops() {
-        for (m, n, k) in [(2, 1, 1), (3, 5, 15), (4, 300, 16), (7, 65, 33), (16, 9, 1030)] {
+        let sizes = [
+            (1, 1, 1),
+            (1, 3, 40),
+            (1, 9001, 65),
+            (2, 1, 1),
+            (3, 5, 15),
+            (4, 300, 16),
+            (7, 65, 33),
+        ];
+        for (m, n, k) in sizes.into_iter().chain([(16, 9, 1030)]) {
             let sizes = Sizes { batch: 1, m, n, k, transpose_a: false, transpose_b: true };
             assert!(suits(&sizes));
             let a: Vec<f32> = (0..m * k).map(|i| (i as f32 * 0.37).sin()).collect();
@@ -150,7 +210,7 @@ mod tests {
             }
         }
         let one = Sizes { batch: 1, m: 1, n: 9, k: 9, transpose_a: false, transpose_b: true };
-        assert!(!suits(&one) && !suits(&Sizes { m: 17, ..one }));
+        assert!(suits(&one) && !suits(&Sizes { m: 17, ..one }));
         assert!(!suits(&Sizes { m: 4, transpose_b: false, ..one }));
     }
 }
