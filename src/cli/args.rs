@@ -252,8 +252,8 @@ pub struct JoinArgs {
     /// Wait so long for the first node to be there [default: 0, which gives it 5 s to answer]
     #[arg(long, value_name = "SECONDS", value_parser = whole::<u64>)]
     pub wait: Option<u64>,
-    /// Set a key of this node alone: train.device_memory_mib, train.tune_s, or with --data
-    /// data.val_path; may be repeated
+    /// Set a key of this node alone: train.device_memory_mib, train.submission_ms, train.tune_s, or
+    /// with --data data.val_path; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub sets: Vec<String>,
     /// Print only warnings and errors

@@ -47,7 +47,8 @@ const JOIN_TIMEOUT: Duration = Duration::from_nanos(NODE_TIMEOUT_MAX);
 /// Time between two looks for a signal while others are awaited.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
 /// Keys that a node may set for itself.
-const NODE_KEYS: &[&str] = &["train.device_memory_mib", "train.tune_s", VAL_PATH];
+const NODE_KEYS: &[&str] =
+    &["train.device_memory_mib", "train.submission_ms", "train.tune_s", VAL_PATH];
 /// Key of the held-out data in a copy of the data.
 const VAL_PATH: &str = "data.val_path";
 

@@ -62,7 +62,8 @@ impl Key {
         // In (0, 1], so that the logarithm is finite.
         let u = (f64::from(a) + 1.0) / 4_294_967_296.0;
         let angle = std::f64::consts::TAU * f64::from(b) / 4_294_967_296.0;
-        (-2.0 * u.ln()).sqrt() * angle.cos()
+        // Not the platform's functions, whose last digits differ.
+        (-2.0 * libm::log(u)).sqrt() * libm::cos(angle)
     }
 
     /// Returns a number uniform in `[0, 1)`, for counter `index`.

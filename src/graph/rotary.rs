@@ -30,8 +30,8 @@ impl RotaryAngles {
         let mut table = Vec::with_capacity(positions * d);
         for position in 0..positions {
             let angles = frequencies.iter().map(|frequency| position as f64 * frequency);
-            table.extend(angles.clone().map(f64::cos));
-            table.extend(angles.map(f64::sin));
+            table.extend(angles.clone().map(libm::cos));
+            table.extend(angles.map(libm::sin));
         }
         table
     }
@@ -43,7 +43,7 @@ impl RotaryAngles {
 
     /// Returns the angle per position of a pair of columns of a head.
     fn frequency(&self, pair: usize, d: usize) -> f64 {
-        let plain = self.theta.powf(-2.0 * pair as f64 / d as f64);
+        let plain = libm::pow(self.theta, -2.0 * pair as f64 / d as f64);
         match self.scaling {
             RotaryScaling::None => plain,
             RotaryScaling::Linear { factor } => plain / factor,

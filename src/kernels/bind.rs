@@ -224,6 +224,11 @@ impl BoundDispatch {
         (self.params, self.groups) = (dispatch.params, dispatch.groups);
     }
 
+    /// Returns the name of its shader, for messages.
+    pub(crate) fn label(&self) -> &Arc<str> {
+        &self.pipeline.label
+    }
+
     /// Returns the number of workgroups.
     pub fn workgroups(&self) -> u32 {
         dispatch::workgroups(self.groups)

@@ -5,13 +5,17 @@
 use std::ops::Range;
 
 use super::Cost;
+use crate::device::gpu::SUBMISSION_SECONDS;
 
-/// The longest time that a submission should take.
-pub(crate) const SUBMISSION_SECONDS: f64 = 0.2;
+/// Target time of a part at a known pace where submissions take [`SUBMISSION_SECONDS`]; see
+/// [`part_seconds`].
+pub(crate) const PART_SECONDS: f64 = part_seconds(SUBMISSION_SECONDS);
 
-/// Target time of a part at a known pace: less than [`SUBMISSION_SECONDS`], because workgroups
-/// need not be equal. Those of the last rows of causal attention take twice the average.
-pub(crate) const PART_SECONDS: f64 = 0.1;
+/// Returns the target time of a part at a known pace: less than that of a submission, because
+/// workgroups need not be equal. Those of the last rows of causal attention take twice the average.
+pub(crate) const fn part_seconds(submission_seconds: f64) -> f64 {
+    submission_seconds / 2.0
+}
 
 /// Target time of a part at a pace that is being found out. Parts grow to four times the last one,
 /// and with the rows of causal attention the work of each of these workgroups to six times.
@@ -36,14 +40,9 @@ pub(crate) fn nominal_seconds(cost: Cost) -> f64 {
     cost.flops / NOMINAL_FLOPS + cost.bytes / NOMINAL_BYTES
 }
 
-/// Returns the number of workgroups, at least 1, that take [`PART_SECONDS`] at a pace in seconds
-/// per workgroup.
-pub(crate) fn workgroups_per_part(pace: f64) -> u32 {
-    fitting(PART_SECONDS, pace)
-}
-
-/// Returns the number of workgroups, at least 1, that take so many seconds at a pace.
-fn fitting(seconds: f64, pace: f64) -> u32 {
+/// Returns the number of workgroups, at least 1, that take so many seconds at a pace in seconds per
+/// workgroup.
+pub(crate) fn fitting(seconds: f64, pace: f64) -> u32 {
     // The conversion saturates, also at a pace of 0.
     (seconds / pace).max(1.0) as u32
 }

@@ -18,6 +18,8 @@ pub(crate) const IMMEDIATE_BYTES_MAX: u32 = 128;
 
 /// A compiled compute pipeline with its bind group layout.
 pub struct Pipeline {
+    /// Name of its shader, for messages.
+    pub label: Arc<str>,
     pub pipeline: wgpu::ComputePipeline,
     pub bindings: wgpu::BindGroupLayout,
     /// Bytes of immediates that a dispatch sets.
@@ -226,7 +228,8 @@ fn compile(
             },
             cache,
         });
-        Pipeline { pipeline, bindings, immediate_bytes: immediates }
+        let label = label.as_str().into();
+        Pipeline { label, pipeline, bindings, immediate_bytes: immediates }
     });
     // Heartbeat: compilation may take long, and several pipelines may be compiled in a row.
     gpu.heartbeat.tick();

@@ -383,7 +383,8 @@ fn kept(logits: &[f32], sampling: &Sampling) -> Vec<(u32, f64)> {
     };
     let mut kept = Vec::new();
     for (token, &logit) in (0u32..).zip(logits) {
-        let weight = ((f64::from(logit) - f64::from(highest)) / sampling.temperature).exp();
+        let below = (f64::from(logit) - f64::from(highest)) / sampling.temperature;
+        let weight = libm::exp(below);
         if token == best {
             kept.push((token, 1.0));
         } else if logit >= least && !weight.is_nan() {

@@ -212,6 +212,7 @@ impl RunSpec {
             opening: OpenOptions {
                 deadline: Duration::from_secs_f64(faults.device_timeout_s),
                 device_memory_mib: train.device_memory_mib,
+                submission_ms: train.submission_ms,
                 tune_s: train.tune_s,
             },
             run_toml: config.to_run_toml(&resolved.typed.all()),
@@ -448,6 +449,7 @@ impl RunSpec {
             retune: false,
             device_timeout: self.opening.deadline,
             device_memory_mib: self.opening.device_memory_mib,
+            submission_ms: self.opening.submission_ms,
             topology: self.parallel.topology,
             overlap: self.parallel.overlap,
             reduce_site: self.parallel.reduce_site,

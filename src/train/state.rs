@@ -180,15 +180,24 @@ fn write(
     bank: BucketTensor,
     tensors: &[NamedTensor],
 ) -> Result<Result<(), CheckpointError>, DeviceError> {
-    let buckets = match lay_out(device.plan(), tensors, bank) {
-        Ok(buckets) => buckets,
-        Err(error) => return Ok(Err(error)),
-    };
-    for (index, values) in buckets.iter().enumerate() {
-        let bucket = BucketId(index as u32);
-        if !has_bucket(device.plan(), bank, bucket) {
-            continue;
+    let buckets = (0..device.plan().buckets.len() as u32).map(BucketId);
+    let of_device: Vec<BucketId> =
+        buckets.filter(|bucket| has_bucket(device.plan(), bank, *bucket)).collect();
+    // All are there before anything is written.
+    for bucket in &of_device {
+        for (id, _) in &device.plan().buckets[bucket.index()].parameters {
+            let Parameter { whole, slice, .. } = &device.plan().graph.parameters[id.index()];
+            if let Err(error) = NamedTensor::find(tensors, &whole.name, slice.whole_dims()) {
+                return Ok(Err(error));
+            }
         }
+    }
+    for bucket in of_device {
+        // One at a time, so that the host has no second copy of all.
+        let values = match bucket_values(device.plan(), tensors, bucket) {
+            Ok(values) => values,
+            Err(error) => return Ok(Err(error)),
+        };
         let held = match bank {
             BucketTensor::Moment(_) => device.owned(bucket),
             BucketTensor::Parameters | BucketTensor::Gradients => 0..values.len(),
@@ -198,33 +207,25 @@ fn write(
     Ok(Ok(()))
 }
 
-/// Returns the values of the buckets that the device has in a bank; others are empty.
-fn lay_out(
+/// Returns the values of a bucket.
+fn bucket_values(
     plan: &Plan,
     tensors: &[NamedTensor],
-    bank: BucketTensor,
-) -> Result<Vec<Vec<f32>>, CheckpointError> {
-    let mut buckets = Vec::with_capacity(plan.buckets.len());
-    for (index, bucket) in plan.buckets.iter().enumerate() {
-        if !has_bucket(plan, bank, BucketId(index as u32)) {
-            buckets.push(Vec::new());
-            continue;
+    bucket: BucketId,
+) -> Result<Vec<f32>, CheckpointError> {
+    let bucket = &plan.buckets[bucket.index()];
+    let mut values = vec![0.0; bucket.length];
+    for &(id, start) in &bucket.parameters {
+        let Parameter { whole, slice, .. } = &plan.graph.parameters[id.index()];
+        let tensor = NamedTensor::find(tensors, &whole.name, slice.whole_dims())?;
+        let own = &mut values[start..start + slice.elements()];
+        if slice.is_whole() {
+            own.copy_from_slice(&tensor.values);
+        } else {
+            own.copy_from_slice(&slice.cut(&tensor.values));
         }
-        let mut values = vec![0.0; bucket.length];
-        for &(id, start) in &bucket.parameters {
-            let parameter = &plan.graph.parameters[id.index()];
-            let Parameter { whole, slice, .. } = parameter;
-            let tensor = NamedTensor::find(tensors, &whole.name, slice.whole_dims())?;
-            let own = &mut values[start..start + slice.elements()];
-            if slice.is_whole() {
-                own.copy_from_slice(&tensor.values);
-            } else {
-                own.copy_from_slice(&slice.cut(&tensor.values));
-            }
-        }
-        buckets.push(values);
     }
-    Ok(buckets)
+    Ok(values)
 }
 
 /// Joins the moments of all parameters into one list with the names `NAME.0`, `NAME.1`.
@@ -518,6 +519,18 @@ mod tests {
         assert!(check(&[], &moments).unwrap_err().contains("'w'"));
     }
 
+    /// Returns what a device with a plan has of tensors.
+    fn slices_of<'a>(plan: &'a Plan, tensors: &[NamedTensor]) -> Vec<CopiedSlice<'a>> {
+        let mut slices = Vec::new();
+        for bucket in (0..plan.buckets.len() as u32).map(BucketId) {
+            if has_bucket(plan, BucketTensor::Parameters, bucket) {
+                let values = bucket_values(plan, tensors, bucket).unwrap();
+                slices.extend(copied(plan, bucket, &values));
+            }
+        }
+        slices
+    }
+
     /// The ranks of a tensor group read their slices from whole tensors, and what they hold is
     /// whole tensors again.
     #[test]
@@ -541,29 +554,15 @@ mod tests {
             Plan::new(differentiate(part).unwrap(), PlanOptions::new(1))
         };
         let plans: Vec<Plan> = (0..2).map(plan).collect();
-        let mut slices = Vec::new();
+        let slices = plans.iter().flat_map(|plan| slices_of(plan, &tensors)).collect::<Vec<_>>();
         for plan in &plans {
-            let buckets = lay_out(plan, &tensors, BucketTensor::Parameters).unwrap();
-            for (index, values) in buckets.iter().enumerate() {
-                assert_eq!(values.is_empty(), !plan.held[index]);
-                if plan.held[index] {
-                    slices.extend(copied(plan, BucketId(index as u32), values));
-                }
-            }
             check(plan, &tensors, &[], 0).unwrap();
         }
         // The biases behind the second layer are on both.
         assert_eq!(slices.len(), 2 * 3 + 2);
         assert_eq!(joined(slices).unwrap(), tensors);
         // What the second rank has is not taken as zeros.
-        let mut of_first = Vec::new();
-        let buckets = lay_out(&plans[0], &tensors, BucketTensor::Parameters).unwrap();
-        for (index, values) in buckets.iter().enumerate() {
-            if plans[0].held[index] {
-                of_first.extend(copied(&plans[0], BucketId(index as u32), values));
-            }
-        }
-        let error = joined(of_first).unwrap_err().to_string();
+        let error = joined(slices_of(&plans[0], &tensors)).unwrap_err().to_string();
         let expected = "'layers.0.weight' cannot be saved: the slices that were read are not all";
         assert!(error.contains(expected), "{error}");
         let missing = check(&plans[1], &tensors[1..], &[], 0).unwrap_err().to_string();

@@ -75,6 +75,11 @@ fn nothing_unwraps_outside_tests() {
 }
 
 #[test]
+fn bits_do_not_depend_on_the_platforms_functions() {
+    keep(platform_math, Source::is_rust);
+}
+
+#[test]
 fn every_file_says_what_it_is() {
     keep(|file| [heads(file), shader_heads(file)].concat(), |_| true);
 }

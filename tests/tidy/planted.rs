@@ -105,6 +105,14 @@ fn planted_leftovers_are_found() {
 }
 
 #[test]
+fn planted_platform_functions_are_found() {
+    let text =
+        "fn f(x: f64) -> f64 {\n    x.exp()\n}\n#[cfg(test)]\nmod tests {\n    f(1.0).ln()\n}";
+    finds(platform_math, "src/core/a.rs", text, &[2]);
+    finds(platform_math, "src/bench/a.rs", text, &[]);
+}
+
+#[test]
 fn planted_unwraps_are_found() {
     let text = "/// x.unwrap()\nfn f() { x.unwrap(); x.unwrap_or(1); }\n\
                 #[cfg(test)]\nmod tests {\n    fn g() { x.unwrap(); }\n}\nfn h() { x.unwrap() }";

@@ -350,6 +350,25 @@ pub fn unwraps(file: &Source) -> Vec<String> {
     found.map(|at| file.at(at, "unwrap() outside tests: expect(why) or an error")).collect()
 }
 
+/// Where bits are decided that all machines should have, no function of the platform's C library,
+/// whose last digits differ between systems: those of `libm`, or of `kernels::simd`.
+pub fn platform_math(file: &Source) -> Vec<String> {
+    const FUNCTIONS: &[&str] =
+        &[".exp()", ".ln()", ".tanh()", ".sin()", ".cos()", ".powf(", "f64::sin", "f64::cos"];
+    let decides =
+        ["src/core/", "src/graph/", "src/train/sampling.rs", "src/kernels/ops/head_product.rs"];
+    if !decides.iter().any(|place| file.path.starts_with(place)) {
+        return Vec::new();
+    }
+    let mut wrong = Vec::new();
+    for function in FUNCTIONS {
+        for at in file.outside_tests(function) {
+            wrong.push(file.at(at, format!("{function} of the platform: use libm's")));
+        }
+    }
+    wrong
+}
+
 /// Every Rust file says at its top what it is.
 pub fn heads(file: &Source) -> Vec<String> {
     let is_fine = !file.is_rust() || file.text.starts_with("//! ");

@@ -23,7 +23,7 @@ impl Optimizer {
     pub fn update(&self, lr: f64, t: u64) -> Update {
         let lr = lr as f32;
         // In f64, because for large t the bias corrections differ from 1 by very little.
-        let correction = |beta: f32| (1.0 - f64::from(beta).powf(t as f64)) as f32;
+        let correction = |beta: f32| (1.0 - libm::pow(f64::from(beta), t as f64)) as f32;
         match *self {
             Self::Sgd { momentum, weight_decay } => Update::Sgd { lr, momentum, weight_decay },
             Self::AdamW { beta1, beta2, eps, weight_decay } => Update::AdamW {

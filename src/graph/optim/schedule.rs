@@ -49,7 +49,7 @@ impl Schedule {
         }
         let progress = (done - start) as f64 / (self.decay_steps - start) as f64;
         let remaining = match self.decay {
-            Decay::Cosine => 0.5 * (1.0 + (std::f64::consts::PI * progress).cos()),
+            Decay::Cosine => 0.5 * (1.0 + libm::cos(std::f64::consts::PI * progress)),
             Decay::Linear | Decay::Wsd | Decay::Constant => 1.0 - progress,
         };
         self.min_lr + remaining * (self.lr - self.min_lr)

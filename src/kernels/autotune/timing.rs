@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::bind::CallBuffers;
 use crate::device::{DeviceError, Gpu, Timestamps};
 use crate::harness::generate;
-use crate::pace::{PART_SECONDS, nominal_seconds, workgroups_per_part};
+use crate::pace::{PART_SECONDS, fitting, nominal_seconds, part_seconds};
 use crate::{
     BoundDispatch, Caps, DeviceClass, OpCall, OwnedCall, PaceTrial, Pipelines, Variant, source,
 };
@@ -242,7 +242,8 @@ impl<'a> VariantTimer<'a> {
         for (dispatch, pace) in bound.iter().zip(paces) {
             let mut first = 0;
             while first < dispatch.workgroups() {
-                let part = dispatch.part(first, workgroups_per_part(*pace));
+                let most = fitting(part_seconds(self.gpu.submission_seconds), *pace);
+                let part = dispatch.part(first, most);
                 seconds += self.submission(|pass| dispatch.record_part(pass, &part))?;
                 first = part.end;
             }

@@ -4,6 +4,7 @@
 use std::sync::OnceLock;
 
 use super::adapter_kind::AdapterKind;
+use super::dxc;
 use super::features::{CooperativeMatrix, Features};
 use super::limits::Limits;
 use super::memory::AdapterMemory;
@@ -35,6 +36,12 @@ impl Adapter {
         Limits::from(&self.wgpu.limits())
     }
 
+    /// Queries its memory again: of what was free when it was listed, this process and others may
+    /// have taken some.
+    pub fn memory_now(&self) -> AdapterMemory {
+        AdapterMemory::of(&self.wgpu, self.kind)
+    }
+
     /// Returns the features that the adapter offers beyond the portable core.
     pub fn features(&self) -> Features {
         Features::of(self.wgpu.features(), &self.wgpu.get_info())
@@ -47,6 +54,9 @@ impl Adapter {
 
     /// Checks that potluck's kernels can run on the adapter; the error names what is missing.
     pub fn usable(&self) -> Result<(), String> {
+        if self.api == "dx12" && dxc::library().is_none() {
+            return Err(dxc::missing());
+        }
         if !self.wgpu.features().contains(wgpu::Features::IMMEDIATES) {
             return Err("it offers no immediates".into());
         }
@@ -98,6 +108,11 @@ pub fn list_adapters() -> Vec<Adapter> {
 fn find_adapters() -> Vec<Adapter> {
     let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
     descriptor.flags = wgpu::InstanceFlags::empty().with_env();
+    if let Some(library) = dxc::library() {
+        let dxc_path = library.to_string_lossy().into_owned();
+        let compiler = wgpu::Dx12Compiler::DynamicDxc { dxc_path };
+        descriptor.backend_options.dx12.shader_compiler = compiler;
+    }
     let instance = wgpu::Instance::new(descriptor);
     let mut found = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::all()));
     found.sort_by_key(|adapter| adapter.get_info().backend == wgpu::Backend::Gl);

@@ -1,5 +1,6 @@
 //! An opened adapter: its queue, buffers and transfers, and the faults it reported.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -12,10 +13,20 @@ use super::features::{self, Features};
 use super::limits::{self, Limits};
 use super::panics::{PanicText, catch_quietly};
 use potluck_core::Lock;
+use potluck_core::format::listed;
 
 /// Default deadline of a submission, after which the device counts as hung; a run may set a longer
 /// one.
 const DEADLINE: Duration = Duration::from_secs(120);
+
+/// The longest time that a submission should take, where nothing else is asked for.
+pub(crate) const SUBMISSION_SECONDS: f64 = 0.2;
+
+/// The same where a device may draw the screen, which stands still for so long.
+const SUBMISSION_SECONDS_ON_SCREEN: f64 = 0.02;
+
+/// Names of submitted kernels that are kept for the error of a lost device.
+const SUBMITTED_KEPT: usize = 4;
 
 /// The longest single wait in the driver: GL holds a lock meanwhile, for which other threads wait
 /// six seconds and then panic, and its wait ends after four seconds by itself.
@@ -45,8 +56,14 @@ pub struct Gpu {
     pub timestamp_period_ns: Option<f32>,
     /// Deadline of a wait, after which the device counts as hung.
     pub deadline: Duration,
+    /// The longest time that a submission should take.
+    pub submission_seconds: f64,
     /// Ticks whenever a call of the driver returns.
     pub heartbeat: Heartbeat,
+    /// Version of the driver, for messages.
+    driver: String,
+    /// Names of the kernels that were submitted last, the oldest first.
+    submitted: Lock<VecDeque<Arc<str>>>,
     faults: DeviceFaults,
     allocation_count: AtomicU64,
 }
@@ -99,7 +116,10 @@ impl Gpu {
             limits,
             features,
             deadline: DEADLINE,
+            submission_seconds: submission_seconds(adapter.kind),
             heartbeat: Heartbeat::default(),
+            driver: adapter.driver.clone(),
+            submitted: Lock::default(),
             faults,
             allocation_count: AtomicU64::new(0),
         })
@@ -134,7 +154,35 @@ impl Gpu {
         if self.faults.is_refusal() {
             self.learn_of_loss();
         }
-        self.faults.take()
+        self.faults.take().map(|fault| match fault {
+            DeviceError::Lost { adapter, why } => {
+                let why = format!("{why}; the driver is {}{}", self.driver, self.last_submitted());
+                DeviceError::Lost { adapter, why }
+            }
+            other => other,
+        })
+    }
+
+    /// Notes the names of kernels that are about to be submitted: if the device is lost, the error
+    /// tells them.
+    pub(crate) fn note_submitted(&self, names: &[Arc<str>]) {
+        let mut submitted = self.submitted.lock();
+        for name in names {
+            submitted.retain(|known| known != name);
+            submitted.push_back(name.clone());
+            if submitted.len() > SUBMITTED_KEPT {
+                submitted.pop_front();
+            }
+        }
+    }
+
+    /// Returns a clause on the kernels that were submitted last; an empty one if none was.
+    fn last_submitted(&self) -> String {
+        let submitted = self.submitted.lock();
+        if submitted.is_empty() {
+            return String::new();
+        }
+        format!(", and the kernels that it got last are {}", listed(submitted.iter()))
     }
 
     /// Waits for the device briefly, so that it reports a loss: a lost device refuses commands,
@@ -302,7 +350,8 @@ impl Gpu {
     /// Returns the error that `what` took longer than [`Gpu::deadline`].
     pub fn timeout(&self, what: &str) -> DeviceError {
         let (adapter, seconds) = (self.name.clone(), self.deadline.as_secs_f64());
-        DeviceError::Timeout { adapter, what: what.to_string(), seconds }
+        let what = format!("{what}{}", self.last_submitted());
+        DeviceError::Timeout { adapter, what, seconds }
     }
 
     /// Returns the error that `what` was refused; if an earlier fault caused the refusal, returns
@@ -369,6 +418,18 @@ impl Gpu {
         drop(view);
         staging.unmap();
         Ok(())
+    }
+}
+
+/// Returns the longest time that a submission should take on a device of this kind, of which
+/// nothing is known but that: short where it may draw the screen.
+fn submission_seconds(kind: AdapterKind) -> f64 {
+    let has_desktop = cfg!(any(windows, target_os = "macos"));
+    match kind {
+        AdapterKind::Software => SUBMISSION_SECONDS,
+        AdapterKind::Integrated => SUBMISSION_SECONDS_ON_SCREEN,
+        _ if has_desktop => SUBMISSION_SECONDS_ON_SCREEN,
+        _ => SUBMISSION_SECONDS,
     }
 }
 

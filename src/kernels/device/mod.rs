@@ -4,6 +4,7 @@
 
 pub(crate) mod adapter_kind;
 pub mod adapters;
+mod dxc;
 pub mod error;
 mod exit;
 pub(crate) mod features;

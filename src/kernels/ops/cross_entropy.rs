@@ -161,7 +161,7 @@ vectorized! {
     /// Writes `(loss, count)` of a row and returns its `lse`.
     fn loss_row<S>(x: &[f32], classes: LossClasses, target: RowTarget, part: &mut [f32]) -> f32 {
         let m = largest(x);
-        let log_s = sum_of(x.len(), |j| exp::<S>(x[j] - m)).ln();
+        let log_s = libm::logf(sum_of(x.len(), |j| exp::<S>(x[j] - m)));
         let (kept, even) = (classes.kept(), classes.even());
         let mut smoothed = 0.0;
         if even > 0.0 && target.counts {

@@ -90,6 +90,6 @@ vectorized! {
         for value in row {
             *value *= share;
         }
-        highest + total.ln()
+        highest + libm::logf(total)
     }
 }

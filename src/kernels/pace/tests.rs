@@ -108,7 +108,7 @@ fn no_submission_is_long_on_a_slow_device() {
                 let (pace, mut own, _) = run_trial(groups, cost, seconds);
                 let mut first = 0;
                 while first < workgroups(groups) {
-                    let part = first..part_end(groups, first, workgroups_per_part(pace));
+                    let part = first..part_end(groups, first, fitting(PART_SECONDS, pace));
                     own = f64::max(own, seconds(&part));
                     first = part.end;
                 }
@@ -137,7 +137,7 @@ fn a_fast_device_runs_in_few_parts() {
             seconds(part)
         });
         let whole = seconds(&(0..workgroups(groups)));
-        assert!(workgroups(groups) <= workgroups_per_part(pace), "{name} is cut again");
+        assert!(workgroups(groups) <= fitting(PART_SECONDS, pace), "{name} is cut again");
         (most, total) = (parts.max(most), total + 1);
         beside += taken - whole;
     });

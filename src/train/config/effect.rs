@@ -12,6 +12,7 @@ const EFFECTIVE: &[&str] = &[
     "optim.label_smoothing",
     "parallel.message_kib",
     "train.device_memory_mib",
+    "train.submission_ms",
     "faults.device_timeout_s",
     "train.fuse",
     "train.seed",

@@ -330,6 +330,9 @@ sections! {
         skipped_steps_max: u64 = 10, Constraint::Whole(1, STEPS);
         /// Memory limit of each device in MiB; 0 = what its driver says is free.
         device_memory_mib: u64 = 0, Constraint::Whole(0, 1 << 30);
+        /// Longest time in ms that a device cannot draw the screen; 0 = by its kind.
+        submission_ms: u64 = 0, Constraint::Whole(0, 1000),
+            "200, or 20 where it may draw the screen";
         /// Steps between progress lines if stderr is not a terminal.
         log_every: u64 = 10, Constraint::Whole(1, STEPS);
         /// Tokens of the sample text generated at the end; 0 = no sample, no measure.

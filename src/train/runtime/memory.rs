@@ -10,8 +10,8 @@ use potluck_core::format::{gibibytes, gibibytes_down, gibibytes_up};
 use potluck_graph::Plan;
 use potluck_graph::print::MemoryUsage;
 use potluck_kernels::Caps;
-use potluck_kernels::device::Selection;
 use potluck_kernels::device::host::available_memory;
+use potluck_kernels::device::{AdapterMemory, Selection};
 use potluck_kernels::exec::Moments;
 use potluck_kernels::exec::cpu::{host_extra_bytes, workspace_bytes};
 use potluck_kernels::exec::gpu::{CallMemory, adder_bytes, tensor_bytes_max};
@@ -50,6 +50,22 @@ pub(crate) fn require_of_host(
         return Ok(());
     }
     require(device_bytes(plan, moments).saturating_add(workspace(selection, plan, moments)))
+}
+
+/// Returns a note on a device whose memory is almost all in use, behind the allocation of all
+/// buffers: drivers move what does not fit to the host, and a run is many times slower without an
+/// error.
+pub(crate) fn note_if_full(name: &str, now: &AdapterMemory) -> Option<String> {
+    let (bytes, free) = now.bytes.zip(now.free)?;
+    (free < bytes / 10).then(|| {
+        format!(
+            "{name} has {} of {} left, with what other programs have: the driver may move memory \
+             to the host, which makes steps much slower; end other programs on it, or lower {}",
+            gibibytes_down(free),
+            gibibytes(bytes),
+            Setting::MicroBatchSize
+        )
+    })
 }
 
 /// Returns true if a device uses host memory.
@@ -211,6 +227,19 @@ mod tests {
         assert_eq!(text(1590 * mebi, 1590 << 20), "fits: 1.6 GiB needed of 1.6 GiB, basis");
         let refused = "does not fit: 1.6 GiB needed of 1.5 GiB, basis";
         assert_eq!(text(1590 * mebi, 1589 << 20), refused);
+    }
+
+    #[test]
+    fn a_device_without_a_tenth_of_its_memory_is_noted() {
+        let note =
+            |bytes, free| note_if_full("Card", &AdapterMemory { bytes, free, of_host: false });
+        let (all, tenth) = (Some(8 << 30), (8 << 30) / 10);
+        assert_eq!(
+            [note(None, Some(0)), note(all, None), note(all, Some(tenth))],
+            [const { None }; 3]
+        );
+        let told = note(all, Some(100 << 20)).unwrap();
+        assert!(told.starts_with("Card has 100.0 MiB of 8.0 GiB left, "), "{told}");
     }
 
     #[test]

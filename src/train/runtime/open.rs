@@ -38,13 +38,17 @@ pub struct OpenOptions {
     pub deadline: Duration,
     /// The device's memory in MiB; 0: the amount that it reports (`train.device_memory_mib`).
     pub device_memory_mib: u64,
+    /// The longest time that a submission should take, in milliseconds; 0: by the kind of adapter
+    /// (`train.submission_ms`).
+    pub submission_ms: u64,
     /// Time budget in seconds for autotuning kernels without cached timings (`train.tune_s`).
     pub tune_s: f64,
 }
 
 impl Default for OpenOptions {
     fn default() -> Self {
-        Self { deadline: Duration::from_secs(300), device_memory_mib: 0, tune_s: 5.0 }
+        let deadline = Duration::from_secs(300);
+        Self { deadline, device_memory_mib: 0, submission_ms: 0, tune_s: 5.0 }
     }
 }
 
@@ -165,6 +169,9 @@ pub fn open_selected(
             let mut gpu = Gpu::open(&adapter, ShaderChecks::Disabled)
                 .map_err(|error| no_room(error, needed))?;
             gpu.deadline = options.deadline;
+            if options.submission_ms > 0 {
+                gpu.submission_seconds = options.submission_ms as f64 / 1000.0;
+            }
             let of_kernels = kernels
                 .prepare(&gpu, &plan, &tuning, &mut |progress| report(name, progress))
                 .map_err(|error| no_room(error, needed))?;
@@ -172,6 +179,7 @@ pub fn open_selected(
             let choices = (kernels.choices().clone(), kernels.untimed().to_vec());
             let device = GpuExecutor::new(gpu, plan, moments, kernels)
                 .map_err(|error| no_room(error, needed))?;
+            notes.extend(memory::note_if_full(name, &adapter.memory_now()));
             (Box::new(device), identity, choices)
         }
         Selection::Offered(device) => {

@@ -65,6 +65,9 @@ pub struct TrainerOptions {
     pub device_timeout: Duration,
     /// Memory of each device in MiB; 0: what it reports.
     pub device_memory_mib: u64,
+    /// The longest time in milliseconds for which a device should be busy without a break in which
+    /// it can draw the screen; 0: 200, or 20 where it may draw one.
+    pub submission_ms: u64,
     /// Route of the gradients between devices.
     pub topology: Topology,
     /// True to reduce gradients while the backward pass still runs.
@@ -123,6 +126,7 @@ impl TrainerOptions {
             retune: false,
             device_timeout: opening.deadline,
             device_memory_mib: opening.device_memory_mib,
+            submission_ms: opening.submission_ms,
             topology: parallel.topology,
             overlap: parallel.overlap,
             reduce_site: parallel.reduce_site,
@@ -233,6 +237,7 @@ impl TrainerOptions {
             opening: OpenOptions {
                 deadline: self.device_timeout,
                 device_memory_mib: self.device_memory_mib,
+                submission_ms: self.submission_ms,
                 tune_s: self.tune_s,
             },
             tuning,

@@ -1,7 +1,7 @@
 //! Tests of the length of submissions: long dispatches are submitted in parts, with the same
 //! results.
 
-use super::tests::{executors, fill, step};
+use super::tests::{executors, executors_with, fill, step};
 use super::*;
 use potluck_graph::{Builder, Init, PlanOptions, differentiate};
 
@@ -64,6 +64,50 @@ fn no_submission_of_a_step_is_long() {
             calmest = calmest.min(longest);
         }
         assert!(calmest <= 1.0, "{calmest} s on {}", device.name());
+    }
+}
+
+/// A device that another process uses: parts become shorter, and longer again when it is free.
+#[test]
+fn parts_follow_a_device_that_becomes_slower() {
+    let plan = plan();
+    for mut device in executors(&plan) {
+        fill(&mut device);
+        step(&mut device, 1);
+        let made = |device: &mut GpuExecutor, number: u64| {
+            // Each long dispatch is one part at this pace.
+            set_paces(device, 0.09);
+            let before = device.stream.traffic.submissions;
+            step(device, number);
+            device.stream.traffic.submissions - before
+        };
+        let few = made(&mut device, 2);
+        device.stream.follow(20.0 * device.gpu.submission_seconds);
+        let many = made(&mut device, 3);
+        assert!(many >= few + 10, "{few} and {many} submissions on {}", device.name());
+        for _ in 0..8 {
+            device.stream.follow(0.0);
+        }
+        let again = made(&mut device, 4);
+        assert!(again < many, "{many} and {again} submissions on {}", device.name());
+    }
+}
+
+/// As `train.submission_ms` asks for them.
+#[test]
+fn submissions_are_as_short_as_asked_for() {
+    let plan = plan();
+    let short = executors_with(&plan, 2, |gpu| gpu.submission_seconds = 0.01);
+    for (mut whole, mut cut) in executors(&plan).zip(short) {
+        let made = [&mut whole, &mut cut].map(|device| {
+            fill(device);
+            step(device, 1);
+            set_paces(device, 0.09);
+            let before = device.stream.traffic.submissions;
+            step(device, 2);
+            device.stream.traffic.submissions - before
+        });
+        assert!(made[1] >= made[0] + 10, "{made:?} submissions on {}", cut.name());
     }
 }
 

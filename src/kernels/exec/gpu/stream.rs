@@ -13,7 +13,7 @@ use super::readbacks::{ReadbackQueue, ReadbackRequest};
 use crate::device::{DeviceError, Gpu, ReadbackRing, Timestamps, UploadRing};
 use crate::exec::Readback;
 use crate::exec::staging::{READBACK_SLOTS, SLOT_BYTES, UPLOAD_SLOTS};
-use crate::pace::{PART_SECONDS, SUBMISSION_SECONDS, workgroups_per_part};
+use crate::pace::{fitting, part_seconds};
 use crate::{BoundDispatch, PaceTrial};
 
 /// Backpressure: submissions that may be in flight. Without a bound, a step of many micro-batches
@@ -50,6 +50,8 @@ pub(crate) struct CommandStream {
     /// Recorded and not submitted: number of dispatches, and in `seconds` the time they may take.
     dispatches: usize,
     seconds: f64,
+    /// Names of the kernels among them, each once, in the order of their last dispatches.
+    names: Vec<Arc<str>>,
     /// Submissions that no call has waited for, oldest first.
     queued: VecDeque<wgpu::SubmissionIndex>,
     uploads: UploadRing,
@@ -65,6 +67,9 @@ pub(crate) struct CommandStream {
     made: u64,
     /// Measured seconds per nominal second, from the last step.
     pub(crate) cost_ratio: f64,
+    /// Factor by which the device is slower now than when paces were measured, at least 1: another
+    /// process uses it, or it has become hot.
+    slowdown: f64,
     pub traffic: Traffic,
 }
 
@@ -75,6 +80,7 @@ impl CommandStream {
             encoder: None,
             dispatches: 0,
             seconds: 0.0,
+            names: Vec::new(),
             queued: VecDeque::new(),
             uploads: UploadRing::new(&gpu, UPLOAD_SLOTS, SLOT_BYTES)?,
             readbacks: ReadbackRing::new(&gpu, READBACK_SLOTS, SLOT_BYTES)?,
@@ -84,6 +90,7 @@ impl CommandStream {
             nominal: 0.0,
             made: 0,
             cost_ratio: 1.0,
+            slowdown: 1.0,
             traffic: Traffic::default(),
             gpu,
         })
@@ -121,8 +128,8 @@ impl CommandStream {
             // A dispatch of several may have almost all of the cost.
             let seconds_max = task.seconds * self.cost_ratio.max(1.0);
             match pace.get() {
-                Some(pace) => self.run_at_pace(bound, pace)?,
-                None if bound.can_split() && seconds_max > PART_SECONDS => {
+                Some(pace) => self.run_at_pace(bound, pace * self.slowdown)?,
+                None if bound.can_split() && seconds_max > self.part_seconds() => {
                     pace.set(self.try_pace(bound, seconds_max)?);
                 }
                 None => {
@@ -138,22 +145,28 @@ impl CommandStream {
 
     /// Submits the recorded dispatches, if with so many seconds more they could take too long.
     fn make_room(&mut self, seconds: f64) -> Result<(), DeviceError> {
-        if self.dispatches > 0 && self.seconds + seconds > SUBMISSION_SECONDS {
+        if self.dispatches > 0 && self.seconds + seconds > self.gpu.submission_seconds {
             self.submit()?;
         }
         Ok(())
     }
 
+    fn part_seconds(&self) -> f64 {
+        part_seconds(self.gpu.submission_seconds)
+    }
+
     /// Records a part of a dispatch that takes so many seconds.
     fn record(&mut self, bound: &BoundDispatch, part: &Range<u32>, seconds: f64) {
         bound.record_part(self.pass(), part);
+        self.names.retain(|known| known != bound.label());
+        self.names.push(bound.label().clone());
         self.dispatches += 1;
         self.seconds += seconds;
     }
 
     /// Records a dispatch at a known pace; a long one in parts, each in a submission of its own.
     fn run_at_pace(&mut self, bound: &BoundDispatch, pace: f64) -> Result<(), DeviceError> {
-        let (most, workgroups) = (workgroups_per_part(pace), bound.workgroups());
+        let (most, workgroups) = (fitting(self.part_seconds(), pace), bound.workgroups());
         let seconds = |part: &Range<u32>| pace * f64::from(part.end - part.start);
         if workgroups <= most {
             let whole = bound.part(0, most);
@@ -286,6 +299,8 @@ impl CommandStream {
         if let Some(clock) = &mut self.clock {
             clock.end_submission();
         }
+        self.gpu.note_submitted(&self.names);
+        self.names.clear();
         let submission = self.gpu.queue.submit([encoder.finish()]);
         self.uploads.sent(&submission);
         self.readback_queue.sent(&submission);
@@ -393,13 +408,19 @@ impl CommandStream {
     /// the busy fraction.
     fn close_step(&mut self, ticks: &[u8]) -> Option<f64> {
         let now = Instant::now();
-        let longest = &mut self.traffic.longest_submission_s;
+        let mut longest = None;
         let busy = self.clock.as_mut().and_then(|clock| {
             let busy = clock.busy_seconds(ticks);
-            *longest = longest.max(clock.longest_submission_seconds(ticks).unwrap_or(0.0));
+            longest = clock.longest_submission_seconds(ticks);
             clock.forget();
             busy
         });
+        // A step that compiled shaders waited for them within a submission.
+        if let Some(longest) = longest.filter(|_| self.made == self.gpu.allocation_count()) {
+            self.follow(longest);
+        }
+        let known = &mut self.traffic.longest_submission_s;
+        *known = known.max(longest.unwrap_or(0.0));
         let seconds = self.began.map(|began| now.duration_since(began).as_secs_f64());
         let share = busy.zip(seconds).and_then(|(busy, seconds)| share(busy, seconds));
         // The time of a step that compiled shaders does not represent the device, and without a
@@ -412,6 +433,20 @@ impl CommandStream {
         }
         self.mark(now);
         share
+    }
+
+    /// Follows a device that is slower than its paces say, or has recovered, by the longest
+    /// submission of a step.
+    pub(crate) fn follow(&mut self, longest: f64) {
+        // Within these, the paces are right.
+        const SLOWER: f64 = 2.0;
+        const FASTER: f64 = 0.25;
+        let ratio = longest / self.gpu.submission_seconds;
+        if ratio > SLOWER {
+            self.slowdown *= ratio;
+        } else if ratio < FASTER {
+            self.slowdown = (self.slowdown / 2.0).max(1.0);
+        }
     }
 
     /// Returns the seconds that a prepared kernel takes by itself, by the device's clock, or else

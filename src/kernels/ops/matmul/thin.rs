@@ -1,11 +1,11 @@
 //! CPU kernel of products of a few rows, such as those of a few tokens with weights: `a (m, k) b^T`
 //! with `b (n, k)`. Each row of `b`, of which there are many more, is read from memory once, and
-//! nothing is packed.
+//! nothing is packed. Every sum has one order, so that a row has the same bits beside any others.
 
 use rayon::prelude::*;
 
 use super::sizes::Sizes;
-use crate::simd::{mul_add, sum_of, vectorized};
+use crate::simd::{mul_add, vectorized};
 use pulp::Simd;
 
 /// Rows of `a` at most: more are faster in packed tiles.
@@ -65,7 +65,7 @@ vectorized! {
             }
         }
         for (index, sum) in sums.iter_mut().enumerate().skip(OF_ONE * quarter) {
-            *sum = dots_of_one::<S>(a, [row(index); OF_ONE])[0];
+            *sum = dot::<S>(a, row(index));
         }
     }
 
@@ -89,12 +89,25 @@ vectorized! {
                 }
                 for (place, row) in places.into_iter().zip(pair) {
                     for (sum, a) in sums[place..].iter_mut().zip(rows.chunks_exact(k)) {
-                        *sum = sum_of(k, |i| a[i] * row[i]);
+                        *sum = dot::<S>(a, row);
                     }
                 }
             }
         }
     }
+}
+
+/// Returns the product of two rows.
+#[inline(always)]
+fn dot<S: Simd>(a: &[f32], b: &[f32]) -> f32 {
+    let ((a, last_a), (b, last_b)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
+    let mut lanes = [0.0f32; LANES];
+    for (a, b) in a.iter().zip(b) {
+        for lane in 0..LANES {
+            lanes[lane] = mul_add::<S>(a[lane], b[lane], lanes[lane]);
+        }
+    }
+    total(lanes, last_b, last_a)
 }
 
 /// Returns the products of a row with each of four of as many terms.
@@ -209,6 +222,16 @@ mod tests {
                 }
             }
         }
+        let b: Vec<f32> = (0..50 * 70).map(|i| (i as f32 * 0.73).cos()).collect();
+        let a: Vec<f32> = (0..7 * 70).map(|i| (i as f32 * 0.37).sin()).collect();
+        let of_rows = |m| {
+            let sizes = Sizes { batch: 1, m, n: 50, k: 70, transpose_a: false, transpose_b: true };
+            let mut c = vec![0.0; m * 50];
+            product(&sizes, false, &a[..m * 70], &b, &mut c);
+            c
+        };
+        let all = of_rows(7);
+        assert!((1..7).all(|m| of_rows(m) == all[..m * 50]), "rows depend on those beside them");
         let one = Sizes { batch: 1, m: 1, n: 9, k: 9, transpose_a: false, transpose_b: true };
         assert!(suits(&one) && !suits(&Sizes { m: 17, ..one }));
         assert!(!suits(&Sizes { m: 4, transpose_b: false, ..one }));
