@@ -17,14 +17,15 @@ pub(crate) const fn part_seconds(submission_seconds: f64) -> f64 {
     submission_seconds / 2.0
 }
 
-/// Target time of a part at a pace that is being found out. Parts grow to four times the last one,
-/// and with the rows of causal attention the work of each of these workgroups to six times.
-const TRIAL_SECONDS: f64 = 0.04;
+/// Target time of a part at a pace that is being found out, as a part of a submission's. Parts grow
+/// to four times the last one, and with the rows of causal attention the work of each of these
+/// workgroups to six times.
+const TRIAL: f64 = 0.2;
 const GROWTH: u32 = 4;
 
-/// Target time of the first part at the nominal rates: a plain kernel on a software adapter is
-/// slower.
-const FIRST_SECONDS: f64 = 0.01;
+/// Target time of the first part at the nominal rates, as a part of a submission's: a plain kernel
+/// on a software adapter is slower.
+const FIRST: f64 = 0.05;
 
 /// Two parts of different lengths whose paces are within this factor of each other keep the whole
 /// device busy, so that the pace is also that of longer parts.
@@ -52,6 +53,8 @@ pub(crate) fn fitting(seconds: f64, pace: f64) -> u32 {
 #[derive(Clone, Debug)]
 pub(crate) struct PaceTrial {
     workgroups: u32,
+    /// The longest time that a submission should take.
+    submission_seconds: f64,
     /// Workgroups that have run.
     done: u32,
     /// Most workgroups of the next part.
@@ -68,12 +71,13 @@ pub(crate) struct PaceTrial {
 impl PaceTrial {
     /// Begins the trial of a dispatch of so many workgroups that takes at most `seconds_max` as a
     /// whole on the slowest device.
-    pub fn new(workgroups: u32, seconds_max: f64) -> Self {
+    pub fn new(workgroups: u32, seconds_max: f64, submission_seconds: f64) -> Self {
         let pace = seconds_max / f64::from(workgroups.max(1));
         Self {
             workgroups,
+            submission_seconds,
             done: 0,
-            next: fitting(FIRST_SECONDS, pace),
+            next: fitting(FIRST * submission_seconds, pace),
             first: (0, 0.0),
             others: (0, 0.0),
             last: None,
@@ -100,8 +104,10 @@ impl PaceTrial {
         self.last = Some((count, pace));
         self.done = part.end;
         // A few workgroups may take as long as one, so a short part is doubled at any pace.
-        let doubled = if seconds <= PART_SECONDS / 2.0 { count.saturating_mul(2) } else { 1 };
-        self.next = fitting(TRIAL_SECONDS, pace).max(doubled).min(count.saturating_mul(GROWTH));
+        let is_short = seconds <= part_seconds(self.submission_seconds) / 2.0;
+        let doubled = if is_short { count.saturating_mul(2) } else { 1 };
+        let target = fitting(TRIAL * self.submission_seconds, pace);
+        self.next = target.max(doubled).min(count.saturating_mul(GROWTH));
     }
 
     /// Returns the seconds of all parts so far.

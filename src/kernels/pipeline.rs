@@ -55,6 +55,11 @@ impl Pipelines {
         self.made.len()
     }
 
+    /// Returns true if the pipelines of all dispatches are compiled.
+    pub(crate) fn has(&self, dispatches: &[Dispatch]) -> bool {
+        dispatches.iter().all(|dispatch| self.made.contains_key(&key(dispatch)))
+    }
+
     /// Returns the pipeline of a dispatch, which is compiled at first use.
     pub fn get(&mut self, gpu: &Gpu, dispatch: &Dispatch) -> Result<Arc<Pipeline>, DeviceError> {
         let key = key(dispatch);

@@ -238,6 +238,11 @@ impl KernelCache {
         self.attempts.as_ref().is_some_and(|file| file.is_suspect(hash))
     }
 
+    /// Forgets the certificate of a kernel in memory, so that it is tried again.
+    pub(crate) fn forget(&mut self, hash: &str) {
+        self.content.certificates.remove(hash);
+    }
+
     /// Returns true if a kernel of this hash is switched off because an attempt at it did not end.
     pub(crate) fn has_ended(&self, hash: &str) -> bool {
         let known = self.certificate(hash).map(|known| &known.result);

@@ -224,7 +224,12 @@ impl KernelSelector {
             let own = self.standing(gpu, &call, &planned.variants[default])?;
             meter.passed(hash_of(default));
             if plain == Standing::Refused && own == Standing::Refused {
-                return Err(self.uncertified(gpu, &call, &planned.variants[0]));
+                // Somebody may have ended the processes just then: without a kernel there is no
+                // run, so it is tried again.
+                self.cache.forget(&hash_of(0));
+                if self.standing(gpu, &call, &planned.variants[0])? == Standing::Refused {
+                    return Err(self.uncertified(gpu, &call, &planned.variants[0]));
+                }
             }
         }
         Ok((calls, meter))
@@ -268,13 +273,17 @@ impl KernelSelector {
         let mut together = Vec::new();
         let mut tried = Vec::new();
         for (planned, variant) in variants {
+            if variant.is_foreign() {
+                // Nothing of it is kept on disk.
+                continue;
+            }
             let call = planned.owned_call.call();
             let attempt = (variant_hash(gpu.checks, &call, variant), label(&call, variant));
             let known = self.cache.certificate(&attempt.0);
             if tried.contains(&attempt) || known.is_some_and(|known| !known.result.is_usable()) {
                 continue;
             }
-            if self.cache.is_suspect(&attempt.0) {
+            if self.cache.is_suspect(&attempt.0) && !self.pipelines.has(&variant.dispatches) {
                 let why = "alone, because a process ended while it was compiled with others";
                 meter.compiling(format!("{} {why}", attempt.1));
                 self.compile_as(gpu, &[attempt], &[variant], meter);
@@ -294,7 +303,8 @@ impl KernelSelector {
         variants: &[&Variant],
         meter: &mut ProgressMeter,
     ) {
-        if tried.is_empty() {
+        // After a loss, the file names what was tried then.
+        if tried.is_empty() || gpu.is_lost() {
             return;
         }
         self.cache.begin_attempt(tried);
@@ -368,11 +378,15 @@ impl KernelSelector {
         if let Some(name) = tuning.saved.get(call_key).filter(|_| !tuning.retune) {
             let saved = variants.iter().find(|variant| variant.name == name);
             if let Some(variant) = saved
-                && self.standing(gpu, &call, variant)? != Standing::Refused
+                && self.standing(gpu, &call, variant)? == Standing::Certified
             {
                 return Ok((Some(name.to_string()), !tuning.saved_untimed.contains(call_key)));
             }
-            let why = if saved.is_some() { "is switched off here" } else { "is not known" };
+            let why = match saved.map(|variant| self.standing(gpu, &call, variant)).transpose()? {
+                Some(Standing::Refused) => "is switched off here",
+                Some(_) => "is unusual here",
+                None => "is not known",
+            };
             session.notes.push(format!("{name}, which ran {call_key}, {why}: chosen again"));
         }
         let candidates = variant_set_hash(gpu, &call, variants);
@@ -732,7 +746,7 @@ impl KernelSelector {
         attempt: Option<(&String, &String)>,
         body: impl FnOnce(&mut Self) -> Result<T, DeviceError>,
     ) -> Result<T, DeviceError> {
-        let Some((hash, kernel)) = attempt else { return body(self) };
+        let Some((hash, kernel)) = attempt.filter(|_| !gpu.is_lost()) else { return body(self) };
         self.cache.begin_attempt(&[(hash.clone(), kernel.clone())]);
         let result = body(self);
         self.cache.end_attempt(result.is_err() && gpu.is_lost());

@@ -194,7 +194,8 @@ impl<'a> VariantTimer<'a> {
     ) -> Result<FirstRun, DeviceError> {
         let (mut seconds, mut paces) = (0.0, Vec::new());
         for dispatch in bound {
-            let mut trial = PaceTrial::new(dispatch.workgroups(), self.seconds_max);
+            let submission = self.gpu.submission_seconds;
+            let mut trial = PaceTrial::new(dispatch.workgroups(), self.seconds_max, submission);
             while let Some((first, most)) = trial.next_part() {
                 let most = if dispatch.can_split() { most } else { u32::MAX };
                 let part = dispatch.part(first, most);
@@ -228,7 +229,8 @@ impl<'a> VariantTimer<'a> {
         let taken = |(dispatch, pace): (&BoundDispatch, &f64)| {
             f64::from(if dispatch.can_split() { dispatch.workgroups() } else { 0 }) * pace
         };
-        if bound.iter().zip(paces).map(taken).sum::<f64>() <= PART_SECONDS {
+        let whole = part_seconds(self.gpu.submission_seconds);
+        if bound.iter().zip(paces).map(taken).sum::<f64>() <= whole {
             let record = |pass: &mut wgpu::ComputePass| {
                 for _ in 0..runs {
                     for dispatch in bound {

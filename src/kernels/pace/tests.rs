@@ -66,7 +66,7 @@ fn run_trial(
     cost: Cost,
     mut seconds: impl FnMut(&Range<u32>) -> f64,
 ) -> (f64, f64, usize) {
-    let mut trial = PaceTrial::new(workgroups(groups), nominal_seconds(cost));
+    let mut trial = PaceTrial::new(workgroups(groups), nominal_seconds(cost), SUBMISSION_SECONDS);
     let (mut longest, mut parts) = (0.0, 0);
     while let Some((first, most)) = trial.next_part() {
         let part = first..part_end(groups, first, most);

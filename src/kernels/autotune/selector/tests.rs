@@ -655,20 +655,21 @@ fn a_call_beyond_the_limits_leaves_the_kernel_to_others() {
 }
 
 #[test]
-fn a_lost_device_ends_timing() {
+fn a_kernel_that_loses_the_device_is_not_tried_again() {
     let adapter = crate::testing::adapters().into_iter().next().unwrap();
     let gpu = Gpu::open_portable(&adapter, crate::device::ShaderChecks::Disabled).unwrap();
     let directory = tempfile::tempdir().unwrap();
     let mut kernels = KernelSelector::new(cache_in(directory.path()));
     // As on a graphics card.
     kernels.cache.open_attempts();
-    let mut reports = 0;
-    let error = kernels.prepare(&gpu, &plan(), &enough(), &mut |_| {
-        reports += 1;
-        if reports == reports_until_timing(&gpu) {
-            gpu.destroy();
-        }
+    let (hash, kernel) = ("a hash".to_string(), "matmul_tile of matmul".to_string());
+    let lost = kernels.trying(&gpu, Some((&hash, &kernel)), |_| {
+        gpu.destroy();
+        gpu.check()
     });
+    assert!(matches!(lost, Err(DeviceError::Lost { .. })), "{lost:?}");
+    // What comes after the loss is no cause of it.
+    let error = kernels.prepare(&gpu, &plan(), &enough(), &mut |_| {});
     assert!(matches!(error, Err(DeviceError::Lost { .. })), "{error:?}");
     drop(kernels);
     // The next run does not try what lost the device.

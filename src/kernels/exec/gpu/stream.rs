@@ -67,8 +67,12 @@ pub(crate) struct CommandStream {
     made: u64,
     /// Measured seconds per nominal second, from the last step.
     pub(crate) cost_ratio: f64,
-    /// Factor by which the device is slower now than when paces were measured, at least 1: another
-    /// process uses it, or it has become hot.
+    /// Seconds that the dispatches of the current step should take, and those at known paces among
+    /// them.
+    predicted: f64,
+    paced: f64,
+    /// Factor by which the device was slower in the last step than when paces were measured, at
+    /// least 1: another process uses it, or it has become hot.
     slowdown: f64,
     pub traffic: Traffic,
 }
@@ -90,6 +94,8 @@ impl CommandStream {
             nominal: 0.0,
             made: 0,
             cost_ratio: 1.0,
+            predicted: 0.0,
+            paced: 0.0,
             slowdown: 1.0,
             traffic: Traffic::default(),
             gpu,
@@ -128,12 +134,13 @@ impl CommandStream {
             // A dispatch of several may have almost all of the cost.
             let seconds_max = task.seconds * self.cost_ratio.max(1.0);
             match pace.get() {
-                Some(pace) => self.run_at_pace(bound, pace * self.slowdown)?,
+                Some(pace) => self.run_at_pace(bound, pace)?,
                 None if bound.can_split() && seconds_max > self.part_seconds() => {
                     pace.set(self.try_pace(bound, seconds_max)?);
                 }
                 None => {
                     let each = task.seconds * self.cost_ratio / task.dispatches.len() as f64;
+                    self.predicted += each;
                     self.make_room(each)?;
                     self.record(bound, &bound.part(0, u32::MAX), each);
                 }
@@ -166,6 +173,10 @@ impl CommandStream {
 
     /// Records a dispatch at a known pace; a long one in parts, each in a submission of its own.
     fn run_at_pace(&mut self, bound: &BoundDispatch, pace: f64) -> Result<(), DeviceError> {
+        let predicted = pace * f64::from(bound.workgroups());
+        self.predicted += predicted;
+        self.paced += predicted;
+        let pace = pace * self.slowdown;
         let (most, workgroups) = (fitting(self.part_seconds(), pace), bound.workgroups());
         let seconds = |part: &Range<u32>| pace * f64::from(part.end - part.start);
         if workgroups <= most {
@@ -193,7 +204,8 @@ impl CommandStream {
         seconds_max: f64,
     ) -> Result<Option<f64>, DeviceError> {
         self.finish()?;
-        let mut trial = PaceTrial::new(bound.workgroups(), seconds_max);
+        let submission = self.gpu.submission_seconds;
+        let mut trial = PaceTrial::new(bound.workgroups(), seconds_max, submission);
         while let Some((first, most)) = trial.next_part() {
             let (part, started) = (bound.part(first, most), Instant::now());
             self.record(bound, &part, 0.0);
@@ -377,6 +389,7 @@ impl CommandStream {
 
     fn mark(&mut self, now: Instant) {
         (self.began, self.nominal, self.made) = (Some(now), 0.0, self.gpu.allocation_count());
+        (self.predicted, self.paced) = (0.0, 0.0);
     }
 
     /// Resolves the timestamps of the passes so far; returns the buffer to read then, and its
@@ -408,19 +421,16 @@ impl CommandStream {
     /// the busy fraction.
     fn close_step(&mut self, ticks: &[u8]) -> Option<f64> {
         let now = Instant::now();
-        let mut longest = None;
+        let longest = &mut self.traffic.longest_submission_s;
         let busy = self.clock.as_mut().and_then(|clock| {
             let busy = clock.busy_seconds(ticks);
-            longest = clock.longest_submission_seconds(ticks);
+            *longest = longest.max(clock.longest_submission_seconds(ticks).unwrap_or(0.0));
             clock.forget();
             busy
         });
-        // A step that compiled shaders waited for them within a submission.
-        if let Some(longest) = longest.filter(|_| self.made == self.gpu.allocation_count()) {
-            self.follow(longest);
+        if let Some(busy) = busy {
+            self.follow(busy);
         }
-        let known = &mut self.traffic.longest_submission_s;
-        *known = known.max(longest.unwrap_or(0.0));
         let seconds = self.began.map(|began| now.duration_since(began).as_secs_f64());
         let share = busy.zip(seconds).and_then(|(busy, seconds)| share(busy, seconds));
         // The time of a step that compiled shaders does not represent the device, and without a
@@ -435,18 +445,15 @@ impl CommandStream {
         share
     }
 
-    /// Follows a device that is slower than its paces say, or has recovered, by the longest
-    /// submission of a step.
-    pub(crate) fn follow(&mut self, longest: f64) {
-        // Within these, the paces are right.
+    /// Follows a device that is slower than its paces say, or has recovered, by the time in which
+    /// it was busy in a step, if that was for the most part in dispatches at known paces.
+    fn follow(&mut self, busy: f64) {
+        // Below, the paces are right; above, parts would have no work.
         const SLOWER: f64 = 2.0;
-        const FASTER: f64 = 0.25;
-        let ratio = longest / self.gpu.submission_seconds;
-        if ratio > SLOWER {
-            self.slowdown *= ratio;
-        } else if ratio < FASTER {
-            self.slowdown = (self.slowdown / 2.0).max(1.0);
-        }
+        const SLOWEST: f64 = 64.0;
+        let ratio = busy / self.predicted;
+        let is_slower = self.paced > 0.5 * self.predicted && ratio > SLOWER;
+        self.slowdown = if is_slower { ratio.min(SLOWEST) } else { 1.0 };
     }
 
     /// Returns the seconds that a prepared kernel takes by itself, by the device's clock, or else
