@@ -284,7 +284,8 @@ fn devices_are_listed_once_each_with_what_they_have() {
             "kernels",
         ];
         assert_fields(adapter, &fields);
-        assert_fields(&adapter["kernels"], &["certified", "switched_off"]);
+        let fields = ["certified", "deviations", "unusual", "switched_off"];
+        assert_fields(&adapter["kernels"], &fields);
         let limits = [
             "binding_bytes",
             "buffer_bytes",
