@@ -47,6 +47,15 @@ impl Shape {
         Self { batched: self.batched, dims: dims.to_vec() }
     }
 
+    /// Returns the shape with another last dimension.
+    pub fn with_last(&self, last: usize) -> Self {
+        let mut shape = self.clone();
+        if let Some(dim) = shape.dims.last_mut() {
+            *dim = last;
+        }
+        shape
+    }
+
     /// Returns true if the leading dimension is per row of a batch.
     pub fn is_batched(&self) -> bool {
         self.batched

@@ -812,6 +812,35 @@ impl Graph {
         TensorId(self.tensors.len() as u32 - 1)
     }
 
+    /// Adds a parameter, whose tensor is there.
+    pub(super) fn add_parameter(&mut self, parameter: Parameter) {
+        let id = ParamId(self.parameters.len() as u32);
+        self.tensors[parameter.tensor.index()].role = Role::Parameter(id);
+        self.parameters.push(parameter);
+    }
+
+    /// Returns the tensor of a slice of a parameter: for the first that of the parameter, so that
+    /// no tensor is left over.
+    pub(super) fn tensor_of_slice(
+        &mut self,
+        of: &Parameter,
+        name: &str,
+        slice: &TensorSlice,
+        is_first: bool,
+    ) -> TensorId {
+        let tensor = Tensor {
+            name: name.into(),
+            shape: Shape::fixed(&slice.dims()),
+            ..self.tensor(of.tensor).clone()
+        };
+        if is_first {
+            self.tensors[of.tensor.index()] = tensor;
+            return of.tensor;
+        }
+        self.tensors.push(tensor);
+        TensorId(self.tensors.len() as u32 - 1)
+    }
+
     /// Adds an alias of a tensor under another shape, and its node.
     pub(super) fn add_reshape(&mut self, x: TensorId, shape: Shape, phase: PassKind) -> TensorId {
         let id = self.add_alias(x, shape);

@@ -13,7 +13,7 @@ use crate::memory_layout::ALIGNMENT_BYTES;
 use crate::op::{Binary, LossClasses, Op};
 use crate::shapes::CONCAT_INPUTS_MAX;
 use crate::{Graph, Node, Parameter, Role, Tensor};
-use potluck_core::{ParamId, Shape, TensorId};
+use potluck_core::{Shape, TensorId};
 
 /// The most slices of a parameter: one that would have more stays whole, and is refused by the
 /// devices that cannot bind it.
@@ -73,7 +73,7 @@ impl Cutter {
             let shape = &self.graph.tensor(parameter.tensor).shape;
             match rows_max(shape, bytes_max).filter(|_| (2..=most).contains(&least)) {
                 Some((rows, of_slice)) => self.cut(&parameter, row_ranges(rows, least, of_slice)),
-                None => self.add_parameter(parameter),
+                None => self.graph.add_parameter(parameter),
             }
         }
     }
@@ -86,29 +86,12 @@ impl Cutter {
             // Ranges of rows ascend, are not empty and lie in the parameter.
             let slice = slice.unwrap_or_else(|error| panic!("{}: {error}", parameter.name));
             let name = format!("{}[{}..{}]", parameter.name, rows.start, rows.end);
-            let tensor = Tensor {
-                name: name.clone(),
-                shape: Shape::fixed(&slice.dims()),
-                ..self.graph.tensor(parameter.tensor).clone()
-            };
-            // The first slice takes the place of the whole, so that no tensor is left over.
-            let tensor = if rows.start == 0 {
-                self.graph.tensors[parameter.tensor.index()] = tensor;
-                parameter.tensor
-            } else {
-                self.graph.tensors.push(tensor);
-                TensorId(self.graph.tensors.len() as u32 - 1)
-            };
-            self.add_parameter(Parameter { name, tensor, slice, ..parameter.clone() });
+            let is_first = rows.start == 0;
+            let tensor = self.graph.tensor_of_slice(parameter, &name, &slice, is_first);
+            self.graph.add_parameter(Parameter { name, tensor, slice, ..parameter.clone() });
             slices.push(RowSlice { tensor, rows });
         }
         self.slices.insert(parameter.tensor, slices);
-    }
-
-    fn add_parameter(&mut self, parameter: Parameter) {
-        let id = ParamId(self.graph.parameters.len() as u32);
-        self.graph.tensors[parameter.tensor.index()].role = Role::Parameter(id);
-        self.graph.parameters.push(parameter);
     }
 
     /// Adds a node, or what computes its outputs from the slices of its table.
@@ -195,11 +178,8 @@ impl Cutter {
     /// Returns a new tensor like another, with so many columns.
     fn beside_of_columns(&mut self, tensor: TensorId, columns: usize) -> TensorId {
         let part = self.beside(tensor);
-        let shape = &self.graph.tensor(part).shape;
-        let mut dims = shape.dims().to_vec();
-        dims.pop();
-        dims.push(columns);
-        self.graph.tensors[part.index()].shape = shape.with_dims(&dims);
+        let shape = &mut self.graph.tensors[part.index()].shape;
+        *shape = shape.with_last(columns);
         part
     }
 
@@ -243,18 +223,18 @@ fn rows_max(table: &Shape, bytes_max: usize) -> Option<(usize, usize)> {
 fn row_ranges(rows: usize, count: usize, most: usize) -> Vec<Range<usize>> {
     let even = rows.div_ceil(count);
     let rounded = even.next_multiple_of(ROWS_UNIT);
-    let each = if rounded <= most && rounded * (count - 1) < rows { rounded } else { even };
-    // Where rows are few, the last slices have one less.
-    let mut starts: Vec<usize> = (0..count).map(|index| index * each).collect();
-    if each * (count - 1) >= rows {
-        starts = (0..count).map(|index| index * rows / count).collect();
-    }
-    let ends = starts.iter().skip(1).copied().chain([rows]);
-    starts.iter().zip(ends).map(|(start, end)| *start..end).collect()
+    let fits = |each: &usize| *each <= most && each * (count - 1) < rows;
+    let each = [rounded, even].into_iter().find(fits);
+    let start = |index: usize| match each {
+        Some(each) => rows.min(index * each),
+        // Of few rows, some slices have one less.
+        None => index * rows / count,
+    };
+    (0..count).map(|index| start(index)..start(index + 1)).collect()
 }
 
-/// Returns by node true if it joins what was computed from the slices of one table: with it, all of
-/// them are done, and neither is read again.
+/// Returns by node true if it joins the results of slices of one table to what the whole would
+/// give.
 pub fn joins_of_slices(graph: &Graph) -> Vec<bool> {
     // By tensor: the number of the table, if it was computed from a slice of that, or joined.
     let mut tables: Vec<Option<u32>> = vec![None; graph.tensors.len()];

@@ -16,9 +16,9 @@ use crate::shapes::{self, Typed};
 use crate::split::SplitError;
 use crate::{
     Accumulation, AttentionOptions, CacheUpdateOptions, CachedAttentionOptions, Carried, Graph,
-    Node, Parameter, ParameterSplit, PassKind, Role, RunsIn, ShapeError, Tensor,
+    Node, Parameter, ParameterSplit, PassKind, Role, RunsIn, ShapeError,
 };
-use potluck_core::{ParamId, Shape, Site, TensorId, TensorSlice};
+use potluck_core::{Shape, Site, TensorId};
 
 /// Reason why a graph cannot be divided over the ranks of a tensor group.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -202,7 +202,7 @@ impl<'a> Sharder<'a> {
     fn cut_parameters(&mut self, shares: &[f64], position: usize) -> Result<(), ShardError> {
         for parameter in std::mem::take(&mut self.graph.parameters) {
             let Some(split) = parameter.split else {
-                self.add_parameter(parameter);
+                self.graph.add_parameter(parameter);
                 continue;
             };
             let ParameterSplit { dimension, packed, unit } = split;
@@ -217,43 +217,18 @@ impl<'a> Sharder<'a> {
                 let slice = parameter.slice.with_ranges(dimension, &ranges);
                 // Ranges of a division are not empty, ascend and end with the dimension.
                 let slice = slice.unwrap_or_else(|error| panic!("{}: {error}", parameter.name));
-                let tensor = self.tensor_of_slice(&parameter, rank, &slice);
+                let name = format!("{}/{rank}", parameter.name);
+                let tensor = self.graph.tensor_of_slice(&parameter, &name, &slice, rank == 0);
+                self.columns.resize(self.graph.tensors.len(), None);
                 if rank == position {
                     self.renamed.insert(parameter.tensor, tensor);
                 }
-                let name = format!("{}/{rank}", parameter.name);
                 let rank = Some(rank as u32);
-                self.add_parameter(Parameter { name, tensor, slice, rank, ..parameter.clone() });
+                let of_rank = Parameter { name, tensor, slice, rank, ..parameter.clone() };
+                self.graph.add_parameter(of_rank);
             }
         }
         Ok(())
-    }
-
-    /// Returns the tensor of a slice: that of the whole parameter for the first.
-    fn tensor_of_slice(
-        &mut self,
-        parameter: &Parameter,
-        rank: usize,
-        slice: &TensorSlice,
-    ) -> TensorId {
-        let tensor = Tensor {
-            name: format!("{}/{rank}", parameter.name),
-            shape: Shape::fixed(&slice.dims()),
-            ..self.graph.tensor(parameter.tensor).clone()
-        };
-        if rank == 0 {
-            self.graph.tensors[parameter.tensor.index()] = tensor;
-            return parameter.tensor;
-        }
-        self.graph.tensors.push(tensor);
-        self.columns.push(None);
-        TensorId(self.graph.tensors.len() as u32 - 1)
-    }
-
-    fn add_parameter(&mut self, parameter: Parameter) {
-        let id = ParamId(self.graph.parameters.len() as u32);
-        self.graph.tensors[parameter.tensor.index()].role = Role::Parameter(id);
-        self.graph.parameters.push(parameter);
     }
 
     /// Adds what the rank computes of a node of the whole graph.
@@ -567,10 +542,7 @@ impl<'a> Sharder<'a> {
     /// Gives a tensor the columns that the rank has of it.
     fn set_columns(&mut self, tensor: TensorId, ranges: Vec<Range<usize>>) {
         let known = &mut self.graph.tensors[tensor.index()];
-        let mut dims = known.shape.dims().to_vec();
-        dims.pop();
-        dims.push(ranges.iter().map(Range::len).sum());
-        known.shape = known.shape.with_dims(&dims);
+        known.shape = known.shape.with_last(ranges.iter().map(Range::len).sum());
         self.columns[tensor.index()] = Some(ranges);
     }
 

@@ -273,8 +273,8 @@ impl KernelSelector {
         let mut together = Vec::new();
         let mut tried = Vec::new();
         for (planned, variant) in variants {
-            if variant.is_foreign() {
-                // Nothing of it is kept on disk.
+            // Nothing is kept on disk of a foreign one.
+            if variant.is_foreign() || self.pipelines.has(&variant.dispatches) {
                 continue;
             }
             let call = planned.owned_call.call();
@@ -283,7 +283,7 @@ impl KernelSelector {
             if tried.contains(&attempt) || known.is_some_and(|known| !known.result.is_usable()) {
                 continue;
             }
-            if self.cache.is_suspect(&attempt.0) && !self.pipelines.has(&variant.dispatches) {
+            if self.cache.is_suspect(&attempt.0) {
                 let why = "alone, because a process ended while it was compiled with others";
                 meter.compiling(format!("{} {why}", attempt.1));
                 self.compile_as(gpu, &[attempt], &[variant], meter);
@@ -377,14 +377,12 @@ impl KernelSelector {
         let call = owned_call.call();
         if let Some(name) = tuning.saved.get(call_key).filter(|_| !tuning.retune) {
             let saved = variants.iter().find(|variant| variant.name == name);
-            if let Some(variant) = saved
-                && self.standing(gpu, &call, variant)? == Standing::Certified
-            {
-                return Ok((Some(name.to_string()), !tuning.saved_untimed.contains(call_key)));
-            }
             let why = match saved.map(|variant| self.standing(gpu, &call, variant)).transpose()? {
+                Some(Standing::Certified) => {
+                    return Ok((Some(name.to_string()), !tuning.saved_untimed.contains(call_key)));
+                }
+                Some(Standing::Unusual) => "is unusual here",
                 Some(Standing::Refused) => "is switched off here",
-                Some(_) => "is unusual here",
                 None => "is not known",
             };
             session.notes.push(format!("{name}, which ran {call_key}, {why}: chosen again"));

@@ -50,7 +50,7 @@ pub(crate) struct CommandStream {
     /// Recorded and not submitted: number of dispatches, and in `seconds` the time they may take.
     dispatches: usize,
     seconds: f64,
-    /// Names of the kernels among them, each once, in the order of their last dispatches.
+    /// Names of their kernels.
     names: Vec<Arc<str>>,
     /// Submissions that no call has waited for, oldest first.
     queued: VecDeque<wgpu::SubmissionIndex>,
@@ -165,7 +165,6 @@ impl CommandStream {
     /// Records a part of a dispatch that takes so many seconds.
     fn record(&mut self, bound: &BoundDispatch, part: &Range<u32>, seconds: f64) {
         bound.record_part(self.pass(), part);
-        self.names.retain(|known| known != bound.label());
         self.names.push(bound.label().clone());
         self.dispatches += 1;
         self.seconds += seconds;

@@ -89,8 +89,14 @@ impl PlanRecipe {
         if !has_shares || !has_rank || tensor_shares.len() > TENSOR_RANKS_MAX {
             return Err(format!("rank {tensor_rank} of a tensor group of {tensor_shares:?}"));
         }
-        let model = model.clone().with_parameter_bytes_max(options.parameter_bytes_max);
-        let model = model.map_err(|error| error.to_string())?;
+        let limited;
+        let model = if options.parameter_bytes_max.is_some() {
+            let cut = model.clone().with_parameter_bytes_max(options.parameter_bytes_max);
+            limited = cut.map_err(|error| error.to_string())?;
+            &limited
+        } else {
+            model
+        };
         let graph = if tensor_shares.len() < 2 {
             model.whole().clone()
         } else {
