@@ -146,15 +146,16 @@ fn forward(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) gr
         }
     }
 
-    let logarithms = nan_where_bad(highest + log(total), top, highest);
-    total = nan_where_bad(total, top, highest);
+    let bad = are_bad(top, highest);
+    let logarithms = nan_where_bad(bad, highest + log(total));
     let y_start = start_of(DY, task.sample, task.head);
     let stats_start = start_of_stats(task.sample, task.head);
     for (var lane = 0u; lane < min(4u, p.t - first); lane++) {
         if (task.first_part == 0u) { new_lse[stats_start + first + lane] = logarithms[lane]; }
         for (var part = 0u; part < task.parts; part++) {
             let value = sum[part][lane] / total[lane];
-            put_y(y_start + (first + lane) * p.heads * D, task.first_part + part, value);
+            let result = nan4_where(bad[lane], value);
+            put_y(y_start + (first + lane) * p.heads * D, task.first_part + part, result);
         }
     }
 }

@@ -248,12 +248,18 @@ fn first_query(first: u32) -> u32 {
     return select(0u, first, CAUSAL != 0u);
 }
 
-fn put_row_of_y(block: Block, i: u32, part: u32, left: vec4f, right: vec4f, logarithm: f32) {
-    if (i >= p.t) { return; }
-    if (part == 0u) { new_lse[start_of_stats(block.sample, block.head) + i] = logarithm; }
-    let row = start_of(DY, block.sample, block.head) + i * p.heads * D;
-    if (part < PARTS) { put_y(row, part, left); }
-    if (QUADS == 2u && part + X < PARTS) { put_y(row, part + X, right); }
+// Two parts of a row of y, the logarithm of the sum of its exponentials, and whether it is NaN.
+struct RowOfY { i: u32, part: u32, left: vec4f, right: vec4f, logarithm: f32, is_bad: bool }
+
+fn put_row_of_y(block: Block, row: RowOfY) {
+    if (row.i >= p.t) { return; }
+    let stats_start = start_of_stats(block.sample, block.head);
+    if (row.part == 0u) { new_lse[stats_start + row.i] = row.logarithm; }
+    let start = start_of(DY, block.sample, block.head) + row.i * p.heads * D;
+    if (row.part < PARTS) { put_y(start, row.part, nan4_where(row.is_bad, row.left)); }
+    if (QUADS == 2u && row.part + X < PARTS) {
+        put_y(start, row.part + X, nan4_where(row.is_bad, row.right));
+    }
 }
 
 @compute @workgroup_size(SIZE)
@@ -306,16 +312,16 @@ fn forward(
     workgroupBarrier();
     total = total_of_rows(total, local);
     workgroupBarrier();
-    let bad = select(vec4f(0.0), vec4f(1.0), top > vec4u(NAN_ABOVE));
-    top = select(vec4u(0u), vec4u(0xFFFFFFFFu), total_of_rows(bad, local) > vec4f(0.0));
-    let logarithms = nan_where_bad(highest + log(total), top, highest);
-    total = nan_where_bad(total, top, highest);
+    let seen_bad = select(vec4f(0.0), vec4f(1.0), top > vec4u(NAN_ABOVE));
+    top = select(vec4u(0u), vec4u(0xFFFFFFFFu), total_of_rows(seen_bad, local) > vec4f(0.0));
+    let bad = are_bad(top, highest);
+    let logarithms = nan_where_bad(bad, highest + log(total));
     sums = Sums(times(sums.left, 1.0 / total), times(sums.right, 1.0 / total));
     let part = block.first_part + local % X;
-    put_row_of_y(block, i.x, part, sums.left[0], sums.right[0], logarithms.x);
-    put_row_of_y(block, i.y, part, sums.left[1], sums.right[1], logarithms.y);
-    put_row_of_y(block, i.z, part, sums.left[2], sums.right[2], logarithms.z);
-    put_row_of_y(block, i.w, part, sums.left[3], sums.right[3], logarithms.w);
+    put_row_of_y(block, RowOfY(i.x, part, sums.left[0], sums.right[0], logarithms.x, bad.x));
+    put_row_of_y(block, RowOfY(i.y, part, sums.left[1], sums.right[1], logarithms.y, bad.y));
+    put_row_of_y(block, RowOfY(i.z, part, sums.left[2], sums.right[2], logarithms.z, bad.z));
+    put_row_of_y(block, RowOfY(i.w, part, sums.left[3], sums.right[3], logarithms.w, bad.w));
 }
 
 // dy . y of an invocation's own rows.

@@ -15,11 +15,6 @@
 
 @group(0) @binding(2) var<storage, read> lse_in: array<f32>;          // (n)
 
-// The factor of a row's exponentials: 1, or NaN if its lse is.
-fn factor_of(lse_of_row: f32) -> f32 {
-    return nan_where(magnitude_of(lse_of_row) > NAN_ABOVE, 1.0);
-}
-
 @compute @workgroup_size(64)
 fn cross_entropy_grad(
     @builtin(global_invocation_id) id: vec3u,
@@ -31,12 +26,12 @@ fn cross_entropy_grad(
     let counts = targets[row] < p.classes;
     let column = targets[row] - p.first;
     let lse_of_row = lse_in[row];
-    let factor = factor_of(lse_of_row);
+    let is_nan = magnitude_of(lse_of_row) > NAN_ABOVE;
     let own = run(i % p.across, p.step, p.v);
     for (var j = own.x; j < own.y; j += p.step) {
         let hit = select(p.even, p.even + p.kept, j == column);
-        let probability = factor * exp(x[row * p.v + j] - lse_of_row);
-        put(row * p.v + j, select(0.0, probability - hit, counts));
+        let probability = exp(x[row * p.v + j] - lse_of_row);
+        put(row * p.v + j, select(0.0, nan_where(is_nan, probability - hit), counts));
     }
 }
 
@@ -52,12 +47,13 @@ fn cross_entropy_grad4(
     let counts = targets[row] < p.classes;
     let column = targets[row] - p.first;
     let lse_of_row = lse_in[row];
-    let factor = factor_of(lse_of_row);
+    let is_nan = magnitude_of(lse_of_row) > NAN_ABOVE;
     let own = run(i % p.across, p.step, width);
     for (var j = own.x; j < own.y; j += p.step) {
         let columns = 4u * j + vec4u(0u, 1u, 2u, 3u);
         let hits = select(vec4f(p.even), vec4f(p.even + p.kept), columns == vec4u(column));
-        let probabilities = factor * exp(x4[row * width + j] - lse_of_row);
-        put4(row * width + j, select(vec4f(0.0), probabilities - hits, counts));
+        let probabilities = exp(x4[row * width + j] - lse_of_row);
+        let slopes = nan4_where(is_nan, probabilities - hits);
+        put4(row * width + j, select(vec4f(0.0), slopes, counts));
     }
 }

@@ -27,7 +27,7 @@ const MINUS_INFINITY: u32 = 0xFF800000u;
 fn loss_of(loss: f32, count: f32, own: f32, above: vec2f, is_nan: bool) -> f32 {
     if (count == 0.0) { return loss; }
     let is_empty = bitcast<u32>(own) == MINUS_INFINITY && !is_nan;
-    let moved = loss + nan_where(is_nan, above.x + above.y);
+    let moved = loss + (above.x + above.y);
     return bitcast<f32>(select(bitcast<u32>(moved), NAN_ABOVE, is_empty));
 }
 
@@ -51,7 +51,7 @@ fn join_cross_entropy(
     let count_b = parts_b[2u * row + 1u];
     let loss_a = loss_of(parts_a[2u * row], count_a, a, vec2f(log_s, m - a), is_nan);
     let loss_b = loss_of(parts_b[2u * row], count_b, b, vec2f(log_s, m - b), is_nan);
-    parts[2u * row] = loss_a + loss_b;
+    parts[2u * row] = nan_where(is_nan && count_a + count_b > 0.0, loss_a + loss_b);
     parts[2u * row + 1u] = count_a + count_b;
     lse[row] = nan_where(is_nan, m + log_s);
 }

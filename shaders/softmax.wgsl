@@ -29,11 +29,10 @@ var<immediate> p: Params;
 // infinity, would be NaN.
 const LOWEST: f32 = -3.4028234e38;
 
-// The factor of a row's exponentials, of its largest value, their sum and its largest magnitude:
-// the latter is that of NaN or of plus infinity, unless all that is infinite is negative.
-fn factor_of(m: f32, s: f32, top: u32) -> f32 {
-    let is_nan = top > NAN_ABOVE || bitcast<u32>(m) == NAN_ABOVE || bitcast<u32>(s) == 0u;
-    return nan_where(is_nan, 1.0 / s);
+// True if a row is NaN, by its largest value, the sum of its exponentials and its largest
+// magnitude: that is the one of NaN or of plus infinity, unless all that is infinite is negative.
+fn is_nan_row(m: f32, s: f32, top: u32) -> bool {
+    return top > NAN_ABOVE || bitcast<u32>(m) == NAN_ABOVE || bitcast<u32>(s) == 0u;
 }
 
 @compute @workgroup_size(64)
@@ -55,8 +54,9 @@ fn forward(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) gr
         s += sum_of_value(e);
         y[i] = e;
     }
-    let factor = factor_of(m, s, top);
-    for (var i = first; i < end; i++) { y[i] = y[i] * factor; }
+    let is_nan = is_nan_row(m, s, top);
+    let factor = 1.0 / s;
+    for (var i = first; i < end; i++) { y[i] = nan_value_where(is_nan, y[i] * factor); }
 }
 
 @compute @workgroup_size(64)
@@ -129,8 +129,12 @@ fn forward_group(
     let top = top_of_all(own_top, local);
     var part = 0.0;
     for (var i = first + local; i < end; i += GROUP) { part += sum_of_value(exp(x[i] - m)); }
-    let factor = factor_of(m, sum_of_all(part, local), top);
-    for (var i = first + local; i < end; i += GROUP) { y[i] = exp(x[i] - m) * factor; }
+    let s = sum_of_all(part, local);
+    let is_nan = is_nan_row(m, s, top);
+    let factor = 1.0 / s;
+    for (var i = first + local; i < end; i += GROUP) {
+        y[i] = nan_value_where(is_nan, exp(x[i] - m) * factor);
+    }
 }
 
 @compute @workgroup_size(GROUP)

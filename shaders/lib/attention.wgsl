@@ -97,11 +97,14 @@ fn largest_magnitude(v: vec4f) -> u32 {
     return max(max(bits.x, bits.y), max(bits.z, bits.w));
 }
 
-// NaN where the largest magnitude of a query's scores is that of a NaN, or where its highest score
+// True where the largest magnitude of a query's scores is that of a NaN, or where its highest score
 // is infinite: exp and max may have returned numbers.
-fn nan_where_bad(value: vec4f, top: vec4u, highest: vec4f) -> vec4f {
-    let bad = (top > vec4u(NAN_ABOVE)) | (bitcast<vec4u>(highest) == vec4u(NAN_ABOVE))
+fn are_bad(top: vec4u, highest: vec4f) -> vec4<bool> {
+    return (top > vec4u(NAN_ABOVE)) | (bitcast<vec4u>(highest) == vec4u(NAN_ABOVE))
         | (highest <= vec4f(LOWEST));
+}
+
+fn nan_where_bad(bad: vec4<bool>, value: vec4f) -> vec4f {
     return bitcast<vec4f>(select(bitcast<vec4u>(value), vec4u(0x7FC00000u), bad));
 }
 

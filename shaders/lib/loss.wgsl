@@ -36,15 +36,14 @@ fn seen_by(local: u32, first: u32) -> Seen {
 // infinity.
 fn store_parts(row: u32, all: Seen, log_of_sum: f32) {
     let is_nan = all.top > NAN_ABOVE || bitcast<u32>(all.m) == NAN_ABOVE;
-    let log_s = nan_where(is_nan, log_of_sum);
-    lse[row] = all.m + log_s;
+    lse[row] = nan_where(is_nan, all.m + log_of_sum);
     let column = targets[row] - p.first;
     let is_own = column < p.v;
     var loss = 0.0;
-    if (is_own) { loss = log_s - p.kept * (x[row * p.v + column] - all.m); }
+    if (is_own) { loss = log_of_sum - p.kept * (x[row * p.v + column] - all.m); }
     if (p.even > 0.0 && targets[row] < p.classes) {
         loss += select(0.0, (1.0 - p.kept) * all.m, is_own) - p.even * all.sum;
     }
-    parts[2u * row] = loss;
+    parts[2u * row] = nan_where(is_nan && is_own, loss);
     parts[2u * row + 1u] = select(0.0, 1.0, is_own);
 }

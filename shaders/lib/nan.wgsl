@@ -1,6 +1,7 @@
 // Tests for NaN by the bits of a value, and NaN made from bits: a driver may compile a shader as
-// if no float were NaN, and then drop a comparison or let max, min or exp return a number. No
-// bytes are moved.
+// if no float were NaN, and then drop a comparison or let max, min or exp return a number. For the
+// same reason a NaN is made of what is stored: one that arithmetic follows may be dropped. No bytes
+// are moved.
 
 // Bits without the sign: above NAN_ABOVE, the value is a NaN; equal to it, an infinity.
 const NAN_ABOVE: u32 = 0x7F800000u;
@@ -11,4 +12,8 @@ fn magnitude_of(x: f32) -> u32 {
 
 fn nan_where(is_nan: bool, x: f32) -> f32 {
     return bitcast<f32>(select(bitcast<u32>(x), 0x7FC00000u, is_nan));
+}
+
+fn nan4_where(is_nan: bool, v: vec4f) -> vec4f {
+    return bitcast<vec4f>(select(bitcast<vec4u>(v), vec4u(0x7FC00000u), is_nan));
 }

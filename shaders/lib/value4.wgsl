@@ -8,3 +8,6 @@ fn top_of_value(v: Value) -> u32 {
     let bits = bitcast<vec4u>(v) & vec4u(0x7FFFFFFFu);
     return max(max(bits.x, bits.y), max(bits.z, bits.w));
 }
+fn nan_value_where(is_nan: bool, v: Value) -> Value {
+    return bitcast<Value>(select(bitcast<vec4u>(v), vec4u(0x7FC00000u), is_nan));
+}

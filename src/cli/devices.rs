@@ -8,7 +8,7 @@ use potluck_kernels::autotune::cache::Summary;
 use potluck_kernels::autotune::{KernelCache, KernelSelector, cache, catalog};
 use potluck_kernels::device::{
     Adapter, AdapterMemory, CooperativeMatrix, DeviceError, Features, Gpu, HostInfo, Limits,
-    Selection, ShaderChecks, host, list_adapters, no_adapter, select,
+    MappedReadRates, ReadMethod, Selection, ShaderChecks, host, list_adapters, no_adapter, select,
 };
 use potluck_kernels::harness::Deviation;
 use potluck_train::TrainError;
@@ -82,8 +82,9 @@ fn chosen(adapters: &[Adapter], selector: Option<&str>) -> Result<Vec<Adapter>, 
 
 fn certify_all(adapter: &Adapter, faults: &Faults) -> Result<(), DeviceError> {
     print_line(&format!("certifying every kernel on {}", adapter.name));
-    let gpu = Gpu::open(adapter, ShaderChecks::Disabled)?;
+    let mut gpu = Gpu::open(adapter, ShaderChecks::Disabled)?;
     let mut kernels = KernelSelector::new(KernelCache::of(adapter));
+    kernels.choose_read_method(&mut gpu)?;
     let certified = kernels.certify_all(&gpu, faults.kernels());
     for note in kernels.take_notes() {
         print_line(&note);
@@ -91,13 +92,26 @@ fn certify_all(adapter: &Adapter, faults: &Faults) -> Result<(), DeviceError> {
     certified
 }
 
-/// Returns the cached certification results of an adapter.
-fn known_kernels(adapter: &Adapter) -> Summary {
+/// Returns what earlier runs found out about an adapter.
+fn known_of(adapter: &Adapter) -> KernelCache {
     let mut known = KernelCache::of(adapter);
     for note in known.take_notes() {
         print_line(&note);
     }
-    cache::summary(&known)
+    known
+}
+
+/// Formats the rates of reading mapped memory.
+fn mapped_reads_text(rates: MappedReadRates) -> String {
+    let gigabytes = |rate: f64| format!("{:.1} GB/s", rate * 1e-9);
+    let (mapped, own) = (gigabytes(rates.mapped), gigabytes(rates.own));
+    let method = match (rates.method(), rates.streaming) {
+        (ReadMethod::Streaming, Some(rate)) => {
+            format!("; uncached, read by streaming loads at {}", gigabytes(rate))
+        }
+        _ => String::new(),
+    };
+    format!("{mapped} of mapped memory, {own} of the host's own{method}")
 }
 
 /// Formats certification results: one line of counts, and one line for each kernel that is not
@@ -175,7 +189,10 @@ impl DeviceEntry<'_> {
         }
         match adapter.usable() {
             Ok(()) => {
-                lines.extend(kernels_lines(&known_kernels(adapter)));
+                let known = known_of(adapter);
+                let rates = known.mapped_reads();
+                lines.extend(rates.map(|rates| ("readbacks", mapped_reads_text(rates))));
+                lines.extend(kernels_lines(&cache::summary(&known)));
             }
             Err(why) => lines.push(("not usable", why)),
         }
@@ -190,7 +207,8 @@ impl DeviceEntry<'_> {
                 json!({ "selector": index.to_string(), "api": other.api, "name": other.name });
             merged.push(entry);
         }
-        let Summary { certified, unusual, off } = known_kernels(adapter);
+        let known = known_of(adapter);
+        let Summary { certified, unusual, off } = cache::summary(&known);
         let figures = |kernels: &[(String, Deviation)]| {
             let mut listed = Vec::new();
             for (kernel, Deviation { nmse, element }) in kernels {
@@ -217,6 +235,12 @@ impl DeviceEntry<'_> {
             "limits": limits_json(&adapter.limits()),
             "features": features_json(&adapter.features()),
             "cooperative_matrices": matrices(&adapter.cooperative_matrices()),
+            "mapped_reads": known.mapped_reads().map(|rates| json!({
+                "mapped_bytes_per_s": rates.mapped,
+                "own_bytes_per_s": rates.own,
+                "streaming_bytes_per_s": rates.streaming,
+                "method": rates.method(),
+            })),
             "kernels": {
                 "certified": certified.len(),
                 "deviations": figures(&certified),

@@ -17,7 +17,7 @@ pub(crate) const NMSE_MAX: f64 = 1e-6;
 
 /// Initial value of the elements of outputs that a call adds to. Kernels that replace an output
 /// must not read it, which they show if it is NaN.
-const ADDED_TO: f64 = 0.25;
+pub(crate) const ADDED_TO: f64 = 0.25;
 
 /// Sentinel value after every output; any other value there was written out of bounds.
 const SENTINEL: f32 = -12345.5;

@@ -46,6 +46,21 @@ macro_rules! result_type {
 
 pub(crate) use {result_type, vectorized};
 
+/// Returns the name of the instruction set for which the loops of `vectorized!` are compiled here.
+pub(crate) fn instruction_set() -> &'static str {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use pulp::x86::{V3, V4};
+        if V4::try_new().is_some() {
+            return "avx512";
+        }
+        if V3::try_new().is_some() {
+            return "avx2";
+        }
+    }
+    if cfg!(target_arch = "aarch64") { "neon" } else { "scalar" }
+}
+
 /// Number of partial sums of a reduction: enough to keep the adders of an AVX2 machine busy. The
 /// number is fixed, so that the order of a sum does not depend on the machine.
 pub(crate) const LANES: usize = 32;

@@ -35,6 +35,8 @@ pub struct Twin {
     pub inputs: fn(&Op, &[Dims]) -> InputSpec,
     /// Returns the forward op of a gradient that takes some of its outputs as inputs.
     pub forward: fn(&Op) -> Option<Forward>,
+    /// Returns axes along which a call falls into independent parts; none if it is not known to.
+    pub(crate) independent_axes: fn(&OpCall) -> Vec<IndependentAxis>,
     /// Returns small calls that may run the kernels of a call, the cheapest first, with odd sizes,
     /// so that tiles and loops meet their edges.
     pub probes: fn(&Op, &[Dims]) -> Vec<CallShape>,
@@ -93,6 +95,64 @@ pub struct Forward {
     pub inputs: Vec<usize>,
     /// Indices of the forward op's outputs, each with the gradient's input that it is.
     pub outputs: Vec<(usize, usize)>,
+}
+
+/// An axis of tensors of a call along which it falls into parts: what is in a part of its outputs
+/// depends on the same part of its inputs alone, and on all of the tensors that lack the axis. With
+/// several such axes, this holds for each of them. They are what `in_axes` and `out_axes` are to
+/// `vmap` in JAX.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct IndependentAxis {
+    /// Parts, which divide the length of the axis in every tensor that has it.
+    pub parts: usize,
+    /// Axis of each input.
+    pub inputs: Vec<Option<usize>>,
+    /// Axis of each output. One without it is not in parts: a sum over them.
+    pub outputs: Vec<Option<usize>>,
+}
+
+impl IndependentAxis {
+    /// Returns the axis of a call with as many parts as its tensors allow; `None` if a tensor has
+    /// fewer dimensions.
+    pub fn of(
+        call: &OpCall,
+        inputs: Vec<Option<usize>>,
+        outputs: Vec<Option<usize>>,
+    ) -> Option<Self> {
+        let mut parts = 0;
+        let sides = [(&call.inputs, &inputs), (&call.outputs, &outputs)];
+        for (dims, axes) in sides {
+            for (dims, axis) in dims.iter().zip(axes) {
+                if let Some(axis) = *axis {
+                    parts = gcd(parts, *dims.get(axis)?);
+                }
+            }
+        }
+        (parts > 0).then_some(Self { parts, inputs, outputs })
+    }
+
+    /// Returns the first axis of all tensors of a call but the inputs `whole` as the only
+    /// independent one.
+    pub fn leading(call: &OpCall, whole: &[usize]) -> Vec<Self> {
+        let axis = |input: usize| (!whole.contains(&input)).then_some(0);
+        let inputs = (0..call.inputs.len()).map(axis).collect();
+        Self::of(call, inputs, vec![Some(0); call.outputs.len()]).into_iter().collect()
+    }
+}
+
+/// Returns the greatest common divisor, that of 0 and another being the other.
+pub(crate) fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// [`Twin::independent_axes`] of ops that compute all tensors along their first axis.
+pub(crate) fn leading_axis(call: &OpCall) -> Vec<IndependentAxis> {
+    IndependentAxis::leading(call, &[])
+}
+
+/// [`Twin::independent_axes`] of ops that are not known to fall into parts.
+pub(crate) fn no_axes(_: &OpCall) -> Vec<IndependentAxis> {
+    Vec::new()
 }
 
 /// [`Twin::inputs`] of ops whose inputs are all floats.

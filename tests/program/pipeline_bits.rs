@@ -7,6 +7,7 @@ use std::sync::LazyLock;
 use serde_json::Value;
 
 use crate::process::{Desk, Ran};
+use crate::samples::write_idx;
 
 /// Dropout, clipping, and micro-batches of 3 samples; 4 blocks with 2 layers.
 pub const SMALL: &str = "train tiny.toml --data text.txt --quiet --steps 12 \
@@ -269,6 +270,33 @@ fn any_number_of_threads_has_the_bits_of_another() {
     let resumed = trained("3", "train --quiet --resume single --devices cpu --steps 12");
     assert!(!resumed.contains("bits"), "{resumed}");
     assert_same_bits(&desk, "single", one(), "1 thread, then 3");
+}
+
+/// Products, convolutions and recurrences at sizes that threads share.
+#[test]
+fn fifty_steps_of_each_kind_of_model_have_one_course_on_any_threads() {
+    let desk = Desk::new();
+    desk.write("text.txt", "the cat sat on the mat and the dog ran after it. ".repeat(200));
+    fs::create_dir(desk.path("images")).unwrap();
+    write_idx(&desk.path("images"), "train", 0, 300);
+    let text = "--data text.txt --set data.val_fraction=0.1";
+    for (kind, line) in [
+        ("gpt", format!("{text} --set model.width=96 --set model.layers=2 --set train.batch=8")),
+        ("cnn", "--data images --set model.kind=cnn --set train.batch=24".into()),
+        ("rnn", format!("{text} --set model.kind=rnn --set model.cell=gru --set train.batch=12")),
+    ] {
+        for threads in ["1", "2", "3", "7"] {
+            let mut command = desk.command(&format!(
+                "train {line} --quiet --devices cpu --steps 50 --out {kind}-{threads} --set \
+                 train.sample_tokens=0 --set train.eval_every=50 --set train.checkpoint_every=50"
+            ));
+            let ran = command.env("RAYON_NUM_THREADS", threads).output().unwrap();
+            assert!(ran.status.success(), "{kind} with {threads} threads: {ran:?}");
+            let (own, of_one) = (format!("{kind}-{threads}"), format!("{kind}-1"));
+            assert_eq!(desk.losses(&own), desk.losses(&of_one), "{own}");
+            assert!(has_files_of(&desk, &own, (&desk, &of_one), 50), "{own}");
+        }
+    }
 }
 
 /// Data parallelism has bits of its own: what goes on from a pipeline's checkpoint equals what

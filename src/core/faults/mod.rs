@@ -1,8 +1,8 @@
 //! Injected faults for tests, at named points of a step instead of by timing:
 //! `POTLUCK_FAULT=kill@verdict:37` kills the process at the verdict of step 37. The faults
 //! `wrong@kernel:NAME`, `element@kernel:NAME` and `half@kernel:NAME` are not bound to a step: they
-//! corrupt what that kernel variant is certified by; `kill@kernel:NAME` kills the process when it
-//! is compiled.
+//! corrupt what that kernel variant is certified by, and `shift@kernel:NAME` what it is checked by
+//! at full size; `kill@kernel:NAME` kills the process when it is compiled.
 
 #[cfg(feature = "signals")]
 mod signal;
@@ -27,10 +27,11 @@ use crate::format::listed;
 pub const FAULT_ENV: &str = "POTLUCK_FAULT";
 
 /// Prefixes of the faults that are not bound to a step.
-const KERNEL_FAULTS: [(&str, KernelFault); 4] = [
+const KERNEL_FAULTS: [(&str, KernelFault); 5] = [
     ("wrong@kernel:", KernelFault::Scaled),
     ("element@kernel:", KernelFault::Element),
     ("half@kernel:", KernelFault::Half),
+    ("shift@kernel:", KernelFault::Shift),
     ("kill@kernel:", KernelFault::Kill),
 ];
 
@@ -43,6 +44,8 @@ pub enum KernelFault {
     Element,
     /// The inputs are rounded to half precision.
     Half,
+    /// Rows of the results are shifted by one, at full size only.
+    Shift,
     /// The process is killed when it is compiled, as by a driver that crashes.
     Kill,
 }

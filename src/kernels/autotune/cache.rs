@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::attempts::AttemptFile;
 use super::certify::CertificationResult;
-use crate::device::Adapter;
+use crate::device::{Adapter, DeviceError, Gpu, MappedReadRates};
 use crate::harness::Deviation;
 use crate::ops::matmul::tile;
 use crate::source;
@@ -19,7 +19,7 @@ use potluck_core::{Setting, files};
 /// Environment variable that names another directory for the files kept between runs.
 pub(crate) const CACHE_DIR_ENV: &str = "POTLUCK_CACHE";
 
-const FORMAT: u64 = 3;
+const FORMAT: u64 = 4;
 
 /// Attempts to take a lock that another process holds for writing, and the pause between them.
 const TRIES: u32 = 40;
@@ -35,6 +35,9 @@ pub struct Certificate {
     /// Display name (variant and op); never a lookup key.
     pub kernel: String,
     pub result: CertificationResult,
+    /// Deviations at full size, by the key of the call.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub full_size: BTreeMap<String, Deviation>,
     /// Build that the kernel belongs to: a hash of all its kernels.
     pub build: String,
 }
@@ -42,7 +45,8 @@ pub struct Certificate {
 impl Certificate {
     /// Returns the certificate of a kernel of this build.
     pub fn new(kernel: impl Into<String>, result: CertificationResult) -> Self {
-        Self { kernel: kernel.into(), result, build: build().into() }
+        let (kernel, full_size) = (kernel.into(), BTreeMap::new());
+        Self { kernel, result, full_size, build: build().into() }
     }
 }
 
@@ -91,6 +95,9 @@ struct CacheFile {
     /// Timings by the key of the call.
     #[serde(default)]
     timings: BTreeMap<String, Timings>,
+    /// Rates of reading mapped memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    mapped_reads: Option<MappedReadRates>,
 }
 
 /// Kernel cache of one device.
@@ -101,6 +108,8 @@ pub struct KernelCache {
     content: CacheFile,
     /// Keys of the certificates and of the timings that are not on disk yet.
     dirty: [BTreeSet<String>; 2],
+    /// True if the rates of mapped reads are not on disk yet.
+    has_new_rates: bool,
     notes: Vec<String>,
     /// True if a note says that nothing is kept.
     is_lost: bool,
@@ -141,10 +150,18 @@ impl KernelCache {
             device: String::new(),
             certificates: BTreeMap::new(),
             timings: BTreeMap::new(),
+            mapped_reads: None,
         };
-        let (dirty, notes, is_lost) = (Default::default(), Vec::new(), false);
-        let (attempts, forgotten) = (None, BTreeSet::new());
-        Self { path: None, content, dirty, notes, is_lost, attempts, forgotten }
+        Self {
+            path: None,
+            content,
+            dirty: Default::default(),
+            has_new_rates: false,
+            notes: Vec::new(),
+            is_lost: false,
+            attempts: None,
+            forgotten: BTreeSet::new(),
+        }
     }
 
     /// Returns the cache of an adapter in [`directory`]; in memory, with a note, if there is no
@@ -204,6 +221,24 @@ impl KernelCache {
         self.dirty[0].insert(hash.clone());
         self.forgotten.remove(&hash);
         self.content.certificates.insert(hash, certificate);
+    }
+
+    /// Notes the result of a certified kernel at the size of a call. A failure takes the place of
+    /// its certification.
+    pub(crate) fn certify_full_size(
+        &mut self,
+        hash: &str,
+        call_key: &str,
+        result: CertificationResult,
+    ) {
+        let Some(certificate) = self.content.certificates.get_mut(hash) else { return };
+        match result {
+            CertificationResult::Pass(deviation) | CertificationResult::Unusual(deviation) => {
+                certificate.full_size.insert(call_key.into(), deviation);
+            }
+            CertificationResult::Fail { .. } => certificate.result = result,
+        }
+        self.dirty[0].insert(hash.into());
     }
 
     /// Opens the file of attempts. A kernel whose attempt did not end is switched off, with a note.
@@ -288,6 +323,26 @@ impl KernelCache {
         self.content.timings.insert(call_key, timings);
     }
 
+    /// Returns the rates of reading mapped memory, if they were measured.
+    pub fn mapped_reads(&self) -> Option<MappedReadRates> {
+        self.content.mapped_reads
+    }
+
+    /// Returns the rates of reading mapped memory, measured and kept if they are not known.
+    ///
+    /// # Errors
+    /// Returns [`DeviceError`] if there is too little memory, or if the device fails.
+    pub fn measure_mapped_reads(&mut self, gpu: &Gpu) -> Result<MappedReadRates, DeviceError> {
+        if let Some(known) = self.content.mapped_reads {
+            return Ok(known);
+        }
+        let rates = MappedReadRates::measure(gpu)?;
+        self.content.mapped_reads = Some(rates);
+        self.has_new_rates = true;
+        self.save();
+        Ok(rates)
+    }
+
     /// Takes the messages for the user about the file; each is returned once.
     pub fn take_notes(&mut self) -> Vec<String> {
         std::mem::take(&mut self.notes)
@@ -297,12 +352,14 @@ impl KernelCache {
     /// failure becomes a note, once, because a run does not depend on it; the entries are written
     /// with the next ones.
     pub fn save(&mut self) {
-        let is_dirty = self.dirty.iter().any(|keys| !keys.is_empty());
+        let is_dirty = self.has_new_rates || self.dirty.iter().any(|keys| !keys.is_empty());
         let Some(path) = self.path.clone().filter(|_| is_dirty) else { return };
         let dirty = std::mem::take(&mut self.dirty);
         if let Err(why) = self.merge_into(&path, &dirty) {
             self.dirty = dirty;
             self.note_lost(&path, &why);
+        } else {
+            self.has_new_rates = false;
         }
     }
 
@@ -330,6 +387,7 @@ impl KernelCache {
                 self.content.certificates.extend(certificates);
                 let timings = own.timings.into_iter().filter(|(key, _)| is_fresh(&dirty[1], key));
                 self.content.timings.extend(timings);
+                self.content.mapped_reads = own.mapped_reads.or(self.content.mapped_reads);
                 let forgotten = &self.forgotten;
                 self.content.certificates.retain(|hash, _| !forgotten.contains(hash));
             }
@@ -434,6 +492,8 @@ pub fn summary(cache: &KernelCache) -> Summary {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::ReadMethod;
+    use crate::testing::for_each_gpu;
 
     /// The numbers of certified kernels, and those that are switched off.
     fn told(cache: &KernelCache) -> (usize, Vec<(String, String)>) {
@@ -527,6 +587,23 @@ mod tests {
     }
 
     #[test]
+    fn rates_of_mapped_reads_are_measured_once() {
+        for_each_gpu(|gpu, _| {
+            let directory = tempfile::tempdir().unwrap();
+            let mut cache = KernelCache::open(directory.path(), "device");
+            assert_eq!(cache.mapped_reads(), None);
+            let rates = cache.measure_mapped_reads(gpu).unwrap();
+            println!("{}: {rates:?}", gpu.name);
+            // A processor maps its own memory.
+            assert!(rates.mapped > 1e6 && rates.own > 1e6, "{} {rates:?}", gpu.name);
+            assert_eq!(rates.method(), ReadMethod::InPlace, "{} {rates:?}", gpu.name);
+            let mut cache = KernelCache::open(directory.path(), "device");
+            assert_eq!(cache.mapped_reads(), Some(rates));
+            assert_eq!(cache.measure_mapped_reads(gpu).unwrap(), rates);
+        });
+    }
+
+    #[test]
     fn damaged_and_foreign_files_are_set_aside() {
         let good = {
             let directory = tempfile::tempdir().unwrap();
@@ -538,7 +615,7 @@ mod tests {
         let spoiled = [
             (String::new(), "EOF"),
             (good[..good.len() / 2].to_string(), "EOF"),
-            (good.replace("\"format\": 3", "\"format\": 4"), "format is 4"),
+            (good.replace("\"format\": 4", "\"format\": 5"), "format is 5"),
             (good.replace("\"device\": \"device\"", "\"device\": \"B\""), "that of B"),
             (good.replace("0.5", "-0.5"), "takes -0.5 s"),
             ("{\"a\": 1}".into(), "unknown field"),

@@ -2,8 +2,8 @@
 //! among those of a call the fastest, by timing. Results are cached per adapter and driver.
 //!
 //! Modules in layers: `probes` (small problems with their reference results), `certify`, `timing`
-//! and `catalog`, `plan_calls`, `cache` and `pipeline_cache`, `session`, `selector`,
-//! `kernel_check`.
+//! and `catalog`, `plan_calls`, `cache` and `pipeline_cache`, `spot_check`,
+//! `session`, `selector`, `kernel_check`.
 
 pub(crate) mod attempts;
 pub mod cache;
@@ -15,6 +15,7 @@ pub mod plan_calls;
 pub(crate) mod probes;
 pub mod selector;
 pub mod session;
+pub(crate) mod spot_check;
 pub mod timing;
 
 pub use cache::KernelCache;

@@ -10,7 +10,8 @@ use super::pipeline_cache::PipelineCacheFile;
 use super::plan_calls::{PlanCall, call_key, distinct_calls, variant_set_hash};
 use super::probes::ReferenceCache;
 use super::session::{ProgressMeter, TimingSession, TuneProgress};
-use super::timing::{default_variant, timing_order};
+use super::spot_check::SpotCheck;
+use super::timing::{VariantTimer, default_variant, timing_order};
 use super::{KernelCache, catalog};
 use crate::device::{DeviceError, Gpu};
 use crate::ops::norm::NormSlots;
@@ -45,6 +46,8 @@ pub struct TuneOptions {
 pub struct TuneStats {
     /// Kernels certified, passed or failed.
     pub certified: usize,
+    /// Kernels checked at the size of a call, passed or failed.
+    pub full_size: usize,
     /// Variants of calls timed.
     pub timed: usize,
     /// Calls of which the time budget did not reach all variants.
@@ -127,6 +130,16 @@ impl KernelSelector {
         &self.cache
     }
 
+    /// Chooses how the values of a device are taken out of mapped memory, by rates that are
+    /// measured when the device is opened for the first time.
+    ///
+    /// # Errors
+    /// Returns [`DeviceError`] if there is too little memory, or if the device fails.
+    pub fn choose_read_method(&mut self, gpu: &mut Gpu) -> Result<(), DeviceError> {
+        gpu.read_method = self.cache.measure_mapped_reads(gpu)?.method();
+        Ok(())
+    }
+
     /// Sets the bytes of workspace that the selected variants may use: a call of fewer rows
     /// than the plan's capacity may need more than any at full capacity.
     pub(crate) fn set_workspace_bytes(&mut self, bytes: usize) {
@@ -164,7 +177,7 @@ impl KernelSelector {
             self.certify_needed(gpu, plan, tuning, report).and_then(|(calls, mut meter)| {
                 self.choose_all(gpu, &calls, tuning, &mut meter, &mut notes)?;
                 self.compile_chosen(gpu, &calls, &mut meter);
-                Ok(())
+                self.check_full_sizes(gpu, &calls, &mut meter)
             });
         self.reference_cache.clear();
         // Failures are cached too.
@@ -254,12 +267,113 @@ impl KernelSelector {
     fn compile_chosen(&mut self, gpu: &Gpu, calls: &[PlanCall], meter: &mut ProgressMeter) {
         let mut chosen = Vec::new();
         for planned in calls {
-            let name = self.choices.get(&planned.call_key);
-            let is_chosen = |variant: &&Variant| name.is_none_or(|name| variant.name == name);
-            let variant = planned.variants.iter().find(is_chosen);
-            chosen.extend(variant.map(|variant| (planned, variant)));
+            chosen.extend(self.chosen(planned).map(|variant| (planned, variant)));
         }
         self.compile(gpu, &chosen, meter);
+    }
+
+    /// Returns the variant that was chosen for a call.
+    fn chosen<'a>(&self, planned: &'a PlanCall) -> Option<&'a Variant> {
+        let name = self.choices.get(&planned.call_key);
+        planned.variants.iter().find(|variant| name.is_none_or(|name| variant.name == name))
+    }
+
+    /// Checks the chosen variants of calls at full size, once on each driver, on a graphics card or
+    /// with seeded errors. For one that is wrong there, another is chosen, and checked too.
+    fn check_full_sizes(
+        &mut self,
+        gpu: &Gpu,
+        calls: &[PlanCall],
+        meter: &mut ProgressMeter,
+    ) -> Result<(), DeviceError> {
+        if Caps::of(gpu).class != DeviceClass::Hardware && self.faulty_kernels.is_empty() {
+            return Ok(());
+        }
+        let mut timer = None;
+        let mut worst = None;
+        for planned in calls {
+            while let Some(variant) = self.chosen(planned).filter(|one| !one.is_foreign()) {
+                let call = planned.owned_call.call();
+                let hash = variant_hash(gpu.checks, &call, variant);
+                let known = self.cache.certificate(&hash);
+                if known.is_some_and(|known| known.full_size.contains_key(&planned.call_key)) {
+                    break;
+                }
+                let Some(check) = SpotCheck::of(&call) else { break };
+                meter.alive();
+                let checked = self.check_full_size(gpu, planned, variant, &check, &mut timer);
+                let result = match checked {
+                    Ok(result) => result,
+                    // The plan, which has one such tensor at a time, may still fit.
+                    Err(error) if error.is_survivable() && !gpu.is_lost() => {
+                        let kernel = label(&call, variant);
+                        self.cache.note(format!("{kernel} is not checked at full size: {error}"));
+                        break;
+                    }
+                    Err(error) => return Err(error),
+                };
+                let is_usable = result.is_usable();
+                match &result {
+                    CertificationResult::Fail { why } => {
+                        let kernel = label(&call, variant);
+                        self.cache.note(format!("{kernel} is switched off on {}: {why}", gpu.name));
+                    }
+                    CertificationResult::Pass(found) | CertificationResult::Unusual(found) => {
+                        worst = Some(worst.map_or(*found, |worst| found.worst(worst)));
+                    }
+                }
+                self.cache.certify_full_size(&hash, &planned.call_key, result);
+                if is_usable {
+                    break;
+                }
+                let candidates = variant_set_hash(gpu, &call, &planned.variants);
+                let timings = self.cache.timings(&planned.call_key, &candidates).cloned();
+                let measured = timings.unwrap_or_default().measured;
+                let name = match self.fastest(gpu, &call, &planned.variants, &measured)? {
+                    Some(name) => name,
+                    None => self.fallback(gpu, planned)?,
+                };
+                self.choices.insert(planned.call_key.clone(), name);
+            }
+        }
+        if let Some(worst) = worst {
+            self.cache.note(format!(
+                "{} kernels were compared with f64 at full size on {}: at most {worst}",
+                self.work.full_size, gpu.name
+            ));
+        }
+        Ok(())
+    }
+
+    /// Returns the result of a variant of a call at full size.
+    fn check_full_size<'a>(
+        &mut self,
+        gpu: &'a Gpu,
+        planned: &PlanCall,
+        variant: &Variant,
+        check: &SpotCheck,
+        timer: &mut Option<VariantTimer<'a>>,
+    ) -> Result<CertificationResult, DeviceError> {
+        let timer = match timer {
+            Some(timer) => timer,
+            None => timer.insert(VariantTimer::new(gpu)?),
+        };
+        let call = planned.owned_call.call();
+        let (hash, kernel) = (variant_hash(gpu.checks, &call, variant), label(&call, variant));
+        let attempt = (!is_plain(gpu, &call, variant)).then_some((&hash, &kernel));
+        self.work.full_size += 1;
+        self.trying(gpu, attempt, |kernels| {
+            let faults = &kernels.faulty_kernels;
+            let fault = faults.iter().find(|one| one.name == variant.name).map(|one| one.fault);
+            let pipelines = &mut kernels.pipelines;
+            let result = check.run(timer, pipelines, &planned.owned_call, variant, fault)?;
+            Ok(match result {
+                CertificationResult::Fail { why } => CertificationResult::Fail {
+                    why: format!("at full size, in {}, {why}", planned.call_key),
+                },
+                usable => usable,
+            })
+        })
     }
 
     /// Compiles variants of calls that may run, several at a time, with their names on disk as long

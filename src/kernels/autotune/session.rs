@@ -50,6 +50,11 @@ impl<'a> ProgressMeter<'a> {
         self.tell(None);
     }
 
+    /// Reports that the work goes on.
+    pub fn alive(&mut self) {
+        self.tell(None);
+    }
+
     /// Reports what the driver compiles.
     pub fn compiling(&mut self, what: String) {
         self.tell(Some(what));
@@ -96,11 +101,7 @@ impl TimingSession<'_, '_> {
         result: Result<T, DeviceError>,
     ) -> Result<Option<T>, DeviceError> {
         match result {
-            Err(
-                error @ (DeviceError::OutOfMemory { .. }
-                | DeviceError::TooLarge { .. }
-                | DeviceError::Refused { .. }),
-            ) if !self.gpu.is_lost() => {
+            Err(error) if error.is_survivable() && !self.gpu.is_lost() => {
                 self.notes.push(format!("{what} not timed: {error}"));
                 Ok(None)
             }

@@ -1,6 +1,7 @@
 //! Benchmark of the variants of a call at its real shape, on random input.
 
 use std::cmp::Reverse;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use crate::bind::CallBuffers;
@@ -10,6 +11,7 @@ use crate::pace::{PART_SECONDS, fitting, nominal_seconds, part_seconds};
 use crate::{
     BoundDispatch, Caps, DeviceClass, OpCall, OwnedCall, PaceTrial, Pipelines, Variant, source,
 };
+use potluck_core::HostTensor;
 
 /// Target duration of one sample, in which the cost of a submission vanishes.
 const SAMPLE: Duration = Duration::from_millis(4);
@@ -86,10 +88,10 @@ impl<'a> VariantTimer<'a> {
             self.outputs.clear();
             self.reserve(&inputs, &outputs)?;
         }
-        for (index, (fill, words)) in owned_call.fills().into_iter().zip(inputs).enumerate() {
-            let pattern = generate(fill, PATTERN.min(words), index).map(|v| v as f32);
+        for (index, (pattern, words)) in patterns(owned_call).into_iter().zip(inputs).enumerate() {
+            let pattern = pattern.map(|v| v as f32);
             let pattern: Vec<u32> = bytemuck::pod_collect_to_vec(pattern.as_view().bytes());
-            self.fill(index, &pattern, words)?;
+            self.fill(&self.inputs[index], &pattern, words)?;
         }
         let call = owned_call.call();
         let cost = crate::twin(call.op).map(|twin| (twin.cost)(&call));
@@ -117,17 +119,22 @@ impl<'a> VariantTimer<'a> {
         Ok(())
     }
 
-    /// Fills so many words of an input with repetitions of a pattern, which is as long as
-    /// [`PATTERN`] or as the input. A large one is filled by the device: the host holds one block,
-    /// and sends no more.
-    fn fill(&self, index: usize, pattern: &[u32], words: usize) -> Result<(), DeviceError> {
+    /// Fills so many words of a buffer with repetitions of a pattern, which is as long as
+    /// [`PATTERN`], as the buffer, or one word. A large one is filled by the device: the host holds
+    /// one block, and sends no more.
+    fn fill(
+        &self,
+        buffer: &wgpu::Buffer,
+        pattern: &[u32],
+        words: usize,
+    ) -> Result<(), DeviceError> {
         let repeated = pattern.iter().copied().cycle().take(words.min(BLOCK));
         let block: Vec<u32> = repeated.collect();
         self.gpu.upload(&self.block, 0, bytemuck::cast_slice(&block));
         let mut encoder = self.gpu.device.create_command_encoder(&Default::default());
         for first in (0..words).step_by(BLOCK) {
             let (at, bytes) = (4 * first as u64, 4 * BLOCK.min(words - first) as u64);
-            encoder.copy_buffer_to_buffer(&self.block, 0, &self.inputs[index], at, bytes);
+            encoder.copy_buffer_to_buffer(&self.block, 0, buffer, at, bytes);
         }
         // Also before the block changes, and so that a lack of memory is that of this call.
         self.gpu.submit_and_wait(encoder)
@@ -147,17 +154,10 @@ impl<'a> VariantTimer<'a> {
         best: Option<f64>,
         until: Instant,
     ) -> Result<Option<f64>, DeviceError> {
-        let workspace = (variant.workspace_bytes() as u64).max(self.between.workspace.size());
-        let scratch = (variant.scratch_bytes() as u64).max(self.between.scratch.size());
-        if workspace > self.between.workspace.size() || scratch > self.between.scratch.size() {
-            self.between = CallBuffers::new(self.gpu, workspace as usize, scratch as usize)?;
-        }
-        let (buffers, between) = ([&self.inputs[..], &self.outputs[..]], &self.between);
-        let dispatches = &variant.dispatches;
-        let bound = BoundDispatch::handing_on(self.gpu, pipelines, dispatches, buffers, between)?;
+        let bound = self.bind(pipelines, variant)?;
         let hopeless = |seconds: f64, factor| best.is_some_and(|best| seconds > factor * best);
         // Warm-up: the driver may still compile.
-        let first_run = self.first_run(&bound, until, |s| hopeless(s, PRUNE_RATIOS[0]))?;
+        let first_run = self.first_run(&bound, Some(until), |s| hopeless(s, PRUNE_RATIOS[0]))?;
         let (warm, paces) = match first_run {
             FirstRun::Whole { seconds, paces } => (seconds, paces),
             FirstRun::Hopeless { seconds } => return Ok(Some(seconds)),
@@ -184,12 +184,58 @@ impl<'a> VariantTimer<'a> {
         Ok(Some(fastest[0]))
     }
 
+    /// Runs a variant once on outputs all of whose elements begin with these values.
+    ///
+    /// # Errors
+    /// Returns [`DeviceError`] if there is too little memory, or if the device fails.
+    pub fn run(
+        &mut self,
+        pipelines: &mut Pipelines,
+        variant: &Variant,
+        starts: &[f32],
+    ) -> Result<(), DeviceError> {
+        for (output, start) in self.outputs.iter().zip(starts) {
+            self.fill(output, &[start.to_bits()], (output.size() / 4) as usize)?;
+        }
+        let bound = self.bind(pipelines, variant)?;
+        self.first_run(&bound, None, |_| false).map(drop)
+    }
+
+    /// Returns elements of an output, in ranges of it one behind the other.
+    ///
+    /// # Errors
+    /// Returns [`DeviceError`] if there is too little memory, or if the device fails.
+    pub fn read(&self, output: usize, ranges: &[Range<usize>]) -> Result<Vec<f32>, DeviceError> {
+        let count: usize = ranges.iter().map(Range::len).sum();
+        let staging = self.gpu.readback(4 * count as u64)?;
+        let bytes = |range: &Range<usize>| {
+            (&self.outputs[output], 4 * range.start as u64, 4 * range.len() as u64)
+        };
+        let ranges: Vec<_> = ranges.iter().map(bytes).collect();
+        Ok(bytemuck::pod_collect_to_vec(&self.gpu.read(&staging, &ranges)?))
+    }
+
+    /// Binds the dispatches of a variant to the buffers.
+    fn bind(
+        &mut self,
+        pipelines: &mut Pipelines,
+        variant: &Variant,
+    ) -> Result<Vec<BoundDispatch>, DeviceError> {
+        let workspace = (variant.workspace_bytes() as u64).max(self.between.workspace.size());
+        let scratch = (variant.scratch_bytes() as u64).max(self.between.scratch.size());
+        if workspace > self.between.workspace.size() || scratch > self.between.scratch.size() {
+            self.between = CallBuffers::new(self.gpu, workspace as usize, scratch as usize)?;
+        }
+        let (buffers, between) = ([&self.inputs[..], &self.outputs[..]], &self.between);
+        BoundDispatch::handing_on(self.gpu, pipelines, &variant.dispatches, buffers, between)
+    }
+
     /// Runs dispatches for the first time, in parts that grow, until `hopeless` is true of the
-    /// predicted seconds of all of them.
+    /// predicted seconds of all of them, or until a time if there is one.
     fn first_run(
         &mut self,
         bound: &[BoundDispatch],
-        until: Instant,
+        until: Option<Instant>,
         hopeless: impl Fn(f64) -> bool,
     ) -> Result<FirstRun, DeviceError> {
         let (mut seconds, mut paces) = (0.0, Vec::new());
@@ -208,7 +254,7 @@ impl<'a> VariantTimer<'a> {
                 if let Some(seconds) = predicted.filter(|seconds| hopeless(*seconds)) {
                     return Ok(FirstRun::Hopeless { seconds });
                 }
-                if Instant::now() >= until {
+                if until.is_some_and(|until| Instant::now() >= until) {
                     return Ok(FirstRun::TooLate);
                 }
             }
@@ -281,6 +327,13 @@ impl<'a> VariantTimer<'a> {
         self.longest = self.longest.max(seconds);
         Ok(seconds)
     }
+}
+
+/// Returns the values that repeat in each input of a call.
+pub(crate) fn patterns(owned_call: &OwnedCall) -> Vec<HostTensor<f64>> {
+    let words = owned_call.inputs.iter().map(|dims| dims.iter().product::<usize>());
+    let fills = owned_call.fills().into_iter().zip(words).enumerate();
+    fills.map(|(index, (fill, words))| generate(fill, PATTERN.min(words), index)).collect()
 }
 
 /// First run of a variant.
@@ -392,7 +445,7 @@ mod tests {
         for_each_gpu(|gpu, _| {
             let mut timer = VariantTimer::new(gpu).unwrap();
             timer.reserve(&[words], &[]).unwrap();
-            timer.fill(0, &pattern, words).unwrap();
+            timer.fill(&timer.inputs[0], &pattern, words).unwrap();
             let staging = gpu.readback(4 * words as u64).unwrap();
             let bytes = gpu.read(&staging, &[(&timer.inputs[0], 0, 4 * words as u64)]).unwrap();
             let read: Vec<u32> = bytemuck::pod_collect_to_vec(&bytes);
@@ -458,7 +511,7 @@ mod tests {
             let bound = BoundDispatch::of_buffers(gpu, pipelines, dispatches, inputs, outputs);
             let bound = bound.unwrap();
             let mut is_predicted = || {
-                let run = timer.first_run(&bound, until, |_| true).unwrap();
+                let run = timer.first_run(&bound, Some(until), |_| true).unwrap();
                 matches!(run, FirstRun::Hopeless { .. })
             };
             assert!((0..5).any(|_| is_predicted()), "never predicted on {}", gpu.name);

@@ -88,6 +88,11 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
+    /// Returns true for a refusal after which the device goes on.
+    pub(crate) fn is_survivable(&self) -> bool {
+        matches!(self, Self::OutOfMemory { .. } | Self::TooLarge { .. } | Self::Refused { .. })
+    }
+
     /// Returns all of its texts, to be made harmless if they come from elsewhere.
     pub fn texts_mut(&mut self) -> Vec<&mut String> {
         match self {

@@ -11,6 +11,7 @@ use super::adapters::Adapter;
 use super::error::DeviceError;
 use super::features::{self, Features};
 use super::limits::{self, Limits};
+use super::mapped_reads::{self, ReadMethod};
 use super::panics::{PanicText, catch_quietly};
 use potluck_core::Lock;
 use potluck_core::format::listed;
@@ -58,6 +59,8 @@ pub struct Gpu {
     pub deadline: Duration,
     /// The longest time that a submission should take.
     pub submission_seconds: f64,
+    /// Way in which values are taken out of mapped memory.
+    pub read_method: ReadMethod,
     /// Ticks whenever a call of the driver returns.
     pub heartbeat: Heartbeat,
     /// Version of the driver, for messages.
@@ -117,6 +120,7 @@ impl Gpu {
             features,
             deadline: DEADLINE,
             submission_seconds: submission_seconds(adapter.kind),
+            read_method: ReadMethod::default(),
             heartbeat: Heartbeat::default(),
             driver: adapter.driver.clone(),
             submitted: Lock::default(),
@@ -397,6 +401,16 @@ impl Gpu {
         ranges: &[(&wgpu::Buffer, u64, u64)],
         bytes: &mut [u8],
     ) -> Result<(), DeviceError> {
+        self.read_with(staging, ranges, |view| mapped_reads::copy(self.read_method, view, bytes))
+    }
+
+    /// Does what [`Gpu::read`] does, but shows the mapped bytes to a function.
+    pub(crate) fn read_with<T>(
+        &self,
+        staging: &wgpu::Buffer,
+        ranges: &[(&wgpu::Buffer, u64, u64)],
+        body: impl FnOnce(&[u8]) -> T,
+    ) -> Result<T, DeviceError> {
         let mut encoder = self.device.create_command_encoder(&Default::default());
         let mut total = 0;
         for (buffer, offset, length) in ranges {
@@ -414,10 +428,10 @@ impl Gpu {
         let mapped = receiver.recv().map_err(|error| refused(error.to_string()))?;
         mapped.map_err(|error| refused(error.to_string()))?;
         let view = staging.get_mapped_range(0..total).map_err(|e| refused(e.to_string()))?;
-        bytes.copy_from_slice(&view);
+        let result = body(&view);
         drop(view);
         staging.unmap();
-        Ok(())
+        Ok(result)
     }
 }
 

@@ -13,6 +13,7 @@ pub mod heartbeat;
 pub mod host;
 mod injected;
 pub mod limits;
+pub mod mapped_reads;
 pub mod memory;
 pub mod panics;
 pub mod select;
@@ -30,6 +31,7 @@ pub use host::HostInfo;
 pub use injected::INJECTED_HANG_MAX;
 pub(crate) use injected::inject_on_host;
 pub use limits::Limits;
+pub use mapped_reads::{MappedReadRates, ReadMethod};
 pub use memory::AdapterMemory;
 pub use select::{
     OfferedDevice, Selection, missing_devices, select, select_all, selector_of, selector_without,

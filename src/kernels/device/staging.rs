@@ -8,6 +8,7 @@ use std::sync::mpsc;
 
 use super::error::DeviceError;
 use super::gpu::Gpu;
+use super::mapped_reads;
 
 /// Alignment of chunks in a slot; mapped ranges must start at multiples of 8.
 const ALIGNMENT: u64 = 16;
@@ -227,7 +228,7 @@ impl ReadbackRing {
         mapping.wait(gpu, what)?;
         let view = slot.buffer.get_mapped_range(0..bytes);
         let view = view.map_err(|why| gpu.refused(what, why.to_string()))?;
-        into[..bytes as usize].copy_from_slice(&view);
+        mapped_reads::copy(gpu.read_method, &view, &mut into[..bytes as usize]);
         drop(view);
         slot.buffer.unmap();
         Ok(bytes as usize)

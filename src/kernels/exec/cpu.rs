@@ -18,6 +18,7 @@ use super::{
 };
 use crate::device::{DeviceError, Heartbeat, host, inject_on_host};
 use crate::ops::{hash, host_bytes, norm};
+use crate::simd::instruction_set;
 use crate::{
     CpuKernel, Float, RandomContext, Twin, UpdateKernel, UpdateTwin, bf16_moments, twin,
     update_twin,
@@ -30,9 +31,11 @@ use potluck_graph::{
     DeviceState, MomentFormat, Place, Plan, Role, SlotKind, TensorLocation, Update, UpdateRange,
 };
 
-/// Identity of a CPU device, which decides the bits of its results: they do not depend on its
-/// threads.
-pub const CPU_IDENTITY: &str = "cpu";
+/// Returns the identity of a CPU device, which decides the bits of its results: they depend on the
+/// instruction set, and not on its threads or caches.
+pub fn cpu_identity() -> String {
+    format!("cpu ({})", instruction_set())
+}
 
 /// Returns the name of a CPU device with so many threads, which determine its speed but not its
 /// results.

@@ -7,7 +7,7 @@ use crate::call_shapes::{C, N, calls};
 use crate::dispatch::{ITERATIONS_MAX, grid};
 use crate::harness::InputFill;
 use crate::simd::{mul_add, vectorized};
-use crate::twin::{Forward, InputSpec, short_loops};
+use crate::twin::{Forward, IndependentAxis, InputSpec, short_loops};
 use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
 use potluck_core::HostTensorView;
 use potluck_graph::Op;
@@ -25,6 +25,7 @@ pub static TWIN: Twin = Twin {
     iterations: short_loops,
     inputs,
     forward,
+    independent_axes,
     probes,
     catalog,
 };
@@ -364,6 +365,20 @@ fn sized(op: &Op, x: Dims) -> Vec<Dims> {
         Op::BatchNormAffineGrad => vec![x.clone(), stats, x],
         _ => vec![x.clone(), column.clone(), stats, x, column.clone(), column],
     }
+}
+
+/// See [`Twin::independent_axes`]: channels.
+fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
+    let last = call.inputs[0].len().checked_sub(1);
+    let (inputs, outputs) = match call.op {
+        Op::BatchNorm { .. } => {
+            let column = Some(0);
+            (vec![last, column, column, column, column], vec![last, Some(1), column, column])
+        }
+        Op::BatchNormAffineGrad => (vec![last, Some(1), last], vec![Some(0), Some(0)]),
+        _ => (vec![last, Some(0), Some(1), last, Some(0), Some(0)], vec![last]),
+    };
+    IndependentAxis::of(call, inputs, outputs).into_iter().collect()
 }
 
 /// See [`Twin::probes`].

@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use super::epilogue::{combined, combined4};
 use crate::call_shapes::{C, N, calls};
 use crate::dispatch::grid;
-use crate::twin::{no_forward, normal_inputs, short_loops};
+use crate::twin::{IndependentAxis, no_forward, normal_inputs, short_loops};
 use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
 use potluck_core::HostTensorView;
 use potluck_graph::{Binary, Op};
@@ -26,6 +26,7 @@ pub static TWIN: Twin = Twin {
     iterations: short_loops,
     inputs: normal_inputs,
     forward: no_forward,
+    independent_axes,
     probes,
     catalog,
 };
@@ -205,6 +206,12 @@ fn function(call: &OpCall) -> Binary {
         Op::MaximumGrad => Binary::Maximum,
         other => panic!("{other} is not a function of two tensors"),
     }
+}
+
+/// See [`Twin::independent_axes`]: the first, unless `b` alone has it.
+fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
+    let is_broadcast = call.input_len(1) < call.input_len(0);
+    IndependentAxis::leading(call, if is_broadcast { &[1] } else { &[] })
 }
 
 /// See [`Twin::probes`]. The second operand equals the first one, is one row that repeats, or one

@@ -4,7 +4,7 @@
 use crate::call_shapes::{C, HEADS, N, PROBE_ROWS, calls};
 use crate::dispatch::grid;
 use crate::harness::InputFill;
-use crate::twin::{InputSpec, no_forward, short_loops};
+use crate::twin::{InputSpec, no_axes, no_forward, short_loops};
 use crate::{
     CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant, source,
 };
@@ -24,6 +24,7 @@ pub static TWIN: Twin = Twin {
     iterations: short_loops,
     inputs,
     forward: no_forward,
+    independent_axes: no_axes,
     probes,
     catalog,
 };

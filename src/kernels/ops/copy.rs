@@ -4,7 +4,7 @@ use rayon::prelude::*;
 
 use crate::call_shapes::{B, C, HEADS, KEPT, T, calls, shrunk, shrunk_around};
 use crate::dispatch::{Runs, grid};
-use crate::twin::{no_forward, normal_inputs, short_loops};
+use crate::twin::{IndependentAxis, no_forward, normal_inputs, short_loops};
 use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
 use potluck_core::HostTensorView;
 use potluck_graph::Op;
@@ -22,6 +22,7 @@ pub static TWIN: Twin = Twin {
     iterations: short_loops,
     inputs: normal_inputs,
     forward: no_forward,
+    independent_axes,
     probes,
     catalog,
 };
@@ -293,6 +294,19 @@ pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
 /// Returns the cost: no FLOPs, and all operands moved once.
 pub fn cost(call: &OpCall) -> Cost {
     Cost::elementwise(call, 0.0)
+}
+
+/// See [`Twin::independent_axes`]: the first that is copied as a whole.
+fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
+    let (input, output) = match call.op {
+        Op::Permute { axes } => (0, axes.iter().position(|axis| *axis == 0)),
+        Op::Slice { axis: 0, .. } | Op::Pad { axis: 0, .. } | Op::Concat { axis: 0 } => {
+            (1, Some(1))
+        }
+        _ => (0, Some(0)),
+    };
+    let inputs = vec![Some(input); call.inputs.len()];
+    IndependentAxis::of(call, inputs, vec![output]).into_iter().collect()
 }
 
 /// See [`Twin::probes`]. Attributes shrink with the dimensions.

@@ -8,7 +8,7 @@ use crate::call_shapes::{N, PROBE_ROWS, V, calls};
 use crate::dispatch::{ITERATIONS_MAX, Runs, grid};
 use crate::harness::InputFill;
 use crate::simd::{LANES, exp, sum_of, vectorized};
-use crate::twin::{Forward, InputSpec, short_loops};
+use crate::twin::{Forward, InputSpec, leading_axis, short_loops};
 use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
 use potluck_core::HostTensorView;
 use potluck_graph::{LossClasses, Op};
@@ -26,6 +26,7 @@ pub static TWIN: Twin = Twin {
     iterations: short_loops,
     inputs,
     forward,
+    independent_axes: leading_axis,
     probes,
     catalog,
 };

@@ -2,7 +2,7 @@
 //! functions and dispatches. The CPU device runs the reference, in f64.
 
 use crate::harness::InputFill;
-use crate::twin::{no_forward, short_loops};
+use crate::twin::{no_axes, no_forward, short_loops};
 use crate::{
     CallShape, Caps, Cost, Dims, Dispatch, Float, InputSpec, OpCall, Operand, Shader, Twin, Variant,
 };
@@ -22,6 +22,7 @@ pub static TWIN: Twin = Twin {
     iterations: short_loops,
     inputs: input_spec,
     forward: no_forward,
+    independent_axes: no_axes,
     probes,
     catalog: Vec::new,
 };

@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use crate::call_shapes::{B, C, T, calls};
 use crate::dispatch::grid;
 use crate::harness::InputFill;
-use crate::twin::{InputSpec, no_forward, short_loops};
+use crate::twin::{InputSpec, leading_axis, no_forward, short_loops};
 use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
 use potluck_core::rng::{Key, drop_threshold, kept_factor};
 use potluck_core::{HostTensorView, Site};
@@ -25,6 +25,7 @@ pub static TWIN: Twin = Twin {
     iterations: short_loops,
     inputs,
     forward: no_forward,
+    independent_axes: leading_axis,
     probes,
     catalog,
 };

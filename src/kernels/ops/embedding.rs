@@ -9,7 +9,7 @@ use super::embedding_rows;
 use crate::call_shapes::{C, N, V, calls};
 use crate::dispatch::{ITERATIONS_MAX, grid};
 use crate::harness::InputFill;
-use crate::twin::{InputSpec, no_forward, short_loops};
+use crate::twin::{IndependentAxis, InputSpec, no_forward, short_loops};
 use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
 use potluck_core::HostTensorView;
 use potluck_graph::Op;
@@ -27,6 +27,7 @@ pub static TWIN: Twin = Twin {
     iterations: short_loops,
     inputs,
     forward: no_forward,
+    independent_axes,
     probes,
     catalog,
 };
@@ -246,6 +247,18 @@ fn inputs(op: &Op, inputs: &[Dims]) -> InputSpec {
         other => panic!("{other} is not an embedding"),
     };
     InputSpec::normal(inputs).with(0, InputFill::Ids(ids as u32))
+}
+
+/// See [`Twin::independent_axes`]: ids, or columns of the gradient.
+fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
+    let axis = match call.op {
+        Op::Embedding { .. } => IndependentAxis::of(call, vec![Some(0), None], vec![Some(0)]),
+        _ => {
+            let last = call.inputs[1].len().checked_sub(1);
+            IndependentAxis::of(call, vec![None, last], vec![Some(1)])
+        }
+    };
+    axis.into_iter().collect()
 }
 
 /// See [`Twin::probes`].

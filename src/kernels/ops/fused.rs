@@ -12,7 +12,7 @@ use rayon::prelude::*;
 use super::epilogue::{self, Epilogue, EpilogueStep};
 use super::{binary, conv, fused_vectors, layer_norm, matmul, unary};
 use crate::dispatch::grid;
-use crate::twin::{Forward, normal_inputs};
+use crate::twin::{Forward, IndependentAxis, gcd, normal_inputs};
 use crate::{Caps, Cost, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant, twin};
 use potluck_core::{DType, HostTensorView, Shape};
 use potluck_graph::{Accumulation, Binary, Op, shapes};
@@ -31,6 +31,7 @@ pub static TWIN: Twin = Twin {
     iterations,
     inputs: normal_inputs,
     forward,
+    independent_axes,
     probes,
     catalog,
 };
@@ -281,6 +282,25 @@ pub fn cost(call: &OpCall) -> Cost {
 fn iterations(call: &OpCall) -> usize {
     let root = root_call(call);
     if chain(call).is_some() { 0 } else { (twin_of(&root).iterations)(&root) }
+}
+
+/// See [`Twin::independent_axes`]: rows of the root op.
+fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
+    let root = root_call(call);
+    let of_root = twin_of(&root).independent_axes;
+    let axes = (of_root)(&root);
+    let Some(rows) = axes.iter().find(|axis| axis.outputs == [Some(0)]) else { return Vec::new() };
+    let count = call.output_len(0);
+    let (mut parts, mut inputs) = (rows.parts, rows.inputs.clone());
+    for operand in root.inputs.len()..call.inputs.len() {
+        // A smaller operand is repeated, in each part from its beginning.
+        let is_whole = call.input_len(operand) < count;
+        parts = if is_whole { gcd(parts, count / call.input_len(operand)) } else { parts };
+        inputs.push((!is_whole).then_some(0));
+    }
+    let axis = IndependentAxis::of(call, inputs, vec![Some(0); call.outputs.len()]);
+    let axis = axis.map(|axis| IndependentAxis { parts: gcd(parts, axis.parts), ..axis });
+    axis.into_iter().collect()
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use super::row_terms::RowTerms;
 use crate::call_shapes::calls;
 use crate::dispatch::{ITERATIONS_MAX, grid};
 use crate::simd::{mul_add, vectorized};
-use crate::twin::{Forward, normal_inputs};
+use crate::twin::{Forward, IndependentAxis, normal_inputs};
 use crate::{
     CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant, source,
 };
@@ -28,6 +28,7 @@ pub static TWIN: Twin = Twin {
     iterations,
     inputs: normal_inputs,
     forward,
+    independent_axes,
     probes,
     catalog,
 };
@@ -462,6 +463,15 @@ fn forward(op: &Op) -> Option<Forward> {
     // The bias does not matter for the statistics.
     let op = Op::GroupNorm { groups: *groups, eps: 1e-5 };
     Some(Forward { op, inputs: vec![0, 1, 1], outputs: vec![(1, 2)] })
+}
+
+/// See [`Twin::independent_axes`]: samples.
+fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
+    match call.op {
+        Op::GroupNorm { .. } => IndependentAxis::leading(call, &[1, 2]),
+        Op::GroupNormGrad { .. } => IndependentAxis::leading(call, &[1]),
+        _ => Vec::new(),
+    }
 }
 
 /// See [`Twin::probes`]: many samples, more values of a group than a workgroup has invocations,

@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use crate::call_shapes::{N, PROBE_ROWS, calls};
 use crate::dispatch::grid;
 use crate::harness::InputFill;
-use crate::twin::{InputSpec, no_forward, short_loops};
+use crate::twin::{InputSpec, leading_axis, no_forward, short_loops};
 use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
 use potluck_core::HostTensorView;
 use potluck_graph::{ClassLoss, Op};
@@ -24,6 +24,7 @@ pub static TWIN: Twin = Twin {
     iterations: short_loops,
     inputs,
     forward: no_forward,
+    independent_axes: leading_axis,
     probes,
     catalog,
 };

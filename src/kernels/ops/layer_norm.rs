@@ -9,7 +9,7 @@ use super::{layer_norm_group, layer_norm_rows, row_sums};
 use crate::call_shapes::{C, N, PROBE_ROWS, calls};
 use crate::dispatch::grid;
 use crate::simd::{mul_add, sum_of, vectorized};
-use crate::twin::{Forward, normal_inputs};
+use crate::twin::{Forward, IndependentAxis, normal_inputs};
 use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
 use potluck_core::HostTensorView;
 use potluck_graph::Op;
@@ -27,6 +27,7 @@ pub static TWIN: Twin = Twin {
     iterations,
     inputs: normal_inputs,
     forward,
+    independent_axes,
     probes,
     catalog,
 };
@@ -366,6 +367,19 @@ fn forward(op: &Op) -> Option<Forward> {
         _ => return None,
     };
     Some(Forward { op: norm, inputs: vec![0, 1], outputs: vec![(1, 2)] })
+}
+
+/// See [`Twin::independent_axes`]: rows, or columns of the gradients by weight and bias.
+fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
+    match call.op {
+        Op::LayerNorm { .. } | Op::RmsNorm { .. } => IndependentAxis::leading(call, &[1, 2]),
+        Op::LayerNormGrad | Op::RmsNormGrad => IndependentAxis::leading(call, &[1]),
+        _ => {
+            let last = call.inputs[0].len().checked_sub(1);
+            let outputs = vec![Some(0); call.outputs.len()];
+            IndependentAxis::of(call, vec![last, None, last], outputs).into_iter().collect()
+        }
+    }
 }
 
 /// See [`Twin::probes`].

@@ -11,7 +11,7 @@ use super::{cross_entropy, matmul};
 use crate::call_shapes::N;
 use crate::dispatch::TensorPart;
 use crate::harness::InputFill;
-use crate::twin::Forward;
+use crate::twin::{Forward, IndependentAxis};
 use crate::{
     CallShape, Caps, Cost, CpuKernel, Dims, Dispatch, Float, InputSpec, OpCall, Operand, Twin,
     Variant,
@@ -32,6 +32,7 @@ pub static TWIN: Twin = Twin {
     iterations,
     inputs,
     forward,
+    independent_axes,
     probes,
     catalog,
 };
@@ -437,6 +438,15 @@ fn forward(op: &Op) -> Option<Forward> {
     let &Op::LinearCrossEntropyGrad { rows, classes, .. } = op else { return None };
     let op = Op::LinearCrossEntropy { rows, classes };
     Some(Forward { op, inputs: vec![0, 1, 2], outputs: vec![(1, 3)] })
+}
+
+/// See [`Twin::independent_axes`]: rows.
+fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
+    let inputs = (0..call.inputs.len()).map(|input| (input != 1).then_some(0)).collect();
+    // The gradient by the weight is a sum over rows.
+    let is_of_rows = |dims: &Vec<usize>| (*dims != call.inputs[1]).then_some(0);
+    let outputs = call.outputs.iter().map(is_of_rows).collect();
+    IndependentAxis::of(call, inputs, outputs).into_iter().collect()
 }
 
 /// See [`Twin::probes`]: as many rows of the sizes of the call, or nearly so many if they are more

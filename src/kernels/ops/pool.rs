@@ -7,7 +7,7 @@ use crate::call_shapes::calls;
 use crate::dispatch::grid;
 use crate::harness::InputFill;
 use crate::simd::vectorized;
-use crate::twin::{InputSpec, no_forward};
+use crate::twin::{InputSpec, leading_axis, no_forward};
 use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
 use potluck_core::HostTensorView;
 use potluck_graph::{Op, Pool2dOptions};
@@ -25,6 +25,7 @@ pub static TWIN: Twin = Twin {
     iterations,
     inputs,
     forward: no_forward,
+    independent_axes: leading_axis,
     probes,
     catalog,
 };

@@ -5,7 +5,7 @@ use rayon::prelude::*;
 
 use crate::call_shapes::{B, C, HEADS, T, calls};
 use crate::dispatch::grid;
-use crate::twin::{no_forward, normal_inputs, short_loops};
+use crate::twin::{IndependentAxis, no_forward, normal_inputs, short_loops};
 use crate::{
     CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant, source,
 };
@@ -25,6 +25,7 @@ pub static TWIN: Twin = Twin {
     iterations: short_loops,
     inputs: normal_inputs,
     forward: no_forward,
+    independent_axes,
     probes,
     catalog,
 };
@@ -144,6 +145,12 @@ fn one(call: &OpCall, lanes: usize) -> Dispatch {
 /// Returns the cost: six FLOPs for each pair.
 fn cost(call: &OpCall) -> Cost {
     Cost::elementwise(call, 3.0)
+}
+
+/// See [`Twin::independent_axes`]: samples.
+fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
+    let is_of_rows = call.inputs[1].len() > 2;
+    IndependentAxis::leading(call, if is_of_rows { &[] } else { &[1] })
 }
 
 /// See [`Twin::probes`].

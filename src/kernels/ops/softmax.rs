@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use crate::call_shapes::{C, N, PROBE_ROWS, V, calls};
 use crate::dispatch::{ITERATIONS_MAX, grid};
 use crate::simd::{exp, sum_of, vectorized};
-use crate::twin::{Forward, normal_inputs};
+use crate::twin::{Forward, leading_axis, normal_inputs};
 use crate::{
     CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant, source,
 };
@@ -26,6 +26,7 @@ pub static TWIN: Twin = Twin {
     iterations,
     inputs: normal_inputs,
     forward,
+    independent_axes: leading_axis,
     probes,
     catalog,
 };

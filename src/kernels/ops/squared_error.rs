@@ -5,7 +5,7 @@ use rayon::prelude::*;
 
 use crate::call_shapes::{C, KEPT, N, PROBE_ROWS, calls};
 use crate::dispatch::{ITERATIONS_MAX, grid};
-use crate::twin::{no_forward, normal_inputs, short_loops};
+use crate::twin::{leading_axis, no_forward, normal_inputs, short_loops};
 use crate::{
     CallShape, Caps, Cost, DeviceClass, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin,
     Variant,
@@ -26,6 +26,7 @@ pub static TWIN: Twin = Twin {
     iterations: short_loops,
     inputs: normal_inputs,
     forward: no_forward,
+    independent_axes: leading_axis,
     probes,
     catalog,
 };

@@ -7,7 +7,7 @@ use super::row_blocks;
 use super::row_terms::RowTerms;
 use crate::call_shapes::{B, C, N, SMALL, T, calls, shrunk, shrunk_around};
 use crate::dispatch::{ITERATIONS_MAX, grid};
-use crate::twin::{no_forward, normal_inputs, short_loops};
+use crate::twin::{IndependentAxis, no_forward, normal_inputs, short_loops};
 use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
 use potluck_core::HostTensorView;
 use potluck_graph::Op;
@@ -25,6 +25,7 @@ pub static TWIN: Twin = Twin {
     iterations: short_loops,
     inputs: normal_inputs,
     forward: no_forward,
+    independent_axes,
     probes,
     catalog,
 };
@@ -255,6 +256,18 @@ pub fn cost(call: &OpCall) -> Cost {
         _ => call.input_len(0) as f64,
     };
     Cost { flops, bytes: Cost::moved(call) }
+}
+
+/// See [`Twin::independent_axes`]: one that stays.
+fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
+    let rank = call.inputs[0].len();
+    let axes = match call.op {
+        Op::Sum { first: 0, last } => (last + 1 < rank).then_some((last + 1, 0)),
+        Op::Broadcast { first: 0, .. } => Some((0, call.outputs[0].len() - rank)),
+        _ => Some((0, 0)),
+    };
+    let of = |(input, output)| IndependentAxis::of(call, vec![Some(input)], vec![Some(output)]);
+    axes.and_then(of).into_iter().collect()
 }
 
 /// See [`Twin::probes`].

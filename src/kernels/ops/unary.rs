@@ -11,7 +11,7 @@ use crate::call_shapes::{C, N, calls};
 use crate::dispatch::grid;
 use crate::harness::InputFill;
 use crate::simd::{erf, exp, ln, mul_add, tanh, vectorized};
-use crate::twin::{InputSpec, no_forward, short_loops};
+use crate::twin::{InputSpec, leading_axis, no_forward, short_loops};
 use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
 use potluck_core::HostTensorView;
 use potluck_graph::{Op, Unary};
@@ -29,6 +29,7 @@ pub static TWIN: Twin = Twin {
     iterations: short_loops,
     inputs,
     forward: no_forward,
+    independent_axes: leading_axis,
     probes,
     catalog,
 };

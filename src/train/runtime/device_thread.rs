@@ -359,6 +359,47 @@ mod tests {
         }
     }
 
+    /// In a process of its own, whose memory and threads no other test changes.
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn devices_that_are_opened_and_closed_leave_nothing() {
+        const ALONE: &str = "POTLUCK_TEST_ALONE";
+        if std::env::var_os(ALONE).is_none() {
+            let own =
+                "runtime::device_thread::tests::devices_that_are_opened_and_closed_leave_nothing";
+            let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+            let ran = command.args(["--exact", own]).env(ALONE, "1").output().unwrap();
+            let text = String::from_utf8_lossy(&ran.stdout).into_owned();
+            assert!(ran.status.success() && text.contains("1 passed"), "{text}");
+            return;
+        }
+        let open_and_close = |times: usize| {
+            for _ in 0..times {
+                let plan = Plan::new(Builder::new().finish(), PlanOptions::new(1));
+                let device = Box::new(Cpu::fast(plan, 0).with_threads(2));
+                let driver = DeviceThread::start(device, DEADLINE).unwrap();
+                driver.run("a sum", |_| Ok(rayon::broadcast(|_| ()).len())).unwrap();
+            }
+        };
+        // Pages that the process has in memory, and its threads; the latter end a little later.
+        let held = || {
+            let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+            let pages: usize = pages.split(' ').nth(1).unwrap().parse().unwrap();
+            let started = Instant::now();
+            while !threads_named("cpu worker").is_empty() && started.elapsed() < CLOSING_DEADLINE {
+                thread::sleep(Duration::from_millis(5));
+            }
+            (pages, std::fs::read_dir("/proc/self/task").unwrap().count())
+        };
+        open_and_close(100);
+        let (pages, threads) = held();
+        open_and_close(900);
+        let (pages_after, threads_after) = held();
+        assert_eq!(threads_after, threads);
+        // A leak of a kilobyte each would be 225 pages.
+        assert!(pages_after < pages + 200, "{pages} pages, then {pages_after}");
+    }
+
     #[test]
     fn a_long_job_of_a_device_that_lives_is_waited_for() {
         let plan = Plan::new(Builder::new().finish(), PlanOptions::new(1));

@@ -9,7 +9,7 @@ use potluck_core::format::gibibytes_up;
 use potluck_graph::{Plan, VariantChoices};
 use potluck_kernels::autotune::{self, KernelCache, KernelSelector, TuneOptions, cache};
 use potluck_kernels::device::{DeviceError, Gpu, Selection, ShaderChecks, list_adapters, select};
-use potluck_kernels::exec::cpu::{CPU_IDENTITY, cpu_name};
+use potluck_kernels::exec::cpu::{cpu_identity, cpu_name};
 use potluck_kernels::exec::{Cpu, Executor, GpuExecutor, Moments};
 use potluck_parallel::RankPlacement;
 
@@ -156,7 +156,7 @@ pub fn open_selected(
                 notes.push(format!("running on the CPU: {why}"));
             }
             let device = Cpu::fast(plan, moments).with_threads(threads).named(name);
-            (Box::new(device), CPU_IDENTITY.to_string(), Default::default())
+            (Box::new(device), cpu_identity(), Default::default())
         }
         Selection::Adapter(mut adapter) => {
             let identity = cache::device_key(&adapter);
@@ -172,6 +172,7 @@ pub fn open_selected(
             if options.submission_ms > 0 {
                 gpu.submission_seconds = options.submission_ms as f64 / 1000.0;
             }
+            kernels.choose_read_method(&mut gpu).map_err(|error| no_room(error, needed))?;
             let of_kernels = kernels
                 .prepare(&gpu, &plan, &tuning, &mut |progress| report(name, progress))
                 .map_err(|error| no_room(error, needed))?;

@@ -237,6 +237,32 @@ fn an_unusual_variant_runs_only_where_no_other_fits() {
     });
 }
 
+/// Probes are too small to show it.
+#[test]
+fn a_variant_that_is_wrong_at_full_size_is_switched_off() {
+    on_one_gpu(|gpu| {
+        let (mut kernels, notes) = prepared(gpu, KernelCache::in_memory(), &TuneOptions::default());
+        let own = runs(&mut kernels, gpu, ROWS);
+        assert_eq!(kernels.stats().full_size, 0, "a processor is no graphics card: {notes:?}");
+
+        let cache = tempfile::tempdir().unwrap();
+        let faulty = with_fault(KernelFault::Shift, &[&own]);
+        let (mut kernels, notes) = prepared(gpu, cache_in(cache.path()), &faulty);
+        assert_ne!(runs(&mut kernels, gpu, ROWS), own);
+        let told = |note: &String| note.starts_with(&own) && note.contains("at full size");
+        assert!(notes.iter().any(told), "{notes:?}");
+        let agree = |note: &String| note.contains("were compared with f64 at full size");
+        assert!(notes.iter().any(agree), "{notes:?}");
+        let checked = kernels.stats().full_size;
+        assert!(checked > 1);
+
+        // What was found out is kept.
+        let (mut kernels, _) = prepared(gpu, cache_in(cache.path()), &faulty);
+        assert_ne!(runs(&mut kernels, gpu, ROWS), own);
+        assert_eq!(kernels.stats().full_size, 0);
+    });
+}
+
 #[test]
 fn a_wrong_variant_is_refused_and_another_runs() {
     on_one_gpu(|gpu| {

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
-use crate::device::{DeviceError, Gpu, Mapping};
+use crate::device::{DeviceError, Gpu, Mapping, ReadMethod, mapped_reads};
 use crate::exec::Readback;
 use crate::exec::staging::ReadbackBudget;
 use potluck_core::DType;
@@ -238,14 +238,18 @@ impl ReadbackQueue {
         let view = view.map_err(|why| gpu.refused(WHAT, why.to_string()))?;
         let elements = wanted.place.length();
         // Mapped memory is aligned to 64 bytes, except where GL has to return a copy.
-        let values: Box<dyn AsRef<[f32]> + Send + Sync> =
-            match bytemuck::try_cast_slice::<u8, f32>(&view) {
-                Ok(_) => Box::new(Mapped { view, elements, _back: back }),
-                Err(_) => {
-                    Box::new(bytemuck::pod_collect_to_vec::<u8, f32>(&view[..bytes as usize]))
-                }
-            };
-        Ok(Readback { place: wanted.place, values })
+        let is_aligned = bytemuck::try_cast_slice::<u8, f32>(&view).is_ok();
+        if gpu.read_method == ReadMethod::InPlace && is_aligned {
+            let values = Box::new(Mapped { view, elements, _back: back });
+            return Ok(Readback { place: wanted.place, values });
+        }
+        let mut values = vec![0.0f32; elements];
+        let into = bytemuck::cast_slice_mut(&mut values);
+        mapped_reads::copy(gpu.read_method, &view[..bytes as usize], into);
+        // The slot is back before the values are used.
+        drop(view);
+        drop(back);
+        Ok(Readback::new(wanted.place, values))
     }
 }
 

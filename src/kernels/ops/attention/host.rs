@@ -5,7 +5,8 @@ use rayon::prelude::*;
 use super::reference::Head;
 use super::{AttentionSizes, head_key};
 use crate::OpCall;
-use crate::ops::head_product::{HeadProduct, Matrix, put_columns, softmax};
+use crate::ops::head_product::{put_columns, softmax};
+use crate::ops::host_product::{HostProduct, Matrix};
 use crate::simd::{exp, mul_add, sum_of, vectorized};
 use potluck_core::HostTensorView;
 use potluck_core::rng::{Key, threefry2x32};
@@ -132,7 +133,7 @@ impl Sample<'_> {
             let keys = head.sizes.keys(end - 1);
             let block = &mut weights[..(end - first) * keys];
             let factor = scale as f32;
-            let scores = HeadProduct { m: end - first, n: keys, k: d, factor, add: false };
+            let scores = HostProduct { factor, ..HostProduct::new([end - first, keys, d]) };
             scores.run(self.rows(head, 0, first), keys_of_head.transposed(), block, keys);
             for (i, row) in (first..end).zip(block.chunks_exact_mut(keys)) {
                 let (seen, behind) = row.split_at_mut(head.sizes.keys(i));
@@ -140,7 +141,7 @@ impl Sample<'_> {
                 behind.fill(0.0);
                 drop_row(head, i, seen);
             }
-            let sums = HeadProduct { m: end - first, n: d, k: keys, factor: 1.0, add: false };
+            let sums = HostProduct::new([end - first, d, keys]);
             sums.run(Matrix::rows(block, keys), values, &mut y[first * d..], d);
         }
         y
@@ -170,10 +171,10 @@ impl Sample<'_> {
             let (p, ds) = (&mut weights[..size], &mut scratch[..size]);
             let dy_rows = Matrix::rows(&dy[head.y_at(first)..], c);
             let factor = scale as f32;
-            let scores = HeadProduct { m: end - first, n: keys, k: d, factor, add: false };
+            let scores = HostProduct { factor, ..HostProduct::new([end - first, keys, d]) };
             let queries = self.rows(head, 0, first);
             scores.run(queries, keys_of_head.transposed(), p, keys);
-            let slopes = HeadProduct { factor: 1.0, ..scores };
+            let slopes = HostProduct { factor: 1.0, ..scores };
             slopes.run(dy_rows, values.transposed(), ds, keys);
             let each = p.chunks_exact_mut(keys).zip(ds.chunks_exact_mut(keys));
             for (i, (p, ds)) in (first..end).zip(each) {
@@ -189,9 +190,9 @@ impl Sample<'_> {
                 let row = HeadRow { lse: lse[i], y: &y[at..at + d], dy: &dy[at..at + d] };
                 grad_row(row, factor, &kept[..seen], p, ds);
             }
-            let by_query = HeadProduct { m: end - first, n: d, k: keys, factor: 1.0, add: false };
+            let by_query = HostProduct::new([end - first, d, keys]);
             by_query.run(Matrix::rows(ds, keys), keys_of_head, &mut dq[first * d..], d);
-            let by_key = HeadProduct { m: keys, n: d, k: end - first, factor: 1.0, add: true };
+            let by_key = HostProduct { add: true, ..HostProduct::new([keys, d, end - first]) };
             let (dk, dv) = (&mut gradients.keys, &mut gradients.values);
             by_key.run(Matrix::rows(ds, keys).transposed(), queries, dk, d);
             by_key.run(Matrix::rows(p, keys).transposed(), dy_rows, dv, d);

@@ -10,6 +10,7 @@ pub mod tiles;
 use shaders::AttentionKernel;
 
 use crate::dispatch::grid;
+use crate::twin::leading_axis;
 use crate::{Caps, Cost, Dispatch, OpCall, Twin, Variant};
 use potluck_core::rng::{Key, drop_threshold, kept_factor};
 use potluck_graph::{AttentionOptions, AttentionPlace, Op};
@@ -27,6 +28,7 @@ pub static TWIN: Twin = Twin {
     iterations,
     inputs: probes::inputs,
     forward: probes::forward,
+    independent_axes: leading_axis,
     probes: probes::probes,
     catalog: probes::catalog,
 };

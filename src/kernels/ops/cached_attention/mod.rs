@@ -10,8 +10,9 @@ use rayon::prelude::*;
 use crate::call_shapes::{C, HEADS, N, PROBE_ROWS, calls};
 use crate::dispatch::grid;
 use crate::harness::InputFill;
-use crate::ops::head_product::{HeadProduct, Matrix, put_columns, softmax};
-use crate::twin::{InputSpec, no_forward};
+use crate::ops::head_product::{put_columns, softmax};
+use crate::ops::host_product::{HostProduct, Matrix};
+use crate::twin::{IndependentAxis, InputSpec, no_forward};
 use crate::{
     CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant, source,
 };
@@ -31,6 +32,7 @@ pub static TWIN: Twin = Twin {
     iterations,
     inputs,
     forward: no_forward,
+    independent_axes,
     probes,
     catalog,
 };
@@ -226,7 +228,7 @@ fn block_of_head(
     let own = Matrix::rows(&queries[sizes.query_at(rows.start, head)..], sizes.width);
     let mut weights = vec![0.0; rows.len() * keys];
     let factor = sizes.scale as f32;
-    let scores = HeadProduct { m: rows.len(), n: keys, k: d, factor, add: false };
+    let scores = HostProduct { factor, ..HostProduct::new([rows.len(), keys, d]) };
     scores.run(own, of(0).transposed(), &mut weights, keys);
     for (row, weights) in rows.clone().zip(weights.chunks_exact_mut(keys)) {
         let (seen, behind) = weights.split_at_mut(sizes.keys(places[row]));
@@ -234,7 +236,7 @@ fn block_of_head(
         behind.fill(0.0);
     }
     let mut y = vec![0.0; rows.len() * d];
-    let values = HeadProduct { m: rows.len(), n: d, k: keys, factor: 1.0, add: false };
+    let values = HostProduct::new([rows.len(), d, keys]);
     values.run(Matrix::rows(&weights, keys), of(1), &mut y, d);
     y
 }
@@ -338,6 +340,11 @@ fn inputs(_: &Op, inputs: &[Dims]) -> InputSpec {
     let (samples, unbatched) = (Some(inputs[0][0]), Some(1));
     let spec = InputSpec { samples, unbatched, ..InputSpec::normal(inputs) };
     spec.with(2, InputFill::Targets(places))
+}
+
+/// See [`Twin::independent_axes`]: rows.
+fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
+    IndependentAxis::leading(call, &[1])
 }
 
 /// See [`Twin::probes`]: caches of a few sequences.

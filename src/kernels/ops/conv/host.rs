@@ -5,8 +5,9 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use gemm::Parallelism;
 use rayon::prelude::*;
+
+use crate::ops::host_product::{HostProduct, Matrix};
 
 use super::channels::Channels;
 use super::geometry::{ConvKind, Gather, Geometry};
@@ -276,39 +277,10 @@ fn multiply(
     (b, at_b): (&[f32], PanelMatrix),
     (c, at_c): (&mut [f32], PanelMatrix),
 ) {
-    let last = |rows: usize, columns: usize, at: PanelMatrix| {
-        at.start + (rows - 1) * at.strides[0] + (columns - 1) * at.strides[1]
-    };
-    assert!(m > 0 && n > 0 && k > 0, "{m} {n} {k}");
-    let fits = [last(m, k, at_a) < a.len(), last(k, n, at_b) < b.len(), last(m, n, at_c) < c.len()];
-    assert!(fits == [true; 3], "{fits:?}");
-    let [[a_row, a_column], [b_row, b_column], [c_row, c_column]] =
-        [at_a, at_b, at_c].map(|at| at.strides.map(|stride| stride as isize));
-    // SAFETY: the last elements of the matrices are inside the slices, as checked above, and `c` is
-    // borrowed mutably; it is read only if `adds`.
-    unsafe {
-        gemm::gemm(
-            m,
-            n,
-            k,
-            c.as_mut_ptr().add(at_c.start),
-            c_column,
-            c_row,
-            adds,
-            a.as_ptr().add(at_a.start),
-            a_column,
-            a_row,
-            b.as_ptr().add(at_b.start),
-            b_column,
-            b_row,
-            1.0,
-            1.0,
-            false,
-            false,
-            false,
-            Parallelism::None,
-        );
-    }
+    let product = HostProduct { add: adds, ..HostProduct::new([m, n, k]) };
+    let a = Matrix::strided(&a[at_a.start..], at_a.strides);
+    let b = Matrix::strided(&b[at_b.start..], at_b.strides);
+    product.run(a, b, &mut c[at_c.start..], at_c.strides[0]);
 }
 
 /// A part of the gradient by the weight: the sums over some places for some taps of a group.

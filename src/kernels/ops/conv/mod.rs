@@ -20,12 +20,13 @@ use crate::dispatch::{ITERATIONS_MAX, WORKSPACE_VALUES_MAX, grid};
 use crate::ops::epilogue::{self, Epilogue};
 use crate::ops::matmul::shared::WorkgroupTile;
 use crate::ops::matmul::tile::RegisterTile;
-use crate::twin::{no_forward, normal_inputs};
+use crate::twin::{IndependentAxis, no_forward, normal_inputs};
 use crate::{Caps, Cost, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
 use geometry::{ConvKind, Geometry};
 use host::fast;
 use parts::PartLayout;
 use potluck_core::HostTensorView;
+use potluck_graph::Op;
 pub(crate) use probes::probes_with_channels;
 use probes::{catalog, probes};
 
@@ -42,6 +43,7 @@ pub static TWIN: Twin = Twin {
     iterations,
     inputs: normal_inputs,
     forward: no_forward,
+    independent_axes,
     probes,
     catalog,
 };
@@ -218,6 +220,17 @@ pub(crate) fn iterations(call: &OpCall) -> usize {
             let parts = naive_parts(&geometry);
             geometry.positions().div_ceil(parts).max(parts)
         }
+    }
+}
+
+/// See [`Twin::independent_axes`]: pictures, or output channels of the gradient by the weight.
+fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
+    match call.op {
+        Op::Conv2dWeightGrad { options, .. } if options.groups == 1 => {
+            IndependentAxis::of(call, vec![None, Some(3)], vec![Some(0)]).into_iter().collect()
+        }
+        Op::Conv2dWeightGrad { .. } => Vec::new(),
+        _ => IndependentAxis::leading(call, &[1]),
     }
 }
 

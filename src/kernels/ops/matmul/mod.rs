@@ -16,7 +16,8 @@ use rayon::prelude::*;
 
 use crate::dispatch::grid;
 use crate::ops::epilogue::{self, Epilogue};
-use crate::twin::{no_forward, normal_inputs};
+use crate::ops::host_product::{HostProduct, Matrix};
+use crate::twin::{IndependentAxis, no_forward, normal_inputs};
 use crate::{Caps, Cost, Dispatch, Float, OpCall, Shader, Twin, Variant};
 use potluck_core::{DType, HostTensorView};
 use potluck_graph::Op;
@@ -39,6 +40,7 @@ pub static TWIN: Twin = Twin {
     iterations,
     inputs: normal_inputs,
     forward: no_forward,
+    independent_axes,
     probes,
     catalog,
 };
@@ -148,34 +150,10 @@ fn product(
     parallelism: Parallelism,
 ) {
     let Sizes { m, n, k, .. } = sizes;
-    let ((a_row, a_step), (b_step, b_column)) = (sizes.a_strides(), sizes.b_strides());
-    assert!(a.len() == m * k && b.len() == k * n && c.len() == m * n, "{sizes:?}");
-    // SAFETY: with these strides, indices below (m, k), (k, n) and (m, n) stay inside the slices,
-    // whose lengths are checked above; `c` is borrowed mutably, and it is read only if
-    // `accumulate`.
-    unsafe {
-        gemm::gemm(
-            m,
-            n,
-            k,
-            c.as_mut_ptr(),
-            1,
-            n as isize,
-            accumulate,
-            a.as_ptr(),
-            a_step as isize,
-            a_row as isize,
-            b.as_ptr(),
-            b_column as isize,
-            b_step as isize,
-            1.0,
-            1.0,
-            false,
-            false,
-            false,
-            parallelism,
-        );
-    }
+    let a = Matrix::strided(a, sizes.a_strides().into());
+    let b = Matrix::strided(b, sizes.b_strides().into());
+    let of_sizes = HostProduct::new([m, n, k]);
+    HostProduct { add: accumulate, parallelism, ..of_sizes }.run(a, b, c, n);
 }
 
 /// Static choice: on adapters that run on a processor the largest register tile with enough
@@ -320,6 +298,17 @@ pub(crate) fn iterations(call: &OpCall) -> usize {
     let x = &call.inputs[0];
     let is_transposed = matches!(call.op.root_op(), Op::MatMul { transpose_a: true, .. });
     x[x.len() - if is_transposed { 2 } else { 1 }] + 16
+}
+
+/// See [`Twin::independent_axes`]: rows of the one side, and columns of the other.
+fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
+    let &Op::MatMul { transpose_a, transpose_b } = call.op else { return Vec::new() };
+    let batch = call.inputs[0].len() - 2;
+    let rows = Some(batch + usize::from(transpose_a));
+    let columns = Some(batch + usize::from(!transpose_b));
+    let rows = IndependentAxis::of(call, vec![rows, None], vec![Some(batch)]);
+    let columns = IndependentAxis::of(call, vec![None, columns], vec![Some(batch + 1)]);
+    rows.into_iter().chain(columns).collect()
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ mod time_steps;
 
 use crate::call_shapes::{B, C, T, calls};
 use crate::harness::InputFill;
-use crate::twin::{InputSpec, no_forward};
+use crate::twin::{IndependentAxis, InputSpec, no_forward};
 use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Twin, Variant};
 use potluck_core::HostTensorView;
 use potluck_graph::{Cell, Op};
@@ -31,6 +31,7 @@ pub static TWIN: Twin = Twin {
     iterations,
     inputs,
     forward: no_forward,
+    independent_axes,
     probes,
     catalog,
 };
@@ -159,6 +160,12 @@ fn sized(op: &Op, [b, t, h]: [usize; 3], has_state: bool) -> Vec<Dims> {
         inputs.extend(vec![state; states]);
     }
     inputs
+}
+
+/// See [`Twin::independent_axes`]: samples.
+fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
+    let is_gradient = matches!(call.op, Op::RecurrentGrad { .. });
+    IndependentAxis::leading(call, if is_gradient { &[1] } else { &[1, 2] })
 }
 
 /// See [`Twin::probes`].

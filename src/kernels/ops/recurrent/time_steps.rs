@@ -3,6 +3,7 @@
 use gemm::Parallelism;
 
 use super::RecurrentSizes;
+use crate::ops::host_product::{HostProduct, Matrix};
 
 /// Samples that go through the time steps together.
 #[derive(Clone, Copy)]
@@ -54,35 +55,9 @@ impl TimeSteps {
         (b, b_row): (&[f32], usize),
         (c, out): (&mut [f32], Strided),
     ) {
-        let last = |rows: usize, row: usize, columns: usize| (rows - 1) * row + columns - 1;
-        assert!(last(m, a_row, k) < a.len() && last(k, b_row, n) < b.len());
-        assert!(out.at + last(m, out.row, n) < c.len() && out.row >= n);
-        // SAFETY: all indices below (m, k), (k, n) and (m, n) are at most those of the last
-        // elements, which are inside the slices; `c` is borrowed mutably, and its rows do not
-        // overlap.
-        unsafe {
-            gemm::gemm(
-                m,
-                n,
-                k,
-                c.as_mut_ptr().add(out.at),
-                1,
-                out.row as isize,
-                true,
-                a.as_ptr(),
-                1,
-                a_row as isize,
-                b.as_ptr(),
-                1,
-                b_row as isize,
-                1.0,
-                1.0,
-                false,
-                false,
-                false,
-                self.parallelism,
-            );
-        }
+        let of_sizes = HostProduct::new([m, n, k]);
+        let product = HostProduct { add: true, parallelism: self.parallelism, ..of_sizes };
+        product.run(Matrix::rows(a, a_row), Matrix::rows(b, b_row), &mut c[out.at..], out.row);
     }
 }
 

@@ -4,7 +4,7 @@
 use crate::runtime::RuntimeError;
 use potluck_kernels::autotune::cache;
 use potluck_kernels::device::{Adapter, Selection, list_adapters, select_all};
-use potluck_kernels::exec::cpu::CPU_IDENTITY;
+use potluck_kernels::exec::cpu::cpu_identity;
 
 /// Returns the devices that a selector chooses.
 pub fn selections(selector: &str) -> Result<Vec<Selection>, RuntimeError> {
@@ -31,7 +31,7 @@ pub fn candidates(selections: &[Selection]) -> Vec<String> {
 /// Returns the identity of a device, which decides the bits of its results.
 pub fn identity(selection: &Selection) -> String {
     match selection {
-        Selection::Cpu { .. } => CPU_IDENTITY.into(),
+        Selection::Cpu { .. } => cpu_identity(),
         Selection::Adapter(adapter) => cache::device_key(adapter),
         Selection::Offered(device) => device.identity.clone(),
     }

@@ -1,0 +1,319 @@
+//! Spot checks: kernels at the sizes at which they run. Certification has small calls, which do not
+//! show that a kernel is wrong only with many workgroups or far into a tensor. Here the call of a
+//! plan runs as it is, and some parts of its outputs are compared with the reference in f64, which
+//! computes no more than these parts.
+
+use std::ops::Range;
+
+use super::certify::CertificationResult;
+use super::timing::{VariantTimer, patterns};
+use crate::device::DeviceError;
+use crate::harness::{ADDED_TO, Deviation};
+use crate::twin::IndependentAxis;
+use crate::{OpCall, OwnedCall, Pipelines, Variant, twin};
+use potluck_core::faults::KernelFault;
+use potluck_core::rng::Key;
+use potluck_core::{HostTensor, Site};
+
+/// Elements that are compared, if so many parts are not too much for the reference.
+const ELEMENTS: usize = 1000;
+
+/// The most FLOPs of the reference: a few seconds on one thread.
+const FLOPS_MAX: f64 = 4e9;
+
+/// The most elements of all tensors of the reference: 1 GB of f64.
+const REFERENCE_ELEMENTS_MAX: usize = 1 << 27;
+
+/// The most elements that are read from a device at a time, and the most between two that are read
+/// together.
+const READ_MAX: usize = 1 << 22;
+const GAP_MAX: usize = 1024;
+
+/// Parts of a call that are compared: some of those along each of its independent axes.
+pub(crate) struct SpotCheck {
+    /// Axes, each with the parts in ascending order.
+    axes: Vec<(IndependentAxis, Vec<usize>)>,
+    /// The call of these parts alone.
+    small: OwnedCall,
+}
+
+impl SpotCheck {
+    /// Chooses the parts of a call; `None` if its reference takes too long or too much memory even
+    /// for the fewest.
+    pub fn of(call: &OpCall) -> Option<Self> {
+        let twin = twin(call.op)?;
+        let axes = (twin.independent_axes)(call);
+        let mut per_axis = (ELEMENTS as f64).powf(1.0 / axes.len().max(1) as f64).ceil() as usize;
+        loop {
+            let chosen = axes.iter().enumerate().map(|(nth, axis)| {
+                (axis.clone(), chosen_parts(axis.parts, per_axis, Site(nth as u32)))
+            });
+            let check = Self::with(call, chosen.collect());
+            let small = check.small.call();
+            let sides = [&small.inputs, &small.outputs];
+            let elements: usize =
+                sides.into_iter().flatten().map(|dims| dims.iter().product::<usize>()).sum();
+            let compared: usize = check.outputs().map(|output| small.output_len(output)).sum();
+            let is_cheap =
+                (twin.cost)(&small).flops <= FLOPS_MAX && elements <= REFERENCE_ELEMENTS_MAX;
+            let is_enough = is_cheap && compared < 2 * ELEMENTS;
+            if is_enough || per_axis == 1 || axes.is_empty() {
+                return is_cheap.then_some(check);
+            }
+            per_axis /= 2;
+        }
+    }
+
+    /// Returns the check of a call with these parts.
+    fn with(call: &OpCall, axes: Vec<(IndependentAxis, Vec<usize>)>) -> Self {
+        let mut small = OwnedCall::of(call);
+        for (axis, parts) in &axes {
+            let sides = [(&mut small.inputs, &axis.inputs), (&mut small.outputs, &axis.outputs)];
+            for (tensors, of_tensors) in sides {
+                for (dims, of_tensor) in tensors.iter_mut().zip(of_tensors) {
+                    if let Some(at) = *of_tensor {
+                        dims[at] = dims[at] / axis.parts * parts.len();
+                    }
+                }
+            }
+        }
+        Self { axes, small }
+    }
+
+    /// Returns the outputs that are compared: those that have all axes.
+    fn outputs(&self) -> impl Iterator<Item = usize> {
+        let has_all = |output: &usize| self.axes.iter().all(|(a, _)| a.outputs[*output].is_some());
+        (0..self.small.outputs.len()).filter(has_all)
+    }
+
+    /// Returns the ranges of elements of a tensor of the call that are in the parts, in the order
+    /// of the small one; `axis_of` is its axis by an independent axis.
+    fn ranges(
+        &self,
+        dims: &[usize],
+        axis_of: impl Fn(&IndependentAxis) -> Option<usize>,
+    ) -> Vec<Range<usize>> {
+        // Indices along each dimension that are in the parts; `None`: all.
+        let mut chosen: Vec<Option<Vec<usize>>> = vec![None; dims.len()];
+        for (axis, parts) in &self.axes {
+            if let Some(at) = axis_of(axis) {
+                let length = dims[at] / axis.parts;
+                let of_part = |part: &usize| part * length..(part + 1) * length;
+                chosen[at] = Some(parts.iter().flat_map(of_part).collect());
+            }
+        }
+        let mut block: usize = dims.iter().product();
+        let whole = 0..block;
+        let mut ranges = vec![whole];
+        for (dim, chosen) in dims.iter().zip(chosen) {
+            block /= dim.max(&1);
+            let Some(chosen) = chosen else { continue };
+            let mut within = Vec::new();
+            for range in ranges {
+                // A range has whole entries of this dimension.
+                for first in range.step_by(block * dim) {
+                    for index in &chosen {
+                        let start = first + index * block;
+                        match within.last_mut() {
+                            Some(Range { end, .. }) if *end == start => *end += block,
+                            _ => within.push(start..start + block),
+                        }
+                    }
+                }
+            }
+            ranges = within;
+        }
+        ranges
+    }
+
+    /// Returns the parts of the inputs, which repeat these values.
+    fn inputs(&self, call: &OpCall, patterns: &[HostTensor<f64>]) -> Vec<HostTensor<f64>> {
+        let mut inputs = Vec::with_capacity(patterns.len());
+        for (index, pattern) in patterns.iter().enumerate() {
+            let ranges = self.ranges(&call.inputs[index], |axis| axis.inputs[index]);
+            let elements = ranges.into_iter().flatten();
+            inputs.push(match pattern {
+                HostTensor::Float(values) => {
+                    HostTensor::Float(elements.map(|at| values[at % values.len()]).collect())
+                }
+                HostTensor::Int(values) => {
+                    HostTensor::Int(elements.map(|at| values[at % values.len()]).collect())
+                }
+            });
+        }
+        inputs
+    }
+
+    /// Runs a variant of the call, and compares the parts of its outputs with the reference.
+    ///
+    /// # Errors
+    /// Returns [`DeviceError`] if there is too little memory, or if the device fails.
+    pub fn run(
+        &self,
+        timer: &mut VariantTimer,
+        pipelines: &mut Pipelines,
+        owned_call: &OwnedCall,
+        variant: &Variant,
+        fault: Option<KernelFault>,
+    ) -> Result<CertificationResult, DeviceError> {
+        let call = owned_call.call();
+        timer.begin(owned_call)?;
+        let starts: Vec<f32> = (0..call.outputs.len())
+            .map(|output| if call.accumulate.has(output) { ADDED_TO as f32 } else { f32::NAN })
+            .collect();
+        timer.run(pipelines, variant, &starts)?;
+        let expected = self.small.expected(&self.inputs(&call, &patterns(owned_call)));
+        let name = twin(call.op).map_or("", |twin| twin.name);
+        let mut result = CertificationResult::UNTRIED;
+        for output in self.outputs() {
+            let ranges = self.ranges(&call.outputs[output], |axis| axis.outputs[output]);
+            let mut got = read(timer, output, &ranges)?;
+            if fault == Some(KernelFault::Shift) {
+                let row = self.small.outputs[output].last().copied().unwrap_or(1);
+                let distance = if row < got.len() { row } else { 1 };
+                got.rotate_left(distance);
+            }
+            let deviation =
+                Deviation::of(got.iter().map(|value| f64::from(*value)), &expected[output]);
+            result = result.worst(CertificationResult::of(name, deviation));
+        }
+        Ok(result)
+    }
+}
+
+/// Returns some parts of so many, in ascending order: the first, the last, and others at random.
+fn chosen_parts(parts: usize, count: usize, site: Site) -> Vec<usize> {
+    if parts <= count {
+        return (0..parts).collect();
+    }
+    let key = Key::new(parts as u64).site(site);
+    let mut chosen = std::collections::BTreeSet::from([parts - 1]);
+    if count > 1 {
+        chosen.insert(0);
+    }
+    let mut draw = 0;
+    while chosen.len() < count {
+        chosen.insert(key.words([draw, 0])[0] as usize % parts);
+        draw += 1;
+    }
+    chosen.into_iter().collect()
+}
+
+/// Reads ranges of an output, which ascend, neighbours in one piece.
+fn read(
+    timer: &VariantTimer,
+    output: usize,
+    ranges: &[Range<usize>],
+) -> Result<Vec<f32>, DeviceError> {
+    let mut values = Vec::new();
+    let mut rest = ranges;
+    while !rest.is_empty() {
+        let mut pieces: Vec<Range<usize>> = Vec::new();
+        let mut count = 0;
+        let mut taken = 0;
+        for range in rest {
+            let gap = pieces.last().map(|piece| range.start - piece.end);
+            let added = range.len() + gap.filter(|gap| *gap <= GAP_MAX).unwrap_or(0);
+            if taken > 0 && count + added > READ_MAX {
+                break;
+            }
+            match (pieces.last_mut(), gap) {
+                (Some(piece), Some(gap)) if gap <= GAP_MAX => piece.end = range.end,
+                _ => pieces.push(range.clone()),
+            }
+            count += added;
+            taken += 1;
+        }
+        let read = timer.read(output, &pieces)?;
+        let mut offset = 0;
+        let mut wanted = rest[..taken].iter().peekable();
+        for piece in pieces {
+            while let Some(range) = wanted.next_if(|range| range.end <= piece.end) {
+                values.extend(&read[offset + range.start - piece.start..][..range.len()]);
+            }
+            offset += piece.len();
+        }
+        rest = &rest[taken..];
+    }
+    Ok(values)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::autotune::catalog::catalog_calls;
+    use crate::autotune::probes::probes;
+    use crate::autotune::timing::default_variant;
+    use crate::testing::for_each_gpu;
+    use crate::{Caps, twin};
+
+    /// Ops whose calls do not fall into parts.
+    const WHOLE: [&str; 3] = ["cache_update", "group_norm_affine_grad", "conv2d_weight_grad"];
+
+    #[test]
+    fn the_reference_of_some_parts_is_these_parts_of_the_reference() {
+        for large in catalog_calls() {
+            let Some(owned_call) = probes(&large.call()).into_iter().next() else { continue };
+            let call = owned_call.call();
+            let axes = (twin(call.op).unwrap().independent_axes)(&call);
+            let name = call.op.to_string();
+            let is_whole = WHOLE.iter().any(|op| name.starts_with(op));
+            assert!(!axes.is_empty() || is_whole, "{name} has no independent axis");
+            let some = |axis: &IndependentAxis| chosen_parts(axis.parts, 2, Site(7));
+            let axes: Vec<_> = axes.into_iter().map(|axis| (axis.clone(), some(&axis))).collect();
+            let check = SpotCheck::with(&call, axes);
+            let values = owned_call.values();
+            let whole = owned_call.expected(&values);
+            let parts = check.small.expected(&check.inputs(&call, &values));
+            assert!(check.outputs().next().is_some(), "{name} compares nothing");
+            for output in check.outputs() {
+                let ranges = check.ranges(&call.outputs[output], |axis| axis.outputs[output]);
+                let expected: Vec<f64> =
+                    ranges.into_iter().flatten().map(|at| whole[output][at]).collect();
+                let deviation = Deviation::of(parts[output].iter().copied(), &expected);
+                assert_eq!(parts[output].len(), expected.len(), "{name} {:?}", call.inputs);
+                assert!(deviation.nmse < 1e-24, "output {output} of {name}: {deviation}");
+            }
+        }
+    }
+
+    #[test]
+    fn large_calls_are_cheap_to_check() {
+        let calls = catalog_calls();
+        let product = calls.iter().find(|one| one.op.to_string() == "matmul a b^T").unwrap();
+        let mut large = product.clone();
+        large.inputs = vec![vec![8192, 768], vec![50_257, 768]];
+        large.outputs = vec![vec![8192, 50_257]];
+        let check = SpotCheck::of(&large.call()).unwrap();
+        assert_eq!(check.small.outputs, [[32, 32]]);
+        let last: Vec<usize> = check.axes.iter().map(|(_, parts)| parts[31]).collect();
+        assert_eq!(last, [8191, 50_256]);
+        // Too much for the reference even in the smallest parts.
+        large.inputs = vec![vec![2, 1 << 28], vec![2, 1 << 28]];
+        large.outputs = vec![vec![2, 2]];
+        assert!(SpotCheck::of(&large.call()).is_none());
+    }
+
+    #[test]
+    fn kernels_pass_and_shifted_rows_do_not() {
+        let names = ["matmul a b^T", "attention_grad", "embedding_grad", "layer_norm_affine_grad"];
+        let calls = catalog_calls();
+        for_each_gpu(|gpu, pipelines| {
+            let mut timer = VariantTimer::new(gpu).unwrap();
+            for name in names {
+                let is_named = |one: &&OwnedCall| one.op.to_string().starts_with(name);
+                let owned_call = calls.iter().find(is_named).unwrap();
+                let call = owned_call.call();
+                let variants = (twin(call.op).unwrap().variants)(&call, &Caps::of(gpu));
+                let variant = &variants[default_variant(&call, &variants, &Caps::of(gpu))];
+                let check = SpotCheck::of(&call).unwrap();
+                let mut with =
+                    |fault| check.run(&mut timer, pipelines, owned_call, variant, fault).unwrap();
+                let right = with(None);
+                assert!(right.is_certified(), "{name} on {}: {right:?}", gpu.name);
+                let shifted = with(Some(KernelFault::Shift));
+                assert!(!shifted.is_usable(), "{name} on {}: {shifted:?}", gpu.name);
+            }
+        });
+    }
+}
