@@ -11,12 +11,6 @@ use pulp::Simd;
 /// Rows of `a` at most: more are faster in packed tiles.
 pub const ROWS_MAX: usize = 16;
 
-/// Rows of `a` that are multiplied with two of `b` at a time, whose sums fit the registers.
-const ROWS: usize = 4;
-
-/// Rows of `b` that are multiplied with a single one of `a` at a time.
-const OF_ONE: usize = 4;
-
 /// Terms of a sum that are added at a time.
 const LANES: usize = 16;
 
@@ -24,6 +18,9 @@ const LANES: usize = 16;
 /// because these take as long as `b` is read.
 const TASK: usize = 128 * 1024;
 const TASK_OF_ONE: usize = 4 * TASK;
+
+/// Rows of `b` that a block has at most; a task has a multiple of it.
+const BLOCK_MAX: usize = 4;
 
 /// Returns true for products that this kernel is made for.
 pub fn suits(sizes: &Sizes) -> bool {
@@ -35,15 +32,11 @@ pub fn suits(sizes: &Sizes) -> bool {
 pub fn product(sizes: &Sizes, accumulate: bool, a: &[f32], b: &[f32], c: &mut [f32]) {
     let &Sizes { m, n, k, .. } = sizes;
     let task = if m == 1 { TASK_OF_ONE } else { TASK };
-    let columns = (task / (m * k).max(1)).clamp(1, n);
+    let columns = (task / (m * k).max(1)).clamp(1, n).next_multiple_of(BLOCK_MAX);
     // Transposed, so that a task has its part of it.
     let mut sums = vec![0.0; n * m];
     let tasks = sums.par_chunks_mut(columns * m).zip(b.par_chunks(columns * k));
-    if m == 1 {
-        tasks.for_each(|(sums, b)| add_up_one(k, a, b, sums));
-    } else {
-        tasks.for_each(|(sums, b)| add_up(k, a, b, sums));
-    }
+    tasks.for_each(|(sums, b)| add_up(k, a, b, sums));
     for (i, c) in c.chunks_exact_mut(n).enumerate() {
         for (c, sums) in c.iter_mut().zip(sums.chunks_exact(m)) {
             *c = if accumulate { *c + sums[i] } else { sums[i] };
@@ -52,128 +45,102 @@ pub fn product(sizes: &Sizes, accumulate: bool, a: &[f32], b: &[f32], c: &mut [f
 }
 
 vectorized! {
-    /// Computes `b (n, k) a` with `a (k)`, which is bound by the reading of `b`: by four rows at a
-    /// time that are a quarter of all apart, so that each quarter is read as it lies in memory.
-    fn add_up_one<S>(k: usize, a: &[f32], b: &[f32], sums: &mut [f32]) {
-        let quarter = sums.len() / OF_ONE;
-        let row = |index: usize| &b[index * k..][..k];
-        for first in 0..quarter {
-            let rows: [usize; OF_ONE] = std::array::from_fn(|nth| nth * quarter + first);
-            let found = dots_of_one::<S>(a, rows.map(row));
-            for (row, sum) in rows.into_iter().zip(found) {
-                sums[row] = sum;
-            }
-        }
-        for (index, sum) in sums.iter_mut().enumerate().skip(OF_ONE * quarter) {
-            *sum = dot::<S>(a, row(index));
-        }
-    }
-
-    /// Computes `b (n, k) a^T` with `a (m, k)`.
+    /// Computes `b (n, k) a^T` with `a (m, k)`, in the largest blocks whose sums fit the registers.
     fn add_up<S>(k: usize, a: &[f32], b: &[f32], sums: &mut [f32]) {
-        let m = a.len() / k;
-        let n = b.len() / k;
-        // Pairs of rows that are half of all apart: each half is read as it lies in memory, which
-        // is faster than two neighbours in turns. The middle one of an odd number is its own pair.
-        let half = n.div_ceil(2);
-        for first in 0..half {
-            let second = if first + half < n { first + half } else { first };
-            let pair = [first, second].map(|row| &b[row * k..][..k]);
-            for (block, rows) in a.chunks(ROWS * k).enumerate() {
-                let places = [first, second].map(|row| row * m + block * ROWS);
-                if rows.len() == ROWS * k {
-                    for (place, found) in places.into_iter().zip(dots::<S>(rows, pair)) {
-                        sums[place..][..ROWS].copy_from_slice(&found);
-                    }
-                    continue;
-                }
-                for (place, row) in places.into_iter().zip(pair) {
-                    for (sum, a) in sums[place..].iter_mut().zip(rows.chunks_exact(k)) {
-                        *sum = dot::<S>(a, row);
-                    }
-                }
+        if a.len() == k {
+            in_blocks::<S, 4, 1>(k, a, b, sums, block_4x1::<S>);
+        } else if S::F32_LANES == LANES && S::REGISTER_COUNT >= 32 {
+            in_blocks::<S, 4, 4>(k, a, b, sums, block_4x4::<S>);
+        } else {
+            in_blocks::<S, 2, 4>(k, a, b, sums, block_2x4::<S>);
+        }
+    }
+}
+
+/// Computes `b (n, k) a^T` with `a (m, k)` by `block`, which multiplies `B` rows of `b` with `A` of
+/// `a`. The rows of a block are an equal part of all rows of `b` apart, so that each part is read
+/// as it lies in memory, which is faster than neighbours in turns.
+#[inline(always)]
+fn in_blocks<S: Simd, const B: usize, const A: usize>(
+    k: usize,
+    a: &[f32],
+    b: &[f32],
+    sums: &mut [f32],
+    block: impl Fn([&[f32]; B], [&[f32]; A]) -> [[f32; A]; B],
+) {
+    let (m, n) = (a.len() / k, b.len() / k);
+    let (row_of_a, row_of_b) = (|row: usize| &a[row * k..][..k], |row: usize| &b[row * k..][..k]);
+    let part = n / B;
+    let whole = m - m % A;
+    for first in 0..part {
+        let rows: [usize; B] = std::array::from_fn(|nth| nth * part + first);
+        for i in (0..whole).step_by(A) {
+            let found = block(rows.map(row_of_b), std::array::from_fn(|nth| row_of_a(i + nth)));
+            for (row, found) in rows.into_iter().zip(found) {
+                sums[row * m + i..][..A].copy_from_slice(&found);
+            }
+        }
+        for row in rows {
+            for i in whole..m {
+                let [[sum]] = block_1x1::<S>([row_of_b(row)], [row_of_a(i)]);
+                sums[row * m + i] = sum;
             }
         }
     }
-}
-
-/// Returns the product of two rows.
-#[inline(always)]
-fn dot<S: Simd>(a: &[f32], b: &[f32]) -> f32 {
-    let ((a, last_a), (b, last_b)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
-    let mut lanes = [0.0f32; LANES];
-    for (a, b) in a.iter().zip(b) {
-        for lane in 0..LANES {
-            lanes[lane] = mul_add::<S>(a[lane], b[lane], lanes[lane]);
+    for row in B * part..n {
+        for i in 0..m {
+            let [[sum]] = block_1x1::<S>([row_of_b(row)], [row_of_a(i)]);
+            sums[row * m + i] = sum;
         }
     }
-    total(lanes, last_b, last_a)
 }
 
-/// Returns the products of a row with each of four of as many terms.
-#[inline(always)]
-fn dots_of_one<S: Simd>(a: &[f32], rows: [&[f32]; OF_ONE]) -> [f32; OF_ONE] {
-    let (a, last_a) = a.as_chunks::<LANES>();
-    let [(p, last_p), (q, last_q), (r, last_r), (s, last_s)] =
-        rows.map(|row| row.as_chunks::<LANES>());
-    // Single arrays, and not an array of them, stay in registers.
-    let [mut of_p, mut of_q, mut of_r, mut of_s] = [[0.0f32; LANES]; OF_ONE];
-    for ((((a, p), q), r), s) in a.iter().zip(p).zip(q).zip(r).zip(s) {
-        for lane in 0..LANES {
-            of_p[lane] = mul_add::<S>(a[lane], p[lane], of_p[lane]);
-            of_q[lane] = mul_add::<S>(a[lane], q[lane], of_q[lane]);
-            of_r[lane] = mul_add::<S>(a[lane], r[lane], of_r[lane]);
-            of_s[lane] = mul_add::<S>(a[lane], s[lane], of_s[lane]);
+/// Defines a function that returns the products of rows of `b` with rows of `a` of as many terms.
+macro_rules! block {
+    ($name:ident, $rows_of_b:literal of $b:tt, $rows_of_a:literal of $a:tt, $sums:tt) => {
+        #[inline(always)]
+        fn $name<S: Simd>(
+            b: [&[f32]; $rows_of_b],
+            a: [&[f32]; $rows_of_a],
+        ) -> [[f32; $rows_of_a]; $rows_of_b] {
+            let sums = block!(@body S, b $b, a $a, $sums);
+            std::array::from_fn(|row| std::array::from_fn(|i| sums[row * $rows_of_a + i]))
         }
-    }
-    [
-        total(of_p, last_p, last_a),
-        total(of_q, last_q, last_a),
-        total(of_r, last_r, last_a),
-        total(of_s, last_s, last_a),
-    ]
+    };
+    (@body $S:ident, $b:ident [$($row_of_b:ident)+], $a:ident [$($row_of_a:ident)+],
+        [$($sum:ident: $left:ident $right:ident),+]) => {{
+        let [$($row_of_b),+] = $b.map(|row| row.as_chunks::<LANES>());
+        let [$($row_of_a),+] = $a.map(|row| row.as_chunks::<LANES>());
+        // Single arrays, and not an array of them, stay in registers.
+        $(let mut $sum = [0.0f32; LANES];)+
+        let vectors = $b[0].len() / LANES;
+        {
+            // One length for all, so that the loop has no checks.
+            $(let $row_of_b = &$row_of_b.0[..vectors];)+
+            $(let $row_of_a = &$row_of_a.0[..vectors];)+
+            for at in 0..vectors {
+                for lane in 0..LANES {
+                    $($sum[lane] =
+                        mul_add::<$S>($left[at][lane], $right[at][lane], $sum[lane]);)+
+                }
+            }
+        }
+        [$(total($sum, $left.1, $right.1)),+]
+    }};
 }
 
-/// Returns the products of four rows with each of two of as many terms.
-#[inline(always)]
-fn dots<S: Simd>(rows: &[f32], [v, w]: [&[f32]; 2]) -> [[f32; ROWS]; 2] {
-    let k = v.len();
-    let (a, behind) = rows.split_at(k);
-    let (b, behind) = behind.split_at(k);
-    let (c, d) = behind.split_at(k);
-    let ((v, last_v), (w, last_w)) = (v.as_chunks::<LANES>(), w.as_chunks::<LANES>());
-    let ((a, last_a), (b, last_b)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
-    let ((c, last_c), (d, last_d)) = (c.as_chunks::<LANES>(), d.as_chunks::<LANES>());
-    // Single arrays, and not an array of them, stay in registers.
-    let [mut va, mut vb, mut vc, mut vd] = [[0.0f32; LANES]; ROWS];
-    let [mut wa, mut wb, mut wc, mut wd] = [[0.0f32; LANES]; ROWS];
-    for (((((v, w), a), b), c), d) in v.iter().zip(w).zip(a).zip(b).zip(c).zip(d) {
-        for lane in 0..LANES {
-            va[lane] = mul_add::<S>(v[lane], a[lane], va[lane]);
-            vb[lane] = mul_add::<S>(v[lane], b[lane], vb[lane]);
-            vc[lane] = mul_add::<S>(v[lane], c[lane], vc[lane]);
-            vd[lane] = mul_add::<S>(v[lane], d[lane], vd[lane]);
-            wa[lane] = mul_add::<S>(w[lane], a[lane], wa[lane]);
-            wb[lane] = mul_add::<S>(w[lane], b[lane], wb[lane]);
-            wc[lane] = mul_add::<S>(w[lane], c[lane], wc[lane]);
-            wd[lane] = mul_add::<S>(w[lane], d[lane], wd[lane]);
-        }
-    }
-    [
-        [
-            total(va, last_v, last_a),
-            total(vb, last_v, last_b),
-            total(vc, last_v, last_c),
-            total(vd, last_v, last_d),
-        ],
-        [
-            total(wa, last_w, last_a),
-            total(wb, last_w, last_b),
-            total(wc, last_w, last_c),
-            total(wd, last_w, last_d),
-        ],
-    ]
-}
+block!(block_1x1, 1 of [p], 1 of [w], [pw: p w]);
+block!(block_4x1, 4 of [p q r s], 1 of [w], [pw: p w, qw: q w, rw: r w, sw: s w]);
+block!(block_2x4, 2 of [p q], 4 of [w x y z], [
+    pw: p w, px: p x, py: p y, pz: p z,
+    qw: q w, qx: q x, qy: q y, qz: q z
+]);
+block!(block_4x4, 4 of [p q r s], 4 of [w x y z], [
+    pw: p w, px: p x, py: p y, pz: p z,
+    qw: q w, qx: q x, qy: q y, qz: q z,
+    rw: r w, rx: r x, ry: r y, rz: r z,
+    sw: s w, sx: s x, sy: s y, sz: s z
+]);
 
 /// Returns the sum of lanes and of the products of what is behind the last whole vector.
 #[inline(always)]
