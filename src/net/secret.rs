@@ -56,14 +56,15 @@ impl Secret {
     /// # Errors
     ///
     /// Returns an error if the file cannot be read, if on Unix other users may read or write it, if
-    /// its length is another one, or if it holds a code with a typing error.
+    /// elsewhere it is no regular file, if its length is another one, or if it holds a code with a
+    /// typing error. The access lists of Windows are not checked.
     pub fn read_file(path: &Path) -> Result<Self, SecretError> {
         let unreadable = |why: String| SecretError::Read { path: path.to_owned(), why };
         let file = File::open(path).map_err(|error| unreadable(error.to_string()))?;
         if file.metadata().is_ok_and(|about| about.is_dir()) {
             return Err(unreadable("it is a directory".into()));
         }
-        refuse_open_mode(&file, path)?;
+        refuse_unprotected(&file, path)?;
         // All the room at once, so that no copy is left behind by a vector that grows.
         let mut bytes = Zeroizing::new(Vec::with_capacity(FILE_BYTES_MAX as usize));
         let mut file = file.take(FILE_BYTES_MAX);
@@ -112,7 +113,7 @@ impl Secret {
 /// Returns an error if others than the file's owner may read or write it. The open file is asked,
 /// so that no other one can take its place in between.
 #[cfg(unix)]
-fn refuse_open_mode(file: &File, path: &Path) -> Result<(), SecretError> {
+fn refuse_unprotected(file: &File, path: &Path) -> Result<(), SecretError> {
     use std::os::unix::fs::PermissionsExt;
     let found = file
         .metadata()
@@ -124,9 +125,15 @@ fn refuse_open_mode(file: &File, path: &Path) -> Result<(), SecretError> {
     Err(SecretError::Mode { path: path.to_owned(), mode })
 }
 
+/// Returns an error for a console or a pipe, which the owner of a file does not protect. The access
+/// list of a file is up to the user: by default, that of a home directory admits its owner and
+/// administrators.
 #[cfg(not(unix))]
-fn refuse_open_mode(_: &File, _: &Path) -> Result<(), SecretError> {
-    Ok(())
+fn refuse_unprotected(file: &File, path: &Path) -> Result<(), SecretError> {
+    if file.metadata().is_ok_and(|about| about.is_file()) {
+        return Ok(());
+    }
+    Err(SecretError::Read { path: path.to_owned(), why: "it is no regular file".into() })
 }
 
 #[cfg(test)]
@@ -201,6 +208,13 @@ mod tests {
             assert!(error.contains(&command) && error.contains(&format!("{mode:o}")), "{error}");
             assert!(!error.contains(&code));
         }
+    }
+
+    #[cfg(windows)]
+    #[test]
+    fn what_is_no_file_is_refused() {
+        let error = Secret::read_file(Path::new("NUL")).unwrap_err().to_string();
+        assert!(error.contains("it is no regular file"), "{error}");
     }
 
     #[test]

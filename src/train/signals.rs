@@ -41,14 +41,15 @@ pub fn leave(code: i32) -> ! {
     std::process::exit(code)
 }
 
-/// Signal that asked the run to end.
+/// Signal that asked the run to end. On Windows, events of the console stand for signals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Interruption {
-    /// SIGINT, from Ctrl-C.
+    /// SIGINT, from Ctrl-C; on Windows also Ctrl-Break.
     Interrupt,
     /// SIGTERM: the machine is needed for something else; the run may be restarted elsewhere.
+    /// On Windows, the user logs off or the system shuts down.
     Terminate,
-    /// SIGHUP: the terminal or the connection is gone.
+    /// SIGHUP: the terminal or the connection is gone; on Windows, the console was closed.
     Hangup,
     /// SIGUSR1: a job manager's warning that the time of the job is nearly up.
     TimeLimit,
@@ -77,7 +78,9 @@ impl fmt::Display for Interruption {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Interrupt => "interrupted",
+            Self::Terminate if cfg!(windows) => "terminated (logoff or shutdown)",
             Self::Terminate => "terminated (SIGTERM)",
+            Self::Hangup if cfg!(windows) => "hung up (the console was closed)",
             Self::Hangup => "hung up (SIGHUP)",
             Self::TimeLimit => "stopped by the job manager (SIGUSR1)",
         })
@@ -127,6 +130,7 @@ impl Signals {
     /// Catches the signals of [`Interruption`] from now on, except for those that were ignored when
     /// the process started: `nohup` ignores SIGHUP so that the run outlives its terminal. That is
     /// known on Linux only; elsewhere all are caught. A second Ctrl-C ends the process at once.
+    /// Windows itself ends it some seconds after the console was closed, saved or not.
     ///
     /// Without the feature `cli` it catches none: signals are then up to the program that uses the
     /// library.

@@ -107,16 +107,17 @@ pub(crate) fn truncate_after(path: &Path, step: u64) -> Result<Truncation, Metri
 /// Like [`truncate_after`]; without a step, all lines move.
 fn truncate(path: &Path, step: Option<u64>) -> Result<Truncation, MetricsError> {
     let read_error = |why| MetricsError::Read { path: path.into(), why };
-    let file = match File::open(path) {
-        Ok(file) => file,
+    let record = match File::open(path) {
+        Ok(record) => record,
         Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(Truncation::default()),
         Err(why) => return Err(read_error(why)),
     };
-    let mut reader = BufReader::new(file);
     let mut truncation = Truncation::default();
     let mut unread = None;
     let mut left = LinesAside { path: aside(path), file: None };
     let written = files::replace_with(path, |file| {
+        // Closed when this returns, before the rename, which Windows refuses for open files.
+        let mut reader = BufReader::new(record);
         let mut kept = BufWriter::new(file);
         let mut line = Vec::new();
         loop {

@@ -1,5 +1,7 @@
 //! Host information from the operating system: processor and memory.
 
+use sysinfo::{MemoryRefreshKind, System};
+
 /// Host that the CPU device and software adapters run on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostInfo {
@@ -12,8 +14,7 @@ pub struct HostInfo {
 impl HostInfo {
     /// Queries the operating system.
     pub fn query() -> Self {
-        let meminfo = std::fs::read_to_string("/proc/meminfo").ok();
-        Self { model: processor(), memory: meminfo.and_then(|text| kibibytes(&text, "MemTotal:")) }
+        Self { model: processor(), memory: memory(System::total_memory) }
     }
 }
 
@@ -25,8 +26,15 @@ pub fn threads() -> usize {
 
 /// Returns the bytes that can be allocated without swapping, if the system reports them.
 pub fn available_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    kibibytes(&text, "MemAvailable:")
+    memory(System::available_memory)
+}
+
+/// Returns one of the figures of the host's memory, in bytes, if the system reports them.
+fn memory(figure: fn(&System) -> u64) -> Option<u64> {
+    let mut system = System::new();
+    system.refresh_memory_specifics(MemoryRefreshKind::nothing().with_ram());
+    // 0 stands for a figure that is not known.
+    Some(figure(&system)).filter(|bytes| *bytes > 0)
 }
 
 /// Returns the processor's name, if the system reports it.
@@ -50,23 +58,16 @@ fn model(cpuinfo: &str) -> Option<String> {
     Some(name.trim().to_string()).filter(|name| !name.is_empty())
 }
 
-/// Parses a line such as `MemAvailable:   123456 kB`; returns bytes.
-fn kibibytes(meminfo: &str, field: &str) -> Option<u64> {
-    let rest = meminfo.lines().find_map(|line| line.strip_prefix(field))?;
-    let kibibytes: u64 = rest.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    kibibytes.checked_mul(1024)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn the_memory_is_read() {
-        let text = "MemTotal:       24000000 kB\nMemAvailable:    1024 kB\n";
-        assert_eq!(kibibytes(text, "MemAvailable:"), Some(1 << 20));
-        assert_eq!(kibibytes("MemAvailable: lots", "MemAvailable:"), None);
-        assert_eq!(kibibytes("", "MemTotal:"), None);
+        let total = HostInfo::query().memory.unwrap();
+        let available = available_memory().unwrap();
+        assert!(available <= total, "{available} of {total} bytes");
+        assert!(total >= 1 << 28, "{total} bytes");
     }
 
     #[test]

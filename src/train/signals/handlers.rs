@@ -1,11 +1,15 @@
 //! Handlers of the signals that ask a run to end.
 
+#[cfg(any(windows, test))]
+mod console;
+
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::{fs, io};
 
 #[cfg(unix)]
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGHUP, SIGUSR1};
+use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::{SigId, flag, low_level};
 
 use super::{EXIT_INTERRUPTED, Interruption, SignalFlags};
@@ -22,7 +26,11 @@ const CAUGHT: &[(Interruption, i32)] = &[
 
 /// Installed handlers, which are removed when they are dropped.
 #[derive(Debug)]
-pub(crate) struct Handlers(Vec<SigId>);
+pub(crate) struct Handlers {
+    signals: Vec<SigId>,
+    #[cfg(windows)]
+    _console: console::Listener,
+}
 
 /// Number of live [`Handlers`].
 static INSTALLED: AtomicUsize = AtomicUsize::new(0);
@@ -35,15 +43,19 @@ pub fn install(flags: &mut SignalFlags) -> io::Result<Handlers> {
     let idle = default_while_idle()?;
     INSTALLED.fetch_add(1, Ordering::SeqCst);
     idle.store(false, Ordering::SeqCst);
-    let mut handlers = Handlers(Vec::new());
+    let mut handlers = Handlers {
+        signals: Vec::new(),
+        #[cfg(windows)]
+        _console: console::listen(flags)?,
+    };
     for (interruption, signal) in caught() {
         let set = Arc::new(AtomicBool::new(false));
         if interruption == Interruption::Interrupt {
             // Registered first: the first Ctrl-C finds the flag unset, and then sets it.
             let exit = flag::register_conditional_shutdown(signal, EXIT_INTERRUPTED, set.clone())?;
-            handlers.0.push(exit);
+            handlers.signals.push(exit);
         }
-        handlers.0.push(flag::register(signal, set.clone())?);
+        handlers.signals.push(flag::register(signal, set.clone())?);
         flags.0.push((interruption, set));
     }
     Ok(handlers)
@@ -51,7 +63,7 @@ pub fn install(flags: &mut SignalFlags) -> io::Result<Handlers> {
 
 impl Drop for Handlers {
     fn drop(&mut self) {
-        for handler in self.0.drain(..) {
+        for handler in self.signals.drain(..) {
             low_level::unregister(handler);
         }
         if INSTALLED.fetch_sub(1, Ordering::SeqCst) == 1
