@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use clap::builder::NonEmptyStringValueParser;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 
 use super::addresses::all_addresses;
 use super::runs_directory::RUNS;
@@ -75,6 +76,22 @@ pub enum Command {
     Runs(RunsArgs),
     /// Benchmark the devices of this machine, or compare two benchmark reports
     Bench(BenchArgs),
+    /// Print the completions of command lines for a shell
+    #[command(after_help = "\
+bash:        potluck completions bash > ~/.local/share/bash-completion/completions/potluck
+zsh:         potluck completions zsh > DIR/_potluck, for a DIR of $fpath
+fish:        potluck completions fish > ~/.config/fish/completions/potluck.fish
+PowerShell:  potluck completions powershell >> $PROFILE")]
+    Completions {
+        /// Shell that reads them
+        shell: Shell,
+    },
+    /// Write the pages of the manual to a directory, for man
+    Man {
+        /// Directory, such as ~/.local/share/man/man1
+        #[arg(value_name = "DIR")]
+        directory: PathBuf,
+    },
 }
 
 /// Subcommands of `data`.

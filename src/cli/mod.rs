@@ -8,6 +8,7 @@ pub mod bench_nodes;
 pub mod chat;
 pub mod data;
 pub mod devices;
+pub mod documents;
 pub mod explain;
 pub mod export;
 pub mod model;
@@ -86,6 +87,8 @@ fn run(command: &Command) -> anyhow::Result<i32> {
         Command::Export(args) => export::export(args)?,
         Command::Runs(args) => runs::run(args)?,
         Command::Bench(args) => return bench::run(args),
+        Command::Completions { shell } => documents::completions(*shell),
+        Command::Man { directory } => documents::manual(directory)?,
     }
     Ok(0)
 }

@@ -209,6 +209,29 @@ fn flags_of_common_keys_and_keys_without_their_section() {
 }
 
 #[test]
+fn shells_and_man_get_the_command_line() {
+    let desk = Desk::new();
+    for (shell, words) in [
+        ("bash", "complete -F _potluck"),
+        ("zsh", "#compdef potluck"),
+        ("fish", "complete -c potluck"),
+        ("powershell", "Register-ArgumentCompleter -Native -CommandName 'potluck'"),
+    ] {
+        let script = desk.run(&format!("completions {shell}")).ok().out;
+        assert!(script.contains(words) && script.contains("micro-batch"), "{shell}: {script}");
+    }
+    desk.run("completions tcsh").ended(2);
+
+    desk.run("man share/man1").ok();
+    let page = |name| fs::read_to_string(desk.path(&format!("share/man1/{name}.1"))).unwrap();
+    assert!(page("potluck").contains("potluck\\-data(1)"));
+    assert!(page("potluck-train").contains("Samples per step, over all devices (train.batch)"));
+    assert!(page("potluck-data-prepare").contains("tokens.json"));
+    desk.write("file", "");
+    desk.run("man file").ended(78).line("error: file: ");
+}
+
+#[test]
 fn a_run_may_have_a_name() {
     let desk = Desk::new();
     desk.train("--name warm-up --quiet --steps 2").ok();
