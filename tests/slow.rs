@@ -129,3 +129,29 @@ fn the_default_run_learns_the_builtin_corpus() {
         assert!(100 * count("right") >= 80 * count("distinct"), "seed {seed}: {measure}");
     }
 }
+
+/// The whole report on hardware at toy sizes, on two software adapters: every part is done, and
+/// right. Whether python3 has PyTorch is up to the machine.
+#[test]
+fn the_report_on_hardware_is_rehearsed() {
+    const PARTS: usize = 12;
+    let named = std::env::var("POTLUCK_TEST_ADAPTERS").unwrap_or_default();
+    let adapters: Vec<&str> =
+        named.split(',').filter(|name| !name.is_empty() && !name.starts_with("gl:")).collect();
+    assert!(!adapters.is_empty(), "POTLUCK_TEST_ADAPTERS names no adapter; ./x slow sets it");
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("report");
+    let status = std::process::Command::new(env!("CARGO_BIN_EXE_potluck"))
+        .args(["hardware", "--toy", "--out"])
+        .arg(&out)
+        .args(&adapters)
+        .status()
+        .unwrap();
+    let summary = std::fs::read_to_string(out.join("SUMMARY.md")).unwrap();
+    eprintln!("{summary}");
+    assert!(status.success(), "{status}");
+    let done = format!("{PARTS} of {PARTS} parts are done; none has failed.");
+    assert_eq!(summary.matches(&done).count(), adapters.len());
+    let bytes = std::fs::metadata(dir.path().join("report.tar.gz")).unwrap().len();
+    assert!(bytes < 5_000_000, "{bytes} bytes");
+}

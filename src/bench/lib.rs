@@ -16,6 +16,7 @@ mod peaks;
 pub mod pipeline;
 pub mod profile;
 pub mod report;
+mod robustness;
 mod sample;
 pub mod step;
 mod system;
@@ -32,7 +33,7 @@ pub use sample::Effort;
 pub use system::System;
 
 use potluck_kernels::bench::device::BenchDevice;
-use potluck_kernels::device::DeviceError;
+use potluck_kernels::device::{DeviceError, ShaderChecks};
 use potluck_train::TrainError;
 use report::FigureRecorder;
 use sample::SamplingPlan;
@@ -45,17 +46,12 @@ pub enum Part {
     Peaks,
     /// Matrix products over shapes.
     Matmul,
+    /// A large matrix product with the checks of shaders and without them.
+    Robustness,
     /// A training step of a GPT.
     Step,
     /// Tokens that a GPT writes.
     Generation,
-}
-
-impl Part {
-    /// Returns true for the parts that open the device as a run does.
-    fn is_of_models(self) -> bool {
-        matches!(self, Self::Step | Self::Generation)
-    }
 }
 
 /// Options of a benchmark: devices, effort and parts.
@@ -110,11 +106,15 @@ fn measure_parts(
     }
     match &target.place {
         TargetDevice::Cpu => measure_host(&options.parts, &sampling_plan, recorder),
-        TargetDevice::Adapter(adapter) if options.parts.iter().any(|part| !part.is_of_models()) => {
-            let mut device = BenchDevice::open(adapter)?;
-            measure_gpu(&mut device, target, &options.parts, &sampling_plan, recorder)?;
+        TargetDevice::Adapter(adapter) => {
+            if options.parts.iter().any(|part| matches!(part, Part::Peaks | Part::Matmul)) {
+                let mut device = BenchDevice::open(adapter, ShaderChecks::Disabled)?;
+                measure_gpu(&mut device, target, &options.parts, &sampling_plan, recorder)?;
+            }
+            if options.parts.contains(&Part::Robustness) {
+                robustness::measure(adapter, options.effort, recorder)?;
+            }
         }
-        TargetDevice::Adapter(_) => (),
     }
     Ok(())
 }

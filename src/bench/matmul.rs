@@ -28,11 +28,11 @@ const MODELS: [(&str, usize, usize, Heads); 2] = [
 ];
 
 /// Rates of variants on earlier shapes in FLOP/s, which predict the duration of a product.
-type Rates = HashMap<String, f64>;
+pub(crate) type Rates = HashMap<String, f64>;
 
 /// Product of an (m, k) and a (k, n) matrix, each of which may be given transposed.
 #[derive(Clone, Debug, PartialEq)]
-struct MatmulShape {
+pub(crate) struct MatmulShape {
     name: String,
     op: Op,
     a: [usize; 2],
@@ -41,7 +41,12 @@ struct MatmulShape {
 }
 
 impl MatmulShape {
-    fn new(name: String, [m, k, n]: [usize; 3], transpose_a: bool, transpose_b: bool) -> Self {
+    pub(crate) fn new(
+        name: String,
+        [m, k, n]: [usize; 3],
+        transpose_a: bool,
+        transpose_b: bool,
+    ) -> Self {
         let pair = |first, second, swapped| if swapped { [second, first] } else { [first, second] };
         let op = Op::MatMul { transpose_a, transpose_b };
         let (a, b) = (pair(m, k, transpose_a), pair(k, n, transpose_b));
@@ -172,8 +177,9 @@ pub(crate) fn of_gpu(
     Ok(())
 }
 
-/// Returns the figure of the fastest variant among those that are not too slow to be tried.
-fn fastest_variant(
+/// Returns the figure of the fastest variant among those that are not too slow to be tried, with
+/// the best rate of each.
+pub(crate) fn fastest_variant(
     device: &mut BenchDevice,
     sampling_plan: &SamplingPlan,
     product: &MatmulShape,
@@ -196,15 +202,21 @@ fn fastest_variant(
     for variant in &variants {
         ready.push(device.prepare(&variant.dispatches, &[&a, &b], &[&c])?);
     }
+    let mut rates_here = vec![0.0f64; variants.len()];
     let (best, seconds) = fastest(sampling_plan, variants.len(), |way, repeats| {
         let seconds = device.run(&ready[way], repeats)?.running;
         let rate = flops * repeats as f64 / seconds;
+        rates_here[way] = rates_here[way].max(rate);
         let known = rates.entry(variants[way].name.clone()).or_insert(rate);
         *known = known.max(rate);
         Ok::<_, DeviceError>(seconds)
     })?;
     let figure = Figure::rate(FigureKind::Matmul, &product.name, GFLOPS, flops, &seconds);
-    Ok(figure.by(&variants[best].name).on(product.shape()))
+    let mut among = Vec::with_capacity(variants.len());
+    for (variant, rate) in variants.iter().zip(rates_here) {
+        among.push((variant.name.clone(), rate / 1e9));
+    }
+    Ok(figure.by(&variants[best].name).among(among).on(product.shape()))
 }
 
 /// Allocates device memory filled with `count` values.

@@ -29,6 +29,10 @@ const WARM_UP: u64 = 2;
 const STEPS: usize = 5;
 const REPEATS: usize = 3;
 
+/// Ends of the lines of the table that say how long a step and its longest submission take.
+const WALL_TIME: &str = "wall time of a step, the median of";
+const LONGEST_SUBMISSION: &str = "longest submission, by its clock";
+
 /// Profile of a training step of a configured model on a device.
 pub struct Profile {
     device: String,
@@ -37,6 +41,8 @@ pub struct Profile {
     /// busy by its own clock.
     seconds: f64,
     busy: Option<f64>,
+    /// Seconds of the longest submission of the steps, by the device's clock.
+    longest_submission: Option<f64>,
 }
 
 /// Kernels of a step with the same op, shape and variant.
@@ -88,10 +94,12 @@ impl Profile {
                 busy.extend(share);
             }
         }
+        let submission = driver.run("a step", |device| Ok(device.longest_submission()))?;
         let input = Arc::clone(&inputs[0]);
         let rows = driver.run("timing kernels", move |device| timed_rows(device, &input))?;
         let busy = (busy.len() == seconds.len()).then(|| median(&mut busy));
-        Ok(Self { device, rows, seconds: median(&mut seconds), busy })
+        let seconds = median(&mut seconds);
+        Ok(Self { device, rows, seconds, busy, longest_submission: submission })
     }
 
     fn sum(&self, part: StepPart) -> f64 {
@@ -135,11 +143,7 @@ impl Profile {
             let _ = writeln!(text, "{ms:>10.3} {share:>5.1} %  {name}");
         }
         let _ = writeln!(text, "{:>10.3} {:>5.1} %  sum of kernels", 1e3 * total, 100.0);
-        let _ = writeln!(
-            text,
-            "{:>10.3}          wall time of a step, the median of {STEPS}",
-            1e3 * self.seconds
-        );
+        let _ = writeln!(text, "{:>10.3}          {WALL_TIME} {STEPS}", 1e3 * self.seconds);
         let _ = match self.busy {
             Some(busy) => writeln!(
                 text,
@@ -149,8 +153,71 @@ impl Profile {
             ),
             None => writeln!(text, "{:>10} {:>7}  busy share: the device has no clock", "", "-"),
         };
+        if let Some(seconds) = self.longest_submission {
+            let _ = writeln!(text, "{:>10.3}          {LONGEST_SUBMISSION}", 1e3 * seconds);
+        }
         text
     }
+}
+
+/// Figures of [`Profile::table`], read back by who has only the output of the program.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ProfileFigures {
+    pub kernels: Vec<KernelFigures>,
+    /// Milliseconds of a step, and of its longest submission.
+    pub step_ms: f64,
+    pub longest_submission_ms: Option<f64>,
+}
+
+/// Row of [`Profile::table`]: the kernels of a step with the same op, shape and variant.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct KernelFigures {
+    /// Op, variant and shape, as in the table.
+    pub kernel: String,
+    pub count: usize,
+    pub ms: f64,
+    /// Rates in GFLOP/s and GB/s.
+    pub gflops: f64,
+    pub gbs: f64,
+}
+
+impl KernelFigures {
+    /// Returns the milliseconds that the kernels take at least on a device that computes and moves
+    /// no more than this in a second, in GFLOP/s and GB/s.
+    pub fn roofline_ms(&self, peak_gflops: f64, peak_gbs: f64) -> f64 {
+        self.ms * (self.gflops / peak_gflops).max(self.gbs / peak_gbs)
+    }
+}
+
+impl ProfileFigures {
+    /// Reads the table of one device; `None` if it is none.
+    pub fn of_table(table: &str) -> Option<Self> {
+        let mut figures = Self::default();
+        for line in table.lines() {
+            let number = || line.split_whitespace().next()?.parse().ok();
+            if line.contains(WALL_TIME) {
+                figures.step_ms = number()?;
+            } else if line.ends_with(LONGEST_SUBMISSION) {
+                figures.longest_submission_ms = number();
+            } else {
+                figures.kernels.extend(kernel_of_row(line));
+            }
+        }
+        (figures.step_ms > 0.0 && !figures.kernels.is_empty()).then_some(figures)
+    }
+}
+
+/// Reads a row of the table; `None` for another line, also for the sums below, which have no count.
+fn kernel_of_row(line: &str) -> Option<KernelFigures> {
+    let mut words = line.split_whitespace();
+    let ms = words.next()?.parse().ok()?;
+    words.next()?.parse::<f64>().ok()?;
+    words.next().filter(|word| *word == "%")?;
+    let count = words.next()?.parse().ok()?;
+    let gflops = words.next()?.parse().ok()?;
+    let gbs = words.next()?.parse().ok()?;
+    let kernel = words.collect::<Vec<_>>().join(" ");
+    Some(KernelFigures { kernel, count, ms, gflops, gbs })
 }
 
 /// Returns the inputs of the steps to run, which are those of a run's first steps.
@@ -314,7 +381,9 @@ mod tests {
         };
         let rows = vec![row("matmul", 3e-3, StepPart::Nodes), row("norm", 1e-3, StepPart::Norms)];
         let device = "a device".into();
-        let table = Profile { device, rows, seconds: 5e-3, busy: Some(0.8) }.table();
+        let longest_submission = Some(2e-3);
+        let table =
+            Profile { device, rows, seconds: 5e-3, busy: Some(0.8), longest_submission }.table();
         let lines: Vec<&str> = table.lines().collect();
         assert_eq!(lines[0], "a step on a device, every kernel timed alone");
         let words = |line: &str| line.split_whitespace().map(String::from).collect::<Vec<_>>();
@@ -324,5 +393,14 @@ mod tests {
         assert_eq!(words(lines[6]), ["3.000", "75.0", "%", "nodes"]);
         assert_eq!(words(lines[9])[..3], ["4.000", "100.0", "%"]);
         assert!(lines[10].contains("5.000") && lines[11].contains("80.0 %"), "{table}");
+
+        let read = ProfileFigures::of_table(&table).unwrap();
+        assert_eq!((read.step_ms, read.longest_submission_ms), (5.0, Some(2.0)));
+        let kernel = "matmul plain (8,8) -> (8,8)".to_string();
+        let matmul = KernelFigures { kernel, count: 2, ms: 3.0, gflops: 3.0, gbs: 1.5 };
+        assert_eq!((read.kernels.len(), &read.kernels[0]), (2, &matmul));
+        // Bound by memory: 1.5 of 3 GB/s, and 3 of 60 GFLOP/s.
+        assert_eq!(matmul.roofline_ms(60.0, 3.0), 1.5);
+        assert_eq!(ProfileFigures::of_table("error: no adapter"), None);
     }
 }

@@ -64,6 +64,8 @@ pub enum FigureKind {
     /// Overhead of a dispatch.
     Dispatch,
     Matmul,
+    /// Matrix product with the checks of shaders, or without them.
+    Robustness,
     /// Training step of a model.
     Step,
     /// Text that a model writes.
@@ -97,6 +99,7 @@ impl FigureKind {
             Self::Transfer => "transfer",
             Self::Dispatch => "dispatch",
             Self::Matmul => "matmul",
+            Self::Robustness => "robustness",
             Self::Step => "step",
             Self::Generation => "generation",
             Self::Link(_) => "link",
@@ -124,6 +127,9 @@ pub struct Figure {
     /// Name of the fastest of several alternatives, such as a kernel variant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<String>,
+    /// Best value of each alternative by name, in the unit of the figure.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub among: Vec<(String, f64)>,
     /// Problem that was measured: shapes, sizes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on: Option<String>,
@@ -209,6 +215,7 @@ impl Figure {
             better,
             of_peak: None,
             by: None,
+            among: Vec::new(),
             on: None,
         }
     }
@@ -236,6 +243,12 @@ impl Figure {
     /// Returns the figure with the name of the fastest alternative.
     pub fn by(mut self, way: impl Into<String>) -> Self {
         self.by = Some(way.into());
+        self
+    }
+
+    /// Returns the figure with the best value of each alternative.
+    pub fn among(mut self, values: Vec<(String, f64)>) -> Self {
+        self.among = values;
         self
     }
 

@@ -10,6 +10,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use super::addresses::all_addresses;
+use super::hardware::parts::Part as HardwarePart;
 use super::runs_directory::RUNS;
 use potluck_parallel::PipelineSchedule;
 use potluck_train::hugging_face::FileType;
@@ -76,6 +77,9 @@ pub enum Command {
     Runs(RunsArgs),
     /// Benchmark the devices of this machine, or compare two benchmark reports
     Bench(BenchArgs),
+    /// Report on the graphics cards of this machine within an hour: whether all is right, how fast,
+    /// and why; one archive to send
+    Hardware(HardwareArgs),
     /// Print the completions of command lines for a shell
     #[command(after_help = "\
 bash:        potluck completions bash > ~/.local/share/bash-completion/completions/potluck
@@ -608,6 +612,27 @@ pub struct BenchArgs {
     pub only: Vec<BenchPart>,
 }
 
+/// Arguments of `hardware`.
+#[derive(Debug, Args)]
+pub struct HardwareArgs {
+    /// Devices to report on: selectors of adapters as for `potluck train`, also of software ones
+    /// [default: every graphics card]
+    #[arg(value_name = "DEVICE")]
+    pub devices: Vec<String>,
+    /// Folder of the report; parts that are done there are kept, and DIR.tar.gz is the archive
+    #[arg(long, value_name = "DIR", default_value = "hardware-report")]
+    pub out: PathBuf,
+    /// Minutes for each device, which the parts share
+    #[arg(long, value_name = "N", default_value_t = 60, value_parser = within::<1, 1440>)]
+    pub minutes: u32,
+    /// Perform these parts, also if they are done already
+    #[arg(long, value_enum, value_name = "PART,..", value_delimiter = ',')]
+    pub only: Vec<HardwarePart>,
+    /// Rehearsal: sizes at which a software adapter takes seconds; its figures say nothing
+    #[arg(long)]
+    pub toy: bool,
+}
+
 /// Subcommands of `bench`.
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
@@ -810,6 +835,9 @@ pub enum BenchPart {
     Peaks,
     /// Matrix products over shapes
     Matmul,
+    /// A large product with the checks of shaders, and as runs have it, without them. Not by
+    /// default
+    Robustness,
     /// The training step of a GPT
     Step,
     /// Tokens per second that GPTs write: of a prompt, and one by one for a text and for 8 at the

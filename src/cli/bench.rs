@@ -172,6 +172,7 @@ fn options(args: &BenchArgs) -> Options {
         parts.push(match part {
             BenchPart::Peaks => Part::Peaks,
             BenchPart::Matmul => Part::Matmul,
+            BenchPart::Robustness => Part::Robustness,
             BenchPart::Step => Part::Step,
             BenchPart::Generation => Part::Generation,
         });

@@ -2,13 +2,15 @@
 
 use serde_json::{Value, json};
 
+use super::missing_driver;
 use crate::ui::terminal::print_line;
 use potluck_core::faults::Faults;
 use potluck_kernels::autotune::cache::Summary;
 use potluck_kernels::autotune::{KernelCache, KernelSelector, cache, catalog};
 use potluck_kernels::device::{
-    Adapter, AdapterMemory, CooperativeMatrix, DeviceError, Features, Gpu, HostInfo, Limits,
-    MappedReadRates, ReadMethod, Selection, ShaderChecks, host, list_adapters, no_adapter, select,
+    Adapter, AdapterKind, AdapterMemory, CooperativeMatrix, DeviceError, Features, Gpu, HostInfo,
+    Limits, MappedReadRates, ReadMethod, Selection, ShaderChecks, host, list_adapters, no_adapter,
+    select,
 };
 use potluck_kernels::harness::Deviation;
 use potluck_train::TrainError;
@@ -50,6 +52,12 @@ pub fn run(as_json: bool, certify: Option<Option<&str>>) -> anyhow::Result<()> {
         }
         if adapters.is_empty() {
             blocks.push(format!("{}\n", no_adapter()));
+        }
+        let has_card = adapters.iter().any(|adapter| adapter.kind != AdapterKind::Software);
+        if !has_card && missing_driver::sees_nvidia() {
+            for sentence in missing_driver::sentences() {
+                blocks.push(format!("{sentence}\n"));
+            }
         }
         blocks.join("\n")
     };

@@ -11,6 +11,8 @@ pub mod devices;
 pub mod documents;
 pub mod explain;
 pub mod export;
+pub mod hardware;
+mod missing_driver;
 pub mod model;
 pub mod nodes;
 pub mod predict;
@@ -54,10 +56,10 @@ pub fn main() -> i32 {
     let code = match run(&cli.command) {
         Ok(code) => code,
         Err(error) => {
-            match error.downcast_ref::<InterruptedError>() {
-                Some(interrupted) => print_line(&interrupted.to_string()),
-                None => print_line(&format!("error: {error:#}")),
-            }
+            let is_interruption =
+                error.is::<InterruptedError>() || error.is::<InterruptedReportError>();
+            let prefix = if is_interruption { "" } else { "error: " };
+            print_line(&format!("{prefix}{error:#}"));
             exit_code(&error)
         }
     };
@@ -87,6 +89,7 @@ fn run(command: &Command) -> anyhow::Result<i32> {
         Command::Export(args) => export::export(args)?,
         Command::Runs(args) => runs::run(args)?,
         Command::Bench(args) => return bench::run(args),
+        Command::Hardware(args) => return hardware::run(args),
         Command::Completions { shell } => documents::completions(*shell),
         Command::Man { directory } => documents::manual(directory)?,
     }
@@ -114,6 +117,14 @@ fn print(text: &str) -> bool {
 #[error("{0} before the run began; nothing was saved")]
 pub struct InterruptedError(pub Interruption);
 
+/// A signal in the middle of a report on hardware.
+#[derive(Debug, thiserror::Error)]
+#[error("{signal}; what is done is kept, and the report goes on with: {command}")]
+pub struct InterruptedReportError {
+    pub signal: Interruption,
+    pub command: String,
+}
+
 fn exit_code(error: &anyhow::Error) -> i32 {
     if let Some(error) = error.downcast_ref::<TrainError>() {
         return error.exit_code();
@@ -122,6 +133,9 @@ fn exit_code(error: &anyhow::Error) -> i32 {
         return error.exit_code();
     }
     if let Some(InterruptedError(signal)) = error.downcast_ref() {
+        return signal.exit_code();
+    }
+    if let Some(InterruptedReportError { signal, .. }) = error.downcast_ref() {
         return signal.exit_code();
     }
     let typed = error.is::<ConfigError>()

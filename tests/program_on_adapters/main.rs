@@ -5,6 +5,7 @@ mod common;
 mod faults;
 mod generation;
 mod groups;
+mod hardware;
 mod kernels;
 #[path = "../common/language_models.rs"]
 mod language_models;

@@ -37,12 +37,9 @@ pub struct SubmissionTiming {
 }
 
 impl BenchDevice {
-    /// Opens an adapter with its own limits, as training runs do.
-    pub fn open(adapter: &Adapter) -> Result<Self, DeviceError> {
-        Ok(Self {
-            gpu: Gpu::open(adapter, ShaderChecks::Disabled)?,
-            pipelines: Pipelines::default(),
-        })
+    /// Opens an adapter with its own limits, as training runs do, which disable the checks.
+    pub fn open(adapter: &Adapter, checks: ShaderChecks) -> Result<Self, DeviceError> {
+        Ok(Self { gpu: Gpu::open(adapter, checks)?, pipelines: Pipelines::default() })
     }
 
     /// Allocates a zeroed device buffer of at least `bytes` bytes.
@@ -132,7 +129,7 @@ mod tests {
     #[test]
     fn dispatches_run_on_memory_that_is_uploaded_and_read_back() {
         for adapter in adapters().iter().filter(|adapter| adapter.api != "gl") {
-            let mut device = BenchDevice::open(adapter).unwrap();
+            let mut device = BenchDevice::open(adapter, ShaderChecks::Disabled).unwrap();
             let values: Vec<f32> = (0..256).map(|i| i as f32).collect();
             let (x, y) = (device.memory(1024).unwrap(), device.memory(1024).unwrap());
             assert!(device.upload(&x, bytemuck::cast_slice(&values)).unwrap() > 0.0);

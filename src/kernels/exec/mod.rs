@@ -237,6 +237,12 @@ pub trait Executor: Send {
         None
     }
 
+    /// Returns the seconds of the longest submission in the steps that were finished, by the
+    /// device's clock; `None` without one.
+    fn longest_submission(&self) -> Option<f64> {
+        None
+    }
+
     /// Writes the first rows of an input tensor, in the copy of a micro-batch. An input without a
     /// place is ignored.
     fn set_input(

@@ -442,6 +442,11 @@ impl Executor for GpuExecutor {
         self.gpu.heartbeat.clone()
     }
 
+    fn longest_submission(&self) -> Option<f64> {
+        let seconds = self.stream.traffic.longest_submission_s;
+        (seconds > 0.0).then_some(seconds)
+    }
+
     fn inject_fault(&mut self, fault: InjectedFault) -> Result<(), DeviceError> {
         super::fault::inject(fault, &self.gpu, &mut self.kernels.pipelines)
     }

@@ -1,0 +1,124 @@
+//! The archive of a report, small enough for a message: logs are cut to their ends.
+
+use std::fs;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use potluck_core::files;
+
+/// The most bytes of the archive.
+const BYTES_MAX: usize = 5_000_000;
+/// The most bytes of the end of a file that are kept at first; half of it if all is too long.
+const TAIL: usize = 1 << 20;
+/// Endings of files that the archive has.
+const ENDINGS: [&str; 3] = ["md", "json", "log"];
+
+/// Writes the archive beside the folder of a report; returns its path.
+pub fn write(folder: &Path) -> io::Result<PathBuf> {
+    let path = files::beside(folder, ".tar.gz");
+    let name = folder.file_name().unwrap_or_default();
+    let mut tail = TAIL;
+    let bytes = loop {
+        let bytes = packed(folder, Path::new(name), tail)?;
+        if bytes.len() < BYTES_MAX || tail <= 1 {
+            break bytes;
+        }
+        tail /= 2;
+    };
+    files::replace(&path, &bytes)?;
+    Ok(path)
+}
+
+/// Returns the archive, with so many bytes of the end of each log at most.
+fn packed(folder: &Path, name: &Path, tail: usize) -> io::Result<Vec<u8>> {
+    let mut archive = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::default()));
+    for path in contents(folder)? {
+        let bytes = fs::read(&path)?;
+        let is_log = path.extension().is_some_and(|ending| ending == "log");
+        let kept = if is_log { ended(&bytes, tail) } else { bytes };
+        let inside = name.join(path.strip_prefix(folder).map_err(io::Error::other)?);
+        let mut header = tar::Header::new_gnu();
+        header.set_size(kept.len() as u64);
+        header.set_mode(0o644);
+        archive.append_data(&mut header, inside, &kept[..])?;
+    }
+    let mut encoder = archive.into_inner()?;
+    encoder.flush()?;
+    encoder.finish()
+}
+
+/// Returns the files of a report that are sent, in the order of their names.
+fn contents(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() && path.file_name().is_some_and(|name| name != "work") {
+            found.extend(contents(&path)?);
+        } else if path.extension().is_some_and(|ending| ENDINGS.iter().any(|one| ending == *one)) {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Returns the end of a text, with a line in front that says so if it is not all of it.
+fn ended(bytes: &[u8], most: usize) -> Vec<u8> {
+    if bytes.len() <= most {
+        return bytes.to_vec();
+    }
+    let cut = bytes.len() - most;
+    let mut kept = format!("[{cut} bytes before this are left out]\n").into_bytes();
+    kept.extend_from_slice(&bytes[cut..]);
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::io::Read;
+
+    use super::*;
+    use potluck_core::rng::Key;
+
+    fn unpacked(path: &Path) -> BTreeMap<String, Vec<u8>> {
+        let bytes = fs::read(path).unwrap();
+        let mut archive = tar::Archive::new(flate2::read::GzDecoder::new(&bytes[..]));
+        let mut files = BTreeMap::new();
+        for entry in archive.entries().unwrap() {
+            let mut entry = entry.unwrap();
+            let name = entry.path().unwrap().to_string_lossy().into_owned();
+            let mut content = Vec::new();
+            entry.read_to_end(&mut content).unwrap();
+            files.insert(name, content);
+        }
+        files
+    }
+
+    #[test]
+    fn long_logs_are_cut_until_the_archive_is_small() {
+        let directory = tempfile::tempdir().unwrap();
+        let folder = directory.path().join("report");
+        fs::create_dir_all(folder.join("adapter-0/work")).unwrap();
+        fs::write(folder.join("SUMMARY.md"), "# all").unwrap();
+        fs::write(folder.join("adapter-0/facts.json"), "{}").unwrap();
+        fs::write(folder.join("adapter-0/work/big.json"), "{}").unwrap();
+        // Random bytes do not shrink: twelve logs of a MiB are too long.
+        let key = Key::new(1);
+        let noise: Vec<u8> = (0..1 << 20).map(|at| key.words([at, 0])[0] as u8).collect();
+        for log in 0..12 {
+            fs::write(folder.join(format!("adapter-0/{log}.log")), &noise).unwrap();
+        }
+        let path = write(&folder).unwrap();
+        assert_eq!(path, directory.path().join("report.tar.gz"));
+        assert!(fs::metadata(&path).unwrap().len() < BYTES_MAX as u64);
+        let files = unpacked(&path);
+        assert_eq!(files["report/SUMMARY.md"], b"# all");
+        assert_eq!(files["report/adapter-0/facts.json"], b"{}");
+        assert_eq!(files.len(), 14, "{:?}", files.keys());
+        let log = &files["report/adapter-0/3.log"];
+        assert!(log.starts_with(b"[") && log.len() < noise.len() && noise.ends_with(&log[99..]));
+    }
+}

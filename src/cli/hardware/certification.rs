@@ -1,0 +1,80 @@
+//! Certification of every kernel, with the time that compiling takes, and what the caches hold.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use super::facts;
+use super::measures::{Findings, Measure};
+use super::workshop::{Halt, Workshop};
+
+/// Kernels with the largest deviations that the file of the part names.
+const WORST: usize = 10;
+
+pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
+    let certified = shop.run(&["devices", "--certify", &shop.selector])?;
+    let listed = shop.run(&["devices", "--json"])?;
+    let end = certified.end();
+    let mut measures =
+        vec![Measure::expected("certification", end, "exit status: 0", certified.is_right())];
+    let Some(entry) = facts::entry(&listed.stdout, &shop.selector) else {
+        return Ok(Findings { measures, ..Findings::default() });
+    };
+    let kernels = &entry["kernels"];
+    let count = kernels["certified"].as_f64().unwrap_or(0.0);
+    let off = kernels["switched_off"].as_array().map_or(0, Vec::len);
+    measures.push(Measure::at_least("kernels certified", count, 1.0, ""));
+    measures.push(Measure::at_most("kernels switched off", off as f64, 0.0, ""));
+    let worst = worst(&kernels["deviations"]);
+    if let Some(first) = worst.first() {
+        let nmse = first["nmse"].as_f64().unwrap_or(f64::NAN);
+        measures.push(Measure::number("largest NMSE", nmse, ""));
+    }
+    measures.push(Measure::number("compiling and certifying", certified.seconds, "s"));
+    let per_kernel = certified.seconds / count.max(1.0);
+    measures.push(Measure::at_most("the same per kernel", per_kernel, 5.0, "s"));
+    let details = json!({
+        "switched_off": kernels["switched_off"],
+        "unusual": kernels["unusual"],
+        "worst": worst,
+        "cache_bytes": cache_sizes(shop)?,
+    });
+    Ok(Findings { measures, details, skipped: None })
+}
+
+/// Returns the entries with the largest NMSE, the largest first.
+fn worst(deviations: &Value) -> Vec<Value> {
+    let mut sorted = deviations.as_array().cloned().unwrap_or_default();
+    let nmse = |entry: &Value| entry["nmse"].as_f64().unwrap_or(f64::INFINITY);
+    sorted.sort_by(|one, other| nmse(other).total_cmp(&nmse(one)));
+    sorted.truncate(WORST);
+    sorted
+}
+
+/// Returns the sizes of the files of the cache: records of kernels and compiled pipelines.
+fn cache_sizes(shop: &Workshop) -> Result<Value, Halt> {
+    let mut sizes = serde_json::Map::new();
+    for entry in fs::read_dir(shop.cache)? {
+        let entry = entry?;
+        sizes.insert(entry.file_name().to_string_lossy().into(), entry.metadata()?.len().into());
+    }
+    Ok(sizes.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_deviations_come_first() {
+        let deviations = json!([
+            { "kernel": "a", "nmse": 1e-14 },
+            { "kernel": "b", "nmse": 1e-11 },
+            { "kernel": "c", "nmse": 0.0 },
+        ]);
+        let names: Vec<Value> =
+            worst(&deviations).iter().map(|entry| entry["kernel"].clone()).collect();
+        assert_eq!(names, ["b", "a", "c"]);
+        assert!(worst(&Value::Null).is_empty());
+    }
+}

@@ -1,0 +1,162 @@
+//! Steps until the time is up: with Ctrl-C in the middle and a resumption to the same bits, at a
+//! steady rate and in steady memory.
+
+use std::cell::{Cell, RefCell};
+use std::fs;
+use std::path::Path;
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::measures::{Findings, Measure};
+use super::record::{Trained, numbers, steps_of, words};
+use super::workshop::{Halt, Workshop};
+
+/// Steps of the run without an interruption.
+const STEPS: usize = 20;
+const TOY_STEPS: usize = 60;
+/// The longest time of the steps behind that; the part may end before.
+const TOY_TIME: Duration = Duration::from_secs(5);
+/// Time that is left for saving and for the summary.
+const RESERVE: Duration = Duration::from_secs(20);
+/// Time between two looks at the memory.
+const LOOK: Duration = Duration::from_secs(5);
+const TOY_LOOK: Duration = Duration::from_millis(500);
+/// Steps of the long run: more than there is time for.
+const STEPS_MAX: usize = 1_000_000;
+
+pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
+    if !cfg!(unix) {
+        return Ok(Findings::skipped("a process cannot be sent Ctrl-C alone on this system"));
+    }
+    let steps = shop.sized(TOY_STEPS, STEPS);
+    let mut more = words(&format!("--batch {} --set train.tune_s=0", shop.batch()));
+    more.extend(shop.gpt2());
+    more.extend(words(&format!("--set schedule.warmup=0 --steps {steps}")));
+    let whole = shop.train_in("whole", &shop.selector, &more)?;
+    let mut measures = vec![whole.end("without a break", steps)];
+    let stopped = shop.work.join("stopped");
+    let mut start = shop.train(&shop.selector, &more);
+    start.extend(words("--out stopped"));
+    let ended =
+        shop.run_and_interrupt(shop.potluck(&start)?, |_| steps_of(&stopped).len() >= steps / 2)?;
+    let taken = steps_of(&stopped).len();
+    let text = format!("{taken} steps, {}", ended.end());
+    measures.push(Measure::expected("Ctrl-C", text, "exit status: 130", ended.code() == Some(130)));
+    let resume = |steps: usize| {
+        let line =
+            format!("train --quiet --devices {} --resume stopped --steps {steps}", shop.selector);
+        shop.potluck(&words(&line))
+    };
+    let resumed = shop.run_command(resume(steps)?, shop.deadline, |_| Ok(()))?;
+    let resumed = Trained { ended: resumed, steps: steps_of(&stopped) };
+    measures.push(resumed.end("resumed", steps));
+    let hashes = [shop.work.join("whole"), stopped.clone()].map(|run| parameters(&run, steps));
+    let is_equal = hashes[0].is_some() && hashes[0] == hashes[1];
+    let text = if is_equal { "equal" } else { "not equal" };
+    measures.push(Measure::expected("hash of the parameters", text, "equal", is_equal));
+    if measures.iter().all(|measure| measure.is_right) {
+        long_run(shop, &stopped, steps, resume(STEPS_MAX)?, &mut measures).map(|details| {
+            let details = json!({ "hash": hashes[0], "samples": details });
+            Findings { measures, details, skipped: None }
+        })
+    } else {
+        Ok(Findings { measures, details: json!({ "hashes": hashes }), skipped: None })
+    }
+}
+
+/// Goes on with a run until the time is up; returns what was seen on the way.
+fn long_run(
+    shop: &Workshop,
+    run: &Path,
+    done: usize,
+    command: std::process::Command,
+    measures: &mut Vec<Measure>,
+) -> Result<Value, Halt> {
+    let time = shop.time_left().saturating_sub(RESERVE);
+    let until = Instant::now() + if shop.is_toy { TOY_TIME.min(time) } else { time };
+    let interval = shop.sized(TOY_LOOK, LOOK);
+    let samples = RefCell::new(Vec::new());
+    let looked = Cell::new(Instant::now());
+    let ended = shop.run_and_interrupt(command, |child| {
+        if looked.get().elapsed() >= interval {
+            looked.set(Instant::now());
+            samples.borrow_mut().push(json!({
+                "host_kib": resident_kib(child),
+                "device_free": shop.adapter.memory_now().free,
+            }));
+        }
+        Instant::now() >= until
+    })?;
+    let steps = steps_of(run);
+    let rates = numbers(&steps[done.min(steps.len())..], "tokens_per_s");
+    let samples = samples.into_inner();
+    let text = format!("{} steps, {}", rates.len(), ended.end());
+    let is_right = ended.code() == Some(130);
+    measures.push(Measure::expected("steps until the end", text, "exit status: 130", is_right));
+    if let Some((first, last)) = ends(&rates) {
+        measures.push(Measure::number("first tenth", first, "tokens/s"));
+        measures.push(Measure::number("last tenth", last, "tokens/s"));
+        let least = if shop.is_hardware() { 0.9 } else { 0.5 };
+        measures.push(Measure::at_least("last by first", last / first, least, ""));
+    }
+    if let Some((first, last)) = ends(&numbers(&samples, "host_kib")) {
+        let growth = last / first - 1.0;
+        measures.push(Measure::at_most("growth of the process's memory", growth, 0.1, ""));
+    }
+    if let Some((first, last)) = ends(&numbers(&samples, "device_free")) {
+        let lost = (first - last) / f64::from(1 << 20);
+        measures.push(Measure::at_most("growth of the device's memory", lost, 64.0, "MiB"));
+    }
+    Ok(json!({ "tokens_per_s": means(&rates, 100), "memory": samples }))
+}
+
+/// Returns the means of the first and of the last tenth of some values, the very first left out:
+/// those are of steps that compile. `None` if there are fewer than four.
+fn ends(values: &[f64]) -> Option<(f64, f64)> {
+    let values = &values[(values.len() / 4).min(3)..];
+    let count = (values.len() / 10).max(1);
+    let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
+    (values.len() >= 3).then(|| (mean(&values[..count]), mean(&values[values.len() - count..])))
+}
+
+/// Returns the means of about so many windows.
+fn means(values: &[f64], windows: usize) -> Vec<f64> {
+    let size = values.len().div_ceil(windows).max(1);
+    let mean = |window: &[f64]| window.iter().sum::<f64>() / window.len() as f64;
+    values.chunks(size).map(mean).collect()
+}
+
+/// Returns the hash of the parameters in the checkpoint of a step.
+fn parameters(run: &Path, step: usize) -> Option<String> {
+    let path = run.join(format!("checkpoints/step-{step:08}/manifest.json"));
+    let manifest: Value = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+    let files = manifest["files"].as_array()?;
+    let file = files.iter().find(|file| file["name"] == "parameters.safetensors")?;
+    Some(file["blake3"].as_str()?.to_string())
+}
+
+/// Returns the memory that a process has, where the system tells.
+fn resident_kib(child: &Child) -> Option<f64> {
+    let status = fs::read_to_string(format!("/proc/{}/status", child.id())).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_steps_are_compared_with_the_first_warm_ones() {
+        let mut rates = vec![10.0; 23];
+        rates[0] = 1.0;
+        rates[21] = 5.0;
+        rates[22] = 7.0;
+        assert_eq!(ends(&rates), Some((10.0, 6.0)));
+        assert_eq!(ends(&[1.0, 2.0]), None);
+        assert_eq!(means(&[1.0, 3.0, 5.0], 2), [2.0, 5.0]);
+        assert!(means(&[], 3).is_empty());
+    }
+}

@@ -1,0 +1,86 @@
+//! Facts of the adapter and of the machine, as the driver and the vendor's tools tell them.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::measures::{Findings, Measure};
+use super::workshop::{Halt, Workshop};
+use potluck_bench::System;
+
+/// Vendors' tools, which are asked where they are installed, with what they are asked.
+const TOOLS: [(&str, &[&str]); 4] = [
+    (
+        "nvidia-smi",
+        &[
+            "--query-gpu=name,driver_version,pci.bus_id,clocks.sm,clocks.max.sm,clocks.mem,\
+              power.limit,temperature.gpu,memory.total,memory.used,pcie.link.gen.current,\
+              pcie.link.width.current",
+            "--format=csv",
+        ],
+    ),
+    ("rocm-smi", &["--showproductname", "--showclocks", "--showmaxpower"]),
+    ("vulkaninfo", &["--summary"]),
+    ("system_profiler", &["SPDisplaysDataType"]),
+];
+/// The longest time of a tool.
+const TOOL_TIME: Duration = Duration::from_secs(20);
+
+pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
+    let ended = shop.run(&["devices", "--json"])?;
+    let entry = entry(&ended.stdout, &shop.selector);
+    let Some(entry) = entry.filter(|_| ended.is_right()) else {
+        let measure = Measure::expected("list of devices", ended.end(), "exit code 0", false);
+        return Ok(Findings { measures: vec![measure], ..Findings::default() });
+    };
+    let text = |key: &str| entry[key].as_str().unwrap_or_default().to_string();
+    let gibibytes = |key: &str| entry[key].as_f64().map(|bytes| bytes / f64::from(1 << 30));
+    let mut measures = vec![
+        Measure::fact("driver", text("driver")),
+        Measure::expected(
+            "can run kernels",
+            entry["why_not"].as_str().unwrap_or("yes"),
+            "yes",
+            entry["usable"] == true,
+        ),
+    ];
+    for (name, key) in [("memory", "memory_bytes"), ("memory that is free", "memory_free_bytes")] {
+        measures.extend(gibibytes(key).map(|size| Measure::number(name, size, "GiB")));
+    }
+    let subgroups = &entry["features"]["subgroups"];
+    measures.push(Measure::fact("subgroup sizes", subgroups.to_string()));
+    measures.push(Measure::fact("cooperative matrices", listed(&entry["cooperative_matrices"])));
+    let tools = tools(shop)?;
+    let details = json!({ "adapter": entry, "system": System::here(), "tools": tools });
+    Ok(Findings { measures, details, skipped: None })
+}
+
+/// Returns the entry of an adapter in the output of `devices --json`.
+pub fn entry(listed: &str, selector: &str) -> Option<Value> {
+    let listed: Value = serde_json::from_str(listed).ok()?;
+    let adapters = listed["adapters"].as_array()?;
+    adapters.iter().find(|entry| entry["selector"] == selector).cloned()
+}
+
+fn listed(names: &Value) -> String {
+    let names = names.as_array().map_or(&[][..], Vec::as_slice);
+    let names: Vec<&str> = names.iter().filter_map(Value::as_str).collect();
+    if names.is_empty() { "none".into() } else { names.join(", ") }
+}
+
+/// Asks the vendors' tools; those that are not installed are left out.
+fn tools(shop: &Workshop) -> Result<Value, Halt> {
+    let mut answers = serde_json::Map::new();
+    for (tool, words) in TOOLS {
+        let mut command = Command::new(tool);
+        command.args(words);
+        let deadline = shop.deadline.min(Instant::now() + TOOL_TIME);
+        match shop.run_command(command, deadline, |_| Ok(())) {
+            Ok(ended) => answers.insert(tool.into(), ended.stdout.into()),
+            Err(Halt::Io(_)) => continue,
+            Err(interrupted) => return Err(interrupted),
+        };
+    }
+    Ok(answers.into())
+}

@@ -1,0 +1,114 @@
+//! Steps of GPT-2 124M, with kernels that were not timed and with timed ones, and the time of each
+//! kernel beside the roofline.
+
+use serde_json::{Value, json};
+
+use super::measures::{Findings, Measure};
+use super::peaks;
+use super::record::words;
+use super::workshop::{Halt, Workshop};
+use potluck_bench::profile::{KernelFigures, ProfileFigures};
+
+const STEPS: usize = 20;
+const TOY_STEPS: usize = 4;
+/// Share of a step in which a hardware GPU is busy at least.
+const BUSY: f64 = 0.9;
+/// Kernels that the summary names: those that lose the most time.
+const SLOW: usize = 3;
+
+pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
+    let steps = shop.sized(TOY_STEPS, STEPS);
+    let seconds = shop.sized(1, 60);
+    let mut sizes = words(&format!("--steps {steps} --batch {}", shop.batch()));
+    sizes.extend(shop.gpt2());
+    let with_tuning = |tune_s: usize| {
+        let mut more = sizes.clone();
+        more.extend(words(&format!("--set train.tune_s={tune_s}")));
+        more
+    };
+    let untuned = shop.train_in("untuned", &shop.selector, &with_tuning(0))?;
+    let tuned = shop.train_in("tuned", &shop.selector, &with_tuning(seconds))?;
+    let mut measures = Vec::new();
+    for (name, run) in [("untuned", &untuned), ("tuned", &tuned)] {
+        measures.push(run.end(name, steps));
+        let rate = run.tokens_per_second();
+        measures.extend(rate.map(|rate| Measure::number(name, rate, "tokens/s")));
+    }
+    if let Some(busy) = tuned.busy() {
+        measures.push(if shop.is_hardware() {
+            Measure::at_least("device busy", busy, BUSY, "of a step")
+        } else {
+            Measure::number("device busy", busy, "of a step")
+        });
+    }
+    let mut explain = shop.train(&shop.selector, &with_tuning(0));
+    explain.extend(words("--explain kernels"));
+    let ended = shop.run(&explain)?;
+    let profile = ProfileFigures::of_table(&ended.stdout);
+    let Some(profile) = profile.filter(|_| ended.is_right()) else {
+        measures.push(Measure::expected("times of kernels", ended.end(), "a table", false));
+        return Ok(Findings { measures, ..Findings::default() });
+    };
+    let kernels_ms: f64 = profile.kernels.iter().map(|kernel| kernel.ms).sum();
+    measures.push(Measure::number("kernels of a step", kernels_ms, "ms"));
+    let details = match peaks::known(shop) {
+        Some(peak) => beside_roofline(&profile.kernels, peak, &mut measures),
+        None => {
+            measures.push(Measure::fact("roofline", "unknown: the part peaks is not done"));
+            json!(profile.kernels)
+        }
+    };
+    let details =
+        json!({ "losses": tuned.losses(), "step_ms": profile.step_ms, "kernels": details });
+    Ok(Findings { measures, details, skipped: None })
+}
+
+/// Adds measures of all kernels and of those that lose the most time; returns a row per kernel.
+fn beside_roofline(
+    kernels: &[KernelFigures],
+    (flops, bytes): (f64, f64),
+    measures: &mut Vec<Measure>,
+) -> Value {
+    let mut rows = Vec::with_capacity(kernels.len());
+    for kernel in kernels {
+        rows.push((kernel, kernel.roofline_ms(flops, bytes)));
+    }
+    let sum: f64 = kernels.iter().map(|kernel| kernel.ms).sum();
+    let bound: f64 = rows.iter().map(|(_, ms)| ms).sum();
+    measures.push(Measure::number("the same by the roofline", bound, "ms"));
+    measures.push(Measure::number("of the roofline", bound / sum, ""));
+    rows.sort_by(|one, other| {
+        let lost = |(kernel, ms): &(&KernelFigures, f64)| kernel.ms - ms;
+        lost(other).total_cmp(&lost(one))
+    });
+    for (kernel, ms) in rows.iter().take(SLOW) {
+        let text = format!("{:.3} ms, {ms:.3} by the roofline: {}", kernel.ms, kernel.kernel);
+        measures.push(Measure::fact("loses time", text));
+    }
+    let row =
+        |(kernel, ms): &(&KernelFigures, f64)| json!({ "figures": kernel, "roofline_ms": ms });
+    rows.iter().map(row).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_that_loses_the_most_time_comes_first() {
+        let kernel = |name: &str, ms: f64, gflops: f64| KernelFigures {
+            kernel: name.into(),
+            count: 1,
+            ms,
+            gflops,
+            gbs: 0.0,
+        };
+        let kernels = [kernel("long", 10.0, 900.0), kernel("slow", 5.0, 100.0)];
+        let mut measures = Vec::new();
+        let rows = beside_roofline(&kernels, (1000.0, 100.0), &mut measures);
+        assert_eq!(rows[0]["figures"]["kernel"], "slow");
+        assert_eq!(rows[0]["roofline_ms"], 0.5);
+        assert_eq!(measures[0].value, Some(9.5));
+        assert!(measures[2].text.ends_with("slow"), "{measures:?}");
+    }
+}

@@ -1,0 +1,106 @@
+//! The largest batch that trains without being cut, and the refusal of a larger one: a sentence
+//! with an exit code, never a crash.
+
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use super::measures::{Findings, Measure};
+use super::record::{BATCH, steps_of, words};
+use super::workshop::{Ended, Halt, Workshop};
+use potluck_kernels::device::AdapterKind;
+use potluck_train::runtime::error::{EXIT_CONFIGURATION, EXIT_RESTART};
+
+/// The largest batch that is tried.
+const BATCH_MAX: usize = 1 << 14;
+/// Memory limit of a rehearsal: a software adapter would take all of the host's.
+const TOY_MIB: usize = 16;
+/// Limit with which the driver alone decides.
+const ANY_MIB: usize = 1 << 24;
+/// Time between two looks at the memory that is free.
+const LOOK: Duration = Duration::from_millis(500);
+
+pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
+    let limit = if shop.is_toy { TOY_MIB } else { 0 };
+    let mut batch = shop.sized(1, BATCH);
+    let mut measures = Vec::new();
+    let mut trained = Vec::new();
+    let refusal = loop {
+        let attempt = attempt(shop, batch, limit)?;
+        if !attempt.has_trained {
+            // One whose time was up was not refused.
+            break attempt.ended.status.is_some().then_some(attempt.ended);
+        }
+        trained.push(json!({ "batch": batch, "device_bytes": attempt.bytes }));
+        if batch >= BATCH_MAX || shop.time_left().is_zero() {
+            break None;
+        }
+        batch *= 2;
+    };
+    match trained.last() {
+        Some(last) => {
+            let largest = last["batch"].as_f64().unwrap_or(0.0);
+            measures.push(Measure::at_least("largest batch that trains", largest, 1.0, ""));
+            let bytes = last["device_bytes"].as_f64();
+            let taken = bytes.map(|bytes| bytes / f64::from(1 << 30));
+            measures.extend(taken.map(|size| Measure::number("memory it takes", size, "GiB")));
+        }
+        None => measures.push(Measure::fact("largest batch that trains", "none")),
+    }
+    match &refusal {
+        Some(ended) => measures.push(refused(&format!("batch {batch}"), ended)),
+        None => measures.push(Measure::fact("refusal", "no batch was refused in the time")),
+    }
+    // On the host's memory the system would end this process, or another one.
+    let is_own = matches!(shop.adapter.kind, AdapterKind::Discrete | AdapterKind::Virtual);
+    if is_own && refusal.is_some() {
+        let attempt = attempt(shop, 2 * batch, ANY_MIB)?;
+        let name = format!("batch {}, by the driver", 2 * batch);
+        measures.push(refused(&name, &attempt.ended));
+    }
+    Ok(Findings { measures, details: json!({ "trained": trained }), skipped: None })
+}
+
+struct Attempt {
+    ended: Ended,
+    has_trained: bool,
+    /// The most bytes that the driver had given away in addition to those before.
+    bytes: Option<u64>,
+}
+
+/// Takes two steps of GPT-2 124M with a whole batch at a time.
+fn attempt(shop: &Workshop, batch: usize, limit_mib: usize) -> Result<Attempt, Halt> {
+    let run = format!("batch-{batch}-{limit_mib}");
+    let mut more = words(&format!(
+        "--steps 2 --batch {batch} --micro-batch {batch} --set train.tune_s=0 \
+         --set train.device_memory_mib={limit_mib} --out {run}"
+    ));
+    more.extend(shop.gpt2());
+    let free = || shop.adapter.memory_now().free;
+    let (before, least) = (free(), Cell::new(u64::MAX));
+    let mut looked = Instant::now();
+    let command = shop.potluck(&shop.train(&shop.selector, &more))?;
+    let ended = shop.run_command(command, shop.deadline, |_| {
+        if looked.elapsed() >= LOOK {
+            looked = Instant::now();
+            least.set(least.get().min(free().unwrap_or(u64::MAX)));
+        }
+        Ok(())
+    })?;
+    let bytes = before.and_then(|before| before.checked_sub(least.get()));
+    let has_trained = ended.is_right() && steps_of(&shop.work.join(&run)).len() == 2;
+    // A large model's checkpoints would fill the disk.
+    let _ = std::fs::remove_dir_all(shop.work.join(&run));
+    Ok(Attempt { ended, has_trained, bytes })
+}
+
+/// Returns the measure of a refusal: right is a sentence with one of two exit codes.
+fn refused(name: &str, ended: &Ended) -> Measure {
+    let has_code =
+        ended.code().is_some_and(|code| [EXIT_CONFIGURATION, EXIT_RESTART].contains(&code));
+    let is_right = has_code && ended.error().is_some();
+    let text = if ended.is_right() { "trains".into() } else { ended.end() };
+    let is_right = is_right || ended.is_right();
+    Measure::expected(name, text, "exit status 78 or 75 with a sentence", is_right)
+}

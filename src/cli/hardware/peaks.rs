@@ -1,0 +1,70 @@
+//! Peak rates, and matrix products with every tile: those of `potluck bench`.
+
+use std::fs;
+
+use serde_json::json;
+
+use super::measures::{Findings, Measure};
+use super::workshop::{Halt, Workshop};
+use potluck_bench::{DeviceReport, Report};
+
+/// Figures of the summary.
+const FIGURES: [&str; 9] = [
+    "peak.flops",
+    "memory.triad",
+    "transfer.upload",
+    "transfer.readback",
+    "dispatch.in_pass",
+    "matmul.square_2048",
+    "matmul.gpt2_mlp_up",
+    "matmul.gpt2_mlp_up_dw",
+    "matmul.gpt2_head_dx",
+];
+/// Share of the peak that the best product of a hardware GPU has at least.
+const OF_PEAK: f64 = 0.4;
+
+pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
+    let Benchmarked { measure, report } = benchmark(shop, "peaks,matmul", "peaks-figures.json")?;
+    let mut measures = vec![measure];
+    let Some(device) = report else { return Ok(Findings { measures, ..Findings::default() }) };
+    for figure in FIGURES.iter().filter_map(|name| device.figure(name)) {
+        let by = figure.by.as_ref().map_or(String::new(), |by| format!(" by {by}"));
+        let mut measure = Measure::number(&figure.name, figure.median, &figure.unit);
+        measure.text += &by;
+        measures.push(measure);
+    }
+    let best = device.figures.iter().filter_map(|figure| figure.of_peak).reduce(f64::max);
+    if let Some(share) = best.filter(|_| shop.is_hardware()) {
+        measures.push(Measure::at_least("best product, of the peak", share, OF_PEAK, ""));
+    }
+    Ok(Findings { measures, details: json!(device), skipped: None })
+}
+
+/// Result of the benchmark suite on the adapter.
+pub struct Benchmarked {
+    /// Whether it ended well.
+    pub measure: Measure,
+    pub report: Option<DeviceReport>,
+}
+
+/// Runs parts of the benchmark suite on the adapter.
+///
+/// # Errors
+/// Returns `Halt` as [`Workshop::run`] does.
+pub fn benchmark(shop: &Workshop, parts: &str, file: &str) -> Result<Benchmarked, Halt> {
+    let mut words = vec!["bench", "--only", parts, "--devices", &shop.selector, "--json", file];
+    words.extend(shop.is_toy.then_some("--tiny"));
+    let ended = shop.run(&words)?;
+    let text = fs::read_to_string(shop.work.join(file)).unwrap_or_default();
+    let report = Report::from_json(&text).ok().and_then(|mut report| report.devices.pop());
+    let is_right = ended.is_right() && report.is_some();
+    let measure = Measure::expected("benchmark", ended.end(), "exit status: 0", is_right);
+    Ok(Benchmarked { measure, report })
+}
+
+/// Returns the peak rates in GFLOP/s and GB/s, if the part is done.
+pub fn known(shop: &Workshop) -> Option<(f64, f64)> {
+    let report = super::report::read(shop.place, super::parts::Part::Peaks)?;
+    let device: DeviceReport = serde_json::from_value(report.details).ok()?;
+    Some((device.figure("peak.flops")?.median, device.figure("memory.triad")?.median))
+}

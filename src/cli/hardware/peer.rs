@@ -1,0 +1,57 @@
+//! Steps of the same model in PyTorch, on whatever device it finds.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+use super::measures::{Findings, Measure};
+use super::parts::Part;
+use super::report;
+use super::workshop::{Halt, Workshop};
+
+/// Times steps of a GPT of given sizes, and prints JSON.
+const SCRIPT: &str = include_str!("peer.py");
+/// Layers, heads, width, context, vocabulary, steps.
+const SIZES: [&str; 6] = ["12", "12", "768", "1024", "50257", "20"];
+const TOY_SIZES: [&str; 6] = ["2", "2", "32", "32", "64", "2"];
+
+pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
+    let mut command = Command::new("python3");
+    command.args(["-c", SCRIPT, &shop.batch().to_string()]).args(shop.sized(TOY_SIZES, SIZES));
+    let ended = match shop.run_command(command, shop.deadline, |_| Ok(())) {
+        Ok(ended) => ended,
+        Err(Halt::Io(_)) => return Ok(Findings::skipped("there is no python3")),
+        Err(interrupted) => return Err(interrupted),
+    };
+    if ended.stderr.contains("No module named 'torch'") {
+        return Ok(Findings::skipped("python3 has no torch"));
+    }
+    let measured = ended.stdout.lines().last().and_then(|line| serde_json::from_str(line).ok());
+    let Some(details) = measured.filter(|_: &Value| ended.is_right()) else {
+        let last = ended.stderr.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
+        let text = format!("{}: {last}", ended.end());
+        let measure = Measure::expected("PyTorch", text, "exit status: 0", false);
+        return Ok(Findings { measures: vec![measure], ..Findings::default() });
+    };
+    let text = |key: &str| details[key].as_str().unwrap_or("unknown").to_string();
+    let mut measures =
+        vec![Measure::fact("PyTorch", format!("{} on {}", text("torch"), text("device")))];
+    let own = own_rate(shop);
+    for row in details["rows"].as_array().into_iter().flatten() {
+        let name = row["precision"].as_str().unwrap_or_default();
+        let Some(rate) = row["tokens_per_s"].as_f64() else { continue };
+        let mut measure = Measure::number(name, rate, "tokens/s");
+        if let Some(own) = own {
+            measure.text += &format!(", {:.2} times potluck's", rate / own);
+        }
+        measures.push(measure);
+    }
+    Ok(Findings { measures, details, skipped: None })
+}
+
+/// Returns the tokens per second of the part gpt2, if it is done.
+fn own_rate(shop: &Workshop) -> Option<f64> {
+    let report = report::read(shop.place, Part::Gpt2)?;
+    let measures = report.measures.iter();
+    measures.filter(|measure| measure.name == "tuned").find_map(|measure| measure.value)
+}

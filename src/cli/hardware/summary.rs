@@ -1,0 +1,174 @@
+//! The page that sums up a report, made of the files of its parts.
+
+use std::fmt::Write as _;
+
+use super::measures::{Measure, PartReport};
+use super::parts::{PLANS, PartPlan};
+use super::report::Header;
+
+/// Longest text of a cell; the file of the part has all of it.
+const CELL_MAX: usize = 160;
+
+/// The page, and whether a part has failed or is not done.
+pub struct Page {
+    pub text: String,
+    pub has_failed: bool,
+}
+
+/// Reports of an adapter, in the order of [`PLANS`]; `None`: a part is not done.
+pub struct OfAdapter<'a> {
+    pub name: &'a str,
+    pub reports: Vec<Option<PartReport>>,
+}
+
+/// Returns the page of a report, of so many minutes for each adapter.
+pub fn page(header: &Header, adapters: &[OfAdapter], minutes: u32) -> Page {
+    let Header { potluck, build, system, .. } = header;
+    let mut text = format!(
+        "# potluck {potluck} ({build}) on {} {}, {}, {} cores\n",
+        system.os, system.architecture, system.cpu, system.cores
+    );
+    if header.is_toy {
+        text += "\nA rehearsal at toy sizes: its figures say nothing about a device.\n";
+    }
+    let mut has_failed = false;
+    for OfAdapter { name, reports } in adapters {
+        // Writing to a string cannot fail.
+        let _ = write!(text, "\n## {name}\n\n{}\n\n", in_short(reports));
+        text += "| part | | number | limit | result | time |\n|---|---|---|---|---|---|\n";
+        for (plan, report) in PLANS.iter().zip(reports) {
+            has_failed |= report.as_ref().is_some_and(PartReport::has_failed);
+            text += &match report {
+                Some(report) => rows(report),
+                None => not_done(plan, minutes),
+            };
+        }
+    }
+    Page { text, has_failed }
+}
+
+/// Returns a sentence on how many parts are done, and which have failed.
+fn in_short(reports: &[Option<PartReport>]) -> String {
+    let done = reports.iter().flatten().count();
+    let failed: Vec<String> =
+        reports.iter().flatten().filter(|r| r.has_failed()).map(|r| r.part.name()).collect();
+    let parts = format!("{done} of {} parts are done", reports.len());
+    match failed.as_slice() {
+        [] => format!("{parts}; none has failed."),
+        failed => format!("{parts}; **failed: {}**.", failed.join(", ")),
+    }
+}
+
+fn not_done(plan: &PartPlan, minutes: u32) -> String {
+    let limit = plan.time(minutes).as_secs_f64();
+    let part = plan.part.name();
+    format!("| {part} | | | | not done | of {limit:.0} s |\n")
+}
+
+/// Returns the rows of a part, of which the first one has its name and its time.
+fn rows(report: &PartReport) -> String {
+    let PartReport { seconds, seconds_max, .. } = report;
+    let (mut part, mut time) = (report.part.name(), format!("{seconds:.0} of {seconds_max:.0} s"));
+    if let Some(why) = &report.skipped {
+        return format!("| {part} | | | | not done: {} | {time} |\n", cell(why));
+    }
+    let mut text = String::new();
+    for Measure { name, text: number, limit, is_right, .. } in &report.measures {
+        let result = match (limit, is_right) {
+            (None, _) => "",
+            (Some(_), true) => "pass",
+            (Some(_), false) => "**fail**",
+        };
+        let limit = limit.as_deref().unwrap_or_default();
+        let [name, number, limit] = [name, number, limit].map(|text| cell(text));
+        let _ = writeln!(text, "| {part} | {name} | {number} | {limit} | {result} | {time} |");
+        part.clear();
+        time.clear();
+    }
+    text
+}
+
+/// Returns a text that is one cell of a table.
+fn cell(text: &str) -> String {
+    let line = text.lines().next().unwrap_or_default().replace('|', "\\|");
+    let mut short: String = line.chars().take(CELL_MAX).collect();
+    if short.len() < line.len() {
+        short += "..";
+    }
+    short
+}
+
+/// Returns the result of a part in a line: what failed, or else its first numbers.
+pub fn in_a_line(report: &PartReport) -> String {
+    if let Some(why) = &report.skipped {
+        return format!("not done: {why}");
+    }
+    let shown = |measure: &Measure| format!("{} {}", measure.name, cell(&measure.text));
+    let failed: Vec<String> =
+        report.measures.iter().filter(|measure| !measure.is_right).map(shown).collect();
+    if !failed.is_empty() {
+        return format!("FAILED: {}", failed.join("; "));
+    }
+    let numbers: Vec<String> = report.measures.iter().map(shown).collect();
+    format!("pass, {:.0} s: {}", report.seconds, numbers.join("; "))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::super::parts::Part;
+    use super::*;
+    use potluck_bench::System;
+    use serde_json::Value;
+
+    fn header() -> Header {
+        Header {
+            potluck: "1".into(),
+            build: "abc".into(),
+            is_toy: true,
+            system: System::here(),
+            adapters: BTreeMap::new(),
+        }
+    }
+
+    fn report(part: Part, measures: Vec<Measure>) -> PartReport {
+        let (seconds, seconds_max, skipped) = (2.0, 60.0, None);
+        PartReport { part, seconds, seconds_max, skipped, measures, details: Value::Null }
+    }
+
+    #[test]
+    fn each_part_has_its_lines_with_numbers_limits_and_results() {
+        let mut reports: Vec<Option<PartReport>> = vec![None; PLANS.len()];
+        let long = format!("a | b\n{}", "x".repeat(999));
+        let facts = vec![Measure::number("memory", 8.0, "GiB"), Measure::fact("driver", long)];
+        reports[0] = Some(report(Part::Facts, facts));
+        let limit = Measure::at_most("kernels switched off", 2.0, 0.0, "");
+        reports[1] = Some(report(Part::Certification, vec![limit]));
+        let skipped = Some("python3 has no torch".to_string());
+        reports[10] = Some(PartReport { skipped, ..report(Part::Peer, Vec::new()) });
+        let page = page(&header(), &[OfAdapter { name: "card", reports }], 60);
+        for line in [
+            "A rehearsal at toy sizes: its figures say nothing about a device.",
+            "## card",
+            "3 of 12 parts are done; **failed: certification**.",
+            "| facts | memory | 8 GiB |  |  | 2 of 60 s |",
+            "|  | driver | a \\| b |  |  |  |",
+            "| certification | kernels switched off | 2 | at most 0 | **fail** | 2 of 60 s |",
+            "| training | | | | not done | of 180 s |",
+            "| peer | | | | not done: python3 has no torch | 2 of 60 s |",
+        ] {
+            assert!(page.text.lines().any(|found| found == line), "{line} in\n{}", page.text);
+        }
+        assert!(page.has_failed);
+    }
+
+    #[test]
+    fn a_line_names_what_failed() {
+        let failed = Measure::at_most("loss", 2.0, 1.0, "nats");
+        let measures = vec![Measure::number("steps", 3.0, ""), failed];
+        assert_eq!(in_a_line(&report(Part::Training, measures)), "FAILED: loss 2 nats");
+        let right = vec![Measure::number("steps", 3.0, "")];
+        assert_eq!(in_a_line(&report(Part::Training, right)), "pass, 2 s: steps 3");
+    }
+}

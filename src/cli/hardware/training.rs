@@ -1,0 +1,44 @@
+//! Losses of the default model on the adapter beside those of the CPU device.
+
+use serde_json::json;
+
+use super::measures::{Findings, Measure};
+use super::record::{largest_difference, words};
+use super::workshop::{Halt, Workshop};
+
+/// Steps that are compared; of a rehearsal, fewer.
+const STEPS: usize = 200;
+const TOY_STEPS: usize = 10;
+/// Steps in which devices that are right hardly differ; later, differences of rounding grow.
+const EARLY: usize = 50;
+
+pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
+    let steps = shop.sized(TOY_STEPS, STEPS);
+    let mut more = words(&format!("--steps {steps} --set schedule.kind=cosine"));
+    if shop.is_toy {
+        more.extend(shop.gpt2());
+        more.extend(words("--set train.tune_s=0"));
+    }
+    let cpu = shop.train_in("cpu", "cpu", &more)?;
+    let card = shop.train_in("card", &shop.selector, &more)?;
+    let mut measures = vec![cpu.end("on the CPU", steps), card.end("on the device", steps)];
+    let (expected, losses) = (cpu.losses(), card.losses());
+    let early = EARLY.min(losses.len()).min(expected.len());
+    if let Some(difference) = largest_difference(&losses[..early], &expected[..early]) {
+        let name = format!("largest difference of {early} losses");
+        measures.push(Measure::at_most(&name, difference, 1e-4, "nats"));
+    }
+    if let Some(difference) = largest_difference(&losses, &expected) {
+        let name = format!("largest difference of {} losses", losses.len());
+        measures.push(Measure::at_most(&name, difference, 1e-2, "nats"));
+    }
+    if let Some(last) = losses.last() {
+        measures.push(Measure::number("last loss", *last, "nats"));
+    }
+    for (name, run) in [("CPU", &cpu), ("device", &card)] {
+        let rate = run.tokens_per_second();
+        measures.extend(rate.map(|rate| Measure::number(name, rate, "tokens/s")));
+    }
+    let details = json!({ "cpu_losses": expected, "losses": losses });
+    Ok(Findings { measures, details, skipped: None })
+}

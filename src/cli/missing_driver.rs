@@ -1,0 +1,234 @@
+//! What is missing where a graphics card is not found: the Vulkan loader, the driver's libraries
+//! and manifests, and what keeps them out of a container.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Directories of libraries, of which each system has some.
+const LIBRARIES: [&str; 9] = [
+    "usr/lib/x86_64-linux-gnu",
+    "usr/lib/aarch64-linux-gnu",
+    "lib/x86_64-linux-gnu",
+    "lib/aarch64-linux-gnu",
+    "usr/lib64",
+    "usr/lib",
+    "usr/local/lib",
+    "lib64",
+    "lib",
+];
+/// Directories of manifests of Vulkan drivers.
+const MANIFESTS: [&str; 4] = [
+    "etc/vulkan/icd.d",
+    "usr/share/vulkan/icd.d",
+    "usr/local/share/vulkan/icd.d",
+    "usr/local/etc/vulkan/icd.d",
+];
+/// Variables that name the manifests that the loader reads, instead of all of those directories.
+const NAMED: [&str; 2] = ["VK_DRIVER_FILES", "VK_ICD_FILENAMES"];
+
+/// Returns sentences on what this machine lacks.
+pub fn sentences() -> Vec<String> {
+    if !cfg!(target_os = "linux") {
+        return vec!["update the driver of the graphics card".into()];
+    }
+    Surroundings { root: Path::new("/"), environment: std::env::vars().collect() }.sentences()
+}
+
+/// Returns true if the machine has an NVIDIA card whose driver is loaded.
+pub fn sees_nvidia() -> bool {
+    Surroundings { root: Path::new("/"), environment: BTreeMap::new() }.has_nvidia()
+}
+
+/// File system and environment of the program.
+struct Surroundings<'a> {
+    root: &'a Path,
+    environment: BTreeMap<String, String>,
+}
+
+impl Surroundings<'_> {
+    fn sentences(&self) -> Vec<String> {
+        let mut missing = Vec::new();
+        if !self.has_library("libvulkan.so.1") {
+            missing.push(
+                "the Vulkan loader, libvulkan.so.1, is missing: install libvulkan1 (Debian, \
+                 Ubuntu) or vulkan-loader (Fedora, RHEL)"
+                    .into(),
+            );
+        }
+        for name in NAMED {
+            if let Some(value) = self.environment.get(name).filter(|value| !value.is_empty()) {
+                missing.push(format!("{name} is set, so that only these drivers load: {value}"));
+            }
+        }
+        if self.has_nvidia() {
+            self.of_nvidia(&mut missing);
+        } else if self.has_render_node() {
+            if self.manifests().is_empty() {
+                missing.push(
+                    "there is a card (/dev/dri), but no manifest of a Vulkan driver in \
+                     /usr/share/vulkan/icd.d: install mesa-vulkan-drivers"
+                        .into(),
+                );
+            } else {
+                missing.push(
+                    "there is a card (/dev/dri): this user may have to be in the group render to \
+                     use it, or the driver may be older than the card"
+                        .into(),
+                );
+            }
+        } else {
+            let how = if self.is_container() {
+                "start the container with the card (docker run --gpus all, or --device /dev/dri)"
+            } else {
+                "the card's kernel driver is not loaded"
+            };
+            missing.push(format!(
+                "no device file of a card is there (/dev/nvidia0, /dev/dri/renderD128): {how}"
+            ));
+        }
+        missing
+    }
+
+    /// Adds what an NVIDIA card lacks: CUDA needs less of its driver than Vulkan.
+    fn of_nvidia(&self, missing: &mut Vec<String>) {
+        let library = self.has_library("libGLX_nvidia.so.0");
+        if !library {
+            missing.push(
+                "there is an NVIDIA card, but its Vulkan driver, libGLX_nvidia.so.0, is missing: \
+                 the full driver package has it (libnvidia-gl-VERSION on Ubuntu; neither the \
+                 headless packages nor --no-opengl-files)"
+                    .into(),
+            );
+        }
+        if !self.manifests().iter().any(|name| name.contains("nvidia")) {
+            missing.push(
+                "the manifest of NVIDIA's Vulkan driver, nvidia_icd.json, is in neither \
+                 /etc/vulkan/icd.d nor /usr/share/vulkan/icd.d: the driver package installs it"
+                    .into(),
+            );
+        }
+        let capabilities = self.environment.get("NVIDIA_DRIVER_CAPABILITIES");
+        let list = capabilities.map_or("", String::as_str);
+        let has_graphics = list.split(',').any(|one| ["all", "graphics"].contains(&one.trim()));
+        if self.is_container() && !has_graphics {
+            let given = if list.is_empty() { "not set".into() } else { format!("'{list}'") };
+            missing.push(format!(
+                "this is a container, and NVIDIA_DRIVER_CAPABILITIES is {given}, which leaves \
+                 Vulkan out: start it with -e NVIDIA_DRIVER_CAPABILITIES=compute,utility,graphics"
+            ));
+        }
+        if missing.is_empty() {
+            missing.push(
+                "there is an NVIDIA card, and its driver and manifest are there: libraries of X11 \
+                 that the driver needs may be missing (apt-get install libx11-6 libxext6), or \
+                 VK_LOADER_DEBUG=all potluck devices tells more"
+                    .into(),
+            );
+        }
+    }
+
+    fn has_nvidia(&self) -> bool {
+        ["dev/nvidia0", "proc/driver/nvidia/version"].iter().any(|file| self.has(file))
+    }
+
+    fn has_render_node(&self) -> bool {
+        self.names("dev/dri").iter().any(|name| name.starts_with("renderD"))
+    }
+
+    fn is_container(&self) -> bool {
+        let files = [".dockerenv", "run/.containerenv"];
+        files.iter().any(|file| self.has(file)) || self.environment.contains_key("container")
+    }
+
+    fn has(&self, file: &str) -> bool {
+        self.root.join(file).exists()
+    }
+
+    fn has_library(&self, name: &str) -> bool {
+        let paths = self.environment.get("LD_LIBRARY_PATH").map_or("", String::as_str);
+        let given = paths.split(':').filter(|path| !path.is_empty());
+        let given = given.map(|path| path.trim_start_matches('/'));
+        LIBRARIES.into_iter().chain(given).any(|place| self.root.join(place).join(name).exists())
+    }
+
+    /// Returns the names of the manifests of all Vulkan drivers.
+    fn manifests(&self) -> Vec<String> {
+        let mut names: Vec<String> = MANIFESTS.iter().flat_map(|place| self.names(place)).collect();
+        names.retain(|name| name.ends_with(".json"));
+        names
+    }
+
+    /// Returns the names of the files in a directory; none if it cannot be read.
+    fn names(&self, place: &str) -> Vec<String> {
+        let directory: PathBuf = self.root.join(place);
+        let mut names = Vec::new();
+        for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+            names.push(entry.file_name().to_string_lossy().into_owned());
+        }
+        names
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOADER: &str = "usr/lib/x86_64-linux-gnu/libvulkan.so.1";
+    const DRIVER: &str = "usr/lib64/libGLX_nvidia.so.0";
+    const MANIFEST: &str = "usr/share/vulkan/icd.d/nvidia_icd.json";
+    const CARD: &str = "dev/nvidia0";
+
+    /// Sentences of a machine with these files, in this environment.
+    fn told(files: &[&str], environment: &[(&str, &str)]) -> String {
+        let root = tempfile::tempdir().unwrap();
+        for file in files {
+            let path = root.path().join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "").unwrap();
+        }
+        let pairs = environment.iter().map(|(name, value)| (name.to_string(), value.to_string()));
+        let around = Surroundings { root: root.path(), environment: pairs.collect() };
+        around.sentences().join("\n")
+    }
+
+    #[test]
+    fn a_data_centre_machine_is_told_what_its_driver_lacks() {
+        let bare = told(&[CARD], &[]);
+        for part in ["libvulkan1", "libGLX_nvidia.so.0", "nvidia_icd.json"] {
+            assert!(bare.contains(part), "{part} in\n{bare}");
+        }
+        assert!(!bare.contains("container"), "{bare}");
+        let without_manifest = told(&["proc/driver/nvidia/version", LOADER, DRIVER], &[]);
+        assert!(without_manifest.starts_with("the manifest of NVIDIA's"), "{without_manifest}");
+        let whole = told(&[CARD, LOADER, DRIVER, MANIFEST], &[]);
+        assert!(whole.contains("libx11-6") && !whole.contains("missing:"), "{whole}");
+        let elsewhere = told(&[CARD, "opt/libvulkan.so.1"], &[("LD_LIBRARY_PATH", "/opt")]);
+        assert!(!elsewhere.contains("libvulkan"), "{elsewhere}");
+    }
+
+    #[test]
+    fn a_container_is_told_its_variable() {
+        let files = [CARD, LOADER, DRIVER, MANIFEST, ".dockerenv"];
+        let variable = "NVIDIA_DRIVER_CAPABILITIES";
+        let text = told(&files, &[(variable, "compute,utility")]);
+        assert!(text.contains("is 'compute,utility', which leaves Vulkan out"), "{text}");
+        assert!(told(&files, &[]).contains("is not set"), "{text}");
+        for given in ["all", "compute, graphics"] {
+            let text = told(&files, &[(variable, given)]);
+            assert!(!text.contains(variable), "{text}");
+        }
+        let text = told(&[LOADER, "run/.containerenv"], &[]);
+        assert!(text.contains("--gpus all"), "{text}");
+    }
+
+    #[test]
+    fn other_cards_and_named_drivers_are_told() {
+        let text = told(&[LOADER, "dev/dri/renderD128"], &[("VK_DRIVER_FILES", "/a.json")]);
+        assert!(text.contains("mesa-vulkan-drivers"), "{text}");
+        assert!(text.contains("VK_DRIVER_FILES is set, so that only these drivers"), "{text}");
+        let icd = "usr/share/vulkan/icd.d/radeon_icd.json";
+        assert!(told(&[LOADER, "dev/dri/renderD128", icd], &[]).contains("group render"));
+        assert!(told(&[LOADER], &[]).contains("kernel driver is not loaded"));
+    }
+}
