@@ -10,7 +10,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use super::addresses::all_addresses;
-use super::hardware::parts::Part as HardwarePart;
+use super::hardware::parts::HardwarePart;
 use super::runs_directory::RUNS;
 use potluck_parallel::PipelineSchedule;
 use potluck_train::hugging_face::FileType;

@@ -1,5 +1,5 @@
-//! What is missing where a graphics card is not found: the Vulkan loader, the driver's libraries
-//! and manifests, and what keeps them out of a container.
+//! Driver files that are missing where a graphics card is not found: the Vulkan loader, the
+//! driver's libraries and manifests, and what keeps them out of a container.
 
 use std::collections::BTreeMap;
 use std::fs;

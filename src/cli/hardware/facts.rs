@@ -48,8 +48,10 @@ pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
     for (name, key) in [("memory", "memory_bytes"), ("memory that is free", "memory_free_bytes")] {
         measures.extend(gibibytes(key).map(|size| Measure::number(name, size, "GiB")));
     }
-    let subgroups = &entry["features"]["subgroups"];
-    measures.push(Measure::fact("subgroup sizes", subgroups.to_string()));
+    let [least, most] = [0, 1].map(|end| &entry["features"]["subgroups"][end]);
+    if !least.is_null() {
+        measures.push(Measure::fact("subgroup sizes", format!("{least} to {most}")));
+    }
     measures.push(Measure::fact("cooperative matrices", listed(&entry["cooperative_matrices"])));
     let tools = tools(shop)?;
     let details = json!({ "adapter": entry, "system": System::here(), "tools": tools });

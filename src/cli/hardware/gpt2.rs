@@ -4,11 +4,15 @@
 use serde_json::{Value, json};
 
 use super::measures::{Findings, Measure};
+use super::parts::HardwarePart;
 use super::peaks;
 use super::record::words;
+use super::report;
 use super::workshop::{Halt, Workshop};
 use potluck_bench::profile::{KernelFigures, ProfileFigures};
 
+/// Name of the run with timed kernels.
+const TUNED: &str = "tuned";
 const STEPS: usize = 20;
 const TOY_STEPS: usize = 4;
 /// Share of a step in which a hardware GPU is busy at least.
@@ -29,13 +33,14 @@ pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
     let untuned = shop.train_in("untuned", &shop.selector, &with_tuning(0))?;
     let tuned = shop.train_in("tuned", &shop.selector, &with_tuning(seconds))?;
     let mut measures = Vec::new();
-    for (name, run) in [("untuned", &untuned), ("tuned", &tuned)] {
+    for (name, run) in [("untuned", &untuned), (TUNED, &tuned)] {
         measures.push(run.end(name, steps));
         let rate = run.tokens_per_second();
-        measures.extend(rate.map(|rate| Measure::number(name, rate, "tokens/s")));
+        let name = format!("{name} rate");
+        measures.extend(rate.map(|rate| Measure::number(&name, rate, "tokens/s")));
     }
     if let Some(busy) = tuned.busy() {
-        measures.push(if shop.is_hardware() {
+        measures.push(if shop.times_count() {
             Measure::at_least("device busy", busy, BUSY, "of a step")
         } else {
             Measure::number("device busy", busy, "of a step")
@@ -61,6 +66,13 @@ pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
     let details =
         json!({ "losses": tuned.losses(), "step_ms": profile.step_ms, "kernels": details });
     Ok(Findings { measures, details, skipped: None })
+}
+
+/// Returns the tokens per second of the tuned run, if the part is done.
+pub fn known_rate(shop: &Workshop) -> Option<f64> {
+    let report = report::read(shop.place, HardwarePart::Gpt2)?;
+    let name = format!("{TUNED} rate");
+    report.measures.iter().find(|measure| measure.name == name)?.value
 }
 
 /// Adds measures of all kernels and of those that lose the most time; returns a row per kernel.

@@ -47,21 +47,21 @@ pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
     let name = format!("largest NMSE of a tensor, {}", worst.name);
     measures.push(Measure::at_most(&name, worst.nmse, NMSE_MAX, ""));
     errors.truncate(WORST);
-    let row = |error: &GradientError| json!({ "tensor": error.name, "nmse": error.nmse });
+    let row = |error: &TensorDeviation| json!({ "tensor": error.name, "nmse": error.nmse });
     let details = json!({ "worst": errors.iter().map(row).collect::<Vec<_>>() });
     Ok(Findings { measures, details, skipped: None })
 }
 
 /// Error of the gradient of a tensor.
 #[derive(Clone, Debug, PartialEq)]
-struct GradientError {
+struct TensorDeviation {
     name: String,
     /// Mean square of the errors over the mean square of the expected values.
     nmse: f64,
 }
 
 /// Returns the errors of all gradients of the first step of two runs.
-fn compared(expected: &Path, run: &Path) -> Result<Vec<GradientError>, String> {
+fn compared(expected: &Path, run: &Path) -> Result<Vec<TensorDeviation>, String> {
     let load = |run: &Path, step: u64| {
         let path = run.join(format!("checkpoints/step-{step:08}"));
         let loaded = Checkpoint::load(&path).map_err(|why| why.to_string())?;
@@ -81,7 +81,7 @@ fn errors(
     before: &[NamedTensor],
     expected: &[NamedTensor],
     found: &[NamedTensor],
-) -> Vec<GradientError> {
+) -> Vec<TensorDeviation> {
     let mut errors = Vec::with_capacity(before.len());
     for ((before, expected), found) in before.iter().zip(expected).zip(found) {
         let (mut wrong, mut all) = (0.0, 0.0);
@@ -92,7 +92,7 @@ fn errors(
             all += gradient.powi(2);
         }
         let nmse = if all > 0.0 { wrong / all } else { wrong };
-        errors.push(GradientError { name: before.name.clone(), nmse });
+        errors.push(TensorDeviation { name: before.name.clone(), nmse });
     }
     errors
 }
@@ -112,7 +112,7 @@ mod tests {
         let expected = [tensor("a", &[1.0 - RATE, 2.0]), tensor("b", &[0.0])];
         let found = [tensor("a", &[1.0 - RATE, 2.0 + RATE / 2.0]), tensor("b", &[-RATE])];
         let errors = errors(&before, &expected, &found);
-        assert_eq!(errors[0], GradientError { name: "a".into(), nmse: 0.25 });
+        assert_eq!(errors[0], TensorDeviation { name: "a".into(), nmse: 0.25 });
         assert_eq!(errors[1].nmse, 1.0);
     }
 }

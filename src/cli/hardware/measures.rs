@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::parts::Part;
+use super::parts::HardwarePart;
 
 /// Number or statement in a line of the summary.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -57,7 +57,8 @@ fn with_unit(value: f64, unit: &str) -> String {
         format!("{value:.2e}")
     } else {
         let digits = (3 - value.abs().log10().floor() as i32).clamp(0, 6);
-        format!("{value:.*}", digits as usize)
+        let text = format!("{value:.*}", digits as usize);
+        if digits > 0 { text.trim_end_matches('0').trim_end_matches('.').into() } else { text }
     };
     if unit.is_empty() { text } else { format!("{text} {unit}") }
 }
@@ -82,7 +83,7 @@ impl Findings {
 /// Report of a part that is done: its file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PartReport {
-    pub part: Part,
+    pub part: HardwarePart,
     pub seconds: f64,
     pub seconds_max: f64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -105,7 +106,7 @@ mod tests {
     fn numbers_are_short_and_have_their_limit() {
         let text = |value| with_unit(value, "");
         let texts = [0.0, 12.0, 0.5, 43.7123, 43_712.3, 8.25e-7, 2.5e9].map(text);
-        assert_eq!(texts, ["0", "12", "0.5000", "43.71", "43712", "8.25e-7", "2.50e9"]);
+        assert_eq!(texts, ["0", "12", "0.5", "43.71", "43712", "8.25e-7", "2.50e9"]);
         let at_most = Measure::at_most("loss", 2e-4, 1e-4, "nats");
         assert_eq!(at_most.limit.as_deref(), Some("at most 1.00e-4 nats"));
         assert!(!at_most.is_right && Measure::at_least("share", 0.5, 0.5, "").is_right);

@@ -1,7 +1,6 @@
 //! The largest batch that trains without being cut, and the refusal of a larger one: a sentence
 //! with an exit code, never a crash.
 
-use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
@@ -27,12 +26,12 @@ pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
     let mut measures = Vec::new();
     let mut trained = Vec::new();
     let refusal = loop {
-        let attempt = attempt(shop, batch, limit)?;
-        if !attempt.has_trained {
+        let trial = trial(shop, batch, limit)?;
+        if !trial.has_trained {
             // One whose time was up was not refused.
-            break attempt.ended.status.is_some().then_some(attempt.ended);
+            break trial.ended.status.is_some().then_some(trial.ended);
         }
-        trained.push(json!({ "batch": batch, "device_bytes": attempt.bytes }));
+        trained.push(json!({ "batch": batch, "device_bytes": trial.bytes }));
         if batch >= BATCH_MAX || shop.time_left().is_zero() {
             break None;
         }
@@ -55,14 +54,14 @@ pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
     // On the host's memory the system would end this process, or another one.
     let is_own = matches!(shop.adapter.kind, AdapterKind::Discrete | AdapterKind::Virtual);
     if is_own && refusal.is_some() {
-        let attempt = attempt(shop, 2 * batch, ANY_MIB)?;
+        let trial = trial(shop, 2 * batch, ANY_MIB)?;
         let name = format!("batch {}, by the driver", 2 * batch);
-        measures.push(refused(&name, &attempt.ended));
+        measures.push(refused(&name, &trial.ended));
     }
     Ok(Findings { measures, details: json!({ "trained": trained }), skipped: None })
 }
 
-struct Attempt {
+struct BatchTrial {
     ended: Ended,
     has_trained: bool,
     /// The most bytes that the driver had given away in addition to those before.
@@ -70,7 +69,7 @@ struct Attempt {
 }
 
 /// Takes two steps of GPT-2 124M with a whole batch at a time.
-fn attempt(shop: &Workshop, batch: usize, limit_mib: usize) -> Result<Attempt, Halt> {
+fn trial(shop: &Workshop, batch: usize, limit_mib: usize) -> Result<BatchTrial, Halt> {
     let run = format!("batch-{batch}-{limit_mib}");
     let mut more = words(&format!(
         "--steps 2 --batch {batch} --micro-batch {batch} --set train.tune_s=0 \
@@ -78,29 +77,31 @@ fn attempt(shop: &Workshop, batch: usize, limit_mib: usize) -> Result<Attempt, H
     ));
     more.extend(shop.gpt2());
     let free = || shop.adapter.memory_now().free;
-    let (before, least) = (free(), Cell::new(u64::MAX));
+    let (before, mut least) = (free(), None);
     let mut looked = Instant::now();
     let command = shop.potluck(&shop.train(&shop.selector, &more))?;
     let ended = shop.run_command(command, shop.deadline, |_| {
         if looked.elapsed() >= LOOK {
             looked = Instant::now();
-            least.set(least.get().min(free().unwrap_or(u64::MAX)));
+            least = least.into_iter().chain(free()).min();
         }
         Ok(())
     })?;
-    let bytes = before.and_then(|before| before.checked_sub(least.get()));
+    // Some drivers tell each process only what that one takes.
+    let taken = before.zip(least).map(|(before, least): (u64, u64)| before.saturating_sub(least));
+    let bytes = taken.filter(|bytes| *bytes > 0);
     let has_trained = ended.is_right() && steps_of(&shop.work.join(&run)).len() == 2;
     // A large model's checkpoints would fill the disk.
     let _ = std::fs::remove_dir_all(shop.work.join(&run));
-    Ok(Attempt { ended, has_trained, bytes })
+    Ok(BatchTrial { ended, has_trained, bytes })
 }
 
 /// Returns the measure of a refusal: right is a sentence with one of two exit codes.
 fn refused(name: &str, ended: &Ended) -> Measure {
     let has_code =
         ended.code().is_some_and(|code| [EXIT_CONFIGURATION, EXIT_RESTART].contains(&code));
-    let is_right = has_code && ended.error().is_some();
+    let is_refused = has_code && ended.error().is_some();
     let text = if ended.is_right() { "trains".into() } else { ended.end() };
-    let is_right = is_right || ended.is_right();
+    let is_right = is_refused || ended.is_right();
     Measure::expected(name, text, "exit status 78 or 75 with a sentence", is_right)
 }

@@ -45,7 +45,7 @@ use workshop::{Halt, Workshop};
 const EXIT_FAILED: i32 = 1;
 
 /// Adapter of the report, with its place in the list of all of them.
-struct Chosen {
+struct ChosenAdapter {
     index: usize,
     adapter: Adapter,
 }
@@ -92,17 +92,17 @@ pub fn run(args: &HardwareArgs) -> anyhow::Result<i32> {
 }
 
 /// Returns the adapters that are named, or else all graphics cards.
-fn chosen(names: &[String]) -> Result<Vec<Chosen>, TrainError> {
+fn chosen(names: &[String]) -> Result<Vec<ChosenAdapter>, TrainError> {
     let listed = list_adapters();
     let place = |adapter: &Adapter| {
         listed.iter().position(|one| one.api == adapter.api && one.is_same(adapter))
     };
-    let mut chosen: Vec<Chosen> = Vec::new();
+    let mut chosen: Vec<ChosenAdapter> = Vec::new();
     if names.is_empty() {
         for (index, adapter) in listed.iter().enumerate() {
             let is_card = adapter.kind != AdapterKind::Software && adapter.merged_into.is_none();
             if is_card && adapter.usable().is_ok() {
-                chosen.push(Chosen { index, adapter: adapter.clone() });
+                chosen.push(ChosenAdapter { index, adapter: adapter.clone() });
             }
         }
         return Ok(chosen);
@@ -118,7 +118,7 @@ fn chosen(names: &[String]) -> Result<Vec<Chosen>, TrainError> {
         };
         let index = place(&adapter).expect("a selected adapter is one of the list");
         if !chosen.iter().any(|one| one.index == index) {
-            chosen.push(Chosen { index, adapter: *adapter });
+            chosen.push(ChosenAdapter { index, adapter: *adapter });
         }
     }
     Ok(chosen)
@@ -149,7 +149,7 @@ struct Reporting<'a> {
 
 impl Reporting<'_> {
     /// Performs all parts that are not done, or those that were asked for, on all adapters.
-    fn all(&self, chosen: &[Chosen]) -> Result<(), Halt> {
+    fn all(&self, chosen: &[ChosenAdapter]) -> Result<(), Halt> {
         let cache = self.folder.join("cache");
         fs::create_dir_all(&cache)?;
         for one in chosen {
@@ -169,7 +169,7 @@ impl Reporting<'_> {
 
     fn part(
         &self,
-        chosen: &Chosen,
+        chosen: &ChosenAdapter,
         place: &Path,
         cache: &Path,
         plan: &PartPlan,

@@ -15,7 +15,7 @@ use super::{
     Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize, serde::Deserialize,
 )]
 #[serde(rename_all = "lowercase")]
-pub enum Part {
+pub enum HardwarePart {
     /// Driver, limits, features, memory, configurations of cooperative matrices
     Facts,
     /// Every kernel against its reference, with the time that compiling takes
@@ -44,7 +44,7 @@ pub enum Part {
 
 /// Place of a part in the report: its minutes of an hour, and the function that performs it.
 pub struct PartPlan {
-    pub part: Part,
+    pub part: HardwarePart,
     pub minutes: f64,
     pub perform: fn(&Workshop) -> Result<Findings, Halt>,
 }
@@ -54,18 +54,18 @@ pub const MINUTES: f64 = 60.0;
 
 /// All parts in their order: first what is needed to believe the rest.
 pub const PLANS: [PartPlan; 12] = [
-    PartPlan { part: Part::Facts, minutes: 1.0, perform: facts::perform },
-    PartPlan { part: Part::Certification, minutes: 5.0, perform: certification::perform },
-    PartPlan { part: Part::Training, minutes: 3.0, perform: training::perform },
-    PartPlan { part: Part::Peaks, minutes: 4.0, perform: peaks::perform },
-    PartPlan { part: Part::Gpt2, minutes: 7.0, perform: gpt2::perform },
-    PartPlan { part: Part::Gradients, minutes: 4.0, perform: gradients::perform },
-    PartPlan { part: Part::Memory, minutes: 4.0, perform: memory::perform },
-    PartPlan { part: Part::Ranks, minutes: 4.0, perform: ranks::perform },
-    PartPlan { part: Part::Submissions, minutes: 4.0, perform: submissions::perform },
-    PartPlan { part: Part::Robustness, minutes: 2.0, perform: robustness::perform },
-    PartPlan { part: Part::Peer, minutes: 5.0, perform: peer::perform },
-    PartPlan { part: Part::Endurance, minutes: 12.0, perform: endurance::perform },
+    PartPlan { part: HardwarePart::Facts, minutes: 1.0, perform: facts::perform },
+    PartPlan { part: HardwarePart::Certification, minutes: 5.0, perform: certification::perform },
+    PartPlan { part: HardwarePart::Training, minutes: 3.0, perform: training::perform },
+    PartPlan { part: HardwarePart::Peaks, minutes: 4.0, perform: peaks::perform },
+    PartPlan { part: HardwarePart::Gpt2, minutes: 7.0, perform: gpt2::perform },
+    PartPlan { part: HardwarePart::Gradients, minutes: 4.0, perform: gradients::perform },
+    PartPlan { part: HardwarePart::Memory, minutes: 4.0, perform: memory::perform },
+    PartPlan { part: HardwarePart::Ranks, minutes: 4.0, perform: ranks::perform },
+    PartPlan { part: HardwarePart::Submissions, minutes: 4.0, perform: submissions::perform },
+    PartPlan { part: HardwarePart::Robustness, minutes: 2.0, perform: robustness::perform },
+    PartPlan { part: HardwarePart::Peer, minutes: 5.0, perform: peer::perform },
+    PartPlan { part: HardwarePart::Endurance, minutes: 12.0, perform: endurance::perform },
 ];
 
 impl PartPlan {
@@ -75,7 +75,7 @@ impl PartPlan {
     }
 }
 
-impl Part {
+impl HardwarePart {
     /// Returns the name of the part, as `--only` has it and its files are called.
     pub fn name(self) -> String {
         let value = clap::ValueEnum::to_possible_value(&self);
@@ -93,8 +93,8 @@ mod tests {
         assert!(sum <= MINUTES, "{sum} minutes");
         assert_eq!(PLANS[1].time(60), Duration::from_secs(300));
         assert_eq!(PLANS[1].time(12), Duration::from_secs(60));
-        let listed = <Part as clap::ValueEnum>::value_variants();
+        let listed = <HardwarePart as clap::ValueEnum>::value_variants();
         assert!(PLANS.iter().map(|plan| &plan.part).eq(listed), "one plan for each part, in order");
-        assert_eq!(Part::Gpt2.name(), "gpt2");
+        assert_eq!(HardwarePart::Gpt2.name(), "gpt2");
     }
 }

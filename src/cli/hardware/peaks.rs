@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::measures::{Findings, Measure};
 use super::workshop::{Halt, Workshop};
-use potluck_bench::{DeviceReport, Report};
+use potluck_bench::{DeviceReport, Figure, FigureKind, Report};
 
 /// Figures of the summary.
 const FIGURES: [&str; 9] = [
@@ -28,21 +28,36 @@ pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
     let mut measures = vec![measure];
     let Some(device) = report else { return Ok(Findings { measures, ..Findings::default() }) };
     for figure in FIGURES.iter().filter_map(|name| device.figure(name)) {
-        let by = figure.by.as_ref().map_or(String::new(), |by| format!(" by {by}"));
-        let mut measure = Measure::number(&figure.name, figure.median, &figure.unit);
-        measure.text += &by;
-        measures.push(measure);
+        let measure = Measure::number(&figure.name, figure.median, &figure.unit);
+        measures.push(measure.by(figure));
     }
-    let best = device.figures.iter().filter_map(|figure| figure.of_peak).reduce(f64::max);
-    if let Some(share) = best.filter(|_| shop.is_hardware()) {
-        measures.push(Measure::at_least("best product, of the peak", share, OF_PEAK, ""));
+    let products = device.figures.iter().filter(|figure| figure.kind == FigureKind::Matmul);
+    let count = products.clone().count();
+    measures.push(Measure::at_least("products measured", count as f64, 1.0, ""));
+    let best = products.max_by(|one, other| one.median.total_cmp(&other.median));
+    if let Some(best) = best {
+        let name = format!("best product, {}", best.on.as_deref().unwrap_or_default());
+        measures.push(Measure::number(&name, best.median, &best.unit).by(best));
+    }
+    if let Some(share) = best.and_then(|best| best.of_peak).filter(|_| shop.times_count()) {
+        measures.push(Measure::at_least("the same, of the peak", share, OF_PEAK, ""));
     }
     Ok(Findings { measures, details: json!(device), skipped: None })
 }
 
+impl Measure {
+    /// Adds the name of the alternative of a figure.
+    pub fn by(mut self, figure: &Figure) -> Self {
+        if let Some(by) = &figure.by {
+            self.text += &format!(" by {by}");
+        }
+        self
+    }
+}
+
 /// Result of the benchmark suite on the adapter.
 pub struct Benchmarked {
-    /// Whether it ended well.
+    /// Exit of the benchmark.
     pub measure: Measure,
     pub report: Option<DeviceReport>,
 }
@@ -64,7 +79,7 @@ pub fn benchmark(shop: &Workshop, parts: &str, file: &str) -> Result<Benchmarked
 
 /// Returns the peak rates in GFLOP/s and GB/s, if the part is done.
 pub fn known(shop: &Workshop) -> Option<(f64, f64)> {
-    let report = super::report::read(shop.place, super::parts::Part::Peaks)?;
+    let report = super::report::read(shop.place, super::parts::HardwarePart::Peaks)?;
     let device: DeviceReport = serde_json::from_value(report.details).ok()?;
     Some((device.figure("peak.flops")?.median, device.figure("memory.triad")?.median))
 }

@@ -4,9 +4,8 @@ use std::process::Command;
 
 use serde_json::Value;
 
+use super::gpt2;
 use super::measures::{Findings, Measure};
-use super::parts::Part;
-use super::report;
 use super::workshop::{Halt, Workshop};
 
 /// Times steps of a GPT of given sizes, and prints JSON.
@@ -36,7 +35,7 @@ pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
     let text = |key: &str| details[key].as_str().unwrap_or("unknown").to_string();
     let mut measures =
         vec![Measure::fact("PyTorch", format!("{} on {}", text("torch"), text("device")))];
-    let own = own_rate(shop);
+    let own = gpt2::known_rate(shop);
     for row in details["rows"].as_array().into_iter().flatten() {
         let name = row["precision"].as_str().unwrap_or_default();
         let Some(rate) = row["tokens_per_s"].as_f64() else { continue };
@@ -47,11 +46,4 @@ pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
         measures.push(measure);
     }
     Ok(Findings { measures, details, skipped: None })
-}
-
-/// Returns the tokens per second of the part gpt2, if it is done.
-fn own_rate(shop: &Workshop) -> Option<f64> {
-    let report = report::read(shop.place, Part::Gpt2)?;
-    let measures = report.measures.iter();
-    measures.filter(|measure| measure.name == "tuned").find_map(|measure| measure.value)
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::measures::PartReport;
-use super::parts::Part;
+use super::parts::HardwarePart;
 use potluck_bench::System;
 use potluck_core::files;
 use potluck_kernels::device::Adapter;
@@ -84,7 +84,7 @@ pub fn place_of(folder: &Path, index: usize) -> PathBuf {
 }
 
 /// Returns the report of a part that is done.
-pub fn read(place: &Path, part: Part) -> Option<PartReport> {
+pub fn read(place: &Path, part: HardwarePart) -> Option<PartReport> {
     let bytes = fs::read(path(place, part)).ok()?;
     serde_json::from_slice(&bytes).ok()
 }
@@ -95,6 +95,6 @@ pub fn write(place: &Path, report: &PartReport) -> io::Result<()> {
     files::replace(&path(place, report.part), (text + "\n").as_bytes())
 }
 
-fn path(place: &Path, part: Part) -> PathBuf {
+fn path(place: &Path, part: HardwarePart) -> PathBuf {
     place.join(format!("{}.json", part.name()))
 }

@@ -9,6 +9,9 @@ use super::report::Header;
 /// Longest text of a cell; the file of the part has all of it.
 const CELL_MAX: usize = 160;
 
+/// Numbers of a part in a line.
+const NUMBERS: usize = 4;
+
 /// The page, and whether a part has failed or is not done.
 pub struct Page {
     pub text: String,
@@ -80,7 +83,7 @@ fn rows(report: &PartReport) -> String {
             (Some(_), false) => "**fail**",
         };
         let limit = limit.as_deref().unwrap_or_default();
-        let [name, number, limit] = [name, number, limit].map(|text| cell(text));
+        let [name, number, limit] = [name, number, limit].map(cell);
         let _ = writeln!(text, "| {part} | {name} | {number} | {limit} | {result} | {time} |");
         part.clear();
         time.clear();
@@ -109,7 +112,7 @@ pub fn in_a_line(report: &PartReport) -> String {
     if !failed.is_empty() {
         return format!("FAILED: {}", failed.join("; "));
     }
-    let numbers: Vec<String> = report.measures.iter().map(shown).collect();
+    let numbers: Vec<String> = report.measures.iter().take(NUMBERS).map(shown).collect();
     format!("pass, {:.0} s: {}", report.seconds, numbers.join("; "))
 }
 
@@ -117,8 +120,8 @@ pub fn in_a_line(report: &PartReport) -> String {
 mod tests {
     use std::collections::BTreeMap;
 
-    use super::super::parts::Part;
     use super::*;
+    use crate::cli::hardware::parts::HardwarePart;
     use potluck_bench::System;
     use serde_json::Value;
 
@@ -132,7 +135,7 @@ mod tests {
         }
     }
 
-    fn report(part: Part, measures: Vec<Measure>) -> PartReport {
+    fn report(part: HardwarePart, measures: Vec<Measure>) -> PartReport {
         let (seconds, seconds_max, skipped) = (2.0, 60.0, None);
         PartReport { part, seconds, seconds_max, skipped, measures, details: Value::Null }
     }
@@ -142,11 +145,11 @@ mod tests {
         let mut reports: Vec<Option<PartReport>> = vec![None; PLANS.len()];
         let long = format!("a | b\n{}", "x".repeat(999));
         let facts = vec![Measure::number("memory", 8.0, "GiB"), Measure::fact("driver", long)];
-        reports[0] = Some(report(Part::Facts, facts));
+        reports[0] = Some(report(HardwarePart::Facts, facts));
         let limit = Measure::at_most("kernels switched off", 2.0, 0.0, "");
-        reports[1] = Some(report(Part::Certification, vec![limit]));
+        reports[1] = Some(report(HardwarePart::Certification, vec![limit]));
         let skipped = Some("python3 has no torch".to_string());
-        reports[10] = Some(PartReport { skipped, ..report(Part::Peer, Vec::new()) });
+        reports[10] = Some(PartReport { skipped, ..report(HardwarePart::Peer, Vec::new()) });
         let page = page(&header(), &[OfAdapter { name: "card", reports }], 60);
         for line in [
             "A rehearsal at toy sizes: its figures say nothing about a device.",
@@ -167,8 +170,8 @@ mod tests {
     fn a_line_names_what_failed() {
         let failed = Measure::at_most("loss", 2.0, 1.0, "nats");
         let measures = vec![Measure::number("steps", 3.0, ""), failed];
-        assert_eq!(in_a_line(&report(Part::Training, measures)), "FAILED: loss 2 nats");
+        assert_eq!(in_a_line(&report(HardwarePart::Training, measures)), "FAILED: loss 2 nats");
         let right = vec![Measure::number("steps", 3.0, "")];
-        assert_eq!(in_a_line(&report(Part::Training, right)), "pass, 2 s: steps 3");
+        assert_eq!(in_a_line(&report(HardwarePart::Training, right)), "pass, 2 s: steps 3");
     }
 }

@@ -86,8 +86,10 @@ impl Ended {
 }
 
 impl Workshop<'_> {
-    pub fn is_hardware(&self) -> bool {
-        self.adapter.kind != AdapterKind::Software
+    /// Returns true if times have limits: not at toy sizes, and not on the processor, which does
+    /// other things as well.
+    pub fn times_count(&self) -> bool {
+        self.adapter.kind != AdapterKind::Software && !self.is_toy
     }
 
     pub fn time_left(&self) -> Duration {
