@@ -105,8 +105,13 @@ fn long_run(
     // In the first half, drivers still compile, and allocators still take what they keep.
     let warm = &samples[samples.len() / 2..];
     if let Some((first, last)) = ends(&numbers(warm, "host_kib")) {
-        let growth = last / first - 1.0;
-        measures.push(Measure::at_most("growth of the process's memory", growth, 0.1, ""));
+        let (name, growth) = ("growth of the process's memory", last / first - 1.0);
+        // In the seconds of a rehearsal, a process is still growing.
+        measures.push(if shop.is_toy {
+            Measure::number(name, growth, "")
+        } else {
+            Measure::at_most(name, growth, 0.1, "")
+        });
     }
     if let Some((first, last)) = ends(&numbers(warm, "device_free")) {
         let lost = (first - last) / f64::from(1 << 20);
