@@ -13,8 +13,9 @@ use potluck_train::checkpoint::{Checkpoint, NamedTensor};
 /// Learning rate of the step: so large that rounding of the parameters does not count, and a power
 /// of two, by which values are multiplied without rounding.
 const RATE: f32 = 512.0;
-/// The largest NMSE of the gradient of a tensor: f32 sums in other orders, through all layers.
-const NMSE_MAX: f64 = 1e-8;
+/// The largest NMSE of the gradient of a tensor: f32 sums in other orders, through all layers. On
+/// llvmpipe it is 1.4e-12 at full size.
+const NMSE_MAX: f64 = 1e-9;
 /// Tensors that the file of the part names: those with the largest error.
 const WORST: usize = 20;
 
