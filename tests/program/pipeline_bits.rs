@@ -279,7 +279,7 @@ fn fifty_steps_of_each_kind_of_model_have_one_course_on_any_threads() {
     desk.write("text.txt", "the cat sat on the mat and the dog ran after it. ".repeat(200));
     fs::create_dir(desk.path("images")).unwrap();
     write_idx(&desk.path("images"), "train", 0, 300);
-    let text = "--data text.txt --set data.val_fraction=0.1";
+    let text = "--data text.txt --set data.held_out=0.1 --set train.sample_tokens=0";
     for (kind, line) in [
         ("gpt", format!("{text} --set model.width=96 --set model.layers=2 --set train.batch=8")),
         ("cnn", "--data images --set model.kind=cnn --set train.batch=24".into()),
@@ -287,8 +287,8 @@ fn fifty_steps_of_each_kind_of_model_have_one_course_on_any_threads() {
     ] {
         for threads in ["1", "2", "3", "7"] {
             let mut command = desk.command(&format!(
-                "train {line} --quiet --devices cpu --steps 50 --out {kind}-{threads} --set \
-                 train.sample_tokens=0 --set train.eval_every=50 --set train.checkpoint_every=50"
+                "train {line} --quiet --devices cpu --steps 50 --out {kind}-{threads} \
+                 --set train.eval_every=50 --set train.checkpoint_every=50"
             ));
             let ran = command.env("RAYON_NUM_THREADS", threads).output().unwrap();
             assert!(ran.status.success(), "{kind} with {threads} threads: {ran:?}");

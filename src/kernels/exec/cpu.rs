@@ -93,9 +93,6 @@ pub struct Cpu<T> {
     name: String,
     /// Threads of a pool of its own; `None` computes in the pool of whoever calls.
     threads: Option<usize>,
-    /// Pool whose first worker is the thread that the device is used from; its other threads end
-    /// with it.
-    pool: Option<rayon::ThreadPool>,
     /// Shared, so that a node can be borrowed while the tensors change.
     plan: Arc<Plan>,
     functions: Functions<T>,
@@ -179,7 +176,6 @@ impl<T: Float> Cpu<T> {
         let mut device = Self {
             name,
             threads: None,
-            pool: None,
             functions,
             slots,
             ints: ints.collect(),
@@ -360,8 +356,7 @@ impl<T: Float> Cpu<T> {
         self.bank(bank, bucket)
     }
 
-    /// Returns the device with a pool of so many threads, the thread that it is used from among
-    /// them; see [`Executor::enter_thread`].
+    /// Returns the device with a pool of so many threads; see [`Executor::thread_pool`].
     pub fn with_threads(self, threads: usize) -> Self {
         Self { threads: Some(threads), ..self }
     }
@@ -447,15 +442,12 @@ impl<T: Float> Executor for Cpu<T> {
         &self.plan
     }
 
-    fn enter_thread(&mut self) -> io::Result<()> {
-        if let Some(threads) = self.threads {
-            let pool = rayon::ThreadPoolBuilder::new()
-                .num_threads(threads)
-                .thread_name(|index| format!("cpu worker {index}"))
-                .use_current_thread();
-            self.pool = Some(pool.build().map_err(io::Error::other)?);
-        }
-        Ok(())
+    fn thread_pool(&self) -> io::Result<Option<rayon::ThreadPool>> {
+        let Some(threads) = self.threads else { return Ok(None) };
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .thread_name(|index| format!("cpu worker {index}"));
+        pool.build().map(Some).map_err(io::Error::other)
     }
 
     fn heartbeat(&self) -> Heartbeat {

@@ -217,13 +217,13 @@ pub trait Executor: Send {
 
     fn plan(&self) -> &Plan;
 
-    /// Prepares the calling thread, from which all other calls come, before the first of them: a
-    /// CPU device makes it a worker of its pool.
+    /// Returns a pool of threads of the device's own, if it computes on one: all other calls come
+    /// from one of its threads.
     ///
     /// # Errors
     /// Returns the error of the system, which has no more threads.
-    fn enter_thread(&mut self) -> io::Result<()> {
-        Ok(())
+    fn thread_pool(&self) -> io::Result<Option<rayon::ThreadPool>> {
+        Ok(None)
     }
 
     /// Returns the heartbeat of the device, for a watchdog in another thread.
