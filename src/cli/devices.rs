@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use super::missing_driver;
 use crate::ui::terminal::print_line;
 use potluck_core::faults::Faults;
+use potluck_core::format::counted;
 use potluck_kernels::autotune::cache::Summary;
 use potluck_kernels::autotune::{KernelCache, KernelSelector, cache, catalog};
 use potluck_kernels::device::{
@@ -125,7 +126,7 @@ fn mapped_reads_text(rates: MappedReadRates) -> String {
 /// Formats certification results: one line of counts, and one line for each kernel that is not
 /// simply right.
 fn kernels_lines(kernels: &Summary) -> Vec<(&'static str, String)> {
-    let Summary { certified, unusual, off } = kernels;
+    let Summary { certified, unusual, off, full_size } = kernels;
     if certified.is_empty() && unusual.is_empty() && off.is_empty() {
         return vec![("certified", "no kernel yet: a run does it, or --certify".into())];
     }
@@ -140,6 +141,11 @@ fn kernels_lines(kernels: &Summary) -> Vec<(&'static str, String)> {
     let mut lines = vec![("certified", counts)];
     let worst = certified.iter().map(|(_, deviation)| *deviation).reduce(Deviation::worst);
     lines.extend(worst.map(|worst| ("deviation", format!("at most {worst}"))));
+    if let Some(worst) = full_size.iter().map(|(_, deviation)| *deviation).reduce(Deviation::worst)
+    {
+        let calls = counted(full_size.len(), "call", "calls");
+        lines.push(("full size", format!("{calls} checked: at most {worst}")));
+    }
     for (kernel, figures) in unusual {
         lines.push(("unusual", format!("{kernel}: {figures}")));
     }
@@ -216,7 +222,7 @@ impl DeviceEntry<'_> {
             merged.push(entry);
         }
         let known = known_of(adapter);
-        let Summary { certified, unusual, off } = cache::summary(&known);
+        let Summary { certified, unusual, off, full_size } = cache::summary(&known);
         let figures = |kernels: &[(String, Deviation)]| {
             let mut listed = Vec::new();
             for (kernel, Deviation { nmse, element }) in kernels {
@@ -254,6 +260,7 @@ impl DeviceEntry<'_> {
                 "deviations": figures(&certified),
                 "unusual": figures(&unusual),
                 "switched_off": refused,
+                "full_size": figures(&full_size),
             },
         })
     }

@@ -307,7 +307,7 @@ fn devices_are_listed_once_each_with_what_they_have() {
             "kernels",
         ];
         assert_fields(adapter, &fields);
-        let fields = ["certified", "deviations", "unusual", "switched_off"];
+        let fields = ["certified", "deviations", "unusual", "switched_off", "full_size"];
         assert_fields(&adapter["kernels"], &fields);
         let limits = [
             "binding_bytes",

@@ -33,17 +33,37 @@ pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
     measures.push(Measure::number("compiling and certifying", certified.seconds, "s"));
     let per_kernel = certified.seconds / count.max(1.0);
     measures.push(Measure::at_most("the same per kernel", per_kernel, 5.0, "s"));
+    measures.extend(readbacks(&entry["mapped_reads"]));
     let details = json!({
         "switched_off": kernels["switched_off"],
         "unusual": kernels["unusual"],
         "worst": worst,
+        "mapped_reads": entry["mapped_reads"],
         "cache_bytes": cache_sizes(shop)?,
     });
     Ok(Findings { measures, details, skipped: None })
 }
 
+/// Returns the rates of reading mapped memory, and the gain of streaming loads where they are used.
+fn readbacks(rates: &Value) -> Vec<Measure> {
+    let rate = |key: &str| rates[key].as_f64();
+    let (Some(mapped), Some(own)) = (rate("mapped_bytes_per_s"), rate("own_bytes_per_s")) else {
+        return Vec::new();
+    };
+    let mut measures = vec![
+        Measure::number("reading mapped memory", mapped * 1e-9, "GB/s"),
+        Measure::number("reading the host's own memory", own * 1e-9, "GB/s"),
+    ];
+    if let Some(streaming) =
+        rate("streaming_bytes_per_s").filter(|_| rates["method"] == "streaming")
+    {
+        measures.push(Measure::number("gain of streaming loads", streaming / mapped, "times"));
+    }
+    measures
+}
+
 /// Returns the entries with the largest NMSE, the largest first.
-fn worst(deviations: &Value) -> Vec<Value> {
+pub(super) fn worst(deviations: &Value) -> Vec<Value> {
     let mut sorted = deviations.as_array().cloned().unwrap_or_default();
     let nmse = |entry: &Value| entry["nmse"].as_f64().unwrap_or(f64::INFINITY);
     sorted.sort_by(|one, other| nmse(other).total_cmp(&nmse(one)));
@@ -64,6 +84,21 @@ fn cache_sizes(shop: &Workshop) -> Result<Value, Halt> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn streaming_loads_are_told_where_they_are_used() {
+        let mut rates = json!({
+            "mapped_bytes_per_s": 1e8,
+            "own_bytes_per_s": 1e10,
+            "streaming_bytes_per_s": 2e9,
+            "method": "streaming",
+        });
+        let gain = readbacks(&rates).pop().expect("the rates are known");
+        assert_eq!((gain.name.as_str(), gain.value), ("gain of streaming loads", Some(20.0)));
+        rates["method"] = "in_place".into();
+        assert_eq!(readbacks(&rates).len(), 2);
+        assert!(readbacks(&Value::Null).is_empty());
+    }
 
     #[test]
     fn the_largest_deviations_come_first() {

@@ -3,6 +3,8 @@
 
 use serde_json::{Value, json};
 
+use super::certification::worst;
+use super::facts;
 use super::measures::{Findings, Measure};
 use super::parts::HardwarePart;
 use super::peaks;
@@ -46,6 +48,7 @@ pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
             Measure::number("device busy", busy, "of a step")
         });
     }
+    measures.extend(full_size(shop)?);
     let mut explain = shop.train(&shop.selector, &with_tuning(0));
     explain.extend(words("--explain kernels"));
     let ended = shop.run(&explain)?;
@@ -66,6 +69,22 @@ pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
     let details =
         json!({ "losses": tuned.losses(), "step_ms": profile.step_ms, "kernels": details });
     Ok(Findings { measures, details, skipped: None })
+}
+
+/// Returns the measures of the kernels that the runs have checked at full size, which those on a
+/// software adapter do not.
+fn full_size(shop: &Workshop) -> Result<Vec<Measure>, Halt> {
+    let listed = shop.run(&["devices", "--json"])?;
+    let entry = facts::entry(&listed.stdout, &shop.selector).unwrap_or_default();
+    let checks = &entry["kernels"]["full_size"];
+    let Some(nmse) = worst(checks).first().and_then(|first| first["nmse"].as_f64()) else {
+        return Ok(Vec::new());
+    };
+    let count = checks.as_array().map_or(0, Vec::len);
+    Ok(vec![
+        Measure::number("calls compared with f64 at full size", count as f64, ""),
+        Measure::number("largest NMSE at full size", nmse, ""),
+    ])
 }
 
 /// Returns the tokens per second of the tuned run, if the part is done.

@@ -468,14 +468,19 @@ pub struct Summary {
     pub unusual: Vec<(String, Deviation)>,
     /// Kernels that are switched off, each with the reason, by name.
     pub off: Vec<(String, String)>,
+    /// Checks at the size of a call: kernel and call, and the deviation.
+    pub full_size: Vec<(String, Deviation)>,
 }
 
 /// Returns the certified kernels of this build and those that are not.
 pub fn summary(cache: &KernelCache) -> Summary {
     let mut found = Summary::default();
     let of_this_build = cache.certificates().filter(|known| known.build == build());
-    for Certificate { kernel, result, .. } in of_this_build {
+    for Certificate { kernel, result, full_size, .. } in of_this_build {
         let name = kernel.clone();
+        for (call, deviation) in full_size {
+            found.full_size.push((format!("{name}, in {call}"), *deviation));
+        }
         match result {
             CertificationResult::Pass(deviation) => found.certified.push((name, *deviation)),
             CertificationResult::Unusual(deviation) => found.unusual.push((name, *deviation)),
@@ -484,6 +489,7 @@ pub fn summary(cache: &KernelCache) -> Summary {
     }
     found.certified.sort_by(|a, b| a.0.cmp(&b.0));
     found.unusual.sort_by(|a, b| a.0.cmp(&b.0));
+    found.full_size.sort_by(|a, b| a.0.cmp(&b.0));
     found.off.sort();
     found.off.dedup_by(|a, b| a.0 == b.0);
     found
