@@ -38,7 +38,8 @@ fn tint_accepts_the_shaders() {
     let (out, err) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
     assert!(ran.status.success(), "{err}");
     let last = out.lines().last().unwrap_or_default();
-    let errors: Vec<Value> = serde_json::from_str(last).unwrap_or_else(|why| panic!("{why}: {out}"));
+    let errors: Vec<Value> =
+        serde_json::from_str(last).unwrap_or_else(|why| panic!("{why}: {out}"));
     let name_of = |error: &Value| error["name"].as_str().unwrap_or_default().to_string();
     assert!(errors.iter().any(|error| name_of(error) == wrong), "{errors:?}");
     let is_known = |error: &&Value| {

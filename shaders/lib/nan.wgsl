@@ -1,7 +1,7 @@
 // Tests for NaN by the bits of a value, and NaN made from bits: a driver may compile a shader as
 // if no float were NaN, and then drop a comparison or let max, min or exp return a number. For the
-// same reason a NaN is made of what is stored: one that arithmetic follows may be dropped. No bytes
-// are moved.
+// same reason the results of forward kernels are made NaN where they are stored: a NaN that
+// arithmetic follows, as in gradients, may be dropped. No bytes are moved.
 
 // Bits without the sign: above NAN_ABOVE, the value is a NaN; equal to it, an infinity.
 const NAN_ABOVE: u32 = 0x7F800000u;

@@ -32,7 +32,13 @@ pub fn sentences() -> Vec<String> {
     if !cfg!(target_os = "linux") {
         return vec!["update the driver of the graphics card".into()];
     }
-    Surroundings { root: Path::new("/"), environment: std::env::vars().collect() }.sentences()
+    Surroundings { root: Path::new("/"), environment: environment() }.sentences()
+}
+
+/// Returns the variables of this process; what is no text is shown as far as it is.
+fn environment() -> BTreeMap<String, String> {
+    let text = |word: std::ffi::OsString| word.to_string_lossy().into_owned();
+    std::env::vars_os().map(|(name, value)| (text(name), text(value))).collect()
 }
 
 /// Returns true if the machine has an NVIDIA card whose driver is loaded.
@@ -138,7 +144,9 @@ impl Surroundings<'_> {
 
     fn is_container(&self) -> bool {
         let files = [".dockerenv", "run/.containerenv"];
-        files.iter().any(|file| self.has(file)) || self.environment.contains_key("container")
+        let variables = ["container", "KUBERNETES_SERVICE_HOST"];
+        files.iter().any(|file| self.has(file))
+            || variables.iter().any(|name| self.environment.contains_key(*name))
     }
 
     fn has(&self, file: &str) -> bool {

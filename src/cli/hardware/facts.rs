@@ -80,8 +80,8 @@ fn tools(shop: &Workshop) -> Result<Value, Halt> {
         let deadline = shop.deadline.min(Instant::now() + TOOL_TIME);
         match shop.run_command(command, deadline, |_| Ok(())) {
             Ok(ended) => answers.insert(tool.into(), ended.stdout.into()),
-            Err(Halt::Io(_)) => continue,
-            Err(interrupted) => return Err(interrupted),
+            Err(halt) if halt.is_of_missing_program() => continue,
+            Err(halt) => return Err(halt),
         };
     }
     Ok(answers.into())

@@ -59,6 +59,11 @@ pub fn run(args: &HardwareArgs) -> anyhow::Result<i32> {
     let chosen = chosen(&args.devices)?;
     if chosen.is_empty() {
         print_line("error: no graphics card was found");
+        for adapter in list_adapters() {
+            if let Err(why) = adapter.usable() {
+                print_line(&format!("- {} on {} is not used: {why}", adapter.name, adapter.api));
+            }
+        }
         for sentence in missing_driver::sentences() {
             print_line(&format!("- {sentence}"));
         }
@@ -133,6 +138,9 @@ fn command_to_go_on(args: &HardwareArgs) -> String {
     if args.toy {
         command += " --toy";
     }
+    for part in &args.only {
+        command += &format!(" --only {}", part.name());
+    }
     for name in &args.devices {
         command += &format!(" '{name}'");
     }
@@ -177,7 +185,8 @@ impl Reporting<'_> {
         let (name, time) = (plan.part.name(), plan.time(self.args.minutes));
         let device = &chosen.adapter.name;
         print_line(&format!("{device}: {name}, for at most {}", minutes(time)));
-        let work = place.join("work");
+        // One of its own, because a process that hung in another part may still write there.
+        let work = place.join("work").join(&name);
         empty(&work)?;
         let log = place.join(format!("{name}.log"));
         // Of an earlier attempt.

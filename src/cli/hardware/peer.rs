@@ -14,14 +14,26 @@ const SCRIPT: &str = include_str!("peer.py");
 const SIZES: [&str; 6] = ["12", "12", "768", "1024", "50257", "20"];
 const TOY_SIZES: [&str; 6] = ["2", "2", "32", "32", "64", "2"];
 
+/// Exit code of the shell of Windows for a program that it does not find.
+const NOT_INSTALLED: i32 = 9009;
+
 pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
     let mut command = Command::new("python3");
     command.args(["-c", SCRIPT, &shop.batch().to_string()]).args(shop.sized(TOY_SIZES, SIZES));
     let ended = match shop.run_command(command, shop.deadline, |_| Ok(())) {
         Ok(ended) => ended,
-        Err(Halt::Io(_)) => return Ok(Findings::skipped("there is no python3")),
-        Err(interrupted) => return Err(interrupted),
+        Err(halt) if halt.is_of_missing_program() => {
+            return Ok(Findings::skipped("there is no python3"));
+        }
+        Err(halt) => return Err(halt),
     };
+    // The name of a program that Windows has in the place of one that is not installed.
+    if ended.code() == Some(NOT_INSTALLED) {
+        return Ok(Findings::skipped("there is no python3"));
+    }
+    if ended.status.is_none() {
+        return Ok(Findings::skipped("PyTorch took longer than the time of the part"));
+    }
     if ended.stderr.contains("No module named 'torch'") {
         return Ok(Findings::skipped("python3 has no torch"));
     }

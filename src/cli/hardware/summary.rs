@@ -12,7 +12,7 @@ const CELL_MAX: usize = 160;
 /// Numbers of a part in a line.
 const NUMBERS: usize = 4;
 
-/// The page, and whether a part has failed or is not done.
+/// The page, and whether a part has failed.
 pub struct Page {
     pub text: String,
     pub has_failed: bool,
@@ -73,7 +73,7 @@ fn rows(report: &PartReport) -> String {
     let PartReport { seconds, seconds_max, .. } = report;
     let (mut part, mut time) = (report.part.name(), format!("{seconds:.0} of {seconds_max:.0} s"));
     if let Some(why) = &report.skipped {
-        return format!("| {part} | | | | not done: {} | {time} |\n", cell(why));
+        return format!("| {part} | | | | skipped: {} | {time} |\n", cell(why));
     }
     let mut text = String::new();
     for Measure { name, text: number, limit, is_right, .. } in &report.measures {
@@ -104,7 +104,7 @@ fn cell(text: &str) -> String {
 /// Returns the result of a part in a line: what failed, or else its first numbers.
 pub fn in_a_line(report: &PartReport) -> String {
     if let Some(why) = &report.skipped {
-        return format!("not done: {why}");
+        return format!("skipped: {why}");
     }
     let shown = |measure: &Measure| format!("{} {}", measure.name, cell(&measure.text));
     let failed: Vec<String> =
@@ -159,7 +159,7 @@ mod tests {
             "|  | driver | a \\| b |  |  |  |",
             "| certification | kernels switched off | 2 | at most 0 | **fail** | 2 of 60 s |",
             "| training | | | | not done | of 180 s |",
-            "| peer | | | | not done: python3 has no torch | 2 of 60 s |",
+            "| peer | | | | skipped: python3 has no torch | 2 of 60 s |",
         ] {
             assert!(page.text.lines().any(|found| found == line), "{line} in\n{}", page.text);
         }

@@ -43,6 +43,13 @@ pub enum Halt {
     Io(io::Error),
 }
 
+impl Halt {
+    /// Returns true if a program is not installed.
+    pub fn is_of_missing_program(&self) -> bool {
+        matches!(self, Self::Io(why) if why.kind() == io::ErrorKind::NotFound)
+    }
+}
+
 impl From<io::Error> for Halt {
     fn from(why: io::Error) -> Self {
         Self::Io(why)
@@ -142,7 +149,10 @@ impl Workshop<'_> {
                 end(&mut child);
                 break None;
             }
-            watch(&child)?;
+            if let Err(why) = watch(&child) {
+                end(&mut child);
+                return Err(why.into());
+            }
             thread::sleep(INTERVAL);
         };
         let stdout = String::from_utf8_lossy(&fs::read(&output)?).into_owned();

@@ -223,8 +223,8 @@ impl KernelCache {
         self.content.certificates.insert(hash, certificate);
     }
 
-    /// Notes the result of a certified kernel at the size of a call. A failure takes the place of
-    /// its certification.
+    /// Notes the result of a certified kernel at the size of a call. A worse one than that of its
+    /// certification takes the place of that.
     pub(crate) fn certify_full_size(
         &mut self,
         hash: &str,
@@ -232,11 +232,12 @@ impl KernelCache {
         result: CertificationResult,
     ) {
         let Some(certificate) = self.content.certificates.get_mut(hash) else { return };
-        match result {
-            CertificationResult::Pass(deviation) | CertificationResult::Unusual(deviation) => {
-                certificate.full_size.insert(call_key.into(), deviation);
-            }
-            CertificationResult::Fail { .. } => certificate.result = result,
+        if let CertificationResult::Pass(found) | CertificationResult::Unusual(found) = result {
+            certificate.full_size.insert(call_key.into(), found);
+        }
+        // That it is right at full size says no more of the small calls.
+        if !matches!(result, CertificationResult::Pass(_)) {
+            certificate.result = certificate.result.clone().worst(result);
         }
         self.dirty[0].insert(hash.into());
     }

@@ -1,7 +1,7 @@
 //! Kernel selection: only certified kernels run, and among those of a call the variant that was
 //! chosen, by measurements within a time budget, which are cached.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use super::cache::{Certificate, Timing, Timings};
@@ -14,6 +14,7 @@ use super::spot_check::SpotCheck;
 use super::timing::{VariantTimer, default_variant, timing_order};
 use super::{KernelCache, catalog};
 use crate::device::{DeviceError, Gpu};
+use crate::harness::Deviation;
 use crate::ops::norm::NormSlots;
 use crate::ops::{hash, norm};
 use crate::{
@@ -21,6 +22,7 @@ use crate::{
 };
 use potluck_core::Setting;
 use potluck_core::faults::FaultyKernel;
+use potluck_core::format::counted;
 use potluck_graph::plan::WORKSPACE_BYTES_MAX;
 use potluck_graph::{Plan, Update, UpdateRange, VariantChoices};
 
@@ -70,6 +72,30 @@ impl Standing {
             CertificationResult::Pass(_) => Self::Certified,
             CertificationResult::Unusual(_) => Self::Unusual,
             CertificationResult::Fail { .. } => Self::Refused,
+        }
+    }
+}
+
+/// Checks at full size in progress.
+#[derive(Default)]
+struct FullSizeSession<'a> {
+    /// Its buffers, made at first use.
+    timer: Option<VariantTimer<'a>>,
+    /// Checks that came to a result, and the largest deviations of those that are usable.
+    checked: usize,
+    worst: Option<Deviation>,
+    /// Ops with a call whose reference takes too long.
+    too_large: BTreeSet<String>,
+    /// Keys of the calls that cannot be checked.
+    given_up: BTreeSet<String>,
+}
+
+impl FullSizeSession<'_> {
+    /// Notes the result of a check.
+    fn note(&mut self, result: &CertificationResult) {
+        self.checked += 1;
+        if let CertificationResult::Pass(found) | CertificationResult::Unusual(found) = result {
+            self.worst = Some(self.worst.map_or(*found, |worst| found.worst(worst)));
         }
     }
 }
@@ -289,60 +315,96 @@ impl KernelSelector {
         if Caps::of(gpu).class != DeviceClass::Hardware && self.faulty_kernels.is_empty() {
             return Ok(());
         }
-        let mut timer = None;
-        let mut worst = None;
-        for planned in calls {
-            while let Some(variant) = self.chosen(planned).filter(|one| !one.is_foreign()) {
-                let call = planned.owned_call.call();
-                let hash = variant_hash(gpu.checks, &call, variant);
-                let known = self.cache.certificate(&hash);
-                if known.is_some_and(|known| known.full_size.contains_key(&planned.call_key)) {
-                    break;
-                }
-                let Some(check) = SpotCheck::of(&call) else { break };
-                meter.alive();
-                let checked = self.check_full_size(gpu, planned, variant, &check, &mut timer);
-                let result = match checked {
-                    Ok(result) => result,
-                    // The plan, which has one such tensor at a time, may still fit.
-                    Err(error) if error.is_survivable() && !gpu.is_lost() => {
-                        let kernel = label(&call, variant);
-                        self.cache.note(format!("{kernel} is not checked at full size: {error}"));
-                        break;
-                    }
-                    Err(error) => return Err(error),
-                };
-                let is_usable = result.is_usable();
-                match &result {
-                    CertificationResult::Fail { why } => {
-                        let kernel = label(&call, variant);
-                        self.cache.note(format!("{kernel} is switched off on {}: {why}", gpu.name));
-                    }
-                    CertificationResult::Pass(found) | CertificationResult::Unusual(found) => {
-                        worst = Some(worst.map_or(*found, |worst| found.worst(worst)));
-                    }
-                }
-                self.cache.certify_full_size(&hash, &planned.call_key, result);
-                if is_usable {
-                    break;
-                }
-                let candidates = variant_set_hash(gpu, &call, &planned.variants);
-                let timings = self.cache.timings(&planned.call_key, &candidates).cloned();
-                let measured = timings.unwrap_or_default().measured;
-                let name = match self.fastest(gpu, &call, &planned.variants, &measured)? {
-                    Some(name) => name,
-                    None => self.fallback(gpu, planned)?,
-                };
-                self.choices.insert(planned.call_key.clone(), name);
-            }
-        }
-        if let Some(worst) = worst {
+        let mut session = FullSizeSession::default();
+        // A kernel that is wrong for a call is switched off for those before it as well.
+        while self.check_calls(gpu, calls, meter, &mut session)? {}
+        if let Some(worst) = session.worst {
             self.cache.note(format!(
-                "{} kernels were compared with f64 at full size on {}: at most {worst}",
-                self.work.full_size, gpu.name
+                "{} were compared with f64 at full size on {}: at most {worst}",
+                counted(session.checked, "kernel", "kernels"),
+                gpu.name
+            ));
+        }
+        if !session.too_large.is_empty() {
+            self.cache.note(format!(
+                "not compared with f64 at full size on {}, as it would take long: {}",
+                gpu.name,
+                Vec::from_iter(session.too_large).join(", ")
             ));
         }
         Ok(())
+    }
+
+    /// Checks the chosen variants of calls that are not checked yet; returns true if another was
+    /// chosen for one of them.
+    fn check_calls<'a>(
+        &mut self,
+        gpu: &'a Gpu,
+        calls: &[PlanCall],
+        meter: &mut ProgressMeter,
+        session: &mut FullSizeSession<'a>,
+    ) -> Result<bool, DeviceError> {
+        let mut has_changed = false;
+        for planned in calls {
+            let Some(variant) = self.chosen(planned).filter(|one| !one.is_foreign()) else {
+                continue;
+            };
+            let call = planned.owned_call.call();
+            let hash = variant_hash(gpu.checks, &call, variant);
+            let known = self.cache.certificate(&hash);
+            let is_checked =
+                known.is_some_and(|known| known.full_size.contains_key(&planned.call_key));
+            let is_off = known.is_some_and(|known| !known.result.is_usable());
+            if is_checked && !is_off || session.given_up.contains(&planned.call_key) {
+                continue;
+            }
+            if !is_off {
+                let Some(check) = SpotCheck::of(&call) else {
+                    session.too_large.insert(call.op.to_string());
+                    session.given_up.insert(planned.call_key.clone());
+                    continue;
+                };
+                meter.alive();
+                let kernel = label(&call, variant);
+                let found = self.check_full_size(gpu, planned, variant, &check, session);
+                let result = match found {
+                    Ok(result) => result,
+                    // The plan, which has one such tensor at a time, may still fit.
+                    Err(error) if error.is_survivable() && !gpu.is_lost() => {
+                        self.cache.note(format!("{kernel} is not checked at full size: {error}"));
+                        session.given_up.insert(planned.call_key.clone());
+                        continue;
+                    }
+                    Err(error) => return Err(error),
+                };
+                session.note(&result);
+                if let CertificationResult::Fail { why } = &result {
+                    self.cache.note(format!("{kernel} is switched off on {}: {why}", gpu.name));
+                }
+                let is_right = matches!(result, CertificationResult::Pass(_));
+                self.cache.certify_full_size(&hash, &planned.call_key, result);
+                if is_right {
+                    continue;
+                }
+            }
+            // The plain variant serves all numbers of rows: without it there is no run.
+            if self.standing(gpu, &call, &planned.variants[0])? == Standing::Refused
+                && !self.cache.has_ended(&variant_hash(gpu.checks, &call, &planned.variants[0]))
+            {
+                return Err(self.uncertified(gpu, &call, &planned.variants[0]));
+            }
+            let candidates = variant_set_hash(gpu, &call, &planned.variants);
+            let timings = self.cache.timings(&planned.call_key, &candidates).cloned();
+            let measured = timings.unwrap_or_default().measured;
+            let name = match self.fastest(gpu, &call, &planned.variants, &measured)? {
+                Some(name) => name,
+                None => self.fallback(gpu, planned)?,
+            };
+            // One that is unusual stays where nothing else fits.
+            has_changed |= self.choices.get(&planned.call_key) != Some(name.as_str());
+            self.choices.insert(planned.call_key.clone(), name);
+        }
+        Ok(has_changed)
     }
 
     /// Returns the result of a variant of a call at full size.
@@ -352,11 +414,11 @@ impl KernelSelector {
         planned: &PlanCall,
         variant: &Variant,
         check: &SpotCheck,
-        timer: &mut Option<VariantTimer<'a>>,
+        session: &mut FullSizeSession<'a>,
     ) -> Result<CertificationResult, DeviceError> {
-        let timer = match timer {
+        let timer = match &mut session.timer {
             Some(timer) => timer,
-            None => timer.insert(VariantTimer::new(gpu)?),
+            None => session.timer.insert(VariantTimer::new(gpu)?),
         };
         let call = planned.owned_call.call();
         let (hash, kernel) = (variant_hash(gpu.checks, &call, variant), label(&call, variant));

@@ -201,6 +201,17 @@ impl<'a> VariantTimer<'a> {
         self.first_run(&bound, None, |_| false).map(drop)
     }
 
+    /// Writes elements of an input, in ranges of it one behind the other.
+    pub fn write(&self, input: usize, ranges: &[Range<usize>], values: &[f32]) {
+        let mut rest = values;
+        for range in ranges {
+            let (values, behind) = rest.split_at(range.len());
+            let at = 4 * range.start as u64;
+            self.gpu.upload(&self.inputs[input], at, bytemuck::cast_slice(values));
+            rest = behind;
+        }
+    }
+
     /// Returns elements of an output, in ranges of it one behind the other.
     ///
     /// # Errors

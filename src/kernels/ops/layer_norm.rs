@@ -371,6 +371,9 @@ fn forward(op: &Op) -> Option<Forward> {
 
 /// See [`Twin::independent_axes`]: rows, or columns of the gradients by weight and bias.
 fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
+    if call.inputs[0].len() < 2 {
+        return Vec::new();
+    }
     match call.op {
         Op::LayerNorm { .. } | Op::RmsNorm { .. } => IndependentAxis::leading(call, &[1, 2]),
         Op::LayerNormGrad | Op::RmsNormGrad => IndependentAxis::leading(call, &[1]),

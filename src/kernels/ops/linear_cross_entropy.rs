@@ -443,9 +443,13 @@ fn forward(op: &Op) -> Option<Forward> {
 /// See [`Twin::independent_axes`]: rows.
 fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
     let inputs = (0..call.inputs.len()).map(|input| (input != 1).then_some(0)).collect();
-    // The gradient by the weight is a sum over rows.
-    let is_of_rows = |dims: &Vec<usize>| (*dims != call.inputs[1]).then_some(0);
-    let outputs = call.outputs.iter().map(is_of_rows).collect();
+    let mut outputs = vec![Some(0); call.outputs.len()];
+    if let Op::LinearCrossEntropyGrad { by_weight: true, .. }
+    | Op::LinearCrossEntropyPass { by_weight: true, .. } = call.op
+    {
+        // The gradient by the weight, which is the last one, is a sum over rows.
+        outputs[call.outputs.len() - 1] = None;
+    }
     IndependentAxis::of(call, inputs, outputs).into_iter().collect()
 }
 

@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use crate::call_shapes::{C, N, PROBE_ROWS, V, calls};
 use crate::dispatch::{ITERATIONS_MAX, grid};
 use crate::simd::{exp, sum_of, vectorized};
-use crate::twin::{Forward, leading_axis, normal_inputs};
+use crate::twin::{Forward, IndependentAxis, normal_inputs};
 use crate::{
     CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant, source,
 };
@@ -26,7 +26,7 @@ pub static TWIN: Twin = Twin {
     iterations,
     inputs: normal_inputs,
     forward,
-    independent_axes: leading_axis,
+    independent_axes,
     probes,
     catalog,
 };
@@ -177,6 +177,11 @@ pub fn cost(call: &OpCall) -> Cost {
 fn forward(op: &Op) -> Option<Forward> {
     let (inputs, outputs) = (vec![0], vec![(0, 0)]);
     matches!(op, Op::SoftmaxGrad).then_some(Forward { op: Op::Softmax, inputs, outputs })
+}
+
+/// See [`Twin::independent_axes`]: rows.
+fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
+    if call.inputs[0].len() < 2 { Vec::new() } else { IndependentAxis::leading(call, &[]) }
 }
 
 /// See [`Twin::probes`].

@@ -41,12 +41,14 @@ static INSTALLED: AtomicUsize = AtomicUsize::new(0);
 /// Returns an error if the system refuses a handler.
 pub fn install(flags: &mut SignalFlags) -> io::Result<Handlers> {
     let idle = default_while_idle()?;
+    #[cfg(windows)]
+    let console = console::listen(flags)?;
     INSTALLED.fetch_add(1, Ordering::SeqCst);
     idle.store(false, Ordering::SeqCst);
     let mut handlers = Handlers {
         signals: Vec::new(),
         #[cfg(windows)]
-        _console: console::listen(flags)?,
+        _console: console,
     };
     for (interruption, signal) in caught() {
         let set = Arc::new(AtomicBool::new(false));

@@ -90,12 +90,14 @@ fn forward<T: Float>(head: &Head, tensors: &[&[T]], y: &mut [T], lse: &mut [T]) 
         let highest = scores.iter().copied().fold(scores[0], T::max);
         let total: T = scores.iter().map(|s| (*s - highest).exp()).sum();
         lse[head.lse_at(i)] = highest + total.ln();
+        let mut weights = Vec::with_capacity(scores.len());
+        for (j, score) in scores.iter().enumerate() {
+            weights.push((*score - highest).exp() / total * head.kept(i, j));
+        }
         for column in 0..head.sizes.d {
-            let weighted = scores.iter().enumerate().map(|(j, s)| {
-                let value = head.row(tensors, 2, j)[column];
-                (*s - highest).exp() / total * head.kept(i, j) * value
-            });
-            y[head.y_at(i) + column] = weighted.sum();
+            let weighted = weights.iter().enumerate();
+            let value = |(j, weight): (usize, &T)| *weight * head.row(tensors, 2, j)[column];
+            y[head.y_at(i) + column] = weighted.map(value).sum();
         }
     }
 }
