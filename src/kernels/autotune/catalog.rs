@@ -68,9 +68,11 @@ pub fn names() -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::harness;
     use crate::ops::{hash, norm};
     use crate::source::FILES;
     use crate::update_twin;
+    use potluck_core::HostTensor;
     use std::collections::BTreeSet;
 
     /// A shader file, or a kernel in one, that no call uses would never be certified.
@@ -97,6 +99,30 @@ mod tests {
         }
         for (file, _) in FILES {
             assert!(used.contains(*file), "{file} is used by no call of the catalog");
+        }
+    }
+
+    /// Work is cut into blocks by sizes alone.
+    #[test]
+    fn the_bits_of_the_host_do_not_depend_on_threads() {
+        let pools = [1, 2, 3, 7].map(|threads| {
+            rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads start")
+        });
+        for owned_call in catalog_calls() {
+            let call = owned_call.call();
+            let values = owned_call.values();
+            let inputs: Vec<&HostTensor<f64>> = values.iter().collect();
+            let fast = twin(call.op).expect("the catalog has ops with kernels").fast;
+            let [one, others @ ..] = &pools;
+            let bits = |pool: &rayon::ThreadPool| -> Vec<Vec<u32>> {
+                let outputs = pool.install(|| harness::host(&call, &inputs, 0.0, fast));
+                outputs.iter().map(|of| of.iter().map(|x| x.to_bits()).collect()).collect()
+            };
+            let of_one = bits(one);
+            for pool in others {
+                let threads = pool.current_num_threads();
+                assert!(bits(pool) == of_one, "{} with {threads} threads", call.op);
+            }
         }
     }
 

@@ -122,35 +122,3 @@ update_table! {
     Update::Sgd { .. } => sgd::TWIN,
     Update::AdamW { .. } => adamw::TWIN,
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::autotune::catalog::catalog_calls;
-    use crate::harness;
-    use potluck_core::HostTensor;
-
-    /// Work is cut into blocks by sizes alone.
-    #[test]
-    fn the_bits_of_the_host_do_not_depend_on_threads() {
-        let pools = [1, 2, 3, 7].map(|threads| {
-            rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads start")
-        });
-        for owned_call in catalog_calls() {
-            let call = owned_call.call();
-            let values = owned_call.values();
-            let inputs: Vec<&HostTensor<f64>> = values.iter().collect();
-            let fast = twin(call.op).expect("the catalog has ops with kernels").fast;
-            let [one, others @ ..] = &pools;
-            let bits = |pool: &rayon::ThreadPool| -> Vec<Vec<u32>> {
-                let outputs = pool.install(|| harness::host(&call, &inputs, 0.0, fast));
-                outputs.iter().map(|of| of.iter().map(|x| x.to_bits()).collect()).collect()
-            };
-            let of_one = bits(one);
-            for pool in others {
-                let threads = pool.current_num_threads();
-                assert!(bits(pool) == of_one, "{} with {threads} threads", call.op);
-            }
-        }
-    }
-}
