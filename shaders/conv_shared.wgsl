@@ -196,8 +196,8 @@ fn conv_tile(
     let reversed = SIZE - 1u - local;
     let a_block = block(local, A_QUADS, true);
     let b_block = block(reversed, B_QUADS, false);
-    let a_put = a_block.y * A_QUADS + (a_block.x / 4u ^ swizzle(a_block.y));
-    let b_put = b_block.y * B_QUADS + (b_block.x / 4u ^ swizzle(b_block.y));
+    let a_put = a_block.y * A_QUADS + ((a_block.x / 4u) ^ swizzle(a_block.y));
+    let b_put = b_block.y * B_QUADS + ((b_block.x / 4u) ^ swizzle(b_block.y));
     let copies_a = local < A_BLOCKS;
     let copies_b = reversed < B_BLOCKS;
     let readers = array<Reader, 4>(

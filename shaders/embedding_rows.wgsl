@@ -75,7 +75,7 @@ fn note(base: u32, owner: u32, local: u32) -> u32 {
     }
     for (var rest = word; rest != 0u; rest &= rest - 1u) {
         let number = GROUP * firstTrailingBit(rest) + local;
-        list[place] = row_of(base + number) / p.owners << TOKEN_BITS | number;
+        list[place] = ((row_of(base + number) / p.owners) << TOKEN_BITS) | number;
         place += 1u;
     }
     workgroupBarrier();

@@ -118,8 +118,8 @@ fn shared_tile(
     let reversed = SIZE - 1u - local;
     let a_block = block(local, A_QUADS, TRANSPOSE_A == 0u);
     let b_block = block(reversed, B_QUADS, TRANSPOSE_B == 1u);
-    let a_put = a_block.y * A_QUADS + (a_block.x / 4u ^ swizzle(a_block.y));
-    let b_put = b_block.y * B_QUADS + (b_block.x / 4u ^ swizzle(b_block.y));
+    let a_put = a_block.y * A_QUADS + ((a_block.x / 4u) ^ swizzle(a_block.y));
+    let b_put = b_block.y * B_QUADS + ((b_block.x / 4u) ^ swizzle(b_block.y));
     let i = row + a_block.x;
     let j = column + b_block.x;
     let copies_a = local < A_BLOCKS;

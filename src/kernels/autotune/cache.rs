@@ -223,21 +223,18 @@ impl KernelCache {
         self.content.certificates.insert(hash, certificate);
     }
 
-    /// Notes the result of a certified kernel at the size of a call. A worse one than that of its
-    /// certification takes the place of that.
+    /// Notes the deviation of a certified kernel at the size of a call, or why it is wrong there,
+    /// which takes the place of its certification.
     pub(crate) fn certify_full_size(
         &mut self,
         hash: &str,
         call_key: &str,
-        result: CertificationResult,
+        result: Result<Deviation, String>,
     ) {
         let Some(certificate) = self.content.certificates.get_mut(hash) else { return };
-        if let CertificationResult::Pass(found) | CertificationResult::Unusual(found) = result {
-            certificate.full_size.insert(call_key.into(), found);
-        }
-        // That it is right at full size says no more of the small calls.
-        if !matches!(result, CertificationResult::Pass(_)) {
-            certificate.result = certificate.result.clone().worst(result);
+        match result {
+            Ok(deviation) => drop(certificate.full_size.insert(call_key.into(), deviation)),
+            Err(why) => certificate.result = CertificationResult::Fail { why },
         }
         self.dirty[0].insert(hash.into());
     }

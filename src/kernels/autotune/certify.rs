@@ -64,7 +64,7 @@ pub enum CertificationResult {
 
 impl CertificationResult {
     /// Result of a kernel that was not tried on anything yet.
-    pub(super) const UNTRIED: Self = Self::Pass(Deviation { nmse: 0.0, element: 0.0 });
+    const UNTRIED: Self = Self::Pass(Deviation { nmse: 0.0, element: 0.0 });
 
     /// Returns true if the kernel agrees with the reference as f32 arithmetic does.
     #[cfg(test)]
@@ -78,7 +78,7 @@ impl CertificationResult {
     }
 
     /// Returns the result of a kernel of a twin.
-    pub(super) fn of(twin: &str, deviation: Deviation) -> Self {
+    fn of(twin: &str, deviation: Deviation) -> Self {
         let Deviation { nmse, element } = deviation;
         if nmse <= strict_nmse(twin) && element <= STRICT_ELEMENT {
             Self::Pass(deviation)
@@ -90,7 +90,7 @@ impl CertificationResult {
     }
 
     /// Returns the worse of two results: a failure, or else the larger deviations.
-    pub(super) fn worst(self, other: Self) -> Self {
+    fn worst(self, other: Self) -> Self {
         match (self, other) {
             (Self::Fail { why }, _) | (_, Self::Fail { why }) => Self::Fail { why },
             (Self::Pass(a), Self::Pass(b)) => Self::Pass(a.worst(b)),

@@ -10,7 +10,7 @@ use super::pipeline_cache::PipelineCacheFile;
 use super::plan_calls::{PlanCall, call_key, distinct_calls, variant_set_hash};
 use super::probes::ReferenceCache;
 use super::session::{ProgressMeter, TimingSession, TuneProgress};
-use super::spot_check::SpotCheck;
+use super::spot_check::{self, SpotCheck};
 use super::timing::{VariantTimer, default_variant, timing_order};
 use super::{KernelCache, catalog};
 use crate::device::{DeviceError, Gpu};
@@ -81,7 +81,7 @@ impl Standing {
 struct FullSizeSession<'a> {
     /// Its buffers, made at first use.
     timer: Option<VariantTimer<'a>>,
-    /// Checks that came to a result, and the largest deviations of those that are usable.
+    /// Checks that came to a result, and the largest deviations of those that are right.
     checked: usize,
     worst: Option<Deviation>,
     /// Ops with a call whose reference takes too long.
@@ -92,9 +92,9 @@ struct FullSizeSession<'a> {
 
 impl FullSizeSession<'_> {
     /// Notes the result of a check.
-    fn note(&mut self, result: &CertificationResult) {
+    fn note(&mut self, result: &Result<Deviation, String>) {
         self.checked += 1;
-        if let CertificationResult::Pass(found) | CertificationResult::Unusual(found) = result {
+        if let Ok(found) = result {
             self.worst = Some(self.worst.map_or(*found, |worst| found.worst(worst)));
         }
     }
@@ -378,10 +378,10 @@ impl KernelSelector {
                     Err(error) => return Err(error),
                 };
                 session.note(&result);
-                if let CertificationResult::Fail { why } = &result {
+                let is_right = result.is_ok();
+                if let Err(why) = &result {
                     self.cache.note(format!("{kernel} is switched off on {}: {why}", gpu.name));
                 }
-                let is_right = matches!(result, CertificationResult::Pass(_));
                 self.cache.certify_full_size(&hash, &planned.call_key, result);
                 if is_right {
                     continue;
@@ -400,14 +400,13 @@ impl KernelSelector {
                 Some(name) => name,
                 None => self.fallback(gpu, planned)?,
             };
-            // One that is unusual stays where nothing else fits.
-            has_changed |= self.choices.get(&planned.call_key) != Some(name.as_str());
+            has_changed = true;
             self.choices.insert(planned.call_key.clone(), name);
         }
         Ok(has_changed)
     }
 
-    /// Returns the result of a variant of a call at full size.
+    /// Returns the deviation of a variant of a call at full size, or why it is wrong there.
     fn check_full_size<'a>(
         &mut self,
         gpu: &'a Gpu,
@@ -415,7 +414,7 @@ impl KernelSelector {
         variant: &Variant,
         check: &SpotCheck,
         session: &mut FullSizeSession<'a>,
-    ) -> Result<CertificationResult, DeviceError> {
+    ) -> Result<Result<Deviation, String>, DeviceError> {
         let timer = match &mut session.timer {
             Some(timer) => timer,
             None => session.timer.insert(VariantTimer::new(gpu)?),
@@ -428,12 +427,11 @@ impl KernelSelector {
             let faults = &kernels.faulty_kernels;
             let fault = faults.iter().find(|one| one.name == variant.name).map(|one| one.fault);
             let pipelines = &mut kernels.pipelines;
-            let result = check.run(timer, pipelines, &planned.owned_call, variant, fault)?;
-            Ok(match result {
-                CertificationResult::Fail { why } => CertificationResult::Fail {
-                    why: format!("at full size, in {}, {why}", planned.call_key),
-                },
-                usable => usable,
+            let found = check.run(timer, pipelines, &planned.owned_call, variant, fault)?;
+            Ok(if spot_check::is_right(found) {
+                Ok(found)
+            } else {
+                Err(format!("its results are wrong at full size, in {}: {found}", planned.call_key))
             })
         })
     }

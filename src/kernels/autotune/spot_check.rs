@@ -5,10 +5,9 @@
 
 use std::ops::Range;
 
-use super::certify::CertificationResult;
 use super::timing::{VariantTimer, patterns};
 use crate::device::DeviceError;
-use crate::harness::{ADDED_TO, Deviation};
+use crate::harness::{ADDED_TO, Deviation, NMSE_MAX};
 use crate::twin::IndependentAxis;
 use crate::{OpCall, OwnedCall, Pipelines, Variant, twin};
 use potluck_core::faults::KernelFault;
@@ -26,6 +25,15 @@ const FLOPS_MAX: f64 = 8e9;
 
 /// The most elements of all tensors of the reference: 2 GB of f64, as they are there twice.
 const REFERENCE_ELEMENTS_MAX: usize = 1 << 27;
+
+/// Largest error of an element that is no defect. How exact a kernel is, its certification tells on
+/// small calls: rounding grows with the size of a call.
+const ELEMENT_MAX: f64 = 1e-2;
+
+/// Returns true if a kernel with this deviation is right at full size.
+pub(crate) fn is_right(deviation: Deviation) -> bool {
+    deviation.nmse <= NMSE_MAX && deviation.element <= ELEMENT_MAX
+}
 
 /// The most elements that are read from a device at a time, and the most between two that are read
 /// together.
@@ -174,7 +182,8 @@ impl SpotCheck {
         inputs
     }
 
-    /// Runs a variant of the call, and compares the parts of its outputs with the reference.
+    /// Runs a variant of the call, and returns the deviation of the parts of its outputs from the
+    /// reference.
     ///
     /// # Errors
     /// Returns [`DeviceError`] if there is too little memory, or if the device fails.
@@ -185,7 +194,7 @@ impl SpotCheck {
         owned_call: &OwnedCall,
         variant: &Variant,
         fault: Option<KernelFault>,
-    ) -> Result<CertificationResult, DeviceError> {
+    ) -> Result<Deviation, DeviceError> {
         let call = owned_call.call();
         timer.begin(owned_call)?;
         let starts: Vec<f32> = (0..call.outputs.len())
@@ -194,8 +203,7 @@ impl SpotCheck {
         let inputs = self.inputs_with_forward(&call, timer, &patterns(owned_call));
         timer.run(pipelines, variant, &starts)?;
         let expected = self.small.expected(&inputs);
-        let name = twin(call.op).map_or("", |twin| twin.name);
-        let mut result = CertificationResult::UNTRIED;
+        let mut worst = Deviation::default();
         for output in self.outputs() {
             let ranges = self.ranges(&call.outputs[output], |axis| axis.outputs[output]);
             let mut got = read(timer, output, &ranges)?;
@@ -204,11 +212,10 @@ impl SpotCheck {
                 let distance = if row < got.len() { row } else { 1 };
                 got.rotate_left(distance);
             }
-            let deviation =
-                Deviation::of(got.iter().map(|value| f64::from(*value)), &expected[output]);
-            result = result.worst(CertificationResult::of(name, deviation));
+            let got = got.iter().map(|value| f64::from(*value));
+            worst = Deviation::of(got, &expected[output]).worst(worst);
         }
-        Ok(result)
+        Ok(worst)
     }
 }
 
@@ -347,8 +354,8 @@ mod tests {
             let mut timer = VariantTimer::new(gpu).unwrap();
             let variants = (twin(call.op).unwrap().variants)(&call, &Caps::of(gpu));
             let variant = &variants[default_variant(&call, &variants, &Caps::of(gpu))];
-            let result = check.run(&mut timer, pipelines, &large, variant, None).unwrap();
-            assert!(result.is_certified(), "{} on {}: {result:?}", call.op, gpu.name);
+            let found = check.run(&mut timer, pipelines, &large, variant, None).unwrap();
+            assert!(is_right(found), "{} on {}: {found}", call.op, gpu.name);
         });
     }
 
@@ -368,9 +375,9 @@ mod tests {
                 let mut with =
                     |fault| check.run(&mut timer, pipelines, owned_call, variant, fault).unwrap();
                 let right = with(None);
-                assert!(right.is_certified(), "{name} on {}: {right:?}", gpu.name);
+                assert!(is_right(right), "{name} on {}: {right}", gpu.name);
                 let shifted = with(Some(KernelFault::Shift));
-                assert!(!shifted.is_usable(), "{name} on {}: {shifted:?}", gpu.name);
+                assert!(!is_right(shifted), "{name} on {}: {shifted}", gpu.name);
             }
         });
     }
