@@ -1,7 +1,7 @@
 // Compiles WGSL texts with Tint, the compiler of Dawn and Chromium.
 //   node compile.mjs TEXTS    TEXTS: a JSON file, [{ "name": .., "text": .. }, ..]
-// Prints a JSON array of the errors, [{ "name": .., "error": .. }, ..]. Imports the npm package webgpu
-// from the directory that TINT_MODULES names.
+// Prints a JSON array of the errors, [{ "name": .., "error": .. }, ..]. Imports the npm package
+// webgpu from the directory that TINT_MODULES names.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { pathToFileURL } from 'node:url';

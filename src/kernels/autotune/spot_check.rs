@@ -137,9 +137,9 @@ impl SpotCheck {
         ranges
     }
 
-    /// Returns the parts of the inputs, which repeat these values. Those that the forward op outputs
-    /// are computed by it, as a gradient needs them, and written to the device, if they and what
-    /// they come from are in the same parts.
+    /// Returns the parts of the inputs, which repeat these values. Those that the forward op
+    /// outputs are computed by it, as a gradient needs them, and written to the device, if they
+    /// and what they come from are in the same parts.
     fn inputs_with_forward(
         &self,
         call: &OpCall,
