@@ -3,6 +3,7 @@
 
 use super::harness::InputFill;
 use super::{Caps, Cost, CpuKernel, Dispatch, OpCall, UpdateKernel, Variant};
+use potluck_core::arithmetic::gcd;
 use potluck_graph::{Op, Update, UpdateRange};
 
 /// Dimensions of a tensor.
@@ -138,11 +139,6 @@ impl IndependentAxis {
         let inputs = (0..call.inputs.len()).map(axis).collect();
         Self::of(call, inputs, vec![Some(0); call.outputs.len()]).into_iter().collect()
     }
-}
-
-/// Returns the greatest common divisor, that of 0 and another being the other.
-pub(crate) fn gcd(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 /// [`Twin::independent_axes`] of ops that compute all tensors along their first axis.

@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
+use super::report::SCRATCH;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use potluck_core::files;
@@ -54,7 +55,7 @@ fn contents(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
-        if path.is_dir() && path.file_name().is_some_and(|name| name != "work") {
+        if path.is_dir() && path.file_name().is_some_and(|name| name != SCRATCH) {
             found.extend(contents(&path)?);
         } else if path.extension().is_some_and(|ending| ENDINGS.iter().any(|one| ending == *one)) {
             found.push(path);
@@ -101,10 +102,10 @@ mod tests {
     fn long_logs_are_cut_until_the_archive_is_small() {
         let directory = tempfile::tempdir().unwrap();
         let folder = directory.path().join("report");
-        fs::create_dir_all(folder.join("adapter-0/work")).unwrap();
+        fs::create_dir_all(folder.join("adapter-0").join(SCRATCH)).unwrap();
         fs::write(folder.join("SUMMARY.md"), "# all").unwrap();
         fs::write(folder.join("adapter-0/facts.json"), "{}").unwrap();
-        fs::write(folder.join("adapter-0/work/big.json"), "{}").unwrap();
+        fs::write(folder.join("adapter-0").join(SCRATCH).join("big.json"), "{}").unwrap();
         // Random bytes do not shrink: twelve logs of a MiB are too long.
         let key = Key::new(1);
         let noise: Vec<u8> = (0..1 << 20).map(|at| key.words([at, 0])[0] as u8).collect();

@@ -186,7 +186,7 @@ impl Reporting<'_> {
         let device = &chosen.adapter.name;
         print_line(&format!("{device}: {name}, for at most {}", minutes(time)));
         // One of its own, because a process that hung in another part may still write there.
-        let work = place.join("work").join(&name);
+        let work = place.join(report::SCRATCH).join(&name);
         empty(&work)?;
         let log = place.join(format!("{name}.log"));
         // Of an earlier attempt.

@@ -16,6 +16,9 @@ use potluck_kernels::device::Adapter;
 /// Name of the file of what all parts are about.
 const HEADER: &str = "report.json";
 
+/// Name of the folder of an adapter in which parts run, and which is no part of the report.
+pub const SCRATCH: &str = "scratch";
+
 /// Subject of a report: the program, the machine and the adapters.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Header {

@@ -156,9 +156,10 @@ impl Product<'_> {
                 let columns = group * group_read..(group + 1) * group_read;
                 let block = Block { gather: self.gather, channels: read, columns, taps };
                 block.with(source, rows.clone(), |a| {
-                    let c = PanelMatrix { start: group * group_written, strides: [written, 1] };
-                    let b = (b, PanelMatrix { start: 0, strides: [group_written, 1] });
-                    multiply([rows.len(), group_written, k], first > 0, a, b, (&mut *out, c));
+                    let of_sizes = HostProduct::new([rows.len(), group_written, k]);
+                    let product = HostProduct { add: first > 0, ..of_sizes };
+                    let b = Matrix::rows(b, group_written);
+                    product.run(a, b, &mut out[group * group_written..], written);
                 });
             }
         }
@@ -193,20 +194,13 @@ struct Block<'a> {
     taps: Range<usize>,
 }
 
-/// A matrix in a slice: its first element, and the elements to the next row and column.
-#[derive(Clone, Copy)]
-struct PanelMatrix {
-    start: usize,
-    strides: [usize; 2],
-}
-
 impl Block<'_> {
     /// Calls `body` with the matrix of these rows: the pictures themselves if they are that, or
     /// else the panel of this thread.
-    fn with(&self, source: &[f32], rows: Range<usize>, body: impl FnOnce((&[f32], PanelMatrix))) {
+    fn with(&self, source: &[f32], rows: Range<usize>, body: impl FnOnce(Matrix)) {
         if self.gather.is_plain() {
             let start = rows.start * self.channels + self.columns.start;
-            return body((source, PanelMatrix { start, strides: [self.channels, 1] }));
+            return body(Matrix::rows(&source[start..], self.channels));
         }
         let width = self.taps.len() * self.columns.len();
         BUFFERS.with_borrow_mut(|[panel, _]| {
@@ -216,7 +210,7 @@ impl Block<'_> {
             let panel = &mut panel[..rows.len() * width];
             rows.zip(panel.chunks_exact_mut(width))
                 .for_each(|(row, to)| self.fill(source, row, to));
-            body((panel, PanelMatrix { start: 0, strides: [width, 1] }));
+            body(Matrix::rows(panel, width));
         });
     }
 
@@ -267,20 +261,6 @@ impl Block<'_> {
             }
         }
     }
-}
-
-/// Computes `c = a b`, or adds it to `c`, on this thread.
-fn multiply(
-    [m, n, k]: [usize; 3],
-    adds: bool,
-    (a, at_a): (&[f32], PanelMatrix),
-    (b, at_b): (&[f32], PanelMatrix),
-    (c, at_c): (&mut [f32], PanelMatrix),
-) {
-    let product = HostProduct { add: adds, ..HostProduct::new([m, n, k]) };
-    let a = Matrix::strided(&a[at_a.start..], at_a.strides);
-    let b = Matrix::strided(&b[at_b.start..], at_b.strides);
-    product.run(a, b, &mut c[at_c.start..], at_c.strides[0]);
 }
 
 /// A part of the gradient by the weight: the sums over some places for some taps of a group.
@@ -341,13 +321,11 @@ impl WeightPart {
         for first in self.places.clone().step_by(rows) {
             let rows = first..self.places.end.min(first + rows);
             let count = rows.len();
-            block.with(x, rows, |(a, at)| {
-                let a =
-                    (a, PanelMatrix { start: at.start, strides: [at.strides[1], at.strides[0]] });
-                let start = first * geometry.o + self.group * o;
-                let b = (dy, PanelMatrix { start, strides: [geometry.o, 1] });
-                let c = (&mut sums[..], PanelMatrix { start: 0, strides: [o, 1] });
-                multiply([terms, o, count], first > self.places.start, a, b, c);
+            block.with(x, rows, |a| {
+                let of_sizes = HostProduct::new([terms, o, count]);
+                let product = HostProduct { add: first > self.places.start, ..of_sizes };
+                let b = Matrix::rows(&dy[first * geometry.o + self.group * o..], geometry.o);
+                product.run(a.transposed(), b, &mut sums, o);
             });
         }
         sums
