@@ -1,9 +1,11 @@
 //! SIMD support of the CPU kernels: loops compiled for the best instruction set of the machine,
 //! and f32 functions without branches or lookup tables, so that such loops vectorize.
 //!
-//! A function inside `vectorized!` is compiled once with AVX2 and FMA and once for the baseline
-//! (NEON belongs to the baseline of aarch64). The version is selected at run time, so the binary
-//! stays portable. The compiler vectorizes plain loops in it.
+//! A function inside `vectorized!` is compiled with AVX-512, with AVX2 and FMA, and for the
+//! baseline (NEON belongs to the baseline of aarch64). The version is selected at run time, so the
+//! binary stays portable. The compiler vectorizes plain loops in it. It neither reorders sums nor
+//! contracts `a * b + c`, so a loop has the same bits in all versions, but for what [`mul_add`]
+//! computes.
 //!
 //! The functions take the instruction set as the type `S` only to know whether a fused
 //! multiply-add is one instruction. All of them return NaN for NaN.
@@ -71,6 +73,19 @@ pub(crate) fn mul_add<S: Simd>(a: f32, b: f32, c: f32) -> f32 {
     // NEON has a fused multiply-add, and pulp counts it as vectors; the remaining scalar targets
     // have no such instruction.
     if S::IS_SCALAR { a * b + c } else { a.mul_add(b, c) }
+}
+
+/// Adds `x` to the first elements of `y`, inside of `vectorized!`.
+#[inline(always)]
+pub(crate) fn add_elements(y: &mut [f32], x: &[f32]) {
+    y.iter_mut().zip(x).for_each(|(y, x)| *y += x);
+}
+
+vectorized! {
+    /// Adds `x` to the first elements of `y`.
+    pub(crate) fn add<S>(y: &mut [f32], x: &[f32]) {
+        add_elements(y, x);
+    }
 }
 
 /// Returns the sum of `f(i)` over `0..count`, computed in [`LANES`] interleaved partial sums.

@@ -5,6 +5,7 @@ use rayon::prelude::*;
 
 use super::adamw_bf16;
 use crate::dispatch::grid;
+use crate::simd::vectorized;
 use crate::{Dispatch, Float, Operand, Shader, UpdateTwin};
 use potluck_graph::{Update, UpdateRange};
 
@@ -112,24 +113,26 @@ pub fn fast(
     });
 }
 
-/// Updates one slice in a loop without branches, which compilers vectorize.
-fn update_slice(
-    numbers: Numbers,
-    parameters: &mut [f32],
-    gradients: &[f32],
-    m: &mut [f32],
-    v: &mut [f32],
-) {
-    let [beta1, rest1] = [numbers.beta1, 1.0 - numbers.beta1].map(|beta| beta as f32);
-    let [beta2, rest2] = [numbers.beta2, 1.0 - numbers.beta2].map(|beta| beta as f32);
-    let [scale, decay, rate] = [numbers.scale, numbers.decay, numbers.rate].map(|n| n as f32);
-    let [correction2, eps] = [numbers.correction2, numbers.eps].map(|number| number as f32);
-    for (((parameter, g), m), v) in parameters.iter_mut().zip(gradients).zip(m).zip(v) {
-        let g = scale * g;
-        *m = beta1 * *m + rest1 * g;
-        *v = beta2 * *v + rest2 * g * g;
-        let decayed = *parameter - decay * *parameter;
-        *parameter = decayed - rate * *m / ((*v / correction2).sqrt() + eps);
+vectorized! {
+    /// Updates one slice in a loop without branches.
+    fn update_slice<S>(
+        numbers: Numbers,
+        parameters: &mut [f32],
+        gradients: &[f32],
+        m: &mut [f32],
+        v: &mut [f32],
+    ) {
+        let [beta1, rest1] = [numbers.beta1, 1.0 - numbers.beta1].map(|beta| beta as f32);
+        let [beta2, rest2] = [numbers.beta2, 1.0 - numbers.beta2].map(|beta| beta as f32);
+        let [scale, decay, rate] = [numbers.scale, numbers.decay, numbers.rate].map(|n| n as f32);
+        let [correction2, eps] = [numbers.correction2, numbers.eps].map(|number| number as f32);
+        for (((parameter, g), m), v) in parameters.iter_mut().zip(gradients).zip(m).zip(v) {
+            let g = scale * g;
+            *m = beta1 * *m + rest1 * g;
+            *v = beta2 * *v + rest2 * g * g;
+            let decayed = *parameter - decay * *parameter;
+            *parameter = decayed - rate * *m / ((*v / correction2).sqrt() + eps);
+        }
     }
 }
 

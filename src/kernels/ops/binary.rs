@@ -8,6 +8,7 @@ use rayon::prelude::*;
 use super::epilogue::{combined, combined4};
 use crate::call_shapes::{C, N, calls};
 use crate::dispatch::grid;
+use crate::simd::vectorized;
 use crate::twin::{IndependentAxis, no_forward, normal_inputs, short_loops};
 use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
 use potluck_core::HostTensorView;
@@ -116,10 +117,7 @@ fn maximum_grads(a: &[f32], b: &[f32], dy: &[f32], da: &mut [f32]) {
     tasks.for_each(|((da, a), dy)| {
         let whole = period.len();
         let parts = da.chunks_mut(whole).zip(a.chunks(whole)).zip(dy.chunks(whole));
-        for ((da, a), dy) in parts {
-            let each = da.iter_mut().zip(a).zip(&*period).zip(dy);
-            each.for_each(|(((da, a), b), dy)| *da = maximum_grad(*a, *b, *dy));
-        }
+        parts.for_each(|((da, a), dy)| combine_grad(a, &period, dy, da));
     });
 }
 
@@ -128,15 +126,22 @@ pub(super) fn repeated(b: &[f32]) -> Cow<'_, [f32]> {
     if b.len() < LOOP && !b.is_empty() { b.repeat(LOOP.div_ceil(b.len())).into() } else { b.into() }
 }
 
-/// Computes `y = f(a, b)` on the calling thread.
-pub(super) fn combine(function: Binary, y: &mut [f32], a: &[f32], b: &[f32]) {
-    let each = y.iter_mut().zip(a).zip(b);
-    match function {
-        Binary::Add => each.for_each(|((y, a), b)| *y = a + b),
-        Binary::Sub => each.for_each(|((y, a), b)| *y = a - b),
-        Binary::Mul => each.for_each(|((y, a), b)| *y = a * b),
-        Binary::Div => each.for_each(|((y, a), b)| *y = a / b),
-        Binary::Maximum => each.for_each(|((y, a), b)| *y = maximum(*a, *b)),
+vectorized! {
+    /// Computes `y = f(a, b)` on the calling thread.
+    pub(super) fn combine<S>(function: Binary, y: &mut [f32], a: &[f32], b: &[f32]) {
+        let each = y.iter_mut().zip(a).zip(b);
+        match function {
+            Binary::Add => each.for_each(|((y, a), b)| *y = a + b),
+            Binary::Sub => each.for_each(|((y, a), b)| *y = a - b),
+            Binary::Mul => each.for_each(|((y, a), b)| *y = a * b),
+            Binary::Div => each.for_each(|((y, a), b)| *y = a / b),
+            Binary::Maximum => each.for_each(|((y, a), b)| *y = maximum(*a, *b)),
+        }
+    }
+
+    fn combine_grad<S>(a: &[f32], b: &[f32], dy: &[f32], da: &mut [f32]) {
+        let each = da.iter_mut().zip(a).zip(b).zip(dy);
+        each.for_each(|(((da, a), b), dy)| *da = maximum_grad(*a, *b, *dy));
     }
 }
 

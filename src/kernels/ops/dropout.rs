@@ -6,9 +6,10 @@ use rayon::prelude::*;
 use crate::call_shapes::{B, C, T, calls};
 use crate::dispatch::grid;
 use crate::harness::InputFill;
+use crate::simd::vectorized;
 use crate::twin::{InputSpec, leading_axis, no_forward, short_loops};
 use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
-use potluck_core::rng::{Key, drop_threshold, kept_factor};
+use potluck_core::rng::{Key, drop_threshold, kept_factor, threefry2x32};
 use potluck_core::{HostTensorView, Site};
 use potluck_graph::{ColumnRange, Op};
 
@@ -71,12 +72,41 @@ impl Mask {
 
     /// Returns true if an element of a sample is kept.
     fn keeps(&self, sample: u32, element: usize) -> bool {
-        if self.threshold == 0 {
-            return true;
-        }
+        self.threshold == 0 || self.key.words([sample, self.place(element)])[0] >= self.threshold
+    }
+
+    /// Returns the number of an element of a sample in the whole graph's rows.
+    fn place(&self, element: usize) -> u32 {
         let (row, column) = (element / self.width, element % self.width);
-        let place = row * self.columns.all + self.columns.first + column;
-        self.key.words([sample, place as u32])[0] >= self.threshold
+        (row * self.columns.all + self.columns.first + column) as u32
+    }
+
+    /// Computes `y` of the elements of a sample from `first` on.
+    fn apply(&self, sample: u32, first: usize, mut x: &[f32], mut y: &mut [f32]) {
+        let factor = self.factor as f32;
+        if self.threshold == 0 {
+            return y.iter_mut().zip(x).for_each(|(y, x)| *y = factor * x);
+        }
+        let mut element = first;
+        while !x.is_empty() {
+            // Elements up to the end of a row are neighbours in the whole graph's row.
+            let length = (self.width - element % self.width).min(x.len());
+            let (own, rest) = y.split_at_mut(length);
+            let counter = [sample, self.place(element)];
+            drop_run(self.key, counter, (self.threshold, factor), &x[..length], own);
+            (x, y, element) = (&x[length..], rest, element + length);
+        }
+    }
+}
+
+vectorized! {
+    /// Computes `y` of neighbours, of which the first has this counter.
+    fn drop_run<S>(key: Key, counter: [u32; 2], kept: (u32, f32), x: &[f32], y: &mut [f32]) {
+        let ([sample, first], (threshold, factor)) = (counter, kept);
+        for (at, (y, x)) in y.iter_mut().zip(x).enumerate() {
+            let word = threefry2x32(key.0, [sample, first.wrapping_add(at as u32)])[0];
+            *y = if word >= threshold { factor * x } else { 0.0 };
+        }
     }
 }
 
@@ -98,16 +128,11 @@ pub fn reference<T: Float>(
 pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
     let (x, samples) = (inputs[0].floats(), inputs[1].ints());
     let mask = Mask::new(call);
-    let factor = mask.factor as f32;
     let per_sample = outputs[0].par_chunks_mut(mask.elements.max(1));
     let per_sample = per_sample.zip(x.par_chunks(mask.elements.max(1))).zip(samples);
     per_sample.for_each(|((y, x), &sample)| {
         let runs = y.par_chunks_mut(TASK).zip(x.par_chunks(TASK)).enumerate();
-        runs.for_each(|(run, (y, x))| {
-            for (i, (y, x)) in y.iter_mut().zip(x).enumerate() {
-                *y = if mask.keeps(sample, run * TASK + i) { factor * x } else { 0.0 };
-            }
-        });
+        runs.for_each(|(run, (y, x))| mask.apply(sample, run * TASK, x, y));
     });
 }
 

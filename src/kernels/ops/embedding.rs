@@ -9,6 +9,7 @@ use super::embedding_rows;
 use crate::call_shapes::{C, N, V, calls};
 use crate::dispatch::{ITERATIONS_MAX, grid};
 use crate::harness::InputFill;
+use crate::simd::{add_elements, vectorized};
 use crate::twin::{IndependentAxis, InputSpec, no_forward, short_loops};
 use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
 use potluck_core::HostTensorView;
@@ -103,6 +104,7 @@ impl EmbeddingTable {
 }
 
 /// Returns the row of an id, if the table has it.
+#[inline(always)]
 fn row(id: u32, first: usize, rows: usize) -> Option<usize> {
     (id as usize).checked_sub(first).filter(|row| *row < rows)
 }
@@ -132,14 +134,28 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
         if !call.accumulates() {
             sums.fill(0.0);
         }
-        let covered = part * rows..part * rows + sums.len() / c;
-        for (&id, dy) in ids.iter().zip(values.chunks_exact(c)) {
-            if let Some(row) = row_of(id).filter(|row| covered.contains(row)) {
-                let sums = &mut sums[(row - covered.start) * c..][..c];
-                sums.iter_mut().zip(dy).for_each(|(sum, dy)| *sum += dy);
+        add_rows(ids, values, table, part * rows, sums);
+    });
+}
+
+vectorized! {
+    /// Adds the rows of `dy` to those of the table from `start` on, whose sums these are.
+    fn add_rows<S>(
+        ids: &[u32],
+        dy: &[f32],
+        table: EmbeddingTable,
+        start: usize,
+        sums: &mut [f32],
+    ) {
+        let c = table.columns;
+        let covered = start..start + sums.len() / c;
+        for (&id, dy) in ids.iter().zip(dy.chunks_exact(c)) {
+            let row = row(id, table.first, table.rows).filter(|row| covered.contains(row));
+            if let Some(row) = row {
+                add_elements(&mut sums[(row - start) * c..][..c], dy);
             }
         }
-    });
+    }
 }
 
 /// Static choice: on GPUs, sums of the gradient in registers; else vectors of 4 if the row width is

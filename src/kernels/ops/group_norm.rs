@@ -7,7 +7,7 @@ use super::row_sums;
 use super::row_terms::RowTerms;
 use crate::call_shapes::calls;
 use crate::dispatch::{ITERATIONS_MAX, grid};
-use crate::simd::{mul_add, vectorized};
+use crate::simd::{add, add_elements, mul_add, vectorized};
 use crate::twin::{Forward, IndependentAxis, normal_inputs};
 use crate::{
     CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant, source,
@@ -208,10 +208,6 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
 /// Positions per partial sum of the CPU kernel: few enough that rounding stays small.
 const BLOCK: usize = 64;
 
-fn add(total: &mut [f32], part: &[f32]) {
-    total.iter_mut().zip(part).for_each(|(total, part)| *total += part);
-}
-
 impl GroupedSizes {
     /// Returns the mean over a group of what is summed per channel, for each group.
     fn means(self, of_channels: &[f32]) -> Vec<f32> {
@@ -285,8 +281,8 @@ vectorized! {
                     *square = mul_add::<S>(value, value, *square);
                 }
             }
-            add(&mut total[0], &sums);
-            add(&mut total[1], &squares);
+            add_elements(&mut total[0], &sums);
+            add_elements(&mut total[1], &squares);
         }
         total
     }
@@ -305,8 +301,8 @@ vectorized! {
                 }
             }
             products.iter_mut().zip(rstds).for_each(|(product, rstd)| *product *= rstd);
-            add(&mut total[0], &products);
-            add(&mut total[1], &sums);
+            add_elements(&mut total[0], &products);
+            add_elements(&mut total[1], &sums);
         }
         total
     }

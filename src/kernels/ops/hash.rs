@@ -9,6 +9,7 @@ use rayon::prelude::*;
 use crate::bucket_probe::probe_count;
 use crate::dispatch::{Strips, grid};
 use crate::harness::Deviation;
+use crate::simd::vectorized;
 use crate::{BucketProbe, Dispatch, Operand, Shader};
 use potluck_core::Site;
 use potluck_core::rng::Key;
@@ -24,6 +25,7 @@ const RUN: usize = 256;
 const PARTIALS_MAX: usize = 32 * 1024;
 
 /// The finalizer of MurmurHash3 (Appleby 2011).
+#[inline(always)]
 fn mix_a(word: u32) -> u32 {
     let h = (word ^ word >> 16).wrapping_mul(0x85EB_CA6B);
     let h = (h ^ h >> 13).wrapping_mul(0xC2B2_AE35);
@@ -31,6 +33,7 @@ fn mix_a(word: u32) -> u32 {
 }
 
 /// `lowbias32` (Wellons 2018).
+#[inline(always)]
 fn mix_b(word: u32) -> u32 {
     let h = (word ^ word >> 16).wrapping_mul(0x7FEB_352D);
     let h = (h ^ h >> 15).wrapping_mul(0x846C_A68B);
@@ -38,6 +41,7 @@ fn mix_b(word: u32) -> u32 {
 }
 
 /// Returns the term of word `i` in each of the two lanes.
+#[inline(always)]
 fn term(i: u32, word: u32) -> [u32; 2] {
     let place = mix_a(i.wrapping_add(0x9E37_79B9));
     let turned = place.rotate_left(16);
@@ -56,8 +60,20 @@ pub fn reference(words: &[u32], start: u32) -> u64 {
 /// CPU kernel: the reference in parallel.
 pub fn fast(words: &[u32], start: u32) -> u64 {
     let tasks = words.par_chunks(TASK).enumerate();
-    let parts = tasks.map(|(task, words)| reference(words, start + (task * TASK) as u32));
+    let parts = tasks.map(|(task, words)| join(sums(words, start + (task * TASK) as u32)));
     parts.reduce(|| 0, combine)
+}
+
+vectorized! {
+    /// Returns the two lanes of the hash of words at index `start` and following.
+    fn sums<S>(words: &[u32], start: u32) -> [u32; 2] {
+        let (mut low, mut high) = (0u32, 0u32);
+        for (at, word) in words.iter().enumerate() {
+            let [of_low, of_high] = term(start.wrapping_add(at as u32), *word);
+            (low, high) = (low.wrapping_add(of_low), high.wrapping_add(of_high));
+        }
+        [low, high]
+    }
 }
 
 /// Returns the hash of a range from the hashes of its two parts.

@@ -8,7 +8,7 @@ use super::row_terms::RowTerms;
 use super::{layer_norm_group, layer_norm_rows, row_sums};
 use crate::call_shapes::{C, N, PROBE_ROWS, calls};
 use crate::dispatch::grid;
-use crate::simd::{mul_add, sum_of, vectorized};
+use crate::simd::{add, mul_add, sum_of, vectorized};
 use crate::twin::{Forward, IndependentAxis, normal_inputs};
 use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
 use potluck_core::HostTensorView;
@@ -167,8 +167,8 @@ fn add_sums(sums: &[Vec<f32>], outputs: &mut [&mut [f32]], accumulate: bool) {
         }
     }
     for sum in sums {
-        let outputs = outputs.iter_mut().flat_map(|output| output.iter_mut());
-        outputs.zip(sum).for_each(|(output, sum)| *output += sum);
+        let parts = sum.chunks(outputs[0].len());
+        outputs.iter_mut().zip(parts).for_each(|(output, part)| add(output, part));
     }
 }
 

@@ -8,6 +8,7 @@ use rayon::prelude::*;
 use crate::bucket_probe::{normals, probe_count};
 use crate::dispatch::{Strips, grid};
 use crate::harness::Deviation;
+use crate::simd::vectorized;
 use crate::{BucketProbe, Caps, Dispatch, Operand, Shader};
 
 /// Elements per rayon task of `fast`; this fixes the order of its sums.
@@ -25,9 +26,6 @@ const PARTIALS_MAX: usize = 4096;
 const GROUP_RUN: usize = 4096;
 const GROUPS: usize = 1024;
 
-/// Exponent bits of an f32: all set in infinities and NaNs, and in no other value.
-const EXPONENT: u32 = 0x7F80_0000;
-
 /// Values that are not finite, one of each, in probes and tests.
 const NOT_FINITE: [f32; 4] = [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
 
@@ -35,10 +33,10 @@ const NOT_FINITE: [f32; 4] = [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFIN
 pub fn reference(values: &[f32]) -> (f64, u64) {
     let (mut sum, mut bad) = (0.0, 0);
     for value in values {
-        if value.to_bits() & EXPONENT == EXPONENT {
-            bad += 1;
-        } else {
+        if value.is_finite() {
             sum += f64::from(*value) * f64::from(*value);
+        } else {
+            bad += 1;
         }
     }
     (sum, bad)
@@ -61,19 +59,24 @@ fn join(sum: (f64, u64), part: (f64, u64)) -> (f64, u64) {
     (sum.0 + part.0, sum.1 + part.1)
 }
 
-/// Computes the sum and the count of one chunk, in lanes so that compilers vectorize the loop.
-fn partial(values: &[f32]) -> (f64, u64) {
-    const LANES: usize = 8;
-    let (mut sums, mut bad) = ([0.0; LANES], [0u64; LANES]);
-    for chunk in values.chunks(LANES) {
-        for ((sum, bad), value) in sums.iter_mut().zip(&mut bad).zip(chunk) {
-            let finite = value.to_bits() & EXPONENT != EXPONENT;
-            let value = if finite { f64::from(*value) } else { 0.0 };
-            *sum += value * value;
-            *bad += u64::from(!finite);
+vectorized! {
+    /// Computes the sum and the count of one chunk, in lanes.
+    fn partial<S>(values: &[f32]) -> (f64, u64) {
+        const LANES: usize = 8;
+        let mut sums = [0.0; LANES];
+        let square = |value: f32| {
+            let value = if value.is_finite() { f64::from(value) } else { 0.0 };
+            value * value
+        };
+        let (whole, rest) = values.as_chunks::<LANES>();
+        for chunk in whole {
+            sums.iter_mut().zip(chunk).for_each(|(sum, value)| *sum += square(*value));
         }
+        sums.iter_mut().zip(rest).for_each(|(sum, value)| *sum += square(*value));
+        // A loop of its own, whose sums are of 32 bits.
+        let bad: u32 = values.iter().map(|value| u32::from(!value.is_finite())).sum();
+        (sums.iter().sum(), bad.into())
     }
-    (sums.iter().sum(), bad.iter().sum())
 }
 
 /// Returns the number of partial sums that the first stage can use on a bucket of `count` elements.

@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use crate::call_shapes::calls;
 use crate::dispatch::grid;
 use crate::harness::InputFill;
-use crate::simd::vectorized;
+use crate::simd::{add_elements, vectorized};
 use crate::twin::{InputSpec, leading_axis, no_forward};
 use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
 use potluck_core::HostTensorView;
@@ -110,6 +110,7 @@ impl PoolSizes {
 
     /// Calls `body` with the places that a result reads, by the numbers of the picture, row and
     /// column: the number of each among those of the input, and its place in the window.
+    #[inline(always)]
     fn for_each_read(&self, [b, i, j]: [usize; 3], mut body: impl FnMut(usize, usize)) {
         let [down, across] = if self.is_grad() {
             [self.windows(0, i), self.windows(1, j)]
@@ -209,26 +210,35 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
             });
         });
     }
-    let share = 1.0 / sizes.places() as f32;
     outputs[0].par_chunks_mut(width * c).enumerate().for_each(|(row, y)| {
+        if sizes.kind != PoolKind::MaxGrad {
+            return average_row(&sizes, place(row, 0), x, y);
+        }
         for (at, y) in y.chunks_exact_mut(c).enumerate() {
             y.fill(0.0);
-            sizes.for_each_read(place(row, at), |from, place| match sizes.kind {
-                PoolKind::MaxGrad => {
-                    add_where(&inputs[1].floats()[of(from)], &x[of(from)], place as f32, y);
-                }
-                _ => y.iter_mut().zip(&x[of(from)]).for_each(|(y, x)| *y += x),
+            sizes.for_each_read(place(row, at), |from, place| {
+                add_where(&inputs[1].floats()[of(from)], &x[of(from)], place as f32, y);
             });
-            if sizes.kind != PoolKind::MaxGrad {
-                for y in y {
-                    *y *= share;
-                }
-            }
         }
     });
 }
 
 vectorized! {
+    /// Computes a row of a picture, which begins at this place, of average pooling or its gradient.
+    fn average_row<S>(sizes: &PoolSizes, place: [usize; 3], x: &[f32], y: &mut [f32]) {
+        let share = 1.0 / sizes.places() as f32;
+        let [picture, row, first] = place;
+        for (column, y) in (first..).zip(y.chunks_exact_mut(sizes.c)) {
+            y.fill(0.0);
+            sizes.for_each_read([picture, row, column], |from, _| {
+                add_elements(y, &x[from * sizes.c..][..sizes.c]);
+            });
+            for y in y {
+                *y *= share;
+            }
+        }
+    }
+
     /// Takes the values that are larger than those so far, with their place in the window.
     fn take_larger<S>(x: &[f32], place: f32, is_first: bool, y: &mut [f32], places: &mut [f32]) {
         if is_first {

@@ -5,6 +5,7 @@ use rayon::prelude::*;
 
 use crate::call_shapes::{B, C, HEADS, T, calls};
 use crate::dispatch::grid;
+use crate::simd::vectorized;
 use crate::twin::{IndependentAxis, no_forward, normal_inputs, short_loops};
 use crate::{
     CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant, source,
@@ -66,16 +67,22 @@ impl RotarySizes {
 /// Reference: `x (b, t, heads d), table (t, d) -> y`.
 fn reference<T: Float>(call: &OpCall, inputs: &[HostTensorView<'_, T>], outputs: &mut [&mut [T]]) {
     let sizes = RotarySizes::of(call);
+    rotate_rows(&sizes, inputs[1].floats(), 0, inputs[0].floats(), outputs[0]);
+}
+
+/// Rotates rows, of which the first has this number, by the cosines and sines of their positions.
+#[inline(always)]
+fn rotate_rows<T: Float>(sizes: &RotarySizes, table: &[T], first: usize, x: &[T], y: &mut [T]) {
     let d = 2 * sizes.half;
-    let rows =
-        inputs[0].floats().chunks(sizes.heads * d).zip(outputs[0].chunks_mut(sizes.heads * d));
-    for (row, (x, y)) in rows.enumerate() {
-        let angles = &inputs[1].floats()[row % sizes.tokens * d..][..d];
-        rotate(&sizes, angles, x, y);
+    let rows = x.chunks(sizes.heads * d).zip(y.chunks_mut(sizes.heads * d));
+    for (row, (x, y)) in (first..).zip(rows) {
+        let angles = &table[row % sizes.tokens * d..][..d];
+        rotate(sizes, angles, x, y);
     }
 }
 
 /// Rotates the heads of one row by the cosines and sines of its position.
+#[inline(always)]
 fn rotate<T: Float>(sizes: &RotarySizes, angles: &[T], x: &[T], y: &mut [T]) {
     let sign = T::from_f64(sizes.sign);
     let (cosines, sines) = angles.split_at(sizes.half);
@@ -93,17 +100,25 @@ fn rotate<T: Float>(sizes: &RotarySizes, angles: &[T], x: &[T], y: &mut [T]) {
 /// CPU kernel: parallel over tasks of whole rows.
 fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
     let sizes = RotarySizes::of(call);
-    let d = 2 * sizes.half;
-    let row = sizes.heads * d;
+    let row = sizes.heads * 2 * sizes.half;
     let rows = (TASK / row).max(1);
     let tasks =
         outputs[0].par_chunks_mut(rows * row).zip(inputs[0].floats().par_chunks(rows * row));
     tasks.enumerate().for_each(|(task, (y, x))| {
-        for (nth, (y, x)) in y.chunks_exact_mut(row).zip(x.chunks_exact(row)).enumerate() {
-            let position = (task * rows + nth) % sizes.tokens;
-            rotate(&sizes, &inputs[1].floats()[position * d..][..d], x, y);
-        }
+        rotate_task(&sizes, inputs[1].floats(), task * rows, x, y);
     });
+}
+
+vectorized! {
+    fn rotate_task<S>(
+        sizes: &RotarySizes,
+        table: &[f32],
+        first: usize,
+        x: &[f32],
+        y: &mut [f32],
+    ) {
+        rotate_rows(sizes, table, first, x, y);
+    }
 }
 
 /// Static choice: vectors of 4 if halves of heads are whole ones.

@@ -5,6 +5,7 @@ use rayon::prelude::*;
 
 use super::sgd_bf16;
 use crate::dispatch::grid;
+use crate::simd::vectorized;
 use crate::{Dispatch, Float, Operand, Shader, UpdateTwin};
 use potluck_graph::{Update, UpdateRange};
 
@@ -61,38 +62,60 @@ pub fn fast(
     gradients: &[f32],
     moments: &mut [&mut [f32]],
 ) {
-    let (lr, momentum, weight_decay) = numbers(update);
+    let (lr, momentum, decay) = numbers(update);
+    let of_front = SgdNumbers { scale: range.gradient_scale, lr, momentum, decay };
+    let of_rest = SgdNumbers { decay: 0.0, ..of_front };
     let covered = range.start..range.start + range.length;
     let parameters = parameters[covered.clone()].par_chunks_mut(TASK);
     let tasks = parameters.zip(gradients[covered.clone()].par_chunks(TASK)).enumerate();
-    let gradient =
-        |g: &f32, parameter: f32, decay: f32| range.gradient_scale * g + decay * parameter;
     // The front part of a task decays, the remaining part does not; both may be empty.
     let front = |task: usize| range.decay_end.saturating_sub(range.start + task * TASK);
     match moments {
         [] => tasks.for_each(|(task, (parameters, gradients))| {
             let front = front(task).min(parameters.len());
-            let update = |parameters: &mut [f32], gradients: &[f32], decay: f32| {
-                for (parameter, g) in parameters.iter_mut().zip(gradients) {
-                    *parameter -= lr * gradient(g, *parameter, decay);
-                }
-            };
-            update(&mut parameters[..front], &gradients[..front], weight_decay);
-            update(&mut parameters[front..], &gradients[front..], 0.0);
+            update_slice(of_front, &mut parameters[..front], &gradients[..front]);
+            update_slice(of_rest, &mut parameters[front..], &gradients[front..]);
         }),
         [m, ..] => tasks.zip(m[covered].par_chunks_mut(TASK)).for_each(|(pair, m)| {
             let (task, (parameters, gradients)) = pair;
             let front = front(task).min(parameters.len());
-            let update = |parameters: &mut [f32], gradients: &[f32], m: &mut [f32], decay| {
-                for ((parameter, g), m) in parameters.iter_mut().zip(gradients).zip(m) {
-                    *m = momentum * *m + gradient(g, *parameter, decay);
-                    *parameter -= lr * *m;
-                }
-            };
             let (m_front, m_rest) = m.split_at_mut(front);
-            update(&mut parameters[..front], &gradients[..front], m_front, weight_decay);
-            update(&mut parameters[front..], &gradients[front..], m_rest, 0.0);
+            let (p_front, p_rest) = parameters.split_at_mut(front);
+            update_with_momentum(of_front, p_front, &gradients[..front], m_front);
+            update_with_momentum(of_rest, p_rest, &gradients[front..], m_rest);
         }),
+    }
+}
+
+/// Coefficients of the formulas.
+#[derive(Clone, Copy)]
+struct SgdNumbers {
+    /// Factor of the gradients.
+    scale: f32,
+    lr: f32,
+    momentum: f32,
+    decay: f32,
+}
+
+vectorized! {
+    fn update_slice<S>(numbers: SgdNumbers, parameters: &mut [f32], gradients: &[f32]) {
+        let SgdNumbers { scale, lr, decay, .. } = numbers;
+        for (parameter, g) in parameters.iter_mut().zip(gradients) {
+            *parameter -= lr * (scale * g + decay * *parameter);
+        }
+    }
+
+    fn update_with_momentum<S>(
+        numbers: SgdNumbers,
+        parameters: &mut [f32],
+        gradients: &[f32],
+        m: &mut [f32],
+    ) {
+        let SgdNumbers { scale, lr, momentum, decay } = numbers;
+        for ((parameter, g), m) in parameters.iter_mut().zip(gradients).zip(m) {
+            *m = momentum * *m + (scale * g + decay * *parameter);
+            *parameter -= lr * *m;
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use rayon::prelude::*;
 
 use crate::call_shapes::{C, KEPT, N, PROBE_ROWS, calls};
 use crate::dispatch::{ITERATIONS_MAX, grid};
+use crate::simd::vectorized;
 use crate::twin::{leading_axis, no_forward, normal_inputs, short_loops};
 use crate::{
     CallShape, Caps, Cost, DeviceClass, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin,
@@ -69,10 +70,8 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
     let (x, target) = (inputs[0].floats(), inputs[1].floats());
     if let Op::SquaredErrorGrad = call.op {
         let tasks = x.par_chunks(TASK).zip(target.par_chunks(TASK));
-        tasks.zip(outputs[0].par_chunks_mut(TASK)).for_each(|((x, target), dx)| {
-            dx.iter_mut().zip(x).zip(target).for_each(|((dx, x), t)| *dx = 2.0 * (x - t));
-        });
-        return;
+        let tasks = tasks.zip(outputs[0].par_chunks_mut(TASK));
+        return tasks.for_each(|((x, target), dx)| slopes(x, target, dx));
     }
     let c = entries(call).1.max(1);
     let rows = (TASK / c).max(1);
@@ -85,18 +84,25 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
     });
 }
 
-/// Returns `sum_j (x[j] - target[j])^2`, computed in lanes so that compilers vectorize the loop.
-fn sum_of_squares(x: &[f32], target: &[f32]) -> f32 {
-    const LANES: usize = 8;
-    let mut lanes = [0.0; LANES];
-    let (x, target) = (x.chunks_exact(LANES), target.chunks_exact(LANES));
-    let rest = x.remainder().iter().zip(target.remainder());
-    let rest: f32 = rest.map(|(x, t)| (x - t) * (x - t)).sum();
-    for (x, target) in x.zip(target) {
-        let pairs = lanes.iter_mut().zip(x).zip(target);
-        pairs.for_each(|((sum, x), t)| *sum += (x - t) * (x - t));
+vectorized! {
+    /// Computes `dx[j] = 2 (x[j] - target[j])`.
+    fn slopes<S>(x: &[f32], target: &[f32], dx: &mut [f32]) {
+        dx.iter_mut().zip(x).zip(target).for_each(|((dx, x), t)| *dx = 2.0 * (x - t));
     }
-    lanes.iter().sum::<f32>() + rest
+
+    /// Returns `sum_j (x[j] - target[j])^2`, computed in lanes.
+    fn sum_of_squares<S>(x: &[f32], target: &[f32]) -> f32 {
+        const LANES: usize = 8;
+        let mut lanes = [0.0; LANES];
+        let (x, target) = (x.chunks_exact(LANES), target.chunks_exact(LANES));
+        let rest = x.remainder().iter().zip(target.remainder());
+        let rest: f32 = rest.map(|(x, t)| (x - t) * (x - t)).sum();
+        for (x, target) in x.zip(target) {
+            let pairs = lanes.iter_mut().zip(x).zip(target);
+            pairs.for_each(|((sum, x), t)| *sum += (x - t) * (x - t));
+        }
+        lanes.iter().sum::<f32>() + rest
+    }
 }
 
 /// Static choice: one invocation per entry, or one workgroup if an invocation would exceed the

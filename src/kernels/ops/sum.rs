@@ -7,6 +7,7 @@ use super::row_blocks;
 use super::row_terms::RowTerms;
 use crate::call_shapes::{B, C, N, SMALL, T, calls, shrunk, shrunk_around};
 use crate::dispatch::{ITERATIONS_MAX, grid};
+use crate::simd::{add, add_elements, vectorized};
 use crate::twin::{IndependentAxis, no_forward, normal_inputs, short_loops};
 use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
 use potluck_core::HostTensorView;
@@ -141,17 +142,31 @@ fn sum_blocks(x: &[f32], y: &mut [f32], lanes: &mut Vec<f32>) {
     }
 }
 
-/// Adds the rows of `x` to `y`, several rows at a time where rows are short.
-fn sum_rows(x: &[f32], y: &mut [f32], lanes: &mut Vec<f32>) {
-    lanes.clear();
-    lanes.resize(y.len() * LANES.div_ceil(y.len()), 0.0);
-    x.chunks(lanes.len()).for_each(|rows| add(lanes, rows));
-    lanes.chunks(y.len()).for_each(|row| add(y, row));
+vectorized! {
+    /// Adds the rows of `x` to `y`, several rows at a time where rows are short.
+    fn sum_rows<S>(x: &[f32], y: &mut [f32], lanes: &mut Vec<f32>) {
+        if let [sum] = y {
+            return sum_row(x, sum);
+        }
+        lanes.clear();
+        lanes.resize(y.len() * LANES.div_ceil(y.len()), 0.0);
+        x.chunks(lanes.len()).for_each(|rows| add_elements(lanes, rows));
+        lanes.chunks(y.len()).for_each(|row| add_elements(y, row));
+    }
 }
 
-/// Adds `x` to the first elements of `y`.
-fn add(y: &mut [f32], x: &[f32]) {
-    y.iter_mut().zip(x).for_each(|(y, x)| *y += x);
+/// Does the same as [`sum_rows`] with rows of one element.
+#[inline(always)]
+fn sum_row(x: &[f32], sum: &mut f32) {
+    let mut lanes = [0.0; LANES];
+    let (whole, rest) = x.as_chunks::<LANES>();
+    for chunk in whole {
+        (0..LANES).for_each(|lane| lanes[lane] += chunk[lane]);
+    }
+    add_elements(&mut lanes, rest);
+    for lane in lanes {
+        *sum += lane;
+    }
 }
 
 /// Static choice: one workgroup per output if few outputs sum so many elements that one

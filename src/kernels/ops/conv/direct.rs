@@ -9,6 +9,7 @@ use super::channels::Channels;
 use super::geometry::{ConvKind, Gather, Geometry};
 use super::micro::{self, PlaceSums, TermRuns, TermSums};
 use super::panel::{self, PaddedPanel};
+use crate::simd::{add_elements, vectorized};
 
 /// Weights at most: all that the tiles of a row of places read should stay in the cache.
 const WEIGHTS_MAX: usize = 1 << 18;
@@ -179,17 +180,18 @@ fn spread(geometry: &Geometry, dy: &[f32], weight: &[f32], out: &mut [f32]) {
     });
 }
 
-/// Adds what the outputs of a row give, `step` elements apart, to a row of a picture.
-fn add_spread(geometry: &Geometry, values: &[f32], step: usize, to: &mut [f32]) {
-    let (c, stride) = (geometry.c, geometry.options.stride[1]);
-    let length = geometry.kernel[1] * c;
-    for (j, values) in values.chunks_exact(step).enumerate() {
-        let (at, padding) = (j * stride * c, geometry.options.padding[1] * c);
-        let before = padding.saturating_sub(at).min(length);
-        let start = (at + before).saturating_sub(padding).min(to.len());
-        let count = (length - before).min(to.len() - start);
-        let pairs = to[start..start + count].iter_mut().zip(&values[before..before + count]);
-        pairs.for_each(|(to, value)| *to += value);
+vectorized! {
+    /// Adds what the outputs of a row give, `step` elements apart, to a row of a picture.
+    fn add_spread<S>(geometry: &Geometry, values: &[f32], step: usize, to: &mut [f32]) {
+        let (c, stride) = (geometry.c, geometry.options.stride[1]);
+        let length = geometry.kernel[1] * c;
+        for (j, values) in values.chunks_exact(step).enumerate() {
+            let (at, padding) = (j * stride * c, geometry.options.padding[1] * c);
+            let before = padding.saturating_sub(at).min(length);
+            let start = (at + before).saturating_sub(padding).min(to.len());
+            let count = (length - before).min(to.len() - start);
+            add_elements(&mut to[start..start + count], &values[before..before + count]);
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use super::RecurrentSizes;
 use super::lstm::logistic;
 use super::time_steps::TimeSteps;
 use crate::Float;
-use crate::simd::{sigmoid, tanh, vectorized};
+use crate::simd::{add, sigmoid, tanh, vectorized};
 
 /// Reference of one sample: `x, weight, bias [, h0] -> y, gates` with r, z, n and p in `gates`.
 pub fn reference<T: Float>(
@@ -118,7 +118,7 @@ pub(crate) fn fast_grad(steps: &TimeSteps, inputs: &[&[f32]], outputs: &mut [&mu
                 _ => Some(&y[(row - 1) * h..][..h]),
             };
             let dhidden = &mut dhidden[sample * h..][..h];
-            dhidden.iter_mut().zip(&dy[row * h..][..h]).for_each(|(dh, dy)| *dh += dy);
+            add(dhidden, &dy[row * h..][..h]);
             let columns = row * 3 * h..(row + 1) * 3 * h;
             let (dx, dproduct) = (&mut dx[columns.clone()], &mut dproduct[columns]);
             cell_grad(&gates[row * 4 * h..][..4 * h], before, dhidden, dx, dproduct);

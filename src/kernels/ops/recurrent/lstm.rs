@@ -9,7 +9,7 @@
 use super::RecurrentSizes;
 use super::time_steps::TimeSteps;
 use crate::Float;
-use crate::simd::{sigmoid, tanh, vectorized};
+use crate::simd::{add, sigmoid, tanh, vectorized};
 
 /// Reference of one sample: `x, weight, bias [, h0, c0] -> y, gates, cells`.
 pub fn reference<T: Float>(
@@ -122,7 +122,7 @@ pub(crate) fn fast_grad(steps: &TimeSteps, inputs: &[&[f32]], outputs: &mut [&mu
                 _ => Some(&cells[(row - 1) * h..][..h]),
             };
             let (dhidden, dcell) = (&mut dhidden[sample * h..][..h], &mut dcell[sample * h..][..h]);
-            dhidden.iter_mut().zip(&dy[row * h..][..h]).for_each(|(dh, dy)| *dh += dy);
+            add(dhidden, &dy[row * h..][..h]);
             let (gates, cell) = (&gates[row * 4 * h..][..4 * h], &cells[row * h..][..h]);
             cell_grad(gates, (cell, before), dhidden, dcell, &mut dx[row * 4 * h..][..4 * h]);
         }
