@@ -113,6 +113,20 @@ pub(crate) fn sum_of(count: usize, f: impl Fn(usize) -> f32) -> f32 {
     lanes[0]
 }
 
+/// Returns the largest of values, of which there is one at least, in lanes: a maximum of one after
+/// the other would not be vectorized. NaNs do not count, except that any value, or NaN, is returned
+/// if the first is one.
+#[inline(always)]
+pub(crate) fn largest(x: &[f32]) -> f32 {
+    let mut lanes = [x[0]; LANES];
+    let chunks = x.chunks_exact(LANES);
+    let rest = chunks.remainder();
+    for chunk in chunks {
+        lanes.iter_mut().zip(chunk).for_each(|(m, x)| *m = if x > m { *x } else { *m });
+    }
+    lanes.iter().chain(rest).fold(x[0], |m, x| m.max(*x))
+}
+
 /// `ln 2` in two parts: products of the first with integers up to 2^11 are exact.
 const LN_2_HIGH: f32 = 0.693_359_4;
 const LN_2_LOW: f32 = -2.121_944_4e-4;

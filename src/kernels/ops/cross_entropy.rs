@@ -7,7 +7,7 @@ use super::{cross_entropy_grad, cross_entropy_subgroups};
 use crate::call_shapes::{N, PROBE_ROWS, V, calls};
 use crate::dispatch::{ITERATIONS_MAX, Runs, grid};
 use crate::harness::InputFill;
-use crate::simd::{LANES, exp, sum_of, vectorized};
+use crate::simd::{exp, largest, sum_of, vectorized};
 use crate::twin::{Forward, InputSpec, leading_axis, short_loops};
 use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
 use potluck_core::HostTensorView;
@@ -190,18 +190,6 @@ vectorized! {
             x[class] -= classes.kept();
         }
     }
-}
-
-/// Returns the maximum, computed in lanes so that compilers vectorize the loop.
-#[inline(always)]
-fn largest(x: &[f32]) -> f32 {
-    let mut lanes = [x[0]; LANES];
-    let chunks = x.chunks_exact(LANES);
-    let rest = chunks.remainder();
-    for chunk in chunks {
-        lanes.iter_mut().zip(chunk).for_each(|(m, x)| *m = if x > m { *x } else { *m });
-    }
-    lanes.iter().chain(rest).fold(x[0], |m, x| m.max(*x))
 }
 
 /// Static choice: vectors of 4 for gradients whose number of classes is a multiple of 4, else the

@@ -1,7 +1,7 @@
 //! The softmax of a head of attention on the thread that calls, and its columns in rows of all
 //! heads.
 
-use crate::simd::{exp, sum_of, vectorized};
+use crate::simd::{exp, largest, sum_of, vectorized};
 
 /// Copies rows of `d` values into columns `first` and following of rows of `width` values.
 pub fn put_columns(from: &[f32], d: usize, to: &mut [f32], width: usize, first: usize) {
@@ -13,7 +13,7 @@ pub fn put_columns(from: &[f32], d: usize, to: &mut [f32], width: usize, first: 
 vectorized! {
     /// Converts scores to probabilities; returns the logarithm of the sum of exponentials.
     pub fn softmax<S>(row: &mut [f32]) -> f32 {
-        let highest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let highest = largest(row);
         for value in row.iter_mut() {
             *value = exp::<S>(*value - highest);
         }

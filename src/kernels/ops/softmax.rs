@@ -5,7 +5,7 @@ use rayon::prelude::*;
 
 use crate::call_shapes::{C, N, PROBE_ROWS, V, calls};
 use crate::dispatch::{ITERATIONS_MAX, grid};
-use crate::simd::{exp, sum_of, vectorized};
+use crate::simd::{exp, largest, sum_of, vectorized};
 use crate::twin::{Forward, IndependentAxis, normal_inputs};
 use crate::{
     CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant, source,
@@ -78,7 +78,7 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
 vectorized! {
     fn forward_rows<S>(x: &[f32], y: &mut [f32], c: usize) {
         for (x, y) in x.chunks_exact(c).zip(y.chunks_exact_mut(c)) {
-            let m = x.iter().fold(x[0], |m, x| if *x > m { *x } else { m });
+            let m = largest(x);
             y.iter_mut().zip(x).for_each(|(y, x)| {
                 let far = *x - m;
                 // What `exp` leaves of values far below would be larger than nothing.
