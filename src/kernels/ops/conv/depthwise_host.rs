@@ -7,6 +7,7 @@ use pulp::Simd;
 use rayon::prelude::*;
 
 use super::geometry::{ConvKind, Gather, Geometry};
+use super::host::{PARTS, add_parts};
 use super::panel::{self, PaddedPanel};
 
 /// Places whose sums are in registers at a time.
@@ -14,9 +15,6 @@ const PLACES: usize = 8;
 
 /// Taps whose sums of the gradient by the weight are in registers at a time.
 const TAPS: usize = 4;
-
-/// Partial sums of the gradient by the weight, if there are so many blocks of rows.
-const PARTS: usize = 16;
 
 /// Computes a call on all threads. Sums are in an order that does not depend on their number.
 pub fn fast(geometry: &Geometry, accumulate: bool, a: &[f32], b: &[f32], out: &mut [f32]) {
@@ -31,37 +29,25 @@ fn gathered(geometry: &Geometry, source: &[f32], weight: &[f32], out: &mut [f32]
     let (c, all) = (geometry.c, Gather::all(geometry));
     let weights: Vec<Vec<f32>> =
         all.iter().map(|gather| by_taps(geometry, gather, weight)).collect();
-    let [height, width] = all[0].out_size;
-    let step = all[0].out_step[0];
     let rows = all.iter().map(|gather| panel::rows_of(gather, c)).min().unwrap_or(1);
-    let lines = rows * step;
-    out.par_chunks_mut(height * width * c).enumerate().for_each(|(b, out)| {
-        out.par_chunks_mut(lines * width * c).enumerate().for_each(|(block, out)| {
-            for (gather, weights) in all.iter().zip(&weights) {
-                let end = gather.grid[0].min((block + 1) * rows);
-                let range = block * rows..end.max(block * rows);
-                compute_rows(gather, c, weights, source, (b, range), out);
-            }
-        });
+    panel::for_each_block(&all, rows, c, out, |product, block, out| {
+        compute_rows(&all[product], c, &weights[product], source, block, out);
     });
 }
 
 /// Returns the weights `(c, 1, kh, kw)` as (taps of the product, c).
 fn by_taps(geometry: &Geometry, gather: &Gather, weight: &[f32]) -> Vec<f32> {
-    let [down, across] = gather.taps;
-    let taps = (0..down * across).map(|tap| gather.kernel_place([tap / across, tap % across]));
-    let each = taps.flat_map(|place| {
-        (0..geometry.c).map(move |channel| geometry.weight_at(channel, 0, place))
+    let mut all = vec![0.0; gather.tap_count() * geometry.c];
+    geometry.for_each_weight(gather, |place| {
+        all[place.tap * geometry.c + place.group] = weight[place.at];
     });
-    each.map(|at| weight[at]).collect()
+    all
 }
 
 /// Returns the places of taps in a panel.
-fn offsets(taps: [usize; 2], panel: &PaddedPanel) -> Vec<usize> {
-    let [down, across] = taps;
-    let tap = |at: usize| [at / across, at % across];
+fn offsets(gather: &Gather, panel: &PaddedPanel) -> Vec<usize> {
     let offset = |[ky, kx]: [usize; 2]| ky * panel.tap_steps[0] + kx * panel.tap_steps[1];
-    (0..down * across).map(tap).map(offset).collect()
+    (0..gather.tap_count()).map(|tap| offset(gather.tap(tap))).collect()
 }
 
 /// Computes rows of the grid of a product; `out` begins with the row of the picture in which the
@@ -74,14 +60,9 @@ fn compute_rows(
     (b, rows): (usize, Range<usize>),
     out: &mut [f32],
 ) {
-    if rows.is_empty() || gather.grid[1] == 0 {
-        return;
-    }
     panel::with(gather, c, source, (b..b + 1, rows.clone()), |panel| {
-        let offsets = offsets(gather.taps, panel);
+        let offsets = offsets(gather, panel);
         for row in 0..rows.len() {
-            let y = gather.out_first[0] + row * gather.out_step[0];
-            let at = (y * gather.out_size[1] + gather.out_first[1]) * c;
             pulp::Arch::new().dispatch(ChannelSums {
                 x: &panel.data[row * panel.steps[0]..],
                 step: panel.steps[1],
@@ -89,7 +70,7 @@ fn compute_rows(
                 offsets: &offsets,
                 weights,
                 c,
-                out: &mut out[at..],
+                out: &mut out[gather.out_at([0, row, 0]) * c..],
                 out_step: gather.out_step[1] * c,
             });
         }
@@ -201,7 +182,7 @@ fn weight_grad(geometry: &Geometry, accumulate: bool, x: &[f32], dy: &[f32], out
                     x: panel.data,
                     steps: panel.steps,
                     counts: [range.len(), width],
-                    offsets: &offsets(gather.taps, panel),
+                    offsets: &offsets(&gather, panel),
                     dy,
                     c,
                     sums: &mut sums,
@@ -212,11 +193,7 @@ fn weight_grad(geometry: &Geometry, accumulate: bool, x: &[f32], dy: &[f32], out
     };
     let parts: Vec<Vec<f32>> =
         blocks.par_chunks(blocks.len().div_ceil(PARTS)).map(sum_of).collect();
-    for (at, to) in out.iter_mut().enumerate() {
-        let (channel, tap) = (at / taps, at % taps);
-        let sum: f32 = parts.iter().map(|part| part[tap * c + channel]).sum();
-        *to = if accumulate { *to + sum } else { sum };
-    }
+    add_parts(geometry, &parts, accumulate, out, |channel, tap| tap * c + channel);
 }
 
 /// Adds to the sums (taps, c) the products of x and dy over rows of places.

@@ -7,15 +7,13 @@ use rayon::prelude::*;
 
 use super::channels::Channels;
 use super::geometry::{ConvKind, Gather, Geometry};
+use super::host::{PARTS, add_parts};
 use super::micro::{self, PlaceSums, TermRuns, TermSums};
 use super::panel::{self, PaddedPanel};
 use crate::simd::{add_elements, vectorized};
 
 /// Weights at most: all that the tiles of a row of places read should stay in the cache.
 const WEIGHTS_MAX: usize = 1 << 18;
-
-/// Partial sums of the gradient by the weight, if there are so many rows of places.
-const PARTS: usize = 16;
 
 /// Tasks of a picture at most: rows that one computes share the padded rows around them.
 const BLOCKS: usize = 4;
@@ -70,27 +68,13 @@ impl Packed {
         let Channels { group_read, group_written, .. } = Channels::of(geometry);
         let (vectors, blocks) = blocks(group_written);
         let width = vectors * micro::lanes();
-        let taps = gather.taps[0] * gather.taps[1];
-        let terms = taps * group_read;
+        let terms = gather.tap_count() * group_read;
         let mut weights = vec![0.0; geometry.groups() * blocks * terms * width];
-        for group in 0..geometry.groups() {
-            for tap in 0..taps {
-                let tap_place = [tap / gather.taps[1], tap % gather.taps[1]];
-                let place = gather.kernel_place(tap_place);
-                for read in 0..group_read {
-                    for written in 0..group_written {
-                        let (c, o) = match geometry.kind {
-                            ConvKind::InputGrad => (written, read),
-                            ConvKind::Forward | ConvKind::WeightGrad => (read, written),
-                        };
-                        let block = (group * blocks + written / width) * terms;
-                        let at = (block + tap * group_read + read) * width + written % width;
-                        let o = group * geometry.group_o() + o;
-                        weights[at] = weight[geometry.weight_at(o, c, place)];
-                    }
-                }
-            }
-        }
+        geometry.for_each_weight(gather, |place| {
+            let block = (place.group * blocks + place.written / width) * terms;
+            let term = block + place.tap * group_read + place.read;
+            weights[term * width + place.written % width] = weight[place.at];
+        });
         Self { weights, vectors, width, blocks }
     }
 }
@@ -102,25 +86,13 @@ pub fn gathered(geometry: &Geometry, source: &[f32], weight: &[f32], out: &mut [
     }
     let channels = Channels::of(geometry);
     let all = Gather::all(geometry);
-    let products: Vec<(&Gather, Packed)> =
-        all.iter().map(|gather| (gather, Packed::new(geometry, gather, weight))).collect();
-    let [height, width] = all[0].out_size;
-    let step = all[0].out_step[0];
+    let packed: Vec<Packed> =
+        all.iter().map(|gather| Packed::new(geometry, gather, weight)).collect();
     let fitting = all.iter().map(|gather| panel::rows_of(gather, channels.read)).min().unwrap_or(1);
-    // Rows of the grids that a task computes, and of the picture.
+    // Rows of the grids that a task computes.
     let rows = all[0].grid[0].div_ceil(BLOCKS).max(fitting.min(4)).min(fitting);
-    let lines = rows * step;
-    let per_picture = height.div_ceil(lines);
-    let picture = height * width * channels.written;
-    out.par_chunks_mut(picture).enumerate().for_each(|(b, out)| {
-        let blocks = out.par_chunks_mut(lines * width * channels.written).enumerate();
-        blocks.with_max_len(per_picture).for_each(|(block, out)| {
-            for (gather, packed) in &products {
-                let end = gather.grid[0].min((block + 1) * rows);
-                let range = block * rows..end.max(block * rows);
-                compute_rows(gather, &channels, packed, source, (b, range), out);
-            }
-        });
+    panel::for_each_block(&all, rows, channels.written, out, |product, block, out| {
+        compute_rows(&all[product], &channels, &packed[product], source, block, out);
     });
 }
 
@@ -207,15 +179,9 @@ fn compute_rows(
 ) {
     let Channels { written, group_written, .. } = *channels;
     let count = gather.grid[1];
-    if rows.is_empty() || count == 0 {
-        return;
-    }
-    let line = |row: usize| {
-        let y = gather.out_first[0] + (row - rows.start) * gather.out_step[0];
-        (y * gather.out_size[1] + gather.out_first[1]) * written
-    };
+    let line = |row: usize| gather.out_at([0, row, 0]) * written;
     if gather.taps.contains(&0) {
-        for row in rows.clone() {
+        for row in 0..rows.len() {
             let places = out[line(row)..].chunks_mut(gather.out_step[1] * written).take(count);
             places.for_each(|place| place[..written].fill(0.0));
         }
@@ -228,9 +194,9 @@ fn compute_rows(
                 let size = runs.terms() * packed.width;
                 let weights = &packed.weights[(group * packed.blocks + block) * size..][..size];
                 let first = block * packed.width;
-                for row in rows.clone() {
+                for row in 0..rows.len() {
                     let sums = PlaceSums {
-                        x: &panel.data[(row - rows.start) * panel.steps[0]..],
+                        x: &panel.data[row * panel.steps[0]..],
                         step: panel.steps[1],
                         count,
                         runs: &runs,
@@ -286,21 +252,11 @@ pub(crate) fn weight_grad(
             sums.values
         })
         .collect();
-    add_parts(geometry, &parts, accumulate, out);
-}
-
-/// Adds partial sums (groups, taps, input channels, padded output channels), in order.
-fn add_parts(geometry: &Geometry, parts: &[Vec<f32>], accumulate: bool, out: &mut [f32]) {
     let (taps, c, o) = (geometry.taps(), geometry.group_c(), geometry.group_o());
     let padded = PartialSums::padded(o);
-    let weight = c * taps;
-    out.par_chunks_mut(weight).enumerate().for_each(|(channel, out)| {
-        let (group, column) = (channel / o, channel % o);
-        for (at, to) in out.iter_mut().enumerate() {
-            let term = (group * taps + at % taps) * c + at / taps;
-            let sum: f32 = parts.iter().map(|part| part[term * padded + column]).sum();
-            *to = if accumulate { *to + sum } else { sum };
-        }
+    add_parts(geometry, &parts, accumulate, out, |channel, at| {
+        let term = (channel / o * taps + at % taps) * c + at / taps;
+        term * padded + channel % o
     });
 }
 

@@ -1,5 +1,6 @@
 //! Sizes of a convolution, derived from its call, and the places that its windows read.
 
+use super::channels::Channels;
 use crate::OpCall;
 use potluck_core::arithmetic::gcd;
 use potluck_graph::{Conv2dOptions, Op};
@@ -92,6 +93,27 @@ impl Geometry {
         ((o * self.group_c() + c) * self.kernel[0] + ky) * self.kernel[1] + kx
     }
 
+    /// Calls `body` with each weight of a product of this call: by groups, taps, channels that are
+    /// read, and channels that are written.
+    pub(crate) fn for_each_weight(&self, gather: &Gather, mut body: impl FnMut(ProductWeight)) {
+        let Channels { group_read, group_written, .. } = Channels::of(self);
+        for group in 0..self.groups() {
+            for tap in 0..gather.tap_count() {
+                let place = gather.kernel_place(gather.tap(tap));
+                for read in 0..group_read {
+                    for written in 0..group_written {
+                        let (c, o) = match self.kind {
+                            ConvKind::InputGrad => (written, read),
+                            ConvKind::Forward | ConvKind::WeightGrad => (read, written),
+                        };
+                        let at = self.weight_at(group * self.group_o() + o, c, place);
+                        body(ProductWeight { group, tap, read, written, at });
+                    }
+                }
+            }
+        }
+    }
+
     /// Calls `body` with the number of each place of an output, that of the place of `x` that it
     /// reads, and the place of the kernel; not for padding.
     pub(crate) fn for_each_pair(&self, mut body: impl FnMut(usize, usize, [usize; 2])) {
@@ -107,6 +129,16 @@ impl Geometry {
             }
         }
     }
+}
+
+/// Weight of a gathered product, whose channels are those of its group.
+pub(crate) struct ProductWeight {
+    pub group: usize,
+    pub tap: usize,
+    pub read: usize,
+    pub written: usize,
+    /// Its index in the weight of the call.
+    pub at: usize,
 }
 
 /// A product whose rows are gathered from pictures: the forward pass, or the part of the gradient
@@ -202,6 +234,16 @@ impl Gather {
         usize::try_from(self.first[axis] + offset).ok().filter(|at| *at < self.size[axis])
     }
 
+    /// Returns the number of taps.
+    pub(crate) fn tap_count(&self) -> usize {
+        self.taps[0] * self.taps[1]
+    }
+
+    /// Returns a tap by its number.
+    pub(crate) fn tap(&self, number: usize) -> [usize; 2] {
+        [number / self.taps[1], number % self.taps[1]]
+    }
+
     /// Returns the place in the kernel of a tap.
     pub(crate) fn kernel_place(&self, tap: [usize; 2]) -> [usize; 2] {
         [0, 1].map(|axis| {
@@ -282,8 +324,7 @@ mod tests {
                         let place = gather.place(row);
                         let at = gather.out_at(place);
                         assert!(places.insert(at));
-                        for tap in 0..gather.taps[0] * gather.taps[1] {
-                            let tap = [tap / gather.taps[1], tap % gather.taps[1]];
+                        for tap in (0..gather.tap_count()).map(|tap| gather.tap(tap)) {
                             let from = gather.source(place, tap);
                             found.extend(from.map(|from| (at, from, gather.kernel_place(tap))));
                         }

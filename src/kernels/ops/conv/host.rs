@@ -28,6 +28,10 @@ const TASKS_MIN: usize = 16;
 /// Elements of all partial sums of the gradient by the weight.
 const PARTIALS: usize = 1 << 21;
 
+/// Partial sums of the gradient by the weight without matrices, if there are so many blocks of rows
+/// of places.
+pub(super) const PARTS: usize = 16;
+
 /// Places that a partial sum of the gradient by the weight adds at least.
 const PART_MIN: usize = 256;
 
@@ -90,25 +94,8 @@ impl Geometry {
 /// Returns the weights of a product, (groups, taps, channels read, channels written), of which the
 /// last two are those of a group.
 fn permuted(geometry: &Geometry, gather: &Gather, weight: &[f32]) -> Vec<f32> {
-    let Channels { group_read, group_written, .. } = Channels::of(geometry);
-    let [down, across] = gather.taps;
-    let mut all =
-        Vec::with_capacity(geometry.groups() * down * across * group_read * group_written);
-    let group_o = geometry.group_o();
-    for group in 0..geometry.groups() {
-        for tap in 0..down * across {
-            let place = gather.kernel_place([tap / across, tap % across]);
-            for read in 0..group_read {
-                for written in 0..group_written {
-                    let (c, o) = match geometry.kind {
-                        ConvKind::InputGrad => (written, read),
-                        ConvKind::Forward | ConvKind::WeightGrad => (read, written),
-                    };
-                    all.push(weight[geometry.weight_at(group * group_o + o, c, place)]);
-                }
-            }
-        }
-    }
+    let mut all = Vec::with_capacity(geometry.weights() / geometry.taps() * gather.tap_count());
+    geometry.for_each_weight(gather, |place| all.push(weight[place.at]));
     all
 }
 
@@ -120,13 +107,9 @@ struct Product<'a> {
 }
 
 impl Product<'_> {
-    fn taps(&self) -> usize {
-        self.gather.taps[0] * self.gather.taps[1]
-    }
-
     /// Returns the number of terms of a sum.
     fn terms(&self) -> usize {
-        self.taps() * self.channels.group_read
+        self.gather.tap_count() * self.channels.group_read
     }
 
     /// Returns the rows of a panel.
@@ -142,7 +125,7 @@ impl Product<'_> {
     /// Computes these rows of the product, one after the other in `out`.
     fn compute(&self, source: &[f32], rows: Range<usize>, out: &mut [f32]) {
         let Channels { read, written, group_read, group_written } = self.channels;
-        let taps = self.taps();
+        let taps = self.gather.tap_count();
         if taps == 0 {
             return out.fill(0.0);
         }
@@ -220,7 +203,7 @@ impl Block<'_> {
         let [b, i, j] = self.gather.place(row);
         let (mut tap, mut to) = (self.taps.start, to);
         while tap < self.taps.end {
-            let (ky, kx) = (tap / across, tap % across);
+            let [ky, kx] = self.gather.tap(tap);
             let end = self.taps.end.min(tap - kx + across);
             let (line, rest) = to.split_at_mut((end - tap) * self.columns.len());
             match self.gather.read(0, i, ky) {
@@ -263,6 +246,25 @@ impl Block<'_> {
     }
 }
 
+/// Writes to each weight the sum of what partial sums have at its place, in their order, or adds
+/// it. The place is that of a channel that is written and of a weight of this.
+pub(super) fn add_parts(
+    geometry: &Geometry,
+    parts: &[Vec<f32>],
+    accumulate: bool,
+    out: &mut [f32],
+    place: impl Fn(usize, usize) -> usize + Sync,
+) {
+    let weights = out.par_chunks_mut(geometry.group_c() * geometry.taps()).enumerate();
+    weights.for_each(|(channel, weights)| {
+        for (at, to) in weights.iter_mut().enumerate() {
+            let place = place(channel, at);
+            let sum: f32 = parts.iter().map(|part| part[place]).sum();
+            *to = if accumulate { *to + sum } else { sum };
+        }
+    });
+}
+
 /// A part of the gradient by the weight: the sums over some places for some taps of a group.
 struct WeightPart {
     group: usize,
@@ -297,7 +299,7 @@ fn weight_grad(geometry: &Geometry, accumulate: bool, x: &[f32], dy: &[f32], out
     for (part, sums) in all.iter().zip(&sums) {
         for (at, tap) in part.taps.clone().enumerate() {
             let replaces = std::mem::take(&mut is_first[part.group * taps + tap]);
-            let place = [tap / geometry.kernel[1], tap % geometry.kernel[1]];
+            let place = gather.tap(tap);
             for channel in 0..c {
                 let sums = &sums[(at * c + channel) * o..][..o];
                 for (column, sum) in sums.iter().enumerate() {

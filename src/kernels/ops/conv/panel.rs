@@ -3,6 +3,8 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
+use rayon::prelude::*;
+
 use super::geometry::Gather;
 
 /// Elements of a panel of several rows: 256 KiB, which stay in the second-level cache.
@@ -45,6 +47,33 @@ pub fn elements(gather: &Gather, rows: usize, channels: usize) -> usize {
 pub(crate) fn rows_of(gather: &Gather, channels: usize) -> usize {
     let fits = |rows: &usize| elements(gather, *rows, channels) <= PANEL;
     (1..=gather.grid[0].max(1)).take_while(fits).last().unwrap_or(1)
+}
+
+/// Calls `body`, in parallel, for blocks of `rows` rows of the grids of products: with the number
+/// of the product, the picture with the rows, and the part of `out`, whose places have so many
+/// channels, in which they lie.
+pub(crate) fn for_each_block(
+    products: &[Gather],
+    rows: usize,
+    channels: usize,
+    out: &mut [f32],
+    body: impl Fn(usize, (usize, Range<usize>), &mut [f32]) + Sync,
+) {
+    let Some(Gather { out_size: [height, width], out_step: [step, _], .. }) = products.first()
+    else {
+        return;
+    };
+    let line = width * channels;
+    out.par_chunks_mut(height * line).enumerate().for_each(|(b, out)| {
+        out.par_chunks_mut(step * rows * line).enumerate().for_each(|(block, out)| {
+            for (product, gather) in products.iter().enumerate() {
+                let rows = block * rows..gather.grid[0].min((block + 1) * rows);
+                if !rows.is_empty() && gather.grid[1] > 0 {
+                    body(product, (b, rows), out);
+                }
+            }
+        });
+    });
 }
 
 /// Calls `body` with the panel of rows of the grid of these pictures, one behind the other: the
