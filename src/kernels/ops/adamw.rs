@@ -4,6 +4,7 @@
 use rayon::prelude::*;
 
 use super::adamw_bf16;
+use super::update_parts::parts_of;
 use crate::dispatch::grid;
 use crate::simd::vectorized;
 use crate::{Dispatch, Float, Operand, Shader, UpdateTwin};
@@ -94,23 +95,15 @@ pub fn fast(
 ) {
     let numbers = Numbers::new(update, range);
     let [m, v] = moments else { panic!("AdamW keeps two moments, not {}", moments.len()) };
-    let covered = range.start..range.start + range.length;
-    let parameters = parameters[covered.clone()].par_chunks_mut(TASK);
-    let gradients = gradients[covered.clone()].par_chunks(TASK);
-    let m = m[covered.clone()].par_chunks_mut(TASK);
-    let v = v[covered].par_chunks_mut(TASK);
-    let tasks = parameters.zip(gradients).zip(m.zip(v)).enumerate();
-    tasks.for_each(|(task, ((parameters, gradients), (m, v)))| {
-        // The front part of a task decays, the remaining part does not; both may be empty.
-        let front = range.decay_end.saturating_sub(range.start + task * TASK);
-        let front = front.min(parameters.len());
-        let (p_front, p_rest) = parameters.split_at_mut(front);
-        let (m_front, m_rest) = m.split_at_mut(front);
-        let (v_front, v_rest) = v.split_at_mut(front);
-        update_slice(numbers, p_front, &gradients[..front], m_front, v_front);
-        let numbers = Numbers { decay: 0.0, ..numbers };
-        update_slice(numbers, p_rest, &gradients[front..], m_rest, v_rest);
-    });
+    for (part, decays) in parts_of(range, parameters) {
+        let numbers = if decays { numbers } else { Numbers { decay: 0.0, ..numbers } };
+        let parameters = parameters[part.clone()].par_chunks_mut(TASK);
+        let gradients = gradients[part.clone()].par_chunks(TASK);
+        let moments = m[part.clone()].par_chunks_mut(TASK).zip(v[part].par_chunks_mut(TASK));
+        parameters.zip(gradients).zip(moments).for_each(|((parameters, gradients), (m, v))| {
+            update_slice(numbers, parameters, gradients, m, v);
+        });
+    }
 }
 
 vectorized! {

@@ -43,6 +43,7 @@ pub(crate) mod softmax;
 pub(crate) mod squared_error;
 pub mod sum;
 pub(crate) mod unary;
+mod update_parts;
 
 use crate::{OpCall, Twin, UpdateTwin};
 use potluck_graph::{Op, Update};

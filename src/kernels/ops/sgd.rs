@@ -4,6 +4,7 @@
 use rayon::prelude::*;
 
 use super::sgd_bf16;
+use super::update_parts::parts_of;
 use crate::dispatch::grid;
 use crate::simd::vectorized;
 use crate::{Dispatch, Float, Operand, Shader, UpdateTwin};
@@ -63,27 +64,21 @@ pub fn fast(
     moments: &mut [&mut [f32]],
 ) {
     let (lr, momentum, decay) = numbers(update);
-    let of_front = SgdNumbers { scale: range.gradient_scale, lr, momentum, decay };
-    let of_rest = SgdNumbers { decay: 0.0, ..of_front };
-    let covered = range.start..range.start + range.length;
-    let parameters = parameters[covered.clone()].par_chunks_mut(TASK);
-    let tasks = parameters.zip(gradients[covered.clone()].par_chunks(TASK)).enumerate();
-    // The front part of a task decays, the remaining part does not; both may be empty.
-    let front = |task: usize| range.decay_end.saturating_sub(range.start + task * TASK);
-    match moments {
-        [] => tasks.for_each(|(task, (parameters, gradients))| {
-            let front = front(task).min(parameters.len());
-            update_slice(of_front, &mut parameters[..front], &gradients[..front]);
-            update_slice(of_rest, &mut parameters[front..], &gradients[front..]);
-        }),
-        [m, ..] => tasks.zip(m[covered].par_chunks_mut(TASK)).for_each(|(pair, m)| {
-            let (task, (parameters, gradients)) = pair;
-            let front = front(task).min(parameters.len());
-            let (m_front, m_rest) = m.split_at_mut(front);
-            let (p_front, p_rest) = parameters.split_at_mut(front);
-            update_with_momentum(of_front, p_front, &gradients[..front], m_front);
-            update_with_momentum(of_rest, p_rest, &gradients[front..], m_rest);
-        }),
+    let numbers = SgdNumbers { scale: range.gradient_scale, lr, momentum, decay };
+    for (part, decays) in parts_of(range, parameters) {
+        let numbers = if decays { numbers } else { SgdNumbers { decay: 0.0, ..numbers } };
+        let parameters = parameters[part.clone()].par_chunks_mut(TASK);
+        let tasks = parameters.zip(gradients[part.clone()].par_chunks(TASK));
+        match moments {
+            [] => tasks.for_each(|(parameters, gradients)| {
+                update_slice(numbers, parameters, gradients);
+            }),
+            [m, ..] => {
+                tasks.zip(m[part].par_chunks_mut(TASK)).for_each(|((parameters, gradients), m)| {
+                    update_with_momentum(numbers, parameters, gradients, m);
+                });
+            }
+        }
     }
 }
 
