@@ -4,15 +4,12 @@
 use half::bf16;
 use rayon::prelude::*;
 
+use crate::cpu_kernel::TASK;
 use crate::dispatch::grid;
 use crate::simd::vectorized;
 use crate::{Float, UpdateKernel};
 use potluck_core::rng::{Key, threefry2x32};
 use potluck_graph::{MomentRounding, Update, UpdateRange};
-
-/// Elements per rayon task of [`update`]: enough to outweigh the scheduling overhead, and even, so
-/// that no two tasks share a word.
-const TASK: usize = 16 * 1024;
 
 /// Returns the parameters of a rounding, in the order of `Rounding` of the shaders.
 pub(crate) fn rounding_params(rounding: &MomentRounding) -> [u32; 6] {
@@ -142,6 +139,7 @@ pub(crate) fn update<T: Float>(
     let mut at = range.start;
     while at < end {
         // Tasks end where words do.
+        const { assert!(TASK.is_multiple_of(2)) };
         let stop = end.min((at / TASK + 1) * TASK);
         let (of_part, rest) = parameters.split_at_mut(stop - at);
         parameters = rest;

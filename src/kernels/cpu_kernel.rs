@@ -1,4 +1,5 @@
-//! Types of CPU kernels and references: of ops, and of updates.
+//! Types of CPU kernels and references, of ops and of updates, and the sizes of the tasks in which
+//! kernels divide their work between threads.
 
 use super::OpCall;
 use potluck_core::HostTensorView;
@@ -11,3 +12,10 @@ pub(crate) type CpuKernel<T> = fn(&OpCall, &[HostTensorView<'_, T>], &mut [&mut 
 /// CPU implementation of an update over the slices of a whole bucket: parameters, gradients,
 /// moments.
 pub(crate) type UpdateKernel<T> = fn(&Update, &UpdateRange, &mut [T], &[T], &mut [&mut [T]]);
+
+/// Elements of a task of a CPU kernel that does a few operations with each: enough to outweigh the
+/// scheduling overhead.
+pub(crate) const TASK: usize = 16 * 1024;
+
+/// The same of a kernel that computes an exponential or a random number for each.
+pub(crate) const COSTLY_TASK: usize = 4 * 1024;

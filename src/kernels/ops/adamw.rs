@@ -5,6 +5,7 @@ use rayon::prelude::*;
 
 use super::adamw_bf16;
 use super::update_parts::parts_of;
+use crate::cpu_kernel::TASK;
 use crate::dispatch::grid;
 use crate::simd::vectorized;
 use crate::{Dispatch, Float, Operand, Shader, UpdateTwin};
@@ -21,9 +22,6 @@ pub static TWIN: UpdateTwin = UpdateTwin {
     probe,
     catalog,
 };
-
-/// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
-const TASK: usize = 16 * 1024;
 
 /// Coefficients of the formulas.
 #[derive(Clone, Copy)]

@@ -39,7 +39,7 @@ const STRIP_MIN: usize = 16;
 /// Columns of a workgroup that adds the sums of blocks.
 const COLUMNS: u32 = 16;
 
-/// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
+/// Elements per rayon task of `fast`; this fixes the order of its sums.
 const TASK: usize = 16 * 1024;
 
 /// Elements of the columns of `fast`, repeated so that short rows fill vectors too.

@@ -7,6 +7,7 @@ use rayon::prelude::*;
 
 use super::epilogue::{combined, combined4};
 use crate::call_shapes::{C, N, calls};
+use crate::cpu_kernel::TASK;
 use crate::dispatch::grid;
 use crate::simd::vectorized;
 use crate::twin::{IndependentAxis, no_forward, normal_inputs, short_loops};
@@ -31,9 +32,6 @@ pub static TWIN: Twin = Twin {
     probes,
     catalog,
 };
-
-/// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
-const TASK: usize = 16 * 1024;
 
 /// Minimum length of an inner loop of `fast`: shorter loops do not fill vector registers.
 const LOOP: usize = 256;

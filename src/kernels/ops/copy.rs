@@ -3,6 +3,7 @@
 use rayon::prelude::*;
 
 use crate::call_shapes::{B, C, HEADS, KEPT, T, calls, shrunk, shrunk_around};
+use crate::cpu_kernel::TASK;
 use crate::dispatch::{Runs, grid};
 use crate::twin::{IndependentAxis, no_forward, normal_inputs, short_loops};
 use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
@@ -26,9 +27,6 @@ pub static TWIN: Twin = Twin {
     probes,
     catalog,
 };
-
-/// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
-const TASK: usize = 16 * 1024;
 
 /// Reference: plain loops over the elements of the output (permute) or over (outer, axis, inner).
 pub fn reference<T: Float>(

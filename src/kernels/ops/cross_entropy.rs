@@ -5,6 +5,7 @@ use rayon::prelude::*;
 
 use super::{cross_entropy_grad, cross_entropy_subgroups};
 use crate::call_shapes::{N, PROBE_ROWS, V, calls};
+use crate::cpu_kernel::COSTLY_TASK;
 use crate::dispatch::{ITERATIONS_MAX, Runs, grid};
 use crate::harness::InputFill;
 use crate::simd::{exp, largest, sum_of, vectorized};
@@ -30,9 +31,6 @@ pub static TWIN: Twin = Twin {
     probes,
     catalog,
 };
-
-/// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
-const TASK: usize = 4 * 1024;
 
 /// Invocations per workgroup of the kernel with one workgroup per row; each processes at least
 /// one element.
@@ -105,7 +103,7 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
     let v = call.rows_and_last(0).1;
     let (logits, targets) = (inputs[0].floats(), inputs[1].ints());
     let classes = classes_of(call);
-    let rows = (TASK / v).max(1);
+    let rows = (COSTLY_TASK / v).max(1);
     let tasks = logits.par_chunks(rows * v).zip(targets.par_chunks(rows));
     match outputs {
         [dlogits] => {
@@ -149,7 +147,7 @@ pub(super) fn reference_in_place<T: Float>(
 pub(super) fn fast_in_place(call: &OpCall, logits: &mut [f32], targets: &[u32], lse: &[f32]) {
     let v = call.rows_and_last(0).1;
     let classes = classes_of(call);
-    let rows = (TASK / v).max(1);
+    let rows = (COSTLY_TASK / v).max(1);
     let tasks = logits.par_chunks_mut(rows * v).zip(targets.par_chunks(rows));
     tasks.zip(lse.par_chunks(rows)).for_each(|((x, targets), lse)| {
         for ((x, &target), &lse) in x.chunks_exact_mut(v).zip(targets).zip(lse) {

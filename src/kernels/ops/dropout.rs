@@ -4,6 +4,7 @@
 use rayon::prelude::*;
 
 use crate::call_shapes::{B, C, T, calls};
+use crate::cpu_kernel::COSTLY_TASK;
 use crate::dispatch::grid;
 use crate::harness::InputFill;
 use crate::simd::vectorized;
@@ -30,9 +31,6 @@ pub static TWIN: Twin = Twin {
     probes,
     catalog,
 };
-
-/// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
-const TASK: usize = 4 * 1024;
 
 /// Parameters of the dropout mask.
 struct Mask {
@@ -131,8 +129,8 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
     let per_sample = outputs[0].par_chunks_mut(mask.elements.max(1));
     let per_sample = per_sample.zip(x.par_chunks(mask.elements.max(1))).zip(samples);
     per_sample.for_each(|((y, x), &sample)| {
-        let runs = y.par_chunks_mut(TASK).zip(x.par_chunks(TASK)).enumerate();
-        runs.for_each(|(run, (y, x))| mask.apply(sample, run * TASK, x, y));
+        let runs = y.par_chunks_mut(COSTLY_TASK).zip(x.par_chunks(COSTLY_TASK)).enumerate();
+        runs.for_each(|(run, (y, x))| mask.apply(sample, run * COSTLY_TASK, x, y));
     });
 }
 
@@ -292,7 +290,7 @@ mod tests {
     #[test]
     fn masks_are_those_of_the_sample_to_the_bit() {
         let (op, samples) = (Op::Dropout { p: 0.25, site: SITE, columns: None }, [7, 0, u32::MAX]);
-        let elements = TASK + 12;
+        let elements = COSTLY_TASK + 12;
         let call = call(&op, samples.len(), elements, true);
         let key = Key::new(11).step(4).site(SITE);
         let expected: Vec<f32> = samples

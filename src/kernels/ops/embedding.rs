@@ -7,6 +7,7 @@ use rayon::prelude::*;
 
 use super::embedding_rows;
 use crate::call_shapes::{C, N, V, calls};
+use crate::cpu_kernel::TASK;
 use crate::dispatch::{ITERATIONS_MAX, grid};
 use crate::harness::InputFill;
 use crate::simd::{add_elements, vectorized};
@@ -32,9 +33,6 @@ pub static TWIN: Twin = Twin {
     probes,
     catalog,
 };
-
-/// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
-const TASK: usize = 16 * 1024;
 
 /// Elements of a row per invocation.
 const PER_INVOCATION: usize = 8;

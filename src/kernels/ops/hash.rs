@@ -7,15 +7,13 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use crate::bucket_probe::probe_count;
+use crate::cpu_kernel::TASK;
 use crate::dispatch::{Strips, grid};
 use crate::harness::Deviation;
 use crate::simd::vectorized;
 use crate::{BucketProbe, Dispatch, Operand, Shader};
 use potluck_core::Site;
 use potluck_core::rng::Key;
-
-/// Words per rayon task of `fast`: enough to outweigh the scheduling overhead.
-const TASK: usize = 16 * 1024;
 
 /// Words per invocation, in buckets that need fewer than `PARTIALS_MAX` invocations.
 const RUN: usize = 256;

@@ -7,6 +7,7 @@ use super::layer_norm_consts::{adds, is_centered, with_consts};
 use super::row_terms::RowTerms;
 use super::{layer_norm_group, layer_norm_rows, row_sums};
 use crate::call_shapes::{C, N, PROBE_ROWS, calls};
+use crate::cpu_kernel::TASK;
 use crate::dispatch::grid;
 use crate::simd::{add, mul_add, sum_of, vectorized};
 use crate::twin::{Forward, IndependentAxis, normal_inputs};
@@ -43,9 +44,6 @@ fn term(row: u32, at: u32) -> Sums {
     let bias = dy[at];
     let weight = bias * (x[at] - of_row.x) * of_row.y;
 ";
-
-/// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
-const TASK: usize = 16 * 1024;
 
 /// Rows per partial sum of the weight gradient in `fast`. The number is fixed, so that the order
 /// of the sum depends neither on timing nor on the number of threads.

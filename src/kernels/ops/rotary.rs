@@ -4,6 +4,7 @@
 use rayon::prelude::*;
 
 use crate::call_shapes::{B, C, HEADS, T, calls};
+use crate::cpu_kernel::TASK;
 use crate::dispatch::grid;
 use crate::simd::vectorized;
 use crate::twin::{IndependentAxis, no_forward, normal_inputs, short_loops};
@@ -30,9 +31,6 @@ pub static TWIN: Twin = Twin {
     probes,
     catalog,
 };
-
-/// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
-const TASK: usize = 16 * 1024;
 
 /// Token counts of probes: a few, and more than a workgroup has pairs of.
 const TOKENS: [usize; 2] = [5, 67];

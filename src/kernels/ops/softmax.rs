@@ -4,6 +4,7 @@
 use rayon::prelude::*;
 
 use crate::call_shapes::{C, N, PROBE_ROWS, V, calls};
+use crate::cpu_kernel::COSTLY_TASK;
 use crate::dispatch::{ITERATIONS_MAX, grid};
 use crate::simd::{exp, largest, sum_of, vectorized};
 use crate::twin::{Forward, IndependentAxis, normal_inputs};
@@ -30,9 +31,6 @@ pub static TWIN: Twin = Twin {
     probes,
     catalog,
 };
-
-/// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
-const TASK: usize = 4 * 1024;
 
 /// Values of a row from which on workgroups of 256 invocations share it, and not of 64.
 const WIDE: usize = 512;
@@ -64,7 +62,7 @@ pub fn reference<T: Float>(
 /// CPU kernel: parallel over tasks of whole rows, each row in vectorized loops.
 pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
     let c = call.rows_and_last(0).1;
-    let task = (TASK / c).max(1) * c;
+    let task = (COSTLY_TASK / c).max(1) * c;
     let tasks = outputs[0].par_chunks_mut(task).zip(inputs[0].floats().par_chunks(task));
     match call.op {
         Op::SoftmaxGrad => {

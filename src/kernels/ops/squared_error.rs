@@ -4,6 +4,7 @@
 use rayon::prelude::*;
 
 use crate::call_shapes::{C, KEPT, N, PROBE_ROWS, calls};
+use crate::cpu_kernel::TASK;
 use crate::dispatch::{ITERATIONS_MAX, grid};
 use crate::simd::vectorized;
 use crate::twin::{leading_axis, no_forward, normal_inputs, short_loops};
@@ -31,9 +32,6 @@ pub static TWIN: Twin = Twin {
     probes,
     catalog,
 };
-
-/// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
-const TASK: usize = 16 * 1024;
 
 /// Invocations per workgroup of the kernel with one workgroup per entry.
 const GROUP: usize = 256;

@@ -6,6 +6,7 @@ use rayon::prelude::*;
 use super::row_blocks;
 use super::row_terms::RowTerms;
 use crate::call_shapes::{B, C, N, SMALL, T, calls, shrunk, shrunk_around};
+use crate::cpu_kernel::TASK;
 use crate::dispatch::{ITERATIONS_MAX, grid};
 use crate::simd::{add, add_elements, vectorized};
 use crate::twin::{IndependentAxis, no_forward, normal_inputs, short_loops};
@@ -31,8 +32,8 @@ pub static TWIN: Twin = Twin {
     catalog,
 };
 
-/// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
-const TASK: usize = 16 * 1024;
+/// Elements of a block of a long sum of `fast`; this fixes the order of its sums.
+const BLOCK: usize = 16 * 1024;
 
 /// Minimum number of running sums of `fast`: enough to fill vector registers.
 const LANES: usize = 64;
@@ -127,7 +128,7 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
 
 /// Adds the rows of `x (middle, inner)` to `y (inner)`, block by block.
 fn sum_blocks(x: &[f32], y: &mut [f32], lanes: &mut Vec<f32>) {
-    let block = y.len() * TASK.div_ceil(y.len());
+    let block = y.len() * BLOCK.div_ceil(y.len());
     if x.len() <= block {
         return sum_rows(x, y, lanes);
     }

@@ -8,6 +8,7 @@ use rayon::prelude::*;
 
 use super::epilogue;
 use crate::call_shapes::{C, N, calls};
+use crate::cpu_kernel::TASK;
 use crate::dispatch::grid;
 use crate::harness::InputFill;
 use crate::simd::{erf, exp, ln, mul_add, tanh, vectorized};
@@ -33,9 +34,6 @@ pub static TWIN: Twin = Twin {
     probes,
     catalog,
 };
-
-/// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
-const TASK: usize = 16 * 1024;
 
 /// Reference: `y = f(x)`, or `dx = f'(x) dy`.
 pub fn reference<T: Float>(
