@@ -1,16 +1,20 @@
 //! Kernels as AMD's compiler makes them for graphics cards that are not there: registers, scratch
 //! memory, waves, and the share of multiply-adds in hot loops. Software adapters prove that a
-//! kernel is right; what its compiler makes of it shows how it runs on hardware.
+//! kernel is right; what its compiler makes of it shows how it runs on hardware. The compilers of
+//! other vendors are asked by hand (`vendors`).
 
 #![cfg(target_os = "linux")]
 
 mod assembly;
+mod choices;
 mod heads;
 mod kept;
 mod radv;
 mod roofline;
 #[path = "../common/shader_modules.rs"]
 mod shader_modules;
+mod vendors;
+mod vendors_table;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -68,6 +72,18 @@ struct Kernel {
     words: Vec<u32>,
 }
 
+impl Kernel {
+    /// Returns the name and the entry point, without others that the name lists.
+    fn title(&self) -> String {
+        let is_listed = |entries: &str| entries.split('+').any(|one| one == self.entry_point);
+        let name = match self.name.rsplit_once(' ') {
+            Some((name, entries)) if is_listed(entries) => name,
+            _ => &self.name,
+        };
+        format!("{name} {}", self.entry_point)
+    }
+}
+
 /// Figures of the compiler for a kernel, and its hot loop.
 type Figures = (BTreeMap<String, u64>, HotLoop);
 
@@ -95,10 +111,6 @@ impl Compiled {
         name.rsplit_once(' ').filter(|_| is_listed).map_or(name, |(name, _)| name)
     }
 
-    fn is_of_software(&self) -> bool {
-        OF_SOFTWARE.iter().any(|part| self.name.contains(part))
-    }
-
     /// Returns what is wrong with the kernel for hardware.
     fn violations(&self) -> Vec<String> {
         let title = format!("{} {}", self.name, self.entry_point);
@@ -120,6 +132,10 @@ impl Compiled {
     }
 }
 
+fn is_of_software(name: &str) -> bool {
+    OF_SOFTWARE.iter().any(|part| name.contains(part))
+}
+
 /// Translates every entry point of these modules as wgpu does.
 fn kernels(modules: Vec<(String, String)>) -> Vec<Kernel> {
     let mut kernels = Vec::new();
@@ -139,6 +155,13 @@ fn kernels(modules: Vec<(String, String)>) -> Vec<Kernel> {
             kernels.push(Kernel { name, entry_point, words });
         }
     }
+    kernels
+}
+
+/// Translates these modules, of whose entry points the last word of a name runs.
+fn kernels_by_entry(modules: Vec<(String, String)>) -> Vec<Kernel> {
+    let mut kernels = kernels(modules);
+    kernels.retain(|one| one.name.ends_with(&format!(" {}", one.entry_point)));
     kernels
 }
 
@@ -271,7 +294,7 @@ fn kernels_for_hardware_use_no_scratch_and_leave_waves() {
         match compiled_for(names, &kernels) {
             Ok(compiled) => {
                 assert_eq!(compiled.len(), kernels.len());
-                let of_hardware = compiled.iter().filter(|one| !one.is_of_software());
+                let of_hardware = compiled.iter().filter(|one| !is_of_software(&one.name));
                 let found = of_hardware.flat_map(Compiled::violations);
                 violations.extend(found.map(|why| format!("{title}: {why}")));
                 tables.push(table(title, &compiled));
@@ -290,8 +313,7 @@ fn kernels_for_hardware_use_no_scratch_and_leave_waves() {
 /// sizes and with the epilogues of a real model.
 #[test]
 fn the_kernels_of_a_large_model_keep_the_rules_and_fill_a_roofline() {
-    let mut kernels = kernels(roofline::modules());
-    kernels.retain(|one| one.name.ends_with(&format!(" {}", one.entry_point)));
+    let kernels = kernels_by_entry(roofline::modules(&roofline::plan(), &roofline::CAPS));
     let (title, names) = FAMILIES[0];
     let compiled = match compiled_for(names, &kernels) {
         Ok(compiled) => compiled,

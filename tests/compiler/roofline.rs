@@ -8,13 +8,13 @@ use std::fmt::Write as _;
 use potluck_bench::step::gpt2;
 use potluck_core::rng::Key;
 use potluck_graph::model::gpt;
-use potluck_graph::{Op, Plan, PlanOptions, Update, UpdateRange, differentiate, fuse};
+use potluck_graph::{Graph, Op, Plan, PlanOptions, Update, UpdateRange, differentiate, fuse};
 use potluck_kernels::autotune::plan_calls::call_key;
 use potluck_kernels::exec::PassContext;
 use potluck_kernels::ops::norm;
 use potluck_kernels::source::text;
 use potluck_kernels::{
-    Caps, Cost, DeviceClass, Dispatch, RandomContext, Variant, twin, update_twin,
+    Caps, Cost, DeviceClass, Dispatch, OpCall, RandomContext, Variant, twin, update_twin,
 };
 
 /// A graphics card by its makers' figures.
@@ -88,21 +88,57 @@ impl Row {
     }
 }
 
-fn plan() -> Plan {
-    Plan::new(fuse(differentiate(gpt(&gpt2()).unwrap()).unwrap()), PlanOptions::new(SAMPLES))
+/// Returns the plan of a training step of GPT-2 124M.
+pub fn plan() -> Plan {
+    plan_of(gpt(&gpt2()).unwrap(), SAMPLES)
+}
+
+/// Returns the plan of a training step of a model.
+pub fn plan_of(model: Graph, samples: usize) -> Plan {
+    Plan::new(fuse(differentiate(model).unwrap()), PlanOptions::new(samples))
+}
+
+/// Returns the variant of a call that is chosen without measuring.
+pub fn chosen(call: &OpCall, caps: &Caps) -> Variant {
+    let twin = twin(call.op).unwrap();
+    let dispatches = (twin.dispatch)(call, caps);
+    let variants = (twin.variants)(call, caps).into_iter();
+    let named = variants.into_iter().find(|one| one.dispatches == dispatches);
+    named.unwrap_or_else(|| Variant::new(twin.name, dispatches))
+}
+
+/// Returns the title of a variant of a call: its name, with that of the op unless it says so.
+pub fn title(op: &Op, variant: &Variant) -> String {
+    let twin = twin(op).unwrap();
+    let by_name = variant.name.starts_with(twin.name);
+    let by_op = if by_name { String::new() } else { format!("{} by ", twin.name) };
+    let of_gradient = matches!(op, Op::AttentionGrad(_));
+    let kind = if of_gradient { OF_ATTENTION_GRADIENT } else { "" };
+    format!("{by_op}{}{kind}", variant.name)
+}
+
+/// Returns the shaders of dispatches, each once: text and entry point.
+pub fn shaders(dispatches: &[Dispatch]) -> Vec<(String, &'static str)> {
+    let mut shaders = Vec::new();
+    for dispatch in dispatches {
+        let shader = (text(&dispatch.shader), dispatch.shader.entry);
+        if !shaders.contains(&shader) {
+            shaders.push(shader);
+        }
+    }
+    shaders
 }
 
 /// Returns the kernels of a step, those of most FLOPs and bytes first.
-fn rows(plan: &Plan) -> Vec<Row> {
+fn rows(plan: &Plan, caps: &Caps) -> Vec<Row> {
     let random = RandomContext { step_key: Key::new(1), training: true };
-    let pass = PassContext { micro_batch: 0, rows: SAMPLES, random };
+    let pass = PassContext { micro_batch: 0, rows: plan.options.rows, random };
     let mut rows: Vec<Row> = Vec::new();
     let mut add = |title: String, cost: Cost, dispatches: &[Dispatch]| {
         let groups = dispatches.iter().map(|one| one.groups.map(f64::from).iter().product());
         let groups = groups.fold(0.0, f64::max);
         let index = rows.iter().position(|row| row.title == title).unwrap_or_else(|| {
-            let shaders = dispatches.iter().map(|one| (text(&one.shader), one.shader.entry));
-            let (shaders, cost, calls) = (shaders.collect(), Cost::default(), Vec::new());
+            let (shaders, cost, calls) = (Vec::new(), Cost::default(), Vec::new());
             // The gradients of queries and of keys each compute the weights and their slopes.
             let computed = if title.ends_with(OF_ATTENTION_GRADIENT) { 7.0 / 5.0 } else { 1.0 };
             rows.push(Row { title, dispatches: 0, cost, computed, calls, shaders });
@@ -113,26 +149,21 @@ fn rows(plan: &Plan) -> Vec<Row> {
         row.cost.flops += cost.flops;
         row.cost.bytes += cost.bytes;
         row.calls.push((cost, groups));
+        for shader in shaders(dispatches) {
+            if !row.shaders.contains(&shader) {
+                row.shaders.push(shader);
+            }
+        }
     };
     let mut known: HashMap<String, Variant> = HashMap::new();
     for node in &plan.graph.nodes {
         let Some(twin) = twin(&node.op) else { continue };
         let call = pass.call(&plan.graph, node);
-        let chosen = known.entry(call_key(&call)).or_insert_with(|| {
-            let dispatches = (twin.dispatch)(&call, &CAPS);
-            let variants = (twin.variants)(&call, &CAPS).into_iter();
-            let named = variants.into_iter().find(|one| one.dispatches == dispatches);
-            named.unwrap_or_else(|| Variant::new(twin.name, dispatches))
-        });
-        let by_name = chosen.name.starts_with(twin.name);
-        let op = if by_name { String::new() } else { format!("{} by ", twin.name) };
-        let of_gradient = matches!(node.op, Op::AttentionGrad(_));
-        let kind = if of_gradient { OF_ATTENTION_GRADIENT } else { "" };
-        let title = format!("{op}{}{kind}", chosen.name);
+        let chosen = known.entry(call_key(&call)).or_insert_with(|| chosen(&call, caps));
         // What is handed on is written and read.
         let mut cost = (twin.cost)(&call);
         cost.bytes += 2.0 * chosen.workspace_bytes() as f64;
-        add(title, cost, &chosen.dispatches);
+        add(title(&node.op, chosen), cost, &chosen.dispatches);
     }
     let (moments, betas) = (1.0, (0.9, 0.95));
     let update = Update::AdamW {
@@ -154,7 +185,7 @@ fn rows(plan: &Plan) -> Vec<Row> {
             rounding: None,
         };
         let places = norm::NormSlots::new([length]);
-        let [sums, total] = norm::dispatch(length, &CAPS, places, 0);
+        let [sums, total] = norm::dispatch(length, caps, places, 0);
         let bytes = 4.0 * length as f64;
         add("norm".into(), Cost { flops: 2.0 * length as f64, bytes }, &[sums]);
         if index == 0 {
@@ -168,10 +199,11 @@ fn rows(plan: &Plan) -> Vec<Row> {
     rows
 }
 
-/// Shaders of the step for the compiler, each once.
-pub fn modules() -> Vec<(String, String)> {
+/// Shaders of a step for the compiler, each once, as they are chosen for these capabilities. The
+/// last word of a name is the entry point that runs.
+pub fn modules(plan: &Plan, caps: &Caps) -> Vec<(String, String)> {
     let mut modules: Vec<(String, String)> = Vec::new();
-    for row in rows(&plan()) {
+    for row in rows(plan, caps) {
         for (text, entry) in row.shaders {
             modules.push((format!("{} {entry}", row.title), text));
         }
@@ -183,7 +215,7 @@ pub fn modules() -> Vec<(String, String)> {
 /// hot loop of an entry point of a module, 0 if it has none.
 pub fn table(share_of: &dyn Fn(&str, &str) -> f64) -> String {
     let plan = plan();
-    let rows = rows(&plan);
+    let rows = rows(&plan, &CAPS);
     let mut text = format!(
         "## Roofline of a step of GPT-2 124M\n\n\
          Batch {SAMPLES}, context 1024, f32, kernels as chosen without measuring. \
