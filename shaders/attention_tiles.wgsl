@@ -24,8 +24,9 @@
 //   256 invocations: at most 27136 bytes
 //
 // Registers: 32 of sums, 16 or 32 of pairs and 32 of operands per invocation, whether loops are
-// unrolled or not, because loops index workgroup memory only. Loops over stages end at a parameter,
-// so that no driver unrolls them.
+// unrolled or not, because loops index workgroup memory only. Loops over stages and within them end
+// at what depends on a parameter, so that no driver unrolls them: Intel's, which unrolls, spills
+// 303 times in the gradient of keys and values of width 64, and its code is twice as long.
 //
 // Prepended: what lib/attention needs, and the constants X, Y and QUADS.
 
@@ -147,7 +148,7 @@ fn add_outer(sums: mat4x4f, a: mat4x4f, b: mat4x4f) -> mat4x4f {
 // Adds a stage of the products of an invocation's own rows and streamed rows.
 fn add_stage(sums: mat4x4f, x: u32, y: u32) -> mat4x4f {
     var s = sums;
-    for (var part = 0u; part < STAGE; part++) {
+    for (var part = 0u; part < min(STAGE, p.parts); part++) {
         let own = y * STRIDE + part;
         let other = OTHER + x * STRIDE + part;
         let a = mat4x4f(tile[own], tile[own + Y * STRIDE],
@@ -187,7 +188,7 @@ fn put_pairs(pairs: mat4x4f, local: u32) {
 // Adds the staged streamed rows times their pairs with an invocation's own rows.
 fn add_rows(sums: Sums, step: u32, local: u32) -> Sums {
     var s = sums;
-    for (var n = 0u; n < DEPTH; n++) {
+    for (var n = 0u; n < select(DEPTH, 0u, p.t == 0u); n++) {
         let own = local / X * X + DEPTH * step + n;
         let pairs = transpose(mat4x4f(tile[own], tile[own + SIZE],
             tile[own + 2u * SIZE], tile[own + 3u * SIZE]));

@@ -47,25 +47,11 @@ var<immediate> p: Params;
 
 @group(0) @binding(1) var<storage, read_write> b: array<vec4f>;
 
-// Rows of tiles that are walked together, down first: workgroups that run at a time then share
-// pictures and weights in the cache.
-const STRIP = 8u;
+const A_BY_TERMS = true;
+const B_BY_TERMS = false;
 
 // A row beyond the last place: far from any picture.
 const NOWHERE = 0x40000000u;
-
-// Row and column of a tile among those of its product.
-fn place(tile: u32) -> vec2u {
-    let first = tile / (STRIP * p.tiles_across) * STRIP;
-    let height = min(STRIP, p.tiles_down - first);
-    let within = tile - first * p.tiles_across;
-    return vec2u(first + within % height, within / height);
-}
-
-// Number of elements from `at` on, of `size`.
-fn left(size: u32, at: u32) -> u32 {
-    return size - min(size, at);
-}
 
 // A place of the product: row and column of what its taps read, without their offsets, and the
 // first element there.
@@ -84,24 +70,6 @@ fn reader(row: u32, group: u32) -> Reader {
 fn channels(given: Reader, offset: vec2u, delta: u32, count: u32) -> vec4f {
     let is_inside = given.y + offset.x < p.h && given.x + offset.y < p.w;
     return a_some(given.at + delta, select(0u, count, is_inside));
-}
-
-// Four places for each of four channels: those that a tap with an offset reads, x and y of `read`,
-// from the channel z on.
-fn load_a(readers: array<Reader, 4>, read: vec3u) -> mat4x4f {
-    let offset = read.xy;
-    let delta = (offset.x * p.w + offset.y) * p.c + read.z;
-    let count = select(left(p.group_c, read.z), 4u, EXACT == 1u);
-    return transpose(mat4x4f(
-        channels(readers[0], offset, delta, count), channels(readers[1], offset, delta, count),
-        channels(readers[2], offset, delta, count), channels(readers[3], offset, delta, count),
-    ));
-}
-
-// Four columns of b for each of four terms from the one at `at`.
-fn load_b(at: u32) -> mat4x4f {
-    let width = p.columns / 4u;
-    return mat4x4f(b[at], b[at + width], b[at + 2u * width], b[at + 3u * width]);
 }
 
 // Taps along an axis that read whole places: the first one, and how many there are.
@@ -154,15 +122,59 @@ fn further(walk: Walk) -> Walk {
     return next;
 }
 
-// What the terms `own` .. `own` + 3 of the stage from `q` on read: the offset of their tap, and the
-// first channel.
-fn source(walk: Walk, q: u32, own: u32, end: u32) -> vec3u {
+// An invocation's blocks of the next stage: its places, and the taps that they read, up to term
+// `end`; `a_term` and `b_term` are the first ones of the blocks within a stage, and `b_at` the
+// vector of the first row of b with the columns.
+struct Loader {
+    readers: array<Reader, 4>,
+    walk: Walk,
+    end: u32,
+    a_term: u32,
+    b_term: u32,
+    b_at: u32,
+}
+
+// Offset of the tap, and the first channel, that the block of a reads in the stage from term q on.
+fn source(loader: ptr<function, Loader>, q: u32) -> vec3u {
+    let walk = (*loader).walk;
+    let own = (*loader).a_term;
     if (FLAT == 0u) { return vec3u(vec2u(walk.offset), walk.channel + own); }
     let term = q + own;
     let number = term / p.rows;
     let tap = vec2i(i32(number / p.kw), i32(number % p.kw)) * vec2i(p.tap_y, p.tap_x);
     let offset = vec2u(vec2i(p.first_y, p.first_x) + tap);
-    return vec3u(select(offset.x, NOWHERE, term >= end), offset.y, term % p.rows);
+    return vec3u(select(offset.x, NOWHERE, term >= (*loader).end), offset.y, term % p.rows);
+}
+
+fn load_a(loader: ptr<function, Loader>, q: u32) -> mat4x4f {
+    let read = source(loader, q);
+    let offset = read.xy;
+    let delta = (offset.x * p.w + offset.y) * p.c + read.z;
+    let count = select(left(p.group_c, read.z), 4u, EXACT == 1u);
+    return transpose(mat4x4f(
+        channels((*loader).readers[0], offset, delta, count),
+        channels((*loader).readers[1], offset, delta, count),
+        channels((*loader).readers[2], offset, delta, count),
+        channels((*loader).readers[3], offset, delta, count),
+    ));
+}
+
+fn load_b(loader: ptr<function, Loader>, q: u32) -> mat4x4f {
+    let walk = (*loader).walk;
+    let term = (*loader).b_term;
+    // Terms behind the last one are those of a place that is nowhere.
+    let line = select(
+        (walk.tap.x * p.kw + walk.tap.y) * p.rows + walk.channel + term,
+        min(q + term, (*loader).end - 4u),
+        FLAT == 1u,
+    );
+    let width = p.columns / 4u;
+    let at = (*loader).b_at + line * width;
+    return mat4x4f(b[at], b[at + width], b[at + 2u * width], b[at + 3u * width]);
+}
+
+fn advance(loader: ptr<function, Loader>) {
+    (*loader).walk = further((*loader).walk);
 }
 
 // Stores four sums of a place, as far as there are such channels. `own` is the remainder of the
@@ -188,62 +200,18 @@ fn conv_tile(
     let group = product % p.groups;
     let remainder = vec2u(product / p.groups / p.divisor_x, product / p.groups % p.divisor_x);
     let own = place(index % p.tiles_each) * vec2u(BM, BN);
-    var walk = walk_of(remainder);
+    let walk = walk_of(remainder);
     let flat_terms = p.kh * p.kw * p.rows;
     let end = select(walk.count * p.rows, flat_terms, FLAT == 1u);
 
-    // The first invocations copy blocks of a, the last ones those of b.
-    let reversed = SIZE - 1u - local;
-    let a_block = block(local, A_QUADS, true);
-    let b_block = block(reversed, B_QUADS, false);
-    let a_put = a_block.y * A_QUADS + ((a_block.x / 4u) ^ swizzle(a_block.y));
-    let b_put = b_block.y * B_QUADS + ((b_block.x / 4u) ^ swizzle(b_block.y));
-    let copies_a = local < A_BLOCKS;
-    let copies_b = reversed < B_BLOCKS;
+    let a_copied = a_block(local);
+    let b_copied = b_block(local);
+    let row = own.x + a_copied.x;
     let readers = array<Reader, 4>(
-        reader(own.x + a_block.x, group),
-        reader(own.x + a_block.x + 1u, group),
-        reader(own.x + a_block.x + 2u, group),
-        reader(own.x + a_block.x + 3u, group),
+        reader(row, group), reader(row + 1u, group), reader(row + 2u, group),
+        reader(row + 3u, group),
     );
-    let b_first = group * flat_terms;
-    let b_column = (own.y + b_block.x) / 4u;
-    var a_next: mat4x4f;
-    var b_next: mat4x4f;
-
-    let y = local % SLICE / ACROSS;
-    let x = local % ACROSS;
-    var sums: Sums;
-    // A stage is read from memory while the one before it is added.
-    for (var q = 0u; ; q += BK) {
-        let is_last = q >= end;
-        if (!is_last) {
-            let read = source(walk, q, a_block.y, end);
-            // Terms behind the last one are those of a place that is nowhere.
-            let line = select(
-                (walk.tap.x * p.kw + walk.tap.y) * p.rows + walk.channel + b_block.y,
-                min(q + b_block.y, end - 4u),
-                FLAT == 1u,
-            );
-            if (copies_a) { a_next = load_a(readers, read); }
-            let b_at = (b_first + line) * (p.columns / 4u) + b_column;
-            if (copies_b && !ONE_BLOCK) { b_next = load_b(b_at); }
-            if (copies_b && ONE_BLOCK) { a_next = load_b(b_at); }
-            walk = further(walk);
-        }
-        if (q > 0u) {
-            add_terms(&sums, 0u, y, 0u, x, 0u);
-            add_terms(&sums, 0u, y, 0u, x, 4u);
-            add_terms(&sums, 0u, y, 0u, x, 8u);
-            add_terms(&sums, 0u, y, 0u, x, 12u);
-            workgroupBarrier();
-        }
-        if (is_last) { break; }
-        if (copies_a) { put_a(a_put, a_next); }
-        if (copies_b && !ONE_BLOCK) { put_b(b_put, b_next); }
-        if (copies_b && ONE_BLOCK) { put_b(b_put, a_next); }
-        workgroupBarrier();
-    }
-    let at = own + 4u * vec2u(y, x);
-    store_all(group, at.x, at.y, remainder, sums);
+    let b_at = group * flat_terms * (p.columns / 4u) + (own.y + b_copied.x) / 4u;
+    var loader = Loader(readers, walk, end, a_copied.y, b_copied.y, b_at);
+    store_all(group, own, remainder, multiply(&loader, 0u, end, local), local);
 }

@@ -15,6 +15,7 @@
 struct Params {
     tiles: u32,             // in all products
     tiles_each: u32,        // in one
+    tiles_down: u32,
     tiles_across: u32,      // in one row of tiles
     places: u32,            // b oh ow
     part: u32,              // .. of a part, a multiple of BK
@@ -33,10 +34,8 @@ var<immediate> p: Params;
 
 @group(0) @binding(2) var<storage, read_write> parts: array<vec4f>;
 
-// Number of elements from `at` on, of `size`.
-fn left(size: u32, at: u32) -> u32 {
-    return size - min(size, at);
-}
+const A_BY_TERMS = false;
+const B_BY_TERMS = false;
 
 // A place of the output: its picture, row and column.
 struct Place { picture: u32, i: u32, j: u32 }
@@ -69,8 +68,27 @@ fn channels(to: Place, tap: vec2u, channel: u32, count: u32) -> vec4f {
     return b_some(at, select(0u, count, is_inside));
 }
 
-// Four channels of dy for each of four places, as far as there are so many of both.
-fn load_a(at: u32, count: u32, places: u32) -> mat4x4f {
+// An invocation's blocks of the next stage, of places up to `end`: that of a begins at element
+// `a_at` of the place, that of b is what `tap` reads for the places from `origin` on. `a_count` and
+// `b_count` are the channels that there are, `a_term` and `b_term` the first places of the blocks
+// within a stage.
+struct Loader {
+    end: u32,
+    a_at: u32,
+    a_count: u32,
+    a_term: u32,
+    origin: Place,
+    tap: vec2u,
+    channel: u32,
+    b_count: u32,
+    b_term: u32,
+}
+
+fn load_a(loader: ptr<function, Loader>, q: u32) -> mat4x4f {
+    let first = q + (*loader).a_term;
+    let places = left((*loader).end, first);
+    let count = (*loader).a_count;
+    let at = first * p.o + (*loader).a_at;
     return mat4x4f(
         a_some(at, select(0u, count, places > 0u)),
         a_some(at + p.o, select(0u, count, places > 1u)),
@@ -79,8 +97,12 @@ fn load_a(at: u32, count: u32, places: u32) -> mat4x4f {
     );
 }
 
-// Four channels that a tap reads for each of four places, as far as there are so many of both.
-fn load_b(first: Place, tap: vec2u, channel: u32, count: u32, places: u32) -> mat4x4f {
+fn load_b(loader: ptr<function, Loader>, q: u32) -> mat4x4f {
+    let places = left((*loader).end, q + (*loader).b_term);
+    let count = (*loader).b_count;
+    let tap = (*loader).tap;
+    let channel = (*loader).channel;
+    let first = (*loader).origin;
     let second = moved(first, 1u);
     let third = moved(second, 1u);
     return mat4x4f(
@@ -89,6 +111,10 @@ fn load_b(first: Place, tap: vec2u, channel: u32, count: u32, places: u32) -> ma
         channels(third, tap, channel, select(0u, count, places > 2u)),
         channels(moved(third, 1u), tap, channel, select(0u, count, places > 3u)),
     );
+}
+
+fn advance(loader: ptr<function, Loader>) {
+    (*loader).origin = moved((*loader).origin, BK);
 }
 
 // Stores four sums of an output channel, as far as it is one. `own` is the part.
@@ -106,62 +132,23 @@ fn weight_tile(
     let index = workgroup_of(group_id, groups);
     if (index >= p.tiles) { return; }
     let product = index / p.tiles_each;
-    let within = index % p.tiles_each;
     let group = product % p.groups;
     let part = product / p.groups;
-    let own = vec2u(within / p.tiles_across, within % p.tiles_across) * vec2u(BM, BN);
+    let own = place(index % p.tiles_each) * vec2u(BM, BN);
     let begin = part * p.part;
     let end = min(p.places, begin + p.part);
 
-    // The first invocations copy blocks of a, the last ones those of b.
-    let reversed = SIZE - 1u - local;
-    let a_block = block(local, A_QUADS, false);
-    let b_block = block(reversed, B_QUADS, false);
-    let a_put = a_block.y * A_QUADS + ((a_block.x / 4u) ^ swizzle(a_block.y));
-    let b_put = b_block.y * B_QUADS + ((b_block.x / 4u) ^ swizzle(b_block.y));
-    let copies_a = local < A_BLOCKS;
-    let copies_b = reversed < B_BLOCKS;
-    let i = own.x + a_block.x;
-    let j = own.y + b_block.x;
-    let a_count = left(p.group_o, i);
+    let a_copied = a_block(local);
+    let b_copied = b_block(local);
+    let i = own.x + a_copied.x;
+    let j = own.y + b_copied.x;
     let number = j / p.width;
     let tap = vec2u(number / p.kw * p.dh - p.ph, number % p.kw * p.dw - p.pw);
-    let channel = group * p.group_c + j % p.width;
-    let b_count = select(left(p.group_c, j % p.width), 0u, j >= p.terms);
-    var at = place_of(begin + b_block.y);
-    var a_next: mat4x4f;
-    var b_next: mat4x4f;
-
-    let y = local % SLICE / ACROSS;
-    let x = local % ACROSS;
-    var sums: Sums;
-    // A stage is read from memory while the one before it is added.
-    for (var q = begin; ; q += BK) {
-        let is_last = q >= end;
-        if (!is_last) {
-            if (copies_a) {
-                let first = q + a_block.y;
-                a_next = load_a(first * p.o + group * p.group_o + i, a_count, left(end, first));
-            }
-            if (copies_b) {
-                let columns = load_b(at, tap, channel, b_count, left(end, q + b_block.y));
-                if (ONE_BLOCK) { a_next = columns; } else { b_next = columns; }
-                at = moved(at, BK);
-            }
-        }
-        if (q > begin) {
-            add_terms(&sums, 0u, y, 0u, x, 0u);
-            add_terms(&sums, 0u, y, 0u, x, 4u);
-            add_terms(&sums, 0u, y, 0u, x, 8u);
-            add_terms(&sums, 0u, y, 0u, x, 12u);
-            workgroupBarrier();
-        }
-        if (is_last) { break; }
-        if (copies_a) { put_a(a_put, a_next); }
-        if (copies_b && !ONE_BLOCK) { put_b(b_put, b_next); }
-        if (copies_b && ONE_BLOCK) { put_b(b_put, a_next); }
-        workgroupBarrier();
-    }
-    let first = own + 4u * vec2u(y, x);
-    store_all(group, first.x, first.y, vec2u(part, 0u), sums);
+    let own_channel = j % p.width;
+    let b_count = select(left(p.group_c, own_channel), 0u, j >= p.terms);
+    var loader = Loader(
+        end, group * p.group_o + i, left(p.group_o, i), a_copied.y,
+        place_of(begin + b_copied.y), tap, group * p.group_c + own_channel, b_count, b_copied.y,
+    );
+    store_all(group, own, vec2u(part, 0u), multiply(&loader, begin, end, local), local);
 }

@@ -33,32 +33,36 @@ struct Params {
 }
 var<immediate> p: Params;
 
-// Rows of tiles that are walked together, down first: workgroups that run at a time then share
-// rows of a and columns of b in the cache.
-const STRIP = 8u;
+const A_BY_TERMS = TRANSPOSE_A == 0u;
+const B_BY_TERMS = TRANSPOSE_B == 1u;
 
-// Row and column of a tile among those of its matrix.
-fn place(tile: u32) -> vec2u {
-    let first = tile / (STRIP * p.tiles_across) * STRIP;
-    let height = min(STRIP, p.tiles_down - first);
-    let within = tile - first * p.tiles_across;
-    return vec2u(first + within % height, within / height);
+// An invocation's blocks of the next stage: their first elements, row i of a, column j of b, and
+// their first terms within a stage.
+struct Loader {
+    a_at: u32,
+    b_at: u32,
+    i: u32,
+    j: u32,
+    a_term: u32,
+    b_term: u32,
 }
 
-// Number of elements from `at` on, of `size`.
-fn left(size: u32, at: u32) -> u32 {
-    return size - min(size, at);
+// True if nothing of the stage from term q on lies outside of the matrices.
+fn is_whole(q: u32) -> bool {
+    return EDGES == 0u && (EDGE_K == 0u || q + BK <= p.k);
 }
 
-// Rows i .. i + 3 of a for each of the terms q .. q + 3; the first element is a[at].
-fn load_a(at: u32, i: u32, q: u32, is_whole: bool) -> mat4x4f {
+fn load_a(loader: ptr<function, Loader>, q: u32) -> mat4x4f {
+    let at = (*loader).a_at;
     let row = select(p.k, p.m, TRANSPOSE_A == 1u);
     var lines: mat4x4f;
-    if (is_whole) {
+    if (is_whole(q)) {
         lines = mat4x4f(a_four(at), a_four(at + row), a_four(at + 2u * row), a_four(at + 3u * row));
     } else {
-        let count = select(left(p.k, q), left(p.m, i), TRANSPOSE_A == 1u);
-        let rest = select(left(p.m, i), left(p.k, q), TRANSPOSE_A == 1u);
+        let terms = left(p.k, q + (*loader).a_term);
+        let rows = left(p.m, (*loader).i);
+        let count = select(terms, rows, TRANSPOSE_A == 1u);
+        let rest = select(rows, terms, TRANSPOSE_A == 1u);
         lines = mat4x4f(
             a_some(at, select(0u, count, rest > 0u)),
             a_some(at + row, select(0u, count, rest > 1u)),
@@ -70,15 +74,17 @@ fn load_a(at: u32, i: u32, q: u32, is_whole: bool) -> mat4x4f {
     return transpose(lines);
 }
 
-// Columns j .. j + 3 of b for each of the terms q .. q + 3; the first element is b[at].
-fn load_b(at: u32, q: u32, j: u32, is_whole: bool) -> mat4x4f {
+fn load_b(loader: ptr<function, Loader>, q: u32) -> mat4x4f {
+    let at = (*loader).b_at;
     let row = select(p.n, p.k, TRANSPOSE_B == 1u);
     var lines: mat4x4f;
-    if (is_whole) {
+    if (is_whole(q)) {
         lines = mat4x4f(b_four(at), b_four(at + row), b_four(at + 2u * row), b_four(at + 3u * row));
     } else {
-        let count = select(left(p.n, j), left(p.k, q), TRANSPOSE_B == 1u);
-        let rest = select(left(p.k, q), left(p.n, j), TRANSPOSE_B == 1u);
+        let terms = left(p.k, q + (*loader).b_term);
+        let columns = left(p.n, (*loader).j);
+        let count = select(columns, terms, TRANSPOSE_B == 1u);
+        let rest = select(terms, columns, TRANSPOSE_B == 1u);
         lines = mat4x4f(
             b_some(at, select(0u, count, rest > 0u)),
             b_some(at + row, select(0u, count, rest > 1u)),
@@ -88,6 +94,11 @@ fn load_b(at: u32, q: u32, j: u32, is_whole: bool) -> mat4x4f {
     }
     if (TRANSPOSE_B == 0u) { return lines; }
     return transpose(lines);
+}
+
+fn advance(loader: ptr<function, Loader>) {
+    (*loader).a_at += select(BK, BK * p.m, TRANSPOSE_A == 1u);
+    (*loader).b_at += select(BK * p.n, BK, TRANSPOSE_B == 1u);
 }
 
 // Stores four sums of row i of matrix z of c, as far as the tile owns them: what lies at `own` or
@@ -114,54 +125,15 @@ fn shared_tile(
     let row = select(min(own.x, p.m - BM), own.x, EDGES == 1u);
     let column = select(min(own.y, p.n - BN), own.y, EDGES == 1u);
 
-    // The first invocations copy blocks of a, the last ones those of b.
-    let reversed = SIZE - 1u - local;
-    let a_block = block(local, A_QUADS, TRANSPOSE_A == 0u);
-    let b_block = block(reversed, B_QUADS, TRANSPOSE_B == 1u);
-    let a_put = a_block.y * A_QUADS + ((a_block.x / 4u) ^ swizzle(a_block.y));
-    let b_put = b_block.y * B_QUADS + ((b_block.x / 4u) ^ swizzle(b_block.y));
-    let i = row + a_block.x;
-    let j = column + b_block.x;
-    let copies_a = local < A_BLOCKS;
-    let copies_b = reversed < B_BLOCKS;
-    let a_term = begin + a_block.y;
-    let b_term = begin + b_block.y;
-    var a_at = z * p.m * p.k + select(i * p.k + a_term, a_term * p.m + i, TRANSPOSE_A == 1u);
-    var b_at = z * p.k * p.n + select(b_term * p.n + j, j * p.k + b_term, TRANSPOSE_B == 1u);
-    var a_next: mat4x4f;
-    var b_next: mat4x4f;
-
-    let slice = select(local / SLICE, 0u, SPLIT == 1u) * TERMS;
-    let y = (local % SLICE / ACROSS) ^ swizzle(slice);
-    let x = (local % ACROSS) ^ swizzle(slice);
-    var sums: Sums;
-    // A stage is read from memory while the one before it is added.
-    for (var q = begin; ; q += BK) {
-        let is_last = q >= end;
-        if (!is_last) {
-            let is_whole = EDGES == 0u && (EDGE_K == 0u || q + BK <= p.k);
-            if (copies_a) { a_next = load_a(a_at, i, q + a_block.y, is_whole); }
-            if (copies_b && !ONE_BLOCK) { b_next = load_b(b_at, q + b_block.y, j, is_whole); }
-            if (copies_b && ONE_BLOCK) { a_next = load_b(b_at, q + b_block.y, j, is_whole); }
-            a_at += select(BK, BK * p.m, TRANSPOSE_A == 1u);
-            b_at += select(BK * p.n, BK, TRANSPOSE_B == 1u);
-        }
-        if (q > begin) {
-            add_terms(&sums, slice * A_QUADS, y, slice * B_QUADS, x, 0u);
-            add_terms(&sums, slice * A_QUADS, y, slice * B_QUADS, x, 4u);
-            add_terms(&sums, slice * A_QUADS, y, slice * B_QUADS, x, 8u);
-            add_terms(&sums, slice * A_QUADS, y, slice * B_QUADS, x, 12u);
-            workgroupBarrier();
-        }
-        if (is_last) { break; }
-        if (copies_a) { put_a(a_put, a_next); }
-        if (copies_b && !ONE_BLOCK) { put_b(b_put, b_next); }
-        if (copies_b && ONE_BLOCK) { put_b(b_put, a_next); }
-        workgroupBarrier();
-    }
-
-    sums.upper_left = add_slices(local, sums.upper_left);
-    if (local >= SLICE) { return; }
-    let first = vec2u(row, column) + 4u * vec2u(local / ACROSS, local % ACROSS);
-    store_all(matrix, first.x, first.y, own, sums);
+    let a_copied = a_block(local);
+    let b_copied = b_block(local);
+    let i = row + a_copied.x;
+    let j = column + b_copied.x;
+    let a_term = begin + a_copied.y;
+    let b_term = begin + b_copied.y;
+    let a_at = z * p.m * p.k + select(i * p.k + a_term, a_term * p.m + i, TRANSPOSE_A == 1u);
+    let b_at = z * p.k * p.n + select(b_term * p.n + j, j * p.k + b_term, TRANSPOSE_B == 1u);
+    var loader = Loader(a_at, b_at, i, j, a_copied.y, b_copied.y);
+    let sums = multiply(&loader, begin, end, local);
+    store_all(matrix, vec2u(row, column), own, sums, local);
 }

@@ -1,8 +1,21 @@
 // A tile of a product in workgroup memory, which a workgroup computes: stages of BK terms of BM
 // rows of a and of BN columns of b, and the sums of an invocation, ROWS rows by COLUMNS columns of
 // them (4 or 8 each, in quads). With SPLIT > 1 as many invocations share each output: each sums its
-// slice of the BK terms, and the slices are added in order. A file that uses it reads the stages,
-// and has `store_four`, which stores four sums of a row. No bytes of storage are moved.
+// slice of the BK terms, and the slices are added in order. No bytes of storage are moved.
+//
+// BY_TERMS = 1: the terms of a stage are a loop that no compiler unrolls, for GPUs with few
+// registers; the sums are the same. LANES = 1: 32 neighbouring invocations multiply 4 quads of rows
+// by 8 of columns, in place of whole rows of the tile. They read fewer vectors of workgroup memory,
+// which gains where reads of one vector by several invocations are one access.
+//
+// A file that uses it has Params with `tiles`, `tiles_down` and `tiles_across`, the constants
+// A_BY_TERMS and B_BY_TERMS, true if the terms of a row or column are neighbours in memory, and
+//   struct Loader                               where an invocation's blocks of the next stage are
+//   load_a(loader: ptr<function, Loader>, q: u32) -> mat4x4f    four rows for each of four terms
+//   load_b(loader: ptr<function, Loader>, q: u32) -> mat4x4f    four columns for each of them
+//   advance(loader: ptr<function, Loader>)                      to the next stage
+//   store_four(z: u32, i: u32, j: u32, own: vec2u, totals: vec4f)   four sums of a row
+// where q is the first term of the stage, and `own`, `z` are what `store_all` was given.
 
 const ACROSS = BN / COLUMNS;            // invocations in a row of the tile
 const SLICE = BM / ROWS * ACROSS;       // invocations that each compute other outputs
@@ -18,6 +31,24 @@ const_assert A_BLOCKS <= SIZE && B_BLOCKS <= SIZE;
 const_assert ACROSS % 8u == 0u && A_QUADS % 8u == 0u && (ROWS == 4u || A_QUADS % 16u == 0u);
 const_assert TERMS == 16u && BK % SPLIT == 0u;
 const_assert SPLIT == 1u || (ROWS == 4u && COLUMNS == 4u && BK >= BN);
+const_assert LANES == 0u || (SPLIT == 1u && SLICE / ACROSS % 4u == 0u);
+
+// Rows of tiles that are walked together, down first: workgroups that run at a time then share
+// rows of a and columns of b in the cache.
+const STRIP = 8u;
+
+// Row and column of a tile among those of its product.
+fn place(tile: u32) -> vec2u {
+    let first = tile / (STRIP * p.tiles_across) * STRIP;
+    let height = min(STRIP, p.tiles_down - first);
+    let within = tile - first * p.tiles_across;
+    return vec2u(first + within % height, within / height);
+}
+
+// Number of elements from `at` on, of `size`.
+fn left(size: u32, at: u32) -> u32 {
+    return size - min(size, at);
+}
 
 // Four rows of a, four columns of b per element; see `swizzle` for their places.
 var<workgroup> a_tile: array<vec4f, BK * A_QUADS>;
@@ -32,12 +63,30 @@ fn swizzle(q: u32) -> u32 {
 
 // Block of four rows or columns and four terms that invocation `t` copies: its place across the
 // terms, and its first term. Neighbouring invocations read neighbouring addresses.
-fn block(t: u32, quads: u32, terms_are_neighbours: bool) -> vec2u {
-    return 4u * select(
-        vec2u(t % quads, t / quads),
-        vec2u(t / K_QUADS, t % K_QUADS),
-        terms_are_neighbours,
-    );
+fn block(t: u32, quads: u32, by_terms: bool) -> vec2u {
+    return 4u * select(vec2u(t % quads, t / quads), vec2u(t / K_QUADS, t % K_QUADS), by_terms);
+}
+
+// Blocks that an invocation copies: the first invocations those of a, the last ones those of b.
+
+fn a_block(local: u32) -> vec2u {
+    return block(local, A_QUADS, A_BY_TERMS);
+}
+
+fn b_block(local: u32) -> vec2u {
+    return block(SIZE - 1u - local, B_QUADS, B_BY_TERMS);
+}
+
+// Place in a tile of so many quads of the first vector of a block.
+fn put_at(copied: vec2u, quads: u32) -> u32 {
+    return copied.y * quads + ((copied.x / 4u) ^ swizzle(copied.y));
+}
+
+// Rows and columns of an invocation's first sums within the tile, in quads.
+fn own_quads(local: u32) -> vec2u {
+    if (LANES == 0u) { return vec2u(local % SLICE / ACROSS, local % ACROSS); }
+    let down = local / 8u % 4u + 4u * (local / (4u * ACROSS));
+    return vec2u(down, local % 8u + 8u * (local / 32u % (ACROSS / 8u)));
 }
 
 fn put_a(at: u32, rows: mat4x4f) {
@@ -54,7 +103,8 @@ fn put_b(at: u32, columns: mat4x4f) {
     b_tile[at + 3u * B_QUADS] = columns[3];
 }
 
-// Adds the sums of all slices to those of the first one, in order, through a's tile.
+// Adds the sums of all slices to those of the first one, in order, through a's tile: those of the
+// first SLICE invocations are then whole.
 fn add_slices(local: u32, own: mat4x4f) -> mat4x4f {
     let at = local % SLICE;
     var sums = own;
@@ -114,15 +164,70 @@ fn add_terms(sums: ptr<function, Sums>, a_at: u32, y: u32, b_at: u32, x: u32, s:
     add_term(sums, a_first + 3u * A_QUADS, b_first + 3u * B_QUADS);
 }
 
-// Stores an invocation's sums. Only one row has a store, and the other rows move up to it:
-// compilers are slow on long texts.
-fn store_all(z: u32, first: u32, j: u32, own: vec2u, sums: Sums) {
+// Adds the terms of a stage of the invocation's slice, see `add_terms`.
+fn add_stage(sums: ptr<function, Sums>, a_at: u32, y: u32, b_at: u32, x: u32) {
+    if (BY_TERMS == 0u) {
+        add_terms(sums, a_at, y, b_at, x, 0u);
+        add_terms(sums, a_at, y, b_at, x, 4u);
+        add_terms(sums, a_at, y, b_at, x, 8u);
+        add_terms(sums, a_at, y, b_at, x, 12u);
+        return;
+    }
+    // The bound depends on a parameter, so that no compiler knows it.
+    for (var s = 0u; s < select(TERMS, 0u, p.tiles == 0u); s++) {
+        let quad = swizzle(s);
+        add_term(sums, a_at + (y ^ quad) + s * A_QUADS, b_at + (x ^ quad) + s * B_QUADS);
+    }
+}
+
+// Returns an invocation's sums of the terms `begin` .. `end` - 1. `end` and the stages up to it must
+// be the same for all invocations of the workgroup.
+fn multiply(loader: ptr<function, Loader>, begin: u32, end: u32, local: u32) -> Sums {
+    let copies_a = local < A_BLOCKS;
+    let copies_b = SIZE - 1u - local < B_BLOCKS;
+    let a_put = put_at(a_block(local), A_QUADS);
+    let b_put = put_at(b_block(local), B_QUADS);
+    var a_next: mat4x4f;
+    var b_next: mat4x4f;
+
+    let slice = select(local / SLICE, 0u, SPLIT == 1u) * TERMS;
+    let own = own_quads(local) ^ vec2u(swizzle(slice));
+    var sums: Sums;
+    // A stage is read from memory while the one before it is added.
+    for (var q = begin; ; q += BK) {
+        let is_last = q >= end;
+        if (!is_last) {
+            if (copies_a) { a_next = load_a(loader, q); }
+            if (copies_b && !ONE_BLOCK) { b_next = load_b(loader, q); }
+            if (copies_b && ONE_BLOCK) { a_next = load_b(loader, q); }
+            advance(loader);
+        }
+        if (q > begin) {
+            add_stage(&sums, slice * A_QUADS, own.x, slice * B_QUADS, own.y);
+            workgroupBarrier();
+        }
+        if (is_last) { break; }
+        if (copies_a) { put_a(a_put, a_next); }
+        if (copies_b && !ONE_BLOCK) { put_b(b_put, b_next); }
+        if (copies_b && ONE_BLOCK) { put_b(b_put, a_next); }
+        workgroupBarrier();
+    }
+    if (SPLIT > 1u) { sums.upper_left = add_slices(local, sums.upper_left); }
+    return sums;
+}
+
+// Stores an invocation's sums of the tile that begins at `corner`. Only one row has a store, and
+// the other rows move up to it: compilers are slow on long texts.
+fn store_all(z: u32, corner: vec2u, own: vec2u, sums: Sums, local: u32) {
+    if (local >= SLICE) { return; }
+    let first = corner + 4u * own_quads(local);
+    let j = first.y;
     var ul = sums.upper_left;
     var ur = sums.upper_right;
     var ll = sums.lower_left;
     var lr = sums.lower_right;
     for (var r = 0u; r < ROWS; r++) {
-        let i = first + r % 4u + r / 4u * (BM / 2u);
+        let i = first.x + r % 4u + r / 4u * (BM / 2u);
         store_four(z, i, j, own, ul[0]);
         if (COLUMNS == 8u) { store_four(z, i, j + BN / 2u, own, ur[0]); }
         ul = mat4x4f(ul[1], ul[2], ul[3], ll[0]);

@@ -12,6 +12,8 @@ pub struct Caps {
     pub subgroups: bool,
     /// The most bytes that a kernel sees of a buffer.
     pub binding_bytes: u64,
+    /// Registers of an invocation, as floats, that a kernel may need before its compiler spills.
+    pub registers: u32,
 }
 
 /// Class of a device by what is fast on it.
@@ -33,6 +35,7 @@ impl Caps {
         workgroup_bytes: u32::MAX,
         subgroups: true,
         binding_bytes: u64::MAX,
+        registers: u32::MAX,
     };
 
     /// Returns the capabilities of an opened device.
@@ -42,6 +45,7 @@ impl Caps {
             workgroup_bytes: gpu.limits.workgroup_bytes,
             subgroups: gpu.features.subgroups.is_some(),
             binding_bytes: gpu.limits.binding_bytes,
+            registers: registers(gpu.vendor),
         }
     }
 
@@ -52,6 +56,7 @@ impl Caps {
             workgroup_bytes: adapter.limits().workgroup_bytes,
             subgroups: adapter.features().subgroups.is_some(),
             binding_bytes: adapter.limits().binding_bytes,
+            registers: registers(adapter.vendor),
         }
     }
 
@@ -71,6 +76,15 @@ impl Caps {
     pub(crate) fn with_all_that_run(self) -> Self {
         Self { class: DeviceClass::Any, ..self }
     }
+}
+
+/// PCI's number of Intel, whose GPUs have 128 registers of a vector for each of its threads.
+const INTEL: u32 = 0x8086;
+
+/// Returns the registers of an invocation on a vendor's GPUs. An invocation of others can have 256
+/// and leaves room for half as many at a time, or a third, when it has more than 128.
+fn registers(vendor: u32) -> u32 {
+    if vendor == INTEL { 128 } else { 256 }
 }
 
 fn class(kind: AdapterKind) -> DeviceClass {

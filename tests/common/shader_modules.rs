@@ -10,6 +10,7 @@ use potluck_core::rng::Key;
 use potluck_graph::{Accumulation, AttentionOptions, Binary, Conv2dOptions, EpilogueOp, Op, Unary};
 use potluck_kernels::autotune::catalog::catalog_calls;
 use potluck_kernels::ops::attention::tiles;
+use potluck_kernels::ops::matmul::split_k::SPLIT_TILES;
 use potluck_kernels::ops::matmul::{shared, tile};
 use potluck_kernels::ops::{embedding_rows, layer_norm_rows};
 use potluck_kernels::source::{FILES, snippet, text};
@@ -209,7 +210,7 @@ fn products() -> Vec<(String, String)> {
             texts.extend(of_product(tile.name, kind, product));
         }
     }
-    for name in ["matmul_shared_128x128_split_k", "matmul_shared_64x64_split_k"] {
+    for (name, _) in SPLIT_TILES {
         texts.extend(of_product(name, "whole", [256, 2048, 256]));
         texts.extend(of_product(name, "odd", [257, 2051, 261]));
     }

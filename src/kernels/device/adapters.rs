@@ -17,6 +17,8 @@ pub struct Adapter {
     pub api: &'static str,
     pub kind: AdapterKind,
     pub driver: String,
+    /// PCI's number of the vendor, or 0 if the API tells none.
+    pub vendor: u32,
     /// Index of the preferred API's entry of the same physical adapter, if this is another entry.
     pub merged_into: Option<usize>,
     pub memory: AdapterMemory,
@@ -131,6 +133,7 @@ fn find_adapters() -> Vec<Adapter> {
             api: api_name(info.backend),
             kind,
             driver: format!("{} {}", info.driver, info.driver_info).trim().to_string(),
+            vendor: info.vendor,
             merged_into,
             memory: AdapterMemory::of(&wgpu, kind),
             wgpu,

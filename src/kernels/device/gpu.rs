@@ -47,6 +47,8 @@ pub struct Gpu {
     pub name: String,
     pub api: &'static str,
     pub kind: AdapterKind,
+    /// PCI's number of the vendor, or 0 if the API tells none.
+    pub vendor: u32,
     pub checks: ShaderChecks,
     pub device: wgpu::Device,
     pub queue: wgpu::Queue,
@@ -113,6 +115,7 @@ impl Gpu {
             name,
             api: adapter.api,
             kind: adapter.kind,
+            vendor: adapter.vendor,
             checks,
             device,
             queue,

@@ -88,14 +88,16 @@ pub fn reference<T: Float>(
 
 /// Static choice: for single channels the kernel of its own; on adapters that run on a processor
 /// the first register tile with enough invocations, on GPUs the largest tile in workgroup memory of
-/// which there are enough, or else the smallest one; one invocation per output if there is none.
+/// which there are enough and which no compiler spills there, or else the smallest one; one
+/// invocation per output if there is none.
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     let geometry = Geometry::of(call);
     if let Some(dispatches) = depthwise::dispatches(call, &geometry) {
         return dispatches;
     }
     if caps.suits_hardware() {
-        let tiles: Vec<_> = workgroup_tiles(&geometry, caps).collect();
+        let suits = |(tile, _): &(WorkgroupTile, usize)| tile.suits(caps);
+        let tiles: Vec<_> = workgroup_tiles(&geometry, caps).filter(suits).collect();
         let is_busy = |(_, workgroups): &&(_, usize)| *workgroups >= WORKGROUPS_MIN;
         let tile = tiles.iter().find(is_busy).or(tiles.last());
         return match tile {

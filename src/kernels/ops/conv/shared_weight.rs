@@ -88,8 +88,9 @@ fn params(geometry: &Geometry, tiled: &TiledWeight) -> Vec<u32> {
     let ([down, across], workgroups) = (tiled.tiles(), tiled.workgroups());
     let (group_c, group_o) = (geometry.group_c(), geometry.group_o());
     let places = geometry.positions();
-    let front = [workgroups, down * across, across, places, tiled.part, h, w, c, oh, ow, o];
+    let tiles = [workgroups, down * across, down, across];
+    let front = [places, tiled.part, h, w, c, oh, ow, o];
     let middle = [kernel[1], sh, sw, ph, pw, dh, dw, group_c, group_o];
     let behind = [tiled.groups, tiled.width, tiled.terms];
-    front.iter().chain(&middle).chain(&behind).map(|word| *word as u32).collect()
+    tiles.iter().chain(&front).chain(&middle).chain(&behind).map(|word| *word as u32).collect()
 }

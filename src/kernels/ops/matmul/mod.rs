@@ -6,7 +6,7 @@
 pub(crate) mod probes;
 pub mod shared;
 pub mod sizes;
-pub(crate) mod split_k;
+pub mod split_k;
 mod thin;
 pub mod tile;
 pub(crate) mod vector;
@@ -176,7 +176,7 @@ fn product(
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     let sizes = Sizes::of(call);
     if caps.suits_hardware() {
-        return on_hardware(call, sizes);
+        return on_hardware(call, sizes, caps);
     }
     if let Some(split) = SplitK::of_registers(&sizes) {
         return split.dispatches(call, &sizes);
@@ -193,16 +193,19 @@ pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
 
 /// Static choice on GPUs: for few rows or columns the kernel that reads the other matrix once, or
 /// else tiles in workgroup memory: the largest one with long sums split, if it has too few tiles to
-/// fill the device, or else the largest one of which there are enough to keep it busy.
-fn on_hardware(call: &OpCall, sizes: Sizes) -> Vec<Dispatch> {
+/// fill the device, or else the largest one of which there are enough to keep it busy; of tiles that
+/// no compiler spills there.
+fn on_hardware(call: &OpCall, sizes: Sizes, caps: &Caps) -> Vec<Dispatch> {
     if vector::fits(&sizes) {
         return vec![vector::dispatch(call, &sizes, vector::static_choice(&sizes))];
     }
-    let is_filled = |split: &SplitK| split.workgroups(&sizes) >= WORKGROUPS_MIN;
+    let is_filled =
+        |split: &SplitK| split.suits(caps) && split.workgroups(&sizes) >= WORKGROUPS_MIN;
     if let Some(split) = SplitK::of(&sizes).find(is_filled) {
         return split.dispatches(call, &sizes);
     }
-    let tiles: Vec<_> = shared::TILES.into_iter().filter(|tile| tile.fits(&sizes)).collect();
+    let suits = |tile: &shared::WorkgroupTile| tile.suits(caps) && tile.fits(&sizes);
+    let tiles: Vec<_> = shared::TILES.into_iter().filter(suits).collect();
     let is_busy = |tile: &&shared::WorkgroupTile| tile.count(&sizes) >= WORKGROUPS_MIN;
     // The last ones are the smallest: that with split sums, if there are few and long ones.
     if let Some(tile) = tiles.iter().find(is_busy).or(tiles.last()) {
@@ -483,12 +486,17 @@ mod tests {
             split(768, 8192, 768),
             [
                 ("matmul_shared_128x128", 36 * 8, 8 * 9 * mib / 4),
+                ("matmul_shared_128x128_by_terms", 36 * 8, 8 * 9 * mib / 4),
                 ("matmul_shared_64x64", 144 * 3, 3 * 9 * mib / 4),
             ]
         );
         assert_eq!(
             split(512, 2048, 512),
-            [("matmul_shared_128x128", 16 * 4, 4 * mib), ("matmul_shared_64x64", 64 * 4, 4 * mib)]
+            [
+                ("matmul_shared_128x128", 16 * 4, 4 * mib),
+                ("matmul_shared_128x128_by_terms", 16 * 4, 4 * mib),
+                ("matmul_shared_64x64", 64 * 4, 4 * mib),
+            ]
         );
         assert_eq!(split(768, 1023, 768), []);
         assert_eq!(split(8192, 8192, 768), []);
@@ -500,18 +508,20 @@ mod tests {
     fn static_choices_on_gpus_use_workgroup_memory() {
         let class = DeviceClass::Hardware;
         let gpu = Caps { class, workgroup_bytes: 16 << 10, subgroups: false, ..Caps::EVERY };
+        let intel = Caps { registers: 128, ..gpu };
         let op = op((false, true));
-        let named = |m: usize, k: usize, n: usize| {
+        let named_on = |gpu: &Caps, m: usize, k: usize, n: usize| {
             let inputs = vec![vec![m, k], vec![n, k]];
             let random = RandomContext { step_key: Key::new(1), training: true };
             let owned = OwnedCall::new(op.clone(), inputs, random).unwrap();
             let call = owned.call();
-            let chosen = dispatch(&call, &gpu);
-            let variants = variants(&call, &gpu);
+            let chosen = dispatch(&call, gpu);
+            let variants = variants(&call, gpu);
             let spills = |name: &str| name.contains("16x16") || name.contains("16x8");
             assert!(variants.iter().all(|variant| !spills(&variant.name)), "{m} {k} {n}");
             variants.into_iter().find(|variant| variant.dispatches == chosen).unwrap().name
         };
+        let named = |m: usize, k: usize, n: usize| named_on(&gpu, m, k, n);
         // The products of a GPT-2 step, and of one token.
         assert_eq!(named(8192, 768, 2304), "matmul_shared_128x128");
         assert_eq!(named(8192, 768, 50257), "matmul_shared_128x128");
@@ -523,6 +533,11 @@ mod tests {
         // Too few tiles of any size, and long sums.
         assert_eq!(named(64, 4096, 64), "matmul_shared_32x32_split");
         assert_eq!(named(12, 3, 12), "matmul_tile_4x4");
+        // Where registers are few, tiles whose terms are a loop.
+        assert_eq!(named_on(&intel, 8192, 768, 2304), "matmul_shared_128x128_by_terms");
+        let split = "matmul_shared_128x128_by_terms_split_k";
+        assert_eq!(named_on(&intel, 768, 8192, 768), split);
+        assert_eq!(named_on(&intel, 768, 1000, 768), "matmul_shared_128x64");
     }
 
     #[test]

@@ -15,7 +15,7 @@ use super::tile::{RegisterTile, TILES, WORKGROUP};
 use super::tiled_in_parts;
 use crate::dispatch::{WORKSPACE_VALUES_MAX, grid};
 use crate::ops::epilogue;
-use crate::{Dispatch, OpCall, Operand, Shader};
+use crate::{Caps, Dispatch, OpCall, Operand, Shader};
 use potluck_graph::Accumulation;
 
 /// Workgroups that fill a large device, each with the fewest terms of a part for so many: about two
@@ -37,6 +37,13 @@ pub(crate) const CACHED_TERMS_MIN: usize = 2 * CACHED_TERMS;
 
 /// Name of the kernel variant that splits the sums of the largest register tile.
 pub(crate) const OF_REGISTERS: &str = "matmul_tile_16x16_split_k";
+
+/// Names of the variants that split the sums of a tile in workgroup memory, with those of the tiles.
+pub const SPLIT_TILES: [(&str, &str); 3] = [
+    ("matmul_shared_128x128_split_k", "matmul_shared_128x128"),
+    ("matmul_shared_128x128_by_terms_split_k", "matmul_shared_128x128_by_terms"),
+    ("matmul_shared_64x64_split_k", "matmul_shared_64x64"),
+];
 
 /// A tile, and how its sums are split.
 #[derive(Clone, Copy, Debug)]
@@ -72,11 +79,7 @@ impl SplitK {
 
     /// Returns the splits that are candidates for these sizes, that of the largest tile first.
     pub fn of(sizes: &Sizes) -> impl Iterator<Item = Self> {
-        let named = [
-            ("matmul_shared_128x128_split_k", "matmul_shared_128x128"),
-            ("matmul_shared_64x64_split_k", "matmul_shared_64x64"),
-        ];
-        named.into_iter().filter_map(|(name, tile)| {
+        SPLIT_TILES.into_iter().filter_map(|(name, tile)| {
             let tile = shared::TILES.into_iter().find(|known| known.name == tile)?;
             Self::with_tile(name, tile, sizes)
         })
@@ -96,6 +99,14 @@ impl SplitK {
         }
         let terms = sizes.k.div_ceil(parts).next_multiple_of(tile.k as usize);
         Some(Self { name, tile: Tile::Workgroup(tile), count: sizes.k.div_ceil(terms), terms })
+    }
+
+    /// Returns true if no compiler spills registers on such a device.
+    pub fn suits(&self, caps: &Caps) -> bool {
+        match self.tile {
+            Tile::Workgroup(tile) => tile.suits(caps),
+            Tile::Register(_) => caps.suits_software(),
+        }
     }
 
     /// Returns the number of workgroups that compute parts.
