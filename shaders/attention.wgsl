@@ -138,7 +138,7 @@ fn forward(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) gr
             exp_where(s[2] - higher.z, counts_z), exp_where(s[3] - higher.w, counts_w));
         total = total * shrink + vec4f(1.0) * weights;
         if (DROPOUT != 0u) {
-            weights = product(weights, kept_by_query(task.sample, task.head, i, at));
+            weights = drop_pairs(weights, kept_by_query(task.sample, task.head, i, at));
         }
         let v = values + four(j) * p.v_width;
         for (var part = 0u; part < task.parts; part++) {
@@ -226,9 +226,9 @@ fn grad_kv(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) gr
             let weights = weights_by_key(s, lse_of(stats_start + rows), at, j);
             var dropped = weights;
             if (DROPOUT != 0u) {
-                let m = kept_by_key(task.sample, head, rows, j);
-                dropped = product(weights, m);
-                dp = product(dp, m);
+                let kept = kept_by_key(task.sample, head, rows, j);
+                dropped = drop_pairs(weights, kept);
+                dp = drop_pairs(dp, kept);
             }
             let deltas = delta_of(stats_start + rows);
             let ds = product(p.scale * weights, dp - mat4x4f(deltas, deltas, deltas, deltas));
@@ -276,7 +276,7 @@ fn grad_q(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) gro
         s *= p.scale;
         let at = j + LANES;
         let weights = weights_by_query(s, own_lse, i, at);
-        if (DROPOUT != 0u) { dp = product(dp, kept_by_query(task.sample, task.head, i, at)); }
+        if (DROPOUT != 0u) { dp = drop_pairs(dp, kept_by_query(task.sample, task.head, i, at)); }
         let ds = score_slopes_by_query(weights, dp, deltas);
         for (var part = 0u; part < task.parts; part++) {
             dq[part] += k_block(k, task.first_part + part) * ds;

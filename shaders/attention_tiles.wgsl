@@ -303,7 +303,7 @@ fn forward(
             exp_where(s[2] - higher.z, counts_z), exp_where(s[3] - higher.w, counts_w));
         total = total * shrink + vec4f(1.0) * weights;
         if (DROPOUT != 0u) {
-            weights = product(weights, kept_by_query(block.sample, block.head, i, j));
+            weights = drop_pairs(weights, kept_by_query(block.sample, block.head, i, j));
         }
         sums.left = times(sums.left, shrink);
         if (QUADS == 2u) { sums.right = times(sums.right, shrink); }
@@ -400,7 +400,7 @@ fn grad_q(
         var dp = products(DY, slopes, block.first, V, values, first, local);
         let j = first + local % X + X * LANES;
         let weights = weights_by_query(s, own_lse, i, j);
-        if (DROPOUT != 0u) { dp = product(dp, kept_by_query(block.sample, block.head, i, j)); }
+        if (DROPOUT != 0u) { dp = drop_pairs(dp, kept_by_query(block.sample, block.head, i, j)); }
         let ds = score_slopes_by_query(weights, dp, deltas);
         sums = add_source(sums, ds, K, keys, first, block.first_part, local);
     }
@@ -437,9 +437,9 @@ fn grad_kv(
             let weights = weights_by_key(s, lse_of(rows), i, j);
             var dropped = weights;
             if (DROPOUT != 0u) {
-                let m = kept_by_key(block.sample, head, i, j);
-                dropped = product(weights, m);
-                dp = product(dp, m);
+                let kept = kept_by_key(block.sample, head, i, j);
+                dropped = drop_pairs(weights, kept);
+                dp = drop_pairs(dp, kept);
             }
             let deltas = delta_of(rows);
             let ds = product(p.scale * weights, dp - mat4x4f(deltas, deltas, deltas, deltas));

@@ -47,6 +47,7 @@ var<immediate> p: Params;
 
 @group(0) @binding(1) var<storage, read_write> b: array<vec4f>;
 
+const ROW_SUMS = 0u;
 const A_BY_TERMS = true;
 const B_BY_TERMS = false;
 

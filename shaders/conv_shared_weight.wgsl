@@ -34,6 +34,7 @@ var<immediate> p: Params;
 
 @group(0) @binding(2) var<storage, read_write> parts: array<vec4f>;
 
+const ROW_SUMS = 0u;
 const A_BY_TERMS = false;
 const B_BY_TERMS = false;
 

@@ -3,6 +3,8 @@
 //
 //   forward  keeps the row, so that mean and variance around it cost one read
 //   grad     keeps g = weight dy and xhat
+//   grad_affine  does the same for a block of rows, and sums dy xhat, and dy if SUMS is 2, over the
+//            block, for the gradients of weight and bias; shaders/row_blocks.wgsl adds blocks
 //
 // LANES invocations share a row, each with every LANES-th vector of it, at most ITEMS; a workgroup
 // of GROUP has GROUP / LANES rows. 32 bytes per vector moved (48 by grad), each once. A sum over a
@@ -10,10 +12,11 @@
 // two barriers.
 //
 // Prepended constants: GROUP; LANES, which divides it; INNER, which divides LANES; ITEMS; ADDS,
-// which is not 0 if grad adds a residual; CENTERED, which is 0 if there is no mean.
+// which is not 0 if grad adds a residual; CENTERED, which is 0 if there is no mean; SUMS,
+// the sums of grad_affine for each column.
 
 struct Params { rows: u32, c: u32, eps: f32, flag: u32 }
-// `flag`: forward adds a bias.
+// `flag`: forward adds a bias; of grad_affine, the rows of a block.
 var<immediate> p: Params;
 
 @group(0) @binding(0) var<storage, read> x: array<vec4f>;                // (rows, c / 4)
@@ -27,6 +30,8 @@ var<immediate> p: Params;
 @group(0) @binding(3) var<storage, read> dy: array<vec4f>;               // (rows, c / 4)
 @group(0) @binding(4) var<storage, read_write> dx: array<vec4f>;         // (rows, c / 4)
 @group(0) @binding(5) var<storage, read> residual: array<vec4f>;         // (rows, c / 4)
+// grad_affine binds partials too, of each column the sum for the weight, and that for the bias.
+@group(0) @binding(6) var<storage, read_write> partials: array<vec4f>;   // (blocks, c / 4, 1 or 2)
 
 const OUTER: u32 = LANES / INNER;
 
@@ -107,16 +112,18 @@ fn forward(
     if (place.y == 0u && place.x < p.rows) { new_stats[row] = vec2f(mean, rstd); }
 }
 
-@compute @workgroup_size(GROUP)
-fn grad(
-    @builtin(workgroup_id) group: vec3u,
-    @builtin(num_workgroups) groups: vec3u,
-    @builtin(local_invocation_index) local: u32,
-) {
-    let place = place_of(workgroup_of(group, groups), local);
+// Sums over the rows of an invocation of dy xhat and of dy, for each of its vectors.
+struct AffineSums {
+    of_weight: array<vec4f, ITEMS>,
+    of_bias: array<vec4f, ITEMS>,
+}
+
+// Computes dx of the row and the vectors of `place`, and adds to the sums, if the row is below
+// `last`.
+fn grad_row(place: vec2u, last: u32, sums: ptr<function, AffineSums>, local: u32) {
     let row = min(place.x, p.rows - 1u);
     let width = p.c / 4u;
-    let end = select(0u, width, place.x < p.rows);
+    let end = select(0u, width, place.x < last);
     let start = row * width;
     let of_row = stats[row];
 
@@ -125,8 +132,11 @@ fn grad(
     for (var i = 0u; i < ITEMS; i++) {
         let k = place.y + LANES * i;
         let at = min(k, width - 1u);
+        let slope = dy[start + at];
         xhat[i] = (x[start + at] - of_row.x) * of_row.y;
-        g[i] = within(k, end, weight[at] * dy[start + at]);
+        g[i] = within(k, end, weight[at] * slope);
+        (*sums).of_weight[i] += within(k, end, slope * xhat[i]);
+        (*sums).of_bias[i] += within(k, end, slope);
     }
     var part = vec4f(0.0);      // of g
     var product = vec4f(0.0);   // of g xhat
@@ -142,6 +152,64 @@ fn grad(
             var value = of_row.y * (g[i] - means.x - xhat[i] * means.y);
             if (ADDS != 0u) { value += residual[start + k]; }
             dx[start + k] = value;
+        }
+    }
+}
+
+@compute @workgroup_size(GROUP)
+fn grad(
+    @builtin(workgroup_id) group: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+    @builtin(local_invocation_index) local: u32,
+) {
+    var sums: AffineSums;
+    grad_row(place_of(workgroup_of(group, groups), local), p.rows, &sums, local);
+}
+
+var<workgroup> affine_parts: array<vec4f, GROUP>;
+
+// The sum of `mine` over the rows of a workgroup, for the first invocations, those of a row.
+fn sum_of_rows(mine: vec4f, local: u32) -> vec4f {
+    if (GROUP == LANES) { return mine; }
+    workgroupBarrier();
+    affine_parts[local] = mine;
+    workgroupBarrier();
+    var sum = mine;
+    if (local < LANES) {
+        for (var other = local + LANES; other < GROUP; other += LANES) {
+            sum += affine_parts[other];
+        }
+    }
+    return sum;
+}
+
+@compute @workgroup_size(GROUP)
+fn grad_affine(
+    @builtin(workgroup_id) group: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let block = workgroup_of(group, groups);
+    let begin = block * p.flag;
+    if (begin >= p.rows) { return; }
+    let last = min(begin + p.flag, p.rows);
+    var sums: AffineSums;
+    for (var first = begin; first < last; first += GROUP / LANES) {
+        grad_row(vec2u(first + local / LANES, local % LANES), last, &sums, local);
+    }
+    for (var i = 0u; i < ITEMS; i++) {
+        let of_weight = sum_of_rows(sums.of_weight[i], local);
+        var of_bias = vec4f(0.0);
+        if (SUMS == 2u) { of_bias = sum_of_rows(sums.of_bias[i], local); }
+        let k = local % LANES + LANES * i;
+        if (local < LANES && k < p.c / 4u) {
+            let at = block * (p.c / 4u) + k;
+            if (SUMS < 2u) {
+                partials[at] = of_weight;
+            } else {
+                partials[2u * at] = of_weight;
+                partials[2u * at + 1u] = of_bias;
+            }
         }
     }
 }

@@ -14,11 +14,14 @@
 // what no other tile owns; so nothing is tested where operands are read. EDGES = 1: the matrix is
 // smaller than a tile. EDGE_K = 1: k is no multiple of BK. SPLIT_K = 1: each part of the sum has
 // tiles of its own, and c is (parts, batch, m, n); shaders/matmul_split_k.wgsl adds them.
+// ROW_SUMS = 1: the first tile of each row of tiles sums the transposed a over its terms too, (m),
+// or (parts, m) behind c; m and n are multiples of 4.
 //
 // Prepended (src/kernels/ops/matmul/shared.rs): the constants in capitals, the operands `a` and
 // `b` with `a_four` and `b_four`, which read elements `at` .. `at` + 3 of one, `a_some` and
 // `b_some`, which return zeros for those from the `count`th on, and `store_some`
-// (with src/kernels/ops/epilogue.rs), which stores the elements `begin` .. `end` - 1 of four.
+// (with src/kernels/ops/epilogue.rs), which stores the elements `begin` .. `end` - 1 of four, and
+// `put_row_sums`, which stores four neighbouring sums of a.
 
 struct Params {
     tiles: u32,             // in all matrices of c
@@ -136,4 +139,12 @@ fn shared_tile(
     var loader = Loader(a_at, b_at, i, j, a_copied.y, b_copied.y);
     let sums = multiply(&loader, begin, end, local);
     store_all(matrix, vec2u(row, column), own, sums, local);
+    if (ROW_SUMS == 1u && own.y == 0u) {
+        let totals = sums_of_a(sums.of_a, local);
+        let first = row + 4u * local;
+        if (local >= A_QUADS || first < own.x || first >= p.m) { return; }
+        let parts = p.tiles / p.tiles_each;
+        let begin_of_sums = select(0u, parts * p.m * p.n + matrix * p.m, SPLIT_K == 1u);
+        put_row_sums(begin_of_sums + first, totals);
+    }
 }

@@ -156,27 +156,53 @@ fn score_slopes_by_query(weights: mat4x4f, dp: mat4x4f, deltas: vec4f) -> mat4x4
         weights[2] * (dp[2] - deltas.z), weights[3] * (dp[3] - deltas.w));
 }
 
-// m of four pairs of positions of a head of a sample; each head has a key of its own.
-fn kept_four(sample: u32, head: u32, i: vec4u, j: vec4u) -> vec4f {
+// Which of four pairs of positions of a head of a sample are kept; each head has a key of its own.
+fn kept_four(sample: u32, head: u32, i: vec4u, j: vec4u) -> vec4<bool> {
     let pairs = i * p.t + j;
     let key = vec2u(p.key_0 + head, p.key_1);
     let id = samples[sample];
     let words = vec4u(
         threefry2x32(key, vec2u(id, pairs.x)).x, threefry2x32(key, vec2u(id, pairs.y)).x,
         threefry2x32(key, vec2u(id, pairs.z)).x, threefry2x32(key, vec2u(id, pairs.w)).x);
-    return select(vec4f(0.0), vec4f(p.factor), words >= vec4u(p.threshold));
+    return words >= vec4u(p.threshold);
 }
 
-// m with a column for each of four queries.
-fn kept_by_query(sample: u32, head: u32, i: vec4u, j: vec4u) -> mat4x4f {
-    return mat4x4f(
-        kept_four(sample, head, vec4u(i.x), j), kept_four(sample, head, vec4u(i.y), j),
-        kept_four(sample, head, vec4u(i.z), j), kept_four(sample, head, vec4u(i.w), j));
+// m of 4 x 4 pairs, a bit for each that is kept: four neighbouring ones for each of four queries, or
+// for each of four keys. One row at a time, by a loop that no driver unrolls, because 16 numbers at
+// once take more registers than some GPUs have beside the sums.
+
+fn kept_by_query(sample: u32, head: u32, i: vec4u, j: vec4u) -> u32 {
+    var rows = i;
+    var bits = 0u;
+    for (var row = 0u; row < select(4u, 0u, p.t == 0u); row++) {
+        bits |= bits_of(kept_four(sample, head, vec4u(rows.x), j)) << (4u * row);
+        rows = rows.yzwx;
+    }
+    return bits;
 }
 
-// m with a column for each of four keys.
-fn kept_by_key(sample: u32, head: u32, i: vec4u, j: vec4u) -> mat4x4f {
-    return mat4x4f(
-        kept_four(sample, head, i, vec4u(j.x)), kept_four(sample, head, i, vec4u(j.y)),
-        kept_four(sample, head, i, vec4u(j.z)), kept_four(sample, head, i, vec4u(j.w)));
+fn kept_by_key(sample: u32, head: u32, i: vec4u, j: vec4u) -> u32 {
+    var rows = j;
+    var bits = 0u;
+    for (var row = 0u; row < select(4u, 0u, p.t == 0u); row++) {
+        bits |= bits_of(kept_four(sample, head, i, vec4u(rows.x))) << (4u * row);
+        rows = rows.yzwx;
+    }
+    return bits;
+}
+
+fn bits_of(kept: vec4<bool>) -> u32 {
+    let bits = select(vec4u(0u), vec4u(1u, 2u, 4u, 8u), kept);
+    return bits.x | bits.y | bits.z | bits.w;
+}
+
+// Values times m, of which `kept` has the bits, column by column.
+fn drop_pairs(values: mat4x4f, kept: u32) -> mat4x4f {
+    return mat4x4f(drop_four(values[0], kept), drop_four(values[1], kept >> 4u),
+        drop_four(values[2], kept >> 8u), drop_four(values[3], kept >> 12u));
+}
+
+fn drop_four(values: vec4f, kept: u32) -> vec4f {
+    let is_kept = (vec4u(kept) & vec4u(1u, 2u, 4u, 8u)) != vec4u(0u);
+    return values * select(vec4f(0.0), vec4f(p.factor), is_kept);
 }

@@ -6,7 +6,8 @@
 // BY_TERMS = 1: the terms of a stage are a loop that no compiler unrolls, for GPUs with few
 // registers; the sums are the same. LANES = 1: 32 neighbouring invocations multiply 4 quads of rows
 // by 8 of columns, in place of whole rows of the tile. They read fewer vectors of workgroup memory,
-// which gains where reads of one vector by several invocations are one access.
+// which gains where reads of one vector by several invocations are one access. ROW_SUMS = 1: a is
+// summed over its terms on its way to workgroup memory, see `sums_of_a`.
 //
 // A file that uses it has Params with `tiles`, `tiles_down` and `tiles_across`, the constants
 // A_BY_TERMS and B_BY_TERMS, true if the terms of a row or column are neighbours in memory, and
@@ -31,6 +32,7 @@ const_assert A_BLOCKS <= SIZE && B_BLOCKS <= SIZE;
 const_assert ACROSS % 8u == 0u && A_QUADS % 8u == 0u && (ROWS == 4u || A_QUADS % 16u == 0u);
 const_assert TERMS == 16u && BK % SPLIT == 0u;
 const_assert SPLIT == 1u || (ROWS == 4u && COLUMNS == 4u && BK >= BN);
+const_assert ROW_SUMS == 0u || !A_BY_TERMS;
 const_assert LANES == 0u || (SPLIT == 1u && SLICE / ACROSS % 4u == 0u);
 
 // Rows of tiles that are walked together, down first: workgroups that run at a time then share
@@ -126,12 +128,14 @@ fn add_slices(local: u32, own: mat4x4f) -> mat4x4f {
     return sums;
 }
 
-// Sums of an invocation: its rows y and, if it has 8, those half a tile below; columns x alike.
+// Sums of an invocation: its rows y and, if it has 8, those half a tile below; columns x alike. And
+// of the rows of a that it copies.
 struct Sums {
     upper_left: mat4x4f,
     upper_right: mat4x4f,
     lower_left: mat4x4f,
     lower_right: mat4x4f,
+    of_a: vec4f,
 }
 
 // Every row of the result is a's element of that row times the row b.
@@ -198,6 +202,9 @@ fn multiply(loader: ptr<function, Loader>, begin: u32, end: u32, local: u32) -> 
         let is_last = q >= end;
         if (!is_last) {
             if (copies_a) { a_next = load_a(loader, q); }
+            if (ROW_SUMS == 1u && copies_a) {
+                sums.of_a += (a_next[0] + a_next[1]) + (a_next[2] + a_next[3]);
+            }
             if (copies_b && !ONE_BLOCK) { b_next = load_b(loader, q); }
             if (copies_b && ONE_BLOCK) { a_next = load_b(loader, q); }
             advance(loader);
@@ -214,6 +221,19 @@ fn multiply(loader: ptr<function, Loader>, begin: u32, end: u32, local: u32) -> 
     }
     if (SPLIT > 1u) { sums.upper_left = add_slices(local, sums.upper_left); }
     return sums;
+}
+
+// Returns the sums of a over all terms: of quad `local` of its rows, if there is such a quad. `own`
+// are those of an invocation, which are added in order through a's tile.
+fn sums_of_a(own: vec4f, local: u32) -> vec4f {
+    workgroupBarrier();
+    if (local < A_BLOCKS) { a_tile[local] = own; }
+    workgroupBarrier();
+    var total = vec4f(0.0);
+    if (local < A_QUADS) {
+        for (var n = 0u; n < K_QUADS; n++) { total += a_tile[n * A_QUADS + local]; }
+    }
+    return total;
 }
 
 // Stores an invocation's sums of the tile that begins at `corner`. Only one row has a store, and

@@ -45,8 +45,8 @@ pub use passes::recompute::{Recomputation, Recompute};
 pub use passes::shard::{Shard, ShardError, reported_once, shard};
 
 pub use op::{
-    Binary, Cell, ColumnRange, EpilogueOp, IGNORE_INDEX, LossClasses, LossCount, Numbered, Op,
-    Reduction, Unary,
+    Binary, Cell, ColumnRange, EpilogueOp, IGNORE_INDEX, LossClasses, LossCount, NormBackward,
+    Numbered, Op, Reduction, Unary,
 };
 
 pub use model_graph::{ModelGraph, RankGraph};
@@ -144,6 +144,9 @@ impl Accumulation {
     pub fn all(outputs: usize) -> Self {
         (0..outputs).fold(Self::NONE, |flags, output| Self(flags.0 | Self::only(output).0))
     }
+
+    /// A node adds to the second and the third of its outputs.
+    pub const LATTER_TWO: Self = Self(0b110);
 
     /// Returns the flags of a node that adds to one of its outputs.
     pub fn only(output: usize) -> Self {

@@ -176,6 +176,38 @@ pub enum Reduction {
     CrossEntropy { classes: usize },
 }
 
+/// Attributes of [`Op::NormBackward`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NormBackward {
+    /// True of a layer norm, false of an RMS norm, which subtracts no mean.
+    pub centered: bool,
+    /// True if the norm has a bias, whose gradient is the third output.
+    pub bias: bool,
+    /// True if another gradient of `x`, the last input, is added to `dx`.
+    pub adds: bool,
+}
+
+impl NormBackward {
+    /// Returns the op that computes `dx`.
+    pub fn input_gradient(&self) -> Op {
+        let root = if self.centered { Op::LayerNormGrad } else { Op::RmsNormGrad };
+        if !self.adds {
+            return root;
+        }
+        Op::Fused { root: Box::new(root), epilogue: vec![EpilogueOp::Binary(Binary::Add)] }
+    }
+
+    /// Returns the op that computes the gradients of the parameters.
+    pub fn parameter_gradient(&self) -> Op {
+        if self.bias { Op::LayerNormAffineGrad } else { Op::LayerNormWeightGrad }
+    }
+
+    /// Returns the outputs to whose contents kernels can add: all but `dx`.
+    fn accumulates(&self) -> Accumulation {
+        if self.bias { Accumulation::LATTER_TWO } else { Accumulation::only(1) }
+    }
+}
+
 /// Operation of a node, from inputs to outputs, in this order. `(b*t, c)` and the like are shapes;
 /// an op whose name ends in `Grad` computes the gradient of the op of that name.
 #[derive(Clone, Debug, PartialEq)]
@@ -183,6 +215,10 @@ pub enum Op {
     /// `a (m, k), b (k, n) -> (m, n)`, or with one equal leading dimension in all three. Each
     /// side may be given transposed. A batched `k` is summed away.
     MatMul { transpose_a: bool, transpose_b: bool },
+    /// `dy (k, o), x (k, c) -> dweight (o, c), dbias (o)` of a linear layer `y = x weight^T + bias`:
+    /// the product `dy^T x` and the sum of `dy` over its rows, from one reading of `dy`. Made by the
+    /// fusion of a differentiated graph ([`super::fuse()`]): it has no gradient.
+    LinearWeightGrad,
     /// `x -> y`, elementwise.
     Unary(Unary),
     /// `x, dy -> dx`
@@ -222,6 +258,10 @@ pub enum Op {
     RmsNorm { eps: f32 },
     /// `x, weight, stats, dy -> dx`
     RmsNormGrad,
+    /// `x, weight, stats, dy [, sum] -> dx, dweight (c) [, dbias (c)]`: all gradients of a layer or
+    /// RMS norm from one reading of `x` and `dy`. Made by the fusion of a differentiated graph
+    /// ([`super::fuse()`]): it has no gradient.
+    NormBackward(NormBackward),
     /// `x (b, .., c), weight (c), bias (c) -> y (b, .., c), stats (b, groups, 2)`, with mean and
     /// rstd over all positions of a sample and `c / groups` neighbouring channels (Wu and He 2018).
     GroupNorm { groups: usize, eps: f32 },
@@ -382,7 +422,10 @@ impl Op {
             | Op::LayerNormWeightGrad
             | Op::EmbeddingGrad { .. }
             | Op::Conv2dWeightGrad { .. } => Accumulation::all(1),
-            Op::LayerNormAffineGrad | Op::GroupNormAffineGrad { .. } => Accumulation::all(2),
+            Op::NormBackward(options) => options.accumulates(),
+            Op::LinearWeightGrad | Op::LayerNormAffineGrad | Op::GroupNormAffineGrad { .. } => {
+                Accumulation::all(2)
+            }
             Op::LinearCrossEntropyGrad { by_weight: true, .. } => Accumulation::only(1),
             Op::LinearCrossEntropyPass { by_weight: true, .. } => Accumulation::only(3),
             _ => Accumulation::NONE,
@@ -498,6 +541,7 @@ impl fmt::Display for Op {
                 let mark = |transposed: &bool| if *transposed { "^T" } else { "" };
                 write!(f, "matmul a{} b{}", mark(transpose_a), mark(transpose_b))
             }
+            Op::LinearWeightGrad => write!(f, "linear_weight_grad"),
             Op::Unary(Unary::Scale(factor)) => write!(f, "scale {factor}"),
             Op::Unary(unary) => write!(f, "{}", format!("{unary:?}").to_lowercase()),
             Op::UnaryGrad(unary) => write!(f, "{}_grad", format!("{unary:?}").to_lowercase()),
@@ -518,6 +562,7 @@ impl fmt::Display for Op {
             Op::LayerNormAffineGrad => write!(f, "layer_norm_affine_grad"),
             Op::RmsNorm { .. } => write!(f, "rms_norm"),
             Op::RmsNormGrad => write!(f, "rms_norm_grad"),
+            Op::NormBackward(options) => write!(f, "{options}"),
             Op::GroupNorm { groups, .. } => write!(f, "group_norm {groups} groups"),
             Op::GroupNormGrad { groups } => write!(f, "group_norm_grad {groups} groups"),
             Op::GroupNormAffineGrad { groups } => {
@@ -576,6 +621,14 @@ impl fmt::Display for Op {
                 epilogue.iter().try_for_each(|step| write!(f, " + {step}"))
             }
         }
+    }
+}
+
+impl fmt::Display for NormBackward {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.centered { "layer_norm_backward" } else { "rms_norm_backward" })?;
+        f.write_str(if self.bias { " with bias" } else { "" })?;
+        f.write_str(if self.adds { " + add" } else { "" })
     }
 }
 

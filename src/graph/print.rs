@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::passes::fuse::{Fusion, RULES};
+use super::passes::fuse::{Fusion, rules};
 use super::{
     Bucket, Graph, MomentFormat, PassKind, Plan, Role, SlotKind, TensorLocation, UpdateRates,
 };
@@ -34,13 +34,13 @@ pub fn fusion_table(done: &[Fusion], rows: usize) -> String {
         return "nothing is fused\n".into();
     }
     let mut text = format!("fused, saving memory traffic per micro-batch of {rows} rows\n");
-    for rule in RULES {
-        let applied = done.iter().filter(|fusion| fusion.rule == rule.name);
+    for (name, why) in rules() {
+        let applied = done.iter().filter(|fusion| fusion.rule == name);
         let count = applied.clone().count();
         if count > 0 {
             let times = counted(count, "time", "times");
             let saved = size_text(sum(applied.map(|fusion| fusion.bytes_saved(rows))));
-            let _ = writeln!(text, "  {:<28}{times:>10}{saved:>14}  {}", rule.name, rule.why);
+            let _ = writeln!(text, "  {:<28}{times:>10}{saved:>14}  {}", name, why);
         }
     }
     let saved = size_text(sum(done.iter().map(|fusion| fusion.bytes_saved(rows))));

@@ -72,13 +72,18 @@ pub(super) fn fits_arity(op: &Op, count: usize) -> bool {
 
 fn arity(op: &Op) -> (usize, usize) {
     match op {
-        Op::MatMul { .. } | Op::UnaryGrad(_) | Op::Binary(_) => (2, 2),
+        Op::MatMul { .. } | Op::LinearWeightGrad => (2, 2),
+        Op::UnaryGrad(_) | Op::Binary(_) => (2, 2),
         Op::Unary(_) | Op::Reshape | Op::Permute { .. } | Op::Slice { .. } => (1, 1),
         Op::Pad { .. } | Op::Sum { .. } | Op::Broadcast { .. } => (1, 1),
         Op::Concat { .. } => (1, CONCAT_INPUTS_MAX),
         Op::LayerNorm { .. } => (2, 3),
         Op::MaximumGrad => (3, 3),
         Op::LayerNormGrad | Op::RmsNormGrad | Op::GroupNormGrad { .. } => (4, 4),
+        Op::NormBackward(options) => {
+            let count = 4 + usize::from(options.adds);
+            (count, count)
+        }
         Op::RmsNorm { .. } | Op::SoftmaxGrad => (2, 2),
         Op::GroupNorm { .. } | Op::GroupNormAffineGrad { .. } => (3, 3),
         Op::Softmax => (1, 1),
@@ -140,6 +145,7 @@ fn rule(op: &Op, x: &[&Shape]) -> Result<Vec<Shape>, String> {
         Op::MatMul { transpose_a, transpose_b } => {
             products::matmul(x[0], x[1], *transpose_a, *transpose_b)
         }
+        Op::LinearWeightGrad => products::linear_weight_grad(x[0], x[1]),
         Op::Unary(_) => elementwise::unary(x[0]),
         Op::UnaryGrad(_) => elementwise::unary_grad(x),
         Op::Binary(_) => elementwise::binary(x),
@@ -153,6 +159,7 @@ fn rule(op: &Op, x: &[&Shape]) -> Result<Vec<Shape>, String> {
         Op::Broadcast { first, dims, batched } => layout::broadcast(*first, dims, *batched, x[0]),
         Op::LayerNorm { eps } | Op::RmsNorm { eps } => norms::layer_norm(*eps, x),
         Op::LayerNormGrad | Op::RmsNormGrad => norms::layer_norm_grad(x),
+        Op::NormBackward(options) => norms::norm_backward(*options, x),
         Op::LayerNormWeightGrad => norms::layer_norm_weight_grad(x),
         Op::LayerNormAffineGrad => norms::layer_norm_affine_grad(x),
         Op::GroupNorm { groups, eps } => norms::group_norm(*groups, *eps, x),

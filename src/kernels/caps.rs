@@ -45,7 +45,7 @@ impl Caps {
             workgroup_bytes: gpu.limits.workgroup_bytes,
             subgroups: gpu.features.subgroups.is_some(),
             binding_bytes: gpu.limits.binding_bytes,
-            registers: registers(gpu.vendor),
+            registers: registers(gpu.vendor, gpu.api),
         }
     }
 
@@ -56,7 +56,7 @@ impl Caps {
             workgroup_bytes: adapter.limits().workgroup_bytes,
             subgroups: adapter.features().subgroups.is_some(),
             binding_bytes: adapter.limits().binding_bytes,
-            registers: registers(adapter.vendor),
+            registers: registers(adapter.vendor, adapter.api),
         }
     }
 
@@ -78,13 +78,17 @@ impl Caps {
     }
 }
 
-/// PCI's number of Intel, whose GPUs have 128 registers of a vector for each of its threads.
+/// PCI's number of Intel.
 const INTEL: u32 = 0x8086;
 
-/// Returns the registers of an invocation on a vendor's GPUs. An invocation of others can have 256
-/// and leaves room for half as many at a time, or a third, when it has more than 128.
-fn registers(vendor: u32) -> u32 {
-    if vendor == INTEL { 128 } else { 256 }
+/// Returns the registers of an invocation on a vendor's GPUs. Those of Intel have 128, and those of
+/// Apple 128 of 32 bits, into which its open driver fits what that of Intel needs 200 for.
+fn registers(vendor: u32, api: &str) -> u32 {
+    match (vendor, api) {
+        (INTEL, _) => 128,
+        (_, "metal") => 200,
+        _ => 256,
+    }
 }
 
 fn class(kind: AdapterKind) -> DeviceClass {

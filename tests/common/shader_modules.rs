@@ -284,7 +284,7 @@ fn layer_norm_rows() -> Vec<(String, String)> {
         let with_consts =
             |shader: Shader| shader.with_const("ADDS", adds).with_const("CENTERED", centered);
         for c in [4, 128, 768, 1600, 3072, 8192] {
-            let shader = with_consts(layer_norm_rows::shader("", c / 4));
+            let shader = with_consts(layer_norm_rows::shader("", c / 4, 2));
             texts.push((format!("layer_norm_rows {c}{what}"), text(&shader)));
         }
         let shader = with_consts(Shader::new("layer_norm", ""));

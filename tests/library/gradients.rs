@@ -4,8 +4,8 @@
 use potluck_core::{BucketId, TensorId};
 use potluck_graph::builder::BuildResult;
 use potluck_graph::{
-    Binary, Builder, Cell, Conv2dOptions, Graph, Init, LossClasses, Op, ParameterKind, Plan,
-    PlanOptions, Pool2dOptions, Unary, differentiate, fuse,
+    Binary, Builder, Cell, Conv2dOptions, Graph, Init, LossClasses, NormBackward, Op,
+    ParameterKind, Plan, PlanOptions, Pool2dOptions, Unary, differentiate, fuse,
 };
 use potluck_kernels::exec::{BucketTensor, Cpu, Executor};
 
@@ -326,13 +326,15 @@ fn what_the_loss_does_not_depend_on_has_no_part_in_gradients() {
 fn a_gradient_in_the_forward_pass_is_computed_and_has_none_itself() {
     let options = Conv2dOptions::default();
     let pool = Pool2dOptions::new(2);
-    let cases: [(Op, &[&[usize]]); 13] = [
+    let rms = NormBackward { centered: false, bias: false, adds: false };
+    let cases: [(Op, &[&[usize]]); 14] = [
         (Op::UnaryGrad(Unary::Gelu), &[&[1, 4], &[1, 4]]),
         (Op::MaximumGrad, &[&[1, 4], &[1, 4], &[1, 4]]),
         (Op::LayerNormGrad, &[&[1, 4], &[4], &[1, 2], &[1, 4]]),
         (Op::LayerNormWeightGrad, &[&[1, 4], &[1, 2], &[1, 4]]),
         (Op::LayerNormAffineGrad, &[&[1, 4], &[1, 2], &[1, 4]]),
         (Op::RmsNormGrad, &[&[1, 4], &[4], &[1, 2], &[1, 4]]),
+        (Op::NormBackward(rms), &[&[1, 4], &[4], &[1, 2], &[1, 4]]),
         (Op::SoftmaxGrad, &[&[1, 4], &[1, 4]]),
         (Op::SquaredErrorGrad, &[&[1, 4], &[1, 4]]),
         (Op::Conv2dInputGrad { options, size: [4, 4] }, &[&[1, 2, 2, 5], &[5, 3, 3, 3]]),

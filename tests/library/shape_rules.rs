@@ -5,8 +5,8 @@ use potluck_core::{DType, Shape, Site};
 use potluck_graph::builder::BuildResult;
 use potluck_graph::shapes::{Typed, outputs};
 use potluck_graph::{
-    AttentionOptions, Binary, Builder, Cell, Conv2dOptions, EpilogueOp, Init, LossClasses, Op,
-    Pool2dOptions, Reduction, Unary,
+    AttentionOptions, Binary, Builder, Cell, Conv2dOptions, EpilogueOp, Init, LossClasses,
+    NormBackward, Op, Pool2dOptions, Reduction, Unary,
 };
 
 /// An op, its inputs, and which changes of each input fit as well.
@@ -62,6 +62,16 @@ fn norms() -> Vec<Case> {
             vec![(batched(&[3, 6]).0, Free { axes: &[0], batched: true, rank: true }), fixed(&[6])],
         ),
         (Op::RmsNormGrad, vec![batched(&[3, 6]), fixed(&[6]), batched(&[3, 2]), batched(&[3, 6])]),
+        (
+            Op::NormBackward(NormBackward { centered: true, bias: true, adds: true }),
+            vec![
+                batched(&[3, 6]),
+                fixed(&[6]),
+                batched(&[3, 2]),
+                batched(&[3, 6]),
+                batched(&[3, 6]),
+            ],
+        ),
         (
             norm,
             vec![
@@ -141,6 +151,7 @@ fn cases() -> Vec<Case> {
             Op::MatMul { transpose_a: false, transpose_b: false },
             vec![free(batched(&[3, 8]), &[0], true), free(fixed(&[8, 5]), &[1], false)],
         ),
+        (Op::LinearWeightGrad, vec![batched(&[5, 3]), batched(&[5, 7])]),
         (
             Op::MatMul { transpose_a: true, transpose_b: false },
             vec![free(batched(&[3, 8]), &[1], false), free(batched(&[3, 5]), &[1], false)],

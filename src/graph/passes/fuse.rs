@@ -1,5 +1,5 @@
 //! Operator fusion: merges adjacent nodes into one [`Op::Fused`], so that the value between them
-//! never goes to memory. [`RULES`] lists the pairs of nodes, `Fuser::value` checks the conditions.
+//! never goes to memory, and gradients that read the same tensors into one node. [`RULES`] lists the pairs of nodes, `Fuser::value` checks the conditions.
 //!
 //! The fused node takes the position of the second node: all its operands exist there, and the
 //! inputs of the first node still have their values. A value that later nodes read (the input of
@@ -13,6 +13,7 @@
 //! has only constants. Ops that reduce are not fused either, but for the gradient of layer norm, to
 //! which another gradient may be added.
 
+use super::merge_gradients;
 use crate::op::{Binary, EpilogueOp, Op, Unary};
 use crate::{Graph, Node, Role};
 use potluck_core::{DType, Shape, TensorId};
@@ -27,9 +28,9 @@ pub const PERIOD_MAX: usize = 1 << 18;
 
 /// Fusion rule: a condition on the op of the producer and the epilogue step that the consumer
 /// becomes.
-pub struct Rule {
-    pub name: &'static str,
-    pub why: &'static str,
+struct Rule {
+    name: &'static str,
+    why: &'static str,
     applies: fn(&Pair) -> bool,
 }
 
@@ -67,13 +68,13 @@ impl Pair<'_> {
     }
 }
 
-/// All rules. If several apply to a node, the first one is used.
+/// Rules of epilogues. If several apply to a node, the first one is used.
 ///
 /// Four layers of each kind of (768, 256) (256, 256)^T, forward, unfused time over fused, lower
 /// quartile of 30 alternated passes on two cores of an AMD EPYC under load: a bias 1.3 on
 /// SwiftShader, a sum 1.13 on llvmpipe and 1.05 on SwiftShader, a GELU 1.04 and 1.06, chains of
 /// four elementwise ops 2.3 on llvmpipe. On the CPU device, 0.98 to 1.
-pub const RULES: &[Rule] = &[
+const RULES: &[Rule] = &[
     Rule {
         name: "matmul + bias",
         why: "a bias is added to the sums that a product has in registers",
@@ -126,6 +127,12 @@ pub const RULES: &[Rule] = &[
     },
 ];
 
+/// Returns the names of all rules, with the reasons for them: those of epilogues, and those of
+/// gradients that read the same tensors.
+pub fn rules() -> impl Iterator<Item = (&'static str, &'static str)> {
+    RULES.iter().map(|rule| (rule.name, rule.why)).chain(merge_gradients::RULES)
+}
+
 /// Applied fusion rule.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fusion {
@@ -153,9 +160,9 @@ pub fn fuse(graph: Graph) -> Graph {
 }
 
 /// Runs [`fuse`]; returns also the applied fusions, in order of application.
-pub fn fuse_listed(graph: Graph) -> (Graph, Vec<Fusion>) {
+pub fn fuse_listed(mut graph: Graph) -> (Graph, Vec<Fusion>) {
+    let mut done = merge_gradients::merge_bias_sums(&mut graph);
     let mut fuser = Fuser::new(graph);
-    let mut done = Vec::new();
     loop {
         let before = done.len();
         for at in 0..fuser.nodes.len() {
@@ -164,9 +171,12 @@ pub fn fuse_listed(graph: Graph) -> (Graph, Vec<Fusion>) {
             }
         }
         if done.len() == before {
-            return (fuser.finish(), done);
+            break;
         }
     }
+    let mut graph = fuser.finish();
+    done.extend(merge_gradients::merge_norm_gradients(&mut graph));
+    (graph, done)
 }
 
 /// Pair of nodes that can be fused.

@@ -180,12 +180,14 @@ fn rule(b: &mut Backward, id: NodeId, node: &Node, dy: TensorId) -> Result<(), S
         Op::Spread => shards::spread(b, x[0], dy),
         Op::AllReduce(reduction) => shards::all_reduce(b, reduction, node, dy),
         Op::Custom(ref op) => custom::custom(b, op, node, dy),
-        Op::UnaryGrad(_)
+        Op::LinearWeightGrad
+        | Op::UnaryGrad(_)
         | Op::MaximumGrad
         | Op::LayerNormGrad
         | Op::LayerNormWeightGrad
         | Op::LayerNormAffineGrad
         | Op::RmsNormGrad
+        | Op::NormBackward(_)
         | Op::GroupNormGrad { .. }
         | Op::GroupNormAffineGrad { .. }
         | Op::SoftmaxGrad

@@ -4,5 +4,6 @@ pub mod fuse;
 pub mod gradients;
 pub mod large_parameters;
 pub mod merge_backward;
+mod merge_gradients;
 pub mod recompute;
 pub mod shard;

@@ -2,6 +2,7 @@
 //! norm, softmax), over a batch or groups of channels of `x (b, .., c)`.
 
 use super::checks::{are_equal, require};
+use crate::op::NormBackward;
 use potluck_core::Shape;
 
 fn is_eps(eps: f32) -> Result<(), String> {
@@ -22,6 +23,14 @@ pub fn layer_norm_grad(x: &[&Shape]) -> Result<Vec<Shape>, String> {
     let fits = *x[1] == channels && *x[2] == stats && x[3] == x[0];
     require(fits, "x and dy are (.., c), weight (c), stats (.., 2)")?;
     Ok(vec![x[0].clone()])
+}
+
+/// Returns the outputs of `x, weight, stats, dy [, sum]`.
+pub fn norm_backward(options: NormBackward, x: &[&Shape]) -> Result<Vec<Shape>, String> {
+    let [dx] = &layer_norm_grad(&x[..4])?[..] else { return Err("has one dx".into()) };
+    require(x[4..].iter().all(|sum| *sum == dx), "the sum is that of x")?;
+    let gradients = vec![x[1].clone(); if options.bias { 2 } else { 1 }];
+    Ok([vec![dx.clone()], gradients].concat())
 }
 
 /// Returns the output of `x, stats, dy`.

@@ -28,6 +28,14 @@ pub fn matmul(a: &Shape, b: &Shape, ta: bool, tb: bool) -> Result<Vec<Shape>, St
     }
 }
 
+/// Returns the outputs of `dy, x`.
+pub fn linear_weight_grad(dy: &Shape, x: &Shape) -> Result<Vec<Shape>, String> {
+    require(dy.rank() == 2 && x.rank() == 2, "dy is (k, o), x (k, c)")?;
+    let mut outputs = matmul(dy, x, true, false)?;
+    outputs.push(Shape::fixed(&[dy.last()]));
+    Ok(outputs)
+}
+
 /// Returns the output of `ids, table`.
 pub fn embedding(first: usize, x: &[&Shape]) -> Result<Vec<Shape>, String> {
     require(x[1].rank() == 2 && !x[1].is_batched(), "the table is (v, c)")?;

@@ -254,7 +254,7 @@ pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
 }
 
 /// Returns the sums over rows of a gradient of parameters, with the name of its kernels.
-fn terms(call: &OpCall) -> Option<(&'static str, RowTerms)> {
+pub(super) fn terms(call: &OpCall) -> Option<(&'static str, RowTerms)> {
     let sums = sums_of(call.op)?;
     let (rows, c) = call.rows_and_last(0);
     let (name, result) = match sums {
@@ -352,13 +352,13 @@ pub fn cost(call: &OpCall) -> Cost {
 
 /// See [`Twin::iterations`]: a row in three passes, by blocks of 64; the gradients of parameters
 /// split long sums.
-fn iterations(call: &OpCall) -> usize {
+pub(super) fn iterations(call: &OpCall) -> usize {
     let (_, c) = call.rows_and_last(0);
     if sums_of(call.op).is_some() { 0 } else { 3 * c + c / 32 }
 }
 
 /// See [`Twin::forward`].
-fn forward(op: &Op) -> Option<Forward> {
+pub(super) fn forward(op: &Op) -> Option<Forward> {
     let norm = match op {
         Op::LayerNormGrad => Op::LayerNorm { eps: 1e-5 },
         Op::RmsNormGrad => Op::RmsNorm { eps: 1e-5 },
@@ -384,7 +384,7 @@ fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
 }
 
 /// See [`Twin::probes`].
-fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
+pub(super) fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     let c = inputs[0].last().copied().unwrap_or(1);
     let sized = |rows| match op {
         Op::LayerNormGrad | Op::RmsNormGrad => {

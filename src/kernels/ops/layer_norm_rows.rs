@@ -3,7 +3,7 @@
 //! and the tests.
 
 use super::layer_norm_consts::with_consts;
-use crate::dispatch::{Operand, grid};
+use crate::dispatch::{ITERATIONS_MAX, Operand, WORKSPACE_VALUES_MAX, grid};
 use crate::{Dispatch, OpCall, Shader, Variant};
 use potluck_graph::Op;
 
@@ -11,6 +11,10 @@ use potluck_graph::Op;
 /// would be too large otherwise.
 const ITEMS: usize = 4;
 const ITEMS_MAX: usize = 8;
+
+/// Workgroups that fill a large device, each with a block of rows, and the fewest rows of a block.
+const WORKGROUPS: usize = 512;
+const ROWS_MIN: usize = 8;
 
 /// Invocations of a workgroup: as many as share a row, but not fewer than the first.
 const GROUP: [usize; 2] = [64, 256];
@@ -28,11 +32,32 @@ pub fn variant(call: &OpCall, operands: Vec<Operand>, params: Vec<u32>) -> Optio
     if !c.is_multiple_of(4) || width > GROUP[1] * ITEMS_MAX {
         return None;
     }
-    let shader = with_consts(shader(entry, width), call);
+    let shader = with_consts(shader(entry, width, 0), call);
     let [group, lanes] = sizes(width);
     let groups = grid(rows.div_ceil(group / lanes), 1);
     let dispatch = Dispatch { shader, operands, params, groups };
     Some(Variant::new("layer_norm_rows", vec![dispatch]))
+}
+
+/// Returns the dispatch of a gradient that also sums for the parameters, `sums` values of each
+/// column, over blocks of rows to the workspace, given that of [`variant`], with the number of
+/// blocks and the rows of each; `None` if there are too few rows for two blocks.
+pub fn with_sums(call: &OpCall, dx: Dispatch, sums: usize) -> Option<(Dispatch, [usize; 2])> {
+    let (rows, c) = call.rows_and_last(0);
+    let width = c / 4;
+    let [group, lanes] = sizes(width);
+    let each = group / lanes;
+    let strip = rows.div_ceil(WORKGROUPS).max(ROWS_MIN).next_multiple_of(each);
+    let blocks = rows.div_ceil(strip);
+    let values = sums * blocks * c;
+    if blocks < 2 || strip.div_ceil(each) > ITERATIONS_MAX || values > WORKSPACE_VALUES_MAX {
+        return None;
+    }
+    let shader = with_consts(shader("grad_affine", width, sums), call);
+    let operands = [dx.operands, vec![Operand::workspace(values)]].concat();
+    let mut params = dx.params;
+    params[3] = strip as u32;
+    Some((Dispatch { shader, operands, params, groups: grid(blocks, 1) }, [blocks, strip]))
 }
 
 /// Returns the invocations of a workgroup, and those that share a row of `width` vectors.
@@ -41,8 +66,9 @@ fn sizes(width: usize) -> [usize; 2] {
     [lanes.max(GROUP[0]), lanes]
 }
 
-/// Returns the shader of an entry point for rows of `width` vectors, without what is added.
-pub fn shader(entry: &'static str, width: usize) -> Shader {
+/// Returns the shader of an entry point for rows of `width` vectors and so many sums of each column,
+/// without what is added.
+pub fn shader(entry: &'static str, width: usize, sums: usize) -> Shader {
     let [group, lanes] = sizes(width);
     let inner = if lanes < 128 { 8 } else { 16 };
     let items = width.div_ceil(lanes);
@@ -51,4 +77,5 @@ pub fn shader(entry: &'static str, width: usize) -> Shader {
         .with_const("LANES", lanes as u32)
         .with_const("INNER", inner)
         .with_const("ITEMS", items as u32)
+        .with_const("SUMS", sums as u32)
 }

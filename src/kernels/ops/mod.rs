@@ -29,8 +29,10 @@ mod layer_norm_consts;
 pub(crate) mod layer_norm_group;
 pub mod layer_norm_rows;
 mod linear_cross_entropy;
+mod linear_weight_grad;
 pub mod matmul;
 pub mod norm;
+mod norm_backward;
 pub mod pool;
 pub(crate) mod recurrent;
 pub(crate) mod rotary;
@@ -72,6 +74,7 @@ macro_rules! table {
 
 table! {
     Op::MatMul { .. } => matmul::TWIN,
+    Op::LinearWeightGrad => linear_weight_grad::TWIN,
     Op::Unary(_) | Op::UnaryGrad(_) => unary::TWIN,
     Op::Binary(_) | Op::MaximumGrad => binary::TWIN,
     Op::Dropout { .. } => dropout::TWIN,
@@ -85,6 +88,7 @@ table! {
     Op::LayerNorm { .. } | Op::LayerNormGrad => layer_norm::TWIN,
     Op::LayerNormWeightGrad | Op::LayerNormAffineGrad => layer_norm::TWIN,
     Op::RmsNorm { .. } | Op::RmsNormGrad => layer_norm::TWIN,
+    Op::NormBackward(_) => norm_backward::TWIN,
     Op::GroupNorm { .. } | Op::GroupNormGrad { .. } => group_norm::TWIN,
     Op::GroupNormAffineGrad { .. } => group_norm::TWIN,
     Op::Softmax | Op::SoftmaxGrad => softmax::TWIN,

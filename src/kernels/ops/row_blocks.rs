@@ -21,7 +21,7 @@ const TERMS: usize = 4;
 /// two blocks, or enough columns for one stage.
 pub fn variant(name: &str, terms: &RowTerms, accumulate: bool) -> Option<Variant> {
     let RowTerms { outer, middle, inner, .. } = *terms;
-    let (lanes, columns) = if terms.has_vectors() { (4, 16) } else { (1, 32) };
+    let [lanes, columns] = lanes_and_columns(terms);
     let (width, share) = (inner / lanes, GROUP / columns);
     let tiles = outer * width.div_ceil(columns);
     let blocks = (WORKGROUPS / tiles.max(1)).min(middle / (share * TERMS));
@@ -35,25 +35,53 @@ pub fn variant(name: &str, terms: &RowTerms, accumulate: bool) -> Option<Variant
         return None;
     }
     let workspace = Operand::workspace(sums);
+    let first = Dispatch {
+        operands: [&terms.operands[..], &[workspace]].concat(),
+        ..stage("blocks", terms, [blocks, strip], accumulate)
+    };
+    Some(Variant::new(name, vec![first, totals(terms, [blocks, strip], accumulate)]))
+}
+
+/// Returns the dispatch that adds the sums of so many blocks of `strip` rows each, which are in the
+/// workspace, and writes them to the outputs.
+pub fn totals(terms: &RowTerms, [blocks, strip]: [usize; 2], accumulate: bool) -> Dispatch {
+    let workspace = Operand::workspace(terms.sums * terms.outer * blocks * terms.inner);
+    Dispatch {
+        operands: [&[workspace][..], &terms.outputs()].concat(),
+        ..stage("totals", terms, [blocks, strip], accumulate)
+    }
+}
+
+/// Returns the number of floats in a value, and of columns of a workgroup.
+fn lanes_and_columns(terms: &RowTerms) -> [usize; 2] {
+    if terms.has_vectors() { [4, 16] } else { [1, 32] }
+}
+
+/// Returns the dispatch of a stage, without operands.
+fn stage(
+    entry: &'static str,
+    terms: &RowTerms,
+    [blocks, strip]: [usize; 2],
+    accumulate: bool,
+) -> Dispatch {
+    let &RowTerms { outer, middle, inner, .. } = terms;
+    let [lanes, columns] = lanes_and_columns(terms);
+    let width = inner / lanes;
+    let tiles = outer * width.div_ceil(columns);
     let number = terms.operands.len();
     let partials =
         format!("@group(0) @binding({number}) var<storage, read_write> partials: array<Sums>;\n");
-    let stage = |entry: &'static str, operands: Vec<Operand>, workgroups: usize| Dispatch {
+    let sizes = [outer, middle, width, blocks, strip, usize::from(accumulate)];
+    let params = sizes.iter().chain(&terms.words).map(|word| *word as u32).collect();
+    Dispatch {
         shader: Shader::new("row_blocks", entry)
             .with_text(&terms.types(lanes))
             .with_const("COLUMNS", columns as u32)
             .with_text(&terms.text)
             .with_text(&partials)
             .with_text(&terms.put(1)),
-        operands,
-        params: [&[outer, middle, width, blocks, strip, usize::from(accumulate)], &terms.words[..]]
-            .concat()
-            .into_iter()
-            .map(|word| word as u32)
-            .collect(),
-        groups: grid(workgroups, 1),
-    };
-    let first = stage("blocks", [&terms.operands[..], &[workspace]].concat(), blocks * tiles);
-    let second = stage("totals", [&[workspace][..], &terms.outputs()].concat(), tiles);
-    Some(Variant::new(name, vec![first, second]))
+        operands: Vec::new(),
+        params,
+        groups: grid(if entry == "blocks" { blocks * tiles } else { tiles }, 1),
+    }
 }

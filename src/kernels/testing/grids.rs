@@ -7,7 +7,7 @@ use potluck_core::Site;
 use potluck_core::rng::Key;
 use potluck_graph::{
     AttentionOptions, AttentionPlace, Binary, CacheUpdateOptions, CachedAttentionOptions, Cell,
-    Conv2dOptions, EpilogueOp, LossClasses, Op, Pool2dOptions, Unary,
+    Conv2dOptions, EpilogueOp, LossClasses, NormBackward, Op, Pool2dOptions, Unary,
 };
 
 /// A GPU and a driver that runs on a processor.
@@ -41,6 +41,8 @@ fn products() -> Vec<CallShape> {
     ];
     let mut calls: Vec<CallShape> = shapes.map(|inputs| (op(false, true), inputs.into())).into();
     calls.push((op(true, false), vec![vec![8, 1 << 16], vec![8, 1 << 14]]));
+    calls.push((Op::LinearWeightGrad, vec![vec![8, 1 << 16], vec![8, 1 << 14]]));
+    calls.push((Op::LinearWeightGrad, vec![vec![HUGE / 4, 4], vec![HUGE / 4, 3]]));
     calls.push((fused(op(false, true), relu()), vec![vec![1 << 21, 64], vec![1000, 64]]));
     calls.push((fused(Op::Unary(Unary::Gelu), relu()), vec![vec![HUGE]]));
     calls
@@ -96,7 +98,11 @@ fn norms_and_losses() -> Vec<CallShape> {
         calls.push((Op::LayerNormAffineGrad, sums));
         calls.push((Op::RmsNorm { eps: 1e-5 }, vec![x.clone(), vec![c]]));
         let of_rms = vec![x.clone(), vec![c], vec![n, 2], x.clone()];
-        calls.push((Op::RmsNormGrad, of_rms));
+        calls.push((Op::RmsNormGrad, of_rms.clone()));
+        for (centered, bias) in [(true, true), (false, false)] {
+            let adds = false;
+            calls.push((Op::NormBackward(NormBackward { centered, bias, adds }), of_rms.clone()));
+        }
         calls.push((Op::Softmax, vec![x.clone()]));
         calls.push((Op::SoftmaxGrad, vec![x.clone(); 2]));
         let (groups, stats) = (1, vec![n, 1, 2]);

@@ -196,13 +196,15 @@ pub fn cost(call: &OpCall) -> Cost {
 }
 
 /// See [`Twin::iterations`]: keys or queries by fours, with two passes over the parts of a head in
-/// each. The tiles take fewer, but for the narrowest heads.
+/// each, and one over the four rows of a dropout mask. The tiles take fewer, but for the narrowest
+/// heads.
 fn iterations(call: &OpCall) -> usize {
     let AttentionSizes { t, d, group, .. } = AttentionSizes::of(call);
     let parts = d.div_ceil(4);
     // Keys walk over the queries of all heads that share them.
     let heads = if matches!(call.op, Op::Attention(_)) { 1 } else { group };
-    heads * t.div_ceil(4) * (2 * parts + 1).max(4) + 4 * (parts + 1)
+    let of_dropout = if call.op.is_random() { 4 } else { 0 };
+    heads * t.div_ceil(4) * ((2 * parts + 1).max(4) + of_dropout) + 4 * (parts + 1)
 }
 
 /// Returns the GPU kernel variants of the call: the plain one, and on GPUs the tiles that fit.

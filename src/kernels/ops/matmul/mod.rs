@@ -135,7 +135,7 @@ const PACKED_BYTES_MAX: usize = 32 << 20;
 /// Returns the bytes in which [`fast`] packs the first operand of a product, the larger one of the
 /// two that `gemm` packs; 0 for another op.
 pub(crate) fn host_bytes(call: &OpCall) -> usize {
-    let Op::MatMul { .. } = call.op else { return 0 };
+    let (Op::MatMul { .. } | Op::LinearWeightGrad) = call.op else { return 0 };
     let Sizes { m, k, .. } = Sizes::of(call);
     let row = k.min(PACKED_TERMS) * DType::F32.bytes();
     row.saturating_mul(m).min(PACKED_BYTES_MAX)
@@ -275,7 +275,7 @@ fn tiled_in_parts(
     [parts, terms]: [usize; 2],
 ) -> Dispatch {
     let (down, across) = sizes.tiles(tile);
-    let Sizes { batch, m, n, k, transpose_a, transpose_b } = sizes;
+    let Sizes { batch, m, n, k, transpose_a, transpose_b, .. } = sizes;
     let tiles = parts * batch * down * across;
     let Epilogue { text: store, operands } = epilogue::of(call, OPERANDS.len());
     let text = tile::text(tile, transpose_a, transpose_b, &store);
@@ -299,7 +299,7 @@ pub fn cost(call: &OpCall) -> Cost {
 /// outputs may have any shape.
 pub(crate) fn iterations(call: &OpCall) -> usize {
     let x = &call.inputs[0];
-    let is_transposed = matches!(call.op.root_op(), Op::MatMul { transpose_a: true, .. });
+    let is_transposed = Sizes::of(call).transpose_a;
     x[x.len() - if is_transposed { 2 } else { 1 }] + 16
 }
 
@@ -472,7 +472,8 @@ mod tests {
     #[test]
     fn sums_are_split_where_tiles_are_few() {
         let split = |m: usize, k: usize, n: usize| {
-            let sizes = Sizes { batch: 1, m, n, k, transpose_a: true, transpose_b: false };
+            let (transpose_a, transpose_b) = (true, false);
+            let sizes = Sizes { batch: 1, m, n, k, transpose_a, transpose_b, row_sums: false };
             let op = op((true, false));
             let call = call(&op, &operands(0, m, k, n, (true, false)), false);
             let each = |split: SplitK| {

@@ -54,7 +54,8 @@ pub struct WorkgroupTile {
     pub by_terms: bool,
     /// True if neighbouring invocations multiply blocks of 4 by 8 quads, false for whole rows.
     pub in_blocks: bool,
-    /// Registers of an invocation, as floats, with which no compiler spills: 128 or 256.
+    /// Registers of 32 bits that an invocation needs, by the count of Intel's compiler: none spills
+    /// where there are as many.
     pub registers: u32,
 }
 
@@ -65,9 +66,9 @@ pub struct WorkgroupTile {
 /// 128x128 it has 178 spills and fills. By terms it needs 117 and spills none; other compilers then
 /// lose 9 to 16 points of the share of multiply-adds.
 pub const TILES: [WorkgroupTile; 7] = [
-    tile("matmul_shared_128x128", [128, 128, 16], [8, 8]).with_registers(256),
+    tile("matmul_shared_128x128", [128, 128, 16], [8, 8]).with_registers(180),
     tile("matmul_shared_128x128_by_terms", [128, 128, 16], [8, 8]).by_terms(),
-    tile("matmul_shared_128x128_in_blocks", [128, 128, 16], [8, 8]).with_registers(256).in_blocks(),
+    tile("matmul_shared_128x128_in_blocks", [128, 128, 16], [8, 8]).with_registers(180).in_blocks(),
     tile("matmul_shared_128x64", [128, 64, 16], [8, 4]),
     tile("matmul_shared_64x64", [64, 64, 16], [8, 4]),
     tile("matmul_shared_32x32", [32, 32, 16], [4, 4]),
@@ -127,8 +128,8 @@ impl WorkgroupTile {
         Self { registers, ..self }
     }
 
-    /// Returns true if no compiler spills registers on such a device, so that the tile may be
-    /// chosen without measuring.
+    /// Returns true if a device has registers enough for the tile, so that it may be chosen without
+    /// measuring.
     pub fn suits(self, caps: &Caps) -> bool {
         self.registers <= caps.registers
     }
@@ -183,13 +184,34 @@ fn shader(tile: WorkgroupTile, sizes: &Sizes, output: &Output, is_split: bool) -
         ("EDGES", u32::from(is_smaller)),
         ("EDGE_K", u32::from(!sizes.k.is_multiple_of(k as usize))),
         ("SPLIT_K", u32::from(is_split)),
+        ("ROW_SUMS", u32::from(sizes.row_sums)),
     ];
     let shader = tile.constants(Shader::new("matmul_shared", "shared_tile"));
     let shader =
         constants.iter().fold(shader, |shader, (name, value)| shader.with_const(name, *value));
     let operands = [operand("a", 0, a.vectors), operand("b", 1, b.vectors)].concat();
     let store_some = store_some(output.vectors);
-    shader.with_text(&operands).with_text(&output.text).with_text(&store_some)
+    let put_row_sums = match (sizes.row_sums, is_split) {
+        (false, _) => put_row_sums(None),
+        (true, false) => put_row_sums(Some((OPERANDS.len(), output.accumulates))),
+        (true, true) => "fn put_row_sums(at: u32, totals: vec4f) { c[at / 4u] = totals; }\n".into(),
+    };
+    let text = [operands, output.text.clone(), store_some, put_row_sums].concat();
+    shader.with_text(&text)
+}
+
+/// Returns the WGSL of the function that stores four neighbouring sums over rows at `at`, and of
+/// the binding with this number, and true if it adds to what is there; of a function that stores
+/// nothing if there is none.
+pub(crate) fn put_row_sums(binding: Option<(usize, bool)>) -> String {
+    let Some((binding, accumulates)) = binding else {
+        return "fn put_row_sums(at: u32, totals: vec4f) {}\n".into();
+    };
+    let assign = if accumulates { "+=" } else { "=" };
+    format!(
+        "@group(0) @binding({binding}) var<storage, read_write> row_sums: array<vec4f>;\n\
+         fn put_row_sums(at: u32, totals: vec4f) {{ row_sums[at / 4u] {assign} totals; }}\n"
+    )
 }
 
 /// Returns the layouts of both operands. Stored rows are contiguous, and so are the matrices of a
@@ -242,6 +264,8 @@ pub struct Output {
     pub operands: Vec<Operand>,
     /// True if values are stored as vectors, as they are where rows are multiples of four.
     pub(crate) vectors: bool,
+    /// True if values are added to those that are there.
+    accumulates: bool,
 }
 
 impl Output {
@@ -254,7 +278,8 @@ impl Output {
             _ => (epilogue::of_steps(call, steps, first), "f32"),
         };
         let text = epilogue::output_binding(first - 1, element) + &text;
-        Self { text, operands, vectors: element == "vec4f" }
+        let accumulates = call.accumulates();
+        Self { text, operands, vectors: element == "vec4f", accumulates }
     }
 }
 
@@ -279,16 +304,18 @@ pub(crate) fn store_some(vectors: bool) -> String {
 /// Returns the dispatch of a call with a tile of any size.
 pub fn dispatch(call: &OpCall, sizes: &Sizes, tile: WorkgroupTile) -> Dispatch {
     let output = Output::of(call, &epilogue::steps(call), sizes.n, OPERANDS.len());
+    let row_sums: &[Operand] = if sizes.row_sums { &[Operand::Output(1)] } else { &[] };
     Dispatch {
         shader: shader(tile, sizes, &output, false),
-        operands: [&OPERANDS[..], &output.operands].concat(),
+        operands: [&OPERANDS[..], &output.operands, row_sums].concat(),
         params: params(tile, sizes, 1, sizes.k),
         groups: dispatch::grid(tile.count(sizes), 1),
     }
 }
 
 /// Returns the dispatch that writes the products of so many parts of the sum, of `terms` terms
-/// each, to `partials`: (parts, batch, m, n). The terms must be a multiple of the tile's.
+/// each, to `partials`: (parts, batch, m, n), and behind them the sums over rows of each part. The
+/// terms must be a multiple of the tile's.
 pub(crate) fn dispatch_split_k(
     call: &OpCall,
     sizes: &Sizes,

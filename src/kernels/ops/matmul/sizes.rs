@@ -16,23 +16,36 @@ pub struct Sizes {
     pub k: usize,
     pub transpose_a: bool,
     pub transpose_b: bool,
+    /// True if kernels of tiles compute the sums of `a` over the terms too, as the second output: the
+    /// gradient of a bias, whose kernels store rows of both outputs as vectors.
+    pub row_sums: bool,
 }
 
 impl Sizes {
     pub fn of(call: &OpCall) -> Self {
-        let Op::MatMul { transpose_a, transpose_b } = *call.op.root_op() else {
-            panic!("{} is not a matrix product", call.op);
+        let (transpose_a, transpose_b) = match *call.op.root_op() {
+            Op::MatMul { transpose_a, transpose_b } => (transpose_a, transpose_b),
+            Op::LinearWeightGrad => (true, false),
+            _ => panic!("{} is not a matrix product", call.op),
         };
         let (a, c) = (&call.inputs[0], &call.outputs[0]);
         let rank = c.len();
+        let [m, n] = [c[rank - 2], c[rank - 1]];
+        let has_sums = *call.op == Op::LinearWeightGrad;
         Self {
             batch: c[..rank - 2].iter().product(),
-            m: c[rank - 2],
-            n: c[rank - 1],
+            m,
+            n,
             k: if transpose_a { a[rank - 2] } else { a[rank - 1] },
             transpose_a,
             transpose_b,
+            row_sums: has_sums && m.is_multiple_of(4) && n.is_multiple_of(4),
         }
+    }
+
+    /// Returns the number of values that tiles write for each part of the sum.
+    pub(crate) fn values(&self) -> usize {
+        self.batch * self.m * self.n + if self.row_sums { self.m } else { 0 }
     }
 
     /// Returns the number of elements to the next row of `a`, and to the next term of the sum.

@@ -9,7 +9,7 @@
 //! On adapters that run on a processor, register tiles are split for another reason: all tiles of a
 //! part read the same rows of the second operand, which then stay in the processor's cache.
 
-use super::shared::{self, Output, WorkgroupTile};
+use super::shared::{self, Output, WorkgroupTile, put_row_sums};
 use super::sizes::{OPERANDS, Sizes};
 use super::tile::{RegisterTile, TILES, WORKGROUP};
 use super::tiled_in_parts;
@@ -90,7 +90,7 @@ impl SplitK {
     fn with_tile(name: &'static str, tile: WorkgroupTile, sizes: &Sizes) -> Option<Self> {
         let is_whole = sizes.m >= tile.m as usize && sizes.n >= tile.n as usize;
         let tiles = tile.count(sizes).max(1);
-        let values = sizes.batch * sizes.m * sizes.n;
+        let values = sizes.values();
         let filling = FILLS.map(|(workgroups, terms)| (workgroups / tiles).min(sizes.k / terms));
         let most = WORKSPACE_VALUES_MAX / values.max(1);
         let parts = filling[0].max(filling[1]).min(most);
@@ -121,10 +121,16 @@ impl SplitK {
         self.count * tiles
     }
 
+    /// Returns true if the parts have the sums over rows of a call too.
+    fn has_row_sums(&self, sizes: &Sizes) -> bool {
+        sizes.row_sums && matches!(self.tile, Tile::Workgroup(_))
+    }
+
     /// Returns the dispatches of a call: the parts, and their sums.
     pub fn dispatches(&self, call: &OpCall, sizes: &Sizes) -> Vec<Dispatch> {
         let values = sizes.batch * sizes.m * sizes.n;
-        let partials = Operand::workspace(self.count * values);
+        let row_sums = if self.has_row_sums(sizes) { sizes.m } else { 0 };
+        let partials = Operand::workspace(self.count * (values + row_sums));
         let parts = [self.count, self.terms];
         let first = match self.tile {
             Tile::Workgroup(tile) => shared::dispatch_split_k(call, sizes, tile, parts, partials),
@@ -143,15 +149,23 @@ impl SplitK {
         let (value, store, lanes) =
             if output.vectors { ("vec4f", "store4", 4) } else { ("f32", "store", 1) };
         let put = format!("fn put(at: u32, total: Value) {{ {store}(at, total); }}\n");
-        let count = values / lanes;
+        let put_sums = if row_sums > 0 {
+            put_row_sums(Some((2, call.accumulates())))
+                + "fn put_sum(at: u32, total: Value) { put_row_sums(4u * at, total); }\n"
+        } else {
+            "fn put_sum(at: u32, total: Value) {}\n".into()
+        };
+        let sums: &[Operand] = if row_sums > 0 { &[Operand::Output(1)] } else { &[] };
+        let (count, row_sums) = (values / lanes, row_sums / lanes);
         let second = Dispatch {
             shader: Shader::new("matmul_split_k", "add_partials")
                 .with_text(&format!("alias Value = {value};\n"))
                 .with_text(&output.text)
-                .with_text(&put),
-            operands: [&[partials, Operand::Output(0)][..], &output.operands].concat(),
-            params: vec![count as u32, self.count as u32],
-            groups: grid(count, SIZE),
+                .with_text(&put)
+                .with_text(&put_sums),
+            operands: [&[partials, Operand::Output(0)][..], &output.operands, sums].concat(),
+            params: vec![count as u32, self.count as u32, row_sums as u32],
+            groups: grid(count + row_sums, SIZE),
         };
         vec![first, second]
     }

@@ -171,7 +171,8 @@ mod tests {
             (7, 65, 33),
         ];
         for (m, n, k) in sizes.into_iter().chain([(16, 9, 1030)]) {
-            let sizes = Sizes { batch: 1, m, n, k, transpose_a: false, transpose_b: true };
+            let sizes =
+                Sizes { batch: 1, m, n, k, transpose_a: false, transpose_b: true, row_sums: false };
             assert!(suits(&sizes));
             let a: Vec<f32> = (0..m * k).map(|i| (i as f32 * 0.37).sin()).collect();
             let b: Vec<f32> = (0..n * k).map(|i| (i as f32 * 0.73).cos()).collect();
@@ -192,14 +193,30 @@ mod tests {
         let b: Vec<f32> = (0..50 * 70).map(|i| (i as f32 * 0.73).cos()).collect();
         let a: Vec<f32> = (0..7 * 70).map(|i| (i as f32 * 0.37).sin()).collect();
         let of_rows = |m| {
-            let sizes = Sizes { batch: 1, m, n: 50, k: 70, transpose_a: false, transpose_b: true };
+            let sizes = Sizes {
+                batch: 1,
+                m,
+                n: 50,
+                k: 70,
+                transpose_a: false,
+                transpose_b: true,
+                row_sums: false,
+            };
             let mut c = vec![0.0; m * 50];
             product(&sizes, false, &a[..m * 70], &b, &mut c);
             c
         };
         let all = of_rows(7);
         assert!((1..7).all(|m| of_rows(m) == all[..m * 50]), "rows depend on those beside them");
-        let one = Sizes { batch: 1, m: 1, n: 9, k: 9, transpose_a: false, transpose_b: true };
+        let one = Sizes {
+            batch: 1,
+            m: 1,
+            n: 9,
+            k: 9,
+            transpose_a: false,
+            transpose_b: true,
+            row_sums: false,
+        };
         assert!(suits(&one) && !suits(&Sizes { m: 17, ..one }));
         assert!(!suits(&Sizes { m: 4, transpose_b: false, ..one }));
     }

@@ -1,0 +1,123 @@
+//! Gradients of two parameters that read the same tensors, in one node: a kernel that has them in
+//! its registers for one takes the other with it, and reads nothing twice.
+
+use super::fuse::Fusion;
+use crate::op::{NormBackward, Op};
+use crate::{Accumulation, Graph, Node, Role};
+use potluck_core::TensorId;
+
+/// Names of the rules of this pass, and why they are there.
+pub(super) const RULES: [(&str, &str); 2] = [
+    (
+        "weight + bias gradient",
+        "the sums of a bias are over rows that the product of the weight reads",
+    ),
+    (
+        "norm + parameter gradients",
+        "the gradient of a norm by its input reads what those of its parameters sum",
+    ),
+];
+
+/// Merges the gradient of the bias of each linear layer into that of its weight; returns what was
+/// merged. The merged node has the place of the product, and adds to both gradients there.
+pub(super) fn merge_bias_sums(graph: &mut Graph) -> Vec<Fusion> {
+    let mut merged = Vec::new();
+    for at in 0..graph.nodes.len() {
+        let Some(sum) = bias_sum(graph, at) else { continue };
+        let bias = graph.nodes[sum].outputs[0];
+        let product = &mut graph.nodes[at];
+        product.op = Op::LinearWeightGrad;
+        product.outputs.push(bias);
+        product.accumulate = product.op.accumulates();
+        let dy = product.inputs[0];
+        // It stays in the list, without a task, until all are found: numbers of nodes are places.
+        graph.nodes[sum].outputs.clear();
+        let value = graph.tensor(dy).shape.clone();
+        merged.push(Fusion { rule: RULES[0].0, value, kept: true });
+    }
+    graph.nodes.retain(|node| !node.outputs.is_empty());
+    merged
+}
+
+/// Merges the gradients of the parameters of each layer or RMS norm into that of its input, to which
+/// another gradient may have been added; returns what was merged. The merged node has the place of
+/// the latter, in pass B.
+pub(super) fn merge_norm_gradients(graph: &mut Graph) -> Vec<Fusion> {
+    let mut merged = Vec::new();
+    for at in 0..graph.nodes.len() {
+        let Some(options) = norm_gradient(&graph.nodes[at].op) else { continue };
+        let Some(sums) = norm_sums(graph, at) else { continue };
+        let parameters = std::mem::take(&mut graph.nodes[sums].outputs);
+        let op = Op::NormBackward(NormBackward { bias: parameters.len() == 2, ..options });
+        let node = &mut graph.nodes[at];
+        node.accumulate = op.accumulates();
+        node.op = op;
+        node.outputs.extend(parameters);
+        let value = graph.tensor(graph.nodes[at].inputs[3]).shape.clone();
+        // x and dy are read once less.
+        let fusion = Fusion { rule: RULES[1].0, value, kept: false };
+        merged.push(fusion);
+    }
+    graph.nodes.retain(|node| !node.outputs.is_empty());
+    merged
+}
+
+/// Returns the attributes of the merged op of a gradient of a norm by its input, without a bias.
+fn norm_gradient(op: &Op) -> Option<NormBackward> {
+    let centered = match op.root_op() {
+        Op::LayerNormGrad => true,
+        Op::RmsNormGrad => false,
+        _ => return None,
+    };
+    Some(NormBackward { centered, bias: false, adds: op.root_op() != op })
+}
+
+/// Returns the number of the node with the gradients of the parameters of the norm whose gradient
+/// by its input the node `at` computes, if both are parameters and nothing else is in it.
+fn norm_sums(graph: &Graph, at: usize) -> Option<usize> {
+    let norm = &graph.nodes[at];
+    let [x, _, stats, dy] = *norm.inputs.first_chunk()?;
+    let read = [x, stats, dy].map(|id| graph.root(id));
+    graph.nodes.iter().position(|node| {
+        let sums = matches!(node.op, Op::LayerNormAffineGrad | Op::LayerNormWeightGrad);
+        sums && adds_to_parameters(graph, node)
+            && node.inputs.iter().map(|id| graph.root(*id)).eq(read)
+            && (node.block, node.when) == (norm.block, norm.when)
+    })
+}
+
+/// Returns the number of the node that sums over its rows what the node `at` multiplies, if that
+/// computes the gradient of the weight of a linear layer.
+fn bias_sum(graph: &Graph, at: usize) -> Option<usize> {
+    let product = &graph.nodes[at];
+    let is_product = product.op == Op::MatMul { transpose_a: true, transpose_b: false };
+    if !is_product || !adds_to_parameters(graph, product) {
+        return None;
+    }
+    let dy = product.inputs[0];
+    let (rows, columns) = (graph.root(dy), graph.tensor(dy).shape.last());
+    if graph.tensor(dy).shape.rank() != 2 {
+        return None;
+    }
+    graph.nodes.iter().position(|node| {
+        let sums_rows = matches!(node.op, Op::Sum { first: 0, .. })
+            && node.outputs.first().is_some_and(|id| sums_to(graph, *id, columns))
+            && graph.root(node.inputs[0]) == rows
+            && adds_to_parameters(graph, node);
+        let place = |node: &Node| (node.phase, node.block, node.when);
+        sums_rows && place(node) == place(product)
+    })
+}
+
+/// Returns true if a tensor is a row of so many columns.
+fn sums_to(graph: &Graph, id: TensorId, columns: usize) -> bool {
+    graph.tensor(id).shape.dims() == [columns]
+}
+
+/// Returns true if all results of a node, of which there are some, are added to gradients of
+/// parameters.
+fn adds_to_parameters(graph: &Graph, node: &Node) -> bool {
+    let is_gradient = |id: &TensorId| matches!(graph.tensor(*id).role, Role::Gradient(_));
+    let count = node.outputs.len();
+    count > 0 && node.accumulate == Accumulation::all(count) && node.outputs.iter().all(is_gradient)
+}

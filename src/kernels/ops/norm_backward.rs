@@ -1,0 +1,261 @@
+//! All gradients of a layer or RMS norm in one: those of [`super::layer_norm`], of which GPUs
+//! compute the sums for the parameters on the way of `x` and `dy` to `dx`
+//! ([`super::layer_norm_rows`]).
+
+use super::{layer_norm, layer_norm_rows, row_blocks};
+use crate::call_shapes::{C, N};
+use crate::cpu_kernel::CpuKernel;
+use crate::twin::{Forward, IndependentAxis, normal_inputs};
+use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Twin, Variant, twin};
+use potluck_core::HostTensorView;
+use potluck_graph::{Accumulation, NormBackward, Op};
+
+/// Twin of [`Op::NormBackward`].
+pub static TWIN: Twin = Twin {
+    name: "norm_backward",
+    reference_f32: |call, inputs, outputs| on_host(call, inputs, outputs, |of| of.reference_f32),
+    reference_f64: |call, inputs, outputs| on_host(call, inputs, outputs, |of| of.reference_f64),
+    fast: |call, inputs, outputs| on_host(call, inputs, outputs, |of| of.fast),
+    dispatch,
+    variants,
+    cost,
+    counts_as_model_flops: false,
+    iterations,
+    inputs: normal_inputs,
+    forward,
+    independent_axes,
+    probes,
+    catalog,
+};
+
+/// The inputs of a call of which the gradients of the parameters are sums: x, stats and dy.
+const SUMMED: [usize; 3] = [0, 2, 3];
+
+/// Ops of a call: the gradients by the input, and by the parameters.
+struct Parts {
+    input: Op,
+    parameters: Op,
+}
+
+impl Parts {
+    fn of(op: &Op) -> Self {
+        let Op::NormBackward(options) = op else { panic!("{op} has not all gradients of a norm") };
+        Self { input: options.input_gradient(), parameters: options.parameter_gradient() }
+    }
+
+    /// Returns the call of the gradient by the input.
+    fn input_call(&self, call: &OpCall) -> OpCall<'_> {
+        OpCall {
+            op: &self.input,
+            inputs: call.inputs.clone(),
+            outputs: vec![call.outputs[0].clone()],
+            accumulate: Accumulation::NONE,
+            random: call.random,
+        }
+    }
+
+    /// Returns the call of the gradients by the parameters.
+    fn parameter_call(&self, call: &OpCall) -> OpCall<'_> {
+        let outputs = call.outputs[1..].to_vec();
+        let accumulate = Accumulation::all(outputs.len());
+        OpCall {
+            op: &self.parameters,
+            inputs: SUMMED.map(|input| call.inputs[input].clone()).to_vec(),
+            outputs,
+            accumulate: if call.accumulates() { accumulate } else { Accumulation::NONE },
+            random: call.random,
+        }
+    }
+}
+
+/// Returns the twin of a part of a call.
+fn twin_of(call: &OpCall) -> &'static Twin {
+    twin(call.op).expect("gradients of norms have kernels")
+}
+
+/// Runs the kernels of both parts on the host.
+fn on_host<T: Float>(
+    call: &OpCall,
+    inputs: &[HostTensorView<'_, T>],
+    outputs: &mut [&mut [T]],
+    kernel: fn(&Twin) -> CpuKernel<T>,
+) {
+    let parts = Parts::of(call.op);
+    let (dx, gradients) = outputs.split_at_mut(1);
+    let part = parts.input_call(call);
+    kernel(twin_of(&part))(&part, inputs, dx);
+    let part = parts.parameter_call(call);
+    kernel(twin_of(&part))(&part, &SUMMED.map(|input| inputs[input]), gradients);
+}
+
+/// Static choice: on GPUs both parts in one kernel if it takes them, or else their static choices.
+pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
+    let joint = if caps.suits_hardware() { joint(call, caps) } else { None };
+    joint.unwrap_or_else(|| {
+        let parts = Parts::of(call.op);
+        let part = parts.input_call(call);
+        let input = (twin_of(&part).dispatch)(&part, caps);
+        [input, parameter_dispatches(call, caps)].concat()
+    })
+}
+
+/// Returns the GPU kernel variants of the gradient by the input, each with the static choice of the
+/// other part, and for GPUs the one with both.
+pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
+    let parts = Parts::of(call.op);
+    let part = parts.input_call(call);
+    let mut variants = (twin_of(&part).variants)(&part, caps);
+    for (index, variant) in variants.iter_mut().enumerate() {
+        let part = parts.parameter_call(call);
+        let parameters = if index == 0 {
+            as_parameters((twin_of(&part).variants)(&part, caps).swap_remove(0).dispatches)
+        } else {
+            parameter_dispatches(call, caps)
+        };
+        variant.dispatches.extend(parameters);
+    }
+    let joint = if caps.suits_hardware() { joint(call, caps) } else { None };
+    variants.extend(joint.map(|dispatches| Variant::new("norm_backward_rows", dispatches)));
+    variants
+}
+
+/// Returns the static choice of the gradients by the parameters.
+fn parameter_dispatches(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
+    let parts = Parts::of(call.op);
+    let part = parts.parameter_call(call);
+    as_parameters((twin_of(&part).dispatch)(&part, caps))
+}
+
+/// Returns dispatches of the gradients by the parameters with the operands of the whole call.
+fn as_parameters(mut dispatches: Vec<Dispatch>) -> Vec<Dispatch> {
+    for operand in dispatches.iter_mut().flat_map(|dispatch| &mut dispatch.operands) {
+        match operand {
+            Operand::Input(input) => *input = SUMMED[*input],
+            Operand::Output(output) => *output += 1,
+            _ => {}
+        }
+    }
+    dispatches
+}
+
+/// Returns the dispatches that compute both parts: dx with sums over blocks of rows, and these sums
+/// together; `None` if rows do not fit in registers, or are too few.
+fn joint(call: &OpCall, caps: &Caps) -> Option<Vec<Dispatch>> {
+    let parts = Parts::of(call.op);
+    let part = parts.input_call(call);
+    let variants = (twin_of(&part).variants)(&part, caps);
+    let rows = variants.into_iter().find(|variant| variant.name == "layer_norm_rows")?;
+    let [dx] = <[Dispatch; 1]>::try_from(rows.dispatches).ok()?;
+    let parameters = parts.parameter_call(call);
+    let (_, terms) = layer_norm::terms(&parameters)?;
+    let (first, blocks) = layer_norm_rows::with_sums(&part, dx, terms.sums)?;
+    let totals = row_blocks::totals(&terms, blocks, call.accumulates());
+    Some([vec![first], as_parameters(vec![totals])].concat())
+}
+
+/// Returns the cost: the FLOPs of both parts, with everything moved once.
+pub fn cost(call: &OpCall) -> Cost {
+    let parts = Parts::of(call.op);
+    let flops = |part: OpCall| (twin_of(&part).cost)(&part).flops;
+    let flops = flops(parts.input_call(call)) + flops(parts.parameter_call(call));
+    Cost { flops, bytes: Cost::moved(call) }
+}
+
+/// See [`Twin::iterations`]: those of the gradient by the input; sums over rows are split.
+fn iterations(call: &OpCall) -> usize {
+    let parts = Parts::of(call.op);
+    let part = parts.input_call(call);
+    (twin_of(&part).iterations)(&part)
+}
+
+/// See [`Twin::forward`]: that of the gradient by the input.
+fn forward(op: &Op) -> Option<Forward> {
+    let root = Parts::of(op).input;
+    (twin(root.root_op())?.forward)(root.root_op())
+}
+
+/// See [`Twin::independent_axes`]: rows, over which the gradients by the parameters are sums.
+fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
+    if call.inputs[0].len() < 2 {
+        return Vec::new();
+    }
+    let inputs = (0..call.inputs.len()).map(|input| (input != 1).then_some(0)).collect();
+    let mut outputs = vec![None; call.outputs.len()];
+    outputs[0] = Some(0);
+    IndependentAxis::of(call, inputs, outputs).into_iter().collect()
+}
+
+/// See [`Twin::probes`]: those of the gradient by the input, and of several blocks of rows.
+fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
+    let root = Parts::of(op).input;
+    let c = inputs[0].last().copied().unwrap_or(1);
+    // As there: with one or two values, the gradient consists of rounding errors.
+    let c = if c < 8 { c + 8 } else { c };
+    let of_input = layer_norm::probes(root.root_op(), inputs).into_iter().map(|(_, dims)| dims);
+    let blocks = vec![vec![259, c], vec![c], vec![259, 2], vec![259, c]];
+    let with_sum = |mut dims: Vec<Dims>| {
+        if inputs.len() > dims.len() {
+            dims.push(dims[0].clone());
+        }
+        (op.clone(), dims)
+    };
+    of_input.chain([blocks]).map(with_sum).collect()
+}
+
+/// See [`Twin::catalog`].
+fn catalog() -> Vec<CallShape> {
+    let x = vec![8 * N, C];
+    let own = [x.clone(), vec![C], vec![8 * N, 2], x.clone()];
+    let call = |centered, bias, adds| {
+        let sum = if adds { vec![x.clone()] } else { Vec::new() };
+        let op = Op::NormBackward(NormBackward { centered, bias, adds });
+        (op, [&own[..], &sum].concat())
+    };
+    vec![call(true, true, true), call(true, true, false), call(false, false, true)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::harness::InputFill;
+    use crate::testing::check;
+    use crate::{DeviceClass, OwnedCall, RandomContext};
+    use potluck_core::Shape;
+    use potluck_core::rng::Key;
+
+    fn check_rows(options: NormBackward, [rows, c]: [usize; 2]) {
+        let x = || (Shape::fixed(&[rows, c]), InputFill::Normal);
+        let weight = (Shape::fixed(&[c]), InputFill::Scaled(0.5, 1.0));
+        let stats = (Shape::fixed(&[rows, 2]), InputFill::Scaled(0.1, 1.0));
+        let mut inputs = vec![x(), weight, stats, x()];
+        inputs.extend(options.adds.then(x));
+        check(Op::NormBackward(options), &inputs, 1);
+    }
+
+    /// One row and several in a workgroup, blocks of equal and of unequal numbers of rows, rows that
+    /// are no vectors, and too few for blocks.
+    #[test]
+    fn both_parts_agree_with_their_references() {
+        let layer = NormBackward { centered: true, bias: true, adds: true };
+        check_rows(layer, [37, 36]);
+        check_rows(layer, [18, 768]);
+        check_rows(layer, [30, 33]);
+        check_rows(NormBackward { bias: false, ..layer }, [40, 36]);
+        let rms = NormBackward { centered: false, bias: false, adds: false };
+        check_rows(rms, [21, 1600]);
+        check_rows(rms, [5, 36]);
+        check_rows(NormBackward { adds: true, ..rms }, [33, 64]);
+    }
+
+    /// The gradients of the parameters cost GPUs one dispatch, which adds up blocks.
+    #[test]
+    fn gradients_of_parameters_cost_one_dispatch() {
+        let options = NormBackward { centered: true, bias: true, adds: true };
+        let x = vec![8192, 768];
+        let inputs = vec![x.clone(), vec![768], vec![8192, 2], x.clone(), x];
+        let random = RandomContext { step_key: Key::new(1), training: true };
+        let owned = OwnedCall::new(Op::NormBackward(options), inputs, random).unwrap();
+        let hardware = Caps { class: DeviceClass::Hardware, ..Caps::EVERY };
+        assert_eq!(dispatch(&owned.call(), &hardware).len(), 2);
+    }
+}
