@@ -18,12 +18,14 @@ const TURN_ENDS: [&str; 4] = ["<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|en
 /// Answers the lines of stdin in one conversation, until its end.
 pub fn chat(args: &ChatArgs) -> anyhow::Result<()> {
     let (mut loaded, spec) = load(&args.checkpoint)?;
+    let mut stands_in = false;
     let template = match args.template.as_deref() {
         Some(name) if name == Path::new("chatml") => ChatTemplate::chatml(),
         Some(path) => ChatTemplate::load(path).map_err(TrainError::from)?,
         None => {
             let own = loaded.files.as_ref().map(|files| ChatTemplate::of_directory(files));
             let own = own.transpose().map_err(TrainError::from)?.flatten();
+            stands_in = own.is_none();
             own.unwrap_or_else(ChatTemplate::chatml)
         }
     };
@@ -38,7 +40,12 @@ pub fn chat(args: &ChatArgs) -> anyhow::Result<()> {
     };
     let mut conversation = Conversation::new(args.system.as_deref());
     // Before the model is on its devices: the template may be of no use.
-    template.render(&conversation.with("")).map_err(TrainError::from)?;
+    let empty = template.render(&conversation.with("")).map_err(TrainError::from)?;
+    if stands_in && tokenizer.encode(empty).is_err() {
+        let why = "the model has no chat template, and no tokens for chatml, which stands in for \
+                   one; give a --template, or continue a text with potluck generate";
+        return Err(TrainError::InvalidRequest(why.into()).into());
+    }
     let sequences = (!args.sampling.no_cache).then_some(1);
     let mut writer =
         TextWriter::open(&args.checkpoint, loaded, &spec, tokenizer.clone(), sequences)?;

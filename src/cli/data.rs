@@ -49,6 +49,10 @@ fn run_prepare(args: &PrepareArgs) -> anyhow::Result<()> {
             }
         },
     };
+    let end = match end_token {
+        Some(id) => format!("documents end with the token {} ({id})", tokenizer.decode(&[id])),
+        None => "no token ends documents".into(),
+    };
     let options = PrepareOptions {
         inputs: args.inputs.clone(),
         tokenizer,
@@ -63,7 +67,7 @@ fn run_prepare(args: &PrepareArgs) -> anyhow::Result<()> {
     let prepared = prepare(&options, &mut |progress| meter.show(progress));
     meter.end();
     let prepared = prepared.map_err(TrainError::from)?;
-    report(&prepared, &args.out);
+    report(&prepared, &end, &args.out);
     Ok(())
 }
 
@@ -87,7 +91,7 @@ fn usage(why: String) -> anyhow::Error {
     UsageError(why).into()
 }
 
-fn report(prepared: &Prepared, out: &Path) {
+fn report(prepared: &Prepared, end: &str, out: &Path) {
     let Prepared { path, tokens, documents, vocabulary, before, left_out } = prepared;
     let count = |count: u64| grouped(&count.to_string());
     if before == tokens {
@@ -104,7 +108,7 @@ fn report(prepared: &Prepared, out: &Path) {
         several => format!("{} documents", count(*several)),
     };
     print(&format!(
-        "{} tokens of {documents}, vocabulary {}, in {}\n\
+        "{} tokens of {documents}, vocabulary {}, in {}; {end}\n\
          train on them with: potluck train --data {}\n",
         count(*tokens),
         count(*vocabulary as u64),

@@ -54,6 +54,10 @@ fn lines_are_answered_in_one_conversation() {
         let refused = with_input(&desk, &format!("{chat} --template {template}"), "a\n").ended(78);
         assert!(refused.line("error:").contains(expected), "{}", refused.err);
     }
+    // A model of a text's characters, among which those of chatml are not.
+    desk.train("--steps 1 --out letters --quiet").ok();
+    let refused = with_input(&desk, "chat letters", "a\n").ended(78);
+    assert!(refused.line("error:").contains("has no chat template"), "{}", refused.err);
     let ids: Vec<u8> = (0..400u16).flat_map(|n| (n % 97).to_le_bytes()).collect();
     fs::write(desk.path("ids.bin"), ids).unwrap();
     desk.run("train tiny.toml --data ids.bin --devices cpu --steps 1 --out ids --quiet").ok();

@@ -43,6 +43,7 @@ fn texts_are_prepared_trained_on_and_continued() {
     let prepared = desk.run(line).ok();
     assert!(prepared.out.contains("tokens of 1,000 documents, vocabulary 420"), "{}", prepared.out);
     assert!(prepared.out.contains("potluck train --data tokens\n"), "{}", prepared.out);
+    assert!(prepared.out.contains("documents end with the token <|endoftext|> ("));
     let info: Value =
         serde_json::from_slice(&fs::read(desk.path("tokens/tokens.json")).unwrap()).unwrap();
     assert_eq!((&info["version"], info["documents"].as_array().unwrap().len()), (&2.into(), 1000));
@@ -54,7 +55,8 @@ fn texts_are_prepared_trained_on_and_continued() {
     let generated = desk.run("generate run --prompt hello --tokens 8").ok();
     assert!(generated.out.starts_with("hello"), "{}", generated.out);
     // The same text, and the tokens of it, have the same loss but for the end of the document.
-    desk.run("data prepare texts --tokenizer gpt2 --end-token none --out plain").ok();
+    let plain = desk.run("data prepare texts --tokenizer gpt2 --end-token none --out plain").ok();
+    assert!(plain.out.contains("no token ends documents"), "{}", plain.out);
     let loss = |data: &str| {
         let evaluated = desk.run(&format!("eval run --data {data} --json")).ok();
         let evaluated: Value = serde_json::from_str(&evaluated.out).unwrap();

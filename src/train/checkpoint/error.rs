@@ -42,7 +42,7 @@ pub enum CheckpointError {
     )]
     Needs { path: PathBuf, names: Vec<String> },
     #[error(
-        "{}: there is no checkpoint; give a run directory or a checkpoint directory",
+        "{}: there is no checkpoint; give the directory of a run or of a checkpoint",
         path.display()
     )]
     None { path: PathBuf },
