@@ -54,6 +54,13 @@ impl SpotCheck {
     pub fn of(call: &OpCall) -> Option<Self> {
         let twin = twin(call.op)?;
         let axes = (twin.independent_axes)(call);
+        // Outputs that are sums over the parts are compared only as a whole.
+        if axes.iter().any(|axis| axis.outputs.contains(&None)) {
+            let whole = Self::with(call, Vec::new());
+            if whole.is_cheap() {
+                return Some(whole);
+            }
+        }
         let mut per_axis = (ELEMENTS as f64).powf(1.0 / axes.len().max(1) as f64).ceil() as usize;
         loop {
             let chosen = axes.iter().enumerate().map(|(nth, axis)| {
@@ -61,18 +68,23 @@ impl SpotCheck {
             });
             let check = Self::with(call, chosen.collect());
             let small = check.small.call();
-            let sides = [&small.inputs, &small.outputs];
-            let elements: usize =
-                sides.into_iter().flatten().map(|dims| dims.iter().product::<usize>()).sum();
             let compared: usize = check.outputs().map(|output| small.output_len(output)).sum();
-            let is_cheap =
-                (twin.cost)(&small).flops <= FLOPS_MAX && elements <= REFERENCE_ELEMENTS_MAX;
+            let is_cheap = check.is_cheap();
             let is_enough = per_axis <= PARTS || compared < 2 * ELEMENTS;
             if is_cheap && is_enough || per_axis == 1 || axes.is_empty() {
                 return is_cheap.then_some(check);
             }
             per_axis = per_axis.div_ceil(2);
         }
+    }
+
+    /// Returns true if the reference of the parts takes little time and memory.
+    fn is_cheap(&self) -> bool {
+        let small = self.small.call();
+        let tensors = small.inputs.iter().chain(&small.outputs);
+        let elements: usize = tensors.map(|dims| dims.iter().product::<usize>()).sum();
+        let flops = twin(small.op).map_or(0.0, |twin| (twin.cost)(&small).flops);
+        flops <= FLOPS_MAX && elements <= REFERENCE_ELEMENTS_MAX
     }
 
     /// Returns the check of a call with these parts.
