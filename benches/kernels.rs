@@ -13,8 +13,8 @@ use std::time::Instant;
 use potluck_core::rng::Key;
 use potluck_core::{DType, HostTensor, Shape, Site, TensorSlice};
 use potluck_graph::{
-    Accumulation, Binary, EpilogueOp, LossClasses, MomentRounding, Op, Unary, Update, UpdateRange,
-    shapes,
+    Accumulation, Binary, EpilogueOp, LossClasses, MomentRounding, NormBackward, Op, Unary, Update,
+    UpdateRange, shapes,
 };
 use potluck_kernels::device::{DeviceError, Gpu, ShaderChecks, list_adapters};
 use potluck_kernels::harness::{self, InputFill};
@@ -190,12 +190,15 @@ fn op_cases(sizes: &Sizes, caps: &Caps) -> Vec<Case> {
         root: Box::new(Op::LayerNormGrad),
         epilogue: vec![EpilogueOp::Binary(Binary::Add)],
     };
+    let backward = Op::NormBackward(NormBackward { centered: true, bias: true, adds: true });
     let by_width = [
         (Op::LayerNorm { eps: 1e-5 }, "layer_norm", vec![x(), fixed(&[c])]),
         (Op::LayerNormGrad, "layer_norm_grad", vec![x(), fixed(&[c]), stats(), x()]),
         (with_sum, "layer_norm_grad + sum", vec![x(), fixed(&[c]), stats(), x(), x()]),
         (Op::LayerNormWeightGrad, "layer_norm_weight_grad", vec![x(), stats(), x()]),
         (Op::LayerNormAffineGrad, "layer_norm_affine_grad", vec![x(), stats(), x()]),
+        (backward, "norm_backward", vec![x(), fixed(&[c]), stats(), x(), x()]),
+        (Op::LinearWeightGrad, "linear_weight_grad", vec![wide(), x()]),
         (Op::RmsNorm { eps: 1e-5 }, "rms_norm", vec![x(), fixed(&[c])]),
         (Op::RmsNormGrad, "rms_norm_grad", vec![x(), fixed(&[c]), stats(), x()]),
         (Op::Softmax, "softmax", vec![x()]),

@@ -25,8 +25,8 @@
 //
 // Registers: 32 of sums, 16 or 32 of pairs and 32 of operands per invocation, whether loops are
 // unrolled or not, because loops index workgroup memory only. Loops over stages and within them end
-// at what depends on a parameter, so that no driver unrolls them: Intel's, which unrolls, spills
-// 303 times in the gradient of keys and values of width 64, and its code is twice as long.
+// at what depends on a parameter, so that no driver unrolls them. Unrolled, the code of Intel's
+// spills 303 times in the gradient of keys and values of width 64, and is twice as long.
 //
 // Prepended: what lib/attention needs, and the constants X, Y and QUADS.
 

@@ -1,4 +1,6 @@
 // Batch normalization over the rows of x (rows, c), by column (Ioffe and Szegedy 2015).
+// uses lib/column_sum
+// uses lib/span
 //
 //   forward_blocks  sums of d and of d^2 over each block of rows, with d = x - x[first row], which
 //                   is close to the mean if the deviation is small beside it
@@ -15,7 +17,6 @@
 // and `grad` process one each, that is `width` per row. Blocks have `strip` rows; their sums are
 // added in order, every 16th by one invocation and then those of the 16. 4 to 12 bytes per element
 // are moved.
-// uses lib/span
 
 struct Params {
     rows: u32,
@@ -91,9 +92,11 @@ fn forward_blocks(
     partials[place_of(index) + p.width] = squares;
 }
 
-// Invocations that share a column, and columns of a workgroup.
-const LANES: u32 = 16u;
-var<workgroup> lane_sums: array<vec2f, 256>;
+const GROUP: u32 = 256u;
+const COLUMNS: u32 = 16u;
+// Invocations that share a column.
+const LANES: u32 = GROUP / COLUMNS;
+alias Sums = vec2f;
 
 // The two sums of a column over the blocks from `lane` on, every LANES-th.
 fn sum_of_blocks(column: u32, lane: u32) -> vec2f {
@@ -105,17 +108,6 @@ fn sum_of_blocks(column: u32, lane: u32) -> vec2f {
     return sums;
 }
 
-// The sum of `mine` over the invocations of a column, for the first of them.
-fn sum_of_lanes(mine: vec2f, local: u32) -> vec2f {
-    lane_sums[local] = mine;
-    workgroupBarrier();
-    var sums = mine;
-    if (local < LANES) {
-        for (var other = local + LANES; other < 256u; other += LANES) { sums += lane_sums[other]; }
-    }
-    return sums;
-}
-
 fn store_statistics(column: u32, mean: f32, variance: f32, unbiased: f32) {
     new_stats[column] = mean;
     new_stats[p.c + column] = 1.0 / sqrt(variance + p.eps);
@@ -123,17 +115,17 @@ fn store_statistics(column: u32, mean: f32, variance: f32, unbiased: f32) {
     variance_sum[column] = p.samples * unbiased;
 }
 
-@compute @workgroup_size(256)
+@compute @workgroup_size(GROUP)
 fn statistics(
     @builtin(workgroup_id) group: vec3u,
     @builtin(num_workgroups) groups: vec3u,
     @builtin(local_invocation_index) local: u32,
 ) {
-    let column = workgroup_of(group, groups) * LANES + local % LANES;
+    let column = workgroup_of(group, groups) * COLUMNS + local % COLUMNS;
     var sums = vec2f(0.0);
-    if (column < p.c) { sums = sum_of_blocks(column, local / LANES); }
-    sums = sum_of_lanes(sums, local);
-    if (local >= LANES || column >= p.c) { return; }
+    if (column < p.c) { sums = sum_of_blocks(column, local / COLUMNS); }
+    sums = sum_of_column(sums, local);
+    if (local >= COLUMNS || column >= p.c) { return; }
     let count = f32(p.rows);
     let squares = max(sums.y - sums.x * (sums.x / count), 0.0);
     let mean = first_row[column] + sums.x / count;
@@ -186,17 +178,17 @@ fn affine_blocks(
     affine_partials[place_of(index) + p.width] = of_bias;
 }
 
-@compute @workgroup_size(256)
+@compute @workgroup_size(GROUP)
 fn affine(
     @builtin(workgroup_id) group: vec3u,
     @builtin(num_workgroups) groups: vec3u,
     @builtin(local_invocation_index) local: u32,
 ) {
-    let column = workgroup_of(group, groups) * LANES + local % LANES;
+    let column = workgroup_of(group, groups) * COLUMNS + local % COLUMNS;
     var sums = vec2f(0.0);
-    if (column < p.c) { sums = sum_of_blocks(column, local / LANES); }
-    sums = sum_of_lanes(sums, local);
-    if (local >= LANES || column >= p.c) { return; }
+    if (column < p.c) { sums = sum_of_blocks(column, local / COLUMNS); }
+    sums = sum_of_column(sums, local);
+    if (local >= COLUMNS || column >= p.c) { return; }
     dweight[column] = sums.x;
     dbias[column] = sums.y;
 }

@@ -1,6 +1,7 @@
 // Cross-entropy of logits with integer targets; its gradient is cross_entropy_grad.wgsl.
 // uses lib/classes
 // uses lib/index
+// uses lib/joined
 // uses lib/loss
 // uses lib/nan
 //
@@ -17,7 +18,7 @@
 // cross_entropy: one invocation per row, which reads it twice (8 v bytes), so that no sum crosses
 // invocations. cross_entropy_group: one workgroup per row of at least 256, which reads it once
 // (4 v bytes); m and s are those of what was seen so far (Milakov and Gimelshein 2018), of every
-// 256th element by an invocation, then of halves in an order that never changes.
+// 256th element by an invocation, then over invocations.
 
 @compute @workgroup_size(64)
 fn cross_entropy(
@@ -41,10 +42,17 @@ fn cross_entropy(
     store_parts(row, Seen(m, s, sum, top), log(s));
 }
 
-var<workgroup> seen: array<vec3f, 256>;     // m, s, sum
-var<workgroup> tops: array<u32, 256>;       // largest magnitudes
+const GROUP: u32 = 256u;
+const LANES: u32 = GROUP;
+alias Joined = Seen;
 
-@compute @workgroup_size(256)
+fn join(a: Seen, b: Seen) -> Seen {
+    let larger = max(a.m, b.m);
+    let s = a.s * exp(a.m - larger) + b.s * exp(b.m - larger);
+    return Seen(larger, s, a.sum + b.sum, max(a.top, b.top));
+}
+
+@compute @workgroup_size(GROUP)
 fn cross_entropy_group(
     @builtin(workgroup_id) group: vec3u,
     @builtin(num_workgroups) groups: vec3u,
@@ -52,23 +60,6 @@ fn cross_entropy_group(
 ) {
     let row = workgroup_of(group, groups);
     if (row >= p.n) { return; }
-    let first = row * p.v;
-    let own = seen_by(local, first);
-    seen[local] = vec3f(own.m, own.s, own.sum);
-    tops[local] = own.top;
-    workgroupBarrier();
-    for (var width = 128u; width > 0u; width /= 2u) {
-        if (local < width) {
-            let a = seen[local];
-            let b = seen[local + width];
-            let larger = max(a.x, b.x);
-            let s = a.y * exp(a.x - larger) + b.y * exp(b.x - larger);
-            seen[local] = vec3f(larger, s, a.z + b.z);
-            tops[local] = max(tops[local], tops[local + width]);
-        }
-        workgroupBarrier();
-    }
-    if (local > 0u) { return; }
-    let all = seen[0];
-    store_parts(row, Seen(all.x, all.y, all.z, tops[0]), log(all.y));
+    let all = joined(seen_by(local, row * p.v), local);
+    if (local == 0u) { store_parts(row, all, log(all.s)); }
 }

@@ -1,6 +1,7 @@
 // Group normalization of pictures or sequences with the channels last, and its gradient (Wu and He
 // 2018).
 // uses lib/index
+// uses lib/joined
 //
 //   forward  y = weight (x - mean) rstd + bias     rstd = 1 / sqrt(variance + eps)
 //   grad     dx = rstd (g - mean(g) - xhat mean(g xhat))
@@ -11,9 +12,9 @@
 // over rows (shaders/row_sums.wgsl).
 //
 // forward and grad: one workgroup of GROUP per sample and group; 8 bytes per element moved (12 by
-// grad) and as many again from the cache. Sums are of every GROUP-th value of the group, then of
-// halves, always in the same order. forward_each and grad_each: one invocation per sample and
-// group, for software adapters, where barriers are costly; sums are of sums over a position.
+// grad) and as many again from the cache. Sums are of every GROUP-th value of the group, then over
+// invocations. forward_each and grad_each: one invocation per sample and group, for software
+// adapters, where barriers are costly; sums are of sums over a position.
 //
 // Prepended (src/kernels/ops/group_norm.rs): lib/value or lib/value4, in which channels are
 // counted, and GROUP.
@@ -37,20 +38,11 @@ var<immediate> p: Params;
 @group(0) @binding(3) var<storage, read> dy: array<Value>;               // (samples, positions, c)
 @group(0) @binding(4) var<storage, read_write> dx: array<Value>;         // (samples, positions, c)
 
-var<workgroup> sums: array<vec2f, GROUP>;
+const LANES: u32 = GROUP;
+alias Joined = vec2f;
 
-// The sum of `mine` over all invocations of the workgroup.
-fn all_of(mine: vec2f, local: u32) -> vec2f {
-    sums[local] = mine;
-    workgroupBarrier();
-    for (var width = GROUP / 2u; width > 0u; width /= 2u) {
-        if (local < width) { sums[local] += sums[local + width]; }
-        workgroupBarrier();
-    }
-    let total = sums[0];
-    // Before the next call writes there.
-    workgroupBarrier();
-    return total;
+fn join(a: Joined, b: Joined) -> Joined {
+    return a + b;
 }
 
 // A value of a group: its position in the sample, and its channel in the group.
@@ -85,14 +77,14 @@ fn forward(
     for (var at = first_place(local); at.position < p.positions; at = next_place(at)) {
         part += sum_of_value(x[first + at.position * c + at.channel]);
     }
-    let mean = all_of(vec2f(part, 0.0), local).x / count;
+    let mean = joined(vec2f(part, 0.0), local).x / count;
 
     part = 0.0;
     for (var at = first_place(local); at.position < p.positions; at = next_place(at)) {
         let centered = x[first + at.position * c + at.channel] - mean;
         part += sum_of_value(centered * centered);
     }
-    let rstd = 1.0 / sqrt(all_of(vec2f(part, 0.0), local).x / count + p.eps);
+    let rstd = 1.0 / sqrt(joined(vec2f(part, 0.0), local).x / count + p.eps);
 
     for (var at = first_place(local); at.position < p.positions; at = next_place(at)) {
         let i = first + at.position * c + at.channel;
@@ -121,7 +113,7 @@ fn grad(
         let g = weight[channels + at.channel] * dy[i];
         part += vec2f(sum_of_value(g), sum_of_value(g * (x[i] - of_group.x)) * of_group.y);
     }
-    let means = all_of(part, local) / f32(p.positions * p.width * FLOATS);
+    let means = joined(part, local) / f32(p.positions * p.width * FLOATS);
 
     for (var at = first_place(local); at.position < p.positions; at = next_place(at)) {
         let i = first + at.position * c + at.channel;

@@ -6,8 +6,8 @@
 //
 // 8 bytes per element moved (12 by grad), each once. Prepended constants: GROUP; the width C, for
 // which a row must fit in workgroup memory; ADDS, which is not 0 if grad adds a residual; CENTERED,
-// which is 0 if there is no mean. Sums are over every GROUP-th element, then of halves, always in
-// the same order.
+// which is 0 if there is no mean. Sums are of every GROUP-th element, then over invocations.
+// uses lib/joined
 
 struct Params { rows: u32, c: u32, eps: f32, flag: u32 }
 // `flag`: forward adds a bias.
@@ -27,20 +27,12 @@ var<immediate> p: Params;
 
 var<workgroup> kept: array<f32, C>;
 var<workgroup> kept_g: array<f32, C>;
-var<workgroup> sums: array<vec2f, GROUP>;
 
-// The sum of `mine` over all invocations of the workgroup.
-fn all_of(mine: vec2f, local: u32) -> vec2f {
-    sums[local] = mine;
-    workgroupBarrier();
-    for (var width = GROUP / 2u; width > 0u; width /= 2u) {
-        if (local < width) { sums[local] += sums[local + width]; }
-        workgroupBarrier();
-    }
-    let total = sums[0];
-    // Before the next call writes there.
-    workgroupBarrier();
-    return total;
+const LANES: u32 = GROUP;
+alias Joined = vec2f;
+
+fn join(a: Joined, b: Joined) -> Joined {
+    return a + b;
 }
 
 @compute @workgroup_size(GROUP)
@@ -60,14 +52,14 @@ fn forward(
         part += value;
     }
     var mean = 0.0;
-    if (CENTERED != 0u) { mean = all_of(vec2f(part, 0.0), local).x / f32(C); }
+    if (CENTERED != 0u) { mean = joined(vec2f(part, 0.0), local).x / f32(C); }
 
     part = 0.0;
     for (var k = local; k < C; k += GROUP) {
         let centered = kept[k] - mean;
         part += centered * centered;
     }
-    let rstd = 1.0 / sqrt(all_of(vec2f(part, 0.0), local).x / f32(C) + p.eps);
+    let rstd = 1.0 / sqrt(joined(vec2f(part, 0.0), local).x / f32(C) + p.eps);
 
     for (var k = local; k < C; k += GROUP) {
         var value = (kept[k] - mean) * rstd * weight[k];
@@ -100,7 +92,7 @@ fn grad(
         kept_g[k] = g;
         part += vec2f(g, g * xhat);
     }
-    var means = all_of(part, local) / f32(C);
+    var means = joined(part, local) / f32(C);
     if (CENTERED == 0u) { means.x = 0.0; }
     for (var k = local; k < C; k += GROUP) {
         var value = rstd * (kept_g[k] - means.x - kept[k] * means.y);

@@ -1,5 +1,7 @@
 // Layer normalization on vectors of 4 with rows in registers, for GPUs; the formulas are those of
 // layer_norm.wgsl.
+// uses lib/column_sum
+// uses lib/joined
 //
 //   forward  keeps the row, so that mean and variance around it cost one read
 //   grad     keeps g = weight dy and xhat
@@ -7,13 +9,11 @@
 //            block, for the gradients of weight and bias; shaders/row_blocks.wgsl adds blocks
 //
 // LANES invocations share a row, each with every LANES-th vector of it, at most ITEMS; a workgroup
-// of GROUP has GROUP / LANES rows. 32 bytes per vector moved (48 by grad), each once. A sum over a
-// row is that of INNER invocations at a time and then of these sums, always in the same order, with
-// two barriers.
+// of GROUP has GROUP / LANES rows. 32 bytes per vector moved (48 by grad), each once.
 //
-// Prepended constants: GROUP; LANES, which divides it; INNER, which divides LANES; ITEMS; ADDS,
-// which is not 0 if grad adds a residual; CENTERED, which is 0 if there is no mean; SUMS,
-// the sums of grad_affine for each column.
+// Prepended constants: GROUP; LANES, which divides it; ITEMS; ADDS, which is not 0 if grad adds a
+// residual; CENTERED, which is 0 if there is no mean; SUMS, the sums of grad_affine for each
+// column.
 
 struct Params { rows: u32, c: u32, eps: f32, flag: u32 }
 // `flag`: forward adds a bias; of grad_affine, the rows of a block.
@@ -33,30 +33,16 @@ var<immediate> p: Params;
 // grad_affine binds partials too, of each column the sum for the weight, and that for the bias.
 @group(0) @binding(6) var<storage, read_write> partials: array<vec4f>;   // (blocks, c / 4, 1 or 2)
 
-const OUTER: u32 = LANES / INNER;
-
-var<workgroup> parts: array<vec2f, GROUP>;
-var<workgroup> inner_sums: array<vec2f, GROUP / INNER>;
-
 fn sum4(v: vec4f) -> f32 {
     return (v.x + v.y) + (v.z + v.w);
 }
 
-// The sum of `mine` over the invocations of a row. The barrier of the next call is behind all that
-// reads here.
-fn sum_of_row(mine: vec2f, local: u32) -> vec2f {
-    parts[local] = mine;
-    workgroupBarrier();
-    if (local < GROUP / INNER) {
-        let first = local / OUTER * LANES + local % OUTER;
-        var part = vec2f(0.0);
-        for (var i = 0u; i < INNER; i++) { part += parts[first + i * OUTER]; }
-        inner_sums[local] = part;
-    }
-    workgroupBarrier();
-    var sum = vec2f(0.0);
-    for (var i = 0u; i < OUTER; i++) { sum += inner_sums[local / LANES * OUTER + i]; }
-    return sum;
+const COLUMNS: u32 = LANES;
+alias Sums = vec4f;
+alias Joined = vec2f;
+
+fn join(a: Joined, b: Joined) -> Joined {
+    return a + b;
 }
 
 // Place of an invocation: the number of its row, and of its first vector in it.
@@ -91,14 +77,14 @@ fn forward(
     var part = vec4f(0.0);
     for (var i = 0u; i < ITEMS; i++) { part += kept[i]; }
     var mean = 0.0;
-    if (CENTERED != 0u) { mean = sum_of_row(vec2f(sum4(part), 0.0), local).x / f32(p.c); }
+    if (CENTERED != 0u) { mean = joined(vec2f(sum4(part), 0.0), local).x / f32(p.c); }
 
     part = vec4f(0.0);
     for (var i = 0u; i < ITEMS; i++) {
         kept[i] = within(place.y + LANES * i, end, kept[i] - mean);
         part += kept[i] * kept[i];
     }
-    let variance = sum_of_row(vec2f(sum4(part), 0.0), local).x / f32(p.c);
+    let variance = joined(vec2f(sum4(part), 0.0), local).x / f32(p.c);
     let rstd = 1.0 / sqrt(variance + p.eps);
 
     for (var i = 0u; i < ITEMS; i++) {
@@ -135,8 +121,8 @@ fn grad_row(place: vec2u, last: u32, sums: ptr<function, AffineSums>, local: u32
         let slope = dy[start + at];
         xhat[i] = (x[start + at] - of_row.x) * of_row.y;
         g[i] = within(k, end, weight[at] * slope);
-        (*sums).of_weight[i] += within(k, end, slope * xhat[i]);
-        (*sums).of_bias[i] += within(k, end, slope);
+        if (SUMS > 0u) { (*sums).of_weight[i] += within(k, end, slope * xhat[i]); }
+        if (SUMS == 2u) { (*sums).of_bias[i] += within(k, end, slope); }
     }
     var part = vec4f(0.0);      // of g
     var product = vec4f(0.0);   // of g xhat
@@ -144,7 +130,7 @@ fn grad_row(place: vec2u, last: u32, sums: ptr<function, AffineSums>, local: u32
         part += g[i];
         product += g[i] * xhat[i];
     }
-    var means = sum_of_row(vec2f(sum4(part), sum4(product)), local) / f32(p.c);
+    var means = joined(vec2f(sum4(part), sum4(product)), local) / f32(p.c);
     if (CENTERED == 0u) { means.x = 0.0; }
     for (var i = 0u; i < ITEMS; i++) {
         let k = place.y + LANES * i;
@@ -166,21 +152,12 @@ fn grad(
     grad_row(place_of(workgroup_of(group, groups), local), p.rows, &sums, local);
 }
 
-var<workgroup> affine_parts: array<vec4f, GROUP>;
-
 // The sum of `mine` over the rows of a workgroup, for the first invocations, those of a row.
 fn sum_of_rows(mine: vec4f, local: u32) -> vec4f {
     if (GROUP == LANES) { return mine; }
+    // The sum before it may still be read.
     workgroupBarrier();
-    affine_parts[local] = mine;
-    workgroupBarrier();
-    var sum = mine;
-    if (local < LANES) {
-        for (var other = local + LANES; other < GROUP; other += LANES) {
-            sum += affine_parts[other];
-        }
-    }
-    return sum;
+    return sum_of_column(mine, local);
 }
 
 @compute @workgroup_size(GROUP)
@@ -197,6 +174,7 @@ fn grad_affine(
     for (var first = begin; first < last; first += GROUP / LANES) {
         grad_row(vec2u(first + local / LANES, local % LANES), last, &sums, local);
     }
+    if (SUMS == 0u) { return; }
     for (var i = 0u; i < ITEMS; i++) {
         let of_weight = sum_of_rows(sums.of_weight[i], local);
         var of_bias = vec4f(0.0);

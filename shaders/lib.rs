@@ -22,8 +22,8 @@ pub const FILES: &[(&str, &str)] = texts! { "":
 /// All shared snippets as (name, text), in the order in which a shader that uses several has them;
 /// a shader includes one by a line `// uses lib/NAME` in its head.
 pub const LIBRARY: &[(&str, &str)] = texts! { "lib/":
-    "attention" "bf16_pair" "classes" "loss" "grid" "elementwise" "nan" "product_tile" "index"
-    "run" "span" "recurrent" "rng" "value" "value4" "store"
+    "attention" "bf16_pair" "classes" "column_sum" "loss" "grid" "elementwise" "joined" "nan"
+    "product_tile" "index" "run" "span" "recurrent" "rng" "value" "value4" "store"
 };
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 // The sum of squares of a bucket of gradients, and how many of them are not finite.
 // uses lib/index
+// uses lib/joined
 //
 //   partial_sums  partials[64 g + l] = (sum, not finite) over the elements l, l + lanes, ..
 //                 of the strip from g strip to (g + 1) strip
@@ -11,7 +12,7 @@
 // workgroup of 64 per strip, neighbours read neighbours; 4 bytes per element. group_sums is for
 // GPUs: one workgroup of 256 per strip. Names that end in 4: on vectors of 4, in which strip is
 // counted then, where count is a multiple of 4. total: one workgroup per slot, each of whose
-// invocations sums a 256th of the partials; then 16 sum 16 of these sums each, and one the last 16.
+// invocations sums a 256th of the partials.
 
 struct Params {
     count: u32,
@@ -30,10 +31,16 @@ var<immediate> p: Params;
 @group(0) @binding(2) var<storage, read_write> results: array<f32>;      // (slots, 2)
 
 const NORM_EXPONENT: u32 = 0x7F800000u;
-var<workgroup> sums: array<f32, 256>;
-var<workgroup> counts: array<u32, 256>;
-var<workgroup> sixteenths: array<f32, 16>;
-var<workgroup> sixteenth_counts: array<u32, 16>;
+
+const GROUP: u32 = 256u;
+const LANES: u32 = GROUP;
+
+// A sum of squares, and the number of elements that are not finite.
+struct Joined { sum: f32, bad: u32 }
+
+fn join(a: Joined, b: Joined) -> Joined {
+    return Joined(a.sum + b.sum, a.bad + b.bad);
+}
 
 // Notes partial sum k of the slot and, with the first one, their number.
 fn note(k: u32, sum: f32, bad: u32) {
@@ -43,39 +50,8 @@ fn note(k: u32, sum: f32, bad: u32) {
     partials[base + 2u * (k + 1u) + 1u] = f32(bad);
 }
 
-// The sum of the values of all invocations, for the first of them.
-fn sum_of_all(sum: f32, bad: u32, local: u32) -> f32 {
-    sums[local] = sum;
-    counts[local] = bad;
-    workgroupBarrier();
-    if (local < 16u) {
-        var part = 0.0;
-        var part_bad = 0u;
-        for (var i = 0u; i < 16u; i++) {
-            part += sums[16u * local + i];
-            part_bad += counts[16u * local + i];
-        }
-        sixteenths[local] = part;
-        sixteenth_counts[local] = part_bad;
-    }
-    workgroupBarrier();
-    var total = 0.0;
-    for (var i = 0u; i < 16u; i++) { total += sixteenths[i]; }
-    return total;
-}
-
-// After sum_of_all: the number of values that are not finite.
-fn count_of_all() -> u32 {
-    var total = 0u;
-    for (var i = 0u; i < 16u; i++) { total += sixteenth_counts[i]; }
-    return total;
-}
-
-// A sum of squares, and the number of values that are not finite, which it leaves out.
-struct Summed { sum: f32, bad: u32 }
-
 // Those of every `step`th gradient from `first` on.
-fn summed(first: u32, end: u32, step: u32) -> Summed {
+fn summed(first: u32, end: u32, step: u32) -> Joined {
     var sum = 0.0;
     var bad = 0u;
     for (var i = first; i < end; i += step) {
@@ -87,13 +63,13 @@ fn summed(first: u32, end: u32, step: u32) -> Summed {
             sum += value * value;
         }
     }
-    return Summed(sum, bad);
+    return Joined(sum, bad);
 }
 
 @group(0) @binding(0) var<storage, read> gradients4: array<vec4u>;       // (count / 4)
 
 // Those of every `step`th vector of gradients.
-fn summed4(first: u32, end: u32, step: u32) -> Summed {
+fn summed4(first: u32, end: u32, step: u32) -> Joined {
     var sum = vec4f(0.0);
     var bad = vec4u(0u);
     for (var i = first; i < end; i += step) {
@@ -104,7 +80,7 @@ fn summed4(first: u32, end: u32, step: u32) -> Summed {
         let values = bitcast<vec4f>(select(bits, vec4u(0u), is_bad));
         sum += values * values;
     }
-    return Summed((sum.x + sum.y) + (sum.z + sum.w), bad.x + bad.y + bad.z + bad.w);
+    return Joined((sum.x + sum.y) + (sum.z + sum.w), bad.x + bad.y + bad.z + bad.w);
 }
 
 @compute @workgroup_size(64)
@@ -131,7 +107,7 @@ fn partial_sums4(
     note(k, own.sum, own.bad);
 }
 
-@compute @workgroup_size(256)
+@compute @workgroup_size(GROUP)
 fn group_sums(
     @builtin(workgroup_id) group: vec3u,
     @builtin(num_workgroups) groups: vec3u,
@@ -140,12 +116,12 @@ fn group_sums(
     let part = workgroup_of(group, groups);
     if (part >= p.parts) { return; }
     let end = min((part + 1u) * p.strip, p.count);
-    let own = summed(part * p.strip + local, end, 256u);
-    let sum = sum_of_all(own.sum, own.bad, local);
-    if (local == 0u) { note(part, sum, count_of_all()); }
+    let own = summed(part * p.strip + local, end, GROUP);
+    let all = joined(own, local);
+    if (local == 0u) { note(part, all.sum, all.bad); }
 }
 
-@compute @workgroup_size(256)
+@compute @workgroup_size(GROUP)
 fn group_sums4(
     @builtin(workgroup_id) group: vec3u,
     @builtin(num_workgroups) groups: vec3u,
@@ -154,12 +130,12 @@ fn group_sums4(
     let part = workgroup_of(group, groups);
     if (part >= p.parts) { return; }
     let end = min((part + 1u) * p.strip, p.count / 4u);
-    let own = summed4(part * p.strip + local, end, 256u);
-    let sum = sum_of_all(own.sum, own.bad, local);
-    if (local == 0u) { note(part, sum, count_of_all()); }
+    let own = summed4(part * p.strip + local, end, GROUP);
+    let all = joined(own, local);
+    if (local == 0u) { note(part, all.sum, all.bad); }
 }
 
-@compute @workgroup_size(256)
+@compute @workgroup_size(GROUP)
 fn total(
     @builtin(workgroup_id) group: vec3u,
     @builtin(num_workgroups) groups: vec3u,
@@ -170,12 +146,12 @@ fn total(
     let base = 2u * slot * p.stride;
     var sum = 0.0;
     var bad = 0u;
-    for (var k = local; k + 1u < p.stride && f32(k) < partials[base]; k += 256u) {
+    for (var k = local; k + 1u < p.stride && f32(k) < partials[base]; k += GROUP) {
         sum += partials[base + 2u * (k + 1u)];
         bad += u32(partials[base + 2u * (k + 1u) + 1u]);
     }
-    sum = sum_of_all(sum, bad, local);
+    let all = joined(Joined(sum, bad), local);
     if (local > 0u) { return; }
-    results[2u * slot] = sum;
-    results[2u * slot + 1u] = f32(count_of_all());
+    results[2u * slot] = all.sum;
+    results[2u * slot + 1u] = f32(all.bad);
 }

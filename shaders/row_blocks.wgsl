@@ -1,5 +1,6 @@
 // Sums over rows in two stages, for GPUs, where few workgroups that have columns to themselves
 // would leave a device idle. Terms are viewed as (outer, middle, width), where middle is reduced.
+// uses lib/column_sum
 //
 //   blocks    partials[o, b, i] = sum of term[o, m, i] over the rows m of block b, from b strip to
 //             (b + 1) strip
@@ -29,26 +30,15 @@ struct Params {
 }
 var<immediate> p: Params;
 
-// totals binds what blocks has written, and the outputs (outer, width).
+// totals binds what blocks, or grad_affine of layer_norm_rows.wgsl, has written, and the outputs
+// (outer, width).
 @group(0) @binding(0) var<storage, read_write> finished: array<Sums>;    // (outer, blocks, width)
 
+const GROUP: u32 = 256u;
 // Invocations that share a column.
-const LANES: u32 = 256u / COLUMNS;
+const LANES: u32 = GROUP / COLUMNS;
 
-var<workgroup> tile: array<Sums, 256>;
-
-// The sum of `mine` over the invocations of a column, for the first of them.
-fn sum_of_lanes(mine: Sums, local: u32) -> Sums {
-    tile[local] = mine;
-    workgroupBarrier();
-    var sum = mine;
-    if (local < COLUMNS) {
-        for (var other = local + COLUMNS; other < 256u; other += COLUMNS) { sum += tile[other]; }
-    }
-    return sum;
-}
-
-@compute @workgroup_size(256)
+@compute @workgroup_size(GROUP)
 fn blocks(
     @builtin(workgroup_id) group: vec3u,
     @builtin(num_workgroups) groups: vec3u,
@@ -77,11 +67,11 @@ fn blocks(
         }
         for (; row < end; row += LANES) { sum += term(row, row * p.width + column); }
     }
-    sum = sum_of_lanes(sum, local);
+    sum = sum_of_column(sum, local);
     if (local < COLUMNS && column < p.width) { partials[place * p.width + column] = sum; }
 }
 
-@compute @workgroup_size(256)
+@compute @workgroup_size(GROUP)
 fn totals(
     @builtin(workgroup_id) group: vec3u,
     @builtin(num_workgroups) groups: vec3u,
@@ -98,7 +88,7 @@ fn totals(
             sum += finished[(o * p.blocks + block) * p.width + column];
         }
     }
-    sum = sum_of_lanes(sum, local);
+    sum = sum_of_column(sum, local);
     if (local >= COLUMNS || column >= p.width) { return; }
     put(o * p.width + column, sum);
 }

@@ -1,6 +1,8 @@
-// Sums over rows in one stage: terms are viewed as (middle, width), where middle is reduced.
+// Sums over rows in one stage: terms are viewed as (outer, middle, width), where middle is reduced.
+// uses lib/column_sum
 //
-//   columns   one invocation per column; long sums are sums of sums over 64 rows, to round less
+//   columns   one invocation per column, where outer is 1; long sums are sums of sums over 64 rows,
+//             to round less
 //   tile      workgroups of GROUP have COLUMNS neighbouring columns, with LANES = GROUP / COLUMNS
 //             invocations to each, which take every LANES-th row; the first adds their sums
 //
@@ -13,6 +15,7 @@
 
 // `word0` and the next are parameters of the terms.
 struct Params {
+    outer: u32,
     middle: u32,
     width: u32,
     accumulate: u32,
@@ -44,27 +47,25 @@ fn columns(
     put(column, total);
 }
 
-// Partial sums of the invocations of a tile.
-var<workgroup> partial: array<Sums, GROUP>;
-
 @compute @workgroup_size(GROUP)
 fn tile(
     @builtin(workgroup_id) group: vec3u,
     @builtin(num_workgroups) groups: vec3u,
     @builtin(local_invocation_index) local: u32,
 ) {
-    let column = workgroup_of(group, groups) * COLUMNS + local % COLUMNS;
+    let tiles = (p.width + COLUMNS - 1u) / COLUMNS;
+    let index = workgroup_of(group, groups);
+    let o = index / tiles;
+    // A folded grid may have more workgroups than there are tiles.
+    if (o >= p.outer) { return; }
+    let column = index % tiles * COLUMNS + local % COLUMNS;
+    let end = (o + 1u) * p.middle;
     var part = Sums();
     if (column < p.width) {
-        for (var row = local / COLUMNS; row < p.middle; row += LANES) {
+        for (var row = o * p.middle + local / COLUMNS; row < end; row += LANES) {
             part += term(row, row * p.width + column);
         }
     }
-    partial[local] = part;
-    workgroupBarrier();
-    if (local >= COLUMNS || column >= p.width) { return; }
-    for (var other = local + COLUMNS; other < GROUP; other += COLUMNS) {
-        part += partial[other];
-    }
-    put(column, part);
+    part = sum_of_column(part, local);
+    if (local < COLUMNS && column < p.width) { put(o * p.width + column, part); }
 }

@@ -1,5 +1,6 @@
 // Softmax of rows of c values, and its gradient.
 // uses lib/index
+// uses lib/joined
 // uses lib/nan
 //
 //   forward  y = exp(x - m) / s      m = max_j x[j];  s = sum_j exp(x[j] - m)
@@ -11,7 +12,7 @@
 // forward and grad: one invocation per row, which is read twice and written twice, from the cache
 // but for the first reading. forward_group and grad_group: one workgroup of GROUP per row; 12 bytes
 // per element moved, 4 of them from the cache (20 and 8 by grad). Sums are of every GROUP-th value,
-// then of halves, always in the same order.
+// then over invocations.
 //
 // Prepended (src/kernels/ops/softmax.rs): lib/value or lib/value4, of which a row has p.width, and
 // GROUP.
@@ -70,42 +71,15 @@ fn grad(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) group
     for (var i = first; i < end; i++) { dx[i] = x[i] * (dy[i] - sum); }
 }
 
-var<workgroup> partial: array<f32, GROUP>;
-var<workgroup> tops: array<u32, GROUP>;
+const LANES: u32 = GROUP;
 
-// The sum of `mine` over the workgroup.
-fn sum_of_all(mine: f32, local: u32) -> f32 {
-    partial[local] = mine;
-    workgroupBarrier();
-    for (var width = GROUP / 2u; width > 0u; width /= 2u) {
-        if (local < width) { partial[local] += partial[local + width]; }
-        workgroupBarrier();
-    }
-    return partial[0];
-}
+// Of values of a row: the largest one, the sum of exp(x - m), and the largest magnitude.
+struct Joined { m: f32, s: f32, top: u32 }
 
-// The largest of `mine` over the workgroup.
-fn max_of_all(mine: f32, local: u32) -> f32 {
-    partial[local] = mine;
-    workgroupBarrier();
-    for (var width = GROUP / 2u; width > 0u; width /= 2u) {
-        if (local < width) { partial[local] = max(partial[local], partial[local + width]); }
-        workgroupBarrier();
-    }
-    let largest = partial[0];
-    // Before the next sum writes there.
-    workgroupBarrier();
-    return largest;
-}
-
-fn top_of_all(mine: u32, local: u32) -> u32 {
-    tops[local] = mine;
-    workgroupBarrier();
-    for (var width = GROUP / 2u; width > 0u; width /= 2u) {
-        if (local < width) { tops[local] = max(tops[local], tops[local + width]); }
-        workgroupBarrier();
-    }
-    return tops[0];
+fn join(a: Joined, b: Joined) -> Joined {
+    let m = max(a.m, b.m);
+    let s = a.s * exp(max(a.m - m, -88.0)) + b.s * exp(max(b.m - m, -88.0));
+    return Joined(m, s, max(a.top, b.top));
 }
 
 @compute @workgroup_size(GROUP)
@@ -118,22 +92,17 @@ fn forward_group(
     if (row >= p.rows) { return; }
     let first = row * p.width;
     let end = first + p.width;
-    var own = LOWEST;
-    var own_top = 0u;
+    var own = Joined(LOWEST, 0.0, 0u);
     for (var i = first + local; i < end; i += GROUP) {
         let value = x[i];
-        own = max(own, max_of_value(value));
-        own_top = max(own_top, top_of_value(value));
+        let m = max(own.m, max_of_value(value));
+        own = join(own, Joined(m, sum_of_value(exp(value - m)), top_of_value(value)));
     }
-    let m = max_of_all(own, local);
-    let top = top_of_all(own_top, local);
-    var part = 0.0;
-    for (var i = first + local; i < end; i += GROUP) { part += sum_of_value(exp(x[i] - m)); }
-    let s = sum_of_all(part, local);
-    let is_nan = is_nan_row(m, s, top);
-    let factor = 1.0 / s;
+    let all = joined(own, local);
+    let is_nan = is_nan_row(all.m, all.s, all.top);
+    let factor = 1.0 / all.s;
     for (var i = first + local; i < end; i += GROUP) {
-        y[i] = nan_value_where(is_nan, exp(x[i] - m) * factor);
+        y[i] = nan_value_where(is_nan, exp(x[i] - all.m) * factor);
     }
 }
 
@@ -149,6 +118,6 @@ fn grad_group(
     let end = first + p.width;
     var part = 0.0;
     for (var i = first + local; i < end; i += GROUP) { part += sum_of_value(x[i] * dy[i]); }
-    let sum = sum_of_all(part, local);
+    let sum = joined(Joined(0.0, part, 0u), local).s;
     for (var i = first + local; i < end; i += GROUP) { dx[i] = x[i] * (dy[i] - sum); }
 }

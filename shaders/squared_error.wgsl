@@ -1,14 +1,15 @@
 // Squared error of a tensor against a target, and its gradient.
 // uses lib/index
+// uses lib/joined
+// uses lib/span
 //
 //   squared_error       parts[r] = (sum_j (x[r, j] - target[r, j])^2, c)
 //   squared_error_grad  dx = 2 (x - target)
 //
 // x, target (n, c) with all trailing dimensions in c, parts (n, 2). squared_error: one
 // invocation per row, 8 c bytes each; squared_error_group: one workgroup per row, every 256th
-// element to an invocation, then halves in an order that never changes. squared_error_grad: one
-// invocation per 8 elements, 12 bytes each; squared_error_grad4: per 4 vectors of 4.
-// uses lib/span
+// element to an invocation. squared_error_grad: one invocation per 8 elements, 12 bytes each;
+// squared_error_grad4: per 4 vectors of 4.
 
 struct Params { n: u32, c: u32 }
 var<immediate> p: Params;
@@ -35,9 +36,15 @@ fn squared_error(
     parts[2u * row + 1u] = f32(p.c);
 }
 
-var<workgroup> sums: array<f32, 256>;
+const GROUP: u32 = 256u;
+const LANES: u32 = GROUP;
+alias Joined = f32;
 
-@compute @workgroup_size(256)
+fn join(a: Joined, b: Joined) -> Joined {
+    return a + b;
+}
+
+@compute @workgroup_size(GROUP)
 fn squared_error_group(
     @builtin(workgroup_id) group: vec3u,
     @builtin(num_workgroups) groups: vec3u,
@@ -46,18 +53,13 @@ fn squared_error_group(
     let row = workgroup_of(group, groups);
     if (row >= p.n) { return; }
     var sum = 0.0;
-    for (var j = local; j < p.c; j += 256u) {
+    for (var j = local; j < p.c; j += GROUP) {
         let difference = x[row * p.c + j] - wanted[row * p.c + j];
         sum += difference * difference;
     }
-    sums[local] = sum;
-    workgroupBarrier();
-    for (var width = 128u; width > 0u; width /= 2u) {
-        if (local < width) { sums[local] += sums[local + width]; }
-        workgroupBarrier();
-    }
+    sum = joined(sum, local);
     if (local == 0u) {
-        parts[2u * row] = sums[0];
+        parts[2u * row] = sum;
         parts[2u * row + 1u] = f32(p.c);
     }
 }

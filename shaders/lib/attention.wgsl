@@ -167,9 +167,9 @@ fn kept_four(sample: u32, head: u32, i: vec4u, j: vec4u) -> vec4<bool> {
     return words >= vec4u(p.threshold);
 }
 
-// m of 4 x 4 pairs, a bit for each that is kept: four neighbouring ones for each of four queries, or
-// for each of four keys. One row at a time, by a loop that no driver unrolls, because 16 numbers at
-// once take more registers than some GPUs have beside the sums.
+// m of 4 x 4 pairs, a bit for each that is kept: four neighbouring ones for each of four queries,
+// or for each of four keys. One row at a time, by a loop that no driver unrolls, because 16 numbers
+// at once take more registers than some GPUs have beside the sums.
 
 fn kept_by_query(sample: u32, head: u32, i: vec4u, j: vec4u) -> u32 {
     var rows = i;

@@ -4,7 +4,7 @@
 // slice of the BK terms, and the slices are added in order. No bytes of storage are moved.
 //
 // BY_TERMS = 1: the terms of a stage are a loop that no compiler unrolls, for GPUs with few
-// registers; the sums are the same. LANES = 1: 32 neighbouring invocations multiply 4 quads of rows
+// registers; the sums are the same. IN_BLOCKS = 1: 32 neighbouring invocations multiply 4 quads of rows
 // by 8 of columns, in place of whole rows of the tile. They read fewer vectors of workgroup memory,
 // which gains where reads of one vector by several invocations are one access. ROW_SUMS = 1: a is
 // summed over its terms on its way to workgroup memory, see `sums_of_a`.
@@ -33,7 +33,7 @@ const_assert ACROSS % 8u == 0u && A_QUADS % 8u == 0u && (ROWS == 4u || A_QUADS %
 const_assert TERMS == 16u && BK % SPLIT == 0u;
 const_assert SPLIT == 1u || (ROWS == 4u && COLUMNS == 4u && BK >= BN);
 const_assert ROW_SUMS == 0u || !A_BY_TERMS;
-const_assert LANES == 0u || (SPLIT == 1u && SLICE / ACROSS % 4u == 0u);
+const_assert IN_BLOCKS == 0u || (SPLIT == 1u && SLICE / ACROSS % 4u == 0u);
 
 // Rows of tiles that are walked together, down first: workgroups that run at a time then share
 // rows of a and columns of b in the cache.
@@ -86,7 +86,7 @@ fn put_at(copied: vec2u, quads: u32) -> u32 {
 
 // Rows and columns of an invocation's first sums within the tile, in quads.
 fn own_quads(local: u32) -> vec2u {
-    if (LANES == 0u) { return vec2u(local % SLICE / ACROSS, local % ACROSS); }
+    if (IN_BLOCKS == 0u) { return vec2u(local % SLICE / ACROSS, local % ACROSS); }
     let down = local / 8u % 4u + 4u * (local / (4u * ACROSS));
     return vec2u(down, local % 8u + 8u * (local / 32u % (ACROSS / 8u)));
 }
@@ -184,8 +184,8 @@ fn add_stage(sums: ptr<function, Sums>, a_at: u32, y: u32, b_at: u32, x: u32) {
     }
 }
 
-// Returns an invocation's sums of the terms `begin` .. `end` - 1. `end` and the stages up to it must
-// be the same for all invocations of the workgroup.
+// Returns an invocation's sums of the terms `begin` .. `end` - 1. Both must be the same for all
+// invocations of the workgroup.
 fn multiply(loader: ptr<function, Loader>, begin: u32, end: u32, local: u32) -> Sums {
     let copies_a = local < A_BLOCKS;
     let copies_b = SIZE - 1u - local < B_BLOCKS;

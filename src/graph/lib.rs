@@ -115,7 +115,7 @@ pub enum PassKind {
     /// Forward.
     #[default]
     Forward,
-    /// Backward: the gradient of activations.
+    /// Backward: the gradient of activations, and what comes with it of that of parameters.
     BackwardInput,
     /// Backward: the gradient of parameters, which no other device waits for.
     BackwardWeight,

@@ -215,9 +215,9 @@ pub enum Op {
     /// `a (m, k), b (k, n) -> (m, n)`, or with one equal leading dimension in all three. Each
     /// side may be given transposed. A batched `k` is summed away.
     MatMul { transpose_a: bool, transpose_b: bool },
-    /// `dy (k, o), x (k, c) -> dweight (o, c), dbias (o)` of a linear layer `y = x weight^T + bias`:
-    /// the product `dy^T x` and the sum of `dy` over its rows, from one reading of `dy`. Made by the
-    /// fusion of a differentiated graph ([`super::fuse()`]): it has no gradient.
+    /// `dy (k, o), x (k, c) -> dweight (o, c), dbias (o)` of a linear layer `y = x weight^T +
+    /// bias`: the product `dy^T x` and the sum of `dy` over its rows, from one reading of `dy`.
+    /// Made by the fusion of a differentiated graph ([`super::fuse()`]): it has no gradient.
     LinearWeightGrad,
     /// `x -> y`, elementwise.
     Unary(Unary),

@@ -40,7 +40,7 @@ pub fn fusion_table(done: &[Fusion], rows: usize) -> String {
         if count > 0 {
             let times = counted(count, "time", "times");
             let saved = size_text(sum(applied.map(|fusion| fusion.bytes_saved(rows))));
-            let _ = writeln!(text, "  {:<28}{times:>10}{saved:>14}  {}", name, why);
+            let _ = writeln!(text, "  {name:<28}{times:>10}{saved:>14}  {why}");
         }
     }
     let saved = size_text(sum(done.iter().map(|fusion| fusion.bytes_saved(rows))));

@@ -16,6 +16,7 @@ use std::path::Path;
 use std::process::Command;
 use std::{env, fs, io, thread};
 
+use potluck_kernels::caps::registers;
 use potluck_kernels::{Caps, DeviceClass};
 
 use super::assembly::HotLoop;
@@ -68,48 +69,67 @@ pub struct VendorGpu {
     pub name: &'static str,
     pub title: &'static str,
     pub names: FigureNames,
-    /// What its driver offers, by which kernels are chosen.
-    caps: Caps,
+    /// What its driver says of it: PCI's number of the vendor, the name, and the bytes of workgroup
+    /// memory, by which kernels are chosen.
+    vendor: u32,
+    device: &'static str,
+    workgroup_bytes: u32,
 }
 
-const HARDWARE: Caps = Caps { class: DeviceClass::Hardware, ..Caps::EVERY };
+/// Numbers of vendors, as the drivers report them: Mesa's driver for Apple has Mesa's.
+const OF_NVIDIA: u32 = 0x10DE;
+const OF_INTEL: u32 = 0x8086;
+const OF_MESA: u32 = 0x1_0005;
+const OF_AMD: u32 = 0x1002;
 
 pub const GPUS: [VendorGpu; 6] = [
     VendorGpu {
         name: "ga102",
         title: "RTX 30",
         names: NVIDIA,
-        caps: Caps { workgroup_bytes: 48 * 1024, ..HARDWARE },
+        vendor: OF_NVIDIA,
+        device: "NVIDIA GeForce RTX 3090 (NVK GA102)",
+        workgroup_bytes: 48 * 1024,
     },
     VendorGpu {
         name: "ad102",
         title: "RTX 40",
         names: NVIDIA,
-        caps: Caps { workgroup_bytes: 48 * 1024, ..HARDWARE },
+        vendor: OF_NVIDIA,
+        device: "NVIDIA GeForce RTX 4090 (NVK AD102)",
+        workgroup_bytes: 48 * 1024,
     },
     VendorGpu {
         name: "dg2",
         title: "Arc A",
         names: INTEL,
-        caps: Caps { workgroup_bytes: 48 * 1024, ..HARDWARE },
+        vendor: OF_INTEL,
+        device: "Intel(R) Arc(tm) A770 Graphics (DG2)",
+        workgroup_bytes: 48 * 1024,
     },
     VendorGpu {
         name: "bmg",
         title: "Arc B",
         names: INTEL,
-        caps: Caps { workgroup_bytes: 48 * 1024, ..HARDWARE },
+        vendor: OF_INTEL,
+        device: "Intel(R) Arc(tm) B580 Graphics (BMG G21)",
+        workgroup_bytes: 48 * 1024,
     },
     VendorGpu {
         name: "m1",
         title: "M1",
         names: APPLE,
-        caps: Caps { workgroup_bytes: 32 * 1024, ..HARDWARE },
+        vendor: OF_MESA,
+        device: "Apple M1 (G13G B1)",
+        workgroup_bytes: 32 * 1024,
     },
     VendorGpu {
         name: "navi31",
         title: "RX 7900",
         names: AMD,
-        caps: Caps { workgroup_bytes: 64 * 1024, ..HARDWARE },
+        vendor: OF_AMD,
+        device: "AMD Radeon RX 7900 XTX (RADV NAVI31)",
+        workgroup_bytes: 64 * 1024,
     },
 ];
 
@@ -119,8 +139,14 @@ const DIRECTX_BYTES: u32 = 32 * 1024;
 impl VendorGpu {
     /// Returns what the drivers of the GPU offer under Vulkan or Metal, and under DirectX 12.
     fn capabilities(&self) -> [Caps; 2] {
-        let workgroup_bytes = self.caps.workgroup_bytes.min(DIRECTX_BYTES);
-        [self.caps, Caps { workgroup_bytes, ..self.caps }]
+        [self.workgroup_bytes, self.workgroup_bytes.min(DIRECTX_BYTES)].map(|workgroup_bytes| {
+            Caps {
+                class: DeviceClass::Hardware,
+                workgroup_bytes,
+                registers: registers(self.vendor, self.device),
+                ..Caps::EVERY
+            }
+        })
     }
 }
 
@@ -239,7 +265,8 @@ fn survey(directory: &Path, work: &Path) -> Result<Survey, String> {
     let plan = roofline::plan();
     let mut taken = Vec::new();
     for gpu in &GPUS {
-        let step = collection.add(kernels_by_entry(roofline::modules(&plan, &gpu.caps)));
+        let step =
+            collection.add(kernels_by_entry(roofline::modules(&plan, &gpu.capabilities()[0])));
         let mut choices = Vec::new();
         for caps in gpu.capabilities() {
             choices.extend(collection.add(kernels_by_entry(choices::modules(&caps))));

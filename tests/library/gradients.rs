@@ -327,13 +327,14 @@ fn a_gradient_in_the_forward_pass_is_computed_and_has_none_itself() {
     let options = Conv2dOptions::default();
     let pool = Pool2dOptions::new(2);
     let rms = NormBackward { centered: false, bias: false, adds: false };
-    let cases: [(Op, &[&[usize]]); 14] = [
+    let cases: [(Op, &[&[usize]]); 15] = [
         (Op::UnaryGrad(Unary::Gelu), &[&[1, 4], &[1, 4]]),
         (Op::MaximumGrad, &[&[1, 4], &[1, 4], &[1, 4]]),
         (Op::LayerNormGrad, &[&[1, 4], &[4], &[1, 2], &[1, 4]]),
         (Op::LayerNormWeightGrad, &[&[1, 4], &[1, 2], &[1, 4]]),
         (Op::LayerNormAffineGrad, &[&[1, 4], &[1, 2], &[1, 4]]),
         (Op::RmsNormGrad, &[&[1, 4], &[4], &[1, 2], &[1, 4]]),
+        (Op::LinearWeightGrad, &[&[1, 4], &[1, 5]]),
         (Op::NormBackward(rms), &[&[1, 4], &[4], &[1, 2], &[1, 4]]),
         (Op::SoftmaxGrad, &[&[1, 4], &[1, 4]]),
         (Op::SquaredErrorGrad, &[&[1, 4], &[1, 4]]),

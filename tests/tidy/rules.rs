@@ -75,6 +75,19 @@ pub const OP_EXCEPTIONS: &[(&str, &str, &str)] = &[
          Fused",
         "the table of fusions",
     ),
+    (
+        "src/graph/passes/merge_gradients.rs",
+        "MatMul Sum LinearWeightGrad LayerNormGrad RmsNormGrad LayerNormWeightGrad \
+         LayerNormAffineGrad NormBackward",
+        "the gradients that become one node",
+    ),
+    ("src/kernels/ops/linear_weight_grad.rs", "MatMul Sum Broadcast", "the two that it computes"),
+    (
+        "src/kernels/ops/norm_backward.rs",
+        "LayerNorm LayerNormGrad LayerNormWeightGrad LayerNormAffineGrad RmsNorm RmsNormGrad",
+        "the same",
+    ),
+    ("src/kernels/ops/matmul/sizes.rs", "LinearWeightGrad", "one of its products"),
     ("src/kernels/ops/epilogue.rs", "Unary UnaryGrad Binary Fused", "the steps of a fused op"),
     (
         "src/kernels/ops/fused.rs",

@@ -1,5 +1,6 @@
 //! Operator fusion: merges adjacent nodes into one [`Op::Fused`], so that the value between them
-//! never goes to memory, and gradients that read the same tensors into one node. [`RULES`] lists the pairs of nodes, `Fuser::value` checks the conditions.
+//! never goes to memory, and gradients that read the same tensors into one node
+//! (`merge_gradients`). [`RULES`] lists the pairs of nodes, `Fuser::value` checks the conditions.
 //!
 //! The fused node takes the position of the second node: all its operands exist there, and the
 //! inputs of the first node still have their values. A value that later nodes read (the input of
@@ -138,18 +139,17 @@ pub fn rules() -> impl Iterator<Item = (&'static str, &'static str)> {
 pub struct Fusion {
     /// Name of the rule.
     pub rule: &'static str,
-    /// Shape of the value between the two nodes.
+    /// Shape of a value that the two nodes share.
     pub value: Shape,
-    /// True if the value is still written, because later nodes read it.
-    pub kept: bool,
+    /// Times that so many elements are no longer written to memory or read from it.
+    pub moves: usize,
 }
 
 impl Fusion {
     /// Returns the bytes that are no longer written to memory or read from it, per micro-batch of
     /// `rows` rows.
     pub(crate) fn bytes_saved(&self, rows: usize) -> usize {
-        let moves = if self.kept { 1 } else { 2 };
-        moves * DType::F32.bytes() * self.value.elements(rows)
+        self.moves * DType::F32.bytes() * self.value.elements(rows)
     }
 }
 
@@ -394,7 +394,7 @@ impl Fuser {
         self.release(consumer.inputs[found.input], found.from, at);
         self.move_reshapes(found.from, at);
         let value = self.graph.tensor(value).shape.clone();
-        Fusion { rule: RULES[found.rule].name, value, kept: found.keep }
+        Fusion { rule: RULES[found.rule].name, value, moves: if found.keep { 1 } else { 2 } }
     }
 
     fn move_reads(&mut self, inputs: &[TensorId], from: usize, to: usize) {

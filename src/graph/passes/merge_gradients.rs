@@ -7,16 +7,15 @@ use crate::{Accumulation, Graph, Node, Role};
 use potluck_core::TensorId;
 
 /// Names of the rules of this pass, and why they are there.
-pub(super) const RULES: [(&str, &str); 2] = [
-    (
-        "weight + bias gradient",
-        "the sums of a bias are over rows that the product of the weight reads",
-    ),
-    (
-        "norm + parameter gradients",
-        "the gradient of a norm by its input reads what those of its parameters sum",
-    ),
-];
+pub(super) const RULES: [(&str, &str); 2] = [BIAS, NORM];
+const BIAS: (&str, &str) = (
+    "weight + bias gradient",
+    "the sums of a bias are over rows that the product of the weight reads",
+);
+const NORM: (&str, &str) = (
+    "norm + parameter gradients",
+    "the gradient of a norm by its input reads what those of its parameters sum",
+);
 
 /// Merges the gradient of the bias of each linear layer into that of its weight; returns what was
 /// merged. The merged node has the place of the product, and adds to both gradients there.
@@ -33,15 +32,15 @@ pub(super) fn merge_bias_sums(graph: &mut Graph) -> Vec<Fusion> {
         // It stays in the list, without a task, until all are found: numbers of nodes are places.
         graph.nodes[sum].outputs.clear();
         let value = graph.tensor(dy).shape.clone();
-        merged.push(Fusion { rule: RULES[0].0, value, kept: true });
+        merged.push(Fusion { rule: BIAS.0, value, moves: 1 });
     }
     graph.nodes.retain(|node| !node.outputs.is_empty());
     merged
 }
 
-/// Merges the gradients of the parameters of each layer or RMS norm into that of its input, to which
-/// another gradient may have been added; returns what was merged. The merged node has the place of
-/// the latter, in pass B.
+/// Merges the gradients of the parameters of each layer or RMS norm into that of its input, to
+/// which another gradient may have been added; returns what was merged. The merged node has the
+/// place of the latter, in pass B.
 pub(super) fn merge_norm_gradients(graph: &mut Graph) -> Vec<Fusion> {
     let mut merged = Vec::new();
     for at in 0..graph.nodes.len() {
@@ -55,8 +54,7 @@ pub(super) fn merge_norm_gradients(graph: &mut Graph) -> Vec<Fusion> {
         node.outputs.extend(parameters);
         let value = graph.tensor(graph.nodes[at].inputs[3]).shape.clone();
         // x and dy are read once less.
-        let fusion = Fusion { rule: RULES[1].0, value, kept: false };
-        merged.push(fusion);
+        merged.push(Fusion { rule: NORM.0, value, moves: 2 });
     }
     graph.nodes.retain(|node| !node.outputs.is_empty());
     merged

@@ -10,6 +10,7 @@ use std::borrow::Cow;
 use rayon::prelude::*;
 
 use super::epilogue::{self, Epilogue, EpilogueStep};
+use super::joint::twin_of;
 use super::{binary, conv, fused_vectors, layer_norm, matmul, unary};
 use crate::dispatch::grid;
 use crate::twin::{Forward, IndependentAxis, normal_inputs};
@@ -66,11 +67,6 @@ pub(crate) fn host_bytes(call: &OpCall) -> usize {
         Op::Fused { .. } => matmul::host_bytes(&root_call(call)),
         _ => 0,
     }
-}
-
-/// Returns the twin of a root op.
-fn twin_of(root: &OpCall) -> &'static Twin {
-    twin(root.op).unwrap_or_else(|| panic!("{} has a kernel", root.op))
 }
 
 /// See [`Twin::forward`]: that of the root op, whose inputs come first.

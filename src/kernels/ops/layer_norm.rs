@@ -352,13 +352,13 @@ pub fn cost(call: &OpCall) -> Cost {
 
 /// See [`Twin::iterations`]: a row in three passes, by blocks of 64; the gradients of parameters
 /// split long sums.
-pub(super) fn iterations(call: &OpCall) -> usize {
+fn iterations(call: &OpCall) -> usize {
     let (_, c) = call.rows_and_last(0);
     if sums_of(call.op).is_some() { 0 } else { 3 * c + c / 32 }
 }
 
 /// See [`Twin::forward`].
-pub(super) fn forward(op: &Op) -> Option<Forward> {
+fn forward(op: &Op) -> Option<Forward> {
     let norm = match op {
         Op::LayerNormGrad => Op::LayerNorm { eps: 1e-5 },
         Op::RmsNormGrad => Op::RmsNorm { eps: 1e-5 },

@@ -26,7 +26,8 @@ pub fn variant(call: &OpCall, operands: Vec<Operand>, params: Vec<u32>) -> Optio
         Op::LayerNormGrad | Op::RmsNormGrad => ("grad", 2),
         _ => return None,
     };
-    if 4 * arrays * c + 8 * group > WORKGROUP_BYTES {
+    // Of the row, and of what is joined, two floats of each invocation and of each eight.
+    if 4 * arrays * c + 8 * (group + group / 8) > WORKGROUP_BYTES {
         return None;
     }
     let shader = Shader::new("layer_norm_group", entry);

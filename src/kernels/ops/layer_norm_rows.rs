@@ -14,7 +14,7 @@ const ITEMS_MAX: usize = 8;
 
 /// Workgroups that fill a large device, each with a block of rows, and the fewest rows of a block.
 const WORKGROUPS: usize = 512;
-const ROWS_MIN: usize = 8;
+const ROWS_MIN: usize = 16;
 
 /// Invocations of a workgroup: as many as share a row, but not fewer than the first.
 const GROUP: [usize; 2] = [64, 256];
@@ -41,11 +41,15 @@ pub fn variant(call: &OpCall, operands: Vec<Operand>, params: Vec<u32>) -> Optio
 
 /// Returns the dispatch of a gradient that also sums for the parameters, `sums` values of each
 /// column, over blocks of rows to the workspace, given that of [`variant`], with the number of
-/// blocks and the rows of each; `None` if there are too few rows for two blocks.
+/// blocks and the rows of each; `None` if there are too few rows for two blocks, or if invocations
+/// have so many vectors of a row that sums for each would take too many registers.
 pub fn with_sums(call: &OpCall, dx: Dispatch, sums: usize) -> Option<(Dispatch, [usize; 2])> {
     let (rows, c) = call.rows_and_last(0);
     let width = c / 4;
     let [group, lanes] = sizes(width);
+    if width.div_ceil(lanes) > ITEMS {
+        return None;
+    }
     let each = group / lanes;
     let strip = rows.div_ceil(WORKGROUPS).max(ROWS_MIN).next_multiple_of(each);
     let blocks = rows.div_ceil(strip);
@@ -66,16 +70,14 @@ fn sizes(width: usize) -> [usize; 2] {
     [lanes.max(GROUP[0]), lanes]
 }
 
-/// Returns the shader of an entry point for rows of `width` vectors and so many sums of each column,
-/// without what is added.
+/// Returns the shader of an entry point for rows of `width` vectors and so many sums of each
+/// column, without what is added.
 pub fn shader(entry: &'static str, width: usize, sums: usize) -> Shader {
     let [group, lanes] = sizes(width);
-    let inner = if lanes < 128 { 8 } else { 16 };
     let items = width.div_ceil(lanes);
     Shader::new("layer_norm_rows", entry)
         .with_const("GROUP", group as u32)
         .with_const("LANES", lanes as u32)
-        .with_const("INNER", inner)
         .with_const("ITEMS", items as u32)
         .with_const("SUMS", sums as u32)
 }

@@ -4,7 +4,10 @@
 //!
 //! `dweight[o, c] = sum_k dy[k, o] x[k, c]`, `dbias[o] = sum_k dy[k, o]`.
 
-use super::{matmul, sum};
+use super::matmul::probes::{PRODUCTS, operands};
+use super::matmul::split_k::CACHED_TERMS_MIN;
+use super::{joint, matmul, sum};
+use crate::call_shapes::calls;
 use crate::twin::{IndependentAxis, no_forward, normal_inputs};
 use crate::{CallShape, Caps, Dims, Dispatch, Float, OpCall, Operand, Twin, Variant};
 use potluck_core::HostTensorView;
@@ -60,44 +63,43 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
     sum::fast(&sum_call(call), &inputs[..1], of_bias);
 }
 
+/// Returns the bytes in which the product of a call packs its first operand; 0 of another op.
+pub(crate) fn host_bytes(call: &OpCall) -> usize {
+    if *call.op == Op::LinearWeightGrad { matmul::product_bytes(call) } else { 0 }
+}
+
 /// Static choice: that of the product.
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
-    with_sums(call, matmul::dispatch(call, caps), || sum::dispatch(&sum_call(call), caps))
+    let product = matmul::dispatch(call, caps);
+    if has_sums(&product) {
+        return product;
+    }
+    [product, to_bias(sum::dispatch(&sum_call(call), caps))].concat()
 }
 
 /// Returns the GPU kernel variants of the product, each with the sums.
 pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
-    let mut variants = matmul::variants(call, caps);
-    for (index, variant) in variants.iter_mut().enumerate() {
-        let dispatches = std::mem::take(&mut variant.dispatches);
-        variant.dispatches = with_sums(call, dispatches, || {
-            let sum = sum_call(call);
-            let baseline = || sum::variants(&sum, caps).swap_remove(0).dispatches;
-            if index == 0 { baseline() } else { sum::dispatch(&sum, caps) }
-        });
-    }
-    variants
+    let product = matmul::variants(call, caps);
+    let is_whole = |variant: &Variant| has_sums(&variant.dispatches);
+    joint::variants(product, &sum_call(call), caps, is_whole, to_bias)
 }
 
-/// Returns the dispatches of a product, followed by those that sum the rows unless it does.
-fn with_sums(
-    call: &OpCall,
-    mut product: Vec<Dispatch>,
-    sums: impl FnOnce() -> Vec<Dispatch>,
-) -> Vec<Dispatch> {
-    let of_bias = Operand::Output(call.outputs.len() - 1);
-    if product.iter().any(|dispatch| dispatch.operands.contains(&of_bias)) {
-        return product;
-    }
-    for mut dispatch in sums() {
-        for operand in &mut dispatch.operands {
-            if *operand == Operand::Output(0) {
-                *operand = of_bias;
-            }
+/// The output of the sums.
+const OF_BIAS: Operand = Operand::Output(1);
+
+/// Returns true if the dispatches of a product sum the rows too.
+fn has_sums(dispatches: &[Dispatch]) -> bool {
+    dispatches.iter().any(|dispatch| dispatch.operands.contains(&OF_BIAS))
+}
+
+/// Returns dispatches of sums that write to the output of these.
+fn to_bias(mut dispatches: Vec<Dispatch>) -> Vec<Dispatch> {
+    for operand in dispatches.iter_mut().flat_map(|dispatch| &mut dispatch.operands) {
+        if *operand == Operand::Output(0) {
+            *operand = OF_BIAS;
         }
-        product.push(dispatch);
     }
-    product
+    dispatches
 }
 
 /// See [`Twin::independent_axes`]: columns of `dy`.
@@ -106,10 +108,22 @@ fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
     IndependentAxis::of(call, vec![Some(1), None], outputs).into_iter().collect()
 }
 
-/// See [`Twin::probes`]: those of the product.
-fn probes(_: &Op, inputs: &[Dims]) -> Vec<CallShape> {
-    let products = matmul::probes::probes(&PRODUCT, inputs).into_iter();
-    products.map(|(_, inputs)| (Op::LinearWeightGrad, inputs)).collect()
+/// `(m, k, n)` of more probes: sums of many columns, or of many rows, have other kernels than those
+/// of a product's probes.
+const WIDE: [[usize; 3]; 7] = [
+    [524, 40, 21],
+    [524, 40, 69],
+    [524, 263, 21],
+    [524, 519, 69],
+    [524, 1031, 133],
+    [524, CACHED_TERMS_MIN + 7, 21],
+    [131, CACHED_TERMS_MIN + 7, 69],
+];
+
+/// See [`Twin::probes`]: those of the product, and wide ones.
+fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
+    let products = [&PRODUCTS[..], &WIDE].concat();
+    calls(op, operands(&PRODUCT, inputs, None, &products))
 }
 
 /// See [`Twin::catalog`]: those of the product.
@@ -132,11 +146,10 @@ mod tests {
         check(Op::LinearWeightGrad, &inputs, 1);
     }
 
-    /// Several tiles of each kind, which overlap at the edges, and sums that end within a stage;
-    /// matrices smaller than a tile; long sums, in parts.
+    /// Matrices smaller than a tile, and several tiles of each kind, which overlap at the edges;
+    /// sums that end within a stage, and long ones in parts.
     #[test]
     fn tiles_sum_rows_on_their_way() {
-        check_sizes([132, 37, 260]);
         check_sizes([68, 33, 72]);
         check_sizes([132, 1044, 128]);
     }

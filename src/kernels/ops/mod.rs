@@ -24,6 +24,7 @@ pub mod hash;
 mod head_product;
 mod host_product;
 pub(crate) mod join_cross_entropy;
+mod joint;
 pub(crate) mod layer_norm;
 mod layer_norm_consts;
 pub(crate) mod layer_norm_group;
@@ -53,7 +54,12 @@ use potluck_graph::{Op, Update};
 /// Returns the bytes that the host's kernel of a call takes besides its tensors: of products, in
 /// which all others are small.
 pub(crate) fn host_bytes(call: &OpCall) -> usize {
-    let of = [linear_cross_entropy::host_bytes, matmul::host_bytes, fused::host_bytes];
+    let of = [
+        linear_cross_entropy::host_bytes,
+        linear_weight_grad::host_bytes,
+        matmul::host_bytes,
+        fused::host_bytes,
+    ];
     of.into_iter().map(|bytes| bytes(call)).sum()
 }
 

@@ -2,6 +2,7 @@
 //! compute the sums for the parameters on the way of `x` and `dy` to `dx`
 //! ([`super::layer_norm_rows`]).
 
+use super::joint::{self, twin_of};
 use super::{layer_norm, layer_norm_rows, row_blocks};
 use crate::call_shapes::{C, N};
 use crate::cpu_kernel::CpuKernel;
@@ -68,11 +69,6 @@ impl Parts {
     }
 }
 
-/// Returns the twin of a part of a call.
-fn twin_of(call: &OpCall) -> &'static Twin {
-    twin(call.op).expect("gradients of norms have kernels")
-}
-
 /// Runs the kernels of both parts on the host.
 fn on_host<T: Float>(
     call: &OpCall,
@@ -90,12 +86,13 @@ fn on_host<T: Float>(
 
 /// Static choice: on GPUs both parts in one kernel if it takes them, or else their static choices.
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
-    let joint = if caps.suits_hardware() { joint(call, caps) } else { None };
-    joint.unwrap_or_else(|| {
+    let whole = if caps.suits_hardware() { in_one(call, caps) } else { None };
+    whole.unwrap_or_else(|| {
         let parts = Parts::of(call.op);
         let part = parts.input_call(call);
         let input = (twin_of(&part).dispatch)(&part, caps);
-        [input, parameter_dispatches(call, caps)].concat()
+        let part = parts.parameter_call(call);
+        [input, as_parameters((twin_of(&part).dispatch)(&part, caps))].concat()
     })
 }
 
@@ -104,26 +101,12 @@ pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
 pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     let parts = Parts::of(call.op);
     let part = parts.input_call(call);
-    let mut variants = (twin_of(&part).variants)(&part, caps);
-    for (index, variant) in variants.iter_mut().enumerate() {
-        let part = parts.parameter_call(call);
-        let parameters = if index == 0 {
-            as_parameters((twin_of(&part).variants)(&part, caps).swap_remove(0).dispatches)
-        } else {
-            parameter_dispatches(call, caps)
-        };
-        variant.dispatches.extend(parameters);
-    }
-    let joint = if caps.suits_hardware() { joint(call, caps) } else { None };
-    variants.extend(joint.map(|dispatches| Variant::new("norm_backward_rows", dispatches)));
+    let input = (twin_of(&part).variants)(&part, caps);
+    let parameters = parts.parameter_call(call);
+    let mut variants = joint::variants(input, &parameters, caps, |_| false, as_parameters);
+    let whole = if caps.suits_hardware() { in_one(call, caps) } else { None };
+    variants.extend(whole.map(|dispatches| Variant::new("norm_backward_rows", dispatches)));
     variants
-}
-
-/// Returns the static choice of the gradients by the parameters.
-fn parameter_dispatches(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
-    let parts = Parts::of(call.op);
-    let part = parts.parameter_call(call);
-    as_parameters((twin_of(&part).dispatch)(&part, caps))
 }
 
 /// Returns dispatches of the gradients by the parameters with the operands of the whole call.
@@ -140,7 +123,7 @@ fn as_parameters(mut dispatches: Vec<Dispatch>) -> Vec<Dispatch> {
 
 /// Returns the dispatches that compute both parts: dx with sums over blocks of rows, and these sums
 /// together; `None` if rows do not fit in registers, or are too few.
-fn joint(call: &OpCall, caps: &Caps) -> Option<Vec<Dispatch>> {
+fn in_one(call: &OpCall, caps: &Caps) -> Option<Vec<Dispatch>> {
     let parts = Parts::of(call.op);
     let part = parts.input_call(call);
     let variants = (twin_of(&part).variants)(&part, caps);
@@ -232,8 +215,8 @@ mod tests {
         check(Op::NormBackward(options), &inputs, 1);
     }
 
-    /// One row and several in a workgroup, blocks of equal and of unequal numbers of rows, rows that
-    /// are no vectors, and too few for blocks.
+    /// One row and several in a workgroup, blocks of equal and of unequal numbers of rows, rows
+    /// that are no vectors, and too few for blocks.
     #[test]
     fn both_parts_agree_with_their_references() {
         let layer = NormBackward { centered: true, bias: true, adds: true };
@@ -242,9 +225,13 @@ mod tests {
         check_rows(layer, [30, 33]);
         check_rows(NormBackward { bias: false, ..layer }, [40, 36]);
         let rms = NormBackward { centered: false, bias: false, adds: false };
-        check_rows(rms, [21, 1600]);
+        check_rows(rms, [40, 1600]);
         check_rows(rms, [5, 36]);
         check_rows(NormBackward { adds: true, ..rms }, [33, 64]);
+        check_rows(layer, [37, 300]);
+        check_rows(rms, [35, 200]);
+        // Rows of a block in several rounds.
+        check_rows(layer, [67, 36]);
     }
 
     /// The gradients of the parameters cost GPUs one dispatch, which adds up blocks.

@@ -1,6 +1,7 @@
 //! Sums over rows in one stage: by one invocation per column, or by workgroups whose invocations
 //! share columns. Twin of `shaders/row_sums.wgsl`, with variants of gradients of parameters that
-//! every row uses, such as those of [`super::layer_norm`], which have the references and the tests.
+//! every row uses, such as those of [`super::layer_norm`], and of [`super::sum`], which have the
+//! references and the tests.
 
 use super::row_blocks;
 use super::row_terms::RowTerms;
@@ -9,7 +10,7 @@ use crate::{Caps, Dispatch, Shader, Variant};
 
 /// Kernels of one stage.
 #[derive(Clone, Copy)]
-enum Way {
+pub(crate) enum Way {
     /// One invocation per column.
     Columns,
     /// Four invocations to a vector of columns, for software adapters.
@@ -77,7 +78,9 @@ fn tall(name: &str, terms: &RowTerms, accumulate: bool) -> Variant {
     one(name, terms, accumulate, way)
 }
 
-fn one(name: &str, terms: &RowTerms, accumulate: bool, way: Way) -> Variant {
+/// Returns the variant of a kernel, whose name it ends in. Columns have one `outer`.
+pub(crate) fn one(name: &str, terms: &RowTerms, accumulate: bool, way: Way) -> Variant {
+    debug_assert!(terms.outer == 1 || !matches!(way, Way::Columns));
     let (suffix, entry, lanes, group, columns) = match way {
         Way::Columns => ("columns", "columns", 1, 64, 64),
         Way::Tile4 => ("tile4", "tile", 4, 64, 16),
@@ -94,12 +97,12 @@ fn one(name: &str, terms: &RowTerms, accumulate: bool, way: Way) -> Variant {
     let dispatch = Dispatch {
         shader,
         operands: [&terms.operands[..], &terms.outputs()].concat(),
-        params: [&[terms.middle, width, usize::from(accumulate)][..], &terms.words]
+        params: [&[terms.outer, terms.middle, width, usize::from(accumulate)][..], &terms.words]
             .concat()
             .into_iter()
             .map(|word| word as u32)
             .collect(),
-        groups: grid(width.div_ceil(columns), 1),
+        groups: grid(terms.outer * width.div_ceil(columns), 1),
     };
     Variant::new(format!("{name}_{suffix}"), vec![dispatch])
 }

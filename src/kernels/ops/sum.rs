@@ -3,8 +3,9 @@
 
 use rayon::prelude::*;
 
-use super::row_blocks;
+use super::row_sums::Way;
 use super::row_terms::RowTerms;
+use super::{row_blocks, row_sums};
 use crate::call_shapes::{B, C, N, SMALL, T, calls, shrunk, shrunk_around};
 use crate::cpu_kernel::TASK;
 use crate::dispatch::{ITERATIONS_MAX, grid};
@@ -44,7 +45,7 @@ const TREE: usize = 256;
 /// Minimum row width at which one invocation per column is enough for a software adapter.
 const WIDE: usize = 512;
 
-/// Terms of a sum for `shaders/row_blocks.wgsl`: the elements of x.
+/// Terms of a sum for `shaders/row_sums.wgsl` and `shaders/row_blocks.wgsl`: the elements of x.
 const TERMS: &str = "
 @group(0) @binding(0) var<storage, read> x: array<Value>;
 fn term(row: u32, at: u32) -> Sums { return x[at]; }
@@ -177,19 +178,19 @@ fn sum_row(x: &[f32], sum: &mut f32) {
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     let view = View::of(call);
     let is_sum = matches!(call.op, Op::Sum { .. });
-    if is_sum && caps.suits_hardware() && !is_few(view) {
-        let tall = || tall(view).map(|(entry, groups)| vec![one(call, entry, groups)]);
-        let blocks = blocks(call).map(|way| way.dispatches);
-        if let Some(way) = blocks.or_else(tall) {
-            return way;
-        }
+    if is_sum
+        && caps.suits_hardware()
+        && !is_few(view)
+        && let Some(way) = blocks(call).or_else(|| tall(call))
+    {
+        return way.dispatches;
     }
     let narrow = is_sum && !is_few(view) && view.inner < WIDE;
-    vec![match tile(view, 64, 4).filter(|_| narrow) {
-        Some(groups) => one(call, "tile4", groups),
-        None if is_sum && is_few(view) => one(call, "tree", grid(call.output_len(0), 1)),
-        None => plain(call),
-    }]
+    match narrow.then(|| tile4(call)).flatten() {
+        Some(way) => way.dispatches,
+        None if is_sum && is_few(view) => vec![one(call, "tree", grid(call.output_len(0), 1))],
+        None => vec![plain(call)],
+    }
 }
 
 /// Returns true if one workgroup per output is the static choice.
@@ -200,47 +201,52 @@ fn is_few(view: View) -> bool {
 /// Returns all GPU kernel variants of the call.
 pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     let view = View::of(call);
-    let mut ways = vec![plain(call)];
+    let named = |way: Dispatch| Variant::new(format!("sum_{}", way.shader.entry), vec![way]);
+    let mut ways = vec![named(plain(call))];
     if let Op::Sum { .. } = call.op {
         let is_narrow = view.inner < 16 && view.middle >= 64;
         let is_baseline = view.middle > ITERATIONS_MAX;
         let fits = (is_narrow || is_few(view)) && !is_baseline;
-        let tree = fits.then(|| ("tree", grid(call.output_len(0), 1)));
-        let tile4 = tile(view, 64, 4).map(|groups| ("tile4", groups));
-        let others = [tree, tile4, tall(view)].into_iter().flatten();
-        ways.extend(others.map(|(entry, groups)| one(call, entry, groups)));
+        let tree = fits.then(|| named(one(call, "tree", grid(call.output_len(0), 1))));
+        let blocks = blocks(call).filter(|_| caps.suits_hardware());
+        ways.extend([tree, tile4(call), tall(call), blocks].into_iter().flatten());
     }
-    let named = |way: Dispatch| Variant::new(format!("sum_{}", way.shader.entry), vec![way]);
-    let blocks = blocks(call).filter(|_| caps.suits_hardware());
-    ways.into_iter().map(named).chain(blocks).collect()
+    ways
+}
+
+/// Returns the terms of a sum: the elements of x.
+fn terms(call: &OpCall) -> RowTerms {
+    let View { outer, middle, inner } = View::of(call);
+    let (operands, text) = (vec![Operand::Input(0)], TERMS.to_string());
+    RowTerms { outer, middle, inner, operands, sums: 1, vectors: true, words: [0; 3], text }
 }
 
 /// Returns the variant of two stages, if there are rows enough.
 fn blocks(call: &OpCall) -> Option<Variant> {
+    let is_wide = matches!(call.op, Op::Sum { .. }) && View::of(call).inner >= 16;
+    let blocks = || row_blocks::variant("sum_blocks", &terms(call), call.accumulates());
+    is_wide.then(blocks).flatten()
+}
+
+/// Returns the variant whose workgroups have 16 vectors of columns.
+fn tile4(call: &OpCall) -> Option<Variant> {
+    let terms = terms(call);
+    let fits = terms.has_vectors() && suits_tiles(call);
+    fits.then(|| row_sums::one("sum", &terms, call.accumulates(), Way::Tile4))
+}
+
+/// Returns the variant whose workgroups share the rows of few columns.
+fn tall(call: &OpCall) -> Option<Variant> {
+    let terms = terms(call);
+    let way = if terms.has_vectors() { Way::Tall4 } else { Way::Tall };
+    suits_tiles(call).then(|| row_sums::one("sum", &terms, call.accumulates(), way))
+}
+
+/// Returns true if there are rows enough for invocations that share a column, at least 4 each, and
+/// columns for a workgroup.
+fn suits_tiles(call: &OpCall) -> bool {
     let View { outer, middle, inner } = View::of(call);
-    let (operands, text) = (vec![Operand::Input(0)], TERMS.to_string());
-    let (sums, vectors, words) = (1, true, [0; 3]);
-    let terms = RowTerms { outer, middle, inner, operands, sums, vectors, words, text };
-    let is_wide = matches!(call.op, Op::Sum { .. }) && inner >= 16;
-    is_wide.then(|| row_blocks::variant("sum_blocks", &terms, call.accumulates())).flatten()
-}
-
-/// Returns the kernel whose workgroups share the rows of few columns, with its grid.
-fn tall(view: View) -> Option<(&'static str, [u32; 3])> {
-    match tile(view, 32, 4) {
-        Some(groups) => Some(("tall4", groups)),
-        None => tile(view, 16, 1).map(|groups| ("tall", groups)),
-    }
-}
-
-/// Returns the grid of tiles of `across` columns of vectors of `lanes`; `None` if they do not fit
-/// or sum too few rows to be worth their barrier.
-fn tile(view: View, across: usize, lanes: usize) -> Option<[u32; 3]> {
-    let fits = view.inner.is_multiple_of(lanes) && view.middle >= 16;
-    // At least 4 invocations share a column.
-    let short = view.middle <= 4 * ITERATIONS_MAX;
-    let groups = || grid(view.inner.div_ceil(across) * view.outer, 1);
-    (fits && short && view.inner >= 16 && view.outer > 0).then(groups)
+    (16..=4 * ITERATIONS_MAX).contains(&middle) && inner >= 16 && outer > 0
 }
 
 /// Returns the baseline: one invocation per output, or one workgroup if an invocation would

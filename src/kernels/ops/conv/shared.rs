@@ -15,8 +15,8 @@ use crate::ops::matmul::shared::{Output, WorkgroupTile, operand, store_some, til
 use crate::{Dispatch, OpCall, Operand, Shader, dispatch};
 
 /// Available tiles, the largest first. AMD's compiler spills registers for 128x64, in which an
-/// invocation copies four rows and four columns. That of Intel's and Apple's open drivers spill for
-/// 128x128 in the forward pass also by terms.
+/// invocation copies four rows and four columns. Those of Intel's and Apple's open drivers spill
+/// them for 128x128 in the forward pass, also by terms.
 pub const TILES: [WorkgroupTile; 4] = [
     tile("conv_shared_128x128", [128, 128, 16], [8, 8]).with_registers(215),
     tile("conv_shared_64x64", [64, 64, 16], [8, 4]).with_registers(147),

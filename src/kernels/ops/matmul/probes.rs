@@ -7,7 +7,7 @@ use potluck_graph::Op;
 
 /// `(m, k, n)` of probes, the cheapest first: large enough for one tile size after the other, and
 /// longer sums for variants that split them.
-const PRODUCTS: [[usize; 3]; 9] = [
+pub(crate) const PRODUCTS: [[usize; 3]; 9] = [
     [19, 7, 21],
     [37, 18, 35],
     [67, 35, 69],
@@ -32,13 +32,23 @@ pub fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     probes_with_columns(op, inputs, None)
 }
 
-/// Returns both operands at each of the sizes, as three products if the call is batched, and with
-/// `columns` columns if given.
+/// Returns the probes of a product, with so many columns if a number is given.
 pub(crate) fn probes_with_columns(
     op: &Op,
     inputs: &[Dims],
     columns: Option<usize>,
 ) -> Vec<CallShape> {
+    calls(op, operands(op, inputs, columns, &PRODUCTS))
+}
+
+/// Returns both operands of products `(m, k, n)` like those of a call, as three products if the
+/// call is batched, and with `columns` columns if given.
+pub(crate) fn operands(
+    op: &Op,
+    inputs: &[Dims],
+    columns: Option<usize>,
+    products: &[[usize; 3]],
+) -> Vec<Vec<Dims>> {
     let Op::MatMul { transpose_a, transpose_b } = *op else {
         panic!("{op} is not a matrix product")
     };
@@ -49,7 +59,7 @@ pub(crate) fn probes_with_columns(
     };
     let [m, k] = last_two(&inputs[0], transpose_a);
     let [_, n] = last_two(&inputs[1], transpose_b);
-    let operands = |sizes: [usize; 3]| {
+    let operands = |sizes: &[usize; 3]| {
         let [m, k, n] = [
             like(sizes[0], m, &[4]),
             like(sizes[1], k, &STAGES),
@@ -58,7 +68,7 @@ pub(crate) fn probes_with_columns(
         let matrices = [pair(m, k, transpose_a), pair(k, n, transpose_b)];
         matrices.map(|matrix| [front, &matrix].concat()).to_vec()
     };
-    calls(op, PRODUCTS.map(operands))
+    products.iter().map(operands).collect()
 }
 
 /// Returns about `size`, and a multiple of the first of these numbers of which `of` is one, as

@@ -61,10 +61,10 @@ pub struct WorkgroupTile {
 
 /// Available tiles, the largest first.
 ///
-/// With 8 x 8 sums per invocation, the terms of a stage written out and values for the next one, a
-/// compiler needs 180 registers where it copies each sum, as that of Intel's open driver does: of
-/// 128x128 it has 178 spills and fills. By terms it needs 117 and spills none; other compilers then
-/// lose 9 to 16 points of the share of multiply-adds.
+/// 8 x 8 sums per invocation, the terms of a stage written out and the values of the next stage
+/// take 180 registers of Intel's GPUs, which have 128: its open driver spills and fills 178 times.
+/// By terms they take 117, and nothing is spilled; other compilers then lose 9 to 16 points of the
+/// share of multiply-adds.
 pub const TILES: [WorkgroupTile; 7] = [
     tile("matmul_shared_128x128", [128, 128, 16], [8, 8]).with_registers(180),
     tile("matmul_shared_128x128_by_terms", [128, 128, 16], [8, 8]).by_terms(),
@@ -155,7 +155,7 @@ impl WorkgroupTile {
             ("COLUMNS", columns),
             ("SPLIT", split),
             ("BY_TERMS", u32::from(by_terms)),
-            ("LANES", u32::from(in_blocks)),
+            ("IN_BLOCKS", u32::from(in_blocks)),
         ];
         named.iter().fold(shader, |shader, (name, value)| shader.with_const(name, *value))
     }

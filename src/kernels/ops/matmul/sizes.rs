@@ -16,8 +16,8 @@ pub struct Sizes {
     pub k: usize,
     pub transpose_a: bool,
     pub transpose_b: bool,
-    /// True if kernels of tiles compute the sums of `a` over the terms too, as the second output: the
-    /// gradient of a bias, whose kernels store rows of both outputs as vectors.
+    /// True if kernels of tiles compute the sums of `a` over the terms too, as the second output:
+    /// the gradient of a bias, where both outputs are stored as vectors.
     pub row_sums: bool,
 }
 

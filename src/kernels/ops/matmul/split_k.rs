@@ -38,7 +38,8 @@ pub(crate) const CACHED_TERMS_MIN: usize = 2 * CACHED_TERMS;
 /// Name of the kernel variant that splits the sums of the largest register tile.
 pub(crate) const OF_REGISTERS: &str = "matmul_tile_16x16_split_k";
 
-/// Names of the variants that split the sums of a tile in workgroup memory, with those of the tiles.
+/// Names of the variants that split the sums of a tile in workgroup memory, each with that of its
+/// tile.
 pub const SPLIT_TILES: [(&str, &str); 3] = [
     ("matmul_shared_128x128_split_k", "matmul_shared_128x128"),
     ("matmul_shared_128x128_by_terms_split_k", "matmul_shared_128x128_by_terms"),
@@ -101,11 +102,11 @@ impl SplitK {
         Some(Self { name, tile: Tile::Workgroup(tile), count: sizes.k.div_ceil(terms), terms })
     }
 
-    /// Returns true if no compiler spills registers on such a device.
+    /// Returns true if a device has registers enough for the tile.
     pub fn suits(&self, caps: &Caps) -> bool {
         match self.tile {
             Tile::Workgroup(tile) => tile.suits(caps),
-            Tile::Register(_) => caps.suits_software(),
+            Tile::Register(_) => true,
         }
     }
 
