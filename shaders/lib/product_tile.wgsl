@@ -4,10 +4,10 @@
 // slice of the BK terms, and the slices are added in order. No bytes of storage are moved.
 //
 // BY_TERMS = 1: the terms of a stage are a loop that no compiler unrolls, for GPUs with few
-// registers; the sums are the same. IN_BLOCKS = 1: 32 neighbouring invocations multiply 4 quads of rows
-// by 8 of columns, in place of whole rows of the tile. They read fewer vectors of workgroup memory,
-// which gains where reads of one vector by several invocations are one access. ROW_SUMS = 1: a is
-// summed over its terms on its way to workgroup memory, see `sums_of_a`.
+// registers; the sums are the same. IN_BLOCKS = 1: 32 neighbouring invocations multiply 4 quads of
+// rows by 8 of columns, in place of whole rows of the tile. They read fewer vectors of workgroup
+// memory, which gains where reads of one vector by several invocations are one access. ROW_SUMS =
+// 1: a is summed over its terms on its way to workgroup memory, see `sums_of_a`.
 //
 // A file that uses it has Params with `tiles`, `tiles_down` and `tiles_across`, the constants
 // A_BY_TERMS and B_BY_TERMS, true if the terms of a row or column are neighbours in memory, and
