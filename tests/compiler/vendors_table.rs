@@ -8,16 +8,16 @@ use super::vendors::{FigureNames, GPUS, Made, NamedKernel, Survey, Surveyed};
 pub fn of(survey: &Survey) -> String {
     let mut text = "# Kernels as vendors' compilers make them\n\n\
          Figures of drivers, with robust buffer access. Nothing was run, and no GPU was there. A \
-         kernel spills if it\nhas accesses of memory in place of registers (shown), or bytes of \
-         it (shown if there are no accesses).\nRegisters are those of the driver: NVIDIA's of \
-         255 per invocation, Intel's live at a time of 128 per subgroup\n(Arc B: of 256), Apple's \
+         kernel\nspills if it has accesses of memory in place of registers (shown), or bytes of \
+         it (shown if there\nare no accesses). Registers are those of the driver: NVIDIA's of 255 \
+         per invocation, Intel's live\nat a time of 128 per subgroup (Arc B: of 256), Apple's \
          halves of 256, AMD's of 256.\n\n"
         .to_string();
     gpus(&mut text, survey);
     families(&mut text, survey);
     text += "\nA cell below is registers, spilled, instructions, and the share of multiply-adds in \
-             the hot loop, which is the\nblock with the most of them. Of kernels of one name it \
-             is the one that spills most, then that of most registers.\n";
+             the hot\nloop, which is the block with the most of them. Of kernels of one name it \
+             is the one that spills\nmost, then that of most registers.\n";
     choices(&mut text, "Step of GPT-2 124M", survey, |of| &of.step);
     choices(&mut text, "Static choices", survey, |of| &of.choices);
     text

@@ -90,6 +90,9 @@ fn planted_long_lines_are_found() {
     let line = |length: usize| format!("{}\n{}\n", "short", "ü".repeat(length));
     finds(columns, "src/a.rs", &line(COLUMNS_MAX), &[]);
     finds(columns, "src/a.rs", &line(COLUMNS_MAX + 1), &[2]);
+    let rows = format!("| {0} |\n{0}\n", "wide ".repeat(COLUMNS_MAX));
+    finds(columns, "benches/results/a.md", &rows, &[2]);
+    finds(columns, "src/a.rs", &rows, &[1, 2]);
 }
 
 #[test]
