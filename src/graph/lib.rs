@@ -66,6 +66,7 @@ pub use update::{BucketTensor, MomentFormat, MomentRounding, Update, UpdateRange
 pub use variant_choices::VariantChoices;
 
 use std::fmt;
+use std::ops::Range;
 
 use potluck_core::{DType, NodeId, ParamId, Shape, StateId, TensorId, TensorSlice};
 
@@ -142,11 +143,13 @@ impl Accumulation {
 
     /// Returns the flags of a node that adds to each of its outputs.
     pub fn all(outputs: usize) -> Self {
-        (0..outputs).fold(Self::NONE, |flags, output| Self(flags.0 | Self::only(output).0))
+        Self::each(0..outputs)
     }
 
-    /// A node adds to the second and the third of its outputs.
-    pub const LATTER_TWO: Self = Self(0b110);
+    /// Returns the flags of a node that adds to these of its outputs.
+    pub fn each(outputs: Range<usize>) -> Self {
+        outputs.fold(Self::NONE, |flags, output| Self(flags.0 | Self::only(output).0))
+    }
 
     /// Returns the flags of a node that adds to one of its outputs.
     pub fn only(output: usize) -> Self {

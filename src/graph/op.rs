@@ -204,7 +204,7 @@ impl NormBackward {
 
     /// Returns the outputs to whose contents kernels can add: all but `dx`.
     fn accumulates(&self) -> Accumulation {
-        if self.bias { Accumulation::LATTER_TWO } else { Accumulation::only(1) }
+        Accumulation::each(1..if self.bias { 3 } else { 2 })
     }
 }
 

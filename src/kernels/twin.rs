@@ -46,6 +46,17 @@ pub struct Twin {
     pub catalog: fn() -> Vec<CallShape>,
 }
 
+impl Twin {
+    /// Returns the static choice of a call as a variant: the one that it is, or one with the name
+    /// of the twin.
+    pub fn static_choice(&self, call: &OpCall, caps: &Caps) -> Variant {
+        let chosen = (self.dispatch)(call, caps);
+        let variants = (self.variants)(call, caps);
+        let named = variants.into_iter().find(|variant| variant.dispatches == chosen);
+        named.unwrap_or_else(|| Variant::new(self.name, chosen))
+    }
+}
+
 /// All implementations of one update rule, their cost, and the updates on which the kernels are
 /// certified.
 pub struct UpdateTwin {

@@ -100,11 +100,7 @@ pub fn plan_of(model: Graph, samples: usize) -> Plan {
 
 /// Returns the variant of a call that is chosen without measuring.
 pub fn chosen(call: &OpCall, caps: &Caps) -> Variant {
-    let twin = twin(call.op).unwrap();
-    let dispatches = (twin.dispatch)(call, caps);
-    let variants = (twin.variants)(call, caps).into_iter();
-    let named = variants.into_iter().find(|one| one.dispatches == dispatches);
-    named.unwrap_or_else(|| Variant::new(twin.name, dispatches))
+    twin(call.op).unwrap().static_choice(call, caps)
 }
 
 /// Returns the title of a variant of a call: its name, with that of the op unless it says so.

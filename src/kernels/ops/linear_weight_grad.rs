@@ -9,7 +9,7 @@ use super::matmul::split_k::CACHED_TERMS_MIN;
 use super::{joint, matmul, sum};
 use crate::call_shapes::calls;
 use crate::twin::{IndependentAxis, no_forward, normal_inputs};
-use crate::{CallShape, Caps, Dims, Dispatch, Float, OpCall, Operand, Twin, Variant};
+use crate::{CallShape, Caps, Dims, Dispatch, Float, OpCall, Twin, Variant};
 use potluck_core::HostTensorView;
 use potluck_graph::Op;
 
@@ -68,38 +68,17 @@ pub(crate) fn host_bytes(call: &OpCall) -> usize {
     if *call.op == Op::LinearWeightGrad { matmul::product_bytes(call) } else { 0 }
 }
 
+/// The input that the sums read.
+const SUMMED: [usize; 1] = [0];
+
 /// Static choice: that of the product.
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
-    let product = matmul::dispatch(call, caps);
-    if has_sums(&product) {
-        return product;
-    }
-    [product, to_bias(sum::dispatch(&sum_call(call), caps))].concat()
+    joint::dispatch(matmul::dispatch(call, caps), &sum_call(call), &SUMMED, caps)
 }
 
 /// Returns the GPU kernel variants of the product, each with the sums.
 pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
-    let product = matmul::variants(call, caps);
-    let is_whole = |variant: &Variant| has_sums(&variant.dispatches);
-    joint::variants(product, &sum_call(call), caps, is_whole, to_bias)
-}
-
-/// The output of the sums.
-const OF_BIAS: Operand = Operand::Output(1);
-
-/// Returns true if the dispatches of a product sum the rows too.
-fn has_sums(dispatches: &[Dispatch]) -> bool {
-    dispatches.iter().any(|dispatch| dispatch.operands.contains(&OF_BIAS))
-}
-
-/// Returns dispatches of sums that write to the output of these.
-fn to_bias(mut dispatches: Vec<Dispatch>) -> Vec<Dispatch> {
-    for operand in dispatches.iter_mut().flat_map(|dispatch| &mut dispatch.operands) {
-        if *operand == Operand::Output(0) {
-            *operand = OF_BIAS;
-        }
-    }
-    dispatches
+    joint::variants(matmul::variants(call, caps), &sum_call(call), &SUMMED, caps)
 }
 
 /// See [`Twin::independent_axes`]: columns of `dy`.

@@ -7,7 +7,7 @@ use super::{layer_norm, layer_norm_rows, row_blocks};
 use crate::call_shapes::{C, N};
 use crate::cpu_kernel::CpuKernel;
 use crate::twin::{Forward, IndependentAxis, normal_inputs};
-use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Twin, Variant, twin};
+use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Twin, Variant, twin};
 use potluck_core::HostTensorView;
 use potluck_graph::{Accumulation, NormBackward, Op};
 
@@ -91,8 +91,7 @@ pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
         let parts = Parts::of(call.op);
         let part = parts.input_call(call);
         let input = (twin_of(&part).dispatch)(&part, caps);
-        let part = parts.parameter_call(call);
-        [input, as_parameters((twin_of(&part).dispatch)(&part, caps))].concat()
+        joint::dispatch(input, &parts.parameter_call(call), &SUMMED, caps)
     })
 }
 
@@ -103,22 +102,10 @@ pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     let part = parts.input_call(call);
     let input = (twin_of(&part).variants)(&part, caps);
     let parameters = parts.parameter_call(call);
-    let mut variants = joint::variants(input, &parameters, caps, |_| false, as_parameters);
+    let mut variants = joint::variants(input, &parameters, &SUMMED, caps);
     let whole = if caps.suits_hardware() { in_one(call, caps) } else { None };
     variants.extend(whole.map(|dispatches| Variant::new("norm_backward_rows", dispatches)));
     variants
-}
-
-/// Returns dispatches of the gradients by the parameters with the operands of the whole call.
-fn as_parameters(mut dispatches: Vec<Dispatch>) -> Vec<Dispatch> {
-    for operand in dispatches.iter_mut().flat_map(|dispatch| &mut dispatch.operands) {
-        match operand {
-            Operand::Input(input) => *input = SUMMED[*input],
-            Operand::Output(output) => *output += 1,
-            _ => {}
-        }
-    }
-    dispatches
 }
 
 /// Returns the dispatches that compute both parts: dx with sums over blocks of rows, and these sums
@@ -133,7 +120,7 @@ fn in_one(call: &OpCall, caps: &Caps) -> Option<Vec<Dispatch>> {
     let (_, terms) = layer_norm::terms(&parameters)?;
     let (first, blocks) = layer_norm_rows::with_sums(&part, dx, terms.sums)?;
     let totals = row_blocks::totals(&terms, blocks, call.accumulates());
-    Some([vec![first], as_parameters(vec![totals])].concat())
+    Some([vec![first], joint::behind(vec![totals], &SUMMED)].concat())
 }
 
 /// Returns the cost: the FLOPs of both parts, with everything moved once.

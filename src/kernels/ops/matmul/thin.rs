@@ -159,6 +159,10 @@ fn total(lanes: [f32; LANES], last: &[f32], of_row: &[f32]) -> f32 {
 mod tests {
     use super::*;
 
+    fn sizes_of([m, n, k]: [usize; 3]) -> Sizes {
+        Sizes { batch: 1, m, n, k, transpose_a: false, transpose_b: true, row_sums: false }
+    }
+
     #[test]
     fn products_of_all_numbers_of_rows_are_those_of_plain_loops() {
         let sizes = [
@@ -171,8 +175,7 @@ mod tests {
             (7, 65, 33),
         ];
         for (m, n, k) in sizes.into_iter().chain([(16, 9, 1030)]) {
-            let sizes =
-                Sizes { batch: 1, m, n, k, transpose_a: false, transpose_b: true, row_sums: false };
+            let sizes = sizes_of([m, n, k]);
             assert!(suits(&sizes));
             let a: Vec<f32> = (0..m * k).map(|i| (i as f32 * 0.37).sin()).collect();
             let b: Vec<f32> = (0..n * k).map(|i| (i as f32 * 0.73).cos()).collect();
@@ -193,30 +196,14 @@ mod tests {
         let b: Vec<f32> = (0..50 * 70).map(|i| (i as f32 * 0.73).cos()).collect();
         let a: Vec<f32> = (0..7 * 70).map(|i| (i as f32 * 0.37).sin()).collect();
         let of_rows = |m| {
-            let sizes = Sizes {
-                batch: 1,
-                m,
-                n: 50,
-                k: 70,
-                transpose_a: false,
-                transpose_b: true,
-                row_sums: false,
-            };
+            let sizes = sizes_of([m, 50, 70]);
             let mut c = vec![0.0; m * 50];
             product(&sizes, false, &a[..m * 70], &b, &mut c);
             c
         };
         let all = of_rows(7);
         assert!((1..7).all(|m| of_rows(m) == all[..m * 50]), "rows depend on those beside them");
-        let one = Sizes {
-            batch: 1,
-            m: 1,
-            n: 9,
-            k: 9,
-            transpose_a: false,
-            transpose_b: true,
-            row_sums: false,
-        };
+        let one = sizes_of([1, 9, 9]);
         assert!(suits(&one) && !suits(&Sizes { m: 17, ..one }));
         assert!(!suits(&Sizes { m: 4, transpose_b: false, ..one }));
     }
