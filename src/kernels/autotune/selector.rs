@@ -10,7 +10,7 @@ use super::pipeline_cache::PipelineCacheFile;
 use super::plan_calls::{PlanCall, call_key, distinct_calls, variant_set_hash};
 use super::probes::ReferenceCache;
 use super::session::{ProgressMeter, TimingSession, TuneProgress};
-use super::spot_check::{self, SpotCheck};
+use super::spot_check::{self, Expectations, SpotCheck};
 use super::timing::{VariantTimer, default_variant, timing_order};
 use super::{KernelCache, catalog};
 use crate::device::{DeviceError, Gpu};
@@ -84,6 +84,8 @@ struct FullSizeSession<'a> {
     /// Checks that came to a result, and the largest deviations of those that are right.
     checked: usize,
     worst: Option<Deviation>,
+    /// What is expected, by the key of the call.
+    expectations: Expectations,
     /// Ops with a call whose reference takes too long.
     too_large: BTreeSet<String>,
     /// Keys of the calls that cannot be checked.
@@ -91,6 +93,18 @@ struct FullSizeSession<'a> {
 }
 
 impl FullSizeSession<'_> {
+    /// Returns true if it is known what a call should output at full size, or can be computed.
+    fn expect(&mut self, planned: &PlanCall) -> bool {
+        if self.expectations.contains_key(&planned.call_key) {
+            return true;
+        }
+        // The chosen variant was checked in an earlier run, and switched off since.
+        let Some(check) = SpotCheck::of(&planned.owned_call.call()) else { return false };
+        let expected = check.expected(&planned.owned_call);
+        self.expectations.insert(planned.call_key.clone(), expected);
+        true
+    }
+
     /// Notes the result of a check.
     fn note(&mut self, result: &Result<Deviation, String>) {
         self.checked += 1;
@@ -316,6 +330,11 @@ impl KernelSelector {
             return Ok(());
         }
         let mut session = FullSizeSession::default();
+        let unchecked = calls.iter().filter(|planned| self.needs_check(gpu, planned));
+        let checks = unchecked
+            .filter_map(|planned| Some((planned, SpotCheck::of(&planned.owned_call.call())?)))
+            .collect();
+        session.expectations = spot_check::expectations(checks, || meter.alive());
         // A kernel that is wrong for a call is switched off for those before it as well.
         while self.check_calls(gpu, calls, meter, &mut session)? {}
         if let Some(worst) = session.worst {
@@ -333,6 +352,16 @@ impl KernelSelector {
             ));
         }
         Ok(())
+    }
+
+    /// Returns true if the chosen variant of a call is not checked at its size.
+    fn needs_check(&self, gpu: &Gpu, planned: &PlanCall) -> bool {
+        let Some(variant) = self.chosen(planned).filter(|one| !one.is_foreign()) else {
+            return false;
+        };
+        let hash = variant_hash(gpu.checks, &planned.owned_call.call(), variant);
+        let known = self.cache.certificate(&hash);
+        !known.is_some_and(|known| known.full_size.contains_key(&planned.call_key))
     }
 
     /// Checks the chosen variants of calls that are not checked yet; returns true if another was
@@ -359,14 +388,14 @@ impl KernelSelector {
                 continue;
             }
             if !is_off {
-                let Some(check) = SpotCheck::of(&call) else {
+                meter.alive();
+                if !session.expect(planned) {
                     session.too_large.insert(call.op.to_string());
                     session.given_up.insert(planned.call_key.clone());
                     continue;
-                };
-                meter.alive();
+                }
                 let kernel = label(&call, variant);
-                let found = self.check_full_size(gpu, planned, variant, &check, session);
+                let found = self.check_full_size(gpu, planned, variant, session);
                 let result = match found {
                     Ok(result) => result,
                     // The plan, which has one such tensor at a time, may still fit.
@@ -412,9 +441,9 @@ impl KernelSelector {
         gpu: &'a Gpu,
         planned: &PlanCall,
         variant: &Variant,
-        check: &SpotCheck,
         session: &mut FullSizeSession<'a>,
     ) -> Result<Result<Deviation, String>, DeviceError> {
+        let expected = &session.expectations[&planned.call_key];
         let timer = match &mut session.timer {
             Some(timer) => timer,
             None => session.timer.insert(VariantTimer::new(gpu)?),
@@ -427,7 +456,7 @@ impl KernelSelector {
             let faults = &kernels.faulty_kernels;
             let fault = faults.iter().find(|one| one.name == variant.name).map(|one| one.fault);
             let pipelines = &mut kernels.pipelines;
-            let found = check.run(timer, pipelines, &planned.owned_call, variant, fault)?;
+            let found = expected.run(timer, pipelines, &planned.owned_call, variant, fault)?;
             Ok(if spot_check::is_right(found) {
                 Ok(found)
             } else {

@@ -3,8 +3,13 @@
 //! plan runs as it is, and some parts of its outputs are compared with the reference in f64, which
 //! computes no more than these parts.
 
+use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError, mpsc};
+use std::thread;
+use std::time::Duration;
 
+use super::plan_calls::PlanCall;
 use super::timing::{VariantTimer, patterns};
 use crate::device::DeviceError;
 use crate::harness::{ADDED_TO, Deviation, NMSE_MAX};
@@ -19,12 +24,24 @@ use potluck_core::{HostTensor, Site};
 const ELEMENTS: usize = 1000;
 const PARTS: usize = 4;
 
-/// The most FLOPs of the reference: ten seconds on one thread, which a sample of the gradient of
-/// attention of GPT-2 takes.
+/// FLOPs of the reference above which fewer parts are compared: a second on one thread.
+const FLOPS: f64 = 1e9;
+
+/// The most FLOPs of the reference of the fewest parts: ten seconds, which a sample of the gradient
+/// of attention of GPT-2 takes.
 const FLOPS_MAX: f64 = 8e9;
 
 /// The most elements of all tensors of the reference: 2 GB of f64, as they are there twice.
 const REFERENCE_ELEMENTS_MAX: usize = 1 << 27;
+
+/// Elements of a reference above which it is computed beside small ones only.
+const LARGE_ELEMENTS: usize = 1 << 24;
+
+/// The most references that are computed at a time.
+const THREADS_MAX: usize = 8;
+
+/// Time between two signs of life while references are computed.
+const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// Largest error of an element that is no defect. How exact a kernel is, its certification tells on
 /// small calls: rounding grows with the size of a call.
@@ -57,7 +74,7 @@ impl SpotCheck {
         // Outputs that are sums over the parts are compared only as a whole.
         if axes.iter().any(|axis| axis.outputs.contains(&None)) {
             let whole = Self::with(call, Vec::new());
-            if whole.is_cheap() {
+            if whole.costs_at_most(FLOPS) {
                 return Some(whole);
             }
         }
@@ -69,22 +86,33 @@ impl SpotCheck {
             let check = Self::with(call, chosen.collect());
             let small = check.small.call();
             let compared: usize = check.outputs().map(|output| small.output_len(output)).sum();
-            let is_cheap = check.is_cheap();
             let is_enough = per_axis <= PARTS || compared < 2 * ELEMENTS;
-            if is_cheap && is_enough || per_axis == 1 || axes.is_empty() {
-                return is_cheap.then_some(check);
+            if per_axis == 1 || axes.is_empty() {
+                return check.costs_at_most(FLOPS_MAX).then_some(check);
+            }
+            if is_enough && check.costs_at_most(FLOPS) {
+                return Some(check);
             }
             per_axis = per_axis.div_ceil(2);
         }
     }
 
-    /// Returns true if the reference of the parts takes little time and memory.
-    fn is_cheap(&self) -> bool {
+    /// Returns true if the reference of the parts takes no more FLOPs than these, and little
+    /// memory.
+    fn costs_at_most(&self, flops: f64) -> bool {
+        self.flops() <= flops && self.elements() <= REFERENCE_ELEMENTS_MAX
+    }
+
+    /// Returns the FLOPs of the reference.
+    fn flops(&self) -> f64 {
         let small = self.small.call();
-        let tensors = small.inputs.iter().chain(&small.outputs);
-        let elements: usize = tensors.map(|dims| dims.iter().product::<usize>()).sum();
-        let flops = twin(small.op).map_or(0.0, |twin| (twin.cost)(&small).flops);
-        flops <= FLOPS_MAX && elements <= REFERENCE_ELEMENTS_MAX
+        twin(small.op).map_or(0.0, |twin| (twin.cost)(&small).flops)
+    }
+
+    /// Returns the elements of all tensors of the reference.
+    fn elements(&self) -> usize {
+        let tensors = self.small.inputs.iter().chain(&self.small.outputs);
+        tensors.map(|dims| dims.iter().product::<usize>()).sum()
     }
 
     /// Returns the check of a call with these parts.
@@ -149,31 +177,32 @@ impl SpotCheck {
         ranges
     }
 
-    /// Returns the parts of the inputs, which repeat these values. Those that the forward op
-    /// outputs are computed by it, as a gradient needs them, and written to the device, if they
-    /// and what they come from are in the same parts.
-    fn inputs_with_forward(
-        &self,
-        call: &OpCall,
-        timer: &VariantTimer,
-        patterns: &[HostTensor<f64>],
-    ) -> Vec<HostTensor<f64>> {
-        let mut inputs = self.inputs(call, patterns);
-        let Some(forward) = twin(call.op).and_then(|twin| (twin.forward)(call.op)) else {
-            return inputs;
-        };
+    /// Computes the parts by the reference. Inputs that the forward op outputs are computed by it,
+    /// as a gradient needs them, if they and what they come from are in the same parts.
+    pub fn expected(self, owned_call: &OwnedCall) -> ExpectedParts {
+        let call = owned_call.call();
+        let mut inputs = self.inputs(&call, &patterns(owned_call));
+        let mut filled = Vec::new();
         let is_divided = |index: usize| self.axes.iter().all(|(a, _)| a.inputs[index].is_some());
-        if !forward.outputs.iter().all(|(_, index)| is_divided(*index)) {
-            return inputs;
+        let forward = twin(call.op).and_then(|twin| (twin.forward)(call.op));
+        if forward.is_some_and(|one| one.outputs.iter().all(|(_, index)| is_divided(*index))) {
+            for index in self.small.fill_in_forward(&mut inputs) {
+                let HostTensor::Float(values) = &mut inputs[index] else { continue };
+                let on_device: Vec<f32> = values.iter().map(|value| *value as f32).collect();
+                // Of a logarithm of a sum near 100, the rounding would count as an error of the
+                // kernel.
+                *values = on_device.iter().map(|value| f64::from(*value)).collect();
+                filled.push((index, on_device));
+            }
         }
-        for index in self.small.fill_in_forward(&mut inputs) {
-            let HostTensor::Float(values) = &mut inputs[index] else { continue };
-            let on_device: Vec<f32> = values.iter().map(|value| *value as f32).collect();
-            timer.write(index, &self.ranges(&call.inputs[index], |a| a.inputs[index]), &on_device);
-            // Of a logarithm of a sum near 100, the rounding would count as an error of the kernel.
-            *values = on_device.into_iter().map(f64::from).collect();
+        let mut outputs = self.small.expected(&inputs);
+        let compared = Vec::from_iter(self.outputs());
+        for (output, values) in outputs.iter_mut().enumerate() {
+            if !compared.contains(&output) {
+                *values = Vec::new();
+            }
         }
-        inputs
+        ExpectedParts { check: self, filled, outputs }
     }
 
     /// Returns the parts of the inputs, which repeat these values.
@@ -193,9 +222,19 @@ impl SpotCheck {
         }
         inputs
     }
+}
 
-    /// Runs a variant of the call, and returns the deviation of the parts of its outputs from the
-    /// reference.
+/// Values of the parts of a call by the reference.
+pub(crate) struct ExpectedParts {
+    check: SpotCheck,
+    /// Inputs that the forward op outputs, by index.
+    filled: Vec<(usize, Vec<f32>)>,
+    /// Outputs; empty where nothing is compared.
+    outputs: Vec<Vec<f64>>,
+}
+
+impl ExpectedParts {
+    /// Runs a variant of the call, and returns the deviation of the parts of its outputs.
     ///
     /// # Errors
     /// Returns [`DeviceError`] if there is too little memory, or if the device fails.
@@ -209,26 +248,74 @@ impl SpotCheck {
     ) -> Result<Deviation, DeviceError> {
         let call = owned_call.call();
         timer.begin(owned_call)?;
+        for (index, values) in &self.filled {
+            let ranges = self.check.ranges(&call.inputs[*index], |axis| axis.inputs[*index]);
+            timer.write(*index, &ranges, values);
+        }
         let starts: Vec<f32> = (0..call.outputs.len())
             .map(|output| if call.accumulate.has(output) { ADDED_TO as f32 } else { f32::NAN })
             .collect();
-        let inputs = self.inputs_with_forward(&call, timer, &patterns(owned_call));
         timer.run(pipelines, variant, &starts)?;
-        let expected = self.small.expected(&inputs);
         let mut worst = Deviation::default();
-        for output in self.outputs() {
-            let ranges = self.ranges(&call.outputs[output], |axis| axis.outputs[output]);
+        for output in self.check.outputs() {
+            let ranges = self.check.ranges(&call.outputs[output], |axis| axis.outputs[output]);
             let mut got = read(timer, output, &ranges)?;
             if fault == Some(KernelFault::Shift) {
-                let row = self.small.outputs[output].last().copied().unwrap_or(1);
+                let row = self.check.small.outputs[output].last().copied().unwrap_or(1);
                 let distance = if row < got.len() { row } else { 1 };
                 got.rotate_left(distance);
             }
             let got = got.iter().map(|value| f64::from(*value));
-            worst = Deviation::of(got, &expected[output]).worst(worst);
+            worst = Deviation::of(got, &self.outputs[output]).worst(worst);
         }
         Ok(worst)
     }
+}
+
+/// Values that are expected of calls, by the key of the call.
+pub(crate) type Expectations = HashMap<String, ExpectedParts>;
+
+/// Computes the references of checks on several threads, the longest first; calls `alive` every
+/// second meanwhile.
+pub(crate) fn expectations(
+    mut checks: Vec<(&PlanCall, SpotCheck)>,
+    mut alive: impl FnMut(),
+) -> Expectations {
+    checks.sort_by(|(_, one), (_, other)| one.flops().total_cmp(&other.flops()));
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let threads = cores.min(THREADS_MAX).min(checks.len());
+    let waiting = Mutex::new(checks);
+    // What they guard, a panic leaves as it is: the list, and the memory of the process.
+    let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    let large = Mutex::new(());
+    let (sender, receiver) = mpsc::channel();
+    let mut all = Expectations::new();
+    thread::scope(|scope| {
+        for _ in 0..threads {
+            let (sender, next, large) = (sender.clone(), &next, &large);
+            scope.spawn(move || {
+                while let Some((planned, check)) = next() {
+                    let is_large = check.elements() > LARGE_ELEMENTS;
+                    let alone =
+                        is_large.then(|| large.lock().unwrap_or_else(PoisonError::into_inner));
+                    let expected = check.expected(&planned.owned_call);
+                    drop(alone);
+                    if sender.send((planned.call_key.clone(), expected)).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        drop(sender);
+        loop {
+            match receiver.recv_timeout(HEARTBEAT) {
+                Ok((call_key, expected)) => drop(all.insert(call_key, expected)),
+                Err(mpsc::RecvTimeoutError::Timeout) => alive(),
+                Err(mpsc::RecvTimeoutError::Disconnected) => break,
+            }
+        }
+    });
+    all
 }
 
 /// Returns some parts of so many, in ascending order: the last, the first if there are two, and
@@ -361,12 +448,12 @@ mod tests {
         large.inputs = vec![vec![rows, width], vec![classes, width], vec![rows], vec![rows]];
         large = OwnedCall::new(large.op, large.inputs, large.random).unwrap();
         let call = large.call();
-        let check = SpotCheck::of(&call).unwrap();
+        let expected = SpotCheck::of(&call).unwrap().expected(&large);
         for_each_gpu(|gpu, pipelines| {
             let mut timer = VariantTimer::new(gpu).unwrap();
             let variants = (twin(call.op).unwrap().variants)(&call, &Caps::of(gpu));
             let variant = &variants[default_variant(&call, &variants, &Caps::of(gpu))];
-            let found = check.run(&mut timer, pipelines, &large, variant, None).unwrap();
+            let found = expected.run(&mut timer, pipelines, &large, variant, None).unwrap();
             assert!(is_right(found), "{} on {}: {found}", call.op, gpu.name);
         });
     }
@@ -383,9 +470,10 @@ mod tests {
                 let call = owned_call.call();
                 let variants = (twin(call.op).unwrap().variants)(&call, &Caps::of(gpu));
                 let variant = &variants[default_variant(&call, &variants, &Caps::of(gpu))];
-                let check = SpotCheck::of(&call).unwrap();
-                let mut with =
-                    |fault| check.run(&mut timer, pipelines, owned_call, variant, fault).unwrap();
+                let expected = SpotCheck::of(&call).unwrap().expected(owned_call);
+                let mut with = |fault| {
+                    expected.run(&mut timer, pipelines, owned_call, variant, fault).unwrap()
+                };
                 let right = with(None);
                 assert!(is_right(right), "{name} on {}: {right}", gpu.name);
                 let shifted = with(Some(KernelFault::Shift));

@@ -281,12 +281,19 @@ fn iterations(call: &OpCall) -> usize {
     if chain(call).is_some() { 0 } else { (twin_of(&root).iterations)(&root) }
 }
 
-/// See [`Twin::independent_axes`]: rows of the root op.
+/// See [`Twin::independent_axes`]: rows and columns of the root op.
 fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
     let root = root_call(call);
-    let of_root = twin_of(&root).independent_axes;
-    let axes = (of_root)(&root);
-    let Some(rows) = axes.iter().find(|axis| axis.outputs == [Some(0)]) else { return Vec::new() };
+    let axes = (twin_of(&root).independent_axes)(&root);
+    let last = root.outputs[0].len().checked_sub(1);
+    let rows = axes.iter().find(|axis| axis.outputs == [Some(0)]);
+    let columns = axes.iter().find(|axis| axis.outputs == [last] && last != Some(0));
+    let rows = rows.and_then(|axis| axis_of_rows(call, &root, axis));
+    rows.into_iter().chain(columns.and_then(|axis| axis_of_columns(call, &root, axis))).collect()
+}
+
+/// Returns the first axis of the outputs, by that of the root op.
+fn axis_of_rows(call: &OpCall, root: &OpCall, rows: &IndependentAxis) -> Option<IndependentAxis> {
     let count = call.output_len(0);
     let (mut parts, mut inputs) = (rows.parts, rows.inputs.clone());
     for operand in root.inputs.len()..call.inputs.len() {
@@ -295,9 +302,23 @@ fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
         parts = if is_whole { gcd(parts, count / call.input_len(operand)) } else { parts };
         inputs.push((!is_whole).then_some(0));
     }
-    let axis = IndependentAxis::of(call, inputs, vec![Some(0); call.outputs.len()]);
-    let axis = axis.map(|axis| IndependentAxis { parts: gcd(parts, axis.parts), ..axis });
-    axis.into_iter().collect()
+    let axis = IndependentAxis::of(call, inputs, vec![Some(0); call.outputs.len()])?;
+    Some(IndependentAxis { parts: gcd(parts, axis.parts), ..axis })
+}
+
+/// Returns the last axis of the outputs, by that of the root op, if all operands have it.
+fn axis_of_columns(
+    call: &OpCall,
+    root: &OpCall,
+    columns: &IndependentAxis,
+) -> Option<IndependentAxis> {
+    let last = |dims: &Vec<usize>| {
+        let is_whole_rows = dims.last() == root.outputs[0].last();
+        is_whole_rows.then(|| Some(dims.len() - 1))
+    };
+    let operands: Option<Vec<_>> = call.inputs[root.inputs.len()..].iter().map(last).collect();
+    let outputs: Option<Vec<_>> = call.outputs.iter().map(last).collect();
+    IndependentAxis::of(call, [columns.inputs.clone(), operands?].concat(), outputs?)
 }
 
 #[cfg(test)]
