@@ -13,8 +13,8 @@ use std::time::Instant;
 use potluck_core::rng::Key;
 use potluck_core::{DType, HostTensor, Shape, Site, TensorSlice};
 use potluck_graph::{
-    Accumulation, Binary, EpilogueOp, LossClasses, MomentRounding, NormBackward, Op, Unary, Update,
-    UpdateRange, shapes,
+    Accumulation, Binary, EpilogueOp, LossClasses, MomentRounding, NormBackward, Op, Precision,
+    Unary, Update, UpdateRange, shapes,
 };
 use potluck_kernels::device::{DeviceError, Gpu, ShaderChecks, list_adapters};
 use potluck_kernels::harness::{self, InputFill};
@@ -144,6 +144,7 @@ fn op_case(
         inputs: dims(inputs),
         outputs: dims(&outputs),
         accumulate: Accumulation::NONE,
+        precision: Precision::F32,
         random: RandomContext { step_key: Key::new(3), training: true },
     };
     let twin = twin(op).unwrap_or_else(|| panic!("{name}: {op} has a kernel"));

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use potluck_core::DType;
 use potluck_core::rng::Key;
-use potluck_graph::{Accumulation, Op};
+use potluck_graph::{Accumulation, Op, Precision};
 use potluck_kernels::device::{Adapter, Gpu, ShaderChecks, list_adapters};
 use potluck_kernels::ops::matmul;
 use potluck_kernels::{BoundDispatch, Caps, Dispatch, OpCall, Pipelines, RandomContext, Variant};
@@ -155,6 +155,7 @@ fn rates(
         inputs: vec![pair(m, k, transpose_a).to_vec(), pair(k, n, transpose_b).to_vec()],
         outputs: vec![vec![m, n]],
         accumulate: Accumulation::NONE,
+        precision: Precision::F32,
         random: RandomContext { step_key: Key::new(0), training: true },
     };
     let inputs = [filled(gpu, m * k)?, filled(gpu, k * n)?];

@@ -196,7 +196,7 @@ pub mod data {
 /// Training of any graph on one device or several.
 #[cfg(feature = "train")]
 pub mod train {
-    pub use potluck_graph::{MomentFormat, Recompute};
+    pub use potluck_graph::{MomentFormat, Precision, Recompute};
     pub use potluck_parallel::collective::Topology;
     pub use potluck_parallel::{
         DeviceLoss, MismatchAction, PipelineOptions, PipelineSchedule, Placement, ReduceSite,

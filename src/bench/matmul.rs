@@ -9,7 +9,7 @@ use super::report::{Figure, FigureKind, FigureRecorder, GFLOPS};
 use super::sample::{SamplingPlan, fastest};
 use potluck_core::rng::Key;
 use potluck_core::{DType, HostTensorView};
-use potluck_graph::{Accumulation, Op};
+use potluck_graph::{Accumulation, Op, Precision};
 use potluck_kernels::bench::device::{BenchDevice, DeviceBuffer};
 use potluck_kernels::device::DeviceError;
 use potluck_kernels::{Caps, OpCall, RandomContext, Twin, Variant, twin};
@@ -59,6 +59,7 @@ impl MatmulShape {
             inputs: vec![self.a.to_vec(), self.b.to_vec()],
             outputs: vec![self.c.to_vec()],
             accumulate: Accumulation::NONE,
+            precision: Precision::F32,
             random: RandomContext { step_key: Key::new(0), training: false },
         }
     }

@@ -259,6 +259,7 @@ fn flops_of(graph: &Graph, batch: usize) -> f64 {
             inputs: dims(&node.inputs),
             outputs: dims(&node.outputs),
             accumulate: node.accumulate,
+            precision: node.precision,
             random: RandomContext { step_key: Key::new(0), training: true },
         };
         Some((twin.cost)(&call).flops)

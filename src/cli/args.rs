@@ -160,6 +160,10 @@ pub struct TrainArgs {
     /// memory, the same gradient (train.micro_batch_size)
     #[arg(long, value_name = "N")]
     pub micro_batch: Option<String>,
+    /// Arithmetic of matrix products: f32, or mixed, which rounds what is multiplied to f16 and
+    /// sums in f32 (train.precision)
+    #[arg(long, value_name = "CLASS")]
+    pub precision: Option<String>,
     /// Learning rate after the warm-up (optim.lr)
     #[arg(long, value_name = "LR", value_parser = non_negative)]
     pub lr: Option<f64>,
@@ -341,6 +345,7 @@ impl TrainArgs {
             KeyFlag::of_number("--epochs", "train.epochs", self.epochs),
             KeyFlag::of_number("--batch", "train.batch", self.batch),
             KeyFlag::of("--micro-batch", "train.micro_batch_size", self.micro_batch.clone()),
+            KeyFlag::of("--precision", "train.precision", self.precision.clone()),
             KeyFlag::of("--lr", "optim.lr", lr),
             KeyFlag::of_number("--eval-every", "train.eval_every", self.eval_every),
             KeyFlag::of_number("--patience", "train.patience", self.patience),

@@ -11,7 +11,7 @@ use super::pictures::{Conv2dOptions, Pool2dOptions};
 use super::shapes::{self, ShapeError, Typed};
 use super::{
     Accumulation, Carried, DeviceState, Graph, Init, Node, Parameter, ParameterKind,
-    ParameterSplit, PassKind, Role, RunsIn, StateInit, Tensor, UpdateRates, WholeTensor,
+    ParameterSplit, PassKind, Precision, Role, RunsIn, StateInit, Tensor, UpdateRates, WholeTensor,
 };
 use potluck_core::{DType, ParamId, Shape, Site, StateId, TensorId, TensorSlice};
 
@@ -899,7 +899,16 @@ impl Graph {
         let block = self.blocks.len() as u32 - 1;
         let inputs = inputs.to_vec();
         let when = RunsIn::AllPasses;
-        self.nodes.push(Node { op, inputs, outputs, accumulate, when, phase, block });
+        self.nodes.push(Node {
+            op,
+            inputs,
+            outputs,
+            accumulate,
+            precision: Precision::F32,
+            when,
+            phase,
+            block,
+        });
     }
 }
 

@@ -22,6 +22,7 @@ pub mod pictures;
 mod place;
 pub mod plan;
 mod planned_part;
+mod precision;
 pub mod print;
 mod reduce;
 mod replay;
@@ -57,6 +58,7 @@ pub use pictures::{Conv2dOptions, Pool2dOptions};
 pub use place::Place;
 pub use plan::{Bucket, Plan, PlanOptions};
 pub use planned_part::PlannedPart;
+pub use precision::Precision;
 pub use reduce::ClassLoss;
 pub use replay::replay;
 pub use rotary::{RotaryAngles, RotaryScaling};
@@ -191,6 +193,8 @@ pub struct Node {
     pub outputs: Vec<TensorId>,
     /// Outputs to whose contents the node adds, instead of replacing them.
     pub accumulate: Accumulation,
+    /// Arithmetic of an op that multiplies matrices; f32 of all others.
+    pub precision: Precision,
     /// Passes in which the node runs.
     pub when: RunsIn,
     pub phase: PassKind,

@@ -6,12 +6,13 @@ use std::ops::Range;
 use super::passes::fuse::{Fusion, fuse_listed};
 use super::passes::merge_backward::merge_backward;
 use super::{
-    Graph, MomentFormat, PlanOptions, Recomputation, Recompute, ShapeError, Shard, ShardError,
-    cut_large_parameters, differentiate, reported_once, shard,
+    Graph, MomentFormat, PlanOptions, Precision, Recomputation, Recompute, ShapeError, Shard,
+    ShardError, cut_large_parameters, differentiate, reported_once, shard,
 };
 
 /// Graph of a model as devices run it: trained or forward only, fused or not, with or without
-/// recomputation, with the moments of the optimizer in f32 or bf16. It is made anew of the forward
+/// recomputation, with the moments of the optimizer in f32 or bf16, and in f32 or mixed precision.
+/// It is made anew of the forward
 /// graph for each rank of a tensor group.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelGraph {
@@ -21,6 +22,7 @@ pub struct ModelGraph {
     recompute: Recompute,
     is_merged: bool,
     moments: MomentFormat,
+    precision: Precision,
     parameter_bytes_max: Option<usize>,
     /// The whole graph without recomputation and with passes B and W apart.
     plain: Graph,
@@ -65,6 +67,7 @@ impl ModelGraph {
             recompute: Recompute::default(),
             is_merged: false,
             moments: MomentFormat::default(),
+            precision: Precision::default(),
             parameter_bytes_max: None,
             plain: whole.clone(),
             whole,
@@ -92,12 +95,18 @@ impl ModelGraph {
     }
 
     fn laid_out(&self, graph: Graph) -> Graph {
-        if self.is_merged { merge_backward(graph) } else { graph }
+        let graph = if self.is_merged { merge_backward(graph) } else { graph };
+        graph.with_precision(self.precision)
     }
 
     /// Returns the graph for devices that keep the optimizer's moments in this format.
     pub fn with_moments(self, moments: MomentFormat) -> Self {
         Self { moments, ..self }
+    }
+
+    /// Returns the graph with this arithmetic of matrix products.
+    pub fn with_precision(self, precision: Precision) -> Self {
+        Self { precision, ..self }.rebuilt()
     }
 
     /// Returns the graph for devices that can bind so many bytes at a time, with larger parameters

@@ -5,7 +5,7 @@ use std::iter::Sum;
 
 use super::twin;
 use potluck_core::rng::Key;
-use potluck_graph::{Accumulation, Op};
+use potluck_graph::{Accumulation, Op, Precision};
 
 /// One call of an op with all dimensions resolved.
 #[derive(Clone, Debug)]
@@ -16,6 +16,8 @@ pub struct OpCall<'a> {
     pub outputs: Vec<Vec<usize>>,
     /// Outputs to whose contents the kernel adds its results.
     pub accumulate: Accumulation,
+    /// Arithmetic of an op that multiplies matrices.
+    pub precision: Precision,
     pub random: RandomContext,
 }
 

@@ -152,6 +152,7 @@ fn host(
         inputs: dims(&node.inputs),
         outputs: dims(&node.outputs),
         accumulate: node.accumulate,
+        precision: node.precision,
         random: RandomContext { step_key: Key::new(0), training: true },
     };
     harness::host(&call, inputs, 0.0, function)

@@ -4,7 +4,7 @@ use super::harness::{self, InputFill, generate};
 use super::twin::Dims;
 use super::{OpCall, RandomContext, Twin, twin};
 use potluck_core::{DType, HostTensor, Shape};
-use potluck_graph::{Accumulation, Op, shapes};
+use potluck_graph::{Accumulation, Op, Precision, shapes};
 
 /// Op call that owns its op.
 #[derive(Clone, Debug)]
@@ -13,6 +13,7 @@ pub struct OwnedCall {
     pub inputs: Vec<Dims>,
     pub outputs: Vec<Dims>,
     pub accumulate: Accumulation,
+    pub precision: Precision,
     pub random: RandomContext,
 }
 
@@ -23,6 +24,7 @@ impl OwnedCall {
             inputs: call.inputs.clone(),
             outputs: call.outputs.clone(),
             accumulate: call.accumulate,
+            precision: call.precision,
             random: call.random,
         }
     }
@@ -49,7 +51,7 @@ impl OwnedCall {
         let outputs = outputs.iter().map(|(shape, _)| shape.resolve(spec.samples.unwrap_or(1)));
         let outputs = outputs.collect();
         let accumulate = op.changes_in_place();
-        Some(Self { op, inputs, outputs, accumulate, random })
+        Some(Self { op, inputs, outputs, accumulate, precision: Precision::F32, random })
     }
 
     pub fn call(&self) -> OpCall<'_> {
@@ -58,6 +60,7 @@ impl OwnedCall {
             inputs: self.inputs.clone(),
             outputs: self.outputs.clone(),
             accumulate: self.accumulate,
+            precision: self.precision,
             random: self.random,
         }
     }

@@ -23,7 +23,7 @@ use crate::device::{
 };
 use potluck_core::rng::Key;
 use potluck_core::{HostTensor, Lock, Shape};
-use potluck_graph::{Accumulation, Op, shapes};
+use potluck_graph::{Accumulation, Op, Precision, shapes};
 
 pub(crate) use super::harness::NMSE_MAX;
 pub use super::harness::{InputFill, generate};
@@ -73,6 +73,7 @@ fn call<'a>(
         inputs: inputs.iter().map(|(shape, _)| shape.resolve(rows)).collect(),
         outputs: outputs.iter().map(|(shape, _)| shape.resolve(rows)).collect(),
         accumulate,
+        precision: Precision::F32,
         random: RandomContext { step_key: Key::new(3).step(5), training: true },
     }
 }

@@ -30,7 +30,7 @@ use potluck_core::faults::Faults;
 use potluck_core::metrics::Unit;
 use potluck_data::{ReadOptions, SampleFormat, Sampler};
 use potluck_graph::optim::{Optimizer, ParameterGroup, Schedule};
-use potluck_graph::{Graph, ModelGraph, MomentFormat, Recompute};
+use potluck_graph::{Graph, ModelGraph, MomentFormat, Precision, Recompute};
 use potluck_parallel::{
     DeviceLoss, MismatchAction, ParallelOptions, PipelineOptions, Placement, Shares, TensorOptions,
 };
@@ -56,6 +56,7 @@ pub struct RunSpec {
     /// Parts of the forward pass that are computed again for the backward pass.
     pub recompute: Recompute,
     pub moments: MomentFormat,
+    pub precision: Precision,
     /// Part of the probability of each target that all classes share; 0: none.
     pub label_smoothing: f32,
     pub optimizer: Optimizer,
@@ -187,6 +188,7 @@ impl RunSpec {
             fuse: train.fuse,
             recompute: train.recompute,
             moments: config.optim.moments,
+            precision: train.precision,
             label_smoothing: config.optim.label_smoothing as f32,
             optimizer: optimizer(config),
             // Texts that are none are refused when a configuration is checked.
@@ -445,6 +447,7 @@ impl RunSpec {
             fuse: self.fuse,
             recompute: self.recompute,
             moments: self.moments,
+            precision: self.precision,
             tune_s: self.opening.tune_s,
             retune: false,
             device_timeout: self.opening.deadline,

@@ -7,7 +7,9 @@ use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
 use naga::{EntryPoint, Module};
 use potluck_core::Site;
 use potluck_core::rng::Key;
-use potluck_graph::{Accumulation, AttentionOptions, Binary, Conv2dOptions, EpilogueOp, Op, Unary};
+use potluck_graph::{
+    Accumulation, AttentionOptions, Binary, Conv2dOptions, EpilogueOp, Op, Precision, Unary,
+};
 use potluck_kernels::autotune::catalog::catalog_calls;
 use potluck_kernels::ops::attention::tiles;
 use potluck_kernels::ops::matmul::split_k::SPLIT_TILES;
@@ -97,6 +99,7 @@ fn fused_call<'a>(op: &'a Op, epilogue: &[EpilogueOp]) -> OpCall<'a> {
         inputs,
         outputs: vec![vec![32, 32]; 1 + kept],
         accumulate: Accumulation::NONE,
+        precision: Precision::F32,
         random,
     }
 }
@@ -146,6 +149,7 @@ fn attention() -> Vec<(String, String)> {
                 inputs: vec![vec![3, 7, 6 * d], vec![3]],
                 outputs: vec![vec![3, 7, 2 * d], vec![3, 2, 7]],
                 accumulate: Accumulation::NONE,
+                precision: Precision::F32,
                 random: RandomContext { step_key: Key::new(1), training: true },
             };
             let shader =

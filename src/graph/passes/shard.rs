@@ -11,6 +11,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
+use crate::Precision;
 use crate::op::{ColumnRange, LossClasses, Op, Reduction};
 use crate::shapes::{self, Typed};
 use crate::split::SplitError;
@@ -600,6 +601,7 @@ impl<'a> Sharder<'a> {
             inputs: vec![tensor],
             outputs: vec![alias],
             accumulate: Accumulation::NONE,
+            precision: Precision::F32,
             when: RunsIn::AllPasses,
             phase: PassKind::Forward,
             block: reader.block,
@@ -620,6 +622,7 @@ impl<'a> Sharder<'a> {
             inputs: results.clone(),
             outputs: aliases.clone(),
             accumulate: Accumulation::NONE,
+            precision: Precision::F32,
             when: RunsIn::AllPasses,
             phase: PassKind::Forward,
             block,

@@ -5,7 +5,9 @@ use crate::device::{DeviceError, Gpu};
 use crate::{OwnedCall, RandomContext};
 use potluck_core::rng::Key;
 use potluck_core::{DType, Shape, TensorId};
-use potluck_graph::{Accumulation, CustomOp, Graph, Node, Op, ShapeError, op_gradients, shapes};
+use potluck_graph::{
+    Accumulation, CustomOp, Graph, Node, Op, Precision, ShapeError, op_gradients, shapes,
+};
 
 /// Error of a kernel check.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -45,6 +47,7 @@ pub fn check_kernel(
                 inputs,
                 outputs,
                 accumulate: Accumulation::NONE,
+                precision: Precision::F32,
                 random: random(),
             }]
         }
@@ -62,8 +65,8 @@ fn of(graph: &Graph, node: &Node, rows: usize) -> OwnedCall {
     let dims =
         |ids: &[TensorId]| ids.iter().map(|id| graph.tensor(*id).shape.resolve(rows)).collect();
     let (inputs, outputs) = (dims(&node.inputs), dims(&node.outputs));
-    let accumulate = node.accumulate;
-    OwnedCall { op: node.op.clone(), inputs, outputs, accumulate, random: random() }
+    let Node { op, accumulate, precision, .. } = node.clone();
+    OwnedCall { op, inputs, outputs, accumulate, precision, random: random() }
 }
 
 fn random() -> RandomContext {

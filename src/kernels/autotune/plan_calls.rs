@@ -7,7 +7,7 @@ use crate::device::Gpu;
 use crate::{Caps, OpCall, OwnedCall, RandomContext, Variant, twin};
 use potluck_core::TensorId;
 use potluck_core::rng::Key;
-use potluck_graph::Plan;
+use potluck_graph::{Node, Plan, Precision};
 
 /// Returns the key of a call: a text such as `matmul a b^T (768, 128) (384, 128)`.
 pub fn call_key(call: &OpCall) -> String {
@@ -18,6 +18,9 @@ pub fn call_key(call: &OpCall) -> String {
     }
     if call.accumulates() {
         text += " accumulating";
+    }
+    if call.precision == Precision::Mixed {
+        text += " mixed";
     }
     if call.op.depends_on_training() && call.random.training {
         text += " training";
@@ -56,8 +59,8 @@ pub(crate) fn distinct_calls_of(
     for node in plan.graph.nodes.iter().filter(|node| plan.holds_block(node.block)) {
         let Some(twin) = twin(&node.op) else { continue };
         let (inputs, outputs) = (dims(&node.inputs), dims(&node.outputs));
-        let (op, accumulate) = (node.op.clone(), node.accumulate);
-        let owned_call = OwnedCall { op, inputs, outputs, accumulate, random };
+        let Node { op, accumulate, precision, .. } = node.clone();
+        let owned_call = OwnedCall { op, inputs, outputs, accumulate, precision, random };
         let call = owned_call.call();
         let (call_key, cost) = (call_key(&call), (twin.cost)(&call));
         // What no step makes is timed last.

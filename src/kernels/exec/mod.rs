@@ -57,6 +57,7 @@ impl PassContext {
             inputs: dims(&node.inputs),
             outputs: dims(&node.outputs),
             accumulate: node.accumulate,
+            precision: node.precision,
             random: self.random,
         }
     }

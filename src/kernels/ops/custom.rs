@@ -103,7 +103,7 @@ mod tests {
     use crate::harness::generate;
     use crate::testing::{check, for_each_gpu, on_gpu};
     use potluck_core::{HostTensor, Shape};
-    use potluck_graph::{Accumulation, CustomKernel, CustomOp};
+    use potluck_graph::{Accumulation, CustomKernel, CustomOp, Precision};
 
     /// `ids (n), table (4, c) -> y (n)`: the sum of a row of the table, by a workgroup for each id.
     struct RowSum;
@@ -215,6 +215,7 @@ mod tests {
             inputs: vec![vec![64]],
             outputs: vec![vec![64]],
             accumulate: Accumulation::NONE,
+            precision: Precision::F32,
             random: crate::RandomContext {
                 step_key: potluck_core::rng::Key::new(1),
                 training: true,

@@ -201,7 +201,7 @@ mod tests {
     use crate::testing::{self, check, check_with, for_each_gpu};
     use crate::{RandomContext, source};
     use potluck_core::{HostTensor, Shape};
-    use potluck_graph::Accumulation;
+    use potluck_graph::{Accumulation, Precision};
 
     const SITE: Site = Site(9);
 
@@ -263,6 +263,7 @@ mod tests {
             inputs: vec![vec![rows, elements], vec![rows]],
             outputs: vec![vec![rows, elements]],
             accumulate: Accumulation::NONE,
+            precision: Precision::F32,
             random: RandomContext { step_key: Key::new(11).step(4), training },
         }
     }

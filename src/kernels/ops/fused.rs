@@ -58,7 +58,7 @@ fn root_call<'a>(call: &OpCall<'a>) -> OpCall<'a> {
     let outputs = shapes::outputs(op, &typed)
         .unwrap_or_else(|error| panic!("the shape rules have checked {op}: {error}"));
     let outputs = outputs.iter().map(|(shape, _)| shape.dims().to_vec()).collect();
-    OpCall { op, inputs, outputs, accumulate: Accumulation::NONE, random: call.random }
+    OpCall { op, inputs, outputs, accumulate: Accumulation::NONE, ..*call }
 }
 
 /// Returns the bytes that the host's kernel takes besides its tensors; 0 for another op.
@@ -330,7 +330,7 @@ mod tests {
     use crate::{OwnedCall, RandomContext};
     use potluck_core::HostTensor;
     use potluck_core::rng::Key;
-    use potluck_graph::{EpilogueOp, Unary};
+    use potluck_graph::{EpilogueOp, Precision, Unary};
 
     const ADD: EpilogueOp = EpilogueOp::Binary(Binary::Add);
     const MUL: EpilogueOp = EpilogueOp::Binary(Binary::Mul);
@@ -549,6 +549,7 @@ mod tests {
                 inputs: vec![vec![count], vec![operand]],
                 outputs: vec![vec![count]],
                 accumulate: Accumulation::NONE,
+                precision: Precision::F32,
                 random: RandomContext { step_key: Key::new(0), training: true },
             };
             variants(&call, &Caps::EVERY).len()
@@ -604,6 +605,7 @@ mod tests {
             inputs: vec![vec![3, 4], vec![4, 5], vec![5]],
             outputs: vec![vec![3, 5]; 2],
             accumulate: Accumulation::NONE,
+            precision: Precision::F32,
             random: RandomContext { step_key: Key::new(0), training: true },
         };
         let bytes = 4.0 * (12 + 20 + 5 + 15 + 15) as f64;

@@ -150,8 +150,14 @@ fn part<'a>(
     let dims = |list: &[[usize; 2]]| {
         list.iter().map(|[rows, columns]| vec![*rows, *columns]).collect::<Vec<_>>()
     };
-    let accumulate = Accumulation::NONE;
-    OpCall { op, inputs: dims(inputs), outputs: dims(outputs), accumulate, random: call.random }
+    OpCall {
+        op,
+        inputs: dims(inputs),
+        outputs: dims(outputs),
+        accumulate: Accumulation::NONE,
+        precision: call.precision,
+        random: call.random,
+    }
 }
 
 const LOGITS: Op = Op::MatMul { transpose_a: false, transpose_b: true };

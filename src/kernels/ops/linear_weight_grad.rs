@@ -11,7 +11,7 @@ use crate::call_shapes::calls;
 use crate::twin::{IndependentAxis, no_forward, normal_inputs};
 use crate::{CallShape, Caps, Dims, Dispatch, Float, OpCall, Twin, Variant};
 use potluck_core::HostTensorView;
-use potluck_graph::Op;
+use potluck_graph::{Op, Precision};
 
 /// Twin of [`Op::LinearWeightGrad`].
 pub static TWIN: Twin = Twin {
@@ -41,6 +41,7 @@ fn sum_call<'a>(call: &OpCall) -> OpCall<'a> {
         inputs: vec![call.inputs[0].clone()],
         outputs: vec![call.outputs[1].clone()],
         accumulate: call.accumulate,
+        precision: Precision::F32,
         random: call.random,
     }
 }

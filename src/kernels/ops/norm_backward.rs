@@ -9,7 +9,7 @@ use crate::cpu_kernel::CpuKernel;
 use crate::twin::{Forward, IndependentAxis, normal_inputs};
 use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Twin, Variant, twin};
 use potluck_core::HostTensorView;
-use potluck_graph::{Accumulation, NormBackward, Op};
+use potluck_graph::{Accumulation, NormBackward, Op, Precision};
 
 /// Twin of [`Op::NormBackward`].
 pub static TWIN: Twin = Twin {
@@ -51,6 +51,7 @@ impl Parts {
             inputs: call.inputs.clone(),
             outputs: vec![call.outputs[0].clone()],
             accumulate: Accumulation::NONE,
+            precision: Precision::F32,
             random: call.random,
         }
     }
@@ -64,6 +65,7 @@ impl Parts {
             inputs: SUMMED.map(|input| call.inputs[input].clone()).to_vec(),
             outputs,
             accumulate: if call.accumulates() { accumulate } else { Accumulation::NONE },
+            precision: Precision::F32,
             random: call.random,
         }
     }

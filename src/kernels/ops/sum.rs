@@ -337,7 +337,7 @@ mod tests {
     use crate::{OwnedCall, RandomContext};
     use potluck_core::Shape;
     use potluck_core::rng::Key;
-    use potluck_graph::Accumulation;
+    use potluck_graph::{Accumulation, Precision};
 
     fn check_sum(shape: Shape, first: usize, last: usize, rows: usize) {
         // The offset keeps sums away from zero, where rounding errors would not be small.
@@ -416,6 +416,7 @@ mod tests {
             inputs: vec![vec![100_000, 3]],
             outputs: vec![vec![3]],
             accumulate: Accumulation::NONE,
+            precision: Precision::F32,
             random: RandomContext { step_key: Key::new(0), training: true },
         };
         let run = |threads| {

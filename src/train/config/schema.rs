@@ -13,7 +13,7 @@ use crate::keys::{
 };
 use potluck_data::{SampleFormat, TargetKind, TokenizerKind, formats, tokens};
 use potluck_graph::optim::{Decay, ParameterGroup, ParameterGroupError};
-use potluck_graph::{MomentFormat, Recompute};
+use potluck_graph::{MomentFormat, Precision, Recompute};
 use potluck_parallel::collective::Topology;
 use potluck_parallel::{DeviceLoss, MismatchAction, PipelineSchedule, ReduceSite};
 
@@ -169,6 +169,7 @@ words! {
     }
     OptimKind { OptimKind::AdamW => "adamw", OptimKind::Sgd => "sgd", }
     MomentFormat { MomentFormat::F32 => "f32", MomentFormat::Bf16 => "bf16", }
+    Precision { Precision::F32 => "f32", Precision::Mixed => "mixed", }
     Decay { Decay::Constant => "constant", Decay::Cosine => "cosine", Decay::Linear => "linear",
         Decay::Wsd => "wsd", }
     Balance { Balance::Measured => "measured", Balance::Fixed => "fixed", }
@@ -307,6 +308,8 @@ sections! {
         fuse: bool = true, Constraint::Flag;
         /// Recomputation in the backward pass: of blocks, or of all but their products.
         recompute: Recompute = Recompute::None, Constraint::OneOf(Recompute::WORDS);
+        /// Arithmetic of matrix products: "mixed" rounds what is multiplied to f16.
+        precision: Precision = Precision::F32, Constraint::OneOf(Precision::WORDS);
         /// Step after which the run ends; 0 writes the initial checkpoint only.
         steps: u64 = 3500, Constraint::Whole(0, STEPS), "3500, or as train.epochs";
         /// Passes through the data after which the run ends; 0 = after train.steps.

@@ -11,7 +11,7 @@ use crate::runtime::placement::types::PlacementRequest;
 use crate::runtime::remote::NO_NODES;
 use potluck_core::faults::Faults;
 use potluck_graph::optim::{Optimizer, ParameterGroup, assign_groups};
-use potluck_graph::{Graph, ModelGraph, MomentFormat, Recompute};
+use potluck_graph::{Graph, ModelGraph, MomentFormat, Precision, Recompute};
 use potluck_kernels::autotune::TuneOptions;
 use potluck_parallel::collective::Topology;
 use potluck_parallel::{
@@ -54,6 +54,8 @@ pub struct TrainerOptions {
     /// Number format in which devices keep the optimizer's moments: bf16 takes half of the memory
     /// of f32, and rounds at random.
     pub moments: MomentFormat,
+    /// Arithmetic of matrix products.
+    pub precision: Precision,
     /// Time budget in seconds for autotuning kernels that were not timed before on this machine;
     /// 0: none, and what was timed before is used. The selected kernels can change the last bits of
     /// results.
@@ -122,6 +124,7 @@ impl TrainerOptions {
             fuse: true,
             recompute: Recompute::default(),
             moments: MomentFormat::default(),
+            precision: Precision::default(),
             tune_s: opening.tune_s,
             retune: false,
             device_timeout: opening.deadline,
@@ -182,6 +185,7 @@ impl TrainerOptions {
         let forward = assign_groups(forward, &self.groups)?;
         let training = ModelGraph::training(forward, self.fuse)?;
         let training = training.with_recompute(self.recompute).with_moments(self.moments);
+        let training = training.with_precision(self.precision);
         // The stages of a pipeline send the gradients of their inputs before pass W.
         Ok(if self.pipeline.has_stages() { training } else { training.with_merged_backward() })
     }

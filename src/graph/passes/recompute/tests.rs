@@ -1,6 +1,7 @@
 //! Tests of recomputation: what is computed again, what is kept, and what runs once.
 
 use super::*;
+use crate::Precision;
 use crate::{
     Accumulation, Builder, Init, ModelGraph, ParameterSplit, Plan, PlanOptions, RunsIn, SplitUnit,
     StateInit, Unary, differentiate, fuse, replay,
@@ -122,6 +123,7 @@ fn what_counts_or_is_carried_runs_once() {
         inputs: vec![x],
         outputs: vec![table],
         accumulate: Accumulation::all(1),
+        precision: Precision::F32,
         when: RunsIn::AllPasses,
         phase: PassKind::Forward,
         block: 0,

@@ -11,7 +11,7 @@ use crate::exec::staging::held_lengths;
 use crate::{Binding, OpCall, Operand, RandomContext, Variant, twin};
 use potluck_core::DType;
 use potluck_core::rng::Key;
-use potluck_graph::{Accumulation, Binary, Op, Plan};
+use potluck_graph::{Accumulation, Binary, Op, Plan, Precision};
 
 /// The most elements that are added, and read back, at a time.
 const ELEMENTS_MAX: usize = 1 << 20;
@@ -136,6 +136,7 @@ fn call(elements: usize) -> OpCall<'static> {
         inputs: vec![vec![elements]; 2],
         outputs: vec![vec![elements]],
         accumulate: Accumulation::NONE,
+        precision: Precision::F32,
         random: RandomContext { step_key: Key::new(0), training: false },
     }
 }

@@ -9,7 +9,7 @@ use crate::harness::InputFill;
 use crate::testing::{self, adapters, check_with, compare, for_each_gpu, for_each_result, on_gpu};
 use crate::{DeviceClass, OwnedCall, Pipelines, RandomContext};
 use potluck_core::{HostTensor, HostTensorView, Shape, Site};
-use potluck_graph::Accumulation;
+use potluck_graph::{Accumulation, Precision};
 
 const SITE: Site = Site(9);
 
@@ -195,8 +195,14 @@ fn nothing_is_dropped_outside_of_training() {
         let random = RandomContext { step_key: Key::new(1), training };
         let outputs = vec![vec![2, 6, 8], vec![2, 2, 6]];
         let dims = vec![qkv.resolve(2), vec![2]];
-        let call =
-            OpCall { op: &op, inputs: dims, outputs, accumulate: Accumulation::NONE, random };
+        let call = OpCall {
+            op: &op,
+            inputs: dims,
+            outputs,
+            accumulate: Accumulation::NONE,
+            precision: Precision::F32,
+            random,
+        };
         let (mut y, mut lse) = (vec![0.0; 96], vec![0.0; 24]);
         let args = [HostTensorView::Float(values.as_slice()), HostTensorView::Int(samples)];
         reference(&call, &args, &mut [&mut y, &mut lse]);

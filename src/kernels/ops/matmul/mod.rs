@@ -329,7 +329,7 @@ mod tests {
     use crate::{DeviceClass, OwnedCall, RandomContext};
     use potluck_core::rng::Key;
     use potluck_core::{DType, HostTensor, Shape};
-    use potluck_graph::{Accumulation, shapes};
+    use potluck_graph::{Accumulation, Precision, shapes};
 
     const TRANSPOSES: [(bool, bool); 4] =
         [(false, false), (false, true), (true, false), (true, true)];
@@ -356,6 +356,7 @@ mod tests {
             inputs: dims.to_vec(),
             outputs: outputs.iter().map(|(shape, _)| shape.dims().to_vec()).collect(),
             accumulate: if accumulate { Accumulation::all(1) } else { Accumulation::NONE },
+            precision: Precision::F32,
             random: RandomContext { step_key: Key::new(0), training: true },
         }
     }

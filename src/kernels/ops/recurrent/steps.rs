@@ -11,7 +11,7 @@ use super::RecurrentSizes;
 use crate::dispatch::{WORKSPACE_VALUES_MAX, grid};
 use crate::ops::copy;
 use crate::{Caps, Dispatch, OpCall, Operand, Shader};
-use potluck_graph::{Accumulation, Cell, Op};
+use potluck_graph::{Accumulation, Cell, Op, Precision};
 
 /// Samples per invocation of the variants: for GPUs, and for adapters that run on a processor.
 pub const ROWS: [usize; 2] = [1, 4];
@@ -85,6 +85,7 @@ impl Steps<'_> {
             inputs: vec![vec![columns, h]],
             outputs: vec![vec![h, columns]],
             accumulate: Accumulation::NONE,
+            precision: Precision::F32,
             random: self.call.random,
         };
         let operand = |operand| match operand {

@@ -1,0 +1,43 @@
+//! Arithmetic class of a model: what its matrix products multiply.
+
+use super::{Graph, Op};
+
+/// Arithmetic of matrix products, convolutions and attention. All sums are in f32, and all other
+/// ops, the parameters and the moments too.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// Operands are what they are.
+    #[default]
+    F32,
+    /// Operands are rounded to f16 (IEEE 754 binary16: to nearest, ties to even, with subnormals,
+    /// infinity beyond 65504) while a kernel reads them.
+    Mixed,
+}
+
+impl Op {
+    /// Returns true if the op multiplies matrices, so that it has operands that mixed precision
+    /// rounds.
+    pub fn is_product(&self) -> bool {
+        matches!(
+            self.root_op(),
+            Self::MatMul { .. }
+                | Self::LinearWeightGrad
+                | Self::LinearCrossEntropy { .. }
+                | Self::LinearCrossEntropyGrad { .. }
+                | Self::LinearCrossEntropyPass { .. }
+        )
+    }
+}
+
+impl Graph {
+    /// Returns the graph with this arithmetic in all ops that multiply matrices.
+    pub fn with_precision(mut self, precision: Precision) -> Self {
+        for node in &mut self.nodes {
+            node.precision = if node.op.is_product() { precision } else { Precision::F32 };
+        }
+        self
+    }
+}
