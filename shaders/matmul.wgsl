@@ -6,7 +6,8 @@
 // c is (batch, m, n); a is (batch, m, k) or transposed (batch, k, m), b is (batch, k, n) or
 // transposed (batch, n, k), as the strides define. One invocation per output, in the order of q:
 // 2 k FLOPs on 8 k bytes. The tiles of src/kernels/ops/matmul/tile.rs compute the same faster.
-// `store` is prepended: src/kernels/ops/epilogue.rs.
+// Prepended: `operand`, which rounds one in mixed precision, and `store`
+// (src/kernels/ops/epilogue.rs).
 
 struct Params {
     count: u32,             // batch m n
@@ -36,7 +37,7 @@ fn naive(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) grou
     var b_at = z * p.k * p.n + j * p.b_column;
     var total = 0.0;
     for (var q = 0u; q < p.k; q++) {
-        total += a[a_at] * b[b_at];
+        total += operand(a[a_at]) * operand(b[b_at]);
         a_at += p.a_step;
         b_at += p.b_step;
     }

@@ -13,7 +13,7 @@
 // Prepended (src/kernels/ops/matmul/vector.rs): the constants in capitals, where ROWS is the next
 // power of two; the operands, with `many_some`, which reads the elements `at` .. `at` + 3, and
 // `few_terms`, which reads four terms from element `at` on, both with zeros for those from the
-// `count`th on; and `store` (src/kernels/ops/epilogue.rs).
+// `count`th on; `operand4`, which rounds them in mixed precision; and `store` (src/kernels/ops/epilogue.rs).
 
 struct Params {
     workgroups: u32,
@@ -39,13 +39,13 @@ fn lines() -> u32 { return select(p.k, p.columns, TERMS_ARE_NEIGHBOURS == 1u); }
 // Elements `at` .. `at` + 3 of a stored row of `many`; zeros outside of it.
 fn line(z: u32, index: u32, at: u32) -> vec4f {
     let count = select(0u, line_length() - min(line_length(), at), index < lines());
-    return many_some((z * lines() + index) * line_length() + at, count);
+    return operand4(many_some((z * lines() + index) * line_length() + at, count));
 }
 
 // Terms q .. q + 3 of row i; zeros behind the last one.
 fn terms(z: u32, i: u32, q: u32) -> vec4f {
     let at = z * p.rows * p.k + min(i, p.rows - 1u) * p.few_row + q * p.few_step;
-    return few_terms(at, p.k - q);
+    return operand4(few_terms(at, p.k - q));
 }
 
 // Sums of four columns, by the number of the row.

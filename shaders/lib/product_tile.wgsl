@@ -16,7 +16,8 @@
 //   load_b(loader: ptr<function, Loader>, q: u32) -> mat4x4f    four columns for each of them
 //   advance(loader: ptr<function, Loader>)                      to the next stage
 //   store_four(z: u32, i: u32, j: u32, own: vec2u, totals: vec4f)   four sums of a row
-// where q is the first term of the stage, and `own`, `z` are what `store_all` was given.
+// where q is the first term of the stage, and `own`, `z` are what `store_all` was given. Prepended is
+// `operand4`, which rounds what is multiplied in mixed precision.
 
 const ACROSS = BN / COLUMNS;            // invocations in a row of the tile
 const SLICE = BM / ROWS * ACROSS;       // invocations that each compute other outputs
@@ -92,17 +93,17 @@ fn own_quads(local: u32) -> vec2u {
 }
 
 fn put_a(at: u32, rows: mat4x4f) {
-    a_tile[at] = rows[0];
-    a_tile[at + A_QUADS] = rows[1];
-    a_tile[at + 2u * A_QUADS] = rows[2];
-    a_tile[at + 3u * A_QUADS] = rows[3];
+    a_tile[at] = operand4(rows[0]);
+    a_tile[at + A_QUADS] = operand4(rows[1]);
+    a_tile[at + 2u * A_QUADS] = operand4(rows[2]);
+    a_tile[at + 3u * A_QUADS] = operand4(rows[3]);
 }
 
 fn put_b(at: u32, columns: mat4x4f) {
-    b_tile[at] = columns[0];
-    b_tile[at + B_QUADS] = columns[1];
-    b_tile[at + 2u * B_QUADS] = columns[2];
-    b_tile[at + 3u * B_QUADS] = columns[3];
+    b_tile[at] = operand4(columns[0]);
+    b_tile[at + B_QUADS] = operand4(columns[1]);
+    b_tile[at + 2u * B_QUADS] = operand4(columns[2]);
+    b_tile[at + 3u * B_QUADS] = operand4(columns[3]);
 }
 
 // Adds the sums of all slices to those of the first one, in order, through a's tile: those of the

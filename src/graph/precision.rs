@@ -30,6 +30,21 @@ impl Op {
                 | Self::LinearCrossEntropyPass { .. }
         )
     }
+
+    /// Returns true if all outputs are sums of products of two inputs, of any magnitude.
+    pub fn is_bilinear(&self) -> bool {
+        matches!(self.root_op(), Self::MatMul { .. } | Self::LinearWeightGrad)
+    }
+}
+
+impl Precision {
+    /// Returns the name in configurations.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Mixed => "mixed",
+        }
+    }
 }
 
 impl Graph {

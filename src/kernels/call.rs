@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 use std::iter::Sum;
 
-use super::twin;
+use super::{operand_form, twin};
 use potluck_core::rng::Key;
 use potluck_graph::{Accumulation, Op, Precision};
 
@@ -69,6 +69,8 @@ pub trait Float:
     fn as_f64(self) -> f64;
     /// The error function.
     fn erf(self) -> Self;
+    /// Rounds values to f16, to nearest, ties to even.
+    fn round_to_f16(values: &mut [Self]);
 }
 
 impl Float for f32 {
@@ -81,6 +83,9 @@ impl Float for f32 {
     fn erf(self) -> Self {
         libm::erff(self)
     }
+    fn round_to_f16(values: &mut [Self]) {
+        operand_form::round_to_f16(values);
+    }
 }
 
 impl Float for f64 {
@@ -92,6 +97,12 @@ impl Float for f64 {
     }
     fn erf(self) -> Self {
         libm::erf(self)
+    }
+    /// Of values that are rounded to f32 first, as they are on a device.
+    fn round_to_f16(values: &mut [Self]) {
+        for value in values {
+            *value = half::f16::from_f32(*value as f32).to_f64();
+        }
     }
 }
 

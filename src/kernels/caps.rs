@@ -10,6 +10,8 @@ pub struct Caps {
     pub workgroup_bytes: u32,
     /// True if shaders may use subgroup operations.
     pub subgroups: bool,
+    /// True if shaders may use f16.
+    pub f16: bool,
     /// The most bytes that a kernel sees of a buffer.
     pub binding_bytes: u64,
     /// Registers of 32 bits that a kernel may need before the device's compiler spills, by the
@@ -35,9 +37,16 @@ impl Caps {
         class: DeviceClass::Any,
         workgroup_bytes: u32::MAX,
         subgroups: true,
+        f16: true,
         binding_bytes: u64::MAX,
         registers: u32::MAX,
     };
+
+    /// Returns the capabilities with which every variant is a candidate that has the text of one
+    /// on a device.
+    pub(crate) fn every_on(gpu: &Gpu) -> Self {
+        Self { f16: gpu.features.f16, ..Self::EVERY }
+    }
 
     /// Returns the capabilities of an opened device.
     pub fn of(gpu: &Gpu) -> Self {
@@ -45,6 +54,7 @@ impl Caps {
             class: class(gpu.kind),
             workgroup_bytes: gpu.limits.workgroup_bytes,
             subgroups: gpu.features.subgroups.is_some(),
+            f16: gpu.features.f16,
             binding_bytes: gpu.limits.binding_bytes,
             registers: registers(gpu.vendor, &gpu.name),
         }
@@ -56,6 +66,7 @@ impl Caps {
             class: class(adapter.kind),
             workgroup_bytes: adapter.limits().workgroup_bytes,
             subgroups: adapter.features().subgroups.is_some(),
+            f16: adapter.features().f16,
             binding_bytes: adapter.limits().binding_bytes,
             registers: registers(adapter.vendor, &adapter.name),
         }

@@ -4,6 +4,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
+use crate::OperandForm;
 use crate::device::Limits;
 use potluck_core::DType;
 use potluck_graph::plan::WORKSPACE_BYTES_MAX;
@@ -14,6 +15,8 @@ pub struct Shader {
     /// Stem of the file, or the name of generated WGSL (see [`Shader::emitted`]).
     pub file: Cow<'static, str>,
     pub entry: &'static str,
+    /// WGSL extensions that are enabled, such as `f16`.
+    pub(crate) enables: Vec<&'static str>,
     /// WGSL prepended to the file: `const` declarations, an epilogue.
     pub header: String,
     /// Complete WGSL, for kernels that are generated; `None` for a file.
@@ -26,8 +29,8 @@ pub struct Shader {
 impl Shader {
     /// Creates the shader of an entry point of a file, with nothing prepended.
     pub fn new(file: &'static str, entry: &'static str) -> Self {
-        let (header, text) = (String::new(), None);
-        Self { file: file.into(), entry, header, text, is_foreign: false }
+        let (enables, header, text) = (Vec::new(), String::new(), None);
+        Self { file: file.into(), entry, enables, header, text, is_foreign: false }
     }
 
     /// Returns this shader with a `u32` constant prepended, e.g. `("D", 32)`.
@@ -42,6 +45,19 @@ impl Shader {
         self
     }
 
+    /// Returns this shader with the functions prepended that round operands.
+    pub(crate) fn with_operands(self, form: OperandForm) -> Self {
+        self.with_operand_enables(form).with_text(form.snippet())
+    }
+
+    /// Returns this shader with the extensions that the functions need which round operands.
+    pub(crate) fn with_operand_enables(mut self, form: OperandForm) -> Self {
+        if form == OperandForm::F16 {
+            self.enables.push("f16");
+        }
+        self
+    }
+
     /// Creates a shader from generated WGSL; `name` is a display name.
     pub fn emitted(name: &'static str, entry: &'static str, text: String) -> Self {
         Self { text: Some(text), ..Self::new(name, entry) }
@@ -49,8 +65,8 @@ impl Shader {
 
     /// Creates a shader from WGSL of the library's user; `name` is a display name.
     pub fn foreign(name: String, entry: &'static str, text: String) -> Self {
-        let (file, header) = (name.into(), String::new());
-        Self { file, entry, header, text: Some(text), is_foreign: true }
+        let (file, enables, header) = (name.into(), Vec::new(), String::new());
+        Self { file, entry, enables, header, text: Some(text), is_foreign: true }
     }
 }
 

@@ -14,6 +14,8 @@ pub struct OwnedCall {
     pub outputs: Vec<Dims>,
     pub accumulate: Accumulation,
     pub precision: Precision,
+    /// Factor of the random floats.
+    pub magnitude: f32,
     pub random: RandomContext,
 }
 
@@ -25,6 +27,7 @@ impl OwnedCall {
             outputs: call.outputs.clone(),
             accumulate: call.accumulate,
             precision: call.precision,
+            magnitude: 1.0,
             random: call.random,
         }
     }
@@ -51,7 +54,15 @@ impl OwnedCall {
         let outputs = outputs.iter().map(|(shape, _)| shape.resolve(spec.samples.unwrap_or(1)));
         let outputs = outputs.collect();
         let accumulate = op.changes_in_place();
-        Some(Self { op, inputs, outputs, accumulate, precision: Precision::F32, random })
+        Some(Self {
+            op,
+            inputs,
+            outputs,
+            accumulate,
+            precision: Precision::F32,
+            magnitude: 1.0,
+            random,
+        })
     }
 
     pub fn call(&self) -> OpCall<'_> {
@@ -91,7 +102,9 @@ impl OwnedCall {
         let mut all: Vec<HostTensor<f64>> = lengths
             .zip(self.fills())
             .enumerate()
-            .map(|(index, (length, fill))| generate(fill, length, index))
+            .map(|(index, (length, fill))| {
+                generate(fill, length, index).map(|value| f64::from(value as f32 * self.magnitude))
+            })
             .collect();
         self.fill_in_forward(&mut all);
         all
@@ -106,7 +119,8 @@ impl OwnedCall {
         let mut filled = Vec::new();
         let Some(forward) = (self.twin().forward)(&self.op) else { return filled };
         let inputs = forward.inputs.iter().map(|index| self.inputs[*index].clone()).collect();
-        if let Some(owned_call) = OwnedCall::new(forward.op, inputs, self.random) {
+        if let Some(call) = OwnedCall::new(forward.op, inputs, self.random) {
+            let owned_call = Self { precision: self.precision, ..call };
             let given: Vec<HostTensor<f64>> =
                 forward.inputs.iter().map(|at| all[*at].clone()).collect();
             let computed = owned_call.expected(&given);

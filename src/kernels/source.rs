@@ -27,11 +27,13 @@ const FIRST_WORKGROUP: &str = "first_workgroup";
 /// Returns the WGSL of a shader: its prepended header, the snippets that it uses, and its file,
 /// with the first workgroup among the parameters unless the text comes from outside the crate.
 pub fn text(shader: &Shader) -> String {
-    match &shader.text {
-        Some(text) if shader.is_foreign => text.clone(),
+    let body = match &shader.text {
+        Some(text) if shader.is_foreign => return text.clone(),
         Some(text) => with_first_workgroup(text),
         None => with_first_workgroup(&text_of_file(shader)),
-    }
+    };
+    let enables: String = shader.enables.iter().map(|name| format!("enable {name};\n")).collect();
+    enables + &body
 }
 
 fn text_of_file(shader: &Shader) -> String {

@@ -10,6 +10,7 @@ use crate::{
 };
 use potluck_core::HostTensor;
 use potluck_core::faults::{FaultyKernel, KernelFault};
+use potluck_graph::Precision;
 
 /// Release of wgpu, which translates the shaders: another release may translate them differently.
 pub const WGPU: &str = "30.0.1";
@@ -22,10 +23,6 @@ const FAULTY_FACTOR: f32 = 1.01;
 
 /// NMSE of results of which one is off by a seeded error: less than is refused.
 const FAULTY_NMSE: f64 = NMSE_MAX / 2.0;
-
-/// Class of the arithmetic of all kernels: f32 operands and sums. It is a part of a kernel's
-/// identity, so that one of another class never passes by the certificate of this one.
-const ARITHMETIC: &str = "f32";
 
 /// Strict limit of the NMSE of kernels in f32 arithmetic, and those of twins with larger errors by
 /// their nature, with the reason.
@@ -40,12 +37,27 @@ const STRICT_NMSE_OF: [(&str, f64, &str); 2] = [
     ("adamw", 1e-9, "a step is the quotient of two moments, one under a root"),
 ];
 
+/// The same of mixed precision, whose reference multiplies rounded operands too.
+const STRICT_NMSE_OF_MIXED: [(&str, f64, &str); 1] = [(
+    "linear_cross_entropy",
+    1e-7,
+    "the gradient of logits is rounded, and a little error may round it the other way",
+)];
+
+/// Magnitudes of the operands on which kernels of mixed precision are certified besides 1: of
+/// subnormals of f16, and near its largest number.
+const MAGNITUDES: [f32; 2] = [1e-4, 1e4];
+
 /// Strict limit of [`Deviation::element`].
 const STRICT_ELEMENT: f64 = 1e-3;
 
 /// Returns the strict limit of the NMSE of a twin's kernels.
-fn strict_nmse(twin: &str) -> f64 {
-    let own = STRICT_NMSE_OF.iter().find(|(name, ..)| *name == twin);
+fn strict_nmse(twin: &str, precision: Precision) -> f64 {
+    let own: &[_] = match precision {
+        Precision::F32 => &STRICT_NMSE_OF,
+        Precision::Mixed => &STRICT_NMSE_OF_MIXED,
+    };
+    let own = own.iter().find(|(name, ..)| *name == twin);
     own.map_or(STRICT_NMSE, |(_, nmse, _)| *nmse)
 }
 
@@ -78,9 +90,9 @@ impl CertificationResult {
     }
 
     /// Returns the result of a kernel of a twin.
-    fn of(twin: &str, deviation: Deviation) -> Self {
+    fn of(twin: &str, precision: Precision, deviation: Deviation) -> Self {
         let Deviation { nmse, element } = deviation;
-        if nmse <= strict_nmse(twin) && element <= STRICT_ELEMENT {
+        if nmse <= strict_nmse(twin, precision) && element <= STRICT_ELEMENT {
             Self::Pass(deviation)
         } else if nmse <= NMSE_MAX {
             Self::Unusual(deviation)
@@ -104,13 +116,19 @@ impl CertificationResult {
 /// Returns the hash of a kernel: BLAKE3 of the WGSL, the entry points, the access to each binding,
 /// the checks, the class of its arithmetic and the release of wgpu. One shader may serve several
 /// ops by its parameters, so `op`, the first word of the op's name, counts too.
-pub(crate) fn kernel_hash(checks: ShaderChecks, op: &str, dispatches: &[Dispatch]) -> String {
+pub(crate) fn kernel_hash(
+    checks: ShaderChecks,
+    op: &str,
+    precision: Precision,
+    dispatches: &[Dispatch],
+) -> String {
     let mut hasher = blake3::Hasher::new();
     let mut part = |text: &str| {
         hasher.update(&(text.len() as u64).to_le_bytes());
         hasher.update(text.as_bytes());
     };
-    part(&format!("wgpu {WGPU} {checks:?} {ARITHMETIC}"));
+    // One of another class never passes by the certificate of this one.
+    part(&format!("wgpu {WGPU} {checks:?} {}", precision.name()));
     part(op.split_whitespace().next().unwrap_or_default());
     let mut known = Vec::new();
     for Dispatch { shader, operands, .. } in dispatches {
@@ -134,12 +152,13 @@ fn access(operand: &Operand) -> char {
 pub(crate) fn variant_hash(checks: ShaderChecks, call: &OpCall, variant: &Variant) -> String {
     let op = call.op.to_string();
     let op = if variant.is_foreign() { op.replace(char::is_whitespace, "_") } else { op };
-    kernel_hash(checks, &op, &variant.dispatches)
+    kernel_hash(checks, &op, call.precision, &variant.dispatches)
 }
 
 /// Returns the variant of a probe that runs the kernel of `variant`, which has this hash.
 fn same_kernel(
     checks: ShaderChecks,
+    caps: &Caps,
     probe: &OwnedCall,
     variant: &Variant,
     hash: &str,
@@ -147,7 +166,7 @@ fn same_kernel(
     let small = probe.call();
     let is_same =
         |one: &Variant| one.name == variant.name && variant_hash(checks, &small, one) == hash;
-    (twin(small.op)?.variants)(&small, &Caps::EVERY).into_iter().find(is_same)
+    (twin(small.op)?.variants)(&small, caps).into_iter().find(is_same)
 }
 
 /// Certifier of the kernels of one device.
@@ -177,11 +196,19 @@ impl Certifier<'_> {
             return Ok(CertificationResult::Fail { why });
         }
         let hash = variant_hash(self.gpu.checks, call, variant);
+        let caps = Caps::every_on(self.gpu);
         let mut result = CertificationResult::UNTRIED;
         let mut tried = 0;
         let mut is_folded = false;
         for probe in probes(call) {
-            let Some(same) = same_kernel(self.gpu.checks, &probe, variant, &hash) else { continue };
+            let found = same_kernel(self.gpu.checks, &caps, &probe, variant, &hash);
+            let Some(same) = found else { continue };
+            if tried == 0 && call.precision == Precision::Mixed && call.op.is_bilinear() {
+                for magnitude in MAGNITUDES {
+                    let probe = OwnedCall { magnitude, ..probe.clone() };
+                    result = result.worst(self.check(&probe, &same)?);
+                }
+            }
             if tried < PROBES {
                 result = result.worst(self.check(&probe, &same)?);
                 tried += 1;
@@ -224,7 +251,7 @@ impl Certifier<'_> {
             let mut got: Vec<f64> = got.iter().map(|value| f64::from(*value)).collect();
             corrupt(&mut got, expected, fault);
             let deviation = Deviation::of(got.iter().copied(), expected);
-            result = result.worst(match CertificationResult::of(name, deviation) {
+            result = result.worst(match CertificationResult::of(name, call.precision, deviation) {
                 CertificationResult::Fail { why } => CertificationResult::Fail {
                     why: why + &largest_error(&call, index, &got, expected),
                 },
@@ -260,7 +287,8 @@ impl Certifier<'_> {
             Ok(outputs) => {
                 let is_scaled = self.fault(probe.name) == Some(KernelFault::Scaled);
                 let factor = if is_scaled { FAULTY_FACTOR } else { 1.0 };
-                Ok(CertificationResult::of(probe.name, (probe.error)(&outputs, factor)))
+                let deviation = (probe.error)(&outputs, factor);
+                Ok(CertificationResult::of(probe.name, Precision::F32, deviation))
             }
             Err(error) => result_of(error),
         }
@@ -387,7 +415,8 @@ mod tests {
             for variant in (twin.variants)(&call, &Caps::EVERY) {
                 let hash = variant_hash(ShaderChecks::Disabled, &call, &variant);
                 let runs = |small: &OwnedCall| {
-                    same_kernel(ShaderChecks::Disabled, small, &variant, &hash).is_some()
+                    same_kernel(ShaderChecks::Disabled, &Caps::EVERY, small, &variant, &hash)
+                        .is_some()
                 };
                 if !probes(&call).iter().any(runs) {
                     without.push(format!("{} of {} {:?}", variant.name, call.op, call.inputs));
@@ -441,7 +470,14 @@ mod tests {
                     for variant in variants {
                         let hash = variant_hash(ShaderChecks::Disabled, &call, &variant);
                         let runs = |small: &OwnedCall| {
-                            same_kernel(ShaderChecks::Disabled, small, &variant, &hash).is_some()
+                            same_kernel(
+                                ShaderChecks::Disabled,
+                                &Caps::EVERY,
+                                small,
+                                &variant,
+                                &hash,
+                            )
+                            .is_some()
                         };
                         if !small.iter().any(runs) {
                             without.insert(format!("{} of {call_key}", variant.name));
@@ -468,7 +504,8 @@ mod tests {
                 for variant in (twin(call.op).unwrap().variants)(&call, &caps) {
                     let hash = variant_hash(gpu.checks, &call, &variant);
                     let folds = |small: OwnedCall| {
-                        let same = same_kernel(gpu.checks, &small, &variant, &hash)?;
+                        let same =
+                            same_kernel(gpu.checks, &Caps::every_on(gpu), &small, &variant, &hash)?;
                         Some((dispatch::folded(&same.dispatches)?, small, same.dispatches))
                     };
                     let Some((folded, small, whole)) = probes(&call).into_iter().find_map(folds)
@@ -524,7 +561,7 @@ mod tests {
             for variant in (twin.variants)(&call, &Caps::EVERY) {
                 let hash = variant_hash(ShaderChecks::Disabled, &call, &variant);
                 let folds = |small: &OwnedCall| {
-                    same_kernel(ShaderChecks::Disabled, small, &variant, &hash)
+                    same_kernel(ShaderChecks::Disabled, &Caps::EVERY, small, &variant, &hash)
                         .is_some_and(|same| dispatch::folded(&same.dispatches).is_some())
                 };
                 if !probes(&call).iter().any(folds) {

@@ -45,7 +45,8 @@ pub fn probes(call: &OpCall) -> Vec<OwnedCall> {
     let Some(twin) = twin(call.op) else { return Vec::new() };
     let mut probes = Vec::new();
     for (op, inputs) in (twin.probes)(call.op, &call.inputs) {
-        let Some(owned_call) = OwnedCall::new(op, inputs, call.random) else { continue };
+        let Some(probe) = OwnedCall::new(op, inputs, call.random) else { continue };
+        let owned_call = OwnedCall { precision: call.precision, ..probe };
         let accumulate = owned_call.op.accumulates();
         let adding = accumulate.any().then(|| OwnedCall { accumulate, ..owned_call.clone() });
         probes.push(owned_call);

@@ -24,7 +24,7 @@ use potluck_core::Setting;
 use potluck_core::faults::FaultyKernel;
 use potluck_core::format::counted;
 use potluck_graph::plan::WORKSPACE_BYTES_MAX;
-use potluck_graph::{Plan, Update, UpdateRange, VariantChoices};
+use potluck_graph::{Plan, Precision, Update, UpdateRange, VariantChoices};
 
 /// Options of autotuning.
 #[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
@@ -802,7 +802,8 @@ impl KernelSelector {
         let (name, dispatch) = (twin.name, (twin.dispatch)(update, range));
         let entry = dispatch.shader.entry;
         if !self.certified_buckets.contains(&(name, entry)) {
-            let hash = kernel_hash(gpu.checks, name, std::slice::from_ref(&dispatch));
+            let hash =
+                kernel_hash(gpu.checks, name, Precision::F32, std::slice::from_ref(&dispatch));
             self.require_certified(gpu, name, hash, |certifier| {
                 certifier.bucket(&BucketProbe::of_update(update, range))
             })?;
@@ -827,7 +828,7 @@ impl KernelSelector {
         let dispatches = norm::dispatch(count, &caps, places, slot);
         let entry = dispatches[0].shader.entry;
         if !self.certified_buckets.contains(&("norm", entry)) {
-            let hash = kernel_hash(gpu.checks, "norm", &dispatches);
+            let hash = kernel_hash(gpu.checks, "norm", Precision::F32, &dispatches);
             self.require_certified(gpu, "norm", hash, |certifier| {
                 certifier.bucket(&norm::probe(count, &caps))
             })?;
@@ -850,7 +851,7 @@ impl KernelSelector {
         let dispatches = hash::dispatch(0..count, parts);
         let entry = dispatches[0].shader.entry;
         if !self.certified_buckets.contains(&("hash", entry)) {
-            let key = kernel_hash(gpu.checks, "hash", &dispatches);
+            let key = kernel_hash(gpu.checks, "hash", Precision::F32, &dispatches);
             self.require_certified(gpu, "hash", key, |certifier| {
                 certifier.bucket(&hash::probe(count))
             })?;
@@ -891,18 +892,23 @@ impl KernelSelector {
         for (rule, range) in catalog::updates() {
             let twin = update_twin(&rule);
             let (name, dispatch) = (twin.name, (twin.dispatch)(&rule, &range));
-            let hash = kernel_hash(gpu.checks, name, &[dispatch]);
+            let hash = kernel_hash(gpu.checks, name, Precision::F32, &[dispatch]);
             self.certified(gpu, name.into(), hash, |certifier| {
                 certifier.bucket(&BucketProbe::of_update(&rule, &range))
             })?;
         }
         for count in catalog::COUNTS {
             let (caps, places) = (Caps::of(gpu), NormSlots::new([count]));
-            let key = kernel_hash(gpu.checks, "norm", &norm::dispatch(count, &caps, places, 0));
+            let key = kernel_hash(
+                gpu.checks,
+                "norm",
+                Precision::F32,
+                &norm::dispatch(count, &caps, places, 0),
+            );
             self.certified(gpu, "norm".into(), key, |certifier| {
                 certifier.bucket(&norm::probe(count, &caps))
             })?;
-            let key = kernel_hash(gpu.checks, "hash", &hash::dispatch(0..count, 1));
+            let key = kernel_hash(gpu.checks, "hash", Precision::F32, &hash::dispatch(0..count, 1));
             self.certified(gpu, "hash".into(), key, |certifier| {
                 certifier.bucket(&hash::probe(count))
             })?;

@@ -169,7 +169,8 @@ words! {
     }
     OptimKind { OptimKind::AdamW => "adamw", OptimKind::Sgd => "sgd", }
     MomentFormat { MomentFormat::F32 => "f32", MomentFormat::Bf16 => "bf16", }
-    Precision { Precision::F32 => "f32", Precision::Mixed => "mixed", }
+    Precision { Precision::F32 => Precision::F32.name(),
+        Precision::Mixed => Precision::Mixed.name(), }
     Decay { Decay::Constant => "constant", Decay::Cosine => "cosine", Decay::Linear => "linear",
         Decay::Wsd => "wsd", }
     Balance { Balance::Measured => "measured", Balance::Fixed => "fixed", }

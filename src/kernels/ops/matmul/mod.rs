@@ -18,7 +18,7 @@ use crate::dispatch::grid;
 use crate::ops::epilogue::{self, Epilogue};
 use crate::ops::host_product::{HostProduct, Matrix};
 use crate::twin::{IndependentAxis, no_forward, normal_inputs};
-use crate::{Caps, Cost, Dispatch, Float, OpCall, Shader, Twin, Variant};
+use crate::{Caps, Cost, Dispatch, Float, OpCall, Shader, Twin, Variant, operand_bytes, operands};
 use potluck_core::{DType, HostTensorView};
 use potluck_graph::Op;
 pub(crate) use probes::probes_with_columns;
@@ -84,7 +84,7 @@ pub fn reference<T: Float>(
 ) {
     let sizes = Sizes::of(call);
     let Sizes { m, n, k, .. } = sizes;
-    let (a, b) = (inputs[0].floats(), inputs[1].floats());
+    let [a, b] = [0, 1].map(|input| operands(call, inputs[input].floats()));
     let ((a_row, a_step), (b_step, b_column)) = (sizes.a_strides(), sizes.b_strides());
     for (index, c) in outputs[0].iter_mut().enumerate() {
         let (z, i, j) = (index / (m * n), index / n % m, index % n);
@@ -106,10 +106,12 @@ pub fn reference<T: Float>(
 pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
     let sizes = Sizes::of(call);
     let Sizes { batch, m, n, k, .. } = sizes;
-    let (a, b, c) = (inputs[0].floats(), inputs[1].floats(), &mut *outputs[0]);
+    let c = &mut *outputs[0];
     if c.is_empty() {
         return;
     }
+    let [a, b] = [0, 1].map(|input| operands(call, inputs[input].floats()));
+    let (a, b) = (&*a, &*b);
     if thin::suits(&sizes) {
         return thin::product(&sizes, call.accumulates(), a, b, c);
     }
@@ -132,8 +134,8 @@ const PACKED_TERMS: usize = 512;
 /// large as that of most processors.
 const PACKED_BYTES_MAX: usize = 32 << 20;
 
-/// Returns the bytes in which [`fast`] packs the first operand of a product, the larger one of the
-/// two that `gemm` packs; 0 for another op.
+/// Returns the bytes of the rounded operands of [`fast`], and those in which it packs the first one
+/// of a product, the larger one of the two that `gemm` packs; 0 for another op.
 pub(crate) fn host_bytes(call: &OpCall) -> usize {
     let Op::MatMul { .. } = call.op else { return 0 };
     product_bytes(call)
@@ -143,7 +145,8 @@ pub(crate) fn host_bytes(call: &OpCall) -> usize {
 pub(super) fn product_bytes(call: &OpCall) -> usize {
     let Sizes { m, k, .. } = Sizes::of(call);
     let row = k.min(PACKED_TERMS) * DType::F32.bytes();
-    row.saturating_mul(m).min(PACKED_BYTES_MAX)
+    let packed = row.saturating_mul(m).min(PACKED_BYTES_MAX);
+    packed + operand_bytes(call, call.input_len(0) + call.input_len(1))
 }
 
 fn product(
@@ -179,7 +182,7 @@ fn product(
 /// | (768, 65)^T (768, 128)       | 1.8 / 1.3 | 8.7 / 3.9 | 13.3 / 4.4 | 13.7 / 4.0 | 14.1 / 2.8 |
 /// | (512, 512) (512, 512)        | 1.9 / 1.3 | 9.3 / 3.7 | 15.9 / 5.3 | 17.3 / 7.0 | 25.0 / 5.5 |
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
-    let sizes = Sizes::of(call);
+    let sizes = Sizes::on_device(call, caps);
     if caps.suits_hardware() {
         return on_hardware(call, sizes, caps);
     }
@@ -222,8 +225,8 @@ fn on_hardware(call: &OpCall, sizes: Sizes, caps: &Caps) -> Vec<Dispatch> {
 
 /// Returns the GPU kernel variants of the call.
 pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
-    let sizes = Sizes::of(call);
-    let naive = Variant::new("matmul_naive", vec![naive(call, sizes)]);
+    let sizes = Sizes::on_device(call, caps);
+    let naive = Variant::new("matmul_naive", vec![naive(call, Sizes::of(call))]);
     let vectors = vector::kernels(&sizes, caps)
         .into_iter()
         .map(|kernel| Variant::new(kernel.name, vec![vector::dispatch(call, &sizes, kernel)]));
@@ -260,7 +263,7 @@ fn naive(call: &OpCall, sizes: Sizes) -> Dispatch {
     let params = [count, m, n, k, a_row, a_step, b_step, b_column, accumulate];
     let Epilogue { text: store, operands } = epilogue::of(call, OPERANDS.len());
     Dispatch {
-        shader: Shader::new("matmul", "naive").with_text(&store),
+        shader: Shader::new("matmul", "naive").with_operands(sizes.operands).with_text(&store),
         operands: [&OPERANDS[..], &operands].concat(),
         params: params.map(|word| word as u32).to_vec(),
         groups: grid(count, 64),
@@ -283,11 +286,12 @@ fn tiled_in_parts(
     let Sizes { batch, m, n, k, transpose_a, transpose_b, .. } = sizes;
     let tiles = parts * batch * down * across;
     let Epilogue { text: store, operands } = epilogue::of(call, OPERANDS.len());
-    let text = tile::text(tile, transpose_a, transpose_b, &store);
+    let text =
+        tile::text(tile, transpose_a, transpose_b, &(sizes.operands.snippet().to_owned() + &store));
     let accumulate = usize::from(call.accumulates());
     let params = [tiles, down * across, across, m, n, k, accumulate, batch, terms];
     Dispatch {
-        shader: Shader::emitted(tile.name, "tile", text),
+        shader: Shader::emitted(tile.name, "tile", text).with_operand_enables(sizes.operands),
         operands: [&OPERANDS[..], &operands].concat(),
         params: params.map(|word| word as u32).to_vec(),
         groups: grid(tiles, WORKGROUP),
@@ -326,7 +330,7 @@ mod tests {
     use crate::dispatch::workspace_bytes;
     use crate::harness::{InputFill, generate};
     use crate::testing::{check, compare, for_each_gpu, on_gpu, reference as expected};
-    use crate::{DeviceClass, OwnedCall, RandomContext};
+    use crate::{DeviceClass, OperandForm, OwnedCall, RandomContext};
     use potluck_core::rng::Key;
     use potluck_core::{DType, HostTensor, Shape};
     use potluck_graph::{Accumulation, Precision, shapes};
@@ -484,7 +488,16 @@ mod tests {
     fn sums_are_split_where_tiles_are_few() {
         let split = |m: usize, k: usize, n: usize| {
             let (transpose_a, transpose_b) = (true, false);
-            let sizes = Sizes { batch: 1, m, n, k, transpose_a, transpose_b, row_sums: false };
+            let sizes = Sizes {
+                batch: 1,
+                m,
+                n,
+                k,
+                transpose_a,
+                transpose_b,
+                row_sums: false,
+                operands: OperandForm::F32,
+            };
             let op = op((true, false));
             let call = call(&op, &operands(0, m, k, n, (true, false)), false);
             let each = |split: SplitK| {

@@ -186,7 +186,8 @@ fn shader(tile: WorkgroupTile, sizes: &Sizes, output: &Output, is_split: bool) -
         ("SPLIT_K", u32::from(is_split)),
         ("ROW_SUMS", u32::from(sizes.row_sums)),
     ];
-    let shader = tile.constants(Shader::new("matmul_shared", "shared_tile"));
+    let shader = Shader::new("matmul_shared", "shared_tile").with_operands(sizes.operands);
+    let shader = tile.constants(shader);
     let shader =
         constants.iter().fold(shader, |shader, (name, value)| shader.with_const(name, *value));
     let operands = [operand("a", 0, a.vectors), operand("b", 1, b.vectors)].concat();

@@ -1,6 +1,6 @@
 //! Sizes of a matrix product, derived from its call.
 
-use crate::{OpCall, Operand};
+use crate::{Caps, OpCall, Operand, OperandForm};
 use potluck_graph::Op;
 
 /// Operands (a, b and c) of every product kernel except that of [`vector`](super::vector).
@@ -19,6 +19,8 @@ pub struct Sizes {
     /// True if kernels of tiles compute the sums of `a` over the terms too, as the second output:
     /// the gradient of a bias, where both outputs are stored as vectors.
     pub row_sums: bool,
+    /// Form in which kernels multiply the operands.
+    pub(crate) operands: OperandForm,
 }
 
 impl Sizes {
@@ -40,7 +42,13 @@ impl Sizes {
             transpose_a,
             transpose_b,
             row_sums: has_sums && m.is_multiple_of(4) && n.is_multiple_of(4),
+            operands: OperandForm::of(call),
         }
+    }
+
+    /// Returns the sizes with the form of operands that is the fastest on a device.
+    pub(crate) fn on_device(call: &OpCall, caps: &Caps) -> Self {
+        Self { operands: OperandForm::on_device(call, caps), ..Self::of(call) }
     }
 
     /// Returns the number of values that tiles write for each part of the sum.

@@ -158,9 +158,19 @@ fn total(lanes: [f32; LANES], last: &[f32], of_row: &[f32]) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::OperandForm;
 
     fn sizes_of([m, n, k]: [usize; 3]) -> Sizes {
-        Sizes { batch: 1, m, n, k, transpose_a: false, transpose_b: true, row_sums: false }
+        Sizes {
+            batch: 1,
+            m,
+            n,
+            k,
+            transpose_a: false,
+            transpose_b: true,
+            row_sums: false,
+            operands: OperandForm::F32,
+        }
     }
 
     #[test]

@@ -118,12 +118,12 @@ pub fn sums(tile: RegisterTile) -> String {
     lines(tile.m, |i, line| (0..tile.n).try_for_each(|j| write!(line, "    var s{i}_{j} = 0.0;")))
 }
 
-/// Returns the loads of an operand, e.g. `let a1 = a[a_at + 1u * stride];`, for each of `count`
+/// Returns the loads of an operand, e.g. `let a1 = operand(a[a_at + 1u * stride]);`, for each of `count`
 /// rows or columns.
 fn loads(operand: &str, count: usize, stride: &str) -> String {
     lines(count, |i, line| {
         let offset = if stride == "1u" { format!("{i}u") } else { format!("{i}u * {stride}") };
-        write!(line, "        let {operand}{i} = {operand}[{operand}_at + {offset}];")
+        write!(line, "        let {operand}{i} = operand({operand}[{operand}_at + {offset}]);")
     })
 }
 

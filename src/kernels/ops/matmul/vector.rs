@@ -109,7 +109,8 @@ impl Roles {
     }
 
     /// Returns the shader; `store` is the epilogue of the call.
-    fn shader(&self, Lanes { quads, slices }: Lanes, k: usize, store: &str) -> Shader {
+    fn shader(&self, Lanes { quads, slices }: Lanes, sizes: &Sizes, store: &str) -> Shader {
+        let k = sizes.k;
         let few_vectors = self.few[1] == 1 && k.is_multiple_of(4);
         let line = if self.terms_are_neighbours { k } else { self.columns };
         let constants = [
@@ -118,7 +119,7 @@ impl Roles {
             ("SLICES", slices as u32),
             ("TERMS_ARE_NEIGHBOURS", u32::from(self.terms_are_neighbours)),
         ];
-        let shader = Shader::new("matmul_vector", "vector");
+        let shader = Shader::new("matmul_vector", "vector").with_operands(sizes.operands);
         let shader =
             constants.iter().fold(shader, |shader, (name, value)| shader.with_const(name, *value));
         let many = operand("many", 1, line.is_multiple_of(4));
@@ -152,7 +153,7 @@ pub fn dispatch(call: &OpCall, sizes: &Sizes, kernel: VectorKernel) -> Dispatch 
     let Epilogue { text, operands } = epilogue::of_steps(call, &epilogue::steps(call), own.len());
     let store = epilogue::output_binding(own.len() - 1, "f32") + &text;
     Dispatch {
-        shader: roles.shader(lanes, sizes.k, &store),
+        shader: roles.shader(lanes, sizes, &store),
         operands: [&own[..], &operands].concat(),
         params: params.into_iter().map(|word| word as u32).collect(),
         groups: dispatch::grid(workgroups, 1),
