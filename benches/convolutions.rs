@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use potluck_core::rng::Key;
 use potluck_core::{DType, HostTensorView};
-use potluck_graph::{Conv2dOptions, Op};
+use potluck_graph::{Conv2dOptions, Op, Precision};
 use potluck_kernels::device::{DeviceError, Gpu, ShaderChecks, list_adapters};
 use potluck_kernels::{
     BoundDispatch, Caps, OpCall, OwnedCall, Pipelines, RandomContext, Variant, harness, twin,
@@ -75,7 +75,7 @@ fn main() -> Result<(), DeviceError> {
         adapters = (0..found.len()).filter(is_shown).collect();
     }
     for adapter in adapters.into_iter().filter_map(|index| found.get(index)) {
-        let gpu = Gpu::open(adapter, ShaderChecks::Disabled)?;
+        let gpu = Gpu::open(adapter, ShaderChecks::Disabled, Precision::F32)?;
         println!("\n{} ({})", gpu.name, gpu.api);
         let mut pipelines = Pipelines::default();
         for (name, owned_call) in &all {

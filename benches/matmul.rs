@@ -71,13 +71,14 @@ struct Options {
     variants: Vec<String>,
     rounds: usize,
     checks: ShaderChecks,
+    precision: Precision,
 }
 
 impl Options {
     fn parse(args: impl Iterator<Item = String>) -> Result<Self, Box<dyn Error>> {
         let (adapters, sets, variants) = (Vec::new(), vec!["gpt".into(), "square".into()], vec![]);
-        let mut options =
-            Self { adapters, sets, variants, rounds: 5, checks: ShaderChecks::Disabled };
+        let (checks, precision) = (ShaderChecks::Disabled, Precision::F32);
+        let mut options = Self { adapters, sets, variants, rounds: 5, checks, precision };
         // Cargo passes --bench to every benchmark.
         let mut args = args.filter(|arg| arg != "--bench");
         while let Some(arg) = args.next() {
@@ -88,6 +89,7 @@ impl Options {
                 "--variants" => options.variants = split(value()?),
                 "--rounds" => options.rounds = value()?.parse::<usize>()?.max(1),
                 "--checked" => options.checks = ShaderChecks::Enabled,
+                "--mixed" => options.precision = Precision::Mixed,
                 _ => options.adapters.push(arg.to_lowercase()),
             }
         }
@@ -116,7 +118,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         products.extend(found.ok_or(format!("no set of shapes is called {set}"))?.1);
     }
     for adapter in list_adapters().iter().filter(|adapter| options.wants(adapter)) {
-        let gpu = Gpu::open(adapter, options.checks)?;
+        let gpu = Gpu::open(adapter, options.checks, options.precision)?;
         println!("{} ({}), GFLOP/s", gpu.name, gpu.api);
         let mut pipelines = Pipelines::default();
         for product in &products {
@@ -155,7 +157,7 @@ fn rates(
         inputs: vec![pair(m, k, transpose_a).to_vec(), pair(k, n, transpose_b).to_vec()],
         outputs: vec![vec![m, n]],
         accumulate: Accumulation::NONE,
-        precision: Precision::F32,
+        precision: options.precision,
         random: RandomContext { step_key: Key::new(0), training: true },
     };
     let inputs = [filled(gpu, m * k)?, filled(gpu, k * n)?];

@@ -16,7 +16,7 @@ use potluck_core::format::size_text;
 use potluck_core::{HostTensor, TensorId};
 use potluck_graph::model::{GptConfig, gpt};
 use potluck_graph::optim::Optimizer;
-use potluck_graph::{Graph, ModelGraph, Plan, Unary};
+use potluck_graph::{Graph, ModelGraph, Plan, Precision, Unary};
 use potluck_kernels::autotune::{KernelCache, KernelSelector};
 use potluck_kernels::device::{Gpu, Selection, ShaderChecks, list_adapters, select_all};
 use potluck_kernels::exec::{Cpu, Executor, GpuExecutor};
@@ -124,7 +124,7 @@ fn peak(selection: &Selection, rows: usize) -> Result<Option<usize>, Box<dyn Err
         device.time_micro_batch(&inputs, rows as u32, 1)?;
         return Ok(Some(allocator::peak() - before));
     };
-    let gpu = Gpu::open(adapter, ShaderChecks::Disabled)?;
+    let gpu = Gpu::open(adapter, ShaderChecks::Disabled, Precision::F32)?;
     let kernels = KernelSelector::new(KernelCache::in_memory());
     let mut device = GpuExecutor::new(gpu, plan, moments, kernels)?;
     device.initialize(1)?;

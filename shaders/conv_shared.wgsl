@@ -1,6 +1,5 @@
 // 2D convolution of pictures that are channels last, or its gradient by the input, as a product
 // through workgroup memory.
-// uses lib/product_tile
 //
 //   c[place, o] = sum_tap,q a[place + tap, q] b[tap, q, o], for the channels of each group
 //
@@ -189,14 +188,8 @@ fn store_four(group: u32, i: u32, j: u32, own: vec2u, totals: vec4f) {
     store_some(at, 0u, min(4u, left(p.group_o, j)), totals);
 }
 
-@compute @workgroup_size(SIZE)
-fn conv_tile(
-    @builtin(workgroup_id) group_id: vec3u,
-    @builtin(num_workgroups) groups: vec3u,
-    @builtin(local_invocation_index) local: u32,
-) {
-    let index = workgroup_of(group_id, groups);
-    if (index >= p.tiles) { return; }
+// Computes a tile; `unit` is the number of the subgroup, where that is known.
+fn tile_of(index: u32, local: u32, unit: u32) {
     let product = index / p.tiles_each;
     let group = product % p.groups;
     let remainder = vec2u(product / p.groups / p.divisor_x, product / p.groups % p.divisor_x);
@@ -214,5 +207,16 @@ fn conv_tile(
     );
     let b_at = group * flat_terms * (p.columns / 4u) + (own.y + b_copied.x) / 4u;
     var loader = Loader(readers, walk, end, a_copied.y, b_copied.y, b_at);
-    store_all(group, own, remainder, multiply(&loader, 0u, end, local), local);
+    compute(&loader, 0u, end, group, own, remainder, local, unit);
+}
+
+@compute @workgroup_size(SIZE)
+fn conv_tile(
+    @builtin(workgroup_id) group: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let index = workgroup_of(group, groups);
+    if (index >= p.tiles) { return; }
+    tile_of(index, local, 0u);
 }

@@ -1,5 +1,4 @@
 // The gradient of a 2D convolution by its weight as products through workgroup memory, in parts.
-// uses lib/product_tile
 //
 //   parts[part, o, tap, q] = sum_place a[place, o] b[place + tap, q], over the places of the part
 //
@@ -124,14 +123,8 @@ fn store_four(group: u32, i: u32, j: u32, own: vec2u, totals: vec4f) {
     parts[(((own.x * p.groups + group) * p.group_o + i) * p.terms + j) / 4u] = totals;
 }
 
-@compute @workgroup_size(SIZE)
-fn weight_tile(
-    @builtin(workgroup_id) group_id: vec3u,
-    @builtin(num_workgroups) groups: vec3u,
-    @builtin(local_invocation_index) local: u32,
-) {
-    let index = workgroup_of(group_id, groups);
-    if (index >= p.tiles) { return; }
+// Computes a tile; `unit` is the number of the subgroup, where that is known.
+fn tile_of(index: u32, local: u32, unit: u32) {
     let product = index / p.tiles_each;
     let group = product % p.groups;
     let part = product / p.groups;
@@ -151,5 +144,16 @@ fn weight_tile(
         end, group * p.group_o + i, left(p.group_o, i), a_copied.y,
         place_of(begin + b_copied.y), tap, group * p.group_c + own_channel, b_count, b_copied.y,
     );
-    store_all(group, own, vec2u(part, 0u), multiply(&loader, begin, end, local), local);
+    compute(&loader, begin, end, group, own, vec2u(part, 0u), local, unit);
+}
+
+@compute @workgroup_size(SIZE)
+fn weight_tile(
+    @builtin(workgroup_id) group: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let index = workgroup_of(group, groups);
+    if (index >= p.tiles) { return; }
+    tile_of(index, local, 0u);
 }

@@ -1,5 +1,4 @@
 // The product of two matrices, or of each pair in two batches of them, through workgroup memory.
-// uses lib/product_tile
 //
 //   c[z, i, j] = sum_q a[z, i, q] b[z, q, j]  (+ c, if accumulating)
 //
@@ -17,7 +16,8 @@
 // ROW_SUMS = 1: the first tile of each row of tiles sums the transposed a over its terms too, (m),
 // or (parts, m) behind c; m and n are multiples of 4.
 //
-// Prepended (src/kernels/ops/matmul/shared.rs): the constants in capitals, the operands `a` and
+// Prepended (src/kernels/ops/matmul/shared.rs): lib/product_tile or lib/product_coop and
+// lib/tile_blocks, the constants in capitals, the operands `a` and
 // `b` with `a_four` and `b_four`, which read elements `at` .. `at` + 3 of one, `a_some` and
 // `b_some`, which return zeros for those from the `count`th on, and `store_some`
 // (with src/kernels/ops/epilogue.rs), which stores the elements `begin` .. `end` - 1 of four, and
@@ -112,14 +112,8 @@ fn store_four(z: u32, i: u32, j: u32, own: vec2u, totals: vec4f) {
     store_some((z * p.m + i) * p.n + j, left(own.y, j), end, totals);
 }
 
-@compute @workgroup_size(SIZE)
-fn shared_tile(
-    @builtin(workgroup_id) group: vec3u,
-    @builtin(num_workgroups) groups: vec3u,
-    @builtin(local_invocation_index) local: u32,
-) {
-    let index = workgroup_of(group, groups);
-    if (index >= p.tiles) { return; }
+// Computes a tile; `unit` is the number of the subgroup, where that is known.
+fn tile_of(index: u32, local: u32, unit: u32) {
     let matrix = index / p.tiles_each;
     let z = select(matrix, matrix % p.batch, SPLIT_K == 1u);
     let begin = select(0u, matrix / p.batch * p.part, SPLIT_K == 1u);
@@ -137,14 +131,25 @@ fn shared_tile(
     let a_at = z * p.m * p.k + select(i * p.k + a_term, a_term * p.m + i, TRANSPOSE_A == 1u);
     let b_at = z * p.k * p.n + select(b_term * p.n + j, j * p.k + b_term, TRANSPOSE_B == 1u);
     var loader = Loader(a_at, b_at, i, j, a_copied.y, b_copied.y);
-    let sums = multiply(&loader, begin, end, local);
-    store_all(matrix, vec2u(row, column), own, sums, local);
+    let corner = vec2u(row, column);
+    let of_a = compute(&loader, begin, end, matrix, corner, own, local, unit);
     if (ROW_SUMS == 1u && own.y == 0u) {
-        let totals = sums_of_a(sums.of_a, local);
+        let totals = sums_of_a(of_a, local);
         let first = row + 4u * local;
         if (local >= A_QUADS || first < own.x || first >= p.m) { return; }
         let parts = p.tiles / p.tiles_each;
         let begin_of_sums = select(0u, parts * p.m * p.n + matrix * p.m, SPLIT_K == 1u);
         put_row_sums(begin_of_sums + first, totals);
     }
+}
+
+@compute @workgroup_size(SIZE)
+fn shared_tile(
+    @builtin(workgroup_id) group: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let index = workgroup_of(group, groups);
+    if (index >= p.tiles) { return; }
+    tile_of(index, local, 0u);
 }

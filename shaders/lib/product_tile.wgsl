@@ -9,8 +9,9 @@
 // memory, which gains where reads of one vector by several invocations are one access. ROW_SUMS =
 // 1: a is summed over its terms on its way to workgroup memory, see `sums_of_a`.
 //
-// A file that uses it has Params with `tiles`, `tiles_down` and `tiles_across`, the constants
-// A_BY_TERMS and B_BY_TERMS, true if the terms of a row or column are neighbours in memory, and
+// A file that it is prepended to has Params with `tiles`, `tiles_down` and `tiles_across`, the
+// constants A_BY_TERMS and B_BY_TERMS, true if the terms of a row or column are neighbours in
+// memory, and
 //   struct Loader                               where an invocation's blocks of the next stage are
 //   load_a(loader: ptr<function, Loader>, q: u32) -> mat4x4f    four rows for each of four terms
 //   load_b(loader: ptr<function, Loader>, q: u32) -> mat4x4f    four columns for each of them
@@ -23,35 +24,12 @@ const ACROSS = BN / COLUMNS;            // invocations in a row of the tile
 const SLICE = BM / ROWS * ACROSS;       // invocations that each compute other outputs
 const SIZE = SLICE * SPLIT;
 const TERMS = BK / SPLIT;               // staged terms that an invocation adds
-const A_QUADS = BM / 4u;
-const B_QUADS = BN / 4u;
-const K_QUADS = BK / 4u;
-const A_BLOCKS = A_QUADS * K_QUADS;
-const B_BLOCKS = B_QUADS * K_QUADS;
 const ONE_BLOCK = A_BLOCKS + B_BLOCKS <= SIZE;  // an invocation copies a block of one operand only
-const_assert A_BLOCKS <= SIZE && B_BLOCKS <= SIZE;
 const_assert ACROSS % 8u == 0u && A_QUADS % 8u == 0u && (ROWS == 4u || A_QUADS % 16u == 0u);
 const_assert TERMS == 16u && BK % SPLIT == 0u;
 const_assert SPLIT == 1u || (ROWS == 4u && COLUMNS == 4u && BK >= BN);
 const_assert ROW_SUMS == 0u || !A_BY_TERMS;
 const_assert IN_BLOCKS == 0u || (SPLIT == 1u && SLICE / ACROSS % 4u == 0u);
-
-// Rows of tiles that are walked together, down first: workgroups that run at a time then share
-// rows of a and columns of b in the cache.
-const STRIP = 8u;
-
-// Row and column of a tile among those of its product.
-fn place(tile: u32) -> vec2u {
-    let first = tile / (STRIP * p.tiles_across) * STRIP;
-    let height = min(STRIP, p.tiles_down - first);
-    let within = tile - first * p.tiles_across;
-    return vec2u(first + within % height, within / height);
-}
-
-// Number of elements from `at` on, of `size`.
-fn left(size: u32, at: u32) -> u32 {
-    return size - min(size, at);
-}
 
 // Four rows of a, four columns of b per element; see `swizzle` for their places.
 var<workgroup> a_tile: array<vec4f, BK * A_QUADS>;
@@ -62,22 +40,6 @@ var<workgroup> b_tile: array<vec4f, BK * B_QUADS>;
 // the same quad, go to different banks.
 fn swizzle(q: u32) -> u32 {
     return (q / 4u * max(8u / K_QUADS, 1u)) % 8u;
-}
-
-// Block of four rows or columns and four terms that invocation `t` copies: its place across the
-// terms, and its first term. Neighbouring invocations read neighbouring addresses.
-fn block(t: u32, quads: u32, by_terms: bool) -> vec2u {
-    return 4u * select(vec2u(t % quads, t / quads), vec2u(t / K_QUADS, t % K_QUADS), by_terms);
-}
-
-// Blocks that an invocation copies: the first invocations those of a, the last ones those of b.
-
-fn a_block(local: u32) -> vec2u {
-    return block(local, A_QUADS, A_BY_TERMS);
-}
-
-fn b_block(local: u32) -> vec2u {
-    return block(SIZE - 1u - local, B_QUADS, B_BY_TERMS);
 }
 
 // Place in a tile of so many quads of the first vector of a block.
@@ -256,4 +218,15 @@ fn store_all(z: u32, corner: vec2u, own: vec2u, sums: Sums, local: u32) {
         ll = mat4x4f(ll[1], ll[2], ll[3], ll[3]);
         lr = mat4x4f(lr[1], lr[2], lr[3], lr[3]);
     }
+}
+
+// Computes the tile that begins at `corner` over the terms `begin` .. `end` - 1, and stores it;
+// returns the sums of the rows of a that the invocation copied.
+fn compute(
+    loader: ptr<function, Loader>, begin: u32, end: u32, z: u32, corner: vec2u, own: vec2u,
+    local: u32, unit: u32,
+) -> vec4f {
+    let sums = multiply(loader, begin, end, local);
+    store_all(z, corner, own, sums, local);
+    return sums.of_a;
 }

@@ -32,6 +32,7 @@ pub use report::{
 pub use sample::Effort;
 pub use system::System;
 
+use potluck_graph::Precision;
 use potluck_kernels::bench::device::BenchDevice;
 use potluck_kernels::device::{DeviceError, ShaderChecks};
 use potluck_train::TrainError;
@@ -108,7 +109,8 @@ fn measure_parts(
         TargetDevice::Cpu => measure_host(&options.parts, &sampling_plan, recorder),
         TargetDevice::Adapter(adapter) => {
             if options.parts.iter().any(|part| matches!(part, Part::Peaks | Part::Matmul)) {
-                let mut device = BenchDevice::open(adapter, ShaderChecks::Disabled)?;
+                let mut device =
+                    BenchDevice::open(adapter, ShaderChecks::Disabled, Precision::F32)?;
                 measure_gpu(&mut device, target, &options.parts, &sampling_plan, recorder)?;
             }
             if options.parts.contains(&Part::Robustness) {

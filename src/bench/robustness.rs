@@ -4,6 +4,7 @@
 use super::matmul::{MatmulShape, Rates, fastest_variant};
 use super::report::{FigureKind, FigureRecorder};
 use super::sample::Effort;
+use potluck_graph::Precision;
 use potluck_kernels::bench::device::BenchDevice;
 use potluck_kernels::device::{Adapter, AdapterKind, DeviceError, ShaderChecks};
 
@@ -24,7 +25,7 @@ pub fn measure(
         ("robustness.trusted", ShaderChecks::Disabled),
     ] {
         recorder.progress(name);
-        let mut device = BenchDevice::open(adapter, checks)?;
+        let mut device = BenchDevice::open(adapter, checks, Precision::F32)?;
         let product = MatmulShape::new("product".into(), [side; 3], false, false);
         let mut figure =
             fastest_variant(&mut device, &effort.sampling_plan(), &product, &mut Rates::new())?;

@@ -6,6 +6,7 @@ use super::missing_driver;
 use crate::ui::terminal::print_line;
 use potluck_core::faults::Faults;
 use potluck_core::format::counted;
+use potluck_graph::Precision;
 use potluck_kernels::autotune::cache::Summary;
 use potluck_kernels::autotune::{KernelCache, KernelSelector, cache, catalog};
 use potluck_kernels::device::{
@@ -91,7 +92,7 @@ fn chosen(adapters: &[Adapter], selector: Option<&str>) -> Result<Vec<Adapter>, 
 
 fn certify_all(adapter: &Adapter, faults: &Faults) -> Result<(), DeviceError> {
     print_line(&format!("certifying every kernel on {}", adapter.name));
-    let mut gpu = Gpu::open(adapter, ShaderChecks::Disabled)?;
+    let mut gpu = Gpu::open(adapter, ShaderChecks::Disabled, Precision::Mixed)?;
     let mut kernels = KernelSelector::new(KernelCache::of(adapter));
     kernels.choose_read_method(&mut gpu)?;
     let certified = kernels.certify_all(&gpu, faults.kernels());

@@ -39,7 +39,7 @@ impl Op {
 
 impl Precision {
     /// Returns the name in configurations.
-    pub fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
             Self::Mixed => "mixed",
@@ -48,6 +48,12 @@ impl Precision {
 }
 
 impl Graph {
+    /// Returns the arithmetic of the ops that multiply matrices.
+    pub fn precision(&self) -> Precision {
+        let is_mixed = self.nodes.iter().any(|node| node.precision == Precision::Mixed);
+        if is_mixed { Precision::Mixed } else { Precision::F32 }
+    }
+
     /// Returns the graph with this arithmetic in all ops that multiply matrices.
     pub fn with_precision(mut self, precision: Precision) -> Self {
         for node in &mut self.nodes {

@@ -1,6 +1,6 @@
 //! What a device offers to kernels, as far as the choice of variants depends on it.
 
-use crate::device::{Adapter, AdapterKind, Gpu};
+use crate::device::{Adapter, AdapterKind, CooperativeSquare, Gpu};
 
 /// Capabilities of a device, by which a twin chooses the variants of a call that may win there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -10,8 +10,8 @@ pub struct Caps {
     pub workgroup_bytes: u32,
     /// True if shaders may use subgroup operations.
     pub subgroups: bool,
-    /// True if shaders may use f16.
-    pub f16: bool,
+    /// Cooperative matrices that kernels may use.
+    pub cooperative: Option<CooperativeSquare>,
     /// The most bytes that a kernel sees of a buffer.
     pub binding_bytes: u64,
     /// Registers of 32 bits that a kernel may need before the device's compiler spills, by the
@@ -37,7 +37,7 @@ impl Caps {
         class: DeviceClass::Any,
         workgroup_bytes: u32::MAX,
         subgroups: true,
-        f16: true,
+        cooperative: Some(CooperativeSquare { size: 16, subgroups: [32; 2] }),
         binding_bytes: u64::MAX,
         registers: u32::MAX,
     };
@@ -45,7 +45,7 @@ impl Caps {
     /// Returns the capabilities with which every variant is a candidate that has the text of one
     /// on a device.
     pub(crate) fn every_on(gpu: &Gpu) -> Self {
-        Self { f16: gpu.features.f16, ..Self::EVERY }
+        Self { cooperative: gpu.cooperative, ..Self::EVERY }
     }
 
     /// Returns the capabilities of an opened device.
@@ -54,7 +54,7 @@ impl Caps {
             class: class(gpu.kind),
             workgroup_bytes: gpu.limits.workgroup_bytes,
             subgroups: gpu.features.subgroups.is_some(),
-            f16: gpu.features.f16,
+            cooperative: gpu.cooperative,
             binding_bytes: gpu.limits.binding_bytes,
             registers: registers(gpu.vendor, &gpu.name),
         }
@@ -66,7 +66,7 @@ impl Caps {
             class: class(adapter.kind),
             workgroup_bytes: adapter.limits().workgroup_bytes,
             subgroups: adapter.features().subgroups.is_some(),
-            f16: adapter.features().f16,
+            cooperative: adapter.cooperative_square(),
             binding_bytes: adapter.limits().binding_bytes,
             registers: registers(adapter.vendor, &adapter.name),
         }

@@ -47,14 +47,12 @@ impl Shader {
 
     /// Returns this shader with the functions prepended that round operands.
     pub(crate) fn with_operands(self, form: OperandForm) -> Self {
-        self.with_operand_enables(form).with_text(form.snippet())
+        self.with_text(form.snippet())
     }
 
-    /// Returns this shader with the extensions that the functions need which round operands.
-    pub(crate) fn with_operand_enables(mut self, form: OperandForm) -> Self {
-        if form == OperandForm::F16 {
-            self.enables.push("f16");
-        }
+    /// Returns this shader with the extensions that cooperative matrices need.
+    pub(crate) fn with_cooperative_enables(mut self) -> Self {
+        self.enables.extend(["f16", "wgpu_cooperative_matrix"]);
         self
     }
 

@@ -1,12 +1,17 @@
 //! Operands of matrix products in mixed precision: how kernels round them to f16, on GPUs and on
 //! the host, where the oracle and the CPU kernels round the same values.
+//!
+//! Kernels without cooperative matrices round by integer arithmetic. The conversion of WGSL would
+//! take fewer instructions, but drivers may leave it out: Mesa's compiler replaces a value that is
+//! converted to f16 and back by the value itself (llvmpipe of Mesa 26), and how it is rounded is up
+//! to them too.
 
 use std::borrow::Cow;
 
 use rayon::prelude::*;
 
 use crate::simd::vectorized;
-use crate::{Caps, Float, OpCall, source};
+use crate::{Float, OpCall, source};
 use potluck_graph::Precision;
 
 /// Form of the operands of a product in the text of a kernel.
@@ -16,24 +21,14 @@ pub enum OperandForm {
     F32,
     /// Rounded to f16 by integer arithmetic on f32, which every device has.
     Integer,
-    /// Rounded to f16 by the device's own conversion.
-    F16,
 }
 
 impl OperandForm {
-    /// Returns the form in which every device can have a call.
+    /// Returns the form of a call.
     pub fn of(call: &OpCall) -> Self {
         match call.precision {
             Precision::F32 => Self::F32,
             Precision::Mixed => Self::Integer,
-        }
-    }
-
-    /// Returns the form that is the fastest on a device.
-    pub fn on_device(call: &OpCall, caps: &Caps) -> Self {
-        match Self::of(call) {
-            Self::Integer if caps.f16 => Self::F16,
-            form => form,
         }
     }
 
@@ -42,7 +37,6 @@ impl OperandForm {
         source::snippet(match self {
             Self::F32 => "operand_f32",
             Self::Integer => "operand_integer",
-            Self::F16 => "operand_f16",
         })
     }
 }
@@ -109,7 +103,7 @@ mod tests {
 
     use super::*;
     use crate::testing::for_each_gpu;
-    use crate::{OwnedCall, RandomContext, harness};
+    use crate::{Caps, OwnedCall, RandomContext, harness};
     use potluck_core::HostTensor;
     use potluck_core::rng::Key;
     use potluck_graph::Op;

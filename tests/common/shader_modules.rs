@@ -198,7 +198,8 @@ pub fn attention_tiles(name: &str) -> Vec<(String, String)> {
 
 /// The files of matrix products as their dispatches complete them, for all transposes.
 fn products() -> Vec<(String, String)> {
-    let naive = Shader::new("matmul", "naive").with_text(snippet("store"));
+    let naive = Shader::new("matmul", "naive").with_text(snippet("operand_f32"));
+    let naive = naive.with_text(snippet("store"));
     let mut texts = vec![("matmul".to_string(), text(&naive))];
     for tile in shared::TILES {
         let smaller = |side: u32| side as usize / 4 * 3 + 1;

@@ -3,7 +3,7 @@
 use crate::{CallShape, Caps, OwnedCall, RandomContext, TWINS, UPDATE_TWINS, twin};
 use potluck_core::RunSeries;
 use potluck_core::rng::Key;
-use potluck_graph::{MomentFormat, MomentRounding, Update, UpdateRange};
+use potluck_graph::{MomentFormat, MomentRounding, Precision, Update, UpdateRange};
 
 /// Returns the calls that the twins list, in the order of [`TWINS`]: per op, large enough for all
 /// variants.
@@ -15,6 +15,12 @@ pub fn catalog_calls() -> Vec<OwnedCall> {
         owned_call.unwrap_or_else(|| panic!("the catalog's shapes do not fit {name}"))
     };
     TWINS.iter().flat_map(|twin| (twin.catalog)()).map(owned_call).collect()
+}
+
+/// Returns those of [`catalog_calls`] that multiply matrices, in mixed precision.
+pub(crate) fn mixed_calls() -> impl Iterator<Item = OwnedCall> {
+    let products = catalog_calls().into_iter().filter(|owned_call| owned_call.op.is_product());
+    products.map(|owned_call| OwnedCall { precision: Precision::Mixed, ..owned_call })
 }
 
 /// Element counts of buckets: kernels that work on buckets have one version for multiples of four
@@ -54,7 +60,7 @@ pub fn updates() -> Vec<(Update, UpdateRange)> {
 pub fn names() -> Vec<String> {
     let mut names: Vec<String> = ["norm", "hash"].map(String::from).to_vec();
     names.extend(UPDATE_TWINS.iter().map(|twin| twin.name.to_string()));
-    for owned_call in catalog_calls() {
+    for owned_call in catalog_calls().into_iter().chain(mixed_calls()) {
         let call = owned_call.call();
         let variants =
             twin(call.op).map(|twin| (twin.variants)(&call, &Caps::EVERY)).unwrap_or_default();

@@ -104,6 +104,7 @@ mod tests {
     use crate::device::ShaderChecks;
     use crate::testing::adapters;
     use crate::{Dispatch, Operand, Shader};
+    use potluck_graph::Precision;
 
     fn dispatch() -> Dispatch {
         let operands = vec![Operand::Input(0), Operand::Output(0)];
@@ -124,7 +125,7 @@ mod tests {
     #[test]
     fn what_drivers_compiled_is_read_again_unless_it_is_damaged_or_foreign() {
         for adapter in adapters() {
-            let gpu = Gpu::open(&adapter, ShaderChecks::Disabled).unwrap();
+            let gpu = Gpu::open(&adapter, ShaderChecks::Disabled, Precision::F32).unwrap();
             let directory = tempfile::tempdir().unwrap();
             let path = directory.path().join("new").join("pipelines.bin");
             let Some(first) = run(&gpu, &path, "a device") else {

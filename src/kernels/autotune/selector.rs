@@ -882,7 +882,7 @@ impl KernelSelector {
     }
 
     fn try_all(&mut self, gpu: &Gpu) -> Result<(), DeviceError> {
-        for owned_call in catalog::catalog_calls() {
+        for owned_call in catalog::catalog_calls().into_iter().chain(catalog::mixed_calls()) {
             let call = owned_call.call();
             let variants = twin(call.op).map(|twin| (twin.variants)(&call, &Caps::of(gpu)));
             for variant in variants.unwrap_or_default() {

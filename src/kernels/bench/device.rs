@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use crate::device::{Adapter, DeviceError, Gpu, ShaderChecks};
 use crate::{BoundDispatch, Dispatch, Pipelines};
+use potluck_graph::Precision;
 
 /// An opened device with its pipeline cache.
 pub struct BenchDevice {
@@ -38,8 +39,13 @@ pub struct SubmissionTiming {
 
 impl BenchDevice {
     /// Opens an adapter with its own limits, as training runs do, which disable the checks.
-    pub fn open(adapter: &Adapter, checks: ShaderChecks) -> Result<Self, DeviceError> {
-        Ok(Self { gpu: Gpu::open(adapter, checks)?, pipelines: Pipelines::default() })
+    pub fn open(
+        adapter: &Adapter,
+        checks: ShaderChecks,
+        precision: Precision,
+    ) -> Result<Self, DeviceError> {
+        let gpu = Gpu::open(adapter, checks, precision)?;
+        Ok(Self { gpu, pipelines: Pipelines::default() })
     }
 
     /// Allocates a zeroed device buffer of at least `bytes` bytes.
@@ -129,7 +135,8 @@ mod tests {
     #[test]
     fn dispatches_run_on_memory_that_is_uploaded_and_read_back() {
         for adapter in adapters().iter().filter(|adapter| adapter.api != "gl") {
-            let mut device = BenchDevice::open(adapter, ShaderChecks::Disabled).unwrap();
+            let mut device =
+                BenchDevice::open(adapter, ShaderChecks::Disabled, Precision::F32).unwrap();
             let values: Vec<f32> = (0..256).map(|i| i as f32).collect();
             let (x, y) = (device.memory(1024).unwrap(), device.memory(1024).unwrap());
             assert!(device.upload(&x, bytemuck::cast_slice(&values)).unwrap() > 0.0);

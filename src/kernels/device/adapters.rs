@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use super::adapter_kind::AdapterKind;
 use super::dxc;
-use super::features::{CooperativeMatrix, Features};
+use super::features::{CooperativeMatrix, CooperativeSquare, Features};
 use super::limits::Limits;
 use super::memory::AdapterMemory;
 
@@ -52,6 +52,11 @@ impl Adapter {
     /// Returns the configurations of cooperative matrices that the adapter offers.
     pub fn cooperative_matrices(&self) -> Vec<CooperativeMatrix> {
         self.wgpu.cooperative_matrix_properties().into_iter().map(Into::into).collect()
+    }
+
+    /// Returns the cooperative matrices that kernels would use on the adapter.
+    pub(crate) fn cooperative_square(&self) -> Option<CooperativeSquare> {
+        CooperativeSquare::of(&self.cooperative_matrices(), &self.features())
     }
 
     /// Checks that potluck's kernels can run on the adapter; the error names what is missing.

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use potluck_graph::Precision;
+
 /// Features of an adapter, or those that were requested when a device was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features {
@@ -61,6 +63,32 @@ impl From<wgpu::CooperativeMatrixProperties> for CooperativeMatrix {
     }
 }
 
+/// Square cooperative matrices that kernels multiply, of f16 with sums in f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CooperativeSquare {
+    /// Rows, columns and terms.
+    pub size: u32,
+    /// The fewest and the most invocations of a subgroup.
+    pub subgroups: [u32; 2],
+}
+
+impl CooperativeSquare {
+    /// Returns the largest ones that a driver lists exactly; drivers crash with others.
+    pub(super) fn of(listed: &[CooperativeMatrix], features: &Features) -> Option<Self> {
+        let (least, most) = features.subgroups.filter(|_| features.cooperative_matrix)?;
+        let is_listed = |size: &u32| {
+            let wanted =
+                CooperativeMatrix { m: *size, n: *size, k: *size, operands: "f16", sums: "f32" };
+            features.f16 && listed.contains(&wanted)
+        };
+        let size = COOPERATIVE_SIZES.into_iter().find(is_listed)?;
+        Some(Self { size, subgroups: [least, most] })
+    }
+}
+
+/// Sizes of the square matrices for which WGSL has types.
+const COOPERATIVE_SIZES: [u32; 2] = [16, 8];
+
 impl fmt::Display for CooperativeMatrix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { m, n, k, operands, sums } = self;
@@ -74,15 +102,23 @@ pub(super) fn portable(offered: wgpu::Features) -> wgpu::Features {
     wgpu::Features::IMMEDIATES | (offered & wgpu::Features::TIMESTAMP_QUERY)
 }
 
+/// Features that kernels of mixed precision may use.
+const MIXED: wgpu::Features =
+    wgpu::Features::SHADER_F16.union(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX);
+
 /// Returns the features that the devices of kernel tests are opened with: the portable ones, and
-/// subgroup operations, which their variants ask for. Shaders without them are the same with them.
+/// those that their variants ask for. Shaders without them are the same with them.
 pub(super) fn for_kernel_tests(offered: wgpu::Features) -> wgpu::Features {
-    portable(offered) | (offered & wgpu::Features::SUBGROUP)
+    portable(offered) | (offered & (wgpu::Features::SUBGROUP | MIXED))
 }
 
-/// Returns the features that the devices of a run are opened with: the portable ones, and those
-/// that kernel variants may use, and the driver's cache of pipelines.
-pub(super) fn for_runs(offered: wgpu::Features) -> wgpu::Features {
-    let variants = wgpu::Features::SHADER_F16 | wgpu::Features::SUBGROUP;
-    portable(offered) | (offered & (variants | wgpu::Features::PIPELINE_CACHE))
+/// Returns the features that the devices of a run are opened with: the portable ones, those that
+/// kernel variants of the precision may use, and the driver's cache of pipelines.
+pub(super) fn for_runs(offered: wgpu::Features, precision: Precision) -> wgpu::Features {
+    let of_precision = match precision {
+        Precision::F32 => wgpu::Features::empty(),
+        Precision::Mixed => MIXED,
+    };
+    let wanted = wgpu::Features::SUBGROUP | wgpu::Features::PIPELINE_CACHE | of_precision;
+    portable(offered) | (offered & wanted)
 }

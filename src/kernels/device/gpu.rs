@@ -9,12 +9,13 @@ use super::Heartbeat;
 use super::adapter_kind::AdapterKind;
 use super::adapters::Adapter;
 use super::error::DeviceError;
-use super::features::{self, Features};
+use super::features::{self, CooperativeSquare, Features};
 use super::limits::{self, Limits};
 use super::mapped_reads::{self, ReadMethod};
 use super::panics::{PanicText, catch_quietly};
 use potluck_core::Lock;
 use potluck_core::format::listed;
+use potluck_graph::Precision;
 
 /// Default deadline of a submission, after which the device counts as hung; a run may set a longer
 /// one.
@@ -55,6 +56,8 @@ pub struct Gpu {
     pub limits: Limits,
     /// Features that shaders may use beyond the portable core.
     pub features: Features,
+    /// Cooperative matrices that kernels may use.
+    pub cooperative: Option<CooperativeSquare>,
     /// Nanoseconds per tick of the device's clock, if passes can be timed by it.
     pub timestamp_period_ns: Option<f32>,
     /// Deadline of a wait, after which the device counts as hung.
@@ -74,9 +77,14 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// Opens `adapter` with the limits it has and the features that variants of kernels use.
-    pub fn open(adapter: &Adapter, checks: ShaderChecks) -> Result<Self, DeviceError> {
-        let features = features::for_runs(adapter.wgpu.features());
+    /// Opens `adapter` with the limits it has and the features that variants of kernels of this
+    /// precision use.
+    pub fn open(
+        adapter: &Adapter,
+        checks: ShaderChecks,
+        precision: Precision,
+    ) -> Result<Self, DeviceError> {
+        let features = features::for_runs(adapter.wgpu.features(), precision);
         Self::open_with(adapter, checks, features, limits::for_runs(&adapter.wgpu.limits()))
     }
 
@@ -98,9 +106,18 @@ impl Gpu {
         adapter.usable().map_err(fail)?;
         let limits = Limits::from(&required_limits);
         let features = Features::of(required_features, &adapter.wgpu.get_info());
+        let experimental = if features.cooperative_matrix {
+            // SAFETY: the kernels that use the feature have only configurations that the driver
+            // lists, and are certified before they run.
+            unsafe { wgpu::ExperimentalFeatures::enabled() }
+        } else {
+            wgpu::ExperimentalFeatures::disabled()
+        };
+        let cooperative = CooperativeSquare::of(&adapter.cooperative_matrices(), &features);
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("potluck"),
             required_features,
+            experimental_features: experimental,
             required_limits,
             // The default hint suballocates from blocks of 128 MiB and more, a large part of what
             // an integrated or a software adapter has.
@@ -121,6 +138,7 @@ impl Gpu {
             queue,
             limits,
             features,
+            cooperative,
             deadline: DEADLINE,
             submission_seconds: submission_seconds(adapter.kind),
             read_method: ReadMethod::default(),

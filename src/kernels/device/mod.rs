@@ -24,7 +24,7 @@ pub use adapter_kind::AdapterKind;
 pub use adapters::{Adapter, list_adapters};
 pub use error::{DeviceError, no_adapter};
 pub use exit::skip_exit_handlers;
-pub use features::{CooperativeMatrix, Features};
+pub use features::{CooperativeMatrix, CooperativeSquare, Features};
 pub use gpu::{Gpu, ShaderChecks};
 pub use heartbeat::Heartbeat;
 pub use host::HostInfo;

@@ -166,7 +166,7 @@ pub fn open_selected(
             adapter.name = name.into();
             // Running out of memory here is an error of the configuration, unlike in the middle
             // of a run.
-            let mut gpu = Gpu::open(&adapter, ShaderChecks::Disabled)
+            let mut gpu = Gpu::open(&adapter, ShaderChecks::Disabled, plan.graph.precision())
                 .map_err(|error| no_room(error, needed))?;
             gpu.deadline = options.deadline;
             if options.submission_ms > 0 {

@@ -393,7 +393,8 @@ fn tiles_agree_at_every_head_width() {
 #[test]
 fn tiles_agree_that_need_more_memory() {
     for adapter in adapters() {
-        let gpu = Gpu::open(&adapter, ShaderChecks::Disabled).expect("the adapter opens");
+        let gpu =
+            Gpu::open(&adapter, ShaderChecks::Disabled, Precision::F32).expect("the adapter opens");
         let largest = tiles::TILES[tiles::TILES.len() - 1];
         if gpu.limits.workgroup_bytes >= largest.workgroup_bytes {
             for width in [(20, 0.3, true), (64, 0.0, true), (64, 0.0, false)] {

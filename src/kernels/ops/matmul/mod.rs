@@ -20,9 +20,10 @@ use crate::ops::host_product::{HostProduct, Matrix};
 use crate::twin::{IndependentAxis, no_forward, normal_inputs};
 use crate::{Caps, Cost, Dispatch, Float, OpCall, Shader, Twin, Variant, operand_bytes, operands};
 use potluck_core::{DType, HostTensorView};
-use potluck_graph::Op;
+use potluck_graph::{Op, Precision};
 pub(crate) use probes::probes_with_columns;
 use probes::{catalog, probes};
+use shared::WorkgroupTile;
 use sizes::{OPERANDS, Sizes};
 use split_k::SplitK;
 use tile::{RegisterTile, TILES, WORKGROUP};
@@ -182,7 +183,7 @@ fn product(
 /// | (768, 65)^T (768, 128)       | 1.8 / 1.3 | 8.7 / 3.9 | 13.3 / 4.4 | 13.7 / 4.0 | 14.1 / 2.8 |
 /// | (512, 512) (512, 512)        | 1.9 / 1.3 | 9.3 / 3.7 | 15.9 / 5.3 | 17.3 / 7.0 | 25.0 / 5.5 |
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
-    let sizes = Sizes::on_device(call, caps);
+    let sizes = Sizes::of(call);
     if caps.suits_hardware() {
         return on_hardware(call, sizes, caps);
     }
@@ -207,14 +208,16 @@ fn on_hardware(call: &OpCall, sizes: Sizes, caps: &Caps) -> Vec<Dispatch> {
     if vector::fits(&sizes) {
         return vec![vector::dispatch(call, &sizes, vector::static_choice(&sizes))];
     }
+    let suits = |tile: &WorkgroupTile| tile.suits(caps) && tile.fits(&sizes);
+    let of_matrices = cooperative_tiles(call, caps);
+    let all = if of_matrices.iter().any(suits) { of_matrices } else { shared::TILES.to_vec() };
     let is_filled =
         |split: &SplitK| split.suits(caps) && split.workgroups(&sizes) >= WORKGROUPS_MIN;
-    if let Some(split) = SplitK::of(&sizes).find(is_filled) {
+    if let Some(split) = SplitK::of(&sizes, &all).find(is_filled) {
         return split.dispatches(call, &sizes);
     }
-    let suits = |tile: &shared::WorkgroupTile| tile.suits(caps) && tile.fits(&sizes);
-    let tiles: Vec<_> = shared::TILES.into_iter().filter(suits).collect();
-    let is_busy = |tile: &&shared::WorkgroupTile| tile.count(&sizes) >= WORKGROUPS_MIN;
+    let tiles: Vec<_> = all.into_iter().filter(suits).collect();
+    let is_busy = |tile: &&WorkgroupTile| tile.count(&sizes) >= WORKGROUPS_MIN;
     // The last ones are the smallest: that with split sums, if there are few and long ones.
     if let Some(tile) = tiles.iter().find(is_busy).or(tiles.last()) {
         return vec![shared::dispatch(call, &sizes, *tile)];
@@ -225,8 +228,8 @@ fn on_hardware(call: &OpCall, sizes: Sizes, caps: &Caps) -> Vec<Dispatch> {
 
 /// Returns the GPU kernel variants of the call.
 pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
-    let sizes = Sizes::on_device(call, caps);
-    let naive = Variant::new("matmul_naive", vec![naive(call, Sizes::of(call))]);
+    let sizes = Sizes::of(call);
+    let naive = Variant::new("matmul_naive", vec![naive(call, sizes)]);
     let vectors = vector::kernels(&sizes, caps)
         .into_iter()
         .map(|kernel| Variant::new(kernel.name, vec![vector::dispatch(call, &sizes, kernel)]));
@@ -240,19 +243,28 @@ pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
         every.push(Variant::new(split.name, split.dispatches(call, &sizes)));
     }
     if caps.suits_hardware() {
-        every.extend(in_workgroup_memory(call, &sizes));
+        every.extend(in_workgroup_memory(call, &sizes, &shared::TILES));
     }
+    every.extend(in_workgroup_memory(call, &sizes, &cooperative_tiles(call, caps)));
     every
 }
 
-/// Returns the variants for GPUs: tiles in workgroup memory, and those that split long sums.
-fn in_workgroup_memory(call: &OpCall, sizes: &Sizes) -> impl Iterator<Item = Variant> {
-    let tiles = shared::TILES.into_iter().filter(|tile| tile.fits(sizes));
+/// Returns the tiles of cooperative matrices that a call may have on a device.
+fn cooperative_tiles(call: &OpCall, caps: &Caps) -> Vec<WorkgroupTile> {
+    match call.precision {
+        Precision::F32 => Vec::new(),
+        Precision::Mixed => shared::cooperative_tiles(caps).collect(),
+    }
+}
+
+/// Returns the variants of some tiles in workgroup memory, and those that split long sums.
+fn in_workgroup_memory(call: &OpCall, sizes: &Sizes, tiles: &[WorkgroupTile]) -> Vec<Variant> {
+    let fitting = tiles.iter().filter(|tile| tile.fits(sizes));
     let whole =
-        tiles.map(|tile| Variant::new(tile.name, vec![shared::dispatch(call, sizes, tile)]));
-    let split =
-        SplitK::of(sizes).map(|split| Variant::new(split.name, split.dispatches(call, sizes)));
-    whole.chain(split)
+        fitting.map(|tile| Variant::new(tile.name, vec![shared::dispatch(call, sizes, *tile)]));
+    let split = SplitK::of(sizes, tiles)
+        .map(|split| Variant::new(split.name, split.dispatches(call, sizes)));
+    whole.chain(split).collect()
 }
 
 fn naive(call: &OpCall, sizes: Sizes) -> Dispatch {
@@ -291,7 +303,7 @@ fn tiled_in_parts(
     let accumulate = usize::from(call.accumulates());
     let params = [tiles, down * across, across, m, n, k, accumulate, batch, terms];
     Dispatch {
-        shader: Shader::emitted(tile.name, "tile", text).with_operand_enables(sizes.operands),
+        shader: Shader::emitted(tile.name, "tile", text),
         operands: [&OPERANDS[..], &operands].concat(),
         params: params.map(|word| word as u32).to_vec(),
         groups: grid(tiles, WORKGROUP),
@@ -329,11 +341,13 @@ mod tests {
     use crate::device::ShaderChecks;
     use crate::dispatch::workspace_bytes;
     use crate::harness::{InputFill, generate};
-    use crate::testing::{check, compare, for_each_gpu, on_gpu, reference as expected};
+    use crate::testing::{
+        check, check_mixed, compare, for_each_gpu, on_gpu, reference as expected,
+    };
     use crate::{DeviceClass, OperandForm, OwnedCall, RandomContext};
     use potluck_core::rng::Key;
     use potluck_core::{DType, HostTensor, Shape};
-    use potluck_graph::{Accumulation, Precision, shapes};
+    use potluck_graph::{Accumulation, shapes};
 
     const TRANSPOSES: [(bool, bool); 4] =
         [(false, false), (false, true), (true, false), (true, true)];
@@ -504,7 +518,7 @@ mod tests {
                 let bytes = workspace_bytes(&split.dispatches(&call, &sizes));
                 (split.name.trim_end_matches("_split_k"), split.workgroups(&sizes), bytes)
             };
-            SplitK::of(&sizes).map(each).collect::<Vec<_>>()
+            SplitK::of(&sizes, &shared::TILES).map(each).collect::<Vec<_>>()
         };
         let mib = 1 << 20;
         assert_eq!(
@@ -660,5 +674,18 @@ mod tests {
         let call = call(&op, &operands(2, 3, 5, 7, (false, false)), false);
         assert_eq!(cost(&call).flops, 2.0 * 2.0 * 3.0 * 5.0 * 7.0);
         assert_eq!(cost(&call).bytes, 4.0 * 2.0 * (15.0 + 35.0 + 21.0));
+    }
+
+    /// Operands of both orders in every kernel, smaller than a tile and of several tiles of each
+    /// kind, with vectors and without, and sums that end within a stage or are split.
+    #[test]
+    fn products_in_mixed_precision_multiply_rounded_operands() {
+        let products = [[5, 7, 3], [37, 33, 29], [132, 100, 140], [130, 1057, 67], [256, 1024, 64]];
+        for (index, [m, k, n]) in products.into_iter().enumerate() {
+            let transposes = TRANSPOSES[index % TRANSPOSES.len()];
+            let [a, b] = operands(0, m, k, n, transposes);
+            let input = |dims: Vec<usize>| (Shape::fixed(&dims), InputFill::Normal);
+            check_mixed(op(transposes), &[input(a), input(b)], 1);
+        }
     }
 }

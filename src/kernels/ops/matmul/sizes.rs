@@ -1,6 +1,6 @@
 //! Sizes of a matrix product, derived from its call.
 
-use crate::{Caps, OpCall, Operand, OperandForm};
+use crate::{OpCall, Operand, OperandForm};
 use potluck_graph::Op;
 
 /// Operands (a, b and c) of every product kernel except that of [`vector`](super::vector).
@@ -44,11 +44,6 @@ impl Sizes {
             row_sums: has_sums && m.is_multiple_of(4) && n.is_multiple_of(4),
             operands: OperandForm::of(call),
         }
-    }
-
-    /// Returns the sizes with the form of operands that is the fastest on a device.
-    pub(crate) fn on_device(call: &OpCall, caps: &Caps) -> Self {
-        Self { operands: OperandForm::on_device(call, caps), ..Self::of(call) }
     }
 
     /// Returns the number of values that tiles write for each part of the sum.

@@ -40,7 +40,9 @@ pub(crate) const OF_REGISTERS: &str = "matmul_tile_16x16_split_k";
 
 /// Names of the variants that split the sums of a tile in workgroup memory, each with that of its
 /// tile.
-pub const SPLIT_TILES: [(&str, &str); 3] = [
+pub const SPLIT_TILES: [(&str, &str); 5] = [
+    ("matmul_coop_large_deep_split_k", "matmul_coop_large_deep"),
+    ("matmul_coop_large_split_k", "matmul_coop_large"),
     ("matmul_shared_128x128_split_k", "matmul_shared_128x128"),
     ("matmul_shared_128x128_by_terms_split_k", "matmul_shared_128x128_by_terms"),
     ("matmul_shared_64x64_split_k", "matmul_shared_64x64"),
@@ -78,11 +80,12 @@ impl SplitK {
         Some(Self { name, tile: Tile::Register(tile), count: sizes.k.div_ceil(terms), terms })
     }
 
-    /// Returns the splits that are candidates for these sizes, that of the largest tile first.
-    pub fn of(sizes: &Sizes) -> impl Iterator<Item = Self> {
+    /// Returns the splits of some tiles that are candidates for these sizes, that of the largest
+    /// tile first.
+    pub fn of(sizes: &Sizes, tiles: &[WorkgroupTile]) -> impl Iterator<Item = Self> {
         SPLIT_TILES.into_iter().filter_map(|(name, tile)| {
-            let tile = shared::TILES.into_iter().find(|known| known.name == tile)?;
-            Self::with_tile(name, tile, sizes)
+            let tile = tiles.iter().find(|known| known.name == tile)?;
+            Self::with_tile(name, *tile, sizes)
         })
     }
 
