@@ -145,6 +145,7 @@ fn op_case(
         outputs: dims(&outputs),
         accumulate: Accumulation::NONE,
         precision: Precision::F32,
+        loss_scale: 1.0,
         random: RandomContext { step_key: Key::new(3), training: true },
     };
     let twin = twin(op).unwrap_or_else(|| panic!("{name}: {op} has a kernel"));

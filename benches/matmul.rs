@@ -158,6 +158,7 @@ fn rates(
         outputs: vec![vec![m, n]],
         accumulate: Accumulation::NONE,
         precision: options.precision,
+        loss_scale: 1.0,
         random: RandomContext { step_key: Key::new(0), training: true },
     };
     let inputs = [filled(gpu, m * k)?, filled(gpu, k * n)?];

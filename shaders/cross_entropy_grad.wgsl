@@ -4,8 +4,8 @@
 // uses lib/nan
 // uses lib/run
 //
-//   dx[r, j] = exp(x[r, j] - lse[r]) - kept (j == target - first) - even, or 0 if the target is
-//              ignored; kept = 1 and even = 0 without label smoothing
+//   dx[r, j] = loss_scale (exp(x[r, j] - lse[r]) - kept (j == target - first) - even), or 0 if the
+//              target is ignored; kept = 1 and even = 0 without label smoothing
 //
 // x (n, v), the columns of the classes from first on; targets (n), lse (n) over all classes. A
 // target that is no class is ignored, such as the largest u32.
@@ -30,8 +30,8 @@ fn cross_entropy_grad(
     let own = run(i % p.across, p.step, p.v);
     for (var j = own.x; j < own.y; j += p.step) {
         let hit = select(p.even, p.even + p.kept, j == column);
-        let probability = exp(x[row * p.v + j] - lse_of_row);
-        put(row * p.v + j, select(0.0, nan_where(is_nan, probability - hit), counts));
+        let slope = p.loss_scale * (exp(x[row * p.v + j] - lse_of_row) - hit);
+        put(row * p.v + j, select(0.0, nan_where(is_nan, slope), counts));
     }
 }
 
@@ -53,7 +53,7 @@ fn cross_entropy_grad4(
         let columns = 4u * j + vec4u(0u, 1u, 2u, 3u);
         let hits = select(vec4f(p.even), vec4f(p.even + p.kept), columns == vec4u(column));
         let probabilities = exp(x4[row * width + j] - lse_of_row);
-        let slopes = nan4_where(is_nan, probabilities - hits);
+        let slopes = nan4_where(is_nan, p.loss_scale * (probabilities - hits));
         put4(row * width + j, select(vec4f(0.0), slopes, counts));
     }
 }

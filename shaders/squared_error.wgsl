@@ -4,14 +4,14 @@
 // uses lib/span
 //
 //   squared_error       parts[r] = (sum_j (x[r, j] - target[r, j])^2, c)
-//   squared_error_grad  dx = 2 (x - target)
+//   squared_error_grad  dx = slope (x - target), where slope = 2 loss_scale
 //
 // x, target (n, c) with all trailing dimensions in c, parts (n, 2). squared_error: one
 // invocation per row, 8 c bytes each; squared_error_group: one workgroup per row, every 256th
 // element to an invocation. squared_error_grad: one invocation per 8 elements, 12 bytes each;
 // squared_error_grad4: per 4 vectors of 4.
 
-struct Params { n: u32, c: u32 }
+struct Params { n: u32, c: u32, slope: f32 }
 var<immediate> p: Params;
 
 @group(0) @binding(0) var<storage, read> x: array<f32>;               // (n, c)
@@ -72,7 +72,7 @@ fn squared_error_grad(
 ) {
     let own = span(group, groups, local, 512u, p.n * p.c);
     for (var i = own.x; i < own.y; i += 64u) {
-        dx[i] = 2.0 * (x[i] - wanted[i]);
+        dx[i] = p.slope * (x[i] - wanted[i]);
     }
 }
 
@@ -88,6 +88,6 @@ fn squared_error_grad4(
 ) {
     let own = span(group, groups, local, 256u, p.n * p.c / 4u);
     for (var i = own.x; i < own.y; i += 64u) {
-        dx4[i] = 2.0 * (x4[i] - wanted4[i]);
+        dx4[i] = p.slope * (x4[i] - wanted4[i]);
     }
 }

@@ -10,6 +10,7 @@ struct Params {
     classes: u32,           // of all columns, whoever has them
     kept: f32,              // probability of a target above that of other classes
     even: f32,              // probability of every class, by label smoothing
+    loss_scale: f32,        // factor of gradients, a power of two
 }
 var<immediate> p: Params;
 

@@ -60,6 +60,7 @@ impl MatmulShape {
             outputs: vec![self.c.to_vec()],
             accumulate: Accumulation::NONE,
             precision: Precision::F32,
+            loss_scale: 1.0,
             random: RandomContext { step_key: Key::new(0), training: false },
         }
     }

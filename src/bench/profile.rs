@@ -305,7 +305,7 @@ fn kernels(
     let samples: u32 = input.program.micro_batches.iter().map(|m| m.rows).sum();
     let pass = |micro_batch: usize| {
         let rows = input.program.micro_batches[micro_batch].rows as usize;
-        PassContext { micro_batch: 0, rows, random }
+        PassContext { micro_batch: 0, rows, loss_scale: 1.0, random }
     };
     let mut timings = Vec::new();
     device.begin_step()?;

@@ -260,6 +260,7 @@ fn flops_of(graph: &Graph, batch: usize) -> f64 {
             outputs: dims(&node.outputs),
             accumulate: node.accumulate,
             precision: node.precision,
+            loss_scale: 1.0,
             random: RandomContext { step_key: Key::new(0), training: true },
         };
         Some((twin.cost)(&call).flops)

@@ -905,6 +905,7 @@ impl Graph {
             outputs,
             accumulate,
             precision: Precision::F32,
+            is_loss_gradient: false,
             when,
             phase,
             block,

@@ -195,6 +195,9 @@ pub struct Node {
     pub accumulate: Accumulation,
     /// Arithmetic of an op that multiplies matrices; f32 of all others.
     pub precision: Precision,
+    /// True for a gradient of the graph's loss, from which all other gradients follow: the loss
+    /// scale multiplies it, and it alone.
+    pub is_loss_gradient: bool,
     /// Passes in which the node runs.
     pub when: RunsIn,
     pub phase: PassKind,
@@ -352,6 +355,15 @@ impl Graph {
     /// Returns a node of this graph.
     pub fn node(&self, id: NodeId) -> &Node {
         &self.nodes[id.index()]
+    }
+
+    /// Returns the rows of the loss for so many samples: tokens, or samples of other data; 0
+    /// without a loss.
+    pub fn loss_rows(&self, samples: usize) -> usize {
+        let sums = |node: &&Node| self.loss.is_some_and(|loss| node.outputs.contains(&loss));
+        let parts = self.nodes.iter().find(sums).map(|node| self.tensor(node.inputs[0]));
+        // A row has its loss and its count.
+        parts.map_or(0, |parts| parts.shape.elements(samples) / 2)
     }
 
     /// Returns the tensor that holds the elements of `id`: itself, or the one that it is an alias

@@ -528,6 +528,17 @@ impl Op {
         }
     }
 
+    /// Returns true if the op computes the gradient of a loss.
+    pub fn is_gradient_of_loss(&self) -> bool {
+        matches!(
+            self,
+            Op::CrossEntropyGrad(_)
+                | Op::LinearCrossEntropyGrad { .. }
+                | Op::LinearCrossEntropyPass { .. }
+                | Op::SquaredErrorGrad
+        )
+    }
+
     /// Returns true if the op computes something else in training than in evaluations.
     pub fn depends_on_training(&self) -> bool {
         self.is_random() || self.normalizes_over_batch()

@@ -18,6 +18,8 @@ pub struct OpCall<'a> {
     pub accumulate: Accumulation,
     /// Arithmetic of an op that multiplies matrices.
     pub precision: Precision,
+    /// Factor of the gradient of a loss, a power of two; no other op reads it.
+    pub loss_scale: f32,
     pub random: RandomContext,
 }
 

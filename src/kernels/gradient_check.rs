@@ -153,6 +153,7 @@ fn host(
         outputs: dims(&node.outputs),
         accumulate: node.accumulate,
         precision: node.precision,
+        loss_scale: 1.0,
         random: RandomContext { step_key: Key::new(0), training: true },
     };
     harness::host(&call, inputs, 0.0, function)

@@ -72,6 +72,7 @@ impl OwnedCall {
             outputs: self.outputs.clone(),
             accumulate: self.accumulate,
             precision: self.precision,
+            loss_scale: 1.0,
             random: self.random,
         }
     }

@@ -101,6 +101,7 @@ fn call<'a>(
         outputs: outputs.iter().map(|(shape, _)| shape.resolve(rows)).collect(),
         accumulate,
         precision: Precision::F32,
+        loss_scale: 1.0,
         random: RandomContext { step_key: Key::new(3).step(5), training: true },
     }
 }
@@ -148,17 +149,48 @@ pub(crate) fn for_each_result(
     op: &Op,
     inputs: &[(Shape, HostTensor<f64>)],
     rows: usize,
+    body: impl FnMut(&str, &[Vec<f32>]),
+) {
+    for_each_result_of(&call(op, inputs, rows, op.changes_in_place()), inputs, body);
+}
+
+fn for_each_result_of(
+    call: &OpCall,
+    inputs: &[(Shape, HostTensor<f64>)],
     mut body: impl FnMut(&str, &[Vec<f32>]),
 ) {
-    let call = call(op, inputs, rows, op.changes_in_place());
-    let (twin, start) = (known(op), 0.25);
-    body("the reference in f32", &host(&call, inputs, start, twin.reference_f32));
-    body("the fast version", &host(&call, inputs, start, twin.fast));
+    let (twin, start) = (known(call.op), 0.25);
+    body("the reference in f32", &host(call, inputs, start, twin.reference_f32));
+    body("the fast version", &host(call, inputs, start, twin.fast));
     for_each_gpu(|gpu, pipelines| {
-        for Variant { name, dispatches } in every_way(twin, &call, gpu) {
+        for Variant { name, dispatches } in every_way(twin, call, gpu) {
             let who = format!("{}:{} ({:?}) with {name}", gpu.api, gpu.name, gpu.checks);
-            body(&who, &on_gpu(gpu, pipelines, &call, &dispatches, inputs, start));
+            body(&who, &on_gpu(gpu, pipelines, call, &dispatches, inputs, start));
         }
+    });
+}
+
+/// Checks that a loss scale of 4 multiplies these outputs by 4, to the bit, and changes no others,
+/// in every implementation of `op`.
+pub(crate) fn check_loss_scale(
+    op: &Op,
+    inputs: &[(Shape, HostTensor<f64>)],
+    rows: usize,
+    scaled: &[usize],
+) {
+    let plain = call(op, inputs, rows, op.changes_in_place());
+    let mut expected = Vec::new();
+    for_each_result_of(&plain, inputs, |_, outputs| {
+        let mut outputs = outputs.to_vec();
+        for index in scaled {
+            assert!(outputs[*index].iter().any(|value| *value != 0.0), "{op}: output {index}");
+            outputs[*index].iter_mut().for_each(|value| *value *= 4.0);
+        }
+        expected.push(outputs);
+    });
+    let mut expected = expected.into_iter();
+    for_each_result_of(&OpCall { loss_scale: 4.0, ..plain }, inputs, |who, outputs| {
+        assert_eq!(Some(outputs), expected.next().as_deref(), "{op} of {rows} rows by {who}");
     });
 }
 

@@ -257,7 +257,8 @@ mod tests {
 
     fn vote(rank: u32) -> Vote {
         let rank = Rank(rank);
-        Vote { round: ROUND, rank, loss: 2.0, count: 1.0, gradients: vec![squares(rank, 4.0)] }
+        let gradients = vec![squares(rank, 4.0)];
+        Vote { round: ROUND, rank, loss: 2.0, count: 1.0, loss_scale: 1.0, gradients }
     }
 
     fn announced(decision: Decision) -> Option<Announcement> {

@@ -42,4 +42,4 @@ pub use reduce_site::ReduceSite;
 pub use schedule::{PipelineSchedule, PipelineShape};
 pub(crate) use schedule::{StagePass, StageWork};
 pub use token::{Operation, Token};
-pub use verdict::{GradientSquares, Verdict, Vote};
+pub use verdict::{GradientSquares, SkipReason, Verdict, Vote};

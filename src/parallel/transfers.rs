@@ -467,8 +467,8 @@ mod tests {
     }
 
     fn vote() -> Vote {
-        let (loss, count) = (3.0, 2.0);
-        Vote { round: FIRST, rank: Rank(0), loss, count, gradients: Vec::new() }
+        let (loss, count, gradients) = (3.0, 2.0, Vec::new());
+        Vote { round: FIRST, rank: Rank(0), loss, count, loss_scale: 1.0, gradients }
     }
 
     #[test]

@@ -12,6 +12,8 @@ pub struct Vote {
     /// Sum of the losses over `count` targets.
     pub loss: f64,
     pub count: f64,
+    /// Factor of the gradients, the same on all ranks.
+    pub loss_scale: f64,
     /// Squares of the gradient sums that this rank contributes to the norm.
     pub gradients: Vec<GradientSquares>,
 }
@@ -86,10 +88,11 @@ impl Verdict {
         let count = sum(|vote| vote.count);
         let mut gradients: Vec<&GradientSquares> =
             ordered.iter().flat_map(|vote| &vote.gradients).collect();
+        let loss_scale = ordered.first().map_or(1.0, |vote| vote.loss_scale);
         let totals = Totals {
             loss: sum(|vote| vote.loss) / count,
             count,
-            gradient_norm: sum_of_squares(&mut gradients).sqrt() / count,
+            gradient_norm: sum_of_squares(&mut gradients).sqrt() / (count * loss_scale),
         };
         let not_finite = gradients.iter().any(|of| of.not_finite > 0);
         let reason = if count == 0.0 {
@@ -135,7 +138,8 @@ mod tests {
 
     fn vote(rank: u32, loss: f64, count: f64) -> Vote {
         let gradients = vec![squares(rank, 0, 4.0 * count)];
-        Vote { round: Round::default(), rank: Rank(rank), loss, count, gradients }
+        let round = Round::default();
+        Vote { round, rank: Rank(rank), loss, count, loss_scale: 1.0, gradients }
     }
 
     #[test]
@@ -145,6 +149,15 @@ mod tests {
         assert_eq!(totals.loss, 2.0);
         assert_eq!(totals.gradient_norm, 8.0 / 16.0);
         assert!(matches!(verdict, Verdict::Commit(_)));
+    }
+
+    #[test]
+    fn the_norm_is_that_of_gradients_without_the_loss_scale() {
+        let scaled = |vote: Vote| Vote { loss_scale: 4.0, ..vote };
+        let verdict =
+            Verdict::from_votes(&[scaled(vote(0, 30.0, 10.0)), scaled(vote(1, 2.0, 6.0))]);
+        let totals = verdict.totals();
+        assert_eq!((totals.loss, totals.gradient_norm), (2.0, 8.0 / 16.0 / 4.0));
     }
 
     #[test]

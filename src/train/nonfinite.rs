@@ -121,7 +121,7 @@ fn bad_activation(
     for index in 0..input.micro_batches.len() {
         input.load(device, index)?;
         let rows = input.program.micro_batches[index].rows as usize;
-        let pass = PassContext { micro_batch: index, rows, random };
+        let pass = PassContext { micro_batch: index, rows, loss_scale: input.loss_scale, random };
         let nodes = 0..device.plan().graph.nodes.len();
         if let Some(found) = bad_output(device, nodes, &pass)? {
             return Ok(Some(found));

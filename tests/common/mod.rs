@@ -108,7 +108,8 @@ pub fn adapters() -> Vec<Adapter> {
 /// Runs without dropout count as training all the same.
 pub fn pass(micro_batch: usize, rows: usize) -> PassContext {
     let step_key = Key::new(5).step(2);
-    PassContext { micro_batch, rows, random: RandomContext { step_key, training: true } }
+    let random = RandomContext { step_key, training: true };
+    PassContext { micro_batch, rows, loss_scale: 1.0, random }
 }
 
 /// Returns the same pass outside of training.

@@ -100,6 +100,7 @@ fn fused_call<'a>(op: &'a Op, epilogue: &[EpilogueOp]) -> OpCall<'a> {
         outputs: vec![vec![32, 32]; 1 + kept],
         accumulate: Accumulation::NONE,
         precision: Precision::F32,
+        loss_scale: 1.0,
         random,
     }
 }
@@ -150,6 +151,7 @@ fn attention() -> Vec<(String, String)> {
                 outputs: vec![vec![3, 7, 2 * d], vec![3, 2, 7]],
                 accumulate: Accumulation::NONE,
                 precision: Precision::F32,
+                loss_scale: 1.0,
                 random: RandomContext { step_key: Key::new(1), training: true },
             };
             let shader =

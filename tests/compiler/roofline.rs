@@ -128,7 +128,7 @@ pub fn shaders(dispatches: &[Dispatch]) -> Vec<(String, &'static str)> {
 /// Returns the kernels of a step, those of most FLOPs and bytes first.
 fn rows(plan: &Plan, caps: &Caps) -> Vec<Row> {
     let random = RandomContext { step_key: Key::new(1), training: true };
-    let pass = PassContext { micro_batch: 0, rows: plan.options.rows, random };
+    let pass = PassContext { micro_batch: 0, rows: plan.options.rows, loss_scale: 1.0, random };
     let mut rows: Vec<Row> = Vec::new();
     let mut add = |title: String, cost: Cost, dispatches: &[Dispatch]| {
         let groups = dispatches.iter().map(|one| one.groups.map(f64::from).iter().product());
@@ -258,7 +258,7 @@ pub fn table(share_of: &dyn Fn(&str, &str) -> f64) -> String {
 /// Returns the submissions of a step by the number of its dispatches alone.
 fn submissions(plan: &Plan) -> usize {
     let random = RandomContext { step_key: Key::new(1), training: true };
-    let pass = PassContext { micro_batch: 0, rows: SAMPLES, random };
+    let pass = PassContext { micro_batch: 0, rows: SAMPLES, loss_scale: 1.0, random };
     let (mut submissions, mut waiting) = (0, 0);
     for segment in &plan.segments {
         for node in &plan.graph.nodes[segment.nodes.clone()] {

@@ -137,7 +137,11 @@ fn visit(b: &mut Backward, id: NodeId) -> Result<(), ShapeError> {
         return Err(b.refused(&node, why));
     }
     if b.loss_parts == Some(node.outputs[0]) {
+        let start = b.graph.nodes.len();
         losses::root(b, &node)?;
+        for node in &mut b.graph.nodes[start..] {
+            node.is_loss_gradient = node.op.is_gradient_of_loss();
+        }
     }
     match b.gradient_of(node.outputs[0]) {
         Some(dy) => rule(b, id, &node, dy),
@@ -213,7 +217,7 @@ fn rule(b: &mut Backward, id: NodeId, node: &Node, dy: TensorId) -> Result<(), S
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::op::{Cell, Unary};
+    use crate::op::{Cell, LossClasses, Unary};
     use crate::{Builder, Init};
 
     #[test]
@@ -236,6 +240,10 @@ mod tests {
         let blocks: Vec<u32> =
             graph.nodes.iter().filter(|n| n.phase != PassKind::Forward).map(|n| n.block).collect();
         assert!(blocks.is_sorted_by_key(|&block| Reverse(block)), "{blocks:?}");
+        let marked: Vec<_> = graph.nodes.iter().filter(|node| node.is_loss_gradient).collect();
+        assert!(matches!(marked[..], [Node { op: Op::CrossEntropyGrad(_), .. }]), "{marked:?}");
+        // Three tokens per sample.
+        assert_eq!(graph.loss_rows(2), 6);
     }
 
     /// A loss on the last cell state of an LSTM would have gradients of zeros.
@@ -255,6 +263,28 @@ mod tests {
         assert_eq!(differentiated(false), Ok(()));
         let error = differentiated(true).unwrap_err();
         assert!(error.contains("its output 2, which has no gradient"), "{error}");
+    }
+
+    /// The loss scale would enter twice.
+    #[test]
+    fn the_gradient_of_a_loss_that_is_not_the_loss_of_the_graph_is_marked_as_none() {
+        let mut b = Builder::new();
+        let (x, target) = (b.input("x", &[1, 3]), b.input("target", &[1, 2]));
+        let w = b.parameter("w", &[5, 3], Init::Zeros);
+        let logits = b.linear(x, w, None).unwrap();
+        let targets = b.input_ids("targets", &[1]);
+        let classes = LossClasses::whole(5);
+        let parts = b.apply(Op::CrossEntropy(classes), &[logits, targets]).unwrap();
+        b.squared_error_loss(parts, target).unwrap();
+        let graph = differentiate(b.finish()).unwrap();
+        let marks = |op: &Op| -> Vec<bool> {
+            let nodes = graph.nodes.iter().filter(|node| node.op == *op);
+            nodes.map(|node| node.is_loss_gradient).collect()
+        };
+        assert_eq!(marks(&Op::CrossEntropyGrad(classes)), [false]);
+        let of_loss = marks(&Op::SquaredErrorGrad);
+        assert!(!of_loss.is_empty() && of_loss.iter().all(|is_marked| *is_marked));
+        assert_eq!(graph.loss_rows(7), 7);
     }
 
     #[test]

@@ -136,7 +136,7 @@ fn repetition<E: Executor + ?Sized>(
     idle_s: f64,
 ) -> Result<BlockTiming, DeviceError> {
     let random = RandomContext { step_key: Key::new(0), training: true };
-    let pass = PassContext { micro_batch: 0, rows: filling.rows, random };
+    let pass = PassContext { micro_batch: 0, rows: filling.rows, loss_scale: 1.0, random };
     let (mut by_phase, mut write_s, mut elements) = ([0.0; 3], 0.0, 0);
     seconds(device, |device| device.begin_step())?;
     for (id, arriving) in arrivals {

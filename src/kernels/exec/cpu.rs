@@ -59,7 +59,7 @@ pub fn host_extra_bytes(plan: &Plan) -> usize {
 pub fn workspace_bytes(plan: &Plan) -> usize {
     let random = RandomContext { step_key: Key::new(0), training: true };
     let rows = plan.options.rows;
-    let pass = PassContext { micro_batch: 0, rows, random };
+    let pass = PassContext { micro_batch: 0, rows, loss_scale: 1.0, random };
     let mut most = 0;
     for node in plan.graph.nodes.iter().filter(|node| plan.holds_block(node.block)) {
         let has_logits = plan.graph.logits_bytes(node, rows).is_some();

@@ -132,7 +132,7 @@ mod tests {
 
     fn pass(micro_batch: usize, rows: usize) -> PassContext {
         let random = RandomContext { step_key: Key::new(1), training: true };
-        PassContext { micro_batch, rows, random }
+        PassContext { micro_batch, rows, loss_scale: 1.0, random }
     }
 
     /// A plan of 3 rows and 2 copies, with 2 targets per row and 4 classes.

@@ -35,13 +35,16 @@ pub use timing::{KernelProfile, ProfileTarget};
 /// Default for the most elements of one readback: 1 MiB.
 const READBACK_ELEMENTS_MAX: usize = 1 << 18;
 
-/// Context in which nodes run: micro-batch, rows and random state.
+/// Context in which nodes run: micro-batch, rows, loss scale and random state.
 #[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
 pub struct PassContext {
     /// Number of the micro-batch in the step, which uses copy `micro_batch % copies` of each slot.
     pub micro_batch: usize,
     /// Valid rows, at most the plan's capacity.
     pub rows: usize,
+    /// Factor of the gradient of the graph's loss, and so of all gradients: a power of two, 1 in
+    /// f32.
+    pub loss_scale: f32,
     pub random: RandomContext,
 }
 
@@ -58,6 +61,7 @@ impl PassContext {
             outputs: dims(&node.outputs),
             accumulate: node.accumulate,
             precision: node.precision,
+            loss_scale: if node.is_loss_gradient { self.loss_scale } else { 1.0 },
             random: self.random,
         }
     }

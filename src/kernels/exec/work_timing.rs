@@ -45,8 +45,9 @@ fn micro_batch(
     device.begin_step()?;
     load(device, inputs, 0)?;
     let segments: Vec<_> = device.plan().segments.iter().map(|s| s.nodes.clone()).collect();
+    let pass = PassContext { micro_batch: 0, rows: rows as usize, loss_scale: 1.0, random };
     for nodes in segments {
-        device.run(nodes, &PassContext { micro_batch: 0, rows: rows as usize, random })?;
+        device.run(nodes, &pass)?;
     }
     device.finish_step(&[])?;
     Ok(started.elapsed().as_secs_f64())

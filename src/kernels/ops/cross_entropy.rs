@@ -62,9 +62,17 @@ impl RowTarget {
     }
 }
 
+/// Gradient of a call.
+#[derive(Clone, Copy)]
+struct GradientOf {
+    classes: LossClasses,
+    /// Loss scale.
+    scale: f32,
+}
+
 /// Reference: `logits (n, v), targets (n) -> parts (n, 2), lse (n)`, or
 /// `logits, targets, lse -> dlogits (n, v)`. A target that is no class is ignored, as is
-/// [`potluck_graph::IGNORE_INDEX`].
+/// [`potluck_graph::IGNORE_INDEX`]. The loss scale multiplies the gradient.
 pub fn reference<T: Float>(
     call: &OpCall,
     inputs: &[HostTensorView<'_, T>],
@@ -75,6 +83,7 @@ pub fn reference<T: Float>(
     let smoothing = T::from(classes.smoothing).unwrap_or_else(T::nan);
     let kept = T::one() - smoothing;
     let even = smoothing / T::from(classes.all).unwrap_or_else(T::nan);
+    let scale = T::from_f64(f64::from(call.loss_scale));
     let rows = inputs[0].floats().chunks_exact(v).zip(inputs[1].ints()).enumerate();
     for (row, (x, &target)) in rows {
         let RowTarget { counts, own } = RowTarget::new(classes, target, v);
@@ -82,7 +91,7 @@ pub fn reference<T: Float>(
             let lse = inputs[2].floats()[row];
             for (j, (dx, x)) in outputs[0][row * v..][..v].iter_mut().zip(x).enumerate() {
                 let hit = if own == Some(j) { kept + even } else { even };
-                *dx = if counts { (*x - lse).exp() - hit } else { T::zero() };
+                *dx = if counts { scale * ((*x - lse).exp() - hit) } else { T::zero() };
             }
             continue;
         }
@@ -108,11 +117,12 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
     match outputs {
         [dlogits] => {
             let lse = inputs[2].floats().par_chunks(rows);
+            let of = GradientOf { classes, scale: call.loss_scale };
             tasks.zip(lse).zip(dlogits.par_chunks_mut(rows * v)).for_each(|(((x, t), lse), dx)| {
                 let rows = x.chunks_exact(v).zip(t).zip(lse).zip(dx.chunks_exact_mut(v));
                 rows.for_each(|(((x, &target), &lse), dx)| {
                     dx.copy_from_slice(x);
-                    gradient_of_row(dx, classes, RowTarget::new(classes, target, v), lse);
+                    gradient_of_row(dx, of, RowTarget::new(of.classes, target, v), lse);
                 });
             });
         }
@@ -146,12 +156,12 @@ pub(super) fn reference_in_place<T: Float>(
 /// Does the same as [`reference_in_place`], parallel over rows.
 pub(super) fn fast_in_place(call: &OpCall, logits: &mut [f32], targets: &[u32], lse: &[f32]) {
     let v = call.rows_and_last(0).1;
-    let classes = classes_of(call);
+    let of = GradientOf { classes: classes_of(call), scale: call.loss_scale };
     let rows = (COSTLY_TASK / v).max(1);
     let tasks = logits.par_chunks_mut(rows * v).zip(targets.par_chunks(rows));
     tasks.zip(lse.par_chunks(rows)).for_each(|((x, targets), lse)| {
         for ((x, &target), &lse) in x.chunks_exact_mut(v).zip(targets).zip(lse) {
-            gradient_of_row(x, classes, RowTarget::new(classes, target, v), lse);
+            gradient_of_row(x, of, RowTarget::new(of.classes, target, v), lse);
         }
     });
 }
@@ -176,16 +186,18 @@ vectorized! {
     }
 
     /// Replaces the logits of a row by the gradient of its loss.
-    fn gradient_of_row<S>(x: &mut [f32], classes: LossClasses, target: RowTarget, lse: f32) {
+    fn gradient_of_row<S>(x: &mut [f32], of: GradientOf, target: RowTarget, lse: f32) {
         if !target.counts {
             return x.fill(0.0);
         }
+        let GradientOf { classes, scale } = of;
         let even = classes.even();
         for x in x.iter_mut() {
-            *x = exp::<S>(*x - lse) - even;
+            *x = scale * (exp::<S>(*x - lse) - even);
         }
         if let Some(class) = target.own {
-            x[class] -= classes.kept();
+            // The same as if the scale, a power of two, multiplied the difference.
+            x[class] -= scale * classes.kept();
         }
     }
 }
@@ -261,7 +273,7 @@ fn one(call: &OpCall, entry: &'static str, runs: Runs, groups: [u32; 3]) -> Disp
     };
     let sizes = [n, v, runs.across, runs.step, classes.first, classes.all];
     let mut params = sizes.map(|word| word as u32).to_vec();
-    params.extend([classes.kept(), classes.even()].map(f32::to_bits));
+    params.extend([classes.kept(), classes.even(), call.loss_scale].map(f32::to_bits));
     Dispatch {
         shader,
         operands: vec![Operand::Input(0), Operand::Input(1), last[0], last[1]],
@@ -323,7 +335,7 @@ mod tests {
     use super::*;
     use crate::harness::{InputFill, generate};
     use crate::testing::gradient::check_gradient;
-    use crate::testing::{self, check_with};
+    use crate::testing::{self, check_loss_scale, check_with};
     use potluck_core::{HostTensor, Shape};
     use potluck_graph::IGNORE_INDEX;
 
@@ -358,6 +370,16 @@ mod tests {
     /// Returns the gradient of logits over all classes.
     fn gradient(inputs: &[Input; 2]) -> Op {
         Op::CrossEntropyGrad(LossClasses::whole(inputs[0].0.last()))
+    }
+
+    #[test]
+    fn the_loss_scale_multiplies_gradients() {
+        for (n, v, rows) in [(3, 7, 2), (1, 8, 5), (1, 257, 3), (2, 300, 3)] {
+            let targets = InputFill::Targets(v as u32);
+            let with_lse = with_lse(&inputs(n, v, rows, InputFill::Normal, targets), rows);
+            let classes = LossClasses { smoothing: 0.3, ..LossClasses::whole(v) };
+            check_loss_scale(&Op::CrossEntropyGrad(classes), &with_lse, rows, &[0]);
+        }
     }
 
     /// Without and with label smoothing.

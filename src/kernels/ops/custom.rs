@@ -216,6 +216,7 @@ mod tests {
             outputs: vec![vec![64]],
             accumulate: Accumulation::NONE,
             precision: Precision::F32,
+            loss_scale: 1.0,
             random: crate::RandomContext {
                 step_key: potluck_core::rng::Key::new(1),
                 training: true,

@@ -264,6 +264,7 @@ mod tests {
             outputs: vec![vec![rows, elements]],
             accumulate: Accumulation::NONE,
             precision: Precision::F32,
+            loss_scale: 1.0,
             random: RandomContext { step_key: Key::new(11).step(4), training },
         }
     }

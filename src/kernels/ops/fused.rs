@@ -550,6 +550,7 @@ mod tests {
                 outputs: vec![vec![count]],
                 accumulate: Accumulation::NONE,
                 precision: Precision::F32,
+                loss_scale: 1.0,
                 random: RandomContext { step_key: Key::new(0), training: true },
             };
             variants(&call, &Caps::EVERY).len()
@@ -606,6 +607,7 @@ mod tests {
             outputs: vec![vec![3, 5]; 2],
             accumulate: Accumulation::NONE,
             precision: Precision::F32,
+            loss_scale: 1.0,
             random: RandomContext { step_key: Key::new(0), training: true },
         };
         let bytes = 4.0 * (12 + 20 + 5 + 15 + 15) as f64;

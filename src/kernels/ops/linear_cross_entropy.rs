@@ -156,6 +156,7 @@ fn part<'a>(
         outputs: dims(outputs),
         accumulate: Accumulation::NONE,
         precision: call.precision,
+        loss_scale: call.loss_scale,
         random: call.random,
     }
 }
@@ -539,7 +540,7 @@ mod tests {
     use super::*;
     use crate::dispatch::scratch_bytes;
     use crate::harness::generate;
-    use crate::testing::{check_with, reference as expected};
+    use crate::testing::{check_loss_scale, check_with, reference as expected};
     use crate::{DeviceClass, OwnedCall, RandomContext};
     use potluck_core::rng::Key;
     use potluck_core::{HostTensor, Shape};
@@ -643,6 +644,21 @@ mod tests {
                 check_with(Op::LinearCrossEntropyPass { rows, classes, by_weight }, &given, 1);
                 check_with(Op::LinearCrossEntropyGrad { rows, classes, by_weight }, &with_lse, 1);
             }
+        }
+    }
+
+    #[test]
+    fn the_loss_scale_multiplies_gradients() {
+        for (n, c, v) in [(67, 5, 7), (66, 64, 260)] {
+            let given = given(n, c, v);
+            let (rows, classes) = (64, LossClasses::whole(v));
+            let lse = expected(&Op::LinearCrossEntropy { rows, classes }, &given, 1).swap_remove(1);
+            let lse = (Shape::batched(&[n]), HostTensor::Float(lse));
+            let with_lse = [given.clone(), vec![lse]].concat();
+            let pass = Op::LinearCrossEntropyPass { rows, classes, by_weight: true };
+            check_loss_scale(&pass, &given, 1, &[0, 3]);
+            let gradient = Op::LinearCrossEntropyGrad { rows, classes, by_weight: true };
+            check_loss_scale(&gradient, &with_lse, 1, &[0, 1]);
         }
     }
 

@@ -42,6 +42,7 @@ fn sum_call<'a>(call: &OpCall) -> OpCall<'a> {
         outputs: vec![call.outputs[1].clone()],
         accumulate: call.accumulate,
         precision: Precision::F32,
+        loss_scale: call.loss_scale,
         random: call.random,
     }
 }

@@ -52,6 +52,7 @@ impl Parts {
             outputs: vec![call.outputs[0].clone()],
             accumulate: Accumulation::NONE,
             precision: Precision::F32,
+            loss_scale: call.loss_scale,
             random: call.random,
         }
     }
@@ -66,6 +67,7 @@ impl Parts {
             outputs,
             accumulate: if call.accumulates() { accumulate } else { Accumulation::NONE },
             precision: Precision::F32,
+            loss_scale: call.loss_scale,
             random: call.random,
         }
     }

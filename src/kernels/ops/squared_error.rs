@@ -36,7 +36,8 @@ pub static TWIN: Twin = Twin {
 /// Invocations per workgroup of the kernel with one workgroup per entry.
 const GROUP: usize = 256;
 
-/// Reference: `x (n, ..), target (n, ..) -> parts (n, 2)`, or `x, target -> dx (n, ..)`.
+/// Reference: `x (n, ..), target (n, ..) -> parts (n, 2)`, or `x, target -> dx (n, ..)`, which is
+/// multiplied by the loss scale.
 pub fn reference<T: Float>(
     call: &OpCall,
     inputs: &[HostTensorView<'_, T>],
@@ -45,8 +46,8 @@ pub fn reference<T: Float>(
     let (x, target) = (inputs[0].floats(), inputs[1].floats());
     let differences = x.iter().zip(target).map(|(x, target)| *x - *target);
     if let Op::SquaredErrorGrad = call.op {
-        let two = T::from_f64(2.0);
-        outputs[0].iter_mut().zip(differences).for_each(|(dx, difference)| *dx = two * difference);
+        let slope = T::from_f64(f64::from(slope(call)));
+        outputs[0].iter_mut().zip(differences).for_each(|(dx, d)| *dx = slope * d);
         return;
     }
     let (n, c) = entries(call);
@@ -55,6 +56,11 @@ pub fn reference<T: Float>(
         outputs[0][2 * row] = squares[row * c..][..c].iter().copied().sum();
         outputs[0][2 * row + 1] = T::from_f64(c as f64);
     }
+}
+
+/// Returns the factor of differences in the gradient.
+fn slope(call: &OpCall) -> f32 {
+    2.0 * call.loss_scale
 }
 
 /// Returns the number of entries of the leading dimension, and of elements per entry.
@@ -69,7 +75,8 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
     if let Op::SquaredErrorGrad = call.op {
         let tasks = x.par_chunks(TASK).zip(target.par_chunks(TASK));
         let tasks = tasks.zip(outputs[0].par_chunks_mut(TASK));
-        return tasks.for_each(|((x, target), dx)| slopes(x, target, dx));
+        let slope = slope(call);
+        return tasks.for_each(|((x, target), dx)| slopes(slope, x, target, dx));
     }
     let c = entries(call).1.max(1);
     let rows = (TASK / c).max(1);
@@ -83,9 +90,9 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
 }
 
 vectorized! {
-    /// Computes `dx[j] = 2 (x[j] - target[j])`.
-    fn slopes<S>(x: &[f32], target: &[f32], dx: &mut [f32]) {
-        dx.iter_mut().zip(x).zip(target).for_each(|((dx, x), t)| *dx = 2.0 * (x - t));
+    /// Computes `dx[j] = slope (x[j] - target[j])`.
+    fn slopes<S>(slope: f32, x: &[f32], target: &[f32], dx: &mut [f32]) {
+        dx.iter_mut().zip(x).zip(target).for_each(|((dx, x), t)| *dx = slope * (x - t));
     }
 
     /// Returns `sum_j (x[j] - target[j])^2`, computed in lanes.
@@ -141,7 +148,7 @@ fn one(call: &OpCall, entry: &'static str, groups: [u32; 3]) -> Dispatch {
     Dispatch {
         shader: Shader::new("squared_error", entry),
         operands: vec![Operand::Input(0), Operand::Input(1), Operand::Output(0)],
-        params: vec![n as u32, c as u32],
+        params: vec![n as u32, c as u32, slope(call).to_bits()],
         groups,
     }
 }
@@ -168,7 +175,7 @@ mod tests {
     use super::*;
     use crate::harness::{InputFill, generate};
     use crate::testing::gradient::check_gradient;
-    use crate::testing::{self, check};
+    use crate::testing::{self, check, check_loss_scale};
     use potluck_core::{HostTensor, Shape};
 
     #[test]
@@ -185,6 +192,16 @@ mod tests {
             let target = (Shape::batched(dims), InputFill::Scaled(0.5, 1.0));
             check(Op::SquaredError, &[x.clone(), target.clone()], rows);
             check(Op::SquaredErrorGrad, &[x, target], rows);
+        }
+    }
+
+    #[test]
+    fn the_loss_scale_multiplies_gradients() {
+        for (dims, rows) in [(&[3][..], 5), (&[1, 37], 7), (&[2, 5, 30], 2)] {
+            let shape = Shape::batched(dims);
+            let values = |index| generate(InputFill::Normal, shape.elements(rows), index);
+            let inputs = [0, 1].map(|index| (shape.clone(), values(index)));
+            check_loss_scale(&Op::SquaredErrorGrad, &inputs, rows, &[0]);
         }
     }
 

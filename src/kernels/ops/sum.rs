@@ -417,6 +417,7 @@ mod tests {
             outputs: vec![vec![3]],
             accumulate: Accumulation::NONE,
             precision: Precision::F32,
+            loss_scale: 1.0,
             random: RandomContext { step_key: Key::new(0), training: true },
         };
         let run = |threads| {

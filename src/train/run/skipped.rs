@@ -147,7 +147,12 @@ impl Diagnosis<'_> {
             let random = RandomContext { step_key, training: true };
             for (micro_batch, of_batch) in first.program.micro_batches.iter().enumerate() {
                 let loaded = |rank: Rank| inputs[rank.index()].inputs_of(micro_batch);
-                let pass = PassContext { micro_batch, rows: of_batch.rows as usize, random };
+                let pass = PassContext {
+                    micro_batch,
+                    rows: of_batch.rows as usize,
+                    loss_scale: first.loss_scale,
+                    random,
+                };
                 let passes =
                     &[PassKind::Forward, PassKind::BackwardInput, PassKind::BackwardWeight];
                 let walk = PipelineWalk { pipeline, passes, inputs: &loaded, pass, left_out: None };

@@ -412,7 +412,7 @@ impl ModelPipelines {
         let left_out = pass.left_out(self.graph());
         let OutputPass { rows, inputs, output, parts } = pass;
         let random = RandomContext { step_key: Key::new(0), training: false };
-        let pass = PassContext { micro_batch: 0, rows, random };
+        let pass = PassContext { micro_batch: 0, rows, loss_scale: 1.0, random };
         let passes = &[PassKind::Forward];
         let walk = PipelineWalk { pipeline, passes, inputs: &|_| inputs.clone(), pass, left_out };
         self.walk(group, walk, |device, nodes, pass| {

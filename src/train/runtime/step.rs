@@ -57,6 +57,8 @@ pub struct StepInput {
     pub update: Update,
     /// Clipping threshold of the gradient norm; 0: no clipping.
     pub clip: f64,
+    /// Factor of the gradients until the update takes it out: a power of two, 1 in f32.
+    pub loss_scale: f32,
     /// Faults to inject, for tests.
     pub faults: Faults,
 }
@@ -82,6 +84,7 @@ impl StepInput {
             is_training: true,
             update: Update::Sgd { lr: 0.0, momentum: 0.0, weight_decay: 0.0 },
             clip: 0.0,
+            loss_scale: 1.0,
             faults: Faults::none(),
         }
     }
@@ -413,7 +416,12 @@ impl<'a> Performer<'a> {
         let phase = found.phase;
         let block = found.block;
         let rows = self.rows(micro_batch);
-        let pass = PassContext { micro_batch, rows, random: self.random };
+        let pass = PassContext {
+            micro_batch,
+            rows,
+            loss_scale: self.input.loss_scale,
+            random: self.random,
+        };
         let TraceTracks { driver, device, .. } = self.tracks;
         let name = || format!("{phase} {block} of micro-batch {micro_batch}");
         let recorded = driver.clone();
@@ -457,6 +465,7 @@ impl<'a> Performer<'a> {
             rank: self.input.rank,
             loss: sums.loss,
             count: sums.count,
+            loss_scale: f64::from(self.input.loss_scale),
             gradients,
         };
         let updates = self.input.program.updates();
@@ -474,7 +483,7 @@ impl<'a> Performer<'a> {
             1.0 / self.input.samples as f64
         } else {
             let clip = potluck_graph::optim::clip_factor(totals.gradient_norm, self.input.clip);
-            clip / totals.count
+            clip / (totals.count * f64::from(self.input.loss_scale))
         };
         let decay_end = planned.decay_end;
         let owned = self.device.owned(bucket);
@@ -583,7 +592,7 @@ pub(crate) fn read_states(
 /// Returns the context of a forward pass of `rows` samples without dropout.
 pub(crate) fn inference_pass(rows: usize) -> PassContext {
     let random = RandomContext { step_key: Key::new(0), training: false };
-    PassContext { micro_batch: 0, rows, random }
+    PassContext { micro_batch: 0, rows, loss_scale: 1.0, random }
 }
 
 /// Runs the forward pass without dropout on inputs that are loaded. Outputs can be read with the

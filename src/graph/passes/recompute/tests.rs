@@ -124,6 +124,7 @@ fn what_counts_or_is_carried_runs_once() {
         outputs: vec![table],
         accumulate: Accumulation::all(1),
         precision: Precision::F32,
+        is_loss_gradient: false,
         when: RunsIn::AllPasses,
         phase: PassKind::Forward,
         block: 0,

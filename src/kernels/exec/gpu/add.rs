@@ -137,6 +137,7 @@ fn call(elements: usize) -> OpCall<'static> {
         outputs: vec![vec![elements]],
         accumulate: Accumulation::NONE,
         precision: Precision::F32,
+        loss_scale: 1.0,
         random: RandomContext { step_key: Key::new(0), training: false },
     }
 }

@@ -29,7 +29,7 @@ pub fn check(gpu: &Gpu, plan: &Plan) -> Result<(), DeviceError> {
 /// Refuses a plan in which an invocation would make more loop iterations than the driver allows.
 fn check_loops(gpu: &Gpu, plan: &Plan, limit: usize) -> Result<(), DeviceError> {
     let random = RandomContext { step_key: Key::new(0), training: true };
-    let full = PassContext { micro_batch: 0, rows: plan.options.rows, random };
+    let full = PassContext { micro_batch: 0, rows: plan.options.rows, loss_scale: 1.0, random };
     // Nodes of other parts of the plan have outputs without a place.
     let is_run = |output: &TensorId| plan.place(*output) != TensorLocation::Unallocated;
     let nodes = plan.graph.nodes.iter().filter(|node| node.outputs.iter().all(is_run));

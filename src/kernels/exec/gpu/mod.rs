@@ -93,6 +93,8 @@ pub struct GpuExecutor {
     /// recent one at the end.
     prepared: HashMap<NodeKey, PreparedKernel>,
     recent_rows: VecDeque<usize>,
+    /// Loss scale of the nodes prepared so far.
+    loss_scale: f32,
     updates: HashMap<UpdateKey, PreparedKernel>,
     /// Prepared first stage of the norm of each bucket; `None` of those that the plan does not
     /// hold.
@@ -151,6 +153,7 @@ impl GpuExecutor {
             bind_groups: HashMap::new(),
             prepared: HashMap::new(),
             recent_rows: VecDeque::new(),
+            loss_scale: 1.0,
             updates: HashMap::new(),
             norm_tasks: Vec::new(),
             norm_total: None,
@@ -253,6 +256,17 @@ impl GpuExecutor {
             let oldest = self.recent_rows.pop_front();
             self.prepared.retain(|(_, _, rows, _), _| Some(*rows) != oldest);
         }
+    }
+
+    /// Notes the loss scale of a pass of training; if it is another one, which is seldom, forgets
+    /// the nodes that were prepared for the earlier one.
+    fn note_loss_scale(&mut self, pass: &PassContext) {
+        if !pass.random.training || pass.loss_scale == self.loss_scale {
+            return;
+        }
+        self.loss_scale = pass.loss_scale;
+        let nodes = &self.plan.graph.nodes;
+        self.prepared.retain(|(index, ..), _| !nodes[*index].is_loss_gradient);
     }
 
     fn key(&self, index: usize, pass: &PassContext) -> NodeKey {
@@ -482,6 +496,7 @@ impl Executor for GpuExecutor {
         self.keep_outputs(&nodes, pass)?;
         self.loss_counter.run(&nodes, pass);
         self.note_rows(pass.rows);
+        self.note_loss_scale(pass);
         for index in nodes {
             if !self.plan.graph.nodes[index].when.includes(pass.random.training) {
                 continue;

@@ -53,6 +53,7 @@ pub fn pass(step: u64, rows: usize) -> PassContext {
     PassContext {
         micro_batch: 0,
         rows,
+        loss_scale: 1.0,
         random: RandomContext { step_key: Key::new(1).step(step), training: true },
     }
 }
@@ -134,6 +135,40 @@ fn after_the_first_step_nothing_is_made_and_only_the_sums_come_back() {
             assert_eq!(submissions, 2, "{}", device.name());
         }
         assert_eq!(device.gpu.allocation_count(), made, "{}: made in a later step", device.name());
+    }
+}
+
+#[test]
+fn a_pass_with_another_loss_scale_has_gradients_with_that_factor() {
+    let plan = plan(15);
+    let buckets = (0..plan.buckets.len() as u32).map(BucketId);
+    for mut device in executors(&plan) {
+        fill(&mut device);
+        let mut gradients = |loss_scale: f32| -> Vec<f32> {
+            let of_training = PassContext { loss_scale, ..pass(1, ROWS) };
+            device.begin_step().unwrap();
+            for (name, id) in plan.graph.inputs.clone() {
+                let count = plan.graph.tensor(id).shape.elements(ROWS);
+                let floats = numbers(count, id.index() as u64);
+                let values = if name == "samples" {
+                    HostTensorView::Int(&[3, 1, 4, 2])
+                } else {
+                    HostTensorView::Float(&floats)
+                };
+                device.set_input(id, 0, values).unwrap();
+            }
+            for segment in &plan.segments {
+                device.run(segment.nodes.clone(), &of_training).unwrap();
+            }
+            let read = |bucket| device.read_bank(BucketTensor::Gradients, bucket).unwrap();
+            buckets.clone().flat_map(read).collect()
+        };
+        let plain = gradients(1.0);
+        assert!(plain.iter().any(|value| *value != 0.0), "{}", device.name());
+        for loss_scale in [4.0, 0.5, 1.0] {
+            let scaled: Vec<f32> = plain.iter().map(|value| loss_scale * value).collect();
+            assert!(gradients(loss_scale) == scaled, "{loss_scale}");
+        }
     }
 }
 

@@ -201,6 +201,7 @@ fn nothing_is_dropped_outside_of_training() {
             outputs,
             accumulate: Accumulation::NONE,
             precision: Precision::F32,
+            loss_scale: 1.0,
             random,
         };
         let (mut y, mut lse) = (vec![0.0; 96], vec![0.0; 24]);

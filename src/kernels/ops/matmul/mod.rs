@@ -375,6 +375,7 @@ mod tests {
             outputs: outputs.iter().map(|(shape, _)| shape.dims().to_vec()).collect(),
             accumulate: if accumulate { Accumulation::all(1) } else { Accumulation::NONE },
             precision: Precision::F32,
+            loss_scale: 1.0,
             random: RandomContext { step_key: Key::new(0), training: true },
         }
     }

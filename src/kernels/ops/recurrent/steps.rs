@@ -86,6 +86,7 @@ impl Steps<'_> {
             outputs: vec![vec![h, columns]],
             accumulate: Accumulation::NONE,
             precision: Precision::F32,
+            loss_scale: self.call.loss_scale,
             random: self.call.random,
         };
         let operand = |operand| match operand {

@@ -602,6 +602,7 @@ impl RemoteSeat for SeatOnNode {
             samples: input.samples,
             update: input.update,
             clip: input.clip,
+            loss_scale: input.loss_scale,
         };
         // Before the order is sent: the vote may come at once.
         if let Some(group) = &mut self.slot.node.state.lock().group {

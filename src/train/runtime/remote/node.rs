@@ -494,14 +494,15 @@ impl<'h> NodeServer<'h> {
                 return Err(format!("{has} inputs for a step of {needs} micro-batches"));
             }
             Ok(micro_batches) => {
-                let StepOrder { states, run_key, is_training, samples, update, clip, .. } = order;
+                let StepOrder { states, run_key, is_training, samples, update, .. } = order;
                 let input = Arc::new(StepInput {
                     states,
                     run_key,
                     is_training,
                     samples,
                     update,
-                    clip,
+                    clip: order.clip,
+                    loss_scale: order.loss_scale,
                     faults,
                     ..StepInput::new(round, rank, program, micro_batches)
                 });

@@ -191,6 +191,7 @@ pub struct StepOrder {
     pub samples: usize,
     pub update: Update,
     pub clip: f64,
+    pub loss_scale: f32,
 }
 
 /// Signs of life of a device, and of its rank if it is one.

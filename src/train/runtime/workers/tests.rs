@@ -192,7 +192,10 @@ fn a_queue_beyond_its_bound_ends_the_step_and_the_run() {
     let mut group = group(ReduceSite::Host);
     let rank = Rank(0);
     let round = Round::default();
-    let vote = || Vote { round, rank, loss: 0.0, count: 1.0, gradients: Vec::new() };
+    let vote = || {
+        let gradients = Vec::new();
+        Vote { round, rank, loss: 0.0, count: 1.0, loss_scale: 1.0, gradients }
+    };
     while group.inbox.send(CoordinatorMsg::Vote(vote())).is_ok() {}
     let input = inputs(1, &Faults::none());
     let error = group.step(&input).unwrap_err().to_string();
