@@ -20,6 +20,7 @@ pub mod language_model;
 mod left_devices;
 mod load_data;
 pub mod loader;
+mod loss_scale;
 pub mod nodes;
 mod nonfinite;
 pub mod outputs;

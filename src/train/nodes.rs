@@ -563,6 +563,7 @@ mod tests {
             loss: nan,
             lr: -0.0,
             grad_norm: f64::INFINITY,
+            loss_scale: Some(0.5),
             unit: Unit::Samples,
             count: u64::MAX,
             ms: f64::MIN_POSITIVE / 2.0,

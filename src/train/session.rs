@@ -8,6 +8,7 @@ use std::time::Instant;
 use super::carried::CarriedStates;
 use super::error::TrainError;
 use super::loader::LoadedRanks;
+use super::loss_scale::DynamicLossScale;
 use super::state;
 use crate::checkpoint::{Meta, NamedTensor};
 use crate::runtime::memory;
@@ -22,8 +23,8 @@ use potluck_core::faults::{Fault, Faults, Point};
 use potluck_core::metrics::{RankRecord, StageRecord, StepRecord, Unit};
 use potluck_core::rng::Key;
 use potluck_data::Sampler;
-use potluck_graph::Plan;
 use potluck_graph::optim::Optimizer;
+use potluck_graph::{Plan, Precision};
 use potluck_parallel::{Coordinates, Placement, Program, Verdict};
 
 /// Options of a session.
@@ -32,6 +33,8 @@ pub struct SessionOptions {
     pub optimizer: Optimizer,
     /// Gradient norm above which gradients are scaled down to it; 0: off.
     pub clip: f64,
+    /// Arithmetic of matrix products; if it is mixed, gradients have a dynamic loss scale.
+    pub precision: Precision,
     pub seed: u64,
     /// Faults to inject, for tests.
     pub faults: Faults,
@@ -61,6 +64,7 @@ pub(crate) struct StepTiming {
     pub unit: Unit,
     /// Samples of the step.
     pub batch: u64,
+    pub loss_scale: f32,
     pub started: Instant,
 }
 
@@ -77,6 +81,7 @@ pub struct Session {
     pub pipelines: Arc<ModelPipelines>,
     pub placement: Placement,
     pub taken: StepsTaken,
+    pub(crate) loss_scale: DynamicLossScale,
     options: SessionOptions,
     /// States that the next step begins with.
     states: CarriedStates,
@@ -86,7 +91,9 @@ impl Session {
     /// Creates the session of placed devices, which hold no values yet: [`Session::initialize`] or
     /// [`Session::restore`] comes first.
     pub fn new(placed: PlacedWorkers, options: SessionOptions) -> Self {
-        let states = CarriedStates::zeros(&placed.plan.graph, batch_of(&placed.programs));
+        let (graph, batch) = (&placed.plan.graph, batch_of(&placed.programs));
+        let states = CarriedStates::zeros(graph, batch);
+        let loss_scale = DynamicLossScale::new(options.precision, graph.loss_rows(batch));
         Self {
             group: placed.group,
             plan: placed.plan,
@@ -95,6 +102,7 @@ impl Session {
             pipelines: placed.pipelines,
             placement: placed.placement,
             taken: StepsTaken::default(),
+            loss_scale,
             options,
             states,
         }
@@ -181,6 +189,7 @@ impl Session {
                 samples,
                 update,
                 clip: self.options.clip,
+                loss_scale: self.loss_scale.factor(),
                 faults: self.options.faults.clone(),
                 ..StepInput::new(round, Rank(rank as u32), program, micro_batches)
             }));
@@ -188,15 +197,19 @@ impl Session {
         inputs
     }
 
-    /// Takes a step; returns the reports of all ranks.
+    /// Takes a step; returns the reports of all ranks. The loss scale of the next one follows from
+    /// its verdict.
     ///
     /// # Errors
     /// Returns `TrainError` if a device fails.
     pub fn step(&mut self, inputs: &[Arc<StepInput>]) -> Result<Vec<StepReport>, TrainError> {
         let reports = self.group.step(inputs)?;
         self.taken.steps += 1;
-        let is_updated =
-            reports.first().is_some_and(|report| matches!(report.verdict, Verdict::Commit(_)));
+        let verdict = reports.first().map(|report| &report.verdict);
+        if let Some(verdict) = verdict {
+            self.loss_scale.follow(verdict);
+        }
+        let is_updated = matches!(verdict, Some(Verdict::Commit(_)));
         self.taken.updates += u64::from(is_updated);
         // A step that is skipped changes nothing: what it computed may not be finite.
         if is_updated {
@@ -266,10 +279,11 @@ impl Session {
     /// Returns the record of the step that was just taken, which began at `timing.started`, with
     /// the wait for its samples.
     pub(crate) fn step_record(&self, reports: &[StepReport], timing: &StepTiming) -> StepRecord {
-        let StepTiming { lr, unit, batch, started } = *timing;
+        let StepTiming { lr, unit, batch, loss_scale, started } = *timing;
         let report = &reports[Rank(0).index()];
         let seconds = started.elapsed().as_secs_f64();
         let totals = report.verdict.totals();
+        let is_mixed = self.options.precision == Precision::Mixed;
         let count = match unit {
             Unit::Tokens => totals.count as u64,
             Unit::Samples => batch,
@@ -279,6 +293,7 @@ impl Session {
             loss: totals.loss,
             lr,
             grad_norm: totals.gradient_norm,
+            loss_scale: is_mixed.then_some(f64::from(loss_scale)),
             unit,
             count,
             ms: 1e3 * seconds,

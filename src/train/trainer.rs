@@ -9,6 +9,8 @@ mod fit_options;
 mod fit_tests;
 #[cfg(test)]
 mod group_tests;
+#[cfg(test)]
+mod loss_scale_tests;
 pub(super) mod opening;
 mod options;
 mod parameters;

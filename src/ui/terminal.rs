@@ -228,6 +228,7 @@ mod tests {
             loss: 2.37751,
             lr,
             grad_norm,
+            loss_scale: None,
             unit: Unit::Tokens,
             count: 768,
             ms: 377.0,

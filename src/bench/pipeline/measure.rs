@@ -10,7 +10,7 @@ use potluck_core::faults::Faults;
 use potluck_core::{DType, HostTensor};
 use potluck_graph::model::{GptConfig, gpt};
 use potluck_graph::optim::Optimizer;
-use potluck_graph::{Graph, ModelGraph, Unary};
+use potluck_graph::{Graph, ModelGraph, Precision, Unary};
 use potluck_kernels::autotune::TuneOptions;
 use potluck_parallel::planner::cut::even;
 use potluck_parallel::{ParallelOptions, PipelineOptions, Program, ReduceSite, Shares};
@@ -120,8 +120,13 @@ impl PipelineWorkload {
         let predicted = predict(&request, &placed, times, case)?;
         let chunks = placed.pipelines.stages.iter().take(1).flat_map(|of| &of.chunks);
         let blocks = chunks.map(|chunk| chunk.end - chunk.start).collect();
-        let (optimizer, faults) = (self.optimizer, Faults::none());
-        let options = SessionOptions { optimizer, clip: 1.0, seed: 0, faults };
+        let options = SessionOptions {
+            optimizer: self.optimizer,
+            clip: 1.0,
+            precision: Precision::F32,
+            seed: 0,
+            faults: Faults::none(),
+        };
         let mut session = Session::new(placed, options);
         session.initialize()?;
         let (steps, bubbles) = self.steps(&mut session)?;

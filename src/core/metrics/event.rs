@@ -36,6 +36,8 @@ pub struct StepRecord {
     pub lr: f64,
     /// The norm of the mean gradient over all parameters, before clipping.
     pub grad_norm: f64,
+    /// Loss scale with which the step was computed; `None`, and left out of the line, in f32.
+    pub loss_scale: Option<f64>,
     /// What `count` counts.
     pub unit: Unit,
     /// Tokens (targets that count) or samples in this step's global batch.
@@ -251,6 +253,9 @@ impl Serialize for JsonLine<'_, StepRecord> {
         map.serialize_entry("loss", &record.loss)?;
         map.serialize_entry("lr", &record.lr)?;
         map.serialize_entry("grad_norm", &record.grad_norm)?;
+        if let Some(loss_scale) = &record.loss_scale {
+            map.serialize_entry("loss_scale", loss_scale)?;
+        }
         let unit = record.unit.name();
         map.serialize_entry(unit, &record.count)?;
         map.serialize_entry("ms", &record.ms)?;
@@ -283,6 +288,7 @@ pub(super) mod tests {
             loss: 4.25,
             lr: 1e-3,
             grad_norm: 0.5,
+            loss_scale: None,
             unit: Unit::Tokens,
             count: 768,
             ms: 38.5,
@@ -311,6 +317,8 @@ pub(super) mod tests {
         );
         let busy = json(StepRecord { busy: Some(0.75), ..step(7) });
         assert!(busy.ends_with(r#""tokens_per_s":20000.0,"busy":0.75}"#), "{busy}");
+        let scaled = json(StepRecord { loss_scale: Some(0.25), ..step(7) });
+        assert!(scaled.contains(r#""grad_norm":0.5,"loss_scale":0.25,"tokens":768"#), "{scaled}");
         let evaluation = EvalRecord {
             step: 7,
             val_loss: 1.5,

@@ -97,12 +97,14 @@ impl Sink for TensorBoard {
 }
 
 fn step_scalars(step: &StepRecord) -> Vec<(String, f64)> {
-    vec![
+    let mut scalars = vec![
         ("train/loss".into(), step.loss),
         ("train/lr".into(), step.lr),
         ("train/grad_norm".into(), step.grad_norm),
-        (format!("throughput/{}_per_s", step.unit.name()), step.per_s),
-    ]
+    ];
+    scalars.extend(step.loss_scale.map(|scale| ("train/loss_scale".into(), scale)));
+    scalars.push((format!("throughput/{}_per_s", step.unit.name()), step.per_s));
+    scalars
 }
 
 /// Returns the values of an evaluation: `val_accuracy` becomes `val/accuracy`.

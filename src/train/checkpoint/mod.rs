@@ -61,6 +61,9 @@ pub struct Meta {
     pub step: u64,
     /// Updates done: steps without those that were skipped.
     pub optimizer_step: u64,
+    /// Loss scale of the next step, in mixed precision.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<LossScale>,
     pub seed: u64,
     /// Samples consumed: the position in the data.
     pub samples: u64,
@@ -100,6 +103,15 @@ impl Meta {
     pub fn is_of_library(&self) -> bool {
         self.run.is_empty()
     }
+}
+
+/// Loss scale between two steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct LossScale {
+    /// Logarithm of the scale, which is a power of two.
+    pub log2: i32,
+    /// Steps in a row without an overflow since the scale last changed.
+    pub clean_steps: u64,
 }
 
 /// An evaluation that was better than those before it.

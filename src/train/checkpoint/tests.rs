@@ -57,6 +57,7 @@ fn checkpoint(step: u64) -> Checkpoint {
         meta: Meta {
             step,
             optimizer_step: step.saturating_sub(1),
+            loss_scale: None,
             seed: u64::MAX,
             samples: step * 12,
             model: "kind = \"gpt\"\n".into(),

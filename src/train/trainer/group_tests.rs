@@ -9,22 +9,23 @@ use potluck_graph::model::{MlpConfig, MlpLoss, mlp};
 use potluck_graph::optim::Optimizer;
 
 const PLAIN: Optimizer = Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 };
-const ADAMW: Optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1 };
+pub(super) const ADAMW: Optimizer =
+    Optimizer::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1 };
 const BATCH: usize = 6;
 
-fn model() -> Graph {
+pub(super) fn model() -> Graph {
     let loss = MlpLoss::CrossEntropy;
     let widths = vec![4, 128, 128, 3];
     mlp(&MlpConfig { widths, activation: Unary::GeluTanh, dropout: 0.0, loss }).unwrap()
 }
 
-fn options(devices: &str, optimizer: Optimizer, groups: &[&str]) -> TrainerOptions {
+pub(super) fn options(devices: &str, optimizer: Optimizer, groups: &[&str]) -> TrainerOptions {
     let groups = groups.iter().map(|text| text.parse().unwrap()).collect();
     let options = TrainerOptions::new(devices, optimizer, BATCH);
     TrainerOptions { groups, micro_batch_size: 3, clip: 0.5, hash_every: 1, ..options }
 }
 
-fn train(trainer: &mut Trainer, steps: usize) {
+pub(super) fn train(trainer: &mut Trainer, steps: usize) {
     let inputs = trainer.graph().inputs_of_samples().map(|(name, _)| name.clone());
     let [x, targets]: [String; 2] = inputs.collect::<Vec<_>>().try_into().unwrap();
     for step in 0..steps {

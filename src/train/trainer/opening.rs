@@ -78,6 +78,7 @@ pub(crate) fn open(
         SessionOptions {
             optimizer: options.optimizer,
             clip: options.clip,
+            precision: options.precision,
             seed: options.seed,
             faults: options.faults.clone(),
         },

@@ -152,6 +152,7 @@ impl Trainer {
         let meta = Meta {
             step: steps,
             optimizer_step: updates,
+            loss_scale: self.session.loss_scale.saved(),
             seed: self.options.seed,
             samples: self.samples,
             model,
@@ -203,6 +204,7 @@ impl Trainer {
         if !self.session.restore(meta.step, parameters, moments, &state.carried)? {
             self.notes.push(STATES_OF_ZEROS.into());
         }
+        self.notes.extend(self.session.loss_scale.restore(meta.loss_scale));
         self.session.taken = StepsTaken::of(meta);
         self.samples = meta.samples;
         Ok(())

@@ -197,12 +197,14 @@ impl Trainer {
         };
         let ranks = ranks?;
         self.session.reset_states_at_beginnings(&fit.source.sampler);
+        let loss_scale = self.session.loss_scale.factor();
         let inputs = self.session.inputs(ranks, lr);
         let reports = self.take_step(&inputs)?;
         let timing = StepTiming {
             lr,
             unit: fit.options.task.unit(),
             batch: self.options.batch as u64,
+            loss_scale,
             started,
         };
         let record = self.session.step_record(&reports, &timing);
@@ -213,6 +215,17 @@ impl Trainer {
             fit.skipped = 0;
             return Ok(());
         };
+        let next = self.session.loss_scale.factor();
+        if next < loss_scale {
+            let step = self.steps();
+            return fit.emit(
+                hooks,
+                Event::Note(format!(
+                    "step {step}: gradients overflowed in mixed precision; skipped, loss scale \
+                     {next}"
+                )),
+            );
+        }
         fit.skipped += 1;
         let step = SkippedStep {
             inputs: &inputs,
