@@ -86,7 +86,7 @@ fn main() -> Result<(), DeviceError> {
             println!("there is no adapter {index}");
             continue;
         };
-        let gpu = match Gpu::open(adapter, ShaderChecks::Disabled) {
+        let gpu = match Gpu::open(adapter, ShaderChecks::Disabled, Precision::F32) {
             Ok(gpu) => gpu,
             Err(error) => {
                 println!("{error}");

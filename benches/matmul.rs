@@ -2,7 +2,7 @@
 //! those named: medians of rounds in which the variants take turns, so that a load on the machine
 //! affects all of them.
 //!
-//!     cargo bench --bench matmul -- [ADAPTER ..] [--shapes gpt,square,gpt2,narrow]
+//!     cargo bench --bench matmul -- [ADAPTER ..] [--shapes gpt,square,gpt2,step,narrow] [--mixed]
 //!         [--variants PART,..] [--rounds N] [--checked]
 
 use std::error::Error;
@@ -50,6 +50,18 @@ const SETS: [(&str, &[Product]); 4] = [
             (256, 2304, 768, ""),
             (2304, 256, 768, "a"),
             (64, 768, 50257, "b"),
+        ],
+    ),
+    (
+        "step",
+        &[
+            (8192, 768, 2304, "b"),
+            (8192, 768, 3072, "b"),
+            (8192, 3072, 768, ""),
+            (3072, 8192, 768, "a"),
+            (768, 8192, 768, "a"),
+            (2048, 2048, 2048, "b"),
+            (4096, 4096, 4096, "b"),
         ],
     ),
     (

@@ -24,23 +24,39 @@ const FAULTY_FACTOR: f32 = 1.01;
 /// NMSE of results of which one is off by a seeded error: less than is refused.
 const FAULTY_NMSE: f64 = NMSE_MAX / 2.0;
 
-/// Strict limit of the NMSE of kernels in f32 arithmetic, and those of twins with larger errors by
-/// their nature, with the reason.
+/// Limits of a deviation within which a kernel agrees with the reference as its arithmetic does.
+#[derive(Clone, Copy)]
+struct StrictLimits {
+    nmse: f64,
+    element: f64,
+}
+
+/// Strict limits of kernels in f32 arithmetic, and those of twins with larger errors by their
+/// nature, with the reason.
 ///
-/// Of all kernels the worst that three adapters gave are 6.3e-14 for products, attention, norms and
-/// losses, 1.8e-10 for sums of columns and 1.3e-11 for AdamW. The room above is for drivers whose
-/// `exp`, `tanh` and division are off by as much as Vulkan allows. Operands that are rounded to
-/// half precision give 1.6e-7.
-const STRICT_NMSE: f64 = 1e-10;
-const STRICT_NMSE_OF: [(&str, f64, &str); 2] = [
-    ("sum", 1e-8, "terms cancel, so that sums are small beside their rounding"),
-    ("adamw", 1e-9, "a step is the quotient of two moments, one under a root"),
+/// Of all kernels the worst NMSE that three adapters gave are 6.3e-14 for products, attention,
+/// norms and losses, 1.8e-10 for sums of columns and 1.3e-11 for AdamW. The room above is for
+/// drivers whose `exp`, `tanh` and division are off by as much as Vulkan allows. Operands that are
+/// rounded to half precision give 1.6e-7.
+const STRICT: StrictLimits = StrictLimits { nmse: 1e-10, element: 1e-3 };
+const STRICT_OF: [(&str, StrictLimits, &str); 2] = [
+    (
+        "sum",
+        StrictLimits { nmse: 1e-8, ..STRICT },
+        "terms cancel, so that sums are small beside their rounding",
+    ),
+    (
+        "adamw",
+        StrictLimits { nmse: 1e-9, ..STRICT },
+        "a step is the quotient of two moments, one under a root",
+    ),
 ];
 
-/// The same of mixed precision, whose reference multiplies rounded operands too.
-const STRICT_NMSE_OF_MIXED: [(&str, f64, &str); 1] = [(
+/// The same of mixed precision, whose reference multiplies rounded operands too. An NVIDIA H100
+/// gives up to 1.5e-9 for the loss with the head, and one of 24 kernels an element of 2.6e-3.
+const STRICT_OF_MIXED: [(&str, StrictLimits, &str); 1] = [(
     "linear_cross_entropy",
-    1e-7,
+    StrictLimits { nmse: 1e-7, element: 1e-2 },
     "the gradient of logits is rounded, and a little error may round it the other way",
 )];
 
@@ -48,17 +64,14 @@ const STRICT_NMSE_OF_MIXED: [(&str, f64, &str); 1] = [(
 /// subnormals of f16, and near its largest number.
 const MAGNITUDES: [f32; 2] = [1e-4, 1e4];
 
-/// Strict limit of [`Deviation::element`].
-const STRICT_ELEMENT: f64 = 1e-3;
-
-/// Returns the strict limit of the NMSE of a twin's kernels.
-fn strict_nmse(twin: &str, precision: Precision) -> f64 {
+/// Returns the strict limits of a twin's kernels.
+fn strict_limits(twin: &str, precision: Precision) -> StrictLimits {
     let own: &[_] = match precision {
-        Precision::F32 => &STRICT_NMSE_OF,
-        Precision::Mixed => &STRICT_NMSE_OF_MIXED,
+        Precision::F32 => &STRICT_OF,
+        Precision::Mixed => &STRICT_OF_MIXED,
     };
     let own = own.iter().find(|(name, ..)| *name == twin);
-    own.map_or(STRICT_NMSE, |(_, nmse, _)| *nmse)
+    own.map_or(STRICT, |(_, limits, _)| *limits)
 }
 
 /// Result of certifying a kernel.
@@ -92,7 +105,8 @@ impl CertificationResult {
     /// Returns the result of a kernel of a twin.
     fn of(twin: &str, precision: Precision, deviation: Deviation) -> Self {
         let Deviation { nmse, element } = deviation;
-        if nmse <= strict_nmse(twin, precision) && element <= STRICT_ELEMENT {
+        let strict = strict_limits(twin, precision);
+        if nmse <= strict.nmse && element <= strict.element {
             Self::Pass(deviation)
         } else if nmse <= NMSE_MAX {
             Self::Unusual(deviation)

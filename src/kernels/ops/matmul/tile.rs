@@ -118,8 +118,8 @@ pub fn sums(tile: RegisterTile) -> String {
     lines(tile.m, |i, line| (0..tile.n).try_for_each(|j| write!(line, "    var s{i}_{j} = 0.0;")))
 }
 
-/// Returns the loads of an operand, e.g. `let a1 = operand(a[a_at + 1u * stride]);`, for each of `count`
-/// rows or columns.
+/// Returns the loads of an operand, e.g. `let a1 = operand(a[a_at + 1u * stride]);`, for each of
+/// `count` rows or columns.
 fn loads(operand: &str, count: usize, stride: &str) -> String {
     lines(count, |i, line| {
         let offset = if stride == "1u" { format!("{i}u") } else { format!("{i}u * {stride}") };
