@@ -26,7 +26,7 @@ type Product = (usize, usize, usize, &'static str);
 
 /// Products `(m, k, n, transposed)` by the name of their set: the step of a small GPT (benches/
 /// step.rs), squares, the blocks of GPT-2 124M for 256 tokens, and generation of one token.
-const SETS: [(&str, &[Product]); 4] = [
+const SETS: [(&str, &[Product]); 5] = [
     (
         "gpt",
         &[

@@ -15,7 +15,7 @@ use std::sync::{LazyLock, mpsc};
 use std::time::Instant;
 
 use potluck_core::{BucketId, DType};
-use potluck_graph::{Builder, Init, Place, Plan, PlanOptions, differentiate};
+use potluck_graph::{Builder, Init, Place, Plan, PlanOptions, Precision, differentiate};
 use potluck_kernels::autotune::{KernelCache, KernelSelector};
 use potluck_kernels::device::{DeviceError, Gpu, ShaderChecks, list_adapters};
 use potluck_kernels::exec::{BucketTensor, Cpu, Executor, GpuExecutor, Readback};
@@ -42,7 +42,7 @@ fn main() {
     println!("{:44}{}", "", WAYS.map(|(name, _)| format!("{name:>9}")).concat());
     measure(&mut Cpu::fast(plan(), 0), rounds);
     for adapter in list_adapters() {
-        let opened = Gpu::open(&adapter, ShaderChecks::Disabled).and_then(|gpu| {
+        let opened = Gpu::open(&adapter, ShaderChecks::Disabled, Precision::F32).and_then(|gpu| {
             GpuExecutor::new(gpu, plan(), 0, KernelSelector::new(KernelCache::in_memory()))
         });
         match opened {

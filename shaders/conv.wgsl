@@ -52,7 +52,7 @@ fn forward(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) gr
             let source = ((picture + y) * p.w + x) * p.c + first;
             let by = (channel * p.group_c * p.kh + ky) * p.kw + kx;
             for (var q = 0u; q < p.group_c; q++) {
-                total += a[source + q] * b[by + q * p.kh * p.kw];
+                total += operand(a[source + q]) * operand(b[by + q * p.kh * p.kw]);
             }
         }
     }
@@ -80,7 +80,7 @@ fn input_grad(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups)
             let source = ((picture + down / p.sh) * p.ow + across / p.sw) * p.o + first;
             let by = (first * p.group_c + channel % p.group_c) * taps + ky * p.kw + kx;
             for (var q = 0u; q < p.group_o; q++) {
-                total += a[source + q] * b[by + q * p.group_c * taps];
+                total += operand(a[source + q]) * operand(b[by + q * p.group_c * taps]);
             }
         }
     }
@@ -106,7 +106,8 @@ fn weight_grad(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups
         let x = place % p.ow * p.sw + kx * p.dw - p.pw;
         if (y >= p.h || x >= p.w) { continue; }
         let picture = place / (p.oh * p.ow) * p.h;
-        total += a[((picture + y) * p.w + x) * p.c + first] * b[place * p.o + channel];
+        let source = ((picture + y) * p.w + x) * p.c + first;
+        total += operand(a[source]) * operand(b[place * p.o + channel]);
     }
     store(at, total);
 }

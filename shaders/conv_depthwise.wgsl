@@ -46,8 +46,8 @@ fn gathered(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) g
         for (var kx = 0u; kx < p.kw; kx++) {
             let across = left + kx * p.tap_x;
             if (across >= p.w * p.divisor_x || across % p.divisor_x != 0u) { continue; }
-            let by = w[(ky * p.kw + kx) * p.c + channel];
-            total += x[(line + across / p.divisor_x) * p.c + channel] * by;
+            let by = operand4(w[(ky * p.kw + kx) * p.c + channel]);
+            total += operand4(x[(line + across / p.divisor_x) * p.c + channel]) * by;
         }
     }
     store4(at, total);
@@ -71,8 +71,8 @@ fn weight_parts(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroup
         var across = p.first_x + tap % p.kw * p.tap_x;
         for (var place = 0u; place < p.ow; place++) {
             if (across < p.w) {
-                total += x[(row + across) * p.c + channel]
-                    * dy[(line * p.ow + place) * p.c + channel];
+                total += operand4(x[(row + across) * p.c + channel])
+                    * operand4(dy[(line * p.ow + place) * p.c + channel]);
             }
             across += p.step_x;
         }

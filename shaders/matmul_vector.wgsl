@@ -13,7 +13,8 @@
 // Prepended (src/kernels/ops/matmul/vector.rs): the constants in capitals, where ROWS is the next
 // power of two; the operands, with `many_some`, which reads the elements `at` .. `at` + 3, and
 // `few_terms`, which reads four terms from element `at` on, both with zeros for those from the
-// `count`th on; `operand4`, which rounds them in mixed precision; and `store` (src/kernels/ops/epilogue.rs).
+// `count`th on; `operand4`, which rounds them in mixed precision; and `store`
+// (src/kernels/ops/epilogue.rs).
 
 struct Params {
     workgroups: u32,

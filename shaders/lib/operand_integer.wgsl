@@ -10,7 +10,8 @@ fn operand4(x: vec4f) -> vec4f {
     let bits = bitcast<vec4u>(x);
     let sign = bits & vec4u(0x80000000u);
     let magnitude = bits ^ sign;
-    let normal = (magnitude + 0xfffu + ((magnitude >> vec4u(13u)) & vec4u(1u))) & vec4u(0xffffe000u);
+    let odd = (magnitude >> vec4u(13u)) & vec4u(1u);
+    let normal = (magnitude + 0xfffu + odd) & vec4u(0xffffe000u);
     // Subnormals are multiples of 2^-24.
     let steps = round(bitcast<vec4f>(magnitude) * 16777216.0);
     let subnormal = bitcast<vec4u>(steps * 5.9604644775390625e-8);

@@ -17,8 +17,8 @@
 //   load_b(loader: ptr<function, Loader>, q: u32) -> mat4x4f    four columns for each of them
 //   advance(loader: ptr<function, Loader>)                      to the next stage
 //   store_four(z: u32, i: u32, j: u32, own: vec2u, totals: vec4f)   four sums of a row
-// where q is the first term of the stage, and `own`, `z` are what `store_all` was given. Prepended is
-// `operand4`, which rounds what is multiplied in mixed precision.
+// where q is the first term of the stage, and `own`, `z` are what `store_all` was given. Prepended
+// is `operand4`, which rounds what is multiplied in mixed precision.
 
 const ACROSS = BN / COLUMNS;            // invocations in a row of the tile
 const SLICE = BM / ROWS * ACROSS;       // invocations that each compute other outputs

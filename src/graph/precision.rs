@@ -25,6 +25,9 @@ impl Op {
             self.root_op(),
             Self::MatMul { .. }
                 | Self::LinearWeightGrad
+                | Self::Conv2d(_)
+                | Self::Conv2dInputGrad { .. }
+                | Self::Conv2dWeightGrad { .. }
                 | Self::LinearCrossEntropy { .. }
                 | Self::LinearCrossEntropyGrad { .. }
                 | Self::LinearCrossEntropyPass { .. }
@@ -33,7 +36,14 @@ impl Op {
 
     /// Returns true if all outputs are sums of products of two inputs, of any magnitude.
     pub fn is_bilinear(&self) -> bool {
-        matches!(self.root_op(), Self::MatMul { .. } | Self::LinearWeightGrad)
+        matches!(
+            self.root_op(),
+            Self::MatMul { .. }
+                | Self::LinearWeightGrad
+                | Self::Conv2d(_)
+                | Self::Conv2dInputGrad { .. }
+                | Self::Conv2dWeightGrad { .. }
+        )
     }
 }
 

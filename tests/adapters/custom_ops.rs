@@ -4,7 +4,7 @@
 use potluck_core::rng::Key;
 use potluck_core::{HostTensor, Shape};
 use potluck_graph::optim::Optimizer;
-use potluck_graph::{Builder, Graph, Init, Plan, PlanOptions, differentiate, fuse};
+use potluck_graph::{Builder, Graph, Init, Plan, PlanOptions, Precision, differentiate, fuse};
 use potluck_kernels::Elementwise;
 use potluck_kernels::autotune::check_kernel;
 use potluck_kernels::device::{Gpu, ShaderChecks};
@@ -79,7 +79,7 @@ fn kernels_are_checked_without_a_model_and_those_of_the_gradient_too() {
     let _turn = turn();
     let shape = Shape::batched(&[1, WIDTH]);
     for adapter in adapters() {
-        let gpu = Gpu::open(&adapter, ShaderChecks::Disabled).unwrap();
+        let gpu = Gpu::open(&adapter, ShaderChecks::Disabled, Precision::F32).unwrap();
         for rows in [1, 7, 4000] {
             check_kernel(&gpu, gate(), &[shape.clone(), shape.clone()], rows).unwrap();
         }

@@ -9,7 +9,7 @@ use potluck_core::{BucketId, EdgeId, Rank};
 use potluck_graph::model::{GptConfig, gpt};
 use potluck_graph::print::MemoryUsage;
 use potluck_graph::{
-    ModelGraph, Place, Plan, PlanOptions, PlanPart, SlotKind, Unary, differentiate, fuse,
+    ModelGraph, Place, Plan, PlanOptions, PlanPart, Precision, SlotKind, Unary, differentiate, fuse,
 };
 use potluck_kernels::autotune::cache::device_key;
 use potluck_kernels::autotune::{KernelCache, KernelSelector};
@@ -191,7 +191,7 @@ impl Opener {
         cpu.set_readback_elements_max(PIECE);
         let cpu: Box<dyn Executor> = Box::new(cpu);
         let others = adapters().into_iter().map(|adapter| {
-            let gpu = Gpu::open(&adapter, checks(&adapter)).unwrap();
+            let gpu = Gpu::open(&adapter, checks(&adapter), Precision::F32).unwrap();
             let mut device = self.open(&adapter, gpu, plan, 0);
             device.set_readback_elements_max(PIECE).unwrap();
             let device: Box<dyn Executor> = Box::new(device);
@@ -336,7 +336,7 @@ fn a_stage_takes_the_memory_of_what_it_holds() {
     let needed = MemoryUsage::of(plan, 2).peak();
     assert!(needed > 4 << 20, "{needed} bytes are too few to compare");
     for adapter in adapters() {
-        let gpu = Gpu::open(&adapter, checks(&adapter)).unwrap();
+        let gpu = Gpu::open(&adapter, checks(&adapter), Precision::F32).unwrap();
         let device = gpu.device.clone();
         let Some(before) = allocated(&device) else {
             assert_eq!(adapter.api, "gl", "only GL has no allocator of wgpu's");
@@ -371,7 +371,7 @@ fn a_rank_of_a_tensor_group_takes_the_memory_of_its_slices() {
         let needed = MemoryUsage::of(&plan, 2).peak();
         assert!(10 * needed < 7 * MemoryUsage::of(&whole, 2).peak(), "{needed}");
         for adapter in adapters() {
-            let gpu = Gpu::open(&adapter, checks(&adapter)).unwrap();
+            let gpu = Gpu::open(&adapter, checks(&adapter), Precision::F32).unwrap();
             let device = gpu.device.clone();
             let Some(before) = allocated(&device) else { continue };
             let _rank = opener.open(&adapter, gpu, &plan, whole_moments(&plan));

@@ -4,7 +4,7 @@
 use std::sync::{Mutex, MutexGuard};
 
 use potluck_core::{BucketId, DType, HostTensorView, rng::Key};
-use potluck_graph::{PassKind, Plan};
+use potluck_graph::{PassKind, Plan, Precision};
 use potluck_kernels::RandomContext;
 use potluck_kernels::autotune::{KernelCache, KernelSelector};
 use potluck_kernels::device::{
@@ -65,7 +65,8 @@ pub fn devices_with(
     }
     let mut devices: Vec<Box<dyn Executor>> = vec![Box::new(cpu)];
     for adapter in adapters() {
-        let gpu = Gpu::open(&adapter, checks(&adapter)).unwrap_or_else(|e| panic!("{e}"));
+        let gpu =
+            Gpu::open(&adapter, checks(&adapter), Precision::F32).unwrap_or_else(|e| panic!("{e}"));
         let kernels = KernelSelector::new(KernelCache::in_memory());
         let mut gpu = GpuExecutor::new(gpu, plan.clone(), moments.clone(), kernels).unwrap();
         if let Some(elements) = readback_elements_max {

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::process::{Desk, Ran, adapter_name, adapter_selectors, is_swiftshader};
+use potluck_graph::Precision;
 use potluck_kernels::Pipelines;
 use potluck_kernels::bench::spin::{GROUPS_MAX, Spin};
 use potluck_kernels::device::{DeviceError, Gpu, INJECTED_HANG_MAX, ShaderChecks};
@@ -207,7 +208,7 @@ fn a_driver_that_refuses_memory_at_the_start_is_a_matter_of_the_configuration() 
 fn each_gpu(mut body: impl FnMut(&mut Gpu)) {
     let _turn = crate::common::turn();
     for adapter in crate::common::adapters() {
-        body(&mut Gpu::open(&adapter, ShaderChecks::Disabled).unwrap());
+        body(&mut Gpu::open(&adapter, ShaderChecks::Disabled, Precision::F32).unwrap());
     }
 }
 

@@ -64,7 +64,10 @@ fn root_call<'a>(call: &OpCall<'a>) -> OpCall<'a> {
 /// Returns the bytes that the host's kernel takes besides its tensors; 0 for another op.
 pub(crate) fn host_bytes(call: &OpCall) -> usize {
     match call.op {
-        Op::Fused { .. } => matmul::host_bytes(&root_call(call)),
+        Op::Fused { .. } => {
+            let root = root_call(call);
+            matmul::host_bytes(&root).max(conv::host_bytes(&root))
+        }
         _ => 0,
     }
 }

@@ -58,6 +58,7 @@ pub(crate) fn host_bytes(call: &OpCall) -> usize {
         linear_cross_entropy::host_bytes,
         linear_weight_grad::host_bytes,
         matmul::host_bytes,
+        conv::host_bytes,
         fused::host_bytes,
     ];
     of.into_iter().map(|bytes| bytes(call)).sum()

@@ -12,7 +12,7 @@ use crate::ops::host_product::{HostProduct, Matrix};
 use super::channels::Channels;
 use super::geometry::{ConvKind, Gather, Geometry};
 use super::{depthwise_host, direct};
-use crate::OpCall;
+use crate::{OpCall, operands};
 use potluck_core::HostTensorView;
 
 /// Elements of a panel: 256 KiB, which stay in the second-level cache.
@@ -43,7 +43,8 @@ thread_local! {
 /// CPU kernel: on all threads. Sums are in an order that does not depend on their number.
 pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
     let geometry = Geometry::of(call);
-    let (a, b, out) = (inputs[0].floats(), inputs[1].floats(), &mut *outputs[0]);
+    let [a, b] = [0, 1].map(|input| operands(call, inputs[input].floats()));
+    let (a, b, out) = (&*a, &*b, &mut *outputs[0]);
     match geometry.kind {
         _ if geometry.is_depthwise() => {
             depthwise_host::fast(&geometry, call.accumulates(), a, b, out)

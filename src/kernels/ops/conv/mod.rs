@@ -18,10 +18,14 @@ pub mod weights;
 
 use crate::dispatch::{ITERATIONS_MAX, WORKSPACE_VALUES_MAX, grid};
 use crate::ops::epilogue::{self, Epilogue};
+use crate::ops::matmul;
 use crate::ops::matmul::shared::WorkgroupTile;
 use crate::ops::matmul::tile::RegisterTile;
 use crate::twin::{IndependentAxis, no_forward, normal_inputs};
-use crate::{Caps, Cost, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
+use crate::{
+    Caps, Cost, Dispatch, Float, OpCall, Operand, OperandForm, Shader, Twin, Variant,
+    operand_bytes, operands,
+};
 use geometry::{ConvKind, Geometry};
 use host::fast;
 use parts::PartLayout;
@@ -65,7 +69,8 @@ pub fn reference<T: Float>(
     outputs: &mut [&mut [T]],
 ) {
     let geometry = Geometry::of(call);
-    let (a, b, out) = (inputs[0].floats(), inputs[1].floats(), &mut *outputs[0]);
+    let [a, b] = [0, 1].map(|input| operands(call, inputs[input].floats()));
+    let out = &mut *outputs[0];
     if !call.accumulates() {
         out.fill(T::zero());
     }
@@ -97,7 +102,12 @@ pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     }
     if caps.suits_hardware() {
         let suits = |(tile, _): &(WorkgroupTile, usize)| tile.suits(caps);
-        let tiles: Vec<_> = workgroup_tiles(&geometry, caps).filter(suits).collect();
+        let of_matrices: Vec<_> = cooperative_tiles(call, &geometry, caps).collect();
+        let tiles: Vec<_> = if of_matrices.is_empty() {
+            workgroup_tiles(&geometry, caps).filter(suits).collect()
+        } else {
+            of_matrices
+        };
         let is_busy = |(_, workgroups): &&(_, usize)| *workgroups >= WORKGROUPS_MIN;
         let tile = tiles.iter().find(is_busy).or(tiles.last());
         return match tile {
@@ -122,11 +132,25 @@ fn workgroup_tiles(
     caps: &Caps,
 ) -> impl Iterator<Item = (WorkgroupTile, usize)> {
     let tiles: &[WorkgroupTile] = if caps.suits_hardware() { &shared::TILES } else { &[] };
-    let count = match geometry.kind {
-        ConvKind::WeightGrad => shared_weight::workgroups,
-        ConvKind::Forward | ConvKind::InputGrad => shared::workgroups,
-    };
-    tiles.iter().filter_map(move |tile| Some((*tile, count(geometry, *tile)?)))
+    tiles.iter().filter_map(move |tile| Some((*tile, workgroups(geometry, *tile)?)))
+}
+
+/// Returns the tiles of cooperative matrices that are candidates, with their workgroups.
+fn cooperative_tiles(
+    call: &OpCall,
+    geometry: &Geometry,
+    caps: &Caps,
+) -> impl Iterator<Item = (WorkgroupTile, usize)> {
+    let tiles = matmul::shared::cooperative_tiles(call, caps);
+    tiles.into_iter().filter_map(move |tile| Some((tile, workgroups(geometry, tile)?)))
+}
+
+/// Returns the workgroups of a call in such tiles; `None` if the tile is no candidate.
+fn workgroups(geometry: &Geometry, tile: WorkgroupTile) -> Option<usize> {
+    match geometry.kind {
+        ConvKind::WeightGrad => shared_weight::workgroups(geometry, tile),
+        ConvKind::Forward | ConvKind::InputGrad => shared::workgroups(geometry, tile),
+    }
 }
 
 fn in_workgroup_memory(call: &OpCall, geometry: &Geometry, tile: WorkgroupTile) -> Vec<Dispatch> {
@@ -143,6 +167,7 @@ pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     let tiled = register_tiles(&geometry, caps)
         .map(|tile| Variant::new(tile.name, tile::dispatches(call, &geometry, tile)));
     let shared = workgroup_tiles(&geometry, caps)
+        .chain(cooperative_tiles(call, &geometry, caps))
         .map(|(tile, _)| Variant::new(tile.name, in_workgroup_memory(call, &geometry, tile)));
     let depthwise = depthwise::dispatches(call, &geometry)
         .map(|dispatches| Variant::new("conv_depthwise", dispatches));
@@ -152,7 +177,7 @@ pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
 /// Returns the plain kernel: one invocation per output, or for the gradient by the weight one per
 /// weight and part of the places.
 fn naive(call: &OpCall) -> Vec<Dispatch> {
-    let geometry = Geometry::of(call);
+    let (geometry, form) = (Geometry::of(call), OperandForm::of(call));
     let entry = match geometry.kind {
         ConvKind::Forward => "forward",
         ConvKind::InputGrad => "input_grad",
@@ -164,7 +189,7 @@ fn naive(call: &OpCall) -> Vec<Dispatch> {
     if geometry.kind != ConvKind::WeightGrad || !has_room {
         let Epilogue { text, operands } = epilogue::of(call, OPERANDS.len());
         let count = call.output_len(0);
-        let shader = Shader::new("conv", entry).with_text(&text);
+        let shader = Shader::new("conv", entry).with_operands(form).with_text(&text);
         let operands = [&OPERANDS[..], &operands].concat();
         let params = params(&geometry, count, call.accumulates(), places);
         return vec![Dispatch { shader, operands, params, groups: grid(count, 64) }];
@@ -173,7 +198,7 @@ fn naive(call: &OpCall) -> Vec<Dispatch> {
     let workspace = Operand::workspace(count);
     let text = crate::source::snippet("store");
     let first = Dispatch {
-        shader: Shader::new("conv", entry).with_text(text),
+        shader: Shader::new("conv", entry).with_operands(form).with_text(text),
         operands: vec![Operand::Input(0), Operand::Input(1), workspace],
         params: params(&geometry, count, false, places.div_ceil(parts)),
         groups: grid(count, 64),
@@ -199,6 +224,16 @@ fn params(geometry: &Geometry, count: usize, accumulate: bool, part: usize) -> V
     let sizes = [count, h, w, c, oh, ow, o, kh, kw, sh, sw, ph, pw, dh, dw];
     let more = [group_c, group_o, accumulate, places, part];
     sizes.iter().chain(&more).map(|word| *word as u32).collect()
+}
+
+/// Returns the bytes of the rounded operands of [`fast`]; 0 for another op.
+pub(crate) fn host_bytes(call: &OpCall) -> usize {
+    match call.op {
+        Op::Conv2d(_) | Op::Conv2dInputGrad { .. } | Op::Conv2dWeightGrad { .. } => {
+            operand_bytes(call, call.input_len(0) + call.input_len(1))
+        }
+        _ => 0,
+    }
 }
 
 /// Returns the cost: a multiplication and an addition per output, tap and channel of its group, as

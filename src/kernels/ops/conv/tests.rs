@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::harness::InputFill;
-use crate::testing::{check, reference};
+use crate::testing::{check, check_mixed, reference};
 use crate::{OwnedCall, RandomContext};
 use potluck_core::rng::Key;
 use potluck_core::{HostTensor, Shape};
@@ -197,5 +197,18 @@ fn all_ops_of_a_layer_cost_the_same_operations() {
         let random = RandomContext { step_key: Key::new(0), training: true };
         let owned_call = OwnedCall::new(op, inputs.to_vec(), random).unwrap();
         assert_eq!(cost(&owned_call.call()).flops, (2 * 2 * 4 * 5 * 8 * 9 * 3) as f64);
+    }
+}
+
+/// Plain layers, strides, groups and single channels, in every kernel.
+#[test]
+fn layers_in_mixed_precision_multiply_rounded_operands() {
+    let layers = [
+        (PLAIN.with_padding(1), [2, 9, 8, 16], 68, [3, 3]),
+        (PLAIN.with_stride(2).with_padding(1).with_groups(2), [2, 7, 6, 10], 12, [3, 2]),
+        (PLAIN.with_padding(1).with_groups(8), [2, 7, 6, 8], 8, [3, 3]),
+    ];
+    for (op, inputs) in layers.into_iter().flat_map(calls_of) {
+        check_mixed(op, &inputs.map(|dims| normal(&dims)), 1);
     }
 }

@@ -20,7 +20,7 @@ use super::weights::WeightLayout;
 use crate::dispatch::{ITERATIONS_MAX, WORKSPACE_VALUES_MAX, grid};
 use crate::ops::epilogue::{self, Epilogue};
 use crate::ops::matmul::tile::{RegisterTile, WORKGROUP, lines, moves, products, sums};
-use crate::{Dispatch, OpCall, Operand, Shader};
+use crate::{Dispatch, OpCall, Operand, OperandForm, Shader};
 
 /// Available tiles, of those that fit the fastest first. Few channels have tiles of their own,
 /// because tests and addresses of a tile's rows cost as much as its products there.
@@ -152,7 +152,11 @@ fn gathered(call: &OpCall, geometry: &Geometry, tile: RegisterTile) -> Vec<Dispa
     let sizes = Sizes2d::of(geometry);
     let ([each, across], [read, written]) = (sizes.tiles(tile), gather_params(geometry));
     let product = Dispatch {
-        shader: Shader::emitted(tile.name, "tile", gathered_text(tile, &store)),
+        shader: Shader::emitted(
+            tile.name,
+            "tile",
+            gathered_text(tile, &(OperandForm::of(call).snippet().to_owned() + &store)),
+        ),
         operands: [&own[..], &operands].concat(),
         params: [
             &[each * sizes.count, each, across, sizes.m].map(|word| word as u32)[..],
@@ -203,10 +207,11 @@ fn gathered_text(tile: RegisterTile, store: &str) -> String {
         write!(line, "            let ok{i} = is{i} && x{i} + x < p.w; ")?;
         write!(line, "let at{i} = select(first, row{i} + x_at, ok{i});")
     });
-    let loads =
-        lines(m, |i, line| {
-            write!(line, "                let a{i} = select(0.0, a[at{i} + q], ok{i});")
-        }) + &lines(n, |j, line| write!(line, "                let b{j} = b[b_at + {j}u];"));
+    let loads = lines(m, |i, line| {
+        write!(line, "                let a{i} = operand(select(0.0, a[at{i} + q], ok{i}));")
+    }) + &lines(n, |j, line| {
+        write!(line, "                let b{j} = operand(b[b_at + {j}u]);")
+    });
     let stores = lines(n, |j, line| {
         write!(line, "            if (j + {j}u >= column) {{ store(at + {j}u, s0_{j}); }}")
     });
@@ -308,7 +313,7 @@ fn weight_grad(call: &OpCall, geometry: &Geometry, tile: RegisterTile) -> Vec<Di
     let front = [tiles, each, across, geometry.groups(), sizes.n, rows, part, h, w, c, oh, ow, o];
     let behind = [kernel[1], sh, sw, ph, pw, dh, dw, group_c, group_o];
     let product = Dispatch {
-        shader: Shader::emitted(tile.name, "tile", weight_text(tile)),
+        shader: Shader::emitted(tile.name, "tile", weight_text(tile, OperandForm::of(call))),
         operands: vec![Operand::Input(0), Operand::Input(1), workspace],
         params: front.iter().chain(&behind).map(|word| *word as u32).collect(),
         groups: grid(tiles, WORKGROUP),
@@ -319,8 +324,8 @@ fn weight_grad(call: &OpCall, geometry: &Geometry, tile: RegisterTile) -> Vec<Di
 
 /// Returns the WGSL of a tile of the gradient by the weight, with the entry point `tile`. There
 /// must be at least as many channels and terms as it has rows and columns.
-fn weight_text(tile: RegisterTile) -> String {
-    let RegisterTile { m, n, .. } = tile;
+fn weight_text(tile: RegisterTile, form: OperandForm) -> String {
+    let (RegisterTile { m, n, .. }, operands) = (tile, form.snippet());
     let columns = lines(n, |j, line| {
         write!(line, "    let tap{j} = (j + {j}u) / p.group_c; ")?;
         write!(line, "let y{j} = tap{j} / p.kw * p.dh - p.ph; ")?;
@@ -328,17 +333,21 @@ fn weight_text(tile: RegisterTile) -> String {
         write!(line, "let at{j} = (y{j} * p.w + x{j}) * p.c + (j + {j}u) % p.group_c;")
     });
     let tests = lines(n, |j, line| write!(line, "        let ok{j} = top + y{j} < p.h;"));
-    let loads = lines(m, |i, line| write!(line, "            let a{i} = dy[dy_at + {i}u];"))
-        + &lines(n, |j, line| {
-            write!(line, "            let is{j} = ok{j} && left + x{j} < p.w; ")?;
-            write!(line, "let b{j} = select(0.0, x[select(0u, at + at{j}, is{j})], is{j});")
-        });
+    let loads =
+        lines(m, |i, line| write!(line, "            let a{i} = operand(dy[dy_at + {i}u]);"))
+            + &lines(n, |j, line| {
+                write!(line, "            let is{j} = ok{j} && left + x{j} < p.w; ")?;
+                write!(
+                    line,
+                    "let b{j} = operand(select(0.0, x[select(0u, at + at{j}, is{j})], is{j}));"
+                )
+            });
     let stores = lines(n, |j, line| {
         write!(line, "            if (j + {j}u >= column) {{ c[at + {j}u] = s0_{j}; }}")
     });
     let [sums, products, moves] = [sums(tile), products(tile), moves(tile)];
     format!(
-        "{WEIGHT_HEAD}
+        "{WEIGHT_HEAD}{operands}
 @compute @workgroup_size({WORKGROUP})
 fn tile(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {{
     let index = invocation_of(id, groups, {WORKGROUP}u);

@@ -20,7 +20,7 @@ use crate::ops::host_product::{HostProduct, Matrix};
 use crate::twin::{IndependentAxis, no_forward, normal_inputs};
 use crate::{Caps, Cost, Dispatch, Float, OpCall, Shader, Twin, Variant, operand_bytes, operands};
 use potluck_core::{DType, HostTensorView};
-use potluck_graph::{Op, Precision};
+use potluck_graph::Op;
 pub(crate) use probes::probes_with_columns;
 use probes::{catalog, probes};
 use shared::WorkgroupTile;
@@ -209,7 +209,7 @@ fn on_hardware(call: &OpCall, sizes: Sizes, caps: &Caps) -> Vec<Dispatch> {
         return vec![vector::dispatch(call, &sizes, vector::static_choice(&sizes))];
     }
     let suits = |tile: &WorkgroupTile| tile.suits(caps) && tile.fits(&sizes);
-    let of_matrices = cooperative_tiles(call, caps);
+    let of_matrices = shared::cooperative_tiles(call, caps);
     let all = if of_matrices.iter().any(suits) { of_matrices } else { shared::TILES.to_vec() };
     let is_filled =
         |split: &SplitK| split.suits(caps) && split.workgroups(&sizes) >= WORKGROUPS_MIN;
@@ -245,16 +245,8 @@ pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     if caps.suits_hardware() {
         every.extend(in_workgroup_memory(call, &sizes, &shared::TILES));
     }
-    every.extend(in_workgroup_memory(call, &sizes, &cooperative_tiles(call, caps)));
+    every.extend(in_workgroup_memory(call, &sizes, &shared::cooperative_tiles(call, caps)));
     every
-}
-
-/// Returns the tiles of cooperative matrices that a call may have on a device.
-fn cooperative_tiles(call: &OpCall, caps: &Caps) -> Vec<WorkgroupTile> {
-    match call.precision {
-        Precision::F32 => Vec::new(),
-        Precision::Mixed => shared::cooperative_tiles(caps).collect(),
-    }
 }
 
 /// Returns the variants of some tiles in workgroup memory, and those that split long sums.
@@ -347,7 +339,7 @@ mod tests {
     use crate::{DeviceClass, OperandForm, OwnedCall, RandomContext};
     use potluck_core::rng::Key;
     use potluck_core::{DType, HostTensor, Shape};
-    use potluck_graph::{Accumulation, shapes};
+    use potluck_graph::{Accumulation, Precision, shapes};
 
     const TRANSPOSES: [(bool, bool); 4] =
         [(false, false), (false, true), (true, false), (true, true)];

@@ -32,7 +32,7 @@ use crate::device::CooperativeSquare;
 use crate::ops::epilogue::{self, Epilogue, EpilogueStep};
 use crate::ops::fused_vectors;
 use crate::{Caps, Dispatch, OpCall, Operand, OperandForm, Shader, dispatch, source};
-use potluck_graph::Accumulation;
+use potluck_graph::{Accumulation, Precision};
 
 /// Tile of the output that one workgroup computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,16 +122,16 @@ const COOPERATIVE_TILES: [(&str, [u32; 2], u32, u32); 3] = [
     ("matmul_coop_small", [2, 1], 32, 2),
 ];
 
-/// Returns the tiles of cooperative matrices for which a device has memory and invocations.
-pub fn cooperative_tiles(caps: &Caps) -> impl Iterator<Item = WorkgroupTile> {
-    let workgroup_bytes = caps.workgroup_bytes;
-    let of_matrix = move |matrix: CooperativeSquare| {
-        COOPERATIVE_TILES.into_iter().map(move |(name, units, terms, steps)| {
-            WorkgroupTile::cooperative(name, matrix, units, [terms, steps])
-        })
+/// Returns the tiles of cooperative matrices that a call may have on a device, which has memory for
+/// them: none in f32.
+pub fn cooperative_tiles(call: &OpCall, caps: &Caps) -> Vec<WorkgroupTile> {
+    let Some(matrix) = caps.cooperative.filter(|_| call.precision == Precision::Mixed) else {
+        return Vec::new();
     };
-    let fits = move |tile: &WorkgroupTile| tile.workgroup_bytes() <= workgroup_bytes;
-    caps.cooperative.into_iter().flat_map(of_matrix).filter(fits)
+    let tiles = COOPERATIVE_TILES.map(|(name, units, terms, steps)| {
+        WorkgroupTile::cooperative(name, matrix, units, [terms, steps])
+    });
+    tiles.into_iter().filter(|tile| tile.workgroup_bytes() <= caps.workgroup_bytes).collect()
 }
 
 /// Memory layout of an operand.
