@@ -11,6 +11,7 @@ use potluck_graph::{
     Accumulation, AttentionOptions, Binary, Conv2dOptions, EpilogueOp, Op, Precision, Unary,
 };
 use potluck_kernels::autotune::catalog::catalog_calls;
+use potluck_kernels::device::CooperativeSquare;
 use potluck_kernels::ops::attention::tiles;
 use potluck_kernels::ops::matmul::split_k::SPLIT_TILES;
 use potluck_kernels::ops::matmul::{shared, tile};
@@ -41,7 +42,8 @@ fn emitted() -> Vec<(String, String)> {
         for transposed in 0..4 {
             let (a, b) = (transposed & 1 != 0, transposed & 2 != 0);
             let name = format!("{} {a} {b}", tile.name);
-            let emitted = tile::text(tile, a, b, snippet("store"));
+            let prepended = [snippet("operand_f32"), snippet("store")].concat();
+            let emitted = tile::text(tile, a, b, &prepended);
             texts.push((name, text(&Shader::emitted("tile", "tile", emitted))));
         }
     }
@@ -223,6 +225,7 @@ fn products() -> Vec<(String, String)> {
         texts.extend(of_product(name, "whole", [256, 2048, 256]));
         texts.extend(of_product(name, "odd", [257, 2051, 261]));
     }
+    texts.extend(in_mixed_precision());
     let few = [
         ("row", [1, 256, 256]),
         ("column", [256, 256, 1]),
@@ -235,6 +238,24 @@ fn products() -> Vec<(String, String)> {
         let transposes = [(false, kind != "column")];
         for name in ["matmul_vector_64", "matmul_vector_128"] {
             texts.extend(of_transposes(&transposes, name, kind, sizes));
+        }
+    }
+    texts
+}
+
+/// The kernels of a product in mixed precision, but for those by cooperative matrices.
+fn in_mixed_precision() -> Vec<(String, String)> {
+    let random = RandomContext { step_key: Key::new(1), training: true };
+    let op = Op::MatMul { transpose_a: false, transpose_b: true };
+    let mut texts = Vec::new();
+    for inputs in [vec![vec![256, 2048], vec![256, 2048]], vec![vec![4, 259], vec![257, 259]]] {
+        let of_f32 = OwnedCall::new(op.clone(), inputs, random).unwrap();
+        let owned_call = OwnedCall { precision: Precision::Mixed, ..of_f32 };
+        let call = owned_call.call();
+        let caps = Caps { cooperative: None, ..Caps::EVERY };
+        for variant in (twin(call.op).unwrap().variants)(&call, &caps) {
+            let name = format!("{} mixed {}", variant.name, call.inputs[0][0]);
+            texts.push((name, text(&variant.dispatches[0].shader)));
         }
     }
     texts
@@ -464,6 +485,62 @@ pub fn demanding_modules() -> Vec<(String, String, u32)> {
     };
     demanding.flat_map(texts).collect()
 }
+
+/// What modules by cooperative matrices may use.
+pub const COOPERATIVE: Capabilities = CAPABILITIES
+    .union(Capabilities::SUBGROUP)
+    .union(Capabilities::SHADER_FLOAT16)
+    .union(Capabilities::COOPERATIVE_MATRIX);
+
+/// Products and convolutions by the cooperative matrices of NVIDIA, AMD, Apple and Mesa's llvmpipe,
+/// as their dispatches complete them: `(name, text)`.
+pub fn cooperative_modules() -> Vec<(String, String)> {
+    let squares = [(16, [32, 32]), (16, [32, 64]), (8, [32, 32]), (8, [8, 8])];
+    let random = RandomContext { step_key: Key::new(1), training: true };
+    let options = Conv2dOptions { stride: [1; 2], padding: [1; 2], dilation: [1; 2], groups: 1 };
+    let mut calls: Vec<(Op, Vec<Vec<usize>>)> = vec![
+        (Op::Conv2d(options), vec![vec![2, 24, 24, 32], vec![256, 32, 3, 3]]),
+        (
+            Op::Conv2dInputGrad { options, size: [24, 24] },
+            vec![vec![2, 24, 24, 32], vec![32, 256, 3, 3]],
+        ),
+        (
+            Op::Conv2dWeightGrad { options, kernel: [3, 3] },
+            vec![vec![2, 24, 24, 32], vec![2, 24, 24, 256]],
+        ),
+        (Op::LinearWeightGrad, vec![vec![2048, 256], vec![2048, 256]]),
+    ];
+    for (transpose_a, transpose_b) in TRANSPOSES {
+        for [m, k, n] in [[256, 256, 256], [257, 1029, 261]] {
+            let pair = |rows, columns, swapped| {
+                if swapped { vec![columns, rows] } else { vec![rows, columns] }
+            };
+            let op = Op::MatMul { transpose_a, transpose_b };
+            calls.push((op, vec![pair(m, k, transpose_a), pair(k, n, transpose_b)]));
+        }
+    }
+    let mut texts: Vec<(String, String)> = Vec::new();
+    for (op, inputs) in calls {
+        let of_f32 = OwnedCall::new(op, inputs, random).unwrap();
+        let owned_call = OwnedCall { precision: Precision::Mixed, ..of_f32 };
+        let call = owned_call.call();
+        for (size, subgroups) in squares {
+            let cooperative = Some(CooperativeSquare { size, subgroups });
+            let caps = Caps { cooperative, ..Caps::EVERY };
+            let variants = (twin(call.op).unwrap().variants)(&call, &caps);
+            for variant in variants.iter().filter(|variant| variant.name.contains("_coop")) {
+                let shader = &variant.dispatches.iter().find(|one| one.shader.entry == COOP_ENTRY);
+                let shader = &shader.unwrap_or_else(|| panic!("{}", variant.name)).shader;
+                let name = format!("{} {size} {subgroups:?} {}", variant.name, call.op);
+                texts.push((name, text(shader)));
+            }
+        }
+    }
+    texts
+}
+
+/// Entry point of products by cooperative matrices.
+const COOP_ENTRY: &str = "cooperative_tile";
 
 /// Every other module: `(name, text)`.
 pub fn modules() -> Vec<(String, String)> {

@@ -12,8 +12,8 @@ use potluck_kernels::ops::attention::tiles;
 use potluck_kernels::source::FILES;
 
 use crate::shader_modules::{
-    CAPABILITIES, WORKGROUP_BYTES, attention_tiles, capabilities_of, demanding_modules, modules,
-    parse, policies, resolved, spirv,
+    CAPABILITIES, COOPERATIVE, WORKGROUP_BYTES, attention_tiles, capabilities_of,
+    cooperative_modules, demanding_modules, modules, parse, policies, resolved, spirv,
 };
 
 #[test]
@@ -34,6 +34,26 @@ fn every_shader_is_portable_and_translates() {
         }
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// Cooperative matrices are for Vulkan and Metal: naga has no others.
+#[test]
+fn products_by_cooperative_matrices_translate() {
+    let modules = cooperative_modules();
+    assert!(modules.len() > 100, "{} modules", modules.len());
+    for (name, text) in modules {
+        let (module, info) =
+            parse(&text, COOPERATIVE).unwrap_or_else(|why| panic!("{name}: {why}"));
+        let entry = module.entry_points.iter().find(|entry| entry.name == "cooperative_tile");
+        let entry = entry.unwrap_or_else(|| panic!("{name}: the entry point is missing"));
+        let (module, info) = resolved((&module, &info), entry).unwrap();
+        for checked in [true, false] {
+            let words = spirv((&module, &info), entry, checked);
+            assert!(!words.unwrap_or_else(|why| panic!("{name}: {why}")).is_empty());
+            let metal = to_msl(&module, &info, entry, checked);
+            metal.unwrap_or_else(|why| panic!("{name} to MSL: {why}"));
+        }
+    }
 }
 
 /// Checks a portable module; see [`check_within`].
