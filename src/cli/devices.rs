@@ -10,9 +10,9 @@ use potluck_graph::Precision;
 use potluck_kernels::autotune::cache::Summary;
 use potluck_kernels::autotune::{KernelCache, KernelSelector, cache, catalog};
 use potluck_kernels::device::{
-    Adapter, AdapterKind, AdapterMemory, CooperativeMatrix, DeviceError, Features, Gpu, HostInfo,
-    Limits, MappedReadRates, ReadMethod, Selection, ShaderChecks, host, list_adapters, no_adapter,
-    select,
+    Adapter, AdapterKind, AdapterMemory, CooperativeMatrix, CooperativeSquare, DeviceError,
+    Features, Gpu, HostInfo, Limits, MappedReadRates, ReadMethod, Selection, ShaderChecks, host,
+    list_adapters, no_adapter, select,
 };
 use potluck_kernels::harness::Deviation;
 use potluck_train::TrainError;
@@ -198,6 +198,7 @@ impl DeviceEntry<'_> {
         if !matrices.is_empty() {
             lines.push(("matrices", matrices.join(", ")));
         }
+        lines.push(("mixed", mixed_text(adapter.cooperative_square())));
         for (index, other) in &self.merged {
             let name = if other.name == adapter.name { "" } else { other.name.as_str() };
             lines.push(("also", format!("{}, as {index} {name}", other.api).trim().into()));
@@ -250,6 +251,7 @@ impl DeviceEntry<'_> {
             "limits": limits_json(&adapter.limits()),
             "features": features_json(&adapter.features()),
             "cooperative_matrices": matrices(&adapter.cooperative_matrices()),
+            "mixed_matrix_size": adapter.cooperative_square().map(|square| square.size),
             "mapped_reads": known.mapped_reads().map(|rates| json!({
                 "mapped_bytes_per_s": rates.mapped,
                 "own_bytes_per_s": rates.own,
@@ -296,6 +298,14 @@ fn memory_text(memory: AdapterMemory) -> String {
         (Some(bytes), true) => format!("up to {} of the host's{free}", binary(bytes)),
         (None, true) => "the host's; how much of it is unknown".into(),
         (None, false) => "unknown; train.device_memory_mib sets it".into(),
+    }
+}
+
+/// Tells with what a device multiplies matrices in mixed precision.
+fn mixed_text(square: Option<CooperativeSquare>) -> String {
+    match square {
+        Some(CooperativeSquare { size, .. }) => format!("matrix units, {size}x{size}x{size}"),
+        None => "rounded operands without matrix units, no faster than f32".into(),
     }
 }
 

@@ -304,6 +304,7 @@ fn devices_are_listed_once_each_with_what_they_have() {
             "limits",
             "features",
             "cooperative_matrices",
+            "mixed_matrix_size",
             "mapped_reads",
             "kernels",
         ];

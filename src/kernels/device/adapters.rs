@@ -55,7 +55,7 @@ impl Adapter {
     }
 
     /// Returns the cooperative matrices that kernels would use on the adapter.
-    pub(crate) fn cooperative_square(&self) -> Option<CooperativeSquare> {
+    pub fn cooperative_square(&self) -> Option<CooperativeSquare> {
         CooperativeSquare::of(&self.cooperative_matrices(), &self.features())
     }
 
