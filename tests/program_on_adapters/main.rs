@@ -15,6 +15,7 @@ mod moments;
 mod node_processes;
 mod nodes;
 mod pipelines;
+mod precision;
 #[path = "../common/process.rs"]
 mod process;
 mod recompute;

@@ -1,0 +1,110 @@
+//! Trainers in mixed precision: on the CPU device, on every adapter, and on all of them in one run.
+
+use crate::process::adapter_selectors;
+use potluck_core::HostTensor;
+use potluck_graph::model::{GptConfig, gpt};
+use potluck_graph::optim::Optimizer;
+use potluck_graph::{Graph, Precision, Unary};
+use potluck_train::{Trainer, TrainerOptions};
+
+const VOCABULARY: usize = 33;
+const CONTEXT: usize = 6;
+const BATCH: usize = 8;
+const STEPS: usize = 40;
+
+fn model() -> Graph {
+    let config = GptConfig {
+        vocabulary: VOCABULARY,
+        context: CONTEXT,
+        positions: CONTEXT,
+        layers: 2,
+        heads: 2,
+        width: 32,
+        bias: true,
+        dropout: 0.0,
+        tie: true,
+        activation: Unary::GeluTanh,
+    };
+    gpt(&config).unwrap()
+}
+
+fn options(devices: &str, precision: Precision) -> TrainerOptions {
+    let optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.1 };
+    TrainerOptions {
+        clip: 1.0,
+        tune_s: 0.0,
+        seed: 3,
+        hash_every: 1,
+        precision,
+        ..TrainerOptions::new(devices, optimizer, BATCH)
+    }
+}
+
+/// Runs steps up to `last`, and returns their losses.
+fn train(trainer: &mut Trainer, last: usize) -> Vec<f64> {
+    let mut losses = Vec::new();
+    for step in trainer.steps() as usize..last {
+        let id = |at: usize| ((7 * at + 11 * (step % 5)) % VOCABULARY) as u32;
+        let ids =
+            |first: usize| HostTensor::Int((first..first + BATCH * CONTEXT).map(id).collect());
+        let batch = [("tokens", ids(0)), ("targets", ids(1))];
+        losses.push(trainer.step(&batch, 0.003).unwrap().loss);
+    }
+    losses
+}
+
+fn bits(trainer: &Trainer) -> Vec<u32> {
+    let tensors = trainer.parameters().unwrap();
+    tensors.iter().flat_map(|tensor| &tensor.values).map(|value| value.to_bits()).collect()
+}
+
+/// Asserts that losses follow the exact ones without being the same: means of ten steps within
+/// half a percent.
+fn assert_follows(losses: &[f64], exact: &[f64], what: &str) {
+    let mean = |window: &[f64]| window.iter().sum::<f64>() / window.len() as f64;
+    for (at, (window, exact)) in losses.chunks(10).zip(exact.chunks(10)).enumerate() {
+        let (mean, exact) = (mean(window), mean(exact));
+        let is_near = (mean - exact).abs() < 0.005 * exact;
+        assert!(is_near, "{what}, steps from {}: {mean}, not {exact}", 10 * at);
+    }
+    assert_ne!(losses, exact, "{what} rounds nothing");
+    assert!(losses[STEPS - 1] < 0.7 * losses[0], "{what}: {losses:?}");
+}
+
+#[test]
+fn a_run_in_mixed_precision_follows_that_in_f32_and_goes_on_from_a_save() {
+    let _turn = crate::common::turn();
+    let mut devices = adapter_selectors();
+    devices.push("cpu".into());
+    for device in devices {
+        let mut exact = Trainer::new(model(), &options(&device, Precision::F32)).unwrap();
+        let expected = train(&mut exact, STEPS);
+        let mixed = options(&device, Precision::Mixed);
+        let mut trainer = Trainer::new(model(), &mixed).unwrap();
+        let losses = train(&mut trainer, STEPS);
+        assert_follows(&losses, &expected, &device);
+
+        // Saved in the middle, read back, and with the same steps behind.
+        let directory = tempfile::tempdir().unwrap();
+        let mut first = Trainer::new(model(), &mixed).unwrap();
+        train(&mut first, STEPS / 2);
+        first.save(directory.path()).unwrap();
+        drop(first);
+        let mut second = Trainer::load(model(), &mixed, directory.path()).unwrap();
+        assert_eq!(train(&mut second, STEPS), losses[STEPS / 2..], "{device}");
+        assert!(bits(&second) == bits(&trainer), "{device}");
+    }
+}
+
+/// Every replica has the same parameters after every step, on devices that round by different
+/// means.
+#[test]
+fn unlike_devices_train_in_mixed_precision_together() {
+    let _turn = crate::common::turn();
+    let mut exact = Trainer::new(model(), &options("cpu", Precision::F32)).unwrap();
+    let expected = train(&mut exact, STEPS);
+    let devices = [adapter_selectors(), vec!["cpu".into()]].concat().join(",");
+    let together = TrainerOptions { micro_batch_size: 1, ..options(&devices, Precision::Mixed) };
+    let mut trainer = Trainer::new(model(), &together).unwrap();
+    assert_follows(&train(&mut trainer, STEPS), &expected, &devices);
+}
