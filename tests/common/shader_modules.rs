@@ -221,7 +221,7 @@ fn products() -> Vec<(String, String)> {
             texts.extend(of_product(tile.name, kind, product));
         }
     }
-    for (name, _) in SPLIT_TILES {
+    for (name, _) in SPLIT_TILES.into_iter().filter(|(name, _)| !name.contains("_coop")) {
         texts.extend(of_product(name, "whole", [256, 2048, 256]));
         texts.extend(of_product(name, "odd", [257, 2051, 261]));
     }
