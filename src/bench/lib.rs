@@ -10,13 +10,13 @@
 pub mod collectives;
 pub mod compare;
 mod generation;
+mod large_product;
 pub mod link;
 mod matmul;
 mod peaks;
 pub mod pipeline;
 pub mod profile;
 pub mod report;
-mod robustness;
 mod sample;
 pub mod step;
 mod system;
@@ -32,6 +32,7 @@ pub use report::{
 pub use sample::Effort;
 pub use system::System;
 
+use large_product::{PRECISIONS, ROBUSTNESS};
 use potluck_graph::Precision;
 use potluck_kernels::bench::device::BenchDevice;
 use potluck_kernels::device::{DeviceError, ShaderChecks};
@@ -49,6 +50,8 @@ pub enum Part {
     Matmul,
     /// A large matrix product with the checks of shaders and without them.
     Robustness,
+    /// A large matrix product in f32 and in mixed precision.
+    Precision,
     /// A training step of a GPT.
     Step,
     /// Tokens that a GPT writes.
@@ -113,8 +116,10 @@ fn measure_parts(
                     BenchDevice::open(adapter, ShaderChecks::Disabled, Precision::F32)?;
                 measure_gpu(&mut device, target, &options.parts, &sampling_plan, recorder)?;
             }
-            if options.parts.contains(&Part::Robustness) {
-                robustness::measure(adapter, options.effort, recorder)?;
+            for (part, cases) in [(Part::Robustness, &ROBUSTNESS), (Part::Precision, &PRECISIONS)] {
+                if options.parts.contains(&part) {
+                    large_product::measure(adapter, cases, options.effort, recorder)?;
+                }
             }
         }
     }

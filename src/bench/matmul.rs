@@ -38,6 +38,7 @@ pub(crate) struct MatmulShape {
     a: [usize; 2],
     b: [usize; 2],
     c: [usize; 2],
+    precision: Precision,
 }
 
 impl MatmulShape {
@@ -50,7 +51,13 @@ impl MatmulShape {
         let pair = |first, second, swapped| if swapped { [second, first] } else { [first, second] };
         let op = Op::MatMul { transpose_a, transpose_b };
         let (a, b) = (pair(m, k, transpose_a), pair(k, n, transpose_b));
-        Self { name: format!("matmul.{name}"), op, a, b, c: [m, n] }
+        let precision = Precision::F32;
+        Self { name: format!("matmul.{name}"), op, a, b, c: [m, n], precision }
+    }
+
+    /// Returns the same product in this precision.
+    pub(crate) fn with_precision(self, precision: Precision) -> Self {
+        Self { precision, ..self }
     }
 
     fn call(&self) -> OpCall<'_> {
@@ -59,7 +66,7 @@ impl MatmulShape {
             inputs: vec![self.a.to_vec(), self.b.to_vec()],
             outputs: vec![self.c.to_vec()],
             accumulate: Accumulation::NONE,
-            precision: Precision::F32,
+            precision: self.precision,
             loss_scale: 1.0,
             random: RandomContext { step_key: Key::new(0), training: false },
         }

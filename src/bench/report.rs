@@ -66,6 +66,8 @@ pub enum FigureKind {
     Matmul,
     /// Matrix product with the checks of shaders, or without them.
     Robustness,
+    /// Matrix product in a precision.
+    Precision,
     /// Training step of a model.
     Step,
     /// Text that a model writes.
@@ -100,6 +102,7 @@ impl FigureKind {
             Self::Dispatch => "dispatch",
             Self::Matmul => "matmul",
             Self::Robustness => "robustness",
+            Self::Precision => "precision",
             Self::Step => "step",
             Self::Generation => "generation",
             Self::Link(_) => "link",

@@ -91,9 +91,10 @@ fn unsteady(device: &DeviceReport) -> Option<f64> {
 /// Returns the table of rates and overheads of the device itself.
 fn peaks(device: &DeviceReport) -> Table {
     let mut table = Table::new(&["<peaks", "median", "<unit", "spread", "<by", "<on"]);
-    use FigureKind::{Dispatch, Memory, Peak, Robustness, Transfer};
-    let is_peak =
-        |one: &&Figure| matches!(one.kind, Peak | Memory | Transfer | Dispatch | Robustness);
+    use FigureKind::{Dispatch, Memory, Peak, Precision, Robustness, Transfer};
+    let is_peak = |one: &&Figure| {
+        matches!(one.kind, Peak | Memory | Transfer | Dispatch | Robustness | Precision)
+    };
     for figure in device.figures.iter().filter(is_peak) {
         table.row(vec![
             figure.name.replace(['.', '_'], " "),

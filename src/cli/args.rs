@@ -843,6 +843,9 @@ pub enum BenchPart {
     /// A large product with the checks of shaders, and as runs have it, without them. Not by
     /// default
     Robustness,
+    /// A large product in f32 and in mixed precision, by matrix units where there are any. Not by
+    /// default
+    Precision,
     /// The training step of a GPT
     Step,
     /// Tokens per second that GPTs write: of a prompt, and one by one for a text and for 8 at the

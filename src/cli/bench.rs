@@ -173,6 +173,7 @@ fn options(args: &BenchArgs) -> Options {
             BenchPart::Peaks => Part::Peaks,
             BenchPart::Matmul => Part::Matmul,
             BenchPart::Robustness => Part::Robustness,
+            BenchPart::Precision => Part::Precision,
             BenchPart::Step => Part::Step,
             BenchPart::Generation => Part::Generation,
         });

@@ -8,7 +8,7 @@ use super::facts;
 use super::measures::{Findings, Measure};
 use super::parts::HardwarePart;
 use super::peaks;
-use super::record::words;
+use super::record::{Trained, words};
 use super::report;
 use super::workshop::{Halt, Workshop};
 use potluck_bench::profile::{KernelFigures, ProfileFigures};
@@ -19,6 +19,8 @@ const STEPS: usize = 20;
 const TOY_STEPS: usize = 4;
 /// Share of a step in which a hardware GPU is busy at least.
 const BUSY: f64 = 0.9;
+/// Largest share by which the loss of mixed precision may be off.
+const MIXED_LOSS: f64 = 0.005;
 /// Kernels that the summary names: those that lose the most time.
 const SLOW: usize = 3;
 
@@ -41,6 +43,7 @@ pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
         let name = format!("{name} rate");
         measures.extend(rate.map(|rate| Measure::number(&name, rate, "tokens/s")));
     }
+    measures.extend(in_mixed_precision(shop, &with_tuning(seconds), &tuned)?);
     if let Some(busy) = tuned.busy() {
         measures.push(if shop.times_count() {
             Measure::at_least("device busy", busy, BUSY, "of a step")
@@ -69,6 +72,28 @@ pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
     let details =
         json!({ "losses": tuned.losses(), "step_ms": profile.step_ms, "kernels": details });
     Ok(Findings { measures, details, skipped: None })
+}
+
+/// Returns the measures of the same run in mixed precision.
+fn in_mixed_precision(
+    shop: &Workshop,
+    options: &[String],
+    tuned: &Trained,
+) -> Result<Vec<Measure>, Halt> {
+    let options = [options, &words("--precision mixed")].concat();
+    let run = shop.train_in("mixed", &shop.selector, &options)?;
+    let steps = shop.sized(TOY_STEPS, STEPS);
+    let mut measures = vec![run.end("mixed", steps)];
+    if let Some(rate) = run.tokens_per_second() {
+        measures.push(Measure::number("mixed rate", rate, "tokens/s"));
+        let exact = tuned.tokens_per_second();
+        measures.extend(exact.map(|exact| Measure::number("gain of mixed", rate / exact, "times")));
+    }
+    if let (Some(loss), Some(exact)) = (run.losses().last(), tuned.losses().last()) {
+        let difference = (loss - exact).abs() / exact;
+        measures.push(Measure::at_most("difference of its last loss", difference, MIXED_LOSS, ""));
+    }
+    Ok(measures)
 }
 
 /// Returns the measures of the kernels that the runs have checked at full size, which those on a

@@ -20,11 +20,13 @@ const FIGURES: [&str; 9] = [
     "matmul.gpt2_mlp_up_dw",
     "matmul.gpt2_head_dx",
 ];
+/// Parts of the benchmark suite.
+const PARTS: &str = "peaks,matmul,precision";
 /// Share of the peak that the best product of a hardware GPU has at least.
 const OF_PEAK: f64 = 0.4;
 
 pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
-    let Benchmarked { measure, report } = benchmark(shop, "peaks,matmul", "peaks-figures.json")?;
+    let Benchmarked { measure, report } = benchmark(shop, PARTS, "peaks-figures.json")?;
     let mut measures = vec![measure];
     let Some(device) = report else { return Ok(Findings { measures, ..Findings::default() }) };
     for figure in FIGURES.iter().filter_map(|name| device.figure(name)) {
@@ -41,6 +43,14 @@ pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
     }
     if let Some(share) = best.and_then(|best| best.of_peak).filter(|_| shop.times_count()) {
         measures.push(Measure::at_least("the same, of the peak", share, OF_PEAK, ""));
+    }
+    if let [Some(f32), Some(mixed)] =
+        ["precision.f32", "precision.mixed"].map(|name| device.figure(name))
+    {
+        for figure in [f32, mixed] {
+            measures.push(Measure::number(&figure.name, figure.median, &figure.unit).by(figure));
+        }
+        measures.push(Measure::number("gain of mixed", mixed.median / f32.median, "times"));
     }
     Ok(Findings { measures, details: json!(device), skipped: None })
 }
