@@ -185,7 +185,7 @@ fn fused(graph: Graph, is_fused: bool) -> (Graph, Vec<Fusion>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Builder, Init, ParameterSplit, PassKind, Plan, SplitUnit, Unary, fuse};
+    use crate::{Builder, Init, Node, ParameterSplit, PassKind, Plan, SplitUnit, Unary, fuse};
 
     fn forward() -> Graph {
         let mut b = Builder::new();
@@ -245,5 +245,33 @@ mod tests {
         assert!(ranks.iter().all(|rank| rank.graph.tensor_rank.is_some()));
         assert_eq!(ranks[0].graph.parameters, ranks[1].graph.parameters);
         assert!(model.of_rank(&[1; 9], 0).is_err());
+    }
+
+    /// In whatever order a graph gets its options.
+    #[test]
+    fn all_products_and_nothing_else_are_in_mixed_precision() {
+        let model = || ModelGraph::training(forward(), true).unwrap();
+        let mixed = Precision::Mixed;
+        let bytes = Some(64 * 4);
+        let models = [
+            model().with_precision(mixed),
+            model().with_precision(mixed).with_recompute(Recompute::Blocks),
+            model().with_recompute(Recompute::Selective).with_precision(mixed),
+            model().with_precision(mixed).with_merged_backward(),
+            model().with_precision(mixed).with_parameter_bytes_max(bytes).unwrap(),
+            model().with_parameter_bytes_max(bytes).unwrap().with_precision(mixed),
+            ModelGraph::training(forward(), false).unwrap().with_precision(mixed),
+            ModelGraph::forward(forward(), true).with_precision(mixed),
+        ];
+        for model in models {
+            let rank = model.of_rank(&[1, 1], 1).unwrap().graph;
+            for graph in [model.whole(), &rank] {
+                let is_right = |node: &Node| (node.precision == mixed) == node.op.is_product();
+                assert!(graph.nodes.iter().all(is_right));
+                assert_eq!(graph.precision(), mixed);
+            }
+            let exact = model.with_precision(Precision::F32);
+            assert_eq!(exact.whole().precision(), Precision::F32);
+        }
     }
 }

@@ -2,8 +2,8 @@
 
 use super::{Graph, Op};
 
-/// Arithmetic of matrix products, convolutions and attention. All sums are in f32, and all other
-/// ops, the parameters and the moments too.
+/// Arithmetic of matrix products and convolutions. All sums are in f32, and all other ops,
+/// attention among them, the parameters and the moments too.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize,
 )]
@@ -13,7 +13,7 @@ pub enum Precision {
     #[default]
     F32,
     /// Operands are rounded to f16 (IEEE 754 binary16: to nearest, ties to even, with subnormals,
-    /// infinity beyond 65504) while a kernel reads them.
+    /// infinity from 65520 on) while a kernel reads them.
     Mixed,
 }
 
@@ -34,10 +34,11 @@ impl Op {
         )
     }
 
-    /// Returns true if all outputs are sums of products of two inputs, of any magnitude.
+    /// Returns true if all outputs are sums of products of two inputs, so that these may be of any
+    /// magnitude.
     pub fn is_bilinear(&self) -> bool {
         matches!(
-            self.root_op(),
+            self,
             Self::MatMul { .. }
                 | Self::LinearWeightGrad
                 | Self::Conv2d(_)

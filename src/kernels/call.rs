@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 use std::iter::Sum;
 
-use super::{operand_form, twin};
+use super::{operands, twin};
 use potluck_core::rng::Key;
 use potluck_graph::{Accumulation, Op, Precision};
 
@@ -86,7 +86,7 @@ impl Float for f32 {
         libm::erff(self)
     }
     fn round_to_f16(values: &mut [Self]) {
-        operand_form::round_to_f16(values);
+        operands::round_to_f16(values);
     }
 }
 

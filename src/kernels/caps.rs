@@ -8,6 +8,8 @@ pub struct Caps {
     pub class: DeviceClass,
     /// Bytes of memory that a workgroup shares.
     pub workgroup_bytes: u32,
+    /// The most invocations of a workgroup.
+    pub invocations: u32,
     /// True if shaders may use subgroup operations.
     pub subgroups: bool,
     /// Cooperative matrices that kernels may use.
@@ -36,6 +38,7 @@ impl Caps {
     pub const EVERY: Self = Self {
         class: DeviceClass::Any,
         workgroup_bytes: u32::MAX,
+        invocations: u32::MAX,
         subgroups: true,
         cooperative: Some(CooperativeSquare { size: 16, subgroups: [32; 2] }),
         binding_bytes: u64::MAX,
@@ -53,6 +56,7 @@ impl Caps {
         Self {
             class: class(gpu.kind),
             workgroup_bytes: gpu.limits.workgroup_bytes,
+            invocations: gpu.limits.invocations,
             subgroups: gpu.features.subgroups.is_some(),
             cooperative: gpu.cooperative,
             binding_bytes: gpu.limits.binding_bytes,
@@ -65,6 +69,7 @@ impl Caps {
         Self {
             class: class(adapter.kind),
             workgroup_bytes: adapter.limits().workgroup_bytes,
+            invocations: adapter.limits().invocations,
             subgroups: adapter.features().subgroups.is_some(),
             cooperative: adapter.cooperative_square(),
             binding_bytes: adapter.limits().binding_bytes,

@@ -4,9 +4,10 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use crate::OperandForm;
 use crate::device::Limits;
+use crate::operand_snippet;
 use potluck_core::DType;
+use potluck_graph::Precision;
 use potluck_graph::plan::WORKSPACE_BYTES_MAX;
 
 /// A shader: a file of `shaders/`, an entry point in it, and the WGSL prepended to it.
@@ -19,7 +20,7 @@ pub struct Shader {
     pub(crate) enables: Vec<&'static str>,
     /// WGSL prepended to the file: `const` declarations, an epilogue.
     pub header: String,
-    /// Complete WGSL, for kernels that are generated; `None` for a file.
+    /// WGSL behind the header, for kernels that are generated; `None` for a file.
     pub text: Option<String>,
     /// True if the text comes from outside the crate. It is compiled with all checks, whatever the
     /// device's setting, and its certificates are not kept on disk.
@@ -46,8 +47,8 @@ impl Shader {
     }
 
     /// Returns this shader with the functions prepended that round operands.
-    pub(crate) fn with_operands(self, form: OperandForm) -> Self {
-        self.with_text(form.snippet())
+    pub(crate) fn with_operands(self, precision: Precision) -> Self {
+        self.with_text(operand_snippet(precision))
     }
 
     /// Returns this shader with the extensions that cooperative matrices need.

@@ -14,8 +14,8 @@ pub struct OwnedCall {
     pub outputs: Vec<Dims>,
     pub accumulate: Accumulation,
     pub precision: Precision,
-    /// Factor of the random floats.
-    pub magnitude: f32,
+    /// Input whose random floats are multiplied by a factor.
+    pub scaled: Option<(usize, f32)>,
     pub random: RandomContext,
 }
 
@@ -27,7 +27,7 @@ impl OwnedCall {
             outputs: call.outputs.clone(),
             accumulate: call.accumulate,
             precision: call.precision,
-            magnitude: 1.0,
+            scaled: None,
             random: call.random,
         }
     }
@@ -60,7 +60,7 @@ impl OwnedCall {
             outputs,
             accumulate,
             precision: Precision::F32,
-            magnitude: 1.0,
+            scaled: None,
             random,
         })
     }
@@ -104,7 +104,13 @@ impl OwnedCall {
             .zip(self.fills())
             .enumerate()
             .map(|(index, (length, fill))| {
-                generate(fill, length, index).map(|value| f64::from(value as f32 * self.magnitude))
+                let values = generate(fill, length, index);
+                match self.scaled {
+                    Some((input, factor)) if input == index => {
+                        values.map(|value| f64::from(value as f32 * factor))
+                    }
+                    _ => values,
+                }
             })
             .collect();
         self.fill_in_forward(&mut all);

@@ -29,7 +29,7 @@ const FIRST_WORKGROUP: &str = "first_workgroup";
 pub fn text(shader: &Shader) -> String {
     let body = match &shader.text {
         Some(text) if shader.is_foreign => return text.clone(),
-        Some(text) => with_first_workgroup(text),
+        Some(text) => with_first_workgroup(&(shader.header.clone() + text)),
         None => with_first_workgroup(&text_of_file(shader)),
     };
     let enables: String = shader.enables.iter().map(|name| format!("enable {name};\n")).collect();

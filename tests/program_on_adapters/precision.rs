@@ -4,7 +4,7 @@ use crate::process::adapter_selectors;
 use potluck_core::HostTensor;
 use potluck_graph::model::{GptConfig, gpt};
 use potluck_graph::optim::Optimizer;
-use potluck_graph::{Graph, Precision, Unary};
+use potluck_graph::{Builder, Graph, Init, Precision, Unary};
 use potluck_train::{Trainer, TrainerOptions};
 
 const VOCABULARY: usize = 33;
@@ -107,4 +107,42 @@ fn unlike_devices_train_in_mixed_precision_together() {
     let together = TrainerOptions { micro_batch_size: 1, ..options(&devices, Precision::Mixed) };
     let mut trainer = Trainer::new(model(), &together).unwrap();
     assert_follows(&train(&mut trainer, STEPS), &expected, &devices);
+}
+
+/// A gradient that f16 has not: 2 (0 - 1e5) overflows in the products of the backward pass, the
+/// steps are skipped on all devices, and the scale is halved until it fits.
+#[test]
+fn gradients_that_overflow_lower_the_loss_scale() {
+    let _turn = crate::common::turn();
+    let mut devices = adapter_selectors();
+    devices.extend(["cpu".into(), "cpu*3".into()]);
+    for device in devices {
+        let mut b = Builder::new();
+        b.block("layer");
+        let x = b.input("x", &[1, 4]);
+        let targets = b.input("targets", &[1, 3]);
+        let weight = b.parameter("weight", &[3, 4], Init::Zeros);
+        let y = b.linear(x, weight, None).unwrap();
+        b.output("y", y);
+        b.squared_error_loss(y, targets).unwrap();
+        let optimizer = Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 };
+        let mixed = TrainerOptions {
+            tune_s: 0.0,
+            hash_every: 1,
+            precision: Precision::Mixed,
+            ..TrainerOptions::new(&device, optimizer, 6)
+        };
+        let mut trainer = Trainer::new(b.finish(), &mixed).unwrap();
+        let batch = [
+            ("x", HostTensor::Float(vec![1.0; 24])),
+            ("targets", HostTensor::Float(vec![1e5; 18])),
+        ];
+        let updated: Vec<bool> =
+            (0..4).map(|_| trainer.step(&batch, 1e-3).unwrap().updated).collect();
+        // 2e5 and 1e5 are too large, and 5e4 is not.
+        assert_eq!(updated, [false, false, true, true], "{device}");
+        // A step of 1e-3 times the mean of 2 (0 - 1e5) over the samples.
+        let weight = &trainer.parameters().unwrap()[0].values;
+        assert!(weight.iter().all(|value| *value > 100.0), "{device}: {weight:?}");
+    }
 }

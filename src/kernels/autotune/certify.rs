@@ -60,9 +60,12 @@ const STRICT_OF_MIXED: [(&str, StrictLimits, &str); 1] = [(
     "the gradient of logits is rounded, and a little error may round it the other way",
 )];
 
-/// Magnitudes of the operands on which kernels of mixed precision are certified besides 1: of
-/// subnormals of f16, and near its largest number.
-const MAGNITUDES: [f32; 2] = [1e-4, 1e4];
+/// Magnitudes of one operand or the other on which kernels of mixed precision are certified besides
+/// 1: of subnormals of f16, and near its largest number.
+const MAGNITUDES: [(usize, f32); 4] = [(0, 1e-4), (1, 1e-4), (0, 1e4), (1, 1e4)];
+
+/// An operand that f16 has not.
+const TOO_LARGE: f64 = 7e4;
 
 /// Returns the strict limits of a twin's kernels.
 fn strict_limits(twin: &str, precision: Precision) -> StrictLimits {
@@ -218,10 +221,11 @@ impl Certifier<'_> {
             let found = same_kernel(self.gpu.checks, &caps, &probe, variant, &hash);
             let Some(same) = found else { continue };
             if tried == 0 && call.precision == Precision::Mixed && call.op.is_bilinear() {
-                for magnitude in MAGNITUDES {
-                    let probe = OwnedCall { magnitude, ..probe.clone() };
+                for scaled in MAGNITUDES {
+                    let probe = OwnedCall { scaled: Some(scaled), ..probe.clone() };
                     result = result.worst(self.check(&probe, &same)?);
                 }
+                result = result.worst(self.overflow(&probe, &same)?);
             }
             if tried < PROBES {
                 result = result.worst(self.check(&probe, &same)?);
@@ -248,7 +252,11 @@ impl Certifier<'_> {
         let fault = self.fault(&variant.name);
         let rounded: Vec<HostTensor<f64>>;
         let given: Vec<_> = if fault == Some(KernelFault::Half) {
-            rounded = solved.inputs.iter().map(in_half_precision).collect();
+            let bits = match owned_call.precision {
+                Precision::F32 => F16_BITS,
+                Precision::Mixed => BF16_BITS,
+            };
+            rounded = solved.inputs.iter().map(|input| in_fewer_bits(input, bits)).collect();
             rounded.iter().collect()
         } else {
             solved.inputs.iter().collect()
@@ -273,6 +281,40 @@ impl Certifier<'_> {
             });
         }
         Ok(result)
+    }
+
+    /// Checks that operands which f16 has not, too large and NaN, leave no finite result where the
+    /// reference has none: by this a run notices an overflow.
+    fn overflow(
+        &mut self,
+        owned_call: &OwnedCall,
+        variant: &Variant,
+    ) -> Result<CertificationResult, DeviceError> {
+        let call = owned_call.call();
+        for planted in [TOO_LARGE, f64::NAN] {
+            let mut inputs = owned_call.values();
+            for input in &mut inputs {
+                let HostTensor::Float(values) = input else { continue };
+                if let Some(last) = values.last_mut() {
+                    *last = planted;
+                }
+            }
+            let expected = owned_call.expected(&inputs);
+            let given: Vec<_> = inputs.iter().collect();
+            let (gpu, dispatches) = (self.gpu, &variant.dispatches);
+            let ran = harness::run_call(gpu, self.pipelines, &call, dispatches, &given, f32::NAN);
+            let outputs = match ran {
+                Ok(outputs) => outputs,
+                Err(error) => return result_of(error),
+            };
+            for (got, expected) in outputs.iter().flatten().zip(expected.iter().flatten()) {
+                if got.is_finite() && !expected.is_finite() {
+                    let why = format!("an operand of {planted} gives {got}, not {expected}");
+                    return Ok(CertificationResult::Fail { why });
+                }
+            }
+        }
+        Ok(CertificationResult::UNTRIED)
     }
 
     fn fault(&self, name: &str) -> Option<KernelFault> {
@@ -324,13 +366,17 @@ fn corrupt(got: &mut [f64], expected: &[f64], fault: Option<KernelFault>) {
     }
 }
 
-/// Returns a tensor with its floats rounded to 11 bits, as half precision has where it does not
-/// overflow.
-fn in_half_precision(tensor: &HostTensor<f64>) -> HostTensor<f64> {
+/// Bits of numbers in f16 and in bf16, where they do not overflow: what a kernel in f32 or in mixed
+/// precision that rounds too much has.
+const F16_BITS: f64 = 11.0;
+const BF16_BITS: f64 = 8.0;
+
+/// Returns a tensor with its floats rounded to so many bits.
+fn in_fewer_bits(tensor: &HostTensor<f64>, bits: f64) -> HostTensor<f64> {
     match tensor {
         HostTensor::Float(values) => {
             let rounded = |x: &f64| {
-                let unit = (x.abs().log2().floor() - 10.0).exp2();
+                let unit = (x.abs().log2().floor() - (bits - 1.0)).exp2();
                 if *x == 0.0 { 0.0 } else { (x / unit).round_ties_even() * unit }
             };
             HostTensor::Float(values.iter().map(rounded).collect())

@@ -48,7 +48,7 @@ pub fn check_kernel(
                 outputs,
                 accumulate: Accumulation::NONE,
                 precision: Precision::F32,
-                magnitude: 1.0,
+                scaled: None,
                 random: random(),
             }]
         }
@@ -67,7 +67,7 @@ fn of(graph: &Graph, node: &Node, rows: usize) -> OwnedCall {
         |ids: &[TensorId]| ids.iter().map(|id| graph.tensor(*id).shape.resolve(rows)).collect();
     let (inputs, outputs) = (dims(&node.inputs), dims(&node.outputs));
     let Node { op, accumulate, precision, .. } = node.clone();
-    OwnedCall { op, inputs, outputs, accumulate, precision, magnitude: 1.0, random: random() }
+    OwnedCall { op, inputs, outputs, accumulate, precision, scaled: None, random: random() }
 }
 
 fn random() -> RandomContext {

@@ -61,7 +61,7 @@ pub(crate) fn distinct_calls_of(
         let (inputs, outputs) = (dims(&node.inputs), dims(&node.outputs));
         let Node { op, accumulate, precision, .. } = node.clone();
         let owned_call =
-            OwnedCall { op, inputs, outputs, accumulate, precision, magnitude: 1.0, random };
+            OwnedCall { op, inputs, outputs, accumulate, precision, scaled: None, random };
         let call = owned_call.call();
         let (call_key, cost) = (call_key(&call), (twin.cost)(&call));
         // What no step makes is timed last.

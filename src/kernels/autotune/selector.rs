@@ -93,18 +93,6 @@ struct FullSizeSession<'a> {
 }
 
 impl FullSizeSession<'_> {
-    /// Returns true if it is known what a call should output at full size, or can be computed.
-    fn expect(&mut self, planned: &PlanCall) -> bool {
-        if self.expectations.contains_key(&planned.call_key) {
-            return true;
-        }
-        // The chosen variant was checked in an earlier run, and switched off since.
-        let Some(check) = SpotCheck::of(&planned.owned_call.call()) else { return false };
-        let expected = check.expected(&planned.owned_call);
-        self.expectations.insert(planned.call_key.clone(), expected);
-        true
-    }
-
     /// Notes the result of a check.
     fn note(&mut self, result: &Result<Deviation, String>) {
         self.checked += 1;
@@ -330,11 +318,6 @@ impl KernelSelector {
             return Ok(());
         }
         let mut session = FullSizeSession::default();
-        let unchecked = calls.iter().filter(|planned| self.needs_check(gpu, planned));
-        let checks = unchecked
-            .filter_map(|planned| Some((planned, SpotCheck::of(&planned.owned_call.call())?)))
-            .collect();
-        session.expectations = spot_check::expectations(checks, || meter.alive());
         // A kernel that is wrong for a call is switched off for those before it as well.
         while self.check_calls(gpu, calls, meter, &mut session)? {}
         if let Some(worst) = session.worst {
@@ -354,14 +337,34 @@ impl KernelSelector {
         Ok(())
     }
 
-    /// Returns true if the chosen variant of a call is not checked at its size.
-    fn needs_check(&self, gpu: &Gpu, planned: &PlanCall) -> bool {
-        let Some(variant) = self.chosen(planned).filter(|one| !one.is_foreign()) else {
-            return false;
+    /// Returns the first of these calls, and the next ones whose chosen variants are not checked at
+    /// their size, with what is compared: as many as references are computed at a time.
+    fn next_checks<'c>(
+        &self,
+        gpu: &Gpu,
+        calls: &'c [PlanCall],
+        session: &FullSizeSession,
+    ) -> Vec<(&'c PlanCall, SpotCheck)> {
+        let is_waiting = |planned: &&PlanCall| {
+            let key = &planned.call_key;
+            let variant = self.chosen(planned).filter(|one| !one.is_foreign());
+            let is_checked = |variant: &Variant| {
+                let hash = variant_hash(gpu.checks, &planned.owned_call.call(), variant);
+                let known = self.cache.certificate(&hash);
+                known.is_some_and(|known| known.full_size.contains_key(key))
+            };
+            let is_known = session.expectations.contains_key(key) || session.given_up.contains(key);
+            variant.is_some_and(|variant| !is_checked(variant)) && !is_known
         };
-        let hash = variant_hash(gpu.checks, &planned.owned_call.call(), variant);
-        let known = self.cache.certificate(&hash);
-        !known.is_some_and(|known| known.full_size.contains_key(&planned.call_key))
+        let mut checks = Vec::new();
+        let (first, later) = calls.split_at(calls.len().min(1));
+        for planned in first.iter().chain(later.iter().filter(is_waiting)) {
+            checks.extend(SpotCheck::of(&planned.owned_call.call()).map(|check| (planned, check)));
+            if checks.len() == spot_check::THREADS_MAX {
+                break;
+            }
+        }
+        checks
     }
 
     /// Checks the chosen variants of calls that are not checked yet; returns true if another was
@@ -374,7 +377,7 @@ impl KernelSelector {
         session: &mut FullSizeSession<'a>,
     ) -> Result<bool, DeviceError> {
         let mut has_changed = false;
-        for planned in calls {
+        for (index, planned) in calls.iter().enumerate() {
             let Some(variant) = self.chosen(planned).filter(|one| !one.is_foreign()) else {
                 continue;
             };
@@ -389,7 +392,12 @@ impl KernelSelector {
             }
             if !is_off {
                 meter.alive();
-                if !session.expect(planned) {
+                if !session.expectations.contains_key(&planned.call_key) {
+                    let checks = self.next_checks(gpu, &calls[index..], session);
+                    let computed = spot_check::expectations(checks, || meter.alive());
+                    session.expectations.extend(computed);
+                }
+                if !session.expectations.contains_key(&planned.call_key) {
                     session.too_large.insert(call.op.to_string());
                     session.given_up.insert(planned.call_key.clone());
                     continue;
@@ -413,6 +421,7 @@ impl KernelSelector {
                 }
                 self.cache.certify_full_size(&hash, &planned.call_key, result);
                 if is_right {
+                    session.expectations.remove(&planned.call_key);
                     continue;
                 }
             }

@@ -31,14 +31,15 @@ const FLOPS: f64 = 1e9;
 /// of attention of GPT-2 takes.
 const FLOPS_MAX: f64 = 8e9;
 
-/// The most elements of all tensors of the reference: 2 GB of f64, as they are there twice.
+/// The most elements of all tensors of the reference: 2 GB of f64, as they are there twice, and
+/// rounded operands a third time.
 const REFERENCE_ELEMENTS_MAX: usize = 1 << 27;
 
 /// Elements of a reference above which it is computed beside small ones only.
 const LARGE_ELEMENTS: usize = 1 << 24;
 
 /// The most references that are computed at a time.
-const THREADS_MAX: usize = 8;
+pub(crate) const THREADS_MAX: usize = 8;
 
 /// Time between two signs of life while references are computed.
 const HEARTBEAT: Duration = Duration::from_secs(1);
@@ -275,8 +276,8 @@ impl ExpectedParts {
 /// Values that are expected of calls, by the key of the call.
 pub(crate) type Expectations = HashMap<String, ExpectedParts>;
 
-/// Computes the references of checks on several threads, the longest first; calls `alive` every
-/// second meanwhile.
+/// Computes the references of checks on several threads, the longest first; calls `alive` at
+/// least every second meanwhile.
 pub(crate) fn expectations(
     mut checks: Vec<(&PlanCall, SpotCheck)>,
     mut alive: impl FnMut(),
@@ -309,7 +310,10 @@ pub(crate) fn expectations(
         drop(sender);
         loop {
             match receiver.recv_timeout(HEARTBEAT) {
-                Ok((call_key, expected)) => drop(all.insert(call_key, expected)),
+                Ok((call_key, expected)) => {
+                    all.insert(call_key, expected);
+                    alive();
+                }
                 Err(mpsc::RecvTimeoutError::Timeout) => alive(),
                 Err(mpsc::RecvTimeoutError::Disconnected) => break,
             }

@@ -56,7 +56,7 @@ impl Adapter {
 
     /// Returns the cooperative matrices that kernels would use on the adapter.
     pub fn cooperative_square(&self) -> Option<CooperativeSquare> {
-        CooperativeSquare::of(&self.cooperative_matrices(), &self.features())
+        CooperativeSquare::of(&self.cooperative_matrices(), &self.features(), self.api)
     }
 
     /// Checks that potluck's kernels can run on the adapter; the error names what is missing.

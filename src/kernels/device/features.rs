@@ -73,9 +73,11 @@ pub struct CooperativeSquare {
 }
 
 impl CooperativeSquare {
-    /// Returns the largest ones that a driver lists exactly; drivers crash with others.
-    pub(super) fn of(listed: &[CooperativeMatrix], features: &Features) -> Option<Self> {
+    /// Returns the largest ones that a driver of an API lists exactly; drivers crash with others.
+    pub(super) fn of(listed: &[CooperativeMatrix], features: &Features, api: &str) -> Option<Self> {
         let (least, most) = features.subgroups.filter(|_| features.cooperative_matrix)?;
+        // wgpu tells 4 to 64 for every adapter of Metal. All GPUs with matrix units there have 32.
+        let (least, most) = if api == "metal" { (32, 32) } else { (least, most) };
         let is_listed = |size: &u32| {
             let wanted =
                 CooperativeMatrix { m: *size, n: *size, k: *size, operands: "f16", sums: "f32" };
@@ -119,6 +121,7 @@ pub(super) fn for_runs(offered: wgpu::Features, precision: Precision) -> wgpu::F
         Precision::F32 => wgpu::Features::empty(),
         Precision::Mixed => MIXED,
     };
-    let wanted = wgpu::Features::SUBGROUP | wgpu::Features::PIPELINE_CACHE | of_precision;
-    portable(offered) | (offered & wanted)
+    // Ops from outside the crate may use f16 in any precision.
+    let variants = wgpu::Features::SUBGROUP | wgpu::Features::SHADER_F16 | of_precision;
+    portable(offered) | (offered & (variants | wgpu::Features::PIPELINE_CACHE))
 }

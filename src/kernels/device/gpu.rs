@@ -113,7 +113,8 @@ impl Gpu {
         } else {
             wgpu::ExperimentalFeatures::disabled()
         };
-        let cooperative = CooperativeSquare::of(&adapter.cooperative_matrices(), &features);
+        let cooperative =
+            CooperativeSquare::of(&adapter.cooperative_matrices(), &features, adapter.api);
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("potluck"),
             required_features,

@@ -329,7 +329,9 @@ mod tests {
     use super::*;
     use crate::device::ShaderChecks;
     use crate::harness::{InputFill, generate};
-    use crate::testing::{check, compare, for_each_gpu, on_gpu, reference as expected};
+    use crate::testing::{
+        check, check_mixed, compare, for_each_gpu, on_gpu, reference as expected,
+    };
     use crate::{OwnedCall, RandomContext};
     use potluck_core::HostTensor;
     use potluck_core::rng::Key;
@@ -583,6 +585,14 @@ mod tests {
         let bias = (Shape::fixed(&[701]), InputFill::Normal);
         let op = fused(Op::Unary(Unary::Relu), &[ADD, MUL]);
         check(op, &[long.clone(), bias, (Shape::fixed(&[]), InputFill::Normal)], 5);
+    }
+
+    #[test]
+    fn steps_behind_a_product_in_mixed_precision_see_its_rounded_operands() {
+        let op = fused(product(false, true), &[ADD, EpilogueOp::Unary(Unary::GeluTanh), MUL]);
+        let dims: [&[usize]; 4] = [&[37, 20], &[68, 20], &[68], &[37, 68]];
+        let inputs = dims.map(|dims| (Shape::fixed(dims), InputFill::Normal));
+        check_mixed(op, &inputs, 1);
     }
 
     #[test]

@@ -540,7 +540,7 @@ mod tests {
     use super::*;
     use crate::dispatch::scratch_bytes;
     use crate::harness::generate;
-    use crate::testing::{check_loss_scale, check_with, reference as expected};
+    use crate::testing::{check_loss_scale, check_mixed_with, check_with, reference as expected};
     use crate::{DeviceClass, OwnedCall, RandomContext};
     use potluck_core::rng::Key;
     use potluck_core::{HostTensor, Shape};
@@ -645,6 +645,16 @@ mod tests {
                 check_with(Op::LinearCrossEntropyGrad { rows, classes, by_weight }, &with_lse, 1);
             }
         }
+    }
+
+    /// The gradient of the logits is rounded as well.
+    #[test]
+    fn products_of_a_chunk_are_in_mixed_precision() {
+        let given = given(67, 12, 261);
+        let classes = LossClasses::whole(261);
+        check_mixed_with(&Op::LinearCrossEntropy { rows: 64, classes }, &given, 1);
+        let pass = Op::LinearCrossEntropyPass { rows: 64, classes, by_weight: true };
+        check_mixed_with(&pass, &given, 1);
     }
 
     #[test]

@@ -117,7 +117,7 @@ fn catalog() -> Vec<CallShape> {
 mod tests {
     use super::*;
     use crate::harness::InputFill;
-    use crate::testing::check;
+    use crate::testing::{check, check_mixed};
     use crate::{DeviceClass, OwnedCall, RandomContext};
     use potluck_core::Shape;
     use potluck_core::rng::Key;
@@ -133,6 +133,15 @@ mod tests {
     fn tiles_sum_rows_on_their_way() {
         check_sizes([68, 33, 72]);
         check_sizes([132, 1044, 128]);
+    }
+
+    /// Operands are rounded, and the sums over rows are not.
+    #[test]
+    fn sums_over_rows_stay_exact_in_mixed_precision() {
+        for [m, k, n] in [[68, 33, 72], [21, 9, 19]] {
+            let inputs = [[k, m], [k, n]].map(|dims| (Shape::fixed(&dims), InputFill::Normal));
+            check_mixed(Op::LinearWeightGrad, &inputs, 1);
+        }
     }
 
     /// Rows that are no whole vectors, of which a kernel behind the product computes the sums.

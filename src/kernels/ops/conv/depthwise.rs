@@ -5,7 +5,7 @@ use super::geometry::{ConvKind, Geometry};
 use super::parts::{self, PartLayout};
 use crate::dispatch::{ITERATIONS_MAX, WORKSPACE_VALUES_MAX, grid};
 use crate::ops::{epilogue, fused_vectors};
-use crate::{Dispatch, OpCall, Operand, OperandForm, Shader};
+use crate::{Dispatch, OpCall, Operand, Shader};
 
 /// Invocations of the gradient by the weight that keep a device busy, and its fewest rows of
 /// places per invocation.
@@ -40,7 +40,7 @@ fn gathered(call: &OpCall, geometry: &Geometry) -> Option<Vec<Dispatch>> {
     let own = [Operand::Input(0), weights, Operand::Output(0)];
     let product = Dispatch {
         shader: Shader::new("conv_depthwise", "gathered")
-            .with_operands(OperandForm::of(call))
+            .with_operands(call.precision)
             .with_text(&epilogue::output_binding(2, "vec4f"))
             .with_text(&epilogue.text),
         operands: [&own[..], &epilogue.operands].concat(),
@@ -60,7 +60,7 @@ fn weight_grad(call: &OpCall, geometry: &Geometry) -> Vec<Dispatch> {
     let workspace = Operand::workspace(count * geometry.weights());
     let product = Dispatch {
         shader: Shader::new("conv_depthwise", "weight_parts")
-            .with_operands(OperandForm::of(call))
+            .with_operands(call.precision)
             .with_text(&epilogue::output_binding(2, "vec4f"))
             .with_text("fn store4(at: u32, total: vec4f) { c[at] = total; }\n"),
         operands: vec![Operand::Input(0), Operand::Input(1), workspace],

@@ -23,8 +23,7 @@ use crate::ops::matmul::shared::WorkgroupTile;
 use crate::ops::matmul::tile::RegisterTile;
 use crate::twin::{IndependentAxis, no_forward, normal_inputs};
 use crate::{
-    Caps, Cost, Dispatch, Float, OpCall, Operand, OperandForm, Shader, Twin, Variant,
-    operand_bytes, operands,
+    Caps, Cost, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant, operand_bytes, operands,
 };
 use geometry::{ConvKind, Geometry};
 use host::fast;
@@ -177,7 +176,7 @@ pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
 /// Returns the plain kernel: one invocation per output, or for the gradient by the weight one per
 /// weight and part of the places.
 fn naive(call: &OpCall) -> Vec<Dispatch> {
-    let (geometry, form) = (Geometry::of(call), OperandForm::of(call));
+    let geometry = Geometry::of(call);
     let entry = match geometry.kind {
         ConvKind::Forward => "forward",
         ConvKind::InputGrad => "input_grad",
@@ -189,7 +188,7 @@ fn naive(call: &OpCall) -> Vec<Dispatch> {
     if geometry.kind != ConvKind::WeightGrad || !has_room {
         let Epilogue { text, operands } = epilogue::of(call, OPERANDS.len());
         let count = call.output_len(0);
-        let shader = Shader::new("conv", entry).with_operands(form).with_text(&text);
+        let shader = Shader::new("conv", entry).with_operands(call.precision).with_text(&text);
         let operands = [&OPERANDS[..], &operands].concat();
         let params = params(&geometry, count, call.accumulates(), places);
         return vec![Dispatch { shader, operands, params, groups: grid(count, 64) }];
@@ -198,7 +197,7 @@ fn naive(call: &OpCall) -> Vec<Dispatch> {
     let workspace = Operand::workspace(count);
     let text = crate::source::snippet("store");
     let first = Dispatch {
-        shader: Shader::new("conv", entry).with_operands(form).with_text(text),
+        shader: Shader::new("conv", entry).with_operands(call.precision).with_text(text),
         operands: vec![Operand::Input(0), Operand::Input(1), workspace],
         params: params(&geometry, count, false, places.div_ceil(parts)),
         groups: grid(count, 64),

@@ -12,7 +12,7 @@ use super::tile::{divisor, gather_params, grid_of};
 use super::weights::WeightLayout;
 use crate::ops::epilogue;
 use crate::ops::matmul::shared::{Output, WorkgroupTile, operand, store_some, tile};
-use crate::{Dispatch, OpCall, Operand, OperandForm, dispatch};
+use crate::{Dispatch, OpCall, Operand, dispatch};
 
 /// Available tiles, the largest first. AMD's compiler spills registers for 128x64, in which an
 /// invocation copies four rows and four columns. Those of Intel's and Apple's open drivers spill
@@ -87,7 +87,7 @@ pub fn dispatches(call: &OpCall, geometry: &Geometry, tile: WorkgroupTile) -> Ve
     let output = Output::of(call, &epilogue::steps(call), width, 3);
     let vectors = read.is_multiple_of(4) && group_read.is_multiple_of(4);
     let shader = tile
-        .shader("conv_shared", "conv_tile", OperandForm::of(call))
+        .shader("conv_shared", "conv_tile", call.precision)
         .with_const("FLAT", u32::from(tiled.is_flat))
         .with_const("EXACT", u32::from(group_read == tiled.layout.rows))
         .with_text(&operand("a", 0, vectors))

@@ -7,7 +7,7 @@ use super::parts::{self, PartLayout};
 use super::shared::TILES;
 use crate::dispatch::{WORKSPACE_VALUES_MAX, grid};
 use crate::ops::matmul::shared::{WorkgroupTile, operand};
-use crate::{Dispatch, OpCall, Operand, OperandForm};
+use crate::{Dispatch, OpCall, Operand};
 
 /// Workgroups that fill a large device, and the fewest places of a part.
 const WORKGROUPS: usize = 256;
@@ -69,7 +69,7 @@ pub fn dispatches(call: &OpCall, geometry: &Geometry, tile: WorkgroupTile) -> Ve
     let workspace = Operand::workspace(parts * each);
     let vectors = |all: usize, group: usize| all.is_multiple_of(4) && group.is_multiple_of(4);
     let shader = tile
-        .shader("conv_shared_weight", "weight_tile", OperandForm::of(call))
+        .shader("conv_shared_weight", "weight_tile", call.precision)
         .with_text(&operand("a", 0, vectors(geometry.o, geometry.group_o())))
         .with_text(&operand("b", 1, vectors(geometry.c, geometry.group_c())));
     let product = Dispatch {

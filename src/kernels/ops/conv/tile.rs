@@ -20,7 +20,7 @@ use super::weights::WeightLayout;
 use crate::dispatch::{ITERATIONS_MAX, WORKSPACE_VALUES_MAX, grid};
 use crate::ops::epilogue::{self, Epilogue};
 use crate::ops::matmul::tile::{RegisterTile, WORKGROUP, lines, moves, products, sums};
-use crate::{Dispatch, OpCall, Operand, OperandForm, Shader};
+use crate::{Dispatch, OpCall, Operand, Shader};
 
 /// Available tiles, of those that fit the fastest first. Few channels have tiles of their own,
 /// because tests and addresses of a tile's rows cost as much as its products there.
@@ -152,11 +152,8 @@ fn gathered(call: &OpCall, geometry: &Geometry, tile: RegisterTile) -> Vec<Dispa
     let sizes = Sizes2d::of(geometry);
     let ([each, across], [read, written]) = (sizes.tiles(tile), gather_params(geometry));
     let product = Dispatch {
-        shader: Shader::emitted(
-            tile.name,
-            "tile",
-            gathered_text(tile, &(OperandForm::of(call).snippet().to_owned() + &store)),
-        ),
+        shader: Shader::emitted(tile.name, "tile", gathered_text(tile, &store))
+            .with_operands(call.precision),
         operands: [&own[..], &operands].concat(),
         params: [
             &[each * sizes.count, each, across, sizes.m].map(|word| word as u32)[..],
@@ -313,7 +310,7 @@ fn weight_grad(call: &OpCall, geometry: &Geometry, tile: RegisterTile) -> Vec<Di
     let front = [tiles, each, across, geometry.groups(), sizes.n, rows, part, h, w, c, oh, ow, o];
     let behind = [kernel[1], sh, sw, ph, pw, dh, dw, group_c, group_o];
     let product = Dispatch {
-        shader: Shader::emitted(tile.name, "tile", weight_text(tile, OperandForm::of(call))),
+        shader: Shader::emitted(tile.name, "tile", weight_text(tile)).with_operands(call.precision),
         operands: vec![Operand::Input(0), Operand::Input(1), workspace],
         params: front.iter().chain(&behind).map(|word| *word as u32).collect(),
         groups: grid(tiles, WORKGROUP),
@@ -324,8 +321,8 @@ fn weight_grad(call: &OpCall, geometry: &Geometry, tile: RegisterTile) -> Vec<Di
 
 /// Returns the WGSL of a tile of the gradient by the weight, with the entry point `tile`. There
 /// must be at least as many channels and terms as it has rows and columns.
-fn weight_text(tile: RegisterTile, form: OperandForm) -> String {
-    let (RegisterTile { m, n, .. }, operands) = (tile, form.snippet());
+fn weight_text(tile: RegisterTile) -> String {
+    let RegisterTile { m, n, .. } = tile;
     let columns = lines(n, |j, line| {
         write!(line, "    let tap{j} = (j + {j}u) / p.group_c; ")?;
         write!(line, "let y{j} = tap{j} / p.kw * p.dh - p.ph; ")?;
@@ -347,7 +344,7 @@ fn weight_text(tile: RegisterTile, form: OperandForm) -> String {
     });
     let [sums, products, moves] = [sums(tile), products(tile), moves(tile)];
     format!(
-        "{WEIGHT_HEAD}{operands}
+        "{WEIGHT_HEAD}
 @compute @workgroup_size({WORKGROUP})
 fn tile(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {{
     let index = invocation_of(id, groups, {WORKGROUP}u);

@@ -267,7 +267,7 @@ fn naive(call: &OpCall, sizes: Sizes) -> Dispatch {
     let params = [count, m, n, k, a_row, a_step, b_step, b_column, accumulate];
     let Epilogue { text: store, operands } = epilogue::of(call, OPERANDS.len());
     Dispatch {
-        shader: Shader::new("matmul", "naive").with_operands(sizes.operands).with_text(&store),
+        shader: Shader::new("matmul", "naive").with_operands(sizes.precision).with_text(&store),
         operands: [&OPERANDS[..], &operands].concat(),
         params: params.map(|word| word as u32).to_vec(),
         groups: grid(count, 64),
@@ -290,12 +290,11 @@ fn tiled_in_parts(
     let Sizes { batch, m, n, k, transpose_a, transpose_b, .. } = sizes;
     let tiles = parts * batch * down * across;
     let Epilogue { text: store, operands } = epilogue::of(call, OPERANDS.len());
-    let text =
-        tile::text(tile, transpose_a, transpose_b, &(sizes.operands.snippet().to_owned() + &store));
+    let text = tile::text(tile, transpose_a, transpose_b, &store);
     let accumulate = usize::from(call.accumulates());
     let params = [tiles, down * across, across, m, n, k, accumulate, batch, terms];
     Dispatch {
-        shader: Shader::emitted(tile.name, "tile", text),
+        shader: Shader::emitted(tile.name, "tile", text).with_operands(sizes.precision),
         operands: [&OPERANDS[..], &operands].concat(),
         params: params.map(|word| word as u32).to_vec(),
         groups: grid(tiles, WORKGROUP),
@@ -330,13 +329,13 @@ fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::ShaderChecks;
+    use crate::device::{Gpu, ShaderChecks};
     use crate::dispatch::workspace_bytes;
     use crate::harness::{InputFill, generate};
     use crate::testing::{
-        check, check_mixed, compare, for_each_gpu, on_gpu, reference as expected,
+        adapters, check, check_mixed, compare, for_each_gpu, on_gpu, reference as expected,
     };
-    use crate::{DeviceClass, OperandForm, OwnedCall, RandomContext};
+    use crate::{DeviceClass, OwnedCall, Pipelines, RandomContext};
     use potluck_core::rng::Key;
     use potluck_core::{DType, HostTensor, Shape};
     use potluck_graph::{Accumulation, Precision, shapes};
@@ -503,7 +502,7 @@ mod tests {
                 transpose_a,
                 transpose_b,
                 row_sums: false,
-                operands: OperandForm::F32,
+                precision: Precision::F32,
             };
             let op = op((true, false));
             let call = call(&op, &operands(0, m, k, n, (true, false)), false);
@@ -679,6 +678,49 @@ mod tests {
             let [a, b] = operands(0, m, k, n, transposes);
             let input = |dims: Vec<usize>| (Shape::fixed(&dims), InputFill::Normal);
             check_mixed(op(transposes), &[input(a), input(b)], 1);
+        }
+    }
+
+    /// Tiles of cooperative matrices that need more memory or invocations than the portable limits,
+    /// with which the other tests open devices.
+    #[test]
+    fn cooperative_matrices_agree_at_every_edge() {
+        let products = [[132, 100, 140], [130, 67, 268], [256, 1057, 64], [129, 2048, 132]];
+        for adapter in adapters() {
+            let gpu = Gpu::open(&adapter, ShaderChecks::Disabled, Precision::Mixed)
+                .unwrap_or_else(|error| panic!("{error}"));
+            if gpu.cooperative.is_none() {
+                continue;
+            }
+            let mut pipelines = Pipelines::default();
+            for (product, transposes) in products.into_iter().zip(TRANSPOSES) {
+                cooperative_variants_agree(&gpu, &mut pipelines, product, transposes);
+            }
+        }
+    }
+
+    fn cooperative_variants_agree(
+        gpu: &Gpu,
+        pipelines: &mut Pipelines,
+        [m, k, n]: [usize; 3],
+        transposes: (bool, bool),
+    ) {
+        let (op, dims) = (op(transposes), operands(0, m, k, n, transposes));
+        let call = OpCall { precision: Precision::Mixed, ..call(&op, &dims, false) };
+        let inputs = dims.clone().map(|dims| {
+            let values = generate(InputFill::Normal, dims.iter().product(), dims[0]);
+            (Shape::fixed(&dims), values)
+        });
+        let views = [&inputs[0].1, &inputs[1].1];
+        let right = crate::harness::host(&call, &views, 0.0, reference::<f64>);
+        let every = variants(&call, &Caps::of(gpu)).into_iter();
+        let cooperative = Vec::from_iter(every.filter(|one| one.name.contains("_coop")));
+        assert!(!cooperative.is_empty());
+        for Variant { name, dispatches } in cooperative {
+            let got = on_gpu(gpu, pipelines, &call, &dispatches, &inputs, f32::NAN);
+            let got = got[0].iter().map(|value| f64::from(*value));
+            let nmse = crate::harness::nmse(got, &right[0]);
+            assert!(nmse < 1e-9, "{name} of {dims:?} on {}: NMSE {nmse:.2e}", gpu.name);
         }
     }
 }

@@ -31,7 +31,7 @@ use super::sizes::{OPERANDS, Sizes};
 use crate::device::CooperativeSquare;
 use crate::ops::epilogue::{self, Epilogue, EpilogueStep};
 use crate::ops::fused_vectors;
-use crate::{Caps, Dispatch, OpCall, Operand, OperandForm, Shader, dispatch, source};
+use crate::{Caps, Dispatch, OpCall, Operand, Shader, dispatch, source};
 use potluck_graph::{Accumulation, Precision};
 
 /// Tile of the output that one workgroup computes.
@@ -131,7 +131,7 @@ pub fn cooperative_tiles(call: &OpCall, caps: &Caps) -> Vec<WorkgroupTile> {
     let tiles = COOPERATIVE_TILES.map(|(name, units, terms, steps)| {
         WorkgroupTile::cooperative(name, matrix, units, [terms, steps])
     });
-    tiles.into_iter().filter(|tile| tile.workgroup_bytes() <= caps.workgroup_bytes).collect()
+    tiles.into_iter().filter(|tile| tile.can_run(caps)).collect()
 }
 
 /// Memory layout of an operand.
@@ -173,17 +173,28 @@ impl WorkgroupTile {
         }
     }
 
+    /// Returns true if a device has memory and invocations for the tile, and if a stage has whole
+    /// matrices.
+    fn can_run(self, caps: &Caps) -> bool {
+        let Some(CooperativeTile { matrix, units, steps }) = self.cooperative else { return true };
+        let is_whole = self.k >= 4 && (steps * self.k).is_multiple_of(matrix.size);
+        let invocations = units * matrix.subgroups[1];
+        is_whole
+            && invocations <= caps.invocations
+            && self.workgroup_bytes() <= caps.workgroup_bytes
+    }
+
     /// Returns the entry point of a file whose own one is `entry`.
     fn entry(self, entry: &'static str) -> &'static str {
         if self.cooperative.is_some() { "cooperative_tile" } else { entry }
     }
 
     /// Returns the shader of a file with the entry point `entry` that computes such tiles, with the
-    /// constants of its snippets; operands have this form unless matrices are cooperative.
-    pub fn shader(self, file: &'static str, entry: &'static str, form: OperandForm) -> Shader {
+    /// constants of its snippets, for products of this precision.
+    pub fn shader(self, file: &'static str, entry: &'static str, precision: Precision) -> Shader {
         let shader = self.constants(Shader::new(file, self.entry(entry)));
         let snippet = match self.cooperative {
-            None => return with_snippets(shader.with_operands(form), "product_tile"),
+            None => return with_snippets(shader.with_operands(precision), "product_tile"),
             Some(_) => "product_coop",
         };
         with_snippets(shader.with_cooperative_enables(), snippet)
@@ -292,7 +303,7 @@ fn shader(tile: WorkgroupTile, sizes: &Sizes, output: &Output, is_split: bool) -
         ("SPLIT_K", u32::from(is_split)),
         ("ROW_SUMS", u32::from(sizes.row_sums)),
     ];
-    let shader = tile.shader("matmul_shared", "shared_tile", sizes.operands);
+    let shader = tile.shader("matmul_shared", "shared_tile", sizes.precision);
     let shader =
         constants.iter().fold(shader, |shader, (name, value)| shader.with_const(name, *value));
     let operands = [operand("a", 0, a.vectors), operand("b", 1, b.vectors)].concat();

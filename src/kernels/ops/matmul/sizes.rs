@@ -1,7 +1,7 @@
 //! Sizes of a matrix product, derived from its call.
 
-use crate::{OpCall, Operand, OperandForm};
-use potluck_graph::Op;
+use crate::{OpCall, Operand};
+use potluck_graph::{Op, Precision};
 
 /// Operands (a, b and c) of every product kernel except that of [`vector`](super::vector).
 pub(crate) const OPERANDS: [Operand; 3] =
@@ -19,8 +19,8 @@ pub struct Sizes {
     /// True if kernels of tiles compute the sums of `a` over the terms too, as the second output:
     /// the gradient of a bias, where both outputs are stored as vectors.
     pub row_sums: bool,
-    /// Form in which kernels multiply the operands.
-    pub(crate) operands: OperandForm,
+    /// Arithmetic of the product.
+    pub precision: Precision,
 }
 
 impl Sizes {
@@ -42,7 +42,7 @@ impl Sizes {
             transpose_a,
             transpose_b,
             row_sums: has_sums && m.is_multiple_of(4) && n.is_multiple_of(4),
-            operands: OperandForm::of(call),
+            precision: call.precision,
         }
     }
 

@@ -158,7 +158,7 @@ fn total(lanes: [f32; LANES], last: &[f32], of_row: &[f32]) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::OperandForm;
+    use potluck_graph::Precision;
 
     fn sizes_of([m, n, k]: [usize; 3]) -> Sizes {
         Sizes {
@@ -169,7 +169,7 @@ mod tests {
             transpose_a: false,
             transpose_b: true,
             row_sums: false,
-            operands: OperandForm::F32,
+            precision: Precision::F32,
         }
     }
 

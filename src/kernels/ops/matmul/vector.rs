@@ -119,7 +119,7 @@ impl Roles {
             ("SLICES", slices as u32),
             ("TERMS_ARE_NEIGHBOURS", u32::from(self.terms_are_neighbours)),
         ];
-        let shader = Shader::new("matmul_vector", "vector").with_operands(sizes.operands);
+        let shader = Shader::new("matmul_vector", "vector").with_operands(sizes.precision);
         let shader =
             constants.iter().fold(shader, |shader, (name, value)| shader.with_const(name, *value));
         let many = operand("many", 1, line.is_multiple_of(4));

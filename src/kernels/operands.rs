@@ -14,31 +14,12 @@ use crate::simd::vectorized;
 use crate::{Float, OpCall, source};
 use potluck_graph::Precision;
 
-/// Form of the operands of a product in the text of a kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OperandForm {
-    /// As they are.
-    F32,
-    /// Rounded to f16 by integer arithmetic on f32, which every device has.
-    Integer,
-}
-
-impl OperandForm {
-    /// Returns the form of a call.
-    pub fn of(call: &OpCall) -> Self {
-        match call.precision {
-            Precision::F32 => Self::F32,
-            Precision::Mixed => Self::Integer,
-        }
-    }
-
-    /// Returns the WGSL of `operand` and `operand4`, which round one operand and four.
-    pub(crate) fn snippet(self) -> &'static str {
-        source::snippet(match self {
-            Self::F32 => "operand_f32",
-            Self::Integer => "operand_integer",
-        })
-    }
+/// Returns the WGSL of `operand` and `operand4`, which round one operand and four.
+pub(crate) fn operand_snippet(precision: Precision) -> &'static str {
+    source::snippet(match precision {
+        Precision::F32 => "operand_f32",
+        Precision::Mixed => "operand_integer",
+    })
 }
 
 /// Values that a task of the host rounds.
