@@ -20,5 +20,6 @@ mod precision;
 mod process;
 mod recompute;
 mod several_devices;
+mod small_gpt;
 mod tensor;
 mod trainers;

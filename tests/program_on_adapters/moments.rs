@@ -2,34 +2,19 @@
 //! and on several devices.
 
 use crate::process::adapter_selectors;
-use potluck_core::HostTensor;
-use potluck_graph::model::{GptConfig, gpt};
+use crate::small_gpt::{self, bits, model};
+use potluck_graph::MomentFormat;
 use potluck_graph::optim::Optimizer;
-use potluck_graph::{Graph, MomentFormat, Unary};
 use potluck_parallel::{PipelineOptions, TensorOptions};
 use potluck_train::{Trainer, TrainerOptions};
 
-const VOCABULARY: usize = 33;
-const CONTEXT: usize = 6;
 const BATCH: usize = 4;
 const STEPS: usize = 20;
 
-/// The packed queries, keys and values are cut in three ranges of columns in a tensor group.
-fn model() -> Graph {
-    let config = GptConfig {
-        vocabulary: VOCABULARY,
-        context: CONTEXT,
-        positions: CONTEXT,
-        layers: 2,
-        heads: 2,
-        width: 16,
-        bias: true,
-        dropout: 0.0,
-        tie: true,
-        activation: Unary::GeluTanh,
-    };
-    gpt(&config).unwrap()
-}
+/// Width of the model.
+const WIDTH: usize = 16;
+/// Learning rate.
+const RATE: f64 = 0.01;
 
 fn options(devices: &str, moments: MomentFormat) -> TrainerOptions {
     let optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.1 };
@@ -45,20 +30,7 @@ fn options(devices: &str, moments: MomentFormat) -> TrainerOptions {
 
 /// Runs steps up to `last`, and returns their losses.
 fn train(trainer: &mut Trainer, last: usize) -> Vec<f64> {
-    let mut losses = Vec::new();
-    for step in trainer.steps() as usize..last {
-        let id = |at: usize| ((7 * at + 11 * (step % 5)) % VOCABULARY) as u32;
-        let ids =
-            |first: usize| HostTensor::Int((first..first + BATCH * CONTEXT).map(id).collect());
-        let batch = [("tokens", ids(0)), ("targets", ids(1))];
-        losses.push(trainer.step(&batch, 0.01).unwrap().loss);
-    }
-    losses
-}
-
-fn bits(trainer: &Trainer) -> Vec<u32> {
-    let tensors = trainer.parameters().unwrap();
-    tensors.iter().flat_map(|tensor| &tensor.values).map(|value| value.to_bits()).collect()
+    small_gpt::train(trainer, BATCH, RATE, last)
 }
 
 fn assert_near(losses: &[f64], expected: &[f64], what: &str) {
@@ -74,10 +46,10 @@ fn a_run_with_moments_in_bf16_follows_that_in_f32_and_goes_on_from_a_save() {
     let mut devices = adapter_selectors();
     devices.push("cpu".into());
     for device in devices {
-        let mut exact = Trainer::new(model(), &options(&device, MomentFormat::F32)).unwrap();
+        let mut exact = Trainer::new(model(WIDTH), &options(&device, MomentFormat::F32)).unwrap();
         let expected = train(&mut exact, STEPS);
         let rounded = options(&device, MomentFormat::Bf16);
-        let mut trainer = Trainer::new(model(), &rounded).unwrap();
+        let mut trainer = Trainer::new(model(WIDTH), &rounded).unwrap();
         let losses = train(&mut trainer, STEPS);
         assert_near(&losses, &expected, &device);
         assert_ne!(losses, expected, "{device}");
@@ -85,11 +57,11 @@ fn a_run_with_moments_in_bf16_follows_that_in_f32_and_goes_on_from_a_save() {
 
         // Saved in the middle, read back, and with the same steps behind.
         let directory = tempfile::tempdir().unwrap();
-        let mut first = Trainer::new(model(), &rounded).unwrap();
+        let mut first = Trainer::new(model(WIDTH), &rounded).unwrap();
         train(&mut first, STEPS / 2);
         first.save(directory.path()).unwrap();
         drop(first);
-        let mut second = Trainer::load(model(), &rounded, directory.path()).unwrap();
+        let mut second = Trainer::load(model(WIDTH), &rounded, directory.path()).unwrap();
         assert_eq!(train(&mut second, STEPS), losses[STEPS / 2..], "{device}");
         assert!(bits(&second) == bits(&trainer), "{device}");
     }
@@ -104,11 +76,12 @@ fn a_save_is_read_in_the_other_format() {
         [(MomentFormat::F32, MomentFormat::Bf16), (MomentFormat::Bf16, MomentFormat::F32)]
     {
         let directory = tempfile::tempdir().unwrap();
-        let mut first = Trainer::new(model(), &options("cpu", saved)).unwrap();
+        let mut first = Trainer::new(model(WIDTH), &options("cpu", saved)).unwrap();
         train(&mut first, STEPS / 2);
         first.save(directory.path()).unwrap();
         let expected = train(&mut first, STEPS);
-        let mut second = Trainer::load(model(), &options("cpu", read), directory.path()).unwrap();
+        let mut second =
+            Trainer::load(model(WIDTH), &options("cpu", read), directory.path()).unwrap();
         assert_near(&train(&mut second, STEPS), &expected, &format!("{saved:?} as {read:?}"));
     }
 }
@@ -119,7 +92,7 @@ fn a_save_is_read_in_the_other_format() {
 fn several_devices_round_their_parts() {
     let _turn = crate::common::turn();
     let one = options("cpu", MomentFormat::Bf16);
-    let expected = train(&mut Trainer::new(model(), &one).unwrap(), STEPS);
+    let expected = train(&mut Trainer::new(model(WIDTH), &one).unwrap(), STEPS);
     let stages = PipelineOptions { stages: 2, ..PipelineOptions::default() };
     let tensor = TensorOptions { ranks: 2, shares: Vec::new() };
     let two = |devices: &str| options(devices, MomentFormat::Bf16);
@@ -133,7 +106,7 @@ fn several_devices_round_their_parts() {
     for layout in layouts {
         let what = format!("{} {:?}", layout.devices, layout.pipeline.stages);
         let layout = TrainerOptions { micro_batch_size: 1, ..layout };
-        let mut trainer = Trainer::new(model(), &layout).unwrap();
+        let mut trainer = Trainer::new(model(WIDTH), &layout).unwrap();
         assert_near(&train(&mut trainer, STEPS), &expected, &what);
     }
 }

@@ -1,32 +1,19 @@
 //! Trainers in mixed precision: on the CPU device, on every adapter, and on all of them in one run.
 
 use crate::process::adapter_selectors;
+use crate::small_gpt::{self, bits, model};
 use potluck_core::HostTensor;
-use potluck_graph::model::{GptConfig, gpt};
 use potluck_graph::optim::Optimizer;
-use potluck_graph::{Builder, Graph, Init, Precision, Unary};
+use potluck_graph::{Builder, Init, Precision};
 use potluck_train::{Trainer, TrainerOptions};
 
-const VOCABULARY: usize = 33;
-const CONTEXT: usize = 6;
 const BATCH: usize = 8;
 const STEPS: usize = 40;
 
-fn model() -> Graph {
-    let config = GptConfig {
-        vocabulary: VOCABULARY,
-        context: CONTEXT,
-        positions: CONTEXT,
-        layers: 2,
-        heads: 2,
-        width: 32,
-        bias: true,
-        dropout: 0.0,
-        tie: true,
-        activation: Unary::GeluTanh,
-    };
-    gpt(&config).unwrap()
-}
+/// Width of the model.
+const WIDTH: usize = 32;
+/// Learning rate.
+const RATE: f64 = 0.003;
 
 fn options(devices: &str, precision: Precision) -> TrainerOptions {
     let optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.1 };
@@ -42,20 +29,7 @@ fn options(devices: &str, precision: Precision) -> TrainerOptions {
 
 /// Runs steps up to `last`, and returns their losses.
 fn train(trainer: &mut Trainer, last: usize) -> Vec<f64> {
-    let mut losses = Vec::new();
-    for step in trainer.steps() as usize..last {
-        let id = |at: usize| ((7 * at + 11 * (step % 5)) % VOCABULARY) as u32;
-        let ids =
-            |first: usize| HostTensor::Int((first..first + BATCH * CONTEXT).map(id).collect());
-        let batch = [("tokens", ids(0)), ("targets", ids(1))];
-        losses.push(trainer.step(&batch, 0.003).unwrap().loss);
-    }
-    losses
-}
-
-fn bits(trainer: &Trainer) -> Vec<u32> {
-    let tensors = trainer.parameters().unwrap();
-    tensors.iter().flat_map(|tensor| &tensor.values).map(|value| value.to_bits()).collect()
+    small_gpt::train(trainer, BATCH, RATE, last)
 }
 
 /// Asserts that losses follow the exact ones without being the same: means of ten steps within
@@ -77,20 +51,20 @@ fn a_run_in_mixed_precision_follows_that_in_f32_and_goes_on_from_a_save() {
     let mut devices = adapter_selectors();
     devices.push("cpu".into());
     for device in devices {
-        let mut exact = Trainer::new(model(), &options(&device, Precision::F32)).unwrap();
+        let mut exact = Trainer::new(model(WIDTH), &options(&device, Precision::F32)).unwrap();
         let expected = train(&mut exact, STEPS);
         let mixed = options(&device, Precision::Mixed);
-        let mut trainer = Trainer::new(model(), &mixed).unwrap();
+        let mut trainer = Trainer::new(model(WIDTH), &mixed).unwrap();
         let losses = train(&mut trainer, STEPS);
         assert_follows(&losses, &expected, &device);
 
         // Saved in the middle, read back, and with the same steps behind.
         let directory = tempfile::tempdir().unwrap();
-        let mut first = Trainer::new(model(), &mixed).unwrap();
+        let mut first = Trainer::new(model(WIDTH), &mixed).unwrap();
         train(&mut first, STEPS / 2);
         first.save(directory.path()).unwrap();
         drop(first);
-        let mut second = Trainer::load(model(), &mixed, directory.path()).unwrap();
+        let mut second = Trainer::load(model(WIDTH), &mixed, directory.path()).unwrap();
         assert_eq!(train(&mut second, STEPS), losses[STEPS / 2..], "{device}");
         assert!(bits(&second) == bits(&trainer), "{device}");
     }
@@ -101,11 +75,11 @@ fn a_run_in_mixed_precision_follows_that_in_f32_and_goes_on_from_a_save() {
 #[test]
 fn unlike_devices_train_in_mixed_precision_together() {
     let _turn = crate::common::turn();
-    let mut exact = Trainer::new(model(), &options("cpu", Precision::F32)).unwrap();
+    let mut exact = Trainer::new(model(WIDTH), &options("cpu", Precision::F32)).unwrap();
     let expected = train(&mut exact, STEPS);
     let devices = [adapter_selectors(), vec!["cpu".into()]].concat().join(",");
     let together = TrainerOptions { micro_batch_size: 1, ..options(&devices, Precision::Mixed) };
-    let mut trainer = Trainer::new(model(), &together).unwrap();
+    let mut trainer = Trainer::new(model(WIDTH), &together).unwrap();
     assert_follows(&train(&mut trainer, STEPS), &expected, &devices);
 }
 
