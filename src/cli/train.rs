@@ -123,6 +123,12 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
         };
         let lr = config.optim.lr;
         print_line(&format!("starting from {}: optim.lr = {lr:?}{warmup}", init.path().display()));
+        if config.data.kind == DataKind::Builtin && !resolved.typed.now.contains("data.kind") {
+            print_line(
+                "note: without --data, the data is the text that comes with the program; --data \
+                 FILE names your own",
+            );
+        }
         let is_text = matches!(config.data.kind, DataKind::Text | DataKind::Builtin);
         if let TokenizerSource::Kind(kind) = &config.data.tokenizer
             && init.saved() == SavedData::default()
