@@ -217,6 +217,12 @@ impl KernelCache {
         self.content.certificates.get(hash)
     }
 
+    /// Returns true if a kernel was checked at the size of a call, whatever the result.
+    pub fn is_checked_at_full_size(&self, hash: &str, call_key: &str) -> bool {
+        let known = self.certificate(hash);
+        known.is_some_and(|known| known.full_size.contains_key(call_key))
+    }
+
     pub fn certify(&mut self, hash: String, certificate: Certificate) {
         self.dirty[0].insert(hash.clone());
         self.forgotten.remove(&hash);

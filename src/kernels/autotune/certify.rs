@@ -133,7 +133,7 @@ impl CertificationResult {
 /// Returns the hash of a kernel: BLAKE3 of the WGSL, the entry points, the access to each binding,
 /// the checks, the class of its arithmetic and the release of wgpu. One shader may serve several
 /// ops by its parameters, so `op`, the first word of the op's name, counts too.
-pub(crate) fn kernel_hash(
+fn kernel_hash(
     checks: ShaderChecks,
     op: &str,
     precision: Precision,
@@ -159,6 +159,12 @@ pub(crate) fn kernel_hash(
         }
     }
     hasher.finalize().to_hex()[..32].to_string()
+}
+
+/// Returns the hash of the kernels of an update rule or another function on buckets, which multiply
+/// no matrices.
+pub(crate) fn bucket_hash(checks: ShaderChecks, name: &str, dispatches: &[Dispatch]) -> String {
+    kernel_hash(checks, name, Precision::F32, dispatches)
 }
 
 fn access(operand: &Operand) -> char {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use super::cache::{Certificate, Timing, Timings};
-use super::certify::{CertificationResult, Certifier, kernel_hash, variant_hash};
+use super::certify::{CertificationResult, Certifier, bucket_hash, variant_hash};
 use super::pipeline_cache::PipelineCacheFile;
 use super::plan_calls::{PlanCall, call_key, distinct_calls, variant_set_hash};
 use super::probes::ReferenceCache;
@@ -24,7 +24,7 @@ use potluck_core::Setting;
 use potluck_core::faults::FaultyKernel;
 use potluck_core::format::counted;
 use potluck_graph::plan::WORKSPACE_BYTES_MAX;
-use potluck_graph::{Plan, Precision, Update, UpdateRange, VariantChoices};
+use potluck_graph::{Plan, Update, UpdateRange, VariantChoices};
 
 /// Options of autotuning.
 #[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
@@ -337,31 +337,29 @@ impl KernelSelector {
         Ok(())
     }
 
-    /// Returns the first of these calls, and the next ones whose chosen variants are not checked at
-    /// their size, with what is compared: as many as references are computed at a time.
+    /// Returns the next calls whose chosen variants are not checked at their size, with what is
+    /// compared: as many as references are computed at a time.
     fn next_checks<'c>(
         &self,
         gpu: &Gpu,
         calls: &'c [PlanCall],
         session: &FullSizeSession,
     ) -> Vec<(&'c PlanCall, SpotCheck)> {
-        let is_waiting = |planned: &&PlanCall| {
-            let key = &planned.call_key;
-            let variant = self.chosen(planned).filter(|one| !one.is_foreign());
-            let is_checked = |variant: &Variant| {
-                let hash = variant_hash(gpu.checks, &planned.owned_call.call(), variant);
-                let known = self.cache.certificate(&hash);
-                known.is_some_and(|known| known.full_size.contains_key(key))
-            };
-            let is_known = session.expectations.contains_key(key) || session.given_up.contains(key);
-            variant.is_some_and(|variant| !is_checked(variant)) && !is_known
-        };
         let mut checks = Vec::new();
-        let (first, later) = calls.split_at(calls.len().min(1));
-        for planned in first.iter().chain(later.iter().filter(is_waiting)) {
-            checks.extend(SpotCheck::of(&planned.owned_call.call()).map(|check| (planned, check)));
+        for planned in calls {
             if checks.len() == spot_check::THREADS_MAX {
                 break;
+            }
+            let Some(variant) = self.chosen(planned).filter(|one| !one.is_foreign()) else {
+                continue;
+            };
+            let call = planned.owned_call.call();
+            let key = &planned.call_key;
+            let hash = variant_hash(gpu.checks, &call, variant);
+            let is_checked = self.cache.is_checked_at_full_size(&hash, key);
+            let is_known = session.expectations.contains_key(key) || session.given_up.contains(key);
+            if !is_checked && !is_known {
+                checks.extend(SpotCheck::of(&call).map(|check| (planned, check)));
             }
         }
         checks
@@ -384,8 +382,7 @@ impl KernelSelector {
             let call = planned.owned_call.call();
             let hash = variant_hash(gpu.checks, &call, variant);
             let known = self.cache.certificate(&hash);
-            let is_checked =
-                known.is_some_and(|known| known.full_size.contains_key(&planned.call_key));
+            let is_checked = self.cache.is_checked_at_full_size(&hash, &planned.call_key);
             let is_off = known.is_some_and(|known| !known.result.is_usable());
             if is_checked && !is_off || session.given_up.contains(&planned.call_key) {
                 continue;
@@ -811,8 +808,7 @@ impl KernelSelector {
         let (name, dispatch) = (twin.name, (twin.dispatch)(update, range));
         let entry = dispatch.shader.entry;
         if !self.certified_buckets.contains(&(name, entry)) {
-            let hash =
-                kernel_hash(gpu.checks, name, Precision::F32, std::slice::from_ref(&dispatch));
+            let hash = bucket_hash(gpu.checks, name, std::slice::from_ref(&dispatch));
             self.require_certified(gpu, name, hash, |certifier| {
                 certifier.bucket(&BucketProbe::of_update(update, range))
             })?;
@@ -837,7 +833,7 @@ impl KernelSelector {
         let dispatches = norm::dispatch(count, &caps, places, slot);
         let entry = dispatches[0].shader.entry;
         if !self.certified_buckets.contains(&("norm", entry)) {
-            let hash = kernel_hash(gpu.checks, "norm", Precision::F32, &dispatches);
+            let hash = bucket_hash(gpu.checks, "norm", &dispatches);
             self.require_certified(gpu, "norm", hash, |certifier| {
                 certifier.bucket(&norm::probe(count, &caps))
             })?;
@@ -860,7 +856,7 @@ impl KernelSelector {
         let dispatches = hash::dispatch(0..count, parts);
         let entry = dispatches[0].shader.entry;
         if !self.certified_buckets.contains(&("hash", entry)) {
-            let key = kernel_hash(gpu.checks, "hash", Precision::F32, &dispatches);
+            let key = bucket_hash(gpu.checks, "hash", &dispatches);
             self.require_certified(gpu, "hash", key, |certifier| {
                 certifier.bucket(&hash::probe(count))
             })?;
@@ -901,23 +897,18 @@ impl KernelSelector {
         for (rule, range) in catalog::updates() {
             let twin = update_twin(&rule);
             let (name, dispatch) = (twin.name, (twin.dispatch)(&rule, &range));
-            let hash = kernel_hash(gpu.checks, name, Precision::F32, &[dispatch]);
+            let hash = bucket_hash(gpu.checks, name, &[dispatch]);
             self.certified(gpu, name.into(), hash, |certifier| {
                 certifier.bucket(&BucketProbe::of_update(&rule, &range))
             })?;
         }
         for count in catalog::COUNTS {
             let (caps, places) = (Caps::of(gpu), NormSlots::new([count]));
-            let key = kernel_hash(
-                gpu.checks,
-                "norm",
-                Precision::F32,
-                &norm::dispatch(count, &caps, places, 0),
-            );
+            let key = bucket_hash(gpu.checks, "norm", &norm::dispatch(count, &caps, places, 0));
             self.certified(gpu, "norm".into(), key, |certifier| {
                 certifier.bucket(&norm::probe(count, &caps))
             })?;
-            let key = kernel_hash(gpu.checks, "hash", Precision::F32, &hash::dispatch(0..count, 1));
+            let key = bucket_hash(gpu.checks, "hash", &hash::dispatch(0..count, 1));
             self.certified(gpu, "hash".into(), key, |certifier| {
                 certifier.bucket(&hash::probe(count))
             })?;
