@@ -23,6 +23,9 @@ pub const NODE_TIMEOUT_MAX: Nanos = 3_600_000_000_000;
 pub(crate) const REPLY_TIMEOUT: Nanos = 5_000_000_000;
 /// Longest time from the roster to the start: the dials of all pairs, and their reports.
 pub(crate) const PAIRING_TIMEOUT: Nanos = 8_000_000_000;
+/// Silence after which a node counts as gone before the start: as long as three heartbeats at the
+/// longest interval. After the start, the longest silence of a node is the run's to say.
+pub(crate) const ABSENT_AFTER: Nanos = 3_000_000_000;
 /// Longest time for which a joining node waits for the start, so that the first node, which knows
 /// more, speaks first.
 pub(crate) const START_TIMEOUT: Nanos = 12_000_000_000;

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use core::net::SocketAddr;
 
 use super::bounds::{
-    ADDRESSES_MAX, MESSAGE_BYTES_MAX, NODE_TIMEOUT_MAX, NODE_TIMEOUT_MIN, NODES_MAX,
+    ABSENT_AFTER, ADDRESSES_MAX, MESSAGE_BYTES_MAX, NODE_TIMEOUT_MAX, NODE_TIMEOUT_MIN, NODES_MAX,
     VERSION_BYTES_MAX,
 };
 use super::error::ClusterError;
@@ -53,6 +53,8 @@ struct Joiner {
     address: SocketAddr,
     hello: Hello,
     pulse: Pulse,
+    /// Heartbeats that had come when the present roster was sent.
+    beats_before_roster: u64,
     has_left: bool,
     /// True once its connection has ended: nothing can be sent.
     is_closed: bool,
@@ -230,7 +232,7 @@ impl FirstNode {
         let Some(address) = self.guests.leave(connection) else { return Ok(()) };
         let name = message.name();
         let refusal = match message {
-            ClusterMsg::Hello(hello) => match self.accept(address, &hello) {
+            ClusterMsg::Hello(hello) => match self.accept(now, address, &hello) {
                 Ok(()) => {
                     self.take_in(now, connection, address, hello);
                     return Ok(());
@@ -255,9 +257,10 @@ impl FirstNode {
         Err(refusal.into())
     }
 
-    fn accept(&self, address: SocketAddr, hello: &Hello) -> Result<(), Refusal> {
+    fn accept(&mut self, now: Nanos, address: SocketAddr, hello: &Hello) -> Result<(), Refusal> {
         hello.check().map_err(|error| Refusal::Hello { address, error })?;
         self.options.hello.accept(&self.options.run, hello)?;
+        self.free_place_of_predecessor(now, address, hello);
         let host = hello.host.clone();
         match self.phase {
             FirstPhase::Waiting if self.has_room_for(Some(hello)) => Ok(()),
@@ -295,6 +298,7 @@ impl FirstNode {
             address,
             hello,
             pulse,
+            beats_before_roster: 0,
             has_left: false,
             is_closed: false,
         });
@@ -471,6 +475,29 @@ impl FirstNode {
         self.announce_presence();
     }
 
+    /// Frees the place of a node that is silent before the start, if `hello` comes from its host
+    /// and address: a supervisor has started it again.
+    fn free_place_of_predecessor(&mut self, now: Nanos, address: SocketAddr, hello: &Hello) {
+        if !matches!(self.phase, FirstPhase::Waiting | FirstPhase::Pairing { .. }) {
+            return;
+        }
+        let ip = address.ip().to_canonical();
+        let is_predecessor = |joiner: &Joiner| {
+            let is_absent = joiner.pulse.silence(now) >= ABSENT_AFTER;
+            is_absent && joiner.address.ip() == ip && joiner.hello.host == hello.host
+        };
+        if let Some(index) = self.joiners.iter().position(is_predecessor) {
+            let silence = silent_for(whole_seconds(self.joiners[index].pulse.silence(now)));
+            self.dismiss(index, &format!("{silence}, and another one comes from there"));
+        }
+    }
+
+    /// Closes the connection of a node before the start, and frees its place.
+    fn dismiss(&mut self, index: usize, why: &str) {
+        self.outbox.close(self.joiners[index].connection, why);
+        self.depart(index, why);
+    }
+
     /// Ends the generation by a loss, and names it to all, the lost node included.
     fn lose(&mut self, loss: Loss) {
         let generation = self.generation;
@@ -528,13 +555,17 @@ impl FirstNode {
         let is_silent = |joiner: &Joiner| !joiner.has_left && joiner.pulse.is_silent(now);
         while let Some(index) = self.joiners.iter().position(is_silent) {
             let why = silent_for(self.options.node_timeout);
-            if !matches!(self.phase, FirstPhase::Running) {
-                self.outbox.close(self.joiners[index].connection, &why);
+            if matches!(self.phase, FirstPhase::Running) {
+                self.depart(index, &why);
+            } else {
+                self.dismiss(index, &why);
             }
-            self.depart(index, &why);
         }
         if matches!(self.phase, FirstPhase::Pairing { until, .. } if now >= until) {
-            return self.expire_pairs();
+            self.expire_pairs(now);
+            if self.is_over() {
+                return;
+            }
         }
         let generation = self.generation;
         for joiner in self.joiners.iter_mut().filter(|joiner| !joiner.has_left) {
@@ -582,4 +613,10 @@ impl FirstNode {
             }
         }
     }
+}
+
+/// Returns a time without its fraction of a second, for messages to people.
+fn whole_seconds(time: Nanos) -> Nanos {
+    const SECOND: Nanos = 1_000_000_000;
+    time / SECOND * SECOND
 }

@@ -61,6 +61,11 @@ impl Pulse {
         Some(self.sent)
     }
 
+    /// Returns how long the peer has been silent.
+    pub fn silence(&self, now: Nanos) -> Nanos {
+        now.saturating_sub(self.heard_at)
+    }
+
     pub fn is_silent(&self, now: Nanos) -> bool {
         now >= self.silent_at()
     }

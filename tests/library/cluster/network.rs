@@ -72,10 +72,10 @@ impl Machine {
 }
 
 /// Machine with what it has asked for.
-#[derive(Default)]
 pub struct Host {
     machine: Option<Machine>,
-    pub hello: Option<Hello>,
+    pub hello: Hello,
+    address: SocketAddr,
     pub has_crashed: bool,
     is_frozen: bool,
     backlog: Vec<Delivery>,
@@ -94,8 +94,29 @@ pub struct Host {
 }
 
 impl Host {
+    fn new(index: usize) -> Self {
+        Self {
+            machine: None,
+            hello: hello(index),
+            address: address(index),
+            has_crashed: false,
+            is_frozen: false,
+            backlog: Vec::new(),
+            armed: None,
+            shown: None,
+            started: None,
+            links: 0,
+            left: Vec::new(),
+            losses: 0,
+            ended: None,
+            turned_away: Vec::new(),
+            beating: BTreeSet::new(),
+            errors: Vec::new(),
+        }
+    }
+
     pub fn name(&self) -> String {
-        self.hello.as_ref().unwrap().host.clone()
+        self.hello.host.clone()
     }
 }
 
@@ -168,10 +189,7 @@ impl Network {
             node_timeout,
             generation: potluck_core::Generation(4),
         };
-        let mut hosts: Vec<Host> = (0..=joiners).map(|_| Host::default()).collect();
-        for (index, host) in hosts.iter_mut().enumerate() {
-            host.hello = Some(hello(index));
-        }
+        let mut hosts: Vec<Host> = (0..=joiners).map(Host::new).collect();
         hosts[0].machine = Some(Machine::First(FirstNode::new(options).unwrap()));
         let mut network = Self {
             hosts,
@@ -187,6 +205,15 @@ impl Network {
         };
         network.pump(0);
         network
+    }
+
+    /// Adds a process on the machine of another one, which it is to replace, and returns its number.
+    pub fn successor_of(&mut self, other: usize) -> usize {
+        let mut host = Host::new(other);
+        host.hello.port += 1;
+        host.address.set_port(host.hello.port);
+        self.hosts.push(host);
+        self.hosts.len() - 1
     }
 
     pub fn plan(&mut self, at: Nanos, host: usize, incident: Incident) {
@@ -276,7 +303,7 @@ impl Network {
         match incident {
             Incident::Arrive if self.hosts[host].has_crashed => {}
             Incident::Arrive => {
-                let hello = self.hosts[host].hello.clone().unwrap();
+                let hello = self.hosts[host].hello.clone();
                 let options = JoiningNodeOptions { hello, first: vec![address(0)] };
                 let machine = JoiningNode::new(options, self.now).unwrap();
                 self.hosts[host].machine = Some(Machine::Joining(machine));
@@ -289,9 +316,13 @@ impl Network {
                     for side in 0..2 {
                         if self.links[link].hosts[side] == host && self.links[link].open[side] {
                             self.links[link].open[side] = false;
-                            let idle = if is_seen { 0 } else { self.node_timeout / 2 };
-                            let end = ConnectionEnd::Broken("reset".into());
-                            self.close_other(link, side, end, idle);
+                            let idle = self.idle_timeout(link);
+                            let (end, after) = if is_seen {
+                                (ConnectionEnd::Broken("reset".into()), 0)
+                            } else {
+                                (ConnectionEnd::Silent(idle), idle)
+                            };
+                            self.close_other(link, side, end, after);
                         }
                     }
                 }
@@ -318,6 +349,12 @@ impl Network {
             }
             Incident::Freeze { .. } => {}
         }
+    }
+
+    /// Returns the silence after which a link closes: heartbeats watch those of the first node.
+    fn idle_timeout(&self, link: usize) -> Nanos {
+        let is_watched = self.links[link].hosts.contains(&0);
+        if is_watched { 2 * self.node_timeout } else { self.node_timeout }
     }
 
     /// Tells the other side of a link that it closed.
@@ -381,14 +418,15 @@ impl Network {
             Action::Departed { .. } => {}
             Action::Started { roster, you, links } => {
                 assert!(of.started.is_none(), "{} starts twice", name(host));
-                of.links = links.len();
+                self.hosts[host].links = links.len();
                 for (node, connection) in links {
                     let (link, side) = end_of(connection);
                     let there = self.links[link].hosts[1 - side];
-                    let host = &roster.node(node).unwrap().host;
-                    assert_eq!(host, &name(there), "a link leads elsewhere");
+                    let addresses = &roster.node(node).unwrap().addresses;
+                    let is_there = addresses.contains(&self.hosts[there].address);
+                    assert!(is_there, "a link leads elsewhere");
                 }
-                of.started = Some((now, roster, you));
+                self.hosts[host].started = Some((now, roster, you));
             }
             Action::Left { node, .. } => of.left.push(node),
             Action::Lost { .. } => of.losses += 1,
@@ -397,7 +435,8 @@ impl Network {
     }
 
     fn dial(&mut self, from: usize, dial: DialId, addresses: &[SocketAddr]) {
-        let to = (0..self.hosts.len()).find(|&host| addresses.contains(&address(host))).unwrap();
+        let is_there = |host: &usize| addresses.contains(&self.hosts[*host].address);
+        let to = (0..self.hosts.len()).find(is_there).unwrap();
         let pair = (from.min(to), from.max(to));
         if self.hosts[to].machine.is_none() || self.blocked.contains(&pair) {
             if self.random.word().is_multiple_of(2) {
@@ -410,10 +449,11 @@ impl Network {
         }
         let link = self.links.len();
         self.links.push(SimLink { hosts: [from, to], open: [true; 2], last: [0; 2] });
-        let accepted = Event::Accepted { connection: connection(link, 1), address: address(from) };
+        let [here, there] = [from, to].map(|host| self.hosts[host].address);
+        let accepted = Event::Accepted { connection: connection(link, 1), address: here };
         self.transmit(link, 1, accepted, 0);
         let connection = connection(link, 0);
-        let dialed = Event::Dialed { dial, connection, address: address(to) };
+        let dialed = Event::Dialed { dial, connection, address: there };
         let there_and_back = self.delay();
         self.transmit(link, 0, dialed, there_and_back);
     }

@@ -2,12 +2,12 @@
 
 use core::net::SocketAddr;
 
-use super::{FirstNode, FirstPhase, Suspicion};
-use crate::cluster::bounds::{ADDRESSES_MAX, PAIRING_TIMEOUT};
+use super::{FirstNode, FirstPhase, Joiner, Suspicion, whole_seconds};
+use crate::cluster::bounds::{ABSENT_AFTER, ADDRESSES_MAX, PAIRING_TIMEOUT};
 use crate::cluster::error::ClusterError;
 use crate::cluster::event::{Action, ClusterEnd};
 use crate::cluster::hello::Hello;
-use crate::cluster::message::{ClusterMsg, Loss};
+use crate::cluster::message::{ClusterMsg, Loss, silent_for};
 use crate::cluster::roster::{Roster, RosterNode, can_be_dialed};
 use crate::cluster::text::{WHY_BYTES_MAX, shown_text};
 use potluck_core::format::seconds;
@@ -20,6 +20,9 @@ impl FirstNode {
     pub(super) fn announce_roster(&mut self, now: Nanos) {
         let roster = self.new_roster();
         self.send_to_all(|you| ClusterMsg::Roster { you, roster: roster.clone() });
+        for joiner in &mut self.joiners {
+            joiner.beats_before_roster = joiner.pulse.received();
+        }
         let until = now.saturating_add(PAIRING_TIMEOUT);
         self.phase = FirstPhase::Pairing { missing: roster.pairs().collect(), until };
         self.roster = Some(roster);
@@ -132,8 +135,23 @@ impl FirstNode {
         self.end(ClusterEnd::Failed(error));
     }
 
-    /// Gives the attempt up because a pair is not connected in time.
-    pub(super) fn expire_pairs(&mut self) {
+    /// Ends the attempt because a pair is not connected in time. A node that is not heard of any
+    /// more is to blame for its pairs: its place is free again, and all wait for another one. Only
+    /// between nodes that are all there it is the network.
+    pub(super) fn expire_pairs(&mut self, now: Nanos) {
+        let is_absent = |joiner: &Joiner| {
+            let beats = joiner.pulse.received() - joiner.beats_before_roster;
+            beats < BEATS_OF_THE_LIVING || joiner.pulse.silence(now) >= ABSENT_AFTER
+        };
+        let mut has_absent = false;
+        while let Some(index) = self.joiners.iter().position(is_absent) {
+            has_absent = true;
+            let silence = self.joiners[index].pulse.silence(now);
+            self.dismiss(index, &silent_for(whole_seconds(silence)));
+        }
+        if has_absent {
+            return;
+        }
         if !self.suspicions.is_empty() {
             let Suspicion { from, to, tried, why, .. } = self.suspicions.swap_remove(0);
             return self.give_up(from, to, tried, why);

@@ -32,6 +32,11 @@ impl Bench {
         Self { first: FirstNode::new(options(nodes)).unwrap(), now: 1000 }
     }
 
+    fn with_timeout(node_timeout: Nanos) -> Self {
+        let options = FirstNodeOptions { node_timeout, ..options(3) };
+        Self { first: FirstNode::new(options).unwrap(), now: 1000 }
+    }
+
     /// A run of three, whose other nodes are at connections 1 and 2.
     fn running() -> Self {
         let mut bench = Self::pairing();
@@ -353,6 +358,59 @@ fn pairs_that_nobody_reports_end_the_attempt_for_all() {
     }
     let Some(Action::Ended(end)) = actions.last() else { panic!("{actions:?}") };
     assert_eq!(end.to_string(), expected);
+}
+
+#[test]
+fn a_node_that_is_silent_when_pairs_expire_frees_its_place_and_ends_nothing() {
+    let mut bench = Bench::with_timeout(30 * SECOND);
+    bench.join(1, "beta").unwrap();
+    bench.join(2, "gamma").unwrap();
+    for second in 1..8 {
+        bench.wait_until(second * SECOND);
+        bench.beat(1, second).unwrap();
+    }
+    // The one that lives reports that it cannot reach the other one.
+    let why = "no answer over UDP within 5 seconds".to_owned();
+    let tried = Vec::new();
+    let failed = ClusterMsg::PairFailed { generation: NEXT, peer: NodeRank(2), tried, why };
+    bench.say(1, failed).unwrap();
+    bench.actions();
+    bench.wait_until(1000 + PAIRING_TIMEOUT);
+    let why = "it has been silent for 8 seconds".to_owned();
+    let actions = bench.actions();
+    let departed = Action::Departed { host: "gamma".into(), why };
+    assert!(actions.contains(&departed), "{actions:?}");
+    assert_eq!(bench.first.presence(), presence(3, &["alpha", "beta"]));
+    assert!(!bench.first.is_over());
+    bench.join(3, "gamma").unwrap();
+    let rosters = bench.sent().into_iter().filter(|(_, message)| {
+        matches!(message, ClusterMsg::Roster { roster, .. } if roster.generation.0 == 4)
+    });
+    assert_eq!(rosters.count(), 2);
+}
+
+#[test]
+fn a_node_that_is_started_again_takes_the_place_of_its_silent_predecessor() {
+    let mut bench = Bench::with_timeout(30 * SECOND);
+    let again = |bench: &mut Bench, connection| {
+        let address = SocketAddr::from(([10, 0, 0, 1], 40_001));
+        let opened = Event::Accepted { connection: ConnectionId(connection), address };
+        bench.first.handle(bench.now, opened).unwrap();
+        bench.say(connection, ClusterMsg::Hello(hello("beta")))
+    };
+    bench.join(1, "beta").unwrap();
+    bench.wait_until(1000 + ABSENT_AFTER - 1);
+    again(&mut bench, 2).unwrap();
+    assert_eq!(bench.first.presence().missing(), 0, "it may be another one on that host");
+    bench.actions();
+    bench.wait_until(1000 + ABSENT_AFTER);
+    again(&mut bench, 3).unwrap();
+    let why = "it has been silent for 3 seconds, and another one comes from there".to_owned();
+    let actions = bench.actions();
+    let (connection, host) = (ConnectionId(1), "beta".to_owned());
+    assert!(actions.contains(&Action::Close { connection, why: why.clone() }), "{actions:?}");
+    assert!(actions.contains(&Action::Departed { host, why }), "{actions:?}");
+    assert_eq!(bench.first.presence(), presence(3, &["alpha", "beta", "beta"]));
 }
 
 #[test]
