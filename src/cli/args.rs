@@ -12,6 +12,7 @@ use clap_complete::Shell;
 use super::addresses::all_addresses;
 use super::hardware::parts::HardwarePart;
 use super::runs_directory::RUNS;
+use super::secrets::SecretArgs;
 use potluck_parallel::PipelineSchedule;
 use potluck_train::hugging_face::FileType;
 
@@ -58,8 +59,13 @@ pub enum Command {
     Train(Box<TrainArgs>),
     /// Take part in a run that another machine started with `potluck train --nodes N`
     Join(JoinArgs),
-    /// Print a new code for --secret-file of train, join and bench
-    Secret,
+    /// Make a new code for runs over several machines, and print it or write it to a file
+    Secret {
+        /// Write the code to this new file, which only its owner can read, for --secret-file of
+        /// train, join and bench
+        #[arg(long, value_name = "FILE")]
+        out: Option<PathBuf>,
+    },
     /// Prepare data for training
     #[command(subcommand)]
     Data(DataCommand),
@@ -200,10 +206,12 @@ pub struct TrainArgs {
     /// With --nodes: address and UDP port at which to listen [default: port 7717 of all addresses]
     #[arg(long, value_parser = listening, value_name = "ADDR:PORT")]
     pub listen: Option<SocketAddr>,
-    /// With --nodes: file with the code of the run; without it and POTLUCK_SECRET_FILE, a new code
-    /// is printed
-    #[arg(long, value_name = "FILE")]
-    pub secret_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub secret: SecretArgs,
+    /// With --nodes: give up with exit code 75 if the others are not here after so long [default:
+    /// none on a terminal, else 600]
+    #[arg(long, value_name = "SECONDS", value_parser = whole::<u64>)]
+    pub wait: Option<u64>,
     /// Directory of the run [default: the next free runs/NNNN]
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
@@ -267,16 +275,24 @@ pub struct JoinArgs {
     /// Address and UDP port at which this node listens for the others [default: any free port]
     #[arg(long, value_parser = listening, value_name = "ADDR:PORT")]
     pub listen: Option<SocketAddr>,
-    /// File with the code of the run; without it and POTLUCK_SECRET_FILE, the code is asked for
-    #[arg(long, value_name = "FILE")]
-    pub secret_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub secret: SecretArgs,
     /// This machine's copy of the run's data: its samples are read here, and not sent by the first
     /// node; its hash must be that of the first node's data
     #[arg(long, value_name = "PATH")]
     pub data: Option<PathBuf>,
-    /// Wait so long for the first node to be there [default: 0, which gives it 5 s to answer]
+    /// Try again for so long what time heals: a name or a first node that is not there yet, a run
+    /// that is full or about to end, a first node that goes before the start [default: 0, which
+    /// gives the first node 5 s to answer]
     #[arg(long, value_name = "SECONDS", value_parser = whole::<u64>)]
     pub wait: Option<u64>,
+    /// Number that this node is to have, from 1 on, so that its devices have the same ranks in each
+    /// start [default: the one that it had before in a run that is resumed, else by arrival]
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..64))]
+    pub node: Option<u32>,
+    /// Join only the run of this name, which the first node of a resumed run prints
+    #[arg(long, value_name = "NAME")]
+    pub run: Option<String>,
     /// Set a key of this node alone: train.device_memory_mib, train.submission_ms, train.tune_s, or
     /// with --data data.val_path; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
@@ -763,10 +779,8 @@ pub struct CollectivesArgs {
     /// With --nodes: address and UDP port at which to listen [default: port 7717 of all addresses]
     #[arg(long, value_parser = listening, value_name = "ADDR:PORT", requires = "nodes")]
     pub listen: Option<SocketAddr>,
-    /// With --nodes: file with the code of the benchmark; without it and POTLUCK_SECRET_FILE, a new
-    /// code is printed
-    #[arg(long, value_name = "FILE", requires = "nodes")]
-    pub secret_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub secret: SecretArgs,
     /// Fewer sizes and samples: some seconds instead of about a minute
     #[arg(long)]
     pub quick: bool,
@@ -796,10 +810,8 @@ pub struct BenchJoinArgs {
     /// Address and UDP port at which this node listens for the others [default: any free port]
     #[arg(long, value_parser = listening, value_name = "ADDR:PORT")]
     pub listen: Option<SocketAddr>,
-    /// File with the code of the benchmark; without it and POTLUCK_SECRET_FILE, the code is asked
-    /// for
-    #[arg(long, value_name = "FILE")]
-    pub secret_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub secret: SecretArgs,
 }
 
 /// Arguments of `bench link`.
@@ -813,10 +825,8 @@ pub struct LinkArgs {
     #[arg(long, value_parser = listening, value_name = "ADDR:PORT")]
     #[arg(conflicts_with_all = ["address", "parameters", "quick", "tiny", "json"])]
     pub listen: Option<Option<SocketAddr>>,
-    /// File with the code; without it and POTLUCK_SECRET_FILE, --listen prints a new code, and the
-    /// other machine asks for it
-    #[arg(long, value_name = "FILE")]
-    pub secret_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub secret: SecretArgs,
     /// Parameters of models, for the time in which the gradients of a step are summed: numbers,
     /// also in thousands (K), millions (M) and billions (G) [default: 1M,10M,124M, and 10M with
     /// --quick]

@@ -46,6 +46,9 @@ fn collectives(args: &CollectivesArgs) -> anyhow::Result<i32> {
         ranks: args.ranks.iter().map(|ranks| *ranks as usize).collect(),
         full: args.full,
     };
+    if args.nodes.is_none() && args.secret.is_given() {
+        return Err(UsageError("the flags of the secret need --nodes N".into()).into());
+    }
     let report = match args.nodes {
         Some(nodes) => bench_nodes::collectives(nodes, args, &options)?,
         None => collectives::run(&options, &mut |progress| print_line(progress))?,

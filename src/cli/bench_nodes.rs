@@ -1,10 +1,12 @@
 //! Benchmarks over several machines: `potluck bench collectives --nodes`, `potluck bench join` and
 //! `potluck bench link`.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::args::{BenchJoinArgs, CollectivesArgs, LinkArgs};
-use super::nodes::{Gathering, Joining, MetNode, resolve, secret_to_join};
+use super::meeting::{Gathering, Joining, MetNode, check_address};
+use super::secrets::SecretArgs;
 use crate::ui::terminal::print_line;
 use potluck_bench::collectives::nodes::follow;
 use potluck_bench::collectives::{self, CollectiveOptions};
@@ -12,7 +14,7 @@ use potluck_bench::link::{self, LinkOptions, LinkedNodes};
 use potluck_bench::{Effort, Report};
 use potluck_core::Rank;
 use potluck_core::faults::Faults;
-use potluck_net::nodes::{group_over, rank_greeting};
+use potluck_net::nodes::{group_over, rank_greeting, run_name};
 use potluck_parallel::comm::ProcessGroup;
 use potluck_train::TrainError;
 
@@ -27,6 +29,18 @@ fn group(met: MetNode) -> Result<Vec<ProcessGroup>, TrainError> {
     print_line(&met.started.roster.to_string());
     group_over(met.meeting, met.started, NODE_TIMEOUT)
         .map_err(|why| TrainError::NodesLost { why: why.to_string() })
+}
+
+/// Returns what a node of a benchmark needs to join the others, which it tries once.
+fn joining(
+    address: &str,
+    listen: Option<SocketAddr>,
+    secret: &SecretArgs,
+) -> anyhow::Result<Joining> {
+    check_address(address)?;
+    let secret = secret.to_join()?;
+    let (address, wait) = (address.to_string(), Duration::ZERO);
+    Ok(Joining { address, listen, secret, wait, faults: Faults::none() })
 }
 
 /// Waits for the other nodes and measures the collectives of the ranks of all.
@@ -47,9 +61,12 @@ pub fn collectives(
             1 => String::new(),
             ranks => format!(" --ranks-per-node {ranks}"),
         },
+        run: run_name()?,
+        before: Vec::new(),
         nodes,
         listen: args.listen,
-        secret_file: args.secret_file.as_deref(),
+        secret: &args.secret,
+        wait: None,
         node_timeout: NODE_TIMEOUT,
     };
     let met = gathering.host(|port| rank_greeting(port, COLLECTIVES, ranks))?;
@@ -63,9 +80,7 @@ pub fn collectives(
 /// # Errors
 /// Returns the errors of [`Joining::join`], and one if a node is lost.
 pub fn join(args: &BenchJoinArgs) -> anyhow::Result<i32> {
-    let first = resolve(&args.address)?;
-    let secret = secret_to_join(args.secret_file.as_deref())?;
-    let joining = Joining { first, listen: args.listen, secret, faults: Faults::none() };
+    let joining = joining(&args.address, args.listen, &args.secret)?;
     let ranks = args.ranks_per_node;
     let met = joining.join(&mut print_line, |port| rank_greeting(port, COLLECTIVES, ranks))?;
     let groups = group(met)?;
@@ -79,9 +94,7 @@ pub fn join(args: &BenchJoinArgs) -> anyhow::Result<i32> {
 /// # Errors
 /// Returns the errors of [`Joining::join`].
 pub fn measure_link(args: &LinkArgs, address: &str, effort: Effort) -> anyhow::Result<Report> {
-    let first = resolve(address)?;
-    let secret = secret_to_join(args.secret_file.as_deref())?;
-    let joining = Joining { first, listen: None, secret, faults: Faults::none() };
+    let joining = joining(address, None, &args.secret)?;
     let met = joining.join(&mut print_line, |port| rank_greeting(port, LINK, 1))?;
     let options = LinkOptions { effort, parameters: args.parameters.clone() };
     Ok(link::run(linked(met), &options, &mut |progress| print_line(progress)))
@@ -96,9 +109,12 @@ pub fn answer_link(args: &LinkArgs) -> anyhow::Result<i32> {
         what: "a benchmark",
         command: "potluck bench link",
         flags: String::new(),
+        run: run_name()?,
+        before: Vec::new(),
         nodes: 2,
         listen: args.listen.flatten(),
-        secret_file: args.secret_file.as_deref(),
+        secret: &args.secret,
+        wait: None,
         node_timeout: NODE_TIMEOUT,
     };
     let met = gathering.host(|port| rank_greeting(port, LINK, 1))?;

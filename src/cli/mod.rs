@@ -12,6 +12,7 @@ pub mod documents;
 pub mod explain;
 pub mod export;
 pub mod hardware;
+pub mod meeting;
 mod missing_driver;
 pub mod model;
 pub mod nodes;
@@ -21,6 +22,7 @@ pub mod resume;
 pub mod runs;
 pub mod runs_directory;
 pub mod schedule_chart;
+pub mod secrets;
 pub mod train;
 
 use std::fs::OpenOptions;
@@ -30,8 +32,8 @@ use std::sync::OnceLock;
 
 use crate::ui::terminal::print_line;
 use args::{Cli, Command};
-use nodes::NoAnswerError;
-use potluck_core::files;
+use meeting::NotMetError;
+use potluck_core::{Remedy, files};
 use potluck_net::nodes::MeetingError;
 use potluck_train::TrainError;
 use potluck_train::config::read::ConfigError;
@@ -80,7 +82,7 @@ fn run(command: &Command) -> anyhow::Result<i32> {
         }
         Command::Train(args) => return train::run(args),
         Command::Join(args) => return nodes::join(args),
-        Command::Secret => nodes::secret()?,
+        Command::Secret { out } => secrets::make(out.as_deref())?,
         Command::Data(command) => data::run(command)?,
         Command::Eval(args) => model::eval(args)?,
         Command::Generate(args) => model::generate(args)?,
@@ -138,10 +140,13 @@ fn exit_code(error: &anyhow::Error) -> i32 {
     if let Some(InterruptedReportError { signal, .. }) = error.downcast_ref() {
         return signal.exit_code();
     }
-    let typed = error.is::<ConfigError>()
-        || error.is::<UsageError>()
-        || error.is::<MeetingError>()
-        || error.is::<NoAnswerError>();
+    if let Some(error) = error.downcast_ref::<NotMetError>() {
+        return match error.remedy {
+            Remedy::Time => EXIT_RESTART,
+            Remedy::Person => EXIT_CONFIGURATION,
+        };
+    }
+    let typed = error.is::<ConfigError>() || error.is::<UsageError>() || error.is::<MeetingError>();
     if typed { EXIT_CONFIGURATION } else { EXIT_DEFECT }
 }
 

@@ -8,6 +8,7 @@ use super::added_tokens::{AddedTokens, VOCABULARY};
 use super::args::{CheckpointArgs, Explain, KeyFlag, TrainArgs};
 use super::explain::{Explanation, ResumedParts, explanation};
 use super::model::load_parameters;
+use super::nodes::RunBefore;
 use super::resume::{ResumePoint, RunDirectory, find_data, holds_run};
 use super::runs_directory::RUNS;
 use super::{UsageError, exit_code, nodes, writable};
@@ -143,7 +144,11 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
         }
     }
     let spec = RunSpec::resolved(&resolved);
-    let nodes = nodes::meet(args, &spec, &directory)?;
+    let before = match &point {
+        Some(point) => RunBefore::of(&point.checkpoint.meta.placement, continued.is_some()),
+        None => RunBefore::default(),
+    };
+    let nodes = nodes::meet(args, &spec, &directory, &before)?;
     let options = RunOptions {
         out,
         continued,

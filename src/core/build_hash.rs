@@ -1,4 +1,4 @@
-//! Hash of the sources that the program was built of.
+//! Hash of the sources that the program was built of, and those of their rooms.
 
 use std::sync::OnceLock;
 
@@ -11,8 +11,8 @@ pub fn set_build_hash(hash: &'static str) {
     let _ = HASH.set(hash);
 }
 
-/// Returns the hash, by which the nodes of a run tell that they have the same program; `unknown`
-/// if none was set.
+/// Returns the hash, by which the nodes of a run tell that they have the same program, and behind
+/// it those of the rooms, by which they tell where they differ; `unknown` if none was set.
 pub fn build_hash() -> &'static str {
     HASH.get().copied().unwrap_or("unknown")
 }

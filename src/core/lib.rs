@@ -14,6 +14,7 @@ pub mod ids;
 mod lock;
 pub mod metrics;
 pub mod raw;
+mod remedy;
 pub mod rng;
 pub mod round;
 pub mod setting;
@@ -30,6 +31,7 @@ pub use ids::{
     SegmentId, Site, SlotId, StateId, TensorId,
 };
 pub use lock::Lock;
+pub use remedy::Remedy;
 pub use round::{Nanos, Round};
 pub use setting::{Setting, Wording};
 pub use shape::{DType, Shape};

@@ -73,6 +73,8 @@ settings! {
     ImageSize: "data.image_size", "ReadOptions::image_size";
     /// Directory of a run, behind "another".
     Out: "--out", "directory";
+    /// Permission for the group of a secret's file, as an order.
+    SecretOfGroup: "give --secret-group-readable", "call Secret::read_file_of_group";
     /// Key of the text in a line of JSON.
     TextKey: "--key", "PrepareOptions::key";
     /// Another certification of a kernel, as an order.

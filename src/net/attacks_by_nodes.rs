@@ -8,7 +8,7 @@ use quinn::{Connection, SendStream};
 
 use super::link::Control;
 use super::test_peer::{IDLE_TIMEOUT, Peer, Sink, TEST_TIMEOUT, node, node_with, secret, wait};
-use super::wire::{BlobHead, DataHead, StreamKind, control_head, greeting};
+use super::wire::{BlobHead, DataHead, StreamKind, control_head, greeting, greeting_of};
 use super::*;
 
 /// Timeout that a test lets pass: longer than a busy machine needs for what comes before.
@@ -192,10 +192,12 @@ fn a_peer_without_a_greeting_or_with_a_wrong_one_is_refused() {
         assert_says(&silent.join().unwrap(), "it sent no greeting within 2 s");
     });
     assert_says(&refusals(&patient, Some(b"GET / HTTP".to_vec())), "does not begin as one");
+    let later = refusals(&patient, Some(greeting_of(9, "9.8.7", b"?")));
+    assert_says(&later, "the node that dials has potluck 9.8.7 (protocol 9), and the one that is");
     let long = [&greeting(b"", IDLE_TIMEOUT)[..4], &[255; 2]].concat();
     assert_says(&refusals(&patient, Some(long)), "65535 bytes");
-    for node in [patient, impatient] {
-        wait("refusals", || node.refused_count() == 2);
+    for (node, refused) in [(patient, 3), (impatient, 2)] {
+        wait("refusals", || node.refused_count() == refused);
         assert!(node.accepted().try_recv().unwrap().is_none());
     }
 }

@@ -153,13 +153,15 @@ fn a_server_must_send_a_greeting() {
     let short = Duration::from_secs(2);
     std::thread::scope(|scope| {
         let silent = scope.spawn(move || dial_answering(b"", short));
-        let half = dial_answering(&[b'P', b'T', b'L', b'1', 0, 9, 1], short);
+        let half = dial_answering(b"PTLK\0\x09\x01", short);
         assert!(matches!(half, NetError::NoHello { .. }), "{half}");
         let silent = silent.join().unwrap();
         assert!(matches!(silent, NetError::NoHello { .. }), "{silent}");
     });
-    let long = dial_answering(&[b'P', b'T', b'L', b'1', 0x10, 1], TEST_TIMEOUT);
-    assert!(long.to_string().contains("4097 bytes, and at most 4096"), "{long}");
+    let long = dial_answering(b"PTLK\xff\xff", TEST_TIMEOUT);
+    assert!(long.to_string().contains("65535 bytes, and at most 4362"), "{long}");
+    let later = dial_answering(b"PTLK\0\x08\0\x09\x059.8.7", TEST_TIMEOUT);
+    assert!(later.to_string().contains("is dialed potluck 9.8.7 (protocol 9)"), "{later}");
     let other = dial_answering(b"SSH-2.0", TEST_TIMEOUT);
     assert!(matches!(other, NetError::OtherProtocol { .. }), "{other}");
 }

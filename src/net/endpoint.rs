@@ -21,7 +21,7 @@ use super::receiver::Receiver;
 use super::secret::Secret;
 use super::shared::Shared;
 use super::transport::{self, Transport};
-use super::wire::{self, CloseCode, GREETING_HEAD_BYTES, HELLO_MAX, IDLE_TIMEOUT_BYTES};
+use super::wire::{self, CloseCode, GREETING_HEAD_BYTES, Greeting, GreetingError, HELLO_MAX};
 use potluck_core::Lock;
 use potluck_parallel::comm::Mailbox;
 
@@ -225,11 +225,24 @@ impl EndpointCore {
             let max = self.options.links_max;
             return refuse(&format!("all {max} links of this node are in use"));
         };
-        match timeout(limit, self.greet_client(&connection)).await {
-            Err(_) => refuse(&format!("it sent no greeting within {} s", limit.as_secs_f32())),
-            Ok(Err(Stop::Violation(why))) => refuse(&why),
-            Ok(Err(Stop::Ended)) => Err("its connection ended before its greeting".into()),
-            Ok(Ok((greeting, control))) => {
+        let greeted = match timeout(limit, self.greet_client(&connection)).await {
+            Err(_) => {
+                return refuse(&format!("it sent no greeting within {} s", limit.as_secs_f32()));
+            }
+            Ok(Err(Stop::Violation(why))) => return refuse(&why),
+            Ok(Err(Stop::Ended)) => return Err("its connection ended before its greeting".into()),
+            Ok(Ok(greeted)) => greeted,
+        };
+        let (behind, control) = greeted;
+        match Greeting::decode(&behind) {
+            Err(error) => {
+                if matches!(error, GreetingError::OtherProtocol { .. }) {
+                    // It reads what is wrong from the greeting, unless a close overtakes that.
+                    let _ = timeout(CLOSE_MARGIN, connection.closed()).await;
+                }
+                refuse(&error.sentence(false))
+            }
+            Ok(greeting) => {
                 let options = self.options.clone();
                 let pending =
                     self.pending((connection, address), control, greeting, place, options);
@@ -239,7 +252,8 @@ impl EndpointCore {
         }
     }
 
-    async fn greet_client(&self, connection: &Connection) -> Result<(Greeting, Control), Stop> {
+    /// Exchanges greetings; returns the bytes of the peer's behind its head.
+    async fn greet_client(&self, connection: &Connection) -> Result<(Vec<u8>, Control), Stop> {
         let (mut send, mut receive) = connection.accept_bi().await.map_err(|_| Stop::Ended)?;
         let theirs = read_greeting(&mut receive).await?;
         let own = wire::greeting(&self.hello, self.options.idle_timeout);
@@ -256,7 +270,9 @@ impl EndpointCore {
         let own = wire::greeting(&self.hello, idle_timeout);
         send.write_all(&own).await.map_err(|_| Stop::Ended)?;
         let theirs = read_greeting(&mut receive).await?;
-        Ok((theirs, (send, receive)))
+        let greeting =
+            Greeting::decode(&theirs).map_err(|error| Stop::Violation(error.sentence(true)))?;
+        Ok((greeting, (send, receive)))
     }
 
     async fn dial(
@@ -336,21 +352,14 @@ impl EndpointCore {
     }
 }
 
-/// First message of each side.
-struct Greeting {
-    hello: Vec<u8>,
-    idle_timeout: Duration,
-}
-
-async fn read_greeting(receive: &mut RecvStream) -> Result<Greeting, Stop> {
+/// Reads a greeting, and returns its bytes behind the head.
+async fn read_greeting(receive: &mut RecvStream) -> Result<Vec<u8>, Stop> {
     let mut head = [0; GREETING_HEAD_BYTES];
-    // Read alone: another protocol is refused by it, and may send less than a greeting has.
+    // Read alone: another program is refused by it, and may send less than a greeting has.
     read_full(receive, &mut head, None).await?;
-    let mut hello = vec![0; wire::greeting_length(&head).map_err(Stop::Violation)?];
-    let mut milliseconds = [0; IDLE_TIMEOUT_BYTES];
-    read_full(receive, &mut milliseconds, None).await?;
-    read_full(receive, &mut hello, None).await?;
-    Ok(Greeting { hello, idle_timeout: wire::idle_timeout(milliseconds) })
+    let mut behind = vec![0; wire::greeting_length(&head).map_err(Stop::Violation)?];
+    read_full(receive, &mut behind, None).await?;
+    Ok(behind)
 }
 
 /// Returns the reason for which a handshake ended, for the side that accepts.

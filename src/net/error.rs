@@ -6,6 +6,7 @@ use std::time::Duration;
 use quinn::{ConnectError, ConnectionError};
 
 use super::wire::{self, CloseCode};
+use potluck_core::Remedy;
 
 /// Failure to bind or to dial. No variant holds a part of a secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -56,6 +57,28 @@ pub enum NetError {
 }
 
 impl NetError {
+    /// Returns what heals the failure.
+    pub fn remedy(&self) -> Remedy {
+        match self {
+            Self::NoAnswer { .. }
+            | Self::NoHello { .. }
+            // Machines set their clocks some time after they have started.
+            | Self::Clocks { .. }
+            | Self::Refused { .. }
+            | Self::Lost { .. }
+            | Self::LinksFull { .. } => Remedy::Time,
+            Self::PortTaken(_)
+            | Self::Bind { .. }
+            | Self::HelloTooLong { .. }
+            | Self::Identity(_)
+            | Self::Threads(_)
+            | Self::WrongCode { .. }
+            | Self::OtherProtocol { .. }
+            | Self::Unreachable { .. }
+            | Self::NetThread => Remedy::Person,
+        }
+    }
+
     /// Returns the error of a step in making certificates.
     pub(super) fn identity(error: impl std::fmt::Display) -> Self {
         Self::Identity(error.to_string())

@@ -32,8 +32,8 @@ use super::error::NetError;
 use super::secret::Secret;
 use potluck_core::Lock;
 
-/// Protocol of the links (ALPN, RFC 7301): its version is that of `wire`.
-pub const PROTOCOL: &[u8] = b"potluck/2";
+/// Name on which TLS agrees (ALPN, RFC 7301), the same in all protocols: greetings have the number.
+const ALPN: &[u8] = b"potluck";
 /// Role in a certificate, as the name of a server. Names under `internal` are never in public DNS.
 pub const NODE_NAME: &str = "node.potluck.internal";
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -180,7 +180,7 @@ impl Identity {
             .map_err(NetError::identity)?
             .with_client_cert_verifier(verifier)
             .with_cert_resolver(self.clone());
-        config.alpn_protocols = vec![PROTOCOL.to_vec()];
+        config.alpn_protocols = vec![ALPN.to_vec()];
         config.max_early_data_size = 0;
         config.send_half_rtt_data = false;
         config.send_tls13_tickets = 0;
@@ -199,7 +199,7 @@ impl Identity {
             .map_err(NetError::identity)?
             .with_webpki_verifier(verifier)
             .with_client_cert_resolver(self.clone());
-        config.alpn_protocols = vec![PROTOCOL.to_vec()];
+        config.alpn_protocols = vec![ALPN.to_vec()];
         config.enable_early_data = false;
         config.resumption = Resumption::disabled();
         Ok(config)

@@ -34,8 +34,7 @@ impl fmt::Debug for Secret {
 impl Secret {
     /// Creates a secret of 128 random bits from the operating system.
     pub fn generate() -> Result<Self, SecretError> {
-        let mut key = Zeroizing::new([0; KEY_BYTES]);
-        SystemRandom::new().fill(&mut key[..]).map_err(|_| SecretError::Random)?;
+        let key = Zeroizing::new(random_bytes::<KEY_BYTES>()?);
         Ok(Self(Zeroizing::new(key.to_vec())))
     }
 
@@ -59,12 +58,39 @@ impl Secret {
     /// elsewhere it is no regular file, if its length is another one, or if it holds a code with a
     /// typing error. The access lists of Windows are not checked.
     pub fn read_file(path: &Path) -> Result<Self, SecretError> {
+        Self::read(path, Some(0o077))
+    }
+
+    /// Reads a file like [`Secret::read_file`], which the group of the file may read too.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`Secret::read_file`].
+    pub fn read_file_of_group(path: &Path) -> Result<Self, SecretError> {
+        Self::read(path, Some(0o037))
+    }
+
+    /// Reads what an open file descriptor of this process gives, like the line of a file. Whoever
+    /// has opened it has decided who may read it.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`Secret::read_file`], but for those of the rights of others.
+    #[cfg(unix)]
+    pub fn read_descriptor(descriptor: u32) -> Result<Self, SecretError> {
+        Self::read(Path::new(&format!("/dev/fd/{descriptor}")), None)
+    }
+
+    /// Reads a file of which `refused` are the rights that it may not have, if they count.
+    fn read(path: &Path, refused: Option<u32>) -> Result<Self, SecretError> {
         let unreadable = |why: String| SecretError::Read { path: path.to_owned(), why };
         let file = File::open(path).map_err(|error| unreadable(error.to_string()))?;
         if file.metadata().is_ok_and(|about| about.is_dir()) {
             return Err(unreadable("it is a directory".into()));
         }
-        refuse_unprotected(&file, path)?;
+        if let Some(refused) = refused {
+            refuse_unprotected(&file, path, refused)?;
+        }
         // All the room at once, so that no copy is left behind by a vector that grows.
         let mut bytes = Zeroizing::new(Vec::with_capacity(FILE_BYTES_MAX as usize));
         let mut file = file.take(FILE_BYTES_MAX);
@@ -110,16 +136,23 @@ impl Secret {
     }
 }
 
-/// Returns an error if others than the file's owner may read or write it. The open file is asked,
-/// so that no other one can take its place in between.
+/// Returns random bytes of the operating system.
+pub(crate) fn random_bytes<const N: usize>() -> Result<[u8; N], SecretError> {
+    let mut bytes = [0; N];
+    SystemRandom::new().fill(&mut bytes).map_err(|_| SecretError::Random)?;
+    Ok(bytes)
+}
+
+/// Returns an error if a file has one of the rights in the mode `refused`, those of others than its
+/// owner. The open file is asked, so that no other one can take its place in between.
 #[cfg(unix)]
-fn refuse_unprotected(file: &File, path: &Path) -> Result<(), SecretError> {
+fn refuse_unprotected(file: &File, path: &Path, refused: u32) -> Result<(), SecretError> {
     use std::os::unix::fs::PermissionsExt;
     let found = file
         .metadata()
         .map_err(|error| SecretError::Read { path: path.to_owned(), why: error.to_string() })?;
     let mode = found.permissions().mode() & 0o777;
-    if mode & 0o077 == 0 {
+    if mode & refused == 0 {
         return Ok(());
     }
     Err(SecretError::Mode { path: path.to_owned(), mode })
@@ -129,7 +162,7 @@ fn refuse_unprotected(file: &File, path: &Path) -> Result<(), SecretError> {
 /// list of a file is up to the user: by default, that of a home directory admits its owner and
 /// administrators.
 #[cfg(not(unix))]
-fn refuse_unprotected(file: &File, path: &Path) -> Result<(), SecretError> {
+fn refuse_unprotected(file: &File, path: &Path, _: u32) -> Result<(), SecretError> {
     if file.metadata().is_ok_and(|about| about.is_file()) {
         return Ok(());
     }
@@ -208,6 +241,33 @@ mod tests {
             assert!(error.contains(&command) && error.contains(&format!("{mode:o}")), "{error}");
             assert!(!error.contains(&code));
         }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn files_of_a_group_are_read_if_that_is_asked_for() {
+        let secret = Secret::generate().unwrap();
+        let code = secret.code().unwrap();
+        for mode in [0o440, 0o640, 0o600] {
+            let (_kept, path) = file(&code, mode);
+            assert_eq!(Secret::read_file_of_group(&path).unwrap(), secret, "{mode:o}");
+        }
+        for mode in [0o660, 0o644, 0o444, 0o450] {
+            let (_kept, path) = file(&code, mode);
+            assert!(Secret::read_file_of_group(&path).is_err(), "{mode:o}");
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn descriptors_are_read_whatever_the_mode_of_their_file() {
+        use std::os::fd::AsRawFd;
+        let secret = Secret::generate().unwrap();
+        let (_kept, path) = file(&secret.code().unwrap(), 0o644);
+        let open = File::open(&path).unwrap();
+        assert_eq!(Secret::read_descriptor(open.as_raw_fd() as u32).unwrap(), secret);
+        let missing = Secret::read_descriptor(9999).unwrap_err().to_string();
+        assert!(missing.starts_with("/dev/fd/9999: cannot read"), "{missing}");
     }
 
     #[cfg(windows)]

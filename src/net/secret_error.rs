@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::code_size::CODE_LETTERS;
+use potluck_core::Setting;
 
 /// Characters of a text from which a key is derived.
 pub(crate) const TEXT_CHARACTERS: std::ops::RangeInclusive<usize> = 26..=128;
@@ -24,8 +25,8 @@ pub enum SecretError {
     #[error("{}: cannot read the file of the code: {why}", path.display())]
     Read { path: PathBuf, why: String },
     #[error(
-        "{0}: other users may read the file of the code (mode {mode:03o}): run `chmod 600 {0}`",
-        path.display()
+        "{0}: other users may read the file of the code (mode {mode:03o}): run `chmod 600 {0}`{1}",
+        path.display(), of_group(*mode)
     )]
     Mode { path: PathBuf, mode: u32 },
     #[error(
@@ -37,4 +38,9 @@ pub enum SecretError {
     Code { path: PathBuf, error: Box<SecretError> },
     #[error("the operating system gave no random numbers for a code")]
     Random,
+}
+
+/// Returns the other way for a file that only its group may read, besides its owner.
+fn of_group(mode: u32) -> String {
+    if mode & 0o037 == 0 { format!(", or {}", Setting::SecretOfGroup) } else { String::new() }
 }

@@ -3,12 +3,16 @@
 //!
 //! ```text
 //! the dialing side opens one bidirectional stream; each side sends on it
-//!   greeting   magic (4)  bytes of the hello (2)  idle timeout in milliseconds (8)  hello
+//!   greeting   magic (4)  bytes behind (2)  protocol (2)  bytes of the version (1)  version
+//!              and, in this protocol,  idle timeout in milliseconds (8)  hello
 //!   control    bytes (4)  message                           any number of times
 //! each side opens unidirectional streams
 //!   data       1  then, any number of times,  version (1)  tag (40)  bytes (4)  payload
 //!   blob       2  version (1)  id (8)  bytes (4)  BLAKE3 (32)  payload, and the end of the stream
 //! ```
+//!
+//! A greeting stays as it is up to the version in all protocols, and so does the name that TLS
+//! agrees upon (ALPN): nodes of two protocols can tell each other by their versions.
 
 use std::time::Duration;
 
@@ -26,13 +30,20 @@ const REASON_CHARACTERS: usize = 300;
 const REASON_BYTES: usize = 900;
 
 pub(crate) const GREETING_HEAD_BYTES: usize = 6;
-pub(crate) const IDLE_TIMEOUT_BYTES: usize = 8;
+const PROTOCOL_BYTES: usize = 2;
+const IDLE_TIMEOUT_BYTES: usize = 8;
+/// Most bytes of a greeting behind its head.
+const GREETING_BYTES_MAX: usize =
+    PROTOCOL_BYTES + 1 + u8::MAX as usize + IDLE_TIMEOUT_BYTES + HELLO_MAX;
 pub(crate) const CONTROL_HEAD_BYTES: usize = 4;
 pub(crate) const DATA_HEAD_BYTES: usize = 1 + TAG_BYTES + 4;
 pub(crate) const BLOB_HEAD_BYTES: usize = 1 + 8 + 4 + 32;
 /// Shortest idle timeout of a connection.
 pub(crate) const IDLE_TIMEOUT_MIN: Duration = Duration::from_millis(1);
-const MAGIC: [u8; 4] = *b"PTL1";
+const MAGIC: [u8; 4] = *b"PTLK";
+/// Protocol of everything behind the version in a greeting, the messages between nodes included. A
+/// change of any of it is another protocol.
+const PROTOCOL: u16 = 3;
 const VERSION: u8 = 1;
 
 /// Code with which an application closes a QUIC connection.
@@ -69,29 +80,90 @@ impl StreamKind {
     }
 }
 
+/// First message of each side.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Greeting {
+    pub hello: Vec<u8>,
+    pub idle_timeout: Duration,
+}
+
+/// Reason to refuse a greeting.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum GreetingError {
+    /// It is none.
+    Malformed(String),
+    /// It is of another protocol, by a program of this version.
+    OtherProtocol { protocol: u16, version: String },
+}
+
+impl GreetingError {
+    /// Returns the sentence for both sides; `has_dialed` is true at the side that has dialed.
+    pub fn sentence(&self, has_dialed: bool) -> String {
+        match self {
+            Self::Malformed(why) => why.clone(),
+            Self::OtherProtocol { protocol, version } => {
+                let theirs = format!("potluck {version} (protocol {protocol})");
+                let own = format!("potluck {} (protocol {PROTOCOL})", env!("CARGO_PKG_VERSION"));
+                let (dials, is_dialed) = if has_dialed { (own, theirs) } else { (theirs, own) };
+                format!(
+                    "the node that dials has {dials}, and the one that is dialed {is_dialed}: \
+                     install the same version on both"
+                )
+            }
+        }
+    }
+}
+
 /// Returns a greeting of a side that closes its connection after this time without a packet; the
 /// length of the hello was checked when the endpoint was made.
 pub fn greeting(hello: &[u8], idle_timeout: Duration) -> Vec<u8> {
     let milliseconds = u64::try_from(idle_timeout.as_millis()).unwrap_or(u64::MAX);
+    let rest = [&milliseconds.to_be_bytes(), hello].concat();
+    greeting_of(PROTOCOL, env!("CARGO_PKG_VERSION"), &rest)
+}
+
+/// Returns a greeting of a protocol; `rest` is what is up to it.
+pub(crate) fn greeting_of(protocol: u16, version: &str, rest: &[u8]) -> Vec<u8> {
+    let mut behind = protocol.to_be_bytes().to_vec();
+    behind.push(version.len() as u8);
+    behind.extend(version.as_bytes());
+    behind.extend(rest);
     let mut bytes = MAGIC.to_vec();
-    bytes.extend((hello.len() as u16).to_be_bytes());
-    bytes.extend(milliseconds.to_be_bytes());
-    bytes.extend(hello);
+    bytes.extend((behind.len() as u16).to_be_bytes());
+    bytes.extend(behind);
     bytes
 }
 
-/// Returns the number of bytes of the hello in a greeting with this head.
+/// Returns the number of bytes of a greeting behind this head.
 pub(crate) fn greeting_length(head: &[u8; GREETING_HEAD_BYTES]) -> Result<usize, String> {
     if head[..4] != MAGIC {
         return Err("a greeting does not begin as one".into());
     }
     let bytes = usize::from(u16::from_be_bytes([head[4], head[5]]));
-    within("a greeting", bytes, HELLO_MAX)
+    within("a greeting", bytes, GREETING_BYTES_MAX)
 }
 
-/// Returns the idle timeout in a greeting: at least 1 ms, as that of the connection.
-pub fn idle_timeout(milliseconds: [u8; IDLE_TIMEOUT_BYTES]) -> Duration {
-    Duration::from_millis(u64::from_be_bytes(milliseconds)).max(IDLE_TIMEOUT_MIN)
+impl Greeting {
+    /// Returns the greeting of the bytes behind its head. Its idle timeout is at least 1 ms, as
+    /// that of the connection.
+    ///
+    /// # Errors
+    /// Returns what is wrong with it, or its protocol if that is another one.
+    pub fn decode(behind: &[u8]) -> Result<Self, GreetingError> {
+        let short = || GreetingError::Malformed("a greeting is too short".into());
+        let (protocol, behind) = behind.split_first_chunk::<PROTOCOL_BYTES>().ok_or_else(short)?;
+        let (length, behind) = behind.split_first().ok_or_else(short)?;
+        let (version, rest) = behind.split_at_checked(usize::from(*length)).ok_or_else(short)?;
+        let protocol = u16::from_be_bytes(*protocol);
+        if protocol != PROTOCOL {
+            let version = reason_text(version);
+            return Err(GreetingError::OtherProtocol { protocol, version });
+        }
+        let (milliseconds, hello) =
+            rest.split_first_chunk::<IDLE_TIMEOUT_BYTES>().ok_or_else(short)?;
+        let idle_timeout = Duration::from_millis(u64::from_be_bytes(*milliseconds));
+        Ok(Self { hello: hello.to_vec(), idle_timeout: idle_timeout.max(IDLE_TIMEOUT_MIN) })
+    }
 }
 
 pub(crate) fn control_head(bytes: usize) -> [u8; CONTROL_HEAD_BYTES] {
@@ -241,15 +313,45 @@ mod tests {
         assert_eq!(control_length(&control_head(CONTROL_MAX)), Ok(CONTROL_MAX));
         for idle in [IDLE_TIMEOUT_MIN, Duration::from_millis(1500), Duration::from_secs(1 << 30)] {
             let greeted = greeting(b"hello", idle);
-            let (head, rest) = greeted.split_first_chunk().unwrap();
-            let (milliseconds, hello) = rest.split_first_chunk().unwrap();
-            assert_eq!((greeting_length(head), hello), (Ok(5), &b"hello"[..]));
-            assert_eq!(idle_timeout(*milliseconds), idle);
+            let (head, behind) = greeted.split_first_chunk().unwrap();
+            assert_eq!(greeting_length(head), Ok(behind.len()));
+            let decoded = Greeting { hello: b"hello".into(), idle_timeout: idle };
+            assert_eq!(Greeting::decode(behind), Ok(decoded));
         }
-        assert_eq!(idle_timeout([0; IDLE_TIMEOUT_BYTES]), IDLE_TIMEOUT_MIN);
-        assert_eq!(greeting(b"", Duration::MAX)[GREETING_HEAD_BYTES..], [255; 8]);
+        let shortest = Greeting::decode(&greeting(b"", Duration::ZERO)[GREETING_HEAD_BYTES..]);
+        assert_eq!(shortest.unwrap().idle_timeout, IDLE_TIMEOUT_MIN);
+        assert!(greeting(b"", Duration::MAX).ends_with(&[255; 8]));
         for kind in [StreamKind::Data, StreamKind::Blob] {
             assert_eq!(StreamKind::decode(kind as u8), Ok(kind));
+        }
+    }
+
+    /// These bytes may not change: nodes of all versions tell each other by them.
+    #[test]
+    fn greetings_of_all_protocols_name_their_version() {
+        let rest = [&1500u64.to_be_bytes()[..], b"hello"].concat();
+        let third = b"PTLK\0\x15\0\x03\x050.2.0\0\0\0\0\0\0\x05\xdchello";
+        assert_eq!(greeting_of(3, "0.2.0", &rest), third);
+        let (head, behind) = third.split_first_chunk().unwrap();
+        assert_eq!(greeting_length(head), Ok(behind.len()));
+        let idle_timeout = Duration::from_millis(1500);
+        let decoded = Greeting { hello: b"hello".into(), idle_timeout };
+        assert_eq!(Greeting::decode(behind), Ok(decoded));
+        // One of a later protocol, of which only the beginning is known.
+        let later = b"PTLK\0\x0b\0\x09\x059.8.7\xff\xfe\xfd";
+        let error = Greeting::decode(&later[GREETING_HEAD_BYTES..]).unwrap_err();
+        let own = format!("potluck {} (protocol 3)", env!("CARGO_PKG_VERSION"));
+        assert_eq!(
+            error.sentence(true),
+            format!(
+                "the node that dials has {own}, and the one that is dialed potluck 9.8.7 \
+                 (protocol 9): install the same version on both"
+            )
+        );
+        assert!(error.sentence(false).starts_with("the node that dials has potluck 9.8.7"));
+        for length in 0..behind.len() - b"hello".len() {
+            let error = Greeting::decode(&behind[..length]).unwrap_err();
+            assert_eq!(error.sentence(true), "a greeting is too short", "{length}");
         }
     }
 
@@ -263,7 +365,7 @@ mod tests {
             let lengths = [
                 DataHead::decode(&mutated(&data, seed)).map(|head| (head.bytes, PAYLOAD_MAX)),
                 BlobHead::decode(&mutated(&blob, seed)).map(|head| (head.bytes, PAYLOAD_MAX)),
-                greeting_length(&mutated(&greeted, seed)).map(|bytes| (bytes, HELLO_MAX)),
+                greeting_length(&mutated(&greeted, seed)).map(|bytes| (bytes, GREETING_BYTES_MAX)),
                 control_length(&mutated(&control_head(9), seed)).map(|bytes| (bytes, CONTROL_MAX)),
             ];
             for (refused, length) in refused.iter_mut().zip(lengths) {

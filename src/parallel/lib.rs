@@ -33,7 +33,7 @@ pub use interpreter::{Action, Event, Interpreter, Outcome};
 pub use mesh::{Axis, Coordinates, Mesh};
 pub use options::{ParallelOptions, PipelineOptions, Shares, TENSOR_SHARE_MAX, TensorOptions};
 pub use pipeline::{PipelinePrograms, PipelineRanks, PipelineRequest};
-pub use placement::{Placement, PlacementChange, RankPlacement};
+pub use placement::{PlacedCluster, PlacedNode, Placement, PlacementChange, RankPlacement};
 pub use program::{
     Instruction, MicroBatch, Program, Share, contiguous_shares, data_parallel, gradient_all_reduce,
     single_rank,

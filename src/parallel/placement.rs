@@ -31,6 +31,24 @@ pub struct Placement {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tensor_shares: Vec<u32>,
     pub ranks: Vec<RankPlacement>,
+    /// The nodes of a run over several machines.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<PlacedCluster>,
+}
+
+/// Nodes among which the candidates are, those of the first node first.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct PlacedCluster {
+    /// Name of the run, by which nodes that come back know it.
+    pub run: String,
+    pub nodes: Vec<PlacedNode>,
+}
+
+/// Node of a run, with the number of its devices among the candidates.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct PlacedNode {
+    pub host: String,
+    pub devices: usize,
 }
 
 /// Device of one rank, its share, and its resolved options.
@@ -210,6 +228,7 @@ mod tests {
             mesh: Mesh::of_pipelines(2, 1),
             tensor_shares: Vec::new(),
             ranks: vec![rank("B", 1, 3), rank("C", 2, 9)],
+            cluster: None,
         }
     }
 

@@ -95,6 +95,15 @@ impl fmt::Debug for RunNodes {
     }
 }
 
+/// Cluster of a run that has started, at its first node.
+pub struct ClusterLinks<'a> {
+    pub roster: &'a Roster,
+    /// Name of the run.
+    pub run: String,
+    /// Links to all other nodes.
+    pub links: Vec<(NodeRank, Arc<NodeLink>)>,
+}
+
 impl RunNodes {
     /// Takes over the links of a cluster that has started, at its first node. A node that answers
     /// nothing and shows no progress for `node_timeout` is lost.
@@ -104,10 +113,10 @@ impl RunNodes {
     pub fn start(
         meeting: Meeting,
         frames: &FrameReceiver,
-        roster: &Roster,
+        cluster: ClusterLinks,
         node_timeout: Duration,
-        links: Vec<(NodeRank, Arc<NodeLink>)>,
     ) -> Result<Arc<Self>, RuntimeError> {
+        let ClusterLinks { roster, run, links } = cluster;
         let (signals, raise) = SignalFlags::raised();
         let give_up = Arc::new(meeting.giving_up());
         let answer_timeout = node_timeout.max(ANSWER_TIMEOUT_MIN);
@@ -137,7 +146,9 @@ impl RunNodes {
             .name("news of nodes".into())
             .spawn(move || watch(&news, &watched))
             .map_err(|why| RuntimeError::InvalidRequest(format!("no more threads: {why}")))?;
-        let remote = Lock::new(RemoteNodes { nodes: nodes.clone(), devices: Vec::new() });
+        let hosts = roster.nodes.iter().map(|node| node.host.clone()).collect();
+        let remote = RemoteNodes { nodes: nodes.clone(), devices: Vec::new(), run, hosts };
+        let remote = Lock::new(remote);
         Ok(Arc::new(Self {
             nodes,
             remote,

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use potluck_core::faults::Faults;
 use potluck_core::metrics::{Event, MetricsError, Sink};
 use potluck_core::{NodeRank, decode};
-use potluck_net::cluster::{ClusterMsg, Hello, JoiningNodeOptions, NodeDevice, PROTOCOL};
+use potluck_net::cluster::{ClusterMsg, Hello, JoiningNodeOptions, NodeDevice};
 use potluck_net::nodes::{
     ClusterNews, FrameReceiver, Meeting, MeetingOptions, NodeConnection, NodeLink,
 };
@@ -33,13 +33,14 @@ pub fn any_port() -> SocketAddr {
 
 pub fn hello(host: &str, port: u16) -> Hello {
     Hello {
-        protocol: PROTOCOL,
         version: env!("CARGO_PKG_VERSION").into(),
         build: env!("POTLUCK_BUILD").into(),
         run: None,
+        place: None,
         host: host.into(),
         port,
         devices: vec![NodeDevice { name: "CPU".into(), kind: String::new() }],
+        identities: Vec::new(),
     }
 }
 

@@ -2,7 +2,7 @@
 //! that join.
 #![allow(dead_code, reason = "each test binary uses a part of this file")]
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::net::UdpSocket;
 use std::process::Child;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -77,7 +77,12 @@ impl Host {
 
     /// Waits until a first node has printed the line for the others, which begins so.
     pub fn showing(child: Child, command: &str) -> Self {
-        let mut host = Self::started(child);
+        Self::started(child).with_address(command)
+    }
+
+    /// Waits until it has printed the line for the others, which begins so.
+    pub fn with_address(self, command: &str) -> Self {
+        let mut host = self;
         host.wait_for(command);
         let text = host.lines.lock().unwrap().clone();
         let (_, rest) = text.split_once(command).unwrap();
@@ -87,7 +92,13 @@ impl Host {
 
     /// Reads what a process prints.
     pub fn started(mut child: Child) -> Self {
-        let (lines, stderr) = (Arc::new(Mutex::new(String::new())), child.stderr.take().unwrap());
+        let stderr = child.stderr.take().unwrap();
+        Self::printing(child, stderr)
+    }
+
+    /// Reads what a process prints there.
+    pub fn printing(child: Child, stderr: impl Read + Send + 'static) -> Self {
+        let lines = Arc::new(Mutex::new(String::new()));
         let read = lines.clone();
         let reader = thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {

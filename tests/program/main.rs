@@ -2,6 +2,7 @@
 
 mod bench;
 mod bench_nodes;
+mod build_hash;
 mod charts;
 mod chat;
 mod cli;
@@ -26,10 +27,13 @@ mod node_peers;
 mod node_processes;
 mod nodes;
 mod nodes_attacks;
+mod nodes_exit_codes;
 mod nodes_faults;
 #[cfg(target_os = "linux")]
 mod nodes_namespaces;
 mod nodes_network;
+mod nodes_secrets;
+mod nodes_start;
 mod pipeline_bits;
 mod pipeline_charts;
 mod pipeline_faults;

@@ -12,7 +12,7 @@ use std::{fs, thread};
 use potluck_core::rng::Key;
 use potluck_core::{ChunkId, EdgeId, Generation, NodeRank, Position, Rank, Round};
 use potluck_net::Payload;
-use potluck_net::cluster::{ClusterMsg, PROTOCOL};
+use potluck_net::cluster::ClusterMsg;
 use potluck_parallel::collective::CollectiveKind;
 use potluck_parallel::comm::{FrameContent, FrameHeader};
 
@@ -106,7 +106,6 @@ fn messages() -> Vec<(Vec<u8>, &'static str)> {
         (with(|_| {}), "comes too late"),
         (with(|hello| hello.build = "another".into()), "install the same build on both"),
         (with(|hello| hello.version = "9.9.9".into()), "install the same version on both"),
-        (with(|hello| hello.protocol = PROTOCOL + 1), "install the same version on both"),
         (with(|hello| hello.port = 0), "port 0"),
         (with(|hello| hello.host = "\u{1b}[2J".into()), "not shown"),
         (with(|hello| hello.devices.clear()), "no device"),
@@ -244,6 +243,9 @@ fn another_secret_is_refused_in_the_middle_of_a_run() {
     run.check_unharmed();
 }
 
+#[cfg(target_os = "linux")]
+use crate::terminals::pseudo_terminal;
+
 /// The first node shows the code that it has made, to its user, once. Nothing else has it: no
 /// argument or variable of a process, and no file.
 #[cfg(target_os = "linux")]
@@ -251,21 +253,26 @@ fn another_secret_is_refused_in_the_middle_of_a_run() {
 fn a_code_that_the_first_node_makes_is_shown_once_and_is_nowhere_else() {
     let desk = Desk::new();
     let line = format!("{LINE} --steps 100000 --log-every 1 --devices cpu --out run --nodes 2");
-    let mut host = Host::of(desk.command(&format!("{line} --listen 127.0.0.1:0")).spawn().unwrap());
+    let (master, terminal) = pseudo_terminal();
+    let mut command = desk.command(&format!("{line} --listen 127.0.0.1:0"));
+    let child = command.stderr(terminal).spawn().unwrap();
+    // It holds the terminal, whose end is that of the process.
+    drop(command);
+    let mut host = Host::printing(child, master).with_address("potluck join ");
     host.wait_for("and there the code  ");
     let text = host.lines.lock().unwrap().clone();
     let code = text.split_once("and there the code  ").unwrap().1.lines().next().unwrap();
     write_secret(&desk, "code", code);
-    let other = join_at(&desk, &host.address, "", "--devices cpu");
-    host.wait_for("step 3/100000");
-    for process in [host.child.id(), other.id()] {
+    let mut other = Host::started(join_at(&desk, &host.address, "", "--devices cpu"));
+    other.wait_for("step 10/");
+    for process in [host.child.id(), other.child.id()] {
         for place in ["cmdline", "environ"] {
             let bytes = fs::read(format!("/proc/{process}/{place}")).unwrap();
             assert!(!String::from_utf8_lossy(&bytes).contains(code), "the code is in {place}");
         }
     }
     send_signal(host.child.id(), "INT");
-    let (first, other) = (host.finish(), finish(other, "the other node"));
+    let (first, other) = (host.finish(), other.finish());
     assert_eq!(first.err.matches(code).count(), 1, "{}", first.err);
     has_no_code(&desk, &[&first.out, &other.err, &other.out, &first.err.replacen(code, "", 1)]);
 }

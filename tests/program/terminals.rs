@@ -12,6 +12,16 @@ use rustix::termios::{LocalModes, tcgetattr};
 
 use crate::process::{Desk, send_signal};
 
+/// Opens a terminal, and the side of it that a person has.
+pub fn pseudo_terminal() -> (File, File) {
+    let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+    grantpt(&master).unwrap();
+    unlockpt(&master).unwrap();
+    let name = ptsname(&master, Vec::new()).unwrap().into_string().unwrap();
+    let terminal = File::options().read(true).write(true).open(name).unwrap();
+    (File::from(master), terminal)
+}
+
 /// Waits until a terminal shows what is typed, or does not.
 fn wait_for_echo(terminal: &File, shows: bool) {
     let started = Instant::now();
@@ -34,11 +44,7 @@ fn all_that_was_shown(mut master: File) -> String {
 fn a_signal_at_the_question_for_the_code_leaves_the_terminal_as_it_was() {
     let desk = Desk::new();
     for (signal, code) in [("INT", 130), ("TERM", 75)] {
-        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
-        grantpt(&master).unwrap();
-        unlockpt(&master).unwrap();
-        let name = ptsname(&master, Vec::new()).unwrap().into_string().unwrap();
-        let terminal = File::options().read(true).write(true).open(name).unwrap();
+        let (master, terminal) = pseudo_terminal();
         let before = tcgetattr(&terminal).unwrap();
         assert!(before.local_modes.contains(LocalModes::ECHO));
         let line = desk.command("join 127.0.0.1:9");
@@ -58,7 +64,7 @@ fn a_signal_at_the_question_for_the_code_leaves_the_terminal_as_it_was() {
         wait_for_echo(&terminal, true);
         assert_eq!(tcgetattr(&terminal).unwrap().local_modes, before.local_modes);
         drop(terminal);
-        let shown = all_that_was_shown(File::from(master));
+        let shown = all_that_was_shown(master);
         assert!(shown.contains("code of the run (not shown): "), "{shown}");
         assert!(shown.contains("before the run began; nothing was saved"), "{shown}");
     }

@@ -10,7 +10,9 @@ pub(crate) const HOST_BYTES_MAX: usize = 255;
 pub(crate) const DEVICES_MAX: usize = 64;
 /// Longest name and kind of a device, in bytes each.
 pub const DEVICE_BYTES_MAX: usize = 256;
-/// Longest version, hash of a build and name of a run, in bytes each.
+/// Longest text about a build, in bytes: its hash and those of its rooms.
+pub(crate) const BUILD_BYTES_MAX: usize = 4 << 10;
+/// Longest version and name of a run, in bytes each.
 pub(crate) const VERSION_BYTES_MAX: usize = 128;
 /// Most addresses of a node.
 pub(crate) const ADDRESSES_MAX: usize = 8;

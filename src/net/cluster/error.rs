@@ -8,7 +8,7 @@ use super::ids::ConnectionId;
 use super::refusal::Refusal;
 use super::roster::RosterError;
 use potluck_core::format::{listed, seconds};
-use potluck_core::{Generation, Nanos, NodeRank};
+use potluck_core::{Generation, Nanos, NodeRank, Remedy};
 
 /// Error of a cluster: an event that is not due, a message that breaks the protocol, or a passed
 /// deadline. `who` is a node with its host, or an address.
@@ -63,7 +63,7 @@ pub enum ClusterError {
     )]
     NoAnswer { tried: Vec<SocketAddr>, timeout: Nanos },
     #[error("cannot join the run at {}: {why}", addresses(.tried))]
-    NoFirstNode { tried: Vec<SocketAddr>, why: String },
+    NoFirstNode { tried: Vec<SocketAddr>, why: String, remedy: Remedy },
     #[error("the node at {address} does not answer the hello within {}", seconds(*.timeout))]
     NoWelcome { address: SocketAddr, timeout: Nanos },
     #[error("the first node, {who}, is lost before the start: {why}")]
@@ -84,6 +84,24 @@ pub enum ClusterError {
         to_addresses: Vec<SocketAddr>,
         why: String,
     },
+}
+
+impl ClusterError {
+    /// Returns what heals the error: time, if other nodes or the ways to them failed. What breaks
+    /// the protocol would do so again.
+    pub fn remedy(&self) -> Remedy {
+        match self {
+            Self::Refused(refusal) => refusal.remedy(),
+            Self::NoFirstNode { remedy, .. } => *remedy,
+            Self::OtherRun { .. }
+            | Self::NoAnswer { .. }
+            | Self::NoWelcome { .. }
+            | Self::FirstNodeLost { .. }
+            | Self::NoStart { .. }
+            | Self::PairNotConnected { .. } => Remedy::Time,
+            _ => Remedy::Person,
+        }
+    }
 }
 
 fn addresses(addresses: &[SocketAddr]) -> String {

@@ -10,7 +10,7 @@ use super::ids::{ConnectionId, DialId};
 use super::message::{ClusterMsg, Loss, Presence, silent_for};
 use super::roster::Roster;
 use super::text::{WHY_BYTES_MAX, shown_text};
-use potluck_core::{Nanos, NodeRank};
+use potluck_core::{Nanos, NodeRank, Remedy};
 
 /// Event of the network. The driver authenticates connections before it reports them, delivers the
 /// messages of each in order, and closes one whose bytes are no message, which it reports as
@@ -33,6 +33,7 @@ pub enum Event {
         why: String,
         /// True if nobody answered, so that somebody may come later.
         is_silent: bool,
+        remedy: Remedy,
     },
     Received {
         connection: ConnectionId,
@@ -131,6 +132,7 @@ pub enum ClusterEnd {
     /// The first node does not take this one in, or gives the run up before the start.
     Refused {
         why: String,
+        remedy: Remedy,
     },
     Lost {
         loss: Loss,
@@ -140,13 +142,12 @@ pub enum ClusterEnd {
 }
 
 impl ClusterEnd {
-    /// Returns true if other nodes or the ways to them failed, so that the same may go well later.
-    pub fn is_loss(&self) -> bool {
-        use ClusterError::{FirstNodeLost, NoStart};
+    /// Returns what heals the end of a node that did not want it.
+    pub fn remedy(&self) -> Remedy {
         match self {
-            Self::Lost { .. } => true,
-            Self::Failed(error) => matches!(error, FirstNodeLost { .. } | NoStart { .. }),
-            Self::Left { .. } | Self::Refused { .. } => false,
+            Self::Left { .. } | Self::Lost { .. } => Remedy::Time,
+            Self::Refused { remedy, .. } => *remedy,
+            Self::Failed(error) => error.remedy(),
         }
     }
 }
@@ -154,7 +155,9 @@ impl ClusterEnd {
 impl fmt::Display for ClusterEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Left { why } | Self::Refused { why } | Self::Lost { why, .. } => f.write_str(why),
+            Self::Left { why } | Self::Refused { why, .. } | Self::Lost { why, .. } => {
+                f.write_str(why)
+            }
             Self::Failed(error) => write!(f, "{error}"),
         }
     }
@@ -178,9 +181,9 @@ impl Outbox {
     }
 
     /// Refuses a peer: tells it why and closes its connection.
-    pub fn refuse(&mut self, connection: ConnectionId, why: &str) {
+    pub fn refuse(&mut self, connection: ConnectionId, why: &str, remedy: Remedy) {
         let why = shown_text(why, WHY_BYTES_MAX);
-        self.send(connection, ClusterMsg::Refused { why: why.clone() });
+        self.send(connection, ClusterMsg::Refused { why: why.clone(), remedy });
         self.close(connection, &why);
     }
 

@@ -2,6 +2,7 @@
 //! time, and names the first loss to all.
 
 mod pairing;
+mod seating;
 #[cfg(test)]
 mod tests;
 
@@ -25,6 +26,8 @@ use super::roster::Roster;
 use super::text::{WHY_BYTES_MAX, check_name, shown_text};
 use potluck_core::{Generation, Nanos, NodeRank};
 
+pub use seating::FormerNode;
+
 /// Bytes of a message about all nodes besides those of the nodes themselves.
 const MESSAGE_HEAD_BYTES: usize = 64;
 
@@ -43,6 +46,9 @@ pub struct FirstNodeOptions {
     pub node_timeout: Nanos,
     /// Last generation of the run, 0 at its begin.
     pub generation: Generation,
+    /// Nodes that the run had before, the first one first; empty for a new run. Those that come
+    /// back get their numbers.
+    pub before: Vec<FormerNode>,
 }
 
 /// Node that is here.
@@ -92,7 +98,7 @@ pub struct FirstNode {
     phase: FirstPhase,
     roster: Option<Roster>,
     guests: Guests,
-    /// In the order of arrival: from the roster on, node `n` is at `n - 1`.
+    /// In the order of arrival; from the roster on, node `n` is at `n - 1`.
     joiners: Vec<Joiner>,
     suspicions: Vec<Suspicion>,
     outbox: Outbox,
@@ -252,7 +258,7 @@ impl FirstNode {
             },
         };
         let why = refusal.to_string();
-        self.outbox.refuse(connection, &why);
+        self.outbox.refuse(connection, &why, refusal.remedy());
         self.outbox.push(Action::TurnedAway { address, why });
         Err(refusal.into())
     }
@@ -262,6 +268,9 @@ impl FirstNode {
         self.options.hello.accept(&self.options.run, hello)?;
         self.free_place_of_predecessor(now, address, hello);
         let host = hello.host.clone();
+        if matches!(self.phase, FirstPhase::Waiting) {
+            self.check_place(hello)?;
+        }
         match self.phase {
             FirstPhase::Waiting if self.has_room_for(Some(hello)) => Ok(()),
             FirstPhase::Waiting => {
@@ -271,6 +280,22 @@ impl FirstNode {
             FirstPhase::Running | FirstPhase::Over => {
                 Err(Refusal::TooLate { host, hosts: self.hosts() })
             }
+        }
+    }
+
+    /// Checks that nobody else asks for the number that a node asks for.
+    fn check_place(&self, hello: &Hello) -> Result<(), Refusal> {
+        let Some(place) = hello.place else { return Ok(()) };
+        let (host, nodes) = (hello.host.clone(), self.options.nodes);
+        if place.0 >= nodes {
+            return Err(Refusal::NoSuchPlace { host, place, nodes });
+        }
+        match self.joiners.iter().find(|joiner| joiner.hello.place == Some(place)) {
+            Some(joiner) => {
+                let holder = format!("{} at {}", joiner.hello.host, joiner.address);
+                Err(Refusal::PlaceTaken { host, place, holder })
+            }
+            None => Ok(()),
         }
     }
 
@@ -419,7 +444,7 @@ impl FirstNode {
         let why = error.to_string();
         match self.phase {
             FirstPhase::Running => {}
-            _ => self.outbox.refuse(joiner.connection, &why),
+            _ => self.outbox.refuse(joiner.connection, &why, error.remedy()),
         }
         if let ClusterError::Refused(_) = error {
             let address = joiner.address;
@@ -476,7 +501,7 @@ impl FirstNode {
     }
 
     /// Frees the place of a node that is silent before the start, if `hello` comes from its host
-    /// and address: a supervisor has started it again.
+    /// and address or asks for its number: a supervisor has started it again.
     fn free_place_of_predecessor(&mut self, now: Nanos, address: SocketAddr, hello: &Hello) {
         if !matches!(self.phase, FirstPhase::Waiting | FirstPhase::Pairing { .. }) {
             return;
@@ -484,11 +509,13 @@ impl FirstNode {
         let ip = address.ip().to_canonical();
         let is_predecessor = |joiner: &Joiner| {
             let is_absent = joiner.pulse.silence(now) >= ABSENT_AFTER;
-            is_absent && joiner.address.ip() == ip && joiner.hello.host == hello.host
+            let is_there = joiner.address.ip() == ip && joiner.hello.host == hello.host;
+            let has_place = hello.place.is_some() && joiner.hello.place == hello.place;
+            is_absent && (is_there || has_place)
         };
         if let Some(index) = self.joiners.iter().position(is_predecessor) {
             let silence = silent_for(whole_seconds(self.joiners[index].pulse.silence(now)));
-            self.dismiss(index, &format!("{silence}, and another one comes from there"));
+            self.dismiss(index, &format!("{silence}, and its successor is here"));
         }
     }
 

@@ -2,13 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::bounds::{DEVICE_BYTES_MAX, DEVICES_MAX, HOST_BYTES_MAX, VERSION_BYTES_MAX};
+use super::bounds::{
+    BUILD_BYTES_MAX, DEVICE_BYTES_MAX, DEVICES_MAX, HOST_BYTES_MAX, VERSION_BYTES_MAX,
+};
 use super::hello_error::HelloError;
 use super::refusal::Refusal;
 use super::text::{check_name, check_text};
-
-/// Version of the messages between nodes.
-pub const PROTOCOL: u32 = 1;
+use potluck_core::NodeRank;
 
 /// Device of a node, as it is shown.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,22 +18,32 @@ pub struct NodeDevice {
     pub kind: String,
 }
 
-/// Greeting, the first message of a node that joins. It begins with the protocol, and its layout
-/// is that of all protocols, so that nodes of different ones can name the difference.
+/// Greeting, the first message of a node that joins.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
-    pub protocol: u32,
     /// Version of the program; behind a space, what the node is there for, other than a run.
     pub version: String,
-    /// Hash of the build, as text.
+    /// Hash of the build, as text, and those of its rooms, as in `01ab core=02cd net=03ef`.
     pub build: String,
     /// Run that the node belongs to, if it comes back to one; `None` joins whatever runs there.
     pub run: Option<String>,
+    /// Number that the node is to have; `None` takes any.
+    pub place: Option<NodeRank>,
     pub host: String,
     /// UDP port at which the node listens.
     pub port: u16,
     /// Devices in the order of their ranks, at least one.
     pub devices: Vec<NodeDevice>,
+    /// Identities of the devices, in their order, by [`identity_hash`]; may be empty. By them a run
+    /// that is resumed knows its nodes.
+    pub identities: Vec<u64>,
+}
+
+/// Returns a hash of the identity of a device, which fits into a greeting.
+pub fn identity_hash(identity: &str) -> u64 {
+    let hash = blake3::hash(identity.as_bytes());
+    let bytes = hash.as_bytes().first_chunk();
+    bytes.map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
 impl Hello {
@@ -44,12 +54,19 @@ impl Hello {
     /// and no or too many devices.
     pub fn check(&self) -> Result<(), HelloError> {
         check_name("version", &self.version, VERSION_BYTES_MAX)?;
-        check_name("build", &self.build, VERSION_BYTES_MAX)?;
+        check_name("build", &self.build, BUILD_BYTES_MAX)?;
         if let Some(run) = &self.run {
             check_name("run", run, VERSION_BYTES_MAX)?;
         }
         if self.port == 0 {
             return Err(HelloError::NoPort);
+        }
+        if self.place == Some(NodeRank(0)) {
+            return Err(HelloError::FirstPlace);
+        }
+        let (identities, devices) = (self.identities.len(), self.devices.len());
+        if identities > 0 && identities != devices {
+            return Err(HelloError::Identities { identities, devices });
         }
         check_host_and_devices(&self.host, &self.devices)
     }
@@ -57,14 +74,10 @@ impl Hello {
     /// Compares the greeting of a joining node with that of the first one.
     ///
     /// # Errors
-    /// Returns [`Refusal`] for another protocol, version, build or run.
+    /// Returns [`Refusal`] for another version, build or run.
     pub fn accept(&self, run: &str, theirs: &Self) -> Result<(), Refusal> {
         let hosts = || (theirs.host.clone(), self.host.clone());
         let pair = |theirs: &str, own: &str| (theirs.to_owned(), own.to_owned());
-        if theirs.protocol != self.protocol {
-            let (theirs, own) = (theirs.protocol, self.protocol);
-            return Err(Refusal::Protocol { hosts: hosts(), theirs, own });
-        }
         if theirs.version != self.version {
             let values = pair(&theirs.version, &self.version);
             return Err(Refusal::Version { hosts: hosts(), values });
@@ -123,6 +136,10 @@ mod tests {
         assert_eq!(wrong(|hello| hello.version.clear()), "its version is empty");
         assert_eq!(wrong(|hello| hello.build.clear()), "its build is empty");
         assert_eq!(wrong(|hello| hello.run = Some(String::new())), "its run is empty");
+        let first = "it asks to be node 0, which is the one that it joins";
+        assert_eq!(wrong(|hello| hello.place = Some(NodeRank(0))), first);
+        let identities = "it has 3 identities of 1 devices";
+        assert_eq!(wrong(|hello| hello.identities = vec![1; 3]), identities);
     }
 
     #[test]
@@ -134,11 +151,6 @@ mod tests {
             own.accept("run-7", &theirs).unwrap_err().to_string()
         };
         assert_eq!(own.accept("run-7", &hello("beta")), Ok(()));
-        assert_eq!(
-            refusal(|hello| hello.protocol = 2),
-            "beta speaks protocol 2 of potluck and alpha protocol 1: install the same version on \
-             both"
-        );
         assert_eq!(
             refusal(|hello| hello.version = "0.2.0".into()),
             "beta has potluck 0.2.0 and alpha potluck 0.1.0: install the same version on both"
@@ -152,6 +164,13 @@ mod tests {
             refusal(|hello| hello.build = "beef".into()),
             "beta has the build beef of potluck and alpha the build cafe: install the same build \
              on both"
+        );
+        let own_rooms = Hello { build: "cafe core=01 net=02 shaders=03".into(), ..hello("alpha") };
+        let theirs = Hello { build: "beef core=01 net=04 shaders=05".into(), ..hello("beta") };
+        assert_eq!(
+            own_rooms.accept("run-7", &theirs).unwrap_err().to_string(),
+            "beta has the build beef of potluck and alpha the build cafe, which differ first in \
+             net: install the same build on both"
         );
         assert_eq!(
             refusal(|hello| hello.run = Some("run-6".into())),

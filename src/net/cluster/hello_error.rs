@@ -12,6 +12,10 @@ pub enum HelloError {
     NoDevice,
     #[error("it has {devices} devices, of at most {DEVICES_MAX}")]
     TooManyDevices { devices: usize },
+    #[error("it asks to be node 0, which is the one that it joins")]
+    FirstPlace,
+    #[error("it has {identities} identities of {devices} devices")]
+    Identities { identities: usize, devices: usize },
     #[error("it listens at port 0, which is none")]
     NoPort,
 }

@@ -18,7 +18,7 @@ use super::pairs::{PairLink, PairState};
 use super::pulse::Pulse;
 use super::roster::{Roster, can_be_dialed};
 use super::text::{WHY_BYTES_MAX, shown_text};
-use potluck_core::{Generation, Nanos, NodeRank};
+use potluck_core::{Generation, Nanos, NodeRank, Remedy};
 
 /// Number of the first node.
 const FIRST: NodeRank = NodeRank(0);
@@ -152,8 +152,16 @@ impl JoiningNode {
                 self.dialed(now, dial, connection, address);
                 Ok(())
             }
-            Event::DialFailed { dial, why, is_silent } => {
-                self.dial_failed(dial, &why, is_silent);
+            Event::DialFailed { dial, why, is_silent, remedy } => {
+                if dial == DialId(0) && matches!(self.phase, JoinPhase::Dialing { .. }) {
+                    if is_silent {
+                        self.end_without_answer();
+                    } else {
+                        self.fail_to_reach_first(&why, remedy);
+                    }
+                } else {
+                    self.dial_failed(dial, &why);
+                }
                 Ok(())
             }
             Event::Received { connection, message } => self.receive(now, connection, message),
@@ -208,14 +216,7 @@ impl JoiningNode {
         }
     }
 
-    fn dial_failed(&mut self, dial: DialId, why: &str, is_silent: bool) {
-        if dial == DialId(0) && matches!(self.phase, JoinPhase::Dialing { .. }) {
-            return if is_silent {
-                self.end_without_answer()
-            } else {
-                self.fail_to_reach_first(why)
-            };
-        }
+    fn dial_failed(&mut self, dial: DialId, why: &str) {
         let state = PairState::Dialing(dial);
         if let Some(index) = self.pairs.iter().position(|pair| pair.state == state) {
             self.fail_pair(index, why);
@@ -227,9 +228,9 @@ impl JoiningNode {
         self.end(ClusterEnd::Failed(ClusterError::NoAnswer { tried, timeout }));
     }
 
-    fn fail_to_reach_first(&mut self, why: &str) {
+    fn fail_to_reach_first(&mut self, why: &str, remedy: Remedy) {
         let (tried, why) = (self.options.first.clone(), shown_text(why, WHY_BYTES_MAX));
-        self.end(ClusterEnd::Failed(ClusterError::NoFirstNode { tried, why }));
+        self.end(ClusterEnd::Failed(ClusterError::NoFirstNode { tried, why, remedy }));
     }
 
     fn closed(&mut self, connection: ConnectionId, end: ConnectionEnd) {
@@ -240,7 +241,9 @@ impl JoiningNode {
             let node_timeout = first.welcome.as_ref().map(|welcome| welcome.node_timeout);
             return match (end, node_timeout) {
                 // A run that is full or over, of which this node is no part.
-                (ConnectionEnd::Peer(why), None) => self.end(ClusterEnd::Refused { why }),
+                (ConnectionEnd::Peer(why), None) => {
+                    self.end(ClusterEnd::Refused { why, remedy: Remedy::Time });
+                }
                 // Heartbeats are what measures the silence of a node.
                 (ConnectionEnd::Silent(_), Some(timeout)) => self.lose_first(&silent_for(timeout)),
                 (end, _) => self.lose_first(&end.loss("its link")),
@@ -307,11 +310,11 @@ impl JoiningNode {
         }
         match (self.phase, message) {
             (JoinPhase::Greeting { .. }, ClusterMsg::Welcome(welcome)) => self.enter(now, welcome),
-            (JoinPhase::Running, ClusterMsg::Refused { .. }) => {
-                Err(self.unexpected(&ClusterMsg::Refused { why: String::new() }))
+            (JoinPhase::Running, refused @ ClusterMsg::Refused { .. }) => {
+                Err(self.unexpected(&refused))
             }
-            (_, ClusterMsg::Refused { why }) => {
-                self.end(ClusterEnd::Refused { why });
+            (_, ClusterMsg::Refused { why, remedy }) => {
+                self.end(ClusterEnd::Refused { why, remedy });
                 Ok(())
             }
             (JoinPhase::Running, ClusterMsg::Leave { why }) => {

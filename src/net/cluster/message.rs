@@ -7,12 +7,12 @@ use super::bounds::{
     ADDRESSES_MAX, HOST_BYTES_MAX, MESSAGE_BYTES_MAX, NODE_TIMEOUT_MAX, NODE_TIMEOUT_MIN,
     NODES_MAX, VERSION_BYTES_MAX,
 };
-use super::hello::{Hello, NodeDevice, PROTOCOL, check_host_and_devices};
+use super::hello::{Hello, NodeDevice, check_host_and_devices};
 use super::hello_error::HelloError;
 use super::roster::{Roster, RosterError};
 use super::text::{TextError, WHY_BYTES_MAX, check_name, check_text};
 use potluck_core::format::seconds;
-use potluck_core::{Generation, Nanos, NodeRank};
+use potluck_core::{Generation, Nanos, NodeRank, Remedy};
 
 /// Beginning of the reason of a loss by silence, which is followed by the time.
 const SILENT_FOR: &str = "it has been silent for";
@@ -112,7 +112,7 @@ impl Loss {
     }
 }
 
-/// Message between two nodes. `Hello` and `Refused` keep their layout in all protocols.
+/// Message between two nodes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ClusterMsg {
     /// First message of a joining node to the first one.
@@ -120,6 +120,7 @@ pub enum ClusterMsg {
     /// Answer to a greeting that is not taken, and the end before the start.
     Refused {
         why: String,
+        remedy: Remedy,
     },
     Welcome(Welcome),
     /// Sent to all who wait whenever it changes. A later generation ends the attempt at an earlier
@@ -186,8 +187,6 @@ pub enum MessageError {
     Malformed(String),
     #[error("{bytes} bytes follow behind {message}")]
     Trailing { message: &'static str, bytes: usize },
-    #[error("a hello of protocol {theirs} that cannot be read, here is protocol {own}")]
-    Protocol { theirs: u32, own: u32 },
     #[error("{message} is refused: {error}")]
     Text { message: &'static str, error: TextError },
     #[error("a hello is refused: {0}")]
@@ -259,10 +258,8 @@ impl ClusterMsg {
         if bytes.len() > MESSAGE_BYTES_MAX {
             return Err(MessageError::TooLong { bytes: bytes.len() });
         }
-        let (message, rest) = match postcard::take_from_bytes::<Self>(bytes) {
-            Ok(decoded) => decoded,
-            Err(error) => return Err(unreadable(bytes, &error)),
-        };
+        let (message, rest) = postcard::take_from_bytes::<Self>(bytes)
+            .map_err(|error| MessageError::Malformed(error.to_string()))?;
         if !rest.is_empty() {
             return Err(MessageError::Trailing { message: message.name(), bytes: rest.len() });
         }
@@ -280,7 +277,7 @@ impl ClusterMsg {
             Self::Present { presence, .. } => check_presence(message, presence)?,
             Self::Roster { roster, .. } => roster.check()?,
             Self::Pair { run, .. } => check_name("run", run, VERSION_BYTES_MAX).map_err(named)?,
-            Self::Refused { why } | Self::Leave { why } | Self::Left { why, .. } => {
+            Self::Refused { why, .. } | Self::Leave { why } | Self::Left { why, .. } => {
                 check_text("reason", why, WHY_BYTES_MAX).map_err(named)?;
             }
             Self::Lost { loss, .. } => {
@@ -293,16 +290,6 @@ impl ClusterMsg {
             Self::Heartbeat { .. } | Self::PairConnected { .. } | Self::Start { .. } => {}
         }
         Ok(())
-    }
-}
-
-/// Returns the error of bytes that are no message: a hello of another protocol is named as such.
-fn unreadable(bytes: &[u8], error: &postcard::Error) -> MessageError {
-    match postcard::take_from_bytes::<(u32, u32)>(bytes) {
-        Ok(((0, theirs), _)) if theirs != PROTOCOL => {
-            MessageError::Protocol { theirs, own: PROTOCOL }
-        }
-        _ => MessageError::Malformed(error.to_string()),
     }
 }
 

@@ -44,11 +44,11 @@ mod testing;
 mod text;
 
 pub use bounds::{DEVICE_BYTES_MAX, NODE_TIMEOUT_MAX};
-pub(crate) use bounds::{DEVICES_MAX, REPLY_TIMEOUT};
+pub(crate) use bounds::{DEVICES_MAX, NODES_MAX, REPLY_TIMEOUT};
 pub use error::ClusterError;
 pub use event::{Action, ClusterEnd, ConnectionEnd, Event};
-pub use first_node::{FirstNode, FirstNodeOptions};
-pub use hello::{Hello, NodeDevice, PROTOCOL};
+pub use first_node::{FirstNode, FirstNodeOptions, FormerNode};
+pub use hello::{Hello, NodeDevice, identity_hash};
 pub use hello_error::HelloError;
 pub use ids::{ConnectionId, DialId};
 pub use joining_node::{JoiningNode, JoiningNodeOptions};

@@ -4,26 +4,22 @@ use core::net::SocketAddr;
 
 use super::bounds::MESSAGE_BYTES_MAX;
 use super::hello_error::HelloError;
-use potluck_core::Generation;
 use potluck_core::format::counted;
+use potluck_core::{Generation, NodeRank, Remedy};
 
 /// Reason for which a node is not taken in, as a sentence that goes to it. Pairs are of the node
 /// and of the one that refuses it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     #[error(
-        "{} speaks protocol {theirs} of potluck and {} protocol {own}: install the same version \
-         on both", .hosts.0, .hosts.1
-    )]
-    Protocol { hosts: (String, String), theirs: u32, own: u32 },
-    #[error(
         "{} has potluck {} and {} potluck {}: {}",
         .hosts.0, .values.0, .hosts.1, .values.1, advice(.values, &.hosts.1)
     )]
     Version { hosts: (String, String), values: (String, String) },
     #[error(
-        "{} has the build {} of potluck and {} the build {}: install the same build on both",
-        .hosts.0, .values.0, .hosts.1, .values.1
+        "{} has the build {} of potluck and {} the build {}{}: install the same build on both",
+        .hosts.0, hash_of(.values.0.as_str()), .hosts.1, hash_of(.values.1.as_str()),
+        difference(.values)
     )]
     Build { hosts: (String, String), values: (String, String) },
     #[error(
@@ -38,6 +34,13 @@ pub enum Refusal {
         nodes(.hosts), .hosts.join(", ")
     )]
     TooLate { host: String, hosts: Vec<String> },
+    #[error("{host} asks to be {place}, and this run has nodes 0 to {last}", last = .nodes - 1)]
+    NoSuchPlace { host: String, place: NodeRank, nodes: u32 },
+    #[error(
+        "{host} asks to be {place}, which {holder} is: give each node another number, or wait \
+         until that one is gone"
+    )]
+    PlaceTaken { host: String, place: NodeRank, holder: String },
     #[error("{host} said hello on this connection before, as {before}")]
     SecondHello { host: String, before: String },
     #[error("the greeting of {address} is refused: {error}")]
@@ -63,6 +66,28 @@ pub enum Refusal {
     },
 }
 
+impl Refusal {
+    /// Returns what heals the refusal: a run that is full or has started may end, or begin again,
+    /// and the one that holds a place may be gone already.
+    pub fn remedy(&self) -> Remedy {
+        match self {
+            Self::Run { .. }
+            | Self::Full { .. }
+            | Self::TooLate { .. }
+            | Self::PlaceTaken { .. }
+            | Self::OverGeneration { .. } => Remedy::Time,
+            Self::Version { .. }
+            | Self::Build { .. }
+            | Self::NoSuchPlace { .. }
+            | Self::SecondHello { .. }
+            | Self::Hello { .. }
+            | Self::RosterTooLong { .. }
+            | Self::NotFirst { .. }
+            | Self::NoHello { .. } => Remedy::Person,
+        }
+    }
+}
+
 /// Returns what to do about other versions, behind which may stand what a node is there for.
 fn advice((theirs, own): &(String, String), first: &str) -> String {
     let number = |version: &str| version.split(' ').next().map(str::to_owned);
@@ -70,6 +95,24 @@ fn advice((theirs, own): &(String, String), first: &str) -> String {
         format!("join with the command that {first} shows")
     } else {
         "install the same version on both".into()
+    }
+}
+
+/// Returns the hash of a build, the first word about it.
+fn hash_of(build: &str) -> &str {
+    build.split(' ').next().unwrap_or_default()
+}
+
+/// Tells the first room in which two builds differ.
+fn difference((theirs, own): &(String, String)) -> String {
+    let rooms = |build: &'_ str| -> Vec<(String, String)> {
+        let words = build.split(' ').filter_map(|word| word.split_once('='));
+        words.map(|(room, hash)| (room.to_string(), hash.to_string())).collect()
+    };
+    let (theirs, own) = (rooms(theirs), rooms(own));
+    match own.iter().find(|room| !theirs.contains(room)) {
+        Some((room, _)) if !theirs.is_empty() => format!(", which differ first in {room}"),
+        _ => String::new(),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use core::net::SocketAddr;
 
-use super::hello::{Hello, NodeDevice, PROTOCOL};
+use super::hello::{Hello, NodeDevice};
 use super::message::{Presence, PresentNode};
 use super::roster::{Roster, RosterNode};
 use potluck_core::{Generation, NodeRank};
@@ -15,13 +15,14 @@ pub fn address(node: u32) -> SocketAddr {
 pub fn hello(host: &str) -> Hello {
     let device = NodeDevice { name: format!("GPU of {host}"), kind: "discrete GPU, Vulkan".into() };
     Hello {
-        protocol: PROTOCOL,
         version: "0.1.0".into(),
         build: "cafe".into(),
         run: None,
+        place: None,
         host: host.into(),
         port: 7000,
         devices: vec![device],
+        identities: Vec::new(),
     }
 }
 

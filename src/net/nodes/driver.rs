@@ -10,16 +10,19 @@ use std::time::{Duration, Instant};
 use super::connection::{FrameReceiver, LinkEvent, NodeLink};
 use crate::cluster::{
     Action, ClusterEnd, ClusterError, ClusterMsg, ConnectionEnd, ConnectionId, DialId, Event,
-    FirstNode, FirstNodeOptions, JoiningNode, JoiningNodeOptions, Presence, REPLY_TIMEOUT, Roster,
+    FirstNode, FirstNodeOptions, JoiningNode, JoiningNodeOptions, NODES_MAX, Presence,
+    REPLY_TIMEOUT, Roster,
 };
 use crate::{CloseReason, Endpoint, EndpointOptions, NetError, PendingPeer, Secret};
 use potluck_core::faults::{Faults, Point};
 use potluck_core::format::no_thread;
-use potluck_core::{Nanos, NodeRank};
+use potluck_core::{Nanos, NodeRank, Remedy};
 use potluck_parallel::comm::{Mailbox, RecvError, nanos};
 
 /// Most events that wait for the thread.
 const EVENTS_MAX: usize = 1 << 16;
+/// Most links of a node: those of the largest run, and with peers that are not in it yet.
+const LINKS_MAX: usize = NODES_MAX as usize + 16;
 /// Most news that wait for the run.
 const NEWS_MAX: usize = 1 << 12;
 /// Longest wait without an event, after which refusals of the endpoint are looked for.
@@ -66,11 +69,18 @@ pub struct Meeting {
 /// Event for the thread.
 enum DriverEvent {
     Accepted(PendingPeer),
-    /// A dial ended; an error has its sentence, and whether nobody answered.
-    Dialed(DialId, Result<PendingPeer, (String, bool)>),
+    Dialed(DialId, Result<PendingPeer, DialFailure>),
     Link(LinkEvent),
     GiveUp(NodeRank, String),
     Leave(String),
+}
+
+/// Reason for which a dial failed.
+struct DialFailure {
+    why: String,
+    /// True if nobody answered.
+    is_silent: bool,
+    remedy: Remedy,
 }
 
 /// Machine of either kind.
@@ -179,7 +189,11 @@ fn bind(options: &MeetingOptions) -> Result<Endpoint, MeetingError> {
     // Heartbeats watch the links of the first node: who is silent on one of them for the node
     // timeout is lost, and is told so if it still hears. The link must not end before that.
     let idle_timeout = 2 * options.node_timeout;
-    let endpoint = EndpointOptions { idle_timeout, ..EndpointOptions::new(options.listen) };
+    let endpoint = EndpointOptions {
+        idle_timeout,
+        links_max: LINKS_MAX,
+        ..EndpointOptions::new(options.listen)
+    };
     Ok(Endpoint::bind(endpoint, &options.secret, b"")?)
 }
 
@@ -263,8 +277,8 @@ impl ClusterDriver {
                 self.admit(connection);
                 Event::Dialed { dial, connection, address }
             }
-            DriverEvent::Dialed(dial, Err((why, is_silent))) => {
-                Event::DialFailed { dial, why, is_silent }
+            DriverEvent::Dialed(dial, Err(DialFailure { why, is_silent, remedy })) => {
+                Event::DialFailed { dial, why, is_silent, remedy }
             }
             DriverEvent::Link(LinkEvent::Message(connection, message, _place)) => {
                 self.inject(&message);
@@ -405,7 +419,11 @@ impl ClusterDriver {
         let silence = self.silence();
         let each = Duration::from_nanos(REPLY_TIMEOUT) / addresses.len().max(1) as u32;
         let spawned = spawn("dial", move || {
-            let mut ended = Err(("there is no address".to_string(), false));
+            let mut ended = Err(DialFailure {
+                why: "there is no address".into(),
+                is_silent: false,
+                remedy: Remedy::Person,
+            });
             for address in addresses {
                 match endpoint.dial_with(address, each, silence) {
                     Ok(pending) => {
@@ -414,15 +432,17 @@ impl ClusterDriver {
                     }
                     Err(error) => {
                         let is_silent = matches!(error, NetError::NoAnswer { .. });
-                        ended = Err((error.to_string(), is_silent));
+                        let (why, remedy) = (error.to_string(), error.remedy());
+                        ended = Err(DialFailure { why, is_silent, remedy });
                     }
                 }
             }
             let _ = events.send(DriverEvent::Dialed(dial, ended));
         });
         if let Err(error) = spawned {
-            let why = (error.to_string(), false);
-            let _ = self.events.send(DriverEvent::Dialed(dial, Err(why)));
+            let why = error.to_string();
+            let failure = DialFailure { why, is_silent: false, remedy: Remedy::Person };
+            let _ = self.events.send(DriverEvent::Dialed(dial, Err(failure)));
         }
     }
 }

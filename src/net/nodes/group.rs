@@ -11,9 +11,10 @@ use super::connection::{FrameReceiver, NodeConnection, NodeLink, ValueReceiver};
 use super::driver::{ClusterNews, Meeting, MeetingOptions};
 use crate::cluster::{
     ClusterEnd, DEVICES_MAX, FirstNodeOptions, Hello, JoiningNodeOptions, Loss, NodeDevice,
-    PROTOCOL, Presence, Roster,
+    Presence, Roster,
 };
-use crate::{Landing, Secret, TAG_BYTES};
+use crate::secret::random_bytes;
+use crate::{Landing, Secret, SecretError, TAG_BYTES};
 use potluck_core::faults::Faults;
 use potluck_core::format::counted;
 use potluck_core::{Generation, Lock, NodeRank, build_hash};
@@ -179,13 +180,15 @@ fn meet(options: ClusterOptions) -> Result<Meeting, GroupError> {
     let met = match first {
         First::Host { listen, nodes } => {
             let options = meeting_options(listen, secret, timeout);
+            let run = run_name().map_err(failed)?;
             Meeting::host(options, |port| FirstNodeOptions {
-                run: "process group".into(),
+                run,
                 nodes,
                 hello: rank_greeting(port, PURPOSE, ranks),
                 addresses: Vec::new(),
                 node_timeout: nanos(timeout),
                 generation: Generation(0),
+                before: Vec::new(),
             })
         }
         First::Join { address } => {
@@ -226,17 +229,29 @@ pub fn any_port_towards(peers: &[SocketAddr]) -> SocketAddr {
 pub fn greeting(port: u16, purpose: Option<&str>, devices: Vec<NodeDevice>) -> Hello {
     let version = env!("CARGO_PKG_VERSION");
     Hello {
-        protocol: PROTOCOL,
         version: match purpose {
             Some(purpose) => format!("{version} ({purpose})"),
             None => version.into(),
         },
         build: build_hash().into(),
         run: None,
+        place: None,
         host: host_name(),
         port,
         devices,
+        identities: Vec::new(),
     }
+}
+
+/// Returns a name that no other run or group has: nodes that share the secret and find each other
+/// by mistake, at an address that was another's before, know by it that they do not belong
+/// together.
+///
+/// # Errors
+/// Returns an error if the system has no random numbers.
+pub fn run_name() -> Result<String, SecretError> {
+    let random: [u8; 8] = random_bytes()?;
+    Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// Returns the name of this machine, or `unnamed`.
@@ -589,6 +604,7 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
+    use crate::{Endpoint, EndpointOptions};
     use potluck_core::{ChunkId, Position, Rank, Round};
     use potluck_parallel::collective::CollectiveKind;
     use potluck_parallel::comm::{FrameContent, FrameHeader, FrameValues};
@@ -746,6 +762,46 @@ mod tests {
         assert!(error.contains("a message that no process of a group sends"), "{error}");
         let error = beside_one(|link| link.close("no more"));
         assert!(matches!(&error, GroupError::Connect(why) if why.contains("rank 1 (")), "{error}");
+    }
+
+    #[test]
+    fn every_group_has_a_name_of_its_own() {
+        let code = Secret::generate().unwrap().code().unwrap();
+        let name = || {
+            let secret = || Secret::parse(&code).unwrap();
+            let host = meet(ClusterOptions::host(any_port(), 2, secret())).unwrap();
+            let port = host.address.port();
+            // One that belongs to a group of another name is told the name of this one.
+            let first = vec![SocketAddr::from(([127, 0, 0, 1], port))];
+            let options = meeting_options(any_port(), secret(), TIMEOUT);
+            let hello = |port| JoiningNodeOptions {
+                hello: Hello { run: Some("other".into()), ..rank_greeting(port, PURPOSE, 1) },
+                first,
+            };
+            let other = Meeting::join(options, hello).unwrap();
+            wait_for_all(&other, None, None, &mut |_| {}).map(drop).unwrap_err().to_string()
+        };
+        let (one, two) = (name(), name());
+        assert!(one.contains("asks for the run other, and the run of"), "{one}");
+        assert_ne!(one, two);
+    }
+
+    /// As many as a run may have have said nothing yet; those of the largest run have room too.
+    #[test]
+    fn guests_do_not_take_the_links_of_the_largest_run() {
+        let code = Secret::generate().unwrap().code().unwrap();
+        let secret = || Secret::parse(&code).unwrap();
+        let host = meet(ClusterOptions::host(any_port(), 64, secret())).unwrap();
+        let address = SocketAddr::from(([127, 0, 0, 1], host.address.port()));
+        let options = EndpointOptions { links_max: 100, ..EndpointOptions::new(any_port()) };
+        let guests = Endpoint::bind(options, &secret(), b"").unwrap();
+        let mut silent = Vec::new();
+        for guest in 0..70 {
+            match guests.dial(address, TIMEOUT) {
+                Ok(pending) => silent.push(pending),
+                Err(error) => panic!("guest {guest}: {error}"),
+            }
+        }
     }
 
     #[test]

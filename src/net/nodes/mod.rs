@@ -10,5 +10,5 @@ pub use connection::{FrameReceiver, NodeConnection, NodeLink, ReceiveFrames, Val
 pub use driver::{ClusterNews, Meeting, MeetingError, MeetingOptions};
 pub use group::{
     ClusterOptions, ConnectNews, First, StartedCluster, any_port_towards, connect, greeting,
-    group_over, host_name, rank_greeting,
+    group_over, host_name, rank_greeting, run_name,
 };

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
-use potluck_core::{Nanos, NodeRank};
+use potluck_core::{Nanos, NodeRank, Remedy};
 use potluck_net::cluster::{
     Action, ClusterEnd, ClusterError, ClusterMsg, ConnectionEnd, ConnectionId, DialId, Event,
-    FirstNode, FirstNodeOptions, Hello, JoiningNode, JoiningNodeOptions, NodeDevice, PROTOCOL,
-    Presence, Roster, heartbeat_interval,
+    FirstNode, FirstNodeOptions, Hello, JoiningNode, JoiningNodeOptions, NodeDevice, Presence,
+    Roster, heartbeat_interval,
 };
 use potluck_parallel::sim::queue::Random;
 
@@ -78,6 +78,8 @@ pub struct Host {
     address: SocketAddr,
     pub has_crashed: bool,
     is_frozen: bool,
+    /// Number of the present attempt to join.
+    attempt: u32,
     backlog: Vec<Delivery>,
     armed: Option<Nanos>,
     pub shown: Option<Presence>,
@@ -101,6 +103,7 @@ impl Host {
             address: address(index),
             has_crashed: false,
             is_frozen: false,
+            attempt: 0,
             backlog: Vec::new(),
             armed: None,
             shown: None,
@@ -120,9 +123,11 @@ impl Host {
     }
 }
 
-/// Event on its way, with the side of the link at which it arrives.
+/// Event on its way, with the side of the link at which it arrives, or else the attempt of its
+/// machine.
 struct Delivery {
     end: Option<(usize, usize)>,
+    attempt: u32,
     event: Event,
 }
 
@@ -151,6 +156,8 @@ pub struct Network {
     pub blocked: BTreeSet<(usize, usize)>,
     delay_max: Nanos,
     node_timeout: Nanos,
+    /// True if joiners come again, some time after an end that time heals.
+    pub is_patient: bool,
     /// Incidents, for the report on a seed that fails.
     pub planned: Vec<(Nanos, usize, Incident)>,
     /// Latest time of an incident.
@@ -168,13 +175,14 @@ pub fn name(host: usize) -> String {
 pub fn hello(host: usize) -> Hello {
     let device = |n| NodeDevice { name: format!("GPU {n}"), kind: "Vulkan".into() };
     Hello {
-        protocol: PROTOCOL,
         version: "0.1.0".into(),
         build: "cafe".into(),
         run: None,
+        place: None,
         host: name(host),
         port: 7000,
         devices: (0..1 + host % 2).map(device).collect(),
+        identities: Vec::new(),
     }
 }
 
@@ -188,6 +196,7 @@ impl Network {
             addresses: vec![address(0)],
             node_timeout,
             generation: potluck_core::Generation(4),
+            before: Vec::new(),
         };
         let mut hosts: Vec<Host> = (0..=joiners).map(Host::new).collect();
         hosts[0].machine = Some(Machine::First(FirstNode::new(options).unwrap()));
@@ -200,6 +209,7 @@ impl Network {
             blocked: BTreeSet::new(),
             delay_max: heartbeat_interval(node_timeout) / 4,
             node_timeout,
+            is_patient: false,
             planned: Vec::new(),
             quiet_from: 0,
         };
@@ -207,7 +217,7 @@ impl Network {
         network
     }
 
-    /// Adds a process on the machine of another one, which it is to replace, and returns its number.
+    /// Adds a process on the machine of another one, which it is to replace; returns its number.
     pub fn successor_of(&mut self, other: usize) -> usize {
         let mut host = Host::new(other);
         host.hello.port += 1;
@@ -265,11 +275,14 @@ impl Network {
     }
 
     fn deliver(&mut self, host: usize, delivery: Delivery) {
-        let Delivery { end, event } = delivery;
+        let Delivery { end, attempt, event } = delivery;
         let is_beat =
             matches!(event, Event::Received { message: ClusterMsg::Heartbeat { .. }, .. });
         if let Some((link, _)) = end.filter(|_| is_beat && self.hosts[host].started.is_some()) {
             self.hosts[host].beating.insert(link);
+        }
+        if attempt != self.hosts[host].attempt {
+            return;
         }
         let Some(machine) = &mut self.hosts[host].machine else { return };
         if let Some((link, side)) = end {
@@ -307,6 +320,8 @@ impl Network {
                 let options = JoiningNodeOptions { hello, first: vec![address(0)] };
                 let machine = JoiningNode::new(options, self.now).unwrap();
                 self.hosts[host].machine = Some(Machine::Joining(machine));
+                self.hosts[host].attempt += 1;
+                self.hosts[host].ended = None;
                 self.pump(host);
             }
             Incident::Crash { is_seen } => {
@@ -369,7 +384,8 @@ impl Network {
         let at = (self.now + more + self.delay()).max(self.links[link].last[side] + 1);
         self.links[link].last[side] = at;
         let host = self.links[link].hosts[side];
-        self.push(at, Due::Deliver(host, Delivery { end: Some((link, side)), event }));
+        let attempt = self.hosts[host].attempt;
+        self.push(at, Due::Deliver(host, Delivery { end: Some((link, side)), attempt, event }));
     }
 
     /// Does what a machine asks for, and wakes it at its next deadline.
@@ -430,7 +446,13 @@ impl Network {
             }
             Action::Left { node, .. } => of.left.push(node),
             Action::Lost { .. } => of.losses += 1,
-            Action::Ended(end) => of.ended = Some((now, end)),
+            Action::Ended(end) => {
+                if self.is_patient && host > 0 && end.remedy() == Remedy::Time {
+                    let pause = SECOND / 2 + self.random.up_to(9 * SECOND / 2);
+                    self.push(now + pause, Due::Incident(host, Incident::Arrive));
+                }
+                self.hosts[host].ended = Some((now, end));
+            }
         }
     }
 
@@ -440,10 +462,15 @@ impl Network {
         let pair = (from.min(to), from.max(to));
         if self.hosts[to].machine.is_none() || self.blocked.contains(&pair) {
             if self.random.word().is_multiple_of(2) {
-                let event =
-                    Event::DialFailed { dial, why: "nothing answers".into(), is_silent: true };
+                let event = Event::DialFailed {
+                    dial,
+                    why: "nothing answers".into(),
+                    is_silent: true,
+                    remedy: Remedy::Time,
+                };
                 let at = self.now + 3 * SECOND;
-                self.push(at, Due::Deliver(from, Delivery { end: None, event }));
+                let attempt = self.hosts[from].attempt;
+                self.push(at, Due::Deliver(from, Delivery { end: None, attempt, event }));
             }
             return;
         }

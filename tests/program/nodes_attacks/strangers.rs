@@ -102,7 +102,7 @@ fn tls(certificate: Option<(CertificateDer<'static>, PrivateKeyDer<'static>)>) -
         None => builder.with_no_client_auth(),
         Some((certificate, key)) => builder.with_client_auth_cert(vec![certificate], key).unwrap(),
     };
-    tls.alpn_protocols = vec![b"potluck/2".to_vec()];
+    tls.alpn_protocols = vec![b"potluck".to_vec()];
     tls.enable_early_data = true;
     tls.resumption = Resumption::in_memory_sessions(8);
     tls

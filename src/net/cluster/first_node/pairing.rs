@@ -18,6 +18,7 @@ const BEATS_OF_THE_LIVING: u64 = 2;
 
 impl FirstNode {
     pub(super) fn announce_roster(&mut self, now: Nanos) {
+        self.seat_joiners();
         let roster = self.new_roster();
         self.send_to_all(|you| ClusterMsg::Roster { you, roster: roster.clone() });
         for joiner in &mut self.joiners {
@@ -131,7 +132,8 @@ impl FirstNode {
             why,
         };
         let why = shown_text(&error.to_string(), WHY_BYTES_MAX);
-        self.send_to_all(|_| ClusterMsg::Refused { why: why.clone() });
+        let remedy = error.remedy();
+        self.send_to_all(|_| ClusterMsg::Refused { why: why.clone(), remedy });
         self.end(ClusterEnd::Failed(error));
     }
 

@@ -5,6 +5,7 @@ use crate::cluster::bounds::{PAIRING_TIMEOUT, REPLY_TIMEOUT};
 use crate::cluster::guests::GUESTS_MAX;
 use crate::cluster::hello::NodeDevice;
 use crate::cluster::testing::{address, hello, presence};
+use potluck_core::Remedy;
 
 const SECOND: Nanos = 1_000_000_000;
 const TIMEOUT: Nanos = 6 * SECOND;
@@ -18,6 +19,7 @@ fn options(nodes: u32) -> FirstNodeOptions {
         addresses: vec![address(0)],
         node_timeout: TIMEOUT,
         generation: Generation(2),
+        before: Vec::new(),
     }
 }
 
@@ -110,9 +112,11 @@ impl Bench {
     /// The sentence with which a connection is refused, which also goes to the display and is the
     /// error, and after which it is closed.
     fn refusal(&mut self, connection: u64, refused: Result<(), ClusterError>) -> String {
-        let (why, actions) = (refused.unwrap_err().to_string(), self.actions());
+        let (error, actions) = (refused.unwrap_err(), self.actions());
+        let why = error.to_string();
         let connection = ConnectionId(connection);
-        let message = ClusterMsg::Refused { why: why.clone() };
+        let remedy = error.remedy();
+        let message = ClusterMsg::Refused { why: why.clone(), remedy };
         assert!(actions.contains(&Action::Send { connection, message }), "{actions:?}");
         assert!(actions.contains(&Action::Close { connection, why: why.clone() }), "{actions:?}");
         let shown = |action: &Action| matches!(action, Action::TurnedAway { .. });
@@ -353,7 +357,7 @@ fn pairs_that_nobody_reports_end_the_attempt_for_all() {
                     the two";
     let actions = bench.actions();
     for connection in [1, 2].map(ConnectionId) {
-        let message = ClusterMsg::Refused { why: expected.into() };
+        let message = ClusterMsg::Refused { why: expected.into(), remedy: Remedy::Time };
         assert!(actions.contains(&Action::Send { connection, message }), "{actions:?}");
     }
     let Some(Action::Ended(end)) = actions.last() else { panic!("{actions:?}") };
@@ -405,12 +409,41 @@ fn a_node_that_is_started_again_takes_the_place_of_its_silent_predecessor() {
     bench.actions();
     bench.wait_until(1000 + ABSENT_AFTER);
     again(&mut bench, 3).unwrap();
-    let why = "it has been silent for 3 seconds, and another one comes from there".to_owned();
+    let why = "it has been silent for 3 seconds, and its successor is here".to_owned();
     let actions = bench.actions();
     let (connection, host) = (ConnectionId(1), "beta".to_owned());
     assert!(actions.contains(&Action::Close { connection, why: why.clone() }), "{actions:?}");
     assert!(actions.contains(&Action::Departed { host, why }), "{actions:?}");
     assert_eq!(bench.first.presence(), presence(3, &["alpha", "beta", "beta"]));
+}
+
+#[test]
+fn a_node_gets_the_number_that_it_asks_for_and_no_two_get_one() {
+    let asking = |host: &str, place| Hello { place: Some(NodeRank(place)), ..hello(host) };
+    let mut bench = Bench::with_timeout(30 * SECOND);
+    bench.greet(1, asking("beta", 2)).unwrap();
+    bench.actions();
+    let refused = bench.greet(2, asking("gamma", 2));
+    assert_eq!(refused.as_ref().unwrap_err().remedy(), Remedy::Time, "beta may be gone");
+    assert_eq!(
+        bench.refusal(2, refused),
+        "gamma asks to be node 2, which beta at 10.0.0.1:7000 is: give each node another number, \
+         or wait until that one is gone"
+    );
+    let refused = bench.greet(3, asking("gamma", 3));
+    assert_eq!(refused.as_ref().unwrap_err().remedy(), Remedy::Person);
+    let why = bench.refusal(3, refused);
+    assert_eq!(why, "gamma asks to be node 3, and this run has nodes 0 to 2");
+    // Its successor on another machine, once it is silent.
+    bench.wait_until(1000 + ABSENT_AFTER);
+    bench.greet(4, asking("delta", 2)).unwrap();
+    bench.join(5, "gamma").unwrap();
+    let you = |(connection, message): (u64, ClusterMsg)| match message {
+        ClusterMsg::Roster { you, .. } => Some((connection, you.0)),
+        _ => None,
+    };
+    let seated: Vec<_> = bench.sent().into_iter().filter_map(you).collect();
+    assert_eq!(seated, [(5, 1), (4, 2)]);
 }
 
 #[test]

@@ -151,7 +151,7 @@ impl JoiningNode {
         };
         let host = self.options.hello.host.clone();
         let refusal = Refusal::NotFirst { host, first };
-        self.outbox.refuse(connection, &refusal.to_string());
+        self.outbox.refuse(connection, &refusal.to_string(), refusal.remedy());
         Err(refusal.into())
     }
 

@@ -165,8 +165,11 @@ fn a_node_greets_waits_connects_to_its_pairs_and_runs() {
 fn nobody_at_the_address_and_nobody_who_answers_are_errors_that_name_it() {
     let mut bench = Bench::new();
     let (dial, why) = (DialId(0), "nothing answers".into());
-    bench.node.handle(1001, Event::DialFailed { dial, why, is_silent: false }).unwrap();
-    assert_eq!(bench.end().to_string(), "cannot join the run at 10.0.0.0:7000: nothing answers");
+    let remedy = Remedy::Person;
+    bench.node.handle(1001, Event::DialFailed { dial, why, is_silent: false, remedy }).unwrap();
+    let end = bench.end();
+    assert_eq!(end.to_string(), "cannot join the run at 10.0.0.0:7000: nothing answers");
+    assert_eq!(end.remedy(), remedy);
     let mut bench = Bench::new();
     assert_eq!(bench.node.poll_timeout(), Some(1000 + REPLY_TIMEOUT));
     bench.wait_until(1000 + REPLY_TIMEOUT);
@@ -190,8 +193,9 @@ fn nobody_at_the_address_and_nobody_who_answers_are_errors_that_name_it() {
 #[test]
 fn a_refusal_ends_the_node_with_the_sentence_of_the_first_one() {
     for mut bench in [Bench::greeting(), Bench::waiting(), Bench::pairing()] {
-        bench.first(ClusterMsg::Refused { why: "all are here".into() }).unwrap();
-        let end = Action::Ended(ClusterEnd::Refused { why: "all are here".into() });
+        let (why, remedy) = ("all are here".to_owned(), Remedy::Time);
+        bench.first(ClusterMsg::Refused { why: why.clone(), remedy }).unwrap();
+        let end = Action::Ended(ClusterEnd::Refused { why, remedy });
         assert_eq!(bench.actions(), [close(LINK, "all are here"), end]);
         assert_eq!(bench.node.poll_timeout(), None);
     }
@@ -324,7 +328,8 @@ fn strangers_are_refused_whatever_they_take_this_node_for() {
     let expected =
         "beta is not the first node of its run, which is at 10.0.0.0:7000: join that address";
     assert_eq!(error, expected);
-    let refused = send(105, ClusterMsg::Refused { why: expected.into() });
+    let remedy = Remedy::Person;
+    let refused = send(105, ClusterMsg::Refused { why: expected.into(), remedy });
     assert_eq!(bench.actions(), [refused, close(105, expected)]);
     bench.accept(106);
     let leave = ClusterMsg::Start { generation: NEXT };
@@ -383,7 +388,7 @@ fn a_first_node_that_is_silent_or_gone_ends_the_node_by_its_name() {
     for mut bench in [Bench::running(), Bench::waiting()] {
         bench.end_connection(LINK, ConnectionEnd::Silent(2 * TIMEOUT));
         let end = bench.end();
-        assert!(end.is_loss() && end.to_string().ends_with(why), "{end}");
+        assert!(end.remedy() == Remedy::Time && end.to_string().ends_with(why), "{end}");
     }
 }
 
@@ -392,12 +397,13 @@ fn a_first_node_that_closes_before_its_welcome_does_not_take_this_node_in() {
     let closed = || ConnectionEnd::Peer("the cluster is over".into());
     let mut bench = Bench::greeting();
     bench.end_connection(LINK, closed());
-    assert_eq!(bench.end(), ClusterEnd::Refused { why: "the cluster is over".into() });
+    let (why, remedy) = ("the cluster is over".into(), Remedy::Time);
+    assert_eq!(bench.end(), ClusterEnd::Refused { why, remedy });
     let mut bench = Bench::waiting();
     bench.end_connection(LINK, closed());
     let end = bench.end();
     let expected = "is lost before the start: the peer closed its link: the cluster is over";
-    assert!(end.is_loss() && end.to_string().ends_with(expected), "{end}");
+    assert!(end.remedy() == Remedy::Time && end.to_string().ends_with(expected), "{end}");
     let mut bench = Bench::greeting();
     bench.end_connection(LINK, ConnectionEnd::Silent(3600 * SECOND));
     assert!(bench.end().to_string().ends_with("it has been silent for 3600 seconds"));

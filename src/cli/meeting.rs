@@ -1,0 +1,384 @@
+//! Meetings of the nodes of runs and of benchmarks: the wait of the first one for the others, and
+//! the attempts of another one to join it.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io::{self, IsTerminal};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+use super::addresses::{addresses, all_addresses};
+use super::secrets::SecretArgs;
+use super::{InterruptedError, UsageError};
+use crate::ui::terminal::print_line;
+use potluck_core::faults::Faults;
+use potluck_core::{Generation, Remedy};
+use potluck_net::Secret;
+use potluck_net::cluster::{
+    ClusterEnd, FirstNodeOptions, FormerNode, Hello, JoiningNodeOptions, NODE_TIMEOUT_MAX, Presence,
+};
+use potluck_net::nodes::{
+    ClusterNews, FrameReceiver, Meeting, MeetingOptions, StartedCluster, any_port_towards,
+};
+use potluck_parallel::comm::{RecvError, nanos};
+use potluck_train::error::TrainError;
+use potluck_train::signals::Signals;
+
+/// UDP port of the first node, unless another one is given.
+pub const PORT: u16 = 7717;
+/// Longest silence that the link of a joining node allows: the first node says what counts.
+const JOIN_TIMEOUT: Duration = Duration::from_nanos(NODE_TIMEOUT_MAX);
+/// Longest wait of a first node for the others where nobody sees that they do not come.
+const WAIT_WITHOUT_TERMINAL: Duration = Duration::from_secs(600);
+/// Time between two looks for a signal while others are awaited.
+const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
+/// Pauses between attempts to join: the first one, and the longest one.
+const PAUSE_MIN: Duration = Duration::from_millis(500);
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// Node that has met the others.
+pub struct MetNode {
+    pub meeting: Meeting,
+    pub signals: Signals,
+    pub frames: FrameReceiver,
+    pub started: StartedCluster,
+}
+
+/// Nodes that have not met.
+#[derive(Debug, thiserror::Error)]
+#[error("{why}")]
+pub struct NotMetError {
+    why: String,
+    /// Remedy: a restart, or a person.
+    pub remedy: Remedy,
+}
+
+impl NotMetError {
+    fn of(end: &ClusterEnd) -> Self {
+        let why = match end {
+            ClusterEnd::Left { why } => {
+                format!("the first node ended the run before it began: {why}")
+            }
+            end => end.to_string(),
+        };
+        Self { why, remedy: end.remedy() }
+    }
+}
+
+// ---- The first node ----
+
+/// Gathering of nodes, for its first one.
+pub struct Gathering<'a> {
+    /// Subject of the prompt: `a run`.
+    pub what: &'static str,
+    /// Command of the others, and what follows its address.
+    pub command: &'static str,
+    pub flags: String,
+    /// Name of the run, and the nodes that it had before.
+    pub run: String,
+    pub before: Vec<FormerNode>,
+    pub nodes: u32,
+    pub listen: Option<SocketAddr>,
+    pub secret: &'a SecretArgs,
+    /// Seconds after which the others are no longer awaited; without them, none on a terminal.
+    pub wait: Option<u64>,
+    pub node_timeout: Duration,
+}
+
+impl Gathering<'_> {
+    /// Prints what to type on the other machines and waits until all nodes are here. `hello` gets
+    /// the port of this node.
+    ///
+    /// # Errors
+    /// Returns an error for a secret that cannot be read, an address that is taken, and if the
+    /// nodes cannot connect.
+    pub fn host(&self, hello: impl FnOnce(u16) -> Hello) -> anyhow::Result<MetNode> {
+        let (secret, code) = self.secret.to_host()?;
+        let frames = FrameReceiver::default();
+        let options = MeetingOptions {
+            listen: self.listen.unwrap_or_else(|| all_addresses(PORT)),
+            secret,
+            node_timeout: self.node_timeout,
+            frames: frames.clone(),
+            faults: Faults::none(),
+        };
+        let signals = Signals::caught()?;
+        let mut meeting = Meeting::host(options, |port| FirstNodeOptions {
+            run: self.run.clone(),
+            nodes: self.nodes,
+            hello: hello(port),
+            addresses: Vec::new(),
+            node_timeout: nanos(self.node_timeout),
+            generation: Generation(0),
+            before: self.before.clone(),
+        })?;
+        print_line(&self.invitation(meeting.address, code.as_deref()));
+        let started = wait_for_all(&mut meeting, &signals, self.limit(), &mut print_line)?;
+        Ok(MetNode { meeting, signals, frames, started })
+    }
+
+    /// Returns the longest wait: somebody at a terminal sees who is missing.
+    fn limit(&self) -> Option<Duration> {
+        match self.wait {
+            Some(seconds) => Some(Duration::from_secs(seconds)),
+            None if std::io::stderr().is_terminal() => None,
+            None => Some(WAIT_WITHOUT_TERMINAL),
+        }
+    }
+
+    /// Returns what to type on the other machines.
+    fn invitation(&self, listening: SocketAddr, code: Option<&str>) -> String {
+        let Self { what, command, flags, nodes, .. } = self;
+        let others = match nodes {
+            2 => "the other machine".into(),
+            nodes => format!("{} others", nodes - 1),
+        };
+        let mut text = format!("{what} of {nodes} nodes; on {others}, type");
+        let file = if code.is_some() { "" } else { " --secret-file FILE" };
+        for address in addresses(listening) {
+            text += &format!("\n  {command} {address}{flags}{file}");
+        }
+        match code {
+            Some(code) => text + &format!("\nand there the code  {code}"),
+            None => text + "\nwith the same secret in FILE",
+        }
+    }
+}
+
+/// Shows who comes and goes until all are here, for the first node at most until a time. A signal
+/// leaves the others in order, so that they know at once, and the caller cleans up.
+///
+/// # Errors
+/// Returns [`InterruptedError`], [`NotMetError`], and a defect.
+pub fn wait_for_all(
+    meeting: &mut Meeting,
+    signals: &Signals,
+    limit: Option<Duration>,
+    show: &mut dyn FnMut(&str),
+) -> anyhow::Result<StartedCluster> {
+    let until = limit.and_then(|limit| Instant::now().checked_add(limit));
+    let mut here = None;
+    loop {
+        if let Some(signal) = signals.pending() {
+            meeting.leave(&format!("it was {signal}"));
+            return Err(InterruptedError(signal).into());
+        }
+        if until.is_some_and(|until| Instant::now() >= until) {
+            let why = too_few(here.as_ref(), limit.unwrap_or_default());
+            meeting.leave(&why);
+            return Err(NotMetError { why, remedy: Remedy::Time }.into());
+        }
+        match meeting.news.recv(Some(Instant::now() + SIGNAL_INTERVAL)) {
+            Ok(ClusterNews::Present(presence)) => {
+                show(&present(&presence));
+                here = Some(presence);
+            }
+            Ok(ClusterNews::TurnedAway { address, why }) => {
+                show(&format!("{address} was turned away: {why}"));
+            }
+            Ok(ClusterNews::Departed { host, why }) => {
+                show(&format!("{host} left: {why}; its place is free again"));
+            }
+            Ok(ClusterNews::Started { roster, you, links }) => {
+                return Ok(StartedCluster { roster, you, links });
+            }
+            Ok(ClusterNews::Left { .. }) | Err(RecvError::TimedOut) => {}
+            Ok(ClusterNews::Ended(end)) => return Err(NotMetError::of(&end).into()),
+            Err(RecvError::Closed(_)) => {
+                return Err(TrainError::Defect("the cluster ended without a reason".into()).into());
+            }
+        }
+    }
+}
+
+/// Returns the nodes that are here, each with its devices.
+fn named(presence: &Presence) -> String {
+    let mut here = Vec::new();
+    for node in &presence.here {
+        let devices: Vec<&str> = node.devices.iter().map(|device| device.name.as_str()).collect();
+        here.push(format!("{} ({})", node.host, devices.join(", ")));
+    }
+    here.join(", ")
+}
+
+fn present(presence: &Presence) -> String {
+    let missing = match presence.missing() {
+        0 => "all are here, connecting".into(),
+        missing => format!("waiting for {missing}"),
+    };
+    let (here, expected) = (presence.here.len(), presence.expected);
+    format!("{here} of {expected} nodes here: {}; {missing}", named(presence))
+}
+
+fn too_few(presence: Option<&Presence>, limit: Duration) -> String {
+    let seconds = limit.as_secs();
+    match presence {
+        Some(presence) => {
+            let (here, expected) = (presence.here.len(), presence.expected);
+            let who = named(presence);
+            format!("only {here} of {expected} nodes were here after {seconds} seconds: {who}")
+        }
+        None => format!("no other node was here after {seconds} seconds"),
+    }
+}
+
+// ---- The other nodes ----
+
+/// Options of a node that joins others.
+pub struct Joining {
+    /// Host and port of the first node, as somebody typed them.
+    pub address: String,
+    pub listen: Option<SocketAddr>,
+    pub secret: Secret,
+    /// Longest time after which another attempt begins, if one fails for a reason that time heals.
+    pub wait: Duration,
+    /// Faults to inject, for tests.
+    pub faults: Faults,
+}
+
+impl Joining {
+    /// Joins the first node and waits until all nodes are here. `hello` gets the port of this node.
+    /// What time heals is tried again: a name or a node that is not there yet, a run that is full
+    /// or about to end, a first node that goes before the start.
+    ///
+    /// # Errors
+    /// Returns [`UsageError`] for an address that is none, [`NotMetError`], [`InterruptedError`],
+    /// and an error if the own address is taken.
+    pub fn join(
+        &self,
+        show: &mut dyn FnMut(&str),
+        hello: impl Fn(u16) -> Hello,
+    ) -> anyhow::Result<MetNode> {
+        let signals = Signals::caught()?;
+        let until = Instant::now().checked_add(self.wait);
+        let mut pause = PAUSE_MIN;
+        let mut shown = String::new();
+        loop {
+            let error = match self.attempt(&signals, show, &hello) {
+                Ok((meeting, frames, started)) => {
+                    return Ok(MetNode { meeting, signals, frames, started });
+                }
+                Err(error) => error,
+            };
+            let is_healed =
+                error.downcast_ref::<NotMetError>().is_some_and(|of| of.remedy == Remedy::Time);
+            let now = Instant::now();
+            let left = until.map_or(Duration::MAX, |until| until.saturating_duration_since(now));
+            if !is_healed || left.is_zero() {
+                return Err(error);
+            }
+            let why = error.to_string();
+            if why != shown {
+                show(&format!("{why}; trying for {} seconds", left.as_secs_f64().round()));
+                shown = why;
+            }
+            rest(jittered(pause).min(left), &signals)?;
+            pause = (2 * pause).min(PAUSE_MAX);
+        }
+    }
+
+    fn attempt(
+        &self,
+        signals: &Signals,
+        show: &mut dyn FnMut(&str),
+        hello: impl FnOnce(u16) -> Hello,
+    ) -> anyhow::Result<(Meeting, FrameReceiver, StartedCluster)> {
+        let first = resolve(&self.address)?;
+        let frames = FrameReceiver::default();
+        let options = MeetingOptions {
+            listen: self.listen.unwrap_or_else(|| any_port_towards(&first)),
+            secret: self.secret.clone(),
+            node_timeout: JOIN_TIMEOUT,
+            frames: frames.clone(),
+            faults: self.faults.clone(),
+        };
+        let mut meeting =
+            Meeting::join(options, |port| JoiningNodeOptions { hello: hello(port), first })?;
+        let started = wait_for_all(&mut meeting, signals, None, show)?;
+        Ok((meeting, frames, started))
+    }
+}
+
+/// Waits, unless a signal comes.
+fn rest(pause: Duration, signals: &Signals) -> Result<(), InterruptedError> {
+    let until = Instant::now() + pause;
+    loop {
+        if let Some(signal) = signals.pending() {
+            return Err(InterruptedError(signal));
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(());
+        }
+        std::thread::sleep(left.min(SIGNAL_INTERVAL));
+    }
+}
+
+/// Returns a pause of half to all of this length, so that nodes that failed at the same time do not
+/// come back at the same time.
+fn jittered(pause: Duration) -> Duration {
+    let random = RandomState::new().build_hasher().finish();
+    pause.mul_f64(0.5 + 0.5 * (random as f64 / u64::MAX as f64))
+}
+
+/// Returns the addresses of a host and a port, which may be left out.
+fn resolve(text: &str) -> anyhow::Result<Vec<SocketAddr>> {
+    if let Ok(ip) = text.trim_matches(['[', ']']).parse::<IpAddr>() {
+        return Ok(vec![SocketAddr::new(ip, PORT)]);
+    }
+    let with_port = if text.contains(':') { text.to_string() } else { format!("{text}:{PORT}") };
+    let why = match with_port.to_socket_addrs() {
+        Ok(found) => {
+            let found: Vec<SocketAddr> = found.collect();
+            if !found.is_empty() {
+                return Ok(found);
+            }
+            "it has no address".into()
+        }
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+            let why = format!("{text} is not the host and the UDP port of the first node: {error}");
+            return Err(UsageError(why).into());
+        }
+        Err(error) => error.to_string(),
+    };
+    // Names of services and of machines appear once these are up.
+    let why = format!("the first node is not found at {text}: {why}");
+    Err(NotMetError { why, remedy: Remedy::Time }.into())
+}
+
+/// Returns an error for an address of a first node that can never be one.
+///
+/// # Errors
+/// Returns [`UsageError`].
+pub fn check_address(text: &str) -> anyhow::Result<()> {
+    match resolve(text) {
+        Err(error) if error.is::<UsageError>() => Err(error),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_do_not_resolve_are_healed_by_time_and_texts_that_are_none_by_a_person() {
+        assert_eq!(resolve("127.0.0.1").unwrap(), [SocketAddr::from(([127, 0, 0, 1], PORT))]);
+        assert_eq!(resolve("[::1]:7").unwrap(), ["[::1]:7".parse().unwrap()]);
+        let error = resolve("no-such-host.invalid").unwrap_err();
+        let not_met: &NotMetError = error.downcast_ref().unwrap();
+        assert_eq!(not_met.remedy, Remedy::Time);
+        assert!(error.to_string().contains("not found at no-such-host.invalid: "), "{error}");
+        for text in ["host:port", "host:99999", "host:"] {
+            assert!(resolve(text).unwrap_err().is::<UsageError>(), "{text}");
+            assert!(check_address(text).is_err(), "{text}");
+        }
+        assert!(check_address("no-such-host.invalid").is_ok());
+    }
+
+    #[test]
+    fn pauses_are_half_to_all_of_their_length_and_differ() {
+        let pauses: Vec<Duration> = (0..100).map(|_| jittered(PAUSE_MAX)).collect();
+        assert!(pauses.iter().all(|pause| (PAUSE_MAX / 2..=PAUSE_MAX).contains(pause)));
+        assert!(pauses.iter().any(|pause| *pause != pauses[0]), "{pauses:?}");
+    }
+}

@@ -1,0 +1,146 @@
+//! Secrets of runs and benchmarks over several machines: `potluck secret`, and where the commands
+//! take theirs from.
+
+use std::fs::OpenOptions;
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+use super::prompt::typed_code;
+use super::{UsageError, print};
+use crate::ui::terminal::print_line;
+use potluck_net::Secret;
+use potluck_train::error::TrainError;
+
+/// File of the secret, if no flag names one.
+const FILE_VARIABLE: &str = "POTLUCK_SECRET_FILE";
+/// Directory in which a service manager gives a service its secrets, and the name of this one.
+const CREDENTIALS_VARIABLE: &str = "CREDENTIALS_DIRECTORY";
+const CREDENTIAL: &str = "potluck";
+
+/// Source of the secret, other than a question on the terminal.
+#[derive(Clone, Debug, Default, Args)]
+pub struct SecretArgs {
+    /// File with the code of the run, the same on all machines. Without it and --secret-fd: the
+    /// file that POTLUCK_SECRET_FILE names, else the file potluck in $CREDENTIALS_DIRECTORY, else
+    /// the terminal, where the first node shows a new code and the others ask for it
+    #[arg(long, value_name = "FILE")]
+    pub secret_file: Option<PathBuf>,
+    /// Read the code from this open file descriptor
+    #[cfg(unix)]
+    #[arg(long, value_name = "N", conflicts_with = "secret_file")]
+    pub secret_fd: Option<u32>,
+    /// Take a file of the code that its group may read (mode 0440 or 0640), as those of Kubernetes'
+    /// secrets with fsGroup are
+    #[arg(long)]
+    pub secret_group_readable: bool,
+}
+
+impl SecretArgs {
+    /// Returns true if a flag is given.
+    pub fn is_given(&self) -> bool {
+        #[cfg(unix)]
+        if self.secret_fd.is_some() {
+            return true;
+        }
+        self.secret_file.is_some() || self.secret_group_readable
+    }
+
+    /// Returns the secret that a flag or the environment names, if one does.
+    ///
+    /// # Errors
+    /// Returns `UsageError` if it cannot be read.
+    fn find(&self) -> Result<Option<Secret>, UsageError> {
+        #[cfg(unix)]
+        if let Some(descriptor) = self.secret_fd {
+            let secret = Secret::read_descriptor(descriptor);
+            return Ok(Some(secret.map_err(|error| UsageError(error.to_string()))?));
+        }
+        let Some(file) = self.file() else { return Ok(None) };
+        let secret = if self.secret_group_readable {
+            Secret::read_file_of_group(&file)
+        } else {
+            Secret::read_file(&file)
+        };
+        Ok(Some(secret.map_err(|error| UsageError(error.to_string()))?))
+    }
+
+    fn file(&self) -> Option<PathBuf> {
+        if let Some(file) = &self.secret_file {
+            return Some(file.clone());
+        }
+        if let Some(file) = variable(FILE_VARIABLE) {
+            return Some(file);
+        }
+        let credential = variable(CREDENTIALS_VARIABLE)?.join(CREDENTIAL);
+        credential.is_file().then_some(credential)
+    }
+
+    /// Returns the secret of a first node, with the code to show if it is a new one.
+    ///
+    /// # Errors
+    /// Returns `UsageError` if it cannot be read, and without a terminal: what would be printed
+    /// there may be kept, for others to read.
+    pub fn to_host(&self) -> anyhow::Result<(Secret, Option<String>)> {
+        if let Some(secret) = self.find()? {
+            return Ok((secret, None));
+        }
+        if !std::io::stderr().is_terminal() {
+            let why = format!(
+                "there is no terminal to show a new code, and a log is no place for one: make a \
+                 file by `potluck secret --out FILE`, and name it by --secret-file or \
+                 {FILE_VARIABLE}"
+            );
+            return Err(UsageError(why).into());
+        }
+        let secret = Secret::generate()?;
+        let code = code_of(&secret);
+        Ok((secret, Some(code)))
+    }
+
+    /// Returns the secret of a node that joins, which is asked for if nothing names it.
+    ///
+    /// # Errors
+    /// Returns `UsageError` if it cannot be read, and without a terminal.
+    pub fn to_join(&self) -> anyhow::Result<Secret> {
+        match self.find()? {
+            Some(secret) => Ok(secret),
+            None => typed_code(&format!("name a file with it by --secret-file or {FILE_VARIABLE}")),
+        }
+    }
+}
+
+fn variable(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+fn code_of(secret: &Secret) -> String {
+    // A generated secret has a code.
+    secret.code().unwrap_or_default()
+}
+
+/// Makes a new code, and prints it or writes it to a new file that only its owner can read.
+///
+/// # Errors
+/// Returns an error if the system has no random numbers, and if there is such a file or it cannot
+/// be written.
+pub fn make(out: Option<&Path>) -> anyhow::Result<()> {
+    let code = code_of(&Secret::generate()?);
+    let Some(out) = out else {
+        print(&format!("{code}\n"));
+        return Ok(());
+    };
+    let mut options = OpenOptions::new();
+    // Never a file that is there: it may be open elsewhere, or the code of a run.
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let mut file = options
+        .open(out)
+        .map_err(|why| UsageError(format!("{}: cannot be made: {why}", out.display())))?;
+    let written = file.write_all(format!("{code}\n").as_bytes()).and_then(|()| file.sync_all());
+    written.map_err(|why| TrainError::Io { path: out.into(), why })?;
+    print_line(&format!("wrote a code to {}: give it to the other machines", out.display()));
+    Ok(())
+}
