@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::ui::terminal::print_line;
+use crate::ui::terminal::{print_line, print_warning};
 use potluck_data::tokenizer::TOKENIZER;
 use potluck_data::{TokenFile, Tokenizer, TokenizerFile};
 use potluck_train::error::TrainError;
@@ -73,7 +73,7 @@ impl AddedTokens {
             if data.count <= known {
                 // Allowed: a model may be trained anew on other tokens.
                 if let Err(why) = data.require_tokens_of(init) {
-                    print_line(&format!("warning: {why}"));
+                    print_warning(&why.to_string());
                 }
                 return Ok(None);
             }

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 
-use clap::builder::NonEmptyStringValueParser;
+use clap::builder::{NonEmptyStringValueParser, PossibleValue};
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
@@ -13,6 +13,7 @@ use super::addresses::all_addresses;
 use super::hardware::parts::HardwarePart;
 use super::runs_directory::RUNS;
 use super::secrets::SecretArgs;
+use crate::ui::log::LogFormat;
 use potluck_parallel::PipelineSchedule;
 use potluck_train::hugging_face::FileType;
 
@@ -244,6 +245,7 @@ pub struct TrainArgs {
 
     /// Print a description of the run instead of running it
     #[arg(long, value_enum, value_name = "WHAT")]
+    #[arg(conflicts_with_all = ["status", "log_file"])]
     pub explain: Option<Explain>,
     /// Print only warnings, errors and the sample
     #[arg(long)]
@@ -261,6 +263,42 @@ pub struct TrainArgs {
     /// key); may be repeated, the last value counts
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub sets: Vec<String>,
+    #[command(flatten)]
+    pub watched: WatchedArgs,
+}
+
+/// Arguments of commands that run for long without a person beside them.
+#[derive(Debug, Args)]
+pub struct WatchedArgs {
+    /// Answer GET /healthz (200 while steps come, else 503), /metrics (for Prometheus) and /status
+    /// (JSON) by HTTP at a TCP port of this machine alone, or at an address. Others than loopback
+    /// ones need --status-token-file
+    #[arg(long, value_parser = status_address, value_name = "PORT|ADDR:PORT")]
+    pub status: Option<SocketAddr>,
+    /// With --status: file with the token, of 16 to 128 characters, that requests must have, as in
+    /// Authorization: Bearer TOKEN; only its owner may read it
+    #[arg(long, value_name = "FILE", requires = "status")]
+    pub status_token_file: Option<PathBuf>,
+    /// Form of the lines on stderr: text, or json, in which each line is an object with time,
+    /// level, node, rank where it is known, and message
+    #[arg(long, value_name = "FORM", default_value = "text")]
+    pub log: LogFormat,
+    /// Append the lines on stderr to a file too; text has time, level and node there
+    #[arg(long, value_name = "FILE")]
+    pub log_file: Option<PathBuf>,
+}
+
+impl ValueEnum for LogFormat {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[Self::Text, Self::Json]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(PossibleValue::new(match self {
+            Self::Text => "text",
+            Self::Json => "json",
+        }))
+    }
 }
 
 /// Arguments of `join`.
@@ -300,6 +338,8 @@ pub struct JoinArgs {
     /// Print only warnings and errors
     #[arg(long)]
     pub quiet: bool,
+    #[command(flatten)]
+    pub watched: WatchedArgs,
 }
 
 /// Output of `train --explain`.
@@ -880,6 +920,19 @@ fn listening(typed: &str) -> Result<SocketAddr, String> {
         return Ok(address);
     }
     Err("expects an address and a port, such as 0.0.0.0:7717 or :7717".into())
+}
+
+/// Reads an address and a port for whoever asks for the state of a run; without an address, one of
+/// this machine alone.
+fn status_address(typed: &str) -> Result<SocketAddr, String> {
+    if let Ok(port) = typed.parse() {
+        return Ok(SocketAddr::from(([127, 0, 0, 1], port)));
+    }
+    listening(typed).map_err(|_| {
+        "expects a port of this machine, such as 9464, or an address and a port, such as \
+         0.0.0.0:9464"
+            .into()
+    })
 }
 
 /// Reads the stages of a pipeline, or the ranks of a tensor group. What is a number, but out of

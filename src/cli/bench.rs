@@ -9,7 +9,7 @@ use super::args::{
 };
 use super::{UsageError, bench_nodes, write_named};
 use crate::ui::charts;
-use crate::ui::terminal::print_line;
+use crate::ui::terminal::{print_error, print_line};
 use potluck_bench::{Effort, Options, Part, Report, collectives, pipeline};
 use potluck_parallel::PipelineSchedule;
 use potluck_train::runtime::error::{EXIT_CONFIGURATION, EXIT_RESTART};
@@ -74,7 +74,7 @@ fn pipelines(args: &PipelineArgs) -> anyhow::Result<i32> {
     let code = deliver(&report, args.json.as_deref())?;
     let is_empty = report.devices.iter().all(|device| device.figures.is_empty());
     if code == 0 && is_empty {
-        print_line("error: no pipeline could run; the report has the reasons");
+        print_error("no pipeline could run; the report has the reasons");
         return Ok(EXIT_CONFIGURATION);
     }
     Ok(code)
@@ -152,7 +152,7 @@ fn deliver(report: &Report, json: Option<&Path>) -> anyhow::Result<i32> {
     let mut code = 0;
     for device in &report.devices {
         if let Some(error) = &device.error {
-            print_line(&format!("error: {error}"));
+            print_error(&error.to_string());
             code = EXIT_RESTART;
         }
     }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use super::addresses::{addresses, all_addresses};
 use super::secrets::SecretArgs;
 use super::{InterruptedError, UsageError};
+use crate::ui::log::{self, Level};
 use crate::ui::terminal::print_line;
 use potluck_core::faults::Faults;
 use potluck_core::{Generation, Remedy};
@@ -111,7 +112,11 @@ impl Gathering<'_> {
             generation: Generation(0),
             before: self.before.clone(),
         })?;
-        print_line(&self.invitation(meeting.address, code.as_deref()));
+        print_line(&self.invitation(meeting.address, code.is_some()));
+        if let Some(code) = code {
+            // A file of the log has no secrets.
+            log::write_to_stderr(Level::Info, None, &format!("and there the code  {code}"));
+        }
         let started = wait_for_all(&mut meeting, &signals, self.limit(), &mut print_line)?;
         Ok(MetNode { meeting, signals, frames, started })
     }
@@ -126,21 +131,21 @@ impl Gathering<'_> {
     }
 
     /// Returns what to type on the other machines.
-    fn invitation(&self, listening: SocketAddr, code: Option<&str>) -> String {
+    fn invitation(&self, listening: SocketAddr, has_code: bool) -> String {
         let Self { what, command, flags, nodes, .. } = self;
         let others = match nodes {
             2 => "the other machine".into(),
             nodes => format!("{} others", nodes - 1),
         };
         let mut text = format!("{what} of {nodes} nodes; on {others}, type");
-        let file = if code.is_some() { "" } else { " --secret-file FILE" };
+        let file = if has_code { "" } else { " --secret-file FILE" };
         for address in addresses(listening) {
             text += &format!("\n  {command} {address}{flags}{file}");
         }
-        match code {
-            Some(code) => text + &format!("\nand there the code  {code}"),
-            None => text + "\nwith the same secret in FILE",
+        if !has_code {
+            text += "\nwith the same secret in FILE";
         }
+        text
     }
 }
 
@@ -179,6 +184,9 @@ pub fn wait_for_all(
                 show(&format!("{host} left: {why}; its place is free again"));
             }
             Ok(ClusterNews::Started { roster, you, links }) => {
+                if let Some(note) = &meeting.buffers_note {
+                    show(note);
+                }
                 return Ok(StartedCluster { roster, you, links });
             }
             Ok(ClusterNews::Left { .. }) | Err(RecvError::TimedOut) => {}

@@ -23,6 +23,7 @@ pub mod runs;
 pub mod runs_directory;
 pub mod schedule_chart;
 pub mod secrets;
+pub mod status;
 pub mod train;
 
 use std::fs::OpenOptions;
@@ -30,7 +31,8 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::sync::OnceLock;
 
-use crate::ui::terminal::print_line;
+use crate::ui::log::{self, Level};
+use crate::ui::terminal::{print_error, print_line};
 use args::{Cli, Command};
 use meeting::NotMetError;
 use potluck_core::{Remedy, files};
@@ -55,23 +57,39 @@ pub fn main() -> i32 {
             return if error.use_stderr() { EXIT_USAGE } else { 0 };
         }
     };
-    let code = match run(&cli.command) {
+    let code = match open_log(&cli.command).and_then(|()| run(&cli.command)) {
         Ok(code) => code,
         Err(error) => {
             let is_interruption =
                 error.is::<InterruptedError>() || error.is::<InterruptedReportError>();
-            let prefix = if is_interruption { "" } else { "error: " };
-            print_line(&format!("{prefix}{error:#}"));
+            let level = if is_interruption { Level::Info } else { Level::Error };
+            let rank = error.downcast_ref().and_then(TrainError::failed_rank);
+            log::write(level, rank, &format!("{error:#}"));
             exit_code(&error)
         }
     };
     match STDOUT_FAILURE.get() {
         Some(why) if code == 0 => {
-            print_line(&format!("error: stdout cannot be written: {why}; free space there"));
+            print_error(&format!("stdout cannot be written: {why}; free space there"));
             EXIT_RESTART
         }
         _ => code,
     }
+}
+
+/// Opens the log that a command asks for.
+fn open_log(command: &Command) -> anyhow::Result<()> {
+    let watched = match command {
+        Command::Train(args) => &args.watched,
+        Command::Join(args) => &args.watched,
+        _ => return Ok(()),
+    };
+    let file = watched.log_file.as_deref();
+    log::open(watched.log, file).map_err(|why| {
+        let path = file.unwrap_or_else(|| Path::new("")).display();
+        UsageError(format!("--log-file {path}: cannot be opened: {why}"))
+    })?;
+    Ok(())
 }
 
 /// Runs a command and returns the exit code of one that did not fail.

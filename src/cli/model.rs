@@ -8,7 +8,7 @@ use std::time::Instant;
 use super::args::{CheckpointArgs, EvalArgs, EvalSplit, GenerateArgs, SamplingArgs};
 use super::resume::find_data;
 use super::train::{saved_spec, spec_of_files};
-use crate::ui::terminal::{Terminal, print_line};
+use crate::ui::terminal::{Terminal, print_line, print_warning};
 use potluck_core::Rank;
 use potluck_core::metrics::{Event, Sink, Unit};
 use potluck_data::tokenizer::TOKENIZER;
@@ -471,7 +471,7 @@ pub(super) fn load_parameters(path: &Path, best: bool) -> anyhow::Result<Checkpo
         Checkpoint::parameters_of_path(path).map_err(TrainError::from)?
     };
     for warning in warnings {
-        print_line(&format!("warning: {warning}"));
+        print_warning(&warning);
     }
     Ok(checkpoint)
 }

@@ -8,14 +8,18 @@ use std::time::Duration;
 use super::args::{JoinArgs, TrainArgs};
 use super::meeting::{Gathering, Joining, check_address};
 use super::resume::RunDirectory;
+use super::status::ShownStatus;
 use super::{InterruptedError, UsageError};
-use crate::ui::terminal::{Terminal, print_line};
+use crate::ui::log;
+use crate::ui::terminal::{Terminal, print_error, print_line};
 use potluck_core::NodeRank;
 use potluck_core::faults::Faults;
+use potluck_core::metrics::Sink;
 use potluck_kernels::autotune::catalog;
 use potluck_kernels::device::Selection;
 use potluck_net::cluster::{FormerNode, Hello, NodeDevice, identity_hash};
 use potluck_net::nodes::{StartedCluster, greeting, run_name};
+use potluck_net::status::RunAbout;
 use potluck_parallel::{PlacedNode, Placement};
 use potluck_train::config::read::Override;
 use potluck_train::error::TrainError;
@@ -88,11 +92,15 @@ pub fn meet(
     spec: &RunSpec,
     directory: &RunDirectory,
     before: &RunBefore,
+    status: Option<&ShownStatus>,
 ) -> anyhow::Result<Option<Arc<RunNodes>>> {
     let Some(nodes) = args.nodes.filter(|nodes| *nodes > 1) else {
         if args.listen.is_some() || args.secret.is_given() || args.wait.is_some() {
             let why = "--listen, --wait and flags of the secret need --nodes N of 2 or more";
             return Err(UsageError(why.into()).into());
+        }
+        if let Some(status) = status {
+            status.opens(display_names(&selections(&spec.devices)?));
         }
         return Ok(None);
     };
@@ -116,8 +124,11 @@ pub fn meet(
         node_timeout: spec.node_timeout,
     };
     let met = gathering.host(|port| greeting_with(port, &selections))?;
-    let StartedCluster { roster, links, .. } = met.started;
+    let StartedCluster { roster, links, you } = met.started;
     print_line(&roster.to_string());
+    if let Some(status) = status {
+        status.meets(you, &roster, met.meeting.links.clone());
+    }
     let cluster = ClusterLinks { roster: &roster, run, links };
     let nodes = RunNodes::start(met.meeting, &met.frames, cluster, spec.node_timeout)?;
     end_by_signal(nodes.clone(), met.signals, directory.created.clone())
@@ -193,6 +204,8 @@ pub fn join(args: &JoinArgs) -> anyhow::Result<i32> {
             print_line(text);
         }
     };
+    let about = RunAbout { version: env!("CARGO_PKG_VERSION"), ..RunAbout::default() };
+    let status = ShownStatus::start(&args.watched, about, None, quiet)?;
     let joining = Joining {
         address: args.address.clone(),
         listen: args.listen,
@@ -205,17 +218,30 @@ pub fn join(args: &JoinArgs) -> anyhow::Result<i32> {
         run: args.run.clone(),
         ..greeting_with(port, &offered)
     })?;
-    show(&met.started.roster.to_string());
+    let StartedCluster { roster, you, links } = met.started;
+    log::set_node(you);
+    show(&roster.to_string());
+    let mut sink: Box<dyn Sink> = Box::new(Terminal::new(quiet, 10));
+    let mut specified = None;
+    if let Some(status) = &status {
+        status.meets(you, &roster, met.meeting.links.clone());
+        sink = status.sink(sink);
+        specified = Some(status.specify());
+    }
     let mut node = JoinedNode {
         devices,
         configure: Box::new(move |config: &str| {
-            RunSpec::of_node(config, &overrides).map_err(|error| error.to_string())
+            let spec = RunSpec::of_node(config, &overrides).map_err(|error| error.to_string())?;
+            if let Some(specify) = &specified {
+                specify(&spec);
+            }
+            Ok(spec)
         }),
         data,
         faults,
-        sink: Box::new(Terminal::new(quiet, 10)),
+        sink,
+        show_error: print_error,
     };
-    let StartedCluster { you, links, .. } = met.started;
     let outcome = serve(met.meeting, met.frames, you, links, met.signals, &mut node)?;
     Ok(report(&outcome, quiet))
 }
@@ -234,7 +260,7 @@ fn report(outcome: &NodeOutcome, quiet: bool) -> i32 {
             signal.exit_code()
         }
         Err(RunFailure { why, exit_code }) => {
-            print_line(&format!("error: the run ended on the first node: {why}"));
+            print_error(&format!("the run ended on the first node: {why}"));
             *exit_code
         }
     }

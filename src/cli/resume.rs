@@ -6,7 +6,7 @@ use std::{fs, io};
 
 use super::UsageError;
 use super::runs_directory::{RUNS, by_age};
-use crate::ui::terminal::print_line;
+use crate::ui::terminal::print_warning;
 use potluck_kernels::device::{DeviceError, missing_devices};
 use potluck_train::checkpoint::{self, Checkpoint, CheckpointError, Store};
 use potluck_train::continuation::ResumeCommand;
@@ -40,7 +40,7 @@ impl ResumePoint {
             (path, _) => Self::load(Path::new(path))?,
         };
         for warning in warnings {
-            print_line(&format!("warning: {warning}"));
+            print_warning(&warning);
         }
         Ok(point)
     }

@@ -11,14 +11,18 @@ use super::model::load_parameters;
 use super::nodes::RunBefore;
 use super::resume::{ResumePoint, RunDirectory, find_data, holds_run};
 use super::runs_directory::RUNS;
+use super::status::ShownStatus;
 use super::{UsageError, exit_code, nodes, writable};
 use crate::ui::curves::CurveDrawing;
+use crate::ui::log;
 use crate::ui::terminal::{Terminal, print_line};
+use potluck_core::NodeRank;
 use potluck_core::faults::Faults;
 use potluck_core::metrics::{Sink, Sinks};
 use potluck_data::tokenizer::TOKENIZER;
 use potluck_data::{Tokenizer, TokenizerKind, is_described};
 use potluck_kernels::autotune::catalog;
+use potluck_net::status::RunAbout;
 use potluck_train::checkpoint::{self, Checkpoint, Meta, Store};
 use potluck_train::config::RunConfig;
 use potluck_train::config::effect::require_effect;
@@ -39,6 +43,7 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
         super::print(&read::keys_help());
         return Ok(0);
     }
+    log::set_node(NodeRank(0));
     let faults = Faults::from_environment().map_err(TrainError::from)?;
     faults.check_kernels(&catalog::names()).map_err(TrainError::from)?;
     for (path, flag) in [(&args.trace, "--trace"), (&args.svg, "--svg")] {
@@ -148,7 +153,15 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
         Some(point) => RunBefore::of(&point.checkpoint.meta.placement, continued.is_some()),
         None => RunBefore::default(),
     };
-    let nodes = nodes::meet(args, &spec, &directory, &before)?;
+    let about = RunAbout {
+        name: out.file_name().map(|name| name.to_string_lossy().into_owned()),
+        directory: Some(absolute(&out)),
+        configuration: args.config.as_deref().map(absolute),
+        version: env!("CARGO_PKG_VERSION"),
+    };
+    // Lives until the end of the run, as the directory does.
+    let status = ShownStatus::start(&args.watched, about, Some(&spec), args.quiet)?;
+    let nodes = nodes::meet(args, &spec, &directory, &before, status.as_ref())?;
     let options = RunOptions {
         out,
         continued,
@@ -166,7 +179,11 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
         add_tokens: known_tokens,
     };
     let checkpoint = point.map(|point| point.checkpoint);
-    let ended = execute(spec, options, checkpoint, args.quiet);
+    let mut shown: Box<dyn Sink> = Box::new(Terminal::new(args.quiet, spec.every.progress));
+    if let Some(status) = &status {
+        shown = status.sink(shown);
+    }
+    let ended = execute(spec, options, checkpoint, shown, args.quiet);
     if let Some(nodes) = nodes {
         nodes.end(&match &ended {
             Ok((outcome, _)) => Ok(outcome.clone()),
@@ -228,10 +245,10 @@ fn execute(
     spec: RunSpec,
     options: RunOptions,
     checkpoint: Option<Checkpoint>,
+    shown: Box<dyn Sink>,
     quiet: bool,
 ) -> anyhow::Result<(RunOutcome, i32)> {
     let out = options.out.clone();
-    let shown: Box<dyn Sink> = Box::new(Terminal::new(quiet, spec.every.progress));
     let terminal: Box<dyn Sink> = match options.nodes.clone() {
         Some(nodes) => Box::new(NodesSink { nodes, shown }),
         None => shown,

@@ -26,7 +26,7 @@ pub fn bare_endpoint(
         server = quinn::ServerConfig::with_crypto(tls_server);
         client = quinn::ClientConfig::new(tls_client);
     }
-    let socket = transport::open_socket(listen)?;
+    let (socket, _) = transport::open_socket(listen)?;
     let adapter = Arc::new(quinn::TokioRuntime);
     let bare = quinn::Endpoint::new(endpoint, Some(server), socket, adapter);
     let mut bare = bare.map_err(|error| NetError::Threads(error.to_string()))?;

@@ -20,6 +20,7 @@ use super::reading::{Stop, read_full};
 use super::receiver::Receiver;
 use super::secret::Secret;
 use super::shared::Shared;
+use super::socket_buffers::SocketBuffers;
 use super::transport::{self, Transport};
 use super::wire::{self, CloseCode, GREETING_HEAD_BYTES, Greeting, GreetingError, HELLO_MAX};
 use potluck_core::Lock;
@@ -43,6 +44,7 @@ pub struct Endpoint {
 struct EndpointCore {
     endpoint: quinn::Endpoint,
     client: quinn::ClientConfig,
+    buffers: SocketBuffers,
     options: EndpointOptions,
     /// Bytes that peers get right after authentication.
     hello: Vec<u8>,
@@ -67,7 +69,7 @@ impl Endpoint {
         }
         let identity = Arc::new(Identity::new(secret)?);
         let Transport { endpoint, server, client } = Transport::new(&options, &identity)?;
-        let socket = transport::open_socket(options.listen)?;
+        let (socket, buffers) = transport::open_socket(options.listen)?;
         let threads = |error: std::io::Error| NetError::Threads(error.to_string());
         let runtime = Builder::new_multi_thread()
             .worker_threads(options.threads.max(1))
@@ -84,6 +86,7 @@ impl Endpoint {
         let core = Arc::new(EndpointCore {
             endpoint,
             client,
+            buffers,
             hello: hello.to_vec(),
             handle: runtime.handle().clone(),
             places: Arc::new(Semaphore::new(options.links_max.min(LINKS_LIMIT))),
@@ -146,6 +149,11 @@ impl Endpoint {
     /// Returns the number of all attempts that were refused.
     pub fn refused_count(&self) -> u64 {
         self.core.refusals.count()
+    }
+
+    /// Returns the buffers of the socket, as the system has made them.
+    pub fn socket_buffers(&self) -> SocketBuffers {
+        self.core.buffers
     }
 
     /// Returns the number of handshakes in progress.

@@ -22,6 +22,7 @@ mod error;
 mod gate;
 mod identity;
 mod link;
+mod link_stats;
 pub mod nodes;
 mod reading;
 mod receiver;
@@ -29,6 +30,9 @@ mod secret;
 mod secret_error;
 mod send_queue;
 mod shared;
+mod socket_buffers;
+#[cfg(feature = "status")]
+pub mod status;
 #[cfg(test)]
 mod test_peer;
 mod transport;
@@ -40,7 +44,9 @@ pub use endpoint_options::EndpointOptions;
 pub use error::{CloseReason, NetError};
 pub use gate::RefusedPeer;
 pub use link::{Link, Payload};
+pub use link_stats::LinkStats;
 pub use receiver::{Landing, Receiver};
 pub use secret::Secret;
 pub use secret_error::SecretError;
+pub use socket_buffers::SocketBuffers;
 pub use wire::{CONTROL_MAX, HELLO_MAX, PAYLOAD_MAX, TAG_BYTES};

@@ -3,7 +3,6 @@
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
 
 use bytes::Bytes;
 use quinn::{Connection, RecvStream, SendStream};
@@ -13,6 +12,7 @@ use tokio::task::JoinSet;
 
 use super::endpoint_options::EndpointOptions;
 use super::error::CloseReason;
+use super::link_stats::LinkStats;
 use super::receiver::Receiver;
 use super::send_queue::{Overflow, SendQueue};
 use super::shared::Shared;
@@ -179,9 +179,9 @@ impl Link {
         self.0.0.end(why);
     }
 
-    /// Returns the smoothed round trip time.
-    pub fn round_trip(&self) -> Duration {
-        self.0.0.connection.rtt()
+    /// Returns what QUIC has counted.
+    pub fn stats(&self) -> LinkStats {
+        LinkStats::of(&self.0.0.connection)
     }
 
     /// Returns the address of the peer.
@@ -192,16 +192,6 @@ impl Link {
     /// Returns the bytes of blobs that have arrived, also of those that are not complete.
     pub(crate) fn blob_bytes_received(&self) -> u64 {
         self.0.0.blob_bytes.load(Ordering::Relaxed)
-    }
-
-    /// Returns the bytes of all datagrams that were sent.
-    pub fn bytes_sent(&self) -> u64 {
-        self.0.0.connection.stats().udp_tx.bytes
-    }
-
-    /// Returns the bytes of all datagrams that were received.
-    pub fn bytes_received(&self) -> u64 {
-        self.0.0.connection.stats().udp_rx.bytes
     }
 }
 

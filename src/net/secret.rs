@@ -58,7 +58,8 @@ impl Secret {
     /// elsewhere it is no regular file, if its length is another one, or if it holds a code with a
     /// typing error. The access lists of Windows are not checked.
     pub fn read_file(path: &Path) -> Result<Self, SecretError> {
-        Self::read(path, Some(0o077))
+        let text = read_protected(path)?;
+        Self::of_line(path, &text)
     }
 
     /// Reads a file like [`Secret::read_file`], which the group of the file may read too.
@@ -67,7 +68,8 @@ impl Secret {
     ///
     /// Returns the errors of [`Secret::read_file`].
     pub fn read_file_of_group(path: &Path) -> Result<Self, SecretError> {
-        Self::read(path, Some(0o037))
+        let text = read(path, Some(0o037))?;
+        Self::of_line(path, &text)
     }
 
     /// Reads what an open file descriptor of this process gives, like the line of a file. Whoever
@@ -78,25 +80,14 @@ impl Secret {
     /// Returns the errors of [`Secret::read_file`], but for those of the rights of others.
     #[cfg(unix)]
     pub fn read_descriptor(descriptor: u32) -> Result<Self, SecretError> {
-        Self::read(Path::new(&format!("/dev/fd/{descriptor}")), None)
+        let path = format!("/dev/fd/{descriptor}");
+        let path = Path::new(&path);
+        let text = read(path, None)?;
+        Self::of_line(path, &text)
     }
 
-    /// Reads a file of which `refused` are the rights that it may not have, if they count.
-    fn read(path: &Path, refused: Option<u32>) -> Result<Self, SecretError> {
-        let unreadable = |why: String| SecretError::Read { path: path.to_owned(), why };
-        let file = File::open(path).map_err(|error| unreadable(error.to_string()))?;
-        if file.metadata().is_ok_and(|about| about.is_dir()) {
-            return Err(unreadable("it is a directory".into()));
-        }
-        if let Some(refused) = refused {
-            refuse_unprotected(&file, path, refused)?;
-        }
-        // All the room at once, so that no copy is left behind by a vector that grows.
-        let mut bytes = Zeroizing::new(Vec::with_capacity(FILE_BYTES_MAX as usize));
-        let mut file = file.take(FILE_BYTES_MAX);
-        file.read_to_end(&mut bytes).map_err(|error| unreadable(error.to_string()))?;
-        let text = std::str::from_utf8(&bytes)
-            .map_err(|_| unreadable("it is not a text in UTF-8".into()))?;
+    /// Returns the secret of the text of a file.
+    fn of_line(path: &Path, text: &str) -> Result<Self, SecretError> {
         let text = text.trim_end_matches(['\r', '\n']);
         if code::resembles(text) {
             let in_file =
@@ -141,6 +132,34 @@ pub(crate) fn random_bytes<const N: usize>() -> Result<[u8; N], SecretError> {
     let mut bytes = [0; N];
     SystemRandom::new().fill(&mut bytes).map_err(|_| SecretError::Random)?;
     Ok(bytes)
+}
+
+/// Reads the first 1024 bytes of a file that only its owner can read.
+///
+/// # Errors
+///
+/// Returns an error if the file cannot be read or is no text in UTF-8, if on Unix other users may
+/// read or write it, and if elsewhere it is no regular file.
+pub(crate) fn read_protected(path: &Path) -> Result<Zeroizing<String>, SecretError> {
+    read(path, Some(0o077))
+}
+
+/// Reads the first 1024 bytes of a file, of which `refused` are the rights that it may not have, if
+/// they count.
+fn read(path: &Path, refused: Option<u32>) -> Result<Zeroizing<String>, SecretError> {
+    let unreadable = |why: String| SecretError::Read { path: path.to_owned(), why };
+    let file = File::open(path).map_err(|error| unreadable(error.to_string()))?;
+    if file.metadata().is_ok_and(|about| about.is_dir()) {
+        return Err(unreadable("it is a directory".into()));
+    }
+    if let Some(refused) = refused {
+        refuse_unprotected(&file, path, refused)?;
+    }
+    // All the room at once, so that no copy is left behind by a text that grows.
+    let mut text = Zeroizing::new(String::with_capacity(FILE_BYTES_MAX as usize));
+    let mut file = file.take(FILE_BYTES_MAX);
+    file.read_to_string(&mut text).map_err(|error| unreadable(error.to_string()))?;
+    Ok(text)
 }
 
 /// Returns an error if a file has one of the rights in the mode `refused`, those of others than its

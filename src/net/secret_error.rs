@@ -22,10 +22,10 @@ pub enum SecretError {
         "the letters of the code do not match its last two: there is a typing error in the code"
     )]
     Check,
-    #[error("{}: cannot read the file of the code: {why}", path.display())]
+    #[error("{}: cannot read this file of a secret: {why}", path.display())]
     Read { path: PathBuf, why: String },
     #[error(
-        "{0}: other users may read the file of the code (mode {mode:03o}): run `chmod 600 {0}`{1}",
+        "{0}: other users may read this file of a secret (mode {mode:03o}): run `chmod 600 {0}`{1}",
         path.display(), of_group(*mode)
     )]
     Mode { path: PathBuf, mode: u32 },
@@ -34,6 +34,11 @@ pub enum SecretError {
         path.display(), TEXT_CHARACTERS.start(), TEXT_CHARACTERS.end()
     )]
     Length { path: PathBuf, found: usize },
+    #[error(
+        "{}: expects a token of {min} to {max} visible characters of ASCII, in one line",
+        path.display()
+    )]
+    Token { path: PathBuf, min: usize, max: usize },
     #[error("{}: {error}", path.display())]
     Code { path: PathBuf, error: Box<SecretError> },
     #[error("the operating system gave no random numbers for a code")]

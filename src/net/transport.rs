@@ -16,12 +16,11 @@ use super::endpoint_options::EndpointOptions;
 use super::error::NetError;
 use super::gate::HANDSHAKES_MAX;
 use super::identity::{self, Identity};
+use super::socket_buffers::{SOCKET_BYTES, SocketBuffers};
 use super::wire::IDLE_TIMEOUT_MIN;
 
 /// Blobs that are on their way at a time, per direction.
 pub(crate) const BLOBS_MAX: usize = 4;
-/// Buffers of the socket that are asked for; the system may give less.
-const SOCKET_BYTES: usize = 4 << 20;
 /// Largest datagram that is tried; on loopback it doubles the speed of the 1452 bytes that quinn
 /// tries. quinn hands up to ten to the system at once, which together must not exceed 65,507 bytes:
 /// with larger ones nothing arrives.
@@ -100,23 +99,22 @@ fn settings(options: &EndpointOptions, is_client: bool) -> TransportConfig {
     settings
 }
 
-/// Opens the socket of a process.
-pub(crate) fn open_socket(address: SocketAddr) -> Result<UdpSocket, NetError> {
+/// Opens the socket of a process, with the largest buffers up to [`SOCKET_BYTES`] that the system
+/// gives.
+pub(crate) fn open_socket(address: SocketAddr) -> Result<(UdpSocket, SocketBuffers), NetError> {
     bind(address).map_err(|error| match error.kind() {
         io::ErrorKind::AddrInUse => NetError::PortTaken(address),
         _ => NetError::Bind { address, why: error.to_string() },
     })
 }
 
-fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
+fn bind(address: SocketAddr) -> io::Result<(UdpSocket, SocketBuffers)> {
     let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
     if address.is_ipv6() {
         // Takes IPv4 too where the system can; where it cannot, IPv6 alone is what was asked for.
         let _ = socket.set_only_v6(false);
     }
-    // Smaller buffers cost speed and nothing else.
-    let _ = socket.set_recv_buffer_size(SOCKET_BYTES);
-    let _ = socket.set_send_buffer_size(SOCKET_BYTES);
+    let buffers = SocketBuffers::ask(&socket, SOCKET_BYTES);
     socket.bind(&address.into())?;
-    Ok(socket.into())
+    Ok((socket.into(), buffers))
 }

@@ -276,6 +276,7 @@ impl TrainError {
                 Some(*rank)
             }
             Self::Library(error) => error.cause.failed_rank(),
+            Self::Stopped { cause, .. } => cause.failed_rank(),
             _ => None,
         }
     }

@@ -1,7 +1,6 @@
 //! Runs over several machines: what the first node tells the others of a run, and how another node
 //! takes part in it.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -316,13 +315,17 @@ fn told(event: Event) -> Option<Event> {
             Event::Started { done, steps, device: shown(&device) }
         }
         Event::Step(record) => {
-            Event::Step(StepRecord { busy: None, ranks: Vec::new(), skipped: None, ..record })
+            let skipped = record.skipped.as_deref().map(shown);
+            Event::Step(StepRecord { busy: None, ranks: Vec::new(), skipped, ..record })
         }
         Event::Evaluation(record) => {
             Event::Evaluation(EvalRecord { metrics: Vec::new(), ..record })
         }
-        Event::Checkpoint { .. } | Event::Ended => event,
-        Event::Tuning { .. } | Event::Evaluating { .. } | Event::Measure(_) => return None,
+        Event::Evaluating { .. }
+        | Event::Saving { .. }
+        | Event::Checkpoint { .. }
+        | Event::Ended => event,
+        Event::Tuning { .. } | Event::Measure(_) => return None,
     })
 }
 
@@ -347,6 +350,8 @@ pub struct JoinedNode {
     pub faults: Faults,
     /// Shows the news of the run.
     pub sink: Box<dyn Sink>,
+    /// Shows the error with which the process ends if it does not end in order.
+    pub show_error: fn(&str),
 }
 
 impl NodeHost for JoinedNode {
@@ -425,13 +430,12 @@ impl InputSource for OwnData {
 
 /// Ends the process if the server does not soon after the cluster: it may certify kernels for
 /// minutes, or wait for a file system that is gone.
-fn leave_late(why: &str, is_over: &AtomicBool) {
+fn leave_late(why: &str, is_over: &AtomicBool, show_error: fn(&str)) {
     let ended = Instant::now();
     while !is_over.load(Ordering::Relaxed) {
         if ended.elapsed() > ENDING_MAX {
             let error = TrainError::NodesLost { why: why.into() };
-            // The reader of stderr may be gone.
-            let _ = writeln!(std::io::stderr(), "error: {error}");
+            show_error(&error.to_string());
             leave(error.exit_code());
         }
         thread::sleep(ENDING_INTERVAL);
@@ -475,6 +479,7 @@ pub fn serve(
     let news = meeting.news.clone();
     let closing = inbox.clone();
     let served = is_over.clone();
+    let show_error = node.show_error;
     let started = thread::Builder::new().name("news of nodes".into()).spawn(move || {
         let end = loop {
             match news.recv(None) {
@@ -485,7 +490,7 @@ pub fn serve(
         };
         // The server has ended if its mailbox is closed.
         let _ = closing.send(NodeInput::Ended(end.clone()));
-        leave_late(&end, &served);
+        leave_late(&end, &served, show_error);
     });
     started.map_err(|why| TrainError::System { what: "a thread", why })?;
     let over = is_over.clone();
@@ -559,6 +564,7 @@ mod tests {
             data: None,
             faults: Faults::none(),
             sink: Box::new(Kept(shown.clone())),
+            show_error: |_| {},
         };
         let nan = f64::from_bits(0x7ff8_0000_dead_beef);
         let rank = RankRecord {
@@ -595,10 +601,11 @@ mod tests {
         for event in [
             Event::Step(step.clone()),
             Event::Evaluation(evaluation.clone()),
+            Event::Evaluating { done: 1, total: 0, elapsed },
+            Event::Saving { step: 7 },
             Event::Checkpoint { step: 7 },
             Event::Ended,
             Event::Tuning { device, done: 1, total: 0, elapsed },
-            Event::Evaluating { done: 1, total: 0, elapsed },
         ] {
             node.show(&encode(&event));
         }
@@ -608,8 +615,15 @@ mod tests {
         let [Event::Step(one), Event::Evaluation(other), rest @ ..] = &shown[..] else {
             panic!("{shown:?}")
         };
-        assert_eq!(rest, [Event::Checkpoint { step: 7 }, Event::Ended]);
-        let expected = StepRecord { busy: None, ranks: Vec::new(), skipped: None, ..step };
+        let expected = [
+            Event::Evaluating { done: 1, total: 0, elapsed },
+            Event::Saving { step: 7 },
+            Event::Checkpoint { step: 7 },
+            Event::Ended,
+        ];
+        assert_eq!(rest, expected);
+        let skipped = Some(" [2J".into());
+        let expected = StepRecord { busy: None, ranks: Vec::new(), skipped, ..step };
         // Bytes, because what is not a number is not equal to itself.
         assert_eq!(encode(one), encode(&expected));
         assert_eq!(encode(other), encode(&EvalRecord { metrics: Vec::new(), ..evaluation }));

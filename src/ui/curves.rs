@@ -64,6 +64,7 @@ impl Sink for CurveDrawing {
             | Event::Tuning { .. }
             | Event::Step(_)
             | Event::Evaluating { .. }
+            | Event::Saving { .. }
             | Event::Measure(_) => {}
         }
         Ok(())

@@ -1,6 +1,8 @@
-//! Display of a run's events on stderr, its progress, notes and warnings; line charts.
+//! Display of a run's events on stderr, its progress, notes and warnings; the log of
+//! the program; line charts.
 
 pub mod charts;
 pub mod curves;
+pub mod log;
 pub mod ranks;
 pub mod terminal;

@@ -2,11 +2,12 @@
 //! only if quiet. It writes to stderr; stdout is for the results of the run.
 
 use std::borrow::Cow;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use super::log::{self, Level};
 use super::ranks::{RunningMeans, short_name};
 use potluck_core::format::{clock, thousands};
 use potluck_core::metrics::{EvalRecord, Event, MetricsError, Sink, StepRecord};
@@ -29,19 +30,14 @@ const EVALUATING_INTERVAL: Duration = Duration::from_secs(10);
 pub struct Terminal {
     quiet: bool,
     log_every: u64,
-    progress: Progress,
+    /// Bar on a terminal, with running means of the devices; `None` if quiet, or not started.
+    bar: Option<(ProgressBar, RunningMeans)>,
+    /// Lines about the steps where no bar shows them, or for the file of the log besides.
+    lines: Option<PlainText>,
     /// Time of tuning from which its progress is shown again.
     next_tuning: Duration,
     /// Time of the evaluation in progress from which it is shown again.
     next_evaluating: Duration,
-}
-
-/// Display of the steps.
-enum Progress {
-    /// None: quiet, or not started.
-    Hidden,
-    Bar(ProgressBar, RunningMeans),
-    PlainText(PlainText),
 }
 
 /// State of the plain-text display.
@@ -61,21 +57,25 @@ impl Terminal {
         Self {
             quiet,
             log_every,
-            progress: Progress::Hidden,
+            bar: None,
+            lines: None,
             next_tuning: TUNING_DELAY,
             next_evaluating: EVALUATING_DELAY,
         }
     }
 
     fn start(&mut self, done: u64, steps: u64, device: &str) {
-        let (means, device) = (RunningMeans::default(), short_name(device));
+        let device = short_name(device);
         if self.quiet {
             return;
         }
-        if !std::io::stderr().is_terminal() {
-            let started = Instant::now();
-            let text = PlainText { steps, started, first: done, device, means };
-            self.progress = Progress::PlainText(text);
+        let has_bar = std::io::stderr().is_terminal() && log::is_text();
+        if !has_bar || log::has_file() {
+            let (started, device) = (Instant::now(), device.clone());
+            let means = RunningMeans::default();
+            self.lines = Some(PlainText { steps, started, first: done, device, means });
+        }
+        if !has_bar {
             return;
         }
         let bar = ProgressBar::new(steps).with_position(done);
@@ -86,45 +86,49 @@ impl Terminal {
         bar.set_prefix(device);
         bar.reset_eta();
         bar.enable_steady_tick(Duration::from_millis(200));
-        self.progress = Progress::Bar(bar, means);
+        self.bar = Some((bar, RunningMeans::default()));
     }
 
     fn step(&mut self, step: &StepRecord) {
         let text = step_text(step);
-        match &mut self.progress {
-            Progress::Bar(bar, means) => {
-                bar.set_message(text);
-                if !step.ranks.is_empty() {
-                    means.forget(SMOOTHING);
-                    means.add(&step.ranks);
-                    bar.set_prefix(format!("\n{}", means.block()));
-                }
-                bar.set_position(step.step);
+        let line = self.lines.as_mut().and_then(|lines| lines.step(step, &text, self.log_every));
+        let Some((bar, means)) = &mut self.bar else {
+            if let Some(line) = line {
+                print_line(&line);
             }
-            Progress::PlainText(lines) => lines.step(step, &text, self.log_every),
-            Progress::Hidden => {}
+            return;
+        };
+        if let Some(line) = line {
+            log::write_to_file(Level::Info, None, &line);
         }
+        bar.set_message(text);
+        if !step.ranks.is_empty() {
+            means.forget(SMOOTHING);
+            means.add(&step.ranks);
+            bar.set_prefix(format!("\n{}", means.block()));
+        }
+        bar.set_position(step.step);
     }
 
     /// Prints a line that stays above the progress bar.
-    fn print(&self, text: &str) {
-        match &self.progress {
-            Progress::Bar(bar, _) => bar.suspend(|| print_line(text)),
-            _ => print_line(text),
+    fn print(&self, level: Level, text: &str) {
+        match &self.bar {
+            Some((bar, _)) => bar.suspend(|| log::write(level, None, text)),
+            None => log::write(level, None, text),
         }
     }
 
     fn note(&self, text: &str) {
         if !self.quiet {
-            self.print(text);
+            self.print(Level::Info, text);
         }
     }
 
     fn evaluating(&mut self, (done, total): (u64, u64), elapsed: Duration) {
         let (samples, of) = (thousands(done as f64), thousands(total as f64));
         let text = format!("evaluating {samples} of {of} samples");
-        match &self.progress {
-            Progress::Bar(bar, _) => bar.set_message(text),
+        match &self.bar {
+            Some((bar, _)) => bar.set_message(text),
             _ if done < total && elapsed >= self.next_evaluating => {
                 self.next_evaluating = elapsed + EVALUATING_INTERVAL;
                 self.note(&format!("{text}, {:.0} s", elapsed.as_secs_f64()));
@@ -163,7 +167,7 @@ impl Sink for Terminal {
     fn event(&mut self, event: &Event) -> Result<(), MetricsError> {
         match event {
             Event::Note(text) => self.note(text),
-            Event::Warning(text) => self.print(&format!("warning: {text}")),
+            Event::Warning(text) => self.print(Level::Warning, text),
             Event::Tuning { device, done, total, elapsed } => {
                 self.tuning(device, (*done, *total), *elapsed);
             }
@@ -174,9 +178,9 @@ impl Sink for Terminal {
             }
             Event::Evaluation(evaluation) => self.evaluation(evaluation),
             // Measures are shown after the sample text, at the end of the program.
-            Event::Checkpoint { .. } | Event::Measure(_) => {}
+            Event::Saving { .. } | Event::Checkpoint { .. } | Event::Measure(_) => {}
             Event::Ended => {
-                if let Progress::Bar(bar, _) = &self.progress {
+                if let Some((bar, _)) = &self.bar {
                     bar.finish_and_clear();
                 }
             }
@@ -186,19 +190,21 @@ impl Sink for Terminal {
 }
 
 impl PlainText {
-    fn step(&mut self, step: &StepRecord, text: &str, log_every: u64) {
+    /// Returns the line about a step, if one is due.
+    fn step(&mut self, step: &StepRecord, text: &str, log_every: u64) -> Option<String> {
         let Self { steps, started, first, device, means } = self;
         means.add(&step.ranks);
         let number = step.step;
         let due = log_every > 0 && number.is_multiple_of(log_every);
-        if due || number == *first + 1 || number == *steps {
-            let done = (number - *first) as f64;
-            let left = (*steps - number) as f64 * started.elapsed().as_secs_f64() / done;
-            let eta = clock(left);
-            let devices = if step.ranks.is_empty() { device.clone() } else { means.line() };
-            print_line(&format!("step {number}/{steps}  {text}  eta {eta}  {devices}"));
-            *means = RunningMeans::default();
+        if !due && number != *first + 1 && number != *steps {
+            return None;
         }
+        let done = (number - *first) as f64;
+        let left = (*steps - number) as f64 * started.elapsed().as_secs_f64() / done;
+        let eta = clock(left);
+        let devices = if step.ranks.is_empty() { device.clone() } else { means.line() };
+        *means = RunningMeans::default();
+        Some(format!("step {number}/{steps}  {text}  eta {eta}  {devices}"))
     }
 }
 
@@ -210,10 +216,19 @@ fn step_text(step: &StepRecord) -> String {
     format!("loss {loss:.4}  lr {lr:.2e}  norm {norm}  {speed} {unit}/s")
 }
 
-/// Writes a line to stderr. A write error (a closed pipe, a terminal that is gone) is ignored,
-/// and does not panic as `eprintln` would.
+/// Writes a line to stderr and the log.
 pub fn print_line(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{text}");
+    log::write(Level::Info, None, text);
+}
+
+/// Writes a line about something that went wrong without ending the command.
+pub fn print_warning(text: &str) {
+    log::write(Level::Warning, None, text);
+}
+
+/// Writes the error with which a command ends.
+pub fn print_error(text: &str) {
+    log::write(Level::Error, None, text);
 }
 
 #[cfg(test)]

@@ -8,8 +8,12 @@ mod collectives;
 #[path = "../common/mod.rs"]
 mod common;
 mod custom_ops;
+#[path = "../common/exposition.rs"]
+mod exposition;
 mod fusion;
 mod gradients;
+#[path = "../common/http.rs"]
+mod http;
 mod layouts;
 mod loom_mailbox;
 mod net;

@@ -95,6 +95,12 @@ fn a_link_has_latency_bandwidth_and_the_steps_that_were_asked_for() {
     let median = |at: usize| figures[at]["median"].as_f64().unwrap();
     assert!(median(1) >= median(0), "the 99th percentile is below the median: {link}");
     assert_eq!(figures[8]["on"], "0.020 MB in each direction");
+    for at in [3, 7] {
+        let on = figures[at]["on"].as_str().unwrap();
+        let words = ["packets lost, ", "congestion event", ", window "];
+        assert!(words.iter().all(|word| on.contains(word)), "{on}");
+    }
+    assert!(figures[5]["on"].is_null(), "what is received is lost elsewhere: {link}");
 
     let rows: Vec<Vec<&str>> =
         other.out.lines().map(|line| line.split_whitespace().collect()).collect();

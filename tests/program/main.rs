@@ -10,16 +10,21 @@ mod continuation;
 mod evaluation;
 mod events;
 mod examples;
+#[path = "../common/exposition.rs"]
+mod exposition;
 mod first_run;
 mod generation;
 #[cfg(unix)]
 mod guide;
+#[path = "../common/http.rs"]
+mod http;
 mod hugging_face;
 mod interruptions;
 #[path = "../common/language_models.rs"]
 mod language_models;
 mod lengths;
 mod library;
+mod logs;
 mod models;
 #[path = "../common/node_peers.rs"]
 mod node_peers;
@@ -50,6 +55,7 @@ mod sample_runs;
 #[path = "../common/samples.rs"]
 mod samples;
 mod shakespeare;
+mod status;
 mod tensor;
 #[cfg(target_os = "linux")]
 mod terminals;

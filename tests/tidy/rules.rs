@@ -123,6 +123,7 @@ pub const ROOMS: &[(&str, &str, &str)] = &[
     ("net", "cluster", ""),
     ("net", "net", ""),
     ("net", "nodes", "cluster net"),
+    ("net", "status", "net nodes"),
     ("kernels", "device", ""),
     ("kernels", "kernels", "device"),
     ("kernels", "autotune", "device kernels"),
@@ -162,8 +163,12 @@ pub const CRATES: &[(&str, &str)] = &[
     ("rustls", "net"),
     ("rcgen", "net"),
     ("socket2", "net"),
-    ("tokio", "net"),
-    ("bytes", "net"),
+    ("tokio", "net status"),
+    ("bytes", "net status"),
+    ("hyper", "status"),
+    ("hyper_util", "status"),
+    ("http_body_util", "status"),
+    ("arc_swap", "nodes status"),
     ("zeroize", "net"),
     ("indicatif", "ui"),
     ("plotters", "ui"),
@@ -180,7 +185,7 @@ pub const PURE: &str = "core graph collective cluster model optim parallel plann
 pub const IMPURE: &str =
     "std::fs std::net std::io std::env std::thread std::time Instant SystemTime";
 /// Rooms that start long-lived threads.
-pub const THREADED: &str = "net nodes runtime train";
+pub const THREADED: &str = "net nodes status runtime train";
 /// Rooms that print, and that may name keys and flags.
 pub const OF_THE_PROGRAM: &str = "train bench cli";
 /// Rooms that name keys, because they have them. The messages of all others are also those of a

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use potluck_core::Lock;
 use potluck_core::rng::Key;
 use potluck_net::nodes::{NodeLink, ValueReceiver};
-use potluck_net::{Landing, Payload, TAG_BYTES};
+use potluck_net::{Landing, LinkStats, Payload, TAG_BYTES};
 use potluck_parallel::comm::{Mailbox, RecvError};
 
 /// Longest frame: as long as a chunk of gradients in a training run.
@@ -202,6 +202,11 @@ impl LinkEnd {
             awaited.push(FrameKind::Pong);
         }
         self.wait_for(&awaited)
+    }
+
+    /// Returns what QUIC has counted of the link on this side.
+    pub fn stats(&self) -> LinkStats {
+        self.link.stats()
     }
 
     /// Ends the benchmark on both sides.

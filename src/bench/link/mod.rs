@@ -19,7 +19,9 @@ use crate::report::{
 use crate::sample::{Effort, SamplingPlan, samples};
 use crate::units::{number, size};
 use frames::{LinkEnd, PING_BYTES, TRANSFER_BYTES_MAX};
+use potluck_core::format::{counted, thousands};
 use potluck_core::{DType, Rank};
+use potluck_net::LinkStats;
 use potluck_net::nodes::{ClusterNews, Meeting, StartedCluster, group_over};
 use potluck_train::TrainError;
 
@@ -150,6 +152,7 @@ fn measure_frames(
                 continue;
             }
             recorder.progress(&format!("{what} {}", size(bytes)));
+            let before = end.stats();
             let timed = samples(&sampling_plan, |repeats| {
                 let started = Instant::now();
                 (0..repeats).try_for_each(|_| end.transfer(ways, bytes as usize))?;
@@ -159,15 +162,31 @@ fn measure_frames(
             let figure =
                 Figure::new(FigureKind::Link(direction), &name, MBS, Direction::Higher, &rates);
             rate = figure.median * 1e6;
-            recorder.add(if direction == LinkFigure::Both {
-                figure.on("in each direction")
-            } else {
-                figure
+            let losses = losses(&before, &end.stats());
+            recorder.add(match direction {
+                LinkFigure::Both => figure.on(format!("in each direction; {losses}")),
+                LinkFigure::Send => figure.on(losses),
+                // What is lost then, the other side counts.
+                _ => figure,
             });
         }
     }
     end.finish()?;
     Ok(rate)
+}
+
+/// Returns what was lost of what this side has sent between two counts.
+fn losses(before: &LinkStats, after: &LinkStats) -> String {
+    let lost = after.packets_lost - before.packets_lost;
+    let sent = after.packets_sent - before.packets_sent;
+    let events = after.congestion_events - before.congestion_events;
+    format!(
+        "{} of {} packets lost, {}, window {} KiB",
+        thousands(lost as f64),
+        thousands(sent as f64),
+        counted(events as usize, "congestion event", "congestion events"),
+        thousands(after.congestion_window as f64 / 1024.0)
+    )
 }
 
 /// Returns the sizes in bytes, in ascending order.

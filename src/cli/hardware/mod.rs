@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 use super::args::HardwareArgs;
 use super::missing_driver;
 use super::{InterruptedReportError, UsageError};
-use crate::ui::terminal::print_line;
+use crate::ui::terminal::{print_error, print_line};
 use measures::PartReport;
 use parts::{PLANS, PartPlan};
 use potluck_core::files;
@@ -58,7 +58,7 @@ struct ChosenAdapter {
 pub fn run(args: &HardwareArgs) -> anyhow::Result<i32> {
     let chosen = chosen(&args.devices)?;
     if chosen.is_empty() {
-        print_line("error: no graphics card was found");
+        print_error("no graphics card was found");
         for adapter in list_adapters() {
             if let Err(why) = adapter.usable() {
                 print_line(&format!("- {} on {} is not used: {why}", adapter.name, adapter.api));

@@ -236,6 +236,11 @@ pub enum Event {
     Evaluation(EvalRecord),
     /// Measure of the model by its task, after the last step.
     Measure(MeasureRecord),
+    /// The state of a step is being saved, which may take long; [`Checkpoint`](Event::Checkpoint)
+    /// follows, or a warning.
+    Saving {
+        step: u64,
+    },
     /// The checkpoint of a step was written.
     Checkpoint {
         step: u64,

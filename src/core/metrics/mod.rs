@@ -1,5 +1,6 @@
 //! Metrics of a run: typed events, the sinks that receive them, their record `metrics.jsonl` with
-//! its curves, event files of TensorBoard, and the trace of the devices. Nothing here prints.
+//! its curves, event files of TensorBoard, the trace of the devices, and times as text. Nothing
+//! here prints.
 
 pub mod curves;
 mod error;
@@ -7,6 +8,7 @@ pub mod event;
 pub mod recorder;
 pub mod sink;
 pub mod tensorboard;
+mod timestamp;
 pub mod trace;
 
 pub use curves::{Curve, CurvePoint, CurveReader, Curves};
@@ -17,4 +19,5 @@ pub use event::{
 pub use recorder::{Recorder, Truncation, aside};
 pub use sink::{Sink, Sinks};
 pub use tensorboard::TensorBoard;
+pub use timestamp::rfc3339;
 pub use trace::{Span, Trace, Track};

@@ -73,6 +73,7 @@ impl Sink for Recorder {
             | Event::Tuning { .. }
             | Event::Started { .. }
             | Event::Evaluating { .. }
+            | Event::Saving { .. }
             | Event::Checkpoint { .. }
             | Event::Ended => Ok(()),
         }

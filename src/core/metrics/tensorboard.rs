@@ -91,6 +91,7 @@ impl Sink for TensorBoard {
             | Event::Tuning { .. }
             | Event::Started { .. }
             | Event::Evaluating { .. }
+            | Event::Saving { .. }
             | Event::Measure(_) => Ok(()),
         }
     }

@@ -222,6 +222,11 @@ impl FirstNode {
         Ok(())
     }
 
+    /// Returns the times at which the nodes that are here were last heard, by their connections.
+    pub(crate) fn heard_at(&self) -> Vec<(ConnectionId, Nanos)> {
+        self.joiners.iter().map(|joiner| (joiner.connection, joiner.pulse.heard_at())).collect()
+    }
+
     pub fn is_over(&self) -> bool {
         matches!(self.phase, FirstPhase::Over)
     }

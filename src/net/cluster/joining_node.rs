@@ -187,6 +187,11 @@ impl JoiningNode {
         self.end(ClusterEnd::Left { why });
     }
 
+    /// Returns the time at which the first node was last heard, by its connection.
+    pub(crate) fn heard_at(&self) -> Vec<(ConnectionId, Nanos)> {
+        self.first.iter().map(|first| (first.connection, first.pulse.heard_at())).collect()
+    }
+
     pub fn is_over(&self) -> bool {
         matches!(self.phase, JoinPhase::Over)
     }

@@ -35,6 +35,11 @@ impl Pulse {
         self.heard_at = self.heard_at.max(now);
     }
 
+    /// Returns the time of the last sign of life.
+    pub fn heard_at(&self) -> Nanos {
+        self.heard_at
+    }
+
     /// Records a heartbeat. Returns the number that was expected if it is another one.
     pub fn receive(&mut self, sequence: u64) -> Result<(), u64> {
         let expected = self.received + 1;

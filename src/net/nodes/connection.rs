@@ -1,12 +1,14 @@
 //! Connection to another node: messages of any length, and frames of values, over one link.
 
 use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use crate::cluster::{ClusterMsg, ConnectionId};
 use crate::{
-    CONTROL_MAX, CloseReason, Landing, Link, PAYLOAD_MAX, Payload, PendingPeer, Receiver, TAG_BYTES,
+    CONTROL_MAX, CloseReason, Landing, Link, LinkStats, PAYLOAD_MAX, Payload, PendingPeer,
+    Receiver, TAG_BYTES,
 };
 use potluck_core::Lock;
 use potluck_parallel::comm::{
@@ -199,6 +201,16 @@ impl NodeLink {
     pub(crate) fn send_cluster(&self, message: &ClusterMsg) -> Result<(), Closed> {
         let encoded = message.encode().map_err(|why| Closed(why.to_string()))?;
         self.link.send_control(tagged(CLUSTER, &encoded))
+    }
+
+    /// Returns what QUIC has counted of the link.
+    pub fn stats(&self) -> LinkStats {
+        self.link.stats()
+    }
+
+    /// Returns the address of the peer.
+    pub fn address(&self) -> SocketAddr {
+        self.link.address()
     }
 
     /// Closes the link; what was queued is sent before.

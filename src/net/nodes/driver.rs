@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::connection::{FrameReceiver, LinkEvent, NodeLink};
+use super::link_status::{LinkBoard, LinkReporter};
 use crate::cluster::{
     Action, ClusterEnd, ClusterError, ClusterMsg, ConnectionEnd, ConnectionId, DialId, Event,
     FirstNode, FirstNodeOptions, JoiningNode, JoiningNodeOptions, NODES_MAX, Presence,
@@ -62,6 +63,10 @@ pub struct Meeting {
     pub news: Mailbox<ClusterNews>,
     /// Address at which this node listens, with its port.
     pub address: SocketAddr,
+    /// States of the links to the other nodes, twice a second.
+    pub links: LinkBoard,
+    /// Sentence for the user if the system gives the socket small buffers.
+    pub buffers_note: Option<String>,
     events: Mailbox<DriverEvent>,
     thread: Option<thread::JoinHandle<()>>,
 }
@@ -144,7 +149,9 @@ impl Meeting {
                 let _ = accepting.send(DriverEvent::Accepted(pending));
             }
         })?;
+        let buffers_note = endpoint.socket_buffers().note();
         let MeetingOptions { frames, faults, .. } = options;
+        let board = LinkBoard::default();
         let driver = ClusterDriver {
             machine,
             endpoint,
@@ -153,11 +160,12 @@ impl Meeting {
             events: events.clone(),
             news: news.clone(),
             links: HashMap::new(),
+            reporter: LinkReporter::new(board.clone(), POLL_INTERVAL),
             next: 0,
             started: Instant::now(),
         };
         let thread = Some(spawn("cluster", move || driver.run())?);
-        Ok(Self { news, address, events, thread })
+        Ok(Self { news, address, links: board, buffers_note, events, thread })
     }
 
     /// Returns a function that ends the cluster, at its first node, by the loss of a node that the
@@ -222,6 +230,7 @@ struct ClusterDriver {
     events: Mailbox<DriverEvent>,
     news: Mailbox<ClusterNews>,
     links: HashMap<ConnectionId, Arc<NodeLink>>,
+    reporter: LinkReporter,
     next: u64,
     started: Instant,
 }
@@ -255,6 +264,7 @@ impl ClusterDriver {
                     .news
                     .send(ClusterNews::TurnedAway { address: refusal.address, why: refusal.why });
             }
+            self.report_links();
         }
         for link in self.links.values() {
             link.close("the cluster is over");
@@ -262,6 +272,24 @@ impl ClusterDriver {
         self.events.close("the cluster is over");
         // Sends what the links have queued.
         self.endpoint.close("the cluster is over");
+    }
+
+    /// Reports the states of the links if it is time for it.
+    fn report_links(&mut self) {
+        let now = Instant::now();
+        if !self.reporter.is_due(now) {
+            return;
+        }
+        let heard_at = match &self.machine {
+            Machine::First(machine) => machine.heard_at(),
+            Machine::Joining(machine) => machine.heard_at(),
+        };
+        let mut heard = Vec::with_capacity(heard_at.len());
+        for (connection, at) in heard_at {
+            heard.push((connection, self.started + Duration::from_nanos(at)));
+        }
+        let (refused, buffers) = (self.endpoint.refused_count(), self.endpoint.socket_buffers());
+        self.reporter.report(now, &self.links, &heard, refused, buffers);
     }
 
     fn handle(&mut self, event: DriverEvent) {
@@ -394,6 +422,7 @@ impl ClusterDriver {
                 for (_, connection) in &links {
                     self.admit(*connection);
                 }
+                self.reporter.start(&roster, &links);
                 let mut open = Vec::with_capacity(links.len());
                 for (node, connection) in links {
                     if let Some(link) = self.links.get(&connection) {

@@ -5,6 +5,7 @@
 mod connection;
 mod driver;
 mod group;
+mod link_status;
 
 pub use connection::{FrameReceiver, NodeConnection, NodeLink, ReceiveFrames, ValueReceiver};
 pub use driver::{ClusterNews, Meeting, MeetingError, MeetingOptions};
@@ -12,3 +13,4 @@ pub use group::{
     ClusterOptions, ConnectNews, First, StartedCluster, any_port_towards, connect, greeting,
     group_over, host_name, rank_greeting, run_name,
 };
+pub use link_status::{LinkBoard, LinkStatus, LinksStatus};

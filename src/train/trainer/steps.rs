@@ -331,6 +331,9 @@ impl Trainer {
         if is_there && !fit.is_unsaved_best {
             return Ok(());
         }
+        if hooks.store().is_some() {
+            fit.emit(hooks, Event::Saving { step })?;
+        }
         let told = self.notes.len();
         let checkpoint = self.saveable();
         self.warn_of_notes(told, fit, hooks)?;

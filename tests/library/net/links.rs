@@ -151,9 +151,12 @@ fn a_link_knows_its_peer_and_its_traffic() {
     link.send_data([0; TAG_BYTES], Payload::from(vec![0; 500_000])).unwrap();
     log.wait(|all| all.len() == 1);
     assert_eq!((link.address(), other.address()), (b.local_addr(), a.local_addr()));
-    assert!(link.bytes_sent() > 500_000 && other.bytes_received() > 500_000);
-    assert!(other.bytes_sent() < 400_000, "{}", other.bytes_sent());
-    assert!(link.round_trip() > Duration::ZERO && link.round_trip() < Duration::from_secs(1));
+    let [stats, others] = [link.stats(), other.stats()];
+    assert!(stats.bytes_sent > 500_000 && others.bytes_received > 500_000);
+    assert!(others.bytes_sent < 400_000, "{}", others.bytes_sent);
+    assert!(stats.round_trip > Duration::ZERO && stats.round_trip < Duration::from_secs(1));
+    assert!(stats.packets_sent > 50 && stats.packets_lost < stats.packets_sent, "{stats:?}");
+    assert!(stats.congestion_window > 10_000 && stats.datagram_bytes >= 1200, "{stats:?}");
 }
 
 #[test]

@@ -4,6 +4,8 @@ mod closing;
 mod dialing;
 mod links;
 mod locked;
+#[cfg(feature = "cli")]
+mod status;
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex};

@@ -1,0 +1,97 @@
+//! State of a run for those who watch it: `--status`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::UsageError;
+use super::args::WatchedArgs;
+use crate::ui::terminal::print_line;
+use potluck_core::metrics::Sink;
+use potluck_core::{Generation, NodeRank};
+use potluck_net::cluster::Roster;
+use potluck_net::nodes::{LinkBoard, host_name};
+use potluck_net::status::{
+    Patience, RunAbout, RunPhase, RunStatus, StatusBoard, StatusNode, StatusNodes, StatusServer,
+    StatusSink, StatusToken,
+};
+use potluck_train::spec::RunSpec;
+
+/// Longest silences that a node assumes until it knows those of the run that it joins.
+const PATIENCE_AT_FIRST: Patience =
+    Patience { node: Duration::from_secs(30), device: Duration::from_secs(300) };
+
+/// State of the run that this process shows to others.
+pub struct ShownStatus {
+    board: Arc<StatusBoard>,
+    /// Ends with the run.
+    _server: StatusServer,
+}
+
+impl ShownStatus {
+    /// Begins to show the state of a run if flags ask for it. Of a run that is joined there is no
+    /// specification yet.
+    ///
+    /// # Errors
+    /// Returns `UsageError` for an address that cannot be used, one that needs a token, and a file
+    /// of a token that cannot be used.
+    pub fn start(
+        args: &WatchedArgs,
+        about: RunAbout,
+        spec: Option<&RunSpec>,
+        quiet: bool,
+    ) -> Result<Option<Self>, UsageError> {
+        let Some(address) = args.status else { return Ok(None) };
+        let file = args.status_token_file.as_deref();
+        let token = file.map(StatusToken::read_file).transpose();
+        let token = token.map_err(|error| UsageError(format!("--status-token-file {error}")))?;
+        let patience = spec.map_or(PATIENCE_AT_FIRST, patience);
+        let board = Arc::new(StatusBoard::new(RunStatus::new(about, patience, spec.is_some())));
+        let server = StatusServer::start(address, token, board.clone())
+            .map_err(|error| UsageError(format!("--status: {error}")))?;
+        // Nobody else knows a port that the system has chosen.
+        if !quiet || address.port() == 0 {
+            print_line(&format!("the state of the run is at http://{}/status", server.address()));
+        }
+        Ok(Some(Self { board, _server: server }))
+    }
+
+    /// Takes note that the devices of this machine are opened, which are those of the run.
+    pub fn opens(&self, devices: Vec<String>) {
+        let node = StatusNode { node: NodeRank(0), host: host_name(), devices };
+        self.open(NodeRank(0), Generation::default(), vec![node]);
+    }
+
+    /// Takes note that all nodes are connected, of which this one is `you`.
+    pub fn meets(&self, you: NodeRank, roster: &Roster, links: LinkBoard) {
+        let mut nodes = Vec::new();
+        for node in &roster.nodes {
+            let devices = node.devices.iter().map(|device| device.name.clone()).collect();
+            nodes.push(StatusNode { node: node.node, host: node.host.clone(), devices });
+        }
+        self.board.set_links(links);
+        self.open(you, roster.generation, nodes);
+    }
+
+    fn open(&self, you: NodeRank, generation: Generation, nodes: Vec<StatusNode>) {
+        let nodes = Arc::new(StatusNodes { you: Some(you), generation, nodes });
+        self.board.update(|status| {
+            status.nodes = nodes;
+            status.phase = RunPhase::Opening;
+        });
+    }
+
+    /// Returns a function that takes the longest silences from the specification of the run.
+    pub fn specify(&self) -> impl Fn(&RunSpec) + use<> {
+        let board = self.board.clone();
+        move |spec| board.update(|status| status.patience = patience(spec))
+    }
+
+    /// Returns a sink that shows events here, and then by another one.
+    pub fn sink(&self, shown: Box<dyn Sink>) -> Box<dyn Sink> {
+        Box::new(StatusSink { board: self.board.clone(), shown })
+    }
+}
+
+fn patience(spec: &RunSpec) -> Patience {
+    Patience { node: spec.node_timeout, device: spec.opening.deadline }
+}
