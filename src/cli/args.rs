@@ -60,6 +60,14 @@ pub enum Command {
     Train(Box<TrainArgs>),
     /// Take part in a run that another machine started with `potluck train --nodes N`
     Join(JoinArgs),
+    /// Start or continue a run over several machines by the same line on each of them, as a launcher
+    /// types it
+    #[command(after_help = "\
+The place of a process is told by flags, by POTLUCK_RANK, POTLUCK_WORLD, POTLUCK_LOCAL_RANK,
+POTLUCK_LOCAL_WORLD and POTLUCK_ADDRESS, or by the launcher: torchrun and Ray Train, Open MPI,
+MPICH and Intel MPI, srun, SkyPilot, Kubernetes' Indexed Job and JobSet. Rank 0 trains, from the
+newest checkpoint in --out if there is one; the others join it, and join again after exit code 75.")]
+    Launch(Box<LaunchArgs>),
     /// Make a new code for runs over several machines, and print it or write it to a file
     Secret {
         /// Write the code to this new file, which only its owner can read, for --secret-file of
@@ -143,7 +151,7 @@ pub struct PrepareArgs {
 
 /// Arguments of `train`. A flag that is given twice counts as it is given last, so that flags can
 /// be added to a command.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(args_override_self = true)]
 #[command(after_help = "All keys of the configuration: potluck train --explain keys")]
 pub struct TrainArgs {
@@ -268,7 +276,7 @@ pub struct TrainArgs {
 }
 
 /// Arguments of commands that run for long without a person beside them.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct WatchedArgs {
     /// Answer GET /healthz (200 while steps come, else 503), /metrics (for Prometheus) and /status
     /// (JSON) by HTTP at a TCP port of this machine alone, or at an address. Others than loopback
@@ -331,6 +339,10 @@ pub struct JoinArgs {
     /// Join only the run of this name, which the first node of a resumed run prints
     #[arg(long, value_name = "NAME")]
     pub run: Option<String>,
+    /// Join again after a run that ended with exit code 75, unless a signal to this process ended
+    /// it: the first node is expected to be started again
+    #[arg(long)]
+    pub stay: bool,
     /// Set a key of this node alone: train.device_memory_mib, train.submission_ms, train.tune_s, or
     /// with --data data.val_path; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
@@ -340,6 +352,44 @@ pub struct JoinArgs {
     pub quiet: bool,
     #[command(flatten)]
     pub watched: WatchedArgs,
+}
+
+/// Arguments of `launch`.
+#[derive(Debug, Args)]
+pub struct LaunchArgs {
+    /// Rank of this process, from 0 on [default: POTLUCK_RANK, or what the launcher says]
+    #[arg(long, value_name = "K", help_heading = "Place")]
+    pub rank: Option<u32>,
+    /// Number of processes of the run [default: POTLUCK_WORLD, or what the launcher says]
+    #[arg(long, value_name = "N", help_heading = "Place")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub world: Option<u32>,
+    /// Rank among the processes of this host [default: POTLUCK_LOCAL_RANK, or what the launcher
+    /// says, or 0]
+    #[arg(long, value_name = "K", help_heading = "Place")]
+    pub local_rank: Option<u32>,
+    /// Number of processes on this host, which share its graphics cards out [default:
+    /// POTLUCK_LOCAL_WORLD, or what the launcher says, or 1]
+    #[arg(long, value_name = "N", help_heading = "Place")]
+    pub local_world: Option<u32>,
+    /// Host and UDP port of the process with rank 0 [default: POTLUCK_ADDRESS, or what the launcher
+    /// says]
+    #[arg(long, value_name = "HOST[:PORT]", help_heading = "Place")]
+    pub address: Option<String>,
+    /// Read the variables of the launcher, or only flags and POTLUCK_*
+    #[arg(long, value_enum, default_value = "auto", help_heading = "Place")]
+    pub launcher: LauncherChoice,
+    #[command(flatten)]
+    pub train: TrainArgs,
+}
+
+/// Launchers whose variables count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LauncherChoice {
+    /// Those of all launchers that are known
+    Auto,
+    /// None
+    None,
 }
 
 /// Output of `train --explain`.

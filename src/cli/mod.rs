@@ -12,6 +12,7 @@ pub mod documents;
 pub mod explain;
 pub mod export;
 pub mod hardware;
+pub mod launch;
 pub mod meeting;
 mod missing_driver;
 pub mod model;
@@ -100,6 +101,7 @@ fn run(command: &Command) -> anyhow::Result<i32> {
         }
         Command::Train(args) => return train::run(args),
         Command::Join(args) => return nodes::join(args),
+        Command::Launch(args) => return launch::run(args),
         Command::Secret { out } => secrets::make(out.as_deref())?,
         Command::Data(command) => data::run(command)?,
         Command::Eval(args) => model::eval(args)?,

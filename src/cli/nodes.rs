@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::args::{JoinArgs, TrainArgs};
-use super::meeting::{Gathering, Joining, check_address};
+use super::meeting::{Gathering, Joining, NotMetError, check_address};
 use super::resume::RunDirectory;
 use super::status::ShownStatus;
-use super::{InterruptedError, UsageError};
+use super::{InterruptedError, UsageError, exit_code};
 use crate::ui::log;
 use crate::ui::terminal::{Terminal, print_error, print_line};
 use potluck_core::NodeRank;
@@ -26,6 +26,7 @@ use potluck_train::error::TrainError;
 use potluck_train::nodes::{ClusterLinks, JoinedNode, NodeOutcome, RunFailure, RunNodes, serve};
 use potluck_train::run::RunOutcome;
 use potluck_train::run_data::require_there;
+use potluck_train::runtime::error::EXIT_RESTART;
 use potluck_train::runtime::placement::candidates::{identity, selections};
 use potluck_train::runtime::placement::names::display_names;
 use potluck_train::signals::{Interruption, Signals, leave};
@@ -163,12 +164,42 @@ fn end_by_signal(
 
 // ---- The other nodes ----
 
+/// Pause before a node that stays joins the next run.
+const STAY_PAUSE: Duration = Duration::from_secs(1);
+
+/// Returns true if a setting `KEY=VALUE` is one that a node without its own data may make.
+pub fn is_own_key(typed: &str) -> bool {
+    let key = typed.split('=').next().unwrap_or_default().trim();
+    key != VAL_PATH && NODE_KEYS.contains(&key)
+}
+
 /// Runs `potluck join` and returns the process's exit code.
 ///
 /// # Errors
 /// Returns an error if the address, the code or the keys cannot be used, if the first node refuses
 /// this one, or if a node is lost.
 pub fn join(args: &JoinArgs) -> anyhow::Result<i32> {
+    // Those of this process, whatever the signals of a run were.
+    let signals = Signals::caught()?;
+    loop {
+        let ended = join_once(args);
+        let is_over = match &ended {
+            Ok(code) => *code != EXIT_RESTART,
+            // Whoever met nobody has waited as long as --wait says.
+            Err(error) => error.is::<NotMetError>() || exit_code(error) != EXIT_RESTART,
+        };
+        if !args.stay || is_over || signals.pending().is_some() {
+            return ended;
+        }
+        match ended {
+            Ok(_) => print_line("joining the next run"),
+            Err(error) => print_line(&format!("{error:#}; joining the next run")),
+        }
+        std::thread::sleep(STAY_PAUSE);
+    }
+}
+
+fn join_once(args: &JoinArgs) -> anyhow::Result<i32> {
     let faults = Faults::from_environment().map_err(TrainError::from)?;
     faults.check_kernels(&catalog::names()).map_err(TrainError::from)?;
     check_address(&args.address)?;

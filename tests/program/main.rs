@@ -22,6 +22,7 @@ mod hugging_face;
 mod interruptions;
 #[path = "../common/language_models.rs"]
 mod language_models;
+mod launch;
 mod lengths;
 mod library;
 mod logs;

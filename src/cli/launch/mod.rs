@@ -1,0 +1,175 @@
+//! `potluck launch`: the same line on every node of a run, for launchers, pods and service
+//! managers.
+
+mod environment;
+mod nodelist;
+
+use std::net::SocketAddr;
+use std::path::Path;
+
+use self::environment::{Found, Place};
+use super::addresses::all_addresses;
+use super::args::{JoinArgs, LaunchArgs, LauncherChoice, TrainArgs};
+use super::meeting::PORT;
+use super::resume::holds_run;
+use super::runs_directory::RUNS;
+use super::{UsageError, nodes, train};
+use crate::ui::terminal::print_line;
+use potluck_kernels::device::{Adapter, AdapterKind, list_adapters};
+
+/// Seconds for which nodes wait for each other, unless a flag says otherwise.
+const WAIT: u64 = 600;
+
+/// Runs `potluck launch` and returns the process's exit code.
+///
+/// # Errors
+/// Returns `UsageError` if the place of this process is not told or contradictory, and what the
+/// command returns that it has in the run.
+pub fn run(args: &LaunchArgs) -> anyhow::Result<i32> {
+    let TrainArgs { nodes, resume, explain, .. } = &args.train;
+    if nodes.is_some() || resume.is_some() || explain.is_some() {
+        let why = "launch knows the number of nodes from --world or the launcher, goes on from the \
+                   newest checkpoint in --out, and explains nothing: --nodes, --resume and \
+                   --explain are for `potluck train`";
+        return Err(UsageError(why.into()).into());
+    }
+    let flags = Place {
+        rank: args.rank,
+        world: args.world,
+        local_rank: args.local_rank,
+        local_world: args.local_world,
+        address: args.address.clone(),
+    };
+    let variables = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let use_launcher = args.launcher == LauncherChoice::Auto;
+    let found = environment::find(&flags, use_launcher, &variables)?;
+    if !args.train.quiet {
+        print_line(&format!("launch: {found}"));
+    }
+    let devices = devices(&args.train, &found, &list_adapters)?;
+    if found.rank == 0 {
+        return train::run(&first_node(&args.train, &found, devices)?);
+    }
+    nodes::join(&other_node(&args.train, &found, devices))
+}
+
+/// Returns the arguments of the first node: those that were given, the nodes to wait for, and the
+/// checkpoint to go on from if there is one.
+fn first_node(
+    args: &TrainArgs,
+    found: &Found,
+    devices: Option<String>,
+) -> Result<TrainArgs, UsageError> {
+    let out = match (&args.out, &args.name) {
+        (Some(out), _) => out.clone(),
+        (None, Some(name)) => Path::new(RUNS).join(name),
+        (None, None) => {
+            let why = "launch needs --out DIR or --name NAME: a restart goes on from what is there";
+            return Err(UsageError(why.into()));
+        }
+    };
+    let holds = holds_run(&out).map_err(|error| UsageError(error.to_string()))?;
+    let mut first = args.clone();
+    first.devices = devices;
+    if holds {
+        // What starts a run starts none twice.
+        first.resume = Some(out.to_string_lossy().into_owned());
+        first.init = None;
+        first.add_tokens = false;
+        first.name = None;
+        first.out = Some(out);
+    }
+    if found.world > 1 {
+        first.nodes = Some(found.world);
+        first.wait = Some(args.wait.unwrap_or(WAIT));
+        first.listen = Some(args.listen.unwrap_or_else(|| listening(&found.address)));
+    }
+    Ok(first)
+}
+
+/// Returns where the first node listens: all of its addresses, at the port of the one that the
+/// others dial.
+fn listening(address: &str) -> SocketAddr {
+    let port = address.rsplit_once(':').and_then(|(_, port)| port.parse().ok());
+    all_addresses(port.unwrap_or(PORT))
+}
+
+/// Returns the arguments of another node, which has the rank that the launcher gave it.
+fn other_node(args: &TrainArgs, found: &Found, devices: Option<String>) -> JoinArgs {
+    let sets = args.sets.iter().filter(|typed| nodes::is_own_key(typed)).cloned().collect();
+    JoinArgs {
+        address: found.address.clone(),
+        devices,
+        listen: None,
+        secret: args.secret.clone(),
+        data: None,
+        wait: Some(args.wait.unwrap_or(WAIT)),
+        node: Some(found.rank),
+        run: None,
+        stay: true,
+        sets,
+        quiet: args.quiet,
+        watched: args.watched.clone(),
+    }
+}
+
+/// Returns the devices of this process: those that were named, or its part of the graphics cards of
+/// a host on which there are several processes.
+///
+/// # Errors
+/// Returns `UsageError` if there are fewer cards than processes.
+fn devices(
+    args: &TrainArgs,
+    found: &Found,
+    adapters: &dyn Fn() -> Vec<Adapter>,
+) -> Result<Option<String>, UsageError> {
+    if args.devices.is_some() || found.local_world <= 1 {
+        return Ok(args.devices.clone());
+    }
+    let mut cards = Vec::new();
+    for (index, adapter) in adapters().iter().enumerate() {
+        if adapter.kind != AdapterKind::Software && adapter.merged_into.is_none() {
+            cards.push(index);
+        }
+    }
+    let part = part(&cards, found.local_rank, found.local_world);
+    if part.is_empty() {
+        return Err(UsageError(format!(
+            "{} graphics cards are not enough for {} processes on this host: start one process per \
+             host, which uses all of its devices, or name those of each process, such as --devices \
+             cpu",
+            cards.len(),
+            found.local_world
+        )));
+    }
+    Ok(Some(part.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")))
+}
+
+/// Returns the part of a process: every `processes`th card. Nothing if one process had none.
+fn part(cards: &[usize], process: u32, processes: u32) -> Vec<usize> {
+    let processes = processes as usize;
+    if cards.len() < processes {
+        return Vec::new();
+    }
+    cards.iter().copied().skip(process as usize).step_by(processes).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cards_are_shared_out_to_all_processes_or_to_none() {
+        assert_eq!(part(&[0, 2, 3, 5], 0, 2), [0, 3]);
+        assert_eq!(part(&[0, 2, 3, 5], 1, 2), [2, 5]);
+        assert_eq!(part(&[0, 2, 3], 2, 3), [3]);
+        assert!(part(&[0], 0, 2).is_empty() && part(&[], 1, 2).is_empty());
+    }
+
+    #[test]
+    fn the_first_node_listens_at_the_port_that_the_others_dial() {
+        assert_eq!(listening("n1:20016").port(), 20016);
+        assert_eq!(listening("[fd00::1]:9000").port(), 9000);
+        assert_eq!(listening("n1").port(), PORT);
+    }
+}
