@@ -276,7 +276,7 @@ impl Joining {
             }
             let why = error.to_string();
             if why != shown {
-                show(&format!("{why}; trying for {} seconds", left.as_secs_f64().round()));
+                show(&format!("{why}; trying for {} more seconds", left.as_secs_f64().round()));
                 shown = why;
             }
             rest(jittered(pause).min(left), &signals)?;

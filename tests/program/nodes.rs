@@ -149,7 +149,7 @@ fn a_node_waits_for_a_first_one_that_comes_later() {
     let first = format!("127.0.0.1:{}", later_port());
     let line = format!("join {first} --secret-file code --devices cpu --wait 60");
     let mut early = Host::started(desk.command(&line).spawn().unwrap());
-    early.wait_for("; trying for 60 seconds");
+    early.wait_for(" more seconds");
     let line = format!("{LINE} --nodes 2 --listen {first} --secret-file code --devices cpu");
     desk.run(&format!("{line} --set parallel.shares=2,2")).ok();
     let ran = early.finish().ok();

@@ -28,7 +28,7 @@ fn a_name_that_does_not_resolve_is_waited_for() {
     let ran = ran.ended(75);
     assert!(began.elapsed() >= Duration::from_secs(3), "{:?}", began.elapsed());
     let shown = ran.line("the first node is not found at no-such-host.invalid:7717: ");
-    assert!(shown.ends_with("; trying for 3 seconds"), "{shown}");
+    assert!(shown.ends_with("; trying for 3 more seconds"), "{shown}");
 }
 
 /// It is too late for the run that is there, is not there when that one ends, and takes part in
