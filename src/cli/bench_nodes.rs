@@ -17,6 +17,7 @@ use potluck_core::faults::Faults;
 use potluck_net::nodes::{group_over, rank_greeting, run_name};
 use potluck_parallel::comm::ProcessGroup;
 use potluck_train::TrainError;
+use potluck_train::signals::SignalFlags;
 
 /// Longest silence of a node.
 const NODE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -40,7 +41,8 @@ fn joining(
     check_address(address)?;
     let secret = secret.to_join()?;
     let (address, wait) = (address.to_string(), Duration::ZERO);
-    Ok(Joining { address, listen, secret, wait, faults: Faults::none() })
+    let signals = SignalFlags::default();
+    Ok(Joining { address, listen, secret, wait, signals, faults: Faults::none() })
 }
 
 /// Waits for the other nodes and measures the collectives of the ranks of all.

@@ -22,7 +22,7 @@ use potluck_net::nodes::{
 };
 use potluck_parallel::comm::{RecvError, nanos};
 use potluck_train::error::TrainError;
-use potluck_train::signals::Signals;
+use potluck_train::signals::{SignalFlags, Signals};
 
 /// UDP port of the first node, unless another one is given.
 pub const PORT: u16 = 7717;
@@ -239,6 +239,8 @@ pub struct Joining {
     pub secret: Secret,
     /// Longest time after which another attempt begins, if one fails for a reason that time heals.
     pub wait: Duration,
+    /// Signals that came before this began.
+    pub signals: SignalFlags,
     /// Faults to inject, for tests.
     pub faults: Faults,
 }
@@ -256,11 +258,14 @@ impl Joining {
         show: &mut dyn FnMut(&str),
         hello: impl Fn(u16) -> Hello,
     ) -> anyhow::Result<MetNode> {
-        let signals = Signals::caught()?;
+        let signals = Signals::caught()?.with(self.signals.clone());
         let until = Instant::now().checked_add(self.wait);
         let mut pause = PAUSE_MIN;
         let mut shown = String::new();
         loop {
+            if let Some(signal) = signals.pending() {
+                return Err(InterruptedError(signal).into());
+            }
             let error = match self.attempt(&signals, show, &hello) {
                 Ok((meeting, frames, started)) => {
                     return Ok(MetNode { meeting, signals, frames, started });
@@ -279,7 +284,7 @@ impl Joining {
                 show(&format!("{why}; trying for {} more seconds", left.as_secs_f64().round()));
                 shown = why;
             }
-            rest(jittered(pause).min(left), &signals)?;
+            rest(jittered(pause).min(left), &signals.flags())?;
             pause = (2 * pause).min(PAUSE_MAX);
         }
     }
@@ -307,7 +312,10 @@ impl Joining {
 }
 
 /// Waits, unless a signal comes.
-fn rest(pause: Duration, signals: &Signals) -> Result<(), InterruptedError> {
+///
+/// # Errors
+/// Returns [`InterruptedError`] if one does.
+pub fn rest(pause: Duration, signals: &SignalFlags) -> Result<(), InterruptedError> {
     let until = Instant::now() + pause;
     loop {
         if let Some(signal) = signals.pending() {

@@ -83,6 +83,7 @@ fn open_log(command: &Command) -> anyhow::Result<()> {
     let watched = match command {
         Command::Train(args) => &args.watched,
         Command::Join(args) => &args.watched,
+        Command::Launch(args) => &args.train.watched,
         _ => return Ok(()),
     };
     let file = watched.log_file.as_deref();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::args::{JoinArgs, TrainArgs};
-use super::meeting::{Gathering, Joining, NotMetError, check_address};
+use super::meeting::{Gathering, Joining, NotMetError, check_address, rest};
 use super::resume::RunDirectory;
 use super::status::ShownStatus;
 use super::{InterruptedError, UsageError, exit_code};
@@ -17,6 +17,7 @@ use potluck_core::faults::Faults;
 use potluck_core::metrics::Sink;
 use potluck_kernels::autotune::catalog;
 use potluck_kernels::device::Selection;
+use potluck_net::Secret;
 use potluck_net::cluster::{FormerNode, Hello, NodeDevice, identity_hash};
 use potluck_net::nodes::{StartedCluster, greeting, run_name};
 use potluck_net::status::RunAbout;
@@ -29,7 +30,7 @@ use potluck_train::run_data::require_there;
 use potluck_train::runtime::error::EXIT_RESTART;
 use potluck_train::runtime::placement::candidates::{identity, selections};
 use potluck_train::runtime::placement::names::display_names;
-use potluck_train::signals::{Interruption, Signals, leave};
+use potluck_train::signals::{Interruption, SignalFlags, Signals, leave};
 use potluck_train::spec::RunSpec;
 
 /// Keys that a node may set for itself.
@@ -181,8 +182,9 @@ pub fn is_own_key(typed: &str) -> bool {
 pub fn join(args: &JoinArgs) -> anyhow::Result<i32> {
     // Those of this process, whatever the signals of a run were.
     let signals = Signals::caught()?;
+    let mut secret = None;
     loop {
-        let ended = join_once(args);
+        let ended = join_once(args, &mut secret, &signals.flags());
         let is_over = match &ended {
             Ok(code) => *code != EXIT_RESTART,
             // Whoever met nobody has waited as long as --wait says.
@@ -195,11 +197,17 @@ pub fn join(args: &JoinArgs) -> anyhow::Result<i32> {
             Ok(_) => print_line("joining the next run"),
             Err(error) => print_line(&format!("{error:#}; joining the next run")),
         }
-        std::thread::sleep(STAY_PAUSE);
+        rest(STAY_PAUSE, &signals.flags())?;
     }
 }
 
-fn join_once(args: &JoinArgs) -> anyhow::Result<i32> {
+/// Joins one run. The secret is read for the first one: a descriptor gives it once, and nobody types
+/// it again.
+fn join_once(
+    args: &JoinArgs,
+    secret: &mut Option<Secret>,
+    signals: &SignalFlags,
+) -> anyhow::Result<i32> {
     let faults = Faults::from_environment().map_err(TrainError::from)?;
     faults.check_kernels(&catalog::names()).map_err(TrainError::from)?;
     check_address(&args.address)?;
@@ -226,7 +234,10 @@ fn join_once(args: &JoinArgs) -> anyhow::Result<i32> {
         require_there(data).map_err(TrainError::from)?;
         overrides.extend(Override::data(data)?);
     }
-    let secret = args.secret.to_join()?;
+    let secret = match secret {
+        Some(secret) => secret.clone(),
+        None => secret.insert(args.secret.to_join()?).clone(),
+    };
     let devices = args.devices.clone().unwrap_or_else(|| "auto".into());
     let offered = selections(&devices)?;
     let quiet = args.quiet;
@@ -242,6 +253,7 @@ fn join_once(args: &JoinArgs) -> anyhow::Result<i32> {
         listen: args.listen,
         secret,
         wait: Duration::from_secs(args.wait.unwrap_or_default()),
+        signals: signals.clone(),
         faults: faults.clone(),
     };
     let met = joining.join(&mut show, |port| Hello {

@@ -11,6 +11,11 @@ pub fn set_build_hash(hash: &'static str) {
     let _ = HASH.set(hash);
 }
 
+/// Returns the hash alone, the first word of [`build_hash`].
+pub fn short_build_hash() -> &'static str {
+    build_hash().split(' ').next().unwrap_or_default()
+}
+
 /// Returns the hash, by which the nodes of a run tell that they have the same program, and behind
 /// it those of the rooms, by which they tell where they differ; `unknown` if none was set.
 pub fn build_hash() -> &'static str {

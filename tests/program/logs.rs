@@ -80,8 +80,21 @@ fn a_file_has_times_and_levels_is_appended_to_and_has_no_code() {
     let error = desk.train("--steps 2 --out new --log-file none/train.log").ended(78);
     let expected = "error: --log-file none/train.log: cannot be opened: ";
     assert!(error.err.starts_with(expected), "{}", error.err);
+}
+
+/// The code that a first node makes is for its terminal.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_log_has_no_code() {
+    let desk = Desk::new();
     let line = format!("{LINE} --devices cpu --nodes 2 --listen 127.0.0.1:0 --log-file nodes.log");
-    let mut host = crate::node_processes::Host::of(desk.command(&line).spawn().unwrap());
+    let (master, terminal) = crate::terminals::pseudo_terminal();
+    let mut command = desk.command(&line);
+    let child = command.stderr(terminal).spawn().unwrap();
+    // It holds the terminal, whose end is that of the process.
+    drop(command);
+    let host = crate::node_processes::Host::printing(child, master);
+    let mut host = host.with_address("potluck join ");
     host.wait_for("and there the code  ");
     crate::process::send_signal(host.child.id(), "TERM");
     let ran = host.finish();

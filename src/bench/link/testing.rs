@@ -32,6 +32,7 @@ pub fn pair() -> [LinkedNodes; 2] {
         addresses: Vec::new(),
         node_timeout: TIMEOUT.as_nanos() as u64,
         generation: Generation(0),
+        before: Vec::new(),
     });
     let first = first.unwrap();
     let joins =

@@ -13,9 +13,11 @@ use crate::cli::meeting::PORT;
 /// Environment of a process: the value of a variable.
 pub type Variables<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// Ports of runs that Slurm starts: a number in this range follows from the job and the step, so
-/// that two jobs on one machine have different ones.
-const SLURM_PORTS: u64 = 20_000;
+/// Processes of a run at most.
+const WORLD_MAX: u32 = 64;
+/// Ports of runs that Slurm starts, below those that a system hands out: a number in this range
+/// follows from the job and the step, so that neighbouring jobs on one machine have different ones.
+const SLURM_PORTS: u64 = 12_000;
 const SLURM_PORTS_FROM: u64 = 20_000;
 
 /// Place that flags or variables give a process; what they do not tell is `None`.
@@ -113,10 +115,9 @@ impl fmt::Display for Found {
     }
 }
 
-/// Finds the place of this process: flags go before `POTLUCK_RANK`, `POTLUCK_WORLD`,
-/// `POTLUCK_LOCAL_RANK`, `POTLUCK_LOCAL_WORLD` and `POTLUCK_ADDRESS`, these before the innermost
-/// launcher, from which only `use_launcher` takes anything. Without any of them the process is
-/// alone.
+/// Finds the place of this process. What flags do not tell is taken from `POTLUCK_RANK`,
+/// `POTLUCK_WORLD`, `POTLUCK_LOCAL_RANK`, `POTLUCK_LOCAL_WORLD` and `POTLUCK_ADDRESS`, and then, with
+/// `use_launcher`, from the innermost launcher. Without any of them the process is alone.
 ///
 /// # Errors
 /// Returns `UsageError` if a value is no number, if two sources contradict each other, and if the
@@ -149,34 +150,43 @@ pub fn find(flags: &Place, use_launcher: bool, variables: Variables) -> Result<F
     }
     let mut place = typed.clone();
     if let Some((launcher, inner)) = given.first() {
-        let (name, names) = (launcher.name, launcher.variables);
-        let what = Place { address: None, ..typed.clone() };
-        agree("a flag or POTLUCK_*", &what, names, inner)?;
+        agree("a flag or POTLUCK_*", &typed, launcher.variables, inner)?;
         place = typed.or(inner);
-        sources.push(format!("{name} ({names})"));
-        for (outer, _) in &given[1..] {
+        sources.push(format!("{} ({})", launcher.name, launcher.variables));
+        for (outer, there) in &given[1..] {
+            if (inner.rank, inner.world) == (there.rank, there.world) {
+                // The same processes: `srun --mpi=pmi2` sets the variables of MPICH too.
+                place = place.or(there);
+            } else {
+                place.address = place.address.or_else(|| there.address.clone());
+            }
             if outer.level != launcher.level {
                 sources.push(format!("inside of {}", outer.name));
             }
         }
     }
-    complete(&place, sources, variables)
+    if sources.is_empty() && use_launcher {
+        require_no_batch_script(variables)?;
+    }
+    complete(&place, &sources)
+}
+
+/// Refuses the shell of a batch script of Slurm with several tasks or nodes: it is none of them.
+fn require_no_batch_script(variables: Variables) -> Result<(), UsageError> {
+    let has_many = |name| variables(name).is_some_and(|count| count != "1");
+    if variables("SLURM_JOB_ID").is_some()
+        && (has_many("SLURM_NTASKS") || has_many("SLURM_JOB_NUM_NODES"))
+    {
+        let why = "this is the shell of a batch script, not a task: start it with `srun potluck \
+                   launch ..`, or alone with --launcher none";
+        return Err(UsageError(why.into()));
+    }
+    Ok(())
 }
 
 /// Returns the place with what follows from it.
-fn complete(
-    place: &Place,
-    sources: Vec<String>,
-    variables: Variables,
-) -> Result<Found, UsageError> {
+fn complete(place: &Place, sources: &[String]) -> Result<Found, UsageError> {
     if sources.is_empty() {
-        if variables("SLURM_JOB_ID").is_some()
-            && variables("SLURM_NTASKS").is_some_and(|tasks| tasks != "1")
-        {
-            let why = "this is the shell of a batch script, not a task: start it with `srun potluck \
-                       launch ..`, or alone with --launcher none";
-            return Err(UsageError(why.into()));
-        }
         return Ok(Found {
             rank: 0,
             world: 1,
@@ -198,6 +208,10 @@ fn complete(
     };
     if world == 0 || rank >= world {
         return Err(UsageError(format!("{source}: there is no rank {rank} of {world}")));
+    }
+    if world > WORLD_MAX {
+        let why = format!("{source}: a run has at most {WORLD_MAX} processes, not {world}");
+        return Err(UsageError(why));
     }
     let local_world = place.local_world.unwrap_or(1);
     let local_rank = place.local_rank.unwrap_or_default();
@@ -358,7 +372,7 @@ fn tasks_of_node(variables: Variables, node: u32) -> Result<Option<u32>, UsageEr
         };
         let tasks: u32 = tasks.trim().parse().map_err(|_| bad())?;
         let nodes: u32 = nodes.trim().parse().map_err(|_| bad())?;
-        before += nodes;
+        before = nodes.saturating_add(before);
         if node < before {
             return Ok(Some(tasks));
         }

@@ -4,15 +4,16 @@
 mod environment;
 mod nodelist;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 use self::environment::{Found, Place};
 use super::addresses::all_addresses;
-use super::args::{JoinArgs, LaunchArgs, LauncherChoice, TrainArgs};
-use super::meeting::PORT;
+use super::args::{JoinArgs, LaunchArgs, LauncherChoice, TrainArgs, WatchedArgs};
+use super::meeting::{PORT, check_address};
 use super::resume::holds_run;
 use super::runs_directory::RUNS;
+use super::secrets::SecretArgs;
 use super::{UsageError, nodes, train};
 use crate::ui::terminal::print_line;
 use potluck_kernels::device::{Adapter, AdapterKind, list_adapters};
@@ -46,6 +47,9 @@ pub fn run(args: &LaunchArgs) -> anyhow::Result<i32> {
     if !args.train.quiet {
         print_line(&format!("launch: {found}"));
     }
+    if found.world > 1 {
+        check_address(&found.address)?;
+    }
     let devices = devices(&args.train, &found, &list_adapters)?;
     if found.rank == 0 {
         return train::run(&first_node(&args.train, &found, devices)?);
@@ -71,6 +75,7 @@ fn first_node(
     let holds = holds_run(&out).map_err(|error| UsageError(error.to_string()))?;
     let mut first = args.clone();
     first.devices = devices;
+    first.watched = watched(args, found);
     if holds {
         // What starts a run starts none twice.
         first.resume = Some(out.to_string_lossy().into_owned());
@@ -83,6 +88,11 @@ fn first_node(
         first.nodes = Some(found.world);
         first.wait = Some(args.wait.unwrap_or(WAIT));
         first.listen = Some(args.listen.unwrap_or_else(|| listening(&found.address)));
+    } else {
+        // Nobody is awaited.
+        first.listen = None;
+        first.wait = None;
+        first.secret = SecretArgs::default();
     }
     Ok(first)
 }
@@ -90,8 +100,9 @@ fn first_node(
 /// Returns where the first node listens: all of its addresses, at the port of the one that the
 /// others dial.
 fn listening(address: &str) -> SocketAddr {
-    let port = address.rsplit_once(':').and_then(|(_, port)| port.parse().ok());
-    all_addresses(port.unwrap_or(PORT))
+    let is_ip = address.trim_matches(['[', ']']).parse::<IpAddr>().is_ok();
+    let port = address.rsplit_once(':').filter(|_| !is_ip);
+    all_addresses(port.and_then(|(_, port)| port.parse().ok()).unwrap_or(PORT))
 }
 
 /// Returns the arguments of another node, which has the rank that the launcher gave it.
@@ -109,8 +120,20 @@ fn other_node(args: &TrainArgs, found: &Found, devices: Option<String>) -> JoinA
         stay: true,
         sets,
         quiet: args.quiet,
-        watched: args.watched.clone(),
+        watched: watched(args, found),
     }
+}
+
+/// Returns how this process is watched: of several on a host each has a port of its own.
+fn watched(args: &TrainArgs, found: &Found) -> WatchedArgs {
+    let mut watched = args.watched.clone();
+    if let Some(address) = &mut watched.status
+        && address.port() != 0
+    {
+        // The number is below that of the processes of a run.
+        address.set_port(address.port().saturating_add(found.local_rank as u16));
+    }
+    watched
 }
 
 /// Returns the devices of this process: those that were named, or its part of the graphics cards of
@@ -136,8 +159,8 @@ fn devices(
     if part.is_empty() {
         return Err(UsageError(format!(
             "{} graphics cards are not enough for {} processes on this host: start one process per \
-             host, which uses all of its devices, or name those of each process, such as --devices \
-             cpu",
+             host, which uses all of its devices, or name those of each process by a flag, such as \
+             --devices cpu",
             cards.len(),
             found.local_world
         )));
@@ -171,5 +194,6 @@ mod tests {
         assert_eq!(listening("n1:20016").port(), 20016);
         assert_eq!(listening("[fd00::1]:9000").port(), 9000);
         assert_eq!(listening("n1").port(), PORT);
+        assert_eq!(listening("fd00::1").port(), PORT);
     }
 }

@@ -7,8 +7,8 @@ use super::board::StatusView;
 use super::health::Health;
 use super::run_status::{RunPhase, RunStatus};
 use crate::nodes::{LinkStatus, LinksStatus};
-use potluck_core::build_hash;
 use potluck_core::metrics::StepRecord;
+use potluck_core::short_build_hash;
 
 /// Media type of the text.
 pub(super) const MEDIA_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -121,7 +121,11 @@ fn flag(is_set: bool) -> f64 {
 fn about(text: &mut Exposition, view: &StatusView) {
     let run = &*view.run;
     text.begin("build_info", MetricKind::Gauge, "Version of the program and hash of its sources.");
-    text.sample("build_info", &[("version", run.about.version), ("build", build_hash())], 1.0);
+    text.sample(
+        "build_info",
+        &[("version", run.about.version), ("build", short_build_hash())],
+        1.0,
+    );
     let (name, node) = (run.about.name.as_deref().unwrap_or_default(), run.nodes.you);
     let node = node.map(|node| node.0.to_string()).unwrap_or_default();
     let generation = run.nodes.generation.0.to_string();

@@ -92,6 +92,8 @@ fn the_shell_of_a_batch_script_is_no_task() {
     let shell = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4"), ("SLURM_JOB_ID", "9")];
     let why = place_in(&shell).unwrap_err();
     assert!(why.contains("start it with `srun potluck launch"), "{why}");
+    let nodes = [("SLURM_PROCID", "0"), ("SLURM_JOB_NUM_NODES", "4"), ("SLURM_JOB_ID", "9")];
+    assert_eq!(place_in(&nodes).unwrap_err(), why);
     let alone = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1"), ("SLURM_JOB_ID", "9")];
     assert_eq!(place_in(&alone).unwrap().world, 1);
     let mpich = [("PMI_RANK", "2"), ("PMI_SIZE", "3"), ("MPI_LOCALNRANKS", "3")];
@@ -115,13 +117,15 @@ fn flags_go_before_variables_and_must_not_contradict_them() {
     ];
     let why = place_in(&both).unwrap_err();
     assert!(why.contains("the rank is 2 by OMPI_COMM_WORLD_RANK"), "{why}");
-    // What srun --mpi=pmi2 sets agrees with it.
-    let same = [SRUN, &[("PMI_RANK", "3"), ("PMI_SIZE", "4"), ("MPI_LOCALNRANKS", "4")]].concat();
-    check(&same, [3, 4, 0, 4], "127.0.0.1:7717");
+    // What srun --mpi=pmi2 sets, and mpiexec in a task of srun.
+    let same = [SRUN, &[("PMI_RANK", "3"), ("PMI_SIZE", "4")]].concat();
+    check(&same, [3, 4, 0, 2], "n07:20193");
+    let within = [SRUN, &[("PMI_RANK", "1"), ("PMI_SIZE", "2")]].concat();
+    check(&within, [1, 2, 0, 1], "n07:20193");
     let alone = find(&Place::default(), false, &|name| {
         SRUN.iter().find(|(variable, _)| *variable == name).map(|(_, value)| value.to_string())
     });
-    assert!(alone.is_err(), "srun's variables do not count, but the job is one of four tasks");
+    assert_eq!(alone.unwrap().world, 1);
 }
 
 #[test]
@@ -131,11 +135,20 @@ fn incomplete_and_impossible_places_are_refused() {
         (&[("POTLUCK_WORLD", "2")], "does not tell the rank of this process"),
         (&[("POTLUCK_WORLD", "2"), ("POTLUCK_RANK", "0")], "the address of the first node"),
         (&[("POTLUCK_WORLD", "2"), ("POTLUCK_RANK", "2")], "there is no rank 2 of 2"),
+        (&[("RANK", "70"), ("WORLD_SIZE", "128")], "at most 64 processes, not 128"),
         (&[("RANK", "x"), ("WORLD_SIZE", "2")], "RANK = 'x' is not a whole number"),
         (&[("OMPI_COMM_WORLD_RANK", "-1")], "is not a whole number"),
         (
             &[("SLURM_STEP_ID", "0"), ("SLURM_NODEID", "0"), ("SLURM_TASKS_PER_NODE", "2(x")],
             "is no list of numbers of tasks",
+        ),
+        (
+            &[
+                ("SLURM_STEP_ID", "0"),
+                ("SLURM_NODEID", "9"),
+                ("SLURM_TASKS_PER_NODE", "1(x9),1(x4294967295),1"),
+            ],
+            "does not tell the number of processes",
         ),
         (&[("SLURM_STEP_ID", "0"), ("SLURM_STEP_NODELIST", "n[")], "is no list of hosts"),
     ] {

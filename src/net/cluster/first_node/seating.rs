@@ -3,6 +3,7 @@
 
 use super::{FirstNode, Joiner};
 use crate::cluster::hello::Hello;
+
 /// Node of a run that is resumed, as its record has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FormerNode {
