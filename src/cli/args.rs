@@ -60,13 +60,14 @@ pub enum Command {
     Train(Box<TrainArgs>),
     /// Take part in a run that another machine started with `potluck train --nodes N`
     Join(JoinArgs),
-    /// Start or continue a run over several machines by the same line on each of them, as a launcher
-    /// types it
+    /// Start or continue a run over several machines by the same line on each of them, as a
+    /// launcher types it
     #[command(after_help = "\
 The place of a process is told by flags, by POTLUCK_RANK, POTLUCK_WORLD, POTLUCK_LOCAL_RANK,
 POTLUCK_LOCAL_WORLD and POTLUCK_ADDRESS, or by the launcher: torchrun and Ray Train, Open MPI,
 MPICH and Intel MPI, srun, SkyPilot, Kubernetes' Indexed Job and JobSet. Rank 0 trains, from the
-newest checkpoint in --out if there is one; the others join it, and join again after exit code 75.")]
+newest checkpoint in --out if there is one; the others join it, and join again after
+exit code 75.")]
     Launch(Box<LaunchArgs>),
     /// Make a new code for runs over several machines, and print it or write it to a file
     Secret {

@@ -201,8 +201,8 @@ pub fn join(args: &JoinArgs) -> anyhow::Result<i32> {
     }
 }
 
-/// Joins one run. The secret is read for the first one: a descriptor gives it once, and nobody types
-/// it again.
+/// Joins one run. The secret is read for the first one: a descriptor gives it once, and nobody
+/// types it again.
 fn join_once(
     args: &JoinArgs,
     secret: &mut Option<Secret>,

@@ -72,8 +72,8 @@ impl Secret {
         Self::of_line(path, &text)
     }
 
-    /// Reads what an open file descriptor of this process gives, like the line of a file: a pipe, or
-    /// a file that this process may open, whatever its mode.
+    /// Reads what an open file descriptor of this process gives, like the line of a file: a pipe,
+    /// or a file that this process may open, whatever its mode.
     ///
     /// # Errors
     ///

@@ -69,8 +69,8 @@ pub fn skip(why: &str) {
     let _ = writeln!(std::io::stderr(), "\nskipped: {why}");
 }
 
-/// Returns true for variables by which whoever runs the tests tells a program its place in a run, or
-/// the secret of one.
+/// Returns true for variables by which whoever runs the tests tells a program its place in a run,
+/// or the secret of one.
 fn tells_a_place(name: &str) -> bool {
     let beginnings = [
         "POTLUCK_RANK",

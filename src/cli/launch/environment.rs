@@ -22,7 +22,7 @@ const SLURM_PORTS_FROM: u64 = 20_000;
 
 /// Place that flags or variables give a process; what they do not tell is `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct TaskPlace {
     pub rank: Option<u32>,
     /// Number of processes.
     pub world: Option<u32>,
@@ -38,15 +38,15 @@ pub struct Place {
 pub struct Launcher {
     name: &'static str,
     /// How near to the process it is: torchrun is started by srun, and never the other way round.
-    level: Level,
+    level: LauncherLevel,
     /// Variables of the place, as they are shown.
     variables: &'static str,
-    place: fn(Variables) -> Result<Option<Place>, UsageError>,
+    place: fn(Variables) -> Result<Option<TaskPlace>, UsageError>,
 }
 
 /// What starts processes within what, the innermost first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Level {
+enum LauncherLevel {
     Workers,
     Mpi,
     Job,
@@ -57,37 +57,37 @@ enum Level {
 static LAUNCHERS: &[Launcher] = &[
     Launcher {
         name: "torchrun or Ray Train",
-        level: Level::Workers,
+        level: LauncherLevel::Workers,
         variables: "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT",
         place: of_workers,
     },
     Launcher {
         name: "Open MPI",
-        level: Level::Mpi,
+        level: LauncherLevel::Mpi,
         variables: "OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE",
         place: of_open_mpi,
     },
     Launcher {
         name: "MPICH or Intel MPI",
-        level: Level::Mpi,
+        level: LauncherLevel::Mpi,
         variables: "PMI_RANK, PMI_SIZE",
         place: of_mpich,
     },
     Launcher {
         name: "srun",
-        level: Level::Job,
+        level: LauncherLevel::Job,
         variables: "SLURM_PROCID, SLURM_NTASKS, SLURM_STEP_NODELIST",
         place: of_srun,
     },
     Launcher {
         name: "SkyPilot",
-        level: Level::Cluster,
+        level: LauncherLevel::Cluster,
         variables: "SKYPILOT_NODE_RANK, SKYPILOT_NUM_NODES, SKYPILOT_NODE_IPS",
         place: of_sky_pilot,
     },
     Launcher {
         name: "a Kubernetes Indexed Job",
-        level: Level::Cluster,
+        level: LauncherLevel::Cluster,
         variables: "JOB_COMPLETION_INDEX",
         place: of_indexed_job,
     },
@@ -95,7 +95,7 @@ static LAUNCHERS: &[Launcher] = &[
 
 /// Place of this process, and what told it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct FoundTask {
     pub rank: u32,
     pub world: u32,
     pub local_rank: u32,
@@ -104,7 +104,7 @@ pub struct Found {
     source: String,
 }
 
-impl fmt::Display for Found {
+impl fmt::Display for FoundTask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { rank, world, local_rank, local_world, address, source } = self;
         write!(f, "rank {rank} of {world}")?;
@@ -116,13 +116,17 @@ impl fmt::Display for Found {
 }
 
 /// Finds the place of this process. What flags do not tell is taken from `POTLUCK_RANK`,
-/// `POTLUCK_WORLD`, `POTLUCK_LOCAL_RANK`, `POTLUCK_LOCAL_WORLD` and `POTLUCK_ADDRESS`, and then, with
-/// `use_launcher`, from the innermost launcher. Without any of them the process is alone.
+/// `POTLUCK_WORLD`, `POTLUCK_LOCAL_RANK`, `POTLUCK_LOCAL_WORLD` and `POTLUCK_ADDRESS`, and then,
+/// with `use_launcher`, from the innermost launcher. Without any of them the process is alone.
 ///
 /// # Errors
 /// Returns `UsageError` if a value is no number, if two sources contradict each other, and if the
 /// place is incomplete.
-pub fn find(flags: &Place, use_launcher: bool, variables: Variables) -> Result<Found, UsageError> {
+pub fn find(
+    flags: &TaskPlace,
+    use_launcher: bool,
+    variables: Variables,
+) -> Result<FoundTask, UsageError> {
     let own = own_variables(variables)?;
     agree("a flag", flags, "POTLUCK_*", &own)?;
     let mut given = Vec::new();
@@ -142,10 +146,10 @@ pub fn find(flags: &Place, use_launcher: bool, variables: Variables) -> Result<F
     }
     let typed = flags.or(&own);
     let mut sources = Vec::new();
-    if *flags != Place::default() {
+    if *flags != TaskPlace::default() {
         sources.push("the command line".to_string());
     }
-    if own != Place::default() {
+    if own != TaskPlace::default() {
         sources.push("POTLUCK_*".to_string());
     }
     let mut place = typed.clone();
@@ -185,9 +189,9 @@ fn require_no_batch_script(variables: Variables) -> Result<(), UsageError> {
 }
 
 /// Returns the place with what follows from it.
-fn complete(place: &Place, sources: &[String]) -> Result<Found, UsageError> {
+fn complete(place: &TaskPlace, sources: &[String]) -> Result<FoundTask, UsageError> {
     if sources.is_empty() {
-        return Ok(Found {
+        return Ok(FoundTask {
             rank: 0,
             world: 1,
             local_rank: 0,
@@ -229,10 +233,10 @@ fn complete(place: &Place, sources: &[String]) -> Result<Found, UsageError> {
             return Err(missing(what, "--address HOST[:PORT]", "POTLUCK_ADDRESS"));
         }
     };
-    Ok(Found { rank, world, local_rank, local_world, address, source })
+    Ok(FoundTask { rank, world, local_rank, local_world, address, source })
 }
 
-impl Place {
+impl TaskPlace {
     /// Returns this place, with what it does not tell from another one.
     fn or(&self, other: &Self) -> Self {
         Self {
@@ -249,7 +253,7 @@ impl Place {
 ///
 /// # Errors
 /// Returns `UsageError` with both values.
-fn agree(one: &str, place: &Place, other: &str, there: &Place) -> Result<(), UsageError> {
+fn agree(one: &str, place: &TaskPlace, other: &str, there: &TaskPlace) -> Result<(), UsageError> {
     let pairs = [
         ("rank", place.rank, there.rank),
         ("number of processes", place.world, there.world),
@@ -281,8 +285,8 @@ fn number(variables: Variables, name: &str) -> Result<Option<u32>, UsageError> {
     }
 }
 
-fn own_variables(variables: Variables) -> Result<Place, UsageError> {
-    Ok(Place {
+fn own_variables(variables: Variables) -> Result<TaskPlace, UsageError> {
+    Ok(TaskPlace {
         rank: number(variables, "POTLUCK_RANK")?,
         world: number(variables, "POTLUCK_WORLD")?,
         local_rank: number(variables, "POTLUCK_LOCAL_RANK")?,
@@ -293,7 +297,7 @@ fn own_variables(variables: Variables) -> Result<Place, UsageError> {
 
 /// torchrun, Ray Train, and whoever else sets what `torch.distributed` reads. The TCP port of the
 /// store is free as a UDP port, and differs from run to run.
-fn of_workers(variables: Variables) -> Result<Option<Place>, UsageError> {
+fn of_workers(variables: Variables) -> Result<Option<TaskPlace>, UsageError> {
     let rank = number(variables, "RANK")?;
     let world = number(variables, "WORLD_SIZE")?;
     if rank.is_none() || world.is_none() {
@@ -305,11 +309,11 @@ fn of_workers(variables: Variables) -> Result<Option<Place>, UsageError> {
     });
     let local_rank = number(variables, "LOCAL_RANK")?;
     let local_world = number(variables, "LOCAL_WORLD_SIZE")?;
-    Ok(Some(Place { rank, world, local_rank, local_world, address }))
+    Ok(Some(TaskPlace { rank, world, local_rank, local_world, address }))
 }
 
 /// Open MPI. Version 4 tells the address of `mpirun`, beside which the first process usually is.
-fn of_open_mpi(variables: Variables) -> Result<Option<Place>, UsageError> {
+fn of_open_mpi(variables: Variables) -> Result<Option<TaskPlace>, UsageError> {
     let Some(rank) = number(variables, "OMPI_COMM_WORLD_RANK")? else { return Ok(None) };
     let world = number(variables, "OMPI_COMM_WORLD_SIZE")?;
     let local_world = number(variables, "OMPI_COMM_WORLD_LOCAL_SIZE")?;
@@ -323,20 +327,20 @@ fn of_open_mpi(variables: Variables) -> Result<Option<Place>, UsageError> {
         })
     };
     let local_rank = number(variables, "OMPI_COMM_WORLD_LOCAL_RANK")?;
-    Ok(Some(Place { rank: Some(rank), world, local_rank, local_world, address }))
+    Ok(Some(TaskPlace { rank: Some(rank), world, local_rank, local_world, address }))
 }
 
 /// MPICH and Intel MPI.
-fn of_mpich(variables: Variables) -> Result<Option<Place>, UsageError> {
+fn of_mpich(variables: Variables) -> Result<Option<TaskPlace>, UsageError> {
     let Some(rank) = number(variables, "PMI_RANK")? else { return Ok(None) };
     let world = number(variables, "PMI_SIZE")?;
     let local_rank = number(variables, "MPI_LOCALRANKID")?;
     let local_world = number(variables, "MPI_LOCALNRANKS")?;
-    Ok(Some(Place { rank: Some(rank), world, local_rank, local_world, address: None }))
+    Ok(Some(TaskPlace { rank: Some(rank), world, local_rank, local_world, address: None }))
 }
 
 /// Tasks of srun. The shell of a batch script has a rank too, but no step.
-fn of_srun(variables: Variables) -> Result<Option<Place>, UsageError> {
+fn of_srun(variables: Variables) -> Result<Option<TaskPlace>, UsageError> {
     let Some(step) = variables("SLURM_STEP_ID") else { return Ok(None) };
     let rank = number(variables, "SLURM_PROCID")?;
     let world = match number(variables, "SLURM_STEP_NUM_TASKS")? {
@@ -356,7 +360,7 @@ fn of_srun(variables: Variables) -> Result<Option<Place>, UsageError> {
         }
         None => None,
     };
-    Ok(Some(Place { rank, world, local_rank, local_world, address }))
+    Ok(Some(TaskPlace { rank, world, local_rank, local_world, address }))
 }
 
 /// Returns the number of tasks of a node, from a list such as `2(x3),1`.
@@ -388,21 +392,21 @@ fn slurm_port(variables: Variables, step: &str) -> u64 {
     SLURM_PORTS_FROM + job.wrapping_mul(16).wrapping_add(step) % SLURM_PORTS
 }
 
-fn of_sky_pilot(variables: Variables) -> Result<Option<Place>, UsageError> {
+fn of_sky_pilot(variables: Variables) -> Result<Option<TaskPlace>, UsageError> {
     let Some(rank) = number(variables, "SKYPILOT_NODE_RANK")? else { return Ok(None) };
     let world = number(variables, "SKYPILOT_NUM_NODES")?;
     let address = variables("SKYPILOT_NODE_IPS").and_then(|ips| {
         let first = ips.split_whitespace().next()?;
         Some(bracketed(first))
     });
-    Ok(Some(Place { rank: Some(rank), world, address, ..Place::default() }))
+    Ok(Some(TaskPlace { rank: Some(rank), world, address, ..TaskPlace::default() }))
 }
 
 /// Pods of an Indexed Job, of a JobSet too. They are told neither how many they are nor the name of
 /// the first one.
-fn of_indexed_job(variables: Variables) -> Result<Option<Place>, UsageError> {
+fn of_indexed_job(variables: Variables) -> Result<Option<TaskPlace>, UsageError> {
     let Some(rank) = number(variables, "JOB_COMPLETION_INDEX")? else { return Ok(None) };
-    Ok(Some(Place { rank: Some(rank), ..Place::default() }))
+    Ok(Some(TaskPlace { rank: Some(rank), ..TaskPlace::default() }))
 }
 
 /// Returns a host as it stands before a port.

@@ -7,7 +7,7 @@ mod nodelist;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
-use self::environment::{Found, Place};
+use self::environment::{FoundTask, TaskPlace};
 use super::addresses::all_addresses;
 use super::args::{JoinArgs, LaunchArgs, LauncherChoice, TrainArgs, WatchedArgs};
 use super::meeting::{PORT, check_address};
@@ -34,7 +34,7 @@ pub fn run(args: &LaunchArgs) -> anyhow::Result<i32> {
                    --explain are for `potluck train`";
         return Err(UsageError(why.into()).into());
     }
-    let flags = Place {
+    let flags = TaskPlace {
         rank: args.rank,
         world: args.world,
         local_rank: args.local_rank,
@@ -61,7 +61,7 @@ pub fn run(args: &LaunchArgs) -> anyhow::Result<i32> {
 /// checkpoint to go on from if there is one.
 fn first_node(
     args: &TrainArgs,
-    found: &Found,
+    found: &FoundTask,
     devices: Option<String>,
 ) -> Result<TrainArgs, UsageError> {
     let out = match (&args.out, &args.name) {
@@ -106,7 +106,7 @@ fn listening(address: &str) -> SocketAddr {
 }
 
 /// Returns the arguments of another node, which has the rank that the launcher gave it.
-fn other_node(args: &TrainArgs, found: &Found, devices: Option<String>) -> JoinArgs {
+fn other_node(args: &TrainArgs, found: &FoundTask, devices: Option<String>) -> JoinArgs {
     let sets = args.sets.iter().filter(|typed| nodes::is_own_key(typed)).cloned().collect();
     JoinArgs {
         address: found.address.clone(),
@@ -125,7 +125,7 @@ fn other_node(args: &TrainArgs, found: &Found, devices: Option<String>) -> JoinA
 }
 
 /// Returns how this process is watched: of several on a host each has a port of its own.
-fn watched(args: &TrainArgs, found: &Found) -> WatchedArgs {
+fn watched(args: &TrainArgs, found: &FoundTask) -> WatchedArgs {
     let mut watched = args.watched.clone();
     if let Some(address) = &mut watched.status
         && address.port() != 0
@@ -143,7 +143,7 @@ fn watched(args: &TrainArgs, found: &Found) -> WatchedArgs {
 /// Returns `UsageError` if there are fewer cards than processes.
 fn devices(
     args: &TrainArgs,
-    found: &Found,
+    found: &FoundTask,
     adapters: &dyn Fn() -> Vec<Adapter>,
 ) -> Result<Option<String>, UsageError> {
     if args.devices.is_some() || found.local_world <= 1 {

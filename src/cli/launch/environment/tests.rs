@@ -1,11 +1,13 @@
+//! Places by the variables that launchers set, and what is refused.
+
 use super::*;
 
 /// Finds the place in these variables, without flags.
-fn place_in(variables: &[(&str, &str)]) -> Result<Found, String> {
-    place_with(&Place::default(), variables)
+fn place_in(variables: &[(&str, &str)]) -> Result<FoundTask, String> {
+    place_with(&TaskPlace::default(), variables)
 }
 
-fn place_with(flags: &Place, variables: &[(&str, &str)]) -> Result<Found, String> {
+fn place_with(flags: &TaskPlace, variables: &[(&str, &str)]) -> Result<FoundTask, String> {
     let of = |name: &str| {
         let (_, value) = variables.iter().find(|(variable, _)| *variable == name)?;
         Some(value.to_string())
@@ -102,9 +104,9 @@ fn the_shell_of_a_batch_script_is_no_task() {
 
 #[test]
 fn flags_go_before_variables_and_must_not_contradict_them() {
-    let flags = Place { address: Some("b:1".into()), ..Place::default() };
+    let flags = TaskPlace { address: Some("b:1".into()), ..TaskPlace::default() };
     assert_eq!(place_with(&flags, SRUN).unwrap().address, "b:1");
-    let flags = Place { rank: Some(1), ..Place::default() };
+    let flags = TaskPlace { rank: Some(1), ..TaskPlace::default() };
     let why = place_with(&flags, SRUN).unwrap_err();
     assert!(why.contains("the rank is 1 by a flag or POTLUCK_* and 3 by SLURM_PROCID"), "{why}");
     let why = place_with(&flags, &[("POTLUCK_RANK", "2")]).unwrap_err();
@@ -122,7 +124,7 @@ fn flags_go_before_variables_and_must_not_contradict_them() {
     check(&same, [3, 4, 0, 2], "n07:20193");
     let within = [SRUN, &[("PMI_RANK", "1"), ("PMI_SIZE", "2")]].concat();
     check(&within, [1, 2, 0, 1], "n07:20193");
-    let alone = find(&Place::default(), false, &|name| {
+    let alone = find(&TaskPlace::default(), false, &|name| {
         SRUN.iter().find(|(variable, _)| *variable == name).map(|(_, value)| value.to_string())
     });
     assert_eq!(alone.unwrap().world, 1);
