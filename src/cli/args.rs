@@ -14,6 +14,7 @@ use super::hardware::parts::HardwarePart;
 use super::runs_directory::RUNS;
 use super::secrets::SecretArgs;
 use crate::ui::log::LogFormat;
+use potluck_net::cluster::NODES_MAX;
 use potluck_parallel::PipelineSchedule;
 use potluck_train::hugging_face::FileType;
 
@@ -211,7 +212,7 @@ pub struct TrainArgs {
     /// Machines of the run, this one included: it waits until the others have typed the line that
     /// it prints, `potluck join ADDR`
     #[arg(long, value_name = "N", conflicts_with = "explain")]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=i64::from(NODES_MAX)))]
     pub nodes: Option<u32>,
     /// With --nodes: address and UDP port at which to listen [default: port 7717 of all addresses]
     #[arg(long, value_parser = listening, value_name = "ADDR:PORT")]
@@ -335,7 +336,8 @@ pub struct JoinArgs {
     pub wait: Option<u64>,
     /// Number that this node is to have, from 1 on, so that its devices have the same ranks in each
     /// start [default: the one that it had before in a run that is resumed, else by arrival]
-    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..64))]
+    #[arg(long, value_name = "K")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..i64::from(NODES_MAX)))]
     pub node: Option<u32>,
     /// Join only the run of this name, which the first node of a resumed run prints
     #[arg(long, value_name = "NAME")]
@@ -363,7 +365,7 @@ pub struct LaunchArgs {
     pub rank: Option<u32>,
     /// Number of processes of the run [default: POTLUCK_WORLD, or what the launcher says]
     #[arg(long, value_name = "N", help_heading = "Place")]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=i64::from(NODES_MAX)))]
     pub world: Option<u32>,
     /// Rank among the processes of this host [default: POTLUCK_LOCAL_RANK, or what the launcher
     /// says, or 0]

@@ -336,13 +336,17 @@ fn jittered(pause: Duration) -> Duration {
     pause.mul_f64(0.5 + 0.5 * (random as f64 / u64::MAX as f64))
 }
 
+/// Returns the address of a first node with its port, which may be left out.
+pub fn with_port(text: &str) -> String {
+    if let Ok(ip) = text.trim_matches(['[', ']']).parse::<IpAddr>() {
+        return SocketAddr::new(ip, PORT).to_string();
+    }
+    if text.contains(':') { text.into() } else { format!("{text}:{PORT}") }
+}
+
 /// Returns the addresses of a host and a port, which may be left out.
 fn resolve(text: &str) -> anyhow::Result<Vec<SocketAddr>> {
-    if let Ok(ip) = text.trim_matches(['[', ']']).parse::<IpAddr>() {
-        return Ok(vec![SocketAddr::new(ip, PORT)]);
-    }
-    let with_port = if text.contains(':') { text.to_string() } else { format!("{text}:{PORT}") };
-    let why = match with_port.to_socket_addrs() {
+    let why = match with_port(text).to_socket_addrs() {
         Ok(found) => {
             let found: Vec<SocketAddr> = found.collect();
             if !found.is_empty() {

@@ -568,8 +568,11 @@ fn shown(value: Option<Value>) -> String {
     }
 }
 
-/// Returns the directory of a new run with this name.
-fn named_run(name: &str) -> Result<PathBuf, UsageError> {
+/// Returns the directory of a run with this name.
+///
+/// # Errors
+/// Returns `UsageError` for a text that is no name of a directory.
+pub fn run_path(name: &str) -> Result<PathBuf, UsageError> {
     let is_plain = !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0']);
     if !is_plain || name == "latest" {
         return Err(UsageError(format!(
@@ -577,7 +580,12 @@ fn named_run(name: &str) -> Result<PathBuf, UsageError> {
              without separators; for another place give --out"
         )));
     }
-    let path = Path::new(RUNS).join(name);
+    Ok(Path::new(RUNS).join(name))
+}
+
+/// Returns the directory of a new run with this name.
+fn named_run(name: &str) -> Result<PathBuf, UsageError> {
+    let path = run_path(name)?;
     if fs::symlink_metadata(&path).is_ok() {
         let path = path.display();
         return Err(UsageError(format!(

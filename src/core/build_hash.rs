@@ -11,9 +11,10 @@ pub fn set_build_hash(hash: &'static str) {
     let _ = HASH.set(hash);
 }
 
-/// Returns the hash alone, the first word of [`build_hash`].
-pub fn short_build_hash() -> &'static str {
-    build_hash().split(' ').next().unwrap_or_default()
+/// Returns the hash of everything, the first word of what [`build_hash`] returns here or on another
+/// node.
+pub fn whole_hash(build: &str) -> &str {
+    build.split(' ').next().unwrap_or_default()
 }
 
 /// Returns the hash, by which the nodes of a run tell that they have the same program, and behind

@@ -22,7 +22,7 @@ pub mod shape;
 mod slice;
 mod table;
 
-pub use build_hash::{build_hash, set_build_hash, short_build_hash};
+pub use build_hash::{build_hash, set_build_hash, whole_hash};
 pub use decode::{DecodeError, decode};
 pub use edge_piece::EdgePiece;
 pub use host_tensor::{HostTensor, HostTensorView};

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::process::Child;
 
 use crate::node_processes::{
     Host, LINE, SILENCE_S, desk, host_with, join, later_port, write_secret,
@@ -31,7 +32,7 @@ impl Happened {
     }
 
     /// Ends a run of two nodes, and takes both codes.
-    fn take_both(&mut self, about: &'static str, host: Host, other: std::process::Child) {
+    fn take_both(&mut self, about: &'static str, host: Host, other: Child) {
         self.take(about, host.finish().code());
         self.take(about, finish(other, "the other node").code());
     }
@@ -43,6 +44,14 @@ fn first(desk: &Desk, nodes: usize, faults: &str, more: &str) -> Host {
          --set faults.node_timeout_s={SILENCE_S} {more}"
     );
     host_with(desk, nodes, faults, &line)
+}
+
+/// Starts a run of two nodes that goes on until it is ended.
+fn endless(desk: &Desk, out: &str) -> (Host, Child) {
+    let mut host = first(desk, 2, "", &format!("--out {out} --steps 100000 --log-every 1"));
+    let other = join(desk, &host, "", "--devices cpu");
+    host.wait_for("step 2/");
+    (host, other)
 }
 
 fn join_code(desk: &Desk, address: &str, more: &str) -> Option<i32> {
@@ -104,16 +113,12 @@ fn processes_of_a_run_end_with_the_codes_of_the_table() {
     happened.take_both(about, host, other);
 
     let about = "Ctrl-C on any node";
-    let mut host = first(&desk, 2, "", "--out stopped --steps 100000 --log-every 1");
-    let other = join(&desk, &host, "", "--devices cpu");
-    host.wait_for("step 2/");
+    let (host, other) = endless(&desk, "stopped");
     send_signal(host.child.id(), "INT");
     happened.take_both(about, host, other);
 
     let about = "a node or a link is lost in the run";
-    let mut host = first(&desk, 2, "", "--out lost --steps 100000 --log-every 1");
-    let other = join(&desk, &host, "", "--devices cpu");
-    host.wait_for("step 2/");
+    let (host, other) = endless(&desk, "lost");
     send_signal(host.child.id(), "KILL");
     host.finish();
     happened.take(about, finish(other, "the other node").code());

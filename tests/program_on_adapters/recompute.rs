@@ -2,32 +2,19 @@
 //! device and on every adapter.
 
 use crate::process::adapter_selectors;
+use crate::small_gpt::{self, CONTEXT, VOCABULARY};
 use potluck_core::HostTensor;
 use potluck_graph::model::{AttentionBias, GptConfig, LlamaConfig, gpt, llama};
 use potluck_graph::optim::Optimizer;
-use potluck_graph::{Graph, Recompute, RotaryAngles, RotaryScaling, Unary};
+use potluck_graph::{Graph, Recompute, RotaryAngles, RotaryScaling};
 use potluck_train::{Trainer, TrainerOptions};
 
 const STEPS: usize = 20;
-const VOCABULARY: usize = 33;
-const CONTEXT: usize = 6;
 const BATCH: usize = 5;
 
 /// With dropout everywhere, and a head that is tied to the embedding.
 fn tiny_gpt() -> Graph {
-    let config = GptConfig {
-        vocabulary: VOCABULARY,
-        context: CONTEXT,
-        positions: CONTEXT,
-        layers: 2,
-        heads: 2,
-        width: 16,
-        bias: true,
-        dropout: 0.2,
-        tie: true,
-        activation: Unary::GeluTanh,
-    };
-    gpt(&config).unwrap()
+    gpt(&GptConfig { dropout: 0.2, ..small_gpt::config(16) }).unwrap()
 }
 
 fn tiny_llama() -> Graph {

@@ -5,13 +5,17 @@ use potluck_graph::model::{GptConfig, gpt};
 use potluck_graph::{Graph, Unary};
 use potluck_train::Trainer;
 
-const VOCABULARY: usize = 33;
-const CONTEXT: usize = 6;
+pub const VOCABULARY: usize = 33;
+pub const CONTEXT: usize = 6;
 
 /// Returns the forward graph of a GPT of this width, whose packed queries, keys and values are cut
 /// in three ranges of columns in a tensor group.
 pub fn model(width: usize) -> Graph {
-    let config = GptConfig {
+    gpt(&config(width)).unwrap()
+}
+
+pub fn config(width: usize) -> GptConfig {
+    GptConfig {
         vocabulary: VOCABULARY,
         context: CONTEXT,
         positions: CONTEXT,
@@ -22,8 +26,7 @@ pub fn model(width: usize) -> Graph {
         dropout: 0.0,
         tie: true,
         activation: Unary::GeluTanh,
-    };
-    gpt(&config).unwrap()
+    }
 }
 
 /// Runs steps of so many samples up to `last`, and returns their losses.

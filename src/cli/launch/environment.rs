@@ -9,12 +9,11 @@ use std::fmt;
 use super::nodelist::first_host;
 use crate::cli::UsageError;
 use crate::cli::meeting::PORT;
+use potluck_net::cluster::NODES_MAX;
 
 /// Environment of a process: the value of a variable.
 pub type Variables<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// Processes of a run at most.
-const WORLD_MAX: u32 = 64;
 /// Ports of runs that Slurm starts, below those that a system hands out: a number in this range
 /// follows from the job and the step, so that neighbouring jobs on one machine have different ones.
 const SLURM_PORTS: u64 = 12_000;
@@ -213,8 +212,8 @@ fn complete(place: &TaskPlace, sources: &[String]) -> Result<FoundTask, UsageErr
     if world == 0 || rank >= world {
         return Err(UsageError(format!("{source}: there is no rank {rank} of {world}")));
     }
-    if world > WORLD_MAX {
-        let why = format!("{source}: a run has at most {WORLD_MAX} processes, not {world}");
+    if world > NODES_MAX {
+        let why = format!("{source}: a run has at most {NODES_MAX} processes, not {world}");
         return Err(UsageError(why));
     }
     let local_world = place.local_world.unwrap_or(1);

@@ -4,19 +4,17 @@
 mod environment;
 mod nodelist;
 
-use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
+use std::net::SocketAddr;
 
 use self::environment::{FoundTask, TaskPlace};
 use super::addresses::all_addresses;
 use super::args::{JoinArgs, LaunchArgs, LauncherChoice, TrainArgs, WatchedArgs};
-use super::meeting::{PORT, check_address};
+use super::meeting::{PORT, check_address, with_port};
 use super::resume::holds_run;
-use super::runs_directory::RUNS;
 use super::secrets::SecretArgs;
 use super::{UsageError, nodes, train};
 use crate::ui::terminal::print_line;
-use potluck_kernels::device::{Adapter, AdapterKind, list_adapters};
+use potluck_kernels::device::{AdapterKind, list_adapters};
 
 /// Seconds for which nodes wait for each other, unless a flag says otherwise.
 const WAIT: u64 = 600;
@@ -50,7 +48,7 @@ pub fn run(args: &LaunchArgs) -> anyhow::Result<i32> {
     if found.world > 1 {
         check_address(&found.address)?;
     }
-    let devices = devices(&args.train, &found, &list_adapters)?;
+    let devices = devices(&args.train, &found)?;
     if found.rank == 0 {
         return train::run(&first_node(&args.train, &found, devices)?);
     }
@@ -66,7 +64,7 @@ fn first_node(
 ) -> Result<TrainArgs, UsageError> {
     let out = match (&args.out, &args.name) {
         (Some(out), _) => out.clone(),
-        (None, Some(name)) => Path::new(RUNS).join(name),
+        (None, Some(name)) => train::run_path(name)?,
         (None, None) => {
             let why = "launch needs --out DIR or --name NAME: a restart goes on from what is there";
             return Err(UsageError(why.into()));
@@ -100,9 +98,9 @@ fn first_node(
 /// Returns where the first node listens: all of its addresses, at the port of the one that the
 /// others dial.
 fn listening(address: &str) -> SocketAddr {
-    let is_ip = address.trim_matches(['[', ']']).parse::<IpAddr>().is_ok();
-    let port = address.rsplit_once(':').filter(|_| !is_ip);
-    all_addresses(port.and_then(|(_, port)| port.parse().ok()).unwrap_or(PORT))
+    let address = with_port(address);
+    let port = address.rsplit_once(':').and_then(|(_, port)| port.parse().ok());
+    all_addresses(port.unwrap_or(PORT))
 }
 
 /// Returns the arguments of another node, which has the rank that the launcher gave it.
@@ -141,16 +139,12 @@ fn watched(args: &TrainArgs, found: &FoundTask) -> WatchedArgs {
 ///
 /// # Errors
 /// Returns `UsageError` if there are fewer cards than processes.
-fn devices(
-    args: &TrainArgs,
-    found: &FoundTask,
-    adapters: &dyn Fn() -> Vec<Adapter>,
-) -> Result<Option<String>, UsageError> {
+fn devices(args: &TrainArgs, found: &FoundTask) -> Result<Option<String>, UsageError> {
     if args.devices.is_some() || found.local_world <= 1 {
         return Ok(args.devices.clone());
     }
     let mut cards = Vec::new();
-    for (index, adapter) in adapters().iter().enumerate() {
+    for (index, adapter) in list_adapters().iter().enumerate() {
         if adapter.kind != AdapterKind::Software && adapter.merged_into.is_none() {
             cards.push(index);
         }

@@ -3,7 +3,7 @@
 use potluck_core::Nanos;
 
 /// Most nodes of a run.
-pub(crate) const NODES_MAX: u32 = 64;
+pub const NODES_MAX: u32 = 64;
 /// Longest host name (RFC 1035, section 2.3.4), in bytes.
 pub(crate) const HOST_BYTES_MAX: usize = 255;
 /// Most devices of a node.

@@ -18,7 +18,7 @@
 //!       <------- Lost, Left, Leave -- / | Leave, PairFailed
 //! ```
 //!
-//! Numbers are given with the roster only, in the order of arrival of those who are here then. So a
+//! Numbers are given with the roster only (`first_node::seating`), to those who are here then. So a
 //! node that goes before the start frees its place and changes nobody's number; if it goes while
 //! pairs connect, that generation is over, and all wait again for the next one.
 //!
@@ -43,8 +43,8 @@ mod roster;
 mod testing;
 mod text;
 
-pub use bounds::{DEVICE_BYTES_MAX, NODE_TIMEOUT_MAX};
-pub(crate) use bounds::{DEVICES_MAX, NODES_MAX, REPLY_TIMEOUT};
+pub use bounds::{DEVICE_BYTES_MAX, NODE_TIMEOUT_MAX, NODES_MAX};
+pub(crate) use bounds::{DEVICES_MAX, REPLY_TIMEOUT};
 pub use error::ClusterError;
 pub use event::{Action, ClusterEnd, ConnectionEnd, Event};
 pub use first_node::{FirstNode, FirstNodeOptions, FormerNode};

@@ -5,7 +5,7 @@ use core::net::SocketAddr;
 use super::bounds::MESSAGE_BYTES_MAX;
 use super::hello_error::HelloError;
 use potluck_core::format::counted;
-use potluck_core::{Generation, NodeRank, Remedy};
+use potluck_core::{Generation, NodeRank, Remedy, whole_hash};
 
 /// Reason for which a node is not taken in, as a sentence that goes to it. Pairs are of the node
 /// and of the one that refuses it.
@@ -18,7 +18,7 @@ pub enum Refusal {
     Version { hosts: (String, String), values: (String, String) },
     #[error(
         "{} has the build {} of potluck and {} the build {}{}: install the same build on both",
-        .hosts.0, hash_of(.values.0.as_str()), .hosts.1, hash_of(.values.1.as_str()),
+        .hosts.0, whole_hash(&.values.0), .hosts.1, whole_hash(&.values.1),
         difference(.values)
     )]
     Build { hosts: (String, String), values: (String, String) },
@@ -96,11 +96,6 @@ fn advice((theirs, own): &(String, String), first: &str) -> String {
     } else {
         "install the same version on both".into()
     }
-}
-
-/// Returns the hash of a build, the first word about it.
-fn hash_of(build: &str) -> &str {
-    build.split(' ').next().unwrap_or_default()
 }
 
 /// Tells the first room in which two builds differ.

@@ -8,7 +8,7 @@ use super::health::Health;
 use super::run_status::{RunPhase, RunStatus};
 use crate::nodes::{LinkStatus, LinksStatus};
 use potluck_core::metrics::StepRecord;
-use potluck_core::short_build_hash;
+use potluck_core::{build_hash, whole_hash};
 
 /// Media type of the text.
 pub(super) const MEDIA_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -29,14 +29,6 @@ pub(super) fn metrics(view: &StatusView) -> String {
     text.0
 }
 
-/// Kind of a metric.
-#[derive(Clone, Copy)]
-enum MetricKind {
-    /// Only rises, until the program starts again; its name ends in `_total`.
-    Counter,
-    Gauge,
-}
-
 /// Text under construction.
 #[derive(Default)]
 struct Exposition(String);
@@ -45,12 +37,10 @@ struct Exposition(String);
 type Labels<'a> = [(&'static str, &'a str)];
 
 impl Exposition {
-    /// Begins a metric, whose samples follow. The help is one line without backslashes.
-    fn begin(&mut self, name: &str, kind: MetricKind, help: &str) {
-        let kind = match kind {
-            MetricKind::Counter => "counter",
-            MetricKind::Gauge => "gauge",
-        };
+    /// Begins a metric, whose samples follow. One whose name ends in `_total` is a counter: it only
+    /// rises, until the program starts again. The help is one line without backslashes.
+    fn begin(&mut self, name: &str, help: &str) {
+        let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
         self.write(format_args!("# HELP potluck_{name} {help}\n# TYPE potluck_{name} {kind}\n"));
     }
 
@@ -65,8 +55,8 @@ impl Exposition {
     }
 
     /// Writes a metric with one sample.
-    fn one(&mut self, name: &str, kind: MetricKind, help: &str, value: f64) {
-        self.begin(name, kind, help);
+    fn one(&mut self, name: &str, help: &str, value: f64) {
+        self.begin(name, help);
         self.sample(name, &[], value);
     }
 
@@ -120,20 +110,20 @@ fn flag(is_set: bool) -> f64 {
 
 fn about(text: &mut Exposition, view: &StatusView) {
     let run = &*view.run;
-    text.begin("build_info", MetricKind::Gauge, "Version of the program and hash of its sources.");
+    text.begin("build_info", "Version of the program and hash of its sources.");
     text.sample(
         "build_info",
-        &[("version", run.about.version), ("build", short_build_hash())],
+        &[("version", run.about.version), ("build", whole_hash(build_hash()))],
         1.0,
     );
     let (name, node) = (run.about.name.as_deref().unwrap_or_default(), run.nodes.you);
     let node = node.map(|node| node.0.to_string()).unwrap_or_default();
     let generation = run.nodes.generation.0.to_string();
-    text.begin("run_info", MetricKind::Gauge, "Name of the run, number of this node, generation.");
+    text.begin("run_info", "Name of the run, number of this node, generation.");
     let labels = [("run", name), ("node", &*node), ("generation", &*generation)];
     text.sample("run_info", &labels, 1.0);
     if !run.nodes.nodes.is_empty() {
-        text.begin("node_info", MetricKind::Gauge, "Host and devices of each node of the run.");
+        text.begin("node_info", "Host and devices of each node of the run.");
         for node in &run.nodes.nodes {
             let number = node.node.0.to_string();
             let devices = node.devices.join(", ");
@@ -143,154 +133,136 @@ fn about(text: &mut Exposition, view: &StatusView) {
     }
     let health = Health::of(run, view.now);
     let help = "1 while the run goes on as it should, and 0 if no step came in time.";
-    text.one("healthy", MetricKind::Gauge, help, flag(health.is_healthy));
+    text.one("healthy", help, flag(health.is_healthy));
     let help = "Time since the last sign of progress.";
-    text.one("progress_age_seconds", MetricKind::Gauge, help, health.silence.as_secs_f64());
-    text.begin("phase", MetricKind::Gauge, "1 for what the run does at present.");
+    text.one("progress_age_seconds", help, health.silence.as_secs_f64());
+    text.begin("phase", "1 for what the run does at present.");
     for name in RunPhase::NAMES {
         text.sample("phase", &[("phase", name)], flag(run.phase.name() == name));
     }
 }
 
 fn progress(text: &mut Exposition, run: &RunStatus) {
-    text.one("step", MetricKind::Gauge, "Steps that are done, over all starts.", run.done as f64);
+    text.one("step", "Steps that are done, over all starts.", run.done as f64);
     if let Some(steps) = run.steps {
-        text.one(
-            "planned_steps",
-            MetricKind::Gauge,
-            "Step after which the run ends.",
-            steps as f64,
-        );
+        text.one("planned_steps", "Step after which the run ends.", steps as f64);
     }
     let taken = run.steps_taken as f64;
-    text.one("steps_total", MetricKind::Counter, "Steps since the start of the program.", taken);
+    text.one("steps_total", "Steps since the start of the program.", taken);
     let help = "Steps that updated nothing, because a value was not finite.";
-    text.one("skipped_steps_total", MetricKind::Counter, help, run.steps_skipped as f64);
-    text.one("warnings_total", MetricKind::Counter, "Warnings of the run.", run.warnings as f64);
+    text.one("skipped_steps_total", help, run.steps_skipped as f64);
+    text.one("warnings_total", "Warnings of the run.", run.warnings as f64);
     if let Some(at) = run.last_step_at {
         let help = "Time of the last step.";
-        text.one("last_step_timestamp_seconds", MetricKind::Gauge, help, unix_seconds(at));
+        text.one("last_step_timestamp_seconds", help, unix_seconds(at));
     }
     if let Some(evaluation) = &run.last_evaluation {
         let help = "Mean loss of the last evaluation.";
-        text.one("validation_loss", MetricKind::Gauge, help, evaluation.val_loss);
+        text.one("validation_loss", help, evaluation.val_loss);
         let help = "Step of the last evaluation.";
-        text.one("validation_step", MetricKind::Gauge, help, evaluation.step as f64);
+        text.one("validation_step", help, evaluation.step as f64);
     }
     if let Some(checkpoint) = run.last_checkpoint {
         let help = "Step of the last checkpoint.";
-        text.one("checkpoint_step", MetricKind::Gauge, help, checkpoint.step as f64);
+        text.one("checkpoint_step", help, checkpoint.step as f64);
         if let Some(at) = checkpoint.at {
             let help = "Time of the last checkpoint.";
-            text.one("checkpoint_timestamp_seconds", MetricKind::Gauge, help, unix_seconds(at));
+            text.one("checkpoint_timestamp_seconds", help, unix_seconds(at));
         }
     }
 }
 
 fn last_step(text: &mut Exposition, step: &StepRecord) {
-    text.one("loss", MetricKind::Gauge, "Mean loss of the last step.", step.loss);
-    text.one("learning_rate", MetricKind::Gauge, "Learning rate of the last step.", step.lr);
+    text.one("loss", "Mean loss of the last step.", step.loss);
+    text.one("learning_rate", "Learning rate of the last step.", step.lr);
     let help = "Norm of the gradient of the last step, before clipping.";
-    text.one("gradient_norm", MetricKind::Gauge, help, step.grad_norm);
+    text.one("gradient_norm", help, step.grad_norm);
     if let Some(scale) = step.loss_scale {
-        text.one("loss_scale", MetricKind::Gauge, "Loss scale of the last step.", scale);
+        text.one("loss_scale", "Loss scale of the last step.", scale);
     }
-    text.one("step_seconds", MetricKind::Gauge, "Time of the last step.", step.ms / 1e3);
+    text.one("step_seconds", "Time of the last step.", step.ms / 1e3);
     let unit = step.unit.name();
     let help = format!("Rate of the last step, in {unit}.");
-    text.one(&format!("{unit}_per_second"), MetricKind::Gauge, &help, step.per_s);
+    text.one(&format!("{unit}_per_second"), &help, step.per_s);
 }
 
 fn work(text: &mut Exposition, run: &RunStatus) {
     if let Some(step) = &run.last_step {
         let unit = step.unit.name();
         let help = format!("Trained {unit} since the start of the program.");
-        text.one(&format!("{unit}_total"), MetricKind::Counter, &help, run.counted as f64);
+        text.one(&format!("{unit}_total"), &help, run.counted as f64);
     }
     if run.ranks.is_empty() {
         return;
     }
     let numbers: Vec<String> = (0..run.ranks.len()).map(|rank| rank.to_string()).collect();
-    let mut metric = |name: &str, kind, help: &str, values: Vec<f64>| {
-        text.begin(name, kind, help);
+    let mut metric = |name: &str, help: &str, values: Vec<f64>| {
+        text.begin(name, help);
         for ((number, rank), value) in numbers.iter().zip(&run.ranks).zip(values) {
             text.sample(name, &[("rank", number), ("device", &rank.device)], value);
         }
     };
     let busy = run.ranks.iter().map(|rank| rank.busy.as_secs_f64()).collect();
     let help = "Time of steps in which a rank has worked.";
-    metric("rank_busy_seconds_total", MetricKind::Counter, help, busy);
+    metric("rank_busy_seconds_total", help, busy);
     let waiting = run.ranks.iter().map(|rank| rank.waiting.as_secs_f64()).collect();
     let help = "Time of steps in which a rank has waited for others.";
-    metric("rank_waiting_seconds_total", MetricKind::Counter, help, waiting);
+    metric("rank_waiting_seconds_total", help, waiting);
     if run.ranks.len() > 1 {
         let shares = run.ranks.iter().map(|rank| rank.share as f64).collect();
-        metric("rank_share_samples", MetricKind::Gauge, "Samples of a rank in a step.", shares);
+        metric("rank_share_samples", "Samples of a rank in a step.", shares);
     }
 }
 
 fn network(text: &mut Exposition, state: &LinksStatus, view: &StatusView) {
     let help = "Peers that were refused.";
-    text.one("refused_peers_total", MetricKind::Counter, help, state.refused as f64);
+    text.one("refused_peers_total", help, state.refused as f64);
     if let Some(buffers) = state.socket_buffers {
         let help = "Buffers of the UDP socket, as the system has made them.";
-        text.begin("socket_buffer_bytes", MetricKind::Gauge, help);
+        text.begin("socket_buffer_bytes", help);
         for (direction, bytes) in [("receive", buffers.receive), ("send", buffers.send)] {
             text.sample("socket_buffer_bytes", &[("direction", direction)], bytes as f64);
         }
     }
-    let mut metric = |name: &str, kind, help: &str, value: &dyn Fn(&LinkStatus) -> Option<f64>| {
+    let mut metric = |name: &str, help: &str, value: &dyn Fn(&LinkStatus) -> Option<f64>| {
         let values = state.links.iter().filter_map(|link| Some((link, value(link)?)));
         let values: Vec<_> = values.collect();
         if values.is_empty() {
             return;
         }
         let name = format!("link_{name}");
-        text.begin(&name, kind, help);
+        text.begin(&name, help);
         for (link, value) in values {
             let number = link.node.0.to_string();
             text.sample(&name, &[("node", &number), ("host", &link.host)], value);
         }
     };
-    metric(
-        "sent_bytes_total",
-        MetricKind::Counter,
-        "Bytes of datagrams that were sent.",
-        &|link| Some(link.stats.bytes_sent as f64),
-    );
-    metric("received_bytes_total", MetricKind::Counter, "Bytes of datagrams that came.", &|link| {
+    metric("sent_bytes_total", "Bytes of datagrams that were sent.", &|link| {
+        Some(link.stats.bytes_sent as f64)
+    });
+    metric("received_bytes_total", "Bytes of datagrams that came.", &|link| {
         Some(link.stats.bytes_received as f64)
     });
     let help = "Rate of sending over the last five seconds or more.";
-    metric("sent_bytes_per_second", MetricKind::Gauge, help, &|link| Some(link.bytes_sent_per_s));
+    metric("sent_bytes_per_second", help, &|link| Some(link.bytes_sent_per_s));
     let help = "Rate of receiving over the last five seconds or more.";
-    metric("received_bytes_per_second", MetricKind::Gauge, help, &|link| {
-        Some(link.bytes_received_per_s)
-    });
-    metric("round_trip_seconds", MetricKind::Gauge, "Smoothed round trip time.", &|link| {
+    metric("received_bytes_per_second", help, &|link| Some(link.bytes_received_per_s));
+    metric("round_trip_seconds", "Smoothed round trip time.", &|link| {
         Some(link.stats.round_trip.as_secs_f64())
     });
-    metric("sent_packets_total", MetricKind::Counter, "Packets that were sent.", &|link| {
+    metric("sent_packets_total", "Packets that were sent.", &|link| {
         Some(link.stats.packets_sent as f64)
     });
     let help = "Packets that were lost, and whose content was sent again.";
-    metric("lost_packets_total", MetricKind::Counter, help, &|link| {
-        Some(link.stats.packets_lost as f64)
-    });
+    metric("lost_packets_total", help, &|link| Some(link.stats.packets_lost as f64));
     let help = "Times at which losses made the congestion window smaller.";
-    metric("congestion_events_total", MetricKind::Counter, help, &|link| {
-        Some(link.stats.congestion_events as f64)
-    });
+    metric("congestion_events_total", help, &|link| Some(link.stats.congestion_events as f64));
     let help = "Bytes that may be on their way at a time.";
-    metric("congestion_window_bytes", MetricKind::Gauge, help, &|link| {
-        Some(link.stats.congestion_window as f64)
-    });
+    metric("congestion_window_bytes", help, &|link| Some(link.stats.congestion_window as f64));
     let help = "Largest datagrams at present.";
-    metric("datagram_bytes", MetricKind::Gauge, help, &|link| {
-        Some(f64::from(link.stats.datagram_bytes))
-    });
+    metric("datagram_bytes", help, &|link| Some(f64::from(link.stats.datagram_bytes)));
     let help = "Time since the node was last heard, on links that heartbeats watch.";
-    metric("heartbeat_age_seconds", MetricKind::Gauge, help, &|link| {
+    metric("heartbeat_age_seconds", help, &|link| {
         Some(view.now.saturating_duration_since(link.heard?).as_secs_f64())
     });
 }
@@ -314,7 +286,7 @@ mod tests {
         }
         assert_eq!(Escaped("a \\ \"b\"\nc").to_string(), r#"a \\ \"b\"\nc"#);
         let mut text = Exposition::default();
-        text.begin("a_total", MetricKind::Counter, "A thing.");
+        text.begin("a_total", "A thing.");
         text.sample("a_total", &[("b", "x\""), ("c", "")], 2.0);
         text.sample("a_total", &[], 3.0);
         let expected = "# HELP potluck_a_total A thing.\n# TYPE potluck_a_total counter\n\

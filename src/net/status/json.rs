@@ -7,7 +7,7 @@ use super::health::Health;
 use super::run_status::{RankTotals, RunStatus, StatusNode};
 use crate::nodes::LinkStatus;
 use potluck_core::metrics::{StepRecord, rfc3339};
-use potluck_core::short_build_hash;
+use potluck_core::{build_hash, whole_hash};
 
 /// Returns the state of a run.
 pub(super) fn status(view: &StatusView) -> Value {
@@ -24,7 +24,7 @@ pub(super) fn status(view: &StatusView) -> Value {
             "configuration": path(&run.about.configuration),
         },
         "version": run.about.version,
-        "build": short_build_hash(),
+        "build": whole_hash(build_hash()),
         "node": run.nodes.you.map(|node| node.0),
         "generation": run.nodes.generation.0,
         "nodes": run.nodes.nodes.iter().map(node).collect::<Vec<_>>(),
