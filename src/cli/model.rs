@@ -539,7 +539,7 @@ fn open_on(
     for note in &opened.notes {
         print_line(note);
     }
-    let ForwardDevices { group, pipelines, identities, .. } = opened;
+    let ForwardDevices { group, pipelines, plans, identities, .. } = opened;
     let mut weights = vec![1; pipelines.stages.len()];
     if !pipelines.is_divided() && group.world() > 1 {
         let recorded = loaded.placement.map(|placement| placement.ranks).unwrap_or_default();
@@ -554,7 +554,7 @@ fn open_on(
         }
         print_line(&format!("on {} devices {shares}: {}", names.len(), names.join(", ")));
     }
-    state::restore(&group, loaded.parameters, &[], 0)?;
+    state::restore(&group, &plans, &loaded.parameters, &[], 0)?;
     Ok(EvalDevices { group, pipelines, weights })
 }
 

@@ -130,8 +130,8 @@ impl Session {
         Ok(())
     }
 
-    /// Brings parameters and moments of a step, by name, onto the devices, and takes over what was
-    /// carried into the next one. Returns false if that is of another batch size or another kind,
+    /// Brings parameters and moments of a step, by name, onto the devices, zeros if there are no
+    /// moments, and takes over what was carried into the next one. Returns false if that is of another batch size or another kind,
     /// and begins with zeros.
     ///
     /// # Errors
@@ -139,7 +139,7 @@ impl Session {
     pub fn restore(
         &mut self,
         step: u64,
-        parameters: impl AsRef<[NamedTensor]> + Send + Sync + 'static,
+        parameters: &[NamedTensor],
         moments: &[NamedTensor],
         carried: &[NamedTensor],
     ) -> Result<bool, TrainError> {
@@ -149,7 +149,8 @@ impl Session {
                 self.group.run_on(rank, "a fault", move |device| device.inject_fault(fault))?;
             }
         }
-        state::restore(&self.group, parameters, moments, self.options.optimizer.moments())?;
+        let kept = self.options.optimizer.moments();
+        state::restore(&self.group, &self.rank_plans, parameters, moments, kept)?;
         Ok(self.states.restore(carried))
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::error::TrainError;
 use crate::checkpoint::{CheckpointError, NamedTensor};
 use crate::runtime::workers::WorkerGroup;
-use potluck_core::{BucketId, Position};
+use potluck_core::{BucketId, Position, Rank};
 use potluck_graph::{Parameter, ParameterKind, Plan};
 use potluck_kernels::device::DeviceError;
 use potluck_kernels::exec::{BucketTensor, Executor, bank_words};
@@ -169,91 +169,57 @@ fn has_bucket(plan: &Plan, bank: BucketTensor, bucket: BucketId) -> bool {
     plan.holds(bucket) && (!is_moment || is_trained(plan, bucket))
 }
 
-/// Writes the device's part of a bank from values by name; every parameter must be present with
-/// its shape.
-///
-/// # Errors
-/// Returns `CheckpointError` (inner) if a tensor is missing or has another shape, `DeviceError`
-/// if the device fails.
-fn write(
-    device: &mut dyn Executor,
+/// Tensors of a checkpoint with the values of a bank.
+#[derive(Clone, Copy)]
+struct SavedBank<'a> {
     bank: BucketTensor,
-    tensors: &[NamedTensor],
-) -> Result<Result<(), CheckpointError>, DeviceError> {
-    let buckets = (0..device.plan().buckets.len() as u32).map(BucketId);
-    let of_device: Vec<BucketId> =
-        buckets.filter(|bucket| has_bucket(device.plan(), bank, *bucket)).collect();
-    // All are there before anything is written.
-    for bucket in &of_device {
-        for (id, _) in &device.plan().buckets[bucket.index()].parameters {
-            let Parameter { whole, slice, .. } = &device.plan().graph.parameters[id.index()];
-            if let Err(error) = NamedTensor::find(tensors, &whole.name, slice.whole_dims()) {
-                return Ok(Err(error));
-            }
-        }
-    }
-    for bucket in of_device {
-        // One at a time, so that the host has no second copy of all.
-        let values = match bucket_values(device.plan(), tensors, bucket) {
-            Ok(values) => values,
-            Err(error) => return Ok(Err(error)),
-        };
-        let held = match bank {
-            BucketTensor::Moment(_) => device.owned(bucket),
-            BucketTensor::Parameters | BucketTensor::Gradients => 0..values.len(),
-        };
-        device.write_bank(bank, bucket, &values[held])?;
-    }
-    Ok(Ok(()))
+    tensors: &'a [NamedTensor],
 }
 
-/// Returns the values of a bucket.
-fn bucket_values(
-    plan: &Plan,
-    tensors: &[NamedTensor],
-    bucket: BucketId,
-) -> Result<Vec<f32>, CheckpointError> {
-    let bucket = &plan.buckets[bucket.index()];
-    let mut values = vec![0.0; bucket.length];
-    for &(id, start) in &bucket.parameters {
-        let Parameter { whole, slice, .. } = &plan.graph.parameters[id.index()];
-        let tensor = NamedTensor::find(tensors, &whole.name, slice.whole_dims())?;
-        let own = &mut values[start..start + slice.elements()];
-        if slice.is_whole() {
-            own.copy_from_slice(&tensor.values);
-        } else {
-            own.copy_from_slice(&slice.cut(&tensor.values));
+impl SavedBank<'_> {
+    /// Returns the values of a bucket; zeros for a moment of which nothing is saved.
+    ///
+    /// # Errors
+    /// Returns `CheckpointError` if a tensor is missing or has another shape.
+    fn values(&self, plan: &Plan, bucket: BucketId) -> Result<Vec<f32>, CheckpointError> {
+        let bucket = &plan.buckets[bucket.index()];
+        let mut values = vec![0.0; bucket.length];
+        if self.tensors.is_empty() && matches!(self.bank, BucketTensor::Moment(_)) {
+            return Ok(values);
         }
+        for &(id, start) in &bucket.parameters {
+            let Parameter { whole, slice, .. } = &plan.graph.parameters[id.index()];
+            let name = match self.bank {
+                BucketTensor::Moment(index) => name_of_moment(&whole.name, index),
+                BucketTensor::Parameters | BucketTensor::Gradients => whole.name.clone(),
+            };
+            let tensor = NamedTensor::find(self.tensors, &name, slice.whole_dims())?;
+            let own = &mut values[start..start + slice.elements()];
+            if slice.is_whole() {
+                own.copy_from_slice(&tensor.values);
+            } else {
+                own.copy_from_slice(&slice.cut(&tensor.values));
+            }
+        }
+        Ok(values)
     }
-    Ok(values)
+}
+
+/// Returns the name under which a moment of a parameter is saved.
+fn name_of_moment(parameter: &str, index: usize) -> String {
+    format!("{parameter}.{index}")
 }
 
 /// Joins the moments of all parameters into one list with the names `NAME.0`, `NAME.1`.
-pub(crate) fn join_moments(moments: Vec<Vec<NamedTensor>>) -> Vec<NamedTensor> {
+fn join_moments(moments: Vec<Vec<NamedTensor>>) -> Vec<NamedTensor> {
     let mut joined = Vec::new();
     for (index, list) in moments.into_iter().enumerate() {
         for mut tensor in list {
-            tensor.name = format!("{}.{index}", tensor.name);
+            tensor.name = name_of_moment(&tensor.name, index);
             joined.push(tensor);
         }
     }
     joined
-}
-
-/// Returns the moments of one index from a list made by `join_moments`.
-fn split_moments(moments: &[NamedTensor], index: usize) -> Vec<NamedTensor> {
-    let suffix = format!(".{index}");
-    let mut of_index = Vec::new();
-    for tensor in moments {
-        if let Some(name) = tensor.name.strip_suffix(&suffix) {
-            of_index.push(NamedTensor {
-                name: name.to_string(),
-                shape: tensor.shape.clone(),
-                values: tensor.values.clone(),
-            });
-        }
-    }
-    of_index
 }
 
 /// Returns the number of moments to restore from a checkpoint: 0 if it holds none, because its
@@ -278,7 +244,7 @@ pub fn check(
         NamedTensor::find(parameters, &whole.name, wanted)?;
         let kept = if *kind == ParameterKind::Trained { kept } else { 0 };
         let names: Vec<String> =
-            (0..restored(moments, kept)).map(|index| format!("{}.{index}", whole.name)).collect();
+            (0..restored(moments, kept)).map(|index| name_of_moment(&whole.name, index)).collect();
         let is_missing = |name: &String| moments.iter().all(|tensor| tensor.name != *name);
         if !names.is_empty() && names.iter().all(is_missing) {
             return Err(CheckpointError::NoMoments { name: whole.name.clone() });
@@ -290,30 +256,48 @@ pub fn check(
     Ok(())
 }
 
-/// Writes a checkpoint's tensors to all devices.
+/// Writes a checkpoint's tensors to the devices of all ranks, of which `plans` has the plans:
+/// bucket by bucket, to one device after the other, so that the host never holds more of them twice
+/// than a bucket, however many devices there are. Moments are zeros if none are saved.
 ///
 /// # Errors
-/// Returns `TrainError` if a tensor is missing or has another shape, or if a device fails.
+/// Returns `TrainError` if a tensor is missing or has another shape, before anything is written, or
+/// if a device fails.
 pub fn restore(
     group: &WorkerGroup,
-    parameters: impl AsRef<[NamedTensor]> + Send + Sync + 'static,
+    plans: &[Arc<Plan>],
+    parameters: &[NamedTensor],
     moments: &[NamedTensor],
     kept: usize,
 ) -> Result<(), TrainError> {
-    let moments: Vec<_> =
-        (0..restored(moments, kept)).map(|index| split_moments(moments, index)).collect();
-    let state = Arc::new((parameters, moments));
-    let restored = group.run_on_all("restoring the state", move |_, device| {
-        let (parameters, moments) = state.as_ref();
-        let mut written = write(device, BucketTensor::Parameters, parameters.as_ref())?;
-        for (index, moment) in moments.iter().enumerate() {
-            if written.is_ok() {
-                written = write(device, BucketTensor::Moment(index), moment)?;
+    for plan in plans {
+        check(plan, parameters, moments, kept)?;
+    }
+    write(group, plans, SavedBank { bank: BucketTensor::Parameters, tensors: parameters })?;
+    for moment in 0..kept {
+        write(group, plans, SavedBank { bank: BucketTensor::Moment(moment), tensors: moments })?;
+    }
+    Ok(())
+}
+
+fn write(group: &WorkerGroup, plans: &[Arc<Plan>], saved: SavedBank<'_>) -> Result<(), TrainError> {
+    let bank = saved.bank;
+    for bucket in (0..plans[0].buckets.len() as u32).map(BucketId) {
+        for (rank, plan) in plans.iter().enumerate() {
+            if !has_bucket(plan, bank, bucket) {
+                continue;
             }
+            let values = saved.values(plan, bucket)?;
+            group.run_on(Rank(rank as u32), "restoring the state", move |device| {
+                let held = match bank {
+                    BucketTensor::Moment(_) => device.owned(bucket),
+                    BucketTensor::Parameters | BucketTensor::Gradients => 0..values.len(),
+                };
+                device.write_bank(bank, bucket, &values[held])
+            })?;
         }
-        Ok(written)
-    })?;
-    Ok(restored.into_iter().collect::<Result<(), CheckpointError>>()?)
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -524,7 +508,8 @@ mod tests {
         let mut slices = Vec::new();
         for bucket in (0..plan.buckets.len() as u32).map(BucketId) {
             if has_bucket(plan, BucketTensor::Parameters, bucket) {
-                let values = bucket_values(plan, tensors, bucket).unwrap();
+                let saved = SavedBank { bank: BucketTensor::Parameters, tensors };
+                let values = saved.values(plan, bucket).unwrap();
                 slices.extend(copied(plan, bucket, &values));
             }
         }

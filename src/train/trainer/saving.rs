@@ -10,7 +10,6 @@ use crate::carried::STATES_OF_ZEROS;
 use crate::checkpoint::{Checkpoint, Meta, NamedTensor, Store};
 use crate::error::TrainError;
 use crate::session::StepsTaken;
-use crate::state;
 use potluck_graph::{Graph, MomentFormat};
 
 impl Trainer {
@@ -192,16 +191,8 @@ impl Trainer {
 
     /// Brings a state that was checked onto the devices.
     pub(crate) fn bring(&mut self, state: &Arc<Checkpoint>) -> Result<(), TrainError> {
-        // The devices may hold moments of other steps.
-        let zeros = if state.moments.is_empty() {
-            self.zero_moments(&state.parameters)
-        } else {
-            Vec::new()
-        };
-        let moments = if zeros.is_empty() { &state.moments } else { &zeros };
-        let meta = &state.meta;
-        let parameters = SharedParameters(state.clone());
-        if !self.session.restore(meta.step, parameters, moments, &state.carried)? {
+        let Checkpoint { meta, parameters, moments, carried } = &**state;
+        if !self.session.restore(meta.step, parameters, moments, carried)? {
             self.notes.push(STATES_OF_ZEROS.into());
         }
         self.notes.extend(self.session.loss_scale.restore(meta.loss_scale));
@@ -225,22 +216,6 @@ impl Trainer {
         }
     }
 
-    fn zero_moments(&self, parameters: &[NamedTensor]) -> Vec<NamedTensor> {
-        let mut moments = Vec::new();
-        for _ in 0..self.options.optimizer.moments() {
-            let mut zeros = Vec::with_capacity(parameters.len());
-            for tensor in parameters {
-                zeros.push(NamedTensor {
-                    name: tensor.name.clone(),
-                    shape: tensor.shape.clone(),
-                    values: vec![0.0; tensor.values.len()],
-                });
-            }
-            moments.push(zeros);
-        }
-        state::join_moments(moments)
-    }
-
     /// Copies the state to host memory if it is time to, and another device may go on from it.
     pub(super) fn take_snapshot_if_due(&mut self) -> Result<(), TrainError> {
         if self.world() == 1 {
@@ -256,15 +231,6 @@ impl Trainer {
             self.snapshot = Some(Arc::new(self.checkpoint()?));
         }
         Ok(())
-    }
-}
-
-/// Parameters of a state that is kept while devices read them.
-struct SharedParameters(Arc<Checkpoint>);
-
-impl AsRef<[NamedTensor]> for SharedParameters {
-    fn as_ref(&self) -> &[NamedTensor] {
-        &self.0.parameters
     }
 }
 

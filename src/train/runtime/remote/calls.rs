@@ -40,7 +40,7 @@ macro_rules! device_calls {
                 -> #[serde(with = "raw")] Vec<f32>;
             Hash "hash values": calls hash(bank: BucketTensor, bucket: BucketId) -> u64;
             WriteBank "write values":
-                calls write_bank(
+                by_hand write_bank(
                     bank: BucketTensor,
                     bucket: BucketId,
                     #[serde(with = "raw")] &values: [f32]

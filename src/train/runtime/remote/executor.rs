@@ -8,7 +8,7 @@ use super::calls::{CallReply, DeviceCall, device_calls};
 use super::first::RemoteSlot;
 use potluck_core::faults::InjectedFault;
 use potluck_core::{BucketId, HostTensor, HostTensorView, TensorId};
-use potluck_graph::{Place, Plan, Update, UpdateRange};
+use potluck_graph::{MomentFormat, Place, Plan, Update, UpdateRange};
 use potluck_kernels::device::{DeviceError, Heartbeat};
 use potluck_kernels::exec::{
     BlockTiming, BucketTensor, Executor, KernelProfile, Moments, PassContext, ProfileTarget,
@@ -17,6 +17,9 @@ use potluck_kernels::exec::{
 
 /// Calls that are sent before one is waited for, which bounds what is queued on the node.
 const UNANSWERED_MAX: usize = 64;
+
+/// Most values of a bank in one message: 4 MiB, of which there are three copies on the way.
+const PIECE_ELEMENTS: usize = 1 << 20;
 
 /// Device of another node.
 pub(crate) struct RemoteExecutor {
@@ -144,6 +147,29 @@ impl Executor for RemoteExecutor {
             HostTensorView::Int(values) => HostTensor::Int(values.to_vec()),
         };
         self.post(DeviceCall::SetInput { tensor, micro_batch, values })
+    }
+
+    /// In pieces, so that a bucket is not copied whole for the way.
+    fn write_bank(
+        &mut self,
+        bank: BucketTensor,
+        bucket: BucketId,
+        values: &[f32],
+    ) -> Result<(), DeviceError> {
+        if self.plan.options.moments.of_bank(bank) == MomentFormat::Bf16 {
+            let values = values.to_vec();
+            return match self.call(DeviceCall::WriteBank { bank, bucket, values })? {
+                CallReply::WriteBank(()) => Ok(()),
+                other => Err(self.unexpected(&other)),
+            };
+        }
+        let mut start = self.shards.held(bank, bucket).start;
+        for piece in values.chunks(PIECE_ELEMENTS) {
+            let range = start..start + piece.len();
+            start = range.end;
+            self.write_place(&Place::bank(bank, bucket, range), piece)?;
+        }
+        Ok(())
     }
 
     fn set_moments(&mut self, moments: Moments) -> Result<(), DeviceError> {

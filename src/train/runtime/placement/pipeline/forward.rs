@@ -1,5 +1,7 @@
 //! Opening of devices for forward passes only: evaluation and generation with a checkpoint.
 
+use std::sync::Arc;
+
 use super::checks::{require_devices, require_model};
 use crate::runtime::RuntimeError;
 use crate::runtime::open::{OpenOptions, open_named};
@@ -24,6 +26,8 @@ pub struct ForwardDevices {
     pub group: WorkerGroup,
     /// Pipelines of the devices, of one stage each if every device holds the whole model.
     pub pipelines: ModelPipelines,
+    /// By rank: the plan of what its device holds.
+    pub plans: Vec<Arc<Plan>>,
     /// By rank: the identity of its device.
     pub identities: Vec<String>,
     /// Messages for the user.
@@ -98,5 +102,5 @@ pub fn open_forward(
     let group_options = WorkerGroupOptions { edges: edges.clone(), ..Default::default() };
     let group = WorkerGroup::start(drivers, layout, groups, &group_options)?;
     let pipelines = ModelPipelines::new(model, stages, shares, requested.schedule, edges);
-    Ok(ForwardDevices { group, pipelines, identities, notes })
+    Ok(ForwardDevices { group, pipelines, plans: parts, identities, notes })
 }
