@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::builder::{NonEmptyStringValueParser, PossibleValue};
 use clap::error::ErrorKind;
@@ -273,8 +274,20 @@ pub struct TrainArgs {
     /// key); may be repeated, the last value counts
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub sets: Vec<String>,
+    /// Answer to SIGUSR1, the warning of a job manager before the time of the job is up
+    #[arg(long, value_enum, value_name = "WHAT", default_value = "save")]
+    pub on_usr1: Usr1Answer,
     #[command(flatten)]
     pub watched: WatchedArgs,
+}
+
+/// Answer to SIGUSR1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Usr1Answer {
+    /// Save a checkpoint and go on
+    Save,
+    /// Save a checkpoint and end all nodes with exit code 75
+    Stop,
 }
 
 /// Arguments of commands that run for long without a person beside them.
@@ -296,6 +309,10 @@ pub struct WatchedArgs {
     /// Append the lines on stderr to a file too; text has time, level and node there
     #[arg(long, value_name = "FILE")]
     pub log_file: Option<PathBuf>,
+    /// Time for the checkpoint after SIGTERM, behind which whoever sent it uses force; then the
+    /// process ends with exit code 75 all the same, and the last checkpoint is as it was
+    #[arg(long, value_parser = seconds, value_name = "SECONDS", default_value = "25")]
+    pub term_timeout: Duration,
 }
 
 impl ValueEnum for LogFormat {
@@ -1047,6 +1064,14 @@ fn non_negative(typed: &str) -> Result<f64, String> {
     match typed.parse::<f64>() {
         Ok(value) if value.is_finite() && value >= 0.0 => Ok(value),
         _ => Err("expects a non-negative number".into()),
+    }
+}
+
+/// Reads a time in seconds, of at most a day.
+fn seconds(typed: &str) -> Result<Duration, String> {
+    match typed.parse::<f64>() {
+        Ok(seconds) if (0.0..=86_400.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
+        _ => Err("expects a number of seconds from 0 to 86400".into()),
     }
 }
 

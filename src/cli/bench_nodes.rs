@@ -17,7 +17,7 @@ use potluck_core::faults::Faults;
 use potluck_net::nodes::{group_over, rank_greeting, run_name};
 use potluck_parallel::comm::ProcessGroup;
 use potluck_train::TrainError;
-use potluck_train::signals::SignalFlags;
+use potluck_train::signals::Signals;
 
 /// Longest silence of a node.
 const NODE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -32,17 +32,24 @@ fn group(met: MetNode) -> Result<Vec<ProcessGroup>, TrainError> {
         .map_err(|why| TrainError::NodesLost { why: why.to_string() })
 }
 
-/// Returns what a node of a benchmark needs to join the others, which it tries once.
+/// Returns what a node of a benchmark needs to join the others, which it tries once. Signals are
+/// caught until it has: they end the benchmark itself at once.
 fn joining(
     address: &str,
     listen: Option<SocketAddr>,
     secret: &SecretArgs,
+    signals: &Signals,
 ) -> anyhow::Result<Joining> {
     check_address(address)?;
     let secret = secret.to_join()?;
-    let (address, wait) = (address.to_string(), Duration::ZERO);
-    let signals = SignalFlags::default();
-    Ok(Joining { address, listen, secret, wait, signals, faults: Faults::none() })
+    Ok(Joining {
+        address: address.into(),
+        listen,
+        secret,
+        wait: Duration::ZERO,
+        signals: signals.flags(),
+        faults: Faults::none(),
+    })
 }
 
 /// Waits for the other nodes and measures the collectives of the ranks of all.
@@ -56,6 +63,7 @@ pub fn collectives(
     options: &CollectiveOptions,
 ) -> anyhow::Result<Report> {
     let ranks = args.ranks_per_node;
+    let signals = Signals::caught()?;
     let gathering = Gathering {
         what: "a benchmark",
         command: "potluck bench join",
@@ -70,8 +78,10 @@ pub fn collectives(
         secret: &args.secret,
         wait: None,
         node_timeout: NODE_TIMEOUT,
+        signals: signals.flags(),
     };
     let met = gathering.host(|port| rank_greeting(port, COLLECTIVES, ranks))?;
+    drop(signals);
     let hosts: Vec<String> = met.started.roster.nodes.iter().map(|of| of.host.clone()).collect();
     let groups = group(met)?;
     Ok(collectives::over_nodes(groups, &hosts, options, &mut |progress| print_line(progress)))
@@ -82,9 +92,11 @@ pub fn collectives(
 /// # Errors
 /// Returns the errors of [`Joining::join`], and one if a node is lost.
 pub fn join(args: &BenchJoinArgs) -> anyhow::Result<i32> {
-    let joining = joining(&args.address, args.listen, &args.secret)?;
+    let signals = Signals::caught()?;
+    let joining = joining(&args.address, args.listen, &args.secret, &signals)?;
     let ranks = args.ranks_per_node;
     let met = joining.join(&mut print_line, |port| rank_greeting(port, COLLECTIVES, ranks))?;
+    drop(signals);
     let groups = group(met)?;
     follow(groups, Rank(0), &mut |progress| print_line(progress)).map_err(TrainError::from)?;
     print_line("done; the report is on the first node");
@@ -96,8 +108,10 @@ pub fn join(args: &BenchJoinArgs) -> anyhow::Result<i32> {
 /// # Errors
 /// Returns the errors of [`Joining::join`].
 pub fn measure_link(args: &LinkArgs, address: &str, effort: Effort) -> anyhow::Result<Report> {
-    let joining = joining(address, None, &args.secret)?;
+    let signals = Signals::caught()?;
+    let joining = joining(address, None, &args.secret, &signals)?;
     let met = joining.join(&mut print_line, |port| rank_greeting(port, LINK, 1))?;
+    drop(signals);
     let options = LinkOptions { effort, parameters: args.parameters.clone() };
     Ok(link::run(linked(met), &options, &mut |progress| print_line(progress)))
 }
@@ -107,6 +121,7 @@ pub fn measure_link(args: &LinkArgs, address: &str, effort: Effort) -> anyhow::R
 /// # Errors
 /// Returns the errors of [`Gathering::host`], and one if the other node is lost.
 pub fn answer_link(args: &LinkArgs) -> anyhow::Result<i32> {
+    let signals = Signals::caught()?;
     let gathering = Gathering {
         what: "a benchmark",
         command: "potluck bench link",
@@ -118,8 +133,10 @@ pub fn answer_link(args: &LinkArgs) -> anyhow::Result<i32> {
         secret: &args.secret,
         wait: None,
         node_timeout: NODE_TIMEOUT,
+        signals: signals.flags(),
     };
     let met = gathering.host(|port| rank_greeting(port, LINK, 1))?;
+    drop(signals);
     link::answer(linked(met), &mut |progress| print_line(progress))?;
     print_line("done; the report is on the other node");
     Ok(0)

@@ -22,7 +22,7 @@ use potluck_net::nodes::{
 };
 use potluck_parallel::comm::{RecvError, nanos};
 use potluck_train::error::TrainError;
-use potluck_train::signals::{SignalFlags, Signals};
+use potluck_train::signals::SignalFlags;
 
 /// UDP port of the first node, unless another one is given.
 pub const PORT: u16 = 7717;
@@ -39,7 +39,6 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// Node that has met the others.
 pub struct MetNode {
     pub meeting: Meeting,
-    pub signals: Signals,
     pub frames: FrameReceiver,
     pub started: StartedCluster,
 }
@@ -83,6 +82,8 @@ pub struct Gathering<'a> {
     /// Seconds after which the others are no longer awaited; without them, none on a terminal.
     pub wait: Option<u64>,
     pub node_timeout: Duration,
+    /// Signals that end the wait.
+    pub signals: SignalFlags,
 }
 
 impl Gathering<'_> {
@@ -102,7 +103,6 @@ impl Gathering<'_> {
             frames: frames.clone(),
             faults: Faults::none(),
         };
-        let signals = Signals::caught()?;
         let mut meeting = Meeting::host(options, |port| FirstNodeOptions {
             run: self.run.clone(),
             nodes: self.nodes,
@@ -117,8 +117,8 @@ impl Gathering<'_> {
             // A file of the log has no secrets.
             log::write_to_stderr(Level::Info, None, &format!("and there the code  {code}"));
         }
-        let started = wait_for_all(&mut meeting, &signals, self.limit(), &mut print_line)?;
-        Ok(MetNode { meeting, signals, frames, started })
+        let started = wait_for_all(&mut meeting, &self.signals, self.limit(), &mut print_line)?;
+        Ok(MetNode { meeting, frames, started })
     }
 
     /// Returns the longest wait: somebody at a terminal sees who is missing.
@@ -156,7 +156,7 @@ impl Gathering<'_> {
 /// Returns [`InterruptedError`], [`NotMetError`], and a defect.
 pub fn wait_for_all(
     meeting: &mut Meeting,
-    signals: &Signals,
+    signals: &SignalFlags,
     limit: Option<Duration>,
     show: &mut dyn FnMut(&str),
 ) -> anyhow::Result<StartedCluster> {
@@ -239,7 +239,7 @@ pub struct Joining {
     pub secret: Secret,
     /// Longest time after which another attempt begins, if one fails for a reason that time heals.
     pub wait: Duration,
-    /// Signals that came before this began.
+    /// Signals that end the attempts.
     pub signals: SignalFlags,
     /// Faults to inject, for tests.
     pub faults: Faults,
@@ -258,18 +258,15 @@ impl Joining {
         show: &mut dyn FnMut(&str),
         hello: impl Fn(u16) -> Hello,
     ) -> anyhow::Result<MetNode> {
-        let signals = Signals::caught()?.with(self.signals.clone());
         let until = Instant::now().checked_add(self.wait);
         let mut pause = PAUSE_MIN;
         let mut shown = String::new();
         loop {
-            if let Some(signal) = signals.pending() {
+            if let Some(signal) = self.signals.pending() {
                 return Err(InterruptedError(signal).into());
             }
-            let error = match self.attempt(&signals, show, &hello) {
-                Ok((meeting, frames, started)) => {
-                    return Ok(MetNode { meeting, signals, frames, started });
-                }
+            let error = match self.attempt(show, &hello) {
+                Ok(met) => return Ok(met),
                 Err(error) => error,
             };
             let is_healed =
@@ -284,17 +281,16 @@ impl Joining {
                 show(&format!("{why}; trying for {} more seconds", left.as_secs_f64().round()));
                 shown = why;
             }
-            rest(jittered(pause).min(left), &signals.flags())?;
+            rest(jittered(pause).min(left), &self.signals)?;
             pause = (2 * pause).min(PAUSE_MAX);
         }
     }
 
     fn attempt(
         &self,
-        signals: &Signals,
         show: &mut dyn FnMut(&str),
         hello: impl FnOnce(u16) -> Hello,
-    ) -> anyhow::Result<(Meeting, FrameReceiver, StartedCluster)> {
+    ) -> anyhow::Result<MetNode> {
         let first = resolve(&self.address)?;
         let frames = FrameReceiver::default();
         let options = MeetingOptions {
@@ -306,8 +302,8 @@ impl Joining {
         };
         let mut meeting =
             Meeting::join(options, |port| JoiningNodeOptions { hello: hello(port), first })?;
-        let started = wait_for_all(&mut meeting, signals, None, show)?;
-        Ok((meeting, frames, started))
+        let started = wait_for_all(&mut meeting, &self.signals, None, show)?;
+        Ok(MetNode { meeting, frames, started })
     }
 }
 

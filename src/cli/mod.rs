@@ -20,6 +20,7 @@ pub mod nodes;
 pub mod predict;
 pub mod prompt;
 pub mod resume;
+mod run_signals;
 pub mod runs;
 pub mod runs_directory;
 pub mod schedule_chart;

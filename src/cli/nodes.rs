@@ -1,15 +1,12 @@
 //! Runs over several machines: `potluck train --nodes` and `potluck join`.
 
-use std::fs;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::args::{JoinArgs, TrainArgs};
 use super::meeting::{Gathering, Joining, NotMetError, check_address, rest};
-use super::resume::RunDirectory;
 use super::status::ShownStatus;
-use super::{InterruptedError, UsageError, exit_code};
+use super::{UsageError, exit_code};
 use crate::ui::log;
 use crate::ui::terminal::{Terminal, print_error, print_line};
 use potluck_core::NodeRank;
@@ -30,7 +27,7 @@ use potluck_train::run_data::require_there;
 use potluck_train::runtime::error::EXIT_RESTART;
 use potluck_train::runtime::placement::candidates::{identity, selections};
 use potluck_train::runtime::placement::names::display_names;
-use potluck_train::signals::{Interruption, SignalFlags, Signals, leave};
+use potluck_train::signals::{SignalFlags, Signals};
 use potluck_train::spec::RunSpec;
 
 /// Keys that a node may set for itself.
@@ -92,8 +89,8 @@ impl RunBefore {
 pub fn meet(
     args: &TrainArgs,
     spec: &RunSpec,
-    directory: &RunDirectory,
     before: &RunBefore,
+    signals: &SignalFlags,
     status: Option<&ShownStatus>,
 ) -> anyhow::Result<Option<Arc<RunNodes>>> {
     let Some(nodes) = args.nodes.filter(|nodes| *nodes > 1) else {
@@ -124,6 +121,7 @@ pub fn meet(
         secret: &args.secret,
         wait: args.wait,
         node_timeout: spec.node_timeout,
+        signals: signals.clone(),
     };
     let met = gathering.host(|port| greeting_with(port, &selections))?;
     let StartedCluster { roster, links, you } = met.started;
@@ -132,35 +130,7 @@ pub fn meet(
         status.meets(you, &roster, met.meeting.links.clone());
     }
     let cluster = ClusterLinks { roster: &roster, run, links };
-    let nodes = RunNodes::start(met.meeting, &met.frames, cluster, spec.node_timeout)?;
-    end_by_signal(nodes.clone(), met.signals, directory.created.clone())
-        .map_err(|why| TrainError::System { what: "a thread", why })?;
-    Ok(Some(nodes))
-}
-
-/// Ends the nodes and this process if a signal comes while devices are opened and measured; from
-/// the beginning of the run on, signals are the run's.
-fn end_by_signal(
-    nodes: Arc<RunNodes>,
-    signals: Signals,
-    created: Vec<PathBuf>,
-) -> std::io::Result<()> {
-    let of_run = nodes.clone();
-    let signals = signals.with(of_run.signals());
-    signals.watch(
-        move || of_run.has_begun(),
-        move |signal: Interruption| {
-            let why = InterruptedError(signal).to_string();
-            print_line(&why);
-            nodes.end(&Err(RunFailure { why, exit_code: signal.exit_code() }));
-            for directory in &created {
-                // Fails if there is something in it.
-                let _ = fs::remove_dir(directory);
-            }
-            leave(signal.exit_code());
-        },
-    )?;
-    Ok(())
+    Ok(Some(RunNodes::start(met.meeting, &met.frames, cluster, spec.node_timeout)?))
 }
 
 // ---- The other nodes ----
@@ -180,11 +150,11 @@ pub fn is_own_key(typed: &str) -> bool {
 /// Returns an error if the address, the code or the keys cannot be used, if the first node refuses
 /// this one, or if a node is lost.
 pub fn join(args: &JoinArgs) -> anyhow::Result<i32> {
-    // Those of this process, whatever the signals of a run were.
-    let signals = Signals::caught()?;
+    // What SIGUSR1 means says the first node.
+    let signals = Signals::caught()?.until_exit().saving_on_usr1();
     let mut secret = None;
     loop {
-        let ended = join_once(args, &mut secret, &signals.flags());
+        let ended = join_once(args, &mut secret, &signals);
         let is_over = match &ended {
             Ok(code) => *code != EXIT_RESTART,
             // Whoever met nobody has waited as long as --wait says.
@@ -197,7 +167,7 @@ pub fn join(args: &JoinArgs) -> anyhow::Result<i32> {
             Ok(_) => print_line("joining the next run"),
             Err(error) => print_line(&format!("{error:#}; joining the next run")),
         }
-        rest(STAY_PAUSE, &signals.flags())?;
+        rest(STAY_PAUSE, &signals)?;
     }
 }
 
@@ -282,10 +252,12 @@ fn join_once(
         }),
         data,
         faults,
+        signals: signals.clone(),
+        term_timeout: args.watched.term_timeout,
         sink,
         show_error: print_error,
     };
-    let outcome = serve(met.meeting, met.frames, you, links, met.signals, &mut node)?;
+    let outcome = serve(met.meeting, met.frames, you, links, &mut node)?;
     Ok(report(&outcome, quiet))
 }
 

@@ -1,6 +1,7 @@
 //! Question for the code of a run on the terminal, which does not show what is typed.
 
 use std::io::IsTerminal;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -8,7 +9,7 @@ use super::{InterruptedError, UsageError};
 use crate::ui::terminal::print_line;
 use potluck_net::Secret;
 use potluck_train::error::TrainError;
-use potluck_train::signals::{Interruption, Signals, leave};
+use potluck_train::signals::{Signals, leave};
 
 /// Asks for the code on the terminal until it has no typing error. A signal ends the process, with
 /// the terminal as it was.
@@ -21,8 +22,7 @@ pub fn typed_code(elsewhere: &str) -> anyhow::Result<Secret> {
         let why = format!("there is no terminal to ask for the code; {elsewhere}");
         return Err(UsageError(why).into());
     }
-    let _restored = RestoredTerminal::watch()
-        .map_err(|why| TrainError::System { what: "the terminal", why })?;
+    let _restored = RestoredTerminal::watch()?;
     loop {
         let typed = rpassword::prompt_password("code of the run (not shown): ")
             .map_err(|why| UsageError(format!("the code cannot be read: {why}")))?;
@@ -40,6 +40,7 @@ pub fn typed_code(elsewhere: &str) -> anyhow::Result<Secret> {
 /// Terminal whose settings a signal restores, until it is dropped.
 struct RestoredTerminal {
     is_over: Arc<AtomicBool>,
+    _signals: Signals,
 }
 
 impl RestoredTerminal {
@@ -48,19 +49,22 @@ impl RestoredTerminal {
     /// # Errors
     /// Returns an error if the settings of the terminal cannot be read, if signals cannot be
     /// caught, or if no thread can be started.
-    fn watch() -> std::io::Result<Self> {
-        let restore = restoring()?;
+    fn watch() -> Result<Self, TrainError> {
+        let restore =
+            restoring().map_err(|why| TrainError::System { what: "the terminal", why })?;
         let is_over = Arc::new(AtomicBool::new(false));
         let over = is_over.clone();
-        Signals::install()?.watch(
-            move || over.load(Ordering::SeqCst),
-            move |signal: Interruption| {
-                restore();
-                print_line(&format!("\n{}", InterruptedError(signal)));
-                leave(signal.exit_code());
-            },
-        )?;
-        Ok(Self { is_over })
+        let signals = Signals::caught()?;
+        signals.flags().watch(move |signals| {
+            if over.load(Ordering::SeqCst) {
+                return ControlFlow::Break(());
+            }
+            let Some(signal) = signals.pending() else { return ControlFlow::Continue(()) };
+            restore();
+            print_line(&format!("\n{}", InterruptedError(signal)));
+            leave(signal.exit_code());
+        })?;
+        Ok(Self { is_over, _signals: signals })
     }
 }
 

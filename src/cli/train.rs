@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::added_tokens::{AddedTokens, VOCABULARY};
-use super::args::{CheckpointArgs, Explain, KeyFlag, TrainArgs};
+use super::args::{CheckpointArgs, Explain, KeyFlag, TrainArgs, Usr1Answer};
 use super::explain::{Explanation, ResumedParts, explanation};
 use super::model::load_parameters;
 use super::nodes::RunBefore;
 use super::resume::{ResumePoint, RunDirectory, find_data, holds_run};
+use super::run_signals::WatchedRun;
 use super::runs_directory::RUNS;
 use super::status::ShownStatus;
 use super::{UsageError, exit_code, nodes, writable};
@@ -32,9 +33,10 @@ use potluck_train::error::{EXIT_CONFIGURATION, TrainError};
 use potluck_train::hugging_face::{ModelDirectory, ModelFiles};
 use potluck_train::keys::Value;
 use potluck_train::nodes::{NodesSink, RunFailure};
-use potluck_train::run::{Run, RunOptions, RunOutcome, StartingModel, train};
+use potluck_train::run::{Run, RunOptions, RunOutcome, RunSignals, StartingModel, train};
 use potluck_train::run_data::SavedData;
 use potluck_train::runtime::placement::candidates::selections;
+use potluck_train::signals::{SignalFlags, Signals};
 use potluck_train::spec::{RunSpec, section_asked, section_on};
 
 /// Runs `potluck train` and returns the process's exit code.
@@ -44,6 +46,13 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
         return Ok(0);
     }
     log::set_node(NodeRank(0));
+    let mut signals = SignalFlags::default();
+    if args.explain.is_none() {
+        signals = Signals::caught()?.until_exit();
+        if args.on_usr1 == Usr1Answer::Save {
+            signals = signals.saving_on_usr1();
+        }
+    }
     let faults = Faults::from_environment().map_err(TrainError::from)?;
     faults.check_kernels(&catalog::names()).map_err(TrainError::from)?;
     for (path, flag) in [(&args.trace, "--trace"), (&args.svg, "--svg")] {
@@ -161,7 +170,18 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
     };
     // Lives until the end of the run, as the directory does.
     let status = ShownStatus::start(&args.watched, about, Some(&spec), args.quiet)?;
-    let nodes = nodes::meet(args, &spec, &directory, &before, status.as_ref())?;
+    let nodes = nodes::meet(args, &spec, &before, &signals, status.as_ref())?;
+    if let Some(nodes) = &nodes {
+        signals = signals.with(nodes.signals());
+    }
+    let signals = RunSignals { flags: signals, ..RunSignals::default() };
+    let watched = WatchedRun {
+        signals: signals.clone(),
+        nodes: nodes.clone(),
+        created: directory.created.clone(),
+        term_timeout: args.watched.term_timeout,
+    };
+    watched.watch()?;
     let options = RunOptions {
         out,
         continued,
@@ -170,6 +190,7 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
         retune: args.retune,
         faults,
         nodes: nodes.clone(),
+        signals,
         files: match (&init, &point) {
             (Some(model), _) => model.files()?,
             (None, Some(point)) => ModelFiles::of_run(&point.from).map_err(TrainError::from)?,

@@ -1,6 +1,7 @@
 //! Runs over several machines: what the first node tells the others of a run, and how another node
 //! takes part in it.
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,10 +14,11 @@ use super::error::TrainError;
 use super::loader::BatchSource;
 use super::run::RunOutcome;
 use super::run_data::{RunData, SavedData};
-use super::signals::{Interruption, SignalFlags, Signals, leave};
+use super::signals::{Interruption, SignalFlags, TermDeadline, leave};
 use super::spec::RunSpec;
 use crate::families::DataShape;
 use crate::runtime::RuntimeError;
+use crate::runtime::error::EXIT_RESTART;
 use crate::runtime::placement::candidates::selections;
 use crate::runtime::remote::RemoteNodes;
 use crate::runtime::remote::first::RemoteNode;
@@ -83,8 +85,6 @@ pub struct RunNodes {
     remote: Lock<RemoteNodes>,
     /// Set by signals on other nodes.
     signals: SignalFlags,
-    /// True once the run itself catches signals.
-    has_begun: AtomicBool,
     meeting: Lock<Meeting>,
 }
 
@@ -148,13 +148,7 @@ impl RunNodes {
         let hosts = roster.nodes.iter().map(|node| node.host.clone()).collect();
         let remote = RemoteNodes { nodes: nodes.clone(), devices: Vec::new(), run, hosts };
         let remote = Lock::new(remote);
-        Ok(Arc::new(Self {
-            nodes,
-            remote,
-            signals,
-            has_begun: AtomicBool::new(false),
-            meeting: Lock::new(meeting),
-        }))
+        Ok(Arc::new(Self { nodes, remote, signals, meeting: Lock::new(meeting) }))
     }
 
     /// Tells all nodes of the run, and asks them for their devices. `done` are the steps and the
@@ -210,16 +204,6 @@ impl RunNodes {
     /// Leaves out all devices of other nodes.
     pub(crate) fn leave_all_out(&self) {
         self.remote.lock().devices.clear();
-    }
-
-    /// Returns true once the run itself catches signals.
-    pub fn has_begun(&self) -> bool {
-        self.has_begun.load(Ordering::SeqCst)
-    }
-
-    /// Takes note that the run itself catches signals from now on.
-    pub fn begun(&self) {
-        self.has_begun.store(true, Ordering::SeqCst);
     }
 
     /// Returns the signals that arrived on other nodes.
@@ -348,6 +332,10 @@ pub struct JoinedNode {
     /// This node's copy of the run's data, which `configure` sets as the path of the data.
     pub data: Option<PathBuf>,
     pub faults: Faults,
+    /// Signals to this process, which are sent to the first node.
+    pub signals: SignalFlags,
+    /// Longest time after SIGTERM in which the run may end by itself.
+    pub term_timeout: Duration,
     /// Shows the news of the run.
     pub sink: Box<dyn Sink>,
     /// Shows the error with which the process ends if it does not end in order.
@@ -442,6 +430,12 @@ fn leave_late(why: &str, is_over: &AtomicBool, show_error: fn(&str)) {
     }
 }
 
+/// Tells the first node of a signal.
+fn tell_signal(first: &dyn NodeConnection, signal: Interruption) {
+    // A first node that is lost needs to know nothing.
+    let _ = first.send(encode(&ToFirst::Signal(signal.number())));
+}
+
 /// Takes part in a run whose cluster has started, until it ends. Signals are sent to the first
 /// node.
 ///
@@ -453,7 +447,6 @@ pub fn serve(
     frames: FrameReceiver,
     you: NodeRank,
     links: Vec<(NodeRank, Arc<NodeLink>)>,
-    signals: Signals,
     node: &mut JoinedNode,
 ) -> Result<NodeOutcome, TrainError> {
     let inbox = Mailbox::new(INBOX_MAX);
@@ -494,15 +487,28 @@ pub fn serve(
     });
     started.map_err(|why| TrainError::System { what: "a thread", why })?;
     let over = is_over.clone();
-    let watching = signals
-        .watch(
-            move || over.load(Ordering::Relaxed),
-            move |signal: Interruption| {
-                // A first node that is lost needs to know nothing.
-                let _ = first.send(encode(&ToFirst::Signal(signal.number())));
-            },
-        )
-        .map_err(|why| TrainError::System { what: "a thread", why })?;
+    let mut deadline = TermDeadline::new(node.term_timeout);
+    let mut told = None;
+    let watching = node.signals.clone().watch(move |signals| {
+        if over.load(Ordering::Relaxed) {
+            return ControlFlow::Break(());
+        }
+        if deadline.is_over(signals) {
+            show_error(&deadline.message());
+            leave(EXIT_RESTART);
+        }
+        if signals.take_save_request() {
+            tell_signal(&*first, Interruption::TimeLimit);
+        }
+        let pending = signals.pending();
+        if let Some(signal) = pending
+            && told != pending
+        {
+            tell_signal(&*first, signal);
+            told = pending;
+        }
+        ControlFlow::Continue(())
+    })?;
     let ended = NodeServer::new(you.0, node, connections, frames).run(&inbox);
     is_over.store(true, Ordering::Relaxed);
     let _ = watching.join();
@@ -563,6 +569,8 @@ mod tests {
             configure: Box::new(|_| Err("there is no run".into())),
             data: None,
             faults: Faults::none(),
+            signals: SignalFlags::default(),
+            term_timeout: Duration::ZERO,
             sink: Box::new(Kept(shown.clone())),
             show_error: |_| {},
         };

@@ -1,5 +1,5 @@
-//! Signal handling: a signal that asks the run to end sets a flag, which is checked between steps
-//! and between the jobs of an evaluation, so that the run is saved before it ends.
+//! Signal handling: a signal that asks the run to end, or to be saved, sets a flag, which is checked
+//! between steps and between the jobs of an evaluation, so that the run is saved before it ends.
 
 #[cfg(feature = "signals")]
 mod handlers;
@@ -13,12 +13,13 @@ mod handlers {
     }
 }
 
-use std::fmt;
 use std::io::{self, Write};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use std::{fmt, mem};
 
 use super::error::TrainError;
 use crate::runtime::error::EXIT_RESTART;
@@ -89,7 +90,11 @@ impl fmt::Display for Interruption {
 
 /// Flags of caught signals, for other threads to look at; the default has none and is never set.
 #[derive(Clone, Debug, Default)]
-pub struct SignalFlags(Vec<(Interruption, Arc<AtomicBool>)>);
+pub struct SignalFlags {
+    raised: Vec<(Interruption, Arc<AtomicBool>)>,
+    /// True if SIGUSR1 asks for a checkpoint, and not for the end.
+    usr1_saves: bool,
+}
 
 /// Function that raises a signal, by its number among [`Interruption::ALL`].
 pub(crate) type RaiseSignal = Arc<dyn Fn(u8) + Send + Sync>;
@@ -97,24 +102,105 @@ pub(crate) type RaiseSignal = Arc<dyn Fn(u8) + Send + Sync>;
 impl SignalFlags {
     /// Returns flags of all signals, and a function that sets one of them.
     pub(crate) fn raised() -> (Self, RaiseSignal) {
-        let flags = Self(Interruption::ALL.map(|signal| (signal, Arc::default())).into());
-        let raised = flags.clone();
+        let raised = Interruption::ALL.map(|signal| (signal, Arc::default())).into();
+        let flags = Self { raised, usr1_saves: false };
+        let set = flags.clone();
         let raise: RaiseSignal = Arc::new(move |number: u8| {
-            if let Some((_, flag)) = raised.0.get(usize::from(number)) {
+            if let Some((_, flag)) = set.raised.get(usize::from(number)) {
                 flag.store(true, Ordering::Relaxed);
             }
         });
         (flags, raise)
     }
 
-    /// Returns the signal that arrived, if any; of several, Ctrl-C first.
+    /// Adds flags that are set elsewhere, such as on other nodes.
+    pub fn with(mut self, flags: Self) -> Self {
+        self.raised.extend(flags.raised);
+        self
+    }
+
+    /// Takes SIGUSR1 for the wish for a checkpoint, behind which the run goes on.
+    pub fn saving_on_usr1(self) -> Self {
+        Self { usr1_saves: true, ..self }
+    }
+
+    /// Takes SIGUSR1 for the wish for the end, like all others.
+    pub(crate) fn stopping_on_usr1(self) -> Self {
+        Self { usr1_saves: false, ..self }
+    }
+
+    /// Returns the signal to end that arrived, if any; of several, Ctrl-C first.
     pub fn pending(&self) -> Option<Interruption> {
-        for (signal, flag) in &self.0 {
-            if flag.load(Ordering::Relaxed) {
+        for (signal, flag) in &self.raised {
+            let ends = *signal != Interruption::TimeLimit || !self.usr1_saves;
+            if ends && flag.load(Ordering::Relaxed) {
                 return Some(*signal);
             }
         }
         None
+    }
+
+    /// Returns true if SIGUSR1 asked for a checkpoint since the last call.
+    pub fn take_save_request(&self) -> bool {
+        let mut is_asked = false;
+        for (signal, flag) in &self.raised {
+            if *signal == Interruption::TimeLimit && self.usr1_saves {
+                is_asked |= flag.swap(false, Ordering::Relaxed);
+            }
+        }
+        is_asked
+    }
+
+    /// Calls a function in a thread every 50 ms, with the flags, until it breaks.
+    ///
+    /// # Errors
+    /// Returns an error if no thread can be started.
+    pub fn watch(
+        self,
+        mut look: impl FnMut(&Self) -> ControlFlow<()> + Send + 'static,
+    ) -> Result<JoinHandle<()>, TrainError> {
+        let watching = move || {
+            while look(&self).is_continue() {
+                thread::sleep(WATCH_INTERVAL);
+            }
+        };
+        let started = thread::Builder::new().name("signals".into()).spawn(watching);
+        started.map_err(|why| TrainError::System { what: "a thread", why })
+    }
+
+    fn has(&self, wanted: Interruption) -> bool {
+        self.raised.iter().any(|(signal, flag)| *signal == wanted && flag.load(Ordering::Relaxed))
+    }
+}
+
+/// Time that is left to a process after SIGTERM: who sent it ends the process by force soon.
+#[derive(Debug)]
+pub struct TermDeadline {
+    timeout: Duration,
+    began: Option<Instant>,
+}
+
+impl TermDeadline {
+    pub fn new(timeout: Duration) -> Self {
+        Self { timeout, began: None }
+    }
+
+    /// Returns true once SIGTERM was seen for so long. To be called again and again.
+    pub fn is_over(&mut self, flags: &SignalFlags) -> bool {
+        if !flags.has(Interruption::Terminate) {
+            return false;
+        }
+        self.began.get_or_insert_with(Instant::now).elapsed() >= self.timeout
+    }
+
+    /// Returns the sentence for the user.
+    pub fn message(&self) -> String {
+        format!(
+            "{}, and the run was not saved within {} seconds (--term-timeout); the last \
+             checkpoint is as it was",
+            Interruption::Terminate,
+            self.timeout.as_secs_f64()
+        )
     }
 }
 
@@ -150,39 +236,21 @@ impl Signals {
         Self::install().map_err(|why| TrainError::System { what: "the handling of signals", why })
     }
 
-    /// Adds flags that are set elsewhere, such as on other nodes.
-    pub fn with(mut self, flags: SignalFlags) -> Self {
-        self.flags.0.extend(flags.0);
-        self
-    }
-
-    /// Returns the signal that arrived, if any.
+    /// Returns the signal to end that arrived, if any.
     pub fn pending(&self) -> Option<Interruption> {
         self.flags.pending()
-    }
-
-    /// Calls a function in a thread when a signal arrives, unless `is_over` is true before. Signals
-    /// are caught until then.
-    ///
-    /// # Errors
-    /// Returns an error if no thread can be started.
-    pub fn watch(
-        self,
-        is_over: impl Fn() -> bool + Send + 'static,
-        on_signal: impl FnOnce(Interruption) + Send + 'static,
-    ) -> io::Result<JoinHandle<()>> {
-        thread::Builder::new().name("signals".into()).spawn(move || {
-            while !is_over() {
-                if let Some(signal) = self.pending() {
-                    return on_signal(signal);
-                }
-                thread::sleep(WATCH_INTERVAL);
-            }
-        })
     }
 
     /// Returns the flags, which stay valid (and unset) after `self` is dropped.
     pub fn flags(&self) -> SignalFlags {
         self.flags.clone()
+    }
+
+    /// Catches signals until the process ends, so that none that comes twice ends it in the middle
+    /// of its last lines. Returns the flags.
+    pub fn until_exit(self) -> SignalFlags {
+        let flags = self.flags();
+        mem::forget(self);
+        flags
     }
 }

@@ -71,6 +71,7 @@ pub struct RunSpec {
     /// Samples per evaluation; 0: all of the validation split.
     pub eval_samples: u64,
     /// Number of newest checkpoints to keep.
+    checkpoint_minutes: f64,
     pub(crate) checkpoints_kept: usize,
     /// Consecutive skipped steps after which the run ends.
     pub skipped_steps_max: u64,
@@ -157,6 +158,10 @@ impl DataSource {
     }
 }
 
+/// Key of the minutes after which there is a checkpoint, and their default in runs over nodes.
+const CHECKPOINT_MINUTES: &str = "train.checkpoint_minutes";
+const CHECKPOINT_MINUTES_OVER_NODES: f64 = 2.0;
+
 /// Intervals in steps; 0: never, except where a run always does it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Intervals {
@@ -202,6 +207,7 @@ impl RunSpec {
                 progress: train.log_every,
             },
             eval_samples: train.eval_samples,
+            checkpoint_minutes: train.checkpoint_minutes,
             checkpoints_kept: train.checkpoint_keep,
             skipped_steps_max: train.skipped_steps_max,
             on_mismatch: faults.on_mismatch,
@@ -478,14 +484,32 @@ impl RunSpec {
         }
     }
 
-    /// Returns the options of the steps of the run, which have this task, in its directory.
-    pub(crate) fn fit_options(&self, task: Arc<dyn Task>, directory: &Path) -> FitOptions {
+    /// Returns the longest time between checkpoints of a run on so many nodes, if there is one: a
+    /// node is lost more easily than a device.
+    fn save_interval(&self, nodes: usize) -> Option<Duration> {
+        let minutes = if nodes > 1 && !self.resolved.typed.all().contains(CHECKPOINT_MINUTES) {
+            CHECKPOINT_MINUTES_OVER_NODES
+        } else {
+            self.checkpoint_minutes
+        };
+        (minutes > 0.0).then(|| Duration::from_secs_f64(60.0 * minutes))
+    }
+
+    /// Returns the options of the steps of the run on so many nodes, which have this task, in its
+    /// directory.
+    pub(crate) fn fit_options(
+        &self,
+        task: Arc<dyn Task>,
+        directory: &Path,
+        nodes: usize,
+    ) -> FitOptions {
         FitOptions {
             eval_every: self.every.evaluation,
             eval_samples: self.eval_samples,
             task,
             directory: Some(directory.into()),
             save_every: self.every.checkpoint,
+            save_interval: self.save_interval(nodes),
             saves_kept: self.checkpoints_kept,
             skipped_steps_max: self.skipped_steps_max,
             patience: self.patience,
@@ -733,6 +757,7 @@ fn schedule(config: &RunConfig) -> Schedule {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::read::read;
     use crate::loader;
     use crate::runtime::error::EXIT_CONFIGURATION;
     use potluck_graph::{Plan, PlanOptions};
@@ -750,6 +775,20 @@ mod tests {
         let spec = RunSpec::new(&RunConfig::default());
         assert_eq!(spec.opening, OpenOptions::default());
         assert_eq!(spec.parallel, ParallelOptions::default());
+    }
+
+    #[test]
+    fn runs_over_nodes_have_checkpoints_by_time_unless_the_user_says_otherwise() {
+        let interval = |text: &str, nodes: usize| {
+            let file = Some((Path::new("run.toml"), text));
+            RunSpec::resolved(&read(None, file, &[]).unwrap()).save_interval(nodes)
+        };
+        assert_eq!(interval("", 1), None);
+        assert_eq!(interval("", 2), Some(Duration::from_secs(120)));
+        let half = "train.checkpoint_minutes = 0.5";
+        assert_eq!(interval(half, 1), Some(Duration::from_secs(30)));
+        assert_eq!(interval(half, 2), Some(Duration::from_secs(30)));
+        assert_eq!(interval("train.checkpoint_minutes = 0.0", 2), None);
     }
 
     #[test]

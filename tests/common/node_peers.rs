@@ -252,6 +252,8 @@ pub fn betray(secret: &Path, first: &str, treason: impl Treason) {
         devices: "cpu".into(),
         configure: Box::new(configure),
         faults: Faults::default(),
+        signals: Default::default(),
+        term_timeout: Duration::ZERO,
         sink: Box::new(Silence),
     };
     let connections = vec![link.clone(), link];

@@ -479,7 +479,6 @@ fn a_fault_ends_with_the_last_checkpoint_and_the_command_that_goes_on() {
                 --set train.checkpoint_every=4";
     for (devices, fault, command) in [
         ("cpu", "lost@backward:7", "continue it with: potluck train --resume my:run"),
-        ("cpu", "full@metrics:7", "continue it with: potluck train --resume my:run"),
         (
             "cpu*2",
             "lost@backward:7/1",
@@ -505,7 +504,9 @@ fn the_command_after_a_fault_repeats_what_no_checkpoint_has_yet() {
     let desk = trained();
     let line = "train --resume run --quiet --steps 12 --set train.checkpoint_every=100 \
                 --set optim.lr=0.002 --devices cpu*2 --set parallel.balance=fixed";
-    let ran = with_fault(&desk, "full@metrics:10", line).ended(75);
+    // At the best evaluation, and twice at the end.
+    let full = ["full@checkpoint-begin:12"; 3].join(",");
+    let ran = with_fault(&desk, &full, line).ended(75);
     let error = ran.line("error:");
     for part in ["step-00000008; ", "--set train.steps=12", "--set optim.lr=0.002", "cpu*2"] {
         assert!(error.contains(part), "'{part}' is missing in: {error}");

@@ -62,6 +62,7 @@ fn a_run_sends_its_events_to_the_sink_in_order() {
         trace: None,
         retune: false,
         nodes: None,
+        signals: Default::default(),
         init: None,
         add_tokens: None,
         files: Default::default(),

@@ -188,7 +188,7 @@ fn a_signal_from_outside_does_the_same() {
         ("USR1", 75, "stopped by the job manager (SIGUSR1); the run is saved: "),
     ] {
         let desk = Desk::new();
-        let line = "train tiny.toml --data text.txt --devices cpu --out run \
+        let line = "train tiny.toml --data text.txt --devices cpu --out run --on-usr1 stop \
                     --log-every 1000000 --steps 1000000000";
         let mut child = desk.command(line).spawn().unwrap();
         let mut seen = String::new();
@@ -211,4 +211,68 @@ fn a_signal_from_outside_does_the_same() {
         desk.resume("run", &format!("--quiet --steps {steps}")).ok();
         assert_eq!(desk.steps("run").len(), steps, "SIG{signal} after {done} steps");
     }
+}
+
+/// Waits until a file of a run is there.
+#[cfg(unix)]
+fn wait_for_file(desk: &Desk, path: &str) {
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while !desk.path(path).exists() {
+        assert!(std::time::Instant::now() < deadline, "no {path} in a minute");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+/// Devices are opened and timed before the first step, in which there is nothing to save.
+#[test]
+#[cfg(unix)]
+fn sigterm_before_the_first_step_ends_with_its_code_too() {
+    let desk = Desk::new();
+    let line = "train tiny.toml --data text.txt --devices cpu --steps 1000000000 --quiet";
+    let child = desk.command(line).spawn().unwrap();
+    wait_for_file(&desk, "runs/0001");
+    crate::process::send_signal(child.id(), "TERM");
+    crate::process::finish(child, "a run that begins").ended(75).line("terminated (SIGTERM)");
+}
+
+/// A device that hangs keeps a run from its checkpoint.
+#[test]
+#[cfg(unix)]
+fn a_run_that_cannot_save_in_time_after_sigterm_ends_and_its_last_checkpoint_stands() {
+    let desk = Desk::new();
+    let line = "train tiny.toml --data text.txt --devices cpu --out run --quiet --set train.checkpoint_every=2 --term-timeout 0.5";
+    let faults = "sigterm@forward:4,hang@backward:4";
+    let child = desk.command(line).env("POTLUCK_FAULT", faults).spawn().unwrap();
+    let ran = crate::process::finish(child, "a device that hangs").ended(75);
+    let said = "terminated (SIGTERM), and the run was not saved within 0.5 seconds";
+    assert!(ran.line("error: ").contains(said), "{}", ran.err);
+    desk.resume("run", "--quiet").ok();
+    assert_eq!(desk.steps("run").len(), 30);
+}
+
+/// Checkpoints by the clock, of a run that has none by steps.
+#[test]
+#[cfg(unix)]
+fn checkpoints_are_made_by_time() {
+    let desk = Desk::new();
+    let line = "train tiny.toml --data text.txt --devices cpu --out run --quiet \
+                --set train.checkpoint_every=0 --set train.eval_every=0 --steps 1000000000 --set \
+                train.checkpoint_minutes=0.001";
+    let child = desk.command(line).spawn().unwrap();
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let newest = || {
+        let files = desk.files().into_iter();
+        let manifests = files.filter(|name| name.ends_with("manifest.json"));
+        manifests.max().unwrap_or_default()
+    };
+    let mut seen = vec![newest()];
+    while seen.len() < 5 {
+        assert!(std::time::Instant::now() < deadline, "only {seen:?} in a minute");
+        let now = newest();
+        if seen.last() != Some(&now) {
+            seen.push(now);
+        }
+    }
+    crate::process::send_signal(child.id(), "TERM");
+    crate::process::finish(child, "a run without an end").ended(75);
 }

@@ -39,6 +39,8 @@ mod nodes_faults;
 mod nodes_namespaces;
 mod nodes_network;
 mod nodes_secrets;
+#[cfg(unix)]
+mod nodes_signals;
 mod nodes_start;
 mod pipeline_bits;
 mod pipeline_charts;

@@ -108,8 +108,13 @@ fn processes_of_a_run_end_with_the_codes_of_the_table() {
     let line = format!("train tiny.toml --nodes 2 --listen {}", host.address);
     happened.take(about, desk.run(&format!("{line} --secret-file code")).code());
 
-    let about = "SIGTERM, SIGHUP, or SIGUSR1 before a time limit, on any node";
+    let about = "SIGTERM or SIGHUP on any node, saved or not";
     send_signal(other.id(), "TERM");
+    happened.take_both(about, host, other);
+
+    let about = "SIGUSR1 on any node, if the first one has `--on-usr1 stop`";
+    let (host, other) = endless(&desk, "warned --on-usr1 stop");
+    send_signal(other.id(), "USR1");
     happened.take_both(about, host, other);
 
     let about = "Ctrl-C on any node";

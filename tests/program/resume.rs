@@ -221,9 +221,7 @@ fn a_disk_that_is_full_for_a_moment_costs_one_checkpoint() {
 #[test]
 fn a_disk_that_is_full_at_the_end_is_an_error_after_which_the_run_can_go_on() {
     // The last step is saved as the best, because it is time, and at the end.
-    for (point, times) in
-        [("checkpoint-tensors:30", 3), ("metrics:30", 1), ("checkpoint-begin:0", 1)]
-    {
+    for (point, times) in [("checkpoint-tensors:30", 3), ("checkpoint-begin:0", 1)] {
         let desk = Desk::new();
         let ran = start(&desk, &vec![format!("full@{point}"); times].join(",")).ended(75);
         assert!(ran.line("error:").contains("free space"), "{}", ran.err);
@@ -235,6 +233,23 @@ fn a_disk_that_is_full_at_the_end_is_an_error_after_which_the_run_can_go_on() {
     let desk = Desk::new();
     start(&desk, "full@checkpoint-manifest:30").ok().line("warning:");
     assert_same_end(&desk, "the second attempt");
+}
+
+/// The record misses no line of a disk that was full for a step.
+#[test]
+fn a_line_that_cannot_be_written_is_kept_and_the_run_goes_on() {
+    let desk = Desk::new();
+    let ran = desk.train_with("full@metrics:7", "--out run --steps 9").ok();
+    assert_eq!(
+        ran.lines("warning: run/metrics.jsonl: cannot be written (").len(),
+        1,
+        "{}",
+        ran.err
+    );
+    ran.line("run/metrics.jsonl: written again; 1 line had waited");
+    let steps: Vec<u64> =
+        desk.steps("run").iter().map(|step| step["step"].as_u64().unwrap()).collect();
+    assert!(steps.iter().copied().eq(1..=9), "{steps:?}");
 }
 
 /// A file system of its own, with room for the first checkpoints but not for all.

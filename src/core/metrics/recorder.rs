@@ -1,23 +1,42 @@
 //! Recorder of a run: a file with one line of JSON per step, per evaluation and per measure.
 
+use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, BufWriter, Seek, SeekFrom, Write};
+use std::mem;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
 use super::event::JsonLine;
 use super::{Event, MetricsError, Sink};
+use crate::faults::{Faults, Point};
 use crate::files;
+use crate::format::counted;
+
+/// Most bytes of lines that wait to be written.
+const WAITING_BYTES_MAX: usize = 64 << 20;
+/// Longest time in which neither a line nor a checkpoint can be written.
+const UNWRITTEN_MAX: Duration = Duration::from_secs(3600);
 
 /// Appends steps, evaluations and measures to a file; each is written to the file (though not yet
-/// synced to the disk) when [`Recorder::event`] returns.
+/// synced to the disk) when [`Recorder::event`] returns. While the disk is full or away, lines are
+/// kept in memory and written before those of later events: a run does not end for a line.
 #[derive(Debug)]
 pub struct Recorder {
     path: PathBuf,
     file: File,
     /// Length of the file in bytes, up to the end of the last complete line.
     length: u64,
+    waiting: VecDeque<Vec<u8>>,
+    waiting_bytes: usize,
+    /// First failure since the last line or checkpoint that was written.
+    failing_since: Option<Instant>,
+    /// What users are to be told.
+    news: Option<Event>,
+    /// Faults to inject, for tests.
+    faults: Faults,
 }
 
 impl Recorder {
@@ -26,7 +45,25 @@ impl Recorder {
     pub fn create(path: &Path) -> Result<(Self, u64), MetricsError> {
         let Truncation { dropped, damaged, .. } = truncate(path, None)?;
         let file = File::create(path).map_err(|why| write_error(path, why))?;
-        Ok((Self { path: path.into(), file, length: 0 }, dropped + damaged))
+        Ok((Self::of(path, file, 0), dropped + damaged))
+    }
+
+    fn of(path: &Path, file: File, length: u64) -> Self {
+        Self {
+            path: path.into(),
+            file,
+            length,
+            waiting: VecDeque::new(),
+            waiting_bytes: 0,
+            failing_since: None,
+            news: None,
+            faults: Faults::none(),
+        }
+    }
+
+    /// Injects faults at the writes of steps, for tests.
+    pub fn with_faults(self, faults: Faults) -> Self {
+        Self { faults, ..self }
     }
 
     /// Opens the record of a run that is resumed after `step`, cut by [`truncate_after`]. A
@@ -42,22 +79,68 @@ impl Recorder {
             .open(path)
             .map_err(|why| write_error(path, why))?;
         let length = file.seek(SeekFrom::End(0)).map_err(|why| write_error(path, why))?;
-        Ok((Self { path: path.into(), file, length }, truncation))
+        Ok((Self::of(path, file, length), truncation))
     }
 
-    /// Appends one line. If that fails, nothing of the line stays in the file, so that later
-    /// lines can still be appended.
-    fn record(&mut self, record: &impl Serialize) -> Result<(), MetricsError> {
+    /// Appends one line behind those that wait. `prepared` is an error of a step's write, in tests.
+    fn record(
+        &mut self,
+        record: &impl Serialize,
+        prepared: io::Result<()>,
+    ) -> Result<(), MetricsError> {
         let mut line =
             serde_json::to_vec(record).map_err(|why| write_error(&self.path, why.into()))?;
         line.push(b'\n');
-        if let Err(why) = self.file.write_all(&line) {
-            // Best effort: if this fails too, resuming drops the torn line.
-            let _ = self.file.set_len(self.length);
-            let _ = self.file.seek(SeekFrom::Start(self.length));
+        self.waiting_bytes += line.len();
+        self.waiting.push_back(line);
+        let waited = self.waiting.len() - 1;
+        match prepared.and_then(|()| self.write_waiting()) {
+            Ok(()) => {
+                self.failing_since = None;
+                if waited > 0 {
+                    self.news = Some(Event::Note(format!(
+                        "{}: written again; {} had waited",
+                        self.path.display(),
+                        counted(waited, "line", "lines")
+                    )));
+                }
+                Ok(())
+            }
+            Err(why) => self.keep(why, waited == 0),
+        }
+    }
+
+    /// Writes the lines that wait, in order. Of one that fails nothing stays in the file, so that it
+    /// can still be appended later.
+    fn write_waiting(&mut self) -> io::Result<()> {
+        while let Some(line) = self.waiting.front() {
+            if let Err(why) = self.file.write_all(line) {
+                // Best effort: if this fails too, resuming drops the torn line.
+                let _ = self.file.set_len(self.length);
+                let _ = self.file.seek(SeekFrom::Start(self.length));
+                return Err(why);
+            }
+            self.length += line.len() as u64;
+            self.waiting_bytes -= line.len();
+            self.waiting.pop_front();
+        }
+        Ok(())
+    }
+
+    /// Keeps what could not be written, of which users are told at the first line.
+    fn keep(&mut self, why: io::Error, is_first: bool) -> Result<(), MetricsError> {
+        let since = *self.failing_since.get_or_insert_with(Instant::now);
+        if since.elapsed() > UNWRITTEN_MAX || self.waiting_bytes > WAITING_BYTES_MAX {
             return Err(write_error(&self.path, why));
         }
-        self.length += line.len() as u64;
+        if is_first {
+            let advice = if files::is_disk_full(&why) { "; free space there" } else { "" };
+            self.news = Some(Event::Warning(format!(
+                "{}: cannot be written ({why}); the run goes on, and keeps its lines until they \
+                 can be{advice}",
+                self.path.display()
+            )));
+        }
         Ok(())
     }
 }
@@ -65,18 +148,29 @@ impl Recorder {
 impl Sink for Recorder {
     fn event(&mut self, event: &Event) -> Result<(), MetricsError> {
         match event {
-            Event::Step(record) => self.record(&JsonLine(record)),
-            Event::Evaluation(record) => self.record(&JsonLine(record)),
-            Event::Measure(record) => self.record(&record.json()),
+            Event::Step(record) => {
+                let prepared = self.faults.at_write(Point::Metrics, record.step);
+                self.record(&JsonLine(record), prepared)
+            }
+            Event::Evaluation(record) => self.record(&JsonLine(record), Ok(())),
+            Event::Measure(record) => self.record(&record.json(), Ok(())),
+            Event::Checkpoint { .. } => {
+                // The run is safe.
+                self.failing_since = None;
+                Ok(())
+            }
+            Event::Ended => self.write_waiting().map_err(|why| write_error(&self.path, why)),
             Event::Note(_)
             | Event::Warning(_)
             | Event::Tuning { .. }
             | Event::Started { .. }
             | Event::Evaluating { .. }
-            | Event::Saving { .. }
-            | Event::Checkpoint { .. }
-            | Event::Ended => Ok(()),
+            | Event::Saving { .. } => Ok(()),
         }
+    }
+
+    fn take_news(&mut self) -> Option<Event> {
+        mem::take(&mut self.news)
     }
 }
 
@@ -293,15 +387,46 @@ mod tests {
     /// Writes to a device that is always full, on the platform that has one.
     #[test]
     #[cfg(target_os = "linux")]
-    fn a_full_disk_is_an_error_and_not_a_torn_line() {
-        let path = PathBuf::from("/dev/full");
-        let file = File::create(&path).unwrap();
-        let mut recorder = Recorder { path, file, length: 0 };
-        let error = recorder.event(&Event::Step(step(1))).unwrap_err();
-        assert!(matches!(
-            &error,
-            MetricsError::Write { why, .. } if why.kind() == io::ErrorKind::StorageFull
-        ));
-        assert_eq!(recorder.length, 0);
+    fn lines_wait_while_a_disk_is_full_and_are_written_in_order_when_it_is_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("metrics.jsonl");
+        let full = File::create("/dev/full").unwrap();
+        let mut recorder = Recorder::of(&path, full, 0);
+        recorder.event(&Event::Step(step(1))).unwrap();
+        let Some(Event::Warning(text)) = recorder.take_news() else { panic!("no warning") };
+        assert!(
+            text.contains("(No space left on device (os error 28)); the run goes on"),
+            "{text}"
+        );
+        recorder.event(&Event::Step(step(2))).unwrap();
+        assert_eq!(recorder.take_news(), None);
+        let error = recorder.event(&Event::Ended).unwrap_err();
+        assert!(error.is_disk_full(), "{error}");
+        assert_eq!((recorder.length, recorder.waiting.len()), (0, 2));
+
+        recorder.file = File::create(&path).unwrap();
+        recorder.event(&Event::Step(step(3))).unwrap();
+        let Some(Event::Note(text)) = recorder.take_news() else { panic!("no note") };
+        assert!(text.ends_with("written again; 2 lines had waited"), "{text}");
+        recorder.event(&Event::Ended).unwrap();
+        assert_eq!(steps(&path), [1, 2, 3]);
+        assert_eq!(recorder.waiting_bytes, 0);
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_record_fails_if_nothing_can_be_written_for_an_hour_not_even_a_checkpoint() {
+        let full = File::create("/dev/full").unwrap();
+        let mut recorder = Recorder::of(Path::new("metrics.jsonl"), full, 0);
+        recorder.event(&Event::Step(step(1))).unwrap();
+        let hours_ago = Instant::now().checked_sub(2 * UNWRITTEN_MAX).unwrap();
+        recorder.failing_since = Some(hours_ago);
+        recorder.event(&Event::Checkpoint { step: 1 }).unwrap();
+        recorder.event(&Event::Step(step(2))).unwrap();
+        recorder.failing_since = Some(hours_ago);
+        recorder.event(&Event::Step(step(3))).unwrap_err();
+        let mut recorder =
+            Recorder { waiting_bytes: WAITING_BYTES_MAX, failing_since: None, ..recorder };
+        recorder.event(&Event::Step(step(4))).unwrap_err();
     }
 }

@@ -11,6 +11,11 @@ pub trait Sink {
     /// ends. The failure of a chart is a warning, see [`Sinks`]; any other sink that only shows
     /// events never fails.
     fn event(&mut self, event: &Event) -> Result<(), MetricsError>;
+
+    /// Returns a note or a warning about the sink itself, if there is one since the last call.
+    fn take_news(&mut self) -> Option<Event> {
+        None
+    }
 }
 
 /// The record of a run, if it is open, a chart of it, if there is one, and a sink that shows
@@ -49,6 +54,9 @@ impl Sink for Sinks {
     fn event(&mut self, event: &Event) -> Result<(), MetricsError> {
         if let Some(record) = &mut self.record {
             record.event(event)?;
+            if let Some(news) = record.take_news() {
+                self.shown.event(&news)?;
+            }
         }
         if let Some(Err(why)) = self.chart.as_mut().map(|chart| chart.event(event)) {
             self.shown.event(&Event::Warning(why.to_string()))?;

@@ -326,6 +326,9 @@ sections! {
         patience: u64 = 0, Constraint::Whole(0, STEPS);
         /// Steps between checkpoints; 0 = only at the start, at the end and at a new best.
         checkpoint_every: u64 = 500, Constraint::Whole(0, STEPS);
+        /// Minutes after which there is a checkpoint, if that takes at most 5 % of the time; 0 = none.
+        checkpoint_minutes: f64 = 0.0, Constraint::Real(Included(0.0), Included(1e6)),
+            "0, or 2 over nodes";
         /// Number of newest checkpoints to keep; the best one is kept as well.
         checkpoint_keep: usize = 2, Constraint::Whole(2, 1_000_000);
         /// Seconds for timing kernels of a GPU before the first step; 0 = earlier timings.

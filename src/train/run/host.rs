@@ -1,14 +1,12 @@
-//! Hooks of a run in the steps of its trainer: its record, its checkpoints and its signals.
+//! Hooks of a run in the steps of its trainer: its record and its checkpoints.
 
 use std::ops::ControlFlow;
 
 use super::RunOptions;
 use crate::checkpoint::Store;
 use crate::error::TrainError;
-use crate::signals::Signals;
 use crate::trainer::Trainer;
 use crate::trainer::steps::{Fit, FitHooks, SkippedStep};
-use potluck_core::faults::Point;
 use potluck_core::metrics::{Event, Sink, Sinks};
 
 /// Surroundings of the trainer of a run.
@@ -17,7 +15,6 @@ pub(super) struct RunHost {
     pub store: Store,
     /// The record on disk first, then what the caller gave.
     pub sinks: Sinks,
-    pub signals: Signals,
     /// Tensor in which the first of the skipped steps in a row was not finite.
     pub began: String,
 }
@@ -34,12 +31,6 @@ impl RunHost {
 
 impl FitHooks for RunHost {
     fn event(&mut self, event: Event) -> Result<ControlFlow<()>, TrainError> {
-        if let Event::Step(record) = &event {
-            let RunOptions { faults, out, .. } = &self.options;
-            faults
-                .at_write(Point::Metrics, record.step)
-                .map_err(|why| TrainError::Io { path: out.clone(), why })?;
-        }
         self.sinks.event(&event)?;
         Ok(ControlFlow::Continue(()))
     }

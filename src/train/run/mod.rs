@@ -16,6 +16,7 @@ mod stopping;
 use std::mem;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::checkpoint::{Checkpoint, Store};
 use crate::error::TrainError;
@@ -25,7 +26,7 @@ use crate::nodes::RunNodes;
 use crate::run_data::{RunData, SavedData};
 use crate::runtime::memory;
 use crate::runtime::placement::plans::Plans;
-use crate::signals::Signals;
+use crate::signals::SignalFlags;
 use crate::spec::RunSpec;
 use crate::task::Ending;
 use crate::trainer::steps::Fit;
@@ -59,12 +60,22 @@ pub struct RunOptions {
     pub faults: Faults,
     /// Other nodes that take part.
     pub nodes: Option<Arc<RunNodes>>,
+    pub signals: RunSignals,
     /// Model whose parameters a new run starts from, in place of random ones.
     pub init: Option<StartingModel>,
     /// Number of tokens of that model, if others are added to it.
     pub add_tokens: Option<usize>,
     /// Files of the model that a run in a new directory keeps, unless it has another tokenizer.
     pub files: ModelFiles,
+}
+
+/// Signals to a run, of this process and of other nodes, which the caller catches.
+#[derive(Clone, Debug, Default)]
+pub struct RunSignals {
+    pub flags: SignalFlags,
+    /// Set once the run saves its state when a signal to end arrives. Before that it does not look,
+    /// and there is nothing to save.
+    pub has_begun: Arc<AtomicBool>,
 }
 
 /// Run in progress: a trainer, its steps, and the directory, record and signals around them.
@@ -110,7 +121,7 @@ fn steps(run: &mut Run) -> Result<RunOutcome, TrainError> {
         run.tell_lost_patience()?;
     }
     let measure = run.measure()?;
-    if let Some(signal) = run.host.signals.pending() {
+    if let Some(signal) = run.fit.signals.pending() {
         return Ok(RunOutcome::Interrupted(signal));
     }
     let val_loss = match run.fit.evaluated {
@@ -198,18 +209,16 @@ impl Run {
             steps: spec.steps,
             device: trainer.device().to_string(),
         })?;
-        let mut signals = Signals::caught()?;
-        if let Some(nodes) = &options.nodes {
-            nodes.begun();
-            signals = signals.with(nodes.signals());
-        }
+        options.signals.has_begun.store(true, Ordering::SeqCst);
         trainer.data = source.data.fingerprint();
         trainer.description = data.saved().description;
         trainer.files = DataFile::recorded(source.data.files());
         trainer.of_run = spec.saved_run(&data);
-        let mut fit = Fit::new(spec.fit_options(task, &options.out), source, loader, spec.steps);
-        fit.signals = signals.flags();
-        let host = RunHost { options, store, sinks, signals, began: String::new() };
+        let nodes = options.nodes.as_ref().map_or(1, |nodes| nodes.count());
+        let fit_options = spec.fit_options(task, &options.out, nodes);
+        let mut fit = Fit::new(fit_options, source, loader, spec.steps);
+        fit.signals = options.signals.flags.clone();
+        let host = RunHost { options, store, sinks, began: String::new() };
         let mut run = Self { spec, data, trainer, fit, host };
         run.tell_notes()?;
         match run.begin(resumed, initial) {
@@ -280,7 +289,7 @@ impl Run {
             rows: &rows,
             step: self.step(),
             seed: self.spec.seed,
-            stop: &|| self.host.signals.pending().is_some(),
+            stop: &|| self.fit.signals.pending().is_some(),
         })
     }
 }

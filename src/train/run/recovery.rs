@@ -22,8 +22,7 @@ impl Run {
     /// # Errors
     /// Returns the error if the run ends with it.
     pub(super) fn recover(&mut self, cause: TrainError) -> Result<Checkpoint, TrainError> {
-        let is_over =
-            self.spec.on_loss == DeviceLoss::Stop || self.host.signals.pending().is_some();
+        let is_over = self.spec.on_loss == DeviceLoss::Stop || self.fit.signals.pending().is_some();
         if is_over {
             return Err(cause);
         }

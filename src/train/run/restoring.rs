@@ -78,7 +78,7 @@ impl Run {
     fn create_record(&mut self) -> Result<(), TrainError> {
         let metrics = self.metrics_path();
         let (recorder, moved) = Recorder::create(&metrics)?;
-        self.host.sinks.set_record(recorder);
+        self.host.sinks.set_record(recorder.with_faults(self.host.options.faults.clone()));
         self.open_tensorboard(0)?;
         if moved > 0 {
             self.note(format!("set aside: {}", lines_aside(moved, &metrics)))?;
@@ -107,7 +107,7 @@ impl Run {
         // The file is replaced, which some systems refuse while it is open.
         self.host.sinks.close_record();
         let (recorder, cut) = Recorder::resume(&metrics, self.step())?;
-        self.host.sinks.set_record(recorder);
+        self.host.sinks.set_record(recorder.with_faults(self.host.options.faults.clone()));
         self.open_tensorboard(self.step() + 1)?;
         self.fit.evaluated = cut.val_loss.map(|val_loss| (self.step(), val_loss));
         let mut what = Vec::new();

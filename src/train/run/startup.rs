@@ -103,6 +103,7 @@ mod tests {
                 retune: false,
                 faults: Faults::none(),
                 nodes: None,
+                signals: Default::default(),
                 init: None,
                 add_tokens: None,
                 files: ModelFiles::default(),

@@ -58,7 +58,7 @@ pub fn install(flags: &mut SignalFlags) -> io::Result<Handlers> {
             handlers.signals.push(exit);
         }
         handlers.signals.push(flag::register(signal, set.clone())?);
-        flags.0.push((interruption, set));
+        flags.raised.push((interruption, set));
     }
     Ok(handlers)
 }

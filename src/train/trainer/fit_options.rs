@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::options::refused;
 use crate::error::TrainError;
@@ -37,6 +38,9 @@ pub struct FitOptions {
     pub directory: Option<PathBuf>,
     /// Steps between further saves; 0: none.
     pub save_every: u64,
+    /// Longest time between saves, after which the next step is followed by one, but for those that
+    /// would take more than 5 % of the time; `None`: any.
+    pub save_interval: Option<Duration>,
     /// Newest saves to keep, at least 2, besides the best.
     pub saves_kept: usize,
     /// Steps in a row that are not finite, and so update nothing, at which the call ends with an
@@ -81,6 +85,7 @@ impl FitOptions {
             keep_best: false,
             directory: None,
             save_every: 0,
+            save_interval: None,
             saves_kept: 2,
             skipped_steps_max: 100,
         }

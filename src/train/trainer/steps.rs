@@ -2,8 +2,9 @@
 //! [`Trainer::fit`] and of a run of the program.
 
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::Trainer;
 use super::fit_end::FitEnd;
@@ -65,7 +66,8 @@ pub(crate) struct Fit {
     pub loader: Loader,
     /// Step after which the steps end.
     pub last: u64,
-    /// Signals that end the steps before the next one, and an evaluation in progress.
+    /// Signals that end the steps before the next one, and an evaluation in progress, or ask for a
+    /// save.
     pub signals: SignalFlags,
     /// Step of this start whose save was in the directory before.
     pub found: Option<u64>,
@@ -81,6 +83,13 @@ pub(crate) struct Fit {
     is_stopped: bool,
     /// Steps in a row that were skipped.
     skipped: u64,
+    /// End of the last save or of the attempt, or the start, and the time that it took.
+    last_save: (Instant, Duration),
+}
+
+/// Returns the time between saves of this duration, so that they take at most 5 % of the whole.
+fn time_between_saves(wanted: Duration, took: Duration) -> Duration {
+    wanted.max(took * 19)
 }
 
 impl Fit {
@@ -98,7 +107,15 @@ impl Fit {
             is_unsaved_best: false,
             is_stopped: false,
             skipped: 0,
+            last_save: (Instant::now(), Duration::ZERO),
         }
+    }
+
+    /// Returns true if it is time for a save, by the clock.
+    fn is_save_due_by_time(&self) -> bool {
+        let Some(interval) = self.options.save_interval else { return false };
+        let (ended, took) = self.last_save;
+        ended.elapsed() >= time_between_saves(interval, took)
     }
 
     /// Goes on with other inputs, after the loss of a device.
@@ -108,6 +125,7 @@ impl Fit {
         self.skipped = 0;
         self.evaluated = None;
         self.is_unsaved_best = false;
+        self.last_save = (Instant::now(), Duration::ZERO);
     }
 
     pub(crate) fn emit(
@@ -169,7 +187,8 @@ impl Trainer {
             if self.is_due(fit.options.eval_every) {
                 self.evaluate_fit(fit, hooks)?;
             }
-            if self.is_due(fit.options.save_every) {
+            self.save_if_requested(fit, hooks)?;
+            if self.is_due(fit.options.save_every) || fit.is_save_due_by_time() {
                 self.save_fit_or_warn(fit, hooks)?;
             }
             if fit.is_stopped {
@@ -268,7 +287,14 @@ impl Trainer {
         if extent.samples == 0 {
             return Ok(None);
         }
-        let Some(evaluation) = self.measure_fit(fit, hooks)? else { return Ok(None) };
+        let evaluation = loop {
+            match self.measure_fit(fit, hooks)? {
+                Some(evaluation) => break evaluation,
+                // It may take longer than there is time to save: it begins anew behind that.
+                None if self.save_if_requested(fit, hooks)? => {}
+                None => return Ok(None),
+            }
+        };
         let Evaluation { loss: val_loss, samples, targets, sums } = evaluation;
         fit.evaluated = Some((step, val_loss));
         let is_best = is_better(val_loss, self.best);
@@ -300,7 +326,7 @@ impl Trainer {
             task: &fit.options.task,
             split: Split::Validation,
             samples: fit.options.eval_samples,
-            signals: &fit.signals,
+            signals: &fit.signals.clone().stopping_on_usr1(),
         };
         let is_stopped = &mut fit.is_stopped;
         self.evaluate_part(&part, &mut |done, total| {
@@ -318,6 +344,24 @@ impl Trainer {
         is_evaluated && patience > 0 && self.evaluations_since_best >= patience
     }
 
+    /// Saves to the directory if a signal asked for that; returns true if it did.
+    fn save_if_requested(
+        &mut self,
+        fit: &mut Fit,
+        hooks: &mut dyn FitHooks,
+    ) -> Result<bool, TrainError> {
+        let is_requested = fit.signals.take_save_request();
+        if is_requested {
+            self.save_fit_or_warn(fit, hooks)?;
+            let step = self.steps();
+            if self.saved.as_ref().is_some_and(|(saved, _)| *saved == step) {
+                let text = format!("saved at step {step}, as SIGUSR1 asked, and going on");
+                fit.emit(hooks, Event::Note(text))?;
+            }
+        }
+        Ok(is_requested)
+    }
+
     /// Saves to the directory, unless this step is saved there as it is now.
     pub(crate) fn save_fit(
         &mut self,
@@ -331,6 +375,19 @@ impl Trainer {
         if is_there && !fit.is_unsaved_best {
             return Ok(());
         }
+        let started = Instant::now();
+        let written = self.write_save(&directory, fit, hooks);
+        fit.last_save = (Instant::now(), started.elapsed());
+        written
+    }
+
+    fn write_save(
+        &mut self,
+        directory: &Path,
+        fit: &mut Fit,
+        hooks: &mut dyn FitHooks,
+    ) -> Result<(), TrainError> {
+        let step = self.steps();
         if hooks.store().is_some() {
             fit.emit(hooks, Event::Saving { step })?;
         }
@@ -340,7 +397,7 @@ impl Trainer {
         let checkpoint = checkpoint?;
         let Some(store) = hooks.store() else { return Ok(()) };
         let found = fit.found.take_if(|found| *found == step);
-        let kept = self.save_to(store, &directory, &checkpoint, found)?;
+        let kept = self.save_to(store, directory, &checkpoint, found)?;
         let pruned = store.prune(fit.options.saves_kept);
         fit.is_unsaved_best = false;
         hooks.saved();
@@ -373,5 +430,18 @@ impl Trainer {
             ) => fit.warn(hooks, format!("step {} was not saved: {error}", self.steps())),
             saved => saved,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn saves_by_time_take_one_twentieth_of_it_at_most() {
+        let (minute, second) = (Duration::from_secs(60), Duration::from_secs(1));
+        assert_eq!(time_between_saves(minute, second), minute);
+        let apart = time_between_saves(minute, 10 * second);
+        assert_eq!(10 * second, (apart + 10 * second) / 20);
     }
 }

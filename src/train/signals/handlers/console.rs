@@ -36,7 +36,7 @@ impl Listener {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let own = STOOD_FOR.map(|signal| (signal, Arc::<AtomicBool>::default()));
-        flags.0.extend(own.iter().cloned());
+        flags.raised.extend(own.iter().cloned());
         LISTENING.lock().push((number, own.into()));
         Self(number)
     }

@@ -1,0 +1,85 @@
+//! Signals to nodes of a run, as launchers and job managers send them: more than once, with SIGCONT
+//! between them, and to nodes that cannot answer.
+
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use crate::node_processes::{Host, LINE, SILENCE_S, desk, host_with, join};
+use crate::process::{Desk, finish, send_signal};
+
+/// Starts a run of two nodes that goes on until it is ended.
+fn endless(desk: &Desk, of_first: &str, faults: &str, of_other: &str) -> (Host, Child) {
+    let line = format!(
+        "{LINE} --devices cpu --out run --batch 4 --set parallel.shares=2,2 --steps 1000000 \
+         --set faults.node_timeout_s={SILENCE_S} --set train.checkpoint_every=0 \
+         --set train.eval_every=0 --log-every 1 {of_first}"
+    );
+    let mut host = host_with(desk, 2, "", &line);
+    let other = join(desk, &host, faults, &format!("--devices cpu {of_other}"));
+    host.wait_for("step 2/");
+    (host, other)
+}
+
+#[test]
+fn sigterm_ends_both_nodes_once_with_what_is_saved_however_often_it_comes() {
+    let desk = desk();
+    let (host, other) = endless(&desk, "", "", "");
+    // As `srun -K` does, and scancel in the other order.
+    for _ in 0..5 {
+        for signal in ["TERM", "CONT", "TERM"] {
+            for process in [other.id(), host.child.id()] {
+                // One that has ended is still to be waited for.
+                send_signal(process, signal);
+            }
+        }
+    }
+    let first = host.finish().ended(75);
+    finish(other, "the other node")
+        .ended(75)
+        .line("terminated (SIGTERM); the run is saved on the first node");
+    assert_eq!(first.lines("terminated (SIGTERM); the run is saved: ").len(), 1, "{}", first.err);
+    let saved = desk.steps("run").len() as u64;
+    assert_eq!(desk.manifest("run", saved)["meta"]["step"], saved);
+}
+
+#[test]
+fn sigusr1_to_a_node_saves_a_checkpoint_and_the_run_goes_on() {
+    let desk = desk();
+    let (mut host, other) = endless(&desk, "", "", "");
+    for times in 1..=2 {
+        send_signal(other.id(), "USR1");
+        host.wait_for_times(", as SIGUSR1 asked, and going on\n", times);
+    }
+    let printed = host.lines.lock().unwrap().clone();
+    let (_, asked) = printed.rsplit_once("saved at step ").unwrap();
+    let step: u64 = asked.split_once(',').unwrap().0.parse().unwrap();
+    assert_eq!(desk.manifest("run", step)["meta"]["step"], step);
+    host.wait_for(&format!("step {}/", step + 3));
+    send_signal(other.id(), "TERM");
+    host.finish().ended(75);
+    finish(other, "the other node").ended(75);
+}
+
+#[test]
+fn sigusr1_ends_a_run_that_is_to_stop_then_and_no_node_waits_for_the_next_one() {
+    let desk = desk();
+    let (host, other) = endless(&desk, "--on-usr1 stop", "", "--stay");
+    send_signal(other.id(), "USR1");
+    let said = "stopped by the job manager (SIGUSR1); the run is saved";
+    host.finish().ended(75).line(said);
+    finish(other, "the other node").ended(75).line(said);
+}
+
+#[test]
+fn a_node_that_cannot_save_in_time_after_sigterm_ends_and_the_last_checkpoint_stands() {
+    let desk = desk();
+    let faults = "sigterm@forward:3/1,hang@backward:3/1";
+    let (host, other) = endless(&desk, "", faults, "--term-timeout 1");
+    let began = Instant::now();
+    let error = finish(other, "the node that hangs").ended(75).line("error: ").to_string();
+    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+    let said = "terminated (SIGTERM), and the run was not saved within 1 seconds (--term-timeout)";
+    assert!(error.contains(said), "{error}");
+    let ended = host.finish().ended(75);
+    assert!(ended.line("error: ").contains("the last checkpoint is run/checkpoints/step-00000000"));
+}
