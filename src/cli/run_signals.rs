@@ -1,5 +1,5 @@
-//! Signals to `potluck train` while the run itself does not look at them: before its first step, and
-//! when it does not end soon enough after SIGTERM.
+//! Signals to `potluck train` while the run itself does not look at them: before its first step,
+//! and when it does not end soon enough after SIGTERM.
 
 use std::fs;
 use std::ops::ControlFlow;

@@ -170,9 +170,13 @@ impl RunNodes {
             shape: data.shape.clone(),
             data: DataBrief { fingerprint, saved, done },
         });
-        let mut devices = Vec::new();
+        let mut answers = Vec::new();
         for node in &self.nodes {
-            devices.extend(node.begin(bytes.clone())?);
+            answers.push((node, node.begin(bytes.clone())?));
+        }
+        let mut devices = Vec::new();
+        for (node, answer) in answers {
+            devices.extend(node.offered(&answer)?);
         }
         self.remote.lock().devices = devices;
         Ok(())

@@ -131,8 +131,8 @@ impl Session {
     }
 
     /// Brings parameters and moments of a step, by name, onto the devices, zeros if there are no
-    /// moments, and takes over what was carried into the next one. Returns false if that is of another batch size or another kind,
-    /// and begins with zeros.
+    /// moments, and takes over what was carried into the next one. Returns false if that is of
+    /// another batch size or another kind, and begins with zeros.
     ///
     /// # Errors
     /// Returns `TrainError` if they are not those of the model, or if a device fails.

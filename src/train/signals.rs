@@ -1,5 +1,6 @@
-//! Signal handling: a signal that asks the run to end, or to be saved, sets a flag, which is checked
-//! between steps and between the jobs of an evaluation, so that the run is saved before it ends.
+//! Signal handling: a signal that asks the run to end, or to be saved, sets a flag, which is
+//! checked between steps and between the jobs of an evaluation, so that the run is saved before it
+//! ends.
 
 #[cfg(feature = "signals")]
 mod handlers;

@@ -257,8 +257,8 @@ pub fn check(
 }
 
 /// Writes a checkpoint's tensors to the devices of all ranks, of which `plans` has the plans:
-/// bucket by bucket, to one device after the other, so that the host never holds more of them twice
-/// than a bucket, however many devices there are. Moments are zeros if none are saved.
+/// bucket by bucket, each to all devices at the same time, so that the host never holds more than
+/// one of them twice, however many devices there are. Moments are zeros if none are saved.
 ///
 /// # Errors
 /// Returns `TrainError` if a tensor is missing or has another shape, before anything is written, or
@@ -283,12 +283,19 @@ pub fn restore(
 fn write(group: &WorkerGroup, plans: &[Arc<Plan>], saved: SavedBank<'_>) -> Result<(), TrainError> {
     let bank = saved.bank;
     for bucket in (0..plans[0].buckets.len() as u32).map(BucketId) {
+        // The ranks of a tensor group hold different slices, those of one place the same.
+        let mut places: BTreeMap<Option<u32>, Vec<Rank>> = BTreeMap::new();
         for (rank, plan) in plans.iter().enumerate() {
-            if !has_bucket(plan, bank, bucket) {
-                continue;
+            if has_bucket(plan, bank, bucket) {
+                places.entry(plan.graph.tensor_rank).or_default().push(Rank(rank as u32));
             }
-            let values = saved.values(plan, bucket)?;
-            group.run_on(Rank(rank as u32), "restoring the state", move |device| {
+        }
+        for holders in places.into_values() {
+            let values = Arc::new(saved.values(&plans[holders[0].index()], bucket)?);
+            group.run_on_all("restoring the state", move |rank, device| {
+                if !holders.contains(&rank) {
+                    return Ok(());
+                }
                 let held = match bank {
                     BucketTensor::Moment(_) => device.owned(bucket),
                     BucketTensor::Parameters | BucketTensor::Gradients => 0..values.len(),

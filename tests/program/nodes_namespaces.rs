@@ -67,13 +67,24 @@ impl Machines {
     }
 
     fn ip(&self, machine: usize, line: &str) -> Result<(), String> {
-        let output = enter(&self.0[machine]).arg("ip").args(line.split(' ')).output();
-        let Output { status, stderr, .. } = output.map_err(|why| why.to_string())?;
+        self.run(machine, &format!("ip {line}"))
+    }
+
+    fn run(&self, machine: usize, line: &str) -> Result<(), String> {
+        let output = enter(&self.0[machine]).args(line.split(' ')).output();
+        let Output { status, stderr, .. } = output.map_err(|why| format!("{line}: {why}"))?;
         if status.success() {
             Ok(())
         } else {
-            Err(format!("ip {line}: {}", String::from_utf8_lossy(&stderr).trim()))
+            Err(format!("{line}: {}", String::from_utf8_lossy(&stderr).trim()))
         }
+    }
+
+    /// Limits the rate of the cable of machine 1 in both directions.
+    fn limit(&self, rate: &str) -> Result<(), String> {
+        let limit = format!("root tbf rate {rate} burst 32kbit latency 400ms");
+        self.run(0, &format!("tc qdisc add dev to1 {limit}"))?;
+        self.run(1, &format!("tc qdisc add dev cable {limit}"))
     }
 
     /// Starts the program on a machine.
@@ -118,6 +129,34 @@ fn machines_of_a_network_train_by_the_line_that_the_first_one_prints() {
         finish(child, "a node that joined").ok();
     }
     assert!(state(&desk, "run", 6) == state(&desk, "one", 6), "other bits between machines");
+}
+
+/// The parameters of a step take a third of a second over this link, and its samples milliseconds.
+#[test]
+fn a_node_behind_a_slow_link_is_left_out_with_both_figures() {
+    let machines = match Machines::start(2).and_then(|machines| {
+        machines.limit("20mbit")?;
+        Ok(machines)
+    }) {
+        Ok(machines) => machines,
+        Err(why) => return skip(&why),
+    };
+    let desk = desk();
+    let line = format!("{LINE} --out run --set model.width=128");
+    let host = machines.host(&desk, &line);
+    let other = machines.join(1, &desk, &host);
+    let ran = host.finish().ok();
+    finish(other, "the node that joined").ok();
+    let figure = |before: &str, after: &str| -> f64 {
+        let (_, rest) = ran.err.split_once(before).unwrap_or_else(|| panic!("{}", ran.err));
+        let word = rest.split_once(after).unwrap().0.split(' ').next_back().unwrap();
+        word.replace(',', "").parse().unwrap()
+    };
+    let rate = figure("links, with their round trips: ", " MB/s");
+    assert!((1.5..2.6).contains(&rate), "20 Mbit/s are 2.5 MB/s: {rate}");
+    let with = figure("is left out: with it a step would take ", " ms, without it ");
+    let without = figure(" ms, without it ", " ms");
+    assert!(with > 250.0 && without < with / 2.0, "{with} and {without} ms");
 }
 
 #[test]

@@ -109,8 +109,8 @@ pub const OP_EXCEPTIONS: &[(&str, &str, &str)] = &[
 pub const ROOMS: &[(&str, &str, &str)] = &[
     ("core", "core", ""),
     ("core", "files", ""),
-    ("core", "metrics", "core files"),
     ("core", "faults", "core"),
+    ("core", "metrics", "core faults files"),
     ("graph", "graph", ""),
     ("graph", "model", "graph"),
     ("graph", "optim", "graph"),

@@ -110,8 +110,8 @@ impl Recorder {
         }
     }
 
-    /// Writes the lines that wait, in order. Of one that fails nothing stays in the file, so that it
-    /// can still be appended later.
+    /// Writes the lines that wait, in order. Of one that fails nothing stays in the file, so that
+    /// it can still be appended later.
     fn write_waiting(&mut self) -> io::Result<()> {
         while let Some(line) = self.waiting.front() {
             if let Err(why) = self.file.write_all(line) {

@@ -4,7 +4,9 @@ use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::time::Duration;
 
+use super::link_rate;
 use crate::cluster::{ClusterMsg, ConnectionId};
 use crate::{
     CONTROL_MAX, CloseReason, Landing, Link, LinkStats, PAYLOAD_MAX, Payload, PendingPeer,
@@ -14,6 +16,7 @@ use potluck_core::Lock;
 use potluck_parallel::comm::{
     Carrier, Closed, FrameHeader, FrameValues, PacketLink, PacketValues, PooledBuffer,
 };
+use potluck_parallel::planner::links::LinkRate;
 
 /// First byte of a control message: a message of `cluster`, a message of the layer above, or one
 /// that is in blobs.
@@ -101,6 +104,12 @@ pub trait NodeConnection: Send + Sync {
 
     /// Returns the bytes that have arrived of long messages, also of those that are not complete.
     fn arrived(&self) -> u64;
+
+    /// Measures for about so long at which rate the connection carries values to the other node;
+    /// `None` if there is no network in between, or if it is not known.
+    fn measure(&self, _time: Duration) -> Option<LinkRate> {
+        None
+    }
 }
 
 /// Link to another node.
@@ -245,6 +254,10 @@ impl NodeConnection for NodeLink {
 
     fn arrived(&self) -> u64 {
         self.link.blob_bytes_received()
+    }
+
+    fn measure(&self, time: Duration) -> Option<LinkRate> {
+        link_rate::measure(&self.link, time)
     }
 }
 
@@ -394,6 +407,12 @@ impl Receiver for LinkReceiver {
 
     fn data(&self, tag: &[u8; TAG_BYTES], bytes: usize) -> Result<Box<dyn Landing>, String> {
         self.check_is_of_run("a frame")?;
+        if link_rate::is_probe(tag) {
+            if bytes > link_rate::BYTES_MAX {
+                return Err(format!("values of {bytes} bytes to measure a link"));
+            }
+            return Ok(Box::new(UnusedValues(vec![0; bytes])));
+        }
         if let Some(values) = self.values() {
             return values.landing(tag, bytes);
         }
@@ -405,7 +424,7 @@ impl Receiver for LinkReceiver {
                 Box::new(FrameLanding { header, buffer, frames })
             }
             // Values of a group of ranks that is over.
-            _ => Box::new(LateFrame(vec![0; bytes])),
+            _ => Box::new(UnusedValues(vec![0; bytes])),
         })
     }
 
@@ -440,10 +459,10 @@ impl Landing for FrameLanding {
     }
 }
 
-/// Place of values that nobody awaits any more.
-struct LateFrame(Vec<u8>);
+/// Place of values that nobody awaits, or not any more.
+struct UnusedValues(Vec<u8>);
 
-impl Landing for LateFrame {
+impl Landing for UnusedValues {
     fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.0
     }

@@ -5,6 +5,7 @@
 mod connection;
 mod driver;
 mod group;
+mod link_rate;
 mod link_status;
 
 pub use connection::{FrameReceiver, NodeConnection, NodeLink, ReceiveFrames, ValueReceiver};

@@ -85,6 +85,27 @@ pub fn ring_pool_bytes_max(layout: &ShardLayout, positions: impl Into<Positions>
     begun.max(owned).saturating_mul(longest).saturating_mul(DType::F32.bytes())
 }
 
+/// Returns the most bytes of final values that wait for the ranks of a process where others are on
+/// other nodes: nothing keeps a node from sending the chunks that its ranks own, and a device may
+/// upload them later. In a ring of nodes, a process that waited with taking them could wait for
+/// itself. `own` has the positions of the ranks of the process.
+pub fn arriving_bytes_max(layout: &ShardLayout, own: &[Positions]) -> usize {
+    let mut elements: usize = 0;
+    for chunk in layout.chunks.iter().filter(|chunk| layout.size_of(chunk.bucket) > 1) {
+        let mut is_held = false;
+        let mut is_owned = false;
+        for positions in own {
+            let position = positions.of(chunk.bucket);
+            is_held |= position.is_some();
+            is_owned |= position == Some(chunk.owner);
+        }
+        if is_held && !is_owned {
+            elements = elements.saturating_add(chunk.range.len());
+        }
+    }
+    elements.saturating_mul(DType::F32.bytes())
+}
+
 /// Work on the values of a chunk that a ring thread does itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostWork {
@@ -426,6 +447,21 @@ mod tests {
     fn worker(position: u32) -> (RingWorker<Vec<f32>>, Recorder) {
         let layout = Arc::new(ShardLayout::new(Topology::Ring, 2, &[4], 2, 2));
         (RingWorker::new(layout, Position(position), 1, false), Recorder::default())
+    }
+
+    #[test]
+    fn what_arrives_at_a_process_are_the_chunks_that_its_ranks_do_not_own() {
+        let layout = ShardLayout::new(Topology::Ring, 4, &[400], 1, 10);
+        let arriving = |own: &[u32]| {
+            let own: Vec<Positions> = own.iter().map(|own| Position(*own).into()).collect();
+            arriving_bytes_max(&layout, &own)
+        };
+        assert_eq!(arriving(&[1]), 4 * 300);
+        assert_eq!(arriving(&[0, 1]), 4 * 200);
+        assert_eq!(arriving(&[0, 1, 2, 3]), 0);
+        assert_eq!(arriving(&[]), 0);
+        let alone = ShardLayout::new(Topology::Ring, 1, &[400], 1, 10);
+        assert_eq!(arriving_bytes_max(&alone, &[Position(0).into()]), 0);
     }
 
     /// The partial sum with which position 1 begins chunk 0 in a round.

@@ -4,4 +4,5 @@
 pub mod balance;
 pub mod cut;
 pub mod division;
+pub mod links;
 pub mod price;

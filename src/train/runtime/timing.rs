@@ -18,6 +18,7 @@ use potluck_parallel::planner::balance::{
     DeviceSelection, ThroughputModel, apportion, give_at_least, give_each_a_sample, makespan,
     select_devices,
 };
+use potluck_parallel::planner::links::RingLinks;
 
 /// Timed repetitions of a micro-batch; the fastest counts for a device that runs alone, the mean
 /// for devices that run concurrently.
@@ -97,6 +98,35 @@ pub(crate) struct BatchToSplit<'a> {
     pub rows_min: u32,
     /// True if every device takes part, also one that makes a step longer.
     pub(crate) takes_all: bool,
+    /// Network between the devices, if they are on several nodes.
+    pub(crate) network: Option<&'a Network>,
+}
+
+/// Network between devices of several nodes.
+pub(crate) struct Network {
+    pub links: RingLinks,
+    /// Number of the node of each device.
+    pub node_of_device: Vec<u32>,
+    /// Bytes of the gradients, and of the parameters that are updated.
+    pub gradient_bytes: f64,
+    /// True if gradients travel while the backward pass goes on.
+    pub is_overlapped: bool,
+}
+
+/// Part of the last micro-batch of a step behind which the sums of gradients hide: the backward
+/// pass is about two thirds of it, and the first gradients are there after a part of that.
+const HIDDEN: f64 = 0.5;
+
+impl Network {
+    /// Returns the seconds that a step on these devices waits for the network, whose last
+    /// micro-batch takes `last_s`.
+    fn exposed_s(&self, set: &[usize], last_s: f64) -> f64 {
+        let nodes: Vec<u32> = set.iter().map(|device| self.node_of_device[*device]).collect();
+        let collective_s = self.links.collective_s(&nodes, self.gradient_bytes);
+        let hidden_s = if self.is_overlapped { HIDDEN * last_s } else { 0.0 };
+        // The updated parameters are gathered when all else is done.
+        (collective_s - hidden_s).max(0.0) + collective_s
+    }
 }
 
 /// Times devices on micro-batches of `probe`, selects those that are worth using unless all take
@@ -112,7 +142,7 @@ pub(crate) fn split_by_speed(
     timeout: Duration,
     hold: &dyn Fn(&[usize]) -> bool,
 ) -> Result<Option<BatchSplit>, TimingFailure> {
-    let BatchToSplit { batch, rows, rows_min, takes_all } = request;
+    let BatchToSplit { batch, rows, rows_min, takes_all, network } = request;
     let mut solo = Vec::new();
     for (index, (driver, &rows)) in drivers.iter().zip(rows).enumerate() {
         let probe = Arc::clone(probe);
@@ -128,6 +158,7 @@ pub(crate) fn split_by_speed(
         rows_min,
         timeout,
         hold,
+        network,
         gives_each_a_sample: false,
         tried: HashMap::new(),
         failed: None,
@@ -151,10 +182,18 @@ pub(crate) fn split_by_speed(
     if selection.step_s.is_infinite() {
         return Ok(None);
     }
-    let counts = timer.tried.remove(&selection.taken).unwrap_or_default().counts;
+    let TriedSet { counts, step_s, network_s } =
+        timer.tried.remove(&selection.taken).unwrap_or_default();
     let names: Vec<&str> = drivers.iter().map(|driver| driver.name()).collect();
     let micro_batches: Vec<u32> = solo.iter().map(|one| one.speed.micro_batch).collect();
     let mut split = split_of(selection, counts, &names, &micro_batches, rows_min);
+    if network_s > 0.0 {
+        split.notes.push(format!(
+            "a step is expected to take {} ms, {} of them for the network between nodes",
+            milliseconds(step_s),
+            milliseconds(network_s)
+        ));
+    }
     if let Some(mut cost) = cost {
         cost.devices.retain(|device| split.members.contains(device));
         if !cost.devices.is_empty() && cost.with_s > cost.without_s {
@@ -173,6 +212,7 @@ struct SetTimer<'a> {
     rows_min: u32,
     timeout: Duration,
     hold: &'a dyn Fn(&[usize]) -> bool,
+    network: Option<&'a Network>,
     /// True if each device of a set works, although a step may be shorter otherwise.
     gives_each_a_sample: bool,
     tried: HashMap<Vec<usize>, TriedSet>,
@@ -185,8 +225,9 @@ struct SetTimer<'a> {
 struct TriedSet {
     /// Samples of each device.
     counts: Vec<u32>,
-    /// Seconds of a step.
+    /// Seconds of a step, with those in which it waits for the network between nodes.
     step_s: f64,
+    network_s: f64,
 }
 
 impl SetTimer<'_> {
@@ -226,7 +267,8 @@ impl SetTimer<'_> {
         if !(self.hold)(&working) && !give_each_a_sample(&mut counts) {
             return f64::INFINITY;
         }
-        let mut step_s = makespan(&counts, &speeds) + exchange_s;
+        let network_s = self.network_s(&working, &counts, &speeds);
+        let mut step_s = makespan(&counts, &speeds) + exchange_s + network_s;
         // A device without a sample gains nothing, whatever the timing noise suggests.
         for (idle, count) in set.iter().zip(&counts) {
             if *count > 0 {
@@ -237,8 +279,21 @@ impl SetTimer<'_> {
                 step_s = step_s.max(without.step_s);
             }
         }
-        self.tried.insert(set.to_vec(), TriedSet { counts, step_s });
+        self.tried.insert(set.to_vec(), TriedSet { counts, step_s, network_s });
         step_s
+    }
+
+    /// Returns the seconds that a step waits for the network between the devices that work, with
+    /// these samples and speeds of all devices of a set.
+    fn network_s(&self, working: &[usize], counts: &[u32], speeds: &[ThroughputModel]) -> f64 {
+        let Some(network) = self.network else { return 0.0 };
+        let mut last_s = f64::INFINITY;
+        for (count, speed) in counts.iter().zip(speeds) {
+            if *count > 0 {
+                last_s = last_s.min(speed.seconds((*count).min(speed.micro_batch)));
+            }
+        }
+        network.exposed_s(working, last_s)
     }
 }
 

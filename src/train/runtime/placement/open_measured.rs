@@ -7,7 +7,7 @@ use super::arrangement::Arrangement;
 use super::candidates::adapters_for;
 use super::laid_out::LaidOut;
 use super::names::{is_auto, is_named};
-use super::open_one::{RankOpening, RequestedDevices, open_one};
+use super::open_one::{BegunOpening, RankOpening, RequestedDevices};
 use super::reduce_sites::reduce_sites;
 use super::shares::{layout_of, moments};
 use super::start::ReadyRanks;
@@ -16,14 +16,17 @@ use super::types::PlacementRequest;
 use crate::runtime::RuntimeError;
 use crate::runtime::device_thread::DeviceThread;
 use crate::runtime::open::{OpenDevice, no_room};
-use crate::runtime::timing::{self, BatchSplit, BatchToSplit, CostOfDevices, Probe};
+use crate::runtime::remote::FIRST_NODE;
+use crate::runtime::timing::{self, BatchSplit, BatchToSplit, CostOfDevices, Network, Probe};
 use potluck_core::faults::{Fault, InjectedFault, Point};
-use potluck_core::{Rank, Setting};
+use potluck_core::format::milliseconds;
+use potluck_core::{DType, Rank, Setting};
 use potluck_kernels::autotune;
 use potluck_kernels::device::host::available_memory;
 use potluck_kernels::device::{DeviceError, Selection, selector_of};
 use potluck_kernels::exec::Moments;
 use potluck_parallel::collective::BucketGroups;
+use potluck_parallel::planner::links::RingLinks;
 use potluck_parallel::{Placement, ReduceSite, contiguous_shares};
 
 /// Device that is open, with the memory reserved for its moments.
@@ -104,11 +107,19 @@ fn open_admitted(
     let RequestedDevices { selections, names } = devices;
     let count = selections.len();
     let candidates = admit(request, selections, names, available_memory(), notes)?;
+    let mut openings = Vec::new();
+    for candidate in &candidates {
+        let Some(preferred) = candidate.admissions.front() else {
+            let name = &candidate.name;
+            return Err(RuntimeError::Defect(format!("{name} is admitted with no rows")));
+        };
+        openings.push((candidate, begin(request, candidate, preferred)));
+    }
     let mut opened = Vec::new();
     let mut failed = None;
-    for candidate in candidates {
+    for (candidate, opening) in openings {
         let position = candidate.position;
-        match open_reserved(request, candidate, report) {
+        match open_reserved(request, candidate, opening, report) {
             Ok(one) => opened.push(one),
             // A device that was named must not be left out silently.
             Err(error) if is_named(request.selector) => {
@@ -182,49 +193,63 @@ fn cost_note(
     note
 }
 
-/// Opens a device with the first of its admissions that it has memory for.
-fn open_reserved(
+/// Begins to open a device as it is admitted.
+fn begin<'a>(
     request: &PlacementRequest,
-    candidate: MeasuredCandidate,
+    candidate: &'a MeasuredCandidate,
+    admission: &Admission,
+) -> Result<BegunOpening<'a>, RuntimeError> {
+    let rank = RankOpening {
+        position: candidate.position,
+        selection: &candidate.selection,
+        name: &candidate.name,
+        plan: request.plans.of_rows(admission.rows),
+        tensor_shares: &[],
+        moments: admission.reserve.clone(),
+    };
+    BegunOpening::begin(request, rank, None)
+}
+
+/// Opens a device with the first of its admissions that it has memory for; its opening with the
+/// preferred one has begun.
+fn open_reserved<'a>(
+    request: &PlacementRequest,
+    candidate: &'a MeasuredCandidate,
+    begun: Result<BegunOpening<'a>, RuntimeError>,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<ReservedDevice, RuntimeError> {
-    let MeasuredCandidate { position, selection, name, mut admissions } = candidate;
-    let Some(mut now) = admissions.pop_front() else {
-        return Err(RuntimeError::Defect(format!("{name} is admitted with no rows")));
-    };
+    let mut opening = begun;
+    let mut admissions: Vec<&Admission> = candidate.admissions.iter().collect();
     loop {
-        let opening = RankOpening {
-            position,
-            selection: &selection,
-            name: &name,
-            plan: request.plans.of_rows(now.rows),
-            tensor_shares: &[],
-            moments: now.reserve.clone(),
-        };
-        let error = match open_initialized(request, opening, now.memory.device, report) {
+        let now = admissions.remove(0);
+        let error = match open_initialized(request, opening?, now.memory.device, report) {
             Ok(device) => {
-                let Admission { reserve, memory, .. } = now;
-                return Ok(ReservedDevice { device, selection, reserve, bytes: memory.device });
+                return Ok(ReservedDevice {
+                    device,
+                    selection: candidate.selection.clone(),
+                    reserve: now.reserve.clone(),
+                    bytes: now.memory.device,
+                });
             }
             Err(error) => error,
         };
         if !error.is_capacity_error() {
             return Err(error);
         }
-        admissions.retain(|next| is_smaller(next, &now, &error));
-        let Some(next) = admissions.pop_front() else { return Err(error) };
-        now = next;
+        admissions.retain(|next| is_smaller(next, now, &error));
+        let Some(next) = admissions.first() else { return Err(error) };
+        opening = begin(request, candidate, next);
     }
 }
 
 /// Opens a device that takes so many bytes of its memory, and gives its parameters initial values.
 fn open_initialized(
     request: &PlacementRequest,
-    opening: RankOpening,
+    opening: BegunOpening,
     bytes: usize,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<OpenDevice, RuntimeError> {
-    let opened = open_one(request, opening, None, report)?;
+    let opened = opening.finish(request, report)?;
     let seed = request.seed;
     let initialized = opened.driver.run("initialization", move |device| device.initialize(seed));
     initialized.map_err(|error| no_room(error, bytes))?;
@@ -333,9 +358,71 @@ fn measure(
     let timeout = request.opening.deadline;
     let rows_min = request.plans.of_rows(1).rows_min();
     let takes_all = !is_auto(request.selector);
-    let to_split = BatchToSplit { batch: request.batch, rows: &rows, rows_min, takes_all };
+    let network = measure_network(request, opened)?;
+    let to_split = BatchToSplit {
+        batch: request.batch,
+        rows: &rows,
+        rows_min,
+        takes_all,
+        network: network.as_ref(),
+    };
     timing::split_by_speed(&drivers, probe, to_split, timeout, hold)
         .map_err(|failed| failure(failed.index, failed.error))
+}
+
+/// Measures the links between nodes, if devices are on several, and tells the user of them.
+fn measure_network(
+    request: &PlacementRequest,
+    opened: &[ReservedDevice],
+) -> Result<Option<Network>, Failure> {
+    let mut node_of_device = Vec::new();
+    for one in opened {
+        node_of_device.push(match &one.selection {
+            Selection::Offered(device) => device.node,
+            Selection::Adapter(_) | Selection::Cpu { .. } => FIRST_NODE,
+        });
+    }
+    let Some(index) = node_of_device.iter().position(|node| *node != node_of_device[0]) else {
+        return Ok(None);
+    };
+    let links = request.nodes.measure_links().map_err(|error| Failure { index, error })?;
+    (request.notify)(&links_note(&links, &request.nodes.hosts));
+    let plan = request.plans.of_rows(1);
+    let gradients: usize = plan.buckets.iter().map(|bucket| bucket.gradient_length()).sum();
+    Ok(Some(Network {
+        links,
+        node_of_device,
+        gradient_bytes: (gradients * DType::F32.bytes()) as f64,
+        is_overlapped: request.parallel.overlap,
+    }))
+}
+
+/// Most links that are told one by one.
+const LINKS_TOLD: usize = 8;
+
+/// Returns a sentence on the links between hosts, the slowest of many.
+fn links_note(links: &RingLinks, hosts: &[String]) -> String {
+    let mut known = Vec::new();
+    for (from, rate) in links.0.iter().enumerate() {
+        if let Some(rate) = rate {
+            known.push((from, *rate));
+        }
+    }
+    known.sort_by(|a, b| a.1.bytes_per_s.total_cmp(&b.1.bytes_per_s));
+    let mut told = Vec::new();
+    for (from, rate) in known.iter().take(LINKS_TOLD) {
+        let to = (from + 1) % links.0.len();
+        let name = |node: usize| hosts.get(node).map_or("?", |host| host);
+        told.push(format!(
+            "{} to {} {:.1} MB/s and {} ms",
+            name(*from),
+            name(to),
+            rate.bytes_per_s / 1e6,
+            milliseconds(rate.round_trip_s)
+        ));
+    }
+    let which = if known.len() > LINKS_TOLD { "slowest links between nodes" } else { "links" };
+    format!("{which}, with their round trips: {}", told.join(", "))
 }
 
 /// Returns the fault planned for a device before the first step, at step 0.

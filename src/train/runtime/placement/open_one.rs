@@ -1,11 +1,11 @@
-//! Opening of one of the requested devices.
+//! Opening of one of the requested devices, here or on another node.
 
 use std::sync::Arc;
 
 use super::types::PlacementRequest;
 use crate::runtime::RuntimeError;
 use crate::runtime::open::{DeviceToOpen, OpenDevice, open_selected, tuning_of};
-use crate::runtime::remote::RemoteOpening;
+use crate::runtime::remote::{OpeningOnNode, RemoteOpening};
 use potluck_graph::Plan;
 use potluck_kernels::autotune;
 use potluck_kernels::device::Selection;
@@ -32,32 +32,63 @@ pub(crate) struct RankOpening<'a> {
     pub moments: Moments,
 }
 
-/// Opens one device with a plan. A resumed run keeps the kernel variants of
-/// `saved` if it is the same device.
-///
-/// # Errors
-/// Returns the errors of [`open_selected`].
-pub(crate) fn open_one(
-    request: &PlacementRequest,
-    rank: RankOpening,
-    saved: Option<&RankPlacement>,
-    report: &mut dyn FnMut(&str, autotune::TuneProgress),
-) -> Result<OpenDevice, RuntimeError> {
-    let RankOpening { position, selection, name, plan, tensor_shares, moments } = rank;
-    let plan = Arc::unwrap_or_clone(plan);
-    let opened = if let Selection::Offered(device) = selection {
-        let tuning = request.tuning;
-        let opening = RemoteOpening { name, tuning, kept: saved, tensor_shares, report };
-        let deadline = request.opening.deadline;
-        request.nodes.open(device, plan, moments, opening, deadline)?
-    } else {
+/// Device whose opening has begun, if another node opens it: all of these come first, so that nodes
+/// certify and time kernels at the same time, and while those of this process do.
+pub(crate) enum BegunOpening<'a> {
+    Here { rank: RankOpening<'a>, saved: Option<&'a RankPlacement> },
+    OnNode { position: usize, opening: Box<OpeningOnNode> },
+}
+
+impl<'a> BegunOpening<'a> {
+    /// Begins to open one device with a plan. A resumed run keeps the kernel variants of `saved` if
+    /// it is the same device.
+    ///
+    /// # Errors
+    /// Returns `RuntimeError` if its node is lost.
+    pub fn begin(
+        request: &PlacementRequest,
+        rank: RankOpening<'a>,
+        saved: Option<&'a RankPlacement>,
+    ) -> Result<Self, RuntimeError> {
+        let Selection::Offered(device) = rank.selection else {
+            return Ok(Self::Here { rank, saved });
+        };
+        let RankOpening { position, name, plan, tensor_shares, moments, .. } = rank;
+        let opening = RemoteOpening {
+            name,
+            tuning: request.tuning,
+            kept: saved,
+            tensor_shares,
+            deadline: request.opening.deadline,
+        };
+        let plan = Arc::unwrap_or_clone(plan);
+        let opening = request.nodes.open(device, plan, moments, opening)?;
+        Ok(Self::OnNode { position, opening: Box::new(opening) })
+    }
+
+    /// Opens the device, or waits until its node has.
+    ///
+    /// # Errors
+    /// Returns the errors of [`open_selected`].
+    pub fn finish(
+        self,
+        request: &PlacementRequest,
+        report: &mut dyn FnMut(&str, autotune::TuneProgress),
+    ) -> Result<OpenDevice, RuntimeError> {
+        let (rank, saved) = match self {
+            Self::Here { rank, saved } => (rank, saved),
+            Self::OnNode { position, opening } => {
+                return Ok(OpenDevice { position, ..opening.opened(report)? });
+            }
+        };
+        let RankOpening { position, selection, name, plan, moments, .. } = rank;
         let tuning = |identity: &str| {
             tuning_of(request.tuning, saved.filter(|saved| saved.identity == identity))
         };
-        let options = &request.opening;
         let selection = selection.clone();
+        let plan = Arc::unwrap_or_clone(plan);
+        let options = &request.opening;
         let to_open = DeviceToOpen { selection, name, plan, moments, options };
-        open_selected(to_open, tuning, report)?
-    };
-    Ok(OpenDevice { position, ..opened })
+        Ok(OpenDevice { position, ..open_selected(to_open, tuning, report)? })
+    }
 }

@@ -2,7 +2,7 @@
 
 use super::decision::PlacementDecision;
 use super::laid_out::LaidOut;
-use super::open_one::{RankOpening, RequestedDevices, open_one};
+use super::open_one::{BegunOpening, RankOpening, RequestedDevices};
 use super::pipeline::require_shared_memory;
 use super::rank_memory::{host_bytes, pools_of};
 use super::reduce_sites::reduce_sites;
@@ -67,11 +67,17 @@ fn open_all(
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<(Vec<OpenDevice>, Vec<ReduceSite>), RuntimeError> {
     let world = ranks.len();
-    let mut opened: Vec<OpenDevice> = Vec::new();
+    let mut openings = Vec::new();
     for rank in ranks {
         let position = rank.position;
         let kept = saved.and_then(|saved| saved.of_position(position, world));
-        let one = open_one(request, rank, kept, report);
+        let opening = BegunOpening::begin(request, rank, kept);
+        let opening = opening.map_err(|error| error.of_position(position, world))?;
+        openings.push((position, opening));
+    }
+    let mut opened: Vec<OpenDevice> = Vec::new();
+    for (position, opening) in openings {
+        let one = opening.finish(request, report);
         opened.push(one.map_err(|error| error.of_position(position, world))?);
     }
     let devices: Vec<&OpenDevice> = opened.iter().collect();

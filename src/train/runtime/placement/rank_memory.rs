@@ -5,7 +5,7 @@
 use super::shares::layout_of;
 use super::types::PlacementRequest;
 use crate::runtime::memory;
-use potluck_core::Position;
+use potluck_core::{DType, Position};
 use potluck_graph::Plan;
 use potluck_graph::print::MemoryUsage;
 use potluck_kernels::device::Selection;
@@ -60,7 +60,8 @@ impl RankMemory {
 }
 
 /// Returns the bytes of host memory that ranks take together, with so many for the buffers of their
-/// ring threads, and with a copy of the parameters and of all moments.
+/// ring threads, and with a copy of the parameters and of all moments; with devices of other nodes
+/// also what waits of the updated parameters, at most all of them.
 pub fn host_bytes(
     request: &PlacementRequest,
     ranks: impl IntoIterator<Item = RankMemory>,
@@ -69,6 +70,10 @@ pub fn host_bytes(
     let plan = request.plans.of_rows(1);
     let memory = MemoryUsage::of(&plan, request.optimizer.moments());
     let mut bytes = pools.saturating_add(memory.saved);
+    if !request.nodes.devices.is_empty() {
+        let arriving = plan.graph.parameter_count().saturating_mul(DType::F32.bytes());
+        bytes = bytes.saturating_add(arriving);
+    }
     for rank in ranks {
         bytes = bytes.saturating_add(rank.of_host());
     }

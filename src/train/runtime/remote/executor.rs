@@ -18,8 +18,9 @@ use potluck_kernels::exec::{
 /// Calls that are sent before one is waited for, which bounds what is queued on the node.
 const UNANSWERED_MAX: usize = 64;
 
-/// Most values of a bank in one message: 4 MiB, of which there are three copies on the way.
-const PIECE_ELEMENTS: usize = 1 << 20;
+/// Most values of a bank in one message: 512 KiB, of which there are three copies on the way to
+/// each node.
+const PIECE_ELEMENTS: usize = 1 << 17;
 
 /// Device of another node.
 pub(crate) struct RemoteExecutor {

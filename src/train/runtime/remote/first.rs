@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
+use super::LINK_MEASUREMENT;
 use super::calls::{CallReply, DeviceCall};
 use super::waiting::{NoAnswer, NodeWatch, wait_for};
 use super::wire::{
@@ -25,6 +26,7 @@ use potluck_net::cluster::{DEVICE_BYTES_MAX, WHY_BYTES_MAX, shown_text};
 use potluck_net::nodes::{FrameReceiver, NodeConnection};
 use potluck_parallel::comm::{Carrier, Closed, Mailbox, nanos};
 use potluck_parallel::coordinator::RankActivity;
+use potluck_parallel::planner::links::LinkRate;
 use potluck_parallel::{Program, Verdict, Vote};
 
 /// Times at which a clock is read; the one with the shortest round trip counts.
@@ -61,7 +63,8 @@ struct NodeState {
     replies: HashMap<u64, mpsc::Sender<Result<CallReply, DeviceError>>>,
     opening: HashMap<u32, mpsc::Sender<OpenEvent>>,
     assembling: Option<mpsc::Sender<Result<(), String>>>,
-    beginning: Option<mpsc::Sender<Result<Offering, String>>>,
+    beginning: Option<mpsc::Sender<BeginAnswer>>,
+    measuring: Option<mpsc::Sender<Option<LinkRate>>>,
     clock: Option<mpsc::Sender<u64>>,
     flushing: Option<mpsc::Sender<()>>,
     trace: Option<Trace>,
@@ -84,6 +87,37 @@ struct VoteState {
     has_voted: bool,
     /// True if its end was reported; more reports are dropped, so that they fill no mailbox.
     has_ended: bool,
+}
+
+/// Answer of a node to the description of the run: what it offers, or why it cannot take part.
+pub type BeginAnswer = Result<Offering, String>;
+
+/// Device of another node that was ordered to open.
+pub struct OrderedOpening {
+    slot: RemoteSlot,
+    name: String,
+    events: mpsc::Receiver<OpenEvent>,
+}
+
+impl OrderedOpening {
+    /// Waits until the device is open. `report` receives the progress of autotuning.
+    ///
+    /// # Errors
+    /// Returns the error with which the device cannot be opened, or that the node is lost.
+    pub fn opened(
+        self,
+        report: &mut dyn FnMut(TuneProgress),
+    ) -> Result<(RemoteSlot, Opened), RuntimeError> {
+        let Self { slot, name, events } = self;
+        let asked = format!("the order to open {name}");
+        loop {
+            match slot.node.answer(&name, &asked, &events)? {
+                OpenEvent::Progress(progress) => report(progress),
+                OpenEvent::Ended(Ok(opened)) => return Ok((slot, opened)),
+                OpenEvent::Ended(Err(failure)) => return Err(failure.into_error()),
+            }
+        }
+    }
 }
 
 /// Event while a device is opened.
@@ -207,15 +241,26 @@ impl RemoteNode {
         (self.watch.give_up)(&why);
     }
 
-    /// Tells the node what it needs to know of the run; returns the devices that it offers.
+    /// Tells the node what it needs to know of the run; [`RemoteNode::offered`] has the answer.
     ///
     /// # Errors
-    /// Returns why the node cannot take part, or that it is lost.
-    pub fn begin(&self, run: Vec<u8>) -> Result<Vec<OfferedDevice>, RuntimeError> {
+    /// Returns that the node is lost.
+    pub fn begin(&self, run: Vec<u8>) -> Result<mpsc::Receiver<BeginAnswer>, RuntimeError> {
         let (sender, answer) = mpsc::channel();
         self.register("its devices", |state| state.beginning = Some(sender))?;
         self.send("its devices", &ToNode::Begin(run))?;
-        let offered = self.answer("its devices", "the description of the run", &answer)?;
+        Ok(answer)
+    }
+
+    /// Waits for the devices that the node offers.
+    ///
+    /// # Errors
+    /// Returns why the node cannot take part, or that it is lost.
+    pub fn offered(
+        &self,
+        answer: &mpsc::Receiver<BeginAnswer>,
+    ) -> Result<Vec<OfferedDevice>, RuntimeError> {
+        let offered = self.answer("its devices", "the description of the run", answer)?;
         let Offering { devices: offered, has_data } = offered.map_err(|why| {
             RuntimeError::InvalidRequest(format!(
                 "node {} ({}) cannot take part: {why}",
@@ -248,15 +293,14 @@ impl RemoteNode {
         let _ = self.send("its user", &ToNode::End(why));
     }
 
-    /// Opens one of the node's devices. `report` receives the progress of autotuning.
+    /// Orders the node to open one of its devices, which goes on while other nodes do the same.
     ///
     /// # Errors
-    /// Returns the error with which the device cannot be opened, or that the node is lost.
-    pub fn open(
+    /// Returns that the node is lost.
+    pub fn order_opening(
         self: &Arc<Self>,
         order: OpenOrder,
-        report: &mut dyn FnMut(TuneProgress),
-    ) -> Result<(RemoteSlot, Opened), RuntimeError> {
+    ) -> Result<OrderedOpening, RuntimeError> {
         let slot = self.next_slot.fetch_add(1, Ordering::Relaxed) as u32;
         let (sender, events) = mpsc::channel();
         let name = order.name.clone();
@@ -265,27 +309,19 @@ impl RemoteNode {
             state.slots.insert(slot, Arc::default());
         })?;
         self.send(&name, &ToNode::Open { slot, order })?;
-        let asked = format!("the order to open {name}");
-        loop {
-            match self.answer(&name, &asked, &events)? {
-                OpenEvent::Progress(progress) => report(progress),
-                OpenEvent::Ended(Ok(opened)) => {
-                    return Ok((RemoteSlot { node: Arc::clone(self), slot }, opened));
-                }
-                OpenEvent::Ended(Err(failure)) => return Err(failure.into_error()),
-            }
-        }
+        Ok(OrderedOpening { slot: RemoteSlot { node: Arc::clone(self), slot }, name, events })
     }
 
-    /// Seats devices of the node as ranks of a group.
+    /// Orders the node to seat devices of its as ranks of a group; the answer is that of
+    /// [`RemoteNode::assembled`].
     ///
     /// # Errors
-    /// Returns `RuntimeError` if the node refuses them or is lost.
-    pub fn assemble(
+    /// Returns that the node is lost.
+    pub fn order_assembly(
         &self,
         assembly: Assembly,
         coordinator: Mailbox<CoordinatorMsg>,
-    ) -> Result<(), RuntimeError> {
+    ) -> Result<mpsc::Receiver<Result<(), String>>, RuntimeError> {
         let (sender, answer) = mpsc::channel();
         let generation = assembly.generation;
         let mut ranks = BTreeMap::new();
@@ -297,8 +333,47 @@ impl RemoteNode {
             state.group = Some(GroupSeats { generation, ranks, coordinator });
         })?;
         self.send("its devices", &ToNode::Assemble(Box::new(assembly)))?;
-        let assembled = self.answer("its devices", "the order to seat its ranks", &answer)?;
+        Ok(answer)
+    }
+
+    /// Waits until the node has seated its ranks.
+    ///
+    /// # Errors
+    /// Returns `RuntimeError` if the node refuses them or is lost.
+    pub fn assembled(
+        &self,
+        answer: &mpsc::Receiver<Result<(), String>>,
+    ) -> Result<(), RuntimeError> {
+        let assembled = self.answer("its devices", "the order to seat its ranks", answer)?;
         assembled.map_err(RuntimeError::InvalidRequest)
+    }
+
+    /// Orders the node to measure its link to the next one; [`RemoteNode::link_rate`] has the
+    /// answer.
+    ///
+    /// # Errors
+    /// Returns that the node is lost.
+    pub fn order_link_rate(&self) -> Result<mpsc::Receiver<Option<LinkRate>>, RuntimeError> {
+        let (sender, answer) = mpsc::channel();
+        self.register("its link", |state| state.measuring = Some(sender))?;
+        self.send("its link", &ToNode::MeasureLink)?;
+        Ok(answer)
+    }
+
+    /// Waits for the rate of the node's link to the next one.
+    ///
+    /// # Errors
+    /// Returns that the node is lost.
+    pub fn link_rate(
+        &self,
+        answer: &mpsc::Receiver<Option<LinkRate>>,
+    ) -> Result<Option<LinkRate>, RuntimeError> {
+        Ok(self.answer("its link", "the order to measure its link", answer)?)
+    }
+
+    /// Measures the link to this node.
+    pub fn measure_link(&self) -> Option<LinkRate> {
+        self.connection.measure(LINK_MEASUREMENT)
     }
 
     /// Returns the time of the node at which a trace begins, and sends the node's part of it there
@@ -386,6 +461,10 @@ impl RemoteNode {
             ToFirst::Assembled(answer) => {
                 let waiting = state.assembling.take().ok_or("an answer to no assembly")?;
                 let _ = waiting.send(answer);
+            }
+            ToFirst::LinkRate(rate) => {
+                let waiting = state.measuring.take().ok_or("a rate that was not asked for")?;
+                let _ = waiting.send(rate.and_then(LinkRate::checked));
             }
             ToFirst::Vote(vote) => {
                 if let Some(coordinator) = state.coordinator_of_vote(&vote)? {

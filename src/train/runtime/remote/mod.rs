@@ -28,6 +28,7 @@ use super::messages::CoordinatorMsg;
 use super::open::{OpenDevice, tuning_of};
 use super::remote_seat::RemoteSeat;
 use executor::RemoteExecutor;
+use first::OrderedOpening;
 use first::{RemoteNode, SeatOnNode};
 use perform::plan_hash;
 use potluck_core::Rank;
@@ -36,6 +37,7 @@ use potluck_kernels::autotune::{TuneOptions, TuneProgress};
 use potluck_kernels::device::{OfferedDevice, Selection};
 use potluck_kernels::exec::Moments;
 use potluck_parallel::comm::Mailbox;
+use potluck_parallel::planner::links::RingLinks;
 use potluck_parallel::{PlacedCluster, PlacedNode, RankPlacement};
 use wire::{Assembly, OpenOrder, Opened, PlanRecipe};
 
@@ -50,6 +52,9 @@ pub(crate) fn next_generation() -> u64 {
 
 /// Number of the first node.
 pub(crate) const FIRST_NODE: u32 = 0;
+
+/// Time for which nodes measure their links.
+pub(crate) const LINK_MEASUREMENT: Duration = Duration::from_millis(300);
 
 /// Other nodes of a run, by number from 1 on; none in a run of one node.
 #[derive(Clone, Default)]
@@ -66,6 +71,38 @@ pub struct RemoteNodes {
 pub static NO_NODES: RemoteNodes =
     RemoteNodes { nodes: Vec::new(), devices: Vec::new(), run: String::new(), hosts: Vec::new() };
 
+/// Device of another node that is being opened.
+pub struct OpeningOnNode {
+    ordered: OrderedOpening,
+    name: String,
+    plan: Plan,
+    moments: Moments,
+    /// Longest time without a sign of life of the device, once it is open.
+    deadline: Duration,
+}
+
+impl OpeningOnNode {
+    /// Waits until the device is open. `report` receives the device's name and the progress of
+    /// autotuning.
+    ///
+    /// # Errors
+    /// Returns `RuntimeError` if the device cannot be opened, or if its node is lost.
+    pub fn opened(
+        self,
+        report: &mut dyn FnMut(&str, TuneProgress),
+    ) -> Result<OpenDevice, RuntimeError> {
+        let Self { ordered, name, plan, moments, deadline } = self;
+        let (slot, opened) = ordered.opened(&mut |progress| report(&name, progress))?;
+        let Opened { notes, identity, is_cpu, choices, untimed, readback_elements_max } = opened;
+        let rows = plan.options.rows as u32;
+        let executor =
+            RemoteExecutor::new(slot.clone(), &name, plan, &moments, readback_elements_max);
+        let driver = DeviceThread::start_remote(executor, slot, deadline)
+            .map_err(RuntimeError::no_thread)?;
+        Ok(OpenDevice { driver, notes, identity, is_cpu, position: 0, rows, choices, untimed })
+    }
+}
+
 /// Options for opening a device of another node.
 pub struct RemoteOpening<'a> {
     /// Name for display.
@@ -75,8 +112,8 @@ pub struct RemoteOpening<'a> {
     pub kept: Option<&'a RankPlacement>,
     /// Shares of the ranks of the device's tensor group, if it is in one.
     pub tensor_shares: &'a [u32],
-    /// Receives the device's name and the progress of autotuning.
-    pub report: &'a mut dyn FnMut(&str, TuneProgress),
+    /// Longest time without a sign of life of the device, once it is open.
+    pub deadline: Duration,
 }
 
 impl RemoteNodes {
@@ -102,20 +139,35 @@ impl RemoteNodes {
         Some(PlacedCluster { run: self.run.clone(), nodes })
     }
 
-    /// Opens a device on its node, with `plan` and `moments`. It counts as hung if its node reports
-    /// no sign of life of it for `deadline`.
+    /// Measures the links of the ring of nodes, all at the same time.
     ///
     /// # Errors
-    /// Returns `RuntimeError` if the device cannot be opened, or if its node is lost.
+    /// Returns `RuntimeError` if a node is lost.
+    pub fn measure_links(&self) -> Result<RingLinks, RuntimeError> {
+        let mut answers = Vec::new();
+        for node in &self.nodes {
+            answers.push((node, node.order_link_rate()?));
+        }
+        let own = self.nodes.first().and_then(|next| next.measure_link());
+        let mut rates = vec![own];
+        for (node, answer) in answers {
+            rates.push(node.link_rate(&answer)?);
+        }
+        Ok(RingLinks(rates))
+    }
+
+    /// Begins to open a device on its node, with `plan` and `moments`.
+    ///
+    /// # Errors
+    /// Returns `RuntimeError` if its node is lost.
     pub fn open(
         &self,
         device: &OfferedDevice,
         plan: Plan,
         moments: Moments,
         opening: RemoteOpening,
-        deadline: Duration,
-    ) -> Result<OpenDevice, RuntimeError> {
-        let RemoteOpening { name, tuning, kept, tensor_shares, report } = opening;
+    ) -> Result<OpeningOnNode, RuntimeError> {
+        let RemoteOpening { name, tuning, kept, tensor_shares, deadline } = opening;
         let Some(node) = self.nodes.iter().find(|node| node.number == device.node) else {
             return Err(RuntimeError::Defect(format!("there is no node {}", device.node)));
         };
@@ -128,14 +180,8 @@ impl RemoteNodes {
             tuning: tuning_of(tuning, kept),
             kept_identity: kept.map(|kept| kept.identity.clone()),
         };
-        let (slot, opened) = node.open(order, &mut |progress| report(name, progress))?;
-        let Opened { notes, identity, is_cpu, choices, untimed, readback_elements_max } = opened;
-        let rows = plan.options.rows as u32;
-        let executor =
-            RemoteExecutor::new(slot.clone(), name, plan, &moments, readback_elements_max);
-        let driver = DeviceThread::start_remote(executor, slot, deadline)
-            .map_err(RuntimeError::no_thread)?;
-        Ok(OpenDevice { driver, notes, identity, is_cpu, position: 0, rows, choices, untimed })
+        let ordered = node.order_opening(order)?;
+        Ok(OpeningOnNode { ordered, name: name.into(), plan, moments, deadline })
     }
 }
 
@@ -155,6 +201,7 @@ pub fn assemble(
         nodes.push(driver.remote().map_or(FIRST_NODE, |slot| slot.node.number));
     }
     let mut assembled: Vec<u32> = Vec::new();
+    let mut answers = Vec::new();
     for slot in drivers.iter().filter_map(DeviceThread::remote) {
         let number = slot.node.number;
         if assembled.contains(&number) {
@@ -191,7 +238,10 @@ pub fn assemble(
             trace_epoch,
             labels: layout.options.labels.clone(),
         };
-        slot.node.assemble(assembly, coordinator.clone())?;
+        answers.push((&slot.node, slot.node.order_assembly(assembly, coordinator.clone())?));
+    }
+    for (node, answer) in answers {
+        node.assembled(&answer)?;
     }
     let mut seats: Vec<Option<Arc<dyn RemoteSeat>>> = Vec::with_capacity(drivers.len());
     for (rank, driver) in drivers.iter().enumerate() {

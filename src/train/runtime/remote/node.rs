@@ -6,6 +6,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::LINK_MEASUREMENT;
 use super::calls::{CallReply, DeviceCall};
 use super::duties::{Duties, Duty};
 use super::own_inputs::{InputSource, OwnInputs};
@@ -34,7 +35,7 @@ use potluck_kernels::autotune::TuneOptions;
 use potluck_kernels::device::{DeviceError, Selection};
 use potluck_net::nodes::{FrameReceiver, NodeConnection};
 use potluck_parallel::Program;
-use potluck_parallel::comm::{Mailbox, RecvError, nanos};
+use potluck_parallel::comm::{Mailbox, RecvError, arriving_bytes_max, nanos, ring_pool_bytes_max};
 use potluck_parallel::coordinator::RankActivity;
 use potluck_parallel::pipeline::used_inputs;
 
@@ -250,6 +251,11 @@ impl<'h> NodeServer<'h> {
                 let answer = self.assemble(*assembly).map_err(|error| error.to_string());
                 self.reply(&ToFirst::Assembled(answer));
             }
+            ToNode::MeasureLink => {
+                let next = (self.number as usize + 1) % self.nodes.len();
+                let rate = self.nodes[next].measure(LINK_MEASUREMENT);
+                self.reply(&ToFirst::LinkRate(rate));
+            }
             ToNode::Clock => {
                 let since = nanos(self.started.elapsed());
                 self.reply(&ToFirst::Clock(since));
@@ -398,6 +404,14 @@ impl<'h> NodeServer<'h> {
             let why = "the edges of the group are not those of its ranks";
             return Err(RuntimeError::InvalidRequest(why.into()));
         }
+        let mut own = Vec::new();
+        let mut pools: usize = 0;
+        for (rank, _) in &assembly.seats {
+            let positions = assembly.groups.positions(*rank);
+            pools = pools.saturating_add(ring_pool_bytes_max(&assembly.layout, positions.clone()));
+            own.push(positions);
+        }
+        memory::require(pools.saturating_add(arriving_bytes_max(&assembly.layout, &own)))?;
         self.trace = assembly.trace_epoch.and_then(|epoch| self.trace_from(epoch));
         let options = WorkerGroupOptions {
             reduce_site: assembly.reduce_site,

@@ -225,7 +225,8 @@ impl Nodes {
             }));
         }
         for node in &remote.nodes {
-            remote.devices.extend(node.begin(b"the run".into()).unwrap());
+            let answer = node.begin(b"the run".into()).unwrap();
+            remote.devices.extend(node.offered(&answer).unwrap());
         }
         Self { remote, ends, servers }
     }
@@ -654,7 +655,9 @@ fn a_node_that_does_not_answer_is_lost_and_what_it_did_not_answer_is_named() {
     thread::scope(|scope| cases.iter().for_each(|case| drop(scope.spawn(|| check(case)))));
     let nodes = Nodes::start(&graph, &[1], "");
     *nodes.ends[1].is_deaf_to.lock().unwrap() = Some(|of| matches!(of, ToNode::Begin(_)));
-    let text = nodes.remote.nodes[0].begin(b"the run".into()).unwrap_err().to_string();
+    let node = &nodes.remote.nodes[0];
+    let answer = node.begin(b"the run".into()).unwrap();
+    let text = node.offered(&answer).unwrap_err().to_string();
     assert!(text.contains("neither answered the description of the run nor"), "{text}");
     nodes.end();
 }
@@ -662,7 +665,31 @@ fn a_node_that_does_not_answer_is_lost_and_what_it_did_not_answer_is_named() {
 #[test]
 fn a_node_that_works_for_long_is_waited_for() {
     let nodes = Nodes::start(&graph(true), &[1], "");
-    let offered = nodes.remote.nodes[0].begin(b"a long one".into()).unwrap();
-    assert_eq!(offered.len(), 1);
+    let node = &nodes.remote.nodes[0];
+    let answer = node.begin(b"a long one".into()).unwrap();
+    assert_eq!(node.offered(&answer).unwrap().len(), 1);
     nodes.end();
+}
+
+/// The first of them never answers, and the second one is asked all the same: what takes long on
+/// one node does not keep the others waiting.
+#[test]
+fn all_nodes_open_and_seat_their_devices_at_the_same_time() {
+    let graph = graph(true);
+    let orders: [Deafness; 2] =
+        [|of| matches!(of, ToNode::Open { .. }), |of| matches!(of, ToNode::Assemble(_))];
+    for shares in [fixed(&[4, 4, 4]), ParallelOptions::default()] {
+        for order in orders {
+            let nodes = Nodes::start(&graph, &[1, 1], "");
+            *nodes.ends[1].is_deaf_to.lock().unwrap() = Some(order);
+            let ended = with_request(&graph, ("cpu", &nodes.remote), &shares, |request| {
+                assemble(request, &mut |_, _| {}).map(drop)
+            });
+            assert!(ended.unwrap_err().to_string().contains("node 1 (b) is lost"));
+            let heard = nodes.ends[2].heard.lock().unwrap();
+            assert!(heard.iter().any(|message| order(&decode(message).unwrap())));
+            drop(heard);
+            nodes.end();
+        }
+    }
 }

@@ -65,6 +65,7 @@ impl ToFirst {
             Self::Signal(_)
             | Self::Reply { reply: Ok(_), .. }
             | Self::Assembled(Ok(()))
+            | Self::LinkRate(_)
             | Self::Vote(_)
             | Self::Activity(_)
             | Self::Working

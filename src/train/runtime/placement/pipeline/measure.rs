@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::runtime::blocks::BlockKinds;
 use crate::runtime::open::no_room;
 use crate::runtime::placement::candidates::identity;
-use crate::runtime::placement::open_one::{RankOpening, RequestedDevices, open_one};
+use crate::runtime::placement::open_one::{BegunOpening, RankOpening, RequestedDevices};
 use crate::runtime::placement::types::PlacementRequest;
 use crate::runtime::{RuntimeError, memory};
 use potluck_core::faults::{Fault, InjectedFault, Point};
@@ -175,7 +175,8 @@ fn time_on(
     let name = &devices.names[position];
     let tensor_shares = &[];
     let opening = RankOpening { position, selection, name, plan: part, tensor_shares, moments };
-    let opened = match open_one(request, opening, None, report) {
+    let opening = BegunOpening::begin(request, opening, None);
+    let opened = match opening.and_then(|opening| opening.finish(request, report)) {
         Ok(opened) => opened,
         Err(error) if error.is_capacity_error() => return Ok(Err(error)),
         Err(error) => return Err(error.of_position(position, count)),

@@ -1,6 +1,7 @@
 //! Mutated messages between nodes: each is refused, or is a message that holds no more than its
 //! bytes.
 
+use potluck_parallel::planner::links::LinkRate;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -126,10 +127,12 @@ fn mutated_messages_between_nodes_are_refused_or_hold_no_more_than_their_bytes()
         "step",
         "decided",
         "abort",
+        "measure the link",
         "clock",
         "flush the trace",
     ];
-    let more = [ToNode::End(b"over".into()), ToNode::Clock, ToNode::FlushTrace];
+    let more =
+        [ToNode::End(b"over".into()), ToNode::Clock, ToNode::MeasureLink, ToNode::FlushTrace];
     let more = more.iter().map(|message| postcard::to_allocvec(message).unwrap());
     let to_node = [to_node, more.collect()].concat();
     survive::<ToNode>(&to_node, &names);
@@ -145,6 +148,7 @@ fn mutated_messages_between_nodes_are_refused_or_hold_no_more_than_their_bytes()
         },
         // A run may be over before the first report.
         ToFirst::Activity(vec![activity(0), activity(1)]),
+        ToFirst::LinkRate(Some(LinkRate { bytes_per_s: 1e8, round_trip_s: 1e-3 })),
         ToFirst::Clock(1 << 40),
         ToFirst::Trace(b"{}".into()),
         ToFirst::Flushed,

@@ -1,0 +1,67 @@
+//! Measurement of the rate at which a link carries values in one direction.
+
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use crate::{Link, Payload, TAG_BYTES};
+use potluck_parallel::planner::links::LinkRate;
+
+/// Tag of values that only measure a link; that of no frame.
+const PROBE: [u8; TAG_BYTES] = [0xFF; TAG_BYTES];
+/// Least and most bytes that are sent at a time.
+const BYTES_MIN: usize = 16 << 10;
+pub(super) const BYTES_MAX: usize = 16 << 20;
+/// Single bytes that are sent first: what the fastest of them takes is no matter of the rate.
+const SINGLE_BYTES: usize = 3;
+/// Longest wait until the other end has what was sent.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+
+/// Returns true for the tag of values that only measure the link.
+pub(super) fn is_probe(tag: &[u8; TAG_BYTES]) -> bool {
+    *tag == PROBE
+}
+
+/// Sends values, twice as many each time, until they take half of `time`, and returns the rate of
+/// the last, by when QUIC knows how much the link takes; `None` if the link ends, or if the other
+/// end does not have them in time.
+pub(super) fn measure(link: &Link, time: Duration) -> Option<LinkRate> {
+    let mut fixed = Duration::MAX;
+    for _ in 0..SINGLE_BYTES {
+        fixed = fixed.min(send(link, 1)?);
+    }
+    let mut bytes = BYTES_MIN;
+    loop {
+        let took = send(link, bytes)?.saturating_sub(fixed);
+        if took >= time / 2 || bytes == BYTES_MAX {
+            // A link without a delay may be as fast as the clock can tell.
+            let seconds = took.as_secs_f64().max(1e-6);
+            let round_trip_s = link.stats().round_trip.as_secs_f64();
+            return Some(LinkRate { bytes_per_s: bytes as f64 / seconds, round_trip_s });
+        }
+        bytes *= 2;
+    }
+}
+
+/// Sends so many bytes, and returns the time until the other end has confirmed them.
+fn send(link: &Link, bytes: usize) -> Option<Duration> {
+    let (confirmed, confirmation) = mpsc::channel();
+    let began = Instant::now();
+    let probe = ProbeValues { bytes: vec![0; bytes], _confirmed: confirmed };
+    link.send_data(PROBE, Payload::new(probe)).ok()?;
+    match confirmation.recv_timeout(ANSWER_MAX) {
+        Err(mpsc::RecvTimeoutError::Disconnected) => Some(began.elapsed()),
+        _ => None,
+    }
+}
+
+/// Bytes of a probe, dropped when the other end has them: the receiver then has no sender.
+struct ProbeValues {
+    bytes: Vec<u8>,
+    _confirmed: mpsc::Sender<()>,
+}
+
+impl AsRef<[u8]> for ProbeValues {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
