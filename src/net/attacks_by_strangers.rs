@@ -1,4 +1,5 @@
-//! Attacks by those who do not know the secret, and faults that look like them.
+//! Attacks by those who do not know the secret, and faults that look like them. Most of them knock
+//! as if they knew it: they may have seen a knock on its way.
 
 use std::net::UdpSocket;
 use std::sync::Arc;
@@ -10,7 +11,9 @@ use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{ClientConfig, SignatureScheme};
 
 use super::identity::{Authority, Identity, NODE_NAME};
-use super::test_peer::{IDLE_TIMEOUT, Peer, Sink, TEST_TIMEOUT, node, node_with, secret, wait};
+use super::test_peer::{
+    IDLE_TIMEOUT, Peer, Sink, TEST_TIMEOUT, any_port, client, node, node_with, secret, wait,
+};
 use super::*;
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -31,7 +34,7 @@ fn with_certificate(secret: &Secret, certificate: CertifiedKey) -> ClientConfig 
 fn refusal(secret: &Secret, tls: ClientConfig) -> String {
     let (node, peer) = (node(secret), Peer::new());
     // The side that dials completes TLS before the other one has checked its certificate.
-    if let Ok(connection) = peer.connect(node.local_addr(), tls) {
+    if let Ok(connection) = peer.connect(node.local_addr(), tls, secret) {
         peer.close_of(&connection);
     }
     wait("a refusal", || node.refused_count() == 1);
@@ -75,7 +78,7 @@ fn clients_without_a_certificate_of_the_run_are_refused() {
     // The same is accepted with the right certificate.
     let tls = with_certificate(&secret, span(&Authority::of(&secret)));
     let (node, peer) = (node(&secret), Peer::new());
-    assert!(peer.connect(node.local_addr(), tls).is_ok());
+    assert!(peer.connect(node.local_addr(), tls, &secret).is_ok());
 }
 
 #[test]
@@ -181,15 +184,14 @@ fn no_connection_is_resumed_and_none_sends_early_data() {
     let mut tls = identity(&secret).client().unwrap();
     tls.enable_early_data = true;
     tls.resumption = Resumption::in_memory_sessions(8);
-    let first = peer.connect(node.local_addr(), tls.clone()).unwrap();
+    let first = peer.connect(node.local_addr(), tls.clone(), &secret).unwrap();
     // Time for tickets to come, if there were any.
     peer.runtime.block_on(async {
         let (mut send, mut receive) = first.open_bi().await.unwrap();
         send.write_all(&wire::greeting(b"peer", IDLE_TIMEOUT)).await.unwrap();
         receive.read_exact(&mut [0; 4]).await.unwrap();
     });
-    let tls = quinn::crypto::rustls::QuicClientConfig::try_from(tls).unwrap();
-    let config = quinn::ClientConfig::new(Arc::new(tls));
+    let config = client(tls, &secret);
     let _guard = peer.runtime.enter();
     let again = peer.endpoint.connect_with(config, node.local_addr(), NODE_NAME).unwrap();
     assert!(again.into_0rtt().is_err(), "a ticket was kept");
@@ -221,8 +223,7 @@ fn handshakes_that_are_never_finished_are_given_up() {
     let tls = identity(&secret).client().unwrap();
     let endpoint = peer.endpoint.clone();
     let dialing = std::thread::spawn(move || {
-        let tls = quinn::crypto::rustls::QuicClientConfig::try_from(tls).unwrap();
-        let config = quinn::ClientConfig::new(Arc::new(tls));
+        let config = client(tls, &secret);
         let _guard = peer.runtime.enter();
         let connecting = peer.endpoint.connect_with(config, relay, NODE_NAME).unwrap();
         let _ = peer.runtime.block_on(connecting);
@@ -242,10 +243,9 @@ fn a_flood_of_first_packets_is_bounded_and_nodes_still_come_in() {
     let secret = secret();
     let (first, peer) = (node(&secret), Peer::new());
     let (relay, _back) = one_way(&first, "127.0.0.2:0");
-    let tls = identity(&secret).client().unwrap();
-    let tls = Arc::new(quinn::crypto::rustls::QuicClientConfig::try_from(tls).unwrap());
+    let config = client(identity(&secret).client().unwrap(), &secret);
     for _ in 0..300 {
-        let config = quinn::ClientConfig::new(tls.clone());
+        let config = config.clone();
         let endpoint = peer.endpoint.clone();
         peer.runtime.spawn(async move {
             if let Ok(connecting) = endpoint.connect_with(config, relay, NODE_NAME) {
@@ -300,9 +300,172 @@ fn a_stranger_learns_nothing_from_the_sentences() {
     let secret = secret();
     let (node, peer) = (node(&secret), Peer::new());
     let tls = identity(&super::test_peer::secret()).client().unwrap();
-    let error = peer.connect(node.local_addr(), tls).unwrap_err();
+    let error = peer.connect(node.local_addr(), tls, &secret).unwrap_err();
     let ConnectionError::TransportError(error) = error else { panic!("{error}") };
     let code = secret.code().unwrap();
     let told = format!("{error:?}");
     assert!(code.split('-').all(|group| !told.contains(group)), "{told}");
+}
+
+// ---- The knock ----
+
+/// Returns the first packets of clients with a secret, one of each.
+fn first_packets(secret: &Secret, count: usize) -> Vec<Vec<u8>> {
+    let (peer, ear) = (Peer::new(), UdpSocket::bind(any_port()).unwrap());
+    ear.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
+    let config = client(identity(secret).client().unwrap(), secret);
+    let mut packets = Vec::new();
+    for _ in 0..count {
+        let _guard = peer.runtime.enter();
+        let address = ear.local_addr().unwrap();
+        let connecting = peer.endpoint.connect_with(config.clone(), address, NODE_NAME).unwrap();
+        let mut packet = [0; 2048];
+        let bytes = ear.recv(&mut packet).unwrap();
+        packets.push(packet[..bytes].to_vec());
+        drop(connecting);
+        // Its close, so that the next packet is a first one.
+        ear.recv(&mut packet).unwrap();
+    }
+    packets
+}
+
+/// Returns true if the node answers one of these packets, each of which comes from a port of its
+/// own.
+fn answers(node: &Endpoint, packets: &[Vec<u8>]) -> bool {
+    let sockets: Vec<UdpSocket> = packets
+        .iter()
+        .map(|packet| {
+            let socket = UdpSocket::bind(any_port()).unwrap();
+            socket.send_to(packet, node.local_addr()).unwrap();
+            socket
+        })
+        .collect();
+    std::thread::sleep(Duration::from_millis(300));
+    sockets.iter().any(|socket| {
+        socket.set_nonblocking(true).unwrap();
+        socket.recv(&mut [0; 2048]).is_ok()
+    })
+}
+
+#[test]
+fn without_the_knock_nothing_answers() {
+    let secret = secret();
+    let node = node(&secret);
+    let other = super::test_peer::secret();
+    let mut packets = first_packets(&other, 3);
+    assert!(answers(&super::test_peer::node(&other), &packets[..1]), "the packets are none");
+    let right = first_packets(&secret, 1).remove(0);
+    let changed = |at: usize, byte: u8| {
+        let mut packet = right.clone();
+        packet[at] = byte;
+        packet
+    };
+    // Versions that nobody speaks, a draft, and one that is negotiated: servers answer with theirs.
+    packets.extend([changed(1, 0x1a), changed(4, 2), changed(1, 0xff)]);
+    // Ids of other lengths, of which one that is too short is answered with an error, and a
+    // knock with a bit that is another one.
+    packets.extend([4, 8, 19].map(|length| changed(5, length)));
+    packets.push(changed(6, right[6] ^ 1));
+    packets.push(changed(25, right[25] ^ 1));
+    // One of a connection that is not there.
+    packets.push(changed(0, 0x40));
+    assert!(!answers(&node, &packets), "something answered");
+    assert_eq!(node.crowd(), 0);
+    let lines = node.refusals();
+    assert!(lines.len() == 1 && lines[0].why.contains("another code"), "{lines:?}");
+    // A first packet with the knock, from anywhere, is answered.
+    assert!(answers(&node, &[right]), "the knock is not answered");
+}
+
+/// A knock that was seen on its way takes one place at a time, from however many addresses it comes,
+/// and gives it to others.
+#[test]
+fn a_replayed_knock_takes_one_place_and_gives_way() {
+    let secret = secret();
+    let node = node(&secret);
+    let seen = first_packets(&secret, 1);
+    for _ in 0..100 {
+        let socket = UdpSocket::bind(any_port()).unwrap();
+        socket.send_to(&seen[0], node.local_addr()).unwrap();
+    }
+    wait("the replayed handshake", || node.crowd() == 1);
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(node.crowd(), 1);
+    // Others are proven by then, as those behind it in the same network.
+    let honest = super::test_peer::node(&secret);
+    let dialed = honest.dial(node.local_addr(), TEST_TIMEOUT).unwrap();
+    drop((dialed, node.accepted().recv(Some(Instant::now() + TEST_TIMEOUT)).unwrap()));
+}
+
+/// Passes packets of clients on from an address, and only what asks for a proof of the address back:
+/// their handshakes begin and are never finished.
+fn half_open_relay(node: &Endpoint, source: &str) -> std::net::SocketAddr {
+    let [front, back] = [any_port().to_string(), source.into()].map(|address: String| {
+        let socket = UdpSocket::bind(address).unwrap();
+        socket.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+        socket
+    });
+    let (address, target) = (front.local_addr().unwrap(), node.local_addr());
+    std::thread::spawn(move || {
+        let (mut packet, mut client) = ([0; 2048], None);
+        let until = Instant::now() + TEST_TIMEOUT;
+        while Instant::now() < until {
+            if let Ok((bytes, from)) = front.recv_from(&mut packet) {
+                client = Some(from);
+                let _ = back.send_to(&packet[..bytes], target);
+            }
+            while let (Ok(bytes), Some(client)) = (back.recv(&mut packet), client) {
+                // A Retry (RFC 9000, section 17.2.5).
+                if packet[0] & 0xf0 == 0xf0 {
+                    let _ = front.send_to(&packet[..bytes], client);
+                }
+            }
+        }
+    });
+    address
+}
+
+/// Handshakes of four addresses that prove theirs, 50 in a second, each of which lasts as long as
+/// it may: an honest node comes in, from another address or from one of theirs.
+#[cfg(target_os = "linux")]
+#[test]
+fn half_open_handshakes_with_replayed_knocks_keep_nobody_out() {
+    let secret = secret();
+    let first = node(&secret);
+    let hosts = ["127.0.0.1:0", "127.0.0.2:0", "127.0.0.3:0", "127.0.0.4:0"];
+    let relays = hosts.map(|host| half_open_relay(&first, host));
+    let peer = Peer::new();
+    let config = client(identity(&secret).client().unwrap(), &secret);
+    let begin = |number: usize| {
+        let (config, endpoint) = (config.clone(), peer.endpoint.clone());
+        let relay = relays[number % 4];
+        peer.runtime.spawn(async move {
+            if let Ok(connecting) = endpoint.connect_with(config, relay, NODE_NAME) {
+                let _ = connecting.await;
+            }
+        });
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    (0..100).for_each(begin);
+    assert_eq!(first.crowd(), 64, "all places are taken");
+    let slowest = std::thread::scope(|scope| {
+        let joins = scope.spawn(|| {
+            let mut slowest = Duration::ZERO;
+            for host in [1, 4, 5] {
+                let listen = std::net::SocketAddr::from(([127, 0, 0, host], 0));
+                let honest = node_with(&secret, |options| options.listen = listen);
+                let started = Instant::now();
+                let peer = honest.dial(first.local_addr(), TEST_TIMEOUT).unwrap();
+                slowest = slowest.max(started.elapsed());
+                drop(first.accepted().recv(Some(Instant::now() + TEST_TIMEOUT)).unwrap());
+                peer.refuse("enough");
+            }
+            slowest
+        });
+        (0..50).for_each(begin);
+        joins.join().unwrap()
+    });
+    println!("slowest of three honest dials: {slowest:?}");
+    assert!(slowest < Duration::from_secs(2), "{slowest:?}");
+    assert!(first.crowd() <= 64);
 }

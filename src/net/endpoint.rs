@@ -1,11 +1,11 @@
 //! The endpoint of a process: one UDP socket, with which it accepts and dials, and the threads
 //! that serve it.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use quinn::{Connection, ConnectionError, Incoming, RecvStream, VarInt};
+use quinn::{Connection, ConnectionError, Incoming, RecvStream, Runtime as _, VarInt};
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{timeout, timeout_at};
@@ -13,9 +13,11 @@ use tokio::time::{timeout, timeout_at};
 use super::closing::close;
 use super::endpoint_options::EndpointOptions;
 use super::error::{Denial, NetError, sentence};
-use super::gate::{Entrance, Gate, Refusals, RefusedPeer, Ticket};
+use super::gate::{Entrance, Gate, Refusals, RefusedPeer, Ticket, canonical};
 use super::identity::{self, Identity, NODE_NAME};
+use super::knock::Knock;
 use super::link::{Control, Link, LinkParts};
+use super::quiet_socket::QuietSocket;
 use super::reading::{Stop, read_full};
 use super::receiver::Receiver;
 use super::secret::Secret;
@@ -50,8 +52,9 @@ struct EndpointCore {
     hello: Vec<u8>,
     handle: Handle,
     places: Arc<Semaphore>,
+    knock: Arc<Knock>,
     gate: Arc<Gate>,
-    refusals: Refusals,
+    refusals: Arc<Refusals>,
     accepted: Mailbox<PendingPeer>,
     links: Lock<Vec<Weak<Shared>>>,
 }
@@ -80,8 +83,12 @@ impl Endpoint {
             .map_err(threads)?;
         let guard = runtime.enter();
         let adapter = Arc::new(quinn::TokioRuntime);
+        let (knock, refusals) = (Arc::new(Knock::of(secret)), Arc::<Refusals>::default());
+        let socket = adapter.wrap_udp_socket(socket).map_err(threads)?;
+        let socket = Arc::new(QuietSocket::new(socket, knock.clone(), refusals.clone()));
         let endpoint =
-            quinn::Endpoint::new(endpoint, Some(server), socket, adapter).map_err(threads)?;
+            quinn::Endpoint::new_with_abstract_socket(endpoint, Some(server), socket, adapter)
+                .map_err(threads)?;
         drop(guard);
         let core = Arc::new(EndpointCore {
             endpoint,
@@ -90,8 +97,9 @@ impl Endpoint {
             hello: hello.to_vec(),
             handle: runtime.handle().clone(),
             places: Arc::new(Semaphore::new(options.links_max.min(LINKS_LIMIT))),
+            knock,
             gate: Arc::new(Gate::default()),
-            refusals: Refusals::default(),
+            refusals,
             // Each has one of the places, so this is never full.
             accepted: Mailbox::new(options.links_max),
             links: Lock::new(Vec::new()),
@@ -189,6 +197,12 @@ impl EndpointCore {
     /// Admits clients until the endpoint is closed.
     async fn accept(self: Arc<Self>) {
         while let Some(incoming) = self.endpoint.accept().await {
+            // The socket has asked for the knock of a first packet. One behind a Retry has another
+            // id, and its token the first one.
+            if !self.knock.opens(&incoming.orig_dst_cid()) {
+                incoming.ignore();
+                continue;
+            }
             let address = canonical(incoming.remote_address());
             let is_proven = incoming.remote_address_validated();
             match self.gate.enter(address.ip(), is_proven) {
@@ -199,13 +213,12 @@ impl EndpointCore {
                     // Fails only for addresses that are proven.
                     let _ = incoming.retry();
                 }
-                Entrance::Ignore => incoming.ignore(),
             }
         }
     }
 
-    async fn admit(self: Arc<Self>, incoming: Incoming, address: SocketAddr, _ticket: Ticket) {
-        if let Err(why) = self.clone().welcome(incoming, address).await {
+    async fn admit(self: Arc<Self>, incoming: Incoming, address: SocketAddr, ticket: Ticket) {
+        if let Err(why) = self.clone().welcome(incoming, address, ticket).await {
             self.refusals.note(Instant::now(), address, why);
         }
     }
@@ -215,11 +228,14 @@ impl EndpointCore {
         self: Arc<Self>,
         incoming: Incoming,
         address: SocketAddr,
+        mut ticket: Ticket,
     ) -> Result<(), String> {
         let limit = self.options.handshake_timeout;
         let connecting = incoming.accept().map_err(|error| refusal(&error))?;
-        let connection = timeout(limit, connecting)
+        let connection = ticket
+            .hold(timeout(limit, connecting))
             .await
+            .ok_or("its handshake was unfinished as later ones needed its place")?
             .map_err(|_| format!("its handshake took over {} s", limit.as_secs_f32()))?
             .map_err(|error| refusal(&error))?;
         let refuse = |why: &str| {
@@ -233,6 +249,8 @@ impl EndpointCore {
             let max = self.options.links_max;
             return refuse(&format!("all {max} links of this node are in use"));
         };
+        // It knows the secret: no stranger takes its place from now on.
+        drop(ticket);
         let greeted = match timeout(limit, self.greet_client(&connection)).await {
             Err(_) => {
                 return refuse(&format!("it sent no greeting within {} s", limit.as_secs_f32()));
@@ -294,6 +312,8 @@ impl EndpointCore {
         let deadline = tokio::time::Instant::now() + limit;
         let mut client = self.client.clone();
         transport::set_up_dial(&mut client, &options);
+        let knock = self.knock.fresh()?;
+        client.initial_dst_cid_provider(Arc::new(move || knock));
         let connecting = self
             .endpoint
             .connect_with(client, address, NODE_NAME)
@@ -377,15 +397,6 @@ fn refusal(end: &ConnectionError) -> String {
         Some(Denial::Clocks) => "its clock differs from this one by more than a day".into(),
         Some(Denial::Protocol) => "it does not speak the protocol of this version".into(),
         None => sentence(end),
-    }
-}
-
-/// Returns an IPv4 address as such where a socket for both kinds gives it as one of IPv6.
-fn canonical(address: SocketAddr) -> SocketAddr {
-    match address.ip().to_canonical() {
-        IpAddr::V4(ip) => (ip, address.port()).into(),
-        // As it is: it may have a scope.
-        IpAddr::V6(_) => address,
     }
 }
 

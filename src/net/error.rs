@@ -24,8 +24,9 @@ pub enum NetError {
     #[error("cannot start the threads of the network: {0}")]
     Threads(String),
     #[error(
-        "nothing answered at {address} over UDP within {} s: is the first node running there, and \
-         may UDP pass through the firewalls in between?", after.as_secs_f32()
+        "nothing answered at {address} over UDP within {} s: is the first node running there, with \
+         the same code (it does not answer those who have another one), and may UDP pass through \
+         the firewalls in between?", after.as_secs_f32()
     )]
     NoAnswer { address: SocketAddr, after: Duration },
     #[error(

@@ -1,16 +1,20 @@
-//! Bounds on handshakes in progress, and the record of who was refused: all that strangers can
-//! make a node do.
+//! Bounds on handshakes in progress, and the record of who was refused: all that a node does for
+//! those who have not shown that they know the secret.
 
 use potluck_core::Lock;
 use std::collections::{HashMap, VecDeque};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, Instant};
+
+use tokio::sync::oneshot;
 
 /// Handshakes in progress, over all addresses.
 pub(crate) const HANDSHAKES_MAX: usize = 64;
-/// Handshakes in progress of one address.
-const PER_ADDRESS_MAX: usize = 16;
+/// Handshakes in progress of one network.
+const PER_NETWORK_MAX: usize = 16;
 /// Handshakes in progress with addresses that have not shown that they receive packets: beyond
 /// that, a client must return a token first (RFC 9000, section 8.1.2), which spoofed ones cannot.
 const UNPROVEN_MAX: usize = 16;
@@ -18,22 +22,32 @@ const UNPROVEN_MAX: usize = 16;
 /// Answer to a client that begins a handshake.
 #[derive(Debug)]
 pub(crate) enum Entrance {
-    /// Goes on while the ticket lives.
+    /// Goes on until the ticket is dropped, or its place is given to a later client.
     Admit(Ticket),
     /// Must prove its address first.
     Prove,
-    /// Gets no answer. An honest client repeats its packet, and is admitted later.
-    Ignore,
+}
+
+/// Place of one handshake.
+#[derive(Debug)]
+struct GatePlace {
+    number: u64,
+    network: IpAddr,
+    is_proven: bool,
+    /// Dropped with the place, which ends the handshake.
+    _ends: oneshot::Sender<()>,
 }
 
 #[derive(Debug, Default)]
 struct Crowd {
-    unproven: usize,
-    all: usize,
-    by_address: HashMap<IpAddr, usize>,
+    next: u64,
+    /// The oldest one first.
+    places: VecDeque<GatePlace>,
 }
 
-/// Bound on handshakes in progress.
+/// Bound on handshakes in progress. A client beyond it takes the place of the oldest one, so that
+/// who begins many handshakes and ends none, with a knock that was seen on its way, keeps nobody
+/// out: an honest one ends within some round trips.
 #[derive(Debug, Default)]
 pub(crate) struct Gate(Lock<Crowd>);
 
@@ -41,45 +55,103 @@ pub(crate) struct Gate(Lock<Crowd>);
 #[derive(Debug)]
 pub(crate) struct Ticket {
     gate: Arc<Gate>,
-    address: IpAddr,
-    is_proven: bool,
+    number: u64,
+    evicted: oneshot::Receiver<()>,
 }
 
 impl Gate {
     /// Decides about a client; `is_proven` if its address is known to be its own.
     pub fn enter(self: &Arc<Self>, address: IpAddr, is_proven: bool) -> Entrance {
         let mut crowd = self.0.lock();
-        if !is_proven && crowd.unproven >= UNPROVEN_MAX {
+        let unproven = crowd.places.iter().filter(|place| !place.is_proven).count();
+        if !is_proven && unproven >= UNPROVEN_MAX {
             return Entrance::Prove;
         }
-        let here = crowd.by_address.get(&address).copied().unwrap_or(0);
-        if crowd.all >= HANDSHAKES_MAX || here >= PER_ADDRESS_MAX {
-            return Entrance::Ignore;
+        let network = network(address);
+        if crowd.count(network) >= PER_NETWORK_MAX {
+            crowd.evict_oldest_of(network);
+        } else if crowd.places.len() >= HANDSHAKES_MAX {
+            let fullest = crowd.fullest_network();
+            crowd.evict_oldest_of(fullest);
         }
-        crowd.all += 1;
-        crowd.unproven += usize::from(!is_proven);
-        crowd.by_address.insert(address, here + 1);
-        Entrance::Admit(Ticket { gate: self.clone(), address, is_proven })
+        let number = crowd.next;
+        crowd.next += 1;
+        let (_ends, evicted) = oneshot::channel();
+        crowd.places.push_back(GatePlace { number, network, is_proven, _ends });
+        Entrance::Admit(Ticket { gate: self.clone(), number, evicted })
     }
 
     /// Returns the number of handshakes in progress.
     #[cfg(test)]
     pub(crate) fn crowd(&self) -> usize {
-        self.0.lock().all
+        self.0.lock().places.len()
+    }
+}
+
+impl Crowd {
+    fn count(&self, network: IpAddr) -> usize {
+        self.places.iter().filter(|place| place.network == network).count()
+    }
+
+    fn evict_oldest_of(&mut self, network: IpAddr) {
+        let oldest = self.places.iter().position(|place| place.network == network);
+        if let Some(oldest) = oldest {
+            self.places.remove(oldest);
+        }
+    }
+
+    /// Returns the network with the most places, of several the one that has the oldest.
+    fn fullest_network(&self) -> IpAddr {
+        let mut fullest = (IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0);
+        for place in &self.places {
+            let count = self.count(place.network);
+            if count > fullest.1 {
+                fullest = (place.network, count);
+            }
+        }
+        fullest.0
+    }
+}
+
+impl Ticket {
+    /// Awaits some work; returns `None` if the place is given to another client before it is done.
+    pub async fn hold<F: Future>(&mut self, work: F) -> Option<F::Output> {
+        let mut work = pin!(work);
+        let mut evicted = pin!(&mut self.evicted);
+        std::future::poll_fn(|cx| {
+            if evicted.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(None);
+            }
+            work.as_mut().poll(cx).map(Some)
+        })
+        .await
     }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        let mut crowd = self.gate.0.lock();
-        crowd.all -= 1;
-        crowd.unproven -= usize::from(!self.is_proven);
-        if let Some(here) = crowd.by_address.get_mut(&self.address) {
-            *here -= 1;
-            if *here == 0 {
-                crowd.by_address.remove(&self.address);
-            }
+        self.gate.0.lock().places.retain(|place| place.number != self.number);
+    }
+}
+
+/// Returns what one host may have at will: an IPv4 address, or the first half of an IPv6 address,
+/// which a router gives to a network (RFC 4291, section 2.5.4).
+fn network(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(_) => address,
+        IpAddr::V6(ip) => {
+            let [a, b, c, d, ..] = ip.segments();
+            Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into()
         }
+    }
+}
+
+/// Returns an IPv4 address as such where a socket for both kinds gives it as one of IPv6.
+pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {
+    match address.ip().to_canonical() {
+        IpAddr::V4(ip) => (ip, address.port()).into(),
+        // As it is: it may have a scope.
+        IpAddr::V6(_) => address,
     }
 }
 
@@ -100,6 +172,7 @@ struct Ledger {
     count: u64,
     lines: VecDeque<RefusedPeer>,
     recent: HashMap<IpAddr, Instant>,
+    last_stranger: Option<Instant>,
 }
 
 /// Record of refusals: all are counted, and few become lines.
@@ -120,6 +193,18 @@ impl Refusals {
         ledger.lines.push_back(RefusedPeer { address, why: why.into() });
     }
 
+    /// Records a packet that begins a connection without the knock. Everybody can send those, with
+    /// any address and as often as they like: at most one counts in a while, with its line.
+    pub fn note_stranger(&self, now: Instant, address: SocketAddr, why: &str) {
+        let mut ledger = self.0.lock();
+        if ledger.last_stranger.is_some_and(|at| now.saturating_duration_since(at) < QUIET) {
+            return;
+        }
+        ledger.last_stranger = Some(now);
+        drop(ledger);
+        self.note(now, address, why);
+    }
+
     pub fn count(&self) -> u64 {
         self.0.lock().count
     }
@@ -138,29 +223,90 @@ mod tests {
         [10, 0, i / 16, i % 16].into()
     }
 
+    fn admitted(gate: &Arc<Gate>, address: IpAddr, is_proven: bool) -> Ticket {
+        match gate.enter(address, is_proven) {
+            Entrance::Admit(ticket) => ticket,
+            Entrance::Prove => panic!("{address} must prove its address"),
+        }
+    }
+
+    /// Returns true once the place of a ticket is another one's.
+    fn is_evicted(ticket: &mut Ticket) -> bool {
+        matches!(ticket.evicted.try_recv(), Err(oneshot::error::TryRecvError::Closed))
+    }
+
     #[test]
     fn crowds_are_bounded_and_places_become_free() {
         let gate = Arc::new(Gate::default());
         let mut tickets = Vec::new();
         for i in 0..UNPROVEN_MAX as u8 {
-            let Entrance::Admit(ticket) = gate.enter(ip(i), false) else { panic!("{i}") };
-            tickets.push(ticket);
+            tickets.push(admitted(&gate, ip(i), false));
         }
         assert!(matches!(gate.enter(ip(99), false), Entrance::Prove));
-        for i in 0..PER_ADDRESS_MAX {
-            let Entrance::Admit(ticket) = gate.enter(ip(99), true) else { panic!("{i}") };
-            tickets.push(ticket);
+        for i in 100..148 {
+            tickets.push(admitted(&gate, ip(i), true));
         }
-        assert!(matches!(gate.enter(ip(99), true), Entrance::Ignore));
-        for i in 100..132 {
-            let Entrance::Admit(ticket) = gate.enter(ip(i), true) else { panic!("{i}") };
-            tickets.push(ticket);
+        assert!(!tickets.iter_mut().any(is_evicted));
+        for i in 148..212 {
+            tickets.push(admitted(&gate, ip(i), true));
+            assert_eq!(gate.crowd(), HANDSHAKES_MAX);
         }
-        assert!(matches!(gate.enter(ip(200), true), Entrance::Ignore));
+        let evicted: Vec<bool> = tickets.iter_mut().map(is_evicted).collect();
+        let oldest: Vec<bool> = (0..128).map(|number| number < 64).collect();
+        assert_eq!(evicted, oldest);
         tickets.clear();
         assert_eq!(gate.crowd(), 0);
-        assert!(gate.0.lock().by_address.is_empty());
-        assert!(matches!(gate.enter(ip(0), false), Entrance::Admit(_)));
+        admitted(&gate, ip(0), false);
+    }
+
+    #[test]
+    fn a_network_beyond_its_places_loses_its_own_oldest_one() {
+        let gate = Arc::new(Gate::default());
+        let mut honest = admitted(&gate, ip(99), true);
+        let mut tickets: Vec<_> =
+            (0..=PER_NETWORK_MAX).map(|_| admitted(&gate, ip(1), true)).collect();
+        assert!(is_evicted(&mut tickets[0]) && !tickets[1..].iter_mut().any(is_evicted));
+        assert_eq!(gate.crowd(), PER_NETWORK_MAX + 1);
+        assert!(!is_evicted(&mut honest));
+    }
+
+    /// Four networks that fill all places lose theirs to each other, and nobody else does.
+    #[test]
+    fn the_fullest_network_gives_way_to_others() {
+        let gate = Arc::new(Gate::default());
+        let mut honest = admitted(&gate, ip(99), true);
+        let mut tickets = Vec::new();
+        for i in 0..1000 {
+            tickets.push(admitted(&gate, ip(i as u8 % 4), true));
+        }
+        let mut second = admitted(&gate, ip(98), true);
+        for i in 0..1000 {
+            tickets.push(admitted(&gate, ip(i as u8 % 4), true));
+        }
+        assert_eq!(gate.crowd(), HANDSHAKES_MAX);
+        assert!(!is_evicted(&mut honest) && !is_evicted(&mut second));
+    }
+
+    #[test]
+    fn addresses_of_one_network_of_ipv6_are_counted_together() {
+        let gate = Arc::new(Gate::default());
+        let address = |net: u16, host: u16| Ipv6Addr::new(0x2001, 0xdb8, 0, net, 0, 0, 0, host);
+        let mut tickets: Vec<_> =
+            (0..40).map(|host| admitted(&gate, address(1, host).into(), true)).collect();
+        assert_eq!(gate.crowd(), PER_NETWORK_MAX);
+        tickets.push(admitted(&gate, address(2, 0).into(), true));
+        assert_eq!(gate.crowd(), PER_NETWORK_MAX + 1);
+    }
+
+    #[test]
+    fn strangers_get_one_line_in_a_while_and_count_with_it() {
+        let (refusals, now) = (Refusals::default(), Instant::now());
+        for i in 0..100_000u32 {
+            let address = SocketAddr::new(i.to_be_bytes().into(), 1);
+            refusals.note_stranger(now + Duration::from_micros(u64::from(i)), address, "no");
+        }
+        refusals.note_stranger(now + QUIET, SocketAddr::new(ip(1), 1), "again");
+        assert_eq!((refusals.count(), refusals.take().len()), (2, 2));
     }
 
     #[test]

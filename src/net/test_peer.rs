@@ -9,6 +9,7 @@ use quinn::{Connection, ConnectionError};
 use tokio::runtime::Runtime;
 
 use super::identity::{Identity, NODE_NAME};
+use super::knock::Knock;
 use super::link::Control;
 use super::*;
 
@@ -52,6 +53,14 @@ pub fn wait(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
+/// Returns the settings of a client that knocks with a secret, for any number of connections.
+pub(crate) fn client(tls: rustls::ClientConfig, secret: &Secret) -> quinn::ClientConfig {
+    let mut config = quinn::ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls).unwrap()));
+    let knock = Knock::of(secret);
+    config.initial_dst_cid_provider(Arc::new(move || knock.fresh().unwrap()));
+    config
+}
+
 /// QUIC endpoint with its own threads.
 pub struct Peer {
     pub runtime: Runtime,
@@ -85,15 +94,16 @@ impl Peer {
         Self { runtime, endpoint: endpoint.unwrap(), idle_timeout: IDLE_TIMEOUT }
     }
 
+    /// Connects with any TLS, and the knock of those who know the secret.
     pub fn connect(
         &self,
         address: SocketAddr,
         tls: rustls::ClientConfig,
+        secret: &Secret,
     ) -> Result<Connection, ConnectionError> {
-        let tls = QuicClientConfig::try_from(tls).unwrap();
+        let mut config = client(tls, secret);
         let mut transport = quinn::TransportConfig::default();
         transport.max_idle_timeout(Some(self.idle_timeout.try_into().unwrap()));
-        let mut config = quinn::ClientConfig::new(Arc::new(tls));
         config.transport_config(Arc::new(transport));
         let _guard = self.runtime.enter();
         let connecting = self.endpoint.connect_with(config, address, NODE_NAME).unwrap();
@@ -103,7 +113,7 @@ impl Peer {
     /// Connects as a node of the run.
     pub(crate) fn connect_as_node(&self, node: &Endpoint, secret: &Secret) -> Connection {
         let tls = Arc::new(Identity::new(secret).unwrap()).client().unwrap();
-        self.connect(node.local_addr(), tls).unwrap()
+        self.connect(node.local_addr(), tls, secret).unwrap()
     }
 
     /// Connects as a node and exchanges greetings.

@@ -123,12 +123,14 @@ fn who_may_not_measure_is_refused_and_the_others_are_unharmed() {
     write_secret(&desk, "other", &code);
     let mut host = listening(&desk);
     let address = host.address.clone();
-    let refused = |line: &str, part: &str| {
-        let ran = desk.run(line).ended(78);
+    let ended = |line: &str, code: i32, part: &str| {
+        let ran = desk.run(line).ended(code);
         assert_eq!(ran.out, "");
         assert!(ran.line("error:").contains(part), "'{part}' is missing in: {}", ran.err);
     };
-    refused(&format!("bench link {address} --secret-file other"), "the code is not that of");
+    let refused = |line: &str, part: &str| ended(line, 78, part);
+    let silence = "that the code is that of the run";
+    ended(&format!("bench link {address} --secret-file other"), 75, silence);
     host.wait_for("was turned away: ");
     let advice = "(bench link): join with the command that";
     refused(&format!("bench join {address} --secret-file code"), advice);

@@ -58,8 +58,9 @@ pub enum ClusterError {
     #[error("{who} runs {found}, and this node belongs to {own}: join the node that started {own}")]
     OtherRun { who: String, found: String, own: String },
     #[error(
-        "cannot join the run at {}: no answer over UDP within {}; check the address, and that UDP \
-         reaches its port", addresses(.tried), seconds(*.timeout)
+        "cannot join the run at {}: no answer over UDP within {}; check the address, that UDP \
+         reaches its port, and that the code is that of the run (its nodes do not answer those who \
+         have another one)", addresses(.tried), seconds(*.timeout)
     )]
     NoAnswer { tried: Vec<SocketAddr>, timeout: Nanos },
     #[error("cannot join the run at {}: {why}", addresses(.tried))]

@@ -1,10 +1,12 @@
 //! Attacks by strangers who speak QUIC with a TLS of their own: no certificate, a self-signed one,
-//! and early data.
+//! and early data. They knock with what they have seen others knock with, or get no answer.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
+use potluck_net::Endpoint;
+use quinn::ConnectionId;
 use quinn::crypto::rustls::QuicClientConfig;
 use rustls::client::Resumption;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -13,7 +15,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, Error, SignatureScheme};
 use tokio::runtime::{Builder, Runtime};
 
-use super::Attacked;
+use super::{Attacked, endpoint};
 
 /// Takes any server.
 #[derive(Debug)]
@@ -69,10 +71,20 @@ impl Stranger {
     }
 
     /// Connects, with early data if there was a ticket to send it with, and returns why the node
-    /// ended it.
-    fn end_of(&self, node: SocketAddr, tls: ClientConfig) -> String {
+    /// ended it; nothing if it does not answer.
+    fn end_of(
+        &self,
+        node: SocketAddr,
+        tls: ClientConfig,
+        knock: Option<ConnectionId>,
+    ) -> Option<String> {
         let tls = QuicClientConfig::try_from(tls).unwrap();
-        let config = quinn::ClientConfig::new(Arc::new(tls));
+        let mut config = quinn::ClientConfig::new(Arc::new(tls));
+        let mut limit = Duration::from_millis(500);
+        if let Some(knock) = knock {
+            config.initial_dst_cid_provider(Arc::new(move || knock));
+            limit = Duration::from_secs(10);
+        }
         let connect = async {
             let connecting = self.endpoint.connect_with(config, node, "node.potluck.internal");
             let connecting = match connecting.unwrap().into_0rtt() {
@@ -85,10 +97,19 @@ impl Stranger {
                 Err(error) => error.to_string(),
             }
         };
-        let limit = Duration::from_secs(10);
         let ended = self.runtime.block_on(async { tokio::time::timeout(limit, connect).await });
-        ended.expect("the node ends it")
+        ended.ok()
     }
+}
+
+/// Returns a knock of a node of the run, as it is seen on its way.
+fn seen_knock(node: &Endpoint) -> ConnectionId {
+    let ear = UdpSocket::bind("127.0.0.1:0").unwrap();
+    node.dial(ear.local_addr().unwrap(), Duration::from_millis(50)).unwrap_err();
+    let mut packet = [0; 2048];
+    ear.recv(&mut packet).unwrap();
+    // Behind the form, the version and its own length (RFC 9000, section 17.2).
+    ConnectionId::new(&packet[6..6 + usize::from(packet[5])])
 }
 
 fn tls(certificate: Option<(CertificateDer<'static>, PrivateKeyDer<'static>)>) -> ClientConfig {
@@ -119,19 +140,22 @@ fn self_signed() -> (CertificateDer<'static>, PrivateKeyDer<'static>) {
 fn strangers_without_a_certificate_of_the_run_are_refused_in_the_middle_of_it() {
     let run = Attacked::begin();
     let stranger = Stranger::new();
+    let honest = endpoint(&run.desk.path("code"));
+    let knock = || Some(seen_knock(&honest));
     for node in [run.first, run.second] {
         for certificate in [None, Some(self_signed())] {
             let tls = tls(certificate);
             // The second time with the tickets of the first one, if there were any.
             for _ in 0..2 {
-                let why = stranger.end_of(node, tls.clone());
+                let why = stranger.end_of(node, tls.clone(), knock()).expect("the node ends it");
                 assert!(why.contains("certificate") || why.contains("CA"), "{why}");
             }
         }
         let mut other = tls(Some(self_signed()));
         other.alpn_protocols = vec![b"h3".to_vec()];
-        let why = stranger.end_of(node, other);
+        let why = stranger.end_of(node, other.clone(), knock()).expect("the node ends it");
         assert!(why.contains("error 120"), "{why}");
+        assert_eq!(stranger.end_of(node, other, None), None, "without a knock");
     }
     run.check_unharmed();
 }

@@ -1,0 +1,149 @@
+//! Socket that hands no packet of a stranger to QUIC, which would answer some of them: with the
+//! versions that it speaks, with errors, with a certificate. So a port is silent to those who do not
+//! know the secret, and nothing is kept of what they send.
+
+use std::fmt;
+use std::io::{self, IoSliceMut};
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Instant;
+
+use quinn::udp::{RecvMeta, Transmit};
+use quinn::{AsyncUdpSocket, UdpPoller};
+
+use super::gate::{Refusals, canonical};
+use super::knock::{KNOCK_BYTES, Knock};
+
+/// Version of QUIC that nodes speak (RFC 9000); 0 names packets with the versions of a server.
+const VERSION: u32 = 1;
+const VERSIONS_OF_A_SERVER: u32 = 0;
+/// Bytes of the ids that nodes give to their connections.
+const ID_BYTES: usize = 8;
+/// Sentence about a packet that begins a connection without the knock.
+const NO_KNOCK: &str = "it has another code than this node, or is a stranger, and gets no answer";
+
+/// UDP socket that drops the packets of strangers.
+pub(crate) struct QuietSocket {
+    socket: Arc<dyn AsyncUdpSocket>,
+    knock: Arc<Knock>,
+    refusals: Arc<Refusals>,
+}
+
+impl fmt::Debug for QuietSocket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "QuietSocket({:?})", self.socket)
+    }
+}
+
+/// What the first bytes of a datagram say about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Datagram<'a> {
+    /// Of a connection that is there already: QUIC drops it in silence if there is none.
+    Known,
+    /// Of a client that begins a connection with this id.
+    First(&'a [u8]),
+    Foreign,
+}
+
+impl<'a> Datagram<'a> {
+    /// Reads the form, the version, the type and the first id (RFC 9000, section 17.2).
+    fn read(bytes: &'a [u8]) -> Self {
+        match bytes {
+            [first, ..] if first & 0x80 == 0 => Self::Known,
+            [first, a, b, c, d, length, rest @ ..] => {
+                match u32::from_be_bytes([*a, *b, *c, *d]) {
+                    VERSIONS_OF_A_SERVER => Self::Known,
+                    VERSION if first & 0x30 != 0 => Self::Known,
+                    // Ids of this length are given by servers: to go on with a handshake, and to
+                    // begin it again after a Retry, whose token has the first id of all.
+                    VERSION if usize::from(*length) == ID_BYTES => Self::Known,
+                    VERSION => match rest.get(..usize::from(*length)) {
+                        Some(id) => Self::First(id),
+                        None => Self::Foreign,
+                    },
+                    _ => Self::Foreign,
+                }
+            }
+            _ => Self::Foreign,
+        }
+    }
+}
+
+impl QuietSocket {
+    pub fn new(
+        socket: Arc<dyn AsyncUdpSocket>,
+        knock: Arc<Knock>,
+        refusals: Arc<Refusals>,
+    ) -> Self {
+        Self { socket, knock, refusals }
+    }
+
+    fn admits(&self, datagram: &[u8], from: SocketAddr) -> bool {
+        match Datagram::read(datagram) {
+            Datagram::Known => true,
+            Datagram::First(id) if id.len() == KNOCK_BYTES && self.knock.opens(id) => true,
+            Datagram::First(_) => {
+                self.refusals.note_stranger(Instant::now(), canonical(from), NO_KNOCK);
+                false
+            }
+            Datagram::Foreign => false,
+        }
+    }
+
+    /// Keeps the datagrams of a buffer that are admitted, in their order; returns their bytes. All
+    /// are `stride` bytes long, but for the last one, which may be shorter.
+    fn keep_admitted(&self, buffer: &mut [u8], meta: &RecvMeta) -> usize {
+        let mut kept = 0;
+        let mut at = 0;
+        while at < meta.len {
+            let end = at.saturating_add(meta.stride.max(1)).min(meta.len);
+            if self.admits(&buffer[at..end], meta.addr) {
+                buffer.copy_within(at..end, kept);
+                kept += end - at;
+            }
+            at = end;
+        }
+        kept
+    }
+}
+
+impl AsyncUdpSocket for QuietSocket {
+    fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
+        self.socket.clone().create_io_poller()
+    }
+
+    fn try_send(&self, transmit: &Transmit) -> io::Result<()> {
+        self.socket.try_send(transmit)
+    }
+
+    fn poll_recv(
+        &self,
+        cx: &mut Context,
+        buffers: &mut [IoSliceMut<'_>],
+        meta: &mut [RecvMeta],
+    ) -> Poll<io::Result<usize>> {
+        let received = ready!(self.socket.poll_recv(cx, buffers, meta))?;
+        for (buffer, meta) in buffers.iter_mut().zip(meta.iter_mut()).take(received) {
+            meta.len = self.keep_admitted(buffer, meta);
+        }
+        Poll::Ready(Ok(received))
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.socket.local_addr()
+    }
+
+    fn max_transmit_segments(&self) -> usize {
+        self.socket.max_transmit_segments()
+    }
+
+    fn max_receive_segments(&self) -> usize {
+        self.socket.max_receive_segments()
+    }
+
+    fn may_fragment(&self) -> bool {
+        self.socket.may_fragment()
+    }
+}
