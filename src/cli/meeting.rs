@@ -180,6 +180,7 @@ pub fn wait_for_all(
             Ok(ClusterNews::TurnedAway { address, why }) => {
                 show(&format!("{address} was turned away: {why}"));
             }
+            Ok(ClusterNews::Moved(moved)) => show(&moved.to_string()),
             Ok(ClusterNews::Departed { host, why }) => {
                 show(&format!("{host} left: {why}; its place is free again"));
             }

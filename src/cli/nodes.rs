@@ -130,7 +130,8 @@ pub fn meet(
         status.meets(you, &roster, met.meeting.links.clone());
     }
     let cluster = ClusterLinks { roster: &roster, run, links };
-    Ok(Some(RunNodes::start(met.meeting, &met.frames, cluster, spec.node_timeout)?))
+    let nodes = RunNodes::start(met.meeting, &met.frames, cluster, spec.node_timeout, print_line)?;
+    Ok(Some(nodes))
 }
 
 // ---- The other nodes ----
@@ -255,6 +256,7 @@ fn join_once(
         signals: signals.clone(),
         term_timeout: args.watched.term_timeout,
         sink,
+        show: if quiet { |_| {} } else { print_line },
         show_error: print_error,
     };
     let outcome = serve(met.meeting, met.frames, you, links, &mut node)?;

@@ -352,7 +352,7 @@ impl EndpointCore {
         // A stream that is still open has a priority, so this cannot fail here.
         let _ = control.0.set_priority(CONTROL_PRIORITY);
         let handle = self.handle.clone();
-        let parts = LinkParts { connection, address, control, place, options, handle };
+        let parts = LinkParts { connection, control, place, options, handle };
         PendingPeer { hello, address, parts: Some(parts), core: Arc::downgrade(self) }
     }
 

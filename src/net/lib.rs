@@ -24,6 +24,8 @@ mod identity;
 mod knock;
 mod link;
 mod link_stats;
+#[cfg(test)]
+mod moving_relay;
 pub mod nodes;
 mod quiet_socket;
 mod reading;

@@ -12,6 +12,7 @@ use tokio::task::JoinSet;
 
 use super::endpoint_options::EndpointOptions;
 use super::error::CloseReason;
+use super::gate::canonical;
 use super::link_stats::LinkStats;
 use super::receiver::Receiver;
 use super::send_queue::{Overflow, SendQueue};
@@ -58,7 +59,6 @@ impl From<Vec<u8>> for Payload {
 /// Parts of which a link is made.
 pub(crate) struct LinkParts {
     pub connection: Connection,
-    pub address: SocketAddr,
     pub control: Control,
     pub place: OwnedSemaphorePermit,
     pub options: EndpointOptions,
@@ -86,10 +86,9 @@ impl std::fmt::Debug for Link {
 
 impl Link {
     pub(super) fn open(parts: LinkParts, receiver: Arc<dyn Receiver>) -> Self {
-        let LinkParts { connection, address, control, place, options, handle } = parts;
+        let LinkParts { connection, control, place, options, handle } = parts;
         let shared = Arc::new(Shared {
             connection,
-            address,
             controls: SendQueue::new(CONTROLS_MAX, CONTROLS_BYTES_MAX),
             payloads: SendQueue::new(PAYLOADS_MAX, options.queue_bytes),
             blobs: SendQueue::new(PAYLOADS_MAX, options.queue_bytes),
@@ -184,9 +183,10 @@ impl Link {
         LinkStats::of(&self.0.0.connection)
     }
 
-    /// Returns the address of the peer.
+    /// Returns the present address of the peer. One that has dialed may come from another one later,
+    /// as its network gives it one; QUIC makes sure that it is the same peer (RFC 9000, section 9).
     pub fn address(&self) -> SocketAddr {
-        self.0.0.address
+        canonical(self.0.0.connection.remote_address())
     }
 
     /// Returns the bytes of blobs that have arrived, also of those that are not complete.

@@ -1,6 +1,5 @@
 //! Part of a link that its tasks hold: its queues, and how it ends.
 
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -20,7 +19,6 @@ use potluck_core::Lock;
 /// Part of a link that its tasks hold.
 pub struct Shared {
     pub connection: Connection,
-    pub address: SocketAddr,
     pub controls: SendQueue<Bytes>,
     pub payloads: SendQueue<(DataHead, Bytes)>,
     pub blobs: SendQueue<(BlobHead, Bytes)>,

@@ -55,7 +55,7 @@ impl Transport {
         let mut server = ServerConfig::with_crypto(tls_server);
         server
             .transport_config(Arc::new(settings(options, false)))
-            .migration(false)
+            .migration(true)
             .max_incoming(HANDSHAKES_MAX)
             .incoming_buffer_size(INCOMING_BYTES)
             .incoming_buffer_size_total(INCOMING_BYTES * HANDSHAKES_MAX as u64);

@@ -105,7 +105,7 @@ pub struct ClusterLinks<'a> {
 
 impl RunNodes {
     /// Takes over the links of a cluster that has started, at its first node. A node that answers
-    /// nothing and shows no progress for `node_timeout` is lost.
+    /// nothing and shows no progress for `node_timeout` is lost. `show` gets notes for the user.
     ///
     /// # Errors
     /// Returns `RuntimeError` if a thread cannot be started.
@@ -114,6 +114,7 @@ impl RunNodes {
         frames: &FrameReceiver,
         cluster: ClusterLinks,
         node_timeout: Duration,
+        show: fn(&str),
     ) -> Result<Arc<Self>, RuntimeError> {
         let ClusterLinks { roster, run, links } = cluster;
         let (signals, raise) = SignalFlags::raised();
@@ -143,7 +144,7 @@ impl RunNodes {
         let watched = nodes.clone();
         thread::Builder::new()
             .name("news of nodes".into())
-            .spawn(move || watch(&news, &watched))
+            .spawn(move || watch(&news, &watched, show))
             .map_err(|why| RuntimeError::InvalidRequest(format!("no more threads: {why}")))?;
         let hosts = roster.nodes.iter().map(|node| node.host.clone()).collect();
         let remote = RemoteNodes { nodes: nodes.clone(), devices: Vec::new(), run, hosts };
@@ -243,10 +244,11 @@ fn encode<T: Serialize>(value: &T) -> Vec<u8> {
     postcard::to_allocvec(value).unwrap_or_default()
 }
 
-/// Loses nodes as the cluster does, until it is over.
-fn watch(news: &Mailbox<ClusterNews>, nodes: &[Arc<RemoteNode>]) {
+/// Loses nodes as the cluster does, until it is over, and shows those that move.
+fn watch(news: &Mailbox<ClusterNews>, nodes: &[Arc<RemoteNode>], show: fn(&str)) {
     while let Ok(news) = news.recv(None) {
         match news {
+            ClusterNews::Moved(moved) => show(&moved.to_string()),
             ClusterNews::Left { node, why } => {
                 for one in nodes {
                     if one.number == node.0 {
@@ -342,6 +344,8 @@ pub struct JoinedNode {
     pub term_timeout: Duration,
     /// Shows the news of the run.
     pub sink: Box<dyn Sink>,
+    /// Shows a note about the other nodes.
+    pub show: fn(&str),
     /// Shows the error with which the process ends if it does not end in order.
     pub show_error: fn(&str),
 }
@@ -476,11 +480,12 @@ pub fn serve(
     let news = meeting.news.clone();
     let closing = inbox.clone();
     let served = is_over.clone();
-    let show_error = node.show_error;
+    let (show, show_error) = (node.show, node.show_error);
     let started = thread::Builder::new().name("news of nodes".into()).spawn(move || {
         let end = loop {
             match news.recv(None) {
                 Ok(ClusterNews::Ended(end)) => break end.to_string(),
+                Ok(ClusterNews::Moved(moved)) => show(&moved.to_string()),
                 Ok(_) => {}
                 Err(_) => break "the cluster is over".into(),
             }
@@ -576,6 +581,7 @@ mod tests {
             signals: SignalFlags::default(),
             term_timeout: Duration::ZERO,
             sink: Box::new(Kept(shown.clone())),
+            show: |_| {},
             show_error: |_| {},
         };
         let nan = f64::from_bits(0x7ff8_0000_dead_beef);

@@ -247,6 +247,7 @@ pub fn betray(secret: &Path, first: &str, treason: impl Treason) {
     let link: Arc<dyn NodeConnection> = Arc::new(TreasonLink(link, treason));
     let configure = |config: &str| RunSpec::of_node(config, &[]).map_err(|why| why.to_string());
     let mut node = JoinedNode {
+        show: |_| {},
         show_error: |_| {},
         data: None,
         devices: "cpu".into(),

@@ -39,6 +39,11 @@ pub enum Event {
         connection: ConnectionId,
         message: ClusterMsg,
     },
+    /// The peer of a connection has another address than before.
+    Moved {
+        connection: ConnectionId,
+        address: SocketAddr,
+    },
     /// A connection ended. After [`Action::Close`] it may come or not.
     Closed {
         connection: ConnectionId,
@@ -66,6 +71,21 @@ impl ConnectionEnd {
             Self::Silent(nanos) => silent_for(*nanos),
             Self::Broken(why) => format!("{link} closed: {why}"),
         }
+    }
+}
+
+/// Node, named with its host, that has another address than before. As a text, a note for the user.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MovedNode {
+    pub who: String,
+    pub from: SocketAddr,
+    pub to: SocketAddr,
+}
+
+impl fmt::Display for MovedNode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { who, from, to } = self;
+        write!(f, "{who} has another address: {to}, and before {from}; its link goes on")
     }
 }
 
@@ -100,6 +120,8 @@ pub enum Action {
         host: String,
         why: String,
     },
+    /// Shows that a node has another address than before.
+    Moved(MovedNode),
     /// The run begins. `links` are the connections to all other nodes, except one that closed while
     /// the start was on its way: then [`Action::Lost`] or [`Action::Left`] follows.
     Started {

@@ -15,7 +15,7 @@ use super::bounds::{
     VERSION_BYTES_MAX,
 };
 use super::error::ClusterError;
-use super::event::{Action, ClusterEnd, ConnectionEnd, Event, Outbox};
+use super::event::{Action, ClusterEnd, ConnectionEnd, Event, MovedNode, Outbox};
 use super::guests::Guests;
 use super::hello::Hello;
 use super::ids::ConnectionId;
@@ -55,8 +55,8 @@ pub struct FirstNodeOptions {
 #[derive(Debug)]
 struct Joiner {
     connection: ConnectionId,
-    /// Address as this node sees it, with the port at which the node listens.
-    address: SocketAddr,
+    /// Present address, as this node sees it.
+    seen: SocketAddr,
     hello: Hello,
     pulse: Pulse,
     /// Heartbeats that had come when the present roster was sent.
@@ -64,6 +64,15 @@ struct Joiner {
     has_left: bool,
     /// True once its connection has ended: nothing can be sent.
     is_closed: bool,
+}
+
+impl Joiner {
+    /// Returns the address as this node sees it, with the port at which the node listens.
+    fn listening(&self) -> SocketAddr {
+        let mut address = self.seen;
+        address.set_port(self.hello.port);
+        address
+    }
 }
 
 #[derive(Debug)]
@@ -176,6 +185,13 @@ impl FirstNode {
                     self.blame(index, error);
                 }
                 received
+            }
+            Event::Moved { connection, address } => {
+                self.guests.moved(connection, address);
+                if let Some(index) = self.index(connection) {
+                    self.move_joiner(index, address);
+                }
+                Ok(())
             }
             Event::Closed { connection, end } => {
                 self.guests.leave(connection);
@@ -297,7 +313,7 @@ impl FirstNode {
         }
         match self.joiners.iter().find(|joiner| joiner.hello.place == Some(place)) {
             Some(joiner) => {
-                let holder = format!("{} at {}", joiner.hello.host, joiner.address);
+                let holder = format!("{} at {}", joiner.hello.host, joiner.listening());
                 Err(Refusal::PlaceTaken { host, place, holder })
             }
             None => Ok(()),
@@ -308,11 +324,10 @@ impl FirstNode {
         &mut self,
         now: Nanos,
         connection: ConnectionId,
-        mut address: SocketAddr,
+        mut seen: SocketAddr,
         hello: Hello,
     ) {
-        address.set_ip(address.ip().to_canonical());
-        address.set_port(hello.port);
+        seen.set_ip(seen.ip().to_canonical());
         let node_timeout = self.options.node_timeout;
         let welcome = Welcome {
             run: self.options.run.clone(),
@@ -325,7 +340,7 @@ impl FirstNode {
         let pulse = Pulse::new(node_timeout, now);
         self.joiners.push(Joiner {
             connection,
-            address,
+            seen,
             hello,
             pulse,
             beats_before_roster: 0,
@@ -336,6 +351,14 @@ impl FirstNode {
         if self.presence().missing() == 0 {
             self.announce_roster(now);
         }
+    }
+
+    /// Takes another address of a node, for the roster if there is none yet, and shows it.
+    fn move_joiner(&mut self, index: usize, to: SocketAddr) {
+        let who = self.name(NodeRank(index as u32 + 1));
+        let joiner = &mut self.joiners[index];
+        let from = std::mem::replace(&mut joiner.seen, to);
+        self.outbox.push(Action::Moved(MovedNode { who, from, to }));
     }
 
     /// Shows who is here, and tells all who wait.
@@ -452,7 +475,7 @@ impl FirstNode {
             _ => self.outbox.refuse(joiner.connection, &why, error.remedy()),
         }
         if let ClusterError::Refused(_) = error {
-            let address = joiner.address;
+            let address = joiner.listening();
             self.outbox.push(Action::TurnedAway { address, why: why.clone() });
         }
         self.depart(index, &format!("it broke the protocol: {why}"));
@@ -514,7 +537,7 @@ impl FirstNode {
         let ip = address.ip().to_canonical();
         let is_predecessor = |joiner: &Joiner| {
             let is_absent = joiner.pulse.silence(now) >= ABSENT_AFTER;
-            let is_there = joiner.address.ip() == ip && joiner.hello.host == hello.host;
+            let is_there = joiner.seen.ip() == ip && joiner.hello.host == hello.host;
             let has_place = hello.place.is_some() && joiner.hello.place == hello.place;
             is_absent && (is_there || has_place)
         };

@@ -37,6 +37,13 @@ impl Guests {
         self.0.contains_key(&connection)
     }
 
+    /// Takes note of another address of a peer.
+    pub fn moved(&mut self, connection: ConnectionId, to: SocketAddr) {
+        if let Some((address, _)) = self.0.get_mut(&connection) {
+            *address = to;
+        }
+    }
+
     /// Removes a connection and returns the address of its peer.
     pub fn leave(&mut self, connection: ConnectionId) -> Option<SocketAddr> {
         self.0.remove(&connection).map(|(address, _)| address)

@@ -9,7 +9,7 @@ use core::net::SocketAddr;
 
 use super::bounds::{REPLY_TIMEOUT, START_TIMEOUT};
 use super::error::ClusterError;
-use super::event::{Action, ClusterEnd, ConnectionEnd, Event, Outbox};
+use super::event::{Action, ClusterEnd, ConnectionEnd, Event, MovedNode, Outbox};
 use super::guests::Guests;
 use super::hello::Hello;
 use super::ids::{ConnectionId, DialId};
@@ -165,6 +165,10 @@ impl JoiningNode {
                 Ok(())
             }
             Event::Received { connection, message } => self.receive(now, connection, message),
+            Event::Moved { connection, address } => {
+                self.moved(connection, address);
+                Ok(())
+            }
             Event::Closed { connection, end } => {
                 self.closed(connection, end);
                 Ok(())
@@ -215,6 +219,7 @@ impl JoiningNode {
         match (pair, opening) {
             (Some(pair), Some(opening)) => {
                 pair.state = PairState::Opening(connection);
+                pair.seen = Some(address);
                 self.outbox.send(connection, opening);
             }
             _ => self.outbox.close(connection, "the dial is no longer needed"),
@@ -236,6 +241,21 @@ impl JoiningNode {
     fn fail_to_reach_first(&mut self, why: &str, remedy: Remedy) {
         let (tried, why) = (self.options.first.clone(), shown_text(why, WHY_BYTES_MAX));
         self.end(ClusterEnd::Failed(ClusterError::NoFirstNode { tried, why, remedy }));
+    }
+
+    fn moved(&mut self, connection: ConnectionId, to: SocketAddr) {
+        self.guests.moved(connection, to);
+        for early in &mut self.early {
+            if early.connection == connection {
+                early.address = to;
+            }
+        }
+        let Some(index) = self.pair_index(connection) else { return };
+        let who = self.name(self.pairs[index].node);
+        let pair = &mut self.pairs[index];
+        if let Some(from) = pair.seen.replace(to) {
+            self.outbox.push(Action::Moved(MovedNode { who, from, to }));
+        }
     }
 
     fn closed(&mut self, connection: ConnectionId, end: ConnectionEnd) {

@@ -40,13 +40,13 @@ mod pulse;
 mod refusal;
 mod roster;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 mod text;
 
 pub use bounds::{DEVICE_BYTES_MAX, NODE_TIMEOUT_MAX, NODES_MAX};
 pub(crate) use bounds::{DEVICES_MAX, REPLY_TIMEOUT};
 pub use error::ClusterError;
-pub use event::{Action, ClusterEnd, ConnectionEnd, Event};
+pub use event::{Action, ClusterEnd, ConnectionEnd, Event, MovedNode};
 pub use first_node::{FirstNode, FirstNodeOptions, FormerNode};
 pub use hello::{Hello, NodeDevice, identity_hash};
 pub use hello_error::HelloError;

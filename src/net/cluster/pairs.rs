@@ -27,6 +27,8 @@ pub(crate) struct PairLink {
     pub state: PairState,
     /// Addresses that were dialed.
     pub tried: Vec<SocketAddr>,
+    /// Present address of the other node, once it is connected.
+    pub seen: Option<SocketAddr>,
 }
 
 impl PairLink {

@@ -217,7 +217,7 @@ impl NodeLink {
         self.link.stats()
     }
 
-    /// Returns the address of the peer.
+    /// Returns the present address of the peer.
     pub fn address(&self) -> SocketAddr {
         self.link.address()
     }

@@ -11,7 +11,7 @@ use super::connection::{FrameReceiver, LinkEvent, NodeLink};
 use super::link_status::{LinkBoard, LinkReporter};
 use crate::cluster::{
     Action, ClusterEnd, ClusterError, ClusterMsg, ConnectionEnd, ConnectionId, DialId, Event,
-    FirstNode, FirstNodeOptions, JoiningNode, JoiningNodeOptions, NODES_MAX, Presence,
+    FirstNode, FirstNodeOptions, JoiningNode, JoiningNodeOptions, MovedNode, NODES_MAX, Presence,
     REPLY_TIMEOUT, Roster,
 };
 use crate::{CloseReason, Endpoint, EndpointOptions, NetError, PendingPeer, Secret};
@@ -29,12 +29,17 @@ const NEWS_MAX: usize = 1 << 12;
 /// Longest wait without an event, after which refusals of the endpoint are looked for.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
+/// Time between two looks for peers with another address: so often one can be noted.
+const MOVES_INTERVAL: Duration = Duration::from_secs(1);
+
 /// News of the cluster, for the run and its user.
 pub enum ClusterNews {
     /// Nodes that are here, before the start.
     Present(Presence),
     /// A peer was refused.
     TurnedAway { address: SocketAddr, why: String },
+    /// A node has another address than before.
+    Moved(MovedNode),
     /// A node went before the start.
     Departed { host: String, why: String },
     /// All nodes are connected; the links are those to all others.
@@ -160,6 +165,8 @@ impl Meeting {
             events: events.clone(),
             news: news.clone(),
             links: HashMap::new(),
+            addresses: HashMap::new(),
+            next_look: Instant::now(),
             reporter: LinkReporter::new(board.clone(), POLL_INTERVAL),
             next: 0,
             started: Instant::now(),
@@ -230,6 +237,9 @@ struct ClusterDriver {
     events: Mailbox<DriverEvent>,
     news: Mailbox<ClusterNews>,
     links: HashMap<ConnectionId, Arc<NodeLink>>,
+    /// Addresses of the peers at the last look.
+    addresses: HashMap<ConnectionId, SocketAddr>,
+    next_look: Instant,
     reporter: LinkReporter,
     next: u64,
     started: Instant,
@@ -264,6 +274,7 @@ impl ClusterDriver {
                     .news
                     .send(ClusterNews::TurnedAway { address: refusal.address, why: refusal.why });
             }
+            self.look_for_moves();
             self.report_links();
         }
         for link in self.links.values() {
@@ -272,6 +283,28 @@ impl ClusterDriver {
         self.events.close("the cluster is over");
         // Sends what the links have queued.
         self.endpoint.close("the cluster is over");
+    }
+
+    /// Tells the machine which peers have other addresses than before, if it is time for it.
+    fn look_for_moves(&mut self) {
+        let now = Instant::now();
+        if now < self.next_look {
+            return;
+        }
+        self.next_look = now + MOVES_INTERVAL;
+        let mut moves = Vec::new();
+        for (connection, link) in &self.links {
+            let address = link.address();
+            let known = self.addresses.entry(*connection).or_insert(address);
+            if *known != address {
+                *known = address;
+                moves.push(Event::Moved { connection: *connection, address });
+            }
+        }
+        self.addresses.retain(|connection, _| self.links.contains_key(connection));
+        for event in moves {
+            self.tell(event);
+        }
     }
 
     /// Reports the states of the links if it is time for it.
@@ -331,6 +364,11 @@ impl ClusterDriver {
                 return;
             }
         };
+        self.tell(event);
+    }
+
+    /// Hands an event to the machine.
+    fn tell(&mut self, event: Event) {
         let now = self.now();
         // An event that a peer is to blame for has closed its connection; others are late ones.
         let _ = match &mut self.machine {
@@ -352,6 +390,7 @@ impl ClusterDriver {
 
     fn open(&mut self, pending: PendingPeer) -> ConnectionId {
         let connection = ConnectionId(self.next);
+        self.addresses.insert(connection, pending.address());
         let events = self.events.clone();
         self.next += 1;
         let report = Box::new(move |event| {
@@ -417,6 +456,7 @@ impl ClusterDriver {
             }
             Action::Show(presence) => ClusterNews::Present(presence),
             Action::TurnedAway { address, why } => ClusterNews::TurnedAway { address, why },
+            Action::Moved(moved) => ClusterNews::Moved(moved),
             Action::Departed { host, why } => ClusterNews::Departed { host, why },
             Action::Started { roster, you, links } => {
                 for (_, connection) in &links {
@@ -473,5 +513,89 @@ impl ClusterDriver {
             let failure = DialFailure { why, is_silent: false, remedy: Remedy::Person };
             let _ = self.events.send(DriverEvent::Dialed(dial, Err(failure)));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::Hello;
+    use crate::cluster::testing::hello;
+    use crate::moving_relay::MovingRelay;
+    use crate::test_peer::{TEST_TIMEOUT, any_port, secret};
+    use potluck_core::Generation;
+
+    fn options(secret: &Secret) -> MeetingOptions {
+        MeetingOptions {
+            listen: any_port(),
+            secret: secret.clone(),
+            node_timeout: TEST_TIMEOUT,
+            frames: FrameReceiver::default(),
+            faults: Faults::none(),
+        }
+    }
+
+    fn host(secret: &Secret, nodes: u32) -> Meeting {
+        let machine = |port| FirstNodeOptions {
+            run: "run".into(),
+            nodes,
+            hello: Hello { port, ..hello("alpha") },
+            addresses: Vec::new(),
+            node_timeout: nanos(TEST_TIMEOUT),
+            generation: Generation(0),
+            before: Vec::new(),
+        };
+        Meeting::host(options(secret), machine).unwrap()
+    }
+
+    fn join(secret: &Secret, first: SocketAddr) -> Meeting {
+        let machine = |port| JoiningNodeOptions {
+            hello: Hello { port, ..hello("beta") },
+            first: vec![first],
+        };
+        Meeting::join(options(secret), machine).unwrap()
+    }
+
+    /// Waits for news of one kind.
+    fn next<T>(meeting: &Meeting, mut find: impl FnMut(ClusterNews) -> Option<T>) -> T {
+        let until = Some(Instant::now() + TEST_TIMEOUT);
+        loop {
+            let news = meeting.news.recv(until).expect("the news comes");
+            if let Some(found) = find(news) {
+                return found;
+            }
+        }
+    }
+
+    fn links(news: ClusterNews) -> Option<Vec<(NodeRank, Arc<NodeLink>)>> {
+        match news {
+            ClusterNews::Started { links, .. } => Some(links),
+            ClusterNews::Ended(end) => panic!("{end}"),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn a_node_that_gets_another_address_in_a_run_is_named_with_it_and_stays() {
+        let secret = secret();
+        let first = host(&secret, 2);
+        let relay = MovingRelay::start(first.address);
+        let joined = join(&secret, relay.address);
+        let (at_first, at_joined) = (next(&first, links), next(&joined, links));
+        let before = relay.seen();
+        assert_eq!(at_first[0].1.address(), before);
+        let now = relay.move_client();
+        let moved = next(&first, |news| match news {
+            ClusterNews::Moved(moved) => Some(moved),
+            ClusterNews::Ended(end) => panic!("{end}"),
+            _ => None,
+        });
+        assert_eq!(moved, MovedNode { who: "node 1 (beta)".into(), from: before, to: now });
+        assert!(moved.to_string().starts_with("node 1 (beta) has another address: 127.0.0.1:"));
+        crate::test_peer::wait("the state of the link", || {
+            let board = first.links.load();
+            board.links.iter().any(|link| link.address == now)
+        });
+        assert_eq!(at_joined[0].1.address(), relay.address);
     }
 }

@@ -431,7 +431,7 @@ impl Network {
             Action::Dial { dial, addresses, .. } => self.dial(host, dial, &addresses),
             Action::Show(presence) => of.shown = Some(presence),
             Action::TurnedAway { why, .. } => of.turned_away.push(why),
-            Action::Departed { .. } => {}
+            Action::Moved(_) | Action::Departed { .. } => {}
             Action::Started { roster, you, links } => {
                 assert!(of.started.is_none(), "{} starts twice", name(host));
                 self.hosts[host].links = links.len();

@@ -32,7 +32,7 @@ impl FirstNode {
     pub(super) fn new_roster(&self) -> Roster {
         let own = self.options.addresses.iter().filter(|address| can_be_dialed(address));
         let own = own.take(ADDRESSES_MAX).copied().collect();
-        let others = self.joiners.iter().map(|joiner| vec![joiner.address]);
+        let others = self.joiners.iter().map(|joiner| vec![joiner.listening()]);
         let nodes = self.greetings().zip(std::iter::once(own).chain(others)).zip(0..);
         let node = |((hello, addresses), node): ((&Hello, Vec<SocketAddr>), u32)| RosterNode {
             node: NodeRank(node),

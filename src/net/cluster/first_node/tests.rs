@@ -600,3 +600,19 @@ fn a_node_that_the_layer_above_gives_up_is_lost_to_all() {
     }
     assert!(bench.first.is_over());
 }
+
+#[test]
+fn a_node_that_moves_before_the_roster_is_in_it_at_its_new_address() {
+    let mut bench = Bench::new(3);
+    bench.join(1, "beta").unwrap();
+    bench.actions();
+    let from = SocketAddr::from(([10, 0, 0, 1], 40_000));
+    let to = SocketAddr::from(([10, 0, 0, 9], 50_000));
+    let moved = Event::Moved { connection: ConnectionId(1), address: to };
+    bench.first.handle(bench.now, moved).unwrap();
+    let who = "beta".to_string();
+    assert_eq!(bench.actions(), [Action::Moved(MovedNode { who, from, to })]);
+    bench.join(2, "gamma").unwrap();
+    let expected = vec![SocketAddr::from(([10, 0, 0, 9], 7000))];
+    assert_eq!(bench.first.roster.as_ref().unwrap().nodes[1].addresses, expected);
+}

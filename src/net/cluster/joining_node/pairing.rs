@@ -42,7 +42,7 @@ impl JoiningNode {
             } else {
                 (PairState::Awaited, Vec::new())
             };
-            self.pairs.push(PairLink { node, state, tried });
+            self.pairs.push(PairLink { node, state, tried, seen: None });
         }
         self.roster = Some((you, roster));
         let dials_until = now.saturating_add(REPLY_TIMEOUT);
@@ -133,6 +133,7 @@ impl JoiningNode {
             return Err(error);
         };
         self.pairs[index].state = PairState::Connected(connection);
+        self.pairs[index].seen = Some(address);
         self.outbox.send(connection, self.pair_message(from));
         Ok(())
     }

@@ -1,0 +1,110 @@
+//! Relay of UDP for tests that a node sees at one port after another, as behind a router that
+//! forgets its mapping, and tests of links over it.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::test_peer::{Sink, TEST_TIMEOUT, any_port, node, secret, wait};
+
+/// Relay between one client and a node; dropped, it ends.
+pub struct MovingRelay {
+    /// Address to dial instead of that of the node.
+    pub address: SocketAddr,
+    state: Arc<RelayState>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct RelayState {
+    /// Port at which the node sees the client; 0 asks for another one.
+    port: AtomicU16,
+    is_over: AtomicBool,
+}
+
+impl MovingRelay {
+    pub fn start(node: SocketAddr) -> Self {
+        let front = socket();
+        let address = front.local_addr().unwrap();
+        let state = Arc::<RelayState>::default();
+        let shared = state.clone();
+        let thread = Some(std::thread::spawn(move || relay(&front, node, &shared)));
+        wait("the relay", || state.port.load(Ordering::SeqCst) != 0);
+        Self { address, state, thread }
+    }
+
+    /// Returns the address at which the node sees the client.
+    pub fn seen(&self) -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], self.state.port.load(Ordering::SeqCst)))
+    }
+
+    /// Gives the client another port, and returns the address at which the node sees it.
+    pub fn move_client(&self) -> SocketAddr {
+        self.state.port.store(0, Ordering::SeqCst);
+        wait("the other port", || self.state.port.load(Ordering::SeqCst) != 0);
+        self.seen()
+    }
+}
+
+impl Drop for MovingRelay {
+    fn drop(&mut self) {
+        self.state.is_over.store(true, Ordering::SeqCst);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn socket() -> UdpSocket {
+    let socket = UdpSocket::bind(any_port()).unwrap();
+    socket.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+    socket
+}
+
+fn relay(front: &UdpSocket, node: SocketAddr, state: &RelayState) {
+    let (mut back, mut client) = (socket(), None);
+    let mut datagram = vec![0; 1 << 16];
+    while !state.is_over.load(Ordering::SeqCst) {
+        if state.port.load(Ordering::SeqCst) == 0 {
+            // The old one stays open until there is another one, which so has another port.
+            back = socket();
+            state.port.store(back.local_addr().unwrap().port(), Ordering::SeqCst);
+        }
+        // Errors are timeouts, and reports that a peer has gone.
+        if let Ok((bytes, from)) = front.recv_from(&mut datagram) {
+            client = Some(from);
+            let _ = back.send_to(&datagram[..bytes], node);
+        }
+        if let (Ok(bytes), Some(client)) = (back.recv(&mut datagram), client) {
+            let _ = front.send_to(&datagram[..bytes], client);
+        }
+    }
+}
+
+#[test]
+fn a_link_goes_on_while_its_client_has_one_address_after_another() {
+    let secret = secret();
+    let (dialing, accepting) = (node(&secret), node(&secret));
+    let relay = MovingRelay::start(accepting.local_addr());
+    let dialed = dialing.dial(relay.address, TEST_TIMEOUT).unwrap();
+    let accepted = accepting.accepted().recv(Some(Instant::now() + TEST_TIMEOUT)).unwrap();
+    let sinks = [(); 2].map(|()| Arc::new(Sink::default()));
+    let links = [dialed.open(sinks[0].clone()), accepted.open(sinks[1].clone())];
+    assert_eq!(links[1].address(), relay.seen());
+    let mut count = 0;
+    for _ in 0..3 {
+        let seen = relay.move_client();
+        for _ in 0..100 {
+            for link in &links {
+                link.send_control(vec![1; 1000]).unwrap();
+                link.send_data([0; super::TAG_BYTES], vec![7; 10].into()).unwrap();
+            }
+            count += 2;
+        }
+        wait("all that was sent", || sinks.iter().all(|sink| sink.count() == count));
+        assert_eq!(links[1].address(), seen);
+    }
+    assert_eq!(links[0].address(), relay.address);
+}
