@@ -1,7 +1,7 @@
 //! Command-line arguments, as clap parses and documents them.
 
 use std::ffi::OsString;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -218,6 +218,10 @@ pub struct TrainArgs {
     /// With --nodes: address and UDP port at which to listen [default: port 7717 of all addresses]
     #[arg(long, value_parser = listening, value_name = "ADDR:PORT")]
     pub listen: Option<SocketAddr>,
+    /// With --nodes: addresses at which the others reach this machine, up to 8 [default: those of its
+    /// networks, at the port of --listen]
+    #[arg(long, value_parser = advertised, value_delimiter = ',', value_name = "ADDR[:PORT],..")]
+    pub advertise: Vec<SocketAddr>,
     #[command(flatten)]
     pub secret: SecretArgs,
     /// With --nodes: give up with exit code 75 if the others are not here after so long [default:
@@ -340,6 +344,10 @@ pub struct JoinArgs {
     /// Address and UDP port at which this node listens for the others [default: any free port]
     #[arg(long, value_parser = listening, value_name = "ADDR:PORT")]
     pub listen: Option<SocketAddr>,
+    /// Addresses at which the other nodes reach this one, besides the one at which the first node
+    /// sees it, up to 8 [default: those of its networks, at the port of --listen]
+    #[arg(long, value_parser = advertised, value_delimiter = ',', value_name = "ADDR[:PORT],..")]
+    pub advertise: Vec<SocketAddr>,
     #[command(flatten)]
     pub secret: SecretArgs,
     /// This machine's copy of the run's data: its samples are read here, and not sent by the first
@@ -990,6 +998,18 @@ fn listening(typed: &str) -> Result<SocketAddr, String> {
         return Ok(address);
     }
     Err("expects an address and a port, such as 0.0.0.0:7717 or :7717".into())
+}
+
+/// Reads an address at which others reach this machine; port 0 is the one at which it listens.
+fn advertised(typed: &str) -> Result<SocketAddr, String> {
+    let with_port = typed.parse::<SocketAddr>();
+    let alone = typed.trim_matches(['[', ']']).parse::<IpAddr>().map(|ip| SocketAddr::new(ip, 0));
+    match with_port.or(alone) {
+        Ok(address) if !address.ip().is_unspecified() && !address.ip().is_multicast() => {
+            Ok(address)
+        }
+        _ => Err("expects addresses of this machine, such as 192.168.1.20 or 10.8.0.2:7717".into()),
+    }
 }
 
 /// Reads an address and a port for whoever asks for the state of a run; without an address, one of

@@ -45,6 +45,7 @@ fn joining(
     Ok(Joining {
         address: address.into(),
         listen,
+        advertise: Vec::new(),
         secret,
         wait: Duration::ZERO,
         signals: signals.flags(),
@@ -75,6 +76,7 @@ pub fn collectives(
         before: Vec::new(),
         nodes,
         listen: args.listen,
+        advertise: Vec::new(),
         secret: &args.secret,
         wait: None,
         node_timeout: NODE_TIMEOUT,
@@ -130,6 +132,7 @@ pub fn answer_link(args: &LinkArgs) -> anyhow::Result<i32> {
         before: Vec::new(),
         nodes: 2,
         listen: args.listen.flatten(),
+        advertise: Vec::new(),
         secret: &args.secret,
         wait: None,
         node_timeout: NODE_TIMEOUT,

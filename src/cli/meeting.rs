@@ -6,7 +6,7 @@ use std::io::{self, IsTerminal};
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-use super::addresses::{addresses, all_addresses};
+use super::addresses::all_addresses;
 use super::secrets::SecretArgs;
 use super::{InterruptedError, UsageError};
 use crate::ui::log::{self, Level};
@@ -18,7 +18,8 @@ use potluck_net::cluster::{
     ClusterEnd, FirstNodeOptions, FormerNode, Hello, JoiningNodeOptions, NODE_TIMEOUT_MAX, Presence,
 };
 use potluck_net::nodes::{
-    ClusterNews, FrameReceiver, Meeting, MeetingOptions, StartedCluster, any_port_towards,
+    ClusterNews, FrameReceiver, Meeting, MeetingOptions, StartedCluster, advertised,
+    any_port_towards,
 };
 use potluck_parallel::comm::{RecvError, nanos};
 use potluck_train::error::TrainError;
@@ -78,6 +79,8 @@ pub struct Gathering<'a> {
     pub before: Vec<FormerNode>,
     pub nodes: u32,
     pub listen: Option<SocketAddr>,
+    /// Addresses of this node for the others, instead of those of its interfaces.
+    pub advertise: Vec<SocketAddr>,
     pub secret: &'a SecretArgs,
     /// Seconds after which the others are no longer awaited; without them, none on a terminal.
     pub wait: Option<u64>,
@@ -98,6 +101,7 @@ impl Gathering<'_> {
         let frames = FrameReceiver::default();
         let options = MeetingOptions {
             listen: self.listen.unwrap_or_else(|| all_addresses(PORT)),
+            advertise: self.advertise.clone(),
             secret,
             node_timeout: self.node_timeout,
             frames: frames.clone(),
@@ -107,7 +111,6 @@ impl Gathering<'_> {
             run: self.run.clone(),
             nodes: self.nodes,
             hello: hello(port),
-            addresses: Vec::new(),
             node_timeout: nanos(self.node_timeout),
             generation: Generation(0),
             before: self.before.clone(),
@@ -130,6 +133,15 @@ impl Gathering<'_> {
         }
     }
 
+    /// Returns the addresses at which the others are to join.
+    fn invited_to(&self, listening: SocketAddr) -> Vec<SocketAddr> {
+        let mut addresses = advertised(listening, &self.advertise);
+        if addresses.is_empty() {
+            addresses.push(SocketAddr::from(([127, 0, 0, 1], listening.port())));
+        }
+        addresses
+    }
+
     /// Returns what to type on the other machines.
     fn invitation(&self, listening: SocketAddr, has_code: bool) -> String {
         let Self { what, command, flags, nodes, .. } = self;
@@ -139,7 +151,7 @@ impl Gathering<'_> {
         };
         let mut text = format!("{what} of {nodes} nodes; on {others}, type");
         let file = if has_code { "" } else { " --secret-file FILE" };
-        for address in addresses(listening) {
+        for address in self.invited_to(listening) {
             text += &format!("\n  {command} {address}{flags}{file}");
         }
         if !has_code {
@@ -237,6 +249,8 @@ pub struct Joining {
     /// Host and port of the first node, as somebody typed them.
     pub address: String,
     pub listen: Option<SocketAddr>,
+    /// Addresses of this node for the others, instead of those of its interfaces.
+    pub advertise: Vec<SocketAddr>,
     pub secret: Secret,
     /// Longest time after which another attempt begins, if one fails for a reason that time heals.
     pub wait: Duration,
@@ -296,6 +310,7 @@ impl Joining {
         let frames = FrameReceiver::default();
         let options = MeetingOptions {
             listen: self.listen.unwrap_or_else(|| any_port_towards(&first)),
+            advertise: self.advertise.clone(),
             secret: self.secret.clone(),
             node_timeout: JOIN_TIMEOUT,
             frames: frames.clone(),

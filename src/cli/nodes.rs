@@ -94,8 +94,10 @@ pub fn meet(
     status: Option<&ShownStatus>,
 ) -> anyhow::Result<Option<Arc<RunNodes>>> {
     let Some(nodes) = args.nodes.filter(|nodes| *nodes > 1) else {
-        if args.listen.is_some() || args.secret.is_given() || args.wait.is_some() {
-            let why = "--listen, --wait and flags of the secret need --nodes N of 2 or more";
+        let has_address = args.listen.is_some() || !args.advertise.is_empty();
+        if has_address || args.secret.is_given() || args.wait.is_some() {
+            let why =
+                "--listen, --advertise, --wait and flags of the secret need --nodes N of 2 or more";
             return Err(UsageError(why.into()).into());
         }
         if let Some(status) = status {
@@ -118,6 +120,7 @@ pub fn meet(
         before: before.nodes.clone(),
         nodes,
         listen: args.listen,
+        advertise: args.advertise.clone(),
         secret: &args.secret,
         wait: args.wait,
         node_timeout: spec.node_timeout,
@@ -222,6 +225,7 @@ fn join_once(
     let joining = Joining {
         address: args.address.clone(),
         listen: args.listen,
+        advertise: args.advertise.clone(),
         secret,
         wait: Duration::from_secs(args.wait.unwrap_or_default()),
         signals: signals.clone(),

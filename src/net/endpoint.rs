@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use quinn::{Connection, ConnectionError, Incoming, RecvStream, Runtime as _, VarInt};
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinSet;
 use tokio::time::{timeout, timeout_at};
 
 use super::closing::close;
@@ -32,6 +33,9 @@ use potluck_parallel::comm::Mailbox;
 const CONTROL_PRIORITY: i32 = 1;
 /// Bound of the most links that are asked for.
 const LINKS_LIMIT: usize = 1 << 16;
+/// Time after which the next address of a node is dialed beside the ones before: a little more than
+/// a round trip to anywhere (RFC 8305, section 5, has 250 ms for servers of the web).
+const DIALS_APART: Duration = Duration::from_millis(200);
 /// Time for the last packets of an endpoint that closes.
 const CLOSE_MARGIN: Duration = Duration::from_millis(200);
 
@@ -41,6 +45,32 @@ pub struct Endpoint {
     /// None only while it is dropped.
     runtime: Option<Runtime>,
 }
+
+/// Way to a node.
+#[derive(Clone, Debug)]
+pub(crate) struct Approach {
+    /// Addresses of the node, the likeliest one first.
+    pub addresses: Vec<SocketAddr>,
+    /// Longest time for all of them.
+    pub limit: Duration,
+    /// Idle timeout of the link, if it is another one than that of the endpoint.
+    pub idle_timeout: Option<Duration>,
+    /// Hello of the node, if it is known: an address may be that of another node as well, in
+    /// another network, and that one is not taken.
+    pub hello: Option<Vec<u8>>,
+}
+
+/// What the attempts to reach a node have in common.
+#[derive(Clone)]
+struct Dial {
+    until: tokio::time::Instant,
+    limit: Duration,
+    idle_timeout: Duration,
+    hello: Option<Vec<u8>>,
+}
+
+/// Address that has answered, with the connection to it.
+type Dialed = (SocketAddr, Connection, Greeting, Control);
 
 /// Part of an endpoint that its tasks hold.
 struct EndpointCore {
@@ -118,30 +148,27 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// Returns an error that names the address: nothing answers, the code is another one, it is no
-    /// node of this version, it refuses, or all links of this node are in use.
+    /// Returns an error that names the address: nothing answers, it is no node of this version, it
+    /// refuses, or all links of this node are in use.
     pub fn dial(&self, address: SocketAddr, timeout: Duration) -> Result<PendingPeer, NetError> {
-        self.dial_with(address, timeout, None)
+        let approach =
+            Approach { addresses: vec![address], limit: timeout, idle_timeout: None, hello: None };
+        let silence = NetError::NoAnswer { address, after: timeout };
+        self.approach(approach).map_err(|mut errors| errors.pop().unwrap_or(silence))
     }
 
-    /// Connects to a node as [`Endpoint::dial`] does, for a link with an idle timeout of its own if
-    /// one is given.
+    /// Connects to a node at the first of its addresses that answers, and exchanges greetings. The
+    /// addresses are dialed side by side, each a little later than the one before it, or as soon as
+    /// that one fails.
     ///
     /// # Errors
     ///
-    /// Returns the same errors as [`Endpoint::dial`].
-    pub(crate) fn dial_with(
-        &self,
-        address: SocketAddr,
-        timeout: Duration,
-        idle_timeout: Option<Duration>,
-    ) -> Result<PendingPeer, NetError> {
+    /// Returns the error of each address, as [`Endpoint::dial`] does.
+    pub(crate) fn approach(&self, approach: Approach) -> Result<PendingPeer, Vec<NetError>> {
         if Handle::try_current().is_ok() {
-            return Err(NetError::NetThread);
+            return Err(vec![NetError::NetThread]);
         }
-        let idle_timeout = idle_timeout.unwrap_or(self.core.options.idle_timeout);
-        let options = EndpointOptions { idle_timeout, ..self.core.options.clone() };
-        self.core.handle.block_on(self.core.clone().dial(address, timeout, options))
+        self.core.handle.block_on(self.core.clone().approach(approach))
     }
 
     /// Returns the peers that have dialed, are authenticated, and have sent their greeting.
@@ -301,16 +328,53 @@ impl EndpointCore {
         Ok((greeting, (send, receive)))
     }
 
-    async fn dial(
-        self: Arc<Self>,
-        address: SocketAddr,
-        limit: Duration,
-        options: EndpointOptions,
-    ) -> Result<PendingPeer, NetError> {
+    /// Dials the addresses of a node, one place for all of them.
+    async fn approach(self: Arc<Self>, approach: Approach) -> Result<PendingPeer, Vec<NetError>> {
+        let Approach { addresses, limit, idle_timeout, hello } = approach;
         let full = NetError::LinksFull { max: self.options.links_max };
-        let place = self.places.clone().try_acquire_owned().map_err(|_| full)?;
-        let deadline = tokio::time::Instant::now() + limit;
+        let place = self.places.clone().try_acquire_owned().map_err(|_| vec![full])?;
+        let idle_timeout = idle_timeout.unwrap_or(self.options.idle_timeout);
+        let options = EndpointOptions { idle_timeout, ..self.options.clone() };
+        let dial = Dial { until: tokio::time::Instant::now() + limit, limit, idle_timeout, hello };
+        let mut waiting = addresses.into_iter();
+        let mut attempts = JoinSet::new();
+        let mut errors = Vec::new();
+        loop {
+            if let Some(address) = waiting.next() {
+                attempts.spawn(self.clone().dial(address, dial.clone()));
+            }
+            let ended = if waiting.len() == 0 {
+                attempts.join_next().await
+            } else {
+                match timeout(DIALS_APART, attempts.join_next()).await {
+                    Ok(ended) => ended,
+                    Err(_) => continue,
+                }
+            };
+            match ended {
+                Some(Ok(Ok((address, connection, greeting, control)))) => {
+                    return Ok(self.pending(
+                        (connection, address),
+                        control,
+                        greeting,
+                        place,
+                        options,
+                    ));
+                }
+                Some(Ok(Err(error))) => errors.push(error),
+                // A task that panicked.
+                Some(Err(_)) => {}
+                None if waiting.len() == 0 => return Err(errors),
+                None => {}
+            }
+        }
+    }
+
+    /// Connects to an address and exchanges greetings.
+    async fn dial(self: Arc<Self>, address: SocketAddr, dial: Dial) -> Result<Dialed, NetError> {
+        let Dial { until, limit, idle_timeout, hello } = dial;
         let mut client = self.client.clone();
+        let options = EndpointOptions { idle_timeout, ..self.options.clone() };
         transport::set_up_dial(&mut client, &options);
         let knock = self.knock.fresh()?;
         client.initial_dst_cid_provider(Arc::new(move || knock));
@@ -319,17 +383,19 @@ impl EndpointCore {
             .connect_with(client, address, NODE_NAME)
             .map_err(|error| NetError::of_dial(address, &error))?;
         let failed = |error: &_| NetError::of_handshake(address, limit, error);
-        let connection = timeout_at(deadline, connecting)
+        let connection = timeout_at(until, connecting)
             .await
             .map_err(|_| NetError::NoAnswer { address, after: limit })?
             .map_err(|error| failed(&error))?;
-        let greeted = timeout_at(deadline, self.greet_server(&connection, options.idle_timeout))
+        let greeted = timeout_at(until, self.greet_server(&connection, idle_timeout))
             .await
             .map_err(|_| NetError::NoHello { address, after: limit })?;
         match greeted {
-            Ok((greeting, control)) => {
-                Ok(self.pending((connection, address), control, greeting, place, options))
+            Ok((greeting, _)) if hello.as_ref().is_some_and(|hello| *hello != greeting.hello) => {
+                close(&connection, CloseCode::End, "another node is looked for");
+                Err(NetError::OtherNode { address })
             }
+            Ok((greeting, control)) => Ok((address, connection, greeting, control)),
             Err(Stop::Violation(why)) => {
                 close(&connection, CloseCode::Violation, &why);
                 Err(NetError::OtherProtocol { address, why })

@@ -45,6 +45,8 @@ pub enum NetError {
     Clocks { address: SocketAddr },
     #[error("{address} does not speak the protocol of this version of potluck: {why}")]
     OtherProtocol { address: SocketAddr, why: String },
+    #[error("another node than the one that is looked for is at {address}")]
+    OtherNode { address: SocketAddr },
     #[error("{address} refused: {why}")]
     Refused { address: SocketAddr, why: String },
     #[error("the connection to {address} was lost as it began: {why}")]
@@ -65,6 +67,7 @@ impl NetError {
             | Self::NoHello { .. }
             // Machines set their clocks some time after they have started.
             | Self::Clocks { .. }
+            | Self::OtherNode { .. }
             | Self::Refused { .. }
             | Self::Lost { .. }
             | Self::LinksFull { .. } => Remedy::Time,
@@ -77,6 +80,21 @@ impl NetError {
             | Self::OtherProtocol { .. }
             | Self::Unreachable { .. }
             | Self::NetThread => Remedy::Person,
+        }
+    }
+
+    /// Returns true for an error of an address at which nobody has answered.
+    pub(crate) fn is_silence(&self) -> bool {
+        matches!(self, Self::NoAnswer { .. } | Self::Unreachable { .. })
+    }
+
+    /// Returns the error as a part of a sentence about several addresses.
+    pub(crate) fn in_list(&self) -> String {
+        match self {
+            Self::NoAnswer { address, after } => {
+                format!("no answer from {address} over UDP within {} s", after.as_secs_f32())
+            }
+            other => other.to_string(),
         }
     }
 

@@ -7,6 +7,8 @@
 //! whose threads call a [`Receiver`] back.
 
 #[cfg(test)]
+mod approaches;
+#[cfg(test)]
 mod attacks_by_nodes;
 #[cfg(test)]
 mod attacks_by_strangers;
@@ -43,6 +45,7 @@ mod transport;
 mod wire;
 mod writing;
 
+pub(crate) use endpoint::Approach;
 pub use endpoint::{Endpoint, PendingPeer};
 pub use endpoint_options::EndpointOptions;
 pub use error::{CloseReason, NetError};

@@ -7,12 +7,13 @@ use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::test_peer::{Sink, TEST_TIMEOUT, any_port, node, secret, wait};
+use super::test_peer::{Sink, TEST_TIMEOUT, node, secret, wait};
 
 /// Relay between one client and a node; dropped, it ends.
 pub struct MovingRelay {
     /// Address to dial instead of that of the node.
     pub address: SocketAddr,
+    ip: [u8; 4],
     state: Arc<RelayState>,
     thread: Option<JoinHandle<()>>,
 }
@@ -26,18 +27,23 @@ struct RelayState {
 
 impl MovingRelay {
     pub fn start(node: SocketAddr) -> Self {
-        let front = socket();
+        Self::seen_at([127, 0, 0, 1], node)
+    }
+
+    /// Starts a relay that the node sees at an address of loopback.
+    pub fn seen_at(ip: [u8; 4], node: SocketAddr) -> Self {
+        let front = socket([127, 0, 0, 1]);
         let address = front.local_addr().unwrap();
         let state = Arc::<RelayState>::default();
         let shared = state.clone();
-        let thread = Some(std::thread::spawn(move || relay(&front, node, &shared)));
+        let thread = Some(std::thread::spawn(move || relay(&front, (ip, node), &shared)));
         wait("the relay", || state.port.load(Ordering::SeqCst) != 0);
-        Self { address, state, thread }
+        Self { address, ip, state, thread }
     }
 
     /// Returns the address at which the node sees the client.
     pub fn seen(&self) -> SocketAddr {
-        SocketAddr::from(([127, 0, 0, 1], self.state.port.load(Ordering::SeqCst)))
+        SocketAddr::from((self.ip, self.state.port.load(Ordering::SeqCst)))
     }
 
     /// Gives the client another port, and returns the address at which the node sees it.
@@ -57,19 +63,19 @@ impl Drop for MovingRelay {
     }
 }
 
-fn socket() -> UdpSocket {
-    let socket = UdpSocket::bind(any_port()).unwrap();
+fn socket(ip: [u8; 4]) -> UdpSocket {
+    let socket = UdpSocket::bind(SocketAddr::from((ip, 0))).unwrap();
     socket.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
     socket
 }
 
-fn relay(front: &UdpSocket, node: SocketAddr, state: &RelayState) {
-    let (mut back, mut client) = (socket(), None);
+fn relay(front: &UdpSocket, (ip, node): ([u8; 4], SocketAddr), state: &RelayState) {
+    let (mut back, mut client) = (socket(ip), None);
     let mut datagram = vec![0; 1 << 16];
     while !state.is_over.load(Ordering::SeqCst) {
         if state.port.load(Ordering::SeqCst) == 0 {
             // The old one stays open until there is another one, which so has another port.
-            back = socket();
+            back = socket(ip);
             state.port.store(back.local_addr().unwrap().port(), Ordering::SeqCst);
         }
         // Errors are timeouts, and reports that a peer has gone.

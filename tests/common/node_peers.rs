@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use potluck_core::faults::Faults;
 use potluck_core::metrics::{Event, MetricsError, Sink};
 use potluck_core::{NodeRank, decode};
-use potluck_net::cluster::{ClusterMsg, Hello, JoiningNodeOptions, NodeDevice};
+use potluck_net::cluster::{ClusterMsg, EndpointId, Hello, JoiningNodeOptions, NodeDevice};
 use potluck_net::nodes::{
     ClusterNews, FrameReceiver, Meeting, MeetingOptions, NodeConnection, NodeLink,
 };
@@ -39,6 +39,8 @@ pub fn hello(host: &str, port: u16) -> Hello {
         place: None,
         host: host.into(),
         port,
+        addresses: Vec::new(),
+        endpoint: EndpointId::default(),
         devices: vec![NodeDevice { name: "CPU".into(), kind: String::new() }],
         identities: Vec::new(),
     }
@@ -217,6 +219,7 @@ pub fn betray(secret: &Path, first: &str, treason: impl Treason) {
     let frames = FrameReceiver::default();
     let options = MeetingOptions {
         listen: any_port(),
+        advertise: Vec::new(),
         secret: Secret::read_file(secret).unwrap(),
         node_timeout: PATIENCE,
         frames: frames.clone(),

@@ -149,3 +149,30 @@ fn a_node_has_the_number_that_it_asks_for() {
         finish(node, "a node").ok();
     }
 }
+
+/// The first node names the addresses that it is told, and so does a joined one, of which one is
+/// that of nobody.
+#[test]
+fn addresses_that_are_typed_are_those_that_others_are_told() {
+    let desk = desk();
+    let line = format!(
+        "{LINE} --devices cpu --set parallel.shares=1,1,2 --out run --advertise 127.0.0.1,10.99.0.1:9"
+    );
+    let mut host = host_with(&desk, 3, "", &line);
+    host.wait_for("potluck join 10.99.0.1:9 ");
+    let port = host.address.strip_prefix("127.0.0.1:").unwrap();
+    assert_eq!(host.lines.lock().unwrap().matches(&format!(":{port}")).count(), 1);
+    let second = join_next(&desk, &mut host, 1, "--devices cpu");
+    let third = join_next(&desk, &mut host, 2, "--devices cpu --advertise [::1]:9,127.0.0.1");
+    host.finish().ok();
+    for node in [second, third] {
+        finish(node, "a node").ok();
+    }
+    let join = "join 127.0.0.1:9 --secret-file code --devices cpu";
+    let many = ["127.0.0.1"; 9].join(",");
+    let ran = desk.run(&format!("{join} --advertise {many}")).ended(78);
+    assert!(ran.line("error:").contains("it has 9 addresses, of at most 8"), "{}", ran.err);
+    desk.run(&format!("{join} --advertise 0.0.0.0")).ended(2);
+    let ran = desk.run(&format!("{LINE} --devices cpu --out one --advertise 127.0.0.1")).ended(78);
+    assert!(ran.line("error:").contains("--nodes N"), "{}", ran.err);
+}

@@ -20,6 +20,7 @@ pub fn pair() -> [LinkedNodes; 2] {
     let code = Secret::generate().unwrap().code().unwrap();
     let options = || MeetingOptions {
         listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+        advertise: Vec::new(),
         secret: Secret::parse(&code).unwrap(),
         node_timeout: TIMEOUT,
         faults: Faults::none(),
@@ -29,7 +30,6 @@ pub fn pair() -> [LinkedNodes; 2] {
         run: "a link".into(),
         nodes: 2,
         hello: rank_greeting(port, "test", 1),
-        addresses: Vec::new(),
         node_timeout: TIMEOUT.as_nanos() as u64,
         generation: Generation(0),
         before: Vec::new(),

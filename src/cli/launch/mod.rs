@@ -89,6 +89,7 @@ fn first_node(
     } else {
         // Nobody is awaited.
         first.listen = None;
+        first.advertise = Vec::new();
         first.wait = None;
         first.secret = SecretArgs::default();
     }
@@ -110,6 +111,7 @@ fn other_node(args: &TrainArgs, found: &FoundTask, devices: Option<String>) -> J
         address: found.address.clone(),
         devices,
         listen: None,
+        advertise: args.advertise.clone(),
         secret: args.secret.clone(),
         data: None,
         wait: Some(args.wait.unwrap_or(WAIT)),

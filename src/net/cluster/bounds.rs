@@ -23,6 +23,8 @@ pub(crate) const NODE_TIMEOUT_MIN: Nanos = 100_000_000;
 pub const NODE_TIMEOUT_MAX: Nanos = 3_600_000_000_000;
 /// Longest time until a machine answers: a dial, a hello, the opening of a pair.
 pub(crate) const REPLY_TIMEOUT: Nanos = 5_000_000_000;
+/// Longest time for a dial, which so ends before its machine gives it up, and says why.
+pub(crate) const DIAL_TIMEOUT: Nanos = 4_500_000_000;
 /// Longest time from the roster to the start: the dials of all pairs, and their reports.
 pub(crate) const PAIRING_TIMEOUT: Nanos = 8_000_000_000;
 /// Silence after which a node counts as gone before the start: as long as three heartbeats at the

@@ -6,7 +6,7 @@ use std::fmt;
 use core::net::SocketAddr;
 
 use super::error::ClusterError;
-use super::ids::{ConnectionId, DialId};
+use super::ids::{ConnectionId, DialId, EndpointId};
 use super::message::{ClusterMsg, Loss, Presence, silent_for};
 use super::roster::Roster;
 use super::text::{WHY_BYTES_MAX, shown_text};
@@ -102,10 +102,11 @@ pub enum Action {
         connection: ConnectionId,
         why: String,
     },
-    /// Tries the addresses, at once or in order.
+    /// Tries the addresses. If the number of the node's socket is known, no other one is taken.
     Dial {
         dial: DialId,
         node: NodeRank,
+        endpoint: Option<EndpointId>,
         addresses: Vec<SocketAddr>,
     },
     /// Shows who is here, before the start.

@@ -31,6 +31,9 @@ pub use seating::FormerNode;
 /// Bytes of a message about all nodes besides those of the nodes themselves.
 const MESSAGE_HEAD_BYTES: usize = 64;
 
+/// Addresses of a node that its greeting does not have.
+const SEEN_ADDRESSES: usize = 2;
+
 /// Run that a first node starts.
 #[derive(Clone, Debug)]
 pub struct FirstNodeOptions {
@@ -40,8 +43,6 @@ pub struct FirstNodeOptions {
     pub nodes: u32,
     /// Greeting of the first node itself, with which those of the others are compared.
     pub hello: Hello,
-    /// Addresses of the first node; may be empty.
-    pub addresses: Vec<SocketAddr>,
     /// Longest silence of a node.
     pub node_timeout: Nanos,
     /// Last generation of the run, 0 at its begin.
@@ -72,6 +73,20 @@ impl Joiner {
         let mut address = self.seen;
         address.set_port(self.hello.port);
         address
+    }
+
+    /// Returns the addresses at which others may reach the node. A router in between may have given
+    /// its port another number, and a network of its own may be closer to others.
+    fn addresses(&self) -> Vec<SocketAddr> {
+        let is_near = self.seen.ip().is_loopback();
+        let own = self.hello.addresses.iter().filter(|of| is_near || !of.ip().is_loopback());
+        let mut addresses = vec![self.listening()];
+        for &address in [self.seen].iter().chain(own) {
+            if addresses.len() < ADDRESSES_MAX && !addresses.contains(&address) {
+                addresses.push(address);
+            }
+        }
+        addresses
     }
 }
 
@@ -390,14 +405,11 @@ impl FirstNode {
         let bytes = |hello: &Hello| {
             let devices = hello.devices.iter();
             let named: usize = devices.map(|of| of.name.len() + of.kind.len() + 4).sum();
-            hello.host.len() + named + 16 + 24 * self.addresses_max()
+            let addresses = (hello.addresses.len() + SEEN_ADDRESSES).min(ADDRESSES_MAX);
+            hello.host.len() + named + 32 + 24 * addresses
         };
         let all = self.greetings().chain(newcomer).map(bytes).sum::<usize>();
         all + MESSAGE_HEAD_BYTES <= MESSAGE_BYTES_MAX
-    }
-
-    fn addresses_max(&self) -> usize {
-        self.options.addresses.len().clamp(1, ADDRESSES_MAX)
     }
 
     // ---- Messages of nodes that are here ----

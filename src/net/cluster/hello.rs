@@ -1,12 +1,16 @@
 //! Greeting of a node: what it is and which devices it brings.
 
+use core::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 
 use super::bounds::{
-    BUILD_BYTES_MAX, DEVICE_BYTES_MAX, DEVICES_MAX, HOST_BYTES_MAX, VERSION_BYTES_MAX,
+    ADDRESSES_MAX, BUILD_BYTES_MAX, DEVICE_BYTES_MAX, DEVICES_MAX, HOST_BYTES_MAX,
+    VERSION_BYTES_MAX,
 };
 use super::hello_error::HelloError;
+use super::ids::EndpointId;
 use super::refusal::Refusal;
+use super::roster::can_be_dialed;
 use super::text::{check_name, check_text};
 use potluck_core::NodeRank;
 
@@ -32,6 +36,11 @@ pub struct Hello {
     pub host: String,
     /// UDP port at which the node listens.
     pub port: u16,
+    /// Addresses at which the node takes itself to be reachable, besides the one at which it is
+    /// seen.
+    pub addresses: Vec<SocketAddr>,
+    /// Number of the socket with that port, which the greeting of its links has too.
+    pub endpoint: EndpointId,
     /// Devices in the order of their ranks, at least one.
     pub devices: Vec<NodeDevice>,
     /// Identities of the devices, in their order, by [`identity_hash`]; may be empty. By them a run
@@ -51,7 +60,7 @@ impl Hello {
     ///
     /// # Errors
     /// Returns [`HelloError`] for an empty or too long text, one with control characters, no port,
-    /// and no or too many devices.
+    /// too many addresses or one that cannot be dialed, and no or too many devices.
     pub fn check(&self) -> Result<(), HelloError> {
         check_name("version", &self.version, VERSION_BYTES_MAX)?;
         check_name("build", &self.build, BUILD_BYTES_MAX)?;
@@ -60,6 +69,13 @@ impl Hello {
         }
         if self.port == 0 {
             return Err(HelloError::NoPort);
+        }
+        let addresses = self.addresses.len();
+        if addresses > ADDRESSES_MAX {
+            return Err(HelloError::TooManyAddresses { addresses });
+        }
+        if let Some(&address) = self.addresses.iter().find(|address| !can_be_dialed(address)) {
+            return Err(HelloError::Address { address });
         }
         if self.place == Some(NodeRank(0)) {
             return Err(HelloError::FirstPlace);
@@ -113,7 +129,7 @@ pub(crate) fn check_host_and_devices(host: &str, devices: &[NodeDevice]) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::testing::hello;
+    use crate::cluster::testing::{address, hello};
 
     #[test]
     fn greetings_are_bounded() {
@@ -132,6 +148,10 @@ mod tests {
         assert_eq!(wrong(|hello| hello.devices[0].name = "d".repeat(257)), name);
         let kind = "its kind of device has a character that is not shown, \\u{7}";
         assert_eq!(wrong(|hello| hello.devices[0].kind = "\u{7}".into()), kind);
+        let addresses = "it has 9 addresses, of at most 8";
+        assert_eq!(wrong(|hello| hello.addresses = vec![address(1); 9]), addresses);
+        let none = "its address 0.0.0.0:7 cannot be dialed";
+        assert_eq!(wrong(|hello| hello.addresses.push(([0; 4], 7).into())), none);
         assert_eq!(wrong(|hello| hello.port = 0), "it listens at port 0, which is none");
         assert_eq!(wrong(|hello| hello.version.clear()), "its version is empty");
         assert_eq!(wrong(|hello| hello.build.clear()), "its build is empty");

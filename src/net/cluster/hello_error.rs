@@ -1,6 +1,8 @@
 //! Error of a greeting.
 
-use super::bounds::DEVICES_MAX;
+use core::net::SocketAddr;
+
+use super::bounds::{ADDRESSES_MAX, DEVICES_MAX};
 use super::text::TextError;
 
 /// Error of a greeting's content.
@@ -16,6 +18,10 @@ pub enum HelloError {
     FirstPlace,
     #[error("it has {identities} identities of {devices} devices")]
     Identities { identities: usize, devices: usize },
+    #[error("it has {addresses} addresses, of at most {ADDRESSES_MAX}")]
+    TooManyAddresses { addresses: usize },
+    #[error("its address {address} cannot be dialed")]
+    Address { address: SocketAddr },
     #[error("it listens at port 0, which is none")]
     NoPort,
 }

@@ -108,7 +108,7 @@ impl JoiningNode {
         }
         let mut outbox = Outbox::default();
         let addresses = options.first.clone();
-        outbox.push(Action::Dial { dial: DialId(0), node: FIRST, addresses });
+        outbox.push(Action::Dial { dial: DialId(0), node: FIRST, endpoint: None, addresses });
         Ok(Self {
             options,
             phase: JoinPhase::Dialing { until: now.saturating_add(REPLY_TIMEOUT) },

@@ -43,14 +43,15 @@ mod roster;
 pub(crate) mod testing;
 mod text;
 
+pub(crate) use bounds::ADDRESSES_MAX;
 pub use bounds::{DEVICE_BYTES_MAX, NODE_TIMEOUT_MAX, NODES_MAX};
-pub(crate) use bounds::{DEVICES_MAX, REPLY_TIMEOUT};
+pub(crate) use bounds::{DEVICES_MAX, DIAL_TIMEOUT};
 pub use error::ClusterError;
 pub use event::{Action, ClusterEnd, ConnectionEnd, Event, MovedNode};
 pub use first_node::{FirstNode, FirstNodeOptions, FormerNode};
 pub use hello::{Hello, NodeDevice, identity_hash};
 pub use hello_error::HelloError;
-pub use ids::{ConnectionId, DialId};
+pub use ids::{ConnectionId, DialId, EndpointId};
 pub use joining_node::{JoiningNode, JoiningNodeOptions};
 pub use message::{ClusterMsg, Loss, MessageError, Presence, PresentNode, Welcome};
 pub use pulse::heartbeat_interval;

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::bounds::{ADDRESSES_MAX, NODES_MAX};
 use super::hello::{NodeDevice, check_host_and_devices};
 use super::hello_error::HelloError;
+use super::ids::EndpointId;
 use potluck_core::format::counted;
 use potluck_core::{Generation, NodeRank, Table};
 
@@ -19,9 +20,12 @@ pub struct RosterNode {
     pub host: String,
     /// Devices in the order of their ranks.
     pub devices: Vec<NodeDevice>,
-    /// Where other nodes reach it: its address as the first node sees it, with the port at which
-    /// it listens. May be empty for the first node, which all others have reached already.
+    /// Addresses at which other nodes may reach it, the likeliest one first: as the first node
+    /// sees it, with the port at which it listens and with the one that is seen there, and its
+    /// own. May be empty for the first node, which all others have reached already.
     pub addresses: Vec<SocketAddr>,
+    /// Number of its socket.
+    pub endpoint: EndpointId,
 }
 
 /// Nodes of a generation, in the order of their numbers. Ranks follow from it: those of node 0 come

@@ -2,7 +2,8 @@
 
 use core::net::SocketAddr;
 
-use super::hello::{Hello, NodeDevice};
+use super::hello::{Hello, NodeDevice, identity_hash};
+use super::ids::EndpointId;
 use super::message::{Presence, PresentNode};
 use super::roster::{Roster, RosterNode};
 use potluck_core::{Generation, NodeRank};
@@ -10,6 +11,11 @@ use potluck_core::{Generation, NodeRank};
 /// Address of node `n`, at whose port it listens.
 pub fn address(node: u32) -> SocketAddr {
     SocketAddr::from(([10, 0, 0, node as u8], 7000))
+}
+
+/// Number of the socket of a host.
+pub fn endpoint(host: &str) -> EndpointId {
+    EndpointId(identity_hash(host))
 }
 
 pub fn hello(host: &str) -> Hello {
@@ -21,6 +27,8 @@ pub fn hello(host: &str) -> Hello {
         place: None,
         host: host.into(),
         port: 7000,
+        addresses: Vec::new(),
+        endpoint: endpoint(host),
         devices: vec![device],
         identities: Vec::new(),
     }
@@ -38,6 +46,7 @@ pub fn roster(hosts: &[&str]) -> Roster {
         host: host.to_string(),
         devices: hello(host).devices,
         addresses: vec![address(node)],
+        endpoint: endpoint(host),
     };
     Roster { generation: Generation(3), nodes: (0..).zip(hosts).map(node).collect() }
 }

@@ -7,14 +7,16 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::addresses::advertised;
 use super::connection::{FrameReceiver, LinkEvent, NodeLink};
 use super::link_status::{LinkBoard, LinkReporter};
 use crate::cluster::{
-    Action, ClusterEnd, ClusterError, ClusterMsg, ConnectionEnd, ConnectionId, DialId, Event,
-    FirstNode, FirstNodeOptions, JoiningNode, JoiningNodeOptions, MovedNode, NODES_MAX, Presence,
-    REPLY_TIMEOUT, Roster,
+    Action, ClusterEnd, ClusterError, ClusterMsg, ConnectionEnd, ConnectionId, DIAL_TIMEOUT,
+    DialId, EndpointId, Event, FirstNode, FirstNodeOptions, Hello, JoiningNode, JoiningNodeOptions,
+    MovedNode, NODES_MAX, Presence, Roster,
 };
-use crate::{CloseReason, Endpoint, EndpointOptions, NetError, PendingPeer, Secret};
+use crate::secret::random_bytes;
+use crate::{Approach, CloseReason, Endpoint, EndpointOptions, NetError, PendingPeer, Secret};
 use potluck_core::faults::{Faults, Point};
 use potluck_core::format::no_thread;
 use potluck_core::{Nanos, NodeRank, Remedy};
@@ -53,6 +55,9 @@ pub enum ClusterNews {
 /// Options of a node that meets others.
 pub struct MeetingOptions {
     pub listen: SocketAddr,
+    /// Addresses at which the others shall try to reach this node, besides the one at which they see
+    /// it; port 0 is the one at which it listens. Those of its interfaces if there are none.
+    pub advertise: Vec<SocketAddr>,
     pub secret: Secret,
     /// Longest silence of a node; of the links of a node that joins, until it knows that of the
     /// run.
@@ -120,8 +125,10 @@ impl Meeting {
         options: MeetingOptions,
         machine: impl FnOnce(u16) -> FirstNodeOptions,
     ) -> Result<Self, MeetingError> {
-        let endpoint = bind(&options)?;
-        let machine = FirstNode::new(machine(endpoint.local_addr().port()))?;
+        let (endpoint, id) = bind(&options)?;
+        let mut machine = machine(endpoint.local_addr().port());
+        introduce(&mut machine.hello, &endpoint, id, &options);
+        let machine = FirstNode::new(machine)?;
         Self::start(endpoint, options, Machine::First(Box::new(machine)))
     }
 
@@ -133,8 +140,10 @@ impl Meeting {
         options: MeetingOptions,
         machine: impl FnOnce(u16) -> JoiningNodeOptions,
     ) -> Result<Self, MeetingError> {
-        let endpoint = bind(&options)?;
-        let machine = JoiningNode::new(machine(endpoint.local_addr().port()), 0)?;
+        let (endpoint, id) = bind(&options)?;
+        let mut machine = machine(endpoint.local_addr().port());
+        introduce(&mut machine.hello, &endpoint, id, &options);
+        let machine = JoiningNode::new(machine, 0)?;
         Self::start(endpoint, options, Machine::Joining(Box::new(machine)))
     }
 
@@ -200,7 +209,9 @@ impl Drop for Meeting {
     }
 }
 
-fn bind(options: &MeetingOptions) -> Result<Endpoint, MeetingError> {
+/// Opens the socket, with a number of its own.
+fn bind(options: &MeetingOptions) -> Result<(Endpoint, EndpointId), MeetingError> {
+    let id = EndpointId(u64::from_be_bytes(random_bytes().map_err(NetError::identity)?));
     // Heartbeats watch the links of the first node: who is silent on one of them for the node
     // timeout is lost, and is told so if it still hears. The link must not end before that.
     let idle_timeout = 2 * options.node_timeout;
@@ -209,7 +220,19 @@ fn bind(options: &MeetingOptions) -> Result<Endpoint, MeetingError> {
         links_max: LINKS_MAX,
         ..EndpointOptions::new(options.listen)
     };
-    Ok(Endpoint::bind(endpoint, &options.secret, b"")?)
+    Ok((Endpoint::bind(endpoint, &options.secret, &greeting_of(id))?, id))
+}
+
+/// Returns what links tell of a socket.
+fn greeting_of(id: EndpointId) -> Vec<u8> {
+    id.0.to_be_bytes().to_vec()
+}
+
+/// Puts the addresses of this node, and the number of its socket, into its hello.
+fn introduce(hello: &mut Hello, endpoint: &Endpoint, id: EndpointId, options: &MeetingOptions) {
+    let listening = endpoint.local_addr();
+    hello.endpoint = id;
+    hello.addresses = advertised(listening, &options.advertise);
 }
 
 impl From<CloseReason> for ConnectionEnd {
@@ -450,8 +473,8 @@ impl ClusterDriver {
                 }
                 return false;
             }
-            Action::Dial { dial, addresses, .. } => {
-                self.dial(dial, addresses);
+            Action::Dial { dial, endpoint, addresses, .. } => {
+                self.dial(dial, endpoint, addresses);
                 return false;
             }
             Action::Show(presence) => ClusterNews::Present(presence),
@@ -481,31 +504,18 @@ impl ClusterDriver {
         is_over
     }
 
-    /// Tries the addresses one after the other, in a thread of its own.
-    fn dial(&self, dial: DialId, addresses: Vec<SocketAddr>) {
+    /// Tries the addresses of a node, in a thread of its own.
+    fn dial(&self, dial: DialId, id: Option<EndpointId>, addresses: Vec<SocketAddr>) {
         let endpoint = Arc::clone(&self.endpoint);
         let events = self.events.clone();
-        let silence = self.silence();
-        let each = Duration::from_nanos(REPLY_TIMEOUT) / addresses.len().max(1) as u32;
+        let approach = Approach {
+            addresses,
+            limit: Duration::from_nanos(DIAL_TIMEOUT),
+            idle_timeout: self.silence(),
+            hello: id.map(greeting_of),
+        };
         let spawned = spawn("dial", move || {
-            let mut ended = Err(DialFailure {
-                why: "there is no address".into(),
-                is_silent: false,
-                remedy: Remedy::Person,
-            });
-            for address in addresses {
-                match endpoint.dial_with(address, each, silence) {
-                    Ok(pending) => {
-                        ended = Ok(pending);
-                        break;
-                    }
-                    Err(error) => {
-                        let is_silent = matches!(error, NetError::NoAnswer { .. });
-                        let (why, remedy) = (error.to_string(), error.remedy());
-                        ended = Err(DialFailure { why, is_silent, remedy });
-                    }
-                }
-            }
+            let ended = endpoint.approach(approach).map_err(|errors| DialFailure::of(&errors));
             let _ = events.send(DriverEvent::Dialed(dial, ended));
         });
         if let Err(error) = spawned {
@@ -516,10 +526,29 @@ impl ClusterDriver {
     }
 }
 
+impl DialFailure {
+    /// Returns the failure of all addresses of a node. What heals it is up to those that have
+    /// answered, if there is one.
+    fn of(errors: &[NetError]) -> Self {
+        let why: Vec<String> = errors.iter().map(NetError::in_list).collect();
+        let answered = errors.iter().find(|error| !error.is_silence());
+        let is_silent = |error: &NetError| matches!(error, NetError::NoAnswer { .. });
+        let has_silent = errors.iter().any(is_silent);
+        Self {
+            why: if why.is_empty() { "there is no address".into() } else { why.join("; ") },
+            is_silent: has_silent && answered.is_none(),
+            remedy: match answered {
+                Some(error) => error.remedy(),
+                None if has_silent => Remedy::Time,
+                None => Remedy::Person,
+            },
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::Hello;
     use crate::cluster::testing::hello;
     use crate::moving_relay::MovingRelay;
     use crate::test_peer::{TEST_TIMEOUT, any_port, secret};
@@ -528,6 +557,7 @@ mod tests {
     fn options(secret: &Secret) -> MeetingOptions {
         MeetingOptions {
             listen: any_port(),
+            advertise: Vec::new(),
             secret: secret.clone(),
             node_timeout: TEST_TIMEOUT,
             frames: FrameReceiver::default(),
@@ -540,7 +570,6 @@ mod tests {
             run: "run".into(),
             nodes,
             hello: Hello { port, ..hello("alpha") },
-            addresses: Vec::new(),
             node_timeout: nanos(TEST_TIMEOUT),
             generation: Generation(0),
             before: Vec::new(),
@@ -597,5 +626,56 @@ mod tests {
             board.links.iter().any(|link| link.address == now)
         });
         assert_eq!(at_joined[0].1.address(), relay.address);
+    }
+
+    /// A node behind a router: the first node sees it at an address at which others do not reach it,
+    /// and it names one more of those before the right one.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_node_is_reached_at_the_one_of_its_addresses_that_answers() {
+        let secret = secret();
+        let first = host(&secret, 3);
+        let nearer = join(&secret, first.address);
+        next(&first, |news| match news {
+            ClusterNews::Present(presence) => (presence.here.len() == 2).then_some(()),
+            _ => None,
+        });
+        let relay = MovingRelay::seen_at([127, 0, 0, 9], first.address);
+        let dead = std::net::UdpSocket::bind(any_port()).unwrap();
+        let advertise = vec![dead.local_addr().unwrap(), any_port()];
+        let options = MeetingOptions { advertise, ..options(&secret) };
+        let machine = |port| JoiningNodeOptions {
+            hello: Hello { port, ..hello("gamma") },
+            first: vec![relay.address],
+        };
+        let started = Instant::now();
+        let farther = Meeting::join(options, machine).unwrap();
+        let address = farther.address;
+        let links = next(&nearer, links);
+        let link = &links.iter().find(|(node, _)| *node == NodeRank(2)).unwrap().1;
+        assert_eq!(link.address(), address);
+        // Three dead ones before it, 200 ms each.
+        let elapsed = started.elapsed();
+        assert!(elapsed < Duration::from_secs(3), "{elapsed:?}");
+        println!("all have met after {elapsed:?}");
+    }
+
+    #[test]
+    fn failures_of_several_addresses_are_all_told_and_an_answer_says_what_heals_them() {
+        let address: SocketAddr = "10.0.0.1:7".parse().unwrap();
+        let silence = NetError::NoAnswer { address, after: Duration::from_secs(4) };
+        let unreachable = NetError::Unreachable { address, why: "no route".into() };
+        let other = NetError::OtherProtocol { address, why: "it is older".into() };
+        let of = |errors: &[&NetError]| {
+            let errors: Vec<NetError> = errors.iter().map(|error| (*error).clone()).collect();
+            let DialFailure { why, is_silent, remedy } = DialFailure::of(&errors);
+            assert!(errors.iter().all(|error| why.contains(&error.in_list())), "{why}");
+            (is_silent, remedy)
+        };
+        assert_eq!(of(&[&silence, &silence]), (true, Remedy::Time));
+        assert_eq!(of(&[&unreachable, &silence]), (true, Remedy::Time));
+        assert_eq!(of(&[&unreachable]), (false, Remedy::Person));
+        assert_eq!(of(&[&silence, &other]), (false, Remedy::Person));
+        assert_eq!(DialFailure::of(&[]).why, "there is no address");
     }
 }

@@ -10,8 +10,8 @@ use std::{fmt, thread};
 use super::connection::{FrameReceiver, NodeConnection, NodeLink, ValueReceiver};
 use super::driver::{ClusterNews, Meeting, MeetingOptions};
 use crate::cluster::{
-    ClusterEnd, DEVICES_MAX, FirstNodeOptions, Hello, JoiningNodeOptions, Loss, NodeDevice,
-    Presence, Roster,
+    ClusterEnd, DEVICES_MAX, EndpointId, FirstNodeOptions, Hello, JoiningNodeOptions, Loss,
+    NodeDevice, Presence, Roster,
 };
 use crate::secret::random_bytes;
 use crate::{Landing, Secret, SecretError, TAG_BYTES};
@@ -185,7 +185,6 @@ fn meet(options: ClusterOptions) -> Result<Meeting, GroupError> {
                 run,
                 nodes,
                 hello: rank_greeting(port, PURPOSE, ranks),
-                addresses: Vec::new(),
                 node_timeout: nanos(timeout),
                 generation: Generation(0),
                 before: Vec::new(),
@@ -209,7 +208,14 @@ fn meet(options: ClusterOptions) -> Result<Meeting, GroupError> {
 /// Returns the options with which a process of a group meets the others.
 fn meeting_options(listen: SocketAddr, secret: Secret, node_timeout: Duration) -> MeetingOptions {
     let frames = FrameReceiver::default();
-    MeetingOptions { listen, secret, node_timeout, frames, faults: Faults::none() }
+    MeetingOptions {
+        listen,
+        advertise: Vec::new(),
+        secret,
+        node_timeout,
+        frames,
+        faults: Faults::none(),
+    }
 }
 
 /// Returns the greeting of this process with some ranks of a group; see [`greeting`].
@@ -238,6 +244,8 @@ pub fn greeting(port: u16, purpose: Option<&str>, devices: Vec<NodeDevice>) -> H
         place: None,
         host: host_name(),
         port,
+        addresses: Vec::new(),
+        endpoint: EndpointId::default(),
         devices,
         identities: Vec::new(),
     }

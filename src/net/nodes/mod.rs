@@ -2,12 +2,14 @@
 //! [`cluster`](crate::cluster) with [`Link`](crate::Link)s, the connections between nodes that come
 //! of it, and process groups over them.
 
+mod addresses;
 mod connection;
 mod driver;
 mod group;
 mod link_rate;
 mod link_status;
 
+pub use addresses::advertised;
 pub use connection::{FrameReceiver, NodeConnection, NodeLink, ReceiveFrames, ValueReceiver};
 pub use driver::{ClusterNews, Meeting, MeetingError, MeetingOptions};
 pub use group::{

@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 
 use potluck_core::{Nanos, NodeRank, Remedy};
 use potluck_net::cluster::{
-    Action, ClusterEnd, ClusterError, ClusterMsg, ConnectionEnd, ConnectionId, DialId, Event,
-    FirstNode, FirstNodeOptions, Hello, JoiningNode, JoiningNodeOptions, NodeDevice, Presence,
-    Roster, heartbeat_interval,
+    Action, ClusterEnd, ClusterError, ClusterMsg, ConnectionEnd, ConnectionId, DialId, EndpointId,
+    Event, FirstNode, FirstNodeOptions, Hello, JoiningNode, JoiningNodeOptions, NodeDevice,
+    Presence, Roster, heartbeat_interval,
 };
 use potluck_parallel::sim::queue::Random;
 
@@ -132,7 +132,7 @@ struct Delivery {
 }
 
 enum Due {
-    Deliver(usize, Delivery),
+    Deliver(usize, Box<Delivery>),
     Tick(usize),
     Thaw(usize),
     Incident(usize, Incident),
@@ -182,6 +182,8 @@ pub fn hello(host: usize) -> Hello {
         host: name(host),
         port: 7000,
         devices: (0..1 + host % 2).map(device).collect(),
+        addresses: Vec::new(),
+        endpoint: EndpointId::default(),
         identities: Vec::new(),
     }
 }
@@ -192,8 +194,7 @@ impl Network {
         let options = FirstNodeOptions {
             run: "run-7".into(),
             nodes,
-            hello: hello(0),
-            addresses: vec![address(0)],
+            hello: Hello { addresses: vec![address(0)], ..hello(0) },
             node_timeout,
             generation: potluck_core::Generation(4),
             before: Vec::new(),
@@ -257,9 +258,9 @@ impl Network {
             self.now = at;
             match due {
                 Due::Deliver(host, delivery) if self.hosts[host].is_frozen => {
-                    self.hosts[host].backlog.push(delivery);
+                    self.hosts[host].backlog.push(*delivery);
                 }
-                Due::Deliver(host, delivery) => self.deliver(host, delivery),
+                Due::Deliver(host, delivery) => self.deliver(host, *delivery),
                 Due::Tick(host) => self.tick(host),
                 Due::Thaw(host) => {
                     self.hosts[host].is_frozen = false;
@@ -385,7 +386,8 @@ impl Network {
         self.links[link].last[side] = at;
         let host = self.links[link].hosts[side];
         let attempt = self.hosts[host].attempt;
-        self.push(at, Due::Deliver(host, Delivery { end: Some((link, side)), attempt, event }));
+        let delivery = Box::new(Delivery { end: Some((link, side)), attempt, event });
+        self.push(at, Due::Deliver(host, delivery));
     }
 
     /// Does what a machine asks for, and wakes it at its next deadline.
@@ -470,7 +472,8 @@ impl Network {
                 };
                 let at = self.now + 3 * SECOND;
                 let attempt = self.hosts[from].attempt;
-                self.push(at, Due::Deliver(from, Delivery { end: None, attempt, event }));
+                let delivery = Box::new(Delivery { end: None, attempt, event });
+                self.push(at, Due::Deliver(from, delivery));
             }
             return;
         }

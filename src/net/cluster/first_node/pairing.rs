@@ -3,12 +3,12 @@
 use core::net::SocketAddr;
 
 use super::{FirstNode, FirstPhase, Joiner, Suspicion, whole_seconds};
-use crate::cluster::bounds::{ABSENT_AFTER, ADDRESSES_MAX, PAIRING_TIMEOUT};
+use crate::cluster::bounds::{ABSENT_AFTER, PAIRING_TIMEOUT};
 use crate::cluster::error::ClusterError;
 use crate::cluster::event::{Action, ClusterEnd};
 use crate::cluster::hello::Hello;
 use crate::cluster::message::{ClusterMsg, Loss, silent_for};
-use crate::cluster::roster::{Roster, RosterNode, can_be_dialed};
+use crate::cluster::roster::{Roster, RosterNode};
 use crate::cluster::text::{WHY_BYTES_MAX, shown_text};
 use potluck_core::format::seconds;
 use potluck_core::{Nanos, NodeRank};
@@ -30,15 +30,15 @@ impl FirstNode {
     }
 
     pub(super) fn new_roster(&self) -> Roster {
-        let own = self.options.addresses.iter().filter(|address| can_be_dialed(address));
-        let own = own.take(ADDRESSES_MAX).copied().collect();
-        let others = self.joiners.iter().map(|joiner| vec![joiner.listening()]);
+        let own = self.options.hello.addresses.clone();
+        let others = self.joiners.iter().map(Joiner::addresses);
         let nodes = self.greetings().zip(std::iter::once(own).chain(others)).zip(0..);
         let node = |((hello, addresses), node): ((&Hello, Vec<SocketAddr>), u32)| RosterNode {
             node: NodeRank(node),
             host: hello.host.clone(),
             devices: hello.devices.clone(),
             addresses,
+            endpoint: hello.endpoint,
         };
         Roster { generation: self.generation, nodes: nodes.map(node).collect() }
     }

@@ -4,7 +4,7 @@ use super::*;
 use crate::cluster::bounds::{PAIRING_TIMEOUT, REPLY_TIMEOUT};
 use crate::cluster::guests::GUESTS_MAX;
 use crate::cluster::hello::NodeDevice;
-use crate::cluster::testing::{address, hello, presence};
+use crate::cluster::testing::{address, endpoint, hello, presence};
 use potluck_core::Remedy;
 
 const SECOND: Nanos = 1_000_000_000;
@@ -15,12 +15,16 @@ fn options(nodes: u32) -> FirstNodeOptions {
     FirstNodeOptions {
         run: "run-7".into(),
         nodes,
-        hello: hello("alpha"),
-        addresses: vec![address(0)],
+        hello: Hello { addresses: vec![address(0)], ..hello("alpha") },
         node_timeout: TIMEOUT,
         generation: Generation(2),
         before: Vec::new(),
     }
+}
+
+/// Address at which the peer of a connection is seen, as behind a router.
+fn seen(connection: u64) -> SocketAddr {
+    SocketAddr::from(([10, 0, 0, connection as u8], 40_000))
 }
 
 /// Machine with the actions that it has asked for since the last look.
@@ -59,7 +63,7 @@ impl Bench {
     }
 
     fn accept(&mut self, connection: u64) -> Result<(), ClusterError> {
-        let address = SocketAddr::from(([10, 0, 0, connection as u8], 40_000));
+        let address = seen(connection);
         let connection = ConnectionId(connection);
         self.first.handle(self.now, Event::Accepted { connection, address })
     }
@@ -166,7 +170,10 @@ fn all_learn_who_is_here_then_the_roster_then_the_start() {
     assert_eq!(bench.sent(), [(1, ClusterMsg::Welcome(welcome)), (1, present)]);
     bench.join(2, "gamma").unwrap();
     let sent = bench.sent();
-    let roster = crate::cluster::testing::roster(&["alpha", "beta", "gamma"]);
+    let mut roster = crate::cluster::testing::roster(&["alpha", "beta", "gamma"]);
+    for node in &mut roster.nodes[1..] {
+        node.addresses.push(seen(u64::from(node.node.0)));
+    }
     for (connection, message) in &sent[3..] {
         let you = NodeRank(*connection as u32);
         assert_eq!(*message, ClusterMsg::Roster { you, roster: roster.clone() });
@@ -352,9 +359,9 @@ fn pairs_that_nobody_reports_end_the_attempt_for_all() {
     }
     bench.actions();
     bench.wait_until(1000 + PAIRING_TIMEOUT);
-    let expected = "node 1 (beta) at 10.0.0.1:7000 cannot reach node 2 (gamma) at \
-                    10.0.0.2:7000: not connected within 8 seconds; check that UDP passes between \
-                    the two";
+    let expected = "node 1 (beta) at 10.0.0.1:7000, 10.0.0.1:40000 cannot reach node 2 (gamma) at \
+                    10.0.0.2:7000, 10.0.0.2:40000: not connected within 8 seconds; check that UDP \
+                    passes between the two";
     let actions = bench.actions();
     for connection in [1, 2].map(ConnectionId) {
         let message = ClusterMsg::Refused { why: expected.into(), remedy: Remedy::Time };
@@ -606,13 +613,32 @@ fn a_node_that_moves_before_the_roster_is_in_it_at_its_new_address() {
     let mut bench = Bench::new(3);
     bench.join(1, "beta").unwrap();
     bench.actions();
-    let from = SocketAddr::from(([10, 0, 0, 1], 40_000));
+    let from = seen(1);
     let to = SocketAddr::from(([10, 0, 0, 9], 50_000));
     let moved = Event::Moved { connection: ConnectionId(1), address: to };
     bench.first.handle(bench.now, moved).unwrap();
     let who = "beta".to_string();
     assert_eq!(bench.actions(), [Action::Moved(MovedNode { who, from, to })]);
     bench.join(2, "gamma").unwrap();
-    let expected = vec![SocketAddr::from(([10, 0, 0, 9], 7000))];
+    let expected = vec![SocketAddr::from(([10, 0, 0, 9], 7000)), to];
     assert_eq!(bench.first.roster.as_ref().unwrap().nodes[1].addresses, expected);
+}
+
+#[test]
+fn a_roster_has_the_addresses_of_a_node_as_it_is_seen_and_its_own() {
+    let mut bench = Bench::new(2);
+    let connection = ConnectionId(1);
+    let address_seen = seen(1);
+    let accepted = Event::Accepted { connection, address: address_seen };
+    bench.first.handle(bench.now, accepted).unwrap();
+    let own = [([192, 168, 1, 5], 7000), ([10, 0, 0, 1], 7000), ([127, 0, 0, 1], 7000)];
+    let own = own.map(SocketAddr::from).to_vec();
+    let more = (10..20).map(|host| SocketAddr::from(([192, 168, 2, host], 7000)));
+    let addresses = own.iter().copied().chain(more).take(ADDRESSES_MAX).collect();
+    bench.say(1, ClusterMsg::Hello(Hello { addresses, ..hello("beta") })).unwrap();
+    let node = &bench.first.roster.as_ref().unwrap().nodes[1];
+    assert_eq!(node.addresses[..3], [address(1), address_seen, own[0]]);
+    // Neither one twice nor one that means another machine to others.
+    assert_eq!((node.addresses[3].ip(), node.addresses.len()), ([192, 168, 2, 10].into(), 8));
+    assert_eq!(node.endpoint, endpoint("beta"));
 }

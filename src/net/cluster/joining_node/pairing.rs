@@ -37,7 +37,13 @@ impl JoiningNode {
                 self.dials += 1;
                 let dial = DialId(self.dials);
                 let addresses = addresses_to_dial(address, &of.addresses);
-                self.outbox.push(Action::Dial { dial, node, addresses: addresses.clone() });
+                let endpoint = Some(of.endpoint);
+                self.outbox.push(Action::Dial {
+                    dial,
+                    node,
+                    endpoint,
+                    addresses: addresses.clone(),
+                });
                 (PairState::Dialing(dial), addresses)
             } else {
                 (PairState::Awaited, Vec::new())

@@ -1,7 +1,7 @@
 //! Tests of a joining node, one peer at a time; `tests/library/cluster` has whole clusters.
 
 use super::*;
-use crate::cluster::testing::{address, hello, presence, roster};
+use crate::cluster::testing::{address, endpoint, hello, presence, roster};
 
 const SECOND: Nanos = 1_000_000_000;
 const TIMEOUT: Nanos = 6 * SECOND;
@@ -133,7 +133,7 @@ fn close(connection: u64, why: &str) -> Action {
 fn a_node_greets_waits_connects_to_its_pairs_and_runs() {
     let mut bench = Bench::new();
     let (dial, addresses) = (DialId(0), vec![address(0)]);
-    assert_eq!(bench.actions(), [Action::Dial { dial, node: FIRST, addresses }]);
+    assert_eq!(bench.actions(), [Action::Dial { dial, node: FIRST, endpoint: None, addresses }]);
     bench.dialed(0, LINK, 0);
     assert_eq!(bench.actions(), [send(LINK, ClusterMsg::Hello(hello("beta")))]);
     bench.first(ClusterMsg::Welcome(welcome())).unwrap();
@@ -141,7 +141,8 @@ fn a_node_greets_waits_connects_to_its_pairs_and_runs() {
     bench.first(ClusterMsg::Present { generation: NEXT, presence: here.clone() }).unwrap();
     assert_eq!(bench.actions(), [Action::Show(here)]);
     bench.first(the_roster()).unwrap();
-    let dial = Action::Dial { dial: DialId(1), node: NodeRank(3), addresses: vec![address(3)] };
+    let (dial, node, endpoint) = (DialId(1), NodeRank(3), Some(endpoint("delta")));
+    let dial = Action::Dial { dial, node, endpoint, addresses: vec![address(3)] };
     let connected = |peer: u32| {
         let peer = NodeRank(peer);
         send(LINK, ClusterMsg::PairConnected { generation: NEXT, peer })
