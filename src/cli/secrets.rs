@@ -57,24 +57,17 @@ impl SecretArgs {
             let secret = Secret::read_descriptor(descriptor);
             return Ok(Some(secret.map_err(|error| UsageError(error.to_string()))?));
         }
-        let Some(file) = self.file() else { return Ok(None) };
-        let secret = if self.secret_group_readable {
+        let named = self.secret_file.clone().or_else(|| variable(FILE_VARIABLE));
+        // systemd lets the user of a service read a file of root by an access list, whose mask
+        // stands where the rights of the group do.
+        let group_may_read = self.secret_group_readable || named.is_none();
+        let Some(file) = named.or_else(credential) else { return Ok(None) };
+        let secret = if group_may_read {
             Secret::read_file_of_group(&file)
         } else {
             Secret::read_file(&file)
         };
         Ok(Some(secret.map_err(|error| UsageError(error.to_string()))?))
-    }
-
-    fn file(&self) -> Option<PathBuf> {
-        if let Some(file) = &self.secret_file {
-            return Some(file.clone());
-        }
-        if let Some(file) = variable(FILE_VARIABLE) {
-            return Some(file);
-        }
-        let credential = variable(CREDENTIALS_VARIABLE)?.join(CREDENTIAL);
-        credential.is_file().then_some(credential)
     }
 
     /// Returns the secret of a first node, with the code to show if it is a new one.
@@ -113,6 +106,12 @@ impl SecretArgs {
 
 fn variable(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+/// Returns the file of a service manager, if there is one.
+fn credential() -> Option<PathBuf> {
+    let file = variable(CREDENTIALS_VARIABLE)?.join(CREDENTIAL);
+    file.is_file().then_some(file)
 }
 
 fn code_of(secret: &Secret) -> String {

@@ -42,6 +42,9 @@ fn nodes_take_the_secret_from_where_a_supervisor_puts_it() {
     let code = fs::read_to_string(desk.path("code")).unwrap();
     fs::create_dir(desk.path("credentials")).unwrap();
     write_secret(&desk, "credentials/potluck", &code);
+    // The mode of a file that a service may read by an access list alone.
+    let read = fs::Permissions::from_mode(0o440);
+    fs::set_permissions(desk.path("credentials/potluck"), read.clone()).unwrap();
     let line = format!("{LINE} --devices cpu --set parallel.shares=1,1,1,1 --batch 4");
     let mut host = host_with(&desk, 4, "", &line);
     let address = host.address.clone();
@@ -51,7 +54,7 @@ fn nodes_take_the_secret_from_where_a_supervisor_puts_it() {
         .spawn()
         .unwrap();
     host.wait_for("2 of 4 nodes here");
-    fs::set_permissions(desk.path("code"), fs::Permissions::from_mode(0o440)).unwrap();
+    fs::set_permissions(desk.path("code"), read).unwrap();
     let refused = desk.run(&format!("join {address} --secret-file code --devices cpu")).ended(78);
     assert!(refused.line("error:").contains("--secret-group-readable"), "{}", refused.err);
     let flags = "--secret-file code --secret-group-readable";
