@@ -23,6 +23,8 @@ mod interruptions;
 #[path = "../common/language_models.rs"]
 mod language_models;
 mod launch;
+#[cfg(unix)]
+mod launch_files;
 mod lengths;
 mod library;
 mod logs;

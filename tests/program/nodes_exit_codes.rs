@@ -10,7 +10,7 @@ use crate::node_processes::{
 use crate::process::{Desk, finish, send_signal};
 
 /// Returns the rows of the table by what they are about, with their codes.
-fn documented() -> BTreeMap<String, i32> {
+pub fn documented() -> BTreeMap<String, i32> {
     let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/nodes.md")).unwrap();
     let (_, table) = text.split_once("## Exit codes").expect("docs/nodes.md has the table");
     let mut rows = BTreeMap::new();

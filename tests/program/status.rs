@@ -19,7 +19,7 @@ const SHOWN: &str = "the state of the run is at http://";
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Waits until a process has shown where its state is.
-fn address_of(process: &mut Host) -> SocketAddr {
+pub fn address_of(process: &mut Host) -> SocketAddr {
     process.wait_for(SHOWN);
     let text = process.lines.lock().unwrap().clone();
     let (_, rest) = text.split_once(SHOWN).unwrap();
