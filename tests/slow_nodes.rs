@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use node_peers::{Treason, betray};
-use node_processes::{END_S, Host, SILENCE_S, desk, host_with, join_at, state};
+use node_processes::{END_S, Host, SILENCE_S, desk, host_with, join_at, last_saved, state};
 use potluck_core::decode;
 use potluck_core::rng::Key;
 use potluck_parallel::comm::FrameHeader;
@@ -122,7 +122,7 @@ fn a_run_that_is_disturbed_20_times_ends_in_the_same_bits() {
             assert!(!ran.err.contains("panicked"), "{fault:?}: {}", ran.err);
         }
         check_end(fault, &first, &other);
-        saved = last_saved(&desk);
+        saved = last_saved(&desk, "run");
         let code = |ran: &Ran| ran.code().map_or("-".into(), |code| code.to_string());
         let (what, wait, codes) = (format!("{fault:?}"), wait.as_millis(), [&first, &other]);
         let codes = codes.map(code).join(" and ");
@@ -159,7 +159,7 @@ fn runs_that_are_killed_at_random_moments_end_in_the_same_bits() {
         for round in 0..ROUNDS {
             let [when, which] = Key::new(seed).words([round, 1 + number]);
             let wait = Duration::from_millis(u64::from(when % 1500));
-            let line = if last_saved(&desk) == 0 {
+            let line = if last_saved(&desk, "run") == 0 {
                 let _ = fs::remove_dir_all(desk.path("run"));
                 anew += 1;
                 begin.clone()
@@ -184,7 +184,7 @@ fn runs_that_are_killed_at_random_moments_end_in_the_same_bits() {
                 assert!(!ran.err.contains("panicked"), "{}", ran.err);
             }
         }
-        let saved = last_saved(&desk);
+        let saved = last_saved(&desk, "run");
         eprintln!(
             "{name}: {ROUNDS} kills, {anew} of them before the first save, {saved} steps saved"
         );
@@ -255,14 +255,6 @@ fn check_end(fault: Fault, first: &Ran, other: &Ran) {
         _ => (Some(75), Some(75)),
     };
     assert!(codes == expected, "{fault:?}: {codes:?}\n{}\n{}", first.err, other.err);
-}
-
-/// Returns the step of the newest checkpoint, 0 if there is none.
-fn last_saved(desk: &Desk) -> u64 {
-    let Ok(entries) = fs::read_dir(desk.path("run/checkpoints")) else { return 0 };
-    let names = entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned());
-    let steps = names.filter_map(|name| name.strip_prefix("step-")?.parse().ok());
-    steps.max().unwrap_or(0)
 }
 
 /// Keeps what a node and the first one send each other, and changes nothing.

@@ -147,6 +147,14 @@ pub fn state(desk: &Desk, run: &str, step: u64) -> [Vec<u8>; 2] {
     ["parameters.safetensors", "moments.safetensors"].map(|file| desk.checkpoint(run, step, file))
 }
 
+/// Returns the step of the newest checkpoint of a run, 0 without any.
+pub fn last_saved(desk: &Desk, run: &str) -> u64 {
+    let Ok(entries) = fs::read_dir(desk.path(run).join("checkpoints")) else { return 0 };
+    let names = entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned());
+    let steps = names.filter_map(|name| name.strip_prefix("step-")?.parse().ok());
+    steps.max().unwrap_or(0)
+}
+
 /// Resumes on one machine, and checks the bits of what comes of it.
 pub fn goes_on(desk: &Desk, first: &Ran) {
     let error = first.line("error:");
