@@ -43,13 +43,19 @@ impl PairLink {
 
 /// Returns the addresses at which a node is dialed by one that reached the first node at `first`.
 /// A node on the machine of the first one is seen there at a loopback address; from elsewhere it is
-/// at the address of that machine.
+/// at the address of that machine. An address of a link, which travels without its zone, is in the
+/// one in which the first node was reached.
 pub(crate) fn addresses_to_dial(first: SocketAddr, known: &[SocketAddr]) -> Vec<SocketAddr> {
-    let first = first.ip().to_canonical();
+    let ip = first.ip().to_canonical();
     let mut dialed = Vec::new();
     for &(mut address) in known {
-        if address.ip().to_canonical().is_loopback() && !first.is_loopback() {
-            address.set_ip(first);
+        if address.ip().to_canonical().is_loopback() && !ip.is_loopback() {
+            address.set_ip(ip);
+        }
+        if let (SocketAddr::V6(address), SocketAddr::V6(first)) = (&mut address, first)
+            && address.ip().is_unicast_link_local()
+        {
+            address.set_scope_id(first.scope_id());
         }
         if !dialed.contains(&address) {
             dialed.push(address);
@@ -69,6 +75,8 @@ mod tests {
         let remote = addresses_to_dial(parse("10.0.0.1:7000"), &known);
         assert_eq!(remote, ["10.0.0.1:7001", "10.0.0.5:7001"].map(parse));
         assert_eq!(addresses_to_dial(parse("127.0.0.1:7000"), &known), known);
+        let in_zone = addresses_to_dial(parse("[fe80::1%4]:7000"), &[parse("[fe80::2]:7001")]);
+        assert_eq!(in_zone, [parse("[fe80::2%4]:7001")]);
         let mapped = addresses_to_dial(parse("[::ffff:10.0.0.1]:7000"), &[parse("[::1]:7001")]);
         assert_eq!(mapped, [parse("10.0.0.1:7001")]);
     }

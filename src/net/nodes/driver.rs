@@ -55,8 +55,8 @@ pub enum ClusterNews {
 /// Options of a node that meets others.
 pub struct MeetingOptions {
     pub listen: SocketAddr,
-    /// Addresses at which the others shall try to reach this node, besides the one at which they see
-    /// it; port 0 is the one at which it listens. Those of its interfaces if there are none.
+    /// Addresses at which the others shall try to reach this node, besides the one at which they
+    /// see it; port 0 is the one at which it listens. Those of its interfaces if there are none.
     pub advertise: Vec<SocketAddr>,
     pub secret: Secret,
     /// Longest silence of a node; of the links of a node that joins, until it knows that of the
@@ -413,7 +413,6 @@ impl ClusterDriver {
 
     fn open(&mut self, pending: PendingPeer) -> ConnectionId {
         let connection = ConnectionId(self.next);
-        self.addresses.insert(connection, pending.address());
         let events = self.events.clone();
         self.next += 1;
         let report = Box::new(move |event| {
@@ -421,6 +420,7 @@ impl ClusterDriver {
             let _ = events.send(DriverEvent::Link(event));
         });
         let link = NodeLink::open(pending, connection, self.frames.clone(), report);
+        self.addresses.insert(connection, link.address());
         self.links.insert(connection, Arc::new(link));
         connection
     }
@@ -628,8 +628,8 @@ mod tests {
         assert_eq!(at_joined[0].1.address(), relay.address);
     }
 
-    /// A node behind a router: the first node sees it at an address at which others do not reach it,
-    /// and it names one more of those before the right one.
+    /// A node behind a router: the first node sees it at an address at which others do not reach
+    /// it, and it names one more of those before the right one.
     #[cfg(target_os = "linux")]
     #[test]
     fn a_node_is_reached_at_the_one_of_its_addresses_that_answers() {

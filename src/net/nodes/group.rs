@@ -1,12 +1,13 @@
 //! Process groups whose ranks are in several processes: [`connect`].
 
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use std::{fmt, thread};
 
+use super::addresses::resolve;
 use super::connection::{FrameReceiver, NodeConnection, NodeLink, ValueReceiver};
 use super::driver::{ClusterNews, Meeting, MeetingOptions};
 use crate::cluster::{
@@ -191,10 +192,9 @@ fn meet(options: ClusterOptions) -> Result<Meeting, GroupError> {
             })
         }
         First::Join { address } => {
-            let found = address.to_socket_addrs().map_err(|why| {
+            let first = resolve(&address).map_err(|why| {
                 failed(format!("{address}: expects the host and port of the first process ({why})"))
             })?;
-            let first: Vec<SocketAddr> = found.collect();
             let options = meeting_options(any_port_towards(&first), secret, timeout);
             Meeting::join(options, |port| JoiningNodeOptions {
                 hello: rank_greeting(port, PURPOSE, ranks),

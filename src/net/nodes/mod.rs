@@ -9,7 +9,7 @@ mod group;
 mod link_rate;
 mod link_status;
 
-pub use addresses::advertised;
+pub use addresses::{advertised, resolve};
 pub use connection::{FrameReceiver, NodeConnection, NodeLink, ReceiveFrames, ValueReceiver};
 pub use driver::{ClusterNews, Meeting, MeetingError, MeetingOptions};
 pub use group::{
