@@ -377,8 +377,8 @@ fn without_the_knock_nothing_answers() {
     assert!(answers(&node, &[right]), "the knock is not answered");
 }
 
-/// A knock that was seen on its way takes one place at a time, from however many addresses it comes,
-/// and gives it to others.
+/// A knock that was seen on its way takes one place at a time, from however many addresses it
+/// comes, and gives it to others.
 #[test]
 fn a_replayed_knock_takes_one_place_and_gives_way() {
     let secret = secret();
@@ -397,8 +397,8 @@ fn a_replayed_knock_takes_one_place_and_gives_way() {
     drop((dialed, node.accepted().recv(Some(Instant::now() + TEST_TIMEOUT)).unwrap()));
 }
 
-/// Passes packets of clients on from an address, and only what asks for a proof of the address back:
-/// their handshakes begin and are never finished.
+/// Passes packets of clients on from an address, and only what asks for a proof of the address
+/// back: their handshakes begin and are never finished.
 fn half_open_relay(node: &Endpoint, source: &str) -> std::net::SocketAddr {
     let [front, back] = [any_port().to_string(), source.into()].map(|address: String| {
         let socket = UdpSocket::bind(address).unwrap();

@@ -18,7 +18,7 @@ use super::error::NetError;
 use super::secret::{Secret, random_bytes};
 
 /// Bytes of a knock: the longest id that QUIC version 1 allows.
-pub(crate) const KNOCK_BYTES: usize = 20;
+const KNOCK_BYTES: usize = 20;
 const RANDOM_BYTES: usize = 8;
 
 /// Key of the knocks of everybody who knows a secret.

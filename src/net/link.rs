@@ -183,8 +183,9 @@ impl Link {
         LinkStats::of(&self.0.0.connection)
     }
 
-    /// Returns the present address of the peer. One that has dialed may come from another one later,
-    /// as its network gives it one; QUIC makes sure that it is the same peer (RFC 9000, section 9).
+    /// Returns the present address of the peer. One that has dialed may come from another one
+    /// later, as its network gives it one; QUIC makes sure that it is the same peer (RFC 9000,
+    /// section 9).
     pub fn address(&self) -> SocketAddr {
         canonical(self.0.0.connection.remote_address())
     }

@@ -1,6 +1,6 @@
 //! Socket that hands no packet of a stranger to QUIC, which would answer some of them: with the
-//! versions that it speaks, with errors, with a certificate. So a port is silent to those who do not
-//! know the secret, and nothing is kept of what they send.
+//! versions that it speaks, with errors, with a certificate. So a port is silent to those who do
+//! not know the secret, and nothing is kept of what they send.
 
 use std::fmt;
 use std::io::{self, IoSliceMut};
@@ -14,7 +14,7 @@ use quinn::udp::{RecvMeta, Transmit};
 use quinn::{AsyncUdpSocket, UdpPoller};
 
 use super::gate::{Refusals, canonical};
-use super::knock::{KNOCK_BYTES, Knock};
+use super::knock::Knock;
 
 /// Version of QUIC that nodes speak (RFC 9000); 0 names packets with the versions of a server.
 const VERSION: u32 = 1;
@@ -83,7 +83,7 @@ impl QuietSocket {
     fn admits(&self, datagram: &[u8], from: SocketAddr) -> bool {
         match Datagram::read(datagram) {
             Datagram::Known => true,
-            Datagram::First(id) if id.len() == KNOCK_BYTES && self.knock.opens(id) => true,
+            Datagram::First(id) if self.knock.opens(id) => true,
             Datagram::First(_) => {
                 self.refusals.note_stranger(Instant::now(), canonical(from), NO_KNOCK);
                 false
