@@ -1,7 +1,7 @@
 //! Command-line arguments, as clap parses and documents them.
 
 use std::ffi::OsString;
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use super::runs_directory::RUNS;
 use super::secrets::SecretArgs;
 use crate::ui::log::LogFormat;
 use potluck_net::cluster::NODES_MAX;
+use potluck_net::nodes::resolve;
 use potluck_parallel::PipelineSchedule;
 use potluck_train::hugging_face::FileType;
 
@@ -218,8 +219,8 @@ pub struct TrainArgs {
     /// With --nodes: address and UDP port at which to listen [default: port 7717 of all addresses]
     #[arg(long, value_parser = listening, value_name = "ADDR:PORT")]
     pub listen: Option<SocketAddr>,
-    /// With --nodes: addresses at which the others reach this machine, up to 8 [default: those of its
-    /// networks, at the port of --listen]
+    /// With --nodes: addresses at which the others reach this machine, up to 8 [default: those of
+    /// its networks, at the port of --listen]
     #[arg(long, value_parser = advertised, value_delimiter = ',', value_name = "ADDR[:PORT],..")]
     pub advertise: Vec<SocketAddr>,
     #[command(flatten)]
@@ -992,10 +993,10 @@ fn listening(typed: &str) -> Result<SocketAddr, String> {
     {
         return Ok(all_addresses(port));
     }
-    if let Ok(mut found) = typed.to_socket_addrs()
-        && let Some(address) = found.next()
+    if let Ok(found) = resolve(typed)
+        && let Some(address) = found.first()
     {
-        return Ok(address);
+        return Ok(*address);
     }
     Err("expects an address and a port, such as 0.0.0.0:7717 or :7717".into())
 }

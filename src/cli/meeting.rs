@@ -3,7 +3,7 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, IsTerminal};
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use super::addresses::all_addresses;
@@ -18,7 +18,7 @@ use potluck_net::cluster::{
     ClusterEnd, FirstNodeOptions, FormerNode, Hello, JoiningNodeOptions, NODE_TIMEOUT_MAX, Presence,
 };
 use potluck_net::nodes::{
-    ClusterNews, FrameReceiver, Meeting, MeetingOptions, StartedCluster, advertised,
+    self, ClusterNews, FrameReceiver, Meeting, MeetingOptions, StartedCluster, advertised,
     any_port_towards,
 };
 use potluck_parallel::comm::{RecvError, nanos};
@@ -350,22 +350,24 @@ fn jittered(pause: Duration) -> Duration {
 
 /// Returns the address of a first node with its port, which may be left out.
 pub fn with_port(text: &str) -> String {
-    if let Ok(ip) = text.trim_matches(['[', ']']).parse::<IpAddr>() {
+    let bare = text.trim_matches(['[', ']']);
+    if let Ok(ip) = bare.parse::<IpAddr>() {
         return SocketAddr::new(ip, PORT).to_string();
+    }
+    if let Some((ip, _zone)) = bare.split_once('%')
+        && ip.parse::<Ipv6Addr>().is_ok()
+        && !text.contains("]:")
+    {
+        return format!("[{bare}]:{PORT}");
     }
     if text.contains(':') { text.into() } else { format!("{text}:{PORT}") }
 }
 
 /// Returns the addresses of a host and a port, which may be left out.
 fn resolve(text: &str) -> anyhow::Result<Vec<SocketAddr>> {
-    let why = match with_port(text).to_socket_addrs() {
-        Ok(found) => {
-            let found: Vec<SocketAddr> = found.collect();
-            if !found.is_empty() {
-                return Ok(found);
-            }
-            "it has no address".into()
-        }
+    let why = match nodes::resolve(&with_port(text)) {
+        Ok(found) if !found.is_empty() => return Ok(found),
+        Ok(_) => "it has no address".into(),
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
             let why = format!("{text} is not the host and the UDP port of the first node: {error}");
             return Err(UsageError(why).into());
@@ -396,6 +398,10 @@ mod tests {
     fn names_that_do_not_resolve_are_healed_by_time_and_texts_that_are_none_by_a_person() {
         assert_eq!(resolve("127.0.0.1").unwrap(), [SocketAddr::from(([127, 0, 0, 1], PORT))]);
         assert_eq!(resolve("[::1]:7").unwrap(), ["[::1]:7".parse().unwrap()]);
+        for text in ["fe80::1%1", "[fe80::1%1]", "[fe80::1%1]:7717"] {
+            assert_eq!(resolve(text).unwrap(), ["[fe80::1%1]:7717".parse().unwrap()], "{text}");
+        }
+        assert!(resolve("fe80::1%no-such").unwrap_err().is::<UsageError>());
         let error = resolve("no-such-host.invalid").unwrap_err();
         let not_met: &NotMetError = error.downcast_ref().unwrap();
         assert_eq!(not_met.remedy, Remedy::Time);

@@ -5,7 +5,7 @@ use std::process::Child;
 use std::time::{Duration, Instant};
 
 use crate::node_processes::{Host, LINE, desk, host_with, join, later_port, state};
-use crate::process::{Desk, finish, send_signal};
+use crate::process::{Desk, finish, send_signal, skip};
 
 fn host_at(desk: &Desk, address: &str, nodes: u32, more: &str) -> Host {
     let line = format!(
@@ -60,7 +60,10 @@ fn a_node_whose_first_one_is_lost_before_the_start_joins_its_successor() {
     let address = format!("127.0.0.1:{}", later_port());
     let mut first = host_at(&desk, &address, 3, "--out first");
     let mut waits = patient(&desk, &address);
-    first.wait_for("2 of 3 nodes here");
+    // Also there, so that the first node is not lost on the way to its first word.
+    for node in [&mut first, &mut waits] {
+        node.wait_for("2 of 3 nodes here");
+    }
     send_signal(first.child.id(), "KILL");
     first.finish();
     waits.wait_for("is lost before the start");
@@ -156,7 +159,8 @@ fn a_node_has_the_number_that_it_asks_for() {
 fn addresses_that_are_typed_are_those_that_others_are_told() {
     let desk = desk();
     let line = format!(
-        "{LINE} --devices cpu --set parallel.shares=1,1,2 --out run --advertise 127.0.0.1,10.99.0.1:9"
+        "{LINE} --devices cpu --set parallel.shares=1,1,2 --out run \
+         --advertise 127.0.0.1,10.99.0.1:9"
     );
     let mut host = host_with(&desk, 3, "", &line);
     host.wait_for("potluck join 10.99.0.1:9 ");
@@ -175,4 +179,20 @@ fn addresses_that_are_typed_are_those_that_others_are_told() {
     desk.run(&format!("{join} --advertise 0.0.0.0")).ended(2);
     let ran = desk.run(&format!("{LINE} --devices cpu --out one --advertise 127.0.0.1")).ended(78);
     assert!(ran.line("error:").contains("--nodes N"), "{}", ran.err);
+}
+
+#[test]
+fn nodes_meet_over_ipv6() {
+    if std::net::UdpSocket::bind("[::1]:0").is_err() {
+        return skip("this machine has no IPv6");
+    }
+    let desk = desk();
+    let shares = "--set parallel.shares=2,2";
+    let host = host_at(&desk, "[::1]:0", 2, &format!("--out run {shares}"));
+    assert!(host.address.starts_with("[::1]:"), "{}", host.address);
+    let other = join(&desk, &host, "", "--devices cpu");
+    host.finish().ok();
+    finish(other, "the other node").ok();
+    desk.run(&format!("{LINE} --devices cpu*2 --out one {shares}")).ok();
+    assert!(state(&desk, "run", 6) == state(&desk, "one", 6), "other bits");
 }
