@@ -389,8 +389,8 @@ fn tasks_of_srun_have_the_bits_of_one_process_also_over_a_time_limit() {
     a_job_whose_time_is_up_goes_on(&slurm);
 }
 
-/// The script of examples/launch, on three nodes, for two minutes: the signal before the limit saves
-/// the run and ends it, the script has the job queued again, and the job goes on.
+/// The script of examples/launch, on three nodes, for two minutes: the signal before the limit
+/// saves the run and ends it, the script has the job queued again, and the job goes on.
 fn a_job_whose_time_is_up_goes_on(slurm: &Slurm) {
     let began = Instant::now();
     let desk = desk();

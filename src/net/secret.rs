@@ -234,7 +234,7 @@ mod tests {
         let long = "x!".repeat(65);
         let cases = [
             ("short", "5 characters, and 26 to 128"),
-            ("short", "use the code that `potluck secret --out FILE` makes"),
+            ("short", "use the code that `potluck secret` makes"),
             (&long[..129], "129 characters"),
             (&code[1..], "27 letters and digits, and codes have 28"),
             ("", "0 characters"),

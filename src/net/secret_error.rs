@@ -31,7 +31,7 @@ pub enum SecretError {
     Mode { path: PathBuf, mode: u32 },
     #[error(
         "{}: the text has {found} characters, and {} to {} that nobody can guess are needed: \
-         better use the code that `potluck secret --out FILE` makes",
+         better use the code that `potluck secret` makes",
         path.display(), TEXT_CHARACTERS.start(), TEXT_CHARACTERS.end()
     )]
     Length { path: PathBuf, found: usize },

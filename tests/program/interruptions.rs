@@ -240,7 +240,8 @@ fn sigterm_before_the_first_step_ends_with_its_code_too() {
 #[cfg(unix)]
 fn a_run_that_cannot_save_in_time_after_sigterm_ends_and_its_last_checkpoint_stands() {
     let desk = Desk::new();
-    let line = "train tiny.toml --data text.txt --devices cpu --out run --quiet --set train.checkpoint_every=2 --term-timeout 0.5";
+    let line = "train tiny.toml --data text.txt --devices cpu --out run --quiet \
+                --set train.checkpoint_every=2 --term-timeout 0.5";
     let faults = "sigterm@forward:4,hang@backward:4";
     let child = desk.command(line).env("POTLUCK_FAULT", faults).spawn().unwrap();
     let ran = crate::process::finish(child, "a device that hangs").ended(75);
