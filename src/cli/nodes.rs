@@ -27,7 +27,7 @@ use potluck_train::run_data::require_there;
 use potluck_train::runtime::error::EXIT_RESTART;
 use potluck_train::runtime::placement::candidates::{identity, selections};
 use potluck_train::runtime::placement::names::display_names;
-use potluck_train::signals::{SignalFlags, Signals};
+use potluck_train::signals::{Interruption, SignalFlags, Signals};
 use potluck_train::spec::RunSpec;
 
 /// Keys that a node may set for itself.
@@ -133,7 +133,8 @@ pub fn meet(
         status.meets(you, &roster, met.meeting.links.clone());
     }
     let cluster = ClusterLinks { roster: &roster, run, links };
-    let nodes = RunNodes::start(met.meeting, &met.frames, cluster, spec.node_timeout, print_line)?;
+    let show = if args.quiet { |_: &str| {} } else { print_line };
+    let nodes = RunNodes::start(met.meeting, &met.frames, cluster, spec.node_timeout, show)?;
     Ok(Some(nodes))
 }
 
@@ -160,12 +161,14 @@ pub fn join(args: &JoinArgs) -> anyhow::Result<i32> {
     loop {
         let ended = join_once(args, &mut secret, &signals);
         let is_over = match &ended {
-            Ok(code) => *code != EXIT_RESTART,
+            // The time of the job is up.
+            Ok(Ok(RunOutcome::Interrupted(Interruption::TimeLimit))) => true,
+            Ok(outcome) => exit_code_of(outcome) != EXIT_RESTART,
             // Whoever met nobody has waited as long as --wait says.
             Err(error) => error.is::<NotMetError>() || exit_code(error) != EXIT_RESTART,
         };
         if !args.stay || is_over || signals.pending().is_some() {
-            return ended;
+            return ended.map(|outcome| exit_code_of(&outcome));
         }
         match ended {
             Ok(_) => print_line("joining the next run"),
@@ -181,7 +184,7 @@ fn join_once(
     args: &JoinArgs,
     secret: &mut Option<Secret>,
     signals: &SignalFlags,
-) -> anyhow::Result<i32> {
+) -> anyhow::Result<NodeOutcome> {
     let faults = Faults::from_environment().map_err(TrainError::from)?;
     faults.check_kernels(&catalog::names()).map_err(TrainError::from)?;
     check_address(&args.address)?;
@@ -264,25 +267,31 @@ fn join_once(
         show_error: print_error,
     };
     let outcome = serve(met.meeting, met.frames, you, links, &mut node)?;
-    Ok(report(&outcome, quiet))
+    report(&outcome, quiet);
+    Ok(outcome)
 }
 
-/// Prints the end of the run and returns the exit code.
-fn report(outcome: &NodeOutcome, quiet: bool) -> i32 {
+/// Prints the end of the run.
+fn report(outcome: &NodeOutcome, quiet: bool) {
     match outcome {
         Ok(RunOutcome::Done { .. }) => {
             if !quiet {
                 print_line("done; the model is on the first node");
             }
-            0
         }
         Ok(RunOutcome::Interrupted(signal)) => {
             print_line(&format!("{signal}; the run is saved on the first node"));
-            signal.exit_code()
         }
-        Err(RunFailure { why, exit_code }) => {
+        Err(RunFailure { why, .. }) => {
             print_error(&format!("the run ended on the first node: {why}"));
-            *exit_code
         }
+    }
+}
+
+fn exit_code_of(outcome: &NodeOutcome) -> i32 {
+    match outcome {
+        Ok(RunOutcome::Done { .. }) => 0,
+        Ok(RunOutcome::Interrupted(signal)) => signal.exit_code(),
+        Err(RunFailure { exit_code, .. }) => *exit_code,
     }
 }

@@ -10,48 +10,81 @@ use std::time::Duration;
 
 use super::InterruptedError;
 use crate::ui::terminal::{print_error, print_line};
+use potluck_core::Lock;
 use potluck_train::error::TrainError;
 use potluck_train::nodes::{RunFailure, RunNodes};
 use potluck_train::run::RunSignals;
 use potluck_train::runtime::error::EXIT_RESTART;
-use potluck_train::signals::{Interruption, TermDeadline, leave};
+use potluck_train::signals::{Interruption, SignalFlags, TermDeadline, leave};
 
-/// Run whose signals are watched.
-pub struct WatchedRun {
-    pub signals: RunSignals,
-    pub nodes: Option<Arc<RunNodes>>,
+/// Watch over the signals of a command that trains, until the process ends.
+#[derive(Clone)]
+pub struct SignalWatch(Arc<Lock<WatchedRun>>);
+
+struct WatchedRun {
+    signals: RunSignals,
+    /// True while others are awaited, who are told of a signal in order.
+    is_meeting: bool,
+    nodes: Option<Arc<RunNodes>>,
     /// Directories that were made for the run.
-    pub created: Vec<PathBuf>,
-    /// Longest time between SIGTERM and the end of the run.
-    pub term_timeout: Duration,
+    created: Vec<PathBuf>,
 }
 
-impl WatchedRun {
-    /// Starts to watch, until the process ends.
+impl SignalWatch {
+    /// Starts to watch. Within `term_timeout` after SIGTERM the run has to end.
     ///
     /// # Errors
     /// Returns `TrainError::System` if there are no more threads.
-    pub fn watch(self) -> Result<(), TrainError> {
-        let mut deadline = TermDeadline::new(self.term_timeout);
-        self.signals.flags.clone().watch(move |signals| {
-            let has_begun = self.signals.has_begun.load(Ordering::SeqCst);
-            if let Some(signal) = signals.pending()
-                && !has_begun
+    pub fn start(flags: SignalFlags, term_timeout: Duration) -> Result<Self, TrainError> {
+        let signals = RunSignals { flags: flags.clone(), ..RunSignals::default() };
+        let run = WatchedRun { signals, is_meeting: false, nodes: None, created: Vec::new() };
+        let watch = Self(Arc::new(Lock::new(run)));
+        let watched = watch.clone();
+        let mut deadline = TermDeadline::new(term_timeout);
+        flags.watch(move |_| {
+            let run = watched.0.lock();
+            let is_run = run.signals.has_begun.load(Ordering::SeqCst);
+            if let Some(signal) = run.signals.flags.pending()
+                && !is_run
+                && !run.is_meeting
             {
-                self.leave_before_start(signal);
+                run.leave_before_start(signal);
             }
-            if deadline.is_over(signals) {
+            if deadline.is_over(&run.signals.flags) {
                 let why = deadline.message();
                 print_error(&why);
-                self.end_nodes(why, EXIT_RESTART);
+                run.end_nodes(why, EXIT_RESTART);
                 leave(EXIT_RESTART);
             }
             ControlFlow::Continue(())
         })?;
-        Ok(())
+        Ok(watch)
     }
 
-    /// Ends the nodes and this process while devices are opened and measured.
+    /// Takes note of the directories that were made for the run, and that others are awaited: who
+    /// awaits them looks at the signals, which are returned.
+    pub fn meet(&self, created: &[PathBuf]) -> SignalFlags {
+        let mut run = self.0.lock();
+        run.created = created.to_vec();
+        run.is_meeting = true;
+        run.signals.flags.clone()
+    }
+
+    /// Takes note of the other nodes, if there are any; returns the signals of all.
+    pub fn met(&self, nodes: Option<&Arc<RunNodes>>) -> RunSignals {
+        let mut run = self.0.lock();
+        run.is_meeting = false;
+        if let Some(nodes) = nodes {
+            let flags = run.signals.flags.clone();
+            run.signals.flags = flags.with(nodes.signals());
+            run.nodes = Some(nodes.clone());
+        }
+        run.signals.clone()
+    }
+}
+
+impl WatchedRun {
+    /// Ends the nodes and this process while files are read, or devices opened and measured.
     fn leave_before_start(&self, signal: Interruption) -> ! {
         let why = InterruptedError(signal).to_string();
         print_line(&why);

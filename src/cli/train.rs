@@ -10,7 +10,7 @@ use super::explain::{Explanation, ResumedParts, explanation};
 use super::model::load_parameters;
 use super::nodes::RunBefore;
 use super::resume::{ResumePoint, RunDirectory, find_data, holds_run};
-use super::run_signals::WatchedRun;
+use super::run_signals::SignalWatch;
 use super::runs_directory::RUNS;
 use super::status::ShownStatus;
 use super::{UsageError, exit_code, nodes, writable};
@@ -33,7 +33,7 @@ use potluck_train::error::{EXIT_CONFIGURATION, TrainError};
 use potluck_train::hugging_face::{ModelDirectory, ModelFiles};
 use potluck_train::keys::Value;
 use potluck_train::nodes::{NodesSink, RunFailure};
-use potluck_train::run::{Run, RunOptions, RunOutcome, RunSignals, StartingModel, train};
+use potluck_train::run::{Run, RunOptions, RunOutcome, StartingModel, train};
 use potluck_train::run_data::SavedData;
 use potluck_train::runtime::placement::candidates::selections;
 use potluck_train::signals::{SignalFlags, Signals};
@@ -53,6 +53,7 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
             signals = signals.saving_on_usr1();
         }
     }
+    let watch = SignalWatch::start(signals, args.watched.term_timeout)?;
     let faults = Faults::from_environment().map_err(TrainError::from)?;
     faults.check_kernels(&catalog::names()).map_err(TrainError::from)?;
     for (path, flag) in [(&args.trace, "--trace"), (&args.svg, "--svg")] {
@@ -170,18 +171,9 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
     };
     // Lives until the end of the run, as the directory does.
     let status = ShownStatus::start(&args.watched, about, Some(&spec), args.quiet)?;
+    let signals = watch.meet(&directory.created);
     let nodes = nodes::meet(args, &spec, &before, &signals, status.as_ref())?;
-    if let Some(nodes) = &nodes {
-        signals = signals.with(nodes.signals());
-    }
-    let signals = RunSignals { flags: signals, ..RunSignals::default() };
-    let watched = WatchedRun {
-        signals: signals.clone(),
-        nodes: nodes.clone(),
-        created: directory.created.clone(),
-        term_timeout: args.watched.term_timeout,
-    };
-    watched.watch()?;
+    let signals = watch.met(nodes.as_ref());
     let options = RunOptions {
         out,
         continued,

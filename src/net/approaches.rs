@@ -27,10 +27,8 @@ fn an_address_that_answers_is_reached_beside_those_that_do_not() {
     let peer = dialing.approach(approach(addresses, TEST_TIMEOUT)).unwrap();
     let elapsed = started.elapsed();
     assert_eq!(peer.address(), there.local_addr());
-    // Two of 200 ms, and a handshake.
-    let expected = Duration::from_millis(400)..Duration::from_millis(1500);
-    assert!(expected.contains(&elapsed), "{elapsed:?}");
-    println!("reached after {elapsed:?}");
+    // Two of 200 ms, and a handshake, long before the first ones give up.
+    assert!(elapsed >= Duration::from_millis(400) && elapsed < TEST_TIMEOUT / 2, "{elapsed:?}");
 }
 
 #[test]

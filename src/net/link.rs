@@ -178,6 +178,11 @@ impl Link {
         self.0.0.end(why);
     }
 
+    /// Returns true once the connection is closed, by whichever side.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.0.0.connection.close_reason().is_some()
+    }
+
     /// Returns what QUIC has counted.
     pub fn stats(&self) -> LinkStats {
         LinkStats::of(&self.0.0.connection)

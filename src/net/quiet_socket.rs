@@ -1,6 +1,7 @@
 //! Socket that hands no packet of a stranger to QUIC, which would answer some of them: with the
 //! versions that it speaks, with errors, with a certificate. So a port is silent to those who do
-//! not know the secret, and nothing is kept of what they send.
+//! not know the secret. First packets with an id of the length of our own pass, because they may be
+//! those of a connection; the endpoint drops them without an answer.
 
 use std::fmt;
 use std::io::{self, IoSliceMut};

@@ -497,14 +497,12 @@ pub fn serve(
     started.map_err(|why| TrainError::System { what: "a thread", why })?;
     let over = is_over.clone();
     let mut deadline = TermDeadline::new(node.term_timeout);
+    // What was asked of another run, or of none.
+    let _ = node.signals.take_save_request();
     let mut told = None;
     let watching = node.signals.clone().watch(move |signals| {
         if over.load(Ordering::Relaxed) {
             return ControlFlow::Break(());
-        }
-        if deadline.is_over(signals) {
-            show_error(&deadline.message());
-            leave(EXIT_RESTART);
         }
         if signals.take_save_request() {
             tell_signal(&*first, Interruption::TimeLimit);
@@ -515,6 +513,10 @@ pub fn serve(
         {
             tell_signal(&*first, signal);
             told = pending;
+        }
+        if deadline.is_over(signals) {
+            show_error(&deadline.message());
+            leave(EXIT_RESTART);
         }
         ControlFlow::Continue(())
     })?;

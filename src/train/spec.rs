@@ -70,8 +70,9 @@ pub struct RunSpec {
     pub patience: u64,
     /// Samples per evaluation; 0: all of the validation split.
     pub eval_samples: u64,
-    /// Number of newest checkpoints to keep.
+    /// Minutes after which there is a checkpoint; 0: none by time.
     checkpoint_minutes: f64,
+    /// Number of newest checkpoints to keep.
     pub(crate) checkpoints_kept: usize,
     /// Consecutive skipped steps after which the run ends.
     pub skipped_steps_max: u64,

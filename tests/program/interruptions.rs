@@ -235,6 +235,27 @@ fn sigterm_before_the_first_step_ends_with_its_code_too() {
     crate::process::finish(child, "a run that begins").ended(75).line("terminated (SIGTERM)");
 }
 
+/// Also while a file is read that does not come.
+#[test]
+#[cfg(target_os = "linux")]
+fn sigterm_ends_a_start_that_waits_for_a_file() {
+    let desk = Desk::new();
+    let made = std::process::Command::new("mkfifo").arg(desk.path("pipe.toml")).status();
+    assert!(made.unwrap().success());
+    let child = desk.command("train pipe.toml --devices cpu").spawn().unwrap();
+    // Until signals are caught, they end a process as they always do.
+    let status = format!("/proc/{}/status", child.id());
+    let catches = |text: String| {
+        let mask = text.lines().find_map(|line| line.strip_prefix("SigCgt:").map(str::trim));
+        mask.is_some_and(|mask| u64::from_str_radix(mask, 16).unwrap() >> 14 & 1 == 1)
+    };
+    while !std::fs::read_to_string(&status).is_ok_and(catches) {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    crate::process::send_signal(child.id(), "TERM");
+    crate::process::finish(child, "a start").ended(75).line("terminated (SIGTERM)");
+}
+
 /// A device that hangs keeps a run from its checkpoint.
 #[test]
 #[cfg(unix)]

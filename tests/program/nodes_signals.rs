@@ -2,6 +2,7 @@
 //! between them, and to nodes that cannot answer.
 
 use std::process::Child;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::node_processes::{Host, LINE, SILENCE_S, desk, host_with, join};
@@ -46,9 +47,12 @@ fn sigterm_ends_both_nodes_once_with_what_is_saved_however_often_it_comes() {
 fn sigusr1_to_a_node_saves_a_checkpoint_and_the_run_goes_on() {
     let desk = desk();
     let (mut host, other) = endless(&desk, "", "", "");
+    // Job managers send it to all nodes, which is one request.
     for times in 1..=2 {
         send_signal(other.id(), "USR1");
+        send_signal(host.child.id(), "USR1");
         host.wait_for_times(", as SIGUSR1 asked, and going on\n", times);
+        thread::sleep(Duration::from_millis(2200));
     }
     let printed = host.lines.lock().unwrap().clone();
     let (_, asked) = printed.rsplit_once("saved at step ").unwrap();
@@ -56,18 +60,21 @@ fn sigusr1_to_a_node_saves_a_checkpoint_and_the_run_goes_on() {
     assert_eq!(desk.manifest("run", step)["meta"]["step"], step);
     host.wait_for(&format!("step {}/", step + 3));
     send_signal(other.id(), "TERM");
-    host.finish().ended(75);
+    let ended = host.finish().ended(75);
+    assert_eq!(ended.lines("saved at step ").len(), 2, "{}", ended.err);
     finish(other, "the other node").ended(75);
 }
 
 #[test]
 fn sigusr1_ends_a_run_that_is_to_stop_then_and_no_node_waits_for_the_next_one() {
     let desk = desk();
-    let (host, other) = endless(&desk, "--on-usr1 stop", "", "--stay");
+    let (host, other) = endless(&desk, "--on-usr1 stop", "", "--stay --wait 60");
     send_signal(other.id(), "USR1");
     let said = "stopped by the job manager (SIGUSR1); the run is saved";
     host.finish().ended(75).line(said);
-    finish(other, "the other node").ended(75).line(said);
+    let ended = finish(other, "the other node").ended(75);
+    ended.line(said);
+    assert!(!ended.err.contains("joining the next run"), "{}", ended.err);
 }
 
 #[test]

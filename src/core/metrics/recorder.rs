@@ -96,17 +96,22 @@ impl Recorder {
         let waited = self.waiting.len() - 1;
         match prepared.and_then(|()| self.write_waiting()) {
             Ok(()) => {
-                self.failing_since = None;
-                if waited > 0 {
-                    self.news = Some(Event::Note(format!(
-                        "{}: written again; {} had waited",
-                        self.path.display(),
-                        counted(waited, "line", "lines")
-                    )));
-                }
+                self.tell_written(waited);
                 Ok(())
             }
             Err(why) => self.keep(why, waited == 0),
+        }
+    }
+
+    /// Takes note that the file can be written, and that lines had waited for that.
+    fn tell_written(&mut self, waited: usize) {
+        self.failing_since = None;
+        if waited > 0 {
+            self.news = Some(Event::Note(format!(
+                "{}: written again; {} had waited",
+                self.path.display(),
+                counted(waited, "line", "lines")
+            )));
         }
     }
 
@@ -155,11 +160,20 @@ impl Sink for Recorder {
             Event::Evaluation(record) => self.record(&JsonLine(record), Ok(())),
             Event::Measure(record) => self.record(&record.json(), Ok(())),
             Event::Checkpoint { .. } => {
-                // The run is safe.
+                // The run is safe, and the disk has room, perhaps for the lines before it too.
                 self.failing_since = None;
+                let waited = self.waiting.len();
+                if self.write_waiting().is_ok() {
+                    self.tell_written(waited);
+                }
                 Ok(())
             }
-            Event::Ended => self.write_waiting().map_err(|why| write_error(&self.path, why)),
+            Event::Ended => {
+                let waited = self.waiting.len();
+                self.write_waiting().map_err(|why| write_error(&self.path, why))?;
+                self.tell_written(waited);
+                Ok(())
+            }
             Event::Note(_)
             | Event::Warning(_)
             | Event::Tuning { .. }
@@ -405,6 +419,8 @@ mod tests {
         assert_eq!((recorder.length, recorder.waiting.len()), (0, 2));
 
         recorder.file = File::create(&path).unwrap();
+        recorder.event(&Event::Checkpoint { step: 2 }).unwrap();
+        assert_eq!(steps(&path), [1, 2]);
         recorder.event(&Event::Step(step(3))).unwrap();
         let Some(Event::Note(text)) = recorder.take_news() else { panic!("no note") };
         assert!(text.ends_with("written again; 2 lines had waited"), "{text}");

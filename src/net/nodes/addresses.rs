@@ -129,8 +129,8 @@ fn passing_in(table: &str) -> Vec<Ipv6Addr> {
 /// a zone, the name or the number of an interface of this machine: `[fe80::1%eth0]:7717`.
 ///
 /// # Errors
-/// Returns an error of the kind [`io::ErrorKind::InvalidInput`] for a text that is none and for a
-/// zone that is not there, and others for a name that is not found.
+/// Returns an error of the kind [`io::ErrorKind::InvalidInput`] for a text that is none and for the
+/// name of an interface that is not there, and others for a name that is not found.
 pub fn resolve(text: &str) -> io::Result<Vec<SocketAddr>> {
     match zoned(text) {
         Some(found) => Ok(vec![found?]),
@@ -228,8 +228,6 @@ mod tests {
     /// An address of a link is dialed by its zone, as far as this machine has one.
     #[test]
     fn a_node_is_reached_at_an_address_of_a_link() {
-        use std::io::Write;
-
         use crate::test_peer::{TEST_TIMEOUT, node_with, secret};
         let interfaces = if_addrs::get_if_addrs().unwrap();
         let of_link = |interface: &&Interface| match interface.ip() {
@@ -237,13 +235,8 @@ mod tests {
             IpAddr::V6(ip) => ip.is_unicast_link_local(),
         };
         let Some(interface) = interfaces.iter().find(of_link) else {
-            let why = "no interface has an address of its link";
-            return writeln!(
-                io::stderr(),
-                "
-skipped: {why}"
-            )
-            .unwrap();
+            eprintln!("\nskipped: no interface has an address of its link");
+            return;
         };
         let secret = secret();
         let [a, b] = [(); 2].map(|()| {

@@ -209,6 +209,8 @@ impl Run {
             steps: spec.steps,
             device: trainer.device().to_string(),
         })?;
+        // Before this there was nothing to save.
+        let _ = options.signals.flags.take_save_request();
         options.signals.has_begun.store(true, Ordering::SeqCst);
         trainer.data = source.data.fingerprint();
         trainer.description = data.saved().description;

@@ -85,7 +85,13 @@ pub(crate) struct Fit {
     skipped: u64,
     /// End of the last save or of the attempt, or the start, and the time that it took.
     last_save: (Instant, Duration),
+    /// End of the last save that a signal asked for.
+    asked: Option<Instant>,
 }
+
+/// Time in which the requests of several nodes are those of one job manager, which sends them to
+/// all.
+const ASKED_AT_ONCE: Duration = Duration::from_secs(2);
 
 /// Returns the time between saves of this duration, so that they take at most 5 % of the whole.
 fn time_between_saves(wanted: Duration, took: Duration) -> Duration {
@@ -108,6 +114,7 @@ impl Fit {
             is_stopped: false,
             skipped: 0,
             last_save: (Instant::now(), Duration::ZERO),
+            asked: None,
         }
     }
 
@@ -291,8 +298,10 @@ impl Trainer {
             match self.measure_fit(fit, hooks)? {
                 Some(evaluation) => break evaluation,
                 // It may take longer than there is time to save: it begins anew behind that.
-                None if self.save_if_requested(fit, hooks)? => {}
-                None => return Ok(None),
+                None if fit.signals.pending().is_some() => return Ok(None),
+                None => {
+                    self.save_if_requested(fit, hooks)?;
+                }
             }
         };
         let Evaluation { loss: val_loss, samples, targets, sums } = evaluation;
@@ -344,22 +353,24 @@ impl Trainer {
         is_evaluated && patience > 0 && self.evaluations_since_best >= patience
     }
 
-    /// Saves to the directory if a signal asked for that; returns true if it did.
+    /// Saves to the directory if a signal asked for that.
     fn save_if_requested(
         &mut self,
         fit: &mut Fit,
         hooks: &mut dyn FitHooks,
-    ) -> Result<bool, TrainError> {
-        let is_requested = fit.signals.take_save_request();
+    ) -> Result<(), TrainError> {
+        let is_asked = fit.signals.take_save_request();
+        let is_requested = is_asked && fit.asked.is_none_or(|at| at.elapsed() > ASKED_AT_ONCE);
         if is_requested {
             self.save_fit_or_warn(fit, hooks)?;
+            fit.asked = Some(Instant::now());
             let step = self.steps();
             if self.saved.as_ref().is_some_and(|(saved, _)| *saved == step) {
                 let text = format!("saved at step {step}, as SIGUSR1 asked, and going on");
                 fit.emit(hooks, Event::Note(text))?;
             }
         }
-        Ok(is_requested)
+        Ok(())
     }
 
     /// Saves to the directory, unless this step is saved there as it is now.

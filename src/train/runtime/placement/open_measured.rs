@@ -148,8 +148,17 @@ fn measured(
     mut opened: Vec<ReservedDevice>,
     notes: &mut Vec<String>,
 ) -> Result<(Vec<MeasuredShare>, Vec<ReduceSite>), RuntimeError> {
+    let links = match measure_links(request, &opened) {
+        Ok(links) => links,
+        Err(Failure { index, error }) => {
+            return Err(error.of_position(opened[index].device.position, count));
+        }
+    };
     loop {
-        let Failure { index, error } = match split_with_sites(request, probe, &opened, saved) {
+        let network = links.as_ref().map(|links| network(request, &opened, links));
+        let network = network.as_ref();
+        let split = split_with_sites(request, probe, &opened, network, saved);
+        let Failure { index, error } = match split {
             Ok((split, reduce_sites)) => {
                 notes.extend(split.notes.iter().cloned());
                 if let Some(cost) = &split.cost {
@@ -271,6 +280,7 @@ fn split(
     request: &PlacementRequest,
     probe: &Probe,
     opened: &[ReservedDevice],
+    network: Option<&Network>,
 ) -> Result<BatchSplit, Failure> {
     let hold = |set: &[usize]| {
         let reserves: Vec<&Moments> = set.iter().map(|index| &opened[*index].reserve).collect();
@@ -281,7 +291,7 @@ fn split(
             let rows = request.micro_batch.min(request.batch);
             hold(&[0]).then(|| BatchSplit::of_one(request.batch, rows))
         }
-        _ => measure(request, probe, opened, &hold)?,
+        _ => measure(request, probe, opened, network, &hold)?,
     };
     let Some(found) = found else {
         let index = (0..opened.len()).find(|index| !hold(&[*index])).unwrap_or(0);
@@ -311,9 +321,10 @@ fn split_with_sites(
     request: &PlacementRequest,
     probe: &Probe,
     opened: &[ReservedDevice],
+    network: Option<&Network>,
     saved: Option<&Placement>,
 ) -> Result<(BatchSplit, Vec<ReduceSite>), Failure> {
-    let split = split(request, probe, opened)?;
+    let split = split(request, probe, opened, network)?;
     let layout = layout_of(request.parallel, &request.plans.of_rows(1), split.members.len());
     let members: Vec<&OpenDevice> =
         split.members.iter().map(|index| &opened[*index].device).collect();
@@ -329,6 +340,7 @@ fn measure(
     request: &PlacementRequest,
     probe: &Probe,
     opened: &[ReservedDevice],
+    network: Option<&Network>,
     hold: &dyn Fn(&[usize]) -> bool,
 ) -> Result<Option<BatchSplit>, Failure> {
     (request.notify)(&format!(
@@ -358,50 +370,50 @@ fn measure(
     let timeout = request.opening.deadline;
     let rows_min = request.plans.of_rows(1).rows_min();
     let takes_all = !is_auto(request.selector);
-    let network = measure_network(request, opened)?;
-    let to_split = BatchToSplit {
-        batch: request.batch,
-        rows: &rows,
-        rows_min,
-        takes_all,
-        network: network.as_ref(),
-    };
+    let to_split = BatchToSplit { batch: request.batch, rows: &rows, rows_min, takes_all, network };
     timing::split_by_speed(&drivers, probe, to_split, timeout, hold)
         .map_err(|failed| failure(failed.index, failed.error))
 }
 
+/// Returns the number of the node of a device.
+fn node_of(one: &ReservedDevice) -> u32 {
+    match &one.selection {
+        Selection::Offered(device) => device.node,
+        Selection::Adapter(_) | Selection::Cpu { .. } => FIRST_NODE,
+    }
+}
+
 /// Measures the links between nodes, if devices are on several, and tells the user of them.
-fn measure_network(
+fn measure_links(
     request: &PlacementRequest,
     opened: &[ReservedDevice],
-) -> Result<Option<Network>, Failure> {
-    let mut node_of_device = Vec::new();
-    for one in opened {
-        node_of_device.push(match &one.selection {
-            Selection::Offered(device) => device.node,
-            Selection::Adapter(_) | Selection::Cpu { .. } => FIRST_NODE,
-        });
-    }
-    let Some(index) = node_of_device.iter().position(|node| *node != node_of_device[0]) else {
-        return Ok(None);
-    };
+) -> Result<Option<RingLinks>, Failure> {
+    let other = opened.iter().position(|one| node_of(one) != node_of(&opened[0]));
+    let Some(index) = other else { return Ok(None) };
     let links = request.nodes.measure_links().map_err(|error| Failure { index, error })?;
-    (request.notify)(&links_note(&links, &request.nodes.hosts));
+    if let Some(note) = links_note(&links, &request.nodes.hosts) {
+        (request.notify)(&note);
+    }
+    Ok(Some(links))
+}
+
+/// Returns the network between the devices that are open.
+fn network(request: &PlacementRequest, opened: &[ReservedDevice], links: &RingLinks) -> Network {
     let plan = request.plans.of_rows(1);
     let gradients: usize = plan.buckets.iter().map(|bucket| bucket.gradient_length()).sum();
-    Ok(Some(Network {
-        links,
-        node_of_device,
+    Network {
+        links: links.clone(),
+        node_of_device: opened.iter().map(node_of).collect(),
         gradient_bytes: (gradients * DType::F32.bytes()) as f64,
         is_overlapped: request.parallel.overlap,
-    }))
+    }
 }
 
 /// Most links that are told one by one.
 const LINKS_TOLD: usize = 8;
 
-/// Returns a sentence on the links between hosts, the slowest of many.
-fn links_note(links: &RingLinks, hosts: &[String]) -> String {
+/// Returns a sentence on the links between hosts, the slowest of many; `None` if none is known.
+fn links_note(links: &RingLinks, hosts: &[String]) -> Option<String> {
     let mut known = Vec::new();
     for (from, rate) in links.0.iter().enumerate() {
         if let Some(rate) = rate {
@@ -422,7 +434,7 @@ fn links_note(links: &RingLinks, hosts: &[String]) -> String {
         ));
     }
     let which = if known.len() > LINKS_TOLD { "slowest links between nodes" } else { "links" };
-    format!("{which}, with their round trips: {}", told.join(", "))
+    (!told.is_empty()).then(|| format!("{which}, with their round trips: {}", told.join(", ")))
 }
 
 /// Returns the fault planned for a device before the first step, at step 0.

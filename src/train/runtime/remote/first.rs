@@ -92,11 +92,21 @@ struct VoteState {
 /// Answer of a node to the description of the run: what it offers, or why it cannot take part.
 pub type BeginAnswer = Result<Offering, String>;
 
-/// Device of another node that was ordered to open.
+/// Device of another node that was ordered to open. If nobody waits for that, it is closed again.
 pub struct OrderedOpening {
     slot: RemoteSlot,
     name: String,
     events: mpsc::Receiver<OpenEvent>,
+    /// True once the order was answered.
+    is_answered: bool,
+}
+
+impl Drop for OrderedOpening {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            self.slot.close();
+        }
+    }
 }
 
 impl OrderedOpening {
@@ -105,17 +115,20 @@ impl OrderedOpening {
     /// # Errors
     /// Returns the error with which the device cannot be opened, or that the node is lost.
     pub fn opened(
-        self,
+        mut self,
         report: &mut dyn FnMut(TuneProgress),
     ) -> Result<(RemoteSlot, Opened), RuntimeError> {
-        let Self { slot, name, events } = self;
-        let asked = format!("the order to open {name}");
-        loop {
-            match slot.node.answer(&name, &asked, &events)? {
+        let asked = format!("the order to open {}", self.name);
+        let ended = loop {
+            match self.slot.node.answer(&self.name, &asked, &self.events)? {
                 OpenEvent::Progress(progress) => report(progress),
-                OpenEvent::Ended(Ok(opened)) => return Ok((slot, opened)),
-                OpenEvent::Ended(Err(failure)) => return Err(failure.into_error()),
+                OpenEvent::Ended(ended) => break ended,
             }
+        };
+        self.is_answered = true;
+        match ended {
+            Ok(opened) => Ok((self.slot.clone(), opened)),
+            Err(failure) => Err(failure.into_error()),
         }
     }
 }
@@ -309,7 +322,8 @@ impl RemoteNode {
             state.slots.insert(slot, Arc::default());
         })?;
         self.send(&name, &ToNode::Open { slot, order })?;
-        Ok(OrderedOpening { slot: RemoteSlot { node: Arc::clone(self), slot }, name, events })
+        let slot = RemoteSlot { node: Arc::clone(self), slot };
+        Ok(OrderedOpening { slot, name, events, is_answered: false })
     }
 
     /// Orders the node to seat devices of its as ranks of a group; the answer is that of

@@ -35,6 +35,7 @@ use potluck_kernels::autotune::TuneOptions;
 use potluck_kernels::device::{DeviceError, Selection};
 use potluck_net::nodes::{FrameReceiver, NodeConnection};
 use potluck_parallel::Program;
+use potluck_parallel::collective::Chunk;
 use potluck_parallel::comm::{Mailbox, RecvError, arriving_bytes_max, nanos, ring_pool_bytes_max};
 use potluck_parallel::coordinator::RankActivity;
 use potluck_parallel::pipeline::used_inputs;
@@ -402,6 +403,12 @@ impl<'h> NodeServer<'h> {
         self.disband("another group begins");
         if !assembly.edges.is_sound(assembly.nodes.len()) {
             let why = "the edges of the group are not those of its ranks";
+            return Err(RuntimeError::InvalidRequest(why.into()));
+        }
+        let layout = &assembly.layout;
+        let is_outside = |chunk: &Chunk| chunk.bucket.index() >= layout.buckets();
+        if assembly.groups.buckets() != layout.buckets() || layout.chunks.iter().any(is_outside) {
+            let why = "the chunks of the group are not those of its buckets";
             return Err(RuntimeError::InvalidRequest(why.into()));
         }
         let mut own = Vec::new();

@@ -25,41 +25,22 @@ pub enum ToNode {
     /// The run is over, for the layer above.
     End(#[serde(with = "raw")] Vec<u8>),
     /// Opens a device under a number; [`ToFirst::Opened`] answers.
-    Open {
-        slot: u32,
-        order: OpenOrder,
-    },
+    Open { slot: u32, order: OpenOrder },
     /// Closes a device.
-    Close {
-        slot: u32,
-    },
+    Close { slot: u32 },
     /// Performs a call on a device; [`ToFirst::Reply`] answers if it has an id.
-    Call {
-        slot: u32,
-        id: Option<u64>,
-        call: DeviceCall,
-    },
+    Call { slot: u32, id: Option<u64>, call: DeviceCall },
     /// Seats devices as ranks of a group; [`ToFirst::Assembled`] answers.
     Assemble(Box<Assembly>),
     /// Begins the step of a rank; its vote and its end are sent back.
-    Step {
-        rank: Rank,
-        order: StepOrder,
-    },
+    Step { rank: Rank, order: StepOrder },
     /// The verdict on a round.
-    Decided {
-        rank: Rank,
-        round: Round,
-        verdict: Verdict,
-    },
+    Decided { rank: Rank, round: Round, verdict: Verdict },
     /// Ends the steps of a rank and its group.
-    Abort {
-        rank: Rank,
-        why: String,
-    },
-    /// Asks for the time of the node; [`ToFirst::Clock`] answers.
-    /// Measure the link to the next node of the ring.
+    Abort { rank: Rank, why: String },
+    /// Measures the link to the next node of the ring; [`ToFirst::LinkRate`] answers.
     MeasureLink,
+    /// Asks for the time of the node; [`ToFirst::Clock`] answers.
     Clock,
     /// Asks for the rest of the trace, behind which [`ToFirst::Flushed`] comes.
     FlushTrace,
