@@ -6,6 +6,7 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::thread;
 use std::time::Duration;
 
 use super::InterruptedError;
@@ -80,6 +81,17 @@ impl SignalWatch {
             run.nodes = Some(nodes.clone());
         }
         run.signals.clone()
+    }
+
+    /// Waits for the end of the process if a signal is about to end it: what failed meanwhile fails
+    /// because the other nodes are ended.
+    pub fn settle(&self) {
+        let is_ending = |run: &WatchedRun| {
+            run.signals.flags.pending().is_some() && !run.signals.has_begun.load(Ordering::SeqCst)
+        };
+        while is_ending(&self.0.lock()) {
+            thread::park();
+        }
     }
 }
 

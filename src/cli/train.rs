@@ -197,6 +197,9 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
         shown = status.sink(shown);
     }
     let ended = execute(spec, options, checkpoint, shown, args.quiet);
+    if ended.is_err() {
+        watch.settle();
+    }
     if let Some(nodes) = nodes {
         nodes.end(&match &ended {
             Ok((outcome, _)) => Ok(outcome.clone()),
