@@ -326,7 +326,7 @@ sections! {
         patience: u64 = 0, Constraint::Whole(0, STEPS);
         /// Steps between checkpoints; 0 = only at the start, at the end and at a new best.
         checkpoint_every: u64 = 500, Constraint::Whole(0, STEPS);
-        /// Minutes after which there is a checkpoint, in at most 5 % of the time; 0 = none.
+        /// Minutes after which there is a checkpoint, at most 5 % of the time; 0 = none.
         checkpoint_minutes: f64 = 0.0, Constraint::Real(Included(0.0), Included(1e6)),
             "0, or 2 over nodes";
         /// Number of newest checkpoints to keep; the best one is kept as well.
