@@ -55,6 +55,11 @@ fn greeting_with(port: u16, selections: &[Selection]) -> Hello {
     Hello { identities, ..greeting(port, None, shown_devices(selections)) }
 }
 
+/// Returns what shows notes, or, with `--quiet`, does not.
+fn notes(quiet: bool) -> fn(&str) {
+    if quiet { |_| {} } else { print_line }
+}
+
 // ---- The first node ----
 
 /// Nodes that a resumed run had, and its name; nothing in a new run.
@@ -133,7 +138,7 @@ pub fn meet(
         status.meets(you, &roster, met.meeting.links.clone());
     }
     let cluster = ClusterLinks { roster: &roster, run, links };
-    let show = if args.quiet { |_: &str| {} } else { print_line };
+    let show = notes(args.quiet);
     let nodes = RunNodes::start(met.meeting, &met.frames, cluster, spec.node_timeout, show)?;
     Ok(Some(nodes))
 }
@@ -218,11 +223,7 @@ fn join_once(
     let devices = args.devices.clone().unwrap_or_else(|| "auto".into());
     let offered = selections(&devices)?;
     let quiet = args.quiet;
-    let mut show = |text: &str| {
-        if !quiet {
-            print_line(text);
-        }
-    };
+    let mut show = notes(quiet);
     let about = RunAbout { version: env!("CARGO_PKG_VERSION"), ..RunAbout::default() };
     let status = ShownStatus::start(&args.watched, about, None, quiet)?;
     let joining = Joining {
@@ -263,7 +264,7 @@ fn join_once(
         signals: signals.clone(),
         term_timeout: args.watched.term_timeout,
         sink,
-        show: if quiet { |_| {} } else { print_line },
+        show,
         show_error: print_error,
     };
     let outcome = serve(met.meeting, met.frames, you, links, &mut node)?;

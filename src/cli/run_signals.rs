@@ -44,11 +44,7 @@ impl SignalWatch {
         let mut deadline = TermDeadline::new(term_timeout);
         flags.watch(move |_| {
             let run = watched.0.lock();
-            let is_run = run.signals.has_begun.load(Ordering::SeqCst);
-            if let Some(signal) = run.signals.flags.pending()
-                && !is_run
-                && !run.is_meeting
-            {
+            if let Some(signal) = run.ends_before_start() {
                 run.leave_before_start(signal);
             }
             if deadline.is_over(&run.signals.flags) {
@@ -86,16 +82,21 @@ impl SignalWatch {
     /// Waits for the end of the process if a signal is about to end it: what failed meanwhile fails
     /// because the other nodes are ended.
     pub fn settle(&self) {
-        let is_ending = |run: &WatchedRun| {
-            run.signals.flags.pending().is_some() && !run.signals.has_begun.load(Ordering::SeqCst)
-        };
-        while is_ending(&self.0.lock()) {
+        while self.0.lock().ends_before_start().is_some() {
             thread::park();
         }
     }
 }
 
 impl WatchedRun {
+    /// Returns the signal that ends a run to which nobody else looks yet.
+    fn ends_before_start(&self) -> Option<Interruption> {
+        if self.is_meeting || self.signals.has_begun.load(Ordering::SeqCst) {
+            return None;
+        }
+        self.signals.flags.pending()
+    }
+
     /// Ends the nodes and this process while files are read, or devices opened and measured.
     fn leave_before_start(&self, signal: Interruption) -> ! {
         let why = InterruptedError(signal).to_string();

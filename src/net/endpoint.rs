@@ -65,7 +65,7 @@ pub(crate) struct Approach {
 struct Dial {
     until: tokio::time::Instant,
     limit: Duration,
-    idle_timeout: Duration,
+    options: EndpointOptions,
     hello: Option<Vec<u8>>,
 }
 
@@ -335,7 +335,8 @@ impl EndpointCore {
         let place = self.places.clone().try_acquire_owned().map_err(|_| vec![full])?;
         let idle_timeout = idle_timeout.unwrap_or(self.options.idle_timeout);
         let options = EndpointOptions { idle_timeout, ..self.options.clone() };
-        let dial = Dial { until: tokio::time::Instant::now() + limit, limit, idle_timeout, hello };
+        let until = tokio::time::Instant::now() + limit;
+        let dial = Dial { until, limit, options: options.clone(), hello };
         let mut waiting = addresses.into_iter();
         let mut attempts = JoinSet::new();
         let mut errors = Vec::new();
@@ -372,9 +373,8 @@ impl EndpointCore {
 
     /// Connects to an address and exchanges greetings.
     async fn dial(self: Arc<Self>, address: SocketAddr, dial: Dial) -> Result<Dialed, NetError> {
-        let Dial { until, limit, idle_timeout, hello } = dial;
+        let Dial { until, limit, options, hello } = dial;
         let mut client = self.client.clone();
-        let options = EndpointOptions { idle_timeout, ..self.options.clone() };
         transport::set_up_dial(&mut client, &options);
         let knock = self.knock.fresh()?;
         client.initial_dst_cid_provider(Arc::new(move || knock));
@@ -387,7 +387,7 @@ impl EndpointCore {
             .await
             .map_err(|_| NetError::NoAnswer { address, after: limit })?
             .map_err(|error| failed(&error))?;
-        let greeted = timeout_at(until, self.greet_server(&connection, idle_timeout))
+        let greeted = timeout_at(until, self.greet_server(&connection, options.idle_timeout))
             .await
             .map_err(|_| NetError::NoHello { address, after: limit })?;
         match greeted {

@@ -5,7 +5,7 @@ use std::fs;
 use std::process::Child;
 
 use crate::node_processes::{
-    Host, LINE, SILENCE_S, desk, host_with, join, later_port, write_secret,
+    Host, LINE, SILENCE_S, desk, endless, host_with, join, later_port, write_secret,
 };
 use crate::process::{Desk, finish, send_signal};
 
@@ -47,14 +47,6 @@ fn first(desk: &Desk, nodes: usize, faults: &str, more: &str) -> Host {
          --set faults.node_timeout_s={SILENCE_S} {more}"
     );
     host_with(desk, nodes, faults, &line)
-}
-
-/// Starts a run of two nodes that goes on until it is ended.
-fn endless(desk: &Desk, out: &str) -> (Host, Child) {
-    let mut host = first(desk, 2, "", &format!("--out {out} --steps 100000 --log-every 1"));
-    let other = join(desk, &host, "", "--devices cpu");
-    host.wait_for("step 2/");
-    (host, other)
 }
 
 fn join_code(desk: &Desk, address: &str, more: &str) -> Option<i32> {
@@ -116,17 +108,17 @@ fn processes_of_a_run_end_with_the_codes_of_the_table() {
     happened.take_both(about, host, other);
 
     let about = "SIGUSR1 on any node, if the first one has `--on-usr1 stop`";
-    let (host, other) = endless(&desk, "warned --on-usr1 stop");
+    let (host, other) = endless(&desk, "--out warned --on-usr1 stop", "", "");
     send_signal(other.id(), "USR1");
     happened.take_both(about, host, other);
 
     let about = "Ctrl-C on any node";
-    let (host, other) = endless(&desk, "stopped");
+    let (host, other) = endless(&desk, "--out stopped", "", "");
     send_signal(host.child.id(), "INT");
     happened.take_both(about, host, other);
 
     let about = "a node or a link is lost in the run";
-    let (host, other) = endless(&desk, "lost");
+    let (host, other) = endless(&desk, "--out lost", "", "");
     send_signal(host.child.id(), "KILL");
     host.finish();
     happened.take(about, finish(other, "the other node").code());

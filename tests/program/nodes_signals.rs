@@ -1,30 +1,16 @@
 //! Signals to nodes of a run, as launchers and job managers send them: more than once, with SIGCONT
 //! between them, and to nodes that cannot answer.
 
-use std::process::Child;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::node_processes::{Host, LINE, SILENCE_S, desk, host_with, join};
-use crate::process::{Desk, finish, send_signal};
-
-/// Starts a run of two nodes that goes on until it is ended.
-fn endless(desk: &Desk, of_first: &str, faults: &str, of_other: &str) -> (Host, Child) {
-    let line = format!(
-        "{LINE} --devices cpu --out run --batch 4 --set parallel.shares=2,2 --steps 1000000 \
-         --set faults.node_timeout_s={SILENCE_S} --set train.checkpoint_every=0 \
-         --set train.eval_every=0 --log-every 1 {of_first}"
-    );
-    let mut host = host_with(desk, 2, "", &line);
-    let other = join(desk, &host, faults, &format!("--devices cpu {of_other}"));
-    host.wait_for("step 2/");
-    (host, other)
-}
+use crate::node_processes::{desk, endless};
+use crate::process::{finish, send_signal};
 
 #[test]
 fn sigterm_ends_both_nodes_once_with_what_is_saved_however_often_it_comes() {
     let desk = desk();
-    let (host, other) = endless(&desk, "", "", "");
+    let (host, other) = endless(&desk, "--out run", "", "");
     // As `srun -K` does, and scancel in the other order.
     for _ in 0..5 {
         for signal in ["TERM", "CONT", "TERM"] {
@@ -46,7 +32,7 @@ fn sigterm_ends_both_nodes_once_with_what_is_saved_however_often_it_comes() {
 #[test]
 fn sigusr1_to_a_node_saves_a_checkpoint_and_the_run_goes_on() {
     let desk = desk();
-    let (mut host, other) = endless(&desk, "", "", "");
+    let (mut host, other) = endless(&desk, "--out run", "", "");
     // Job managers send it to all nodes, which is one request.
     for times in 1..=2 {
         send_signal(other.id(), "USR1");
@@ -68,7 +54,7 @@ fn sigusr1_to_a_node_saves_a_checkpoint_and_the_run_goes_on() {
 #[test]
 fn sigusr1_ends_a_run_that_is_to_stop_then_and_no_node_waits_for_the_next_one() {
     let desk = desk();
-    let (host, other) = endless(&desk, "--on-usr1 stop", "", "--stay --wait 60");
+    let (host, other) = endless(&desk, "--out run --on-usr1 stop", "", "--stay --wait 60");
     send_signal(other.id(), "USR1");
     let said = "stopped by the job manager (SIGUSR1); the run is saved";
     host.finish().ended(75).line(said);
@@ -81,7 +67,7 @@ fn sigusr1_ends_a_run_that_is_to_stop_then_and_no_node_waits_for_the_next_one() 
 fn a_node_that_cannot_save_in_time_after_sigterm_ends_and_the_last_checkpoint_stands() {
     let desk = desk();
     let faults = "sigterm@forward:3/1,hang@backward:3/1";
-    let (host, other) = endless(&desk, "", faults, "--term-timeout 1");
+    let (host, other) = endless(&desk, "--out run", faults, "--term-timeout 1");
     let began = Instant::now();
     let error = finish(other, "the node that hangs").ended(75).line("error: ").to_string();
     assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());

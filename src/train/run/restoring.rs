@@ -2,7 +2,6 @@
 //! continues the run after its end.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use super::Run;
 use super::starting::StartingParameters;
@@ -56,7 +55,7 @@ impl Run {
         if meta.data != self.trainer.data {
             checkpoint.carried.clear();
         }
-        self.trainer.bring(&Arc::new(checkpoint))?;
+        self.trainer.bring(&checkpoint)?;
         self.tell_notes()?;
         self.compare_parameters()?;
         // Only now, with the state on the devices, does the run replace its other course.

@@ -63,7 +63,6 @@ impl Trainer {
         let opened = open_on(model.clone(), options, Some(&checkpoint.meta.placement), None)?;
         let mut trainer = Self::of(opened, model, options.clone());
         trainer.notes.extend(warnings);
-        let checkpoint = Arc::new(checkpoint);
         trainer.restore_checkpoint(&checkpoint)?;
         trainer.note_other_seed(checkpoint.meta.seed);
         Ok(trainer)
@@ -84,7 +83,6 @@ impl Trainer {
         let (checkpoint, warnings) = Checkpoint::load_path(directory)?;
         check(self.graph(), &checkpoint)?;
         self.notes.extend(warnings);
-        let checkpoint = Arc::new(checkpoint);
         self.restore_checkpoint(&checkpoint)?;
         self.note_other_seed(checkpoint.meta.seed);
         self.forget_kept_states();
@@ -178,7 +176,7 @@ impl Trainer {
     }
 
     /// Brings a state that was checked onto the devices, and takes over what it knows of its data.
-    pub(super) fn restore_checkpoint(&mut self, state: &Arc<Checkpoint>) -> Result<(), TrainError> {
+    pub(super) fn restore_checkpoint(&mut self, state: &Checkpoint) -> Result<(), TrainError> {
         self.bring(state)?;
         let meta = state.meta.clone();
         self.best = meta.best;
@@ -190,8 +188,8 @@ impl Trainer {
     }
 
     /// Brings a state that was checked onto the devices.
-    pub(crate) fn bring(&mut self, state: &Arc<Checkpoint>) -> Result<(), TrainError> {
-        let Checkpoint { meta, parameters, moments, carried } = &**state;
+    pub(crate) fn bring(&mut self, state: &Checkpoint) -> Result<(), TrainError> {
+        let Checkpoint { meta, parameters, moments, carried } = state;
         if !self.session.restore(meta.step, parameters, moments, carried)? {
             self.notes.push(STATES_OF_ZEROS.into());
         }

@@ -148,12 +148,7 @@ fn measured(
     mut opened: Vec<ReservedDevice>,
     notes: &mut Vec<String>,
 ) -> Result<(Vec<MeasuredShare>, Vec<ReduceSite>), RuntimeError> {
-    let links = match measure_links(request, &opened) {
-        Ok(links) => links,
-        Err(Failure { index, error }) => {
-            return Err(error.of_position(opened[index].device.position, count));
-        }
-    };
+    let links = measure_links(request, &opened, count)?;
     loop {
         let network = links.as_ref().map(|links| network(request, &opened, links));
         let network = network.as_ref();
@@ -383,14 +378,17 @@ fn node_of(one: &ReservedDevice) -> u32 {
     }
 }
 
-/// Measures the links between nodes, if devices are on several, and tells the user of them.
+/// Measures the links between nodes, if devices are on several, and tells the user of them. `count`
+/// is the number of requested devices.
 fn measure_links(
     request: &PlacementRequest,
     opened: &[ReservedDevice],
-) -> Result<Option<RingLinks>, Failure> {
-    let other = opened.iter().position(|one| node_of(one) != node_of(&opened[0]));
-    let Some(index) = other else { return Ok(None) };
-    let links = request.nodes.measure_links().map_err(|error| Failure { index, error })?;
+    count: usize,
+) -> Result<Option<RingLinks>, RuntimeError> {
+    let other = opened.iter().find(|one| node_of(one) != node_of(&opened[0]));
+    let Some(other) = other else { return Ok(None) };
+    let measured = request.nodes.measure_links();
+    let links = measured.map_err(|error| error.of_position(other.device.position, count))?;
     if let Some(note) = links_note(&links, &request.nodes.hosts) {
         (request.notify)(&note);
     }

@@ -89,6 +89,15 @@ struct VoteState {
     has_ended: bool,
 }
 
+/// Question to a node, whose answer may be awaited when others are asked too.
+pub struct Asked<T> {
+    /// Subject of the error if the node is lost.
+    adapter: &'static str,
+    /// Name of the question, for the error if it is not answered.
+    what: &'static str,
+    answer: mpsc::Receiver<T>,
+}
+
 /// Answer of a node to the description of the run: what it offers, or why it cannot take part.
 pub type BeginAnswer = Result<Offering, String>;
 
@@ -222,6 +231,25 @@ impl RemoteNode {
         self.connection.send(bytes).map_err(|Closed(why)| self.lost_error(adapter, &why))
     }
 
+    /// Asks the node something whose answer is sent to whom `register` registers.
+    fn ask<T>(
+        &self,
+        adapter: &'static str,
+        what: &'static str,
+        message: &ToNode,
+        register: impl FnOnce(&mut NodeState, mpsc::Sender<T>),
+    ) -> Result<Asked<T>, DeviceError> {
+        let (sender, answer) = mpsc::channel();
+        self.register(adapter, |state| register(state, sender))?;
+        self.send(adapter, message)?;
+        Ok(Asked { adapter, what, answer })
+    }
+
+    /// Waits for the answer to what was asked.
+    fn answered<T>(&self, asked: &Asked<T>) -> Result<T, DeviceError> {
+        self.answer(asked.adapter, asked.what, &asked.answer)
+    }
+
     /// Waits for the answer to what was asked, on behalf of a device. A node that shows no progress
     /// for the timeout is given up.
     fn answer<T>(
@@ -258,23 +286,20 @@ impl RemoteNode {
     ///
     /// # Errors
     /// Returns that the node is lost.
-    pub fn begin(&self, run: Vec<u8>) -> Result<mpsc::Receiver<BeginAnswer>, RuntimeError> {
-        let (sender, answer) = mpsc::channel();
-        self.register("its devices", |state| state.beginning = Some(sender))?;
-        self.send("its devices", &ToNode::Begin(run))?;
-        Ok(answer)
+    pub fn begin(&self, run: Vec<u8>) -> Result<Asked<BeginAnswer>, RuntimeError> {
+        let what = "the description of the run";
+        let asked = self.ask("its devices", what, &ToNode::Begin(run), |state, sender| {
+            state.beginning = Some(sender);
+        });
+        Ok(asked?)
     }
 
     /// Waits for the devices that the node offers.
     ///
     /// # Errors
     /// Returns why the node cannot take part, or that it is lost.
-    pub fn offered(
-        &self,
-        answer: &mpsc::Receiver<BeginAnswer>,
-    ) -> Result<Vec<OfferedDevice>, RuntimeError> {
-        let offered = self.answer("its devices", "the description of the run", answer)?;
-        let Offering { devices: offered, has_data } = offered.map_err(|why| {
+    pub fn offered(&self, asked: &Asked<BeginAnswer>) -> Result<Vec<OfferedDevice>, RuntimeError> {
+        let Offering { devices: offered, has_data } = self.answered(asked)?.map_err(|why| {
             RuntimeError::InvalidRequest(format!(
                 "node {} ({}) cannot take part: {why}",
                 self.number, self.host
@@ -335,31 +360,27 @@ impl RemoteNode {
         &self,
         assembly: Assembly,
         coordinator: Mailbox<CoordinatorMsg>,
-    ) -> Result<mpsc::Receiver<Result<(), String>>, RuntimeError> {
-        let (sender, answer) = mpsc::channel();
+    ) -> Result<Asked<Result<(), String>>, RuntimeError> {
         let generation = assembly.generation;
         let mut ranks = BTreeMap::new();
         for (rank, _) in &assembly.seats {
             ranks.insert(*rank, VoteState::default());
         }
-        self.register("its devices", |state| {
+        let order = ToNode::Assemble(Box::new(assembly));
+        let what = "the order to seat its ranks";
+        let asked = self.ask("its devices", what, &order, |state, sender| {
             state.assembling = Some(sender);
             state.group = Some(GroupSeats { generation, ranks, coordinator });
-        })?;
-        self.send("its devices", &ToNode::Assemble(Box::new(assembly)))?;
-        Ok(answer)
+        });
+        Ok(asked?)
     }
 
     /// Waits until the node has seated its ranks.
     ///
     /// # Errors
     /// Returns `RuntimeError` if the node refuses them or is lost.
-    pub fn assembled(
-        &self,
-        answer: &mpsc::Receiver<Result<(), String>>,
-    ) -> Result<(), RuntimeError> {
-        let assembled = self.answer("its devices", "the order to seat its ranks", answer)?;
-        assembled.map_err(RuntimeError::InvalidRequest)
+    pub fn assembled(&self, asked: &Asked<Result<(), String>>) -> Result<(), RuntimeError> {
+        self.answered(asked)?.map_err(RuntimeError::InvalidRequest)
     }
 
     /// Orders the node to measure its link to the next one; [`RemoteNode::link_rate`] has the
@@ -367,11 +388,12 @@ impl RemoteNode {
     ///
     /// # Errors
     /// Returns that the node is lost.
-    pub fn order_link_rate(&self) -> Result<mpsc::Receiver<Option<LinkRate>>, RuntimeError> {
-        let (sender, answer) = mpsc::channel();
-        self.register("its link", |state| state.measuring = Some(sender))?;
-        self.send("its link", &ToNode::MeasureLink)?;
-        Ok(answer)
+    pub fn order_link_rate(&self) -> Result<Asked<Option<LinkRate>>, RuntimeError> {
+        let what = "the order to measure its link";
+        let asked = self.ask("its link", what, &ToNode::MeasureLink, |state, sender| {
+            state.measuring = Some(sender);
+        });
+        Ok(asked?)
     }
 
     /// Waits for the rate of the node's link to the next one.
@@ -380,9 +402,9 @@ impl RemoteNode {
     /// Returns that the node is lost.
     pub fn link_rate(
         &self,
-        answer: &mpsc::Receiver<Option<LinkRate>>,
+        asked: &Asked<Option<LinkRate>>,
     ) -> Result<Option<LinkRate>, RuntimeError> {
-        Ok(self.answer("its link", "the order to measure its link", answer)?)
+        Ok(self.answered(asked)?)
     }
 
     /// Measures the link to this node.
@@ -399,13 +421,14 @@ impl RemoteNode {
     pub fn align(&self, trace: &Trace) -> Result<(i64, Duration), RuntimeError> {
         let mut best: Option<(i64, Duration)> = None;
         for _ in 0..CLOCK_ROUNDS {
-            let (sender, answer) = mpsc::channel();
-            self.register("its clock", |state| state.clock = Some(sender))?;
-            let asked = Instant::now();
-            self.send("its clock", &ToNode::Clock)?;
-            let there = self.answer("its clock", "the question for its time", &answer)?;
-            let round_trip = asked.elapsed();
-            let here = nanos(asked.duration_since(trace.epoch()) + round_trip / 2);
+            let sent = Instant::now();
+            let what = "the question for its time";
+            let asked = self.ask("its clock", what, &ToNode::Clock, |state, sender| {
+                state.clock = Some(sender);
+            });
+            let there = self.answered(&asked?)?;
+            let round_trip = sent.elapsed();
+            let here = nanos(sent.duration_since(trace.epoch()) + round_trip / 2);
             let begun = there as i64 - here as i64;
             if best.is_none_or(|(_, error)| round_trip / 2 < error) {
                 best = Some((begun, round_trip / 2));

@@ -1,7 +1,6 @@
 //! Mutated messages between nodes: each is refused, or is a message that holds no more than its
 //! bytes.
 
-use potluck_parallel::planner::links::LinkRate;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -9,6 +8,7 @@ use serde::de::DeserializeOwned;
 
 use super::*;
 use crate::runtime::remote::wire::{SlotActivity, ToFirst, ToNode};
+use potluck_parallel::planner::links::LinkRate;
 
 /// Mutations of the messages of each direction. `POTLUCK_MUTATIONS` sets another number.
 const MUTATIONS: u32 = 100_000;
