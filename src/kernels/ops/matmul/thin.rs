@@ -5,22 +5,22 @@
 use rayon::prelude::*;
 
 use super::sizes::Sizes;
-use crate::simd::{mul_add, vectorized};
-use pulp::Simd;
+use crate::simd::prefetch;
+use pulp::{Simd, WithSimd};
 
 /// Rows of `a` at most: more are faster in packed tiles.
 pub const ROWS_MAX: usize = 16;
-
-/// Terms of a sum that are added at a time.
-const LANES: usize = 16;
 
 /// Multiply-adds per task: enough to outweigh the scheduling overhead. Of a single row of `a` more,
 /// because these take as long as `b` is read.
 const TASK: usize = 128 * 1024;
 const TASK_OF_ONE: usize = 4 * TASK;
 
-/// Rows of `b` that a block has at most; a task has a multiple of it.
-const BLOCK_MAX: usize = 4;
+/// Rows of `b` that are read at the same time; a task has a multiple of it.
+const STREAMS: usize = 4;
+
+/// Rows of `a` that are multiplied with them at a time, at most.
+const GROUP: usize = 4;
 
 /// Returns true for products that this kernel is made for.
 pub fn suits(sizes: &Sizes) -> bool {
@@ -32,11 +32,11 @@ pub fn suits(sizes: &Sizes) -> bool {
 pub fn product(sizes: &Sizes, accumulate: bool, a: &[f32], b: &[f32], c: &mut [f32]) {
     let &Sizes { m, n, k, .. } = sizes;
     let task = if m == 1 { TASK_OF_ONE } else { TASK };
-    let columns = (task / (m * k).max(1)).clamp(1, n).next_multiple_of(BLOCK_MAX);
+    let columns = (task / (m * k).max(1)).clamp(1, n).next_multiple_of(STREAMS);
     // Transposed, so that a task has its part of it.
     let mut sums = vec![0.0; n * m];
     let tasks = sums.par_chunks_mut(columns * m).zip(b.par_chunks(columns * k));
-    tasks.for_each(|(sums, b)| add_up(k, a, b, sums));
+    tasks.for_each(|(sums, b)| pulp::Arch::new().dispatch(ThinProduct { k, a, b, sums }));
     for (i, c) in c.chunks_exact_mut(n).enumerate() {
         for (c, sums) in c.iter_mut().zip(sums.chunks_exact(m)) {
             *c = if accumulate { *c + sums[i] } else { sums[i] };
@@ -44,115 +44,101 @@ pub fn product(sizes: &Sizes, accumulate: bool, a: &[f32], b: &[f32], c: &mut [f
     }
 }
 
-vectorized! {
-    /// Computes `b (n, k) a^T` with `a (m, k)`, in the largest blocks whose sums fit the registers.
-    fn add_up<S>(k: usize, a: &[f32], b: &[f32], sums: &mut [f32]) {
-        if a.len() == k {
-            in_blocks::<S, 4, 1>(k, a, b, sums, block_4x1::<S>);
-        } else if S::F32_LANES == LANES && S::REGISTER_COUNT >= 32 {
-            in_blocks::<S, 4, 4>(k, a, b, sums, block_4x4::<S>);
-        } else {
-            in_blocks::<S, 2, 4>(k, a, b, sums, block_2x4::<S>);
-        }
-    }
-}
-
-/// Computes `b (n, k) a^T` with `a (m, k)` by `block`, which multiplies `B` rows of `b` with `A` of
-/// `a`. The rows of a block are an equal part of all rows of `b` apart, so that each part is read
-/// as it lies in memory, which is faster than neighbours in turns.
-#[inline(always)]
-fn in_blocks<S: Simd, const B: usize, const A: usize>(
+/// Product `b (n, k) a^T` with `a (m, k)`, written to `sums (n, m)`.
+struct ThinProduct<'a> {
     k: usize,
-    a: &[f32],
-    b: &[f32],
-    sums: &mut [f32],
-    block: impl Fn([&[f32]; B], [&[f32]; A]) -> [[f32; A]; B],
-) {
-    let (m, n) = (a.len() / k, b.len() / k);
-    let (row_of_a, row_of_b) = (|row: usize| &a[row * k..][..k], |row: usize| &b[row * k..][..k]);
-    let part = n / B;
-    let whole = m - m % A;
-    for first in 0..part {
-        let rows: [usize; B] = std::array::from_fn(|nth| nth * part + first);
-        for i in (0..whole).step_by(A) {
-            let found = block(rows.map(row_of_b), std::array::from_fn(|nth| row_of_a(i + nth)));
-            for (row, found) in rows.into_iter().zip(found) {
-                sums[row * m + i..][..A].copy_from_slice(&found);
+    a: &'a [f32],
+    b: &'a [f32],
+    sums: &'a mut [f32],
+}
+
+impl WithSimd for ThinProduct<'_> {
+    type Output = ();
+
+    /// Takes rows of `b` that are an equal part of all rows apart, so that each part is read as it
+    /// lies in memory, which is faster than neighbours in turns.
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        let (rows, rows_of_a) = (self.b.len() / self.k, self.a.len() / self.k);
+        let part = rows / STREAMS;
+        for nth in 0..part {
+            let streams: [usize; STREAMS] = std::array::from_fn(|stream| stream * part + nth);
+            let mut first = 0;
+            while first < rows_of_a {
+                first += self.add_group(simd, streams, first);
             }
         }
-        for row in rows {
-            for i in whole..m {
-                let [[sum]] = block_1x1::<S>([row_of_b(row)], [row_of_a(i)]);
-                sums[row * m + i] = sum;
+        for row in STREAMS * part..rows {
+            for i in 0..rows_of_a {
+                self.add_block::<S, 1, 1>(simd, [row], i);
             }
-        }
-    }
-    for row in B * part..n {
-        for i in 0..m {
-            let [[sum]] = block_1x1::<S>([row_of_b(row)], [row_of_a(i)]);
-            sums[row * m + i] = sum;
         }
     }
 }
 
-/// Defines a function that returns the products of rows of `b` with rows of `a` of as many terms.
-macro_rules! block {
-    ($name:ident, $rows_of_b:literal of $b:tt, $rows_of_a:literal of $a:tt, $sums:tt) => {
-        #[inline(always)]
-        fn $name<S: Simd>(
-            b: [&[f32]; $rows_of_b],
-            a: [&[f32]; $rows_of_a],
-        ) -> [[f32; $rows_of_a]; $rows_of_b] {
-            let sums = block!(@body S, b $b, a $a, $sums);
-            std::array::from_fn(|row| std::array::from_fn(|i| sums[row * $rows_of_a + i]))
+impl ThinProduct<'_> {
+    /// Multiplies rows of `b` with the next rows of `a`, in the largest blocks whose sums fit the
+    /// registers; returns the number of rows of `a`.
+    #[inline(always)]
+    fn add_group<S: Simd>(&mut self, simd: S, rows: [usize; STREAMS], first: usize) -> usize {
+        let [p, q, r, s] = rows;
+        let left = self.a.len() / self.k - first;
+        match left {
+            GROUP.. if S::REGISTER_COUNT >= 32 => {
+                self.add_block::<S, STREAMS, GROUP>(simd, rows, first);
+            }
+            GROUP.. => {
+                self.add_block::<S, 2, GROUP>(simd, [p, q], first);
+                self.add_block::<S, 2, GROUP>(simd, [r, s], first);
+            }
+            3 => self.add_block::<S, STREAMS, 3>(simd, rows, first),
+            2 => self.add_block::<S, STREAMS, 2>(simd, rows, first),
+            _ => self.add_block::<S, STREAMS, 1>(simd, rows, first),
         }
-    };
-    (@body $S:ident, $b:ident [$($row_of_b:ident)+], $a:ident [$($row_of_a:ident)+],
-        [$($sum:ident: $left:ident $right:ident),+]) => {{
-        let [$($row_of_b),+] = $b.map(|row| row.as_chunks::<LANES>());
-        let [$($row_of_a),+] = $a.map(|row| row.as_chunks::<LANES>());
-        // Single arrays, and not an array of them, stay in registers.
-        $(let mut $sum = [0.0f32; LANES];)+
-        let vectors = $b[0].len() / LANES;
-        {
-            // One length for all, so that the loop has no checks.
-            $(let $row_of_b = &$row_of_b.0[..vectors];)+
-            $(let $row_of_a = &$row_of_a.0[..vectors];)+
-            for at in 0..vectors {
-                for lane in 0..LANES {
-                    $($sum[lane] =
-                        mul_add::<$S>($left[at][lane], $right[at][lane], $sum[lane]);)+
+        left.min(GROUP)
+    }
+
+    /// Multiplies `B` rows of `b` with `A` rows of `a`, from the row `first` on.
+    #[inline(always)]
+    fn add_block<S: Simd, const B: usize, const A: usize>(
+        &mut self,
+        simd: S,
+        rows: [usize; B],
+        first: usize,
+    ) {
+        let k = self.k;
+        let b = rows.map(|row| S::as_simd_f32s(&self.b[row * k..][..k]));
+        let a: [_; A] = std::array::from_fn(|i| S::as_simd_f32s(&self.a[(first + i) * k..][..k]));
+        // One length for all, so that the loop has no checks.
+        let vectors = k / S::F32_LANES;
+        let (of_b, of_a) = (b.map(|row| &row.0[..vectors]), a.map(|row| &row.0[..vectors]));
+        let last = self.b.len() / k - 1;
+        let next = rows.map(|row| &self.b[last.min(row + 1) * k..][..k]);
+        let mut sums = [[simd.splat_f32s(0.0); A]; B];
+        for at in 0..vectors {
+            // While rows of `b` are multiplied with several rows, memory would be idle: the
+            // processor fetches ahead of what is read only, and not into the next page.
+            if A > 1 {
+                for row in next {
+                    prefetch(row, at * S::F32_LANES);
+                }
+            }
+            let own: [S::f32s; A] = std::array::from_fn(|i| of_a[i][at]);
+            for (sums, row) in sums.iter_mut().zip(of_b) {
+                for (sum, own) in sums.iter_mut().zip(own) {
+                    *sum = simd.mul_add_e_f32s(row[at], own, *sum);
                 }
             }
         }
-        [$(total($sum, $left.1, $right.1)),+]
-    }};
-}
-
-block!(block_1x1, 1 of [p], 1 of [w], [pw: p w]);
-block!(block_4x1, 4 of [p q r s], 1 of [w], [pw: p w, qw: q w, rw: r w, sw: s w]);
-block!(block_2x4, 2 of [p q], 4 of [w x y z], [
-    pw: p w, px: p x, py: p y, pz: p z,
-    qw: q w, qx: q x, qy: q y, qz: q z
-]);
-block!(block_4x4, 4 of [p q r s], 4 of [w x y z], [
-    pw: p w, px: p x, py: p y, pz: p z,
-    qw: q w, qx: q x, qy: q y, qz: q z,
-    rw: r w, rx: r x, ry: r y, rz: r z,
-    sw: s w, sx: s x, sy: s y, sz: s z
-]);
-
-/// Returns the sum of lanes and of the products of what is behind the last whole vector.
-#[inline(always)]
-fn total(lanes: [f32; LANES], last: &[f32], of_row: &[f32]) -> f32 {
-    let rest: f32 = last.iter().zip(of_row).map(|(w, a)| w * a).sum();
-    // Halves are added as vectors, which a loop over all lanes is not.
-    let mut eight = [0.0; LANES / 2];
-    for (lane, sum) in eight.iter_mut().enumerate() {
-        *sum = lanes[lane] + lanes[lane + LANES / 2];
+        let rows_of_a = self.a.len() / k;
+        for (nth, row) in rows.into_iter().enumerate() {
+            for i in 0..A {
+                let behind = b[nth].1.iter().zip(a[i].1);
+                let rest: f32 = behind.map(|(weight, own)| weight * own).sum();
+                self.sums[row * rows_of_a + first + i] = simd.reduce_sum_f32s(sums[nth][i]) + rest;
+            }
+        }
     }
-    let [a, b, c, d, e, f, g, h] = eight;
-    ((a + e) + (c + g)) + ((b + f) + (d + h)) + rest
 }
 
 #[cfg(test)]
