@@ -15,15 +15,11 @@ pub fn export(args: &ExportArgs) -> anyhow::Result<()> {
     write(args, &loaded, &spec)?;
     let whose = loaded.step.map(|step| format!(" of step {step}")).unwrap_or_default();
     print_line(&format!("the model{whose} is in {}", args.out.display()));
-    let tokenizer = loaded.saved.tokenizer.as_ref();
-    if tokenizer.is_some_and(|tokenizer| tokenizer.file().is_none()) {
-        print_line("note: the tokenizer is one of potluck, and stays in the checkpoint");
-    }
     Ok(())
 }
 
 fn write(args: &ExportArgs, loaded: &LoadedModel, spec: &RunSpec) -> Result<(), TrainError> {
-    let tokenizer = loaded.saved.tokenizer.as_ref().and_then(Tokenizer::file);
+    let tokenizer = loaded.saved.tokenizer.as_ref();
     let begin = match &loaded.files {
         Some(directory) => hugging_face::begin_token(directory)?,
         None => None,
@@ -34,10 +30,11 @@ fn write(args: &ExportArgs, loaded: &LoadedModel, spec: &RunSpec) -> Result<(), 
                 Some(directory) => ModelFiles::read(directory)?,
                 None => ModelFiles::default(),
             };
+            let tokenizer = tokenizer.map(Tokenizer::to_file).transpose()?;
             let model = ExportedModel {
                 family: &*spec.model,
                 parameters: &loaded.parameters,
-                tokenizer,
+                tokenizer: tokenizer.as_ref(),
                 begin,
                 ends: &loaded.ends,
                 files: &files,
@@ -47,7 +44,7 @@ fn write(args: &ExportArgs, loaded: &LoadedModel, spec: &RunSpec) -> Result<(), 
             hugging_face::export(&args.out, &model)?;
         }
         ExportFormat::Gguf => {
-            let Some(tokenizer) = tokenizer else {
+            let Some(tokenizer) = tokenizer.and_then(Tokenizer::file) else {
                 let why = "a GGUF file has the tokenizer.json of its model, and this model has \
                            none; train it with data.tokenizer = PATH";
                 return Err(TrainError::InvalidRequest(why.into()));

@@ -3,6 +3,7 @@
 
 pub(crate) mod config;
 mod file;
+mod written;
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
@@ -72,6 +73,20 @@ impl Tokenizer {
         match self {
             Self::File(file) => Some(file),
             Self::Char { .. } | Self::Byte => None,
+        }
+    }
+
+    /// Returns the tokenizer as a `tokenizer.json`: its own, or one with the same ids, for programs
+    /// that read no other. Those of characters leave out characters that are not in the vocabulary,
+    /// which are an error here.
+    ///
+    /// # Errors
+    /// Returns `DataError::Invalid` if the characters are none of a `tokenizer.json`.
+    pub fn to_file(&self) -> Result<TokenizerFile, DataError> {
+        match self {
+            Self::File(file) => Ok(file.clone()),
+            Self::Char { chars } => written::of_characters(chars),
+            Self::Byte => written::of_bytes(),
         }
     }
 

@@ -187,6 +187,13 @@ impl RunSpec {
             }
             (None, TokenizerSource::Kind(_)) => return file.tokenizer(),
         };
+        if file.vocabulary() > tokenizer.vocabulary() {
+            return refuse(format!(
+                "has ids of a vocabulary of {}, and {whose} has {}",
+                file.vocabulary(),
+                tokenizer.vocabulary()
+            ));
+        }
         if let Some(hash) = file.tokenizer_hash()
             && !hash.eq_ignore_ascii_case(tokenizer.blake3())
         {
@@ -194,13 +201,6 @@ impl RunSpec {
                 "has ids of another tokenizer (hash {hash}) than {whose} ({}); prepare the text \
                  with that",
                 tokenizer.blake3()
-            ));
-        }
-        if file.vocabulary() > tokenizer.vocabulary() {
-            return refuse(format!(
-                "has ids of a vocabulary of {}, and {whose} has {}",
-                file.vocabulary(),
-                tokenizer.vocabulary()
             ));
         }
         Ok(Some(tokenizer))

@@ -40,8 +40,7 @@ fn a_tokenizer_of_a_file_travels_with_its_run_and_its_exports() {
     assert!(refused.line("error:").contains("data.tokenizer does not fit"), "{}", refused.err);
 
     // An export has it, and a run from that takes it by itself.
-    let told = desk.run("export run --out model").ok();
-    assert!(!told.err.contains("the tokenizer is one of potluck"), "{}", told.err);
+    desk.run("export run --out model").ok();
     assert!(fs::read(desk.path("model/tokenizer.json")).unwrap() == gpt2().into_bytes());
     let class = fs::read_to_string(desk.path("model/tokenizer_config.json")).unwrap();
     assert!(class.contains("PreTrainedTokenizerFast"), "{class}");

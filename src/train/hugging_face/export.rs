@@ -97,7 +97,7 @@ pub struct ExportedModel<'a> {
     pub shard_bytes: u64,
 }
 
-/// Writes a model to a new directory, with its tokenizer if that is a file; it is there as a whole
+/// Writes a model to a new directory, with its tokenizer if it has one; it is there as a whole
 /// or not at all.
 ///
 /// # Errors
@@ -246,7 +246,11 @@ fn new_directory_beside(out: &Path) -> Result<PathBuf, HuggingFaceError> {
 fn write_tokenizer(directory: &Path, tokenizer: &TokenizerFile) -> Result<(), HuggingFaceError> {
     let path = directory.join(TOKENIZER);
     fs::write(&path, tokenizer.json()).map_err(|why| unwritable(&path, why))?;
-    let class = json!({ "tokenizer_class": "PreTrainedTokenizerFast" });
+    // Texts come back as they are: transformers 4 would leave out spaces before full stops.
+    let class = json!({
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": false
+    });
     write_json(&directory.join("tokenizer_config.json"), &class)
 }
 
