@@ -193,6 +193,7 @@ pub fn wait_for_all(
                 show(&format!("{address} was turned away: {why}"));
             }
             Ok(ClusterNews::Moved(moved)) => show(&moved.to_string()),
+            Ok(ClusterNews::Paused(pause)) => show(&pause.to_string()),
             Ok(ClusterNews::Departed { host, why }) => {
                 show(&format!("{host} left: {why}; its place is free again"));
             }

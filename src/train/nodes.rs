@@ -249,6 +249,7 @@ fn watch(news: &Mailbox<ClusterNews>, nodes: &[Arc<RemoteNode>], show: fn(&str))
     while let Ok(news) = news.recv(None) {
         match news {
             ClusterNews::Moved(moved) => show(&moved.to_string()),
+            ClusterNews::Paused(pause) => show(&pause.to_string()),
             ClusterNews::Left { node, why } => {
                 for one in nodes {
                     if one.number == node.0 {
@@ -486,6 +487,7 @@ pub fn serve(
             match news.recv(None) {
                 Ok(ClusterNews::Ended(end)) => break end.to_string(),
                 Ok(ClusterNews::Moved(moved)) => show(&moved.to_string()),
+                Ok(ClusterNews::Paused(pause)) => show(&pause.to_string()),
                 Ok(_) => {}
                 Err(_) => break "the cluster is over".into(),
             }

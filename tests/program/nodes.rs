@@ -241,6 +241,7 @@ fn a_node_that_is_killed_or_stopped_ends_the_run_and_is_named() {
         assert!(error.contains(") is lost: it") && tells_silence(error), "{error}");
         assert!(seconds < END_S, "{signal}: {seconds} s");
         assert_ne!(other.code(), Some(0));
+        assert_eq!(other.err.contains("this process stood still for "), signal == "STOP");
     }
 }
 

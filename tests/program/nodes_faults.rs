@@ -35,6 +35,7 @@ fn end_of(one: Child, fault: &str) {
         "{error}"
     );
     assert!(tells_silence(error), "{error}");
+    ended.line("this process stood still for ");
 }
 
 #[test]

@@ -2,10 +2,11 @@
 //! reports to it what happens there.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use super::addresses::advertised;
 use super::connection::{FrameReceiver, LinkEvent, NodeLink};
@@ -34,6 +35,10 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Time between two looks for peers with another address: so often one can be noted.
 const MOVES_INTERVAL: Duration = Duration::from_secs(1);
 
+/// Part of the node timeout after which a pause of this process is told: others may have given it
+/// up, or it may take them for lost.
+const PAUSE_TOLD: f64 = 0.5;
+
 /// News of the cluster, for the run and its user.
 pub enum ClusterNews {
     /// Nodes that are here, before the start.
@@ -42,6 +47,8 @@ pub enum ClusterNews {
     TurnedAway { address: SocketAddr, why: String },
     /// A node has another address than before.
     Moved(MovedNode),
+    /// This process stood still for so long.
+    Paused(PausedProcess),
     /// A node went before the start.
     Departed { host: String, why: String },
     /// All nodes are connected; the links are those to all others.
@@ -50,6 +57,41 @@ pub enum ClusterNews {
     Left { node: NodeRank, why: String },
     /// The cluster is over; nothing follows.
     Ended(ClusterEnd),
+}
+
+/// Pause of this process, whose displayed form is a sentence for the user.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PausedProcess(pub Duration);
+
+impl fmt::Display for PausedProcess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "this process stood still for {} s: the machine slept or was far too busy, the process \
+             was stopped, or the clock was set; nodes that seem lost may not be",
+            self.0.as_secs()
+        )
+    }
+}
+
+/// Clocks at one moment. The monotonic one of Linux and macOS stands still while the machine
+/// sleeps, and the other one may be set.
+#[derive(Clone, Copy)]
+struct Moment {
+    monotonic: Instant,
+    calendar: SystemTime,
+}
+
+impl Moment {
+    fn now() -> Self {
+        Self { monotonic: Instant::now(), calendar: SystemTime::now() }
+    }
+
+    /// Returns the time since an earlier moment by the clock that says more.
+    fn since(self, earlier: Self) -> Duration {
+        let by_calendar = self.calendar.duration_since(earlier.calendar).unwrap_or_default();
+        by_calendar.max(self.monotonic.duration_since(earlier.monotonic))
+    }
 }
 
 /// Options of a node that meets others.
@@ -164,7 +206,7 @@ impl Meeting {
             }
         })?;
         let buffers_note = endpoint.socket_buffers().note();
-        let MeetingOptions { frames, faults, .. } = options;
+        let MeetingOptions { frames, faults, node_timeout, .. } = options;
         let board = LinkBoard::default();
         let driver = ClusterDriver {
             machine,
@@ -177,6 +219,8 @@ impl Meeting {
             addresses: HashMap::new(),
             next_look: Instant::now(),
             reporter: LinkReporter::new(board.clone(), POLL_INTERVAL),
+            node_timeout,
+            looked: Moment::now(),
             next: 0,
             started: Instant::now(),
         };
@@ -264,6 +308,10 @@ struct ClusterDriver {
     addresses: HashMap<ConnectionId, SocketAddr>,
     next_look: Instant,
     reporter: LinkReporter,
+    /// Longest silence of a node, until the run says another.
+    node_timeout: Duration,
+    /// Time of the last look for pauses.
+    looked: Moment,
     next: u64,
     started: Instant,
 }
@@ -287,6 +335,7 @@ impl ClusterDriver {
                 Err(RecvError::Closed(_)) => break,
                 Err(RecvError::TimedOut) => {}
             }
+            self.look_for_pauses();
             let now = self.now();
             match &mut self.machine {
                 Machine::First(machine) => machine.handle_timeout(now),
@@ -306,6 +355,22 @@ impl ClusterDriver {
         self.events.close("the cluster is over");
         // Sends what the links have queued.
         self.endpoint.close("the cluster is over");
+    }
+
+    /// Tells of a pause of this process, before the machine acts on what others have sent meanwhile,
+    /// who may have given it up.
+    fn look_for_pauses(&mut self) {
+        let now = Moment::now();
+        let paused = now.since(self.looked);
+        self.looked = now;
+        let told = match &self.machine {
+            Machine::First(_) => None,
+            Machine::Joining(machine) => machine.node_timeout(),
+        };
+        let timeout = told.map_or(self.node_timeout, Duration::from_nanos);
+        if paused >= POLL_INTERVAL + timeout.mul_f64(PAUSE_TOLD) {
+            let _ = self.news.send(ClusterNews::Paused(PausedProcess(paused)));
+        }
     }
 
     /// Tells the machine which peers have other addresses than before, if it is time for it.

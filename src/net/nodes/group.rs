@@ -301,7 +301,7 @@ fn wait_for_all(
             ClusterNews::Started { roster, you, links } => {
                 return Ok(StartedCluster { roster, you, links });
             }
-            ClusterNews::Moved(_) | ClusterNews::Left { .. } => continue,
+            ClusterNews::Moved(_) | ClusterNews::Paused(_) | ClusterNews::Left { .. } => continue,
             ClusterNews::Ended(end) => return Err(failed(end)),
         });
     }
