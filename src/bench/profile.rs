@@ -235,7 +235,7 @@ fn inputs(
     let input = |step| {
         let ranks = loader.next_step().ok_or_else(ended)??;
         let micro_batches = ranks.into_iter().next().ok_or_else(ended)?;
-        let round = Round { generation: 0, step };
+        let round = Round { generation: 0, step, settles: false };
         Ok(Arc::new(StepInput {
             run_key: Key::new(spec.seed),
             update: spec.optimizer.update(spec.schedule.lr, step),

@@ -25,19 +25,27 @@ pub struct Round {
     pub generation: u64,
     /// Step of the run, counted from 1.
     pub step: u64,
+    /// True for the round behind the step in which what it left to the next one is done.
+    pub settles: bool,
 }
 
 impl Round {
     /// Returns the round that follows this one with an attempt at `step`: in the same generation
     /// if the step is a later one, in the next one otherwise.
     pub fn next(self, step: u64) -> Self {
-        Self { generation: self.generation + u64::from(step <= self.step), step }
+        Self { generation: self.generation + u64::from(step <= self.step), step, settles: false }
+    }
+
+    /// Returns the round behind this step in which what it left to the next one is done.
+    pub fn settling(self) -> Self {
+        Self { settles: true, ..self }
     }
 }
 
 impl fmt::Display for Round {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "step {} (generation {})", self.step, self.generation)
+        let place = if self.settles { "the end of step" } else { "step" };
+        write!(f, "{place} {} (generation {})", self.step, self.generation)
     }
 }
 
@@ -48,10 +56,13 @@ mod tests {
     #[test]
     fn rounds_are_ordered_whatever_their_steps() {
         let first = Round::default().next(1);
-        assert_eq!(first, Round { generation: 0, step: 1 });
+        assert_eq!(first, Round { generation: 0, step: 1, settles: false });
         let (second, again, earlier) = (first.next(2), first.next(1), first.next(2).next(1));
         assert!(first < second && second < again && again <= earlier);
-        assert_eq!(earlier, Round { generation: 1, step: 1 });
+        assert!(first < first.settling() && first.settling() < second);
+        assert_eq!(first.settling().next(2), second);
+        assert_eq!(earlier, Round { generation: 1, step: 1, settles: false });
         assert_eq!(again.to_string(), "step 1 (generation 1)");
+        assert_eq!(first.settling().to_string(), "the end of step 1 (generation 0)");
     }
 }

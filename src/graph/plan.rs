@@ -2,7 +2,7 @@
 //! slots by liveness (memory planning) and its parameters to buckets. Independent of the device,
 //! whose limits are passed as values.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::memory_layout::{ALIGNMENT_BYTES, Segment, Slot, SlotKind, TensorLocation};
 use super::slots::{Liveness, NodeOrder, assign};
@@ -265,6 +265,31 @@ impl Plan {
             (segment.phase == phase).then_some(SegmentId(index as u32))
         };
         self.segments.iter().enumerate().filter_map(of_phase)
+    }
+
+    /// Returns the buckets of which each segment reads or writes parameters.
+    pub fn buckets_of_segments(&self) -> Vec<Vec<BucketId>> {
+        let mut bucket_of = HashMap::new();
+        for (id, bucket) in (0..).map(BucketId).zip(&self.buckets) {
+            for (parameter, _) in &bucket.parameters {
+                bucket_of.insert(self.graph.parameters[parameter.index()].tensor, id);
+            }
+        }
+        let mut found = Vec::with_capacity(self.segments.len());
+        for segment in &self.segments {
+            let mut buckets = Vec::new();
+            for node in &self.graph.nodes[segment.nodes.clone()] {
+                for tensor in node.inputs.iter().chain(&node.outputs) {
+                    if let Some(bucket) = bucket_of.get(tensor)
+                        && !buckets.contains(bucket)
+                    {
+                        buckets.push(*bucket);
+                    }
+                }
+            }
+            found.push(buckets);
+        }
+        found
     }
 
     /// Returns the segments of the forward pass, then those of the backward pass.

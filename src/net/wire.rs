@@ -43,7 +43,7 @@ pub(crate) const IDLE_TIMEOUT_MIN: Duration = Duration::from_millis(1);
 const MAGIC: [u8; 4] = *b"PTLK";
 /// Protocol of everything behind the version in a greeting, the messages between nodes included. A
 /// change of any of it is another protocol.
-const PROTOCOL: u16 = 4;
+const PROTOCOL: u16 = 5;
 const VERSION: u8 = 1;
 
 /// Code with which an application closes a QUIC connection.

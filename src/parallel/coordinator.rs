@@ -243,7 +243,7 @@ mod tests {
     use crate::GradientSquares;
     use potluck_core::{BucketId, ChunkId, Position};
 
-    const ROUND: Round = Round { generation: 1, step: 7 };
+    const ROUND: Round = Round { generation: 1, step: 7, settles: false };
     const DEADLINE: Nanos = 80;
 
     fn coordinator(world: u32) -> Coordinator {
@@ -314,7 +314,8 @@ mod tests {
     #[test]
     fn mistakes_of_a_peer_are_errors_that_change_nothing() {
         let mut coordinator = coordinator(2);
-        let (earlier, later) = (Round { step: 6, ..ROUND }, Round { generation: 2, step: 1 });
+        let (earlier, later) =
+            (Round { step: 6, ..ROUND }, Round { generation: 2, step: 1, settles: false });
         assert_eq!(coordinator.vote(1001, Vote { round: earlier, ..vote(1) }), Ok(None));
         let error = coordinator.vote(1001, Vote { round: later, ..vote(1) });
         assert_eq!(error, Err(StepError::LaterRound { found: later, current: ROUND }));

@@ -35,8 +35,8 @@ pub use options::{ParallelOptions, PipelineOptions, Shares, TENSOR_SHARE_MAX, Te
 pub use pipeline::{PipelinePrograms, PipelineRanks, PipelineRequest};
 pub use placement::{PlacedCluster, PlacedNode, Placement, PlacementChange, RankPlacement};
 pub use program::{
-    Instruction, MicroBatch, Program, Share, contiguous_shares, data_parallel, gradient_all_reduce,
-    single_rank,
+    Instruction, MicroBatch, Program, Share, SpreadPrograms, contiguous_shares, data_parallel,
+    gradient_all_reduce, single_rank,
 };
 pub use reduce_site::ReduceSite;
 pub use schedule::{PipelineSchedule, PipelineShape};

@@ -1,9 +1,10 @@
 //! Instructions, and the program of one rank for one step.
 
 use std::fmt;
+use std::sync::Arc;
 
-use super::Token;
-use crate::collective::Collective;
+use super::{Operation, Token};
+use crate::collective::{Collective, CollectiveKind};
 use potluck_core::{BucketId, EdgeId, ReductionId, SegmentId};
 use potluck_graph::Plan;
 
@@ -70,6 +71,24 @@ impl Program {
         let is_update =
             |instruction: &Instruction| matches!(instruction, Instruction::Update { .. });
         self.instructions.iter().any(is_update)
+    }
+
+    /// Returns true if the program begins with all-gathers that a step before it has left: no rank
+    /// has the parameters of that step before all have voted.
+    pub fn begins_with_gathers(&self) -> bool {
+        let before = self.instructions.iter().take_while(|one| **one != Instruction::Verdict);
+        before.into_iter().any(is_start_of_gather)
+    }
+
+    /// Returns true if the program updates shards, and leaves their all-gathers to a later one.
+    pub fn leaves_gathers(&self) -> bool {
+        let is_reduce = |instruction: &Instruction| match instruction {
+            Instruction::Start(collective) => collective.kind == CollectiveKind::ReduceScatter,
+            _ => false,
+        };
+        let behind = self.instructions.iter().skip_while(|one| **one != Instruction::Verdict);
+        let is_gathered = behind.into_iter().any(is_start_of_gather);
+        self.updates() && self.instructions.iter().any(is_reduce) && !is_gathered
     }
 
     /// Returns the buckets that the program updates and that a rank with this plan holds alone: the
@@ -183,6 +202,101 @@ pub fn data_parallel(plan: &Plan, share: Share, overlap: bool) -> Program {
     Program { micro_batches, instructions }
 }
 
+/// Programs of a data-parallel rank whose all-gathers travel in the next step, while it computes
+/// with the buckets that are there. Steps have the bits of [`data_parallel`].
+///
+/// Behind such a step, ranks have old parameters of the shards of others, until the next one, or
+/// the program [`settle`](Self::settle), has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SpreadPrograms {
+    /// Step without all-gathers.
+    pub first: Arc<Program>,
+    /// Step that begins with the all-gathers of the one before it, and leaves its own.
+    pub next: Arc<Program>,
+    /// The all-gathers alone.
+    pub settle: Arc<Program>,
+}
+
+impl SpreadPrograms {
+    /// Derives the programs from that of a rank with this plan, whose segments need the buckets of
+    /// `needs`.
+    pub fn new(program: &Program, plan: &Plan, needs: &[Vec<BucketId>]) -> Self {
+        let (forward, _) = plan.passes();
+        let mut order = Vec::new();
+        for segment in &forward {
+            order.extend(needs[segment.index()].iter().copied());
+        }
+        order.extend(completion_order(plan));
+        let mut gathers = Vec::new();
+        for bucket in order {
+            let start = Instruction::Start(Collective::all_gather(bucket));
+            if program.instructions.contains(&start) && !gathers.contains(&bucket) {
+                gathers.push(bucket);
+            }
+        }
+        let mut instructions = program.instructions.clone();
+        instructions.retain(|instruction| !is_of_gather(instruction));
+        let of = |instructions| {
+            Arc::new(Program { micro_batches: program.micro_batches.clone(), instructions })
+        };
+        let gather = |bucket: &BucketId| Collective::all_gather(*bucket);
+        let starts = gathers.iter().map(|bucket| Instruction::Start(gather(bucket)));
+        let waits = gathers.iter().map(|bucket| Instruction::Wait(Token::of(gather(bucket))));
+        Self {
+            next: of(behind_gathers(&instructions, &gathers, &forward, needs)),
+            first: of(instructions),
+            settle: Arc::new(Program {
+                micro_batches: Vec::new(),
+                instructions: starts.chain(waits).collect(),
+            }),
+        }
+    }
+}
+
+fn is_start_of_gather(instruction: &Instruction) -> bool {
+    matches!(instruction, Instruction::Start(_)) && is_of_gather(instruction)
+}
+
+fn is_of_gather(instruction: &Instruction) -> bool {
+    let collective = match instruction {
+        Instruction::Start(collective) => *collective,
+        Instruction::Wait(Token { operation: Operation::Collective(collective), .. }) => {
+            *collective
+        }
+        _ => return false,
+    };
+    collective.kind == CollectiveKind::AllGather
+}
+
+/// Returns instructions behind the all-gathers of these buckets, each of which is awaited before
+/// the first segment that needs it, and all before the backward pass and before anything is
+/// reduced.
+fn behind_gathers(
+    instructions: &[Instruction],
+    gathers: &[BucketId],
+    forward: &[SegmentId],
+    needs: &[Vec<BucketId>],
+) -> Vec<Instruction> {
+    let mut waiting = gathers.to_vec();
+    let mut placed: Vec<Instruction> =
+        gathers.iter().map(|bucket| Instruction::Start(Collective::all_gather(*bucket))).collect();
+    for instruction in instructions {
+        let is_needed = |bucket: &BucketId| match instruction {
+            Instruction::Run { segment, .. } if forward.contains(segment) => {
+                needs[segment.index()].contains(bucket)
+            }
+            Instruction::ZeroGradients | Instruction::Load { .. } => false,
+            _ => true,
+        };
+        let due: Vec<BucketId> = waiting.extract_if(.., |bucket| is_needed(bucket)).collect();
+        for bucket in due {
+            placed.push(Instruction::Wait(Token::of(Collective::all_gather(bucket))));
+        }
+        placed.push(*instruction);
+    }
+    placed
+}
+
 /// Returns the program of a rank that all-reduces its gradients, so that every rank holds the
 /// sums, and does nothing else.
 pub fn gradient_all_reduce(plan: &Plan) -> Program {
@@ -265,7 +379,6 @@ pub fn contiguous_shares(counts: &[u32], micro_batches: &[u32]) -> Vec<Share> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collective::CollectiveKind;
     use potluck_graph::{Builder, Init, PassKind, PlanOptions, differentiate};
 
     pub(super) fn plan() -> Plan {
@@ -299,6 +412,7 @@ mod tests {
         assert!(before.iter().all(|i| !matches!(i, Instruction::Update { .. })));
         assert!(after[1..].iter().all(|i| matches!(i, Instruction::Update { .. })));
         assert!(program.to_string().contains("run s0 on micro-batch 2"));
+        assert!(!program.begins_with_gathers() && !program.leaves_gathers());
     }
 
     /// Two blocks with a bucket each, and a bucket for a tensor that both use.
@@ -431,6 +545,52 @@ mod tests {
         let program = data_parallel(&plan, share(5, 4), true);
         for bucket in (0..plan.buckets.len() as u32).map(BucketId) {
             position(&program, Instruction::Start(Collective::reduce_scatter(bucket)));
+        }
+    }
+
+    #[test]
+    fn spread_gathers_begin_the_next_step_and_end_before_what_needs_their_buckets() {
+        let plan = tied();
+        let needs = plan.buckets_of_segments();
+        let (forward, _) = plan.passes();
+        let buckets = plan.buckets.len();
+        let gathers = |of: &Program| of.instructions.iter().filter(|i| is_of_gather(i)).count();
+        let without = |of: &Program| {
+            let mut instructions = of.instructions.clone();
+            instructions.retain(|i| !is_of_gather(i));
+            instructions
+        };
+        for count in [0, 1, 10] {
+            let program = data_parallel(&plan, share(count, 4), true);
+            let SpreadPrograms { first, next, settle } =
+                SpreadPrograms::new(&program, &plan, &needs);
+            assert_eq!([&*first, &*next, &*settle].map(gathers), [0, 2 * buckets, 2 * buckets]);
+            let all = [&program, &first, &next, &settle];
+            assert_eq!(all.map(Program::begins_with_gathers), [false, false, true, true]);
+            assert_eq!(all.map(Program::leaves_gathers), [false, true, true, false]);
+            // All else is as before.
+            assert_eq!(first.instructions, without(&program));
+            assert_eq!(without(&next), first.instructions);
+            assert_eq!(without(&settle), []);
+            for bucket in (0..buckets as u32).map(BucketId) {
+                let gather = Collective::all_gather(bucket);
+                let start = position(&next, Instruction::Start(gather));
+                let wait = position(&next, Instruction::Wait(Token::of(gather)));
+                let reduce = Instruction::Start(Collective::reduce_scatter(bucket));
+                assert!(start < buckets && start < wait, "{next}");
+                assert!(wait < position(&next, reduce), "{next}");
+                let needing = next.instructions.iter().position(|i| match i {
+                    Instruction::Run { segment, .. } => needs[segment.index()].contains(&bucket),
+                    _ => false,
+                });
+                assert!(needing.is_none_or(|at| wait < at), "{next}");
+            }
+            // Something is computed while the last bucket is on its way.
+            let last_wait = next.instructions.iter().rposition(is_of_gather).unwrap();
+            let runs = next.instructions[..last_wait].iter();
+            let runs = runs.filter(|i| matches!(i, Instruction::Run { .. })).count();
+            assert_eq!(runs > 0, count > 0, "{next}");
+            assert!(runs < forward.len(), "{next}");
         }
     }
 

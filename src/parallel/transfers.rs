@@ -446,7 +446,7 @@ mod tests {
     use crate::collective::Topology;
     use potluck_core::{BucketId, Rank};
 
-    const FIRST: Round = Round { generation: 0, step: 1 };
+    const FIRST: Round = Round { generation: 0, step: 1, settles: false };
     const BUCKET: BucketId = BucketId(0);
 
     /// Three ranks, four chunks: position 0 owns chunks 0 and 1, 1 owns 2, and 2 owns 3.
@@ -514,7 +514,7 @@ mod tests {
         let first = transfers.complete(&Place::bank(gradients, BUCKET, 0..2));
         assert_eq!((first, transfers.wait_for()), (Ok(CompletedRead::Discard), WaitFor::Readback));
         // Also one that completes in a later round.
-        let again = Round { generation: 1, step: 1 };
+        let again = Round { generation: 1, step: 1, settles: false };
         transfers.restart(again);
         transfers.start(Collective::reduce_scatter(BUCKET));
         let second = transfers.complete(&Place::bank(gradients, BUCKET, 2..4));
@@ -568,7 +568,7 @@ mod tests {
     #[test]
     fn messages_of_an_earlier_round_change_nothing_and_of_a_later_one_are_errors() {
         let mut transfers = transfers(0, ReduceSite::Device);
-        let second = Round { generation: 0, step: 2 };
+        let second = Round { generation: 0, step: 2, settles: false };
         transfers.restart(second);
         let verdict = Verdict::from_votes(&[vote()]);
         let messages = |round| {
@@ -585,7 +585,7 @@ mod tests {
         for message in messages(FIRST) {
             assert_eq!(transfers.handle(message), Ok(Response::None));
         }
-        let found = Round { generation: 1, step: 1 };
+        let found = Round { generation: 1, step: 1, settles: false };
         for message in messages(found) {
             let later = Err(StepError::LaterRound { found, current: second });
             assert_eq!(transfers.handle(message), later);

@@ -25,7 +25,7 @@ use potluck_core::rng::Key;
 use potluck_data::Sampler;
 use potluck_graph::optim::Optimizer;
 use potluck_graph::{Plan, Precision};
-use potluck_parallel::{Coordinates, Placement, Program, Verdict};
+use potluck_parallel::{Coordinates, Placement, Program, SpreadPrograms, Verdict};
 
 /// Options of a session.
 #[derive(Clone, Debug)]
@@ -75,6 +75,10 @@ pub struct Session {
     pub plan: Arc<Plan>,
     /// Programs by rank.
     pub programs: Vec<Arc<Program>>,
+    /// By rank: programs of steps whose all-gathers travel in the next one, if there are any.
+    spread: Option<Vec<SpreadPrograms>>,
+    /// True while steps leave their all-gathers, if they can.
+    pub(crate) leaves_gathers: bool,
     /// By rank: the plan of what its device holds.
     pub(crate) rank_plans: Vec<Arc<Plan>>,
     /// Pipelines of the devices, of one stage each if every rank holds the whole model.
@@ -98,6 +102,8 @@ impl Session {
             group: placed.group,
             plan: placed.plan,
             programs: placed.programs,
+            spread: placed.spread,
+            leaves_gathers: false,
             rank_plans: placed.plans,
             pipelines: placed.pipelines,
             placement: placed.placement,
@@ -177,7 +183,7 @@ impl Session {
         let samples = batch_of(&self.programs);
         let mut inputs = Vec::with_capacity(ranks.len());
         for (rank, micro_batches) in ranks.into_iter().enumerate() {
-            let program = self.programs[rank].clone();
+            let program = self.next_program(rank).clone();
             let mut states = Vec::new();
             if !self.states.is_empty() {
                 for part in &program.micro_batches {
@@ -196,6 +202,35 @@ impl Session {
             }));
         }
         inputs
+    }
+
+    /// Returns the program of a rank in the next step.
+    fn next_program(&self, rank: usize) -> &Arc<Program> {
+        match &self.spread {
+            Some(spread) if self.group.is_unsettled() => &spread[rank].next,
+            Some(spread) if self.leaves_gathers => &spread[rank].first,
+            _ => &self.programs[rank],
+        }
+    }
+
+    /// Performs the all-gathers that the last step has left, if it has: parameters are the same on
+    /// all ranks then.
+    ///
+    /// # Errors
+    /// Returns `TrainError` if a device fails.
+    pub(crate) fn settle(&mut self) -> Result<(), TrainError> {
+        let Some(spread) = self.spread.as_ref().filter(|_| self.group.is_unsettled()) else {
+            return Ok(());
+        };
+        let round = self.group.round().settling();
+        let mut inputs = Vec::with_capacity(spread.len());
+        for (rank, programs) in (0..).map(Rank).zip(spread) {
+            let faults = self.options.faults.clone();
+            let input = StepInput::new(round, rank, programs.settle.clone(), Vec::new());
+            inputs.push(Arc::new(StepInput { faults, ..input }));
+        }
+        self.group.step(&inputs)?;
+        Ok(())
     }
 
     /// Takes a step; returns the reports of all ranks. The loss scale of the next one follows from

@@ -85,7 +85,7 @@ fn has_no_code(desk: &Desk, texts: &[&str]) {
 }
 
 fn frame(to: u32, content: FrameContent) -> FrameHeader {
-    FrameHeader { to: Rank(to), round: Round { generation: 1, step: 3 }, content }
+    FrameHeader { to: Rank(to), round: Round { generation: 1, step: 3, settles: false }, content }
 }
 
 /// Control messages of a peer that has the code, each with a part of the sentence with which it is

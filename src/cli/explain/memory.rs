@@ -52,7 +52,7 @@ pub fn memory(placement: &ExplainedPlacement) -> Explanation {
         owned.push(owned_elements(&moments));
     }
     let pools = if tries_fewer {
-        pools_most(request.parallel, laid_out.whole(), world)
+        pools_most(request.parallel, laid_out.whole(), world, !request.nodes.nodes.is_empty())
     } else {
         pools_of(&ranks)
     };

@@ -93,7 +93,9 @@ pub type FrameReceiver = Arc<Lock<Option<Arc<dyn ReceiveFrames>>>>;
 
 /// Connection to another node.
 pub trait NodeConnection: Send + Sync {
-    /// Sends a message of any length; never blocks. Messages arrive in order.
+    /// Sends a message of any length. A long one waits while the queue of the link is full; short
+    /// ones are sent at once, and are delivered behind a long one that is on its way. Messages of a
+    /// thread arrive in order.
     ///
     /// # Errors
     /// Returns the reason with which the connection is closed.
@@ -116,7 +118,8 @@ pub trait NodeConnection: Send + Sync {
 pub struct NodeLink {
     link: Link,
     incoming: Arc<LinkReceiver>,
-    /// Number of the next blob; held while a message is queued, so that messages keep their order.
+    /// Number of the next blob; held while a long message is queued, of which there is one at a
+    /// time.
     next_blob: Lock<u64>,
 }
 
@@ -230,10 +233,10 @@ impl NodeLink {
 
 impl NodeConnection for NodeLink {
     fn send(&self, message: Vec<u8>) -> Result<(), Closed> {
-        let mut next = self.next_blob.lock();
         if message.len() < CONTROL_MAX {
             return self.link.send_control(tagged(WHOLE, &message));
         }
+        let mut next = self.next_blob.lock();
         let first = *next;
         let count = message.len().div_ceil(PAYLOAD_MAX) as u64;
         *next += count;
@@ -503,7 +506,7 @@ mod tests {
         let (incoming, events) = incoming();
         let (kind, chunk, from) = (CollectiveKind::AllGather, ChunkId(0), Position(1));
         let content = FrameContent::Chunk { kind, chunk, from };
-        let round = Round { generation: 1, step: 1 };
+        let round = Round { generation: 1, step: 1, settles: false };
         let tag = FrameHeader { to: Rank(0), round, content }.encode();
         let tries = |incoming: &LinkReceiver| {
             [

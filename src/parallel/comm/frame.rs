@@ -32,8 +32,9 @@ impl FrameHeader {
     /// Bytes of an encoded header.
     pub const BYTES: usize = 40;
 
-    /// Returns the header as bytes: kind, three zeros, the rank (u32), generation and step (u64),
-    /// chunk or edge (u32), position or micro-batch (u32), first element (u64); little-endian.
+    /// Returns the header as bytes: kind, 1 in the round behind a step and else 0, two zeros, the
+    /// rank (u32), generation and step (u64), chunk or edge (u32), position or micro-batch (u32),
+    /// first element (u64); little-endian.
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let (kind, id, from, start) = match self.content {
             FrameContent::Chunk { kind: CollectiveKind::ReduceScatter, chunk, from } => {
@@ -46,6 +47,7 @@ impl FrameHeader {
         };
         let mut bytes = [0; Self::BYTES];
         bytes[0] = kind;
+        bytes[1] = u8::from(self.round.settles);
         bytes[4..8].copy_from_slice(&self.to.0.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.round.generation.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.round.step.to_le_bytes());
@@ -69,10 +71,10 @@ impl FrameHeader {
             PIECE => FrameContent::Piece { edge: EdgeId(id), micro_batch: from, start },
             _ => return None,
         };
-        if bytes[1..4] != [0; 3] {
+        if bytes[1] > 1 || bytes[2..4] != [0; 2] {
             return None;
         }
-        let round = Round { generation: long(8), step: long(16) };
+        let round = Round { generation: long(8), step: long(16), settles: bytes[1] == 1 };
         Some(Self { to: Rank(short(4)), round, content })
     }
 }
@@ -149,7 +151,7 @@ mod tests {
     use potluck_core::rng::Key;
 
     fn headers() -> Vec<FrameHeader> {
-        let round = Round { generation: u64::MAX - 1, step: 1 << 40 };
+        let round = Round { generation: u64::MAX - 1, step: 1 << 40, settles: true };
         let chunk = |kind| FrameContent::Chunk { kind, chunk: ChunkId(7), from: Position(3) };
         let piece = FrameContent::Piece { edge: EdgeId(9), micro_batch: 11, start: 1 << 33 };
         let contents =

@@ -72,7 +72,13 @@ pub fn ring_inbox_max(layout: &ShardLayout, positions: impl Into<Positions>) -> 
 /// for the partial sums that begin here, or, later in the step, for the final values of the
 /// chunks that this rank owns. Every buffer may be of the longest chunk, because buffers are used
 /// again. The partial sums that wait at the server of a star are in the pools of their senders.
-pub fn ring_pool_bytes_max(layout: &ShardLayout, positions: impl Into<Positions>) -> usize {
+/// Over several nodes (`is_over_nodes`), where all-gathers may travel in the next step, final values
+/// may wait for a link when partial sums begin.
+pub fn ring_pool_bytes_max(
+    layout: &ShardLayout,
+    positions: impl Into<Positions>,
+    is_over_nodes: bool,
+) -> usize {
     let positions = positions.into();
     // A bucket that only one rank holds does not travel.
     let held = (0..layout.chunks.len() as u32).map(ChunkId).filter_map(|id| {
@@ -82,7 +88,8 @@ pub fn ring_pool_bytes_max(layout: &ShardLayout, positions: impl Into<Positions>
     let begun = held.clone().filter(|(id, own)| layout.is_initiator(*id, *own)).count();
     let owned = held.clone().filter(|(id, own)| layout.chunk(*id).owner == *own).count();
     let longest = held.map(|(id, _)| layout.chunk(id).range.len()).max().unwrap_or(0);
-    begun.max(owned).saturating_mul(longest).saturating_mul(DType::F32.bytes())
+    let buffers = if is_over_nodes { begun + owned } else { begun.max(owned) };
+    buffers.saturating_mul(longest).saturating_mul(DType::F32.bytes())
 }
 
 /// Returns the most bytes of final values that wait for the ranks of a process where others are on
@@ -378,8 +385,8 @@ mod tests {
     use super::*;
     use crate::collective::Topology;
 
-    const ROUND: Round = Round { generation: 0, step: 2 };
-    const LATER: Round = Round { generation: 1, step: 1 };
+    const ROUND: Round = Round { generation: 0, step: 2, settles: false };
+    const LATER: Round = Round { generation: 1, step: 1, settles: false };
     const KIND: CollectiveKind = CollectiveKind::ReduceScatter;
 
     /// What a ring thread has sent, and requested from its device.
@@ -505,7 +512,7 @@ mod tests {
     fn restarts_that_a_ring_thread_has_not_seen_fill_no_mailbox() {
         let layout = ShardLayout::new(Topology::Ring, 2, &[4], 2, 2);
         let inbox: Mailbox<RingMsg<Vec<f32>>> = Mailbox::new(ring_inbox_max(&layout, Position(0)));
-        let at = |step| Round { generation: 0, step };
+        let at = |step| Round { generation: 0, step, settles: false };
         for step in 1..100 {
             send_restart(&inbox, at(step)).unwrap();
         }
@@ -532,7 +539,9 @@ mod tests {
             let readback = Some(vec![1.0; 2]);
             RingMsg::Ready { round, kind: KIND, chunk: ChunkId(0), readback }
         };
-        worker.handle(ready(Round { generation: 0, step: 1 }), &mut output).unwrap();
+        worker
+            .handle(ready(Round { generation: 0, step: 1, settles: false }), &mut output)
+            .unwrap();
         assert!(output.sent.is_empty());
         let error = worker.handle(ready(LATER), &mut output).unwrap_err();
         assert_eq!(error, ExchangeError::LaterRound { found: LATER, current: ROUND });

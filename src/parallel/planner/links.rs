@@ -42,6 +42,13 @@ impl RingLinks {
         }
     }
 
+    /// Returns the seconds in which so many bytes come from one node to another; 0 if nothing is
+    /// known of the way.
+    pub fn transfer_s(&self, from: u32, to: u32, bytes: f64) -> f64 {
+        let link = self.between(from as usize, to as usize);
+        link.map_or(0.0, |link| bytes / link.bytes_per_s + link.round_trip_s / 2.0)
+    }
+
     /// Returns the seconds of a reduce-scatter, or of an all-gather, of so many bytes over ranks
     /// on these nodes, which are a ring in their order; 0 if they are all on one.
     ///
@@ -85,7 +92,10 @@ mod tests {
         assert!((links.collective_s(&[0, 0, 2, 2], 4e6) - (3.0 + 0.01 + 0.02)).abs() < 1e-9);
         // From 1 to 2 and back, past 0.
         assert!((links.collective_s(&[1, 2], 8e6) - (4.0 + 0.01 + 0.02)).abs() < 1e-9);
+        assert!((links.transfer_s(1, 2, 4e6) - (1.0 + 0.01)).abs() < 1e-9);
+        assert!((links.transfer_s(2, 0, 4e6) - (0.5 + 0.02)).abs() < 1e-9);
         assert_eq!(RingLinks(vec![None, None]).collective_s(&[0, 1], 1e9), 0.0);
+        assert_eq!(RingLinks(vec![None, None]).transfer_s(0, 1, 1e9), 0.0);
     }
 
     #[test]

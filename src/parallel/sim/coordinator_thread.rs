@@ -49,6 +49,8 @@ pub(crate) struct CoordinatorThread {
     deadline: Nanos,
     world: u32,
     steps: u64,
+    /// True if a settling round follows the last step.
+    settles: bool,
     has_failed: bool,
     is_over: bool,
     /// State of [`SeededBug::CommitsEarly`]: the votes of this step, and (`early`) the rank that
@@ -66,6 +68,7 @@ impl CoordinatorThread {
             deadline,
             world,
             steps: scenario.steps,
+            settles: scenario.spread.is_some(),
             has_failed: false,
             is_over: false,
             votes: Vec::new(),
@@ -77,11 +80,12 @@ impl CoordinatorThread {
     /// Returns the messages to send when every rank is ready for the next step.
     pub fn next_step(&mut self, now: Nanos) -> ToRanks {
         let round = self.coordinator.round();
-        self.is_over = round.step == self.steps;
+        let is_last = round.step == self.steps;
+        self.is_over = is_last && round.settles == self.settles;
         if self.is_over {
             return self.to_all(&ToRank::Over);
         }
-        let round = round.next(round.step + 1);
+        let round = if is_last { round.settling() } else { round.next(round.step + 1) };
         self.coordinator = Coordinator::new(round, self.world, self.deadline, now);
         self.votes.clear();
         self.early = None;

@@ -34,6 +34,7 @@ pub fn one_step(
         groups: BucketGroups::all(world as u32, buckets),
         edges: EdgeLayout::default(),
         programs: programs.to_vec(),
+        spread: None,
         parts: vec![ModelPart::whole(vec![Vec::new(); segments]); world],
         costs: machine.costs.to_vec(),
         reduce_site: vec![ReduceSite::Host; machine.costs.len()],

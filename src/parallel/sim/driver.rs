@@ -170,7 +170,7 @@ impl<'a> Simulation<'a> {
         let driver = &mut virtual_rank.driver;
         match job {
             DriverJob::Step(round) => {
-                driver.interpreter = Some(Interpreter::new(virtual_rank.program));
+                driver.interpreter = Some(Interpreter::new(self.scenario.program(rank, round)));
                 driver.transfers.restart(round);
                 driver.kept.clear();
                 if self.scenario.seeded_bug == Some(SeededBug::RestartsApart) {
@@ -315,7 +315,8 @@ impl<'a> Simulation<'a> {
     /// Queues a command on the device. Its effect on values counts for all commands after it.
     fn queue_command(&mut self, rank: Rank, action: &Action, takes: Nanos) {
         if let Action::Update { .. } = action {
-            self.check_committed(rank, "updates");
+            let step = self.virtual_ranks[rank.index()].driver.transfers.round().step;
+            self.check_committed(rank, step, "updates");
         }
         if let Action::Load { micro_batch } | Action::Run { micro_batch, .. } = *action {
             self.use_memory(rank, action, micro_batch);
@@ -389,7 +390,7 @@ impl<'a> Simulation<'a> {
         driver.interpreter = None;
         let discarded = match outcome {
             Outcome::Updated | Outcome::Skipped => {
-                driver.finished += 1;
+                driver.finished += u64::from(!driver.transfers.round().settles);
                 None
             }
             Outcome::Discarded(why) => Some(why),
@@ -513,7 +514,10 @@ impl<'a> Simulation<'a> {
         let now = self.queue.now();
         let chunk = self.scenario.layout.chunk(id);
         if tensor == BucketTensor::Parameters {
-            self.check_committed(rank, "takes parameters");
+            let round = self.virtual_ranks[rank.index()].driver.transfers.round();
+            // Those that the step before has left.
+            let is_before = self.scenario.spread.is_some() && !round.settles;
+            self.check_committed(rank, round.step - u64::from(is_before), "takes parameters");
         }
         let device = &mut self.virtual_ranks[rank.index()].device;
         match tensor {

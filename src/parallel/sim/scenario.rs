@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::model_part::ModelPart;
 use super::queue::nanos;
 use crate::collective::{BucketGroups, Chunk, ShardLayout};
-use crate::{EdgeLayout, Program, ReduceSite};
-use potluck_core::{BucketId, Nanos, Rank};
+use crate::{EdgeLayout, Program, ReduceSite, SpreadPrograms};
+use potluck_core::{BucketId, Nanos, Rank, Round};
 
 const F32_BYTES: f64 = 4.0;
 
@@ -134,6 +134,9 @@ pub struct Scenario {
     pub edges: EdgeLayout,
     /// Programs, per rank.
     pub programs: Vec<Program>,
+    /// Programs in their place, per rank, of steps whose all-gathers travel in the next one; a
+    /// settling round follows the last step.
+    pub spread: Option<Vec<SpreadPrograms>>,
     /// Parts of the model, per rank.
     pub parts: Vec<ModelPart>,
     /// Speeds, per rank.
@@ -173,6 +176,17 @@ impl Scenario {
 
     pub fn world(&self) -> usize {
         self.programs.len()
+    }
+
+    /// Returns the program of a rank in a round.
+    pub(crate) fn program(&self, rank: Rank, round: Round) -> &Program {
+        let Some(spread) = &self.spread else { return &self.programs[rank.index()] };
+        let programs = &spread[rank.index()];
+        match round {
+            Round { settles: true, .. } => &programs.settle,
+            Round { step: 1, .. } => &programs.first,
+            _ => &programs.next,
+        }
     }
 
     /// Returns true if a rank holds a bucket.

@@ -354,10 +354,9 @@ impl<'a> Simulation<'a> {
         self.ended_at = self.ended_at.max(self.queue.now()).max(virtual_rank.device.idle_at());
     }
 
-    /// Records a violation for each rank that has not voted in the step of `rank`: parameters may
-    /// only change in a step for which all have voted.
-    pub(crate) fn check_committed(&mut self, rank: Rank, what: &str) {
-        let step = self.virtual_ranks[rank.index()].driver.transfers.round().step;
+    /// Records a violation for each rank that has not voted in a step whose parameters `rank`
+    /// changes: they may only change in a step for which all have voted.
+    pub(crate) fn check_committed(&mut self, rank: Rank, step: u64, what: &str) {
         for (other, &voted) in self.voted.iter().enumerate() {
             if voted < step {
                 let violation = format!("{rank} {what} in step {step} without rank {other}'s vote");

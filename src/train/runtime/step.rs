@@ -291,7 +291,9 @@ pub fn run_step(
 ) -> Result<StepReport, DeviceError> {
     let mut interpreter = Interpreter::new(&input.program);
     let mut performer = Performer::new(device, input, peers, tracks);
-    performer.inject_fault(Point::Forward)?;
+    if !input.round.settles {
+        performer.inject_fault(Point::Forward)?;
+    }
     loop {
         while let Some(action) = interpreter.poll_action() {
             if let Action::Finish(outcome) = action {
@@ -440,6 +442,9 @@ impl<'a> Performer<'a> {
     }
 
     fn vote(&mut self) -> Result<(), DeviceError> {
+        if self.input.program.begins_with_gathers() {
+            self.inject_fault_of(self.input.round.step - 1, Point::Gather)?;
+        }
         self.fault_once(Point::Backward)?;
         self.fault_once(Point::Reduce)?;
         let norms = self.input.program.unreduced(self.device.plan());
@@ -524,8 +529,12 @@ impl<'a> Performer<'a> {
     fn finish(&mut self, outcome: Outcome) -> Result<StepReport, DeviceError> {
         self.device.flush()?;
         match outcome {
-            Outcome::Updated => self.inject_fault(Point::Gather)?,
-            Outcome::Skipped => {}
+            // Where they are left, the next step reaches the point: what it flips in a shard of
+            // another rank is overwritten by that step's update.
+            Outcome::Updated if !self.input.program.leaves_gathers() => {
+                self.inject_fault(Point::Gather)?;
+            }
+            Outcome::Updated | Outcome::Skipped => {}
             Outcome::Discarded(_) => self.peers.discard(self.device),
         }
         let verdict = self.verdict.take().unwrap_or_else(|| Verdict::from_votes(&[]));
@@ -550,7 +559,12 @@ impl<'a> Performer<'a> {
 
     /// Injects the fault planned for a point of the step.
     fn inject_fault(&mut self, point: Point) -> Result<(), DeviceError> {
-        match self.input.faults.at_rank(point, self.input.round.step, self.input.rank) {
+        self.inject_fault_of(self.input.round.step, point)
+    }
+
+    /// Injects the fault planned for a point of some step.
+    fn inject_fault_of(&mut self, step: u64, point: Point) -> Result<(), DeviceError> {
+        match self.input.faults.at_rank(point, step, self.input.rank) {
             Some(Fault::Nan) if point == Point::Forward => {
                 poison(self.device, BucketTensor::Parameters, |_| f32::NAN)
             }

@@ -109,23 +109,62 @@ pub(crate) struct Network {
     pub node_of_device: Vec<u32>,
     /// Bytes of the gradients, and of the parameters that are updated.
     pub gradient_bytes: f64,
-    /// True if gradients travel while the backward pass goes on.
+    /// True if gradients travel while the backward pass goes on, and parameters in the forward
+    /// pass of the next step.
     pub is_overlapped: bool,
 }
+
+/// Seconds between two states that travel to the first node: the default of
+/// `train.checkpoint_minutes` over nodes.
+const STATE_INTERVAL_S: f64 = 120.0;
+
+/// Factor by which devices of other nodes alone must be faster than one of the first node, where
+/// the state is saved and the batches come from: more than the noise of timings.
+const AWAY: f64 = 1.05;
 
 /// Part of the last micro-batch of a step behind which the sums of gradients hide: the backward
 /// pass is about two thirds of it, and the first gradients are there after a part of that.
 const HIDDEN: f64 = 0.5;
 
+/// Part of the first micro-batch behind which the updated parameters hide: the forward pass is
+/// about a third of it, and its first blocks wait for theirs.
+const HIDDEN_GATHER: f64 = 0.25;
+
 impl Network {
-    /// Returns the seconds that a step on these devices waits for the network, whose last
-    /// micro-batch takes `last_s`.
+    /// Returns the nodes of devices.
+    fn nodes(&self, set: &[usize]) -> Vec<u32> {
+        set.iter().map(|device| self.node_of_device[*device]).collect()
+    }
+
+    /// Returns true if links between devices are known, which take a part of each step.
+    fn is_slow_between(&self, set: &[usize]) -> bool {
+        self.links.collective_s(&self.nodes(set), self.gradient_bytes) > 0.0
+    }
+
+    /// Returns the seconds that a step on these devices waits for the network, whose micro-batches
+    /// take at least `last_s`. A step behind one whose parameters were read in between hides none of
+    /// its all-gathers.
     fn exposed_s(&self, set: &[usize], last_s: f64) -> f64 {
-        let nodes: Vec<u32> = set.iter().map(|device| self.node_of_device[*device]).collect();
-        let collective_s = self.links.collective_s(&nodes, self.gradient_bytes);
-        let hidden_s = if self.is_overlapped { HIDDEN * last_s } else { 0.0 };
-        // The updated parameters are gathered when all else is done.
-        (collective_s - hidden_s).max(0.0) + collective_s
+        let collective_s = self.links.collective_s(&self.nodes(set), self.gradient_bytes);
+        if !self.is_overlapped {
+            return 2.0 * collective_s;
+        }
+        let exposed = |part: f64| (collective_s - part * last_s).max(0.0);
+        exposed(HIDDEN) + exposed(HIDDEN_GATHER)
+    }
+
+    /// Returns the factor by which runs on devices of other nodes alone take longer than their
+    /// steps: all of the states travels to the first node, parameters and the two moments of AdamW.
+    fn factor_of_states(&self, set: &[usize]) -> f64 {
+        if set.iter().any(|device| self.node_of_device[*device] == 0) {
+            return 1.0;
+        }
+        let shard = 3.0 * self.gradient_bytes / set.len() as f64;
+        let mut travels_s = 0.0;
+        for device in set {
+            travels_s += self.links.transfer_s(self.node_of_device[*device], 0, shard);
+        }
+        AWAY * (1.0 + travels_s / STATE_INTERVAL_S)
     }
 }
 
@@ -182,17 +221,19 @@ pub(crate) fn split_by_speed(
     if selection.step_s.is_infinite() {
         return Ok(None);
     }
-    let TriedSet { counts, step_s, network_s } =
+    let TriedSet { counts, step_s, network_s, .. } =
         timer.tried.remove(&selection.taken).unwrap_or_default();
     let names: Vec<&str> = drivers.iter().map(|driver| driver.name()).collect();
     let micro_batches: Vec<u32> = solo.iter().map(|one| one.speed.micro_batch).collect();
     let mut split = split_of(selection, counts, &names, &micro_batches, rows_min);
-    if network_s > 0.0 {
-        split.notes.push(format!(
-            "a step is expected to take {} ms, {} of them for the network between nodes",
-            milliseconds(step_s),
-            milliseconds(network_s)
-        ));
+    if network.is_some_and(|network| network.is_slow_between(&split.members)) {
+        let of_network = if network_s > 0.0 {
+            format!(", {} of them for the network between nodes", milliseconds(network_s))
+        } else {
+            ", in which the network between nodes is hidden".into()
+        };
+        let step_ms = milliseconds(step_s);
+        split.notes.push(format!("a step is expected to take {step_ms} ms{of_network}"));
     }
     if let Some(mut cost) = cost {
         cost.devices.retain(|device| split.members.contains(device));
@@ -228,11 +269,14 @@ struct TriedSet {
     /// Seconds of a step, with those in which it waits for the network between nodes.
     step_s: f64,
     network_s: f64,
+    /// Seconds of a step with its part of what is between steps, by which sets are compared.
+    cost_s: f64,
 }
 
 impl SetTimer<'_> {
-    /// Returns the seconds of a step on a set of devices, ascending; infinite if they do not hold
-    /// the state, if the batch has too few samples for them, or after a failure.
+    /// Returns the seconds of a step on a set of devices, ascending, with its part of what is
+    /// between steps; infinite if they do not hold the state, if the batch has too few samples for
+    /// them, or after a failure.
     fn step_seconds(&mut self, set: &[usize]) -> f64 {
         if !(self.hold)(set) || self.failed.is_some() {
             return f64::INFINITY;
@@ -268,7 +312,11 @@ impl SetTimer<'_> {
             return f64::INFINITY;
         }
         let network_s = self.network_s(&working, &counts, &speeds);
-        let mut step_s = makespan(&counts, &speeds) + exchange_s + network_s;
+        let step_s = makespan(&counts, &speeds) + exchange_s + network_s;
+        let mut cost_s = step_s;
+        if let Some(network) = self.network {
+            cost_s *= network.factor_of_states(&working);
+        }
         // A device without a sample gains nothing, whatever the timing noise suggests.
         for (idle, count) in set.iter().zip(&counts) {
             if *count > 0 {
@@ -276,11 +324,11 @@ impl SetTimer<'_> {
             }
             let others: Vec<usize> = set.iter().copied().filter(|one| one != idle).collect();
             if let Some(without) = self.tried.get(&others) {
-                step_s = step_s.max(without.step_s);
+                cost_s = cost_s.max(without.cost_s);
             }
         }
-        self.tried.insert(set.to_vec(), TriedSet { counts, step_s, network_s });
-        step_s
+        self.tried.insert(set.to_vec(), TriedSet { counts, step_s, network_s, cost_s });
+        cost_s
     }
 
     /// Returns the seconds that a step waits for the network between the devices that work, with
@@ -481,6 +529,29 @@ pub(crate) fn split_evenly(batch: u32, world: usize) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use potluck_parallel::planner::links::LinkRate;
+
+    #[test]
+    fn states_that_travel_count_and_equal_devices_of_other_nodes_come_second() {
+        let network = |bytes_per_s: f64| Network {
+            links: RingLinks(vec![Some(LinkRate { bytes_per_s, round_trip_s: 0.0 }); 2]),
+            node_of_device: vec![0, 1, 1],
+            gradient_bytes: 60e6,
+            is_overlapped: true,
+        };
+        let slow = network(2.5e6);
+        assert_eq!(slow.factor_of_states(&[0]), 1.0);
+        // Three times 60 MB at 2.5 MB/s in two minutes.
+        assert!((slow.factor_of_states(&[1]) - 1.05 * 1.6).abs() < 1e-9);
+        assert!((slow.factor_of_states(&[1, 2]) - 1.05 * 1.6).abs() < 1e-9);
+        assert_eq!(slow.factor_of_states(&[0, 1]), 1.0);
+        let fast = network(1e9);
+        assert!((1.05..1.06).contains(&fast.factor_of_states(&[1])));
+        let unknown = Network { links: RingLinks(vec![None, None]), ..network(1.0) };
+        assert_eq!(unknown.factor_of_states(&[1]), 1.05);
+        assert!(slow.is_slow_between(&[0, 1]) && !unknown.is_slow_between(&[0, 1]));
+        assert!(!slow.is_slow_between(&[1, 2]) && !slow.is_slow_between(&[]));
+    }
 
     #[test]
     fn the_cost_of_devices_is_a_sentence() {

@@ -20,9 +20,10 @@ use potluck_graph::memory_layout::ALIGNMENT_BYTES;
 use potluck_graph::{Bucket, Plan};
 use potluck_kernels::device::DeviceError;
 use potluck_kernels::exec::Executor;
+use potluck_parallel::Program;
 use potluck_parallel::collective::{BucketGroups, ShardLayout, Topology};
 use potluck_parallel::comm::{Mailbox, nanos};
-use round::StepRound;
+use round::{RoundPrograms, StepRound};
 use seat::{LocalSeat, Seat};
 
 /// One rank: its device, and its connection to the other ranks.
@@ -40,6 +41,9 @@ pub struct WorkerGroup {
     ended: Option<GroupEnd>,
     /// Last round that was begun.
     round: Round,
+    /// True while ranks have old parameters of the shards of others: the last step has left its
+    /// all-gathers.
+    is_unsettled: bool,
 }
 
 /// Reason for which a worker group takes no further step.
@@ -94,7 +98,8 @@ impl WorkerGroup {
         for (driver, seat) in drivers.into_iter().zip(seats) {
             workers.push(Worker { driver, seat });
         }
-        Ok(Self { workers, inbox, layout, ended: None, round: Round { generation, step: 0 } })
+        let round = Round { generation, ..Round::default() };
+        Ok(Self { workers, inbox, layout, ended: None, round, is_unsettled: false })
     }
 
     /// Starts a worker group of one device, for work that needs no step.
@@ -137,7 +142,7 @@ impl WorkerGroup {
     /// # Errors
     /// Returns the error that ended an earlier step: parameters may then be a mix of two steps.
     pub fn driver(&self, rank: Rank) -> Result<&DeviceThread, RuntimeError> {
-        self.require_whole()?;
+        self.require_settled()?;
         Ok(&self.workers[rank.index()].driver)
     }
 
@@ -159,6 +164,16 @@ impl WorkerGroup {
         }
     }
 
+    /// Requires that the devices are there, and have the parameters of one step.
+    fn require_settled(&self) -> Result<(), RuntimeError> {
+        self.require_whole()?;
+        if self.is_unsettled {
+            let why = format!("the parameters behind {} are not gathered yet", self.round);
+            return Err(RuntimeError::Defect(why));
+        }
+        Ok(())
+    }
+
     /// Returns the ranks whose devices answer and hold the parameters of the last step that was
     /// completed: all ranks, or after the failure of a step those that did not fail.
     ///
@@ -168,7 +183,7 @@ impl WorkerGroup {
     pub(crate) fn readable(&self) -> Result<Vec<Rank>, RuntimeError> {
         let mut left: Vec<Rank> = (0..self.world() as u32).map(Rank).collect();
         let failure = match &self.ended {
-            None => return Ok(left),
+            None => return self.require_settled().map(|()| left),
             Some(GroupEnd::Closed) => return Err(closed()),
             Some(GroupEnd::Failed(failure)) => failure,
         };
@@ -233,7 +248,7 @@ impl WorkerGroup {
         R: Send + 'static,
         F: Fn(Rank, &mut dyn Executor) -> Result<R, DeviceError> + Clone + Send + 'static,
     {
-        self.require_whole()?;
+        self.require_settled()?;
         let mut pending = Vec::with_capacity(self.world());
         for (rank, worker) in self.workers.iter().enumerate() {
             let rank = Rank(rank as u32);
@@ -252,6 +267,11 @@ impl WorkerGroup {
     /// Returns a device's error, with its rank if there are several.
     pub fn error(&self, rank: Rank, error: DeviceError) -> RuntimeError {
         if self.world() == 1 { error.into() } else { RuntimeError::Rank { rank, error } }
+    }
+
+    /// Returns true if the last step has left its all-gathers.
+    pub(crate) fn is_unsettled(&self) -> bool {
+        self.is_unsettled
     }
 
     /// Returns the last round that was begun.
@@ -287,19 +307,30 @@ impl WorkerGroup {
     /// further step is possible; [`WorkerGroup::readable`] tells what can still be read.
     pub fn step(&mut self, inputs: &[Arc<StepInput>]) -> Result<Vec<StepReport>, RuntimeError> {
         self.require_whole()?;
+        let is_any = |of: fn(&Program) -> bool| inputs.iter().any(|input| of(&input.program));
+        let programs = RoundPrograms {
+            updates: is_any(Program::updates),
+            begins_with_gathers: is_any(Program::begins_with_gathers),
+        };
+        if !programs.begins_with_gathers {
+            self.require_settled()?;
+        }
         let round = self.begin_round(inputs)?;
         for worker in &self.workers {
             if let Seat::Local(seat) = &worker.seat {
                 seat.restart(round);
             }
         }
-        let updates = inputs.iter().any(|input| input.program.updates());
-        let mut round = StepRound::new(self, round, updates);
+        let mut round = StepRound::new(self, round, programs);
         for (worker, input) in self.workers.iter().zip(inputs) {
             round.submit(worker, input);
         }
         match round.run() {
-            Ok(reports) => Ok(reports),
+            Ok(reports) => {
+                let is_updated = reports.iter().any(StepReport::is_updated);
+                self.is_unsettled = is_updated && is_any(Program::leaves_gathers);
+                Ok(reports)
+            }
             Err(failure) => {
                 let (rank, error) = failure.first.clone();
                 self.ended = Some(GroupEnd::Failed(failure));

@@ -224,6 +224,7 @@ impl Trainer {
         let last = self.snapshot.as_ref().map(|checkpoint| checkpoint.meta.step);
         let is_due = every > 0 && last.is_none_or(|last| last != now && now.is_multiple_of(every));
         if is_due {
+            self.session.settle()?;
             // Freed first: the host may not have memory for two.
             drop(mem::take(&mut self.snapshot));
             self.snapshot = Some(Arc::new(self.checkpoint()?));

@@ -167,8 +167,24 @@ impl Trainer {
         every > 0 && self.steps().is_multiple_of(every)
     }
 
-    /// Takes the steps that are left, evaluates, and saves.
+    /// Takes the steps that are left, evaluates, and saves. Steps leave their all-gathers, if they
+    /// can: what reads parameters between two of them settles that before.
     pub(crate) fn run_steps(
+        &mut self,
+        fit: &mut Fit,
+        hooks: &mut dyn FitHooks,
+    ) -> Result<FitEnd, TrainError> {
+        self.session.leaves_gathers = true;
+        let end = self.steps_until_end(fit, hooks);
+        self.session.leaves_gathers = false;
+        if end.is_err() {
+            // What ended the steps is the error, also if a device has failed.
+            let _ = self.session.settle();
+        }
+        end
+    }
+
+    fn steps_until_end(
         &mut self,
         fit: &mut Fit,
         hooks: &mut dyn FitHooks,
@@ -186,6 +202,7 @@ impl Trainer {
             }
             self.take_fit_step(fit, hooks)?;
             if self.is_due(self.options.hash_every) {
+                self.session.settle()?;
                 let told = self.notes.len();
                 let compared = self.compare_parameters();
                 self.warn_of_notes(told, fit, hooks)?;
@@ -203,6 +220,7 @@ impl Trainer {
                 break;
             }
         }
+        self.session.settle()?;
         if self.has_lost_patience(fit) && end == FitEnd::Done {
             end = FitEnd::NoImprovement;
         }
@@ -294,6 +312,7 @@ impl Trainer {
         if extent.samples == 0 {
             return Ok(None);
         }
+        self.session.settle()?;
         let evaluation = loop {
             match self.measure_fit(fit, hooks)? {
                 Some(evaluation) => break evaluation,
@@ -402,6 +421,7 @@ impl Trainer {
         if hooks.store().is_some() {
             fit.emit(hooks, Event::Saving { step })?;
         }
+        self.session.settle()?;
         let told = self.notes.len();
         let checkpoint = self.saveable();
         self.warn_of_notes(told, fit, hooks)?;

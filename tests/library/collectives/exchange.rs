@@ -293,7 +293,7 @@ fn run(layout: ShardLayout, window: usize, is_chained: bool, seed: u32, rounds: 
                 side.own = own(&world.layout, rank as u32, round as u32 + 1, seed);
                 side.result = side.own.clone();
                 let step = world.rounds[rank] as u64;
-                world.members[rank].restart(Round { generation: 0, step });
+                world.members[rank].restart(Round { generation: 0, step, settles: false });
                 world.enter(rank);
             }
         }
@@ -397,7 +397,7 @@ fn a_rank_that_runs_ahead_without_end_is_an_error() {
     for step in 1..=max as u64 + 1 {
         let mut ahead = ExchangeDriver::<f32>::new(layout.clone(), Position(1), 1);
         let mut sender = side();
-        ahead.restart(Round { generation: 0, step });
+        ahead.restart(Round { generation: 0, step, settles: false });
         ahead.on_local_ready(CollectiveKind::ReduceScatter, ChunkId(0), &mut sender).unwrap();
         let (_, message) = sender.sent.pop().unwrap();
         let result = behind.on_message(message, &mut side());
@@ -419,17 +419,17 @@ fn messages_of_later_rounds_wait_for_their_own() {
     let message = |step| {
         let mut ahead = ExchangeDriver::<f32>::new(layout.clone(), Position(1), 1);
         let mut sender = side();
-        ahead.restart(Round { generation: 0, step });
+        ahead.restart(Round { generation: 0, step, settles: false });
         ahead.on_local_ready(CollectiveKind::ReduceScatter, ChunkId(0), &mut sender).unwrap();
         sender.sent.pop().unwrap().1
     };
     let mut behind = ExchangeDriver::<f32>::new(layout.clone(), Position(0), 1);
-    behind.restart(Round { generation: 0, step: 1 });
+    behind.restart(Round { generation: 0, step: 1, settles: false });
     for step in [3, 2] {
         behind.on_message(message(step), &mut side()).unwrap();
     }
     for step in [2, 3] {
-        behind.restart(Round { generation: 0, step });
+        behind.restart(Round { generation: 0, step, settles: false });
         let mut own = side();
         behind.start(&mut own).unwrap();
         behind.on_local_ready(CollectiveKind::ReduceScatter, ChunkId(0), &mut own).unwrap();

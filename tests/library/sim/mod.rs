@@ -183,6 +183,22 @@ fn whatever_fails_nobody_waits_and_nobody_differs() {
     assert!(is_one_seed || kinds.iter().all(|&count| count > 300), "{kinds:?}");
 }
 
+#[test]
+fn the_same_holds_where_all_gathers_travel_in_the_next_step() {
+    for_seeds(1000, |seed| {
+        let (apart, spread) = (random::scenario(seed), random::spread_scenario(seed));
+        let [apart, spread] = [apart, spread].map(|scenario| run_and_check(&scenario));
+        assert!(is_completed(&spread));
+        let bits = |report: &SimulationReport| {
+            report.ranks.iter().map(|rank| rank.bits()).collect::<Vec<_>>()
+        };
+        assert_eq!(bits(&spread), bits(&apart));
+    });
+    let kinds = ends_under_faults(1500, random::spread_scenario);
+    let is_one_seed = kinds.iter().sum::<u64>() == 1;
+    assert!(is_one_seed || kinds.iter().all(|&count| count > 150), "{kinds:?}");
+}
+
 /// How runs end when a rank dies before each of their events, for each rank.
 #[derive(Debug, Default)]
 struct Deaths {

@@ -12,7 +12,9 @@ use potluck_parallel::sim::{
     Costs, Detection, FaultTime, LinkModel, MachineModel, ModelPart, Scenario, SegmentCost,
     SimulatedFault, one_step,
 };
-use potluck_parallel::{Program, ReduceSite, Share, contiguous_shares, data_parallel};
+use potluck_parallel::{
+    Program, ReduceSite, Share, SpreadPrograms, contiguous_shares, data_parallel,
+};
 
 /// Draws numbers for one seed.
 pub struct Draw(Random);
@@ -147,8 +149,30 @@ fn lengths(draw: &mut Draw) -> Vec<usize> {
     (0..buckets).map(|_| draw.below(most / buckets + 1) as usize).collect()
 }
 
+/// Lets the all-gathers of each step of a scenario travel in the next one; each forward segment
+/// needs some of the buckets.
+pub fn spread(scenario: Scenario, plan: &Plan, draw: &mut Draw) -> Scenario {
+    let buckets = scenario.layout.buckets() as u32;
+    let mut needs = Vec::with_capacity(plan.segments.len());
+    for _ in &plan.segments {
+        needs.push((0..buckets).map(BucketId).filter(|_| draw.one_in(2)).collect::<Vec<_>>());
+    }
+    let programs = scenario.programs.iter();
+    let spread = programs.map(|program| SpreadPrograms::new(program, plan, &needs)).collect();
+    Scenario { spread: Some(spread), ..scenario }
+}
+
 /// A scenario of any size and speed, without faults.
 pub fn scenario(seed: u64) -> Scenario {
+    any(seed, false)
+}
+
+/// The scenario of the seed in whose steps the all-gathers of the one before travel.
+pub fn spread_scenario(seed: u64) -> Scenario {
+    any(seed, true)
+}
+
+fn any(seed: u64, is_spread: bool) -> Scenario {
     let draw = &mut Draw::new(seed);
     let world = 1 + draw.below(9);
     let lengths = lengths(draw);
@@ -166,7 +190,7 @@ pub fn scenario(seed: u64) -> Scenario {
         overlap: !draw.one_in(3),
         costs: (0..world).map(|_| costs(draw, plan.segments.len())).collect(),
         links,
-        plan,
+        plan: plan.clone(),
     };
     let mut scenario = parts.scenario(seed);
     scenario.jitter_s = if draw.one_in(4) { 0.0 } else { draw.between(1e-7, 1e-2) };
@@ -175,7 +199,7 @@ pub fn scenario(seed: u64) -> Scenario {
     scenario.steps = 1 + u64::from(draw.below(3));
     scenario.slots_max = slots(draw);
     scenario.reduce_site = sites(draw, world);
-    scenario
+    if is_spread { spread(scenario, &plan, draw) } else { scenario }
 }
 
 /// Places to read back to: as many as there are chunks, or a few.

@@ -50,7 +50,7 @@ fn encoded(message: &ToFirst) -> Vec<u8> {
 }
 
 fn vote(rank: u32, step: u64) -> ToFirst {
-    let round = Round { generation: 1, step };
+    let round = Round { generation: 1, step, settles: false };
     let (rank, gradients) = (Rank(rank), Vec::new());
     ToFirst::Vote(Vote { round, rank, loss: 1.0, count: 1.0, loss_scale: 1.0, gradients })
 }

@@ -197,7 +197,8 @@ fn fitting(
     available: Option<u64>,
 ) -> Result<Vec<MeasuredCandidate>, RuntimeError> {
     let plan = request.plans.of_rows(1);
-    let pools = pools_most(request.parallel, &plan, candidates.len());
+    let pools =
+        pools_most(request.parallel, &plan, candidates.len(), !request.nodes.nodes.is_empty());
     'fit: loop {
         let ranks = candidates.iter().filter_map(|one| Some(one.admissions.front()?.memory));
         let all = host_bytes(request, ranks, pools);

@@ -103,12 +103,13 @@ impl LaidOut {
         devices: impl IntoIterator<Item = &'s Selection>,
     ) -> Vec<RankMemory> {
         let PipelinePrograms { plans, edges, groups, .. } = &self.written;
+        let is_over_nodes = !request.nodes.nodes.is_empty();
         let mut ranks = Vec::with_capacity(plans.len());
         for (rank, selection) in devices.into_iter().enumerate() {
             let id = Rank(rank as u32);
             let moments = self.moments(request, rank);
             ranks.push(RankMemory {
-                pool: ring_pool_bytes_max(&self.layout, groups.positions(id)),
+                pool: ring_pool_bytes_max(&self.layout, groups.positions(id), is_over_nodes),
                 edges: edges.bytes_from(id),
                 ..RankMemory::of(selection, &plans[rank], &moments, plans.len())
             });

@@ -91,11 +91,16 @@ pub fn pools_of(ranks: &[RankMemory]) -> usize {
 
 /// Returns the most bytes of the buffers of all ring threads, if there are up to `world` ranks with
 /// the whole model each.
-pub fn pools_most(parallel: &ParallelOptions, plan: &Plan, world: usize) -> usize {
+pub fn pools_most(
+    parallel: &ParallelOptions,
+    plan: &Plan,
+    world: usize,
+    is_over_nodes: bool,
+) -> usize {
     let mut most: usize = 0;
     for ranks in 1..=world {
         let mut all: usize = 0;
-        for pool in pools(parallel, plan, ranks) {
+        for pool in pools(parallel, plan, ranks, is_over_nodes) {
             all = all.saturating_add(pool);
         }
         most = most.max(all);
@@ -104,9 +109,15 @@ pub fn pools_most(parallel: &ParallelOptions, plan: &Plan, world: usize) -> usiz
 }
 
 /// Returns the bytes of the buffers of each ring thread of `world` ranks with the whole model each.
-pub fn pools(parallel: &ParallelOptions, plan: &Plan, world: usize) -> Vec<usize> {
+pub fn pools(
+    parallel: &ParallelOptions,
+    plan: &Plan,
+    world: usize,
+    is_over_nodes: bool,
+) -> Vec<usize> {
     let layout = layout_of(parallel, plan, world);
-    (0..world as u32).map(|position| ring_pool_bytes_max(&layout, Position(position))).collect()
+    let positions = (0..world as u32).map(Position);
+    positions.map(|position| ring_pool_bytes_max(&layout, position, is_over_nodes)).collect()
 }
 
 #[cfg(test)]

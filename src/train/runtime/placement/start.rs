@@ -12,7 +12,10 @@ use crate::runtime::pipelines::ModelPipelines;
 use crate::runtime::trace_labels::TraceLabels;
 use crate::runtime::workers::{WorkerGroup, WorkerGroupOptions};
 use potluck_core::metrics::Trace;
-use potluck_parallel::{PipelinePrograms, Placement, RankPlacement, ReduceSite};
+use potluck_graph::Plan;
+use potluck_parallel::{
+    PipelinePrograms, Placement, Program, RankPlacement, ReduceSite, SpreadPrograms,
+};
 
 /// Opened ranks of a run, ready to start.
 pub(crate) struct ReadyRanks {
@@ -59,11 +62,39 @@ pub fn start(
         drivers.push(one.driver);
     }
     let group = WorkerGroup::start(drivers, layout, groups, &options)?;
+    let spread = spread(request, &arrangement, &nodes, &whole, &programs);
     let programs = programs.into_iter().map(Arc::new).collect();
     let Arrangement { pipelines, shares, schedule, .. } = arrangement;
     let pipelines = ModelPipelines::new(model, pipelines, shares, schedule, edges);
     let pipelines = Arc::new(pipelines);
-    Ok(PlacedWorkers { group, plan: whole, programs, placement, pipelines, plans, notes, trace })
+    Ok(PlacedWorkers {
+        group,
+        plan: whole,
+        programs,
+        spread,
+        placement,
+        pipelines,
+        plans,
+        notes,
+        trace,
+    })
+}
+
+/// Returns the programs of steps whose all-gathers travel in the next one: of replicas on several
+/// nodes. On one node they are fast, and a device that is lost would cost more than the step.
+fn spread(
+    request: &PlacementRequest,
+    arrangement: &Arrangement,
+    nodes: &[u32],
+    plan: &Plan,
+    programs: &[Program],
+) -> Option<Vec<SpreadPrograms>> {
+    let is_over_nodes = nodes.iter().any(|node| *node != nodes[0]);
+    if !request.parallel.overlap || !is_over_nodes || arrangement.mesh.is_divided() {
+        return None;
+    }
+    let needs = plan.buckets_of_segments();
+    Some(programs.iter().map(|program| SpreadPrograms::new(program, plan, &needs)).collect())
 }
 
 /// Returns the record of opened ranks.

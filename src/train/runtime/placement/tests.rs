@@ -197,7 +197,7 @@ fn what_travels_takes_no_more_host_memory_than_is_counted() {
             let mut placed = place(request).unwrap();
             train(request, &mut placed, 4);
             let ranks = placed.placement.ranks.len();
-            let pools = rank_memory::pools(request.parallel, &placed.plan, ranks);
+            let pools = rank_memory::pools(request.parallel, &placed.plan, ranks, false);
             for (rank, (_, staging)) in allocated(&placed).into_iter().enumerate() {
                 let peak = placed.group.pool_bytes_peak(Rank(rank as u32));
                 let what =

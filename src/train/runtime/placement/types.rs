@@ -14,7 +14,7 @@ use potluck_core::metrics::Trace;
 use potluck_graph::Plan;
 use potluck_graph::optim::Optimizer;
 use potluck_kernels::autotune::TuneOptions;
-use potluck_parallel::{ParallelOptions, Placement, Program};
+use potluck_parallel::{ParallelOptions, Placement, Program, SpreadPrograms};
 
 /// Request for the worker group of a run.
 #[derive(Clone)]
@@ -57,6 +57,9 @@ pub struct PlacedWorkers {
     pub plan: Arc<Plan>,
     /// Programs by rank.
     pub programs: Vec<Arc<Program>>,
+    /// By rank: programs of steps whose all-gathers travel in the next one; `None` where they do
+    /// not.
+    pub spread: Option<Vec<SpreadPrograms>>,
     pub placement: Placement,
     /// Pipelines of the run, of one stage each if every rank holds the whole model.
     pub pipelines: Arc<ModelPipelines>,

@@ -415,7 +415,8 @@ impl<'h> NodeServer<'h> {
         let mut pools: usize = 0;
         for (rank, _) in &assembly.seats {
             let positions = assembly.groups.positions(*rank);
-            pools = pools.saturating_add(ring_pool_bytes_max(&assembly.layout, positions.clone()));
+            let pool = ring_pool_bytes_max(&assembly.layout, positions.clone(), true);
+            pools = pools.saturating_add(pool);
             own.push(positions);
         }
         memory::require(pools.saturating_add(arriving_bytes_max(&assembly.layout, &own)))?;
@@ -505,7 +506,9 @@ impl<'h> NodeServer<'h> {
         let round = order.round;
         let given = order.micro_batches;
         let micro_batches: Result<Vec<Inputs>, String> = match &mut self.own_inputs {
-            Some(own) if given.is_empty() => own.of_step(rank, round.step, &program, &here.inputs),
+            Some(own) if given.is_empty() && !program.micro_batches.is_empty() => {
+                own.of_step(rank, round.step, &program, &here.inputs)
+            }
             _ => Ok(given),
         };
         let submitted = match micro_batches {

@@ -25,7 +25,7 @@ use crate::runtime::step::{Inputs, StepInput, StepReport};
 use crate::runtime::timing::Probe;
 use potluck_core::faults::Faults;
 use potluck_core::rng::Key;
-use potluck_core::{BucketId, DType, HostTensor, Rank, TensorId, decode};
+use potluck_core::{BucketId, DType, HostTensor, Rank, Round, TensorId, decode};
 use potluck_graph::model::gpt::{GptConfig, gpt};
 use potluck_graph::optim::Optimizer;
 use potluck_graph::{Graph, ModelGraph, MomentFormat, Unary};
@@ -35,7 +35,9 @@ use potluck_kernels::exec::{BucketTensor, Executor};
 use potluck_net::nodes::{FrameReceiver, NodeConnection};
 use potluck_parallel::collective::CollectiveKind;
 use potluck_parallel::comm::{Carrier, Closed, FrameContent, FrameHeader, FrameValues, Mailbox};
-use potluck_parallel::{MicroBatch, ParallelOptions, PipelineOptions, Shares};
+use potluck_parallel::{
+    MicroBatch, ParallelOptions, PipelineOptions, Program, Shares, SpreadPrograms,
+};
 
 const BATCH: u32 = 12;
 /// Longest time for which a node may show no progress.
@@ -308,9 +310,19 @@ fn with_request<R>(
 }
 
 fn step(placed: &mut PlacedWorkers, step: u64) -> Result<Vec<StepReport>, RuntimeError> {
-    let round = placed.group.round().next(step);
+    let (round, programs) = (placed.group.round().next(step), placed.programs.clone());
+    run_round(placed, round, &programs)
+}
+
+/// Runs a round of these programs, by rank.
+fn run_round(
+    placed: &mut PlacedWorkers,
+    round: Round,
+    programs: &[Arc<Program>],
+) -> Result<Vec<StepReport>, RuntimeError> {
+    let step = round.step;
     let graph = placed.plan.graph.clone();
-    let input = |(rank, program): (u32, &Arc<potluck_parallel::Program>)| {
+    let input = |(rank, program): (u32, &Arc<Program>)| {
         let of = |part: &potluck_parallel::MicroBatch| {
             inputs(&graph, part.first + 100 * step as u32, part.rows as usize)
         };
@@ -327,7 +339,7 @@ fn step(placed: &mut PlacedWorkers, step: u64) -> Result<Vec<StepReport>, Runtim
             ..StepInput::new(round, Rank(rank), program.clone(), micro_batches)
         })
     };
-    let inputs: Vec<_> = (0..).zip(&placed.programs).map(input).collect();
+    let inputs: Vec<_> = (0..).zip(programs).map(input).collect();
     placed.group.step(&inputs)
 }
 
@@ -335,12 +347,20 @@ fn step(placed: &mut PlacedWorkers, step: u64) -> Result<Vec<StepReport>, Runtim
 type Trained = (Vec<f64>, Vec<Vec<u32>>, Vec<String>);
 
 fn train(request: &PlacementRequest) -> Trained {
+    train_by(request, &mut |placed, number| step(placed, number).unwrap())
+}
+
+/// Trains by steps that `take` takes.
+fn train_by(
+    request: &PlacementRequest,
+    take: &mut dyn FnMut(&mut PlacedWorkers, u64) -> Vec<StepReport>,
+) -> Trained {
     let mut placed = assemble(request, &mut |_, _| {}).unwrap();
     let initialize = |_: Rank, device: &mut dyn Executor| device.initialize(5);
     placed.group.run_on_all("initialization", initialize).unwrap();
     let mut losses = Vec::new();
     for number in 1..=6 {
-        losses.push(step(&mut placed, number).unwrap()[0].verdict.totals().loss);
+        losses.push(take(&mut placed, number)[0].verdict.totals().loss);
     }
     assert_eq!(compare(&placed.group, &placed.plan, false).unwrap(), []);
     let buckets = (0..placed.plan.buckets.len() as u32).map(BucketId);
@@ -383,6 +403,71 @@ fn ranks_on_several_nodes_have_the_bits_of_one_process() {
         assert!(names[3].starts_with("b cpu"), "{names:?}");
         nodes.end();
     }
+}
+
+/// Takes a step that leaves its all-gathers, which are done in the next one, or behind the third and
+/// the last one.
+fn spread_step(placed: &mut PlacedWorkers, number: u64) -> Vec<StepReport> {
+    let spread = placed.spread.clone().expect("the ranks are on several nodes");
+    let of = |program: fn(&SpreadPrograms) -> &Arc<Program>| {
+        spread.iter().map(|rank| program(rank).clone()).collect::<Vec<_>>()
+    };
+    let is_unsettled = placed.group.is_unsettled();
+    assert_eq!(is_unsettled, ![1, 4].contains(&number));
+    let programs = if is_unsettled { of(|rank| &rank.next) } else { of(|rank| &rank.first) };
+    let round = placed.group.round().next(number);
+    let reports = run_round(placed, round, &programs).unwrap();
+    let read = |placed: &PlacedWorkers| {
+        placed.group.run_on_all("reading", |_, device| {
+            device.read_bank(BucketTensor::Parameters, BucketId(0))
+        })
+    };
+    let refused = read(placed).unwrap_err().to_string();
+    assert!(refused.contains("are not gathered yet"), "{refused}");
+    if number.is_multiple_of(3) {
+        run_round(placed, round.settling(), &of(|rank| &rank.settle)).unwrap();
+        let parameters = read(placed).unwrap();
+        assert!(parameters.iter().all(|one| *one == parameters[0]));
+    }
+    reports
+}
+
+#[test]
+fn steps_whose_all_gathers_travel_in_the_next_one_have_the_same_bits() {
+    // One rank has no sample.
+    for shares in [[4, 2, 3, 3], [6, 0, 3, 3]] {
+        let shares = fixed(&shares);
+        let graph = graph(true);
+        let expected = with_request(&graph, ("cpu*4", &NO_NODES), &shares, |request| {
+            assert!(assemble(request, &mut |_, _| {}).unwrap().spread.is_none());
+            train(request)
+        });
+        let nodes = Nodes::start(&graph, &[2], "");
+        let (losses, bits, _) =
+            with_request(&graph, ("cpu*2", &nodes.remote), &shares, |request| {
+                train_by(request, &mut spread_step)
+            });
+        assert_eq!((losses, bits), (expected.0, expected.1));
+        nodes.end();
+    }
+}
+
+#[test]
+fn a_node_that_is_lost_while_gathers_travel_leaves_parameters_of_two_steps() {
+    let graph = graph(true);
+    let nodes = Nodes::start(&graph, &[2], "lost@forward:2/3");
+    with_request(&graph, ("cpu*2", &nodes.remote), &fixed(&[4, 2, 3, 3]), |request| {
+        let mut placed = assemble(request, &mut |_, _| {}).unwrap();
+        let initialize = |_: Rank, device: &mut dyn Executor| device.initialize(5);
+        placed.group.run_on_all("initialization", initialize).unwrap();
+        spread_step(&mut placed, 1);
+        let next: Vec<_> = placed.spread.iter().flatten().map(|rank| rank.next.clone()).collect();
+        let round = placed.group.round().next(2);
+        run_round(&mut placed, round, &next).unwrap_err();
+        let readable = placed.group.readable();
+        assert!(matches!(readable, Err(RuntimeError::HalfUpdated { .. })), "{readable:?}");
+    });
+    nodes.end();
 }
 
 #[test]

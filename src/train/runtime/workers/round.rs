@@ -46,6 +46,15 @@ impl Drop for FinishOnDrop {
     }
 }
 
+/// Effects of the programs of a round, which are the same on all ranks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RoundPrograms {
+    /// True if they update parameters if the verdict is commit.
+    pub updates: bool,
+    /// True if they begin with the all-gathers of the step before.
+    pub begins_with_gathers: bool,
+}
+
 /// Coordinator's state of a step in progress.
 pub(crate) struct StepRound<'t> {
     group: &'t WorkerGroup,
@@ -58,13 +67,16 @@ pub(crate) struct StepRound<'t> {
     failed: Option<StepFailure>,
     /// True if the step updates parameters if its verdict is commit.
     updates: bool,
-    /// True once the ranks were told to update.
+    /// True while ranks may have parameters of different steps: once they were told to update, and
+    /// from the beginning if the step before has left its all-gathers, which all have ended when
+    /// all have voted.
     is_committed: bool,
 }
 
 impl<'t> StepRound<'t> {
     /// Creates the coordinator's state of a round, in which no rank has begun.
-    pub fn new(group: &'t WorkerGroup, round: Round, updates: bool) -> Self {
+    pub fn new(group: &'t WorkerGroup, round: Round, programs: RoundPrograms) -> Self {
+        let RoundPrograms { updates, begins_with_gathers } = programs;
         let coordinator = Coordinator::new(round, group.world() as u32, group.deadline(), 0);
         let mut round = Self {
             group,
@@ -73,7 +85,7 @@ impl<'t> StepRound<'t> {
             reports: group.workers.iter().map(|_| None).collect(),
             failed: None,
             updates,
-            is_committed: false,
+            is_committed: begins_with_gathers,
         };
         round.observe();
         round
@@ -238,7 +250,7 @@ impl<'t> StepRound<'t> {
         for worker in &self.group.workers {
             match &decision {
                 Decision::Verdict(verdict) => {
-                    self.is_committed |= self.updates && matches!(verdict, Verdict::Commit(_));
+                    self.is_committed = self.updates && matches!(verdict, Verdict::Commit(_));
                     worker.seat.decide(round, verdict);
                 }
                 Decision::Abort { why, .. } => worker.seat.close(why),

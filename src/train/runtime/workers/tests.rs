@@ -51,7 +51,8 @@ fn inputs(step: u64, faults: &Faults) -> Vec<Arc<StepInput>> {
         let share = Share { first: 2 * rank, count: 2, micro_batch: 2 };
         let values = (0..80).map(|i| Key::new(3).step(step).normal(i + 80 * u64::from(rank)));
         let values = HostTensor::Float(values.map(|value| value as f32).collect());
-        let (round, program) = (Round { generation: 0, step }, data_parallel(&plan, share, true));
+        let (round, program) =
+            (Round { generation: 0, step, settles: false }, data_parallel(&plan, share, true));
         Arc::new(StepInput {
             run_key: Key::new(7),
             samples: 6,

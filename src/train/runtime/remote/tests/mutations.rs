@@ -179,7 +179,7 @@ fn mutated_headers_of_frames_are_none_or_those_that_they_encode() {
     use potluck_core::{ChunkId, EdgeId, Position, Round};
     use potluck_parallel::collective::CollectiveKind;
     use potluck_parallel::comm::FrameContent;
-    let round = Round { generation: 1, step: 300 };
+    let round = Round { generation: 1, step: 300, settles: false };
     let header = |content| FrameHeader { to: Rank(2), round, content }.encode().to_vec();
     let chunk = |kind| FrameContent::Chunk { kind, chunk: ChunkId(7), from: Position(1) };
     let headers = [
