@@ -357,8 +357,8 @@ impl ClusterDriver {
         self.endpoint.close("the cluster is over");
     }
 
-    /// Tells of a pause of this process, before the machine acts on what others have sent meanwhile,
-    /// who may have given it up.
+    /// Tells of a pause of this process, before the machine acts on what others have sent
+    /// meanwhile, who may have given it up.
     fn look_for_pauses(&mut self) {
         let now = Moment::now();
         let paused = now.since(self.looked);

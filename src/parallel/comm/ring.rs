@@ -72,8 +72,8 @@ pub fn ring_inbox_max(layout: &ShardLayout, positions: impl Into<Positions>) -> 
 /// for the partial sums that begin here, or, later in the step, for the final values of the
 /// chunks that this rank owns. Every buffer may be of the longest chunk, because buffers are used
 /// again. The partial sums that wait at the server of a star are in the pools of their senders.
-/// Over several nodes (`is_over_nodes`), where all-gathers may travel in the next step, final values
-/// may wait for a link when partial sums begin.
+/// Over several nodes (`is_over_nodes`), where all-gathers may travel in the next step, final
+/// values may wait for a link when partial sums begin.
 pub fn ring_pool_bytes_max(
     layout: &ShardLayout,
     positions: impl Into<Positions>,

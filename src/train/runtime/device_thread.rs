@@ -392,15 +392,22 @@ mod tests {
                 driver.run("a sum", |_| Ok(rayon::broadcast(|_| ()).len())).unwrap();
             }
         };
-        // Pages that the process has in memory, and its threads; the latter end a little later.
+        let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
+        // Pages that the process has in memory, and its threads, of which those of a device end a
+        // little later: all of them, not only those of its pool.
         let held = || {
             let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
             let pages: usize = pages.split(' ').nth(1).unwrap().parse().unwrap();
             let started = Instant::now();
-            while !threads_named("cpu worker").is_empty() && started.elapsed() < CLOSING_DEADLINE {
-                thread::sleep(Duration::from_millis(5));
+            let mut count = threads();
+            loop {
+                thread::sleep(Duration::from_millis(100));
+                let before = std::mem::replace(&mut count, threads());
+                let have_ended = count == before && threads_named("cpu worker").is_empty();
+                if have_ended || started.elapsed() >= CLOSING_DEADLINE {
+                    return (pages, count);
+                }
             }
-            (pages, std::fs::read_dir("/proc/self/task").unwrap().count())
         };
         open_and_close(100);
         let (pages, threads) = held();

@@ -142,8 +142,8 @@ impl Network {
     }
 
     /// Returns the seconds that a step on these devices waits for the network, whose micro-batches
-    /// take at least `last_s`. A step behind one whose parameters were read in between hides none of
-    /// its all-gathers.
+    /// take at least `last_s`. A step behind one whose parameters were read in between hides none
+    /// of its all-gathers.
     fn exposed_s(&self, set: &[usize], last_s: f64) -> f64 {
         let collective_s = self.links.collective_s(&self.nodes(set), self.gradient_bytes);
         if !self.is_overlapped {

@@ -405,8 +405,8 @@ fn ranks_on_several_nodes_have_the_bits_of_one_process() {
     }
 }
 
-/// Takes a step that leaves its all-gathers, which are done in the next one, or behind the third and
-/// the last one.
+/// Takes a step that leaves its all-gathers, which are done in the next one, or behind the third
+/// and the last one.
 fn spread_step(placed: &mut PlacedWorkers, number: u64) -> Vec<StepReport> {
     let spread = placed.spread.clone().expect("the ranks are on several nodes");
     let of = |program: fn(&SpreadPrograms) -> &Arc<Program>| {
