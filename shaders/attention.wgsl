@@ -140,6 +140,7 @@ fn forward(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) gr
         if (DROPOUT != 0u) {
             weights = drop_pairs(weights, kept_by_query(task.sample, task.head, i, at));
         }
+        weights = operands(weights);
         let v = values + four(j) * p.v_width;
         for (var part = 0u; part < task.parts; part++) {
             sum[part] = times(sum[part], shrink) + v_block(v, task.first_part + part) * weights;
@@ -231,13 +232,16 @@ fn grad_kv(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) gr
                 dp = drop_pairs(dp, kept);
             }
             let deltas = delta_of(stats_start + rows);
-            let ds = product(p.scale * weights, dp - mat4x4f(deltas, deltas, deltas, deltas));
+            let slopes_of_weights = dp - mat4x4f(deltas, deltas, deltas, deltas);
+            let ds = operands(product(slope_factor() * weights, slopes_of_weights));
+            dropped = operands(dropped);
             for (var part = 0u; part < task.parts; part++) {
                 dk[part] += q_block(q, task.first_part + part) * ds;
                 dv[part] += dy_block(d, task.first_part + part) * dropped;
             }
         }
     }
+    for (var part = 0u; part < task.parts; part++) { dk[part] = scaled(dk[part]); }
     for (var lane = 0u; lane < min(4u, p.t - first); lane++) {
         for (var part = 0u; part < task.parts; part++) {
             put_gradient(K, own_k[lane], task.first_part + part, dk[part][lane]);
@@ -277,11 +281,12 @@ fn grad_q(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) gro
         let at = j + LANES;
         let weights = weights_by_query(s, own_lse, i, at);
         if (DROPOUT != 0u) { dp = drop_pairs(dp, kept_by_query(task.sample, task.head, i, at)); }
-        let ds = score_slopes_by_query(weights, dp, deltas);
+        let ds = operands(score_slopes_by_query(weights, dp, deltas));
         for (var part = 0u; part < task.parts; part++) {
             dq[part] += k_block(k, task.first_part + part) * ds;
         }
     }
+    for (var part = 0u; part < task.parts; part++) { dq[part] = scaled(dq[part]); }
     for (var lane = 0u; lane < min(4u, p.t - first); lane++) {
         for (var part = 0u; part < task.parts; part++) {
             put_gradient(Q, own[lane], task.first_part + part, dq[part][lane]);

@@ -177,12 +177,12 @@ fn products(
     return s;
 }
 
-// Stores an invocation's pairs, a column for each own row.
+// Stores an invocation's pairs as operands, a column for each own row.
 fn put_pairs(pairs: mat4x4f, local: u32) {
-    tile[local] = pairs[0];
-    tile[local + SIZE] = pairs[1];
-    tile[local + 2u * SIZE] = pairs[2];
-    tile[local + 3u * SIZE] = pairs[3];
+    tile[local] = operand4(pairs[0]);
+    tile[local + SIZE] = operand4(pairs[1]);
+    tile[local + 2u * SIZE] = operand4(pairs[2]);
+    tile[local + 3u * SIZE] = operand4(pairs[3]);
 }
 
 // Adds the staged streamed rows times their pairs with an invocation's own rows.
@@ -375,6 +375,10 @@ fn put_rows(source: u32, start: u32, i: vec4u, part: u32, sums: Sums) {
     put_row(source, start, i.w, part, sums.left[3], sums.right[3]);
 }
 
+fn scaled_sums(sums: Sums) -> Sums {
+    return Sums(scaled(sums.left), scaled(sums.right));
+}
+
 @compute @workgroup_size(SIZE)
 fn grad_q(
     @builtin(workgroup_id) group: vec3u,
@@ -405,7 +409,7 @@ fn grad_q(
         sums = add_source(sums, ds, K, keys, first, block.first_part, local);
     }
 
-    put_rows(Q, queries, i, block.first_part + local % X, sums);
+    put_rows(Q, queries, i, block.first_part + local % X, scaled_sums(sums));
 }
 
 @compute @workgroup_size(SIZE)
@@ -442,12 +446,13 @@ fn grad_kv(
                 dp = drop_pairs(dp, kept);
             }
             let deltas = delta_of(rows);
-            let ds = product(p.scale * weights, dp - mat4x4f(deltas, deltas, deltas, deltas));
+            let slopes_of_weights = dp - mat4x4f(deltas, deltas, deltas, deltas);
+            let ds = product(slope_factor() * weights, slopes_of_weights);
             dv = add_source(dv, dropped, DY, slopes, first, block.first_part, local);
             dk = add_source(dk, ds, Q, queries, first, block.first_part, local);
         }
     }
 
-    put_rows(K, keys, j, block.first_part + local % X, dk);
+    put_rows(K, keys, j, block.first_part + local % X, scaled_sums(dk));
     put_rows(V, values, j, block.first_part + local % X, dv);
 }

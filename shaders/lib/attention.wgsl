@@ -2,11 +2,12 @@
 // attention_tiles.wgsl): parameters, tensors, reading them by vectors, the softmax of four scores
 // and the dropout mask of four pairs. 16 bytes are moved per vector.
 //
-// Prepended: the constants D, columns per head, CAUSAL, which is 0 if queries see all keys, and
-// DROPOUT, which is 1 if anything is dropped; the storage variables, which are bound in another
-// order for each entry point; and the functions that read and write rows of heads by parts, vectors
-// of 4 columns of which the last one is filled up with zeros: q_part, k_part, v_part, y_part and
-// dy_part, row_part for any source, and put_gradient.
+// Prepended: the constants D, columns per head, CAUSAL, which is 0 if queries see all keys,
+// DROPOUT, which is 1 if anything is dropped, and MIXED, which is 1 in mixed precision; the
+// functions that round operands; the storage variables, which are bound in another order for each
+// entry point; and the functions that read and write rows of heads by parts, vectors of 4 columns
+// of which the last one is filled up with zeros: q_part, k_part, v_part, y_part and dy_part, which
+// round all but y, row_part for any source, and put_gradient.
 //
 //   x_0, x_1, x_2   tensors (b, t, ..) with queries, keys and values in their columns
 //   samples         (b), those of the dropout; without it another buffer is bound and not read
@@ -149,9 +150,26 @@ fn weights_by_key(s: mat4x4f, logs: vec4f, i: vec4u, j: vec4u) -> mat4x4f {
         one * exp_where(s[3] - logs, seen_by(i, j.w)));
 }
 
+// Weights or slopes as operands of products.
+fn operands(m: mat4x4f) -> mat4x4f {
+    return mat4x4f(operand4(m[0]), operand4(m[1]), operand4(m[2]), operand4(m[3]));
+}
+
+// Factor of slopes of scores. In mixed precision their sums with rows have it in place of them, by
+// `scaled`, because f16 has fewer bits for small slopes.
+fn slope_factor() -> f32 {
+    if (MIXED == 1u) { return 1.0; }
+    return p.scale;
+}
+
+fn scaled(sums: mat4x4f) -> mat4x4f {
+    if (MIXED == 1u) { return p.scale * sums; }
+    return sums;
+}
+
 // Slopes of scores with a column for each of four queries, from those of the weights.
 fn score_slopes_by_query(weights: mat4x4f, dp: mat4x4f, deltas: vec4f) -> mat4x4f {
-    return p.scale * mat4x4f(
+    return slope_factor() * mat4x4f(
         weights[0] * (dp[0] - deltas.x), weights[1] * (dp[1] - deltas.y),
         weights[2] * (dp[2] - deltas.z), weights[3] * (dp[3] - deltas.w));
 }

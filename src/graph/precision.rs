@@ -2,8 +2,8 @@
 
 use super::{Graph, Op};
 
-/// Arithmetic of matrix products and convolutions. All sums are in f32, and all other ops,
-/// attention among them, the parameters and the moments too.
+/// Arithmetic of matrix products, convolutions and attention. All sums are in f32, and all other
+/// ops, the softmax of attention, the parameters and the moments too.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize,
 )]
@@ -31,6 +31,8 @@ impl Op {
                 | Self::LinearCrossEntropy { .. }
                 | Self::LinearCrossEntropyGrad { .. }
                 | Self::LinearCrossEntropyPass { .. }
+                | Self::Attention(_)
+                | Self::AttentionGrad(_)
         )
     }
 

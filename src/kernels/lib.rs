@@ -45,7 +45,7 @@ pub(crate) use cpu_kernel::{CpuKernel, UpdateKernel};
 pub use dispatch::{Dispatch, Operand, Shader};
 pub use elementwise::Elementwise;
 pub use gradient_check::{GradientError, check_gradient};
-pub(crate) use operands::{operand_bytes, operand_snippet, operands};
+pub(crate) use operands::{operand_bytes, operand_snippet, operands, round_to_f16};
 pub(crate) use ops::{TWINS, UPDATE_TWINS};
 pub use ops::{twin, update_twin};
 pub use owned_call::OwnedCall;

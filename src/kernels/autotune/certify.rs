@@ -10,7 +10,7 @@ use crate::{
 };
 use potluck_core::HostTensor;
 use potluck_core::faults::{FaultyKernel, KernelFault};
-use potluck_graph::Precision;
+use potluck_graph::{Op, Precision};
 
 /// Release of wgpu, which translates the shaders: another release may translate them differently.
 pub const WGPU: &str = "30.0.1";
@@ -54,18 +54,39 @@ const STRICT_OF: [(&str, StrictLimits, &str); 2] = [
 
 /// The same of mixed precision, whose reference multiplies rounded operands too. An NVIDIA H100
 /// gives up to 1.5e-9 for the loss with the head, and one of 24 kernels an element of 2.6e-3.
-const STRICT_OF_MIXED: [(&str, StrictLimits, &str); 1] = [(
-    "linear_cross_entropy",
-    StrictLimits { nmse: 1e-7, element: 1e-2 },
-    "the gradient of logits is rounded, and a little error may round it the other way",
-)];
+const STRICT_OF_MIXED: [(&str, StrictLimits, &str); 2] = [
+    (
+        "linear_cross_entropy",
+        StrictLimits { nmse: 1e-7, element: 1e-2 },
+        "the gradient of logits is rounded, and a little error may round it the other way",
+    ),
+    (
+        "attention",
+        StrictLimits { nmse: 1e-7, element: 1e-2 },
+        "weights and slopes of scores are rounded, each kernel's at another scale",
+    ),
+];
 
 /// Magnitudes of one operand or the other on which kernels of mixed precision are certified besides
 /// 1: of subnormals of f16, and near its largest number.
 const MAGNITUDES: [(usize, f32); 4] = [(0, 1e-4), (1, 1e-4), (0, 1e4), (1, 1e4)];
 
+/// Factor of queries, or of all that is in their tensor, with which attention in mixed precision is
+/// certified besides 1: scores are sharp, and a running maximum rises again and again. Smaller
+/// operands make equal weights, and the slopes of scores vanish in f16 at any of its operands.
+const SHARP: (usize, f32) = (0, 8.0);
+
 /// An operand that f16 has not.
 const TOO_LARGE: f64 = 7e4;
+
+/// Returns the magnitudes of operands on which kernels of mixed precision of an op are certified.
+fn magnitudes(op: &Op) -> &'static [(usize, f32)] {
+    match op {
+        Op::Attention(_) | Op::AttentionGrad(_) => &[SHARP],
+        op if op.is_bilinear() => &MAGNITUDES,
+        _ => &[],
+    }
+}
 
 /// Returns the strict limits of a twin's kernels.
 fn strict_limits(twin: &str, precision: Precision) -> StrictLimits {
@@ -226,12 +247,14 @@ impl Certifier<'_> {
         for probe in probes(call) {
             let found = same_kernel(self.gpu.checks, &caps, &probe, variant, &hash);
             let Some(same) = found else { continue };
-            if tried == 0 && call.precision == Precision::Mixed && call.op.is_bilinear() {
-                for scaled in MAGNITUDES {
-                    let probe = OwnedCall { scaled: Some(scaled), ..probe.clone() };
+            if tried == 0 && call.precision == Precision::Mixed {
+                for scaled in magnitudes(call.op) {
+                    let probe = OwnedCall { scaled: Some(*scaled), ..probe.clone() };
                     result = result.worst(self.check(&probe, &same)?);
                 }
-                result = result.worst(self.overflow(&probe, &same)?);
+                if call.op.is_bilinear() {
+                    result = result.worst(self.overflow(&probe, &same)?);
+                }
             }
             if tried < PROBES {
                 result = result.worst(self.check(&probe, &same)?);

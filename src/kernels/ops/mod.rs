@@ -55,6 +55,7 @@ use potluck_graph::{Op, Update};
 /// which all others are small.
 pub(crate) fn host_bytes(call: &OpCall) -> usize {
     let of = [
+        attention::host_bytes,
         linear_cross_entropy::host_bytes,
         linear_weight_grad::host_bytes,
         matmul::host_bytes,

@@ -4,13 +4,15 @@ use rayon::prelude::*;
 
 use super::reference::Head;
 use super::{AttentionSizes, head_key};
-use crate::OpCall;
+use std::borrow::Cow;
+
 use crate::ops::head_product::{put_columns, softmax};
 use crate::ops::host_product::{HostProduct, Matrix};
 use crate::simd::{exp, mul_add, sum_of, vectorized};
+use crate::{OpCall, operands, round_to_f16};
 use potluck_core::HostTensorView;
 use potluck_core::rng::{Key, threefry2x32};
-use potluck_graph::Op;
+use potluck_graph::{Op, Precision};
 
 /// Queries per block of `fast`: few enough to skip most of the keys after them, many enough for
 /// efficient matrix products.
@@ -24,11 +26,13 @@ pub(super) fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &
     let AttentionSizes { b, t, heads, tensors, .. } = sizes;
     let row = t * sizes.c();
     let ids = sizes.drop.map(|_| inputs[inputs.len() - 1].ints());
+    let given = inputs[..tensors].iter().map(|x| operands(call, x.floats()));
+    let given: Vec<Cow<'_, [f32]>> = given.collect();
     let samples: Vec<Sample> = (0..b)
         .map(|sample| Sample {
             sizes,
             id: ids.map_or(0, |ids| ids[sample]),
-            tensors: inputs[..tensors].iter().map(|x| part_of(x.floats(), b, sample)).collect(),
+            tensors: given.iter().map(|x| part_of(x, b, sample)).collect(),
         })
         .collect();
     if matches!(call.op, Op::Attention(_)) {
@@ -38,6 +42,7 @@ pub(super) fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &
         return;
     }
     let [y, lse, dy] = [0, 1, 2].map(|nth| inputs[tensors + nth].floats());
+    let dy = &*operands(call, dy);
     let mut gradients: Vec<Vec<&mut [f32]>> = samples.iter().map(|_| Vec::new()).collect();
     for gradient in outputs.iter_mut() {
         let elements = gradient.len() / b;
@@ -141,6 +146,7 @@ impl Sample<'_> {
                 behind.fill(0.0);
                 drop_row(head, i, seen);
             }
+            self.sizes.round(block);
             let sums = HostProduct::new([end - first, d, keys]);
             sums.run(Matrix::rows(block, keys), values, &mut y[first * d..], d);
         }
@@ -164,6 +170,11 @@ impl Sample<'_> {
         let mut dq = vec![0.0; t * d];
         let [mut weights, mut scratch] = [(); 2].map(|()| vec![0.0; BLOCK.min(t) * t]);
         let mut kept = vec![1.0; t];
+        // In mixed precision sums have the scale, because f16 has fewer bits for small slopes.
+        let [of_slopes, of_sums] = match self.sizes.precision {
+            Precision::F32 => [scale as f32, 1.0],
+            Precision::Mixed => [1.0, scale as f32],
+        };
         for first in (0..t).step_by(BLOCK) {
             let end = t.min(first + BLOCK);
             let keys = head.sizes.keys(end - 1);
@@ -188,16 +199,29 @@ impl Sample<'_> {
                     drop_row(head, i, &mut kept[..seen]);
                 }
                 let row = HeadRow { lse: lse[i], y: &y[at..at + d], dy: &dy[at..at + d] };
-                grad_row(row, factor, &kept[..seen], p, ds);
+                grad_row(row, of_slopes, &kept[..seen], p, ds);
             }
-            let by_query = HostProduct::new([end - first, d, keys]);
+            self.sizes.round(p);
+            self.sizes.round(ds);
+            let by_query =
+                HostProduct { factor: of_sums, ..HostProduct::new([end - first, d, keys]) };
             by_query.run(Matrix::rows(ds, keys), keys_of_head, &mut dq[first * d..], d);
             let by_key = HostProduct { add: true, ..HostProduct::new([keys, d, end - first]) };
             let (dk, dv) = (&mut gradients.keys, &mut gradients.values);
-            by_key.run(Matrix::rows(ds, keys).transposed(), queries, dk, d);
+            let by_slope = HostProduct { factor: of_sums, ..by_key };
+            by_slope.run(Matrix::rows(ds, keys).transposed(), queries, dk, d);
             by_key.run(Matrix::rows(p, keys).transposed(), dy_rows, dv, d);
         }
         gradients.queries.push(dq);
+    }
+}
+
+impl AttentionSizes {
+    /// Rounds weights or slopes to what products multiply.
+    fn round(&self, pairs: &mut [f32]) {
+        if self.precision == Precision::Mixed {
+            round_to_f16(pairs);
+        }
     }
 }
 

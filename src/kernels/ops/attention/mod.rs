@@ -1,6 +1,7 @@
 //! Attention over queries, keys and values in columns of one to three tensors, and its gradient.
 //! Twin of `shaders/attention.wgsl`, which has the formulas. Faster variants on GPUs: [`tiles`].
 
+mod cooperative;
 mod host;
 mod probes;
 mod reference;
@@ -11,9 +12,9 @@ use shaders::AttentionKernel;
 
 use crate::dispatch::grid;
 use crate::twin::leading_axis;
-use crate::{Caps, Cost, Dispatch, OpCall, Twin, Variant};
+use crate::{Caps, Cost, Dispatch, OpCall, Twin, Variant, operand_bytes};
 use potluck_core::rng::{Key, drop_threshold, kept_factor};
-use potluck_graph::{AttentionOptions, AttentionPlace, Op};
+use potluck_graph::{AttentionOptions, AttentionPlace, Op, Precision};
 
 /// Twin of [`Op::Attention`] and its gradient.
 pub static TWIN: Twin = Twin {
@@ -55,6 +56,7 @@ struct AttentionSizes {
     causal: bool,
     /// Dropout of the probabilities; `None` if it is inactive in this pass.
     drop: Option<Dropout>,
+    precision: Precision,
 }
 
 /// Columns with queries, keys or values, in an input.
@@ -107,6 +109,7 @@ impl AttentionSizes {
             scale: 1.0 / (d as f64).sqrt(),
             causal,
             drop,
+            precision: call.precision,
         }
     }
 
@@ -160,9 +163,14 @@ fn head_key(key: Key, h: usize) -> Key {
     Key([first.wrapping_add(h as u32), second])
 }
 
-/// Returns the static choice: tiles on GPUs, and elsewhere the plain kernel.
+/// Returns the static choice: on GPUs cooperative matrices or else tiles, and elsewhere the plain
+/// kernel.
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     let sizes = AttentionSizes::of(call);
+    let cooperative = cooperative::chosen(call, &sizes, caps).filter(|_| caps.suits_hardware());
+    if let Some((tile, matrix)) = cooperative.zip(caps.cooperative) {
+        return cooperative::dispatches(call, &sizes, matrix, tile);
+    }
     match tiles::chosen(&sizes, caps) {
         Some(tile) => tiles::dispatches(call, &sizes, tile),
         None => plain(call),
@@ -182,6 +190,19 @@ fn plain(call: &OpCall) -> Vec<Dispatch> {
         operands: kernel.operands(),
     };
     shaders::kernels(call, &sizes).into_iter().map(dispatch).collect()
+}
+
+/// Returns the bytes of the rounded operands of a call on the host; 0 for another op.
+pub(crate) fn host_bytes(call: &OpCall) -> usize {
+    let (Op::Attention(options) | Op::AttentionGrad(options)) = call.op else { return 0 };
+    let tensors = options.tensors();
+    let is_operand = |input: &usize| *input < tensors || *input == tensors + 2;
+    let inputs = match call.op {
+        Op::Attention(_) => tensors,
+        _ => call.inputs.len(),
+    };
+    let values = (0..inputs).filter(is_operand).map(|input| call.input_len(input)).sum();
+    operand_bytes(call, values)
 }
 
 /// Returns the cost: all pairs of positions count, or half of them if it is causal. The forward
@@ -215,6 +236,12 @@ fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     let tiles = tiles::TILES.into_iter().filter(|tile| tile.fits(&sizes, caps));
     let tiled = tiles.map(|tile| Variant::new(tile.name, tiles::dispatches(call, &sizes, tile)));
     let mut variants: Vec<Variant> = tiled.collect();
+    if let Some(matrix) = caps.cooperative {
+        let tiles = cooperative::candidates(call, &sizes, caps).into_iter();
+        variants.extend(tiles.map(|tile| {
+            Variant::new(tile.name, cooperative::dispatches(call, &sizes, matrix, tile))
+        }));
+    }
     if caps.suits_software() || variants.is_empty() {
         variants.insert(0, Variant::new("attention", plain(call)));
     }

@@ -1,7 +1,11 @@
-//! Reference of attention and its gradient: pair by pair, in any precision.
+//! Reference of attention and its gradient: pair by pair, in any precision. In mixed precision it
+//! rounds queries, keys, values and the gradient of `y`, but neither weights nor slopes of scores,
+//! which each kernel rounds at another scale: by the highest score of all, or of those so far.
+
+use std::borrow::Cow;
 
 use super::{AttentionSizes, head_key};
-use crate::{Float, OpCall};
+use crate::{Float, OpCall, operands};
 use potluck_core::HostTensorView;
 use potluck_graph::Op;
 
@@ -12,23 +16,26 @@ pub(super) fn reference<T: Float>(
     outputs: &mut [&mut [T]],
 ) {
     let sizes = AttentionSizes::of(call);
-    let tensors: Vec<&[T]> = inputs[..sizes.tensors].iter().map(|x| x.floats()).collect();
+    let rounded = inputs[..sizes.tensors].iter().map(|x| operands(call, x.floats()));
+    let rounded: Vec<Cow<'_, [T]>> = rounded.collect();
+    let tensors: Vec<&[T]> = rounded.iter().map(|x| &**x).collect();
     let is_forward = matches!(call.op, Op::Attention(_));
     if !is_forward {
         for gradient in outputs.iter_mut() {
             gradient.fill(T::zero());
         }
     }
+    let dy = (!is_forward).then(|| operands(call, inputs[sizes.tensors + 2].floats()));
     for sample in 0..sizes.b {
         let id = sizes.drop.map_or(0, |_| inputs[inputs.len() - 1].ints()[sample]);
         for h in 0..sizes.heads {
             let head = Head { sizes, sample, id, h };
-            if is_forward {
+            if let Some(dy) = &dy {
+                let [y, lse] = [0, 1].map(|nth| inputs[sizes.tensors + nth].floats());
+                gradient(&head, &tensors, &GradientInputs { y, lse, dy }, outputs);
+            } else {
                 let [y, lse] = outputs else { panic!("{} has two outputs", call.op) };
                 forward(&head, &tensors, y, lse);
-            } else {
-                let [y, lse, dy] = [0, 1, 2].map(|nth| inputs[sizes.tensors + nth].floats());
-                gradient(&head, &tensors, &GradientInputs { y, lse, dy }, outputs);
             }
         }
     }

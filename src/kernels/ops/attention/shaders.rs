@@ -3,7 +3,7 @@
 
 use super::AttentionSizes;
 use crate::{OpCall, Operand, Shader};
-use potluck_graph::Op;
+use potluck_graph::{Op, Precision};
 
 /// Entry point that a call runs, with its bindings.
 pub(super) struct AttentionKernel {
@@ -80,16 +80,20 @@ impl AttentionKernel {
     }
 
     /// Returns the shader of a file, with what `shaders/lib/attention.wgsl` needs prepended.
+    /// Operands are rounded as they are read, and weights and slopes by the functions of the file,
+    /// to what products in mixed precision multiply.
     pub(super) fn shader(&self, file: &'static str, sizes: &AttentionSizes) -> Shader {
         let mut shader = Shader::new(file, self.entry)
             .with_const("D", sizes.d as u32)
             .with_const("CAUSAL", u32::from(sizes.causal))
-            .with_const("DROPOUT", u32::from(sizes.drop.is_some()));
+            .with_const("DROPOUT", u32::from(sizes.drop.is_some()))
+            .with_const("MIXED", u32::from(sizes.precision == Precision::Mixed))
+            .with_operands(sizes.precision);
         let has_vectors = sizes.has_vectors();
         shader.header += &self.declarations(if has_vectors { "vec4f" } else { "f32" });
         for (name, _, element) in VARIABLES {
             if element.is_empty() {
-                shader.header += &part(name, has_vectors);
+                shader.header += &part(name, has_vectors, name != "y");
             }
         }
         shader.header += &self.sources(sizes);
@@ -153,16 +157,19 @@ impl AttentionKernel {
 }
 
 /// Returns the function that reads four columns of a row of a head, which starts at an element;
-/// those behind the last one are zeros.
-fn part(name: &str, has_vectors: bool) -> String {
+/// those behind the last one are zeros. Those of an operand of products are rounded as these are.
+fn part(name: &str, has_vectors: bool, is_operand: bool) -> String {
     let signature = format!("fn {name}_part(row: u32, part: u32) -> vec4f");
+    let returned = |value: String| if is_operand { format!("operand4({value})") } else { value };
     if has_vectors {
-        return format!("{signature} {{ return {name}[row / 4u + part]; }}\n");
+        let value = returned(format!("{name}[row / 4u + part]"));
+        return format!("{signature} {{ return {value}; }}\n");
     }
+    let value = returned("value".into());
     format!(
         "{signature} {{\n    var value = vec4f(0.0);\n    \
          for (var lane = 0u; lane < min(4u, D - 4u * part); lane++) {{\n        \
-         value[lane] = {name}[row + 4u * part + lane];\n    }}\n    return value;\n}}\n"
+         value[lane] = {name}[row + 4u * part + lane];\n    }}\n    return {value};\n}}\n"
     )
 }
 

@@ -6,7 +6,9 @@ use super::*;
 use crate::device::{Gpu, ShaderChecks};
 use crate::dispatch::folded;
 use crate::harness::InputFill;
-use crate::testing::{self, adapters, check_with, compare, for_each_gpu, for_each_result, on_gpu};
+use crate::testing::{
+    self, adapters, check_mixed_with, check_with, compare, for_each_gpu, for_each_result, on_gpu,
+};
 use crate::{DeviceClass, OwnedCall, Pipelines, RandomContext};
 use potluck_core::{HostTensor, HostTensorView, Shape, Site};
 use potluck_graph::{Accumulation, Precision};
@@ -401,6 +403,99 @@ fn tiles_agree_that_need_more_memory() {
             for width in [(20, 0.3, true), (64, 0.0, true), (64, 0.0, false)] {
                 tiles_agree(&gpu, &mut Pipelines::default(), largest.name, width, 150);
             }
+        }
+    }
+}
+
+/// The most that results in mixed precision are off by: each kernel rounds weights and slopes at
+/// another scale, and the reference does not.
+const MIXED_NMSE_MAX: f64 = 1e-7;
+
+#[test]
+fn attention_in_mixed_precision_multiplies_rounded_operands() {
+    for (t, c, heads, dropout, causal) in
+        [(5, 12, 2, 0.3, true), (37, 6, 1, 0.0, false), (67, 40, 2, 0.0, true)]
+    {
+        let inputs = inputs(t, c, dropout, 2, InputFill::Normal);
+        let [forward, grad] = ops_of(causal, c, heads, dropout);
+        check_mixed_with(&forward, &inputs, 2, MIXED_NMSE_MAX);
+        check_mixed_with(&grad, &grad_inputs(&forward, &inputs, 2), 2, MIXED_NMSE_MAX);
+    }
+}
+
+/// Options of attention of any places by cooperative matrices, with its tokens: heads of one unit
+/// across and of several, of whole matrices and of less, a part of a block and many.
+fn cooperative_calls() -> Vec<(AttentionOptions, usize)> {
+    let packed = |heads, d| AttentionOptions { site: SITE, ..AttentionOptions::packed(heads, d) };
+    let shared = AttentionOptions { site: SITE, ..AttentionOptions::separate(4, 2, 64) };
+    let mut calls = vec![
+        (packed(2, 64), 131),
+        (AttentionOptions { causal: false, dropout: 0.3, ..packed(1, 20) }, 67),
+        (AttentionOptions { dropout: 0.1, ..packed(1, 128) }, 71),
+        (packed(1, 3), 5),
+        (AttentionOptions { dropout: 0.3, ..shared }, 70),
+    ];
+    calls.extend(arrangements().into_iter().map(|options| (options, 37)));
+    calls
+}
+
+/// On devices with all their memory, because the portable limits leave no room for some.
+#[test]
+fn cooperative_matrices_agree_at_every_head_width() {
+    for adapter in adapters() {
+        let gpu = Gpu::open(&adapter, ShaderChecks::Disabled, Precision::Mixed)
+            .unwrap_or_else(|error| panic!("{error}"));
+        if gpu.cooperative.is_none() {
+            continue;
+        }
+        let mut pipelines = Pipelines::default();
+        for (options, t) in cooperative_calls() {
+            let given = inputs_of(&options, t, 2);
+            both_cooperative_agree(&gpu, &mut pipelines, both(options), &given);
+        }
+        // Of sharp scores, maxima rise again and again.
+        let sharp = inputs(150, 64, 0.0, 2, InputFill::Scaled(6.0, 0.0));
+        both_cooperative_agree(&gpu, &mut pipelines, ops(64, 1, 0.0), &sharp);
+    }
+}
+
+fn both_cooperative_agree(
+    gpu: &Gpu,
+    pipelines: &mut Pipelines,
+    [forward, grad]: [Op; 2],
+    given: &[(Shape, HostTensor<f64>)],
+) {
+    cooperative_agree(gpu, pipelines, &forward, given);
+    cooperative_agree(gpu, pipelines, &grad, &grad_inputs(&forward, given, 2));
+}
+
+fn cooperative_agree(
+    gpu: &Gpu,
+    pipelines: &mut Pipelines,
+    op: &Op,
+    given: &[(Shape, HostTensor<f64>)],
+) {
+    let dims = given.iter().map(|(shape, _)| shape.resolve(2)).collect();
+    let random = RandomContext { step_key: Key::new(3).step(5), training: true };
+    let owned_call = OwnedCall::new(op.clone(), dims, random).expect("the shapes fit");
+    let owned_call = OwnedCall { precision: Precision::Mixed, ..owned_call };
+    let call = owned_call.call();
+    let values: Vec<HostTensor<f64>> = given.iter().map(|(_, values)| values.clone()).collect();
+    let expected = owned_call.expected(&values);
+    let every = variants(&call, &Caps::of(gpu)).into_iter();
+    let cooperative = Vec::from_iter(every.filter(|one| one.name.contains("_coop")));
+    assert!(!cooperative.is_empty(), "{op}");
+    for Variant { name, dispatches } in cooperative {
+        let got = on_gpu(gpu, pipelines, &call, &dispatches, given, f32::NAN);
+        for (output, (got, expected)) in got.iter().zip(&expected).enumerate() {
+            let wide = got.iter().map(|value| f64::from(*value));
+            let nmse = crate::harness::nmse(wide, expected);
+            let what = format!("{name} of {op} {:?} on {}", call.inputs, gpu.name);
+            assert!(nmse < MIXED_NMSE_MAX, "{what}: NMSE {nmse:.2e} of output {output}");
+        }
+        if let Some(folded) = folded(&dispatches) {
+            let again = on_gpu(gpu, pipelines, &call, &folded, given, f32::NAN);
+            assert_eq!(again, got, "{name} of {op}, folded");
         }
     }
 }

@@ -101,19 +101,25 @@ pub(super) fn dispatches(
     sizes: &AttentionSizes,
     tile: AttentionTile,
 ) -> Vec<Dispatch> {
-    let dispatch = |kernel: AttentionKernel| {
-        let arrangement = tile.arrangement(kernel.entry, sizes.d);
-        let TileArrangement { x, y, quads } = arrangement;
-        Dispatch {
-            shader: kernel
-                .shader("attention_tiles", sizes)
-                .with_const("X", x)
-                .with_const("Y", y)
-                .with_const("QUADS", quads),
-            params: sizes.params(),
-            groups: grid(arrangement.workgroups(sizes, kernel.heads(sizes)), 1),
-            operands: kernel.operands(),
-        }
-    };
-    kernels(call, sizes).into_iter().map(dispatch).collect()
+    kernels(call, sizes).into_iter().map(|kernel| dispatch(sizes, tile, kernel)).collect()
+}
+
+/// Returns the dispatch of one kernel of a call.
+pub(super) fn dispatch(
+    sizes: &AttentionSizes,
+    tile: AttentionTile,
+    kernel: AttentionKernel,
+) -> Dispatch {
+    let arrangement = tile.arrangement(kernel.entry, sizes.d);
+    let TileArrangement { x, y, quads } = arrangement;
+    Dispatch {
+        shader: kernel
+            .shader("attention_tiles", sizes)
+            .with_const("X", x)
+            .with_const("Y", y)
+            .with_const("QUADS", quads),
+        params: sizes.params(),
+        groups: grid(arrangement.workgroups(sizes, kernel.heads(sizes)), 1),
+        operands: kernel.operands(),
+    }
 }

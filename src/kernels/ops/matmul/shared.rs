@@ -253,11 +253,7 @@ impl WorkgroupTile {
             ];
             let shader =
                 named.iter().fold(shader, |shader, (name, value)| shader.with_const(name, *value));
-            let size = matrix.size;
-            let types = [("A", "f16"), ("B", "f16"), ("C", "f32")].map(|(role, scalar)| {
-                format!("alias Matrix{role} = coop_mat{size}x{size}<{scalar}, {role}>;\n")
-            });
-            return shader.with_text(&types.concat());
+            return shader.with_text(&matrix_types(matrix.size));
         }
         let named = [
             ("BM", m),
@@ -282,6 +278,14 @@ impl WorkgroupTile {
     fn tiles(self, sizes: &Sizes) -> (usize, usize) {
         (sizes.m.div_ceil(self.m as usize), sizes.n.div_ceil(self.n as usize))
     }
+}
+
+/// Returns the WGSL of the types of cooperative matrices of this size: MatrixA, MatrixB and MatrixC.
+pub(crate) fn matrix_types(size: u32) -> String {
+    let types = [("A", "f16"), ("B", "f16"), ("C", "f32")].map(|(role, scalar)| {
+        format!("alias Matrix{role} = coop_mat{size}x{size}<{scalar}, {role}>;\n")
+    });
+    types.concat()
 }
 
 /// Returns the shader with the snippets of a tile.

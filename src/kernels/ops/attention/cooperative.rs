@@ -1,0 +1,492 @@
+//! Attention in mixed precision by cooperative matrices: the available sizes of workgroups, and the
+//! entry points that are put behind the functions of `shaders/attention_coop.wgsl`.
+//!
+//! The text of an entry point is generated because its matrices have names: those of the own rows,
+//! as many as the columns of a head take, and those of the sums stay in registers over the whole
+//! loop, and not every driver keeps arrays there. Their numbers and the size of a matrix are all
+//! that differs between devices.
+
+use super::AttentionSizes;
+use super::shaders::{AttentionKernel, kernels};
+use super::tiles;
+use crate::device::CooperativeSquare;
+use crate::dispatch::grid;
+use crate::ops::matmul::shared::matrix_types;
+use crate::{Caps, Dispatch, OpCall};
+use potluck_graph::{Op, Precision};
+
+/// Size of the workgroups of attention by cooperative matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CooperativeTile {
+    /// Name of the kernel variant: the own rows of a workgroup, of matrices of 16 x 16.
+    pub name: &'static str,
+    /// Matrices of own rows.
+    down: u32,
+    /// Matrices of the streamed rows of a block, at least; one for each unit across.
+    streamed: u32,
+}
+
+/// Available sizes, the smallest first. Large ones read less, small ones give short sequences more
+/// workgroups, and a multiprocessor of a GPU more of them.
+const TILES: [CooperativeTile; 3] = [
+    CooperativeTile { name: "attention_coop_32", down: 2, streamed: 2 },
+    CooperativeTile { name: "attention_coop_64", down: 4, streamed: 2 },
+    CooperativeTile { name: "attention_coop_128", down: 8, streamed: 1 },
+];
+
+/// The most columns of a head.
+const COLUMNS_MAX: usize = 128;
+
+/// The most matrices of each sum that a unit has.
+const EACH_MAX: usize = 4;
+
+/// Workgroups that keep a large GPU busy.
+const WORKGROUPS_MIN: usize = 128;
+
+/// Division of a workgroup over subgroups for heads of some width, the constants of the shader.
+#[derive(Clone, Copy)]
+struct UnitArrangement {
+    matrix: CooperativeSquare,
+    down: u32,
+    across: u32,
+    /// Matrices of the streamed rows of a unit.
+    scores: u32,
+    /// Matrices of the columns of a unit.
+    each: u32,
+    /// Matrices of the columns of a head.
+    steps: u32,
+}
+
+/// What an entry point does.
+struct Pass {
+    entry: &'static str,
+    /// Sources of own rows.
+    own: &'static [&'static str],
+    /// Sources of streamed rows.
+    streamed: [&'static str; 2],
+    /// Sums of products with streamed rows.
+    sums: &'static [Sum],
+}
+
+/// Sums of streamed rows times weights or slopes.
+struct Sum {
+    /// Number of the streamed source.
+    streamed: usize,
+    /// Source of which they are the gradient, and their factor; none of y.
+    gradient: Option<(&'static str, &'static str)>,
+}
+
+const PASSES: [Pass; 3] = [
+    Pass {
+        entry: "forward",
+        own: &["Q"],
+        streamed: ["K", "V"],
+        sums: &[Sum { streamed: 1, gradient: None }],
+    },
+    Pass {
+        entry: "grad_kv",
+        own: &["K", "V"],
+        streamed: ["Q", "DY"],
+        sums: &[
+            Sum { streamed: 0, gradient: Some(("K", "p.scale")) },
+            Sum { streamed: 1, gradient: Some(("V", "p.factor")) },
+        ],
+    },
+    Pass {
+        entry: "grad_q",
+        own: &["Q", "DY"],
+        streamed: ["K", "V"],
+        sums: &[Sum { streamed: 0, gradient: Some(("Q", "p.scale")) }],
+    },
+];
+
+impl CooperativeTile {
+    fn arrangement(self, matrix: CooperativeSquare, d: usize) -> UnitArrangement {
+        let steps = d.div_ceil(matrix.size as usize);
+        let across = steps.div_ceil(EACH_MAX);
+        UnitArrangement {
+            matrix,
+            down: self.down,
+            across: across as u32,
+            scores: self.streamed.div_ceil(across as u32),
+            each: steps.div_ceil(across) as u32,
+            steps: steps as u32,
+        }
+    }
+}
+
+impl UnitArrangement {
+    /// Returns the own rows of a workgroup.
+    fn rows(&self) -> u32 {
+        self.down * self.matrix.size
+    }
+
+    fn invocations(&self) -> u32 {
+        self.down * self.across * self.matrix.subgroups[1]
+    }
+
+    /// Returns the streamed rows of a block.
+    fn block(&self) -> u32 {
+        self.across * self.scores * self.matrix.size
+    }
+
+    /// Returns the columns of a head, filled up to whole matrices of all units.
+    fn width(&self) -> u32 {
+        self.across * self.each * self.matrix.size
+    }
+
+    /// Returns the bytes of workgroup memory of a pass.
+    fn workgroup_bytes(&self, pass: &Pass) -> u32 {
+        let (rows, block) = (self.rows(), self.block());
+        let operands = rows.max(2 * block) * (self.width() + 8);
+        let pairs = pass.sums.len() as u32 * block * (rows + 8);
+        let scores = pass.own.len() as u32 * block * (rows + 4);
+        let lanes = (self.invocations() / rows).min(block / 4);
+        let of_rows = if pass.entry == "forward" { (2 + lanes) * rows + 1 } else { 2 * block };
+        2 * (operands + pairs) + 4 * (scores + of_rows)
+    }
+
+    /// Returns the number of workgroups for so many heads of each sample.
+    fn workgroups(&self, sizes: &AttentionSizes, heads: usize) -> usize {
+        sizes.b * heads * sizes.t.div_ceil(self.rows() as usize)
+    }
+
+    /// Returns true if a device can run all passes of a call.
+    fn can_run(&self, passes: &[&Pass], caps: &Caps) -> bool {
+        let bytes = passes.iter().map(|pass| self.workgroup_bytes(pass)).max().unwrap_or(0);
+        let has_lanes = self.invocations() >= self.rows().max(self.block());
+        has_lanes && bytes <= caps.workgroup_bytes && self.invocations() <= caps.invocations
+    }
+}
+
+/// Returns the sizes that a call may have on a device, with their arrangements: none in f32, of
+/// wide heads, or where nothing fits.
+pub(super) fn candidates(
+    call: &OpCall,
+    sizes: &AttentionSizes,
+    caps: &Caps,
+) -> Vec<CooperativeTile> {
+    let Some(matrix) = caps.cooperative.filter(|_| sizes.precision == Precision::Mixed) else {
+        return Vec::new();
+    };
+    if sizes.d > COLUMNS_MAX {
+        return Vec::new();
+    }
+    let is_forward = matches!(call.op, Op::Attention(_));
+    let of_call = |pass: &&Pass| (pass.entry == "forward") == is_forward;
+    let passes: Vec<&Pass> = PASSES.iter().filter(of_call).collect();
+    let fits = |tile: &CooperativeTile| {
+        let arrangement = tile.arrangement(matrix, sizes.d);
+        let is_filled = *tile == TILES[0] || 2 * sizes.t >= arrangement.rows() as usize;
+        is_filled && arrangement.can_run(&passes, caps)
+    };
+    TILES.into_iter().filter(fits).collect()
+}
+
+/// Returns the size that is chosen without measuring: that of 64 queries if it has workgroups
+/// enough for a large GPU, or else the smallest; `None` if none is a candidate.
+pub(super) fn chosen(
+    call: &OpCall,
+    sizes: &AttentionSizes,
+    caps: &Caps,
+) -> Option<CooperativeTile> {
+    let candidates = candidates(call, sizes, caps);
+    let is_busy = |tile: &&CooperativeTile| {
+        let workgroups = |matrix| tile.arrangement(matrix, sizes.d).workgroups(sizes, sizes.heads);
+        tile.down == 4 && caps.cooperative.map_or(0, workgroups) >= WORKGROUPS_MIN
+    };
+    candidates.iter().find(is_busy).or(candidates.first()).copied()
+}
+
+/// Returns the dispatches of a call with a tile of any size. Statistics of the gradient are those
+/// of the tiles.
+pub(super) fn dispatches(
+    call: &OpCall,
+    sizes: &AttentionSizes,
+    matrix: CooperativeSquare,
+    tile: CooperativeTile,
+) -> Vec<Dispatch> {
+    let arrangement = tile.arrangement(matrix, sizes.d);
+    let dispatch = |kernel: AttentionKernel| {
+        let Some(pass) = PASSES.iter().find(|pass| pass.entry == kernel.entry) else {
+            return tiles::dispatch(sizes, tiles::TILES[0], kernel);
+        };
+        let UnitArrangement { down, across, scores, each, .. } = arrangement;
+        let constants = [
+            ("DOWN", down),
+            ("ACROSS", across),
+            ("SCORES", scores),
+            ("EACH", each),
+            ("SOURCES", pass.own.len() as u32),
+            ("PRODUCTS", pass.sums.len() as u32),
+            ("MATRIX", matrix.size),
+            ("SUBGROUP_MAX", matrix.subgroups[1]),
+        ];
+        // Rows are read as they are, because they are converted to f16 afterwards.
+        let exact = AttentionSizes { precision: Precision::F32, ..*sizes };
+        let shader = kernel.shader("attention_coop", &exact).with_cooperative_enables();
+        let shader =
+            constants.iter().fold(shader, |shader, (name, value)| shader.with_const(name, *value));
+        Dispatch {
+            shader: shader
+                .with_text(&matrix_types(matrix.size))
+                .with_text(&entry(pass, &arrangement)),
+            params: sizes.params(),
+            groups: grid(arrangement.workgroups(sizes, kernel.heads(sizes)), 1),
+            operands: kernel.operands(),
+        }
+    };
+    kernels(call, sizes).into_iter().map(dispatch).collect()
+}
+
+/// Names of the matrices of own rows, scores and sums, by source or sum, and of copied vectors.
+const OWN: [&str; 2] = ["own", "own_more"];
+const SCORES: [&str; 2] = ["score", "score_more"];
+const SUMS: [&str; 2] = ["sum", "sum_more"];
+const COPIES: [&str; 2] = ["copy", "copy_more"];
+
+/// Returns the WGSL of the entry point of a pass and of the function that it calls, because naga
+/// asks for uniform control flow around cooperative matrices within a function.
+fn entry(pass: &Pass, arrangement: &UnitArrangement) -> String {
+    let is_forward = pass.entry == "forward";
+    let by_key = pass.entry == "grad_kv";
+    let heads = if by_key { "p.heads / p.group" } else { "p.heads" };
+    let (count, before_loop, weigh) = match pass.entry {
+        "forward" => (
+            "key_blocks(block.first)",
+            "    var query = Query(LOWEST, 0.0, 0u);\n",
+            "weigh(&query, block, first, n > 0u, local)",
+        ),
+        "grad_q" => (
+            "key_blocks(block.first)",
+            "    let own_stats = load_stats(start_of_stats(block.sample, head),\n        \
+                 block.first + local % R);\n",
+            "slope_by_query(own_stats, block, first, local)",
+        ),
+        _ => (
+            "p.group * query_blocks(block.first)",
+            "    var stats_copy = load_stats(start_of_stats(block.sample, head), \
+             streamed_first(block, 0u) + local);\n",
+            "slope_by_key(block, streamed_head(block, n), first, local)",
+        ),
+    };
+    let places = if by_key {
+        "fn streamed_head(block: Block, n: u32) -> u32 {\n    \
+             return block.head * p.group + n / query_blocks(block.first);\n}\n\
+         fn streamed_first(block: Block, n: u32) -> u32 {\n    \
+             return first_query(block.first) + n % query_blocks(block.first) * BLOCK;\n}\n"
+    } else {
+        "fn streamed_head(block: Block, n: u32) -> u32 { return block.head; }\n\
+         fn streamed_first(block: Block, n: u32) -> u32 { return n * BLOCK; }\n"
+    };
+    let head = if by_key { "block.head * p.group" } else { "block.head" };
+    let put_stats = match pass.entry {
+        "forward" => "        if (local == 0u) { is_raised = 0u; }\n",
+        "grad_q" => "",
+        _ => "        if (local < BLOCK) { streamed_stats[local] = stats_copy; }\n",
+    };
+    let next_stats = if by_key {
+        "        stats_copy = load_stats(start_of_stats(block.sample, next_head), \
+         next_first + local);\n"
+    } else {
+        ""
+    };
+    let [load_own, scores, puts, sums] = [
+        each(pass.own, |nth, source| own_rows(nth, source, arrangement)),
+        each(pass.own, |nth, _| products(nth, arrangement)),
+        each(&pass.streamed, |nth, _| puts(nth, arrangement)),
+        each(pass.sums, |nth, sum| add_products(nth, sum, arrangement)),
+    ];
+    let declared = each(pass.sums, |nth, _| {
+        lines(arrangement.each, |n| format!("    var {}_{n}: MatrixC;", SUMS[nth]))
+    });
+    let [copies, next] = [
+        each(&pass.streamed, |nth, source| {
+            loads(nth, source, arrangement, ["    var ", "head", "streamed_first(block, 0u)"])
+        }),
+        each(&pass.streamed, |nth, source| {
+            loads(nth, source, arrangement, ["        ", "next_head", "next_first"])
+        }),
+    ];
+    let raise = if is_forward { raise(arrangement) } else { String::new() };
+    let finish = if is_forward { "    finish(query, block, local);\n" } else { "" };
+    let stores = each(pass.sums, |nth, sum| stores(nth, sum, arrangement));
+    let entry = pass.entry;
+    format!(
+        "{places}
+fn attend(index: u32, unit: u32, local: u32) {{
+    let block = block_of(index, {heads}, {of_queries});
+    let head = {head};
+    let own_at = unit / ACROSS * MATRIX;
+    let streamed_at = unit % ACROSS * SCORES * MATRIX;
+    let columns_at = unit % ACROSS * EACH * MATRIX;
+    let patch_at = unit % ACROSS * MATRIX * COLUMN + own_at;
+{load_own}    var zero: MatrixC;
+{declared}{copies}{before_loop}    let count = {count};
+    for (var n = 0u; n < count; n++) {{
+        let first = streamed_first(block, n);
+{puts}{put_stats}        workgroupBarrier();
+{scores}        workgroupBarrier();
+        {weigh};
+        workgroupBarrier();
+        let next_head = streamed_head(block, min(n + 1u, count - 1u));
+        let next_first = streamed_first(block, min(n + 1u, count - 1u));
+{next}{next_stats}{raise}{sums}        workgroupBarrier();
+    }}
+{finish}{stores}}}
+
+@compute @workgroup_size(SIZE)
+fn {entry}(
+    @builtin(workgroup_id) group: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+    @builtin(local_invocation_index) local: u32,
+    @builtin(subgroup_id) subgroup: u32,
+) {{
+    let index = workgroup_of(group, groups);
+    if (index >= block_count({heads})) {{ return; }}
+    attend(index, subgroup % UNITS, local);
+}}
+",
+        of_queries = !by_key,
+    )
+}
+
+/// Returns the texts of all items one behind the other, of which each is given its number.
+fn each<T>(items: &[T], text: impl Fn(usize, &T) -> String) -> String {
+    items.iter().enumerate().map(|(nth, item)| text(nth, item)).collect()
+}
+
+/// Returns a line of text for each number below `count`.
+fn lines(count: u32, line: impl Fn(u32) -> String) -> String {
+    (0..count).map(|n| line(n) + "\n").collect()
+}
+
+/// Returns the WGSL that reads the own rows of a source into matrices.
+fn own_rows(nth: usize, source: &str, arrangement: &UnitArrangement) -> String {
+    let name = OWN[nth];
+    let matrices = lines(arrangement.steps, |k| {
+        format!(
+            "    let {name}_{k} = \
+             coopLoadT<MatrixA>(&rows[own_at * ROW + {k}u * MATRIX], ROW);"
+        )
+    });
+    format!(
+        "    put_own({source}, start_of({source}, block.sample, head), block.first, local);\n    \
+         workgroupBarrier();\n{matrices}    workgroupBarrier();\n"
+    )
+}
+
+/// Returns the vectors of a source that an invocation copies of a block.
+fn copied(arrangement: &UnitArrangement) -> u32 {
+    let quads = arrangement.block() * arrangement.width() / 4;
+    quads.div_ceil(arrangement.invocations())
+}
+
+/// Returns the WGSL that reads rows of a source, with what is in front of a name, the head, and the
+/// first row.
+fn loads(
+    nth: usize,
+    source: &str,
+    arrangement: &UnitArrangement,
+    [before, head, first]: [&str; 3],
+) -> String {
+    let name = COPIES[nth];
+    lines(copied(arrangement), |n| {
+        format!(
+            "{before}{name}_{n} = load({source}, start_of({source}, block.sample, {head}), \
+             {first}, {n}u, local);"
+        )
+    })
+}
+
+/// Returns the WGSL that puts the rows that were read into workgroup memory.
+fn puts(nth: usize, arrangement: &UnitArrangement) -> String {
+    let name = COPIES[nth];
+    lines(copied(arrangement), |n| {
+        format!("        put({nth}u * BLOCK, BLOCK, {n}u, local, {name}_{n});")
+    })
+}
+
+/// Returns the WGSL that multiplies own rows of a source by streamed ones.
+fn products(nth: usize, arrangement: &UnitArrangement) -> String {
+    let (own, score) = (OWN[nth], SCORES[nth]);
+    let mut text = String::new();
+    for k in 0..arrangement.steps {
+        text += &lines(arrangement.scores, |n| {
+            let (declared, before) = match k {
+                0 => ("var ", "zero".to_string()),
+                _ => ("", format!("{score}_{n}")),
+            };
+            format!(
+                "        {declared}{score}_{n} = coopMultiplyAdd({own}_{k}, coopLoad<MatrixB>(\
+                 &rows[({nth}u * BLOCK + streamed_at + {n}u * MATRIX) * ROW + {k}u * MATRIX], \
+                 ROW), {before});"
+            )
+        });
+    }
+    // Every argument of a store is a value of its own, as naga asks for.
+    text + &lines(arrangement.scores, |n| {
+        format!(
+            "        let {score}_{n}_at = \
+             ({nth}u * BLOCK + streamed_at + {n}u * MATRIX) * COLUMN + own_at;\n        \
+             let {score}_{n}_stored = {score}_{n};\n        \
+             coopStore({score}_{n}_stored, &scores[{score}_{n}_at], COLUMN);"
+        )
+    })
+}
+
+/// Returns the WGSL that adds streamed rows times their weights or slopes.
+fn add_products(nth: usize, sum: &Sum, arrangement: &UnitArrangement) -> String {
+    let (name, streamed) = (SUMS[nth], sum.streamed);
+    let adds = lines(arrangement.each, |n| {
+        format!(
+            "            {name}_{n} = coopMultiplyAdd(pair, coopLoadT<MatrixB>(\
+             &rows[({streamed}u * BLOCK + j) * ROW + columns_at + {n}u * MATRIX], ROW), \
+             {name}_{n});"
+        )
+    });
+    format!(
+        "        for (var j = 0u; j < BLOCK; j += MATRIX) {{\n            \
+             let pair = coopLoad<MatrixA>(&pairs[({nth}u * BLOCK + j) * PAIRS + own_at], PAIRS);\n\
+         {adds}        }}\n"
+    )
+}
+
+/// Returns the WGSL that puts a matrix of sums on its way through workgroup memory.
+fn on_its_way(name: &str, indent: &str) -> String {
+    format!(
+        "{indent}let {name}_stored = {name};\n\
+         {indent}coopStore({name}_stored, &scores[patch_at], COLUMN);\n\
+         {indent}workgroupBarrier();\n"
+    )
+}
+
+/// Returns the WGSL that multiplies all sums by the factors of their rows.
+fn raise(arrangement: &UnitArrangement) -> String {
+    let indent = "            ";
+    let matrices = lines(arrangement.each, |n| {
+        let name = format!("{}_{n}", SUMS[0]);
+        on_its_way(&name, indent)
+            + &format!(
+                "{indent}raise(local);\n{indent}workgroupBarrier();\n\
+                 {indent}{name} = coopLoad<MatrixC>(&scores[patch_at], COLUMN);\n\
+                 {indent}workgroupBarrier();"
+            )
+    });
+    format!("        if (is_raised != 0u) {{\n{matrices}        }}\n")
+}
+
+/// Returns the WGSL that stores sums.
+fn stores(nth: usize, sum: &Sum, arrangement: &UnitArrangement) -> String {
+    lines(arrangement.each, |n| {
+        let name = format!("{}_{n}", SUMS[nth]);
+        let put = match sum.gradient {
+            None => format!("put_weighted({n}u, block, local)"),
+            Some((source, factor)) => format!(
+                "put_sums({source}, start_of({source}, block.sample, head), {n}u, {factor}, \
+                 block, local)"
+            ),
+        };
+        on_its_way(&name, "    ") + &format!("    {put};\n    workgroupBarrier();")
+    })
+}
