@@ -166,6 +166,19 @@ pub(crate) fn for_each_result(
     for_each_result_of(&call(op, inputs, rows, op.changes_in_place()), inputs, body);
 }
 
+/// Does the same in mixed precision, with what the f64 reference outputs as well.
+pub(crate) fn for_each_mixed_result(
+    op: &Op,
+    inputs: &[(Shape, HostTensor<f64>)],
+    rows: usize,
+    mut body: impl FnMut(&str, &[Vec<f32>], &[Vec<f64>]),
+) {
+    let of_f32 = call(op, inputs, rows, op.changes_in_place());
+    let call = OpCall { precision: Precision::Mixed, ..of_f32 };
+    let expected = host(&call, inputs, 0.0, known(op).reference_f64);
+    for_each_result_of(&call, inputs, |who, outputs| body(who, outputs, &expected));
+}
+
 fn for_each_result_of(
     call: &OpCall,
     inputs: &[(Shape, HostTensor<f64>)],

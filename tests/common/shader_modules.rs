@@ -17,7 +17,7 @@ use potluck_kernels::ops::matmul::split_k::SPLIT_TILES;
 use potluck_kernels::ops::matmul::{shared, tile};
 use potluck_kernels::ops::{embedding_rows, layer_norm_rows};
 use potluck_kernels::source::{FILES, snippet, text};
-use potluck_kernels::{Caps, OpCall, OwnedCall, RandomContext, Shader, twin};
+use potluck_kernels::{Caps, Dispatch, OpCall, OwnedCall, RandomContext, Shader, twin};
 
 /// Bytes of workgroup memory that every device has.
 pub const WORKGROUP_BYTES: u32 = 16 * 1024;
@@ -492,9 +492,9 @@ pub const COOPERATIVE: Capabilities = CAPABILITIES
     .union(Capabilities::SHADER_FLOAT16)
     .union(Capabilities::COOPERATIVE_MATRIX);
 
-/// Products and convolutions by the cooperative matrices of NVIDIA, AMD, Apple and Mesa's llvmpipe,
-/// as their dispatches complete them: `(name, text)`.
-pub fn cooperative_modules() -> Vec<(String, String)> {
+/// Products, convolutions and attention by the cooperative matrices of NVIDIA, AMD, Apple and Mesa's
+/// llvmpipe, as their dispatches complete them: `(name, text, entry point)`.
+pub fn cooperative_modules() -> Vec<(String, String, &'static str)> {
     let squares = [(16, [32, 32]), (16, [32, 64]), (8, [32, 32]), (8, [8, 8])];
     let random = RandomContext { step_key: Key::new(1), training: true };
     let options = Conv2dOptions { stride: [1; 2], padding: [1; 2], dilation: [1; 2], groups: 1 };
@@ -519,7 +519,8 @@ pub fn cooperative_modules() -> Vec<(String, String)> {
             calls.push((op, vec![pair(m, k, transpose_a), pair(k, n, transpose_b)]));
         }
     }
-    let mut texts: Vec<(String, String)> = Vec::new();
+    calls.extend(attention_calls());
+    let mut texts = Vec::new();
     for (op, inputs) in calls {
         let of_f32 = OwnedCall::new(op, inputs, random).unwrap();
         let owned_call = OwnedCall { precision: Precision::Mixed, ..of_f32 };
@@ -529,18 +530,39 @@ pub fn cooperative_modules() -> Vec<(String, String)> {
             let caps = Caps { cooperative, ..Caps::EVERY };
             let variants = (twin(call.op).unwrap().variants)(&call, &caps);
             for variant in variants.iter().filter(|variant| variant.name.contains("_coop")) {
-                let shader = &variant.dispatches.iter().find(|one| one.shader.entry == COOP_ENTRY);
-                let shader = &shader.unwrap_or_else(|| panic!("{}", variant.name)).shader;
-                let name = format!("{} {size} {subgroups:?} {}", variant.name, call.op);
-                texts.push((name, text(shader)));
+                let before = texts.len();
+                for Dispatch { shader, .. } in &variant.dispatches {
+                    let (text, entry) = (text(shader), shader.entry);
+                    if text.contains("enable wgpu_cooperative_matrix;") {
+                        let of = format!("{size} {subgroups:?} {} {entry}", call.op);
+                        texts.push((format!("{} {of}", variant.name), text, entry));
+                    }
+                }
+                assert!(texts.len() > before, "{}", variant.name);
             }
         }
     }
     texts
 }
 
-/// Entry point of products by cooperative matrices.
-const COOP_ENTRY: &str = "cooperative_tile";
+/// Attention and its gradient with narrow heads, with those of one unit across and with those of
+/// two, with keys that are shared and with masks.
+fn attention_calls() -> Vec<(Op, Vec<Vec<usize>>)> {
+    let (b, t) = (2, 256);
+    let dropped = AttentionOptions { dropout: 0.1, ..AttentionOptions::packed(2, 64) };
+    let full = AttentionOptions { causal: false, ..AttentionOptions::separate(4, 2, 128) };
+    let mut calls = Vec::new();
+    for options in [AttentionOptions::packed(1, 6), dropped, full] {
+        let tensors: Vec<Vec<usize>> =
+            (0..options.tensors()).map(|input| vec![b, t, options.input_columns(input)]).collect();
+        let samples = if options.dropout > 0.0 { vec![vec![b]] } else { Vec::new() };
+        let y = vec![b, t, options.columns()[0]];
+        let results = vec![y.clone(), vec![b, options.heads, t], y];
+        calls.push((Op::Attention(options), [tensors.clone(), samples.clone()].concat()));
+        calls.push((Op::AttentionGrad(options), [tensors, results, samples].concat()));
+    }
+    calls
+}
 
 /// Every other module: `(name, text)`.
 pub fn modules() -> Vec<(String, String)> {
@@ -561,6 +583,7 @@ pub fn modules() -> Vec<(String, String)> {
     modules.extend(of_catalog(&["batch_norm", "cross_entropy_grad", "lstm", "gru", "linear_"]));
     let completed = [
         "attention",
+        "attention_coop",
         "attention_tiles",
         "batch_norm",
         "binary",

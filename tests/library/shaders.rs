@@ -38,13 +38,13 @@ fn every_shader_is_portable_and_translates() {
 
 /// Cooperative matrices are for Vulkan and Metal: naga has no others.
 #[test]
-fn products_by_cooperative_matrices_translate() {
+fn kernels_by_cooperative_matrices_translate() {
     let modules = cooperative_modules();
     assert!(modules.len() > 100, "{} modules", modules.len());
-    for (name, text) in modules {
+    for (name, text, entry) in modules {
         let (module, info) =
             parse(&text, COOPERATIVE).unwrap_or_else(|why| panic!("{name}: {why}"));
-        let entry = module.entry_points.iter().find(|entry| entry.name == "cooperative_tile");
+        let entry = module.entry_points.iter().find(|one| one.name == entry);
         let entry = entry.unwrap_or_else(|| panic!("{name}: the entry point is missing"));
         let (module, info) = resolved((&module, &info), entry).unwrap();
         for checked in [true, false] {

@@ -7,7 +7,8 @@ use crate::device::{Gpu, ShaderChecks};
 use crate::dispatch::folded;
 use crate::harness::InputFill;
 use crate::testing::{
-    self, adapters, check_mixed_with, check_with, compare, for_each_gpu, for_each_result, on_gpu,
+    self, adapters, check_mixed_with, check_with, compare, for_each_gpu, for_each_mixed_result,
+    for_each_result, on_gpu,
 };
 use crate::{DeviceClass, OwnedCall, Pipelines, RandomContext};
 use potluck_core::{HostTensor, HostTensorView, Shape, Site};
@@ -420,6 +421,42 @@ fn attention_in_mixed_precision_multiplies_rounded_operands() {
         let [forward, grad] = ops_of(causal, c, heads, dropout);
         check_mixed_with(&forward, &inputs, 2, MIXED_NMSE_MAX);
         check_mixed_with(&grad, &grad_inputs(&forward, &inputs, 2), 2, MIXED_NMSE_MAX);
+    }
+}
+
+/// Of an operand that f16 has not, or that is NaN, nothing finite is made where the reference has
+/// nothing finite: by this a run notices an overflow.
+#[test]
+fn overflow_in_mixed_precision_is_noticed() {
+    let (t, d) = (37, 8);
+    let [forward, grad] = ops(d, 1, 0.0);
+    // The row of a query, key or value that other rows see, and one of the gradient.
+    for (input, at) in [(0, 3 * d * 20 + 1), (0, 3 * d * 5 + d), (0, 3 * d * 9 + 2 * d), (3, 99)] {
+        for planted in [7e4, f64::NAN] {
+            let mut given = inputs(t, d, 0.0, 1, InputFill::Normal);
+            let plant = |given: &mut [(Shape, HostTensor<f64>)]| {
+                let HostTensor::Float(values) = &mut given[input].1 else { panic!("floats") };
+                values[at] = planted;
+            };
+            if input == 0 {
+                plant(&mut given);
+            }
+            let mut of_grad = grad_inputs(&forward, &given, 1);
+            if input > 0 {
+                plant(&mut of_grad);
+            }
+            let of_both = [(&forward, &given), (&grad, &of_grad)];
+            for (op, given) in of_both.into_iter().skip(usize::from(input > 0)) {
+                for_each_mixed_result(op, given, 1, |who, outputs, expected| {
+                    assert!(expected.iter().flatten().any(|value| !value.is_finite()));
+                    for (got, expected) in outputs.iter().flatten().zip(expected.iter().flatten()) {
+                        let is_noticed = expected.is_finite() || !got.is_finite();
+                        let what = format!("{op} by {who}: {planted} in input {input} at {at}");
+                        assert!(is_noticed, "{what} gives {got}, not {expected}");
+                    }
+                });
+            }
+        }
     }
 }
 
