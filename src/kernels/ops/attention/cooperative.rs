@@ -28,12 +28,10 @@ pub struct CooperativeTile {
 
 /// Available sizes, the smallest first. Large ones read less, small ones give short sequences more
 /// workgroups, and a multiprocessor of a GPU more of them.
-const TILES: [CooperativeTile; 5] = [
+const TILES: [CooperativeTile; 3] = [
     CooperativeTile { name: "attention_coop_32", down: 2, streamed: 2 },
     CooperativeTile { name: "attention_coop_64", down: 4, streamed: 2 },
-    CooperativeTile { name: "attention_coop_64_wide", down: 4, streamed: 4 },
     CooperativeTile { name: "attention_coop_128", down: 8, streamed: 1 },
-    CooperativeTile { name: "attention_coop_128_wide", down: 8, streamed: 2 },
 ];
 
 /// The most columns of a head.
