@@ -23,7 +23,7 @@
 // Prepended: what lib/attention needs, which rounds nothing here, the constants in capitals, the
 // types of matrices, how many sources own rows have, which are 2 in gradients (SOURCES), and how
 // many operands are made of scores (PRODUCTS), and the entry point
-// (src/kernels/ops/attention/cooperative.rs), which has the matrices.
+// (src/kernels/ops/attention/coop.rs), which has the matrices.
 
 const UNITS = DOWN * ACROSS;
 const SIZE = UNITS * SUBGROUP_MAX;

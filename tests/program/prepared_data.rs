@@ -76,6 +76,17 @@ fn texts_are_prepared_trained_on_and_continued() {
     let told = refused.line("error:");
     assert!(told.contains("other: has ids of another tokenizer"), "{told}");
     desk.run(&format!("{start} --data tokens --out on")).ok();
+
+    // Of a tokenizer with more tokens, both numbers are told.
+    let mut larger: Value =
+        serde_json::from_slice(&fs::read(desk.path("gpt2/tokenizer.json")).unwrap()).unwrap();
+    larger["model"]["vocab"]["<more>"] = 420.into();
+    desk.write("larger.json", larger.to_string());
+    desk.run("data prepare texts --tokenizer larger.json --out more").ok();
+    let refused = desk.run(&format!("{start} --data more --out no")).ended(78);
+    let told = refused.line("error:");
+    let numbers = "more: has ids of a vocabulary of 421, and the model's has 420";
+    assert!(told.contains(numbers), "{told}");
 }
 
 #[test]

@@ -97,7 +97,7 @@ mod tests {
             .flat_map(|count| [norm::probe(count, &Caps::EVERY), hash::probe(count)]);
         let dispatches = on_buckets.flat_map(|probe| probe.dispatches);
         used.extend(dispatches.map(|dispatch| dispatch.shader.file.into_owned()));
-        for owned_call in catalog_calls() {
+        for owned_call in catalog_calls().into_iter().chain(mixed_calls()) {
             let call = owned_call.call();
             for variant in (twin(call.op).unwrap().variants)(&call, &Caps::EVERY) {
                 used.extend(variant.dispatches.into_iter().map(|one| one.shader.file.into()));

@@ -1,7 +1,7 @@
 //! Attention over queries, keys and values in columns of one to three tensors, and its gradient.
 //! Twin of `shaders/attention.wgsl`, which has the formulas. Faster variants on GPUs: [`tiles`].
 
-mod cooperative;
+mod coop;
 mod host;
 mod probes;
 mod reference;
@@ -167,9 +167,9 @@ fn head_key(key: Key, h: usize) -> Key {
 /// kernel.
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     let sizes = AttentionSizes::of(call);
-    let cooperative = cooperative::chosen(call, &sizes, caps).filter(|_| caps.suits_hardware());
+    let cooperative = coop::chosen(call, &sizes, caps).filter(|_| caps.suits_hardware());
     if let Some((tile, matrix)) = cooperative.zip(caps.cooperative) {
-        return cooperative::dispatches(call, &sizes, matrix, tile);
+        return coop::dispatches(call, &sizes, matrix, tile);
     }
     match tiles::chosen(&sizes, caps) {
         Some(tile) => tiles::dispatches(call, &sizes, tile),
@@ -237,10 +237,10 @@ fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     let tiled = tiles.map(|tile| Variant::new(tile.name, tiles::dispatches(call, &sizes, tile)));
     let mut variants: Vec<Variant> = tiled.collect();
     if let Some(matrix) = caps.cooperative {
-        let tiles = cooperative::candidates(call, &sizes, caps).into_iter();
-        variants.extend(tiles.map(|tile| {
-            Variant::new(tile.name, cooperative::dispatches(call, &sizes, matrix, tile))
-        }));
+        let tiles = coop::candidates(call, &sizes, caps).into_iter();
+        variants.extend(
+            tiles.map(|tile| Variant::new(tile.name, coop::dispatches(call, &sizes, matrix, tile))),
+        );
     }
     if caps.suits_software() || variants.is_empty() {
         variants.insert(0, Variant::new("attention", plain(call)));

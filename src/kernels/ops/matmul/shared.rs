@@ -280,7 +280,8 @@ impl WorkgroupTile {
     }
 }
 
-/// Returns the WGSL of the types of cooperative matrices of this size: MatrixA, MatrixB and MatrixC.
+/// Returns the WGSL of the types of cooperative matrices of this size: MatrixA, MatrixB and
+/// MatrixC.
 pub(crate) fn matrix_types(size: u32) -> String {
     let types = [("A", "f16"), ("B", "f16"), ("C", "f32")].map(|(role, scalar)| {
         format!("alias Matrix{role} = coop_mat{size}x{size}<{scalar}, {role}>;\n")

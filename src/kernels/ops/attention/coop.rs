@@ -17,7 +17,7 @@ use potluck_graph::{Op, Precision};
 
 /// Size of the workgroups of attention by cooperative matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CooperativeTile {
+pub struct CooperativeAttention {
     /// Name of the kernel variant: the own rows of a workgroup, of matrices of 16 x 16.
     pub name: &'static str,
     /// Matrices of own rows.
@@ -28,10 +28,10 @@ pub struct CooperativeTile {
 
 /// Available sizes, the smallest first. Large ones read less, small ones give short sequences more
 /// workgroups, and a multiprocessor of a GPU more of them.
-const TILES: [CooperativeTile; 3] = [
-    CooperativeTile { name: "attention_coop_32", down: 2, streamed: 2 },
-    CooperativeTile { name: "attention_coop_64", down: 4, streamed: 2 },
-    CooperativeTile { name: "attention_coop_128", down: 8, streamed: 1 },
+const TILES: [CooperativeAttention; 3] = [
+    CooperativeAttention { name: "attention_coop_32", down: 2, streamed: 2 },
+    CooperativeAttention { name: "attention_coop_64", down: 4, streamed: 2 },
+    CooperativeAttention { name: "attention_coop_128", down: 8, streamed: 1 },
 ];
 
 /// The most columns of a head.
@@ -100,7 +100,7 @@ const PASSES: [Pass; 3] = [
     },
 ];
 
-impl CooperativeTile {
+impl CooperativeAttention {
     fn arrangement(self, matrix: CooperativeSquare, d: usize) -> UnitArrangement {
         let steps = d.div_ceil(matrix.size as usize);
         let across = steps.div_ceil(EACH_MAX);
@@ -165,7 +165,7 @@ pub(super) fn candidates(
     call: &OpCall,
     sizes: &AttentionSizes,
     caps: &Caps,
-) -> Vec<CooperativeTile> {
+) -> Vec<CooperativeAttention> {
     let Some(matrix) = caps.cooperative.filter(|_| sizes.precision == Precision::Mixed) else {
         return Vec::new();
     };
@@ -175,7 +175,7 @@ pub(super) fn candidates(
     let is_forward = matches!(call.op, Op::Attention(_));
     let of_call = |pass: &&Pass| (pass.entry == "forward") == is_forward;
     let passes: Vec<&Pass> = PASSES.iter().filter(of_call).collect();
-    let fits = |tile: &CooperativeTile| {
+    let fits = |tile: &CooperativeAttention| {
         let arrangement = tile.arrangement(matrix, sizes.d);
         let is_filled = *tile == TILES[0] || 2 * sizes.t >= arrangement.rows() as usize;
         is_filled && arrangement.can_run(&passes, caps)
@@ -189,9 +189,9 @@ pub(super) fn chosen(
     call: &OpCall,
     sizes: &AttentionSizes,
     caps: &Caps,
-) -> Option<CooperativeTile> {
+) -> Option<CooperativeAttention> {
     let candidates = candidates(call, sizes, caps);
-    let is_busy = |tile: &&CooperativeTile| {
+    let is_busy = |tile: &&CooperativeAttention| {
         let workgroups = |matrix| tile.arrangement(matrix, sizes.d).workgroups(sizes, sizes.heads);
         tile.down == 4 && caps.cooperative.map_or(0, workgroups) >= WORKGROUPS_MIN
     };
@@ -204,7 +204,7 @@ pub(super) fn dispatches(
     call: &OpCall,
     sizes: &AttentionSizes,
     matrix: CooperativeSquare,
-    tile: CooperativeTile,
+    tile: CooperativeAttention,
 ) -> Vec<Dispatch> {
     let arrangement = tile.arrangement(matrix, sizes.d);
     let dispatch = |kernel: AttentionKernel| {
