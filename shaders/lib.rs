@@ -9,8 +9,9 @@ macro_rules! texts {
 
 /// All shader files as (file stem, text), sorted by stem.
 pub const FILES: &[(&str, &str)] = texts! { "":
-    "adamw" "adamw_bf16" "attention" "attention_coop" "attention_tiles" "batch_norm" "binary" "cache_update"
-    "cached_attention" "cached_attention_merge" "conv" "conv_depthwise" "conv_parts" "conv_shared"
+    "adamw" "adamw_bf16" "attention" "attention_coop" "attention_tiles" "batch_norm" "binary"
+    "cache_update" "cached_attention" "cached_attention_merge" "conv" "conv_depthwise"
+    "conv_parts" "conv_shared"
     "conv_shared_weight" "conv_weights" "copy" "cross_entropy" "cross_entropy_grad"
     "cross_entropy_subgroups" "dropout" "embedding" "embedding_rows" "fused" "fused_vectors"
     "group_norm" "hash" "join_cross_entropy" "layer_norm" "layer_norm_group" "layer_norm_rows"

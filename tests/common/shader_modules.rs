@@ -492,7 +492,8 @@ pub const COOPERATIVE: Capabilities = CAPABILITIES
     .union(Capabilities::SHADER_FLOAT16)
     .union(Capabilities::COOPERATIVE_MATRIX);
 
-/// Products, convolutions and attention by the cooperative matrices of NVIDIA, AMD, Apple and Mesa's
+/// Products, convolutions and attention by the cooperative matrices of NVIDIA, AMD, Apple and
+/// Mesa's
 /// llvmpipe, as their dispatches complete them: `(name, text, entry point)`.
 pub fn cooperative_modules() -> Vec<(String, String, &'static str)> {
     let squares = [(16, [32, 32]), (16, [32, 64]), (8, [32, 32]), (8, [8, 8])];
