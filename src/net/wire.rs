@@ -344,7 +344,7 @@ mod tests {
         // One of a later protocol, of which only the beginning is known.
         let later = b"PTLK\0\x0b\0\x09\x059.8.7\xff\xfe\xfd";
         let error = Greeting::decode(&later[GREETING_HEAD_BYTES..]).unwrap_err();
-        let own = format!("potluck {} (protocol 4)", env!("CARGO_PKG_VERSION"));
+        let own = format!("potluck {} (protocol 5)", env!("CARGO_PKG_VERSION"));
         assert_eq!(
             error.sentence(true),
             format!(

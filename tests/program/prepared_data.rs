@@ -85,8 +85,8 @@ fn texts_are_prepared_trained_on_and_continued() {
     desk.run("data prepare texts --tokenizer larger.json --out more").ok();
     let refused = desk.run(&format!("{start} --data more --out no")).ended(78);
     let told = refused.line("error:");
-    let numbers = "more: has ids of a vocabulary of 421, and the model's has 420";
-    assert!(told.contains(numbers), "{told}");
+    assert!(told.contains("more: has ids of a vocabulary of 421, and "), "{told}");
+    assert!(told.ends_with("tokenizer.json has 420"), "{told}");
 }
 
 #[test]
