@@ -1,14 +1,13 @@
 // Elementwise functions of two tensors, the second broadcast over the leading dimensions.
-// uses lib/elementwise
 // uses lib/span
 //
-//   y[i] = f(a[i], b[i mod period])     f: sum, difference, product, quotient, maximum
-//   maximum_grad   da = dy where a > b, dy/2 where they are equal, else 0 (NaN where one is)
+//   y[i] = f(a[i], b[i mod period])          gradients   d[i] = grad(a[i], b[i mod period], dy[i])
 //
 // One workgroup of 64 per 512 elements, 8 per invocation, because software adapters pay more for
 // an invocation than for an element; 8 bytes moved per element and 4 per element of b. Names that
 // end in 4: 4 vectors of 4 per invocation, where count and period are multiples of 4, or b is one
-// value (value4). Prepended (src/kernels/ops/binary.rs): f, and f4 of vectors.
+// value (value4). Prepended (src/kernels/ops/binary.rs, from the table in src/graph/elements.rs): f
+// and a gradient, and f4 and grad4 of vectors.
 
 struct Params {
     count: u32,
@@ -52,12 +51,12 @@ fn each(
     }
 }
 
-// maximum_grad binds a, b, dy, da.
+// gradients bind a, b, dy, d.
 @group(0) @binding(2) var<storage, read> dy: array<f32>;          // (count)
-@group(0) @binding(3) var<storage, read_write> da: array<f32>;    // (count)
+@group(0) @binding(3) var<storage, read_write> d: array<f32>;     // (count)
 
 @compute @workgroup_size(64)
-fn maximum_grad(
+fn gradients(
     @builtin(workgroup_id) group: vec3u,
     @builtin(num_workgroups) groups: vec3u,
     @builtin(local_invocation_index) local: u32,
@@ -65,7 +64,7 @@ fn maximum_grad(
     let start = first(group, groups, local);
     var j = start % p.period;
     for (var i = start; i < end(start); i += 64u) {
-        da[i] = maximum_grad_of(a[i], b[j], dy[i]);
+        d[i] = grad(a[i], b[j], dy[i]);
         j = next(j);
     }
 }
@@ -74,7 +73,7 @@ fn maximum_grad(
 @group(0) @binding(1) var<storage, read> b4: array<vec4f>;        // (period / 4)
 @group(0) @binding(2) var<storage, read_write> y4: array<vec4f>;  // (count / 4)
 @group(0) @binding(2) var<storage, read> dy4: array<vec4f>;       // (count / 4)
-@group(0) @binding(3) var<storage, read_write> da4: array<vec4f>; // (count / 4)
+@group(0) @binding(3) var<storage, read_write> d4: array<vec4f>;  // (count / 4)
 
 // The index into b4 for the vector that comes 64 after that of index j.
 fn next4(j: u32) -> u32 {
@@ -107,13 +106,8 @@ fn value4(
     for (var i = own.x; i < own.y; i += 64u) { y4[i] = f4(a4[i], value); }
 }
 
-fn maximum_grad_of4(a: vec4f, b: vec4f, d: vec4f) -> vec4f {
-    let front = vec2f(maximum_grad_of(a.x, b.x, d.x), maximum_grad_of(a.y, b.y, d.y));
-    return vec4f(front, maximum_grad_of(a.z, b.z, d.z), maximum_grad_of(a.w, b.w, d.w));
-}
-
 @compute @workgroup_size(64)
-fn maximum_grad4(
+fn gradients4(
     @builtin(workgroup_id) group: vec3u,
     @builtin(num_workgroups) groups: vec3u,
     @builtin(local_invocation_index) local: u32,
@@ -121,18 +115,18 @@ fn maximum_grad4(
     let own = span(group, groups, local, 256u, p.count / 4u);
     var j = own.x % (p.period / 4u);
     for (var i = own.x; i < own.y; i += 64u) {
-        da4[i] = maximum_grad_of4(a4[i], b4[j], dy4[i]);
+        d4[i] = grad4(a4[i], b4[j], dy4[i]);
         j = next4(j);
     }
 }
 
 @compute @workgroup_size(64)
-fn maximum_grad_value4(
+fn gradients_value4(
     @builtin(workgroup_id) group: vec3u,
     @builtin(num_workgroups) groups: vec3u,
     @builtin(local_invocation_index) local: u32,
 ) {
     let own = span(group, groups, local, 256u, p.count / 4u);
     let value = vec4f(b[0]);
-    for (var i = own.x; i < own.y; i += 64u) { da4[i] = maximum_grad_of4(a4[i], value, dy4[i]); }
+    for (var i = own.x; i < own.y; i += 64u) { d4[i] = grad4(a4[i], value, dy4[i]); }
 }

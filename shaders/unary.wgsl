@@ -1,23 +1,15 @@
 // Elementwise functions of one tensor, and their gradients.
-// uses lib/elementwise
 // uses lib/span
 //
-//   relu       y = max(x, 0)                      dx = dy where x > 0, else 0 (NaN where x is)
-//   gelu       y = x Phi(x)                       dx = dy (Phi(x) + x phi(x))
-//   gelu_tanh  y = x (1 + tanh(u)) / 2            u = sqrt(2/pi) (x + 0.044715 x^3)
-//   sigmoid    y = s(x) = 1 / (1 + exp(-x))       dx = dy s(x) s(-x)
-//   tanh       y = tanh(x)                        dx = dy / cosh(x)^2
-//   silu       y = x s(x)                         dx = dy (s(x) + x s(x) s(-x))
-//   exp        y = exp(x)                         dx = dy y
-//   log        y = ln(x)                          dx = dy / x
-//   sqrt       y = sqrt(x)                        dx = dy / (2 y)
-//   scale      y = factor x  (+ y, if accumulating)
+//   values      y = f(x)
+//   gradients   dx = grad(x, dy)
+//   scale       y = factor x  (+ y, if accumulating)
 //
-// Phi and phi are the distribution function and the density of the standard normal. One
-// invocation per 8 elements, 8 bytes moved per element, 12 by gradients. Names that end in 4: one
-// per 4 vectors of 4, where count is a multiple of 4.
+// One invocation per 8 elements, 8 bytes moved per element, 12 by gradients. Names that end in 4:
+// one per 4 vectors of 4, where count is a multiple of 4.
 //
-// Prepended (src/kernels/ops/unary.rs): `f(x)` and `grad(x, dy)`, a function and its gradient.
+// Prepended (src/kernels/ops/unary.rs, from the table in src/graph/elements.rs): `f(x)` and
+// `grad(x, dy)`, a function and its gradient.
 
 struct Params { count: u32, factor: f32, accumulate: u32 }
 var<immediate> p: Params;

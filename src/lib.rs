@@ -35,9 +35,10 @@ pub use potluck_core::{DType, HostTensor, HostTensorView, ParamId, Rank, Shape, 
 pub mod graph {
     pub use potluck_graph::builder::{BuildResult, Builder};
     pub use potluck_graph::{
-        AttentionOptions, AttentionPlace, Binary, Cell, ColumnRange, Conv2dOptions, Graph,
-        IGNORE_INDEX, Init, Op, ParameterKind, ParameterSplit, Pool2dOptions, Reduction,
-        RotaryAngles, RotaryScaling, ShapeError, SplitUnit, StateInit, Unary,
+        AttentionOptions, AttentionPlace, Binary, BinarySide, Cell, ColumnRange, Conv2dOptions,
+        Domain, Graph, IGNORE_INDEX, Init, LossReduction, LossTerm, Op, ParameterKind,
+        ParameterSplit, Pool2dOptions, Reduction, RotaryAngles, RotaryScaling, ShapeError, Slope,
+        SplitUnit, StateInit, Unary,
     };
 }
 

@@ -6,7 +6,8 @@ use super::attention::{
     AttentionOptions, AttentionPlace, CacheUpdateOptions, CachedAttentionOptions,
 };
 use super::custom::CustomOp;
-use super::op::{Binary, Cell, LossClasses, Op, Unary};
+use super::elements::{Binary, Unary};
+use super::op::{Cell, LossClasses, Op};
 use super::pictures::{Conv2dOptions, Pool2dOptions};
 use super::shapes::{self, ShapeError, Typed};
 use super::{
@@ -160,6 +161,11 @@ impl Builder {
         tensor
     }
 
+    /// Returns the tensor of a state.
+    pub(super) fn state_tensor(&self, name: &str) -> Option<TensorId> {
+        self.graph.states.iter().find(|state| state.name == name).map(|state| state.tensor)
+    }
+
     /// Turns each head of `x (b, t, heads d)` by its position, by a table `(t, d)` of cosines and
     /// sines ([`StateInit::Rotary`]); see [`Op::Rotary`].
     ///
@@ -233,30 +239,30 @@ impl Builder {
         }
     }
 
-    /// Computes `a + b`; `b` may be a suffix of `a`'s shape: a bias, a table of positions.
+    /// Computes `a + b`, elementwise, broadcast as by [`Builder::binary`].
     pub fn add(&mut self, a: TensorId, b: TensorId) -> BuildResult {
-        self.apply(Op::Binary(Binary::Add), &[a, b])
+        self.binary(Binary::Add, a, b)
     }
 
-    /// Computes `a - b`, elementwise; `b` may be a suffix of `a`'s shape.
+    /// Computes `a - b`, elementwise, broadcast as by [`Builder::binary`].
     pub fn sub(&mut self, a: TensorId, b: TensorId) -> BuildResult {
-        self.apply(Op::Binary(Binary::Sub), &[a, b])
+        self.binary(Binary::Sub, a, b)
     }
 
-    /// Computes `a / b`, elementwise; `b` may be a suffix of `a`'s shape.
+    /// Computes `a / b`, elementwise, broadcast as by [`Builder::binary`].
     pub fn div(&mut self, a: TensorId, b: TensorId) -> BuildResult {
-        self.apply(Op::Binary(Binary::Div), &[a, b])
+        self.binary(Binary::Div, a, b)
     }
 
-    /// Computes the larger of `a` and `b`, elementwise; `b` may be a suffix of `a`'s shape. Where
+    /// Computes the larger of `a` and `b`, elementwise, broadcast as by [`Builder::binary`]. Where
     /// they are equal, each has half of the gradient, as in PyTorch.
     pub fn maximum(&mut self, a: TensorId, b: TensorId) -> BuildResult {
-        self.apply(Op::Binary(Binary::Maximum), &[a, b])
+        self.binary(Binary::Maximum, a, b)
     }
 
-    /// Computes `a * b`, elementwise; `b` may be a suffix of `a`'s shape.
+    /// Computes `a * b`, elementwise, broadcast as by [`Builder::binary`].
     pub fn mul(&mut self, a: TensorId, b: TensorId) -> BuildResult {
-        self.apply(Op::Binary(Binary::Mul), &[a, b])
+        self.binary(Binary::Mul, a, b)
     }
 
     /// Computes `factor * x`.
@@ -307,7 +313,7 @@ impl Builder {
     /// Returns the same elements under other dimensions (per row, if `x` is batched).
     pub fn reshape(&mut self, x: TensorId, dims: &[usize]) -> BuildResult {
         let shape = self.shape(x).with_dims(dims);
-        if shape.per_row() != self.shape(x).per_row() || dims.is_empty() {
+        if shape.per_row() != self.shape(x).per_row() || (dims.is_empty() && shape.is_batched()) {
             return Err(ShapeError {
                 op: Op::Reshape.to_string(),
                 inputs: self.shape(x).to_string(),
@@ -718,7 +724,11 @@ impl Builder {
         input
     }
 
-    fn require_no_loss(&self, op: &str, inputs: [TensorId; 2]) -> Result<(), ShapeError> {
+    pub(super) fn require_no_loss(
+        &self,
+        op: &str,
+        inputs: [TensorId; 2],
+    ) -> Result<(), ShapeError> {
         if self.graph.loss.is_none() {
             return Ok(());
         }
@@ -732,7 +742,7 @@ impl Builder {
     }
 
     /// Sums `parts (n, 2)` into the (sum, count) accumulator.
-    fn add_loss(&mut self, parts: TensorId) -> TensorId {
+    pub(super) fn add_loss(&mut self, parts: TensorId) -> TensorId {
         let typed = (Shape::fixed(&[2]), DType::F32);
         let loss = self.add_tensor("loss".into(), typed, Role::Loss);
         let op = Op::Sum { first: 0, last: 0 };
@@ -767,7 +777,7 @@ impl Builder {
     }
 
     /// Adds any op and returns all its outputs; see [`Builder::apply`].
-    fn apply_all(&mut self, op: Op, inputs: &[TensorId]) -> Result<Vec<TensorId>, ShapeError> {
+    pub fn apply_all(&mut self, op: Op, inputs: &[TensorId]) -> Result<Vec<TensorId>, ShapeError> {
         let why = match op {
             Op::Reshape => Some("is made by Builder::reshape"),
             Op::Spread | Op::AllReduce(_) => Some("is made by shard"),

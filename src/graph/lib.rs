@@ -6,9 +6,11 @@
 //! micro-batches, masked targets and uneven shares add up exactly.
 
 mod attention;
+mod broadcasting;
 pub mod builder;
 mod crossing;
 mod custom;
+mod elements;
 mod ids;
 pub mod init;
 pub mod memory_layout;
@@ -16,6 +18,7 @@ pub mod model;
 mod model_graph;
 pub mod op;
 pub mod optim;
+mod own_loss;
 mod part;
 pub mod passes;
 pub mod pictures;
@@ -38,6 +41,7 @@ pub use attention::{AttentionOptions, AttentionPlace, CacheUpdateOptions, Cached
 pub use builder::Builder;
 pub use crossing::{Crossing, crossings};
 pub use custom::{CustomCall, CustomInput, CustomKernel, CustomNode, CustomOp, SharedCustomOp};
+pub use elements::{Binary, BinarySide, Domain, Slope, Unary};
 pub use ids::{IdError, IdRange};
 pub use passes::fuse::fuse;
 pub use passes::gradients::{OpGradients, differentiate, op_gradients};
@@ -46,13 +50,14 @@ pub use passes::recompute::{Recomputation, Recompute};
 pub use passes::shard::{Shard, ShardError, reported_once, shard};
 
 pub use op::{
-    Binary, Cell, ColumnRange, EpilogueOp, IGNORE_INDEX, LossClasses, LossCount, NormBackward,
-    Numbered, Op, Reduction, Unary,
+    Cell, ColumnRange, EpilogueOp, IGNORE_INDEX, LossClasses, LossCount, NormBackward, Numbered,
+    Op, Reduction,
 };
 
 pub use model_graph::{ModelGraph, RankGraph};
 
 pub use memory_layout::{Segment, Slot, SlotKind, TensorLocation};
+pub use own_loss::{LossReduction, LossTerm};
 pub use part::PlanPart;
 pub use pictures::{Conv2dOptions, Pool2dOptions};
 pub use place::Place;
@@ -69,6 +74,7 @@ pub use variant_choices::VariantChoices;
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 use potluck_core::{DType, NodeId, ParamId, Shape, StateId, TensorId, TensorSlice};
 
@@ -282,9 +288,11 @@ pub struct DeviceState {
 }
 
 /// Initial values of a [`DeviceState`].
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum StateInit {
     Zeros,
+    /// These values, row by row, as many as the state has elements.
+    Values(Arc<[f32]>),
     /// Cosines and sines of positions, for [`Op::Rotary`].
     Rotary(RotaryAngles),
 }
@@ -294,6 +302,7 @@ impl StateInit {
     pub fn values(&self, dims: &[usize]) -> Vec<f64> {
         match self {
             Self::Zeros => vec![0.0; dims.iter().product()],
+            Self::Values(values) => values.iter().map(|value| f64::from(*value)).collect(),
             Self::Rotary(angles) => angles.table(dims),
         }
     }

@@ -30,7 +30,7 @@ pub struct ModelGraph {
     fusions: Vec<Fusion>,
 }
 
-/// What one rank of a tensor group runs.
+/// Graph that one rank of a tensor group runs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RankGraph {
     pub graph: Graph,

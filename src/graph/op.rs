@@ -6,55 +6,13 @@ use std::fmt;
 use super::Accumulation;
 use super::attention::{AttentionOptions, CacheUpdateOptions, CachedAttentionOptions};
 use super::custom::{CustomOp, SharedCustomOp};
+use super::elements::{Binary, BinarySide, Unary};
 use super::pictures::{Conv2dOptions, Pool2dOptions};
 use potluck_core::Site;
 
 /// Ignored target, the one beside the classes: it counts neither in the loss, nor in its count, nor
 /// in the gradient.
 pub const IGNORE_INDEX: u32 = u32::MAX;
-
-/// Elementwise functions of one tensor.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Unary {
-    /// `max(x, 0)`, and NaN for NaN.
-    Relu,
-    /// `x * Phi(x)`, with the error function (Hendrycks and Gimpel 2016).
-    Gelu,
-    /// GELU with `Phi` approximated by a tanh, as in GPT-2.
-    GeluTanh,
-    /// `1 / (1 + exp(-x))`
-    Sigmoid,
-    Tanh,
-    /// `x / (1 + exp(-x))` (Elfwing, Uchibe, Doya 2017; also Swish).
-    Silu,
-    /// Not fused, as the next two: what they do to values that suit other functions is no test of
-    /// a kernel.
-    Exp,
-    /// The natural logarithm; NaN below 0.
-    Log,
-    /// NaN below 0.
-    Sqrt,
-    /// `factor * x`
-    Scale(f32),
-}
-
-/// Elementwise functions of two tensors; the second may be a suffix of the first's shape.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Binary {
-    Add,
-    Sub,
-    Mul,
-    Div,
-    /// The larger of the two, and NaN if one is.
-    Maximum,
-}
-
-impl Binary {
-    /// Returns true if `f(a, b)` is `f(b, a)`.
-    pub fn commutes(self) -> bool {
-        matches!(self, Binary::Add | Binary::Mul | Binary::Maximum)
-    }
-}
 
 /// Epilogue step of a fused kernel, applied to each value before the kernel writes it to memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -225,9 +183,9 @@ pub enum Op {
     UnaryGrad(Unary),
     /// `a, b -> y`, elementwise; `b` is broadcast over the leading dimensions of `a`.
     Binary(Binary),
-    /// `a, b, dy -> da`, the gradient of the maximum by its first side: `dy` where `a` is larger,
-    /// half of it where they are equal, NaN where one is. That by the second side is `dy - da`.
-    MaximumGrad,
+    /// `a, b, dy -> da` or `db`, both in the shape of `a`: the sum over what `b` is broadcast over
+    /// is taken apart.
+    BinaryGrad { function: Binary, by: BinarySide },
     /// The same elements in the same order under another shape. Costs nothing: an alias.
     Reshape,
     /// Dimension `i` of the output is dimension `axes[i]` of the input; `axes[0] == 0` if batched.
@@ -553,11 +511,18 @@ impl fmt::Display for Op {
                 write!(f, "matmul a{} b{}", mark(transpose_a), mark(transpose_b))
             }
             Op::LinearWeightGrad => write!(f, "linear_weight_grad"),
-            Op::Unary(Unary::Scale(factor)) => write!(f, "scale {factor}"),
-            Op::Unary(unary) => write!(f, "{}", format!("{unary:?}").to_lowercase()),
-            Op::UnaryGrad(unary) => write!(f, "{}_grad", format!("{unary:?}").to_lowercase()),
-            Op::Binary(binary) => write!(f, "{}", format!("{binary:?}").to_lowercase()),
-            Op::MaximumGrad => write!(f, "maximum_grad"),
+            Op::Unary(function) => write!(f, "{function}"),
+            Op::UnaryGrad(function) => {
+                write!(f, "{}_grad", function.name())?;
+                function.constants().iter().try_for_each(|constant| write!(f, " {constant}"))
+            }
+            Op::Binary(function) => write!(f, "{}", function.name()),
+            Op::BinaryGrad { function, by: BinarySide::First } => {
+                write!(f, "{}_grad", function.name())
+            }
+            Op::BinaryGrad { function, by: BinarySide::Second } => {
+                write!(f, "{}_grad_by_second", function.name())
+            }
             Op::Reshape => write!(f, "reshape"),
             Op::Permute { axes } => write!(f, "permute {axes:?}"),
             Op::Slice { axis, start, length } => {

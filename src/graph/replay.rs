@@ -25,7 +25,7 @@ struct Replay<'a> {
     plan: &'a Plan,
     /// By slot and copy: the tensor and the micro-batch that it holds.
     holds: BTreeMap<(SlotId, usize), (TensorId, usize)>,
-    /// What was written already, by tensor and micro-batch.
+    /// Writes so far, by tensor and micro-batch.
     written: BTreeSet<(TensorId, usize)>,
     /// By tensor: true if a node of this rank computes it.
     own: Vec<bool>,

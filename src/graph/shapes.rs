@@ -78,7 +78,7 @@ fn arity(op: &Op) -> (usize, usize) {
         Op::Pad { .. } | Op::Sum { .. } | Op::Broadcast { .. } => (1, 1),
         Op::Concat { .. } => (1, CONCAT_INPUTS_MAX),
         Op::LayerNorm { .. } => (2, 3),
-        Op::MaximumGrad => (3, 3),
+        Op::BinaryGrad { .. } => (3, 3),
         Op::LayerNormGrad | Op::RmsNormGrad | Op::GroupNormGrad { .. } => (4, 4),
         Op::NormBackward(options) => {
             let count = 4 + usize::from(options.adds);
@@ -149,7 +149,7 @@ fn rule(op: &Op, x: &[&Shape]) -> Result<Vec<Shape>, String> {
         Op::Unary(_) => elementwise::unary(x[0]),
         Op::UnaryGrad(_) => elementwise::unary_grad(x),
         Op::Binary(_) => elementwise::binary(x),
-        Op::MaximumGrad => elementwise::maximum_grad(x),
+        Op::BinaryGrad { .. } => elementwise::binary_grad(x),
         Op::Reshape | Op::Spread | Op::AllReduce(_) => layout::aliases(x),
         Op::Permute { axes } => layout::permute(axes, x[0]),
         Op::Slice { axis, start, length } => layout::slice(*axis, *start, *length, x[0]),

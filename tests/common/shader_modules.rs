@@ -8,7 +8,8 @@ use naga::{EntryPoint, Module};
 use potluck_core::Site;
 use potluck_core::rng::Key;
 use potluck_graph::{
-    Accumulation, AttentionOptions, Binary, Conv2dOptions, EpilogueOp, Op, Precision, Unary,
+    Accumulation, AttentionOptions, Binary, BinarySide, Conv2dOptions, EpilogueOp, Op, Precision,
+    Unary,
 };
 use potluck_kernels::autotune::catalog::catalog_calls;
 use potluck_kernels::device::CooperativeSquare;
@@ -111,22 +112,14 @@ fn fused_call<'a>(op: &'a Op, epilogue: &[EpilogueOp]) -> OpCall<'a> {
 fn elementwise() -> Vec<(String, String)> {
     let x = vec![vec![64, 8]];
     let mut calls: Vec<(Op, Vec<Vec<usize>>)> = Vec::new();
-    for f in [
-        Unary::Relu,
-        Unary::Gelu,
-        Unary::GeluTanh,
-        Unary::Sigmoid,
-        Unary::Tanh,
-        Unary::Silu,
-        Unary::Exp,
-        Unary::Log,
-        Unary::Sqrt,
-        Unary::Scale(0.5),
-    ] {
-        calls.push((Op::Unary(f), x.clone()));
+    for f in Unary::SAMPLES {
+        calls.push((Op::Unary(*f), x.clone()));
     }
-    for f in [Binary::Add, Binary::Sub, Binary::Mul, Binary::Div, Binary::Maximum] {
-        calls.push((Op::Binary(f), vec![x[0].clone(); 2]));
+    for f in Binary::ALL {
+        calls.push((Op::Binary(*f), vec![x[0].clone(); 2]));
+        for by in [BinarySide::First, BinarySide::Second] {
+            calls.push((Op::BinaryGrad { function: *f, by }, vec![x[0].clone(); 3]));
+        }
     }
     let shader = |(op, inputs): (Op, Vec<Vec<usize>>)| {
         let random = RandomContext { step_key: Key::new(1), training: true };

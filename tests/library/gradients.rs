@@ -4,8 +4,9 @@
 use potluck_core::{BucketId, TensorId};
 use potluck_graph::builder::BuildResult;
 use potluck_graph::{
-    Binary, Builder, Cell, Conv2dOptions, Graph, Init, LossClasses, NormBackward, Op,
-    ParameterKind, Plan, PlanOptions, Pool2dOptions, Unary, differentiate, fuse,
+    Binary, BinarySide, Builder, Cell, Conv2dOptions, Domain, Graph, Init, LossClasses, LossTerm,
+    NormBackward, Op, ParameterKind, PassKind, Plan, PlanOptions, Pool2dOptions, Slope, Unary,
+    differentiate, fuse,
 };
 use potluck_kernels::exec::{BucketTensor, Cpu, Executor};
 
@@ -142,32 +143,36 @@ fn matmul_without_and_over_the_batch() {
 
 #[test]
 fn elementwise_functions() {
-    let scale = Unary::Scale(-0.3);
-    let smooth = [Unary::Sigmoid, Unary::Tanh, Unary::Silu, Unary::Exp];
-    for function in [Unary::Relu, Unary::Gelu, Unary::GeluTanh, scale].into_iter().chain(smooth) {
+    for &function in Unary::SAMPLES.iter().filter(|function| function.slope() == Slope::Sloped) {
         check(|b| {
             let x = source(b, "x", &[1, 7]);
-            b.unary(x, function)
-        });
-    }
-    // Of positive arguments.
-    for function in [Unary::Log, Unary::Sqrt] {
-        check(|b| {
-            let x = source(b, "x", &[1, 7]);
-            let positive = b.exp(x)?;
-            b.unary(positive, function)
+            let argument = match function.domain() {
+                Domain::All | Domain::Steep => x,
+                Domain::Positive | Domain::Apart => b.exp(x)?,
+                Domain::Unit => b.tanh(x)?,
+            };
+            b.unary(argument, function)
         });
     }
 }
 
 #[test]
 fn functions_of_two_tensors_with_broadcasting_and_reuse() {
-    for (batched, function) in [Binary::Sub, Binary::Div, Binary::Maximum]
-        .into_iter()
-        .flat_map(|function| [(true, function), (false, function)])
+    let functions = [
+        Binary::Sub,
+        Binary::Div,
+        Binary::Maximum,
+        Binary::Minimum,
+        Binary::Pow,
+        Binary::Atan2,
+        Binary::Keep,
+    ];
+    for (batched, function) in
+        functions.into_iter().flat_map(|function| [(true, function), (false, function)])
     {
         check(|b| {
             let x = source(b, "x", &[1, 2, 3]);
+            let x = if function == Binary::Pow { b.sigmoid(x)? } else { x };
             let other = if batched {
                 source(b, "other", &[1, 2, 3])
             } else {
@@ -178,7 +183,10 @@ fn functions_of_two_tensors_with_broadcasting_and_reuse() {
             let y = b.apply(Op::Binary(function), &[x, other])?;
             b.mul(y, x)
         });
-        // The sides are parameters themselves, of equal rank and not.
+        // The sides are parameters themselves, of equal rank and not, and of both signs.
+        if function == Binary::Pow {
+            continue;
+        }
         check(|b| {
             let whole = b.parameter("whole", &[2, 3], Init::Ones);
             let part = b.parameter("part", &[3], Init::Ones);
@@ -188,6 +196,109 @@ fn functions_of_two_tensors_with_broadcasting_and_reuse() {
             b.matmul(x, y, false, true)
         });
     }
+}
+
+#[test]
+fn shapes_are_broadcast_as_numpys() {
+    // A reduction is subtracted, of whose axis one entry is left.
+    check(|b| {
+        let x = source(b, "x", &[1, 2, 3]);
+        let mean = b.mean(x, &[2])?;
+        let mean = b.unsqueeze(mean, &[2])?;
+        b.sub(x, mean)
+    });
+    // Both sides repeat, and the result gets the batch of what comes later.
+    check(|b| {
+        let row = b.parameter("row", &[3], Init::Zeros);
+        let column = b.parameter("column", &[2, 1], Init::Zeros);
+        let table = b.mul(column, row)?;
+        let x = source(b, "x", &[1, 2, 3]);
+        b.sub(table, x)
+    });
+    // In the middle, with the batch on the other side.
+    check(|b| {
+        let x = source(b, "x", &[1, 1, 3]);
+        let y = b.parameter("y", &[1, 4, 1], Init::Zeros);
+        b.div(x, y)
+    });
+    check(|b| {
+        let x = source(b, "x", &[1, 4]);
+        let mask = b.constant("mask", &[4], vec![1.0, 0.0, 0.0, 1.0])?;
+        let other = b.parameter("other", &[1], Init::Zeros);
+        b.select(mask, x, other)
+    });
+}
+
+#[test]
+fn reductions_over_any_axes() {
+    for axes in [&[1][..], &[2], &[1, 2], &[1, 3], &[3]] {
+        check(|b| {
+            let x = source(b, "x", &[1, 2, 3, 2]);
+            b.max(x, axes)
+        });
+        check(|b| {
+            let x = source(b, "x", &[1, 2, 3, 2]);
+            let low = b.min(x, axes)?;
+            let sum = b.logsumexp(x, axes)?;
+            b.mul(low, sum)
+        });
+        check(|b| {
+            let x = source(b, "x", &[1, 2, 3, 2]);
+            b.variance(x, axes, 1)
+        });
+    }
+    for axis in 1..4 {
+        check(|b| {
+            let x = source(b, "x", &[1, 2, 3, 2]);
+            b.cumsum(x, axis)
+        });
+    }
+}
+
+#[test]
+fn a_stopped_gradient_is_a_constant() {
+    let mut b = Builder::new();
+    let w = b.parameter("w", &[3], Init::Ones);
+    let frozen = b.stop_gradient(w).unwrap();
+    let x = b.input("x", &[1, 3]);
+    let y = b.mul(x, frozen).unwrap();
+    let target = b.input("target", &[1, 3]);
+    b.squared_error_loss(y, target).unwrap();
+    let graph = differentiate(b.finish()).unwrap();
+    let backward = graph.nodes.iter().filter(|node| node.phase != PassKind::Forward).count();
+    assert_eq!(backward, 0, "nothing that is trained leads to the loss");
+}
+
+#[test]
+fn losses_of_ones_own_add_up() {
+    let mut b = Builder::new();
+    b.block("test");
+    let x = source(&mut b, "x", &[2, 4]);
+    let squares = b.unary(x, Unary::Square).unwrap();
+    let y = source(&mut b, "y", &[1, 3]);
+    let powers = b.exp(y).unwrap();
+    let of_rows = b.sum(powers, &[1]).unwrap();
+    let terms = [
+        LossTerm::mean(squares).weighted(0.7),
+        LossTerm::sum(powers),
+        LossTerm::sum(of_rows).weighted(-0.5),
+    ];
+    b.own_loss(&terms).unwrap();
+    let plan = Plan::new(differentiate(b.finish()).unwrap(), PlanOptions::new(ROWS));
+    // The count is that of samples, so that uneven shares add up.
+    let mut device = Cpu::oracle(plan, 0);
+    crate::common::fill_parameters(&mut device, 0.7);
+    crate::common::fill_inputs(&mut device, 0, ROWS, 11, IDS);
+    let sums = crate::common::run_step(&mut device, &crate::common::pass(0, ROWS));
+    assert_eq!(sums.count, ROWS as f64);
+    let mut b = Builder::new();
+    b.block("test");
+    let x = source(&mut b, "x", &[2, 4]);
+    let squares = b.unary(x, Unary::Square).unwrap();
+    let y = source(&mut b, "y", &[1, 3]);
+    let powers = b.exp(y).unwrap();
+    b.own_loss(&[LossTerm::mean(squares).weighted(0.7), LossTerm::sum(powers)]).unwrap();
+    check_graph(b);
 }
 
 #[test]
@@ -329,7 +440,10 @@ fn a_gradient_in_the_forward_pass_is_computed_and_has_none_itself() {
     let rms = NormBackward { centered: false, bias: false, adds: false };
     let cases: [(Op, &[&[usize]]); 15] = [
         (Op::UnaryGrad(Unary::Gelu), &[&[1, 4], &[1, 4]]),
-        (Op::MaximumGrad, &[&[1, 4], &[1, 4], &[1, 4]]),
+        (
+            Op::BinaryGrad { function: Binary::Maximum, by: BinarySide::First },
+            &[&[1, 4], &[1, 4], &[1, 4]],
+        ),
         (Op::LayerNormGrad, &[&[1, 4], &[4], &[1, 2], &[1, 4]]),
         (Op::LayerNormWeightGrad, &[&[1, 4], &[1, 2], &[1, 4]]),
         (Op::LayerNormAffineGrad, &[&[1, 4], &[1, 2], &[1, 4]]),

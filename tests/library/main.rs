@@ -18,6 +18,7 @@ mod layouts;
 mod loom_mailbox;
 mod net;
 mod parts;
+mod pytorch;
 mod refused_values;
 #[path = "../common/shader_modules.rs"]
 mod shader_modules;

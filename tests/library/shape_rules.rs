@@ -5,8 +5,8 @@ use potluck_core::{DType, Shape, Site};
 use potluck_graph::builder::BuildResult;
 use potluck_graph::shapes::{Typed, outputs};
 use potluck_graph::{
-    AttentionOptions, Binary, Builder, Cell, Conv2dOptions, EpilogueOp, Init, LossClasses,
-    NormBackward, Op, Pool2dOptions, Reduction, Unary,
+    AttentionOptions, Binary, BinarySide, Builder, Cell, Conv2dOptions, EpilogueOp, Init,
+    LossClasses, NormBackward, Op, Pool2dOptions, Reduction, Unary,
 };
 
 /// An op, its inputs, and which changes of each input fit as well.
@@ -168,7 +168,7 @@ fn cases() -> Vec<Case> {
             ],
         ),
         (
-            Op::MaximumGrad,
+            Op::BinaryGrad { function: Binary::Maximum, by: BinarySide::Second },
             vec![batched(&[1, 4, 6]), (fixed(&[4, 6]).0, any_rank), batched(&[1, 4, 6])],
         ),
         (

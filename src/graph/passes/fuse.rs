@@ -15,7 +15,8 @@
 //! which another gradient may be added.
 
 use super::merge_gradients;
-use crate::op::{Binary, EpilogueOp, Op, Unary};
+use crate::elements::{Binary, BinarySide, Domain, Slope, Unary};
+use crate::op::{EpilogueOp, Op};
 use crate::{Graph, Node, Role};
 use potluck_core::{DType, Shape, TensorId};
 
@@ -441,13 +442,17 @@ impl Fuser {
     }
 }
 
-/// Returns true if the op has a factor that no shader can write as a constant, or overflows or is
-/// not defined on values that suit other ops, on which a fused kernel would be certified.
+/// Returns true if the op has a constant that no shader can write, or overflows, jumps or is not
+/// defined on values that suit other ops, on which a fused kernel would be certified.
 fn is_wild(op: &Op) -> bool {
     match op {
-        Op::Unary(Unary::Scale(f)) | Op::UnaryGrad(Unary::Scale(f)) => !f.is_finite(),
         Op::Unary(function) | Op::UnaryGrad(function) => {
-            matches!(function, Unary::Exp | Unary::Log | Unary::Sqrt)
+            let is_smooth = function.domain() == Domain::All && function.slope() == Slope::Sloped;
+            !is_smooth || function.constants().iter().any(|constant| !constant.is_finite())
+        }
+        Op::Binary(function) => {
+            let jumps = function.slope(BinarySide::First) == Slope::Flat;
+            function.domain() != Domain::All || jumps
         }
         _ => false,
     }

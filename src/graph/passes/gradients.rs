@@ -186,7 +186,7 @@ fn rule(b: &mut Backward, id: NodeId, node: &Node, dy: TensorId) -> Result<(), S
         Op::Custom(ref op) => custom::custom(b, op, node, dy),
         Op::LinearWeightGrad
         | Op::UnaryGrad(_)
-        | Op::MaximumGrad
+        | Op::BinaryGrad { .. }
         | Op::LayerNormGrad
         | Op::LayerNormWeightGrad
         | Op::LayerNormAffineGrad
@@ -217,7 +217,8 @@ fn rule(b: &mut Backward, id: NodeId, node: &Node, dy: TensorId) -> Result<(), S
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::op::{Cell, LossClasses, Unary};
+    use crate::elements::Unary;
+    use crate::op::{Cell, LossClasses};
     use crate::{Builder, Init};
 
     #[test]

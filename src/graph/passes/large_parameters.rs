@@ -9,8 +9,9 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
+use crate::elements::Binary;
 use crate::memory_layout::ALIGNMENT_BYTES;
-use crate::op::{Binary, LossClasses, Op};
+use crate::op::{LossClasses, Op};
 use crate::shapes::CONCAT_INPUTS_MAX;
 use crate::{Graph, Node, Parameter, Role, Tensor};
 use potluck_core::{Shape, TensorId};

@@ -21,7 +21,7 @@ pub fn binary(x: &[&Shape]) -> Result<Vec<Shape>, String> {
 }
 
 /// Returns the output of `a, b, dy`.
-pub fn maximum_grad(x: &[&Shape]) -> Result<Vec<Shape>, String> {
+pub fn binary_grad(x: &[&Shape]) -> Result<Vec<Shape>, String> {
     is_suffix(x[1], x[0])?;
     require(x[2] == x[0], "dy has the shape of the first")?;
     Ok(vec![x[0].clone()])

@@ -1,7 +1,8 @@
 //! Shape rule of an op with its epilogue in one kernel.
 
 use super::rule;
-use crate::op::{Binary, EpilogueOp, Op};
+use crate::elements::Binary;
+use crate::op::{EpilogueOp, Op};
 use potluck_core::Shape;
 
 /// Returns the output shape of `root` once for the final value, and once per stored value. An

@@ -1,21 +1,20 @@
-//! Elementwise functions of two tensors, the second a suffix of the first. Twin of
-//! `shaders/binary.wgsl`, which has the formulas.
+//! Elementwise functions of two tensors, the second a suffix of the first, and their gradients.
+//! [`super::elements`] has the formulas. Twin of `shaders/binary.wgsl`.
 
 use std::borrow::Cow;
 
 use rayon::prelude::*;
 
-use super::epilogue::{combined, combined4};
+use super::elements::{self, Called, fill_of};
 use crate::call_shapes::{C, N, calls};
 use crate::cpu_kernel::TASK;
 use crate::dispatch::grid;
-use crate::simd::vectorized;
-use crate::twin::{IndependentAxis, no_forward, normal_inputs, short_loops};
+use crate::twin::{IndependentAxis, InputSpec, no_forward, short_loops};
 use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
 use potluck_core::HostTensorView;
-use potluck_graph::{Binary, Op};
+use potluck_graph::{Binary, BinarySide, Domain, Op};
 
-/// Twin of [`Op::Binary`] and [`Op::MaximumGrad`].
+/// Twin of [`Op::Binary`] and [`Op::BinaryGrad`].
 pub static TWIN: Twin = Twin {
     name: "binary",
     reference_f32: reference::<f32>,
@@ -26,7 +25,7 @@ pub static TWIN: Twin = Twin {
     cost,
     counts_as_model_flops: false,
     iterations: short_loops,
-    inputs: normal_inputs,
+    inputs,
     forward: no_forward,
     independent_axes,
     probes,
@@ -36,111 +35,68 @@ pub static TWIN: Twin = Twin {
 /// Minimum length of an inner loop of `fast`: shorter loops do not fill vector registers.
 const LOOP: usize = 256;
 
-/// Reference: `y[i] = f(a[i], b[i mod b's length])`, or the gradient of the maximum by `a`.
+/// Reference: `y[i] = f(a[i], b[i mod b's length])`, or a gradient.
 pub fn reference<T: Float>(
     call: &OpCall,
     inputs: &[HostTensorView<'_, T>],
     outputs: &mut [&mut [T]],
 ) {
     let (a, b) = (inputs[0].floats(), inputs[1].floats());
-    if let Op::MaximumGrad = call.op {
-        for ((i, da), dy) in outputs[0].iter_mut().enumerate().zip(inputs[2].floats()) {
-            *da = maximum_grad(a[i], b[i % b.len()], *dy);
+    match *call.op {
+        Op::Binary(function) => {
+            for (i, y) in outputs[0].iter_mut().enumerate() {
+                *y = elements::value_of_two(function, a[i], b[i % b.len()]);
+            }
         }
-        return;
+        Op::BinaryGrad { function, by } => {
+            for ((i, d), dy) in outputs[0].iter_mut().enumerate().zip(inputs[2].floats()) {
+                *d = elements::gradient_of_two(function, by, [a[i], b[i % b.len()], *dy]);
+            }
+        }
+        ref other => panic!("{other} is not a function of two tensors"),
     }
-    let function = function(call);
-    for (i, y) in outputs[0].iter_mut().enumerate() {
-        *y = value(function, a[i], b[i % b.len()]);
-    }
-}
-
-/// Returns the gradient of the maximum of `a` and `b` by `a`.
-#[inline(always)]
-fn maximum_grad<T: Float>(a: T, b: T, dy: T) -> T {
-    let is_nan = a.is_nan() || b.is_nan();
-    let half = T::from_f64(0.5) * dy;
-    let passed = if a > b { dy } else { T::zero() };
-    let passed = if a == b { half } else { passed };
-    if is_nan { T::nan() } else { passed }
-}
-
-/// Returns `f(a, b)`.
-pub(super) fn value<T: Float>(function: Binary, a: T, b: T) -> T {
-    match function {
-        Binary::Add => a + b,
-        Binary::Sub => a - b,
-        Binary::Mul => a * b,
-        Binary::Div => a / b,
-        Binary::Maximum => maximum(a, b),
-    }
-}
-
-/// Returns the larger value, and NaN if one is.
-#[inline(always)]
-fn maximum<T: Float>(a: T, b: T) -> T {
-    let larger = if a > b { a } else { b };
-    if a.is_nan() { a } else { larger }
 }
 
 /// CPU kernel: parallel and without an integer division. `b` is repeated until inner loops are
 /// long enough, and task sizes are multiples of its repeated length.
 pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
     let (a, b) = (inputs[0].floats(), inputs[1].floats());
-    if let Op::MaximumGrad = call.op {
-        return maximum_grads(a, b, inputs[2].floats(), outputs[0]);
+    if let Op::BinaryGrad { function, by } = *call.op {
+        return gradients(function, by, [a, b, inputs[2].floats()], outputs[0]);
     }
     if a.is_empty() {
         return;
     }
     if a.len() == b.len() {
         let tasks = outputs[0].par_chunks_mut(TASK).zip(a.par_chunks(TASK)).zip(b.par_chunks(TASK));
-        return tasks.for_each(|((y, a), b)| combine(function(call), y, a, b));
+        return tasks.for_each(|((y, a), b)| elements::combine(function(call), y, a, b));
     }
     let period = repeated(b);
     let task = period.len() * TASK.div_ceil(period.len());
     let tasks = outputs[0].par_chunks_mut(task).zip(a.par_chunks(task));
     tasks.for_each(|(y, a)| {
         for (y, a) in y.chunks_mut(period.len()).zip(a.chunks(period.len())) {
-            combine(function(call), y, a, &period);
+            elements::combine(function(call), y, a, &period);
         }
     });
 }
 
-/// Computes the gradient of the maximum by `a`, as [`fast`] does the functions.
-fn maximum_grads(a: &[f32], b: &[f32], dy: &[f32], da: &mut [f32]) {
+/// Computes a gradient from `[a, b, dy]`, as [`fast`] does the functions.
+fn gradients(function: Binary, by: BinarySide, [a, b, dy]: [&[f32]; 3], d: &mut [f32]) {
     let period = repeated(b);
     let task = period.len() * TASK.div_ceil(period.len().max(1));
-    let tasks = da.par_chunks_mut(task).zip(a.par_chunks(task)).zip(dy.par_chunks(task));
-    tasks.for_each(|((da, a), dy)| {
+    let tasks = d.par_chunks_mut(task).zip(a.par_chunks(task)).zip(dy.par_chunks(task));
+    tasks.for_each(|((d, a), dy)| {
         let whole = period.len();
-        let parts = da.chunks_mut(whole).zip(a.chunks(whole)).zip(dy.chunks(whole));
-        parts.for_each(|((da, a), dy)| combine_grad(a, &period, dy, da));
+        for ((d, a), dy) in d.chunks_mut(whole).zip(a.chunks(whole)).zip(dy.chunks(whole)) {
+            elements::combine_gradients(function, by, [a, &period, dy], d);
+        }
     });
 }
 
 /// Returns `b`, repeated until loops over it are long enough.
 pub(super) fn repeated(b: &[f32]) -> Cow<'_, [f32]> {
     if b.len() < LOOP && !b.is_empty() { b.repeat(LOOP.div_ceil(b.len())).into() } else { b.into() }
-}
-
-vectorized! {
-    /// Computes `y = f(a, b)` on the calling thread.
-    pub(super) fn combine<S>(function: Binary, y: &mut [f32], a: &[f32], b: &[f32]) {
-        let each = y.iter_mut().zip(a).zip(b);
-        match function {
-            Binary::Add => each.for_each(|((y, a), b)| *y = a + b),
-            Binary::Sub => each.for_each(|((y, a), b)| *y = a - b),
-            Binary::Mul => each.for_each(|((y, a), b)| *y = a * b),
-            Binary::Div => each.for_each(|((y, a), b)| *y = a / b),
-            Binary::Maximum => each.for_each(|((y, a), b)| *y = maximum(*a, *b)),
-        }
-    }
-
-    fn combine_grad<S>(a: &[f32], b: &[f32], dy: &[f32], da: &mut [f32]) {
-        let each = da.iter_mut().zip(a).zip(b).zip(dy);
-        each.for_each(|(((da, a), b), dy)| *da = maximum_grad(*a, *b, *dy));
-    }
 }
 
 /// Static choice: vectors of 4 where lengths allow them.
@@ -157,7 +113,7 @@ fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
 
 /// Returns the baseline: one invocation per 8 elements.
 fn plain(call: &OpCall) -> Dispatch {
-    let entry = if let Op::MaximumGrad = call.op { "maximum_grad" } else { "each" };
+    let entry = if let Op::BinaryGrad { .. } = call.op { "gradients" } else { "each" };
     one(call, entry, 512)
 }
 
@@ -166,8 +122,8 @@ fn plain(call: &OpCall) -> Dispatch {
 fn vectors(call: &OpCall) -> Option<Dispatch> {
     let (count, period) = (call.output_len(0), call.input_len(1));
     let entry = match (call.op, period) {
-        (Op::MaximumGrad, 1) => "maximum_grad_value4",
-        (Op::MaximumGrad, _) => "maximum_grad4",
+        (Op::BinaryGrad { .. }, 1) => "gradients_value4",
+        (Op::BinaryGrad { .. }, _) => "gradients4",
         (_, 1) => "value4",
         (..) => "each4",
     };
@@ -182,19 +138,31 @@ fn one(call: &OpCall, entry: &'static str, size: u32) -> Dispatch {
     let params = [count, period, strides[0], strides[1]];
     let inputs = (0..call.inputs.len()).map(Operand::Input);
     Dispatch {
-        shader: Shader::new("binary", entry).with_text(&text(function(call))),
+        shader: Shader::new("binary", entry).with_text(&text(call.op)),
         operands: inputs.chain([Operand::Output(0)]).collect(),
         params: params.map(|word| word as u32).to_vec(),
         groups: grid(count, size),
     }
 }
 
-/// Returns the WGSL of the function, of values and of vectors of 4.
-fn text(function: Binary) -> String {
-    let (one, four) = (combined(function, "a", "b"), combined4(function, "a", "b"));
+/// Returns the WGSL of the function and of the gradient, of values and of vectors of 4.
+fn text(op: &Op) -> String {
+    let (function, by) = match *op {
+        Op::Binary(function) => (function, BinarySide::First),
+        Op::BinaryGrad { function, by } => (function, by),
+        ref other => panic!("{other} is not a function of two tensors"),
+    };
+    let [value, gradient] = [Called::Binary(function), Called::BinaryGrad(function, by)];
     format!(
-        "fn f(a: f32, b: f32) -> f32 {{ return {one}; }}\n\
-         fn f4(a: vec4f, b: vec4f) -> vec4f {{ return {four}; }}\n"
+        "{}fn f(a: f32, b: f32) -> f32 {{ return {}; }}\n\
+         fn f4(a: vec4f, b: vec4f) -> vec4f {{ return {}; }}\n\
+         fn grad(a: f32, b: f32, dy: f32) -> f32 {{ return {}; }}\n\
+         fn grad4(a: vec4f, b: vec4f, dy: vec4f) -> vec4f {{ return {}; }}\n",
+        elements::library(&[value, gradient]),
+        value.call(&["a", "b"]),
+        value.call4(&["a", "b"]),
+        gradient.call(&["a", "b", "dy"]),
+        gradient.call4(&["a", "b", "dy"])
     )
 }
 
@@ -206,7 +174,7 @@ pub fn cost(call: &OpCall) -> Cost {
 fn function(call: &OpCall) -> Binary {
     match call.op {
         Op::Binary(function) => *function,
-        Op::MaximumGrad => Binary::Maximum,
+        Op::BinaryGrad { function, .. } => *function,
         other => panic!("{other} is not a function of two tensors"),
     }
 }
@@ -225,13 +193,26 @@ fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
         let first = vec![rows, width];
         let row = || if is_value { Vec::new() } else { vec![width] };
         let second = if inputs[0] == inputs[1] { first.clone() } else { row() };
-        let dy = matches!(op, Op::MaximumGrad).then(|| first.clone());
+        let dy = matches!(op, Op::BinaryGrad { .. }).then(|| first.clone());
         [first, second].into_iter().chain(dy).collect()
     };
     calls(op, [[9, 67], [67, 67], [9, 68], [67, 68]].map(operands))
 }
 
-/// All functions.
+/// See [`Twin::inputs`]: those for which the function is defined.
+fn inputs(op: &Op, inputs: &[Dims]) -> InputSpec {
+    let spec = InputSpec::normal(inputs);
+    match op {
+        Op::Binary(function) | Op::BinaryGrad { function, .. }
+            if function.domain() != Domain::All =>
+        {
+            spec.with(0, fill_of(function.domain()))
+        }
+        _ => spec,
+    }
+}
+
+/// Functions for whose kernels all variants are tested; see those of one tensor.
 const FUNCTIONS: [Binary; 5] =
     [Binary::Add, Binary::Sub, Binary::Mul, Binary::Div, Binary::Maximum];
 
@@ -243,7 +224,11 @@ fn catalog() -> Vec<CallShape> {
         for function in FUNCTIONS {
             calls.push((Op::Binary(function), vec![x.clone(), b.clone()]));
         }
-        calls.push((Op::MaximumGrad, vec![x.clone(), b, x.clone()]));
+        let function = Binary::Maximum;
+        for by in [BinarySide::First, BinarySide::Second] {
+            let op = Op::BinaryGrad { function, by };
+            calls.push((op, vec![x.clone(), b.clone(), x.clone()]));
+        }
     }
     calls
 }
@@ -260,9 +245,9 @@ mod tests {
         for function in FUNCTIONS {
             check(Op::Binary(function), &inputs, rows);
         }
-        let [a, b] = inputs;
-        let dy = (a.0.clone(), InputFill::Normal);
-        check(Op::MaximumGrad, &[a, b, dy], rows);
+        let [first, second] = inputs;
+        let inputs = [first, second, (a, InputFill::Normal)];
+        check(Op::BinaryGrad { function: Binary::Maximum, by: BinarySide::First }, &inputs, rows);
     }
 
     #[test]
@@ -307,7 +292,8 @@ mod tests {
         let floats = |values: &[f64]| (Shape::fixed(&[4]), HostTensor::Float(values.to_vec()));
         let a = floats(&[1.0, 2.0, -0.0, 3.0]);
         let (b, dy) = (floats(&[1.0, 1.0, 0.0, 4.0]), floats(&[3.0, 5.0, 7.0, f64::INFINITY]));
-        for_each_result(&Op::MaximumGrad, &[a, b, dy], 1, |who, da| {
+        let op = Op::BinaryGrad { function: Binary::Maximum, by: BinarySide::First };
+        for_each_result(&op, &[a, b, dy], 1, |who, da| {
             assert_eq!(da[0], [1.5, 5.0, 3.5, 0.0], "by {who}");
         });
     }

@@ -4,6 +4,7 @@
 
 use std::fmt::Write;
 
+use super::elements::{self, Called};
 use crate::{OpCall, Operand, source};
 use potluck_graph::{Binary, EpilogueOp, Op, Unary};
 
@@ -83,12 +84,7 @@ pub(crate) fn of_steps(call: &OpCall, steps: &[EpilogueStep], first: usize) -> E
         }
         body += &format!("    {}\n", statement(call, *step, &name));
     }
-    let calls = |step: &EpilogueStep| match step {
-        EpilogueStep::Unary(f) | EpilogueStep::UnaryGrad(f, _) => named(*f),
-        EpilogueStep::Binary(f, _) => sign(*f).is_none(),
-        EpilogueStep::Store(_) => false,
-    };
-    let library = if steps.iter().any(calls) { source::snippet("elementwise") } else { "" };
+    let library = library(steps);
     let store = format!("fn store(at: u32, total: f32) {{\n    var v = total;\n{body}");
     let assign = if call.accumulates() { "+=" } else { "=" };
     Epilogue { text: format!("{library}{bindings}{store}    c[at] {assign} v;\n}}\n"), operands }
@@ -104,23 +100,36 @@ fn binding(number: usize, operand: Operand) -> String {
     format!("@group(0) @binding({number}) var<storage, {access}> e{number}: array<f32>;\n")
 }
 
+/// Returns the WGSL of the functions that the steps call.
+pub(crate) fn library(steps: &[EpilogueStep]) -> String {
+    let called: Vec<Called> = steps.iter().filter_map(|step| called(*step)).collect();
+    elements::library(&called)
+}
+
+/// Returns the function of a step; `None` of one that stores.
+pub(crate) fn called(step: EpilogueStep) -> Option<Called> {
+    match step {
+        EpilogueStep::Unary(function) => Some(Called::Unary(function)),
+        EpilogueStep::UnaryGrad(function, _) => Some(Called::UnaryGrad(function)),
+        EpilogueStep::Binary(function, _) => Some(Called::Binary(function)),
+        EpilogueStep::Store(_) => None,
+    }
+}
+
 /// Returns the WGSL of one step on the value `v`; `name` is the variable of its binding, if it
 /// has one.
 fn statement(call: &OpCall, step: EpilogueStep, name: &str) -> String {
-    match step {
-        EpilogueStep::Binary(function, input) => {
-            format!("v = {};", combined(function, "v", &format!("{name}[{}]", index(call, input))))
+    let Some(called) = called(step) else {
+        return format!("{name}[at] = v;");
+    };
+    let value = match step {
+        EpilogueStep::Binary(_, input) => {
+            called.call(&["v", &format!("{name}[{}]", index(call, input))])
         }
-        EpilogueStep::Unary(Unary::Scale(factor))
-        | EpilogueStep::UnaryGrad(Unary::Scale(factor), _) => {
-            format!("v = {factor:?}f * v;")
-        }
-        EpilogueStep::Unary(function) => format!("v = {}_of(v);", word(function)),
-        EpilogueStep::UnaryGrad(function, _) => {
-            format!("v = {}_grad_of({name}[at], v);", word(function))
-        }
-        EpilogueStep::Store(_) => format!("{name}[at] = v;"),
-    }
+        EpilogueStep::UnaryGrad(..) => called.call(&[&format!("{name}[at]"), "v"]),
+        EpilogueStep::Unary(_) | EpilogueStep::Store(_) => called.call(&["v"]),
+    };
+    format!("v = {value};")
 }
 
 /// Returns the WGSL index into an operand, which may repeat (broadcast). The period is a
@@ -132,54 +141,4 @@ fn index(call: &OpCall, input: usize) -> String {
         write!(text, " % {period}u").expect("writing to a string never fails");
     }
     text
-}
-
-/// Returns true if the function is one of `shaders/lib/elementwise.wgsl`.
-fn named(function: Unary) -> bool {
-    !matches!(function, Unary::Scale(_))
-}
-
-/// Returns the operator of a function of two values; `None` for the maximum, which is one of
-/// `shaders/lib/elementwise.wgsl`.
-pub fn sign(function: Binary) -> Option<&'static str> {
-    match function {
-        Binary::Add => Some("+"),
-        Binary::Sub => Some("-"),
-        Binary::Mul => Some("*"),
-        Binary::Div => Some("/"),
-        Binary::Maximum => None,
-    }
-}
-
-/// Returns the WGSL of a function of two values.
-pub(crate) fn combined(function: Binary, a: &str, b: &str) -> String {
-    match sign(function) {
-        Some(sign) => format!("{a} {sign} {b}"),
-        None => format!("maximum_of({a}, {b})"),
-    }
-}
-
-/// Returns the WGSL of a function of two vectors of 4; both are names.
-pub(crate) fn combined4(function: Binary, a: &str, b: &str) -> String {
-    if sign(function).is_some() {
-        return combined(function, a, b);
-    }
-    let lane = |lane| combined(function, &format!("{a}.{lane}"), &format!("{b}.{lane}"));
-    format!("vec4f({})", ["x", "y", "z", "w"].map(lane).join(", "))
-}
-
-/// Returns the name of a function in `shaders/lib/elementwise.wgsl`.
-pub fn word(function: Unary) -> &'static str {
-    match function {
-        Unary::Relu => "relu",
-        Unary::Gelu => "gelu",
-        Unary::GeluTanh => "gelutanh",
-        Unary::Sigmoid => "sigmoid",
-        Unary::Tanh => "tanh",
-        Unary::Silu => "silu",
-        Unary::Exp => "exp",
-        Unary::Log => "log",
-        Unary::Sqrt => "sqrt",
-        Unary::Scale(_) => panic!("a scale is written out"),
-    }
 }

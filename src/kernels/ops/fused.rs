@@ -11,7 +11,7 @@ use rayon::prelude::*;
 
 use super::epilogue::{self, Epilogue, EpilogueStep};
 use super::joint::twin_of;
-use super::{binary, conv, fused_vectors, layer_norm, matmul, unary};
+use super::{binary, conv, elements, fused_vectors, layer_norm, matmul, unary};
 use crate::dispatch::grid;
 use crate::twin::{Forward, IndependentAxis, normal_inputs};
 use crate::{Caps, Cost, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant, twin};
@@ -112,17 +112,20 @@ pub fn reference<T: Float>(
         match step {
             EpilogueStep::Unary(function) => {
                 for v in &mut values {
-                    *v = unary::value(function, *v);
+                    *v = elements::value(function, *v);
                 }
             }
             EpilogueStep::UnaryGrad(function, input) => {
                 let x = inputs[input].floats();
-                values.iter_mut().zip(x).for_each(|(v, x)| *v = unary::gradient(function, *x, *v));
+                values
+                    .iter_mut()
+                    .zip(x)
+                    .for_each(|(v, x)| *v = elements::gradient(function, *x, *v));
             }
             EpilogueStep::Binary(function, input) => {
                 let b = inputs[input].floats().iter().cycle();
                 let each = values.iter_mut().zip(b);
-                each.for_each(|(v, b)| *v = binary::value(function, *v, *b));
+                each.for_each(|(v, b)| *v = elements::value_of_two(function, *v, *b));
             }
             EpilogueStep::Store(output) => outputs[output].copy_from_slice(&values),
         }
@@ -190,9 +193,9 @@ fn run_task(
             }
         };
         match *step {
-            EpilogueStep::Unary(function) => unary::values(function, x, y),
+            EpilogueStep::Unary(function) => elements::values(function, x, y),
             EpilogueStep::UnaryGrad(function, _) => {
-                unary::gradients(function, &operand[range.clone()], x, y);
+                elements::gradients(function, &operand[range.clone()], x, y);
             }
             EpilogueStep::Binary(function, _) => combine(function, start, x, operand, y),
             EpilogueStep::Store(_) => {}
@@ -207,7 +210,7 @@ fn combine(function: Binary, start: usize, mut x: &[f32], b: &[f32], mut y: &mut
     while !x.is_empty() {
         let length = x.len().min(b.len() - at);
         let (part, rest) = y.split_at_mut(length);
-        binary::combine(function, part, &x[..length], &b[at..at + length]);
+        elements::combine(function, part, &x[..length], &b[at..at + length]);
         (x, y, at) = (&x[length..], rest, 0);
     }
 }

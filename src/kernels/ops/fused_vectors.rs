@@ -3,9 +3,8 @@
 //! `shaders/fused_vectors.wgsl`, and a variant of [`super::fused`], which has the reference and the
 //! tests. Matrix products in workgroup memory use the same text.
 
-use super::epilogue::{Epilogue, EpilogueStep, combined4, sign, word};
-use crate::{OpCall, Operand, source};
-use potluck_graph::Unary;
+use super::epilogue::{Epilogue, EpilogueStep, called, library};
+use crate::{OpCall, Operand};
 
 /// Operand of a step: none, a tensor of vectors, or a single value.
 #[derive(Clone, Copy, PartialEq)]
@@ -33,12 +32,7 @@ pub(crate) fn of_steps(call: &OpCall, steps: &[EpilogueStep], first: usize) -> O
         }
         body += &format!("    {}\n", statement(call, *step, bound, number));
     }
-    let calls = |step: &EpilogueStep| match step {
-        EpilogueStep::Unary(_) | EpilogueStep::UnaryGrad(..) => true,
-        EpilogueStep::Binary(function, _) => sign(*function).is_none(),
-        EpilogueStep::Store(_) => false,
-    };
-    let library = if steps.iter().any(calls) { source::snippet("elementwise") } else { "" };
+    let library = library(steps);
     let store = format!("fn store4(at: u32, total: vec4f) {{\n    var v = total;\n{body}");
     let assign = if call.accumulates() { "+=" } else { "=" };
     let text = format!("{library}{bindings}{store}    c[at] {assign} v;\n}}\n");
@@ -78,39 +72,27 @@ fn declaration(bound: Bound) -> Option<(&'static str, &'static str, Operand)> {
 
 /// Returns the WGSL of one step on the vector `v`, whose operand is binding `number`.
 fn statement(call: &OpCall, step: EpilogueStep, bound: Bound, number: usize) -> String {
+    let Some(called) = called(step) else {
+        return format!("e{number}[at] = v;");
+    };
+    let from = format!("from{number}");
     match step {
-        EpilogueStep::Binary(function, input) => {
+        EpilogueStep::Binary(_, input) => {
             let index = match call.input_len(input) {
                 _ if matches!(bound, Bound::Value(_)) => "0u".to_string(),
                 length if length == call.output_len(0) => "at".to_string(),
                 // The period is a constant, so that compilers need no division instruction.
                 period => format!("at % {}u", period / 4),
             };
-            let operand = format!("e{number}[{index}]");
-            match sign(function) {
-                Some(sign) => format!("v = v {sign} {operand};"),
-                None => {
-                    let from = format!("from{number}");
-                    let value = combined4(function, "v", &from);
-                    format!("let {from} = vec4f({operand}); v = {value};")
-                }
-            }
+            let value = called.call4(&["v", &from]);
+            format!("let {from} = vec4f(e{number}[{index}]); v = {value};")
         }
-        EpilogueStep::Unary(Unary::Scale(factor))
-        | EpilogueStep::UnaryGrad(Unary::Scale(factor), _) => {
-            format!("v = {factor:?}f * v;")
+        EpilogueStep::UnaryGrad(..) => {
+            let value = called.call4(&[&from, "v"]);
+            format!("let {from} = e{number}[at]; v = {value};")
         }
-        EpilogueStep::Unary(function) => {
-            let word = word(function);
-            let each = ["x", "y", "z", "w"].map(|lane| format!("{word}_of(v.{lane})"));
-            format!("v = vec4f({});", each.join(", "))
+        EpilogueStep::Unary(_) | EpilogueStep::Store(_) => {
+            format!("v = {};", called.call4(&["v"]))
         }
-        EpilogueStep::UnaryGrad(function, _) => {
-            let (word, from) = (word(function), format!("from{number}"));
-            let each =
-                ["x", "y", "z", "w"].map(|lane| format!("{word}_grad_of({from}.{lane}, v.{lane})"));
-            format!("let {from} = e{number}[at]; v = vec4f({});", each.join(", "))
-        }
-        EpilogueStep::Store(_) => format!("e{number}[at] = v;"),
     }
 }

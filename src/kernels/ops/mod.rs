@@ -14,6 +14,7 @@ mod cross_entropy_grad;
 pub(crate) mod cross_entropy_subgroups;
 pub mod custom;
 pub mod dropout;
+mod elements;
 pub(crate) mod embedding;
 pub mod embedding_rows;
 pub mod epilogue;
@@ -84,7 +85,7 @@ table! {
     Op::MatMul { .. } => matmul::TWIN,
     Op::LinearWeightGrad => linear_weight_grad::TWIN,
     Op::Unary(_) | Op::UnaryGrad(_) => unary::TWIN,
-    Op::Binary(_) | Op::MaximumGrad => binary::TWIN,
+    Op::Binary(_) | Op::BinaryGrad { .. } => binary::TWIN,
     Op::Dropout { .. } => dropout::TWIN,
     Op::SquaredError | Op::SquaredErrorGrad => squared_error::TWIN,
     Op::Fused { .. } => fused::TWIN,

@@ -6,8 +6,9 @@ use crate::{CallShape, Caps, DeviceClass, OwnedCall, RandomContext, TWINS, twin}
 use potluck_core::Site;
 use potluck_core::rng::Key;
 use potluck_graph::{
-    AttentionOptions, AttentionPlace, Binary, CacheUpdateOptions, CachedAttentionOptions, Cell,
-    Conv2dOptions, EpilogueOp, LossClasses, NormBackward, Op, Pool2dOptions, Unary,
+    AttentionOptions, AttentionPlace, Binary, BinarySide, CacheUpdateOptions,
+    CachedAttentionOptions, Cell, Conv2dOptions, EpilogueOp, LossClasses, NormBackward, Op,
+    Pool2dOptions, Unary,
 };
 
 /// A GPU and a driver that runs on a processor.
@@ -54,7 +55,8 @@ fn elementwise() -> Vec<CallShape> {
         calls.push((Op::Unary(Unary::Relu), vec![vec![count]]));
         calls.push((Op::UnaryGrad(Unary::Gelu), vec![vec![count]; 2]));
         calls.push((Op::Binary(Binary::Add), vec![vec![count]; 2]));
-        calls.push((Op::MaximumGrad, vec![vec![count]; 3]));
+        let by = BinarySide::Second;
+        calls.push((Op::BinaryGrad { function: Binary::Maximum, by }, vec![vec![count]; 3]));
     }
     calls.push((Op::Binary(Binary::Mul), vec![vec![1 << 20, 2047], vec![2047]]));
     for width in [2000, 1999] {

@@ -5,7 +5,7 @@
 use super::{InputFill, for_each_result, generate, reference};
 use potluck_core::{HostTensor, Shape};
 use potluck_graph::{
-    AttentionOptions, Binary, Conv2dOptions, EpilogueOp, IGNORE_INDEX, LossClasses, Op,
+    AttentionOptions, Binary, BinarySide, Conv2dOptions, EpilogueOp, IGNORE_INDEX, LossClasses, Op,
     Pool2dOptions, Unary,
 };
 
@@ -60,6 +60,7 @@ fn extreme(which: usize) -> Input {
     with(normal(Shape::batched(&[1, 16]), 2, which), &values)
 }
 
+/// All others are tested together, with their formulas.
 const FUNCTIONS: [Unary; 8] = [
     Unary::Relu,
     Unary::Gelu,
@@ -95,7 +96,8 @@ fn elementwise_gradients_pass_nan_on() {
     }
     let [a, b] = [0, 1].map(|which| with(normal(shape(), 2, which), &[(which + 3, NAN)]));
     let dy = with(normal(shape(), 2, 2), &[(9, 2.0)]);
-    assert_same_nans(&Op::MaximumGrad, &[a, b, dy], 2);
+    let function = Binary::Maximum;
+    assert_same_nans(&Op::BinaryGrad { function, by: BinarySide::First }, &[a, b, dy], 2);
 }
 
 /// A difference or quotient of what is fused is not the one of its sides in the other order.

@@ -1,7 +1,8 @@
 //! Traversal from the loss to the parameters: the gradients so far, and the methods by which the
 //! rules add to them.
 
-use crate::op::{Binary, Op, Unary};
+use crate::elements::{Binary, BinarySide, Slope, Unary};
+use crate::op::Op;
 use crate::shapes::ShapeError;
 use crate::{Accumulation, Graph, Node, ParameterKind, PassKind, Role};
 use potluck_core::format::listed;
@@ -25,7 +26,8 @@ impl Backward {
             requires_grad[parameter.tensor.index()] = parameter.kind != ParameterKind::Frozen;
         }
         for node in &graph.nodes {
-            if node.inputs.iter().any(|input| requires_grad[input.index()]) {
+            let mut inputs = node.inputs.iter().enumerate();
+            if inputs.any(|(at, input)| requires_grad[input.index()] && has_slope(&node.op, at)) {
                 node.outputs.iter().for_each(|output| requires_grad[output.index()] = true);
             }
         }
@@ -241,5 +243,17 @@ impl Backward {
             return Ok(dy);
         }
         self.apply(Op::Sum { first: 0, last: whole - part - 1 }, &[dy], phase)
+    }
+}
+
+/// Returns true if a gradient flows through the op to an input.
+fn has_slope(op: &Op, input: usize) -> bool {
+    match op {
+        Op::Unary(function) => function.slope() == Slope::Sloped,
+        Op::Binary(function) => {
+            let by = if input == 0 { BinarySide::First } else { BinarySide::Second };
+            function.slope(by) == Slope::Sloped
+        }
+        _ => true,
     }
 }

@@ -2,7 +2,8 @@
 
 use super::backward::Backward;
 use crate::Node;
-use crate::op::{Binary, Op, Unary};
+use crate::elements::{Binary, BinarySide, Slope, Unary};
+use crate::op::Op;
 use crate::shapes::ShapeError;
 use potluck_core::TensorId;
 
@@ -14,6 +15,11 @@ pub fn unary(
 ) -> Result<(), ShapeError> {
     match function {
         Unary::Scale(_) => b.accumulate_op(x, Op::Unary(function), &[dy]),
+        Unary::Offset(_) => {
+            b.accumulate_tensor(x, dy);
+            Ok(())
+        }
+        _ if function.slope() == Slope::Flat => Ok(()),
         _ => b.accumulate_op(x, Op::UnaryGrad(function), &[x, dy]),
     }
 }
@@ -30,7 +36,7 @@ pub fn binary(
         Binary::Sub => sub(b, x, dy),
         Binary::Mul => mul(b, x, dy),
         Binary::Div => div(b, x, node.outputs[0], dy),
-        Binary::Maximum => maximum(b, x, dy),
+        _ => by_formula(b, function, x, dy),
     }
 }
 
@@ -67,19 +73,22 @@ fn div(b: &mut Backward, x: [TensorId; 2], y: TensorId, dy: TensorId) -> Result<
     b.accumulate_op(x[1], Op::Unary(Unary::Scale(-1.0)), &[quotient])
 }
 
-/// The gradient of the second side is what that of the first leaves of `dy`.
-fn maximum(b: &mut Backward, x: [TensorId; 2], dy: TensorId) -> Result<(), ShapeError> {
-    let wanted = x.into_iter().filter(|side| b.requires_grad[side.index()]);
-    let Some(first) = wanted.map(|side| b.phase_towards(side)).min() else {
-        return Ok(());
-    };
-    let da = b.apply(Op::MaximumGrad, &[x[0], x[1], dy], first)?;
-    b.accumulate_tensor(x[0], da);
-    if !b.requires_grad[x[1].index()] {
-        return Ok(());
+/// The gradients that the function's formulas give.
+fn by_formula(
+    b: &mut Backward,
+    function: Binary,
+    x: [TensorId; 2],
+    dy: TensorId,
+) -> Result<(), ShapeError> {
+    for (side, by) in x.into_iter().zip([BinarySide::First, BinarySide::Second]) {
+        if !b.requires_grad[side.index()] || function.slope(by) == Slope::Flat {
+            continue;
+        }
+        let phase = b.phase_towards(side);
+        let gradient = b.apply(Op::BinaryGrad { function, by }, &[x[0], x[1], dy], phase)?;
+        b.accumulate_reduced(side, gradient)?;
     }
-    let db = b.apply(Op::Binary(Binary::Sub), &[dy, da], b.phase_towards(x[1]))?;
-    b.accumulate_reduced(x[1], db)
+    Ok(())
 }
 
 /// Dropout is its own gradient: the random numbers of a site are the same again.

@@ -1,7 +1,8 @@
 //! Gradient rules of losses.
 
 use super::backward::Backward;
-use crate::op::{Binary, LossClasses, Op, Reduction};
+use crate::elements::{Binary, Unary};
+use crate::op::{LossClasses, Op, Reduction};
 use crate::shapes::ShapeError;
 use crate::{Accumulation, Graph, Node, PassKind, RunsIn};
 use potluck_core::TensorId;
@@ -12,6 +13,9 @@ pub fn root(b: &mut Backward, node: &Node) -> Result<(), ShapeError> {
         let by_weight = b.requires_grad[node.inputs[1].index()];
         let op = Op::LinearCrossEntropyPass { rows, classes, by_weight };
         return linear_pass(b, op, node);
+    }
+    if let (Op::Concat { .. }, &[losses, ones]) = (&node.op, &node.inputs[..]) {
+        return own_loss(b, losses, ones);
     }
     let joined = joined_linear(&b.graph, node);
     if !joined.is_empty() {
@@ -26,6 +30,17 @@ pub fn root(b: &mut Backward, node: &Node) -> Result<(), ShapeError> {
         b.accumulate_op(target, op, &inputs)?;
     }
     Ok(())
+}
+
+/// Adds the gradient of the sum of losses `(b, 1)`, which is 1: that of a squared error, 2 (1 -
+/// 1/2), because it is the gradient of a loss that has the loss scale of mixed precision.
+fn own_loss(b: &mut Backward, losses: TensorId, ones: TensorId) -> Result<(), ShapeError> {
+    if !b.requires_grad[losses.index()] {
+        return Ok(());
+    }
+    let phase = b.phase_towards(losses);
+    let halves = b.apply(Op::Unary(Unary::Scale(0.5)), &[ones], phase)?;
+    b.accumulate_op(losses, Op::SquaredErrorGrad, &[ones, halves])
 }
 
 /// Adds the node that computes a linear cross-entropy, the loss of the graph, together with its

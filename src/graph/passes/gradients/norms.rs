@@ -1,7 +1,8 @@
 //! Gradient rules of normalizations.
 
 use super::backward::Backward;
-use crate::op::{Op, Unary};
+use crate::elements::Unary;
+use crate::op::Op;
 use crate::shapes::ShapeError;
 use crate::{Node, PassKind, Role};
 use potluck_core::TensorId;
