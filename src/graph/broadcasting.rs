@@ -26,14 +26,17 @@ impl Builder {
         if second.is_suffix_of(&first) {
             return self.apply(Op::Binary(function), &[a, b]);
         }
-        if function.commutes() && first.is_suffix_of(&second) {
-            return self.apply(Op::Binary(function), &[b, a]);
-        }
         let joint = joint_shape(&first, &second).map_err(|why| ShapeError {
             op: function.name().into(),
             inputs: format!("{first}, {second}"),
             why,
         })?;
+        if function.commutes() && joint == second {
+            let row = self.without_leading_ones(a)?;
+            if self.shape(row).is_suffix_of(&second) {
+                return self.apply(Op::Binary(function), &[b, row]);
+            }
+        }
         let a = self.repeated(a, &joint)?;
         let mut b = self.without_leading_ones(b)?;
         if !self.shape(b).is_suffix_of(&joint) {
@@ -128,7 +131,7 @@ impl Builder {
         self.binary(Binary::Pow, a, b)
     }
 
-    /// Returns 1 where `a` and `b` are equal, and 0 elsewhere, without gradient.
+    /// Returns 1 where `a` and `b` are equal, NaN where one is, and 0 elsewhere, without gradient.
     ///
     /// # Errors
     /// Returns [`ShapeError`] if the shapes have unlike axes.
@@ -136,7 +139,7 @@ impl Builder {
         self.binary(Binary::Equal, a, b)
     }
 
-    /// Returns 1 where `a < b`, and 0 elsewhere, without gradient.
+    /// Returns 1 where `a < b`, NaN where one is, and 0 elsewhere, without gradient.
     ///
     /// # Errors
     /// Returns [`ShapeError`] if the shapes have unlike axes.
@@ -144,7 +147,7 @@ impl Builder {
         self.binary(Binary::Less, a, b)
     }
 
-    /// Returns 1 where `a <= b`, and 0 elsewhere, without gradient.
+    /// Returns 1 where `a <= b`, NaN where one is, and 0 elsewhere, without gradient.
     ///
     /// # Errors
     /// Returns [`ShapeError`] if the shapes have unlike axes.
@@ -259,6 +262,8 @@ impl Builder {
         let largest = self.max(x, axes)?;
         // The result does not depend on what is subtracted.
         let largest = self.stop_gradient(largest)?;
+        // Infinities have no difference.
+        let largest = self.unary(largest, Unary::Clamp(-f32::MAX, f32::MAX))?;
         let kept = self.unsqueeze(largest, axes)?;
         let below = self.sub(x, kept)?;
         let powers = self.exp(below)?;
@@ -288,7 +293,9 @@ impl Builder {
         self.scale(sum, 1.0 / (count - correction) as f32)
     }
 
-    /// Computes the sums of the entries up to each along an axis.
+    /// Computes the sums of the entries up to each along an axis, by a product with a matrix of
+    /// ones: in mixed precision the entries are rounded as those of products are, and an entry that
+    /// is not finite makes all sums along its axis NaN.
     ///
     /// # Errors
     /// Returns [`ShapeError`] if there is no such axis, if it is the batch's, or has more than
@@ -321,11 +328,28 @@ impl Builder {
     /// Returns the matrix `(n, n)` of ones on the diagonal and above it.
     fn ones_above_diagonal(&mut self, n: usize) -> BuildResult {
         let name = format!("cumsum.{n}");
-        if let Some(known) = self.state_tensor(&name) {
-            return Ok(known);
-        }
         let values = (0..n * n).map(|at| if at / n <= at % n { 1.0 } else { 0.0 }).collect();
-        self.constant(&name, &[n, n], values)
+        Ok(self.shared_constant(&name, &[n, n], values))
+    }
+
+    /// Returns the constant of this name, which is made if there is none.
+    ///
+    /// # Panics
+    /// If a state has the name, and other values.
+    pub(super) fn shared_constant(
+        &mut self,
+        name: &str,
+        dims: &[usize],
+        values: Vec<f32>,
+    ) -> TensorId {
+        let init = StateInit::Values(Arc::from(values));
+        let Some(known) = self.state_of(name) else {
+            return self.device_state(name, dims, init);
+        };
+        let tensor = known.tensor;
+        let is_same = known.init == init && self.shape(tensor).dims() == dims;
+        assert!(is_same, "a state is called {name}, the name of a constant of the builder's own");
+        tensor
     }
 
     /// Returns the axes in order, each once.

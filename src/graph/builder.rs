@@ -150,8 +150,12 @@ impl Builder {
     /// [`DeviceState`].
     ///
     /// # Panics
-    /// If another state has the name.
+    /// If another state has the name, or there are not as many values as elements.
     pub fn device_state(&mut self, name: &str, dims: &[usize], init: StateInit) -> TensorId {
+        if let StateInit::Values(values) = &init {
+            let elements: usize = dims.iter().product();
+            assert_eq!(values.len(), elements, "values of the state {name}");
+        }
         let taken = self.graph.states.iter().any(|state| state.name == name);
         assert!(!taken, "two states are called {name}");
         let id = StateId(self.graph.states.len() as u32);
@@ -161,9 +165,9 @@ impl Builder {
         tensor
     }
 
-    /// Returns the tensor of a state.
-    pub(super) fn state_tensor(&self, name: &str) -> Option<TensorId> {
-        self.graph.states.iter().find(|state| state.name == name).map(|state| state.tensor)
+    /// Returns the state of this name.
+    pub(super) fn state_of(&self, name: &str) -> Option<&DeviceState> {
+        self.graph.states.iter().find(|state| state.name == name)
     }
 
     /// Turns each head of `x (b, t, heads d)` by its position, by a table `(t, d)` of cosines and

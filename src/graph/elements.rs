@@ -20,7 +20,7 @@ pub enum Slope {
     Flat,
 }
 
-/// BinarySide of a function of two tensors.
+/// Side of a function of two tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BinarySide {
     First,
@@ -69,16 +69,16 @@ macro_rules! unary_functions {
             /// GELU with `Phi` approximated by a tanh, as in GPT-2.
             GeluTanh "gelutanh" All Sloped
                 value(x) {
-                    // sqrt(2/pi) (x + 0.044715 x^3); beyond 10 the tanh is 1 in f32, and some
+                    // sqrt(2/pi) (x + 0.044715 x^3); beyond 20 the tanh is 1, and some
                     // drivers overflow in its exponentials.
                     let u = x * mul_add(x * x, f32(0.035677408136300125), f32(0.7978845608028654));
-                    return 0.5 * x * (1.0 + tanh(bounded(u, f32(10.0))));
+                    return 0.5 * x * (1.0 + tanh(bounded(u, f32(20.0))));
                 }
                 gradient(far, dy) {
-                    // Beyond 10 the tanh is 1 in f32; the slope of its argument would overflow.
-                    let x = bounded(far, f32(10.0));
+                    // Beyond 20 the tanh is 1; the slope of its argument would overflow.
+                    let x = bounded(far, f32(20.0));
                     let u = x * mul_add(x * x, f32(0.035677408136300125), f32(0.7978845608028654));
-                    let th = tanh(bounded(u, f32(10.0)));
+                    let th = tanh(bounded(u, f32(20.0)));
                     let slope = mul_add(x * x, f32(0.10703222440890037), f32(0.7978845608028654));
                     return dy * mul_add(0.5 * x * (1.0 - th * th), slope, 0.5 * (1.0 + th));
                 }

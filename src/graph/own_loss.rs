@@ -1,9 +1,9 @@
 //! Losses of one's own: any tensor of the batch, and sums of several.
 
+use super::Builder;
 use super::builder::BuildResult;
 use super::op::Op;
 use super::shapes::ShapeError;
-use super::{Builder, StateInit};
 use potluck_core::TensorId;
 
 /// Reduction of the elements of a sample, before the mean over the samples.
@@ -61,10 +61,7 @@ impl Builder {
             let more = self.loss_of_samples(term)?;
             losses = self.add(losses, more)?;
         }
-        let one = match self.state_tensor("loss.one") {
-            Some(one) => one,
-            None => self.device_state("loss.one", &[1], StateInit::Values([1.0].into())),
-        };
+        let one = self.shared_constant("loss.one", &[1], vec![1.0]);
         let ones = self.apply(Op::Broadcast { first: 0, dims: vec![1], batched: true }, &[one])?;
         let column = self.reshape(losses, &[1, 1])?;
         let parts = self.concat(&[column, ones], 1)?;

@@ -146,7 +146,7 @@ fn rule(op: &Op, x: &[&Shape]) -> Result<Vec<Shape>, String> {
             products::matmul(x[0], x[1], *transpose_a, *transpose_b)
         }
         Op::LinearWeightGrad => products::linear_weight_grad(x[0], x[1]),
-        Op::Unary(_) => elementwise::unary(x[0]),
+        Op::Unary(function) => elementwise::unary(*function, x[0]),
         Op::UnaryGrad(_) => elementwise::unary_grad(x),
         Op::Binary(_) => elementwise::binary(x),
         Op::BinaryGrad { .. } => elementwise::binary_grad(x),

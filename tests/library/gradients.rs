@@ -1,7 +1,7 @@
 //! Every gradient rule against finite differences in f64, through whole graphs: what is proven
 //! here is the rule, the reference kernels it calls, and the plan that places them.
 
-use potluck_core::{BucketId, TensorId};
+use potluck_core::{BucketId, HostTensorView, TensorId};
 use potluck_graph::builder::BuildResult;
 use potluck_graph::{
     Binary, BinarySide, Builder, Cell, Conv2dOptions, Domain, Graph, Init, LossClasses, LossTerm,
@@ -158,17 +158,14 @@ fn elementwise_functions() {
 
 #[test]
 fn functions_of_two_tensors_with_broadcasting_and_reuse() {
-    let functions = [
-        Binary::Sub,
-        Binary::Div,
-        Binary::Maximum,
-        Binary::Minimum,
-        Binary::Pow,
-        Binary::Atan2,
-        Binary::Keep,
-    ];
-    for (batched, function) in
-        functions.into_iter().flat_map(|function| [(true, function), (false, function)])
+    // Of all that have a gradient; what is dropped is all that there is here.
+    let has_gradient = |function: &&Binary| {
+        function.slope(BinarySide::First) == Slope::Sloped && **function != Binary::Drop
+    };
+    for (batched, function) in Binary::ALL
+        .iter()
+        .filter(has_gradient)
+        .flat_map(|function| [(true, *function), (false, *function)])
     {
         check(|b| {
             let x = source(b, "x", &[1, 2, 3]);
@@ -267,6 +264,30 @@ fn a_stopped_gradient_is_a_constant() {
     let graph = differentiate(b.finish()).unwrap();
     let backward = graph.nodes.iter().filter(|node| node.phase != PassKind::Forward).count();
     assert_eq!(backward, 0, "nothing that is trained leads to the loss");
+}
+
+/// The value of each reduction, with its weight, on elements 1 to 4 and 5 to 8 of two samples.
+#[test]
+fn losses_of_ones_own_have_the_values_of_their_terms() {
+    let loss_of = |term: fn(TensorId) -> LossTerm| {
+        let mut b = Builder::new();
+        let x = b.input("x", &[1, 4]);
+        let w = b.parameter("w", &[4], Init::Ones);
+        let y = b.mul(x, w).unwrap();
+        b.own_loss(&[term(y)]).unwrap();
+        let plan = Plan::new(differentiate(b.finish()).unwrap(), PlanOptions::new(2));
+        let mut device = Cpu::oracle(plan, 0);
+        let ones = vec![1.0; device.plan().buckets[0].length];
+        device.write_bank(BucketTensor::Parameters, BucketId(0), &ones).unwrap();
+        let values: Vec<f32> = (1..=8).map(|value| value as f32).collect();
+        let x = device.plan().graph.input("x").unwrap();
+        device.set_input(x, 0, HostTensorView::Float(&values)).unwrap();
+        let sums = crate::common::run_step(&mut device, &crate::common::pass(0, 2));
+        sums.loss / sums.count
+    };
+    assert_eq!(loss_of(LossTerm::mean), 4.5);
+    assert_eq!(loss_of(LossTerm::sum), 18.0);
+    assert_eq!(loss_of(|x| LossTerm::mean(x).weighted(-2.0)), -9.0);
 }
 
 #[test]

@@ -1,10 +1,15 @@
 //! Shape rules of elementwise ops: functions of one tensor and of two, dropout, and gradients.
 
 use super::checks::{are_equal, are_numbered, are_samples, is_probability, require};
+use crate::elements::Unary;
 use crate::op::ColumnRange;
 use potluck_core::Shape;
 
-pub fn unary(x: &Shape) -> Result<Vec<Shape>, String> {
+pub fn unary(function: Unary, x: &Shape) -> Result<Vec<Shape>, String> {
+    // A loss scale may overflow; all other constants are in the text of a kernel.
+    let is_factor = matches!(function, Unary::Scale(_));
+    let is_finite = function.constants().iter().all(|constant| constant.is_finite());
+    require(is_factor || is_finite, "the constants must be finite")?;
     Ok(vec![x.clone()])
 }
 

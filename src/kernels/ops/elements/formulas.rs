@@ -2,7 +2,7 @@
 //! [`crate::simd`] has for all arguments. Each is written once for both.
 
 use super::real::{
-    Arithmetic, Real, abs, exp_of, f32, floor, if_finite, log_of, max, min, round, select,
+    Arithmetic, Real, abs, bounded, exp_of, f32, floor, if_finite, log_of, max, min, round, select,
     unless_nan,
 };
 
@@ -56,7 +56,8 @@ formulas! {
     fn rest_of_turn(x, n) {
         let first = x - n * 1.5703125;
         let second = first - n * 0.0004837512969970703;
-        return second - n * 0.00000007549789948768648;
+        // Beyond 2^16 nothing is left of the digits: any number does, but a small one.
+        return bounded(second - n * 0.00000007549789948768648, f32(1.0));
     }
 
     /// Returns the sine of `|r| <= pi/4` by its Taylor series, which leaves less than 2e-9.

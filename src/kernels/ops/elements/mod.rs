@@ -627,6 +627,14 @@ mod tests {
                 let exact = value(function, f64::from(*x));
                 assert!((f64::from(*y) - exact).abs() < 1e-6, "{function} of {x}: {y} for {exact}");
             }
+            // Beyond, where floats are far apart, a number from -1 to 1.
+            let far: Vec<f32> = (0..100).map(|i| -1e6 * 2f32.powi(i)).collect();
+            let mut y = vec![f32::NAN; far.len()];
+            values(function, &far, &mut y);
+            let is_right = |(x, y): (&f32, &f32)| {
+                if x.is_finite() { y.abs() <= 1.000_001 } else { y.is_nan() }
+            };
+            assert!(far.iter().zip(&y).all(is_right), "{function}: {y:?}");
         }
     }
 
