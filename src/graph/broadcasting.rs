@@ -199,11 +199,8 @@ impl Builder {
     /// Returns [`ShapeError`] if the result has no such axis, or it is the batch's.
     pub fn unsqueeze(&mut self, x: TensorId, axes: &[usize]) -> BuildResult {
         let shape = self.shape(x).clone();
-        let mut axes = axes.to_vec();
-        axes.sort_unstable();
-        axes.dedup();
         let mut dims = shape.dims().to_vec();
-        for axis in axes {
+        for axis in in_order(axes) {
             if axis > dims.len() || (axis == 0 && shape.is_batched()) {
                 let why = format!("the result has no place for an axis {axis}");
                 return Err(ShapeError { op: "unsqueeze".into(), inputs: shape.to_string(), why });
@@ -219,15 +216,9 @@ impl Builder {
     /// # Errors
     /// Returns [`ShapeError`] if there is no such axis, or it is the batch's.
     pub fn max(&mut self, x: TensorId, axes: &[usize]) -> BuildResult {
-        let mut axes = self.reduced_axes("max", x, axes)?;
+        let axes = self.reduced_axes("max", x, axes)?;
         let mut y = x;
-        // From the back, one run of adjacent axes at a time, so that axis numbers stay valid.
-        while let Some(last) = axes.pop() {
-            let mut first = last;
-            while axes.last().is_some_and(|axis| axis + 1 == first) {
-                first -= 1;
-                axes.pop();
-            }
+        for [first, last] in runs_from_the_back(&axes) {
             y = self.largest(y, first, last)?[0];
         }
         Ok(y)
@@ -311,7 +302,7 @@ impl Builder {
             let why = format!("has {length} entries, and at most {CUMULATED_MAX} are summed up");
             return Err(ShapeError { op: "cumsum".into(), inputs: shape.to_string(), why });
         }
-        let ones = self.ones_above_diagonal(length)?;
+        let ones = self.ones_above_diagonal(length);
         let mut order: Vec<usize> = (0..shape.rank()).collect();
         order.swap(axis, last);
         let moved = if axis == last { x } else { self.permute(x, &order)? };
@@ -326,10 +317,10 @@ impl Builder {
     }
 
     /// Returns the matrix `(n, n)` of ones on the diagonal and above it.
-    fn ones_above_diagonal(&mut self, n: usize) -> BuildResult {
+    fn ones_above_diagonal(&mut self, n: usize) -> TensorId {
         let name = format!("cumsum.{n}");
         let values = (0..n * n).map(|at| if at / n <= at % n { 1.0 } else { 0.0 }).collect();
-        Ok(self.shared_constant(&name, &[n, n], values))
+        self.shared_constant(&name, &[n, n], values)
     }
 
     /// Returns the constant of this name, which is made if there is none.
@@ -360,9 +351,7 @@ impl Builder {
         axes: &[usize],
     ) -> Result<Vec<usize>, ShapeError> {
         let shape = self.shape(x);
-        let mut axes = axes.to_vec();
-        axes.sort_unstable();
-        axes.dedup();
+        let axes = in_order(axes);
         let why = if axes.iter().any(|axis| *axis >= shape.rank()) {
             "has no such axis"
         } else if shape.is_batched() && axes.contains(&0) {
@@ -390,6 +379,27 @@ impl Builder {
         let left = [&dims[..first], &dims[last + 1..]].concat();
         Ok([self.reshape(outputs[0], &left)?, self.reshape(outputs[1], &left)?])
     }
+}
+
+/// Returns the axes in order, each once.
+fn in_order(axes: &[usize]) -> Vec<usize> {
+    let mut axes = axes.to_vec();
+    axes.sort_unstable();
+    axes.dedup();
+    axes
+}
+
+/// Returns the first and the last axis of each run of adjacent axes, the last run first: the
+/// numbers of the others stay valid when the axes of one are removed.
+pub(super) fn runs_from_the_back(axes: &[usize]) -> Vec<[usize; 2]> {
+    let mut runs: Vec<[usize; 2]> = Vec::new();
+    for axis in in_order(axes).into_iter().rev() {
+        match runs.last_mut() {
+            Some([first, _]) if axis + 1 == *first => *first = axis,
+            _ => runs.push([axis, axis]),
+        }
+    }
+    runs
 }
 
 /// Returns the shape to which both can be repeated, or why there is none.

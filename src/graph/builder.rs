@@ -5,6 +5,7 @@
 use super::attention::{
     AttentionOptions, AttentionPlace, CacheUpdateOptions, CachedAttentionOptions,
 };
+use super::broadcasting::runs_from_the_back;
 use super::custom::CustomOp;
 use super::elements::{Binary, Unary};
 use super::op::{Cell, LossClasses, Op};
@@ -350,17 +351,8 @@ impl Builder {
     /// Computes the sum over any set of axes, which are removed. Axis 0 of a batched tensor is the
     /// batch.
     pub fn sum(&mut self, x: TensorId, axes: &[usize]) -> BuildResult {
-        let mut axes = axes.to_vec();
-        axes.sort_unstable();
-        axes.dedup();
         let mut x = x;
-        // From the back, one run of adjacent axes at a time, so that axis numbers stay valid.
-        while let Some(last) = axes.pop() {
-            let mut first = last;
-            while axes.last().is_some_and(|&axis| axis + 1 == first) {
-                first -= 1;
-                axes.pop();
-            }
+        for [first, last] in runs_from_the_back(axes) {
             x = self.apply(Op::Sum { first, last }, &[x])?;
         }
         Ok(x)

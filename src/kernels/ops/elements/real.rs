@@ -29,13 +29,41 @@ pub trait Arithmetic: Copy {
     fn log(x: Self::Number) -> Self::Number;
     fn tanh(x: Self::Number) -> Self::Number;
     fn erf(x: Self::Number) -> Self::Number;
-    fn log1p(x: Real<Self>) -> Real<Self>;
-    fn expm1(x: Real<Self>) -> Real<Self>;
-    fn sine(x: Real<Self>) -> Real<Self>;
-    fn cosine(x: Real<Self>) -> Real<Self>;
-    fn arctangent(x: Real<Self>) -> Real<Self>;
-    fn angle(y: Real<Self>, x: Real<Self>) -> Real<Self>;
-    fn power(a: Real<Self>, b: Real<Self>) -> Real<Self>;
+
+    #[inline(always)]
+    fn log1p(x: Real<Self>) -> Real<Self> {
+        formulas::log1p(x)
+    }
+
+    #[inline(always)]
+    fn expm1(x: Real<Self>) -> Real<Self> {
+        formulas::expm1(x)
+    }
+
+    #[inline(always)]
+    fn sine(x: Real<Self>) -> Real<Self> {
+        formulas::sine(x)
+    }
+
+    #[inline(always)]
+    fn cosine(x: Real<Self>) -> Real<Self> {
+        formulas::cosine(x)
+    }
+
+    #[inline(always)]
+    fn arctangent(x: Real<Self>) -> Real<Self> {
+        formulas::arctangent(x)
+    }
+
+    #[inline(always)]
+    fn angle(y: Real<Self>, x: Real<Self>) -> Real<Self> {
+        formulas::angle(y, x)
+    }
+
+    #[inline(always)]
+    fn power(a: Real<Self>, b: Real<Self>) -> Real<Self> {
+        formulas::power(a, b)
+    }
 }
 
 /// Exact functions, of the references.
@@ -158,41 +186,6 @@ impl<S: Simd> Arithmetic for Fast<S> {
     #[inline(always)]
     fn erf(x: f32) -> f32 {
         simd::erf::<S>(x)
-    }
-
-    #[inline(always)]
-    fn log1p(x: Real<Self>) -> Real<Self> {
-        formulas::log1p(x)
-    }
-
-    #[inline(always)]
-    fn expm1(x: Real<Self>) -> Real<Self> {
-        formulas::expm1(x)
-    }
-
-    #[inline(always)]
-    fn sine(x: Real<Self>) -> Real<Self> {
-        formulas::sine(x)
-    }
-
-    #[inline(always)]
-    fn cosine(x: Real<Self>) -> Real<Self> {
-        formulas::cosine(x)
-    }
-
-    #[inline(always)]
-    fn arctangent(x: Real<Self>) -> Real<Self> {
-        formulas::arctangent(x)
-    }
-
-    #[inline(always)]
-    fn angle(y: Real<Self>, x: Real<Self>) -> Real<Self> {
-        formulas::angle(y, x)
-    }
-
-    #[inline(always)]
-    fn power(a: Real<Self>, b: Real<Self>) -> Real<Self> {
-        formulas::power(a, b)
     }
 }
 
