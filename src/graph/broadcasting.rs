@@ -26,11 +26,8 @@ impl Builder {
         if second.is_suffix_of(&first) {
             return self.apply(Op::Binary(function), &[a, b]);
         }
-        let joint = joint_shape(&first, &second).map_err(|why| ShapeError {
-            op: function.name().into(),
-            inputs: format!("{first}, {second}"),
-            why,
-        })?;
+        let joint = joint_shape(&first, &second)
+            .map_err(|why| self.refused(function.name(), &[a, b], why))?;
         if function.commutes() && joint == second {
             let row = self.without_leading_ones(a)?;
             if self.shape(row).is_suffix_of(&second) {
@@ -55,11 +52,10 @@ impl Builder {
         let wanted = shape.with_dims(dims);
         match joint_shape(&shape, &wanted) {
             Ok(joint) if joint == wanted => self.repeated(x, &wanted),
-            _ => Err(ShapeError {
-                op: "broadcast_to".into(),
-                inputs: shape.to_string(),
-                why: format!("cannot be repeated to {wanted}"),
-            }),
+            _ => {
+                let why = format!("cannot be repeated to {wanted}");
+                Err(self.refused("broadcast_to", &[x], why))
+            }
         }
     }
 
@@ -203,7 +199,7 @@ impl Builder {
         for axis in in_order(axes) {
             if axis > dims.len() || (axis == 0 && shape.is_batched()) {
                 let why = format!("the result has no place for an axis {axis}");
-                return Err(ShapeError { op: "unsqueeze".into(), inputs: shape.to_string(), why });
+                return Err(self.refused("unsqueeze", &[x], why));
             }
             dims.insert(axis, 1);
         }
@@ -274,8 +270,7 @@ impl Builder {
         let count = self.shape(x).per_row() / self.shape(mean).per_row();
         if count <= correction {
             let why = format!("{count} elements have no variance with the correction {correction}");
-            let inputs = self.shape(x).to_string();
-            return Err(ShapeError { op: "variance".into(), inputs, why });
+            return Err(self.refused("variance", &[x], why));
         }
         let kept = self.unsqueeze(mean, axes)?;
         let apart = self.sub(x, kept)?;
@@ -300,7 +295,7 @@ impl Builder {
         let (length, last) = (shape.dims()[axis], shape.rank() - 1);
         if length > CUMULATED_MAX {
             let why = format!("has {length} entries, and at most {CUMULATED_MAX} are summed up");
-            return Err(ShapeError { op: "cumsum".into(), inputs: shape.to_string(), why });
+            return Err(self.refused("cumsum", &[x], why));
         }
         let ones = self.ones_above_diagonal(length);
         let mut order: Vec<usize> = (0..shape.rank()).collect();
@@ -359,7 +354,7 @@ impl Builder {
         } else {
             return Ok(axes);
         };
-        Err(ShapeError { op: op.into(), inputs: shape.to_string(), why: why.into() })
+        Err(self.refused(op, &[x], why.into()))
     }
 
     /// Returns the largest value over the axes `first ..= last`, and its place.

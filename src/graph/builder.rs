@@ -15,6 +15,7 @@ use super::{
     Accumulation, Carried, DeviceState, Graph, Init, Node, Parameter, ParameterKind,
     ParameterSplit, PassKind, Precision, Role, RunsIn, StateInit, Tensor, UpdateRates, WholeTensor,
 };
+use potluck_core::format::listed;
 use potluck_core::{DType, ParamId, Shape, Site, StateId, TensorId, TensorSlice};
 
 /// Result of the builder's methods: a tensor, or the reason why the shapes do not fit.
@@ -653,7 +654,7 @@ impl Builder {
                     "the logits have {rows} rows of {classes} classes, and the targets are \
                      {wanted}; give one target per row"
                 );
-                return Err(self.refused("cross_entropy_loss", [logits, targets], why));
+                return Err(self.refused("cross_entropy_loss", &[logits, targets], why));
             }
         }
         let rows = shape.per_row() / classes.max(1);
@@ -729,12 +730,12 @@ impl Builder {
             return Ok(());
         }
         let why = "the graph has a loss already, and can have one; make other values outputs";
-        Err(self.refused(op, inputs, why.into()))
+        Err(self.refused(op, &inputs, why.into()))
     }
 
-    fn refused(&self, op: &str, inputs: [TensorId; 2], why: String) -> ShapeError {
-        let [first, second] = inputs.map(|input| self.shape(input));
-        ShapeError { op: op.into(), inputs: format!("{first}, {second}"), why }
+    pub(super) fn refused(&self, op: &str, inputs: &[TensorId], why: String) -> ShapeError {
+        let inputs = listed(inputs.iter().map(|input| self.shape(*input).to_string()));
+        ShapeError { op: op.into(), inputs, why }
     }
 
     /// Sums `parts (n, 2)` into the (sum, count) accumulator.

@@ -482,10 +482,17 @@ macro_rules! declare_unary {
 
 unary_functions!(declare_unary);
 
+impl Unary {
+    /// Writes the name, what is behind it, and the constants.
+    pub(super) fn write(self, f: &mut fmt::Formatter<'_>, behind: &str) -> fmt::Result {
+        write!(f, "{}{behind}", self.name())?;
+        self.constants().iter().try_for_each(|constant| write!(f, " {constant}"))
+    }
+}
+
 impl fmt::Display for Unary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())?;
-        self.constants().iter().try_for_each(|constant| write!(f, " {constant}"))
+        self.write(f, "")
     }
 }
 

@@ -512,10 +512,7 @@ impl fmt::Display for Op {
             }
             Op::LinearWeightGrad => write!(f, "linear_weight_grad"),
             Op::Unary(function) => write!(f, "{function}"),
-            Op::UnaryGrad(function) => {
-                write!(f, "{}_grad", function.name())?;
-                function.constants().iter().try_for_each(|constant| write!(f, " {constant}"))
-            }
+            Op::UnaryGrad(function) => function.write(f, "_grad"),
             Op::Binary(function) => write!(f, "{}", function.name()),
             Op::BinaryGrad { function, by: BinarySide::First } => {
                 write!(f, "{}_grad", function.name())

@@ -3,7 +3,6 @@
 use super::Builder;
 use super::builder::BuildResult;
 use super::op::Op;
-use super::shapes::ShapeError;
 use potluck_core::TensorId;
 
 /// Reduction of the elements of a sample, before the mean over the samples.
@@ -48,12 +47,11 @@ impl Builder {
     /// sample, `(b)`.
     ///
     /// # Errors
-    /// Returns [`ShapeError`] if there is no term, if the graph has a loss already, or if a term is
-    /// not batched.
+    /// Returns [`super::ShapeError`] if there is no term, if the graph has a loss already, or if a
+    /// term is not batched.
     pub fn own_loss(&mut self, terms: &[LossTerm]) -> BuildResult {
         let Some(first) = terms.first() else {
-            let (op, why) = ("own_loss".into(), "needs a term".into());
-            return Err(ShapeError { op, inputs: String::new(), why });
+            return Err(self.refused("own_loss", &[], "needs a term".into()));
         };
         self.require_no_loss("own_loss", [first.value; 2])?;
         let mut losses = self.loss_of_samples(first)?;
@@ -74,7 +72,7 @@ impl Builder {
         let shape = self.shape(term.value).clone();
         if !shape.is_batched() {
             let why = "a loss has elements for each sample; give a batched tensor".into();
-            return Err(ShapeError { op: "own_loss".into(), inputs: shape.to_string(), why });
+            return Err(self.refused("own_loss", &[term.value], why));
         }
         let elements = shape.per_row();
         let rows = self.reshape(term.value, &[1, elements])?;

@@ -15,14 +15,15 @@ use pulp::Simd;
 /// Defines functions whose body is compiled for each instruction set; see the module
 /// documentation. The body may use the type `S` for functions that are generic over the
 /// instruction set; these must be `#[inline(always)]` to be compiled for the same instruction
-/// set.
+/// set. A type behind `S` is one of the function, which is compiled for each.
 macro_rules! vectorized {
-    ($($(#[$meta:meta])* $vis:vis fn $name:ident<$S:ident>($($arg:ident: $type:ty),* $(,)?)
-        $(-> $result:ty)? $body:block)*) => {$(
+    ($($(#[$meta:meta])* $vis:vis fn $name:ident<$S:ident $(, $T:ident: $bound:path)?>(
+        $($arg:ident: $type:ty),* $(,)?
+    ) $(-> $result:ty)? $body:block)*) => {$(
         $(#[$meta])*
-        $vis fn $name($($arg: $type),*) $(-> $result)? {
+        $vis fn $name$(<$T: $bound>)?($($arg: $type),*) $(-> $result)? {
             struct Task<A>(A);
-            impl pulp::WithSimd for Task<($($type,)*)> {
+            impl$(<$T: $bound>)? pulp::WithSimd for Task<($($type,)*)> {
                 type Output = $crate::simd::result_type!($($result)?);
 
                 #[inline(always)]

@@ -113,16 +113,10 @@ impl Golden {
     }
 
     pub(crate) fn load(&self, device: &mut dyn Executor) {
-        for bucket in 0..device.plan().buckets.len() {
-            let plan = device.plan();
-            let mut values = vec![0.0; plan.buckets[bucket].length];
-            for (id, start) in &plan.buckets[bucket].parameters {
-                let initial =
-                    &self.floats[&format!("init/{}", plan.graph.parameters[id.index()].name)];
-                values[*start..start + initial.len()].copy_from_slice(initial);
-            }
-            device.write_bank(BucketTensor::Parameters, BucketId(bucket as u32), &values).unwrap();
-        }
+        let graph = device.plan().graph.clone();
+        crate::common::set_parameters(device, |id| {
+            self.floats[&format!("init/{}", graph.parameters[id.index()].name)].clone()
+        });
     }
 
     /// Runs one step on a batch, in micro-batches of `rows` samples.

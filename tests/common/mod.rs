@@ -3,7 +3,7 @@
 
 use std::sync::{Mutex, MutexGuard};
 
-use potluck_core::{BucketId, DType, HostTensorView, rng::Key};
+use potluck_core::{BucketId, DType, HostTensorView, ParamId, rng::Key};
 use potluck_graph::{PassKind, Plan, Precision};
 use potluck_kernels::RandomContext;
 use potluck_kernels::autotune::{KernelCache, KernelSelector};
@@ -151,16 +151,22 @@ pub fn fill_inputs(
 
 /// Sets every parameter to small normal numbers, the same on every device.
 pub fn fill_parameters(device: &mut dyn Executor, std: f64) {
+    let graph = device.plan().graph.clone();
+    set_parameters(device, |id| {
+        let count = graph.tensor(graph.parameters[id.index()].tensor).shape.per_row();
+        let key = Key::new(77).step(u64::from(id.0) + 1);
+        (0..count).map(|i| (std * key.normal(i as u64)) as f32).collect()
+    });
+}
+
+/// Sets every parameter to values by its number.
+pub fn set_parameters(device: &mut dyn Executor, values_of: impl Fn(ParamId) -> Vec<f32>) {
     for bucket in 0..device.plan().buckets.len() {
         let layout = device.plan().buckets[bucket].clone();
         let mut values = vec![0.0; layout.length];
         for (id, start) in layout.parameters {
-            let graph = &device.plan().graph;
-            let count = graph.tensor(graph.parameters[id.index()].tensor).shape.per_row();
-            let key = Key::new(77).step(u64::from(id.0) + 1);
-            for (i, value) in values[start..start + count].iter_mut().enumerate() {
-                *value = (std * key.normal(i as u64)) as f32;
-            }
+            let own = values_of(id);
+            values[start..start + own.len()].copy_from_slice(&own);
         }
         device.write_bank(BucketTensor::Parameters, BucketId(bucket as u32), &values).unwrap();
     }

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use potluck_core::{BucketId, TensorId};
+use potluck_core::TensorId;
 use potluck_graph::builder::BuildResult;
 use potluck_graph::{
     Binary, Builder, Conv2dOptions, Graph, Init, LossTerm, Plan, PlanOptions, ShapeError, Unary,
@@ -891,16 +891,10 @@ impl SampleGraph {
     /// Runs a graph, which is this one or fused, and returns the worst NMSE.
     fn worst(&self, graph: &Graph) -> (f64, String) {
         let mut device = Cpu::fast(Plan::new(graph.clone(), PlanOptions::new(1)), 0);
-        for index in 0..device.plan().buckets.len() {
-            let plan = device.plan();
-            let mut values = vec![0.0; plan.buckets[index].length];
-            for (id, start) in &plan.buckets[index].parameters {
-                let name = &plan.graph.parameters[id.index()].name;
-                let (_, own) = self.parameters.iter().find(|(of, _)| of == name).unwrap();
-                values[*start..start + own.len()].copy_from_slice(own);
-            }
-            device.write_bank(BucketTensor::Parameters, BucketId(index as u32), &values).unwrap();
-        }
+        crate::common::set_parameters(&mut device, |id| {
+            let name = &graph.parameters[id.index()].name;
+            self.parameters.iter().find(|(of, _)| of == name).unwrap().1.clone()
+        });
         let batch = device.plan().graph.input("batch").unwrap();
         device.set_input(batch, 0, potluck_core::HostTensorView::Float(&[0.0])).unwrap();
         crate::common::run_step(&mut device, &crate::common::pass(0, 1));

@@ -5,14 +5,14 @@ use std::borrow::Cow;
 
 use rayon::prelude::*;
 
-use super::elements::{self, Called, fill_of};
+use super::elements::{self, Called};
 use crate::call_shapes::{C, N, calls};
 use crate::cpu_kernel::TASK;
 use crate::dispatch::grid;
 use crate::twin::{IndependentAxis, InputSpec, no_forward, short_loops};
 use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
 use potluck_core::HostTensorView;
-use potluck_graph::{Binary, BinarySide, Domain, Op};
+use potluck_graph::{Binary, BinarySide, Op};
 
 /// Twin of [`Op::Binary`] and [`Op::BinaryGrad`].
 pub static TWIN: Twin = Twin {
@@ -42,18 +42,13 @@ pub fn reference<T: Float>(
     outputs: &mut [&mut [T]],
 ) {
     let (a, b) = (inputs[0].floats(), inputs[1].floats());
-    match *call.op {
-        Op::Binary(function) => {
-            for (i, y) in outputs[0].iter_mut().enumerate() {
-                *y = elements::value_of_two(function, a[i], b[i % b.len()]);
-            }
-        }
-        Op::BinaryGrad { function, by } => {
-            for ((i, d), dy) in outputs[0].iter_mut().enumerate().zip(inputs[2].floats()) {
-                *d = elements::gradient_of_two(function, by, [a[i], b[i % b.len()], *dy]);
-            }
-        }
-        ref other => panic!("{other} is not a function of two tensors"),
+    let (function, by) = function(call.op);
+    for (i, y) in outputs[0].iter_mut().enumerate() {
+        let [a, b] = [a[i], b[i % b.len()]];
+        *y = match by {
+            None => elements::value_of_two(function, a, b),
+            Some(by) => elements::gradient_of_two(function, by, [a, b, inputs[2].floats()[i]]),
+        };
     }
 }
 
@@ -61,7 +56,8 @@ pub fn reference<T: Float>(
 /// long enough, and task sizes are multiples of its repeated length.
 pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
     let (a, b) = (inputs[0].floats(), inputs[1].floats());
-    if let Op::BinaryGrad { function, by } = *call.op {
+    let (function, by) = function(call.op);
+    if let Some(by) = by {
         return gradients(function, by, [a, b, inputs[2].floats()], outputs[0]);
     }
     if a.is_empty() {
@@ -69,14 +65,14 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
     }
     if a.len() == b.len() {
         let tasks = outputs[0].par_chunks_mut(TASK).zip(a.par_chunks(TASK)).zip(b.par_chunks(TASK));
-        return tasks.for_each(|((y, a), b)| elements::combine(function(call), y, a, b));
+        return tasks.for_each(|((y, a), b)| elements::combine(function, y, a, b));
     }
     let period = repeated(b);
     let task = period.len() * TASK.div_ceil(period.len());
     let tasks = outputs[0].par_chunks_mut(task).zip(a.par_chunks(task));
     tasks.for_each(|(y, a)| {
         for (y, a) in y.chunks_mut(period.len()).zip(a.chunks(period.len())) {
-            elements::combine(function(call), y, a, &period);
+            elements::combine(function, y, a, &period);
         }
     });
 }
@@ -147,11 +143,8 @@ fn one(call: &OpCall, entry: &'static str, size: u32) -> Dispatch {
 
 /// Returns the WGSL of the function and of the gradient, of values and of vectors of 4.
 fn text(op: &Op) -> String {
-    let (function, by) = match *op {
-        Op::Binary(function) => (function, BinarySide::First),
-        Op::BinaryGrad { function, by } => (function, by),
-        ref other => panic!("{other} is not a function of two tensors"),
-    };
+    let (function, by) = function(op);
+    let by = by.unwrap_or(BinarySide::First);
     let [value, gradient] = [Called::Binary(function), Called::BinaryGrad(function, by)];
     format!(
         "{}fn f(a: f32, b: f32) -> f32 {{ return {}; }}\n\
@@ -171,11 +164,12 @@ pub fn cost(call: &OpCall) -> Cost {
     Cost::elementwise(call, 1.0)
 }
 
-fn function(call: &OpCall) -> Binary {
-    match call.op {
-        Op::Binary(function) => *function,
-        Op::BinaryGrad { function, .. } => *function,
-        other => panic!("{other} is not a function of two tensors"),
+/// Returns the function, and the side by which the op computes its gradient.
+fn function(op: &Op) -> (Binary, Option<BinarySide>) {
+    match *op {
+        Op::Binary(function) => (function, None),
+        Op::BinaryGrad { function, by } => (function, Some(by)),
+        ref other => panic!("{other} is not a function of two tensors"),
     }
 }
 
@@ -199,17 +193,9 @@ fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     calls(op, [[9, 67], [67, 67], [9, 68], [67, 68]].map(operands))
 }
 
-/// See [`Twin::inputs`]: those for which the function is defined.
+/// See [`Twin::inputs`].
 fn inputs(op: &Op, inputs: &[Dims]) -> InputSpec {
-    let spec = InputSpec::normal(inputs);
-    match op {
-        Op::Binary(function) | Op::BinaryGrad { function, .. }
-            if function.domain() != Domain::All =>
-        {
-            spec.with(0, fill_of(function.domain()))
-        }
-        _ => spec,
-    }
+    elements::inputs_of(function(op).0.domain(), inputs)
 }
 
 /// Functions for whose kernels all variants are tested; see those of one tensor.

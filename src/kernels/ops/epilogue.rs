@@ -107,7 +107,7 @@ pub(crate) fn library(steps: &[EpilogueStep]) -> String {
 }
 
 /// Returns the function of a step; `None` of one that stores.
-pub(crate) fn called(step: EpilogueStep) -> Option<Called> {
+fn called(step: EpilogueStep) -> Option<Called> {
     match step {
         EpilogueStep::Unary(function) => Some(Called::Unary(function)),
         EpilogueStep::UnaryGrad(function, _) => Some(Called::UnaryGrad(function)),
@@ -119,15 +119,15 @@ pub(crate) fn called(step: EpilogueStep) -> Option<Called> {
 /// Returns the WGSL of one step on the value `v`; `name` is the variable of its binding, if it
 /// has one.
 fn statement(call: &OpCall, step: EpilogueStep, name: &str) -> String {
-    let Some(called) = called(step) else {
-        return format!("{name}[at] = v;");
-    };
     let value = match step {
-        EpilogueStep::Binary(_, input) => {
-            called.call(&["v", &format!("{name}[{}]", index(call, input))])
+        EpilogueStep::Store(_) => return format!("{name}[at] = v;"),
+        EpilogueStep::Unary(function) => Called::Unary(function).call(&["v"]),
+        EpilogueStep::UnaryGrad(function, _) => {
+            Called::UnaryGrad(function).call(&[&format!("{name}[at]"), "v"])
         }
-        EpilogueStep::UnaryGrad(..) => called.call(&[&format!("{name}[at]"), "v"]),
-        EpilogueStep::Unary(_) | EpilogueStep::Store(_) => called.call(&["v"]),
+        EpilogueStep::Binary(function, input) => {
+            Called::Binary(function).call(&["v", &format!("{name}[{}]", index(call, input))])
+        }
     };
     format!("v = {value};")
 }

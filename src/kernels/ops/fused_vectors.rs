@@ -3,7 +3,8 @@
 //! `shaders/fused_vectors.wgsl`, and a variant of [`super::fused`], which has the reference and the
 //! tests. Matrix products in workgroup memory use the same text.
 
-use super::epilogue::{Epilogue, EpilogueStep, called, library};
+use super::elements::Called;
+use super::epilogue::{Epilogue, EpilogueStep, library};
 use crate::{OpCall, Operand};
 
 /// Operand of a step: none, a tensor of vectors, or a single value.
@@ -72,27 +73,23 @@ fn declaration(bound: Bound) -> Option<(&'static str, &'static str, Operand)> {
 
 /// Returns the WGSL of one step on the vector `v`, whose operand is binding `number`.
 fn statement(call: &OpCall, step: EpilogueStep, bound: Bound, number: usize) -> String {
-    let Some(called) = called(step) else {
-        return format!("e{number}[at] = v;");
-    };
     let from = format!("from{number}");
     match step {
-        EpilogueStep::Binary(_, input) => {
+        EpilogueStep::Store(_) => format!("e{number}[at] = v;"),
+        EpilogueStep::Unary(function) => format!("v = {};", Called::Unary(function).call4(&["v"])),
+        EpilogueStep::UnaryGrad(function, _) => {
+            let value = Called::UnaryGrad(function).call4(&[&from, "v"]);
+            format!("let {from} = e{number}[at]; v = {value};")
+        }
+        EpilogueStep::Binary(function, input) => {
             let index = match call.input_len(input) {
                 _ if matches!(bound, Bound::Value(_)) => "0u".to_string(),
                 length if length == call.output_len(0) => "at".to_string(),
                 // The period is a constant, so that compilers need no division instruction.
                 period => format!("at % {}u", period / 4),
             };
-            let value = called.call4(&["v", &from]);
+            let value = Called::Binary(function).call4(&["v", &from]);
             format!("let {from} = vec4f(e{number}[{index}]); v = {value};")
-        }
-        EpilogueStep::UnaryGrad(..) => {
-            let value = called.call4(&[&from, "v"]);
-            format!("let {from} = e{number}[at]; v = {value};")
-        }
-        EpilogueStep::Unary(_) | EpilogueStep::Store(_) => {
-            format!("v = {};", called.call4(&["v"]))
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use rayon::prelude::*;
 
-use super::elements::{self, Called, fill_of};
+use super::elements::{self, Called};
 use crate::call_shapes::{C, N, calls};
 use crate::cpu_kernel::TASK;
 use crate::dispatch::grid;
@@ -11,7 +11,7 @@ use crate::simd::{mul_add, vectorized};
 use crate::twin::{InputSpec, leading_axis, no_forward, short_loops};
 use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
 use potluck_core::HostTensorView;
-use potluck_graph::{Domain, Op, Unary};
+use potluck_graph::{Op, Unary};
 
 /// Twin of [`Op::Unary`] and [`Op::UnaryGrad`].
 pub static TWIN: Twin = Twin {
@@ -104,7 +104,7 @@ pub fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
 
 /// Returns the baseline: one invocation per 8 elements.
 fn plain(call: &OpCall) -> Dispatch {
-    let entry = match function(call) {
+    let entry = match function(call.op) {
         (Unary::Scale(_), _) => "scale",
         (_, false) => "values",
         (_, true) => "gradients",
@@ -114,7 +114,7 @@ fn plain(call: &OpCall) -> Dispatch {
 
 /// Returns the kernel with one invocation per 4 vectors of 4.
 fn vectors(call: &OpCall) -> Dispatch {
-    let entry = match function(call) {
+    let entry = match function(call.op) {
         (Unary::Scale(_), _) => "scale4",
         (_, false) => "values4",
         (_, true) => "gradients4",
@@ -122,9 +122,9 @@ fn vectors(call: &OpCall) -> Dispatch {
     one(call, entry, 1024)
 }
 
-/// Returns the function, and true if the call computes its gradient.
-fn function(call: &OpCall) -> (Unary, bool) {
-    match call.op {
+/// Returns the function, and true if the op computes its gradient.
+fn function(op: &Op) -> (Unary, bool) {
+    match op {
         Op::Unary(function) => (*function, false),
         Op::UnaryGrad(function) => (*function, true),
         other => panic!("{other} is not a unary function"),
@@ -133,7 +133,7 @@ fn function(call: &OpCall) -> (Unary, bool) {
 
 /// Returns the dispatch of an entry point whose workgroups process `size` elements each.
 fn one(call: &OpCall, entry: &'static str, size: u32) -> Dispatch {
-    let (function, gradient) = function(call);
+    let (function, gradient) = function(call.op);
     let factor = if let Unary::Scale(factor) = function { factor } else { 1.0 };
     let operands = if gradient {
         vec![Operand::Input(0), Operand::Input(1), Operand::Output(0)]
@@ -151,7 +151,7 @@ fn one(call: &OpCall, entry: &'static str, size: u32) -> Dispatch {
 
 /// Returns the name of the function, of a gradient with `_grad`.
 fn name(call: &OpCall) -> String {
-    match function(call) {
+    match function(call.op) {
         (Unary::Scale(_), _) => "scale".into(),
         (function, false) => function.name().into(),
         (function, true) => format!("{}_grad", function.name()),
@@ -177,12 +177,8 @@ fn text(function: Unary) -> String {
 
 /// Returns the cost: few FLOPs per element. The kernels are bound by memory bandwidth.
 pub fn cost(call: &OpCall) -> Cost {
-    let flops = match call.op {
-        Op::Unary(function) => flops(*function, false),
-        Op::UnaryGrad(function) => flops(*function, true),
-        other => panic!("{other} is not a unary function"),
-    };
-    Cost::elementwise(call, flops)
+    let (function, is_gradient) = function(call.op);
+    Cost::elementwise(call, flops(function, is_gradient))
 }
 
 /// Returns the FLOPs per element: about 20 for a GELU and the like, and for every derivative.
@@ -192,15 +188,9 @@ pub(super) fn flops(function: Unary, gradient: bool) -> f64 {
     if gradient || !is_one_instruction { 20.0 } else { 1.0 }
 }
 
-/// See [`Twin::inputs`]: those for which the function is defined.
+/// See [`Twin::inputs`].
 fn inputs(op: &Op, inputs: &[Dims]) -> InputSpec {
-    let spec = InputSpec::normal(inputs);
-    match op {
-        Op::Unary(function) | Op::UnaryGrad(function) if function.domain() != Domain::All => {
-            spec.with(0, fill_of(function.domain()))
-        }
-        _ => spec,
-    }
+    elements::inputs_of(function(op).0.domain(), inputs)
 }
 
 /// Element counts of probes: two that are not multiples of four, and two that are.
@@ -242,6 +232,7 @@ fn catalog() -> Vec<CallShape> {
 mod tests {
     use super::*;
     use crate::harness::InputFill;
+    use crate::ops::elements::fill_of;
     use crate::testing::{check, for_each_result};
     use potluck_core::{HostTensor, Shape};
 

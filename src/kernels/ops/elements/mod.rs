@@ -6,9 +6,10 @@ mod real;
 
 use potluck_graph::{Binary, BinarySide, Domain, Unary, binary_functions, unary_functions};
 
-use crate::Float;
 use crate::harness::InputFill;
-use crate::source;
+use crate::simd::vectorized;
+use crate::twin::InputSpec;
+use crate::{Dims, Float, source};
 use real::{Arithmetic, Exact, Fast, Real};
 
 /// The formulas of a function of one tensor.
@@ -27,17 +28,6 @@ trait BinaryFormula: Copy {
         b: Real<A>,
         dy: Real<A>,
     ) -> Real<A>;
-}
-
-/// A computation by the formulas of one function, compiled for each.
-trait UnaryVisitor {
-    type Output;
-    fn visit(self, formula: impl UnaryFormula) -> Self::Output;
-}
-
-trait BinaryVisitor {
-    type Output;
-    fn visit(self, formula: impl BinaryFormula) -> Self::Output;
 }
 
 macro_rules! define_unary {
@@ -72,11 +62,42 @@ macro_rules! define_unary {
             )*
         }
 
-        /// Runs a visitor on the formulas of a function.
-        fn visit_unary<V: UnaryVisitor>(function: Unary, visitor: V) -> V::Output {
+        /// Returns `f(x)` of the reference.
+        pub fn value<T: Float>(function: Unary, x: T) -> T {
             match function {
                 $(Unary::$variant $(($($constant),*))? => {
-                    visitor.visit(unary_formulas::$variant { $($($constant),*)? })
+                    let formula = unary_formulas::$variant { $($($constant),*)? };
+                    exact_value(formula, x)
+                })*
+            }
+        }
+
+        /// Returns `f'(x) dy` of the reference.
+        pub fn gradient<T: Float>(function: Unary, x: T, dy: T) -> T {
+            match function {
+                $(Unary::$variant $(($($constant),*))? => {
+                    let formula = unary_formulas::$variant { $($($constant),*)? };
+                    exact_gradient(formula, x, dy)
+                })*
+            }
+        }
+
+        /// Computes `y = f(x)` on the calling thread.
+        pub fn values(function: Unary, x: &[f32], y: &mut [f32]) {
+            match function {
+                $(Unary::$variant $(($($constant),*))? => {
+                    let formula = unary_formulas::$variant { $($($constant),*)? };
+                    fast_values(formula, x, y)
+                })*
+            }
+        }
+
+        /// Computes `dx = f'(x) dy` on the calling thread.
+        pub fn gradients(function: Unary, x: &[f32], dy: &[f32], dx: &mut [f32]) {
+            match function {
+                $(Unary::$variant $(($($constant),*))? => {
+                    let formula = unary_formulas::$variant { $($($constant),*)? };
+                    fast_gradients(formula, x, dy, dx)
                 })*
             }
         }
@@ -162,10 +183,44 @@ macro_rules! define_binary {
             )*
         }
 
-        /// Runs a visitor on the formulas of a function.
-        fn visit_binary<V: BinaryVisitor>(function: Binary, visitor: V) -> V::Output {
+        /// Returns `f(a, b)` of the reference.
+        pub fn value_of_two<T: Float>(function: Binary, a: T, b: T) -> T {
             match function {
-                $(Binary::$variant => visitor.visit(binary_formulas::$variant),)*
+                $(Binary::$variant => exact_value_of_two(binary_formulas::$variant, a, b),)*
+            }
+        }
+
+        /// Returns a gradient of `f(a, b)` of the reference, from `[a, b, dy]`.
+        pub fn gradient_of_two<T: Float>(
+            function: Binary,
+            by: BinarySide,
+            inputs: [T; 3],
+        ) -> T {
+            match function {
+                $(Binary::$variant => {
+                    exact_gradient_of_two(binary_formulas::$variant, by, inputs)
+                })*
+            }
+        }
+
+        /// Computes `y = f(a, b)` on the calling thread.
+        pub fn combine(function: Binary, y: &mut [f32], a: &[f32], b: &[f32]) {
+            match function {
+                $(Binary::$variant => fast_values_of_two(binary_formulas::$variant, y, a, b),)*
+            }
+        }
+
+        /// Computes a gradient of `f(a, b)` from `[a, b, dy]` on the calling thread.
+        pub fn combine_gradients(
+            function: Binary,
+            by: BinarySide,
+            inputs: [&[f32]; 3],
+            d: &mut [f32],
+        ) {
+            match function {
+                $(Binary::$variant => {
+                    fast_gradients_of_two(binary_formulas::$variant, by, inputs, d)
+                })*
             }
         }
 
@@ -296,145 +351,63 @@ fn calls(text: &str, name: &str) -> bool {
     })
 }
 
-/// Returns `f(x)` of the reference.
-pub fn value<T: Float>(function: Unary, x: T) -> T {
-    struct ExactValue<T>(T);
-    impl<T: Float> UnaryVisitor for ExactValue<T> {
-        type Output = T;
-        fn visit(self, formula: impl UnaryFormula) -> T {
-            formula.value(Real::<Exact<T>>(self.0)).0
-        }
-    }
-    visit_unary(function, ExactValue(x))
+fn exact_value<T: Float>(formula: impl UnaryFormula, x: T) -> T {
+    formula.value(Real::<Exact<T>>(x)).0
 }
 
-/// Returns `f'(x) dy` of the reference.
-pub fn gradient<T: Float>(function: Unary, x: T, dy: T) -> T {
-    struct ExactGradient<T>(T, T);
-    impl<T: Float> UnaryVisitor for ExactGradient<T> {
-        type Output = T;
-        fn visit(self, formula: impl UnaryFormula) -> T {
-            formula.gradient(Real::<Exact<T>>(self.0), Real(self.1)).0
-        }
-    }
-    visit_unary(function, ExactGradient(x, dy))
+fn exact_gradient<T: Float>(formula: impl UnaryFormula, x: T, dy: T) -> T {
+    formula.gradient(Real::<Exact<T>>(x), Real(dy)).0
 }
 
-/// Returns `f(a, b)` of the reference.
-pub fn value_of_two<T: Float>(function: Binary, a: T, b: T) -> T {
-    struct ExactValueOfTwo<T>(T, T);
-    impl<T: Float> BinaryVisitor for ExactValueOfTwo<T> {
-        type Output = T;
-        fn visit(self, formula: impl BinaryFormula) -> T {
-            formula.value(Real::<Exact<T>>(self.0), Real(self.1)).0
-        }
-    }
-    visit_binary(function, ExactValueOfTwo(a, b))
+fn exact_value_of_two<T: Float>(formula: impl BinaryFormula, a: T, b: T) -> T {
+    formula.value(Real::<Exact<T>>(a), Real(b)).0
 }
 
-/// Returns a gradient of `f(a, b)` of the reference.
-pub fn gradient_of_two<T: Float>(function: Binary, by: BinarySide, [a, b, dy]: [T; 3]) -> T {
-    struct ExactGradientOfTwo<T>(BinarySide, [T; 3]);
-    impl<T: Float> BinaryVisitor for ExactGradientOfTwo<T> {
-        type Output = T;
-        fn visit(self, formula: impl BinaryFormula) -> T {
-            let [a, b, dy] = self.1.map(Real::<Exact<T>>);
-            formula.gradient(self.0, a, b, dy).0
-        }
-    }
-    visit_binary(function, ExactGradientOfTwo(by, [a, b, dy]))
+fn exact_gradient_of_two<T: Float>(
+    formula: impl BinaryFormula,
+    by: BinarySide,
+    inputs: [T; 3],
+) -> T {
+    let [a, b, dy] = inputs.map(Real::<Exact<T>>);
+    formula.gradient(by, a, b, dy).0
 }
 
-/// Computes `y = f(x)` on the calling thread.
-pub fn values(function: Unary, x: &[f32], y: &mut [f32]) {
-    struct FastValues<'a>(&'a [f32], &'a mut [f32]);
-    impl UnaryVisitor for FastValues<'_> {
-        type Output = ();
-        fn visit(self, formula: impl UnaryFormula) {
-            pulp::Arch::new().dispatch(ValuesLoop(formula, self));
+vectorized! {
+    fn fast_values<S, F: UnaryFormula>(formula: F, x: &[f32], y: &mut [f32]) {
+        for (y, x) in y.iter_mut().zip(x) {
+            *y = formula.value(Real::<Fast<S>>(*x)).0;
         }
     }
-    struct ValuesLoop<'a, F>(F, FastValues<'a>);
-    impl<F: UnaryFormula> pulp::WithSimd for ValuesLoop<'_, F> {
-        type Output = ();
-        #[inline(always)]
-        fn with_simd<S: pulp::Simd>(self, _: S) {
-            let Self(formula, FastValues(x, y)) = self;
-            for (y, x) in y.iter_mut().zip(x) {
-                *y = formula.value(Real::<Fast<S>>(*x)).0;
-            }
+
+    fn fast_gradients<S, F: UnaryFormula>(formula: F, x: &[f32], dy: &[f32], dx: &mut [f32]) {
+        for ((dx, x), dy) in dx.iter_mut().zip(x).zip(dy) {
+            *dx = formula.gradient(Real::<Fast<S>>(*x), Real(*dy)).0;
         }
     }
-    visit_unary(function, FastValues(x, y));
+
+    fn fast_values_of_two<S, F: BinaryFormula>(formula: F, y: &mut [f32], a: &[f32], b: &[f32]) {
+        for ((y, a), b) in y.iter_mut().zip(a).zip(b) {
+            *y = formula.value(Real::<Fast<S>>(*a), Real(*b)).0;
+        }
+    }
+
+    fn fast_gradients_of_two<S, F: BinaryFormula>(
+        formula: F,
+        by: BinarySide,
+        inputs: [&[f32]; 3],
+        d: &mut [f32],
+    ) {
+        let [a, b, dy] = inputs;
+        for (((d, a), b), dy) in d.iter_mut().zip(a).zip(b).zip(dy) {
+            *d = formula.gradient(by, Real::<Fast<S>>(*a), Real(*b), Real(*dy)).0;
+        }
+    }
 }
 
-/// Computes `dx = f'(x) dy` on the calling thread.
-pub fn gradients(function: Unary, x: &[f32], dy: &[f32], dx: &mut [f32]) {
-    struct FastGradients<'a>(&'a [f32], &'a [f32], &'a mut [f32]);
-    impl UnaryVisitor for FastGradients<'_> {
-        type Output = ();
-        fn visit(self, formula: impl UnaryFormula) {
-            pulp::Arch::new().dispatch(GradientsLoop(formula, self));
-        }
-    }
-    struct GradientsLoop<'a, F>(F, FastGradients<'a>);
-    impl<F: UnaryFormula> pulp::WithSimd for GradientsLoop<'_, F> {
-        type Output = ();
-        #[inline(always)]
-        fn with_simd<S: pulp::Simd>(self, _: S) {
-            let Self(formula, FastGradients(x, dy, dx)) = self;
-            for ((dx, x), dy) in dx.iter_mut().zip(x).zip(dy) {
-                *dx = formula.gradient(Real::<Fast<S>>(*x), Real(*dy)).0;
-            }
-        }
-    }
-    visit_unary(function, FastGradients(x, dy, dx));
-}
-
-/// Computes `y = f(a, b)` on the calling thread.
-pub fn combine(function: Binary, y: &mut [f32], a: &[f32], b: &[f32]) {
-    struct FastValuesOfTwo<'a>(&'a mut [f32], &'a [f32], &'a [f32]);
-    impl BinaryVisitor for FastValuesOfTwo<'_> {
-        type Output = ();
-        fn visit(self, formula: impl BinaryFormula) {
-            pulp::Arch::new().dispatch(ValuesOfTwoLoop(formula, self));
-        }
-    }
-    struct ValuesOfTwoLoop<'a, F>(F, FastValuesOfTwo<'a>);
-    impl<F: BinaryFormula> pulp::WithSimd for ValuesOfTwoLoop<'_, F> {
-        type Output = ();
-        #[inline(always)]
-        fn with_simd<S: pulp::Simd>(self, _: S) {
-            let Self(formula, FastValuesOfTwo(y, a, b)) = self;
-            for ((y, a), b) in y.iter_mut().zip(a).zip(b) {
-                *y = formula.value(Real::<Fast<S>>(*a), Real(*b)).0;
-            }
-        }
-    }
-    visit_binary(function, FastValuesOfTwo(y, a, b));
-}
-
-/// Computes a gradient of `f(a, b)` from `[a, b, dy]` on the calling thread.
-pub fn combine_gradients(function: Binary, by: BinarySide, inputs: [&[f32]; 3], d: &mut [f32]) {
-    struct FastGradientsOfTwo<'a>(BinarySide, [&'a [f32]; 3], &'a mut [f32]);
-    impl BinaryVisitor for FastGradientsOfTwo<'_> {
-        type Output = ();
-        fn visit(self, formula: impl BinaryFormula) {
-            pulp::Arch::new().dispatch(GradientsOfTwoLoop(formula, self));
-        }
-    }
-    struct GradientsOfTwoLoop<'a, F>(F, FastGradientsOfTwo<'a>);
-    impl<F: BinaryFormula> pulp::WithSimd for GradientsOfTwoLoop<'_, F> {
-        type Output = ();
-        #[inline(always)]
-        fn with_simd<S: pulp::Simd>(self, _: S) {
-            let Self(formula, FastGradientsOfTwo(by, [a, b, dy], d)) = self;
-            for (((d, a), b), dy) in d.iter_mut().zip(a).zip(b).zip(dy) {
-                *d = formula.gradient(by, Real::<Fast<S>>(*a), Real(*b), Real(*dy)).0;
-            }
-        }
-    }
-    visit_binary(function, FastGradientsOfTwo(by, inputs, d));
+/// Returns the inputs on which kernels of a function are certified, the first in its domain.
+pub fn inputs_of(domain: Domain, inputs: &[Dims]) -> InputSpec {
+    let spec = InputSpec::normal(inputs);
+    if domain == Domain::All { spec } else { spec.with(0, fill_of(domain)) }
 }
 
 /// Returns values for which a function is tested.
