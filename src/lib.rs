@@ -36,9 +36,9 @@ pub mod graph {
     pub use potluck_graph::builder::{BuildResult, Builder};
     pub use potluck_graph::{
         AttentionOptions, AttentionPlace, Binary, BinarySide, Cell, ColumnRange, Conv2dOptions,
-        Domain, Graph, IGNORE_INDEX, Init, LossReduction, LossTerm, Op, ParameterKind,
-        ParameterSplit, Pool2dOptions, Reduction, RotaryAngles, RotaryScaling, ShapeError, Slope,
-        SplitUnit, StateInit, Unary,
+        CrossEntropyOptions, Domain, DotAttentionOptions, Graph, IGNORE_INDEX, Init, LossReduction,
+        LossTerm, Op, ParameterKind, ParameterSplit, Pool2dOptions, Reduction, RotaryAngles,
+        RotaryScaling, ShapeError, Slope, SplitUnit, StateInit, Unary,
     };
 }
 
@@ -172,6 +172,15 @@ pub mod model {
     };
 }
 
+/// Layers as functions that add their parameters, under PyTorch's names and with its initial
+/// values.
+pub mod nn {
+    pub use potluck_graph::nn::{
+        BatchNormOptions, batch_norm, conv2d, embedding, group_norm, layer_norm, linear,
+        linear_without_bias, recurrent, rms_norm, self_attention,
+    };
+}
+
 /// Update rules and schedules of the learning rate.
 pub mod optim {
     pub use potluck_graph::UpdateRates;
@@ -208,7 +217,8 @@ pub mod train {
         Classification, LossTask, Regression, Task, TextTask, TokenTask, task_of_samples,
     };
     pub use potluck_train::{
-        FitEnd, FitLength, FitOptions, FitReport, Step, TrainError, TrainerOptions,
+        FitEnd, FitLength, FitOptions, FitReport, PredictorOptions, Step, TrainError,
+        TrainerOptions,
     };
 
     /// # Example
@@ -239,6 +249,33 @@ pub mod train {
     /// ```
     #[doc(inline)]
     pub use potluck_train::Trainer;
+
+    /// # Example
+    ///
+    /// A model of PyTorch's, whose `state_dict` is in a file:
+    ///
+    /// ```no_run
+    /// use std::path::Path;
+    /// use potluck::HostTensor;
+    /// use potluck::graph::Builder;
+    /// use potluck::nn;
+    /// use potluck::train::{Predictor, PredictorOptions};
+    ///
+    /// let mut b = Builder::new();
+    /// let x = b.input("x", &[1, 784]);
+    /// let hidden = nn::linear(&mut b, "fc1", x, 128)?;
+    /// let hidden = b.relu(hidden)?;
+    /// let logits = nn::linear(&mut b, "fc2", hidden, 10)?;
+    /// b.output("logits", logits);
+    /// let (options, file) = (PredictorOptions::new("auto"), Path::new("mnist.safetensors"));
+    /// let mut model = Predictor::from_file(b.finish(), &options, file)?;
+    /// let pictures = HostTensor::Float(vec![0.0; 2 * 784]);
+    /// let logits = model.predict("logits", 2, &[("x", pictures)])?;
+    /// assert_eq!(logits.shape(), [2, 10]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[doc(inline)]
+    pub use potluck_train::Predictor;
 }
 
 /// Saved states of a run: parameters, moments and where it was.
@@ -247,6 +284,7 @@ pub mod checkpoint {
     pub use potluck_train::checkpoint::{
         Best, Checkpoint, CheckpointError, Meta, NamedTensor, Store,
     };
+    pub use potluck_train::given_parameters::parameters_of_file;
 }
 
 /// Events of a run, and sinks that take them.

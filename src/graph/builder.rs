@@ -8,6 +8,7 @@ use super::attention::{
 use super::broadcasting::runs_from_the_back;
 use super::custom::CustomOp;
 use super::elements::{Binary, Unary};
+use super::nn::BatchNormOptions;
 use super::op::{Cell, LossClasses, Op};
 use super::pictures::{Conv2dOptions, Pool2dOptions};
 use super::shapes::{self, ShapeError, Typed};
@@ -237,7 +238,17 @@ impl Builder {
     }
 
     /// Computes `x (.., in) @ weight^T + bias`, with `weight (out, in)`, as in PyTorch's `Linear`.
+    ///
+    /// # Errors
+    /// Returns [`ShapeError`] if `x` has not as many columns as the weight.
     pub fn linear(&mut self, x: TensorId, weight: TensorId, bias: Option<TensorId>) -> BuildResult {
+        let (inputs, of_weight) = (self.shape(x).last(), self.shape(weight).dims());
+        if of_weight.len() == 2 && of_weight[1] != inputs {
+            let is_transposed = of_weight[0] == inputs;
+            let hint = if is_transposed { "; this one is transposed" } else { "" };
+            let why = format!("wants a weight (out, {inputs}){hint}");
+            return Err(self.refused("linear", &[x, weight], why));
+        }
         let y = self.matmul(x, weight, false, true)?;
         match bias {
             Some(bias) => self.add(y, bias),
@@ -376,15 +387,26 @@ impl Builder {
     }
 
     /// Computes layer normalization over the last dimension, with a weight `weight (c)` and an
-    /// optional bias `(c)`.
+    /// optional bias `(c)`, and `eps = 1e-5`.
     pub fn layer_norm(
         &mut self,
         x: TensorId,
         weight: TensorId,
         bias: Option<TensorId>,
     ) -> BuildResult {
+        self.layer_norm_eps(x, weight, bias, 1e-5)
+    }
+
+    /// Computes [`Builder::layer_norm`] with another addend `eps` of the variance.
+    pub fn layer_norm_eps(
+        &mut self,
+        x: TensorId,
+        weight: TensorId,
+        bias: Option<TensorId>,
+        eps: f32,
+    ) -> BuildResult {
         let inputs: Vec<TensorId> = [x, weight].into_iter().chain(bias).collect();
-        self.apply(Op::LayerNorm { eps: 1e-5 }, &inputs)
+        self.apply(Op::LayerNorm { eps }, &inputs)
     }
 
     /// Computes the root mean square normalization over the last dimension, with a weight
@@ -406,7 +428,21 @@ impl Builder {
         weight: TensorId,
         bias: TensorId,
     ) -> BuildResult {
-        self.apply(Op::GroupNorm { groups, eps: 1e-5 }, &[x, weight, bias])
+        self.group_norm_eps(x, groups, [weight, bias], 1e-5)
+    }
+
+    /// Computes [`Builder::group_norm`] with another addend `eps` of the variance.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Builder::group_norm`].
+    pub fn group_norm_eps(
+        &mut self,
+        x: TensorId,
+        groups: usize,
+        [weight, bias]: [TensorId; 2],
+        eps: f32,
+    ) -> BuildResult {
+        self.apply(Op::GroupNorm { groups, eps }, &[x, weight, bias])
     }
 
     /// Computes the softmax over the last dimension.
@@ -421,7 +457,20 @@ impl Builder {
     /// # Errors
     /// Returns [`ShapeError`] if `x` is not batched or has no channels.
     pub fn batch_norm(&mut self, name: &str, x: TensorId) -> BuildResult {
-        const MOMENTUM: f32 = 0.1;
+        self.batch_norm_with(name, x, BatchNormOptions::default())
+    }
+
+    /// Computes [`Builder::batch_norm`] with other options.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Builder::batch_norm`].
+    pub fn batch_norm_with(
+        &mut self,
+        name: &str,
+        x: TensorId,
+        options: BatchNormOptions,
+    ) -> BuildResult {
+        let BatchNormOptions { eps, momentum } = options;
         let shape = self.shape(x);
         if !shape.is_batched() || shape.dims()[0] != 1 {
             let (op, why) = (format!("batch_norm {name}"), "x is (b, .., c)".into());
@@ -430,9 +479,9 @@ impl Builder {
         let c = [self.shape(x).last()];
         let weight = self.parameter(&format!("{name}.weight"), &c, Init::Ones);
         let bias = self.parameter(&format!("{name}.bias"), &c, Init::Zeros);
-        let mean = self.state(&format!("{name}.running_mean"), &c, Init::Zeros, MOMENTUM);
-        let variance = self.state(&format!("{name}.running_var"), &c, Init::Ones, MOMENTUM);
-        self.apply(Op::BatchNorm { eps: 1e-5 }, &[x, weight, bias, mean, variance])
+        let mean = self.state(&format!("{name}.running_mean"), &c, Init::Zeros, momentum);
+        let variance = self.state(&format!("{name}.running_var"), &c, Init::Ones, momentum);
+        self.apply(Op::BatchNorm { eps }, &[x, weight, bias, mean, variance])
     }
 
     /// Computes a recurrent layer over `x (b, t, in)`, with the parameters of PyTorch's `LSTM` and
@@ -491,7 +540,11 @@ impl Builder {
         causal: bool,
         dropout: f32,
     ) -> BuildResult {
-        let width = self.shape(qkv).dims().last().copied().unwrap_or(0);
+        let shape = self.shape(qkv);
+        if shape.rank() != 3 || !shape.is_batched() {
+            return Err(self.refused("attention", &[qkv], "wants (b, t, 3c)".into()));
+        }
+        let width = shape.last();
         // Without heads, the op's own rule says what is wrong.
         if heads > 0 && !width.is_multiple_of(heads.saturating_mul(3)) {
             let op = Op::Attention(AttentionOptions::packed(heads, 0)).to_string();
@@ -644,7 +697,34 @@ impl Builder {
     /// Returns [`ShapeError`] if the graph has a loss already, or there is not one target per row
     /// of the logits.
     pub fn cross_entropy_loss(&mut self, logits: TensorId, targets: TensorId) -> BuildResult {
-        self.require_no_loss("cross_entropy_loss", [logits, targets])?;
+        self.smoothed_cross_entropy_loss(logits, targets, 0.0)
+    }
+
+    /// Makes the cross-entropy with label smoothing the loss of the graph.
+    pub(super) fn smoothed_cross_entropy_loss(
+        &mut self,
+        logits: TensorId,
+        targets: TensorId,
+        smoothing: f32,
+    ) -> BuildResult {
+        let op = "cross_entropy_loss";
+        self.require_no_loss(op, [logits, targets])?;
+        let [logits, targets] = self.rows_of_classes(op, logits, targets)?;
+        let classes = LossClasses { smoothing, ..LossClasses::whole(self.shape(logits).last()) };
+        let parts = self.apply(Op::CrossEntropy(classes), &[logits, targets])?;
+        Ok(self.add_loss(parts))
+    }
+
+    /// Returns logits as rows `(n, v)`, and their targets `(n)`.
+    ///
+    /// # Errors
+    /// Returns the [`ShapeError`] of `op` if there is not one target per row.
+    pub(super) fn rows_of_classes(
+        &mut self,
+        op: &str,
+        logits: TensorId,
+        targets: TensorId,
+    ) -> Result<[TensorId; 2], ShapeError> {
         let (shape, wanted) = (self.shape(logits).clone(), self.shape(targets).clone());
         let classes = shape.last();
         if let Some(rows) = shape.per_row().checked_div(classes) {
@@ -654,14 +734,11 @@ impl Builder {
                     "the logits have {rows} rows of {classes} classes, and the targets are \
                      {wanted}; give one target per row"
                 );
-                return Err(self.refused("cross_entropy_loss", &[logits, targets], why));
+                return Err(self.refused(op, &[logits, targets], why));
             }
         }
         let rows = shape.per_row() / classes.max(1);
-        let flat = self.reshape(logits, &[rows, classes])?;
-        let targets = self.reshape(targets, &[rows])?;
-        let parts = self.apply(Op::CrossEntropy(LossClasses::whole(classes)), &[flat, targets])?;
-        Ok(self.add_loss(parts))
+        Ok([self.reshape(logits, &[rows, classes])?, self.reshape(targets, &[rows])?])
     }
 
     /// Makes the squared error, averaged over all elements, the loss of the graph.
@@ -738,9 +815,14 @@ impl Builder {
         ShapeError { op: op.into(), inputs, why }
     }
 
-    /// Sums `parts (n, 2)` into the (sum, count) accumulator.
+    /// Names the terms of the loss that is added next.
+    pub(super) fn name_loss_terms(&mut self, names: Vec<String>) {
+        self.graph.loss_terms = names;
+    }
+
+    /// Sums `parts (n, 2 + terms)` into the accumulator of the loss.
     pub(super) fn add_loss(&mut self, parts: TensorId) -> TensorId {
-        let typed = (Shape::fixed(&[2]), DType::F32);
+        let typed = (Shape::fixed(&[self.graph.loss_length()]), DType::F32);
         let loss = self.add_tensor("loss".into(), typed, Role::Loss);
         let op = Op::Sum { first: 0, last: 0 };
         self.graph.push_node(op, &[parts], vec![loss], Accumulation::all(1), PassKind::Forward);

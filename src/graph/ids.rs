@@ -97,6 +97,14 @@ impl Graph {
                 ranges.push(range);
             }
         }
+        // A target that does not count has no row of a table of weights of the classes, which is
+        // zeros there.
+        let targets: Vec<IdRange> = ranges
+            .iter()
+            .filter(|range| range.numbered == Numbered::Classes)
+            .map(|range| IdRange { numbered: Numbered::Rows, ..range.clone() })
+            .collect();
+        ranges.retain(|range| !targets.contains(range));
         ranges
     }
 

@@ -10,15 +10,18 @@ mod broadcasting;
 pub mod builder;
 mod crossing;
 mod custom;
+mod dot_attention;
 mod elements;
 mod ids;
 pub mod init;
+mod loss_terms;
+mod losses;
 pub mod memory_layout;
 pub mod model;
 mod model_graph;
+pub mod nn;
 pub mod op;
 pub mod optim;
-mod own_loss;
 mod part;
 pub mod passes;
 pub mod pictures;
@@ -41,6 +44,7 @@ pub use attention::{AttentionOptions, AttentionPlace, CacheUpdateOptions, Cached
 pub use builder::Builder;
 pub use crossing::{Crossing, crossings};
 pub use custom::{CustomCall, CustomInput, CustomKernel, CustomNode, CustomOp, SharedCustomOp};
+pub use dot_attention::DotAttentionOptions;
 pub use elements::{Binary, BinarySide, Domain, Slope, Unary};
 pub use ids::{IdError, IdRange};
 pub use passes::fuse::fuse;
@@ -56,8 +60,9 @@ pub use op::{
 
 pub use model_graph::{ModelGraph, RankGraph};
 
+pub use loss_terms::{LossReduction, LossTerm};
+pub use losses::{CrossEntropyOptions, ValueLoss};
 pub use memory_layout::{Segment, Slot, SlotKind, TensorLocation};
-pub use own_loss::{LossReduction, LossTerm};
 pub use part::PlanPart;
 pub use pictures::{Conv2dOptions, Pool2dOptions};
 pub use place::Place;
@@ -346,8 +351,11 @@ pub struct Graph {
     pub carried: Vec<Carried>,
     /// Names of the blocks, in forward order; a pipeline may be split between blocks.
     pub blocks: Vec<String>,
-    /// The (sum, count) accumulator, if the graph has a loss.
+    /// The accumulator of the sum of the loss, its count, and the sums of its terms, if the graph
+    /// has a loss.
     pub loss: Option<TensorId>,
+    /// Names of the terms that are reported beside the loss.
+    pub loss_terms: Vec<String>,
     /// Rank of a tensor group that runs the graph, if that is a [`shard()`].
     pub tensor_rank: Option<u32>,
 }
@@ -369,10 +377,39 @@ impl Graph {
     /// Returns the rows of the loss for so many samples: tokens, or samples of other data; 0
     /// without a loss.
     pub fn loss_rows(&self, samples: usize) -> usize {
-        let sums = |node: &&Node| self.loss.is_some_and(|loss| node.outputs.contains(&loss));
-        let parts = self.nodes.iter().find(sums).map(|node| self.tensor(node.inputs[0]));
-        // A row has its loss and its count.
-        parts.map_or(0, |parts| parts.shape.elements(samples) / 2)
+        let parts = self.loss_parts().map(|node| self.tensor(self.nodes[node].outputs[0]));
+        parts.map_or(0, |parts| parts.shape.elements(samples) / self.loss_length())
+    }
+
+    /// Returns the number of values of the loss's accumulator: its sum, its count, and those of the
+    /// terms.
+    pub fn loss_length(&self) -> usize {
+        2 + self.loss_terms.len()
+    }
+
+    /// Returns the number of the first node that writes a tensor.
+    fn writer(&self, id: TensorId) -> Option<usize> {
+        self.nodes.iter().position(|node| node.outputs.contains(&id))
+    }
+
+    /// Returns the number of the node whose parts the loss sums up.
+    fn loss_parts(&self) -> Option<usize> {
+        let sum = self.writer(self.loss?)?;
+        self.writer(self.nodes[sum].inputs[0])
+    }
+
+    /// Returns the losses of the samples, if the loss is their sum and counts samples.
+    pub fn losses_of_samples(&self) -> Option<TensorId> {
+        let parts = &self.nodes[self.loss_parts()?];
+        // Each sample counts as much as the one that is repeated.
+        let is_counted = |ones: TensorId| {
+            let writer = self.writer(ones).map(|node| &self.nodes[node].op);
+            matches!(writer, Some(Op::Broadcast { .. }))
+        };
+        match (&parts.op, &parts.inputs[..]) {
+            (Op::Concat { .. }, [losses, ones, ..]) if is_counted(*ones) => Some(*losses),
+            _ => None,
+        }
     }
 
     /// Returns the tensor that holds the elements of `id`: itself, or the one that it is an alias

@@ -258,7 +258,15 @@ mod tests {
     fn vote(rank: u32) -> Vote {
         let rank = Rank(rank);
         let gradients = vec![squares(rank, 4.0)];
-        Vote { round: ROUND, rank, loss: 2.0, count: 1.0, loss_scale: 1.0, gradients }
+        Vote {
+            round: ROUND,
+            rank,
+            loss: 2.0,
+            count: 1.0,
+            terms: Vec::new(),
+            loss_scale: 1.0,
+            gradients,
+        }
     }
 
     fn announced(decision: Decision) -> Option<Announcement> {

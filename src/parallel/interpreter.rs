@@ -210,7 +210,7 @@ mod tests {
         }
     }
 
-    const TOTALS: Totals = Totals { loss: 1.0, count: 1.0, gradient_norm: 1.0 };
+    const TOTALS: Totals = Totals { loss: 1.0, count: 1.0, terms: Vec::new(), gradient_norm: 1.0 };
 
     /// All actions of the program, with `event` as the answer to the vote.
     fn actions(event: &Event) -> Vec<Action> {

@@ -73,11 +73,22 @@ impl Program {
         self.instructions.iter().any(is_update)
     }
 
+    /// Returns the program without what follows its verdict: gradients are summed up, and no
+    /// parameter is updated. For a program that neither begins with all-gathers nor leaves any.
+    pub fn without_updates(&self) -> Self {
+        let mut program = self.clone();
+        program.instructions.truncate(self.before_verdict().count() + 1);
+        program
+    }
+
+    fn before_verdict(&self) -> impl Iterator<Item = &Instruction> {
+        self.instructions.iter().take_while(|one| **one != Instruction::Verdict)
+    }
+
     /// Returns true if the program begins with all-gathers that a step before it has left: no rank
     /// has the parameters of that step before all have voted.
     pub fn begins_with_gathers(&self) -> bool {
-        let before = self.instructions.iter().take_while(|one| **one != Instruction::Verdict);
-        before.into_iter().any(is_start_of_gather)
+        self.before_verdict().any(is_start_of_gather)
     }
 
     /// Returns true if the program updates shards, and leaves their all-gathers to a later one.

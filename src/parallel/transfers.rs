@@ -468,7 +468,15 @@ mod tests {
 
     fn vote() -> Vote {
         let (loss, count, gradients) = (3.0, 2.0, Vec::new());
-        Vote { round: FIRST, rank: Rank(0), loss, count, loss_scale: 1.0, gradients }
+        Vote {
+            round: FIRST,
+            rank: Rank(0),
+            loss,
+            count,
+            terms: Vec::new(),
+            loss_scale: 1.0,
+            gradients,
+        }
     }
 
     #[test]

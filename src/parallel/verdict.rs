@@ -12,6 +12,8 @@ pub struct Vote {
     /// Sum of the losses over `count` targets.
     pub loss: f64,
     pub count: f64,
+    /// Sums of the terms of the loss.
+    pub terms: Vec<f64>,
     /// Factor of the gradients, the same on all ranks.
     pub loss_scale: f64,
     /// Squares of the gradient sums that this rank contributes to the norm.
@@ -70,11 +72,13 @@ pub enum SkipReason {
 }
 
 /// Totals of a step over all ranks.
-#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Totals {
     /// Mean loss over the global batch.
     pub loss: f64,
     pub count: f64,
+    /// Means of the terms of the loss.
+    pub terms: Vec<f64>,
     /// Norm of the gradient of the mean loss.
     pub gradient_norm: f64,
 }
@@ -88,10 +92,20 @@ impl Verdict {
         let count = sum(|vote| vote.count);
         let mut gradients: Vec<&GradientSquares> =
             ordered.iter().flat_map(|vote| &vote.gradients).collect();
+        let mut terms = vec![0.0; ordered.iter().map(|vote| vote.terms.len()).max().unwrap_or(0)];
+        for vote in &ordered {
+            for (sum, term) in terms.iter_mut().zip(&vote.terms) {
+                *sum += term;
+            }
+        }
+        for term in &mut terms {
+            *term /= count;
+        }
         let loss_scale = ordered.first().map_or(1.0, |vote| vote.loss_scale);
         let totals = Totals {
             loss: sum(|vote| vote.loss) / count,
             count,
+            terms,
             gradient_norm: sum_of_squares(&mut gradients).sqrt() / (count * loss_scale),
         };
         let not_finite = gradients.iter().any(|of| of.not_finite > 0);
@@ -139,14 +153,22 @@ mod tests {
     fn vote(rank: u32, loss: f64, count: f64) -> Vote {
         let gradients = vec![squares(rank, 0, 4.0 * count)];
         let round = Round::default();
-        Vote { round, rank: Rank(rank), loss, count, loss_scale: 1.0, gradients }
+        Vote {
+            round,
+            rank: Rank(rank),
+            loss,
+            count,
+            terms: vec![loss / 2.0],
+            loss_scale: 1.0,
+            gradients,
+        }
     }
 
     #[test]
     fn the_mean_is_over_all_targets_not_over_ranks() {
         let verdict = Verdict::from_votes(&[vote(0, 30.0, 10.0), vote(1, 2.0, 6.0)]);
-        let totals = *verdict.totals();
-        assert_eq!(totals.loss, 2.0);
+        let totals = verdict.totals().clone();
+        assert_eq!((totals.loss, &totals.terms[..]), (2.0, &[1.0][..]));
         assert_eq!(totals.gradient_norm, 8.0 / 16.0);
         assert!(matches!(verdict, Verdict::Commit(_)));
     }

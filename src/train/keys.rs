@@ -110,6 +110,8 @@ pub enum Value {
     Text(String),
     /// A list of whole numbers.
     IntList(Vec<u64>),
+    /// A list of numbers.
+    RealList(Vec<f64>),
     /// A list of strings.
     TextList(Vec<String>),
 }
@@ -131,6 +133,8 @@ pub enum Constraint {
     Text,
     /// A list of whole numbers of at least 1; may be empty.
     IntList,
+    /// A list of finite numbers of at least 0; may be empty.
+    RealList,
     /// A list of strings that are not empty and have no comma; may be empty.
     TextList,
 }
@@ -142,7 +146,7 @@ pub(crate) const FRACTION: Constraint =
 impl Constraint {
     /// Returns true if the values are lists.
     pub(crate) fn is_list(&self) -> bool {
-        matches!(self, Self::IntList | Self::TextList)
+        matches!(self, Self::IntList | Self::RealList | Self::TextList)
     }
 
     /// Returns the value converted to the key's own type (a whole number becomes a real one for
@@ -174,6 +178,11 @@ impl Constraint {
             }
             (Constraint::IntList, Value::IntList(v)) if v.iter().all(|count| *count > 0) => {
                 Some(Value::IntList(v))
+            }
+            (Constraint::RealList, Value::RealList(v))
+                if v.iter().all(|real| real.is_finite() && *real >= 0.0) =>
+            {
+                Some(Value::RealList(v.into_iter().map(|real| real + 0.0).collect()))
             }
             (Constraint::Text, Value::Text(v)) if !v.is_empty() => Some(Value::Text(v)),
             (Constraint::TextList, Value::TextList(v))
@@ -225,6 +234,7 @@ impl fmt::Display for Constraint {
             Constraint::IntList => {
                 f.write_str("a list of whole numbers from 1 on, such as [32, 32]")
             }
+            Constraint::RealList => f.write_str("a list of numbers from 0 on, such as [1.0, 2.5]"),
             Constraint::Text => f.write_str("a string that is not empty"),
             Constraint::TextList => f.write_str("a list of strings without commas"),
         }
@@ -261,6 +271,7 @@ impl fmt::Display for Value {
             Value::Real(v) => write!(f, "{v:?}"),
             Value::Flag(v) => write!(f, "{v}"),
             Value::IntList(v) => write!(f, "{v:?}"),
+            Value::RealList(v) => write!(f, "{v:?}"),
             Value::Text(v) => write!(f, "{}", toml::Value::String(v.clone())),
             Value::TextList(v) => write!(f, "{}", toml::Value::from(v.clone())),
         }
@@ -336,6 +347,7 @@ fields! {
     f64, Real, |v| *v, |v| v;
     bool, Flag, |v| *v, |v| v;
     Vec<u64>, IntList, |v| v.clone(), |v| v;
+    Vec<f64>, RealList, |v| v.clone(), |v| v;
     Vec<String>, TextList, |v| v.clone(), |v| v;
     String, Text, |v| v.clone(), |v| v;
 }

@@ -14,6 +14,8 @@ mod evaluated_part;
 pub mod families;
 pub mod generate;
 pub mod gguf;
+mod given_inputs;
+pub mod given_parameters;
 pub mod hugging_face;
 pub mod keys;
 pub mod language_model;
@@ -25,6 +27,7 @@ pub mod nodes;
 mod nonfinite;
 pub mod outputs;
 mod predict;
+mod predictor;
 pub mod resolved;
 pub mod run;
 pub mod run_data;
@@ -41,4 +44,5 @@ pub use error::TrainError;
 pub use potluck_parallel::{
     DeviceLoss, MismatchAction, PipelineOptions, PipelineSchedule, Shares, TensorOptions,
 };
+pub use predictor::{Predictor, PredictorOptions};
 pub use trainer::{FitEnd, FitLength, FitOptions, FitReport, Step, Trainer, TrainerOptions};

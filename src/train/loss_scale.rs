@@ -88,7 +88,7 @@ mod tests {
     use super::*;
     use potluck_parallel::verdict::Totals;
 
-    const TOTALS: Totals = Totals { loss: 1.0, count: 1.0, gradient_norm: 1.0 };
+    const TOTALS: Totals = Totals { loss: 1.0, count: 1.0, terms: Vec::new(), gradient_norm: 1.0 };
     const CLEAN: Verdict = Verdict::Commit(TOTALS);
 
     fn skip(reason: SkipReason) -> Verdict {

@@ -600,6 +600,7 @@ mod tests {
         let step = StepRecord {
             step: 7,
             loss: nan,
+            terms: Vec::new(),
             lr: -0.0,
             grad_norm: f64::INFINITY,
             loss_scale: Some(0.5),

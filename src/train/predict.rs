@@ -8,14 +8,17 @@ use ndarray::ArrayD;
 use super::error::TrainError;
 use super::evaluate::{EvalRequest, Evaluation, evaluate_split};
 use super::evaluated_part::EvaluatedPart;
+use super::given_inputs::GivenInputs;
 use super::loader::BatchSource;
 use super::outputs::divided;
 use super::signals::SignalFlags;
 use super::task::{LossTask, Task};
 use super::trainer::Trainer;
+use crate::runtime::pipelines::ForwardUnits;
 use crate::runtime::step::Inputs;
 use potluck_core::{HostTensor, Shape, TensorId};
 use potluck_data::{Dataset, Sampler, Split};
+use potluck_graph::Graph;
 use potluck_parallel::MicroBatch;
 
 impl Trainer {
@@ -46,17 +49,13 @@ impl Trainer {
         rows: usize,
         inputs: &[(&str, HostTensor)],
     ) -> Result<ArrayD<f32>, TrainError> {
-        self.require_known(inputs)?;
-        let tensor = self.output(output)?;
-        self.require_ids(inputs, 0)?;
-        let values = self.values_of(tensor, output, rows, inputs)?;
-        array(&self.graph().tensor(tensor).shape, rows, values)
+        let given = GivenInputs::new(self.graph(), inputs, rows)?;
+        self.array_of(output, &given)
     }
 
-    fn output(&self, name: &str) -> Result<TensorId, TrainError> {
-        self.graph().output(name).ok_or_else(|| {
-            TrainError::InvalidRequest(format!("the graph has no output called {name}"))
-        })
+    /// Computes an output for rows, in its shape.
+    fn array_of(&self, output: &str, given: &GivenInputs) -> Result<ArrayD<f32>, TrainError> {
+        predicted(self.session.units(), output, given, &|rows| self.parts(rows))
     }
 
     /// Computes an output for all samples of a split of a data set, in the order of their indices,
@@ -83,7 +82,7 @@ impl Trainer {
         split: Split,
         output: &str,
     ) -> Result<ArrayD<f32>, TrainError> {
-        let tensor = self.output(output)?;
+        let tensor = output_of(self.graph(), output)?;
         let shape = self.graph().tensor(tensor).shape.clone();
         if !shape.is_batched() {
             let why = format!("{output} is {shape}, without a dimension for samples");
@@ -101,40 +100,10 @@ impl Trainer {
         for first in (0..count).step_by(self.options().batch) {
             let indices: Vec<u64> = (first..count.min(first + batch)).collect();
             let rows = data.rows(split, &indices)?;
-            self.require_ids(&rows, first)?;
-            values.extend(self.values_of(tensor, output, indices.len(), &rows)?);
+            let given = GivenInputs::from_sample(self.graph(), &rows, indices.len(), first)?;
+            values.extend(self.array_of(output, &given)?);
         }
         array(&shape, count as usize, values)
-    }
-
-    /// Computes the values of an output for rows; inputs that are not given are zeros.
-    fn values_of(
-        &mut self,
-        tensor: TensorId,
-        output: &str,
-        rows: usize,
-        inputs: &[(&str, HostTensor)],
-    ) -> Result<Vec<f32>, TrainError> {
-        if rows == 0 || u32::try_from(rows).is_err() {
-            let why = format!("{rows} rows asked for; give at least 1 and fewer than 2^32");
-            return Err(TrainError::InvalidRequest(why));
-        }
-        let selectors = self.graph().selectors_of(tensor);
-        let is_given = |name: &str| inputs.iter().any(|(given, _)| *given == name);
-        if let Some(missing) = selectors.into_iter().find(|name| !is_given(name)) {
-            let why = format!("the input {missing} is missing, by which {output} is selected");
-            return Err(TrainError::InvalidRequest(why));
-        }
-        let shape = self.graph().tensor(tensor).shape.clone();
-        let parts = self.parts(rows as u32);
-        if !shape.is_batched() && parts.iter().map(Vec::len).sum::<usize>() > 1 {
-            return Err(TrainError::InvalidRequest(format!(
-                "{output} is {shape}, without a dimension for rows: ask for fewer rows than \
-                 {rows}, so that they fit one micro-batch"
-            )));
-        }
-        let work = work_of(&parts, &|part| self.cut_or_zero(inputs, rows, part))?;
-        Ok(self.session.units().outputs(tensor, work)?)
     }
 
     /// Computes the loss on samples of a split of a data set that have nothing in common, without
@@ -212,14 +181,12 @@ impl Trainer {
         rows: usize,
         inputs: &[(&str, HostTensor)],
     ) -> Result<Evaluation, TrainError> {
-        self.require_known(inputs)?;
-        self.require_ids(inputs, 0)?;
+        let given = GivenInputs::new(self.graph(), inputs, rows)?;
         if rows == 0 || u32::try_from(rows).is_err() {
             let why = format!("{rows} rows given; give at least 1 and fewer than 2^32");
             return Err(TrainError::InvalidRequest(why));
         }
-        let parts = self.parts(rows as u32);
-        let work = work_of(&parts, &|part| self.cut(&self.graph().inputs, inputs, rows, part))?;
+        let work = work_of(&self.parts(rows as u32), &|part| given.cut(part))?;
         let session = &mut self.session;
         let mut loss = 0.0;
         let mut targets = 0.0;
@@ -268,32 +235,53 @@ impl Trainer {
         let most: Vec<u32> = placement.units().map(|rank| rank.micro_batch).collect();
         divided(rows, &weights, &most)
     }
+}
 
-    /// Returns a micro-batch's rows of the values for `rows` samples, with zeros for inputs that
-    /// are not given.
-    fn cut_or_zero(
-        &self,
-        values: &[(&str, HostTensor)],
-        rows: usize,
-        part: &MicroBatch,
-    ) -> Result<Inputs, TrainError> {
-        let mut given = Vec::new();
-        let mut missing = Vec::new();
-        for (name, id) in &self.graph().inputs {
-            if name == "samples" || values.iter().any(|(known, _)| known == name) {
-                given.push((name.clone(), *id));
-            } else {
-                missing.push(*id);
-            }
-        }
-        let mut inputs = self.cut(&given, values, rows, part)?;
-        for id in missing {
-            let tensor = self.graph().tensor(id);
-            let elements = tensor.shape.elements(part.rows as usize);
-            inputs.push((id, HostTensor::zeros(tensor.dtype, elements)));
-        }
-        Ok(inputs)
+/// Computes an output of a graph for rows, in its shape, without dropout; inputs that are not given
+/// are zeros. `parts` returns the micro-batches of each rank or pipeline for a number of rows.
+///
+/// # Errors
+/// Returns `TrainError` if there is no such output, if it cannot be that of so many rows, if an
+/// input has another type or length, or if a device fails.
+pub(crate) fn predicted(
+    units: ForwardUnits,
+    output: &str,
+    given: &GivenInputs,
+    parts: &dyn Fn(u32) -> Vec<Vec<MicroBatch>>,
+) -> Result<ArrayD<f32>, TrainError> {
+    let GivenInputs { graph, rows, .. } = *given;
+    let tensor = output_of(graph, output)?;
+    if rows == 0 || u32::try_from(rows).is_err() {
+        let why = format!("{rows} rows asked for; give at least 1 and fewer than 2^32");
+        return Err(TrainError::InvalidRequest(why));
     }
+    let selectors = graph.selectors_of(tensor);
+    if let Some(missing) = selectors.into_iter().find(|name| !given.has(name)) {
+        let why = format!("the input {missing} is missing, by which {output} is selected");
+        return Err(TrainError::InvalidRequest(why));
+    }
+    let shape = &graph.tensor(tensor).shape;
+    let parts = parts(rows as u32);
+    if !shape.is_batched() && parts.iter().map(Vec::len).sum::<usize>() > 1 {
+        return Err(TrainError::InvalidRequest(format!(
+            "{output} is {shape}, without a dimension for rows: ask for fewer rows than {rows}, so \
+             that they fit one micro-batch"
+        )));
+    }
+    let work = work_of(&parts, &|part| given.cut_or_zero(part))?;
+    array(shape, rows, units.outputs(tensor, work)?)
+}
+
+/// Returns the output of a graph of this name.
+fn output_of(graph: &Graph, name: &str) -> Result<TensorId, TrainError> {
+    graph.output(name).ok_or_else(|| {
+        let names: Vec<&str> = graph.outputs.iter().map(|(name, _)| &**name).collect();
+        let known = match &names[..] {
+            [] => "it has none; name one with Builder::output".to_string(),
+            names => format!("its outputs are {}", names.join(", ")),
+        };
+        TrainError::InvalidRequest(format!("the graph has no output called {name}; {known}"))
+    })
 }
 
 /// Returns the values of an output for rows in its shape.

@@ -2,6 +2,7 @@
 //! What a run or a [`Trainer`](super::Trainer) trains with; where samples come from, and what is
 //! kept on disk, is theirs.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -254,6 +255,40 @@ impl Session {
         Ok(reports)
     }
 
+    /// Computes the gradients of the mean loss on the inputs of each rank's micro-batches, by
+    /// parameter, before clipping, with the random numbers of the next step. Nothing changes by it:
+    /// no parameter, no moment, no running average and no state that is carried.
+    ///
+    /// # Errors
+    /// Returns `TrainError` if no target counts, or if a device fails.
+    pub fn gradients(&mut self, ranks: Vec<Vec<Inputs>>) -> Result<Vec<NamedTensor>, TrainError> {
+        self.settle()?;
+        let scale = self.loss_scale.factor();
+        let inputs = self.inputs(ranks, 0.0);
+        let inputs: Vec<Arc<StepInput>> = inputs
+            .into_iter()
+            .enumerate()
+            .map(|(rank, input)| {
+                let program = Arc::new(self.programs[rank].without_updates());
+                Arc::new(StepInput { program, faults: Faults::none(), ..(*input).clone() })
+            })
+            .collect();
+        let reports = self.group.step(&inputs)?;
+        let totals = reports[0].verdict.totals();
+        if totals.count == 0.0 {
+            let why = "no target of the batch is a class, and without one there is no gradient";
+            return Err(TrainError::InvalidRequest(why.into()));
+        }
+        let factor = 1.0 / (totals.count * f64::from(scale));
+        let mut gradients = state::gradient_sums(&self.group, &self.plan)?;
+        for tensor in &mut gradients {
+            for value in &mut tensor.values {
+                *value = (f64::from(*value) * factor) as f32;
+            }
+        }
+        Ok(gradients)
+    }
+
     /// Takes over the states behind a step.
     fn carry(&mut self, reports: &[StepReport]) -> Result<(), TrainError> {
         let mut parts = Vec::new();
@@ -327,6 +362,7 @@ impl Session {
         StepRecord {
             step: self.taken.steps,
             loss: totals.loss,
+            terms: self.named_terms(&totals.terms),
             lr,
             grad_norm: totals.gradient_norm,
             loss_scale: is_mixed.then_some(f64::from(loss_scale)),
@@ -376,6 +412,12 @@ impl Session {
     pub(crate) fn loaded_ranks(&self) -> LoadedRanks {
         LoadedRanks::of(&self.programs, &self.rank_plans)
             .without(|rank| self.group.reads_inputs(rank))
+    }
+
+    /// Returns the terms of the loss by name.
+    pub(crate) fn named_terms(&self, terms: &[f64]) -> Vec<(Cow<'static, str>, f64)> {
+        let names = self.plan.graph.loss_terms.iter().map(|name| Cow::Owned(name.clone()));
+        names.zip(terms.iter().copied()).collect()
     }
 
     /// Returns the units of the devices that compute forward passes.

@@ -17,7 +17,7 @@ use super::trainer::{FitLength, FitOptions, SavedRun, TrainerOptions};
 use crate::config::RunConfig;
 use crate::config::read::{ConfigError, Override, Resolved, read_complete};
 use crate::config::schema::{
-    Balance, DataKind, MicroBatchSize, OptimKind, Parallel, TokenizerSource, TypedKeys,
+    Balance, DataKind, LossKind, MicroBatchSize, OptimKind, Parallel, TokenizerSource, TypedKeys,
     is_of_placement,
 };
 use crate::families::{DataShape, ModelFamily};
@@ -30,7 +30,9 @@ use potluck_core::faults::Faults;
 use potluck_core::metrics::Unit;
 use potluck_data::{ReadOptions, SampleFormat, Sampler};
 use potluck_graph::optim::{Optimizer, ParameterGroup, Schedule};
-use potluck_graph::{Graph, ModelGraph, MomentFormat, Precision, Recompute};
+use potluck_graph::{
+    CrossEntropyOptions, Graph, ModelGraph, MomentFormat, Precision, Recompute, ValueLoss,
+};
 use potluck_parallel::{
     DeviceLoss, MismatchAction, ParallelOptions, PipelineOptions, Placement, Shares, TensorOptions,
 };
@@ -57,6 +59,11 @@ pub struct RunSpec {
     pub recompute: Recompute,
     pub moments: MomentFormat,
     pub precision: Precision,
+    pub loss: LossKind,
+    /// Difference up to which the Huber loss is a squared error.
+    pub huber_delta: f32,
+    /// Weights of the classes; empty: 1 each.
+    pub class_weights: Vec<f32>,
     /// Part of the probability of each target that all classes share; 0: none.
     pub label_smoothing: f32,
     pub optimizer: Optimizer,
@@ -195,6 +202,9 @@ impl RunSpec {
             recompute: train.recompute,
             moments: config.optim.moments,
             precision: train.precision,
+            loss: train.loss,
+            huber_delta: train.huber_delta as f32,
+            class_weights: train.class_weights.iter().map(|weight| *weight as f32).collect(),
             label_smoothing: config.optim.label_smoothing as f32,
             optimizer: optimizer(config),
             // Texts that are none are refused when a configuration is checked.
@@ -535,16 +545,58 @@ impl RunSpec {
     fn forward_graph(&self, data: &DataShape) -> Result<Graph, TrainError> {
         let bytes = self.model.parameters_at_least().saturating_mul(DType::F32.bytes() as u64);
         memory::require(usize::try_from(bytes).unwrap_or(usize::MAX))?;
-        let graph = self.model.graph(data)?;
-        if self.label_smoothing == 0.0 {
+        self.with_loss(self.model.graph(data)?)
+    }
+
+    /// Returns the forward graph with the loss of the configuration.
+    fn with_loss(&self, graph: Graph) -> Result<Graph, TrainError> {
+        let refused = |why: String| Err(TrainError::InvalidRequest(why));
+        let smoothing = self.label_smoothing;
+        let value_loss = match self.loss {
+            LossKind::L1 => Some(ValueLoss::Absolute),
+            LossKind::Huber => Some(ValueLoss::Huber { delta: self.huber_delta }),
+            LossKind::Mse => Some(ValueLoss::Squared),
+            LossKind::Auto | LossKind::CrossEntropy => None,
+        };
+        let is_of_values = graph.is_loss_of_values();
+        if self.loss == LossKind::CrossEntropy && is_of_values {
+            return refused(
+                "train.loss = \"cross_entropy\" needs targets that are classes; set \
+                 data.task = \"classification\", or leave it out"
+                    .into(),
+            );
+        }
+        if value_loss.is_some() && !is_of_values {
+            return refused(
+                "train.loss is one of values, and the targets are classes; set data.task = \
+                 \"regression\", or leave it out"
+                    .into(),
+            );
+        }
+        if let Some(loss) = value_loss {
+            return Ok(graph.with_value_loss(loss)?);
+        }
+        if !self.class_weights.is_empty() {
+            let weights = self.class_weights.clone();
+            let options = CrossEntropyOptions { weights, smoothing, ignored: None };
+            return match graph.with_class_weights(&options)? {
+                Some(graph) => Ok(graph),
+                None => refused(
+                    "train.class_weights needs a model of samples whose targets are classes; \
+                     leave it out"
+                        .into(),
+                ),
+            };
+        }
+        if smoothing == 0.0 {
             return Ok(graph);
         }
-        graph.with_label_smoothing(self.label_smoothing).ok_or_else(|| {
-            let smoothing = self.label_smoothing;
-            TrainError::InvalidRequest(format!(
+        match graph.with_label_smoothing(smoothing) {
+            Some(graph) => Ok(graph),
+            None => refused(format!(
                 "optim.label_smoothing = {smoothing} needs targets that are classes; leave it out"
-            ))
-        })
+            )),
+        }
     }
 
     /// Returns the plans of the forward pass only.

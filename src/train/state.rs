@@ -138,7 +138,7 @@ pub fn save(
             if !is_trained(plan, bucket) {
                 continue;
             }
-            let values = whole_moment(group, plan, moment, bucket)?;
+            let values = owned_parts(group, plan, BucketTensor::Moment(moment), bucket)?;
             slices.extend(copied(plan, bucket, &values));
         }
         all.push(joined(slices)?);
@@ -146,15 +146,40 @@ pub fn save(
     Ok((parameters, join_moments(all)))
 }
 
-/// Reads a bucket of a moment from the ranks that own its parts.
-fn whole_moment(
+/// Reads the sums of the gradients of a step by name, from the ranks that own their parts, in the
+/// model's order: of the parameters that the optimizer updates. `plan` is that of any rank.
+///
+/// # Errors
+/// Returns `TrainError` if a device fails, or if the values read back are not those that it holds.
+pub fn gradient_sums(group: &WorkerGroup, plan: &Plan) -> Result<Vec<NamedTensor>, TrainError> {
+    let mut slices = Vec::new();
+    for bucket in (0..plan.buckets.len() as u32).map(BucketId) {
+        if is_trained(plan, bucket) {
+            let values = owned_parts(group, plan, BucketTensor::Gradients, bucket)?;
+            slices.extend(copied(plan, bucket, &values));
+        }
+    }
+    Ok(joined(slices)?)
+}
+
+/// Reads a bucket of a moment or of the gradient sums from the ranks that own its parts.
+fn owned_parts(
     group: &WorkerGroup,
     plan: &Plan,
-    moment: usize,
+    bank: BucketTensor,
     bucket: BucketId,
 ) -> Result<Vec<f32>, TrainError> {
-    let parts = group.run_on_all("reading the moments", move |_, device| {
-        Ok((device.owned(bucket), read_bucket(device, BucketTensor::Moment(moment), bucket)?))
+    let parts = group.run_on_all("reading what each device owns", move |_, device| {
+        let owned = device.owned(bucket);
+        if owned.is_empty() {
+            return Ok((owned, Vec::new()));
+        }
+        let mut values = read_bucket(device, bank, bucket)?;
+        if bank == BucketTensor::Gradients {
+            // A device holds those of a whole bucket.
+            values = values[owned.clone()].to_vec();
+        }
+        Ok((owned, values))
     })?;
     let mut whole = vec![0.0; plan.buckets[bucket.index()].length];
     for (range, values) in parts {

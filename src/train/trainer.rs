@@ -8,6 +8,8 @@ mod fit_options;
 #[cfg(test)]
 mod fit_tests;
 #[cfg(test)]
+mod gradient_tests;
+#[cfg(test)]
 mod group_tests;
 #[cfg(test)]
 mod loss_scale_tests;
@@ -22,6 +24,7 @@ pub(super) mod steps;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -32,21 +35,24 @@ pub use fit_options::{FitLength, FitOptions};
 pub use options::TrainerOptions;
 
 use super::error::TrainError;
+use super::given_inputs::GivenInputs;
 use super::session::Session;
-use crate::checkpoint::{Best, Checkpoint};
+use crate::checkpoint::{Best, Checkpoint, NamedTensor};
 use crate::runtime::step::{Inputs, StepInput, StepReport};
 use opening::{OpenedSession, open_on};
+use potluck_core::HostTensor;
 use potluck_core::metrics::Trace;
-use potluck_core::{DType, HostTensor, TensorId};
 use potluck_data::{DataDescription, DataFile, Dataset, Tokenizer};
 use potluck_graph::{Graph, ModelGraph};
-use potluck_parallel::{MicroBatch, MismatchAction, Outcome, Placement};
+use potluck_parallel::{MismatchAction, Outcome, Placement};
 
 /// Report of a step.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Step {
     /// Mean loss over the targets that count, before the update.
     pub loss: f64,
+    /// Means of the terms of a loss of several terms, by name and without their weights.
+    pub terms: Vec<(Cow<'static, str>, f64)>,
     /// Norm of the gradient of the mean loss, before clipping.
     pub gradient_norm: f64,
     /// True if parameters were updated; false if a value was not finite.
@@ -239,10 +245,26 @@ impl Trainer {
         let totals = report.verdict.totals();
         Ok(Step {
             loss: totals.loss,
+            terms: self.session.named_terms(&totals.terms),
             gradient_norm: totals.gradient_norm,
             updated: report.outcome == Outcome::Updated,
             busy: if self.world() == 1 { report.busy } else { None },
         })
+    }
+
+    /// Computes the gradient of the mean loss of a whole batch, as [`Trainer::step`] takes it, by
+    /// every parameter that is trained, before clipping: what PyTorch has in `p.grad` after
+    /// `loss.backward()`. Dropout draws what it will draw in the next step. Nothing changes by it,
+    /// and the next step is the same as without it.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Trainer::step`], and one if no target of the batch counts.
+    pub fn gradients(
+        &mut self,
+        batch: &[(&str, HostTensor)],
+    ) -> Result<Vec<NamedTensor>, TrainError> {
+        let gradients = self.cut_batch(batch).and_then(|ranks| self.session.gradients(ranks));
+        self.noting_failure(gradients)
     }
 
     /// Takes a step on the inputs of each rank's micro-batches.
@@ -294,114 +316,15 @@ impl Trainer {
 
     /// Cuts the values of a batch into the inputs of each rank's micro-batches.
     fn cut_batch(&self, batch: &[(&str, HostTensor)]) -> Result<Vec<Vec<Inputs>>, TrainError> {
-        self.require_known(batch)?;
-        self.require_ids(batch, 0)?;
+        let given = GivenInputs::new(self.graph(), batch, self.options.batch)?;
         let mut ranks = Vec::with_capacity(self.session.programs.len());
         for program in &self.session.programs {
             let mut inputs = Vec::with_capacity(program.micro_batches.len());
             for part in &program.micro_batches {
-                inputs.push(self.cut(&self.graph().inputs, batch, self.options.batch, part)?);
+                inputs.push(given.cut(part)?);
             }
             ranks.push(inputs);
         }
         Ok(ranks)
-    }
-
-    /// Checks that each value is that of an input, and that none is given twice.
-    pub(super) fn require_known(&self, values: &[(&str, HostTensor)]) -> Result<(), TrainError> {
-        let mut inputs: Vec<&str> = Vec::new();
-        for (input, id) in &self.graph().inputs {
-            if input != "samples" && !self.graph().is_carried(*id) {
-                inputs.push(input);
-            }
-        }
-        for (at, (name, _)) in values.iter().enumerate() {
-            if *name == "samples" {
-                let why = "the input 'samples' is numbered by the trainer; leave it out";
-                return Err(TrainError::InvalidRequest(why.into()));
-            }
-            if !inputs.contains(name) && self.graph().input(name).is_some() {
-                return Err(TrainError::InvalidRequest(format!(
-                    "the input '{name}' is carried from step to step by the trainer; leave it out"
-                )));
-            }
-            if !inputs.contains(name) {
-                let known = inputs.join(", ");
-                let why = format!("the graph has no input '{name}'; its inputs are {known}");
-                return Err(TrainError::InvalidRequest(why));
-            }
-            if values[..at].iter().any(|(earlier, _)| earlier == name) {
-                let why = format!("input {name} is given twice");
-                return Err(TrainError::InvalidRequest(why));
-            }
-        }
-        Ok(())
-    }
-
-    /// Checks that each id and each target is one that the graph knows; `first` is the number of
-    /// the first sample.
-    pub(super) fn require_ids(
-        &self,
-        values: &[(&str, HostTensor)],
-        first: u64,
-    ) -> Result<(), TrainError> {
-        for range in self.graph().id_ranges() {
-            for (name, values) in values {
-                if let HostTensor::Int(values) = values
-                    && *name == range.name
-                {
-                    let checked = range.check(values, |row| first + row as u64);
-                    checked.map_err(|error| TrainError::InvalidRequest(error.to_string()))?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Returns a micro-batch's rows of the values for `rows` samples, of these inputs.
-    pub(super) fn cut(
-        &self,
-        wanted: &[(String, TensorId)],
-        values: &[(&str, HostTensor)],
-        rows: usize,
-        part: &MicroBatch,
-    ) -> Result<Inputs, TrainError> {
-        let slots = part.first..part.first + part.rows;
-        let mut inputs = Inputs::new();
-        for (name, id) in wanted {
-            if name == "samples" {
-                inputs.push((*id, HostTensor::Int(slots.clone().collect())));
-                continue;
-            }
-            let tensor = self.graph().tensor(*id);
-            let per_row = tensor.shape.per_row();
-            let given = values.iter().find(|(known, _)| known == name);
-            if self.graph().is_carried(*id) || self.graph().is_selector(*id) && given.is_none() {
-                // A step writes what is carried over it, and does not run what is selected.
-                let zeros = HostTensor::zeros(tensor.dtype, per_row * part.rows as usize);
-                inputs.push((*id, zeros));
-                continue;
-            }
-            let range = slots.start as usize * per_row..slots.end as usize * per_row;
-            let Some((_, given)) = given else {
-                return Err(TrainError::InvalidRequest(format!("input {name} is missing")));
-            };
-            let length = rows * per_row;
-            match (given, tensor.dtype) {
-                (HostTensor::Float(v), DType::F32) if v.len() == length => {
-                    inputs.push((*id, HostTensor::Float(v[range].to_vec())));
-                }
-                (HostTensor::Int(v), DType::U32) if v.len() == length => {
-                    inputs.push((*id, HostTensor::Int(v[range].to_vec())));
-                }
-                (_, dtype) => {
-                    let shape = &tensor.shape;
-                    return Err(TrainError::InvalidRequest(format!(
-                        "input {name} must be {dtype:?} of {shape} for {rows} rows"
-                    )));
-                }
-            }
-        }
-        Ok(inputs)
     }
 }

@@ -210,10 +210,14 @@ impl PlainText {
 
 /// Formats the figures of a step: `loss 2.3775  lr 9.52e-4  norm 0.53  2,036 tokens/s`.
 fn step_text(step: &StepRecord) -> String {
-    let StepRecord { loss, lr, grad_norm: norm, unit, per_s, .. } = step;
+    let StepRecord { loss, terms, lr, grad_norm: norm, unit, per_s, .. } = step;
     let (speed, unit) = (thousands(*per_s), unit.name());
     let norm = if *norm < 1e4 { format!("{norm:.2}") } else { format!("{norm:.2e}") };
-    format!("loss {loss:.4}  lr {lr:.2e}  norm {norm}  {speed} {unit}/s")
+    let mut text = format!("loss {loss:.4}");
+    for (name, value) in terms {
+        text += &format!("  {name} {value:.4}");
+    }
+    text + &format!("  lr {lr:.2e}  norm {norm}  {speed} {unit}/s")
 }
 
 /// Writes a line to stderr and the log.
@@ -241,6 +245,7 @@ mod tests {
         let step = |lr, grad_norm| StepRecord {
             step: 400,
             loss: 2.37751,
+            terms: Vec::new(),
             lr,
             grad_norm,
             loss_scale: None,

@@ -11,6 +11,7 @@ mod golden;
 mod golden_language;
 mod golden_layers;
 mod hashes;
+mod losses;
 mod nonfinite;
 mod norms;
 mod order;

@@ -1,10 +1,10 @@
 //! Every gradient rule against finite differences in f64, through whole graphs: what is proven
 //! here is the rule, the reference kernels it calls, and the plan that places them.
 
-use potluck_core::{BucketId, HostTensorView, TensorId};
+use potluck_core::{BucketId, TensorId};
 use potluck_graph::builder::BuildResult;
 use potluck_graph::{
-    Binary, BinarySide, Builder, Cell, Conv2dOptions, Domain, Graph, Init, LossClasses, LossTerm,
+    Binary, BinarySide, Builder, Cell, Conv2dOptions, Domain, Graph, Init, LossClasses,
     NormBackward, Op, ParameterKind, PassKind, Plan, PlanOptions, Pool2dOptions, Slope, Unary,
     differentiate, fuse,
 };
@@ -17,7 +17,7 @@ const STEP: f64 = 1e-5;
 
 /// A batched tensor of per-row dimensions `dims` (`dims[0]` entries per sample) that depends on a
 /// parameter: an input plus a suffix-shaped parameter.
-fn source(b: &mut Builder, name: &str, dims: &[usize]) -> TensorId {
+pub fn source(b: &mut Builder, name: &str, dims: &[usize]) -> TensorId {
     let input = b.input(&format!("{name}.input"), dims);
     let parameter = b.parameter(name, &dims[1..], Init::Zeros);
     b.add(input, parameter).unwrap()
@@ -36,7 +36,7 @@ fn check(body: impl Fn(&mut Builder) -> BuildResult) {
 }
 
 /// Checks the graph as the rules give it, and fused; and with every second parameter frozen.
-fn check_graph(b: Builder) {
+pub fn check_graph(b: Builder) {
     let forward = b.finish();
     let graph = differentiate(forward.clone()).unwrap();
     assert!(check_gradients(fuse(graph.clone())) > 0, "no gradient was other than 0");
@@ -265,61 +265,6 @@ fn a_stopped_gradient_is_a_constant() {
     let graph = differentiate(b.finish()).unwrap();
     let backward = graph.nodes.iter().filter(|node| node.phase != PassKind::Forward).count();
     assert_eq!(backward, 0, "nothing that is trained leads to the loss");
-}
-
-/// The value of each reduction, with its weight, on elements 1 to 4 and 5 to 8 of two samples.
-#[test]
-fn losses_of_ones_own_have_the_values_of_their_terms() {
-    let loss_of = |term: fn(TensorId) -> LossTerm| {
-        let mut b = Builder::new();
-        let x = b.input("x", &[1, 4]);
-        let w = b.parameter("w", &[4], Init::Ones);
-        let y = b.mul(x, w).unwrap();
-        b.own_loss(&[term(y)]).unwrap();
-        let plan = Plan::new(differentiate(b.finish()).unwrap(), PlanOptions::new(2));
-        let mut device = Cpu::oracle(plan, 0);
-        crate::common::set_parameters(&mut device, |_| vec![1.0; 4]);
-        let values: Vec<f32> = (1..=8).map(|value| value as f32).collect();
-        let x = device.plan().graph.input("x").unwrap();
-        device.set_input(x, 0, HostTensorView::Float(&values)).unwrap();
-        let sums = crate::common::run_step(&mut device, &crate::common::pass(0, 2));
-        sums.loss / sums.count
-    };
-    assert_eq!(loss_of(LossTerm::mean), 4.5);
-    assert_eq!(loss_of(LossTerm::sum), 18.0);
-    assert_eq!(loss_of(|x| LossTerm::mean(x).weighted(-2.0)), -9.0);
-}
-
-#[test]
-fn losses_of_ones_own_add_up() {
-    let mut b = Builder::new();
-    b.block("test");
-    let x = source(&mut b, "x", &[2, 4]);
-    let squares = b.unary(x, Unary::Square).unwrap();
-    let y = source(&mut b, "y", &[1, 3]);
-    let powers = b.exp(y).unwrap();
-    let of_rows = b.sum(powers, &[1]).unwrap();
-    let terms = [
-        LossTerm::mean(squares).weighted(0.7),
-        LossTerm::sum(powers),
-        LossTerm::sum(of_rows).weighted(-0.5),
-    ];
-    b.own_loss(&terms).unwrap();
-    let plan = Plan::new(differentiate(b.finish()).unwrap(), PlanOptions::new(ROWS));
-    // The count is that of samples, so that uneven shares add up.
-    let mut device = Cpu::oracle(plan, 0);
-    crate::common::fill_parameters(&mut device, 0.7);
-    crate::common::fill_inputs(&mut device, 0, ROWS, 11, IDS);
-    let sums = crate::common::run_step(&mut device, &crate::common::pass(0, ROWS));
-    assert_eq!(sums.count, ROWS as f64);
-    let mut b = Builder::new();
-    b.block("test");
-    let x = source(&mut b, "x", &[2, 4]);
-    let squares = b.unary(x, Unary::Square).unwrap();
-    let y = source(&mut b, "y", &[1, 3]);
-    let powers = b.exp(y).unwrap();
-    b.own_loss(&[LossTerm::mean(squares).weighted(0.7), LossTerm::sum(powers)]).unwrap();
-    check_graph(b);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! test's own process, on the processor alone.
 
 mod api;
+mod attention;
 mod batch_norm;
 mod cluster;
 mod collectives;
@@ -16,6 +17,7 @@ mod gradients;
 mod http;
 mod layouts;
 mod loom_mailbox;
+mod losses;
 mod net;
 mod parts;
 mod pytorch;

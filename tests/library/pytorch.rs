@@ -879,7 +879,7 @@ fn graph_of(samples: &Samples, number: usize, sample: &Value) -> Result<SampleGr
         let sum = b.sum(product, &(0..dims.len()).collect::<Vec<_>>())?;
         loss = b.add(loss, sum)?;
     }
-    b.own_loss(&[LossTerm::sum(loss)])?;
+    b.loss(&[LossTerm::sum("loss", loss)])?;
     for k in sample["gradients"].as_array().unwrap() {
         let gradient = samples.tensor(&format!("{number}/grad/{k}")).unwrap();
         expected.push((format!("in.{k}"), gradient));

@@ -274,6 +274,55 @@ fn label_smoothing_is_part_of_the_loss_and_needs_classes() {
 }
 
 #[test]
+fn losses_of_samples_are_chosen_and_must_fit_the_targets() {
+    let desk = Desk::new();
+    let rows = (0..40).map(|i| format!("{},{},{}\n", i % 7, i % 5, f64::from(i % 7) * 0.3 - 0.2));
+    desk.write("values.csv", "a,b,c\n".to_string() + &rows.collect::<String>());
+    let rows = (0..40).map(|i| format!("{},{},c{}\n", i % 7, i % 5, i % 3));
+    desk.write("classes.csv", "a,b,c\n".to_string() + &rows.collect::<String>());
+    let first_loss = |name: &str, line: &str| {
+        let line = format!("train --devices cpu --steps 2 --quiet --out {name} {line}");
+        desk.run(&line).ok();
+        let evaluated = desk.run(&format!("eval {name} --devices cpu --json")).ok();
+        let evaluated: Value = serde_json::from_str(&evaluated.out).unwrap();
+        [desk.losses(name)[0], evaluated["loss"].as_f64().unwrap()]
+    };
+    let mse = first_loss("mse", "--data values.csv");
+    assert_eq!(first_loss("named", "--data values.csv --set train.loss=mse"), mse);
+    let l1 = first_loss("l1", "--data values.csv --set train.loss=l1");
+    let huber = "--data values.csv --set train.loss=huber --set train.huber_delta=1000";
+    let huber = first_loss("huber", huber);
+    for ((mse, l1), huber) in mse.into_iter().zip(l1).zip(huber) {
+        // The mean of squares is at least the square of the mean.
+        assert!(l1 * l1 <= mse * 1.001 && l1 != mse, "{l1} {mse}");
+        assert!((huber / mse - 0.5).abs() < 1e-3, "half the square far below delta: {huber} {mse}");
+    }
+
+    let classes = first_loss("classes", "--data classes.csv");
+    let even = "--data classes.csv --set train.class_weights=2,2,2";
+    for (even, classes) in first_loss("even", even).into_iter().zip(classes) {
+        assert!((even - classes).abs() < 1e-5, "equal weights cancel: {even} {classes}");
+    }
+    let weighted = "--data classes.csv --set train.class_weights=[1,5.5,0]";
+    assert!(first_loss("weighted", weighted)[1] != classes[1]);
+    let kept = std::fs::read_to_string(desk.path("weighted/resolved.toml")).unwrap();
+    assert!(kept.contains("class_weights = [1.0, 5.5, 0.0]"), "{kept}");
+
+    for (line, why) in [
+        ("--data classes.csv --set train.loss=l1", "the targets are classes"),
+        ("--data values.csv --set train.loss=cross_entropy", "needs targets that are classes"),
+        ("--data values.csv --set train.class_weights=1,2", "whose targets are classes"),
+        ("--data classes.csv --set train.class_weights=1,2", "each of the 3 classes, and 2 are"),
+        ("--data classes.csv --set train.class_weights=1,-2,1", "a list of numbers from 0 on"),
+        ("--data values.csv --set train.loss=mae", "expects \"auto\""),
+        ("--data values.csv --set train.huber_delta=2", "train.huber_delta has no effect"),
+    ] {
+        let ran = desk.run(&format!("train --devices cpu --out no {line}"));
+        assert!(ran.code() != Some(0) && ran.err.contains(why), "{line}: {}", ran.err);
+    }
+}
+
+#[test]
 fn parameter_groups_freeze_and_scale_and_are_kept_by_a_resume() {
     let desk = Desk::new();
     let run = |line: &str, groups: &str| {

@@ -37,7 +37,7 @@ pub const TWIN_TABLE: &str = "src/kernels/ops/mod.rs";
 /// Further files that mention ops, the ops between spaces, and the reason.
 pub const OP_EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("src/graph/broadcasting.rs", "Binary Broadcast MaxPool2d", "composes functions of ops"),
-    ("src/graph/own_loss.rs", "Broadcast", "composes a loss of ops"),
+    ("src/graph/loss_terms.rs", "Broadcast", "composes a loss of ops"),
     ("src/kernels/autotune/cache.rs", "MatMul", "the hash of all kernels covers the emitted one"),
     ("src/bench/matmul.rs", "MatMul", "a benchmark of products"),
     (

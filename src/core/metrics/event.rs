@@ -2,6 +2,7 @@
 //! recorded. Numbers that are not finite become `null` there, because JSON has no such numbers.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::ser::{SerializeMap, Serializer};
@@ -32,6 +33,8 @@ pub struct StepRecord {
     pub step: u64,
     /// The mean loss over the global batch, before the update of this step.
     pub loss: f64,
+    /// Means of the terms of the loss by name; left out of the line if it has none.
+    pub terms: Vec<(Cow<'static, str>, f64)>,
     /// The learning rate of this step.
     pub lr: f64,
     /// The norm of the mean gradient over all parameters, before clipping.
@@ -256,6 +259,11 @@ impl Serialize for JsonLine<'_, StepRecord> {
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("step", &record.step)?;
         map.serialize_entry("loss", &record.loss)?;
+        if !record.terms.is_empty() {
+            let terms: BTreeMap<&str, f64> =
+                record.terms.iter().map(|(name, value)| (&**name, *value)).collect();
+            map.serialize_entry("terms", &terms)?;
+        }
         map.serialize_entry("lr", &record.lr)?;
         map.serialize_entry("grad_norm", &record.grad_norm)?;
         if let Some(loss_scale) = &record.loss_scale {
@@ -291,6 +299,7 @@ pub(super) mod tests {
         StepRecord {
             step,
             loss: 4.25,
+            terms: Vec::new(),
             lr: 1e-3,
             grad_norm: 0.5,
             loss_scale: None,

@@ -103,6 +103,9 @@ fn step_scalars(step: &StepRecord) -> Vec<(String, f64)> {
         ("train/lr".into(), step.lr),
         ("train/grad_norm".into(), step.grad_norm),
     ];
+    for (name, value) in &step.terms {
+        scalars.push((format!("train/{name}"), *value));
+    }
     scalars.extend(step.loss_scale.map(|scale| ("train/loss_scale".into(), scale)));
     scalars.push((format!("throughput/{}_per_s", step.unit.name()), step.per_s));
     scalars

@@ -1,8 +1,9 @@
 //! A convolutional network like LeNet-5 (LeCun et al. 1998): convolutions with poolings between
 //! them, then linear layers.
 
-use super::pictures::{PictureSizes, conv, finish, flatten, input, linear};
-use crate::{Builder, Graph, Pool2dOptions, ShapeError, Unary};
+use super::pictures::{PictureSizes, finish, flatten, input};
+use crate::nn::{conv2d, linear};
+use crate::{Builder, Conv2dOptions, Graph, Pool2dOptions, ShapeError, Unary};
 
 /// Rows and columns of the kernel of each convolution.
 const KERNEL: usize = 5;
@@ -35,7 +36,8 @@ pub fn cnn(config: &CnnConfig) -> Result<Graph, ShapeError> {
     for (index, channels) in config.channels.iter().enumerate() {
         let name = format!("conv{}", index + 1);
         b.block(&name);
-        x = conv(&mut b, &name, x, (*channels, KERNEL))?;
+        let options = Conv2dOptions::default().with_padding(KERNEL / 2);
+        x = conv2d(&mut b, &name, x, [*channels, KERNEL], options)?;
         x = b.unary(x, config.activation)?;
         x = b.max_pool2d(x, Pool2dOptions::new(2))?;
     }

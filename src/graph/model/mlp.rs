@@ -1,6 +1,6 @@
 //! A multilayer perceptron.
 
-use crate::{Builder, Graph, Init, ParameterSplit, ShapeError, SplitUnit, Unary};
+use crate::{Builder, Graph, ParameterSplit, ShapeError, SplitUnit, Unary, nn};
 
 /// Loss of an MLP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,10 +49,7 @@ pub fn mlp(config: &MlpConfig) -> Result<Graph, ShapeError> {
     let mut x = b.input("inputs", &[1, config.widths[0]]);
     for (layer, pair) in config.widths.windows(2).enumerate() {
         b.block(&format!("layers.{layer}"));
-        let init = Init::Uniform { bound: 1.0 / (pair[0] as f32).sqrt() };
-        let weight = b.parameter(&format!("layers.{layer}.weight"), &[pair[1], pair[0]], init);
-        let bias = b.parameter(&format!("layers.{layer}.bias"), &[pair[1]], init);
-        x = b.linear(x, weight, Some(bias))?;
+        x = nn::linear(&mut b, &format!("layers.{layer}"), x, pair[1])?;
         if layer < last {
             x = b.unary(x, config.activation)?;
             x = b.dropout(x, config.dropout)?;

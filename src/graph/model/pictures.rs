@@ -1,9 +1,8 @@
-//! Parts that models of pictures share: their inputs, their loss, and layers with the initial
-//! values of PyTorch's `Conv2d` and `Linear`.
+//! Parts that models of pictures share: their inputs and their loss.
 
 use super::MlpLoss;
+use crate::ShapeError;
 use crate::builder::{BuildResult, Builder};
-use crate::{Conv2dOptions, Init, ShapeError};
 use potluck_core::TensorId;
 
 /// Sizes of the pictures and outputs of a model.
@@ -47,30 +46,4 @@ pub(super) fn finish(b: &mut Builder, sizes: &PictureSizes, x: TensorId) -> Resu
         }
     }
     Ok(())
-}
-
-/// Adds a convolution with a bias: `NAME.weight` (o, c, k, k) and `NAME.bias` (o), uniform up to
-/// one over the root of the number of inputs of an output.
-pub(super) fn conv(
-    b: &mut Builder,
-    name: &str,
-    x: TensorId,
-    (outputs, kernel): (usize, usize),
-) -> BuildResult {
-    let channels = b.shape(x).last();
-    let bound = ((channels * kernel * kernel) as f32).sqrt().recip();
-    let init = Init::Uniform { bound };
-    let dims = [outputs, channels, kernel, kernel];
-    let weight = b.parameter(&format!("{name}.weight"), &dims, init);
-    let bias = b.parameter(&format!("{name}.bias"), &[outputs], init);
-    b.conv2d(x, weight, Some(bias), Conv2dOptions::default().with_padding(kernel / 2))
-}
-
-/// Adds a linear layer of rows: `NAME.weight` (o, c) and `NAME.bias` (o), initialized alike.
-pub(super) fn linear(b: &mut Builder, name: &str, x: TensorId, outputs: usize) -> BuildResult {
-    let inputs = b.shape(x).last();
-    let init = Init::Uniform { bound: (inputs as f32).sqrt().recip() };
-    let weight = b.parameter(&format!("{name}.weight"), &[outputs, inputs], init);
-    let bias = b.parameter(&format!("{name}.bias"), &[outputs], init);
-    b.linear(x, weight, Some(bias))
 }

@@ -2,8 +2,9 @@
 //! convolution, three stages of residual blocks, of which the last two begin with half the height
 //! and width and twice the channels, and the mean over all places.
 
-use super::pictures::{PictureSizes, finish, input, linear};
+use super::pictures::{PictureSizes, finish, input};
 use crate::builder::{BuildResult, Builder};
+use crate::nn::linear;
 use crate::{Conv2dOptions, Graph, Init, ShapeError, Unary};
 use potluck_core::TensorId;
 

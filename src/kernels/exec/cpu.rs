@@ -191,7 +191,7 @@ impl<T: Float> Cpu<T> {
             shards,
             readbacks: ReadbackQueue::new(host_staging_bytes(&plan)),
             readback_elements_max: READBACK_ELEMENTS_MAX,
-            loss: zeros(2),
+            loss: zeros(plan.graph.loss_length()),
             loss_counter: LossCounter::new(&plan),
             heartbeat: Heartbeat::default(),
             plan: Arc::new(plan),
@@ -516,7 +516,9 @@ impl<T: Float> Executor for Cpu<T> {
             assert!(self.plan.holds(*bucket), "the device does not hold {bucket}");
             (self.functions.norm)(&self.gradients[bucket.index()])
         };
-        Ok(StepSums { loss, count, gradients: norms.iter().map(norm).collect(), busy: None })
+        let terms = self.loss[2..].iter().map(|term| term.as_f64()).collect();
+        let gradients = norms.iter().map(norm).collect();
+        Ok(StepSums { loss, count, terms, gradients, busy: None })
     }
 
     fn loss(&mut self) -> Result<(f64, f64), DeviceError> {

@@ -87,6 +87,10 @@ impl CountedLoss {
         while parts.op.joins_losses() {
             parts = &graph.nodes[writer(parts.inputs[0])?];
         }
+        if let Some(losses) = graph.losses_of_samples() {
+            let counted = Counted::Elements(graph.tensor(losses).shape.clone());
+            return Some(Self { node, counted });
+        }
         let counted = match parts.op.loss_count()? {
             LossCount::Elements => Counted::Elements(graph.tensor(parts.inputs[0]).shape.clone()),
             LossCount::Targets => {

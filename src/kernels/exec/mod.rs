@@ -176,6 +176,8 @@ pub struct StepSums {
     pub loss: f64,
     /// Elements (squared error) or targets (cross-entropy) that the loss sums: exact.
     pub count: f64,
+    /// Sums of the terms of the loss that are reported by name.
+    pub terms: Vec<f64>,
     /// Per bucket whose norm was asked for: the sum of squares of the gradient sums, and the number
     /// of gradient sums that are not finite.
     pub gradients: Vec<(f64, u64)>,

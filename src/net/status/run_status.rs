@@ -315,6 +315,7 @@ pub(super) mod tests {
         StepRecord {
             step,
             loss: 2.5,
+            terms: Vec::new(),
             lr: 1e-3,
             grad_norm: 0.5,
             loss_scale: None,

@@ -361,7 +361,7 @@ impl<'a> Simulation<'a> {
         let (round, (loss, count)) =
             (virtual_rank.driver.transfers.round(), virtual_rank.device.model.loss());
         let gradients = self.alone(rank);
-        let vote = Vote { round, rank, loss, count, loss_scale: 1.0, gradients };
+        let vote = Vote { round, rank, loss, count, terms: Vec::new(), loss_scale: 1.0, gradients };
         let virtual_rank = &mut self.virtual_ranks[rank.index()];
         virtual_rank.driver.waits_for = "the verdict".into();
         match virtual_rank.driver.transfers.complete_vote(vote, true) {

@@ -237,6 +237,11 @@ pub fn is_checkpoint(path: &Path) -> bool {
     path.join(manifest::NAME).exists()
 }
 
+/// Returns true if a directory is that of a run with checkpoints, good or bad.
+pub fn has_checkpoints(path: &Path) -> bool {
+    store::directory(path).exists()
+}
+
 /// Returns the directory of the run that a checkpoint is one of: `RUN` for
 /// `RUN/checkpoints/step-00001234`, `None` for a copy elsewhere or one that was set aside. `path`
 /// may be relative and shortened, such as `.`.

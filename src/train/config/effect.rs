@@ -14,7 +14,10 @@ const EFFECTIVE: &[&str] = &[
     "train.device_memory_mib",
     "train.submission_ms",
     "faults.device_timeout_s",
+    "train.class_weights",
     "train.fuse",
+    "train.huber_delta",
+    "train.loss",
     "train.seed",
 ];
 

@@ -604,6 +604,15 @@ fn in_order<'t, 'i>(
     entries
 }
 
+/// Converts a written number.
+fn real(value: &DeValue) -> Option<f64> {
+    match value {
+        DeValue::Float(number) => number.as_str().parse().ok(),
+        DeValue::Integer(number) => Some(whole(number)? as f64),
+        _ => None,
+    }
+}
+
 /// Converts a written value to that of the key; `None` if the key does not accept it.
 fn accepted_value(key: &Key, value: Option<&DeValue>, written: &str) -> Option<Value> {
     let value = match value {
@@ -626,6 +635,25 @@ fn accepted_value(key: &Key, value: Option<&DeValue>, written: &str) -> Option<V
             }
             Value::IntList(counts)
         }
+        None if key.accepts == Constraint::RealList => {
+            let mut reals = Vec::new();
+            for real in written.split(',') {
+                reals.push(real.trim().parse().ok()?);
+            }
+            Value::RealList(reals)
+        }
+        Some(one @ (DeValue::Integer(_) | DeValue::Float(_)))
+            if key.accepts == Constraint::RealList =>
+        {
+            Value::RealList(vec![real(one)?])
+        }
+        Some(DeValue::Array(items)) if key.accepts == Constraint::RealList => {
+            let mut reals = Vec::new();
+            for item in items.iter() {
+                reals.push(real(item.get_ref())?);
+            }
+            Value::RealList(reals)
+        }
         None if key.accepts == Constraint::TextList => {
             Value::TextList(written.split(',').map(|text| text.trim().to_owned()).collect())
         }
@@ -644,7 +672,7 @@ fn accepted_value(key: &Key, value: Option<&DeValue>, written: &str) -> Option<V
         Some(DeValue::String(text)) => Value::Text(text.clone().into_owned()),
         Some(DeValue::Boolean(flag)) => Value::Flag(*flag),
         Some(DeValue::Integer(number)) => Value::Whole(whole(number)?),
-        Some(DeValue::Float(number)) => Value::Real(number.as_str().parse().ok()?),
+        Some(number @ DeValue::Float(_)) => Value::Real(real(number)?),
         Some(DeValue::Datetime(_) | DeValue::Array(_) | DeValue::Table(_)) => return None,
     };
     key.accepts.check(value)
@@ -713,9 +741,13 @@ fn unknown_key(origin: Origin, name: &str) -> ConfigError {
     let key_name = name.rsplit('.').next().unwrap_or(name);
     let section = name.split('.').next().unwrap_or(name);
     let is_section = SECTIONS.iter().any(|(known, _)| *known == section);
-    // A near match of the full name (a typo) beats the same key of another section (a mistake).
+    // A section with a typo, a key that only another section has, and a key with a typo.
     let keys = known_keys();
-    let near = nearest(name, keys.iter().map(|key| (key.full_name, key.full_name)))
+    let namesakes: Vec<&str> =
+        keys.iter().filter(|key| key.name == key_name).map(|key| key.full_name).collect();
+    let near = nearest(name, namesakes.iter().map(|of| (*of, *of)))
+        .or(if let [only] = namesakes[..] { Some(only) } else { None })
+        .or_else(|| nearest(name, keys.iter().map(|key| (key.full_name, key.full_name))))
         .or_else(|| nearest(key_name, keys.iter().map(|key| (key.name, key.full_name))));
     let hint = if is_section && section == name {
         format!("{section} is a section: [{section}]")
@@ -1272,6 +1304,7 @@ mod tests {
                 Value::Text(words[(fraction * words.len() as f64) as usize].into())
             }
             Constraint::IntList => Value::IntList(vec![1 + (fraction * 9.0) as u64; 3]),
+            Constraint::RealList => Value::RealList(vec![fraction * 9.0, 0.5]),
             Constraint::Text => Value::Text(format!("a \"{fraction}\"\\\n'ü'")),
             Constraint::TextList => {
                 let scale = format!("*.\"{fraction}\" lr_scale={}", 1.0 + fraction);

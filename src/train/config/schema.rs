@@ -68,6 +68,21 @@ impl DataKind {
     }
 }
 
+/// Loss of a model of samples, in PyTorch's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LossKind {
+    /// Cross-entropy of classes, the mean squared error of values.
+    Auto,
+    /// Cross-entropy of classes.
+    CrossEntropy,
+    /// Mean squared error of values.
+    Mse,
+    /// Mean absolute error of values.
+    L1,
+    /// Squared error of small differences, absolute error of large ones.
+    Huber,
+}
+
 /// Update rule of the optimizer; its hyperparameters are keys of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OptimKind {
@@ -167,6 +182,13 @@ words! {
         Some(TargetKind::Classes) => "classification",
         Some(TargetKind::Values) => "regression",
     }
+    LossKind {
+        LossKind::Auto => "auto",
+        LossKind::CrossEntropy => "cross_entropy",
+        LossKind::Mse => "mse",
+        LossKind::L1 => "l1",
+        LossKind::Huber => "huber",
+    }
     OptimKind { OptimKind::AdamW => "adamw", OptimKind::Sgd => "sgd", }
     MomentFormat { MomentFormat::F32 => "f32", MomentFormat::Bf16 => "bf16", }
     Precision { Precision::F32 => Precision::F32.name(),
@@ -215,6 +237,8 @@ const LR_MAX: f64 = 1000.0;
 /// Keys on which it depends whether others have an effect, and words of them.
 const MODEL_KIND: &str = KIND.full_name;
 const DATA_KIND: &str = "data.kind";
+const TRAIN_LOSS: &str = "train.loss";
+const HUBER: &[&str] = &["huber"];
 const TEXTS: &[&str] = &["text", "builtin", "tokens"];
 const SAMPLES: &[&str] = &["idx", "cifar10", "csv", "npy", "images"];
 const PICTURES: &[&str] = &["idx", "cifar10", "npy", "images"];
@@ -311,6 +335,13 @@ sections! {
         recompute: Recompute = Recompute::None, Constraint::OneOf(Recompute::WORDS);
         /// Arithmetic of matrix products: "mixed" rounds what is multiplied to f16.
         precision: Precision = Precision::F32, Constraint::OneOf(Precision::WORDS);
+        /// Loss of models of samples; "auto": cross-entropy of classes, mse of values.
+        loss: LossKind = LossKind::Auto, Constraint::OneOf(LossKind::WORDS);
+        /// Difference, in normalized values, up to which "huber" is a squared error.
+        huber_delta: f64 = 1.0, Constraint::Real(Excluded(0.0), Included(1e6)),
+            if TRAIN_LOSS = HUBER;
+        /// Weight of each class in the loss, in the order of the classes; empty = 1 each.
+        class_weights: Vec<f64> = Vec::new(), Constraint::RealList, "1 each";
         /// Step after which the run ends; 0 writes the initial checkpoint only.
         steps: u64 = 3500, Constraint::Whole(0, STEPS), "3500, or as train.epochs";
         /// Passes through the data after which the run ends; 0 = after train.steps.

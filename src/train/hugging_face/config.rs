@@ -409,6 +409,7 @@ impl ModelKeys<'_> {
             Some(Value::Flag(flag)) => json!(flag),
             Some(Value::Text(text)) => json!(text),
             Some(Value::IntList(list)) => json!(list),
+            Some(Value::RealList(list)) => json!(list),
             Some(Value::TextList(list)) => json!(list),
             None => Json::Null,
         }

@@ -11,6 +11,7 @@ use safetensors::tensor::Metadata;
 
 use super::HuggingFaceError;
 use crate::checkpoint::NamedTensor;
+use crate::given_parameters::transposed_hint;
 use potluck_core::arithmetic::transpose;
 use potluck_graph::Graph;
 use potluck_graph::model::names::{FileName, their_name};
@@ -23,6 +24,8 @@ const HEAD: &str = "lm_head.weight";
 pub const INDEX: &str = "model.safetensors.index.json";
 /// Files that are no tensors, but a program.
 const PICKLED: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
+/// Endings of such files.
+const PICKLED_ENDINGS: [&str; 3] = ["bin", "pt", "pth"];
 /// The largest header of a file, as of the safetensors crate.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
 /// The largest index: far above those of models with thousands of layers.
@@ -44,18 +47,27 @@ struct ShardIndex {
     weight_map: BTreeMap<String, String>,
 }
 
-/// Tensors of a model directory by name, of which nothing but the headers is read.
+/// Tensors of a model directory or of one file by name, of which nothing but the headers is read.
 pub struct StoredTensors {
     directory: PathBuf,
     tensors: BTreeMap<String, StoredTensor>,
 }
 
 impl StoredTensors {
-    /// Reads the headers of the files of a model directory.
+    /// Reads the headers of the files of a model directory, or that of a single file.
     ///
     /// # Errors
     /// Returns [`HuggingFaceError`] if there is no such file, or if one is damaged or missing.
     pub fn open(directory: &Path) -> Result<Self, HuggingFaceError> {
+        if !directory.is_dir() {
+            if directory
+                .extension()
+                .is_some_and(|ending| PICKLED_ENDINGS.iter().any(|known| ending == *known))
+            {
+                return Err(HuggingFaceError::Pickled { path: directory.into() });
+            }
+            return Ok(Self { directory: directory.into(), tensors: header(directory)? });
+        }
         let mut tensors = BTreeMap::new();
         let [single, index] = [SINGLE, INDEX].map(|name| directory.join(name));
         if single.exists() {
@@ -131,7 +143,8 @@ impl StoredTensors {
                 there.reverse();
             }
             if stored.shape != there {
-                let why = format!("is {:?}, and the model's is {there:?}", stored.shape);
+                let hint = transposed_hint(&stored.shape, &there);
+                let why = format!("is {:?}, and the model's is {there:?}{hint}", stored.shape);
                 return Err(refused(&self.directory, &theirs, why));
             }
             let ours = ours.clone();
@@ -206,7 +219,9 @@ impl ModelTensors {
 /// Returns true for a tensor that a file may have and a model computes.
 fn is_computed(name: &str) -> bool {
     let is_mask = name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
-    is_mask || name.ends_with(".rotary_emb.inv_freq")
+    // PyTorch counts the batches of a batch norm, for a momentum that it may not have.
+    let is_count = name.ends_with(".num_batches_tracked");
+    is_mask || is_count || name.ends_with(".rotary_emb.inv_freq")
 }
 
 impl StoredTensor {

@@ -5,7 +5,7 @@
 mod config;
 mod export;
 mod file_type;
-mod files;
+pub(crate) mod files;
 mod model_files;
 
 use std::io;
@@ -49,7 +49,8 @@ pub enum HuggingFaceError {
     #[error(
         "{}: is a program in Python's pickle format, which is not read; where you trust it, \
          convert it with transformers: \
-         AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW)",
+         AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW), or with \
+         safetensors.torch.save_file(model.state_dict(), FILE)",
         path.display()
     )]
     Pickled { path: PathBuf },

@@ -470,6 +470,7 @@ impl<'a> Performer<'a> {
             rank: self.input.rank,
             loss: sums.loss,
             count: sums.count,
+            terms: sums.terms,
             loss_scale: f64::from(self.input.loss_scale),
             gradients,
         };
@@ -654,9 +655,9 @@ mod tests {
 
     #[test]
     fn a_device_is_idle_by_its_clock_or_while_its_thread_waits() {
-        let totals = Totals { loss: 1.0, count: 1.0, gradient_norm: 1.0 };
+        let totals = Totals { loss: 1.0, count: 1.0, terms: Vec::new(), gradient_norm: 1.0 };
         let report = |busy| StepReport {
-            verdict: Verdict::Commit(totals),
+            verdict: Verdict::Commit(totals.clone()),
             outcome: Outcome::Updated,
             loss: (1.0, 1.0),
             busy,

@@ -7,6 +7,7 @@ use super::tests::graph;
 use super::*;
 use crate::Shares;
 use crate::task::Task;
+use potluck_core::DType;
 use potluck_core::metrics::{Event, Unit};
 use potluck_data::{DataError, DatasetInput, NamedInputs, Split};
 use potluck_graph::optim::Optimizer;

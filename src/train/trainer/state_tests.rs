@@ -250,7 +250,8 @@ fn a_split_is_predicted_in_the_order_of_its_samples_a_batch_at_a_time() {
         let mut refused = |data: &Arc<dyn Dataset>, output: &str| {
             trainer.predict_data(data, Split::Train, output).unwrap_err().to_string()
         };
-        assert_eq!(refused(&data, "z"), "the graph has no output called z");
+        let unknown = "the graph has no output called z; its outputs are y, w";
+        assert_eq!(refused(&data, "z"), unknown);
         assert!(refused(&data, "w").ends_with("without a dimension for samples"));
         assert_eq!(refused(&waves(), "y"), "the data have x, which the model does not take");
     }

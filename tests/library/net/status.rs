@@ -41,6 +41,7 @@ fn step(step: u64, loss: f64) -> Event {
     Event::Step(StepRecord {
         step,
         loss,
+        terms: Vec::new(),
         lr: 1e-3,
         grad_norm: f64::INFINITY,
         loss_scale: Some(0.5),

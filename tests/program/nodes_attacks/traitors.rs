@@ -52,7 +52,9 @@ fn encoded(message: &ToFirst) -> Vec<u8> {
 fn vote(rank: u32, step: u64) -> ToFirst {
     let round = Round { generation: 1, step, settles: false };
     let (rank, gradients) = (Rank(rank), Vec::new());
-    ToFirst::Vote(Vote { round, rank, loss: 1.0, count: 1.0, loss_scale: 1.0, gradients })
+    let terms = Vec::new();
+    let loss_scale = 1.0;
+    ToFirst::Vote(Vote { round, rank, loss: 1.0, count: 1.0, terms, loss_scale, gradients })
 }
 
 #[test]

@@ -14,8 +14,8 @@ pub fn root(b: &mut Backward, node: &Node) -> Result<(), ShapeError> {
         let op = Op::LinearCrossEntropyPass { rows, classes, by_weight };
         return linear_pass(b, op, node);
     }
-    if let (Op::Concat { .. }, &[losses, ones]) = (&node.op, &node.inputs[..]) {
-        return own_loss(b, losses, ones);
+    if let (Op::Concat { .. }, &[losses, counts, ..]) = (&node.op, &node.inputs[..]) {
+        return rows(b, losses, counts);
     }
     let joined = joined_linear(&b.graph, node);
     if !joined.is_empty() {
@@ -32,13 +32,20 @@ pub fn root(b: &mut Backward, node: &Node) -> Result<(), ShapeError> {
     Ok(())
 }
 
-/// Adds the gradient of the sum of losses `(b, 1)`, which is 1: that of a squared error, 2 (1 -
-/// 1/2), because it is the gradient of a loss that has the loss scale of mixed precision.
-fn own_loss(b: &mut Backward, losses: TensorId, ones: TensorId) -> Result<(), ShapeError> {
+/// Adds the gradient of the sum of losses `(n, 1)`, which is 1: that of a squared error, 2 (1 -
+/// 1/2), because it is the gradient of a loss that has the loss scale of mixed precision. `counts
+/// (n, 1)` are what each of the losses counts.
+fn rows(b: &mut Backward, losses: TensorId, counts: TensorId) -> Result<(), ShapeError> {
     if !b.requires_grad[losses.index()] {
         return Ok(());
     }
     let phase = b.phase_towards(losses);
+    let ones = if b.graph.losses_of_samples() == Some(losses) {
+        counts
+    } else {
+        let zeros = b.apply(Op::Unary(Unary::Scale(0.0)), &[counts], phase)?;
+        b.apply(Op::Unary(Unary::Offset(1.0)), &[zeros], phase)?
+    };
     let halves = b.apply(Op::Unary(Unary::Scale(0.5)), &[ones], phase)?;
     b.accumulate_op(losses, Op::SquaredErrorGrad, &[ones, halves])
 }

@@ -142,7 +142,7 @@ impl GpuExecutor {
             slots,
             states: states.collect::<Result<Vec<Option<wgpu::Buffer>>, DeviceError>>()?,
             banks,
-            loss: gpu.storage("loss", 8)?,
+            loss: gpu.storage("loss", (plan.graph.loss_length() * DType::F32.bytes()) as u64)?,
             loss_counter: LossCounter::new(&plan),
             norm_parts: gpu
                 .storage("norm parts", (norm_slots.words() * DType::F32.bytes()) as u64)?,
@@ -519,19 +519,22 @@ impl Executor for GpuExecutor {
         if let Some(total) = self.norm_total.as_ref().filter(|_| !norms.is_empty()) {
             self.stream.run(total)?;
         }
-        let mut values = vec![0f32; 2 + 2 * norms.len()];
-        let mut ranges: Vec<ReadRange> = vec![(&self.loss, 0, 8)];
+        let of_loss = self.plan.graph.loss_length();
+        let mut values = vec![0f32; of_loss + 2 * norms.len()];
+        let mut ranges: Vec<ReadRange> =
+            vec![(&self.loss, 0, (of_loss * DType::F32.bytes()) as u64)];
         // Buckets in a row share a copy.
         ranges.extend(norms.chunk_by(|a, b| a.0 + 1 == b.0).map(|run| {
             let bytes = |buckets: usize| (2 * buckets * DType::F32.bytes()) as u64;
             (&self.norms, bytes(run[0].index()), bytes(run.len()))
         }));
         let busy = self.stream.report(&ranges, bytemuck::cast_slice_mut(&mut values))?;
-        let gradients =
-            values[2..].chunks_exact(2).map(|pair| (f64::from(pair[0]), pair[1] as u64));
+        let (of_loss, of_norms) = values.split_at(of_loss);
+        let gradients = of_norms.chunks_exact(2).map(|pair| (f64::from(pair[0]), pair[1] as u64));
         Ok(StepSums {
-            loss: f64::from(values[0]),
-            count: self.loss_counter.count().unwrap_or(f64::from(values[1])),
+            loss: f64::from(of_loss[0]),
+            count: self.loss_counter.count().unwrap_or(f64::from(of_loss[1])),
+            terms: of_loss[2..].iter().map(|term| f64::from(*term)).collect(),
             gradients: gradients.collect(),
             busy,
         })

@@ -195,7 +195,7 @@ fn a_queue_beyond_its_bound_ends_the_step_and_the_run() {
     let round = Round::default();
     let vote = || {
         let gradients = Vec::new();
-        Vote { round, rank, loss: 0.0, count: 1.0, loss_scale: 1.0, gradients }
+        Vote { round, rank, loss: 0.0, count: 1.0, terms: Vec::new(), loss_scale: 1.0, gradients }
     };
     while group.inbox.send(CoordinatorMsg::Vote(vote())).is_ok() {}
     let input = inputs(1, &Faults::none());

@@ -1,0 +1,139 @@
+//! Values of parameters by name that a caller of the library gives, or has in a file.
+
+use std::borrow::Cow;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::error::TrainError;
+use crate::checkpoint::{Checkpoint, NamedTensor, has_checkpoints, is_checkpoint};
+use crate::hugging_face::files::StoredTensors;
+use crate::runtime::workers::WorkerGroup;
+use potluck_core::BucketId;
+use potluck_graph::{Graph, Parameter, Plan};
+use potluck_kernels::device::DeviceError;
+use potluck_kernels::exec::{BucketTensor, Executor};
+
+/// Reads the parameters of a graph from a file in safetensors format, as PyTorch's
+/// `safetensors.torch.save_file(model.state_dict(), path)` writes it, in f32, f16 or bf16; from a
+/// directory with a `model.safetensors` or its shards; or from a checkpoint, or the newest one in
+/// the directory of a run or of [`Trainer::save`](super::Trainer::save). Names and shapes are those
+/// of the graph.
+///
+/// # Errors
+/// Returns `TrainError` if the file cannot be read, or for the first tensor that is missing, has
+/// another shape, or is none of the graph.
+pub fn parameters_of_file(graph: &Graph, path: &Path) -> Result<Vec<NamedTensor>, TrainError> {
+    if path.is_dir() && (is_checkpoint(path) || has_checkpoints(path)) {
+        let (checkpoint, _) = Checkpoint::parameters_of_path(path)?;
+        let mut found = Vec::with_capacity(graph.parameters.len());
+        for parameter in &graph.parameters {
+            let wanted = parameter.slice.whole_dims();
+            let tensor = NamedTensor::find(&checkpoint.parameters, &parameter.whole.name, wanted)?;
+            found.push(tensor.clone());
+        }
+        return Ok(found);
+    }
+    Ok(StoredTensors::open(path)?.of_model(graph, &[], None)?.read()?)
+}
+
+/// Sets parameters, all or some, on all devices to the same bytes; `graph` is that of the model.
+///
+/// # Errors
+/// Returns `TrainError` if there is no parameter of a name, or if it has another shape or number of
+/// values; then none is set. Also if a device fails.
+pub(crate) fn set_parameters(
+    group: &WorkerGroup,
+    graph: &Graph,
+    tensors: &[NamedTensor],
+) -> Result<(), TrainError> {
+    for NamedTensor { name, shape, values } in tensors {
+        let wanted = shape_of(graph, name)?;
+        let fits = values.len() == wanted.iter().product::<usize>();
+        if shape != wanted || !fits {
+            let count = values.len();
+            let hint = transposed_hint(shape, wanted);
+            return Err(TrainError::InvalidRequest(format!(
+                "the parameter '{name}' has the shape {wanted:?}, and {count} values of the shape \
+                 {shape:?} are given{hint}"
+            )));
+        }
+    }
+    let tensors = Arc::new(tensors.to_vec());
+    group.run_on_all("setting parameters", move |_, device| {
+        for bucket in 0..device.plan().buckets.len() as u32 {
+            write_into(device, BucketId(bucket), &tensors)?;
+        }
+        Ok(())
+    })?;
+    Ok(())
+}
+
+/// Returns what to do about a matrix of the transposed shape; nothing for other shapes.
+pub(crate) fn transposed_hint(found: &[usize], wanted: &[usize]) -> &'static str {
+    match (found, wanted) {
+        ([a, b], [c, d]) if a != b && (a, b) == (d, c) => {
+            ", its transpose: as in PyTorch, the weight of a linear layer is (out, in)"
+        }
+        _ => "",
+    }
+}
+
+/// Returns the shape of a parameter.
+///
+/// # Errors
+/// Returns `TrainError::InvalidRequest` if the graph has none of the name.
+pub(crate) fn shape_of<'g>(graph: &'g Graph, name: &str) -> Result<&'g [usize], TrainError> {
+    let parameter = graph.parameters.iter().find(|parameter| parameter.name == name);
+    let parameter = parameter.ok_or_else(|| unknown_parameter(graph, name))?;
+    Ok(graph.tensor(parameter.tensor).shape.dims())
+}
+
+/// Returns the error of a name that no parameter has.
+pub(crate) fn unknown_parameter(graph: &Graph, name: &str) -> TrainError {
+    let names: Vec<&str> = graph.parameters.iter().map(|parameter| &*parameter.name).collect();
+    let known = names.join(", ");
+    TrainError::InvalidRequest(format!(
+        "the model has no parameter '{name}'; its parameters are {known}"
+    ))
+}
+
+/// Writes those of the tensors that are in a bucket, if the device holds it.
+fn write_into(
+    device: &mut dyn Executor,
+    bucket: BucketId,
+    tensors: &[NamedTensor],
+) -> Result<(), DeviceError> {
+    let plan = device.plan();
+    let given = given_in(plan, bucket, tensors);
+    if given.is_empty() || !plan.holds(bucket) {
+        return Ok(());
+    }
+    let mut values = device.read_bank(BucketTensor::Parameters, bucket)?;
+    for (start, own) in given {
+        values[start..start + own.len()].copy_from_slice(&own);
+    }
+    device.write_bank(BucketTensor::Parameters, bucket, &values)
+}
+
+/// Returns the values of the tensors that are in a bucket, of slices their parts, each with its
+/// start.
+fn given_in<'t>(
+    plan: &Plan,
+    bucket: BucketId,
+    tensors: &'t [NamedTensor],
+) -> Vec<(usize, Cow<'t, [f32]>)> {
+    let mut given = Vec::new();
+    for &(id, start) in &plan.buckets[bucket.index()].parameters {
+        let Parameter { whole, slice, .. } = &plan.graph.parameters[id.index()];
+        // The last of several of one name counts.
+        if let Some(tensor) = tensors.iter().rfind(|tensor| tensor.name == whole.name) {
+            let own = if slice.is_whole() {
+                Cow::Borrowed(&tensor.values[..])
+            } else {
+                Cow::Owned(slice.cut(&tensor.values))
+            };
+            given.push((start, own));
+        }
+    }
+    given
+}
