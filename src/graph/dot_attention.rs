@@ -6,8 +6,8 @@ use super::shapes::ShapeError;
 use super::{AttentionOptions, Builder};
 use potluck_core::TensorId;
 
-/// Score of a key that a query does not see: its exponential is 0 beside any other, and a query
-/// that sees none has the mean of all values instead of NaN.
+/// Score of a key that a query does not see: its exponential is 0 beside any other. A query that
+/// sees none has the mean of all values, and not NaN.
 const UNSEEN: f32 = -1e30;
 
 /// Options of [`Builder::scaled_dot_product_attention`].
@@ -21,7 +21,8 @@ pub struct DotAttentionOptions {
     pub causal: bool,
     /// Factor of the scores; `None`: one over the root of a head's width.
     pub scale: Option<f32>,
-    /// Addend of the scores, whose shape can be broadcast to `(b, heads, queries, keys)`.
+    /// Addend of the scores, whose shape can be broadcast to `(b, heads, queries, keys)`: 0 and
+    /// -1e30 in place of the truth values that PyTorch also takes. It is beside `causal`.
     pub mask: Option<TensorId>,
     /// Number of keys of each sample, `(b)` of floats: later ones are padding, and are not seen.
     pub key_lengths: Option<TensorId>,

@@ -2,7 +2,7 @@
 //! their values on the host. Kernels do not check them: an id beyond a table selects zeros, and a
 //! target that is no class counts for nothing.
 
-use super::{Graph, IGNORE_INDEX, Numbered};
+use super::{Graph, IGNORE_INDEX, Numbered, Role};
 use potluck_core::TensorId;
 
 /// Range of the values of an input of integers: those less than `below`.
@@ -86,6 +86,9 @@ impl Graph {
             let Some(numbered) = node.op.root_op().numbered() else { continue };
             let (ids, below) = match node.op.root_op().targets() {
                 Some(targets) => targets,
+                // A target that does not count has no row of a constant with the weights of the
+                // classes, and 0 in its place.
+                None if matches!(self.tensor(node.inputs[1]).role, Role::State(_)) => continue,
                 None => (0, self.tensor(node.inputs[1]).shape.dims()[0]),
             };
             let input = self.root(node.inputs[ids]);
@@ -97,14 +100,6 @@ impl Graph {
                 ranges.push(range);
             }
         }
-        // A target that does not count has no row of a table of weights of the classes, which is
-        // zeros there.
-        let targets: Vec<IdRange> = ranges
-            .iter()
-            .filter(|range| range.numbered == Numbered::Classes)
-            .map(|range| IdRange { numbered: Numbered::Rows, ..range.clone() })
-            .collect();
-        ranges.retain(|range| !targets.contains(range));
         ranges
     }
 

@@ -20,7 +20,7 @@ pub enum LossReduction {
 /// Term of a loss.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LossTerm {
-    /// Name under which the term is reported beside the loss.
+    /// Name under which the term is reported beside the loss, if that has several.
     pub name: String,
     /// Batched tensor of any shape, such as the squares of errors.
     pub value: TensorId,
@@ -60,8 +60,8 @@ impl Builder {
         };
         self.require_no_loss("loss", [first.value; 2])?;
         let names: Vec<String> = terms.iter().map(|term| term.name.clone()).collect();
-        let is_repeated = |(at, name): (usize, &String)| names[..at].contains(name);
-        if terms.len() > TERMS_MAX || names.iter().enumerate().any(is_repeated) {
+        let is_unfit = |(at, name): (usize, &String)| name.is_empty() || names[..at].contains(name);
+        if terms.len() > TERMS_MAX || names.iter().enumerate().any(is_unfit) {
             let why = format!(
                 "a loss has at most {TERMS_MAX} terms with names of their own, and these are {}",
                 names.join(", ")

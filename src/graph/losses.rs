@@ -34,7 +34,10 @@ struct RowLosses {
 impl Builder {
     /// Computes the cross-entropy of each row of `logits (.., v)` and its integer target
     /// `(..)`: PyTorch's `cross_entropy(weight=, label_smoothing=, ignore_index=,
-    /// reduction="none")`, in the shape of the targets. 0 where the target does not count.
+    /// reduction="none")`, in the shape of the targets. 0 where the target does not count: a mean of
+    /// it, as [`LossTerm::mean`](super::LossTerm::mean) takes, is over all rows, while that of
+    /// [`Builder::cross_entropy_loss_with`] is over those that count, by their weights. Classes are
+    /// the last axis.
     ///
     /// # Errors
     /// Returns [`ShapeError`] if there is not one target per row, or not one weight per class.
@@ -97,6 +100,10 @@ impl Builder {
             );
             return Err(self.refused(op, &[logits, targets], why));
         }
+        if !(0.0..=1.0).contains(smoothing) {
+            let why = format!("the label smoothing must be from 0 to 1, and is {smoothing}");
+            return Err(self.refused(op, &[logits, targets], why));
+        }
         if ignored.is_some_and(|class| class as usize >= classes) {
             let why = format!("the ignored class must be one of {classes}; leave it out for none");
             return Err(self.refused(op, &[logits, targets], why));
@@ -120,17 +127,14 @@ impl Builder {
             if let Some(class) = ignored {
                 counted[*class as usize] = 0.0;
             }
-            let total = of_class.iter().sum();
             let name = self.free_state_name("cross_entropy.classes");
             let of_class = self.constant(&name, &[classes], of_class)?;
-            let weighted = self.mul(logits, of_class)?;
+            let logarithms = self.log_softmax(logits)?;
+            let weighted = self.mul(logarithms, of_class)?;
             let weighted = self.sum(weighted, &[1])?;
-            let normalizer = self.logsumexp(logits, &[1])?;
-            let normalizer = self.scale(normalizer, total)?;
-            let even = self.sub(normalizer, weighted)?;
             let counted = self.by_target("counted", targets, counted)?;
-            let even = self.mul(even, counted)?;
-            let even = self.scale(even, smoothing / classes as f32)?;
+            let even = self.mul(weighted, counted)?;
+            let even = self.scale(even, -smoothing / classes as f32)?;
             let kept = self.scale(losses, 1.0 - smoothing)?;
             losses = self.add(kept, even)?;
         }
@@ -207,7 +211,7 @@ impl Builder {
     }
 
     /// Computes `p (ln p - x)`, elementwise, of logarithms of probabilities `x` and probabilities
-    /// `target` = p; 0 where p is 0: PyTorch's `kl_div`, whose sum over an axis is the divergence of
+    /// `target` = p; 0 where p is 0 and `x` finite: PyTorch's `kl_div`, whose sum over an axis is the divergence of
     /// Kullback and Leibler (1951).
     ///
     /// # Errors
@@ -240,7 +244,10 @@ pub enum ValueLoss {
     /// Mean of [`Builder::absolute_error`].
     Absolute,
     /// Mean of [`Builder::huber`].
-    Huber { delta: f32 },
+    Huber {
+        /// Difference up to which it is a squared error.
+        delta: f32,
+    },
 }
 
 impl Graph {
@@ -269,21 +276,14 @@ impl Graph {
     }
 
     /// Returns a forward graph, whose loss is a cross-entropy of logits, with weights of the
-    /// classes; `None` if its loss is another one.
+    /// classes.
     ///
     /// # Errors
-    /// Returns [`ShapeError`] if there is not one weight per class.
-    pub fn with_class_weights(
-        self,
-        options: &CrossEntropyOptions,
-    ) -> Result<Option<Self>, ShapeError> {
-        let is_plain = |op: &Op| matches!(op, Op::CrossEntropy(_));
-        if !self.loss_parts().is_some_and(|at| is_plain(&self.nodes[at].op)) {
-            return Ok(None);
-        }
-        let (mut b, parts) = self.without_loss(is_plain)?;
+    /// Returns [`ShapeError`] if the loss is another one, or if there is not one weight per class.
+    pub fn with_class_weights(self, options: &CrossEntropyOptions) -> Result<Self, ShapeError> {
+        let (mut b, parts) = self.without_loss(|op| matches!(op, Op::CrossEntropy(_)))?;
         b.cross_entropy_loss_with(parts.inputs[0], parts.inputs[1], options)?;
-        Ok(Some(b.finish()))
+        Ok(b.finish())
     }
 
     /// Returns a builder that goes on with the graph without its loss, and the node of the loss's
@@ -326,6 +326,8 @@ mod tests {
         assert!(refused(weights(&[1.0, -2.0, 1.0])).contains("of 0 or more"));
         let ignored = CrossEntropyOptions { ignored: Some(3), ..CrossEntropyOptions::default() };
         assert!(refused(ignored).contains("must be one of 3"));
+        let smoothing = CrossEntropyOptions { smoothing: -0.1, ..weights(&[1.0; 3]) };
+        assert!(refused(smoothing).contains("must be from 0 to 1, and is -0.1"));
         let error = b.huber(logits, logits, 0.0).unwrap_err().to_string();
         assert!(error.contains("delta must be a positive number, and is 0"), "{error}");
     }

@@ -47,13 +47,20 @@ pub fn linear_without_bias(
 }
 
 fn linear_weight(b: &mut Builder, name: &str, x: TensorId, outputs: usize) -> BuildResult {
-    let shape = b.shape(x);
-    if shape.rank() == 0 || (shape.rank() == 1 && shape.is_batched()) || outputs == 0 {
-        let why = format!("wants x (.., c) and at least one output, not {outputs}");
-        return Err(refused("linear", name, shape, why));
+    let inputs = columns(b, "linear", name, x)?;
+    if outputs == 0 {
+        return Err(refused("linear", name, b.shape(x), "wants at least one output".into()));
     }
-    let inputs = shape.last();
     Ok(b.parameter(&format!("{name}.weight"), &[outputs, inputs], uniform(inputs)))
+}
+
+/// Returns the size of the last dimension, beside the batch.
+fn columns(b: &Builder, op: &str, name: &str, x: TensorId) -> Result<usize, ShapeError> {
+    let shape = b.shape(x);
+    if shape.rank() == 0 || (shape.rank() == 1 && shape.is_batched()) {
+        return Err(refused(op, name, shape, "wants x (.., c)".into()));
+    }
+    Ok(shape.last())
 }
 
 /// Looks up the rows of `ids (..)` in the table `NAME.weight (rows, width)`, which begins as
@@ -77,7 +84,7 @@ pub fn embedding(
 /// # Errors
 /// Returns [`ShapeError`] if `x` has no dimension.
 pub fn layer_norm(b: &mut Builder, name: &str, x: TensorId, eps: f32) -> BuildResult {
-    let [weight, bias] = affine(b, name, x);
+    let [weight, bias] = affine(b, "layer_norm", name, x)?;
     b.layer_norm_eps(x, weight, Some(bias), eps)
 }
 
@@ -87,7 +94,8 @@ pub fn layer_norm(b: &mut Builder, name: &str, x: TensorId, eps: f32) -> BuildRe
 /// # Errors
 /// Returns [`ShapeError`] if `x` has no dimension.
 pub fn rms_norm(b: &mut Builder, name: &str, x: TensorId, eps: f32) -> BuildResult {
-    let weight = b.parameter(&format!("{name}.weight"), &[b.shape(x).last()], Init::Ones);
+    let c = columns(b, "rms_norm", name, x)?;
+    let weight = b.parameter(&format!("{name}.weight"), &[c], Init::Ones);
     b.rms_norm(x, weight, eps)
 }
 
@@ -103,15 +111,15 @@ pub fn group_norm(
     groups: usize,
     eps: f32,
 ) -> BuildResult {
-    let [weight, bias] = affine(b, name, x);
+    let [weight, bias] = affine(b, "group_norm", name, x)?;
     b.group_norm_eps(x, groups, [weight, bias], eps)
 }
 
 /// Adds the weight and the bias of a norm over the last dimension.
-fn affine(b: &mut Builder, name: &str, x: TensorId) -> [TensorId; 2] {
-    let c = [b.shape(x).last()];
-    [("weight", Init::Ones), ("bias", Init::Zeros)]
-        .map(|(part, init)| b.parameter(&format!("{name}.{part}"), &c, init))
+fn affine(b: &mut Builder, op: &str, name: &str, x: TensorId) -> Result<[TensorId; 2], ShapeError> {
+    let c = [columns(b, op, name, x)?];
+    let parts = [("weight", Init::Ones), ("bias", Init::Zeros)];
+    Ok(parts.map(|(part, init)| b.parameter(&format!("{name}.{part}"), &c, init)))
 }
 
 /// Options of [`batch_norm`].
@@ -162,6 +170,10 @@ pub fn conv2d(
     let channels = b.shape(x).last();
     if options.groups == 0 || !channels.is_multiple_of(options.groups) {
         let why = format!("{} groups do not divide {channels} channels", options.groups);
+        return Err(refused("conv2d", name, b.shape(x), why));
+    }
+    if b.shape(x).rank() != 4 || outputs == 0 || kernel == 0 {
+        let why = "wants pictures (b, h, w, c), and at least one output and one place".into();
         return Err(refused("conv2d", name, b.shape(x), why));
     }
     let of_group = channels / options.groups;
@@ -300,6 +312,9 @@ mod tests {
             "self_attention attn of (b, 7): wants x (b, t, c) with columns that 2 heads divide"
         );
         let error = linear(&mut b, "fc", x, 0).unwrap_err().to_string();
-        assert!(error.starts_with("linear fc of (b, 7): wants x (.., c)"), "{error}");
+        assert!(error.starts_with("linear fc of (b, 7): wants at least one output"), "{error}");
+        let sample = b.input("sample", &[1]);
+        let error = layer_norm(&mut b, "ln", sample, 1e-5).unwrap_err().to_string();
+        assert_eq!(error, "layer_norm ln of (b): wants x (.., c)");
     }
 }

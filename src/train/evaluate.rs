@@ -64,7 +64,7 @@ pub struct Evaluation {
     /// Mean loss over the targets, in nats.
     pub loss: f64,
     pub samples: u64,
-    /// Targets that the loss counts.
+    /// Targets that the loss counts; with weights of classes, the whole part of the sum of theirs.
     pub targets: u64,
     /// Sums from which the task computes its metrics.
     pub sums: Vec<f64>,

@@ -31,6 +31,12 @@ pub fn parameters_of_file(graph: &Graph, path: &Path) -> Result<Vec<NamedTensor>
             let tensor = NamedTensor::find(&checkpoint.parameters, &parameter.whole.name, wanted)?;
             found.push(tensor.clone());
         }
+        let is_known = |name: &str| graph.parameters.iter().any(|of| of.whole.name == name);
+        if let Some(other) = checkpoint.parameters.iter().find(|tensor| !is_known(&tensor.name)) {
+            let what = path.display().to_string();
+            let why = format!("its tensor '{}' is none of the graph", other.name);
+            return Err(TrainError::Mismatch { what, why });
+        }
         return Ok(found);
     }
     Ok(StoredTensors::open(path)?.of_model(graph, &[], None)?.read()?)

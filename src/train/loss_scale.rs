@@ -9,6 +9,9 @@ use potluck_parallel::{SkipReason, Verdict};
 /// Logarithm of the smallest scale. An overflow at this scale has another cause.
 const LOG2_MIN: i32 = -24;
 
+/// The smallest scale.
+pub(crate) const SCALE_MIN: f32 = 1.0 / (1 << -LOG2_MIN) as f32;
+
 /// Steps in a row without an overflow after which the scale is doubled.
 const CLEAN_STEPS: u64 = 2000;
 

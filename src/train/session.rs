@@ -9,7 +9,7 @@ use std::time::Instant;
 use super::carried::CarriedStates;
 use super::error::TrainError;
 use super::loader::LoadedRanks;
-use super::loss_scale::DynamicLossScale;
+use super::loss_scale::{DynamicLossScale, SCALE_MIN};
 use super::state;
 use crate::checkpoint::{Meta, NamedTensor};
 use crate::runtime::memory;
@@ -257,36 +257,44 @@ impl Session {
 
     /// Computes the gradients of the mean loss on the inputs of each rank's micro-batches, by
     /// parameter, before clipping, with the random numbers of the next step. Nothing changes by it:
-    /// no parameter, no moment, no running average and no state that is carried.
+    /// no parameter, no moment, no running average and no state that is carried. In mixed precision
+    /// an overflow halves the loss scale, for these gradients alone.
     ///
     /// # Errors
     /// Returns `TrainError` if no target counts, or if a device fails.
     pub fn gradients(&mut self, ranks: Vec<Vec<Inputs>>) -> Result<Vec<NamedTensor>, TrainError> {
         self.settle()?;
-        let scale = self.loss_scale.factor();
-        let inputs = self.inputs(ranks, 0.0);
-        let inputs: Vec<Arc<StepInput>> = inputs
-            .into_iter()
-            .enumerate()
-            .map(|(rank, input)| {
-                let program = Arc::new(self.programs[rank].without_updates());
-                Arc::new(StepInput { program, faults: Faults::none(), ..(*input).clone() })
-            })
-            .collect();
-        let reports = self.group.step(&inputs)?;
-        let totals = reports[0].verdict.totals();
-        if totals.count == 0.0 {
-            let why = "no target of the batch is a class, and without one there is no gradient";
-            return Err(TrainError::InvalidRequest(why.into()));
+        let mut inputs = Vec::new();
+        for (rank, input) in self.inputs(ranks, 0.0).into_iter().enumerate() {
+            let program = Arc::new(self.programs[rank].without_updates());
+            let faults = Faults::none();
+            inputs.push(StepInput { program, faults, ..Arc::unwrap_or_clone(input) });
         }
-        let factor = 1.0 / (totals.count * f64::from(scale));
-        let mut gradients = state::gradient_sums(&self.group, &self.plan)?;
-        for tensor in &mut gradients {
-            for value in &mut tensor.values {
-                *value = (f64::from(*value) * factor) as f32;
+        loop {
+            let scale = inputs[0].loss_scale;
+            let of_ranks: Vec<_> = inputs.iter().map(|input| Arc::new(input.clone())).collect();
+            let reports = self.group.step(&of_ranks)?;
+            let totals = reports[0].verdict.totals();
+            if totals.count == 0.0 {
+                let why = "no target of the batch is a class, and without one there is no gradient";
+                return Err(TrainError::InvalidRequest(why.into()));
+            }
+            let factor = 1.0 / (totals.count * f64::from(scale));
+            let mut gradients = state::gradient_sums(&self.group, &self.plan)?;
+            for tensor in &mut gradients {
+                for value in &mut tensor.values {
+                    *value = (f64::from(*value) * factor) as f32;
+                }
+            }
+            let may_overflow = self.options.precision == Precision::Mixed && scale > SCALE_MIN;
+            if !may_overflow || gradients.iter().all(NamedTensor::is_finite) {
+                return Ok(gradients);
+            }
+            let round = self.group.round().next(self.taken.steps + 1);
+            for input in &mut inputs {
+                (input.loss_scale, input.round) = (scale / 2.0, round);
             }
         }
-        Ok(gradients)
     }
 
     /// Takes over the states behind a step.
@@ -355,6 +363,10 @@ impl Session {
         let seconds = started.elapsed().as_secs_f64();
         let totals = report.verdict.totals();
         let is_mixed = self.options.precision == Precision::Mixed;
+        let mut terms = Vec::new();
+        for (name, mean) in self.named_terms(&totals.terms) {
+            terms.push((Cow::Owned(name), mean));
+        }
         let count = match unit {
             Unit::Tokens => totals.count as u64,
             Unit::Samples => batch,
@@ -362,7 +374,7 @@ impl Session {
         StepRecord {
             step: self.taken.steps,
             loss: totals.loss,
-            terms: self.named_terms(&totals.terms),
+            terms,
             lr,
             grad_norm: totals.gradient_norm,
             loss_scale: is_mixed.then_some(f64::from(loss_scale)),
@@ -415,9 +427,8 @@ impl Session {
     }
 
     /// Returns the terms of the loss by name.
-    pub(crate) fn named_terms(&self, terms: &[f64]) -> Vec<(Cow<'static, str>, f64)> {
-        let names = self.plan.graph.loss_terms.iter().map(|name| Cow::Owned(name.clone()));
-        names.zip(terms.iter().copied()).collect()
+    pub(crate) fn named_terms(&self, terms: &[f64]) -> Vec<(String, f64)> {
+        self.plan.graph.loss_terms.iter().cloned().zip(terms.iter().copied()).collect()
     }
 
     /// Returns the units of the devices that compute forward passes.

@@ -545,13 +545,22 @@ impl RunSpec {
     fn forward_graph(&self, data: &DataShape) -> Result<Graph, TrainError> {
         let bytes = self.model.parameters_at_least().saturating_mul(DType::F32.bytes() as u64);
         memory::require(usize::try_from(bytes).unwrap_or(usize::MAX))?;
-        self.with_loss(self.model.graph(data)?)
+        self.with_loss(self.model.graph(data)?, data)
     }
 
     /// Returns the forward graph with the loss of the configuration.
-    fn with_loss(&self, graph: Graph) -> Result<Graph, TrainError> {
+    fn with_loss(&self, graph: Graph, data: &DataShape) -> Result<Graph, TrainError> {
         let refused = |why: String| Err(TrainError::InvalidRequest(why));
         let smoothing = self.label_smoothing;
+        let has_weights = !self.class_weights.is_empty();
+        let is_of_samples = matches!(data, DataShape::Samples { .. });
+        if !is_of_samples && (has_weights || self.loss != LossKind::Auto) {
+            return refused(
+                "train.loss and train.class_weights are for models of tables, arrays and \
+                 pictures; leave them out"
+                    .into(),
+            );
+        }
         let value_loss = match self.loss {
             LossKind::L1 => Some(ValueLoss::Absolute),
             LossKind::Huber => Some(ValueLoss::Huber { delta: self.huber_delta }),
@@ -573,30 +582,30 @@ impl RunSpec {
                     .into(),
             );
         }
+        if has_weights && is_of_values {
+            return refused(
+                "train.class_weights needs targets that are classes; leave it out".into(),
+            );
+        }
+        if smoothing > 0.0 && is_of_values {
+            return refused(format!(
+                "optim.label_smoothing = {smoothing} needs targets that are classes; leave it out"
+            ));
+        }
         if let Some(loss) = value_loss {
             return Ok(graph.with_value_loss(loss)?);
         }
-        if !self.class_weights.is_empty() {
+        if has_weights {
             let weights = self.class_weights.clone();
             let options = CrossEntropyOptions { weights, smoothing, ignored: None };
-            return match graph.with_class_weights(&options)? {
-                Some(graph) => Ok(graph),
-                None => refused(
-                    "train.class_weights needs a model of samples whose targets are classes; \
-                     leave it out"
-                        .into(),
-                ),
-            };
+            return Ok(graph.with_class_weights(&options)?);
         }
         if smoothing == 0.0 {
             return Ok(graph);
         }
-        match graph.with_label_smoothing(smoothing) {
-            Some(graph) => Ok(graph),
-            None => refused(format!(
-                "optim.label_smoothing = {smoothing} needs targets that are classes; leave it out"
-            )),
-        }
+        graph.with_label_smoothing(smoothing).ok_or_else(|| {
+            TrainError::Defect("a loss that is neither of classes nor of values".into())
+        })
     }
 
     /// Returns the plans of the forward pass only.

@@ -24,7 +24,6 @@ pub(super) mod steps;
 #[cfg(test)]
 mod tests;
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -52,7 +51,7 @@ pub struct Step {
     /// Mean loss over the targets that count, before the update.
     pub loss: f64,
     /// Means of the terms of a loss of several terms, by name and without their weights.
-    pub terms: Vec<(Cow<'static, str>, f64)>,
+    pub terms: Vec<(String, f64)>,
     /// Norm of the gradient of the mean loss, before clipping.
     pub gradient_norm: f64,
     /// True if parameters were updated; false if a value was not finite.

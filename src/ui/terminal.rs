@@ -259,6 +259,9 @@ mod tests {
         };
         let text = step_text(&step(9.517e-4, 0.5349));
         assert_eq!(text, "loss 2.3775  lr 9.52e-4  norm 0.53  2,036 tokens/s");
+        let terms = vec![("kl".into(), 0.25), ("errors".into(), 2.0)];
+        let text = step_text(&StepRecord { terms, ..step(1e-3, 0.5) });
+        assert!(text.starts_with("loss 2.3775  kl 0.2500  errors 2.0000  lr 1.00e-3"), "{text}");
         assert!(step_text(&step(1e-3, 123_456.0)).contains("lr 1.00e-3  norm 1.23e5  "));
         assert!(step_text(&step(1e-3, f64::NAN)).contains("norm NaN  "));
     }

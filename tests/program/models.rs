@@ -307,11 +307,24 @@ fn losses_of_samples_are_chosen_and_must_fit_the_targets() {
     assert!(first_loss("weighted", weighted)[1] != classes[1]);
     let kept = std::fs::read_to_string(desk.path("weighted/resolved.toml")).unwrap();
     assert!(kept.contains("class_weights = [1.0, 5.5, 0.0]"), "{kept}");
+    // A pipeline of two stages and a resume have the loss of one device.
+    let two = "--devices cpu*2 --pipeline 2 --steps 4 --quiet --out two";
+    desk.run(&format!("train {two} {weighted}")).ok();
+    desk.run("train --resume weighted --steps 4 --quiet").ok();
+    for (two, one) in desk.losses("two").iter().zip(desk.losses("weighted")) {
+        assert!((two - one).abs() < 1e-5, "{two} {one}");
+    }
+    assert_eq!(desk.losses("weighted").len(), 4);
 
     for (line, why) in [
         ("--data classes.csv --set train.loss=l1", "the targets are classes"),
         ("--data values.csv --set train.loss=cross_entropy", "needs targets that are classes"),
-        ("--data values.csv --set train.class_weights=1,2", "whose targets are classes"),
+        ("--data values.csv --set train.class_weights=1,2", "needs targets that are classes"),
+        (
+            "--data values.csv --set train.loss=l1 --set optim.label_smoothing=0.1",
+            "needs targets that are classes",
+        ),
+        ("--data text.txt --set train.class_weights=1,2", "for models of tables, arrays and"),
         ("--data classes.csv --set train.class_weights=1,2", "each of the 3 classes, and 2 are"),
         ("--data classes.csv --set train.class_weights=1,-2,1", "a list of numbers from 0 on"),
         ("--data values.csv --set train.loss=mae", "expects \"auto\""),

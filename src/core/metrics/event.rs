@@ -333,6 +333,10 @@ pub(super) mod tests {
         assert!(busy.ends_with(r#""tokens_per_s":20000.0,"busy":0.75}"#), "{busy}");
         let scaled = json(StepRecord { loss_scale: Some(0.25), ..step(7) });
         assert!(scaled.contains(r#""grad_norm":0.5,"loss_scale":0.25,"tokens":768"#), "{scaled}");
+        let terms = vec![("kl".into(), 1.5), ("errors".into(), f64::NAN)];
+        let with_terms = json(StepRecord { terms, ..step(7) });
+        let expected = r#""loss":4.25,"terms":{"errors":null,"kl":1.5},"lr""#;
+        assert!(with_terms.contains(expected), "{with_terms}");
         let evaluation = EvalRecord {
             step: 7,
             val_loss: 1.5,

@@ -104,7 +104,7 @@ fn step_scalars(step: &StepRecord) -> Vec<(String, f64)> {
         ("train/grad_norm".into(), step.grad_norm),
     ];
     for (name, value) in &step.terms {
-        scalars.push((format!("train/{name}"), *value));
+        scalars.push((format!("train/terms/{name}"), *value));
     }
     scalars.extend(step.loss_scale.map(|scale| ("train/loss_scale".into(), scale)));
     scalars.push((format!("throughput/{}_per_s", step.unit.name()), step.per_s));
@@ -180,7 +180,8 @@ mod tests {
         let mut board = TensorBoard::create(directory.path(), 1).unwrap();
         let path = board.path.clone();
         assert!(has(&path, "brain.Event:2"), "the head is written at once");
-        board.event(&Event::Step(step(1))).unwrap();
+        let terms = vec![("kl".into(), 0.5)];
+        board.event(&Event::Step(StepRecord { terms, ..step(1) })).unwrap();
         assert!(!has(&path, "train/loss"), "steps are buffered");
         let evaluation = EvalRecord {
             step: 1,
@@ -192,7 +193,8 @@ mod tests {
         };
         board.event(&Event::Evaluation(evaluation)).unwrap();
         let tags = ["train/loss", "train/lr", "train/grad_norm", "throughput/tokens_per_s"];
-        for tag in tags.iter().chain(&["val/loss", "val/accuracy", "val/other"]) {
+        let more = ["train/terms/kl", "val/loss", "val/accuracy", "val/other"];
+        for tag in tags.iter().chain(&more) {
             assert!(has(&path, tag), "{tag}");
         }
         for ending in [Event::Checkpoint { step: 2 }, Event::Ended] {

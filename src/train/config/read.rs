@@ -741,7 +741,8 @@ fn unknown_key(origin: Origin, name: &str) -> ConfigError {
     let key_name = name.rsplit('.').next().unwrap_or(name);
     let section = name.split('.').next().unwrap_or(name);
     let is_section = SECTIONS.iter().any(|(known, _)| *known == section);
-    // A section with a typo, a key that only another section has, and a key with a typo.
+    // In this order: the section is misspelled, only another section has the key, and the key is
+    // misspelled.
     let keys = known_keys();
     let namesakes: Vec<&str> =
         keys.iter().filter(|key| key.name == key_name).map(|key| key.full_name).collect();

@@ -150,8 +150,14 @@ impl StoredTensors {
             let ours = ours.clone();
             found.push(FoundTensor { ours, theirs, shape, is_transposed, stored });
         }
-        let head = self.tensors.remove(HEAD);
-        match self.tensors.keys().find(|name| !is_computed(name)) {
+        // A graph of one's own has no names of theirs, and no head that may be an embedding.
+        let is_language_model = !names.is_empty();
+        let head = if is_language_model { self.tensors.remove(HEAD) } else { None };
+        let is_left_out = |name: &String| {
+            // PyTorch counts the batches of a batch norm, for a momentum that it may not have.
+            name.ends_with(".num_batches_tracked") || is_language_model && is_computed(name)
+        };
+        match self.tensors.keys().find(|name| !is_left_out(name)) {
             Some(other) => Err(refused(&self.directory, other, "is none of the model".into())),
             None => Ok(ModelTensors { directory: self.directory, tensors: found, head }),
         }
@@ -219,9 +225,7 @@ impl ModelTensors {
 /// Returns true for a tensor that a file may have and a model computes.
 fn is_computed(name: &str) -> bool {
     let is_mask = name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
-    // PyTorch counts the batches of a batch norm, for a momentum that it may not have.
-    let is_count = name.ends_with(".num_batches_tracked");
-    is_mask || is_count || name.ends_with(".rotary_emb.inv_freq")
+    is_mask || name.ends_with(".rotary_emb.inv_freq")
 }
 
 impl StoredTensor {

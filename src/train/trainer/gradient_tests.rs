@@ -7,7 +7,7 @@ use potluck_core::TensorId;
 use potluck_graph::builder::BuildResult;
 use potluck_graph::optim::Optimizer;
 use potluck_graph::{
-    Builder, CrossEntropyOptions, Init, LossTerm, ParameterSplit, SplitUnit, Unary,
+    Builder, CrossEntropyOptions, Init, LossTerm, ParameterSplit, Precision, SplitUnit, Unary,
 };
 
 const BATCH: usize = 10;
@@ -147,6 +147,21 @@ fn gradients_of_every_loss_are_those_of_one_device() {
     }
 }
 
+/// The loss scale of mixed precision is taken out, whether it was halved or not.
+#[test]
+fn gradients_in_mixed_precision_are_those_of_f32_rounded() {
+    for (name, loss) in LOSSES {
+        let graph = model(loss, 0.0);
+        let batch = batch(&graph);
+        let gradients = |precision| {
+            let options = TrainerOptions { precision, ..options("cpu") };
+            Trainer::new(graph.clone(), &options).unwrap().gradients(&batch).unwrap()
+        };
+        let error = nmse(&gradients(Precision::Mixed), &gradients(Precision::F32));
+        assert!(error > 0.0 && error < 1e-5, "{name}: {error:e}");
+    }
+}
+
 /// The gradient is the difference quotient of the loss.
 #[test]
 fn gradients_are_those_of_the_mean_loss() {
@@ -185,6 +200,25 @@ fn reading_gradients_changes_no_later_step() {
         };
         assert!(trained(true) == trained(false));
     }
+}
+
+/// Running averages of a batch norm stay.
+#[test]
+fn reading_gradients_changes_no_running_average() {
+    let mut b = Builder::new();
+    let (x, target) = (b.input("x", &[1, 4]), b.input("target", &[1, 4]));
+    let y = b.batch_norm("norm", x).unwrap();
+    b.squared_error_loss(y, target).unwrap();
+    let mut trainer = Trainer::new(b.finish(), &options("cpu")).unwrap();
+    let values: Vec<f32> = (0..BATCH * 4).map(|i| (i as f32 * 0.7).sin()).collect();
+    let batch = [("x", HostTensor::Float(values.clone())), ("target", HostTensor::Float(values))];
+    let before = trainer.parameters().unwrap();
+    let gradients = trainer.gradients(&batch).unwrap();
+    let names: Vec<&str> = gradients.iter().map(|tensor| &*tensor.name).collect();
+    assert_eq!(names, ["norm.weight", "norm.bias"]);
+    assert!(trainer.parameters().unwrap() == before);
+    trainer.step(&batch, 0.1).unwrap();
+    assert!(trainer.parameters().unwrap()[2] != before[2], "the running mean moves in a step");
 }
 
 #[test]
