@@ -1,8 +1,8 @@
 // Pooling of pictures that are channels last, and the gradients.
 // uses lib/index
 //
-//   max_pool       y[b, i, j, c] = max of x[b, i sh + ky - ph, j sw + kx - pw, c] over the window,
-//                  places[b, i, j, c] = ky kw + kx of the first place that has it
+//   max_pool       y[b, i, j, c] = max of x[b, i sh + ky dh - ph, j sw + kx dw - pw, c] over the
+//                  window, places[b, i, j, c] = ky kw + kx of the first place that has it
 //   max_pool_grad  dx[b, y, x, c] = sum of dy over the windows whose maximum is at that place
 //   avg_pool       y[b, i, j, c] = sum of x over the window / (kh kw), with padding as zeros
 //   avg_pool_grad  dx[b, y, x, c] = sum of dy over the windows with that place / (kh kw)
@@ -22,6 +22,7 @@ struct Params {
     kh: u32, kw: u32,
     sh: u32, sw: u32,       // stride
     ph: u32, pw: u32,       // padding
+    dh: u32, dw: u32,       // dilation
 }
 var<immediate> p: Params;
 
@@ -63,11 +64,13 @@ fn max_pool(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) g
     var best = Value(0.0);
     var best_place = Value(0.0);
     for (var ky = 0u; ky < p.kh; ky++) {
-        if (top + ky >= p.h) { continue; }
-        let line = (picture + top + ky) * p.w;
+        let down = top + ky * p.dh;
+        if (down >= p.h) { continue; }
+        let line = (picture + down) * p.w;
         for (var kx = 0u; kx < p.kw; kx++) {
-            if (left + kx >= p.w) { continue; }
-            let value = x[(line + left + kx) * p.c + own.channel];
+            let across = left + kx * p.dw;
+            if (across >= p.w) { continue; }
+            let value = x[(line + across) * p.c + own.channel];
             let rank = ranks(value);
             let wins = rank > highest;
             highest = select(highest, rank, wins);
@@ -80,9 +83,9 @@ fn max_pool(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) g
 }
 
 // The windows with a place, along one axis: the first one, and the one behind the last.
-fn windows(at: u32, kernel: u32, stride: u32, padding: u32, count: u32) -> vec2u {
+fn windows(at: u32, span: u32, stride: u32, padding: u32, count: u32) -> vec2u {
     let place = at + padding;
-    let first = select(0u, (place - kernel) / stride + 1u, place >= kernel);
+    let first = select(0u, (place - span) / stride + 1u, place >= span);
     return vec2u(first, min(place / stride + 1u, count));
 }
 
@@ -92,13 +95,17 @@ fn max_pool_grad(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgrou
     if (at >= p.count) { return; }
     let own = place_of(at, p.h, p.w);
     let picture = own.picture * p.oh;
-    let rows = windows(own.row, p.kh, p.sh, p.ph, p.oh);
-    let columns = windows(own.column, p.kw, p.sw, p.pw, p.ow);
+    let rows = windows(own.row, (p.kh - 1u) * p.dh + 1u, p.sh, p.ph, p.oh);
+    let columns = windows(own.column, (p.kw - 1u) * p.dw + 1u, p.sw, p.pw, p.ow);
     var total = Value(0.0);
     for (var i = rows.x; i < rows.y; i++) {
-        let ky = own.row + p.ph - i * p.sh;
+        let down = own.row + p.ph - i * p.sh;
+        if (down % p.dh != 0u) { continue; }
+        let ky = down / p.dh;
         for (var j = columns.x; j < columns.y; j++) {
-            let kx = own.column + p.pw - j * p.sw;
+            let across = own.column + p.pw - j * p.sw;
+            if (across % p.dw != 0u) { continue; }
+            let kx = across / p.dw;
             let source = ((picture + i) * p.ow + j) * p.c + own.channel;
             total += select(Value(0.0), dy[source], known[source] == Value(f32(ky * p.kw + kx)));
         }
@@ -145,10 +152,12 @@ fn avg_pool(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) g
     let left = own.column * p.sw - p.pw;
     var total = Value(0.0);
     for (var ky = 0u; ky < p.kh; ky++) {
-        if (top + ky >= p.h) { continue; }
-        let line = (picture + top + ky) * p.w;
+        let down = top + ky * p.dh;
+        if (down >= p.h) { continue; }
+        let line = (picture + down) * p.w;
         for (var kx = 0u; kx < p.kw; kx++) {
-            if (left + kx < p.w) { total += x[(line + left + kx) * p.c + own.channel]; }
+            let across = left + kx * p.dw;
+            if (across < p.w) { total += x[(line + across) * p.c + own.channel]; }
         }
     }
     y[at] = total / f32(p.kh * p.kw);
@@ -160,11 +169,13 @@ fn avg_pool_grad(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgrou
     if (at >= p.count) { return; }
     let own = place_of(at, p.h, p.w);
     let picture = own.picture * p.oh;
-    let rows = windows(own.row, p.kh, p.sh, p.ph, p.oh);
-    let columns = windows(own.column, p.kw, p.sw, p.pw, p.ow);
+    let rows = windows(own.row, (p.kh - 1u) * p.dh + 1u, p.sh, p.ph, p.oh);
+    let columns = windows(own.column, (p.kw - 1u) * p.dw + 1u, p.sw, p.pw, p.ow);
     var total = Value(0.0);
     for (var i = rows.x; i < rows.y; i++) {
+        if ((own.row + p.ph - i * p.sh) % p.dh != 0u) { continue; }
         for (var j = columns.x; j < columns.y; j++) {
+            if ((own.column + p.pw - j * p.sw) % p.dw != 0u) { continue; }
             total += x[((picture + i) * p.ow + j) * p.c + own.channel];
         }
     }

@@ -36,9 +36,9 @@ pub mod graph {
     pub use potluck_graph::builder::{BuildResult, Builder};
     pub use potluck_graph::{
         AttentionOptions, AttentionPlace, Binary, BinarySide, Cell, ColumnRange, Conv2dOptions,
-        CrossEntropyOptions, Domain, DotAttentionOptions, Graph, IGNORE_INDEX, Init, LossReduction,
-        LossTerm, Op, ParameterKind, ParameterSplit, Pool2dOptions, Reduction, RotaryAngles,
-        RotaryScaling, ShapeError, Slope, SplitUnit, StateInit, Unary,
+        CrossEntropyOptions, Domain, DotAttentionOptions, Graph, IGNORE_INDEX, Init, Interpolation,
+        LossReduction, LossTerm, Op, ParameterKind, ParameterSplit, Pool2dOptions, PoolDivisor,
+        Reduction, RotaryAngles, RotaryScaling, ShapeError, Slope, SplitUnit, StateInit, Unary,
     };
 }
 

@@ -60,7 +60,7 @@ impl Builder {
     }
 
     /// Repeats a tensor to a shape to which its own can be broadcast.
-    fn repeated(&mut self, x: TensorId, wanted: &Shape) -> BuildResult {
+    pub(super) fn repeated(&mut self, x: TensorId, wanted: &Shape) -> BuildResult {
         let shape = self.shape(x).clone();
         if shape == *wanted {
             return Ok(x);
@@ -291,24 +291,36 @@ impl Builder {
     /// If a state has the name of the matrix of ones, `cumsum.N`, and other values.
     pub fn cumsum(&mut self, x: TensorId, axis: usize) -> BuildResult {
         self.reduced_axes("cumsum", x, &[axis])?;
-        let shape = self.shape(x).clone();
-        let (length, last) = (shape.dims()[axis], shape.rank() - 1);
+        let length = self.shape(x).dims()[axis];
         if length > CUMULATED_MAX {
             let why = format!("has {length} entries, and at most {CUMULATED_MAX} are summed up");
             return Err(self.refused("cumsum", &[x], why));
         }
         let ones = self.ones_above_diagonal(length);
+        self.product_along(x, axis, ones)
+    }
+
+    /// Computes the product of the entries along an axis, as rows, with a matrix `(n, m)`, whose
+    /// `m` columns take their place.
+    pub(super) fn product_along(
+        &mut self,
+        x: TensorId,
+        axis: usize,
+        matrix: TensorId,
+    ) -> BuildResult {
+        let shape = self.shape(x).clone();
+        let last = shape.rank() - 1;
         let mut order: Vec<usize> = (0..shape.rank()).collect();
         order.swap(axis, last);
         let moved = if axis == last { x } else { self.permute(x, &order)? };
-        let summed = if shape.rank() == 1 {
-            let row = self.reshape(moved, &[1, length])?;
-            let summed = self.matmul(row, ones, false, false)?;
-            self.reshape(summed, &[length])?
+        let product = if shape.rank() == 1 {
+            let row = self.reshape(moved, &[1, shape.last()])?;
+            let product = self.matmul(row, matrix, false, false)?;
+            self.reshape(product, &[self.shape(product).last()])?
         } else {
-            self.matmul(moved, ones, false, false)?
+            self.matmul(moved, matrix, false, false)?
         };
-        if axis == last { Ok(summed) } else { self.permute(summed, &order) }
+        if axis == last { Ok(product) } else { self.permute(product, &order) }
     }
 
     /// Returns the matrix `(n, n)` of ones on the diagonal and above it.
@@ -339,7 +351,7 @@ impl Builder {
     }
 
     /// Returns the axes in order, each once.
-    fn reduced_axes(
+    pub(super) fn reduced_axes(
         &self,
         op: &str,
         x: TensorId,
@@ -369,7 +381,8 @@ impl Builder {
         let count = |dims: &[usize]| dims.iter().product::<usize>();
         let over = count(&dims[first..=last]);
         let rows = self.reshape(x, &[count(&dims[..first]), over, 1, count(&dims[last + 1..])])?;
-        let window = Pool2dOptions { kernel: [over, 1], stride: [over, 1], padding: [0, 0] };
+        let sides = [over, 1];
+        let window = Pool2dOptions { kernel: sides, stride: sides, ..Pool2dOptions::new(1) };
         let outputs = self.apply_all(Op::MaxPool2d(window), &[rows])?;
         let left = [&dims[..first], &dims[last + 1..]].concat();
         Ok([self.reshape(outputs[0], &left)?, self.reshape(outputs[1], &left)?])

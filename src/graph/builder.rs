@@ -10,7 +10,7 @@ use super::custom::CustomOp;
 use super::elements::{Binary, Unary};
 use super::nn::BatchNormOptions;
 use super::op::{Cell, LossClasses, Op};
-use super::pictures::{Conv2dOptions, Pool2dOptions};
+use super::pictures::Conv2dOptions;
 use super::shapes::{self, ShapeError, Typed};
 use super::{
     Accumulation, Carried, DeviceState, Graph, Init, Node, Parameter, ParameterKind,
@@ -66,6 +66,10 @@ impl Builder {
     /// Returns the shape of a tensor built so far.
     pub fn shape(&self, x: TensorId) -> &Shape {
         &self.graph.tensor(x).shape
+    }
+
+    pub(super) fn dtype(&self, x: TensorId) -> DType {
+        self.graph.tensor(x).dtype
     }
 
     /// Starts a block: a part of the model that a pipeline keeps on one device, and whose
@@ -250,6 +254,10 @@ impl Builder {
             return Err(self.refused("linear", &[x, weight], why));
         }
         let y = self.matmul(x, weight, false, true)?;
+        self.with_bias(y, bias)
+    }
+
+    pub(super) fn with_bias(&mut self, y: TensorId, bias: Option<TensorId>) -> BuildResult {
         match bias {
             Some(bias) => self.add(y, bias),
             None => Ok(y),
@@ -541,7 +549,7 @@ impl Builder {
         dropout: f32,
     ) -> BuildResult {
         let shape = self.shape(qkv);
-        if shape.rank() != 3 || !shape.is_batched() {
+        if shape.rank() != 3 {
             return Err(self.refused("attention", &[qkv], "wants (b, t, 3c)".into()));
         }
         let width = shape.last();
@@ -645,30 +653,7 @@ impl Builder {
         options: Conv2dOptions,
     ) -> BuildResult {
         let y = self.apply(Op::Conv2d(options), &[x, weight])?;
-        match bias {
-            Some(bias) => self.add(y, bias),
-            None => Ok(y),
-        }
-    }
-
-    /// Computes the maximum of each window of pictures `x (b, h, w, c)`: `(b, oh, ow, c)`, with
-    /// `oh = (h + 2 padding - kernel) / stride + 1`, rounded down, and `ow` alike. A window with a
-    /// NaN has the value NaN.
-    pub fn max_pool2d(&mut self, x: TensorId, options: Pool2dOptions) -> BuildResult {
-        self.apply(Op::MaxPool2d(options), &[x])
-    }
-
-    /// Computes the mean of each window of pictures `x (b, h, w, c)`, in which padding counts as
-    /// zeros: `(b, oh, ow, c)`, of the size that [`Builder::max_pool2d`] has.
-    pub fn avg_pool2d(&mut self, x: TensorId, options: Pool2dOptions) -> BuildResult {
-        self.apply(Op::AvgPool2d(options), &[x])
-    }
-
-    /// Computes the mean of each channel over all places of pictures `x (b, h, w, c)`: `(b, c)`.
-    pub fn global_avg_pool(&mut self, x: TensorId) -> BuildResult {
-        let places: usize = self.shape(x).dims().iter().skip(1).take(2).product();
-        let sum = self.apply(Op::Sum { first: 1, last: 2 }, &[x])?;
-        self.scale(sum, 1.0 / places as f32)
+        self.with_bias(y, bias)
     }
 
     /// Looks up rows of `table (v, c)` by `ids`.

@@ -46,9 +46,9 @@ impl DotAttentionOptions {
     }
 }
 
-/// Sizes of an attention.
+/// DotAttentionSizes of an attention.
 #[derive(Clone, Copy)]
-struct Sizes {
+struct DotAttentionSizes {
     queries: usize,
     keys: usize,
     /// Columns of a head of queries and keys, and of values.
@@ -94,7 +94,7 @@ impl Builder {
         let q = self.rows_of_heads(q, heads, 1)?;
         let k = self.rows_of_heads(k, kv_heads, heads / kv_heads)?;
         let v = self.rows_of_heads(v, kv_heads, heads / kv_heads)?;
-        let Sizes { queries, keys, value_width, .. } = sizes;
+        let DotAttentionSizes { queries, keys, value_width, .. } = sizes;
         let scores = self.matmul(q, k, false, true)?;
         let mut scores = self.reshape(scores, &[1, heads, queries, keys])?;
         if let Some(mask) = options.mask {
@@ -122,7 +122,7 @@ impl Builder {
         &self,
         inputs: [TensorId; 3],
         options: &DotAttentionOptions,
-    ) -> Result<Sizes, ShapeError> {
+    ) -> Result<DotAttentionSizes, ShapeError> {
         let DotAttentionOptions { heads, kv_heads, .. } = *options;
         let refused = |why: String| Err(self.refused("scaled_dot_product_attention", &inputs, why));
         if heads == 0 || kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
@@ -146,8 +146,12 @@ impl Builder {
                  columns"
             ));
         }
-        let sizes =
-            Sizes { queries: q[1], keys: k[1], width: q[2] / heads, value_width: v[2] / kv_heads };
+        let sizes = DotAttentionSizes {
+            queries: q[1],
+            keys: k[1],
+            width: q[2] / heads,
+            value_width: v[2] / kv_heads,
+        };
         if k[2] / kv_heads != sizes.width {
             let width = k[2] / kv_heads;
             return refused(format!(

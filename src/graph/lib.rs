@@ -8,11 +8,13 @@
 mod attention;
 mod broadcasting;
 pub mod builder;
+mod convolutions;
 mod crossing;
 mod custom;
 mod dot_attention;
 mod elements;
 mod ids;
+mod indexing;
 pub mod init;
 mod loss_terms;
 mod losses;
@@ -28,10 +30,13 @@ pub mod pictures;
 mod place;
 pub mod plan;
 mod planned_part;
+mod pools;
 mod precision;
 pub mod print;
+mod recurrent;
 mod reduce;
 mod replay;
+mod resizing;
 mod rotary;
 
 pub mod shapes;
@@ -64,13 +69,14 @@ pub use loss_terms::{LossReduction, LossTerm};
 pub use losses::{CrossEntropyOptions, ValueLoss};
 pub use memory_layout::{Segment, Slot, SlotKind, TensorLocation};
 pub use part::PlanPart;
-pub use pictures::{Conv2dOptions, Pool2dOptions};
+pub use pictures::{Conv2dOptions, Pool2dOptions, PoolDivisor};
 pub use place::Place;
 pub use plan::{Bucket, Plan, PlanOptions};
 pub use planned_part::PlannedPart;
 pub use precision::Precision;
 pub use reduce::ClassLoss;
 pub use replay::replay;
+pub use resizing::Interpolation;
 pub use rotary::{RotaryAngles, RotaryScaling};
 pub use shapes::ShapeError;
 pub use split::{ParameterSplit, SplitError, SplitUnit};
@@ -379,37 +385,6 @@ impl Graph {
     pub fn loss_rows(&self, samples: usize) -> usize {
         let parts = self.loss_parts().map(|node| self.tensor(self.nodes[node].outputs[0]));
         parts.map_or(0, |parts| parts.shape.elements(samples) / self.loss_length())
-    }
-
-    /// Returns the number of values of the loss's accumulator: its sum, its count, and those of the
-    /// terms.
-    pub fn loss_length(&self) -> usize {
-        2 + self.loss_terms.len()
-    }
-
-    /// Returns the number of the first node that writes a tensor.
-    fn writer(&self, id: TensorId) -> Option<usize> {
-        self.nodes.iter().position(|node| node.outputs.contains(&id))
-    }
-
-    /// Returns the number of the node whose parts the loss sums up.
-    fn loss_parts(&self) -> Option<usize> {
-        let sum = self.writer(self.loss?)?;
-        self.writer(self.nodes[sum].inputs[0])
-    }
-
-    /// Returns the losses of the samples, if the loss is their sum and counts samples.
-    pub fn losses_of_samples(&self) -> Option<TensorId> {
-        let parts = &self.nodes[self.loss_parts()?];
-        // Each sample counts as much as the one that is repeated.
-        let is_counted = |ones: TensorId| {
-            let writer = self.writer(ones).map(|node| &self.nodes[node].op);
-            matches!(writer, Some(Op::Broadcast { .. }))
-        };
-        match (&parts.op, &parts.inputs[..]) {
-            (Op::Concat { .. }, [losses, ones, ..]) if is_counted(*ones) => Some(*losses),
-            _ => None,
-        }
     }
 
     /// Returns the tensor that holds the elements of `id`: itself, or the one that it is an alias

@@ -1,8 +1,8 @@
 //! Losses made of terms: any tensors of the batch, which add up and are reported by name.
 
-use super::Builder;
 use super::builder::BuildResult;
 use super::op::Op;
+use super::{Builder, Graph};
 use potluck_core::TensorId;
 
 /// The most terms of a loss.
@@ -117,6 +117,39 @@ impl Builder {
             LossReduction::Sum => 1.0,
         };
         self.scale_by(sums, factor)
+    }
+}
+
+impl Graph {
+    /// Returns the number of values of the loss's accumulator: its sum, its count, and those of the
+    /// terms.
+    pub fn loss_length(&self) -> usize {
+        2 + self.loss_terms.len()
+    }
+
+    /// Returns the number of the first node that writes a tensor.
+    fn writer(&self, id: TensorId) -> Option<usize> {
+        self.nodes.iter().position(|node| node.outputs.contains(&id))
+    }
+
+    /// Returns the number of the node whose parts the loss sums up.
+    pub(super) fn loss_parts(&self) -> Option<usize> {
+        let sum = self.writer(self.loss?)?;
+        self.writer(self.nodes[sum].inputs[0])
+    }
+
+    /// Returns the losses of the samples, if the loss is their sum and counts samples.
+    pub fn losses_of_samples(&self) -> Option<TensorId> {
+        let parts = &self.nodes[self.loss_parts()?];
+        // Each sample counts as much as the one that is repeated.
+        let is_counted = |ones: TensorId| {
+            let writer = self.writer(ones).map(|node| &self.nodes[node].op);
+            matches!(writer, Some(Op::Broadcast { .. }))
+        };
+        match (&parts.op, &parts.inputs[..]) {
+            (Op::Concat { .. }, [losses, ones, ..]) if is_counted(*ones) => Some(*losses),
+            _ => None,
+        }
     }
 }
 

@@ -23,6 +23,14 @@ pub struct CrossEntropyOptions {
     pub ignored: Option<u32>,
 }
 
+/// Weights by class.
+struct ClassWeights {
+    /// Of each class.
+    of_class: Vec<f32>,
+    /// Of a row with this target: 0 of the ignored class.
+    of_row: Vec<f32>,
+}
+
 /// Parts of a cross-entropy by row.
 struct RowLosses {
     /// Weighted losses `(n)`.
@@ -34,8 +42,8 @@ struct RowLosses {
 impl Builder {
     /// Computes the cross-entropy of each row of `logits (.., v)` and its integer target
     /// `(..)`: PyTorch's `cross_entropy(weight=, label_smoothing=, ignore_index=,
-    /// reduction="none")`, in the shape of the targets. 0 where the target does not count: a mean of
-    /// it, as [`LossTerm::mean`](super::LossTerm::mean) takes, is over all rows, while that of
+    /// reduction="none")`, in the shape of the targets. 0 where the target does not count: a mean
+    /// of it, as [`LossTerm::mean`](super::LossTerm::mean) takes, is over all rows, while that of
     /// [`Builder::cross_entropy_loss_with`] is over those that count, by their weights. Classes are
     /// the last axis.
     ///
@@ -79,19 +87,42 @@ impl Builder {
         Ok(self.add_loss(parts))
     }
 
-    /// Computes the weighted loss of each row of logits.
-    fn row_losses(
+    /// Computes the negative log likelihood `-x[target]` of each row of logarithms of probabilities
+    /// `x (.., v)`, by the weight of its class: PyTorch's `nll_loss(weight=, ignore_index=,
+    /// reduction="none")`, in the shape of the targets, with classes last. The label smoothing of
+    /// the options has no effect.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Builder::cross_entropy`].
+    pub fn negative_log_likelihood(
         &mut self,
-        op: &str,
-        logits: TensorId,
+        x: TensorId,
         targets: TensorId,
         options: &CrossEntropyOptions,
-    ) -> Result<RowLosses, ShapeError> {
+    ) -> BuildResult {
+        let op = "negative_log_likelihood";
+        let dims = self.shape(targets).dims().to_vec();
+        let [x, targets] = self.rows_of_classes(op, x, targets)?;
+        let of_class = self.class_weights(op, [x, targets], options)?;
+        let rows = self.shape(targets).dims()[0];
+        let places = self.reshape(targets, &[rows, 1])?;
+        let found = self.gather(x, 1, places)?;
+        let found = self.reshape(found, &[rows])?;
+        let weights = self.by_target("weights", targets, of_class.of_row)?;
+        let weighted = self.mul(found, weights)?;
+        let losses = self.scale(weighted, -1.0)?;
+        self.reshape(losses, &dims)
+    }
+
+    /// Checks the options of a loss of rows `(n, v)` and targets `(n)`, and returns the weights.
+    fn class_weights(
+        &self,
+        op: &str,
+        [logits, targets]: [TensorId; 2],
+        options: &CrossEntropyOptions,
+    ) -> Result<ClassWeights, ShapeError> {
         let CrossEntropyOptions { weights, smoothing, ignored } = options;
-        let [logits, targets] = self.rows_of_classes(op, logits, targets)?;
-        let [rows, classes] = *self.shape(logits).dims() else {
-            return Err(self.refused(op, &[logits], "wants logits (.., v)".into()));
-        };
+        let classes = self.shape(logits).last();
         let is_weight = |weight: &f32| weight.is_finite() && *weight >= 0.0;
         if !weights.is_empty() && (weights.len() != classes || !weights.iter().all(is_weight)) {
             let why = format!(
@@ -108,12 +139,30 @@ impl Builder {
             let why = format!("the ignored class must be one of {classes}; leave it out for none");
             return Err(self.refused(op, &[logits, targets], why));
         }
-        let is_even = weights.is_empty();
-        let of_class = if is_even { vec![1.0; classes] } else { weights.clone() };
+        let of_class = if weights.is_empty() { vec![1.0; classes] } else { weights.clone() };
         let mut of_row = of_class.clone();
         if let Some(class) = ignored {
             of_row[*class as usize] = 0.0;
         }
+        Ok(ClassWeights { of_class, of_row })
+    }
+
+    /// Computes the weighted loss of each row of logits.
+    fn row_losses(
+        &mut self,
+        op: &str,
+        logits: TensorId,
+        targets: TensorId,
+        options: &CrossEntropyOptions,
+    ) -> Result<RowLosses, ShapeError> {
+        let CrossEntropyOptions { weights, smoothing, ignored } = options;
+        let [logits, targets] = self.rows_of_classes(op, logits, targets)?;
+        let ClassWeights { of_class, of_row } =
+            self.class_weights(op, [logits, targets], options)?;
+        let [rows, classes] = *self.shape(logits).dims() else {
+            return Err(self.refused(op, &[logits], "wants logits (.., v)".into()));
+        };
+        let is_even = weights.is_empty();
         let of_rows = self.by_target("weights", targets, of_row)?;
         // With weights, the part of the classes that are no target has weights of its own.
         let hard = if is_even { *smoothing } else { 0.0 };
@@ -180,8 +229,8 @@ impl Builder {
         self.unary(apart, Unary::Abs)
     }
 
-    /// Computes `d^2 / 2` of the difference `d = x - target` where `|d| < delta`, else `delta (|d| -
-    /// delta / 2)`, elementwise (Huber 1964): PyTorch's `huber_loss`. Divided by `delta`, it is
+    /// Computes `d^2 / 2` of the difference `d = x - target` where `|d| < delta`, else
+    /// `delta (|d| - delta / 2)`, elementwise (Huber 1964): PyTorch's `huber_loss`. Divided by `delta`, it is
     /// PyTorch's `smooth_l1_loss(beta=delta)`.
     ///
     /// # Errors
@@ -211,8 +260,8 @@ impl Builder {
     }
 
     /// Computes `p (ln p - x)`, elementwise, of logarithms of probabilities `x` and probabilities
-    /// `target` = p; 0 where p is 0 and `x` finite: PyTorch's `kl_div`, whose sum over an axis is the divergence of
-    /// Kullback and Leibler (1951).
+    /// `target` = p; 0 where p is 0 and `x` finite: PyTorch's `kl_div`, whose sum over an axis is the
+    /// divergence of Kullback and Leibler (1951).
     ///
     /// # Errors
     /// Returns [`ShapeError`] if the shapes have unlike axes.

@@ -1,6 +1,6 @@
-//! Layers as functions: each adds the parameters of a layer of PyTorch's `torch.nn`, under its names
-//! (`NAME.weight`, `NAME.bias`) and with its initial values, and computes the layer. They are made
-//! of the methods of [`Builder`], which take parameters as tensors.
+//! Layers as functions: each adds the parameters of a layer of PyTorch's `torch.nn`, under its
+//! names (`NAME.weight`, `NAME.bias`) and with its initial values, and computes the layer. They are
+//! made of the methods of [`Builder`], which take parameters as tensors.
 //!
 //! Weights may be in a file of PyTorch's `state_dict`: the names are those of a module whose layer
 //! is the attribute `NAME`.

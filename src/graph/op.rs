@@ -276,6 +276,13 @@ pub enum Op {
     Embedding { first: usize },
     /// `ids, dy -> dtable (rows, c)`: ids of other rows add nothing.
     EmbeddingGrad { first: usize, rows: usize },
+    /// `x (.., n, ..), places -> y (.., m, ..)`: the entries along an axis that the places, whole
+    /// numbers in floats, name; zeros for places that are not there. The places are `(m)`, the same
+    /// for all; `(.., m)`, with the axes of `x` before; or those of each element of `y`.
+    Gather { axis: usize },
+    /// `places, y (.., m, ..) -> x (.., n, ..)`: the sum of the entries that have a place, for each
+    /// of the `n`, in their order; the gradient of a gather, and that is its own.
+    ScatterAdd { axis: usize, length: usize },
     /// `x (.., c), samples (b) of u32 -> y`: zero with probability `p`, else divided by `1 - p`. It
     /// is its own gradient. In a shard, `columns` are those of the last dimension, by whose numbers
     /// random numbers are drawn.
@@ -283,7 +290,8 @@ pub enum Op {
     /// `x (b, h, w, c), weight (o, c/groups, kh, kw) -> y (b, oh, ow, o)`: 2D convolution, without
     /// mirroring the kernel.
     Conv2d(Conv2dOptions),
-    /// `dy, weight -> dx (b, h, w, c)`, with the `size` `(h, w)` of the pictures.
+    /// `dy, weight -> dx (b, h, w, c)`, with the `size` `(h, w)` of the pictures: also a transposed
+    /// convolution, of pictures `dy`.
     Conv2dInputGrad { options: Conv2dOptions, size: [usize; 2] },
     /// `x, dy -> dweight (o, c/groups, kh, kw)`, with the size `(kh, kw)` of the kernel. The bias
     /// gradient is a [`Op::Sum`].
@@ -294,8 +302,8 @@ pub enum Op {
     MaxPool2d(Pool2dOptions),
     /// `places, dy -> dx (b, h, w, c)`, with the `size` `(h, w)` of the pictures.
     MaxPool2dGrad { options: Pool2dOptions, size: [usize; 2] },
-    /// `x (b, h, w, c) -> y (b, oh, ow, c)`: the sum of each window, divided by the number of its
-    /// places, padding included.
+    /// `x (b, h, w, c) -> y (b, oh, ow, c)`: the sum of each window, divided by the number of all
+    /// its places, be they in the picture, in the padding or beyond.
     AvgPool2d(Pool2dOptions),
     /// `dy -> dx (b, h, w, c)`, with the `size` `(h, w)` of the pictures.
     AvgPool2dGrad { options: Pool2dOptions, size: [usize; 2] },
@@ -468,7 +476,11 @@ impl Op {
     pub fn is_costly(&self) -> bool {
         matches!(
             self,
-            Op::MatMul { .. } | Op::Conv2d(_) | Op::Embedding { .. } | Op::Recurrent { .. }
+            Op::MatMul { .. }
+                | Op::Conv2d(_)
+                | Op::Conv2dInputGrad { .. }
+                | Op::Embedding { .. }
+                | Op::Recurrent { .. }
         )
     }
 
@@ -559,6 +571,8 @@ impl fmt::Display for Op {
             Op::EmbeddingGrad { first, rows } => {
                 write!(f, "embedding_grad {rows} rows{}", from(*first))
             }
+            Op::Gather { axis } => write!(f, "gather axis {axis}"),
+            Op::ScatterAdd { axis, length } => write!(f, "scatter_add axis {axis} of {length}"),
             Op::Dropout { p, columns, .. } => {
                 write!(f, "dropout {p}{}", from(columns.map_or(0, |columns| columns.first)))
             }

@@ -5,6 +5,7 @@ mod attention;
 mod checks;
 mod elementwise;
 mod fused;
+mod indexing;
 mod layout;
 mod losses;
 mod norms;
@@ -102,6 +103,7 @@ fn arity(op: &Op) -> (usize, usize) {
             (count, count)
         }
         Op::Embedding { .. } | Op::EmbeddingGrad { .. } | Op::Dropout { .. } => (2, 2),
+        Op::Gather { .. } | Op::ScatterAdd { .. } => (2, 2),
         Op::CacheUpdate(options) => (options.tensors() + 1, options.tensors() + 1),
         Op::CachedAttention(_) => (3, 3),
         Op::Rotary { .. } => (2, 2),
@@ -179,6 +181,8 @@ fn rule(op: &Op, x: &[&Shape]) -> Result<Vec<Shape>, String> {
         Op::Rotary { .. } => attention::rotary(x),
         Op::Embedding { first } => products::embedding(*first, x),
         Op::EmbeddingGrad { first, rows } => products::embedding_grad(*first, *rows, x),
+        Op::Gather { axis } => indexing::gather(*axis, x[0], x[1]),
+        Op::ScatterAdd { axis, length } => indexing::scatter_add(*axis, *length, x[0], x[1]),
         Op::Dropout { p, columns, .. } => elementwise::dropout(*p, *columns, x),
         Op::CrossEntropy(classes) => losses::cross_entropy(*classes, x),
         Op::CrossEntropyGrad(classes) => losses::cross_entropy_grad(*classes, x),

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::error::TrainError;
-use crate::checkpoint::{Checkpoint, NamedTensor, has_checkpoints, is_checkpoint};
+use crate::checkpoint::{Checkpoint, NamedTensor, has_checkpoints, is_checkpoint, transposed_hint};
 use crate::hugging_face::files::StoredTensors;
 use crate::runtime::workers::WorkerGroup;
 use potluck_core::BucketId;
@@ -72,16 +72,6 @@ pub(crate) fn set_parameters(
         Ok(())
     })?;
     Ok(())
-}
-
-/// Returns what to do about a matrix of the transposed shape; nothing for other shapes.
-pub(crate) fn transposed_hint(found: &[usize], wanted: &[usize]) -> &'static str {
-    match (found, wanted) {
-        ([a, b], [c, d]) if a != b && (a, b) == (d, c) => {
-            ", its transpose: as in PyTorch, the weight of a linear layer is (out, in)"
-        }
-        _ => "",
-    }
 }
 
 /// Returns the shape of a parameter.

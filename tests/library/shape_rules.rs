@@ -198,6 +198,28 @@ fn cases() -> Vec<Case> {
             Op::EmbeddingGrad { first: 0, rows: 9 },
             vec![ids(&[1, 5]), free(batched(&[1, 5, 4]), &[2], false)],
         ),
+        // Places of each element, or of the axes before: other numbers of axes are other forms.
+        (
+            Op::Gather { axis: 1 },
+            vec![
+                (batched(&[1, 9, 4]).0, Free { axes: &[1], batched: false, rank: false }),
+                (batched(&[1, 5, 4]).0, Free { axes: &[1], batched: false, rank: true }),
+            ],
+        ),
+        (
+            Op::Gather { axis: 1 },
+            vec![
+                (batched(&[1, 9, 4]).0, Free { axes: &[1, 2], batched: false, rank: true }),
+                (batched(&[1, 5]).0, Free { axes: &[1], batched: false, rank: false }),
+            ],
+        ),
+        (
+            Op::ScatterAdd { axis: 1, length: 9 },
+            vec![
+                (batched(&[1, 5, 4]).0, Free { axes: &[], batched: false, rank: true }),
+                batched(&[1, 5, 4]),
+            ],
+        ),
         (
             Op::Dropout { p: 0.5, site, columns: None },
             vec![

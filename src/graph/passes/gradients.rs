@@ -6,6 +6,7 @@ mod attention;
 mod backward;
 mod custom;
 mod elementwise;
+mod indexing;
 mod layout;
 mod losses;
 mod norms;
@@ -175,7 +176,10 @@ fn rule(b: &mut Backward, id: NodeId, node: &Node, dy: TensorId) -> Result<(), S
         Op::Attention(options) => attention::attention(b, options, node, dy),
         Op::Rotary { inverse } => attention::rotary(b, inverse, x, dy),
         Op::Embedding { first } => products::embedding(b, first, x, dy),
+        Op::Gather { axis } => indexing::gather(b, axis, x, dy),
+        Op::ScatterAdd { axis, .. } => indexing::scatter_add(b, axis, x, dy),
         Op::Conv2d(options) => pictures::conv2d(b, options, x, dy),
+        Op::Conv2dInputGrad { options, .. } => pictures::conv2d_input_grad(b, options, x, dy),
         Op::MaxPool2d(options) => pictures::max_pool2d(b, options, node, dy),
         Op::AvgPool2d(options) => pictures::avg_pool2d(b, options, x[0], dy),
         Op::Dropout { .. } => elementwise::dropout(b, node, dy),
@@ -202,7 +206,6 @@ fn rule(b: &mut Backward, id: NodeId, node: &Node, dy: TensorId) -> Result<(), S
         | Op::CacheUpdate(_)
         | Op::CachedAttention(_)
         | Op::EmbeddingGrad { .. }
-        | Op::Conv2dInputGrad { .. }
         | Op::Conv2dWeightGrad { .. }
         | Op::MaxPool2dGrad { .. }
         | Op::AvgPool2dGrad { .. }

@@ -48,7 +48,7 @@ fn differ_at_most_along(axis: usize, a: &Shape, b: &Shape) -> bool {
 }
 
 /// Checks that a tensor has this axis and may have another length along it.
-fn can_be_cut(axis: usize, x: &Shape) -> Result<(), String> {
+pub fn can_be_cut(axis: usize, x: &Shape) -> Result<(), String> {
     require(axis < x.rank(), "has no such axis")?;
     require(axis > 0 || !x.is_batched(), "the batch axis cannot be cut or joined")
 }

@@ -20,6 +20,7 @@ pub mod embedding_rows;
 pub mod epilogue;
 pub mod fused;
 pub(crate) mod fused_vectors;
+pub(crate) mod gather;
 pub(crate) mod group_norm;
 pub mod hash;
 mod head_product;
@@ -92,6 +93,7 @@ table! {
     Op::Permute { .. } | Op::Slice { .. } | Op::Pad { .. } | Op::Concat { .. } => copy::TWIN,
     Op::Sum { .. } | Op::Broadcast { .. } => sum::TWIN,
     Op::Embedding { .. } | Op::EmbeddingGrad { .. } => embedding::TWIN,
+    Op::Gather { .. } | Op::ScatterAdd { .. } => gather::TWIN,
     Op::CacheUpdate(_) => cache_update::TWIN,
     Op::CachedAttention(_) => cached_attention::TWIN,
     Op::LayerNorm { .. } | Op::LayerNormGrad => layer_norm::TWIN,

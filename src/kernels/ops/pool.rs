@@ -75,9 +75,10 @@ impl PoolSizes {
     /// Returns true if an invocation may write the gradient of a maximum to all places of its cell,
     /// from its window to the next ones or to the edge: no windows overlap, and cells are small.
     fn has_cells(&self) -> bool {
-        let Pool2dOptions { kernel, stride, padding } = self.options;
+        let Pool2dOptions { kernel, stride, padding, dilation, .. } = self.options;
         self.kind == PoolKind::MaxGrad
             && (0..2).all(|axis| kernel[axis] <= stride[axis] && padding[axis] == 0)
+            && dilation == [1; 2]
             && self.cell(0) * self.cell(1) <= CELL_PLACES_MAX
     }
 
@@ -118,33 +119,42 @@ impl PoolSizes {
             [self.inside(0, i), self.inside(1, j)]
         };
         let [height, width] = if self.is_grad() { self.out } else { self.size };
-        let tap = |axis: usize, at: usize, from: usize| {
-            let (inner, window) = if self.is_grad() { (at, from) } else { (from, at) };
-            inner + self.options.padding[axis] - window * self.options.stride[axis]
-        };
         for y in down {
+            let Some(row) = self.tap(0, i, y) else { continue };
             for x in across.clone() {
-                let place = tap(0, i, y) * self.options.kernel[1] + tap(1, j, x);
-                body((b * height + y) * width + x, place);
+                let Some(column) = self.tap(1, j, x) else { continue };
+                body((b * height + y) * width + x, row * self.options.kernel[1] + column);
             }
         }
     }
 
-    /// Returns the rows or columns of a window that are no padding.
+    /// Returns the row or column of a window in which a result and a place that it reads meet, if
+    /// they do.
+    #[inline(always)]
+    fn tap(&self, axis: usize, at: usize, from: usize) -> Option<usize> {
+        let (inner, window) = if self.is_grad() { (at, from) } else { (from, at) };
+        let apart = inner + self.options.padding[axis] - window * self.options.stride[axis];
+        match self.options.dilation[axis] {
+            1 => Some(apart),
+            dilation => apart.is_multiple_of(dilation).then(|| apart / dilation),
+        }
+    }
+
+    /// Returns the rows or columns from the first to the last one of a window that are no padding.
     fn inside(&self, axis: usize, window: usize) -> std::ops::Range<usize> {
-        let Pool2dOptions { kernel, stride, padding } = self.options;
+        let Pool2dOptions { stride, padding, .. } = self.options;
         let first = window * stride[axis];
-        let end = (first + kernel[axis]).saturating_sub(padding[axis]).min(self.size[axis]);
+        let last = first + self.options.span()[axis];
+        let end = last.saturating_sub(padding[axis]).min(self.size[axis]);
         first.saturating_sub(padding[axis]).min(end)..end
     }
 
-    /// Returns the windows with a row or column.
+    /// Returns the windows that begin at a row or column or before, and end there or behind.
     fn windows(&self, axis: usize, at: usize) -> std::ops::Range<usize> {
-        let Pool2dOptions { kernel, stride, padding } = self.options;
-        let place = at + padding[axis];
+        let Pool2dOptions { stride, padding, .. } = self.options;
+        let (place, span) = (at + padding[axis], self.options.span()[axis]);
         let end = (place / stride[axis] + 1).min(self.out[axis]);
-        let first =
-            if place < kernel[axis] { 0 } else { (place - kernel[axis]) / stride[axis] + 1 };
+        let first = if place < span { 0 } else { (place - span) / stride[axis] + 1 };
         first.min(end)..end
     }
 }
@@ -286,7 +296,8 @@ pub fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
 fn kernel(call: &OpCall, lanes: usize, by_cells: bool) -> Dispatch {
     let sizes = PoolSizes::of(call);
     let PoolSizes { kind, size: [h, w], out: [oh, ow], c, options, .. } = sizes;
-    let Pool2dOptions { kernel: [kh, kw], stride: [sh, sw], padding: [ph, pw] } = options;
+    let Pool2dOptions { kernel: [kh, kw], stride: [sh, sw], padding: [ph, pw], .. } = options;
+    let [dh, dw] = options.dilation;
     let operands = match kind {
         PoolKind::Max => vec![Operand::Input(0), Operand::Output(0), Operand::Output(1)],
         PoolKind::MaxGrad => vec![Operand::Input(0), Operand::Input(1), Operand::Output(0)],
@@ -297,7 +308,7 @@ fn kernel(call: &OpCall, lanes: usize, by_cells: bool) -> Dispatch {
         _ => "alias Value = f32;\nalias Bits = u32;\n",
     };
     let count = if by_cells { call.input_len(1) } else { call.output_len(0) } / lanes;
-    let params = [count, h, w, c / lanes, oh, ow, kh, kw, sh, sw, ph, pw];
+    let params = [count, h, w, c / lanes, oh, ow, kh, kw, sh, sw, ph, pw, dh, dw];
     Dispatch {
         shader: Shader::new("pool", sizes.entry(by_cells)).with_text(types),
         operands,
@@ -323,7 +334,7 @@ pub(crate) fn iterations(call: &OpCall) -> usize {
         } else if sizes.has_cells() {
             sizes.cell(axis)
         } else {
-            kernel[axis].div_ceil(stride[axis])
+            sizes.options.span()[axis].div_ceil(stride[axis])
         }
     };
     most(0) * (1 + most(1))
@@ -347,11 +358,13 @@ pub fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     let c = [7, 12][usize::from(c.is_multiple_of(4))];
     let small = |options: Pool2dOptions, (out, has_rest): ([usize; 2], bool)| {
         let side = |axis: usize| {
-            let span = (out[axis] - 1) * options.stride[axis] + options.kernel[axis];
+            let covered = (out[axis] - 1) * options.stride[axis] + options.span()[axis];
             let rest = if has_rest { options.stride[axis] - 1 } else { 0 };
-            span.saturating_sub(2 * options.padding[axis]).max(1) + rest
+            covered.saturating_sub(2 * options.padding[axis]).max(1) + rest
         };
         let size = [side(0), side(1)];
+        // With windows over the end, a rest is one more.
+        let out = options.output_size(size).unwrap_or(out);
         (size, vec![2, size[0], size[1], c], vec![2, out[0], out[1], c])
     };
     let probe = |out: ([usize; 2], bool)| match *op {
@@ -374,12 +387,18 @@ pub fn catalog() -> Vec<CallShape> {
     let options = Pool2dOptions::new(3).with_stride(2).with_padding(1);
     let size = [15, 15];
     let (x, y) = (vec![4, 15, 15, 64], vec![4, 8, 8, 64]);
+    let dilated = options.with_dilation(2).with_ceil_mode(true);
     vec![
         (Op::MaxPool2d(options), vec![x.clone()]),
         (Op::MaxPool2dGrad { options, size }, vec![y.clone(), y.clone()]),
         (Op::AvgPool2d(options), vec![x]),
         (Op::AvgPool2dGrad { options, size }, vec![y.clone()]),
-        (Op::MaxPool2dGrad { options: Pool2dOptions::new(2), size: [17, 16] }, vec![y.clone(), y]),
+        (
+            Op::MaxPool2dGrad { options: Pool2dOptions::new(2), size: [17, 16] },
+            vec![y.clone(), y.clone()],
+        ),
+        (Op::MaxPool2d(dilated), vec![vec![4, 17, 16, 64]]),
+        (Op::MaxPool2dGrad { options: dilated, size: [17, 16] }, vec![y.clone(), y]),
     ]
 }
 
@@ -389,10 +408,11 @@ mod tests {
     use crate::testing::{check, check_with, for_each_result, reference as expected};
     use potluck_core::{HostTensor, Shape};
 
-    fn options() -> [Pool2dOptions; 6] {
-        let apart = Pool2dOptions { kernel: [1, 2], stride: [2, 3], padding: [0, 0] };
-        let uneven = Pool2dOptions { kernel: [2, 5], stride: [3, 1], padding: [1, 2] };
+    fn options() -> [Pool2dOptions; 10] {
         let new = Pool2dOptions::new;
+        let apart = Pool2dOptions { kernel: [1, 2], stride: [2, 3], ..new(1) };
+        let uneven = Pool2dOptions { kernel: [2, 5], stride: [3, 1], padding: [1, 2], ..new(1) };
+        let dilated = Pool2dOptions { dilation: [2, 3], padding: [1, 1], ..new(2) };
         [
             new(2),
             new(3).with_stride(2).with_padding(1),
@@ -400,6 +420,10 @@ mod tests {
             new(1),
             apart,
             uneven,
+            dilated.with_stride(1),
+            Pool2dOptions { dilation: [2, 1], ..uneven },
+            new(2).with_ceil_mode(true),
+            new(3).with_stride(2).with_padding(1).with_ceil_mode(true),
         ]
     }
 

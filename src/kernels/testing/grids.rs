@@ -143,6 +143,12 @@ fn lookups_and_attention() -> Vec<CallShape> {
         (Op::EmbeddingGrad { first: 0, rows: 50_257 }, vec![ids, y]),
         (Op::EmbeddingGrad { first: 0, rows: HUGE / 4 }, vec![vec![64], vec![64, 4]]),
     ];
+    let places = [vec![1000], vec![1 << 20, 1000], vec![1 << 20, 1000, 3]];
+    for (places, inner) in places.into_iter().zip([4, 3, 3]) {
+        let (x, y) = (vec![1 << 20, 700, inner], vec![1 << 20, 1000, inner]);
+        calls.push((Op::Gather { axis: 1 }, vec![x, places.clone()]));
+        calls.push((Op::ScatterAdd { axis: 1, length: 700 }, vec![places, y]));
+    }
     let table = vec![t, c / 4];
     calls.push((Op::Rotary { inverse: false }, vec![vec![b * 7, t, 4], vec![t, 2]]));
     calls.push((Op::Rotary { inverse: true }, vec![vec![b, t, c], table]));
@@ -208,7 +214,10 @@ fn pictures() -> Vec<CallShape> {
         calls.push((Op::MaxPool2d(options), vec![x.clone()]));
         calls.push((Op::AvgPool2d(options), vec![x.clone()]));
         calls.push((Op::MaxPool2dGrad { options, size }, vec![x.clone(), x.clone()]));
-        calls.push((Op::AvgPool2dGrad { options, size }, vec![x]));
+        calls.push((Op::AvgPool2dGrad { options, size }, vec![x.clone()]));
+        let dilated = options.with_dilation(2).with_padding(2).with_ceil_mode(true);
+        calls.push((Op::MaxPool2d(dilated), vec![x.clone()]));
+        calls.push((Op::MaxPool2dGrad { options: dilated, size }, vec![x.clone(), x]));
     }
     calls
 }

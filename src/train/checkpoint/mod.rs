@@ -237,6 +237,16 @@ pub fn is_checkpoint(path: &Path) -> bool {
     path.join(manifest::NAME).exists()
 }
 
+/// Returns what to do about a matrix of the transposed shape; nothing for other shapes.
+pub(crate) fn transposed_hint(found: &[usize], wanted: &[usize]) -> &'static str {
+    match (found, wanted) {
+        ([a, b], [c, d]) if a != b && (a, b) == (d, c) => {
+            ", its transpose: as in PyTorch, the weight of a linear layer is (out, in)"
+        }
+        _ => "",
+    }
+}
+
 /// Returns true if a directory is that of a run with checkpoints, good or bad.
 pub fn has_checkpoints(path: &Path) -> bool {
     store::directory(path).exists()

@@ -10,8 +10,7 @@ use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 
 use super::HuggingFaceError;
-use crate::checkpoint::NamedTensor;
-use crate::given_parameters::transposed_hint;
+use crate::checkpoint::{NamedTensor, transposed_hint};
 use potluck_core::arithmetic::transpose;
 use potluck_graph::Graph;
 use potluck_graph::model::names::{FileName, their_name};

@@ -254,6 +254,8 @@ fn has_slope(op: &Op, input: usize) -> bool {
             let by = if input == 0 { BinarySide::First } else { BinarySide::Second };
             function.slope(by) == Slope::Sloped
         }
+        Op::Gather { .. } => input == 0,
+        Op::ScatterAdd { .. } => input == 1,
         _ => true,
     }
 }

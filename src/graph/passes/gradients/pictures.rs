@@ -19,6 +19,20 @@ pub fn conv2d(
     b.accumulate_op(x[1], Op::Conv2dWeightGrad { options, kernel }, &[x[0], dy])
 }
 
+/// Adds the gradients of a transposed convolution, which is itself the gradient of a convolution by
+/// its pictures: linear in both, with the convolution as its transpose.
+pub fn conv2d_input_grad(
+    b: &mut Backward,
+    options: Conv2dOptions,
+    x: &[TensorId],
+    dy: TensorId,
+) -> Result<(), ShapeError> {
+    let weight = b.graph.tensor(x[1]).shape.dims();
+    let kernel = [weight[2], weight[3]];
+    b.accumulate_op(x[0], Op::Conv2d(options), &[dy, x[1]])?;
+    b.accumulate_op(x[1], Op::Conv2dWeightGrad { options, kernel }, &[dy, x[0]])
+}
+
 pub fn max_pool2d(
     b: &mut Backward,
     options: Pool2dOptions,

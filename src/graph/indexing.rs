@@ -1,0 +1,241 @@
+//! The builder's functions of places along axes: entries by their places, orders, and places of the
+//! largest. Places are whole numbers in floats, as those of [`Builder::argmax`]; integers of an
+//! input become such by [`Builder::floats_of`].
+
+use super::Builder;
+use super::builder::BuildResult;
+use super::elements::Unary;
+use super::op::Op;
+use super::shapes::ShapeError;
+use potluck_core::{DType, TensorId};
+
+/// The most values of [`Builder::top_k`], each of which is a maximum of its own.
+const TOP_MAX: usize = 128;
+
+/// The most entries of an axis that places number: those that an f32 holds exactly.
+const PLACES_MAX: usize = 1 << 24;
+
+impl Builder {
+    /// Returns the entries of `x (.., n, ..)` along an axis that `index` names: `(.., m, ..)`. The
+    /// index is `(m)`, the same for all (PyTorch's `index_select`); `(.., m)`, with the axes of `x`
+    /// before this one; or has a place for each element of the result (`gather` and
+    /// `take_along_dim`). It is of integers or of floats, and without gradient; zeros stand for
+    /// places that are not there. The rows of a table `(n, c)` may be named by a batch `(b*m)`.
+    ///
+    /// # Errors
+    /// Returns [`ShapeError`] if there is no such axis, it is the batch's, or the index has other
+    /// axes.
+    pub fn gather(&mut self, x: TensorId, axis: usize, index: TensorId) -> BuildResult {
+        let places = self.places_along(x, axis, index)?;
+        self.apply(Op::Gather { axis }, &[x, places])
+    }
+
+    /// Returns `x (.., n, ..)` with the entries of `y (.., m, ..)` added at the places along an
+    /// axis that `index` names, which has the forms of [`Builder::gather`]: PyTorch's `scatter_add`
+    /// and `index_add`. Entries with places that are not there are left out.
+    ///
+    /// # Errors
+    /// Returns [`ShapeError`] as [`Builder::gather`], and if `y` is not of the shape of its result.
+    pub fn scatter_add(
+        &mut self,
+        x: TensorId,
+        axis: usize,
+        index: TensorId,
+        y: TensorId,
+    ) -> BuildResult {
+        let places = self.places_along(x, axis, index)?;
+        let length = self.shape(x).dims().get(axis).copied().unwrap_or(0);
+        let sums = self.apply(Op::ScatterAdd { axis, length }, &[places, y])?;
+        self.add(x, sums)
+    }
+
+    /// Returns the entries of `x` along an axis at given places, in their order: NumPy's `take`.
+    ///
+    /// # Errors
+    /// Returns [`ShapeError`] if there is no such axis, it is the batch's, or it has no such place.
+    pub fn take(&mut self, x: TensorId, axis: usize, places: &[usize]) -> BuildResult {
+        let length = self.shape(x).dims().get(axis).copied().unwrap_or(0);
+        if let Some(place) = places.iter().find(|place| **place >= length.min(PLACES_MAX)) {
+            let why = format!("axis {axis} has {length} entries, and none at {place}");
+            return Err(self.refused("take", &[x], why));
+        }
+        if places.is_empty() {
+            return Err(self.refused("take", &[x], "no places are given".into()));
+        }
+        // FNV-1a: the same places have the same constant.
+        let hash = places.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, place| {
+            (hash ^ *place as u64).wrapping_mul(0x0100_0000_01b3)
+        });
+        let name = format!("places.{}.{hash:016x}", places.len());
+        let values = places.iter().map(|place| *place as f32).collect();
+        let index = self.shared_constant(&name, &[places.len()], values);
+        self.apply(Op::Gather { axis }, &[x, index])
+    }
+
+    /// Returns `x` with its entries along these axes in the reverse order.
+    ///
+    /// # Errors
+    /// Returns [`ShapeError`] if there is no such axis, or it is the batch's.
+    pub fn flip(&mut self, x: TensorId, axes: &[usize]) -> BuildResult {
+        let mut y = x;
+        for axis in axes {
+            let length = self.shape(x).dims().get(*axis).copied().unwrap_or(0);
+            if length == 0 {
+                return Err(self.refused("flip", &[x], format!("has no axis {axis}")));
+            }
+            let places: Vec<usize> = (0..length).rev().collect();
+            y = self.take(y, *axis, &places)?;
+        }
+        Ok(y)
+    }
+
+    /// Returns the constant `(n)` of the whole numbers below `n`.
+    ///
+    /// # Errors
+    /// Returns [`ShapeError`] of 0, and of more than 2^24 numbers, which an f32 does not tell
+    /// apart.
+    pub fn arange(&mut self, n: usize) -> BuildResult {
+        if !(1..=PLACES_MAX).contains(&n) {
+            let why = format!("{n} numbers are not from 1 to 2^24");
+            return Err(self.refused("arange", &[], why));
+        }
+        let values = (0..n).map(|at| at as f32).collect();
+        Ok(self.shared_constant(&format!("arange.{n}"), &[n], values))
+    }
+
+    /// Returns integers below `count` as floats.
+    ///
+    /// # Errors
+    /// Returns [`ShapeError`] if `ids` are no integers, or by [`Builder::arange`] of the count.
+    pub fn floats_of(&mut self, ids: TensorId, count: usize) -> BuildResult {
+        let dims = self.shape(ids).dims().to_vec();
+        let numbers = self.arange(count)?;
+        let table = self.reshape(numbers, &[count, 1])?;
+        let floats = self.embedding(ids, table)?;
+        self.reshape(floats, &dims)
+    }
+
+    /// Returns for each place, of integers or floats, a row of `classes` floats: 1 at the place, 0
+    /// elsewhere. PyTorch's `one_hot`.
+    ///
+    /// # Errors
+    /// Returns [`ShapeError`] by [`Builder::arange`] of the classes.
+    pub fn one_hot(&mut self, ids: TensorId, classes: usize) -> BuildResult {
+        let floats = self.as_places(ids, classes)?;
+        let numbers = self.arange(classes)?;
+        let column = self.unsqueeze(floats, &[self.shape(ids).rank()])?;
+        self.equal(column, numbers)
+    }
+
+    /// Returns the `k` largest values along the last axis, the largest first, and their places,
+    /// which have no gradient, both `(.., k)`: PyTorch's `topk`. A NaN is larger than all numbers,
+    /// and of equal ones the first is taken.
+    ///
+    /// # Errors
+    /// Returns [`ShapeError`] if `x` has no axis but the batch's, or fewer than `k` entries along
+    /// it, and for more than 128 values.
+    pub fn top_k(&mut self, x: TensorId, k: usize) -> Result<[TensorId; 2], ShapeError> {
+        let shape = self.shape(x).clone();
+        let axis = shape.rank().saturating_sub(1);
+        if shape.rank() == 0 || (axis == 0 && shape.is_batched()) {
+            let why = "the last axis must be there, and not the batch's".into();
+            return Err(self.refused("top_k", &[x], why));
+        }
+        let n = shape.last();
+        if !(1..=n.min(TOP_MAX)).contains(&k) {
+            let why = format!("{k} values are not from 1 to the {n} along the last axis");
+            let bound = format!(", of which at most {TOP_MAX} are found");
+            return Err(self.refused("top_k", &[x], why + &bound));
+        }
+        let numbers = self.arange(n)?;
+        let nothing = f32::NEG_INFINITY;
+        let taken = self.shared_constant("top_k.taken", &[], vec![nothing]);
+        let values = self.stop_gradient(x)?;
+        // What is taken is below all that is not.
+        let mut left = self.unary(values, Unary::AtLeast(f32::MIN))?;
+        let mut found = Vec::new();
+        for _ in 0..k {
+            let place = self.argmax(left, axis)?;
+            let place = self.unsqueeze(place, &[axis])?;
+            found.push(place);
+            if found.len() < k {
+                let is_taken = self.equal(numbers, place)?;
+                left = self.select(is_taken, taken, left)?;
+            }
+        }
+        let places = self.concat_all(found, axis)?;
+        Ok([self.apply(Op::Gather { axis }, &[x, places])?, places])
+    }
+
+    /// Joins any number of tensors along an axis.
+    pub(super) fn concat_all(&mut self, parts: Vec<TensorId>, axis: usize) -> BuildResult {
+        let mut parts = parts;
+        while parts.len() > 1 {
+            let mut joined = Vec::new();
+            for group in parts.chunks(super::shapes::CONCAT_INPUTS_MAX) {
+                joined.push(if let [one] = group { *one } else { self.concat(group, axis)? });
+            }
+            parts = joined;
+        }
+        Ok(parts[0])
+    }
+
+    fn places_along(&mut self, x: TensorId, axis: usize, index: TensorId) -> BuildResult {
+        let length = self.shape(x).dims().get(axis).copied().unwrap_or(1);
+        self.as_places(index, length)
+    }
+
+    /// Returns places below `count` as floats, whatever they are.
+    fn as_places(&mut self, index: TensorId, count: usize) -> BuildResult {
+        if self.dtype(index) == DType::F32 { Ok(index) } else { self.floats_of(index, count) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_there_is_said() {
+        let mut b = Builder::new();
+        let x = b.input("x", &[1, 4, 6]);
+        let error = b.take(x, 1, &[3, 4]).unwrap_err().to_string();
+        assert_eq!(error, "take of (b, 4, 6): axis 1 has 4 entries, and none at 4");
+        assert!(b.take(x, 1, &[]).is_err());
+        let error = b.flip(x, &[0]).unwrap_err().to_string();
+        assert!(error.contains("the batch axis cannot be cut"), "{error}");
+        assert!(b.flip(x, &[3]).is_err());
+        let error = b.top_k(x, 7).unwrap_err().to_string();
+        assert!(error.contains("7 values are not from 1 to the 6"), "{error}");
+        let wide = b.input("wide", &[1, 1000]);
+        let error = b.top_k(wide, 129).unwrap_err().to_string();
+        assert!(error.contains("of which at most 128 are found"), "{error}");
+        let places = b.input("places", &[1, 3, 6]);
+        let error = b.gather(x, 2, places).unwrap_err().to_string();
+        assert!(error.contains("places along axis 2 are (m)"), "{error}");
+        assert!(b.arange(0).is_err());
+    }
+
+    #[test]
+    fn places_have_three_forms() {
+        let mut b = Builder::new();
+        let x = b.input("x", &[1, 4, 6]);
+        let shared = b.arange(3).unwrap();
+        let outer = b.input_ids("outer", &[1, 5]);
+        let each = b.input("each", &[1, 2, 6]);
+        for (index, wanted) in [(shared, "(b, 3, 6)"), (outer, "(b, 5, 6)"), (each, "(b, 2, 6)")] {
+            let y = b.gather(x, 1, index).unwrap();
+            assert_eq!(b.shape(y).to_string(), wanted);
+        }
+        let table = b.arange(9).unwrap();
+        let table = b.reshape(table, &[9, 1]).unwrap();
+        let rows = b.input("rows", &[7]);
+        let y = b.gather(table, 0, rows).unwrap();
+        assert_eq!(b.shape(y).to_string(), "(b*7, 1)");
+        let hot = b.one_hot(outer, 8).unwrap();
+        assert_eq!(b.shape(hot).to_string(), "(b, 5, 8)");
+        let [values, places] = b.top_k(x, 6).unwrap();
+        assert_eq!(b.shape(values), b.shape(places));
+        assert_eq!(b.shape(values).to_string(), "(b, 4, 6)");
+    }
+}

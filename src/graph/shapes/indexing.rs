@@ -1,0 +1,54 @@
+//! Shape rules of ops that find entries along an axis by their places.
+
+use super::checks::require;
+use super::layout::can_be_cut;
+use potluck_core::Shape;
+
+/// The most entries of an axis with places: those that an f32 numbers exactly.
+const PLACES_MAX: usize = 1 << 24;
+
+/// Returns the shape of the entries of `x` along an axis that `places` name.
+pub fn gather(axis: usize, x: &Shape, places: &Shape) -> Result<Vec<Shape>, String> {
+    can_be_cut(axis, x)?;
+    let (dims, own) = (x.dims(), places.dims());
+    let length = dims[axis];
+    require(length <= PLACES_MAX, "an f32 numbers no more than 2^24 entries")?;
+    let same = |axes: std::ops::Range<usize>| own[axes.clone()] == dims[axes];
+    let is_shared = own.len() == 1;
+    let fits = is_shared
+        || own.len() == axis + 1 && same(0..axis)
+        || own.len() == dims.len() && same(0..axis) && same(axis + 1..dims.len());
+    // Entries of a table may be named by a batch.
+    let has_batch = if axis == 0 || is_shared {
+        axis == 0 || !places.is_batched()
+    } else {
+        places.is_batched() == x.is_batched()
+    };
+    if !fits || !has_batch {
+        return Err(format!(
+            "places along axis {axis} are (m), {}, or as many as x has along all other axes",
+            if axis == 0 { "or (b*m) of a batch" } else { "(.., m) with the axes of x before it" }
+        ));
+    }
+    let mut wanted = dims.to_vec();
+    wanted[axis] = if is_shared { own[0] } else { own[axis] };
+    let is_batched = x.is_batched() || places.is_batched();
+    Ok(vec![if is_batched { Shape::batched(&wanted) } else { Shape::fixed(&wanted) }])
+}
+
+/// Returns the shape with `length` entries along an axis to which those of `y` are added.
+pub fn scatter_add(
+    axis: usize,
+    length: usize,
+    places: &Shape,
+    y: &Shape,
+) -> Result<Vec<Shape>, String> {
+    require(axis < y.rank(), "has no such axis")?;
+    let mut dims = y.dims().to_vec();
+    dims[axis] = length;
+    let x = if axis == 0 { Shape::fixed(&dims) } else { y.with_dims(&dims) };
+    if gather(axis, &x, places)? != [y.clone()] {
+        return Err(format!("has not one place per entry along axis {axis}"));
+    }
+    Ok(vec![x])
+}
