@@ -176,7 +176,7 @@ pub mod model {
 pub mod optim {
     pub use potluck_graph::UpdateRates;
     pub use potluck_graph::optim::{
-        Decay, GroupRule, Optimizer, ParameterGroup, ParameterGroupError, Schedule,
+        Decay, GroupRule, OneCycle, Optimizer, ParameterGroup, ParameterGroupError, Schedule,
     };
 }
 

@@ -43,7 +43,7 @@ pub(crate) const IDLE_TIMEOUT_MIN: Duration = Duration::from_millis(1);
 const MAGIC: [u8; 4] = *b"PTLK";
 /// Protocol of everything behind the version in a greeting, the messages between nodes included. A
 /// change of any of it is another protocol.
-const PROTOCOL: u16 = 5;
+const PROTOCOL: u16 = 6;
 const VERSION: u8 = 1;
 
 /// Code with which an application closes a QUIC connection.
@@ -334,9 +334,9 @@ mod tests {
         let error = Greeting::decode(&third[GREETING_HEAD_BYTES..]).unwrap_err();
         let past = GreetingError::OtherProtocol { protocol: 3, version: "0.2.0".into() };
         assert_eq!(error, past);
-        let fifth = b"PTLK\0\x15\0\x05\x050.2.0\0\0\0\0\0\0\x05\xdchello";
-        assert_eq!(greeting_of(5, "0.2.0", &rest), fifth);
-        let (head, behind) = fifth.split_first_chunk().unwrap();
+        let sixth = b"PTLK\0\x15\0\x06\x050.2.0\0\0\0\0\0\0\x05\xdchello";
+        assert_eq!(greeting_of(6, "0.2.0", &rest), sixth);
+        let (head, behind) = sixth.split_first_chunk().unwrap();
         assert_eq!(greeting_length(head), Ok(behind.len()));
         let idle_timeout = Duration::from_millis(1500);
         let decoded = Greeting { hello: b"hello".into(), idle_timeout };
@@ -344,7 +344,7 @@ mod tests {
         // One of a later protocol, of which only the beginning is known.
         let later = b"PTLK\0\x0b\0\x09\x059.8.7\xff\xfe\xfd";
         let error = Greeting::decode(&later[GREETING_HEAD_BYTES..]).unwrap_err();
-        let own = format!("potluck {} (protocol 5)", env!("CARGO_PKG_VERSION"));
+        let own = format!("potluck {} (protocol 6)", env!("CARGO_PKG_VERSION"));
         assert_eq!(
             error.sentence(true),
             format!(
