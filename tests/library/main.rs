@@ -19,6 +19,7 @@ mod loom_mailbox;
 mod net;
 mod parts;
 mod pytorch;
+mod pytorch_optimizers;
 mod refused_values;
 #[path = "../common/shader_modules.rs"]
 mod shader_modules;
